@@ -1,0 +1,74 @@
+//! The one error type of the library: every variant says what was being done, what was expected and what was found,
+//! and, where a person can mend it, how.
+
+use std::path::{Path, PathBuf};
+
+/// What every fallible function of the library returns.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Everything that can go wrong in the library.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An op was given tensors whose shapes do not fit together.
+    #[error("{op}: expected {expected}, got {got}")]
+    Shape { op: &'static str, expected: String, got: String },
+
+    /// An op was given a tensor of a type it does not compute with.
+    #[error("{op}: expected a tensor of type {expected}, got {got}")]
+    DType { op: &'static str, expected: &'static str, got: &'static str },
+
+    /// An op was given tensors that live on different devices.
+    #[error("{op}: all tensors must be on one device, got {left} and {right}; move one with `to_device`")]
+    DeviceMismatch { op: &'static str, left: String, right: String },
+
+    /// `backward` was called on something that has no gradient.
+    #[error("backward: {0}")]
+    Autograd(String),
+
+    /// No adapter fits what was asked for.
+    #[error("no usable GPU: {reason}\n  {hint}")]
+    NoAdapter { reason: String, hint: String },
+
+    /// The adapter cannot hold or bind what the model needs.
+    #[error("{what} needs {needed}, but {adapter} allows {limit}\n  {hint}")]
+    GpuLimit { what: String, needed: String, adapter: String, limit: String, hint: String },
+
+    /// The driver reported an error, or the device was lost.
+    #[error("the GPU reported an error: {0}")]
+    Gpu(String),
+
+    /// A value of the configuration is wrong: `place` names the file, variable or flag, `key` the key in it.
+    #[error("{place}: {key}: {message}")]
+    Config { place: String, key: String, message: String },
+
+    /// The operating system refused something with a file.
+    #[error("cannot {action} {}: {source}", path.display())]
+    Io { action: &'static str, path: PathBuf, source: std::io::Error },
+
+    /// A corpus cannot be used as it is.
+    #[error("{}: {message}", path.display())]
+    Corpus { path: PathBuf, message: String },
+
+    /// A tokenizer could not be read, trained or applied.
+    #[error("tokenizer {name}: {message}")]
+    Tokenizer { name: String, message: String },
+
+    /// A download failed or brought the wrong bytes.
+    #[error("download of {url}: {message}")]
+    Download { url: String, message: String },
+
+    /// A saved model is damaged, incomplete or not one of ours.
+    #[error("{}: {message}", path.display())]
+    Checkpoint { path: PathBuf, message: String },
+
+    /// An argument that makes no sense (a temperature below zero, a prompt that is too long).
+    #[error("{0}")]
+    Invalid(String),
+}
+
+impl Error {
+    /// An I/O error that names the file and what was being done with it ("read", "write", "create").
+    pub fn io(action: &'static str, path: impl AsRef<Path>, source: std::io::Error) -> Error {
+        Error::Io { action, path: path.as_ref().to_path_buf(), source }
+    }
+}
