@@ -1,0 +1,431 @@
+#!/usr/bin/env python3
+"""Write the golden files that the tests compare rustyflow with.
+
+    pip install torch transformers safetensors
+    python scripts/make_goldens.py --out tests/goldens
+
+PyTorch and Hugging Face transformers are the reference. The results are committed, so nobody needs
+Python to run the tests; the versions that made them are recorded in each .json (`versions`).
+
+What is written
+    ops.safetensors, ops.json
+        One case per op and shape: `<case>/in0`, `in1`.. , `out0`, the upstream gradient `grad_out0`, and
+        `grad_in<i>` for every float input. ops.json lists the cases with their attributes. Ids and
+        targets are int64 inputs and have no gradient.
+    gpt2_tiny.safetensors, gpt2_tiny.json
+        A two-layer GPT-2 (`GPT2LMHeadModel`, tied head, no dropout) on one batch: `weight.<name>`, `ids`,
+        `targets`, `logits`, `loss`, `grad.<name>`; then ten AdamW steps on that same batch, with the norm
+        of the gradient clipped: `lr`, `losses` (before each update), `grad_norms` (before clipping),
+        `after10.<name>`. Names are those of Hugging Face without `transformer.`, so linear weights are
+        laid out (in, out). `targets` are targets as they are, not labels still to be shifted.
+
+How to read the numbers
+    Inputs, weights and learning rates are rounded to float32 first; everything after that is computed in
+    float64, and only the results are rounded to float32. The golden is therefore the true answer to half a
+    unit in the last place, and the whole tolerance belongs to the implementation under test.
+
+    `float32_error` in each .json says what PyTorch itself loses when it does the same work in float32, as
+    max|got - want| / max|want| over a tensor, the worst tensor of its group. A few times that is a fair
+    tolerance, under the same measure; comparing element by element would punish cancellation.
+
+    The gradient of the key third of every `c_attn.bias` is zero in exact arithmetic (softmax does not see
+    a shift of all scores), so in float32 it is nothing but rounding noise, which Adam divides by its own
+    size. Compare that third of `after10` only loosely, within the sum of the learning rates;
+    `float32_error` counts it apart as `after10_key_bias`.
+
+    A target of -100 is ignored (`u32::MAX` in rustyflow). No input of relu is zero and no two candidates
+    of max or maximum are equal, so conventions for ties and kinks play no part.
+"""
+
+import argparse
+import json
+import math
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Callable
+
+import torch
+import torch.nn.functional as F
+import transformers
+from safetensors.torch import save_file
+from torch import Tensor
+
+IGNORE = -100
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the golden files of the tests.")
+    parser.add_argument("--out", type=Path, default=Path("tests/goldens"), help="folder to write to")
+    out: Path = parser.parse_args().out
+
+    torch.set_num_threads(1)  # one order of summation, whatever the machine
+    out.mkdir(parents=True, exist_ok=True)
+    write(out / "ops", *ops_golden())
+    write(out / "gpt2_tiny", *gpt2_golden())
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Single ops
+# ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Case:
+    name: str
+    op: str
+    attrs: dict
+    inputs: list[Tensor]  # float32, or int64 for ids and targets
+
+
+def ops_golden() -> tuple[dict[str, Tensor], dict]:
+    tensors: dict[str, Tensor] = {}
+    listing = []
+    float32_error: dict[str, float] = {}
+    for case in op_cases():
+        shape = OPS[case.op](*case.inputs, **case.attrs).shape
+        grad_out = Draw(f"{case.name}/grad_out0").normal(*shape)
+
+        want = run_op(case, grad_out, torch.float64)
+        got = run_op(case, grad_out, torch.float32)
+        error = max(scaled_error(got[key], want[key]) for key in want)
+        float32_error[case.op] = max(error, float32_error.get(case.op, 0.0))
+
+        saved = {f"in{i}": tensor for i, tensor in enumerate(case.inputs)} | {"grad_out0": grad_out} | want
+        assert all(torch.isfinite(tensor).all() for tensor in saved.values()), case.name
+        tensors |= {f"{case.name}/{key}": tensor for key, tensor in saved.items()}
+        listing.append({"name": case.name, "op": case.op, "attrs": case.attrs, "inputs": len(case.inputs)})
+
+    assert len({case["name"] for case in listing}) == len(listing), "two cases share a name"
+    return tensors, {
+        "versions": versions(),
+        "ignored_target": IGNORE,
+        "float32_error": rounded(float32_error),
+        "cases": listing,
+    }
+
+
+def run_op(case: Case, grad_out: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The output of the op, and the gradient of each float input, computed in `dtype`."""
+    inputs = [x.to(dtype).requires_grad_() if x.is_floating_point() else x for x in case.inputs]
+    out = OPS[case.op](*inputs, **case.attrs)
+    out.backward(grad_out.to(dtype))
+    grads = {f"grad_in{i}": x.grad for i, x in enumerate(inputs) if x.is_floating_point()}
+    return {"out0": out.detach()} | grads
+
+
+def matmul(a: Tensor, b: Tensor, transpose_a: bool, transpose_b: bool) -> Tensor:
+    return (a.mT if transpose_a else a) @ (b.mT if transpose_b else b)
+
+
+def attention(qkv: Tensor, n_head: int, causal: bool) -> Tensor:
+    """From packed (B, T, 3*C), q then k then v, each split into heads, to (B, T, C)."""
+    B, T, C3 = qkv.shape
+    q, k, v = (x.view(B, T, n_head, -1).transpose(1, 2) for x in qkv.chunk(3, dim=-1))
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    if causal:
+        scores = scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -math.inf)
+    return (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, C3 // 3)
+
+
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The mean over the rows whose target is not ignored."""
+    return F.cross_entropy(logits, targets, ignore_index=IGNORE)
+
+
+# What each op means. The attributes of a case are the keyword arguments.
+OPS: dict[str, Callable[..., Tensor]] = {
+    "matmul": matmul,
+    "add": torch.add,
+    "sub": torch.sub,
+    "mul": torch.mul,
+    "div": torch.div,
+    "maximum": torch.maximum,
+    "scale": lambda x, factor: x * factor,
+    "neg": torch.neg,
+    "exp": torch.exp,
+    "log": torch.log,
+    "sqrt": torch.sqrt,
+    "recip": torch.reciprocal,
+    "sin": torch.sin,
+    "cos": torch.cos,
+    "relu": F.relu,
+    "gelu": lambda x: F.gelu(x, approximate="tanh"),
+    "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "softmax": lambda x: x.softmax(-1),
+    "layer_norm": lambda x, weight, bias, eps: F.layer_norm(x, weight.shape, weight, bias, eps),
+    "attention": attention,
+    "embedding": lambda ids, table: F.embedding(ids, table),
+    "cross_entropy": cross_entropy,
+    "linear_cross_entropy": lambda h, weight, targets: cross_entropy(h @ weight.mT, targets),
+    "sum": lambda x, dim: x.sum(dim),
+    "mean": lambda x, dim: x.mean(dim),
+    "max": lambda x, dim: x.amax(dim),
+    "permute": lambda x, dims: x.permute(dims),
+}
+
+
+class Draw:
+    """Random float32 numbers that depend on a name alone, so that a new case leaves the others as they were."""
+
+    def __init__(self, name: str):
+        self.generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+
+    def normal(self, *shape: int, std: float = 1.0) -> Tensor:
+        return torch.randn(shape, generator=self.generator) * std
+
+    def positive(self, *shape: int) -> Tensor:
+        return self.normal(*shape).abs() + 0.1
+
+    def away_from_zero(self, *shape: int) -> Tensor:
+        x = self.normal(*shape)
+        return x + 0.5 * x.sign()
+
+    def integers(self, high: int, *shape: int) -> Tensor:
+        return torch.randint(high, shape, generator=self.generator)
+
+
+def op_cases() -> list[Case]:
+    """Odd sizes throughout: no kernel may rely on a multiple of its tile."""
+    cases: list[Case] = []
+
+    def add(name: str, op: str, inputs: Callable[[Draw], list[Tensor]], **attrs) -> None:
+        cases.append(Case(name, op, attrs, inputs(Draw(name))))
+
+    # Products. "tn" means that a is stored transposed and b is not.
+    for suffix, a_shape, b_shape in [("nn", (5, 7), (7, 3)), ("nt", (5, 7), (3, 7)),
+                                     ("tn", (7, 5), (7, 3)), ("tt", (7, 5), (3, 7))]:
+        flags = {"transpose_a": suffix[0] == "t", "transpose_b": suffix[1] == "t"}
+        add(f"matmul_2d_{suffix}", "matmul", lambda d: [d.normal(*a_shape), d.normal(*b_shape)], **flags)
+        add(f"matmul_3d_3d_{suffix}", "matmul", lambda d: [d.normal(4, *a_shape), d.normal(4, *b_shape)], **flags)
+        if not flags["transpose_a"]:
+            add(f"matmul_3d_2d_{suffix}", "matmul", lambda d: [d.normal(4, *a_shape), d.normal(*b_shape)], **flags)
+
+    # Two tensors, element by element; the shape of b is that of a or its trailing dims.
+    for op in ["add", "sub", "mul", "div", "maximum"]:
+        for b_shape in [(2, 3, 5), (3, 5), (5,)]:
+            name = f"{op}_2x3x5_{'x'.join(map(str, b_shape))}"
+            add(name, op, lambda d: [
+                d.normal(2, 3, 5), d.away_from_zero(*b_shape) if op == "div" else d.normal(*b_shape)])
+
+    # One tensor, element by element. The wide ones reach well into their flat tails.
+    wide = {"sin", "cos", "gelu", "silu", "sigmoid", "tanh"}
+    positive = {"log", "sqrt", "recip"}
+    for op in ["scale", "neg", "exp", "log", "sqrt", "recip", "sin", "cos",
+               "relu", "gelu", "silu", "sigmoid", "tanh"]:
+        attrs = {"factor": 0.37} if op == "scale" else {}
+        for shape in [(17,), (3, 65)]:
+            add(f"{op}_{'x'.join(map(str, shape))}", op, lambda d: [
+                d.positive(*shape) if op in positive else d.normal(*shape, std=3.0 if op in wide else 1.0)], **attrs)
+
+    # Rows.
+    def large_rows(d: Draw) -> list[Tensor]:
+        x = d.normal(5, 17)
+        x[0, 3], x[0, 8] = 80.0, -80.0  # one winner, one that underflows
+        x[1] += 80.0
+        x[2] -= 80.0
+        x[3, ::2] = 80.0  # winners that tie
+        x[4] *= 20.0
+        return [x]
+
+    def layer_norm_inputs(d: Draw) -> list[Tensor]:
+        x = 2.0 * d.normal(5, 17) + 0.5
+        x[0] *= 0.005  # a variance small enough that eps counts
+        return [x, 1.0 + 0.1 * d.normal(17), 0.1 * d.normal(17)]
+
+    add("softmax_5x17", "softmax", lambda d: [d.normal(5, 17)])
+    add("softmax_5x17_large", "softmax", large_rows)
+    add("layer_norm_5x17", "layer_norm", layer_norm_inputs, eps=1e-5)
+
+    # The model.
+    def ids_with_a_gap(d: Draw) -> list[Tensor]:
+        return [torch.tensor([[0, 6, 2, 2, 5], [2, 1, 0, 6, 3]]), d.normal(7, 3)]  # 2 three times, 4 never
+
+    def targets(d: Draw, rows: int, vocab: int) -> Tensor:
+        ids = d.integers(vocab, rows)
+        ids[2] = IGNORE
+        return ids
+
+    add("attention_causal", "attention", lambda d: [d.normal(2, 9, 36)], n_head=3, causal=True)
+    add("embedding_2x5_7x3", "embedding", ids_with_a_gap)
+    add("cross_entropy_6x17", "cross_entropy", lambda d: [d.normal(6, 17, std=2.0), targets(d, 6, 17)])
+    add("linear_cross_entropy_6x8_17x8", "linear_cross_entropy",
+        lambda d: [d.normal(6, 8), d.normal(17, 8), targets(d, 6, 17)])
+
+    # Whole dimensions; the reduced one is dropped from the shape.
+    for op in ["sum", "mean", "max"]:
+        for dim in range(3):
+            add(f"{op}_3x4x5_dim{dim}", op, lambda d: [d.normal(3, 4, 5)], dim=dim)
+    add("permute_2x3x4_201", "permute", lambda d: [d.normal(2, 3, 4)], dims=[2, 0, 1])
+
+    return cases
+
+
+# ---------------------------------------------------------------------------------------------------------
+# The whole model
+# ---------------------------------------------------------------------------------------------------------
+
+B, T, VOCAB, N_LAYER, N_HEAD, N_EMBD = 3, 17, 65, 2, 3, 24
+ADAMW = {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "weight_decay": 0.1}  # decay for dim >= 2 alone
+GRAD_CLIP = 1.0
+# Warm-up, then a decay: no two neighbours are equal, so a stale learning rate shows.
+LR = [5e-3, 1e-2, 2e-2, 2.4e-2, 2e-2, 1.6e-2, 1.2e-2, 8e-3, 6e-3, 4e-3]
+
+
+def gpt2_golden() -> tuple[dict[str, Tensor], dict]:
+    draw = Draw("gpt2_tiny")
+    given = {f"weight.{name}": random_weight(name, parameter, draw)
+             for name, parameter in parameters(new_gpt2()).items()}
+    given["ids"] = draw.integers(VOCAB, B, T)
+    given["targets"] = draw.integers(VOCAB, B, T)
+    for b, t in [(0, 0), (0, 16), (1, 7), (2, 15), (2, 16)]:
+        given["targets"][b, t] = IGNORE
+    given["lr"] = torch.tensor(LR)
+
+    want = run_gpt2(given, torch.float64)
+    got = run_gpt2(given, torch.float32)
+    zero_key_bias_grad(want)
+
+    norms = want["grad_norms"].tolist()
+    assert min(norms) < 0.95 * GRAD_CLIP and max(norms) > 1.5 * GRAD_CLIP, f"clip some steps and not others: {norms}"
+
+    return given | want, {
+        "versions": versions(),
+        "config": {"n_layer": N_LAYER, "n_head": N_HEAD, "n_embd": N_EMBD, "vocab_size": VOCAB, "n_positions": T,
+                   "layer_norm_epsilon": 1e-5, "activation_function": "gelu_new", "tie_word_embeddings": True},
+        "batch": {"B": B, "T": T, "ignored_target": IGNORE,
+                  "ignored_count": int((given["targets"] == IGNORE).sum())},
+        "optimizer": ADAMW | {
+            "grad_clip": GRAD_CLIP,
+            "clip_rule": "gradients *= min(1, grad_clip / (norm + 1e-6)), over all parameters together",
+            "decay_rule": "parameters of two or more dims, before the Adam update: w -= lr * weight_decay * w",
+            "lr": LR,
+        },
+        "losses": [round(loss, 6) for loss in want["losses"].tolist()],
+        "grad_norms": [round(norm, 6) for norm in norms],
+        "clipped": [norm > GRAD_CLIP for norm in norms],
+        "float32_error": rounded(gpt2_float32_error(got, want)),
+    }
+
+
+def new_gpt2() -> transformers.GPT2LMHeadModel:
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(
+        n_layer=N_LAYER, n_head=N_HEAD, n_embd=N_EMBD, vocab_size=VOCAB, n_positions=T,
+        layer_norm_epsilon=1e-5, activation_function="gelu_new", tie_word_embeddings=True,
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=0, eos_token_id=0,
+        use_cache=False, attn_implementation="eager"))
+
+
+def parameters(model: transformers.GPT2LMHeadModel) -> dict[str, torch.nn.Parameter]:
+    """By Hugging Face name without the prefix; the tied head is `wte.weight`, once."""
+    return {name.removeprefix("transformer."): parameter for name, parameter in model.named_parameters()}
+
+
+def random_weight(name: str, parameter: Tensor, draw: Draw) -> Tensor:
+    """Ten times wider than GPT-2 starts, so that every gradient is significant."""
+    if parameter.dim() >= 2:
+        return draw.normal(*parameter.shape, std=0.2)
+    around = 1.0 if name.endswith("weight") else 0.0  # LayerNorm's weight; all the others are biases
+    return around + draw.normal(*parameter.shape, std=0.1)
+
+
+def run_gpt2(given: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """One forward and backward, then the ten steps, in `dtype`."""
+    model = new_gpt2().to(dtype).train()
+    params = parameters(model)
+    with torch.no_grad():
+        for name, parameter in params.items():
+            parameter.copy_(given[f"weight.{name}"])
+    optimizer = torch.optim.AdamW(
+        [{"params": [p for p in params.values() if p.dim() >= 2], "weight_decay": ADAMW["weight_decay"]},
+         {"params": [p for p in params.values() if p.dim() < 2], "weight_decay": 0.0}],
+        betas=(ADAMW["beta1"], ADAMW["beta2"]), eps=ADAMW["eps"], foreach=False)
+
+    result: dict[str, Tensor] = {}
+    losses, grad_norms = [], []
+    for step, lr in enumerate(given["lr"].tolist()):
+        logits = model(given["ids"]).logits
+        loss = cross_entropy(logits.flatten(0, 1), given["targets"].flatten())
+        assert logits.dtype == loss.dtype == dtype
+        optimizer.zero_grad()
+        loss.backward()
+        if step == 0:
+            result |= {"logits": logits.detach(), "loss": loss.detach()}
+            result |= {f"grad.{name}": p.grad.clone() for name, p in params.items()}
+        losses.append(loss.detach())
+        grad_norms.append(torch.nn.utils.clip_grad_norm_(params.values(), GRAD_CLIP))
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+
+    result |= {"losses": torch.stack(losses), "grad_norms": torch.stack(grad_norms)}
+    result |= {f"after10.{name}": p.detach().clone() for name, p in params.items()}
+    return result
+
+
+KEYS = slice(N_EMBD, 2 * N_EMBD)  # the key third of c_attn.bias
+
+
+def zero_key_bias_grad(want: dict[str, Tensor]) -> None:
+    """The gradient of a key bias is zero but for rounding; store the zero."""
+    for layer in range(N_LAYER):
+        keys = want[f"grad.h.{layer}.attn.c_attn.bias"][KEYS]
+        assert keys.abs().max() < 1e-15
+        keys.zero_()
+
+
+def gpt2_float32_error(got: dict[str, Tensor], want: dict[str, Tensor]) -> dict[str, float]:
+    worst: dict[str, float] = {}
+
+    def note(group: str, a: Tensor, b: Tensor) -> None:
+        worst[group] = max(scaled_error(a, b), worst.get(group, 0.0))
+
+    for name in want:
+        group = name.split(".")[0]
+        a, b = got[name], want[name]
+        if group == "after10" and name.endswith("c_attn.bias"):
+            note("after10_key_bias", a[KEYS], b[KEYS])
+            a, b = (torch.cat([x[: KEYS.start], x[KEYS.stop :]]) for x in (a, b))
+        note(group, a, b)
+    return worst
+
+
+# ---------------------------------------------------------------------------------------------------------
+# Files
+# ---------------------------------------------------------------------------------------------------------
+
+
+def scaled_error(got: Tensor, want: Tensor) -> float:
+    return float((got.double() - want).abs().max() / want.abs().max())
+
+
+def rounded(errors: dict[str, float]) -> dict[str, float]:
+    return {name: float(f"{error:.1e}") for name, error in errors.items()}
+
+
+def versions() -> dict[str, str]:
+    return {"torch": torch.__version__, "transformers": transformers.__version__}
+
+
+def write(stem: Path, tensors: dict[str, Tensor], description: dict) -> None:
+    """Floats as float32 and integers as int64; in the .json, one line per key and one per case."""
+    stored = {name: (x.float() if x.is_floating_point() else x).contiguous() for name, x in tensors.items()}
+    save_file(stored, stem.with_suffix(".safetensors"))
+
+    lines = []
+    for key, value in description.items():
+        if key == "cases":
+            text = "[\n    " + ",\n    ".join(json.dumps(case) for case in value) + "\n  ]"
+        else:
+            text = json.dumps(value)
+        lines.append(f"  {json.dumps(key)}: {text}")
+    stem.with_suffix(".json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+    for path in (stem.with_suffix(".safetensors"), stem.with_suffix(".json")):
+        print(f"{path}: {path.stat().st_size:,} bytes")
+
+
+if __name__ == "__main__":
+    main()
