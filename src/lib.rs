@@ -4,6 +4,12 @@
 //! `error, profile <- gpu, cpu <- tensor <- ops <- nn, optim <- train, generate <- cli`;
 //! `config` and `data` import only `error`. `docs/design.md` is the map.
 
+pub mod cpu;
 pub mod error;
+pub mod gpu;
+pub mod ops;
+pub mod profile;
+pub mod tensor;
 
 pub use error::{Error, Result};
+pub use tensor::{DType, Device, Shape, Tensor};

@@ -1,0 +1,116 @@
+// Elementwise functions and their derivatives (formulas: src/ops/unary.rs). One thread per four elements.
+{% include "common" %}
+
+struct Params { len: u32, factor: f32 }
+var<immediate> p: Params;
+
+{% if derivative %}
+@group(0) @binding(0) var<storage, read> saved: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read> upstream: array<vec4<f32>>;
+@group(0) @binding(2) var<storage, read_write> result: array<vec4<f32>>;
+{% else %}
+@group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read_write> result: array<vec4<f32>>;
+{% endif %}
+
+fn sigmoid4(x: vec4<f32>) -> vec4<f32> {
+    return 1.0 / (1.0 + exp(-x));
+}
+
+// Some drivers compute tanh from exp(x) and exp(-x), which overflow; beyond 10 it is 1 to the last bit of f32.
+fn tanh4(x: vec4<f32>) -> vec4<f32> {
+    return tanh(clamp(x, vec4<f32>(-10.0), vec4<f32>(10.0)));
+}
+
+{% if op == "gelu" %}
+fn gelu_tanh(x: vec4<f32>) -> vec4<f32> {
+    return tanh4(0.7978846 * (x + 0.044715 * x * x * x));
+}
+{% endif %}
+
+{% if op == "sin" or op == "cos" %}
+// Vulkan promises 11 bits for sin and cos, and those only within one period. So: subtract the nearest multiple of pi/2
+// in three steps that are each exact in f32, then the Taylor polynomials on [-pi/4, pi/4] (error below 1e-7).
+fn sin_quarter(x: vec4<f32>, shift: vec4<i32>) -> vec4<f32> {
+    let k = round(x * 0.63661977);
+    let r = ((x - k * 1.5703125) - k * 0.00048351288) - k * 3.138557e-7;
+    let s = r * r;
+    let sine = r + r * s * (-0.16666667 + s * (0.008333333 + s * (-0.0001984127 + s * 2.7557319e-6)));
+    let cosine = 1.0 + s * (-0.5 + s * (0.041666668 + s * (-0.0013888889 + s * (2.4801588e-5 - s * 2.7557319e-7))));
+    let quadrant = vec4<i32>(k) + shift;
+    let value = select(sine, cosine, (quadrant & vec4<i32>(1)) != vec4<i32>(0));
+    return select(value, -value, (quadrant & vec4<i32>(2)) != vec4<i32>(0));
+}
+fn sin4(x: vec4<f32>) -> vec4<f32> { return sin_quarter(x, vec4<i32>(0)); }
+fn cos4(x: vec4<f32>) -> vec4<f32> { return sin_quarter(x, vec4<i32>(1)); }
+{% endif %}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let i = workgroup_number(id, count) * 256u + thread;
+    if (i * 4u >= p.len) { return; }
+    {% if not derivative %}
+    let v = x[i];
+    {% if op == "scale" %}
+    result[i] = p.factor * v;
+    {% elif op == "neg" %}
+    result[i] = -v;
+    {% elif op == "exp" %}
+    result[i] = exp(v);
+    {% elif op == "log" %}
+    result[i] = log(v);
+    {% elif op == "sqrt" %}
+    result[i] = sqrt(v);
+    {% elif op == "recip" %}
+    result[i] = 1.0 / v;
+    {% elif op == "sin" %}
+    result[i] = sin4(v);
+    {% elif op == "cos" %}
+    result[i] = cos4(v);
+    {% elif op == "relu" %}
+    result[i] = max(v, vec4<f32>(0.0));
+    {% elif op == "gelu" %}
+    result[i] = 0.5 * v * (1.0 + gelu_tanh(v));
+    {% elif op == "silu" %}
+    result[i] = v * sigmoid4(v);
+    {% elif op == "sigmoid" %}
+    result[i] = sigmoid4(v);
+    {% elif op == "tanh" %}
+    result[i] = tanh4(v);
+    {% endif %}
+    {% else %}
+    let v = saved[i];
+    let dy = upstream[i];
+    {% if op == "scale" %}
+    result[i] = p.factor * dy;
+    {% elif op == "neg" %}
+    result[i] = -dy;
+    {% elif op == "exp" %}
+    result[i] = dy * v;
+    {% elif op == "log" %}
+    result[i] = dy / v;
+    {% elif op == "sqrt" %}
+    result[i] = dy * 0.5 / v;
+    {% elif op == "recip" %}
+    result[i] = -dy * v * v;
+    {% elif op == "sin" %}
+    result[i] = dy * cos4(v);
+    {% elif op == "cos" %}
+    result[i] = -dy * sin4(v);
+    {% elif op == "relu" %}
+    result[i] = select(vec4<f32>(0.0), dy, v > vec4<f32>(0.0));
+    {% elif op == "gelu" %}
+    let t = gelu_tanh(v);
+    let inner = 0.7978846 * (1.0 + 3.0 * 0.044715 * v * v);
+    result[i] = dy * (0.5 * (1.0 + t) + 0.5 * v * (1.0 - t * t) * inner);
+    {% elif op == "silu" %}
+    let s = sigmoid4(v);
+    result[i] = dy * (s + v * s * (1.0 - s));
+    {% elif op == "sigmoid" %}
+    result[i] = dy * v * (1.0 - v);
+    {% elif op == "tanh" %}
+    result[i] = dy * (1.0 - v * v);
+    {% endif %}
+    {% endif %}
+}

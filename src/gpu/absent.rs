@@ -1,0 +1,139 @@
+//! Stands in for the GPU in builds without the feature `gpu`: types that no value can have.
+
+use super::{AdapterChoice, AdapterInfo, Limits, Plan};
+use crate::profile::Cost;
+use crate::{Error, Result};
+use std::convert::Infallible;
+
+/// No GPU can be opened in this build.
+#[derive(Debug, Clone)]
+pub struct Gpu(Infallible);
+
+/// A part of a buffer that cannot exist.
+#[derive(Debug, Clone)]
+pub struct GpuSlice(Infallible);
+
+/// A read-back that cannot be under way.
+#[derive(Debug, Clone)]
+pub struct Pending(Infallible);
+
+/// How much memory a pool holds, bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemoryStats {
+    pub used_bytes: usize,
+    pub peak_bytes: usize,
+    pub reserved_bytes: usize,
+    pub buffers: usize,
+}
+
+/// None: this build cannot see adapters.
+pub fn adapters() -> Vec<AdapterInfo> {
+    Vec::new()
+}
+
+impl GpuSlice {
+    /// Whether no other slice shares the buffer.
+    pub fn is_unique(&self) -> bool {
+        match self.0 {}
+    }
+
+    pub fn size_bytes(&self) -> usize {
+        match self.0 {}
+    }
+
+    pub fn slice(&self, _offset: usize, _size: usize) -> GpuSlice {
+        match self.0 {}
+    }
+
+    pub fn overlaps(&self, _other: &GpuSlice) -> bool {
+        match self.0 {}
+    }
+}
+
+impl Pending {
+    pub fn try_take(&self) -> Result<Option<Vec<u8>>> {
+        match self.0 {}
+    }
+
+    pub fn wait(self) -> Result<Vec<u8>> {
+        match self.0 {}
+    }
+}
+
+impl Gpu {
+    /// Always an error.
+    pub fn open(_choice: &AdapterChoice) -> Result<Gpu> {
+        Err(Error::NoAdapter {
+            reason: "this rustyflow was built without GPU support".into(),
+            hint: "build it with the feature `gpu`, which is on by default, or train with --device cpu".into(),
+        })
+    }
+
+    pub fn info(&self) -> &AdapterInfo {
+        match self.0 {}
+    }
+
+    pub fn limits(&self) -> &Limits {
+        match self.0 {}
+    }
+
+    pub fn memory(&self) -> MemoryStats {
+        match self.0 {}
+    }
+
+    pub fn same(&self, _other: &Gpu) -> bool {
+        match self.0 {}
+    }
+
+    pub fn alloc(&self, _size: usize) -> Result<GpuSlice> {
+        match self.0 {}
+    }
+
+    pub fn run(&self, _: &'static str, _: Cost, _: &Plan, _: &[&GpuSlice], _: &[&GpuSlice]) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub fn upload(&self, _slice: &GpuSlice, _bytes: &[u8]) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub fn fill_zero(&self, _slice: &GpuSlice) {
+        match self.0 {}
+    }
+
+    pub fn copy(&self, _from: &GpuSlice, _to: &GpuSlice) {
+        match self.0 {}
+    }
+
+    pub fn download_later(&self, _slice: &GpuSlice) -> Pending {
+        match self.0 {}
+    }
+
+    pub fn download(&self, _slice: &GpuSlice) -> Result<Vec<u8>> {
+        match self.0 {}
+    }
+
+    pub fn submit(&self) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub fn poll(&self) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub fn throttle(&self, _in_flight: usize) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub fn synchronize(&self) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub fn time_kernels(&self, _on: bool) -> bool {
+        match self.0 {}
+    }
+
+    pub fn has_timestamps(&self) -> bool {
+        match self.0 {}
+    }
+}

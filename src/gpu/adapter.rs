@@ -1,0 +1,188 @@
+//! Finds the adapters, orders them (discrete, integrated, virtual, other, software) and opens one.
+
+use super::{AdapterChoice, AdapterInfo};
+use crate::{Error, Result};
+use wgpu::{DeviceType, Features};
+
+/// Every adapter of the machine in the order of their numbers: discrete first, software last.
+pub fn adapters() -> Vec<AdapterInfo> {
+    enumerate().iter().enumerate().map(|(index, adapter)| describe(index, adapter)).collect()
+}
+
+fn enumerate() -> Vec<wgpu::Adapter> {
+    let mut descriptor = wgpu::InstanceDescriptor::new_without_display_handle();
+    descriptor.backends = wgpu::Backends::VULKAN | wgpu::Backends::METAL | wgpu::Backends::DX12;
+    descriptor.flags = wgpu::InstanceFlags::empty();
+    let instance = wgpu::Instance::new(descriptor);
+    let mut adapters = pollster::block_on(instance.enumerate_adapters(wgpu::Backends::all()));
+    // Stable: adapters of one kind keep the order in which the system lists them.
+    adapters.sort_by_key(|a| match a.get_info().device_type {
+        DeviceType::DiscreteGpu => 0,
+        DeviceType::IntegratedGpu => 1,
+        DeviceType::VirtualGpu => 2,
+        DeviceType::Other => 3,
+        DeviceType::Cpu => 4,
+    });
+    adapters
+}
+
+fn describe(index: usize, adapter: &wgpu::Adapter) -> AdapterInfo {
+    let (info, limits, features) = (adapter.get_info(), adapter.limits(), adapter.features());
+    let known = [
+        (Features::SHADER_F16, "f16"),
+        (Features::SUBGROUP, "subgroups"),
+        (Features::TIMESTAMP_QUERY | Features::TIMESTAMP_QUERY_INSIDE_PASSES, "timestamps"),
+        (Features::EXPERIMENTAL_COOPERATIVE_MATRIX, "cooperative-matrix"),
+        (Features::PIPELINE_CACHE, "pipeline-cache"),
+    ];
+    AdapterInfo {
+        index,
+        name: info.name,
+        kind: match info.device_type {
+            DeviceType::DiscreteGpu => "discrete",
+            DeviceType::IntegratedGpu => "integrated",
+            DeviceType::VirtualGpu => "virtual",
+            DeviceType::Cpu => "software",
+            DeviceType::Other => "other",
+        },
+        backend: info.backend.to_str().to_string(),
+        driver: format!("{} {}", info.driver, info.driver_info).trim().to_string(),
+        max_buffer_bytes: limits.max_buffer_size,
+        max_binding_bytes: limits.max_storage_buffer_binding_size,
+        workgroup_memory_bytes: limits.max_compute_workgroup_storage_size,
+        max_workgroup_threads: limits.max_compute_invocations_per_workgroup,
+        subgroup_size: [info.subgroup_min_size, info.subgroup_max_size],
+        features: known.iter().filter(|(f, _)| features.contains(*f)).map(|(_, name)| *name).collect(),
+        unusable: (!features.contains(Features::IMMEDIATES))
+            .then(|| "its driver has no immediates (push constants)".to_string()),
+    }
+}
+
+/// What an opened adapter consists of.
+pub(super) struct Opened {
+    pub info: AdapterInfo,
+    pub device: wgpu::Device,
+    pub queue: wgpu::Queue,
+}
+
+/// Opens the adapter that `choice` asks for with everything it offers that rustyflow has a use for.
+///
+/// # Errors
+/// If there is no such adapter, if it computes on the CPU and that was not allowed, or if the driver refuses.
+pub(super) fn open(choice: &AdapterChoice) -> Result<Opened> {
+    let adapters = enumerate();
+    let infos: Vec<AdapterInfo> = adapters.iter().enumerate().map(|(i, a)| describe(i, a)).collect();
+    let index = choose(&infos, choice)?;
+    let (adapter, info) = (&adapters[index], infos[index].clone());
+    let wanted = Features::SHADER_F16
+        | Features::SUBGROUP
+        | Features::IMMEDIATES
+        | Features::TIMESTAMP_QUERY
+        | Features::TIMESTAMP_QUERY_INSIDE_PASSES
+        | Features::PIPELINE_CACHE;
+    let descriptor = wgpu::DeviceDescriptor {
+        label: Some("rustyflow"),
+        required_features: wanted & adapter.features(),
+        required_limits: adapter.limits(),
+        ..Default::default()
+    };
+    let (device, queue) = pollster::block_on(adapter.request_device(&descriptor)).map_err(|e| Error::NoAdapter {
+        reason: format!("{} does not open: {e}", info.name),
+        hint: "update its driver, or train with --device cpu".into(),
+    })?;
+    Ok(Opened { info, device, queue })
+}
+
+/// Which of the adapters `choice` means.
+fn choose(infos: &[AdapterInfo], choice: &AdapterChoice) -> Result<usize> {
+    let listed = || {
+        let names: Vec<String> = infos.iter().map(|i| format!("gpu:{} = {} ({})", i.index, i.name, i.kind)).collect();
+        if names.is_empty() {
+            "this machine shows no adapter".to_string()
+        } else {
+            format!("found {}", names.join(", "))
+        }
+    };
+    let allow = "to compute on a software adapter all the same, add --allow-software-gpu; to train on the processor, \
+                 --device cpu is far faster";
+    let info = match choice.index {
+        Some(index) => infos.get(index).ok_or_else(|| Error::NoAdapter {
+            reason: format!("there is no gpu:{index}; {}", listed()),
+            hint: "`rustyflow devices` lists the adapters; --device cpu trains without one".into(),
+        })?,
+        None => infos.iter().find(|i| i.unusable.is_none() && (choice.allow_software || !i.is_software())).ok_or_else(
+            || Error::NoAdapter {
+                reason: listed(),
+                hint: if infos.iter().any(AdapterInfo::is_software) {
+                    format!("a hardware adapter needs its vendor's Vulkan driver; {allow}")
+                } else {
+                    "install the vendor's Vulkan driver, or train with --device cpu".into()
+                },
+            },
+        )?,
+    };
+    if let Some(why) = &info.unusable {
+        return Err(Error::NoAdapter {
+            reason: format!("gpu:{} ({}) cannot be used: {why}", info.index, info.name),
+            hint: "update its driver, or train with --device cpu".into(),
+        });
+    }
+    if info.is_software() && !choice.allow_software {
+        return Err(Error::NoAdapter {
+            reason: format!("gpu:{} ({}) is a software adapter", info.index, info.name),
+            hint: allow.into(),
+        });
+    }
+    Ok(info.index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn adapter(index: usize, kind: &'static str) -> AdapterInfo {
+        AdapterInfo {
+            index,
+            name: format!("adapter {index}"),
+            kind,
+            backend: "vulkan".into(),
+            driver: String::new(),
+            max_buffer_bytes: 1,
+            max_binding_bytes: 1,
+            workgroup_memory_bytes: 1,
+            max_workgroup_threads: 1,
+            subgroup_size: [32, 32],
+            features: vec![],
+            unusable: None,
+        }
+    }
+
+    #[test]
+    fn takes_the_first_hardware_adapter() {
+        let infos = [adapter(0, "discrete"), adapter(1, "software")];
+        assert_eq!(choose(&infos, &AdapterChoice::default()).unwrap(), 0);
+    }
+
+    #[test]
+    fn refuses_a_software_adapter_unless_allowed() {
+        let infos = [adapter(0, "software")];
+        let error = choose(&infos, &AdapterChoice::default()).unwrap_err().to_string();
+        assert!(error.contains("--allow-software-gpu"), "{error}");
+        let error = choose(&infos, &AdapterChoice { index: Some(0), allow_software: false }).unwrap_err().to_string();
+        assert!(error.contains("--allow-software-gpu"), "{error}");
+        assert_eq!(choose(&infos, &AdapterChoice { index: None, allow_software: true }).unwrap(), 0);
+    }
+
+    #[test]
+    fn names_the_adapters_when_the_number_is_wrong() {
+        let infos = [adapter(0, "discrete")];
+        let error = choose(&infos, &AdapterChoice { index: Some(7), allow_software: false }).unwrap_err().to_string();
+        assert!(error.contains("gpu:7") && error.contains("gpu:0 = adapter 0"), "{error}");
+    }
+
+    #[test]
+    fn says_what_to_do_without_any_adapter() {
+        let error = choose(&[], &AdapterChoice::default()).unwrap_err().to_string();
+        assert!(error.contains("no adapter") && error.contains("--device cpu"), "{error}");
+    }
+}

@@ -1,0 +1,393 @@
+//! An opened GPU: allocates, records launches into one command encoder, submits, reads back.
+
+use super::pipelines::Pipelines;
+use super::plan::{Limits, Operand, Plan, grid};
+use super::pool::{GpuSlice, MemoryStats, Pool};
+use super::readback::{Pending, Staging};
+use super::timestamps::Timestamps;
+use super::{AdapterChoice, AdapterInfo, adapter};
+use crate::profile::{self, Cost, Span};
+use crate::{Error, Result};
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::fmt;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+/// Operations recorded before a submit happens by itself: a few tens of milliseconds of a mid-range GPU, well under
+/// the second or two after which Windows and macOS take a GPU for hung.
+const FLOPS_PER_SUBMIT: f64 = 4e11;
+/// Kernels recorded before a submit happens by itself, so that the GPU starts early on what is there.
+const KERNELS_PER_SUBMIT: usize = 256;
+
+/// A handle to an opened GPU; clones share it.
+#[derive(Clone)]
+pub struct Gpu(Rc<Context>);
+
+struct Context {
+    info: AdapterInfo,
+    limits: Limits,
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    pool: Rc<Pool>,
+    recorder: RefCell<Recorder>,
+    /// The first error that the driver reported outside a call.
+    error: Arc<Mutex<Option<String>>>,
+}
+
+/// The commands recorded since the last submit.
+struct Recorder {
+    // The pass borrows from the encoder inside wgpu: it must end before the encoder is finished.
+    pass: Option<wgpu::ComputePass<'static>>,
+    encoder: Option<wgpu::CommandEncoder>,
+    pipelines: Pipelines,
+    timestamps: Option<Timestamps>,
+    /// Staging buffers whose copy is recorded, to be mapped after the submit.
+    to_map: Vec<Staging>,
+    kernels: usize,
+    flops: f64,
+    submissions: VecDeque<wgpu::SubmissionIndex>,
+}
+
+impl Recorder {
+    fn encoder(&mut self, device: &wgpu::Device) -> &mut wgpu::CommandEncoder {
+        self.pass = None;
+        self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()))
+    }
+
+    /// Opens a pass unless one is open.
+    fn open_pass(&mut self, device: &wgpu::Device) {
+        if self.pass.is_none() {
+            let encoder = self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()));
+            let timestamp_writes = self.timestamps.as_mut().map(Timestamps::pass);
+            let descriptor = wgpu::ComputePassDescriptor { label: None, timestamp_writes };
+            self.pass = Some(encoder.begin_compute_pass(&descriptor).forget_lifetime());
+        }
+    }
+}
+
+impl Gpu {
+    /// Opens the adapter that `choice` asks for.
+    ///
+    /// # Errors
+    /// [`Error::NoAdapter`], which lists what was found and says what to do.
+    pub fn open(choice: &AdapterChoice) -> Result<Gpu> {
+        let adapter::Opened { info, device, queue } = adapter::open(choice)?;
+        let granted = device.limits();
+        let limits = Limits {
+            binding_bytes: granted.max_storage_buffer_binding_size,
+            buffer_bytes: granted.max_buffer_size,
+            workgroup_bytes: granted.max_compute_workgroup_storage_size,
+            workgroup_threads: granted.max_compute_invocations_per_workgroup,
+            f16: device.features().contains(wgpu::Features::SHADER_F16),
+            subgroup_size: match info.subgroup_size {
+                [min, max] if min == max && device.features().contains(wgpu::Features::SUBGROUP) => min,
+                _ => 0,
+            },
+        };
+        let error = Arc::new(Mutex::new(None));
+        let sink = error.clone();
+        device.on_uncaptured_error(Arc::new(move |e: wgpu::Error| {
+            sink.lock().unwrap_or_else(|p| p.into_inner()).get_or_insert(e.to_string());
+        }));
+        let sink = error.clone();
+        device.set_device_lost_callback(move |reason, message| {
+            if reason != wgpu::DeviceLostReason::Destroyed {
+                let message = format!("device lost: {message}");
+                sink.lock().unwrap_or_else(|p| p.into_inner()).get_or_insert(message);
+            }
+        });
+        let recorder = Recorder {
+            pass: None,
+            encoder: None,
+            pipelines: Pipelines::new(device.clone()),
+            timestamps: Timestamps::new(&device, &queue),
+            to_map: Vec::new(),
+            kernels: 0,
+            flops: 0.0,
+            submissions: VecDeque::new(),
+        };
+        Ok(Gpu(Rc::new(Context {
+            info,
+            limits,
+            device,
+            queue,
+            pool: Rc::default(),
+            recorder: RefCell::new(recorder),
+            error,
+        })))
+    }
+
+    /// The adapter that was opened.
+    pub fn info(&self) -> &AdapterInfo {
+        &self.0.info
+    }
+
+    /// What kernels may use.
+    pub fn limits(&self) -> &Limits {
+        &self.0.limits
+    }
+
+    /// What the pool holds.
+    pub fn memory(&self) -> MemoryStats {
+        self.0.pool.stats()
+    }
+
+    /// Whether two handles mean the same opened GPU.
+    pub fn same(&self, other: &Gpu) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+
+    /// Memory of `size` bytes with unspecified contents.
+    ///
+    /// # Errors
+    /// [`Error::GpuLimit`] if no buffer can be so large, [`Error::Gpu`] if the memory is used up.
+    pub fn alloc(&self, size: usize) -> Result<GpuSlice> {
+        if size as u64 > self.0.limits.buffer_bytes {
+            return Err(Error::GpuLimit {
+                what: "one buffer".into(),
+                needed: format!("{size} bytes"),
+                adapter: self.0.info.name.clone(),
+                limit: format!("{} bytes", self.0.limits.buffer_bytes),
+                hint: "use a smaller model or batch, or --device cpu".into(),
+            });
+        }
+        let slice = self.0.pool.take(size, |size| {
+            self.0.device.create_buffer(&wgpu::BufferDescriptor {
+                label: None,
+                size: size as u64,
+                usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            })
+        });
+        self.check()?;
+        Ok(slice)
+    }
+
+    /// Records a kernel's launches. `name` is what the profile calls it, `cost` what it must compute and move.
+    ///
+    /// # Errors
+    /// If scratch memory is not to be had or the driver reported an error.
+    pub fn run(
+        &self,
+        name: &'static str,
+        cost: Cost,
+        plan: &Plan,
+        inputs: &[&GpuSlice],
+        outputs: &[&GpuSlice],
+    ) -> Result<()> {
+        let started = Instant::now();
+        let scratch = plan.scratch.iter().map(|&size| self.alloc(size)).collect::<Result<Vec<_>>>()?;
+        let mut recorder = self.0.recorder.borrow_mut();
+        let recorder = &mut *recorder;
+        recorder.open_pass(&self.0.device);
+        let mut mark = None;
+        if let (Some(timestamps), Some(pass)) = (&mut recorder.timestamps, &mut recorder.pass) {
+            mark = timestamps.begin_kernel(pass, name, cost);
+        }
+        for launch in plan.launches.iter().filter(|l| l.workgroups > 0) {
+            let slices: Vec<&GpuSlice> = launch
+                .bindings
+                .iter()
+                .map(|binding| match *binding {
+                    Operand::Input(i) => inputs[i],
+                    Operand::Output(i) => outputs[i],
+                    Operand::Scratch(i) | Operand::ReadScratch(i) => &scratch[i],
+                })
+                .collect();
+            let pipeline = recorder.pipelines.pipeline(launch);
+            let group = recorder.pipelines.bind_group(&pipeline, &slices);
+            let pass = recorder.pass.as_mut().expect("opened above");
+            pass.set_pipeline(&pipeline.raw);
+            pass.set_bind_group(0, &group, &[]);
+            if !launch.params.is_empty() {
+                pass.set_immediates(0, bytemuck::cast_slice(&launch.params));
+            }
+            let [x, y] = grid(launch.workgroups);
+            pass.dispatch_workgroups(x, y, 1);
+        }
+        if let (Some(timestamps), Some(pass)) = (&recorder.timestamps, &mut recorder.pass) {
+            timestamps.end_kernel(pass, mark);
+        }
+        recorder.kernels += 1;
+        recorder.flops += cost.flops;
+        let due = recorder.kernels >= KERNELS_PER_SUBMIT
+            || recorder.flops >= FLOPS_PER_SUBMIT
+            || recorder.timestamps.as_ref().is_some_and(Timestamps::nearly_full);
+        profile::add_span(Span::Encode, started.elapsed());
+        if due { self.submit_recorded(recorder) } else { Ok(()) }
+    }
+
+    /// Replaces the contents of `slice` by `bytes` (a multiple of 4 of them).
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub fn upload(&self, slice: &GpuSlice, bytes: &[u8]) -> Result<()> {
+        assert_eq!(bytes.len(), slice.size, "upload size");
+        // A write happens before everything recorded but not yet submitted, which may still read the old contents.
+        self.submit()?;
+        let whole = bytes.len() / 4 * 4;
+        self.0.queue.write_buffer(slice.buffer.raw(), slice.offset as u64, &bytes[..whole]);
+        if whole < bytes.len() {
+            let mut tail = [0; 4];
+            tail[..bytes.len() - whole].copy_from_slice(&bytes[whole..]);
+            self.0.queue.write_buffer(slice.buffer.raw(), (slice.offset + whole) as u64, &tail);
+        }
+        self.check()
+    }
+
+    /// Records setting all bytes of `slice` to zero.
+    pub fn fill_zero(&self, slice: &GpuSlice) {
+        let size = slice.size.next_multiple_of(4) as u64;
+        let mut recorder = self.0.recorder.borrow_mut();
+        recorder.encoder(&self.0.device).clear_buffer(slice.buffer.raw(), slice.offset as u64, Some(size));
+    }
+
+    /// Records a copy between two slices of equal size in different buffers.
+    pub fn copy(&self, from: &GpuSlice, to: &GpuSlice) {
+        assert_eq!(from.size, to.size, "copy size");
+        let size = Some(from.size.next_multiple_of(4) as u64);
+        let mut recorder = self.0.recorder.borrow_mut();
+        recorder.encoder(&self.0.device).copy_buffer_to_buffer(
+            from.buffer.raw(),
+            from.offset as u64,
+            to.buffer.raw(),
+            to.offset as u64,
+            size,
+        );
+    }
+
+    /// Records a read-back of `slice` whose bytes are taken later.
+    pub fn download_later(&self, slice: &GpuSlice) -> Pending {
+        let staging = Staging::new(&self.0.device, slice.size);
+        let mut recorder = self.0.recorder.borrow_mut();
+        recorder.encoder(&self.0.device).copy_buffer_to_buffer(
+            slice.buffer.raw(),
+            slice.offset as u64,
+            &staging.buffer,
+            0,
+            Some(slice.size.next_multiple_of(4) as u64),
+        );
+        recorder.to_map.push(staging.clone());
+        Pending { gpu: self.clone(), staging, size: slice.size }
+    }
+
+    /// The contents of `slice`, after everything recorded so far has run. Waits.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub fn download(&self, slice: &GpuSlice) -> Result<Vec<u8>> {
+        self.download_later(slice).wait()
+    }
+
+    /// Hands what is recorded to the GPU.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub fn submit(&self) -> Result<()> {
+        self.submit_recorded(&mut self.0.recorder.borrow_mut())
+    }
+
+    fn submit_recorded(&self, recorder: &mut Recorder) -> Result<()> {
+        recorder.pass = None;
+        let Some(mut encoder) = recorder.encoder.take() else { return self.check() };
+        let started = Instant::now();
+        let timed = recorder.timestamps.as_ref().is_some_and(Timestamps::any);
+        if let Some(timestamps) = &mut recorder.timestamps {
+            timestamps.resolve(&self.0.device, &mut encoder);
+        }
+        let index = self.0.queue.submit([encoder.finish()]);
+        recorder.submissions.push_back(index);
+        for staging in recorder.to_map.drain(..) {
+            staging.map();
+        }
+        if let Some(timestamps) = &mut recorder.timestamps {
+            timestamps.submitted(timed);
+            timestamps.collect()?;
+        }
+        recorder.kernels = 0;
+        recorder.flops = 0.0;
+        profile::add_span(Span::Encode, started.elapsed());
+        self.check()
+    }
+
+    /// Lets callbacks run. Never waits.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub fn poll(&self) -> Result<()> {
+        self.0.device.poll(wgpu::PollType::Poll).map_err(|e| Error::Gpu(e.to_string()))?;
+        self.check()
+    }
+
+    /// Waits until at most `in_flight` submits are unfinished, so that the host does not run far ahead.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub fn throttle(&self, in_flight: usize) -> Result<()> {
+        let mut recorder = self.0.recorder.borrow_mut();
+        let excess = recorder.submissions.len().saturating_sub(in_flight);
+        if let Some(index) = recorder.submissions.drain(..excess).last() {
+            self.wait(Some(index))?;
+        }
+        Ok(())
+    }
+
+    /// Submits what is recorded and waits until all of it is done; timestamps are then in the profile.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub fn synchronize(&self) -> Result<()> {
+        self.submit()?;
+        self.wait(None)?;
+        let mut recorder = self.0.recorder.borrow_mut();
+        recorder.submissions.clear();
+        match &mut recorder.timestamps {
+            Some(timestamps) => timestamps.collect(),
+            None => Ok(()),
+        }
+    }
+
+    fn wait(&self, submission_index: Option<wgpu::SubmissionIndex>) -> Result<()> {
+        profile::span(Span::Wait, || self.0.device.poll(wgpu::PollType::Wait { submission_index, timeout: None }))
+            .map_err(|e| Error::Gpu(e.to_string()))?;
+        self.check()
+    }
+
+    /// Puts timestamps around every kernel from now on (or only around passes). False if the device has none.
+    pub fn time_kernels(&self, on: bool) -> bool {
+        match &mut self.0.recorder.borrow_mut().timestamps {
+            Some(timestamps) => {
+                timestamps.kernels = on;
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Whether GPU time can be measured.
+    pub fn has_timestamps(&self) -> bool {
+        self.0.recorder.borrow().timestamps.is_some()
+    }
+
+    /// The first error that the driver reported, if any.
+    fn check(&self) -> Result<()> {
+        match self.0.error.lock().unwrap_or_else(|p| p.into_inner()).as_ref() {
+            Some(message) => Err(Error::Gpu(message.clone())),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Drop for Recorder {
+    fn drop(&mut self) {
+        self.pass = None; // before the encoder
+    }
+}
+
+impl fmt::Debug for Gpu {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "gpu:{}", self.0.info.index)
+    }
+}

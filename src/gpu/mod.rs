@@ -1,0 +1,79 @@
+//! The only place that speaks to wgpu: adapters, buffers, pipelines, command recording, timestamps.
+//!
+//! Ops describe their work as a [`Plan`]; [`Gpu::run`] records it. Nothing waits for the GPU except
+//! [`Gpu::download`], [`Pending::wait`] and [`Gpu::synchronize`].
+//! Without the feature `gpu`, [`Gpu`] is a type without values, so the rest of the library needs no conditions.
+
+mod plan;
+
+#[cfg(feature = "gpu")]
+mod adapter;
+#[cfg(feature = "gpu")]
+mod context;
+#[cfg(feature = "gpu")]
+mod pipelines;
+#[cfg(feature = "gpu")]
+mod pool;
+#[cfg(feature = "gpu")]
+mod readback;
+#[cfg(feature = "gpu")]
+mod shader;
+#[cfg(feature = "gpu")]
+mod timestamps;
+
+#[cfg(not(feature = "gpu"))]
+mod absent;
+
+pub use plan::{COMMON, Launch, Limits, Operand, Plan, Shader, Value, grid};
+
+#[cfg(feature = "gpu")]
+pub use {
+    adapter::adapters,
+    context::Gpu,
+    pool::{GpuSlice, MemoryStats},
+    readback::Pending,
+    shader::{render, source_of},
+};
+
+#[cfg(not(feature = "gpu"))]
+pub use absent::{Gpu, GpuSlice, MemoryStats, Pending, adapters};
+
+use serde::Serialize;
+
+/// Which adapter to open.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct AdapterChoice {
+    /// Position in [`adapters`]' order; `None` takes the first hardware adapter.
+    pub index: Option<usize>,
+    /// Whether an adapter that computes on the CPU may be taken.
+    pub allow_software: bool,
+}
+
+/// One adapter, as `rustyflow devices` shows it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct AdapterInfo {
+    /// What `--device gpu:N` takes.
+    pub index: usize,
+    pub name: String,
+    /// "discrete", "integrated", "virtual", "software" or "other".
+    pub kind: &'static str,
+    /// "vulkan", "metal" or "dx12".
+    pub backend: String,
+    pub driver: String,
+    pub max_buffer_bytes: u64,
+    pub max_binding_bytes: u64,
+    pub workgroup_memory_bytes: u32,
+    pub max_workgroup_threads: u32,
+    pub subgroup_size: [u32; 2],
+    /// Those that rustyflow has a use for, of "f16", "subgroups", "timestamps", "cooperative-matrix", "pipeline-cache".
+    pub features: Vec<&'static str>,
+    /// Why rustyflow cannot use it, if so.
+    pub unusable: Option<String>,
+}
+
+impl AdapterInfo {
+    /// Whether its "GPU" is the processor.
+    pub fn is_software(&self) -> bool {
+        self.kind == "software"
+    }
+}

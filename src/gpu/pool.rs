@@ -1,0 +1,148 @@
+//! GPU memory: slices of buffers that go back to a pool when the last tensor lets go of them.
+//!
+//! Commands run in the order in which they were recorded, so a buffer may be handed out again as soon as it is free,
+//! while the GPU still works on what was recorded before.
+
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::fmt;
+use std::rc::{Rc, Weak};
+
+/// Offsets of slices and sizes of buffers are multiples of this: WebGPU's default binding alignment.
+pub const ALIGN: usize = 256;
+
+/// How much memory the pool holds, bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MemoryStats {
+    /// In use by tensors now.
+    pub used_bytes: usize,
+    /// The most that was ever in use.
+    pub peak_bytes: usize,
+    /// Obtained from the driver: in use or waiting in the pool.
+    pub reserved_bytes: usize,
+    /// Buffers obtained from the driver.
+    pub buffers: usize,
+}
+
+/// A part of a buffer.
+#[derive(Clone)]
+pub struct GpuSlice {
+    pub(super) buffer: Rc<Pooled>,
+    pub(super) offset: usize,
+    pub(super) size: usize,
+}
+
+impl GpuSlice {
+    /// Its length in bytes.
+    pub fn size_bytes(&self) -> usize {
+        self.size
+    }
+
+    /// The part that starts at `offset` bytes (a multiple of 256) and has `size` bytes.
+    pub fn slice(&self, offset: usize, size: usize) -> GpuSlice {
+        assert!(offset.is_multiple_of(ALIGN) && offset + size <= self.size, "slice {offset}+{size} of {}", self.size);
+        GpuSlice { buffer: self.buffer.clone(), offset: self.offset + offset, size }
+    }
+
+    /// Whether no other slice shares the buffer.
+    pub fn is_unique(&self) -> bool {
+        Rc::strong_count(&self.buffer) == 1
+    }
+
+    /// Whether two slices share memory.
+    pub fn overlaps(&self, other: &GpuSlice) -> bool {
+        Rc::ptr_eq(&self.buffer, &other.buffer)
+            && self.offset < other.offset + other.size
+            && other.offset < self.offset + self.size
+    }
+}
+
+impl fmt::Debug for GpuSlice {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "gpu buffer {} [{}..+{}]", self.buffer.id, self.offset, self.size)
+    }
+}
+
+/// A buffer that returns to its pool when dropped.
+pub(super) struct Pooled {
+    /// Never used twice: bind groups are cached under it.
+    pub id: u64,
+    /// Taken only by `drop`.
+    raw: Option<wgpu::Buffer>,
+    pool: Weak<Pool>,
+}
+
+impl Pooled {
+    pub fn raw(&self) -> &wgpu::Buffer {
+        self.raw.as_ref().expect("the buffer is there until drop")
+    }
+}
+
+impl Drop for Pooled {
+    fn drop(&mut self) {
+        if let (Some(raw), Some(pool)) = (self.raw.take(), self.pool.upgrade()) {
+            pool.give_back(self.id, raw);
+        }
+    }
+}
+
+/// Free buffers by size.
+#[derive(Default)]
+pub(super) struct Pool {
+    free: RefCell<HashMap<usize, Vec<(u64, wgpu::Buffer)>>>,
+    stats: Cell<MemoryStats>,
+    next_id: Cell<u64>,
+}
+
+impl Pool {
+    /// A buffer of at least `size` bytes: one that is free, or one that `create` makes.
+    pub fn take(self: &Rc<Pool>, size: usize, create: impl FnOnce(usize) -> wgpu::Buffer) -> GpuSlice {
+        let class = size_class(size);
+        let recycled = self.free.borrow_mut().get_mut(&class).and_then(Vec::pop);
+        let mut stats = self.stats.get();
+        let (id, raw) = recycled.unwrap_or_else(|| {
+            stats.reserved_bytes += class;
+            stats.buffers += 1;
+            self.next_id.set(self.next_id.get() + 1);
+            (self.next_id.get(), create(class))
+        });
+        stats.used_bytes += class;
+        stats.peak_bytes = stats.peak_bytes.max(stats.used_bytes);
+        self.stats.set(stats);
+        GpuSlice { buffer: Rc::new(Pooled { id, raw: Some(raw), pool: Rc::downgrade(self) }), offset: 0, size }
+    }
+
+    fn give_back(&self, id: u64, raw: wgpu::Buffer) {
+        let class = raw.size() as usize;
+        let mut stats = self.stats.get();
+        stats.used_bytes -= class;
+        self.stats.set(stats);
+        self.free.borrow_mut().entry(class).or_default().push((id, raw));
+    }
+
+    pub fn stats(&self) -> MemoryStats {
+        self.stats.get()
+    }
+}
+
+/// Rounds up to one of eight sizes per power of two, so that at most an eighth of a buffer is wasted and
+/// tensors of nearly equal size share their buffers.
+fn size_class(size: usize) -> usize {
+    let size = size.max(ALIGN);
+    let step = (size.next_power_of_two() / 16).max(ALIGN);
+    size.next_multiple_of(step)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn size_classes_waste_at_most_an_eighth_and_stay_aligned() {
+        for size in (1..5_000).chain([1 << 20, (1 << 20) + 1, 123_456_789]) {
+            let class = size_class(size);
+            assert!(class >= size && class % ALIGN == 0, "{size} -> {class}");
+            assert!(class <= (size + size / 8).max(size + ALIGN), "{size} -> {class}");
+        }
+    }
+}

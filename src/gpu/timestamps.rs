@@ -1,0 +1,150 @@
+//! Measures GPU time with timestamp queries: around every compute pass always, around every kernel when asked.
+//!
+//! Queries of a submit are resolved at its end and arrive in the profile some submits later; nothing waits for them.
+
+use super::readback::Staging;
+use crate::Result;
+use crate::profile::{self, Cost};
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// WebGPU's largest query set.
+const CAPACITY: u32 = 4096;
+
+/// What a pair of queries encloses.
+enum Enclosed {
+    Pass,
+    Kernel(&'static str, Cost),
+}
+
+/// Resolved queries on their way to the host.
+struct InFlight {
+    staging: Staging,
+    pairs: Vec<(u32, Enclosed)>,
+}
+
+pub(super) struct Timestamps {
+    queries: wgpu::QuerySet,
+    resolved: wgpu::Buffer,
+    ns_per_tick: f64,
+    next: u32,
+    /// (index of the first query of a pair, what it encloses), of the submit being recorded.
+    pairs: Vec<(u32, Enclosed)>,
+    in_flight: VecDeque<InFlight>,
+    free: Vec<Staging>,
+    /// Whether each kernel gets its own pair.
+    pub kernels: bool,
+}
+
+impl Timestamps {
+    /// `None` if the device has no timestamps inside passes.
+    pub fn new(device: &wgpu::Device, queue: &wgpu::Queue) -> Option<Timestamps> {
+        let needed = wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::TIMESTAMP_QUERY_INSIDE_PASSES;
+        if !device.features().contains(needed) {
+            return None;
+        }
+        let queries = device.create_query_set(&wgpu::QuerySetDescriptor {
+            label: Some("timestamps"),
+            ty: wgpu::QueryType::Timestamp,
+            count: CAPACITY,
+        });
+        let resolved = device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("timestamps"),
+            size: u64::from(CAPACITY) * 8,
+            usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
+            mapped_at_creation: false,
+        });
+        Some(Timestamps {
+            queries,
+            resolved,
+            ns_per_tick: f64::from(queue.get_timestamp_period()),
+            next: 0,
+            pairs: Vec::new(),
+            in_flight: VecDeque::new(),
+            free: Vec::new(),
+            kernels: false,
+        })
+    }
+
+    /// Whether the next pass and kernel may not fit any more, so that a submit is due.
+    pub fn nearly_full(&self) -> bool {
+        self.next + 8 > CAPACITY
+    }
+
+    fn pair(&mut self, enclosed: Enclosed) -> u32 {
+        let first = self.next;
+        self.next += 2;
+        self.pairs.push((first, enclosed));
+        first
+    }
+
+    /// The queries of a pass that is about to begin.
+    pub fn pass(&mut self) -> wgpu::ComputePassTimestampWrites<'_> {
+        let first = self.pair(Enclosed::Pass);
+        wgpu::ComputePassTimestampWrites {
+            query_set: &self.queries,
+            beginning_of_pass_write_index: Some(first),
+            end_of_pass_write_index: Some(first + 1),
+        }
+    }
+
+    /// Marks the start of a kernel; give the result to [`Timestamps::end_kernel`].
+    pub fn begin_kernel(&mut self, pass: &mut wgpu::ComputePass, name: &'static str, cost: Cost) -> Option<u32> {
+        if !self.kernels {
+            return None;
+        }
+        let first = self.pair(Enclosed::Kernel(name, cost));
+        pass.write_timestamp(&self.queries, first);
+        Some(first)
+    }
+
+    pub fn end_kernel(&self, pass: &mut wgpu::ComputePass, first: Option<u32>) {
+        if let Some(first) = first {
+            pass.write_timestamp(&self.queries, first + 1);
+        }
+    }
+
+    /// Records the copy of all queries to the host; call [`Timestamps::submitted`] after the submit.
+    pub fn resolve(&mut self, device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder) {
+        if self.next == 0 {
+            return;
+        }
+        let staging = self.free.pop().unwrap_or_else(|| Staging::new(device, CAPACITY as usize * 8));
+        let size = u64::from(self.next) * 8;
+        encoder.resolve_query_set(&self.queries, 0..self.next, &self.resolved, 0);
+        encoder.copy_buffer_to_buffer(&self.resolved, 0, &staging.buffer, 0, Some(size));
+        self.in_flight.push_back(InFlight { staging, pairs: std::mem::take(&mut self.pairs) });
+        self.next = 0;
+    }
+
+    /// Asks for the copy that [`Timestamps::resolve`] recorded.
+    pub fn submitted(&mut self, resolved: bool) {
+        if resolved && let Some(last) = self.in_flight.back() {
+            last.staging.map();
+        }
+    }
+
+    /// Whether the submit being recorded holds queries.
+    pub fn any(&self) -> bool {
+        self.next > 0
+    }
+
+    /// Books what has arrived in the profile.
+    pub fn collect(&mut self) -> Result<()> {
+        while let Some(front) = self.in_flight.front() {
+            let Some(bytes) = front.staging.take(CAPACITY as usize * 8)? else { break };
+            let ticks: &[u64] = &bytemuck::pod_collect_to_vec::<u8, u64>(&bytes);
+            let done = self.in_flight.pop_front().expect("front was there");
+            for (first, enclosed) in done.pairs {
+                let elapsed = ticks[first as usize + 1].saturating_sub(ticks[first as usize]);
+                let elapsed = Duration::from_nanos((elapsed as f64 * self.ns_per_tick) as u64);
+                match enclosed {
+                    Enclosed::Pass => profile::add_gpu_busy(elapsed),
+                    Enclosed::Kernel(name, cost) => profile::add_kernel(name, elapsed, cost),
+                }
+            }
+            self.free.push(done.staging);
+        }
+        Ok(())
+    }
+}

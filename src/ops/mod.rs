@@ -1,0 +1,44 @@
+//! Every operation on tensors, one file each (or one small family), with its formula, shapes, CPU and GPU kernel and
+//! derivative. The GPU code is the file of the same name in `shaders/`.
+//!
+//! An op is a type that implements [`Kernel`] and, if it can be differentiated, [`Op`]; a method of [`Tensor`] applies it.
+//! A row in [`cases`] gives it gradient checks, a comparison of CPU and GPU, and a benchmark.
+
+mod unary;
+
+use crate::gpu::Launch;
+use crate::profile::Cost;
+use crate::tensor::{DType, Kernel, Op, Saved, Saves, Spec, Tensor, View, ViewMut};
+use crate::{Error, Result};
+
+/// The one output of an op that has one.
+fn apply_one(op: impl Op + 'static, inputs: &[&Tensor]) -> Result<Tensor> {
+    Ok(crate::tensor::apply(op, inputs)?.remove(0))
+}
+
+/// Elements per CPU task: long enough to be worth a task, short enough to stay in the first-level cache.
+const CHUNK: usize = 4096;
+
+/// A shape error of `op`.
+fn shape_error(op: &'static str, expected: impl Into<String>, got: impl ToString) -> Error {
+    Error::Shape { op, expected: expected.into(), got: got.to_string() }
+}
+
+/// Fails unless every spec is f32.
+fn expect_f32(op: &'static str, specs: &[&Spec]) -> Result<()> {
+    expect_dtype(op, DType::F32, specs)
+}
+
+/// Fails unless every spec has this type.
+fn expect_dtype(op: &'static str, expected: DType, specs: &[&Spec]) -> Result<()> {
+    match specs.iter().find(|s| s.dtype != expected) {
+        Some(s) => Err(Error::DType { op, expected: expected.name(), got: s.dtype.name() }),
+        None => Ok(()),
+    }
+}
+
+/// The cost of a kernel that reads its inputs once, writes its outputs once, and does `flops` operations.
+fn streaming_cost(flops: usize, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+    let bytes: usize = inputs.iter().chain(outputs).map(|s| s.size_bytes()).sum();
+    Cost { flops: flops as f64, bytes: bytes as f64 }
+}

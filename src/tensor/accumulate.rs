@@ -1,0 +1,88 @@
+//! The additions that gradients are collected with.
+
+use super::{DType, Kernel, Spec, View, ViewMut};
+use crate::gpu::{Launch, Limits, Operand, Plan};
+use crate::profile::Cost;
+use crate::{Error, Result, shader};
+use rayon::prelude::*;
+
+/// Elements per CPU task: long enough to be worth a task, short enough to stay in the first-level cache.
+const CHUNK: usize = 4096;
+
+/// output = output + input, the one kernel whose output is also read.
+pub(super) struct AddInto;
+
+/// output = a + b, for shapes that hold equally many elements.
+pub(super) struct Sum;
+
+fn plan(elements: usize, two_inputs: bool) -> Plan {
+    let mut bindings = vec![Operand::Input(0)];
+    bindings.extend(two_inputs.then_some(Operand::Input(1)));
+    bindings.push(Operand::Output(0));
+    Plan::one(Launch {
+        shader: shader!("accumulate"),
+        values: vec![("two_inputs", two_inputs.into())],
+        bindings,
+        params: vec![elements as u32],
+        workgroups: elements.div_ceil(1024),
+    })
+}
+
+impl Kernel for AddInto {
+    fn name(&self) -> &'static str {
+        "add_gradient"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![Spec::new(inputs[0].shape.clone(), DType::F32)])
+    }
+
+    fn cost(&self, inputs: &[&Spec], _: &[&Spec]) -> Cost {
+        Cost { flops: inputs[0].shape.elements() as f64, bytes: 3.0 * inputs[0].size_bytes() as f64 }
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let x = inputs[0].f32();
+        outputs[0].f32().par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).for_each(|(sum, x)| {
+            for (sum, x) in sum.iter_mut().zip(x) {
+                *sum += x;
+            }
+        });
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        plan(inputs[0].shape.elements(), false)
+    }
+}
+
+impl Kernel for Sum {
+    fn name(&self) -> &'static str {
+        "add_gradient"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        if inputs[0].shape.elements() != inputs[1].shape.elements() {
+            let (expected, got) = (inputs[0].to_string(), inputs[1].to_string());
+            return Err(Error::Shape { op: self.name(), expected, got });
+        }
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn cost(&self, inputs: &[&Spec], _: &[&Spec]) -> Cost {
+        Cost { flops: inputs[0].shape.elements() as f64, bytes: 3.0 * inputs[0].size_bytes() as f64 }
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let (a, b) = (inputs[0].f32(), inputs[1].f32());
+        let chunks = outputs[0].f32().par_chunks_mut(CHUNK).zip(a.par_chunks(CHUNK)).zip(b.par_chunks(CHUNK));
+        chunks.for_each(|((sum, a), b)| {
+            for ((sum, a), b) in sum.iter_mut().zip(a).zip(b) {
+                *sum = a + b;
+            }
+        });
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        plan(inputs[0].shape.elements(), true)
+    }
+}

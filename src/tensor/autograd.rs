@@ -1,0 +1,228 @@
+//! Reverse-mode differentiation.
+//!
+//! Applying an [`Op`] to tensors of which one needs a gradient records a node: the op, what its backward needs
+//! ([`Saves`]), and edges to the nodes its inputs came from. [`backward_from`] walks the nodes from the newest to the
+//! oldest. Each takes the gradients of its outputs, computes those of its inputs, and frees what it had saved, so
+//! activations go as the gradient passes them. Gradients of leaves are added in place.
+
+use super::accumulate::{AddInto, Sum};
+use super::{Kernel, Shape, Tensor, run, run_into};
+use crate::{Error, Result};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::rc::Rc;
+
+/// A kernel with a derivative.
+pub trait Op: Kernel {
+    /// Which inputs and outputs backward needs; all others may be freed right after forward.
+    fn saves(&self) -> Saves;
+
+    /// Hands each wanted input gradient to `grads`, given what was saved and the gradients of the outputs.
+    /// `upstream[i]` is `None` where output `i` did not take part in the loss.
+    ///
+    /// # Errors
+    /// Those of the kernels it runs.
+    fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()>;
+}
+
+/// Positions of the inputs and outputs that backward needs.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Saves {
+    pub inputs: &'static [usize],
+    pub outputs: &'static [usize],
+}
+
+/// What a node kept for its backward.
+pub struct Saved {
+    inputs: Vec<Option<Tensor>>,
+    outputs: Vec<Option<Tensor>>,
+}
+
+impl Saved {
+    /// Input `i`, which [`Op::saves`] must have named.
+    pub fn input(&self, i: usize) -> &Tensor {
+        self.inputs[i].as_ref().expect("backward uses an input that `saves` does not name")
+    }
+
+    /// Output `i`, which [`Op::saves`] must have named.
+    pub fn output(&self, i: usize) -> &Tensor {
+        self.outputs[i].as_ref().expect("backward uses an output that `saves` does not name")
+    }
+}
+
+/// Where a tensor came from.
+#[derive(Clone)]
+pub enum Edge {
+    /// Data: no gradient flows here.
+    None,
+    /// A leaf; its gradient is added to this tensor.
+    Leaf(Tensor),
+    /// Output number `.1` of a node.
+    Node(Rc<Node>, usize),
+}
+
+/// One application of an op.
+pub struct Node {
+    id: u64,
+    outputs: usize,
+    record: RefCell<Option<Record>>,
+}
+
+/// What a node loses when it is differentiated.
+struct Record {
+    op: Box<dyn Op>,
+    saved: Saved,
+    edges: Vec<Edge>,
+}
+
+thread_local! {
+    static ENABLED: Cell<bool> = const { Cell::new(true) };
+    static NEXT_ID: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Runs `body` without recording: nothing computed in it can be differentiated.
+pub fn no_grad<T>(body: impl FnOnce() -> T) -> T {
+    struct Restore(bool);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            ENABLED.set(self.0);
+        }
+    }
+    let _restore = Restore(ENABLED.replace(false));
+    body()
+}
+
+/// Whether operations are recorded now.
+pub fn grad_enabled() -> bool {
+    ENABLED.get()
+}
+
+/// Runs an op and records it if an input needs a gradient.
+pub(crate) fn apply(op: impl Op + 'static, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+    let outputs = run(&op, inputs)?;
+    Ok(record(Box::new(op), inputs, outputs))
+}
+
+/// Puts outputs that were computed from `inputs` on the tape.
+pub(crate) fn record(op: Box<dyn Op>, inputs: &[&Tensor], outputs: Vec<Tensor>) -> Vec<Tensor> {
+    let needed = inputs.iter().any(|t| !matches!(t.edge(), Edge::None));
+    if !grad_enabled() || !needed {
+        return outputs;
+    }
+    let saves = op.saves();
+    let keep = |tensors: &[&Tensor], which: &[usize]| {
+        // Detached: an output that its own node kept alive would never be freed.
+        tensors.iter().enumerate().map(|(i, t)| which.contains(&i).then(|| t.detach())).collect()
+    };
+    let saved =
+        Saved { inputs: keep(inputs, saves.inputs), outputs: keep(&outputs.iter().collect::<Vec<_>>(), saves.outputs) };
+    let edges = inputs.iter().map(|t| t.edge().clone()).collect();
+    let id = NEXT_ID.get();
+    NEXT_ID.set(id + 1);
+    let record = RefCell::new(Some(Record { op, saved, edges }));
+    let node = Rc::new(Node { id, outputs: outputs.len(), record });
+    outputs
+        .into_iter()
+        .enumerate()
+        .map(|(i, t)| Tensor::from_parts(t.spec().clone(), t.storage().clone(), Edge::Node(node.clone(), i)))
+        .collect()
+}
+
+/// Gradients of nodes' outputs that wait for their node's turn, newest node last.
+type Waiting = BTreeMap<u64, (Rc<Node>, Vec<Option<Tensor>>)>;
+
+/// Where an op's backward puts the gradients of its inputs.
+pub struct Grads<'a> {
+    edges: &'a [Edge],
+    waiting: &'a mut Waiting,
+}
+
+impl Grads<'_> {
+    /// Whether anybody needs the gradient of input `i`.
+    pub fn wanted(&self, i: usize) -> bool {
+        !matches!(self.edges[i], Edge::None)
+    }
+
+    /// Adds `gradient` to the gradient of input `i`.
+    ///
+    /// # Errors
+    /// Those of the addition.
+    pub fn give(&mut self, i: usize, gradient: Tensor) -> Result<()> {
+        match &self.edges[i] {
+            Edge::None => Ok(()),
+            Edge::Leaf(sum) => run_into(&AddInto, &[&gradient], &[sum]),
+            Edge::Node(node, output) => {
+                let slot = slot(self.waiting, node, *output);
+                *slot = Some(match slot.take() {
+                    None => gradient,
+                    Some(sum) if sum.owns_its_memory() => {
+                        run_into(&AddInto, &[&gradient], &[&sum])?;
+                        sum
+                    }
+                    Some(sum) if gradient.owns_its_memory() => {
+                        run_into(&AddInto, &[&sum], &[&gradient])?;
+                        gradient
+                    }
+                    Some(sum) => run(&Sum, &[&sum, &gradient])?.remove(0),
+                });
+                Ok(())
+            }
+        }
+    }
+
+    /// Computes the gradient of input `i`, if wanted, as the only output of a kernel: `kernel(true)` must add to what
+    /// the output holds, `kernel(false)` must overwrite it. Spares the extra pass that [`Grads::give`] may need.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub fn compute<K: Kernel>(&mut self, i: usize, inputs: &[&Tensor], kernel: impl Fn(bool) -> K) -> Result<()> {
+        match &self.edges[i] {
+            Edge::None => Ok(()),
+            Edge::Leaf(sum) => run_into(&kernel(true), inputs, &[sum]),
+            Edge::Node(node, output) => {
+                if let Some(sum) = slot(self.waiting, node, *output)
+                    && sum.owns_its_memory()
+                {
+                    return run_into(&kernel(true), inputs, &[&*sum]);
+                }
+                let gradient = run(&kernel(false), inputs)?.remove(0);
+                self.give(i, gradient)
+            }
+        }
+    }
+}
+
+fn slot<'a>(waiting: &'a mut Waiting, node: &Rc<Node>, output: usize) -> &'a mut Option<Tensor> {
+    let entry = waiting.entry(node.id).or_insert_with(|| (node.clone(), vec![None; node.outputs]));
+    &mut entry.1[output]
+}
+
+/// Adds the gradient of `sum(root * seed)` to every leaf that `root` was computed from.
+pub(crate) fn backward_from(root: &Tensor, seed: Tensor) -> Result<()> {
+    let Edge::Node(node, output) = root.edge() else {
+        return Err(Error::Autograd("this tensor was not computed from anything that needs a gradient".into()));
+    };
+    let mut waiting = Waiting::new();
+    *slot(&mut waiting, node, *output) = Some(seed);
+    while let Some((_, (node, upstream))) = waiting.pop_last() {
+        let record = node.record.take().ok_or_else(|| {
+            Error::Autograd("this was differentiated before, and what forward saved is gone; run forward again".into())
+        })?;
+        drop(node);
+        let mut grads = Grads { edges: &record.edges, waiting: &mut waiting };
+        no_grad(|| record.op.backward(&record.saved, &upstream, &mut grads))?;
+    }
+    Ok(())
+}
+
+impl Tensor {
+    /// Whether nothing else can see this tensor's memory, so that it may be changed in place.
+    fn owns_its_memory(&self) -> bool {
+        self.uniquely_owned() && self.storage().is_unique()
+    }
+
+    /// The same memory under another shape, as an op on the tape.
+    pub(crate) fn record_view(&self, op: impl Op + 'static, shape: Shape) -> Tensor {
+        record(Box::new(op), &[self], vec![self.view(shape, Edge::None)]).remove(0)
+    }
+}

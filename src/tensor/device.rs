@@ -1,0 +1,96 @@
+//! Where tensors live.
+
+use crate::Result;
+use crate::cpu::CpuSlice;
+use crate::gpu::{Gpu, GpuSlice};
+use std::fmt;
+
+/// The processor, or an opened GPU.
+#[derive(Debug, Clone)]
+pub enum Device {
+    Cpu,
+    Gpu(Gpu),
+}
+
+impl Device {
+    /// Whether both mean the same place.
+    pub fn same(&self, other: &Device) -> bool {
+        match (self, other) {
+            (Device::Cpu, Device::Cpu) => true,
+            (Device::Gpu(a), Device::Gpu(b)) => a.same(b),
+            _ => false,
+        }
+    }
+
+    pub(crate) fn alloc(&self, size_bytes: usize) -> Result<Storage> {
+        Ok(match self {
+            Device::Cpu => Storage::Cpu(CpuSlice::alloc(size_bytes)),
+            Device::Gpu(gpu) => Storage::Gpu(gpu.clone(), gpu.alloc(size_bytes)?),
+        })
+    }
+
+    /// Waits until everything recorded so far is computed.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub fn synchronize(&self) -> Result<()> {
+        match self {
+            Device::Cpu => Ok(()),
+            Device::Gpu(gpu) => gpu.synchronize(),
+        }
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        match self {
+            Device::Cpu => write!(f, "cpu"),
+            Device::Gpu(gpu) => write!(f, "{gpu:?}"),
+        }
+    }
+}
+
+/// A part of a device's memory.
+#[derive(Clone)]
+pub enum Storage {
+    Cpu(CpuSlice),
+    Gpu(Gpu, GpuSlice),
+}
+
+impl Storage {
+    pub(crate) fn device(&self) -> Device {
+        match self {
+            Storage::Cpu(_) => Device::Cpu,
+            Storage::Gpu(gpu, _) => Device::Gpu(gpu.clone()),
+        }
+    }
+
+    pub(crate) fn slice(&self, offset: usize, size: usize) -> Storage {
+        match self {
+            Storage::Cpu(slice) => Storage::Cpu(slice.slice(offset, size)),
+            Storage::Gpu(gpu, slice) => Storage::Gpu(gpu.clone(), slice.slice(offset, size)),
+        }
+    }
+
+    /// Whether no other slice shares the buffer.
+    pub(crate) fn is_unique(&self) -> bool {
+        match self {
+            Storage::Cpu(slice) => slice.is_unique(),
+            Storage::Gpu(_, slice) => slice.is_unique(),
+        }
+    }
+
+    pub(crate) fn cpu(&self) -> &CpuSlice {
+        match self {
+            Storage::Cpu(slice) => slice,
+            Storage::Gpu(..) => unreachable!("all operands were checked to be on one device"),
+        }
+    }
+
+    pub(crate) fn gpu(&self) -> &GpuSlice {
+        match self {
+            Storage::Gpu(_, slice) => slice,
+            Storage::Cpu(_) => unreachable!("all operands were checked to be on one device"),
+        }
+    }
+}

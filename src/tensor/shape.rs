@@ -1,0 +1,125 @@
+//! Shapes and element types.
+
+use std::fmt;
+use std::ops::Deref;
+
+/// What an element is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum DType {
+    F32,
+    F16,
+    U32,
+}
+
+impl DType {
+    /// "f32", "f16" or "u32".
+    pub fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "f32",
+            DType::F16 => "f16",
+            DType::U32 => "u32",
+        }
+    }
+
+    /// Bytes of one element.
+    pub fn size_bytes(self) -> usize {
+        match self {
+            DType::F32 | DType::U32 => 4,
+            DType::F16 => 2,
+        }
+    }
+}
+
+/// The length of each dimension, outermost first; the empty shape is a scalar.
+#[derive(Clone, PartialEq, Eq, Hash, Default)]
+pub struct Shape(Vec<usize>);
+
+impl Shape {
+    /// How many elements there are.
+    pub fn elements(&self) -> usize {
+        self.0.iter().product()
+    }
+
+    /// The last dimension, 1 for a scalar.
+    pub fn last_dim(&self) -> usize {
+        self.0.last().copied().unwrap_or(1)
+    }
+
+    /// The product of all dimensions but the last.
+    pub fn rows(&self) -> usize {
+        self.0.iter().rev().skip(1).product()
+    }
+
+    /// This shape with another last dimension.
+    pub fn with_last_dim(&self, last: usize) -> Shape {
+        let mut dims = self.0.clone();
+        match dims.last_mut() {
+            Some(dim) => *dim = last,
+            None => dims.push(last),
+        }
+        Shape(dims)
+    }
+}
+
+impl Deref for Shape {
+    type Target = [usize];
+
+    fn deref(&self) -> &[usize] {
+        &self.0
+    }
+}
+
+impl From<Vec<usize>> for Shape {
+    fn from(dims: Vec<usize>) -> Shape {
+        Shape(dims)
+    }
+}
+
+impl From<&[usize]> for Shape {
+    fn from(dims: &[usize]) -> Shape {
+        Shape(dims.to_vec())
+    }
+}
+
+impl<const N: usize> From<[usize; N]> for Shape {
+    fn from(dims: [usize; N]) -> Shape {
+        Shape(dims.to_vec())
+    }
+}
+
+impl fmt::Display for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let dims: Vec<String> = self.0.iter().map(usize::to_string).collect();
+        write!(f, "({})", dims.join(", "))
+    }
+}
+
+impl fmt::Debug for Shape {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// Shape and element type: all that there is to know about a tensor before its values.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spec {
+    pub shape: Shape,
+    pub dtype: DType,
+}
+
+impl Spec {
+    pub fn new(shape: impl Into<Shape>, dtype: DType) -> Spec {
+        Spec { shape: shape.into(), dtype }
+    }
+
+    /// Bytes of all elements.
+    pub fn size_bytes(&self) -> usize {
+        self.shape.elements() * self.dtype.size_bytes()
+    }
+}
+
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{} {}", self.dtype.name(), self.shape)
+    }
+}
