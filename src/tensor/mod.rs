@@ -252,6 +252,18 @@ impl Tensor {
         backward_from(self, seed)
     }
 
+    /// [`Tensor::backward`] for a tensor of any shape, given the gradient of the loss with respect to it.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::backward`], or if the shapes differ.
+    pub fn backward_with(&self, gradient: &Tensor) -> Result<()> {
+        if gradient.spec() != self.spec() {
+            let (expected, got) = (self.spec().to_string(), gradient.spec().to_string());
+            return Err(Error::Shape { op: "backward", expected, got });
+        }
+        backward_from(self, gradient.clone())
+    }
+
     pub(crate) fn expect_dtype(&self, op: &'static str, expected: DType) -> Result<()> {
         if self.dtype() != expected {
             return Err(Error::DType { op, expected: expected.name(), got: self.dtype().name() });

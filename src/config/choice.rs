@@ -1,0 +1,133 @@
+//! The keys that take one of a few words.
+
+use std::fmt;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+/// Declares an enum whose variants are words of the configuration, so that the word is written once.
+macro_rules! choice {
+    ($(#[$doc:meta])* $name:ident { $($(#[$variant_doc:meta])* $variant:ident = $word:literal,)+ }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+        pub enum $name {
+            $($(#[$variant_doc])* #[serde(rename = $word)] $variant,)+
+        }
+
+        impl $name {
+            /// The words that the configuration takes, in the order of the variants.
+            pub const CHOICES: &'static [&'static str] = &[$($word),+];
+
+            /// The word that the configuration uses for it.
+            pub fn as_str(self) -> &'static str {
+                match self { $($name::$variant => $word,)+ }
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.as_str())
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = String;
+
+            fn from_str(word: &str) -> Result<Self, String> {
+                match word {
+                    $($word => Ok($name::$variant),)+
+                    _ => Err(format!("expected one of {}, got `{word}`", Self::CHOICES.join(", "))),
+                }
+            }
+        }
+    };
+}
+
+choice! {
+    /// The numbers that training computes with.
+    Precision {
+        /// Everything in 32-bit floats.
+        F32 = "f32",
+        /// 16-bit storage and products with 32-bit accumulation and master weights.
+        Mixed = "mixed",
+    }
+}
+
+choice! {
+    /// How the learning rate falls after the warm-up.
+    Schedule {
+        /// Half a cosine from `learning_rate` down to `min_learning_rate` at the last step.
+        Cosine = "cosine",
+        /// A straight line from `learning_rate` down to `min_learning_rate` at the last step.
+        Linear = "linear",
+        /// `learning_rate` to the end; `min_learning_rate` plays no part.
+        Constant = "constant",
+    }
+}
+
+choice! {
+    /// The rule that turns gradients into updates.
+    OptimizerKind {
+        /// Adam with weight decay apart from the gradient (Loshchilov and Hutter, 2019).
+        AdamW = "adamw",
+        /// Adam with weight decay added to the gradient (Kingma and Ba, 2015).
+        Adam = "adam",
+        /// Stochastic gradient descent with momentum.
+        Sgd = "sgd",
+    }
+}
+
+/// The device that is asked for: `auto`, `cpu`, `gpu` or `gpu:N`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum DeviceKind {
+    /// The best GPU if there is one, else the CPU.
+    #[default]
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// A GPU: the one with this index in the list of adapters, or the best one.
+    Gpu(Option<usize>),
+}
+
+impl fmt::Display for DeviceKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            DeviceKind::Auto => f.pad("auto"),
+            DeviceKind::Cpu => f.pad("cpu"),
+            DeviceKind::Gpu(None) => f.pad("gpu"),
+            DeviceKind::Gpu(Some(index)) => f.pad(&format!("gpu:{index}")),
+        }
+    }
+}
+
+impl FromStr for DeviceKind {
+    type Err = String;
+
+    fn from_str(word: &str) -> Result<Self, String> {
+        let unknown = || format!("expected one of auto, cpu, gpu, gpu:N (such as gpu:1), got `{word}`");
+        match word {
+            "auto" => Ok(DeviceKind::Auto),
+            "cpu" => Ok(DeviceKind::Cpu),
+            "gpu" => Ok(DeviceKind::Gpu(None)),
+            _ => {
+                let index = word.strip_prefix("gpu:").ok_or_else(unknown)?;
+                Ok(DeviceKind::Gpu(Some(index.parse().map_err(|_| unknown())?)))
+            }
+        }
+    }
+}
+
+impl TryFrom<String> for DeviceKind {
+    type Error = String;
+
+    fn try_from(word: String) -> Result<Self, String> {
+        word.parse()
+    }
+}
+
+impl From<DeviceKind> for String {
+    fn from(kind: DeviceKind) -> String {
+        kind.to_string()
+    }
+}

@@ -1,0 +1,49 @@
+//! Writes the configuration in force as TOML, with the origin of every value beside it.
+
+use std::fmt::Write;
+
+use toml::{Table, Value};
+
+use super::layers::Resolved;
+use super::origin::Origin;
+
+impl Resolved {
+    /// Every value in force, each with a trailing comment that says where it came from (`# from quick.toml:4`, or
+    /// `# default`). The text is a configuration file that gives the same [`Config`](super::Config) again.
+    pub fn to_toml(&self) -> String {
+        // A seed above i64::MAX, which TOML cannot hold, never comes out of `Layers`.
+        let table = Table::try_from(&self.config).expect("a checked configuration can be written as TOML");
+        let mut text = String::from("# Every value in force, and where it came from.\n");
+        for (section, entries) in &table {
+            let _ = writeln!(text, "\n[{section}]");
+            let Value::Table(entries) = entries else { continue };
+            let lines: Vec<_> =
+                entries.iter().map(|(key, value)| (key, format!("{key} = {}", written(value)))).collect();
+            // One long text should not push every comment of its section out of sight.
+            let lengths = lines.iter().map(|(_, line)| line.chars().count());
+            let width = lengths.filter(|&length| length <= 40).max().unwrap_or(0);
+            for (key, line) in lines {
+                let source = comment(self.origin(&format!("{section}.{key}")));
+                let _ = writeln!(text, "{line:width$}  # {source}");
+            }
+        }
+        text
+    }
+}
+
+/// The value as TOML; `1e-8` rather than the 0.00000001 that the writer would make of it.
+fn written(value: &Value) -> String {
+    match value {
+        Value::Float(x) if *x != 0.0 && x.abs() < 1e-3 => format!("{x:e}"),
+        _ => value.to_string(),
+    }
+}
+
+/// The comment about an origin. A file name may hold what a TOML comment may not, such as the end of a line.
+fn comment(origin: &Origin) -> String {
+    let text = match origin {
+        Origin::Default | Origin::Derived(_) => origin.to_string(),
+        _ => format!("from {origin}"),
+    };
+    text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}

@@ -1,0 +1,230 @@
+//! The list of keys: what each takes, how its text is read, and which one a misspelt name meant.
+
+use toml::Value;
+
+use super::choice::{DeviceKind, OptimizerKind, Precision, Schedule};
+
+/// What a key takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Kind {
+    /// Any text.
+    Text,
+    /// `true` or `false`.
+    Flag,
+    /// A whole number that the GPU can index with, which is at most `u32::MAX`.
+    Count,
+    /// A whole number of up to 63 bits (TOML has no larger ones).
+    Seed,
+    /// A finite number that fits in 32-bit floats, for those are what it will be used in.
+    Real,
+    /// One of these words.
+    Choice(&'static [&'static str]),
+    /// A [`DeviceKind`].
+    Device,
+}
+
+/// One key of the schema.
+#[derive(Debug)]
+pub(super) struct Key {
+    /// `section.key`.
+    pub name: &'static str,
+    pub kind: Kind,
+}
+
+const fn key(name: &'static str, kind: Kind) -> Key {
+    Key { name, kind }
+}
+
+/// Every key, in the order of the schema.
+pub(super) const KEYS: &[Key] = &[
+    key("run.dir", Kind::Text),
+    key("run.name", Kind::Text),
+    key("run.seed", Kind::Seed),
+    key("device.kind", Kind::Device),
+    key("device.precision", Kind::Choice(Precision::CHOICES)),
+    key("device.threads", Kind::Count),
+    key("device.allow_fallback", Kind::Flag),
+    key("device.allow_software", Kind::Flag),
+    key("data.corpus", Kind::Text),
+    key("data.tokenizer", Kind::Text),
+    key("data.vocab_size", Kind::Count),
+    key("data.validation_fraction", Kind::Real),
+    key("model.n_layer", Kind::Count),
+    key("model.n_head", Kind::Count),
+    key("model.n_embd", Kind::Count),
+    key("model.block_size", Kind::Count),
+    key("model.dropout", Kind::Real),
+    key("model.bias", Kind::Flag),
+    key("model.tie_embeddings", Kind::Flag),
+    key("train.batch_size", Kind::Count),
+    key("train.grad_accum_steps", Kind::Count),
+    key("train.max_steps", Kind::Count),
+    key("train.epochs", Kind::Real),
+    key("train.learning_rate", Kind::Real),
+    key("train.min_learning_rate", Kind::Real),
+    key("train.warmup_steps", Kind::Count),
+    key("train.schedule", Kind::Choice(Schedule::CHOICES)),
+    key("train.eval_every", Kind::Count),
+    key("train.eval_batches", Kind::Count),
+    key("train.grad_clip", Kind::Real),
+    key("optimizer.kind", Kind::Choice(OptimizerKind::CHOICES)),
+    key("optimizer.beta1", Kind::Real),
+    key("optimizer.beta2", Kind::Real),
+    key("optimizer.eps", Kind::Real),
+    key("optimizer.weight_decay", Kind::Real),
+    key("optimizer.momentum", Kind::Real),
+    key("checkpoint.every", Kind::Count),
+    key("checkpoint.keep_last", Kind::Count),
+    key("checkpoint.keep_best", Kind::Flag),
+    key("log.every", Kind::Count),
+    key("generate.prompt", Kind::Text),
+    key("generate.max_new_tokens", Kind::Count),
+    key("generate.temperature", Kind::Real),
+    key("generate.top_k", Kind::Count),
+    key("generate.top_p", Kind::Real),
+    key("generate.seed", Kind::Seed),
+];
+
+/// The sections, in the order of the schema.
+pub(super) const SECTIONS: &[&str] =
+    &["run", "device", "data", "model", "train", "optimizer", "checkpoint", "log", "generate"];
+
+/// The key of that name.
+pub(super) fn find(name: &str) -> Option<&'static Key> {
+    KEYS.iter().find(|key| key.name == name)
+}
+
+impl Key {
+    /// The section and the key in it.
+    pub(super) fn parts(&self) -> (&'static str, &'static str) {
+        self.name.split_once('.').expect("every name in KEYS has a dot")
+    }
+
+    /// The environment variable that sets it.
+    pub(super) fn variable(&self) -> String {
+        format!("RUSTYFLOW_{}", self.name.replace('.', "__").to_uppercase())
+    }
+
+    /// The value that plain text stands for, where all of it is meant (a flag, a line of a `.env` file).
+    pub(super) fn value_of_text(&self, text: &str) -> Value {
+        let number = |text: &str| text.parse::<f64>().ok().map(Value::Float);
+        match self.kind {
+            Kind::Text | Kind::Choice(_) | Kind::Device => Value::String(text.into()),
+            // TOML refuses `.5`, `1.` and `+.5e3`, which people type.
+            Kind::Real => text.parse().ok().or_else(|| number(text)).unwrap_or_else(|| Value::String(text.into())),
+            Kind::Flag | Kind::Count | Kind::Seed => text.parse().unwrap_or_else(|_| Value::String(text.into())),
+        }
+    }
+
+    /// The value that text stands for where it may be written as in TOML (`--set`, the environment): as
+    /// [`value_of_text`](Self::value_of_text), but quotes around a text are not part of it.
+    pub(super) fn value_of_toml(&self, text: &str) -> Value {
+        if text.starts_with(['"', '\''])
+            && let Ok(Value::String(inner)) = text.parse()
+        {
+            return self.value_of_text(&inner);
+        }
+        self.value_of_text(text)
+    }
+
+    /// The value in the type that the schema has for it, or what was expected and what was got.
+    pub(super) fn check(&self, value: Value) -> Result<Value, String> {
+        let refuse = |expected: &str, value: &Value| Err(format!("expected {expected}, got {}", describe(value)));
+        match (self.kind, value) {
+            (Kind::Text, value @ Value::String(_)) => Ok(value),
+            (Kind::Text, value) => refuse("a text in quotes", &value),
+            (Kind::Flag, value @ Value::Boolean(_)) => Ok(value),
+            (Kind::Flag, value) => refuse("true or false", &value),
+            (Kind::Count, Value::Integer(n)) if (0..=i64::from(u32::MAX)).contains(&n) => Ok(Value::Integer(n)),
+            (Kind::Count, value) => refuse("a whole number from 0 to 4294967295", &value),
+            (Kind::Seed, Value::Integer(n)) if n >= 0 => Ok(Value::Integer(n)),
+            (Kind::Seed, value) => refuse("a whole number from 0 to 9223372036854775807", &value),
+            (Kind::Real, Value::Integer(n)) => Ok(Value::Float(n as f64)),
+            (Kind::Real, Value::Float(x)) if x.abs() <= f64::from(f32::MAX) => Ok(Value::Float(x)),
+            (Kind::Real, value @ Value::Float(_)) => refuse("a finite number that fits in 32 bits", &value),
+            (Kind::Real, value) => refuse("a number", &value),
+            (Kind::Choice(choices), Value::String(word)) => match choices.contains(&word.as_str()) {
+                true => Ok(Value::String(word)),
+                false => refuse(&format!("one of {}", choices.join(", ")), &Value::String(word)),
+            },
+            (Kind::Choice(choices), value) => refuse(&format!("one of {}", choices.join(", ")), &value),
+            (Kind::Device, Value::String(word)) => match word.parse::<DeviceKind>() {
+                Ok(kind) => Ok(Value::String(kind.to_string())),
+                Err(_) => refuse("one of auto, cpu, gpu, gpu:N (such as gpu:1)", &Value::String(word)),
+            },
+            (Kind::Device, value) => refuse("one of auto, cpu, gpu, gpu:N (such as gpu:1)", &value),
+        }
+    }
+}
+
+/// What a value is, in words short enough for an error message.
+fn describe(value: &Value) -> String {
+    match value {
+        Value::String(text) if text.chars().count() > 60 => {
+            format!("the text {:?}...", text.chars().take(60).collect::<String>())
+        }
+        Value::String(text) => format!("the text {text:?}"),
+        Value::Integer(n) => n.to_string(),
+        Value::Float(x) => format!("{x:?}"),
+        Value::Boolean(flag) => flag.to_string(),
+        Value::Datetime(date) => format!("the date {date}"),
+        Value::Array(_) => "a list".into(),
+        Value::Table(_) => "a table".into(),
+    }
+}
+
+/// The message about a name that no key has: the key that was probably meant, or what there is.
+/// `spell` writes a key's name the way that the place of the error writes it.
+pub(super) fn unknown_key(name: &str, spell: impl Fn(&Key) -> String) -> String {
+    let (section, last) = name.split_once('.').unwrap_or(("", name));
+    let closeness = |key: &&Key| {
+        let (its_section, its_last) = key.parts();
+        let key_score = similarity(last, its_last);
+        (key_score >= CLOSE).then_some(2.0 * key_score + similarity(section, its_section))
+    };
+    let scored = KEYS.iter().filter_map(|key| closeness(&key).map(|score| (score, key)));
+    // The first of equals, so that the answer does not depend on how a maximum breaks ties.
+    let nearest = scored.reduce(|best, next| if next.0 > best.0 { next } else { best });
+    if let Some((_, key)) = nearest {
+        return format!("unknown key, did you mean `{}`?", spell(key));
+    }
+    let in_section: Vec<_> = KEYS.iter().map(Key::parts).filter(|parts| parts.0 == section).map(|p| p.1).collect();
+    if in_section.is_empty() {
+        format!("unknown key; the sections are {}", SECTIONS.join(", "))
+    } else {
+        format!("unknown key; the keys of [{section}] are {}", in_section.join(", "))
+    }
+}
+
+/// The message about a section that does not exist.
+pub(super) fn unknown_section(name: &str) -> String {
+    match nearest(name, SECTIONS.iter().copied()) {
+        Some(section) => format!("unknown section, did you mean [{section}]?"),
+        None => format!("unknown section; the sections are {}", SECTIONS.join(", ")),
+    }
+}
+
+/// The candidate that a misspelt word most likely meant, if any is close.
+pub(super) fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let scored = candidates.map(|candidate| (similarity(word, candidate), candidate));
+    let best = scored.reduce(|best, next| if next.0 > best.0 { next } else { best });
+    best.filter(|(score, _)| *score >= CLOSE).map(|(_, candidate)| candidate)
+}
+
+/// The similarity from which a name is worth suggesting: half of its letters are right.
+const CLOSE: f64 = 0.5;
+
+/// 1 for the same word, 0 for unrelated ones. Half a word (`batch` for `batch_size`) is close as well.
+fn similarity(left: &str, right: &str) -> f64 {
+    let (left, right) = (left.to_lowercase(), right.to_lowercase());
+    // The edit distance is quadratic; nothing this long is a misspelling.
+    if left.len() > 100 {
+        return 0.0;
+    }
+    let (shorter, longer) = if left.len() < right.len() { (&left, &right) } else { (&right, &left) };
+    let part = match shorter.len() >= 3 && longer.contains(shorter.as_str()) {
+        true => CLOSE + (1.0 - CLOSE) * shorter.len() as f64 / longer.len() as f64,
+        false => 0.0,
+    };
+    strsim::normalized_damerau_levenshtein(&left, &right).max(part)
+}

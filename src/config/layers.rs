@@ -1,0 +1,247 @@
+//! Puts the layers over one another and makes the typed configuration of what is left.
+
+use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::path::Path;
+
+use toml::{Table, Value};
+
+use super::keys::{self, KEYS, Key};
+use super::origin::Origin;
+use super::schema::Config;
+use super::{env_file, toml_file, validate, wrong};
+use crate::error::{Error, Result};
+
+const MAX_STEPS: &str = "train.max_steps";
+const EPOCHS: &str = "train.epochs";
+
+/// Collects values, in any order of calls: the layer decides which wins, and only within a layer does the later one.
+/// Names and types are checked as values come in, so that an error can name the place; ranges are checked by `build`.
+#[derive(Clone, Debug, Default)]
+pub struct Layers {
+    layers: Vec<Layer>,
+}
+
+/// A value, and where it came from.
+#[derive(Clone, Debug)]
+struct Given {
+    value: Value,
+    origin: Origin,
+}
+
+/// The values of one file, of the environment, of all `--set`, or of all flags.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Layer {
+    /// See [`Origin::rank`].
+    rank: u8,
+    values: BTreeMap<&'static str, Given>,
+}
+
+impl Layer {
+    /// Adds a value of the key, after checking its type.
+    pub(super) fn insert(&mut self, key: &'static Key, value: Value, origin: Origin) -> Result<()> {
+        let value = key.check(value).map_err(|message| wrong(&origin, key.name, message))?;
+        self.rank = origin.rank();
+        self.values.insert(key.name, Given { value, origin });
+        Ok(())
+    }
+
+    /// Where the layer sets this key, if it does.
+    pub(super) fn origin(&self, name: &str) -> Option<&Origin> {
+        self.values.get(name).map(|given| &given.origin)
+    }
+}
+
+impl Layers {
+    /// Only the defaults.
+    pub fn new() -> Self {
+        Layers::default()
+    }
+
+    /// A layer from the text of a TOML file; `place` is the name that errors and origins give it.
+    pub fn toml_str(mut self, place: &str, text: &str) -> Result<Self> {
+        self.layers.push(toml_file::read(place, text)?);
+        Ok(self)
+    }
+
+    /// A layer from a file: `.env`, `.env.*` and `*.env` are read as `NAME=value` lines, every other name as TOML.
+    /// Of several files the later one wins.
+    pub fn file(mut self, path: &Path) -> Result<Self> {
+        let place = path.display().to_string();
+        let bytes = std::fs::read(path).map_err(|source| Error::io("read", path, source))?;
+        let text = String::from_utf8(bytes).map_err(|error| {
+            let offset = error.utf8_error().valid_up_to();
+            wrong(&place, "not a text file", format!("byte {offset} is not UTF-8; save the file as UTF-8"))
+        })?;
+        // Editors on Windows put a byte order mark first.
+        let text = text.trim_start_matches('\u{feff}');
+        let layer = if is_env_file(path) { env_file::read(&place, text)? } else { toml_file::read(&place, text)? };
+        self.layers.push(layer);
+        Ok(self)
+    }
+
+    /// The layer of the environment: variables named `RUSTYFLOW_SECTION__KEY`, written as for [`set`](Self::set).
+    /// Names without `__` serve other purposes and are passed over, unless they are a key's name but for one `_`.
+    pub fn environment(mut self, variables: impl Iterator<Item = (String, String)>) -> Result<Self> {
+        let mut layer = Layer::default();
+        for (name, text) in variables {
+            let Some(rest) = name.strip_prefix("RUSTYFLOW_") else { continue };
+            match rest.split_once("__") {
+                Some((section, key)) => {
+                    let key_name = format!("{}.{}", section.to_lowercase(), key.to_lowercase());
+                    let Some(key) = keys::find(&key_name) else {
+                        return Err(wrong(name, key_name.as_str(), keys::unknown_key(&key_name, Key::variable)));
+                    };
+                    layer.insert(key, key.value_of_toml(&text), Origin::Environment(name))?;
+                }
+                None => {
+                    let meant = |key: &&Key| key.name.replace('.', "_") == rest.to_lowercase();
+                    if let Some(key) = KEYS.iter().find(meant) {
+                        let message = format!("write two underscores after the section: {}", key.variable());
+                        return Err(wrong(name, key.name, message));
+                    }
+                }
+            }
+        }
+        self.layers.push(layer);
+        Ok(self)
+    }
+
+    /// A value from `--set section.key=value`. The value is written as in TOML; a text needs no quotes.
+    pub fn set(mut self, assignment: &str) -> Result<Self> {
+        let Some((name, text)) = assignment.split_once('=') else {
+            return Err(wrong("--set", assignment, "expected section.key=value, found no `=`"));
+        };
+        let name = name.trim();
+        let Some(key) = keys::find(name) else {
+            return Err(wrong("--set", name, keys::unknown_key(name, |key| key.name.into())));
+        };
+        self.layer_of(&Origin::Set).insert(key, key.value_of_toml(text.trim()), Origin::Set)?;
+        Ok(self)
+    }
+
+    /// A value from a flag with a name of its own; `flag` is that name (`--steps`), `key` is `section.key`, and the
+    /// text of `value` is taken literally.
+    pub fn flag(mut self, flag: &'static str, key: &str, value: impl Display) -> Result<Self> {
+        let origin = Origin::Flag(flag);
+        let Some(key) = keys::find(key) else {
+            return Err(wrong(origin, key, keys::unknown_key(key, |key| key.name.into())));
+        };
+        self.layer_of(&origin).insert(key, key.value_of_text(&value.to_string()), origin)?;
+        Ok(self)
+    }
+
+    #[cfg(test)]
+    pub(super) fn from_layer(layer: Layer) -> Self {
+        Layers { layers: vec![layer] }
+    }
+
+    /// The one layer of all `--set`, or of all flags.
+    fn layer_of(&mut self, origin: &Origin) -> &mut Layer {
+        let index = self.layers.iter().position(|layer| layer.rank == origin.rank()).unwrap_or_else(|| {
+            self.layers.push(Layer { rank: origin.rank(), values: BTreeMap::new() });
+            self.layers.len() - 1
+        });
+        &mut self.layers[index]
+    }
+
+    /// The configuration in force, checked.
+    pub fn build(mut self) -> Result<Resolved> {
+        self.layers.sort_by_key(|layer| layer.rank);
+        let mut values = BTreeMap::new();
+        for layer in self.layers {
+            // Both say how long to train, so either replaces the other of the layers below.
+            match (layer.origin(MAX_STEPS), layer.origin(EPOCHS)) {
+                (Some(steps), Some(epochs)) => {
+                    let message = format!("{MAX_STEPS} is set as well ({steps}); set only one of the two");
+                    return Err(wrong(epochs, EPOCHS, message));
+                }
+                (Some(_), None) => drop(values.remove(EPOCHS)),
+                (None, Some(_)) => drop(values.remove(MAX_STEPS)),
+                (None, None) => {}
+            }
+            values.extend(layer.values);
+        }
+        let resolved = assemble(values)?;
+        validate::validate(&resolved)?;
+        Ok(resolved)
+    }
+}
+
+/// The defaults with these values over them.
+fn assemble(values: BTreeMap<&'static str, Given>) -> Result<Resolved> {
+    let mut table = Table::try_from(Config::default()).expect("the defaults are numbers, texts and booleans");
+    if values.contains_key(EPOCHS)
+        && let Some(Value::Table(train)) = table.get_mut("train")
+    {
+        train.remove("max_steps");
+    }
+    let mut origins = BTreeMap::new();
+    for key in KEYS {
+        let (section, name) = key.parts();
+        let Some(Value::Table(section)) = table.get_mut(section) else { continue };
+        if let Some(given) = values.get(key.name) {
+            section.insert(name.into(), given.value.clone());
+            origins.insert(key.name.to_string(), given.origin.clone());
+        } else if section.contains_key(name) {
+            origins.insert(key.name.to_string(), Origin::Default);
+        }
+    }
+    // Every value has been checked against its key, so this fails only if KEYS and the structs disagree.
+    let config =
+        table.try_into().map_err(|error: toml::de::Error| wrong("configuration", "schema", error.message()))?;
+    let mut resolved = Resolved { config, origins };
+    resolved.derive_defaults();
+    Ok(resolved)
+}
+
+/// The configuration in force, and where each of its values came from.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resolved {
+    /// The values.
+    pub config: Config,
+    /// The origin of each value by `section.key`. Of `train.max_steps` and `train.epochs`, only the one that is set.
+    pub origins: BTreeMap<String, Origin>,
+}
+
+impl Resolved {
+    /// Where the value of a key came from.
+    pub fn origin(&self, key: &str) -> &Origin {
+        self.origins.get(key).unwrap_or(&Origin::Default)
+    }
+
+    /// Fills in the defaults that follow from other values.
+    fn derive_defaults(&mut self) {
+        let mut derive = |key: &str, how| {
+            let is_default = self.origins.get(key) == Some(&Origin::Default);
+            if is_default {
+                self.origins.insert(key.into(), Origin::Derived(how));
+            }
+            is_default
+        };
+        let train = &mut self.config.train;
+        if derive("train.min_learning_rate", "a tenth of learning_rate") {
+            train.min_learning_rate = train.learning_rate / 10.0;
+        }
+        // A short trial run should not have to shorten its warm-up by hand.
+        if let Some(max_steps) = train.max_steps
+            && max_steps / 10 < train.warmup_steps
+            && derive("train.warmup_steps", "a tenth of max_steps")
+        {
+            train.warmup_steps = max_steps / 10;
+        }
+    }
+}
+
+/// The `RUSTYFLOW_*` variables of this process, for [`Layers::environment`]. Other variables are left alone, for they
+/// need not be UTF-8, which `std::env::vars` panics on.
+pub fn process_environment() -> impl Iterator<Item = (String, String)> {
+    let text = |part: std::ffi::OsString| part.to_string_lossy().into_owned();
+    std::env::vars_os().map(move |(name, value)| (text(name), text(value))).filter(|(n, _)| n.starts_with("RUSTYFLOW_"))
+}
+
+/// Whether a file is in the flat `NAME=value` format, by its name.
+fn is_env_file(path: &Path) -> bool {
+    let name = path.file_name().map(|name| name.to_string_lossy().to_lowercase()).unwrap_or_default();
+    name == ".env" || name.starts_with(".env.") || name.ends_with(".env")
+}

@@ -1,0 +1,53 @@
+//! The configuration: a typed schema, the layers its values come from, and the text that explains them.
+//!
+//! A value is taken from the highest layer that gives it:
+//! defaults < file (TOML or `.env`) < environment `RUSTYFLOW_SECTION__KEY` < `--set section.key=value` < flag.
+//! Every value remembers its [`Origin`], so that an error can name the line to mend and `config.toml` of a run can say
+//! where each number came from. `docs/configuration.md` lists every key.
+//!
+//! ```
+//! use rustyflow::config::Layers;
+//!
+//! let resolved = Layers::new()
+//!     .toml_str("tiny.toml", "[model]\nn_layer = 2\n")?
+//!     .set("train.learning_rate=3e-4")?
+//!     .flag("--steps", "train.max_steps", 20)?
+//!     .build()?;
+//! assert_eq!(resolved.config.model.n_layer, 2);
+//! assert_eq!(resolved.config.train.max_steps, Some(20));
+//! assert_eq!(resolved.origins["model.n_layer"].to_string(), "tiny.toml:2");
+//! # Ok::<(), rustyflow::Error>(())
+//! ```
+
+mod choice;
+mod env_file;
+mod explain;
+mod keys;
+mod layers;
+mod origin;
+mod schema;
+mod toml_file;
+mod validate;
+
+#[cfg(test)]
+mod tests;
+
+use std::fmt::Display;
+
+use crate::error::Error;
+
+pub use choice::{DeviceKind, OptimizerKind, Precision, Schedule};
+pub use layers::{Layers, Resolved, process_environment};
+pub use origin::Origin;
+pub use schema::{
+    CheckpointConfig, Config, DataConfig, DeviceConfig, GenerateConfig, LogConfig, ModelConfig, OptimizerConfig,
+    RunConfig, TrainConfig, TrainLength,
+};
+
+/// The configuration that is used when none is named: it trains on the sample corpus that ships.
+pub const QUICKSTART: &str = include_str!("../../configs/quickstart.toml");
+
+/// An error about one key; `place` is the file and line, the variable or the flag that gave the value.
+fn wrong(place: impl Display, key: impl Into<String>, message: impl Into<String>) -> Error {
+    Error::Config { place: place.to_string(), key: key.into(), message: message.into() }
+}

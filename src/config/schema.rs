@@ -1,0 +1,313 @@
+//! The typed configuration: one struct per section, one field per key.
+//!
+//! Real numbers are `f64` so that `0.001` is written back as `0.001`; whoever computes with them narrows them.
+//! A `Config` is made by [`Layers`](super::Layers), which checks it; `Config::default()` passes those checks.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::choice::{DeviceKind, OptimizerKind, Precision, Schedule};
+
+/// Everything that a run can be told.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Config {
+    /// Where a run is written, and its seed.
+    pub run: RunConfig,
+    /// What it computes on.
+    pub device: DeviceConfig,
+    /// The text and how it becomes tokens.
+    pub data: DataConfig,
+    /// The shape of the model.
+    pub model: ModelConfig,
+    /// How long and how fast to train.
+    pub train: TrainConfig,
+    /// The update rule.
+    pub optimizer: OptimizerConfig,
+    /// What is saved and kept.
+    pub checkpoint: CheckpointConfig,
+    /// What is reported.
+    pub log: LogConfig,
+    /// How text is sampled from the model.
+    pub generate: GenerateConfig,
+}
+
+impl Config {
+    /// The name of the run's folder: `run.name`, or `<corpus>-L2-H4-E128-<device>` where that is empty.
+    /// `device` is the word for what is computed on, such as `gpu`.
+    pub fn run_name(&self, device: &str) -> String {
+        if !self.run.name.is_empty() {
+            return self.run.name.clone();
+        }
+        let stem = Path::new(&self.data.corpus).file_stem().map(|stem| stem.to_string_lossy()).unwrap_or_default();
+        let is_plain = |c: char| c.is_alphanumeric() || matches!(c, '-' | '_' | '.');
+        let corpus: String = stem.chars().map(|c| if is_plain(c) { c } else { '-' }).collect();
+        let corpus = if corpus.is_empty() { "corpus" } else { &corpus };
+        let ModelConfig { n_layer, n_head, n_embd, .. } = self.model;
+        format!("{corpus}-L{n_layer}-H{n_head}-E{n_embd}-{device}")
+    }
+}
+
+/// `[run]`: where a run is written, and its seed.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RunConfig {
+    /// The folder that holds the folders of runs. Default `runs`.
+    pub dir: String,
+    /// The name of this run's folder in `dir`. Default empty: see [`Config::run_name`].
+    pub name: String,
+    /// Seeds the initial weights, the order of batches and dropout. Default 1337.
+    pub seed: u64,
+}
+
+impl Default for RunConfig {
+    fn default() -> Self {
+        RunConfig { dir: "runs".into(), name: String::new(), seed: 1337 }
+    }
+}
+
+/// `[device]`: what a run computes on.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceConfig {
+    /// `auto`, `cpu`, `gpu` or `gpu:N`. Default `auto`.
+    pub kind: DeviceKind,
+    /// `f32` or `mixed`. Default `f32`.
+    pub precision: Precision,
+    /// Threads of the CPU path. Default 0: one per physical core.
+    pub threads: usize,
+    /// Whether to go on with the CPU when the GPU that was asked for is not there. Default false: that is an error.
+    pub allow_fallback: bool,
+    /// Whether an adapter that emulates a GPU on the CPU may be chosen. Default false.
+    pub allow_software: bool,
+}
+
+impl Default for DeviceConfig {
+    fn default() -> Self {
+        DeviceConfig {
+            kind: DeviceKind::Auto,
+            precision: Precision::F32,
+            threads: 0,
+            allow_fallback: false,
+            allow_software: false,
+        }
+    }
+}
+
+/// `[data]`: the text and how it becomes tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DataConfig {
+    /// `sample`, `wikitext-2`, `tinyshakespeare`, or the path of a file or folder. Default `sample`.
+    pub corpus: String,
+    /// `char`, `word`, `bpe`, `gpt2`, or the path of a `tokenizer.json` or of a folder with `vocab.json` and
+    /// `merges.txt`. Default `bpe`.
+    pub tokenizer: String,
+    /// Tokens of the vocabulary that `bpe` trains; other tokenizers do not use it. Default 2048.
+    pub vocab_size: usize,
+    /// The share of a corpus without a validation split of its own that is held out, in (0, 1). Default 0.1.
+    pub validation_fraction: f64,
+}
+
+impl Default for DataConfig {
+    fn default() -> Self {
+        DataConfig { corpus: "sample".into(), tokenizer: "bpe".into(), vocab_size: 2048, validation_fraction: 0.1 }
+    }
+}
+
+/// `[model]`: the shape of the model, in the names of GPT-2.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ModelConfig {
+    /// Transformer blocks. Default 4.
+    pub n_layer: usize,
+    /// Attention heads per block; divides `n_embd`. Default 4.
+    pub n_head: usize,
+    /// Channels of the residual stream. Default 128.
+    pub n_embd: usize,
+    /// Tokens of context. Default 128.
+    pub block_size: usize,
+    /// The probability that dropout zeroes a value in training, in [0, 1). Default 0.
+    pub dropout: f64,
+    /// Whether Linear and LayerNorm layers have a bias. Default true.
+    pub bias: bool,
+    /// Whether the output layer uses the token embedding's weights. Default true.
+    pub tie_embeddings: bool,
+}
+
+impl Default for ModelConfig {
+    fn default() -> Self {
+        ModelConfig {
+            n_layer: 4,
+            n_head: 4,
+            n_embd: 128,
+            block_size: 128,
+            dropout: 0.0,
+            bias: true,
+            tie_embeddings: true,
+        }
+    }
+}
+
+/// How long to train: in optimizer steps, or in passes over the training split.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum TrainLength {
+    /// Optimizer steps.
+    Steps(usize),
+    /// Passes over the training split; a fraction is fine.
+    Epochs(f64),
+}
+
+/// `[train]`: how long and how fast to train.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TrainConfig {
+    /// Sequences per forward pass. Default 16.
+    pub batch_size: usize,
+    /// Forward and backward passes per optimizer step. Default 1.
+    pub grad_accum_steps: usize,
+    /// Optimizer steps to train. Default 1000, unless `epochs` is set. Exactly one of the two is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_steps: Option<usize>,
+    /// Passes over the training split; a fraction is fine. Default unset.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub epochs: Option<f64>,
+    /// The highest learning rate, reached after the warm-up. Default 1e-3.
+    pub learning_rate: f64,
+    /// The learning rate at the last step. Default `learning_rate / 10`.
+    pub min_learning_rate: f64,
+    /// Optimizer steps in which the learning rate rises from 0. Default 100, or a tenth of `max_steps` if that is less.
+    pub warmup_steps: usize,
+    /// `cosine`, `linear` or `constant`. Default `cosine`.
+    pub schedule: Schedule,
+    /// Optimizer steps between evaluations. Default 250; 0 evaluates only at the end.
+    pub eval_every: usize,
+    /// Batches per evaluation. Default 0: the whole validation split.
+    pub eval_batches: usize,
+    /// The largest norm of all gradients together; a larger one is scaled down to it. Default 1; 0 turns it off.
+    pub grad_clip: f64,
+}
+
+impl Default for TrainConfig {
+    fn default() -> Self {
+        TrainConfig {
+            batch_size: 16,
+            grad_accum_steps: 1,
+            max_steps: Some(1000),
+            epochs: None,
+            learning_rate: 1e-3,
+            min_learning_rate: 1e-4,
+            warmup_steps: 100,
+            schedule: Schedule::Cosine,
+            eval_every: 250,
+            eval_batches: 0,
+            grad_clip: 1.0,
+        }
+    }
+}
+
+impl TrainConfig {
+    /// How long to train. `epochs` counts where both are set, which [`Layers`](super::Layers) never lets through.
+    pub fn length(&self) -> TrainLength {
+        match (self.epochs, self.max_steps) {
+            (Some(epochs), _) => TrainLength::Epochs(epochs),
+            (None, Some(steps)) => TrainLength::Steps(steps),
+            (None, None) => TrainLength::Steps(1000),
+        }
+    }
+}
+
+/// `[optimizer]`: the update rule.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OptimizerConfig {
+    /// `adamw`, `adam` or `sgd`. Default `adamw`.
+    pub kind: OptimizerKind,
+    /// Decay of Adam's mean of gradients, in [0, 1). Default 0.9.
+    pub beta1: f64,
+    /// Decay of Adam's mean of squared gradients, in [0, 1). Default 0.95.
+    pub beta2: f64,
+    /// Added to Adam's denominator. Default 1e-8.
+    pub eps: f64,
+    /// Weight decay of parameters with two or more dimensions. Default 0.1.
+    pub weight_decay: f64,
+    /// Momentum of `sgd`, in [0, 1). Default 0.9.
+    pub momentum: f64,
+}
+
+impl Default for OptimizerConfig {
+    fn default() -> Self {
+        OptimizerConfig {
+            kind: OptimizerKind::AdamW,
+            beta1: 0.9,
+            beta2: 0.95,
+            eps: 1e-8,
+            weight_decay: 0.1,
+            momentum: 0.9,
+        }
+    }
+}
+
+/// `[checkpoint]`: what is saved and kept.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CheckpointConfig {
+    /// Optimizer steps between checkpoints. Default 0: only at the end.
+    pub every: usize,
+    /// How many of the newest checkpoints to keep. Default 2.
+    pub keep_last: usize,
+    /// Whether to keep the checkpoint with the lowest validation loss as well. Default true.
+    pub keep_best: bool,
+}
+
+impl Default for CheckpointConfig {
+    fn default() -> Self {
+        CheckpointConfig { every: 0, keep_last: 2, keep_best: true }
+    }
+}
+
+/// `[log]`: what is reported.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct LogConfig {
+    /// Optimizer steps between reported losses. Default 10.
+    pub every: usize,
+}
+
+impl Default for LogConfig {
+    fn default() -> Self {
+        LogConfig { every: 10 }
+    }
+}
+
+/// `[generate]`: how text is sampled from the model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GenerateConfig {
+    /// The text to continue. Default empty.
+    pub prompt: String,
+    /// Tokens to sample. Default 200.
+    pub max_new_tokens: usize,
+    /// Divides the logits; 0 always takes the likeliest token. Default 0.8.
+    pub temperature: f64,
+    /// Sample among this many likeliest tokens. Default 0: off.
+    pub top_k: usize,
+    /// Sample among the likeliest tokens that together have this probability, in (0, 1]. Default 1: off.
+    pub top_p: f64,
+    /// Seeds the sampling. Default 1337.
+    pub seed: u64,
+}
+
+impl Default for GenerateConfig {
+    fn default() -> Self {
+        GenerateConfig {
+            prompt: String::new(),
+            max_new_tokens: 200,
+            temperature: 0.8,
+            top_k: 0,
+            top_p: 1.0,
+            seed: 1337,
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! Reads a TOML file into a layer, keeping the line of every key.
+
+use toml::Value;
+use toml::de::{DeInteger, DeTable, DeValue};
+
+use super::keys::{self, SECTIONS};
+use super::layers::Layer;
+use super::origin::Origin;
+use super::wrong;
+use crate::error::Result;
+
+/// The layer that the text of a TOML file gives. `place` is the name of the file in errors.
+pub(super) fn read(place: &str, text: &str) -> Result<Layer> {
+    let at = |offset: usize| Origin::File { path: place.into(), line: line_of(text, offset) };
+    let table = DeTable::parse(text).map_err(|error| {
+        let offset = error.span().map_or(0, |span| span.start);
+        wrong(at(offset), "not valid TOML", error.message().replace('\n', "; "))
+    })?;
+    let mut layer = Layer::default();
+    for (section, content) in table.into_inner() {
+        let origin = at(section.span().start);
+        let name = section.get_ref().as_ref();
+        let DeValue::Table(entries) = content.into_inner() else {
+            let message = match SECTIONS.contains(&name) {
+                true => format!("is a section: write [{name}] and its keys below"),
+                false => keys::unknown_key(name, |key| key.name.into()) + " (keys belong under a [section])",
+            };
+            return Err(wrong(origin, name, message));
+        };
+        if !SECTIONS.contains(&name) {
+            return Err(wrong(origin, name, keys::unknown_section(name)));
+        }
+        for (key, value) in entries {
+            let origin = at(key.span().start);
+            let full_name = format!("{name}.{}", key.get_ref());
+            let Some(key) = keys::find(&full_name) else {
+                let message = keys::unknown_key(&full_name, |key| key.name.into());
+                return Err(wrong(origin, full_name, message));
+            };
+            let value = plain(value.get_ref()).map_err(|message| wrong(&origin, key.name, message))?;
+            layer.insert(key, value, origin)?;
+        }
+    }
+    Ok(layer)
+}
+
+/// The value without its place in the text; a list or a table comes out empty, for no key takes one.
+fn plain(value: &DeValue<'_>) -> std::result::Result<Value, String> {
+    Ok(match value {
+        DeValue::String(text) => Value::String(text.to_string()),
+        DeValue::Integer(digits) => Value::Integer(whole_number(digits)?),
+        DeValue::Float(digits) => Value::Float(digits.as_str().parse().map_err(|_| format!("bad number {digits}"))?),
+        DeValue::Boolean(flag) => Value::Boolean(*flag),
+        DeValue::Datetime(date) => Value::Datetime(*date),
+        DeValue::Array(_) => Value::Array(Vec::new()),
+        DeValue::Table(_) => Value::Table(toml::Table::new()),
+    })
+}
+
+/// The parser keeps integers as digits; this is where one that is too large is found.
+fn whole_number(digits: &DeInteger<'_>) -> std::result::Result<i64, String> {
+    i64::from_str_radix(digits.as_str(), digits.radix())
+        .map_err(|_| format!("expected a whole number of at most 63 bits, got {digits}"))
+}
+
+/// The line, counted from 1, of a byte offset.
+fn line_of(text: &str, offset: usize) -> usize {
+    text.bytes().take(offset).filter(|&byte| byte == b'\n').count() + 1
+}

@@ -1,0 +1,200 @@
+//! The checks that need the finished configuration: ranges, and values that must fit together.
+//!
+//! An error is placed at the value that was set last (in the highest layer), for that is the one to mend.
+
+use super::layers::Resolved;
+use super::origin::Origin;
+use super::schema::Config;
+use super::wrong;
+use crate::error::{Error, Result};
+
+/// Tokens that any byte-level BPE has: the 256 bytes and the end-of-text token.
+const BPE_MINIMUM: usize = 257;
+
+/// Above this a model is a slip of the keyboard: its weights alone are 4 TB.
+const MAX_PARAMETERS: u128 = 1_000_000_000_000;
+
+/// The first thing that is wrong with the configuration, if anything is.
+pub(super) fn validate(resolved: &Resolved) -> Result<()> {
+    let c = Checker { resolved };
+    sizes(&c)?;
+    ranges(&c)?;
+    texts(&c)?;
+    heads(&c)?;
+    vocabulary(&c)?;
+    scale(&c)?;
+    learning_rate(&c)
+}
+
+struct Checker<'a> {
+    resolved: &'a Resolved,
+}
+
+impl Checker<'_> {
+    fn config(&self) -> &Config {
+        &self.resolved.config
+    }
+
+    fn origin(&self, key: &str) -> &Origin {
+        self.resolved.origin(key)
+    }
+
+    /// An error about values that do not fit together, placed at the one in the highest layer.
+    fn fail(&self, keys: &[&str], message: impl Into<String>) -> Error {
+        // `max_by_key` returns the last of equals; the first key is the one that the message is about.
+        let culprit = keys.iter().rev().max_by_key(|key| self.origin(key).rank()).copied().unwrap_or_default();
+        wrong(self.origin(culprit), culprit, message)
+    }
+
+    /// The key, its value and its origin, for a message.
+    fn tell(&self, key: &str, value: impl std::fmt::Display) -> String {
+        format!("{key} is {value} ({})", self.origin(key))
+    }
+
+    fn ensure(&self, holds: bool, key: &str, expected: &str, got: impl std::fmt::Debug) -> Result<()> {
+        match holds {
+            true => Ok(()),
+            false => Err(self.fail(&[key], format!("expected {expected}, got {got:?}"))),
+        }
+    }
+}
+
+/// Counts that make no sense at zero.
+fn sizes(c: &Checker) -> Result<()> {
+    let Config { data, model, train, checkpoint, log, generate, device, .. } = c.config();
+    for (key, size) in [
+        ("data.vocab_size", data.vocab_size),
+        ("model.n_layer", model.n_layer),
+        ("model.n_head", model.n_head),
+        ("model.n_embd", model.n_embd),
+        ("model.block_size", model.block_size),
+        ("train.batch_size", train.batch_size),
+        ("train.grad_accum_steps", train.grad_accum_steps),
+        ("train.max_steps", train.max_steps.unwrap_or(1)),
+        ("checkpoint.keep_last", checkpoint.keep_last),
+        ("log.every", log.every),
+        ("generate.max_new_tokens", generate.max_new_tokens),
+    ] {
+        c.ensure(size >= 1, key, "at least 1", size)?;
+    }
+    // No machine has more, and starting millions of threads brings one down.
+    c.ensure(device.threads <= 4096, "device.threads", "at most 4096", device.threads)
+}
+
+/// Real numbers, each in its interval.
+fn ranges(c: &Checker) -> Result<()> {
+    let Config { data, model, train, optimizer, generate, .. } = c.config();
+    let in_unit = |x: f64| (0.0..1.0).contains(&x);
+    for (key, x, holds, expected) in [
+        (
+            "data.validation_fraction",
+            data.validation_fraction,
+            is_inside_unit(data.validation_fraction),
+            "between 0 and 1",
+        ),
+        ("model.dropout", model.dropout, in_unit(model.dropout), "at least 0 and below 1"),
+        ("train.learning_rate", train.learning_rate, train.learning_rate > 0.0, "above 0"),
+        ("train.min_learning_rate", train.min_learning_rate, train.min_learning_rate >= 0.0, "at least 0"),
+        ("train.grad_clip", train.grad_clip, train.grad_clip >= 0.0, "at least 0 (0 turns clipping off)"),
+        ("optimizer.beta1", optimizer.beta1, in_unit(optimizer.beta1), "at least 0 and below 1"),
+        ("optimizer.beta2", optimizer.beta2, in_unit(optimizer.beta2), "at least 0 and below 1"),
+        // As the f32 that it becomes: 1e-60 would be the zero that it is there to prevent.
+        ("optimizer.eps", optimizer.eps, optimizer.eps as f32 > 0.0, "above 0 as a 32-bit number"),
+        ("optimizer.weight_decay", optimizer.weight_decay, optimizer.weight_decay >= 0.0, "at least 0"),
+        ("optimizer.momentum", optimizer.momentum, in_unit(optimizer.momentum), "at least 0 and below 1"),
+        ("generate.temperature", generate.temperature, generate.temperature >= 0.0, "at least 0"),
+        ("generate.top_p", generate.top_p, generate.top_p > 0.0 && generate.top_p <= 1.0, "above 0 and at most 1"),
+    ] {
+        c.ensure(holds, key, expected, x)?;
+    }
+    let epochs = train.epochs.unwrap_or(1.0);
+    c.ensure(epochs > 0.0 && epochs <= 1e6, "train.epochs", "above 0 and at most a million", epochs)
+}
+
+fn is_inside_unit(x: f64) -> bool {
+    x > 0.0 && x < 1.0
+}
+
+/// Names and paths.
+fn texts(c: &Checker) -> Result<()> {
+    let Config { run, data, .. } = c.config();
+    for (key, text) in [("run.dir", &run.dir), ("data.corpus", &data.corpus), ("data.tokenizer", &data.tokenizer)] {
+        c.ensure(!text.trim().is_empty(), key, "a name or a path", text)?;
+    }
+    // The name becomes one folder in `run.dir`; anything else could write outside of it.
+    let is_folder_name = !run.name.contains(['/', '\\', '\0']) && run.name != "." && run.name != "..";
+    c.ensure(is_folder_name, "run.name", "the name of one folder (run.dir says where)", &run.name)
+}
+
+/// Every head gets the same number of channels.
+fn heads(c: &Checker) -> Result<()> {
+    let (n_embd, n_head) = (c.config().model.n_embd as u64, c.config().model.n_head as u64);
+    if n_embd % n_head == 0 {
+        return Ok(());
+    }
+    let below = n_embd / n_head * n_head;
+    let above = below + n_head;
+    let fix = if below == 0 { above.to_string() } else { format!("{below} or {above}") };
+    let message = format!(
+        "{} is not divisible by {}; make n_embd {fix}",
+        c.tell("model.n_embd", n_embd),
+        c.tell("model.n_head", n_head)
+    );
+    Err(c.fail(&["model.n_embd", "model.n_head"], message))
+}
+
+/// A byte-level BPE cannot be smaller than its bytes.
+fn vocabulary(c: &Checker) -> Result<()> {
+    let data = &c.config().data;
+    if data.tokenizer != "bpe" || data.vocab_size >= BPE_MINIMUM {
+        return Ok(());
+    }
+    let message =
+        format!("expected at least {BPE_MINIMUM} for bpe (256 bytes and the end of text), got {}", data.vocab_size);
+    Err(c.fail(&["data.vocab_size", "data.tokenizer"], message))
+}
+
+/// Products of sizes that later code computes without a thought of overflow.
+fn scale(c: &Checker) -> Result<()> {
+    let Config { model, train, data, .. } = c.config();
+    let wide = |n: usize| n as u128;
+    // 32-bit counts: each product below fits in 128 bits.
+    let tokens = wide(train.batch_size) * wide(train.grad_accum_steps) * wide(model.block_size);
+    if tokens > u128::from(u32::MAX) {
+        let message = format!("batch_size x grad_accum_steps x block_size is {tokens} tokens a step; make one smaller");
+        return Err(c.fail(&["train.batch_size", "model.block_size", "train.grad_accum_steps"], message));
+    }
+    let vocab_size = if data.tokenizer == "bpe" { data.vocab_size } else { 0 };
+    let rows = 12 * wide(model.n_layer) * wide(model.n_embd) + wide(model.block_size) + wide(vocab_size);
+    let parameters = rows.saturating_mul(wide(model.n_embd));
+    if parameters > MAX_PARAMETERS {
+        let message = format!("the model would have {parameters} parameters; make n_layer or n_embd smaller");
+        return Err(c.fail(&["model.n_embd", "model.n_layer", "model.block_size", "data.vocab_size"], message));
+    }
+    Ok(())
+}
+
+/// The parts of the learning rate's schedule.
+fn learning_rate(c: &Checker) -> Result<()> {
+    let train = &c.config().train;
+    if train.min_learning_rate > train.learning_rate {
+        let message = format!(
+            "{} is above {}",
+            c.tell("train.min_learning_rate", train.min_learning_rate),
+            c.tell("train.learning_rate", train.learning_rate)
+        );
+        return Err(c.fail(&["train.min_learning_rate", "train.learning_rate"], message));
+    }
+    if let Some(max_steps) = train.max_steps
+        && train.warmup_steps >= max_steps
+    {
+        let message = format!(
+            "{} but {}: the warm-up would never end; make warmup_steps {}",
+            c.tell("train.warmup_steps", train.warmup_steps),
+            c.tell("train.max_steps", max_steps),
+            max_steps / 10
+        );
+        return Err(c.fail(&["train.warmup_steps", "train.max_steps"], message));
+    }
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! One row per op and shape worth checking. Everything that is tested or measured for all ops walks this table:
+//! gradients against numerical ones, the GPU against the CPU, every shader variant, benchmarks.
+
+use crate::tensor::Tensor;
+use crate::{Device, Result};
+
+/// How the values of an input are drawn.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Values {
+    /// Uniform in `low..high`.
+    Uniform(f32, f32),
+    /// Token ids below a bound.
+    Ids(u32),
+    /// Token ids below a bound, of which every fifth is the ignored label.
+    Targets(u32),
+}
+
+/// An op applied to inputs of certain shapes.
+pub struct Case {
+    /// "op/variant/shape".
+    pub name: String,
+    pub inputs: Vec<(Vec<usize>, Values)>,
+    pub apply: Box<dyn Fn(&[Tensor]) -> Result<Tensor>>,
+    /// Largest difference that rounding explains, between devices and against f64: `atol + rtol * |reference|`.
+    pub atol: f32,
+    pub rtol: f32,
+    /// Whether finite differences make sense: false where a kink or huge values make them meaningless.
+    pub smooth: bool,
+}
+
+impl Case {
+    fn new(
+        name: impl Into<String>,
+        inputs: Vec<(Vec<usize>, Values)>,
+        apply: impl Fn(&[Tensor]) -> Result<Tensor> + 'static,
+    ) -> Case {
+        // One operation in f32 rounds by 6e-8; exp and its like are good to about 1e-6 on every device.
+        Case { name: name.into(), inputs, apply: Box::new(apply), atol: 2e-6, rtol: 2e-6, smooth: true }
+    }
+
+    /// For ops that sum: the error grows with the number of terms.
+    fn tolerance(self, atol: f32, rtol: f32) -> Case {
+        Case { atol, rtol, ..self }
+    }
+
+    fn not_smooth(self) -> Case {
+        Case { smooth: false, ..self }
+    }
+
+    /// The inputs' values, the same for every device: drawn from `seed`.
+    pub fn draw(&self, device: &Device, seed: u64) -> Result<Vec<Tensor>> {
+        let mut state = seed;
+        let mut uniform = move || {
+            // splitmix64 (Steele, Lea, Flood 2014)
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 24) as f32
+        };
+        self.inputs
+            .iter()
+            .map(|(shape, values)| {
+                let elements = shape.iter().product();
+                match *values {
+                    Values::Uniform(low, high) => {
+                        let data: Vec<f32> = (0..elements).map(|_| low + (high - low) * uniform()).collect();
+                        Tensor::from_f32(&data, shape.clone(), device)
+                    }
+                    Values::Ids(below) => {
+                        let data: Vec<u32> = (0..elements).map(|_| (uniform() * below as f32) as u32).collect();
+                        Tensor::from_u32(&data, shape.clone(), device)
+                    }
+                    Values::Targets(below) => {
+                        let data: Vec<u32> = (0..elements)
+                            .map(|i| if i % 5 == 3 { u32::MAX } else { (uniform() * below as f32) as u32 })
+                            .collect();
+                        Tensor::from_u32(&data, shape.clone(), device)
+                    }
+                }
+            })
+            .collect()
+    }
+}
+
+/// Every case.
+pub fn all() -> Vec<Case> {
+    let mut cases = Vec::new();
+    unary(&mut cases);
+    cases
+}
+
+const AROUND_ZERO: Values = Values::Uniform(-2.0, 2.0);
+const POSITIVE: Values = Values::Uniform(0.3, 3.0);
+const LARGE: Values = Values::Uniform(-80.0, 80.0);
+
+fn unary(cases: &mut Vec<Case>) {
+    type Method = fn(&Tensor) -> Result<Tensor>;
+    let everywhere: [(&str, Method); 9] = [
+        ("scale", |x| x.scale(0.37)),
+        ("neg", Tensor::neg),
+        ("exp", Tensor::exp),
+        ("sin", Tensor::sin),
+        ("cos", Tensor::cos),
+        ("gelu", Tensor::gelu),
+        ("silu", Tensor::silu),
+        ("sigmoid", Tensor::sigmoid),
+        ("tanh", Tensor::tanh),
+    ];
+    let positive: [(&str, Method); 3] = [("log", Tensor::log), ("sqrt", Tensor::sqrt), ("recip", Tensor::recip)];
+    for shape in [vec![1], vec![17], vec![3, 65], vec![129, 129]] {
+        for (name, op) in everywhere {
+            let inputs = vec![(shape.clone(), AROUND_ZERO)];
+            cases.push(Case::new(format!("{name}/{shape:?}"), inputs, move |x| op(&x[0])));
+        }
+        for (name, op) in positive {
+            let inputs = vec![(shape.clone(), POSITIVE)];
+            cases.push(Case::new(format!("{name}/{shape:?}"), inputs, move |x| op(&x[0])));
+        }
+        let inputs = vec![(shape.clone(), AROUND_ZERO)];
+        cases.push(Case::new(format!("relu/{shape:?}"), inputs, |x| x[0].relu()).not_smooth());
+    }
+    for (name, op) in everywhere {
+        // Vulkan grants exp(x) an error of 3 + 2|x| units in the last place: 1e-5 at 80.
+        let inputs = vec![(vec![65], LARGE)];
+        let case = Case::new(format!("{name}/large"), inputs, move |x| op(&x[0]));
+        cases.push(case.tolerance(2e-6, 2e-5).not_smooth());
+    }
+}

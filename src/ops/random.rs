@@ -1,0 +1,40 @@
+//! Counter-based random numbers: a pure function of a key and a position, so every device draws the same,
+//! in any order, and backward can draw again instead of remembering.
+
+/// A stream of random numbers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Key(pub [u32; 2]);
+
+impl Key {
+    /// The stream that `seed` stands for; nearby seeds give unrelated streams.
+    pub fn new(seed: u64) -> Key {
+        // splitmix64 (Steele, Lea, Flood 2014)
+        let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        let z = z ^ (z >> 31);
+        Key([z as u32, (z >> 32) as u32])
+    }
+
+    /// 32 random bits; `random_bits` in `shaders/common.wgsl`.
+    pub fn bits(self, counter: u32) -> u32 {
+        mix_bits(mix_bits(counter ^ self.0[0]) ^ self.0[1])
+    }
+
+    /// The stream of one row, for positions in a matrix that 32 bits could not number.
+    pub fn row(self, row: u32) -> Key {
+        Key([mix_bits(row ^ self.0[0]), self.0[1]])
+    }
+}
+
+/// "lowbias32" (Wellons 2018): every input bit flips every output bit with probability 0.5 +- 0.0002.
+pub fn mix_bits(value: u32) -> u32 {
+    let x = (value ^ (value >> 16)).wrapping_mul(0x7feb_352d);
+    let x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);
+    x ^ (x >> 16)
+}
+
+/// What [`Key::bits`] must reach so that an element is kept with probability `1 - p`.
+pub fn drop_threshold(p: f32) -> u32 {
+    (f64::from(p) * 4_294_967_296.0) as u32
+}

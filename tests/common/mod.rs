@@ -1,0 +1,57 @@
+//! What several tests need.
+#![allow(dead_code)] // each test file uses a part
+
+use rustyflow::Device;
+use rustyflow::gpu::{AdapterChoice, Gpu};
+
+/// The GPU that tests run on, software or not. With `RUSTYFLOW_REQUIRE_GPU` set a missing one is a failure;
+/// else the test says that it was skipped.
+pub fn gpu() -> Option<Device> {
+    match Gpu::open(&AdapterChoice { index: None, allow_software: true }) {
+        Ok(gpu) => Some(Device::Gpu(gpu)),
+        Err(e) if std::env::var_os("RUSTYFLOW_REQUIRE_GPU").is_some() => panic!("RUSTYFLOW_REQUIRE_GPU is set: {e}"),
+        Err(e) => {
+            eprintln!("SKIPPED, no GPU: {e}");
+            None
+        }
+    }
+}
+
+/// Uniform values in -1..1 (splitmix64).
+pub fn uniform(count: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed;
+    (0..count)
+        .map(|_| {
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+        })
+        .collect()
+}
+
+/// A line that describes the worst element beyond `atol + rtol * |want|`, if any. NaN never passes.
+pub fn differences(case: &str, what: &str, got: &[f32], want: &[f32], atol: f32, rtol: f32) -> Option<String> {
+    assert_eq!(got.len(), want.len(), "{case}: {what}: length");
+    let excess = |i: usize| {
+        let (got, want) = (got[i], want[i]);
+        if got == want {
+            -1.0
+        } else {
+            ((got - want).abs() - atol - rtol * want.abs()).max(if got.is_nan() != want.is_nan() {
+                f32::INFINITY
+            } else {
+                -1.0
+            })
+        }
+    };
+    let bad: Vec<usize> = (0..got.len()).filter(|&i| !(excess(i) <= 0.0)).collect();
+    let worst = *bad.iter().max_by(|&&a, &&b| excess(a).total_cmp(&excess(b)))?;
+    Some(format!(
+        "{case}: {what}: {} of {} elements; worst at {worst}: got {}, want {}",
+        bad.len(),
+        got.len(),
+        got[worst],
+        want[worst]
+    ))
+}

@@ -1,0 +1,83 @@
+//! Every row of the table of ops: its gradient against numerical differentiation, and the GPU against the CPU.
+
+mod common;
+
+use rustyflow::ops::cases::{self, Case};
+use rustyflow::{DType, Device, Tensor};
+
+/// Applies the case to inputs drawn from a fixed seed; the output, and the gradient of each f32 input for an upstream
+/// gradient that is the same on every device.
+fn forward_and_backward(case: &Case, device: &Device) -> (Vec<f32>, Vec<Option<Vec<f32>>>) {
+    let inputs: Vec<Tensor> = case.draw(device, 7).unwrap().iter().map(leaf).collect();
+    let y = (case.apply)(&inputs).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+    let upstream = common::uniform(y.len(), 11);
+    let upstream = Tensor::from_f32(&upstream, y.shape().clone(), device).unwrap();
+    y.backward_with(&upstream).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+    let grads = inputs.iter().map(|x| x.grad().map(|g| g.to_f32().unwrap())).collect();
+    (y.to_f32().unwrap(), grads)
+}
+
+fn leaf(x: &Tensor) -> Tensor {
+    if x.dtype() == DType::F32 { x.requires_grad().unwrap() } else { x.clone() }
+}
+
+/// sum(y * upstream), in f64.
+fn objective(case: &Case, inputs: &[Tensor]) -> f64 {
+    let y = rustyflow::tensor::no_grad(|| (case.apply)(inputs)).unwrap().to_f32().unwrap();
+    let upstream = common::uniform(y.len(), 11);
+    y.iter().zip(&upstream).map(|(y, u)| f64::from(*y) * f64::from(*u)).sum()
+}
+
+/// The slope of the objective along a random direction must be the gradient's: (F(x + hv) - F(x - hv)) / 2h = g . v.
+#[test]
+fn gradients_agree_with_finite_differences() {
+    let mut checked = 0;
+    for case in cases::all().into_iter().filter(|c| c.smooth) {
+        let (_, grads) = forward_and_backward(&case, &Device::Cpu);
+        let inputs = case.draw(&Device::Cpu, 7).unwrap();
+        for (i, grad) in grads.iter().enumerate() {
+            let Some(grad) = grad else { continue };
+            let direction = common::uniform(grad.len(), 13 + i as u64);
+            let shifted = |h: f32| {
+                let x = inputs[i].to_f32().unwrap();
+                let x: Vec<f32> = x.iter().zip(&direction).map(|(x, v)| x + h * v).collect();
+                let mut inputs = inputs.clone();
+                inputs[i] = Tensor::from_f32(&x, inputs[i].shape().clone(), &Device::Cpu).unwrap();
+                objective(&case, &inputs)
+            };
+            // Richardson extrapolation of two steps removes the h^2 term, so h can stay large against f32 rounding.
+            let slope = |h: f32| (shifted(h) - shifted(-h)) / (2.0 * f64::from(h));
+            let h = 2e-2;
+            let numerical = (4.0 * slope(h / 2.0) - slope(h)) / 3.0;
+            let analytic: f64 = grad.iter().zip(&direction).map(|(g, v)| f64::from(*g) * f64::from(*v)).sum();
+            // Rounding of F (about 1e-7 of the sum of its terms) divided by h, and what is left of the truncation.
+            let scale: f64 = grad.iter().map(|g| f64::from(g.abs())).sum::<f64>() / (grad.len() as f64).sqrt();
+            let bound = 2e-3 * scale.max(analytic.abs()) + 2e-4;
+            assert!(
+                (numerical - analytic).abs() <= bound,
+                "{}: input {i}: numerical {numerical}, analytic {analytic}, bound {bound}",
+                case.name
+            );
+            checked += 1;
+        }
+    }
+    assert!(checked >= 48, "only {checked} gradients were checked");
+}
+
+#[test]
+fn gpu_agrees_with_cpu() {
+    let Some(gpu) = common::gpu() else { return };
+    let mut failures = Vec::new();
+    for case in cases::all() {
+        let (y, grads) = forward_and_backward(&case, &Device::Cpu);
+        let (gpu_y, gpu_grads) = forward_and_backward(&case, &gpu);
+        failures.extend(common::differences(&case.name, "output", &gpu_y, &y, case.atol, case.rtol));
+        for (i, (grad, gpu_grad)) in grads.iter().zip(&gpu_grads).enumerate() {
+            if let (Some(grad), Some(gpu_grad)) = (grad, gpu_grad) {
+                let what = format!("gradient of input {i}");
+                failures.extend(common::differences(&case.name, &what, gpu_grad, grad, case.atol, case.rtol));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{} differences:\n{}", failures.len(), failures.join("\n"));
+}
