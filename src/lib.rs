@@ -4,6 +4,7 @@
 //! `error, profile <- gpu, cpu <- tensor <- ops <- nn, optim <- train, generate <- cli`;
 //! `config` and `data` import only `error`. `docs/design.md` is the map.
 
+pub mod data;
 pub mod error;
 
 pub use error::{Error, Result};
