@@ -7,6 +7,14 @@
 //!
 //! Nothing here knows of tensors or devices: ids leave as `u32`.
 
+mod corpus;
 mod loader;
 
+pub use corpus::Corpus;
 pub use loader::{Batch, EvalWindows, IGNORE_INDEX, Loader, Position, eval_windows};
+
+/// The program that writes the sample, so that a test can compare what it makes with what ships.
+#[cfg(test)]
+#[path = "../../data/story_generator.rs"]
+#[allow(dead_code)]
+mod story_generator;
