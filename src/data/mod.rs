@@ -8,9 +8,11 @@
 //! Nothing here knows of tensors or devices: ids leave as `u32`.
 
 mod corpus;
+mod download;
 mod loader;
 
 pub use corpus::Corpus;
+pub use download::{DATASETS, Dataset, fetch};
 pub use loader::{Batch, EvalWindows, IGNORE_INDEX, Loader, Position, eval_windows};
 
 /// The program that writes the sample, so that a test can compare what it makes with what ships.
