@@ -10,10 +10,12 @@
 mod corpus;
 mod download;
 mod loader;
+mod tokenizer;
 
 pub use corpus::Corpus;
 pub use download::{DATASETS, Dataset, fetch};
 pub use loader::{Batch, EvalWindows, IGNORE_INDEX, Loader, Position, eval_windows};
+pub use tokenizer::{TextStream, Tokenizer, TokenizerSpec};
 
 /// The program that writes the sample, so that a test can compare what it makes with what ships.
 #[cfg(test)]
