@@ -223,10 +223,10 @@ fn fetch_rest(
     on_progress: &mut dyn FnMut(u64),
 ) -> std::result::Result<(), Failure> {
     let write = |error| Failure::Lasting(Error::io("write", part, error));
-    let mut output = OpenOptions::new().create(true).append(true).open(part).map_err(write)?;
-    let mut done = output.metadata().map_err(write)?.len();
+    let discard = || std::fs::remove_file(part).map_err(|error| Failure::Lasting(Error::io("remove", part, error)));
+    let mut done = part.metadata().map_or(0, |metadata| metadata.len());
     if done > file.size_bytes {
-        output.set_len(0).map_err(write)?;
+        discard()?;
         done = 0;
     }
     if done == file.size_bytes {
@@ -241,13 +241,14 @@ fn fetch_rest(
     match status.as_u16() {
         206 if continues.is_some_and(|range| range.starts_with(&format!("bytes {done}-"))) => {}
         // The whole file again, from a server that does not do ranges.
-        200 => {
-            output.set_len(0).map_err(write)?;
+        200 if done > 0 => {
+            discard()?;
             done = 0;
         }
+        200 => {}
         // A range other than the one asked for: what is there cannot be continued.
-        206 | 416 => {
-            output.set_len(0).map_err(write)?;
+        206 | 416 if done > 0 => {
+            discard()?;
             return Err(Failure::Passing(format!("the server cannot continue the download ({status})")));
         }
         408 | 429 | 500.. => return Err(Failure::Passing(format!("the server answered {status}"))),
@@ -256,6 +257,7 @@ fn fetch_rest(
             return Err(Failure::Lasting(Error::Download { url: url.to_string(), message }));
         }
     }
+    let mut output = OpenOptions::new().create(true).append(true).open(part).map_err(write)?;
     let mut buffer = [0; 1 << 16];
     // One byte more than is due tells a file that is too long, without filling the disk with it.
     let mut body = response.body_mut().as_reader().take(file.size_bytes - done + 1);
@@ -473,6 +475,7 @@ mod tests {
         let error = fetch_from(&server, dir.path()).unwrap_err().to_string();
         assert!(error.contains("404") && error.contains("/dickens.txt"), "{error}");
         assert_eq!(server.requests().len(), 1);
+        assert!(!part(dir.path()).exists());
     }
 
     #[test]
