@@ -1306,7 +1306,7 @@ fn noise(random: &mut Random) -> Story {
         ending(random, &cast[0], &cast[1], moral),
     );
     (
-        random.pick(&["The Noise in the Night".to_string(), format!("{name} Hears a Noise"), format!("{Sound}")]),
+        random.pick(&["The Noise in the Night".to_string(), format!("{name} Hears a Noise"), Sound.clone()]),
         vec![first, second, third, last],
     )
 }

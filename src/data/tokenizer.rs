@@ -229,12 +229,20 @@ impl Tokenizer {
     }
 
     fn from_bytes(name: &str, bytes: &[u8]) -> Result<Tokenizer> {
-        // Some damaged files make the library slice strings where it must not, and a file must not bring down a run.
+        let unusable = |cause: String| error(name, format!("not a usable tokenizer.json: {cause}"));
+        let document: Document = serde_json::from_slice(bytes).map_err(|cause| unusable(cause.to_string()))?;
+        // Some damaged files make the library panic, and a file must not bring down a run.
         let parsed = catch_unwind(AssertUnwindSafe(|| tokenizers::Tokenizer::from_bytes(bytes)));
         let inner = parsed
             .unwrap_or_else(|_| Err("its parts contradict each other".into()))
-            .map_err(|cause| error(name, format!("not a usable tokenizer.json: {cause}")))?;
-        check_added_ids(name, bytes, &inner)?;
+            .map_err(|cause| unusable(cause.to_string()))?;
+        // The library numbers added tokens by itself. Where that differs from the file, the rows of an embedding that
+        // was trained with it would shift.
+        for AddedToken { id, content } in document.added_tokens {
+            if let Some(got) = inner.token_to_id(&content).filter(|&got| got != id) {
+                return Err(unusable(format!("the added token {content:?} has the id {id}, its place would be {got}")));
+            }
+        }
         Tokenizer::new(name, inner)
     }
 
@@ -267,26 +275,17 @@ fn error(name: &str, message: String) -> Error {
     Error::Tokenizer { name: name.to_string(), message }
 }
 
-/// The library numbers added tokens itself. A file whose numbers differ would shift the rows of a trained embedding.
-fn check_added_ids(name: &str, bytes: &[u8], inner: &tokenizers::Tokenizer) -> Result<()> {
-    #[derive(serde::Deserialize)]
-    struct Document {
-        #[serde(default)]
-        added_tokens: Vec<Added>,
-    }
-    #[derive(serde::Deserialize)]
-    struct Added {
-        id: u32,
-        content: String,
-    }
-    let document: Document = serde_json::from_slice(bytes).map_err(|cause| error(name, cause.to_string()))?;
-    for Added { id, content } in document.added_tokens {
-        let got = inner.token_to_id(&content);
-        if got.is_some_and(|got| got != id) {
-            return Err(error(name, format!("the added token {content:?} has the id {id}, but {got:?} by its place")));
-        }
-    }
-    Ok(())
+/// What is read from a `tokenizer.json` before the library sees it.
+#[derive(serde::Deserialize)]
+struct Document {
+    #[serde(default)]
+    added_tokens: Vec<AddedToken>,
+}
+
+#[derive(serde::Deserialize)]
+struct AddedToken {
+    id: u32,
+    content: String,
 }
 
 /// Finds out whether a pipeline is one of those that have a quicker way here.
