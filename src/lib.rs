@@ -6,9 +6,12 @@
 
 pub mod config;
 pub mod cpu;
+pub mod data;
 pub mod error;
 pub mod gpu;
+pub mod nn;
 pub mod ops;
+pub mod optim;
 pub mod profile;
 pub mod tensor;
 
