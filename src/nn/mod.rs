@@ -1,5 +1,6 @@
 //! Layers and the GPT built from them. A module owns its parameters as tensors and knows their names.
 
+pub mod checkpoint;
 mod gpt;
 mod layers;
 

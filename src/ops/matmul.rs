@@ -10,7 +10,7 @@
 //! On the CPU the crate `gemm` computes them, on the GPU `shaders/matmul.wgsl`: tiles by shape and by the device's
 //! limits, and k split between workgroups where there are few tiles.
 
-use super::reduce::{Reduce, SumRows};
+use super::reduce::SumRows;
 use super::*;
 use crate::gpu::{Launch, Limits, Operand, Plan};
 use crate::shader;
@@ -305,8 +305,7 @@ impl Op for MatMul {
             if self.trans_b { (dy, a, product(true, self.trans_a)) } else { (a, dy, product(!self.trans_a, false)) };
         if shared && self.trans_a {
             let per_batch = run(&kernel(false), &[left, right])?.remove(0);
-            let sum = Reduce::sum(0);
-            return grads.give(1, run(&sum, &[&per_batch])?.remove(0));
+            return grads.give(1, per_batch.sum(0)?);
         }
         grads.compute(1, &[left, right], kernel)
     }
