@@ -5,9 +5,13 @@
 //! A row in [`cases`] gives it gradient checks, a comparison of CPU and GPU, and a benchmark.
 
 pub mod random;
+mod reduce;
 mod unary;
 
 pub mod cases;
+
+#[cfg(test)]
+mod accumulation;
 
 use crate::gpu::Launch;
 use crate::profile::Cost;
