@@ -9,9 +9,7 @@ pub mod cpu;
 pub mod data;
 pub mod error;
 pub mod gpu;
-pub mod nn;
 pub mod ops;
-pub mod optim;
 pub mod profile;
 pub mod tensor;
 

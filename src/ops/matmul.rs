@@ -146,21 +146,9 @@ impl Kernel for MatMul {
                 ("accumulate", (self.accumulate && !split).into()),
             ],
             bindings,
-            params: [
-                d.m,
-                d.n,
-                d.k,
-                d.stride_a,
-                d.stride_b,
-                d.m * d.n,
-                tiles_m,
-                tiles_n,
-                splits,
-                k_piece,
-                d.batch,
-            ]
-            .map(|v| v as u32)
-            .to_vec(),
+            params: [d.m, d.n, d.k, d.stride_a, d.stride_b, d.m * d.n, tiles_m, tiles_n, splits, k_piece, d.batch]
+                .map(|v| v as u32)
+                .to_vec(),
             workgroups: tiles_m * tiles_n * splits * d.batch,
         };
         if !split {
@@ -171,11 +159,7 @@ impl Kernel for MatMul {
         bindings.push(Operand::Output(0));
         let sum = Launch {
             shader: shader!("matmul"),
-            values: vec![
-                ("kernel", "sum".into()),
-                ("bias", self.bias.into()),
-                ("accumulate", self.accumulate.into()),
-            ],
+            values: vec![("kernel", "sum".into()), ("bias", self.bias.into()), ("accumulate", self.accumulate.into())],
             bindings,
             params: vec![(d.m * d.n) as u32, d.n as u32, splits as u32],
             workgroups: (d.m * d.n).div_ceil(256),

@@ -4,6 +4,8 @@
 //! An op is a type that implements [`Kernel`] and, if it can be differentiated, [`Op`]; a method of [`Tensor`] applies it.
 //! A row in [`cases`] gives it gradient checks, a comparison of CPU and GPU, and a benchmark.
 
+mod binary;
+mod matmul;
 pub mod random;
 mod reduce;
 mod unary;
@@ -15,7 +17,7 @@ mod accumulation;
 
 use crate::gpu::Launch;
 use crate::profile::Cost;
-use crate::tensor::{DType, Kernel, Op, Saved, Saves, Spec, Tensor, View, ViewMut};
+use crate::tensor::{DType, Kernel, Op, Saved, Saves, Shape, Spec, Tensor, View, ViewMut};
 use crate::{Error, Result};
 
 /// The one output of an op that has one.

@@ -76,7 +76,12 @@ impl Report {
             })
             .collect();
         kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
-        let host = host_time(training_seconds, kernel_seconds, [Span::Data, Span::Compile, Span::Encode, Span::Wait].map(span), on_gpu);
+        let host = host_time(
+            training_seconds,
+            kernel_seconds,
+            [Span::Data, Span::Compile, Span::Encode, Span::Wait].map(span),
+            on_gpu,
+        );
         Report {
             device: if on_gpu { "GPU" } else { "CPU" },
             training_seconds,
@@ -115,8 +120,11 @@ impl Report {
             self.kernel_seconds,
             percent(self.kernel_seconds)
         );
-        let gpu_spans =
-            if self.device == "GPU" { format!("compile {compile:.2} s, encode {encode:.2} s, wait {wait:.2} s, ") } else { String::new() };
+        let gpu_spans = if self.device == "GPU" {
+            format!("compile {compile:.2} s, encode {encode:.2} s, wait {wait:.2} s, ")
+        } else {
+            String::new()
+        };
         let _ = writeln!(
             text,
             "  - Host: data {data:.2} s, {gpu_spans}other {other:.2} s  total {total:.2} s ({:.1}%)",
