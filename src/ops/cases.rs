@@ -1,6 +1,7 @@
 //! One row per op and shape worth checking. Everything that is tested or measured for all ops walks this table:
 //! gradients against numerical ones, the GPU against the CPU, every shader variant, benchmarks.
 
+use super::random::Key;
 use crate::tensor::Tensor;
 use crate::{Device, Result};
 
@@ -86,6 +87,7 @@ impl Case {
 pub fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     unary(&mut cases);
+    attention(&mut cases);
     cases
 }
 
@@ -125,4 +127,38 @@ fn unary(cases: &mut Vec<Case>) {
         let case = Case::new(format!("{name}/large"), inputs, move |x| op(&x[0]));
         cases.push(case.tolerance(2e-6, 2e-5).not_smooth());
     }
+}
+
+fn attention(cases: &mut Vec<Case>) {
+    // Sums of up to 128 products and of up to 129 keys, in an order of each device's own; exp on top.
+    let (atol, rtol) = (5e-6, 1e-5);
+    let sizes = [
+        ([2, 1], 1, 1),
+        ([1, 3], 2, 3),
+        ([2, 17], 3, 8),
+        ([1, 65], 2, 17),
+        ([1, 129], 1, 32),
+        ([1, 66], 2, 64),
+        ([1, 40], 1, 80),
+        ([1, 129], 1, 128),
+    ];
+    for ([b, t], n_head, head_size) in sizes {
+        let name = format!("attention/{b}x{t}/{n_head}x{head_size}");
+        let qkv = (vec![b, t, 3 * n_head * head_size], AROUND_ZERO);
+        let case = Case::new(name, vec![qkv], move |x| x[0].causal_attention(n_head, None));
+        cases.push(case.tolerance(atol, rtol));
+    }
+    for (t, head_size) in [(33, 8), (130, 5)] {
+        let qkv = (vec![2, t, 6 * head_size], AROUND_ZERO);
+        let dropout = Some((0.25, Key::new(3)));
+        let case = Case::new(format!("attention/dropout/{t}x{head_size}"), vec![qkv], move |x| {
+            x[0].causal_attention(2, dropout)
+        });
+        cases.push(case.tolerance(atol, rtol));
+    }
+    // Scores around 10,000, where one unit in the last place is 1e-3: so much may any probability be off. Most are 0 or 1,
+    // which is what this case is about; gradients are sums of terms around 80 times that.
+    let qkv = (vec![1, 65, 3 * 2 * 8], LARGE);
+    let case = Case::new("attention/large", vec![qkv], |x| x[0].causal_attention(2, None));
+    cases.push(case.tolerance(1e-1, 1e-2).not_smooth());
 }
