@@ -88,6 +88,7 @@ pub fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     unary(&mut cases);
     attention(&mut cases);
+    losses(&mut cases);
     cases
 }
 
@@ -161,4 +162,19 @@ fn attention(cases: &mut Vec<Case>) {
     let qkv = (vec![1, 65, 3 * 2 * 8], LARGE);
     let case = Case::new("attention/large", vec![qkv], |x| x[0].causal_attention(2, None));
     cases.push(case.tolerance(1e-1, 1e-2).not_smooth());
+}
+
+fn losses(cases: &mut Vec<Case>) {
+    // log(sum exp) of up to 4,099 terms: a handful of roundings of numbers below 20.
+    for (shape, v) in [(vec![1], 1), (vec![2, 4], 3), (vec![6], 17), (vec![7, 9], 65), (vec![40], 512), (vec![3], 4099)]
+    {
+        let logits = ([&shape[..], &[v]].concat(), AROUND_ZERO);
+        let inputs = vec![logits, (shape.clone(), Values::Targets(v as u32))];
+        let case = Case::new(format!("cross_entropy/{shape:?}x{v}"), inputs, |x| x[0].cross_entropy(&x[1]));
+        cases.push(case.tolerance(5e-6, 5e-6));
+    }
+    // The same relative error, of logits up to 3e4.
+    let inputs = vec![(vec![6, 65], Values::Uniform(-3e4, 3e4)), (vec![6], Values::Targets(65))];
+    let case = Case::new("cross_entropy/large", inputs, |x| x[0].cross_entropy(&x[1]));
+    cases.push(case.tolerance(5e-6, 5e-6).not_smooth());
 }

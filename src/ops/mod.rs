@@ -5,10 +5,13 @@
 //! A row in [`cases`] gives it gradient checks, a comparison of CPU and GPU, and a benchmark.
 
 mod attention;
+mod cross_entropy;
 pub mod random;
 mod unary;
 
 pub mod cases;
+
+pub use cross_entropy::IGNORED;
 
 use crate::gpu::Launch;
 use crate::profile::Cost;
