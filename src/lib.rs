@@ -1,17 +1,22 @@
 //! Train GPT-style language models on any GPU through wgpu, or on the CPU.
 //!
 //! Modules import only from those to their left:
-//! `error, profile <- gpu, cpu <- tensor <- ops <- nn, optim <- train, generate <- cli`;
+//! `error, profile <- gpu, cpu <- tensor <- ops <- nn, optim <- generate <- train <- cli`;
 //! `config` and `data` import only `error`. `docs/design.md` is the map.
 
+pub mod cli;
 pub mod config;
 pub mod cpu;
 pub mod data;
 pub mod error;
+pub mod generate;
 pub mod gpu;
+pub mod nn;
 pub mod ops;
+pub mod optim;
 pub mod profile;
 pub mod tensor;
+pub mod train;
 
 pub use error::{Error, Result};
 pub use tensor::{DType, Device, Shape, Tensor};

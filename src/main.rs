@@ -1,1 +1,5 @@
-fn main() {}
+//! The command `rustyflow`.
+
+fn main() -> std::process::ExitCode {
+    rustyflow::cli::main()
+}

@@ -187,10 +187,14 @@ impl Gpt {
                 self.config.block_size
             )));
         }
-        let positions: Vec<u32> = (0..t as u32).collect();
-        let positions = Tensor::from_u32(&positions, [t], &ids.device())?;
         let tokens = self.wte.forward(ids)?; // (B, T, C)
-        let mut x = dropout.apply(tokens.add(&self.wpe.forward(&positions)?)?)?;
+        let positions = if t == self.config.block_size {
+            self.wpe.weight.clone() // (T, C): every position
+        } else {
+            let positions: Vec<u32> = (0..t as u32).collect();
+            self.wpe.forward(&Tensor::from_u32(&positions, [t], &ids.device())?)?
+        };
+        let mut x = dropout.apply(tokens.add(&positions)?)?;
         for block in &self.h {
             x = block.forward(&x, dropout)?;
         }

@@ -1,6 +1,7 @@
 //! One row per op and shape worth checking. Everything that is tested or measured for all ops walks this table:
 //! gradients against numerical ones, the GPU against the CPU, every shader variant, benchmarks.
 
+use super::random::Key;
 use crate::tensor::Tensor;
 use crate::{Device, Result};
 
@@ -89,6 +90,8 @@ pub fn all() -> Vec<Case> {
     binary(&mut cases);
     matmul(&mut cases);
     reduce(&mut cases);
+    attention(&mut cases);
+    losses(&mut cases);
     cases
 }
 
@@ -235,4 +238,51 @@ fn matmul(cases: &mut Vec<Case>) {
         let case = Case::new(format!("linear/2x{rows}x{k}x{n}"), inputs, |x| x[0].linear(&x[1], Some(&x[2])));
         cases.push(case.tolerance(tolerance(k.max(n).max(2 * rows)), 1e-6));
     }
+fn attention(cases: &mut Vec<Case>) {
+    // Sums of up to 128 products and of up to 129 keys, in an order of each device's own; exp on top.
+    let (atol, rtol) = (5e-6, 1e-5);
+    let sizes = [
+        ([2, 1], 1, 1),
+        ([1, 3], 2, 3),
+        ([2, 17], 3, 8),
+        ([1, 65], 2, 17),
+        ([1, 129], 1, 32),
+        ([1, 66], 2, 64),
+        ([1, 40], 1, 80),
+        ([1, 129], 1, 128),
+    ];
+    for ([b, t], n_head, head_size) in sizes {
+        let name = format!("attention/{b}x{t}/{n_head}x{head_size}");
+        let qkv = (vec![b, t, 3 * n_head * head_size], AROUND_ZERO);
+        let case = Case::new(name, vec![qkv], move |x| x[0].causal_attention(n_head, None));
+        cases.push(case.tolerance(atol, rtol));
+    }
+    for (t, head_size) in [(33, 8), (130, 5)] {
+        let qkv = (vec![2, t, 6 * head_size], AROUND_ZERO);
+        let dropout = Some((0.25, Key::new(3)));
+        let case = Case::new(format!("attention/dropout/{t}x{head_size}"), vec![qkv], move |x| {
+            x[0].causal_attention(2, dropout)
+        });
+        cases.push(case.tolerance(atol, rtol));
+    }
+    // Scores around 10,000, where one unit in the last place is 1e-3: so much may any probability be off. Most are 0 or 1,
+    // which is what this case is about; gradients are sums of terms around 80 times that.
+    let qkv = (vec![1, 65, 3 * 2 * 8], LARGE);
+    let case = Case::new("attention/large", vec![qkv], |x| x[0].causal_attention(2, None));
+    cases.push(case.tolerance(1e-1, 1e-2).not_smooth());
+}
+
+fn losses(cases: &mut Vec<Case>) {
+    // log(sum exp) of up to 4,099 terms: a handful of roundings of numbers below 20.
+    for (shape, v) in [(vec![1], 1), (vec![2, 4], 3), (vec![6], 17), (vec![7, 9], 65), (vec![40], 512), (vec![3], 4099)]
+    {
+        let logits = ([&shape[..], &[v]].concat(), AROUND_ZERO);
+        let inputs = vec![logits, (shape.clone(), Values::Targets(v as u32))];
+        let case = Case::new(format!("cross_entropy/{shape:?}x{v}"), inputs, |x| x[0].cross_entropy(&x[1]));
+        cases.push(case.tolerance(5e-6, 5e-6));
+    }
+    // The same relative error, of logits up to 3e4.
+    let inputs = vec![(vec![6, 65], Values::Uniform(-3e4, 3e4)), (vec![6], Values::Targets(65))];
+    let case = Case::new("cross_entropy/large", inputs, |x| x[0].cross_entropy(&x[1]));
+    cases.push(case.tolerance(5e-6, 5e-6).not_smooth());
 }

@@ -6,6 +6,8 @@
 
 mod binary;
 mod matmul;
+mod attention;
+mod cross_entropy;
 pub mod random;
 mod reduce;
 mod unary;
@@ -14,6 +16,7 @@ pub mod cases;
 
 #[cfg(test)]
 mod accumulation;
+pub use cross_entropy::IGNORED;
 
 use crate::gpu::Launch;
 use crate::profile::Cost;

@@ -3,6 +3,7 @@
 mod accumulate;
 mod autograd;
 mod device;
+mod fill;
 mod shape;
 
 pub use autograd::{Edge, Grads, Op, Saved, Saves, grad_enabled, no_grad};
@@ -247,8 +248,10 @@ impl Tensor {
     /// # Errors
     /// If this is not a scalar, was not computed from a leaf, or was differentiated before.
     pub fn backward(&self) -> Result<()> {
-        let seed = Tensor::from_f32(&[1.0], self.shape().clone(), &self.device())
-            .map_err(|_| Error::Autograd(format!("only a scalar can be differentiated, this is {}", self.spec())))?;
+        if self.len() != 1 {
+            return Err(Error::Autograd(format!("only a scalar can be differentiated, this is {}", self.spec())));
+        }
+        let seed = Tensor::full(1.0, self.shape().clone(), &self.device())?;
         backward_from(self, seed)
     }
 
@@ -303,7 +306,7 @@ impl Reading {
     /// If the driver reported an error.
     pub fn try_take(&mut self) -> Result<Option<Vec<f32>>> {
         match self {
-            Reading::Here(values) => Ok(Some(std::mem::take(values))),
+            Reading::Here(values) => Ok(Some(values.clone())),
             Reading::Coming(pending) => Ok(pending.try_take()?.map(|bytes| bytemuck::pod_collect_to_vec(&bytes))),
         }
     }

@@ -1,0 +1,410 @@
+// Causal attention without a T x T matrix in memory: FlashAttention-2 (Dao 2023). Formulas: src/ops/attention/mod.rs.
+//
+// Each pass is a chain of small GEMMs. A workgroup owns ROWS rows of one head (queries; in the pass "keys", keys) and
+// walks over tiles of COLS columns. Its threads are a grid of TY x TX: of every tile of S, thread (ty, tx) computes the
+// rows ty, ty + TY, ty + 2 TY, .. and the columns 4 tx .. 4 tx + 3; of the result it owns the same rows, and of each the
+// groups of four elements tx, tx + TX, .. Tiles that causality empties are skipped; workgroups with most tiles start first.
+{% include "common" %}
+
+{% set groups = (head_size + 3) // 4 %}
+{% set tx_count = cols // 4 %}
+{% set ty_count = rows // per_thread %}
+{% set chunks = (groups + 7) // 8 %}
+{% set owned = (groups + tx_count - 1) // tx_count %}
+{% set xyzw = ["x", "y", "z", "w"] %}
+{% set element = "vec4<f32>" if vector else "f32" %}
+
+struct Params {
+    time: u32,
+    n_head: u32,
+    batch_heads: u32,
+    scale: f32,
+    key: vec2<u32>,
+    drop_threshold: u32,
+    keep_scale: f32,
+}
+var<immediate> p: Params;
+
+const HEAD_SIZE = {{ head_size }}u;
+// The head in groups of four elements, and how many of them are staged at a time (at most 8).
+const GROUPS = {{ groups }}u;
+const CHUNKS = {{ chunks }}u;
+const CHUNK = {{ (groups + chunks - 1) // chunks }}u;
+const ROWS = {{ rows }}u;
+const COLS = {{ cols }}u;
+const TX = {{ tx_count }}u;
+const TY = {{ ty_count }}u;
+const THREADS = TX * TY;
+// Columns / 4 whose values are staged at a time: as many as the stage holds.
+const STAGED = {{ tx_count if groups <= 16 else tx_count // 2 }}u;
+
+{% if pass == "delta" %}
+// delta = rowsum(dy * y), one thread per row and head.
+@group(0) @binding(0) var<storage, read> y: array<{{ element }}>;
+@group(0) @binding(1) var<storage, read> dy: array<{{ element }}>;
+@group(0) @binding(2) var<storage, read_write> delta: array<f32>;
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let i = workgroup_number(id, count) * 256u + thread;
+    if (i >= p.batch_heads * p.time) { return; }
+    var sum = 0.0;
+    {% if vector %}
+    for (var d = 0u; d < GROUPS; d++) { sum += dot(y[i * GROUPS + d], dy[i * GROUPS + d]); }
+    {% else %}
+    for (var d = 0u; d < HEAD_SIZE; d++) { sum += y[i * HEAD_SIZE + d] * dy[i * HEAD_SIZE + d]; }
+    {% endif %}
+    // i numbers (batch, time, head), delta is (batch, head, time).
+    let head = i % p.n_head;
+    let row = i / p.n_head;
+    delta[(row / p.time * p.n_head + head) * p.time + row % p.time] = sum;
+}
+{% else %}
+
+@group(0) @binding(0) var<storage, read> qkv: array<{{ element }}>;
+{% if pass == "forward" %}
+@group(0) @binding(1) var<storage, read_write> result: array<{{ element }}>;
+@group(0) @binding(2) var<storage, read_write> lse: array<f32>;
+{% else %}
+@group(0) @binding(1) var<storage, read> lse: array<f32>;
+@group(0) @binding(2) var<storage, read> dy: array<{{ element }}>;
+@group(0) @binding(3) var<storage, read> delta: array<f32>;
+@group(0) @binding(4) var<storage, read_write> result: array<{{ element }}>;
+{% endif %}
+
+// What the products read: rows and columns of a chunk of the head, eight groups each, or columns with their whole head.
+// Group d of line i lies at d ^ (i & 7), so that neighbouring threads, which read neighbouring lines, meet different banks.
+// Column 4 t + c is line c TX + t, so that neighbouring threads do read neighbouring lines.
+var<workgroup> stage: array<vec4<f32>, (ROWS + COLS) * 8u>;
+// The tile of P or dS, columns in groups of four; between two tiles the threads exchange row maxima through it.
+var<workgroup> tile: array<vec4<f32>, ROWS * TX>;
+
+// The first row of this batch item among all (b T), this head, and both together (b n_head + head).
+var<private> first_row: u32;
+var<private> head: u32;
+var<private> batch_head: u32;
+
+// Four elements of a head; zeros beyond its end and beyond T.
+{% for buffer in (["qkv"] if pass == "forward" else ["qkv", "dy"]) %}
+fn load_from_{{ buffer }}(line: u32, row: u32, group: u32) -> vec4<f32> {
+    if (row >= p.time || group >= GROUPS) { return vec4<f32>(0.0); }
+    {% if vector %}
+    return {{ buffer }}[(line * p.n_head + head) * GROUPS + group];
+    {% else %}
+    let at = (line * p.n_head + head) * HEAD_SIZE + group * 4u;
+    let last = HEAD_SIZE - 1u - group * 4u;
+    let lane = vec4<u32>(0u, 1u, 2u, 3u);
+    let index = at + min(lane, vec4<u32>(last));
+    let value = vec4<f32>({{ buffer }}[index.x], {{ buffer }}[index.y], {{ buffer }}[index.z], {{ buffer }}[index.w]);
+    return select(vec4<f32>(0.0), value, lane <= vec4<u32>(last));
+    {% endif %}
+}
+{% endfor %}
+fn load_q(row: u32, group: u32) -> vec4<f32> { return load_from_qkv((first_row + row) * 3u, row, group); }
+fn load_k(row: u32, group: u32) -> vec4<f32> { return load_from_qkv((first_row + row) * 3u + 1u, row, group); }
+fn load_v(row: u32, group: u32) -> vec4<f32> { return load_from_qkv((first_row + row) * 3u + 2u, row, group); }
+{% if pass != "forward" %}
+fn load_dy(row: u32, group: u32) -> vec4<f32> { return load_from_dy(first_row + row, row, group); }
+{% endif %}
+
+fn store(line: u32, row: u32, group: u32, value: vec4<f32>) {
+    if (row >= p.time || group >= GROUPS) { return; }
+    {% if vector %}
+    result[(line * p.n_head + head) * GROUPS + group] = value;
+    {% else %}
+    let at = (line * p.n_head + head) * HEAD_SIZE + group * 4u;
+    let left = HEAD_SIZE - group * 4u;
+    result[at] = value.x;
+    if (left > 1u) { result[at + 1u] = value.y; }
+    if (left > 2u) { result[at + 2u] = value.z; }
+    if (left > 3u) { result[at + 3u] = value.w; }
+    {% endif %}
+}
+
+{% if pass != "forward" %}
+// A statistic of a query; 0 beyond T, where q and dy are 0 too, so that such a query adds nothing to any gradient.
+fn lse_of(query: u32) -> f32 {
+    if (query >= p.time) { return 0.0; }
+    return lse[batch_head * p.time + query];
+}
+fn delta_of(query: u32) -> f32 {
+    if (query >= p.time) { return 0.0; }
+    return delta[batch_head * p.time + query];
+}
+{% endif %}
+
+{% if dropout %}
+fn mix_bits4(value: vec4<u32>) -> vec4<u32> {
+    var x = value;
+    x = (x ^ (x >> vec4<u32>(16u))) * 0x7feb352du;
+    x = (x ^ (x >> vec4<u32>(15u))) * 0x846ca68bu;
+    return x ^ (x >> vec4<u32>(16u));
+}
+// What dropout multiplies P[query, key] by: 0, or 1/(1-p). `Key::row(..).bits(..)` of src/ops/random.rs.
+fn kept(queries: vec4<u32>, keys: vec4<u32>) -> vec4<f32> {
+    let row_key = mix_bits4((queries + batch_head * p.time) ^ vec4<u32>(p.key.x));
+    let bits = mix_bits4(mix_bits4(keys ^ row_key) ^ vec4<u32>(p.key.y));
+    return select(vec4<f32>(0.0), vec4<f32>(p.keep_scale), bits >= vec4<u32>(p.drop_threshold));
+}
+{% endif %}
+
+{# s0, s1, .. = a b^T of a tile: rows of a from row_base, rows of b from col_base. #}
+{% macro product(s, a, b) %}
+        {% for r in range(per_thread) %}
+        var {{ s }}{{ r }} = vec4<f32>(0.0);
+        {% endfor %}
+        for (var chunk = 0u; chunk < CHUNKS; chunk++) {
+            workgroupBarrier(); // all are done with what the stage held
+            for (var i = thread; i < ROWS * CHUNK; i += THREADS) {
+                let line = i / CHUNK;
+                let d = i % CHUNK;
+                stage[line * 8u + (d ^ (line & 7u))] = load_{{ a }}(row_base + line, chunk * CHUNK + d);
+            }
+            for (var i = thread; i < COLS * CHUNK; i += THREADS) {
+                let line = i / CHUNK;
+                let d = i % CHUNK;
+                let column = line % TX * 4u + line / TX;
+                stage[(ROWS + line) * 8u + (d ^ (line & 7u))] = load_{{ b }}(col_base + column, chunk * CHUNK + d);
+            }
+            workgroupBarrier();
+            for (var d = 0u; d < CHUNK; d++) {
+                let row = ty * 8u + (d ^ (ty & 7u));
+                let column = (ROWS + tx) * 8u + (d ^ (tx & 7u));
+                let b0 = stage[column];
+                let b1 = stage[column + TX * 8u];
+                let b2 = stage[column + TX * 16u];
+                let b3 = stage[column + TX * 24u];
+                {% for c in xyzw %}
+                let b_{{ c }} = vec4<f32>(b0.{{ c }}, b1.{{ c }}, b2.{{ c }}, b3.{{ c }});
+                {% endfor %}
+                {% for r in range(per_thread) %}
+                let a{{ r }} = stage[row + {{ r }}u * TY * 8u];
+                {% for c in xyzw %}
+                {{ s }}{{ r }} += a{{ r }}.{{ c }} * b_{{ c }};
+                {% endfor %}
+                {% endfor %}
+            }
+        }
+{% endmacro %}
+
+{# sum += tile * b, rows of b from col_base. What was written to the tile before is seen by all after the barriers. #}
+{% macro accumulate(sum, b) %}
+        for (var first = 0u; first < TX; first += STAGED) {
+            workgroupBarrier(); // all are done with what the stage held
+            for (var i = thread; i < STAGED * 4u * GROUPS; i += THREADS) {
+                let line = i / GROUPS;
+                let d = i % GROUPS;
+                stage[i] = load_{{ b }}(col_base + first * 4u + line, d);
+            }
+            workgroupBarrier();
+            for (var k = 0u; k < STAGED; k++) {
+                {% for r in range(per_thread) %}
+                let w{{ r }} = tile[({{ r }}u * TY + ty) * TX + first + k];
+                {% endfor %}
+                {% for n in range(owned) %}
+                // A thread without a group of its own here repeats the last one and does not store it.
+                let at{{ n }} = k * 4u * GROUPS + min({{ n }}u * TX + tx, GROUPS - 1u);
+                {% for c in range(4) %}
+                let b{{ n }}_{{ c }} = stage[at{{ n }} + {{ c }}u * GROUPS];
+                {% endfor %}
+                {% for r in range(per_thread) %}
+                {% for c in range(4) %}
+                {{ sum }}{{ r }}_{{ n }} += w{{ r }}.{{ xyzw[c] }} * b{{ n }}_{{ c }};
+                {% endfor %}
+                {% endfor %}
+                {% endfor %}
+            }
+        }
+{% endmacro %}
+
+{# The accumulators of a result. #}
+{% macro zeros(sum) %}
+    {% for r in range(per_thread) %}
+    {% for n in range(owned) %}
+    var {{ sum }}{{ r }}_{{ n }} = vec4<f32>(0.0);
+    {% endfor %}
+    {% endfor %}
+{% endmacro %}
+
+{# Writes accumulators to a third of the packed gradient: 0, 1, 2 for q, k, v. #}
+{% macro store_part(sum, part) %}
+    {% for r in range(per_thread) %}
+    {% for n in range(owned) %}
+    store((first_row + row{{ r }}) * 3u + {{ part }}u, row{{ r }}, {{ n }}u * TX + tx, {{ sum }}{{ r }}_{{ n }});
+    {% endfor %}
+    {% endfor %}
+{% endmacro %}
+
+{# The tile = w0, w1, .. #}
+{% macro write_tile(w) %}
+        {% for r in range(per_thread) %}
+        tile[({{ r }}u * TY + ty) * TX + tx] = {{ w }}{{ r }};
+        {% endfor %}
+{% endmacro %}
+
+@compute @workgroup_size(THREADS)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let number = workgroup_number(id, count);
+    let blocks = (p.time + ROWS - 1u) / ROWS;
+    if (number >= blocks * p.batch_heads) { return; }
+    batch_head = number % p.batch_heads;
+    head = batch_head % p.n_head;
+    first_row = batch_head / p.n_head * p.time;
+    let tx = thread % TX;
+    let ty = thread / TX;
+    let lane = vec4<u32>(0u, 1u, 2u, 3u) + tx * 4u;
+    {% if pass == "keys" %}
+    let row_base = number / p.batch_heads * ROWS;
+    {% else %}
+    let row_base = (blocks - 1u - number / p.batch_heads) * ROWS;
+    {% endif %}
+    {% for r in range(per_thread) %}
+    let row{{ r }} = row_base + {{ r }}u * TY + ty;
+    {% endfor %}
+
+{% if pass == "forward" %}
+    {# Maxima and sums of rows 4g .. 4g + 3 of a thread are the lanes of top{g} and total{g}. #}
+    // Less than any score, and not infinite, because WGSL promises nothing about infinities.
+    const MASKED = -1e30;
+    {% for g in range(per_thread // 4) %}
+    var top{{ g }} = vec4<f32>(MASKED);
+    var total{{ g }} = vec4<f32>(0.0); // of this thread's columns only, until the end
+    {% endfor %}
+    {{ zeros("sum") }}
+    for (var col_base = 0u; col_base < min(row_base + ROWS, p.time); col_base += COLS) {
+        {{ product("s", "q", "k") }}
+        let columns = lane + col_base;
+        {% for r in range(per_thread) %}
+        s{{ r }} *= p.scale;
+        {% endfor %}
+        if (col_base + COLS > row_base + 1u) {
+            {% for r in range(per_thread) %}
+            s{{ r }} = select(vec4<f32>(MASKED), s{{ r }}, columns <= vec4<u32>(row{{ r }}));
+            {% endfor %}
+        }
+        // Row maxima. The tile is free: all have passed the barriers of the product since they last read it.
+        {% for g in range(per_thread // 4) %}
+        tile[({{ g }}u * TY + ty) * TX + tx] = vec4<f32>(
+            {% for r in range(4 * g, 4 * g + 4) %}
+            max(max(s{{ r }}.x, s{{ r }}.y), max(s{{ r }}.z, s{{ r }}.w)){{ "," if not loop.last }}
+            {% endfor %}
+        );
+        {% endfor %}
+        workgroupBarrier();
+        {% for g in range(per_thread // 4) %}
+        var new_top{{ g }} = top{{ g }};
+        for (var t = 0u; t < TX; t++) { new_top{{ g }} = max(new_top{{ g }}, tile[({{ g }}u * TY + ty) * TX + t]); }
+        let shrink{{ g }} = exp(top{{ g }} - new_top{{ g }});
+        top{{ g }} = new_top{{ g }};
+        {% endfor %}
+        {% for r in range(per_thread) %}
+        s{{ r }} = exp(s{{ r }} - top{{ r // 4 }}.{{ xyzw[r % 4] }});
+        {% for n in range(owned) %}
+        sum{{ r }}_{{ n }} *= shrink{{ r // 4 }}.{{ xyzw[r % 4] }};
+        {% endfor %}
+        {% endfor %}
+        {% for g in range(per_thread // 4) %}
+        total{{ g }} = total{{ g }} * shrink{{ g }} + vec4<f32>(
+            {% for r in range(4 * g, 4 * g + 4) %}
+            s{{ r }}.x + s{{ r }}.y + s{{ r }}.z + s{{ r }}.w{{ "," if not loop.last }}
+            {% endfor %}
+        );
+        {% endfor %}
+        {% if dropout %}
+        {% for r in range(per_thread) %}
+        s{{ r }} *= kept(vec4<u32>(row{{ r }}), columns);
+        {% endfor %}
+        {% endif %}
+        workgroupBarrier(); // all have read the maxima
+        {{ write_tile("s") }}
+        {{ accumulate("sum", "v") }}
+    }
+    workgroupBarrier();
+    {% for g in range(per_thread // 4) %}
+    tile[({{ g }}u * TY + ty) * TX + tx] = total{{ g }};
+    {% endfor %}
+    workgroupBarrier();
+    {% for g in range(per_thread // 4) %}
+    var all{{ g }} = vec4<f32>(0.0);
+    for (var t = 0u; t < TX; t++) { all{{ g }} += tile[({{ g }}u * TY + ty) * TX + t]; }
+    let log_sum{{ g }} = top{{ g }} + log(all{{ g }});
+    {% endfor %}
+    {% for r in range(per_thread) %}
+    {% for n in range(owned) %}
+    store(first_row + row{{ r }}, row{{ r }}, {{ n }}u * TX + tx, sum{{ r }}_{{ n }} / all{{ r // 4 }}.{{ xyzw[r % 4] }});
+    {% endfor %}
+    if (tx == 0u && row{{ r }} < p.time) {
+        lse[batch_head * p.time + row{{ r }}] = log_sum{{ r // 4 }}.{{ xyzw[r % 4] }};
+    }
+    {% endfor %}
+
+{% elif pass == "keys" %}
+    // Rows are keys, columns are queries: tiles of S^T. dV = P^T dO, dK = dS^T Q.
+    {{ zeros("dk") }}
+    {{ zeros("dv") }}
+    for (var col_base = row_base / COLS * COLS; col_base < p.time; col_base += COLS) {
+        {{ product("s", "k", "q") }}
+        let columns = lane + col_base;
+        let log_sum = vec4<f32>(lse_of(columns.x), lse_of(columns.y), lse_of(columns.z), lse_of(columns.w));
+        let row_sum = vec4<f32>(delta_of(columns.x), delta_of(columns.y), delta_of(columns.z), delta_of(columns.w));
+        {% for r in range(per_thread) %}
+        s{{ r }} = exp(s{{ r }} * p.scale - log_sum);
+        {% endfor %}
+        if (col_base + 1u < row_base + ROWS) {
+            {% for r in range(per_thread) %}
+            s{{ r }} = select(vec4<f32>(0.0), s{{ r }}, columns >= vec4<u32>(row{{ r }}));
+            {% endfor %}
+        }
+        {% for r in range(per_thread) %}
+        {% if dropout %}
+        let kept{{ r }} = s{{ r }} * kept(columns, vec4<u32>(row{{ r }}));
+        {% else %}
+        let kept{{ r }} = s{{ r }};
+        {% endif %}
+        {% endfor %}
+        {{ write_tile("kept") }}
+        {{ accumulate("dv", "dy") }}
+        {{ product("dp", "v", "dy") }}
+        {% for r in range(per_thread) %}
+        let ds{{ r }} = (kept{{ r }} * dp{{ r }} - s{{ r }} * row_sum) * p.scale;
+        {% endfor %}
+        {{ write_tile("ds") }}
+        {{ accumulate("dk", "q") }}
+    }
+    {{ store_part("dk", 1) }}
+    {{ store_part("dv", 2) }}
+
+{% else %}
+    // Rows are queries, columns are keys. dQ = dS K.
+    {{ zeros("dq") }}
+    {% for r in range(per_thread) %}
+    let log_sum{{ r }} = lse_of(row{{ r }});
+    let row_sum{{ r }} = delta_of(row{{ r }});
+    {% endfor %}
+    for (var col_base = 0u; col_base < min(row_base + ROWS, p.time); col_base += COLS) {
+        {{ product("s", "q", "k") }}
+        let columns = lane + col_base;
+        {% for r in range(per_thread) %}
+        s{{ r }} = exp(s{{ r }} * p.scale - log_sum{{ r }});
+        {% endfor %}
+        if (col_base + COLS > row_base + 1u) {
+            {% for r in range(per_thread) %}
+            s{{ r }} = select(vec4<f32>(0.0), s{{ r }}, columns <= vec4<u32>(row{{ r }}));
+            {% endfor %}
+        }
+        {{ product("dp", "dy", "v") }}
+        {% for r in range(per_thread) %}
+        {% if dropout %}
+        dp{{ r }} *= kept(vec4<u32>(row{{ r }}), columns);
+        {% endif %}
+        let ds{{ r }} = s{{ r }} * (dp{{ r }} - row_sum{{ r }}) * p.scale;
+        {% endfor %}
+        {{ write_tile("ds") }}
+        {{ accumulate("dq", "k") }}
+    }
+    {{ store_part("dq", 0) }}
+{% endif %}
+}
+{% endif %}

@@ -1,0 +1,185 @@
+// Softmax cross-entropy (formulas: src/ops/cross_entropy.rs).
+//
+// Passes over (rows, vocab): LANES threads share a row, 256 / LANES rows share a workgroup; thread `lane` of a row takes
+// the elements (or groups of four) lane, lane + LANES, .. Passes over rows: one workgroup of 256 threads, each summing
+// every 256th row, then a tree. All sums run in a fixed order.
+{% include "common" %}
+
+struct Params {
+    rows: u32,
+    vocab: u32,
+    // The bits of a NaN: a WGSL constant may not be one.
+    nan: u32,
+}
+var<immediate> p: Params;
+
+const IGNORED = 0xffffffffu;
+
+{% if pass == "count" or pass == "mean" %}
+{% if pass == "count" %}
+@group(0) @binding(0) var<storage, read> targets: array<u32>;
+@group(0) @binding(1) var<storage, read_write> valid: array<f32>;
+{% else %}
+@group(0) @binding(0) var<storage, read> losses: array<f32>;
+@group(0) @binding(1) var<storage, read> targets: array<u32>;
+@group(0) @binding(2) var<storage, read_write> loss: array<f32>;
+@group(0) @binding(3) var<storage, read_write> valid: array<f32>;
+
+var<workgroup> sums: array<f32, 256>;
+{% endif %}
+var<workgroup> counts: array<u32, 256>;
+
+@compute @workgroup_size(256)
+fn main(@builtin(local_invocation_index) thread: u32) {
+    var rows = 0u;
+    var sum = 0.0;
+    for (var row = thread; row < p.rows; row += 256u) {
+        rows += select(1u, 0u, targets[row] == IGNORED);
+        {% if pass == "mean" %}
+        sum += losses[row];
+        {% endif %}
+    }
+    counts[thread] = rows;
+    {% if pass == "mean" %}
+    sums[thread] = sum;
+    {% endif %}
+    for (var half = 128u; half > 0u; half /= 2u) {
+        workgroupBarrier();
+        if (thread < half) {
+            counts[thread] += counts[thread + half];
+            {% if pass == "mean" %}
+            sums[thread] += sums[thread + half];
+            {% endif %}
+        }
+    }
+    if (thread == 0u) {
+        valid[0] = f32(counts[0]);
+        {% if pass == "mean" %}
+        loss[0] = sums[0] / f32(max(counts[0], 1u));
+        {% endif %}
+    }
+}
+{% else %}
+
+{% set element = "vec4<f32>" if vector else "f32" %}
+const LANES = {{ lanes }}u;
+const ROWS = 256u / LANES;
+
+{% if pass == "rows" %}
+// losses of each row, and its norm: the maximum and the sum of exp(x - maximum).
+@group(0) @binding(0) var<storage, read> logits: array<{{ element }}>;
+@group(0) @binding(1) var<storage, read> targets: array<u32>;
+@group(0) @binding(2) var<storage, read_write> losses: array<f32>;
+@group(0) @binding(3) var<storage, read_write> norm: array<vec2<f32>>;
+{% elif pass == "classifier" %}
+// losses of each row, and the logits' gradient in their place.
+@group(0) @binding(0) var<storage, read> targets: array<u32>;
+@group(0) @binding(1) var<storage, read> valid: array<f32>;
+@group(0) @binding(2) var<storage, read_write> losses: array<f32>;
+@group(0) @binding(3) var<storage, read_write> logits: array<{{ element }}>;
+{% else %}
+// The logits' gradient, given the norm of each row.
+@group(0) @binding(0) var<storage, read> logits: array<{{ element }}>;
+@group(0) @binding(1) var<storage, read> targets: array<u32>;
+@group(0) @binding(2) var<storage, read> norm: array<vec2<f32>>;
+@group(0) @binding(3) var<storage, read> valid: array<f32>;
+@group(0) @binding(4) var<storage, read> upstream: array<f32>;
+@group(0) @binding(5) var<storage, read_write> dlogits: array<{{ element }}>;
+{% endif %}
+
+{% if pass != "backward" %}
+// Of every thread the maximum of its elements, and the sum of exp(element - maximum).
+var<workgroup> tops: array<f32, 256>;
+var<workgroup> totals: array<f32, 256>;
+
+fn logit(row: u32, i: u32) -> f32 {
+    {% if vector %}
+    return logits[row * (p.vocab / 4u) + i / 4u][i % 4u];
+    {% else %}
+    return logits[row * p.vocab + i];
+    {% endif %}
+}
+{% endif %}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let lane = thread % LANES;
+    let row = workgroup_number(id, count) * ROWS + thread / LANES;
+    let inside = row < p.rows;
+    // Past the last row a thread has no elements, but it must reach the barriers.
+    let steps = select(0u, p.vocab{{ " / 4u" if vector }}, inside);
+    let first = row * (p.vocab{{ " / 4u" if vector }});
+    var label = IGNORED;
+    if (inside) { label = targets[row]; }
+    let broken = label != IGNORED && label >= p.vocab;
+    let nan = bitcast<f32>(p.nan);
+
+    {% if pass != "backward" %}
+    var top = -3.4e38;
+    var total = 0.0;
+    for (var i = lane; i < steps; i += LANES) {
+        let x = logits[first + i];
+        {% if vector %}
+        let new_top = max(top, max(max(x.x, x.y), max(x.z, x.w)));
+        let e = exp(x - new_top);
+        total = total * exp(top - new_top) + (e.x + e.y + e.z + e.w);
+        {% else %}
+        let new_top = max(top, x);
+        total = total * exp(top - new_top) + exp(x - new_top);
+        {% endif %}
+        top = new_top;
+    }
+    // Before the barriers, because the classifier overwrites it after them.
+    var own = 0.0;
+    if (inside && label < p.vocab) { own = logit(row, label); }
+    tops[thread] = top;
+    totals[thread] = total;
+    for (var half = LANES / 2u; half > 0u; half /= 2u) {
+        workgroupBarrier();
+        if (lane < half) {
+            let new_top = max(tops[thread], tops[thread + half]);
+            totals[thread] = totals[thread] * exp(tops[thread] - new_top)
+                + totals[thread + half] * exp(tops[thread + half] - new_top);
+            tops[thread] = new_top;
+        }
+    }
+    workgroupBarrier();
+    top = tops[thread - lane];
+    total = totals[thread - lane];
+    if (inside && lane == 0u) {
+        losses[row] = select(select(top - own + log(total), nan, broken), 0.0, label == IGNORED);
+        {% if pass == "rows" %}
+        norm[row] = vec2<f32>(top, total);
+        {% endif %}
+    }
+    {% endif %}
+
+    {% if pass != "rows" %}
+    {% if pass == "backward" %}
+    var top = 0.0;
+    var total = 1.0;
+    if (inside) {
+        top = norm[row].x;
+        total = norm[row].y;
+    }
+    var factor = upstream[0] / max(valid[0], 1.0);
+    {% set result = "dlogits" %}
+    {% else %}
+    var factor = 1.0 / max(valid[0], 1.0);
+    {% set result = "logits" %}
+    {% endif %}
+    factor = select(factor, nan, broken);
+    let share = 1.0 / total;
+    for (var i = lane; i < steps; i += LANES) {
+        {% if vector %}
+        let onehot = select(vec4<f32>(0.0), vec4<f32>(1.0), vec4<u32>(0u, 1u, 2u, 3u) + i * 4u == vec4<u32>(label));
+        {% else %}
+        let onehot = select(0.0, 1.0, i == label);
+        {% endif %}
+        let gradient = (exp(logits[first + i] - top) * share - onehot) * factor;
+        {{ result }}[first + i] = select(gradient, {{ element }}(0.0), label == IGNORED);
+    }
+    {% endif %}
+}
+{% endif %}

@@ -1,0 +1,96 @@
+//! `rustyflow eval`: how well a model predicts a text.
+
+use super::{device, model, output};
+use crate::config::DeviceConfig;
+use crate::train::{Windows, evaluate};
+use crate::{Error, data::Corpus};
+use anyhow::Result;
+use std::path::{Path, PathBuf};
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// A run's folder or a checkpoint's; without it, the newest run in runs/
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// A text file to evaluate on
+    #[arg(long, value_name = "FILE", conflicts_with = "corpus")]
+    text: Option<PathBuf>,
+    /// Or a corpus, as in the configuration
+    #[arg(long, default_value = "sample")]
+    corpus: String,
+    /// Which part of the corpus: train, validation or test
+    #[arg(long, default_value = "validation", value_name = "SPLIT")]
+    split: String,
+    /// The share of a corpus without splits that is kept for validation
+    #[arg(long, default_value_t = 0.1, value_name = "F")]
+    validation_fraction: f64,
+    /// Tokens that the model looks at, at most [default: the model's]
+    #[arg(long, value_name = "N")]
+    context: Option<usize>,
+    /// Tokens from one window to the next; less than the context lets every token see more before it [default: context]
+    #[arg(long, value_name = "N")]
+    stride: Option<usize>,
+    /// Windows computed at once
+    #[arg(long, default_value_t = 16, value_name = "N")]
+    batch_size: usize,
+    /// Where data sets are kept
+    #[arg(long, default_value = "data", value_name = "DIR")]
+    data_dir: PathBuf,
+    /// Print one JSON object instead
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    device: device::Flags,
+}
+
+pub fn run(args: Args) -> Result<()> {
+    let (source, text) = read_text(&args)?;
+    let device = device::open(&args.device.over(&DeviceConfig::default()))?;
+    let (model, tokenizer, folder) = model::load(args.model.as_deref(), &device)?;
+    let block_size = model.config.block_size;
+    let context = args.context.unwrap_or(block_size);
+    if context == 0 || context > block_size {
+        return Err(Error::Invalid(format!("--context is {context}; the model's is 1 to {block_size}")).into());
+    }
+    let stride = args.stride.unwrap_or(context);
+    if stride == 0 || stride > context {
+        return Err(Error::Invalid(format!("--stride is {stride}; expected 1 to the context, {context}")).into());
+    }
+    let tokens = tokenizer.encode(&text)?;
+    let windows = Windows { context, stride, batch_size: args.batch_size.max(1), max_batches: 0 };
+    let result = evaluate(&model, &tokens, text.len(), windows)?;
+    if args.json {
+        let mut json = serde_json::to_value(&result)?;
+        json["model"] = serde_json::json!(folder);
+        json["text"] = serde_json::json!(source);
+        output::line(json)?;
+        return Ok(());
+    }
+    output::line(format_args!("model          {}", folder.display()))?;
+    output::line(format_args!("text           {source}, {} tokens predicted", result.tokens))?;
+    output::line(format_args!("windows        context {context}, stride {stride}"))?;
+    output::line(format_args!("loss           {:.4} nats per token", result.loss))?;
+    output::line(format_args!("perplexity     {:.2} per token", result.perplexity))?;
+    output::line(format_args!("bits per byte  {:.4}", result.bits_per_byte))?;
+    Ok(())
+}
+
+/// The text to evaluate on, and what to call it.
+fn read_text(args: &Args) -> Result<(String, String)> {
+    if let Some(path) = &args.text {
+        let bytes = std::fs::read(path).map_err(|e| Error::io("read", path, e))?;
+        let text = String::from_utf8(bytes).map_err(|e| Error::Corpus {
+            path: path.clone(),
+            message: format!("is not UTF-8 at byte {}", e.utf8_error().valid_up_to()),
+        })?;
+        return Ok((path.display().to_string(), text));
+    }
+    let corpus = Corpus::load(&args.corpus, Path::new(&args.data_dir), args.validation_fraction)?;
+    let text = match args.split.as_str() {
+        "train" => corpus.train,
+        "validation" => corpus.validation,
+        "test" => corpus.test.ok_or_else(|| Error::Invalid(format!("{} has no test split", corpus.name)))?,
+        other => return Err(Error::Invalid(format!("--split {other}: expected train, validation or test")).into()),
+    };
+    Ok((format!("{} {}", corpus.name, args.split), text))
+}

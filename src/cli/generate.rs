@@ -1,0 +1,88 @@
+//! `rustyflow generate`: continues a text, printing it as it is drawn.
+
+use super::{device, model, output};
+use crate::config::{Config, DeviceConfig};
+use crate::generate::{Sampling, generate};
+use crate::train::prompt_ids;
+use anyhow::Result;
+use std::ops::ControlFlow;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+#[derive(clap::Args)]
+pub struct Args {
+    /// A run's folder or a checkpoint's; without it, the newest run in runs/
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// The text to continue
+    #[arg(long, short, default_value = "")]
+    prompt: String,
+    /// Tokens to write at most [default: 200]
+    #[arg(long, short = 'n', value_name = "N")]
+    max_tokens: Option<usize>,
+    /// Below 1 safer, above 1 wilder, 0 always the likeliest token [default: 0.8]
+    #[arg(long, short, value_name = "T")]
+    temperature: Option<f64>,
+    /// Choose among the K likeliest tokens only
+    #[arg(long, value_name = "K")]
+    top_k: Option<usize>,
+    /// Choose among the likeliest tokens that reach this probability together
+    #[arg(long, value_name = "P")]
+    top_p: Option<f64>,
+    /// The same seed writes the same text [default: 1337]
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Print one JSON object with the text and the speed instead
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    device: device::Flags,
+}
+
+pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
+    let device = device::open(&args.device.over(&DeviceConfig::default()))?;
+    let (model, tokenizer, folder) = model::load(args.model.as_deref(), &device)?;
+    tracing::info!("model {}", folder.display());
+    let defaults = Config::default().generate;
+    let sampling = Sampling {
+        temperature: args.temperature.unwrap_or(defaults.temperature),
+        top_k: args.top_k.unwrap_or(defaults.top_k),
+        top_p: args.top_p.unwrap_or(defaults.top_p),
+        seed: args.seed.unwrap_or(defaults.seed),
+    };
+    let prompt = prompt_ids(&tokenizer, &args.prompt)?;
+    let mut stream = tokenizer.stream();
+    let mut text = String::new();
+    let mut show = |piece: &str, text: &mut String| -> crate::Result<()> {
+        text.push_str(piece);
+        if !args.json {
+            output::now(piece).map_err(|e| crate::Error::io("write to", "standard output", e))?;
+        }
+        Ok(())
+    };
+    for &id in if args.prompt.is_empty() { &[][..] } else { &prompt } {
+        let piece = stream.push(id)?;
+        show(&piece, &mut text)?;
+    }
+    let started = Instant::now();
+    let (mut tokens, mut first) = (0, None);
+    generate(&model, &prompt, args.max_tokens.unwrap_or(defaults.max_new_tokens), &sampling, &mut |id| {
+        tokens += 1;
+        first.get_or_insert_with(|| started.elapsed());
+        let piece = stream.push(id)?;
+        show(&piece, &mut text)?;
+        Ok(if stop.load(Ordering::Relaxed) { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+    })?;
+    show(&stream.finish()?, &mut text)?;
+    let seconds = started.elapsed().as_secs_f64();
+    if args.json {
+        output::line(serde_json::json!({
+            "text": text, "tokens": tokens, "seconds": seconds, "tokens_per_s": f64::from(tokens) / seconds.max(1e-9),
+        }))?;
+    } else {
+        output::line("")?;
+        tracing::info!("{tokens} tokens, {:.2} ms each", 1e3 * seconds / f64::from(tokens).max(1.0));
+    }
+    Ok(())
+}

@@ -1,0 +1,92 @@
+//! The command line: one file per subcommand. The only place that knows clap and anyhow.
+
+mod data;
+mod device;
+mod devices;
+mod eval;
+mod generate;
+mod model;
+mod output;
+mod progress;
+mod train;
+
+use clap::{Parser, Subcommand};
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Train a GPT on the GPU you own, whoever made it, or on the CPU.
+#[derive(Parser)]
+#[command(name = "rustyflow", version, max_term_width = 100, arg_required_else_help = true)]
+#[command(after_help = "First run:  rustyflow train            trains a small model on the sample corpus, then writes a story
+            rustyflow generate --prompt \"One morning\"")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+
+    /// Say more: -v what is done, -vv also shaders and caches (RUST_LOG refines it)
+    #[arg(short, long, action = clap::ArgAction::Count, global = true)]
+    verbose: u8,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Train a model; without --config, a small one on the sample corpus
+    Train(train::Args),
+    /// Measure loss, perplexity and bits per byte over a whole text
+    Eval(eval::Args),
+    /// Continue a text
+    Generate(generate::Args),
+    /// List every GPU adapter with its limits and features
+    Devices(devices::Args),
+    /// Fetch data sets
+    #[command(subcommand)]
+    Data(data::Command),
+}
+
+/// Runs the command that the process was called with.
+pub fn main() -> ExitCode {
+    let cli = Cli::parse();
+    start_logging(cli.verbose);
+    let stop = stop_on_signal();
+    let result = match cli.command {
+        Command::Train(args) => train::run(args, &stop),
+        Command::Eval(args) => eval::run(args),
+        Command::Generate(args) => generate::run(args, &stop),
+        Command::Devices(args) => devices::run(args),
+        Command::Data(command) => data::run(command),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Logs go to standard error: warnings always, more with -v or RUST_LOG.
+fn start_logging(verbose: u8) {
+    let level = ["warn", "rustyflow=info,warn", "rustyflow=debug,warn"][usize::from(verbose.min(2))];
+    let filter = tracing_subscriber::EnvFilter::try_from_default_env()
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+}
+
+/// A flag that Ctrl-C (or SIGTERM) sets; the second time the process ends at once.
+fn stop_on_signal() -> Arc<AtomicBool> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let flag = stop.clone();
+    let handler = move || {
+        if flag.swap(true, Ordering::Relaxed) {
+            // As a shell reports a process that Ctrl-C ended.
+            std::process::exit(130);
+        }
+        eprintln!("\nstopping after this step; press Ctrl-C again to stop at once");
+    };
+    if let Err(error) = ctrlc::set_handler(handler) {
+        tracing::warn!("Ctrl-C will end the run without saving: {error}");
+    }
+    stop
+}

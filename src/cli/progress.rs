@@ -1,0 +1,146 @@
+//! Shows a run: a bar with loss, speed and remaining time on a terminal, plain lines elsewhere.
+
+use super::output::{self, short};
+use crate::train::{Event, Start, Step, Summary};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use std::io::{self, IsTerminal};
+use std::time::{Duration, Instant};
+
+/// How often a plain line may appear.
+const LINE_EVERY: Duration = Duration::from_secs(2);
+
+pub struct View {
+    /// Hidden where standard error is not a terminal.
+    bar: ProgressBar,
+    total_steps: usize,
+    last_line: Option<Instant>,
+    validation: Option<f64>,
+}
+
+impl View {
+    pub fn new() -> View {
+        let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
+        View { bar, total_steps: 0, last_line: None, validation: None }
+    }
+
+    pub fn show(&mut self, event: &Event) -> io::Result<()> {
+        match event {
+            Event::Started(start) => self.start(start),
+            Event::Progress { step } => {
+                self.bar.set_position(*step as u64);
+                Ok(())
+            }
+            Event::Step(step) => self.step(step),
+            Event::Evaluated { step, result, best, .. } => {
+                self.validation = Some(result.loss);
+                let mark = if *best { "  (best)" } else { "" };
+                self.line(format!(
+                    "step {step:>6}  validation loss {:.4}  perplexity {:.2}  bits per byte {:.3}{mark}",
+                    result.loss, result.perplexity, result.bits_per_byte
+                ))
+            }
+            Event::Saved { path, .. } => {
+                tracing::info!("saved {}", path.display());
+                Ok(())
+            }
+            Event::Sample(text) => {
+                self.bar.finish_and_clear();
+                output::line(format_args!("\n--- sample ---\n{}\n--------------\n", text.trim_end()))
+            }
+            Event::Finished(summary) => finish(summary),
+        }
+    }
+
+    fn start(&mut self, s: &Start) -> io::Result<()> {
+        let m = &s.model;
+        output::line(format_args!("device     {}", s.device))?;
+        output::line(format_args!(
+            "corpus     {}, {} tokens to learn from, {} to validate on; tokenizer {} with {} tokens",
+            s.corpus,
+            short(s.train_tokens as f64),
+            short(s.validation_tokens as f64),
+            s.tokenizer,
+            m.vocab_size
+        ))?;
+        output::line(format_args!(
+            "model      {} parameters: {} layers, {} heads, width {}, context {}",
+            short(s.parameters as f64),
+            m.n_layer,
+            m.n_head,
+            m.n_embd,
+            m.block_size
+        ))?;
+        output::line(format_args!(
+            "training   {} steps of {} tokens, {:.2} epochs",
+            s.total_steps, s.tokens_per_step, s.epochs
+        ))?;
+        output::line(format_args!("folder     {}\n", s.folder.display()))?;
+        self.total_steps = s.total_steps;
+        if io::stderr().is_terminal() {
+            let style = "{wide_bar:.cyan/238} {pos}/{len}  {msg}  {elapsed} ETA {eta}";
+            self.bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(10));
+            self.bar.set_style(ProgressStyle::with_template(style).expect("the template is valid"));
+            self.bar.set_length(s.total_steps as u64);
+        }
+        Ok(())
+    }
+
+    fn step(&mut self, s: &Step) -> io::Result<()> {
+        let validation = self.validation.map_or(String::new(), |loss| format!("  val {loss:.4}"));
+        self.bar.set_message(format!("loss {:.4}{validation}  {} tok/s", s.loss, short(s.tokens_per_s)));
+        let due = self.last_line.is_none_or(|at| at.elapsed() >= LINE_EVERY) || s.step == self.total_steps;
+        if self.bar.is_hidden() && due {
+            self.last_line = Some(Instant::now());
+            return output::line(format_args!(
+                "step {:>6}/{}  epoch {:.2}  loss {:.4}  lr {:.2e}  norm {:.2}  {} tok/s{}",
+                s.step,
+                self.total_steps,
+                s.epoch,
+                s.loss,
+                s.learning_rate,
+                s.grad_norm,
+                short(s.tokens_per_s),
+                self.remaining(s)
+            ));
+        }
+        Ok(())
+    }
+
+    /// Time left at the speed of the last steps.
+    fn remaining(&self, s: &Step) -> String {
+        let elapsed = self.bar.elapsed().as_secs_f64();
+        if s.step < 2 || s.step == self.total_steps {
+            return String::new();
+        }
+        let left = elapsed / s.step as f64 * (self.total_steps - s.step) as f64;
+        format!("  ETA {}", indicatif::HumanDuration(Duration::from_secs(left as u64)))
+    }
+
+    /// A line that stays, above the bar if there is one.
+    fn line(&self, text: String) -> io::Result<()> {
+        self.bar.suspend(|| output::line(text))
+    }
+}
+
+fn finish(s: &Summary) -> io::Result<()> {
+    output::line(s.report.text())?;
+    let number = |loss: Option<f64>| loss.map_or("-".to_string(), |l| format!("{l:.4}"));
+    let validation = s.validation.as_ref().map(|v| v.loss);
+    let stopped = if s.interrupted { format!(", stopped at {} of {}", s.steps, s.total_steps) } else { String::new() };
+    output::line(format_args!(
+        "trained       {} steps{stopped}, {:.2} epochs, {} tokens/s",
+        s.steps,
+        s.epochs,
+        short(s.tokens_per_s)
+    ))?;
+    output::line(format_args!(
+        "final loss    train {}, validation {} (best {})",
+        number(s.train_loss),
+        number(validation),
+        number(s.best_loss)
+    ))?;
+    if let Some(bytes) = s.peak_memory_bytes {
+        output::line(format_args!("GPU memory    {} at most", output::bytes(bytes as u64)))?;
+    }
+    Ok(())
+}

@@ -1,0 +1,145 @@
+//! Draws a token from a model's logits.
+
+use crate::ops::random::Key;
+use crate::{Error, Result};
+
+/// How a token is drawn.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Sampling {
+    /// Divides the logits; 0 always takes the likeliest token.
+    pub temperature: f64,
+    /// Only the k likeliest tokens; 0 takes all.
+    pub top_k: usize,
+    /// Only the likeliest tokens that together reach this probability (Holtzman et al. 2020); 1 takes all.
+    pub top_p: f64,
+    /// The same seed draws the same text on the same device.
+    pub seed: u64,
+}
+
+/// Draws tokens, one after the other.
+pub struct Sampler {
+    sampling: Sampling,
+    key: Key,
+    drawn: u32,
+}
+
+impl Sampler {
+    /// # Errors
+    /// If the temperature is negative or top-p lies outside (0, 1].
+    pub fn new(sampling: &Sampling) -> Result<Sampler> {
+        let Sampling { temperature, top_p, .. } = *sampling;
+        if !(temperature >= 0.0 && temperature.is_finite()) {
+            return Err(Error::Invalid(format!("temperature is {temperature}; expected 0 or more")));
+        }
+        if !(top_p > 0.0 && top_p <= 1.0) {
+            return Err(Error::Invalid(format!("top-p is {top_p}; expected more than 0 and at most 1")));
+        }
+        Ok(Sampler { sampling: sampling.clone(), key: Key::new(sampling.seed), drawn: 0 })
+    }
+
+    /// A token, given the unnormalized log-probability of each.
+    ///
+    /// # Errors
+    /// If a logit is not a number: the model is broken.
+    pub fn draw(&mut self, logits: &[f32]) -> Result<u32> {
+        if logits.iter().any(|l| l.is_nan()) {
+            return Err(Error::Invalid("the model computes NaN: its weights are damaged, or training diverged".into()));
+        }
+        let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+        // The likeliest first; equals in the order of their ids, so that the result does not depend on the sort.
+        order.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
+        let Sampling { temperature, top_k, top_p, .. } = self.sampling;
+        if temperature == 0.0 {
+            return Ok(order[0]);
+        }
+        if top_k > 0 {
+            order.truncate(top_k);
+        }
+        let largest = f64::from(logits[order[0] as usize]);
+        let mut weights: Vec<f64> =
+            order.iter().map(|&i| ((f64::from(logits[i as usize]) - largest) / temperature).exp()).collect();
+        if top_p < 1.0 {
+            let total: f64 = weights.iter().sum();
+            let mut sum = 0.0;
+            let kept = weights.iter().take_while(|&&w| {
+                let before = sum;
+                sum += w / total;
+                before < top_p
+            });
+            let kept = kept.count();
+            weights.truncate(kept);
+        }
+        let uniform = (f64::from(self.key.bits(self.drawn)) + 0.5) / 4_294_967_296.0;
+        self.drawn = self.drawn.wrapping_add(1);
+        let mut left = uniform * weights.iter().sum::<f64>();
+        for (weight, &id) in weights.iter().zip(&order) {
+            left -= weight;
+            if left <= 0.0 {
+                return Ok(id);
+            }
+        }
+        Ok(order[weights.len() - 1]) // rounding
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LOGITS: [f32; 4] = [0.0, 2.0, 1.0, -1.0];
+
+    fn counts(sampling: Sampling) -> [usize; 4] {
+        let mut sampler = Sampler::new(&sampling).unwrap();
+        let mut counts = [0; 4];
+        for _ in 0..20_000 {
+            counts[sampler.draw(&LOGITS).unwrap() as usize] += 1;
+        }
+        counts
+    }
+
+    fn plain() -> Sampling {
+        Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 5 }
+    }
+
+    #[test]
+    fn draws_tokens_as_often_as_their_probability() {
+        let total: f64 = LOGITS.iter().map(|l| f64::from(*l).exp()).sum();
+        for (count, logit) in counts(plain()).iter().zip(LOGITS) {
+            let expected = f64::from(logit).exp() / total * 20_000.0;
+            // Five standard deviations of a binomial count.
+            assert!((*count as f64 - expected).abs() < 5.0 * expected.sqrt(), "{count} for {expected}");
+        }
+    }
+
+    #[test]
+    fn zero_temperature_takes_the_likeliest() {
+        assert_eq!(counts(Sampling { temperature: 0.0, ..plain() }), [0, 20_000, 0, 0]);
+    }
+
+    #[test]
+    fn top_k_keeps_the_k_likeliest() {
+        let counts = counts(Sampling { top_k: 2, ..plain() });
+        assert!(counts[0] == 0 && counts[3] == 0 && counts[1] > 0 && counts[2] > 0, "{counts:?}");
+    }
+
+    #[test]
+    fn top_p_keeps_the_fewest_that_reach_it() {
+        // Probabilities: 0.087, 0.644, 0.237, 0.032.
+        assert_eq!(counts(Sampling { top_p: 0.6, ..plain() }), [0, 20_000, 0, 0]);
+        let counts = counts(Sampling { top_p: 0.7, ..plain() });
+        assert!(counts[0] == 0 && counts[3] == 0 && counts[2] > 0, "{counts:?}");
+    }
+
+    #[test]
+    fn refuses_what_makes_no_sense() {
+        for sampling in [
+            Sampling { temperature: -1.0, ..plain() },
+            Sampling { temperature: f64::NAN, ..plain() },
+            Sampling { top_p: 0.0, ..plain() },
+            Sampling { top_p: 1.5, ..plain() },
+        ] {
+            assert!(Sampler::new(&sampling).is_err(), "{sampling:?}");
+        }
+        assert!(Sampler::new(&plain()).unwrap().draw(&[0.0, f32::NAN]).is_err());
+    }
+}

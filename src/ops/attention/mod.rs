@@ -1,0 +1,231 @@
+//! Causal self-attention, all heads at once, without a T x T matrix in memory.
+//! Shapes: packed qkv (B, T, 3C), q | k | v along the last dimension, each n_head heads of head_size -> y (B, T, C).
+//!
+//! Per head, with rows i (queries) and j <= i (keys):
+//! ```text
+//! S = q k^T / sqrt(head_size)    L_i = log sum_j exp(S_ij)    P_ij = exp(S_ij - L_i)    y = (P * Z) v
+//! ```
+//! where Z is 1, or for dropout 0 with probability p and else 1/(1-p). With D_i = dy_i . y_i:
+//! ```text
+//! dv = (P * Z)^T dy    dP = Z * (dy v^T)    dS = P * (dP - D) / sqrt(head_size)    dq = dS k    dk = dS^T q
+//! ```
+//! FlashAttention-2 (Dao 2023): forward walks over tiles of S with running row maxima and sums, keeping only y and L;
+//! backward computes the tiles again. dk and dv belong to the workgroup of a block of keys, dq to that of a block of
+//! queries, so nothing is added across workgroups and the result is the same every time.
+
+mod cpu;
+
+use super::random::{Key, drop_threshold};
+use super::*;
+use crate::gpu::{Limits, Operand, Plan, Value};
+use crate::shader;
+use crate::tensor::{Grads, run};
+
+/// Attention of packed qkv; a second output is L (B, n_head, T), which backward needs.
+#[derive(Debug, Clone, Copy)]
+pub struct Attention {
+    pub n_head: usize,
+    /// The probability with which an element of P is dropped, and the stream that decides.
+    pub dropout: Option<(f32, Key)>,
+}
+
+/// Largest head: beyond it the accumulators of a thread would not stay in registers.
+const MAX_HEAD_SIZE: usize = 128;
+
+/// The sizes that all loops are made of.
+#[derive(Debug, Clone, Copy)]
+struct Dims {
+    batch: usize,
+    time: usize,
+    n_head: usize,
+    head_size: usize,
+}
+
+impl Dims {
+    /// B * n_head: the attentions that do not depend on each other.
+    fn heads(self) -> usize {
+        self.batch * self.n_head
+    }
+
+    /// C.
+    fn width(self) -> usize {
+        self.n_head * self.head_size
+    }
+}
+
+/// How the GPU cuts S into tiles.
+#[derive(Debug, Clone, Copy)]
+struct Tiling {
+    /// Rows of a workgroup and columns of a tile. Workgroup memory is 16 * (8 * (rows + cols) + rows * cols / 4) bytes.
+    rows: u32,
+    cols: u32,
+    /// Rows of a tile that one thread computes, four columns of each.
+    per_thread: u32,
+}
+
+impl Tiling {
+    fn new(limits: &Limits) -> Tiling {
+        if limits.workgroup_bytes >= 32 << 10 && limits.workgroup_threads >= 256 {
+            Tiling { rows: 64, cols: 64, per_thread: 4 } // 32 KiB, 256 threads
+        } else {
+            Tiling { rows: 32, cols: 32, per_thread: 4 } // 12 KiB, 64 threads
+        }
+    }
+}
+
+impl Attention {
+    fn dims(&self, qkv: &Spec) -> Dims {
+        let [batch, time, width] = qkv.shape[..] else { unreachable!("`output_specs` has checked the shape") };
+        Dims { batch, time, n_head: self.n_head, head_size: width / 3 / self.n_head }
+    }
+
+    fn scale(dims: Dims) -> f32 {
+        1.0 / (dims.head_size as f32).sqrt()
+    }
+
+    /// FLOPs of `products` matrix products over the lower half of S.
+    fn flops(&self, qkv: &Spec, products: usize) -> usize {
+        let d = self.dims(qkv);
+        products * d.heads() * d.time * d.time * d.head_size
+    }
+
+    fn launch(&self, pass: &'static str, dims: Dims, limits: &Limits, bindings: Vec<Operand>) -> Launch {
+        let tiling = Tiling::new(limits);
+        let (p, key) = self.dropout.unwrap_or((0.0, Key([0; 2])));
+        let values: Vec<(&'static str, Value)> = vec![
+            ("pass", pass.into()),
+            ("head_size", (dims.head_size as u32).into()),
+            ("vector", dims.head_size.is_multiple_of(4).into()),
+            ("dropout", self.dropout.is_some().into()),
+            ("rows", tiling.rows.into()),
+            ("cols", tiling.cols.into()),
+            ("per_thread", tiling.per_thread.into()),
+        ];
+        let params = vec![
+            dims.time as u32,
+            dims.n_head as u32,
+            dims.heads() as u32,
+            Attention::scale(dims).to_bits(),
+            key.0[0],
+            key.0[1],
+            drop_threshold(p),
+            (1.0 / (1.0 - p)).to_bits(),
+        ];
+        let workgroups = match pass {
+            "delta" => (dims.heads() * dims.time).div_ceil(256),
+            _ => dims.heads() * dims.time.div_ceil(tiling.rows as usize),
+        };
+        Launch { shader: shader!("attention"), values, bindings, params, workgroups }
+    }
+}
+
+impl Kernel for Attention {
+    fn name(&self) -> &'static str {
+        "attention"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        expect_f32(self.name(), inputs)?;
+        let heads = 3 * self.n_head;
+        match inputs[0].shape[..] {
+            [batch, time, width]
+                if heads > 0 && width.is_multiple_of(heads) && (1..=MAX_HEAD_SIZE).contains(&(width / heads)) =>
+            {
+                Ok(vec![
+                    Spec::new([batch, time, width / 3], DType::F32),
+                    Spec::new([batch, self.n_head, time], DType::F32),
+                ])
+            }
+            _ => Err(shape_error(
+                self.name(),
+                format!("packed (B, T, 3 * {} heads * head size of 1 to {MAX_HEAD_SIZE})", self.n_head),
+                inputs[0],
+            )),
+        }
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        // Two products of 2 FLOPs per element of the lower half.
+        streaming_cost(self.flops(inputs[0], 2), inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let [y, lse] = outputs else { unreachable!("two outputs") };
+        cpu::forward(self, self.dims(inputs[0].spec), inputs[0].f32(), y.f32(), lse.f32());
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
+        let bindings = vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)];
+        Plan::one(self.launch("forward", self.dims(inputs[0]), limits, bindings))
+    }
+}
+
+impl Op for Attention {
+    fn saves(&self) -> Saves {
+        Saves { inputs: &[0], outputs: &[0, 1] }
+    }
+
+    fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &upstream[0] else { return Ok(()) };
+        let inputs = [saved.input(0), saved.output(0), saved.output(1), dy];
+        grads.give(0, run(&AttentionBackward(*self), &inputs)?.remove(0))
+    }
+}
+
+/// dqkv (B, T, 3C). Inputs: qkv, y, L, dy.
+struct AttentionBackward(Attention);
+
+impl Kernel for AttentionBackward {
+    fn name(&self) -> &'static str {
+        "attention_backward"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        streaming_cost(self.0.flops(inputs[0], 5), inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let [qkv, y, lse, dy] = inputs else { unreachable!("four inputs") };
+        let dims = self.0.dims(qkv.spec);
+        cpu::backward(&self.0, dims, [qkv.f32(), y.f32(), lse.f32(), dy.f32()], outputs[0].f32());
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
+        use Operand::{Input, Output, ReadScratch, Scratch};
+        let dims = self.0.dims(inputs[0]);
+        let launch = |pass, bindings| self.0.launch(pass, dims, limits, bindings);
+        let bindings = vec![Input(0), Input(2), Input(3), ReadScratch(0), Output(0)];
+        Plan {
+            scratch: vec![4 * dims.heads() * dims.time], // D (B, n_head, T)
+            launches: vec![
+                launch("delta", vec![Input(1), Input(3), Scratch(0)]),
+                launch("keys", bindings.clone()),
+                launch("queries", bindings),
+            ],
+        }
+    }
+}
+
+impl Tensor {
+    /// Causal attention of packed (B, T, 3C) queries, keys and values (in this order along the last dimension, each
+    /// `n_head` heads after one another) -> (B, T, C). `dropout` drops attention probabilities, not outputs.
+    ///
+    /// # Errors
+    /// If the tensor is not f32 (B, T, 3C), C is not divisible by `n_head`, a head is larger than 128, or the
+    /// probability of dropout is not in 0..1.
+    pub fn causal_attention(&self, n_head: usize, dropout: Option<(f32, Key)>) -> Result<Tensor> {
+        if let Some((p, _)) = dropout
+            && !(0.0..1.0).contains(&p)
+        {
+            return Err(Error::Invalid(format!("attention: the probability of dropout must be in 0..1, got {p}")));
+        }
+        apply_one(Attention { n_head, dropout }, &[self])
+    }
+}
+
+#[cfg(test)]
+mod tests;

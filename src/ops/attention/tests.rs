@@ -1,0 +1,153 @@
+//! Attention against the definition in f64, and in every way that a GPU may run it.
+
+use super::*;
+use crate::gpu::{AdapterChoice, Gpu};
+use crate::tensor::{Device, run_into};
+
+/// Values in -1..1 (splitmix64).
+fn uniform(count: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed;
+    let mut draw = || {
+        state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+    };
+    (0..count).map(|_| draw()).collect()
+}
+
+fn gpu() -> Option<Gpu> {
+    match Gpu::open(&AdapterChoice { index: None, allow_software: true }) {
+        Ok(gpu) => Some(gpu),
+        Err(e) if std::env::var_os("RUSTYFLOW_REQUIRE_GPU").is_some() => panic!("RUSTYFLOW_REQUIRE_GPU is set: {e}"),
+        Err(e) => {
+            eprintln!("SKIPPED, no GPU: {e}");
+            None
+        }
+    }
+}
+
+/// y as the definition has it, in f64, with the whole matrix.
+fn definition(op: &Attention, d: Dims, qkv: &[f32]) -> Vec<f64> {
+    let (hs, width) = (d.head_size, d.width());
+    let mut y = vec![0.0; d.batch * d.time * width];
+    for b in 0..d.batch {
+        for h in 0..d.n_head {
+            let at = |part: usize, t: usize, c: usize| {
+                f64::from(qkv[(b * d.time + t) * 3 * width + part * width + h * hs + c])
+            };
+            for i in 0..d.time {
+                let score = |j: usize| (0..hs).map(|c| at(0, i, c) * at(1, j, c)).sum::<f64>() / (hs as f64).sqrt();
+                let weights: Vec<f64> = (0..=i).map(|j| score(j).exp()).collect();
+                let total: f64 = weights.iter().sum();
+                for (j, weight) in weights.iter().enumerate() {
+                    let kept = op.dropout.map_or(1.0, |(p, key)| {
+                        let bits = key.row(((b * d.n_head + h) * d.time + i) as u32).bits(j as u32);
+                        if bits >= drop_threshold(p) { 1.0 / (1.0 - f64::from(p)) } else { 0.0 }
+                    });
+                    for c in 0..hs {
+                        y[(b * d.time + i) * width + h * hs + c] += kept * weight / total * at(2, j, c);
+                    }
+                }
+            }
+        }
+    }
+    y
+}
+
+#[test]
+fn cpu_computes_the_definition() {
+    for (batch, time, n_head, head_size) in [(2, 1, 1, 1), (1, 65, 2, 3), (2, 129, 1, 17), (1, 70, 3, 64)] {
+        for dropout in [None, Some((0.3, Key::new(5)))] {
+            let op = Attention { n_head, dropout };
+            let d = Dims { batch, time, n_head, head_size };
+            let qkv = uniform(batch * time * 3 * d.width(), 3);
+            let want = definition(&op, d, &qkv);
+            let qkv = Tensor::from_f32(&qkv, [batch, time, 3 * d.width()], &Device::Cpu).unwrap();
+            let y = qkv.causal_attention(n_head, dropout).unwrap().to_f32().unwrap();
+            let error = y.iter().zip(&want).map(|(y, want)| (f64::from(*y) - want).abs()).fold(0.0, f64::max);
+            // Sums of at most 129 terms below 1.5, each rounded to 6e-8.
+            assert!(error < 2e-6, "{d:?} {dropout:?}: error {error:e}");
+        }
+    }
+}
+
+/// Forward and backward as planned for a device with these limits.
+fn run_within(gpu: &Gpu, limits: &Limits, op: Attention, qkv: &Tensor, dy: &Tensor) -> [Vec<f32>; 3] {
+    let launch = |kernel: &dyn Kernel, inputs: &[&Tensor]| -> Vec<Tensor> {
+        let specs: Vec<&Spec> = inputs.iter().map(|t| t.spec()).collect();
+        let outputs = kernel.output_specs(&specs).unwrap();
+        let plan = kernel.gpu(&specs, &outputs.iter().collect::<Vec<_>>(), limits);
+        let outputs: Vec<Tensor> =
+            outputs.into_iter().map(|s| Tensor::empty(s, &Device::Gpu(gpu.clone())).unwrap()).collect();
+        let read: Vec<_> = inputs.iter().map(|t| t.storage().gpu()).collect();
+        let write: Vec<_> = outputs.iter().map(|t| t.storage().gpu()).collect();
+        gpu.run(kernel.name(), Cost::default(), &plan, &read, &write).unwrap();
+        outputs
+    };
+    let forward = launch(&op, &[qkv]);
+    let backward = launch(&AttentionBackward(op), &[qkv, &forward[0], &forward[1], dy]);
+    [&forward[0], &forward[1], &backward[0]].map(|t| t.to_f32().unwrap())
+}
+
+#[test]
+fn gpu_agrees_within_webgpu_default_limits_too() {
+    let Some(gpu) = gpu() else { return };
+    let floor = Limits::WEBGPU_DEFAULT;
+    for (time, head_size) in [(1, 4), (33, 5), (97, 64), (70, 128)] {
+        let op = Attention { n_head: 2, dropout: Some((0.2, Key::new(9))) };
+        let shape = [1, time, 6 * head_size];
+        let (qkv, dy) = (uniform(time * 6 * head_size, 1), uniform(time * 2 * head_size, 2));
+        let tensors = |device: &Device| {
+            let qkv = Tensor::from_f32(&qkv, shape, device).unwrap();
+            (qkv, Tensor::from_f32(&dy, [1, time, 2 * head_size], device).unwrap())
+        };
+        let (qkv_cpu, dy_cpu) = tensors(&Device::Cpu);
+        let forward = run(&op, &[&qkv_cpu]).unwrap();
+        let dqkv = run(&AttentionBackward(op), &[&qkv_cpu, &forward[0], &forward[1], &dy_cpu]).unwrap();
+        let want = [&forward[0], &forward[1], &dqkv[0]].map(|t| t.to_f32().unwrap());
+        let (qkv_gpu, dy_gpu) = tensors(&Device::Gpu(gpu.clone()));
+        for limits in [&floor, gpu.limits()] {
+            let got = run_within(&gpu, limits, op, &qkv_gpu, &dy_gpu);
+            for (what, (got, want)) in ["y", "lse", "dqkv"].iter().zip(got.iter().zip(&want)) {
+                let error = got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+                // Sums of up to 128 terms around 1, in another order.
+                assert!(error < 1e-5, "T {time}, head {head_size}, {limits:?}: {what} differs by {error:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn two_runs_give_the_same_bits() {
+    let mut devices = vec![Device::Cpu];
+    devices.extend(gpu().map(Device::Gpu));
+    for device in devices {
+        let op = Attention { n_head: 3, dropout: None };
+        let qkv = Tensor::from_f32(&uniform(2 * 130 * 72, 1), [2, 130, 72], &device).unwrap();
+        let dy = Tensor::from_f32(&uniform(2 * 130 * 24, 2), [2, 130, 24], &device).unwrap();
+        let once = || {
+            let forward = run(&op, &[&qkv]).unwrap();
+            let dqkv = run(&AttentionBackward(op), &[&qkv, &forward[0], &forward[1], &dy]).unwrap();
+            [forward[0].to_bytes().unwrap(), dqkv[0].to_bytes().unwrap()]
+        };
+        assert!(once() == once(), "{device}");
+    }
+}
+
+#[test]
+fn refuses_shapes_that_are_not_packed_heads() {
+    let device = Device::Cpu;
+    for (shape, n_head) in [(vec![2, 12], 1), (vec![1, 2, 13], 1), (vec![1, 2, 12], 3), (vec![1, 2, 12], 0)] {
+        let x = Tensor::zeros(shape.clone(), DType::F32, &device).unwrap();
+        let error = x.causal_attention(n_head, None).unwrap_err().to_string();
+        assert!(error.contains("packed"), "{shape:?}: {error}");
+    }
+    let wide = Tensor::zeros([1, 1, 3 * 129], DType::F32, &device).unwrap();
+    assert!(wide.causal_attention(1, None).unwrap_err().to_string().contains("128"));
+    let x = Tensor::zeros([1, 2, 12], DType::F32, &device).unwrap();
+    let error = x.causal_attention(1, Some((1.0, Key::new(0)))).unwrap_err().to_string();
+    assert!(error.contains("dropout"), "{error}");
+    // The output must be as large as it says, whoever provides it.
+    assert!(run_into(&Attention { n_head: 1, dropout: None }, &[&x], &[&x, &x]).is_err());
+}

@@ -1,0 +1,345 @@
+//! Cross-entropy of logits against target ids, averaged over the rows that have a target.
+//! Shapes: logits (..., V), targets (...) -> loss ().
+//!
+//! ```text
+//! m_r = max_j x_rj    s_r = sum_j exp(x_rj - m_r)
+//! loss = 1/n sum_r (m_r - x_r[t_r] + log s_r)    dx_rj = (exp(x_rj - m_r) / s_r - [j = t_r]) / n * dloss
+//! ```
+//! (m and s stay apart, because m + log s would drown log s in the rounding of a large m,)
+//! over the n rows whose target is not [`IGNORED`]; with n = 0 the loss and the gradient are 0.
+//! A target that is neither below V nor `IGNORED` makes the loss and its row of the gradient NaN: nothing is read out of
+//! bounds, and the mistake shows in the first step.
+
+use super::*;
+use crate::cpu::math;
+use crate::gpu::{Limits, Operand, Plan};
+use crate::shader;
+use crate::tensor::{Grads, Shape, run};
+use rayon::prelude::*;
+
+/// The target of a row that has none.
+pub const IGNORED: u32 = u32::MAX;
+
+/// Outputs: loss (), norms (rows, 2) of m and s, n (). Inputs: logits (..., V), targets (...).
+struct CrossEntropy;
+
+/// dlogits (..., V). Inputs: logits, targets, norms, n, dloss.
+struct CrossEntropyBackward;
+
+/// n (): how many rows have a target. Input: targets.
+pub(super) struct CountValid;
+
+/// Losses (rows) and norms (rows, 2). Inputs: logits (rows, V), targets (rows).
+pub(super) struct RowLosses;
+
+/// Losses (rows), and dlogits / dloss in place of the logits (rows, V), which are the second output, read and overwritten.
+/// Inputs: targets (rows), n.
+pub(super) struct ClassifierRows {
+    pub vocab: usize,
+}
+
+/// loss (): the sum of losses (rows) over n; and n (). Inputs: losses, targets (rows).
+pub(super) struct MeanLoss;
+
+fn scalar() -> Spec {
+    Spec::new(Shape::default(), DType::F32)
+}
+
+/// Fails unless `targets` are ids, one for each of `rows` rows.
+pub(super) fn expect_targets(op: &'static str, rows: usize, targets: &Spec) -> Result<()> {
+    expect_dtype(op, DType::U32, &[targets])?;
+    if targets.shape.elements() != rows {
+        return Err(shape_error(op, format!("a target for each of {rows} rows"), targets));
+    }
+    Ok(())
+}
+
+/// A launch of the shader: `workgroups` is 1 for the passes over rows.
+fn launch(pass: &'static str, rows: usize, vocab: usize, bindings: Vec<Operand>) -> Launch {
+    let vector = vocab.is_multiple_of(4);
+    let steps = if vector { vocab / 4 } else { vocab };
+    // About four elements a thread at least: a row of 65 would waste most of a workgroup.
+    let lanes = steps.div_ceil(4).next_power_of_two().clamp(8, 256);
+    let (values, workgroups) = match pass {
+        "count" | "mean" => (vec![("pass", pass.into())], 1),
+        _ => {
+            let values = vec![("pass", pass.into()), ("vector", vector.into()), ("lanes", (lanes as u32).into())];
+            (values, (rows * lanes).div_ceil(256))
+        }
+    };
+    let params = vec![rows as u32, vocab as u32, f32::NAN.to_bits()];
+    Launch { shader: shader!("cross_entropy"), values, bindings, params, workgroups }
+}
+
+/// Lanes of sums and maxima: several independent chains, which the compiler turns into vectors.
+const LANES: usize = 16;
+
+/// A row's m and s.
+fn norm_of(x: &[f32]) -> [f32; 2] {
+    let mut tops = [f32::MIN; LANES];
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (top, x) in tops.iter_mut().zip(chunk) {
+            *top = if *x > *top { *x } else { *top };
+        }
+    }
+    let top = tops.iter().chain(rest).fold(f32::MIN, |a, b| a.max(*b));
+    let mut sums = [0.0; LANES];
+    for chunk in chunks {
+        for (sum, x) in sums.iter_mut().zip(chunk) {
+            *sum += math::exp(x - top);
+        }
+    }
+    let sum: f32 = sums.iter().sum::<f32>() + rest.iter().map(|x| math::exp(x - top)).sum::<f32>();
+    [top, sum]
+}
+
+/// The loss of a row.
+fn row_loss(x: &[f32], target: u32, [top, sum]: [f32; 2]) -> f32 {
+    match (target, x.get(target as usize)) {
+        (IGNORED, _) => 0.0,
+        (_, Some(x)) => top - x + sum.ln(),
+        (_, None) => f32::NAN,
+    }
+}
+
+/// x = (softmax(x) - onehot) * factor.
+fn row_gradient(x: &mut [f32], target: u32, [top, sum]: [f32; 2], factor: f32) {
+    if target == IGNORED {
+        return x.fill(0.0);
+    }
+    let factor = if (target as usize) < x.len() { factor } else { f32::NAN };
+    let share = 1.0 / sum;
+    let own = x.get(target as usize).map(|x| (math::exp(x - top) * share - 1.0) * factor);
+    x.iter_mut().for_each(|x| *x = math::exp(*x - top) * share * factor);
+    if let (Some(x), Some(own)) = (x.get_mut(target as usize), own) {
+        *x = own;
+    }
+}
+
+fn count_valid(targets: &[u32]) -> f32 {
+    targets.iter().filter(|&&t| t != IGNORED).count() as f32
+}
+
+fn mean_loss(losses: &[f32], valid: f32) -> f32 {
+    (losses.iter().map(|&x| f64::from(x)).sum::<f64>() / f64::from(valid.max(1.0))) as f32
+}
+
+fn row_losses(logits: &[f32], targets: &[u32], losses: &mut [f32], norms: &mut [f32]) {
+    let vocab = logits.len() / targets.len().max(1);
+    let rows = losses.par_iter_mut().zip(norms.par_chunks_mut(2)).zip(targets).enumerate();
+    rows.with_min_len(CHUNK.div_ceil(vocab.max(1))).for_each(|(row, ((loss, norm), &target))| {
+        let x = &logits[row * vocab..][..vocab];
+        let of_row = norm_of(x);
+        *loss = row_loss(x, target, of_row);
+        norm.copy_from_slice(&of_row);
+    });
+}
+
+impl Kernel for CrossEntropy {
+    fn name(&self) -> &'static str {
+        "cross_entropy"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        expect_f32(self.name(), &inputs[..1])?;
+        let logits = &inputs[0].shape;
+        if logits.is_empty() || logits.last_dim() == 0 {
+            return Err(shape_error(self.name(), "logits (..., V)", inputs[0]));
+        }
+        expect_targets(self.name(), logits.rows(), inputs[1])?;
+        Ok(vec![scalar(), Spec::new([logits.rows(), 2], DType::F32), scalar()])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        streaming_cost(4 * inputs[0].shape.elements(), inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let [loss, norms, valid] = outputs else { unreachable!("three outputs") };
+        let targets = inputs[1].u32();
+        let mut losses = vec![0.0; targets.len()];
+        row_losses(inputs[0].f32(), targets, &mut losses, norms.f32());
+        valid.f32()[0] = count_valid(targets);
+        loss.f32()[0] = mean_loss(&losses, valid.f32()[0]);
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        use Operand::{Input, Output, ReadScratch, Scratch};
+        let (rows, vocab) = (inputs[0].shape.rows(), inputs[0].shape.last_dim());
+        Plan {
+            scratch: vec![4 * rows], // losses
+            launches: vec![
+                launch("rows", rows, vocab, vec![Input(0), Input(1), Scratch(0), Output(1)]),
+                launch("mean", rows, vocab, vec![ReadScratch(0), Input(1), Output(0), Output(2)]),
+            ],
+        }
+    }
+}
+
+impl Op for CrossEntropy {
+    fn saves(&self) -> Saves {
+        Saves { inputs: &[0, 1], outputs: &[1, 2] }
+    }
+
+    fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dloss) = &upstream[0] else { return Ok(()) };
+        let inputs = [saved.input(0), saved.input(1), saved.output(1), saved.output(2), dloss];
+        grads.give(0, run(&CrossEntropyBackward, &inputs)?.remove(0))
+    }
+}
+
+impl Kernel for CrossEntropyBackward {
+    fn name(&self) -> &'static str {
+        "cross_entropy_backward"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        streaming_cost(4 * inputs[0].shape.elements(), inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let [logits, targets, norms, valid, dloss] = inputs else { unreachable!("five inputs") };
+        let (targets, norms, vocab) = (targets.u32(), norms.f32(), logits.spec.shape.last_dim());
+        let factor = dloss.f32()[0] / valid.f32()[0].max(1.0);
+        let rows = outputs[0].f32().par_chunks_mut(vocab).zip(logits.f32().par_chunks(vocab)).enumerate();
+        rows.with_min_len(CHUNK.div_ceil(vocab)).for_each(|(row, (dx, x))| {
+            dx.copy_from_slice(x);
+            row_gradient(dx, targets[row], [norms[2 * row], norms[2 * row + 1]], factor);
+        });
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        use Operand::{Input, Output};
+        let bindings = vec![Input(0), Input(1), Input(2), Input(3), Input(4), Output(0)];
+        Plan::one(launch("backward", inputs[0].shape.rows(), inputs[0].shape.last_dim(), bindings))
+    }
+}
+
+impl Kernel for CountValid {
+    fn name(&self) -> &'static str {
+        "count_targets"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        expect_dtype(self.name(), DType::U32, inputs)?;
+        Ok(vec![scalar()])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        streaming_cost(0, inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        outputs[0].f32()[0] = count_valid(inputs[0].u32());
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        Plan::one(launch("count", inputs[0].shape.elements(), 1, vec![Operand::Input(0), Operand::Output(0)]))
+    }
+}
+
+impl Kernel for MeanLoss {
+    fn name(&self) -> &'static str {
+        "mean_loss"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        expect_f32(self.name(), &inputs[..1])?;
+        expect_targets(self.name(), inputs[0].shape.elements(), inputs[1])?;
+        Ok(vec![scalar(), scalar()])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        streaming_cost(inputs[0].shape.elements(), inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let [loss, valid] = outputs else { unreachable!("two outputs") };
+        valid.f32()[0] = count_valid(inputs[1].u32());
+        loss.f32()[0] = mean_loss(inputs[0].f32(), valid.f32()[0]);
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        use Operand::{Input, Output};
+        let bindings = vec![Input(0), Input(1), Output(0), Output(1)];
+        Plan::one(launch("mean", inputs[0].shape.elements(), 1, bindings))
+    }
+}
+
+impl Kernel for RowLosses {
+    fn name(&self) -> &'static str {
+        "row_losses"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        let rows = inputs[0].shape.rows();
+        expect_targets(self.name(), rows, inputs[1])?;
+        Ok(vec![Spec::new([rows], DType::F32), Spec::new([rows, 2], DType::F32)])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        streaming_cost(4 * inputs[0].shape.elements(), inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let [losses, norms] = outputs else { unreachable!("two outputs") };
+        row_losses(inputs[0].f32(), inputs[1].u32(), losses.f32(), norms.f32());
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        use Operand::{Input, Output};
+        let bindings = vec![Input(0), Input(1), Output(0), Output(1)];
+        Plan::one(launch("rows", inputs[0].shape.rows(), inputs[0].shape.last_dim(), bindings))
+    }
+}
+
+impl Kernel for ClassifierRows {
+    fn name(&self) -> &'static str {
+        "classifier"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        let rows = inputs[0].shape.elements();
+        expect_targets(self.name(), rows, inputs[0])?;
+        Ok(vec![Spec::new([rows], DType::F32), Spec::new([rows, self.vocab], DType::F32)])
+    }
+
+    fn cost(&self, _: &[&Spec], outputs: &[&Spec]) -> Cost {
+        let logits = outputs[1];
+        Cost { flops: 8.0 * logits.shape.elements() as f64, bytes: 2.0 * logits.size_bytes() as f64 }
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let [losses, logits] = outputs else { unreachable!("two outputs") };
+        let targets = inputs[0].u32();
+        let factor = 1.0 / inputs[1].f32()[0].max(1.0);
+        let rows = logits.f32().par_chunks_mut(self.vocab).zip(losses.f32()).zip(targets);
+        rows.with_min_len(CHUNK.div_ceil(self.vocab)).for_each(|((x, loss), &target)| {
+            let norm = norm_of(x);
+            *loss = row_loss(x, target, norm);
+            row_gradient(x, target, norm, factor);
+        });
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        use Operand::{Input, Output};
+        let bindings = vec![Input(0), Input(1), Output(0), Output(1)];
+        Plan::one(launch("classifier", inputs[0].shape.elements(), self.vocab, bindings))
+    }
+}
+
+impl Tensor {
+    /// The mean cross-entropy () of logits (..., V) against u32 `targets` (...), over the rows whose target is not
+    /// [`IGNORED`]; 0 if there is none, NaN if a target is neither below V nor `IGNORED`.
+    ///
+    /// # Errors
+    /// If the logits are not f32, the targets not u32, or there are not as many targets as rows of logits.
+    pub fn cross_entropy(&self, targets: &Tensor) -> Result<Tensor> {
+        apply_one(CrossEntropy, &[self, targets])
+    }
+}

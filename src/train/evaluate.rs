@@ -1,0 +1,83 @@
+//! The loss over a whole split of a corpus.
+
+use crate::data::{IGNORE_INDEX, eval_windows};
+use crate::nn::{Dropout, Gpt};
+use crate::tensor::no_grad;
+use crate::{Result, Tensor};
+use serde::Serialize;
+
+/// How well a model predicts a text.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Evaluation {
+    /// Mean cross-entropy per token, nats.
+    pub loss: f64,
+    /// e^loss: per token of this model's tokenizer.
+    pub perplexity: f64,
+    /// The loss per byte of the text in bits, which does not depend on the tokenizer.
+    pub bits_per_byte: f64,
+    /// Tokens predicted.
+    pub tokens: usize,
+    /// Tokens the model looks at, at most.
+    pub context: usize,
+    /// Tokens from the start of one window to the next; below `context`, every token but the first sees at least
+    /// `context - stride` before it.
+    pub stride: usize,
+}
+
+/// How a text is cut into windows.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Windows {
+    pub context: usize,
+    pub stride: usize,
+    /// Windows computed at once.
+    pub batch_size: usize,
+    /// At most so many batches; 0 takes the whole text.
+    pub max_batches: usize,
+}
+
+/// Evaluates `model` on `tokens`, which stand for `text_bytes` bytes of text. Every token but the first is predicted
+/// once.
+///
+/// # Errors
+/// If there are fewer than two tokens, or the device reported an error.
+pub fn evaluate(model: &Gpt, tokens: &[u32], text_bytes: usize, windows: Windows) -> Result<Evaluation> {
+    let Windows { context, stride, batch_size, max_batches } = windows;
+    let device = model.device();
+    let mut rows = eval_windows(tokens, context, stride)?;
+    let (mut readings, mut predicted) = (Vec::new(), 0);
+    let most = if max_batches == 0 { usize::MAX } else { max_batches };
+    while readings.len() < most {
+        let (mut ids, mut targets) = (Vec::new(), Vec::new());
+        for (row_ids, row_targets) in rows.by_ref().take(batch_size) {
+            ids.extend(row_ids);
+            targets.extend(row_targets);
+        }
+        if ids.is_empty() {
+            break;
+        }
+        let count = targets.iter().filter(|&&t| t != IGNORE_INDEX).count();
+        let batch = ids.len() / context;
+        let loss = no_grad(|| {
+            let ids = Tensor::from_u32(&ids, [batch, context], &device)?; // (B, T)
+            let targets = Tensor::from_u32(&targets, [batch, context], &device)?; // (B, T)
+            model.loss(&ids, &targets, &Dropout::off())?.read_later()
+        })?;
+        predicted += count;
+        readings.push((loss, count));
+    }
+    let mut total = 0.0;
+    for (loss, count) in readings {
+        total += f64::from(loss.wait()?[0]) * count as f64;
+    }
+    let loss = total / predicted.max(1) as f64;
+    // Where only a part was evaluated, its share of the bytes is taken to be its share of the tokens.
+    let bytes = text_bytes as f64 * predicted as f64 / (tokens.len() - 1).max(1) as f64;
+    Ok(Evaluation {
+        loss,
+        perplexity: loss.exp(),
+        bits_per_byte: total / std::f64::consts::LN_2 / bytes.max(1.0),
+        tokens: predicted,
+        context,
+        stride,
+    })
+}

@@ -1,0 +1,115 @@
+//! What a run tells whoever watches it. The trainer prints nothing itself.
+
+use super::Evaluation;
+use crate::nn::GptConfig;
+use crate::profile::Report;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+/// Something that happened.
+#[derive(Debug, Clone)]
+pub enum Event {
+    /// Everything is prepared; the first step follows.
+    Started(Box<Start>),
+    /// A step's numbers arrived. On a GPU that may be a few steps after it was computed.
+    Step(Step),
+    /// A step was handed to the device.
+    Progress { step: usize },
+    Evaluated { step: usize, split: &'static str, result: Evaluation, best: bool },
+    /// A checkpoint was written.
+    Saved { step: usize, path: PathBuf },
+    /// What the model writes at the end.
+    Sample(String),
+    /// The run is over.
+    Finished(Box<Summary>),
+}
+
+/// What is known before the first step.
+#[derive(Debug, Clone)]
+pub struct Start {
+    pub folder: PathBuf,
+    pub device: String,
+    pub corpus: String,
+    pub tokenizer: String,
+    pub model: GptConfig,
+    pub parameters: usize,
+    pub train_tokens: usize,
+    pub validation_tokens: usize,
+    pub tokens_per_step: usize,
+    pub total_steps: usize,
+    pub epochs: f64,
+}
+
+/// The numbers of a logged step.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Step {
+    /// Updates done, this one included.
+    pub step: usize,
+    pub epoch: f64,
+    /// Nats per token, over the step's batches.
+    pub loss: f64,
+    pub learning_rate: f64,
+    /// Before clipping.
+    pub grad_norm: f64,
+    /// Since the step logged before.
+    pub tokens_per_s: f64,
+}
+
+/// What a run came to.
+#[derive(Debug, Clone)]
+pub struct Summary {
+    pub folder: PathBuf,
+    pub device: String,
+    pub model: GptConfig,
+    pub parameters: usize,
+    pub steps: usize,
+    pub total_steps: usize,
+    pub epochs: f64,
+    /// Steps in this run that were stopped by a signal before all were done.
+    pub interrupted: bool,
+    pub train_loss: Option<f64>,
+    pub validation: Option<Evaluation>,
+    pub best_loss: Option<f64>,
+    pub tokens_per_s: f64,
+    /// The most device memory in use, bytes; `None` on the CPU.
+    pub peak_memory_bytes: Option<usize>,
+    pub report: Report,
+}
+
+impl Event {
+    /// The event as a line for machines; those that happen at every step have none.
+    pub fn json(&self) -> Option<Value> {
+        Some(match self {
+            Event::Progress { .. } => return None,
+            Event::Started(s) => json!({
+                "kind": "start", "folder": s.folder, "device": s.device, "corpus": s.corpus,
+                "tokenizer": s.tokenizer, "model": s.model, "parameters": s.parameters,
+                "train_tokens": s.train_tokens, "validation_tokens": s.validation_tokens,
+                "tokens_per_step": s.tokens_per_step, "total_steps": s.total_steps, "epochs": s.epochs,
+            }),
+            Event::Step(s) => json!({
+                "kind": "train", "step": s.step, "epoch": round(s.epoch, 4), "loss": s.loss,
+                "learning_rate": s.learning_rate, "grad_norm": s.grad_norm,
+                "tokens_per_s": s.tokens_per_s.round(),
+            }),
+            Event::Evaluated { step, split, result, .. } => json!({
+                "kind": "eval", "split": split, "step": step, "loss": result.loss,
+                "perplexity": result.perplexity, "bits_per_byte": result.bits_per_byte,
+                "tokens": result.tokens, "context": result.context, "stride": result.stride,
+            }),
+            Event::Saved { step, path } => json!({ "kind": "checkpoint", "step": step, "path": path }),
+            Event::Sample(text) => json!({ "kind": "sample", "text": text }),
+            Event::Finished(s) => json!({
+                "kind": "end", "folder": s.folder, "steps": s.steps, "interrupted": s.interrupted,
+                "train_loss": s.train_loss, "validation": s.validation, "best_loss": s.best_loss,
+                "tokens_per_s": s.tokens_per_s.round(), "peak_memory_bytes": s.peak_memory_bytes,
+                "profile": s.report,
+            }),
+        })
+    }
+}
+
+fn round(value: f64, digits: i32) -> f64 {
+    let factor = 10f64.powi(digits);
+    (value * factor).round() / factor
+}

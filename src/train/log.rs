@@ -1,0 +1,56 @@
+//! `training_log.txt`: one block per run, appended, in the working folder.
+
+use super::events::Summary;
+use crate::{Error, Result};
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::Path;
+
+/// Where the log is kept.
+pub const TRAINING_LOG: &str = "training_log.txt";
+
+/// Appends the block of one run.
+///
+/// # Errors
+/// If the file cannot be written.
+pub fn append(path: &Path, summary: &Summary) -> Result<()> {
+    let open = std::fs::OpenOptions::new().create(true).append(true).open(path);
+    let mut file = open.map_err(|e| Error::io("open", path, e))?;
+    // One write, so that runs which end together do not mix their lines.
+    file.write_all(block(summary).as_bytes()).map_err(|e| Error::io("write", path, e))
+}
+
+fn block(s: &Summary) -> String {
+    let mut text = String::new();
+    let now = jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M:%S UTC");
+    let m = &s.model;
+    let _ = writeln!(text, "== {now}  rustyflow {}  {}", env!("CARGO_PKG_VERSION"), s.folder.display());
+    let _ = writeln!(text, "device            {}", s.device);
+    let _ = writeln!(
+        text,
+        "model             L{} H{} E{} context {} vocabulary {}: {} parameters",
+        m.n_layer, m.n_head, m.n_embd, m.block_size, m.vocab_size, s.parameters
+    );
+    let stopped = if s.interrupted { ", interrupted" } else { "" };
+    let _ = writeln!(text, "steps             {} of {} ({:.2} epochs{stopped})", s.steps, s.total_steps, s.epochs);
+    let _ = writeln!(text, "seconds per epoch {:.2}", s.report.seconds_per_epoch);
+    let _ = writeln!(text, "tokens per second {:.0}", s.tokens_per_s);
+    let share = 100.0 * s.report.host_share();
+    let _ = writeln!(
+        text,
+        "kernels, host     {:.2} s ({:.1}%), {:.2} s ({share:.1}%)",
+        s.report.kernel_seconds,
+        100.0 - share,
+        s.report.host.total
+    );
+    let number = |loss: Option<f64>| loss.map_or("-".to_string(), |l| format!("{l:.4}"));
+    let validation = s.validation.as_ref().map(|v| v.loss);
+    let _ = writeln!(
+        text,
+        "final losses      train {}, validation {} (best {})\n",
+        number(s.train_loss),
+        number(validation),
+        number(s.best_loss)
+    );
+    text
+}
