@@ -87,6 +87,7 @@ pub fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     unary(&mut cases);
     reduce(&mut cases);
+    softmax(&mut cases);
     cases
 }
 
@@ -160,4 +161,17 @@ fn reduce(cases: &mut Vec<Case>) {
     }
     let large = |x: &[Tensor]| x[0].max(0);
     cases.push(Case::new("max/large", vec![(vec![300, 3], LARGE)], large).not_smooth());
+}
+
+fn softmax(cases: &mut Vec<Case>) {
+    for shape in
+        [vec![1], vec![17], vec![17, 1], vec![129, 3], vec![3, 65], vec![2, 3, 129], vec![3, 1025], vec![1, 5000]]
+    {
+        let inputs = vec![(shape.clone(), AROUND_ZERO)];
+        cases.push(Case::new(format!("softmax/{shape:?}"), inputs, |x| x[0].softmax()));
+    }
+    // Overflows unless the largest is subtracted. Vulkan grants exp(x) an error of 3 + 2|x| units in the last place,
+    // but e^-160 is nothing beside the largest term.
+    let inputs = vec![(vec![17, 65], LARGE)];
+    cases.push(Case::new("softmax/large", inputs, |x| x[0].softmax()).tolerance(2e-6, 2e-5).not_smooth());
 }

@@ -6,6 +6,7 @@
 
 pub mod random;
 mod reduce;
+mod softmax;
 mod unary;
 
 pub mod cases;
