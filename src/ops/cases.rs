@@ -88,6 +88,7 @@ pub fn all() -> Vec<Case> {
     unary(&mut cases);
     reduce(&mut cases);
     softmax(&mut cases);
+    layer_norm(&mut cases);
     cases
 }
 
@@ -174,4 +175,24 @@ fn softmax(cases: &mut Vec<Case>) {
     // but e^-160 is nothing beside the largest term.
     let inputs = vec![(vec![17, 65], LARGE)];
     cases.push(Case::new("softmax/large", inputs, |x| x[0].softmax()).tolerance(2e-6, 2e-5).not_smooth());
+}
+
+fn layer_norm(cases: &mut Vec<Case>) {
+    let shapes =
+        [vec![3], vec![17, 3], vec![3, 17], vec![1, 129], vec![65, 65], vec![2, 129, 20], vec![2100, 8], vec![1, 5000]];
+    for shape in shapes {
+        let c = shape[shape.len() - 1];
+        let inputs = vec![(shape.clone(), AROUND_ZERO), (vec![c], AROUND_ZERO), (vec![c], AROUND_ZERO)];
+        let apply = |x: &[Tensor]| x[0].layer_norm(&x[1], Some(&x[2]), 1e-5);
+        // Gradients of weight and bias are sums over up to 2100 rows, and rows of 3 may have a small variance.
+        cases.push(Case::new(format!("layer_norm/{shape:?}"), inputs.clone(), apply).tolerance(5e-5, 1e-5));
+        let apply = |x: &[Tensor]| x[0].layer_norm(&x[1], None, 1e-5);
+        let case = Case::new(format!("layer_norm/no bias/{shape:?}"), inputs[..2].to_vec(), apply);
+        cases.push(case.tolerance(5e-5, 1e-5));
+    }
+    // A mean a thousand times the deviation: the difference of the squares would be all rounding. What remains is that
+    // of x itself, 3e-5 for values near 1000 whose deviation is 0.6.
+    let inputs = vec![(vec![17, 65], Values::Uniform(999.0, 1001.0)), (vec![65], AROUND_ZERO), (vec![65], AROUND_ZERO)];
+    let apply = |x: &[Tensor]| x[0].layer_norm(&x[1], Some(&x[2]), 1e-5);
+    cases.push(Case::new("layer_norm/far from 0", inputs, apply).tolerance(1e-3, 1e-4).not_smooth());
 }
