@@ -89,6 +89,7 @@ pub fn all() -> Vec<Case> {
     reduce(&mut cases);
     softmax(&mut cases);
     layer_norm(&mut cases);
+    embedding(&mut cases);
     cases
 }
 
@@ -195,4 +196,23 @@ fn layer_norm(cases: &mut Vec<Case>) {
     let inputs = vec![(vec![17, 65], Values::Uniform(999.0, 1001.0)), (vec![65], AROUND_ZERO), (vec![65], AROUND_ZERO)];
     let apply = |x: &[Tensor]| x[0].layer_norm(&x[1], Some(&x[2]), 1e-5);
     cases.push(Case::new("layer_norm/far from 0", inputs, apply).tolerance(1e-3, 1e-4).not_smooth());
+}
+
+fn embedding(cases: &mut Vec<Case>) {
+    // (ids, V, C): one of everything, many repeats, mostly rare ids, rows of four and of other lengths.
+    let shapes: [(&[usize], usize, usize); 7] = [
+        (&[1], 1, 1),
+        (&[17], 3, 5),
+        (&[2, 3], 65, 129),
+        (&[3, 129], 7, 64),
+        (&[1030], 5000, 12),
+        (&[2000], 2, 17),
+        (&[65], 17, 260),
+    ];
+    for (ids, v, c) in shapes {
+        let inputs = vec![(vec![v, c], AROUND_ZERO), (ids.to_vec(), Values::Ids(v as u32))];
+        let case = Case::new(format!("embedding/{ids:?}/{v}x{c}"), inputs, |x| x[0].embedding(&x[1]));
+        // Sums of up to 1000 gradients below 1.
+        cases.push(case.tolerance(2e-5, 2e-6));
+    }
 }
