@@ -1,6 +1,7 @@
 //! One row per op and shape worth checking. Everything that is tested or measured for all ops walks this table:
 //! gradients against numerical ones, the GPU against the CPU, every shader variant, benchmarks.
 
+use super::random::Key;
 use crate::tensor::Tensor;
 use crate::{Device, Result};
 
@@ -90,6 +91,7 @@ pub fn all() -> Vec<Case> {
     softmax(&mut cases);
     layer_norm(&mut cases);
     embedding(&mut cases);
+    dropout(&mut cases);
     cases
 }
 
@@ -214,5 +216,15 @@ fn embedding(cases: &mut Vec<Case>) {
         let case = Case::new(format!("embedding/{ids:?}/{v}x{c}"), inputs, |x| x[0].embedding(&x[1]));
         // Sums of up to 1000 gradients below 1.
         cases.push(case.tolerance(2e-5, 2e-6));
+    }
+}
+
+fn dropout(cases: &mut Vec<Case>) {
+    let key = Key::new(5);
+    for shape in [vec![1], vec![17], vec![3, 65], vec![129, 129]] {
+        for p in [0.1, 0.9] {
+            let inputs = vec![(shape.clone(), AROUND_ZERO)];
+            cases.push(Case::new(format!("dropout/{p}/{shape:?}"), inputs, move |x| x[0].dropout(p, key)));
+        }
     }
 }
