@@ -92,6 +92,7 @@ pub fn all() -> Vec<Case> {
     layer_norm(&mut cases);
     embedding(&mut cases);
     dropout(&mut cases);
+    shapes(&mut cases);
     cases
 }
 
@@ -227,4 +228,29 @@ fn dropout(cases: &mut Vec<Case>) {
             cases.push(Case::new(format!("dropout/{p}/{shape:?}"), inputs, move |x| x[0].dropout(p, key)));
         }
     }
+}
+
+/// Ops that only move elements: exact.
+fn shapes(cases: &mut Vec<Case>) {
+    let permutations: [(&[usize], &[usize]); 10] = [
+        (&[1], &[0]),
+        (&[17], &[0]),
+        (&[17, 65], &[1, 0]),
+        (&[64, 32], &[1, 0]),
+        (&[3, 17, 129], &[2, 0, 1]),
+        (&[3, 17, 129], &[0, 2, 1]),
+        (&[2, 5, 3, 8], &[0, 2, 1, 3]),
+        (&[2, 5, 3, 7], &[0, 2, 1, 3]),
+        (&[2, 1, 5, 3, 4], &[4, 1, 3, 0, 2]),
+        (&[2, 3, 5, 3, 4], &[3, 1, 2, 0, 4]),
+    ];
+    for (shape, dims) in permutations {
+        let inputs = vec![(shape.to_vec(), AROUND_ZERO)];
+        let case = Case::new(format!("permute/{shape:?}/{dims:?}"), inputs, move |x| x[0].permute(dims));
+        cases.push(case.tolerance(0.0, 0.0));
+    }
+    let inputs = vec![(vec![3, 65], AROUND_ZERO)];
+    // The permutation behind it makes the gradient depend on the view's shape.
+    let case = Case::new("reshape/[3, 65]", inputs, |x| x[0].reshape([13, 15])?.permute(&[1, 0]));
+    cases.push(case.tolerance(0.0, 0.0));
 }

@@ -7,8 +7,10 @@
 mod dropout;
 mod embedding;
 mod layer_norm;
+mod permute;
 pub mod random;
 mod reduce;
+mod reshape;
 mod softmax;
 mod unary;
 
