@@ -2,7 +2,7 @@
 //! gradients against numerical ones, the GPU against the CPU, every shader variant, benchmarks.
 
 use super::random::Key;
-use crate::tensor::Tensor;
+use crate::tensor::{DType, Tensor};
 use crate::{Device, Result};
 
 /// How the values of an input are drawn.
@@ -93,6 +93,7 @@ pub fn all() -> Vec<Case> {
     embedding(&mut cases);
     dropout(&mut cases);
     shapes(&mut cases);
+    cast(&mut cases);
     cases
 }
 
@@ -253,4 +254,18 @@ fn shapes(cases: &mut Vec<Case>) {
     // The permutation behind it makes the gradient depend on the view's shape.
     let case = Case::new("reshape/[3, 65]", inputs, |x| x[0].reshape([13, 15])?.permute(&[1, 0]));
     cases.push(case.tolerance(0.0, 0.0));
+}
+
+fn cast(cases: &mut Vec<Case>) {
+    for (name, shape, values) in [
+        ("1", vec![1], AROUND_ZERO),
+        ("17", vec![17], AROUND_ZERO),
+        ("3x65", vec![3, 65], AROUND_ZERO),
+        ("large", vec![129], LARGE),
+    ] {
+        let through_f16 = |x: &[Tensor]| x[0].to_dtype(DType::F16)?.to_dtype(DType::F32);
+        let case = Case::new(format!("cast/{name}"), vec![(shape, values)], through_f16);
+        // Drivers may round to either neighbour: one unit in the last of 11 bits. Rounding makes steps.
+        cases.push(case.tolerance(6e-8, 1e-3).not_smooth());
+    }
 }

@@ -4,6 +4,7 @@
 //! An op is a type that implements [`Kernel`] and, if it can be differentiated, [`Op`]; a method of [`Tensor`] applies it.
 //! A row in [`cases`] gives it gradient checks, a comparison of CPU and GPU, and a benchmark.
 
+mod cast;
 mod dropout;
 mod embedding;
 mod layer_norm;
