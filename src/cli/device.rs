@@ -3,7 +3,7 @@
 use crate::config::{DeviceConfig, DeviceKind};
 use crate::gpu::{AdapterChoice, Gpu, adapters};
 use crate::{Device, cpu};
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
 /// The flags that every command which computes has.
 #[derive(clap::Args)]
@@ -93,5 +93,4 @@ fn index_from_environment() -> Result<Option<usize>> {
             bail!("{VARIABLE}={wanted} names no adapter; there are: {}", names.join(", "))
         }
     }
-    .context("choosing the GPU")
 }

@@ -54,7 +54,7 @@ pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
     let prompt = prompt_ids(&tokenizer, &args.prompt)?;
     let mut stream = tokenizer.stream();
     let mut text = String::new();
-    let mut show = |piece: &str, text: &mut String| -> crate::Result<()> {
+    let show = |piece: &str, text: &mut String| -> crate::Result<()> {
         text.push_str(piece);
         if !args.json {
             output::now(piece).map_err(|e| crate::Error::io("write to", "standard output", e))?;

@@ -18,8 +18,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// Train a GPT on the GPU you own, whoever made it, or on the CPU.
 #[derive(Parser)]
 #[command(name = "rustyflow", version, max_term_width = 100, arg_required_else_help = true)]
-#[command(after_help = "First run:  rustyflow train            trains a small model on the sample corpus, then writes a story
-            rustyflow generate --prompt \"One morning\"")]
+#[command(
+    after_help = "First run:  rustyflow train            trains a small model on the sample corpus, then writes a story
+            rustyflow generate --prompt \"One morning\""
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

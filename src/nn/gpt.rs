@@ -165,8 +165,7 @@ impl Gpt {
         let wpe = Embedding::new(c.block_size, c.n_embd, STD, key())?;
         let h = (0..c.n_layer).map(|_| Block::new(c, &mut key)).collect::<Result<_>>()?;
         let ln_f = LayerNorm::new(c.n_embd, c.bias)?;
-        let lm_head =
-            (!c.tie_embeddings).then(|| Embedding::new(c.vocab_size, c.n_embd, STD, key())).transpose()?;
+        let lm_head = (!c.tie_embeddings).then(|| Embedding::new(c.vocab_size, c.n_embd, STD, key())).transpose()?;
         Ok(Gpt { wte, wpe, h, ln_f, lm_head, config })
     }
 
@@ -211,7 +210,7 @@ impl Gpt {
     /// # Errors
     /// If the shapes do not fit.
     pub fn loss(&self, ids: &Tensor, targets: &Tensor, dropout: &Dropout) -> Result<Tensor> {
-        self.forward(ids, dropout)?.linear_cross_entropy(self.head(), targets)
+        self.forward(ids, dropout)?.matmul_transposed(self.head(), false, true)?.cross_entropy(targets)
     }
 
     /// The unnormalized log-probabilities of every next token: ids (B, T) -> (B, T, V).

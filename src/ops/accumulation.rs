@@ -1,6 +1,8 @@
 //! Tests of kernels that can add to their output: the sum must be right, and in an arena nothing beyond the output may
 //! change, because gradient norms and optimizers run over whole arenas.
 
+use super::embedding::TableGradient;
+use super::layer_norm::{InputGradient, WeightGradient};
 use super::reduce::SumRows;
 use super::*;
 use crate::Device;
@@ -61,6 +63,49 @@ fn sum_rows_adds_up_every_row_once() {
                 // Rounding of partial sums, which grow like sqrt(rows).
                 let bound = 1e-6 * (rows as f64).sqrt() + 1e-6;
                 assert!((f64::from(*got) - want).abs() <= bound, "{device}: {rows} x {len}: {got}, not {want}");
+            }
+        }
+    }
+}
+
+#[test]
+fn layer_norm_gradients_accumulate() {
+    for device in devices() {
+        for (rows, c) in [(1, 1), (17, 3), (65, 129), (3, 20), (1200, 68)] {
+            let [dy, x] = [1, 2].map(|seed| Tensor::from_f32(&values(rows * c, seed), [rows, c], &device).unwrap());
+            let weight = Tensor::from_f32(&values(c, 3), [c], &device).unwrap();
+            let [mean, rstd] = [4, 5].map(|seed| Tensor::from_f32(&values(rows, seed), [rows], &device).unwrap());
+            assert_accumulates(|accumulate| WeightGradient { accumulate }, &[&dy, &x, &mean, &rstd]);
+            assert_accumulates(|accumulate| InputGradient { accumulate }, &[&dy, &x, &weight, &mean, &rstd]);
+        }
+    }
+}
+
+#[test]
+fn embedding_gradients_accumulate_and_skip_ids_outside_the_table() {
+    for device in devices() {
+        for (positions, vocabulary, c) in [(1, 1, 1), (50, 7, 3), (300, 5, 20), (33, 40, 130)] {
+            let dy = values(positions * c, 1);
+            // One id in five is outside the table, by one and by a lot.
+            let ids: Vec<u32> = (0..positions as u32)
+                .map(|i| match i % 10 {
+                    3 => vocabulary as u32,
+                    8 => u32::MAX,
+                    _ => random::mix_bits(i) % vocabulary as u32,
+                })
+                .collect();
+            let mut want = vec![0.0; vocabulary * c];
+            for (dy, id) in dy.chunks(c).zip(&ids) {
+                if let Some(sum) = want.get_mut(*id as usize * c..(*id as usize + 1) * c) {
+                    sum.iter_mut().zip(dy).for_each(|(sum, dy)| *sum += dy);
+                }
+            }
+            let dy = Tensor::from_f32(&dy, [positions, c], &device).unwrap();
+            let ids = Tensor::from_u32(&ids, [positions], &device).unwrap();
+            let kernel = |accumulate| TableGradient { vocabulary, c, accumulate };
+            let got = assert_accumulates(kernel, &[&dy, &ids]);
+            for (got, want) in got.iter().zip(want) {
+                assert!((got - want).abs() <= 1e-5, "{device}: {positions} of {vocabulary} x {c}: {got}, not {want}");
             }
         }
     }

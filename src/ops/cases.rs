@@ -2,7 +2,7 @@
 //! gradients against numerical ones, the GPU against the CPU, every shader variant, benchmarks.
 
 use super::random::Key;
-use crate::tensor::Tensor;
+use crate::tensor::{DType, Tensor};
 use crate::{Device, Result};
 
 /// How the values of an input are drawn.
@@ -92,6 +92,12 @@ pub fn all() -> Vec<Case> {
     reduce(&mut cases);
     attention(&mut cases);
     losses(&mut cases);
+    softmax(&mut cases);
+    layer_norm(&mut cases);
+    embedding(&mut cases);
+    dropout(&mut cases);
+    shapes(&mut cases);
+    cast(&mut cases);
     cases
 }
 
@@ -238,6 +244,8 @@ fn matmul(cases: &mut Vec<Case>) {
         let case = Case::new(format!("linear/2x{rows}x{k}x{n}"), inputs, |x| x[0].linear(&x[1], Some(&x[2])));
         cases.push(case.tolerance(tolerance(k.max(n).max(2 * rows)), 1e-6));
     }
+}
+
 fn attention(cases: &mut Vec<Case>) {
     // Sums of up to 128 products and of up to 129 keys, in an order of each device's own; exp on top.
     let (atol, rtol) = (5e-6, 1e-5);
@@ -285,4 +293,105 @@ fn losses(cases: &mut Vec<Case>) {
     let inputs = vec![(vec![6, 65], Values::Uniform(-3e4, 3e4)), (vec![6], Values::Targets(65))];
     let case = Case::new("cross_entropy/large", inputs, |x| x[0].cross_entropy(&x[1]));
     cases.push(case.tolerance(5e-6, 5e-6).not_smooth());
+}
+
+fn softmax(cases: &mut Vec<Case>) {
+    for shape in
+        [vec![1], vec![17], vec![17, 1], vec![129, 3], vec![3, 65], vec![2, 3, 129], vec![3, 1025], vec![1, 5000]]
+    {
+        let inputs = vec![(shape.clone(), AROUND_ZERO)];
+        cases.push(Case::new(format!("softmax/{shape:?}"), inputs, |x| x[0].softmax()));
+    }
+    // Overflows unless the largest is subtracted. Vulkan grants exp(x) an error of 3 + 2|x| units in the last place,
+    // but e^-160 is nothing beside the largest term.
+    let inputs = vec![(vec![17, 65], LARGE)];
+    cases.push(Case::new("softmax/large", inputs, |x| x[0].softmax()).tolerance(2e-6, 2e-5).not_smooth());
+}
+
+fn layer_norm(cases: &mut Vec<Case>) {
+    let shapes =
+        [vec![3], vec![17, 3], vec![3, 17], vec![1, 129], vec![65, 65], vec![2, 129, 20], vec![2100, 8], vec![1, 5000]];
+    for shape in shapes {
+        let c = shape[shape.len() - 1];
+        let inputs = vec![(shape.clone(), AROUND_ZERO), (vec![c], AROUND_ZERO), (vec![c], AROUND_ZERO)];
+        let apply = |x: &[Tensor]| x[0].layer_norm(&x[1], Some(&x[2]), 1e-5);
+        // Gradients of weight and bias are sums over up to 2100 rows, and rows of 3 may have a small variance.
+        cases.push(Case::new(format!("layer_norm/{shape:?}"), inputs.clone(), apply).tolerance(5e-5, 1e-5));
+        let apply = |x: &[Tensor]| x[0].layer_norm(&x[1], None, 1e-5);
+        let case = Case::new(format!("layer_norm/no bias/{shape:?}"), inputs[..2].to_vec(), apply);
+        cases.push(case.tolerance(5e-5, 1e-5));
+    }
+    // A mean a thousand times the deviation: the difference of the squares would be all rounding. What remains is that
+    // of x itself, 3e-5 for values near 1000 whose deviation is 0.6.
+    let inputs = vec![(vec![17, 65], Values::Uniform(999.0, 1001.0)), (vec![65], AROUND_ZERO), (vec![65], AROUND_ZERO)];
+    let apply = |x: &[Tensor]| x[0].layer_norm(&x[1], Some(&x[2]), 1e-5);
+    cases.push(Case::new("layer_norm/far from 0", inputs, apply).tolerance(1e-3, 1e-4).not_smooth());
+}
+
+fn embedding(cases: &mut Vec<Case>) {
+    // (ids, V, C): one of everything, many repeats, mostly rare ids, rows of four and of other lengths.
+    let shapes: [(&[usize], usize, usize); 7] = [
+        (&[1], 1, 1),
+        (&[17], 3, 5),
+        (&[2, 3], 65, 129),
+        (&[3, 129], 7, 64),
+        (&[1030], 5000, 12),
+        (&[2000], 2, 17),
+        (&[65], 17, 260),
+    ];
+    for (ids, v, c) in shapes {
+        let inputs = vec![(vec![v, c], AROUND_ZERO), (ids.to_vec(), Values::Ids(v as u32))];
+        let case = Case::new(format!("embedding/{ids:?}/{v}x{c}"), inputs, |x| x[0].embedding(&x[1]));
+        // Sums of up to 1000 gradients below 1.
+        cases.push(case.tolerance(2e-5, 2e-6));
+    }
+}
+
+fn dropout(cases: &mut Vec<Case>) {
+    let key = Key::new(5);
+    for shape in [vec![1], vec![17], vec![3, 65], vec![129, 129]] {
+        for p in [0.1, 0.9] {
+            let inputs = vec![(shape.clone(), AROUND_ZERO)];
+            cases.push(Case::new(format!("dropout/{p}/{shape:?}"), inputs, move |x| x[0].dropout(p, key)));
+        }
+    }
+}
+
+/// Ops that only move elements: exact.
+fn shapes(cases: &mut Vec<Case>) {
+    let permutations: [(&[usize], &[usize]); 10] = [
+        (&[1], &[0]),
+        (&[17], &[0]),
+        (&[17, 65], &[1, 0]),
+        (&[64, 32], &[1, 0]),
+        (&[3, 17, 129], &[2, 0, 1]),
+        (&[3, 17, 129], &[0, 2, 1]),
+        (&[2, 5, 3, 8], &[0, 2, 1, 3]),
+        (&[2, 5, 3, 7], &[0, 2, 1, 3]),
+        (&[2, 1, 5, 3, 4], &[4, 1, 3, 0, 2]),
+        (&[2, 3, 5, 3, 4], &[3, 1, 2, 0, 4]),
+    ];
+    for (shape, dims) in permutations {
+        let inputs = vec![(shape.to_vec(), AROUND_ZERO)];
+        let case = Case::new(format!("permute/{shape:?}/{dims:?}"), inputs, move |x| x[0].permute(dims));
+        cases.push(case.tolerance(0.0, 0.0));
+    }
+    let inputs = vec![(vec![3, 65], AROUND_ZERO)];
+    // The permutation behind it makes the gradient depend on the view's shape.
+    let case = Case::new("reshape/[3, 65]", inputs, |x| x[0].reshape([13, 15])?.permute(&[1, 0]));
+    cases.push(case.tolerance(0.0, 0.0));
+}
+
+fn cast(cases: &mut Vec<Case>) {
+    for (name, shape, values) in [
+        ("1", vec![1], AROUND_ZERO),
+        ("17", vec![17], AROUND_ZERO),
+        ("3x65", vec![3, 65], AROUND_ZERO),
+        ("large", vec![129], LARGE),
+    ] {
+        let through_f16 = |x: &[Tensor]| x[0].to_dtype(DType::F16)?.to_dtype(DType::F32);
+        let case = Case::new(format!("cast/{name}"), vec![(shape, values)], through_f16);
+        // Drivers may round to either neighbour: one unit in the last of 11 bits. Rounding makes steps.
+        cases.push(case.tolerance(6e-8, 1e-3).not_smooth());
+    }
 }

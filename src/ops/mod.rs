@@ -4,12 +4,19 @@
 //! An op is a type that implements [`Kernel`] and, if it can be differentiated, [`Op`]; a method of [`Tensor`] applies it.
 //! A row in [`cases`] gives it gradient checks, a comparison of CPU and GPU, and a benchmark.
 
-mod binary;
-mod matmul;
 mod attention;
+mod binary;
+mod cast;
 mod cross_entropy;
+mod dropout;
+mod embedding;
+mod layer_norm;
+mod matmul;
+mod permute;
 pub mod random;
 mod reduce;
+mod reshape;
+mod softmax;
 mod unary;
 
 pub mod cases;

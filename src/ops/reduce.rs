@@ -200,16 +200,22 @@ fn reduce_rows(kind: ReduceKind, rows: &[f32], y: &mut [f32]) {
     }
 }
 
-/// The sum of a slice, in sixteen lanes so that it vectorizes.
+/// The sum of a slice.
 pub(super) fn sum(x: &[f32]) -> f32 {
+    sum_by(x.len(), |i| x[i])
+}
+
+/// The sum of `term(i)` for i below n, in sixteen lanes so that it vectorizes.
+#[inline(always)]
+pub(super) fn sum_by(n: usize, term: impl Fn(usize) -> f32) -> f32 {
     let mut lanes = [0.0; 16];
-    let (whole, rest) = x.as_chunks::<16>();
-    for block in whole {
-        for (lane, x) in lanes.iter_mut().zip(block) {
-            *lane += x;
+    let whole = n / 16 * 16;
+    for first in (0..whole).step_by(16) {
+        for (lane, sum) in lanes.iter_mut().enumerate() {
+            *sum += term(first + lane);
         }
     }
-    lanes.iter().sum::<f32>() + rest.iter().sum::<f32>()
+    lanes.iter().sum::<f32>() + (whole..n).map(term).sum::<f32>()
 }
 
 impl Kernel for Reduce {

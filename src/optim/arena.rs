@@ -105,7 +105,15 @@ mod tests {
     use crate::nn::{Gpt, GptConfig};
 
     fn config() -> GptConfig {
-        GptConfig { vocab_size: 65, block_size: 17, n_layer: 2, n_head: 3, n_embd: 24, bias: true, tie_embeddings: true }
+        GptConfig {
+            vocab_size: 65,
+            block_size: 17,
+            n_layer: 2,
+            n_head: 3,
+            n_embd: 24,
+            bias: true,
+            tie_embeddings: true,
+        }
     }
 
     #[test]
@@ -128,7 +136,8 @@ mod tests {
         let len = 50_257 * 768;
         let error = check_limits(&entries, len, &Limits::WEBGPU_DEFAULT, "a small adapter").unwrap_err().to_string();
         assert!(error.contains("wte.weight (50257, 768)") && error.contains("128 MiB"), "{error}");
-        let error = check_limits(&entries, 2 * len, &Limits::WEBGPU_DEFAULT, "a small adapter").unwrap_err().to_string();
+        let error =
+            check_limits(&entries, 2 * len, &Limits::WEBGPU_DEFAULT, "a small adapter").unwrap_err().to_string();
         assert!(error.contains("all parameters") && error.contains("256 MiB"), "{error}");
     }
 }

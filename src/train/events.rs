@@ -14,10 +14,20 @@ pub enum Event {
     /// A step's numbers arrived. On a GPU that may be a few steps after it was computed.
     Step(Step),
     /// A step was handed to the device.
-    Progress { step: usize },
-    Evaluated { step: usize, split: &'static str, result: Evaluation, best: bool },
+    Progress {
+        step: usize,
+    },
+    Evaluated {
+        step: usize,
+        split: &'static str,
+        result: Evaluation,
+        best: bool,
+    },
     /// A checkpoint was written.
-    Saved { step: usize, path: PathBuf },
+    Saved {
+        step: usize,
+        path: PathBuf,
+    },
     /// What the model writes at the end.
     Sample(String),
     /// The run is over.

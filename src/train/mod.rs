@@ -49,7 +49,7 @@ pub struct Setting<'a> {
 /// # Errors
 /// If the corpus, the tokenizer, the model or the run's folder cannot be made, if the device reports an error, or if the
 /// loss stops being a number.
-pub fn train(resolved: &Resolved, setting: Setting) -> Result<Summary> {
+pub fn train<'a>(resolved: &'a Resolved, setting: Setting<'a>) -> Result<Summary> {
     let mut trainer = Trainer::prepare(resolved, setting)?;
     trainer.run()?;
     trainer.finish()
@@ -91,7 +91,7 @@ struct PendingStep {
 }
 
 impl<'a> Trainer<'a> {
-    fn prepare(resolved: &'a Resolved, mut setting: Setting<'a>) -> Result<Trainer<'a>> {
+    fn prepare(resolved: &'a Resolved, setting: Setting<'a>) -> Result<Trainer<'a>> {
         let config = &resolved.config;
         if config.device.precision == Precision::Mixed {
             return Err(Error::Config {
@@ -107,8 +107,13 @@ impl<'a> Trainer<'a> {
         let validation = tokenizer.encode(&corpus.validation)?;
 
         let t = &config.train;
-        let loader =
-            Loader::new(train_tokens.clone(), t.batch_size, config.model.block_size, config.run.seed, Position::default())?;
+        let loader = Loader::new(
+            train_tokens.clone(),
+            t.batch_size,
+            config.model.block_size,
+            config.run.seed,
+            Position::default(),
+        )?;
         let steps_per_epoch = loader.batches_per_epoch() / t.grad_accum_steps as f64;
         let total_steps = match t.length() {
             TrainLength::Steps(steps) => steps,

@@ -1,0 +1,144 @@
+// Layer normalization of rows of C elements and its gradients (src/ops/layer_norm.rs), in units of {{ T }}.
+{% include "common" %}
+
+{% if mode == "weight" %}
+// dweight: a workgroup has {{ cols }} columns of one chunk of rows; {{ lanes }} threads share a column, each taking
+// every {{ lanes }}-th row. The sums of the chunks (chunks, C) are added by another launch.
+struct Params { rows: u32, width: u32, chunk: u32, blocks: u32 }
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read> upstream: array<{{ T }}>;
+@group(0) @binding(1) var<storage, read> x: array<{{ T }}>;
+@group(0) @binding(2) var<storage, read> means: array<f32>;
+@group(0) @binding(3) var<storage, read> rstds: array<f32>;
+@group(0) @binding(4) var<storage, read_write> sums: array<{{ T }}>;
+
+var<workgroup> totals: array<{{ T }}, 256>;
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let number = workgroup_number(id, count);
+    let chunk = number / p.blocks;
+    let column = (number % p.blocks) * {{ cols }}u + thread % {{ cols }}u;
+    let lane = thread / {{ cols }}u;
+    let last = select(0u, min((chunk + 1u) * p.chunk, p.rows), column < p.width);
+    var total = {{ T }}(0.0);
+    for (var row = chunk * p.chunk + lane; row < last; row += {{ lanes }}u) {
+        let i = row * p.width + column;
+        total += upstream[i] * ((x[i] - means[row]) * rstds[row]);
+    }
+    totals[thread] = total;
+    for (var apart = {{ lanes }}u / 2u; apart > 0u; apart /= 2u) {
+        workgroupBarrier();
+        if (lane < apart) { totals[thread] += totals[thread + apart * {{ cols }}u]; }
+    }
+    if (lane == 0u && chunk * p.chunk < last) {
+        sums[chunk * p.width + column] = totals[thread];
+    }
+}
+
+{% else %}
+// {{ lanes }} threads share a row, each taking every {{ lanes }}-th {{ T }}; a workgroup has 256 / {{ lanes }} rows.
+struct Params { rows: u32, width: u32, per_element: f32, eps: f32 }
+var<immediate> p: Params;
+
+{% if mode == "forward" %}
+{% set S = "f32" %}
+@group(0) @binding(0) var<storage, read> x: array<{{ T }}>;
+@group(0) @binding(1) var<storage, read> weight: array<{{ T }}>;
+@group(0) @binding(2) var<storage, read_write> result: array<{{ T }}>;
+@group(0) @binding(3) var<storage, read_write> means: array<f32>;
+@group(0) @binding(4) var<storage, read_write> rstds: array<f32>;
+{% if has_bias %}
+@group(0) @binding(5) var<storage, read> bias: array<{{ T }}>;
+{% endif %}
+{% else %}
+{% set S = "vec2<f32>" %}
+@group(0) @binding(0) var<storage, read> upstream: array<{{ T }}>;
+@group(0) @binding(1) var<storage, read> x: array<{{ T }}>;
+@group(0) @binding(2) var<storage, read> weight: array<{{ T }}>;
+@group(0) @binding(3) var<storage, read> means: array<f32>;
+@group(0) @binding(4) var<storage, read> rstds: array<f32>;
+@group(0) @binding(5) var<storage, read_write> result: array<{{ T }}>;
+{% endif %}
+
+var<workgroup> totals: array<{{ S }}, 256>;
+
+// The sum over the threads of one row. The first barrier: the last user of the memory has read it.
+fn row_sum(value: {{ S }}, thread: u32, lane: u32) -> {{ S }} {
+    workgroupBarrier();
+    totals[thread] = value;
+    for (var apart = {{ lanes }}u / 2u; apart > 0u; apart /= 2u) {
+        workgroupBarrier();
+        if (lane < apart) { totals[thread] += totals[thread + apart]; }
+    }
+    workgroupBarrier();
+    return totals[thread - lane];
+}
+
+fn across(value: {{ T }}) -> f32 {
+    {% if T == "f32" %}
+    return value;
+    {% else %}
+    return (value.x + value.y) + (value.z + value.w);
+    {% endif %}
+}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let lane = thread % {{ lanes }}u;
+    let row = workgroup_number(id, count) * (256u / {{ lanes }}u) + thread / {{ lanes }}u;
+    // Threads beyond the last row take part in the barriers with no elements.
+    let first = row * p.width;
+    let width = select(0u, p.width, row < p.rows);
+    {% if mode == "forward" %}
+    var total = {{ T }}(0.0);
+    for (var i = lane; i < width; i += {{ lanes }}u) {
+        total += x[first + i];
+    }
+    let mean = row_sum(across(total), thread, lane) * p.per_element;
+    // The squares of the differences, not the difference of the squares, which would cancel when the mean is large.
+    var squares = {{ T }}(0.0);
+    for (var i = lane; i < width; i += {{ lanes }}u) {
+        let difference = x[first + i] - mean;
+        squares += difference * difference;
+    }
+    let rstd = 1.0 / sqrt(row_sum(across(squares), thread, lane) * p.per_element + p.eps);
+    for (var i = lane; i < width; i += {{ lanes }}u) {
+        let normal = (x[first + i] - mean) * rstd;
+        result[first + i] = normal * weight[i]{% if has_bias %} + bias[i]{% endif %};
+    }
+    if (lane == 0u && row < p.rows) {
+        means[row] = mean;
+        rstds[row] = rstd;
+    }
+    {% else %}
+    var mean = 0.0;
+    var rstd = 0.0;
+    if (row < p.rows) {
+        mean = means[row];
+        rstd = rstds[row];
+    }
+    var direct = {{ T }}(0.0);
+    var along = {{ T }}(0.0);
+    for (var i = lane; i < width; i += {{ lanes }}u) {
+        let g = upstream[first + i] * weight[i];
+        direct += g;
+        along += g * ((x[first + i] - mean) * rstd);
+    }
+    let averages = row_sum(vec2<f32>(across(direct), across(along)), thread, lane) * p.per_element;
+    for (var i = lane; i < width; i += {{ lanes }}u) {
+        let g = upstream[first + i] * weight[i];
+        let normal = (x[first + i] - mean) * rstd;
+        let dx = rstd * (g - averages.x - normal * averages.y);
+        {% if accumulate %}
+        result[first + i] += dx;
+        {% else %}
+        result[first + i] = dx;
+        {% endif %}
+    }
+    {% endif %}
+}
+{% endif %}

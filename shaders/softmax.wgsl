@@ -1,0 +1,78 @@
+// Softmax over rows of n, and its derivative (src/ops/softmax.rs). {{ lanes }} threads share a row, each taking every
+// {{ lanes }}-th element; a workgroup holds 256 / {{ lanes }} rows.
+{% include "common" %}
+
+struct Params { rows: u32, n: u32 }
+var<immediate> p: Params;
+
+{% if derivative %}
+@group(0) @binding(0) var<storage, read> y: array<f32>;
+@group(0) @binding(1) var<storage, read> upstream: array<f32>;
+@group(0) @binding(2) var<storage, read_write> result: array<f32>;
+{% else %}
+@group(0) @binding(0) var<storage, read> x: array<f32>;
+@group(0) @binding(1) var<storage, read_write> result: array<f32>;
+{% endif %}
+
+var<workgroup> shared_values: array<f32, 256>;
+
+// The sum over the threads of one row. The first barrier: the last user of the memory has read it.
+fn row_sum(value: f32, thread: u32, lane: u32) -> f32 {
+    workgroupBarrier();
+    shared_values[thread] = value;
+    for (var apart = {{ lanes }}u / 2u; apart > 0u; apart /= 2u) {
+        workgroupBarrier();
+        if (lane < apart) { shared_values[thread] += shared_values[thread + apart]; }
+    }
+    workgroupBarrier();
+    return shared_values[thread - lane];
+}
+
+{% if not derivative %}
+fn row_max(value: f32, thread: u32, lane: u32) -> f32 {
+    workgroupBarrier();
+    shared_values[thread] = value;
+    for (var apart = {{ lanes }}u / 2u; apart > 0u; apart /= 2u) {
+        workgroupBarrier();
+        if (lane < apart) { shared_values[thread] = max(shared_values[thread], shared_values[thread + apart]); }
+    }
+    workgroupBarrier();
+    return shared_values[thread - lane];
+}
+{% endif %}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let lane = thread % {{ lanes }}u;
+    let row = workgroup_number(id, count) * (256u / {{ lanes }}u) + thread / {{ lanes }}u;
+    // Threads beyond the last row take part in the barriers with no elements.
+    let first = row * p.n;
+    let n = select(0u, p.n, row < p.rows);
+    {% if derivative %}
+    var product = 0.0;
+    for (var i = lane; i < n; i += {{ lanes }}u) {
+        product += upstream[first + i] * y[first + i];
+    }
+    product = row_sum(product, thread, lane);
+    for (var i = lane; i < n; i += {{ lanes }}u) {
+        result[first + i] = y[first + i] * (upstream[first + i] - product);
+    }
+    {% else %}
+    // An element of the row, so that a row of nothing but -infinity gives NaN as in PyTorch.
+    var largest = 0.0;
+    if (n > 0u) { largest = x[first]; }
+    for (var i = lane; i < n; i += {{ lanes }}u) {
+        largest = max(largest, x[first + i]);
+    }
+    largest = row_max(largest, thread, lane);
+    var total = 0.0;
+    for (var i = lane; i < n; i += {{ lanes }}u) {
+        total += exp(x[first + i] - largest);
+    }
+    let scale = 1.0 / row_sum(total, thread, lane);
+    for (var i = lane; i < n; i += {{ lanes }}u) {
+        result[first + i] = exp(x[first + i] - largest) * scale;
+    }
+    {% endif %}
+}

@@ -1,0 +1,91 @@
+//! Conversion between f32 and f16. Shapes: any -> the same.
+//!
+//! f16 keeps 11 bits between 6e-5 and 65504, fewer down to 6e-8, and turns what is larger into infinity. The gradient is
+//! converted back to the type of the input.
+
+use super::*;
+use crate::Device;
+use crate::gpu::{Limits, Operand, Plan};
+use crate::shader;
+use crate::tensor::Grads;
+use half::slice::HalfFloatSliceExt;
+use rayon::prelude::*;
+
+struct Cast {
+    from: DType,
+    to: DType,
+}
+
+impl Kernel for Cast {
+    fn name(&self) -> &'static str {
+        "cast"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        expect_dtype(self.name(), self.from, inputs)?;
+        Ok(vec![Spec::new(inputs[0].shape.clone(), self.to)])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        streaming_cost(0, inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let (x, y) = (&inputs[0], &mut outputs[0]);
+        if self.to == DType::F16 {
+            let chunks = y.f16().par_chunks_mut(CHUNK).zip(x.f32().par_chunks(CHUNK));
+            chunks.for_each(|(y, x)| y.convert_from_f32_slice(x));
+        } else {
+            let chunks = y.f32().par_chunks_mut(CHUNK).zip(x.f16().par_chunks(CHUNK));
+            chunks.for_each(|(y, x)| x.convert_to_f32_slice(y));
+        }
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        let len = inputs[0].shape.elements();
+        Plan::one(Launch {
+            shader: shader!("cast"),
+            values: vec![("from", self.from.name().into()), ("to", self.to.name().into())],
+            bindings: vec![Operand::Input(0), Operand::Output(0)],
+            params: vec![len as u32],
+            workgroups: len.div_ceil(1024),
+        })
+    }
+}
+
+impl Op for Cast {
+    fn saves(&self) -> Saves {
+        Saves::default()
+    }
+
+    fn backward(&self, _: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &upstream[0] else { return Ok(()) };
+        grads.give(0, dy.to_dtype(self.from)?)
+    }
+}
+
+impl Tensor {
+    /// The elements as f32 or f16; the same tensor if they are that already.
+    ///
+    /// # Errors
+    /// If token ids would be converted, or the GPU cannot store f16.
+    pub fn to_dtype(&self, dtype: DType) -> Result<Tensor> {
+        if dtype == self.dtype() {
+            return Ok(self.clone());
+        }
+        if self.dtype() == DType::U32 || dtype == DType::U32 {
+            return Err(Error::DType { op: "cast", expected: "f32 or f16", got: DType::U32.name() });
+        }
+        // Before the launch: a shader that needs f16 would not compile.
+        match self.device() {
+            Device::Gpu(gpu) if !gpu.limits().f16 => Err(Error::GpuLimit {
+                what: "a tensor of type f16".into(),
+                needed: "16-bit floats in shaders".into(),
+                adapter: gpu.info().name.clone(),
+                limit: "32-bit floats only".into(),
+                hint: "set device.precision = \"f32\"".into(),
+            }),
+            _ => apply_one(Cast { from: self.dtype(), to: dtype }, &[self]),
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Layer normalization (Ba, Kiros, Hinton 2016). Shapes: x (..., C), weight (C), bias (C) or none -> y (..., C).
+//!
+//! With n = (x - mean) rstd and rstd = 1 / sqrt(variance + eps), over the C elements of a row: y = n weight + bias.
+//!
+//! With g = dy weight, and averages over the row: dx = rstd (g - average(g) - n average(g n)).
+//! Over all rows: dweight = sum dy n, dbias = sum dy.
+//!
+//! Forward keeps mean and rstd, two numbers per row.
+
+use super::reduce::{SumRows, sum_by, sum_scratch};
+use super::*;
+use crate::gpu::{Limits, Operand, Plan, Value};
+use crate::shader;
+use crate::tensor::Grads;
+use rayon::prelude::*;
+
+/// Inputs: x, weight, and bias if there is one. Outputs: y, mean (rows), rstd (rows).
+struct LayerNorm {
+    eps: f32,
+    has_bias: bool,
+}
+
+/// dx. Inputs: dy, x, weight, mean, rstd.
+pub(super) struct InputGradient {
+    pub accumulate: bool,
+}
+
+/// dweight. Inputs: dy, x, mean, rstd.
+pub(super) struct WeightGradient {
+    pub accumulate: bool,
+}
+
+/// How a shader sees rows of C elements: four at a time if that comes out even.
+struct Layout {
+    rows: usize,
+    c: usize,
+    vector: usize,
+}
+
+impl Layout {
+    fn of(x: &Spec) -> Layout {
+        let c = x.shape.last_dim();
+        Layout { rows: x.shape.rows(), c, vector: if c.is_multiple_of(4) { 4 } else { 1 } }
+    }
+
+    /// Vectors per row.
+    fn width(&self) -> usize {
+        self.c / self.vector
+    }
+
+    fn type_name(&self) -> Value {
+        if self.vector == 4 { "vec4<f32>" } else { "f32" }.into()
+    }
+
+    /// A launch in which `lanes` threads share a row.
+    fn by_row(&self, mut values: Vec<(&'static str, Value)>, bindings: Vec<Operand>, eps: f32) -> Plan {
+        // Three or four vectors per thread: enough to hide latency, with most threads of the last round busy.
+        let lanes = self.width().div_ceil(4).next_power_of_two().min(256);
+        values.extend([("T", self.type_name()), ("lanes", (lanes as u32).into())]);
+        Plan::one(Launch {
+            shader: shader!("layer_norm"),
+            values,
+            bindings,
+            params: vec![self.rows as u32, self.width() as u32, (1.0 / self.c as f32).to_bits(), eps.to_bits()],
+            workgroups: self.rows.div_ceil(256 / lanes),
+        })
+    }
+}
+
+impl Kernel for LayerNorm {
+    fn name(&self) -> &'static str {
+        "layer_norm"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        expect_f32(self.name(), inputs)?;
+        let x = inputs[0];
+        let c = x.shape.last_dim();
+        if x.shape.is_empty() || c == 0 {
+            return Err(shape_error(self.name(), "rows of at least one element", x));
+        }
+        if let Some(wrong) = inputs[1..].iter().find(|s| s.shape[..] != [c]) {
+            return Err(shape_error(self.name(), format!("a weight and bias of ({c}) for {x}"), wrong));
+        }
+        let rows = Spec::new([x.shape.rows()], DType::F32);
+        Ok(vec![x.clone(), rows.clone(), rows])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        // Sum, difference, square and its sum, two products, one sum.
+        streaming_cost(7 * inputs[0].shape.elements(), inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let [x, weight] = [0, 1].map(|i| inputs[i].f32());
+        let bias = self.has_bias.then(|| inputs[2].f32());
+        let c = weight.len();
+        let [y, mean, rstd] = outputs else { unreachable!("there are three outputs") };
+        let rows = y.f32().par_chunks_mut(c).zip(mean.f32()).zip(rstd.f32()).zip(x.par_chunks(c));
+        rows.for_each(|(((y, mean), rstd), x)| {
+            *mean = sum_by(c, |i| x[i]) / c as f32;
+            let variance = sum_by(c, |i| (x[i] - *mean) * (x[i] - *mean)) / c as f32;
+            *rstd = 1.0 / (variance + self.eps).sqrt();
+            for ((y, x), weight) in y.iter_mut().zip(x).zip(weight) {
+                *y = (x - *mean) * *rstd * weight;
+            }
+            if let Some(bias) = bias {
+                y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
+            }
+        });
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        let mut bindings =
+            vec![Operand::Input(0), Operand::Input(1), Operand::Output(0), Operand::Output(1), Operand::Output(2)];
+        bindings.extend(self.has_bias.then_some(Operand::Input(2)));
+        let values = vec![("mode", "forward".into()), ("has_bias", self.has_bias.into())];
+        Layout::of(inputs[0]).by_row(values, bindings, self.eps)
+    }
+}
+
+impl Op for LayerNorm {
+    fn saves(&self) -> Saves {
+        Saves { inputs: &[0, 1], outputs: &[1, 2] }
+    }
+
+    fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &upstream[0] else { return Ok(()) };
+        let (x, weight, mean, rstd) = (saved.input(0), saved.input(1), saved.output(1), saved.output(2));
+        grads.compute(1, &[dy, x, mean, rstd], |accumulate| WeightGradient { accumulate })?;
+        if self.has_bias {
+            grads.compute(2, &[dy], |accumulate| SumRows { accumulate, len: weight.len() })?;
+        }
+        grads.compute(0, &[dy, x, weight, mean, rstd], |accumulate| InputGradient { accumulate })
+    }
+}
+
+impl Kernel for InputGradient {
+    fn name(&self) -> &'static str {
+        "layer_norm_backward"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![inputs[1].clone()])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        streaming_cost(11 * outputs[0].shape.elements(), inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let [dy, x, weight, mean, rstd] = [0, 1, 2, 3, 4].map(|i| inputs[i].f32());
+        let c = weight.len();
+        let rows = outputs[0].f32().par_chunks_mut(c).zip(x.par_chunks(c)).zip(dy.par_chunks(c)).zip(mean).zip(rstd);
+        rows.for_each(|((((dx, x), dy), &mean), &rstd)| {
+            let direct = sum_by(c, |i| dy[i] * weight[i]) / c as f32;
+            let along = sum_by(c, |i| dy[i] * weight[i] * ((x[i] - mean) * rstd)) / c as f32;
+            for (((dx, x), dy), weight) in dx.iter_mut().zip(x).zip(dy).zip(weight) {
+                let d = rstd * (dy * weight - direct - (x - mean) * rstd * along);
+                *dx = if self.accumulate { *dx + d } else { d };
+            }
+        });
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        let mut bindings: Vec<Operand> = (0..5).map(Operand::Input).collect();
+        bindings.push(Operand::Output(0));
+        let values = vec![("mode", "input".into()), ("accumulate", self.accumulate.into())];
+        Layout::of(inputs[1]).by_row(values, bindings, 0.0)
+    }
+}
+
+/// Rows that a CPU task sums: fixed, so that the result does not depend on the number of threads.
+const ROWS_PER_TASK: usize = 64;
+
+impl Kernel for WeightGradient {
+    fn name(&self) -> &'static str {
+        "layer_norm_weight_backward"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![Spec::new([inputs[1].shape.last_dim()], DType::F32)])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        streaming_cost(4 * inputs[1].shape.elements(), inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let [dy, x, mean, rstd] = [0, 1, 2, 3].map(|i| inputs[i].f32());
+        let dweight = outputs[0].f32();
+        let c = dweight.len();
+        let block = ROWS_PER_TASK * c;
+        let blocks = x.par_chunks(block).zip(dy.par_chunks(block));
+        let blocks = blocks.zip(mean.par_chunks(ROWS_PER_TASK)).zip(rstd.par_chunks(ROWS_PER_TASK));
+        let partials: Vec<Vec<f32>> = blocks
+            .map(|(((x, dy), mean), rstd)| {
+                let mut total = vec![0.0; c];
+                for (((x, dy), mean), rstd) in x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(mean).zip(rstd) {
+                    for ((total, x), dy) in total.iter_mut().zip(x).zip(dy) {
+                        *total += dy * ((x - mean) * rstd);
+                    }
+                }
+                total
+            })
+            .collect();
+        if !self.accumulate {
+            dweight.fill(0.0);
+        }
+        for partial in partials {
+            dweight.iter_mut().zip(partial).for_each(|(sum, x)| *sum += x);
+        }
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        let layout = Layout::of(inputs[1]);
+        let width = layout.width();
+        // A workgroup reads 16 vectors (256 bytes) or 32 scalars (128 bytes) of each row.
+        let cols = if layout.vector == 4 { 16 } else { 32 };
+        let lanes = 256 / cols;
+        let blocks = width.div_ceil(cols);
+        // About 1024 workgroups fill the largest GPUs; chunks of fewer rows than this make the second pass the longer one.
+        let chunk = layout.rows.div_ceil((1024usize).div_ceil(blocks)).max(4 * lanes);
+        let chunks = layout.rows.div_ceil(chunk);
+        Plan {
+            scratch: vec![4 * chunks * layout.c],
+            launches: vec![
+                Launch {
+                    shader: shader!("layer_norm"),
+                    values: vec![
+                        ("mode", "weight".into()),
+                        ("T", layout.type_name()),
+                        ("cols", (cols as u32).into()),
+                        ("lanes", (lanes as u32).into()),
+                    ],
+                    bindings: vec![
+                        Operand::Input(0),
+                        Operand::Input(1),
+                        Operand::Input(2),
+                        Operand::Input(3),
+                        Operand::Scratch(0),
+                    ],
+                    params: vec![layout.rows as u32, width as u32, chunk as u32, blocks as u32],
+                    workgroups: blocks * chunks,
+                },
+                sum_scratch(chunks, layout.c, self.accumulate),
+            ],
+        }
+    }
+}
+
+impl Tensor {
+    /// Normalizes each row (the last dimension, C) to mean 0 and variance 1, then scales by `weight` (C) and shifts by
+    /// `bias` (C).
+    ///
+    /// # Errors
+    /// If a tensor is not f32, or the weight or bias is not of shape (C).
+    pub fn layer_norm(&self, weight: &Tensor, bias: Option<&Tensor>, eps: f32) -> Result<Tensor> {
+        let mut inputs = vec![self, weight];
+        inputs.extend(bias);
+        apply_one(LayerNorm { eps, has_bias: bias.is_some() }, &inputs)
+    }
+}

@@ -1,0 +1,120 @@
+//! Softmax over the last dimension. Shapes: (..., n) -> (..., n).
+//!
+//! y = e^(x - m) / sum e^(x - m) with m the largest x of the row: no exponent is above 0, so nothing overflows.
+//! dx = y (dy - sum(dy y)).
+
+use super::reduce::sum;
+use super::*;
+use crate::cpu::math;
+use crate::gpu::{Limits, Operand, Plan};
+use crate::shader;
+use crate::tensor::{Grads, run};
+use rayon::prelude::*;
+
+struct Softmax;
+
+/// dx. Inputs: y, dy.
+struct SoftmaxBackward;
+
+/// Bindings: the inputs, then the output.
+fn plan(spec: &Spec, derivative: bool) -> Plan {
+    let (rows, n) = (spec.shape.rows(), spec.shape.last_dim());
+    // Four elements or more per thread.
+    let lanes = n.div_ceil(4).next_power_of_two().min(256);
+    let mut bindings = vec![Operand::Input(0)];
+    bindings.extend(derivative.then_some(Operand::Input(1)));
+    bindings.push(Operand::Output(0));
+    Plan::one(Launch {
+        shader: shader!("softmax"),
+        values: vec![("lanes", (lanes as u32).into()), ("derivative", derivative.into())],
+        bindings,
+        params: vec![rows as u32, n as u32],
+        workgroups: rows.div_ceil(256 / lanes),
+    })
+}
+
+impl Kernel for Softmax {
+    fn name(&self) -> &'static str {
+        "softmax"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        expect_f32(self.name(), inputs)?;
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        // Maximum, subtraction, exponential, sum, product.
+        streaming_cost(5 * outputs[0].shape.elements(), inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let n = inputs[0].spec.shape.last_dim().max(1);
+        let x = inputs[0].f32();
+        outputs[0].f32().par_chunks_mut(n).zip(x.par_chunks(n)).for_each(|(y, x)| {
+            let largest = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+            for (y, x) in y.iter_mut().zip(x) {
+                *y = math::exp(x - largest);
+            }
+            let scale = 1.0 / sum(y);
+            y.iter_mut().for_each(|y| *y *= scale);
+        });
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        plan(inputs[0], false)
+    }
+}
+
+impl Op for Softmax {
+    fn saves(&self) -> Saves {
+        Saves { inputs: &[], outputs: &[0] }
+    }
+
+    fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &upstream[0] else { return Ok(()) };
+        grads.give(0, run(&SoftmaxBackward, &[saved.output(0), dy])?.remove(0))
+    }
+}
+
+impl Kernel for SoftmaxBackward {
+    fn name(&self) -> &'static str {
+        "softmax_backward"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        streaming_cost(4 * outputs[0].shape.elements(), inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let n = inputs[0].spec.shape.last_dim().max(1);
+        let (y, dy) = (inputs[0].f32(), inputs[1].f32());
+        outputs[0].f32().par_chunks_mut(n).zip(y.par_chunks(n)).zip(dy.par_chunks(n)).for_each(|((dx, y), dy)| {
+            for ((dx, y), dy) in dx.iter_mut().zip(y).zip(dy) {
+                *dx = dy * y;
+            }
+            let dot = sum(dx);
+            for ((dx, y), dy) in dx.iter_mut().zip(y).zip(dy) {
+                *dx = y * (dy - dot);
+            }
+        });
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        plan(inputs[0], true)
+    }
+}
+
+impl Tensor {
+    /// Softmax over the last dimension: every row becomes positive and sums to 1.
+    ///
+    /// # Errors
+    /// If the tensor is not f32.
+    pub fn softmax(&self) -> Result<Tensor> {
+        apply_one(Softmax, &[self])
+    }
+}

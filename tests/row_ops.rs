@@ -1,0 +1,154 @@
+//! Promises of single ops that the table of cases cannot express.
+
+mod common;
+
+use rustyflow::ops::random::Key;
+use rustyflow::{DType, Device, Error, Tensor};
+
+/// The CPU, and the GPU if there is one.
+fn devices() -> impl Iterator<Item = Device> {
+    [Device::Cpu].into_iter().chain(common::gpu())
+}
+
+#[test]
+fn gradient_of_max_goes_to_the_first_of_equal_ones() {
+    for device in devices() {
+        let x = [0.0, 2.0, 2.0, 2.0, -1.0, -1.0, -1.0, -1.0];
+        let x = Tensor::from_f32(&x, [2, 4], &device).unwrap().requires_grad().unwrap();
+        let y = x.max(1).unwrap();
+        assert_eq!(y.to_f32().unwrap(), [2.0, -1.0]);
+        y.backward_with(&Tensor::from_f32(&[3.0, 5.0], [2], &device).unwrap()).unwrap();
+        assert_eq!(x.grad().unwrap().to_f32().unwrap(), [0.0, 3.0, 0.0, 0.0, 5.0, 0.0, 0.0, 0.0], "{device}");
+    }
+}
+
+#[test]
+fn max_of_nothing_but_minus_infinity_is_minus_infinity() {
+    for device in devices() {
+        let x = Tensor::from_f32(&[f32::NEG_INFINITY; 3000], [3000], &device).unwrap();
+        assert_eq!(x.max(0).unwrap().item().unwrap(), f32::NEG_INFINITY, "{device}");
+    }
+}
+
+#[test]
+fn reductions_refuse_what_they_cannot_do() {
+    let x = Tensor::from_f32(&[], [2, 0], &Device::Cpu).unwrap();
+    assert!(matches!(x.sum(2), Err(Error::Shape { op: "sum", .. })));
+    assert!(matches!(x.max(1), Err(Error::Shape { op: "max", .. })));
+    assert_eq!(x.sum(1).unwrap().to_f32().unwrap(), [0.0, 0.0]);
+    let ids = Tensor::from_u32(&[1], [1], &Device::Cpu).unwrap();
+    assert!(matches!(ids.mean(0), Err(Error::DType { op: "mean", .. })));
+}
+
+#[test]
+fn softmax_survives_infinities() {
+    for device in devices() {
+        let x = [f32::NEG_INFINITY, 1.0, 1.0, f32::NEG_INFINITY];
+        let y = Tensor::from_f32(&x, [4], &device).unwrap().softmax().unwrap();
+        assert_eq!(y.to_f32().unwrap(), [0.0, 0.5, 0.5, 0.0], "{device}");
+    }
+}
+
+#[test]
+fn layer_norm_refuses_a_weight_of_another_length() {
+    let tensor = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap();
+    let (x, good, bad) = (tensor(&[2, 3]), tensor(&[3]), tensor(&[4]));
+    assert!(matches!(x.layer_norm(&bad, None, 1e-5), Err(Error::Shape { op: "layer_norm", .. })));
+    assert!(matches!(x.layer_norm(&good, Some(&bad), 1e-5), Err(Error::Shape { op: "layer_norm", .. })));
+}
+
+#[test]
+fn embedding_gives_nan_for_ids_outside_the_table() {
+    for device in devices() {
+        for c in [1, 4] {
+            let table = Tensor::from_f32(&vec![1.0; 3 * c], [3, c], &device).unwrap();
+            let ids = Tensor::from_u32(&[2, 3, u32::MAX, 0], [4], &device).unwrap();
+            let y = table.embedding(&ids).unwrap().to_f32().unwrap();
+            let outside: Vec<bool> = y.iter().map(|y| y.is_nan()).collect();
+            let want = [vec![false; c], vec![true; 2 * c], vec![false; c]].concat();
+            assert_eq!(outside, want, "{device}, rows of {c}");
+        }
+    }
+}
+
+#[test]
+fn dropout_keeps_the_share_it_promises_and_the_mean() {
+    for device in devices() {
+        let n = 100_000;
+        let ones = Tensor::from_f32(&vec![1.0; n], [n], &device).unwrap();
+        for p in [0.1f32, 0.5, 0.9] {
+            let y = ones.dropout(p, Key::new(1)).unwrap().to_f32().unwrap();
+            let kept = y.iter().filter(|&&y| y != 0.0).count() as f32 / n as f32;
+            // Four standard deviations of a binomial share.
+            let bound = 4.0 * (p * (1.0 - p) / n as f32).sqrt();
+            assert!((kept - (1.0 - p)).abs() < bound, "{device}: p = {p}: kept {kept}");
+            assert!(y.iter().all(|&y| y == 0.0 || (y * (1.0 - p) - 1.0).abs() < 1e-6), "{device}: p = {p}");
+            assert_ne!(y, ones.dropout(p, Key::new(2)).unwrap().to_f32().unwrap(), "{device}: keys must differ");
+        }
+    }
+}
+
+#[test]
+fn dropout_of_zero_is_the_tensor_itself_and_probabilities_are_checked() {
+    let x = Tensor::from_f32(&[1.0, f32::INFINITY], [2], &Device::Cpu).unwrap();
+    assert_eq!(x.dropout(0.0, Key::new(1)).unwrap().to_f32().unwrap(), [1.0, f32::INFINITY]);
+    for p in [-0.1, 1.0, f32::NAN] {
+        assert!(matches!(x.dropout(p, Key::new(1)), Err(Error::Invalid(_))), "{p}");
+    }
+}
+
+#[test]
+fn reshape_refuses_another_number_of_elements() {
+    let x = Tensor::zeros([2, 3], DType::U32, &Device::Cpu).unwrap();
+    assert!(matches!(x.reshape([7]), Err(Error::Shape { op: "reshape", .. })));
+    assert_eq!(x.reshape([3, 1, 2]).unwrap().shape()[..], [3, 1, 2]);
+}
+
+#[test]
+fn gradients_pass_through_views_and_leave_the_seed_alone() {
+    for device in devices() {
+        let x = Tensor::from_f32(&[1.0, 2.0, 3.0, 4.0], [4], &device).unwrap().requires_grad().unwrap();
+        let y = x.scale(2.0).unwrap();
+        y.reshape([2, 2]).unwrap().sum(0).unwrap().sum(0).unwrap().backward().unwrap();
+        assert_eq!(x.grad().unwrap().to_f32().unwrap(), [2.0; 4], "{device}");
+        // Here the gradient of y is a view of the seed.
+        let y = x.scale(2.0).unwrap();
+        let ones = Tensor::from_f32(&[1.0; 4], [4], &device).unwrap();
+        y.reshape([2, 2]).unwrap().reshape([4]).unwrap().backward_with(&ones).unwrap();
+        assert_eq!(x.grad().unwrap().to_f32().unwrap(), [4.0; 4], "{device}");
+        assert_eq!(ones.to_f32().unwrap(), [1.0; 4], "{device}: the seed was changed");
+    }
+}
+
+#[test]
+fn permute_moves_token_ids_too() {
+    for device in devices() {
+        let x = Tensor::from_u32(&[1, 2, 3, 4, 5, u32::MAX], [2, 3], &device).unwrap();
+        let y = x.permute(&[1, 0]).unwrap();
+        assert_eq!(y.shape()[..], [3, 2]);
+        assert_eq!(y.to_u32().unwrap(), [1, 4, 2, 5, 3, u32::MAX], "{device}");
+    }
+}
+
+#[test]
+fn cast_keeps_what_f16_can_hold() {
+    for device in devices().filter(|d| !matches!(d, Device::Gpu(gpu) if !gpu.limits().f16)) {
+        let x = [0.0, -1.5, 65504.0, 6.103_515_6e-5, 1e6, -1e6, 0.1];
+        let x = Tensor::from_f32(&x, [7], &device).unwrap().requires_grad().unwrap();
+        let half = x.to_dtype(DType::F16).unwrap();
+        assert_eq!(half.dtype(), DType::F16);
+        let y = half.to_dtype(DType::F32).unwrap();
+        let got = y.to_f32().unwrap();
+        assert_eq!(got[..4], [0.0, -1.5, 65504.0, 6.103_515_6e-5], "{device}");
+        assert_eq!(got[4..6], [f32::INFINITY, f32::NEG_INFINITY], "{device}");
+        assert!((got[6] - 0.1).abs() < 1e-4 && got[6] != 0.1, "{device}: {}", got[6]);
+        y.backward_with(&Tensor::from_f32(&[0.25; 7], [7], &device).unwrap()).unwrap();
+        assert_eq!(x.grad().unwrap().to_f32().unwrap(), [0.25; 7], "{device}");
+    }
+}
+
+#[test]
+fn cast_refuses_token_ids() {
+    let ids = Tensor::from_u32(&[1], [1], &Device::Cpu).unwrap();
+    assert!(matches!(ids.to_dtype(DType::F32), Err(Error::DType { op: "cast", .. })));
+}
