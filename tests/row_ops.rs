@@ -11,6 +11,26 @@ fn devices() -> impl Iterator<Item = Device> {
 }
 
 #[test]
+fn reductions_agree_with_sums_by_hand() {
+    for device in devices() {
+        let x = Tensor::from_f32(&[1.0, 2.0, 4.0, 8.0, 16.0, 32.0], [1, 2, 3], &device).unwrap();
+        for (dim, sum, shape) in [
+            (0, vec![1.0, 2.0, 4.0, 8.0, 16.0, 32.0], &[2, 3][..]),
+            (1, vec![9.0, 18.0, 36.0], &[1, 3]),
+            (2, vec![7.0, 56.0], &[1, 2]),
+        ] {
+            assert_eq!(x.sum(dim).unwrap().shape()[..], *shape);
+            assert_eq!(x.sum(dim).unwrap().to_f32().unwrap(), sum, "{device}, dimension {dim}");
+            let n = x.shape()[dim] as f32;
+            for (mean, sum) in x.mean(dim).unwrap().to_f32().unwrap().iter().zip(&sum) {
+                assert!((mean * n - sum).abs() < 1e-5, "{device}, dimension {dim}: {mean}");
+            }
+        }
+        assert_eq!(x.max(2).unwrap().to_f32().unwrap(), [4.0, 32.0], "{device}");
+    }
+}
+
+#[test]
 fn gradient_of_max_goes_to_the_first_of_equal_ones() {
     for device in devices() {
         let x = [0.0, 2.0, 2.0, 2.0, -1.0, -1.0, -1.0, -1.0];
