@@ -6,6 +6,7 @@
 
 pub mod config;
 pub mod cpu;
+pub mod data;
 pub mod error;
 pub mod gpu;
 pub mod ops;

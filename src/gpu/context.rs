@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 /// Operations recorded before a submit happens by itself: a few tens of milliseconds of a mid-range GPU, well under
 /// the second or two after which Windows and macOS take a GPU for hung.
@@ -183,6 +183,7 @@ impl Gpu {
         let recorder = &mut *recorder;
         recorder.open_pass(&self.0.device);
         let mut mark = None;
+        let mut compile_time = Duration::ZERO;
         if let (Some(timestamps), Some(pass)) = (&mut recorder.timestamps, &mut recorder.pass) {
             mark = timestamps.begin_kernel(pass, name, cost);
         }
@@ -196,7 +197,8 @@ impl Gpu {
                     Operand::Scratch(i) | Operand::ReadScratch(i) => &scratch[i],
                 })
                 .collect();
-            let pipeline = recorder.pipelines.pipeline(launch);
+            let (pipeline, compiling) = recorder.pipelines.pipeline(launch);
+            compile_time += compiling;
             let group = recorder.pipelines.bind_group(&pipeline, &slices);
             let pass = recorder.pass.as_mut().expect("opened above");
             pass.set_pipeline(&pipeline.raw);
@@ -215,7 +217,8 @@ impl Gpu {
         let due = recorder.kernels >= KERNELS_PER_SUBMIT
             || recorder.flops >= FLOPS_PER_SUBMIT
             || recorder.timestamps.as_ref().is_some_and(Timestamps::nearly_full);
-        profile::add_span(Span::Encode, started.elapsed());
+        profile::add_span(Span::Compile, compile_time);
+        profile::add_span(Span::Encode, started.elapsed() - compile_time);
         if due { self.submit_recorded(recorder) } else { Ok(()) }
     }
 

@@ -5,6 +5,7 @@ use super::pool::GpuSlice;
 use super::shader;
 use std::collections::HashMap;
 use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 /// A compiled variant of a shader.
 pub(super) struct Pipeline {
@@ -39,22 +40,24 @@ impl Pipelines {
         Pipelines { device, variants: HashMap::new(), layouts: HashMap::new(), groups: HashMap::new() }
     }
 
-    /// The compiled variant that `launch` runs.
-    pub fn pipeline(&mut self, launch: &Launch) -> Rc<Pipeline> {
+    /// The compiled variant that `launch` runs, and how long compiling took if it was not there yet.
+    pub fn pipeline(&mut self, launch: &Launch) -> (Rc<Pipeline>, Duration) {
         let variant = (launch.shader.name, launch.values.clone());
         if let Some(pipeline) = self.variants.get(&variant) {
-            return pipeline.clone();
+            return (pipeline.clone(), Duration::ZERO);
         }
+        let started = Instant::now();
         let read_only: Vec<bool> =
             launch.bindings.iter().map(|b| matches!(b, Operand::Input(_) | Operand::ReadScratch(_))).collect();
         let pipeline = Rc::new(self.compile(launch, read_only));
         self.variants.insert(variant, pipeline.clone());
-        pipeline
+        let elapsed = started.elapsed();
+        tracing::debug!(shader = launch.shader.name, values = ?launch.values, elapsed_ms = elapsed.as_millis(), "compiled");
+        (pipeline, elapsed)
     }
 
     fn compile(&mut self, launch: &Launch, read_only: Vec<bool>) -> Pipeline {
         let name = launch.shader.name;
-        let started = std::time::Instant::now();
         let descriptor = wgpu::ShaderModuleDescriptor {
             label: Some(name),
             source: wgpu::ShaderSource::Wgsl(shader::source_of(launch).into()),
@@ -83,7 +86,6 @@ impl Pipelines {
             },
             cache: None,
         });
-        tracing::debug!(shader = name, values = ?launch.values, elapsed_ms = started.elapsed().as_millis(), "compiled");
         Pipeline { raw, layout }
     }
 

@@ -89,6 +89,9 @@ pub fn all() -> Vec<Case> {
     unary(&mut cases);
     attention(&mut cases);
     losses(&mut cases);
+    binary(&mut cases);
+    matmul(&mut cases);
+    reduce(&mut cases);
     cases
 }
 
@@ -177,4 +180,121 @@ fn losses(cases: &mut Vec<Case>) {
     let inputs = vec![(vec![6, 65], Values::Uniform(-3e4, 3e4)), (vec![6], Values::Targets(65))];
     let case = Case::new("cross_entropy/large", inputs, |x| x[0].cross_entropy(&x[1]));
     cases.push(case.tolerance(5e-6, 5e-6).not_smooth());
+    for (shape, c, v) in [(vec![6], 8, 17), (vec![1], 1, 1), (vec![3, 50], 20, 65)] {
+        let inputs = vec![
+            ([&shape[..], &[c]].concat(), AROUND_ZERO),
+            (vec![v, c], Values::Uniform(-0.5, 0.5)),
+            (shape.clone(), Values::Targets(v as u32)),
+        ];
+        let name = format!("linear_cross_entropy/{shape:?}x{c}x{v}");
+        let case = Case::new(name, inputs, |x| x[0].linear_cross_entropy(&x[1], &x[2]));
+        cases.push(case.tolerance(5e-6, 5e-6));
+    }
+}
+
+fn reduce(cases: &mut Vec<Case>) {
+    type Method = fn(&Tensor, usize) -> Result<Tensor>;
+    let ops: [(&str, Method); 3] = [("sum", Tensor::sum), ("mean", Tensor::mean), ("max", Tensor::max)];
+    // One element; short and long rows; few and many columns; enough rows for two passes in each direction.
+    let shapes: [(&[usize], usize); 14] = [
+        (&[1], 0),
+        (&[17], 0),
+        (&[5000], 0),
+        (&[1, 5000], 1),
+        (&[3, 65, 129], 0),
+        (&[3, 65, 129], 1),
+        (&[3, 65, 129], 2),
+        (&[129, 3], 1),
+        (&[129, 17], 0),
+        (&[3000, 65], 0),
+        (&[3000, 1], 0),
+        (&[2, 1500, 3], 1),
+        (&[1000, 3], 0),
+        (&[2, 3, 1, 5], 2),
+    ];
+    for (name, op) in ops {
+        for (shape, dim) in shapes {
+            let inputs = vec![(shape.to_vec(), AROUND_ZERO)];
+            let case = Case::new(format!("{name}/{shape:?}/{dim}"), inputs, move |x| op(&x[0], dim));
+            // 5000 terms of size 2 in another order: about sqrt(5000) roundings of partial sums near 100.
+            let case = case.tolerance(1e-4, 2e-6);
+            // The largest element changes while others overtake it: a kink.
+            cases.push(if name == "max" { case.not_smooth() } else { case });
+        }
+    }
+    let large = |x: &[Tensor]| x[0].max(0);
+    cases.push(Case::new("max/large", vec![(vec![300, 3], LARGE)], large).not_smooth());
+}
+
+fn binary(cases: &mut Vec<Case>) {
+    type Method = fn(&Tensor, &Tensor) -> Result<Tensor>;
+    let ops: [(&str, Method); 5] = [
+        ("add", Tensor::add),
+        ("sub", Tensor::sub),
+        ("mul", Tensor::mul),
+        ("div", Tensor::div),
+        ("maximum", Tensor::maximum),
+    ];
+    let shapes: [(&[usize], &[usize]); 8] = [
+        (&[1], &[1]),
+        (&[17], &[17]),
+        (&[3, 65], &[65]),
+        (&[2, 3, 5], &[3, 5]),
+        (&[129, 4], &[4]),
+        (&[5, 7], &[]),
+        (&[2, 5000], &[5000]),
+        (&[129, 65], &[129, 65]),
+    ];
+    for (a, b) in shapes {
+        for (name, op) in ops {
+            let inputs = vec![(a.to_vec(), AROUND_ZERO), (b.to_vec(), POSITIVE)];
+            let case = Case::new(format!("{name}/{a:?}{b:?}"), inputs, move |x| op(&x[0], &x[1]));
+            // The gradient of a repeated b sums up to a few hundred terms.
+            let case = case.tolerance(2e-5, 1e-5);
+            cases.push(if name == "maximum" { case.not_smooth() } else { case });
+        }
+    }
+}
+
+fn matmul(cases: &mut Vec<Case>) {
+    // Rounding of a sum of k products of numbers around 1: about 6e-8 sqrt(k) of the sum of their magnitudes, k.
+    let tolerance = |k: usize| 2e-7 * k as f32 + 1e-6;
+    let sizes = [
+        (1, 1, 1),
+        (3, 17, 1),
+        (17, 3, 65),
+        (65, 129, 17),
+        (129, 65, 129),
+        (64, 64, 64),
+        (132, 260, 36),
+        // Few tiles and a long k: split between workgroups.
+        (20, 24, 1029),
+        (260, 132, 2048),
+    ];
+    for (m, n, k) in sizes {
+        for (trans_a, trans_b) in [(false, false), (false, true), (true, false), (true, true)] {
+            let a = if trans_a { vec![k, m] } else { vec![m, k] };
+            let b = if trans_b { vec![n, k] } else { vec![k, n] };
+            let layout = format!("{}{}", if trans_a { "t" } else { "n" }, if trans_b { "t" } else { "n" });
+            let apply = move |x: &[Tensor]| x[0].matmul_transposed(&x[1], trans_a, trans_b);
+            let inputs = vec![(a.clone(), AROUND_ZERO), (b.clone(), AROUND_ZERO)];
+            let case = Case::new(format!("matmul/{layout}/{m}x{n}x{k}"), inputs, apply);
+            cases.push(case.tolerance(tolerance(m.max(n).max(k)), 1e-6));
+            if m * n * k > 10_000 {
+                continue;
+            }
+            let batched = |shape: &[usize]| [&[3], shape].concat();
+            let inputs = vec![(batched(&a), AROUND_ZERO), (batched(&b), AROUND_ZERO)];
+            let case = Case::new(format!("matmul/{layout}/3x{m}x{n}x{k}"), inputs, apply);
+            cases.push(case.tolerance(tolerance(m.max(n).max(k)), 1e-6));
+            let inputs = vec![(batched(&a), AROUND_ZERO), (b, AROUND_ZERO)];
+            let case = Case::new(format!("matmul/{layout}/3x{m}x{n}x{k} shared"), inputs, apply);
+            cases.push(case.tolerance(tolerance(3 * m.max(n).max(k)), 1e-6));
+        }
+    }
+    for (rows, k, n) in [(1, 1, 1), (17, 3, 65), (129, 65, 129), (9, 512, 20)] {
+        let inputs = vec![(vec![2, rows, k], AROUND_ZERO), (vec![k, n], AROUND_ZERO), (vec![n], AROUND_ZERO)];
+        let case = Case::new(format!("linear/2x{rows}x{k}x{n}"), inputs, |x| x[0].linear(&x[1], Some(&x[2])));
+        cases.push(case.tolerance(tolerance(k.max(n).max(2 * rows)), 1e-6));
+    }
 }

@@ -5,17 +5,24 @@
 //! A row in [`cases`] gives it gradient checks, a comparison of CPU and GPU, and a benchmark.
 
 mod attention;
+mod binary;
 mod cross_entropy;
+mod linear_cross_entropy;
+mod matmul;
 pub mod random;
+mod reduce;
 mod unary;
 
 pub mod cases;
+
+#[cfg(test)]
+mod accumulation;
 
 pub use cross_entropy::IGNORED;
 
 use crate::gpu::Launch;
 use crate::profile::Cost;
-use crate::tensor::{DType, Kernel, Op, Saved, Saves, Spec, Tensor, View, ViewMut};
+use crate::tensor::{DType, Kernel, Op, Saved, Saves, Shape, Spec, Tensor, View, ViewMut};
 use crate::{Error, Result};
 
 /// The one output of an op that has one.

@@ -5,7 +5,7 @@
 
 mod report;
 
-pub use report::{KernelRow, Report};
+pub use report::{HostTime, KernelRow, Report};
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -34,6 +34,8 @@ pub struct KernelTotal {
 pub enum Span {
     /// Waiting for the loader's next batch.
     Data,
+    /// Compiling shaders, once per variant.
+    Compile,
     /// Building and recording GPU commands.
     Encode,
     /// Blocked until the GPU has finished something.
@@ -57,6 +59,16 @@ thread_local! {
 /// Forgets all measurements of this thread.
 pub fn reset() {
     PROFILE.take();
+}
+
+/// Takes this thread's measurements and starts from nothing, so that something else can be left out of them.
+pub fn take() -> Profile {
+    PROFILE.take()
+}
+
+/// Puts back what [`take`] took; what was measured in between is forgotten.
+pub fn restore(profile: Profile) {
+    PROFILE.set(profile);
 }
 
 /// A copy of this thread's measurements.

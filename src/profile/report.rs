@@ -1,13 +1,243 @@
-//! Turns a profile into the report that ends a run.
+//! Turns a profile into the report that ends a run: kernels against host, then a table by kernel.
+
+use super::{Profile, Span};
+use serde::Serialize;
+use std::fmt::Write;
 
 /// One line of the table by kernel.
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct KernelRow {
     pub name: &'static str,
+    pub calls: u64,
+    pub seconds: f64,
+    /// Of all kernels' time, 0 to 1.
+    pub share: f64,
+    /// 10^12 floating-point operations per second.
+    pub tflops: f64,
+    /// 10^9 bytes per second, counting what must be read and written once.
+    pub gb_per_s: f64,
 }
 
-/// Placeholder until training exists.
-#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+/// Where the time outside kernels went, seconds. On a GPU only time in which it stood idle counts.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct HostTime {
+    pub data: f64,
+    pub compile: f64,
+    pub encode: f64,
+    pub wait: f64,
+    pub other: f64,
+    pub total: f64,
+    /// Host work that ran while the GPU computed, and so cost nothing.
+    pub hidden: f64,
+}
+
+/// What a training run's time was spent on.
+#[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
+    /// "GPU" or "CPU".
+    pub device: &'static str,
+    /// Without evaluation, sampling and saving.
+    pub training_seconds: f64,
+    pub seconds_per_epoch: f64,
+    pub kernel_seconds: f64,
+    /// The slowest first.
     pub kernels: Vec<KernelRow>,
+    pub host: HostTime,
+    /// Whether the times by kernel are those of sampled steps, scaled to the time of all steps.
+    pub sampled: bool,
+    /// Whether the GPU has no timestamps, so that its time is what the host waited.
+    pub estimated: bool,
+}
+
+impl Report {
+    /// `epochs` may be a fraction; `on_gpu` says how `profile` was measured.
+    pub fn new(profile: &Profile, training_seconds: f64, epochs: f64, on_gpu: bool) -> Report {
+        let span = |span| profile.spans.get(&span).copied().unwrap_or(0.0);
+        let measured: f64 = profile.kernels.values().map(|k| k.seconds).sum();
+        let estimated = on_gpu && profile.gpu_busy_seconds == 0.0;
+        let kernel_seconds = match (on_gpu, estimated) {
+            (false, _) => measured,
+            (true, false) => profile.gpu_busy_seconds,
+            (true, true) => span(Span::Wait),
+        }
+        .min(training_seconds);
+        // On a GPU only some steps have a timestamp around each kernel: their shares stand for all steps.
+        let scale = if on_gpu && measured > 0.0 { kernel_seconds / measured } else { 1.0 };
+        let mut kernels: Vec<KernelRow> = profile
+            .kernels
+            .iter()
+            .map(|(name, k)| KernelRow {
+                name,
+                calls: (k.calls as f64 * scale).round() as u64,
+                seconds: k.seconds * scale,
+                share: k.seconds / measured,
+                tflops: k.flops / k.seconds / 1e12,
+                gb_per_s: k.bytes / k.seconds / 1e9,
+            })
+            .collect();
+        kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+        let host = host_time(
+            training_seconds,
+            kernel_seconds,
+            [Span::Data, Span::Compile, Span::Encode, Span::Wait].map(span),
+            on_gpu,
+        );
+        Report {
+            device: if on_gpu { "GPU" } else { "CPU" },
+            training_seconds,
+            seconds_per_epoch: if epochs > 0.0 { training_seconds / epochs } else { 0.0 },
+            kernel_seconds,
+            kernels,
+            host,
+            sampled: on_gpu && measured > 0.0 && scale > 1.05,
+            estimated,
+        }
+    }
+
+    /// Of the training time, 0 to 1.
+    pub fn host_share(&self) -> f64 {
+        if self.training_seconds > 0.0 { self.host.total / self.training_seconds } else { 0.0 }
+    }
+
+    /// As printed at the end of a run and kept in `profile.txt`.
+    pub fn text(&self) -> String {
+        /// Kernels named in the first line.
+        const NAMED: usize = 4;
+        let mut text = String::from("[Profiling report]\n");
+        let mut named: Vec<String> =
+            self.kernels.iter().take(NAMED).map(|k| format!("{} {:.2} s", k.name, k.seconds)).collect();
+        let rest: f64 = self.kernels.iter().skip(NAMED).map(|k| k.seconds).sum();
+        if self.kernels.len() > NAMED {
+            named.push(format!("other {rest:.2} s"));
+        }
+        let percent = |seconds: f64| 100.0 * seconds / self.training_seconds.max(1e-9);
+        let HostTime { data, compile, encode, wait, other, total, hidden } = self.host;
+        let _ = writeln!(
+            text,
+            "  - {} kernels: {}  total {:.2} s ({:.1}% of training time)",
+            self.device,
+            named.join(", "),
+            self.kernel_seconds,
+            percent(self.kernel_seconds)
+        );
+        let gpu_spans = if self.device == "GPU" {
+            format!("compile {compile:.2} s, encode {encode:.2} s, wait {wait:.2} s, ")
+        } else {
+            String::new()
+        };
+        let _ = writeln!(
+            text,
+            "  - Host: data {data:.2} s, {gpu_spans}other {other:.2} s  total {total:.2} s ({:.1}%)",
+            percent(total)
+        );
+        if hidden >= 0.005 {
+            let _ = writeln!(text, "    (another {hidden:.2} s of host work ran while the GPU computed)");
+        }
+        if self.estimated {
+            let _ = writeln!(text, "    (this GPU has no timestamps: its time is what the host waited for it)");
+        }
+        let _ = writeln!(text, "[AVG_EPOCH_TIME] {:.2}", self.seconds_per_epoch);
+        if !self.kernels.is_empty() {
+            let _ = writeln!(
+                text,
+                "\n  {:<28} {:>9} {:>11} {:>7} {:>9} {:>8}",
+                "kernel", "calls", "ms", "share", "TFLOP/s", "GB/s"
+            );
+        }
+        for k in &self.kernels {
+            let _ = writeln!(
+                text,
+                "  {:<28} {:>9} {:>11.1} {:>6.1}% {:>9.3} {:>8.1}",
+                k.name,
+                k.calls,
+                k.seconds * 1e3,
+                100.0 * k.share,
+                k.tflops,
+                k.gb_per_s
+            );
+        }
+        if self.sampled {
+            text.push_str("  (times by kernel come from sampled steps, scaled to the GPU time of all steps)\n");
+        }
+        text
+    }
+}
+
+/// Splits the time outside kernels. `spans`: data, compile, encode, wait.
+///
+/// A GPU computes while the host works, so of the host's work only what was not hidden behind the GPU counts, each part
+/// in proportion; of its waiting, only what the GPU's work does not explain.
+fn host_time(training: f64, kernels: f64, spans: [f64; 4], on_gpu: bool) -> HostTime {
+    let [data, compile, encode, wait] = spans;
+    let total = (training - kernels).max(0.0);
+    if !on_gpu {
+        return HostTime { data, compile, encode, wait, other: (total - data).max(0.0), total, hidden: 0.0 };
+    }
+    let other = (training - data - compile - encode - wait).max(0.0);
+    let work = data + compile + encode + other;
+    let idle_wait = (wait - kernels).clamp(0.0, total);
+    let exposed = (total - idle_wait).clamp(0.0, work);
+    let part = if work > 0.0 { exposed / work } else { 0.0 };
+    HostTime {
+        data: data * part,
+        compile: compile * part,
+        encode: encode * part,
+        wait: total - exposed,
+        other: other * part,
+        total,
+        hidden: work - exposed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::KernelTotal;
+
+    fn profile() -> Profile {
+        let kernel = |calls, seconds| KernelTotal { calls, seconds, flops: 2e12, bytes: 1e9 };
+        Profile {
+            kernels: [("matmul", kernel(10, 2.0)), ("softmax", kernel(10, 0.5))].into(),
+            gpu_busy_seconds: 10.0,
+            spans: [(Span::Data, 0.5), (Span::Encode, 2.0), (Span::Wait, 8.0)].into(),
+        }
+    }
+
+    #[test]
+    fn kernels_and_host_add_up_to_the_training_time() {
+        for on_gpu in [false, true] {
+            let report = Report::new(&profile(), 11.0, 2.0, on_gpu);
+            let HostTime { data, compile, encode, wait, other, total, .. } = report.host;
+            assert!((report.kernel_seconds + total - 11.0).abs() < 1e-9);
+            if on_gpu {
+                assert!((data + compile + encode + wait + other - total).abs() < 1e-9, "{:?}", report.host);
+            }
+        }
+    }
+
+    #[test]
+    fn sampled_kernels_are_scaled_to_the_time_of_all_steps() {
+        let report = Report::new(&profile(), 11.0, 2.0, true);
+        assert!(report.sampled);
+        assert_eq!((report.kernels[0].name, report.kernels[0].calls), ("matmul", 40));
+        assert!((report.kernels[0].seconds - 8.0).abs() < 1e-9);
+        assert!((report.kernels[0].tflops - 1.0).abs() < 1e-9, "rates are those of the samples");
+    }
+
+    #[test]
+    fn host_work_behind_the_gpu_does_not_count() {
+        // 10 s of GPU in 11 s: one second was not hidden, of 3 s of work.
+        let host = Report::new(&profile(), 11.0, 1.0, true).host;
+        assert!((host.total - 1.0).abs() < 1e-9 && (host.hidden - 2.0).abs() < 1e-9, "{host:?}");
+    }
+
+    #[test]
+    fn text_has_the_documented_form() {
+        let text = Report::new(&profile(), 11.0, 2.0, true).text();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "[Profiling report]");
+        assert_eq!(lines[1], "  - GPU kernels: matmul 8.00 s, softmax 2.00 s  total 10.00 s (90.9% of training time)");
+        assert!(lines[2].starts_with("  - Host: data 0.17 s, compile 0.00 s, encode 0.67 s"), "{text}");
+        assert!(text.contains("[AVG_EPOCH_TIME] 5.50"), "{text}");
+    }
 }

@@ -44,6 +44,11 @@ impl Saved {
         self.inputs[i].as_ref().expect("backward uses an input that `saves` does not name")
     }
 
+    /// Whether input `i` was saved.
+    pub fn has_input(&self, i: usize) -> bool {
+        self.inputs[i].is_some()
+    }
+
     /// Output `i`, which [`Op::saves`] must have named.
     pub fn output(&self, i: usize) -> &Tensor {
         self.outputs[i].as_ref().expect("backward uses an output that `saves` does not name")

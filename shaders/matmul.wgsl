@@ -1,0 +1,269 @@
+// C = op(A) op(B) [+ C] [+ bias], tile by tile.
+//
+// A workgroup of (BM/TM) x (BN/TN) threads computes a BM x BN tile of C; each thread a TM x TN block of it, in
+// registers. The k loop stages a BM x BK tile of A and a BK x BN tile of B in workgroup memory, both k-major, while the
+// next tiles are already being loaded into registers. A thread's rows and columns come in groups of four that lie
+// BM/(TM/4) and BN/(TN/4) apart, so that neighbouring threads read neighbouring vectors.
+{% include "common" %}
+
+{% if kernel == "product" %}
+{% set threads_n = BN // TN %}
+{% set threads = (BM // TM) * threads_n %}
+{% set row_groups = TM // 4 %}
+{% set col_groups = TN // 4 %}
+{% set group_rows = BM // row_groups %}
+{% set group_cols = BN // col_groups %}
+{# One vector of padding spreads the transposing writes over the banks. #}
+{% set stride_a = BM // 4 + 1 %}
+{% set stride_b = BN // 4 + 1 %}
+{% set loads_a = BM * BK // 4 // threads %}
+{% set loads_b = BN * BK // 4 // threads %}
+
+struct Params {
+    m: u32, n: u32, k: u32,
+    // Elements from one matrix of the batch to the next; 0 shares one.
+    stride_a: u32, stride_b: u32, stride_c: u32,
+    tiles_m: u32, tiles_n: u32,
+    // This many consecutive workgroups share a tile and split k between them in pieces of `k_piece`.
+    splits: u32, k_piece: u32, batches: u32,
+}
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read> a: array<{{ "vec4<f32>" if vec_a else "f32" }}>;
+@group(0) @binding(1) var<storage, read> b: array<{{ "vec4<f32>" if vec_b else "f32" }}>;
+{% if bias %}
+@group(0) @binding(2) var<storage, read> bias: array<f32>;
+@group(0) @binding(3) var<storage, read_write> c: array<{{ "vec4<f32>" if vec_c else "f32" }}>;
+{% else %}
+@group(0) @binding(2) var<storage, read_write> c: array<{{ "vec4<f32>" if vec_c else "f32" }}>;
+{% endif %}
+
+var<workgroup> tile_a: array<vec4<f32>, {{ BK * stride_a }}>; // [k][m/4]
+var<workgroup> tile_b: array<vec4<f32>, {{ BK * stride_b }}>; // [k][n/4]
+
+// Four elements of A that neighbour in memory: along k, or along m if A is stored (K, M). Zero outside A.
+fn load_a(base: u32, m: u32, k: u32, k_end: u32) -> vec4<f32> {
+    var v = vec4<f32>(0.0);
+    {% if trans_a %}
+    if (k < k_end) {
+        let i = base + k * p.m + m;
+        {% if vec_a %}
+        if (m < p.m) { v = a[i / 4u]; }
+        {% else %}
+        if (m < p.m) { v.x = a[i]; }
+        if (m + 1u < p.m) { v.y = a[i + 1u]; }
+        if (m + 2u < p.m) { v.z = a[i + 2u]; }
+        if (m + 3u < p.m) { v.w = a[i + 3u]; }
+        {% endif %}
+    }
+    {% else %}
+    if (m < p.m) {
+        let i = base + m * p.k + k;
+        {% if vec_a %}
+        if (k < k_end) { v = a[i / 4u]; }
+        {% else %}
+        if (k < k_end) { v.x = a[i]; }
+        if (k + 1u < k_end) { v.y = a[i + 1u]; }
+        if (k + 2u < k_end) { v.z = a[i + 2u]; }
+        if (k + 3u < k_end) { v.w = a[i + 3u]; }
+        {% endif %}
+    }
+    {% endif %}
+    return v;
+}
+
+// The same for B: along n, or along k if B is stored (N, K).
+fn load_b(base: u32, n: u32, k: u32, k_end: u32) -> vec4<f32> {
+    var v = vec4<f32>(0.0);
+    {% if trans_b %}
+    if (n < p.n) {
+        let i = base + n * p.k + k;
+        {% if vec_b %}
+        if (k < k_end) { v = b[i / 4u]; }
+        {% else %}
+        if (k < k_end) { v.x = b[i]; }
+        if (k + 1u < k_end) { v.y = b[i + 1u]; }
+        if (k + 2u < k_end) { v.z = b[i + 2u]; }
+        if (k + 3u < k_end) { v.w = b[i + 3u]; }
+        {% endif %}
+    }
+    {% else %}
+    if (k < k_end) {
+        let i = base + k * p.n + n;
+        {% if vec_b %}
+        if (n < p.n) { v = b[i / 4u]; }
+        {% else %}
+        if (n < p.n) { v.x = b[i]; }
+        if (n + 1u < p.n) { v.y = b[i + 1u]; }
+        if (n + 2u < p.n) { v.z = b[i + 2u]; }
+        if (n + 3u < p.n) { v.w = b[i + 3u]; }
+        {% endif %}
+    }
+    {% endif %}
+    return v;
+}
+
+@compute @workgroup_size({{ threads }})
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let number = workgroup_number(id, count);
+    let split = number % p.splits;
+    let tile = number / p.splits;
+    let tile_n = tile % p.tiles_n;
+    let tile_m = (tile / p.tiles_n) % p.tiles_m;
+    let batch = tile / (p.tiles_n * p.tiles_m);
+    // Workgroups beyond the last only fill up the grid; all threads of one leave together.
+    if (batch >= p.batches) { return; }
+    let base_a = batch * p.stride_a;
+    let base_b = batch * p.stride_b;
+    let m0 = tile_m * {{ BM }}u;
+    let n0 = tile_n * {{ BN }}u;
+    let k_begin = split * p.k_piece;
+    let k_end = min(p.k, k_begin + p.k_piece);
+    let thread_m = thread / {{ threads_n }}u;
+    let thread_n = thread % {{ threads_n }}u;
+
+    {% for i in range(TM) %}
+    {% for j in range(col_groups) %}
+    var c{{ i }}_{{ j }} = vec4<f32>(0.0);
+    {% endfor %}
+    {% endfor %}
+
+    {# Where thread number x of the loading order finds its vector: (position along m or n, position along k). #}
+    {% if trans_a %}
+    {% set a_m = "(x % " ~ (BM // 4) ~ "u) * 4u" %}{% set a_k = "x / " ~ (BM // 4) ~ "u" %}
+    {% else %}
+    {% set a_m = "x / " ~ (BK // 4) ~ "u" %}{% set a_k = "(x % " ~ (BK // 4) ~ "u) * 4u" %}
+    {% endif %}
+    {% if trans_b %}
+    {% set b_n = "x / " ~ (BK // 4) ~ "u" %}{% set b_k = "(x % " ~ (BK // 4) ~ "u) * 4u" %}
+    {% else %}
+    {% set b_n = "(x % " ~ (BN // 4) ~ "u) * 4u" %}{% set b_k = "x / " ~ (BN // 4) ~ "u" %}
+    {% endif %}
+
+    {% for l in range(loads_a) %}
+    var next_a{{ l }}: vec4<f32>;
+    { let x = thread + {{ l * threads }}u; next_a{{ l }} = load_a(base_a, m0 + {{ a_m }}, k_begin + {{ a_k }}, k_end); }
+    {% endfor %}
+    {% for l in range(loads_b) %}
+    var next_b{{ l }}: vec4<f32>;
+    { let x = thread + {{ l * threads }}u; next_b{{ l }} = load_b(base_b, n0 + {{ b_n }}, k_begin + {{ b_k }}, k_end); }
+    {% endfor %}
+
+    for (var k0 = k_begin; k0 < k_end; k0 += {{ BK }}u) {
+        workgroupBarrier();
+        {% for l in range(loads_a) %}
+        {
+            let x = thread + {{ l * threads }}u;
+            let m = {{ a_m }};
+            let k = {{ a_k }};
+            {% if trans_a %}
+            tile_a[k * {{ stride_a }}u + m / 4u] = next_a{{ l }};
+            {% else %}
+            {% for e in range(4) %}
+            tile_a[(k + {{ e }}u) * {{ stride_a }}u + m / 4u][m % 4u] = next_a{{ l }}[{{ e }}];
+            {% endfor %}
+            {% endif %}
+        }
+        {% endfor %}
+        {% for l in range(loads_b) %}
+        {
+            let x = thread + {{ l * threads }}u;
+            let n = {{ b_n }};
+            let k = {{ b_k }};
+            {% if trans_b %}
+            {% for e in range(4) %}
+            tile_b[(k + {{ e }}u) * {{ stride_b }}u + n / 4u][n % 4u] = next_b{{ l }}[{{ e }}];
+            {% endfor %}
+            {% else %}
+            tile_b[k * {{ stride_b }}u + n / 4u] = next_b{{ l }};
+            {% endif %}
+        }
+        {% endfor %}
+        workgroupBarrier();
+        let k1 = k0 + {{ BK }}u;
+        if (k1 < k_end) {
+            {% for l in range(loads_a) %}
+            { let x = thread + {{ l * threads }}u; next_a{{ l }} = load_a(base_a, m0 + {{ a_m }}, k1 + {{ a_k }}, k_end); }
+            {% endfor %}
+            {% for l in range(loads_b) %}
+            { let x = thread + {{ l * threads }}u; next_b{{ l }} = load_b(base_b, n0 + {{ b_n }}, k1 + {{ b_k }}, k_end); }
+            {% endfor %}
+        }
+        for (var k = 0u; k < {{ BK }}u; k++) {
+            {% for g in range(row_groups) %}
+            let a{{ g }} = tile_a[k * {{ stride_a }}u + {{ g * group_rows // 4 }}u + thread_m];
+            {% endfor %}
+            {% for g in range(col_groups) %}
+            let b{{ g }} = tile_b[k * {{ stride_b }}u + {{ g * group_cols // 4 }}u + thread_n];
+            {% endfor %}
+            {% for i in range(TM) %}
+            {% for j in range(col_groups) %}
+            c{{ i }}_{{ j }} = fma(vec4<f32>(a{{ i // 4 }}[{{ i % 4 }}]), b{{ j }}, c{{ i }}_{{ j }});
+            {% endfor %}
+            {% endfor %}
+        }
+    }
+
+    let base_c = batch * p.stride_c + split * p.m * p.n;
+    {% for i in range(TM) %}
+    {
+        let m = m0 + {{ (i // 4) * group_rows + i % 4 }}u + thread_m * 4u;
+        if (m < p.m) {
+            {% for j in range(col_groups) %}
+            {
+                let n = n0 + {{ j * group_cols }}u + thread_n * 4u;
+                let i = base_c + m * p.n + n;
+                var v = c{{ i }}_{{ j }};
+                {% if vec_c %}
+                if (n < p.n) {
+                    {% if bias %}
+                    v += vec4<f32>(bias[n], bias[n + 1u], bias[n + 2u], bias[n + 3u]);
+                    {% endif %}
+                    {% if accumulate %}
+                    v += c[i / 4u];
+                    {% endif %}
+                    c[i / 4u] = v;
+                }
+                {% else %}
+                {% for e in range(4) %}
+                if (n + {{ e }}u < p.n) {
+                    c[i + {{ e }}u] = v[{{ e }}]{{ " + bias[n + " ~ e ~ "u]" if bias }}{{ " + c[i + " ~ e ~ "u]" if accumulate }};
+                }
+                {% endfor %}
+                {% endif %}
+            }
+            {% endfor %}
+        }
+    }
+    {% endfor %}
+}
+{% else %}
+// Adds up the pieces that the splits of k left: C = sum over s of partial[s] [+ C] [+ bias]. One thread per element.
+struct Params { len: u32, n: u32, splits: u32 }
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read> partial: array<f32>;
+{% if bias %}
+@group(0) @binding(1) var<storage, read> bias: array<f32>;
+@group(0) @binding(2) var<storage, read_write> c: array<f32>;
+{% else %}
+@group(0) @binding(1) var<storage, read_write> c: array<f32>;
+{% endif %}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let i = workgroup_number(id, count) * 256u + thread;
+    if (i >= p.len) { return; }
+    var sum = 0.0;
+    for (var s = 0u; s < p.splits; s++) { sum += partial[s * p.len + i]; }
+    {% if bias %}
+    sum += bias[i % p.n];
+    {% endif %}
+    {% if accumulate %}
+    sum += c[i];
+    {% endif %}
+    c[i] = sum;
+}
+{% endif %}

@@ -1,0 +1,46 @@
+// One update of all parameters (formulas: src/optim/update.rs). One thread per four elements.
+{% include "common" %}
+
+struct Params {
+    len: u32, decay_end: u32,
+    learning_rate: f32, beta1: f32, beta2: f32, eps: f32, weight_decay: f32,
+    correction1: f32, correction2: f32, grad_clip: f32,
+}
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read> gradients: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read> squares: array<f32>;
+@group(0) @binding(2) var<storage, read_write> values: array<vec4<f32>>;
+@group(0) @binding(3) var<storage, read_write> first: array<vec4<f32>>;
+{% if rule != "sgd" %}
+@group(0) @binding(4) var<storage, read_write> second: array<vec4<f32>>;
+{% endif %}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let i = workgroup_number(id, count) * 256u + thread;
+    if (i * 4u >= p.len) { return; }
+    var clip = 1.0;
+    if (p.grad_clip > 0.0) { clip = min(1.0, p.grad_clip / (sqrt(squares[0]) + 1e-6)); }
+    // Arenas and their decaying part end on whole vectors.
+    let decay = select(0.0, p.weight_decay, i * 4u < p.decay_end);
+    var value = values[i];
+    var g = gradients[i] * clip;
+    {% if rule == "adamw" %}
+    value *= 1.0 - p.learning_rate * decay;
+    {% else %}
+    g += decay * value;
+    {% endif %}
+    {% if rule == "sgd" %}
+    let m = p.beta1 * first[i] + g;
+    first[i] = m;
+    values[i] = value - p.learning_rate * m;
+    {% else %}
+    let m = p.beta1 * first[i] + (1.0 - p.beta1) * g;
+    let v = p.beta2 * second[i] + (1.0 - p.beta2) * g * g;
+    first[i] = m;
+    second[i] = v;
+    values[i] = value - p.learning_rate * (m * p.correction1) / (sqrt(v * p.correction2) + p.eps);
+    {% endif %}
+}

@@ -1,0 +1,134 @@
+// Reduces the middle dimension of (outer, n, inner) (src/ops/reduce.rs), and spreads gradients back over it.
+//
+// Reducing: outputs are numbered along (outer, inner). A workgroup holds {{ cols }} outputs; {{ lanes }} threads
+// share each, taking every {{ lanes }}-th row of their chunk of n, and are summed as a tree. The chunks of one output
+// are separate workgroups, whose results (outer, chunks, inner) a second launch reduces.
+{% include "common" %}
+
+{% if mode == "reduce" %}
+struct Params { outputs: u32, n: u32, inner: u32, chunk: u32, chunks: u32, blocks: u32, factor: f32 }
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read> x: array<f32>;
+@group(0) @binding(1) var<storage, read_write> result: array<f32>;
+
+var<workgroup> totals: array<f32, 256>;
+
+fn join(a: f32, b: f32) -> f32 {
+    {% if kind == "max" %}
+    return max(a, b);
+    {% else %}
+    return a + b;
+    {% endif %}
+}
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    // Neighbouring threads take what is adjacent in memory: rows when inner is 1, else outputs.
+    {% if inner_is_one %}
+    let col = thread / {{ lanes }}u;
+    let lane = thread % {{ lanes }}u;
+    {% else %}
+    let col = thread % {{ cols }}u;
+    let lane = thread / {{ cols }}u;
+    {% endif %}
+    let number = workgroup_number(id, count);
+    let chunk = number / p.blocks;
+    let column = (number % p.blocks) * {{ cols }}u + col;
+    let used = column < p.outputs && chunk < p.chunks;
+    let outer = column / p.inner;
+    let i = column % p.inner;
+
+    let first = chunk * p.chunk;
+    let last = min(first + p.chunk, p.n);
+    let start = outer * p.n * p.inner + i;
+    var total = 0.0;
+    if (used) {
+        {% if kind == "max" %}
+        // An element of the chunk, not a constant: a maximum of what is all -infinity must be that.
+        total = x[start + first * p.inner];
+        {% endif %}
+        // Four sums at a time keep four loads in flight.
+        var a = vec4<f32>(total);
+        let step = {{ lanes }}u * p.inner;
+        var row = first + lane;
+        for (; row + 3u * {{ lanes }}u < last; row += 4u * {{ lanes }}u) {
+            let at = start + row * p.inner;
+            let b = vec4<f32>(x[at], x[at + step], x[at + 2u * step], x[at + 3u * step]);
+            {% if kind == "max" %}
+            a = max(a, b);
+            {% else %}
+            a += b;
+            {% endif %}
+        }
+        for (; row < last; row += {{ lanes }}u) {
+            a.x = join(a.x, x[start + row * p.inner]);
+        }
+        total = join(join(a.x, a.y), join(a.z, a.w));
+    }
+
+    let mine = lane * {{ cols }}u + col;
+    totals[mine] = total;
+    for (var apart = {{ lanes }}u / 2u; apart > 0u; apart /= 2u) {
+        workgroupBarrier();
+        if (lane < apart) {
+            totals[mine] = join(totals[mine], totals[mine + apart * {{ cols }}u]);
+        }
+    }
+    if (used && lane == 0u) {
+        let at = (outer * p.chunks + chunk) * p.inner + i;
+        {% if accumulate %}
+        result[at] += p.factor * totals[mine];
+        {% else %}
+        result[at] = p.factor * totals[mine];
+        {% endif %}
+    }
+}
+
+{% elif mode == "spread" %}
+// dx = factor * dy of its output. One thread per element of dx.
+struct Params { len: u32, n: u32, inner: u32, factor: f32 }
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read> upstream: array<f32>;
+@group(0) @binding(1) var<storage, read_write> result: array<f32>;
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let at = workgroup_number(id, count) * 256u + thread;
+    if (at >= p.len) { return; }
+    result[at] = p.factor * upstream[at / p.inner / p.n * p.inner + at % p.inner];
+}
+
+{% elif mode == "max_backward" %}
+// dx = dy at the first maximum of each output, else 0. One thread per element of dx; those that equal the maximum
+// look for an earlier one, from the front, so that many equal ones find it soon.
+struct Params { len: u32, n: u32, inner: u32 }
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read> x: array<f32>;
+@group(0) @binding(1) var<storage, read> maximum: array<f32>;
+@group(0) @binding(2) var<storage, read> upstream: array<f32>;
+@group(0) @binding(3) var<storage, read_write> result: array<f32>;
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let at = workgroup_number(id, count) * 256u + thread;
+    if (at >= p.len) { return; }
+    let i = at % p.inner;
+    let outer = at / p.inner / p.n;
+    let column = outer * p.inner + i;
+    var gradient = 0.0;
+    if (x[at] == maximum[column]) {
+        var first = outer * p.n * p.inner + i;
+        while (first < at && x[first] != maximum[column]) {
+            first += p.inner;
+        }
+        if (first == at) { gradient = upstream[column]; }
+    }
+    result[at] = gradient;
+}
+{% endif %}

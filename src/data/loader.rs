@@ -1,0 +1,472 @@
+//! Batches of token windows, for training and for evaluation.
+//!
+//! An epoch cuts the token stream into windows of `T = block_size` inputs, beginning at an offset drawn for that epoch,
+//! so that windows do not start at the same places every time. The pieces before the offset and after the last whole
+//! window are windows too, only shorter: they are padded with id 0 and [`IGNORE_INDEX`] targets. So every token that
+//! has a successor is an input exactly once per epoch. The windows are shuffled, and batches run on across the end of
+//! an epoch: no window is dropped.
+//!
+//! Offset and order depend on nothing but `(seed, epoch)`, so a loader started at any [`Position`] gives what an
+//! uninterrupted one gives from there on.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Error, Result};
+
+/// The target of a position that takes no part in the loss.
+pub const IGNORE_INDEX: u32 = u32::MAX;
+
+/// Batches made ahead of time. Making one copies `B * T` ids, which is far quicker than a training step, so a few
+/// suffice to hide it.
+const BATCHES_AHEAD: usize = 3;
+
+/// Where a loader stands: the next window to hand out is number `window` of epoch `epoch`, both counted from 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Position {
+    pub epoch: u64,
+    pub window: u64,
+}
+
+/// One training batch of `B` windows of `T` tokens.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Batch {
+    /// Inputs, (B, T), row-major.
+    pub ids: Vec<u32>,
+    /// The token that follows each input, (B, T), row-major; [`IGNORE_INDEX`] where there is none.
+    pub targets: Vec<u32>,
+    /// Where the loader stands after this batch: start there to continue.
+    pub position: Position,
+}
+
+/// An endless source of batches, made by a thread of its own that ends when the loader is dropped.
+pub struct Loader {
+    plan: Plan,
+    /// `None` only while dropping: the thread ends when this end of the channel is gone.
+    batches: Option<Receiver<Batch>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Loader {
+    /// A loader over `tokens` that begins at `start` (the default position for a new run).
+    ///
+    /// Fails if there are fewer than 2 tokens, if the stream is shorter than one window and its target, or if a size
+    /// is 0.
+    pub fn new(tokens: Arc<[u32]>, batch_size: usize, block_size: usize, seed: u64, start: Position) -> Result<Loader> {
+        if batch_size == 0 || block_size == 0 {
+            return Err(Error::Invalid(format!(
+                "batch_size and block_size must be at least 1, got {batch_size} and {block_size}"
+            )));
+        }
+        check_length(tokens.len())?;
+        if tokens.len() <= block_size {
+            return Err(Error::Invalid(format!(
+                "the text has {} tokens, but a context (block_size) of {block_size} needs at least {}: \
+                 use more text or set model.block_size to at most {}",
+                tokens.len(),
+                block_size + 1,
+                tokens.len() - 1
+            )));
+        }
+        let plan = Plan { inputs: tokens.len() - 1, block_size, batch_size, seed };
+        // A position saved with other data or another block_size may lie past the end of its epoch.
+        let windows = plan.windows_in_epoch(start.epoch);
+        if start.window > windows as u64 {
+            return Err(Error::Invalid(format!(
+                "cannot start at window {} of epoch {}: that epoch has {windows} windows \
+                 (the text, the tokenizer or block_size changed)",
+                start.window, start.epoch
+            )));
+        }
+        let (sender, batches) = sync_channel(BATCHES_AHEAD);
+        let thread = std::thread::Builder::new()
+            .name("loader".to_string())
+            .spawn(move || produce(&tokens, plan, start, &sender))
+            .map_err(|error| Error::Invalid(format!("cannot start the loader's thread: {error}")))?;
+        Ok(Loader { plan, batches: Some(batches), thread: Some(thread) })
+    }
+
+    /// The next batch; waits only if the thread has fallen behind.
+    pub fn next_batch(&mut self) -> Batch {
+        let batches = self.batches.as_ref().expect("the channel is taken away only by drop");
+        batches.recv().expect("the thread ends only when the loader is dropped")
+    }
+
+    /// How many windows epoch number `epoch` has; it varies by one with the epoch's offset.
+    pub fn windows_in_epoch(&self, epoch: u64) -> usize {
+        self.plan.windows_in_epoch(epoch)
+    }
+
+    /// Batches per epoch on average over epochs.
+    pub fn batches_per_epoch(&self) -> f64 {
+        // Windows are the cells, T wide and with a uniformly random phase, that meet the n inputs: (n + T - 1) / T.
+        let Plan { inputs, block_size, batch_size, .. } = self.plan;
+        (inputs + block_size - 1) as f64 / block_size as f64 / batch_size as f64
+    }
+
+    /// Epochs done at `position`, with the fraction of the current one.
+    pub fn epochs_at(&self, position: Position) -> f64 {
+        position.epoch as f64 + position.window as f64 / self.windows_in_epoch(position.epoch) as f64
+    }
+}
+
+impl Drop for Loader {
+    fn drop(&mut self) {
+        // Closing the channel first wakes a thread that is waiting to send, so the join cannot hang.
+        drop(self.batches.take());
+        if let Some(thread) = self.thread.take() {
+            // A panic of the thread has been reported where it happened.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The sizes that fix how epochs are cut.
+#[derive(Clone, Copy)]
+struct Plan {
+    /// Tokens that have a successor: one fewer than there are tokens.
+    inputs: usize,
+    block_size: usize,
+    batch_size: usize,
+    seed: u64,
+}
+
+impl Plan {
+    /// The generator of an epoch. Its first number draws the offset, the following ones the order.
+    fn random(&self, epoch: u64) -> SplitMix64 {
+        // Mixing the seed before adding the epoch keeps (seed, epoch + 1) and (seed + 1, epoch) apart.
+        SplitMix64(SplitMix64(self.seed).next().wrapping_add(epoch))
+    }
+
+    /// How many inputs come before the first whole window, below `block_size`.
+    fn offset(&self, random: &mut SplitMix64) -> usize {
+        random.below(self.block_size as u64) as usize
+    }
+
+    fn windows_at(&self, offset: usize) -> usize {
+        usize::from(offset > 0) + (self.inputs - offset).div_ceil(self.block_size)
+    }
+
+    fn windows_in_epoch(&self, epoch: u64) -> usize {
+        self.windows_at(self.offset(&mut self.random(epoch)))
+    }
+
+    /// The windows of an epoch as ranges `start..end` of inputs, in the order in which they are handed out.
+    fn epoch(&self, epoch: u64) -> Vec<(usize, usize)> {
+        let mut random = self.random(epoch);
+        let offset = self.offset(&mut random);
+        let first = (offset > 0).then_some((0, offset));
+        let rest = (offset..self.inputs)
+            .step_by(self.block_size)
+            .map(|start| (start, (start + self.block_size).min(self.inputs)));
+        let mut windows: Vec<(usize, usize)> = first.into_iter().chain(rest).collect();
+        random.shuffle(&mut windows);
+        windows
+    }
+}
+
+/// The body of the loader's thread: makes batches until nobody wants them.
+fn produce(tokens: &[u32], plan: Plan, start: Position, sender: &SyncSender<Batch>) {
+    let Position { mut epoch, mut window } = start;
+    let mut windows = plan.epoch(epoch);
+    loop {
+        let size = plan.batch_size * plan.block_size;
+        let mut ids = vec![0; size];
+        let mut targets = vec![IGNORE_INDEX; size];
+        let rows = ids.chunks_exact_mut(plan.block_size).zip(targets.chunks_exact_mut(plan.block_size));
+        for (ids, targets) in rows {
+            if window >= windows.len() as u64 {
+                epoch += 1;
+                window = 0;
+                windows = plan.epoch(epoch);
+            }
+            let (start, end) = windows[window as usize];
+            ids[..end - start].copy_from_slice(&tokens[start..end]);
+            targets[..end - start].copy_from_slice(&tokens[start + 1..end + 1]);
+            window += 1;
+        }
+        if sender.send(Batch { ids, targets, position: Position { epoch, window } }).is_err() {
+            return;
+        }
+    }
+}
+
+/// SplitMix64 (Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators"): 64 bits of state, passes
+/// BigCrush, and any two states give unrelated streams.
+struct SplitMix64(u64);
+
+impl SplitMix64 {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number in `0..bound` by multiply and shift; the bias is at most bound / 2^64.
+    fn below(&mut self, bound: u64) -> u64 {
+        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+    }
+
+    /// Fisher and Yates's shuffle: every order is equally likely.
+    fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            items.swap(last, self.below(last as u64 + 1) as usize);
+        }
+    }
+}
+
+fn check_length(tokens: usize) -> Result<()> {
+    if tokens < 2 {
+        return Err(Error::Invalid(format!(
+            "the text has {tokens} token(s), but at least 2 are needed: one to read and one to predict"
+        )));
+    }
+    Ok(())
+}
+
+/// Windows over a whole split, in order, such that every target counts exactly once.
+///
+/// Windows start `stride` tokens apart. Each window but the first has read its first `context - stride` tokens before:
+/// their targets are [`IGNORE_INDEX`], and they only give later ones more context. `stride == context` is the quick
+/// way, a smaller stride gives every target at least `context - stride` tokens of context.
+///
+/// Items are `(ids, targets)`, each of length `context`; the last window is padded with id 0 and [`IGNORE_INDEX`].
+/// Fails for fewer than 2 tokens, or a stride that is 0 or above `context`.
+pub fn eval_windows(tokens: &[u32], context: usize, stride: usize) -> Result<EvalWindows<'_>> {
+    check_length(tokens.len())?;
+    if stride == 0 || stride > context {
+        return Err(Error::Invalid(format!(
+            "the stride of an evaluation must be between 1 and the context of {context}, got {stride}"
+        )));
+    }
+    Ok(EvalWindows { tokens, context, stride, start: 0, counted: 0 })
+}
+
+/// The iterator that [`eval_windows`] returns.
+pub struct EvalWindows<'a> {
+    tokens: &'a [u32],
+    context: usize,
+    stride: usize,
+    start: usize,
+    /// Inputs whose targets have been handed out.
+    counted: usize,
+}
+
+impl Iterator for EvalWindows<'_> {
+    type Item = (Vec<u32>, Vec<u32>);
+
+    fn next(&mut self) -> Option<(Vec<u32>, Vec<u32>)> {
+        let inputs = self.tokens.len() - 1;
+        if self.counted == inputs {
+            return None;
+        }
+        let end = (self.start + self.context).min(inputs);
+        let mut ids = vec![0; self.context];
+        let mut targets = vec![IGNORE_INDEX; self.context];
+        ids[..end - self.start].copy_from_slice(&self.tokens[self.start..end]);
+        targets[self.counted - self.start..end - self.start].copy_from_slice(&self.tokens[self.counted + 1..end + 1]);
+        self.counted = end;
+        self.start += self.stride;
+        Some((ids, targets))
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let inputs = self.tokens.len() - 1;
+        let left = match inputs - self.counted {
+            0 => 0,
+            _ => 1 + inputs.saturating_sub(self.start + self.context).div_ceil(self.stride),
+        };
+        (left, Some(left))
+    }
+}
+
+impl ExactSizeIterator for EvalWindows<'_> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tokens 100, 101, ...: each value says where it stands.
+    fn tokens(count: u32) -> Arc<[u32]> {
+        (100..100 + count).collect()
+    }
+
+    fn loader(count: u32, batch_size: usize, block_size: usize, seed: u64) -> Loader {
+        Loader::new(tokens(count), batch_size, block_size, seed, Position::default()).unwrap()
+    }
+
+    /// The (input, target) pairs of `windows` windows, without the ignored ones.
+    fn pairs(loader: &mut Loader, windows: usize) -> Vec<(u32, u32)> {
+        (0..windows)
+            .flat_map(|_| {
+                let batch = loader.next_batch();
+                batch.ids.into_iter().zip(batch.targets)
+            })
+            .filter(|(_, target)| *target != IGNORE_INDEX)
+            .collect()
+    }
+
+    #[test]
+    fn every_pair_comes_exactly_once_per_epoch() {
+        for count in [9, 16, 17, 100] {
+            let mut loader = loader(count, 1, 8, 5);
+            for epoch in 0..6 {
+                let windows = loader.windows_in_epoch(epoch);
+                let mut seen = pairs(&mut loader, windows);
+                seen.sort_unstable();
+                let expected: Vec<(u32, u32)> = (100..100 + count - 1).map(|t| (t, t + 1)).collect();
+                assert_eq!(seen, expected, "{count} tokens, epoch {epoch}");
+            }
+        }
+    }
+
+    #[test]
+    fn short_windows_are_padded_with_ignored_targets() {
+        let mut loader = loader(12, 1, 8, 1);
+        let mut padded = 0;
+        for _ in 0..20 {
+            let batch = loader.next_batch();
+            let length = batch.targets.iter().position(|&t| t == IGNORE_INDEX).unwrap_or(8);
+            padded += 8 - length;
+            assert!(batch.ids[..length].iter().all(|&id| id >= 100));
+            assert!(batch.ids[length..].iter().all(|&id| id == 0));
+            assert!(batch.targets[length..].iter().all(|&t| t == IGNORE_INDEX));
+        }
+        assert!(padded > 0, "11 inputs in windows of 8 leave something to pad");
+    }
+
+    #[test]
+    fn windows_start_elsewhere_in_each_epoch() {
+        let loader = loader(1000, 1, 64, 3);
+        let mut offsets: Vec<usize> = (0..8).map(|e| loader.plan.offset(&mut loader.plan.random(e))).collect();
+        offsets.sort_unstable();
+        offsets.dedup();
+        assert!(offsets.len() >= 6, "{offsets:?}");
+    }
+
+    #[test]
+    fn windows_come_in_random_order() {
+        let mut loader = loader(1000, 4, 8, 3);
+        let starts: Vec<u32> = (0..20).flat_map(|_| loader.next_batch().ids.into_iter().step_by(8)).collect();
+        let rising = starts.windows(2).filter(|pair| pair[0] < pair[1]).count();
+        assert!((20..60).contains(&rising), "{rising} of 79 steps go up");
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_batches() {
+        let (mut left, mut right) = (loader(500, 3, 8, 7), loader(500, 3, 8, 7));
+        for _ in 0..50 {
+            assert_eq!(left.next_batch(), right.next_batch());
+        }
+    }
+
+    #[test]
+    fn two_seeds_give_different_batches() {
+        assert_ne!(loader(500, 3, 8, 7).next_batch(), loader(500, 3, 8, 8).next_batch());
+    }
+
+    #[test]
+    fn batches_run_across_the_end_of_an_epoch() {
+        let mut loader = loader(30, 16, 8, 7);
+        let batch = loader.next_batch();
+        assert!(batch.position.epoch >= 2, "16 windows of 5 or fewer per epoch: {:?}", batch.position);
+        assert_eq!(batch.ids.len(), 16 * 8);
+    }
+
+    #[test]
+    fn starting_at_any_position_gives_what_the_uninterrupted_loader_gives() {
+        let mut uninterrupted = loader(60, 3, 8, 11);
+        let mut all = vec![];
+        for _ in 0..20 {
+            all.push(uninterrupted.next_batch());
+        }
+        for done in 0..all.len() - 1 {
+            let mut resumed = Loader::new(tokens(60), 3, 8, 11, all[done].position).unwrap();
+            assert_eq!(resumed.next_batch(), all[done + 1], "after batch {done}");
+        }
+    }
+
+    #[test]
+    fn average_batches_per_epoch_is_that_of_the_epochs() {
+        let loader = loader(1003, 4, 16, 2);
+        let windows: usize = (0..4000).map(|epoch| loader.windows_in_epoch(epoch)).sum();
+        let average = windows as f64 / 4000.0 / 4.0;
+        // The count varies by one window, so the mean of 4000 is known to about 0.5 / sqrt(4000) windows.
+        assert!((average - loader.batches_per_epoch()).abs() < 0.01, "{average} {}", loader.batches_per_epoch());
+    }
+
+    #[test]
+    fn epochs_at_counts_fractions() {
+        let loader = loader(1000, 1, 8, 2);
+        let half = loader.windows_in_epoch(3) as u64 / 2;
+        assert!((loader.epochs_at(Position { epoch: 3, window: half }) - 3.5).abs() < 0.01);
+    }
+
+    #[test]
+    fn fewer_than_two_tokens_are_refused() {
+        for count in [0, 1] {
+            let error = Loader::new(tokens(count), 1, 8, 0, Position::default()).err().unwrap();
+            assert!(error.to_string().contains("at least 2"), "{error}");
+            assert!(eval_windows(&tokens(count), 8, 8).is_err());
+        }
+    }
+
+    #[test]
+    fn a_text_shorter_than_the_context_is_refused_with_both_lengths() {
+        let error = Loader::new(tokens(8), 1, 8, 0, Position::default()).err().unwrap().to_string();
+        assert!(error.contains("8 tokens") && error.contains("at least 9") && error.contains("at most 7"), "{error}");
+        assert!(Loader::new(tokens(9), 1, 8, 0, Position::default()).is_ok());
+    }
+
+    #[test]
+    fn a_position_outside_its_epoch_is_refused() {
+        let start = Position { epoch: 0, window: 1000 };
+        assert!(Loader::new(tokens(20), 1, 8, 0, start).err().unwrap().to_string().contains("window 1000"));
+    }
+
+    #[test]
+    fn sizes_of_zero_are_refused() {
+        assert!(Loader::new(tokens(20), 0, 8, 0, Position::default()).is_err());
+        assert!(Loader::new(tokens(20), 1, 0, 0, Position::default()).is_err());
+    }
+
+    #[test]
+    fn evaluation_counts_each_target_once() {
+        for (count, context, stride) in [(2, 8, 8), (9, 8, 8), (10, 8, 8), (40, 8, 3), (41, 8, 1), (50, 8, 5)] {
+            let tokens = tokens(count);
+            let windows = eval_windows(&tokens, context, stride).unwrap();
+            let announced = windows.len();
+            let windows: Vec<_> = windows.collect();
+            assert_eq!(windows.len(), announced, "{count} tokens");
+            let pairs: Vec<(u32, u32)> = windows
+                .into_iter()
+                .flat_map(|(ids, targets)| {
+                    assert_eq!((ids.len(), targets.len()), (context, context));
+                    ids.into_iter().zip(targets).filter(|(_, target)| *target != IGNORE_INDEX).collect::<Vec<_>>()
+                })
+                .collect();
+            let expected: Vec<(u32, u32)> = (100..100 + count - 1).map(|t| (t, t + 1)).collect();
+            assert_eq!(pairs, expected, "{count} tokens, context {context}, stride {stride}");
+        }
+    }
+
+    #[test]
+    fn evaluation_with_a_stride_gives_context_to_every_later_target() {
+        let tokens = tokens(30);
+        for (ids, targets) in eval_windows(&tokens, 8, 3).unwrap().skip(1) {
+            assert_eq!(targets[..5], [IGNORE_INDEX; 5]);
+            assert!(ids[..5].iter().all(|&id| id >= 100));
+        }
+    }
+
+    #[test]
+    fn a_stride_outside_the_context_is_refused() {
+        assert!(eval_windows(&tokens(30), 8, 0).is_err());
+        assert!(eval_windows(&tokens(30), 8, 9).is_err());
+    }
+}

@@ -1,0 +1,24 @@
+//! From text to batches: corpora and how they are split, tokenizers, downloads, and the loader.
+//!
+//! - [`Corpus`]: text, split into training, validation and perhaps test.
+//! - [`Tokenizer`]: text to token ids and back: characters, words, byte-level BPE, GPT-2's, or a `tokenizer.json`.
+//! - [`Loader`]: an endless, resumable stream of shuffled batches; [`eval_windows`] goes over a split once, in order.
+//! - [`fetch`]: brings a data set into the data folder, checked by its hash.
+//!
+//! Nothing here knows of tensors or devices: ids leave as `u32`.
+
+mod corpus;
+mod download;
+mod loader;
+mod tokenizer;
+
+pub use corpus::Corpus;
+pub use download::{DATASETS, Dataset, fetch};
+pub use loader::{Batch, EvalWindows, IGNORE_INDEX, Loader, Position, eval_windows};
+pub use tokenizer::{TextStream, Tokenizer, TokenizerSpec};
+
+/// The program that writes the sample, so that a test can compare what it makes with what ships.
+#[cfg(test)]
+#[path = "../../data/story_generator.rs"]
+#[allow(dead_code)]
+mod story_generator;

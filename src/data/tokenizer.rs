@@ -1,0 +1,361 @@
+//! Text to token ids and back.
+//!
+//! Every tokenizer is a Hugging Face `tokenizer.json` pipeline, so that what is saved beside a model can be read by any
+//! tool. Three kinds are recognised, whether built here or loaded, and given quicker ways that yield the same ids:
+//! characters, words, and GPT-2's byte-level BPE.
+
+mod recipe;
+mod stream;
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tokenizers::models::ModelWrapper;
+use tokenizers::{DecoderWrapper, PreTokenizerWrapper};
+
+use crate::data::Corpus;
+use crate::error::{Error, Result};
+
+pub use stream::TextStream;
+
+/// Which tokenizer to build or load.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum TokenizerSpec {
+    /// Every character of the corpus is a token.
+    Char,
+    /// Every word of the corpus is a token, as in WikiText: words are what white space separates, each line break is
+    /// `<eos>`, and words that the corpus lacks are `<unk>`.
+    Word,
+    /// Byte-level BPE trained on the corpus's training text.
+    Bpe,
+    /// GPT-2's own tokenizer, from the data folder.
+    Gpt2,
+    /// A `tokenizer.json`, or a folder that holds one or holds `vocab.json` and `merges.txt`.
+    Path(PathBuf),
+}
+
+impl TokenizerSpec {
+    /// Reads `char`, `word`, `bpe`, `gpt2` or a path. What exists, has a slash or ends in `.json` is a path.
+    pub fn parse(text: &str) -> Result<TokenizerSpec> {
+        match text {
+            "char" => Ok(TokenizerSpec::Char),
+            "word" => Ok(TokenizerSpec::Word),
+            "bpe" => Ok(TokenizerSpec::Bpe),
+            "gpt2" => Ok(TokenizerSpec::Gpt2),
+            path if path.ends_with(".json") || path.contains(['/', '\\']) || Path::new(path).exists() => {
+                Ok(TokenizerSpec::Path(PathBuf::from(path)))
+            }
+            other => Err(Error::Tokenizer {
+                name: other.to_string(),
+                message: "expected char, word, bpe, gpt2, a tokenizer.json, or a folder with vocab.json and merges.txt"
+                    .to_string(),
+            }),
+        }
+    }
+}
+
+/// Turns text into token ids below [`vocab_size`](Tokenizer::vocab_size) and back.
+pub struct Tokenizer {
+    name: String,
+    inner: tokenizers::Tokenizer,
+    kind: Kind,
+    /// Of each id, the bytes it stands for; empty for ids without a token. Of [`Kind::Other`], the token's own text.
+    pieces: Vec<Vec<u8>>,
+}
+
+/// How text becomes ids and back.
+enum Kind {
+    Char {
+        ids: HashMap<char, u32>,
+        unknown: Option<u32>,
+    },
+    Word {
+        ids: HashMap<String, u32>,
+        eos: u32,
+        unknown: u32,
+    },
+    ByteLevel {
+        /// Bytes that no token stands for: the library would drop them without a word.
+        missing: Vec<u8>,
+    },
+    /// Any other pipeline: left to the library.
+    Other,
+}
+
+/// The least size of a piece of text that is encoded on its own, in bytes: large enough that the overhead vanishes,
+/// small enough that 1 MB keeps every core busy.
+const CHUNK_BYTES: usize = 1 << 14;
+
+impl Tokenizer {
+    /// Builds or loads the tokenizer that `spec` names.
+    ///
+    /// `vocab_size` is the size that BPE is trained to (at least 256, one token per byte; fewer tokens result if the
+    /// text has no more pairs to merge); other kinds have the size that they have. Characters and words are those of
+    /// all splits of `corpus`, so that none of them holds an unknown one; BPE learns from the training text alone.
+    /// `data_dir` is where `rustyflow data fetch gpt2` puts GPT-2's files.
+    pub fn build(spec: &TokenizerSpec, vocab_size: usize, corpus: &Corpus, data_dir: &Path) -> Result<Tokenizer> {
+        let texts = || [Some(&corpus.train), Some(&corpus.validation), corpus.test.as_ref()].into_iter().flatten();
+        match spec {
+            TokenizerSpec::Char => Tokenizer::from_document("char", &recipe::char_document(texts())),
+            TokenizerSpec::Word => Tokenizer::from_document("word", &recipe::word_document(texts())),
+            TokenizerSpec::Bpe => Tokenizer::new("bpe", recipe::train_bpe(&corpus.train, vocab_size)?),
+            TokenizerSpec::Gpt2 => {
+                let folder = data_dir.join("gpt2");
+                if !(folder.join("vocab.json").is_file() && folder.join("merges.txt").is_file()) {
+                    return Err(error(
+                        "gpt2",
+                        format!(
+                            "vocab.json and merges.txt are not in {}: `rustyflow data fetch gpt2` gets them",
+                            folder.display()
+                        ),
+                    ));
+                }
+                Tokenizer::from_document("gpt2", &recipe::read_vocab_and_merges(&folder)?)
+            }
+            TokenizerSpec::Path(path) if path.is_dir() => {
+                let file = path.join("tokenizer.json");
+                if file.is_file() {
+                    return Tokenizer::from_file(&file);
+                }
+                Tokenizer::from_document(&path.display().to_string(), &recipe::read_vocab_and_merges(path)?)
+            }
+            TokenizerSpec::Path(path) => Tokenizer::from_file(path),
+        }
+    }
+
+    /// Loads a `tokenizer.json`. Truncation and padding that it asks for are ignored: texts are encoded whole.
+    pub fn from_file(path: &Path) -> Result<Tokenizer> {
+        let bytes = std::fs::read(path).map_err(|error| Error::io("read", path, error))?;
+        let mut tokenizer = Tokenizer::from_bytes(&path.display().to_string(), &bytes)?;
+        match tokenizer.kind {
+            Kind::Char { .. } => tokenizer.name = "char".to_string(),
+            Kind::Word { .. } => tokenizer.name = "word".to_string(),
+            Kind::ByteLevel { .. } | Kind::Other => {}
+        }
+        Ok(tokenizer)
+    }
+
+    /// Writes a `tokenizer.json` that [`from_file`](Tokenizer::from_file) and Hugging Face's libraries read.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        let text = self.inner.to_string(true).map_err(|cause| error(&self.name, cause.to_string()))?;
+        std::fs::write(path, text).map_err(|error| Error::io("write", path, error))
+    }
+
+    /// `char`, `word`, `bpe`, `gpt2`, or the path it was loaded from.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// One more than the highest id: the number of rows that an embedding needs.
+    pub fn vocab_size(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// The ids of `text`, on all cores where the kind allows it. Adds no tokens of its own (no beginning, no end).
+    ///
+    /// Fails on a character that the vocabulary lacks, unless it has `<unk>`.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let failed = |cause: tokenizers::Error| error(&self.name, cause.to_string());
+        match &self.kind {
+            Kind::Char { ids, unknown } => {
+                text.char_indices()
+                    .map(|(at, char)| {
+                        ids.get(&char).copied().or(*unknown).ok_or_else(|| {
+                        error(&self.name, format!(
+                            "the character {char:?} (U+{:04X}, at byte {at}) is not among the {} characters of the \
+                             text that the tokenizer was built on",
+                            char as u32,
+                            ids.len()
+                        ))
+                    })
+                    })
+                    .collect()
+            }
+            Kind::Word { ids, eos, unknown } => {
+                let mut result = vec![];
+                for (number, line) in text.split('\n').enumerate() {
+                    if number > 0 {
+                        result.push(*eos);
+                    }
+                    result.extend(line.split_whitespace().map(|word| ids.get(word).unwrap_or(unknown)));
+                }
+                Ok(result)
+            }
+            Kind::ByteLevel { missing } => {
+                if let Some(at) = text.bytes().position(|byte| missing.contains(&byte)) {
+                    let byte = text.as_bytes()[at];
+                    return Err(error(&self.name, format!("has no token for the byte 0x{byte:02x} at {at}")));
+                }
+                let encodings = self.inner.encode_batch_fast(chunks(text), false).map_err(failed)?;
+                Ok(encodings.iter().flat_map(|encoding| encoding.get_ids()).copied().collect())
+            }
+            Kind::Other => Ok(self.inner.encode_fast(text, false).map_err(failed)?.get_ids().to_vec()),
+        }
+    }
+
+    /// The text of `ids`. Bytes that are no UTF-8 become U+FFFD. Words are joined by spaces, lines by line breaks.
+    ///
+    /// Fails on an id outside the vocabulary.
+    pub fn decode(&self, ids: &[u32]) -> Result<String> {
+        if let Kind::Other = self.kind {
+            ids.iter().try_for_each(|&id| self.check_id(id))?;
+            return self.inner.decode(ids, false).map_err(|cause| error(&self.name, cause.to_string()));
+        }
+        let mut stream = self.stream();
+        let mut text = String::new();
+        for &id in ids {
+            stream.push_onto(id, &mut text)?;
+        }
+        text.push_str(&stream.finish()?);
+        Ok(text)
+    }
+
+    /// A decoder that takes one id at a time and gives text as soon as it is certain.
+    pub fn stream(&self) -> TextStream<'_> {
+        TextStream::new(self)
+    }
+
+    fn check_id(&self, id: u32) -> Result<()> {
+        if id as usize >= self.pieces.len() {
+            return Err(error(&self.name, format!("no token has the id {id}: there are {}", self.pieces.len())));
+        }
+        Ok(())
+    }
+
+    fn from_document(name: &str, document: &Value) -> Result<Tokenizer> {
+        Tokenizer::from_bytes(name, document.to_string().as_bytes())
+    }
+
+    fn from_bytes(name: &str, bytes: &[u8]) -> Result<Tokenizer> {
+        let unusable = |cause: String| error(name, format!("not a usable tokenizer.json: {cause}"));
+        let document: Document = serde_json::from_slice(bytes).map_err(|cause| unusable(cause.to_string()))?;
+        // Some damaged files make the library panic, and a file must not bring down a run.
+        let parsed = catch_unwind(AssertUnwindSafe(|| tokenizers::Tokenizer::from_bytes(bytes)));
+        let inner = parsed
+            .unwrap_or_else(|_| Err("its parts contradict each other".into()))
+            .map_err(|cause| unusable(cause.to_string()))?;
+        // The library numbers added tokens by itself. Where that differs from the file, the rows of an embedding that
+        // was trained with it would shift.
+        for AddedToken { id, content } in document.added_tokens {
+            if let Some(got) = inner.token_to_id(&content).filter(|&got| got != id) {
+                return Err(unusable(format!("the added token {content:?} has the id {id}, its place would be {got}")));
+            }
+        }
+        Tokenizer::new(name, inner)
+    }
+
+    fn new(name: &str, mut inner: tokenizers::Tokenizer) -> Result<Tokenizer> {
+        inner.with_padding(None);
+        inner.with_truncation(None).map_err(|cause| error(name, cause.to_string()))?;
+        let vocab = inner.get_vocab(true);
+        let Some(highest) = vocab.values().max() else {
+            return Err(error(name, "the vocabulary is empty".to_string()));
+        };
+        // Ids may have gaps, but a huge one is damage and would ask for a huge embedding.
+        let size = *highest as usize + 1;
+        if size > 2 * vocab.len() + 1024 {
+            return Err(error(name, format!("{} tokens have ids up to {highest}", vocab.len())));
+        }
+        let kind = recognise(&inner, &vocab);
+        let mut pieces = vec![vec![]; size];
+        for (token, id) in &vocab {
+            pieces[*id as usize] = match &kind {
+                Kind::ByteLevel { .. } => recipe::bytes_of(token).unwrap_or_else(|| token.as_bytes().to_vec()),
+                Kind::Word { eos, .. } if id == eos => b"\n".to_vec(),
+                _ => token.as_bytes().to_vec(),
+            };
+        }
+        Ok(Tokenizer { name: name.to_string(), inner, kind, pieces })
+    }
+}
+
+fn error(name: &str, message: String) -> Error {
+    Error::Tokenizer { name: name.to_string(), message }
+}
+
+/// What is read from a `tokenizer.json` before the library sees it.
+#[derive(serde::Deserialize)]
+struct Document {
+    #[serde(default)]
+    added_tokens: Vec<AddedToken>,
+}
+
+#[derive(serde::Deserialize)]
+struct AddedToken {
+    id: u32,
+    content: String,
+}
+
+/// Finds out whether a pipeline is one of those that have a quicker way here.
+fn recognise(inner: &tokenizers::Tokenizer, vocab: &HashMap<String, u32>) -> Kind {
+    let part = |part: serde_json::Result<Value>| part.unwrap_or(Value::Null);
+    let normalizer = part(serde_json::to_value(inner.get_normalizer()));
+    let pre_tokenizer = part(serde_json::to_value(inner.get_pre_tokenizer()));
+    let decoder = part(serde_json::to_value(inner.get_decoder()));
+    let added = inner.get_added_tokens_decoder();
+    match (inner.get_model(), inner.get_pre_tokenizer(), inner.get_decoder()) {
+        (ModelWrapper::WordLevel(model), _, _)
+            if added.is_empty()
+                && normalizer.is_null()
+                && pre_tokenizer == recipe::char_pre_tokenizer()
+                && decoder == recipe::char_decoder() =>
+        {
+            let single = |token: &str| {
+                let mut chars = token.chars();
+                chars.next().filter(|_| chars.next().is_none())
+            };
+            let ids = vocab.iter().filter_map(|(token, id)| Some((single(token)?, *id))).collect();
+            Kind::Char { ids, unknown: vocab.get(&model.unk_token).copied() }
+        }
+        (ModelWrapper::WordLevel(model), _, _)
+            if added.is_empty()
+                && normalizer == recipe::word_normalizer()
+                && pre_tokenizer == recipe::word_pre_tokenizer()
+                && decoder == recipe::word_decoder() =>
+        {
+            match (vocab.get(recipe::EOS), vocab.get(&model.unk_token)) {
+                (Some(&eos), Some(&unknown)) => Kind::Word { ids: vocab.clone(), eos, unknown },
+                _ => Kind::Other,
+            }
+        }
+        (ModelWrapper::BPE(model), Some(PreTokenizerWrapper::ByteLevel(bytes)), Some(DecoderWrapper::ByteLevel(_)))
+            if normalizer.is_null()
+                && !bytes.add_prefix_space
+                && bytes.use_regex
+                && model.dropout.is_none()
+                // Added tokens that look at what is around them could see the end of a chunk.
+                && added.values().all(|token| {
+                    !(token.lstrip || token.rstrip || token.single_word || token.content.contains(char::is_whitespace))
+                }) =>
+        {
+            let missing = (0..=255).filter(|byte| !vocab.contains_key(&recipe::symbol_of(*byte).to_string())).collect();
+            Kind::ByteLevel { missing }
+        }
+        _ => Kind::Other,
+    }
+}
+
+/// Cuts text into pieces that GPT-2's pattern splits just as it splits the whole.
+///
+/// A cut between a character and white space after it is such a place: no match of the pattern runs across it (white
+/// space comes only first in a match), and the pattern looks ahead only from within white space, never behind.
+fn chunks(text: &str) -> Vec<&str> {
+    let mut chunks = vec![];
+    let mut start = 0;
+    let mut before = None;
+    for (at, char) in text.char_indices() {
+        let boundary = char.is_whitespace() && before.is_some_and(|before: char| !before.is_whitespace());
+        if boundary && at - start >= CHUNK_BYTES {
+            chunks.push(&text[start..at]);
+            start = at;
+        }
+        before = Some(char);
+    }
+    chunks.push(&text[start..]);
+    chunks
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,352 @@
+use super::*;
+use tempfile::tempdir;
+
+/// Text that trips tokenizers: contractions, runs of white space of several kinds, digits, scripts, emoji, controls.
+const TRICKY: &str = "I'll say it's 1984's \"best\"  book,\n\n\tisn't it?   \r\n don't\u{a0}stop \u{85}now  \nÀ la carte: \
+     日本語 и русский, 👩‍👩‍👧 naïve e\u{301} x=\u{0}1_000;  'Tis 'S o'clock's<|endoftext|>\u{3000}end \n";
+
+fn corpus(train: &str) -> Corpus {
+    Corpus { name: "test".to_string(), train: train.to_string(), validation: String::new(), test: None }
+}
+
+fn build(spec: TokenizerSpec, train: &str) -> Tokenizer {
+    Tokenizer::build(&spec, 300, &corpus(train), Path::new("data")).unwrap()
+}
+
+fn reload(tokenizer: &Tokenizer) -> Tokenizer {
+    let dir = tempdir().unwrap();
+    let path = dir.path().join("tokenizer.json");
+    tokenizer.save(&path).unwrap();
+    Tokenizer::from_file(&path).unwrap()
+}
+
+/// The ids by the library's own pipeline, without our quicker ways.
+fn by_the_library(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+    tokenizer.inner.encode(text, false).unwrap().get_ids().to_vec()
+}
+
+fn streamed(tokenizer: &Tokenizer, ids: &[u32]) -> String {
+    let mut stream = tokenizer.stream();
+    let pushed: String = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
+    pushed + &stream.finish().unwrap()
+}
+
+fn load(document: &Value) -> Result<Tokenizer> {
+    Tokenizer::from_document("test", document)
+}
+
+#[test]
+fn specs_are_names_or_paths() {
+    assert_eq!(TokenizerSpec::parse("char").unwrap(), TokenizerSpec::Char);
+    assert_eq!(TokenizerSpec::parse("gpt2").unwrap(), TokenizerSpec::Gpt2);
+    assert_eq!(TokenizerSpec::parse("x/y").unwrap(), TokenizerSpec::Path("x/y".into()));
+    assert_eq!(TokenizerSpec::parse("my.json").unwrap(), TokenizerSpec::Path("my.json".into()));
+    let error = TokenizerSpec::parse("bep").unwrap_err().to_string();
+    assert!(error.contains("bep") && error.contains("char, word, bpe, gpt2"), "{error}");
+}
+
+#[test]
+fn char_ids_follow_code_points_of_all_splits() {
+    let corpus = Corpus { validation: "b\n".to_string(), test: Some("é".to_string()), ..corpus("ca a") };
+    let tokenizer = Tokenizer::build(&TokenizerSpec::Char, 0, &corpus, Path::new("data")).unwrap();
+    assert_eq!(tokenizer.vocab_size(), 6);
+    assert_eq!(tokenizer.encode("\n abcé").unwrap(), [0, 1, 2, 3, 4, 5]);
+}
+
+#[test]
+fn char_encodes_as_the_library_does() {
+    let tokenizer = build(TokenizerSpec::Char, TRICKY);
+    assert_eq!(tokenizer.encode(TRICKY).unwrap(), by_the_library(&tokenizer, TRICKY));
+}
+
+#[test]
+fn char_gives_the_text_back() {
+    let tokenizer = build(TokenizerSpec::Char, TRICKY);
+    let ids = tokenizer.encode(TRICKY).unwrap();
+    assert_eq!(ids.len(), TRICKY.chars().count());
+    assert_eq!(tokenizer.decode(&ids).unwrap(), TRICKY);
+    assert_eq!(tokenizer.inner.decode(&ids, false).unwrap(), TRICKY);
+}
+
+#[test]
+fn an_unknown_char_is_an_error_that_names_it() {
+    let error = build(TokenizerSpec::Char, "abc").encode("abéc").unwrap_err().to_string();
+    assert!(error.contains("'é'") && error.contains("U+00E9") && error.contains("byte 2"), "{error}");
+}
+
+#[test]
+fn an_unknown_char_is_unk_where_there_is_one() {
+    let mut document = recipe::char_document([&"ab".to_string()].into_iter());
+    document["model"]["vocab"]["<unk>"] = 2.into();
+    assert_eq!(load(&document).unwrap().encode("axb").unwrap(), [0, 2, 1]);
+}
+
+#[test]
+fn word_ids_follow_frequency_then_appearance() {
+    let tokenizer = build(TokenizerSpec::Word, "b a a\nb a c\n");
+    assert_eq!(tokenizer.vocab_size(), 5);
+    // a 3 times, then <eos>, which is always seen first, and b twice, c once, <unk> never.
+    assert_eq!(tokenizer.encode("a\nb c d").unwrap(), [0, 1, 2, 3, 4]);
+}
+
+#[test]
+fn word_counts_eos_and_unk_of_the_text_only_once() {
+    assert_eq!(build(TokenizerSpec::Word, " a <unk> b <eos> \n").vocab_size(), 4);
+}
+
+#[test]
+fn word_encodes_as_the_library_does() {
+    let tokenizer = build(TokenizerSpec::Word, TRICKY);
+    let text = TRICKY.to_string() + "something\nnew";
+    assert_eq!(tokenizer.encode(&text).unwrap(), by_the_library(&tokenizer, &text));
+}
+
+#[test]
+fn word_decodes_to_words_and_lines() {
+    let text = "\nthe cat\n\nsat down .\non";
+    let tokenizer = build(TokenizerSpec::Word, text);
+    let ids = tokenizer.encode(" \n the  cat \n\n sat down . \n on ").unwrap();
+    assert_eq!(tokenizer.decode(&ids).unwrap(), text);
+    assert_eq!(tokenizer.inner.decode(&ids, false).unwrap(), text);
+}
+
+#[test]
+fn bpe_gives_any_text_back() {
+    let tokenizer = build(TokenizerSpec::Bpe, "the cat sat on the mat with the other cat\n");
+    let text = TRICKY.to_string() + &('\u{1}'..'\u{3000}').collect::<String>();
+    assert_eq!(tokenizer.decode(&tokenizer.encode(&text).unwrap()).unwrap(), text);
+}
+
+#[test]
+fn bpe_learns_pairs_up_to_the_size() {
+    let text = "the cat sat on the mat with the other cat; ".repeat(20);
+    let size = |vocab_size| {
+        Tokenizer::build(&TokenizerSpec::Bpe, vocab_size, &corpus(&text), Path::new("data")).unwrap().vocab_size()
+    };
+    assert_eq!(size(256), 256);
+    assert_eq!(size(270), 270);
+    assert!((270..1000).contains(&size(1000)), "there are no more pairs to merge");
+}
+
+#[test]
+fn bpe_is_trained_alike_every_time() {
+    let json = || {
+        let corpus = Corpus::load("sample", Path::new("data"), 0.9).unwrap();
+        Tokenizer::build(&TokenizerSpec::Bpe, 600, &corpus, Path::new("data")).unwrap().inner.to_string(false).unwrap()
+    };
+    assert_eq!(json(), json());
+}
+
+#[test]
+fn bpe_below_one_token_per_byte_is_refused() {
+    let result = Tokenizer::build(&TokenizerSpec::Bpe, 255, &corpus("abc"), Path::new("data"));
+    assert!(result.err().unwrap().to_string().contains("at least 256"));
+}
+
+#[test]
+fn chunks_encode_as_the_whole_does() {
+    let sample = Corpus::load("sample", Path::new("data"), 0.9).unwrap().train;
+    let text = sample + &TRICKY.repeat(400) + &" \n".repeat(20_000) + "end";
+    assert!(chunks(&text).len() > 10);
+    let tokenizer = Tokenizer::build(&TokenizerSpec::Bpe, 500, &corpus(&text), Path::new("data")).unwrap();
+    assert_eq!(tokenizer.encode(&text).unwrap(), by_the_library(&tokenizer, &text));
+}
+
+#[test]
+fn byte_symbols_are_those_of_the_library() {
+    use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+    assert_eq!((0..=255).map(recipe::symbol_of).collect::<std::collections::HashSet<_>>().len(), 256);
+    assert!((0..=255).all(|byte| ByteLevel::alphabet().contains(&recipe::symbol_of(byte))));
+    assert_eq!((recipe::symbol_of(b' '), recipe::symbol_of(b'\n')), ('Ġ', 'Ċ'));
+}
+
+/// The first lines of GPT-2's files, with the byte symbols that the test needs.
+fn gpt2_folder() -> tempfile::TempDir {
+    let dir = tempdir().unwrap();
+    let folder = dir.path().join("gpt2");
+    std::fs::create_dir(&folder).unwrap();
+    let mut tokens: Vec<String> = (0..=255).map(|byte| recipe::symbol_of(byte).to_string()).collect();
+    tokens.extend(["Ġt", "Ġa", "he", "Ġthe", "<|endoftext|>"].map(str::to_string));
+    let vocab: serde_json::Map<String, Value> = tokens.into_iter().zip((0..).map(Value::from)).collect();
+    std::fs::write(folder.join("vocab.json"), Value::Object(vocab).to_string()).unwrap();
+    std::fs::write(folder.join("merges.txt"), "#version: 0.2\nĠ t\nĠ a\nh e\nĠt he\n").unwrap();
+    dir
+}
+
+#[test]
+fn gpt2_reads_vocab_and_merges() {
+    let dir = gpt2_folder();
+    let tokenizer = Tokenizer::build(&TokenizerSpec::Gpt2, 0, &corpus(""), dir.path()).unwrap();
+    assert_eq!((tokenizer.name(), tokenizer.vocab_size()), ("gpt2", 261));
+    assert_eq!(tokenizer.encode("he the a<|endoftext|> t").unwrap(), [258, 259, 257, 260, 256]);
+    assert_eq!(tokenizer.decode(&[258, 259, 260]).unwrap(), "he the<|endoftext|>");
+}
+
+#[test]
+fn a_folder_with_vocab_and_merges_is_a_tokenizer() {
+    let dir = gpt2_folder();
+    let spec = TokenizerSpec::Path(dir.path().join("gpt2"));
+    assert_eq!(Tokenizer::build(&spec, 0, &corpus(""), Path::new("data")).unwrap().vocab_size(), 261);
+}
+
+#[test]
+fn a_folder_with_a_tokenizer_json_is_a_tokenizer() {
+    let dir = tempdir().unwrap();
+    build(TokenizerSpec::Char, "abc").save(&dir.path().join("tokenizer.json")).unwrap();
+    let spec = TokenizerSpec::Path(dir.path().to_path_buf());
+    assert_eq!(Tokenizer::build(&spec, 0, &corpus(""), Path::new("data")).unwrap().name(), "char");
+}
+
+#[test]
+fn gpt2_without_its_files_names_the_command() {
+    let dir = tempdir().unwrap();
+    let error = Tokenizer::build(&TokenizerSpec::Gpt2, 0, &corpus(""), dir.path()).err().unwrap().to_string();
+    assert!(error.contains("`rustyflow data fetch gpt2`"), "{error}");
+}
+
+#[test]
+fn a_vocabulary_without_some_byte_refuses_texts_that_hold_it() {
+    let document = serde_json::json!({
+        "version": "1.0", "added_tokens": [], "normalizer": null, "post_processor": null,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true},
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": []},
+    });
+    let tokenizer = load(&document).unwrap();
+    assert_eq!(tokenizer.encode("abba").unwrap(), [0, 1, 1, 0]);
+    assert!(tokenizer.encode("abc").unwrap_err().to_string().contains("0x63 at 2"));
+}
+
+#[test]
+fn saved_tokenizers_give_the_same_ids_again() {
+    let dir = gpt2_folder();
+    for spec in [TokenizerSpec::Char, TokenizerSpec::Word, TokenizerSpec::Bpe, TokenizerSpec::Gpt2] {
+        let tokenizer = Tokenizer::build(&spec, 300, &corpus(TRICKY), dir.path()).unwrap();
+        let again = reload(&tokenizer);
+        let ids = tokenizer.encode(TRICKY).unwrap();
+        assert_eq!(again.vocab_size(), tokenizer.vocab_size(), "{spec:?}");
+        assert_eq!(again.encode(TRICKY).unwrap(), ids, "{spec:?}");
+        assert_eq!(again.decode(&ids).unwrap(), tokenizer.decode(&ids).unwrap(), "{spec:?}");
+        let same_kind = std::mem::discriminant(&again.kind) == std::mem::discriminant(&tokenizer.kind);
+        assert!(same_kind && !matches!(again.kind, Kind::Other), "{spec:?} is not recognised");
+    }
+}
+
+#[test]
+fn streams_join_to_the_decoded_text() {
+    let dir = gpt2_folder();
+    for spec in [TokenizerSpec::Char, TokenizerSpec::Word, TokenizerSpec::Bpe, TokenizerSpec::Gpt2] {
+        let tokenizer = Tokenizer::build(&spec, 300, &corpus(TRICKY), dir.path()).unwrap();
+        let ids = tokenizer.encode(TRICKY).unwrap();
+        assert_eq!(streamed(&tokenizer, &ids), tokenizer.decode(&ids).unwrap(), "{spec:?}");
+    }
+}
+
+#[test]
+fn streams_never_give_half_a_character() {
+    let tokenizer = build(TokenizerSpec::Bpe, "abc");
+    let ids = tokenizer.encode("é日👩").unwrap();
+    assert_eq!(ids.len(), 9);
+    let mut stream = tokenizer.stream();
+    let texts: Vec<String> = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
+    assert_eq!(texts, ["", "é", "", "", "日", "", "", "", "👩"]);
+}
+
+#[test]
+fn broken_bytes_decode_as_they_do_elsewhere() {
+    let tokenizer = build(TokenizerSpec::Bpe, "abc");
+    let id = |byte: u8| tokenizer.inner.token_to_id(&recipe::symbol_of(byte).to_string()).unwrap();
+    for bytes in [&b"a\xffb"[..], b"\xe6\x97a", b"ok\xe6\x97", b"\xf0\x9f\xf0\x9f\x91\xa9\xc0\xaf"] {
+        let ids: Vec<u32> = bytes.iter().map(|&byte| id(byte)).collect();
+        assert_eq!(tokenizer.decode(&ids).unwrap(), String::from_utf8_lossy(bytes));
+    }
+}
+
+/// A pipeline that none of our quicker ways fits: SentencePiece style, where the first space is dropped.
+fn metaspace() -> Tokenizer {
+    load(&serde_json::json!({
+        "version": "1.0", "added_tokens": [], "normalizer": null, "post_processor": null,
+        "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
+        "pre_tokenizer": {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": true},
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Metaspace",
+            "replacement": "▁", "prepend_scheme": "always", "split": true}]},
+        "model": {"type": "WordLevel", "unk_token": "?", "vocab": {
+            "?": 0, "▁the": 1, "▁cat": 2, "<0xE6>": 3, "<0x97>": 4, "<0xA5>": 5}},
+    }))
+    .unwrap()
+}
+
+#[test]
+fn other_pipelines_are_left_to_the_library_but_never_cut_short() {
+    let tokenizer = metaspace();
+    assert!(matches!(tokenizer.kind, Kind::Other));
+    assert_eq!(tokenizer.encode("the cat the dog").unwrap(), [1, 2, 1, 0]);
+    assert_eq!(tokenizer.decode(&[1, 2, 1]).unwrap(), "the cat the");
+}
+
+#[test]
+fn streams_of_other_pipelines_join_to_the_decoded_text() {
+    let tokenizer = metaspace();
+    let ids = [1, 2, 2, 3, 4, 5, 1, 3, 4];
+    assert_eq!(streamed(&tokenizer, &ids), tokenizer.decode(&ids).unwrap());
+    let mut stream = tokenizer.stream();
+    let texts: Vec<String> = ids.iter().map(|&id| stream.push(id).unwrap()).collect();
+    assert_eq!(texts[..7], ["the", " cat", " cat", "", "", "日", " the"]);
+}
+
+#[test]
+fn ids_outside_the_vocabulary_are_refused() {
+    for tokenizer in [build(TokenizerSpec::Char, "abc"), metaspace()] {
+        let size = tokenizer.vocab_size() as u32;
+        assert!(tokenizer.decode(&[0, size]).unwrap_err().to_string().contains(&size.to_string()));
+        assert!(tokenizer.stream().push(u32::MAX).is_err());
+    }
+}
+
+#[test]
+fn damaged_files_are_errors() {
+    let char = recipe::char_document([&"abc".to_string()].into_iter());
+    let damaged = |path: &str, value: Value| {
+        let mut document = char.clone();
+        *document.pointer_mut(path).unwrap() = value;
+        load(&document).err().unwrap_or_else(|| panic!("{path} was not refused")).to_string()
+    };
+    assert!(damaged("/model/vocab", serde_json::json!({})).contains("empty"));
+    assert!(damaged("/model/vocab/a", 4_000_000_000_u32.into()).contains("4000000000"));
+    assert!(damaged("/model/vocab/a", Value::from(-1)).contains("not a usable tokenizer.json"));
+    assert!(damaged("/pre_tokenizer/pattern/Regex", "(".into()).contains("not a usable tokenizer.json"));
+    assert!(damaged("/version", "2.0".into()).contains("version"));
+    for bytes in [&b""[..], b"{", b"[]", b"null", b"\xff\xfe", b"{}"] {
+        assert!(Tokenizer::from_bytes("test", bytes).is_err(), "{bytes:?}");
+    }
+}
+
+#[test]
+fn a_file_that_makes_the_library_panic_is_an_error() {
+    let document = serde_json::json!({
+        "version": "1.0",
+        "model": {"type": "BPE", "continuing_subword_prefix": "####", "vocab": {"a": 0, "b": 1}, "merges": ["a b"]},
+    });
+    assert!(load(&document).err().unwrap().to_string().contains("contradict each other"));
+}
+
+#[test]
+fn added_tokens_must_have_the_ids_they_claim() {
+    let mut document = recipe::char_document([&"abc".to_string()].into_iter());
+    document["added_tokens"] = serde_json::json!([{
+        "id": 7, "content": "<pad>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        "special": true,
+    }]);
+    assert!(load(&document).err().unwrap().to_string().contains("<pad>"));
+    document["added_tokens"][0]["id"] = 3.into();
+    assert_eq!(load(&document).unwrap().vocab_size(), 4);
+}
+
+#[test]
+fn damaged_vocab_and_merges_are_errors() {
+    for (file, content) in [("vocab.json", "[]"), ("merges.txt", "a b c\n"), ("merges.txt", "no pe\n")] {
+        let dir = gpt2_folder();
+        std::fs::write(dir.path().join("gpt2").join(file), content).unwrap();
+        assert!(Tokenizer::build(&TokenizerSpec::Gpt2, 0, &corpus(""), dir.path()).is_err(), "{file} {content}");
+    }
+}

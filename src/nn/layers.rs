@@ -1,0 +1,198 @@
+//! The layers that a GPT is built from, with PyTorch's names and GPT-2's layouts.
+
+use super::{Module, join};
+use crate::ops::random::Key;
+use crate::{DType, Device, Result, Shape, Tensor};
+use std::cell::Cell;
+
+/// Values drawn from a normal distribution with mean 0 (Box and Muller 1958), on the CPU.
+pub(super) fn normal(shape: impl Into<Shape>, std: f32, key: Key) -> Result<Tensor> {
+    let shape = shape.into();
+    let unit = |counter: u32| (key.bits(counter) as f32 + 0.5) / 4_294_967_296.0;
+    let values: Vec<f32> = (0..shape.elements() as u32)
+        .map(|i| {
+            // Two uniform numbers make two normal ones; neighbours share them.
+            let (radius, angle) = (i & !1, i | 1);
+            let radius = (-2.0 * unit(radius).min(1.0).ln()).sqrt();
+            let angle = std::f32::consts::TAU * unit(angle);
+            std * radius * if i & 1 == 0 { angle.cos() } else { angle.sin() }
+        })
+        .collect();
+    Tensor::from_f32(&values, shape, &Device::Cpu)
+}
+
+fn constant(value: f32, len: usize) -> Result<Tensor> {
+    Tensor::from_f32(&vec![value; len], [len], &Device::Cpu)
+}
+
+/// y = x W + b, with W of shape (inputs, outputs) as in GPT-2's `Conv1D`.
+pub struct Linear {
+    pub weight: Tensor,
+    pub bias: Option<Tensor>,
+}
+
+impl Linear {
+    /// Weights from a normal distribution with this standard deviation, bias zero.
+    ///
+    /// # Errors
+    /// If memory is used up.
+    pub fn new(inputs: usize, outputs: usize, bias: bool, std: f32, key: Key) -> Result<Linear> {
+        let weight = normal([inputs, outputs], std, key)?;
+        let bias = bias.then(|| Tensor::zeros([outputs], DType::F32, &Device::Cpu)).transpose()?;
+        Ok(Linear { weight, bias })
+    }
+
+    /// (..., inputs) -> (..., outputs)
+    ///
+    /// # Errors
+    /// If the shape does not fit.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.linear(&self.weight, self.bias.as_ref())
+    }
+}
+
+impl Module for Linear {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Tensor)) {
+        visit(&join(prefix, "weight"), &mut self.weight);
+        if let Some(bias) = &mut self.bias {
+            visit(&join(prefix, "bias"), bias);
+        }
+    }
+}
+
+/// One learned row per id.
+pub struct Embedding {
+    /// (ids, width)
+    pub weight: Tensor,
+}
+
+impl Embedding {
+    /// Rows from a normal distribution with this standard deviation.
+    ///
+    /// # Errors
+    /// If memory is used up.
+    pub fn new(ids: usize, width: usize, std: f32, key: Key) -> Result<Embedding> {
+        Ok(Embedding { weight: normal([ids, width], std, key)? })
+    }
+
+    /// u32 (...) -> (..., width)
+    ///
+    /// # Errors
+    /// If `ids` is not u32.
+    pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        self.weight.embedding(ids)
+    }
+}
+
+impl Module for Embedding {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Tensor)) {
+        visit(&join(prefix, "weight"), &mut self.weight);
+    }
+}
+
+/// Layer normalization over the last dimension (Ba, Kiros, Hinton 2016), with PyTorch's epsilon.
+pub struct LayerNorm {
+    pub weight: Tensor,
+    pub bias: Option<Tensor>,
+}
+
+impl LayerNorm {
+    /// Added to the variance.
+    pub const EPS: f32 = 1e-5;
+
+    /// Weight one, bias zero.
+    ///
+    /// # Errors
+    /// If memory is used up.
+    pub fn new(width: usize, bias: bool) -> Result<LayerNorm> {
+        Ok(LayerNorm { weight: constant(1.0, width)?, bias: bias.then(|| constant(0.0, width)).transpose()? })
+    }
+
+    /// (..., width) -> (..., width)
+    ///
+    /// # Errors
+    /// If the shape does not fit.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.layer_norm(&self.weight, self.bias.as_ref(), LayerNorm::EPS)
+    }
+}
+
+impl Module for LayerNorm {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Tensor)) {
+        visit(&join(prefix, "weight"), &mut self.weight);
+        if let Some(bias) = &mut self.bias {
+            visit(&join(prefix, "bias"), bias);
+        }
+    }
+}
+
+/// The randomness of one forward pass: which elements are dropped, reproducibly from a seed.
+#[derive(Debug)]
+pub struct Dropout {
+    probability: f32,
+    seed: u64,
+    drawn: Cell<u64>,
+}
+
+impl Dropout {
+    /// Drops nothing: for evaluation.
+    pub fn off() -> Dropout {
+        Dropout::new(0.0, 0, 0)
+    }
+
+    /// Drops each element with this probability. Every forward pass needs a `pass` of its own.
+    pub fn new(probability: f32, seed: u64, pass: u64) -> Dropout {
+        // Odd multiplier: different passes keep different seeds.
+        Dropout { probability, seed: seed ^ pass.wrapping_mul(0xd1b5_4a32_d192_ed03), drawn: Cell::new(0) }
+    }
+
+    /// The stream of the next place that drops, `None` if nothing is dropped.
+    pub fn next(&self) -> Option<(f32, Key)> {
+        if self.probability == 0.0 {
+            return None;
+        }
+        let place = self.drawn.get();
+        self.drawn.set(place + 1);
+        Some((self.probability, Key::new(self.seed.wrapping_add(place.wrapping_mul(0x2545_f491_4f6c_dd1d)))))
+    }
+
+    /// x with elements dropped and the others scaled up (Srivastava et al. 2014).
+    ///
+    /// # Errors
+    /// If `x` is not f32.
+    pub fn apply(&self, x: Tensor) -> Result<Tensor> {
+        match self.next() {
+            Some((probability, key)) => x.dropout(probability, key),
+            None => Ok(x),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn normal_values_have_the_right_moments() {
+        let values = normal([100, 1000], 2.0, Key::new(3)).unwrap().to_f32().unwrap();
+        let n = values.len() as f64;
+        let mean = values.iter().map(|v| f64::from(*v)).sum::<f64>() / n;
+        let variance = values.iter().map(|v| (f64::from(*v) - mean).powi(2)).sum::<f64>() / n;
+        let kurtosis = values.iter().map(|v| (f64::from(*v) - mean).powi(4)).sum::<f64>() / n / variance.powi(2);
+        // Standard errors at 100,000 draws: 0.006, 0.018, 0.015.
+        assert!(mean.abs() < 0.03, "mean {mean}");
+        assert!((variance - 4.0).abs() < 0.1, "variance {variance}");
+        assert!((kurtosis - 3.0).abs() < 0.08, "kurtosis {kurtosis}");
+    }
+
+    #[test]
+    fn every_dropout_of_every_pass_has_its_own_stream() {
+        let mut keys = std::collections::HashSet::new();
+        for pass in 0..100 {
+            let dropout = Dropout::new(0.1, 1337, pass);
+            for _ in 0..25 {
+                assert!(keys.insert(dropout.next().unwrap().1.0));
+            }
+        }
+    }
+}

@@ -1,0 +1,332 @@
+//! Matrix products, with every combination of transposed operands.
+//!
+//! ```text
+//! y = op(a) op(b) [+ bias]            op(x) = x or its transpose
+//!   (M, K) (K, N)       -> (M, N)
+//!   (..., K) (K, N)     -> (..., N)   b shared by all leading dimensions (a linear layer)
+//!   (B, M, K) (B, K, N) -> (B, M, N)
+//! dL/da = dy op(b)^T,  dL/db = op(a)^T dy,  dL/dbias = sum of the rows of dy
+//! ```
+//! On the CPU the crate `gemm` computes them, on the GPU `shaders/matmul.wgsl`: tiles by shape and by the device's
+//! limits, and k split between workgroups where there are few tiles.
+
+use super::reduce::SumRows;
+use super::*;
+use crate::gpu::{Launch, Limits, Operand, Plan};
+use crate::shader;
+use crate::tensor::{Edge, Grads, run};
+use gemm::Parallelism;
+use rayon::prelude::*;
+
+/// `y = op(a) op(b) [+ bias]`, or `y += op(a) op(b)` with `accumulate`. Inputs: a, b and, with `bias`, a vector (N).
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(crate) struct MatMul {
+    pub trans_a: bool,
+    pub trans_b: bool,
+    pub bias: bool,
+    pub accumulate: bool,
+}
+
+/// The sizes of a (batch of) products, and how many elements lie between the matrices of a batch.
+#[derive(Debug, Clone, Copy, PartialEq)]
+struct Dims {
+    batch: usize,
+    m: usize,
+    n: usize,
+    k: usize,
+    stride_a: usize,
+    stride_b: usize,
+}
+
+impl MatMul {
+    fn dims(&self, a: &Shape, b: &Shape) -> Option<Dims> {
+        let (k_b, n) = match (&b[..], self.trans_b) {
+            ([.., k, n], false) | ([.., n, k], true) => (*k, *n),
+            _ => return None,
+        };
+        let (batch, m, k, stride_a, stride_b) = match (&a[..], &b[..], self.trans_a) {
+            (&[k, m], [_, _], true) => (1, m, k, 0, 0),
+            (&[batch, k, m], [_, _], true) => (batch, m, k, k * m, 0),
+            (&[.., k], [_, _], false) if a.len() >= 2 => (1, a.rows(), k, 0, 0),
+            // Only backward uses a shared a: `Tensor::matmul` refuses it.
+            (&[k, m], &[batch, ..], true) => (batch, m, k, 0, k_b * n),
+            (&[m, k], &[batch, ..], false) => (batch, m, k, 0, k_b * n),
+            (&[batch, k, m], &[batch_b, ..], true) if batch == batch_b => (batch, m, k, k * m, k_b * n),
+            (&[batch, m, k], &[batch_b, ..], false) if batch == batch_b => (batch, m, k, m * k, k_b * n),
+            _ => return None,
+        };
+        (k == k_b).then_some(Dims { batch, m, n, k, stride_a, stride_b })
+    }
+
+    fn checked_dims(&self, inputs: &[&Spec]) -> Dims {
+        self.dims(&inputs[0].shape, &inputs[1].shape).expect("output_specs checked the shapes")
+    }
+}
+
+impl Kernel for MatMul {
+    fn name(&self) -> &'static str {
+        "matmul"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        expect_f32("matmul", inputs)?;
+        let (a, b) = (&inputs[0].shape, &inputs[1].shape);
+        let Some(Dims { m, n, .. }) = self.dims(a, b) else {
+            let t = |transposed| if transposed { "^T" } else { "" };
+            return Err(shape_error(
+                "matmul",
+                "shapes (..., M, K) and (K, N), or two batches of equal length",
+                format!("{a}{} and {b}{}", t(self.trans_a), t(self.trans_b)),
+            ));
+        };
+        if let Some(bias) = inputs.get(2).filter(|bias| bias.shape[..] != [n]) {
+            return Err(shape_error("matmul", format!("a bias of shape ({n})"), &bias.shape));
+        }
+        let shape = match (&a[..], &b[..], self.trans_a) {
+            (_, &[batch, _, _], _) | (&[batch, _, _], _, true) => Shape::from([batch, m, n]),
+            (_, _, true) => Shape::from([m, n]),
+            _ => a.with_last_dim(n),
+        };
+        Ok(vec![Spec::new(shape, DType::F32)])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        let Dims { batch, m, n, k, .. } = self.checked_dims(inputs);
+        streaming_cost(2 * batch * m * n * k, inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let d = self.checked_dims(&inputs.iter().map(|v| v.spec).collect::<Vec<_>>());
+        let (a, b, y) = (inputs[0].f32(), inputs[1].f32(), outputs[0].f32());
+        if let Some(bias) = inputs.get(2) {
+            y.par_chunks_mut(d.n).for_each(|row| row.copy_from_slice(bias.f32()));
+        }
+        let product = |batch: usize, y: &mut [f32], parallelism| {
+            gemm(self, &d, &a[batch * d.stride_a..], &b[batch * d.stride_b..], y, parallelism);
+        };
+        if d.batch == 1 {
+            product(0, y, Parallelism::Rayon(0));
+        } else {
+            y.par_chunks_mut(d.m * d.n).enumerate().for_each(|(batch, y)| product(batch, y, Parallelism::None));
+        }
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
+        let d = self.checked_dims(inputs);
+        let tile = Tile::choose(&d, limits);
+        let (bm, bn, bk) = (tile.size, tile.size, tile.depth);
+        let (tiles_m, tiles_n) = (d.m.div_ceil(bm), d.n.div_ceil(bn));
+        let (k_piece, splits) = k_pieces(&d, tiles_m * tiles_n, bk);
+        let split = splits > 1;
+        // A vector load needs the contiguous dimension, and so every row, to start on 16 bytes.
+        let by_four = |contiguous: usize, stride: usize| contiguous.is_multiple_of(4) && stride.is_multiple_of(4);
+        let vec_a = by_four(if self.trans_a { d.m } else { d.k }, d.stride_a);
+        let vec_b = by_four(if self.trans_b { d.k } else { d.n }, d.stride_b);
+        let vec_c = d.n.is_multiple_of(4);
+        let bias = self.bias && !split;
+        let output = if split { Operand::Scratch(0) } else { Operand::Output(0) };
+        let mut bindings = vec![Operand::Input(0), Operand::Input(1)];
+        bindings.extend(bias.then_some(Operand::Input(2)));
+        bindings.push(output);
+        let product = Launch {
+            shader: shader!("matmul"),
+            values: vec![
+                ("kernel", "product".into()),
+                ("BM", (bm as u32).into()),
+                ("BN", (bn as u32).into()),
+                ("BK", (bk as u32).into()),
+                ("TM", (tile.per_thread as u32).into()),
+                ("TN", (tile.per_thread as u32).into()),
+                ("trans_a", self.trans_a.into()),
+                ("trans_b", self.trans_b.into()),
+                ("vec_a", vec_a.into()),
+                ("vec_b", vec_b.into()),
+                ("vec_c", vec_c.into()),
+                ("bias", bias.into()),
+                ("accumulate", (self.accumulate && !split).into()),
+            ],
+            bindings,
+            params: [d.m, d.n, d.k, d.stride_a, d.stride_b, d.m * d.n, tiles_m, tiles_n, splits, k_piece, d.batch]
+                .map(|v| v as u32)
+                .to_vec(),
+            workgroups: tiles_m * tiles_n * splits * d.batch,
+        };
+        if !split {
+            return Plan::one(product);
+        }
+        let mut bindings = vec![Operand::ReadScratch(0)];
+        bindings.extend(self.bias.then_some(Operand::Input(2)));
+        bindings.push(Operand::Output(0));
+        let sum = Launch {
+            shader: shader!("matmul"),
+            values: vec![("kernel", "sum".into()), ("bias", self.bias.into()), ("accumulate", self.accumulate.into())],
+            bindings,
+            params: vec![(d.m * d.n) as u32, d.n as u32, splits as u32],
+            workgroups: (d.m * d.n).div_ceil(256),
+        };
+        Plan { scratch: vec![splits * d.m * d.n * 4], launches: vec![product, sum] }
+    }
+}
+
+/// How a workgroup's tile of the output is cut: `size` x `size`, `depth` of k at a time, `per_thread` squared each.
+#[derive(Debug, Clone, Copy)]
+struct Tile {
+    size: usize,
+    depth: usize,
+    per_thread: usize,
+}
+
+/// Workgroups that keep a large GPU busy: two for each of about 132 multiprocessors.
+const ENOUGH_WORKGROUPS: usize = 264;
+
+impl Tile {
+    const LARGE: Tile = Tile { size: 128, depth: 16, per_thread: 8 };
+    const MEDIUM: Tile = Tile { size: 64, depth: 16, per_thread: 4 };
+    const SMALL: Tile = Tile { size: 32, depth: 16, per_thread: 4 };
+
+    fn workgroup_bytes(self) -> usize {
+        2 * self.depth * (self.size / 4 + 1) * 16
+    }
+
+    /// The largest tile that fits the device, is not mostly padding, and leaves enough workgroups.
+    fn choose(d: &Dims, limits: &Limits) -> Tile {
+        let tiles = |t: Tile| d.m.div_ceil(t.size) * d.n.div_ceil(t.size) * d.batch;
+        let fits = Tile::LARGE.workgroup_bytes() <= limits.workgroup_bytes as usize;
+        // Where k is long it can be split instead, which keeps the large tile's economy of loads.
+        let enough = tiles(Tile::LARGE) >= ENOUGH_WORKGROUPS / 2 || (d.batch == 1 && d.k >= 4096);
+        if fits && enough && d.m.min(d.n) > 64 {
+            Tile::LARGE
+        } else if d.m.min(d.n) > 32 {
+            Tile::MEDIUM
+        } else {
+            Tile::SMALL
+        }
+    }
+}
+
+/// The length of the pieces that k is split into, and how many there are: more than one where the output has few
+/// tiles and k is long, as for weight gradients.
+fn k_pieces(d: &Dims, tiles: usize, depth: usize) -> (usize, usize) {
+    /// Each piece should be long enough to outweigh the second pass over its result.
+    const SHORTEST: usize = 256;
+    let wanted = ENOUGH_WORKGROUPS / tiles.max(1);
+    let splits = wanted.min(d.k / SHORTEST).min(64);
+    if d.batch > 1 || splits < 2 {
+        return (d.k.next_multiple_of(depth), 1);
+    }
+    let piece = d.k.div_ceil(splits).next_multiple_of(depth);
+    (piece, d.k.div_ceil(piece))
+}
+
+/// y = op(a) op(b), added to y if the kernel accumulates or a bias is already there.
+fn gemm(kernel: &MatMul, d: &Dims, a: &[f32], b: &[f32], y: &mut [f32], parallelism: Parallelism) {
+    let &Dims { m, n, k, .. } = d;
+    assert!(a.len() >= m * k && b.len() >= k * n && y.len() >= m * n, "gemm operands are too short");
+    let (a_cs, a_rs) = if kernel.trans_a { (m, 1) } else { (1, k) };
+    let (b_cs, b_rs) = if kernel.trans_b { (k, 1) } else { (1, n) };
+    let add = kernel.accumulate || kernel.bias;
+    // SAFETY: every operand is as long as its sizes and strides reach (checked above), and y overlaps neither
+    // (it is a unique borrow).
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            y.as_mut_ptr(),
+            1,
+            n as isize,
+            add,
+            a.as_ptr(),
+            a_cs as isize,
+            a_rs as isize,
+            b.as_ptr(),
+            b_cs as isize,
+            b_rs as isize,
+            1.0,
+            1.0,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}
+
+impl Op for MatMul {
+    fn saves(&self) -> Saves {
+        Saves { inputs: &[0, 1], outputs: &[] }
+    }
+
+    fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &upstream[0] else { return Ok(()) };
+        let (a, b) = (saved.input(0), saved.input(1));
+        let product = |trans_a, trans_b| move |accumulate| MatMul { trans_a, trans_b, accumulate, bias: false };
+        if self.bias && grads.wanted(2) {
+            let n = dy.shape().last_dim();
+            grads.compute(2, &[dy], |accumulate| SumRows { accumulate, len: n })?;
+        }
+        // da = dy op(b)^T, itself transposed if a is stored so.
+        if self.trans_a {
+            grads.compute(0, &[b, dy], product(self.trans_b, true))?;
+        } else {
+            grads.compute(0, &[dy, b], product(false, !self.trans_b))?;
+        }
+        if !grads.wanted(1) {
+            return Ok(());
+        }
+        // db = op(a)^T dy, itself transposed if b is stored so. A shared b sums over the whole batch: as one long
+        // product where the rows of a follow each other, else matrix by matrix.
+        let shared = b.shape().len() == 2 && a.shape().len() > 2;
+        let (flat_a, flat_dy);
+        let (a, dy) = if shared && !self.trans_a {
+            flat_a = a.view([a.shape().rows(), a.shape().last_dim()].into(), Edge::None);
+            flat_dy = dy.view([dy.shape().rows(), dy.shape().last_dim()].into(), Edge::None);
+            (&flat_a, &flat_dy)
+        } else {
+            (a, dy)
+        };
+        let (left, right, kernel) =
+            if self.trans_b { (dy, a, product(true, self.trans_a)) } else { (a, dy, product(!self.trans_a, false)) };
+        if shared && self.trans_a {
+            let per_batch = run(&kernel(false), &[left, right])?.remove(0);
+            return grads.give(1, per_batch.sum(0)?);
+        }
+        grads.compute(1, &[left, right], kernel)
+    }
+}
+
+impl Tensor {
+    /// The matrix product `self other`: (..., M, K) by (K, N), or (B, M, K) by (B, K, N).
+    ///
+    /// # Errors
+    /// If the shapes do not fit or a tensor is not f32.
+    pub fn matmul(&self, other: &Tensor) -> Result<Tensor> {
+        self.matmul_transposed(other, false, false)
+    }
+
+    /// The product of `self` and `other`, each transposed (in its last two dimensions) if so asked.
+    ///
+    /// # Errors
+    /// If the shapes do not fit or a tensor is not f32.
+    pub fn matmul_transposed(&self, other: &Tensor, trans_a: bool, trans_b: bool) -> Result<Tensor> {
+        let (a, b) = (self.shape(), other.shape());
+        if b.len() > 2 && a.len() != b.len() {
+            return Err(shape_error("matmul", "a batch on the left too", format!("{a} and {b}")));
+        }
+        apply_one(MatMul { trans_a, trans_b, ..MatMul::default() }, &[self, other])
+    }
+
+    /// `self weight + bias`: (..., K) by (K, N), plus (N) in every row. The layout of GPT-2's `Conv1D`.
+    ///
+    /// # Errors
+    /// If the shapes do not fit or a tensor is not f32.
+    pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        if weight.shape().len() != 2 {
+            return Err(shape_error("linear", "a weight of shape (K, N)", weight.shape()));
+        }
+        match bias {
+            Some(bias) => apply_one(MatMul { bias: true, ..MatMul::default() }, &[self, weight, bias]),
+            None => apply_one(MatMul::default(), &[self, weight]),
+        }
+    }
+}

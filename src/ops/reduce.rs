@@ -1,0 +1,421 @@
+//! Reductions of one dimension. Shapes: (outer, n, inner) -> (outer, inner), where n is the reduced dimension, outer the
+//! product of those before it and inner of those after it.
+//!
+//! | op | y | dx |
+//! |---|---|---|
+//! | sum | sum over n of x | dy |
+//! | mean | sum / n | dy / n |
+//! | max | largest x over n (unspecified if one is NaN) | dy at the first largest x, else 0 |
+//!
+//! `SumRows` adds up the rows of (R, len): the gradient of anything that was broadcast over rows.
+//!
+//! Sums run in chunks whose partial sums are then added, in an order that depends on the shape alone: the same input
+//! gives the same bits, and the rounding error grows with the logarithm of n rather than with n.
+
+use super::*;
+use crate::gpu::{Limits, Operand, Plan};
+use crate::shader;
+use crate::tensor::{Grads, Shape, run};
+use rayon::prelude::*;
+
+/// How the elements of a dimension become one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ReduceKind {
+    Sum,
+    Mean,
+    Max,
+}
+use ReduceKind::*;
+
+/// Reduces dimension `dim`, which is dropped from the shape.
+struct Reduce {
+    kind: ReduceKind,
+    dim: usize,
+    /// The input's shape, which backward needs even where it does not need the input.
+    from: Shape,
+}
+
+/// (R, len) -> (len): sums over the rows of anything whose elements are a multiple of `len`. Adds to the output
+/// instead of replacing it if `accumulate`.
+pub(super) struct SumRows {
+    pub accumulate: bool,
+    pub len: usize,
+}
+
+/// What is reduced: x is (outer, n, inner), y is (outer, inner).
+#[derive(Clone, Copy)]
+struct Extent {
+    outer: usize,
+    n: usize,
+    inner: usize,
+}
+
+impl Extent {
+    fn of(shape: &Shape, dim: usize) -> Extent {
+        Extent { outer: shape[..dim].iter().product(), n: shape[dim], inner: shape[dim + 1..].iter().product() }
+    }
+
+    fn elements(self) -> usize {
+        self.outer * self.n * self.inner
+    }
+}
+
+impl ReduceKind {
+    /// What the reduced values are multiplied by.
+    fn factor(self, n: usize) -> f32 {
+        if self == Mean { 1.0 / n as f32 } else { 1.0 }
+    }
+}
+
+/// A row of workgroups that keeps the largest GPUs busy: eight of 256 threads on each of 128 processors.
+const WORKGROUPS: usize = 1024;
+
+/// The launches that reduce `Input(0)` to `Output(0)`.
+fn reduce_plan(kind: ReduceKind, extent: Extent, accumulate: bool) -> Plan {
+    let mut plan = Plan::default();
+    let (input, rest) = match split(extent) {
+        (_, 1) => (Operand::Input(0), extent.n),
+        (chunk, chunks) => {
+            plan.scratch.push(4 * extent.outer * chunks * extent.inner);
+            let factorless = if kind == Mean { Sum } else { kind };
+            plan.launches.push(reduce_launch(factorless, extent, chunk, 1.0, false, Operand::Input(0)));
+            plan.launches[0].bindings[1] = Operand::Scratch(0);
+            (Operand::ReadScratch(0), chunks)
+        }
+    };
+    let factor = kind.factor(extent.n);
+    plan.launches.push(reduce_launch(kind, Extent { n: rest, ..extent }, rest, factor, accumulate, input));
+    plan
+}
+
+/// Adds the scratch rows (chunks, len) up into `Output(0)`: the second pass of other ops' sums over rows.
+pub(super) fn sum_scratch(chunks: usize, len: usize, accumulate: bool) -> Launch {
+    let extent = Extent { outer: 1, n: chunks, inner: len };
+    reduce_launch(Sum, extent, chunks, 1.0, accumulate, Operand::ReadScratch(0))
+}
+
+/// Outputs per workgroup, and threads that share each.
+fn tile(extent: Extent) -> (usize, usize) {
+    let lanes = if extent.inner >= 32 {
+        extent.n.next_power_of_two().min(8) // at least 32 neighbouring outputs: 128 bytes, a cache line, per row
+    } else {
+        // A few elements for each thread; with fewer lanes than this, rows further apart are read together.
+        extent.n.div_ceil(4).next_power_of_two().min(256 / extent.inner.next_power_of_two())
+    };
+    (256 / lanes, lanes)
+}
+
+/// Rows per chunk, and how many chunks: enough workgroups, but no chunk so short that the second pass costs more.
+fn split(extent: Extent) -> (usize, usize) {
+    let (cols, lanes) = tile(extent);
+    let blocks = (extent.outer * extent.inner).div_ceil(cols).max(1);
+    let chunks = WORKGROUPS.div_ceil(blocks).min(extent.n.div_ceil(8 * lanes)).max(1);
+    let chunk = extent.n.div_ceil(chunks).max(1);
+    (chunk, extent.n.div_ceil(chunk).max(1))
+}
+
+fn reduce_launch(
+    kind: ReduceKind,
+    extent: Extent,
+    chunk: usize,
+    factor: f32,
+    accumulate: bool,
+    input: Operand,
+) -> Launch {
+    let Extent { outer, n, inner } = extent;
+    let (cols, lanes) = tile(extent);
+    let outputs = outer * inner;
+    let blocks = outputs.div_ceil(cols);
+    let chunks = n.div_ceil(chunk.max(1)).max(1);
+    Launch {
+        shader: shader!("reduce"),
+        values: vec![
+            ("mode", "reduce".into()),
+            ("kind", if kind == Max { "max" } else { "sum" }.into()),
+            ("cols", (cols as u32).into()),
+            ("lanes", (lanes as u32).into()),
+            ("inner_is_one", (inner == 1).into()),
+            ("accumulate", accumulate.into()),
+        ],
+        bindings: vec![input, Operand::Output(0)],
+        params: vec![
+            outputs as u32,
+            n as u32,
+            inner as u32,
+            chunk as u32,
+            chunks as u32,
+            blocks as u32,
+            factor.to_bits(),
+        ],
+        workgroups: blocks * chunks,
+    }
+}
+
+/// y (outer, inner) from x (outer, n, inner).
+fn reduce_cpu(kind: ReduceKind, extent: Extent, accumulate: bool, x: &[f32], y: &mut [f32]) {
+    let Extent { outer, n, inner } = extent;
+    let factor = kind.factor(n);
+    if y.is_empty() {
+        return;
+    }
+    // Rows per task: about 32 Ki elements, unless `outer` alone makes enough tasks.
+    let chunk = if outer >= 64 { n } else { (32_768 / inner).max(1) }.max(1);
+    let chunks = n.div_ceil(chunk).max(1);
+    let mut partials = vec![0.0; outer * chunks * inner]; // (outer, chunks, inner)
+    partials.par_chunks_mut(inner).enumerate().for_each(|(task, partial)| {
+        let (o, c) = (task / chunks, task % chunks);
+        let rows = &x[(o * n + c * chunk) * inner..(o * n + ((c + 1) * chunk).min(n)) * inner];
+        reduce_rows(kind, rows, partial);
+    });
+    y.par_chunks_mut(inner).zip(partials.par_chunks(chunks * inner)).for_each(|(y, partials)| {
+        let mut total = vec![0.0; inner];
+        reduce_rows(kind, partials, &mut total);
+        for (y, total) in y.iter_mut().zip(total) {
+            *y = if accumulate { *y + factor * total } else { factor * total };
+        }
+    });
+}
+
+/// Reduces rows of `y.len()` elements to one.
+fn reduce_rows(kind: ReduceKind, rows: &[f32], y: &mut [f32]) {
+    match (kind, y) {
+        (Max, [y]) => *y = rows.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+        (Max, y) => {
+            y.fill(f32::NEG_INFINITY);
+            for row in rows.chunks_exact(y.len()) {
+                for (y, x) in y.iter_mut().zip(row) {
+                    *y = y.max(*x);
+                }
+            }
+        }
+        (_, [y]) => *y = sum(rows),
+        (_, y) => {
+            y.fill(0.0);
+            for row in rows.chunks_exact(y.len()) {
+                for (y, x) in y.iter_mut().zip(row) {
+                    *y += x;
+                }
+            }
+        }
+    }
+}
+
+/// The sum of a slice, in sixteen lanes so that it vectorizes.
+pub(super) fn sum(x: &[f32]) -> f32 {
+    let mut lanes = [0.0; 16];
+    let (whole, rest) = x.as_chunks::<16>();
+    for block in whole {
+        for (lane, x) in lanes.iter_mut().zip(block) {
+            *lane += x;
+        }
+    }
+    lanes.iter().sum::<f32>() + rest.iter().sum::<f32>()
+}
+
+impl Kernel for Reduce {
+    fn name(&self) -> &'static str {
+        match self.kind {
+            Sum => "sum",
+            Mean => "mean",
+            Max => "max",
+        }
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        expect_f32(self.name(), inputs)?;
+        let shape = &inputs[0].shape;
+        if self.dim >= shape.len() {
+            return Err(shape_error(self.name(), format!("a tensor that has dimension {}", self.dim), shape));
+        }
+        if shape[self.dim] == 0 && self.kind == Max {
+            return Err(shape_error(self.name(), "a dimension that is not empty", shape));
+        }
+        let kept = [&shape[..self.dim], &shape[self.dim + 1..]].concat();
+        Ok(vec![Spec::new(kept, DType::F32)])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        streaming_cost(inputs[0].shape.elements(), inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let extent = Extent::of(&inputs[0].spec.shape, self.dim);
+        reduce_cpu(self.kind, extent, false, inputs[0].f32(), outputs[0].f32());
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        reduce_plan(self.kind, Extent::of(&inputs[0].shape, self.dim), false)
+    }
+}
+
+impl Op for Reduce {
+    fn saves(&self) -> Saves {
+        match self.kind {
+            Sum | Mean => Saves::default(),
+            Max => Saves { inputs: &[0], outputs: &[0] },
+        }
+    }
+
+    fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &upstream[0] else { return Ok(()) };
+        let extent = Extent::of(&self.from, self.dim);
+        let dx = match self.kind {
+            Sum | Mean => {
+                let factor = self.kind.factor(extent.n);
+                run(&Spread { extent, factor, to: self.from.clone() }, &[dy])?
+            }
+            Max => run(&MaxBackward(extent), &[saved.input(0), saved.output(0), dy])?,
+        };
+        grads.give(0, { dx }.remove(0))
+    }
+}
+
+impl Kernel for SumRows {
+    fn name(&self) -> &'static str {
+        "sum_rows"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        expect_f32(self.name(), inputs)?;
+        if self.len == 0 || !inputs[0].shape.elements().is_multiple_of(self.len) {
+            return Err(shape_error(self.name(), format!("rows of {} elements", self.len), inputs[0]));
+        }
+        Ok(vec![Spec::new([self.len], DType::F32)])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        streaming_cost(inputs[0].shape.elements(), inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        reduce_cpu(Sum, self.extent(inputs[0].spec), self.accumulate, inputs[0].f32(), outputs[0].f32());
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        reduce_plan(Sum, self.extent(inputs[0]), self.accumulate)
+    }
+}
+
+impl SumRows {
+    fn extent(&self, input: &Spec) -> Extent {
+        Extent { outer: 1, n: input.shape.elements() / self.len, inner: self.len }
+    }
+}
+
+/// dx (outer, n, inner) = factor * dy (outer, inner).
+struct Spread {
+    extent: Extent,
+    factor: f32,
+    to: Shape,
+}
+
+impl Kernel for Spread {
+    fn name(&self) -> &'static str {
+        "sum_backward"
+    }
+
+    fn output_specs(&self, _: &[&Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![Spec::new(self.to.clone(), DType::F32)])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        streaming_cost(outputs[0].shape.elements(), inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let Extent { n, inner, .. } = self.extent;
+        let dy = inputs[0].f32();
+        outputs[0].f32().par_chunks_mut(inner.max(1)).enumerate().for_each(|(row, dx)| {
+            let from = row / n * inner;
+            for (dx, dy) in dx.iter_mut().zip(&dy[from..from + inner]) {
+                *dx = self.factor * dy;
+            }
+        });
+    }
+
+    fn gpu(&self, _: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        let Extent { n, inner, .. } = self.extent;
+        let len = self.extent.elements();
+        Plan::one(Launch {
+            shader: shader!("reduce"),
+            values: vec![("mode", "spread".into()), ("cols", 0.into()), ("lanes", 0.into())],
+            bindings: vec![Operand::Input(0), Operand::Output(0)],
+            params: vec![len as u32, n as u32, inner as u32, self.factor.to_bits()],
+            workgroups: len.div_ceil(256),
+        })
+    }
+}
+
+/// dx = dy at the first x that equals y, else 0. Inputs: x (outer, n, inner), y and dy (outer, inner).
+struct MaxBackward(Extent);
+
+impl Kernel for MaxBackward {
+    fn name(&self) -> &'static str {
+        "max_backward"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        streaming_cost(outputs[0].shape.elements(), inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let Extent { n, inner, .. } = self.0;
+        let (x, y, dy) = (inputs[0].f32(), inputs[1].f32(), inputs[2].f32());
+        let dx = outputs[0].f32();
+        dx.par_chunks_mut((n * inner).max(1)).enumerate().for_each(|(outer, dx)| {
+            let x = &x[outer * n * inner..][..n * inner];
+            dx.fill(0.0);
+            for i in 0..inner {
+                let output = outer * inner + i;
+                if let Some(first) = (0..n).find(|row| x[row * inner + i] == y[output]) {
+                    dx[first * inner + i] = dy[output];
+                }
+            }
+        });
+    }
+
+    fn gpu(&self, _: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        let len = self.0.elements();
+        Plan::one(Launch {
+            shader: shader!("reduce"),
+            values: vec![("mode", "max_backward".into()), ("cols", 0.into()), ("lanes", 0.into())],
+            bindings: vec![Operand::Input(0), Operand::Input(1), Operand::Input(2), Operand::Output(0)],
+            params: vec![len as u32, self.0.n as u32, self.0.inner as u32],
+            workgroups: len.div_ceil(256),
+        })
+    }
+}
+
+impl Tensor {
+    fn reduce(&self, kind: ReduceKind, dim: usize) -> Result<Tensor> {
+        apply_one(Reduce { kind, dim, from: self.shape().clone() }, &[self])
+    }
+
+    /// The sum over dimension `dim`, which is dropped: (B, T, C).sum(1) is (B, C).
+    ///
+    /// # Errors
+    /// If the tensor is not f32 or has no such dimension.
+    pub fn sum(&self, dim: usize) -> Result<Tensor> {
+        self.reduce(Sum, dim)
+    }
+
+    /// The mean over dimension `dim`, which is dropped.
+    ///
+    /// # Errors
+    /// If the tensor is not f32 or has no such dimension.
+    pub fn mean(&self, dim: usize) -> Result<Tensor> {
+        self.reduce(Mean, dim)
+    }
+
+    /// The largest value along dimension `dim`, which is dropped. Its gradient goes to the first of equal ones.
+    ///
+    /// # Errors
+    /// If the tensor is not f32, has no such dimension, or that dimension is empty.
+    pub fn max(&self, dim: usize) -> Result<Tensor> {
+        self.reduce(Max, dim)
+    }
+}

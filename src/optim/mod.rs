@@ -1,0 +1,10 @@
+//! Optimizers over flat arenas: all parameters in one buffer, all gradients in another, and so the moments, so that an
+//! update is one launch however many tensors a model has.
+
+mod arena;
+mod schedule;
+mod update;
+
+pub use arena::{Entry, Parameters};
+pub use schedule::{LearningRate, Schedule};
+pub use update::{Kind, Optimizer};

@@ -1,0 +1,67 @@
+//! The learning rate over a run.
+
+/// What happens after warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Schedule {
+    /// Half a cosine down to the minimum (Loshchilov and Hutter 2016).
+    Cosine,
+    /// A straight line down to the minimum.
+    Linear,
+    Constant,
+}
+
+/// Linear warm-up from almost zero, then a schedule.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LearningRate {
+    pub schedule: Schedule,
+    pub peak: f64,
+    pub minimum: f64,
+    pub warmup_steps: usize,
+    /// Where the minimum is reached.
+    pub total_steps: usize,
+}
+
+impl LearningRate {
+    /// The rate of a step; the first step is 0 (nanoGPT's formula, so warm-up starts above zero).
+    pub fn at(&self, step: usize) -> f64 {
+        if step < self.warmup_steps {
+            return self.peak * (step + 1) as f64 / (self.warmup_steps + 1) as f64;
+        }
+        let length = self.total_steps.saturating_sub(self.warmup_steps).max(1);
+        let progress = ((step - self.warmup_steps) as f64 / length as f64).min(1.0);
+        let share = match self.schedule {
+            Schedule::Constant => return self.peak,
+            Schedule::Linear => 1.0 - progress,
+            Schedule::Cosine => 0.5 * (1.0 + (std::f64::consts::PI * progress).cos()),
+        };
+        self.minimum + share * (self.peak - self.minimum)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rate(schedule: Schedule) -> LearningRate {
+        LearningRate { schedule, peak: 1.0, minimum: 0.1, warmup_steps: 9, total_steps: 109 }
+    }
+
+    #[test]
+    fn warms_up_linearly() {
+        let rate = rate(Schedule::Cosine);
+        assert!((rate.at(0) - 0.1).abs() < 1e-12);
+        assert!((rate.at(4) - 0.5).abs() < 1e-12);
+        assert!((rate.at(9) - 1.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn reaches_the_minimum_at_the_end_and_stays_there() {
+        for schedule in [Schedule::Cosine, Schedule::Linear] {
+            let rate = rate(schedule);
+            assert!((rate.at(59) - 0.55).abs() < 1e-12, "halfway");
+            assert!((rate.at(109) - 0.1).abs() < 1e-12);
+            assert!((rate.at(10_000) - 0.1).abs() < 1e-12);
+        }
+        assert_eq!(rate(Schedule::Constant).at(10_000), 1.0);
+    }
+}

@@ -1,0 +1,278 @@
+//! AdamW, Adam and SGD, with clipping by the global norm, each as one pass over the arenas.
+//!
+//! ```text
+//! norm = sqrt(sum g^2),  g <- g min(1, clip / (norm + 1e-6))                    as torch.nn.utils.clip_grad_norm_
+//! AdamW:  p <- p (1 - lr decay);  m <- b1 m + (1 - b1) g;  v <- b2 v + (1 - b2) g^2
+//!         p <- p - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)           Loshchilov and Hutter 2019
+//! Adam:   the same with g <- g + decay p instead of the first step              Kingma and Ba 2015
+//! SGD:    g <- g + decay p;  m <- momentum m + g;  p <- p - lr m                 as torch.optim.SGD
+//! ```
+//! Decay applies to the elements before [`Parameters::decay_end`] only. The norm stays on the device: the update reads
+//! it there.
+
+use super::arena::Parameters;
+use crate::gpu::{Launch, Limits, Operand, Plan};
+use crate::profile::Cost;
+use crate::tensor::{DType, Kernel, Spec, View, ViewMut, run, run_into};
+use crate::{Device, Result, Tensor, shader};
+use rayon::prelude::*;
+
+/// Which rule updates the parameters.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Kind {
+    AdamW { beta1: f64, beta2: f64, eps: f64 },
+    Adam { beta1: f64, beta2: f64, eps: f64 },
+    Sgd { momentum: f64 },
+}
+
+/// An optimizer and what it remembers.
+pub struct Optimizer {
+    kind: Kind,
+    weight_decay: f64,
+    /// Largest global gradient norm; 0 does not clip.
+    grad_clip: f64,
+    /// Updates done so far.
+    steps: u64,
+    /// m (the momentum of SGD) and v (empty for SGD).
+    moments: [Tensor; 2],
+}
+
+impl Optimizer {
+    /// A fresh optimizer for these parameters.
+    ///
+    /// # Errors
+    /// If the device has no memory left for the moments.
+    pub fn new(parameters: &Parameters, kind: Kind, weight_decay: f64, grad_clip: f64) -> Result<Optimizer> {
+        let device = parameters.values.device();
+        let zeros = || Tensor::zeros([parameters.len()], DType::F32, &device);
+        let second = if matches!(kind, Kind::Sgd { .. }) { None } else { Some(zeros()?) };
+        let first = zeros()?;
+        let moments = [first.clone(), second.unwrap_or(first)];
+        Ok(Optimizer { kind, weight_decay, grad_clip, steps: 0, moments })
+    }
+
+    /// Updates all parameters from the gradients collected, and returns the sum of the squared gradients before
+    /// clipping: the square of the global norm, still on the device.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub fn step(&mut self, parameters: &Parameters, learning_rate: f64) -> Result<Tensor> {
+        self.steps += 1;
+        let pieces = pieces(parameters.len(), &parameters.values.device());
+        let piece = |tensor: &Tensor, (start, len): (usize, usize)| tensor.slice_flat(start, [len].into());
+        let mut squares: Option<Tensor> = None;
+        for &range in &pieces {
+            let sum = run(&SumOfSquares, &[&piece(&parameters.gradients, range)])?.remove(0);
+            squares = Some(match squares {
+                None => sum,
+                Some(total) => total.add(&sum)?,
+            });
+        }
+        let squares = squares.expect("a model has parameters");
+        for &range in &pieces {
+            let decay_end = parameters.decay_end.saturating_sub(range.0).min(range.1);
+            let kernel = self.kernel(learning_rate, decay_end);
+            let (gradient, value) = (piece(&parameters.gradients, range), piece(&parameters.values, range));
+            let (m, v) = (piece(&self.moments[0], range), piece(&self.moments[1], range));
+            match self.kind {
+                Kind::Sgd { .. } => run_into(&kernel, &[&gradient, &squares], &[&value, &m])?,
+                _ => run_into(&kernel, &[&gradient, &squares], &[&value, &m, &v])?,
+            }
+        }
+        Ok(squares)
+    }
+
+    fn kernel(&self, learning_rate: f64, decay_end: usize) -> Update {
+        let t = self.steps as i32;
+        let (beta1, beta2, eps) = match self.kind {
+            Kind::AdamW { beta1, beta2, eps } | Kind::Adam { beta1, beta2, eps } => (beta1, beta2, eps),
+            Kind::Sgd { momentum } => (momentum, 0.0, 0.0),
+        };
+        let rule = match self.kind {
+            Kind::AdamW { .. } => Rule::AdamW,
+            Kind::Adam { .. } => Rule::Adam,
+            Kind::Sgd { .. } => Rule::Sgd,
+        };
+        Update {
+            rule,
+            learning_rate: learning_rate as f32,
+            beta1: beta1 as f32,
+            beta2: beta2 as f32,
+            eps: eps as f32,
+            weight_decay: self.weight_decay as f32,
+            // 1 / (1 - beta^t), in f64: at t = 1 and beta2 = 0.999 f32 would keep only four digits.
+            correction1: (1.0 / (1.0 - beta1.powi(t))) as f32,
+            correction2: (1.0 / (1.0 - beta2.powi(t))) as f32,
+            grad_clip: self.grad_clip as f32,
+            decay_end,
+        }
+    }
+}
+
+/// (start, length) of the parts of an arena that one launch may bind.
+fn pieces(len: usize, device: &Device) -> Vec<(usize, usize)> {
+    let most = match device {
+        Device::Cpu => len,
+        Device::Gpu(gpu) => (gpu.limits().binding_bytes.min(1 << 30) / 256) as usize * 64,
+    };
+    (0..len).step_by(most.max(1)).map(|start| (start, most.min(len - start))).collect()
+}
+
+/// Sum of squares of all elements: (N) -> (1), in two passes with a fixed order.
+struct SumOfSquares;
+
+impl SumOfSquares {
+    /// Workgroups of the first pass, and so numbers for the second.
+    const PARTS: usize = 512;
+}
+
+impl Kernel for SumOfSquares {
+    fn name(&self) -> &'static str {
+        "grad_norm"
+    }
+
+    fn output_specs(&self, _: &[&Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![Spec::new([1], DType::F32)])
+    }
+
+    fn cost(&self, inputs: &[&Spec], _: &[&Spec]) -> Cost {
+        Cost { flops: 2.0 * inputs[0].shape.elements() as f64, bytes: inputs[0].size_bytes() as f64 }
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        // Chunks of fixed length, added in their order: the same bits for any number of threads.
+        let parts: Vec<f64> = inputs[0]
+            .f32()
+            .par_chunks(1 << 16)
+            .map(|x| x.chunks(256).map(|x| f64::from(x.iter().map(|x| x * x).sum::<f32>())).sum())
+            .collect();
+        outputs[0].f32()[0] = parts.iter().sum::<f64>() as f32;
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        let len = inputs[0].shape.elements();
+        let parts = len.div_ceil(1024).min(SumOfSquares::PARTS);
+        let pass = |first: bool, len: usize, bindings, workgroups| Launch {
+            shader: shader!("grad_norm"),
+            values: vec![("first", first.into())],
+            bindings,
+            params: vec![len as u32, parts as u32],
+            workgroups,
+        };
+        Plan {
+            scratch: vec![parts * 4],
+            launches: vec![
+                pass(true, len, vec![Operand::Input(0), Operand::Scratch(0)], parts),
+                pass(false, parts, vec![Operand::ReadScratch(0), Operand::Output(0)], 1),
+            ],
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Rule {
+    AdamW,
+    Adam,
+    Sgd,
+}
+
+/// One update. Inputs: gradients (N), sum of squared gradients (1). Outputs, changed in place: values, m, and v unless
+/// the rule is SGD.
+struct Update {
+    rule: Rule,
+    learning_rate: f32,
+    beta1: f32,
+    beta2: f32,
+    eps: f32,
+    weight_decay: f32,
+    correction1: f32,
+    correction2: f32,
+    grad_clip: f32,
+    decay_end: usize,
+}
+
+impl Update {
+    fn clip_factor(&self, squares: f32) -> f32 {
+        if self.grad_clip == 0.0 { 1.0 } else { (self.grad_clip / (squares.sqrt() + 1e-6)).min(1.0) }
+    }
+}
+
+impl Kernel for Update {
+    fn name(&self) -> &'static str {
+        match self.rule {
+            Rule::AdamW => "adamw",
+            Rule::Adam => "adam",
+            Rule::Sgd => "sgd",
+        }
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        let outputs = if self.rule == Rule::Sgd { 2 } else { 3 };
+        Ok(vec![inputs[0].clone(); outputs])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        let elements = inputs[0].shape.elements() as f64;
+        Cost { flops: 14.0 * elements, bytes: 4.0 * elements * (1 + 2 * outputs.len()) as f64 }
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        const CHUNK: usize = 1 << 14;
+        let gradients = inputs[0].f32();
+        let clip = self.clip_factor(inputs[1].f32()[0]);
+        let &Update { learning_rate: lr, beta1, beta2, eps, correction1, correction2, .. } = self;
+        let decay = |chunk: usize, i: usize| if chunk * CHUNK + i < self.decay_end { self.weight_decay } else { 0.0 };
+        match outputs {
+            [values, m] => {
+                let chunks = values.f32().par_chunks_mut(CHUNK).zip(m.f32().par_chunks_mut(CHUNK));
+                chunks.zip(gradients.par_chunks(CHUNK)).enumerate().for_each(|(chunk, ((p, m), g))| {
+                    for (i, ((p, m), g)) in p.iter_mut().zip(m).zip(g).enumerate() {
+                        *m = beta1 * *m + (g * clip + decay(chunk, i) * *p);
+                        *p -= lr * *m;
+                    }
+                });
+            }
+            [values, m, v] => {
+                let adamw = self.rule == Rule::AdamW;
+                let chunks = values.f32().par_chunks_mut(CHUNK).zip(m.f32().par_chunks_mut(CHUNK));
+                let chunks = chunks.zip(v.f32().par_chunks_mut(CHUNK)).zip(gradients.par_chunks(CHUNK));
+                chunks.enumerate().for_each(|(chunk, (((p, m), v), g))| {
+                    for (i, (((p, m), v), g)) in p.iter_mut().zip(m).zip(v).zip(g).enumerate() {
+                        let decay = decay(chunk, i);
+                        let g = g * clip + if adamw { 0.0 } else { decay * *p };
+                        *p *= 1.0 - if adamw { lr * decay } else { 0.0 };
+                        *m = beta1 * *m + (1.0 - beta1) * g;
+                        *v = beta2 * *v + (1.0 - beta2) * g * g;
+                        *p -= lr * (*m * correction1) / ((*v * correction2).sqrt() + eps);
+                    }
+                });
+            }
+            _ => unreachable!("output_specs names two or three outputs"),
+        }
+    }
+
+    fn gpu(&self, inputs: &[&Spec], outputs: &[&Spec], _: &Limits) -> Plan {
+        let len = inputs[0].shape.elements();
+        let mut bindings = vec![Operand::Input(0), Operand::Input(1)];
+        bindings.extend((0..outputs.len()).map(Operand::Output));
+        let floats = [
+            self.learning_rate,
+            self.beta1,
+            self.beta2,
+            self.eps,
+            self.weight_decay,
+            self.correction1,
+            self.correction2,
+            self.grad_clip,
+        ];
+        let mut params = vec![len as u32, self.decay_end as u32];
+        params.extend(floats.map(f32::to_bits));
+        Plan::one(Launch {
+            shader: shader!("optimizer"),
+            values: vec![("rule", self.name().into())],
+            bindings,
+            params,
+            workgroups: len.div_ceil(1024),
+        })
+    }
+}
