@@ -210,7 +210,7 @@ impl Gpt {
     /// # Errors
     /// If the shapes do not fit.
     pub fn loss(&self, ids: &Tensor, targets: &Tensor, dropout: &Dropout) -> Result<Tensor> {
-        self.forward(ids, dropout)?.matmul_transposed(self.head(), false, true)?.cross_entropy(targets)
+        self.forward(ids, dropout)?.linear_cross_entropy(self.head(), targets)
     }
 
     /// The unnormalized log-probabilities of every next token: ids (B, T) -> (B, T, V).

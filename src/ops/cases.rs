@@ -293,6 +293,16 @@ fn losses(cases: &mut Vec<Case>) {
     let inputs = vec![(vec![6, 65], Values::Uniform(-3e4, 3e4)), (vec![6], Values::Targets(65))];
     let case = Case::new("cross_entropy/large", inputs, |x| x[0].cross_entropy(&x[1]));
     cases.push(case.tolerance(5e-6, 5e-6).not_smooth());
+    for (shape, c, v) in [(vec![6], 8, 17), (vec![1], 1, 1), (vec![3, 50], 20, 65)] {
+        let inputs = vec![
+            ([&shape[..], &[c]].concat(), AROUND_ZERO),
+            (vec![v, c], Values::Uniform(-0.5, 0.5)),
+            (shape.clone(), Values::Targets(v as u32)),
+        ];
+        let name = format!("linear_cross_entropy/{shape:?}x{c}x{v}");
+        let case = Case::new(name, inputs, |x| x[0].linear_cross_entropy(&x[1], &x[2]));
+        cases.push(case.tolerance(5e-6, 5e-6));
+    }
 }
 
 fn softmax(cases: &mut Vec<Case>) {

@@ -11,6 +11,7 @@ mod cross_entropy;
 mod dropout;
 mod embedding;
 mod layer_norm;
+mod linear_cross_entropy;
 mod matmul;
 mod permute;
 pub mod random;

@@ -7,7 +7,7 @@ mod fill;
 mod shape;
 
 pub use autograd::{Edge, Grads, Op, Saved, Saves, grad_enabled, no_grad};
-pub(crate) use autograd::{apply, backward_from};
+pub(crate) use autograd::{apply, backward_from, record};
 pub use device::{Device, Storage};
 pub use shape::{DType, Shape, Spec};
 

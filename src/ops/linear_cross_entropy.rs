@@ -1,0 +1,287 @@
+//! The classifier of a language model and its loss in one: cross-entropy of `h weight^T`, without ever holding all logits.
+//! Shapes: h (..., C), weight (V, C), targets (...) -> loss ().
+//!
+//! Rows are taken in chunks. Of each chunk the logits are computed, then replaced by their gradient
+//! ([`ClassifierRows`]), then multiplied into the gradients of h and of the weight, all in forward:
+//! ```text
+//! x = h weight^T    dx = (softmax(x) - onehot) / n    dh = dx weight    dweight = sum over chunks of dx^T h
+//! ```
+//! Backward has only to multiply dh and dweight by the gradient of the loss. For V = 50,257 and 16 x 1024 tokens that
+//! saves two tensors of 3.3 GB. (The fused classifier of llm.c, and Liger Kernel, Hsu et al. 2024.)
+
+use super::cross_entropy::{ClassifierRows, CountValid, MeanLoss, RowLosses, expect_targets};
+use super::matmul::MatMul;
+use super::*;
+use crate::gpu::{Limits, Operand, Plan};
+use crate::shader;
+use crate::tensor::{Device, Edge, Grads, grad_enabled, record, run, run_into};
+use rayon::prelude::*;
+
+/// Logits held at a time. Large enough that the products with the weight run at full speed and that reading and writing
+/// dweight once a chunk costs little beside them.
+const CHUNK_BYTES: usize = 64 << 20;
+/// Rows of a chunk even if the vocabulary is huge: with fewer the products become slow.
+const MIN_ROWS: usize = 128;
+/// Chunks start at multiples of this many rows: then they start at multiples of 256 bytes, as GPUs ask of bindings.
+const ROW_ALIGN: usize = 64;
+
+/// The gradients that forward has computed, of h and weight, for a loss gradient of 1. As a kernel, the mean of the losses.
+struct LinearCrossEntropy {
+    dh: Option<Tensor>,
+    dweight: Option<Tensor>,
+}
+
+impl Kernel for LinearCrossEntropy {
+    fn name(&self) -> &'static str {
+        MeanLoss.name()
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        MeanLoss.output_specs(inputs)
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        MeanLoss.cost(inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        MeanLoss.cpu(inputs, outputs);
+    }
+
+    fn gpu(&self, inputs: &[&Spec], outputs: &[&Spec], limits: &Limits) -> Plan {
+        MeanLoss.gpu(inputs, outputs, limits)
+    }
+}
+
+impl Op for LinearCrossEntropy {
+    fn saves(&self) -> Saves {
+        Saves::default()
+    }
+
+    fn backward(&self, _: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dloss) = &upstream[0] else { return Ok(()) };
+        for (i, gradient) in [&self.dh, &self.dweight].into_iter().enumerate() {
+            if let Some(gradient) = gradient {
+                grads.compute(i, &[dloss, gradient], |accumulate| ScaleBy { accumulate })?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// y = factor * x, or y += factor * x. Inputs: factor (), x.
+struct ScaleBy {
+    accumulate: bool,
+}
+
+impl Kernel for ScaleBy {
+    fn name(&self) -> &'static str {
+        "scale_by"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![inputs[1].clone()])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        let cost = streaming_cost(outputs[0].shape.elements(), inputs, outputs);
+        let read = if self.accumulate { outputs[0].size_bytes() as f64 } else { 0.0 };
+        Cost { flops: cost.flops, bytes: cost.bytes + read }
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let (factor, x) = (inputs[0].f32()[0], inputs[1].f32());
+        outputs[0].f32().par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).for_each(|(y, x)| {
+            for (y, x) in y.iter_mut().zip(x) {
+                *y = if self.accumulate { *y + factor * x } else { factor * x };
+            }
+        });
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        let elements = inputs[1].shape.elements();
+        Plan::one(Launch {
+            shader: shader!("linear_cross_entropy"),
+            values: vec![("accumulate", self.accumulate.into())],
+            bindings: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
+            params: vec![elements as u32],
+            workgroups: elements.div_ceil(1024),
+        })
+    }
+}
+
+/// How many of `rows` rows make a chunk: as large as allowed, all nearly equal.
+fn chunk_rows(rows: usize, vocab: usize, device: &Device) -> usize {
+    let row_bytes = 4 * vocab;
+    let mut most = (CHUNK_BYTES / row_bytes).max(MIN_ROWS);
+    if let Device::Gpu(gpu) = device {
+        most = most.min(gpu.limits().binding_bytes as usize / row_bytes);
+    }
+    let most = (most / ROW_ALIGN * ROW_ALIGN).max(ROW_ALIGN);
+    rows.div_ceil(rows.div_ceil(most)).next_multiple_of(ROW_ALIGN)
+}
+
+impl Tensor {
+    /// `count` rows of the first dimension from `start` on, as a view without history.
+    ///
+    /// # Panics
+    /// If `start` is not at a multiple of 256 bytes, or the rows do not lie within the tensor.
+    pub(crate) fn rows(&self, start: usize, count: usize) -> Tensor {
+        let row: usize = self.shape()[1..].iter().product();
+        let shape = [&[count], &self.shape()[1..]].concat();
+        let spec = Spec::new(shape, self.dtype());
+        let storage = self.storage().slice(start * row * spec.dtype.size_bytes(), spec.size_bytes());
+        Tensor::from_parts(spec, storage, Edge::None)
+    }
+
+    /// The mean cross-entropy () of the logits `h weight^T`, h (..., C) being this tensor and `weight` (V, C), against u32
+    /// `targets` (...): [`Tensor::cross_entropy`] without a tensor of all logits.
+    ///
+    /// # Errors
+    /// If shapes or types do not fit, or there is no row at all.
+    pub fn linear_cross_entropy(&self, weight: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        const OP: &str = "linear_cross_entropy";
+        expect_f32(OP, &[self.spec(), weight.spec()])?;
+        let (rows, width) = (self.shape().rows(), self.shape().last_dim());
+        let vocab = match weight.shape()[..] {
+            [vocab, c] if c == width && vocab > 0 && rows > 0 && !self.shape().is_empty() => vocab,
+            _ => {
+                let got = format!("{} and {}", self.spec(), weight.spec());
+                return Err(shape_error(OP, "h (..., C) with at least one row and weight (V, C)", got));
+            }
+        };
+        expect_targets(OP, rows, targets.spec())?;
+        in_chunks(self, weight, targets, chunk_rows(rows, vocab, &self.device()))
+    }
+}
+
+/// The loss, `chunk` rows at a time. The shapes have been checked.
+fn in_chunks(h: &Tensor, weight: &Tensor, targets: &Tensor, chunk: usize) -> Result<Tensor> {
+    let (rows, vocab, device) = (h.shape().rows(), weight.shape()[0], h.device());
+    let wanted = |t: &Tensor| grad_enabled() && !matches!(t.edge(), Edge::None);
+    let empty = |shape: &Shape| Tensor::empty(Spec::new(shape.clone(), DType::F32), &device);
+    let dh = wanted(h).then(|| empty(h.shape())).transpose()?;
+    let dweight = wanted(weight).then(|| empty(weight.shape())).transpose()?;
+
+    let flat = |t: &Tensor| t.view(Shape::from([rows, t.len() / rows]), Edge::None);
+    let (h_rows, dh_rows) = (flat(h), dh.as_ref().map(flat)); // (R, C)
+    let targets = targets.view(Shape::from([rows]), Edge::None); // (R)
+    let losses = empty(&Shape::from([rows]))?;
+    let valid = run(&CountValid, &[&targets])?.remove(0);
+    for start in (0..rows).step_by(chunk) {
+        let count = chunk.min(rows - start);
+        let (h, targets, losses) = (h_rows.rows(start, count), targets.rows(start, count), losses.rows(start, count));
+        let logits = run(&MatMul { trans_b: true, ..MatMul::default() }, &[&h, weight])?.remove(0); // (count, V)
+        if dh.is_none() && dweight.is_none() {
+            let norms = empty(&Shape::from([count, 2]))?;
+            run_into(&RowLosses, &[&logits, &targets], &[&losses, &norms])?;
+            continue;
+        }
+        run_into(&ClassifierRows { vocab }, &[&targets, &valid], &[&losses, &logits])?;
+        let dlogits = logits;
+        if let Some(dh) = &dh_rows {
+            run_into(&MatMul::default(), &[&dlogits, weight], &[&dh.rows(start, count)])?;
+        }
+        if let Some(dweight) = &dweight {
+            let product = MatMul { trans_a: true, accumulate: start > 0, ..MatMul::default() };
+            run_into(&product, &[&dlogits, &h], &[dweight])?;
+        }
+    }
+    let op = LinearCrossEntropy { dh, dweight };
+    let loss = run(&op, &[&losses, &targets])?.remove(0);
+    Ok(record(Box::new(op), &[h, weight], vec![loss]).remove(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::{AdapterChoice, Gpu};
+    use crate::tensor::no_grad;
+
+    fn devices() -> Vec<Device> {
+        let mut devices = vec![Device::Cpu];
+        match Gpu::open(&AdapterChoice { index: None, allow_software: true }) {
+            Ok(gpu) => devices.push(Device::Gpu(gpu)),
+            Err(e) if std::env::var_os("RUSTYFLOW_REQUIRE_GPU").is_some() => {
+                panic!("RUSTYFLOW_REQUIRE_GPU is set: {e}")
+            }
+            Err(e) => eprintln!("SKIPPED, no GPU: {e}"),
+        }
+        devices
+    }
+
+    /// h (2, 100, 12), weight (37, 12), targets (2, 100).
+    fn inputs(device: &Device) -> [Tensor; 3] {
+        let wave = |n: usize, step: f32| (0..n).map(|i| (i as f32 * step).sin()).collect::<Vec<f32>>();
+        let targets: Vec<u32> = (0..200).map(|i| if i % 7 == 3 { IGNORED } else { i * 11 % 37 }).collect();
+        [
+            Tensor::from_f32(&wave(2400, 0.7), [2, 100, 12], device).unwrap().requires_grad().unwrap(),
+            Tensor::from_f32(&wave(444, 1.3), [37, 12], device).unwrap().requires_grad().unwrap(),
+            Tensor::from_u32(&targets, [2, 100], device).unwrap(),
+        ]
+    }
+
+    fn close(a: &Tensor, b: &Tensor) -> bool {
+        let (a, b) = (a.to_f32().unwrap(), b.to_f32().unwrap());
+        // Gradients below 0.1, sums of up to 200 terms.
+        a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-6 + 1e-6 * b.abs())
+    }
+
+    #[test]
+    fn any_chunking_gives_the_loss_and_gradients_of_the_separate_ops() {
+        for device in devices() {
+            let [h, weight, targets] = inputs(&device);
+            let product = MatMul { trans_b: true, ..MatMul::default() };
+            let logits = crate::tensor::apply(product, &[&h, &weight]).unwrap().remove(0);
+            let want = logits.cross_entropy(&targets).unwrap();
+            want.scale(-2.5).unwrap().backward().unwrap();
+            for chunk in [64, 128, 192, 256] {
+                let [h2, weight2, _] = inputs(&device);
+                let loss = in_chunks(&h2, &weight2, &targets, chunk).unwrap();
+                assert!(close(&loss, &want), "{device}: {loss:?}");
+                loss.scale(-2.5).unwrap().backward().unwrap();
+                assert!(close(h2.grad().unwrap(), h.grad().unwrap()), "{device}, {chunk} rows: dh");
+                assert!(close(weight2.grad().unwrap(), weight.grad().unwrap()), "{device}, {chunk} rows: dweight");
+            }
+        }
+    }
+
+    #[test]
+    fn gradients_of_two_losses_add_up() {
+        for device in devices() {
+            let [h, weight, targets] = inputs(&device);
+            h.linear_cross_entropy(&weight, &targets).unwrap().backward().unwrap();
+            let [once_h, once_weight] = [&h, &weight].map(|t| t.grad().unwrap().scale(2.0).unwrap());
+            h.linear_cross_entropy(&weight, &targets).unwrap().backward().unwrap();
+            assert!(close(h.grad().unwrap(), &once_h) && close(weight.grad().unwrap(), &once_weight), "{device}");
+        }
+    }
+
+    #[test]
+    fn without_gradients_the_loss_is_the_same_and_nothing_is_recorded() {
+        for device in devices() {
+            let [h, weight, targets] = inputs(&device);
+            let want = h.linear_cross_entropy(&weight, &targets).unwrap();
+            let loss = no_grad(|| h.linear_cross_entropy(&weight, &targets)).unwrap();
+            assert!(close(&loss, &want), "{device}");
+            assert!(loss.backward().is_err(), "{device}");
+        }
+    }
+
+    #[test]
+    fn chunks_are_aligned_and_within_what_can_be_bound() {
+        for (rows, vocab) in [(1, 17), (2048, 8192), (16_384, 50_304), (300, 1_000_000)] {
+            let chunk = chunk_rows(rows, vocab, &Device::Cpu);
+            assert!(chunk.is_multiple_of(ROW_ALIGN), "{rows} x {vocab}: {chunk}");
+            assert!(chunk * vocab * 4 <= CHUNK_BYTES.max(MIN_ROWS * vocab * 4), "{rows} x {vocab}: {chunk}");
+        }
+    }
+
+    #[test]
+    fn refuses_shapes_that_do_not_fit() {
+        let [h, weight, targets] = inputs(&Device::Cpu);
+        for (weight, targets) in [(&h, &targets), (&weight, &weight), (&weight, &targets.rows(0, 1))] {
+            assert!(h.linear_cross_entropy(weight, targets).is_err(), "{weight:?} {targets:?}");
+        }
+    }
+}
