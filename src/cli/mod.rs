@@ -1,5 +1,6 @@
 //! The command line: one file per subcommand. The only place that knows clap and anyhow.
 
+mod bench;
 mod data;
 mod device;
 mod devices;
@@ -41,6 +42,9 @@ enum Command {
     Generate(generate::Args),
     /// List every GPU adapter with its limits and features
     Devices(devices::Args),
+    /// Measure what a device can do
+    #[command(subcommand)]
+    Bench(bench::Command),
     /// Fetch data sets
     #[command(subcommand)]
     Data(data::Command),
@@ -56,6 +60,7 @@ pub fn main() -> ExitCode {
         Command::Eval(args) => eval::run(args),
         Command::Generate(args) => generate::run(args, &stop),
         Command::Devices(args) => devices::run(args),
+        Command::Bench(command) => bench::run(command),
         Command::Data(command) => data::run(command),
     };
     match result {

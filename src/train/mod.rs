@@ -3,11 +3,13 @@
 //! The host only hands out work. A step's loss is read back when it is to be logged, and then without waiting: its
 //! number arrives while later steps are being computed.
 
+mod bench;
 mod evaluate;
 mod events;
 mod log;
 mod run_folder;
 
+pub use bench::{StepCase, StepTiming, step_cases, time_step};
 pub use evaluate::{Evaluation, Windows, evaluate};
 pub use events::{Event, Start, Step, Summary};
 pub use log::TRAINING_LOG;

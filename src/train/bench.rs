@@ -1,0 +1,128 @@
+//! Times a training step on random tokens: forward, backward, clipping, AdamW.
+
+use crate::nn::{Dropout, Gpt, GptConfig};
+use crate::ops::random::Key;
+use crate::optim::{Kind, Optimizer, Parameters};
+use crate::profile::{self, Report};
+use crate::{Device, Result, Tensor};
+use serde::Serialize;
+use std::time::Instant;
+
+/// A model and batch to time.
+#[derive(Debug, Clone)]
+pub struct StepCase {
+    pub name: &'static str,
+    pub config: GptConfig,
+    pub batch_size: usize,
+}
+
+/// What a step of a case cost.
+#[derive(Debug, Clone, Serialize)]
+pub struct StepTiming {
+    pub case: &'static str,
+    pub batch_size: usize,
+    pub context: usize,
+    pub ms_per_step: f64,
+    pub tokens_per_s: f64,
+    /// Device memory in use at most; `None` on the CPU.
+    pub gib: Option<f64>,
+    /// Of the last step.
+    pub loss: f32,
+    /// Of the time, 0 to 1, in which no kernel ran.
+    pub host_share: f64,
+    pub report: Report,
+}
+
+/// The cases of the PyTorch baseline that rustyflow is measured beside.
+pub fn step_cases() -> Vec<StepCase> {
+    // name, vocabulary, context, layers, heads, width, batch
+    [
+        ("seed", 33_280, 64, 2, 4, 128, 32),
+        ("shakespeare-char", 65, 256, 6, 6, 384, 64),
+        ("gpt2-124m", 50_304, 1024, 12, 12, 768, 16),
+        ("gpt2-350m", 50_304, 1024, 24, 16, 1024, 8),
+        ("cpu-small", 65, 64, 4, 4, 128, 12),
+        ("cpu-seed", 8192, 64, 2, 4, 128, 32),
+    ]
+    .map(|(name, vocab_size, block_size, n_layer, n_head, n_embd, batch_size)| StepCase {
+        name,
+        config: GptConfig { vocab_size, block_size, n_layer, n_head, n_embd, bias: true, tie_embeddings: true },
+        batch_size,
+    })
+    .to_vec()
+}
+
+/// Times `rounds` rounds of `steps` steps and takes the median round.
+///
+/// # Errors
+/// If the model does not fit the device or the device reported an error.
+pub fn time_step(case: &StepCase, device: &Device, steps: usize, rounds: usize) -> Result<StepTiming> {
+    /// Steps before the clock starts: shaders are compiled, buffers pooled, caches filled.
+    const WARM_UP: usize = 3;
+    let config = &case.config;
+    let mut model = Gpt::new(config.clone(), 0)?;
+    let parameters = Parameters::gather(&mut model, device)?;
+    let kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+    let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0)?;
+    let shape = [case.batch_size, config.block_size];
+    let tokens = |seed| {
+        let key = Key::new(seed);
+        let ids: Vec<u32> = (0..shape[0] * shape[1]).map(|i| key.bits(i as u32) % config.vocab_size as u32).collect();
+        Tensor::from_u32(&ids, shape, device)
+    };
+    let (ids, targets) = (tokens(1)?, tokens(2)?);
+    let mut step = || -> Result<Tensor> {
+        parameters.zero_gradients();
+        let loss = model.loss(&ids, &targets, &Dropout::off())?;
+        loss.backward()?;
+        optimizer.step(&parameters, 6e-4)?;
+        if let Device::Gpu(gpu) = device {
+            gpu.submit()?;
+        }
+        Ok(loss)
+    };
+    for _ in 0..WARM_UP {
+        step()?;
+    }
+    device.synchronize()?;
+    profile::reset();
+    let (mut seconds, mut total, mut loss) = (Vec::new(), 0.0, None);
+    for _ in 0..rounds {
+        let started = Instant::now();
+        for _ in 0..steps {
+            loss = Some(step()?);
+        }
+        device.synchronize()?;
+        let elapsed = started.elapsed().as_secs_f64();
+        total += elapsed;
+        seconds.push(elapsed / steps as f64);
+    }
+    let mut measured = profile::take();
+    if let Device::Gpu(gpu) = device {
+        // Timestamps around every kernel slow a step a little: these steps are not in the figures above.
+        gpu.time_kernels(true);
+        step()?;
+        step()?;
+        device.synchronize()?;
+        gpu.time_kernels(false);
+        measured.kernels = profile::take().kernels;
+    }
+    seconds.sort_by(f64::total_cmp);
+    let median = seconds[seconds.len() / 2];
+    let (gib, on_gpu) = match device {
+        Device::Cpu => (None, false),
+        Device::Gpu(gpu) => (Some(gpu.memory().peak_bytes as f64 / (1u64 << 30) as f64), true),
+    };
+    let report = Report::new(&measured, total, 1.0, on_gpu);
+    Ok(StepTiming {
+        case: case.name,
+        batch_size: case.batch_size,
+        context: config.block_size,
+        ms_per_step: 1e3 * median,
+        tokens_per_s: (case.batch_size * config.block_size) as f64 / median,
+        gib,
+        loss: loss.expect("at least one step ran").item()?,
+        host_share: report.host_share(),
+        report,
+    })
+}
