@@ -273,11 +273,11 @@ fn attention(cases: &mut Vec<Case>) {
         });
         cases.push(case.tolerance(atol, rtol));
     }
-    // Scores around 10,000, where one unit in the last place is 1e-3: so much may any probability be off. Most are 0 or 1,
-    // which is what this case is about; gradients are sums of terms around 80 times that.
+    // Scores around 10,000, where one unit in the last place is 1e-3: so much of itself may a probability be off that is
+    // neither 0 nor 1. Few are, so outputs of up to 80 and gradients of up to 250 show a part of that.
     let qkv = (vec![1, 65, 3 * 2 * 8], LARGE);
     let case = Case::new("attention/large", vec![qkv], |x| x[0].causal_attention(2, None));
-    cases.push(case.tolerance(1e-1, 1e-2).not_smooth());
+    cases.push(case.tolerance(2e-2, 1e-3).not_smooth());
 }
 
 fn losses(cases: &mut Vec<Case>) {
