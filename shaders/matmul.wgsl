@@ -3,7 +3,8 @@
 // A workgroup of (BM/TM) x (BN/TN) threads computes a BM x BN tile of C; each thread a TM x TN block of it, in
 // registers. The k loop stages a BM x BK tile of A and a BK x BN tile of B in workgroup memory, both k-major, while the
 // next tiles are already being loaded into registers. A thread's rows and columns come in groups of four that lie
-// BM/(TM/4) and BN/(TN/4) apart, so that neighbouring threads read neighbouring vectors.
+// BM/(TM/4) and BN/(TN/4) apart, so that neighbouring threads read neighbouring vectors. Checks against the edges of A and
+// B are rendered only where tiles overhang (edge_m, edge_n, edge_k); the k loop over a tile is unrolled.
 {% include "common" %}
 
 {% if kernel == "product" %}
@@ -45,10 +46,10 @@ var<workgroup> tile_b: array<vec4<f32>, {{ BK * stride_b }}>; // [k][n/4]
 fn load_a(base: u32, m: u32, k: u32, k_end: u32) -> vec4<f32> {
     var v = vec4<f32>(0.0);
     {% if trans_a %}
-    if (k < k_end) {
+    {{ "if (k < k_end) " if edge_k }}{
         let i = base + k * p.m + m;
         {% if vec_a %}
-        if (m < p.m) { v = a[i / 4u]; }
+        {{ "if (m < p.m) " if edge_m }}{ v = a[i / 4u]; }
         {% else %}
         if (m < p.m) { v.x = a[i]; }
         if (m + 1u < p.m) { v.y = a[i + 1u]; }
@@ -57,10 +58,10 @@ fn load_a(base: u32, m: u32, k: u32, k_end: u32) -> vec4<f32> {
         {% endif %}
     }
     {% else %}
-    if (m < p.m) {
+    {{ "if (m < p.m) " if edge_m }}{
         let i = base + m * p.k + k;
         {% if vec_a %}
-        if (k < k_end) { v = a[i / 4u]; }
+        {{ "if (k < k_end) " if edge_k }}{ v = a[i / 4u]; }
         {% else %}
         if (k < k_end) { v.x = a[i]; }
         if (k + 1u < k_end) { v.y = a[i + 1u]; }
@@ -76,10 +77,10 @@ fn load_a(base: u32, m: u32, k: u32, k_end: u32) -> vec4<f32> {
 fn load_b(base: u32, n: u32, k: u32, k_end: u32) -> vec4<f32> {
     var v = vec4<f32>(0.0);
     {% if trans_b %}
-    if (n < p.n) {
+    {{ "if (n < p.n) " if edge_n }}{
         let i = base + n * p.k + k;
         {% if vec_b %}
-        if (k < k_end) { v = b[i / 4u]; }
+        {{ "if (k < k_end) " if edge_k }}{ v = b[i / 4u]; }
         {% else %}
         if (k < k_end) { v.x = b[i]; }
         if (k + 1u < k_end) { v.y = b[i + 1u]; }
@@ -88,10 +89,10 @@ fn load_b(base: u32, n: u32, k: u32, k_end: u32) -> vec4<f32> {
         {% endif %}
     }
     {% else %}
-    if (k < k_end) {
+    {{ "if (k < k_end) " if edge_k }}{
         let i = base + k * p.n + n;
         {% if vec_b %}
-        if (n < p.n) { v = b[i / 4u]; }
+        {{ "if (n < p.n) " if edge_n }}{ v = b[i / 4u]; }
         {% else %}
         if (n < p.n) { v.x = b[i]; }
         if (n + 1u < p.n) { v.y = b[i + 1u]; }
@@ -120,8 +121,10 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     let n0 = tile_n * {{ BN }}u;
     let k_begin = split * p.k_piece;
     let k_end = min(p.k, k_begin + p.k_piece);
-    let thread_m = thread / {{ threads_n }}u;
-    let thread_n = thread % {{ threads_n }}u;
+    // 32 neighbours make a patch of 4 x 8 blocks: they read 4 vectors of A and 8 of B, fewer than a strip would.
+    let block = thread / 32u;
+    let thread_m = block / {{ threads_n // 8 }}u * 4u + thread % 32u / 8u;
+    let thread_n = block % {{ threads_n // 8 }}u * 8u + thread % 8u;
 
     {% for i in range(TM) %}
     {% for j in range(col_groups) %}
@@ -190,12 +193,13 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
             { let x = thread + {{ l * threads }}u; next_b{{ l }} = load_b(base_b, n0 + {{ b_n }}, k1 + {{ b_k }}, k_end); }
             {% endfor %}
         }
-        for (var k = 0u; k < {{ BK }}u; k++) {
+        {% for k in range(BK) %}
+        {
             {% for g in range(row_groups) %}
-            let a{{ g }} = tile_a[k * {{ stride_a }}u + {{ g * group_rows // 4 }}u + thread_m];
+            let a{{ g }} = tile_a[{{ k * stride_a + g * group_rows // 4 }}u + thread_m];
             {% endfor %}
             {% for g in range(col_groups) %}
-            let b{{ g }} = tile_b[k * {{ stride_b }}u + {{ g * group_cols // 4 }}u + thread_n];
+            let b{{ g }} = tile_b[{{ k * stride_b + g * group_cols // 4 }}u + thread_n];
             {% endfor %}
             {% for i in range(TM) %}
             {% for j in range(col_groups) %}
@@ -203,6 +207,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
             {% endfor %}
             {% endfor %}
         }
+        {% endfor %}
     }
 
     let base_c = batch * p.stride_c + split * p.m * p.n;

@@ -217,6 +217,9 @@ fn matmul(cases: &mut Vec<Case>) {
         // Few tiles and a long k: split between workgroups.
         (20, 24, 1029),
         (260, 132, 2048),
+        // The large tiles, with and without overhang.
+        (128, 256, 4096),
+        (256, 124, 8192),
     ];
     for (m, n, k) in sizes {
         for (trans_a, trans_b) in [(false, false), (false, true), (true, false), (true, true)] {

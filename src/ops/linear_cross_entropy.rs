@@ -20,6 +20,8 @@ use rayon::prelude::*;
 /// Logits held at a time. Large enough that the products with the weight run at full speed and that reading and writing
 /// dweight once a chunk costs little beside them.
 const CHUNK_BYTES: usize = 64 << 20;
+/// The same where a device binds 2 GiB at once, and so is large and fast: each chunk costs it less than its launches.
+const LARGE_CHUNK_BYTES: usize = 256 << 20;
 /// Rows of a chunk even if the vocabulary is huge: with fewer the products become slow.
 const MIN_ROWS: usize = 128;
 /// Chunks start at multiples of this many rows: then they start at multiples of 256 bytes, as GPUs ask of bindings.
@@ -113,10 +115,14 @@ impl Kernel for ScaleBy {
 /// How many of `rows` rows make a chunk: as large as allowed, all nearly equal.
 fn chunk_rows(rows: usize, vocab: usize, device: &Device) -> usize {
     let row_bytes = 4 * vocab;
-    let mut most = (CHUNK_BYTES / row_bytes).max(MIN_ROWS);
-    if let Device::Gpu(gpu) = device {
-        most = most.min(gpu.limits().binding_bytes as usize / row_bytes);
-    }
+    let most = match device {
+        Device::Cpu => (CHUNK_BYTES / row_bytes).max(MIN_ROWS),
+        Device::Gpu(gpu) => {
+            let bound = gpu.limits().binding_bytes as usize;
+            let bytes = (bound / 8).next_multiple_of(1 << 20).clamp(CHUNK_BYTES, LARGE_CHUNK_BYTES);
+            (bytes / row_bytes).max(MIN_ROWS).min(bound / row_bytes)
+        }
+    };
     let most = (most / ROW_ALIGN * ROW_ALIGN).max(ROW_ALIGN);
     rows.div_ceil(rows.div_ceil(most)).next_multiple_of(ROW_ALIGN)
 }

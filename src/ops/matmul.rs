@@ -114,7 +114,7 @@ impl Kernel for MatMul {
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
         let d = self.checked_dims(inputs);
         let tile = Tile::choose(&d, limits);
-        let (bm, bn, bk) = (tile.size, tile.size, tile.depth);
+        let Tile { bm, bn, bk, tm, tn } = tile;
         let (tiles_m, tiles_n) = (d.m.div_ceil(bm), d.n.div_ceil(bn));
         let (k_piece, splits) = k_pieces(&d, tiles_m * tiles_n, bk);
         let split = splits > 1;
@@ -135,13 +135,16 @@ impl Kernel for MatMul {
                 ("BM", (bm as u32).into()),
                 ("BN", (bn as u32).into()),
                 ("BK", (bk as u32).into()),
-                ("TM", (tile.per_thread as u32).into()),
-                ("TN", (tile.per_thread as u32).into()),
+                ("TM", (tm as u32).into()),
+                ("TN", (tn as u32).into()),
                 ("trans_a", self.trans_a.into()),
                 ("trans_b", self.trans_b.into()),
                 ("vec_a", vec_a.into()),
                 ("vec_b", vec_b.into()),
                 ("vec_c", vec_c.into()),
+                ("edge_m", (!d.m.is_multiple_of(bm)).into()),
+                ("edge_n", (!d.n.is_multiple_of(bn)).into()),
+                ("edge_k", (!d.k.is_multiple_of(bk)).into()),
                 ("bias", bias.into()),
                 ("accumulate", (self.accumulate && !split).into()),
             ],
@@ -168,49 +171,64 @@ impl Kernel for MatMul {
     }
 }
 
-/// How a workgroup's tile of the output is cut: `size` x `size`, `depth` of k at a time, `per_thread` squared each.
-#[derive(Debug, Clone, Copy)]
+/// How the output is cut: into tiles of `bm` x `bn` for a workgroup, `bk` of k at a time, `tm` x `tn` for a thread.
+#[derive(Debug, Clone, Copy, PartialEq)]
 struct Tile {
-    size: usize,
-    depth: usize,
-    per_thread: usize,
+    bm: usize,
+    bn: usize,
+    bk: usize,
+    tm: usize,
+    tn: usize,
 }
 
 /// Workgroups that keep a large GPU busy: two for each of about 132 multiprocessors.
 const ENOUGH_WORKGROUPS: usize = 264;
 
 impl Tile {
-    const LARGE: Tile = Tile { size: 128, depth: 16, per_thread: 8 };
-    const MEDIUM: Tile = Tile { size: 64, depth: 16, per_thread: 4 };
-    const SMALL: Tile = Tile { size: 32, depth: 16, per_thread: 4 };
+    /// From the largest to the smallest. The more a thread computes, the fewer loads it needs for each product
+    /// (`docs/performance.md` has the measurements); the last two run within WebGPU's default limits.
+    const ALL: [Tile; 5] = [
+        Tile { bm: 128, bn: 256, bk: 16, tm: 8, tn: 16 },
+        Tile { bm: 256, bn: 128, bk: 16, tm: 8, tn: 16 },
+        Tile { bm: 128, bn: 128, bk: 16, tm: 8, tn: 16 },
+        Tile { bm: 64, bn: 64, bk: 16, tm: 4, tn: 4 },
+        Tile { bm: 32, bn: 32, bk: 16, tm: 4, tn: 4 },
+    ];
 
-    fn workgroup_bytes(self) -> usize {
-        2 * self.depth * (self.size / 4 + 1) * 16
+    fn fits(self, limits: &Limits) -> bool {
+        let bytes = self.bk * (self.bm / 4 + 1 + self.bn / 4 + 1) * 16;
+        let threads = self.bm / self.tm * (self.bn / self.tn);
+        bytes <= limits.workgroup_bytes as usize && threads <= limits.workgroup_threads as usize
     }
 
-    /// The largest tile that fits the device, is not mostly padding, and leaves enough workgroups.
+    fn count(self, d: &Dims) -> usize {
+        d.m.div_ceil(self.bm) * d.n.div_ceil(self.bn) * d.batch
+    }
+
+    /// The largest tile that the device can run, that leaves enough workgroups, and that is not mostly padding.
     fn choose(d: &Dims, limits: &Limits) -> Tile {
-        let tiles = |t: Tile| d.m.div_ceil(t.size) * d.n.div_ceil(t.size) * d.batch;
-        let fits = Tile::LARGE.workgroup_bytes() <= limits.workgroup_bytes as usize;
-        // Where k is long it can be split instead, which keeps the large tile's economy of loads.
-        let enough = tiles(Tile::LARGE) >= ENOUGH_WORKGROUPS / 2 || (d.batch == 1 && d.k >= 4096);
-        if fits && enough && d.m.min(d.n) > 64 {
-            Tile::LARGE
-        } else if d.m.min(d.n) > 32 {
-            Tile::MEDIUM
-        } else {
-            Tile::SMALL
-        }
+        let suits = |t: Tile| {
+            // Where k is long it can be split instead, which keeps a large tile's economy of loads.
+            let splits = if d.batch == 1 { (d.k / SHORTEST_PIECE).clamp(1, MOST_PIECES) } else { 1 };
+            let enough = t.count(d) * splits >= ENOUGH_WORKGROUPS / 2;
+            let wasted = d.m.next_multiple_of(t.bm) * d.n.next_multiple_of(t.bn) > d.m * d.n * 5 / 4;
+            t.fits(limits) && enough && !wasted
+        };
+        let [.., medium, small] = Tile::ALL;
+        let large = Tile::ALL[..3].iter().copied().find(|&t| suits(t));
+        large.unwrap_or(if d.m.min(d.n) > 32 { medium } else { small })
     }
 }
+
+/// Pieces of k should be long enough to outweigh the second pass over their results.
+const SHORTEST_PIECE: usize = 256;
+const MOST_PIECES: usize = 64;
 
 /// The length of the pieces that k is split into, and how many there are: more than one where the output has few
 /// tiles and k is long, as for weight gradients.
 fn k_pieces(d: &Dims, tiles: usize, depth: usize) -> (usize, usize) {
-    /// Each piece should be long enough to outweigh the second pass over its result.
-    const SHORTEST: usize = 256;
     let wanted = ENOUGH_WORKGROUPS / tiles.max(1);
-    let splits = wanted.min(d.k / SHORTEST).min(64);
+    let splits = wanted.min(d.k / SHORTEST_PIECE).min(MOST_PIECES);
     if d.batch > 1 || splits < 2 {
         return (d.k.next_multiple_of(depth), 1);
     }
