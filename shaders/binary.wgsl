@@ -44,9 +44,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     let a_wins = select(vec4<f32>(0.0), vec4<f32>(1.0), x > y) + select(vec4<f32>(0.0), vec4<f32>(0.5), x == y);
     {% endif %}
     {% if part == "grad_a" %}
-    {% if op == "add" or op == "sub" %}
-    result[i] = dy;
-    {% elif op == "mul" %}
+    {# Where the gradient is dy itself, nothing is launched. #}
+    {% if op == "mul" %}
     result[i] = dy * y;
     {% elif op == "div" %}
     result[i] = dy / y;
@@ -54,9 +53,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     result[i] = dy * a_wins;
     {% endif %}
     {% else %}
-    {% if op == "add" %}
-    result[i] = dy;
-    {% elif op == "sub" %}
+    {% if op == "sub" %}
     result[i] = -dy;
     {% elif op == "mul" %}
     result[i] = dy * x;

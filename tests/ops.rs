@@ -5,11 +5,23 @@ mod common;
 use rustyflow::ops::cases::{self, Case};
 use rustyflow::{DType, Device, Tensor};
 
+/// What an input is: a leaf, to whose gradient an op's backward adds in place, or an intermediate result, whose gradient
+/// it writes anew.
+#[derive(Debug, Clone, Copy)]
+enum Input {
+    Leaf,
+    Intermediate,
+}
+
 /// Applies the case to inputs drawn from a fixed seed; the output, and the gradient of each f32 input for an upstream
 /// gradient that is the same on every device.
-fn forward_and_backward(case: &Case, device: &Device) -> (Vec<f32>, Vec<Option<Vec<f32>>>) {
+fn forward_and_backward(case: &Case, device: &Device, kind: Input) -> (Vec<f32>, Vec<Option<Vec<f32>>>) {
     let inputs: Vec<Tensor> = case.draw(device, 7).unwrap().iter().map(leaf).collect();
-    let y = (case.apply)(&inputs).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+    let given = inputs.iter().map(|x| match kind {
+        Input::Intermediate if x.grad().is_some() => x.scale(1.0).unwrap(),
+        _ => x.clone(),
+    });
+    let y = (case.apply)(&given.collect::<Vec<_>>()).unwrap_or_else(|e| panic!("{}: {e}", case.name));
     let upstream = common::uniform(y.len(), 11);
     let upstream = Tensor::from_f32(&upstream, y.shape().clone(), device).unwrap();
     y.backward_with(&upstream).unwrap_or_else(|e| panic!("{}: {e}", case.name));
@@ -33,7 +45,7 @@ fn objective(case: &Case, inputs: &[Tensor]) -> f64 {
 fn gradients_agree_with_finite_differences() {
     let mut checked = 0;
     for case in cases::all().into_iter().filter(|c| c.smooth) {
-        let (_, grads) = forward_and_backward(&case, &Device::Cpu);
+        let (_, grads) = forward_and_backward(&case, &Device::Cpu, Input::Leaf);
         let inputs = case.draw(&Device::Cpu, 7).unwrap();
         for (i, grad) in grads.iter().enumerate() {
             let Some(grad) = grad else { continue };
@@ -69,13 +81,18 @@ fn gpu_agrees_with_cpu() {
     let Some(gpu) = common::gpu() else { return };
     let mut failures = Vec::new();
     for case in cases::all() {
-        let (y, grads) = forward_and_backward(&case, &Device::Cpu);
-        let (gpu_y, gpu_grads) = forward_and_backward(&case, &gpu);
-        failures.extend(common::differences(&case.name, "output", &gpu_y, &y, case.atol, case.rtol));
-        for (i, (grad, gpu_grad)) in grads.iter().zip(&gpu_grads).enumerate() {
-            if let (Some(grad), Some(gpu_grad)) = (grad, gpu_grad) {
-                let what = format!("gradient of input {i}");
-                failures.extend(common::differences(&case.name, &what, gpu_grad, grad, case.atol, case.rtol));
+        let (y, grads) = forward_and_backward(&case, &Device::Cpu, Input::Leaf);
+        // The gradient is the same, but other kernels compute it.
+        for (device, kind) in [(&gpu, Input::Leaf), (&gpu, Input::Intermediate), (&Device::Cpu, Input::Intermediate)] {
+            let (other_y, other_grads) = forward_and_backward(&case, device, kind);
+            let what = format!("{device}, {kind:?}");
+            let output = format!("{what}: output");
+            failures.extend(common::differences(&case.name, &output, &other_y, &y, case.atol, case.rtol));
+            for (i, (grad, other_grad)) in grads.iter().zip(&other_grads).enumerate() {
+                if let (Some(grad), Some(other_grad)) = (grad, other_grad) {
+                    let what = format!("{what}: gradient of input {i}");
+                    failures.extend(common::differences(&case.name, &what, other_grad, grad, case.atol, case.rtol));
+                }
             }
         }
     }

@@ -28,10 +28,13 @@ pub struct Args {
     device: device::Flags,
 }
 
+/// Shows an event to whoever watches.
+type Show = Box<dyn FnMut(&Event) -> std::io::Result<()>>;
+
 pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
     let resolved = resolve(&args)?;
     let device = device::open(&resolved.config.device)?;
-    let mut show: Box<dyn FnMut(&Event) -> std::io::Result<()>> = if args.json {
+    let mut show: Show = if args.json {
         Box::new(|event| event.json().map_or(Ok(()), output::line))
     } else {
         let mut view = progress::View::new();

@@ -18,7 +18,7 @@ pub fn exp(x: f32) -> f32 {
     let p = p * r + 8.333_452e-3;
     let p = p * r + 4.166_579_6e-2;
     let p = p * r + 1.666_666_5e-1;
-    let p = p * r + 5.000_000_1e-1;
+    let p = p * r + 0.5;
     let e_r = p * r * r + r + 1.0;
     // Two factors, because 2^128 alone is not a float while e^88.7 still is.
     let k = (shifted.to_bits() as i32) - (ROUND.to_bits() as i32);

@@ -331,7 +331,7 @@ impl Gpu {
     pub fn throttle(&self, in_flight: usize) -> Result<()> {
         let mut recorder = self.0.recorder.borrow_mut();
         let excess = recorder.submissions.len().saturating_sub(in_flight);
-        if let Some(index) = recorder.submissions.drain(..excess).last() {
+        if let Some(index) = recorder.submissions.drain(..excess).next_back() {
             self.wait(Some(index))?;
         }
         Ok(())

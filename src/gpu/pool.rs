@@ -141,7 +141,7 @@ mod tests {
     fn size_classes_waste_at_most_an_eighth_and_stay_aligned() {
         for size in (1..5_000).chain([1 << 20, (1 << 20) + 1, 123_456_789]) {
             let class = size_class(size);
-            assert!(class >= size && class % ALIGN == 0, "{size} -> {class}");
+            assert!(class >= size && class.is_multiple_of(ALIGN), "{size} -> {class}");
             assert!(class <= (size + size / 8).max(size + ALIGN), "{size} -> {class}");
         }
     }

@@ -16,12 +16,15 @@ pub enum Values {
     Targets(u32),
 }
 
+/// Computes a case's output from its inputs.
+pub type Apply = Box<dyn Fn(&[Tensor]) -> Result<Tensor>>;
+
 /// An op applied to inputs of certain shapes.
 pub struct Case {
     /// "op/variant/shape".
     pub name: String,
     pub inputs: Vec<(Vec<usize>, Values)>,
-    pub apply: Box<dyn Fn(&[Tensor]) -> Result<Tensor>>,
+    pub apply: Apply,
     /// Largest difference that rounding explains, between devices and against f64: `atol + rtol * |reference|`.
     pub atol: f32,
     pub rtol: f32,

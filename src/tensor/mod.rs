@@ -4,11 +4,14 @@ mod accumulate;
 mod autograd;
 mod device;
 mod fill;
+mod planning;
 mod shape;
 
 pub use autograd::{Edge, Grads, Op, Saved, Saves, grad_enabled, no_grad};
 pub(crate) use autograd::{apply, backward_from, record};
 pub use device::{Device, Storage};
+#[doc(hidden)]
+pub use planning::record_plans;
 pub use shape::{DType, Shape, Spec};
 
 use crate::gpu::{Limits, Pending, Plan};
@@ -429,6 +432,7 @@ fn launch(kernel: &dyn Kernel, inputs: &[&Tensor], outputs: &[&Tensor]) -> Resul
     let output_specs: Vec<&Spec> = outputs.iter().map(|t| t.spec()).collect();
     let cost = kernel.cost(&input_specs, &output_specs);
     match outputs[0].storage() {
+        Storage::Cpu(_) if planning::record(kernel, &input_specs, &output_specs) => Ok(()),
         Storage::Cpu(_) => {
             let started = Instant::now();
             let read: Vec<&CpuSlice> = inputs.iter().map(|t| t.storage().cpu()).collect();

@@ -45,7 +45,7 @@ pub fn differences(case: &str, what: &str, got: &[f32], want: &[f32], atol: f32,
             })
         }
     };
-    let bad: Vec<usize> = (0..got.len()).filter(|&i| !(excess(i) <= 0.0)).collect();
+    let bad: Vec<usize> = (0..got.len()).filter(|&i| excess(i).is_nan() || excess(i) > 0.0).collect();
     let worst = *bad.iter().max_by(|&&a, &&b| excess(a).total_cmp(&excess(b)))?;
     Some(format!(
         "{case}: {what}: {} of {} elements; worst at {worst}: got {}, want {}",

@@ -1,0 +1,73 @@
+#!/usr/bin/env bash
+# Runs every check of the project: imports, format, lints, all tests with a GPU (a software one if there is no other),
+# and the documentation. Ends with the time that each took; the exit status says whether all passed.
+#
+#     bash scripts/test.sh
+#
+# Needs Rust with rustfmt and clippy, and a Vulkan driver. On Debian and Ubuntu, as root, it installs Mesa's software
+# driver where there is no Vulkan at all.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+need() {
+    local what="$1" how="$2"
+    shift 2
+    if ! "$@" >/dev/null 2>&1; then
+        echo "scripts/test.sh needs $what: $how" >&2
+        exit 1
+    fi
+}
+
+has_vulkan() {
+    # The loader, under any of the names that distributions give its folder, and a driver for it.
+    compgen -G '/usr/lib*/libvulkan.so.1' >/dev/null || compgen -G '/usr/lib/*/libvulkan.so.1' >/dev/null || return 1
+    [[ -n "${VK_DRIVER_FILES:-}${VK_ICD_FILENAMES:-}" ]] && return
+    compgen -G '/usr/share/vulkan/icd.d/*.json' >/dev/null || compgen -G '/etc/vulkan/icd.d/*.json' >/dev/null
+}
+
+provide_vulkan() {
+    # Macs come with Metal; other systems than Linux have their own drivers.
+    if [[ "$(uname -s)" != Linux ]] || has_vulkan; then
+        return
+    fi
+    if [[ "$(id -u)" == 0 ]] && command -v apt-get >/dev/null; then
+        echo "== installing libvulkan1 and mesa-vulkan-drivers"
+        export DEBIAN_FRONTEND=noninteractive
+        apt-get -qq update >/dev/null
+        apt-get -qq install --no-install-recommends libvulkan1 mesa-vulkan-drivers >/dev/null
+    fi
+    need "a Vulkan driver" "install libvulkan1 and mesa-vulkan-drivers, or what they are called here" has_vulkan
+}
+
+times=()
+step() {
+    local name="$1" started="$SECONDS"
+    shift
+    echo "== $name"
+    "$@"
+    times+=("$(printf '%5d s  %s' "$((SECONDS - started))" "$name")")
+}
+
+need cargo "install Rust from https://rustup.rs" cargo --version
+need rustfmt "rustup component add rustfmt" cargo fmt --version
+need clippy "rustup component add clippy" cargo clippy --version
+provide_vulkan
+
+# Tests skip what needs a GPU where there is none; here a GPU is there, so that would hide a failure.
+export RUSTYFLOW_REQUIRE_GPU=1
+# Mesa warns about a missing or shared folder once per process.
+XDG_RUNTIME_DIR="$(mktemp -d)"
+export XDG_RUNTIME_DIR
+trap 'rm -rf "$XDG_RUNTIME_DIR"' EXIT
+
+# What fails fast comes first. Clippy, the build without GPU and the documentation share the checked dependencies;
+# only the tests need them compiled.
+step "imports point left" bash scripts/check_layers.sh
+step "format" cargo fmt --check
+step "lints" cargo clippy --quiet --all-targets -- -D warnings
+step "build without GPU" cargo clippy --quiet --no-default-features -- -D warnings
+step "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps
+step "tests" cargo test
+
+printf '\nall passed\n'
+printf '%s\n' "${times[@]}"

@@ -1,0 +1,304 @@
+//! Agreement with PyTorch: every op, and a GPT-2 with ten optimizer steps, on the CPU and on the GPU.
+//! `scripts/make_goldens.py` wrote the files and explains them; their numbers are exact to half a unit in the last
+//! place, so the whole difference is ours.
+
+mod common;
+
+use rustyflow::nn::{Dropout, Gpt, GptConfig, Module};
+use rustyflow::optim::{Kind, Optimizer, Parameters};
+use rustyflow::{Device, Result, Tensor};
+use safetensors::tensor::{Dtype, SafeTensors};
+use serde_json::Value;
+
+/// What counts as a token id that is ignored, in PyTorch and here.
+const IGNORED: (i64, u32) = (-100, u32::MAX);
+
+/// `tests/goldens/<stem>.json` and `.safetensors`.
+struct Golden {
+    description: Value,
+    bytes: Vec<u8>,
+}
+
+impl Golden {
+    fn read(stem: &str) -> Golden {
+        let path = |extension| format!("{}/tests/goldens/{stem}.{extension}", env!("CARGO_MANIFEST_DIR"));
+        let text = std::fs::read_to_string(path("json")).unwrap();
+        Golden { description: serde_json::from_str(&text).unwrap(), bytes: std::fs::read(path("safetensors")).unwrap() }
+    }
+
+    /// How much PyTorch itself loses when it computes `what` in float32.
+    fn float32_error(&self, what: &str) -> f32 {
+        self.description["float32_error"][what].as_f64().unwrap_or_else(|| panic!("no float32_error of {what}")) as f32
+    }
+
+    fn file(&self) -> SafeTensors<'_> {
+        SafeTensors::deserialize(&self.bytes).unwrap()
+    }
+
+    /// The values of a float tensor.
+    fn values(&self, name: &str) -> Vec<f32> {
+        let file = self.file();
+        let view = file.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert_eq!(view.dtype(), Dtype::F32, "{name}");
+        bytemuck::pod_collect_to_vec(view.data())
+    }
+
+    /// A tensor on a device; int64 becomes u32.
+    fn tensor(&self, name: &str, device: &Device) -> Tensor {
+        let file = self.file();
+        let view = file.tensor(name).unwrap_or_else(|e| panic!("{name}: {e}"));
+        if view.dtype() == Dtype::F32 {
+            return Tensor::from_f32(&self.values(name), view.shape().to_vec(), device).unwrap();
+        }
+        assert_eq!(view.dtype(), Dtype::I64, "{name}");
+        let wide: Vec<i64> = bytemuck::pod_collect_to_vec(view.data());
+        let id = |id: i64| if id == IGNORED.0 { IGNORED.1 } else { u32::try_from(id).unwrap() };
+        let ids: Vec<u32> = wide.into_iter().map(id).collect();
+        Tensor::from_u32(&ids, view.shape().to_vec(), device).unwrap()
+    }
+}
+
+/// max|got - want| / max|want|, the measure of the golden files. Element by element would punish cancellation.
+fn scaled_error(got: &[f32], want: &[f32]) -> f32 {
+    assert_eq!(got.len(), want.len(), "length");
+    let largest = want.iter().fold(0.0f32, |m, w| m.max(w.abs()));
+    let difference = got.iter().zip(want).map(|(g, w)| (g - w).abs());
+    // f32::max would drop a NaN.
+    let difference = difference.fold(0.0f32, |m, d| if d.is_nan() || d > m { d } else { m });
+    if largest > 0.0 { difference / largest } else { difference }
+}
+
+/// Collects comparisons so that one run shows all that differ.
+#[derive(Default)]
+struct Comparison {
+    worst: std::collections::BTreeMap<String, (f32, f32)>,
+    failures: Vec<String>,
+}
+
+impl Comparison {
+    /// `group` is what the closing table sums up over.
+    fn check(&mut self, group: &str, what: &str, got: &[f32], want: &[f32], tolerance: f32) {
+        let error = scaled_error(got, want);
+        let worst = self.worst.entry(group.to_string()).or_insert((0.0, tolerance));
+        worst.0 = worst.0.max(error);
+        if error.is_nan() || error > tolerance {
+            self.failures.push(format!("{what}: off by {error:.1e}, may be {tolerance:.1e}"));
+        }
+    }
+
+    fn finish(self, device: &Device) {
+        for (group, (error, tolerance)) in &self.worst {
+            println!("{device}: {group}: {error:.1e} of {tolerance:.1e}");
+        }
+        assert!(
+            self.failures.is_empty(),
+            "{device}: {} differences:\n{}",
+            self.failures.len(),
+            self.failures.join("\n")
+        );
+    }
+}
+
+/// Applies the op that a case names.
+fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
+    let flag = |name: &str| attrs[name].as_bool().unwrap();
+    let number = |name: &str| attrs[name].as_f64().unwrap() as f32;
+    let size = |name: &str| attrs[name].as_u64().unwrap() as usize;
+    match op {
+        "matmul" => x[0].matmul_transposed(&x[1], flag("transpose_a"), flag("transpose_b")),
+        "add" => x[0].add(&x[1]),
+        "sub" => x[0].sub(&x[1]),
+        "mul" => x[0].mul(&x[1]),
+        "div" => x[0].div(&x[1]),
+        "maximum" => x[0].maximum(&x[1]),
+        "scale" => x[0].scale(number("factor")),
+        "neg" => x[0].neg(),
+        "exp" => x[0].exp(),
+        "log" => x[0].log(),
+        "sqrt" => x[0].sqrt(),
+        "recip" => x[0].recip(),
+        "sin" => x[0].sin(),
+        "cos" => x[0].cos(),
+        "relu" => x[0].relu(),
+        "gelu" => x[0].gelu(),
+        "silu" => x[0].silu(),
+        "sigmoid" => x[0].sigmoid(),
+        "tanh" => x[0].tanh(),
+        "softmax" => x[0].softmax(),
+        "layer_norm" => x[0].layer_norm(&x[1], Some(&x[2]), number("eps")),
+        "attention" => {
+            assert!(flag("causal"), "all attention here is causal");
+            x[0].causal_attention(size("n_head"), None)
+        }
+        "embedding" => x[1].embedding(&x[0]),
+        "cross_entropy" => x[0].cross_entropy(&x[1]),
+        "linear_cross_entropy" => x[0].linear_cross_entropy(&x[1], &x[2]),
+        "sum" => x[0].sum(size("dim")),
+        "mean" => x[0].mean(size("dim")),
+        "max" => x[0].max(size("dim")),
+        "permute" => {
+            let dims: Vec<usize> =
+                attrs["dims"].as_array().unwrap().iter().map(|d| d.as_u64().unwrap() as usize).collect();
+            x[0].permute(&dims)
+        }
+        _ => panic!("the golden files have an op that this test does not know: {op}"),
+    }
+}
+
+/// `tolerance` gives the largest error of an op from PyTorch's own.
+fn check_ops(device: &Device, tolerance: impl Fn(f32) -> f32) {
+    let golden = Golden::read("ops");
+    let mut comparison = Comparison::default();
+    let (mut executed, mut gradients) = (0, 0);
+    for case in golden.description["cases"].as_array().unwrap() {
+        let (name, op) = (case["name"].as_str().unwrap(), case["op"].as_str().unwrap());
+        let tolerance = tolerance(golden.float32_error(op));
+        let count = case["inputs"].as_u64().unwrap() as usize;
+        let inputs: Vec<Tensor> = (0..count)
+            .map(|i| {
+                let x = golden.tensor(&format!("{name}/in{i}"), device);
+                if x.dtype() == rustyflow::DType::F32 { x.requires_grad().unwrap() } else { x }
+            })
+            .collect();
+        let y = apply(op, &case["attrs"], &inputs).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let upstream = golden.tensor(&format!("{name}/grad_out0"), device);
+        // PyTorch's scalars have no dimensions.
+        assert!(y.shape() == upstream.shape() || y.len() == 1, "{name}: {} is not {}", y.shape(), upstream.shape());
+        let upstream = Tensor::from_f32(&upstream.to_f32().unwrap(), y.shape().clone(), device).unwrap();
+        y.backward_with(&upstream).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let want = golden.values(&format!("{name}/out0"));
+        comparison.check(op, &format!("{name}: output"), &y.to_f32().unwrap(), &want, tolerance);
+        for (i, gradient) in inputs.iter().enumerate().filter_map(|(i, x)| Some((i, x.grad()?))) {
+            let want = golden.values(&format!("{name}/grad_in{i}"));
+            let what = format!("{name}: gradient of input {i}");
+            comparison.check(op, &what, &gradient.to_f32().unwrap(), &want, tolerance);
+            gradients += 1;
+        }
+        executed += 1;
+    }
+    // Counted apart from the files, so that a case that is lost there is missed here.
+    let stored = golden.file().names().iter().filter(|name| name.contains("/grad_in")).count();
+    assert_eq!((executed, gradients), (68, stored), "cases executed, gradients compared");
+    comparison.finish(device);
+}
+
+#[test]
+fn ops_agree_with_pytorch_on_the_cpu() {
+    // As good as PyTorch's float32, up to other roundings and another order of summation.
+    check_ops(&Device::Cpu, |pytorch| 5e-7 + 4.0 * pytorch);
+}
+
+#[test]
+fn ops_agree_with_pytorch_on_the_gpu() {
+    let Some(gpu) = common::gpu() else { return };
+    // GPUs may divide with an error of 2.5 units in the last place and compute exp, sin and their like with more:
+    // 3e-7 and about 1e-6 near 1, of which a gradient takes a few.
+    check_ops(&gpu, |pytorch| 5e-6 + 4.0 * pytorch);
+}
+
+/// The GPT-2 of the golden files with its first weights, and how it is trained.
+struct Trained {
+    golden: Golden,
+    model: Gpt,
+    parameters: Parameters,
+    optimizer: Optimizer,
+    learning_rates: Vec<f64>,
+}
+
+impl Trained {
+    fn new(device: &Device) -> Trained {
+        let golden = Golden::read("gpt2_tiny");
+        let config = &golden.description["config"];
+        let size = |name: &str| config[name].as_u64().unwrap() as usize;
+        let config = GptConfig {
+            vocab_size: size("vocab_size"),
+            block_size: size("n_positions"),
+            n_layer: size("n_layer"),
+            n_head: size("n_head"),
+            n_embd: size("n_embd"),
+            bias: true,
+            tie_embeddings: config["tie_word_embeddings"].as_bool().unwrap(),
+        };
+        let mut model = Gpt::new(config, 1).unwrap();
+        let mut names = Vec::new();
+        model.visit_parameters("", &mut |name, tensor| {
+            let weight = golden.tensor(&format!("weight.{name}"), &Device::Cpu);
+            assert_eq!(weight.spec(), tensor.spec(), "{name}");
+            *tensor = weight;
+            names.push(format!("weight.{name}"));
+        });
+        names.sort();
+        let file = golden.file();
+        let mut stored: Vec<String> =
+            file.names().into_iter().filter(|name| name.starts_with("weight.")).map(|n| n.to_string()).collect();
+        stored.sort();
+        assert_eq!(names, stored, "the names of Hugging Face");
+
+        let parameters = Parameters::gather(&mut model, device).unwrap();
+        let setting = |name: &str| golden.description["optimizer"][name].as_f64().unwrap();
+        let kind = Kind::AdamW { beta1: setting("beta1"), beta2: setting("beta2"), eps: setting("eps") };
+        let optimizer = Optimizer::new(&parameters, kind, setting("weight_decay"), setting("grad_clip")).unwrap();
+        let learning_rates = golden.values("lr").into_iter().map(f64::from).collect();
+        Trained { golden, model, parameters, optimizer, learning_rates }
+    }
+}
+
+/// Tolerances are several times PyTorch's own float32 errors, which `gpt2_tiny.json` states: 4e-7 for logits, 1e-6 for
+/// gradients, 2e-6 for norms, and 3e-5 for weights after ten steps, in which Adam divides small gradients by their size.
+fn check_model(device: &Device) {
+    let Trained { golden, mut model, parameters, mut optimizer, learning_rates } = Trained::new(device);
+    let mut comparison = Comparison::default();
+    let (ids, targets) = (golden.tensor("ids", device), golden.tensor("targets", device));
+
+    let logits = model.logits(&ids).unwrap().to_f32().unwrap();
+    comparison.check("logits", "logits", &logits, &golden.values("logits"), 5e-6);
+
+    let (mut losses, mut norms) = (Vec::new(), Vec::new());
+    for (step, &learning_rate) in learning_rates.iter().enumerate() {
+        parameters.zero_gradients();
+        let loss = model.loss(&ids, &targets, &Dropout::off()).unwrap();
+        loss.backward().unwrap();
+        if step == 0 {
+            comparison.check("loss", "loss", &[loss.item().unwrap()], &golden.values("loss"), 2e-6);
+            for (name, tensor) in model.parameters() {
+                let gradient = tensor.grad().expect("parameters collect gradients").to_f32().unwrap();
+                let want = golden.values(&format!("grad.{name}"));
+                comparison.check("gradients", &format!("gradient of {name}"), &gradient, &want, 1e-5);
+            }
+        }
+        let squares = optimizer.step(&parameters, learning_rate).unwrap();
+        losses.push(loss.item().unwrap());
+        norms.push(squares.item().unwrap().sqrt());
+    }
+    comparison.check("losses", "losses of ten steps", &losses, &golden.values("losses"), 1e-5);
+    comparison.check("norms", "gradient norms of ten steps", &norms, &golden.values("grad_norms"), 2e-5);
+
+    let n_embd = model.config.n_embd;
+    let total_rate: f64 = learning_rates.iter().sum();
+    for (name, tensor) in model.parameters() {
+        let mut got = tensor.to_f32().unwrap();
+        let mut want = golden.values(&format!("after10.{name}"));
+        if name.ends_with("c_attn.bias") {
+            // Softmax does not see a shift of all scores, so the gradient of the key's bias is zero but for rounding.
+            // Adam divides that noise by its own size and takes steps of the size of the learning rate in directions
+            // that mean nothing: PyTorch's float32 is off by 4e-2 here. All that can be said is how far they lead.
+            let keys = n_embd..2 * n_embd;
+            for (got, want) in got.drain(keys.clone()).zip(want.drain(keys)) {
+                assert!(f64::from((got - want).abs()) <= total_rate, "{name}: {got} is too far from {want}");
+            }
+        }
+        comparison.check("weights after ten steps", &format!("{name} after ten steps"), &got, &want, 1e-4);
+    }
+    comparison.finish(device);
+}
+
+#[test]
+fn gpt2_trains_as_in_pytorch_on_the_cpu() {
+    check_model(&Device::Cpu);
+}
+
+#[test]
+fn gpt2_trains_as_in_pytorch_on_the_gpu() {
+    let Some(gpu) = common::gpu() else { return };
+    check_model(&gpu);
+}

@@ -1,0 +1,396 @@
+//! Every variant of every shader, translated for Vulkan, Metal and DirectX 12 without any of them, under the limits of
+//! several kinds of GPU: a kernel that would not compile or not fit on a machine that nobody here owns fails here.
+#![cfg(feature = "gpu")]
+
+use naga::back::{hlsl, msl, spv};
+use naga::valid::{Capabilities, ModuleInfo, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
+use naga::{AddressSpace, Module, ResourceBinding, ShaderStage, StorageAccess};
+use rustyflow::gpu::{Launch, Limits, Operand, Plan, source_of};
+use rustyflow::nn::{Dropout, Gpt, GptConfig};
+use rustyflow::ops::cases;
+use rustyflow::optim::{Kind, Optimizer, Parameters};
+use rustyflow::tensor::record_plans;
+use rustyflow::{DType, Device, Tensor};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::OnceLock;
+
+/// Kinds of GPU whose limits lead to different kernels.
+fn devices() -> [(&'static str, Limits); 5] {
+    let webgpu = Limits::WEBGPU_DEFAULT;
+    let gib = 1 << 30;
+    [
+        (
+            "a data-centre GPU",
+            Limits {
+                binding_bytes: 2 * gib - 4,
+                buffer_bytes: 4 * gib,
+                workgroup_bytes: 48 << 10,
+                workgroup_threads: 1024,
+                f16: true,
+                subgroup_size: 32,
+            },
+        ),
+        (
+            "an Apple GPU",
+            Limits {
+                binding_bytes: 4 * gib - 4,
+                buffer_bytes: 8 * gib,
+                workgroup_bytes: 32 << 10,
+                workgroup_threads: 1024,
+                f16: true,
+                subgroup_size: 32,
+            },
+        ),
+        // Subgroups vary between 8 and 32 lanes on Intel: no size is known.
+        (
+            "an integrated GPU",
+            Limits {
+                binding_bytes: gib,
+                buffer_bytes: 2 * gib,
+                workgroup_bytes: 32 << 10,
+                workgroup_threads: 1024,
+                f16: true,
+                subgroup_size: 0,
+            },
+        ),
+        (
+            "a software adapter",
+            Limits {
+                binding_bytes: 128 << 20,
+                buffer_bytes: 2 * gib,
+                workgroup_bytes: 32 << 10,
+                workgroup_threads: 1024,
+                f16: true,
+                subgroup_size: 8,
+            },
+        ),
+        ("the floor of WebGPU", webgpu),
+    ]
+}
+
+fn zeros(shape: &[usize], dtype: DType) -> Tensor {
+    Tensor::zeros(shape.to_vec(), dtype, &Device::Cpu).unwrap()
+}
+
+/// Forward and backward of an op; values play no part because nothing is computed. Once with leaves for inputs, whose
+/// gradients are added in place, and once with intermediate results, whose gradients are written anew.
+fn forward_and_backward(inputs: &[Tensor], apply: impl Fn(&[Tensor]) -> rustyflow::Result<Tensor>) {
+    let leaf = |x: &Tensor| if x.dtype() == DType::F32 { x.requires_grad().unwrap() } else { x.clone() };
+    let leaves: Vec<Tensor> = inputs.iter().map(leaf).collect();
+    let intermediate = |x: &Tensor| if x.grad().is_some() { x.scale(1.0).unwrap() } else { x.clone() };
+    for inputs in [leaves.iter().map(intermediate).collect(), leaves] {
+        let y = apply(&inputs).unwrap();
+        y.backward_with(&zeros(y.shape(), y.dtype())).unwrap();
+    }
+}
+
+/// Every case of the table of ops.
+fn all_cases(limits: &Limits) {
+    // `Tensor::to_dtype` refuses f16 on a device that lacks it.
+    for case in cases::all().into_iter().filter(|case| limits.f16 || !case.name.starts_with("cast")) {
+        forward_and_backward(&case.draw(&Device::Cpu, 7).unwrap(), &case.apply);
+    }
+    // Two gradients that share memory, so that neither can be added to in place.
+    forward_and_backward(&[zeros(&[5], DType::F32)], |x| x[0].add(&x[0]));
+}
+
+/// Shapes too large to compute in a test, for variants that are only chosen at such sizes: products that fill a large
+/// GPU with large tiles, or that are split along k, in every layout and with lengths that vectors divide or not.
+fn large_products() {
+    for (m, n, k) in [(2048, 2048, 64), (2050, 2051, 65), (256, 256, 8192), (258, 257, 8195)] {
+        for (trans_a, trans_b) in [(false, false), (false, true), (true, false), (true, true)] {
+            let a = zeros(&if trans_a { [k, m] } else { [m, k] }, DType::F32);
+            let b = zeros(&if trans_b { [n, k] } else { [k, n] }, DType::F32);
+            forward_and_backward(&[a, b], |x| x[0].matmul_transposed(&x[1], trans_a, trans_b));
+        }
+        let inputs = [zeros(&[m, k], DType::F32), zeros(&[k, n], DType::F32), zeros(&[n], DType::F32)];
+        forward_and_backward(&inputs, |x| x[0].linear(&x[1], Some(&x[2])));
+    }
+}
+
+/// A training step of GPTs with dropout under each optimizer: a small one, one without biases and a head of its own, and
+/// one of GPT-2's vocabulary and head size.
+fn model_steps() {
+    let (beta1, beta2, eps) = (0.9, 0.95, 1e-8);
+    let kinds = [Kind::AdamW { beta1, beta2, eps }, Kind::Adam { beta1, beta2, eps }, Kind::Sgd { momentum: 0.9 }];
+    let small = GptConfig {
+        vocab_size: 65,
+        block_size: 17,
+        n_layer: 2,
+        n_head: 3,
+        n_embd: 24,
+        bias: true,
+        tie_embeddings: true,
+    };
+    let wide = GptConfig { vocab_size: 50_257, block_size: 256, n_layer: 1, n_head: 2, n_embd: 128, ..small.clone() };
+    let untied = GptConfig { bias: false, tie_embeddings: false, ..small.clone() };
+    for (config, kind) in [(small, kinds[0]), (untied, kinds[1]), (wide, kinds[2])] {
+        let t = config.block_size;
+        let mut model = Gpt::new(config, 1).unwrap();
+        let parameters = Parameters::gather(&mut model, &Device::Cpu).unwrap();
+        let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
+        let (ids, targets) = (zeros(&[2, t], DType::U32), zeros(&[2, t], DType::U32));
+        for dropout in [Dropout::off(), Dropout::new(0.1, 1, 0)] {
+            model.loss(&ids, &targets, &dropout).unwrap().backward().unwrap();
+        }
+        optimizer.step(&parameters, 1e-3).unwrap();
+        model.logits(&ids).unwrap();
+    }
+}
+
+/// A kind of GPU, and every different launch that it is asked for with the kernel that asks.
+struct Planned {
+    device: &'static str,
+    limits: Limits,
+    variants: Vec<(&'static str, Launch)>,
+}
+
+/// Planned once for all tests.
+fn planned() -> &'static [Planned] {
+    static PLANNED: OnceLock<Vec<Planned>> = OnceLock::new();
+    PLANNED.get_or_init(|| {
+        let plan = |(device, limits)| Planned { device, variants: variants(&limits), limits };
+        devices().into_iter().map(plan).collect()
+    })
+}
+
+fn variants(limits: &Limits) -> Vec<(&'static str, Launch)> {
+    let mut plans = record_plans(limits, || all_cases(limits));
+    plans.extend(record_plans(limits, large_products));
+    plans.extend(record_plans(limits, model_steps));
+    for (kernel, plan) in &plans {
+        check_plan(kernel, plan, limits);
+    }
+    let mut seen = BTreeSet::new();
+    let launches = plans.into_iter().flat_map(|(kernel, plan)| plan.launches.into_iter().map(move |l| (kernel, l)));
+    launches.filter(|(_, launch)| seen.insert((launch.shader.name, launch.values.clone()))).collect()
+}
+
+/// What holds for a plan whatever its shaders say.
+fn check_plan(kernel: &str, plan: &Plan, limits: &Limits) {
+    for &size in &plan.scratch {
+        assert!(size as u64 <= limits.binding_bytes, "{kernel}: scratch of {size} bytes");
+    }
+    for Launch { bindings, params, .. } in &plan.launches {
+        // The floors that WebGPU and its immediates (128 bytes on Vulkan) guarantee.
+        assert!(bindings.len() <= 8, "{kernel}: {} bindings", bindings.len());
+        assert!(params.len() <= 32, "{kernel}: {} words of parameters", params.len());
+        for binding in bindings {
+            if let Operand::Scratch(i) | Operand::ReadScratch(i) = binding {
+                assert!(*i < plan.scratch.len(), "{kernel}: scratch buffer {i} of {}", plan.scratch.len());
+            }
+        }
+    }
+}
+
+/// A shader that naga has accepted.
+struct Checked {
+    module: Module,
+    info: ModuleInfo,
+}
+
+/// Parses and validates as wgpu does on a device with these limits, and holds the shader to them and to its launch.
+fn check_shader(launch: &Launch, source: &str, limits: &Limits) -> Result<Checked, String> {
+    let module = naga::front::wgsl::parse_str(source).map_err(|e| e.emit_to_string(source))?;
+    let mut capabilities = Capabilities::IMMEDIATES;
+    capabilities.set(Capabilities::SHADER_FLOAT16, limits.f16);
+    capabilities.set(Capabilities::SUBGROUP, limits.subgroup_size > 0);
+    let mut validator = Validator::new(ValidationFlags::all(), capabilities);
+    validator.subgroup_stages(ShaderStages::COMPUTE).subgroup_operations(SubgroupOperationSet::all());
+    let info = validator.validate(&module).map_err(|e| e.emit_to_string(source))?;
+
+    let [entry] = &module.entry_points[..] else { return Err("it needs exactly one entry point".into()) };
+    if entry.name != "main" || entry.stage != ShaderStage::Compute {
+        return Err(format!("its entry point is {:?} {}, not a compute shader named main", entry.stage, entry.name));
+    }
+    let threads: u32 = entry.workgroup_size.iter().product();
+    if threads > limits.workgroup_threads {
+        return Err(format!("{threads} threads where a workgroup may have {}", limits.workgroup_threads));
+    }
+
+    let mut layouter = naga::proc::Layouter::default();
+    layouter.update(module.to_ctx()).map_err(|e| e.to_string())?;
+    let (mut workgroup_bytes, mut immediate_bytes) = (0, 0);
+    let mut bound = BTreeMap::new();
+    for (_, global) in module.global_variables.iter() {
+        let layout = layouter[global.ty];
+        match (global.space, &global.binding) {
+            // Each variable starts on a multiple of 16 bytes, the strictest of all backends.
+            (AddressSpace::WorkGroup, _) => workgroup_bytes += layout.size.next_multiple_of(16),
+            (AddressSpace::Immediate, _) => immediate_bytes += layout.size,
+            (AddressSpace::Storage { access }, Some(ResourceBinding { group: 0, binding })) => {
+                bound.insert(*binding, access);
+            }
+            (AddressSpace::Private | AddressSpace::Handle, None) => {}
+            other => return Err(format!("it declares a global of an unexpected kind: {other:?}")),
+        }
+    }
+    if workgroup_bytes > limits.workgroup_bytes {
+        return Err(format!("{workgroup_bytes} bytes of workgroup memory where there are {}", limits.workgroup_bytes));
+    }
+    if immediate_bytes as usize != 4 * launch.params.len() {
+        return Err(format!("{immediate_bytes} bytes of immediates for {} words of parameters", launch.params.len()));
+    }
+    let wanted: BTreeMap<u32, StorageAccess> = (0..)
+        .zip(&launch.bindings)
+        .map(|(i, operand)| match operand {
+            Operand::Input(_) | Operand::ReadScratch(_) => (i, StorageAccess::LOAD),
+            Operand::Output(_) | Operand::Scratch(_) => (i, StorageAccess::LOAD | StorageAccess::STORE),
+        })
+        .collect();
+    if bound != wanted {
+        return Err(format!("it declares the bindings {bound:?}, the launch binds {wanted:?}"));
+    }
+    Ok(Checked { module, info })
+}
+
+/// SPIR-V as wgpu asks for it on Vulkan.
+fn to_spirv(shader: &Checked) -> Result<(), String> {
+    let options = spv::Options { lang_version: (1, 3), ..spv::Options::default() };
+    let words = spv::write_vec(&shader.module, &shader.info, &options, None).map_err(|e| e.to_string())?;
+    if words.is_empty() { Err("no SPIR-V came out".into()) } else { Ok(()) }
+}
+
+/// The Metal shading language, with buffers numbered as wgpu does.
+fn to_msl(shader: &Checked, bindings: &[Operand]) -> Result<(), String> {
+    let resources = (0..)
+        .zip(bindings)
+        .map(|(binding, operand)| {
+            let mutable = matches!(operand, Operand::Output(_) | Operand::Scratch(_));
+            let target = msl::BindTarget { buffer: Some(binding as u8), mutable, ..msl::BindTarget::default() };
+            (ResourceBinding { group: 0, binding }, target)
+        })
+        .collect();
+    let count = bindings.len() as u8;
+    let resources =
+        msl::EntryPointResources { resources, immediates_buffer: Some(count), sizes_buffer: Some(count + 1) };
+    let options = msl::Options {
+        // The oldest that has everything in use: half precision and subgroups (macOS 12, 2021).
+        lang_version: (2, 4),
+        per_entry_point_map: BTreeMap::from([("main".to_string(), resources)]),
+        fake_missing_bindings: false,
+        ..msl::Options::default()
+    };
+    let (_, info) = msl::write_string(&shader.module, &shader.info, &options, &msl::PipelineOptions::default())
+        .map_err(|e| e.to_string())?;
+    info.entry_point_names.into_iter().try_for_each(|name| name.map(drop).map_err(|e| e.to_string()))
+}
+
+/// HLSL for DirectX 12, with registers numbered as wgpu does.
+fn to_hlsl(shader: &Checked, bindings: &[Operand]) -> Result<(), String> {
+    let register = |space, register| hlsl::BindTarget { space, register, ..hlsl::BindTarget::default() };
+    let options = hlsl::Options {
+        // The oldest with 16-bit types; subgroups need 6.0.
+        shader_model: hlsl::ShaderModel::V6_2,
+        binding_map: (0..bindings.len() as u32)
+            .map(|binding| (ResourceBinding { group: 0, binding }, register(0, binding)))
+            .collect(),
+        immediates_target: Some(register(1, 0)),
+        // wgpu passes the number of workgroups in a constant buffer.
+        special_constants_binding: Some(register(2, 0)),
+        fake_missing_bindings: false,
+        ..hlsl::Options::default()
+    };
+    let mut text = String::new();
+    let pipeline = hlsl::PipelineOptions::default();
+    let info = hlsl::Writer::new(&mut text, &options, &pipeline)
+        .write(&shader.module, &shader.info, None)
+        .map_err(|e| e.to_string())?;
+    info.entry_point_names.into_iter().try_for_each(|name| name.map(drop).map_err(|e| e.to_string()))
+}
+
+#[test]
+fn every_variant_translates_and_fits_every_kind_of_device() {
+    let mut failures = Vec::new();
+    let mut sources: HashMap<String, &'static str> = HashMap::new();
+    for Planned { device, limits, variants } in planned() {
+        println!("{device}: {} variants", variants.len());
+        for (kernel, launch) in variants {
+            let source = source_of(launch);
+            let result = check_shader(launch, &source, limits).and_then(|shader| {
+                // The translations depend on the text alone.
+                if sources.insert(source, launch.shader.name).is_some() {
+                    return Ok(());
+                }
+                to_spirv(&shader).map_err(|e| format!("SPIR-V: {e}"))?;
+                to_msl(&shader, &launch.bindings).map_err(|e| format!("Metal: {e}"))?;
+                to_hlsl(&shader, &launch.bindings).map_err(|e| format!("DirectX: {e}"))
+            });
+            if let Err(e) = result {
+                failures.push(format!("{kernel} on {device}: {} {:?}: {e}", launch.shader.name, launch.values));
+            }
+        }
+    }
+    println!("{} different shader texts", sources.len());
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// The parts of a template line that do not depend on the values: "a[{{ i }}u]" -> ["a[", "u]"].
+fn fixed_parts(line: &str) -> Vec<&str> {
+    let mut parts = Vec::new();
+    let mut rest = line;
+    while let Some(start) = rest.find('{') {
+        let end = match rest.as_bytes().get(start + 1) {
+            Some(b'{') => "}}",
+            Some(b'%') => "%}",
+            Some(b'#') => "#}",
+            // A brace of WGSL.
+            _ => {
+                parts.push(&rest[..=start]);
+                rest = &rest[start + 1..];
+                continue;
+            }
+        };
+        parts.push(&rest[..start]);
+        // A tag that ends on a later line leaves nothing fixed on this one.
+        rest = rest[start..].find(end).map_or("", |at| &rest[start + at + 2..]);
+    }
+    parts.push(rest);
+    parts.into_iter().map(str::trim).filter(|part| !part.is_empty()).collect()
+}
+
+/// The cases above would prove little if they did not reach the branches of the templates.
+#[test]
+fn every_shader_and_every_line_of_it_is_reached() {
+    let mut rendered: BTreeMap<&str, (String, BTreeSet<String>)> = BTreeMap::new();
+    let mut values: BTreeMap<(&str, &str), BTreeSet<String>> = BTreeMap::new();
+    for Planned { variants, .. } in planned() {
+        for (_, launch) in variants {
+            let name = launch.shader.name;
+            let (_, lines) =
+                rendered.entry(name).or_insert_with(|| (launch.shader.source.to_string(), BTreeSet::new()));
+            lines.extend(source_of(launch).lines().map(|line| line.trim().to_string()));
+            for (key, value) in &launch.values {
+                values.entry((name, key)).or_default().insert(format!("{value:?}"));
+            }
+        }
+    }
+
+    let files: BTreeSet<String> = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path().file_stem().unwrap().to_string_lossy().into_owned())
+        .filter(|stem| stem != "common")
+        .collect();
+    assert_eq!(rendered.keys().map(|name| name.to_string()).collect::<BTreeSet<_>>(), files, "left: launched");
+
+    let mut unreached = Vec::new();
+    for (name, (template, lines)) in &rendered {
+        for (number, line) in template.lines().enumerate() {
+            let parts = fixed_parts(line);
+            let reached = lines.iter().any(|rendered| {
+                let mut rest = rendered.as_str();
+                parts.iter().all(|part| rest.find(part).map(|at| rest = &rest[at + part.len()..]).is_some())
+            });
+            if !reached {
+                unreached.push(format!("shaders/{name}.wgsl:{}: {}", number + 1, line.trim()));
+            }
+        }
+    }
+    for ((shader, key), values) in &values {
+        println!("{shader}.{key}: {values:?}");
+    }
+    assert!(unreached.is_empty(), "no variant contains\n{}", unreached.join("\n"));
+    // Sizes that decide between whole kernels of different speed.
+    let tiles: Vec<&str> = values[&("matmul", "BM")].iter().map(String::as_str).collect();
+    assert_eq!(tiles, ["Int(128)", "Int(32)", "Int(64)"]);
+}
