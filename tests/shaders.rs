@@ -392,5 +392,5 @@ fn every_shader_and_every_line_of_it_is_reached() {
     assert!(unreached.is_empty(), "no variant contains\n{}", unreached.join("\n"));
     // Sizes that decide between whole kernels of different speed.
     let tiles: Vec<&str> = values[&("matmul", "BM")].iter().map(String::as_str).collect();
-    assert_eq!(tiles, ["Int(128)", "Int(32)", "Int(64)"]);
+    assert_eq!(tiles, ["Int(128)", "Int(256)", "Int(32)", "Int(64)"]);
 }
