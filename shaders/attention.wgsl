@@ -168,9 +168,10 @@ fn kept(queries: vec4<u32>, keys: vec4<u32>) -> vec4<f32> {
                 stage[(ROWS + line) * 8u + (d ^ (line & 7u))] = load_{{ b }}(col_base + column, chunk * CHUNK + d);
             }
             workgroupBarrier();
-            for (var d = 0u; d < CHUNK; d++) {
-                let row = ty * 8u + (d ^ (ty & 7u));
-                let column = (ROWS + tx) * 8u + (d ^ (tx & 7u));
+            {% for d in range((groups + chunks - 1) // chunks) %}
+            {
+                let row = ty * 8u + ({{ d }}u ^ (ty & 7u));
+                let column = (ROWS + tx) * 8u + ({{ d }}u ^ (tx & 7u));
                 let b0 = stage[column];
                 let b1 = stage[column + TX * 8u];
                 let b2 = stage[column + TX * 16u];
@@ -181,10 +182,11 @@ fn kept(queries: vec4<u32>, keys: vec4<u32>) -> vec4<f32> {
                 {% for r in range(per_thread) %}
                 let a{{ r }} = stage[row + {{ r }}u * TY * 8u];
                 {% for c in xyzw %}
-                {{ s }}{{ r }} += a{{ r }}.{{ c }} * b_{{ c }};
+                {{ s }}{{ r }} = fma(vec4<f32>(a{{ r }}.{{ c }}), b_{{ c }}, {{ s }}{{ r }});
                 {% endfor %}
                 {% endfor %}
             }
+            {% endfor %}
         }
 {% endmacro %}
 
@@ -198,7 +200,10 @@ fn kept(queries: vec4<u32>, keys: vec4<u32>) -> vec4<f32> {
                 stage[i] = load_{{ b }}(col_base + first * 4u + line, d);
             }
             workgroupBarrier();
-            for (var k = 0u; k < STAGED; k++) {
+            for (var k4 = 0u; k4 < STAGED; k4 += 4u) {
+                {% for k in range(4) %}
+                {
+                let k = k4 + {{ k }}u;
                 {% for r in range(per_thread) %}
                 let w{{ r }} = tile[({{ r }}u * TY + ty) * TX + first + k];
                 {% endfor %}
@@ -210,9 +215,11 @@ fn kept(queries: vec4<u32>, keys: vec4<u32>) -> vec4<f32> {
                 {% endfor %}
                 {% for r in range(per_thread) %}
                 {% for c in range(4) %}
-                {{ sum }}{{ r }}_{{ n }} += w{{ r }}.{{ xyzw[c] }} * b{{ n }}_{{ c }};
+                {{ sum }}{{ r }}_{{ n }} = fma(vec4<f32>(w{{ r }}.{{ xyzw[c] }}), b{{ n }}_{{ c }}, {{ sum }}{{ r }}_{{ n }});
                 {% endfor %}
                 {% endfor %}
+                {% endfor %}
+                }
                 {% endfor %}
             }
         }
