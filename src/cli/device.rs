@@ -1,5 +1,6 @@
 //! Opens the device that was asked for, and says what was chosen and why. Nothing falls back silently.
 
+use super::output;
 use crate::config::{DeviceConfig, DeviceKind};
 use crate::gpu::{AdapterChoice, Gpu, adapters};
 use crate::{Device, cpu};
@@ -42,45 +43,53 @@ impl Flags {
 pub fn open(config: &DeviceConfig) -> Result<Device> {
     cpu::set_threads(if config.threads == 0 { num_cpus::get_physical() } else { config.threads });
     let open = |index| -> Result<Device> {
-        let index = match index {
-            Some(index) => Some(index),
-            None => index_from_environment()?,
-        };
         Ok(Device::Gpu(Gpu::open(&AdapterChoice { index, allow_software: config.allow_software })?))
     };
     match config.kind {
         DeviceKind::Cpu => Ok(Device::Cpu),
-        DeviceKind::Gpu(index) => match open(index) {
-            Err(error) if config.allow_fallback => {
-                eprintln!("warning: training on the CPU instead of {}: {error:#}", config.kind);
-                Ok(Device::Cpu)
-            }
-            result => result,
-        },
+        DeviceKind::Gpu(index) => or_fall_back(config, gpu_number(index).and_then(open)),
+        // Whoever names an adapter wants that one.
+        DeviceKind::Auto if names_adapter() => or_fall_back(config, gpu_number(None).and_then(open)),
         DeviceKind::Auto => match open(None) {
             Ok(Device::Gpu(gpu)) => {
-                eprintln!("device auto: {} (gpu:{}), the first GPU", gpu.info().name, gpu.info().index);
+                output::note(format_args!("device auto: gpu:{}, {}", gpu.info().index, gpu.info().name));
                 Ok(Device::Gpu(gpu))
             }
             Ok(Device::Cpu) => Ok(Device::Cpu),
             Err(error) => {
                 let reason = error.to_string();
                 let reason = reason.lines().next().unwrap_or_default().trim_start_matches("no usable GPU: ");
-                eprintln!("device auto: cpu, because there is no usable GPU ({reason})");
+                output::note(format_args!("device auto: cpu, because there is no usable GPU ({reason})"));
                 Ok(Device::Cpu)
             }
         },
     }
 }
 
-/// The adapter that RUSTYFLOW_GPU_DEVICE names by its number or a part of its name.
-fn index_from_environment() -> Result<Option<usize>> {
-    const VARIABLE: &str = "RUSTYFLOW_GPU_DEVICE";
-    let Ok(wanted) = std::env::var(VARIABLE) else { return Ok(None) };
-    let wanted = wanted.trim();
-    if wanted.is_empty() {
-        return Ok(None);
+/// The CPU in place of a device that cannot be opened, if that is allowed.
+fn or_fall_back(config: &DeviceConfig, opened: Result<Device>) -> Result<Device> {
+    match opened {
+        Err(error) if config.allow_fallback => {
+            output::note(format_args!("warning: computing on the CPU instead of {}: {error}", config.kind));
+            Ok(Device::Cpu)
+        }
+        result => result,
     }
+}
+
+/// Names an adapter, for every command, by its number or a part of its name.
+const VARIABLE: &str = "RUSTYFLOW_GPU_DEVICE";
+
+fn names_adapter() -> bool {
+    std::env::var_os(VARIABLE).is_some_and(|wanted| !wanted.is_empty())
+}
+
+/// The number given, or that of the adapter which the environment names, if it does.
+fn gpu_number(given: Option<usize>) -> Result<Option<usize>> {
+    if given.is_some() || !names_adapter() {
+        return Ok(given);
+    }
+    let wanted = std::env::var_os(VARIABLE).unwrap_or_default().to_string_lossy().trim().to_string();
     if let Ok(index) = wanted.parse() {
         return Ok(Some(index));
     }
@@ -90,7 +99,8 @@ fn index_from_environment() -> Result<Option<usize>> {
         Some(adapter) => Ok(Some(adapter.index)),
         None => {
             let names: Vec<String> = all.iter().map(|a| format!("{} = {}", a.index, a.name)).collect();
-            bail!("{VARIABLE}={wanted} names no adapter; there are: {}", names.join(", "))
+            let names = if names.is_empty() { "none".to_string() } else { names.join(", ") };
+            bail!("{VARIABLE}={wanted} names no adapter; this machine has {names}; unset it, or use --device cpu")
         }
     }
 }

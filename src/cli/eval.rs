@@ -1,11 +1,12 @@
 //! `rustyflow eval`: how well a model predicts a text.
 
 use super::{device, model, output};
-use crate::config::DeviceConfig;
+use crate::config::{Layers, process_environment};
 use crate::train::{Windows, evaluate};
 use crate::{Error, data::Corpus};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -45,7 +46,8 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<()> {
     let (source, text) = read_text(&args)?;
-    let device = device::open(&args.device.over(&DeviceConfig::default()))?;
+    let config = Layers::new().environment(process_environment())?.build()?.config;
+    let device = device::open(&args.device.over(&config.device))?;
     let (model, tokenizer, folder) = model::load(args.model.as_deref(), &device)?;
     let block_size = model.config.block_size;
     let context = args.context.unwrap_or(block_size);
@@ -58,7 +60,9 @@ pub fn run(args: Args) -> Result<()> {
     }
     let tokens = tokenizer.encode(&text)?;
     let windows = Windows { context, stride, batch_size: args.batch_size.max(1), max_batches: 0 };
-    let result = evaluate(&model, &tokens, text.len(), windows)?;
+    // Ctrl-C ends this command as it ends any other: there is nothing to save.
+    let never = AtomicBool::new(false);
+    let result = evaluate(&model, &tokens, text.len(), windows, &never)?.expect("nothing sets the flag");
     if args.json {
         let mut json = serde_json::to_value(&result)?;
         json["model"] = serde_json::json!(folder);

@@ -1,8 +1,8 @@
 //! `rustyflow generate`: continues a text, printing it as it is drawn.
 
 use super::{device, model, output};
-use crate::config::{Config, DeviceConfig};
-use crate::generate::{Sampling, generate};
+use crate::config::{Layers, process_environment};
+use crate::generate::{Sampler, Sampling, check_prompt, generate};
 use crate::train::prompt_ids;
 use anyhow::Result;
 use std::ops::ControlFlow;
@@ -22,13 +22,13 @@ pub struct Args {
     #[arg(long, short = 'n', value_name = "N")]
     max_tokens: Option<usize>,
     /// Below 1 safer, above 1 wilder, 0 always the likeliest token [default: 0.8]
-    #[arg(long, short, value_name = "T")]
+    #[arg(long, short, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f64>,
     /// Choose among the K likeliest tokens only
     #[arg(long, value_name = "K")]
     top_k: Option<usize>,
     /// Choose among the likeliest tokens that reach this probability together
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f64>,
     /// The same seed writes the same text [default: 1337]
     #[arg(long)]
@@ -41,10 +41,11 @@ pub struct Args {
 }
 
 pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
-    let device = device::open(&args.device.over(&DeviceConfig::default()))?;
+    let config = Layers::new().environment(process_environment())?.build()?.config;
+    let device = device::open(&args.device.over(&config.device))?;
     let (model, tokenizer, folder) = model::load(args.model.as_deref(), &device)?;
     tracing::info!("model {}", folder.display());
-    let defaults = Config::default().generate;
+    let defaults = config.generate;
     let sampling = Sampling {
         temperature: args.temperature.unwrap_or(defaults.temperature),
         top_k: args.top_k.unwrap_or(defaults.top_k),
@@ -52,6 +53,9 @@ pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
         seed: args.seed.unwrap_or(defaults.seed),
     };
     let prompt = prompt_ids(&tokenizer, &args.prompt)?;
+    // Before the prompt is shown, so that an error does not follow on half a line.
+    check_prompt(&model.config, &prompt)?;
+    Sampler::new(&sampling)?;
     let mut stream = tokenizer.stream();
     let mut text = String::new();
     let show = |piece: &str, text: &mut String| -> crate::Result<()> {

@@ -54,11 +54,10 @@ enum Command {
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     start_logging(cli.verbose);
-    let stop = stop_on_signal();
     let result = match cli.command {
-        Command::Train(args) => train::run(args, &stop),
+        Command::Train(args) => train::run(args, &stop_on_signal()),
         Command::Eval(args) => eval::run(args),
-        Command::Generate(args) => generate::run(args, &stop),
+        Command::Generate(args) => generate::run(args, &stop_on_signal()),
         Command::Devices(args) => devices::run(args),
         Command::Bench(command) => bench::run(command),
         Command::Data(command) => data::run(command),
@@ -67,7 +66,8 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            // Without the causes: every message of the library includes its own.
+            output::note(format_args!("error: {error}"));
             ExitCode::FAILURE
         }
     }
@@ -81,7 +81,8 @@ fn start_logging(verbose: u8) {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
 }
 
-/// A flag that Ctrl-C (or SIGTERM) sets; the second time the process ends at once.
+/// A flag that Ctrl-C (or SIGTERM) sets, for commands that end well when they see it; the second time the process ends
+/// at once.
 fn stop_on_signal() -> Arc<AtomicBool> {
     let stop = Arc::new(AtomicBool::new(false));
     let flag = stop.clone();
@@ -90,7 +91,7 @@ fn stop_on_signal() -> Arc<AtomicBool> {
             // As a shell reports a process that Ctrl-C ended.
             std::process::exit(130);
         }
-        eprintln!("\nstopping after this step; press Ctrl-C again to stop at once");
+        output::note("\nstopping after this step; press Ctrl-C again to stop at once");
     };
     if let Err(error) = ctrlc::set_handler(handler) {
         tracing::warn!("Ctrl-C will end the run without saving: {error}");

@@ -2,7 +2,7 @@
 
 use crate::data::Tokenizer;
 use crate::nn::{Gpt, Module, checkpoint};
-use crate::train::{find_checkpoint, newest_run};
+use crate::train::{check_size, find_checkpoint, newest_run};
 use crate::{Device, Error};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
@@ -27,6 +27,7 @@ pub fn load(path: Option<&Path>, device: &Device) -> Result<(Gpt, Tokenizer, Pat
         }
         .into());
     }
+    check_size(&model.config, model.config.block_size, device)?;
     model.to_device(device)?;
     Ok((model, tokenizer, folder))
 }

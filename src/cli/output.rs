@@ -1,4 +1,4 @@
-//! Standard output that may be closed early, as by `rustyflow ... | head`.
+//! Output that may be closed early, as by `rustyflow ... | head`.
 
 use std::io::{self, Write};
 
@@ -12,6 +12,11 @@ pub fn now(text: &str) -> io::Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())?;
     out.flush()
+}
+
+/// Writes a line to standard error. Nobody is left to tell if that fails, so unlike `eprintln` it does not panic.
+pub fn note(text: impl std::fmt::Display) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
 /// Whether whoever read our output has gone: no reason to complain.

@@ -126,7 +126,7 @@ fn finish(s: &Summary) -> io::Result<()> {
     output::line(s.report.text())?;
     let number = |loss: Option<f64>| loss.map_or("-".to_string(), |l| format!("{l:.4}"));
     let validation = s.validation.as_ref().map(|v| v.loss);
-    let stopped = if s.interrupted { format!(", stopped at {} of {}", s.steps, s.total_steps) } else { String::new() };
+    let stopped = if s.interrupted { format!(", interrupted before {}", s.total_steps) } else { String::new() };
     output::line(format_args!(
         "trained       {} steps{stopped}, {:.2} epochs, {} tokens/s",
         s.steps,

@@ -5,6 +5,7 @@ use crate::nn::{Dropout, Gpt};
 use crate::tensor::no_grad;
 use crate::{Result, Tensor};
 use serde::Serialize;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How well a model predicts a text.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -36,17 +37,26 @@ pub struct Windows {
 }
 
 /// Evaluates `model` on `tokens`, which stand for `text_bytes` bytes of text. Every token but the first is predicted
-/// once.
+/// once. `None` if `stop` was set before the end.
 ///
 /// # Errors
 /// If there are fewer than two tokens, or the device reported an error.
-pub fn evaluate(model: &Gpt, tokens: &[u32], text_bytes: usize, windows: Windows) -> Result<Evaluation> {
+pub fn evaluate(
+    model: &Gpt,
+    tokens: &[u32],
+    text_bytes: usize,
+    windows: Windows,
+    stop: &AtomicBool,
+) -> Result<Option<Evaluation>> {
     let Windows { context, stride, batch_size, max_batches } = windows;
     let device = model.device();
     let mut rows = eval_windows(tokens, context, stride)?;
     let (mut readings, mut predicted) = (Vec::new(), 0);
     let most = if max_batches == 0 { usize::MAX } else { max_batches };
     while readings.len() < most {
+        if stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
         let (mut ids, mut targets) = (Vec::new(), Vec::new());
         for (row_ids, row_targets) in rows.by_ref().take(batch_size) {
             ids.extend(row_ids);
@@ -72,12 +82,12 @@ pub fn evaluate(model: &Gpt, tokens: &[u32], text_bytes: usize, windows: Windows
     let loss = total / predicted.max(1) as f64;
     // Where only a part was evaluated, its share of the bytes is taken to be its share of the tokens.
     let bytes = text_bytes as f64 * predicted as f64 / (tokens.len() - 1).max(1) as f64;
-    Ok(Evaluation {
+    Ok(Some(Evaluation {
         loss,
         perplexity: loss.exp(),
         bits_per_byte: total / std::f64::consts::LN_2 / bytes.max(1.0),
         tokens: predicted,
         context,
         stride,
-    })
+    }))
 }

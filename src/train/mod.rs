@@ -8,16 +8,18 @@ mod evaluate;
 mod events;
 mod log;
 mod run_folder;
+mod size;
 
 pub use bench::{StepCase, StepTiming, step_cases, time_step};
 pub use evaluate::{Evaluation, Windows, evaluate};
 pub use events::{Event, Start, Step, Summary};
 pub use log::TRAINING_LOG;
 pub use run_folder::{RunFolder, find_checkpoint, newest_run};
+pub use size::check_size;
 
 use crate::config::{self, Config, OptimizerKind, Precision, Resolved, TrainLength};
 use crate::data::{Corpus, Loader, Position, Tokenizer, TokenizerSpec};
-use crate::generate::{Sampling, generate};
+use crate::generate::{Sampling, check_prompt, generate};
 use crate::nn::{Dropout, Gpt, GptConfig};
 use crate::optim::{Kind, LearningRate, Optimizer, Parameters, Schedule};
 use crate::profile::{self, Report, Span};
@@ -131,20 +133,20 @@ impl<'a> Trainer<'a> {
             bias: config.model.bias,
             tie_embeddings: config.model.tie_embeddings,
         };
-        // Before the expensive part: a folder that cannot be written to should be known now.
+        // Before the expensive part: what is to fail should fail now.
+        check_prompt(&shape, &prompt_ids(&tokenizer, &config.generate.prompt)?)?;
+        check_size(&shape, t.batch_size * config.model.block_size, &setting.device)?;
+        size::check_memory(&shape, &setting.device)?;
         let kind = if matches!(setting.device, Device::Cpu) { "cpu" } else { "gpu" };
         let folder = RunFolder::create(Path::new(&config.run.dir), &config.run_name(kind))?;
         folder.write("config.toml", &resolved.to_toml())?;
-
-        let mut model = Gpt::new(shape.clone(), config.run.seed)?;
-        let parameters = Parameters::gather(&mut model, &setting.device)?;
-        let o = &config.optimizer;
-        let kind = match o.kind {
-            OptimizerKind::AdamW => Kind::AdamW { beta1: o.beta1, beta2: o.beta2, eps: o.eps },
-            OptimizerKind::Adam => Kind::Adam { beta1: o.beta1, beta2: o.beta2, eps: o.eps },
-            OptimizerKind::Sgd => Kind::Sgd { momentum: o.momentum },
+        let (model, parameters, optimizer) = match build(config, &shape, &setting.device) {
+            Ok(built) => built,
+            Err(error) => {
+                folder.discard();
+                return Err(error);
+            }
         };
-        let optimizer = Optimizer::new(&parameters, kind, o.weight_decay, t.grad_clip)?;
         let learning_rate = LearningRate {
             schedule: match t.schedule {
                 config::Schedule::Cosine => Schedule::Cosine,
@@ -208,6 +210,8 @@ impl<'a> Trainer<'a> {
                 self.evaluate()?;
             }
             if save {
+                // Weights that are no numbers must not push out the checkpoints from before.
+                self.take_readings(true)?;
                 self.save(false)?;
             }
         }
@@ -243,7 +247,11 @@ impl<'a> Trainer<'a> {
         let learning_rate = self.learning_rate.at(self.step);
         let squares = self.optimizer.step(&self.parameters, learning_rate)?;
         self.step += 1;
-        let logged = self.step == 1 || self.step.is_multiple_of(self.config.log.every) || self.step == self.total_steps;
+        let every = self.config.checkpoint.every;
+        let logged = self.step == 1
+            || self.step.is_multiple_of(self.config.log.every)
+            || (every > 0 && self.step.is_multiple_of(every))
+            || self.step == self.total_steps;
         if logged {
             let loss = total_loss.expect("there is at least one batch");
             let step = Step {
@@ -281,17 +289,25 @@ impl<'a> Trainer<'a> {
             self.last_logged = (step.step, self.training_time);
             self.train_loss = Some(step.loss);
             self.report(Event::Step(step))?;
-            if !step.loss.is_finite() {
-                return Err(Error::Invalid(format!(
-                    "the loss is {} at step {}: training diverged. Lower train.learning_rate or set train.grad_clip; \
-                     {} holds the checkpoints from before",
-                    step.loss,
-                    step.step,
-                    self.folder.path().display()
-                )));
-            }
+            self.check_loss("loss", step.loss, step.step)?;
         }
         Ok(())
+    }
+
+    /// An error if a loss is not a number any more: nothing after it is worth computing or keeping.
+    fn check_loss(&self, what: &str, loss: f64, step: usize) -> Result<()> {
+        if loss.is_finite() {
+            return Ok(());
+        }
+        let folder = self.folder.path();
+        let kept = match folder.join("last").exists() {
+            true => format!("; {} holds the checkpoints from before", folder.display()),
+            false => String::new(),
+        };
+        Err(Error::Invalid(format!(
+            "the {what} is {loss} at step {step}: training diverged. Lower train.learning_rate or set \
+             train.grad_clip{kept}"
+        )))
     }
 
     fn tokens_per_step(&self) -> usize {
@@ -324,9 +340,10 @@ impl<'a> Trainer<'a> {
             batch_size: self.config.train.batch_size,
             max_batches: self.config.train.eval_batches,
         };
-        let result = evaluate(&self.model, &self.validation, self.validation_bytes, windows);
+        let result = evaluate(&self.model, &self.validation, self.validation_bytes, windows, self.setting.stop);
         profile::restore(measured);
-        let result = result?;
+        let Some(result) = result? else { return Ok(()) };
+        self.check_loss("validation loss", result.loss, self.step)?;
         let best = self.best_loss.is_none_or(|loss| result.loss < loss);
         if best {
             self.best_loss = Some(result.loss);
@@ -399,6 +416,20 @@ impl<'a> Trainer<'a> {
         })?;
         Ok(self.tokenizer.decode(&ids)?.trim_start_matches('\n').to_string())
     }
+}
+
+/// The model, its parameters on the device, and their optimizer.
+fn build(config: &Config, shape: &GptConfig, device: &Device) -> Result<(Gpt, Parameters, Optimizer)> {
+    let mut model = Gpt::new(shape.clone(), config.run.seed)?;
+    let parameters = Parameters::gather(&mut model, device)?;
+    let o = &config.optimizer;
+    let kind = match o.kind {
+        OptimizerKind::AdamW => Kind::AdamW { beta1: o.beta1, beta2: o.beta2, eps: o.eps },
+        OptimizerKind::Adam => Kind::Adam { beta1: o.beta1, beta2: o.beta2, eps: o.eps },
+        OptimizerKind::Sgd => Kind::Sgd { momentum: o.momentum },
+    };
+    let optimizer = Optimizer::new(&parameters, kind, o.weight_decay, config.train.grad_clip)?;
+    Ok((model, parameters, optimizer))
 }
 
 /// The tokens of a prompt; an empty one means the start of a line, or the tokenizer's first token if it has no line

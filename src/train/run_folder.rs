@@ -52,6 +52,12 @@ impl RunFolder {
         &self.path
     }
 
+    /// Removes it: for a run that ended before it began.
+    pub fn discard(self) {
+        // What cannot be removed does no harm.
+        let _ = fs::remove_dir_all(&self.path);
+    }
+
     /// Writes a text file.
     ///
     /// # Errors
