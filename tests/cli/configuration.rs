@@ -1,0 +1,151 @@
+//! Where a configuration's values come from, seen from outside.
+
+use crate::sandbox::{Sandbox, TINY_RUN};
+
+/// Every key with a value that is not its default (or that the test needs), and as written in the run's config.toml.
+const EVERY_KEY: &[(&str, &str)] = &[
+    ("run.dir", "out"),
+    ("run.name", "named"),
+    ("run.seed", "7"),
+    ("device.kind", "cpu"),
+    ("device.precision", "f32"),
+    ("device.threads", "1"),
+    ("device.allow_fallback", "true"),
+    ("device.allow_software", "true"),
+    ("data.corpus", "corpus.txt"),
+    ("data.tokenizer", "char"),
+    ("data.vocab_size", "300"),
+    ("data.validation_fraction", "0.25"),
+    ("model.n_layer", "1"),
+    ("model.n_head", "1"),
+    ("model.n_embd", "8"),
+    ("model.block_size", "8"),
+    ("model.dropout", "0.1"),
+    ("model.bias", "false"),
+    ("model.tie_embeddings", "false"),
+    ("train.batch_size", "2"),
+    ("train.grad_accum_steps", "2"),
+    ("train.max_steps", "3"),
+    ("train.learning_rate", "0.02"),
+    ("train.min_learning_rate", "0.01"),
+    ("train.warmup_steps", "1"),
+    ("train.schedule", "linear"),
+    ("train.eval_every", "2"),
+    ("train.eval_batches", "1"),
+    ("train.grad_clip", "0.5"),
+    ("optimizer.kind", "adam"),
+    ("optimizer.beta1", "0.8"),
+    ("optimizer.beta2", "0.9"),
+    ("optimizer.eps", "0.001"),
+    ("optimizer.weight_decay", "0.2"),
+    ("optimizer.momentum", "0.5"),
+    ("checkpoint.every", "2"),
+    ("checkpoint.keep_last", "1"),
+    ("checkpoint.keep_best", "false"),
+    ("log.every", "2"),
+    ("generate.prompt", "the"),
+    ("generate.max_new_tokens", "3"),
+    ("generate.temperature", "0.7"),
+    ("generate.top_k", "5"),
+    ("generate.top_p", "0.9"),
+    ("generate.seed", "3"),
+];
+
+/// The run's config.toml holds every key with its value, and each comes from where `source` says.
+fn assert_all_in_force(sandbox: &Sandbox, source: impl Fn(&str) -> String) {
+    let text = sandbox.read("out/named/config.toml");
+    let mut section = "";
+    let mut seen = 0;
+    for line in text.lines().filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        if let Some(name) = line.strip_prefix('[') {
+            section = name.trim_end_matches(']');
+            continue;
+        }
+        let (assignment, comment) = line.split_once("  # ").unwrap_or_else(|| panic!("no comment in {line:?}"));
+        let (key, value) = assignment.split_once(" = ").unwrap();
+        let key = format!("{section}.{key}");
+        let &(_, expected) = EVERY_KEY.iter().find(|(name, _)| *name == key).unwrap_or_else(|| panic!("add {key}"));
+        assert_eq!(value.trim().trim_matches('"'), expected, "{key}");
+        assert_eq!(comment.trim(), format!("from {}", source(&key)), "{key}");
+        seen += 1;
+    }
+    assert_eq!(seen, EVERY_KEY.len());
+}
+
+#[test]
+fn every_key_can_be_set_in_the_environment() {
+    let sandbox = Sandbox::new();
+    let variable = |key: &str| format!("RUSTYFLOW_{}", key.replace('.', "__").to_uppercase());
+    let variables: Vec<(String, &str)> = EVERY_KEY.iter().map(|(key, value)| (variable(key), *value)).collect();
+    let variables: Vec<(&str, &str)> = variables.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+    sandbox.run_with(&["train"], &variables).succeeds();
+    assert_all_in_force(&sandbox, variable);
+}
+
+#[test]
+fn every_key_can_be_set_with_set() {
+    let sandbox = Sandbox::new();
+    let assignments: Vec<String> = EVERY_KEY.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let mut args = vec!["train"];
+    args.extend(assignments.iter().flat_map(|a| ["--set", a]));
+    sandbox.run(&args).succeeds();
+    assert_all_in_force(&sandbox, |_| "--set".into());
+}
+
+#[test]
+fn every_key_can_be_set_in_a_flat_file() {
+    let sandbox = Sandbox::new();
+    let lines: String = EVERY_KEY.iter().map(|(key, value)| format!("{key}={value}\n")).collect();
+    sandbox.write("my.env", lines);
+    sandbox.run(&["train", "--config", "my.env"]).succeeds();
+    let line = |key: &str| EVERY_KEY.iter().position(|(name, _)| *name == key).unwrap() + 1;
+    assert_all_in_force(&sandbox, |key| format!("my.env:{}", line(key)));
+}
+
+#[test]
+fn the_short_names_of_a_flat_file_mean_their_keys() {
+    let sandbox = Sandbox::new();
+    sandbox.write(
+        "config.env",
+        "DATASET=corpus.txt\nMODEL_PATH=models/first\nSEQ_LEN=8\nEMBED_DIM=8\nNUM_HEADS=2\nNUM_LAYERS=1\n\
+         BATCH_SIZE=4\nNUM_EPOCHS=0.1\nLEARNING_RATE=0.01\nTEMPERATURE=0.5\nTOP_P=0.9\ndata.tokenizer=word\n",
+    );
+    let run = sandbox.run(&["train", "--config", "config.env", "--device", "cpu", "--threads", "1"]);
+    run.succeeds().prints(&["1 layers, 2 heads, width 8, context 8", "folder     models/first"]);
+    assert!(sandbox.exists("models/first/checkpoints"));
+}
+
+#[test]
+fn each_layer_overrides_those_below_it() {
+    let sandbox = Sandbox::new();
+    let seed = |file: bool, environment: bool, set: bool, flag: bool| {
+        let _ = std::fs::remove_dir_all(sandbox.path("runs"));
+        let text = crate::sandbox::TINY.replace("max_steps = 6", "max_steps = 1");
+        sandbox.write("tiny.toml", if file { format!("{text}\n[run]\nseed = 1\n") } else { text });
+        let mut args = vec!["train", "--config", "tiny.toml", "--device", "cpu", "--threads", "1"];
+        args.extend(if set { &["--set", "run.seed=3"][..] } else { &[] });
+        args.extend(if flag { &["--seed", "4"][..] } else { &[] });
+        let variables = [("RUSTYFLOW_RUN__SEED", "2")];
+        sandbox.run_with(&args, if environment { &variables } else { &[] }).succeeds();
+        let text = sandbox.read(format!("{TINY_RUN}/config.toml"));
+        let line = text.lines().find(|line| line.starts_with("seed = ")).expect("a seed").to_string();
+        line.split_whitespace().nth(2).unwrap().parse::<u64>().unwrap()
+    };
+    assert_eq!(seed(false, false, false, false), 1337);
+    assert_eq!(seed(true, false, false, false), 1);
+    assert_eq!(seed(true, true, false, false), 2);
+    assert_eq!(seed(true, true, true, false), 3);
+    assert_eq!(seed(true, true, true, true), 4);
+}
+
+#[test]
+fn the_environment_reaches_generate_and_eval() {
+    let sandbox = Sandbox::trained();
+    let wrong = [("RUSTYFLOW_DEVICE__KIND", "gpu:77")];
+    sandbox.run_with(&["generate"], &wrong).fails_with(&["gpu:77"]);
+    sandbox.run_with(&["eval", "--text", "corpus.txt"], &wrong).fails_with(&["gpu:77"]);
+    let text = |variables| sandbox.run_with(&["generate", "--device", "cpu", "-n", "40"], variables).succeeds().stdout;
+    let likeliest = text(&[("RUSTYFLOW_GENERATE__TEMPERATURE", "0")]);
+    assert_ne!(likeliest, text(&[]));
+    assert_eq!(likeliest, sandbox.run(&["generate", "--device", "cpu", "-n", "40", "-t", "0"]).stdout);
+}

@@ -1,0 +1,120 @@
+//! Ctrl-C.
+
+use crate::sandbox::{Run, Sandbox, TINY_RUN, corpus};
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+type Output = BufReader<std::process::ChildStdout>;
+
+/// A run with these settings, once it has printed a line with `sign`.
+fn train_until(sign: &str, sandbox: &Sandbox, settings: &str, flags: &[&str]) -> (Child, Output) {
+    let args = ["train", "--config", "tiny.toml", "--device", "cpu", "--threads", "1"];
+    let settings: Vec<&str> = settings.split(' ').flat_map(|s| ["--set", s]).collect();
+    let mut command = sandbox.command(&[&args[..], &settings, flags].concat());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    while !line.contains(sign) {
+        line.clear();
+        assert!(stdout.read_line(&mut line).unwrap() > 0, "it ended early: {:?}", child.wait_with_output());
+    }
+    (child, stdout)
+}
+
+fn interrupt(child: &Child) {
+    let id = child.id().to_string();
+    assert!(Command::new("kill").args(["-INT", &id]).status().unwrap().success());
+}
+
+/// What the rest of the run said, once it has ended.
+fn finish(child: Child, mut stdout: Output) -> Run {
+    let mut text = String::new();
+    stdout.read_to_string(&mut text).unwrap();
+    let mut run = Run::new(child.wait_with_output().unwrap());
+    run.stdout = text;
+    run
+}
+
+#[test]
+fn an_interrupted_run_is_saved_and_reported() {
+    let sandbox = Sandbox::new();
+    let (child, stdout) = train_until("validation loss", &sandbox, "train.max_steps=100000000 log.every=1000", &[]);
+    let started = Instant::now();
+    interrupt(&child);
+    let run = finish(child, stdout).succeeds();
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    assert!(run.stderr.contains("stopping after this step; press Ctrl-C again to stop at once"), "{run:?}");
+    let run = run.prints(&["[Profiling report]", "steps, interrupted before 100000000", "run folder"]);
+    let last = sandbox.read(format!("{TINY_RUN}/last"));
+    let step: usize = last.trim().trim_start_matches("step-").parse().unwrap();
+    assert!(run.stdout.contains(&format!("trained       {step} steps")), "{last} {run:?}");
+    assert!(sandbox.exists(format!("{TINY_RUN}/checkpoints/{}/model.safetensors", last.trim())));
+    assert!(sandbox.read("training_log.txt").contains("interrupted"));
+    sandbox.run(&["generate", "--device", "cpu", "--model", TINY_RUN, "-n", "2"]).succeeds();
+}
+
+#[test]
+fn an_interrupt_does_not_wait_for_an_evaluation() {
+    let sandbox = Sandbox::new();
+    sandbox.write("corpus/train.txt", corpus());
+    sandbox.write("corpus/valid.txt", corpus().repeat(3000)); // 11 MB: a minute or more
+    let settings = "data.corpus=corpus train.max_steps=9 train.eval_every=1";
+    let (child, stdout) = train_until("step      1/9", &sandbox, settings, &[]);
+    let started = Instant::now();
+    interrupt(&child);
+    let run = finish(child, stdout).succeeds();
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    run.prints(&["trained       1 steps, interrupted before 9"]);
+}
+
+#[test]
+fn a_second_interrupt_ends_the_run_at_once() {
+    let sandbox = Sandbox::new();
+    // An update that lasts for minutes, so that the second signal finds it under way.
+    let settings = "train.batch_size=64 train.grad_accum_steps=1000000 train.max_steps=2";
+    let (child, stdout) = train_until("folder", &sandbox, settings, &[]);
+    interrupt(&child);
+    std::thread::sleep(Duration::from_millis(200));
+    let started = Instant::now();
+    interrupt(&child);
+    let run = finish(child, stdout);
+    assert!(started.elapsed() < Duration::from_secs(2), "{:?}", started.elapsed());
+    assert_eq!(run.code, Some(130), "{run:?}");
+    assert!(!run.stdout.contains("[Profiling report]"));
+}
+
+#[test]
+fn an_interrupted_run_reports_to_machines_too() {
+    let sandbox = Sandbox::new();
+    let settings = "train.max_steps=100000000 train.eval_every=0";
+    let (child, stdout) = train_until("\"train\"", &sandbox, settings, &["--json"]);
+    interrupt(&child);
+    let run = finish(child, stdout).succeeds();
+    let end: serde_json::Value = serde_json::from_str(run.stdout.lines().last().unwrap()).unwrap();
+    assert_eq!((&end["kind"], &end["interrupted"]), (&"end".into(), &true.into()));
+}
+
+#[test]
+fn interrupted_text_ends_with_its_line() {
+    let sandbox = Sandbox::trained();
+    let args = ["generate", "--device", "cpu", "--threads", "1", "-n", "4000000000"];
+    let mut child = sandbox.command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    stdout.read_exact(&mut [0; 20]).unwrap();
+    interrupt(&child);
+    let run = finish(child, stdout).succeeds();
+    assert!(run.stdout.ends_with('\n'), "{run:?}");
+}
+
+#[test]
+fn eval_ends_at_the_first_interrupt() {
+    let sandbox = Sandbox::trained();
+    sandbox.write("long.txt", corpus().repeat(5000));
+    let args = ["eval", "--device", "cpu", "--threads", "1", "--text", "long.txt", "--stride", "1"];
+    let child = sandbox.command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    interrupt(&child);
+    let run = Run::new(child.wait_with_output().unwrap());
+    assert_eq!((run.code, run.stdout.as_str()), (None, ""), "the signal ends it: {run:?}");
+}

@@ -1,0 +1,14 @@
+//! What a user of the command gets, right or wrong: the program itself is run, in folders that are thrown away.
+
+#[path = "../common/sandbox.rs"]
+mod sandbox;
+
+mod bad_input;
+mod checkpoints;
+mod configuration;
+#[cfg(unix)]
+mod interrupting;
+mod models;
+mod runs;
+#[cfg(unix)]
+mod scripts;

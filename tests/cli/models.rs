@@ -1,0 +1,176 @@
+//! `rustyflow eval`, `generate` and `devices`: what a trained model is used with.
+
+use crate::sandbox::{Sandbox, TINY, TINY_RUN, corpus};
+use serde_json::Value;
+use std::io::Read;
+use std::process::Stdio;
+
+fn eval(sandbox: &Sandbox, further: &[&str]) -> Value {
+    let args = ["eval", "--device", "cpu", "--threads", "1", "--model", TINY_RUN, "--json"];
+    sandbox.run(&[&args, further].concat()).succeeds().json()
+}
+
+fn generate(sandbox: &Sandbox, further: &[&str]) -> String {
+    let args = ["generate", "--device", "cpu", "--threads", "1", "--model", TINY_RUN, "-n", "30"];
+    sandbox.run(&[&args, further].concat()).succeeds().stdout
+}
+
+/// A model that has learnt something, and its validation text in a file of its own.
+fn with_validation_text() -> Sandbox {
+    let sandbox = Sandbox::new();
+    let text = corpus();
+    let (train, validation) = text.split_at(text.len() * 4 / 5);
+    sandbox.write("corpus/train.txt", train);
+    sandbox.write("corpus/valid.txt", validation);
+    sandbox.write("tiny.toml", TINY.replace("corpus.txt", "corpus"));
+    let settings = ["train.max_steps=400", "train.learning_rate=0.01", "train.eval_every=0"];
+    sandbox.train(&settings.map(|s| ["--set", s]).concat()).succeeds();
+    sandbox
+}
+
+#[test]
+fn eval_measures_what_training_measured() {
+    let sandbox = with_validation_text();
+    let result = eval(&sandbox, &["--text", "corpus/valid.txt"]);
+    let metrics = sandbox.metrics(TINY_RUN);
+    let trained = metrics.iter().rfind(|line| line["kind"] == "eval").expect("a last evaluation");
+    for key in ["loss", "perplexity", "bits_per_byte"] {
+        let (now, then) = (result[key].as_f64().unwrap(), trained[key].as_f64().unwrap());
+        // Batches of another size add the same numbers in another order.
+        assert!((now - then).abs() < 1e-5 * then, "{key}: {now}, in training {then}");
+    }
+    for key in ["tokens", "context", "stride"] {
+        assert_eq!(result[key], trained[key], "{key}");
+    }
+    let of_split = eval(&sandbox, &["--corpus", "corpus", "--split", "validation"]);
+    assert_eq!(of_split["loss"], result["loss"]);
+}
+
+#[test]
+fn bits_per_byte_is_the_loss_over_the_bytes() {
+    let sandbox = with_validation_text();
+    let result = eval(&sandbox, &["--text", "corpus/valid.txt"]);
+    let bytes = sandbox.read("corpus/valid.txt").len() as f64;
+    let number = |key: &str| result[key].as_f64().unwrap();
+    let expected = number("loss") * number("tokens") / std::f64::consts::LN_2 / bytes;
+    assert!((number("bits_per_byte") - expected).abs() < 1e-9, "{result}, expected {expected}");
+}
+
+#[test]
+fn a_smaller_stride_gives_more_context_and_a_lower_loss() {
+    let sandbox = with_validation_text();
+    let whole = eval(&sandbox, &["--text", "corpus/valid.txt"]);
+    let overlapping = eval(&sandbox, &["--text", "corpus/valid.txt", "--stride", "4"]);
+    assert_eq!(whole["tokens"], overlapping["tokens"]);
+    assert_eq!((&whole["stride"], &overlapping["stride"]), (&16.into(), &4.into()));
+    assert!(overlapping["loss"].as_f64() < whole["loss"].as_f64(), "{overlapping} {whole}");
+    let shorter = eval(&sandbox, &["--text", "corpus/valid.txt", "--context", "2"]);
+    assert_eq!(shorter["context"], 2);
+    assert!(shorter["loss"].as_f64() > whole["loss"].as_f64(), "{shorter} {whole}");
+}
+
+#[test]
+fn eval_prints_its_results_with_units() {
+    let sandbox = Sandbox::trained();
+    let run = sandbox.run(&["eval", "--device", "cpu", "--text", "corpus.txt"]).succeeds();
+    run.prints(&[
+        "tokens predicted",
+        "nats per token",
+        "perplexity ",
+        "bits per byte ",
+        "context 16, stride 16",
+        TINY_RUN,
+    ]);
+}
+
+#[test]
+fn generate_continues_the_prompt() {
+    let sandbox = Sandbox::trained();
+    let text = generate(&sandbox, &["--prompt", "the owl"]);
+    assert!(text.starts_with("the owl"), "{text}");
+    // One character a token, and the end of the line.
+    assert_eq!(text.chars().count(), "the owl".len() + 30 + 1, "{text}");
+}
+
+#[test]
+fn generate_takes_the_newest_run() {
+    let sandbox = Sandbox::trained();
+    sandbox.train(&["--set", "run.name=newest"]).succeeds();
+    let run = sandbox.run(&["generate", "-v", "--device", "cpu", "-n", "1"]).succeeds();
+    assert!(run.stderr.contains("runs/newest"), "{run:?}");
+}
+
+#[test]
+fn the_same_seed_writes_the_same_text() {
+    let sandbox = Sandbox::trained();
+    let text = generate(&sandbox, &["--seed", "1"]);
+    assert_eq!(generate(&sandbox, &["--seed", "1"]), text);
+    assert_ne!(generate(&sandbox, &["--seed", "2"]), text);
+}
+
+#[test]
+fn without_temperature_the_seed_does_not_matter() {
+    let sandbox = Sandbox::trained();
+    let text = generate(&sandbox, &["--temperature", "0", "--seed", "1"]);
+    assert_eq!(generate(&sandbox, &["--temperature", "0", "--seed", "2"]), text);
+    assert_eq!(generate(&sandbox, &["--top-k", "1", "--seed", "3"]), text);
+}
+
+#[test]
+fn generate_prints_json_for_machines() {
+    let sandbox = Sandbox::trained();
+    let json: Value = serde_json::from_str(&generate(&sandbox, &["--json", "--prompt", "the"])).unwrap();
+    assert_eq!(json["tokens"], 30);
+    assert!(json["text"].as_str().unwrap().starts_with("the"));
+    assert!(json["tokens_per_s"].as_f64().unwrap() > 0.0);
+}
+
+#[test]
+fn generate_goes_on_beyond_the_context() {
+    let sandbox = Sandbox::trained();
+    let text = generate(&sandbox, &["--prompt", "the fox sees the"]);
+    assert_eq!(text.chars().count(), 16 + 30 + 1, "{text}");
+}
+
+#[test]
+fn generate_streams_and_ends_when_nobody_reads_on() {
+    let sandbox = Sandbox::trained();
+    // Hours of text: only what is written at once can be read.
+    let args = ["generate", "--device", "cpu", "--threads", "1", "--prompt", "the", "-n", "4000000000"];
+    let mut child = sandbox.command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut start = [0; 20];
+    child.stdout.take().unwrap().read_exact(&mut start).unwrap(); // and closes it
+    assert!(start.starts_with(b"the"));
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), output.stderr), (Some(0), vec![]));
+}
+
+#[test]
+fn a_run_generates_on_the_cpu_what_it_generates_on_the_gpu() {
+    if !crate::sandbox::has_gpu() {
+        return;
+    }
+    let sandbox = Sandbox::trained();
+    let on_cpu = generate(&sandbox, &["--temperature", "0"]);
+    let args = ["generate", "--device", "gpu", "--allow-software-gpu", "--model", TINY_RUN, "-n", "30", "-t", "0"];
+    assert_eq!(sandbox.run(&args).succeeds().stdout, on_cpu);
+}
+
+#[test]
+fn devices_lists_the_processor_and_every_adapter() {
+    let sandbox = Sandbox::new();
+    let json = sandbox.run(&["devices", "--json"]).succeeds().json();
+    assert!(json["cpu"]["physical_cores"].as_u64().unwrap() >= 1);
+    let text = sandbox.run(&["devices"]).succeeds().stdout;
+    assert!(text.contains("physical cores"), "{text}");
+    for adapter in json["adapters"].as_array().expect("a list") {
+        let line = format!("gpu:{}    {}", adapter["index"], adapter["name"].as_str().unwrap());
+        assert!(text.contains(&line), "{line} is missing in {text}");
+    }
+}
+
+#[test]
+fn data_list_names_what_can_be_fetched() {
+    let run = Sandbox::new().run(&["data", "list"]).succeeds();
+    run.prints(&["wikitext-2", "tinyshakespeare", "gpt2"]);
+}

@@ -1,0 +1,349 @@
+//! `rustyflow train`: what it prints and what it leaves behind.
+
+use crate::sandbox::{Sandbox, TINY_RUN, corpus, json_lines};
+use serde_json::Value;
+use std::io::{BufRead, BufReader};
+use std::process::Stdio;
+
+fn keys(line: &Value) -> Vec<&str> {
+    line.as_object().expect("a line is an object").keys().map(String::as_str).collect()
+}
+
+#[test]
+fn the_built_in_quickstart_trains_on_the_sample() {
+    let sandbox = Sandbox::new();
+    // Its own model takes minutes; corpus and schedule stay.
+    let smaller = "data.tokenizer=char model.n_layer=1 model.n_embd=16 model.block_size=16 train.batch_size=2 \
+                   train.max_steps=2 train.eval_batches=2 generate.max_new_tokens=4";
+    let smaller: Vec<&str> = smaller.split(' ').flat_map(|s| ["--set", s]).collect();
+    let run = sandbox.run(&[&["train", "--device", "cpu", "--threads", "1"][..], &smaller].concat()).succeeds();
+    run.prints(&["corpus     sample, ", "folder     runs/sample-L1-H4-E16-cpu"]);
+    assert!(sandbox.read("runs/sample-L1-H4-E16-cpu/config.toml").contains("# from the built-in quickstart:"));
+}
+
+#[test]
+fn a_run_says_what_it_does() {
+    let run = Sandbox::new().train(&[]).succeeds();
+    run.prints(&[
+        "device     cpu (1 threads)",
+        "corpus     corpus, ",
+        "tokenizer char with ",
+        "model      3.94k parameters: 1 layers, 2 heads, width 16, context 16",
+        "training   6 steps of 64 tokens, ",
+        &format!("folder     {TINY_RUN}\n"),
+        "step      3  validation loss ",
+        "--- sample ---\n",
+        "trained       6 steps, ",
+        "final loss    train ",
+        &format!("run folder    {TINY_RUN}\n"),
+        "appended to training_log.txt",
+        &format!("rustyflow generate --model {TINY_RUN} --prompt"),
+    ]);
+}
+
+#[test]
+fn the_report_has_its_documented_form() {
+    let sandbox = Sandbox::new();
+    let run = sandbox.train(&[]).succeeds();
+    let (_, report) = run.stdout.split_once("[Profiling report]\n").expect("a report");
+    let mut lines = report.lines();
+    let kernels = lines.next().unwrap();
+    assert!(kernels.starts_with("  - CPU kernels: ") && kernels.ends_with("% of training time)"), "{kernels}");
+    let (_, total) = kernels.split_once("  total ").expect("a total");
+    let (seconds, percent) = total.split_once(" s (").expect("a share");
+    seconds.parse::<f64>().expect("seconds");
+    let percent: f64 = percent.split_once('%').unwrap().0.parse().expect("a percentage");
+    assert!(percent > 0.0 && percent <= 100.0, "{percent}");
+    let host = lines.next().unwrap();
+    assert!(host.starts_with("  - Host: data ") && host.contains(" s, other ") && host.ends_with("%)"), "{host}");
+    let average = lines.next().unwrap();
+    average.strip_prefix("[AVG_EPOCH_TIME] ").expect("the average").parse::<f64>().expect("seconds");
+    let table = ["kernel", "calls", "ms", "share", "TFLOP/s", "GB/s"];
+    assert_eq!(
+        (lines.next(), lines.next().unwrap().split_whitespace().collect::<Vec<_>>()),
+        (Some(""), table.to_vec())
+    );
+    assert!(lines.next().unwrap().contains('%'));
+    let saved = sandbox.read(format!("{TINY_RUN}/profile.txt"));
+    assert!(run.stdout.contains(&saved), "profile.txt is the report: {saved}");
+}
+
+#[test]
+fn the_validation_loss_falls() {
+    let sandbox = Sandbox::new();
+    sandbox.train(&["--set", "train.max_steps=60", "--set", "train.eval_every=20"]).succeeds();
+    let losses = sandbox.losses(TINY_RUN, "eval");
+    assert_eq!(losses.len(), 3);
+    assert!(losses.is_sorted_by(|a, b| a > b) && losses[2] < losses[0] - 0.1, "{losses:?}");
+}
+
+#[test]
+fn a_run_leaves_its_folder() {
+    let sandbox = Sandbox::trained();
+    let names = ["best", "checkpoints", "config.toml", "last", "metrics.jsonl", "profile.txt", "samples.txt"];
+    assert_eq!(sandbox.names_in(TINY_RUN), names);
+    let step = format!("{TINY_RUN}/checkpoints/step-000006");
+    assert_eq!(sandbox.names_in(&step), ["config.json", "model.safetensors", "tokenizer.json"]);
+    assert_eq!(sandbox.read(format!("{TINY_RUN}/last")), "step-000006\n");
+    assert!(sandbox.read(format!("{TINY_RUN}/best")).starts_with("step-00000"));
+    assert!(!sandbox.read(format!("{TINY_RUN}/samples.txt")).trim().is_empty());
+}
+
+#[test]
+fn every_line_of_the_metrics_has_its_documented_keys() {
+    let sandbox = Sandbox::trained();
+    let lines = sandbox.metrics(TINY_RUN);
+    let of = |kind: &str| lines.iter().filter(|l| l["kind"] == kind).collect::<Vec<_>>();
+    let (train, eval) = (of("train"), of("eval"));
+    assert_eq!((train.len(), eval.len(), lines.len()), (6, 2, 8));
+    for line in train {
+        let expected = ["kind", "step", "epoch", "loss", "learning_rate", "grad_norm", "tokens_per_s"];
+        assert_eq!(keys(line), expected);
+    }
+    for line in eval {
+        let expected = ["kind", "split", "step", "loss", "perplexity", "bits_per_byte", "tokens", "context", "stride"];
+        assert_eq!(keys(line), expected);
+        let (loss, perplexity) = (line["loss"].as_f64().unwrap(), line["perplexity"].as_f64().unwrap());
+        assert!((loss.exp() - perplexity).abs() < 1e-9 * perplexity);
+    }
+}
+
+#[test]
+fn every_run_appends_a_block_to_the_training_log() {
+    let sandbox = Sandbox::trained();
+    sandbox.train(&[]).succeeds();
+    let log = sandbox.read("training_log.txt");
+    let blocks: Vec<&str> = log.split("== ").skip(1).collect();
+    assert_eq!(blocks.len(), 2);
+    for part in
+        ["device ", "model ", "steps ", "seconds per epoch ", "tokens per second ", "kernels, host ", "final losses "]
+    {
+        assert!(blocks[0].contains(&format!("\n{part}")), "{part} is missing in {log}");
+    }
+    assert!(blocks[0].lines().next().unwrap().ends_with(TINY_RUN));
+}
+
+#[test]
+fn a_second_run_gets_a_number_and_the_first_stays() {
+    let sandbox = Sandbox::trained();
+    let before = sandbox.read(format!("{TINY_RUN}/metrics.jsonl"));
+    sandbox.train(&[]).succeeds().prints(&["runs/corpus-L1-H2-E16-cpu-2"]);
+    assert_eq!(sandbox.runs(), ["corpus-L1-H2-E16-cpu", "corpus-L1-H2-E16-cpu-2"]);
+    assert_eq!(sandbox.read(format!("{TINY_RUN}/metrics.jsonl")), before);
+}
+
+#[test]
+fn the_configuration_left_behind_reproduces_the_run() {
+    let sandbox = Sandbox::new();
+    let settings = ["train.learning_rate=3e-3", "model.dropout=0.1", "optimizer.eps=1e-7", "run.seed=9"];
+    sandbox.train(&settings.map(|s| ["--set", s]).concat()).succeeds();
+    let config = format!("{TINY_RUN}/config.toml");
+    sandbox.run(&["train", "--config", &config]).succeeds();
+    assert_eq!(sandbox.timeless_metrics(TINY_RUN), sandbox.timeless_metrics(&format!("{TINY_RUN}-2")));
+}
+
+#[test]
+fn the_same_seed_gives_the_same_run_for_any_number_of_threads() {
+    let sandbox = Sandbox::trained();
+    sandbox.run(&["train", "--config", "tiny.toml", "--device", "cpu", "--threads", "2"]).succeeds();
+    let [one, two] = [TINY_RUN.to_string(), format!("{TINY_RUN}-2")].map(|run| sandbox.timeless_metrics(&run));
+    assert_eq!(one, two);
+}
+
+#[test]
+fn another_seed_gives_another_run() {
+    let sandbox = Sandbox::trained();
+    sandbox.train(&["--seed", "4"]).succeeds();
+    let second = sandbox.losses(&format!("{TINY_RUN}-2"), "train");
+    assert!(sandbox.losses(TINY_RUN, "train").iter().zip(&second).all(|(a, b)| a != b));
+}
+
+#[test]
+fn json_output_is_an_object_a_line() {
+    let sandbox = Sandbox::new();
+    let run = sandbox.train(&["--json"]).succeeds();
+    let lines = json_lines(&run.stdout);
+    let kinds: Vec<&str> = lines.iter().map(|l| l["kind"].as_str().expect("a kind")).collect();
+    assert_eq!(kinds.first(), Some(&"start"));
+    assert_eq!(kinds.last(), Some(&"end"));
+    for kind in ["train", "eval", "checkpoint", "sample"] {
+        assert!(kinds.contains(&kind), "{kind} is missing in {kinds:?}");
+    }
+    let end = lines.last().unwrap();
+    assert_eq!((&end["steps"], &end["interrupted"]), (&6.into(), &false.into()));
+    assert!(end["profile"]["kernels"].as_array().is_some_and(|k| !k.is_empty()));
+}
+
+#[test]
+fn a_run_goes_on_when_nobody_reads_what_it_says() {
+    let sandbox = Sandbox::new();
+    let args = ["train", "--config", "tiny.toml", "--device", "cpu", "--threads", "1"];
+    let mut child =
+        sandbox.command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("the command starts");
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap(); // and closes it
+    assert!(line.starts_with("device"));
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(output.stderr, b"");
+    assert!(sandbox.exists(format!("{TINY_RUN}/last")));
+}
+
+#[cfg(unix)]
+#[test]
+fn an_error_that_nobody_reads_is_no_panic() {
+    let sandbox = Sandbox::new();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let status = sandbox.command(&["train", "--config", "none.toml"]).stderr(writer).status().unwrap();
+    assert_eq!(status.code(), Some(1));
+}
+
+#[test]
+fn epochs_are_passes_over_the_training_text() {
+    let sandbox = Sandbox::new();
+    sandbox.write("tiny.toml", crate::sandbox::TINY.replace("max_steps = 6", "epochs = 1.5"));
+    let run = sandbox.train(&["--json", "--set", "model.n_embd=8"]).succeeds();
+    let lines = json_lines(&run.stdout);
+    let (start, end) = (&lines[0], lines.last().unwrap());
+    // Windows of 16 tokens, 4 a step.
+    let expected = start["train_tokens"].as_f64().unwrap() * 1.5 / 64.0;
+    let steps = start["total_steps"].as_f64().unwrap();
+    assert!((steps - expected).abs() < 2.0, "{steps} steps, expected about {expected}");
+    assert_eq!(end["steps"], start["total_steps"]);
+}
+
+#[test]
+fn accumulated_gradients_are_those_of_the_whole_batch() {
+    let sandbox = Sandbox::trained();
+    sandbox.train(&["--set", "train.batch_size=2", "--set", "train.grad_accum_steps=2"]).succeeds();
+    let [whole, halves] = [TINY_RUN.to_string(), format!("{TINY_RUN}-2")].map(|run| sandbox.losses(&run, "train"));
+    for (whole, halves) in whole.iter().zip(&halves) {
+        // Sums in another order: a few roundings of numbers near 3.
+        assert!((whole - halves).abs() < 1e-5, "{whole} {halves}");
+    }
+}
+
+#[test]
+fn every_optimizer_lowers_the_loss() {
+    let sandbox = Sandbox::new();
+    for (kind, learning_rate) in [("adamw", "1e-2"), ("adam", "1e-2"), ("sgd", "1e-1")] {
+        let settings = [
+            &format!("optimizer.kind={kind}"),
+            &format!("train.learning_rate={learning_rate}"),
+            &format!("run.name={kind}"),
+            "train.max_steps=30",
+        ];
+        sandbox.train(&settings.map(|s| ["--set", s]).concat()).succeeds();
+        let losses = sandbox.losses(&format!("runs/{kind}"), "train");
+        assert!(losses[29] < losses[0] - 0.3, "{kind}: {losses:?}");
+    }
+}
+
+#[test]
+fn every_schedule_shapes_the_learning_rate() {
+    let sandbox = Sandbox::new();
+    let mut third_rates = vec![];
+    for schedule in ["constant", "linear", "cosine"] {
+        let settings = [
+            &format!("train.schedule={schedule}"),
+            &format!("run.name={schedule}"),
+            "train.learning_rate=0.01",
+            "train.min_learning_rate=0.001",
+            "train.warmup_steps=1",
+        ];
+        sandbox.train(&settings.map(|s| ["--set", s]).concat()).succeeds();
+        let lines = sandbox.metrics(&format!("runs/{schedule}"));
+        let rates: Vec<f64> = lines.iter().filter_map(|l| l["learning_rate"].as_f64()).collect();
+        assert!((rates[0] - 0.005).abs() < 1e-12, "{schedule}: half-way through the warm-up: {rates:?}");
+        assert!((rates[1] - 0.01).abs() < 1e-12, "{schedule}: the peak: {rates:?}");
+        assert_eq!(rates[5] < 0.009, schedule != "constant", "{schedule}: {rates:?}");
+        third_rates.push(rates[2]);
+    }
+    // Cosine falls slowly at first.
+    assert!(third_rates[0] > third_rates[2] && third_rates[2] > third_rates[1], "{third_rates:?}");
+}
+
+#[test]
+fn every_shape_of_model_trains() {
+    let sandbox = Sandbox::new();
+    let shapes =
+        ["model.dropout=0.2", "model.bias=false", "model.tie_embeddings=false", "model.n_head=1", "model.n_layer=3"];
+    for shape in shapes {
+        let settings = [shape, &format!("run.name={shape}"), "train.max_steps=30", "train.learning_rate=0.01"];
+        sandbox.train(&settings.map(|s| ["--set", s]).concat()).succeeds();
+        let losses = sandbox.losses(&format!("runs/{shape}"), "train");
+        assert!(losses[29] < losses[0] - 0.3, "{shape}: {losses:?}");
+    }
+}
+
+#[test]
+fn only_the_newest_and_the_best_checkpoints_stay() {
+    let sandbox = Sandbox::new();
+    // A learning rate at which the loss soon rises again.
+    let settings = "checkpoint.every=1 checkpoint.keep_last=2 train.eval_every=1 train.learning_rate=10 \
+                    train.warmup_steps=4 train.schedule=constant";
+    let settings: Vec<&str> = settings.split_whitespace().flat_map(|s| ["--set", s]).collect();
+    sandbox.train(&settings).succeeds();
+    let kept = sandbox.names_in(format!("{TINY_RUN}/checkpoints"));
+    let best = sandbox.read(format!("{TINY_RUN}/best"));
+    let evaluations = sandbox.losses(TINY_RUN, "eval");
+    let lowest = (0..6).min_by(|&a, &b| evaluations[a].total_cmp(&evaluations[b])).unwrap();
+    assert!(lowest < 4, "the best should be an old one: {evaluations:?}");
+    assert_eq!(best.trim(), format!("step-{:06}", lowest + 1));
+    assert_eq!(kept, [best.trim(), "step-000005", "step-000006"], "evaluations: {evaluations:?}");
+}
+
+#[test]
+fn every_corpus_layout_trains() {
+    let sandbox = Sandbox::new();
+    let text = corpus();
+    let (train, valid) = text.split_at(text.len() / 2);
+    for name in ["stories/a.txt", "stories/more/b.txt", "splits/train.txt", "wiki/wiki.train.tokens"] {
+        sandbox.write(name, train);
+    }
+    for name in ["splits/valid.txt", "wiki/wiki.valid.tokens", "wiki/wiki.test.tokens"] {
+        sandbox.write(name, valid);
+    }
+    for (spec, name) in [
+        ("stories", "stories"),
+        ("splits", "splits"),
+        ("wiki", "wiki"),
+        ("train=splits/train.txt,validation=corpus.txt", "splits"),
+    ] {
+        let corpus = format!("data.corpus={spec}");
+        let run = sandbox.train(&["--json", "--set", &corpus, "--set", "run.name=x", "--set", "train.max_steps=1"]);
+        let lines = json_lines(&run.succeeds().stdout);
+        assert_eq!(lines[0]["corpus"], name);
+        let characters = |key: &str| lines[0][key].as_u64().unwrap() as usize;
+        let expected = match spec {
+            "splits" | "wiki" => (train.len(), valid.len()),
+            "stories" => (characters("train_tokens"), 2 * train.len() + 1 - characters("train_tokens")),
+            _ => (train.len(), text.len()),
+        };
+        let seen = (characters("train_tokens"), characters("validation_tokens"));
+        // Joined files each end in a line break, which the halves may lack.
+        assert!(seen.0 == expected.0 && seen.1.abs_diff(expected.1) <= 1, "{spec}: {seen:?}, expected {expected:?}");
+    }
+}
+
+#[test]
+fn every_tokenizer_trains_and_generates() {
+    let sandbox = Sandbox::trained();
+    std::fs::copy(
+        sandbox.path(format!("{TINY_RUN}/checkpoints/step-000006/tokenizer.json")),
+        sandbox.path("saved.json"),
+    )
+    .unwrap();
+    for (tokenizer, size) in [("char", 26), ("word", 21), ("bpe", 300), ("saved.json", 26)] {
+        let run_name = tokenizer.trim_end_matches(".json");
+        let settings = [&format!("data.tokenizer={tokenizer}"), &format!("run.name={run_name}"), "data.vocab_size=300"];
+        let run = sandbox.train(&[&["--json"][..], &settings.map(|s| ["--set", s]).concat()].concat()).succeeds();
+        let vocab_size = json_lines(&run.stdout)[0]["model"]["vocab_size"].as_u64().unwrap();
+        assert!(vocab_size.abs_diff(size) <= 4, "{tokenizer}: {vocab_size} tokens, expected about {size}");
+        let model = format!("runs/{run_name}");
+        let generated =
+            sandbox.run(&["generate", "--device", "cpu", "--model", &model, "--prompt", "the fox", "-n", "3"]);
+        generated.succeeds().prints(&["the fox"]);
+    }
+}
