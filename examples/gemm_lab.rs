@@ -21,7 +21,7 @@ fn main() {
     let (trans_a, trans_b) = (layout.starts_with('t'), layout.ends_with('t'));
     let source = std::fs::read_to_string(file).expect("the template is readable");
     let shader = Shader { name: "gemm_lab", source: source.leak() };
-    let gpu = Gpu::open(&AdapterChoice { index: None, allow_software: true }).expect("a GPU");
+    let gpu = Gpu::open(&AdapterChoice { allow_software: true, ..AdapterChoice::default() }).expect("a GPU");
 
     let values_of = |len: usize, seed: u64| {
         let key = rustyflow::ops::random::Key::new(seed);

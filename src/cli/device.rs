@@ -43,7 +43,8 @@ impl Flags {
 pub fn open(config: &DeviceConfig) -> Result<Device> {
     cpu::set_threads(if config.threads == 0 { num_cpus::get_physical() } else { config.threads });
     let open = |index| -> Result<Device> {
-        Ok(Device::Gpu(Gpu::open(&AdapterChoice { index, allow_software: config.allow_software })?))
+        let choice = AdapterChoice { index, allow_software: config.allow_software, default_limits: default_limits()? };
+        Ok(Device::Gpu(Gpu::open(&choice)?))
     };
     match config.kind {
         DeviceKind::Cpu => Ok(Device::Cpu),
@@ -74,6 +75,17 @@ fn or_fall_back(config: &DeviceConfig, opened: Result<Device>) -> Result<Device>
             Ok(Device::Cpu)
         }
         result => result,
+    }
+}
+
+/// Whether the environment asks for WebGPU's default limits, to see that they suffice.
+fn default_limits() -> Result<bool> {
+    match std::env::var("RUSTYFLOW_GPU_LIMITS").as_deref() {
+        Err(_) | Ok("") => Ok(false),
+        Ok("default") => Ok(true),
+        Ok(other) => {
+            bail!("RUSTYFLOW_GPU_LIMITS={other}: expected \"default\", or nothing for the adapter's own limits")
+        }
     }
 }
 

@@ -23,8 +23,9 @@ pub fn run(args: Args) -> Result<()> {
         let [low, high] = a.subgroup_size;
         let subgroups = if low == high { low.to_string() } else { format!("{low} to {high}") };
         output::line(format_args!("gpu:{}    {} ({}, {}, driver {})", a.index, a.name, a.kind, a.backend, a.driver))?;
+        let memory = a.memory_bytes.map_or("memory not known".to_string(), |m| format!("{} of memory", bytes(m)));
         output::line(format_args!(
-            "         largest buffer {}, binding {}; workgroups of {} threads with {}; subgroups of {subgroups}",
+            "         {memory}; largest buffer {}, binding {}; workgroups of {} threads with {}; subgroups of {subgroups}",
             bytes(a.max_buffer_bytes),
             bytes(a.max_binding_bytes),
             a.max_workgroup_threads,

@@ -47,6 +47,7 @@ fn describe(index: usize, adapter: &wgpu::Adapter) -> AdapterInfo {
         },
         backend: info.backend.to_str().to_string(),
         driver: format!("{} {}", info.driver, info.driver_info).trim().to_string(),
+        memory_bytes: memory_bytes(adapter),
         max_buffer_bytes: limits.max_buffer_size,
         max_binding_bytes: limits.max_storage_buffer_binding_size,
         workgroup_memory_bytes: limits.max_compute_workgroup_storage_size,
@@ -56,6 +57,27 @@ fn describe(index: usize, adapter: &wgpu::Adapter) -> AdapterInfo {
         unusable: (!features.contains(Features::IMMEDIATES))
             .then(|| "its driver has no immediates (push constants)".to_string()),
     }
+}
+
+/// The memory that is nearest to the adapter; wgpu itself does not tell.
+#[cfg(not(target_vendor = "apple"))]
+fn memory_bytes(adapter: &wgpu::Adapter) -> Option<u64> {
+    /// VK_MEMORY_HEAP_DEVICE_LOCAL_BIT
+    const DEVICE_LOCAL: u32 = 1;
+    // SAFETY: the handles are only read from, while the guard keeps the adapter alive.
+    let properties = unsafe {
+        let vulkan = adapter.as_hal::<wgpu::hal::api::Vulkan>()?;
+        let instance = vulkan.shared_instance().raw_instance();
+        instance.get_physical_device_memory_properties(vulkan.raw_physical_device())
+    };
+    let local = properties.memory_heaps_as_slice().iter().filter(|heap| heap.flags.as_raw() & DEVICE_LOCAL != 0);
+    local.map(|heap| heap.size).max()
+}
+
+/// Apple's GPUs share the machine's memory.
+#[cfg(target_vendor = "apple")]
+fn memory_bytes(_: &wgpu::Adapter) -> Option<u64> {
+    None
 }
 
 /// What an opened adapter consists of.
@@ -80,10 +102,16 @@ pub(super) fn open(choice: &AdapterChoice) -> Result<Opened> {
         | Features::TIMESTAMP_QUERY
         | Features::TIMESTAMP_QUERY_INSIDE_PASSES
         | Features::PIPELINE_CACHE;
+    let (wanted, required_limits) = if choice.default_limits {
+        let immediates = wgpu::Limits { max_immediate_size: 128, ..wgpu::Limits::defaults() };
+        (wanted - Features::SHADER_F16 - Features::SUBGROUP, immediates)
+    } else {
+        (wanted, adapter.limits())
+    };
     let descriptor = wgpu::DeviceDescriptor {
         label: Some("rustyflow"),
         required_features: wanted & adapter.features(),
-        required_limits: adapter.limits(),
+        required_limits,
         ..Default::default()
     };
     let (device, queue) = pollster::block_on(adapter.request_device(&descriptor)).map_err(|e| Error::NoAdapter {
@@ -147,6 +175,7 @@ mod tests {
             kind,
             backend: "vulkan".into(),
             driver: String::new(),
+            memory_bytes: None,
             max_buffer_bytes: 1,
             max_binding_bytes: 1,
             workgroup_memory_bytes: 1,
@@ -168,15 +197,17 @@ mod tests {
         let infos = [adapter(0, "software")];
         let error = choose(&infos, &AdapterChoice::default()).unwrap_err().to_string();
         assert!(error.contains("--allow-software-gpu"), "{error}");
-        let error = choose(&infos, &AdapterChoice { index: Some(0), allow_software: false }).unwrap_err().to_string();
+        let error =
+            choose(&infos, &AdapterChoice { index: Some(0), ..AdapterChoice::default() }).unwrap_err().to_string();
         assert!(error.contains("--allow-software-gpu"), "{error}");
-        assert_eq!(choose(&infos, &AdapterChoice { index: None, allow_software: true }).unwrap(), 0);
+        assert_eq!(choose(&infos, &AdapterChoice { allow_software: true, ..AdapterChoice::default() }).unwrap(), 0);
     }
 
     #[test]
     fn names_the_adapters_when_the_number_is_wrong() {
         let infos = [adapter(0, "discrete")];
-        let error = choose(&infos, &AdapterChoice { index: Some(7), allow_software: false }).unwrap_err().to_string();
+        let error =
+            choose(&infos, &AdapterChoice { index: Some(7), ..AdapterChoice::default() }).unwrap_err().to_string();
         assert!(error.contains("gpu:7") && error.contains("gpu:0 = adapter 0"), "{error}");
     }
 

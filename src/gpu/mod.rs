@@ -5,6 +5,7 @@
 //! Without the feature `gpu`, [`Gpu`] is a type without values, so the rest of the library needs no conditions.
 
 mod plan;
+mod testing;
 
 #[cfg(feature = "gpu")]
 mod adapter;
@@ -23,6 +24,9 @@ mod timestamps;
 
 #[cfg(not(feature = "gpu"))]
 mod absent;
+
+#[doc(hidden)]
+pub use testing::gpu_for_tests;
 
 pub use plan::{COMMON, Launch, Limits, Operand, Plan, Shader, Value, grid};
 
@@ -47,6 +51,8 @@ pub struct AdapterChoice {
     pub index: Option<usize>,
     /// Whether an adapter that computes on the CPU may be taken.
     pub allow_software: bool,
+    /// Whether only what every WebGPU implementation grants is used, to see that it suffices.
+    pub default_limits: bool,
 }
 
 /// One adapter, as `rustyflow devices` shows it.
@@ -60,6 +66,8 @@ pub struct AdapterInfo {
     /// "vulkan", "metal" or "dx12".
     pub backend: String,
     pub driver: String,
+    /// Its own memory, bytes; `None` where the system does not say (it is only asked through Vulkan).
+    pub memory_bytes: Option<u64>,
     pub max_buffer_bytes: u64,
     pub max_binding_bytes: u64,
     pub workgroup_memory_bytes: u32,

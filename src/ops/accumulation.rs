@@ -6,19 +6,12 @@ use super::layer_norm::{InputGradient, WeightGradient};
 use super::reduce::SumRows;
 use super::*;
 use crate::Device;
-use crate::gpu::{AdapterChoice, Gpu};
+use crate::gpu::gpu_for_tests;
 use crate::tensor::{run, run_into};
 
 /// The CPU, and the GPU if there is one.
 fn devices() -> Vec<Device> {
-    match Gpu::open(&AdapterChoice { index: None, allow_software: true }) {
-        Ok(gpu) => vec![Device::Cpu, Device::Gpu(gpu)],
-        Err(e) if std::env::var_os("RUSTYFLOW_REQUIRE_GPU").is_some() => panic!("RUSTYFLOW_REQUIRE_GPU is set: {e}"),
-        Err(e) => {
-            eprintln!("SKIPPED on the GPU: {e}");
-            vec![Device::Cpu]
-        }
-    }
+    [Device::Cpu].into_iter().chain(gpu_for_tests().map(Device::Gpu)).collect()
 }
 
 /// Values between -1 and 1 without a pattern.

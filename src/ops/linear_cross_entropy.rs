@@ -201,19 +201,11 @@ fn in_chunks(h: &Tensor, weight: &Tensor, targets: &Tensor, chunk: usize) -> Res
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::{AdapterChoice, Gpu};
+    use crate::gpu::gpu_for_tests;
     use crate::tensor::no_grad;
 
     fn devices() -> Vec<Device> {
-        let mut devices = vec![Device::Cpu];
-        match Gpu::open(&AdapterChoice { index: None, allow_software: true }) {
-            Ok(gpu) => devices.push(Device::Gpu(gpu)),
-            Err(e) if std::env::var_os("RUSTYFLOW_REQUIRE_GPU").is_some() => {
-                panic!("RUSTYFLOW_REQUIRE_GPU is set: {e}")
-            }
-            Err(e) => eprintln!("SKIPPED, no GPU: {e}"),
-        }
-        devices
+        [Device::Cpu].into_iter().chain(gpu_for_tests().map(Device::Gpu)).collect()
     }
 
     /// h (2, 100, 12), weight (37, 12), targets (2, 100).

@@ -2,19 +2,11 @@
 #![allow(dead_code)] // each test file uses a part
 
 use rustyflow::Device;
-use rustyflow::gpu::{AdapterChoice, Gpu};
+use rustyflow::gpu::gpu_for_tests;
 
-/// The GPU that tests run on, software or not. With `RUSTYFLOW_REQUIRE_GPU` set a missing one is a failure;
-/// else the test says that it was skipped.
+/// The GPU that tests run on, software or not; see `gpu_for_tests`.
 pub fn gpu() -> Option<Device> {
-    match Gpu::open(&AdapterChoice { index: None, allow_software: true }) {
-        Ok(gpu) => Some(Device::Gpu(gpu)),
-        Err(e) if std::env::var_os("RUSTYFLOW_REQUIRE_GPU").is_some() => panic!("RUSTYFLOW_REQUIRE_GPU is set: {e}"),
-        Err(e) => {
-            eprintln!("SKIPPED, no GPU: {e}");
-            None
-        }
-    }
+    gpu_for_tests().map(Device::Gpu)
 }
 
 /// Uniform values in -1..1 (splitmix64).

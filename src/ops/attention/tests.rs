@@ -1,7 +1,7 @@
 //! Attention against the definition in f64, and in every way that a GPU may run it.
 
 use super::*;
-use crate::gpu::{AdapterChoice, Gpu};
+use crate::gpu::{Gpu, gpu_for_tests};
 use crate::tensor::{Device, run_into};
 
 /// Values in -1..1 (splitmix64).
@@ -14,17 +14,6 @@ fn uniform(count: usize, seed: u64) -> Vec<f32> {
         ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     };
     (0..count).map(|_| draw()).collect()
-}
-
-fn gpu() -> Option<Gpu> {
-    match Gpu::open(&AdapterChoice { index: None, allow_software: true }) {
-        Ok(gpu) => Some(gpu),
-        Err(e) if std::env::var_os("RUSTYFLOW_REQUIRE_GPU").is_some() => panic!("RUSTYFLOW_REQUIRE_GPU is set: {e}"),
-        Err(e) => {
-            eprintln!("SKIPPED, no GPU: {e}");
-            None
-        }
-    }
 }
 
 /// y as the definition has it, in f64, with the whole matrix.
@@ -92,7 +81,7 @@ fn run_within(gpu: &Gpu, limits: &Limits, op: Attention, qkv: &Tensor, dy: &Tens
 
 #[test]
 fn gpu_agrees_within_webgpu_default_limits_too() {
-    let Some(gpu) = gpu() else { return };
+    let Some(gpu) = gpu_for_tests() else { return };
     let floor = Limits::WEBGPU_DEFAULT;
     for (time, head_size) in [(1, 4), (33, 5), (97, 64), (70, 128)] {
         let op = Attention { n_head: 2, dropout: Some((0.2, Key::new(9))) };
@@ -121,7 +110,7 @@ fn gpu_agrees_within_webgpu_default_limits_too() {
 #[test]
 fn two_runs_give_the_same_bits() {
     let mut devices = vec![Device::Cpu];
-    devices.extend(gpu().map(Device::Gpu));
+    devices.extend(gpu_for_tests().map(Device::Gpu));
     for device in devices {
         let op = Attention { n_head: 3, dropout: None };
         let qkv = Tensor::from_f32(&uniform(2 * 130 * 72, 1), [2, 130, 72], &device).unwrap();
