@@ -97,7 +97,10 @@ fn all_cases(limits: &Limits) {
 /// Shapes too large to compute in a test, for variants that are only chosen at such sizes: products that fill a large
 /// GPU with large tiles, or that are split along k, in every layout and with lengths that vectors divide or not.
 fn large_products() {
-    for (m, n, k) in [(2048, 2048, 64), (2050, 2051, 65), (256, 256, 8192), (258, 257, 8195)] {
+    let medium = [(2048, 2048, 64), (2050, 2051, 65), (256, 256, 8192), (258, 257, 8195)];
+    // One tile of the largest kinds for each multiprocessor of a data-centre GPU, without and with overhang.
+    let large = [(33_792, 128, 64), (16_896, 256, 64), (33_790, 126, 65), (16_890, 254, 65)];
+    for (m, n, k) in medium.into_iter().chain(large) {
         for (trans_a, trans_b) in [(false, false), (false, true), (true, false), (true, true)] {
             let a = zeros(&if trans_a { [k, m] } else { [m, k] }, DType::F32);
             let b = zeros(&if trans_b { [n, k] } else { [k, n] }, DType::F32);

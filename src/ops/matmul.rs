@@ -114,7 +114,7 @@ impl Kernel for MatMul {
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
         let d = self.checked_dims(inputs);
         let tile = Tile::choose(&d, limits);
-        let Tile { bm, bn, bk, tm, tn } = tile;
+        let Tile { bm, bn, bk, tm, tn, .. } = tile;
         let (tiles_m, tiles_n) = (d.m.div_ceil(bm), d.n.div_ceil(bn));
         let (k_piece, splits) = k_pieces(&d, tiles_m * tiles_n, bk);
         let split = splits > 1;
@@ -171,7 +171,8 @@ impl Kernel for MatMul {
     }
 }
 
-/// How the output is cut: into tiles of `bm` x `bn` for a workgroup, `bk` of k at a time, `tm` x `tn` for a thread.
+/// How the output is cut: into tiles of `bm` x `bn` for a workgroup, `bk` of k at a time, `tm` x `tn` for a thread; and how
+/// that runs on a large GPU (measured on an H200 with its 132 multiprocessors, `docs/performance.md`).
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Tile {
     bm: usize,
@@ -179,44 +180,50 @@ struct Tile {
     bk: usize,
     tm: usize,
     tn: usize,
+    /// TFLOP/s when there is enough to do.
+    rate: f64,
+    /// Workgroups that run at the same time.
+    slots: f64,
+    /// What a last, incomplete round costs at least, of a full one: the fewer workgroups share a multiprocessor, the
+    /// less can the others hurry when one of them is missing.
+    tail: f64,
 }
 
 /// Workgroups that keep a large GPU busy: two for each of about 132 multiprocessors.
 const ENOUGH_WORKGROUPS: usize = 264;
 
 impl Tile {
-    /// From the largest to the smallest. The more a thread computes, the fewer loads it needs for each product
-    /// (`docs/performance.md` has the measurements); the last two run within WebGPU's default limits.
-    const ALL: [Tile; 5] = [
-        Tile { bm: 128, bn: 256, bk: 16, tm: 8, tn: 16 },
-        Tile { bm: 256, bn: 128, bk: 16, tm: 8, tn: 16 },
-        Tile { bm: 128, bn: 128, bk: 16, tm: 8, tn: 16 },
-        Tile { bm: 64, bn: 64, bk: 16, tm: 4, tn: 4 },
-        Tile { bm: 32, bn: 32, bk: 16, tm: 4, tn: 4 },
+    /// The more a thread computes, the fewer loads it needs for each product; the smaller the tile, the better a small
+    /// output spreads. The last three run within WebGPU's default limits.
+    const ALL: [Tile; 6] = [
+        Tile { bm: 128, bn: 256, bk: 16, tm: 8, tn: 16, rate: 49.0, slots: 132.0, tail: 1.0 },
+        Tile { bm: 256, bn: 128, bk: 16, tm: 8, tn: 16, rate: 47.5, slots: 132.0, tail: 1.0 },
+        Tile { bm: 128, bn: 128, bk: 16, tm: 8, tn: 16, rate: 45.0, slots: 264.0, tail: 1.0 },
+        Tile { bm: 64, bn: 128, bk: 16, tm: 8, tn: 8, rate: 43.0, slots: 528.0, tail: 0.5 },
+        Tile { bm: 64, bn: 64, bk: 16, tm: 4, tn: 8, rate: 35.0, slots: 800.0, tail: 0.25 },
+        Tile { bm: 32, bn: 32, bk: 16, tm: 4, tn: 4, rate: 14.0, slots: 1600.0, tail: 0.1 },
     ];
 
-    fn fits(self, limits: &Limits) -> bool {
+    fn fits(&self, limits: &Limits) -> bool {
         let bytes = self.bk * (self.bm / 4 + 1 + self.bn / 4 + 1) * 16;
         let threads = self.bm / self.tm * (self.bn / self.tn);
         bytes <= limits.workgroup_bytes as usize && threads <= limits.workgroup_threads as usize
     }
 
-    fn count(self, d: &Dims) -> usize {
-        d.m.div_ceil(self.bm) * d.n.div_ceil(self.bn) * d.batch
+    /// The speed to expect: the rate, less what overhangs the output and what the last round wastes.
+    fn speed(&self, d: &Dims) -> f64 {
+        let tiles = d.m.div_ceil(self.bm) * d.n.div_ceil(self.bn);
+        let (_, splits) = k_pieces(d, tiles, self.bk);
+        let rounds = (tiles * splits * d.batch) as f64 / self.slots;
+        let rest = if rounds.fract() > 0.0 { rounds.fract().max(self.tail) } else { 0.0 };
+        let used = (d.m * d.n) as f64 / (tiles * self.bm * self.bn) as f64;
+        self.rate * used * rounds / (rounds.trunc() + rest)
     }
 
-    /// The largest tile that the device can run, that leaves enough workgroups, and that is not mostly padding.
+    /// The fastest tile that the device can run.
     fn choose(d: &Dims, limits: &Limits) -> Tile {
-        let suits = |t: Tile| {
-            // Where k is long it can be split instead, which keeps a large tile's economy of loads.
-            let splits = if d.batch == 1 { (d.k / SHORTEST_PIECE).clamp(1, MOST_PIECES) } else { 1 };
-            let enough = t.count(d) * splits >= ENOUGH_WORKGROUPS / 2;
-            let wasted = d.m.next_multiple_of(t.bm) * d.n.next_multiple_of(t.bn) > d.m * d.n * 5 / 4;
-            t.fits(limits) && enough && !wasted
-        };
-        let [.., medium, small] = Tile::ALL;
-        let large = Tile::ALL[..3].iter().copied().find(|&t| suits(t));
-        large.unwrap_or(if d.m.min(d.n) > 32 { medium } else { small })
+        let fitting = Tile::ALL.into_iter().filter(|t| t.fits(limits));
+        fitting.max_by(|a, b| a.speed(d).total_cmp(&b.speed(d))).expect("the smallest tile runs everywhere")
     }
 }
 

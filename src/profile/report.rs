@@ -53,7 +53,8 @@ impl Report {
     /// `epochs` may be a fraction; `on_gpu` says how `profile` was measured.
     pub fn new(profile: &Profile, training_seconds: f64, epochs: f64, on_gpu: bool) -> Report {
         let span = |span| profile.spans.get(&span).copied().unwrap_or(0.0);
-        let measured: f64 = profile.kernels.values().map(|k| k.seconds).sum();
+        // The sum of nothing is -0.
+        let measured = profile.kernels.values().map(|k| k.seconds).sum::<f64>() + 0.0;
         let estimated = on_gpu && profile.gpu_busy_seconds == 0.0;
         let kernel_seconds = match (on_gpu, estimated) {
             (false, _) => measured,
