@@ -113,10 +113,15 @@ impl Kernel for MatMul {
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
         let d = self.checked_dims(inputs);
-        let tile = Tile::choose(&d, limits);
+        self.plan(&d, Tile::choose(&d, limits))
+    }
+}
+
+impl MatMul {
+    fn plan(&self, d: &Dims, tile: Tile) -> Plan {
         let Tile { bm, bn, bk, tm, tn, .. } = tile;
         let (tiles_m, tiles_n) = (d.m.div_ceil(bm), d.n.div_ceil(bn));
-        let (k_piece, splits) = k_pieces(&d, tiles_m * tiles_n, bk);
+        let (k_piece, splits) = k_pieces(d, tiles_m * tiles_n, bk);
         let split = splits > 1;
         // A vector load needs the contiguous dimension, and so every row, to start on 16 bytes.
         let by_four = |contiguous: usize, stride: usize| contiguous.is_multiple_of(4) && stride.is_multiple_of(4);
@@ -353,5 +358,71 @@ impl Tensor {
             Some(bias) => apply_one(MatMul { bias: true, ..MatMul::default() }, &[self, weight, bias]),
             None => apply_one(MatMul::default(), &[self, weight]),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+    use crate::gpu::{Gpu, gpu_for_tests};
+    use crate::tensor::run_into;
+
+    fn values(len: usize, seed: u64) -> Vec<f32> {
+        (0..len as u32).map(|i| random::Key::new(seed).bits(i) as f32 / (1u64 << 31) as f32 - 1.0).collect()
+    }
+
+    /// What `tile` makes of a product must be what the CPU makes of it.
+    fn assert_computes(gpu: &Gpu, tile: Tile, kernel: MatMul, [m, n, k]: [usize; 3]) {
+        let tensors = |device: &Device| {
+            let tensor = |shape: &[usize], seed| {
+                let values = values(shape.iter().product(), seed);
+                Tensor::from_f32(&values, shape, device).unwrap()
+            };
+            let a = tensor(&if kernel.trans_a { [k, m] } else { [m, k] }, 1);
+            let b = tensor(&if kernel.trans_b { [n, k] } else { [k, n] }, 2);
+            let bias = kernel.bias.then(|| tensor(&[n], 3));
+            (vec![a, b].into_iter().chain(bias).collect::<Vec<_>>(), tensor(&[m, n], 4))
+        };
+        let (inputs, want) = tensors(&Device::Cpu);
+        run_into(&kernel, &inputs.iter().collect::<Vec<_>>(), &[&want]).unwrap();
+        let (inputs, got) = tensors(&Device::Gpu(gpu.clone()));
+        let d = kernel.dims(inputs[0].shape(), inputs[1].shape()).unwrap();
+        let slices: Vec<_> = inputs.iter().map(|t| t.storage().gpu()).collect();
+        gpu.run("matmul", Cost::default(), &kernel.plan(&d, tile), &slices, &[got.storage().gpu()]).unwrap();
+        let (got, want) = (got.to_f32().unwrap(), want.to_f32().unwrap());
+        // Sums of k products below 1, each rounded to 6e-8 of a partial sum of about sqrt(k).
+        let bad = got.iter().zip(&want).filter(|(g, w)| !((*g - *w).abs() <= 1e-7 * k as f32)).count();
+        assert!(bad == 0, "{tile:?} {kernel:?} {m}x{n}x{k}: {bad} elements");
+    }
+
+    /// The table of cases is too small to choose any but the two smallest, so here the others are made to run.
+    #[test]
+    fn every_tile_computes_the_product_in_every_layout() {
+        let Some(gpu) = gpu_for_tests() else { return };
+        let layouts = [(false, false), (false, true), (true, false), (true, true)];
+        for tile in Tile::ALL.into_iter().take(4).filter(|t| t.fits(gpu.limits())) {
+            // Whole tiles; overhanging ones, in whole vectors; and sizes that fit nothing, with k split.
+            let accumulate = MatMul { accumulate: true, ..MatMul::default() };
+            assert_computes(&gpu, tile, accumulate, [tile.bm, tile.bn, 32]);
+            for (trans_a, trans_b) in layouts {
+                let kernel = MatMul { trans_a, trans_b, bias: true, accumulate: false };
+                assert_computes(&gpu, tile, kernel, [tile.bm + 4, tile.bn + 8, 36]);
+            }
+            assert_computes(&gpu, tile, MatMul { trans_a: true, ..accumulate }, [tile.bm + 1, 7, 1031]);
+        }
+    }
+
+    #[test]
+    fn the_tile_follows_the_size_of_the_output() {
+        let limits = Limits { workgroup_bytes: 48 << 10, workgroup_threads: 1024, ..Limits::WEBGPU_DEFAULT };
+        let side = |m, n, k, limits: &Limits| {
+            let tile = Tile::choose(&Dims { batch: 1, m, n, k, stride_a: 0, stride_b: 0 }, limits);
+            (tile.bm, tile.bn)
+        };
+        assert_eq!(side(16_384, 3072, 768, &limits), (128, 256));
+        assert_eq!(side(16_384, 384, 384, &limits), (64, 128));
+        assert_eq!(side(20, 24, 64, &limits), (32, 32));
+        assert_eq!(side(16_384, 3072, 768, &Limits::WEBGPU_DEFAULT), (64, 128));
     }
 }
