@@ -20,5 +20,5 @@ pub use tokenizer::{TextStream, Tokenizer, TokenizerSpec};
 /// The program that writes the sample, so that a test can compare what it makes with what ships.
 #[cfg(test)]
 #[path = "../../data/story_generator.rs"]
-#[allow(dead_code)]
+#[allow(dead_code)] // its `main` is for the program
 mod story_generator;

@@ -247,20 +247,6 @@ impl Gpu {
         recorder.encoder(&self.0.device).clear_buffer(slice.buffer.raw(), slice.offset as u64, Some(size));
     }
 
-    /// Records a copy between two slices of equal size in different buffers.
-    pub fn copy(&self, from: &GpuSlice, to: &GpuSlice) {
-        assert_eq!(from.size, to.size, "copy size");
-        let size = Some(from.size.next_multiple_of(4) as u64);
-        let mut recorder = self.0.recorder.borrow_mut();
-        recorder.encoder(&self.0.device).copy_buffer_to_buffer(
-            from.buffer.raw(),
-            from.offset as u64,
-            to.buffer.raw(),
-            to.offset as u64,
-            size,
-        );
-    }
-
     /// Records a read-back of `slice` whose bytes are taken later.
     pub fn download_later(&self, slice: &GpuSlice) -> Pending {
         let staging = Staging::new(&self.0.device, slice.size);
@@ -367,11 +353,6 @@ impl Gpu {
             }
             None => false,
         }
-    }
-
-    /// Whether GPU time can be measured.
-    pub fn has_timestamps(&self) -> bool {
-        self.0.recorder.borrow().timestamps.is_some()
     }
 
     /// The first error that the driver reported, if any.

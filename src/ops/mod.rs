@@ -26,6 +26,7 @@ pub mod cases;
 mod accumulation;
 pub use cross_entropy::IGNORED;
 
+use crate::cpu::CHUNK;
 use crate::gpu::Launch;
 use crate::profile::Cost;
 use crate::tensor::{DType, Kernel, Op, Saved, Saves, Shape, Spec, Tensor, View, ViewMut};
@@ -35,9 +36,6 @@ use crate::{Error, Result};
 fn apply_one(op: impl Op + 'static, inputs: &[&Tensor]) -> Result<Tensor> {
     Ok(crate::tensor::apply(op, inputs)?.remove(0))
 }
-
-/// Elements per CPU task: long enough to be worth a task, short enough to stay in the first-level cache.
-const CHUNK: usize = 4096;
 
 /// A shape error of `op`.
 fn shape_error(op: &'static str, expected: impl Into<String>, got: impl ToString) -> Error {

@@ -1,13 +1,11 @@
 //! The additions that gradients are collected with.
 
 use super::{DType, Kernel, Spec, View, ViewMut};
+use crate::cpu::CHUNK;
 use crate::gpu::{Launch, Limits, Operand, Plan};
 use crate::profile::Cost;
 use crate::{Error, Result, shader};
 use rayon::prelude::*;
-
-/// Elements per CPU task: long enough to be worth a task, short enough to stay in the first-level cache.
-const CHUNK: usize = 4096;
 
 /// output = output + input, the one kernel whose output is also read.
 pub(super) struct AddInto;

@@ -126,7 +126,7 @@ impl Tensor {
         &self.0.edge
     }
 
-    /// Whether `other` is the same tensor, not just an equal one.
+    /// Whether this is the only handle to the tensor. Its memory may still be shared: see `owns_its_memory`.
     pub(crate) fn uniquely_owned(&self) -> bool {
         Rc::strong_count(&self.0) == 1
     }
