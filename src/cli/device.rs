@@ -1,6 +1,6 @@
 //! Opens the device that was asked for, and says what was chosen and why. Nothing falls back silently.
 
-use super::output;
+use super::{cache, output};
 use crate::config::{DeviceConfig, DeviceKind};
 use crate::gpu::{AdapterChoice, Gpu, adapters};
 use crate::{Device, cpu};
@@ -43,7 +43,12 @@ impl Flags {
 pub fn open(config: &DeviceConfig) -> Result<Device> {
     cpu::set_threads(if config.threads == 0 { num_cpus::get_physical() } else { config.threads });
     let open = |index| -> Result<Device> {
-        let choice = AdapterChoice { index, allow_software: config.allow_software, default_limits: default_limits()? };
+        let choice = AdapterChoice {
+            index,
+            allow_software: config.allow_software,
+            default_limits: default_limits()?,
+            cache: cache::folder(),
+        };
         Ok(Device::Gpu(Gpu::open(&choice)?))
     };
     match config.kind {

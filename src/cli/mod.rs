@@ -1,6 +1,7 @@
 //! The command line: one file per subcommand. The only place that knows clap and anyhow.
 
 mod bench;
+mod cache;
 mod data;
 mod device;
 mod devices;

@@ -85,6 +85,8 @@ pub(super) struct Opened {
     pub info: AdapterInfo,
     pub device: wgpu::Device,
     pub queue: wgpu::Queue,
+    /// What its pipeline cache is called, if its backend has them.
+    pub pipeline_cache_key: Option<String>,
 }
 
 /// Opens the adapter that `choice` asks for with everything it offers that rustyflow has a use for.
@@ -118,7 +120,7 @@ pub(super) fn open(choice: &AdapterChoice) -> Result<Opened> {
         reason: format!("{} does not open: {e}", info.name),
         hint: "update its driver, or train with --device cpu".into(),
     })?;
-    Ok(Opened { info, device, queue })
+    Ok(Opened { info, device, queue, pipeline_cache_key: wgpu::util::pipeline_cache_key(&adapter.get_info()) })
 }
 
 /// Which of the adapters `choice` means.

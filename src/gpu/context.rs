@@ -1,5 +1,6 @@
 //! An opened GPU: allocates, records launches into one command encoder, submits, reads back.
 
+use super::pipeline_cache::PipelineCache;
 use super::pipelines::Pipelines;
 use super::plan::{Limits, Operand, Plan, grid};
 use super::pool::{GpuSlice, MemoryStats, Pool};
@@ -73,7 +74,7 @@ impl Gpu {
     /// # Errors
     /// [`Error::NoAdapter`], which lists what was found and says what to do.
     pub fn open(choice: &AdapterChoice) -> Result<Gpu> {
-        let adapter::Opened { info, device, queue } = adapter::open(choice)?;
+        let adapter::Opened { info, device, queue, pipeline_cache_key } = adapter::open(choice)?;
         let granted = device.limits();
         let limits = Limits {
             binding_bytes: granted.max_storage_buffer_binding_size,
@@ -98,10 +99,12 @@ impl Gpu {
                 sink.lock().unwrap_or_else(|p| p.into_inner()).get_or_insert(message);
             }
         });
+        let kept = choice.cache.as_deref().zip(pipeline_cache_key);
+        let cache = kept.and_then(|(folder, key)| PipelineCache::open(&device, folder, key));
         let recorder = Recorder {
             pass: None,
             encoder: None,
-            pipelines: Pipelines::new(device.clone()),
+            pipelines: Pipelines::new(device.clone(), cache),
             timestamps: Timestamps::new(&device, &queue),
             to_map: Vec::new(),
             kernels: 0,

@@ -10,7 +10,11 @@ mod testing;
 #[cfg(feature = "gpu")]
 mod adapter;
 #[cfg(feature = "gpu")]
+mod cache;
+#[cfg(feature = "gpu")]
 mod context;
+#[cfg(feature = "gpu")]
+mod pipeline_cache;
 #[cfg(feature = "gpu")]
 mod pipelines;
 #[cfg(feature = "gpu")]
@@ -43,6 +47,7 @@ pub use {
 pub use absent::{Gpu, GpuSlice, MemoryStats, Pending, adapters};
 
 use serde::Serialize;
+use std::path::PathBuf;
 
 /// Which adapter to open.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -53,6 +58,8 @@ pub struct AdapterChoice {
     pub allow_software: bool,
     /// Whether only what every WebGPU implementation grants is used, to see that it suffices.
     pub default_limits: bool,
+    /// The folder that keeps compiled shaders for the next process; `None` keeps nothing. Losing it costs time alone.
+    pub cache: Option<PathBuf>,
 }
 
 /// One adapter, as `rustyflow devices` shows it.

@@ -1,5 +1,6 @@
 //! Compiles each shader variant once and caches pipelines, layouts and bind groups.
 
+use super::pipeline_cache::PipelineCache;
 use super::plan::{Launch, Operand, Value};
 use super::pool::GpuSlice;
 use super::shader;
@@ -27,6 +28,8 @@ type Group = (usize, Vec<(u64, usize, usize)>);
 /// Everything that was compiled or bound before.
 pub(super) struct Pipelines {
     device: wgpu::Device,
+    /// What outlasts the process; `None` where nothing is to be kept or nothing can be.
+    cache: Option<PipelineCache>,
     variants: HashMap<Variant, Rc<Pipeline>>,
     layouts: HashMap<Vec<bool>, Rc<BindingLayout>>,
     groups: HashMap<Group, wgpu::BindGroup>,
@@ -36,8 +39,8 @@ pub(super) struct Pipelines {
 const MAX_GROUPS: usize = 1 << 16;
 
 impl Pipelines {
-    pub fn new(device: wgpu::Device) -> Pipelines {
-        Pipelines { device, variants: HashMap::new(), layouts: HashMap::new(), groups: HashMap::new() }
+    pub fn new(device: wgpu::Device, cache: Option<PipelineCache>) -> Pipelines {
+        Pipelines { device, cache, variants: HashMap::new(), layouts: HashMap::new(), groups: HashMap::new() }
     }
 
     /// The compiled variant that `launch` runs, and how long compiling took if it was not there yet.
@@ -84,7 +87,7 @@ impl Pipelines {
                 zero_initialize_workgroup_memory: false,
                 ..Default::default()
             },
-            cache: None,
+            cache: self.cache.as_ref().map(|cache| &cache.raw),
         });
         Pipeline { raw, layout }
     }
@@ -148,5 +151,14 @@ impl Pipelines {
         });
         self.groups.insert(key, group.clone());
         group
+    }
+}
+
+impl Drop for Pipelines {
+    fn drop(&mut self) {
+        // At the end of a command: nothing waits for it, and everything that it ran is there.
+        if let Some(cache) = self.cache.as_ref().filter(|_| !self.variants.is_empty()) {
+            cache.save();
+        }
     }
 }

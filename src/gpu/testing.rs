@@ -9,7 +9,7 @@ use super::{AdapterChoice, Gpu};
 /// If there is none though one is required.
 pub fn gpu_for_tests() -> Option<Gpu> {
     let default_limits = std::env::var("RUSTYFLOW_GPU_LIMITS").is_ok_and(|limits| limits == "default");
-    match Gpu::open(&AdapterChoice { index: None, allow_software: true, default_limits }) {
+    match Gpu::open(&AdapterChoice { allow_software: true, default_limits, ..AdapterChoice::default() }) {
         Ok(gpu) => Some(gpu),
         Err(e) if std::env::var_os("RUSTYFLOW_REQUIRE_GPU").is_some() => panic!("RUSTYFLOW_REQUIRE_GPU is set: {e}"),
         Err(e) => {

@@ -71,8 +71,8 @@ impl Sandbox {
         self.path(name).exists()
     }
 
-    /// The command in this folder, free of the caller's RUSTYFLOW variables. With RUSTYFLOW_BIN set, that program is
-    /// tested in place of the one just built.
+    /// The command in this folder, free of the caller's RUSTYFLOW variables and with a cache of its own. With RUSTYFLOW_BIN
+    /// set, that program is tested in place of the one just built.
     pub fn command<S: AsRef<OsStr>>(&self, args: &[S]) -> Command {
         let program = std::env::var_os("RUSTYFLOW_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_rustyflow").into());
         let mut command = Command::new(program);
@@ -80,6 +80,7 @@ impl Sandbox {
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("RUSTYFLOW_")) {
             command.env_remove(name);
         }
+        command.env("RUSTYFLOW_CACHE_DIR", self.path("cache"));
         // Without it some drivers complain on standard error.
         command.env("XDG_RUNTIME_DIR", self.folder.path()).env_remove("RUST_LOG");
         command
