@@ -12,7 +12,7 @@ use rustyflow::optim::{Kind, Optimizer, Parameters};
 use rustyflow::tensor::record_plans;
 use rustyflow::{DType, Device, Tensor};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 /// Kinds of GPU whose limits lead to different kernels.
 fn devices() -> [(&'static str, Limits); 5] {
@@ -28,6 +28,7 @@ fn devices() -> [(&'static str, Limits); 5] {
                 workgroup_threads: 1024,
                 f16: true,
                 subgroup_size: 32,
+                matmul_rates: None,
             },
         ),
         (
@@ -39,6 +40,7 @@ fn devices() -> [(&'static str, Limits); 5] {
                 workgroup_threads: 1024,
                 f16: true,
                 subgroup_size: 32,
+                matmul_rates: None,
             },
         ),
         // Subgroups vary between 8 and 32 lanes on Intel: no size is known.
@@ -51,6 +53,7 @@ fn devices() -> [(&'static str, Limits); 5] {
                 workgroup_threads: 1024,
                 f16: true,
                 subgroup_size: 0,
+                matmul_rates: None,
             },
         ),
         (
@@ -62,6 +65,7 @@ fn devices() -> [(&'static str, Limits); 5] {
                 workgroup_threads: 1024,
                 f16: true,
                 subgroup_size: 8,
+                matmul_rates: None,
             },
         ),
         ("the floor of WebGPU", webgpu),
@@ -160,6 +164,13 @@ fn planned() -> &'static [Planned] {
 fn variants(limits: &Limits) -> Vec<(&'static str, Launch)> {
     let mut plans = record_plans(limits, || all_cases(limits));
     plans.extend(record_plans(limits, large_products));
+    // Where rates were measured any tile that fits may be taken: each in turn is the fastest. There are no more than these.
+    for fastest in 0..8 {
+        let mut rates = [[1; 4]; 8];
+        rates[fastest] = [1_000_000; 4];
+        let limits = Limits { matmul_rates: Some(Arc::new(rates)), ..limits.clone() };
+        plans.extend(record_plans(&limits, large_products));
+    }
     plans.extend(record_plans(limits, model_steps));
     for (kernel, plan) in &plans {
         check_plan(kernel, plan, limits);

@@ -49,7 +49,7 @@ pub fn run(command: Command) -> Result<()> {
     }
     for case in &cases {
         // A fresh device for each case, so that its peak memory is its own.
-        let device = device::open(&args.device.over(&DeviceConfig::default()))?;
+        let device = device::open_measured(&args.device.over(&DeviceConfig::default()))?;
         let t = time_step(case, &device, args.steps as usize, args.rounds as usize)?;
         if args.json {
             output::line(serde_json::to_value(&t)?)?;

@@ -3,8 +3,10 @@
 use super::{cache, output};
 use crate::config::{DeviceConfig, DeviceKind};
 use crate::gpu::{AdapterChoice, Gpu, adapters};
+use crate::ops::MatmulRates;
 use crate::{Device, cpu};
 use anyhow::{Result, bail};
+use std::path::Path;
 
 /// The flags that every command which computes has.
 #[derive(clap::Args)]
@@ -41,6 +43,15 @@ impl Flags {
 
 /// The opened device, and why it was chosen if that was left open.
 pub fn open(config: &DeviceConfig) -> Result<Device> {
+    open_with(config, false)
+}
+
+/// As [`open`], for commands that compute for long: the matrix kernels of a GPU that nobody measured yet are measured.
+pub fn open_measured(config: &DeviceConfig) -> Result<Device> {
+    open_with(config, true)
+}
+
+fn open_with(config: &DeviceConfig, measure: bool) -> Result<Device> {
     cpu::set_threads(if config.threads == 0 { num_cpus::get_physical() } else { config.threads });
     let open = |index| -> Result<Device> {
         let choice = AdapterChoice {
@@ -49,7 +60,7 @@ pub fn open(config: &DeviceConfig) -> Result<Device> {
             default_limits: default_limits()?,
             cache: cache::folder(),
         };
-        Ok(Device::Gpu(Gpu::open(&choice)?))
+        Ok(Device::Gpu(open_gpu(&choice, measure)?))
     };
     match config.kind {
         DeviceKind::Cpu => Ok(Device::Cpu),
@@ -70,6 +81,42 @@ pub fn open(config: &DeviceConfig) -> Result<Device> {
             }
         },
     }
+}
+
+/// The opened GPU, with the rates that were measured on it if there are any.
+fn open_gpu(choice: &AdapterChoice, measure: bool) -> crate::Result<Gpu> {
+    let gpu = Gpu::open(choice)?;
+    let Some(cache) = choice.cache.as_deref() else { return Ok(gpu) };
+    let limits = gpu.limits().clone();
+    let known = MatmulRates::load(cache, gpu.info()).and_then(|rates| rates.table(&limits));
+    if let Some(rates) = known {
+        return Ok(gpu.with_matmul_rates(rates));
+    }
+    // A software adapter is not for training: the built-in rates are as good as any.
+    if !measure || gpu.info().is_software() {
+        return Ok(gpu);
+    }
+    let measured = measure_kernels(gpu, cache);
+    let gpu = Gpu::open(choice)?;
+    match measured {
+        Ok(rates) => Ok(match rates.table(&limits) {
+            Some(rates) => gpu.with_matmul_rates(rates),
+            None => gpu,
+        }),
+        Err(error) => {
+            output::note(format_args!("warning: the matrix kernels are chosen as for another GPU: {error}"));
+            Ok(gpu)
+        }
+    }
+}
+
+/// Measures the matrix kernels of a GPU and keeps their rates in the cache folder. The handle is used up: its pool now
+/// holds memory, and its statistics a peak, that the command itself never asked for.
+pub fn measure_kernels(gpu: Gpu, cache: &Path) -> crate::Result<MatmulRates> {
+    output::note(format_args!("measuring the matrix kernels of {}, once: a few seconds", gpu.info().name));
+    let rates = MatmulRates::measure(&gpu)?;
+    rates.store(cache, gpu.info());
+    Ok(rates)
 }
 
 /// The CPU in place of a device that cannot be opened, if that is allowed.

@@ -1,20 +1,37 @@
 //! `rustyflow devices`: every adapter with its limits, features and memory.
 
 use super::output::{self, bytes};
-use crate::gpu::adapters;
-use anyhow::Result;
+use super::{cache, device};
+use crate::gpu::{AdapterChoice, AdapterInfo, Gpu, adapters};
+use crate::ops::MatmulRates;
+use anyhow::{Context, Result};
+use std::collections::HashSet;
 
 #[derive(clap::Args)]
 pub struct Args {
     /// Print one JSON object instead
     #[arg(long)]
     json: bool,
+    /// Measure the matrix kernels of every hardware adapter anew
+    #[arg(long)]
+    measure: bool,
 }
 
 pub fn run(args: Args) -> Result<()> {
     let (adapters, cores, threads) = (adapters(), num_cpus::get_physical(), num_cpus::get());
+    if args.measure {
+        measure(&adapters)?;
+    }
+    let cache = cache::folder();
+    let rates = |info: &AdapterInfo| cache.as_ref().and_then(|cache| MatmulRates::load(cache, info));
     if args.json {
         let cpu = serde_json::json!({ "physical_cores": cores, "logical_cores": threads });
+        let described = |info: &AdapterInfo| {
+            let mut value = serde_json::to_value(info)?;
+            value["matmul_gflops"] = serde_json::to_value(rates(info).as_ref().map(MatmulRates::tiles))?;
+            Ok(value)
+        };
+        let adapters = adapters.iter().map(described).collect::<Result<Vec<_>>>()?;
         output::line(serde_json::json!({ "cpu": cpu, "adapters": adapters }))?;
         return Ok(());
     }
@@ -36,10 +53,33 @@ pub fn run(args: Args) -> Result<()> {
             output::line(format_args!("         cannot be used: {why}"))?;
         } else if a.is_software() {
             output::line("         software: computes on the processor; only with --allow-software-gpu")?;
+        } else if let Some(rates) = rates(a) {
+            let highest = f64::from(rates.highest()) / 1e3;
+            output::line(format_args!("         matrix kernels measured: up to {highest:.1} TFLOP/s"))?;
+        } else {
+            output::line("         matrix kernels not measured yet: `rustyflow train` does it once")?;
         }
     }
     if adapters.is_empty() {
         output::line("no GPU adapter: a GPU needs its vendor's Vulkan driver (Metal on macOS, DirectX 12 on Windows)")?;
+    }
+    Ok(())
+}
+
+/// Measures one adapter of each kind.
+fn measure(adapters: &[AdapterInfo]) -> Result<()> {
+    let cache = cache::folder().context("there is no folder to keep rates in: name one in RUSTYFLOW_CACHE_DIR")?;
+    let mut done = HashSet::new();
+    let hardware: Vec<_> = adapters.iter().filter(|a| a.unusable.is_none() && !a.is_software()).collect();
+    if hardware.is_empty() {
+        output::note("nothing to measure: there is no hardware adapter");
+    }
+    for info in hardware {
+        if done.insert((&info.name, &info.backend, &info.driver)) {
+            let choice =
+                AdapterChoice { index: Some(info.index), cache: Some(cache.clone()), ..AdapterChoice::default() };
+            device::measure_kernels(Gpu::open(&choice)?, &cache)?;
+        }
     }
     Ok(())
 }

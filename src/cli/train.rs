@@ -33,7 +33,7 @@ type Show = Box<dyn FnMut(&Event) -> std::io::Result<()>>;
 
 pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
     let resolved = resolve(&args)?;
-    let device = device::open(&resolved.config.device)?;
+    let device = device::open_measured(&resolved.config.device)?;
     let mut show: Show = if args.json {
         Box::new(|event| event.json().map_or(Ok(()), output::line))
     } else {

@@ -22,13 +22,12 @@ const FLOPS_PER_SUBMIT: f64 = 4e11;
 /// Kernels recorded before a submit happens by itself, so that the GPU starts early on what is there.
 const KERNELS_PER_SUBMIT: usize = 256;
 
-/// A handle to an opened GPU; clones share it.
+/// A handle to an opened GPU, and what kernels that are run through it may use; clones share both.
 #[derive(Clone)]
-pub struct Gpu(Rc<Context>);
+pub struct Gpu(Rc<Context>, Rc<Limits>);
 
 struct Context {
     info: AdapterInfo,
-    limits: Limits,
     device: wgpu::Device,
     queue: wgpu::Queue,
     pool: Rc<Pool>,
@@ -86,6 +85,7 @@ impl Gpu {
                 [min, max] if min == max && device.features().contains(wgpu::Features::SUBGROUP) => min,
                 _ => 0,
             },
+            matmul_rates: None,
         };
         let error = Arc::new(Mutex::new(None));
         let sink = error.clone();
@@ -111,15 +111,8 @@ impl Gpu {
             flops: 0.0,
             submissions: VecDeque::new(),
         };
-        Ok(Gpu(Rc::new(Context {
-            info,
-            limits,
-            device,
-            queue,
-            pool: Rc::default(),
-            recorder: RefCell::new(recorder),
-            error,
-        })))
+        let context = Context { info, device, queue, pool: Rc::default(), recorder: RefCell::new(recorder), error };
+        Ok(Gpu(Rc::new(context), Rc::new(limits)))
     }
 
     /// The adapter that was opened.
@@ -129,7 +122,13 @@ impl Gpu {
 
     /// What kernels may use.
     pub fn limits(&self) -> &Limits {
-        &self.0.limits
+        &self.1
+    }
+
+    /// The same GPU, for kernels that are chosen by these rates: [`Limits::matmul_rates`].
+    pub fn with_matmul_rates(self, rates: Arc<[[u32; 4]]>) -> Gpu {
+        let limits = Limits { matmul_rates: Some(rates), ..Limits::clone(&self.1) };
+        Gpu(self.0, Rc::new(limits))
     }
 
     /// What the pool holds.
@@ -147,12 +146,12 @@ impl Gpu {
     /// # Errors
     /// [`Error::GpuLimit`] if no buffer can be so large, [`Error::Gpu`] if the memory is used up.
     pub fn alloc(&self, size: usize) -> Result<GpuSlice> {
-        if size as u64 > self.0.limits.buffer_bytes {
+        if size as u64 > self.1.buffer_bytes {
             return Err(Error::GpuLimit {
                 what: "one buffer".into(),
                 needed: format!("{size} bytes"),
                 adapter: self.0.info.name.clone(),
-                limit: format!("{} bytes", self.0.limits.buffer_bytes),
+                limit: format!("{} bytes", self.1.buffer_bytes),
                 hint: "use a smaller model or batch, or --device cpu".into(),
             });
         }

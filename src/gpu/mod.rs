@@ -4,13 +4,12 @@
 //! [`Gpu::download`], [`Pending::wait`] and [`Gpu::synchronize`].
 //! Without the feature `gpu`, [`Gpu`] is a type without values, so the rest of the library needs no conditions.
 
+mod cache;
 mod plan;
 mod testing;
 
 #[cfg(feature = "gpu")]
 mod adapter;
-#[cfg(feature = "gpu")]
-mod cache;
 #[cfg(feature = "gpu")]
 mod context;
 #[cfg(feature = "gpu")]
@@ -32,6 +31,7 @@ mod absent;
 #[doc(hidden)]
 pub use testing::gpu_for_tests;
 
+pub(crate) use cache::store;
 pub use plan::{COMMON, Launch, Limits, Operand, Plan, Shader, Value, grid};
 
 #[cfg(feature = "gpu")]

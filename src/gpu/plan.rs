@@ -2,6 +2,8 @@
 //!
 //! Ops build a [`Plan`]; only the rest of this module turns it into commands.
 
+use std::sync::Arc;
+
 /// A WGSL template: its name (the file's stem in `shaders/`) and its text.
 #[derive(Debug, Clone, Copy)]
 pub struct Shader {
@@ -102,6 +104,9 @@ pub struct Limits {
     pub f16: bool,
     /// Whether subgroup operations are allowed, and the size every subgroup has (0: not known, or it varies).
     pub subgroup_size: u32,
+    /// How fast this very device multiplies matrices, where that was measured: GFLOP/s of each tile with neither operand
+    /// transposed, b, a, both. May choose between kernels that give the same bits.
+    pub matmul_rates: Option<Arc<[[u32; 4]]>>,
 }
 
 impl Limits {
@@ -113,6 +118,7 @@ impl Limits {
         workgroup_threads: 256,
         f16: false,
         subgroup_size: 0,
+        matmul_rates: None,
     };
 }
 

@@ -10,6 +10,10 @@
 //! On the CPU the crate `gemm` computes them, on the GPU `shaders/matmul.wgsl`: tiles by shape and by the device's
 //! limits, and k split between workgroups where there are few tiles.
 
+mod measure;
+
+pub use measure::{MatmulRates, Rates};
+
 use super::reduce::SumRows;
 use super::*;
 use crate::gpu::{Launch, Limits, Operand, Plan};
@@ -186,7 +190,7 @@ struct Tile {
     bk: usize,
     tm: usize,
     tn: usize,
-    /// TFLOP/s when there is enough to do: neither operand transposed, b, a, both.
+    /// TFLOP/s when there is enough to do: neither operand transposed, b, a, both. `measure` finds those of other GPUs.
     rates: [f64; 4],
     /// Workgroups that run at the same time.
     slots: f64,
@@ -249,7 +253,14 @@ impl Tile {
             splits.map(|splits| (tile.estimate(d, layout, splits), tile, splits))
         });
         let best = choices.min_by(|a, b| a.0.total_cmp(&b.0)).expect("the smallest tile runs everywhere");
-        (best.1, best.2)
+        let (_, tile, splits) = best;
+        // The pieces of k decide in which order products are summed, and so the bits of the result: they follow from the
+        // shape and the limits. Every tile sums each piece in the same order, so which one runs may be measured.
+        let Some(measured) = &limits.matmul_rates else { return (tile, splits) };
+        let rated = Tile::ALL.into_iter().zip(measured.iter()).filter(|(tile, _)| tile.fits(limits));
+        let rated = rated.map(|(tile, gflops)| Tile { rates: gflops.map(|g| f64::from(g) / 1e3), ..tile });
+        let time = |tile: &Tile| tile.estimate(d, layout, splits);
+        (rated.min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(tile), splits)
     }
 }
 
@@ -419,6 +430,62 @@ mod tests {
                 assert_computes(&gpu, (tile, 1), kernel, [tile.bm + 4, tile.bn + 8, 36]);
             }
             assert_computes(&gpu, (tile, 5), MatMul { trans_a: true, ..accumulate }, [tile.bm + 1, 7, 1031]);
+        }
+    }
+
+    /// What lets rates that differ from run to run choose the tile: it leaves no trace in the result.
+    #[test]
+    fn every_tile_gives_the_same_bits() {
+        let Some(gpu) = gpu_for_tests() else { return };
+        let device = Device::Gpu(gpu.clone());
+        // The variants of the test above, which the driver then has already, with sums long enough to round often.
+        let whole_vectors = [140, 264, 1036];
+        let cases = [
+            (MatMul { bias: true, ..MatMul::default() }, 1, whole_vectors),
+            (MatMul { bias: true, trans_b: true, ..MatMul::default() }, 1, whole_vectors),
+            (MatMul { bias: true, trans_a: true, accumulate: true, trans_b: false }, 5, [131, 137, 1031]),
+        ];
+        for (kernel, splits, [m, n, k]) in cases {
+            let MatMul { trans_a, trans_b, .. } = kernel;
+            let tensor = |shape: &[usize], seed| {
+                Tensor::from_f32(&values(shape.iter().product(), seed), shape, &device).unwrap()
+            };
+            let inputs = [
+                tensor(&if trans_a { [k, m] } else { [m, k] }, 1),
+                tensor(&if trans_b { [n, k] } else { [k, n] }, 2),
+                tensor(&[n], 3),
+            ];
+            let d = kernel.dims(inputs[0].shape(), inputs[1].shape()).unwrap();
+            let slices: Vec<_> = inputs.iter().map(|t| t.storage().gpu()).collect();
+            let mut results = Tile::ALL.into_iter().filter(|t| t.fits(gpu.limits())).map(|tile| {
+                let y = tensor(&[m, n], 4);
+                let plan = kernel.plan(&d, tile, splits);
+                gpu.run("matmul", Cost::default(), &plan, &slices, &[y.storage().gpu()]).unwrap();
+                (tile, y.to_bytes().unwrap())
+            });
+            let (first, bits) = results.next().unwrap();
+            for (tile, other) in results {
+                assert!(other == bits, "{kernel:?} {m}x{n}x{k} in {splits}: {tile:?} differs from {first:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn measured_rates_choose_the_tile_and_never_the_split() {
+        let built_in = Limits { workgroup_bytes: 48 << 10, workgroup_threads: 1024, ..Limits::WEBGPU_DEFAULT };
+        for [m, n, k] in [[16_384, 3072, 768], [768, 3072, 16_384], [50_304, 768, 16_384], [20, 24, 4096]] {
+            let d = Dims { batch: 1, m, n, k, stride_a: 0, stride_b: 0 };
+            let (tile, splits) = Tile::choose(&MatMul::default(), &d, &built_in);
+            let same = Tile::ALL.map(|tile| tile.rates.map(|rate| (rate * 1e3) as u32));
+            let limits = Limits { matmul_rates: Some(same.into()), ..built_in.clone() };
+            assert_eq!(Tile::choose(&MatMul::default(), &d, &limits), (tile, splits), "{m}x{n}x{k}");
+            for fast in 0..Tile::ALL.len() {
+                let mut rates = [[1; 4]; Tile::ALL.len()];
+                rates[fast] = [1_000_000; 4];
+                let limits = Limits { matmul_rates: Some(rates.into()), ..built_in.clone() };
+                let (tile, chosen) = Tile::choose(&MatMul::default(), &d, &limits);
+                assert_eq!((tile.bm, tile.bn, chosen), (Tile::ALL[fast].bm, Tile::ALL[fast].bn, splits), "{m}x{n}x{k}");
+            }
         }
     }
 

@@ -25,6 +25,7 @@ pub mod cases;
 #[cfg(test)]
 mod accumulation;
 pub use cross_entropy::IGNORED;
+pub use matmul::{MatmulRates, Rates};
 
 use crate::cpu::CHUNK;
 use crate::gpu::Launch;

@@ -19,7 +19,7 @@ fn has_pipeline_caches(sandbox: &Sandbox) -> bool {
 
 #[test]
 fn compiled_shaders_are_kept_and_a_damaged_file_is_replaced() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::with_own_cache();
     if !has_pipeline_caches(&sandbox) {
         return;
     }
@@ -39,7 +39,7 @@ fn compiled_shaders_are_kept_and_a_damaged_file_is_replaced() {
 
 #[test]
 fn a_cache_folder_that_cannot_be_written_is_one_warning() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::with_own_cache();
     if !has_pipeline_caches(&sandbox) {
         return;
     }
@@ -51,7 +51,49 @@ fn a_cache_folder_that_cannot_be_written_is_one_warning() {
 
 #[test]
 fn training_on_the_cpu_keeps_nothing() {
-    let sandbox = Sandbox::new();
+    let sandbox = Sandbox::with_own_cache();
     sandbox.train(&[]).succeeds();
     assert!(!sandbox.exists("cache"));
+}
+
+#[test]
+fn a_hardware_adapter_is_measured_once_and_a_software_adapter_never() {
+    if !has_gpu() {
+        return;
+    }
+    let sandbox = Sandbox::with_own_cache();
+    let rates = || sandbox.run(&["devices", "--json"]).succeeds().json()["adapters"][0]["matmul_gflops"].clone();
+    assert!(rates().is_null());
+    let devices = sandbox.run(&["devices"]).succeeds().stdout;
+    let first = sandbox.train_on_gpu(&[]).succeeds();
+    let second = sandbox.train_on_gpu(&[]).succeeds();
+    assert!(!second.stderr.contains("measuring"), "{second:?}");
+    if devices.contains("not measured yet") {
+        assert!(first.stderr.contains("measuring the matrix kernels"), "{first:?}");
+        assert!(rates().as_object().is_some_and(|tiles| tiles.values().all(|tile| tile["nn"].as_u64() > Some(0))));
+        sandbox.run(&["devices"]).succeeds().prints(&["TFLOP/s"]);
+    } else {
+        assert!(devices.contains("software") && !first.stderr.contains("measuring"), "{first:?}");
+        let run = sandbox.run(&["devices", "--measure"]).succeeds();
+        assert!(run.stderr.contains("nothing to measure"), "{run:?}");
+        assert!(rates().is_null() && !sandbox.exists("cache/kernels"));
+    }
+}
+
+#[test]
+fn a_damaged_file_of_rates_is_named_and_not_used() {
+    if !has_gpu() {
+        return;
+    }
+    let sandbox = Sandbox::with_own_cache();
+    let devices = sandbox.run(&["devices", "--json"]).succeeds().json();
+    let text = |name: &str| devices["adapters"][0][name].as_str().unwrap().to_string();
+    let adapter = text("name").replace(|c: char| !c.is_ascii_alphanumeric(), "-");
+    let file = format!("cache/kernels/{}-{adapter}.json", text("backend"));
+    sandbox.write(&file, "{ \"source\": ");
+    let run = sandbox.run(&["devices", "--json"]).succeeds();
+    assert!(run.stderr.contains(&file) && run.stderr.contains("--measure"), "{run:?}");
+    assert!(run.json()["adapters"][0]["matmul_gflops"].is_null());
+    let run = sandbox.train_on_gpu(&[]).succeeds();
+    assert!(run.stderr.contains(&file), "{run:?}");
 }

@@ -34,15 +34,24 @@ pub const TINY_RUN: &str = "runs/corpus-L1-H2-E16-cpu";
 /// A folder of its own for a test, removed when the test is over.
 pub struct Sandbox {
     folder: TempDir,
+    cache: PathBuf,
 }
 
 impl Sandbox {
     /// With `corpus.txt` and `tiny.toml`.
     pub fn new() -> Sandbox {
-        let sandbox = Sandbox { folder: tempfile::tempdir().expect("a temporary folder") };
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        // One for all tests: a GPU is measured once, not by each of them.
+        let sandbox = Sandbox { folder, cache: Path::new(env!("CARGO_TARGET_TMPDIR")).join("cache") };
         sandbox.write("corpus.txt", corpus());
         sandbox.write("tiny.toml", TINY);
         sandbox
+    }
+
+    /// With a cache folder of its own, which is not there yet: `cache`.
+    pub fn with_own_cache() -> Sandbox {
+        let sandbox = Sandbox::new();
+        Sandbox { cache: sandbox.path("cache"), ..sandbox }
     }
 
     /// With a trained model in [`TINY_RUN`].
@@ -71,8 +80,7 @@ impl Sandbox {
         self.path(name).exists()
     }
 
-    /// The command in this folder, free of the caller's RUSTYFLOW variables and with a cache of its own. With RUSTYFLOW_BIN
-    /// set, that program is tested in place of the one just built.
+    /// The command in this folder, free of the caller's RUSTYFLOW variables and cache. With RUSTYFLOW_BIN set, that program is tested in place of the one just built.
     pub fn command<S: AsRef<OsStr>>(&self, args: &[S]) -> Command {
         let program = std::env::var_os("RUSTYFLOW_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_rustyflow").into());
         let mut command = Command::new(program);
@@ -80,7 +88,7 @@ impl Sandbox {
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("RUSTYFLOW_")) {
             command.env_remove(name);
         }
-        command.env("RUSTYFLOW_CACHE_DIR", self.path("cache"));
+        command.env("RUSTYFLOW_CACHE_DIR", &self.cache);
         // Without it some drivers complain on standard error.
         command.env("XDG_RUNTIME_DIR", self.folder.path()).env_remove("RUST_LOG");
         command
