@@ -68,6 +68,9 @@ step "lints" cargo clippy --quiet --all-targets -- -D warnings
 step "build without GPU" cargo clippy --quiet --no-default-features -- -D warnings
 step "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps
 step "tests" cargo test
+# The kernels that a GPU runs which grants no more than WebGPU promises.
+step "tests within WebGPU's default limits" env RUSTYFLOW_GPU_LIMITS=default \
+    cargo test --quiet --test ops --test goldens --test training
 
 printf '\nall passed\n'
 printf '%s\n' "${times[@]}"
