@@ -1,8 +1,7 @@
 //! The flat buffers that hold all parameters and all gradients of a model.
 
-use crate::gpu::Limits;
 use crate::nn::Module;
-use crate::{DType, Device, Error, Result, Shape, Tensor};
+use crate::{DType, Device, Result, Shape, Tensor};
 
 /// Tensors start on multiples of this many elements: 256 bytes, which every device accepts as a binding's offset.
 const ALIGN: usize = 64;
@@ -32,7 +31,7 @@ impl Parameters {
     /// collect in a second arena.
     ///
     /// # Errors
-    /// If the device cannot hold them: [`Error::GpuLimit`] names what does not fit.
+    /// If the device cannot hold them. `train::check_size` says so earlier, and what is to be smaller.
     pub fn gather(module: &mut dyn Module, device: &Device) -> Result<Parameters> {
         let tensors = module.parameters();
         let (mut entries, mut end) = (Vec::new(), 0);
@@ -45,9 +44,6 @@ impl Parameters {
         };
         let decay_end = place(true);
         let len = place(false);
-        if let Device::Gpu(gpu) = device {
-            check_limits(&entries, len, gpu.limits(), &gpu.info().name)?;
-        }
         let mut flat = vec![0.0; len];
         for entry in &entries {
             let (_, tensor) = tensors.iter().find(|(name, _)| *name == entry.name).expect("placed above");
@@ -80,25 +76,6 @@ impl Parameters {
     }
 }
 
-/// Says before training, not during, that a model is too large for an adapter.
-fn check_limits(entries: &[Entry], len: usize, limits: &Limits, adapter: &str) -> Result<()> {
-    let mib = |bytes: u64| format!("{} MiB", bytes.div_ceil(1 << 20));
-    let too_large = |what: String, needed: usize, limit: u64| Error::GpuLimit {
-        what,
-        needed: mib(needed as u64 * 4),
-        adapter: adapter.to_string(),
-        limit: mib(limit),
-        hint: "use a smaller model.n_embd, model.n_layer or vocabulary, or --device cpu".into(),
-    };
-    if len as u64 * 4 > limits.buffer_bytes {
-        return Err(too_large("the buffer of all parameters".into(), len, limits.buffer_bytes));
-    }
-    match entries.iter().find(|e| e.shape.elements() as u64 * 4 > limits.binding_bytes) {
-        Some(e) => Err(too_large(format!("{} {}", e.name, e.shape), e.shape.elements(), limits.binding_bytes)),
-        None => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -128,16 +105,5 @@ mod tests {
         }
         let count: usize = parameters.entries.iter().map(|e| e.shape.elements()).sum();
         assert_eq!(count, config().parameter_count());
-    }
-
-    #[test]
-    fn a_model_too_large_for_the_adapter_is_named() {
-        let entries = [Entry { name: "wte.weight".into(), shape: Shape::from([50_257, 768]), offset: 0 }];
-        let len = 50_257 * 768;
-        let error = check_limits(&entries, len, &Limits::WEBGPU_DEFAULT, "a small adapter").unwrap_err().to_string();
-        assert!(error.contains("wte.weight (50257, 768)") && error.contains("128 MiB"), "{error}");
-        let error =
-            check_limits(&entries, 2 * len, &Limits::WEBGPU_DEFAULT, "a small adapter").unwrap_err().to_string();
-        assert!(error.contains("all parameters") && error.contains("256 MiB"), "{error}");
     }
 }

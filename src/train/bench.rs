@@ -1,5 +1,6 @@
 //! Times a training step on random tokens: forward, backward, clipping, AdamW.
 
+use super::check_size;
 use crate::nn::{Dropout, Gpt, GptConfig};
 use crate::ops::random::Key;
 use crate::optim::{Kind, Optimizer, Parameters};
@@ -60,6 +61,7 @@ pub fn time_step(case: &StepCase, device: &Device, steps: usize, rounds: usize) 
     /// Steps before the clock starts: shaders are compiled, buffers pooled, caches filled.
     const WARM_UP: usize = 3;
     let config = &case.config;
+    check_size(config, case.batch_size * config.block_size, device)?;
     let mut model = Gpt::new(config.clone(), 0)?;
     let parameters = Parameters::gather(&mut model, device)?;
     let kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
