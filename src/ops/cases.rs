@@ -1,7 +1,7 @@
 //! One row per op and shape worth checking. Everything that is tested or measured for all ops walks this table:
 //! gradients against numerical ones, the GPU against the CPU, every shader variant, benchmarks.
 
-use super::random::Key;
+use super::random::{Key, splitmix64};
 use crate::tensor::{DType, Tensor};
 use crate::{Device, Result};
 
@@ -54,13 +54,7 @@ impl Case {
     /// The inputs' values, the same for every device: drawn from `seed`.
     pub fn draw(&self, device: &Device, seed: u64) -> Result<Vec<Tensor>> {
         let mut state = seed;
-        let mut uniform = move || {
-            // splitmix64 (Steele, Lea, Flood 2014)
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 24) as f32
-        };
+        let mut uniform = move || (splitmix64(&mut state) >> 40) as f32 / (1u64 << 24) as f32;
         self.inputs
             .iter()
             .map(|(shape, values)| {

@@ -8,11 +8,8 @@ pub struct Key(pub [u32; 2]);
 impl Key {
     /// The stream that `seed` stands for; nearby seeds give unrelated streams.
     pub fn new(seed: u64) -> Key {
-        // splitmix64 (Steele, Lea, Flood 2014)
-        let z = seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        let z = z ^ (z >> 31);
+        let mut state = seed;
+        let z = splitmix64(&mut state);
         Key([z as u32, (z >> 32) as u32])
     }
 
@@ -25,6 +22,14 @@ impl Key {
     pub fn row(self, row: u32) -> Key {
         Key([mix_bits(row ^ self.0[0]), self.0[1]])
     }
+}
+
+/// The next number of a generator whose state may be anything (Steele, Lea, Flood 2014).
+pub fn splitmix64(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
 }
 
 /// "lowbias32" (Wellons 2018): every input bit flips every output bit with probability 0.5 +- 0.0002.

@@ -3,23 +3,17 @@
 
 use rustyflow::Device;
 use rustyflow::gpu::gpu_for_tests;
+use rustyflow::ops::random::splitmix64;
 
 /// The GPU that tests run on, software or not; see `gpu_for_tests`.
 pub fn gpu() -> Option<Device> {
     gpu_for_tests().map(Device::Gpu)
 }
 
-/// Uniform values in -1..1 (splitmix64).
+/// Uniform values in -1..1.
 pub fn uniform(count: usize, seed: u64) -> Vec<f32> {
     let mut state = seed;
-    (0..count)
-        .map(|_| {
-            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-            let z = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-            let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-            ((z ^ (z >> 31)) >> 40) as f32 / (1u64 << 23) as f32 - 1.0
-        })
-        .collect()
+    (0..count).map(|_| (splitmix64(&mut state) >> 40) as f32 / (1u64 << 23) as f32 - 1.0).collect()
 }
 
 /// A line that describes the worst element beyond `atol + rtol * |want|`, if any. NaN never passes.
