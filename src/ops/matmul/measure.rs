@@ -97,8 +97,11 @@ impl MatmulRates {
         let before = profile::take();
         let measured = measure(gpu, &SIZES, WARM_UP);
         profile::restore(before);
-        tracing::info!(elapsed_ms = started.elapsed().as_millis(), rates = ?measured, "measured matrix kernels");
-        measured
+        let rates = measured?;
+        let elapsed_ms = started.elapsed().as_millis();
+        tracing::info!(elapsed_ms, highest_gflops = rates.highest(), "measured the matrix kernels");
+        tracing::debug!(?rates);
+        Ok(rates)
     }
 
     /// The rates as [`Limits::matmul_rates`] has them; `None` if one of a tile that such a device can run is missing.
