@@ -4,6 +4,7 @@
 mod sandbox;
 
 mod bad_input;
+mod bench;
 mod checkpoints;
 mod configuration;
 #[cfg(unix)]
