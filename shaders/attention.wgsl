@@ -4,12 +4,16 @@
 // walks over tiles of COLS columns. Its threads are a grid of TY x TX: of every tile of S, thread (ty, tx) computes the
 // rows ty, ty + TY, ty + 2 TY, .. and the columns 4 tx .. 4 tx + 3; of the result it owns the same rows, and of each the
 // groups of four elements tx, tx + TX, .. Tiles that causality empties are skipped; workgroups with most tiles start first.
+// What the next product reads first is loaded before the barrier that frees the stage; what a pass needs after the next
+// product, it parks in the tile rather than in registers.
 {% include "common" %}
 
 {% set groups = (head_size + 3) // 4 %}
 {% set tx_count = cols // 4 %}
-{% set ty_count = rows // per_thread %}
-{% set chunks = (groups + 7) // 8 %}
+{% set ty_count = rows // rows_per_thread %}
+{% set threads = tx_count * ty_count %}
+{% set chunks = (groups + span - 1) // span %}
+{% set chunk = (groups + chunks - 1) // chunks %}
 {% set owned = (groups + tx_count - 1) // tx_count %}
 {% set xyzw = ["x", "y", "z", "w"] %}
 {% set element = "vec4<f32>" if vector else "f32" %}
@@ -26,17 +30,19 @@ struct Params {
 var<immediate> p: Params;
 
 const HEAD_SIZE = {{ head_size }}u;
-// The head in groups of four elements, and how many of them are staged at a time (at most 8).
+// The head in groups of four elements, and how many of them are staged at a time.
 const GROUPS = {{ groups }}u;
 const CHUNKS = {{ chunks }}u;
-const CHUNK = {{ (groups + chunks - 1) // chunks }}u;
+const CHUNK = {{ chunk }}u;
+// The room of a staged line: 4 or 8.
+const SPAN = {{ span }}u;
 const ROWS = {{ rows }}u;
 const COLS = {{ cols }}u;
 const TX = {{ tx_count }}u;
 const TY = {{ ty_count }}u;
-const THREADS = TX * TY;
-// Columns / 4 whose values are staged at a time: as many as the stage holds.
-const STAGED = {{ tx_count if groups <= 16 else tx_count // 2 }}u;
+const THREADS = {{ threads }}u;
+// Groups of four columns whose values are staged at a time: as many as the stage holds.
+const STAGED = {{ staged }}u;
 
 {% if pass == "delta" %}
 // delta = rowsum(dy * y), one thread per row and head.
@@ -73,12 +79,19 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
 @group(0) @binding(4) var<storage, read_write> result: array<{{ element }}>;
 {% endif %}
 
-// What the products read: rows and columns of a chunk of the head, eight groups each, or columns with their whole head.
-// Group d of line i lies at d ^ (i & 7), so that neighbouring threads, which read neighbouring lines, meet different banks.
-// Column 4 t + c is line c TX + t, so that neighbouring threads do read neighbouring lines.
-var<workgroup> stage: array<vec4<f32>, (ROWS + COLS) * 8u>;
+// What the products read: rows and columns of a chunk of the head, or columns with their whole head. Group d of line i lies
+// at `swizzle(i, d)`, so that neighbouring threads, which read neighbouring lines, meet different banks. Column 4 t + c is
+// line c TX + t, so that neighbouring threads do read neighbouring lines.
+var<workgroup> stage: array<vec4<f32>, {{ stage }}>;
 // The tile of P or dS, columns in groups of four; between two tiles the threads exchange row maxima through it.
 var<workgroup> tile: array<vec4<f32>, ROWS * TX>;
+
+fn swizzle(line: u32, d: u32) -> u32 {
+    return line * SPAN + (d ^ (line / {{ 8 // span }}u & (SPAN - 1u)));
+}
+fn at_tile(row: u32, four: u32) -> u32 {
+    return row * TX + (four ^ (row & 7u));
+}
 
 // The first row of this batch item among all (b T), this head, and both together (b n_head + head).
 var<private> first_row: u32;
@@ -88,7 +101,9 @@ var<private> batch_head: u32;
 // Four elements of a head; zeros beyond its end and beyond T.
 {% for buffer in (["qkv"] if pass == "forward" else ["qkv", "dy"]) %}
 fn load_from_{{ buffer }}(line: u32, row: u32, group: u32) -> vec4<f32> {
+    {% if edge %}
     if (row >= p.time || group >= GROUPS) { return vec4<f32>(0.0); }
+    {% endif %}
     {% if vector %}
     return {{ buffer }}[(line * p.n_head + head) * GROUPS + group];
     {% else %}
@@ -109,7 +124,9 @@ fn load_dy(row: u32, group: u32) -> vec4<f32> { return load_from_dy(first_row + 
 {% endif %}
 
 fn store(line: u32, row: u32, group: u32, value: vec4<f32>) {
+    {% if edge %}
     if (row >= p.time || group >= GROUPS) { return; }
+    {% endif %}
     {% if vector %}
     result[(line * p.n_head + head) * GROUPS + group] = value;
     {% else %}
@@ -125,11 +142,15 @@ fn store(line: u32, row: u32, group: u32, value: vec4<f32>) {
 {% if pass != "forward" %}
 // A statistic of a query; 0 beyond T, where q and dy are 0 too, so that such a query adds nothing to any gradient.
 fn lse_of(query: u32) -> f32 {
+    {% if edge %}
     if (query >= p.time) { return 0.0; }
+    {% endif %}
     return lse[batch_head * p.time + query];
 }
 fn delta_of(query: u32) -> f32 {
+    {% if edge %}
     if (query >= p.time) { return 0.0; }
+    {% endif %}
     return delta[batch_head * p.time + query];
 }
 {% endif %}
@@ -149,38 +170,63 @@ fn kept(queries: vec4<u32>, keys: vec4<u32>) -> vec4<f32> {
 }
 {% endif %}
 
-{# s0, s1, .. = a b^T of a tile: rows of a from row_base, rows of b from col_base. #}
+{# Loads `lines` x `width` vectors, spread over all threads, into v0, v1, ..; `value` is an expression of line and d. #}
+{% macro fetch(v, lines, width, value) %}
+{% for l in range((lines * width + threads - 1) // threads) %}
+            { let x = thread + {{ l * threads }}u; let line = x / {{ width }}u; let d = x % {{ width }}u; {{ "if (x < " ~ (lines * width) ~ "u) " if (l + 1) * threads > lines * width }}{ {{ v }}{{ l }} = {{ value }}; } }
+{% endfor %}
+{% endmacro %}
+{# Writes them to the stage; `at` is an expression of x, line and d. #}
+{% macro put(v, lines, width, at) %}
+{% for l in range((lines * width + threads - 1) // threads) %}
+            { let x = thread + {{ l * threads }}u; let line = x / {{ width }}u; let d = x % {{ width }}u; {{ "if (x < " ~ (lines * width) ~ "u) " if (l + 1) * threads > lines * width }}{ stage[{{ at }}] = {{ v }}{{ l }}; } }
+{% endfor %}
+{% endmacro %}
+{% macro declare(v, lines, width) %}
+{% for l in range((lines * width + threads - 1) // threads) %}
+            var {{ v }}{{ l }}: vec4<f32>;
+{% endfor %}
+{% endmacro %}
+
+{# Starts to load what the product of a and b reads first. #}
+{% macro fetch_product(a, b) %}
+        {
+            let first = 0u;
+            {{ fetch("row_" ~ a, rows, chunk, "load_" ~ a ~ "(row_base + line, first + d)") }}
+            {{ fetch("col_" ~ b, cols, chunk, "load_" ~ b ~ "(col_base + line % TX * 4u + line / TX, first + d)") }}
+        }
+{% endmacro %}
+
+{# s0, s1, .. = a b^T of a tile: rows of a from row_base, rows of b from col_base. `fetch_product` went before. #}
 {% macro product(s, a, b) %}
-        {% for r in range(per_thread) %}
+        {% for r in range(rows_per_thread) %}
         var {{ s }}{{ r }} = vec4<f32>(0.0);
         {% endfor %}
         for (var chunk = 0u; chunk < CHUNKS; chunk++) {
             workgroupBarrier(); // all are done with what the stage held
-            for (var i = thread; i < ROWS * CHUNK; i += THREADS) {
-                let line = i / CHUNK;
-                let d = i % CHUNK;
-                stage[line * 8u + (d ^ (line & 7u))] = load_{{ a }}(row_base + line, chunk * CHUNK + d);
-            }
-            for (var i = thread; i < COLS * CHUNK; i += THREADS) {
-                let line = i / CHUNK;
-                let d = i % CHUNK;
-                let column = line % TX * 4u + line / TX;
-                stage[(ROWS + line) * 8u + (d ^ (line & 7u))] = load_{{ b }}(col_base + column, chunk * CHUNK + d);
-            }
+            {{ put("row_" ~ a, rows, chunk, "swizzle(line, d)") }}
+            {{ put("col_" ~ b, cols, chunk, "swizzle(ROWS + line, d)") }}
             workgroupBarrier();
-            {% for d in range((groups + chunks - 1) // chunks) %}
+            {% if chunks > 1 %}
+            if (chunk + 1u < CHUNKS) {
+                let first = (chunk + 1u) * CHUNK;
+                {{ fetch("row_" ~ a, rows, chunk, "load_" ~ a ~ "(row_base + line, first + d)") }}
+                {{ fetch("col_" ~ b, cols, chunk, "load_" ~ b ~ "(col_base + line % TX * 4u + line / TX, first + d)") }}
+            }
+            {% endif %}
+            {% for d in range(chunk) %}
             {
-                let row = ty * 8u + ({{ d }}u ^ (ty & 7u));
-                let column = (ROWS + tx) * 8u + ({{ d }}u ^ (tx & 7u));
-                let b0 = stage[column];
-                let b1 = stage[column + TX * 8u];
-                let b2 = stage[column + TX * 16u];
-                let b3 = stage[column + TX * 24u];
-                {% for c in xyzw %}
-                let b_{{ c }} = vec4<f32>(b0.{{ c }}, b1.{{ c }}, b2.{{ c }}, b3.{{ c }});
+                // Lines of one thread are multiples of 8 apart, so that the swizzle is the same for all of them.
+                let from_a = swizzle(ty, {{ d }}u);
+                let from_b = swizzle(ROWS + tx, {{ d }}u);
+                {% for c in range(4) %}
+                let b_{{ c }} = stage[from_b + {{ c }}u * TX * SPAN];
                 {% endfor %}
-                {% for r in range(per_thread) %}
-                let a{{ r }} = stage[row + {{ r }}u * TY * 8u];
+                {% for c in xyzw %}
+                let b_{{ c }} = vec4<f32>(b_0.{{ c }}, b_1.{{ c }}, b_2.{{ c }}, b_3.{{ c }});
+                {% endfor %}
+                {% for r in range(rows_per_thread) %}
+                let a{{ r }} = stage[from_a + {{ r }}u * TY * SPAN];
                 {% for c in xyzw %}
                 {{ s }}{{ r }} = fma(vec4<f32>(a{{ r }}.{{ c }}), b_{{ c }}, {{ s }}{{ r }});
                 {% endfor %}
@@ -190,31 +236,44 @@ fn kept(queries: vec4<u32>, keys: vec4<u32>) -> vec4<f32> {
         }
 {% endmacro %}
 
-{# sum += tile * b, rows of b from col_base. What was written to the tile before is seen by all after the barriers. #}
+{# Starts to load the values that `accumulate` reads first. #}
+{% macro fetch_values(b) %}
+        {
+            let first = 0u;
+            {{ fetch("values_" ~ b, 4 * staged, groups, "load_" ~ b ~ "(col_base + first * 4u + line, d)") }}
+        }
+{% endmacro %}
+
+{# sum += tile * b, rows of b from col_base; `fetch_values` went before. The barriers show all threads the tile. #}
 {% macro accumulate(sum, b) %}
+{% set unrolled = [4, staged] | min %}
         for (var first = 0u; first < TX; first += STAGED) {
             workgroupBarrier(); // all are done with what the stage held
-            for (var i = thread; i < STAGED * 4u * GROUPS; i += THREADS) {
-                let line = i / GROUPS;
-                let d = i % GROUPS;
-                stage[i] = load_{{ b }}(col_base + first * 4u + line, d);
-            }
+            {{ put("values_" ~ b, 4 * staged, groups, "x") }}
             workgroupBarrier();
-            for (var k4 = 0u; k4 < STAGED; k4 += 4u) {
-                {% for k in range(4) %}
+            {% if staged < cols // 4 %}
+            if (first + STAGED < TX) {
+                {{ fetch("values_" ~ b, 4 * staged, groups, "load_" ~ b ~ "(col_base + (first + STAGED) * 4u + line, d)") }}
+            }
+            {% endif %}
+            for (var k4 = 0u; k4 < STAGED; k4 += {{ unrolled }}u) {
+                {% for k in range(unrolled) %}
                 {
                 let k = k4 + {{ k }}u;
-                {% for r in range(per_thread) %}
-                let w{{ r }} = tile[({{ r }}u * TY + ty) * TX + first + k];
+                let at_w = at_tile(ty, first + k);
+                {% for r in range(rows_per_thread) %}
+                let w{{ r }} = tile[at_w + {{ r }}u * TY * TX];
                 {% endfor %}
                 {% for n in range(owned) %}
                 // A thread without a group of its own here repeats the last one and does not store it.
                 let at{{ n }} = k * 4u * GROUPS + min({{ n }}u * TX + tx, GROUPS - 1u);
+                {% endfor %}
                 {% for c in range(4) %}
+                {% for n in range(owned) %}
                 let b{{ n }}_{{ c }} = stage[at{{ n }} + {{ c }}u * GROUPS];
                 {% endfor %}
-                {% for r in range(per_thread) %}
-                {% for c in range(4) %}
+                {% for r in range(rows_per_thread) %}
+                {% for n in range(owned) %}
                 {{ sum }}{{ r }}_{{ n }} = fma(vec4<f32>(w{{ r }}.{{ xyzw[c] }}), b{{ n }}_{{ c }}, {{ sum }}{{ r }}_{{ n }});
                 {% endfor %}
                 {% endfor %}
@@ -227,7 +286,7 @@ fn kept(queries: vec4<u32>, keys: vec4<u32>) -> vec4<f32> {
 
 {# The accumulators of a result. #}
 {% macro zeros(sum) %}
-    {% for r in range(per_thread) %}
+    {% for r in range(rows_per_thread) %}
     {% for n in range(owned) %}
     var {{ sum }}{{ r }}_{{ n }} = vec4<f32>(0.0);
     {% endfor %}
@@ -236,7 +295,7 @@ fn kept(queries: vec4<u32>, keys: vec4<u32>) -> vec4<f32> {
 
 {# Writes accumulators to a third of the packed gradient: 0, 1, 2 for q, k, v. #}
 {% macro store_part(sum, part) %}
-    {% for r in range(per_thread) %}
+    {% for r in range(rows_per_thread) %}
     {% for n in range(owned) %}
     store((first_row + row{{ r }}) * 3u + {{ part }}u, row{{ r }}, {{ n }}u * TX + tx, {{ sum }}{{ r }}_{{ n }});
     {% endfor %}
@@ -245,8 +304,8 @@ fn kept(queries: vec4<u32>, keys: vec4<u32>) -> vec4<f32> {
 
 {# The tile = w0, w1, .. #}
 {% macro write_tile(w) %}
-        {% for r in range(per_thread) %}
-        tile[({{ r }}u * TY + ty) * TX + tx] = {{ w }}{{ r }};
+        {% for r in range(rows_per_thread) %}
+        tile[at_tile(ty, tx) + {{ r }}u * TY * TX] = {{ w }}{{ r }};
         {% endfor %}
 {% endmacro %}
 
@@ -259,86 +318,93 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     batch_head = number % p.batch_heads;
     head = batch_head % p.n_head;
     first_row = batch_head / p.n_head * p.time;
-    let tx = thread % TX;
-    let ty = thread / TX;
-    let lane = vec4<u32>(0u, 1u, 2u, 3u) + tx * 4u;
+    // 32 neighbours make a patch of 4 x 8 blocks of the tile: they read fewer lines than a strip would.
+    let block = thread / 32u;
+    let tx = block % (TX / 8u) * 8u + thread % 8u;
+    let ty = block / (TX / 8u) * 4u + thread % 32u / 8u;
     {% if pass == "keys" %}
     let row_base = number / p.batch_heads * ROWS;
     {% else %}
     let row_base = (blocks - 1u - number / p.batch_heads) * ROWS;
     {% endif %}
-    {% for r in range(per_thread) %}
+    {% for r in range(rows_per_thread) %}
     let row{{ r }} = row_base + {{ r }}u * TY + ty;
     {% endfor %}
+    const LANES = vec4<u32>(0u, 1u, 2u, 3u);
 
 {% if pass == "forward" %}
-    {# Maxima and sums of rows 4g .. 4g + 3 of a thread are the lanes of top{g} and total{g}. #}
+    {# Maxima and sums of rows 4q .. 4q + 3 of a thread are the lanes of top{q} and total{q}. #}
     // Less than any score, and not infinite, because WGSL promises nothing about infinities.
     const MASKED = -1e30;
-    {% for g in range(per_thread // 4) %}
-    var top{{ g }} = vec4<f32>(MASKED);
-    var total{{ g }} = vec4<f32>(0.0); // of this thread's columns only, until the end
+    {% for q in range(rows_per_thread // 4) %}
+    var top{{ q }} = vec4<f32>(MASKED);
+    var total{{ q }} = vec4<f32>(0.0); // of this thread's columns only, until the end
     {% endfor %}
     {{ zeros("sum") }}
     for (var col_base = 0u; col_base < min(row_base + ROWS, p.time); col_base += COLS) {
+        {{ declare("row_q", rows, chunk) }}
+        {{ declare("col_k", cols, chunk) }}
+        {{ declare("values_v", 4 * staged, groups) }}
+        {{ fetch_product("q", "k") }}
         {{ product("s", "q", "k") }}
-        let columns = lane + col_base;
-        {% for r in range(per_thread) %}
+        let columns = LANES + (tx * 4u + col_base);
+        {% for r in range(rows_per_thread) %}
         s{{ r }} *= p.scale;
         {% endfor %}
         if (col_base + COLS > row_base + 1u) {
-            {% for r in range(per_thread) %}
+            {% for r in range(rows_per_thread) %}
             s{{ r }} = select(vec4<f32>(MASKED), s{{ r }}, columns <= vec4<u32>(row{{ r }}));
             {% endfor %}
         }
         // Row maxima. The tile is free: all have passed the barriers of the product since they last read it.
-        {% for g in range(per_thread // 4) %}
-        tile[({{ g }}u * TY + ty) * TX + tx] = vec4<f32>(
-            {% for r in range(4 * g, 4 * g + 4) %}
+        {% for q in range(rows_per_thread // 4) %}
+        tile[({{ q }}u * TY + ty) * TX + tx] = vec4<f32>(
+            {% for r in range(4 * q, 4 * q + 4) %}
             max(max(s{{ r }}.x, s{{ r }}.y), max(s{{ r }}.z, s{{ r }}.w)){{ "," if not loop.last }}
             {% endfor %}
         );
         {% endfor %}
         workgroupBarrier();
-        {% for g in range(per_thread // 4) %}
-        var new_top{{ g }} = top{{ g }};
-        for (var t = 0u; t < TX; t++) { new_top{{ g }} = max(new_top{{ g }}, tile[({{ g }}u * TY + ty) * TX + t]); }
-        let shrink{{ g }} = exp(top{{ g }} - new_top{{ g }});
-        top{{ g }} = new_top{{ g }};
+        {% for q in range(rows_per_thread // 4) %}
+        var new_top{{ q }} = top{{ q }};
+        for (var t = 0u; t < TX; t++) { new_top{{ q }} = max(new_top{{ q }}, tile[({{ q }}u * TY + ty) * TX + t]); }
+        let shrink{{ q }} = exp(top{{ q }} - new_top{{ q }});
+        top{{ q }} = new_top{{ q }};
         {% endfor %}
-        {% for r in range(per_thread) %}
+        {% for r in range(rows_per_thread) %}
         s{{ r }} = exp(s{{ r }} - top{{ r // 4 }}.{{ xyzw[r % 4] }});
         {% for n in range(owned) %}
         sum{{ r }}_{{ n }} *= shrink{{ r // 4 }}.{{ xyzw[r % 4] }};
         {% endfor %}
         {% endfor %}
-        {% for g in range(per_thread // 4) %}
-        total{{ g }} = total{{ g }} * shrink{{ g }} + vec4<f32>(
-            {% for r in range(4 * g, 4 * g + 4) %}
+        {% for q in range(rows_per_thread // 4) %}
+        total{{ q }} = total{{ q }} * shrink{{ q }} + vec4<f32>(
+            {% for r in range(4 * q, 4 * q + 4) %}
             s{{ r }}.x + s{{ r }}.y + s{{ r }}.z + s{{ r }}.w{{ "," if not loop.last }}
             {% endfor %}
         );
         {% endfor %}
         {% if dropout %}
-        {% for r in range(per_thread) %}
+        {% for r in range(rows_per_thread) %}
         s{{ r }} *= kept(vec4<u32>(row{{ r }}), columns);
         {% endfor %}
         {% endif %}
         workgroupBarrier(); // all have read the maxima
         {{ write_tile("s") }}
+        {{ fetch_values("v") }}
         {{ accumulate("sum", "v") }}
     }
     workgroupBarrier();
-    {% for g in range(per_thread // 4) %}
-    tile[({{ g }}u * TY + ty) * TX + tx] = total{{ g }};
+    {% for q in range(rows_per_thread // 4) %}
+    tile[({{ q }}u * TY + ty) * TX + tx] = total{{ q }};
     {% endfor %}
     workgroupBarrier();
-    {% for g in range(per_thread // 4) %}
-    var all{{ g }} = vec4<f32>(0.0);
-    for (var t = 0u; t < TX; t++) { all{{ g }} += tile[({{ g }}u * TY + ty) * TX + t]; }
-    let log_sum{{ g }} = top{{ g }} + log(all{{ g }});
+    {% for q in range(rows_per_thread // 4) %}
+    var all{{ q }} = vec4<f32>(0.0);
+    for (var t = 0u; t < TX; t++) { all{{ q }} += tile[({{ q }}u * TY + ty) * TX + t]; }
+    let log_sum{{ q }} = top{{ q }} + log(all{{ q }});
     {% endfor %}
-    {% for r in range(per_thread) %}
+    {% for r in range(rows_per_thread) %}
     {% for n in range(owned) %}
     store(first_row + row{{ r }}, row{{ r }}, {{ n }}u * TX + tx, sum{{ r }}_{{ n }} / all{{ r // 4 }}.{{ xyzw[r % 4] }});
     {% endfor %}
@@ -352,31 +418,53 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {{ zeros("dk") }}
     {{ zeros("dv") }}
     for (var col_base = row_base / COLS * COLS; col_base < p.time; col_base += COLS) {
+        {{ declare("row_v", rows, chunk) }}
+        {{ declare("col_dy", cols, chunk) }}
+        {{ declare("values_dy", 4 * staged, groups) }}
+        {{ declare("values_q", 4 * staged, groups) }}
+        {
+        {{ declare("row_k", rows, chunk) }}
+        {{ declare("col_q", cols, chunk) }}
+        {{ fetch_product("k", "q") }}
         {{ product("s", "k", "q") }}
-        let columns = lane + col_base;
-        let log_sum = vec4<f32>(lse_of(columns.x), lse_of(columns.y), lse_of(columns.z), lse_of(columns.w));
-        let row_sum = vec4<f32>(delta_of(columns.x), delta_of(columns.y), delta_of(columns.z), delta_of(columns.w));
-        {% for r in range(per_thread) %}
-        s{{ r }} = exp(s{{ r }} * p.scale - log_sum);
-        {% endfor %}
-        if (col_base + 1u < row_base + ROWS) {
-            {% for r in range(per_thread) %}
-            s{{ r }} = select(vec4<f32>(0.0), s{{ r }}, columns >= vec4<u32>(row{{ r }}));
+        {
+            let columns = LANES + (tx * 4u + col_base);
+            let log_sum = vec4<f32>(lse_of(columns.x), lse_of(columns.y), lse_of(columns.z), lse_of(columns.w));
+            {% for r in range(rows_per_thread) %}
+            s{{ r }} = exp(s{{ r }} * p.scale - log_sum);
+            {% endfor %}
+            if (col_base + 1u < row_base + ROWS) {
+                {% for r in range(rows_per_thread) %}
+                s{{ r }} = select(vec4<f32>(0.0), s{{ r }}, columns >= vec4<u32>(row{{ r }}));
+                {% endfor %}
+            }
+        }
+        {{ write_tile("s") }}
+        }
+        {{ fetch_product("v", "dy") }}
+        {{ product("ds", "v", "dy") }}
+        // ds is dP so far. Each thread finds its own part of P in the tile, and leaves there what dropout keeps of it.
+        {
+            let columns = LANES + (tx * 4u + col_base);
+            let delta_d = vec4<f32>(delta_of(columns.x), delta_of(columns.y), delta_of(columns.z), delta_of(columns.w));
+            {% for r in range(rows_per_thread) %}
+            {
+                let at = at_tile(ty, tx) + {{ r }}u * TY * TX;
+                let probability = tile[at];
+                {% if dropout %}
+                let keep = kept(columns, vec4<u32>(row{{ r }}));
+                tile[at] = probability * keep;
+                ds{{ r }} = probability * (keep * ds{{ r }} - delta_d) * p.scale;
+                {% else %}
+                ds{{ r }} = probability * (ds{{ r }} - delta_d) * p.scale;
+                {% endif %}
+            }
             {% endfor %}
         }
-        {% for r in range(per_thread) %}
-        {% if dropout %}
-        let kept{{ r }} = s{{ r }} * kept(columns, vec4<u32>(row{{ r }}));
-        {% else %}
-        let kept{{ r }} = s{{ r }};
-        {% endif %}
-        {% endfor %}
-        {{ write_tile("kept") }}
+        {{ fetch_values("dy") }}
         {{ accumulate("dv", "dy") }}
-        {{ product("dp", "v", "dy") }}
-        {% for r in range(per_thread) %}
-        let ds{{ r }} = (kept{{ r }} * dp{{ r }} - s{{ r }} * row_sum) * p.scale;
-        {% endfor %}
+        {{ fetch_values("q") }}
+        workgroupBarrier(); // all have read P
         {{ write_tile("ds") }}
         {{ accumulate("dk", "q") }}
     }
@@ -386,29 +474,48 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
 {% else %}
     // Rows are queries, columns are keys. dQ = dS K.
     {{ zeros("dq") }}
-    {% for r in range(per_thread) %}
+    {% for r in range(rows_per_thread) %}
     let log_sum{{ r }} = lse_of(row{{ r }});
-    let row_sum{{ r }} = delta_of(row{{ r }});
+    let delta{{ r }} = delta_of(row{{ r }});
     {% endfor %}
     for (var col_base = 0u; col_base < min(row_base + ROWS, p.time); col_base += COLS) {
+        {{ declare("row_dy", rows, chunk) }}
+        {{ declare("col_v", cols, chunk) }}
+        {{ declare("values_k", 4 * staged, groups) }}
+        {
+        {{ declare("row_q", rows, chunk) }}
+        {{ declare("col_k", cols, chunk) }}
+        {{ fetch_product("q", "k") }}
         {{ product("s", "q", "k") }}
-        let columns = lane + col_base;
-        {% for r in range(per_thread) %}
+        {% for r in range(rows_per_thread) %}
         s{{ r }} = exp(s{{ r }} * p.scale - log_sum{{ r }});
         {% endfor %}
         if (col_base + COLS > row_base + 1u) {
-            {% for r in range(per_thread) %}
+            let columns = LANES + (tx * 4u + col_base);
+            {% for r in range(rows_per_thread) %}
             s{{ r }} = select(vec4<f32>(0.0), s{{ r }}, columns <= vec4<u32>(row{{ r }}));
             {% endfor %}
         }
-        {{ product("dp", "dy", "v") }}
-        {% for r in range(per_thread) %}
-        {% if dropout %}
-        dp{{ r }} *= kept(vec4<u32>(row{{ r }}), columns);
-        {% endif %}
-        let ds{{ r }} = s{{ r }} * (dp{{ r }} - row_sum{{ r }}) * p.scale;
-        {% endfor %}
-        {{ write_tile("ds") }}
+        {{ write_tile("s") }}
+        }
+        {{ fetch_product("dy", "v") }}
+        {{ product("ds", "dy", "v") }}
+        // ds is dP so far; each thread finds its own part of P in the tile.
+        {
+            {% if dropout %}
+            let columns = LANES + (tx * 4u + col_base);
+            {% endif %}
+            {% for r in range(rows_per_thread) %}
+            {
+                let at = at_tile(ty, tx) + {{ r }}u * TY * TX;
+                {% if dropout %}
+                ds{{ r }} *= kept(vec4<u32>(row{{ r }}), columns);
+                {% endif %}
+                tile[at] *= (ds{{ r }} - delta{{ r }}) * p.scale;
+            }
+            {% endfor %}
+        }
+        {{ fetch_values("k") }}
         {{ accumulate("dq", "k") }}
     }
     {{ store_part("dq", 0) }}

@@ -1,9 +1,10 @@
 //! Train GPT-style language models on any GPU through wgpu, or on the CPU.
 //!
 //! Modules import only from those to their left:
-//! `error, profile <- gpu, cpu <- tensor <- ops <- nn, optim <- generate <- train <- cli`;
+//! `error, profile <- gpu, cpu <- tensor <- ops <- nn, optim <- generate <- train <- bench <- cli`;
 //! `config` and `data` import only `error`. `docs/design.md` is the map.
 
+pub mod bench;
 pub mod cli;
 pub mod config;
 pub mod cpu;

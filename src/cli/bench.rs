@@ -1,15 +1,36 @@
 //! `rustyflow bench`: what a device can do.
 
 use super::{device, output};
-use crate::Error;
+use crate::bench::{OpTiming, Sizes, measure_peaks, products, select, step_cases, time_row, time_step};
 use crate::config::DeviceConfig;
-use crate::train::{step_cases, time_step};
-use anyhow::Result;
+use crate::train::describe;
+use crate::{Device, Error};
+use anyhow::{Result, bail};
 
 #[derive(clap::Subcommand)]
 pub enum Command {
+    /// Time every kernel, beside what the device does at best
+    Ops(OpsArgs),
     /// Time training steps on random tokens
     Step(StepArgs),
+}
+
+#[derive(clap::Args)]
+pub struct OpsArgs {
+    /// Only these ops, such as matmul or layer_norm
+    #[arg(long, value_name = "OP", value_delimiter = ',')]
+    only: Vec<String>,
+    /// Instead of the table, matrix products of these sizes, in the layouts nn, nt and tn
+    #[arg(long, value_name = "MxNxK", value_delimiter = ',', value_parser = product_sizes)]
+    shape: Vec<[usize; 3]>,
+    /// gpt2-124m, or small; by default what suits the device
+    #[arg(long, value_name = "SIZES", value_parser = sizes)]
+    sizes: Option<Sizes>,
+    /// Print one JSON object per kernel instead
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    device: device::Flags,
 }
 
 #[derive(clap::Args)]
@@ -37,7 +58,95 @@ pub struct StepArgs {
 }
 
 pub fn run(command: Command) -> Result<()> {
-    let Command::Step(args) = command;
+    match command {
+        Command::Ops(args) => ops(&args),
+        Command::Step(args) => step(&args),
+    }
+}
+
+fn ops(args: &OpsArgs) -> Result<()> {
+    // Before the device is opened and measured: what is misspelt should fail now.
+    select(&Sizes::SMALL, &args.only)?;
+    if !args.shape.is_empty() && args.only.iter().any(|op| op != "matmul") {
+        bail!("--shape is about matrix products: give it alone, or with --only matmul");
+    }
+    let device = device::open_measured(&args.device.over(&DeviceConfig::default()))?;
+    let sizes = args.sizes.unwrap_or_else(|| Sizes::for_device(&device));
+    let rows = match &args.shape[..] {
+        [] => select(&sizes, &args.only)?,
+        shapes => shapes.iter().flat_map(|&[m, n, k]| products(m, n, k)).collect(),
+    };
+    let peaks = measure_peaks(&device, &sizes)?;
+    if !args.json {
+        let name = describe(&device);
+        output::line(format_args!(
+            "{name}: at best {:.3} TFLOP/s in f32 matrix products, {:.0} GB/s; sizes {}",
+            peaks.tflops, peaks.gb_per_s, sizes.name
+        ))?;
+        output::line(format_args!(
+            "{:<20} {:<30} {:<26} {:>9} {:>8} {:>8} {:<12} {:>10}",
+            "op", "shape", "kernel", "ms", "TFLOP/s", "GB/s", "share", "difference"
+        ))?;
+    }
+    let mut wrong = Vec::new();
+    for row in &rows {
+        let name = format!("{} {}", row.op, row.shape);
+        if row.f16 && matches!(&device, Device::Gpu(gpu) if !gpu.limits().f16) {
+            output::note(format_args!("{name}: left out, this GPU has no 16-bit floats"));
+            continue;
+        }
+        let timings = time_row(row, &device, &peaks).map_err(|e| Error::Invalid(format!("bench ops: {name}: {e}")))?;
+        if !timings.agrees {
+            wrong.push(name);
+        }
+        for timing in &timings.kernels {
+            if args.json {
+                let mut object = serde_json::to_value(timing)?;
+                object["device"] = describe(&device).into();
+                object["peak_tflops"] = peaks.tflops.into();
+                object["peak_gb_per_s"] = peaks.gb_per_s.into();
+                output::line(object)?;
+            } else {
+                output::line(op_line(timing))?;
+            }
+        }
+    }
+    if !wrong.is_empty() {
+        bail!("bench ops: not what the CPU computes: {}", wrong.join("; "));
+    }
+    Ok(())
+}
+
+fn op_line(t: &OpTiming) -> String {
+    format!(
+        "{:<20} {:<30} {:<26} {:>9.4} {:>8.3} {:>8.1} {:>3.0}% {:<7} {:>10}",
+        t.op,
+        t.shape,
+        t.kernel,
+        t.ms,
+        t.tflops,
+        t.gb_per_s,
+        100.0 * t.share,
+        t.bound,
+        t.difference.map_or("-".to_string(), |d| format!("{d:.0e}")),
+    )
+}
+
+/// "4096x4096x64".
+fn product_sizes(text: &str) -> Result<[usize; 3], String> {
+    let sizes: Option<Vec<usize>> = text.split('x').map(|n| n.parse().ok().filter(|&n| n > 0)).collect();
+    match sizes.as_deref() {
+        Some(&[m, n, k]) => Ok([m, n, k]),
+        _ => Err("expected three sizes above zero, as 4096x4096x64".into()),
+    }
+}
+
+fn sizes(name: &str) -> Result<Sizes, String> {
+    let names = Sizes::ALL.map(|s| s.name).join(" or ");
+    Sizes::ALL.into_iter().find(|s| s.name == name).ok_or(format!("expected {names}"))
+}
+
+fn step(args: &StepArgs) -> Result<()> {
     let mut cases = Vec::new();
     for name in &args.case {
         let known = step_cases();

@@ -1,5 +1,5 @@
-//! One row per op and shape worth checking. Everything that is tested or measured for all ops walks this table:
-//! gradients against numerical ones, the GPU against the CPU, every shader variant, benchmarks.
+//! One row per op and shape worth checking. Everything that is tested for all ops walks this table: gradients against
+//! numerical ones, the GPU against the CPU, every shader variant. `bench/table.rs` has a row for each of these ops too.
 
 use super::random::{Key, splitmix64};
 use crate::tensor::{DType, Tensor};
@@ -53,31 +53,34 @@ impl Case {
 
     /// The inputs' values, the same for every device: drawn from `seed`.
     pub fn draw(&self, device: &Device, seed: u64) -> Result<Vec<Tensor>> {
-        let mut state = seed;
-        let mut uniform = move || (splitmix64(&mut state) >> 40) as f32 / (1u64 << 24) as f32;
-        self.inputs
-            .iter()
-            .map(|(shape, values)| {
-                let elements = shape.iter().product();
-                match *values {
-                    Values::Uniform(low, high) => {
-                        let data: Vec<f32> = (0..elements).map(|_| low + (high - low) * uniform()).collect();
-                        Tensor::from_f32(&data, shape.clone(), device)
-                    }
-                    Values::Ids(below) => {
-                        let data: Vec<u32> = (0..elements).map(|_| (uniform() * below as f32) as u32).collect();
-                        Tensor::from_u32(&data, shape.clone(), device)
-                    }
-                    Values::Targets(below) => {
-                        let data: Vec<u32> = (0..elements)
-                            .map(|i| if i % 5 == 3 { u32::MAX } else { (uniform() * below as f32) as u32 })
-                            .collect();
-                        Tensor::from_u32(&data, shape.clone(), device)
-                    }
-                }
-            })
-            .collect()
+        draw(&self.inputs, device, seed)
     }
+}
+
+/// Tensors of these shapes and values, the same for every device: drawn from `seed`.
+pub fn draw(inputs: &[(Vec<usize>, Values)], device: &Device, seed: u64) -> Result<Vec<Tensor>> {
+    let mut state = seed;
+    let mut uniform = move || (splitmix64(&mut state) >> 40) as f32 / (1u64 << 24) as f32;
+    let of_input = |(shape, values): &(Vec<usize>, Values)| {
+        let elements = shape.iter().product();
+        match *values {
+            Values::Uniform(low, high) => {
+                let data: Vec<f32> = (0..elements).map(|_| low + (high - low) * uniform()).collect();
+                Tensor::from_f32(&data, shape.clone(), device)
+            }
+            Values::Ids(below) => {
+                let data: Vec<u32> = (0..elements).map(|_| (uniform() * below as f32) as u32).collect();
+                Tensor::from_u32(&data, shape.clone(), device)
+            }
+            Values::Targets(below) => {
+                let data: Vec<u32> = (0..elements)
+                    .map(|i| if i % 5 == 3 { u32::MAX } else { (uniform() * below as f32) as u32 })
+                    .collect();
+                Tensor::from_u32(&data, shape.clone(), device)
+            }
+        }
+    };
+    inputs.iter().map(of_input).collect()
 }
 
 /// Every case.

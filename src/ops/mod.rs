@@ -2,7 +2,7 @@
 //! derivative. The GPU code is the file of the same name in `shaders/`.
 //!
 //! An op is a type that implements [`Kernel`] and, if it can be differentiated, [`Op`]; a method of [`Tensor`] applies it.
-//! A row in [`cases`] gives it gradient checks, a comparison of CPU and GPU, and a benchmark.
+//! A row in [`cases`] gives it gradient checks and a comparison of CPU and GPU, one in `bench/table.rs` a benchmark.
 
 mod attention;
 mod binary;

@@ -3,14 +3,12 @@
 //! The host only hands out work. A step's loss is read back when it is to be logged, and then without waiting: its
 //! number arrives while later steps are being computed.
 
-mod bench;
 mod evaluate;
 mod events;
 mod log;
 mod run_folder;
 mod size;
 
-pub use bench::{StepCase, StepTiming, step_cases, time_step};
 pub use evaluate::{Evaluation, Windows, evaluate};
 pub use events::{Event, Start, Step, Summary};
 pub use log::TRAINING_LOG;
@@ -464,7 +462,7 @@ fn take_both(numbers: &mut [Reading; 2]) -> Result<[Option<f32>; 2]> {
 }
 
 /// "cpu (2 threads)" or "gpu:0 NVIDIA H200 (vulkan)".
-fn describe(device: &Device) -> String {
+pub fn describe(device: &Device) -> String {
     match device {
         Device::Cpu => format!("cpu ({} threads)", crate::cpu::threads()),
         Device::Gpu(gpu) => format!("gpu:{} {} ({})", gpu.info().index, gpu.info().name, gpu.info().backend),

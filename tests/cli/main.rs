@@ -4,6 +4,7 @@
 mod sandbox;
 
 mod bad_input;
+mod bench;
 mod caches;
 mod checkpoints;
 mod configuration;

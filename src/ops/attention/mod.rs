@@ -56,20 +56,59 @@ impl Dims {
 /// How the GPU cuts S into tiles.
 #[derive(Debug, Clone, Copy)]
 struct Tiling {
-    /// Rows of a workgroup and columns of a tile. Workgroup memory is 16 * (8 * (rows + cols) + rows * cols / 4) bytes.
+    /// Rows of a workgroup and columns of a tile.
     rows: u32,
     cols: u32,
     /// Rows of a tile that one thread computes, four columns of each.
-    per_thread: u32,
+    rows_per_thread: u32,
+    /// Vectors of four elements of a head that are staged at a time: 4 or 8.
+    span: u32,
+    /// Vectors that the stage holds.
+    stage: u32,
 }
 
 impl Tiling {
-    fn new(limits: &Limits) -> Tiling {
-        if limits.workgroup_bytes >= 32 << 10 && limits.workgroup_threads >= 256 {
-            Tiling { rows: 64, cols: 64, per_thread: 4 } // 32 KiB, 256 threads
-        } else {
-            Tiling { rows: 32, cols: 32, per_thread: 4 } // 12 KiB, 64 threads
-        }
+    /// The largest tiles first: they need the fewest loads for each product, and the most workgroup memory.
+    const ALL: [Tiling; 3] = [
+        Tiling { rows: 128, cols: 64, rows_per_thread: 8, span: 4, stage: 1024 }, // 48 KiB
+        Tiling { rows: 64, cols: 64, rows_per_thread: 4, span: 8, stage: 1024 },  // 32 KiB
+        Tiling { rows: 32, cols: 32, rows_per_thread: 4, span: 8, stage: 512 },   // 12 KiB
+    ];
+
+    /// The largest that the device can run and that is not mostly empty at this T.
+    fn choose(time: usize, limits: &Limits) -> Tiling {
+        let [.., smallest] = Tiling::ALL;
+        let fits = |t: &Tiling| {
+            t.workgroup_bytes() <= limits.workgroup_bytes
+                && t.threads() <= limits.workgroup_threads
+                && time > t.rows as usize / 2
+        };
+        Tiling::ALL.into_iter().find(fits).unwrap_or(smallest)
+    }
+
+    fn threads(&self) -> u32 {
+        self.rows / self.rows_per_thread * (self.cols / 4)
+    }
+
+    fn workgroup_bytes(&self) -> u32 {
+        16 * (self.rows * self.cols / 4 + self.stage)
+    }
+
+    /// Whether tiles reach beyond T, or staged chunks or the threads of a row beyond the head.
+    fn overhangs(&self, d: Dims) -> bool {
+        let whole = d.time.is_multiple_of(self.rows as usize) && d.time.is_multiple_of(self.cols as usize);
+        let groups = (d.head_size as u32).div_ceil(4);
+        let chunks = groups.div_ceil(self.span);
+        !whole
+            || !groups.is_multiple_of(chunks)
+            || !groups.is_multiple_of(self.cols / 4)
+            || !d.head_size.is_multiple_of(4)
+    }
+
+    /// Groups of four columns whose values, `groups` vectors each, the stage holds: a power of two, so that they divide a tile.
+    fn staged(&self, groups: u32) -> u32 {
+        let most = (self.stage / (4 * groups)).clamp(1, self.cols / 4);
+        1 << most.ilog2()
     }
 }
 
@@ -90,7 +129,7 @@ impl Attention {
     }
 
     fn launch(&self, pass: &'static str, dims: Dims, limits: &Limits, bindings: Vec<Operand>) -> Launch {
-        let tiling = Tiling::new(limits);
+        let tiling = Tiling::choose(dims.time, limits);
         let (p, key) = self.dropout.unwrap_or((0.0, Key([0; 2])));
         let values: Vec<(&'static str, Value)> = vec![
             ("pass", pass.into()),
@@ -99,7 +138,11 @@ impl Attention {
             ("dropout", self.dropout.is_some().into()),
             ("rows", tiling.rows.into()),
             ("cols", tiling.cols.into()),
-            ("per_thread", tiling.per_thread.into()),
+            ("rows_per_thread", tiling.rows_per_thread.into()),
+            ("span", tiling.span.into()),
+            ("stage", tiling.stage.into()),
+            ("staged", tiling.staged((dims.head_size as u32).div_ceil(4)).into()),
+            ("edge", tiling.overhangs(dims).into()),
         ];
         let params = vec![
             dims.time as u32,

@@ -1,10 +1,10 @@
 //! Times a training step on random tokens: forward, backward, clipping, AdamW.
 
-use super::check_size;
 use crate::nn::{Dropout, Gpt, GptConfig};
 use crate::ops::random::Key;
 use crate::optim::{Kind, Optimizer, Parameters};
 use crate::profile::{self, Report};
+use crate::train::check_size;
 use crate::{Device, Result, Tensor};
 use serde::Serialize;
 use std::time::Instant;

@@ -1,0 +1,222 @@
+//! Times kernels one by one, and puts their rates beside what the device does at best.
+
+use super::table::{ADD_GRADIENT, Row, Sizes, Work, products, table};
+use crate::profile::{self, KernelTotal};
+use crate::{Device, Error, Result};
+use serde::Serialize;
+use std::collections::BTreeMap;
+
+/// The rates that the device reached at what suits it best: large matrix products, and reading and writing tensors
+/// larger than any cache.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Peaks {
+    /// 10^12 f32 operations per second.
+    pub tflops: f64,
+    /// 10^9 bytes per second.
+    pub gb_per_s: f64,
+}
+
+/// What one kernel of a row took.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct OpTiming {
+    pub op: &'static str,
+    pub shape: String,
+    /// "all" for the sum over all kernels of the row.
+    pub kernel: &'static str,
+    /// Times that the op runs it.
+    pub calls: u64,
+    /// For all calls, milliseconds: the median of several batches.
+    pub ms: f64,
+    pub tflops: f64,
+    /// Counting what must be read and written once.
+    pub gb_per_s: f64,
+    /// The larger of both rates' parts of their peaks. Above 1 if what it reads is in a cache.
+    pub share: f64,
+    /// Which peak that is: "compute" or "memory".
+    pub bound: &'static str,
+    /// The row's largest difference from the CPU, of outputs and gradients: |difference| over root mean square + |value|.
+    /// `None` on the CPU.
+    pub difference: Option<f64>,
+}
+
+/// What came of a row.
+#[derive(Debug, Clone)]
+pub struct RowTimings {
+    pub kernels: Vec<OpTiming>,
+    /// Whether the results were within the tolerance of the CPU's.
+    pub agrees: bool,
+}
+
+/// What the device does at best.
+///
+/// # Errors
+/// If it has no timestamps, or reported an error.
+pub fn measure_peaks(device: &Device, sizes: &Sizes) -> Result<Peaks> {
+    let best = |rows: Vec<Row>, rate: fn(&KernelTotal) -> f64| -> Result<f64> {
+        let mut best = 0.0f64;
+        for row in rows {
+            let kernels = time(device, &mut row.prepare(device)?)?;
+            best = kernels.values().map(rate).fold(best, f64::max);
+        }
+        Ok(best)
+    };
+    let [wide, _, _] = products(sizes.batch * sizes.context, 4 * sizes.width, sizes.width);
+    let square = products(sizes.square, sizes.square, sizes.square);
+    let large = square.into_iter().chain([wide]).collect();
+    Ok(Peaks {
+        tflops: best(large, |k| k.flops / k.seconds / 1e12)?,
+        gb_per_s: best(Row::streams(sizes.stream), |k| k.bytes / k.seconds / 1e9)?,
+    })
+}
+
+/// Checks a row against the CPU, unless that is the device, then times it.
+///
+/// # Errors
+/// If the device cannot hold the tensors, has no timestamps, or reported an error.
+pub fn time_row(row: &Row, device: &Device, peaks: &Peaks) -> Result<RowTimings> {
+    let mut work = row.prepare(device)?;
+    let difference = match device {
+        Device::Cpu => None,
+        Device::Gpu(_) => Some(difference_from_cpu(row, &mut work)?),
+    };
+    let mut kernels = time(device, &mut work)?;
+    if row.op != ADD_GRADIENT {
+        kernels.remove(ADD_GRADIENT);
+    }
+    let mut total = KernelTotal::default();
+    for k in kernels.values() {
+        total.calls += k.calls;
+        total.seconds += k.seconds;
+        total.flops += k.flops;
+        total.bytes += k.bytes;
+    }
+    let mut kernels: Vec<_> = kernels.into_iter().collect();
+    kernels.sort_by(|a, b| b.1.seconds.total_cmp(&a.1.seconds));
+    if kernels.len() > 2 {
+        kernels.push(("all", total));
+    }
+    let timing = |(kernel, k): (&'static str, KernelTotal)| {
+        let (tflops, gb_per_s) = (k.flops / k.seconds / 1e12, k.bytes / k.seconds / 1e9);
+        let (compute, memory) = (tflops / peaks.tflops, gb_per_s / peaks.gb_per_s);
+        OpTiming {
+            op: row.op,
+            shape: row.shape.clone(),
+            kernel,
+            calls: k.calls,
+            ms: 1e3 * k.seconds,
+            tflops,
+            gb_per_s,
+            share: compute.max(memory),
+            bound: if compute > memory { "compute" } else { "memory" },
+            difference,
+        }
+    };
+    Ok(RowTimings {
+        kernels: kernels.into_iter().map(timing).collect(),
+        agrees: difference.is_none_or(|d| d <= row.tolerance),
+    })
+}
+
+/// The median over batches of what each kernel takes when `work` runs once.
+fn time(device: &Device, work: &mut Work) -> Result<BTreeMap<&'static str, KernelTotal>> {
+    /// Long against the resolution of any clock.
+    const BATCH_SECONDS: f64 = 0.02;
+    const MOST_RUNS: f64 = 1000.0;
+    const BATCHES: usize = 5;
+    if let Device::Gpu(gpu) = device
+        && !gpu.time_kernels(true)
+    {
+        let name = &gpu.info().name;
+        return Err(Error::Invalid(format!(
+            "bench ops: {name} has no timestamps inside passes, so single kernels cannot be timed; use `bench step`"
+        )));
+    }
+    let mut batch = |runs: usize| -> Result<BTreeMap<&'static str, KernelTotal>> {
+        profile::reset();
+        for _ in 0..runs {
+            work()?;
+        }
+        device.synchronize()?;
+        Ok(profile::take().kernels)
+    };
+    // The first run compiles and allocates, the first batch brings the clocks up.
+    batch(1)?;
+    let once: f64 = batch(1)?.values().map(|k| k.seconds).sum();
+    let runs = (BATCH_SECONDS / once).ceil().clamp(1.0, MOST_RUNS) as usize;
+    batch(runs)?;
+    let batches = (0..BATCHES).map(|_| batch(runs)).collect::<Result<Vec<_>>>()?;
+    let median = |name: &str| {
+        let mut seconds: Vec<f64> = batches.iter().map(|kernels| kernels[name].seconds).collect();
+        seconds.sort_by(f64::total_cmp);
+        seconds[BATCHES / 2] / runs as f64
+    };
+    let of_one_run = |(&name, k): (&&'static str, &KernelTotal)| {
+        let part = 1.0 / runs as f64;
+        let calls = k.calls / runs as u64;
+        (name, KernelTotal { calls, seconds: median(name), flops: k.flops * part, bytes: k.bytes * part })
+    };
+    Ok(batches[0].iter().map(of_one_run).collect())
+}
+
+/// The largest difference between what `work` computes first and what the CPU does.
+fn difference_from_cpu(row: &Row, work: &mut Work) -> Result<f64> {
+    let got = work()?;
+    let want = row.prepare(&Device::Cpu)?()?;
+    let mut worst = 0.0f64;
+    for (got, want) in got.iter().zip(&want) {
+        worst = worst.max(largest_difference(&got.to_f32()?, &want.to_f32()?));
+    }
+    Ok(worst)
+}
+
+/// The largest |difference| over root mean square + |value|; infinite if anything is not a number.
+fn largest_difference(got: &[f32], want: &[f32]) -> f64 {
+    let squares: f64 = want.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
+    let typical = (squares / want.len().max(1) as f64).sqrt();
+    let of_element = |(&got, &want): (&f32, &f32)| {
+        let difference = f64::from((got - want).abs()) / (typical + f64::from(want.abs()));
+        if got == want {
+            0.0
+        } else if difference.is_nan() {
+            f64::INFINITY
+        } else {
+            difference
+        }
+    };
+    got.iter().zip(want).map(of_element).fold(0.0, f64::max)
+}
+
+/// The rows of the ops named in `only` (all if it is empty).
+///
+/// # Errors
+/// If there is no such op.
+pub fn select(sizes: &Sizes, only: &[String]) -> Result<Vec<Row>> {
+    let mut rows = table(sizes);
+    let mut names: Vec<&str> = Vec::new();
+    for row in &rows {
+        if !names.contains(&row.op) {
+            names.push(row.op);
+        }
+    }
+    if let Some(unknown) = only.iter().find(|name| !names.contains(&name.as_str())) {
+        return Err(Error::Invalid(format!("--only {unknown}: there is {}", names.join(", "))));
+    }
+    rows.retain(|row| only.is_empty() || only.iter().any(|name| name == row.op));
+    Ok(rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn differences_are_relative_to_the_tensor_and_never_hidden() {
+        let want = [1.0, -1.0, 1.0, -1.0];
+        assert_eq!(largest_difference(&want, &want), 0.0);
+        assert!((largest_difference(&[1.0, -1.0, 1.02, -1.0], &want) - 0.01).abs() < 1e-6);
+        for broken in [f32::NAN, f32::INFINITY] {
+            assert_eq!(largest_difference(&[1.0, broken, 1.0, -1.0], &want), f64::INFINITY);
+        }
+        assert_eq!(largest_difference(&[1e-9], &[0.0]), f64::INFINITY);
+    }
+}

@@ -1,0 +1,403 @@
+//! What `bench ops` measures: every op of `ops/cases.rs`, forward and backward, and the optimizers, at the sizes of a
+//! model worth training.
+
+use crate::nn::Module;
+use crate::ops::cases::{Values, draw};
+use crate::ops::random::Key;
+use crate::optim::{Kind, Optimizer, Parameters};
+use crate::tensor::{DType, no_grad};
+use crate::{Device, Result, Tensor};
+use std::rc::Rc;
+
+/// The sizes that the rows are made of.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sizes {
+    pub name: &'static str,
+    /// B.
+    pub batch: usize,
+    /// T.
+    pub context: usize,
+    /// C.
+    pub width: usize,
+    pub n_head: usize,
+    pub n_layer: usize,
+    /// V.
+    pub vocab: usize,
+    /// M = N = K of the square matrix products.
+    pub square: usize,
+    /// Rows of logits: with V columns they must fit one binding.
+    pub logit_rows: usize,
+    /// Elements of the tensors with which the bandwidth is measured: several times the largest cache.
+    pub stream: usize,
+}
+
+impl Sizes {
+    /// The step case gpt2-124m: fills a large GPU.
+    pub const GPT2: Sizes = Sizes {
+        name: "gpt2-124m",
+        batch: 16,
+        context: 1024,
+        width: 768,
+        n_head: 12,
+        n_layer: 12,
+        vocab: 50_304,
+        square: 4096,
+        logit_rows: 2048,
+        stream: 1 << 26,
+    };
+    /// For the CPU, and for GPUs that are none.
+    pub const SMALL: Sizes = Sizes {
+        name: "small",
+        batch: 4,
+        context: 128,
+        width: 256,
+        n_head: 4,
+        n_layer: 2,
+        vocab: 4096,
+        square: 512,
+        logit_rows: 256,
+        stream: 1 << 23,
+    };
+    pub const ALL: [Sizes; 2] = [Sizes::GPT2, Sizes::SMALL];
+
+    /// The sizes that a device can work through in a minute or so.
+    pub fn for_device(device: &Device) -> Sizes {
+        match device {
+            Device::Gpu(gpu) if !gpu.info().is_software() => Sizes::GPT2,
+            _ => Sizes::SMALL,
+        }
+    }
+
+    /// B * T.
+    fn tokens(&self) -> usize {
+        self.batch * self.context
+    }
+}
+
+/// Runs once all that a row measures, and returns what it computed.
+pub(super) type Work = Box<dyn FnMut() -> Result<Vec<Tensor>>>;
+
+/// Makes the work on a device, with the same values on each.
+type Prepare = Box<dyn Fn(&Device) -> Result<Work>>;
+
+/// An op at one size.
+pub struct Row {
+    pub op: &'static str,
+    pub shape: String,
+    /// How far a GPU may be from the CPU: |difference| over root mean square + |value|.
+    pub tolerance: f64,
+    /// Whether it stores f16, which not every GPU can.
+    pub f16: bool,
+    prepare: Prepare,
+}
+
+type Inputs = Vec<(Vec<usize>, Values)>;
+type Apply = Rc<dyn Fn(&[Tensor]) -> Result<Tensor>>;
+
+impl Row {
+    fn new(op: &'static str, shape: String, prepare: impl Fn(&Device) -> Result<Work> + 'static) -> Row {
+        // The longest sums have 50,304 terms. In f32 and in any order their rounding errors are about 1e-7 sqrt(50304)
+        // = 2e-5 of a typical sum; the largest of many millions is a few times that.
+        Row { op, shape, tolerance: 1e-4, f16: false, prepare: Box::new(prepare) }
+    }
+
+    pub(super) fn prepare(&self, device: &Device) -> Result<Work> {
+        (self.prepare)(device)
+    }
+
+    /// Computes without recording anything.
+    fn forward(
+        op: &'static str,
+        shape: String,
+        inputs: Inputs,
+        apply: impl Fn(&[Tensor]) -> Result<Tensor> + 'static,
+    ) -> Row {
+        let apply: Apply = Rc::new(apply);
+        Row::new(op, shape, move |device| {
+            let (inputs, apply) = (draw(&inputs, device, SEED)?, apply.clone());
+            Ok(Box::new(move || Ok(vec![no_grad(|| apply(&inputs))?])))
+        })
+    }
+
+    /// What only reads and writes: two tensors into one, and one into one.
+    pub(super) fn streams(elements: usize) -> Vec<Row> {
+        let x = || (vec![elements], AROUND_ZERO);
+        vec![
+            Row::forward("add", format!("{elements}"), vec![x(), x()], |x| x[0].add(&x[1])),
+            Row::forward("scale", format!("{elements}"), vec![x()], |x| x[0].scale(0.37)),
+        ]
+    }
+
+    /// Computes forward and backward. Gradients of the inputs that are `parameters` are added in place, as in training;
+    /// those of the others are written anew.
+    fn both(
+        op: &'static str,
+        shape: String,
+        inputs: Inputs,
+        parameters: &'static [usize],
+        apply: impl Fn(&[Tensor]) -> Result<Tensor> + 'static,
+    ) -> Row {
+        let apply: Apply = Rc::new(apply);
+        Row::new(op, shape, move |device| {
+            let leaf = |x: Tensor| if x.dtype() == DType::F32 { x.requires_grad() } else { Ok(x) };
+            let leaves: Vec<Tensor> = draw(&inputs, device, SEED)?.into_iter().map(leaf).collect::<Result<_>>()?;
+            let (apply, mut upstream) = (apply.clone(), None);
+            Ok(Box::new(move || {
+                // What a view of a leaf is given goes through an addition of its own, `ADD_GRADIENT`.
+                let given = leaves.iter().enumerate().map(|(i, x)| match parameters.contains(&i) {
+                    true => Ok(x.clone()),
+                    false if x.dtype() == DType::F32 => x.reshape(x.shape().clone()),
+                    false => Ok(x.clone()),
+                });
+                let y = apply(&given.collect::<Result<Vec<_>>>()?)?;
+                let upstream = match &upstream {
+                    Some(upstream) => upstream,
+                    None => {
+                        let like_y = [(y.shape().to_vec(), Values::Uniform(-1.0, 1.0))];
+                        upstream.insert(draw(&like_y, &y.device(), SEED + 1)?.remove(0))
+                    }
+                };
+                y.backward_with(upstream)?;
+                Ok(std::iter::once(y).chain(leaves.iter().filter_map(|x| x.grad().cloned())).collect())
+            }))
+        })
+    }
+}
+
+/// The kernel that adds the gradient of a view to that of its leaf: none of the op's own.
+pub(super) const ADD_GRADIENT: &str = "add_gradient";
+
+const SEED: u64 = 7;
+const AROUND_ZERO: Values = Values::Uniform(-2.0, 2.0);
+const POSITIVE: Values = Values::Uniform(0.3, 3.0);
+
+/// Every row.
+pub fn table(s: &Sizes) -> Vec<Row> {
+    let mut rows = matmul(s);
+    rows.extend(layers(s));
+    rows.extend(losses(s));
+    rows.extend(elementwise(s));
+    rows.extend(movement(s));
+    rows.extend(optimizers(s));
+    rows
+}
+
+/// Products op(a) op(b) of one size: neither transposed, b, a.
+pub fn products(m: usize, n: usize, k: usize) -> [Row; 3] {
+    [("nn", false, false), ("nt", false, true), ("tn", true, false)].map(|(layout, trans_a, trans_b)| {
+        let a = if trans_a { vec![k, m] } else { vec![m, k] };
+        let b = if trans_b { vec![n, k] } else { vec![k, n] };
+        let inputs = vec![(a, AROUND_ZERO), (b, AROUND_ZERO)];
+        let apply = move |x: &[Tensor]| x[0].matmul_transposed(&x[1], trans_a, trans_b);
+        Row::forward("matmul", format!("{layout} {m}x{n}x{k}"), inputs, apply)
+    })
+}
+
+fn matmul(s: &Sizes) -> Vec<Row> {
+    let (tokens, c, v, rows) = (s.tokens(), s.width, s.vocab, s.logit_rows);
+    let mut all: Vec<Row> = products(s.square, s.square, s.square).into();
+    // A linear layer from `inputs` to `outputs`: y = x w, dx = dy w^T, dw = x^T dy.
+    for (inputs, outputs) in [(c, 4 * c), (4 * c, c), (c, c), (c, 3 * c)] {
+        let [y, _, _] = products(tokens, outputs, inputs);
+        let [_, dx, _] = products(tokens, inputs, outputs);
+        let [_, _, dw] = products(inputs, outputs, tokens);
+        all.extend([y, dx, dw]);
+    }
+    // The classifier, whose weight is (V, C): logits = h w^T, dh = dlogits w, dw = dlogits^T h; and the other layouts.
+    let [nn, logits, _] = products(rows, v, c);
+    let [dh, _, _] = products(rows, c, v);
+    let [_, _, dw] = products(v, c, rows);
+    let [_, _, dw_transposed] = products(c, v, rows);
+    all.extend([logits, nn, dh, dw, dw_transposed]);
+    all
+}
+
+fn layers(s: &Sizes) -> Vec<Row> {
+    let (b, t, c, n_head) = (s.batch, s.context, s.width, s.n_head);
+    let (x, vector) = ((vec![b, t, c], AROUND_ZERO), (vec![c], AROUND_ZERO));
+    let qkv = || vec![(vec![b, t, 3 * c], AROUND_ZERO)];
+    let heads = format!("{b}x{t}, {n_head} heads of {}", c / n_head);
+    let dropout = Some((0.1, Key::new(3)));
+    let linear = vec![x.clone(), (vec![c, 3 * c], AROUND_ZERO), (vec![3 * c], AROUND_ZERO)];
+    let table = (vec![s.vocab, c], AROUND_ZERO);
+    let ids = (vec![b, t], Values::Ids(s.vocab as u32));
+    vec![
+        Row::both("linear", format!("{}x{}x{c}", b * t, 3 * c), linear, &[1, 2], |x| x[0].linear(&x[1], Some(&x[2]))),
+        Row::both("attention", heads.clone(), qkv(), &[], move |x| x[0].causal_attention(n_head, None)),
+        Row::both("attention", format!("{heads}, dropout"), qkv(), &[], move |x| {
+            x[0].causal_attention(n_head, dropout)
+        }),
+        Row::both("layer_norm", format!("{}x{c}", b * t), vec![x, vector.clone(), vector], &[1, 2], |x| {
+            x[0].layer_norm(&x[1], Some(&x[2]), 1e-5)
+        }),
+        Row::both("softmax", format!("{}x{t}", b * t), vec![(vec![b * t, t], AROUND_ZERO)], &[], |x| x[0].softmax()),
+        Row::both("embedding", format!("{} of {}x{c}", b * t, s.vocab), vec![table, ids], &[0], |x| {
+            x[0].embedding(&x[1])
+        }),
+    ]
+}
+
+fn losses(s: &Sizes) -> Vec<Row> {
+    let (c, v, rows) = (s.width, s.vocab, s.logit_rows);
+    let targets = |rows| (vec![rows], Values::Targets(v as u32));
+    // Weights so small that logits are around 1.
+    let classifier = |rows| vec![(vec![rows, c], AROUND_ZERO), (vec![v, c], Values::Uniform(-0.1, 0.1)), targets(rows)];
+    let fused = |x: &[Tensor]| x[0].linear_cross_entropy(&x[1], &x[2]);
+    // Two chunks of the largest that a GPU takes.
+    let more = 2 * rows;
+    vec![
+        Row::both(
+            "cross_entropy",
+            format!("{rows}x{v}"),
+            vec![(vec![rows, v], AROUND_ZERO), targets(rows)],
+            &[],
+            |x| x[0].cross_entropy(&x[1]),
+        ),
+        Row::both("linear_cross_entropy", format!("{more}x{v}x{c}"), classifier(more), &[1], fused),
+        Row::forward("linear_cross_entropy", format!("{rows}x{v}x{c}, no gradient"), classifier(rows), fused),
+    ]
+}
+
+fn elementwise(s: &Sizes) -> Vec<Row> {
+    type Of1 = fn(&Tensor) -> Result<Tensor>;
+    type Of2 = fn(&Tensor, &Tensor) -> Result<Tensor>;
+    let (b, t, c) = (s.batch, s.context, s.width);
+    let one: [(&str, Of1, usize, Values); 13] = [
+        ("gelu", Tensor::gelu, 4 * c, AROUND_ZERO),
+        ("silu", Tensor::silu, 4 * c, AROUND_ZERO),
+        ("relu", Tensor::relu, c, AROUND_ZERO),
+        ("scale", |x| x.scale(0.37), c, AROUND_ZERO),
+        ("neg", Tensor::neg, c, AROUND_ZERO),
+        ("exp", Tensor::exp, c, AROUND_ZERO),
+        ("sin", Tensor::sin, c, AROUND_ZERO),
+        ("cos", Tensor::cos, c, AROUND_ZERO),
+        ("sigmoid", Tensor::sigmoid, c, AROUND_ZERO),
+        ("tanh", Tensor::tanh, c, AROUND_ZERO),
+        ("log", Tensor::log, c, POSITIVE),
+        ("sqrt", Tensor::sqrt, c, POSITIVE),
+        ("recip", Tensor::recip, c, POSITIVE),
+    ];
+    let mut rows: Vec<Row> = one
+        .into_iter()
+        .map(|(op, apply, width, values)| {
+            let inputs = vec![(vec![b, t, width], values)];
+            Row::both(op, format!("{}x{width}", b * t), inputs, &[], move |x| apply(&x[0]))
+        })
+        .collect();
+    let two: [(&str, Of2); 5] = [
+        ("add", Tensor::add),
+        ("sub", Tensor::sub),
+        ("mul", Tensor::mul),
+        ("div", Tensor::div),
+        ("maximum", Tensor::maximum),
+    ];
+    for (op, apply) in two {
+        let inputs = vec![(vec![b, t, c], AROUND_ZERO), (vec![b, t, c], POSITIVE)];
+        rows.push(Row::both(op, format!("{}x{c}", b * t), inputs, &[], move |x| apply(&x[0], &x[1])));
+    }
+    let repeated = vec![(vec![b, t, c], AROUND_ZERO), (vec![t, c], POSITIVE)];
+    rows.push(Row::both("add", format!("{}x{c} + {t}x{c}", b * t), repeated, &[1], |x| x[0].add(&x[1])));
+    let dropped = vec![(vec![b, t, c], AROUND_ZERO)];
+    rows.push(Row::both("dropout", format!("{}x{c}", b * t), dropped, &[], |x| x[0].dropout(0.1, Key::new(5))));
+    rows
+}
+
+/// Reductions, and ops that only move elements.
+fn movement(s: &Sizes) -> Vec<Row> {
+    type Reduce = fn(&Tensor, usize) -> Result<Tensor>;
+    let (b, t, c, n_head) = (s.batch, s.context, s.width, s.n_head);
+    let flat = || vec![(vec![b * t, c], AROUND_ZERO)];
+    let shape = || format!("{}x{c}", b * t);
+    let mut rows = Vec::new();
+    let reductions: [(&str, Reduce); 3] = [("sum", Tensor::sum), ("mean", Tensor::mean), ("max", Tensor::max)];
+    for (op, apply) in reductions {
+        for (dim, of) in [(0, "columns"), (1, "rows")] {
+            rows.push(Row::both(op, format!("{} of {}", of, shape()), flat(), &[], move |x| apply(&x[0], dim)));
+        }
+    }
+    let heads = vec![(vec![b, t, n_head, c / n_head], AROUND_ZERO)];
+    let by_head = format!("{b}x{t}x{n_head}x{} to 0213", c / n_head);
+    rows.push(Row::both("permute", by_head, heads, &[], |x| x[0].permute(&[0, 2, 1, 3])));
+    rows.push(Row::both("permute", format!("{} to 10", shape()), flat(), &[], |x| x[0].permute(&[1, 0])));
+    let cast = Row::both("cast", shape(), flat(), &[], |x| x[0].to_dtype(DType::F16)?.to_dtype(DType::F32));
+    // Rounding to 11 bits, to either neighbour.
+    rows.push(Row { tolerance: 1e-3, f16: true, ..cast });
+    rows.push(Row::both(ADD_GRADIENT, shape(), flat(), &[], |x| x[0].reshape(x[0].shape().clone())));
+    let elements = b * t * c;
+    rows.push(Row::new("fill", shape(), move |device| {
+        let device = device.clone();
+        Ok(Box::new(move || Ok(vec![Tensor::full(0.5, [elements], &device)?])))
+    }));
+    rows
+}
+
+/// A model of one parameter.
+struct Flat(Tensor);
+
+impl Module for Flat {
+    fn visit_parameters(&mut self, _: &str, visit: &mut dyn FnMut(&str, &mut Tensor)) {
+        visit("weight", &mut self.0);
+    }
+}
+
+/// The updates, with the norm of the gradients before them, over the arenas of a model.
+fn optimizers(s: &Sizes) -> Vec<Row> {
+    let kinds = [
+        ("adamw", Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }),
+        ("adam", Kind::Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8 }),
+        ("sgd", Kind::Sgd { momentum: 0.9 }),
+    ];
+    let rows = s.vocab + 12 * s.n_layer * s.width;
+    let shape = vec![rows, s.width];
+    kinds
+        .map(|(name, kind)| {
+            let shape = shape.clone();
+            Row::new(name, format!("{} parameters", rows * s.width), move |device| {
+                let inputs = [(shape.clone(), AROUND_ZERO), (shape.clone(), AROUND_ZERO)];
+                let [value, gradient] = &draw(&inputs, &Device::Cpu, SEED)?[..] else { unreachable!("two inputs") };
+                let mut model = Flat(value.clone());
+                let parameters = Parameters::gather(&mut model, device)?;
+                model.0.grad().expect("gathered parameters have gradients").write_bytes(&gradient.to_bytes()?)?;
+                // Steps so large that the update shows beside the tolerance.
+                let learning_rate = 0.1;
+                let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0)?;
+                Ok(Box::new(move || Ok(vec![optimizer.step(&parameters, learning_rate)?, model.0.detach()])))
+            })
+        })
+        .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::Limits;
+    use crate::ops::cases;
+    use crate::tensor::record_plans;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_kernel_of_the_table_of_ops_is_measured() {
+        let limits = Limits { f16: true, ..Limits::WEBGPU_DEFAULT };
+        let names = |body: &dyn Fn()| -> BTreeSet<&'static str> {
+            record_plans(&limits, body).into_iter().map(|(name, _)| name).collect()
+        };
+        let tested = names(&|| {
+            for case in cases::all() {
+                let leaf = |x: &Tensor| if x.dtype() == DType::F32 { x.requires_grad().unwrap() } else { x.clone() };
+                let inputs: Vec<Tensor> = case.draw(&Device::Cpu, 7).unwrap().iter().map(leaf).collect();
+                let y = (case.apply)(&inputs).unwrap();
+                y.backward_with(&y.detach()).unwrap();
+            }
+        });
+        let measured = names(&|| {
+            for row in table(&Sizes::SMALL) {
+                row.prepare(&Device::Cpu).unwrap()().unwrap();
+            }
+        });
+        let missing: Vec<_> = tested.difference(&measured).collect();
+        assert!(missing.is_empty(), "src/bench/table.rs has no row that runs {missing:?}");
+        for name in ["adamw", "adam", "sgd", "grad_norm"] {
+            assert!(measured.contains(name), "{name} is missing in {measured:?}");
+        }
+    }
+}
