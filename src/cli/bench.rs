@@ -1,11 +1,16 @@
 //! `rustyflow bench`: what a device can do.
 
 use super::{device, output};
-use crate::bench::{OpTiming, Sizes, measure_peaks, products, select, step_cases, time_row, time_step};
+use crate::bench::{
+    OpTiming, Sizes, StepCase, StepTiming, measure_peaks, plot_steps, products, select, step_cases, time_row, time_step,
+};
 use crate::config::DeviceConfig;
 use crate::train::describe;
 use crate::{Device, Error};
 use anyhow::{Result, bail};
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
 
 #[derive(clap::Subcommand)]
 pub enum Command {
@@ -44,13 +49,19 @@ pub struct StepArgs {
     /// Rounds, of which the median counts
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Sequences per batch instead of the case's
-    #[arg(long, value_name = "B")]
-    batch_size: Option<usize>,
+    /// Sequences per batch instead of the case's; several as 1,2,4
+    #[arg(long, value_name = "B", value_delimiter = ',', value_parser = at_least_one)]
+    batch_size: Vec<usize>,
+    /// Tokens per sequence instead of the case's; several as 256,512
+    #[arg(long, value_name = "T", value_delimiter = ',', value_parser = at_least_one)]
+    context: Vec<usize>,
+    /// Draw tokens/s against B and the time of a token against T, whichever has several values, into this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
     /// Also print the table by kernel
     #[arg(long)]
     profile: bool,
-    /// Print one JSON object per case instead
+    /// Print one JSON object per case, batch size and context instead
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -146,38 +157,75 @@ fn sizes(name: &str) -> Result<Sizes, String> {
     Sizes::ALL.into_iter().find(|s| s.name == name).ok_or(format!("expected {names}"))
 }
 
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&n| n > 0).ok_or("expected a whole number above zero".into())
+}
+
+fn case_named(name: &str) -> Result<StepCase> {
+    let known = step_cases();
+    let names: Vec<&str> = known.iter().map(|c| c.name).collect();
+    let message = format!("--case {name}: there is {}", names.join(", "));
+    Ok(known.into_iter().find(|c| c.name == name).ok_or(Error::Invalid(message))?)
+}
+
+/// Those given, or the one that is there.
+fn or_one(given: &[usize], one: usize) -> Vec<usize> {
+    if given.is_empty() { vec![one] } else { given.to_vec() }
+}
+
 fn step(args: &StepArgs) -> Result<()> {
     let mut cases = Vec::new();
     for name in &args.case {
-        let known = step_cases();
-        let names: Vec<&str> = known.iter().map(|c| c.name).collect();
-        let message = format!("--case {name}: there is {}", names.join(", "));
-        let mut case = known.into_iter().find(|c| c.name == name).ok_or(Error::Invalid(message))?;
-        case.batch_size = args.batch_size.unwrap_or(case.batch_size).max(1);
-        cases.push(case);
+        let case = case_named(name)?;
+        for context in or_one(&args.context, case.config.block_size) {
+            for batch_size in or_one(&args.batch_size, case.batch_size) {
+                let mut case = StepCase { batch_size, ..case.clone() };
+                case.config.block_size = context;
+                cases.push(case);
+            }
+        }
     }
+    let nothing_to_plot =
+        "--svg: there is nothing to plot against; give several values to --batch-size or to --context";
+    if args.svg.is_some() && args.batch_size.len() < 2 && args.context.len() < 2 {
+        bail!(nothing_to_plot);
+    }
+    // Created before anything is measured: a path that cannot be written should fail now.
+    let create = |path: &PathBuf| File::create(path).map_err(|e| Error::io("create", path, e));
+    let svg_file = args.svg.as_ref().map(create).transpose()?;
+    let mut timings = Vec::new();
     for case in &cases {
         // A fresh device for each case, so that its peak memory is its own.
         let device = device::open(&args.device.over(&DeviceConfig::default()))?;
-        let t = time_step(case, &device, args.steps as usize, args.rounds as usize)?;
+        let timing = time_step(case, &device, args.steps as usize, args.rounds as usize)?;
         if args.json {
-            output::line(serde_json::to_value(&t)?)?;
-            continue;
+            output::line(serde_json::to_value(&timing)?)?;
+        } else {
+            output::line(step_line(&timing))?;
+            if args.profile {
+                output::line(timing.report.text())?;
+            }
         }
-        output::line(format_args!(
-            "rustyflow {} f32 B={} T={}: {:.3} ms/step, {:.0} tok/s, {}loss {:.4}, host {:.1}%",
-            t.case,
-            t.batch_size,
-            t.context,
-            t.ms_per_step,
-            t.tokens_per_s,
-            t.gib.map_or(String::new(), |gib| format!("{gib:.2} GiB, ")),
-            t.loss,
-            100.0 * t.host_share
-        ))?;
-        if args.profile {
-            output::line(t.report.text())?;
-        }
+        timings.push(timing);
+    }
+    if let (Some(path), Some(mut file)) = (&args.svg, svg_file) {
+        let Some(svg) = plot_steps(&timings)? else { bail!(nothing_to_plot) };
+        file.write_all(svg.as_bytes()).map_err(|e| Error::io("write", path, e))?;
     }
     Ok(())
+}
+
+fn step_line(t: &StepTiming) -> String {
+    format!(
+        "rustyflow {} f32 B={} T={}: {:.3} ms/step, {:.0} tok/s, {:.2} us/token, {}loss {:.4}, host {:.1}%",
+        t.case,
+        t.batch_size,
+        t.context,
+        t.ms_per_step,
+        t.tokens_per_s,
+        1e6 / t.tokens_per_s,
+        t.gib.map_or(String::new(), |gib| format!("{gib:.2} GiB, ")),
+        t.loss,
+        100.0 * t.host_share
+    )
 }
