@@ -2,7 +2,8 @@
 
 use super::{device, output};
 use crate::bench::{
-    OpTiming, Sizes, StepCase, StepTiming, measure_peaks, plot_steps, products, select, step_cases, time_row, time_step,
+    GenerateTiming, OpTiming, Sizes, StepCase, StepTiming, measure_peaks, plot_steps, products, select, step_cases,
+    time_generate, time_row, time_step,
 };
 use crate::config::DeviceConfig;
 use crate::train::describe;
@@ -18,6 +19,8 @@ pub enum Command {
     Ops(OpsArgs),
     /// Time training steps on random tokens
     Step(StepArgs),
+    /// Time each new token of a continuation, by a model of random weights
+    Generate(GenerateArgs),
 }
 
 #[derive(clap::Args)]
@@ -68,10 +71,30 @@ pub struct StepArgs {
     device: device::Flags,
 }
 
+#[derive(clap::Args)]
+pub struct GenerateArgs {
+    /// The step case whose model is taken; may be repeated
+    #[arg(long, required = true, value_name = "CASE", value_delimiter = ',')]
+    case: Vec<String>,
+    /// Length of the prompt; several as 16,256 [default: 1, then a quarter, a half and all of the context that the new
+    /// tokens leave]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = at_least_one)]
+    prompt_tokens: Vec<usize>,
+    /// Tokens to write after each prompt
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+    new_tokens: u32,
+    /// Print one JSON object per prompt instead
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    device: device::Flags,
+}
+
 pub fn run(command: Command) -> Result<()> {
     match command {
         Command::Ops(args) => ops(&args),
         Command::Step(args) => step(&args),
+        Command::Generate(args) => generate(&args),
     }
 }
 
@@ -227,5 +250,39 @@ fn step_line(t: &StepTiming) -> String {
         t.gib.map_or(String::new(), |gib| format!("{gib:.2} GiB, ")),
         t.loss,
         100.0 * t.host_share
+    )
+}
+
+fn generate(args: &GenerateArgs) -> Result<()> {
+    let new_tokens = args.new_tokens as usize;
+    let mut cases = Vec::new();
+    for name in &args.case {
+        let case = case_named(name)?;
+        let context = case.config.block_size;
+        if let Some(length) = args.prompt_tokens.iter().find(|&&length| length > context) {
+            bail!("--prompt-tokens {length}: the context of {name} holds {context}; give at most that");
+        }
+        let left = context.saturating_sub(new_tokens).max(1);
+        let mut lengths = vec![1, (left / 4).max(1), (left / 2).max(1), left];
+        lengths.dedup();
+        cases.push((case, if args.prompt_tokens.is_empty() { lengths } else { args.prompt_tokens.clone() }));
+    }
+    let device = device::open(&args.device.over(&DeviceConfig::default()))?;
+    for (case, lengths) in &cases {
+        time_generate(case, &device, lengths, new_tokens, &mut |timing| {
+            let text = match args.json {
+                true => serde_json::to_string(&timing).expect("plain numbers"),
+                false => generate_line(&timing),
+            };
+            output::line(text).map_err(|e| Error::io("write to", "standard output", e))
+        })?;
+    }
+    Ok(())
+}
+
+fn generate_line(t: &GenerateTiming) -> String {
+    format!(
+        "rustyflow {} f32, prompt of {} tokens and {} new: {:.3} ms to the first, then {:.3} ms/token, {:.1} tok/s",
+        t.case, t.prompt_tokens, t.new_tokens, t.first_token_ms, t.ms_per_token, t.tokens_per_s
     )
 }

@@ -121,3 +121,21 @@ fn step_tells_gpu_memory_by_kind() {
     let run = sandbox.run(&[&["bench", "step", "--profile"], &QUICK[..], &GPU, &small].concat()).succeeds();
     run.prints(&["  - GPU memory: ", " at most (optimizer state ", " obtained in "]);
 }
+
+#[test]
+fn generate_times_tokens_after_prompts_of_several_lengths() {
+    let sandbox = Sandbox::new();
+    let generate =
+        |further: &[&str]| sandbox.run(&[&["bench", "generate", "--case", "cpu-small"], &CPU[..], further].concat());
+    let lines = json_lines(&generate(&["--prompt-tokens", "4,64", "--new-tokens", "3", "--json"]).succeeds().stdout);
+    let lengths: Vec<f64> = lines.iter().map(|l| number(l, "prompt_tokens")).collect();
+    assert_eq!(lengths, [4.0, 64.0]);
+    for line in &lines {
+        assert_eq!(number(line, "new_tokens"), 3.0);
+        assert!(number(line, "first_token_ms") > 0.0, "{line}");
+        assert!((number(line, "ms_per_token") * number(line, "tokens_per_s") / 1e3 - 1.0).abs() < 1e-9, "{line}");
+    }
+    let run = generate(&["--new-tokens", "1"]).succeeds();
+    run.prints(&["prompt of 1 tokens and 1 new", "prompt of 63 tokens", "ms/token"]);
+    generate(&["--prompt-tokens", "65"]).fails_with(&["--prompt-tokens 65", "cpu-small", "64"]);
+}
