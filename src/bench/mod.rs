@@ -1,9 +1,13 @@
-//! Measures what a device can do, on random data: single kernels, and whole training steps.
+//! Measures what a device can do, on random data: single kernels, whole training steps, and generation.
 
+mod generate;
 mod ops;
+mod plot;
 mod step;
 mod table;
 
+pub use generate::{GenerateTiming, time_generate};
 pub use ops::{OpTiming, Peaks, RowTimings, measure_peaks, select, time_row};
+pub use plot::plot_steps;
 pub use step::{StepCase, StepTiming, step_cases, time_step};
 pub use table::{Row, Sizes, products};

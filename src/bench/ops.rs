@@ -5,6 +5,7 @@ use crate::profile::{self, KernelTotal};
 use crate::{Device, Error, Result};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::time::Instant;
 
 /// The rates that the device reached at what suits it best: large matrix products, and reading and writing tensors
 /// larger than any cache.
@@ -121,6 +122,7 @@ pub fn time_row(row: &Row, device: &Device, peaks: &Peaks) -> Result<RowTimings>
 fn time(device: &Device, work: &mut Work) -> Result<BTreeMap<&'static str, KernelTotal>> {
     /// Long against the resolution of any clock.
     const BATCH_SECONDS: f64 = 0.02;
+    const WARM_UP_SECONDS: f64 = 0.15;
     const MOST_RUNS: f64 = 1000.0;
     const BATCHES: usize = 5;
     if let Device::Gpu(gpu) = device
@@ -139,11 +141,15 @@ fn time(device: &Device, work: &mut Work) -> Result<BTreeMap<&'static str, Kerne
         device.synchronize()?;
         Ok(profile::take().kernels)
     };
-    // The first run compiles and allocates, the first batch brings the clocks up.
+    // The first run compiles and allocates. Batches follow until the clocks are up, which sink while the CPU computes
+    // what a row is checked against.
     batch(1)?;
     let once: f64 = batch(1)?.values().map(|k| k.seconds).sum();
     let runs = (BATCH_SECONDS / once).ceil().clamp(1.0, MOST_RUNS) as usize;
-    batch(runs)?;
+    let started = Instant::now();
+    while started.elapsed().as_secs_f64() < WARM_UP_SECONDS {
+        batch(runs)?;
+    }
     let batches = (0..BATCHES).map(|_| batch(runs)).collect::<Result<Vec<_>>>()?;
     let median = |name: &str| {
         let mut seconds: Vec<f64> = batches.iter().map(|kernels| kernels[name].seconds).collect();

@@ -111,11 +111,9 @@ pub fn time_step(case: &StepCase, device: &Device, steps: usize, rounds: usize) 
     }
     seconds.sort_by(f64::total_cmp);
     let median = seconds[seconds.len() / 2];
-    let (gib, on_gpu) = match device {
-        Device::Cpu => (None, false),
-        Device::Gpu(gpu) => (Some(gpu.memory().peak_bytes as f64 / (1u64 << 30) as f64), true),
-    };
-    let report = Report::new(&measured, total, 1.0, on_gpu);
+    let memory = device.memory();
+    let gib = memory.map(|memory| memory.peak_bytes as f64 / (1u64 << 30) as f64);
+    let report = Report::new(&measured, total, 1.0, memory);
     Ok(StepTiming {
         case: case.name,
         batch_size: case.batch_size,

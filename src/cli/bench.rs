@@ -1,11 +1,17 @@
 //! `rustyflow bench`: what a device can do.
 
 use super::{device, output};
-use crate::bench::{OpTiming, Sizes, measure_peaks, products, select, step_cases, time_row, time_step};
+use crate::bench::{
+    GenerateTiming, OpTiming, Sizes, StepCase, StepTiming, measure_peaks, plot_steps, products, select, step_cases,
+    time_generate, time_row, time_step,
+};
 use crate::config::DeviceConfig;
 use crate::train::describe;
 use crate::{Device, Error};
 use anyhow::{Result, bail};
+use std::fs::File;
+use std::io::Write;
+use std::path::PathBuf;
 
 #[derive(clap::Subcommand)]
 pub enum Command {
@@ -13,6 +19,8 @@ pub enum Command {
     Ops(OpsArgs),
     /// Time training steps on random tokens
     Step(StepArgs),
+    /// Time each new token of a continuation, by a model of random weights
+    Generate(GenerateArgs),
 }
 
 #[derive(clap::Args)]
@@ -44,13 +52,38 @@ pub struct StepArgs {
     /// Rounds, of which the median counts
     #[arg(long, default_value_t = 5, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
-    /// Sequences per batch instead of the case's
-    #[arg(long, value_name = "B")]
-    batch_size: Option<usize>,
+    /// Sequences per batch instead of the case's; several as 1,2,4
+    #[arg(long, value_name = "B", value_delimiter = ',', value_parser = at_least_one)]
+    batch_size: Vec<usize>,
+    /// Tokens per sequence instead of the case's; several as 256,512
+    #[arg(long, value_name = "T", value_delimiter = ',', value_parser = at_least_one)]
+    context: Vec<usize>,
+    /// Draw tokens/s against B and the time of a token against T, whichever has several values, into this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
     /// Also print the table by kernel
     #[arg(long)]
     profile: bool,
-    /// Print one JSON object per case instead
+    /// Print one JSON object per case, batch size and context instead
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    device: device::Flags,
+}
+
+#[derive(clap::Args)]
+pub struct GenerateArgs {
+    /// The step case whose model is taken; may be repeated
+    #[arg(long, required = true, value_name = "CASE", value_delimiter = ',')]
+    case: Vec<String>,
+    /// Length of the prompt; several as 16,256 [default: 1, then a quarter, a half and all of the context that the new
+    /// tokens leave]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = at_least_one)]
+    prompt_tokens: Vec<usize>,
+    /// Tokens to write after each prompt
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+    new_tokens: u32,
+    /// Print one JSON object per prompt instead
     #[arg(long)]
     json: bool,
     #[command(flatten)]
@@ -61,6 +94,7 @@ pub fn run(command: Command) -> Result<()> {
     match command {
         Command::Ops(args) => ops(&args),
         Command::Step(args) => step(&args),
+        Command::Generate(args) => generate(&args),
     }
 }
 
@@ -146,38 +180,114 @@ fn sizes(name: &str) -> Result<Sizes, String> {
     Sizes::ALL.into_iter().find(|s| s.name == name).ok_or(format!("expected {names}"))
 }
 
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&n| n > 0).ok_or("expected a whole number above zero".into())
+}
+
+fn case_named(name: &str) -> Result<StepCase> {
+    let known = step_cases();
+    let names: Vec<&str> = known.iter().map(|c| c.name).collect();
+    let message = format!("--case {name}: there is {}", names.join(", "));
+    Ok(known.into_iter().find(|c| c.name == name).ok_or(Error::Invalid(message))?)
+}
+
+/// Those given, or the one that is there.
+fn or_one(given: &[usize], one: usize) -> Vec<usize> {
+    if given.is_empty() { vec![one] } else { given.to_vec() }
+}
+
 fn step(args: &StepArgs) -> Result<()> {
     let mut cases = Vec::new();
     for name in &args.case {
-        let known = step_cases();
-        let names: Vec<&str> = known.iter().map(|c| c.name).collect();
-        let message = format!("--case {name}: there is {}", names.join(", "));
-        let mut case = known.into_iter().find(|c| c.name == name).ok_or(Error::Invalid(message))?;
-        case.batch_size = args.batch_size.unwrap_or(case.batch_size).max(1);
-        cases.push(case);
+        let case = case_named(name)?;
+        for context in or_one(&args.context, case.config.block_size) {
+            for batch_size in or_one(&args.batch_size, case.batch_size) {
+                let mut case = StepCase { batch_size, ..case.clone() };
+                case.config.block_size = context;
+                cases.push(case);
+            }
+        }
     }
+    let nothing_to_plot =
+        "--svg: there is nothing to plot against; give several values to --batch-size or to --context";
+    if args.svg.is_some() && args.batch_size.len() < 2 && args.context.len() < 2 {
+        bail!(nothing_to_plot);
+    }
+    // Created before anything is measured: a path that cannot be written should fail now.
+    let create = |path: &PathBuf| File::create(path).map_err(|e| Error::io("create", path, e));
+    let svg_file = args.svg.as_ref().map(create).transpose()?;
+    let mut timings = Vec::new();
     for case in &cases {
         // A fresh device for each case, so that its peak memory is its own.
+<<<<<<< HEAD
         let device = device::open_measured(&args.device.over(&DeviceConfig::default()))?;
         let t = time_step(case, &device, args.steps as usize, args.rounds as usize)?;
+=======
+        let device = device::open(&args.device.over(&DeviceConfig::default()))?;
+        let timing = time_step(case, &device, args.steps as usize, args.rounds as usize)?;
+>>>>>>> bench
         if args.json {
-            output::line(serde_json::to_value(&t)?)?;
-            continue;
+            output::line(serde_json::to_value(&timing)?)?;
+        } else {
+            output::line(step_line(&timing))?;
+            if args.profile {
+                output::line(timing.report.text())?;
+            }
         }
-        output::line(format_args!(
-            "rustyflow {} f32 B={} T={}: {:.3} ms/step, {:.0} tok/s, {}loss {:.4}, host {:.1}%",
-            t.case,
-            t.batch_size,
-            t.context,
-            t.ms_per_step,
-            t.tokens_per_s,
-            t.gib.map_or(String::new(), |gib| format!("{gib:.2} GiB, ")),
-            t.loss,
-            100.0 * t.host_share
-        ))?;
-        if args.profile {
-            output::line(t.report.text())?;
-        }
+        timings.push(timing);
+    }
+    if let (Some(path), Some(mut file)) = (&args.svg, svg_file) {
+        let Some(svg) = plot_steps(&timings)? else { bail!(nothing_to_plot) };
+        file.write_all(svg.as_bytes()).map_err(|e| Error::io("write", path, e))?;
     }
     Ok(())
+}
+
+fn step_line(t: &StepTiming) -> String {
+    format!(
+        "rustyflow {} f32 B={} T={}: {:.3} ms/step, {:.0} tok/s, {:.2} us/token, {}loss {:.4}, host {:.1}%",
+        t.case,
+        t.batch_size,
+        t.context,
+        t.ms_per_step,
+        t.tokens_per_s,
+        1e6 / t.tokens_per_s,
+        t.gib.map_or(String::new(), |gib| format!("{gib:.2} GiB, ")),
+        t.loss,
+        100.0 * t.host_share
+    )
+}
+
+fn generate(args: &GenerateArgs) -> Result<()> {
+    let new_tokens = args.new_tokens as usize;
+    let mut cases = Vec::new();
+    for name in &args.case {
+        let case = case_named(name)?;
+        let context = case.config.block_size;
+        if let Some(length) = args.prompt_tokens.iter().find(|&&length| length > context) {
+            bail!("--prompt-tokens {length}: the context of {name} holds {context}; give at most that");
+        }
+        let left = context.saturating_sub(new_tokens).max(1);
+        let mut lengths = vec![1, (left / 4).max(1), (left / 2).max(1), left];
+        lengths.dedup();
+        cases.push((case, if args.prompt_tokens.is_empty() { lengths } else { args.prompt_tokens.clone() }));
+    }
+    let device = device::open(&args.device.over(&DeviceConfig::default()))?;
+    for (case, lengths) in &cases {
+        time_generate(case, &device, lengths, new_tokens, &mut |timing| {
+            let text = match args.json {
+                true => serde_json::to_string(&timing).expect("plain numbers"),
+                false => generate_line(&timing),
+            };
+            output::line(text).map_err(|e| Error::io("write to", "standard output", e))
+        })?;
+    }
+    Ok(())
+}
+
+fn generate_line(t: &GenerateTiming) -> String {
+    format!(
+        "rustyflow {} f32, prompt of {} tokens and {} new: {:.3} ms to the first, then {:.3} ms/token, {:.1} tok/s",
+        t.case, t.prompt_tokens, t.new_tokens, t.first_token_ms, t.ms_per_token, t.tokens_per_s
+    )
 }

@@ -1,11 +1,18 @@
 //! `rustyflow devices`: every adapter with its limits, features and memory.
 
+<<<<<<< HEAD
 use super::output::{self, bytes};
 use super::{cache, device};
 use crate::gpu::{AdapterChoice, AdapterInfo, Gpu, adapters};
 use crate::ops::MatmulRates;
 use anyhow::{Context, Result};
 use std::collections::HashSet;
+=======
+use super::output;
+use crate::gpu::adapters;
+use crate::profile::size_text;
+use anyhow::Result;
+>>>>>>> bench
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -40,13 +47,13 @@ pub fn run(args: Args) -> Result<()> {
         let [low, high] = a.subgroup_size;
         let subgroups = if low == high { low.to_string() } else { format!("{low} to {high}") };
         output::line(format_args!("gpu:{}    {} ({}, {}, driver {})", a.index, a.name, a.kind, a.backend, a.driver))?;
-        let memory = a.memory_bytes.map_or("memory not known".to_string(), |m| format!("{} of memory", bytes(m)));
+        let memory = a.memory_bytes.map_or("memory not known".to_string(), |m| format!("{} of memory", size_text(m)));
         output::line(format_args!(
             "         {memory}; largest buffer {}, binding {}; workgroups of {} threads with {}; subgroups of {subgroups}",
-            bytes(a.max_buffer_bytes),
-            bytes(a.max_binding_bytes),
+            size_text(a.max_buffer_bytes),
+            size_text(a.max_binding_bytes),
             a.max_workgroup_threads,
-            bytes(u64::from(a.workgroup_memory_bytes)),
+            size_text(u64::from(a.workgroup_memory_bytes)),
         ))?;
         output::line(format_args!("         {}", a.features.join(", ")))?;
         if let Some(why) = &a.unusable {

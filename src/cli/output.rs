@@ -36,18 +36,6 @@ pub fn short(count: f64) -> String {
     }
 }
 
-/// Bytes with a binary unit.
-pub fn bytes(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -56,10 +44,5 @@ mod tests {
     fn counts_are_shortened_to_three_digits() {
         let shown: Vec<String> = [7.0, 1234.0, 51_000.0, 124_439_808.0].map(short).to_vec();
         assert_eq!(shown, ["7", "1.23k", "51.0k", "124.44M"]);
-    }
-
-    #[test]
-    fn sizes_have_binary_units() {
-        assert_eq!([0, 1023, 1024, 128 << 20].map(bytes), ["0 B", "1023 B", "1.0 KiB", "128.0 MiB"]);
     }
 }

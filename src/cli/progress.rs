@@ -1,6 +1,7 @@
 //! Shows a run: a bar with loss, speed and remaining time on a terminal, plain lines elsewhere.
 
 use super::output::{self, short};
+use crate::profile::size_text;
 use crate::train::{Event, Start, Step, Summary};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, IsTerminal};
@@ -140,7 +141,7 @@ fn finish(s: &Summary) -> io::Result<()> {
         number(s.best_loss)
     ))?;
     if let Some(bytes) = s.peak_memory_bytes {
-        output::line(format_args!("GPU memory    {} at most", output::bytes(bytes as u64)))?;
+        output::line(format_args!("GPU memory    {} at most", size_text(bytes as u64)))?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Stands in for the GPU in builds without the feature `gpu`: types that no value can have.
 
 use super::{AdapterChoice, AdapterInfo, Limits, Plan};
-use crate::profile::Cost;
+use crate::profile::{Cost, MemoryStats};
 use crate::{Error, Result};
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -17,15 +17,6 @@ pub struct GpuSlice(Infallible);
 /// A read-back that cannot be under way.
 #[derive(Debug, Clone)]
 pub struct Pending(Infallible);
-
-/// How much memory a pool holds, bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct MemoryStats {
-    pub used_bytes: usize,
-    pub peak_bytes: usize,
-    pub reserved_bytes: usize,
-    pub buffers: usize,
-}
 
 /// None: this build cannot see adapters.
 pub fn adapters() -> Vec<AdapterInfo> {

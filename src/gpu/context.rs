@@ -3,11 +3,11 @@
 use super::pipeline_cache::PipelineCache;
 use super::pipelines::Pipelines;
 use super::plan::{Limits, Operand, Plan, grid};
-use super::pool::{GpuSlice, MemoryStats, Pool};
+use super::pool::{GpuSlice, Pool};
 use super::readback::{Pending, Staging};
 use super::timestamps::Timestamps;
 use super::{AdapterChoice, AdapterInfo, adapter};
-use crate::profile::{self, Cost, Span};
+use crate::profile::{self, Cost, MemoryKind, MemoryStats, Span};
 use crate::{Error, Result};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -141,7 +141,7 @@ impl Gpu {
         Rc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Memory of `size` bytes with unspecified contents.
+    /// Memory of `size` bytes with unspecified contents, of the kind that [`profile::memory_kind`] has set.
     ///
     /// # Errors
     /// [`Error::GpuLimit`] if no buffer can be so large, [`Error::Gpu`] if the memory is used up.
@@ -180,7 +180,8 @@ impl Gpu {
         outputs: &[&GpuSlice],
     ) -> Result<()> {
         let started = Instant::now();
-        let scratch = plan.scratch.iter().map(|&size| self.alloc(size)).collect::<Result<Vec<_>>>()?;
+        let scratch = || plan.scratch.iter().map(|&size| self.alloc(size)).collect::<Result<Vec<_>>>();
+        let scratch = profile::memory_kind(MemoryKind::Scratch, scratch)?;
         let mut recorder = self.0.recorder.borrow_mut();
         let recorder = &mut *recorder;
         recorder.open_pass(&self.0.device);

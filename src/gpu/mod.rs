@@ -38,13 +38,13 @@ pub use plan::{COMMON, Launch, Limits, Operand, Plan, Shader, Value, grid};
 pub use {
     adapter::adapters,
     context::Gpu,
-    pool::{GpuSlice, MemoryStats},
+    pool::GpuSlice,
     readback::Pending,
     shader::{render, source_of},
 };
 
 #[cfg(not(feature = "gpu"))]
-pub use absent::{Gpu, GpuSlice, MemoryStats, Pending, adapters};
+pub use absent::{Gpu, GpuSlice, Pending, adapters};
 
 use serde::Serialize;
 use std::path::PathBuf;

@@ -3,6 +3,7 @@
 //! Commands run in the order in which they were recorded, so a buffer may be handed out again as soon as it is free,
 //! while the GPU still works on what was recorded before.
 
+use crate::profile::{BytesByKind, MemoryKind, MemoryStats, current_memory_kind};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::fmt;
@@ -10,19 +11,6 @@ use std::rc::{Rc, Weak};
 
 /// Offsets of slices and sizes of buffers are multiples of this: WebGPU's default binding alignment.
 pub const ALIGN: usize = 256;
-
-/// How much memory the pool holds, bytes.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct MemoryStats {
-    /// In use by tensors now.
-    pub used_bytes: usize,
-    /// The most that was ever in use.
-    pub peak_bytes: usize,
-    /// Obtained from the driver: in use or waiting in the pool.
-    pub reserved_bytes: usize,
-    /// Buffers obtained from the driver.
-    pub buffers: usize,
-}
 
 /// A part of a buffer.
 #[derive(Clone)]
@@ -69,6 +57,7 @@ pub(super) struct Pooled {
     pub id: u64,
     /// Taken only by `drop`.
     raw: Option<wgpu::Buffer>,
+    kind: MemoryKind,
     pool: Weak<Pool>,
 }
 
@@ -81,7 +70,7 @@ impl Pooled {
 impl Drop for Pooled {
     fn drop(&mut self) {
         if let (Some(raw), Some(pool)) = (self.raw.take(), self.pool.upgrade()) {
-            pool.give_back(self.id, raw);
+            pool.give_back(self.id, raw, self.kind);
         }
     }
 }
@@ -91,6 +80,7 @@ impl Drop for Pooled {
 pub(super) struct Pool {
     free: RefCell<HashMap<usize, Vec<(u64, wgpu::Buffer)>>>,
     stats: Cell<MemoryStats>,
+    used_by_kind: Cell<BytesByKind>,
     next_id: Cell<u64>,
 }
 
@@ -106,14 +96,24 @@ impl Pool {
             self.next_id.set(self.next_id.get() + 1);
             (self.next_id.get(), create(class))
         });
+        let kind = current_memory_kind().unwrap_or(MemoryKind::Other);
+        let mut used_by_kind = self.used_by_kind.get();
+        used_by_kind[kind] += class;
+        self.used_by_kind.set(used_by_kind);
         stats.used_bytes += class;
-        stats.peak_bytes = stats.peak_bytes.max(stats.used_bytes);
+        if stats.used_bytes > stats.peak_bytes {
+            stats.peak_bytes = stats.used_bytes;
+            stats.peak_by_kind = used_by_kind;
+        }
         self.stats.set(stats);
-        GpuSlice { buffer: Rc::new(Pooled { id, raw: Some(raw), pool: Rc::downgrade(self) }), offset: 0, size }
+        GpuSlice { buffer: Rc::new(Pooled { id, raw: Some(raw), kind, pool: Rc::downgrade(self) }), offset: 0, size }
     }
 
-    fn give_back(&self, id: u64, raw: wgpu::Buffer) {
+    fn give_back(&self, id: u64, raw: wgpu::Buffer, kind: MemoryKind) {
         let class = raw.size() as usize;
+        let mut used_by_kind = self.used_by_kind.get();
+        used_by_kind[kind] -= class;
+        self.used_by_kind.set(used_by_kind);
         let mut stats = self.stats.get();
         stats.used_bytes -= class;
         self.stats.set(stats);
@@ -136,6 +136,7 @@ fn size_class(size: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::memory_kind;
 
     #[test]
     fn size_classes_waste_at_most_an_eighth_and_stay_aligned() {
@@ -144,5 +145,25 @@ mod tests {
             assert!(class >= size && class.is_multiple_of(ALIGN), "{size} -> {class}");
             assert!(class <= (size + size / 8).max(size + ALIGN), "{size} -> {class}");
         }
+    }
+
+    #[test]
+    fn kinds_add_up_to_the_peak() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        let alloc = |kind, size| memory_kind(kind, || gpu.alloc(size).unwrap());
+        let _parameters = alloc(MemoryKind::Parameters, 1_000);
+        let activation = alloc(MemoryKind::Activations, 5_000);
+        drop(activation);
+        // The same buffer as before, for something else.
+        let _scratch = alloc(MemoryKind::Scratch, 5_000);
+        let _untold = gpu.alloc(1).unwrap();
+        let stats = gpu.memory();
+        let mut expected = BytesByKind::default();
+        for (kind, size) in [(MemoryKind::Parameters, 1_000), (MemoryKind::Scratch, 5_000), (MemoryKind::Other, 1)] {
+            expected[kind] = size_class(size);
+        }
+        assert_eq!(stats.peak_by_kind, expected);
+        assert_eq!((stats.peak_bytes, stats.used_bytes), (expected.total(), expected.total()));
+        assert_eq!((stats.reserved_bytes, stats.buffers), (expected.total(), 3));
     }
 }

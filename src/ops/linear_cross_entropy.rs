@@ -13,6 +13,7 @@ use super::cross_entropy::{ClassifierRows, CountValid, MeanLoss, RowLosses, expe
 use super::matmul::MatMul;
 use super::*;
 use crate::gpu::{Limits, Operand, Plan};
+use crate::profile::{MemoryKind, memory_kind};
 use crate::shader;
 use crate::tensor::{Device, Edge, Grads, grad_enabled, record, run, run_into};
 use rayon::prelude::*;
@@ -157,7 +158,8 @@ impl Tensor {
             }
         };
         expect_targets(OP, rows, targets.spec())?;
-        in_chunks(self, weight, targets, chunk_rows(rows, vocab, &self.device()))
+        let chunk = chunk_rows(rows, vocab, &self.device());
+        memory_kind(MemoryKind::Scratch, || in_chunks(self, weight, targets, chunk))
     }
 }
 
@@ -166,8 +168,9 @@ fn in_chunks(h: &Tensor, weight: &Tensor, targets: &Tensor, chunk: usize) -> Res
     let (rows, vocab, device) = (h.shape().rows(), weight.shape()[0], h.device());
     let wanted = |t: &Tensor| grad_enabled() && !matches!(t.edge(), Edge::None);
     let empty = |shape: &Shape| Tensor::empty(Spec::new(shape.clone(), DType::F32), &device);
-    let dh = wanted(h).then(|| empty(h.shape())).transpose()?;
-    let dweight = wanted(weight).then(|| empty(weight.shape())).transpose()?;
+    let gradient = |t: &Tensor| memory_kind(MemoryKind::Gradients, || empty(t.shape()));
+    let dh = wanted(h).then(|| gradient(h)).transpose()?;
+    let dweight = wanted(weight).then(|| gradient(weight)).transpose()?;
 
     let flat = |t: &Tensor| t.view(Shape::from([rows, t.len() / rows]), Edge::None);
     let (h_rows, dh_rows) = (flat(h), dh.as_ref().map(flat)); // (R, C)

@@ -1,6 +1,7 @@
 //! The flat buffers that hold all parameters and all gradients of a model.
 
 use crate::nn::Module;
+use crate::profile::{MemoryKind, memory_kind};
 use crate::{DType, Device, Result, Shape, Tensor};
 
 /// Tensors start on multiples of this many elements: 256 bytes, which every device accepts as a binding's offset.
@@ -49,9 +50,9 @@ impl Parameters {
             let (_, tensor) = tensors.iter().find(|(name, _)| *name == entry.name).expect("placed above");
             flat[entry.offset..][..tensor.len()].copy_from_slice(&tensor.to_f32()?);
         }
-        let values = Tensor::from_f32(&flat, [len], device)?;
+        let values = memory_kind(MemoryKind::Parameters, || Tensor::from_f32(&flat, [len], device))?;
         drop(flat);
-        let gradients = Tensor::zeros([len], DType::F32, device)?;
+        let gradients = memory_kind(MemoryKind::Gradients, || Tensor::zeros([len], DType::F32, device))?;
         module.visit_parameters("", &mut |name, tensor| {
             let entry = entries.iter().find(|e| e.name == name).expect("placed above");
             let gradient = gradients.slice_flat(entry.offset, entry.shape.clone());

@@ -12,7 +12,7 @@
 
 use super::arena::Parameters;
 use crate::gpu::{Launch, Limits, Operand, Plan};
-use crate::profile::Cost;
+use crate::profile::{Cost, MemoryKind, memory_kind};
 use crate::tensor::{DType, Kernel, Spec, View, ViewMut, run, run_into};
 use crate::{Device, Result, Tensor, shader};
 use rayon::prelude::*;
@@ -44,7 +44,8 @@ impl Optimizer {
     /// If the device has no memory left for the moments.
     pub fn new(parameters: &Parameters, kind: Kind, weight_decay: f64, grad_clip: f64) -> Result<Optimizer> {
         let device = parameters.values.device();
-        let zeros = || Tensor::zeros([parameters.len()], DType::F32, &device);
+        let zeros =
+            || memory_kind(MemoryKind::OptimizerState, || Tensor::zeros([parameters.len()], DType::F32, &device));
         let second = if matches!(kind, Kind::Sgd { .. }) { None } else { Some(zeros()?) };
         let first = zeros()?;
         let moments = [first.clone(), second.unwrap_or(first)];

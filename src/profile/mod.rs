@@ -1,10 +1,12 @@
-//! Where the time goes: every kernel's time, work and traffic, and the host's spans between them.
+//! Where the time goes: every kernel's time, work and traffic, and the host's spans between them; and the memory.
 //!
 //! One profile per thread, because one thread drives one device. CPU kernels are timed as they run; GPU kernels by
 //! timestamp queries that arrive later (`gpu::timestamps`).
 
+mod memory;
 mod report;
 
+pub use memory::{BytesByKind, MemoryKind, MemoryStats, current_memory_kind, memory_kind, size_text};
 pub use report::{HostTime, KernelRow, Report};
 
 use std::cell::RefCell;

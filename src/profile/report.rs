@@ -1,6 +1,6 @@
 //! Turns a profile into the report that ends a run: kernels against host, then a table by kernel.
 
-use super::{Profile, Span};
+use super::{MemoryKind, MemoryStats, Profile, Span, size_text};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -43,6 +43,8 @@ pub struct Report {
     /// The slowest first.
     pub kernels: Vec<KernelRow>,
     pub host: HostTime,
+    /// Of the GPU; `None` on the CPU.
+    pub memory: Option<MemoryStats>,
     /// Whether the times by kernel are those of sampled steps, scaled to the time of all steps.
     pub sampled: bool,
     /// Whether the GPU has no timestamps, so that its time is what the host waited.
@@ -50,8 +52,9 @@ pub struct Report {
 }
 
 impl Report {
-    /// `epochs` may be a fraction; `on_gpu` says how `profile` was measured.
-    pub fn new(profile: &Profile, training_seconds: f64, epochs: f64, on_gpu: bool) -> Report {
+    /// `epochs` may be a fraction; `memory` is that of the GPU, `None` if `profile` was measured on the CPU.
+    pub fn new(profile: &Profile, training_seconds: f64, epochs: f64, memory: Option<MemoryStats>) -> Report {
+        let on_gpu = memory.is_some();
         let span = |span| profile.spans.get(&span).copied().unwrap_or(0.0);
         // The sum of nothing is -0.
         let measured = profile.kernels.values().map(|k| k.seconds).sum::<f64>() + 0.0;
@@ -90,6 +93,7 @@ impl Report {
             kernel_seconds,
             kernels,
             host,
+            memory,
             sampled: on_gpu && measured > 0.0 && scale > 1.05,
             estimated,
         }
@@ -137,6 +141,9 @@ impl Report {
         if self.estimated {
             let _ = writeln!(text, "    (this GPU has no timestamps: its time is what the host waited for it)");
         }
+        if let Some(memory) = &self.memory {
+            let _ = writeln!(text, "  - GPU memory: {}", memory_text(memory));
+        }
         let _ = writeln!(text, "[AVG_EPOCH_TIME] {:.2}", self.seconds_per_epoch);
         if !self.kernels.is_empty() {
             let _ = writeln!(
@@ -162,6 +169,21 @@ impl Report {
         }
         text
     }
+}
+
+/// "4.0 GiB at most (activations 3.0 GiB, ..), 4.5 GiB obtained", the largest kind first.
+fn memory_text(memory: &MemoryStats) -> String {
+    let mut kinds = MemoryKind::ALL.map(|kind| (memory.peak_by_kind[kind], kind.name().replace('_', " ")));
+    kinds.sort_by_key(|&(bytes, _)| std::cmp::Reverse(bytes));
+    let size = |bytes: usize| size_text(bytes as u64);
+    let parts: Vec<String> = kinds.into_iter().map(|(bytes, name)| format!("{name} {}", size(bytes))).collect();
+    format!(
+        "{} at most ({}), {} obtained in {} buffers",
+        size(memory.peak_bytes),
+        parts.join(", "),
+        size(memory.reserved_bytes),
+        memory.buffers
+    )
 }
 
 /// Splits the time outside kernels. `spans`: data, compile, encode, wait.
@@ -206,11 +228,11 @@ mod tests {
 
     #[test]
     fn kernels_and_host_add_up_to_the_training_time() {
-        for on_gpu in [false, true] {
-            let report = Report::new(&profile(), 11.0, 2.0, on_gpu);
+        for memory in [None, Some(MemoryStats::default())] {
+            let report = Report::new(&profile(), 11.0, 2.0, memory);
             let HostTime { data, compile, encode, wait, other, total, .. } = report.host;
             assert!((report.kernel_seconds + total - 11.0).abs() < 1e-9);
-            if on_gpu {
+            if memory.is_some() {
                 assert!((data + compile + encode + wait + other - total).abs() < 1e-9, "{:?}", report.host);
             }
         }
@@ -218,7 +240,7 @@ mod tests {
 
     #[test]
     fn sampled_kernels_are_scaled_to_the_time_of_all_steps() {
-        let report = Report::new(&profile(), 11.0, 2.0, true);
+        let report = Report::new(&profile(), 11.0, 2.0, Some(MemoryStats::default()));
         assert!(report.sampled);
         assert_eq!((report.kernels[0].name, report.kernels[0].calls), ("matmul", 40));
         assert!((report.kernels[0].seconds - 8.0).abs() < 1e-9);
@@ -228,17 +250,28 @@ mod tests {
     #[test]
     fn host_work_behind_the_gpu_does_not_count() {
         // 10 s of GPU in 11 s: one second was not hidden, of 3 s of work.
-        let host = Report::new(&profile(), 11.0, 1.0, true).host;
+        let host = Report::new(&profile(), 11.0, 1.0, Some(MemoryStats::default())).host;
         assert!((host.total - 1.0).abs() < 1e-9 && (host.hidden - 2.0).abs() < 1e-9, "{host:?}");
     }
 
     #[test]
     fn text_has_the_documented_form() {
-        let text = Report::new(&profile(), 11.0, 2.0, true).text();
+        let text = Report::new(&profile(), 11.0, 2.0, Some(MemoryStats::default())).text();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "[Profiling report]");
         assert_eq!(lines[1], "  - GPU kernels: matmul 8.00 s, softmax 2.00 s  total 10.00 s (90.9% of training time)");
         assert!(lines[2].starts_with("  - Host: data 0.17 s, compile 0.00 s, encode 0.67 s"), "{text}");
         assert!(text.contains("[AVG_EPOCH_TIME] 5.50"), "{text}");
+    }
+
+    #[test]
+    fn memory_is_told_by_kind_the_largest_first() {
+        let mut memory = MemoryStats { peak_bytes: 5 << 20, reserved_bytes: 6 << 20, buffers: 3, ..Default::default() };
+        memory.peak_by_kind[MemoryKind::OptimizerState] = 4 << 20;
+        memory.peak_by_kind[MemoryKind::Scratch] = 1 << 20;
+        let text = Report::new(&profile(), 11.0, 2.0, Some(memory)).text();
+        let line = "  - GPU memory: 5.0 MiB at most (optimizer state 4.0 MiB, scratch 1.0 MiB, parameters 0 B, ";
+        assert!(text.contains(line) && text.contains("), 6.0 MiB obtained in 3 buffers\n"), "{text}");
+        assert!(!Report::new(&profile(), 11.0, 2.0, None).text().contains("memory"));
     }
 }

@@ -7,6 +7,7 @@
 
 use super::accumulate::{AddInto, Sum};
 use super::{Kernel, Shape, Tensor, run, run_into};
+use crate::profile::{MemoryKind, memory_kind};
 use crate::{Error, Result};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -215,7 +216,8 @@ pub(crate) fn backward_from(root: &Tensor, seed: Tensor) -> Result<()> {
         })?;
         drop(node);
         let mut grads = Grads { edges: &record.edges, waiting: &mut waiting };
-        no_grad(|| record.op.backward(&record.saved, &upstream, &mut grads))?;
+        let backward = || record.op.backward(&record.saved, &upstream, &mut grads);
+        no_grad(|| memory_kind(MemoryKind::Gradients, backward))?;
     }
     Ok(())
 }

@@ -3,6 +3,7 @@
 use crate::Result;
 use crate::cpu::CpuSlice;
 use crate::gpu::{Gpu, GpuSlice};
+use crate::profile::MemoryStats;
 use std::fmt;
 
 /// The processor, or an opened GPU.
@@ -27,6 +28,14 @@ impl Device {
             Device::Cpu => Storage::Cpu(CpuSlice::alloc(size_bytes)),
             Device::Gpu(gpu) => Storage::Gpu(gpu.clone(), gpu.alloc(size_bytes)?),
         })
+    }
+
+    /// What its pool holds; `None` on the CPU, whose memory the system counts.
+    pub fn memory(&self) -> Option<MemoryStats> {
+        match self {
+            Device::Cpu => None,
+            Device::Gpu(gpu) => Some(gpu.memory()),
+        }
     }
 
     /// Waits until everything recorded so far is computed.

@@ -15,7 +15,7 @@ pub use planning::record_plans;
 pub use shape::{DType, Shape, Spec};
 
 use crate::gpu::{Limits, Pending, Plan};
-use crate::profile::{self, Cost};
+use crate::profile::{self, Cost, MemoryKind};
 use crate::{Error, Result, cpu::CpuSlice};
 use std::fmt;
 use std::rc::Rc;
@@ -227,7 +227,8 @@ impl Tensor {
     /// # Errors
     /// If the device has no memory left for the gradient.
     pub fn requires_grad(&self) -> Result<Tensor> {
-        let gradient = Tensor::zeros(self.shape().clone(), DType::F32, &self.device())?;
+        let zeros = || Tensor::zeros(self.shape().clone(), DType::F32, &self.device());
+        let gradient = profile::memory_kind(MemoryKind::Gradients, zeros)?;
         Ok(self.with_gradient(gradient))
     }
 
@@ -404,8 +405,11 @@ pub trait Kernel {
 pub(crate) fn run(kernel: &dyn Kernel, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
     let specs: Vec<&Spec> = inputs.iter().map(|t| t.spec()).collect();
     let device = common_device(kernel.name(), inputs)?;
-    let outputs =
-        kernel.output_specs(&specs)?.into_iter().map(|s| Tensor::empty(s, &device)).collect::<Result<Vec<_>>>()?;
+    let output_specs = kernel.output_specs(&specs)?;
+    let kind = profile::current_memory_kind().unwrap_or(MemoryKind::Activations);
+    let outputs = profile::memory_kind(kind, || {
+        output_specs.into_iter().map(|s| Tensor::empty(s, &device)).collect::<Result<Vec<_>>>()
+    })?;
     launch(kernel, inputs, &outputs.iter().collect::<Vec<_>>())?;
     Ok(outputs)
 }

@@ -365,8 +365,7 @@ impl<'a> Trainer<'a> {
         self.take_readings(true)?;
         let epochs = self.loader.epochs_at(self.position);
         let seconds = self.training_time.as_secs_f64();
-        let on_gpu = matches!(self.setting.device, Device::Gpu(_));
-        let report = Report::new(&profile::take(), seconds, epochs, on_gpu);
+        let report = Report::new(&profile::take(), seconds, epochs, self.setting.device.memory());
         let interrupted = self.step < self.total_steps;
         if !interrupted {
             self.evaluate()?;
@@ -376,10 +375,7 @@ impl<'a> Trainer<'a> {
         self.folder.write("samples.txt", &format!("{sample}\n"))?;
         self.report(Event::Sample(sample))?;
         self.folder.write("profile.txt", &report.text())?;
-        let peak_memory_bytes = match &self.setting.device {
-            Device::Cpu => None,
-            Device::Gpu(gpu) => Some(gpu.memory().peak_bytes),
-        };
+        let peak_memory_bytes = self.setting.device.memory().map(|memory| memory.peak_bytes);
         let summary = Summary {
             folder: self.folder.path().to_path_buf(),
             device: describe(&self.setting.device),

@@ -62,3 +62,80 @@ fn ops_refuses_what_it_cannot_time() {
     let run = sandbox.run(&["bench", "ops", "--sizes", "huge"]);
     assert!(run.code == Some(2) && run.stderr.contains("gpt2-124m or small"), "{run:?}");
 }
+
+const QUICK: [&str; 6] = ["--case", "cpu-small", "--steps", "1", "--rounds", "1"];
+
+#[test]
+fn step_times_every_batch_size_and_context_and_draws_them() {
+    let sandbox = Sandbox::new();
+    let sweep = ["--batch-size", "1,3", "--context", "8,16", "--svg", "steps.svg", "--json"];
+    let run = sandbox.run(&[&["bench", "step"], &QUICK[..], &CPU, &sweep].concat()).succeeds();
+    let lines = json_lines(&run.stdout);
+    let sizes: Vec<_> = lines.iter().map(|l| (number(l, "context"), number(l, "batch_size"))).collect();
+    assert_eq!(sizes, [(8.0, 1.0), (8.0, 3.0), (16.0, 1.0), (16.0, 3.0)]);
+    for line in &lines {
+        let tokens = number(line, "context") * number(line, "batch_size");
+        assert!(
+            (number(line, "tokens_per_s") * number(line, "ms_per_step") / 1e3 / tokens - 1.0).abs() < 1e-9,
+            "{line}"
+        );
+        assert!(line["report"]["memory"].is_null(), "{line}");
+    }
+    let svg = sandbox.read("steps.svg");
+    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
+    let named =
+        ["tokens per second", "in proportion to B", "cpu-small T=16", "microseconds per token", "cpu-small B=3"];
+    for name in named.iter().chain(&["predicted: attention in proportion to T"]) {
+        assert!(svg.contains(name), "{name} is missing in {svg}");
+    }
+}
+
+#[test]
+fn step_refuses_sizes_that_make_no_sense() {
+    let sandbox = Sandbox::new();
+    let step = |further: &[&str]| sandbox.run(&[&["bench", "step"], &QUICK[..], &CPU, further].concat());
+    step(&["--svg", "steps.svg"]).fails_with(&["--svg", "--batch-size", "--context"]);
+    step(&["--svg", "missing/steps.svg", "--context", "2,4"]).fails_with(&["cannot create missing/steps.svg"]);
+    assert_eq!(step(&["--batch-size", "0"]).code, Some(2));
+    sandbox.run(&["bench", "step", "--case", "gpt5"]).fails_with(&["--case gpt5", "gpt2-124m"]);
+}
+
+#[test]
+fn step_tells_gpu_memory_by_kind() {
+    if !has_gpu() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let small = ["--batch-size", "2", "--context", "16"];
+    let line = sandbox.run(&[&["bench", "step", "--json"], &QUICK[..], &GPU, &small].concat()).succeeds().json();
+    let memory = &line["report"]["memory"];
+    let kinds = memory["peak_by_kind"].as_object().expect("an object");
+    let bytes = |kind: &str| kinds[kind].as_u64().unwrap_or_else(|| panic!("{kind} of {memory}"));
+    assert_eq!(kinds.keys().map(|kind| bytes(kind)).sum::<u64>(), memory["peak_bytes"].as_u64().unwrap(), "{memory}");
+    assert!(memory["reserved_bytes"].as_u64() >= memory["peak_bytes"].as_u64(), "{memory}");
+    // Values and gradients in one arena each, two moments; every matrix has its rows on multiples of 256 bytes.
+    let arena = bytes("parameters");
+    assert!(arena >= 4 * 800_000 && bytes("gradients") >= arena, "{memory}");
+    assert_eq!(bytes("optimizer_state"), 2 * arena, "{memory}");
+    assert!(bytes("activations") > 0 && bytes("other") < 4096, "{memory}");
+    let run = sandbox.run(&[&["bench", "step", "--profile"], &QUICK[..], &GPU, &small].concat()).succeeds();
+    run.prints(&["  - GPU memory: ", " at most (optimizer state ", " obtained in "]);
+}
+
+#[test]
+fn generate_times_tokens_after_prompts_of_several_lengths() {
+    let sandbox = Sandbox::new();
+    let generate =
+        |further: &[&str]| sandbox.run(&[&["bench", "generate", "--case", "cpu-small"], &CPU[..], further].concat());
+    let lines = json_lines(&generate(&["--prompt-tokens", "4,64", "--new-tokens", "3", "--json"]).succeeds().stdout);
+    let lengths: Vec<f64> = lines.iter().map(|l| number(l, "prompt_tokens")).collect();
+    assert_eq!(lengths, [4.0, 64.0]);
+    for line in &lines {
+        assert_eq!(number(line, "new_tokens"), 3.0);
+        assert!(number(line, "first_token_ms") > 0.0, "{line}");
+        assert!((number(line, "ms_per_token") * number(line, "tokens_per_s") / 1e3 - 1.0).abs() < 1e-9, "{line}");
+    }
+    let run = generate(&["--new-tokens", "1"]).succeeds();
+    run.prints(&["prompt of 1 tokens and 1 new", "prompt of 63 tokens", "ms/token"]);
+    generate(&["--prompt-tokens", "65"]).fails_with(&["--prompt-tokens 65", "cpu-small", "64"]);
+}

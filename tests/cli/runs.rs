@@ -1,6 +1,6 @@
 //! `rustyflow train`: what it prints and what it leaves behind.
 
-use crate::sandbox::{Sandbox, TINY_RUN, corpus, json_lines};
+use crate::sandbox::{Sandbox, TINY_RUN, corpus, has_gpu, json_lines};
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
 use std::process::Stdio;
@@ -66,6 +66,21 @@ fn the_report_has_its_documented_form() {
     assert!(lines.next().unwrap().contains('%'));
     let saved = sandbox.read(format!("{TINY_RUN}/profile.txt"));
     assert!(run.stdout.contains(&saved), "profile.txt is the report: {saved}");
+}
+
+#[test]
+fn a_run_on_a_gpu_reports_its_memory_by_kind() {
+    if !has_gpu() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let lines = json_lines(&sandbox.train_on_gpu(&["--json"]).succeeds().stdout);
+    let end = lines.iter().find(|l| l["kind"] == "end").expect("an end");
+    let memory = &end["profile"]["memory"];
+    let kinds = memory["peak_by_kind"].as_object().expect("an object").values();
+    assert_eq!(kinds.map(|bytes| bytes.as_u64().unwrap()).sum::<u64>(), memory["peak_bytes"].as_u64().unwrap());
+    let report = sandbox.read(format!("{}/profile.txt", end["folder"].as_str().unwrap()));
+    assert!(report.contains("  - GPU memory: ") && report.contains("optimizer state "), "{report}");
 }
 
 #[test]

@@ -1,0 +1,159 @@
+//! What device memory is used for: every allocation belongs to a kind, which whoever asks for it sets around the request.
+
+use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
+use std::cell::Cell;
+use std::ops::{Index, IndexMut};
+
+/// What an allocation is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MemoryKind {
+    Parameters,
+    /// Of the parameters, and during backward of the activations.
+    Gradients,
+    /// Moments.
+    OptimizerState,
+    /// Outputs of ops: what forward keeps for backward, and what it is about to let go of.
+    Activations,
+    /// What one kernel, or one op of several kernels, needs while it runs.
+    Scratch,
+    /// Batches, and whatever else comes from the host.
+    Other,
+}
+
+impl MemoryKind {
+    pub const ALL: [MemoryKind; 6] = [
+        MemoryKind::Parameters,
+        MemoryKind::Gradients,
+        MemoryKind::OptimizerState,
+        MemoryKind::Activations,
+        MemoryKind::Scratch,
+        MemoryKind::Other,
+    ];
+
+    /// As reports name it.
+    pub fn name(self) -> &'static str {
+        match self {
+            MemoryKind::Parameters => "parameters",
+            MemoryKind::Gradients => "gradients",
+            MemoryKind::OptimizerState => "optimizer_state",
+            MemoryKind::Activations => "activations",
+            MemoryKind::Scratch => "scratch",
+            MemoryKind::Other => "other",
+        }
+    }
+}
+
+/// Bytes of each kind. In JSON an object with a key for each.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BytesByKind([usize; MemoryKind::ALL.len()]);
+
+impl BytesByKind {
+    /// Bytes of all kinds.
+    pub fn total(&self) -> usize {
+        self.0.iter().sum()
+    }
+}
+
+impl Index<MemoryKind> for BytesByKind {
+    type Output = usize;
+
+    fn index(&self, kind: MemoryKind) -> &usize {
+        &self.0[kind as usize]
+    }
+}
+
+impl IndexMut<MemoryKind> for BytesByKind {
+    fn index_mut(&mut self, kind: MemoryKind) -> &mut usize {
+        &mut self.0[kind as usize]
+    }
+}
+
+impl Serialize for BytesByKind {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut map = serializer.serialize_map(Some(self.0.len()))?;
+        for kind in MemoryKind::ALL {
+            map.serialize_entry(kind.name(), &self[kind])?;
+        }
+        map.end()
+    }
+}
+
+/// How much memory a device's pool holds, bytes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+pub struct MemoryStats {
+    /// In use by tensors now.
+    pub used_bytes: usize,
+    /// The most that was ever in use.
+    pub peak_bytes: usize,
+    /// What it was used for then: these add up to the peak.
+    pub peak_by_kind: BytesByKind,
+    /// Obtained from the driver: in use or waiting in the pool.
+    pub reserved_bytes: usize,
+    /// Buffers obtained from the driver.
+    pub buffers: usize,
+}
+
+thread_local! {
+    static KIND: Cell<Option<MemoryKind>> = const { Cell::new(None) };
+}
+
+/// Runs `body`, whose allocations are of this kind unless something within says otherwise.
+pub fn memory_kind<T>(kind: MemoryKind, body: impl FnOnce() -> T) -> T {
+    struct Restore(Option<MemoryKind>);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            KIND.set(self.0);
+        }
+    }
+    let _restore = Restore(KIND.replace(Some(kind)));
+    body()
+}
+
+/// The kind that [`memory_kind`] has set, if it has.
+pub fn current_memory_kind() -> Option<MemoryKind> {
+    KIND.get()
+}
+
+/// Bytes with a binary unit.
+pub fn size_text(bytes: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_innermost_kind_counts_and_ends_with_its_body() {
+        assert_eq!(current_memory_kind(), None);
+        memory_kind(MemoryKind::Gradients, || {
+            assert_eq!(memory_kind(MemoryKind::Scratch, current_memory_kind), Some(MemoryKind::Scratch));
+            assert_eq!(current_memory_kind(), Some(MemoryKind::Gradients));
+        });
+        assert_eq!(current_memory_kind(), None);
+    }
+
+    #[test]
+    fn kinds_are_named_in_json() {
+        let mut bytes = BytesByKind::default();
+        bytes[MemoryKind::OptimizerState] = 7;
+        bytes[MemoryKind::Other] = 1;
+        let json = serde_json::to_value(bytes).unwrap();
+        assert_eq!((json["optimizer_state"].as_u64(), json["other"].as_u64()), (Some(7), Some(1)));
+        assert_eq!(json.as_object().unwrap().values().map(|v| v.as_u64().unwrap()).sum::<u64>(), 8);
+        assert_eq!(bytes.total(), 8);
+    }
+
+    #[test]
+    fn sizes_have_binary_units() {
+        assert_eq!([0, 1023, 1024, 128 << 20].map(size_text), ["0 B", "1023 B", "1.0 KiB", "128.0 MiB"]);
+    }
+}
