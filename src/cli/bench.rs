@@ -219,13 +219,8 @@ fn step(args: &StepArgs) -> Result<()> {
     let mut timings = Vec::new();
     for case in &cases {
         // A fresh device for each case, so that its peak memory is its own.
-<<<<<<< HEAD
         let device = device::open_measured(&args.device.over(&DeviceConfig::default()))?;
-        let t = time_step(case, &device, args.steps as usize, args.rounds as usize)?;
-=======
-        let device = device::open(&args.device.over(&DeviceConfig::default()))?;
         let timing = time_step(case, &device, args.steps as usize, args.rounds as usize)?;
->>>>>>> bench
         if args.json {
             output::line(serde_json::to_value(&timing)?)?;
         } else {

@@ -1,18 +1,12 @@
 //! `rustyflow devices`: every adapter with its limits, features and memory.
 
-<<<<<<< HEAD
-use super::output::{self, bytes};
+use super::output;
 use super::{cache, device};
 use crate::gpu::{AdapterChoice, AdapterInfo, Gpu, adapters};
 use crate::ops::MatmulRates;
+use crate::profile::size_text;
 use anyhow::{Context, Result};
 use std::collections::HashSet;
-=======
-use super::output;
-use crate::gpu::adapters;
-use crate::profile::size_text;
-use anyhow::Result;
->>>>>>> bench
 
 #[derive(clap::Args)]
 pub struct Args {
