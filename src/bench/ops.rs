@@ -38,13 +38,7 @@ pub struct OpTiming {
     /// The row's largest difference from the CPU, of outputs and gradients: |difference| over root mean square + |value|.
     /// `None` on the CPU.
     pub difference: Option<f64>,
-}
-
-/// What came of a row.
-#[derive(Debug, Clone)]
-pub struct RowTimings {
-    pub kernels: Vec<OpTiming>,
-    /// Whether the results were within the tolerance of the CPU's.
+    /// Whether that is within the row's tolerance.
     pub agrees: bool,
 }
 
@@ -70,11 +64,11 @@ pub fn measure_peaks(device: &Device, sizes: &Sizes) -> Result<Peaks> {
     })
 }
 
-/// Checks a row against the CPU, unless that is the device, then times it.
+/// Checks a row against the CPU, unless that is the device, then times its kernels: the slowest first.
 ///
 /// # Errors
 /// If the device cannot hold the tensors, has no timestamps, or reported an error.
-pub fn time_row(row: &Row, device: &Device, peaks: &Peaks) -> Result<RowTimings> {
+pub fn time_row(row: &Row, device: &Device, peaks: &Peaks) -> Result<Vec<OpTiming>> {
     let mut work = row.prepare(device)?;
     let difference = match device {
         Device::Cpu => None,
@@ -110,12 +104,10 @@ pub fn time_row(row: &Row, device: &Device, peaks: &Peaks) -> Result<RowTimings>
             share: compute.max(memory),
             bound: if compute > memory { "compute" } else { "memory" },
             difference,
+            agrees: difference.is_none_or(|d| d <= row.tolerance),
         }
     };
-    Ok(RowTimings {
-        kernels: kernels.into_iter().map(timing).collect(),
-        agrees: difference.is_none_or(|d| d <= row.tolerance),
-    })
+    Ok(kernels.into_iter().map(timing).collect())
 }
 
 /// The median over batches of what each kernel takes when `work` runs once.
@@ -214,6 +206,22 @@ pub fn select(sizes: &Sizes, only: &[String]) -> Result<Vec<Row>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Tensor;
+
+    #[test]
+    fn a_row_that_is_not_what_the_cpu_computes_is_found() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        let (gpu, peaks) = (Device::Gpu(gpu), Peaks { tflops: 1.0, gb_per_s: 1.0 });
+        for (value_on_gpu, agrees) in [(1.0, true), (1.001, false), (f32::NAN, false)] {
+            let row = Row::new("fill", "9".into(), move |device| {
+                let value = if matches!(device, Device::Cpu) { 1.0 } else { value_on_gpu };
+                let device = device.clone();
+                Ok(Box::new(move || Ok(vec![Tensor::full(value, [9], &device)?])))
+            });
+            let timings = time_row(&row, &gpu, &peaks).unwrap();
+            assert_eq!((timings.len(), timings[0].kernel, timings[0].agrees), (1, "fill", agrees), "{timings:?}");
+        }
+    }
 
     #[test]
     fn differences_are_relative_to_the_tensor_and_never_hidden() {

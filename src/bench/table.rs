@@ -95,7 +95,7 @@ type Inputs = Vec<(Vec<usize>, Values)>;
 type Apply = Rc<dyn Fn(&[Tensor]) -> Result<Tensor>>;
 
 impl Row {
-    fn new(op: &'static str, shape: String, prepare: impl Fn(&Device) -> Result<Work> + 'static) -> Row {
+    pub(super) fn new(op: &'static str, shape: String, prepare: impl Fn(&Device) -> Result<Work> + 'static) -> Row {
         // The longest sums have 50,304 terms. In f32 and in any order their rounding errors are about 1e-7 sqrt(50304)
         // = 2e-5 of a typical sum; the largest of many millions is a few times that.
         Row { op, shape, tolerance: 1e-4, f16: false, prepare: Box::new(prepare) }
