@@ -26,6 +26,9 @@ struct Params {
     key: vec2<u32>,
     drop_threshold: u32,
     keep_scale: f32,
+    // The queries whose dS is in memory: the first, and how many there is room for.
+    slab_begin: u32,
+    slab_rows: u32,
 }
 var<immediate> p: Params;
 
@@ -77,6 +80,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
 @group(0) @binding(2) var<storage, read> dy: array<{{ element }}>;
 @group(0) @binding(3) var<storage, read> delta: array<f32>;
 @group(0) @binding(4) var<storage, read_write> result: array<{{ element }}>;
+// dS^T of the slab: (B n_head, T, slab_rows).
+@group(0) @binding(5) var<storage, read_write> slab: array<vec4<f32>>;
 {% endif %}
 
 // What the products read: rows and columns of a chunk of the head, or columns with their whole head. Group d of line i lies
@@ -99,7 +104,7 @@ var<private> head: u32;
 var<private> batch_head: u32;
 
 // Four elements of a head; zeros beyond its end and beyond T.
-{% for buffer in (["qkv"] if pass == "forward" else ["qkv", "dy"]) %}
+{% for buffer in (["qkv"] if pass == "forward" else ["qkv", "dy", "result"]) %}
 fn load_from_{{ buffer }}(line: u32, row: u32, group: u32) -> vec4<f32> {
     {% if edge %}
     if (row >= p.time || group >= GROUPS) { return vec4<f32>(0.0); }
@@ -140,6 +145,15 @@ fn store(line: u32, row: u32, group: u32, value: vec4<f32>) {
 }
 
 {% if pass != "forward" %}
+fn in_slab(key: u32, four: u32) -> u32 {
+    return (batch_head * p.time + key) * (p.slab_rows / 4u) + four - p.slab_begin / 4u;
+}
+fn load_slab(key: u32, four: u32) -> vec4<f32> {
+    {% if edge %}
+    if (key >= p.time) { return vec4<f32>(0.0); }
+    {% endif %}
+    return slab[in_slab(key, four)];
+}
 // A statistic of a query; 0 beyond T, where q and dy are 0 too, so that such a query adds nothing to any gradient.
 fn lse_of(query: u32) -> f32 {
     {% if edge %}
@@ -162,10 +176,13 @@ fn mix_bits4(value: vec4<u32>) -> vec4<u32> {
     x = (x ^ (x >> vec4<u32>(15u))) * 0x846ca68bu;
     return x ^ (x >> vec4<u32>(16u));
 }
-// What dropout multiplies P[query, key] by: 0, or 1/(1-p). `Key::row(..).bits(..)` of src/ops/random.rs.
-fn kept(queries: vec4<u32>, keys: vec4<u32>) -> vec4<f32> {
-    let row_key = mix_bits4((queries + batch_head * p.time) ^ vec4<u32>(p.key.x));
-    let bits = mix_bits4(mix_bits4(keys ^ row_key) ^ vec4<u32>(p.key.y));
+// What dropout multiplies P by: 0, or 1/(1-p). `Key::row(..).bits(..)` of src/ops/random.rs: a key for each query, then a
+// number for each element.
+fn query_keys(queries: vec4<u32>) -> vec4<u32> {
+    return mix_bits4((queries + batch_head * p.time) ^ vec4<u32>(p.key.x));
+}
+fn kept(query_keys: vec4<u32>, keys: vec4<u32>) -> vec4<f32> {
+    let bits = mix_bits4(mix_bits4(keys ^ query_keys) ^ vec4<u32>(p.key.y));
     return select(vec4<f32>(0.0), vec4<f32>(p.keep_scale), bits >= vec4<u32>(p.drop_threshold));
 }
 {% endif %}
@@ -176,10 +193,10 @@ fn kept(queries: vec4<u32>, keys: vec4<u32>) -> vec4<f32> {
             { let x = thread + {{ l * threads }}u; let line = x / {{ width }}u; let d = x % {{ width }}u; {{ "if (x < " ~ (lines * width) ~ "u) " if (l + 1) * threads > lines * width }}{ {{ v }}{{ l }} = {{ value }}; } }
 {% endfor %}
 {% endmacro %}
-{# Writes them to the stage; `at` is an expression of x, line and d. #}
-{% macro put(v, lines, width, at) %}
+{# Writes them to workgroup memory; `at` is an expression of x, line and d. #}
+{% macro put(v, lines, width, at, memory="stage") %}
 {% for l in range((lines * width + threads - 1) // threads) %}
-            { let x = thread + {{ l * threads }}u; let line = x / {{ width }}u; let d = x % {{ width }}u; {{ "if (x < " ~ (lines * width) ~ "u) " if (l + 1) * threads > lines * width }}{ stage[{{ at }}] = {{ v }}{{ l }}; } }
+            { let x = thread + {{ l * threads }}u; let line = x / {{ width }}u; let d = x % {{ width }}u; {{ "if (x < " ~ (lines * width) ~ "u) " if (l + 1) * threads > lines * width }}{ {{ memory }}[{{ at }}] = {{ v }}{{ l }}; } }
 {% endfor %}
 {% endmacro %}
 {% macro declare(v, lines, width) %}
@@ -293,6 +310,15 @@ fn kept(queries: vec4<u32>, keys: vec4<u32>) -> vec4<f32> {
     {% endfor %}
 {% endmacro %}
 
+{# Reads accumulators from a third of the packed gradient. #}
+{% macro load_part(sum, part) %}
+    {% for r in range(rows_per_thread) %}
+    {% for n in range(owned) %}
+    {{ sum }}{{ r }}_{{ n }} = load_from_result((first_row + row{{ r }}) * 3u + {{ part }}u, row{{ r }}, {{ n }}u * TX + tx);
+    {% endfor %}
+    {% endfor %}
+{% endmacro %}
+
 {# Writes accumulators to a third of the packed gradient: 0, 1, 2 for q, k, v. #}
 {% macro store_part(sum, part) %}
     {% for r in range(rows_per_thread) %}
@@ -313,7 +339,13 @@ fn kept(queries: vec4<u32>, keys: vec4<u32>) -> vec4<f32> {
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
     let number = workgroup_number(id, count);
+    {% if pass == "forward" %}
+    let first_block = 0u;
     let blocks = (p.time + ROWS - 1u) / ROWS;
+    {% else %}
+    let first_block = {{ "0u" if pass == "keys" else "p.slab_begin / ROWS" }};
+    let blocks = (min(p.slab_begin + p.slab_rows, p.time) + ROWS - 1u) / ROWS - first_block;
+    {% endif %}
     if (number >= blocks * p.batch_heads) { return; }
     batch_head = number % p.batch_heads;
     head = batch_head % p.n_head;
@@ -325,7 +357,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% if pass == "keys" %}
     let row_base = number / p.batch_heads * ROWS;
     {% else %}
-    let row_base = (blocks - 1u - number / p.batch_heads) * ROWS;
+    let row_base = (first_block + blocks - 1u - number / p.batch_heads) * ROWS;
     {% endif %}
     {% for r in range(rows_per_thread) %}
     let row{{ r }} = row_base + {{ r }}u * TY + ty;
@@ -386,7 +418,10 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         {% endfor %}
         {% if dropout %}
         {% for r in range(rows_per_thread) %}
-        s{{ r }} *= kept(vec4<u32>(row{{ r }}), columns);
+        {% if r % 4 == 0 %}
+        let query_keys{{ r // 4 }} = query_keys(vec4<u32>({% for c in range(4) %}row{{ r + c }}{{ ", " if not loop.last }}{% endfor %}));
+        {% endif %}
+        s{{ r }} *= kept(vec4<u32>(query_keys{{ r // 4 }}.{{ xyzw[r % 4] }}), columns);
         {% endfor %}
         {% endif %}
         workgroupBarrier(); // all have read the maxima
@@ -414,10 +449,16 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% endfor %}
 
 {% elif pass == "keys" %}
-    // Rows are keys, columns are queries: tiles of S^T. dV = P^T dO, dK = dS^T Q.
+    // Rows are keys, columns are the queries of the slab: tiles of S^T. dV = P^T dO, dK = dS^T Q, added to those of the
+    // slabs before.
     {{ zeros("dk") }}
     {{ zeros("dv") }}
-    for (var col_base = row_base / COLS * COLS; col_base < p.time; col_base += COLS) {
+    if (row_base < p.slab_begin) {
+        {{ load_part("dk", 1) }}
+        {{ load_part("dv", 2) }}
+    }
+    let slab_end = min(p.slab_begin + p.slab_rows, p.time);
+    for (var col_base = max(row_base / COLS * COLS, p.slab_begin); col_base < slab_end; col_base += COLS) {
         {{ declare("row_v", rows, chunk) }}
         {{ declare("col_dy", cols, chunk) }}
         {{ declare("values_dy", 4 * staged, groups) }}
@@ -446,13 +487,16 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         // ds is dP so far. Each thread finds its own part of P in the tile, and leaves there what dropout keeps of it.
         {
             let columns = LANES + (tx * 4u + col_base);
+            {% if dropout %}
+            let query_keys = query_keys(columns);
+            {% endif %}
             let delta_d = vec4<f32>(delta_of(columns.x), delta_of(columns.y), delta_of(columns.z), delta_of(columns.w));
             {% for r in range(rows_per_thread) %}
             {
                 let at = at_tile(ty, tx) + {{ r }}u * TY * TX;
                 let probability = tile[at];
                 {% if dropout %}
-                let keep = kept(columns, vec4<u32>(row{{ r }}));
+                let keep = kept(query_keys, vec4<u32>(row{{ r }}));
                 tile[at] = probability * keep;
                 ds{{ r }} = probability * (keep * ds{{ r }} - delta_d) * p.scale;
                 {% else %}
@@ -461,6 +505,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
             }
             {% endfor %}
         }
+        {% for r in range(rows_per_thread) %}
+        {{ "if (row" ~ r ~ " < p.time) " if edge }}{ slab[in_slab(row{{ r }}, col_base / 4u + tx)] = ds{{ r }}; }
+        {% endfor %}
         {{ fetch_values("dy") }}
         {{ accumulate("dv", "dy") }}
         {{ fetch_values("q") }}
@@ -472,53 +519,52 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {{ store_part("dv", 2) }}
 
 {% else %}
-    // Rows are queries, columns are keys. dQ = dS K.
+    // Rows are queries of the slab, columns are keys. dQ = dS K, where dS comes from the slab as tiles of dS^T: a thread has
+    // the rows 4 ty .. 4 ty + 3 and those 4 TY further on.
+    const FOURS = ROWS / 4u;
     {{ zeros("dq") }}
-    {% for r in range(rows_per_thread) %}
-    let log_sum{{ r }} = lse_of(row{{ r }});
-    let delta{{ r }} = delta_of(row{{ r }});
-    {% endfor %}
     for (var col_base = 0u; col_base < min(row_base + ROWS, p.time); col_base += COLS) {
-        {{ declare("row_dy", rows, chunk) }}
-        {{ declare("col_v", cols, chunk) }}
+        {{ declare("part", cols, rows // 4) }}
         {{ declare("values_k", 4 * staged, groups) }}
-        {
-        {{ declare("row_q", rows, chunk) }}
-        {{ declare("col_k", cols, chunk) }}
-        {{ fetch_product("q", "k") }}
-        {{ product("s", "q", "k") }}
-        {% for r in range(rows_per_thread) %}
-        s{{ r }} = exp(s{{ r }} * p.scale - log_sum{{ r }});
-        {% endfor %}
-        if (col_base + COLS > row_base + 1u) {
-            let columns = LANES + (tx * 4u + col_base);
-            {% for r in range(rows_per_thread) %}
-            s{{ r }} = select(vec4<f32>(0.0), s{{ r }}, columns <= vec4<u32>(row{{ r }}));
-            {% endfor %}
-        }
-        {{ write_tile("s") }}
-        }
-        {{ fetch_product("dy", "v") }}
-        {{ product("ds", "dy", "v") }}
-        // ds is dP so far; each thread finds its own part of P in the tile.
-        {
-            {% if dropout %}
-            let columns = LANES + (tx * 4u + col_base);
-            {% endif %}
-            {% for r in range(rows_per_thread) %}
-            {
-                let at = at_tile(ty, tx) + {{ r }}u * TY * TX;
-                {% if dropout %}
-                ds{{ r }} *= kept(vec4<u32>(row{{ r }}), columns);
-                {% endif %}
-                tile[at] *= (ds{{ r }} - delta{{ r }}) * p.scale;
-            }
-            {% endfor %}
-        }
+        {{ fetch("part", cols, rows // 4, "load_slab(col_base + line, row_base / 4u + d)") }}
         {{ fetch_values("k") }}
-        {{ accumulate("dq", "k") }}
+        workgroupBarrier(); // all are done with the tile
+        {{ put("part", cols, rows // 4, "x", "tile") }}
+        for (var first = 0u; first < TX; first += STAGED) {
+            workgroupBarrier(); // all are done with what the stage held
+            {{ put("values_k", 4 * staged, groups, "x") }}
+            workgroupBarrier();
+            {% if staged < cols // 4 %}
+            if (first + STAGED < TX) {
+                {{ fetch("values_k", 4 * staged, groups, "load_k(col_base + (first + STAGED) * 4u + line, d)") }}
+            }
+            {% endif %}
+            for (var k4 = 0u; k4 < 4u * STAGED; k4 += 4u) {
+                {% for k in range(4) %}
+                {
+                let k = k4 + {{ k }}u;
+                {% for q in range(rows_per_thread // 4) %}
+                let w{{ q }} = tile[(first * 4u + k) * FOURS + {{ q }}u * TY + ty];
+                {% endfor %}
+                {% for n in range(owned) %}
+                let b{{ n }} = stage[k * GROUPS + min({{ n }}u * TX + tx, GROUPS - 1u)];
+                {% for r in range(rows_per_thread) %}
+                dq{{ r }}_{{ n }} = fma(vec4<f32>(w{{ r // 4 }}.{{ xyzw[r % 4] }}), b{{ n }}, dq{{ r }}_{{ n }});
+                {% endfor %}
+                {% endfor %}
+                }
+                {% endfor %}
+            }
+        }
     }
-    {{ store_part("dq", 0) }}
+    {% for r in range(rows_per_thread) %}
+    {
+        let row = row_base + ({{ r // 4 }}u * TY + ty) * 4u + {{ r % 4 }}u;
+        {% for n in range(owned) %}
+        store((first_row + row) * 3u, row, {{ n }}u * TX + tx, dq{{ r }}_{{ n }});
+        {% endfor %}
+    }
+    {% endfor %}
 {% endif %}
 }
 {% endif %}

@@ -243,6 +243,32 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     }
     {% endfor %}
 }
+{% elif kernel == "transpose" %}
+// result (cols, rows) = x (rows, cols) transposed, in squares of 32 x 32 by way of workgroup memory, so that both reading
+// and writing touch neighbours.
+struct Params { rows: u32, cols: u32, across: u32 }
+var<immediate> p: Params;
+
+@group(0) @binding(0) var<storage, read> x: array<f32>;
+@group(0) @binding(1) var<storage, read_write> result: array<f32>;
+
+var<workgroup> square: array<f32, 1056>; // 32 rows of 33: columns then lie in different banks
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    let number = workgroup_number(id, count);
+    let row0 = number / p.across * 32u;
+    let col0 = number % p.across * 32u;
+    let i = thread % 32u;
+    for (var j = thread / 32u; j < 32u; j += 8u) {
+        if (row0 + j < p.rows && col0 + i < p.cols) { square[j * 33u + i] = x[(row0 + j) * p.cols + col0 + i]; }
+    }
+    workgroupBarrier();
+    for (var j = thread / 32u; j < 32u; j += 8u) {
+        if (row0 + i < p.rows && col0 + j < p.cols) { result[(col0 + j) * p.rows + row0 + i] = square[i * 33u + j]; }
+    }
+}
 {% else %}
 // Adds up the pieces that the splits of k left: C = sum over s of partial[s] [+ C] [+ bias]. One thread per element.
 struct Params { len: u32, n: u32, splits: u32 }

@@ -8,13 +8,13 @@ use rustyflow::{Device, Tensor};
 fn long_contexts_need_no_matrix_of_all_pairs() {
     let Some(device) = common::gpu() else { return };
     let Device::Gpu(gpu) = &device else { unreachable!("`common::gpu` opens a GPU") };
-    let (time, width) = (2048, 8);
+    let (time, width) = (4096, 8);
     let qkv = Tensor::from_f32(&common::uniform(time * 3 * width, 1), [1, time, 3 * width], &device).unwrap();
     let qkv = qkv.requires_grad().unwrap();
     let y = qkv.causal_attention(1, None).unwrap();
     y.backward_with(&y.detach()).unwrap();
     assert!(qkv.grad().unwrap().to_f32().unwrap().iter().all(|x| x.is_finite()));
-    // qkv, its gradient twice, y, and row statistics: all linear in T. The matrix alone would be 16 MiB.
+    // qkv, its gradient twice, y, and row statistics, a slab of dS: all linear in T. The matrix alone would be 64 MiB.
     let peak = gpu.memory().peak_bytes;
-    assert!(peak < 1 << 20, "{peak} bytes at the peak");
+    assert!(peak < 4 << 20, "{peak} bytes at the peak");
 }

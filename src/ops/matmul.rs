@@ -10,9 +10,12 @@
 //! On the CPU the crate `gemm` computes them, on the GPU `shaders/matmul.wgsl`: tiles by shape and by the device's
 //! limits, and k split between workgroups where there are few tiles.
 
+mod choice;
 mod measure;
 
 pub use measure::{MatmulRates, Rates};
+
+use choice::{Choice, Tile};
 
 use super::reduce::SumRows;
 use super::*;
@@ -117,28 +120,36 @@ impl Kernel for MatMul {
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
         let d = self.checked_dims(inputs);
-        let (tile, splits) = Tile::choose(self, &d, limits);
-        self.plan(&d, tile, splits)
+        self.plan(&d, Choice::best(self, &d, limits))
     }
 }
 
 impl MatMul {
-    fn plan(&self, d: &Dims, tile: Tile, splits: usize) -> Plan {
-        let Tile { bm, bn, bk, tm, tn, .. } = tile;
+    fn plan(&self, d: &Dims, choice: Choice) -> Plan {
+        let Tile { bm, bn, bk, tm, tn, .. } = choice.tile;
         let (tiles_m, tiles_n) = (d.m.div_ceil(bm), d.n.div_ceil(bn));
-        let (k_piece, splits) = tile.pieces(d, splits);
+        let (k_piece, splits) = choice.tile.pieces(d, choice.splits);
         let split = splits > 1;
+        let mut plan = Plan::default();
+        let mut b = Operand::Input(1);
+        if choice.transpose_b {
+            plan.scratch.push(4 * d.n * d.k);
+            plan.launches.push(transpose_b(d));
+            b = Operand::ReadScratch(0);
+        }
+        let trans_b = self.trans_b && !choice.transpose_b;
         // A vector load needs the contiguous dimension, and so every row, to start on 16 bytes.
         let by_four = |contiguous: usize, stride: usize| contiguous.is_multiple_of(4) && stride.is_multiple_of(4);
         let vec_a = by_four(if self.trans_a { d.m } else { d.k }, d.stride_a);
-        let vec_b = by_four(if self.trans_b { d.k } else { d.n }, d.stride_b);
+        let vec_b = by_four(if trans_b { d.k } else { d.n }, d.stride_b);
         let vec_c = d.n.is_multiple_of(4);
         let bias = self.bias && !split;
-        let output = if split { Operand::Scratch(0) } else { Operand::Output(0) };
-        let mut bindings = vec![Operand::Input(0), Operand::Input(1)];
+        let partial = plan.scratch.len();
+        let output = if split { Operand::Scratch(partial) } else { Operand::Output(0) };
+        let mut bindings = vec![Operand::Input(0), b];
         bindings.extend(bias.then_some(Operand::Input(2)));
         bindings.push(output);
-        let product = Launch {
+        plan.launches.push(Launch {
             shader: shader!("matmul"),
             values: vec![
                 ("kernel", "product".into()),
@@ -148,7 +159,7 @@ impl MatMul {
                 ("TM", (tm as u32).into()),
                 ("TN", (tn as u32).into()),
                 ("trans_a", self.trans_a.into()),
-                ("trans_b", self.trans_b.into()),
+                ("trans_b", trans_b.into()),
                 ("vec_a", vec_a.into()),
                 ("vec_b", vec_b.into()),
                 ("vec_c", vec_c.into()),
@@ -163,110 +174,40 @@ impl MatMul {
                 .map(|v| v as u32)
                 .to_vec(),
             workgroups: tiles_m * tiles_n * splits * d.batch,
-        };
-        if !split {
-            return Plan::one(product);
-        }
-        let mut bindings = vec![Operand::ReadScratch(0)];
-        bindings.extend(self.bias.then_some(Operand::Input(2)));
-        bindings.push(Operand::Output(0));
-        let sum = Launch {
-            shader: shader!("matmul"),
-            values: vec![("kernel", "sum".into()), ("bias", self.bias.into()), ("accumulate", self.accumulate.into())],
-            bindings,
-            params: vec![(d.m * d.n) as u32, d.n as u32, splits as u32],
-            workgroups: (d.m * d.n).div_ceil(256),
-        };
-        Plan { scratch: vec![splits * d.m * d.n * 4], launches: vec![product, sum] }
-    }
-}
-
-/// How the output is cut: into tiles of `bm` x `bn` for a workgroup, `bk` of k at a time, `tm` x `tn` for a thread; and how
-/// that runs on a large GPU (measured on an H200 with its 132 multiprocessors, `docs/performance.md`).
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct Tile {
-    bm: usize,
-    bn: usize,
-    bk: usize,
-    tm: usize,
-    tn: usize,
-    /// TFLOP/s when there is enough to do: neither operand transposed, b, a, both. `measure` finds those of other GPUs.
-    rates: [f64; 4],
-    /// Workgroups that run at the same time.
-    slots: f64,
-    /// What a last, incomplete round costs at least, of a full one: the fewer workgroups share a multiprocessor, the
-    /// less can the others hurry when one of them is missing.
-    tail: f64,
-}
-
-impl Tile {
-    /// The more a thread computes, the fewer loads it needs for each product; the smaller the tile, the better a small
-    /// output spreads. The last three run within WebGPU's default limits.
-    const ALL: [Tile; 6] = [
-        Tile { bm: 128, bn: 256, bk: 16, tm: 8, tn: 16, rates: [49.0, 45.0, 49.8, 43.0], slots: 132.0, tail: 1.0 },
-        Tile { bm: 256, bn: 128, bk: 16, tm: 8, tn: 16, rates: [47.5, 45.0, 49.5, 43.0], slots: 132.0, tail: 1.0 },
-        Tile { bm: 128, bn: 128, bk: 16, tm: 8, tn: 16, rates: [45.0, 45.5, 49.0, 43.0], slots: 264.0, tail: 1.0 },
-        Tile { bm: 64, bn: 128, bk: 16, tm: 8, tn: 8, rates: [43.0, 39.5, 37.0, 36.0], slots: 528.0, tail: 0.5 },
-        Tile { bm: 64, bn: 64, bk: 16, tm: 4, tn: 8, rates: [35.0, 33.5, 37.0, 33.0], slots: 800.0, tail: 0.25 },
-        Tile { bm: 32, bn: 32, bk: 16, tm: 4, tn: 4, rates: [14.0, 14.0, 14.0, 14.0], slots: 1600.0, tail: 0.1 },
-    ];
-
-    fn fits(&self, limits: &Limits) -> bool {
-        let bytes = self.bk * (self.bm / 4 + 1 + self.bn / 4 + 1) * 16;
-        let threads = self.bm / self.tm * (self.bn / self.tn);
-        bytes <= limits.workgroup_bytes as usize && threads <= limits.workgroup_threads as usize
-    }
-
-    fn count(&self, d: &Dims) -> usize {
-        d.m.div_ceil(self.bm) * d.n.div_ceil(self.bn) * d.batch
-    }
-
-    /// The length of the pieces if k is cut into about `splits`, and how many there are.
-    fn pieces(&self, d: &Dims, splits: usize) -> (usize, usize) {
-        let piece = d.k.div_ceil(splits).next_multiple_of(self.bk).max(self.bk);
-        (piece, d.k.div_ceil(piece).max(1))
-    }
-
-    /// Microseconds to expect.
-    fn estimate(&self, d: &Dims, layout: usize, splits: usize) -> f64 {
-        /// Bytes per microsecond of memory, and what one more launch costs.
-        const BANDWIDTH: f64 = 2.5e6;
-        const LAUNCH: f64 = 3.0;
-        let (piece, splits) = self.pieces(d, splits);
-        let rounds = (self.count(d) * splits) as f64 / self.slots;
-        let rest = if rounds.fract() > 0.0 { rounds.fract().max(self.tail) } else { 0.0 };
-        let round = self.slots * 2.0 * (self.bm * self.bn * piece) as f64 / (self.rates[layout] * 1e6);
-        let sum = if splits > 1 { LAUNCH + ((splits + 1) * d.m * d.n * 4) as f64 / BANDWIDTH } else { 0.0 };
-        (rounds.trunc() + rest) * round + sum
-    }
-
-    /// The fastest tile that the device can run, and into how many pieces to split k: more than one where the output has
-    /// few tiles and k is long, as for weight gradients.
-    fn choose(kernel: &MatMul, d: &Dims, limits: &Limits) -> (Tile, usize) {
-        let layout = 2 * kernel.trans_a as usize + kernel.trans_b as usize;
-        let most = if d.batch == 1 { (d.k / SHORTEST_PIECE).clamp(1, MOST_PIECES) } else { 1 };
-        let fitting = Tile::ALL.into_iter().filter(|t| t.fits(limits));
-        let choices = fitting.flat_map(|tile| {
-            // Splits that fill one, two, .. rounds.
-            let filling = move |rounds: f64| (rounds * tile.slots / tile.count(d) as f64) as usize;
-            let splits = [0.0, 1.0, 2.0, 3.0, 4.0].map(|rounds| filling(rounds).clamp(1, most));
-            splits.map(|splits| (tile.estimate(d, layout, splits), tile, splits))
         });
-        let best = choices.min_by(|a, b| a.0.total_cmp(&b.0)).expect("the smallest tile runs everywhere");
-        let (_, tile, splits) = best;
-        // The pieces of k decide in which order products are summed, and so the bits of the result: they follow from the
-        // shape and the limits. Every tile sums each piece in the same order, so which one runs may be measured.
-        let Some(measured) = &limits.matmul_rates else { return (tile, splits) };
-        let rated = Tile::ALL.into_iter().zip(measured.iter()).filter(|(tile, _)| tile.fits(limits));
-        let rated = rated.map(|(tile, gflops)| Tile { rates: gflops.map(|g| f64::from(g) / 1e3), ..tile });
-        let time = |tile: &Tile| tile.estimate(d, layout, splits);
-        (rated.min_by(|a, b| time(a).total_cmp(&time(b))).unwrap_or(tile), splits)
+        if split {
+            plan.scratch.push(splits * d.m * d.n * 4);
+            let mut bindings = vec![Operand::ReadScratch(partial)];
+            bindings.extend(self.bias.then_some(Operand::Input(2)));
+            bindings.push(Operand::Output(0));
+            plan.launches.push(Launch {
+                shader: shader!("matmul"),
+                values: vec![
+                    ("kernel", "sum".into()),
+                    ("bias", self.bias.into()),
+                    ("accumulate", self.accumulate.into()),
+                ],
+                bindings,
+                params: vec![(d.m * d.n) as u32, d.n as u32, splits as u32],
+                workgroups: (d.m * d.n).div_ceil(256),
+            });
+        }
+        plan
     }
 }
 
-/// Pieces of k should be long enough to outweigh the second pass over their results.
-const SHORTEST_PIECE: usize = 256;
-const MOST_PIECES: usize = 64;
+/// Writes b (N, K) to the plan's first scratch buffer as (K, N).
+fn transpose_b(d: &Dims) -> Launch {
+    const SIDE: usize = 32;
+    let across = d.k.div_ceil(SIDE);
+    Launch {
+        shader: shader!("matmul"),
+        values: vec![("kernel", "transpose".into())],
+        bindings: vec![Operand::Input(1), Operand::Scratch(0)],
+        params: vec![d.n as u32, d.k as u32, across as u32],
+        workgroups: d.n.div_ceil(SIDE) * across,
+    }
+}
 
 /// y = op(a) op(b), added to y if the kernel accumulates or a bias is already there.
 fn gemm(kernel: &MatMul, d: &Dims, a: &[f32], b: &[f32], y: &mut [f32], parallelism: Parallelism) {
@@ -393,7 +334,7 @@ mod tests {
     }
 
     /// What `tile` makes of a product must be what the CPU makes of it.
-    fn assert_computes(gpu: &Gpu, (tile, splits): (Tile, usize), kernel: MatMul, [m, n, k]: [usize; 3]) {
+    fn assert_computes(gpu: &Gpu, choice: Choice, kernel: MatMul, [m, n, k]: [usize; 3]) {
         let tensors = |device: &Device| {
             let tensor = |shape: &[usize], seed| {
                 let values = values(shape.iter().product(), seed);
@@ -409,11 +350,11 @@ mod tests {
         let (inputs, got) = tensors(&Device::Gpu(gpu.clone()));
         let d = kernel.dims(inputs[0].shape(), inputs[1].shape()).unwrap();
         let slices: Vec<_> = inputs.iter().map(|t| t.storage().gpu()).collect();
-        gpu.run("matmul", Cost::default(), &kernel.plan(&d, tile, splits), &slices, &[got.storage().gpu()]).unwrap();
+        gpu.run("matmul", Cost::default(), &kernel.plan(&d, choice), &slices, &[got.storage().gpu()]).unwrap();
         let (got, want) = (got.to_f32().unwrap(), want.to_f32().unwrap());
         // Sums of k products below 1, each rounded to 6e-8 of a partial sum of about sqrt(k).
         let bad = got.iter().zip(&want).filter(|(g, w)| (*g - *w).abs() > 1e-7 * k as f32 || g.is_nan()).count();
-        assert!(bad == 0, "{tile:?} {kernel:?} {m}x{n}x{k}: {bad} elements");
+        assert!(bad == 0, "{choice:?} {kernel:?} {m}x{n}x{k}: {bad} elements");
     }
 
     /// The table of cases is too small to choose any but the two smallest, so here the others are made to run.
@@ -424,12 +365,17 @@ mod tests {
         for tile in Tile::ALL.into_iter().take(4).filter(|t| t.fits(gpu.limits())) {
             // Whole tiles; overhanging ones, in whole vectors; and sizes that fit nothing, with k split.
             let accumulate = MatMul { accumulate: true, ..MatMul::default() };
-            assert_computes(&gpu, (tile, 1), accumulate, [tile.bm, tile.bn, 32]);
+            assert_computes(&gpu, Choice::new(tile, 1), accumulate, [tile.bm, tile.bn, 32]);
             for (trans_a, trans_b) in layouts {
                 let kernel = MatMul { trans_a, trans_b, bias: true, accumulate: false };
-                assert_computes(&gpu, (tile, 1), kernel, [tile.bm + 4, tile.bn + 8, 36]);
+                assert_computes(&gpu, Choice::new(tile, 1), kernel, [tile.bm + 4, tile.bn + 8, 36]);
             }
-            assert_computes(&gpu, (tile, 5), MatMul { trans_a: true, ..accumulate }, [tile.bm + 1, 7, 1031]);
+            assert_computes(&gpu, Choice::new(tile, 5), MatMul { trans_a: true, ..accumulate }, [tile.bm + 1, 7, 1031]);
+        }
+        // b transposed first, with k split and not.
+        for (splits, sizes) in [(1, [33, 34, 67]), (3, [64, 65, 1031])] {
+            let choice = Choice { transpose_b: true, ..Choice::new(Tile::ALL[5], splits) };
+            assert_computes(&gpu, choice, MatMul { trans_b: true, bias: true, ..MatMul::default() }, sizes);
         }
     }
 
@@ -457,15 +403,18 @@ mod tests {
             ];
             let d = kernel.dims(inputs[0].shape(), inputs[1].shape()).unwrap();
             let slices: Vec<_> = inputs.iter().map(|t| t.storage().gpu()).collect();
-            let mut results = Tile::ALL.into_iter().filter(|t| t.fits(gpu.limits())).map(|tile| {
+            let mut choices: Vec<Choice> =
+                Tile::ALL.into_iter().filter(|t| t.fits(gpu.limits())).map(|t| Choice::new(t, splits)).collect();
+            choices.extend(trans_b.then(|| Choice { transpose_b: true, ..choices[0] }));
+            let mut results = choices.into_iter().map(|choice| {
                 let y = tensor(&[m, n], 4);
-                let plan = kernel.plan(&d, tile, splits);
+                let plan = kernel.plan(&d, choice);
                 gpu.run("matmul", Cost::default(), &plan, &slices, &[y.storage().gpu()]).unwrap();
-                (tile, y.to_bytes().unwrap())
+                (choice, y.to_bytes().unwrap())
             });
             let (first, bits) = results.next().unwrap();
-            for (tile, other) in results {
-                assert!(other == bits, "{kernel:?} {m}x{n}x{k} in {splits}: {tile:?} differs from {first:?}");
+            for (choice, other) in results {
+                assert!(other == bits, "{kernel:?} {m}x{n}x{k}: {choice:?} differs from {first:?}");
             }
         }
     }
@@ -475,16 +424,17 @@ mod tests {
         let built_in = Limits { workgroup_bytes: 48 << 10, workgroup_threads: 1024, ..Limits::WEBGPU_DEFAULT };
         for [m, n, k] in [[16_384, 3072, 768], [768, 3072, 16_384], [50_304, 768, 16_384], [20, 24, 4096]] {
             let d = Dims { batch: 1, m, n, k, stride_a: 0, stride_b: 0 };
-            let (tile, splits) = Tile::choose(&MatMul::default(), &d, &built_in);
+            let choice = Choice::best(&MatMul::default(), &d, &built_in);
             let same = Tile::ALL.map(|tile| tile.rates.map(|rate| (rate * 1e3) as u32));
             let limits = Limits { matmul_rates: Some(same.into()), ..built_in.clone() };
-            assert_eq!(Tile::choose(&MatMul::default(), &d, &limits), (tile, splits), "{m}x{n}x{k}");
+            assert_eq!(Choice::best(&MatMul::default(), &d, &limits).tile.bm, choice.tile.bm, "{m}x{n}x{k}");
             for fast in 0..Tile::ALL.len() {
                 let mut rates = [[1; 4]; Tile::ALL.len()];
                 rates[fast] = [1_000_000; 4];
                 let limits = Limits { matmul_rates: Some(rates.into()), ..built_in.clone() };
-                let (tile, chosen) = Tile::choose(&MatMul::default(), &d, &limits);
-                assert_eq!((tile.bm, tile.bn, chosen), (Tile::ALL[fast].bm, Tile::ALL[fast].bn, splits), "{m}x{n}x{k}");
+                let Choice { tile, splits, .. } = Choice::best(&MatMul::default(), &d, &limits);
+                let want = (Tile::ALL[fast].bm, Tile::ALL[fast].bn, choice.splits);
+                assert_eq!((tile.bm, tile.bn, splits), want, "{m}x{n}x{k}");
             }
         }
     }
@@ -492,9 +442,11 @@ mod tests {
     #[test]
     fn the_tile_follows_the_size_of_the_output() {
         let limits = Limits { workgroup_bytes: 48 << 10, workgroup_threads: 1024, ..Limits::WEBGPU_DEFAULT };
+        let best = |kernel: MatMul, m, n, k, limits: &Limits| {
+            Choice::best(&kernel, &Dims { batch: 1, m, n, k, stride_a: 0, stride_b: 0 }, limits)
+        };
         let side = |trans_a, m, n, k, limits: &Limits| {
-            let d = Dims { batch: 1, m, n, k, stride_a: 0, stride_b: 0 };
-            let (tile, splits) = Tile::choose(&MatMul { trans_a, ..MatMul::default() }, &d, limits);
+            let Choice { tile, splits, .. } = best(MatMul { trans_a, ..MatMul::default() }, m, n, k, limits);
             (tile.bm, tile.bn, splits)
         };
         assert_eq!(side(false, 16_384, 3072, 768, &limits), (128, 256, 1));
@@ -503,5 +455,9 @@ mod tests {
         assert_eq!(side(false, 16_384, 3072, 768, &Limits::WEBGPU_DEFAULT), (64, 128, 1));
         // A weight gradient: few tiles and a long k, split so that they fill whole rounds of workgroups.
         assert_eq!(side(true, 768, 3072, 16_384, &limits), (128, 256, 7));
+        // Transposing b pays if many rows of a are multiplied with it.
+        let transposed = MatMul { trans_b: true, ..MatMul::default() };
+        assert!(best(transposed, 16_384, 768, 3072, &limits).transpose_b);
+        assert!(!best(transposed, 64, 768, 3072, &limits).transpose_b);
     }
 }

@@ -11,7 +11,8 @@
 //! ```
 //! FlashAttention-2 (Dao 2023): forward walks over tiles of S with running row maxima and sums, keeping only y and L;
 //! backward computes the tiles again. dk and dv belong to the workgroup of a block of keys, dq to that of a block of
-//! queries, so nothing is added across workgroups and the result is the same every time.
+//! queries, so nothing is added across workgroups and the result is the same every time. For the second not to compute
+//! dS once more, the GPU keeps it for a slab of queries at a time, as many as make it grow with T and not with T x T.
 
 mod cpu;
 
@@ -67,6 +68,13 @@ struct Tiling {
     stage: u32,
 }
 
+/// The queries whose part of dS backward holds in memory at a time.
+#[derive(Debug, Clone, Copy)]
+struct Slab {
+    begin: usize,
+    rows: usize,
+}
+
 impl Tiling {
     /// The largest tiles first: they need the fewest loads for each product, and the most workgroup memory.
     const ALL: [Tiling; 3] = [
@@ -76,14 +84,24 @@ impl Tiling {
     ];
 
     /// The largest that the device can run and that is not mostly empty at this T.
-    fn choose(time: usize, limits: &Limits) -> Tiling {
+    fn choose(d: Dims, limits: &Limits) -> Tiling {
         let [.., smallest] = Tiling::ALL;
         let fits = |t: &Tiling| {
             t.workgroup_bytes() <= limits.workgroup_bytes
                 && t.threads() <= limits.workgroup_threads
-                && time > t.rows as usize / 2
+                && d.time > t.rows as usize / 2
+                && d.heads() * d.time * t.rows as usize * 4 <= limits.binding_bytes as usize // the smallest slab
         };
         Tiling::ALL.into_iter().find(fits).unwrap_or(smallest)
+    }
+
+    /// Queries of a slab: what the pass over keys finds for them, the pass over queries need not compute again. As many as
+    /// take no more than about three times the memory of qkv, whatever T, and can be bound.
+    fn slab_rows(&self, d: Dims, limits: &Limits) -> usize {
+        let row = self.rows as usize;
+        let bound = limits.binding_bytes as usize / (4 * d.heads() * d.time).max(1);
+        let most = (8 * d.head_size).min(bound).min(d.time) / row * row;
+        most.max(row)
     }
 
     fn threads(&self) -> u32 {
@@ -128,8 +146,7 @@ impl Attention {
         products * d.heads() * d.time * d.time * d.head_size
     }
 
-    fn launch(&self, pass: &'static str, dims: Dims, limits: &Limits, bindings: Vec<Operand>) -> Launch {
-        let tiling = Tiling::choose(dims.time, limits);
+    fn launch(&self, pass: &'static str, dims: Dims, tiling: Tiling, slab: Slab, bindings: Vec<Operand>) -> Launch {
         let (p, key) = self.dropout.unwrap_or((0.0, Key([0; 2])));
         let values: Vec<(&'static str, Value)> = vec![
             ("pass", pass.into()),
@@ -153,10 +170,16 @@ impl Attention {
             key.0[1],
             drop_threshold(p),
             (1.0 / (1.0 - p)).to_bits(),
+            slab.begin as u32,
+            slab.rows as u32,
         ];
+        let blocks = |rows: usize| rows.div_ceil(tiling.rows as usize);
+        let end = dims.time.min(slab.begin + slab.rows);
         let workgroups = match pass {
             "delta" => (dims.heads() * dims.time).div_ceil(256),
-            _ => dims.heads() * dims.time.div_ceil(tiling.rows as usize),
+            "keys" => dims.heads() * blocks(end),
+            "queries" => dims.heads() * blocks(end - slab.begin),
+            _ => dims.heads() * blocks(dims.time),
         };
         Launch { shader: shader!("attention"), values, bindings, params, workgroups }
     }
@@ -199,7 +222,8 @@ impl Kernel for Attention {
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
         let bindings = vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)];
-        Plan::one(self.launch("forward", self.dims(inputs[0]), limits, bindings))
+        let dims = self.dims(inputs[0]);
+        Plan::one(self.launch("forward", dims, Tiling::choose(dims, limits), Slab { begin: 0, rows: 0 }, bindings))
     }
 }
 
@@ -240,16 +264,17 @@ impl Kernel for AttentionBackward {
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
         use Operand::{Input, Output, ReadScratch, Scratch};
         let dims = self.0.dims(inputs[0]);
-        let launch = |pass, bindings| self.0.launch(pass, dims, limits, bindings);
-        let bindings = vec![Input(0), Input(2), Input(3), ReadScratch(0), Output(0)];
-        Plan {
-            scratch: vec![4 * dims.heads() * dims.time], // D (B, n_head, T)
-            launches: vec![
-                launch("delta", vec![Input(1), Input(3), Scratch(0)]),
-                launch("keys", bindings.clone()),
-                launch("queries", bindings),
-            ],
+        let tiling = Tiling::choose(dims, limits);
+        let rows = tiling.slab_rows(dims, limits);
+        let launch = |pass, begin, bindings| self.0.launch(pass, dims, tiling, Slab { begin, rows }, bindings);
+        let bindings = vec![Input(0), Input(2), Input(3), ReadScratch(0), Output(0), Scratch(1)];
+        let mut launches = vec![launch("delta", 0, vec![Input(1), Input(3), Scratch(0)])];
+        for begin in (0..dims.time).step_by(rows) {
+            launches.extend(["keys", "queries"].map(|pass| launch(pass, begin, bindings.clone())));
         }
+        // D (B, n_head, T) and the slab of dS^T (B, n_head, T, rows).
+        let lines = 4 * dims.heads() * dims.time;
+        Plan { scratch: vec![lines, lines * rows], launches }
     }
 }
 

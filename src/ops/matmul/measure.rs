@@ -1,7 +1,8 @@
 //! How fast an adapter runs each tile of the matrix product: measured once, then kept in
-//! `<cache folder>/kernels/<adapter>.json`. It decides which tile runs, never what comes out ([`Tile::choose`]).
+//! `<cache folder>/kernels/<adapter>.json`. It decides which tile runs, never what comes out ([`Choice::best`]).
 
-use super::{Dims, MatMul, Tile};
+use super::choice::{Choice, Tile};
+use super::{Dims, MatMul};
 use crate::gpu::{AdapterInfo, Gpu, Limits, store};
 use crate::ops::random::Key;
 use crate::profile::{self, Cost};
@@ -217,7 +218,7 @@ impl Product<'_> {
 
     /// The time of one of so many launches in a row.
     fn time(&self, kernel: &MatMul, tile: &Tile, launches: u32) -> Result<Duration> {
-        let plan = kernel.plan(&self.dims, *tile, 1);
+        let plan = kernel.plan(&self.dims, Choice::new(*tile, 1));
         let cost = Cost { flops: self.flops(), bytes: 0.0 };
         let [a, b, y] = [&self.a, &self.b, &self.y].map(|tensor| tensor.storage().gpu());
         self.gpu.synchronize()?;

@@ -1,0 +1,127 @@
+//! Which of the tiles computes a matrix product, and how k is shared out: the one of which the shortest time is expected.
+
+use super::{Dims, MatMul};
+use crate::gpu::Limits;
+
+/// How a product is computed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Choice {
+    pub tile: Tile,
+    /// Into how many pieces k is cut: more than one where the output has few tiles and k is long, as for weight gradients.
+    pub splits: usize,
+    /// Whether to write b (N, K) out as (K, N) first: loading it so costs less, and with many rows of a that pays.
+    pub transpose_b: bool,
+}
+
+/// How the output is cut: into tiles of `bm` x `bn` for a workgroup, `bk` of k at a time, `tm` x `tn` for a thread; and how
+/// that runs on a large GPU (measured on an H200 with its 132 multiprocessors, `docs/performance.md`).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Tile {
+    pub bm: usize,
+    pub bn: usize,
+    pub bk: usize,
+    pub tm: usize,
+    pub tn: usize,
+    /// TFLOP/s when there is enough to do: neither operand transposed, b, a, both. `measure` finds those of other GPUs.
+    pub rates: [f64; 4],
+    /// Workgroups that run at the same time.
+    slots: f64,
+    /// What a last, incomplete round costs at least, of a full one: the fewer workgroups share a multiprocessor, the
+    /// less can the others hurry when one of them is missing.
+    tail: f64,
+}
+
+impl Tile {
+    /// The more a thread computes, the fewer loads it needs for each product; the smaller the tile, the better a small
+    /// output spreads. The last three run within WebGPU's default limits.
+    pub const ALL: [Tile; 6] = [
+        Tile { bm: 128, bn: 256, bk: 16, tm: 8, tn: 16, rates: [49.0, 45.0, 49.8, 43.0], slots: 132.0, tail: 1.0 },
+        Tile { bm: 256, bn: 128, bk: 16, tm: 8, tn: 16, rates: [47.5, 45.0, 49.5, 43.0], slots: 132.0, tail: 1.0 },
+        Tile { bm: 128, bn: 128, bk: 16, tm: 8, tn: 16, rates: [45.0, 45.5, 49.0, 43.0], slots: 264.0, tail: 1.0 },
+        Tile { bm: 64, bn: 128, bk: 16, tm: 8, tn: 8, rates: [43.0, 39.5, 37.0, 36.0], slots: 528.0, tail: 0.5 },
+        Tile { bm: 64, bn: 64, bk: 16, tm: 4, tn: 8, rates: [35.0, 33.5, 37.0, 33.0], slots: 800.0, tail: 0.25 },
+        Tile { bm: 32, bn: 32, bk: 16, tm: 4, tn: 4, rates: [14.0, 14.0, 14.0, 14.0], slots: 1600.0, tail: 0.1 },
+    ];
+
+    pub fn fits(&self, limits: &Limits) -> bool {
+        let bytes = self.bk * (self.bm / 4 + 1 + self.bn / 4 + 1) * 16;
+        let threads = self.bm / self.tm * (self.bn / self.tn);
+        bytes <= limits.workgroup_bytes as usize && threads <= limits.workgroup_threads as usize
+    }
+
+    fn count(&self, d: &Dims) -> usize {
+        d.m.div_ceil(self.bm) * d.n.div_ceil(self.bn) * d.batch
+    }
+
+    /// The length of the pieces if k is cut into about `splits`, and how many there are.
+    pub fn pieces(&self, d: &Dims, splits: usize) -> (usize, usize) {
+        let piece = d.k.div_ceil(splits).next_multiple_of(self.bk).max(self.bk);
+        (piece, d.k.div_ceil(piece).max(1))
+    }
+
+    /// Microseconds to expect.
+    fn estimate(&self, d: &Dims, layout: usize, splits: usize) -> f64 {
+        let (piece, splits) = self.pieces(d, splits);
+        let rounds = (self.count(d) * splits) as f64 / self.slots;
+        let rest = if rounds.fract() > 0.0 { rounds.fract().max(self.tail) } else { 0.0 };
+        let round = self.slots * 2.0 * (self.bm * self.bn * piece) as f64 / (self.rates[layout] * 1e6);
+        let sum = if splits > 1 { LAUNCH + ((splits + 1) * d.m * d.n * 4) as f64 / BANDWIDTH } else { 0.0 };
+        (rounds.trunc() + rest) * round + sum
+    }
+}
+
+impl Choice {
+    /// With b as it is stored.
+    pub fn new(tile: Tile, splits: usize) -> Choice {
+        Choice { tile, splits, transpose_b: false }
+    }
+
+    /// The fastest that the device can run.
+    pub fn best(kernel: &MatMul, d: &Dims, limits: &Limits) -> Choice {
+        let fastest = |tiles: &[Tile], splits: &dyn Fn(Tile) -> Vec<usize>| -> Option<Choice> {
+            let choices = tiles.iter().flat_map(|&tile| {
+                Choice::orders(kernel, d, limits).flat_map(move |transpose_b| {
+                    splits(tile).into_iter().map(move |splits| Choice { tile, splits, transpose_b })
+                })
+            });
+            choices.min_by(|a, b| a.estimate(kernel, d).total_cmp(&b.estimate(kernel, d)))
+        };
+        let most = if d.batch == 1 { (d.k / SHORTEST_PIECE).clamp(1, MOST_PIECES) } else { 1 };
+        // Splits that fill one, two, .. rounds.
+        let filling = |tile: Tile| {
+            let pieces = |rounds: f64| (rounds * tile.slots / tile.count(d) as f64) as usize;
+            [0.0, 1.0, 2.0, 3.0, 4.0].map(|rounds| pieces(rounds).clamp(1, most)).to_vec()
+        };
+        let fitting: Vec<Tile> = Tile::ALL.into_iter().filter(|t| t.fits(limits)).collect();
+        let best = fastest(&fitting, &filling).expect("the smallest tile runs everywhere");
+        // The pieces of k decide in which order products are summed, and so the bits of the result: they follow from the
+        // shape and the limits. Every tile sums each piece in the same order, so which one runs may be measured.
+        let Some(measured) = &limits.matmul_rates else { return best };
+        let rated = Tile::ALL.into_iter().zip(measured.iter()).filter(|(tile, _)| tile.fits(limits));
+        let rated: Vec<Tile> =
+            rated.map(|(tile, gflops)| Tile { rates: gflops.map(|g| f64::from(g) / 1e3), ..tile }).collect();
+        fastest(&rated, &|_| vec![best.splits]).unwrap_or(best)
+    }
+
+    /// Whether b may be transposed first: no, and if there is one and it fits, yes.
+    fn orders(kernel: &MatMul, d: &Dims, limits: &Limits) -> impl Iterator<Item = bool> + use<> {
+        let may = kernel.trans_b && d.batch == 1 && 4 * d.n * d.k <= limits.binding_bytes as usize;
+        [false].into_iter().chain(may.then_some(true))
+    }
+
+    /// Microseconds to expect.
+    fn estimate(&self, kernel: &MatMul, d: &Dims) -> f64 {
+        let trans_b = kernel.trans_b && !self.transpose_b;
+        let layout = 2 * kernel.trans_a as usize + trans_b as usize;
+        let transpose = if self.transpose_b { LAUNCH + (8 * d.n * d.k) as f64 / BANDWIDTH } else { 0.0 };
+        transpose + self.tile.estimate(d, layout, self.splits)
+    }
+}
+
+/// Bytes per microsecond of memory, and microseconds that one more launch costs.
+const BANDWIDTH: f64 = 2.5e6;
+const LAUNCH: f64 = 3.0;
+
+/// Pieces of k should be long enough to outweigh the second pass over their results.
+const SHORTEST_PIECE: usize = 256;
+const MOST_PIECES: usize = 64;
