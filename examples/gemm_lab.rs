@@ -53,6 +53,7 @@ fn main() {
         ("edge_k", (!k.is_multiple_of(bk)).into()),
         ("bias", false.into()),
         ("accumulate", false.into()),
+        ("epilogue", "".into()),
     ];
     for pair in extra {
         let (key, value) = pair.split_once('=').expect("key=value");

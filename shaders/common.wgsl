@@ -13,3 +13,21 @@ fn mix_bits(value: u32) -> u32 {
 fn random_bits(key: vec2<u32>, counter: u32) -> u32 {
     return mix_bits(mix_bits(counter ^ key.x) ^ key.y);
 }
+
+// Some drivers compute tanh from exp(x) and exp(-x), which overflow; beyond 10 it is 1 to the last bit of f32.
+fn tanh4(x: vec4<f32>) -> vec4<f32> {
+    return tanh(clamp(x, vec4<f32>(-10.0), vec4<f32>(10.0)));
+}
+
+// GELU in the tanh form and its derivative: src/ops/unary.rs.
+fn gelu_tanh(x: vec4<f32>) -> vec4<f32> {
+    return tanh4(0.7978846 * (x + 0.044715 * x * x * x));
+}
+fn gelu(x: vec4<f32>) -> vec4<f32> {
+    return 0.5 * x * (1.0 + gelu_tanh(x));
+}
+fn gelu_derivative(x: vec4<f32>) -> vec4<f32> {
+    let t = gelu_tanh(x);
+    let inner = 0.7978846 * (1.0 + 3.0 * 0.044715 * x * x);
+    return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner;
+}

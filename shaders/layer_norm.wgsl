@@ -2,7 +2,7 @@
 {% include "common" %}
 
 {% if mode == "weight" %}
-// dweight: a workgroup has {{ cols }} columns of one chunk of rows; {{ lanes }} threads share a column, each taking
+// dweight{{ " and dbias" if has_bias }}: a workgroup has {{ cols }} columns of one chunk of rows; {{ lanes }} threads share a column, each taking
 // every {{ lanes }}-th row. The sums of the chunks (chunks, C) are added by another launch.
 struct Params { rows: u32, width: u32, chunk: u32, blocks: u32 }
 var<immediate> p: Params;
@@ -12,8 +12,14 @@ var<immediate> p: Params;
 @group(0) @binding(2) var<storage, read> means: array<f32>;
 @group(0) @binding(3) var<storage, read> rstds: array<f32>;
 @group(0) @binding(4) var<storage, read_write> sums: array<{{ T }}>;
+{% if has_bias %}
+@group(0) @binding(5) var<storage, read_write> bias_sums: array<{{ T }}>;
+{% endif %}
 
 var<workgroup> totals: array<{{ T }}, 256>;
+{% if has_bias %}
+var<workgroup> bias_totals: array<{{ T }}, 256>;
+{% endif %}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
@@ -24,17 +30,35 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     let lane = thread / {{ cols }}u;
     let last = select(0u, min((chunk + 1u) * p.chunk, p.rows), column < p.width);
     var total = {{ T }}(0.0);
+    {% if has_bias %}
+    var bias_total = {{ T }}(0.0);
+    {% endif %}
     for (var row = chunk * p.chunk + lane; row < last; row += {{ lanes }}u) {
         let i = row * p.width + column;
-        total += upstream[i] * ((x[i] - means[row]) * rstds[row]);
+        let dy = upstream[i];
+        total += dy * ((x[i] - means[row]) * rstds[row]);
+        {% if has_bias %}
+        bias_total += dy;
+        {% endif %}
     }
     totals[thread] = total;
+    {% if has_bias %}
+    bias_totals[thread] = bias_total;
+    {% endif %}
     for (var apart = {{ lanes }}u / 2u; apart > 0u; apart /= 2u) {
         workgroupBarrier();
-        if (lane < apart) { totals[thread] += totals[thread + apart * {{ cols }}u]; }
+        if (lane < apart) {
+            totals[thread] += totals[thread + apart * {{ cols }}u];
+            {% if has_bias %}
+            bias_totals[thread] += bias_totals[thread + apart * {{ cols }}u];
+            {% endif %}
+        }
     }
     if (lane == 0u && chunk * p.chunk < last) {
         sums[chunk * p.width + column] = totals[thread];
+        {% if has_bias %}
+        bias_sums[chunk * p.width + column] = bias_totals[thread];
+        {% endif %}
     }
 }
 
@@ -50,8 +74,12 @@ var<immediate> p: Params;
 @group(0) @binding(2) var<storage, read_write> result: array<{{ T }}>;
 @group(0) @binding(3) var<storage, read_write> means: array<f32>;
 @group(0) @binding(4) var<storage, read_write> rstds: array<f32>;
+{% if residual %}
+@group(0) @binding(5) var<storage, read> residual: array<{{ T }}>;
+@group(0) @binding(6) var<storage, read_write> sum: array<{{ T }}>;
+{% endif %}
 {% if has_bias %}
-@group(0) @binding(5) var<storage, read> bias: array<{{ T }}>;
+@group(0) @binding({{ 7 if residual else 5 }}) var<storage, read> bias: array<{{ T }}>;
 {% endif %}
 {% else %}
 {% set S = "vec2<f32>" %}
@@ -61,6 +89,9 @@ var<immediate> p: Params;
 @group(0) @binding(3) var<storage, read> means: array<f32>;
 @group(0) @binding(4) var<storage, read> rstds: array<f32>;
 @group(0) @binding(5) var<storage, read_write> result: array<{{ T }}>;
+{% if plus %}
+@group(0) @binding(6) var<storage, read> plus: array<{{ T }}>;
+{% endif %}
 {% endif %}
 
 var<workgroup> totals: array<{{ S }}, 256>;
@@ -94,20 +125,25 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     let first = row * p.width;
     let width = select(0u, p.width, row < p.rows);
     {% if mode == "forward" %}
+    // What is normalized: x, or the sum that this very thread has written.
+    {% set normalized = "sum" if residual else "x" %}
     var total = {{ T }}(0.0);
     for (var i = lane; i < width; i += {{ lanes }}u) {
-        total += x[first + i];
+        {% if residual %}
+        sum[first + i] = x[first + i] + residual[first + i];
+        {% endif %}
+        total += {{ normalized }}[first + i];
     }
     let mean = row_sum(across(total), thread, lane) * p.per_element;
     // The squares of the differences, not the difference of the squares, which would cancel when the mean is large.
     var squares = {{ T }}(0.0);
     for (var i = lane; i < width; i += {{ lanes }}u) {
-        let difference = x[first + i] - mean;
+        let difference = {{ normalized }}[first + i] - mean;
         squares += difference * difference;
     }
     let rstd = 1.0 / sqrt(row_sum(across(squares), thread, lane) * p.per_element + p.eps);
     for (var i = lane; i < width; i += {{ lanes }}u) {
-        let normal = (x[first + i] - mean) * rstd;
+        let normal = ({{ normalized }}[first + i] - mean) * rstd;
         result[first + i] = normal * weight[i]{% if has_bias %} + bias[i]{% endif %};
     }
     if (lane == 0u && row < p.rows) {
@@ -133,7 +169,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         let g = upstream[first + i] * weight[i];
         let normal = (x[first + i] - mean) * rstd;
         let dx = rstd * (g - averages.x - normal * averages.y);
-        {% if accumulate %}
+        {% if plus %}
+        result[first + i] = plus[first + i] + dx;
+        {% elif accumulate %}
         result[first + i] += dx;
         {% else %}
         result[first + i] = dx;

@@ -1,4 +1,4 @@
-// C = op(A) op(B) [+ C] [+ bias], tile by tile.
+// C = op(A) op(B) [+ C] [+ bias], tile by tile; in the same pass also gelu(C), or C times the derivative of GELU.
 //
 // A workgroup of (BM/TM) x (BN/TN) threads computes a BM x BN tile of C; each thread a TM x TN block of it, in
 // registers. The k loop stages a BM x BK tile of A and a BK x BN tile of B in workgroup memory, both k-major, while the
@@ -6,6 +6,36 @@
 // BM/(TM/4) and BN/(TN/4) apart, so that neighbouring threads read neighbouring vectors. Checks against the edges of A and
 // B are rendered only where tiles overhang (edge_m, edge_n, edge_k); the k loop over a tile is unrolled.
 {% include "common" %}
+
+{# The bindings after the operands: what the epilogue reads, the result, and what the epilogue writes. #}
+{% macro more_bindings(first, type) %}
+{% set reads = first + (1 if bias else 0) %}
+{% set writes = reads + (1 if epilogue == "gelu_backward" else 0) %}
+{% if bias %}
+@group(0) @binding({{ first }}) var<storage, read> bias: array<f32>;
+{% endif %}
+{% if epilogue == "gelu_backward" %}
+@group(0) @binding({{ reads }}) var<storage, read> before: array<{{ type }}>;
+{% endif %}
+@group(0) @binding({{ writes }}) var<storage, read_write> c: array<{{ type }}>;
+{% if epilogue == "gelu" %}
+@group(0) @binding({{ writes + 1 }}) var<storage, read_write> activated: array<{{ type }}>;
+{% endif %}
+{% endmacro %}
+
+{# The end of one element: `sum` at `i`, in column `n`. #}
+{% macro finish(sum, i, n) %}
+{
+    var value = {{ sum }}{{ " + bias[" ~ n ~ "]" if bias }}{{ " + c[" ~ i ~ "]" if accumulate }};
+    {% if epilogue == "gelu_backward" %}
+    value *= gelu_derivative(vec4<f32>(before[{{ i }}])).x;
+    {% endif %}
+    c[{{ i }}] = value;
+    {% if epilogue == "gelu" %}
+    activated[{{ i }}] = gelu(vec4<f32>(value)).x;
+    {% endif %}
+}
+{% endmacro %}
 
 {% if kernel == "product" %}
 {% set threads_n = BN // TN %}
@@ -32,12 +62,7 @@ var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read> a: array<{{ "vec4<f32>" if vec_a else "f32" }}>;
 @group(0) @binding(1) var<storage, read> b: array<{{ "vec4<f32>" if vec_b else "f32" }}>;
-{% if bias %}
-@group(0) @binding(2) var<storage, read> bias: array<f32>;
-@group(0) @binding(3) var<storage, read_write> c: array<{{ "vec4<f32>" if vec_c else "f32" }}>;
-{% else %}
-@group(0) @binding(2) var<storage, read_write> c: array<{{ "vec4<f32>" if vec_c else "f32" }}>;
-{% endif %}
+{{ more_bindings(2, "vec4<f32>" if vec_c else "f32") }}
 
 var<workgroup> tile_a: array<vec4<f32>, {{ BK * stride_a }}>; // [k][m/4]
 var<workgroup> tile_b: array<vec4<f32>, {{ BK * stride_b }}>; // [k][n/4]
@@ -228,12 +253,18 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
                     {% if accumulate %}
                     v += c[i / 4u];
                     {% endif %}
+                    {% if epilogue == "gelu_backward" %}
+                    v *= gelu_derivative(before[i / 4u]);
+                    {% endif %}
                     c[i / 4u] = v;
+                    {% if epilogue == "gelu" %}
+                    activated[i / 4u] = gelu(v);
+                    {% endif %}
                 }
                 {% else %}
                 {% for e in range(4) %}
                 if (n + {{ e }}u < p.n) {
-                    c[i + {{ e }}u] = v[{{ e }}]{{ " + bias[n + " ~ e ~ "u]" if bias }}{{ " + c[i + " ~ e ~ "u]" if accumulate }};
+                    {{ finish("v[" ~ e ~ "]", "i + " ~ e ~ "u", "n + " ~ e ~ "u") }}
                 }
                 {% endfor %}
                 {% endif %}
@@ -275,12 +306,7 @@ struct Params { len: u32, n: u32, splits: u32 }
 var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read> partial: array<f32>;
-{% if bias %}
-@group(0) @binding(1) var<storage, read> bias: array<f32>;
-@group(0) @binding(2) var<storage, read_write> c: array<f32>;
-{% else %}
-@group(0) @binding(1) var<storage, read_write> c: array<f32>;
-{% endif %}
+{{ more_bindings(1, "f32") }}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
@@ -289,12 +315,6 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     if (i >= p.len) { return; }
     var sum = 0.0;
     for (var s = 0u; s < p.splits; s++) { sum += partial[s * p.len + i]; }
-    {% if bias %}
-    sum += bias[i % p.n];
-    {% endif %}
-    {% if accumulate %}
-    sum += c[i];
-    {% endif %}
-    c[i] = sum;
+    {{ finish("sum", "i", "i % p.n") }}
 }
 {% endif %}

@@ -17,17 +17,6 @@ fn sigmoid4(x: vec4<f32>) -> vec4<f32> {
     return 1.0 / (1.0 + exp(-x));
 }
 
-// Some drivers compute tanh from exp(x) and exp(-x), which overflow; beyond 10 it is 1 to the last bit of f32.
-fn tanh4(x: vec4<f32>) -> vec4<f32> {
-    return tanh(clamp(x, vec4<f32>(-10.0), vec4<f32>(10.0)));
-}
-
-{% if op == "gelu" %}
-fn gelu_tanh(x: vec4<f32>) -> vec4<f32> {
-    return tanh4(0.7978846 * (x + 0.044715 * x * x * x));
-}
-{% endif %}
-
 {% if op == "sin" or op == "cos" %}
 // Vulkan promises 11 bits for sin and cos, and those only within one period. So: subtract the nearest multiple of pi/2
 // in three steps that are each exact in f32, then the Taylor polynomials on [-pi/4, pi/4] (error below 1e-7).
@@ -71,7 +60,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% elif op == "relu" %}
     result[i] = max(v, vec4<f32>(0.0));
     {% elif op == "gelu" %}
-    result[i] = 0.5 * v * (1.0 + gelu_tanh(v));
+    result[i] = gelu(v);
     {% elif op == "silu" %}
     result[i] = v * sigmoid4(v);
     {% elif op == "sigmoid" %}
@@ -101,9 +90,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% elif op == "relu" %}
     result[i] = select(vec4<f32>(0.0), dy, v > vec4<f32>(0.0));
     {% elif op == "gelu" %}
-    let t = gelu_tanh(v);
-    let inner = 0.7978846 * (1.0 + 3.0 * 0.044715 * v * v);
-    result[i] = dy * (0.5 * (1.0 + t) + 0.5 * v * (1.0 - t * t) * inner);
+    result[i] = dy * gelu_derivative(v);
     {% elif op == "silu" %}
     let s = sigmoid4(v);
     result[i] = dy * (s + v * s * (1.0 - s));

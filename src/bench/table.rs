@@ -215,6 +215,8 @@ fn matmul(s: &Sizes) -> Vec<Row> {
 fn layers(s: &Sizes) -> Vec<Row> {
     let (b, t, c, n_head) = (s.batch, s.context, s.width, s.n_head);
     let (x, vector) = ((vec![b, t, c], AROUND_ZERO), (vec![c], AROUND_ZERO));
+    let sizes = [vec![b, t, c], vec![c, 4 * c], vec![4 * c, c], vec![4 * c], vec![c]];
+    let mlp = sizes.map(|shape| (shape, Values::Uniform(-0.1, 0.1))).to_vec();
     let qkv = || vec![(vec![b, t, 3 * c], AROUND_ZERO)];
     let heads = format!("{b}x{t}, {n_head} heads of {}", c / n_head);
     let dropout = Some((0.1, Key::new(3)));
@@ -227,9 +229,23 @@ fn layers(s: &Sizes) -> Vec<Row> {
         Row::both("attention", format!("{heads}, dropout"), qkv(), &[], move |x| {
             x[0].causal_attention(n_head, dropout)
         }),
-        Row::both("layer_norm", format!("{}x{c}", b * t), vec![x, vector.clone(), vector], &[1, 2], |x| {
-            x[0].layer_norm(&x[1], Some(&x[2]), 1e-5)
+        Row::both("feed_forward", format!("{}x{c}, {} between", b * t, 4 * c), mlp, &[1, 2, 3, 4], |x| {
+            x[0].feed_forward(&x[1], &x[2], Some((&x[3], &x[4])))
         }),
+        Row::both(
+            "layer_norm",
+            format!("{}x{c}", b * t),
+            vec![x.clone(), vector.clone(), vector.clone()],
+            &[1, 2],
+            |x| x[0].layer_norm(&x[1], Some(&x[2]), 1e-5),
+        ),
+        Row::both(
+            "add_layer_norm",
+            format!("{}x{c}", b * t),
+            vec![x.clone(), vector.clone(), vector, x],
+            &[1, 2],
+            |x| Ok(x[0].add_layer_norm(&x[3], &x[1], Some(&x[2]), 1e-5)?.1),
+        ),
         Row::both("softmax", format!("{}x{t}", b * t), vec![(vec![b * t, t], AROUND_ZERO)], &[], |x| x[0].softmax()),
         Row::both("embedding", format!("{} of {}x{c}", b * t, s.vocab), vec![table, ids], &[0], |x| {
             x[0].embedding(&x[1])

@@ -74,8 +74,9 @@ pub struct Mlp {
 
 impl Mlp {
     fn forward(&self, x: &Tensor, dropout: &Dropout) -> Result<Tensor> {
-        let hidden = self.c_fc.forward(x)?.gelu()?; // (B, T, 4C)
-        dropout.apply(self.c_proj.forward(&hidden)?)
+        // c_proj(gelu(c_fc(x))), 4C wide in between
+        let biases = self.c_fc.bias.as_ref().zip(self.c_proj.bias.as_ref());
+        dropout.apply(x.feed_forward(&self.c_fc.weight, &self.c_proj.weight, biases)?)
     }
 }
 
@@ -114,9 +115,11 @@ impl Block {
         })
     }
 
-    fn forward(&self, x: &Tensor, dropout: &Dropout) -> Result<Tensor> {
-        let x = x.add(&self.attn.forward(&self.ln_1.forward(x)?, dropout)?)?;
-        x.add(&self.mlp.forward(&self.ln_2.forward(&x)?, dropout)?) // (B, T, C)
+    /// The stream x and `normal` = `ln_1`(x), (B, T, C), -> the stream, and what it is normalized to by `next`: the norm of the
+    /// layer that follows. Sums and norms come in pairs because each pair is one kernel.
+    fn forward(&self, x: &Tensor, normal: &Tensor, next: &LayerNorm, dropout: &Dropout) -> Result<(Tensor, Tensor)> {
+        let (x, normal) = self.ln_2.forward_sum(x, &self.attn.forward(normal, dropout)?)?;
+        next.forward_sum(&x, &self.mlp.forward(&normal, dropout)?)
     }
 }
 
@@ -193,11 +196,14 @@ impl Gpt {
             let positions: Vec<u32> = (0..t as u32).collect();
             self.wpe.forward(&Tensor::from_u32(&positions, [t], &ids.device())?)?
         };
-        let mut x = dropout.apply(tokens.add(&positions)?)?;
-        for block in &self.h {
-            x = block.forward(&x, dropout)?;
+        let x = dropout.apply(tokens.add(&positions)?)?;
+        let mut stream = (self.h[0].ln_1.forward(&x)?, x);
+        for (i, block) in self.h.iter().enumerate() {
+            let next = self.h.get(i + 1).map_or(&self.ln_f, |block| &block.ln_1);
+            let (x, normal) = block.forward(&stream.1, &stream.0, next, dropout)?;
+            stream = (normal, x);
         }
-        self.ln_f.forward(&x)
+        Ok(stream.0)
     }
 
     /// The weight of the classifier, (V, C).

@@ -115,6 +115,14 @@ impl LayerNorm {
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.layer_norm(&self.weight, self.bias.as_ref(), LayerNorm::EPS)
     }
+
+    /// x + residual, and that sum normalized: twice (..., width).
+    ///
+    /// # Errors
+    /// If a shape does not fit.
+    pub fn forward_sum(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
+        x.add_layer_norm(residual, &self.weight, self.bias.as_ref(), LayerNorm::EPS)
+    }
 }
 
 impl Module for LayerNorm {

@@ -68,8 +68,11 @@ fn layer_norm_gradients_accumulate() {
             let [dy, x] = [1, 2].map(|seed| Tensor::from_f32(&values(rows * c, seed), [rows, c], &device).unwrap());
             let weight = Tensor::from_f32(&values(c, 3), [c], &device).unwrap();
             let [mean, rstd] = [4, 5].map(|seed| Tensor::from_f32(&values(rows, seed), [rows], &device).unwrap());
-            assert_accumulates(|accumulate| WeightGradient { accumulate }, &[&dy, &x, &mean, &rstd]);
-            assert_accumulates(|accumulate| InputGradient { accumulate }, &[&dy, &x, &weight, &mean, &rstd]);
+            assert_accumulates(|accumulate| WeightGradient { accumulate, has_bias: false }, &[&dy, &x, &mean, &rstd]);
+            assert_accumulates(
+                |accumulate| InputGradient { accumulate, plus: false },
+                &[&dy, &x, &weight, &mean, &rstd],
+            );
         }
     }
 }

@@ -93,6 +93,7 @@ pub fn all() -> Vec<Case> {
     attention(&mut cases);
     losses(&mut cases);
     softmax(&mut cases);
+    feed_forward(&mut cases);
     layer_norm(&mut cases);
     embedding(&mut cases);
     dropout(&mut cases);
@@ -321,6 +322,22 @@ fn softmax(cases: &mut Vec<Case>) {
     cases.push(Case::new("softmax/large", inputs, |x| x[0].softmax()).tolerance(2e-6, 2e-5).not_smooth());
 }
 
+fn feed_forward(cases: &mut Vec<Case>) {
+    for (shape, c, f, d) in
+        [(vec![2, 3], 5, 7, 3), (vec![65], 17, 68, 17), (vec![3, 16], 16, 64, 16), (vec![2], 1040, 4, 1030)]
+    {
+        let sizes = [[&shape[..], &[c]].concat(), vec![c, f], vec![f, d], vec![f], vec![d]];
+        let inputs = sizes.map(|shape| (shape, Values::Uniform(-0.5, 0.5)));
+        let apply = |x: &[Tensor]| x[0].feed_forward(&x[1], &x[2], Some((&x[3], &x[4])));
+        let name = format!("feed_forward/{shape:?}x{c}x{f}x{d}");
+        // Two sums of products of up to c terms around a tenth, one after the other.
+        cases.push(Case::new(name, inputs.to_vec(), apply).tolerance(2e-5, 1e-5));
+        let apply = |x: &[Tensor]| x[0].feed_forward(&x[1], &x[2], None);
+        let name = format!("feed_forward/no bias/{shape:?}x{c}x{f}x{d}");
+        cases.push(Case::new(name, inputs[..3].to_vec(), apply).tolerance(2e-5, 1e-5));
+    }
+}
+
 fn layer_norm(cases: &mut Vec<Case>) {
     let shapes =
         [vec![3], vec![17, 3], vec![3, 17], vec![1, 129], vec![65, 65], vec![2, 129, 20], vec![2100, 8], vec![1, 5000]];
@@ -333,6 +350,20 @@ fn layer_norm(cases: &mut Vec<Case>) {
         let apply = |x: &[Tensor]| x[0].layer_norm(&x[1], None, 1e-5);
         let case = Case::new(format!("layer_norm/no bias/{shape:?}"), inputs[..2].to_vec(), apply);
         cases.push(case.tolerance(5e-5, 1e-5));
+        // The sum and its norm, both used: their sum has a gradient from each.
+        let vectors = [vec![c], vec![c], shape.clone()].map(|shape| (shape, AROUND_ZERO));
+        let inputs = [vec![(shape.clone(), AROUND_ZERO)], vectors.to_vec()].concat();
+        let apply = |x: &[Tensor]| {
+            let (sum, normal) = x[0].add_layer_norm(&x[3], &x[1], Some(&x[2]), 1e-5)?;
+            sum.add(&normal)
+        };
+        cases.push(Case::new(format!("add_layer_norm/{shape:?}"), inputs.clone(), apply).tolerance(5e-5, 1e-5));
+        let apply = |x: &[Tensor]| Ok(x[0].add_layer_norm(&x[2], &x[1], None, 1e-5)?.1);
+        let inputs = [&inputs[..2], &inputs[3..]].concat();
+        let case = Case::new(format!("add_layer_norm/no bias/{shape:?}"), inputs.clone(), apply);
+        cases.push(case.tolerance(5e-5, 1e-5));
+        let apply = |x: &[Tensor]| Ok(x[0].add_layer_norm(&x[2], &x[1], None, 1e-5)?.0);
+        cases.push(Case::new(format!("add_layer_norm/sum/{shape:?}"), inputs, apply).tolerance(5e-5, 1e-5));
     }
     // A mean a thousand times the deviation: the difference of the squares would be all rounding. What remains is that
     // of x itself, 3e-5 for values near 1000 whose deviation is 0.6.

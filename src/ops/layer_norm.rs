@@ -1,4 +1,5 @@
-//! Layer normalization (Ba, Kiros, Hinton 2016). Shapes: x (..., C), weight (C), bias (C) or none -> y (..., C).
+//! Layer normalization (Ba, Kiros, Hinton 2016). Shapes: x (..., C), weight (C), bias (C) or none -> y (..., C); or, of the
+//! sum with what a layer adds to the stream, x and residual (..., C) -> their sum and y (..., C).
 //!
 //! With n = (x - mean) rstd and rstd = 1 / sqrt(variance + eps), over the C elements of a row: y = n weight + bias.
 //!
@@ -7,27 +8,31 @@
 //!
 //! Forward keeps mean and rstd, two numbers per row.
 
-use super::reduce::{SumRows, sum_by, sum_scratch};
+use super::reduce::{sum_by, sum_scratch};
 use super::*;
 use crate::gpu::{Limits, Operand, Plan, Value};
 use crate::shader;
-use crate::tensor::Grads;
+use crate::tensor::{Grads, apply, run};
 use rayon::prelude::*;
 
-/// Inputs: x, weight, and bias if there is one. Outputs: y, mean (rows), rstd (rows).
+/// Inputs: x, weight, bias if there is one, and the residual if there is one. Outputs: y, mean (rows), rstd (rows), and with a
+/// residual the sum.
 struct LayerNorm {
     eps: f32,
     has_bias: bool,
+    residual: bool,
 }
 
-/// dx. Inputs: dy, x, weight, mean, rstd.
+/// dx. Inputs: dy, x, weight, mean, rstd, and if `plus` one more gradient of x, which is added.
 pub(super) struct InputGradient {
     pub accumulate: bool,
+    pub plus: bool,
 }
 
-/// dweight. Inputs: dy, x, mean, rstd.
+/// dweight, and dbias if there is a bias. Inputs: dy, x, mean, rstd.
 pub(super) struct WeightGradient {
     pub accumulate: bool,
+    pub has_bias: bool,
 }
 
 /// How a shader sees rows of C elements: four at a time if that comes out even.
@@ -79,11 +84,20 @@ impl Kernel for LayerNorm {
         if x.shape.is_empty() || c == 0 {
             return Err(shape_error(self.name(), "rows of at least one element", x));
         }
-        if let Some(wrong) = inputs[1..].iter().find(|s| s.shape[..] != [c]) {
+        let vectors = &inputs[1..2 + self.has_bias as usize];
+        if let Some(wrong) = vectors.iter().find(|s| s.shape[..] != [c]) {
             return Err(shape_error(self.name(), format!("a weight and bias of ({c}) for {x}"), wrong));
         }
         let rows = Spec::new([x.shape.rows()], DType::F32);
-        Ok(vec![x.clone(), rows.clone(), rows])
+        let mut outputs = vec![x.clone(), rows.clone(), rows];
+        if self.residual {
+            let residual = inputs[2 + self.has_bias as usize];
+            if residual.shape != x.shape {
+                return Err(shape_error(self.name(), format!("a residual of {x}"), residual));
+            }
+            outputs.push(x.clone());
+        }
+        Ok(outputs)
     }
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
@@ -95,7 +109,21 @@ impl Kernel for LayerNorm {
         let [x, weight] = [0, 1].map(|i| inputs[i].f32());
         let bias = self.has_bias.then(|| inputs[2].f32());
         let c = weight.len();
-        let [y, mean, rstd] = outputs else { unreachable!("there are three outputs") };
+        let [y, mean, rstd, sum @ ..] = outputs else { unreachable!("there are three outputs at least") };
+        let x = match sum {
+            [sum] => {
+                let (sum, residual) = (sum.f32(), inputs[2 + self.has_bias as usize].f32());
+                sum.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).zip(residual.par_chunks(CHUNK)).for_each(
+                    |((sum, x), residual)| {
+                        for ((sum, x), residual) in sum.iter_mut().zip(x).zip(residual) {
+                            *sum = x + residual;
+                        }
+                    },
+                );
+                &*sum
+            }
+            _ => x,
+        };
         let rows = y.f32().par_chunks_mut(c).zip(mean.f32()).zip(rstd.f32()).zip(x.par_chunks(c));
         rows.for_each(|(((y, mean), rstd), x)| {
             *mean = sum_by(c, |i| x[i]) / c as f32;
@@ -113,25 +141,48 @@ impl Kernel for LayerNorm {
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         let mut bindings =
             vec![Operand::Input(0), Operand::Input(1), Operand::Output(0), Operand::Output(1), Operand::Output(2)];
+        if self.residual {
+            bindings.extend([Operand::Input(2 + self.has_bias as usize), Operand::Output(3)]);
+        }
         bindings.extend(self.has_bias.then_some(Operand::Input(2)));
-        let values = vec![("mode", "forward".into()), ("has_bias", self.has_bias.into())];
+        let values =
+            vec![("mode", "forward".into()), ("has_bias", self.has_bias.into()), ("residual", self.residual.into())];
         Layout::of(inputs[0]).by_row(values, bindings, self.eps)
     }
 }
 
 impl Op for LayerNorm {
     fn saves(&self) -> Saves {
-        Saves { inputs: &[0, 1], outputs: &[1, 2] }
+        if self.residual {
+            Saves { inputs: &[1], outputs: &[1, 2, 3] }
+        } else {
+            Saves { inputs: &[0, 1], outputs: &[1, 2] }
+        }
     }
 
     fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
-        let Some(dy) = &upstream[0] else { return Ok(()) };
-        let (x, weight, mean, rstd) = (saved.input(0), saved.input(1), saved.output(1), saved.output(2));
-        grads.compute(1, &[dy, x, mean, rstd], |accumulate| WeightGradient { accumulate })?;
-        if self.has_bias {
-            grads.compute(2, &[dy], |accumulate| SumRows { accumulate, len: weight.len() })?;
+        let dsum = upstream.get(3).and_then(Option::as_ref);
+        let residual = 2 + self.has_bias as usize;
+        let Some(dy) = &upstream[0] else {
+            let Some(dsum) = dsum else { return Ok(()) };
+            grads.give(0, dsum.clone())?;
+            return grads.give(residual, dsum.clone());
+        };
+        let (weight, mean, rstd) = (saved.input(1), saved.output(1), saved.output(2));
+        let x = if self.residual { saved.output(3) } else { saved.input(0) };
+        let parameters = if self.has_bias { &[1, 2][..] } else { &[1] };
+        let has_bias = self.has_bias;
+        grads.compute_all(parameters, &[dy, x, mean, rstd], |accumulate| WeightGradient { accumulate, has_bias })?;
+        let inputs = [dy, x, weight, mean, rstd];
+        if !self.residual {
+            return grads.compute(0, &inputs, |accumulate| InputGradient { accumulate, plus: false });
         }
-        grads.compute(0, &[dy, x, weight, mean, rstd], |accumulate| InputGradient { accumulate })
+        // The sum passes its gradient on to both of its terms.
+        let kernel = InputGradient { accumulate: false, plus: dsum.is_some() };
+        let inputs: Vec<&Tensor> = inputs.into_iter().chain(dsum).collect();
+        let dx = run(&kernel, &inputs)?.remove(0);
+        grads.give(0, dx.clone())?;
+        grads.give(residual, dx)
     }
 }
 
@@ -151,13 +202,18 @@ impl Kernel for InputGradient {
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         let [dy, x, weight, mean, rstd] = [0, 1, 2, 3, 4].map(|i| inputs[i].f32());
         let c = weight.len();
-        let rows = outputs[0].f32().par_chunks_mut(c).zip(x.par_chunks(c)).zip(dy.par_chunks(c)).zip(mean).zip(rstd);
+        let dx = outputs[0].f32();
+        if self.plus {
+            dx.copy_from_slice(inputs[5].f32());
+        }
+        let add = self.plus || self.accumulate;
+        let rows = dx.par_chunks_mut(c).zip(x.par_chunks(c)).zip(dy.par_chunks(c)).zip(mean).zip(rstd);
         rows.for_each(|((((dx, x), dy), &mean), &rstd)| {
             let direct = sum_by(c, |i| dy[i] * weight[i]) / c as f32;
             let along = sum_by(c, |i| dy[i] * weight[i] * ((x[i] - mean) * rstd)) / c as f32;
             for (((dx, x), dy), weight) in dx.iter_mut().zip(x).zip(dy).zip(weight) {
                 let d = rstd * (dy * weight - direct - (x - mean) * rstd * along);
-                *dx = if self.accumulate { *dx + d } else { d };
+                *dx = if add { *dx + d } else { d };
             }
         });
     }
@@ -165,7 +221,8 @@ impl Kernel for InputGradient {
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         let mut bindings: Vec<Operand> = (0..5).map(Operand::Input).collect();
         bindings.push(Operand::Output(0));
-        let values = vec![("mode", "input".into()), ("accumulate", self.accumulate.into())];
+        bindings.extend(self.plus.then_some(Operand::Input(5)));
+        let values = vec![("mode", "input".into()), ("accumulate", self.accumulate.into()), ("plus", self.plus.into())];
         Layout::of(inputs[1]).by_row(values, bindings, 0.0)
     }
 }
@@ -179,7 +236,7 @@ impl Kernel for WeightGradient {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        Ok(vec![Spec::new([inputs[1].shape.last_dim()], DType::F32)])
+        Ok(vec![Spec::new([inputs[1].shape.last_dim()], DType::F32); 1 + self.has_bias as usize])
     }
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
@@ -188,27 +245,32 @@ impl Kernel for WeightGradient {
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         let [dy, x, mean, rstd] = [0, 1, 2, 3].map(|i| inputs[i].f32());
-        let dweight = outputs[0].f32();
-        let c = dweight.len();
+        let c = outputs[0].spec.shape.elements();
         let block = ROWS_PER_TASK * c;
         let blocks = x.par_chunks(block).zip(dy.par_chunks(block));
         let blocks = blocks.zip(mean.par_chunks(ROWS_PER_TASK)).zip(rstd.par_chunks(ROWS_PER_TASK));
+        // Of each block dweight, then dbias.
         let partials: Vec<Vec<f32>> = blocks
             .map(|(((x, dy), mean), rstd)| {
-                let mut total = vec![0.0; c];
+                let mut totals = vec![0.0; (1 + self.has_bias as usize) * c];
+                let (weight, bias) = totals.split_at_mut(c);
                 for (((x, dy), mean), rstd) in x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(mean).zip(rstd) {
-                    for ((total, x), dy) in total.iter_mut().zip(x).zip(dy) {
+                    for ((total, x), dy) in weight.iter_mut().zip(x).zip(dy) {
                         *total += dy * ((x - mean) * rstd);
                     }
+                    bias.iter_mut().zip(dy).for_each(|(total, dy)| *total += dy);
                 }
-                total
+                totals
             })
             .collect();
-        if !self.accumulate {
-            dweight.fill(0.0);
-        }
-        for partial in partials {
-            dweight.iter_mut().zip(partial).for_each(|(sum, x)| *sum += x);
+        for (i, output) in outputs.iter_mut().enumerate() {
+            let sums = output.f32();
+            if !self.accumulate {
+                sums.fill(0.0);
+            }
+            for partial in &partials {
+                sums.iter_mut().zip(&partial[i * c..]).for_each(|(sum, x)| *sum += x);
+            }
         }
     }
 
@@ -222,30 +284,24 @@ impl Kernel for WeightGradient {
         // About 1024 workgroups fill the largest GPUs; chunks of fewer rows than this make the second pass the longer one.
         let chunk = layout.rows.div_ceil((1024usize).div_ceil(blocks)).max(4 * lanes);
         let chunks = layout.rows.div_ceil(chunk);
-        Plan {
-            scratch: vec![4 * chunks * layout.c],
-            launches: vec![
-                Launch {
-                    shader: shader!("layer_norm"),
-                    values: vec![
-                        ("mode", "weight".into()),
-                        ("T", layout.type_name()),
-                        ("cols", (cols as u32).into()),
-                        ("lanes", (lanes as u32).into()),
-                    ],
-                    bindings: vec![
-                        Operand::Input(0),
-                        Operand::Input(1),
-                        Operand::Input(2),
-                        Operand::Input(3),
-                        Operand::Scratch(0),
-                    ],
-                    params: vec![layout.rows as u32, width as u32, chunk as u32, blocks as u32],
-                    workgroups: blocks * chunks,
-                },
-                sum_scratch(chunks, layout.c, self.accumulate),
+        let outputs = 1 + self.has_bias as usize;
+        let mut bindings: Vec<Operand> = (0..4).map(Operand::Input).collect();
+        bindings.extend((0..outputs).map(Operand::Scratch));
+        let mut launches = vec![Launch {
+            shader: shader!("layer_norm"),
+            values: vec![
+                ("mode", "weight".into()),
+                ("has_bias", self.has_bias.into()),
+                ("T", layout.type_name()),
+                ("cols", (cols as u32).into()),
+                ("lanes", (lanes as u32).into()),
             ],
-        }
+            bindings,
+            params: vec![layout.rows as u32, width as u32, chunk as u32, blocks as u32],
+            workgroups: blocks * chunks,
+        }];
+        launches.extend((0..outputs).map(|i| sum_scratch(i, chunks, layout.c, self.accumulate)));
+        Plan { scratch: vec![4 * chunks * layout.c; outputs], launches }
     }
 }
 
@@ -256,8 +312,24 @@ impl Tensor {
     /// # Errors
     /// If a tensor is not f32, or the weight or bias is not of shape (C).
     pub fn layer_norm(&self, weight: &Tensor, bias: Option<&Tensor>, eps: f32) -> Result<Tensor> {
-        let mut inputs = vec![self, weight];
-        inputs.extend(bias);
-        apply_one(LayerNorm { eps, has_bias: bias.is_some() }, &inputs)
+        let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).collect();
+        let op = LayerNorm { eps, has_bias: bias.is_some(), residual: false };
+        Ok(apply(op, &inputs)?.remove(0))
+    }
+
+    /// The sum of this tensor and `residual`, and that sum normalized as by [`Tensor::layer_norm`]: both (..., C).
+    ///
+    /// # Errors
+    /// If a tensor is not f32, `residual` has another shape, or the weight or bias is not of shape (C).
+    pub fn add_layer_norm(
+        &self,
+        residual: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        eps: f32,
+    ) -> Result<(Tensor, Tensor)> {
+        let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).chain([residual]).collect();
+        let mut outputs = apply(LayerNorm { eps, has_bias: bias.is_some(), residual: true }, &inputs)?;
+        Ok((outputs.remove(3), outputs.remove(0)))
     }
 }

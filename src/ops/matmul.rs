@@ -25,13 +25,26 @@ use crate::tensor::{Edge, Grads, run};
 use gemm::Parallelism;
 use rayon::prelude::*;
 
-/// `y = op(a) op(b) [+ bias]`, or `y += op(a) op(b)` with `accumulate`. Inputs: a, b and, with `bias`, a vector (N).
+/// What a product does with its result before it leaves the registers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum Epilogue {
+    #[default]
+    Nothing,
+    /// A second output is gelu(y).
+    Gelu,
+    /// y is multiplied by the derivative of GELU at one more input, which has the shape of y.
+    GeluBackward,
+}
+
+/// `y = op(a) op(b) [+ bias]`, or `y += op(a) op(b)` with `accumulate`, then the epilogue. Inputs: a, b, with `bias` a
+/// vector (N), and what the epilogue needs.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub(crate) struct MatMul {
     pub trans_a: bool,
     pub trans_b: bool,
     pub bias: bool,
     pub accumulate: bool,
+    pub epilogue: Epilogue,
 }
 
 /// The sizes of a (batch of) products, and how many elements lie between the matrices of a batch.
@@ -86,15 +99,16 @@ impl Kernel for MatMul {
                 format!("{a}{} and {b}{}", t(self.trans_a), t(self.trans_b)),
             ));
         };
-        if let Some(bias) = inputs.get(2).filter(|bias| bias.shape[..] != [n]) {
-            return Err(shape_error("matmul", format!("a bias of shape ({n})"), &bias.shape));
+        if self.bias && inputs[2].shape[..] != [n] {
+            return Err(shape_error("matmul", format!("a bias of shape ({n})"), &inputs[2].shape));
         }
         let shape = match (&a[..], &b[..], self.trans_a) {
             (_, &[batch, _, _], _) | (&[batch, _, _], _, true) => Shape::from([batch, m, n]),
             (_, _, true) => Shape::from([m, n]),
             _ => a.with_last_dim(n),
         };
-        Ok(vec![Spec::new(shape, DType::F32)])
+        let outputs = if self.epilogue == Epilogue::Gelu { 2 } else { 1 };
+        Ok(vec![Spec::new(shape, DType::F32); outputs])
     }
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
@@ -104,9 +118,10 @@ impl Kernel for MatMul {
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         let d = self.checked_dims(&inputs.iter().map(|v| v.spec).collect::<Vec<_>>());
-        let (a, b, y) = (inputs[0].f32(), inputs[1].f32(), outputs[0].f32());
-        if let Some(bias) = inputs.get(2) {
-            y.par_chunks_mut(d.n).for_each(|row| row.copy_from_slice(bias.f32()));
+        let (y, more) = outputs.split_first_mut().expect("a result");
+        let (a, b, y) = (inputs[0].f32(), inputs[1].f32(), y.f32());
+        if self.bias {
+            y.par_chunks_mut(d.n).for_each(|row| row.copy_from_slice(inputs[2].f32()));
         }
         let product = |batch: usize, y: &mut [f32], parallelism| {
             gemm(self, &d, &a[batch * d.stride_a..], &b[batch * d.stride_b..], y, parallelism);
@@ -115,6 +130,16 @@ impl Kernel for MatMul {
             product(0, y, Parallelism::Rayon(0));
         } else {
             y.par_chunks_mut(d.m * d.n).enumerate().for_each(|(batch, y)| product(batch, y, Parallelism::None));
+        }
+        match self.epilogue {
+            Epilogue::Nothing => {}
+            Epilogue::Gelu => unary::map(y, more[0].f32(), unary::gelu),
+            Epilogue::GeluBackward => {
+                let before = inputs.last().expect("what GELU was applied to").f32();
+                y.par_chunks_mut(CHUNK).zip(before.par_chunks(CHUNK)).for_each(|(y, before)| {
+                    y.iter_mut().zip(before).for_each(|(y, before)| *y *= unary::gelu_derivative(*before));
+                });
+            }
         }
     }
 
@@ -143,12 +168,23 @@ impl MatMul {
         let vec_a = by_four(if self.trans_a { d.m } else { d.k }, d.stride_a);
         let vec_b = by_four(if trans_b { d.k } else { d.n }, d.stride_b);
         let vec_c = d.n.is_multiple_of(4);
-        let bias = self.bias && !split;
+        // What is done with the result: here, or where the pieces of k are added up.
+        let epilogue_input = 2 + self.bias as usize;
+        let finishing = |mut bindings: Vec<Operand>| {
+            bindings.extend(self.bias.then_some(Operand::Input(2)));
+            bindings.extend((self.epilogue == Epilogue::GeluBackward).then_some(Operand::Input(epilogue_input)));
+            bindings.push(Operand::Output(0));
+            bindings.extend((self.epilogue == Epilogue::Gelu).then_some(Operand::Output(1)));
+            bindings
+        };
+        let epilogue = match self.epilogue {
+            Epilogue::Nothing => "",
+            Epilogue::Gelu => "gelu",
+            Epilogue::GeluBackward => "gelu_backward",
+        };
         let partial = plan.scratch.len();
-        let output = if split { Operand::Scratch(partial) } else { Operand::Output(0) };
-        let mut bindings = vec![Operand::Input(0), b];
-        bindings.extend(bias.then_some(Operand::Input(2)));
-        bindings.push(output);
+        let operands = vec![Operand::Input(0), b];
+        let bindings = if split { [operands, vec![Operand::Scratch(partial)]].concat() } else { finishing(operands) };
         plan.launches.push(Launch {
             shader: shader!("matmul"),
             values: vec![
@@ -166,8 +202,9 @@ impl MatMul {
                 ("edge_m", (!d.m.is_multiple_of(bm)).into()),
                 ("edge_n", (!d.n.is_multiple_of(bn)).into()),
                 ("edge_k", (!d.k.is_multiple_of(bk)).into()),
-                ("bias", bias.into()),
+                ("bias", (self.bias && !split).into()),
                 ("accumulate", (self.accumulate && !split).into()),
+                ("epilogue", if split { "" } else { epilogue }.into()),
             ],
             bindings,
             params: [d.m, d.n, d.k, d.stride_a, d.stride_b, d.m * d.n, tiles_m, tiles_n, splits, k_piece, d.batch]
@@ -177,17 +214,15 @@ impl MatMul {
         });
         if split {
             plan.scratch.push(splits * d.m * d.n * 4);
-            let mut bindings = vec![Operand::ReadScratch(partial)];
-            bindings.extend(self.bias.then_some(Operand::Input(2)));
-            bindings.push(Operand::Output(0));
             plan.launches.push(Launch {
                 shader: shader!("matmul"),
                 values: vec![
                     ("kernel", "sum".into()),
                     ("bias", self.bias.into()),
                     ("accumulate", self.accumulate.into()),
+                    ("epilogue", epilogue.into()),
                 ],
-                bindings,
+                bindings: finishing(vec![Operand::ReadScratch(partial)]),
                 params: vec![(d.m * d.n) as u32, d.n as u32, splits as u32],
                 workgroups: (d.m * d.n).div_ceil(256),
             });
@@ -202,7 +237,12 @@ fn transpose_b(d: &Dims) -> Launch {
     let across = d.k.div_ceil(SIDE);
     Launch {
         shader: shader!("matmul"),
-        values: vec![("kernel", "transpose".into())],
+        values: vec![
+            ("kernel", "transpose".into()),
+            ("bias", false.into()),
+            ("accumulate", false.into()),
+            ("epilogue", "".into()),
+        ],
         bindings: vec![Operand::Input(1), Operand::Scratch(0)],
         params: vec![d.n as u32, d.k as u32, across as u32],
         workgroups: d.n.div_ceil(SIDE) * across,
@@ -251,7 +291,7 @@ impl Op for MatMul {
     fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &upstream[0] else { return Ok(()) };
         let (a, b) = (saved.input(0), saved.input(1));
-        let product = |trans_a, trans_b| move |accumulate| MatMul { trans_a, trans_b, accumulate, bias: false };
+        let product = |trans_a, trans_b| move |accumulate| MatMul { trans_a, trans_b, accumulate, ..MatMul::default() };
         if self.bias && grads.wanted(2) {
             let n = dy.shape().last_dim();
             grads.compute(2, &[dy], |accumulate| SumRows { accumulate, len: n })?;
@@ -367,7 +407,7 @@ mod tests {
             let accumulate = MatMul { accumulate: true, ..MatMul::default() };
             assert_computes(&gpu, Choice::new(tile, 1), accumulate, [tile.bm, tile.bn, 32]);
             for (trans_a, trans_b) in layouts {
-                let kernel = MatMul { trans_a, trans_b, bias: true, accumulate: false };
+                let kernel = MatMul { trans_a, trans_b, bias: true, ..MatMul::default() };
                 assert_computes(&gpu, Choice::new(tile, 1), kernel, [tile.bm + 4, tile.bn + 8, 36]);
             }
             assert_computes(&gpu, Choice::new(tile, 5), MatMul { trans_a: true, ..accumulate }, [tile.bm + 1, 7, 1031]);
@@ -389,7 +429,7 @@ mod tests {
         let cases = [
             (MatMul { bias: true, ..MatMul::default() }, 1, whole_vectors),
             (MatMul { bias: true, trans_b: true, ..MatMul::default() }, 1, whole_vectors),
-            (MatMul { bias: true, trans_a: true, accumulate: true, trans_b: false }, 5, [131, 137, 1031]),
+            (MatMul { bias: true, trans_a: true, accumulate: true, ..MatMul::default() }, 5, [131, 137, 1031]),
         ];
         for (kernel, splits, [m, n, k]) in cases {
             let MatMul { trans_a, trans_b, .. } = kernel;

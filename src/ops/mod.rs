@@ -10,6 +10,7 @@ mod cast;
 mod cross_entropy;
 mod dropout;
 mod embedding;
+mod feed_forward;
 mod layer_norm;
 mod linear_cross_entropy;
 mod matmul;

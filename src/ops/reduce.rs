@@ -88,10 +88,13 @@ fn reduce_plan(kind: ReduceKind, extent: Extent, accumulate: bool) -> Plan {
     plan
 }
 
-/// Adds the scratch rows (chunks, len) up into `Output(0)`: the second pass of other ops' sums over rows.
-pub(super) fn sum_scratch(chunks: usize, len: usize, accumulate: bool) -> Launch {
+/// Adds the rows (chunks, len) of a scratch buffer up into the output of the same number: the second pass of other ops' sums
+/// over rows.
+pub(super) fn sum_scratch(number: usize, chunks: usize, len: usize, accumulate: bool) -> Launch {
     let extent = Extent { outer: 1, n: chunks, inner: len };
-    reduce_launch(Sum, extent, chunks, 1.0, accumulate, Operand::ReadScratch(0))
+    let mut launch = reduce_launch(Sum, extent, chunks, 1.0, accumulate, Operand::ReadScratch(number));
+    launch.bindings[1] = Operand::Output(number);
+    launch
 }
 
 /// Outputs per workgroup, and threads that share each.

@@ -110,7 +110,7 @@ impl Unary {
     }
 }
 
-fn map(x: &[f32], y: &mut [f32], f: impl Fn(f32) -> f32 + Sync) {
+pub(super) fn map(x: &[f32], y: &mut [f32], f: impl Fn(f32) -> f32 + Sync) {
     y.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).for_each(|(y, x)| {
         for (y, x) in y.iter_mut().zip(x) {
             *y = f(*x);
@@ -126,11 +126,11 @@ fn map2(a: &[f32], b: &[f32], y: &mut [f32], f: impl Fn(f32, f32) -> f32 + Sync)
     });
 }
 
-fn gelu(x: f32) -> f32 {
+pub(super) fn gelu(x: f32) -> f32 {
     0.5 * x * (1.0 + math::tanh(GELU_SCALE * (x + GELU_CUBIC * x * x * x)))
 }
 
-fn gelu_derivative(x: f32) -> f32 {
+pub(super) fn gelu_derivative(x: f32) -> f32 {
     let tanh = math::tanh(GELU_SCALE * (x + GELU_CUBIC * x * x * x));
     let inner = GELU_SCALE * (1.0 + 3.0 * GELU_CUBIC * x * x);
     0.5 * (1.0 + tanh) + 0.5 * x * (1.0 - tanh * tanh) * inner

@@ -198,6 +198,30 @@ impl Grads<'_> {
     }
 }
 
+impl Grads<'_> {
+    /// Computes the gradients of several inputs, if any is wanted, as the outputs of one kernel, which adds or overwrites as
+    /// for [`Grads::compute`].
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub fn compute_all<K: Kernel>(
+        &mut self,
+        inputs_of: &[usize],
+        inputs: &[&Tensor],
+        kernel: impl Fn(bool) -> K,
+    ) -> Result<()> {
+        if !inputs_of.iter().any(|i| self.wanted(*i)) {
+            return Ok(());
+        }
+        let leaves = inputs_of.iter().map(|i| if let Edge::Leaf(sum) = &self.edges[*i] { Some(sum) } else { None });
+        if let Some(sums) = leaves.collect::<Option<Vec<&Tensor>>>() {
+            return run_into(&kernel(true), inputs, &sums);
+        }
+        let gradients = run(&kernel(false), inputs)?;
+        inputs_of.iter().zip(gradients).try_for_each(|(i, gradient)| self.give(*i, gradient))
+    }
+}
+
 fn slot<'a>(waiting: &'a mut Waiting, node: &Rc<Node>, output: usize) -> &'a mut Option<Tensor> {
     let entry = waiting.entry(node.id).or_insert_with(|| (node.clone(), vec![None; node.outputs]));
     &mut entry.1[output]

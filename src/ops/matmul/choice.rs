@@ -64,7 +64,9 @@ impl Tile {
         let (piece, splits) = self.pieces(d, splits);
         let rounds = (self.count(d) * splits) as f64 / self.slots;
         let rest = if rounds.fract() > 0.0 { rounds.fract().max(self.tail) } else { 0.0 };
-        let round = self.slots * 2.0 * (self.bm * self.bn * piece) as f64 / (self.rates[layout] * 1e6);
+        let overhangs = !d.m.is_multiple_of(self.bm) || !d.n.is_multiple_of(self.bn);
+        let rate = self.rates[layout] * if overhangs { OVERHANGING } else { 1.0 };
+        let round = self.slots * 2.0 * (self.bm * self.bn * piece) as f64 / (rate * 1e6);
         let sum = if splits > 1 { LAUNCH + ((splits + 1) * d.m * d.n * 4) as f64 / BANDWIDTH } else { 0.0 };
         (rounds.trunc() + rest) * round + sum
     }
@@ -117,6 +119,9 @@ impl Choice {
         transpose + self.tile.estimate(d, layout, self.splits)
     }
 }
+
+/// What checking every load against the edges leaves of the rate.
+const OVERHANGING: f64 = 0.88;
 
 /// Bytes per microsecond of memory, and microseconds that one more launch costs.
 const BANDWIDTH: f64 = 2.5e6;

@@ -1,0 +1,98 @@
+//! The feed-forward half of a Transformer block (Vaswani et al. 2017) with GELU, in one op.
+//! Shapes: x (..., C), w1 (C, F), b1 (F) or none, w2 (F, D), b2 (D) or none -> y (..., D).
+//!
+//! ```text
+//! u = x w1 + b1    h = gelu(u)    y = h w2 + b2
+//! du = (dy w2^T) gelu'(u)    dx = du w1^T    dw1 = x^T du    dw2 = h^T dy    db1, db2 = sums of the rows of du, dy
+//! ```
+//! One op, because then h leaves the product that computes u, and du the one that computes dy w2^T: two passes over
+//! tensors of the widest layer fewer in each direction.
+
+use super::matmul::{Epilogue, MatMul};
+use super::reduce::SumRows;
+use super::*;
+use crate::gpu::{Limits, Plan};
+use crate::tensor::{Edge, Grads, record, run};
+
+/// Inputs on the tape: x, w1, w2, then b1 and b2 if there are any. As a kernel, the second product.
+struct FeedForward {
+    u: Tensor,
+    h: Tensor,
+    bias: bool,
+}
+
+impl FeedForward {
+    fn second_product(&self) -> MatMul {
+        MatMul { bias: self.bias, ..MatMul::default() }
+    }
+}
+
+impl Kernel for FeedForward {
+    fn name(&self) -> &'static str {
+        self.second_product().name()
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        self.second_product().output_specs(inputs)
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        self.second_product().cost(inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        self.second_product().cpu(inputs, outputs);
+    }
+
+    fn gpu(&self, inputs: &[&Spec], outputs: &[&Spec], limits: &Limits) -> Plan {
+        self.second_product().gpu(inputs, outputs, limits)
+    }
+}
+
+impl Op for FeedForward {
+    fn saves(&self) -> Saves {
+        Saves { inputs: &[0, 1, 2], outputs: &[] }
+    }
+
+    fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &upstream[0] else { return Ok(()) };
+        let (x, w1, w2) = (saved.input(0), saved.input(1), saved.input(2));
+        let rows = |t: &Tensor| t.view([t.shape().rows(), t.shape().last_dim()].into(), Edge::None);
+        let (dy, x, h) = (&rows(dy), &rows(x), &rows(&self.h));
+        let weight_gradient = |accumulate| MatMul { trans_a: true, accumulate, ..MatMul::default() };
+        let bias_gradient = |len| move |accumulate| SumRows { accumulate, len };
+        grads.compute(2, &[h, dy], weight_gradient)?;
+        if self.bias {
+            grads.compute(4, &[dy], bias_gradient(w2.shape().last_dim()))?;
+        }
+        let product = MatMul { trans_b: true, epilogue: Epilogue::GeluBackward, ..MatMul::default() };
+        let du = &run(&product, &[dy, w2, &self.u])?.remove(0);
+        grads.compute(1, &[x, du], weight_gradient)?;
+        if self.bias {
+            grads.compute(3, &[du], bias_gradient(w1.shape().last_dim()))?;
+        }
+        let input_gradient = |accumulate| MatMul { trans_b: true, accumulate, ..MatMul::default() };
+        grads.compute(0, &[du, w1], input_gradient)
+    }
+}
+
+impl Tensor {
+    /// `gelu(self w1 + b1) w2 + b2`: (..., C) -> (..., D) by w1 (C, F) and w2 (F, D); `biases` are b1 (F) and b2 (D).
+    ///
+    /// # Errors
+    /// If the shapes do not fit or a tensor is not f32.
+    pub fn feed_forward(&self, w1: &Tensor, w2: &Tensor, biases: Option<(&Tensor, &Tensor)>) -> Result<Tensor> {
+        let widths = (self.shape().last_dim(), &w1.shape()[..], &w2.shape()[..]);
+        if !matches!(widths, (c, [c1, f], [f2, _]) if c == *c1 && f == f2) || self.shape().len() < 2 {
+            let got = format!("{}, {} and {}", self.shape(), w1.shape(), w2.shape());
+            return Err(shape_error("feed_forward", "x (..., C), w1 (C, F) and w2 (F, D)", got));
+        }
+        let first = MatMul { bias: biases.is_some(), epilogue: Epilogue::Gelu, ..MatMul::default() };
+        let mut hidden = run(&first, &[&[self, w1], &biases.map_or(vec![], |(b1, _)| vec![b1])[..]].concat())?;
+        let (h, u) = (hidden.remove(1), hidden.remove(0));
+        let op = FeedForward { u, h: h.clone(), bias: biases.is_some() };
+        let y = run(&op, &[&[&h, w2], &biases.map_or(vec![], |(_, b2)| vec![b2])[..]].concat())?;
+        let inputs = [&[self, w1, w2], &biases.map_or(vec![], |(b1, b2)| vec![b1, b2])[..]].concat();
+        Ok(record(Box::new(op), &inputs, y).remove(0))
+    }
+}
