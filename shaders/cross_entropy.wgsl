@@ -92,12 +92,40 @@ const ROWS = 256u / LANES;
 var<workgroup> tops: array<f32, 256>;
 var<workgroup> totals: array<f32, 256>;
 
+// The largest of the elements, and their sum.
+fn most(x: {{ element }}) -> f32 {
+    {% if vector %}
+    return max(max(x.x, x.y), max(x.z, x.w));
+    {% else %}
+    return x;
+    {% endif %}
+}
+fn across(x: {{ element }}) -> f32 {
+    {% if vector %}
+    return x.x + x.y + x.z + x.w;
+    {% else %}
+    return x;
+    {% endif %}
+}
+
 fn logit(row: u32, i: u32) -> f32 {
     {% if vector %}
     return logits[row * (p.vocab / 4u) + i / 4u][i % 4u];
     {% else %}
     return logits[row * p.vocab + i];
     {% endif %}
+}
+{% endif %}
+
+{% if pass != "rows" %}
+// The gradient of x, the i-th {{ element }} of its row.
+fn gradient(x: {{ element }}, i: u32, label: u32, top: f32, share: f32, factor: f32) -> {{ element }} {
+    {% if vector %}
+    let onehot = select(vec4<f32>(0.0), vec4<f32>(1.0), vec4<u32>(0u, 1u, 2u, 3u) + i * 4u == vec4<u32>(label));
+    {% else %}
+    let onehot = select(0.0, 1.0, i == label);
+    {% endif %}
+    return select((exp(x - top) * share - onehot) * factor, {{ element }}(0.0), label == IGNORED);
 }
 {% endif %}
 
@@ -118,16 +146,21 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% if pass != "backward" %}
     var top = -3.4e38;
     var total = 0.0;
-    for (var i = lane; i < steps; i += LANES) {
-        let x = logits[first + i];
-        {% if vector %}
-        let new_top = max(top, max(max(x.x, x.y), max(x.z, x.w)));
-        let e = exp(x - new_top);
-        total = total * exp(top - new_top) + (e.x + e.y + e.z + e.w);
-        {% else %}
-        let new_top = max(top, x);
-        total = total * exp(top - new_top) + exp(x - new_top);
-        {% endif %}
+    var next = lane;
+    // Four at a time keep four loads in flight.
+    for (; next + 3u * LANES < steps; next += 4u * LANES) {
+        {% for j in range(4) %}
+        let x{{ j }} = logits[first + next + {{ j }}u * LANES];
+        {% endfor %}
+        let new_top = max(top, most(max(max(x0, x1), max(x2, x3))));
+        total = total * exp(top - new_top)
+            + across((exp(x0 - new_top) + exp(x1 - new_top)) + (exp(x2 - new_top) + exp(x3 - new_top)));
+        top = new_top;
+    }
+    for (; next < steps; next += LANES) {
+        let x = logits[first + next];
+        let new_top = max(top, most(x));
+        total = total * exp(top - new_top) + across(exp(x - new_top));
         top = new_top;
     }
     // Before the barriers, because the classifier overwrites it after them.
@@ -171,14 +204,17 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% endif %}
     factor = select(factor, nan, broken);
     let share = 1.0 / total;
-    for (var i = lane; i < steps; i += LANES) {
-        {% if vector %}
-        let onehot = select(vec4<f32>(0.0), vec4<f32>(1.0), vec4<u32>(0u, 1u, 2u, 3u) + i * 4u == vec4<u32>(label));
-        {% else %}
-        let onehot = select(0.0, 1.0, i == label);
-        {% endif %}
-        let gradient = (exp(logits[first + i] - top) * share - onehot) * factor;
-        {{ result }}[first + i] = select(gradient, {{ element }}(0.0), label == IGNORED);
+    var at = lane;
+    for (; at + 3u * LANES < steps; at += 4u * LANES) {
+        {% for j in range(4) %}
+        let x{{ j }} = logits[first + at + {{ j }}u * LANES];
+        {% endfor %}
+        {% for j in range(4) %}
+        {{ result }}[first + at + {{ j }}u * LANES] = gradient(x{{ j }}, at + {{ j }}u * LANES, label, top, share, factor);
+        {% endfor %}
+    }
+    for (; at < steps; at += LANES) {
+        {{ result }}[first + at] = gradient(logits[first + at], at, label, top, share, factor);
     }
     {% endif %}
 }

@@ -2,19 +2,20 @@
 //
 // Reducing: outputs are numbered along (outer, inner). A workgroup holds {{ cols }} outputs; {{ lanes }} threads
 // share each, taking every {{ lanes }}-th row of their chunk of n, and are summed as a tree. The chunks of one output
-// are separate workgroups, whose results (outer, chunks, inner) a second launch reduces.
+// are separate workgroups, whose results (outer, chunks, inner) a second launch reduces. Where inner is a multiple of four,
+// an "output" is a vector of four.
 {% include "common" %}
 
 {% if mode == "reduce" %}
 struct Params { outputs: u32, n: u32, inner: u32, chunk: u32, chunks: u32, blocks: u32, factor: f32 }
 var<immediate> p: Params;
 
-@group(0) @binding(0) var<storage, read> x: array<f32>;
-@group(0) @binding(1) var<storage, read_write> result: array<f32>;
+@group(0) @binding(0) var<storage, read> x: array<{{ T }}>;
+@group(0) @binding(1) var<storage, read_write> result: array<{{ T }}>;
 
-var<workgroup> totals: array<f32, 256>;
+var<workgroup> totals: array<{{ T }}, 256>;
 
-fn join(a: f32, b: f32) -> f32 {
+fn join(a: {{ T }}, b: {{ T }}) -> {{ T }} {
     {% if kind == "max" %}
     return max(a, b);
     {% else %}
@@ -43,29 +44,28 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     let first = chunk * p.chunk;
     let last = min(first + p.chunk, p.n);
     let start = outer * p.n * p.inner + i;
-    var total = 0.0;
+    var total = {{ T }}(0.0);
     if (used) {
         {% if kind == "max" %}
         // An element of the chunk, not a constant: a maximum of what is all -infinity must be that.
         total = x[start + first * p.inner];
         {% endif %}
         // Four sums at a time keep four loads in flight.
-        var a = vec4<f32>(total);
+        {% for j in range(4) %}
+        var a{{ j }} = total;
+        {% endfor %}
         let step = {{ lanes }}u * p.inner;
         var row = first + lane;
         for (; row + 3u * {{ lanes }}u < last; row += 4u * {{ lanes }}u) {
             let at = start + row * p.inner;
-            let b = vec4<f32>(x[at], x[at + step], x[at + 2u * step], x[at + 3u * step]);
-            {% if kind == "max" %}
-            a = max(a, b);
-            {% else %}
-            a += b;
-            {% endif %}
+            {% for j in range(4) %}
+            a{{ j }} = join(a{{ j }}, x[at + {{ j }}u * step]);
+            {% endfor %}
         }
         for (; row < last; row += {{ lanes }}u) {
-            a.x = join(a.x, x[start + row * p.inner]);
+            a0 = join(a0, x[start + row * p.inner]);
         }
-        total = join(join(a.x, a.y), join(a.z, a.w));
+        total = join(join(a0, a1), join(a2, a3));
     }
 
     let mine = lane * {{ cols }}u + col;

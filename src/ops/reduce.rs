@@ -97,6 +97,15 @@ pub(super) fn sum_scratch(number: usize, chunks: usize, len: usize, accumulate: 
     launch
 }
 
+/// The extent in units of what the shader calls an element: four where inner is a multiple of four and wide enough for it.
+fn in_vectors(extent: Extent) -> (Extent, &'static str) {
+    if extent.inner.is_multiple_of(4) && extent.inner >= 128 {
+        (Extent { inner: extent.inner / 4, ..extent }, "vec4<f32>")
+    } else {
+        (extent, "f32")
+    }
+}
+
 /// Outputs per workgroup, and threads that share each.
 fn tile(extent: Extent) -> (usize, usize) {
     let lanes = if extent.inner >= 32 {
@@ -110,6 +119,7 @@ fn tile(extent: Extent) -> (usize, usize) {
 
 /// Rows per chunk, and how many chunks: enough workgroups, but no chunk so short that the second pass costs more.
 fn split(extent: Extent) -> (usize, usize) {
+    let (extent, _) = in_vectors(extent);
     let (cols, lanes) = tile(extent);
     let blocks = (extent.outer * extent.inner).div_ceil(cols).max(1);
     let chunks = WORKGROUPS.div_ceil(blocks).min(extent.n.div_ceil(8 * lanes)).max(1);
@@ -125,6 +135,7 @@ fn reduce_launch(
     accumulate: bool,
     input: Operand,
 ) -> Launch {
+    let (extent, type_name) = in_vectors(extent);
     let Extent { outer, n, inner } = extent;
     let (cols, lanes) = tile(extent);
     let outputs = outer * inner;
@@ -135,6 +146,7 @@ fn reduce_launch(
         values: vec![
             ("mode", "reduce".into()),
             ("kind", if kind == Max { "max" } else { "sum" }.into()),
+            ("T", type_name.into()),
             ("cols", (cols as u32).into()),
             ("lanes", (lanes as u32).into()),
             ("inner_is_one", (inner == 1).into()),
