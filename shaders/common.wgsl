@@ -14,20 +14,16 @@ fn random_bits(key: vec2<u32>, counter: u32) -> u32 {
     return mix_bits(mix_bits(counter ^ key.x) ^ key.y);
 }
 
-// Some drivers compute tanh from exp(x) and exp(-x), which overflow; beyond 10 it is 1 to the last bit of f32.
-fn tanh4(x: vec4<f32>) -> vec4<f32> {
-    return tanh(clamp(x, vec4<f32>(-10.0), vec4<f32>(10.0)));
-}
-
-// GELU in the tanh form and its derivative: src/ops/unary.rs.
-fn gelu_tanh(x: vec4<f32>) -> vec4<f32> {
-    return tanh4(0.7978846 * (x + 0.044715 * x * x * x));
+// GELU in the tanh form and its derivative: src/ops/unary.rs. As 1 + tanh(z) = 2 sigmoid(2 z), with one exp and no
+// cancellation; beyond 80 the sigmoid is 1 or 0 to the last bit, and exp would overflow.
+fn gelu_sigmoid(x: vec4<f32>) -> vec4<f32> {
+    let z = 1.5957691 * (x + 0.044715 * x * x * x);
+    return 1.0 / (1.0 + exp(-clamp(z, vec4<f32>(-80.0), vec4<f32>(80.0))));
 }
 fn gelu(x: vec4<f32>) -> vec4<f32> {
-    return 0.5 * x * (1.0 + gelu_tanh(x));
+    return x * gelu_sigmoid(x);
 }
 fn gelu_derivative(x: vec4<f32>) -> vec4<f32> {
-    let t = gelu_tanh(x);
-    let inner = 0.7978846 * (1.0 + 3.0 * 0.044715 * x * x);
-    return 0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner;
+    let s = gelu_sigmoid(x);
+    return s + x * s * (1.0 - s) * 1.5957691 * (1.0 + 3.0 * 0.044715 * x * x);
 }

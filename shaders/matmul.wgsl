@@ -23,6 +23,16 @@
 {% endif %}
 {% endmacro %}
 
+{# Where a tile overhangs, row r and columns j of a group must lie within C. #}
+{% macro inside(r, j) %}
+{% if edge_m and edge_n %}
+if (m{{ r }} < p.m && n{{ j }} < p.n)
+{% elif edge_m %}
+if (m{{ r }} < p.m)
+{% elif edge_n %}
+if (n{{ j }} < p.n)
+{% endif %}
+{% endmacro %}
 {# The end of one element: `sum` at `i`, in column `n`. #}
 {% macro finish(sum, i, n) %}
 {
@@ -142,8 +152,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     if (batch >= p.batches) { return; }
     let base_a = batch * p.stride_a;
     let base_b = batch * p.stride_b;
-    let m0 = tile_m * {{ BM }}u;
-    let n0 = tile_n * {{ BN }}u;
+    let tile_row = tile_m * {{ BM }}u;
+    let tile_col = tile_n * {{ BN }}u;
     let k_begin = split * p.k_piece;
     let k_end = min(p.k, k_begin + p.k_piece);
     // 32 neighbours make a patch of 4 x 8 blocks: they read 4 vectors of A and 8 of B, fewer than a strip would.
@@ -171,11 +181,11 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
 
     {% for l in range(loads_a) %}
     var next_a{{ l }}: vec4<f32>;
-    { let x = thread + {{ l * threads }}u; next_a{{ l }} = load_a(base_a, m0 + {{ a_m }}, k_begin + {{ a_k }}, k_end); }
+    { let x = thread + {{ l * threads }}u; next_a{{ l }} = load_a(base_a, tile_row + {{ a_m }}, k_begin + {{ a_k }}, k_end); }
     {% endfor %}
     {% for l in range(loads_b) %}
     var next_b{{ l }}: vec4<f32>;
-    { let x = thread + {{ l * threads }}u; next_b{{ l }} = load_b(base_b, n0 + {{ b_n }}, k_begin + {{ b_k }}, k_end); }
+    { let x = thread + {{ l * threads }}u; next_b{{ l }} = load_b(base_b, tile_col + {{ b_n }}, k_begin + {{ b_k }}, k_end); }
     {% endfor %}
 
     for (var k0 = k_begin; k0 < k_end; k0 += {{ BK }}u) {
@@ -212,10 +222,10 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         let k1 = k0 + {{ BK }}u;
         if (k1 < k_end) {
             {% for l in range(loads_a) %}
-            { let x = thread + {{ l * threads }}u; next_a{{ l }} = load_a(base_a, m0 + {{ a_m }}, k1 + {{ a_k }}, k_end); }
+            { let x = thread + {{ l * threads }}u; next_a{{ l }} = load_a(base_a, tile_row + {{ a_m }}, k1 + {{ a_k }}, k_end); }
             {% endfor %}
             {% for l in range(loads_b) %}
-            { let x = thread + {{ l * threads }}u; next_b{{ l }} = load_b(base_b, n0 + {{ b_n }}, k1 + {{ b_k }}, k_end); }
+            { let x = thread + {{ l * threads }}u; next_b{{ l }} = load_b(base_b, tile_col + {{ b_n }}, k1 + {{ b_k }}, k_end); }
             {% endfor %}
         }
         {% for k in range(BK) %}
@@ -236,48 +246,69 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     }
 
     let base_c = batch * p.stride_c + split * p.m * p.n;
+    {% if vec_c %}
+    {% for j in range(col_groups) %}
+    let n{{ j }} = tile_col + {{ j * group_cols }}u + thread_n * 4u;
+    {% if bias %}
+    var bias{{ j }} = vec4<f32>(0.0);
+    {{ "if (n" ~ j ~ " < p.n) " if edge_n }}{
+        bias{{ j }} = vec4<f32>(bias[n{{ j }}], bias[n{{ j }} + 1u], bias[n{{ j }} + 2u], bias[n{{ j }} + 3u]);
+    }
+    {% endif %}
+    {% endfor %}
+    {# Rows by four: all loads of a group start before the first of its stores, behind which they could not move. #}
+    {% for g in range(row_groups) %}
+    {
+        {% for r in range(4) %}
+        let m{{ r }} = tile_row + {{ g * group_rows + r }}u + thread_m * 4u;
+        {% for j in range(col_groups) %}
+        let i{{ r }}_{{ j }} = (base_c + m{{ r }} * p.n + n{{ j }}) / 4u;
+        {% if accumulate or epilogue == "gelu_backward" %}
+        var old{{ r }}_{{ j }}: vec4<f32>;
+        {{ inside(r, j) }}{ old{{ r }}_{{ j }} = {{ "c" if accumulate else "before" }}[i{{ r }}_{{ j }}]; }
+        {% endif %}
+        {% endfor %}
+        {% endfor %}
+        {% for r in range(4) %}
+        {% for j in range(col_groups) %}
+        {{ inside(r, j) }}{
+            let v = c{{ 4 * g + r }}_{{ j }}{{ " + bias" ~ j if bias }}{{ " + old" ~ r ~ "_" ~ j if accumulate }};
+            {% if epilogue == "gelu_backward" %}
+            c[i{{ r }}_{{ j }}] = v * gelu_derivative(old{{ r }}_{{ j }});
+            {% else %}
+            c[i{{ r }}_{{ j }}] = v;
+            {% endif %}
+            {% if epilogue == "gelu" %}
+            activated[i{{ r }}_{{ j }}] = gelu(v);
+            {% endif %}
+        }
+        {% endfor %}
+        {% endfor %}
+    }
+    {% endfor %}
+    {% else %}
     {% for i in range(TM) %}
     {
-        let m = m0 + {{ (i // 4) * group_rows + i % 4 }}u + thread_m * 4u;
-        if (m < p.m) {
-            {% for j in range(col_groups) %}
-            {
-                let n = n0 + {{ j * group_cols }}u + thread_n * 4u;
-                let i = base_c + m * p.n + n;
-                var v = c{{ i }}_{{ j }};
-                {% if vec_c %}
-                if (n < p.n) {
-                    {% if bias %}
-                    v += vec4<f32>(bias[n], bias[n + 1u], bias[n + 2u], bias[n + 3u]);
-                    {% endif %}
-                    {% if accumulate %}
-                    v += c[i / 4u];
-                    {% endif %}
-                    {% if epilogue == "gelu_backward" %}
-                    v *= gelu_derivative(before[i / 4u]);
-                    {% endif %}
-                    c[i / 4u] = v;
-                    {% if epilogue == "gelu" %}
-                    activated[i / 4u] = gelu(v);
-                    {% endif %}
-                }
-                {% else %}
-                {% for e in range(4) %}
-                if (n + {{ e }}u < p.n) {
-                    {{ finish("v[" ~ e ~ "]", "i + " ~ e ~ "u", "n + " ~ e ~ "u") }}
-                }
-                {% endfor %}
-                {% endif %}
+        let m = tile_row + {{ (i // 4) * group_rows + i % 4 }}u + thread_m * 4u;
+        {% for j in range(col_groups) %}
+        {
+            let n = tile_col + {{ j * group_cols }}u + thread_n * 4u;
+            let i = base_c + m * p.n + n;
+            {% for e in range(4) %}
+            if (m < p.m && n + {{ e }}u < p.n) {
+                {{ finish("c" ~ i ~ "_" ~ j ~ "[" ~ e ~ "]", "i + " ~ e ~ "u", "n + " ~ e ~ "u") }}
             }
             {% endfor %}
         }
+        {% endfor %}
     }
     {% endfor %}
+    {% endif %}
 }
 {% elif kernel == "transpose" %}
 // result (cols, rows) = x (rows, cols) transposed, in squares of 32 x 32 by way of workgroup memory, so that both reading
 // and writing touch neighbours.
-struct Params { rows: u32, cols: u32, across: u32 }
+struct Params { rows: u32, cols: u32, down: u32 }
 var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read> x: array<f32>;
@@ -289,8 +320,9 @@ var<workgroup> square: array<f32, 1056>; // 32 rows of 33: columns then lie in d
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
     let number = workgroup_number(id, count);
-    let row0 = number / p.across * 32u;
-    let col0 = number % p.across * 32u;
+    // Neighbours in this order write neighbouring parts of the same rows.
+    let row0 = number % p.down * 32u;
+    let col0 = number / p.down * 32u;
     let i = thread % 32u;
     for (var j = thread / 32u; j < 32u; j += 8u) {
         if (row0 + j < p.rows && col0 + i < p.cols) { square[j * 33u + i] = x[(row0 + j) * p.cols + col0 + i]; }

@@ -17,6 +17,11 @@ fn sigmoid4(x: vec4<f32>) -> vec4<f32> {
     return 1.0 / (1.0 + exp(-x));
 }
 
+// Some drivers compute tanh from exp(x) and exp(-x), which overflow; beyond 10 it is 1 to the last bit of f32.
+fn tanh4(x: vec4<f32>) -> vec4<f32> {
+    return tanh(clamp(x, vec4<f32>(-10.0), vec4<f32>(10.0)));
+}
+
 {% if op == "sin" or op == "cos" %}
 // Vulkan promises 11 bits for sin and cos, and those only within one period. So: subtract the nearest multiple of pi/2
 // in three steps that are each exact in f32, then the Taylor polynomials on [-pi/4, pi/4] (error below 1e-7).

@@ -151,6 +151,10 @@ impl Kernel for MatMul {
 
 impl MatMul {
     fn plan(&self, d: &Dims, choice: Choice) -> Plan {
+        debug_assert!(
+            !self.accumulate || self.epilogue == Epilogue::Nothing,
+            "the shader has one tensor to read at the end"
+        );
         let Tile { bm, bn, bk, tm, tn, .. } = choice.tile;
         let (tiles_m, tiles_n) = (d.m.div_ceil(bm), d.n.div_ceil(bn));
         let (k_piece, splits) = choice.tile.pieces(d, choice.splits);
@@ -234,7 +238,7 @@ impl MatMul {
 /// Writes b (N, K) to the plan's first scratch buffer as (K, N).
 fn transpose_b(d: &Dims) -> Launch {
     const SIDE: usize = 32;
-    let across = d.k.div_ceil(SIDE);
+    let down = d.n.div_ceil(SIDE);
     Launch {
         shader: shader!("matmul"),
         values: vec![
@@ -244,8 +248,8 @@ fn transpose_b(d: &Dims) -> Launch {
             ("epilogue", "".into()),
         ],
         bindings: vec![Operand::Input(1), Operand::Scratch(0)],
-        params: vec![d.n as u32, d.k as u32, across as u32],
-        workgroups: d.n.div_ceil(SIDE) * across,
+        params: vec![d.n as u32, d.k as u32, down as u32],
+        workgroups: down * d.k.div_ceil(SIDE),
     }
 }
 

@@ -126,14 +126,18 @@ fn map2(a: &[f32], b: &[f32], y: &mut [f32], f: impl Fn(f32, f32) -> f32 + Sync)
     });
 }
 
+/// (1 + tanh(z)) / 2 = sigmoid(2 z), without the cancellation where tanh(z) is near -1.
+fn gelu_sigmoid(x: f32) -> f32 {
+    math::sigmoid(2.0 * GELU_SCALE * (x + GELU_CUBIC * x * x * x))
+}
+
 pub(super) fn gelu(x: f32) -> f32 {
-    0.5 * x * (1.0 + math::tanh(GELU_SCALE * (x + GELU_CUBIC * x * x * x)))
+    x * gelu_sigmoid(x)
 }
 
 pub(super) fn gelu_derivative(x: f32) -> f32 {
-    let tanh = math::tanh(GELU_SCALE * (x + GELU_CUBIC * x * x * x));
-    let inner = GELU_SCALE * (1.0 + 3.0 * GELU_CUBIC * x * x);
-    0.5 * (1.0 + tanh) + 0.5 * x * (1.0 - tanh * tanh) * inner
+    let s = gelu_sigmoid(x);
+    s + x * s * (1.0 - s) * 2.0 * GELU_SCALE * (1.0 + 3.0 * GELU_CUBIC * x * x)
 }
 
 impl Kernel for Unary {
