@@ -16,9 +16,12 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// Operations recorded before a submit happens by itself: a few tens of milliseconds of a mid-range GPU, well under
-/// the second or two after which Windows and macOS take a GPU for hung.
+/// Operations recorded before a submit happens by itself, as long as the device's speed is not known: a few tens of
+/// milliseconds of a mid-range GPU.
 const FLOPS_PER_SUBMIT: f64 = 4e11;
+/// Then as many as it does in this time: between submits a GPU pauses for some 50 us, and Windows and macOS take one for
+/// hung that is busy for a second or two.
+const SECONDS_PER_SUBMIT: f64 = 0.1;
 /// Kernels recorded before a submit happens by itself, so that the GPU starts early on what is there.
 const KERNELS_PER_SUBMIT: usize = 256;
 
@@ -54,6 +57,11 @@ impl Recorder {
     fn encoder(&mut self, device: &wgpu::Device) -> &mut wgpu::CommandEncoder {
         self.pass = None;
         self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()))
+    }
+
+    fn flops_per_submit(&self) -> f64 {
+        let measured = self.timestamps.as_ref().and_then(|t| t.flops_per_second);
+        measured.map_or(FLOPS_PER_SUBMIT, |rate| rate * SECONDS_PER_SUBMIT)
     }
 
     /// Opens a pass unless one is open.
@@ -218,7 +226,7 @@ impl Gpu {
         recorder.kernels += 1;
         recorder.flops += cost.flops;
         let due = recorder.kernels >= KERNELS_PER_SUBMIT
-            || recorder.flops >= FLOPS_PER_SUBMIT
+            || recorder.flops >= recorder.flops_per_submit()
             || recorder.timestamps.as_ref().is_some_and(Timestamps::nearly_full);
         profile::add_span(Span::Compile, compile_time);
         profile::add_span(Span::Encode, started.elapsed() - compile_time);
@@ -287,7 +295,7 @@ impl Gpu {
         let started = Instant::now();
         let timed = recorder.timestamps.as_ref().is_some_and(Timestamps::any);
         if let Some(timestamps) = &mut recorder.timestamps {
-            timestamps.resolve(&self.0.device, &mut encoder);
+            timestamps.resolve(&self.0.device, &mut encoder, recorder.flops);
         }
         let index = self.0.queue.submit([encoder.finish()]);
         recorder.submissions.push_back(index);

@@ -11,6 +11,9 @@ use std::time::Duration;
 /// WebGPU's largest query set.
 const CAPACITY: u32 = 4096;
 
+/// Operations beyond which the time of a submit says how fast the device is.
+const MUCH: f64 = 1e11;
+
 /// What a pair of queries encloses.
 enum Enclosed {
     Pass,
@@ -21,6 +24,7 @@ enum Enclosed {
 struct InFlight {
     staging: Staging,
     pairs: Vec<(u32, Enclosed)>,
+    flops: f64,
 }
 
 pub(super) struct Timestamps {
@@ -34,6 +38,8 @@ pub(super) struct Timestamps {
     free: Vec<Staging>,
     /// Whether each kernel gets its own pair.
     pub kernels: bool,
+    /// Operations per second of the last submit that had much to compute.
+    pub flops_per_second: Option<f64>,
 }
 
 impl Timestamps {
@@ -63,6 +69,7 @@ impl Timestamps {
             in_flight: VecDeque::new(),
             free: Vec::new(),
             kernels: false,
+            flops_per_second: None,
         })
     }
 
@@ -104,8 +111,9 @@ impl Timestamps {
         }
     }
 
-    /// Records the copy of all queries to the host; call [`Timestamps::submitted`] after the submit.
-    pub fn resolve(&mut self, device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder) {
+    /// Records the copy of all queries to the host, of a submit of so many operations; call [`Timestamps::submitted`] after
+    /// the submit.
+    pub fn resolve(&mut self, device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, flops: f64) {
         if self.next == 0 {
             return;
         }
@@ -113,7 +121,7 @@ impl Timestamps {
         let size = u64::from(self.next) * 8;
         encoder.resolve_query_set(&self.queries, 0..self.next, &self.resolved, 0);
         encoder.copy_buffer_to_buffer(&self.resolved, 0, &staging.buffer, 0, Some(size));
-        self.in_flight.push_back(InFlight { staging, pairs: std::mem::take(&mut self.pairs) });
+        self.in_flight.push_back(InFlight { staging, pairs: std::mem::take(&mut self.pairs), flops });
         self.next = 0;
     }
 
@@ -135,13 +143,20 @@ impl Timestamps {
             let Some(bytes) = front.staging.take(CAPACITY as usize * 8)? else { break };
             let ticks: &[u64] = &bytemuck::pod_collect_to_vec::<u8, u64>(&bytes);
             let done = self.in_flight.pop_front().expect("front was there");
+            let mut busy = Duration::ZERO;
             for (first, enclosed) in done.pairs {
                 let elapsed = ticks[first as usize + 1].saturating_sub(ticks[first as usize]);
                 let elapsed = Duration::from_nanos((elapsed as f64 * self.ns_per_tick) as u64);
                 match enclosed {
-                    Enclosed::Pass => profile::add_gpu_busy(elapsed),
+                    Enclosed::Pass => {
+                        busy += elapsed;
+                        profile::add_gpu_busy(elapsed);
+                    }
                     Enclosed::Kernel(name, cost) => profile::add_kernel(name, elapsed, cost),
                 }
+            }
+            if done.flops >= MUCH {
+                self.flops_per_second = Some(done.flops / busy.as_secs_f64());
             }
             self.free.push(done.staging);
         }
