@@ -114,7 +114,7 @@ pub fn time_row(row: &Row, device: &Device, peaks: &Peaks) -> Result<Vec<OpTimin
 fn time(device: &Device, work: &mut Work) -> Result<BTreeMap<&'static str, KernelTotal>> {
     /// Long against the resolution of any clock.
     const BATCH_SECONDS: f64 = 0.02;
-    const WARM_UP_SECONDS: f64 = 0.15;
+    const WARM_UP_SECONDS: f64 = 0.5;
     const MOST_RUNS: f64 = 1000.0;
     const BATCHES: usize = 5;
     if let Device::Gpu(gpu) = device
@@ -134,7 +134,7 @@ fn time(device: &Device, work: &mut Work) -> Result<BTreeMap<&'static str, Kerne
         Ok(profile::take().kernels)
     };
     // The first run compiles and allocates. Batches follow until the clocks are up, which sink while the CPU computes
-    // what a row is checked against.
+    // what a row is checked against: the memory of an H200 took up to 0.3 s to come back.
     batch(1)?;
     let once: f64 = batch(1)?.values().map(|k| k.seconds).sum();
     let runs = (BATCH_SECONDS / once).ceil().clamp(1.0, MOST_RUNS) as usize;

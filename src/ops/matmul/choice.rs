@@ -107,8 +107,7 @@ impl Choice {
 
     /// Whether b may be transposed first: no, and if there is one and it fits, yes.
     fn orders(kernel: &MatMul, d: &Dims, limits: &Limits) -> impl Iterator<Item = bool> + use<> {
-        let may =
-            kernel.trans_b && d.batch == 1 && 4 * d.n * d.k <= LARGEST_TRANSPOSED.min(limits.binding_bytes as usize);
+        let may = kernel.trans_b && d.batch == 1 && 4 * d.n * d.k <= limits.binding_bytes as usize;
         [false].into_iter().chain(may.then_some(true))
     }
 
@@ -120,9 +119,6 @@ impl Choice {
         transpose + self.tile.estimate(d, layout, self.splits)
     }
 }
-
-/// Bytes of the largest matrix that is worth transposing: one of 154 MB (50,304 x 768) took 6 ms where 9 MB took 10 us.
-const LARGEST_TRANSPOSED: usize = 64 << 20;
 
 /// What checking every load against the edges leaves of the rate.
 const OVERHANGING: f64 = 0.88;

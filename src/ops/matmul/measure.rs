@@ -55,7 +55,7 @@ const SIZES: [[usize; 3]; 7] = [
 /// So long that starting a kernel does not count.
 const LONG_ENOUGH: Duration = Duration::from_millis(2);
 /// Work before the clock starts: an idle GPU takes a while to raise its own.
-const WARM_UP: Duration = Duration::from_millis(200);
+const WARM_UP: Duration = Duration::from_millis(500);
 /// All tiles are timed in turn, as often as fits into `TIME` but no more than so often; the best time counts.
 const ROUNDS: usize = 5;
 const TIME: Duration = Duration::from_millis(1500);
