@@ -156,6 +156,10 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "tanh": torch.tanh,
     "softmax": lambda x: x.softmax(-1),
     "layer_norm": lambda x, weight, bias, eps: F.layer_norm(x, weight.shape, weight, bias, eps),
+    # Both results, the sum and its norm, as one.
+    "add_layer_norm": lambda x, residual, weight, bias, eps: (
+        x + residual + F.layer_norm(x + residual, weight.shape, weight, bias, eps)),
+    "feed_forward": lambda x, w1, w2, b1, b2: F.gelu(x @ w1 + b1, approximate="tanh") @ w2 + b2,
     "attention": attention,
     "embedding": lambda ids, table: F.embedding(ids, table),
     "cross_entropy": cross_entropy,
@@ -238,6 +242,11 @@ def op_cases() -> list[Case]:
     add("softmax_5x17", "softmax", lambda d: [d.normal(5, 17)])
     add("softmax_5x17_large", "softmax", large_rows)
     add("layer_norm_5x17", "layer_norm", layer_norm_inputs, eps=1e-5)
+
+    add("add_layer_norm_5x17", "add_layer_norm",
+        lambda d: [d.normal(5, 17), d.normal(5, 17), 1.0 + 0.1 * d.normal(17), 0.1 * d.normal(17)], eps=1e-5)
+    add("feed_forward_2x3x8_12_7", "feed_forward",
+        lambda d: [d.normal(2, 3, 8), d.normal(8, 12), d.normal(12, 7), d.normal(12), d.normal(7)])
 
     # The model.
     def ids_with_a_gap(d: Draw) -> list[Tensor]:

@@ -125,6 +125,11 @@ fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
         "sigmoid" => x[0].sigmoid(),
         "tanh" => x[0].tanh(),
         "softmax" => x[0].softmax(),
+        "add_layer_norm" => {
+            let (sum, normal) = x[0].add_layer_norm(&x[1], &x[2], Some(&x[3]), number("eps"))?;
+            sum.add(&normal)
+        }
+        "feed_forward" => x[0].feed_forward(&x[1], &x[2], Some((&x[3], &x[4]))),
         "layer_norm" => x[0].layer_norm(&x[1], Some(&x[2]), number("eps")),
         "attention" => {
             assert!(flag("causal"), "all attention here is causal");
@@ -178,7 +183,7 @@ fn check_ops(device: &Device, tolerance: impl Fn(f32) -> f32) {
     }
     // Counted apart from the files, so that a case that is lost there is missed here.
     let stored = golden.file().names().iter().filter(|name| name.contains("/grad_in")).count();
-    assert_eq!((executed, gradients), (68, stored), "cases executed, gradients compared");
+    assert_eq!((executed, gradients), (70, stored), "cases executed, gradients compared");
     comparison.finish(device);
 }
 
