@@ -1,8 +1,9 @@
 //! Loads a trained model with its tokenizer.
 
+use super::output;
 use crate::data::Tokenizer;
 use crate::nn::{Gpt, Module, checkpoint};
-use crate::train::{check_size, find_checkpoint, newest_run};
+use crate::train::{Found, check_size, find_checkpoint, newest_run};
 use crate::{Device, Error};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
@@ -13,7 +14,10 @@ pub fn load(path: Option<&Path>, device: &Device) -> Result<(Gpt, Tokenizer, Pat
         Some(path) => path.to_path_buf(),
         None => newest_run(Path::new("runs"))?,
     };
-    let folder = find_checkpoint(&run)?;
+    let Found { folder, damaged } = find_checkpoint(&run)?;
+    for error in damaged {
+        output::note(format_args!("warning: {error}; using {}", folder.display()));
+    }
     let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json"))?;
     let mut model = checkpoint::load(&folder)?;
     if tokenizer.vocab_size() > model.config.vocab_size {

@@ -137,10 +137,9 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// Writes a `tokenizer.json` that [`from_file`](Tokenizer::from_file) and Hugging Face's libraries read.
-    pub fn save(&self, path: &Path) -> Result<()> {
-        let text = self.inner.to_string(true).map_err(|cause| error(&self.name, cause.to_string()))?;
-        std::fs::write(path, text).map_err(|error| Error::io("write", path, error))
+    /// The text of a `tokenizer.json` that [`from_file`](Tokenizer::from_file) and Hugging Face's libraries read.
+    pub fn to_json(&self) -> Result<String> {
+        self.inner.to_string(true).map_err(|cause| error(&self.name, cause.to_string()))
     }
 
     /// `char`, `word`, `bpe`, `gpt2`, or the path it was loaded from.

@@ -10,56 +10,72 @@ use std::path::Path;
 
 /// What Hugging Face puts before every name but the head's.
 const PREFIX: &str = "transformer.";
+const CONFIG: &str = "config.json";
+const WEIGHTS: &str = "model.safetensors";
 
-/// Writes `config.json` and `model.safetensors` into a folder that exists.
-///
-/// # Errors
-/// If a file cannot be written or the parameters cannot be read from their device.
-pub fn save(model: &mut Gpt, folder: &Path) -> Result<()> {
-    let config = serde_json::to_string_pretty(&hugging_face_config(&model.config)).expect("plain values serialize");
-    write(&folder.join("config.json"), config.as_bytes())?;
-
-    let mut tensors: Vec<(String, Vec<usize>, Vec<u8>)> = Vec::new();
-    for (name, tensor) in model.parameters() {
-        let file_name = if name.starts_with("lm_head") { name.clone() } else { format!("{PREFIX}{name}") };
-        tensors.push((file_name, tensor.shape().to_vec(), tensor.to_bytes()?));
-    }
-    if !model.config.bias {
-        // GPT-2 has biases everywhere: zeros mean the same as none.
-        let missing: Vec<_> = tensors
-            .iter()
-            .filter(|(name, ..)| name.contains(".h.") || name.contains("ln_f"))
-            .map(|(name, shape, _)| {
-                let len = shape[shape.len() - 1];
-                (name.replace(".weight", ".bias"), vec![len], vec![0; 4 * len])
-            })
-            .collect();
-        tensors.extend(missing);
-    }
-    let views: Vec<(&str, TensorView)> = tensors
-        .iter()
-        .map(|(name, shape, bytes)| {
-            let view = TensorView::new(Dtype::F32, shape.clone(), bytes).expect("a tensor's bytes fit its shape");
-            (name.as_str(), view)
-        })
-        .collect();
-    let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
-    let bytes = safetensors::serialize(views, Some(metadata)).map_err(|e| Error::Checkpoint {
-        path: folder.join("model.safetensors"),
-        message: format!("cannot be made: {e}"),
-    })?;
-    write(&folder.join("model.safetensors"), &bytes)
+/// The parameters of a model as they were at one moment, off their device: they can be encoded on another thread while
+/// the model learns on.
+pub struct Weights {
+    config: GptConfig,
+    /// Name, shape and bytes of each.
+    tensors: Vec<(String, Vec<usize>, Vec<u8>)>,
 }
 
-/// Loads what [`save`] or Hugging Face wrote, on the CPU.
+impl Weights {
+    /// # Errors
+    /// If the parameters cannot be read from their device.
+    pub fn of(model: &mut Gpt) -> Result<Weights> {
+        let mut tensors = Vec::new();
+        for (name, tensor) in model.parameters() {
+            let file_name = if name.starts_with("lm_head") { name.clone() } else { format!("{PREFIX}{name}") };
+            tensors.push((file_name, tensor.shape().to_vec(), tensor.to_bytes()?));
+        }
+        Ok(Weights { config: model.config.clone(), tensors })
+    }
+
+    /// The names and contents of the files that [`load`] reads.
+    ///
+    /// # Errors
+    /// If the tensors make no file, which no model's do.
+    pub fn encode(mut self) -> Result<[(&'static str, Vec<u8>); 2]> {
+        if !self.config.bias {
+            // GPT-2 has biases everywhere: zeros mean the same as none.
+            let missing: Vec<_> = self
+                .tensors
+                .iter()
+                .filter(|(name, ..)| name.contains(".h.") || name.contains("ln_f"))
+                .map(|(name, shape, _)| {
+                    let len = shape[shape.len() - 1];
+                    (name.replace(".weight", ".bias"), vec![len], vec![0; 4 * len])
+                })
+                .collect();
+            self.tensors.extend(missing);
+        }
+        let views: Vec<(&str, TensorView)> = self
+            .tensors
+            .iter()
+            .map(|(name, shape, bytes)| {
+                let view = TensorView::new(Dtype::F32, shape.clone(), bytes).expect("a tensor's bytes fit its shape");
+                (name.as_str(), view)
+            })
+            .collect();
+        let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+        let weights = safetensors::serialize(views, Some(metadata))
+            .map_err(|e| Error::Invalid(format!("{WEIGHTS} cannot be made: {e}")))?;
+        let config = serde_json::to_string_pretty(&hugging_face_config(&self.config)).expect("plain values serialize");
+        Ok([(CONFIG, config.into_bytes()), (WEIGHTS, weights)])
+    }
+}
+
+/// Loads what [`Weights`] or Hugging Face wrote, on the CPU.
 ///
 /// # Errors
 /// If a file is missing, damaged, of another kind of model, or does not hold exactly the parameters its config implies.
 pub fn load(folder: &Path) -> Result<Gpt> {
-    let path = folder.join("config.json");
+    let path = folder.join(CONFIG);
     let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
     let config = parse_config(&text).map_err(|message| Error::Checkpoint { path: path.clone(), message })?;
-    let path = folder.join("model.safetensors");
+    let path = folder.join(WEIGHTS);
     let bytes = std::fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
     let damaged = |message: String| Error::Checkpoint { path: path.clone(), message };
     let file = SafeTensors::deserialize(&bytes).map_err(|e| damaged(format!("is damaged: {e}")))?;
@@ -161,8 +177,4 @@ fn parse_config(text: &str) -> std::result::Result<GptConfig, String> {
         return Err(format!("layer_norm_epsilon is {eps}; rustyflow computes {}", LayerNorm::EPS));
     }
     Ok(config)
-}
-
-fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    std::fs::write(path, bytes).map_err(|e| Error::io("write", path, e))
 }

@@ -3,8 +3,10 @@
 
 mod arena;
 mod schedule;
+mod state;
 mod update;
 
 pub use arena::{Entry, Parameters};
 pub use schedule::{LearningRate, Schedule};
+pub use state::Moments;
 pub use update::{Kind, Optimizer};

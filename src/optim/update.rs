@@ -27,14 +27,14 @@ pub enum Kind {
 
 /// An optimizer and what it remembers.
 pub struct Optimizer {
-    kind: Kind,
+    pub(super) kind: Kind,
     weight_decay: f64,
     /// Largest global gradient norm; 0 does not clip.
     grad_clip: f64,
     /// Updates done so far.
-    steps: u64,
+    pub(super) steps: u64,
     /// m (the momentum of SGD) and v (empty for SGD).
-    moments: [Tensor; 2],
+    pub(super) moments: [Tensor; 2],
 }
 
 impl Optimizer {

@@ -4,11 +4,11 @@ use crate::data::{IGNORE_INDEX, eval_windows};
 use crate::nn::{Dropout, Gpt};
 use crate::tensor::no_grad;
 use crate::{Result, Tensor};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How well a model predicts a text.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
     /// Mean cross-entropy per token, nats.
     pub loss: f64,

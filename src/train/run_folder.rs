@@ -4,19 +4,21 @@
 //! runs/sample-L4-H4-E128-gpu/
 //!   config.toml        every value in force, and where each came from
 //!   metrics.jsonl      one line per logged step and per evaluation
-//!   checkpoints/step-000500/   config.json model.safetensors tokenizer.json (Hugging Face GPT-2 layout)
+//!   checkpoints/step-000500/   see checkpoint.rs
 //!   best, last         the names of checkpoints
 //!   samples.txt        what the model wrote at the end
 //!   profile.txt        the profiling report
 //! ```
 
-use crate::data::Tokenizer;
-use crate::nn::{Gpt, checkpoint};
+use super::checkpoint::{Snapshot, verify_model};
+use super::files;
 use crate::{Error, Result};
 use serde_json::Value;
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
+
+pub(super) const METRICS: &str = "metrics.jsonl";
 
 /// A run's folder.
 pub struct RunFolder {
@@ -35,16 +37,19 @@ impl RunFolder {
         for name in names {
             let path = dir.join(name);
             match fs::create_dir(&path) {
-                Ok(()) => {
-                    let file = path.join("metrics.jsonl");
-                    let metrics = fs::File::create(&file).map_err(|e| Error::io("create", &file, e))?;
-                    return Ok(RunFolder { path, metrics });
-                }
+                Ok(()) => return RunFolder::open(&path),
                 Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => continue,
                 Err(e) => return Err(Error::io("create", &path, e)),
             }
         }
         unreachable!("there is always a next number")
+    }
+
+    fn open(path: &Path) -> Result<RunFolder> {
+        let file = path.join(METRICS);
+        let metrics = OpenOptions::new().create(true).append(true).open(&file);
+        let metrics = metrics.map_err(|e| Error::io("open", &file, e))?;
+        Ok(RunFolder { path: path.to_path_buf(), metrics })
     }
 
     /// Where it is.
@@ -58,13 +63,12 @@ impl RunFolder {
         let _ = fs::remove_dir_all(&self.path);
     }
 
-    /// Writes a text file.
+    /// Writes a text file, whole or not at all.
     ///
     /// # Errors
     /// If the file cannot be written.
     pub fn write(&self, name: &str, text: &str) -> Result<()> {
-        let path = self.path.join(name);
-        fs::write(&path, text).map_err(|e| Error::io("write", &path, e))
+        files::replace(&self.path.join(name), text.as_bytes())
     }
 
     /// Appends a line to `metrics.jsonl`.
@@ -72,87 +76,148 @@ impl RunFolder {
     /// # Errors
     /// If it cannot be written.
     pub fn add_metrics(&mut self, line: &Value) -> Result<()> {
-        writeln!(self.metrics, "{line}").map_err(|e| Error::io("write", self.path.join("metrics.jsonl"), e))
+        // One write: whoever reads meanwhile sees whole lines.
+        let written = self.metrics.write_all(format!("{line}\n").as_bytes());
+        written.map_err(|e| Error::io("write", self.path.join(METRICS), e))
     }
 
-    /// Saves model and tokenizer as `checkpoints/step-N` and makes that the `last`, and the `best` if so told.
-    /// Of the others only `best` and the newest `keep_last` stay.
+    /// Waits until the disk has `metrics.jsonl`, and tells its length in bytes.
     ///
     /// # Errors
-    /// If a file cannot be written.
-    pub fn save_checkpoint(
-        &self,
-        step: usize,
-        model: &mut Gpt,
-        tokenizer: &Tokenizer,
-        best: bool,
-        keep_last: usize,
-    ) -> Result<PathBuf> {
-        let name = format!("step-{step:06}");
-        let checkpoints = self.path.join("checkpoints");
-        let target = checkpoints.join(&name);
-        if !target.exists() {
-            // Under another name first: a folder called step-N is always complete.
-            let unfinished = checkpoints.join(format!(".{name}.unfinished"));
-            let _ = fs::remove_dir_all(&unfinished);
-            fs::create_dir_all(&unfinished).map_err(|e| Error::io("create", &unfinished, e))?;
-            checkpoint::save(model, &unfinished)?;
-            tokenizer.save(&unfinished.join("tokenizer.json"))?;
-            fs::rename(&unfinished, &target).map_err(|e| Error::io("rename", &unfinished, e))?;
-        }
-        self.write("last", &format!("{name}\n"))?;
-        if best {
-            self.write("best", &format!("{name}\n"))?;
-        }
-        self.prune(keep_last)?;
-        Ok(target)
+    /// If it cannot be written.
+    pub(super) fn sync_metrics(&self) -> Result<u64> {
+        let length = self.metrics.sync_all().and_then(|()| self.metrics.metadata()).map(|data| data.len());
+        length.map_err(|e| Error::io("write", self.path.join(METRICS), e))
     }
 
-    fn prune(&self, keep_last: usize) -> Result<()> {
-        let best = fs::read_to_string(self.path.join("best")).unwrap_or_default();
-        let checkpoints = self.path.join("checkpoints");
-        let entries = fs::read_dir(&checkpoints).map_err(|e| Error::io("read", &checkpoints, e))?;
-        let mut names: Vec<String> = entries
-            .filter_map(|e| e.ok()?.file_name().into_string().ok())
-            .filter(|name| name.starts_with("step-"))
-            .collect();
-        names.sort();
-        let old = names.len().saturating_sub(keep_last.max(1));
-        for name in names[..old].iter().filter(|name| *name != best.trim()) {
-            let path = checkpoints.join(name);
+    /// Saves a checkpoint as `checkpoints/step-N` and makes it the `last`, and the `best` if so told. Of the others only
+    /// `best` and the newest `keep_last` stay.
+    ///
+    /// # Errors
+    /// If a file cannot be written. The checkpoints from before are then as they were.
+    pub(super) fn save_checkpoint(&self, snapshot: Snapshot, best: bool, keep_last: usize) -> Result<PathBuf> {
+        let step = snapshot.state.step;
+        let target = self.path.join("checkpoints").join(checkpoint_name(step));
+        let saved = snapshot.write(&target).and_then(|()| {
+            self.point("last", step)?;
+            if best {
+                self.point("best", step)?;
+            }
+            self.prune(step, keep_last)
+        });
+        match saved {
+            Ok(()) => Ok(target),
+            Err(error) => Err(self.explain(error, step)),
+        }
+    }
+
+    /// Makes the checkpoint of a step the `last` or the `best`.
+    pub(super) fn point(&self, pointer: &str, step: usize) -> Result<()> {
+        self.write(pointer, &format!("{}\n", checkpoint_name(step)))
+    }
+
+    /// What to do about a checkpoint that could not be saved.
+    fn explain(&self, error: Error, step: usize) -> Error {
+        let kept = match checkpoints(&self.path).last() {
+            Some((step, _)) => format!("the checkpoint of step {step} is untouched"),
+            None => "there is no checkpoint from before".into(),
+        };
+        let message = format!(
+            "the checkpoint of step {step} could not be saved: {error}; {kept}. Make room or make the folder writable, \
+             then train again"
+        );
+        Error::Checkpoint { path: self.path.clone(), message }
+    }
+
+    /// Removes what is older than the newest `keep_last` up to `step`, other than `best`; and what is newer than `step`,
+    /// which is left from before the run went back to an older checkpoint.
+    fn prune(&self, step: usize, keep_last: usize) -> Result<()> {
+        let best = self.pointed("best");
+        let (newer, old): (Vec<_>, Vec<_>) = checkpoints(&self.path).into_iter().partition(|(at, _)| *at > step);
+        let old_count = old.len().saturating_sub(keep_last.max(1));
+        let old = old.into_iter().take(old_count).filter(|(_, path)| Some(path) != best.as_ref());
+        for (_, path) in old.chain(newer) {
             fs::remove_dir_all(&path).map_err(|e| Error::io("remove", &path, e))?;
         }
         Ok(())
     }
+
+    fn pointed(&self, pointer: &str) -> Option<PathBuf> {
+        pointed(&self.path, pointer)
+    }
 }
 
-/// The folder with `model.safetensors` that `path` means: itself, or the best checkpoint of the run that it is, or else
-/// the last.
+fn checkpoint_name(step: usize) -> String {
+    format!("step-{step:06}")
+}
+
+/// Step and folder of every checkpoint of a run, the oldest first.
+pub(super) fn checkpoints(run: &Path) -> Vec<(usize, PathBuf)> {
+    let entries = fs::read_dir(run.join("checkpoints")).into_iter().flatten().flatten();
+    let step = |entry: &fs::DirEntry| entry.file_name().to_str()?.strip_prefix("step-")?.parse().ok();
+    let mut all: Vec<(usize, PathBuf)> = entries.filter_map(|entry| Some((step(&entry)?, entry.path()))).collect();
+    all.sort();
+    all
+}
+
+/// The checkpoint that `best` or `last` names, if there is such a folder.
+fn pointed(run: &Path, pointer: &str) -> Option<PathBuf> {
+    let name = fs::read_to_string(run.join(pointer)).ok()?;
+    let name = name.trim();
+    // A name, not a path: what a damaged or foreign file says must not lead elsewhere.
+    let is_name = name.starts_with("step-") && !name.contains(['/', '\\']);
+    Some(run.join("checkpoints").join(name)).filter(|path| is_name && path.is_dir())
+}
+
+/// A folder with a model.
+#[derive(Debug)]
+pub struct Found {
+    pub folder: PathBuf,
+    /// What is wrong with the checkpoints that would have been taken before it.
+    pub damaged: Vec<Error>,
+}
+
+/// The folder with `model.safetensors` that `path` means: itself; or of the run that it is the best checkpoint, or else
+/// the last, or else the newest that is not damaged.
 ///
 /// # Errors
-/// If there is no model.
-pub fn find_checkpoint(path: &Path) -> Result<PathBuf> {
+/// If there is no model, or none that is not damaged.
+pub fn find_checkpoint(path: &Path) -> Result<Found> {
     let missing = |message: String| Error::Checkpoint { path: path.to_path_buf(), message };
     if path.join("model.safetensors").exists() {
-        return Ok(path.to_path_buf());
+        verify_model(path)?;
+        return Ok(Found { folder: path.to_path_buf(), damaged: Vec::new() });
     }
     if !path.is_dir() {
         return Err(missing("is not a folder; give a run's folder or a checkpoint's, as in runs/<name>".into()));
     }
-    for pointer in ["best", "last"] {
-        let Ok(name) = fs::read_to_string(path.join(pointer)) else { continue };
-        let name = name.trim();
-        // A name, not a path: what a damaged or foreign file says must not lead elsewhere.
-        if name.starts_with("step-") && !name.contains(['/', '\\']) {
-            let checkpoint = path.join("checkpoints").join(name);
-            if checkpoint.join("model.safetensors").exists() {
-                return Ok(checkpoint);
-            }
+    let mut damaged = Vec::new();
+    for folder in models(path) {
+        match verify_model(&folder) {
+            Ok(()) => return Ok(Found { folder, damaged }),
+            Err(error) => damaged.push(error),
         }
     }
-    Err(missing(
-        "holds no model: neither model.safetensors nor a run's checkpoints; train one with `rustyflow train`".into(),
-    ))
+    Err(damaged.into_iter().next().unwrap_or_else(|| {
+        missing(
+            "holds no model: neither model.safetensors nor a run's checkpoints; train one with `rustyflow train`"
+                .into(),
+        )
+    }))
+}
+
+/// The checkpoints of a run, those to be preferred first.
+fn models(run: &Path) -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> = ["best", "last"].into_iter().filter_map(|p| pointed(run, p)).collect();
+    for (_, path) in checkpoints(run).into_iter().rev() {
+        if !folders.contains(&path) {
+            folders.push(path);
+        }
+    }
+    folders.dedup();
+    // One with a manifest and without a model is damaged, and that is to be said.
+    folders.retain(|folder| ["model.safetensors", "manifest.json"].iter().any(|name| folder.join(name).exists()));
+    folders
 }
 
 /// The run in `dir` that was changed last.
@@ -161,7 +226,7 @@ pub fn find_checkpoint(path: &Path) -> Result<PathBuf> {
 /// If there is none.
 pub fn newest_run(dir: &Path) -> Result<PathBuf> {
     let entries = fs::read_dir(dir).into_iter().flatten().flatten();
-    let runs = entries.filter(|e| find_checkpoint(&e.path()).is_ok());
+    let runs = entries.filter(|e| !models(&e.path()).is_empty());
     runs.max_by_key(|e| fs::metadata(e.path().join("last")).and_then(|m| m.modified()).ok())
         .map(|e| e.path())
         .ok_or_else(|| Error::Checkpoint {
@@ -189,8 +254,21 @@ mod tests {
         fs::create_dir_all(dir.path().join("elsewhere")).unwrap();
         fs::write(dir.path().join("elsewhere/model.safetensors"), "").unwrap();
         let run = dir.path().join("run");
-        fs::create_dir_all(run.join("checkpoints")).unwrap();
+        fs::create_dir_all(run.join("checkpoints/step-")).unwrap();
         fs::write(run.join("last"), "step-/../../../elsewhere").unwrap();
         assert!(find_checkpoint(&run).is_err());
+    }
+
+    #[test]
+    fn pruning_keeps_the_newest_by_number_and_the_best() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = RunFolder::create(dir.path(), "a").unwrap();
+        for step in [999_998, 999_999, 1_000_000, 1_000_001] {
+            fs::create_dir_all(run.path().join("checkpoints").join(checkpoint_name(step))).unwrap();
+        }
+        run.point("best", 999_998).unwrap();
+        run.prune(1_000_000, 1).unwrap();
+        let steps: Vec<usize> = checkpoints(run.path()).into_iter().map(|(step, _)| step).collect();
+        assert_eq!(steps, [999_998, 1_000_000]);
     }
 }

@@ -253,7 +253,7 @@ fn a_validation_loss_that_is_no_number_is_never_the_best() {
     assert!(!sandbox.exists(format!("{TINY_RUN}/best")));
 }
 
-/// A trained model whose files can be spoilt.
+/// A trained model whose files can be spoilt. It has no manifest, as one from elsewhere, so that only reading it shows.
 struct Model {
     sandbox: Sandbox,
     folder: String,
@@ -261,7 +261,9 @@ struct Model {
 
 impl Model {
     fn new() -> Model {
-        Model { sandbox: Sandbox::trained(), folder: format!("{TINY_RUN}/checkpoints/step-000006") }
+        let model = Model { sandbox: Sandbox::trained(), folder: format!("{TINY_RUN}/checkpoints/step-000006") };
+        std::fs::remove_file(model.sandbox.path(format!("{}/manifest.json", model.folder))).unwrap();
+        model
     }
 
     fn change(&self, file: &str, change: impl FnOnce(&mut Vec<u8>)) {

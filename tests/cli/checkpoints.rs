@@ -86,3 +86,75 @@ fn a_head_of_its_own_is_written_as_lm_head() {
     assert_eq!(checkpoint.shapes["lm_head.weight"], checkpoint.shapes["transformer.wte.weight"]);
     assert_ne!(checkpoint.values("lm_head.weight"), checkpoint.values("transformer.wte.weight"));
 }
+
+/// A byte in the middle of a file is changed.
+fn damage(sandbox: &Sandbox, file: &str) {
+    let mut bytes = std::fs::read(sandbox.path(file)).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    sandbox.write(file, bytes);
+}
+
+#[test]
+fn the_manifest_has_size_and_hash_of_every_other_file() {
+    let sandbox = Sandbox::trained();
+    let folder = format!("{TINY_RUN}/checkpoints/step-000006");
+    let manifest: Value = serde_json::from_str(&sandbox.read(format!("{folder}/manifest.json"))).unwrap();
+    let files = manifest["files"].as_object().unwrap();
+    let mut names: Vec<&str> = files.keys().map(String::as_str).collect();
+    names.push("manifest.json");
+    names.sort_unstable();
+    assert_eq!(sandbox.names_in(&folder), names);
+    for (name, entry) in files {
+        let length = std::fs::metadata(sandbox.path(format!("{folder}/{name}"))).unwrap().len();
+        assert_eq!(entry["size_bytes"], length, "{name}");
+        assert_eq!(entry["sha256"].as_str().unwrap().len(), 64, "{name}");
+    }
+}
+
+#[test]
+fn one_flipped_bit_is_found_and_the_file_named() {
+    let sandbox = Sandbox::trained();
+    let folder = format!("{TINY_RUN}/checkpoints/step-000006");
+    damage(&sandbox, &format!("{folder}/model.safetensors"));
+    let generate = sandbox.run(&["generate", "--device", "cpu", "--model", &folder]);
+    generate.fails_with(&["step-000006/model.safetensors: is damaged", "SHA-256"]);
+    // Training's own state takes no part in generating.
+    let sandbox = Sandbox::trained();
+    damage(&sandbox, &format!("{folder}/optimizer.safetensors"));
+    sandbox.run(&["generate", "--device", "cpu", "--model", &folder, "-n", "2"]).succeeds();
+}
+
+#[test]
+fn a_damaged_checkpoint_is_passed_over_for_the_one_before_and_that_is_said() {
+    let sandbox = Sandbox::new();
+    sandbox.train(&["--set", "checkpoint.every=3"]).succeeds();
+    sandbox.write(format!("{TINY_RUN}/best"), "step-000006\n");
+    damage(&sandbox, &format!("{TINY_RUN}/checkpoints/step-000006/model.safetensors"));
+    let run = sandbox.run(&["generate", "--device", "cpu", "--model", TINY_RUN, "-n", "2"]).succeeds();
+    assert!(run.stderr.contains("step-000006/model.safetensors: is damaged"), "{run:?}");
+    assert!(run.stderr.contains(&format!("using {TINY_RUN}/checkpoints/step-000003")), "{run:?}");
+    damage(&sandbox, &format!("{TINY_RUN}/checkpoints/step-000003/tokenizer.json"));
+    let run = sandbox.run(&["generate", "--device", "cpu", "--model", TINY_RUN]);
+    run.fails_with(&["step-000006/model.safetensors: is damaged"]);
+}
+
+#[test]
+fn the_moments_are_those_of_the_optimizer_and_the_model() {
+    for (optimizer, moments) in [("adamw", &["exp_avg", "exp_avg_sq"][..]), ("sgd", &["momentum_buffer"])] {
+        let sandbox = Sandbox::new();
+        sandbox.train(&["--set", &format!("optimizer.kind={optimizer}")]).succeeds();
+        let folder = format!("{TINY_RUN}/checkpoints/step-000006");
+        let read = |name: &str| std::fs::read(sandbox.path(format!("{folder}/{name}"))).unwrap();
+        let (model, state) = (read("model.safetensors"), read("optimizer.safetensors"));
+        let (model, state) = (SafeTensors::deserialize(&model).unwrap(), SafeTensors::deserialize(&state).unwrap());
+        assert_eq!(state.len(), moments.len() * model.len(), "{optimizer}");
+        for (name, parameter) in model.tensors() {
+            for moment in moments {
+                let view = state.tensor(&format!("{moment}.{}", name.trim_start_matches("transformer."))).unwrap();
+                assert_eq!(view.shape(), parameter.shape(), "{name}");
+                assert!(view.data().iter().any(|&byte| byte != 0), "{moment} of {name}");
+            }
+        }
+    }
+}

@@ -98,7 +98,9 @@ fn a_run_leaves_its_folder() {
     let names = ["best", "checkpoints", "config.toml", "last", "metrics.jsonl", "profile.txt", "samples.txt"];
     assert_eq!(sandbox.names_in(TINY_RUN), names);
     let step = format!("{TINY_RUN}/checkpoints/step-000006");
-    assert_eq!(sandbox.names_in(&step), ["config.json", "model.safetensors", "tokenizer.json"]);
+    let model = ["config.json", "config.toml", "manifest.json", "model.safetensors"];
+    let training = ["optimizer.safetensors", "tokenizer.json", "trainer_state.json"];
+    assert_eq!(sandbox.names_in(&step), [&model[..], &training].concat());
     assert_eq!(sandbox.read(format!("{TINY_RUN}/last")), "step-000006\n");
     assert!(sandbox.read(format!("{TINY_RUN}/best")).starts_with("step-00000"));
     assert!(!sandbox.read(format!("{TINY_RUN}/samples.txt")).trim().is_empty());

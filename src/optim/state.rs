@@ -1,0 +1,162 @@
+//! What an optimizer remembers, as a safetensors file: `exp_avg.<parameter>`, `exp_avg_sq.<parameter>` and
+//! `momentum_buffer.<parameter>`, in PyTorch's names. One tensor per parameter, so that the file does not depend on how
+//! arenas are laid out.
+
+use super::update::Kind;
+use super::{Entry, Optimizer, Parameters};
+use crate::{Error, Result, Tensor};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use std::path::Path;
+
+/// The moments as they were at one moment, off their device: they can be encoded on another thread while training goes
+/// on.
+pub struct Moments {
+    entries: Vec<Entry>,
+    /// The name of each moment, and its arena.
+    arenas: Vec<(&'static str, Vec<u8>)>,
+}
+
+/// The bytes of a parameter in an arena.
+fn range(entry: &Entry) -> std::ops::Range<usize> {
+    let start = 4 * entry.offset;
+    start..start + 4 * entry.shape.elements()
+}
+
+impl Optimizer {
+    /// Each moment's name and arena.
+    fn named_moments(&self) -> Vec<(&'static str, &Tensor)> {
+        let [first, second] = &self.moments;
+        match self.kind {
+            Kind::Sgd { .. } => vec![("momentum_buffer", first)],
+            Kind::AdamW { .. } | Kind::Adam { .. } => vec![("exp_avg", first), ("exp_avg_sq", second)],
+        }
+    }
+
+    /// A copy of the moments of these parameters.
+    ///
+    /// # Errors
+    /// If they cannot be read from their device.
+    pub fn moments(&self, parameters: &Parameters) -> Result<Moments> {
+        let arenas = self.named_moments().into_iter().map(|(name, arena)| Ok((name, arena.to_bytes()?)));
+        Ok(Moments { entries: parameters.entries.clone(), arenas: arenas.collect::<Result<_>>()? })
+    }
+
+    /// Takes up where an optimizer was after `steps` updates, whose moments are in the file at `path`.
+    ///
+    /// # Errors
+    /// If the file is missing or damaged, or does not hold exactly the moments that these parameters and this rule have.
+    pub fn restore(&mut self, parameters: &Parameters, path: &Path, steps: u64) -> Result<()> {
+        let bytes = std::fs::read(path).map_err(|e| Error::io("read", path, e))?;
+        let wrong = |message: String| Error::Checkpoint { path: path.to_path_buf(), message };
+        let file = SafeTensors::deserialize(&bytes).map_err(|e| wrong(format!("is damaged: {e}")))?;
+        let moments = self.named_moments();
+        let expected = moments.len() * parameters.entries.len();
+        if file.len() != expected {
+            return Err(wrong(format!("has {} tensors, this optimizer needs {expected}", file.len())));
+        }
+        for (moment, arena) in moments {
+            let mut flat = vec![0; arena.spec().size_bytes()];
+            for entry in &parameters.entries {
+                let name = format!("{moment}.{}", entry.name);
+                let view = file.tensor(&name).map_err(|_| wrong(format!("has no tensor {name}")))?;
+                if view.shape() != &entry.shape[..] || view.dtype() != Dtype::F32 {
+                    let (dtype, shape) = (view.dtype(), view.shape());
+                    return Err(wrong(format!("{name} is {dtype:?} {shape:?}, the model implies F32 {}", entry.shape)));
+                }
+                flat[range(entry)].copy_from_slice(view.data());
+            }
+            arena.write_bytes(&flat)?;
+        }
+        self.steps = steps;
+        Ok(())
+    }
+}
+
+impl Moments {
+    /// The contents of the file that [`Optimizer::restore`] reads.
+    ///
+    /// # Errors
+    /// If the tensors make no file, which no optimizer's do.
+    pub fn encode(self) -> Result<Vec<u8>> {
+        let mut views = Vec::new();
+        for (moment, arena) in &self.arenas {
+            for entry in &self.entries {
+                let view = TensorView::new(Dtype::F32, entry.shape.to_vec(), &arena[range(entry)]);
+                views.push((format!("{moment}.{}", entry.name), view.expect("a tensor's bytes fit its shape")));
+            }
+        }
+        safetensors::serialize(views, None).map_err(|e| Error::Invalid(format!("the moments make no file: {e}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+    use crate::nn::{Gpt, GptConfig, Module};
+
+    fn setup(kind: Kind) -> (Gpt, Parameters, Optimizer) {
+        let config = GptConfig {
+            vocab_size: 5,
+            block_size: 7,
+            n_layer: 1,
+            n_head: 1,
+            n_embd: 6,
+            bias: true,
+            tie_embeddings: true,
+        };
+        let mut model = Gpt::new(config, 1).unwrap();
+        let parameters = Parameters::gather(&mut model, &Device::Cpu).unwrap();
+        let optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
+        (model, parameters, optimizer)
+    }
+
+    /// A step with other gradients each time.
+    fn step(optimizer: &mut Optimizer, parameters: &Parameters, number: usize) {
+        let values: Vec<f32> = (0..parameters.len()).map(|i| ((i * 7 + number * 13) % 11) as f32 - 5.0).collect();
+        parameters.gradients.write_bytes(bytemuck::cast_slice(&values)).unwrap();
+        optimizer.step(parameters, 0.1).unwrap();
+    }
+
+    const KINDS: [Kind; 3] = [
+        Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 },
+        Kind::Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8 },
+        Kind::Sgd { momentum: 0.9 },
+    ];
+
+    #[test]
+    fn a_restored_optimizer_goes_on_to_the_bit() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("optimizer.safetensors");
+        for kind in KINDS {
+            let (mut model, parameters, mut optimizer) = setup(kind);
+            (0..3).for_each(|i| step(&mut optimizer, &parameters, i));
+            std::fs::write(&path, optimizer.moments(&parameters).unwrap().encode().unwrap()).unwrap();
+            let (mut other_model, other_parameters, mut other) = setup(kind);
+            other_parameters.values.write_bytes(&parameters.values.to_bytes().unwrap()).unwrap();
+            other.restore(&other_parameters, &path, 3).unwrap();
+            step(&mut optimizer, &parameters, 3);
+            step(&mut other, &other_parameters, 3);
+            for ((name, left), (_, right)) in model.parameters().iter().zip(other_model.parameters()) {
+                assert_eq!(left.to_bytes().unwrap(), right.to_bytes().unwrap(), "{kind:?} {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_moments_of_another_rule_or_model_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("optimizer.safetensors");
+        let (_model, parameters, optimizer) = setup(KINDS[0]);
+        std::fs::write(&path, optimizer.moments(&parameters).unwrap().encode().unwrap()).unwrap();
+        let (_model, parameters, mut sgd) = setup(KINDS[2]);
+        let error = sgd.restore(&parameters, &path, 1).unwrap_err().to_string();
+        assert!(error.contains("optimizer.safetensors") && error.contains("tensors"), "{error}");
+        let (_model, mut parameters, mut adamw) = setup(KINDS[0]);
+        parameters.entries[0].name = "other".into();
+        let error = adamw.restore(&parameters, &path, 1).unwrap_err().to_string();
+        assert!(error.contains("has no tensor exp_avg.other"), "{error}");
+        std::fs::write(&path, b"short").unwrap();
+        assert!(adamw.restore(&parameters, &path, 1).unwrap_err().to_string().contains("is damaged"));
+    }
+}

@@ -1,0 +1,146 @@
+//! `manifest.json` of a checkpoint: the size and SHA-256 of every other file in it.
+
+use super::files;
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::fs;
+use std::path::Path;
+
+const NAME: &str = "manifest.json";
+
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Manifest {
+    files: BTreeMap<String, Entry>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+struct Entry {
+    size_bytes: u64,
+    sha256: String,
+}
+
+impl Manifest {
+    /// Notes a file that is to be in the checkpoint.
+    pub(super) fn add(&mut self, name: &str, bytes: &[u8]) {
+        let entry = Entry { size_bytes: bytes.len() as u64, sha256: sha256(&[bytes]) };
+        self.files.insert(name.to_string(), entry);
+    }
+
+    pub(super) fn write(&self, folder: &Path) -> Result<()> {
+        let text = serde_json::to_string_pretty(self).expect("plain values serialize");
+        files::write(&folder.join(NAME), text.as_bytes())
+    }
+
+    /// That of a checkpoint; `None` if it has none, as models from elsewhere.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub(super) fn read(folder: &Path) -> Result<Option<Manifest>> {
+        let path = folder.join(NAME);
+        match fs::read(&path) {
+            Ok(bytes) => match serde_json::from_slice(&bytes) {
+                Ok(manifest) => Ok(Some(manifest)),
+                Err(error) => Err(damaged(&path, &error.to_string())),
+            },
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(Error::io("read", &path, error)),
+        }
+    }
+
+    /// Checks that a file is the one that was written.
+    ///
+    /// # Errors
+    /// If it is not; the error names it.
+    pub(super) fn check(&self, folder: &Path, name: &str) -> Result<()> {
+        let path = folder.join(name);
+        let Some(entry) = self.files.get(name) else {
+            return Err(damaged(&folder.join(NAME), &format!("it does not list {name}")));
+        };
+        let bytes = fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
+        if bytes.len() as u64 != entry.size_bytes {
+            return Err(damaged(&path, &format!("it has {} of {} bytes", bytes.len(), entry.size_bytes)));
+        }
+        if sha256(&[&bytes]) != entry.sha256 {
+            return Err(damaged(&path, "its SHA-256 is not the one in manifest.json"));
+        }
+        Ok(())
+    }
+
+    /// Checks every file listed.
+    ///
+    /// # Errors
+    /// If one is missing or damaged.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for resuming"))]
+    pub(super) fn check_all(&self, folder: &Path) -> Result<()> {
+        self.files.keys().try_for_each(|name| self.check(folder, name))
+    }
+}
+
+fn damaged(path: &Path, how: &str) -> Error {
+    Error::Checkpoint { path: path.to_path_buf(), message: format!("is damaged: {how}") }
+}
+
+/// Of these parts in a row, as 64 hexadecimal digits.
+pub(super) fn sha256(parts: &[&[u8]]) -> String {
+    let mut hash = Sha256::new();
+    parts.iter().for_each(|part| hash.update(part));
+    hash.finalize().iter().fold(String::new(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder with two files and their manifest.
+    fn folder() -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let mut manifest = Manifest::default();
+        for (name, bytes) in [("a", "first"), ("b", "second")] {
+            manifest.add(name, bytes.as_bytes());
+            files::write(&dir.path().join(name), bytes.as_bytes()).unwrap();
+        }
+        manifest.write(dir.path()).unwrap();
+        dir
+    }
+
+    fn check(dir: &Path) -> String {
+        let manifest = Manifest::read(dir).unwrap().unwrap();
+        manifest.check_all(dir).map_or_else(|e| e.to_string(), |()| "good".into())
+    }
+
+    #[test]
+    fn the_hash_is_sha256() {
+        // FIPS 180-2, appendix B.1.
+        let expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(sha256(&[b"a", b"bc"]), expected);
+    }
+
+    #[test]
+    fn what_is_damaged_is_named() {
+        let dir = folder();
+        assert_eq!(check(dir.path()), "good");
+        fs::write(dir.path().join("b"), "sekond").unwrap();
+        let error = check(dir.path());
+        assert!(error.contains("b: is damaged") && error.contains("SHA-256"), "{error}");
+        fs::write(dir.path().join("b"), "sec").unwrap();
+        let error = check(dir.path());
+        assert!(error.contains("b: is damaged") && error.contains("3 of 6 bytes"), "{error}");
+        fs::remove_file(dir.path().join("b")).unwrap();
+        assert!(check(dir.path()).contains("cannot read"), "{}", check(dir.path()));
+    }
+
+    #[test]
+    fn a_damaged_manifest_is_named_and_a_missing_one_is_none() {
+        let dir = folder();
+        fs::write(dir.path().join(NAME), "{").unwrap();
+        assert!(Manifest::read(dir.path()).unwrap_err().to_string().contains("manifest.json: is damaged"));
+        fs::remove_file(dir.path().join(NAME)).unwrap();
+        assert!(Manifest::read(dir.path()).unwrap().is_none());
+    }
+}

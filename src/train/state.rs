@@ -1,0 +1,97 @@
+//! `trainer_state.json` of a checkpoint: all that a run must know to go on, besides weights, moments and configuration.
+
+use super::Evaluation;
+use super::manifest::sha256;
+use crate::Device;
+use crate::data::{Corpus, Position};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Where a run stands.
+///
+/// There is no state of a random number generator, nor of the schedule: dropout's masks follow from the seed and the
+/// number of the pass, the learning rate from the step, the batches from the seed and the loader's position.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TrainerState {
+    /// The rustyflow that saved it.
+    pub version: String,
+    /// What it computed on: the same bits are promised on the same device only.
+    pub device: String,
+    pub data: DataHash,
+    /// Updates done.
+    pub step: usize,
+    /// Updates that the run is to have.
+    pub total_steps: usize,
+    /// Where the loader stands.
+    pub position: Position,
+    /// Of the last logged step.
+    pub train_loss: Option<f64>,
+    pub evaluated: Option<Evaluated>,
+    pub best: Option<Best>,
+    /// Bytes of the run's files that grow by lines, by name: what lies beyond was written after this moment.
+    pub appended: BTreeMap<String, u64>,
+}
+
+/// The last evaluation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Evaluated {
+    pub step: usize,
+    pub result: Evaluation,
+}
+
+/// The evaluation with the lowest validation loss.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Best {
+    pub step: usize,
+    pub loss: f64,
+}
+
+/// What was learnt from.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DataHash {
+    /// Of the texts of both splits.
+    pub text_sha256: String,
+    /// Of their token ids, as 32-bit little-endian numbers.
+    pub tokens_sha256: String,
+}
+
+impl TrainerState {
+    /// That of a run which has not begun.
+    pub(super) fn new(device: &Device, data: DataHash, total_steps: usize) -> TrainerState {
+        TrainerState {
+            version: env!("CARGO_PKG_VERSION").into(),
+            device: name(device),
+            data,
+            step: 0,
+            total_steps,
+            position: Position::default(),
+            train_loss: None,
+            evaluated: None,
+            best: None,
+            appended: BTreeMap::new(),
+        }
+    }
+}
+
+impl DataHash {
+    pub(super) fn new(corpus: &Corpus, train_tokens: &[u32], validation_tokens: &[u32]) -> DataHash {
+        // With the length of the first part, for the place where it ends matters.
+        let split = |len: usize| (len as u64).to_le_bytes();
+        DataHash {
+            text_sha256: sha256(&[&split(corpus.train.len()), corpus.train.as_bytes(), corpus.validation.as_bytes()]),
+            tokens_sha256: sha256(&[
+                &split(train_tokens.len()),
+                bytemuck::cast_slice(train_tokens),
+                bytemuck::cast_slice(validation_tokens),
+            ]),
+        }
+    }
+}
+
+/// "cpu" or "NVIDIA H200 (vulkan)": without what may differ from one process to the next.
+pub(super) fn name(device: &Device) -> String {
+    match device {
+        Device::Cpu => "cpu".into(),
+        Device::Gpu(gpu) => format!("{} ({})", gpu.info().name, gpu.info().backend),
+    }
+}
