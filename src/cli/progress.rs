@@ -13,6 +13,7 @@ const LINE_EVERY: Duration = Duration::from_secs(2);
 pub struct View {
     /// Hidden where standard error is not a terminal.
     bar: ProgressBar,
+    first_step: usize,
     total_steps: usize,
     last_line: Option<Instant>,
     validation: Option<f64>,
@@ -21,11 +22,15 @@ pub struct View {
 impl View {
     pub fn new() -> View {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
-        View { bar, total_steps: 0, last_line: None, validation: None }
+        View { bar, first_step: 0, total_steps: 0, last_line: None, validation: None }
     }
 
     pub fn show(&mut self, event: &Event) -> io::Result<()> {
         match event {
+            Event::Note(text) => {
+                output::note(format_args!("note: {text}"));
+                Ok(())
+            }
             Event::Started(start) => self.start(start),
             Event::Progress { step } => {
                 self.bar.set_position(*step as u64);
@@ -75,13 +80,18 @@ impl View {
             "training   {} steps of {} tokens, {:.2} epochs",
             s.total_steps, s.tokens_per_step, s.epochs
         ))?;
+        if s.first_step > 0 {
+            output::line(format_args!("resumed    after step {}", s.first_step))?;
+        }
         output::line(format_args!("folder     {}\n", s.folder.display()))?;
-        self.total_steps = s.total_steps;
+        (self.first_step, self.total_steps) = (s.first_step, s.total_steps);
         if io::stderr().is_terminal() {
             let style = "{wide_bar:.cyan/238} {pos}/{len}  {msg}  {elapsed} ETA {eta}";
             self.bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(10));
             self.bar.set_style(ProgressStyle::with_template(style).expect("the template is valid"));
             self.bar.set_length(s.total_steps as u64);
+            self.bar.set_position(s.first_step as u64);
+            self.bar.reset_eta();
         }
         Ok(())
     }
@@ -110,10 +120,11 @@ impl View {
     /// Time left at the speed of the last steps.
     fn remaining(&self, s: &Step) -> String {
         let elapsed = self.bar.elapsed().as_secs_f64();
-        if s.step < 2 || s.step == self.total_steps {
+        let done = s.step - self.first_step;
+        if done < 2 || s.step == self.total_steps {
             return String::new();
         }
-        let left = elapsed / s.step as f64 * (self.total_steps - s.step) as f64;
+        let left = elapsed / done as f64 * (self.total_steps - s.step) as f64;
         format!("  ETA {}", indicatif::HumanDuration(Duration::from_secs(left as u64)))
     }
 

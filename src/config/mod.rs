@@ -19,6 +19,7 @@
 //! # Ok::<(), rustyflow::Error>(())
 //! ```
 
+mod changes;
 mod choice;
 mod env_file;
 mod explain;
@@ -36,6 +37,7 @@ use std::fmt::Display;
 
 use crate::error::Error;
 
+pub use changes::Change;
 pub use choice::{DeviceKind, OptimizerKind, Precision, Schedule};
 pub use layers::{Layers, Resolved, process_environment};
 pub use origin::Origin;

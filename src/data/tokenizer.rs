@@ -142,6 +142,12 @@ impl Tokenizer {
         self.inner.to_string(true).map_err(|cause| error(&self.name, cause.to_string()))
     }
 
+    /// The same under the name that it was first built with: one that is loaded has that of its file.
+    pub fn with_name(mut self, name: &str) -> Tokenizer {
+        self.name = name.to_string();
+        self
+    }
+
     /// `char`, `word`, `bpe`, `gpt2`, or the path it was loaded from.
     pub fn name(&self) -> &str {
         &self.name

@@ -18,7 +18,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What using a model takes.
-const MODEL_FILES: [&str; 3] = ["config.json", "model.safetensors", "tokenizer.json"];
+const MODEL_FILES: [&str; 3] = ["config.json", "model.safetensors", TOKENIZER];
+pub(super) const TOKENIZER: &str = "tokenizer.json";
 pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
 pub(super) const STATE: &str = "trainer_state.json";
 pub(super) const CONFIG: &str = "config.toml";
@@ -61,7 +62,7 @@ impl Snapshot {
         for (name, bytes) in self.weights.encode()? {
             add(name, &bytes)?;
         }
-        add("tokenizer.json", self.tokenizer.as_bytes())?;
+        add(TOKENIZER, self.tokenizer.as_bytes())?;
         add(OPTIMIZER, &self.moments.encode()?)?;
         let state = serde_json::to_string_pretty(&self.state).expect("plain values serialize");
         add(STATE, state.as_bytes())?;
@@ -86,7 +87,6 @@ fn put_in_place(unfinished: &Path, target: &Path) -> Result<()> {
 ///
 /// # Errors
 /// If a name cannot be changed.
-#[cfg_attr(not(test), expect(dead_code, reason = "for resuming"))]
 pub(super) fn recover(folder: &Path) -> Result<()> {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
@@ -117,6 +117,21 @@ pub(super) fn verify_model(folder: &Path) -> Result<()> {
         Some(manifest) => MODEL_FILES.iter().try_for_each(|name| manifest.check(folder, name)),
         None => Ok(()),
     }
+}
+
+/// The state that a checkpoint holds, every file of which was checked against the manifest.
+///
+/// # Errors
+/// If a file is damaged or missing, or the checkpoint is of a version that saved no state.
+pub(super) fn read_state(folder: &Path) -> Result<TrainerState> {
+    let wrong = |message: String| Error::Checkpoint { path: folder.to_path_buf(), message };
+    let Some(manifest) = Manifest::read(folder)? else {
+        return Err(wrong("cannot be resumed: it has no manifest.json, as those of older versions".into()));
+    };
+    manifest.check_all(folder)?;
+    let path = folder.join(STATE);
+    let bytes = fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
+    serde_json::from_slice(&bytes).map_err(|e| wrong(format!("{STATE} is of another version of rustyflow: {e}")))
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@ use std::path::PathBuf;
 /// Something that happened.
 #[derive(Debug, Clone)]
 pub enum Event {
+    /// Something that whoever resumes a run should know.
+    Note(String),
     /// Everything is prepared; the first step follows.
     Started(Box<Start>),
     /// A step's numbers arrived. On a GPU that may be a few steps after it was computed.
@@ -46,6 +48,8 @@ pub struct Start {
     pub train_tokens: usize,
     pub validation_tokens: usize,
     pub tokens_per_step: usize,
+    /// Steps that were done before, of a run that goes on.
+    pub first_step: usize,
     pub total_steps: usize,
     pub epochs: f64,
 }
@@ -91,11 +95,12 @@ impl Event {
     pub fn json(&self) -> Option<Value> {
         Some(match self {
             Event::Progress { .. } => return None,
+            Event::Note(text) => json!({ "kind": "note", "text": text }),
             Event::Started(s) => json!({
                 "kind": "start", "folder": s.folder, "device": s.device, "corpus": s.corpus,
                 "tokenizer": s.tokenizer, "model": s.model, "parameters": s.parameters,
                 "train_tokens": s.train_tokens, "validation_tokens": s.validation_tokens,
-                "tokens_per_step": s.tokens_per_step, "total_steps": s.total_steps, "epochs": s.epochs,
+                "tokens_per_step": s.tokens_per_step, "first_step": s.first_step, "total_steps": s.total_steps, "epochs": s.epochs,
             }),
             Event::Step(s) => json!({
                 "kind": "train", "step": s.step, "epoch": round(s.epoch, 4), "loss": s.loss,

@@ -73,7 +73,6 @@ impl Manifest {
     ///
     /// # Errors
     /// If one is missing or damaged.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for resuming"))]
     pub(super) fn check_all(&self, folder: &Path) -> Result<()> {
         self.files.keys().try_for_each(|name| self.check(folder, name))
     }

@@ -10,6 +10,7 @@ mod files;
 mod log;
 mod manifest;
 mod prepare;
+mod resume;
 mod run_folder;
 mod size;
 mod state;
@@ -18,7 +19,8 @@ mod trainer;
 pub use evaluate::{Evaluation, Windows, evaluate};
 pub use events::{Event, Start, Step, Summary};
 pub use log::TRAINING_LOG;
-pub use run_folder::{Found, RunFolder, find_checkpoint, newest_run};
+pub use resume::run_config;
+pub use run_folder::{Found, RunFolder, find_checkpoint, newest_run, newest_unfinished_run};
 pub use size::check_size;
 pub use state::{Best, DataHash, Evaluated, TrainerState};
 
@@ -34,17 +36,19 @@ pub struct Setting<'a> {
     pub device: Device,
     /// Where data sets are kept.
     pub data_dir: &'a Path,
+    /// The folder of the run to go on with; `None` begins a new one.
+    pub resume: Option<&'a Path>,
     /// Set to end the run after the step under way, saved and reported as usual.
     pub stop: &'a AtomicBool,
     /// Told everything that happens.
     pub on_event: &'a mut dyn FnMut(&Event),
 }
 
-/// Trains as `resolved` says.
+/// Trains as `resolved` says. A resumed run goes on from its newest checkpoint as if it had never stopped.
 ///
 /// # Errors
-/// If the corpus, the tokenizer, the model or the run's folder cannot be made, if the device reports an error, or if the
-/// loss stops being a number.
+/// If a run cannot be resumed or may not be with this configuration, if the corpus, the tokenizer,
+/// the model or the run's folder cannot be made, if the device reports an error, or if the loss stops being a number.
 pub fn train<'a>(resolved: &'a Resolved, setting: Setting<'a>) -> Result<Summary> {
     let mut trainer = Trainer::prepare(resolved, setting)?;
     trainer.run()?;

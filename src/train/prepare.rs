@@ -1,13 +1,16 @@
 //! What happens before the first step. What is to fail should fail here.
 
+use super::checkpoint::{self, OPTIMIZER, TOKENIZER};
 use super::events::{Event, Start};
-use super::run_folder::RunFolder;
+use super::resume::{Checkpoint, Resumed};
+use super::run_folder::{METRICS, RunFolder};
 use super::state::{DataHash, TrainerState};
 use super::trainer::Trainer;
 use super::{Setting, check_size, describe, prompt_ids, size};
 use crate::config::{self, Config, OptimizerKind, Precision, Resolved, TrainLength};
-use crate::data::{Corpus, Loader, Position, Tokenizer, TokenizerSpec};
+use crate::data::{Corpus, Loader, Tokenizer, TokenizerSpec};
 use crate::generate::check_prompt;
+use crate::nn::checkpoint::load;
 use crate::nn::{Gpt, GptConfig};
 use crate::optim::{Kind, LearningRate, Optimizer, Parameters, Schedule};
 use crate::profile;
@@ -29,13 +32,38 @@ struct Data {
 }
 
 impl Data {
-    fn load(config: &Config, data_dir: &Path) -> Result<Data> {
-        let corpus = Corpus::load(&config.data.corpus, data_dir, config.data.validation_fraction)?;
-        let spec = TokenizerSpec::parse(&config.data.tokenizer)?;
-        let tokenizer = Tokenizer::build(&spec, config.data.vocab_size, &corpus, data_dir)?;
+    /// A resumed run must have learnt from the same.
+    fn load(resolved: &Resolved, data_dir: &Path, checkpoint: Option<&Checkpoint>) -> Result<Data> {
+        let data = &resolved.config.data;
+        let changed = |key: &str, what: &str, checkpoint: &Checkpoint| Error::Config {
+            place: resolved.origin(key).to_string(),
+            key: key.into(),
+            message: format!(
+                "{what} not what the run in {} has learnt from; restore that, or begin a new run without --resume",
+                checkpoint.path.display()
+            ),
+        };
+        let corpus = Corpus::load(&data.corpus, data_dir, data.validation_fraction)?;
+        let text_sha256 = DataHash::of_text(&corpus);
+        let tokenizer = match checkpoint {
+            Some(checkpoint) if checkpoint.state.data.text_sha256 != text_sha256 => {
+                return Err(changed("data.corpus", "the text is", checkpoint));
+            }
+            // The one that the run has: training another takes time, and its file may be gone.
+            Some(checkpoint) => Tokenizer::from_file(&checkpoint.path.join(TOKENIZER))?.with_name(&data.tokenizer),
+            None => {
+                let spec = TokenizerSpec::parse(&data.tokenizer)?;
+                Tokenizer::build(&spec, data.vocab_size, &corpus, data_dir)?
+            }
+        };
         let train: Arc<[u32]> = tokenizer.encode(&corpus.train)?.into();
         let validation = tokenizer.encode(&corpus.validation)?;
-        let hash = DataHash::new(&corpus, &train, &validation);
+        let hash = DataHash { text_sha256, tokens_sha256: DataHash::of_tokens(&train, &validation) };
+        if let Some(checkpoint) = checkpoint
+            && checkpoint.state.data != hash
+        {
+            return Err(changed("data.tokenizer", "the tokens that it makes of the text are", checkpoint));
+        }
         Ok(Data { validation_bytes: corpus.validation.len(), corpus: corpus.name, tokenizer, train, validation, hash })
     }
 }
@@ -50,9 +78,12 @@ impl<'a> Trainer<'a> {
                 message: "\"mixed\" is not available yet; use \"f32\"".into(),
             });
         }
-        let data = Data::load(config, setting.data_dir)?;
+        let resumed = setting.resume.map(|run| Resumed::open(run, resolved, &setting.device)).transpose()?;
+        let checkpoint = resumed.as_ref().and_then(|resumed| resumed.checkpoint.as_ref());
+        let data = Data::load(resolved, setting.data_dir, checkpoint)?;
         let (t, block_size) = (&config.train, config.model.block_size);
-        let loader = Loader::new(data.train.clone(), t.batch_size, block_size, config.run.seed, Position::default())?;
+        let position = checkpoint.map(|c| c.state.position).unwrap_or_default();
+        let loader = Loader::new(data.train.clone(), t.batch_size, block_size, config.run.seed, position)?;
         let steps_per_epoch = loader.batches_per_epoch() / t.grad_accum_steps as f64;
         let total_steps = match t.length() {
             TrainLength::Steps(steps) => steps,
@@ -70,18 +101,22 @@ impl<'a> Trainer<'a> {
         check_prompt(&shape, &prompt_ids(&data.tokenizer, &config.generate.prompt)?)?;
         check_size(&shape, t.batch_size * block_size, &setting.device)?;
         size::check_memory(&shape, &setting.device)?;
-        let kind = if matches!(setting.device, Device::Cpu) { "cpu" } else { "gpu" };
-        let folder = RunFolder::create(Path::new(&config.run.dir), &config.run_name(kind))?;
-        let config_text = resolved.to_toml();
-        folder.write("config.toml", &config_text)?;
-        let (model, parameters, optimizer) = match build(config, &shape, &setting.device) {
-            Ok(built) => built,
-            Err(error) => {
-                folder.discard();
-                return Err(error);
+        let state = match checkpoint {
+            // What follows is of this version and this device.
+            Some(Checkpoint { state, .. }) => {
+                let new = TrainerState::new(&setting.device, data.hash, total_steps);
+                TrainerState { version: new.version, device: new.device, total_steps, ..state.clone() }
             }
+            None => TrainerState::new(&setting.device, data.hash, total_steps),
         };
-        let state = TrainerState::new(&setting.device, data.hash, total_steps);
+        let saved = checkpoint.map(|checkpoint| checkpoint.state.clone());
+        if let Some(resumed) = &resumed {
+            check_length(resolved, resumed, &state)?;
+        }
+        let Opened { folder, config_text, model, parameters, optimizer } = match resumed {
+            Some(resumed) => go_on(resolved, resumed, &shape, &state, &mut *setting.on_event, &setting.device)?,
+            None => begin(resolved, &shape, &setting.device)?,
+        };
         (setting.on_event)(&Event::Started(Box::new(Start {
             folder: folder.path().to_path_buf(),
             device: describe(&setting.device),
@@ -92,6 +127,7 @@ impl<'a> Trainer<'a> {
             train_tokens: data.train.len(),
             validation_tokens: data.validation.len(),
             tokens_per_step: t.batch_size * t.grad_accum_steps * block_size,
+            first_step: state.step,
             total_steps,
             epochs: total_steps as f64 / steps_per_epoch,
         })));
@@ -99,7 +135,6 @@ impl<'a> Trainer<'a> {
         Ok(Trainer {
             config,
             config_text,
-            setting,
             folder,
             tokenizer: data.tokenizer,
             validation: data.validation,
@@ -108,14 +143,96 @@ impl<'a> Trainer<'a> {
             parameters,
             optimizer,
             learning_rate: learning_rate(config, total_steps),
+            saved,
+            began_at: (state.step, loader.epochs_at(position)),
             loader,
-            saved: None,
             readings: VecDeque::new(),
             training_time: Duration::ZERO,
             last_logged: (state.step, Duration::ZERO),
             state,
+            setting,
         })
     }
+}
+
+/// The run's folder, and what is trained in it.
+struct Opened {
+    folder: RunFolder,
+    config_text: String,
+    model: Gpt,
+    parameters: Parameters,
+    optimizer: Optimizer,
+}
+
+/// A new run.
+fn begin(resolved: &Resolved, shape: &GptConfig, device: &Device) -> Result<Opened> {
+    let config = &resolved.config;
+    let kind = if matches!(device, Device::Cpu) { "cpu" } else { "gpu" };
+    let folder = RunFolder::create(Path::new(&config.run.dir), &config.run_name(kind))?;
+    let config_text = resolved.to_toml();
+    folder.write(checkpoint::CONFIG, &config_text)?;
+    match Gpt::new(shape.clone(), config.run.seed).and_then(|model| on_device(model, config, device)) {
+        Ok((model, parameters, optimizer)) => Ok(Opened { folder, config_text, model, parameters, optimizer }),
+        Err(error) => {
+            folder.discard();
+            Err(error)
+        }
+    }
+}
+
+/// A run that goes on from its checkpoint, or from the start if it has none: its folder is as it was then.
+fn go_on(
+    resolved: &Resolved,
+    resumed: Resumed,
+    shape: &GptConfig,
+    state: &TrainerState,
+    on_event: &mut dyn FnMut(&Event),
+    device: &Device,
+) -> Result<Opened> {
+    let config = &resolved.config;
+    let config_text = resumed.config_text(resolved);
+    let Resumed { folder, checkpoint, mut notes, .. } = resumed;
+    let model = match &checkpoint {
+        Some(checkpoint) => load(&checkpoint.path)?,
+        None => Gpt::new(shape.clone(), config.run.seed)?,
+    };
+    if model.config != *shape {
+        let message = format!("its model is {:?}, the run's configuration implies {shape:?}", model.config);
+        return Err(Error::Checkpoint { path: folder.path().to_path_buf(), message });
+    }
+    let (model, parameters, mut optimizer) = on_device(model, config, device)?;
+    if let Some(checkpoint) = &checkpoint {
+        optimizer.restore(&parameters, &checkpoint.path.join(OPTIMIZER), state.step as u64)?;
+    }
+    // Nothing was changed until here, where all that could fail has not.
+    folder.mark_finished(false)?;
+    folder.write(checkpoint::CONFIG, &config_text)?;
+    let missing = folder.truncate_metrics(state.appended.get(METRICS).copied().unwrap_or(0))?;
+    if missing > 0 {
+        notes.push(format!("{METRICS} lacks {missing} bytes that it had at step {}: lines are lost", state.step));
+    }
+    if checkpoint.is_some() {
+        folder.go_back(state.step, state.best.filter(|_| config.checkpoint.keep_best).map(|best| best.step))?;
+    }
+    notes.into_iter().for_each(|note| on_event(&Event::Note(note)));
+    Ok(Opened { folder, config_text, model, parameters, optimizer })
+}
+
+/// Refuses a run that has nothing left to do.
+fn check_length(resolved: &Resolved, resumed: &Resumed, state: &TrainerState) -> Result<()> {
+    let TrainerState { step, total_steps, .. } = *state;
+    if step < total_steps || (step == total_steps && !resumed.folder.is_finished()) {
+        return Ok(());
+    }
+    let key = if resolved.config.train.epochs.is_some() { "train.epochs" } else { "train.max_steps" };
+    Err(Error::Config {
+        place: resolved.origin(key).to_string(),
+        key: key.into(),
+        message: format!(
+            "makes {total_steps} steps, and {} has done {step}: there is nothing left to do; set it higher to train on",
+            resumed.folder.path().display()
+        ),
+    })
 }
 
 fn learning_rate(config: &Config, total_steps: usize) -> LearningRate {
@@ -133,9 +250,8 @@ fn learning_rate(config: &Config, total_steps: usize) -> LearningRate {
     }
 }
 
-/// The model, its parameters on the device, and their optimizer.
-fn build(config: &Config, shape: &GptConfig, device: &Device) -> Result<(Gpt, Parameters, Optimizer)> {
-    let mut model = Gpt::new(shape.clone(), config.run.seed)?;
+/// The model with its parameters on the device, and their optimizer.
+fn on_device(mut model: Gpt, config: &Config, device: &Device) -> Result<(Gpt, Parameters, Optimizer)> {
     let parameters = Parameters::gather(&mut model, device)?;
     let o = &config.optimizer;
     let kind = match o.kind {

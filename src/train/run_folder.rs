@@ -8,9 +8,10 @@
 //!   best, last         the names of checkpoints
 //!   samples.txt        what the model wrote at the end
 //!   profile.txt        the profiling report
+//!   finished           is there once all steps are done
 //! ```
 
-use super::checkpoint::{Snapshot, verify_model};
+use super::checkpoint::{CONFIG, Snapshot, verify_model};
 use super::files;
 use crate::{Error, Result};
 use serde_json::Value;
@@ -19,6 +20,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 pub(super) const METRICS: &str = "metrics.jsonl";
+const FINISHED: &str = "finished";
 
 /// A run's folder.
 pub struct RunFolder {
@@ -45,7 +47,11 @@ impl RunFolder {
         unreachable!("there is always a next number")
     }
 
-    fn open(path: &Path) -> Result<RunFolder> {
+    /// Opens the folder of a run to add to it.
+    ///
+    /// # Errors
+    /// If it cannot be written to.
+    pub fn open(path: &Path) -> Result<RunFolder> {
         let file = path.join(METRICS);
         let metrics = OpenOptions::new().create(true).append(true).open(&file);
         let metrics = metrics.map_err(|e| Error::io("open", &file, e))?;
@@ -90,6 +96,51 @@ impl RunFolder {
         length.map_err(|e| Error::io("write", self.path.join(METRICS), e))
     }
 
+    /// Forgets what was added to `metrics.jsonl` beyond this length. Returns how many bytes are missing from it.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub(super) fn truncate_metrics(&self, length: u64) -> Result<u64> {
+        let present = self.metrics.metadata().map(|data| data.len()).and_then(|present| {
+            self.metrics.set_len(present.min(length))?;
+            Ok(present)
+        });
+        let present = present.map_err(|e| Error::io("shorten", self.path.join(METRICS), e))?;
+        Ok(length.saturating_sub(present))
+    }
+
+    /// Notes that all steps are done, or takes that back.
+    ///
+    /// # Errors
+    /// If the note cannot be written or removed.
+    pub(super) fn mark_finished(&self, finished: bool) -> Result<()> {
+        if finished { self.write(FINISHED, "") } else { self.remove(FINISHED) }
+    }
+
+    pub(super) fn is_finished(&self) -> bool {
+        self.path.join(FINISHED).exists()
+    }
+
+    /// Goes back to the checkpoint of a step: it becomes the `last`, and the `best` is the one that was the best then.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub(super) fn go_back(&self, step: usize, best: Option<usize>) -> Result<()> {
+        self.point("last", step)?;
+        match best {
+            Some(best) if checkpoint_folder(&self.path, best).is_dir() => self.point("best", best),
+            _ => self.remove("best"),
+        }
+    }
+
+    fn remove(&self, name: &str) -> Result<()> {
+        let path = self.path.join(name);
+        match fs::remove_file(&path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", &path, e)),
+            _ => Ok(()),
+        }
+    }
+
     /// Saves a checkpoint as `checkpoints/step-N` and makes it the `last`, and the `best` if so told. Of the others only
     /// `best` and the newest `keep_last` stay.
     ///
@@ -97,7 +148,7 @@ impl RunFolder {
     /// If a file cannot be written. The checkpoints from before are then as they were.
     pub(super) fn save_checkpoint(&self, snapshot: Snapshot, best: bool, keep_last: usize) -> Result<PathBuf> {
         let step = snapshot.state.step;
-        let target = self.path.join("checkpoints").join(checkpoint_name(step));
+        let target = checkpoint_folder(&self.path, step);
         let saved = snapshot.write(&target).and_then(|()| {
             self.point("last", step)?;
             if best {
@@ -112,7 +163,7 @@ impl RunFolder {
     }
 
     /// Makes the checkpoint of a step the `last` or the `best`.
-    pub(super) fn point(&self, pointer: &str, step: usize) -> Result<()> {
+    fn point(&self, pointer: &str, step: usize) -> Result<()> {
         self.write(pointer, &format!("{}\n", checkpoint_name(step)))
     }
 
@@ -149,6 +200,10 @@ impl RunFolder {
 
 fn checkpoint_name(step: usize) -> String {
     format!("step-{step:06}")
+}
+
+fn checkpoint_folder(run: &Path, step: usize) -> PathBuf {
+    run.join("checkpoints").join(checkpoint_name(step))
 }
 
 /// Step and folder of every checkpoint of a run, the oldest first.
@@ -235,6 +290,28 @@ pub fn newest_run(dir: &Path) -> Result<PathBuf> {
         })
 }
 
+/// The run in `dir` to go on with: of those with steps left to do, the one that was begun or saved last.
+///
+/// # Errors
+/// If there is none.
+pub fn newest_unfinished_run(dir: &Path) -> Result<PathBuf> {
+    let changed = |path: &Path| {
+        let times = ["last", CONFIG].iter().filter_map(|name| fs::metadata(path.join(name)).ok()?.modified().ok());
+        times.max()
+    };
+    // A run of an older version cannot be resumed; that it holds a checkpoint without a manifest tells.
+    let can_be_resumed = |path: &Path| {
+        path.join(CONFIG).is_file()
+            && !path.join(FINISHED).exists()
+            && checkpoints(path).last().is_none_or(|(_, folder)| folder.join("manifest.json").exists())
+    };
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    entries.filter(|path| can_be_resumed(path)).max_by_key(|path| changed(path)).ok_or_else(|| Error::Checkpoint {
+        path: dir.to_path_buf(),
+        message: "holds no unfinished run; begin one with `rustyflow train`, or name a run with --resume".into(),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -264,7 +341,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let run = RunFolder::create(dir.path(), "a").unwrap();
         for step in [999_998, 999_999, 1_000_000, 1_000_001] {
-            fs::create_dir_all(run.path().join("checkpoints").join(checkpoint_name(step))).unwrap();
+            fs::create_dir_all(checkpoint_folder(run.path(), step)).unwrap();
         }
         run.point("best", 999_998).unwrap();
         run.prune(1_000_000, 1).unwrap();

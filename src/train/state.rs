@@ -74,18 +74,18 @@ impl TrainerState {
 }
 
 impl DataHash {
-    pub(super) fn new(corpus: &Corpus, train_tokens: &[u32], validation_tokens: &[u32]) -> DataHash {
-        // With the length of the first part, for the place where it ends matters.
-        let split = |len: usize| (len as u64).to_le_bytes();
-        DataHash {
-            text_sha256: sha256(&[&split(corpus.train.len()), corpus.train.as_bytes(), corpus.validation.as_bytes()]),
-            tokens_sha256: sha256(&[
-                &split(train_tokens.len()),
-                bytemuck::cast_slice(train_tokens),
-                bytemuck::cast_slice(validation_tokens),
-            ]),
-        }
+    pub(super) fn of_text(corpus: &Corpus) -> String {
+        sha256(&[&length(corpus.train.len()), corpus.train.as_bytes(), corpus.validation.as_bytes()])
     }
+
+    pub(super) fn of_tokens(train: &[u32], validation: &[u32]) -> String {
+        sha256(&[&length(train.len()), bytemuck::cast_slice(train), bytemuck::cast_slice(validation)])
+    }
+}
+
+/// Goes before the first part, for the place where that ends matters.
+fn length(len: usize) -> [u8; 8] {
+    (len as u64).to_le_bytes()
 }
 
 /// "cpu" or "NVIDIA H200 (vulkan)": without what may differ from one process to the next.

@@ -49,6 +49,8 @@ pub(super) struct Trainer<'a> {
     /// Time spent in steps: without evaluation and saving.
     pub(super) training_time: Duration,
     pub(super) last_logged: (usize, Duration),
+    /// The steps and epochs that were done when this process took up the run.
+    pub(super) began_at: (usize, f64),
 }
 
 /// A logged step without the numbers that are still being computed.
@@ -251,7 +253,8 @@ impl Trainer<'_> {
         self.take_readings(true)?;
         let epochs = self.loader.epochs_at(self.state.position);
         let seconds = self.training_time.as_secs_f64();
-        let report = Report::new(&profile::take(), seconds, epochs, self.setting.device.memory());
+        let (first_step, first_epoch) = self.began_at;
+        let report = Report::new(&profile::take(), seconds, epochs - first_epoch, self.setting.device.memory());
         let interrupted = self.state.step < self.state.total_steps || self.evaluation_is_due();
         self.save(false)?;
         let sample = self.sample()?;
@@ -271,11 +274,12 @@ impl Trainer<'_> {
             train_loss: self.state.train_loss,
             validation: self.state.evaluated.as_ref().map(|e| e.result.clone()),
             best_loss: self.state.best.map(|best| best.loss),
-            tokens_per_s: (self.state.step * self.tokens_per_step()) as f64 / seconds.max(1e-9),
+            tokens_per_s: ((self.state.step - first_step) * self.tokens_per_step()) as f64 / seconds.max(1e-9),
             peak_memory_bytes,
             report,
         };
         log::append(Path::new(TRAINING_LOG), &summary)?;
+        self.folder.mark_finished(!interrupted)?;
         self.report(Event::Finished(Box::new(summary.clone())))?;
         Ok(summary)
     }

@@ -59,6 +59,45 @@ fn an_interrupted_run_is_saved_and_reported() {
 }
 
 #[test]
+fn an_interrupted_run_says_how_to_go_on_and_does_so_to_the_bit() {
+    let settings = "train.max_steps=2000 train.eval_every=400 log.every=7 model.dropout=0.1 checkpoint.every=150";
+    let undisturbed = Sandbox::new();
+    undisturbed.train(&settings.split(' ').flat_map(|s| ["--set", s]).collect::<Vec<_>>()).succeeds();
+    let sandbox = Sandbox::new();
+    let (child, stdout) = train_until("validation loss", &sandbox, settings, &[]);
+    send("-TERM", &child);
+    let how = format!("rustyflow train --resume {TINY_RUN}\n");
+    finish(child, stdout).succeeds().prints(&[&how, "interrupted before 2000"]);
+    assert_ne!(sandbox.read(format!("{TINY_RUN}/last")), "step-002000\n", "it was interrupted");
+    sandbox.run(&["train", "--resume", TINY_RUN]).succeeds().prints(&["trained       2000 steps, "]);
+    for name in ["model.safetensors", "optimizer.safetensors"] {
+        let read = |s: &Sandbox| std::fs::read(s.path(format!("{TINY_RUN}/checkpoints/step-002000/{name}"))).unwrap();
+        assert!(read(&sandbox) == read(&undisturbed), "{name}");
+    }
+    assert_eq!(sandbox.timeless_metrics(TINY_RUN), undisturbed.timeless_metrics(TINY_RUN));
+}
+
+#[test]
+fn an_evaluation_that_was_cut_off_is_made_up_for() {
+    let sandbox = Sandbox::new();
+    sandbox.write("corpus/train.txt", corpus());
+    sandbox.write("corpus/valid.txt", corpus().repeat(300)); // a second or more
+    let settings = "data.corpus=corpus train.max_steps=2 train.eval_every=1";
+    let (child, stdout) = train_until("step      1/2", &sandbox, settings, &[]);
+    interrupt(&child);
+    finish(child, stdout).succeeds();
+    let run = sandbox.run(&["train", "--resume", "auto"]).succeeds();
+    run.prints(&["step      1  validation loss", "step      2  validation loss"]);
+    let kinds: Vec<(u64, String)> = sandbox
+        .metrics("runs/corpus-L1-H2-E16-cpu")
+        .iter()
+        .map(|l| (l["step"].as_u64().unwrap(), l["kind"].as_str().unwrap().to_string()))
+        .collect();
+    let expected = [(1, "train"), (1, "eval"), (2, "train"), (2, "eval")].map(|(s, k)| (s, k.to_string()));
+    assert_eq!(kinds, expected);
+}
+
+#[test]
 fn an_interrupt_does_not_wait_for_an_evaluation() {
     let sandbox = Sandbox::new();
     sandbox.write("corpus/train.txt", corpus());

@@ -11,6 +11,7 @@ mod configuration;
 #[cfg(unix)]
 mod interrupting;
 mod models;
+mod resuming;
 mod runs;
 #[cfg(unix)]
 mod scripts;

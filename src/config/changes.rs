@@ -1,0 +1,106 @@
+//! What differs between two configurations, and what of it a run may take over when it is resumed.
+
+use super::keys::KEYS;
+use super::schema::Config;
+use toml::{Table, Value};
+
+/// A key with two values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// `section.key`
+    pub key: &'static str,
+    /// As in TOML, or `unset`.
+    pub before: String,
+    pub after: String,
+}
+
+/// Keys and sections whose values a run may change when it is resumed: how long and how fast it learns, what it tells
+/// and keeps, and what it computes on. Everything else would make it another run: what was computed so far would not
+/// fit what follows. A new key is refused until it is listed here.
+const CHANGEABLE: &[&str] = &[
+    "run.dir",
+    "device.kind",
+    "device.threads",
+    "device.allow_fallback",
+    "device.allow_software",
+    // A text may have moved; that it is the same text is checked by its hash.
+    "data.corpus",
+    "train.max_steps",
+    "train.epochs",
+    "train.learning_rate",
+    "train.min_learning_rate",
+    "train.warmup_steps",
+    "train.schedule",
+    "train.eval_every",
+    "train.eval_batches",
+    "train.grad_clip",
+    "checkpoint",
+    "log",
+    "generate",
+];
+
+impl Change {
+    /// Whether a run may be resumed with it.
+    pub fn is_allowed_on_resume(&self) -> bool {
+        let section = self.key.split('.').next().unwrap_or_default();
+        CHANGEABLE.contains(&self.key) || CHANGEABLE.contains(&section)
+    }
+}
+
+impl Config {
+    /// What is different in `after`, in the order of the schema.
+    pub fn changes(&self, after: &Config) -> Vec<Change> {
+        let [before, after] = [self, after].map(|c| Table::try_from(c).expect("a checked configuration is TOML"));
+        let text = |value: Option<&Value>| value.map_or("unset".into(), Value::to_string);
+        let mut changes = Vec::new();
+        for key in KEYS {
+            let (section, name) = key.parts();
+            let [before, after] = [&before, &after].map(|table| table.get(section).and_then(|s| s.get(name)));
+            if before != after {
+                changes.push(Change { key: key.name, before: text(before), after: text(after) });
+            }
+        }
+        changes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn changes_are_found_and_judged_key_by_key() {
+        let before = Config::default();
+        let mut after = before.clone();
+        assert_eq!(before.changes(&after), []);
+        after.model.n_embd = 64;
+        after.train.max_steps = None;
+        after.train.epochs = Some(2.0);
+        after.log.every = 7;
+        let changes = before.changes(&after);
+        let told: Vec<(&str, &str, &str, bool)> =
+            changes.iter().map(|c| (c.key, &*c.before, &*c.after, c.is_allowed_on_resume())).collect();
+        assert_eq!(
+            told,
+            [
+                ("model.n_embd", "128", "64", false),
+                ("train.max_steps", "1000", "unset", true),
+                ("train.epochs", "unset", "2.0", true),
+                ("log.every", "10", "7", true),
+            ]
+        );
+    }
+
+    #[test]
+    fn the_documentation_lists_what_may_change() {
+        let page = include_str!("../../docs/configuration.md");
+        let (_, section) = page.split_once("## Resuming with other values").expect("the section");
+        let section = section.split("\n## ").next().unwrap();
+        for name in CHANGEABLE {
+            let written = if name.contains('.') { format!("`{name}`") } else { format!("`[{name}]`") };
+            assert!(section.contains(&written), "docs/configuration.md lacks {written}");
+        }
+        let exists = |name: &str| KEYS.iter().any(|key| key.name == name || key.parts().0 == name);
+        assert!(CHANGEABLE.iter().all(|name| exists(name)));
+    }
+}

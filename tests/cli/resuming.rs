@@ -1,0 +1,232 @@
+//! `rustyflow train --resume`: as if the run had never stopped, or a clear word on why not.
+
+use crate::sandbox::{Run, Sandbox, TINY_RUN, has_gpu, json_lines};
+use std::fs;
+
+const GPU_RUN: &str = "runs/corpus-L1-H2-E16-gpu";
+const CPU: [&str; 4] = ["--device", "cpu", "--threads", "1"];
+
+/// Twelve steps with all that has a state: dropout, accumulation, evaluation, a schedule.
+const SETTINGS: &str = "train.max_steps=12 train.eval_every=4 checkpoint.every=3 checkpoint.keep_last=100 \
+                        model.dropout=0.1 train.grad_accum_steps=2 train.learning_rate=0.01 train.warmup_steps=4";
+
+fn flags<'a>(settings: &'a str, further: &[&'a str]) -> Vec<&'a str> {
+    settings.split_whitespace().chain(further.iter().copied()).flat_map(|s| ["--set", s]).collect()
+}
+
+fn resume(sandbox: &Sandbox, further: &[&str]) -> Run {
+    sandbox.run(&[&["train", "--resume", TINY_RUN], further].concat())
+}
+
+/// A finished run of [`SETTINGS`] on the CPU.
+fn finished() -> Sandbox {
+    let sandbox = Sandbox::new();
+    sandbox.train(&flags(SETTINGS, &[])).succeeds();
+    sandbox
+}
+
+/// Turns a finished run into one that was killed some time after the checkpoint of this step.
+fn kill_after(sandbox: &Sandbox, run: &str, step: usize) {
+    for name in sandbox.names_in(format!("{run}/checkpoints")) {
+        let at: usize = name.trim_start_matches("step-").parse().unwrap();
+        if at > step {
+            fs::remove_dir_all(sandbox.path(format!("{run}/checkpoints/{name}"))).unwrap();
+        }
+    }
+    for name in ["finished", "samples.txt", "profile.txt"] {
+        fs::remove_file(sandbox.path(format!("{run}/{name}"))).unwrap();
+    }
+    // Lines of later steps, and half a line.
+    let metrics = sandbox.read(format!("{run}/metrics.jsonl"));
+    sandbox.write(format!("{run}/metrics.jsonl"), &metrics[..metrics.len() - 30]);
+    // A checkpoint that was being written.
+    sandbox.write(format!("{run}/checkpoints/.step-000099.unfinished/model.safetensors"), "half");
+}
+
+/// Weights and moments of the last checkpoint, its metrics without times, and what else should be the same.
+fn outcome(sandbox: &Sandbox, run: &str) -> (Vec<u8>, Vec<u8>, Vec<serde_json::Value>, String, String) {
+    let last = sandbox.read(format!("{run}/last"));
+    let read = |name: &str| fs::read(sandbox.path(format!("{run}/checkpoints/{}/{name}", last.trim()))).unwrap();
+    let text = |name: &str| sandbox.read(format!("{run}/{name}"));
+    let (weights, moments) = (read("model.safetensors"), read("optimizer.safetensors"));
+    (weights, moments, sandbox.timeless_metrics(run), text("best"), text("samples.txt"))
+}
+
+#[track_caller]
+fn assert_same(sandbox: &Sandbox, run: &str, expected: &(Vec<u8>, Vec<u8>, Vec<serde_json::Value>, String, String)) {
+    let (weights, moments, metrics, best, sample) = outcome(sandbox, run);
+    assert_eq!(metrics, expected.2);
+    assert!(weights == expected.0, "the weights differ");
+    assert!(moments == expected.1, "the moments differ");
+    assert_eq!((best, sample), (expected.3.clone(), expected.4.clone()));
+}
+
+#[test]
+fn a_resumed_run_is_the_uninterrupted_one_to_the_bit() {
+    for further in [&[][..], &["optimizer.kind=sgd", "data.tokenizer=bpe", "data.vocab_size=300", "train.epochs=2.0"]] {
+        let sandbox = Sandbox::new();
+        let settings = match further.is_empty() {
+            true => SETTINGS.to_string(),
+            false => SETTINGS.replace("train.max_steps=12 ", ""),
+        };
+        sandbox.train(&flags(&settings, further)).succeeds();
+        let expected = outcome(&sandbox, TINY_RUN);
+        for step in [9, 3] {
+            kill_after(&sandbox, TINY_RUN, step);
+            let run = resume(&sandbox, &[]).succeeds().prints(&[&format!("resumed    after step {step}\n")]);
+            assert_eq!(run.stderr, "", "there is nothing to note");
+            assert_same(&sandbox, TINY_RUN, &expected);
+            let names = sandbox.names_in(format!("{TINY_RUN}/checkpoints"));
+            assert!(names.iter().all(|name| !name.starts_with('.')), "{names:?}");
+        }
+    }
+}
+
+#[test]
+fn a_resumed_run_on_a_gpu_is_the_uninterrupted_one_to_the_bit() {
+    if !has_gpu() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    sandbox.train_on_gpu(&flags(SETTINGS, &[])).succeeds();
+    let expected = outcome(&sandbox, GPU_RUN);
+    kill_after(&sandbox, GPU_RUN, 6);
+    sandbox.run(&["train", "--resume", "auto"]).succeeds().prints(&["resumed    after step 6\n"]);
+    assert_same(&sandbox, GPU_RUN, &expected);
+}
+
+#[test]
+fn another_state_would_be_noticed() {
+    // What the tests above compare does change with what a checkpoint holds.
+    let sandbox = finished();
+    let expected = outcome(&sandbox, TINY_RUN);
+    kill_after(&sandbox, TINY_RUN, 6);
+    resume(&sandbox, &["--set", "train.learning_rate=0.02"]).succeeds();
+    let (weights, moments, metrics, ..) = outcome(&sandbox, TINY_RUN);
+    assert!(weights != expected.0 && moments != expected.1 && metrics != expected.2);
+}
+
+#[test]
+fn a_damaged_checkpoint_is_passed_over_and_that_is_said() {
+    let sandbox = finished();
+    let expected = outcome(&sandbox, TINY_RUN);
+    kill_after(&sandbox, TINY_RUN, 9);
+    let file = format!("{TINY_RUN}/checkpoints/step-000009/optimizer.safetensors");
+    let mut bytes = fs::read(sandbox.path(&file)).unwrap();
+    bytes[1000] ^= 1;
+    sandbox.write(&file, &bytes);
+    sandbox.write(format!("{TINY_RUN}/best"), "step-000009\n");
+    // That of step 8 was saved because it was the best.
+    let run = resume(&sandbox, &[]).succeeds().prints(&["resumed    after step 8\n"]);
+    for part in ["step-000009/optimizer.safetensors: is damaged", "from the checkpoint before, of step 8"] {
+        assert!(run.stderr.contains(part), "{part}: {run:?}");
+    }
+    assert_same(&sandbox, TINY_RUN, &expected);
+    assert_ne!(fs::read(sandbox.path(&file)).unwrap(), bytes, "the damaged one has been replaced");
+}
+
+#[test]
+fn without_a_good_checkpoint_nothing_is_overwritten() {
+    let sandbox = finished();
+    kill_after(&sandbox, TINY_RUN, 3);
+    fs::remove_file(sandbox.path(format!("{TINY_RUN}/checkpoints/step-000003/trainer_state.json"))).unwrap();
+    let metrics = sandbox.read(format!("{TINY_RUN}/metrics.jsonl"));
+    resume(&sandbox, &[]).fails_with(&["cannot read", "step-000003/trainer_state.json"]);
+    fs::remove_file(sandbox.path(format!("{TINY_RUN}/checkpoints/step-000003/manifest.json"))).unwrap();
+    resume(&sandbox, &[]).fails_with(&["step-000003: cannot be resumed", "no manifest.json"]);
+    assert_eq!(sandbox.read(format!("{TINY_RUN}/metrics.jsonl")), metrics);
+}
+
+#[test]
+fn a_run_without_a_checkpoint_begins_again_in_its_folder() {
+    let sandbox = finished();
+    let expected = outcome(&sandbox, TINY_RUN);
+    kill_after(&sandbox, TINY_RUN, 0);
+    let run = sandbox.run(&["train", "--resume", "auto"]).succeeds();
+    assert!(run.stderr.contains("has no checkpoint yet"), "{run:?}");
+    assert_eq!(sandbox.runs(), ["corpus-L1-H2-E16-cpu"]);
+    assert_same(&sandbox, TINY_RUN, &expected);
+}
+
+#[test]
+fn what_may_not_change_is_refused_by_its_key() {
+    let sandbox = finished();
+    kill_after(&sandbox, TINY_RUN, 6);
+    for (setting, before) in [
+        ("model.n_embd=32", "16"),
+        ("model.dropout=0.2", "0.1"),
+        ("train.batch_size=8", "4"),
+        ("train.grad_accum_steps=1", "2"),
+        ("optimizer.kind=sgd", "\"adamw\""),
+        ("data.tokenizer=word", "\"char\""),
+        ("data.validation_fraction=0.2", "0.1"),
+        ("run.name=other", "\"\""),
+    ] {
+        let key = setting.split('=').next().unwrap();
+        resume(&sandbox, &["--set", setting]).fails_with(&["--set: ", key, &format!("but {before} in"), "--resume"]);
+    }
+    resume(&sandbox, &["--seed", "7"]).fails_with(&["--seed: run.seed: is 7, but 1337 in"]);
+    // Those of a file, which lacks most of them, are named together.
+    let run = sandbox.run(&[&["train", "--resume", TINY_RUN, "--config", "tiny.toml"], &CPU[..]].concat());
+    run.fails_with(&["model.dropout", "nor may train.grad_accum_steps"]);
+    sandbox.write("corpus.txt", sandbox.read("corpus.txt").replace("owl", "cow"));
+    resume(&sandbox, &[]).fails_with(&["data.corpus", "the text is not what the run", "has learnt from"]);
+    resume(&sandbox, &["--set", "data.corpus=sample"]).fails_with(&["--set: data.corpus"]);
+}
+
+#[test]
+fn what_may_change_is_told_by_its_key() {
+    let sandbox = finished();
+    kill_after(&sandbox, TINY_RUN, 6);
+    fs::rename(sandbox.path("corpus.txt"), sandbox.path("moved.txt")).unwrap();
+    let settings = flags("data.corpus=moved.txt train.max_steps=8 log.every=3 checkpoint.every=0", &[]);
+    let run = resume(&sandbox, &settings).succeeds().prints(&["trained       8 steps, "]);
+    for note in [
+        "note: train.max_steps changes from 12 to 8 (--set)",
+        "note: log.every changes from 1 to 3 (--set)",
+        "note: checkpoint.every changes from 3 to 0 (--set)",
+        "note: data.corpus changes from \"corpus.txt\" to \"moved.txt\" (--set)",
+    ] {
+        assert!(run.stderr.contains(note), "{note}: {run:?}");
+    }
+    assert!(sandbox.read(format!("{TINY_RUN}/config.toml")).contains("max_steps = 8"));
+    let lines = sandbox.metrics(TINY_RUN);
+    let steps: Vec<u64> = lines.iter().filter(|l| l["kind"] == "train").map(|l| l["step"].as_u64().unwrap()).collect();
+    assert_eq!(steps, [1, 2, 3, 4, 5, 6, 8]);
+}
+
+#[test]
+fn a_finished_run_goes_on_only_if_it_is_made_longer() {
+    let sandbox = finished();
+    resume(&sandbox, &[]).fails_with(&["train.max_steps: makes 12 steps", "has done 12", "set it higher"]);
+    resume(&sandbox, &["--set", "train.max_steps=11"]).fails_with(&["--set: train.max_steps: makes 11 steps"]);
+    let run = resume(&sandbox, &["--set", "train.max_steps=14"]).succeeds();
+    run.prints(&["resumed    after step 12\n", "trained       14 steps, "]);
+    assert_eq!(sandbox.losses(TINY_RUN, "train").len(), 14);
+}
+
+#[test]
+fn auto_takes_the_newest_unfinished_run() {
+    let sandbox = Sandbox::new();
+    sandbox.run(&["train", "--resume", "auto"]).fails_with(&["runs: holds no unfinished run", "`rustyflow train`"]);
+    for name in ["older", "newer", "done"] {
+        sandbox.train(&flags(SETTINGS, &[&format!("run.name={name}")])).succeeds();
+    }
+    for name in ["older", "newer"] {
+        kill_after(&sandbox, &format!("runs/{name}"), 9);
+    }
+    for name in ["newer", "older"] {
+        let run = sandbox.run(&["train", "--resume", "auto", "--json"]).succeeds();
+        let folder = json_lines(&run.stdout)[0]["folder"].clone();
+        assert_eq!(folder, format!("runs/{name}"));
+    }
+    sandbox.run(&["train", "--resume", "auto"]).fails_with(&["holds no unfinished run"]);
+}
+
+#[test]
+fn what_is_no_run_is_refused() {
+    let sandbox = finished();
+    sandbox.run(&["train", "--resume", "nowhere"]).fails_with(&["nowhere: is no run's folder", "runs/<name>"]);
+    let checkpoint = format!("{TINY_RUN}/checkpoints/step-000012");
+    sandbox.run(&["train", "--resume", &checkpoint]).fails_with(&["is a checkpoint; --resume takes the folder"]);
+}
