@@ -61,6 +61,10 @@ pub enum Error {
     #[error("{}: {message}", path.display())]
     Checkpoint { path: PathBuf, message: String },
 
+    /// Two processes would write into one run.
+    #[error("{} is in use by {process}, which trains there; wait for its end, or end it", path.display())]
+    InUse { path: PathBuf, process: String },
+
     /// An argument that makes no sense (a temperature below zero, a prompt that is too long).
     #[error("{0}")]
     Invalid(String),

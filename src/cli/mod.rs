@@ -2,6 +2,7 @@
 
 mod bench;
 mod cache;
+mod configuration;
 mod data;
 mod device;
 mod devices;
@@ -11,6 +12,7 @@ mod model;
 mod output;
 mod progress;
 mod train;
+mod verify_resume;
 
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -37,6 +39,8 @@ struct Cli {
 enum Command {
     /// Train a model; without --config, a small one on the sample corpus
     Train(train::Args),
+    /// Check that an interrupted and resumed run is the same to the bit
+    VerifyResume(verify_resume::Args),
     /// Measure loss, perplexity and bits per byte over a whole text
     Eval(eval::Args),
     /// Continue a text
@@ -57,6 +61,7 @@ pub fn main() -> ExitCode {
     start_logging(cli.verbose);
     let result = match cli.command {
         Command::Train(args) => train::run(args, &stop_on_signal()),
+        Command::VerifyResume(args) => verify_resume::run(args, &stop_on_signal()),
         Command::Eval(args) => eval::run(args),
         Command::Generate(args) => generate::run(args, &stop_on_signal()),
         Command::Devices(args) => devices::run(args),

@@ -7,6 +7,7 @@ mod checkpoint;
 mod evaluate;
 mod events;
 mod files;
+mod lock;
 mod log;
 mod manifest;
 mod prepare;
@@ -15,6 +16,7 @@ mod run_folder;
 mod size;
 mod state;
 mod trainer;
+mod verify;
 
 pub use evaluate::{Evaluation, Windows, evaluate};
 pub use events::{Event, Start, Step, Summary};
@@ -23,6 +25,7 @@ pub use resume::run_config;
 pub use run_folder::{Found, RunFolder, find_checkpoint, newest_run, newest_unfinished_run};
 pub use size::check_size;
 pub use state::{Best, DataHash, Evaluated, TrainerState};
+pub use verify::{Verified, verify_resume};
 
 use crate::config::Resolved;
 use crate::data::Tokenizer;
@@ -40,6 +43,8 @@ pub struct Setting<'a> {
     pub resume: Option<&'a Path>,
     /// Set to end the run after the step under way, saved and reported as usual.
     pub stop: &'a AtomicBool,
+    /// The file that gets a block with the run's timings at its end.
+    pub training_log: Option<&'a Path>,
     /// Told everything that happens.
     pub on_event: &'a mut dyn FnMut(&Event),
 }

@@ -9,10 +9,12 @@
 //!   samples.txt        what the model wrote at the end
 //!   profile.txt        the profiling report
 //!   finished           is there once all steps are done
+//!   .lock              see lock.rs
 //! ```
 
 use super::checkpoint::{CONFIG, Snapshot, verify_model};
 use super::files;
+use super::lock::Lock;
 use crate::{Error, Result};
 use serde_json::Value;
 use std::fs::{self, OpenOptions};
@@ -26,6 +28,7 @@ const FINISHED: &str = "finished";
 pub struct RunFolder {
     path: PathBuf,
     metrics: fs::File,
+    _lock: Lock,
 }
 
 impl RunFolder {
@@ -50,12 +53,13 @@ impl RunFolder {
     /// Opens the folder of a run to add to it.
     ///
     /// # Errors
-    /// If it cannot be written to.
+    /// If it cannot be written to, or another process writes there.
     pub fn open(path: &Path) -> Result<RunFolder> {
+        let lock = Lock::take(path)?;
         let file = path.join(METRICS);
         let metrics = OpenOptions::new().create(true).append(true).open(&file);
         let metrics = metrics.map_err(|e| Error::io("open", &file, e))?;
-        Ok(RunFolder { path: path.to_path_buf(), metrics })
+        Ok(RunFolder { path: path.to_path_buf(), metrics, _lock: lock })
     }
 
     /// Where it is.
@@ -65,8 +69,11 @@ impl RunFolder {
 
     /// Removes it: for a run that ended before it began.
     pub fn discard(self) {
+        let path = self.path.clone();
+        // Windows removes no file that is open.
+        drop(self);
         // What cannot be removed does no harm.
-        let _ = fs::remove_dir_all(&self.path);
+        let _ = fs::remove_dir_all(path);
     }
 
     /// Writes a text file, whole or not at all.
@@ -175,7 +182,8 @@ impl RunFolder {
         };
         let message = format!(
             "the checkpoint of step {step} could not be saved: {error}; {kept}. Make room or make the folder writable, \
-             then train again"
+             then go on with `rustyflow train --resume {}`",
+            self.path.display()
         );
         Error::Checkpoint { path: self.path.clone(), message }
     }

@@ -4,7 +4,7 @@ use super::checkpoint::Snapshot;
 use super::events::{Event, Step, Summary};
 use super::run_folder::{METRICS, RunFolder};
 use super::state::{Best, Evaluated, TrainerState};
-use super::{Setting, TRAINING_LOG, Windows, describe, evaluate, log, prompt_ids};
+use super::{Setting, Windows, describe, evaluate, log, prompt_ids};
 use crate::config::Config;
 use crate::data::{Loader, Tokenizer};
 use crate::generate::{Sampling, generate};
@@ -16,7 +16,6 @@ use crate::tensor::Reading;
 use crate::{Device, Error, Result, Tensor};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
-use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -278,7 +277,9 @@ impl Trainer<'_> {
             peak_memory_bytes,
             report,
         };
-        log::append(Path::new(TRAINING_LOG), &summary)?;
+        if let Some(path) = self.setting.training_log {
+            log::append(path, &summary)?;
+        }
         self.folder.mark_finished(!interrupted)?;
         self.report(Event::Finished(Box::new(summary.clone())))?;
         Ok(summary)

@@ -9,6 +9,8 @@ mod caches;
 mod checkpoints;
 mod configuration;
 #[cfg(unix)]
+mod guards;
+#[cfg(unix)]
 mod interrupting;
 mod models;
 mod resuming;

@@ -230,3 +230,27 @@ fn what_is_no_run_is_refused() {
     let checkpoint = format!("{TINY_RUN}/checkpoints/step-000012");
     sandbox.run(&["train", "--resume", &checkpoint]).fails_with(&["is a checkpoint; --resume takes the folder"]);
 }
+
+#[test]
+fn verify_resume_compares_every_byte() {
+    let sandbox = Sandbox::new();
+    let args = ["verify-resume", "--config", "tiny.toml", "--steps", "4"];
+    let run = sandbox.run(&[&args[..], &CPU, &flags("model.dropout=0.1", &[])].concat()).succeeds();
+    run.prints(&["8 steps in one go, and 4 + 4 resumed", "bytes of weights", "result        identical to the bit"]);
+    assert_eq!(sandbox.names_in("runs"), [""; 0], "its own runs are removed");
+    assert!(!sandbox.exists("training_log.txt"));
+    let json = sandbox.run(&[&args[..], &CPU, &["--json"]].concat()).succeeds().json();
+    assert_eq!((&json["steps"], &json["differences"]), (&4.into(), &serde_json::json!([])));
+    assert!(json["optimizer_bytes"].as_u64() > json["weights_bytes"].as_u64(), "two moments: {json}");
+    assert_eq!(json["metrics_lines"], 8 + 4);
+    sandbox.run(&[&args[..], &CPU, &["--set", "model.n_head=3"]].concat()).fails_with(&["n_head"]);
+}
+
+#[test]
+fn verify_resume_works_on_a_gpu() {
+    if !has_gpu() {
+        return;
+    }
+    let args = ["verify-resume", "--config", "tiny.toml", "--steps", "2", "--device", "gpu", "--allow-software-gpu"];
+    Sandbox::new().run(&args).succeeds().prints(&["device        gpu:", "identical to the bit"]);
+}

@@ -95,8 +95,17 @@ fn the_validation_loss_falls() {
 #[test]
 fn a_run_leaves_its_folder() {
     let sandbox = Sandbox::trained();
-    let names =
-        ["best", "checkpoints", "config.toml", "finished", "last", "metrics.jsonl", "profile.txt", "samples.txt"];
+    let names = [
+        ".lock",
+        "best",
+        "checkpoints",
+        "config.toml",
+        "finished",
+        "last",
+        "metrics.jsonl",
+        "profile.txt",
+        "samples.txt",
+    ];
     assert_eq!(sandbox.names_in(TINY_RUN), names);
     let step = format!("{TINY_RUN}/checkpoints/step-000006");
     let model = ["config.json", "config.toml", "manifest.json", "model.safetensors"];

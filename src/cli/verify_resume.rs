@@ -1,0 +1,45 @@
+//! `rustyflow verify-resume`: shows that a run which is interrupted and resumed is the same to the bit.
+
+use super::{configuration, device, output};
+use crate::train::{describe, verify_resume};
+use anyhow::{Result, bail};
+use std::sync::atomic::AtomicBool;
+
+#[derive(clap::Args)]
+pub struct Args {
+    #[command(flatten)]
+    configuration: configuration::RunFlags,
+    /// Steps before and after the interruption
+    #[arg(long, default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(1..1 << 20))]
+    steps: u32,
+    /// Print one JSON object instead
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
+    let resolved = args.configuration.resolve(None)?;
+    let device = device::open(&resolved.config.device)?;
+    let verified = verify_resume(&resolved, args.steps as usize, &device, &args.configuration.data_dir, stop)?;
+    let steps = verified.steps;
+    if args.json {
+        output::line(serde_json::to_value(&verified)?)?;
+    } else {
+        output::line(format_args!("device        {}", describe(&device)))?;
+        output::line(format_args!("compared      {} steps in one go, and {steps} + {steps} resumed", 2 * steps))?;
+        output::line(format_args!(
+            "these are     {} bytes of weights, {} bytes of optimizer state, {} lines of metrics",
+            verified.weights_bytes, verified.optimizer_bytes, verified.metrics_lines
+        ))?;
+    }
+    if let Some(folder) = verified.folder {
+        let all = verified.differences;
+        let more = if all.len() > 3 { format!(" and {} more", all.len() - 3) } else { String::new() };
+        let first = all[..all.len().min(3)].join(", ");
+        bail!("resuming changed the run: {first}{more} differ; both runs are in {}", folder.display());
+    }
+    if !args.json {
+        output::line("result        identical to the bit")?;
+    }
+    Ok(())
+}
