@@ -1,15 +1,16 @@
 // Adds gradients: sum = sum + a, or sum = a + b. One thread per four elements.
+{{ "enable f16;" if "f16" in [T_in, T_sum] }}
 {% include "common" %}
 
 struct Params { len: u32 }
 var<immediate> p: Params;
 
-@group(0) @binding(0) var<storage, read> a: array<vec4<f32>>;
+@group(0) @binding(0) var<storage, read> a: array<vec4<{{ T_in }}>>;
 {% if two_inputs %}
-@group(0) @binding(1) var<storage, read> b: array<vec4<f32>>;
-@group(0) @binding(2) var<storage, read_write> sum: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read> b: array<vec4<{{ T_in }}>>;
+@group(0) @binding(2) var<storage, read_write> sum: array<vec4<{{ T_sum }}>>;
 {% else %}
-@group(0) @binding(1) var<storage, read_write> sum: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read_write> sum: array<vec4<{{ T_sum }}>>;
 {% endif %}
 
 @compute @workgroup_size(256)
@@ -21,9 +22,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     // that must stay zero for the gradient norm.
     let lanes = vec4<u32>(0u, 1u, 2u, 3u) + i * 4u;
     {% if two_inputs %}
-    let total = a[i] + b[i];
+    let total = vec4<f32>(a[i]) + vec4<f32>(b[i]);
     {% else %}
-    let total = sum[i] + a[i];
+    let total = vec4<f32>(sum[i]) + vec4<f32>(a[i]);
     {% endif %}
-    sum[i] = select(sum[i], total, lanes < vec4<u32>(p.len));
+    sum[i] = select(sum[i], vec4<{{ T_sum }}>(total), lanes < vec4<u32>(p.len));
 }

@@ -5,7 +5,9 @@
 // rows ty, ty + TY, ty + 2 TY, .. and the columns 4 tx .. 4 tx + 3; of the result it owns the same rows, and of each the
 // groups of four elements tx, tx + TX, .. Tiles that causality empties are skipped; workgroups with most tiles start first.
 // What the next product reads first is loaded before the barrier that frees the stage; what a pass needs after the next
-// product, it parks in the tile rather than in registers.
+// product, it parks in the tile rather than in registers. Queries, keys, values, results and their gradients are stored as
+// {{ T }}; all arithmetic is f32.
+{{ "enable f16;" if T == "f16" }}
 {% include "common" %}
 
 {% set groups = (head_size + 3) // 4 %}
@@ -16,7 +18,7 @@
 {% set chunk = (groups + chunks - 1) // chunks %}
 {% set owned = (groups + tx_count - 1) // tx_count %}
 {% set xyzw = ["x", "y", "z", "w"] %}
-{% set element = "vec4<f32>" if vector else "f32" %}
+{% set element = "vec4<" ~ T ~ ">" if vector else T %}
 
 struct Params {
     time: u32,
@@ -60,9 +62,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     if (i >= p.batch_heads * p.time) { return; }
     var sum = 0.0;
     {% if vector %}
-    for (var d = 0u; d < GROUPS; d++) { sum += dot(y[i * GROUPS + d], dy[i * GROUPS + d]); }
+    for (var d = 0u; d < GROUPS; d++) { sum += dot(vec4<f32>(y[i * GROUPS + d]), vec4<f32>(dy[i * GROUPS + d])); }
     {% else %}
-    for (var d = 0u; d < HEAD_SIZE; d++) { sum += y[i * HEAD_SIZE + d] * dy[i * HEAD_SIZE + d]; }
+    for (var d = 0u; d < HEAD_SIZE; d++) { sum += f32(y[i * HEAD_SIZE + d]) * f32(dy[i * HEAD_SIZE + d]); }
     {% endif %}
     // i numbers (batch, time, head), delta is (batch, head, time).
     let head = i % p.n_head;
@@ -110,14 +112,14 @@ fn load_from_{{ buffer }}(line: u32, row: u32, group: u32) -> vec4<f32> {
     if (row >= p.time || group >= GROUPS) { return vec4<f32>(0.0); }
     {% endif %}
     {% if vector %}
-    return {{ buffer }}[(line * p.n_head + head) * GROUPS + group];
+    return vec4<f32>({{ buffer }}[(line * p.n_head + head) * GROUPS + group]);
     {% else %}
     let at = (line * p.n_head + head) * HEAD_SIZE + group * 4u;
     let last = HEAD_SIZE - 1u - group * 4u;
     let lane = vec4<u32>(0u, 1u, 2u, 3u);
     let index = at + min(lane, vec4<u32>(last));
-    let value = vec4<f32>({{ buffer }}[index.x], {{ buffer }}[index.y], {{ buffer }}[index.z], {{ buffer }}[index.w]);
-    return select(vec4<f32>(0.0), value, lane <= vec4<u32>(last));
+    let value = vec4<{{ T }}>({{ buffer }}[index.x], {{ buffer }}[index.y], {{ buffer }}[index.z], {{ buffer }}[index.w]);
+    return select(vec4<f32>(0.0), vec4<f32>(value), lane <= vec4<u32>(last));
     {% endif %}
 }
 {% endfor %}
@@ -133,14 +135,14 @@ fn store(line: u32, row: u32, group: u32, value: vec4<f32>) {
     if (row >= p.time || group >= GROUPS) { return; }
     {% endif %}
     {% if vector %}
-    result[(line * p.n_head + head) * GROUPS + group] = value;
+    result[(line * p.n_head + head) * GROUPS + group] = vec4<{{ T }}>(value);
     {% else %}
     let at = (line * p.n_head + head) * HEAD_SIZE + group * 4u;
     let left = HEAD_SIZE - group * 4u;
-    result[at] = value.x;
-    if (left > 1u) { result[at + 1u] = value.y; }
-    if (left > 2u) { result[at + 2u] = value.z; }
-    if (left > 3u) { result[at + 3u] = value.w; }
+    result[at] = {{ T }}(value.x);
+    if (left > 1u) { result[at + 1u] = {{ T }}(value.y); }
+    if (left > 2u) { result[at + 2u] = {{ T }}(value.z); }
+    if (left > 3u) { result[at + 3u] = {{ T }}(value.w); }
     {% endif %}
 }
 

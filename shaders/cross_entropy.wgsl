@@ -2,7 +2,8 @@
 //
 // Passes over (rows, vocab): LANES threads share a row, 256 / LANES rows share a workgroup; thread `lane` of a row takes
 // the elements (or groups of four) lane, lane + LANES, .. Passes over rows: one workgroup of 256 threads, each summing
-// every 256th row, then a tree. All sums run in a fixed order.
+// every 256th row, then a tree. All sums run in a fixed order. Logits and their gradient are stored as {{ T }}.
+{{ "enable f16;" if T == "f16" }}
 {% include "common" %}
 
 struct Params {
@@ -62,29 +63,31 @@ fn main(@builtin(local_invocation_index) thread: u32) {
 {% else %}
 
 {% set element = "vec4<f32>" if vector else "f32" %}
+{% set stored = element | replace("f32", T) %}
 const LANES = {{ lanes }}u;
 const ROWS = 256u / LANES;
 
 {% if pass == "rows" %}
 // losses of each row, and its norm: the maximum and the sum of exp(x - maximum).
-@group(0) @binding(0) var<storage, read> logits: array<{{ element }}>;
+@group(0) @binding(0) var<storage, read> logits: array<{{ stored }}>;
 @group(0) @binding(1) var<storage, read> targets: array<u32>;
 @group(0) @binding(2) var<storage, read_write> losses: array<f32>;
 @group(0) @binding(3) var<storage, read_write> norm: array<vec2<f32>>;
 {% elif pass == "classifier" %}
-// losses of each row, and the logits' gradient in their place.
+// losses of each row, and the logits' gradient, times the scale of the loss, in their place.
 @group(0) @binding(0) var<storage, read> targets: array<u32>;
 @group(0) @binding(1) var<storage, read> valid: array<f32>;
-@group(0) @binding(2) var<storage, read_write> losses: array<f32>;
-@group(0) @binding(3) var<storage, read_write> logits: array<{{ element }}>;
+@group(0) @binding(2) var<storage, read> loss_scale: array<f32>;
+@group(0) @binding(3) var<storage, read_write> losses: array<f32>;
+@group(0) @binding(4) var<storage, read_write> logits: array<{{ stored }}>;
 {% else %}
 // The logits' gradient, given the norm of each row.
-@group(0) @binding(0) var<storage, read> logits: array<{{ element }}>;
+@group(0) @binding(0) var<storage, read> logits: array<{{ stored }}>;
 @group(0) @binding(1) var<storage, read> targets: array<u32>;
 @group(0) @binding(2) var<storage, read> norm: array<vec2<f32>>;
 @group(0) @binding(3) var<storage, read> valid: array<f32>;
 @group(0) @binding(4) var<storage, read> upstream: array<f32>;
-@group(0) @binding(5) var<storage, read_write> dlogits: array<{{ element }}>;
+@group(0) @binding(5) var<storage, read_write> dlogits: array<{{ stored }}>;
 {% endif %}
 
 {% if pass != "backward" %}
@@ -110,9 +113,9 @@ fn across(x: {{ element }}) -> f32 {
 
 fn logit(row: u32, i: u32) -> f32 {
     {% if vector %}
-    return logits[row * (p.vocab / 4u) + i / 4u][i % 4u];
+    return f32(logits[row * (p.vocab / 4u) + i / 4u][i % 4u]);
     {% else %}
-    return logits[row * p.vocab + i];
+    return f32(logits[row * p.vocab + i]);
     {% endif %}
 }
 {% endif %}
@@ -150,7 +153,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     // Four at a time keep four loads in flight.
     for (; next + 3u * LANES < steps; next += 4u * LANES) {
         {% for j in range(4) %}
-        let x{{ j }} = logits[first + next + {{ j }}u * LANES];
+        let x{{ j }} = {{ element }}(logits[first + next + {{ j }}u * LANES]);
         {% endfor %}
         let new_top = max(top, most(max(max(x0, x1), max(x2, x3))));
         total = total * exp(top - new_top)
@@ -158,7 +161,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         top = new_top;
     }
     for (; next < steps; next += LANES) {
-        let x = logits[first + next];
+        let x = {{ element }}(logits[first + next]);
         let new_top = max(top, most(x));
         total = total * exp(top - new_top) + across(exp(x - new_top));
         top = new_top;
@@ -199,7 +202,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     var factor = upstream[0] / max(valid[0], 1.0);
     {% set result = "dlogits" %}
     {% else %}
-    var factor = 1.0 / max(valid[0], 1.0);
+    var factor = loss_scale[0] / max(valid[0], 1.0);
     {% set result = "logits" %}
     {% endif %}
     factor = select(factor, nan, broken);
@@ -207,14 +210,14 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     var at = lane;
     for (; at + 3u * LANES < steps; at += 4u * LANES) {
         {% for j in range(4) %}
-        let x{{ j }} = logits[first + at + {{ j }}u * LANES];
+        let x{{ j }} = {{ element }}(logits[first + at + {{ j }}u * LANES]);
         {% endfor %}
         {% for j in range(4) %}
-        {{ result }}[first + at + {{ j }}u * LANES] = gradient(x{{ j }}, at + {{ j }}u * LANES, label, top, share, factor);
+        {{ result }}[first + at + {{ j }}u * LANES] = {{ stored }}(gradient(x{{ j }}, at + {{ j }}u * LANES, label, top, share, factor));
         {% endfor %}
     }
     for (; at < steps; at += LANES) {
-        {{ result }}[first + at] = gradient(logits[first + at], at, label, top, share, factor);
+        {{ result }}[first + at] = {{ stored }}(gradient({{ element }}(logits[first + at]), at, label, top, share, factor));
     }
     {% endif %}
 }

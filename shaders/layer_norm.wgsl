@@ -1,4 +1,7 @@
-// Layer normalization of rows of C elements and its gradients (src/ops/layer_norm.rs), in units of {{ T }}.
+// Layer normalization of rows of C elements and its gradients (src/ops/layer_norm.rs), in units of {{ T }}. The result of the
+// forward pass and its gradient are stored as {{ T_y }}.
+{{ "enable f16;" if T_y == "f16" }}
+{% set Y = T | replace("f32", T_y) %}
 {% include "common" %}
 
 {% if mode == "weight" %}
@@ -7,7 +10,7 @@
 struct Params { rows: u32, width: u32, chunk: u32, blocks: u32 }
 var<immediate> p: Params;
 
-@group(0) @binding(0) var<storage, read> upstream: array<{{ T }}>;
+@group(0) @binding(0) var<storage, read> upstream: array<{{ Y }}>;
 @group(0) @binding(1) var<storage, read> x: array<{{ T }}>;
 @group(0) @binding(2) var<storage, read> means: array<f32>;
 @group(0) @binding(3) var<storage, read> rstds: array<f32>;
@@ -35,7 +38,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% endif %}
     for (var row = chunk * p.chunk + lane; row < last; row += {{ lanes }}u) {
         let i = row * p.width + column;
-        let dy = upstream[i];
+        let dy = {{ T }}(upstream[i]);
         total += dy * ((x[i] - means[row]) * rstds[row]);
         {% if has_bias %}
         bias_total += dy;
@@ -71,7 +74,7 @@ var<immediate> p: Params;
 {% set S = "f32" %}
 @group(0) @binding(0) var<storage, read> x: array<{{ T }}>;
 @group(0) @binding(1) var<storage, read> weight: array<{{ T }}>;
-@group(0) @binding(2) var<storage, read_write> result: array<{{ T }}>;
+@group(0) @binding(2) var<storage, read_write> result: array<{{ Y }}>;
 @group(0) @binding(3) var<storage, read_write> means: array<f32>;
 @group(0) @binding(4) var<storage, read_write> rstds: array<f32>;
 {% if residual %}
@@ -83,7 +86,7 @@ var<immediate> p: Params;
 {% endif %}
 {% else %}
 {% set S = "vec2<f32>" %}
-@group(0) @binding(0) var<storage, read> upstream: array<{{ T }}>;
+@group(0) @binding(0) var<storage, read> upstream: array<{{ Y }}>;
 @group(0) @binding(1) var<storage, read> x: array<{{ T }}>;
 @group(0) @binding(2) var<storage, read> weight: array<{{ T }}>;
 @group(0) @binding(3) var<storage, read> means: array<f32>;
@@ -144,7 +147,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     let rstd = 1.0 / sqrt(row_sum(across(squares), thread, lane) * p.per_element + p.eps);
     for (var i = lane; i < width; i += {{ lanes }}u) {
         let normal = ({{ normalized }}[first + i] - mean) * rstd;
-        result[first + i] = normal * weight[i]{% if has_bias %} + bias[i]{% endif %};
+        result[first + i] = {{ Y }}(normal * weight[i]{% if has_bias %} + bias[i]{% endif %});
     }
     if (lane == 0u && row < p.rows) {
         means[row] = mean;
@@ -160,13 +163,13 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     var direct = {{ T }}(0.0);
     var along = {{ T }}(0.0);
     for (var i = lane; i < width; i += {{ lanes }}u) {
-        let g = upstream[first + i] * weight[i];
+        let g = {{ T }}(upstream[first + i]) * weight[i];
         direct += g;
         along += g * ((x[first + i] - mean) * rstd);
     }
     let averages = row_sum(vec2<f32>(across(direct), across(along)), thread, lane) * p.per_element;
     for (var i = lane; i < width; i += {{ lanes }}u) {
-        let g = upstream[first + i] * weight[i];
+        let g = {{ T }}(upstream[first + i]) * weight[i];
         let normal = (x[first + i] - mean) * rstd;
         let dx = rstd * (g - averages.x - normal * averages.y);
         {% if plus %}

@@ -1,12 +1,13 @@
 // y = factor[0] * x, or y = y + factor[0] * x. One thread per four elements.
+{{ "enable f16;" if "f16" in [T_in, T_out] }}
 {% include "common" %}
 
 struct Params { len: u32 }
 var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read> factor: array<f32>;
-@group(0) @binding(1) var<storage, read> x: array<vec4<f32>>;
-@group(0) @binding(2) var<storage, read_write> y: array<vec4<f32>>;
+@group(0) @binding(1) var<storage, read> x: array<vec4<{{ T_in }}>>;
+@group(0) @binding(2) var<storage, read_write> y: array<vec4<{{ T_out }}>>;
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
@@ -16,8 +17,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% if accumulate %}
     // What lies past the tensor in the last vector is padding of an arena and must stay as it is.
     let lanes = vec4<u32>(0u, 1u, 2u, 3u) + i * 4u;
-    y[i] = select(y[i], y[i] + factor[0] * x[i], lanes < vec4<u32>(p.len));
+    y[i] = select(y[i], vec4<{{ T_out }}>(vec4<f32>(y[i]) + factor[0] * vec4<f32>(x[i])), lanes < vec4<u32>(p.len));
     {% else %}
-    y[i] = factor[0] * x[i];
+    y[i] = vec4<{{ T_out }}>(factor[0] * vec4<f32>(x[i]));
     {% endif %}
 }

@@ -4,7 +4,9 @@
 // registers. The k loop stages a BM x BK tile of A and a BK x BN tile of B in workgroup memory, both k-major, while the
 // next tiles are already being loaded into registers. A thread's rows and columns come in groups of four that lie
 // BM/(TM/4) and BN/(TN/4) apart, so that neighbouring threads read neighbouring vectors. Checks against the edges of A and
-// B are rendered only where tiles overhang (edge_m, edge_n, edge_k); the k loop over a tile is unrolled.
+// B are rendered only where tiles overhang (edge_m, edge_n, edge_k); the k loop over a tile is unrolled. Operands are stored
+// as {{ T_in }}, the result as {{ T_out }}; all arithmetic is f32.
+{{ "enable f16;" if "f16" in [T_in, T_out] }}
 {% include "common" %}
 
 {# The bindings after the operands: what the epilogue reads, the result, and what the epilogue writes. #}
@@ -36,13 +38,13 @@ if (n{{ j }} < p.n)
 {# The end of one element: `sum` at `i`, in column `n`. #}
 {% macro finish(sum, i, n) %}
 {
-    var value = {{ sum }}{{ " + bias[" ~ n ~ "]" if bias }}{{ " + c[" ~ i ~ "]" if accumulate }};
+    var value = {{ sum }}{{ " + bias[" ~ n ~ "]" if bias }}{{ " + f32(c[" ~ i ~ "])" if accumulate }};
     {% if epilogue == "gelu_backward" %}
-    value *= gelu_derivative(vec4<f32>(before[{{ i }}])).x;
+    value *= gelu_derivative(vec4<f32>(f32(before[{{ i }}]))).x;
     {% endif %}
-    c[{{ i }}] = value;
+    c[{{ i }}] = {{ T_out }}(value);
     {% if epilogue == "gelu" %}
-    activated[{{ i }}] = gelu(vec4<f32>(value)).x;
+    activated[{{ i }}] = {{ T_out }}(gelu(vec4<f32>(value)).x);
     {% endif %}
 }
 {% endmacro %}
@@ -70,9 +72,9 @@ struct Params {
 }
 var<immediate> p: Params;
 
-@group(0) @binding(0) var<storage, read> a: array<{{ "vec4<f32>" if vec_a else "f32" }}>;
-@group(0) @binding(1) var<storage, read> b: array<{{ "vec4<f32>" if vec_b else "f32" }}>;
-{{ more_bindings(2, "vec4<f32>" if vec_c else "f32") }}
+@group(0) @binding(0) var<storage, read> a: array<{{ "vec4<" ~ T_in ~ ">" if vec_a else T_in }}>;
+@group(0) @binding(1) var<storage, read> b: array<{{ "vec4<" ~ T_in ~ ">" if vec_b else T_in }}>;
+{{ more_bindings(2, "vec4<" ~ T_out ~ ">" if vec_c else T_out) }}
 
 var<workgroup> tile_a: array<vec4<f32>, {{ BK * stride_a }}>; // [k][m/4]
 var<workgroup> tile_b: array<vec4<f32>, {{ BK * stride_b }}>; // [k][n/4]
@@ -84,24 +86,24 @@ fn load_a(base: u32, m: u32, k: u32, k_end: u32) -> vec4<f32> {
     {{ "if (k < k_end) " if edge_k }}{
         let i = base + k * p.m + m;
         {% if vec_a %}
-        {{ "if (m < p.m) " if edge_m }}{ v = a[i / 4u]; }
+        {{ "if (m < p.m) " if edge_m }}{ v = vec4<f32>(a[i / 4u]); }
         {% else %}
-        if (m < p.m) { v.x = a[i]; }
-        if (m + 1u < p.m) { v.y = a[i + 1u]; }
-        if (m + 2u < p.m) { v.z = a[i + 2u]; }
-        if (m + 3u < p.m) { v.w = a[i + 3u]; }
+        if (m < p.m) { v.x = f32(a[i]); }
+        if (m + 1u < p.m) { v.y = f32(a[i + 1u]); }
+        if (m + 2u < p.m) { v.z = f32(a[i + 2u]); }
+        if (m + 3u < p.m) { v.w = f32(a[i + 3u]); }
         {% endif %}
     }
     {% else %}
     {{ "if (m < p.m) " if edge_m }}{
         let i = base + m * p.k + k;
         {% if vec_a %}
-        {{ "if (k < k_end) " if edge_k }}{ v = a[i / 4u]; }
+        {{ "if (k < k_end) " if edge_k }}{ v = vec4<f32>(a[i / 4u]); }
         {% else %}
-        if (k < k_end) { v.x = a[i]; }
-        if (k + 1u < k_end) { v.y = a[i + 1u]; }
-        if (k + 2u < k_end) { v.z = a[i + 2u]; }
-        if (k + 3u < k_end) { v.w = a[i + 3u]; }
+        if (k < k_end) { v.x = f32(a[i]); }
+        if (k + 1u < k_end) { v.y = f32(a[i + 1u]); }
+        if (k + 2u < k_end) { v.z = f32(a[i + 2u]); }
+        if (k + 3u < k_end) { v.w = f32(a[i + 3u]); }
         {% endif %}
     }
     {% endif %}
@@ -115,24 +117,24 @@ fn load_b(base: u32, n: u32, k: u32, k_end: u32) -> vec4<f32> {
     {{ "if (n < p.n) " if edge_n }}{
         let i = base + n * p.k + k;
         {% if vec_b %}
-        {{ "if (k < k_end) " if edge_k }}{ v = b[i / 4u]; }
+        {{ "if (k < k_end) " if edge_k }}{ v = vec4<f32>(b[i / 4u]); }
         {% else %}
-        if (k < k_end) { v.x = b[i]; }
-        if (k + 1u < k_end) { v.y = b[i + 1u]; }
-        if (k + 2u < k_end) { v.z = b[i + 2u]; }
-        if (k + 3u < k_end) { v.w = b[i + 3u]; }
+        if (k < k_end) { v.x = f32(b[i]); }
+        if (k + 1u < k_end) { v.y = f32(b[i + 1u]); }
+        if (k + 2u < k_end) { v.z = f32(b[i + 2u]); }
+        if (k + 3u < k_end) { v.w = f32(b[i + 3u]); }
         {% endif %}
     }
     {% else %}
     {{ "if (k < k_end) " if edge_k }}{
         let i = base + k * p.n + n;
         {% if vec_b %}
-        {{ "if (n < p.n) " if edge_n }}{ v = b[i / 4u]; }
+        {{ "if (n < p.n) " if edge_n }}{ v = vec4<f32>(b[i / 4u]); }
         {% else %}
-        if (n < p.n) { v.x = b[i]; }
-        if (n + 1u < p.n) { v.y = b[i + 1u]; }
-        if (n + 2u < p.n) { v.z = b[i + 2u]; }
-        if (n + 3u < p.n) { v.w = b[i + 3u]; }
+        if (n < p.n) { v.x = f32(b[i]); }
+        if (n + 1u < p.n) { v.y = f32(b[i + 1u]); }
+        if (n + 2u < p.n) { v.z = f32(b[i + 2u]); }
+        if (n + 3u < p.n) { v.w = f32(b[i + 3u]); }
         {% endif %}
     }
     {% endif %}
@@ -265,7 +267,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         let i{{ r }}_{{ j }} = (base_c + m{{ r }} * p.n + n{{ j }}) / 4u;
         {% if accumulate or epilogue == "gelu_backward" %}
         var old{{ r }}_{{ j }}: vec4<f32>;
-        {{ inside(r, j) }}{ old{{ r }}_{{ j }} = {{ "c" if accumulate else "before" }}[i{{ r }}_{{ j }}]; }
+        {{ inside(r, j) }}{ old{{ r }}_{{ j }} = vec4<f32>({{ "c" if accumulate else "before" }}[i{{ r }}_{{ j }}]); }
         {% endif %}
         {% endfor %}
         {% endfor %}
@@ -274,12 +276,12 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         {{ inside(r, j) }}{
             let v = c{{ 4 * g + r }}_{{ j }}{{ " + bias" ~ j if bias }}{{ " + old" ~ r ~ "_" ~ j if accumulate }};
             {% if epilogue == "gelu_backward" %}
-            c[i{{ r }}_{{ j }}] = v * gelu_derivative(old{{ r }}_{{ j }});
+            c[i{{ r }}_{{ j }}] = vec4<{{ T_out }}>(v * gelu_derivative(old{{ r }}_{{ j }}));
             {% else %}
-            c[i{{ r }}_{{ j }}] = v;
+            c[i{{ r }}_{{ j }}] = vec4<{{ T_out }}>(v);
             {% endif %}
             {% if epilogue == "gelu" %}
-            activated[i{{ r }}_{{ j }}] = gelu(v);
+            activated[i{{ r }}_{{ j }}] = vec4<{{ T_out }}>(gelu(v));
             {% endif %}
         }
         {% endfor %}
@@ -311,10 +313,10 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
 struct Params { rows: u32, cols: u32, down: u32 }
 var<immediate> p: Params;
 
-@group(0) @binding(0) var<storage, read> x: array<f32>;
-@group(0) @binding(1) var<storage, read_write> result: array<f32>;
+@group(0) @binding(0) var<storage, read> x: array<{{ T_in }}>;
+@group(0) @binding(1) var<storage, read_write> result: array<{{ T_in }}>;
 
-var<workgroup> square: array<f32, 1056>; // 32 rows of 33: columns then lie in different banks
+var<workgroup> square: array<{{ T_in }}, 1056>; // 32 rows of 33: columns then lie in different banks
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
@@ -338,7 +340,7 @@ struct Params { len: u32, n: u32, splits: u32 }
 var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read> partial: array<f32>;
-{{ more_bindings(1, "f32") }}
+{{ more_bindings(1, T_out) }}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,

@@ -1,4 +1,5 @@
 // One update of all parameters (formulas: src/optim/update.rs). One thread per four elements.
+{{ "enable f16;" if mixed }}
 {% include "common" %}
 
 struct Params {
@@ -9,11 +10,15 @@ struct Params {
 var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read> gradients: array<vec4<f32>>;
+// The sum of the squared gradients{{ ", and what they are to be multiplied by" if mixed }}.
 @group(0) @binding(1) var<storage, read> squares: array<f32>;
 @group(0) @binding(2) var<storage, read_write> values: array<vec4<f32>>;
 @group(0) @binding(3) var<storage, read_write> first: array<vec4<f32>>;
 {% if rule != "sgd" %}
 @group(0) @binding(4) var<storage, read_write> second: array<vec4<f32>>;
+{% endif %}
+{% if mixed %}
+@group(0) @binding({{ 4 if rule == "sgd" else 5 }}) var<storage, read_write> halves: array<vec4<f16>>;
 {% endif %}
 
 @compute @workgroup_size(256)
@@ -23,6 +28,10 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     if (i * 4u >= p.len) { return; }
     var clip = 1.0;
     if (p.grad_clip > 0.0) { clip = min(1.0, p.grad_clip / (sqrt(squares[0]) + 1e-6)); }
+    {% if mixed %}
+    if (squares[1] == 0.0) { return; }
+    clip *= squares[1];
+    {% endif %}
     // Arenas and their decaying part end on whole vectors.
     let decay = select(0.0, p.weight_decay, i * 4u < p.decay_end);
     var value = values[i];
@@ -35,12 +44,16 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% if rule == "sgd" %}
     let m = p.beta1 * first[i] + g;
     first[i] = m;
-    values[i] = value - p.learning_rate * m;
+    value -= p.learning_rate * m;
     {% else %}
     let m = p.beta1 * first[i] + (1.0 - p.beta1) * g;
     let v = p.beta2 * second[i] + (1.0 - p.beta2) * g * g;
     first[i] = m;
     second[i] = v;
-    values[i] = value - p.learning_rate * (m * p.correction1) / (sqrt(v * p.correction2) + p.eps);
+    value -= p.learning_rate * (m * p.correction1) / (sqrt(v * p.correction2) + p.eps);
+    {% endif %}
+    values[i] = value;
+    {% if mixed %}
+    halves[i] = vec4<f16>(value);
     {% endif %}
 }

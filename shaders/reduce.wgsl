@@ -4,13 +4,14 @@
 // share each, taking every {{ lanes }}-th row of their chunk of n, and are summed as a tree. The chunks of one output
 // are separate workgroups, whose results (outer, chunks, inner) a second launch reduces. Where inner is a multiple of four,
 // an "output" is a vector of four.
+{{ "enable f16;" if mode == "reduce" and T_in == "f16" }}
 {% include "common" %}
 
 {% if mode == "reduce" %}
 struct Params { outputs: u32, n: u32, inner: u32, chunk: u32, chunks: u32, blocks: u32, factor: f32 }
 var<immediate> p: Params;
 
-@group(0) @binding(0) var<storage, read> x: array<{{ T }}>;
+@group(0) @binding(0) var<storage, read> x: array<{{ T | replace("f32", T_in) }}>;
 @group(0) @binding(1) var<storage, read_write> result: array<{{ T }}>;
 
 var<workgroup> totals: array<{{ T }}, 256>;
@@ -48,7 +49,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     if (used) {
         {% if kind == "max" %}
         // An element of the chunk, not a constant: a maximum of what is all -infinity must be that.
-        total = x[start + first * p.inner];
+        total = {{ T }}(x[start + first * p.inner]);
         {% endif %}
         // Four sums at a time keep four loads in flight.
         {% for j in range(4) %}
@@ -59,11 +60,11 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         for (; row + 3u * {{ lanes }}u < last; row += 4u * {{ lanes }}u) {
             let at = start + row * p.inner;
             {% for j in range(4) %}
-            a{{ j }} = join(a{{ j }}, x[at + {{ j }}u * step]);
+            a{{ j }} = join(a{{ j }}, {{ T }}(x[at + {{ j }}u * step]));
             {% endfor %}
         }
         for (; row < last; row += {{ lanes }}u) {
-            a0 = join(a0, x[start + row * p.inner]);
+            a0 = join(a0, {{ T }}(x[start + row * p.inner]));
         }
         total = join(join(a0, a1), join(a2, a3));
     }

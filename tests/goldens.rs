@@ -6,7 +6,7 @@ mod common;
 
 use rustyflow::nn::{Dropout, Gpt, GptConfig, Module};
 use rustyflow::optim::{Kind, Optimizer, Parameters};
-use rustyflow::{Device, Result, Tensor};
+use rustyflow::{DType, Device, Result, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors};
 use serde_json::Value;
 
@@ -126,7 +126,7 @@ fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
         "tanh" => x[0].tanh(),
         "softmax" => x[0].softmax(),
         "add_layer_norm" => {
-            let (sum, normal) = x[0].add_layer_norm(&x[1], &x[2], Some(&x[3]), number("eps"))?;
+            let (sum, normal) = x[0].add_layer_norm(&x[1], DType::F32, &x[2], Some(&x[3]), number("eps"))?;
             sum.add(&normal)
         }
         "feed_forward" => x[0].feed_forward(&x[1], &x[2], Some((&x[3], &x[4]))),
@@ -137,7 +137,7 @@ fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
         }
         "embedding" => x[1].embedding(&x[0]),
         "cross_entropy" => x[0].cross_entropy(&x[1]),
-        "linear_cross_entropy" => x[0].linear_cross_entropy(&x[1], &x[2]),
+        "linear_cross_entropy" => x[0].linear_cross_entropy(&x[1], &x[2], None),
         "sum" => x[0].sum(size("dim")),
         "mean" => x[0].mean(size("dim")),
         "max" => x[0].max(size("dim")),
@@ -226,10 +226,10 @@ impl Trained {
         };
         let mut model = Gpt::new(config, 1).unwrap();
         let mut names = Vec::new();
-        model.visit_parameters("", &mut |name, tensor| {
+        model.visit_parameters("", &mut |name, parameter| {
             let weight = golden.tensor(&format!("weight.{name}"), &Device::Cpu);
-            assert_eq!(weight.spec(), tensor.spec(), "{name}");
-            *tensor = weight;
+            assert_eq!(weight.spec(), parameter.spec(), "{name}");
+            *parameter = weight.into();
             names.push(format!("weight.{name}"));
         });
         names.sort();
@@ -239,7 +239,7 @@ impl Trained {
         stored.sort();
         assert_eq!(names, stored, "the names of Hugging Face");
 
-        let parameters = Parameters::gather(&mut model, device).unwrap();
+        let parameters = Parameters::gather(&mut model, device, DType::F32).unwrap();
         let setting = |name: &str| golden.description["optimizer"][name].as_f64().unwrap();
         let kind = Kind::AdamW { beta1: setting("beta1"), beta2: setting("beta2"), eps: setting("eps") };
         let optimizer = Optimizer::new(&parameters, kind, setting("weight_decay"), setting("grad_clip")).unwrap();
@@ -261,7 +261,7 @@ fn check_model(device: &Device) {
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     for (step, &learning_rate) in learning_rates.iter().enumerate() {
         parameters.zero_gradients();
-        let loss = model.loss(&ids, &targets, &Dropout::off()).unwrap();
+        let loss = model.loss(&ids, &targets, &Dropout::off(), None).unwrap();
         loss.backward().unwrap();
         if step == 0 {
             comparison.check("loss", "loss", &[loss.item().unwrap()], &golden.values("loss"), 2e-6);

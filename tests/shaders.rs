@@ -91,7 +91,7 @@ fn forward_and_backward(inputs: &[Tensor], apply: impl Fn(&[Tensor]) -> rustyflo
 /// Every case of the table of ops.
 fn all_cases(limits: &Limits) {
     // `Tensor::to_dtype` refuses f16 on a device that lacks it.
-    for case in cases::all().into_iter().filter(|case| limits.f16 || !case.name.starts_with("cast")) {
+    for case in cases::all().into_iter().filter(|case| limits.f16 || !case.f16) {
         forward_and_backward(&case.draw(&Device::Cpu, 7).unwrap(), &case.apply);
     }
     // Two gradients that share memory, so that neither can be added to in place.
@@ -117,7 +117,7 @@ fn large_products() {
 
 /// A training step of GPTs with dropout under each optimizer: a small one, one without biases and a head of its own, and
 /// one of GPT-2's vocabulary and head size.
-fn model_steps() {
+fn model_steps(limits: &Limits) {
     let (beta1, beta2, eps) = (0.9, 0.95, 1e-8);
     let kinds = [Kind::AdamW { beta1, beta2, eps }, Kind::Adam { beta1, beta2, eps }, Kind::Sgd { momentum: 0.9 }];
     let small = GptConfig {
@@ -131,14 +131,16 @@ fn model_steps() {
     };
     let wide = GptConfig { vocab_size: 50_257, block_size: 256, n_layer: 1, n_head: 2, n_embd: 128, ..small.clone() };
     let untied = GptConfig { bias: false, tie_embeddings: false, ..small.clone() };
-    for (config, kind) in [(small, kinds[0]), (untied, kinds[1]), (wide, kinds[2])] {
+    let products = [DType::F32].into_iter().chain(limits.f16.then_some(DType::F16));
+    let models = [(small, kinds[0]), (untied, kinds[1]), (wide, kinds[2])];
+    for (products, (config, kind)) in products.flat_map(|products| models.clone().map(|model| (products, model))) {
         let t = config.block_size;
         let mut model = Gpt::new(config, 1).unwrap();
-        let parameters = Parameters::gather(&mut model, &Device::Cpu).unwrap();
+        let parameters = Parameters::gather(&mut model, &Device::Cpu, products).unwrap();
         let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
         let (ids, targets) = (zeros(&[2, t], DType::U32), zeros(&[2, t], DType::U32));
         for dropout in [Dropout::off(), Dropout::new(0.1, 1, 0)] {
-            model.loss(&ids, &targets, &dropout).unwrap().backward().unwrap();
+            model.loss(&ids, &targets, &dropout, optimizer.loss_scale()).unwrap().backward().unwrap();
         }
         optimizer.step(&parameters, 1e-3).unwrap();
         model.logits(&ids).unwrap();
@@ -171,7 +173,7 @@ fn variants(limits: &Limits) -> Vec<(&'static str, Launch)> {
         let limits = Limits { matmul_rates: Some(Arc::new(rates)), ..limits.clone() };
         plans.extend(record_plans(&limits, large_products));
     }
-    plans.extend(record_plans(limits, model_steps));
+    plans.extend(record_plans(limits, || model_steps(limits)));
     for (kernel, plan) in &plans {
         check_plan(kernel, plan, limits);
     }

@@ -5,7 +5,7 @@ use crate::ops::random::Key;
 use crate::optim::{Kind, Optimizer, Parameters};
 use crate::profile::{self, Report};
 use crate::train::check_size;
-use crate::{Device, Result, Tensor};
+use crate::{DType, Device, Result, Tensor};
 use serde::Serialize;
 use std::time::Instant;
 
@@ -21,6 +21,8 @@ pub struct StepCase {
 #[derive(Debug, Clone, Serialize)]
 pub struct StepTiming {
     pub case: &'static str,
+    /// "f32" or "mixed".
+    pub precision: &'static str,
     pub batch_size: usize,
     pub context: usize,
     pub ms_per_step: f64,
@@ -53,17 +55,17 @@ pub fn step_cases() -> Vec<StepCase> {
     .to_vec()
 }
 
-/// Times `rounds` rounds of `steps` steps and takes the median round.
+/// Times `rounds` rounds of `steps` steps and takes the median round. Products are of f32, or of f16: mixed precision.
 ///
 /// # Errors
 /// If the model does not fit the device or the device reported an error.
-pub fn time_step(case: &StepCase, device: &Device, steps: usize, rounds: usize) -> Result<StepTiming> {
+pub fn time_step(case: &StepCase, device: &Device, products: DType, steps: usize, rounds: usize) -> Result<StepTiming> {
     /// Steps before the clock starts: shaders are compiled, buffers pooled, caches filled.
     const WARM_UP: usize = 3;
     let config = &case.config;
     check_size(config, case.batch_size * config.block_size, device)?;
     let mut model = Gpt::new(config.clone(), 0)?;
-    let parameters = Parameters::gather(&mut model, device)?;
+    let parameters = Parameters::gather(&mut model, device, products)?;
     let kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
     let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0)?;
     let shape = [case.batch_size, config.block_size];
@@ -75,7 +77,7 @@ pub fn time_step(case: &StepCase, device: &Device, steps: usize, rounds: usize) 
     let (ids, targets) = (tokens(1)?, tokens(2)?);
     let mut step = || -> Result<Tensor> {
         parameters.zero_gradients();
-        let loss = model.loss(&ids, &targets, &Dropout::off())?;
+        let loss = model.loss(&ids, &targets, &Dropout::off(), optimizer.loss_scale())?;
         loss.backward()?;
         optimizer.step(&parameters, 6e-4)?;
         if let Device::Gpu(gpu) = device {
@@ -116,6 +118,7 @@ pub fn time_step(case: &StepCase, device: &Device, steps: usize, rounds: usize) 
     let report = Report::new(&measured, total, 1.0, memory);
     Ok(StepTiming {
         case: case.name,
+        precision: if products == DType::F16 { "mixed" } else { "f32" },
         batch_size: case.batch_size,
         context: config.block_size,
         ms_per_step: 1e3 * median,

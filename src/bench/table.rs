@@ -1,7 +1,7 @@
 //! What `bench ops` measures: every op of `ops/cases.rs`, forward and backward, and the optimizers, at the sizes of a
 //! model worth training.
 
-use crate::nn::Module;
+use crate::nn::{Module, Parameter};
 use crate::ops::cases::{Values, draw};
 use crate::ops::random::Key;
 use crate::optim::{Kind, Optimizer, Parameters};
@@ -244,7 +244,7 @@ fn layers(s: &Sizes) -> Vec<Row> {
             format!("{}x{c}", b * t),
             vec![x.clone(), vector.clone(), vector, x],
             &[1, 2],
-            |x| Ok(x[0].add_layer_norm(&x[3], &x[1], Some(&x[2]), 1e-5)?.1),
+            |x| Ok(x[0].add_layer_norm(&x[3], DType::F32, &x[1], Some(&x[2]), 1e-5)?.1),
         ),
         Row::both("softmax", format!("{}x{t}", b * t), vec![(vec![b * t, t], AROUND_ZERO)], &[], |x| x[0].softmax()),
         Row::both("embedding", format!("{} of {}x{c}", b * t, s.vocab), vec![table, ids], &[0], |x| {
@@ -258,7 +258,7 @@ fn losses(s: &Sizes) -> Vec<Row> {
     let targets = |rows| (vec![rows], Values::Targets(v as u32));
     // Weights so small that logits are around 1.
     let classifier = |rows| vec![(vec![rows, c], AROUND_ZERO), (vec![v, c], Values::Uniform(-0.1, 0.1)), targets(rows)];
-    let fused = |x: &[Tensor]| x[0].linear_cross_entropy(&x[1], &x[2]);
+    let fused = |x: &[Tensor]| x[0].linear_cross_entropy(&x[1], &x[2], None);
     // Two chunks of the largest that a GPU takes.
     let more = 2 * rows;
     vec![
@@ -348,10 +348,10 @@ fn movement(s: &Sizes) -> Vec<Row> {
 }
 
 /// A model of one parameter.
-struct Flat(Tensor);
+struct Flat(Parameter);
 
 impl Module for Flat {
-    fn visit_parameters(&mut self, _: &str, visit: &mut dyn FnMut(&str, &mut Tensor)) {
+    fn visit_parameters(&mut self, _: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
         visit("weight", &mut self.0);
     }
 }
@@ -371,8 +371,8 @@ fn optimizers(s: &Sizes) -> Vec<Row> {
             Row::new(name, format!("{} parameters", rows * s.width), move |device| {
                 let inputs = [(shape.clone(), AROUND_ZERO), (shape.clone(), AROUND_ZERO)];
                 let [value, gradient] = &draw(&inputs, &Device::Cpu, SEED)?[..] else { unreachable!("two inputs") };
-                let mut model = Flat(value.clone());
-                let parameters = Parameters::gather(&mut model, device)?;
+                let mut model = Flat(value.clone().into());
+                let parameters = Parameters::gather(&mut model, device, DType::F32)?;
                 model.0.grad().expect("gathered parameters have gradients").write_bytes(&gradient.to_bytes()?)?;
                 // Steps so large that the update shows beside the tolerance.
                 let learning_rate = 0.1;

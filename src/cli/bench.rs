@@ -7,7 +7,7 @@ use crate::bench::{
 };
 use crate::config::DeviceConfig;
 use crate::train::describe;
-use crate::{Device, Error};
+use crate::{DType, Device, Error};
 use anyhow::{Result, bail};
 use std::fs::File;
 use std::io::Write;
@@ -58,6 +58,9 @@ pub struct StepArgs {
     /// Tokens per sequence instead of the case's; several as 256,512
     #[arg(long, value_name = "T", value_delimiter = ',', value_parser = at_least_one)]
     context: Vec<usize>,
+    /// f32, or mixed: products of 16-bit floats
+    #[arg(long, value_name = "PRECISION", default_value = "f32", value_parser = ["f32", "mixed"])]
+    precision: String,
     /// Draw tokens/s against B and the time of a token against T, whichever has several values, into this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -218,11 +221,12 @@ fn step(args: &StepArgs) -> Result<()> {
     // Created before anything is measured: a path that cannot be written should fail now.
     let create = |path: &PathBuf| File::create(path).map_err(|e| Error::io("create", path, e));
     let svg_file = args.svg.as_ref().map(create).transpose()?;
+    let products = if args.precision == "mixed" { DType::F16 } else { DType::F32 };
     let mut timings = Vec::new();
     for case in &cases {
         // A fresh device for each case, so that its peak memory is its own.
         let device = device::open_measured(&args.device.over(&DeviceConfig::default()))?;
-        let timing = time_step(case, &device, args.steps as usize, args.rounds as usize)?;
+        let timing = time_step(case, &device, products, args.steps as usize, args.rounds as usize)?;
         if args.json {
             output::line(serde_json::to_value(&timing)?)?;
         } else {
@@ -242,8 +246,9 @@ fn step(args: &StepArgs) -> Result<()> {
 
 fn step_line(t: &StepTiming) -> String {
     format!(
-        "rustyflow {} f32 B={} T={}: {:.3} ms/step, {:.0} tok/s, {:.2} us/token, {}loss {:.4}, host {:.1}%",
+        "rustyflow {} {} B={} T={}: {:.3} ms/step, {:.0} tok/s, {:.2} us/token, {}loss {:.4}, host {:.1}%",
         t.case,
+        t.precision,
         t.batch_size,
         t.context,
         t.ms_per_step,

@@ -103,10 +103,12 @@ pub(super) fn open(choice: &AdapterChoice) -> Result<Opened> {
         | Features::IMMEDIATES
         | Features::TIMESTAMP_QUERY
         | Features::TIMESTAMP_QUERY_INSIDE_PASSES
-        | Features::PIPELINE_CACHE;
+        | Features::PIPELINE_CACHE
+        | Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
     let (wanted, required_limits) = if choice.default_limits {
         let immediates = wgpu::Limits { max_immediate_size: 128, ..wgpu::Limits::defaults() };
-        (wanted - Features::SHADER_F16 - Features::SUBGROUP, immediates)
+        let core = wanted - Features::SHADER_F16 - Features::SUBGROUP - Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
+        (core, immediates)
     } else {
         (wanted, adapter.limits())
     };
@@ -114,6 +116,9 @@ pub(super) fn open(choice: &AdapterChoice) -> Result<Opened> {
         label: Some("rustyflow"),
         required_features: wanted & adapter.features(),
         required_limits,
+        // SAFETY: of the experimental features only cooperative matrices are asked for. What may go wrong with them is a
+        // wrong product, which the tests compare with the CPU's.
+        experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
         ..Default::default()
     };
     let (device, queue) = pollster::block_on(adapter.request_device(&descriptor)).map_err(|e| Error::NoAdapter {

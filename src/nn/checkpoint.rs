@@ -88,9 +88,9 @@ pub fn load(folder: &Path) -> Result<Gpt> {
     }
     let mut model = Gpt::new(config, 0).map_err(|e| damaged(format!("does not fit config.json: {e}")))?;
     let mut result = Ok(());
-    model.visit_parameters("", &mut |name, tensor| {
+    model.visit_parameters("", &mut |name, parameter| {
         if result.is_ok() {
-            result = read_tensor(&file, name, tensor).map(|t| *tensor = t).map_err(&damaged);
+            result = read_tensor(&file, name, parameter).map(|t| *parameter = t.into()).map_err(&damaged);
         }
     });
     result.map(|()| model)

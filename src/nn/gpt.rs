@@ -2,11 +2,14 @@
 //! `Gpt` -> `Block` -> `CausalSelfAttention`, `Mlp`.
 //!
 //! Shapes: B sequences of T tokens, width C = `n_embd`, vocabulary V.
+//!
+//! In mixed precision (parameters with an f16 copy) the operands of products are f16: what leaves a layer norm, and all that
+//! attention and the feed-forward layer compute from it. The stream that layers add to stays f32.
 
 use super::layers::{Dropout, Embedding, LayerNorm, Linear};
-use super::{Module, join};
+use super::{Module, Parameter, join};
 use crate::ops::random::Key;
-use crate::{Device, Error, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor};
 use serde::{Deserialize, Serialize};
 
 /// The shape of a model.
@@ -55,12 +58,12 @@ impl CausalSelfAttention {
     fn forward(&self, x: &Tensor, dropout: &Dropout) -> Result<Tensor> {
         let qkv = self.c_attn.forward(x)?; // (B, T, 3C)
         let y = qkv.causal_attention(self.n_head, dropout.next())?; // (B, T, C)
-        dropout.apply(self.c_proj.forward(&y)?)
+        dropout.apply(self.c_proj.forward_to(DType::F32, &y)?)
     }
 }
 
 impl Module for CausalSelfAttention {
-    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Tensor)) {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
         self.c_attn.visit_parameters(&join(prefix, "c_attn"), visit);
         self.c_proj.visit_parameters(&join(prefix, "c_proj"), visit);
     }
@@ -75,13 +78,13 @@ pub struct Mlp {
 impl Mlp {
     fn forward(&self, x: &Tensor, dropout: &Dropout) -> Result<Tensor> {
         // c_proj(gelu(c_fc(x))), 4C wide in between
-        let biases = self.c_fc.bias.as_ref().zip(self.c_proj.bias.as_ref());
-        dropout.apply(x.feed_forward(&self.c_fc.weight, &self.c_proj.weight, biases)?)
+        let biases = self.c_fc.bias.as_deref().zip(self.c_proj.bias.as_deref());
+        dropout.apply(x.feed_forward(self.c_fc.weight.operand(), self.c_proj.weight.operand(), biases)?)
     }
 }
 
 impl Module for Mlp {
-    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Tensor)) {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
         self.c_fc.visit_parameters(&join(prefix, "c_fc"), visit);
         self.c_proj.visit_parameters(&join(prefix, "c_proj"), visit);
     }
@@ -118,13 +121,14 @@ impl Block {
     /// The stream x and `normal` = `ln_1`(x), (B, T, C), -> the stream, and what it is normalized to by `next`: the norm of the
     /// layer that follows. Sums and norms come in pairs because each pair is one kernel.
     fn forward(&self, x: &Tensor, normal: &Tensor, next: &LayerNorm, dropout: &Dropout) -> Result<(Tensor, Tensor)> {
-        let (x, normal) = self.ln_2.forward_sum(x, &self.attn.forward(normal, dropout)?)?;
-        next.forward_sum(&x, &self.mlp.forward(&normal, dropout)?)
+        let operand = normal.dtype();
+        let (x, normal) = self.ln_2.forward_sum(x, &self.attn.forward(normal, dropout)?, operand)?;
+        next.forward_sum(&x, &self.mlp.forward(&normal, dropout)?, operand)
     }
 }
 
 impl Module for Block {
-    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Tensor)) {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
         self.ln_1.visit_parameters(&join(prefix, "ln_1"), visit);
         self.attn.visit_parameters(&join(prefix, "attn"), visit);
         self.ln_2.visit_parameters(&join(prefix, "ln_2"), visit);
@@ -177,7 +181,7 @@ impl Gpt {
         self.wte.weight.device()
     }
 
-    /// The final hidden states: ids (B, T) -> (B, T, C).
+    /// The final hidden states: ids (B, T) -> (B, T, C), of the type that products have.
     ///
     /// # Errors
     /// If the sequences are longer than `block_size`.
@@ -191,13 +195,13 @@ impl Gpt {
         }
         let tokens = self.wte.forward(ids)?; // (B, T, C)
         let positions = if t == self.config.block_size {
-            self.wpe.weight.clone() // (T, C): every position
+            self.wpe.weight.value.clone() // (T, C): every position
         } else {
             let positions: Vec<u32> = (0..t as u32).collect();
             self.wpe.forward(&Tensor::from_u32(&positions, [t], &ids.device())?)?
         };
         let x = dropout.apply(tokens.add(&positions)?)?;
-        let mut stream = (self.h[0].ln_1.forward(&x)?, x);
+        let mut stream = (self.h[0].ln_1.forward(&x, self.head().dtype())?, x);
         for (i, block) in self.h.iter().enumerate() {
             let next = self.h.get(i + 1).map_or(&self.ln_f, |block| &block.ln_1);
             let (x, normal) = block.forward(&stream.1, &stream.0, next, dropout)?;
@@ -208,15 +212,22 @@ impl Gpt {
 
     /// The weight of the classifier, (V, C).
     fn head(&self) -> &Tensor {
-        &self.lm_head.as_ref().unwrap_or(&self.wte).weight
+        self.lm_head.as_ref().unwrap_or(&self.wte).weight.operand()
     }
 
     /// The mean cross-entropy, in nats, of predicting `targets` (B, T) from `ids` (B, T); ignored labels do not count.
+    /// Gradients, but not the loss, are multiplied by `loss_scale` (1), if there is one.
     ///
     /// # Errors
     /// If the shapes do not fit.
-    pub fn loss(&self, ids: &Tensor, targets: &Tensor, dropout: &Dropout) -> Result<Tensor> {
-        self.forward(ids, dropout)?.linear_cross_entropy(self.head(), targets)
+    pub fn loss(
+        &self,
+        ids: &Tensor,
+        targets: &Tensor,
+        dropout: &Dropout,
+        loss_scale: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        self.forward(ids, dropout)?.linear_cross_entropy(self.head(), targets, loss_scale)
     }
 
     /// The unnormalized log-probabilities of every next token: ids (B, T) -> (B, T, V).
@@ -224,7 +235,7 @@ impl Gpt {
     /// # Errors
     /// If the shapes do not fit.
     pub fn logits(&self, ids: &Tensor) -> Result<Tensor> {
-        self.forward(ids, &Dropout::off())?.matmul_transposed(self.head(), false, true)
+        self.forward(ids, &Dropout::off())?.matmul_transposed(self.head(), false, true)?.to_dtype(DType::F32)
     }
 
     /// Those of the token after the last: ids (1, T) -> (1, V).
@@ -235,12 +246,13 @@ impl Gpt {
         let h = self.forward(ids, &Dropout::off())?; // (1, T, C)
         let (t, c) = (ids.shape().last_dim(), self.config.n_embd);
         let last = Tensor::from_u32(&[t as u32 - 1], [1], &ids.device())?;
-        h.reshape([t, c])?.embedding(&last)?.matmul_transposed(self.head(), false, true)
+        let last = h.to_dtype(DType::F32)?.reshape([t, c])?.embedding(&last)?.to_dtype(h.dtype())?;
+        last.matmul_transposed(self.head(), false, true)?.to_dtype(DType::F32)
     }
 }
 
 impl Module for Gpt {
-    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Tensor)) {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
         self.wte.visit_parameters(&join(prefix, "wte"), visit);
         self.wpe.visit_parameters(&join(prefix, "wpe"), visit);
         for (i, block) in self.h.iter_mut().enumerate() {

@@ -1,6 +1,6 @@
 //! The layers that a GPT is built from, with PyTorch's names and GPT-2's layouts.
 
-use super::{Module, join};
+use super::{Module, Parameter, join};
 use crate::ops::random::Key;
 use crate::{DType, Device, Result, Shape, Tensor};
 use std::cell::Cell;
@@ -27,8 +27,8 @@ fn constant(value: f32, len: usize) -> Result<Tensor> {
 
 /// y = x W + b, with W of shape (inputs, outputs) as in GPT-2's `Conv1D`.
 pub struct Linear {
-    pub weight: Tensor,
-    pub bias: Option<Tensor>,
+    pub weight: Parameter,
+    pub bias: Option<Parameter>,
 }
 
 impl Linear {
@@ -39,20 +39,28 @@ impl Linear {
     pub fn new(inputs: usize, outputs: usize, bias: bool, std: f32, key: Key) -> Result<Linear> {
         let weight = normal([inputs, outputs], std, key)?;
         let bias = bias.then(|| Tensor::zeros([outputs], DType::F32, &Device::Cpu)).transpose()?;
-        Ok(Linear { weight, bias })
+        Ok(Linear { weight: weight.into(), bias: bias.map(Parameter::from) })
     }
 
-    /// (..., inputs) -> (..., outputs)
+    /// (..., inputs) -> (..., outputs), of x's type.
     ///
     /// # Errors
     /// If the shape does not fit.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        x.linear(&self.weight, self.bias.as_ref())
+        self.forward_to(x.dtype(), x)
+    }
+
+    /// The same with a result of type `out`.
+    ///
+    /// # Errors
+    /// If the shape does not fit.
+    pub fn forward_to(&self, out: DType, x: &Tensor) -> Result<Tensor> {
+        x.linear_to(out, self.weight.operand(), self.bias.as_deref())
     }
 }
 
 impl Module for Linear {
-    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Tensor)) {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
         visit(&join(prefix, "weight"), &mut self.weight);
         if let Some(bias) = &mut self.bias {
             visit(&join(prefix, "bias"), bias);
@@ -63,7 +71,7 @@ impl Module for Linear {
 /// One learned row per id.
 pub struct Embedding {
     /// (ids, width)
-    pub weight: Tensor,
+    pub weight: Parameter,
 }
 
 impl Embedding {
@@ -72,7 +80,7 @@ impl Embedding {
     /// # Errors
     /// If memory is used up.
     pub fn new(ids: usize, width: usize, std: f32, key: Key) -> Result<Embedding> {
-        Ok(Embedding { weight: normal([ids, width], std, key)? })
+        Ok(Embedding { weight: normal([ids, width], std, key)?.into() })
     }
 
     /// u32 (...) -> (..., width)
@@ -85,15 +93,15 @@ impl Embedding {
 }
 
 impl Module for Embedding {
-    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Tensor)) {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
         visit(&join(prefix, "weight"), &mut self.weight);
     }
 }
 
 /// Layer normalization over the last dimension (Ba, Kiros, Hinton 2016), with PyTorch's epsilon.
 pub struct LayerNorm {
-    pub weight: Tensor,
-    pub bias: Option<Tensor>,
+    pub weight: Parameter,
+    pub bias: Option<Parameter>,
 }
 
 impl LayerNorm {
@@ -105,28 +113,29 @@ impl LayerNorm {
     /// # Errors
     /// If memory is used up.
     pub fn new(width: usize, bias: bool) -> Result<LayerNorm> {
-        Ok(LayerNorm { weight: constant(1.0, width)?, bias: bias.then(|| constant(0.0, width)).transpose()? })
+        let bias = bias.then(|| constant(0.0, width)).transpose()?;
+        Ok(LayerNorm { weight: constant(1.0, width)?.into(), bias: bias.map(Parameter::from) })
     }
 
-    /// (..., width) -> (..., width)
+    /// (..., width) -> (..., width) of type `out`
     ///
     /// # Errors
     /// If the shape does not fit.
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        x.layer_norm(&self.weight, self.bias.as_ref(), LayerNorm::EPS)
+    pub fn forward(&self, x: &Tensor, out: DType) -> Result<Tensor> {
+        x.layer_norm_to(out, &self.weight, self.bias.as_deref(), LayerNorm::EPS)
     }
 
-    /// x + residual, and that sum normalized: twice (..., width).
+    /// x + residual, and that sum normalized, of type `out`: twice (..., width).
     ///
     /// # Errors
     /// If a shape does not fit.
-    pub fn forward_sum(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
-        x.add_layer_norm(residual, &self.weight, self.bias.as_ref(), LayerNorm::EPS)
+    pub fn forward_sum(&self, x: &Tensor, residual: &Tensor, out: DType) -> Result<(Tensor, Tensor)> {
+        x.add_layer_norm(residual, out, &self.weight, self.bias.as_deref(), LayerNorm::EPS)
     }
 }
 
 impl Module for LayerNorm {
-    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Tensor)) {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
         visit(&join(prefix, "weight"), &mut self.weight);
         if let Some(bias) = &mut self.bias {
             visit(&join(prefix, "bias"), bias);

@@ -30,6 +30,8 @@ pub struct Case {
     pub rtol: f32,
     /// Whether finite differences make sense: false where a kink or huge values make them meaningless.
     pub smooth: bool,
+    /// Whether it stores f16, which not every GPU can.
+    pub f16: bool,
 }
 
 impl Case {
@@ -39,7 +41,7 @@ impl Case {
         apply: impl Fn(&[Tensor]) -> Result<Tensor> + 'static,
     ) -> Case {
         // One operation in f32 rounds by 6e-8; exp and its like are good to about 1e-6 on every device.
-        Case { name: name.into(), inputs, apply: Box::new(apply), atol: 2e-6, rtol: 2e-6, smooth: true }
+        Case { name: name.into(), inputs, apply: Box::new(apply), atol: 2e-6, rtol: 2e-6, smooth: true, f16: false }
     }
 
     /// For ops that sum: the error grows with the number of terms.
@@ -99,6 +101,7 @@ pub fn all() -> Vec<Case> {
     dropout(&mut cases);
     shapes(&mut cases);
     cast(&mut cases);
+    mixed(&mut cases);
     cases
 }
 
@@ -304,7 +307,7 @@ fn losses(cases: &mut Vec<Case>) {
             (shape.clone(), Values::Targets(v as u32)),
         ];
         let name = format!("linear_cross_entropy/{shape:?}x{c}x{v}");
-        let case = Case::new(name, inputs, |x| x[0].linear_cross_entropy(&x[1], &x[2]));
+        let case = Case::new(name, inputs, |x| x[0].linear_cross_entropy(&x[1], &x[2], None));
         cases.push(case.tolerance(5e-6, 5e-6));
     }
 }
@@ -354,15 +357,15 @@ fn layer_norm(cases: &mut Vec<Case>) {
         let vectors = [vec![c], vec![c], shape.clone()].map(|shape| (shape, AROUND_ZERO));
         let inputs = [vec![(shape.clone(), AROUND_ZERO)], vectors.to_vec()].concat();
         let apply = |x: &[Tensor]| {
-            let (sum, normal) = x[0].add_layer_norm(&x[3], &x[1], Some(&x[2]), 1e-5)?;
+            let (sum, normal) = x[0].add_layer_norm(&x[3], DType::F32, &x[1], Some(&x[2]), 1e-5)?;
             sum.add(&normal)
         };
         cases.push(Case::new(format!("add_layer_norm/{shape:?}"), inputs.clone(), apply).tolerance(5e-5, 1e-5));
-        let apply = |x: &[Tensor]| Ok(x[0].add_layer_norm(&x[2], &x[1], None, 1e-5)?.1);
+        let apply = |x: &[Tensor]| Ok(x[0].add_layer_norm(&x[2], DType::F32, &x[1], None, 1e-5)?.1);
         let inputs = [&inputs[..2], &inputs[3..]].concat();
         let case = Case::new(format!("add_layer_norm/no bias/{shape:?}"), inputs.clone(), apply);
         cases.push(case.tolerance(5e-5, 1e-5));
-        let apply = |x: &[Tensor]| Ok(x[0].add_layer_norm(&x[2], &x[1], None, 1e-5)?.0);
+        let apply = |x: &[Tensor]| Ok(x[0].add_layer_norm(&x[2], DType::F32, &x[1], None, 1e-5)?.0);
         cases.push(Case::new(format!("add_layer_norm/sum/{shape:?}"), inputs, apply).tolerance(5e-5, 1e-5));
     }
     // A mean a thousand times the deviation: the difference of the squares would be all rounding. What remains is that
@@ -437,6 +440,87 @@ fn cast(cases: &mut Vec<Case>) {
         let through_f16 = |x: &[Tensor]| x[0].to_dtype(DType::F16)?.to_dtype(DType::F32);
         let case = Case::new(format!("cast/{name}"), vec![(shape, values)], through_f16);
         // Drivers may round to either neighbour: one unit in the last of 11 bits. Rounding makes steps.
-        cases.push(case.tolerance(6e-8, 1e-3).not_smooth());
+        cases.push(Case { f16: true, ..case.tolerance(6e-8, 1e-3).not_smooth() });
+    }
+}
+
+/// The ops of mixed precision: operands and most results are f16, and differ by a unit in the last of its 11 bits where
+/// devices add up in another order.
+fn mixed(cases: &mut Vec<Case>) {
+    fn half(x: &Tensor) -> Result<Tensor> {
+        x.to_dtype(DType::F16)
+    }
+    fn single(x: &Tensor) -> Result<Tensor> {
+        x.to_dtype(DType::F32)
+    }
+    let mut push = |name: String, inputs: Vec<(Vec<usize>, Values)>, atol, apply: Apply| {
+        let case = Case { name, inputs, apply, atol, rtol: 2e-3, smooth: false, f16: true };
+        cases.push(case);
+    };
+    // The last sizes are those of several tiles on the matrix units, whole and not.
+    let sizes = [[3, 5, 7], [65, 17, 33], [20, 24, 516], [256, 128, 64], [260, 132, 140], [136, 392, 2048]];
+    for [m, n, k] in sizes {
+        let spread = Values::Uniform(-1.0 / (k as f32).sqrt(), 1.0 / (k as f32).sqrt());
+        let operands = vec![(vec![m, k], AROUND_ZERO), (vec![k, n], spread), (vec![n], AROUND_ZERO)];
+        push(
+            format!("matmul/f16/linear/{m}x{n}x{k}"),
+            operands.clone(),
+            4e-3,
+            Box::new(|x| single(&half(&x[0])?.linear(&half(&x[1])?, Some(&x[2]))?)),
+        );
+        push(
+            format!("matmul/f16 to f32/{m}x{n}x{k}"),
+            operands[..2].to_vec(),
+            4e-3,
+            Box::new(|x| half(&x[0])?.linear_to(DType::F32, &half(&x[1])?, None)),
+        );
+        push(
+            format!("matmul/f16/nt/{m}x{n}x{k}"),
+            vec![(vec![m, k], AROUND_ZERO), (vec![n, k], spread)],
+            4e-3,
+            Box::new(|x| single(&half(&x[0])?.matmul_transposed(&half(&x[1])?, false, true)?)),
+        );
+    }
+    for (shape, c, f, d) in [(vec![2, 33], 12, 20, 12), (vec![130], 128, 260, 132)] {
+        let inputs = [[&shape[..], &[c]].concat(), vec![c, f], vec![f, d], vec![f], vec![d]];
+        let inputs = inputs.map(|shape| (shape, Values::Uniform(-0.3, 0.3))).to_vec();
+        push(
+            format!("feed_forward/f16/{shape:?}x{c}x{f}x{d}"),
+            inputs,
+            4e-3,
+            Box::new(|x| half(&x[0])?.feed_forward(&half(&x[1])?, &half(&x[2])?, Some((&x[3], &x[4])))),
+        );
+    }
+    for (rows, c) in [(65, 17), (33, 128)] {
+        let shapes = [vec![rows, c], vec![c], vec![c], vec![rows, c]];
+        push(
+            format!("layer_norm/f16/{rows}x{c}"),
+            shapes.map(|shape| (shape, AROUND_ZERO)).to_vec(),
+            4e-3,
+            Box::new(|x| {
+                let (sum, normal) = x[0].add_layer_norm(&x[3], DType::F16, &x[1], Some(&x[2]), 1e-5)?;
+                single(&normal)?.mul(&sum)
+            }),
+        );
+    }
+    for (batch, time, n_head, head_size) in [(2, 33, 2, 3), (1, 130, 2, 16), (2, 200, 1, 64)] {
+        push(
+            format!("attention/f16/{batch}x{time}x{n_head}x{head_size}"),
+            vec![(vec![batch, time, 3 * n_head * head_size], AROUND_ZERO)],
+            6e-3,
+            Box::new(move |x| single(&half(&x[0])?.causal_attention(n_head, None)?)),
+        );
+    }
+    for (rows, c, vocab) in [(65, 12, 37), (300, 64, 132)] {
+        let spread = Values::Uniform(-1.0 / (c as f32).sqrt(), 1.0 / (c as f32).sqrt());
+        push(
+            format!("linear_cross_entropy/f16/{rows}x{c}x{vocab}"),
+            vec![(vec![rows, c], AROUND_ZERO), (vec![vocab, c], spread), (vec![rows], Values::Targets(vocab as u32))],
+            4e-3,
+            Box::new(|x| {
+                let scale = Tensor::full(1024.0, [1], &x[0].device())?;
+                half(&x[0])?.linear_cross_entropy(&half(&x[1])?, &x[2], Some(&scale))
+            }),
+        );
     }
 }

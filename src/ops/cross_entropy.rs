@@ -32,10 +32,12 @@ pub(super) struct CountValid;
 /// Losses (rows) and norms (rows, 2). Inputs: logits (rows, V), targets (rows).
 pub(super) struct RowLosses;
 
-/// Losses (rows), and dlogits / dloss in place of the logits (rows, V), which are the second output, read and overwritten.
-/// Inputs: targets (rows), n.
+/// Losses (rows), and loss_scale * dlogits / dloss in place of the logits (rows, V), which are the second output, read and
+/// overwritten. Inputs: targets (rows), n, and loss_scale (1).
 pub(super) struct ClassifierRows {
     pub vocab: usize,
+    /// The type of the logits.
+    pub logits: DType,
 }
 
 /// loss (): the sum of losses (rows) over n; and n (). Inputs: losses, targets (rows).
@@ -55,15 +57,20 @@ pub(super) fn expect_targets(op: &'static str, rows: usize, targets: &Spec) -> R
 }
 
 /// A launch of the shader: `workgroups` is 1 for the passes over rows.
-fn launch(pass: &'static str, rows: usize, vocab: usize, bindings: Vec<Operand>) -> Launch {
+fn launch(pass: &'static str, rows: usize, vocab: usize, logits: DType, bindings: Vec<Operand>) -> Launch {
     let vector = vocab.is_multiple_of(4);
     let steps = if vector { vocab / 4 } else { vocab };
     // About four elements a thread at least: a row of 65 would waste most of a workgroup.
     let lanes = steps.div_ceil(4).next_power_of_two().clamp(8, 256);
     let (values, workgroups) = match pass {
-        "count" | "mean" => (vec![("pass", pass.into())], 1),
+        "count" | "mean" => (vec![("pass", pass.into()), ("T", logits.name().into())], 1),
         _ => {
-            let values = vec![("pass", pass.into()), ("vector", vector.into()), ("lanes", (lanes as u32).into())];
+            let values = vec![
+                ("pass", pass.into()),
+                ("T", logits.name().into()),
+                ("vector", vector.into()),
+                ("lanes", (lanes as u32).into()),
+            ];
             (values, (rows * lanes).div_ceil(256))
         }
     };
@@ -170,8 +177,8 @@ impl Kernel for CrossEntropy {
         Plan {
             scratch: vec![4 * rows], // losses
             launches: vec![
-                launch("rows", rows, vocab, vec![Input(0), Input(1), Scratch(0), Output(1)]),
-                launch("mean", rows, vocab, vec![ReadScratch(0), Input(1), Output(0), Output(2)]),
+                launch("rows", rows, vocab, DType::F32, vec![Input(0), Input(1), Scratch(0), Output(1)]),
+                launch("mean", rows, vocab, DType::F32, vec![ReadScratch(0), Input(1), Output(0), Output(2)]),
             ],
         }
     }
@@ -216,7 +223,7 @@ impl Kernel for CrossEntropyBackward {
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output};
         let bindings = vec![Input(0), Input(1), Input(2), Input(3), Input(4), Output(0)];
-        Plan::one(launch("backward", inputs[0].shape.rows(), inputs[0].shape.last_dim(), bindings))
+        Plan::one(launch("backward", inputs[0].shape.rows(), inputs[0].shape.last_dim(), DType::F32, bindings))
     }
 }
 
@@ -239,7 +246,13 @@ impl Kernel for CountValid {
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        Plan::one(launch("count", inputs[0].shape.elements(), 1, vec![Operand::Input(0), Operand::Output(0)]))
+        Plan::one(launch(
+            "count",
+            inputs[0].shape.elements(),
+            1,
+            DType::F32,
+            vec![Operand::Input(0), Operand::Output(0)],
+        ))
     }
 }
 
@@ -267,7 +280,7 @@ impl Kernel for MeanLoss {
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output};
         let bindings = vec![Input(0), Input(1), Output(0), Output(1)];
-        Plan::one(launch("mean", inputs[0].shape.elements(), 1, bindings))
+        Plan::one(launch("mean", inputs[0].shape.elements(), 1, DType::F32, bindings))
     }
 }
 
@@ -294,7 +307,7 @@ impl Kernel for RowLosses {
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output};
         let bindings = vec![Input(0), Input(1), Output(0), Output(1)];
-        Plan::one(launch("rows", inputs[0].shape.rows(), inputs[0].shape.last_dim(), bindings))
+        Plan::one(launch("rows", inputs[0].shape.rows(), inputs[0].shape.last_dim(), inputs[0].dtype, bindings))
     }
 }
 
@@ -306,7 +319,7 @@ impl Kernel for ClassifierRows {
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
         let rows = inputs[0].shape.elements();
         expect_targets(self.name(), rows, inputs[0])?;
-        Ok(vec![Spec::new([rows], DType::F32), Spec::new([rows, self.vocab], DType::F32)])
+        Ok(vec![Spec::new([rows], DType::F32), Spec::new([rows, self.vocab], self.logits)])
     }
 
     fn cost(&self, _: &[&Spec], outputs: &[&Spec]) -> Cost {
@@ -317,7 +330,7 @@ impl Kernel for ClassifierRows {
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         let [losses, logits] = outputs else { unreachable!("two outputs") };
         let targets = inputs[0].u32();
-        let factor = 1.0 / inputs[1].f32()[0].max(1.0);
+        let factor = inputs[2].f32()[0] / inputs[1].f32()[0].max(1.0);
         let rows = logits.f32().par_chunks_mut(self.vocab).zip(losses.f32()).zip(targets);
         rows.with_min_len(CHUNK.div_ceil(self.vocab)).for_each(|((x, loss), &target)| {
             let norm = norm_of(x);
@@ -328,8 +341,8 @@ impl Kernel for ClassifierRows {
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output};
-        let bindings = vec![Input(0), Input(1), Output(0), Output(1)];
-        Plan::one(launch("classifier", inputs[0].shape.elements(), self.vocab, bindings))
+        let bindings = vec![Input(0), Input(1), Input(2), Output(0), Output(1)];
+        Plan::one(launch("classifier", inputs[0].shape.elements(), self.vocab, self.logits, bindings))
     }
 }
 

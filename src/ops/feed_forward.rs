@@ -1,10 +1,13 @@
 //! The feed-forward half of a Transformer block (Vaswani et al. 2017) with GELU, in one op.
-//! Shapes: x (..., C), w1 (C, F), b1 (F) or none, w2 (F, D), b2 (D) or none -> y (..., D).
+//! Shapes: x (..., C), w1 (C, F), b1 (F) or none, w2 (F, D), b2 (D) or none -> y (..., D), f32.
 //!
 //! ```text
 //! u = x w1 + b1    h = gelu(u)    y = h w2 + b2
 //! du = (dy w2^T) gelu'(u)    dx = du w1^T    dw1 = x^T du    dw2 = h^T dy    db1, db2 = sums of the rows of du, dy
 //! ```
+//! With x, w1 and w2 in f16, so are u, h and their gradients; y and its gradient are f32 all the same: y is added to the
+//! stream.
+//!
 //! One op, because then h leaves the product that computes u, and du the one that computes dy w2^T: two passes over
 //! tensors of the widest layer fewer in each direction.
 
@@ -59,19 +62,23 @@ impl Op for FeedForward {
         let (x, w1, w2) = (saved.input(0), saved.input(1), saved.input(2));
         let rows = |t: &Tensor| t.view([t.shape().rows(), t.shape().last_dim()].into(), Edge::None);
         let (dy, x, h) = (&rows(dy), &rows(x), &rows(&self.h));
-        let weight_gradient = |accumulate| MatMul { trans_a: true, accumulate, ..MatMul::default() };
+        let out = [(0, x), (1, w1), (2, w2)].map(|(i, input)| grads.dtype(i, input));
+        let weight_gradient =
+            |input: usize| move |accumulate| MatMul { trans_a: true, accumulate, out: out[input], ..MatMul::default() };
         let bias_gradient = |len| move |accumulate| SumRows { accumulate, len };
-        grads.compute(2, &[h, dy], weight_gradient)?;
         if self.bias {
             grads.compute(4, &[dy], bias_gradient(w2.shape().last_dim()))?;
         }
-        let product = MatMul { trans_b: true, epilogue: Epilogue::GeluBackward, ..MatMul::default() };
+        let dy = &dy.to_dtype(x.dtype())?;
+        grads.compute(2, &[h, dy], weight_gradient(2))?;
+        let product =
+            MatMul { trans_b: true, epilogue: Epilogue::GeluBackward, out: self.u.dtype(), ..MatMul::default() };
         let du = &run(&product, &[dy, w2, &self.u])?.remove(0);
-        grads.compute(1, &[x, du], weight_gradient)?;
+        grads.compute(1, &[x, du], weight_gradient(1))?;
         if self.bias {
             grads.compute(3, &[du], bias_gradient(w1.shape().last_dim()))?;
         }
-        let input_gradient = |accumulate| MatMul { trans_b: true, accumulate, ..MatMul::default() };
+        let input_gradient = |accumulate| MatMul { trans_b: true, accumulate, out: out[0], ..MatMul::default() };
         grads.compute(0, &[du, w1], input_gradient)
     }
 }
@@ -80,14 +87,14 @@ impl Tensor {
     /// `gelu(self w1 + b1) w2 + b2`: (..., C) -> (..., D) by w1 (C, F) and w2 (F, D); `biases` are b1 (F) and b2 (D).
     ///
     /// # Errors
-    /// If the shapes do not fit or a tensor is not f32.
+    /// If the shapes do not fit, or x, w1 and w2 are not all f32 or all f16, or a bias is not f32.
     pub fn feed_forward(&self, w1: &Tensor, w2: &Tensor, biases: Option<(&Tensor, &Tensor)>) -> Result<Tensor> {
         let widths = (self.shape().last_dim(), &w1.shape()[..], &w2.shape()[..]);
         if !matches!(widths, (c, [c1, f], [f2, _]) if c == *c1 && f == f2) || self.shape().len() < 2 {
             let got = format!("{}, {} and {}", self.shape(), w1.shape(), w2.shape());
             return Err(shape_error("feed_forward", "x (..., C), w1 (C, F) and w2 (F, D)", got));
         }
-        let first = MatMul { bias: biases.is_some(), epilogue: Epilogue::Gelu, ..MatMul::default() };
+        let first = MatMul { bias: biases.is_some(), epilogue: Epilogue::Gelu, out: self.dtype(), ..MatMul::default() };
         let mut hidden = run(&first, &[&[self, w1], &biases.map_or(vec![], |(b1, _)| vec![b1])[..]].concat())?;
         let (h, u) = (hidden.remove(1), hidden.remove(0));
         let op = FeedForward { u, h: h.clone(), bias: biases.is_some() };

@@ -6,7 +6,7 @@
 //! With g = dy weight, and averages over the row: dx = rstd (g - average(g) - n average(g n)).
 //! Over all rows: dweight = sum dy n, dbias = sum dy.
 //!
-//! Forward keeps mean and rstd, two numbers per row.
+//! Forward keeps mean and rstd, two numbers per row. y, and with it dy, may be f16: the operand of a product in mixed precision.
 
 use super::reduce::{sum_by, sum_scratch};
 use super::*;
@@ -21,6 +21,8 @@ struct LayerNorm {
     eps: f32,
     has_bias: bool,
     residual: bool,
+    /// The type of y; all else is f32.
+    out: DType,
 }
 
 /// dx. Inputs: dy, x, weight, mean, rstd, and if `plus` one more gradient of x, which is added.
@@ -58,10 +60,10 @@ impl Layout {
     }
 
     /// A launch in which `lanes` threads share a row.
-    fn by_row(&self, mut values: Vec<(&'static str, Value)>, bindings: Vec<Operand>, eps: f32) -> Plan {
+    fn by_row(&self, mut values: Vec<(&'static str, Value)>, y: DType, bindings: Vec<Operand>, eps: f32) -> Plan {
         // Three or four vectors per thread: enough to hide latency, with most threads of the last round busy.
         let lanes = self.width().div_ceil(4).next_power_of_two().min(256);
-        values.extend([("T", self.type_name()), ("lanes", (lanes as u32).into())]);
+        values.extend([("T", self.type_name()), ("T_y", y.name().into()), ("lanes", (lanes as u32).into())]);
         Plan::one(Launch {
             shader: shader!("layer_norm"),
             values,
@@ -89,7 +91,7 @@ impl Kernel for LayerNorm {
             return Err(shape_error(self.name(), format!("a weight and bias of ({c}) for {x}"), wrong));
         }
         let rows = Spec::new([x.shape.rows()], DType::F32);
-        let mut outputs = vec![x.clone(), rows.clone(), rows];
+        let mut outputs = vec![Spec::new(x.shape.clone(), self.out), rows.clone(), rows];
         if self.residual {
             let residual = inputs[2 + self.has_bias as usize];
             if residual.shape != x.shape {
@@ -147,7 +149,7 @@ impl Kernel for LayerNorm {
         bindings.extend(self.has_bias.then_some(Operand::Input(2)));
         let values =
             vec![("mode", "forward".into()), ("has_bias", self.has_bias.into()), ("residual", self.residual.into())];
-        Layout::of(inputs[0]).by_row(values, bindings, self.eps)
+        Layout::of(inputs[0]).by_row(values, self.out, bindings, self.eps)
     }
 }
 
@@ -223,7 +225,7 @@ impl Kernel for InputGradient {
         bindings.push(Operand::Output(0));
         bindings.extend(self.plus.then_some(Operand::Input(5)));
         let values = vec![("mode", "input".into()), ("accumulate", self.accumulate.into()), ("plus", self.plus.into())];
-        Layout::of(inputs[1]).by_row(values, bindings, 0.0)
+        Layout::of(inputs[1]).by_row(values, inputs[0].dtype, bindings, 0.0)
     }
 }
 
@@ -293,6 +295,7 @@ impl Kernel for WeightGradient {
                 ("mode", "weight".into()),
                 ("has_bias", self.has_bias.into()),
                 ("T", layout.type_name()),
+                ("T_y", inputs[0].dtype.name().into()),
                 ("cols", (cols as u32).into()),
                 ("lanes", (lanes as u32).into()),
             ],
@@ -312,24 +315,33 @@ impl Tensor {
     /// # Errors
     /// If a tensor is not f32, or the weight or bias is not of shape (C).
     pub fn layer_norm(&self, weight: &Tensor, bias: Option<&Tensor>, eps: f32) -> Result<Tensor> {
+        self.layer_norm_to(DType::F32, weight, bias, eps)
+    }
+
+    /// [`Tensor::layer_norm`] with a result of type `out`, f32 or f16.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::layer_norm`].
+    pub fn layer_norm_to(&self, out: DType, weight: &Tensor, bias: Option<&Tensor>, eps: f32) -> Result<Tensor> {
         let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).collect();
-        let op = LayerNorm { eps, has_bias: bias.is_some(), residual: false };
+        let op = LayerNorm { eps, has_bias: bias.is_some(), residual: false, out };
         Ok(apply(op, &inputs)?.remove(0))
     }
 
-    /// The sum of this tensor and `residual`, and that sum normalized as by [`Tensor::layer_norm`]: both (..., C).
+    /// The sum of this tensor and `residual`, and that sum normalized as by [`Tensor::layer_norm_to`]: both (..., C).
     ///
     /// # Errors
     /// If a tensor is not f32, `residual` has another shape, or the weight or bias is not of shape (C).
     pub fn add_layer_norm(
         &self,
         residual: &Tensor,
+        out: DType,
         weight: &Tensor,
         bias: Option<&Tensor>,
         eps: f32,
     ) -> Result<(Tensor, Tensor)> {
         let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).chain([residual]).collect();
-        let mut outputs = apply(LayerNorm { eps, has_bias: bias.is_some(), residual: true }, &inputs)?;
+        let mut outputs = apply(LayerNorm { eps, has_bias: bias.is_some(), residual: true, out }, &inputs)?;
         Ok((outputs.remove(3), outputs.remove(0)))
     }
 }

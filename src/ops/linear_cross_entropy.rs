@@ -6,6 +6,9 @@
 //! ```text
 //! x = h weight^T    dx = (softmax(x) - onehot) / n    dh = dx weight    dweight = sum over chunks of dx^T h
 //! ```
+//! In mixed precision h and weight are f16, and so are logits, dx and dh. dx is below 1 / n, too small for f16: it is
+//! multiplied by a loss scale (Micikevicius et al. 2018), and all gradients that follow from it are that much larger.
+//!
 //! Backward has only to multiply dh and dweight by the gradient of the loss. For V = 50,257 and 16 x 1024 tokens that
 //! saves two tensors of 3.3 GB. (The fused classifier of llm.c, and Liger Kernel, Hsu et al. 2024.)
 
@@ -25,8 +28,8 @@ const CHUNK_BYTES: usize = 64 << 20;
 const LARGE_CHUNK_BYTES: usize = 256 << 20;
 /// Rows of a chunk even if the vocabulary is huge: with fewer the products become slow.
 const MIN_ROWS: usize = 128;
-/// Chunks start at multiples of this many rows: then they start at multiples of 256 bytes, as GPUs ask of bindings.
-const ROW_ALIGN: usize = 64;
+/// Chunks start at multiples of this many rows: then they start at multiples of 256 bytes, as GPUs ask of bindings, in f16 too.
+const ROW_ALIGN: usize = 128;
 
 /// The gradients that forward has computed, of h and weight, for a loss gradient of 1. As a kernel, the mean of the losses.
 struct LinearCrossEntropy {
@@ -65,7 +68,8 @@ impl Op for LinearCrossEntropy {
         let Some(dloss) = &upstream[0] else { return Ok(()) };
         for (i, gradient) in [&self.dh, &self.dweight].into_iter().enumerate() {
             if let Some(gradient) = gradient {
-                grads.compute(i, &[dloss, gradient], |accumulate| ScaleBy { accumulate })?;
+                let out = grads.dtype(i, gradient);
+                grads.compute(i, &[dloss, gradient], |accumulate| ScaleBy { accumulate, out })?;
             }
         }
         Ok(())
@@ -75,6 +79,8 @@ impl Op for LinearCrossEntropy {
 /// y = factor * x, or y += factor * x. Inputs: factor (), x.
 struct ScaleBy {
     accumulate: bool,
+    /// The type of y.
+    out: DType,
 }
 
 impl Kernel for ScaleBy {
@@ -83,7 +89,7 @@ impl Kernel for ScaleBy {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        Ok(vec![inputs[1].clone()])
+        Ok(vec![Spec::new(inputs[1].shape.clone(), self.out)])
     }
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
@@ -105,7 +111,11 @@ impl Kernel for ScaleBy {
         let elements = inputs[1].shape.elements();
         Plan::one(Launch {
             shader: shader!("linear_cross_entropy"),
-            values: vec![("accumulate", self.accumulate.into())],
+            values: vec![
+                ("accumulate", self.accumulate.into()),
+                ("T_in", inputs[1].dtype.name().into()),
+                ("T_out", self.out.name().into()),
+            ],
             bindings: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
             params: vec![elements as u32],
             workgroups: elements.div_ceil(1024),
@@ -142,13 +152,22 @@ impl Tensor {
     }
 
     /// The mean cross-entropy () of the logits `h weight^T`, h (..., C) being this tensor and `weight` (V, C), against u32
-    /// `targets` (...): [`Tensor::cross_entropy`] without a tensor of all logits.
+    /// `targets` (...): [`Tensor::cross_entropy`] without a tensor of all logits. Gradients, but not the loss, are multiplied
+    /// by `loss_scale` (1), if there is one.
     ///
     /// # Errors
     /// If shapes or types do not fit, or there is no row at all.
-    pub fn linear_cross_entropy(&self, weight: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    pub fn linear_cross_entropy(
+        &self,
+        weight: &Tensor,
+        targets: &Tensor,
+        loss_scale: Option<&Tensor>,
+    ) -> Result<Tensor> {
         const OP: &str = "linear_cross_entropy";
-        expect_f32(OP, &[self.spec(), weight.spec()])?;
+        expect_dtype(OP, self.dtype(), &[weight.spec()])?;
+        if self.dtype() == DType::U32 {
+            expect_f32(OP, &[self.spec()])?;
+        }
         let (rows, width) = (self.shape().rows(), self.shape().last_dim());
         let vocab = match weight.shape()[..] {
             [vocab, c] if c == width && vocab > 0 && rows > 0 && !self.shape().is_empty() => vocab,
@@ -159,37 +178,49 @@ impl Tensor {
         };
         expect_targets(OP, rows, targets.spec())?;
         let chunk = chunk_rows(rows, vocab, &self.device());
-        memory_kind(MemoryKind::Scratch, || in_chunks(self, weight, targets, chunk))
+        memory_kind(MemoryKind::Scratch, || in_chunks(self, weight, targets, loss_scale, chunk))
     }
 }
 
 /// The loss, `chunk` rows at a time. The shapes have been checked.
-fn in_chunks(h: &Tensor, weight: &Tensor, targets: &Tensor, chunk: usize) -> Result<Tensor> {
+fn in_chunks(
+    h: &Tensor,
+    weight: &Tensor,
+    targets: &Tensor,
+    loss_scale: Option<&Tensor>,
+    chunk: usize,
+) -> Result<Tensor> {
     let (rows, vocab, device) = (h.shape().rows(), weight.shape()[0], h.device());
     let wanted = |t: &Tensor| grad_enabled() && !matches!(t.edge(), Edge::None);
-    let empty = |shape: &Shape| Tensor::empty(Spec::new(shape.clone(), DType::F32), &device);
-    let gradient = |t: &Tensor| memory_kind(MemoryKind::Gradients, || empty(t.shape()));
-    let dh = wanted(h).then(|| gradient(h)).transpose()?;
-    let dweight = wanted(weight).then(|| gradient(weight)).transpose()?;
+    let empty = |shape: &Shape, dtype| Tensor::empty(Spec::new(shape.clone(), dtype), &device);
+    let gradient = |t: &Tensor, dtype| memory_kind(MemoryKind::Gradients, || empty(t.shape(), dtype));
+    let dh = wanted(h).then(|| gradient(h, h.dtype())).transpose()?;
+    let dweight = wanted(weight).then(|| gradient(weight, DType::F32)).transpose()?;
 
     let flat = |t: &Tensor| t.view(Shape::from([rows, t.len() / rows]), Edge::None);
     let (h_rows, dh_rows) = (flat(h), dh.as_ref().map(flat)); // (R, C)
     let targets = targets.view(Shape::from([rows]), Edge::None); // (R)
-    let losses = empty(&Shape::from([rows]))?;
+    let losses = empty(&Shape::from([rows]), DType::F32)?;
+    let loss_scale = match loss_scale {
+        Some(scale) => scale.clone(),
+        None => Tensor::full(1.0, [1], &device)?,
+    };
     let valid = run(&CountValid, &[&targets])?.remove(0);
     for start in (0..rows).step_by(chunk) {
         let count = chunk.min(rows - start);
         let (h, targets, losses) = (h_rows.rows(start, count), targets.rows(start, count), losses.rows(start, count));
-        let logits = run(&MatMul { trans_b: true, ..MatMul::default() }, &[&h, weight])?.remove(0); // (count, V)
+        let logits = run(&MatMul { trans_b: true, out: h.dtype(), ..MatMul::default() }, &[&h, weight])?.remove(0); // (count, V)
         if dh.is_none() && dweight.is_none() {
-            let norms = empty(&Shape::from([count, 2]))?;
+            let norms = empty(&Shape::from([count, 2]), DType::F32)?;
             run_into(&RowLosses, &[&logits, &targets], &[&losses, &norms])?;
             continue;
         }
-        run_into(&ClassifierRows { vocab }, &[&targets, &valid], &[&losses, &logits])?;
+        let classifier = ClassifierRows { vocab, logits: logits.dtype() };
+        run_into(&classifier, &[&targets, &valid, &loss_scale], &[&losses, &logits])?;
         let dlogits = logits;
         if let Some(dh) = &dh_rows {
-            run_into(&MatMul::default(), &[&dlogits, weight], &[&dh.rows(start, count)])?;
+            let product = MatMul { out: dh.dtype(), ..MatMul::default() };
+            run_into(&product, &[&dlogits, weight], &[&dh.rows(start, count)])?;
         }
         if let Some(dweight) = &dweight {
             let product = MatMul { trans_a: true, accumulate: start > 0, ..MatMul::default() };
@@ -238,7 +269,7 @@ mod tests {
             want.scale(-2.5).unwrap().backward().unwrap();
             for chunk in [64, 128, 192, 256] {
                 let [h2, weight2, _] = inputs(&device);
-                let loss = in_chunks(&h2, &weight2, &targets, chunk).unwrap();
+                let loss = in_chunks(&h2, &weight2, &targets, None, chunk).unwrap();
                 assert!(close(&loss, &want), "{device}: {loss:?}");
                 loss.scale(-2.5).unwrap().backward().unwrap();
                 assert!(close(h2.grad().unwrap(), h.grad().unwrap()), "{device}, {chunk} rows: dh");
@@ -251,9 +282,9 @@ mod tests {
     fn gradients_of_two_losses_add_up() {
         for device in devices() {
             let [h, weight, targets] = inputs(&device);
-            h.linear_cross_entropy(&weight, &targets).unwrap().backward().unwrap();
+            h.linear_cross_entropy(&weight, &targets, None).unwrap().backward().unwrap();
             let [once_h, once_weight] = [&h, &weight].map(|t| t.grad().unwrap().scale(2.0).unwrap());
-            h.linear_cross_entropy(&weight, &targets).unwrap().backward().unwrap();
+            h.linear_cross_entropy(&weight, &targets, None).unwrap().backward().unwrap();
             assert!(close(h.grad().unwrap(), &once_h) && close(weight.grad().unwrap(), &once_weight), "{device}");
         }
     }
@@ -262,8 +293,8 @@ mod tests {
     fn without_gradients_the_loss_is_the_same_and_nothing_is_recorded() {
         for device in devices() {
             let [h, weight, targets] = inputs(&device);
-            let want = h.linear_cross_entropy(&weight, &targets).unwrap();
-            let loss = no_grad(|| h.linear_cross_entropy(&weight, &targets)).unwrap();
+            let want = h.linear_cross_entropy(&weight, &targets, None).unwrap();
+            let loss = no_grad(|| h.linear_cross_entropy(&weight, &targets, None)).unwrap();
             assert!(close(&loss, &want), "{device}");
             assert!(loss.backward().is_err(), "{device}");
         }
@@ -282,7 +313,7 @@ mod tests {
     fn refuses_shapes_that_do_not_fit() {
         let [h, weight, targets] = inputs(&Device::Cpu);
         for (weight, targets) in [(&h, &targets), (&weight, &weight), (&weight, &targets.rows(0, 1))] {
-            assert!(h.linear_cross_entropy(weight, targets).is_err(), "{weight:?} {targets:?}");
+            assert!(h.linear_cross_entropy(weight, targets, None).is_err(), "{weight:?} {targets:?}");
         }
     }
 }

@@ -45,6 +45,8 @@ pub(crate) struct MatMul {
     pub bias: bool,
     pub accumulate: bool,
     pub epilogue: Epilogue,
+    /// What the result is stored as. The operands are both f32 or both f16; products are added up in f32.
+    pub out: DType,
 }
 
 /// The sizes of a (batch of) products, and how many elements lie between the matrices of a batch.
@@ -89,7 +91,10 @@ impl Kernel for MatMul {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        expect_f32("matmul", inputs)?;
+        expect_dtype("matmul", inputs[0].dtype, &inputs[1..2])?;
+        if inputs[0].dtype == DType::U32 {
+            expect_f32("matmul", inputs)?;
+        }
         let (a, b) = (&inputs[0].shape, &inputs[1].shape);
         let Some(Dims { m, n, .. }) = self.dims(a, b) else {
             let t = |transposed| if transposed { "^T" } else { "" };
@@ -108,7 +113,7 @@ impl Kernel for MatMul {
             _ => a.with_last_dim(n),
         };
         let outputs = if self.epilogue == Epilogue::Gelu { 2 } else { 1 };
-        Ok(vec![Spec::new(shape, DType::F32); outputs])
+        Ok(vec![Spec::new(shape, self.out); outputs])
     }
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
@@ -145,12 +150,12 @@ impl Kernel for MatMul {
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
         let d = self.checked_dims(inputs);
-        self.plan(&d, Choice::best(self, &d, limits))
+        self.plan(&d, inputs[0].dtype, Choice::best(self, &d, limits))
     }
 }
 
 impl MatMul {
-    fn plan(&self, d: &Dims, choice: Choice) -> Plan {
+    fn plan(&self, d: &Dims, operands: DType, choice: Choice) -> Plan {
         debug_assert!(
             !self.accumulate || self.epilogue == Epilogue::Nothing,
             "the shader has one tensor to read at the end"
@@ -162,8 +167,8 @@ impl MatMul {
         let mut plan = Plan::default();
         let mut b = Operand::Input(1);
         if choice.transpose_b {
-            plan.scratch.push(4 * d.n * d.k);
-            plan.launches.push(transpose_b(d));
+            plan.scratch.push(operands.size_bytes() * d.n * d.k);
+            plan.launches.push(transpose_b(d, operands));
             b = Operand::ReadScratch(0);
         }
         let trans_b = self.trans_b && !choice.transpose_b;
@@ -187,12 +192,14 @@ impl MatMul {
             Epilogue::GeluBackward => "gelu_backward",
         };
         let partial = plan.scratch.len();
-        let operands = vec![Operand::Input(0), b];
-        let bindings = if split { [operands, vec![Operand::Scratch(partial)]].concat() } else { finishing(operands) };
+        let factors = vec![Operand::Input(0), b];
+        let bindings = if split { [factors, vec![Operand::Scratch(partial)]].concat() } else { finishing(factors) };
         plan.launches.push(Launch {
             shader: shader!("matmul"),
             values: vec![
                 ("kernel", "product".into()),
+                ("T_in", operands.name().into()),
+                ("T_out", if split { DType::F32 } else { self.out }.name().into()),
                 ("BM", (bm as u32).into()),
                 ("BN", (bn as u32).into()),
                 ("BK", (bk as u32).into()),
@@ -222,6 +229,8 @@ impl MatMul {
                 shader: shader!("matmul"),
                 values: vec![
                     ("kernel", "sum".into()),
+                    ("T_in", "f32".into()),
+                    ("T_out", self.out.name().into()),
                     ("bias", self.bias.into()),
                     ("accumulate", self.accumulate.into()),
                     ("epilogue", epilogue.into()),
@@ -236,13 +245,15 @@ impl MatMul {
 }
 
 /// Writes b (N, K) to the plan's first scratch buffer as (K, N).
-fn transpose_b(d: &Dims) -> Launch {
+fn transpose_b(d: &Dims, dtype: DType) -> Launch {
     const SIDE: usize = 32;
     let down = d.n.div_ceil(SIDE);
     Launch {
         shader: shader!("matmul"),
         values: vec![
             ("kernel", "transpose".into()),
+            ("T_in", dtype.name().into()),
+            ("T_out", dtype.name().into()),
             ("bias", false.into()),
             ("accumulate", false.into()),
             ("epilogue", "".into()),
@@ -295,16 +306,20 @@ impl Op for MatMul {
     fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &upstream[0] else { return Ok(()) };
         let (a, b) = (saved.input(0), saved.input(1));
-        let product = |trans_a, trans_b| move |accumulate| MatMul { trans_a, trans_b, accumulate, ..MatMul::default() };
+        let out = [grads.dtype(0, a), grads.dtype(1, b)];
+        let product = |input: usize, trans_a, trans_b| {
+            move |accumulate| MatMul { trans_a, trans_b, accumulate, out: out[input], ..MatMul::default() }
+        };
         if self.bias && grads.wanted(2) {
             let n = dy.shape().last_dim();
             grads.compute(2, &[dy], |accumulate| SumRows { accumulate, len: n })?;
         }
+        let dy = &dy.to_dtype(a.dtype())?;
         // da = dy op(b)^T, itself transposed if a is stored so.
         if self.trans_a {
-            grads.compute(0, &[b, dy], product(self.trans_b, true))?;
+            grads.compute(0, &[b, dy], product(0, self.trans_b, true))?;
         } else {
-            grads.compute(0, &[dy, b], product(false, !self.trans_b))?;
+            grads.compute(0, &[dy, b], product(0, false, !self.trans_b))?;
         }
         if !grads.wanted(1) {
             return Ok(());
@@ -320,8 +335,11 @@ impl Op for MatMul {
         } else {
             (a, dy)
         };
-        let (left, right, kernel) =
-            if self.trans_b { (dy, a, product(true, self.trans_a)) } else { (a, dy, product(!self.trans_a, false)) };
+        let (left, right, kernel) = if self.trans_b {
+            (dy, a, product(1, true, self.trans_a))
+        } else {
+            (a, dy, product(1, !self.trans_a, false))
+        };
         if shared && self.trans_a {
             let per_batch = run(&kernel(false), &[left, right])?.remove(0);
             return grads.give(1, per_batch.sum(0)?);
@@ -334,7 +352,7 @@ impl Tensor {
     /// The matrix product `self other`: (..., M, K) by (K, N), or (B, M, K) by (B, K, N).
     ///
     /// # Errors
-    /// If the shapes do not fit or a tensor is not f32.
+    /// If the shapes do not fit or the tensors are not both f32 or both f16.
     pub fn matmul(&self, other: &Tensor) -> Result<Tensor> {
         self.matmul_transposed(other, false, false)
     }
@@ -342,26 +360,34 @@ impl Tensor {
     /// The product of `self` and `other`, each transposed (in its last two dimensions) if so asked.
     ///
     /// # Errors
-    /// If the shapes do not fit or a tensor is not f32.
+    /// If the shapes do not fit or the tensors are not both f32 or both f16.
     pub fn matmul_transposed(&self, other: &Tensor, trans_a: bool, trans_b: bool) -> Result<Tensor> {
         let (a, b) = (self.shape(), other.shape());
         if b.len() > 2 && a.len() != b.len() {
             return Err(shape_error("matmul", "a batch on the left too", format!("{a} and {b}")));
         }
-        apply_one(MatMul { trans_a, trans_b, ..MatMul::default() }, &[self, other])
+        apply_one(MatMul { trans_a, trans_b, out: self.dtype(), ..MatMul::default() }, &[self, other])
     }
 
     /// `self weight + bias`: (..., K) by (K, N), plus (N) in every row. The layout of GPT-2's `Conv1D`.
     ///
     /// # Errors
-    /// If the shapes do not fit or a tensor is not f32.
+    /// If the shapes do not fit, `self` and `weight` are not both f32 or both f16, or the bias is not f32.
     pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        self.linear_to(self.dtype(), weight, bias)
+    }
+
+    /// [`Tensor::linear`] with a result of this type.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::linear`].
+    pub fn linear_to(&self, out: DType, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         if weight.shape().len() != 2 {
             return Err(shape_error("linear", "a weight of shape (K, N)", weight.shape()));
         }
         match bias {
-            Some(bias) => apply_one(MatMul { bias: true, ..MatMul::default() }, &[self, weight, bias]),
-            None => apply_one(MatMul::default(), &[self, weight]),
+            Some(bias) => apply_one(MatMul { bias: true, out, ..MatMul::default() }, &[self, weight, bias]),
+            None => apply_one(MatMul { out, ..MatMul::default() }, &[self, weight]),
         }
     }
 }
@@ -394,7 +420,8 @@ mod tests {
         let (inputs, got) = tensors(&Device::Gpu(gpu.clone()));
         let d = kernel.dims(inputs[0].shape(), inputs[1].shape()).unwrap();
         let slices: Vec<_> = inputs.iter().map(|t| t.storage().gpu()).collect();
-        gpu.run("matmul", Cost::default(), &kernel.plan(&d, choice), &slices, &[got.storage().gpu()]).unwrap();
+        gpu.run("matmul", Cost::default(), &kernel.plan(&d, DType::F32, choice), &slices, &[got.storage().gpu()])
+            .unwrap();
         let (got, want) = (got.to_f32().unwrap(), want.to_f32().unwrap());
         // Sums of k products below 1, each rounded to 6e-8 of a partial sum of about sqrt(k).
         let bad = got.iter().zip(&want).filter(|(g, w)| (*g - *w).abs() > 1e-7 * k as f32 || g.is_nan()).count();
@@ -452,7 +479,7 @@ mod tests {
             choices.extend(trans_b.then(|| Choice { transpose_b: true, ..choices[0] }));
             let mut results = choices.into_iter().map(|choice| {
                 let y = tensor(&[m, n], 4);
-                let plan = kernel.plan(&d, choice);
+                let plan = kernel.plan(&d, DType::F32, choice);
                 gpu.run("matmul", Cost::default(), &plan, &slices, &[y.storage().gpu()]).unwrap();
                 (choice, y.to_bytes().unwrap())
             });

@@ -71,16 +71,17 @@ impl ReduceKind {
 const WORKGROUPS: usize = 1024;
 
 /// The launches that reduce `Input(0)` to `Output(0)`.
-fn reduce_plan(kind: ReduceKind, extent: Extent, accumulate: bool) -> Plan {
+fn reduce_plan(kind: ReduceKind, extent: Extent, input: DType, accumulate: bool) -> Plan {
     let mut plan = Plan::default();
+    let first = (Operand::Input(0), input);
     let (input, rest) = match split(extent) {
-        (_, 1) => (Operand::Input(0), extent.n),
+        (_, 1) => (first, extent.n),
         (chunk, chunks) => {
             plan.scratch.push(4 * extent.outer * chunks * extent.inner);
             let factorless = if kind == Mean { Sum } else { kind };
-            plan.launches.push(reduce_launch(factorless, extent, chunk, 1.0, false, Operand::Input(0)));
+            plan.launches.push(reduce_launch(factorless, extent, chunk, 1.0, false, first));
             plan.launches[0].bindings[1] = Operand::Scratch(0);
-            (Operand::ReadScratch(0), chunks)
+            ((Operand::ReadScratch(0), DType::F32), chunks)
         }
     };
     let factor = kind.factor(extent.n);
@@ -92,7 +93,8 @@ fn reduce_plan(kind: ReduceKind, extent: Extent, accumulate: bool) -> Plan {
 /// over rows.
 pub(super) fn sum_scratch(number: usize, chunks: usize, len: usize, accumulate: bool) -> Launch {
     let extent = Extent { outer: 1, n: chunks, inner: len };
-    let mut launch = reduce_launch(Sum, extent, chunks, 1.0, accumulate, Operand::ReadScratch(number));
+    let input = (Operand::ReadScratch(number), DType::F32);
+    let mut launch = reduce_launch(Sum, extent, chunks, 1.0, accumulate, input);
     launch.bindings[1] = Operand::Output(number);
     launch
 }
@@ -133,7 +135,7 @@ fn reduce_launch(
     chunk: usize,
     factor: f32,
     accumulate: bool,
-    input: Operand,
+    (input, dtype): (Operand, DType),
 ) -> Launch {
     let (extent, type_name) = in_vectors(extent);
     let Extent { outer, n, inner } = extent;
@@ -147,6 +149,7 @@ fn reduce_launch(
             ("mode", "reduce".into()),
             ("kind", if kind == Max { "max" } else { "sum" }.into()),
             ("T", type_name.into()),
+            ("T_in", dtype.name().into()),
             ("cols", (cols as u32).into()),
             ("lanes", (lanes as u32).into()),
             ("inner_is_one", (inner == 1).into()),
@@ -265,7 +268,7 @@ impl Kernel for Reduce {
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        reduce_plan(self.kind, Extent::of(&inputs[0].shape, self.dim), false)
+        reduce_plan(self.kind, Extent::of(&inputs[0].shape, self.dim), DType::F32, false)
     }
 }
 
@@ -297,7 +300,9 @@ impl Kernel for SumRows {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        expect_f32(self.name(), inputs)?;
+        if inputs[0].dtype == DType::U32 {
+            expect_f32(self.name(), inputs)?;
+        }
         if self.len == 0 || !inputs[0].shape.elements().is_multiple_of(self.len) {
             return Err(shape_error(self.name(), format!("rows of {} elements", self.len), inputs[0]));
         }
@@ -313,7 +318,7 @@ impl Kernel for SumRows {
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        reduce_plan(Sum, self.extent(inputs[0]), self.accumulate)
+        reduce_plan(Sum, self.extent(inputs[0]), inputs[0].dtype, self.accumulate)
     }
 }
 

@@ -1,11 +1,13 @@
 //! The flat buffers that hold all parameters and all gradients of a model.
 
-use crate::nn::Module;
+use crate::nn::{Module, Parameter};
 use crate::profile::{MemoryKind, memory_kind};
+use crate::tensor::Spec;
 use crate::{DType, Device, Result, Shape, Tensor};
+use half::f16;
 
-/// Tensors start on multiples of this many elements: 256 bytes, which every device accepts as a binding's offset.
-const ALIGN: usize = 64;
+/// Tensors start on multiples of this many elements: 256 bytes of f16, which every device accepts as a binding's offset.
+const ALIGN: usize = 128;
 
 /// Where one parameter lies.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,15 +27,17 @@ pub struct Parameters {
     pub decay_end: usize,
     pub(super) values: Tensor,
     pub(super) gradients: Tensor,
+    /// In mixed precision the values as f16, the operands of products.
+    pub(super) halves: Option<Tensor>,
 }
 
 impl Parameters {
     /// Moves a module's parameters into one arena on `device`; the module then uses them there, and its gradients
-    /// collect in a second arena.
+    /// collect in a second arena. If products are to be f16, a third one holds copies of the values as operands for them.
     ///
     /// # Errors
     /// If the device cannot hold them. `train::check_size` says so earlier, and what is to be smaller.
-    pub fn gather(module: &mut dyn Module, device: &Device) -> Result<Parameters> {
+    pub fn gather(module: &mut dyn Module, device: &Device, products: DType) -> Result<Parameters> {
         let tensors = module.parameters();
         let (mut entries, mut end) = (Vec::new(), 0);
         let mut place = |decays: bool| {
@@ -51,14 +55,22 @@ impl Parameters {
             flat[entry.offset..][..tensor.len()].copy_from_slice(&tensor.to_f32()?);
         }
         let values = memory_kind(MemoryKind::Parameters, || Tensor::from_f32(&flat, [len], device))?;
+        let halves = (products == DType::F16).then(|| {
+            let flat: Vec<f16> = flat.iter().map(|value| f16::from_f32(*value)).collect();
+            let spec = Spec::new([len], DType::F16);
+            memory_kind(MemoryKind::Parameters, || Tensor::from_bytes(bytemuck::cast_slice(&flat), spec, device))
+        });
+        let halves = halves.transpose()?;
         drop(flat);
         let gradients = memory_kind(MemoryKind::Gradients, || Tensor::zeros([len], DType::F32, device))?;
-        module.visit_parameters("", &mut |name, tensor| {
+        module.visit_parameters("", &mut |name, parameter| {
             let entry = entries.iter().find(|e| e.name == name).expect("placed above");
             let gradient = gradients.slice_flat(entry.offset, entry.shape.clone());
-            *tensor = values.slice_flat(entry.offset, entry.shape.clone()).with_gradient(gradient);
+            let part =
+                |arena: &Tensor| arena.slice_flat(entry.offset, entry.shape.clone()).with_gradient(gradient.clone());
+            *parameter = Parameter { value: part(&values), half: halves.as_ref().map(part) };
         });
-        Ok(Parameters { entries, decay_end, values, gradients })
+        Ok(Parameters { entries, decay_end, values, gradients, halves })
     }
 
     /// Elements in each arena, padding included.
@@ -98,7 +110,7 @@ mod tests {
     fn parameters_keep_their_values_and_decaying_ones_come_first() {
         let mut model = Gpt::new(config(), 1).unwrap();
         let before: Vec<_> = model.parameters().iter().map(|(n, t)| (n.clone(), t.to_f32().unwrap())).collect();
-        let parameters = Parameters::gather(&mut model, &Device::Cpu).unwrap();
+        let parameters = Parameters::gather(&mut model, &Device::Cpu, DType::F32).unwrap();
         let after: Vec<_> = model.parameters().iter().map(|(n, t)| (n.clone(), t.to_f32().unwrap())).collect();
         assert_eq!(before, after);
         for entry in &parameters.entries {

@@ -2,6 +2,7 @@
 //! update is one launch however many tensors a model has.
 
 mod arena;
+mod loss_scale;
 mod schedule;
 mod state;
 mod update;

@@ -14,7 +14,12 @@ pub struct Moments {
     entries: Vec<Entry>,
     /// The name of each moment, and its arena.
     arenas: Vec<(&'static str, Vec<u8>)>,
+    /// In mixed precision.
+    loss_scale: Option<Vec<u8>>,
 }
+
+/// The name of the state of the loss scale, three f32.
+const LOSS_SCALE: &str = "loss_scale";
 
 /// The bytes of a parameter in an arena.
 fn range(entry: &Entry) -> std::ops::Range<usize> {
@@ -38,7 +43,8 @@ impl Optimizer {
     /// If they cannot be read from their device.
     pub fn moments(&self, parameters: &Parameters) -> Result<Moments> {
         let arenas = self.named_moments().into_iter().map(|(name, arena)| Ok((name, arena.to_bytes()?)));
-        Ok(Moments { entries: parameters.entries.clone(), arenas: arenas.collect::<Result<_>>()? })
+        let loss_scale = self.loss_scale().map(Tensor::to_bytes).transpose()?;
+        Ok(Moments { entries: parameters.entries.clone(), arenas: arenas.collect::<Result<_>>()?, loss_scale })
     }
 
     /// Takes up where an optimizer was after `steps` updates, whose moments are in the file at `path`.
@@ -50,7 +56,7 @@ impl Optimizer {
         let wrong = |message: String| Error::Checkpoint { path: path.to_path_buf(), message };
         let file = SafeTensors::deserialize(&bytes).map_err(|e| wrong(format!("is damaged: {e}")))?;
         let moments = self.named_moments();
-        let expected = moments.len() * parameters.entries.len();
+        let expected = moments.len() * parameters.entries.len() + self.loss_scale.is_some() as usize;
         if file.len() != expected {
             return Err(wrong(format!("has {} tensors, this optimizer needs {expected}", file.len())));
         }
@@ -66,6 +72,13 @@ impl Optimizer {
                 flat[range(entry)].copy_from_slice(view.data());
             }
             arena.write_bytes(&flat)?;
+        }
+        if let Some(scale) = self.loss_scale() {
+            let view = file.tensor(LOSS_SCALE).map_err(|_| wrong(format!("has no tensor {LOSS_SCALE}")))?;
+            if view.data().len() != scale.spec().size_bytes() {
+                return Err(wrong(format!("{LOSS_SCALE} is {:?}, not three numbers", view.shape())));
+            }
+            scale.write_bytes(view.data())?;
         }
         self.steps = steps;
         Ok(())
@@ -85,6 +98,10 @@ impl Moments {
                 views.push((format!("{moment}.{}", entry.name), view.expect("a tensor's bytes fit its shape")));
             }
         }
+        if let Some(scale) = &self.loss_scale {
+            let view = TensorView::new(Dtype::F32, vec![3], scale).expect("three numbers");
+            views.push((LOSS_SCALE.to_string(), view));
+        }
         safetensors::serialize(views, None).map_err(|e| Error::Invalid(format!("the moments make no file: {e}")))
     }
 }
@@ -92,8 +109,8 @@ impl Moments {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Device;
     use crate::nn::{Gpt, GptConfig, Module};
+    use crate::{DType, Device};
 
     fn setup(kind: Kind) -> (Gpt, Parameters, Optimizer) {
         let config = GptConfig {
@@ -106,7 +123,7 @@ mod tests {
             tie_embeddings: true,
         };
         let mut model = Gpt::new(config, 1).unwrap();
-        let parameters = Parameters::gather(&mut model, &Device::Cpu).unwrap();
+        let parameters = Parameters::gather(&mut model, &Device::Cpu, DType::F32).unwrap();
         let optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
         (model, parameters, optimizer)
     }

@@ -7,10 +7,14 @@
 //! Adam:   the same with g <- g + decay p instead of the first step              Kingma and Ba 2015
 //! SGD:    g <- g + decay p;  m <- momentum m + g;  p <- p - lr m                 as torch.optim.SGD
 //! ```
+//! In mixed precision the gradients are divided by the scale of the loss first, nothing changes if they are not finite
+//! (`loss_scale.rs`), and the same pass writes the f16 copy of the parameters.
+//!
 //! Decay applies to the elements before [`Parameters::decay_end`] only. The norm stays on the device: the update reads
 //! it there.
 
 use super::arena::Parameters;
+use super::loss_scale::LossScale;
 use crate::gpu::{Launch, Limits, Operand, Plan};
 use crate::profile::{Cost, MemoryKind, memory_kind};
 use crate::tensor::{DType, Kernel, Spec, View, ViewMut, run, run_into};
@@ -35,6 +39,8 @@ pub struct Optimizer {
     pub(super) steps: u64,
     /// m (the momentum of SGD) and v (empty for SGD).
     pub(super) moments: [Tensor; 2],
+    /// In mixed precision.
+    pub(super) loss_scale: Option<LossScale>,
 }
 
 impl Optimizer {
@@ -49,11 +55,18 @@ impl Optimizer {
         let second = if matches!(kind, Kind::Sgd { .. }) { None } else { Some(zeros()?) };
         let first = zeros()?;
         let moments = [first.clone(), second.unwrap_or(first)];
-        Ok(Optimizer { kind, weight_decay, grad_clip, steps: 0, moments })
+        let loss_scale = parameters.halves.is_some().then(|| LossScale::new(&device)).transpose()?;
+        Ok(Optimizer { kind, weight_decay, grad_clip, steps: 0, moments, loss_scale })
     }
 
-    /// Updates all parameters from the gradients collected, and returns the sum of the squared gradients before
-    /// clipping: the square of the global norm, still on the device.
+    /// What gradients are to be multiplied by, so that they survive f16, in its first element: an argument of
+    /// [`Gpt::loss`](crate::nn::Gpt::loss). The second counts steps, the third those that were skipped.
+    pub fn loss_scale(&self) -> Option<&Tensor> {
+        self.loss_scale.as_ref().map(|scale| &scale.state)
+    }
+
+    /// Updates all parameters from the gradients collected, and returns a tensor, still on the device, whose first element is
+    /// the sum of the squared gradients before clipping: the square of the global norm.
     ///
     /// # Errors
     /// If the driver reported an error.
@@ -69,16 +82,22 @@ impl Optimizer {
                 Some(total) => total.add(&sum)?,
             });
         }
-        let squares = squares.expect("a model has parameters");
+        let mut squares = squares.expect("a model has parameters");
+        if let Some(scale) = &self.loss_scale {
+            squares = scale.step(&squares)?;
+        }
         for &range in &pieces {
             let decay_end = parameters.decay_end.saturating_sub(range.0).min(range.1);
             let kernel = self.kernel(learning_rate, decay_end);
             let (gradient, value) = (piece(&parameters.gradients, range), piece(&parameters.values, range));
             let (m, v) = (piece(&self.moments[0], range), piece(&self.moments[1], range));
-            match self.kind {
-                Kind::Sgd { .. } => run_into(&kernel, &[&gradient, &squares], &[&value, &m])?,
-                _ => run_into(&kernel, &[&gradient, &squares], &[&value, &m, &v])?,
+            let half = parameters.halves.as_ref().map(|halves| piece(halves, range));
+            let mut outputs = vec![&value, &m];
+            if !matches!(self.kind, Kind::Sgd { .. }) {
+                outputs.push(&v);
             }
+            outputs.extend(&half);
+            run_into(&kernel, &[&gradient, &squares], &outputs)?;
         }
         Ok(squares)
     }
@@ -105,6 +124,7 @@ impl Optimizer {
             correction1: (1.0 / (1.0 - beta1.powi(t))) as f32,
             correction2: (1.0 / (1.0 - beta2.powi(t))) as f32,
             grad_clip: self.grad_clip as f32,
+            mixed: self.loss_scale.is_some(),
             decay_end,
         }
     }
@@ -178,7 +198,8 @@ enum Rule {
 }
 
 /// One update. Inputs: gradients (N), sum of squared gradients (1). Outputs, changed in place: values, m, and v unless
-/// the rule is SGD.
+/// the rule is SGD. Mixed, the second input is (2), the other element what gradients are multiplied by, 0 to change nothing;
+/// and a last output is the values as f16.
 struct Update {
     rule: Rule,
     learning_rate: f32,
@@ -189,6 +210,7 @@ struct Update {
     correction1: f32,
     correction2: f32,
     grad_clip: f32,
+    mixed: bool,
     decay_end: usize,
 }
 
@@ -208,21 +230,29 @@ impl Kernel for Update {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        let outputs = if self.rule == Rule::Sgd { 2 } else { 3 };
-        Ok(vec![inputs[0].clone(); outputs])
+        let mut outputs = vec![inputs[0].clone(); if self.rule == Rule::Sgd { 2 } else { 3 }];
+        outputs.extend(self.mixed.then(|| Spec::new(inputs[0].shape.clone(), DType::F16)));
+        Ok(outputs)
     }
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
         let elements = inputs[0].shape.elements() as f64;
-        Cost { flops: 14.0 * elements, bytes: 4.0 * elements * (1 + 2 * outputs.len()) as f64 }
+        let halves = self.mixed as usize;
+        let words = (1 + 2 * (outputs.len() - halves)) as f64 + 0.5 * halves as f64;
+        Cost { flops: 14.0 * elements, bytes: 4.0 * elements * words }
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         const CHUNK: usize = 1 << 14;
         let gradients = inputs[0].f32();
-        let clip = self.clip_factor(inputs[1].f32()[0]);
+        let unscale = if self.mixed { inputs[1].f32()[1] } else { 1.0 };
+        if unscale == 0.0 {
+            return;
+        }
+        let clip = unscale * self.clip_factor(inputs[1].f32()[0]);
         let &Update { learning_rate: lr, beta1, beta2, eps, correction1, correction2, .. } = self;
         let decay = |chunk: usize, i: usize| if chunk * CHUNK + i < self.decay_end { self.weight_decay } else { 0.0 };
+        let (outputs, halves) = outputs.split_at_mut(outputs.len() - self.mixed as usize);
         match outputs {
             [values, m] => {
                 let chunks = values.f32().par_chunks_mut(CHUNK).zip(m.f32().par_chunks_mut(CHUNK));
@@ -250,6 +280,9 @@ impl Kernel for Update {
             }
             _ => unreachable!("output_specs names two or three outputs"),
         }
+        if let [halves] = halves {
+            halves.f32().copy_from_slice(outputs[0].f32());
+        }
     }
 
     fn gpu(&self, inputs: &[&Spec], outputs: &[&Spec], _: &Limits) -> Plan {
@@ -270,7 +303,7 @@ impl Kernel for Update {
         params.extend(floats.map(f32::to_bits));
         Plan::one(Launch {
             shader: shader!("optimizer"),
-            values: vec![("rule", self.name().into())],
+            values: vec![("rule", self.name().into()), ("mixed", self.mixed.into())],
             bindings,
             params,
             workgroups: len.div_ceil(1024),

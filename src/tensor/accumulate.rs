@@ -8,18 +8,26 @@ use crate::{Error, Result, shader};
 use rayon::prelude::*;
 
 /// output = output + input, the one kernel whose output is also read.
-pub(super) struct AddInto;
+pub(super) struct AddInto {
+    /// The type of the output.
+    pub into: DType,
+}
 
 /// output = a + b, for shapes that hold equally many elements.
 pub(super) struct Sum;
 
-fn plan(elements: usize, two_inputs: bool) -> Plan {
+fn plan(input: &Spec, into: DType, two_inputs: bool) -> Plan {
+    let elements = input.shape.elements();
     let mut bindings = vec![Operand::Input(0)];
     bindings.extend(two_inputs.then_some(Operand::Input(1)));
     bindings.push(Operand::Output(0));
     Plan::one(Launch {
         shader: shader!("accumulate"),
-        values: vec![("two_inputs", two_inputs.into())],
+        values: vec![
+            ("two_inputs", two_inputs.into()),
+            ("T_in", input.dtype.name().into()),
+            ("T_sum", into.name().into()),
+        ],
         bindings,
         params: vec![elements as u32],
         workgroups: elements.div_ceil(1024),
@@ -32,7 +40,7 @@ impl Kernel for AddInto {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        Ok(vec![Spec::new(inputs[0].shape.clone(), DType::F32)])
+        Ok(vec![Spec::new(inputs[0].shape.clone(), self.into)])
     }
 
     fn cost(&self, inputs: &[&Spec], _: &[&Spec]) -> Cost {
@@ -49,7 +57,7 @@ impl Kernel for AddInto {
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        plan(inputs[0].shape.elements(), false)
+        plan(inputs[0], self.into, false)
     }
 }
 
@@ -59,7 +67,7 @@ impl Kernel for Sum {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        if inputs[0].shape.elements() != inputs[1].shape.elements() {
+        if inputs[0].shape.elements() != inputs[1].shape.elements() || inputs[0].dtype != inputs[1].dtype {
             let (expected, got) = (inputs[0].to_string(), inputs[1].to_string());
             return Err(Error::Shape { op: self.name(), expected, got });
         }
@@ -81,6 +89,6 @@ impl Kernel for Sum {
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        plan(inputs[0].shape.elements(), true)
+        plan(inputs[0], inputs[0].dtype, true)
     }
 }

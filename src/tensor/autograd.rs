@@ -6,7 +6,7 @@
 //! activations go as the gradient passes them. Gradients of leaves are added in place.
 
 use super::accumulate::{AddInto, Sum};
-use super::{Kernel, Shape, Tensor, run, run_into};
+use super::{DType, Kernel, Shape, Tensor, run, run_into};
 use crate::profile::{MemoryKind, memory_kind};
 use crate::{Error, Result};
 use std::cell::{Cell, RefCell};
@@ -149,6 +149,15 @@ impl Grads<'_> {
         !matches!(self.edges[i], Edge::None)
     }
 
+    /// The type that the gradient of input `i`, this tensor, is collected in: that of the tensor, unless it is an f16 copy of
+    /// a parameter, whose gradient is f32.
+    pub fn dtype(&self, i: usize, input: &Tensor) -> DType {
+        match &self.edges[i] {
+            Edge::Leaf(sum) => sum.dtype(),
+            _ => input.dtype(),
+        }
+    }
+
     /// Adds `gradient` to the gradient of input `i`.
     ///
     /// # Errors
@@ -156,17 +165,17 @@ impl Grads<'_> {
     pub fn give(&mut self, i: usize, gradient: Tensor) -> Result<()> {
         match &self.edges[i] {
             Edge::None => Ok(()),
-            Edge::Leaf(sum) => run_into(&AddInto, &[&gradient], &[sum]),
+            Edge::Leaf(sum) => run_into(&AddInto { into: sum.dtype() }, &[&gradient], &[sum]),
             Edge::Node(node, output) => {
                 let slot = slot(self.waiting, node, *output);
                 *slot = Some(match slot.take() {
                     None => gradient,
                     Some(sum) if sum.owns_its_memory() => {
-                        run_into(&AddInto, &[&gradient], &[&sum])?;
+                        run_into(&AddInto { into: sum.dtype() }, &[&gradient], &[&sum])?;
                         sum
                     }
                     Some(sum) if gradient.owns_its_memory() => {
-                        run_into(&AddInto, &[&sum], &[&gradient])?;
+                        run_into(&AddInto { into: gradient.dtype() }, &[&sum], &[&gradient])?;
                         gradient
                     }
                     Some(sum) => run(&Sum, &[&sum, &gradient])?.remove(0),

@@ -4,6 +4,7 @@ mod accumulate;
 mod autograd;
 mod device;
 mod fill;
+mod half;
 mod planning;
 mod shape;
 
@@ -346,12 +347,6 @@ impl<'a> View<'a> {
         debug_assert_eq!(self.spec.dtype, DType::U32);
         bytemuck::cast_slice(self.bytes)
     }
-
-    /// The elements as f16.
-    pub fn f16(&self) -> &'a [half::f16] {
-        debug_assert_eq!(self.spec.dtype, DType::F16);
-        bytemuck::cast_slice(self.bytes)
-    }
 }
 
 /// An output of a CPU kernel.
@@ -372,12 +367,6 @@ impl ViewMut<'_> {
         debug_assert_eq!(self.spec.dtype, DType::U32);
         bytemuck::cast_slice_mut(self.bytes)
     }
-
-    /// The elements as f16.
-    pub fn f16(&mut self) -> &mut [half::f16] {
-        debug_assert_eq!(self.spec.dtype, DType::F16);
-        bytemuck::cast_slice_mut(self.bytes)
-    }
 }
 
 /// A computation that every device can do. There are no default bodies: an op without a GPU kernel does not compile.
@@ -394,7 +383,8 @@ pub trait Kernel {
     /// The arithmetic and traffic that it cannot do without.
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost;
 
-    /// Computes every element of every output on the CPU.
+    /// Computes every element of every output on the CPU, in f32: of f16 tensors it gets the values as f32, and what it
+    /// computes for them is rounded to f16 afterwards.
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]);
 
     /// What to launch on a GPU so that every element of every output is computed.
@@ -442,6 +432,9 @@ fn launch(kernel: &dyn Kernel, inputs: &[&Tensor], outputs: &[&Tensor]) -> Resul
             let read: Vec<&CpuSlice> = inputs.iter().map(|t| t.storage().cpu()).collect();
             let write: Vec<&CpuSlice> = outputs.iter().map(|t| t.storage().cpu()).collect();
             CpuSlice::lend(&read, &write, |read, write| {
+                if input_specs.iter().chain(&output_specs).any(|spec| spec.dtype == DType::F16) {
+                    return half::run_widened(kernel, read, &input_specs, write, &output_specs);
+                }
                 let views: Vec<View> =
                     read.iter().zip(&input_specs).map(|(bytes, spec)| View { spec, bytes }).collect();
                 let mut views_mut: Vec<ViewMut> =

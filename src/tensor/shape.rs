@@ -4,8 +4,9 @@ use std::fmt;
 use std::ops::Deref;
 
 /// What an element is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub enum DType {
+    #[default]
     F32,
     F16,
     U32,

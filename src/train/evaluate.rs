@@ -70,7 +70,7 @@ pub fn evaluate(
         let loss = no_grad(|| {
             let ids = Tensor::from_u32(&ids, [batch, context], &device)?; // (B, T)
             let targets = Tensor::from_u32(&targets, [batch, context], &device)?; // (B, T)
-            model.loss(&ids, &targets, &Dropout::off())?.read_later()
+            model.loss(&ids, &targets, &Dropout::off(), None)?.read_later()
         })?;
         predicted += count;
         readings.push((loss, count));

@@ -14,7 +14,7 @@ use crate::nn::checkpoint::load;
 use crate::nn::{Gpt, GptConfig};
 use crate::optim::{Kind, LearningRate, Optimizer, Parameters, Schedule};
 use crate::profile;
-use crate::{Device, Error, Result};
+use crate::{DType, Device, Error, Result};
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
@@ -71,11 +71,13 @@ impl Data {
 impl<'a> Trainer<'a> {
     pub(super) fn prepare(resolved: &'a Resolved, setting: Setting<'a>) -> Result<Trainer<'a>> {
         let config = &resolved.config;
-        if config.device.precision == Precision::Mixed {
+        if config.device.precision == Precision::Mixed
+            && let Err(why) = can_mix(&setting.device)
+        {
             return Err(Error::Config {
                 place: resolved.origin("device.precision").to_string(),
                 key: "device.precision".into(),
-                message: "\"mixed\" is not available yet; use \"f32\"".into(),
+                message: format!("\"mixed\" needs a GPU that stores 16-bit floats, and {why}; use \"f32\""),
             });
         }
         let resumed = setting.resume.map(|run| Resumed::open(run, resolved, &setting.device)).transpose()?;
@@ -218,6 +220,15 @@ fn go_on(
     Ok(Opened { folder, config_text, model, parameters, optimizer })
 }
 
+/// Whether a device can train in mixed precision; if not, why.
+fn can_mix(device: &Device) -> std::result::Result<(), String> {
+    match device {
+        Device::Cpu => Err("this run is on the CPU, which would be no faster".into()),
+        Device::Gpu(gpu) if !gpu.limits().f16 => Err(format!("{} does not", gpu.info().name)),
+        Device::Gpu(_) => Ok(()),
+    }
+}
+
 /// Refuses a run that has nothing left to do.
 fn check_length(resolved: &Resolved, resumed: &Resumed, state: &TrainerState) -> Result<()> {
     let TrainerState { step, total_steps, .. } = *state;
@@ -252,7 +263,8 @@ fn learning_rate(config: &Config, total_steps: usize) -> LearningRate {
 
 /// The model with its parameters on the device, and their optimizer.
 fn on_device(mut model: Gpt, config: &Config, device: &Device) -> Result<(Gpt, Parameters, Optimizer)> {
-    let parameters = Parameters::gather(&mut model, device)?;
+    let products = if config.device.precision == Precision::Mixed { DType::F16 } else { DType::F32 };
+    let parameters = Parameters::gather(&mut model, device, products)?;
     let o = &config.optimizer;
     let kind = match o.kind {
         OptimizerKind::AdamW => Kind::AdamW { beta1: o.beta1, beta2: o.beta2, eps: o.eps },

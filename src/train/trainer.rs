@@ -114,7 +114,8 @@ impl Trainer<'_> {
             }
             let pass = (self.state.step * accum + micro) as u64;
             let dropout = Dropout::new(self.config.model.dropout as f32, self.config.run.seed, pass);
-            let loss = self.model.loss(&ids, &targets, &dropout)?.scale(1.0 / accum as f32)?;
+            let loss =
+                self.model.loss(&ids, &targets, &dropout, self.optimizer.loss_scale())?.scale(1.0 / accum as f32)?;
             loss.backward()?;
             total_loss = Some(match total_loss {
                 None => loss.detach(),

@@ -146,10 +146,19 @@ impl Attention {
         products * d.heads() * d.time * d.time * d.head_size
     }
 
-    fn launch(&self, pass: &'static str, dims: Dims, tiling: Tiling, slab: Slab, bindings: Vec<Operand>) -> Launch {
+    fn launch(
+        &self,
+        pass: &'static str,
+        dims: Dims,
+        dtype: DType,
+        tiling: Tiling,
+        slab: Slab,
+        bindings: Vec<Operand>,
+    ) -> Launch {
         let (p, key) = self.dropout.unwrap_or((0.0, Key([0; 2])));
         let values: Vec<(&'static str, Value)> = vec![
             ("pass", pass.into()),
+            ("T", dtype.name().into()),
             ("head_size", (dims.head_size as u32).into()),
             ("vector", dims.head_size.is_multiple_of(4).into()),
             ("dropout", self.dropout.is_some().into()),
@@ -191,14 +200,16 @@ impl Kernel for Attention {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        expect_f32(self.name(), inputs)?;
+        if inputs[0].dtype == DType::U32 {
+            expect_f32(self.name(), inputs)?;
+        }
         let heads = 3 * self.n_head;
         match inputs[0].shape[..] {
             [batch, time, width]
                 if heads > 0 && width.is_multiple_of(heads) && (1..=MAX_HEAD_SIZE).contains(&(width / heads)) =>
             {
                 Ok(vec![
-                    Spec::new([batch, time, width / 3], DType::F32),
+                    Spec::new([batch, time, width / 3], inputs[0].dtype),
                     Spec::new([batch, self.n_head, time], DType::F32),
                 ])
             }
@@ -223,7 +234,14 @@ impl Kernel for Attention {
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
         let bindings = vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)];
         let dims = self.dims(inputs[0]);
-        Plan::one(self.launch("forward", dims, Tiling::choose(dims, limits), Slab { begin: 0, rows: 0 }, bindings))
+        Plan::one(self.launch(
+            "forward",
+            dims,
+            inputs[0].dtype,
+            Tiling::choose(dims, limits),
+            Slab { begin: 0, rows: 0 },
+            bindings,
+        ))
     }
 }
 
@@ -266,7 +284,8 @@ impl Kernel for AttentionBackward {
         let dims = self.0.dims(inputs[0]);
         let tiling = Tiling::choose(dims, limits);
         let rows = tiling.slab_rows(dims, limits);
-        let launch = |pass, begin, bindings| self.0.launch(pass, dims, tiling, Slab { begin, rows }, bindings);
+        let launch =
+            |pass, begin, bindings| self.0.launch(pass, dims, inputs[0].dtype, tiling, Slab { begin, rows }, bindings);
         let bindings = vec![Input(0), Input(2), Input(3), ReadScratch(0), Output(0), Scratch(1)];
         let mut launches = vec![launch("delta", 0, vec![Input(1), Input(3), Scratch(0)])];
         for begin in (0..dims.time).step_by(rows) {
@@ -283,7 +302,7 @@ impl Tensor {
     /// `n_head` heads after one another) -> (B, T, C). `dropout` drops attention probabilities, not outputs.
     ///
     /// # Errors
-    /// If the tensor is not f32 (B, T, 3C), C is not divisible by `n_head`, a head is larger than 128, or the
+    /// If the tensor is not (B, T, 3C), f32 or f16, C is not divisible by `n_head`, a head is larger than 128, or the
     /// probability of dropout is not in 0..1.
     pub fn causal_attention(&self, n_head: usize, dropout: Option<(f32, Key)>) -> Result<Tensor> {
         if let Some((p, _)) = dropout

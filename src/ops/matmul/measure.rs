@@ -6,7 +6,7 @@ use super::{Dims, MatMul};
 use crate::gpu::{AdapterInfo, Gpu, Limits, store};
 use crate::ops::random::Key;
 use crate::profile::{self, Cost};
-use crate::{Device, Result, Tensor, shader};
+use crate::{DType, Device, Result, Tensor, shader};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -218,7 +218,7 @@ impl Product<'_> {
 
     /// The time of one of so many launches in a row.
     fn time(&self, kernel: &MatMul, tile: &Tile, launches: u32) -> Result<Duration> {
-        let plan = kernel.plan(&self.dims, Choice::new(*tile, 1));
+        let plan = kernel.plan(&self.dims, DType::F32, Choice::new(*tile, 1));
         let cost = Cost { flops: self.flops(), bytes: 0.0 };
         let [a, b, y] = [&self.a, &self.b, &self.y].map(|tensor| tensor.storage().gpu());
         self.gpu.synchronize()?;

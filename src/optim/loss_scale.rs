@@ -1,0 +1,112 @@
+//! Dynamic loss scaling (Micikevicius et al. 2018), decided on the device, with the constants of PyTorch's `GradScaler`.
+//!
+//! In mixed precision gradients pass through f16, whose smallest number is 6e-8: the loss's gradient is multiplied by a
+//! scale S, and the gradients that come out are divided by it again. If they are not finite, S was too large: the step is
+//! skipped and S halved. After 2000 steps without that, S is doubled.
+
+use crate::gpu::{Launch, Limits, Operand, Plan};
+use crate::profile::{Cost, MemoryKind, memory_kind};
+use crate::tensor::{DType, Kernel, Spec, View, ViewMut, run_into};
+use crate::{Device, Result, Tensor, shader};
+
+const FIRST: f32 = 65_536.0;
+const GROWTH: f32 = 2.0;
+const BACKOFF: f32 = 0.5;
+const GROWTH_INTERVAL: f32 = 2000.0;
+
+/// The scale, and what decides on it.
+pub(super) struct LossScale {
+    /// S, the finite steps since S last changed, and the steps skipped so far: (3).
+    pub state: Tensor,
+}
+
+impl LossScale {
+    pub fn new(device: &Device) -> Result<LossScale> {
+        let state = memory_kind(MemoryKind::OptimizerState, || Tensor::from_f32(&[FIRST, 0.0, 0.0], [3], device))?;
+        Ok(LossScale { state })
+    }
+
+    /// From the sum of the squared gradients times S, (1): that without S, and what gradients are to be multiplied by, 1/S or,
+    /// if the step is to be skipped, 0. Both are one tensor of (2).
+    pub fn step(&self, squares: &Tensor) -> Result<Tensor> {
+        let numbers = Tensor::zeros([2], DType::F32, &squares.device())?;
+        run_into(&Rescale, &[squares], &[&self.state, &numbers])?;
+        Ok(numbers)
+    }
+}
+
+/// Changes the state (3) in place; a second output (2) as of [`LossScale::step`]. Input: squares (1).
+struct Rescale;
+
+impl Kernel for Rescale {
+    fn name(&self) -> &'static str {
+        "loss_scale"
+    }
+
+    fn output_specs(&self, _: &[&Spec]) -> Result<Vec<Spec>> {
+        Ok([3, 2].map(|len| Spec::new([len], DType::F32)).to_vec())
+    }
+
+    fn cost(&self, _: &[&Spec], _: &[&Spec]) -> Cost {
+        Cost { flops: 8.0, bytes: 36.0 }
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let [state, numbers] = outputs else { unreachable!("two outputs") };
+        let squares = inputs[0].f32()[0];
+        let [scale, good, skipped] = state.f32() else { unreachable!("three numbers") };
+        let unscale = 1.0 / *scale;
+        numbers.f32()[0] = squares * unscale * unscale;
+        if squares.is_finite() {
+            numbers.f32()[1] = unscale;
+            *good += 1.0;
+            if *good >= GROWTH_INTERVAL {
+                (*scale, *good) = (*scale * GROWTH, 0.0);
+            }
+        } else {
+            numbers.f32()[1] = 0.0;
+            (*scale, *good, *skipped) = ((*scale * BACKOFF).max(1.0), 0.0, *skipped + 1.0);
+        }
+    }
+
+    fn gpu(&self, _: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        Plan::one(Launch {
+            shader: shader!("loss_scale"),
+            values: vec![],
+            bindings: vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)],
+            params: [GROWTH, BACKOFF, GROWTH_INTERVAL].map(f32::to_bits).to_vec(),
+            workgroups: 1,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::gpu_for_tests;
+
+    #[test]
+    fn an_overflow_skips_and_halves_and_many_good_steps_double() {
+        for device in [Device::Cpu].into_iter().chain(gpu_for_tests().map(Device::Gpu)) {
+            let scale = LossScale::new(&device).unwrap();
+            let step = |squares: f32| {
+                scale.step(&Tensor::from_f32(&[squares], [1], &device).unwrap()).unwrap().to_f32().unwrap()
+            };
+            let state = || scale.state.to_f32().unwrap();
+            assert_eq!(step(4.0 * FIRST * FIRST), [4.0, 1.0 / FIRST], "{device}");
+            assert_eq!(state(), [FIRST, 1.0, 0.0], "{device}");
+            for (bad, skipped) in [(f32::INFINITY, 1.0), (f32::NAN, 2.0)] {
+                assert_eq!(step(bad)[1], 0.0, "{device}");
+                assert_eq!(state(), [FIRST / 2f32.powi(skipped as i32), 0.0, skipped], "{device}");
+            }
+            scale.state.write_bytes(bytemuck::cast_slice(&[1.0f32, GROWTH_INTERVAL - 2.0, 7.0])).unwrap();
+            assert_eq!(step(9.0), [9.0, 1.0], "{device}");
+            assert_eq!(state(), [1.0, GROWTH_INTERVAL - 1.0, 7.0], "{device}");
+            step(9.0);
+            assert_eq!(state(), [2.0, 0.0, 7.0], "{device}");
+            scale.state.write_bytes(bytemuck::cast_slice(&[1.0f32, 5.0, 7.0])).unwrap();
+            step(f32::INFINITY);
+            assert_eq!(state(), [1.0, 0.0, 8.0], "{device}: a scale below 1 would make gradients smaller, not larger");
+        }
+    }
+}
