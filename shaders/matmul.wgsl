@@ -7,6 +7,7 @@
 // B are rendered only where tiles overhang (edge_m, edge_n, edge_k); the k loop over a tile is unrolled. Operands are stored
 // as {{ T_in }}, the result as {{ T_out }}; all arithmetic is f32.
 {{ "enable f16;" if "f16" in [T_in, T_out] }}
+{{ "enable wgpu_cooperative_matrix;" if kernel == "units" }}
 {% include "common" %}
 
 {# The bindings after the operands: what the epilogue reads, the result, and what the epilogue writes. #}
@@ -49,6 +50,18 @@ if (n{{ j }} < p.n)
 }
 {% endmacro %}
 
+{% if kernel == "product" or kernel == "units" %}
+struct Params {
+    m: u32, n: u32, k: u32,
+    // Elements from one matrix of the batch to the next; 0 shares one.
+    stride_a: u32, stride_b: u32, stride_c: u32,
+    tiles_m: u32, tiles_n: u32,
+    // This many consecutive workgroups share a tile and split k between them in pieces of `k_piece`.
+    splits: u32, k_piece: u32, batches: u32,
+}
+var<immediate> p: Params;
+
+{% endif %}
 {% if kernel == "product" %}
 {% set threads_n = BN // TN %}
 {% set threads = (BM // TM) * threads_n %}
@@ -61,16 +74,6 @@ if (n{{ j }} < p.n)
 {% set stride_b = BN // 4 + 1 %}
 {% set loads_a = BM * BK // 4 // threads %}
 {% set loads_b = BN * BK // 4 // threads %}
-
-struct Params {
-    m: u32, n: u32, k: u32,
-    // Elements from one matrix of the batch to the next; 0 shares one.
-    stride_a: u32, stride_b: u32, stride_c: u32,
-    tiles_m: u32, tiles_n: u32,
-    // This many consecutive workgroups share a tile and split k between them in pieces of `k_piece`.
-    splits: u32, k_piece: u32, batches: u32,
-}
-var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read> a: array<{{ "vec4<" ~ T_in ~ ">" if vec_a else T_in }}>;
 @group(0) @binding(1) var<storage, read> b: array<{{ "vec4<" ~ T_in ~ ">" if vec_b else T_in }}>;
@@ -304,6 +307,188 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         }
         {% endfor %}
     }
+    {% endfor %}
+    {% endif %}
+}
+{% elif kernel == "units" %}
+// The product of f16 matrices on the GPU's matrix units. Each subgroup computes a TM x TN block of the tile as
+// {{ side }} x {{ side }} matrices that its threads hold together; all subgroups stage A and B in workgroup memory as they are stored.
+{% set subgroups_n = BN // TN %}
+{% set subgroups = (BM // TM) * subgroups_n %}
+{% set threads = subgroups * subgroup %}
+{% set fragments_m = TM // side %}
+{% set fragments_n = TN // side %}
+{# Of each operand: its name, its side of C, which of its dimensions neighbours in memory, its tile's side and its origin. #}
+{% set operands = [["a", "m", trans_a, BM, "tile_row", edge_m], ["b", "n", not trans_b, BN, "tile_col", edge_n]] %}
+{# Vectors in a row of a staged tile, whose rows are of k or of m or n, and those from one row to the next: padded against conflicts of banks. #}
+{% macro width(wide, length) %}{{ (length if wide else BK) // 4 }}{% endmacro %}
+{% macro stride(wide, length) %}{{ (length if wide else BK) // 4 + 2 }}{% endmacro %}
+{# Whether the result leaves the units straight to where it belongs. #}
+{% set direct = not (bias or epilogue or edge_m or edge_n or T_out == "f16") %}
+{% set block_stride = TN // 4 + 1 %}
+
+@group(0) @binding(0) var<storage, read> a: array<vec4<f16>>;
+@group(0) @binding(1) var<storage, read> b: array<vec4<f16>>;
+{{ more_bindings(2, "f32" if direct else "vec4<" ~ T_out ~ ">") }}
+
+{% for name, outer, wide, length, origin, edge in operands %}
+var<workgroup> tile_{{ name }}: array<vec4<f16>, {{ (BK if wide else length) * (stride(wide, length) | int) }}>;
+{% endfor %}
+{% if not direct %}
+// Of each subgroup a row of its matrices, on the way out.
+var<workgroup> block: array<vec4<f32>, {{ subgroups * side * block_stride }}>;
+{% endif %}
+
+@compute @workgroup_size({{ threads }})
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    // Not by `workgroup_number`: of what a function returns naga does not know that it is the same for all threads.
+    let number = id.y * count.x + id.x;
+    let split = number % p.splits;
+    let batch = number / p.splits / (p.tiles_m * p.tiles_n);
+    // Workgroups beyond the last only fill up the grid; all threads of one leave together.
+    if (batch >= p.batches) { return; }
+    // Eight rows of tiles at a time, column by column: what runs together reads the same parts of A and B.
+    let tile = number / p.splits % (p.tiles_m * p.tiles_n);
+    let band = tile / (8u * p.tiles_n);
+    let height = min(8u, p.tiles_m - band * 8u);
+    let tile_row = (band * 8u + tile % (8u * p.tiles_n) % height) * {{ BM }}u;
+    let tile_col = tile % (8u * p.tiles_n) / height * {{ BN }}u;
+    let base_a = batch * p.stride_a;
+    let base_b = batch * p.stride_b;
+    let k_begin = split * p.k_piece;
+    let k_end = min(p.k, k_begin + p.k_piece);
+    let unit = thread / {{ subgroup }}u;
+    let block_row = unit / {{ subgroups_n }}u * {{ TM }}u;
+    let block_col = unit % {{ subgroups_n }}u * {{ TN }}u;
+    let base_c = batch * p.stride_c + split * p.m * p.n;
+
+    {% for i in range(fragments_m) %}
+    {% for j in range(fragments_n) %}
+    var c{{ i }}_{{ j }}: coop_mat{{ side }}x{{ side }}<f32, C>;
+    {% if direct and accumulate %}
+    {
+        let at = base_c + (tile_row + block_row + {{ i * side }}u) * p.n + tile_col + block_col + {{ j * side }}u;
+        c{{ i }}_{{ j }} = coopLoadT<coop_mat{{ side }}x{{ side }}<f32, C>>(&c[at], p.n);
+    }
+    {% endif %}
+    {% endfor %}
+    {% endfor %}
+
+    {# What a thread loads: row and column of its first vector, rows between its vectors, and where they lie in memory. #}
+    {% for name, outer, wide, length, origin, edge in operands %}
+    {% set w = width(wide, length) | int %}
+    let {{ name }}_row = thread / {{ w }}u;
+    let {{ name }}_col = thread % {{ w }}u;
+    {% if wide %}
+    let {{ name }}_from = (base_{{ name }} + (k_begin + {{ name }}_row) * p.{{ outer }} + {{ origin }}) / 4u + {{ name }}_col;
+    let {{ name }}_line = p.{{ outer }} / 4u;
+    let {{ name }}_step = {{ BK }}u * {{ name }}_line;
+    {% else %}
+    let {{ name }}_from = (base_{{ name }} + ({{ origin }} + {{ name }}_row) * p.k + k_begin) / 4u + {{ name }}_col;
+    let {{ name }}_line = p.k / 4u;
+    let {{ name }}_step = {{ BK // 4 }}u;
+    {% endif %}
+    let {{ name }}_to = {{ name }}_row * {{ stride(wide, length) }}u + {{ name }}_col;
+    var {{ name }}_at = {{ name }}_from;
+    {% endfor %}
+
+    for (var k0 = k_begin; k0 < k_end; k0 += {{ BK }}u) {
+        {% for name, outer, wide, length, origin, edge in operands %}
+        {% set w = width(wide, length) | int %}
+        {% set rows = threads // w %}
+        {% set loads = (BK if wide else length) // rows %}
+        {% for l in range(loads) %}
+        var {{ name }}{{ l }} = vec4<f16>(0.0h);
+        {% set inside_row = ("k0 + " ~ name ~ "_row + " ~ l * rows ~ "u < k_end") if wide else (origin ~ " + " ~ name ~ "_row + " ~ l * rows ~ "u < p." ~ outer) %}
+        {% set inside_col = (origin ~ " + " ~ name ~ "_col * 4u < p." ~ outer) if wide else ("k0 + " ~ name ~ "_col * 4u < k_end") %}
+        {{ ("if (" ~ inside_row ~ " && " ~ inside_col ~ ") ") if edge or edge_k }}{ {{ name }}{{ l }} = {{ name }}[{{ name }}_at + {{ l * rows }}u * {{ name }}_line]; }
+        {% endfor %}
+        {% for l in range(loads) %}
+        tile_{{ name }}[{{ name }}_to + {{ l * rows * (stride(wide, length) | int) }}u] = {{ name }}{{ l }};
+        {% endfor %}
+        {{ name }}_at += {{ name }}_step;
+        {% endfor %}
+        workgroupBarrier();
+        {% for k in range(0, BK, side) %}
+        {
+            {% set sa = stride(trans_a, BM) | int %}
+            {% set sb = stride(not trans_b, BN) | int %}
+            {% for i in range(fragments_m) %}
+            {% if trans_a %}
+            let from_a{{ i }} = {{ k * sa + i * side // 4 }}u + block_row / 4u;
+            {% else %}
+            let from_a{{ i }} = (block_row + {{ i * side }}u) * {{ sa }}u + {{ k // 4 }}u;
+            {% endif %}
+            let a{{ i }} = {{ "coopLoad" if trans_a else "coopLoadT" }}<coop_mat{{ side }}x{{ side }}<f16, A>>(&tile_a[from_a{{ i }}], {{ sa }}u);
+            {% endfor %}
+            {% for j in range(fragments_n) %}
+            {
+                {% if trans_b %}
+                let at = (block_col + {{ j * side }}u) * {{ sb }}u + {{ k // 4 }}u;
+                {% else %}
+                let at = {{ k * sb + j * side // 4 }}u + block_col / 4u;
+                {% endif %}
+                let b = {{ "coopLoad" if trans_b else "coopLoadT" }}<coop_mat{{ side }}x{{ side }}<f16, B>>(&tile_b[at], {{ sb }}u);
+                {% for i in range(fragments_m) %}
+                c{{ i }}_{{ j }} = coopMultiplyAdd(a{{ i }}, b, c{{ i }}_{{ j }});
+                {% endfor %}
+            }
+            {% endfor %}
+        }
+        {% endfor %}
+        workgroupBarrier();
+    }
+
+    {# naga wants every argument of a store to be a name. #}
+    {% if direct %}
+    let line = p.n;
+    {% for i in range(fragments_m) %}
+    {% for j in range(fragments_n) %}
+    {
+        let to = base_c + (tile_row + block_row + {{ i * side }}u) * p.n + tile_col + block_col + {{ j * side }}u;
+        let values = c{{ i }}_{{ j }};
+        coopStoreT(values, &c[to], line);
+    }
+    {% endfor %}
+    {% endfor %}
+    {% else %}
+    let lane = thread % {{ subgroup }}u;
+    let block_at = unit * {{ side * block_stride }}u;
+    let line = {{ block_stride }}u;
+    {% for i in range(fragments_m) %}
+    {% for j in range(fragments_n) %}
+    {
+        let to = block_at + {{ j * side // 4 }}u;
+        let values = c{{ i }}_{{ j }};
+        coopStoreT(values, &block[to], line);
+    }
+    {% endfor %}
+    workgroupBarrier();
+    for (var x = lane; x < {{ side * TN // 4 }}u; x += {{ subgroup }}u) {
+        let row = x / {{ TN // 4 }}u;
+        let col = x % {{ TN // 4 }}u;
+        let m0 = tile_row + block_row + {{ i * side }}u + row;
+        let n0 = tile_col + block_col + col * 4u;
+        {{ inside(0, 0) }}{
+            let at = (base_c + m0 * p.n + n0) / 4u;
+            var value = block[block_at + row * {{ block_stride }}u + col];
+            {% if bias %}
+            value += vec4<f32>(bias[n0], bias[n0 + 1u], bias[n0 + 2u], bias[n0 + 3u]);
+            {% endif %}
+            {% if accumulate %}
+            value += vec4<f32>(c[at]);
+            {% endif %}
+            {% if epilogue == "gelu_backward" %}
+            value *= gelu_derivative(vec4<f32>(before[at]));
+            {% endif %}
+            c[at] = vec4<{{ T_out }}>(value);
+            {% if epilogue == "gelu" %}
+            activated[at] = vec4<{{ T_out }}>(gelu(value));
+            {% endif %}
+        }
+    }
+    workgroupBarrier();
     {% endfor %}
     {% endif %}
 }

@@ -5,7 +5,7 @@
 use naga::back::{hlsl, msl, spv};
 use naga::valid::{Capabilities, ModuleInfo, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
 use naga::{AddressSpace, Module, ResourceBinding, ShaderStage, StorageAccess};
-use rustyflow::gpu::{Launch, Limits, Operand, Plan, source_of};
+use rustyflow::gpu::{Launch, Limits, Operand, Plan, Value, source_of};
 use rustyflow::nn::{Dropout, Gpt, GptConfig};
 use rustyflow::ops::cases;
 use rustyflow::optim::{Kind, Optimizer, Parameters};
@@ -28,6 +28,7 @@ fn devices() -> [(&'static str, Limits); 5] {
                 workgroup_threads: 1024,
                 f16: true,
                 subgroup_size: 32,
+                matrix_units: 16,
                 matmul_rates: None,
             },
         ),
@@ -40,6 +41,7 @@ fn devices() -> [(&'static str, Limits); 5] {
                 workgroup_threads: 1024,
                 f16: true,
                 subgroup_size: 32,
+                matrix_units: 8,
                 matmul_rates: None,
             },
         ),
@@ -53,6 +55,7 @@ fn devices() -> [(&'static str, Limits); 5] {
                 workgroup_threads: 1024,
                 f16: true,
                 subgroup_size: 0,
+                matrix_units: 0,
                 matmul_rates: None,
             },
         ),
@@ -65,6 +68,7 @@ fn devices() -> [(&'static str, Limits); 5] {
                 workgroup_threads: 1024,
                 f16: true,
                 subgroup_size: 8,
+                matrix_units: 0,
                 matmul_rates: None,
             },
         ),
@@ -79,9 +83,13 @@ fn zeros(shape: &[usize], dtype: DType) -> Tensor {
 /// Forward and backward of an op; values play no part because nothing is computed. Once with leaves for inputs, whose
 /// gradients are added in place, and once with intermediate results, whose gradients are written anew.
 fn forward_and_backward(inputs: &[Tensor], apply: impl Fn(&[Tensor]) -> rustyflow::Result<Tensor>) {
-    let leaf = |x: &Tensor| if x.dtype() == DType::F32 { x.requires_grad().unwrap() } else { x.clone() };
+    let leaf = |x: &Tensor| if x.dtype() != DType::U32 { x.requires_grad().unwrap() } else { x.clone() };
     let leaves: Vec<Tensor> = inputs.iter().map(leaf).collect();
-    let intermediate = |x: &Tensor| if x.grad().is_some() { x.scale(1.0).unwrap() } else { x.clone() };
+    let intermediate = |x: &Tensor| match x.dtype() {
+        DType::F16 => x.to_dtype(DType::F32).unwrap().to_dtype(DType::F16).unwrap(),
+        DType::F32 if x.grad().is_some() => x.scale(1.0).unwrap(),
+        _ => x.clone(),
+    };
     for inputs in [leaves.iter().map(intermediate).collect(), leaves] {
         let y = apply(&inputs).unwrap();
         y.backward_with(&zeros(y.shape(), y.dtype())).unwrap();
@@ -100,17 +108,17 @@ fn all_cases(limits: &Limits) {
 
 /// Shapes too large to compute in a test, for variants that are only chosen at such sizes: products that fill a large
 /// GPU with large tiles, or that are split along k, in every layout and with lengths that vectors divide or not.
-fn large_products() {
+fn large_products(dtype: DType) {
     let medium = [(2048, 2048, 64), (2050, 2051, 65), (256, 256, 8192), (258, 257, 8195)];
     // One tile of the largest kinds for each multiprocessor of a data-centre GPU, without and with overhang.
     let large = [(33_792, 128, 64), (16_896, 256, 64), (33_790, 126, 65), (16_890, 254, 65)];
     for (m, n, k) in medium.into_iter().chain(large) {
         for (trans_a, trans_b) in [(false, false), (false, true), (true, false), (true, true)] {
-            let a = zeros(&if trans_a { [k, m] } else { [m, k] }, DType::F32);
-            let b = zeros(&if trans_b { [n, k] } else { [k, n] }, DType::F32);
+            let a = zeros(&if trans_a { [k, m] } else { [m, k] }, dtype);
+            let b = zeros(&if trans_b { [n, k] } else { [k, n] }, dtype);
             forward_and_backward(&[a, b], |x| x[0].matmul_transposed(&x[1], trans_a, trans_b));
         }
-        let inputs = [zeros(&[m, k], DType::F32), zeros(&[k, n], DType::F32), zeros(&[n], DType::F32)];
+        let inputs = [zeros(&[m, k], dtype), zeros(&[k, n], dtype), zeros(&[n], DType::F32)];
         forward_and_backward(&inputs, |x| x[0].linear(&x[1], Some(&x[2])));
     }
 }
@@ -165,13 +173,16 @@ fn planned() -> &'static [Planned] {
 
 fn variants(limits: &Limits) -> Vec<(&'static str, Launch)> {
     let mut plans = record_plans(limits, || all_cases(limits));
-    plans.extend(record_plans(limits, large_products));
+    plans.extend(record_plans(limits, || large_products(DType::F32)));
+    if limits.f16 {
+        plans.extend(record_plans(limits, || large_products(DType::F16)));
+    }
     // Where rates were measured any tile that fits may be taken: each in turn is the fastest. There are no more than these.
     for fastest in 0..8 {
         let mut rates = [[1; 4]; 8];
         rates[fastest] = [1_000_000; 4];
         let limits = Limits { matmul_rates: Some(Arc::new(rates)), ..limits.clone() };
-        plans.extend(record_plans(&limits, large_products));
+        plans.extend(record_plans(&limits, || large_products(DType::F32)));
     }
     plans.extend(record_plans(limits, || model_steps(limits)));
     for (kernel, plan) in &plans {
@@ -211,6 +222,7 @@ fn check_shader(launch: &Launch, source: &str, limits: &Limits) -> Result<Checke
     let mut capabilities = Capabilities::IMMEDIATES;
     capabilities.set(Capabilities::SHADER_FLOAT16, limits.f16);
     capabilities.set(Capabilities::SUBGROUP, limits.subgroup_size > 0);
+    capabilities.set(Capabilities::COOPERATIVE_MATRIX, limits.matrix_units > 0);
     let mut validator = Validator::new(ValidationFlags::all(), capabilities);
     validator.subgroup_stages(ShaderStages::COMPUTE).subgroup_operations(SubgroupOperationSet::all());
     let info = validator.validate(&module).map_err(|e| e.emit_to_string(source))?;
@@ -330,7 +342,11 @@ fn every_variant_translates_and_fits_every_kind_of_device() {
                 }
                 to_spirv(&shader).map_err(|e| format!("SPIR-V: {e}"))?;
                 to_msl(&shader, &launch.bindings).map_err(|e| format!("Metal: {e}"))?;
-                to_hlsl(&shader, &launch.bindings).map_err(|e| format!("DirectX: {e}"))
+                // DirectX has no cooperative matrices, so such a device never gets these.
+                match launch.values.contains(&("kernel", Value::Str("units"))) {
+                    true => Ok(()),
+                    false => to_hlsl(&shader, &launch.bindings).map_err(|e| format!("DirectX: {e}")),
+                }
             });
             if let Err(e) = result {
                 failures.push(format!("{kernel} on {device}: {} {:?}: {e}", launch.shader.name, launch.values));

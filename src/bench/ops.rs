@@ -2,7 +2,7 @@
 
 use super::table::{ADD_GRADIENT, Row, Sizes, Work, products, table};
 use crate::profile::{self, KernelTotal};
-use crate::{Device, Error, Result};
+use crate::{DType, Device, Error, Result};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -13,6 +13,8 @@ use std::time::Instant;
 pub struct Peaks {
     /// 10^12 f32 operations per second.
     pub tflops: f64,
+    /// The same of products of f16; `None` if the device has no f16.
+    pub f16_tflops: Option<f64>,
     /// 10^9 bytes per second.
     pub gb_per_s: f64,
 }
@@ -55,11 +57,15 @@ pub fn measure_peaks(device: &Device, sizes: &Sizes) -> Result<Peaks> {
         }
         Ok(best)
     };
-    let [wide, _, _] = products(sizes.batch * sizes.context, 4 * sizes.width, sizes.width);
-    let square = products(sizes.square, sizes.square, sizes.square);
-    let large = square.into_iter().chain([wide]).collect();
+    let large = |dtype| {
+        let [wide, _, _] = products(dtype, sizes.batch * sizes.context, 4 * sizes.width, sizes.width);
+        products(dtype, sizes.square, sizes.square, sizes.square).into_iter().chain([wide]).collect()
+    };
+    let tflops = |k: &KernelTotal| k.flops / k.seconds / 1e12;
+    let has_f16 = matches!(device, Device::Gpu(gpu) if gpu.limits().f16);
     Ok(Peaks {
-        tflops: best(large, |k| k.flops / k.seconds / 1e12)?,
+        tflops: best(large(DType::F32), tflops)?,
+        f16_tflops: has_f16.then(|| best(large(DType::F16), tflops)).transpose()?,
         gb_per_s: best(Row::streams(sizes.stream), |k| k.bytes / k.seconds / 1e9)?,
     })
 }
@@ -92,7 +98,8 @@ pub fn time_row(row: &Row, device: &Device, peaks: &Peaks) -> Result<Vec<OpTimin
     }
     let timing = |(kernel, k): (&'static str, KernelTotal)| {
         let (tflops, gb_per_s) = (k.flops / k.seconds / 1e12, k.bytes / k.seconds / 1e9);
-        let (compute, memory) = (tflops / peaks.tflops, gb_per_s / peaks.gb_per_s);
+        let peak = if row.f16 { peaks.f16_tflops.unwrap_or(peaks.tflops) } else { peaks.tflops };
+        let (compute, memory) = (tflops / peak, gb_per_s / peaks.gb_per_s);
         OpTiming {
             op: row.op,
             shape: row.shape.clone(),
@@ -162,7 +169,8 @@ fn difference_from_cpu(row: &Row, work: &mut Work) -> Result<f64> {
     let want = row.prepare(&Device::Cpu)?()?;
     let mut worst = 0.0f64;
     for (got, want) in got.iter().zip(&want) {
-        worst = worst.max(largest_difference(&got.to_f32()?, &want.to_f32()?));
+        worst =
+            worst.max(largest_difference(&got.to_dtype(DType::F32)?.to_f32()?, &want.to_dtype(DType::F32)?.to_f32()?));
     }
     Ok(worst)
 }
@@ -211,7 +219,7 @@ mod tests {
     #[test]
     fn a_row_that_is_not_what_the_cpu_computes_is_found() {
         let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
-        let (gpu, peaks) = (Device::Gpu(gpu), Peaks { tflops: 1.0, gb_per_s: 1.0 });
+        let (gpu, peaks) = (Device::Gpu(gpu), Peaks { tflops: 1.0, f16_tflops: None, gb_per_s: 1.0 });
         for (value_on_gpu, agrees) in [(1.0, true), (1.001, false), (f32::NAN, false)] {
             let row = Row::new("fill", "9".into(), move |device| {
                 let value = if matches!(device, Device::Cpu) { 1.0 } else { value_on_gpu };

@@ -182,33 +182,48 @@ pub fn table(s: &Sizes) -> Vec<Row> {
     rows
 }
 
-/// Products op(a) op(b) of one size: neither transposed, b, a.
-pub fn products(m: usize, n: usize, k: usize) -> [Row; 3] {
+/// Products op(a) op(b) of one size: neither transposed, b, a. Of f32, or of f16, whose results are f16 too.
+pub fn products(dtype: DType, m: usize, n: usize, k: usize) -> [Row; 3] {
     [("nn", false, false), ("nt", false, true), ("tn", true, false)].map(|(layout, trans_a, trans_b)| {
         let a = if trans_a { vec![k, m] } else { vec![m, k] };
         let b = if trans_b { vec![n, k] } else { vec![k, n] };
-        let inputs = vec![(a, AROUND_ZERO), (b, AROUND_ZERO)];
+        // So that f16 holds the results: they have a variance of about one.
+        let small = Values::Uniform(-1.5 / (k as f32).sqrt(), 1.5 / (k as f32).sqrt());
+        let inputs = vec![(a, AROUND_ZERO), (b, if dtype == DType::F16 { small } else { AROUND_ZERO })];
         let apply = move |x: &[Tensor]| x[0].matmul_transposed(&x[1], trans_a, trans_b);
-        Row::forward("matmul", format!("{layout} {m}x{n}x{k}"), inputs, apply)
+        if dtype == DType::F32 {
+            return Row::forward("matmul", format!("{layout} {m}x{n}x{k}"), inputs, apply);
+        }
+        let row = Row::new("matmul", format!("f16 {layout} {m}x{n}x{k}"), move |device| {
+            let convert = |x: Tensor| no_grad(|| x.to_dtype(dtype));
+            let inputs = draw(&inputs, device, SEED)?.into_iter().map(convert).collect::<Result<Vec<_>>>()?;
+            Ok(Box::new(move || Ok(vec![no_grad(|| apply(&inputs))?])))
+        });
+        // Rounded to 11 bits, after a sum in another order.
+        Row { tolerance: 2e-3, f16: true, ..row }
     })
 }
 
 fn matmul(s: &Sizes) -> Vec<Row> {
     let (tokens, c, v, rows) = (s.tokens(), s.width, s.vocab, s.logit_rows);
-    let mut all: Vec<Row> = products(s.square, s.square, s.square).into();
-    // A linear layer from `inputs` to `outputs`: y = x w, dx = dy w^T, dw = x^T dy.
-    for (inputs, outputs) in [(c, 4 * c), (4 * c, c), (c, c), (c, 3 * c)] {
-        let [y, _, _] = products(tokens, outputs, inputs);
-        let [_, dx, _] = products(tokens, inputs, outputs);
-        let [_, _, dw] = products(inputs, outputs, tokens);
-        all.extend([y, dx, dw]);
+    let mut all = Vec::new();
+    for dtype in [DType::F32, DType::F16] {
+        let products = |m, n, k| products(dtype, m, n, k);
+        all.extend(products(s.square, s.square, s.square));
+        // A linear layer from `inputs` to `outputs`: y = x w, dx = dy w^T, dw = x^T dy.
+        for (inputs, outputs) in [(c, 4 * c), (4 * c, c), (c, c), (c, 3 * c)] {
+            let [y, _, _] = products(tokens, outputs, inputs);
+            let [_, dx, _] = products(tokens, inputs, outputs);
+            let [_, _, dw] = products(inputs, outputs, tokens);
+            all.extend([y, dx, dw]);
+        }
+        // The classifier, whose weight is (V, C): logits = h w^T, dh = dlogits w, dw = dlogits^T h; and the other layouts.
+        let [nn, logits, _] = products(rows, v, c);
+        let [dh, _, _] = products(rows, c, v);
+        let [_, _, dw] = products(v, c, rows);
+        let [_, _, dw_transposed] = products(c, v, rows);
+        all.extend([logits, nn, dh, dw, dw_transposed]);
     }
-    // The classifier, whose weight is (V, C): logits = h w^T, dh = dlogits w, dw = dlogits^T h; and the other layouts.
-    let [nn, logits, _] = products(rows, v, c);
-    let [dh, _, _] = products(rows, c, v);
-    let [_, _, dw] = products(v, c, rows);
-    let [_, _, dw_transposed] = products(c, v, rows);
-    all.extend([logits, nn, dh, dw, dw_transposed]);
     all
 }
 

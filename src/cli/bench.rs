@@ -111,14 +111,20 @@ fn ops(args: &OpsArgs) -> Result<()> {
     let sizes = args.sizes.unwrap_or_else(|| Sizes::for_device(&device));
     let rows = match &args.shape[..] {
         [] => select(&sizes, &args.only)?,
-        shapes => shapes.iter().flat_map(|&[m, n, k]| products(m, n, k)).collect(),
+        shapes => {
+            let of = |dtype| shapes.iter().flat_map(move |&[m, n, k]| products(dtype, m, n, k));
+            [DType::F32, DType::F16].into_iter().flat_map(of).collect()
+        }
     };
     let peaks = measure_peaks(&device, &sizes)?;
     if !args.json {
         let name = describe(&device);
         output::line(format_args!(
-            "{name}: at best {:.3} TFLOP/s in f32 matrix products, {:.0} GB/s; sizes {}",
-            peaks.tflops, peaks.gb_per_s, sizes.name
+            "{name}: at best {:.3} TFLOP/s in f32 matrix products, {}{:.0} GB/s; sizes {}",
+            peaks.tflops,
+            peaks.f16_tflops.map_or(String::new(), |rate| format!("{rate:.3} in f16, ")),
+            peaks.gb_per_s,
+            sizes.name
         ))?;
         output::line(format_args!(
             "{:<20} {:<32} {:<26} {:>9} {:>8} {:>8} {:<12} {:>10}",
@@ -143,6 +149,7 @@ fn ops(args: &OpsArgs) -> Result<()> {
                 let mut object = serde_json::to_value(timing)?;
                 object["device"] = describe(&device).into();
                 object["peak_tflops"] = peaks.tflops.into();
+                object["peak_f16_tflops"] = peaks.f16_tflops.into();
                 object["peak_gb_per_s"] = peaks.gb_per_s.into();
                 output::line(object)?;
             } else {

@@ -85,6 +85,8 @@ pub(super) struct Opened {
     pub info: AdapterInfo,
     pub device: wgpu::Device,
     pub queue: wgpu::Queue,
+    /// [`Limits::matrix_units`](super::Limits::matrix_units)
+    pub matrix_units: u32,
     /// What its pipeline cache is called, if its backend has them.
     pub pipeline_cache_key: Option<String>,
 }
@@ -125,7 +127,24 @@ pub(super) fn open(choice: &AdapterChoice) -> Result<Opened> {
         reason: format!("{} does not open: {e}", info.name),
         hint: "update its driver, or train with --device cpu".into(),
     })?;
-    Ok(Opened { info, device, queue, pipeline_cache_key: wgpu::util::pipeline_cache_key(&adapter.get_info()) })
+    let has_units = device.features().contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX | Features::SHADER_F16);
+    let matrix_units = if has_units { matrix_units(adapter) } else { 0 };
+    Ok(Opened {
+        info,
+        device,
+        queue,
+        matrix_units,
+        pipeline_cache_key: wgpu::util::pipeline_cache_key(&adapter.get_info()),
+    })
+}
+
+/// The side of the largest square cooperative matrices of f16 that are added up in f32; 0 if there are none.
+fn matrix_units(adapter: &wgpu::Adapter) -> u32 {
+    use wgpu::CooperativeScalarType::{F16, F32};
+    let properties = adapter.cooperative_matrix_properties();
+    let square = properties.iter().filter(|p| p.m_size == p.n_size && p.n_size == p.k_size);
+    let usable = square.filter(|p| p.ab_type == F16 && p.cr_type == F32 && [8, 16].contains(&p.m_size));
+    usable.map(|p| p.m_size).max().unwrap_or(0)
 }
 
 /// Which of the adapters `choice` means.

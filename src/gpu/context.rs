@@ -81,7 +81,7 @@ impl Gpu {
     /// # Errors
     /// [`Error::NoAdapter`], which lists what was found and says what to do.
     pub fn open(choice: &AdapterChoice) -> Result<Gpu> {
-        let adapter::Opened { info, device, queue, pipeline_cache_key } = adapter::open(choice)?;
+        let adapter::Opened { info, device, queue, matrix_units, pipeline_cache_key } = adapter::open(choice)?;
         let granted = device.limits();
         let limits = Limits {
             binding_bytes: granted.max_storage_buffer_binding_size,
@@ -93,6 +93,7 @@ impl Gpu {
                 [min, max] if min == max && device.features().contains(wgpu::Features::SUBGROUP) => min,
                 _ => 0,
             },
+            matrix_units,
             matmul_rates: None,
         };
         let error = Arc::new(Mutex::new(None));

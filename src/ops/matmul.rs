@@ -19,7 +19,7 @@ use choice::{Choice, Tile};
 
 use super::reduce::SumRows;
 use super::*;
-use crate::gpu::{Launch, Limits, Operand, Plan};
+use crate::gpu::{Launch, Limits, Operand, Plan, Value};
 use crate::shader;
 use crate::tensor::{Edge, Grads, run};
 use gemm::Parallelism;
@@ -150,12 +150,13 @@ impl Kernel for MatMul {
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
         let d = self.checked_dims(inputs);
-        self.plan(&d, inputs[0].dtype, Choice::best(self, &d, limits))
+        let dtype = inputs[0].dtype;
+        self.plan(&d, dtype, Choice::best(self, &d, dtype, limits), limits)
     }
 }
 
 impl MatMul {
-    fn plan(&self, d: &Dims, operands: DType, choice: Choice) -> Plan {
+    fn plan(&self, d: &Dims, operands: DType, choice: Choice, limits: &Limits) -> Plan {
         debug_assert!(
             !self.accumulate || self.epilogue == Epilogue::Nothing,
             "the shader has one tensor to read at the end"
@@ -194,29 +195,41 @@ impl MatMul {
         let partial = plan.scratch.len();
         let factors = vec![Operand::Input(0), b];
         let bindings = if split { [factors, vec![Operand::Scratch(partial)]].concat() } else { finishing(factors) };
-        plan.launches.push(Launch {
-            shader: shader!("matmul"),
-            values: vec![
+        let mut values: Vec<(&'static str, Value)> = vec![
+            ("T_in", operands.name().into()),
+            ("T_out", if split { DType::F32 } else { self.out }.name().into()),
+            ("BM", (bm as u32).into()),
+            ("BN", (bn as u32).into()),
+            ("BK", (bk as u32).into()),
+            ("TM", (tm as u32).into()),
+            ("TN", (tn as u32).into()),
+            ("trans_a", self.trans_a.into()),
+            ("trans_b", trans_b.into()),
+            ("edge_m", (!d.m.is_multiple_of(bm)).into()),
+            ("edge_n", (!d.n.is_multiple_of(bn)).into()),
+            ("edge_k", (!d.k.is_multiple_of(bk)).into()),
+            ("bias", (self.bias && !split).into()),
+            ("accumulate", (self.accumulate && !split).into()),
+            ("epilogue", if split { "" } else { epilogue }.into()),
+        ];
+        values.extend(match choice.tile.units {
+            true => [
+                ("kernel", "units".into()),
+                ("side", limits.matrix_units.into()),
+                ("subgroup", limits.subgroup_size.into()),
+            ]
+            .to_vec(),
+            false => [
                 ("kernel", "product".into()),
-                ("T_in", operands.name().into()),
-                ("T_out", if split { DType::F32 } else { self.out }.name().into()),
-                ("BM", (bm as u32).into()),
-                ("BN", (bn as u32).into()),
-                ("BK", (bk as u32).into()),
-                ("TM", (tm as u32).into()),
-                ("TN", (tn as u32).into()),
-                ("trans_a", self.trans_a.into()),
-                ("trans_b", trans_b.into()),
                 ("vec_a", vec_a.into()),
                 ("vec_b", vec_b.into()),
                 ("vec_c", vec_c.into()),
-                ("edge_m", (!d.m.is_multiple_of(bm)).into()),
-                ("edge_n", (!d.n.is_multiple_of(bn)).into()),
-                ("edge_k", (!d.k.is_multiple_of(bk)).into()),
-                ("bias", (self.bias && !split).into()),
-                ("accumulate", (self.accumulate && !split).into()),
-                ("epilogue", if split { "" } else { epilogue }.into()),
-            ],
+            ]
+            .to_vec(),
+        });
+        plan.launches.push(Launch {
+            shader: shader!("matmul"),
+            values,
             bindings,
             params: [d.m, d.n, d.k, d.stride_a, d.stride_b, d.m * d.n, tiles_m, tiles_n, splits, k_piece, d.batch]
                 .map(|v| v as u32)
@@ -420,8 +433,14 @@ mod tests {
         let (inputs, got) = tensors(&Device::Gpu(gpu.clone()));
         let d = kernel.dims(inputs[0].shape(), inputs[1].shape()).unwrap();
         let slices: Vec<_> = inputs.iter().map(|t| t.storage().gpu()).collect();
-        gpu.run("matmul", Cost::default(), &kernel.plan(&d, DType::F32, choice), &slices, &[got.storage().gpu()])
-            .unwrap();
+        gpu.run(
+            "matmul",
+            Cost::default(),
+            &kernel.plan(&d, DType::F32, choice, gpu.limits()),
+            &slices,
+            &[got.storage().gpu()],
+        )
+        .unwrap();
         let (got, want) = (got.to_f32().unwrap(), want.to_f32().unwrap());
         // Sums of k products below 1, each rounded to 6e-8 of a partial sum of about sqrt(k).
         let bad = got.iter().zip(&want).filter(|(g, w)| (*g - *w).abs() > 1e-7 * k as f32 || g.is_nan()).count();
@@ -479,7 +498,7 @@ mod tests {
             choices.extend(trans_b.then(|| Choice { transpose_b: true, ..choices[0] }));
             let mut results = choices.into_iter().map(|choice| {
                 let y = tensor(&[m, n], 4);
-                let plan = kernel.plan(&d, DType::F32, choice);
+                let plan = kernel.plan(&d, DType::F32, choice, gpu.limits());
                 gpu.run("matmul", Cost::default(), &plan, &slices, &[y.storage().gpu()]).unwrap();
                 (choice, y.to_bytes().unwrap())
             });
@@ -495,15 +514,19 @@ mod tests {
         let built_in = Limits { workgroup_bytes: 48 << 10, workgroup_threads: 1024, ..Limits::WEBGPU_DEFAULT };
         for [m, n, k] in [[16_384, 3072, 768], [768, 3072, 16_384], [50_304, 768, 16_384], [20, 24, 4096]] {
             let d = Dims { batch: 1, m, n, k, stride_a: 0, stride_b: 0 };
-            let choice = Choice::best(&MatMul::default(), &d, &built_in);
+            let choice = Choice::best(&MatMul::default(), &d, DType::F32, &built_in);
             let same = Tile::ALL.map(|tile| tile.rates.map(|rate| (rate * 1e3) as u32));
             let limits = Limits { matmul_rates: Some(same.into()), ..built_in.clone() };
-            assert_eq!(Choice::best(&MatMul::default(), &d, &limits).tile.bm, choice.tile.bm, "{m}x{n}x{k}");
+            assert_eq!(
+                Choice::best(&MatMul::default(), &d, DType::F32, &limits).tile.bm,
+                choice.tile.bm,
+                "{m}x{n}x{k}"
+            );
             for fast in 0..Tile::ALL.len() {
                 let mut rates = [[1; 4]; Tile::ALL.len()];
                 rates[fast] = [1_000_000; 4];
                 let limits = Limits { matmul_rates: Some(rates.into()), ..built_in.clone() };
-                let Choice { tile, splits, .. } = Choice::best(&MatMul::default(), &d, &limits);
+                let Choice { tile, splits, .. } = Choice::best(&MatMul::default(), &d, DType::F32, &limits);
                 let want = (Tile::ALL[fast].bm, Tile::ALL[fast].bn, choice.splits);
                 assert_eq!((tile.bm, tile.bn, splits), want, "{m}x{n}x{k}");
             }
@@ -514,7 +537,7 @@ mod tests {
     fn the_tile_follows_the_size_of_the_output() {
         let limits = Limits { workgroup_bytes: 48 << 10, workgroup_threads: 1024, ..Limits::WEBGPU_DEFAULT };
         let best = |kernel: MatMul, m, n, k, limits: &Limits| {
-            Choice::best(&kernel, &Dims { batch: 1, m, n, k, stride_a: 0, stride_b: 0 }, limits)
+            Choice::best(&kernel, &Dims { batch: 1, m, n, k, stride_a: 0, stride_b: 0 }, DType::F32, limits)
         };
         let side = |trans_a, m, n, k, limits: &Limits| {
             let Choice { tile, splits, .. } = best(MatMul { trans_a, ..MatMul::default() }, m, n, k, limits);

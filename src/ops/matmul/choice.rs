@@ -2,6 +2,7 @@
 
 use super::{Dims, MatMul};
 use crate::gpu::Limits;
+use crate::tensor::DType;
 
 /// How a product is computed.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -13,8 +14,8 @@ pub(super) struct Choice {
     pub transpose_b: bool,
 }
 
-/// How the output is cut: into tiles of `bm` x `bn` for a workgroup, `bk` of k at a time, `tm` x `tn` for a thread; and how
-/// that runs on a large GPU (measured on an H200 with its 132 multiprocessors, `docs/performance.md`).
+/// How the output is cut: into tiles of `bm` x `bn` for a workgroup, `bk` of k at a time, `tm` x `tn` for a thread or, on matrix
+/// units, for a subgroup; and how that runs on a large GPU (measured on an H200 with its 132 multiprocessors, `docs/performance.md`).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Tile {
     pub bm: usize,
@@ -22,6 +23,8 @@ pub(super) struct Tile {
     pub bk: usize,
     pub tm: usize,
     pub tn: usize,
+    /// Whether matrix units multiply, for which the operands must be f16.
+    pub units: bool,
     /// TFLOP/s when there is enough to do: neither operand transposed, b, a, both. `measure` finds those of other GPUs.
     pub rates: [f64; 4],
     /// Workgroups that run at the same time.
@@ -35,17 +38,125 @@ impl Tile {
     /// The more a thread computes, the fewer loads it needs for each product; the smaller the tile, the better a small
     /// output spreads. The last three run within WebGPU's default limits.
     pub const ALL: [Tile; 6] = [
-        Tile { bm: 128, bn: 256, bk: 16, tm: 8, tn: 16, rates: [49.0, 45.0, 49.8, 43.0], slots: 132.0, tail: 1.0 },
-        Tile { bm: 256, bn: 128, bk: 16, tm: 8, tn: 16, rates: [47.5, 45.0, 49.5, 43.0], slots: 132.0, tail: 1.0 },
-        Tile { bm: 128, bn: 128, bk: 16, tm: 8, tn: 16, rates: [45.0, 45.5, 49.0, 43.0], slots: 264.0, tail: 1.0 },
-        Tile { bm: 64, bn: 128, bk: 16, tm: 8, tn: 8, rates: [43.0, 39.5, 37.0, 36.0], slots: 528.0, tail: 0.5 },
-        Tile { bm: 64, bn: 64, bk: 16, tm: 4, tn: 8, rates: [35.0, 33.5, 37.0, 33.0], slots: 800.0, tail: 0.25 },
-        Tile { bm: 32, bn: 32, bk: 16, tm: 4, tn: 4, rates: [14.0, 14.0, 14.0, 14.0], slots: 1600.0, tail: 0.1 },
+        Tile {
+            bm: 128,
+            bn: 256,
+            bk: 16,
+            tm: 8,
+            tn: 16,
+            units: false,
+            rates: [49.0, 45.0, 49.8, 43.0],
+            slots: 132.0,
+            tail: 1.0,
+        },
+        Tile {
+            bm: 256,
+            bn: 128,
+            bk: 16,
+            tm: 8,
+            tn: 16,
+            units: false,
+            rates: [47.5, 45.0, 49.5, 43.0],
+            slots: 132.0,
+            tail: 1.0,
+        },
+        Tile {
+            bm: 128,
+            bn: 128,
+            bk: 16,
+            tm: 8,
+            tn: 16,
+            units: false,
+            rates: [45.0, 45.5, 49.0, 43.0],
+            slots: 264.0,
+            tail: 1.0,
+        },
+        Tile {
+            bm: 64,
+            bn: 128,
+            bk: 16,
+            tm: 8,
+            tn: 8,
+            units: false,
+            rates: [43.0, 39.5, 37.0, 36.0],
+            slots: 528.0,
+            tail: 0.5,
+        },
+        Tile {
+            bm: 64,
+            bn: 64,
+            bk: 16,
+            tm: 4,
+            tn: 8,
+            units: false,
+            rates: [35.0, 33.5, 37.0, 33.0],
+            slots: 800.0,
+            tail: 0.25,
+        },
+        Tile {
+            bm: 32,
+            bn: 32,
+            bk: 16,
+            tm: 4,
+            tn: 4,
+            units: false,
+            rates: [14.0, 14.0, 14.0, 14.0],
+            slots: 1600.0,
+            tail: 0.1,
+        },
+    ];
+
+    /// Those for matrix units.
+    pub const UNITS: [Tile; 3] = [
+        Tile {
+            bm: 128,
+            bn: 128,
+            bk: 32,
+            tm: 64,
+            tn: 64,
+            units: true,
+            rates: [255.0, 230.0, 275.0, 200.0],
+            slots: 396.0,
+            tail: 0.7,
+        },
+        Tile {
+            bm: 128,
+            bn: 64,
+            bk: 32,
+            tm: 64,
+            tn: 32,
+            units: true,
+            rates: [220.0, 200.0, 245.0, 180.0],
+            slots: 660.0,
+            tail: 0.5,
+        },
+        Tile {
+            bm: 64,
+            bn: 64,
+            bk: 32,
+            tm: 32,
+            tn: 32,
+            units: true,
+            rates: [150.0, 140.0, 150.0, 130.0],
+            slots: 1056.0,
+            tail: 0.4,
+        },
     ];
 
     pub fn fits(&self, limits: &Limits) -> bool {
-        let bytes = self.bk * (self.bm / 4 + 1 + self.bn / 4 + 1) * 16;
-        let threads = self.bm / self.tm * (self.bn / self.tn);
+        let parts = self.bm / self.tm * (self.bn / self.tn);
+        let (bytes, threads) = if self.units {
+            let side = limits.matrix_units as usize;
+            if side == 0 || limits.subgroup_size == 0 {
+                return false;
+            }
+            // Both operands' tiles, whichever way they lie, and a row of each subgroup's matrices on the way out.
+            let staged = |length: usize| 8 * (length * (self.bk / 4 + 2)).max(self.bk * (length / 4 + 2));
+            let out = parts * side * (self.tn / 4 + 1) * 16;
+            (staged(self.bm) + staged(self.bn) + out, parts * limits.subgroup_size as usize)
+        } else {
+            (self.bk * (self.bm / 4 + 1 + self.bn / 4 + 1) * 16, parts)
+        };
         bytes <= limits.workgroup_bytes as usize && threads <= limits.workgroup_threads as usize
     }
 
@@ -78,11 +189,23 @@ impl Choice {
         Choice { tile, splits, transpose_b: false }
     }
 
-    /// The fastest that the device can run.
-    pub fn best(kernel: &MatMul, d: &Dims, limits: &Limits) -> Choice {
+    /// The fastest that the device can run: on matrix units if it has them and the operands are f16, in rows of whole vectors.
+    pub fn best(kernel: &MatMul, d: &Dims, operands: DType, limits: &Limits) -> Choice {
+        let lines = [if kernel.trans_a { d.m } else { d.k }, if kernel.trans_b { d.k } else { d.n }, d.n];
+        let whole = [d.stride_a, d.stride_b].into_iter().chain(lines).all(|length| length.is_multiple_of(4));
+        let units: Vec<Tile> = Tile::UNITS.into_iter().filter(|t| t.fits(limits)).collect();
+        if operands == DType::F16 && whole && !units.is_empty() {
+            return Choice::among(&units, kernel, d, &Limits { matmul_rates: None, ..limits.clone() });
+        }
+        let fitting: Vec<Tile> = Tile::ALL.into_iter().filter(|t| t.fits(limits)).collect();
+        Choice::among(&fitting, kernel, d, limits)
+    }
+
+    /// The fastest of these tiles.
+    fn among(fitting: &[Tile], kernel: &MatMul, d: &Dims, limits: &Limits) -> Choice {
         let fastest = |tiles: &[Tile], splits: &dyn Fn(Tile) -> Vec<usize>| -> Option<Choice> {
             let choices = tiles.iter().flat_map(|&tile| {
-                Choice::orders(kernel, d, limits).flat_map(move |transpose_b| {
+                Choice::orders(kernel, d, tile, limits).flat_map(move |transpose_b| {
                     splits(tile).into_iter().map(move |splits| Choice { tile, splits, transpose_b })
                 })
             });
@@ -94,8 +217,7 @@ impl Choice {
             let pieces = |rounds: f64| (rounds * tile.slots / tile.count(d) as f64) as usize;
             [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0].map(|rounds| pieces(rounds).clamp(1, most)).to_vec()
         };
-        let fitting: Vec<Tile> = Tile::ALL.into_iter().filter(|t| t.fits(limits)).collect();
-        let best = fastest(&fitting, &filling).expect("the smallest tile runs everywhere");
+        let best = fastest(fitting, &filling).expect("the smallest tile runs everywhere");
         // The pieces of k decide in which order products are summed, and so the bits of the result: they follow from the
         // shape and the limits. Every tile sums each piece in the same order, so which one runs may be measured.
         let Some(measured) = &limits.matmul_rates else { return best };
@@ -106,8 +228,8 @@ impl Choice {
     }
 
     /// Whether b may be transposed first: no, and if there is one and it fits, yes.
-    fn orders(kernel: &MatMul, d: &Dims, limits: &Limits) -> impl Iterator<Item = bool> + use<> {
-        let may = kernel.trans_b && d.batch == 1 && 4 * d.n * d.k <= limits.binding_bytes as usize;
+    fn orders(kernel: &MatMul, d: &Dims, tile: Tile, limits: &Limits) -> impl Iterator<Item = bool> + use<> {
+        let may = kernel.trans_b && !tile.units && d.batch == 1 && 4 * d.n * d.k <= limits.binding_bytes as usize;
         [false].into_iter().chain(may.then_some(true))
     }
 

@@ -218,7 +218,7 @@ impl Product<'_> {
 
     /// The time of one of so many launches in a row.
     fn time(&self, kernel: &MatMul, tile: &Tile, launches: u32) -> Result<Duration> {
-        let plan = kernel.plan(&self.dims, DType::F32, Choice::new(*tile, 1));
+        let plan = kernel.plan(&self.dims, DType::F32, Choice::new(*tile, 1), self.gpu.limits());
         let cost = Cost { flops: self.flops(), bytes: 0.0 };
         let [a, b, y] = [&self.a, &self.b, &self.y].map(|tensor| tensor.storage().gpu());
         self.gpu.synchronize()?;
