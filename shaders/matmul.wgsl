@@ -404,10 +404,14 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         {% set inside_col = (origin ~ " + " ~ name ~ "_col * 4u < p." ~ outer) if wide else ("k0 + " ~ name ~ "_col * 4u < k_end") %}
         {{ ("if (" ~ inside_row ~ " && " ~ inside_col ~ ") ") if edge or edge_k }}{ {{ name }}{{ l }} = {{ name }}[{{ name }}_at + {{ l * rows }}u * {{ name }}_line]; }
         {% endfor %}
-        {% for l in range(loads) %}
+        {{ name }}_at += {{ name }}_step;
+        {% endfor %}
+        // All loads go before the first store, so that they are under way together.
+        {% for name, outer, wide, length, origin, edge in operands %}
+        {% set rows = threads // (width(wide, length) | int) %}
+        {% for l in range((BK if wide else length) // rows) %}
         tile_{{ name }}[{{ name }}_to + {{ l * rows * (stride(wide, length) | int) }}u] = {{ name }}{{ l }};
         {% endfor %}
-        {{ name }}_at += {{ name }}_step;
         {% endfor %}
         workgroupBarrier();
         {% for k in range(0, BK, side) %}
