@@ -4,7 +4,7 @@ use super::pipeline_cache::PipelineCache;
 use super::pipelines::Pipelines;
 use super::plan::{Limits, Operand, Plan, grid};
 use super::pool::{GpuSlice, Pool};
-use super::readback::{Pending, Staging};
+use super::readback::{Pending, Spares, Staging};
 use super::timestamps::Timestamps;
 use super::{AdapterChoice, AdapterInfo, adapter};
 use crate::profile::{self, Cost, MemoryKind, MemoryStats, Span};
@@ -35,6 +35,7 @@ struct Context {
     queue: wgpu::Queue,
     pool: Rc<Pool>,
     recorder: RefCell<Recorder>,
+    spares: Spares,
     /// The first error that the driver reported outside a call.
     error: Arc<Mutex<Option<String>>>,
 }
@@ -119,7 +120,8 @@ impl Gpu {
             flops: 0.0,
             submissions: VecDeque::new(),
         };
-        let context = Context { info, device, queue, pool: Rc::default(), recorder: RefCell::new(recorder), error };
+        let (pool, spares, recorder) = (Rc::default(), Spares::default(), RefCell::new(recorder));
+        let context = Context { info, device, queue, pool, recorder, spares, error };
         Ok(Gpu(Rc::new(context), Rc::new(limits)))
     }
 
@@ -260,7 +262,7 @@ impl Gpu {
 
     /// Records a read-back of `slice` whose bytes are taken later.
     pub fn download_later(&self, slice: &GpuSlice) -> Pending {
-        let staging = Staging::new(&self.0.device, slice.size);
+        let staging = Staging::new(&self.0.device, slice.size, &self.0.spares);
         let mut recorder = self.0.recorder.borrow_mut();
         recorder.encoder(&self.0.device).copy_buffer_to_buffer(
             slice.buffer.raw(),
@@ -270,7 +272,7 @@ impl Gpu {
             Some(slice.size.next_multiple_of(4) as u64),
         );
         recorder.to_map.push(staging.clone());
-        Pending { gpu: self.clone(), staging, size: slice.size }
+        Pending { gpu: self.clone(), staging, size: slice.size, spares: self.0.spares.clone() }
     }
 
     /// The contents of `slice`, after everything recorded so far has run. Waits.

@@ -39,12 +39,12 @@ pub use {
     adapter::adapters,
     context::Gpu,
     pool::GpuSlice,
-    readback::Pending,
+    readback::{Landed, Pending},
     shader::{render, source_of},
 };
 
 #[cfg(not(feature = "gpu"))]
-pub use absent::{Gpu, GpuSlice, Pending, adapters};
+pub use absent::{Gpu, GpuSlice, Landed, Pending, adapters};
 
 use serde::Serialize;
 use std::path::PathBuf;

@@ -61,6 +61,11 @@ impl Parameters {
         Ok(Parameters { entries, decay_end, values, gradients })
     }
 
+    /// All values: the arena that the entries' offsets count in.
+    pub fn values(&self) -> &Tensor {
+        &self.values
+    }
+
     /// Elements in each arena, padding included.
     pub fn len(&self) -> usize {
         self.values.len()

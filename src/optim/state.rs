@@ -4,6 +4,7 @@
 
 use super::update::Kind;
 use super::{Entry, Optimizer, Parameters};
+use crate::tensor::Bytes;
 use crate::{Error, Result, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use std::path::Path;
@@ -13,7 +14,7 @@ use std::path::Path;
 pub struct Moments {
     entries: Vec<Entry>,
     /// The name of each moment, and its arena.
-    arenas: Vec<(&'static str, Vec<u8>)>,
+    arenas: Vec<(&'static str, Bytes)>,
 }
 
 /// The bytes of a parameter in an arena.
@@ -24,21 +25,12 @@ fn range(entry: &Entry) -> std::ops::Range<usize> {
 
 impl Optimizer {
     /// Each moment's name and arena.
-    fn named_moments(&self) -> Vec<(&'static str, &Tensor)> {
+    pub fn moments(&self) -> Vec<(&'static str, &Tensor)> {
         let [first, second] = &self.moments;
         match self.kind {
             Kind::Sgd { .. } => vec![("momentum_buffer", first)],
             Kind::AdamW { .. } | Kind::Adam { .. } => vec![("exp_avg", first), ("exp_avg_sq", second)],
         }
-    }
-
-    /// A copy of the moments of these parameters.
-    ///
-    /// # Errors
-    /// If they cannot be read from their device.
-    pub fn moments(&self, parameters: &Parameters) -> Result<Moments> {
-        let arenas = self.named_moments().into_iter().map(|(name, arena)| Ok((name, arena.to_bytes()?)));
-        Ok(Moments { entries: parameters.entries.clone(), arenas: arenas.collect::<Result<_>>()? })
     }
 
     /// Takes up where an optimizer was after `steps` updates, whose moments are in the file at `path`.
@@ -49,7 +41,7 @@ impl Optimizer {
         let bytes = std::fs::read(path).map_err(|e| Error::io("read", path, e))?;
         let wrong = |message: String| Error::Checkpoint { path: path.to_path_buf(), message };
         let file = SafeTensors::deserialize(&bytes).map_err(|e| wrong(format!("is damaged: {e}")))?;
-        let moments = self.named_moments();
+        let moments = self.moments();
         let expected = moments.len() * parameters.entries.len();
         if file.len() != expected {
             return Err(wrong(format!("has {} tensors, this optimizer needs {expected}", file.len())));
@@ -73,6 +65,11 @@ impl Optimizer {
 }
 
 impl Moments {
+    /// Those of these parameters: the name of each, as [`Optimizer::moments`] gives it, and the bytes of its arena.
+    pub fn new(parameters: &Parameters, arenas: Vec<(&'static str, Bytes)>) -> Moments {
+        Moments { entries: parameters.entries.clone(), arenas }
+    }
+
     /// The contents of the file that [`Optimizer::restore`] reads.
     ///
     /// # Errors
@@ -111,6 +108,11 @@ mod tests {
         (model, parameters, optimizer)
     }
 
+    fn encode(parameters: &Parameters, optimizer: &Optimizer) -> Vec<u8> {
+        let arenas = optimizer.moments().into_iter().map(|(name, arena)| (name, Bytes::Here(arena.to_f32().unwrap())));
+        Moments::new(parameters, arenas.collect()).encode().unwrap()
+    }
+
     /// A step with other gradients each time.
     fn step(optimizer: &mut Optimizer, parameters: &Parameters, number: usize) {
         let values: Vec<f32> = (0..parameters.len()).map(|i| ((i * 7 + number * 13) % 11) as f32 - 5.0).collect();
@@ -131,7 +133,7 @@ mod tests {
         for kind in KINDS {
             let (mut model, parameters, mut optimizer) = setup(kind);
             (0..3).for_each(|i| step(&mut optimizer, &parameters, i));
-            std::fs::write(&path, optimizer.moments(&parameters).unwrap().encode().unwrap()).unwrap();
+            std::fs::write(&path, encode(&parameters, &optimizer)).unwrap();
             let (mut other_model, other_parameters, mut other) = setup(kind);
             other_parameters.values.write_bytes(&parameters.values.to_bytes().unwrap()).unwrap();
             other.restore(&other_parameters, &path, 3).unwrap();
@@ -148,7 +150,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("optimizer.safetensors");
         let (_model, parameters, optimizer) = setup(KINDS[0]);
-        std::fs::write(&path, optimizer.moments(&parameters).unwrap().encode().unwrap()).unwrap();
+        std::fs::write(&path, encode(&parameters, &optimizer)).unwrap();
         let (_model, parameters, mut sgd) = setup(KINDS[2]);
         let error = sgd.restore(&parameters, &path, 1).unwrap_err().to_string();
         assert!(error.contains("optimizer.safetensors") && error.contains("tensors"), "{error}");

@@ -14,10 +14,11 @@ pub use device::{Device, Storage};
 pub use planning::record_plans;
 pub use shape::{DType, Shape, Spec};
 
-use crate::gpu::{Limits, Pending, Plan};
+use crate::gpu::{Landed, Limits, Pending, Plan};
 use crate::profile::{self, Cost, MemoryKind};
 use crate::{Error, Result, cpu::CpuSlice};
 use std::fmt;
+use std::ops::Deref;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -315,6 +316,18 @@ impl Reading {
         }
     }
 
+    /// The bytes of the values if they have arrived, without copying what a GPU has written. Never waits; to be called
+    /// until it gives them, and then no more.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub fn try_land(&mut self) -> Result<Option<Bytes>> {
+        match self {
+            Reading::Here(values) => Ok(Some(Bytes::Here(std::mem::take(values)))),
+            Reading::Coming(pending) => Ok(pending.try_land()?.map(Bytes::Landed)),
+        }
+    }
+
     /// The values, waiting for them if need be.
     ///
     /// # Errors
@@ -323,6 +336,23 @@ impl Reading {
         match self {
             Reading::Here(values) => Ok(values),
             Reading::Coming(pending) => Ok(bytemuck::pod_collect_to_vec(&pending.wait()?)),
+        }
+    }
+}
+
+/// The bytes of f32 values, where a read has left them. They can be handed to another thread.
+pub enum Bytes {
+    Here(Vec<f32>),
+    Landed(Landed),
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Bytes::Here(values) => bytemuck::cast_slice(values),
+            Bytes::Landed(landed) => landed,
         }
     }
 }

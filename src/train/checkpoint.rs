@@ -24,7 +24,7 @@ pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
 pub(super) const STATE: &str = "trainer_state.json";
 pub(super) const CONFIG: &str = "config.toml";
 
-/// Everything that a checkpoint holds, off the device: it can be written on another thread while training goes on.
+/// Everything that a checkpoint holds, off the device: it is written on another thread while training goes on.
 pub(super) struct Snapshot {
     pub(super) weights: Weights,
     pub(super) moments: Moments,

@@ -31,6 +31,17 @@ pub(super) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     result
 }
 
+/// Removes a file that may be there.
+///
+/// # Errors
+/// If it is there and cannot be removed.
+pub(super) fn remove(path: &Path) -> Result<()> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(Error::io("remove", path, e)),
+        _ => Ok(()),
+    }
+}
+
 /// Renames a file or folder and waits until the disk knows its new name.
 ///
 /// # Errors

@@ -3,7 +3,9 @@
 //! The host only hands out work. A step's loss is read back when it is to be logged, and then without waiting: its
 //! number arrives while later steps are being computed.
 
+mod awaited;
 mod checkpoint;
+mod checkpoints;
 mod evaluate;
 mod events;
 mod files;
@@ -17,12 +19,14 @@ mod size;
 mod state;
 mod trainer;
 mod verify;
+mod writer;
 
+pub use checkpoints::{Found, find_checkpoint};
 pub use evaluate::{Evaluation, Windows, evaluate};
 pub use events::{Event, Start, Step, Summary};
 pub use log::TRAINING_LOG;
 pub use resume::run_config;
-pub use run_folder::{Found, RunFolder, find_checkpoint, newest_run, newest_unfinished_run};
+pub use run_folder::{RunFolder, newest_run, newest_unfinished_run};
 pub use size::check_size;
 pub use state::{Best, DataHash, Evaluated, TrainerState};
 pub use verify::{Verified, verify_resume};

@@ -1,7 +1,8 @@
 //! Finds where a run left off, and whether it may go on as it is told to.
 
 use super::checkpoint::{self, read_state, recover};
-use super::run_folder::{RunFolder, checkpoints};
+use super::checkpoints::checkpoints;
+use super::run_folder::RunFolder;
 use super::state::{TrainerState, name};
 use crate::config::{Config, Layers, Resolved};
 use crate::{Device, Error, Result};

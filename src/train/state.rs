@@ -56,6 +56,11 @@ pub struct DataHash {
 }
 
 impl TrainerState {
+    /// The same without what only comes to be known later: two states of one moment are equal.
+    pub(super) fn moment(&self) -> TrainerState {
+        TrainerState { train_loss: None, appended: BTreeMap::new(), ..self.clone() }
+    }
+
     /// That of a run which has not begun.
     pub(super) fn new(device: &Device, data: DataHash, total_steps: usize) -> TrainerState {
         TrainerState {

@@ -1,18 +1,18 @@
 //! A run under way: steps, evaluations, checkpoints, and the end.
 
-use super::checkpoint::Snapshot;
+use super::awaited::{Awaited, PendingSnapshot, PendingStep};
+use super::checkpoints::Request;
 use super::events::{Event, Step, Summary};
 use super::run_folder::{METRICS, RunFolder};
 use super::state::{Best, Evaluated, TrainerState};
+use super::writer::Writer;
 use super::{Setting, Windows, describe, evaluate, log, prompt_ids};
 use crate::config::Config;
 use crate::data::{Loader, Tokenizer};
 use crate::generate::{Sampling, generate};
-use crate::nn::checkpoint::Weights;
 use crate::nn::{Dropout, Gpt};
 use crate::optim::{LearningRate, Optimizer, Parameters};
 use crate::profile::{self, Report, Span};
-use crate::tensor::Reading;
 use crate::{Device, Error, Result, Tensor};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -30,6 +30,8 @@ pub(super) struct Trainer<'a> {
     /// `config.toml`
     pub(super) config_text: String,
     pub(super) setting: Setting<'a>,
+    // Before the folder, whose lock it needs: fields are dropped in their order.
+    pub(super) writer: Writer,
     pub(super) folder: RunFolder,
     pub(super) tokenizer: Tokenizer,
     pub(super) validation: Vec<u32>,
@@ -41,22 +43,15 @@ pub(super) struct Trainer<'a> {
     pub(super) learning_rate: LearningRate,
     pub(super) loader: Loader,
     pub(super) state: TrainerState,
-    /// The state that the last checkpoint holds.
+    /// The moment that the last checkpoint holds, or will.
     pub(super) saved: Option<TrainerState>,
-    /// Logged steps whose numbers are on their way.
-    pub(super) readings: VecDeque<PendingStep>,
+    /// What is on its way from the device, in its order.
+    pub(super) awaited: VecDeque<Awaited>,
     /// Time spent in steps: without evaluation and saving.
     pub(super) training_time: Duration,
     pub(super) last_logged: (usize, Duration),
     /// The steps and epochs that were done when this process took up the run.
     pub(super) began_at: (usize, f64),
-}
-
-/// A logged step without the numbers that are still being computed.
-pub(super) struct PendingStep {
-    step: Step,
-    /// The loss, and the sum of squared gradients.
-    numbers: [Reading; 2],
 }
 
 impl Trainer<'_> {
@@ -68,8 +63,6 @@ impl Trainer<'_> {
             }
             let done = self.state.step >= self.state.total_steps;
             if !done && self.is_step_of(self.config.checkpoint.every) {
-                // Weights that are no numbers must not push out the checkpoints from before.
-                self.take_readings(true)?;
                 self.save(false)?;
             }
             if done || self.setting.stop.load(Ordering::Relaxed) {
@@ -78,7 +71,7 @@ impl Trainer<'_> {
             let started = Instant::now();
             self.train_step()?;
             self.training_time += started.elapsed();
-            self.take_readings(false)?;
+            self.take_awaited(false)?;
             (self.setting.on_event)(&Event::Progress { step: self.state.step });
         }
     }
@@ -138,7 +131,7 @@ impl Trainer<'_> {
                 grad_norm: f64::NAN,
                 tokens_per_s: 0.0,
             };
-            self.readings.push_back(PendingStep { step, numbers: [loss.read_later()?, squares.read_later()?] });
+            self.awaited.push_back(Awaited::Step(PendingStep::new(step, &loss, &squares)?));
         }
         if let Device::Gpu(gpu) = &device {
             gpu.submit()?;
@@ -147,27 +140,39 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Reports the logged steps whose numbers have arrived; all of them if told to wait.
-    fn take_readings(&mut self, wait: bool) -> Result<()> {
+    /// Takes what has arrived from the device, in its order: reports the numbers of logged steps, hands snapshots to the
+    /// writer. All of it if told to wait.
+    pub(super) fn take_awaited(&mut self, wait: bool) -> Result<()> {
         if wait {
             let started = Instant::now();
             self.setting.device.synchronize()?;
             self.training_time += started.elapsed();
         }
-        while let Some(pending) = self.readings.front_mut() {
-            let [Some(loss), Some(squares)] = take_both(&mut pending.numbers)? else { break };
-            let mut step = self.readings.pop_front().expect("front was there").step;
-            step.loss = f64::from(loss);
-            step.grad_norm = f64::from(squares).sqrt();
-            let (before, at) = self.last_logged;
-            let tokens = (step.step - before) * self.tokens_per_step();
-            step.tokens_per_s = tokens as f64 / (self.training_time - at).as_secs_f64().max(1e-9);
-            self.last_logged = (step.step, self.training_time);
-            self.state.train_loss = Some(step.loss);
-            self.report(Event::Step(step))?;
-            self.check_loss("loss", step.loss, step.step)?;
+        while let Some(front) = self.awaited.front_mut() {
+            if !front.has_arrived()? {
+                break;
+            }
+            match self.awaited.pop_front().expect("front was there") {
+                Awaited::Step(pending) => self.take_step(pending)?,
+                // Only after the loss of its step: weights that are no numbers must not push out older checkpoints.
+                Awaited::Snapshot(pending) => self.write(*pending)?,
+            }
         }
-        Ok(())
+        self.take_written(false)
+    }
+
+    /// Reports a logged step.
+    fn take_step(&mut self, pending: PendingStep) -> Result<()> {
+        let (mut step, [loss, squares]) = pending.numbers();
+        step.loss = f64::from(loss);
+        step.grad_norm = f64::from(squares).sqrt();
+        let (before, at) = self.last_logged;
+        let tokens = (step.step - before) * self.tokens_per_step();
+        step.tokens_per_s = tokens as f64 / (self.training_time - at).as_secs_f64().max(1e-9);
+        self.last_logged = (step.step, self.training_time);
+        self.state.train_loss = Some(step.loss);
+        self.report(Event::Step(step))?;
+        self.check_loss("loss", step.loss, step.step)
     }
 
     /// An error if a loss is not a number any more: nothing after it is worth computing or keeping.
@@ -203,7 +208,7 @@ impl Trainer<'_> {
 
     /// Evaluates on the validation split; a new best is saved.
     fn evaluate(&mut self) -> Result<()> {
-        self.take_readings(true)?;
+        self.take_awaited(true)?;
         // Training's measurements are put aside: they are about training.
         let measured = profile::take();
         let context = self.config.model.block_size;
@@ -229,33 +234,58 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Saves a checkpoint, unless the last one holds just this.
+    /// Saves a checkpoint, unless the last one holds just this moment. Training goes on meanwhile; only if the one before
+    /// is not written yet does it wait.
     fn save(&mut self, best: bool) -> Result<()> {
-        self.state.appended = [(METRICS.to_string(), self.folder.sync_metrics()?)].into();
-        if self.saved.as_ref() == Some(&self.state) {
+        let moment = self.state.moment();
+        if self.saved.as_ref() == Some(&moment) {
             return Ok(());
         }
-        let snapshot = Snapshot {
-            weights: Weights::of(&mut self.model)?,
-            moments: self.optimizer.moments(&self.parameters)?,
-            tokenizer: self.tokenizer.to_json()?,
-            state: self.state.clone(),
-            config: self.config_text.clone(),
-        };
-        let path = self.folder.save_checkpoint(snapshot, best, self.config.checkpoint.keep_last)?;
-        self.saved = Some(self.state.clone());
-        self.report(Event::Saved { step: self.state.step, path })
+        self.finish_saving()?;
+        let pending = PendingSnapshot::new(self.state.clone(), &self.parameters, &self.optimizer, best)?;
+        self.awaited.push_back(Awaited::Snapshot(Box::new(pending)));
+        self.saved = Some(moment);
+        self.take_awaited(false)
+    }
+
+    /// Hands a snapshot to the writer.
+    fn write(&mut self, pending: PendingSnapshot) -> Result<()> {
+        let best = pending.best;
+        let (length, metrics) = self.folder.metrics_so_far()?;
+        let (tokenizer, config) = (self.tokenizer.to_json()?, self.config_text.clone());
+        let mut snapshot = pending.snapshot(&self.model.config, &self.parameters, tokenizer, config);
+        // Every step up to the snapshot's has been reported, and none after it.
+        snapshot.state.train_loss = self.state.train_loss;
+        snapshot.state.appended = [(METRICS.to_string(), length)].into();
+        let request = Request { snapshot, metrics, best, keep_last: self.config.checkpoint.keep_last };
+        self.writer.begin(self.folder.checkpoints(), request)
+    }
+
+    /// Waits until every checkpoint that was begun is on the disk.
+    fn finish_saving(&mut self) -> Result<()> {
+        if self.awaited.iter().any(|awaited| matches!(awaited, Awaited::Snapshot(_))) {
+            self.take_awaited(true)?;
+        }
+        self.take_written(true)
+    }
+
+    fn take_written(&mut self, wait: bool) -> Result<()> {
+        match self.writer.take_written(wait)? {
+            Some((step, path)) => self.report(Event::Saved { step, path }),
+            None => Ok(()),
+        }
     }
 
     /// Saves the last state, writes a sample, and sums up.
     pub(super) fn finish(mut self) -> Result<Summary> {
-        self.take_readings(true)?;
+        self.take_awaited(true)?;
         let epochs = self.loader.epochs_at(self.state.position);
         let seconds = self.training_time.as_secs_f64();
         let (first_step, first_epoch) = self.began_at;
         let report = Report::new(&profile::take(), seconds, epochs - first_epoch, self.setting.device.memory());
         let interrupted = self.state.step < self.state.total_steps || self.evaluation_is_due();
         self.save(false)?;
+        self.finish_saving()?;
         let sample = self.sample()?;
         self.folder.write("samples.txt", &format!("{sample}\n"))?;
         self.report(Event::Sample(sample))?;
@@ -298,20 +328,4 @@ impl Trainer<'_> {
         })?;
         Ok(self.tokenizer.decode(&ids)?.trim_start_matches('\n').to_string())
     }
-}
-
-/// Both numbers, if both have arrived.
-fn take_both(numbers: &mut [Reading; 2]) -> Result<[Option<f32>; 2]> {
-    let mut taken = [None; 2];
-    for (number, taken) in numbers.iter_mut().zip(&mut taken) {
-        match number.try_take()? {
-            // Taken values stay here for the time the other one needs.
-            Some(values) => {
-                *taken = Some(values[0]);
-                *number = Reading::Here(values);
-            }
-            None => break,
-        }
-    }
-    Ok(taken)
 }
