@@ -55,10 +55,6 @@ impl GpuSlice {
 }
 
 impl Pending {
-    pub fn try_take(&self) -> Result<Option<Vec<u8>>> {
-        match self.0 {}
-    }
-
     pub fn try_land(&self) -> Result<Option<Landed>> {
         match self.0 {}
     }

@@ -115,15 +115,6 @@ impl Drop for Landed {
 }
 
 impl Pending {
-    /// The bytes if they have arrived. Never waits.
-    ///
-    /// # Errors
-    /// If the GPU reported an error.
-    pub fn try_take(&self) -> Result<Option<Vec<u8>>> {
-        self.gpu.poll()?;
-        self.staging.take(self.size)
-    }
-
     /// The bytes where they arrived, once they have. Never waits, never copies; to be called until it gives them.
     ///
     /// # Errors

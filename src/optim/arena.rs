@@ -45,11 +45,7 @@ impl Parameters {
         };
         let decay_end = place(true);
         let len = place(false);
-        let mut flat = vec![0.0; len];
-        for entry in &entries {
-            let (_, tensor) = tensors.iter().find(|(name, _)| *name == entry.name).expect("placed above");
-            flat[entry.offset..][..tensor.len()].copy_from_slice(&tensor.to_f32()?);
-        }
+        let flat = flatten(&entries, len, &tensors)?;
         let values = memory_kind(MemoryKind::Parameters, || Tensor::from_f32(&flat, [len], device))?;
         drop(flat);
         let gradients = memory_kind(MemoryKind::Gradients, || Tensor::zeros([len], DType::F32, device))?;
@@ -59,6 +55,20 @@ impl Parameters {
             *tensor = values.slice_flat(entry.offset, entry.shape.clone()).with_gradient(gradient);
         });
         Ok(Parameters { entries, decay_end, values, gradients })
+    }
+
+    /// Takes the values of a module that has the same parameters.
+    ///
+    /// # Errors
+    /// If they cannot be read or written.
+    pub fn take_values(&self, module: &mut dyn Module) -> Result<()> {
+        let flat = flatten(&self.entries, self.len(), &module.parameters())?;
+        self.values.write_bytes(bytemuck::cast_slice(&flat))
+    }
+
+    /// The value of a parameter and its gradient.
+    pub fn of_entry(&self, entry: &Entry) -> [Tensor; 2] {
+        [&self.values, &self.gradients].map(|arena| arena.slice_flat(entry.offset, entry.shape.clone()))
     }
 
     /// All values: the arena that the entries' offsets count in.
@@ -80,6 +90,16 @@ impl Parameters {
     pub fn zero_gradients(&self) {
         self.gradients.fill_zero();
     }
+}
+
+/// The values of these tensors where the entries of their names say.
+fn flatten(entries: &[Entry], len: usize, tensors: &[(String, Tensor)]) -> Result<Vec<f32>> {
+    let mut flat = vec![0.0; len];
+    for entry in entries {
+        let (_, tensor) = tensors.iter().find(|(name, _)| *name == entry.name).expect("the same parameters");
+        flat[entry.offset..][..tensor.len()].copy_from_slice(&tensor.to_f32()?);
+    }
+    Ok(flat)
 }
 
 #[cfg(test)]

@@ -109,7 +109,8 @@ mod tests {
     }
 
     fn encode(parameters: &Parameters, optimizer: &Optimizer) -> Vec<u8> {
-        let arenas = optimizer.moments().into_iter().map(|(name, arena)| (name, Bytes::Here(arena.to_f32().unwrap())));
+        let arenas =
+            optimizer.moments().into_iter().map(|(name, arena)| (name, Bytes::Here(arena.to_bytes().unwrap())));
         Moments::new(parameters, arenas.collect()).encode().unwrap()
     }
 
@@ -141,6 +142,38 @@ mod tests {
             step(&mut other, &other_parameters, 3);
             for ((name, left), (_, right)) in model.parameters().iter().zip(other_model.parameters()) {
                 assert_eq!(left.to_bytes().unwrap(), right.to_bytes().unwrap(), "{kind:?} {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn gradients_that_are_no_numbers_change_nothing_and_are_counted() {
+        for device in crate::gpu::gpu_for_tests().map(Device::Gpu).into_iter().chain([Device::Cpu]) {
+            for kind in KINDS {
+                let (mut model, ..) = setup(kind);
+                let parameters = Parameters::gather(&mut model, &device).unwrap();
+                let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
+                step(&mut optimizer, &parameters, 1);
+                let state = |optimizer: &Optimizer| {
+                    let values = parameters.values.to_bytes().unwrap();
+                    let moments = optimizer.moments.clone().map(|moment| moment.to_bytes().unwrap());
+                    (values, moments, optimizer.skipped().to_u32().unwrap())
+                };
+                let (values, moments, skipped) = state(&optimizer);
+                assert_eq!(skipped, [0]);
+                // The square of the last is not finite, though it is.
+                for (count, bad) in [f32::NAN, f32::NEG_INFINITY, 1e30].into_iter().enumerate() {
+                    let mut gradients = vec![0.5; parameters.len()];
+                    gradients[7] = bad;
+                    parameters.gradients.write_bytes(bytemuck::cast_slice(&gradients)).unwrap();
+                    optimizer.step(&parameters, 0.1).unwrap();
+                    assert!(
+                        state(&optimizer) == (values.clone(), moments.clone(), vec![count as u32 + 1]),
+                        "{kind:?} {bad}"
+                    );
+                }
+                step(&mut optimizer, &parameters, 2);
+                assert!(state(&optimizer).0 != values, "{kind:?} goes on");
             }
         }
     }

@@ -7,6 +7,7 @@
 //! Adam:   the same with g <- g + decay p instead of the first step              Kingma and Ba 2015
 //! SGD:    g <- g + decay p;  m <- momentum m + g;  p <- p - lr m                 as torch.optim.SGD
 //! ```
+//! Where the norm is not finite, nothing is updated and the update counts as skipped.
 //! Decay applies to the elements before [`Parameters::decay_end`] only. The norm stays on the device: the update reads
 //! it there.
 
@@ -35,6 +36,8 @@ pub struct Optimizer {
     pub(super) steps: u64,
     /// m (the momentum of SGD) and v (empty for SGD).
     pub(super) moments: [Tensor; 2],
+    /// Updates that were skipped, (1) of u32.
+    skipped: Tensor,
 }
 
 impl Optimizer {
@@ -49,7 +52,14 @@ impl Optimizer {
         let second = if matches!(kind, Kind::Sgd { .. }) { None } else { Some(zeros()?) };
         let first = zeros()?;
         let moments = [first.clone(), second.unwrap_or(first)];
-        Ok(Optimizer { kind, weight_decay, grad_clip, steps: 0, moments })
+        let skipped = Tensor::zeros([1], DType::U32, &device)?;
+        Ok(Optimizer { kind, weight_decay, grad_clip, steps: 0, moments, skipped })
+    }
+
+    /// How many updates were skipped, because the gradients' norm was not finite, since this optimizer was made: one u32,
+    /// still on the device.
+    pub fn skipped(&self) -> &Tensor {
+        &self.skipped
     }
 
     /// Updates all parameters from the gradients collected, and returns the sum of the squared gradients before
@@ -72,18 +82,18 @@ impl Optimizer {
         let squares = squares.expect("a model has parameters");
         for &range in &pieces {
             let decay_end = parameters.decay_end.saturating_sub(range.0).min(range.1);
-            let kernel = self.kernel(learning_rate, decay_end);
+            let kernel = self.kernel(learning_rate, decay_end, range.0 == 0);
             let (gradient, value) = (piece(&parameters.gradients, range), piece(&parameters.values, range));
             let (m, v) = (piece(&self.moments[0], range), piece(&self.moments[1], range));
             match self.kind {
-                Kind::Sgd { .. } => run_into(&kernel, &[&gradient, &squares], &[&value, &m])?,
-                _ => run_into(&kernel, &[&gradient, &squares], &[&value, &m, &v])?,
+                Kind::Sgd { .. } => run_into(&kernel, &[&gradient, &squares], &[&value, &m, &self.skipped])?,
+                _ => run_into(&kernel, &[&gradient, &squares], &[&value, &m, &v, &self.skipped])?,
             }
         }
         Ok(squares)
     }
 
-    fn kernel(&self, learning_rate: f64, decay_end: usize) -> Update {
+    fn kernel(&self, learning_rate: f64, decay_end: usize, counts: bool) -> Update {
         let t = self.steps as i32;
         let (beta1, beta2, eps) = match self.kind {
             Kind::AdamW { beta1, beta2, eps } | Kind::Adam { beta1, beta2, eps } => (beta1, beta2, eps),
@@ -106,6 +116,7 @@ impl Optimizer {
             correction2: (1.0 / (1.0 - beta2.powi(t))) as f32,
             grad_clip: self.grad_clip as f32,
             decay_end,
+            counts,
         }
     }
 }
@@ -177,8 +188,8 @@ enum Rule {
     Sgd,
 }
 
-/// One update. Inputs: gradients (N), sum of squared gradients (1). Outputs, changed in place: values, m, and v unless
-/// the rule is SGD.
+/// One update. Inputs: gradients (N), sum of squared gradients (1). Outputs, changed in place: values, m, v unless the
+/// rule is SGD, and the count of skipped updates, (1) of u32.
 struct Update {
     rule: Rule,
     learning_rate: f32,
@@ -190,6 +201,8 @@ struct Update {
     correction2: f32,
     grad_clip: f32,
     decay_end: usize,
+    /// Whether a skipped update is counted: once, though an arena may need several launches.
+    counts: bool,
 }
 
 impl Update {
@@ -209,17 +222,24 @@ impl Kernel for Update {
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
         let outputs = if self.rule == Rule::Sgd { 2 } else { 3 };
-        Ok(vec![inputs[0].clone(); outputs])
+        let mut specs = vec![inputs[0].clone(); outputs];
+        specs.push(Spec::new([1], DType::U32));
+        Ok(specs)
     }
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
         let elements = inputs[0].shape.elements() as f64;
-        Cost { flops: 14.0 * elements, bytes: 4.0 * elements * (1 + 2 * outputs.len()) as f64 }
+        Cost { flops: 14.0 * elements, bytes: 4.0 * elements * (1 + 2 * (outputs.len() - 1)) as f64 }
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         const CHUNK: usize = 1 << 14;
         let gradients = inputs[0].f32();
+        let (outputs, skipped) = outputs.split_at_mut(outputs.len() - 1);
+        if !inputs[1].f32()[0].is_finite() {
+            skipped[0].u32()[0] += u32::from(self.counts);
+            return;
+        }
         let clip = self.clip_factor(inputs[1].f32()[0]);
         let &Update { learning_rate: lr, beta1, beta2, eps, correction1, correction2, .. } = self;
         let decay = |chunk: usize, i: usize| if chunk * CHUNK + i < self.decay_end { self.weight_decay } else { 0.0 };
@@ -268,6 +288,7 @@ impl Kernel for Update {
         ];
         let mut params = vec![len as u32, self.decay_end as u32];
         params.extend(floats.map(f32::to_bits));
+        params.push(u32::from(self.counts));
         Plan::one(Launch {
             shader: shader!("optimizer"),
             values: vec![("rule", self.name().into())],

@@ -61,19 +61,20 @@ impl Arrival {
 /// A logged step without the numbers that are still being computed.
 pub(super) struct PendingStep {
     step: Step,
-    /// The loss, and the sum of squared gradients.
-    numbers: [Arrival; 2],
+    /// The loss, the sum of squared gradients, and the count of skipped updates.
+    numbers: [Arrival; 3],
 }
 
 impl PendingStep {
-    pub(super) fn new(step: Step, loss: &Tensor, squares: &Tensor) -> Result<PendingStep> {
-        Ok(PendingStep { step, numbers: [Arrival::of(loss)?, Arrival::of(squares)?] })
+    pub(super) fn new(step: Step, loss: &Tensor, squares: &Tensor, skipped: &Tensor) -> Result<PendingStep> {
+        Ok(PendingStep { step, numbers: [Arrival::of(loss)?, Arrival::of(squares)?, Arrival::of(skipped)?] })
     }
 
-    /// The step, its loss and its sum of squared gradients, once they have arrived.
-    pub(super) fn numbers(self) -> (Step, [f32; 2]) {
-        let numbers = self.numbers.map(|number| bytemuck::pod_read_unaligned(&number.bytes()));
-        (self.step, numbers)
+    /// The step with its loss and norm, and the count of skipped updates, once they have arrived.
+    pub(super) fn numbers(self) -> (Step, u32) {
+        let [loss, squares, skipped] = self.numbers.map(|number| bytemuck::pod_read_unaligned(&number.bytes()));
+        let [loss, squares] = [loss, squares].map(|bits| f64::from(f32::from_bits(bits)));
+        (Step { loss, grad_norm: squares.sqrt(), ..self.step }, skipped)
     }
 }
 

@@ -6,9 +6,11 @@
 mod awaited;
 mod checkpoint;
 mod checkpoints;
+mod diagnosis;
 mod evaluate;
 mod events;
 mod files;
+mod guard;
 mod lock;
 mod log;
 mod manifest;
@@ -28,7 +30,7 @@ pub use log::TRAINING_LOG;
 pub use resume::run_config;
 pub use run_folder::{RunFolder, newest_run, newest_unfinished_run};
 pub use size::check_size;
-pub use state::{Best, DataHash, Evaluated, TrainerState};
+pub use state::{Best, DataHash, Evaluated, GuardState, TrainerState};
 pub use verify::{Verified, verify_resume};
 
 use crate::config::Resolved;
@@ -57,7 +59,8 @@ pub struct Setting<'a> {
 ///
 /// # Errors
 /// If a run cannot be resumed or may not be with this configuration, if the corpus, the tokenizer,
-/// the model or the run's folder cannot be made, if the device reports an error, or if the loss stops being a number.
+/// the model or the run's folder cannot be made, if the device reports an error, or if the run goes bad
+/// and the guard does not or cannot go back.
 pub fn train<'a>(resolved: &'a Resolved, setting: Setting<'a>) -> Result<Summary> {
     let mut trainer = Trainer::prepare(resolved, setting)?;
     trainer.run()?;

@@ -2,6 +2,7 @@
 
 use super::checkpoint::{self, OPTIMIZER, TOKENIZER};
 use super::events::{Event, Start};
+use super::guard::Watch;
 use super::resume::{Checkpoint, Resumed};
 use super::run_folder::{METRICS, RunFolder};
 use super::state::{DataHash, TrainerState};
@@ -147,7 +148,10 @@ impl<'a> Trainer<'a> {
             saved,
             began_at: (state.step, loader.epochs_at(position)),
             loader,
+            tokens: data.train,
             awaited: VecDeque::new(),
+            watch: Watch::default(),
+            out_of_patience: false,
             writer: Writer::default(),
             training_time: Duration::ZERO,
             last_logged: (state.step, Duration::ZERO),

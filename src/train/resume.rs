@@ -88,7 +88,7 @@ impl Resumed {
 }
 
 /// The newest checkpoint of a run that is not damaged; `None` if the run has none at all.
-fn newest_good(run: &Path, notes: &mut Vec<String>) -> Result<Option<Checkpoint>> {
+pub(super) fn newest_good(run: &Path, notes: &mut Vec<String>) -> Result<Option<Checkpoint>> {
     let mut first_error = None;
     for (step, path) in checkpoints(run).into_iter().rev() {
         match read_state(&path) {

@@ -3,19 +3,21 @@
 use super::awaited::{Awaited, PendingSnapshot, PendingStep};
 use super::checkpoints::Request;
 use super::events::{Event, Step, Summary};
+use super::guard::{Trouble, Watch};
 use super::run_folder::{METRICS, RunFolder};
 use super::state::{Best, Evaluated, TrainerState};
 use super::writer::Writer;
 use super::{Setting, Windows, describe, evaluate, log, prompt_ids};
 use crate::config::Config;
-use crate::data::{Loader, Tokenizer};
+use crate::data::{Batch, Loader, Tokenizer};
 use crate::generate::{Sampling, generate};
 use crate::nn::{Dropout, Gpt};
 use crate::optim::{LearningRate, Optimizer, Parameters};
 use crate::profile::{self, Report, Span};
-use crate::{Device, Error, Result, Tensor};
+use crate::{Device, Result, Tensor};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -34,6 +36,8 @@ pub(super) struct Trainer<'a> {
     pub(super) writer: Writer,
     pub(super) folder: RunFolder,
     pub(super) tokenizer: Tokenizer,
+    /// What is learnt from.
+    pub(super) tokens: Arc<[u32]>,
     pub(super) validation: Vec<u32>,
     /// Bytes of the validation text.
     pub(super) validation_bytes: usize,
@@ -45,6 +49,9 @@ pub(super) struct Trainer<'a> {
     pub(super) state: TrainerState,
     /// The moment that the last checkpoint holds, or will.
     pub(super) saved: Option<TrainerState>,
+    pub(super) watch: Watch,
+    /// Whether the validation loss has not fallen for so long that the run is at its end.
+    pub(super) out_of_patience: bool,
     /// What is on its way from the device, in its order.
     pub(super) awaited: VecDeque<Awaited>,
     /// Time spent in steps: without evaluation and saving.
@@ -61,12 +68,16 @@ impl Trainer<'_> {
             if self.evaluation_is_due() {
                 self.evaluate()?;
             }
-            let done = self.state.step >= self.state.total_steps;
-            if !done && self.is_step_of(self.config.checkpoint.every) {
+            if !self.is_done() && self.is_step_of(self.config.checkpoint.every) {
                 self.save(false)?;
             }
-            if done || self.setting.stop.load(Ordering::Relaxed) {
+            let stop = self.setting.stop.load(Ordering::Relaxed);
+            // What is still on its way may lead back to a checkpoint.
+            if (self.is_done() || stop) && (!self.take_awaited(true)? || stop) {
                 return Ok(());
+            }
+            if self.is_done() {
+                continue;
             }
             let started = Instant::now();
             self.train_step()?;
@@ -74,6 +85,10 @@ impl Trainer<'_> {
             self.take_awaited(false)?;
             (self.setting.on_event)(&Event::Progress { step: self.state.step });
         }
+    }
+
+    fn is_done(&self) -> bool {
+        self.state.step >= self.state.total_steps || self.out_of_patience
     }
 
     /// Whether this step is one of those that come after every `every` steps.
@@ -90,31 +105,28 @@ impl Trainer<'_> {
 
     /// One update: forward and backward over the batches, then the optimizer. On a GPU this only records and submits.
     fn train_step(&mut self) -> Result<()> {
-        let (t, device) = (&self.config.train, self.setting.device.clone());
+        let device = self.setting.device.clone();
         if let Device::Gpu(gpu) = &device {
             gpu.time_kernels(self.state.step % PROFILE_EVERY == 5);
         }
-        let accum = t.grad_accum_steps;
+        let accum = self.config.train.grad_accum_steps;
+        self.watch.unconfirmed.push_back((self.state.step + 1, self.state.position));
         let mut total_loss: Option<Tensor> = None;
         for micro in 0..accum {
             let batch = profile::span(Span::Data, || self.loader.next_batch());
-            let shape = [t.batch_size, self.config.model.block_size];
-            let ids = Tensor::from_u32(&batch.ids, shape, &device)?; // (B, T)
-            let targets = Tensor::from_u32(&batch.targets, shape, &device)?; // (B, T)
             self.state.position = batch.position;
             if micro == 0 {
                 self.parameters.zero_gradients();
             }
             let pass = (self.state.step * accum + micro) as u64;
-            let dropout = Dropout::new(self.config.model.dropout as f32, self.config.run.seed, pass);
-            let loss = self.model.loss(&ids, &targets, &dropout)?.scale(1.0 / accum as f32)?;
+            let loss = self.loss(&batch, pass)?;
             loss.backward()?;
             total_loss = Some(match total_loss {
                 None => loss.detach(),
                 Some(total) => total.add(&loss.detach())?,
             });
         }
-        let learning_rate = self.learning_rate.at(self.state.step);
+        let learning_rate = self.learning_rate.at(self.state.step) * self.state.guard.learning_rate_factor;
         let squares = self.optimizer.step(&self.parameters, learning_rate)?;
         self.state.step += 1;
         let logged = self.state.step == 1
@@ -131,7 +143,7 @@ impl Trainer<'_> {
                 grad_norm: f64::NAN,
                 tokens_per_s: 0.0,
             };
-            self.awaited.push_back(Awaited::Step(PendingStep::new(step, &loss, &squares)?));
+            self.awaited.push_back(Awaited::Step(PendingStep::new(step, &loss, &squares, self.optimizer.skipped())?));
         }
         if let Device::Gpu(gpu) = &device {
             gpu.submit()?;
@@ -140,9 +152,19 @@ impl Trainer<'_> {
         Ok(())
     }
 
+    /// The mean loss of a batch in a step's number of passes, with dropout's masks for this pass.
+    pub(super) fn loss(&self, batch: &Batch, pass: u64) -> Result<Tensor> {
+        let c = self.config;
+        let shape = [c.train.batch_size, c.model.block_size];
+        let ids = Tensor::from_u32(&batch.ids, shape, &self.setting.device)?; // (B, T)
+        let targets = Tensor::from_u32(&batch.targets, shape, &self.setting.device)?; // (B, T)
+        let dropout = Dropout::new(c.model.dropout as f32, c.run.seed, pass);
+        self.model.loss(&ids, &targets, &dropout)?.scale(1.0 / c.train.grad_accum_steps as f32)
+    }
+
     /// Takes what has arrived from the device, in its order: reports the numbers of logged steps, hands snapshots to the
-    /// writer. All of it if told to wait.
-    pub(super) fn take_awaited(&mut self, wait: bool) -> Result<()> {
+    /// writer. All of it if told to wait. True if the guard went back to a checkpoint.
+    pub(super) fn take_awaited(&mut self, wait: bool) -> Result<bool> {
         if wait {
             let started = Instant::now();
             self.setting.device.synchronize()?;
@@ -153,42 +175,29 @@ impl Trainer<'_> {
                 break;
             }
             match self.awaited.pop_front().expect("front was there") {
-                Awaited::Step(pending) => self.take_step(pending)?,
+                Awaited::Step(pending) => {
+                    if self.take_step(pending)? {
+                        return Ok(true);
+                    }
+                }
                 // Only after the loss of its step: weights that are no numbers must not push out older checkpoints.
                 Awaited::Snapshot(pending) => self.write(*pending)?,
             }
         }
-        self.take_written(false)
+        self.take_written(false)?;
+        Ok(false)
     }
 
-    /// Reports a logged step.
-    fn take_step(&mut self, pending: PendingStep) -> Result<()> {
-        let (mut step, [loss, squares]) = pending.numbers();
-        step.loss = f64::from(loss);
-        step.grad_norm = f64::from(squares).sqrt();
+    /// Reports a logged step. True if the guard went back to a checkpoint.
+    fn take_step(&mut self, pending: PendingStep) -> Result<bool> {
+        let (mut step, skipped) = pending.numbers();
         let (before, at) = self.last_logged;
         let tokens = (step.step - before) * self.tokens_per_step();
         step.tokens_per_s = tokens as f64 / (self.training_time - at).as_secs_f64().max(1e-9);
         self.last_logged = (step.step, self.training_time);
-        self.state.train_loss = Some(step.loss);
+        self.state.train_loss = Some(step.loss).filter(|loss| loss.is_finite());
         self.report(Event::Step(step))?;
-        self.check_loss("loss", step.loss, step.step)
-    }
-
-    /// An error if a loss is not a number any more: nothing after it is worth computing or keeping.
-    fn check_loss(&self, what: &str, loss: f64, step: usize) -> Result<()> {
-        if loss.is_finite() {
-            return Ok(());
-        }
-        let folder = self.folder.path();
-        let kept = match folder.join("last").exists() {
-            true => format!("; {} holds the checkpoints from before", folder.display()),
-            false => String::new(),
-        };
-        Err(Error::Invalid(format!(
-            "the {what} is {loss} at step {step}: training diverged. Lower train.learning_rate or set \
-             train.grad_clip{kept}"
-        )))
+        self.judge(&step, skipped)
     }
 
     fn tokens_per_step(&self) -> usize {
@@ -196,8 +205,8 @@ impl Trainer<'_> {
     }
 
     /// Tells the observer, and `metrics.jsonl` if it belongs there.
-    fn report(&mut self, event: Event) -> Result<()> {
-        if matches!(event, Event::Step(_) | Event::Evaluated { .. })
+    pub(super) fn report(&mut self, event: Event) -> Result<()> {
+        if matches!(event, Event::Step(_) | Event::Evaluated { .. } | Event::RolledBack { .. })
             && let Some(line) = event.json()
         {
             self.folder.add_metrics(&line)?;
@@ -208,7 +217,9 @@ impl Trainer<'_> {
 
     /// Evaluates on the validation split; a new best is saved.
     fn evaluate(&mut self) -> Result<()> {
-        self.take_awaited(true)?;
+        if self.take_awaited(true)? {
+            return Ok(());
+        }
         // Training's measurements are put aside: they are about training.
         let measured = profile::take();
         let context = self.config.model.block_size;
@@ -221,13 +232,22 @@ impl Trainer<'_> {
         let result = evaluate(&self.model, &self.validation, self.validation_bytes, windows, self.setting.stop);
         profile::restore(measured);
         let Some(result) = result? else { return Ok(()) };
-        self.check_loss("validation loss", result.loss, self.state.step)?;
+        if !result.loss.is_finite() {
+            let (value, step) = (result.loss, self.state.step);
+            return self.meet(Trouble::NotFinite { what: "validation loss", value, step }).map(drop);
+        }
         let best = self.state.best.is_none_or(|best| result.loss < best.loss);
         if best {
             self.state.best = Some(Best { step: self.state.step, loss: result.loss });
         }
         self.state.evaluated = Some(Evaluated { step: self.state.step, result: result.clone() });
         self.report(Event::Evaluated { step: self.state.step, split: "validation", result, best })?;
+        if self.is_out_of_patience(best) {
+            self.out_of_patience = true;
+            let Best { step, loss } = self.state.best.expect("there was an evaluation");
+            let text = format!("the validation loss has not fallen since {loss:.4} at step {step}: the run ends here");
+            self.report(Event::Note(text))?;
+        }
         if best && self.config.checkpoint.keep_best {
             self.save(true)?;
         }
@@ -241,11 +261,13 @@ impl Trainer<'_> {
         if self.saved.as_ref() == Some(&moment) {
             return Ok(());
         }
-        self.finish_saving()?;
+        if self.finish_saving()? {
+            return Ok(());
+        }
         let pending = PendingSnapshot::new(self.state.clone(), &self.parameters, &self.optimizer, best)?;
         self.awaited.push_back(Awaited::Snapshot(Box::new(pending)));
         self.saved = Some(moment);
-        self.take_awaited(false)
+        self.take_awaited(false).map(drop)
     }
 
     /// Hands a snapshot to the writer.
@@ -256,20 +278,21 @@ impl Trainer<'_> {
         let mut snapshot = pending.snapshot(&self.model.config, &self.parameters, tokenizer, config);
         // Every step up to the snapshot's has been reported, and none after it.
         snapshot.state.train_loss = self.state.train_loss;
+        snapshot.state.guard.losses.clone_from(&self.state.guard.losses);
         snapshot.state.appended = [(METRICS.to_string(), length)].into();
         let request = Request { snapshot, metrics, best, keep_last: self.config.checkpoint.keep_last };
         self.writer.begin(self.folder.checkpoints(), request)
     }
 
-    /// Waits until every checkpoint that was begun is on the disk.
-    fn finish_saving(&mut self) -> Result<()> {
-        if self.awaited.iter().any(|awaited| matches!(awaited, Awaited::Snapshot(_))) {
-            self.take_awaited(true)?;
-        }
-        self.take_written(true)
+    /// Waits until every checkpoint that was begun is on the disk. True if the guard went back to one instead.
+    fn finish_saving(&mut self) -> Result<bool> {
+        let is_coming = self.awaited.iter().any(|awaited| matches!(awaited, Awaited::Snapshot(_)));
+        let went_back = is_coming && self.take_awaited(true)?;
+        self.take_written(true)?;
+        Ok(went_back)
     }
 
-    fn take_written(&mut self, wait: bool) -> Result<()> {
+    pub(super) fn take_written(&mut self, wait: bool) -> Result<()> {
         match self.writer.take_written(wait)? {
             Some((step, path)) => self.report(Event::Saved { step, path }),
             None => Ok(()),
@@ -283,7 +306,7 @@ impl Trainer<'_> {
         let seconds = self.training_time.as_secs_f64();
         let (first_step, first_epoch) = self.began_at;
         let report = Report::new(&profile::take(), seconds, epochs - first_epoch, self.setting.device.memory());
-        let interrupted = self.state.step < self.state.total_steps || self.evaluation_is_due();
+        let interrupted = !self.is_done() || (!self.out_of_patience && self.evaluation_is_due());
         self.save(false)?;
         self.finish_saving()?;
         let sample = self.sample()?;
