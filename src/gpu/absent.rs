@@ -97,6 +97,10 @@ impl Gpu {
         match self.0 {}
     }
 
+    pub fn lose_for_tests(&self) {
+        match self.0 {}
+    }
+
     pub fn run(&self, _: &'static str, _: Cost, _: &Plan, _: &[&GpuSlice], _: &[&GpuSlice]) -> Result<()> {
         match self.0 {}
     }

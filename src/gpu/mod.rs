@@ -58,6 +58,8 @@ pub struct AdapterChoice {
     pub allow_software: bool,
     /// Whether only what every WebGPU implementation grants is used, to see that it suffices.
     pub default_limits: bool,
+    /// The most memory taken, bytes; `None` takes as much as there is.
+    pub memory_bytes: Option<usize>,
     /// The folder that keeps compiled shaders for the next process; `None` keeps nothing. Losing it costs time alone.
     pub cache: Option<PathBuf>,
 }

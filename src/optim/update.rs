@@ -68,7 +68,6 @@ impl Optimizer {
     /// # Errors
     /// If the driver reported an error.
     pub fn step(&mut self, parameters: &Parameters, learning_rate: f64) -> Result<Tensor> {
-        self.steps += 1;
         let pieces = pieces(parameters.len(), &parameters.values.device());
         let piece = |tensor: &Tensor, (start, len): (usize, usize)| tensor.slice_flat(start, [len].into());
         let mut squares: Option<Tensor> = None;
@@ -80,6 +79,8 @@ impl Optimizer {
             });
         }
         let squares = squares.expect("a model has parameters");
+        // From here on nothing asks for memory: an update is made whole or not at all.
+        self.steps += 1;
         for &range in &pieces {
             let decay_end = parameters.decay_end.saturating_sub(range.0).min(range.1);
             let kernel = self.kernel(learning_rate, decay_end, range.0 == 0);

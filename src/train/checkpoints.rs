@@ -92,7 +92,7 @@ impl Checkpoints {
         let old_count = old.len().saturating_sub(keep_last.max(1));
         let old = old.into_iter().take(old_count).filter(|(_, path)| Some(path) != best.as_ref());
         for (_, path) in old.chain(newer) {
-            fs::remove_dir_all(&path).map_err(|e| Error::io("remove", &path, e))?;
+            files::remove_folder(&path)?;
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use super::trainer::Trainer;
 use crate::config::NonFinite;
 use crate::data::{Loader, Position};
 use crate::nn::checkpoint::load;
-use crate::{Error, Result};
+use crate::{Error, Result, Tensor};
 use std::collections::VecDeque;
 
 /// What the guard remembers besides [`GuardState`]: nothing that a resumed run needs.
@@ -132,9 +132,7 @@ impl Trainer<'_> {
         self.optimizer.restore(&self.parameters, &checkpoint.path.join(OPTIMIZER), state.step as u64)?;
         // Steps that were under way may have been skipped as well.
         self.watch = Watch { skipped: self.optimizer.skipped().to_u32()?[0], ..Watch::default() };
-        let (t, seed) = (&self.config.train, self.config.run.seed);
-        let tokens = self.tokens.clone();
-        self.loader = Loader::new(tokens, t.batch_size, self.config.model.block_size, seed, state.position)?;
+        self.start_loader(state.position)?;
         self.folder.truncate_metrics(state.appended.get(METRICS).copied().unwrap_or(0))?;
         let best = state.best.filter(|_| self.config.checkpoint.keep_best).map(|best| best.step);
         self.folder.checkpoints().go_back(state.step, best)?;
@@ -164,9 +162,10 @@ impl Trainer<'_> {
                 self.parameters.zero_gradients();
                 let pass = ((at - 1) * accum + micro) as u64;
                 let found = first_non_finite(&self.parameters, |turn| {
-                    let loss = self.loss(&batch, pass)?;
+                    let losses =
+                        (0..self.parts).map(|part| self.loss(&batch, part, pass)).collect::<Result<Vec<_>>>()?;
                     turn();
-                    loss.backward()
+                    losses.iter().try_for_each(Tensor::backward)
                 })?;
                 if let Some(found) = found {
                     let Position { epoch, window } = position;
@@ -260,7 +259,8 @@ mod tests {
         };
         let (data_dir, training_log, resume) = (Path::new("data"), None, None);
         let device = device.clone();
-        let setting = Setting { device, data_dir, resume, stop: &stop, training_log, on_event: &mut on_event };
+        let reopen = None;
+        let setting = Setting { device, reopen, data_dir, resume, stop: &stop, training_log, on_event: &mut on_event };
         let mut trainer = Trainer::prepare(resolved, setting).unwrap();
         let mut outcome = trainer.run();
         for (_, name, value) in damages {
@@ -375,7 +375,8 @@ mod tests {
             let stop = AtomicBool::new(true);
             let (data_dir, training_log, resume) = (Path::new("data"), None, None);
             let device = device.clone();
-            let setting = Setting { device, data_dir, resume, stop: &stop, training_log, on_event: &mut |_| {} };
+            let on_event = &mut |_: &Event| {};
+            let setting = Setting { device, reopen: None, data_dir, resume, stop: &stop, training_log, on_event };
             let mut trainer = Trainer::prepare(&resolved, setting).unwrap();
             let told = trainer.diagnose(1).unwrap();
             assert!(told.contains("gives finite numbers"), "{told}");

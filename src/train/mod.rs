@@ -9,6 +9,8 @@ mod checkpoints;
 mod diagnosis;
 mod evaluate;
 mod events;
+#[cfg(test)]
+mod faults;
 mod files;
 mod guard;
 mod lock;
@@ -35,7 +37,7 @@ pub use verify::{Verified, verify_resume};
 
 use crate::config::Resolved;
 use crate::data::Tokenizer;
-use crate::{Device, Result};
+use crate::{Device, Error, Result};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use trainer::Trainer;
@@ -43,6 +45,8 @@ use trainer::Trainer;
 /// What a run needs besides its configuration.
 pub struct Setting<'a> {
     pub device: Device,
+    /// Opens the device again if it is lost; without it, that ends the run.
+    pub reopen: Option<&'a dyn Fn() -> Result<Device>>,
     /// Where data sets are kept.
     pub data_dir: &'a Path,
     /// The folder of the run to go on with; `None` begins a new one.
@@ -55,13 +59,37 @@ pub struct Setting<'a> {
     pub on_event: &'a mut dyn FnMut(&Event),
 }
 
-/// Trains as `resolved` says. A resumed run goes on from its newest checkpoint as if it had never stopped.
+/// Trains as `resolved` says. A resumed run goes on from its newest checkpoint as if it had never stopped. So does one
+/// whose device was lost, once, if it can be opened again.
 ///
 /// # Errors
 /// If a run cannot be resumed or may not be with this configuration, if the corpus, the tokenizer,
 /// the model or the run's folder cannot be made, if the device reports an error, or if the run goes bad
 /// and the guard does not or cannot go back.
-pub fn train<'a>(resolved: &'a Resolved, setting: Setting<'a>) -> Result<Summary> {
+pub fn train(resolved: &Resolved, setting: Setting) -> Result<Summary> {
+    let Setting { device, reopen, data_dir, resume, stop, training_log, on_event } = setting;
+    let mut folder = None;
+    let first = {
+        let on_event = &mut |event: &Event| {
+            if let Event::Started(start) = event {
+                folder = Some(start.folder.clone());
+            }
+            on_event(event);
+        };
+        run(resolved, Setting { device, reopen, data_dir, resume, stop, training_log, on_event })
+    };
+    match (first, reopen, &folder) {
+        (Err(error @ Error::DeviceLost(_)), Some(open), Some(folder)) => {
+            on_event(&Event::Note(format!("{error}: opening it again, to go on from the last checkpoint")));
+            let (device, resume) = (open()?, Some(&**folder));
+            run(resolved, Setting { device, reopen, data_dir, resume, stop, training_log, on_event })
+        }
+        (result, ..) => result,
+    }
+}
+
+/// Prepares, trains and finishes, on one device.
+fn run<'a>(resolved: &'a Resolved, setting: Setting<'a>) -> Result<Summary> {
     let mut trainer = Trainer::prepare(resolved, setting)?;
     trainer.run()?;
     trainer.finish()

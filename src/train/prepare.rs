@@ -151,6 +151,7 @@ impl<'a> Trainer<'a> {
             tokens: data.train,
             awaited: VecDeque::new(),
             watch: Watch::default(),
+            parts: 1,
             out_of_patience: false,
             writer: Writer::default(),
             training_time: Duration::ZERO,

@@ -9,12 +9,12 @@ use super::state::{Best, Evaluated, TrainerState};
 use super::writer::Writer;
 use super::{Setting, Windows, describe, evaluate, log, prompt_ids};
 use crate::config::Config;
-use crate::data::{Batch, Loader, Tokenizer};
+use crate::data::{Batch, IGNORE_INDEX, Loader, Position, Tokenizer};
 use crate::generate::{Sampling, generate};
 use crate::nn::{Dropout, Gpt};
 use crate::optim::{LearningRate, Optimizer, Parameters};
 use crate::profile::{self, Report, Span};
-use crate::{Device, Result, Tensor};
+use crate::{Device, Error, Result, Tensor};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -50,6 +50,8 @@ pub(super) struct Trainer<'a> {
     /// The moment that the last checkpoint holds, or will.
     pub(super) saved: Option<TrainerState>,
     pub(super) watch: Watch,
+    /// Passes that a batch is computed in: more than one where the device's memory does not suffice.
+    pub(super) parts: usize,
     /// Whether the validation loss has not fallen for so long that the run is at its end.
     pub(super) out_of_patience: bool,
     /// What is on its way from the device, in its order.
@@ -80,7 +82,10 @@ impl Trainer<'_> {
                 continue;
             }
             let started = Instant::now();
-            self.train_step()?;
+            match self.train_step() {
+                Err(error @ Error::OutOfMemory { .. }) => self.halve(error)?,
+                result => result?,
+            }
             self.training_time += started.elapsed();
             self.take_awaited(false)?;
             (self.setting.on_event)(&Event::Progress { step: self.state.step });
@@ -119,12 +124,14 @@ impl Trainer<'_> {
                 self.parameters.zero_gradients();
             }
             let pass = (self.state.step * accum + micro) as u64;
-            let loss = self.loss(&batch, pass)?;
-            loss.backward()?;
-            total_loss = Some(match total_loss {
-                None => loss.detach(),
-                Some(total) => total.add(&loss.detach())?,
-            });
+            for part in 0..self.parts {
+                let loss = self.loss(&batch, part, pass)?;
+                loss.backward()?;
+                total_loss = Some(match total_loss {
+                    None => loss.detach(),
+                    Some(total) => total.add(&loss.detach())?,
+                });
+            }
         }
         let learning_rate = self.learning_rate.at(self.state.step) * self.state.guard.learning_rate_factor;
         let squares = self.optimizer.step(&self.parameters, learning_rate)?;
@@ -152,14 +159,44 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// The mean loss of a batch in a step's number of passes, with dropout's masks for this pass.
-    pub(super) fn loss(&self, batch: &Batch, pass: u64) -> Result<Tensor> {
+    /// What a part of a batch contributes to the mean loss of a step, with dropout's masks for this pass.
+    pub(super) fn loss(&self, batch: &Batch, part: usize, pass: u64) -> Result<Tensor> {
         let c = self.config;
-        let shape = [c.train.batch_size, c.model.block_size];
-        let ids = Tensor::from_u32(&batch.ids, shape, &self.setting.device)?; // (B, T)
-        let targets = Tensor::from_u32(&batch.targets, shape, &self.setting.device)?; // (B, T)
+        let (rows, t) = (c.train.batch_size, c.model.block_size);
+        let (start, end) = (part * rows / self.parts, (part + 1) * rows / self.parts);
+        let targets = &batch.targets[start * t..end * t];
+        let ids = Tensor::from_u32(&batch.ids[start * t..end * t], [end - start, t], &self.setting.device)?; // (B, T)
         let dropout = Dropout::new(c.model.dropout as f32, c.run.seed, pass);
-        self.model.loss(&ids, &targets, &dropout)?.scale(1.0 / c.train.grad_accum_steps as f32)
+        let predicted = |targets: &[u32]| targets.iter().filter(|&&target| target != IGNORE_INDEX).count() as f32;
+        // A part's mean counts by the tokens that it is of.
+        let share = if self.parts == 1 { 1.0 } else { predicted(targets) / predicted(&batch.targets).max(1.0) };
+        let targets = Tensor::from_u32(targets, [end - start, t], &self.setting.device)?; // (B, T)
+        self.model.loss(&ids, &targets, &dropout)?.scale(share / c.train.grad_accum_steps as f32)
+    }
+
+    /// Prepares to compute the step anew that found too little memory, each batch in twice as many parts.
+    fn halve(&mut self, error: Error) -> Result<()> {
+        let t = &self.config.train;
+        if self.parts >= t.batch_size {
+            return Err(error);
+        }
+        self.parts = (2 * self.parts).min(t.batch_size);
+        let (_, position) = self.watch.unconfirmed.pop_back().expect("the step that failed");
+        self.start_loader(position)?;
+        self.state.position = position;
+        let (rows, accum) = (t.batch_size.div_ceil(self.parts), t.grad_accum_steps * self.parts);
+        let first = error.to_string();
+        let first = first.lines().next().unwrap_or_default();
+        self.report(Event::Note(format!(
+            "{first}: going on with batches of {rows}, accumulated over {accum} passes; a step is of as many tokens as before"
+        )))
+    }
+
+    /// Lets batches begin at this position.
+    pub(super) fn start_loader(&mut self, position: Position) -> Result<()> {
+        let (t, block_size) = (&self.config.train, self.config.model.block_size);
+        self.loader = Loader::new(self.tokens.clone(), t.batch_size, block_size, self.config.run.seed, position)?;
+        Ok(())
     }
 
     /// Takes what has arrived from the device, in its order: reports the numbers of logged steps, hands snapshots to the
