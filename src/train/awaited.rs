@@ -13,7 +13,7 @@ use crate::{Result, Tensor};
 
 /// Something on its way from the device.
 pub(super) enum Awaited {
-    Step(PendingStep),
+    Step(Box<PendingStep>),
     Snapshot(Box<PendingSnapshot>),
 }
 

@@ -74,8 +74,8 @@ impl Trainer<'_> {
                 self.save(false)?;
             }
             let stop = self.setting.stop.load(Ordering::Relaxed);
-            // What is still on its way may lead back to a checkpoint.
-            if (self.is_done() || stop) && (!self.take_awaited(true)? || stop) {
+            // At the end, what is still on its way may lead back to a checkpoint.
+            if stop || (self.is_done() && !self.take_awaited(true)?) {
                 return Ok(());
             }
             if self.is_done() {
@@ -150,7 +150,8 @@ impl Trainer<'_> {
                 grad_norm: f64::NAN,
                 tokens_per_s: 0.0,
             };
-            self.awaited.push_back(Awaited::Step(PendingStep::new(step, &loss, &squares, self.optimizer.skipped())?));
+            let pending = PendingStep::new(step, &loss, &squares, self.optimizer.skipped())?;
+            self.awaited.push_back(Awaited::Step(Box::new(pending)));
         }
         if let Device::Gpu(gpu) = &device {
             gpu.submit()?;
@@ -213,7 +214,7 @@ impl Trainer<'_> {
             }
             match self.awaited.pop_front().expect("front was there") {
                 Awaited::Step(pending) => {
-                    if self.take_step(pending)? {
+                    if self.take_step(*pending)? {
                         return Ok(true);
                     }
                 }

@@ -74,7 +74,7 @@ fn survives(kills: usize, steps: usize, device: &[&str], run: &str) {
             let instant = Duration::from_nanos(splitmix64(&mut seed) % duration.as_nanos() as u64);
             std::thread::sleep(instant);
             // Every other kill waits for a checkpoint to be under way: most of a process's life is its beginning.
-            let aims = splitmix64(&mut seed) % 2 == 0;
+            let aims = splitmix64(&mut seed).is_multiple_of(2);
             let mut until = |written: bool| {
                 while is_writing_a_checkpoint(&sandbox, run) != written && child.try_wait().unwrap().is_none() {
                     std::thread::sleep(Duration::from_micros(100));
