@@ -22,6 +22,8 @@ fn main() {
             state[0] = scale * p.growth;
             state[1] = 0.0;
         }
+    } else if (scale <= 1.0) {
+        numbers[1] = 1.0; // No scale can help: the update itself meets what is not finite, and counts it.
     } else {
         numbers[1] = 0.0;
         state[0] = max(scale * p.backoff, 1.0);

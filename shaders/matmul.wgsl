@@ -325,7 +325,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
 {% macro stride(wide, length) %}{{ (length if wide else BK) // 4 + 2 }}{% endmacro %}
 {# Whether the result leaves the units straight to where it belongs. #}
 {% set direct = not (bias or epilogue or edge_m or edge_n or T_out == "f16") %}
-{% set block_stride = TN // 4 + 1 %}
+{% set block_stride = side // 4 + 1 %}
 
 @group(0) @binding(0) var<storage, read> a: array<vec4<f16>>;
 @group(0) @binding(1) var<storage, read> b: array<vec4<f16>>;
@@ -335,7 +335,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
 var<workgroup> tile_{{ name }}: array<vec4<f16>, {{ (BK if wide else length) * (stride(wide, length) | int) }}>;
 {% endfor %}
 {% if not direct %}
-// Of each subgroup a row of its matrices, on the way out.
+// Of each subgroup one of its matrices, on the way out.
 var<workgroup> block: array<vec4<f32>, {{ subgroups * side * block_stride }}>;
 {% endif %}
 
@@ -390,21 +390,25 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     let {{ name }}_step = {{ BK // 4 }}u;
     {% endif %}
     let {{ name }}_to = {{ name }}_row * {{ stride(wide, length) }}u + {{ name }}_col;
-    var {{ name }}_at = {{ name }}_from;
     {% endfor %}
 
-    for (var k0 = k_begin; k0 < k_end; k0 += {{ BK }}u) {
+    // Counted in steps, from which all addresses follow: so the driver makes the fastest loop of it.
+    let steps = (k_end - k_begin + {{ BK - 1 }}u) / {{ BK }}u;
+    for (var step = 0u; step < steps; step += 1u) {
+        {% if edge_m or edge_n or edge_k %}
+        let k0 = k_begin + step * {{ BK }}u;
+        {% endif %}
         {% for name, outer, wide, length, origin, edge in operands %}
         {% set w = width(wide, length) | int %}
         {% set rows = threads // w %}
         {% set loads = (BK if wide else length) // rows %}
+        let {{ name }}_at = {{ name }}_from + step * {{ name }}_step;
         {% for l in range(loads) %}
         var {{ name }}{{ l }} = vec4<f16>(0.0h);
         {% set inside_row = ("k0 + " ~ name ~ "_row + " ~ l * rows ~ "u < k_end") if wide else (origin ~ " + " ~ name ~ "_row + " ~ l * rows ~ "u < p." ~ outer) %}
         {% set inside_col = (origin ~ " + " ~ name ~ "_col * 4u < p." ~ outer) if wide else ("k0 + " ~ name ~ "_col * 4u < k_end") %}
         {{ ("if (" ~ inside_row ~ " && " ~ inside_col ~ ") ") if edge or edge_k }}{ {{ name }}{{ l }} = {{ name }}[{{ name }}_at + {{ l * rows }}u * {{ name }}_line]; }
         {% endfor %}
-        {{ name }}_at += {{ name }}_step;
         {% endfor %}
         // All loads go before the first store, so that they are under way together.
         {% for name, outer, wide, length, origin, edge in operands %}
@@ -457,23 +461,25 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% endfor %}
     {% endfor %}
     {% else %}
+    // One matrix at a time: with more of this memory, fewer workgroups would run on a multiprocessor.
     let lane = thread % {{ subgroup }}u;
     let block_at = unit * {{ side * block_stride }}u;
     let line = {{ block_stride }}u;
+    {% set vectors = side * side // 4 %}
     {% for i in range(fragments_m) %}
     {% for j in range(fragments_n) %}
     {
-        let to = block_at + {{ j * side // 4 }}u;
+        let to = block_at;
         let values = c{{ i }}_{{ j }};
         coopStoreT(values, &block[to], line);
     }
-    {% endfor %}
     workgroupBarrier();
-    for (var x = lane; x < {{ side * TN // 4 }}u; x += {{ subgroup }}u) {
-        let row = x / {{ TN // 4 }}u;
-        let col = x % {{ TN // 4 }}u;
+    {% for l in range((vectors + subgroup - 1) // subgroup) %}
+    {{ ("if (lane + " ~ l * subgroup ~ "u < " ~ vectors ~ "u) ") if (l + 1) * subgroup > vectors }}{
+        let row = (lane + {{ l * subgroup }}u) / {{ side // 4 }}u;
+        let col = (lane + {{ l * subgroup }}u) % {{ side // 4 }}u;
         let m0 = tile_row + block_row + {{ i * side }}u + row;
-        let n0 = tile_col + block_col + col * 4u;
+        let n0 = tile_col + block_col + {{ j * side }}u + col * 4u;
         {{ inside(0, 0) }}{
             let at = (base_c + m0 * p.n + n0) / 4u;
             var value = block[block_at + row * {{ block_stride }}u + col];
@@ -492,7 +498,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
             {% endif %}
         }
     }
+    {% endfor %}
     workgroupBarrier();
+    {% endfor %}
     {% endfor %}
     {% endif %}
 }

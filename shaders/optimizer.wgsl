@@ -1,11 +1,12 @@
-// One update of all parameters (formulas: src/optim/update.rs). One thread per four elements.
+// One update of all parameters (formulas: src/optim/update.rs). One thread per four elements. Gradients whose norm is no
+// number change nothing but the count of skipped updates.
 {{ "enable f16;" if mixed }}
 {% include "common" %}
 
 struct Params {
     len: u32, decay_end: u32,
     learning_rate: f32, beta1: f32, beta2: f32, eps: f32, weight_decay: f32,
-    correction1: f32, correction2: f32, grad_clip: f32,
+    correction1: f32, correction2: f32, grad_clip: f32, counts: u32,
 }
 var<immediate> p: Params;
 
@@ -17,8 +18,9 @@ var<immediate> p: Params;
 {% if rule != "sgd" %}
 @group(0) @binding(4) var<storage, read_write> second: array<vec4<f32>>;
 {% endif %}
+@group(0) @binding({{ 4 if rule == "sgd" else 5 }}) var<storage, read_write> skipped: array<u32>;
 {% if mixed %}
-@group(0) @binding({{ 4 if rule == "sgd" else 5 }}) var<storage, read_write> halves: array<vec4<f16>>;
+@group(0) @binding({{ 5 if rule == "sgd" else 6 }}) var<storage, read_write> halves: array<vec4<f16>>;
 {% endif %}
 
 @compute @workgroup_size(256)
@@ -26,10 +28,17 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         @builtin(local_invocation_index) thread: u32) {
     let i = workgroup_number(id, count) * 256u + thread;
     if (i * 4u >= p.len) { return; }
+    {% if mixed %}
+    if (squares[1] == 0.0) { return; }
+    {% endif %}
+    // By the bits of the exponent: a compiler may take it that no number is infinite or NaN.
+    if ((bitcast<u32>(squares[0]) & 0x7f800000u) == 0x7f800000u) {
+        if (i == 0u) { skipped[0] += p.counts; }
+        return;
+    }
     var clip = 1.0;
     if (p.grad_clip > 0.0) { clip = min(1.0, p.grad_clip / (sqrt(squares[0]) + 1e-6)); }
     {% if mixed %}
-    if (squares[1] == 0.0) { return; }
     clip *= squares[1];
     {% endif %}
     // Arenas and their decaying part end on whole vectors.

@@ -33,9 +33,20 @@ pub enum Error {
     #[error("{what} needs {needed}, but {adapter} allows {limit}\n  {hint}")]
     GpuLimit { what: String, needed: String, adapter: String, limit: String, hint: String },
 
-    /// The driver reported an error, or the device was lost.
+    /// The driver reported an error.
     #[error("the GPU reported an error: {0}")]
     Gpu(String),
+
+    /// The device has no memory left.
+    #[error(
+        "{adapter} has no memory left for {needed_bytes} bytes more, {used_bytes} are in use\n  use a smaller \
+         train.batch_size (with train.grad_accum_steps to make up for it), model or model.block_size, or --device cpu"
+    )]
+    OutOfMemory { adapter: String, needed_bytes: usize, used_bytes: usize },
+
+    /// The device is gone: its driver has ended, or it was removed.
+    #[error("the GPU was lost: {0}")]
+    DeviceLost(String),
 
     /// A value of the configuration is wrong: `place` names the file, variable or flag, `key` the key in it.
     #[error("{place}: {key}: {message}")]

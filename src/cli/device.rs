@@ -58,6 +58,7 @@ fn open_with(config: &DeviceConfig, measure: bool) -> Result<Device> {
             index,
             allow_software: config.allow_software,
             default_limits: default_limits()?,
+            memory_bytes: memory_bytes()?,
             cache: cache::folder(),
         };
         Ok(Device::Gpu(open_gpu(&choice, measure)?))
@@ -138,6 +139,19 @@ fn default_limits() -> Result<bool> {
         Ok(other) => {
             bail!("RUSTYFLOW_GPU_LIMITS={other}: expected \"default\", or nothing for the adapter's own limits")
         }
+    }
+}
+
+/// The most memory of a GPU that the environment allows, which is given in MiB.
+fn memory_bytes() -> Result<Option<usize>> {
+    const VARIABLE: &str = "RUSTYFLOW_GPU_MEMORY";
+    let text = std::env::var(VARIABLE).unwrap_or_default();
+    if text.is_empty() {
+        return Ok(None);
+    }
+    match text.parse::<u32>() {
+        Ok(mib) if mib > 0 => Ok(Some((mib as usize) << 20)),
+        _ => bail!("{VARIABLE}={text}: expected a whole number of MiB above 0, or nothing for all of the GPU's memory"),
     }
 }
 

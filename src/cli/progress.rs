@@ -45,6 +45,13 @@ impl View {
                     result.loss, result.perplexity, result.bits_per_byte
                 ))
             }
+            Event::RolledBack { step, cause, learning_rate_factor, .. } => {
+                output::note(format_args!(
+                    "warning: {cause}; going on from the checkpoint of step {step} with {learning_rate_factor} times the \
+                     learning rate"
+                ));
+                Ok(())
+            }
             Event::Saved { path, .. } => {
                 tracing::info!("saved {}", path.display());
                 Ok(())

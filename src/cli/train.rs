@@ -1,6 +1,7 @@
 //! `rustyflow train`.
 
 use super::{configuration, device, output, progress};
+use crate::Error;
 use crate::train::{Event, Setting, TRAINING_LOG, newest_unfinished_run, run_config, train};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
@@ -42,6 +43,7 @@ pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
     let mut shown = Ok(());
     let setting = Setting {
         device,
+        reopen: Some(&|| device::open(&resolved.config.device).map_err(|e| Error::DeviceLost(e.to_string()))),
         data_dir: &flags.data_dir,
         resume: run.as_deref(),
         stop,

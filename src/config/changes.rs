@@ -35,6 +35,7 @@ const CHANGEABLE: &[&str] = &[
     "train.eval_batches",
     "train.grad_clip",
     "checkpoint",
+    "guard",
     "log",
     "generate",
 ];

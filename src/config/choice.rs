@@ -66,6 +66,18 @@ choice! {
 }
 
 choice! {
+    /// What is done about a loss or gradient that is not finite.
+    NonFinite {
+        /// Go on without the update.
+        Skip = "skip",
+        /// Go back to the last good checkpoint, with a lower learning rate.
+        Rollback = "rollback",
+        /// End the run with a diagnosis.
+        Stop = "stop",
+    }
+}
+
+choice! {
     /// The rule that turns gradients into updates.
     OptimizerKind {
         /// Adam with weight decay apart from the gradient (Loshchilov and Hutter, 2019).

@@ -2,7 +2,7 @@
 
 use toml::Value;
 
-use super::choice::{DeviceKind, OptimizerKind, Precision, Schedule};
+use super::choice::{DeviceKind, NonFinite, OptimizerKind, Precision, Schedule};
 
 /// What a key takes.
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +76,13 @@ pub(super) const KEYS: &[Key] = &[
     key("checkpoint.every", Kind::Count),
     key("checkpoint.keep_last", Kind::Count),
     key("checkpoint.keep_best", Kind::Flag),
+    key("guard.non_finite", Kind::Choice(NonFinite::CHOICES)),
+    key("guard.max_skips", Kind::Count),
+    key("guard.spike_z", Kind::Real),
+    key("guard.spike_window", Kind::Count),
+    key("guard.max_rollbacks", Kind::Count),
+    key("guard.learning_rate_factor", Kind::Real),
+    key("guard.patience", Kind::Count),
     key("log.every", Kind::Count),
     key("generate.prompt", Kind::Text),
     key("generate.max_new_tokens", Kind::Count),
@@ -87,7 +94,7 @@ pub(super) const KEYS: &[Key] = &[
 
 /// The sections, in the order of the schema.
 pub(super) const SECTIONS: &[&str] =
-    &["run", "device", "data", "model", "train", "optimizer", "checkpoint", "log", "generate"];
+    &["run", "device", "data", "model", "train", "optimizer", "checkpoint", "guard", "log", "generate"];
 
 /// The key of that name.
 pub(super) fn find(name: &str) -> Option<&'static Key> {

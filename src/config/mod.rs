@@ -38,12 +38,12 @@ use std::fmt::Display;
 use crate::error::Error;
 
 pub use changes::Change;
-pub use choice::{DeviceKind, OptimizerKind, Precision, Schedule};
+pub use choice::{DeviceKind, NonFinite, OptimizerKind, Precision, Schedule};
 pub use layers::{Layers, Resolved, process_environment};
 pub use origin::Origin;
 pub use schema::{
-    CheckpointConfig, Config, DataConfig, DeviceConfig, GenerateConfig, LogConfig, ModelConfig, OptimizerConfig,
-    RunConfig, TrainConfig, TrainLength,
+    CheckpointConfig, Config, DataConfig, DeviceConfig, GenerateConfig, GuardConfig, LogConfig, ModelConfig,
+    OptimizerConfig, RunConfig, TrainConfig, TrainLength,
 };
 
 /// The configuration that is used when none is named: it trains on the sample corpus that ships.

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::choice::{DeviceKind, OptimizerKind, Precision, Schedule};
+use super::choice::{DeviceKind, NonFinite, OptimizerKind, Precision, Schedule};
 
 /// Everything that a run can be told.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -27,6 +27,8 @@ pub struct Config {
     pub optimizer: OptimizerConfig,
     /// What is saved and kept.
     pub checkpoint: CheckpointConfig,
+    /// What is done when a run goes bad.
+    pub guard: GuardConfig,
     /// What is reported.
     pub log: LogConfig,
     /// How text is sampled from the model.
@@ -264,6 +266,40 @@ pub struct CheckpointConfig {
 impl Default for CheckpointConfig {
     fn default() -> Self {
         CheckpointConfig { every: 0, keep_last: 2, keep_best: true }
+    }
+}
+
+/// `[guard]`: what is done when a run goes bad.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GuardConfig {
+    /// `skip`, `rollback` or `stop`: about a loss or gradient that is not finite. Default `rollback`.
+    pub non_finite: NonFinite,
+    /// How many updates may be skipped before a logged step is good again. Default 10.
+    pub max_skips: usize,
+    /// Roll back where a logged loss lies so many standard deviations above those before it. Default 0: off.
+    pub spike_z: f64,
+    /// The logged losses that a spike is compared with, at least 2. Default 50.
+    pub spike_window: usize,
+    /// How often a run may go back to a checkpoint. Default 3.
+    pub max_rollbacks: usize,
+    /// The learning rate after going back, as a part of the one before, in (0, 1]. Default 0.5.
+    pub learning_rate_factor: f64,
+    /// Evaluations without a new lowest validation loss after which training ends. Default 0: it does not.
+    pub patience: usize,
+}
+
+impl Default for GuardConfig {
+    fn default() -> Self {
+        GuardConfig {
+            non_finite: NonFinite::Rollback,
+            max_skips: 10,
+            spike_z: 0.0,
+            spike_window: 50,
+            max_rollbacks: 3,
+            learning_rate_factor: 0.5,
+            patience: 0,
+        }
     }
 }
 

@@ -61,7 +61,7 @@ impl Checker<'_> {
 
 /// Counts that make no sense at zero.
 fn sizes(c: &Checker) -> Result<()> {
-    let Config { data, model, train, checkpoint, log, generate, device, .. } = c.config();
+    let Config { data, model, train, checkpoint, guard, log, generate, device, .. } = c.config();
     for (key, size) in [
         ("data.vocab_size", data.vocab_size),
         ("model.n_layer", model.n_layer),
@@ -77,13 +77,14 @@ fn sizes(c: &Checker) -> Result<()> {
     ] {
         c.ensure(size >= 1, key, "at least 1", size)?;
     }
+    c.ensure(guard.spike_window >= 2, "guard.spike_window", "at least 2", guard.spike_window)?;
     // No machine has more, and starting millions of threads brings one down.
     c.ensure(device.threads <= 4096, "device.threads", "at most 4096", device.threads)
 }
 
 /// Real numbers, each in its interval.
 fn ranges(c: &Checker) -> Result<()> {
-    let Config { data, model, train, optimizer, generate, .. } = c.config();
+    let Config { data, model, train, optimizer, guard, generate, .. } = c.config();
     let in_unit = |x: f64| (0.0..1.0).contains(&x);
     for (key, x, holds, expected) in [
         (
@@ -102,6 +103,13 @@ fn ranges(c: &Checker) -> Result<()> {
         ("optimizer.eps", optimizer.eps, optimizer.eps as f32 > 0.0, "above 0 as a 32-bit number"),
         ("optimizer.weight_decay", optimizer.weight_decay, optimizer.weight_decay >= 0.0, "at least 0"),
         ("optimizer.momentum", optimizer.momentum, in_unit(optimizer.momentum), "at least 0 and below 1"),
+        ("guard.spike_z", guard.spike_z, guard.spike_z >= 0.0, "at least 0 (0 looks for no spikes)"),
+        (
+            "guard.learning_rate_factor",
+            guard.learning_rate_factor,
+            guard.learning_rate_factor > 0.0 && guard.learning_rate_factor <= 1.0,
+            "above 0 and at most 1",
+        ),
         ("generate.temperature", generate.temperature, generate.temperature >= 0.0, "at least 0"),
         ("generate.top_p", generate.top_p, generate.top_p > 0.0 && generate.top_p <= 1.0, "above 0 and at most 1"),
     ] {

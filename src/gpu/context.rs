@@ -4,7 +4,7 @@ use super::pipeline_cache::PipelineCache;
 use super::pipelines::Pipelines;
 use super::plan::{Limits, Operand, Plan, grid};
 use super::pool::{GpuSlice, Pool};
-use super::readback::{Pending, Staging};
+use super::readback::{Pending, Spares, Staging};
 use super::timestamps::Timestamps;
 use super::{AdapterChoice, AdapterInfo, adapter};
 use crate::profile::{self, Cost, MemoryKind, MemoryStats, Span};
@@ -35,8 +35,19 @@ struct Context {
     queue: wgpu::Queue,
     pool: Rc<Pool>,
     recorder: RefCell<Recorder>,
+    spares: Spares,
     /// The first error that the driver reported outside a call.
-    error: Arc<Mutex<Option<String>>>,
+    fault: Arc<Mutex<Option<Fault>>>,
+    /// The most memory that is taken, bytes.
+    memory_bytes: usize,
+}
+
+/// What a driver reports outside a call.
+#[derive(Clone)]
+enum Fault {
+    OutOfMemory,
+    Lost(String),
+    Other(String),
 }
 
 /// The commands recorded since the last submit.
@@ -96,16 +107,20 @@ impl Gpu {
             matrix_units,
             matmul_rates: None,
         };
-        let error = Arc::new(Mutex::new(None));
-        let sink = error.clone();
+        let fault = Arc::new(Mutex::new(None));
+        let sink = fault.clone();
         device.on_uncaptured_error(Arc::new(move |e: wgpu::Error| {
-            sink.lock().unwrap_or_else(|p| p.into_inner()).get_or_insert(e.to_string());
+            let fault = match e {
+                wgpu::Error::OutOfMemory { .. } => Fault::OutOfMemory,
+                other => Fault::Other(other.to_string()),
+            };
+            sink.lock().unwrap_or_else(|p| p.into_inner()).get_or_insert(fault);
         }));
-        let sink = error.clone();
+        let sink = fault.clone();
         device.set_device_lost_callback(move |reason, message| {
             if reason != wgpu::DeviceLostReason::Destroyed {
-                let message = format!("device lost: {message}");
-                sink.lock().unwrap_or_else(|p| p.into_inner()).get_or_insert(message);
+                // It explains whatever else was reported.
+                *sink.lock().unwrap_or_else(|p| p.into_inner()) = Some(Fault::Lost(message));
             }
         });
         let kept = choice.cache.as_deref().zip(pipeline_cache_key);
@@ -120,7 +135,9 @@ impl Gpu {
             flops: 0.0,
             submissions: VecDeque::new(),
         };
-        let context = Context { info, device, queue, pool: Rc::default(), recorder: RefCell::new(recorder), error };
+        let (pool, spares, recorder) = (Rc::default(), Spares::default(), RefCell::new(recorder));
+        let memory_bytes = choice.memory_bytes.unwrap_or(usize::MAX);
+        let context = Context { info, device, queue, pool, recorder, spares, fault, memory_bytes };
         Ok(Gpu(Rc::new(context), Rc::new(limits)))
     }
 
@@ -153,7 +170,7 @@ impl Gpu {
     /// Memory of `size` bytes with unspecified contents, of the kind that [`profile::memory_kind`] has set.
     ///
     /// # Errors
-    /// [`Error::GpuLimit`] if no buffer can be so large, [`Error::Gpu`] if the memory is used up.
+    /// [`Error::GpuLimit`] if no buffer can be so large, [`Error::OutOfMemory`] if the memory is used up.
     pub fn alloc(&self, size: usize) -> Result<GpuSlice> {
         if size as u64 > self.1.buffer_bytes {
             return Err(Error::GpuLimit {
@@ -164,16 +181,52 @@ impl Gpu {
                 hint: "use a smaller model or batch, or --device cpu".into(),
             });
         }
-        let slice = self.0.pool.take(size, |size| {
-            self.0.device.create_buffer(&wgpu::BufferDescriptor {
-                label: None,
-                size: size as u64,
-                usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
-                mapped_at_creation: false,
-            })
-        });
+        match self.0.pool.take(size, |size| self.create_buffer(size)) {
+            // What the pool keeps for other sizes may be enough. The GPU must be done with it first.
+            Err(Error::OutOfMemory { .. }) => {
+                self.synchronize()?;
+                self.0.recorder.borrow_mut().pipelines.forget_bind_groups();
+                self.0.pool.release_free();
+                self.0.device.poll(wgpu::PollType::Poll).map_err(|e| Error::Gpu(e.to_string()))?;
+                self.0.pool.take(size, |size| self.create_buffer(size))
+            }
+            result => result,
+        }
+    }
+
+    fn create_buffer(&self, size: usize) -> Result<wgpu::Buffer> {
+        let stats = self.0.pool.stats();
+        let full = || Error::OutOfMemory {
+            adapter: self.0.info.name.clone(),
+            needed_bytes: size,
+            used_bytes: stats.used_bytes,
+        };
+        if stats.reserved_bytes + size > self.0.memory_bytes {
+            return Err(full());
+        }
         self.check()?;
-        Ok(slice)
+        let buffer = self.0.device.create_buffer(&wgpu::BufferDescriptor {
+            label: None,
+            size: size as u64,
+            usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
+            mapped_at_creation: false,
+        });
+        // Reported at once, and over as soon as it is known: a smaller buffer may fit.
+        let mut fault = self.0.fault.lock().unwrap_or_else(|p| p.into_inner());
+        if matches!(*fault, Some(Fault::OutOfMemory)) {
+            *fault = None;
+            return Err(full());
+        }
+        drop(fault);
+        self.check()?;
+        Ok(buffer)
+    }
+
+    /// Makes the device one that is lost, as if its driver had ended.
+    #[doc(hidden)]
+    pub fn lose_for_tests(&self) {
+        *self.0.fault.lock().unwrap_or_else(|p| p.into_inner()) = Some(Fault::Lost("by a test".into()));
+        self.0.device.destroy();
     }
 
     /// Records a kernel's launches. `name` is what the profile calls it, `cost` what it must compute and move.
@@ -261,7 +314,7 @@ impl Gpu {
 
     /// Records a read-back of `slice` whose bytes are taken later.
     pub fn download_later(&self, slice: &GpuSlice) -> Pending {
-        let staging = Staging::new(&self.0.device, slice.size);
+        let staging = Staging::new(&self.0.device, slice.size, &self.0.spares);
         let mut recorder = self.0.recorder.borrow_mut();
         recorder.encoder(&self.0.device).copy_buffer_to_buffer(
             slice.buffer.raw(),
@@ -271,7 +324,7 @@ impl Gpu {
             Some(slice.size.next_multiple_of(4) as u64),
         );
         recorder.to_map.push(staging.clone());
-        Pending { gpu: self.clone(), staging, size: slice.size }
+        Pending { gpu: self.clone(), staging, size: slice.size, spares: self.0.spares.clone() }
     }
 
     /// The contents of `slice`, after everything recorded so far has run. Waits.
@@ -369,8 +422,10 @@ impl Gpu {
 
     /// The first error that the driver reported, if any.
     fn check(&self) -> Result<()> {
-        match self.0.error.lock().unwrap_or_else(|p| p.into_inner()).as_ref() {
-            Some(message) => Err(Error::Gpu(message.clone())),
+        match self.0.fault.lock().unwrap_or_else(|p| p.into_inner()).clone() {
+            Some(Fault::Lost(message)) => Err(Error::DeviceLost(message)),
+            Some(Fault::Other(message)) => Err(Error::Gpu(message)),
+            Some(Fault::OutOfMemory) => Err(Error::Gpu("out of memory".into())),
             None => Ok(()),
         }
     }

@@ -39,12 +39,12 @@ pub use {
     adapter::adapters,
     context::Gpu,
     pool::GpuSlice,
-    readback::Pending,
+    readback::{Landed, Pending},
     shader::{render, source_of},
 };
 
 #[cfg(not(feature = "gpu"))]
-pub use absent::{Gpu, GpuSlice, Pending, adapters};
+pub use absent::{Gpu, GpuSlice, Landed, Pending, adapters};
 
 use serde::Serialize;
 use std::path::PathBuf;
@@ -58,6 +58,8 @@ pub struct AdapterChoice {
     pub allow_software: bool,
     /// Whether only what every WebGPU implementation grants is used, to see that it suffices.
     pub default_limits: bool,
+    /// The most memory taken, bytes; `None` takes as much as there is.
+    pub memory_bytes: Option<usize>,
     /// The folder that keeps compiled shaders for the next process; `None` keeps nothing. Losing it costs time alone.
     pub cache: Option<PathBuf>,
 }

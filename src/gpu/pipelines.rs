@@ -154,6 +154,13 @@ impl Pipelines {
     }
 }
 
+impl Pipelines {
+    /// Lets go of the buffers that cached bind groups hold.
+    pub fn forget_bind_groups(&mut self) {
+        self.groups.clear();
+    }
+}
+
 impl Drop for Pipelines {
     fn drop(&mut self) {
         // At the end of a command: nothing waits for it, and everything that it ran is there.

@@ -3,6 +3,7 @@
 //! Commands run in the order in which they were recorded, so a buffer may be handed out again as soon as it is free,
 //! while the GPU still works on what was recorded before.
 
+use crate::Result;
 use crate::profile::{BytesByKind, MemoryKind, MemoryStats, current_memory_kind};
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -86,16 +87,25 @@ pub(super) struct Pool {
 
 impl Pool {
     /// A buffer of at least `size` bytes: one that is free, or one that `create` makes.
-    pub fn take(self: &Rc<Pool>, size: usize, create: impl FnOnce(usize) -> wgpu::Buffer) -> GpuSlice {
+    ///
+    /// # Errors
+    /// Those of `create`.
+    pub fn take(self: &Rc<Pool>, size: usize, create: impl FnOnce(usize) -> Result<wgpu::Buffer>) -> Result<GpuSlice> {
         let class = size_class(size);
         let recycled = self.free.borrow_mut().get_mut(&class).and_then(Vec::pop);
+        let (id, raw) = match recycled {
+            Some(recycled) => recycled,
+            None => {
+                let raw = create(class)?;
+                let mut stats = self.stats.get();
+                stats.reserved_bytes += class;
+                stats.buffers += 1;
+                self.stats.set(stats);
+                self.next_id.set(self.next_id.get() + 1);
+                (self.next_id.get(), raw)
+            }
+        };
         let mut stats = self.stats.get();
-        let (id, raw) = recycled.unwrap_or_else(|| {
-            stats.reserved_bytes += class;
-            stats.buffers += 1;
-            self.next_id.set(self.next_id.get() + 1);
-            (self.next_id.get(), create(class))
-        });
         let kind = current_memory_kind().unwrap_or(MemoryKind::Other);
         let mut used_by_kind = self.used_by_kind.get();
         used_by_kind[kind] += class;
@@ -106,7 +116,18 @@ impl Pool {
             stats.peak_by_kind = used_by_kind;
         }
         self.stats.set(stats);
-        GpuSlice { buffer: Rc::new(Pooled { id, raw: Some(raw), kind, pool: Rc::downgrade(self) }), offset: 0, size }
+        let buffer = Rc::new(Pooled { id, raw: Some(raw), kind, pool: Rc::downgrade(self) });
+        Ok(GpuSlice { buffer, offset: 0, size })
+    }
+
+    /// Gives the free buffers back to the driver, once the GPU is done with them.
+    pub fn release_free(&self) {
+        let mut stats = self.stats.get();
+        for (_, raw) in self.free.borrow_mut().drain().flat_map(|(_, buffers)| buffers) {
+            stats.reserved_bytes -= raw.size() as usize;
+            stats.buffers -= 1;
+        }
+        self.stats.set(stats);
     }
 
     fn give_back(&self, id: u64, raw: wgpu::Buffer, kind: MemoryKind) {

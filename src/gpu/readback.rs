@@ -2,12 +2,34 @@
 
 use super::Gpu;
 use crate::{Error, Result};
-use std::sync::Arc;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex};
 
 const WAITING: u8 = 0;
 const READY: u8 = 1;
 const FAILED: u8 = 2;
+
+/// Buffers that are kept for the next read of that size: to pin gigabytes of memory takes a large part of a second.
+/// Small ones are made anew.
+#[derive(Clone, Default)]
+pub(super) struct Spares(Arc<Mutex<Vec<wgpu::Buffer>>>);
+
+impl Spares {
+    const MIN_BYTES: u64 = 1 << 20;
+
+    fn take(&self, size: u64) -> Option<wgpu::Buffer> {
+        let mut spares = self.0.lock().unwrap_or_else(|p| p.into_inner());
+        let place = spares.iter().position(|buffer| buffer.size() == size)?;
+        Some(spares.swap_remove(place))
+    }
+
+    fn keep(&self, buffer: wgpu::Buffer) {
+        if buffer.size() >= Spares::MIN_BYTES {
+            self.0.lock().unwrap_or_else(|p| p.into_inner()).push(buffer);
+        }
+    }
+}
 
 /// A mappable buffer and whether its mapping has arrived.
 #[derive(Clone)]
@@ -17,12 +39,15 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    pub fn new(device: &wgpu::Device, size: usize) -> Staging {
-        let buffer = device.create_buffer(&wgpu::BufferDescriptor {
-            label: Some("staging"),
-            size: size.next_multiple_of(4) as u64,
-            usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
-            mapped_at_creation: false,
+    pub fn new(device: &wgpu::Device, size: usize, spares: &Spares) -> Staging {
+        let size = size.next_multiple_of(4) as u64;
+        let buffer = spares.take(size).unwrap_or_else(|| {
+            device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some("staging"),
+                size,
+                usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            })
         });
         Staging { buffer, state: Arc::new(AtomicU8::new(WAITING)) }
     }
@@ -38,16 +63,19 @@ impl Staging {
 
     /// The first `size` bytes if they have arrived; unmaps the buffer, so it can be used again.
     pub fn take(&self, size: usize) -> Result<Option<Vec<u8>>> {
+        let Some(range) = self.mapped()? else { return Ok(None) };
+        let bytes = range[..size].to_vec();
+        drop(range);
+        self.buffer.unmap();
+        self.state.store(WAITING, Ordering::Release);
+        Ok(Some(bytes))
+    }
+
+    /// The mapped memory, if the bytes are there.
+    fn mapped(&self) -> Result<Option<wgpu::BufferView>> {
         match self.state.load(Ordering::Acquire) {
             WAITING => Ok(None),
-            READY => {
-                let range = self.buffer.get_mapped_range(..).map_err(|e| Error::Gpu(e.to_string()))?;
-                let bytes = range[..size].to_vec();
-                drop(range);
-                self.buffer.unmap();
-                self.state.store(WAITING, Ordering::Release);
-                Ok(Some(bytes))
-            }
+            READY => self.buffer.get_mapped_range(..).map(Some).map_err(|e| Error::Gpu(e.to_string())),
             _ => Err(Error::Gpu("a buffer could not be read back; the device may be lost".into())),
         }
     }
@@ -58,16 +86,48 @@ pub struct Pending {
     pub(super) gpu: Gpu,
     pub(super) staging: Staging,
     pub(super) size: usize,
+    pub(super) spares: Spares,
+}
+
+/// Bytes that have arrived from the GPU, in the memory where they arrived. Another thread may read them.
+pub struct Landed {
+    /// `None` only while it is dropped.
+    view: Option<wgpu::BufferView>,
+    size: usize,
+    buffer: wgpu::Buffer,
+    spares: Spares,
+}
+
+impl Deref for Landed {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.view.as_ref().expect("the view is there until drop")[..self.size]
+    }
+}
+
+impl Drop for Landed {
+    fn drop(&mut self) {
+        self.view = None; // before the buffer is unmapped
+        self.buffer.unmap();
+        self.spares.keep(self.buffer.clone());
+    }
 }
 
 impl Pending {
-    /// The bytes if they have arrived. Never waits.
+    /// The bytes where they arrived, once they have. Never waits, never copies; to be called until it gives them.
     ///
     /// # Errors
     /// If the GPU reported an error.
-    pub fn try_take(&self) -> Result<Option<Vec<u8>>> {
+    pub fn try_land(&self) -> Result<Option<Landed>> {
         self.gpu.poll()?;
-        self.staging.take(self.size)
+        let landed = |view| Landed {
+            view: Some(view),
+            size: self.size,
+            buffer: self.staging.buffer.clone(),
+            spares: self.spares.clone(),
+        };
+        Ok(self.staging.mapped()?.map(landed))
     }
 
     /// Submits what is recorded and waits for the bytes.

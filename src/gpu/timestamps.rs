@@ -2,7 +2,7 @@
 //!
 //! Queries of a submit are resolved at its end and arrive in the profile some submits later; nothing waits for them.
 
-use super::readback::Staging;
+use super::readback::{Spares, Staging};
 use crate::Result;
 use crate::profile::{self, Cost};
 use std::collections::VecDeque;
@@ -117,7 +117,8 @@ impl Timestamps {
         if self.next == 0 {
             return;
         }
-        let staging = self.free.pop().unwrap_or_else(|| Staging::new(device, CAPACITY as usize * 8));
+        let staging =
+            self.free.pop().unwrap_or_else(|| Staging::new(device, CAPACITY as usize * 8, &Spares::default()));
         let size = u64::from(self.next) * 8;
         encoder.resolve_query_set(&self.queries, 0..self.next, &self.resolved, 0);
         encoder.copy_buffer_to_buffer(&self.resolved, 0, &staging.buffer, 0, Some(size));

@@ -2,7 +2,8 @@
 //! `transformers.GPT2LMHeadModel.from_pretrained` reads.
 
 use super::{Gpt, GptConfig, LayerNorm, Module};
-use crate::{Device, Error, Result, Tensor};
+use crate::tensor::Bytes;
+use crate::{Device, Error, Result, Shape, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde_json::{Value, json};
 use std::collections::HashMap;
@@ -17,48 +18,41 @@ const WEIGHTS: &str = "model.safetensors";
 /// the model learns on.
 pub struct Weights {
     config: GptConfig,
-    /// Name, shape and bytes of each.
-    tensors: Vec<(String, Vec<usize>, Vec<u8>)>,
+    /// Name, shape and first element of each.
+    tensors: Vec<(String, Shape, usize)>,
+    arena: Bytes,
 }
 
 impl Weights {
-    /// # Errors
-    /// If the parameters cannot be read from their device.
-    pub fn of(model: &mut Gpt) -> Result<Weights> {
-        let mut tensors = Vec::new();
-        for (name, tensor) in model.parameters() {
-            let file_name = if name.starts_with("lm_head") { name.clone() } else { format!("{PREFIX}{name}") };
-            tensors.push((file_name, tensor.shape().to_vec(), tensor.to_bytes()?));
-        }
-        Ok(Weights { config: model.config.clone(), tensors })
+    /// The parameters of a model of this shape: name, shape and first element in the arena of each.
+    pub fn new(config: GptConfig, tensors: impl Iterator<Item = (String, Shape, usize)>, arena: Bytes) -> Weights {
+        Weights { config, tensors: tensors.collect(), arena }
     }
 
     /// The names and contents of the files that [`load`] reads.
     ///
     /// # Errors
     /// If the tensors make no file, which no model's do.
-    pub fn encode(mut self) -> Result<[(&'static str, Vec<u8>); 2]> {
-        if !self.config.bias {
-            // GPT-2 has biases everywhere: zeros mean the same as none.
-            let missing: Vec<_> = self
-                .tensors
-                .iter()
-                .filter(|(name, ..)| name.contains(".h.") || name.contains("ln_f"))
-                .map(|(name, shape, _)| {
-                    let len = shape[shape.len() - 1];
-                    (name.replace(".weight", ".bias"), vec![len], vec![0; 4 * len])
-                })
-                .collect();
-            self.tensors.extend(missing);
+    pub fn encode(self) -> Result<[(&'static str, Vec<u8>); 2]> {
+        let file_name = |name: &str| match name.starts_with("lm_head") {
+            true => name.to_string(),
+            false => format!("{PREFIX}{name}"),
+        };
+        let view = |shape: Vec<usize>, bytes| {
+            TensorView::new(Dtype::F32, shape, bytes).expect("a tensor's bytes fit its shape")
+        };
+        let mut views: Vec<(String, TensorView)> = Vec::new();
+        let longest = self.tensors.iter().map(|(_, shape, _)| shape.last_dim()).max().unwrap_or(0);
+        let zeros = vec![0; 4 * longest];
+        for (name, shape, start) in &self.tensors {
+            let bytes = &self.arena[4 * start..4 * (start + shape.elements())];
+            views.push((file_name(name), view(shape.to_vec(), bytes)));
+            if !self.config.bias && (name.starts_with("h.") || name.starts_with("ln_f")) {
+                // GPT-2 has biases everywhere: zeros mean the same as none.
+                let len = shape.last_dim();
+                views.push((file_name(&name.replace(".weight", ".bias")), view(vec![len], &zeros[..4 * len])));
+            }
         }
-        let views: Vec<(&str, TensorView)> = self
-            .tensors
-            .iter()
-            .map(|(name, shape, bytes)| {
-                let view = TensorView::new(Dtype::F32, shape.clone(), bytes).expect("a tensor's bytes fit its shape");
-                (name.as_str(), view)
-            })
-            .collect();
         let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
         let weights = safetensors::serialize(views, Some(metadata))
             .map_err(|e| Error::Invalid(format!("{WEIGHTS} cannot be made: {e}")))?;

@@ -49,16 +49,11 @@ impl Parameters {
         };
         let decay_end = place(true);
         let len = place(false);
-        let mut flat = vec![0.0; len];
-        for entry in &entries {
-            let (_, tensor) = tensors.iter().find(|(name, _)| *name == entry.name).expect("placed above");
-            flat[entry.offset..][..tensor.len()].copy_from_slice(&tensor.to_f32()?);
-        }
+        let flat = flatten(&entries, len, &tensors)?;
         let values = memory_kind(MemoryKind::Parameters, || Tensor::from_f32(&flat, [len], device))?;
         let halves = (products == DType::F16).then(|| {
-            let flat: Vec<f16> = flat.iter().map(|value| f16::from_f32(*value)).collect();
-            let spec = Spec::new([len], DType::F16);
-            memory_kind(MemoryKind::Parameters, || Tensor::from_bytes(bytemuck::cast_slice(&flat), spec, device))
+            let (halves, spec) = (rounded(&flat), Spec::new([len], DType::F16));
+            memory_kind(MemoryKind::Parameters, || Tensor::from_bytes(bytemuck::cast_slice(&halves), spec, device))
         });
         let halves = halves.transpose()?;
         drop(flat);
@@ -71,6 +66,26 @@ impl Parameters {
             *parameter = Parameter { value: part(&values), half: halves.as_ref().map(part) };
         });
         Ok(Parameters { entries, decay_end, values, gradients, halves })
+    }
+
+    /// Takes the values of a module that has the same parameters.
+    ///
+    /// # Errors
+    /// If they cannot be read or written.
+    pub fn take_values(&self, module: &mut dyn Module) -> Result<()> {
+        let flat = flatten(&self.entries, self.len(), &module.parameters())?;
+        self.values.write_bytes(bytemuck::cast_slice(&flat))?;
+        self.halves.as_ref().map_or(Ok(()), |halves| halves.write_bytes(bytemuck::cast_slice(&rounded(&flat))))
+    }
+
+    /// The value of a parameter and its gradient.
+    pub fn of_entry(&self, entry: &Entry) -> [Tensor; 2] {
+        [&self.values, &self.gradients].map(|arena| arena.slice_flat(entry.offset, entry.shape.clone()))
+    }
+
+    /// All values: the arena that the entries' offsets count in.
+    pub fn values(&self) -> &Tensor {
+        &self.values
     }
 
     /// Elements in each arena, padding included.
@@ -87,6 +102,20 @@ impl Parameters {
     pub fn zero_gradients(&self) {
         self.gradients.fill_zero();
     }
+}
+
+/// The values of these tensors where the entries of their names say.
+fn flatten(entries: &[Entry], len: usize, tensors: &[(String, Tensor)]) -> Result<Vec<f32>> {
+    let mut flat = vec![0.0; len];
+    for entry in entries {
+        let (_, tensor) = tensors.iter().find(|(name, _)| *name == entry.name).expect("the same parameters");
+        flat[entry.offset..][..tensor.len()].copy_from_slice(&tensor.to_f32()?);
+    }
+    Ok(flat)
+}
+
+fn rounded(values: &[f32]) -> Vec<f16> {
+    values.iter().map(|value| f16::from_f32(*value)).collect()
 }
 
 #[cfg(test)]

@@ -63,9 +63,11 @@ impl Kernel for Rescale {
             if *good >= GROWTH_INTERVAL {
                 (*scale, *good) = (*scale * GROWTH, 0.0);
             }
-        } else {
+        } else if *scale > 1.0 {
             numbers.f32()[1] = 0.0;
             (*scale, *good, *skipped) = ((*scale * BACKOFF).max(1.0), 0.0, *skipped + 1.0);
+        } else {
+            numbers.f32()[1] = 1.0; // No scale can help: the update itself meets what is not finite, and counts it.
         }
     }
 
@@ -105,8 +107,8 @@ mod tests {
             step(9.0);
             assert_eq!(state(), [2.0, 0.0, 7.0], "{device}");
             scale.state.write_bytes(bytemuck::cast_slice(&[1.0f32, 5.0, 7.0])).unwrap();
-            step(f32::INFINITY);
-            assert_eq!(state(), [1.0, 0.0, 8.0], "{device}: a scale below 1 would make gradients smaller, not larger");
+            assert_eq!(step(f32::INFINITY)[1], 1.0, "{device}");
+            assert_eq!(state(), [1.0, 5.0, 7.0], "{device}: no scale is to blame");
         }
     }
 }

@@ -4,6 +4,7 @@
 
 use super::update::Kind;
 use super::{Entry, Optimizer, Parameters};
+use crate::tensor::Bytes;
 use crate::{Error, Result, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use std::path::Path;
@@ -13,12 +14,10 @@ use std::path::Path;
 pub struct Moments {
     entries: Vec<Entry>,
     /// The name of each moment, and its arena.
-    arenas: Vec<(&'static str, Vec<u8>)>,
-    /// In mixed precision.
-    loss_scale: Option<Vec<u8>>,
+    arenas: Vec<(&'static str, Bytes)>,
 }
 
-/// The name of the state of the loss scale, three f32.
+/// The name of the state of the loss scale in mixed precision: three f32 that belong to no parameter.
 const LOSS_SCALE: &str = "loss_scale";
 
 /// The bytes of a parameter in an arena.
@@ -28,23 +27,15 @@ fn range(entry: &Entry) -> std::ops::Range<usize> {
 }
 
 impl Optimizer {
-    /// Each moment's name and arena.
-    fn named_moments(&self) -> Vec<(&'static str, &Tensor)> {
+    /// Each moment's name and arena; with a scale of the loss, that too.
+    pub fn moments(&self) -> Vec<(&'static str, &Tensor)> {
         let [first, second] = &self.moments;
-        match self.kind {
+        let mut moments = match self.kind {
             Kind::Sgd { .. } => vec![("momentum_buffer", first)],
             Kind::AdamW { .. } | Kind::Adam { .. } => vec![("exp_avg", first), ("exp_avg_sq", second)],
-        }
-    }
-
-    /// A copy of the moments of these parameters.
-    ///
-    /// # Errors
-    /// If they cannot be read from their device.
-    pub fn moments(&self, parameters: &Parameters) -> Result<Moments> {
-        let arenas = self.named_moments().into_iter().map(|(name, arena)| Ok((name, arena.to_bytes()?)));
-        let loss_scale = self.loss_scale().map(Tensor::to_bytes).transpose()?;
-        Ok(Moments { entries: parameters.entries.clone(), arenas: arenas.collect::<Result<_>>()?, loss_scale })
+        };
+        moments.extend(self.loss_scale().map(|scale| (LOSS_SCALE, scale)));
+        moments
     }
 
     /// Takes up where an optimizer was after `steps` updates, whose moments are in the file at `path`.
@@ -55,12 +46,21 @@ impl Optimizer {
         let bytes = std::fs::read(path).map_err(|e| Error::io("read", path, e))?;
         let wrong = |message: String| Error::Checkpoint { path: path.to_path_buf(), message };
         let file = SafeTensors::deserialize(&bytes).map_err(|e| wrong(format!("is damaged: {e}")))?;
-        let moments = self.named_moments();
-        let expected = moments.len() * parameters.entries.len() + self.loss_scale.is_some() as usize;
+        let moments = self.moments();
+        let arenas = moments.iter().filter(|(name, _)| *name != LOSS_SCALE).count();
+        let expected = arenas * parameters.entries.len() + moments.len() - arenas;
         if file.len() != expected {
             return Err(wrong(format!("has {} tensors, this optimizer needs {expected}", file.len())));
         }
         for (moment, arena) in moments {
+            if moment == LOSS_SCALE {
+                let view = file.tensor(LOSS_SCALE).map_err(|_| wrong(format!("has no tensor {LOSS_SCALE}")))?;
+                if view.data().len() != arena.spec().size_bytes() {
+                    return Err(wrong(format!("{LOSS_SCALE} is {:?}, not three numbers", view.shape())));
+                }
+                arena.write_bytes(view.data())?;
+                continue;
+            }
             let mut flat = vec![0; arena.spec().size_bytes()];
             for entry in &parameters.entries {
                 let name = format!("{moment}.{}", entry.name);
@@ -73,19 +73,17 @@ impl Optimizer {
             }
             arena.write_bytes(&flat)?;
         }
-        if let Some(scale) = self.loss_scale() {
-            let view = file.tensor(LOSS_SCALE).map_err(|_| wrong(format!("has no tensor {LOSS_SCALE}")))?;
-            if view.data().len() != scale.spec().size_bytes() {
-                return Err(wrong(format!("{LOSS_SCALE} is {:?}, not three numbers", view.shape())));
-            }
-            scale.write_bytes(view.data())?;
-        }
         self.steps = steps;
         Ok(())
     }
 }
 
 impl Moments {
+    /// Those of these parameters: the name of each, as [`Optimizer::moments`] gives it, and the bytes of its arena.
+    pub fn new(parameters: &Parameters, arenas: Vec<(&'static str, Bytes)>) -> Moments {
+        Moments { entries: parameters.entries.clone(), arenas }
+    }
+
     /// The contents of the file that [`Optimizer::restore`] reads.
     ///
     /// # Errors
@@ -93,14 +91,15 @@ impl Moments {
     pub fn encode(self) -> Result<Vec<u8>> {
         let mut views = Vec::new();
         for (moment, arena) in &self.arenas {
+            if *moment == LOSS_SCALE {
+                let view = TensorView::new(Dtype::F32, vec![arena.len() / 4], arena);
+                views.push((LOSS_SCALE.to_string(), view.expect("whole numbers of four bytes")));
+                continue;
+            }
             for entry in &self.entries {
                 let view = TensorView::new(Dtype::F32, entry.shape.to_vec(), &arena[range(entry)]);
                 views.push((format!("{moment}.{}", entry.name), view.expect("a tensor's bytes fit its shape")));
             }
-        }
-        if let Some(scale) = &self.loss_scale {
-            let view = TensorView::new(Dtype::F32, vec![3], scale).expect("three numbers");
-            views.push((LOSS_SCALE.to_string(), view));
         }
         safetensors::serialize(views, None).map_err(|e| Error::Invalid(format!("the moments make no file: {e}")))
     }
@@ -128,6 +127,12 @@ mod tests {
         (model, parameters, optimizer)
     }
 
+    fn encode(parameters: &Parameters, optimizer: &Optimizer) -> Vec<u8> {
+        let arenas =
+            optimizer.moments().into_iter().map(|(name, arena)| (name, Bytes::Here(arena.to_bytes().unwrap())));
+        Moments::new(parameters, arenas.collect()).encode().unwrap()
+    }
+
     /// A step with other gradients each time.
     fn step(optimizer: &mut Optimizer, parameters: &Parameters, number: usize) {
         let values: Vec<f32> = (0..parameters.len()).map(|i| ((i * 7 + number * 13) % 11) as f32 - 5.0).collect();
@@ -148,7 +153,7 @@ mod tests {
         for kind in KINDS {
             let (mut model, parameters, mut optimizer) = setup(kind);
             (0..3).for_each(|i| step(&mut optimizer, &parameters, i));
-            std::fs::write(&path, optimizer.moments(&parameters).unwrap().encode().unwrap()).unwrap();
+            std::fs::write(&path, encode(&parameters, &optimizer)).unwrap();
             let (mut other_model, other_parameters, mut other) = setup(kind);
             other_parameters.values.write_bytes(&parameters.values.to_bytes().unwrap()).unwrap();
             other.restore(&other_parameters, &path, 3).unwrap();
@@ -161,11 +166,43 @@ mod tests {
     }
 
     #[test]
+    fn gradients_that_are_no_numbers_change_nothing_and_are_counted() {
+        for device in crate::gpu::gpu_for_tests().map(Device::Gpu).into_iter().chain([Device::Cpu]) {
+            for kind in KINDS {
+                let (mut model, ..) = setup(kind);
+                let parameters = Parameters::gather(&mut model, &device, DType::F32).unwrap();
+                let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
+                step(&mut optimizer, &parameters, 1);
+                let state = |optimizer: &Optimizer| {
+                    let values = parameters.values.to_bytes().unwrap();
+                    let moments = optimizer.moments.clone().map(|moment| moment.to_bytes().unwrap());
+                    (values, moments, optimizer.skipped().to_u32().unwrap())
+                };
+                let (values, moments, skipped) = state(&optimizer);
+                assert_eq!(skipped, [0]);
+                // The square of the last is not finite, though it is.
+                for (count, bad) in [f32::NAN, f32::NEG_INFINITY, 1e30].into_iter().enumerate() {
+                    let mut gradients = vec![0.5; parameters.len()];
+                    gradients[7] = bad;
+                    parameters.gradients.write_bytes(bytemuck::cast_slice(&gradients)).unwrap();
+                    optimizer.step(&parameters, 0.1).unwrap();
+                    assert!(
+                        state(&optimizer) == (values.clone(), moments.clone(), vec![count as u32 + 1]),
+                        "{kind:?} {bad}"
+                    );
+                }
+                step(&mut optimizer, &parameters, 2);
+                assert!(state(&optimizer).0 != values, "{kind:?} goes on");
+            }
+        }
+    }
+
+    #[test]
     fn the_moments_of_another_rule_or_model_are_refused() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("optimizer.safetensors");
         let (_model, parameters, optimizer) = setup(KINDS[0]);
-        std::fs::write(&path, optimizer.moments(&parameters).unwrap().encode().unwrap()).unwrap();
+        std::fs::write(&path, encode(&parameters, &optimizer)).unwrap();
         let (_model, parameters, mut sgd) = setup(KINDS[2]);
         let error = sgd.restore(&parameters, &path, 1).unwrap_err().to_string();
         assert!(error.contains("optimizer.safetensors") && error.contains("tensors"), "{error}");

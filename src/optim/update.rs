@@ -7,8 +7,9 @@
 //! Adam:   the same with g <- g + decay p instead of the first step              Kingma and Ba 2015
 //! SGD:    g <- g + decay p;  m <- momentum m + g;  p <- p - lr m                 as torch.optim.SGD
 //! ```
-//! In mixed precision the gradients are divided by the scale of the loss first, nothing changes if they are not finite
-//! (`loss_scale.rs`), and the same pass writes the f16 copy of the parameters.
+//! Where the norm is not finite, nothing is updated and the update counts as skipped. In mixed precision the gradients are
+//! divided by the scale of the loss first, whose overflows are not counted (`loss_scale.rs`), and the same pass writes the
+//! f16 copy of the parameters.
 //!
 //! Decay applies to the elements before [`Parameters::decay_end`] only. The norm stays on the device: the update reads
 //! it there.
@@ -41,6 +42,8 @@ pub struct Optimizer {
     pub(super) moments: [Tensor; 2],
     /// In mixed precision.
     pub(super) loss_scale: Option<LossScale>,
+    /// Updates that were skipped, (1) of u32.
+    skipped: Tensor,
 }
 
 impl Optimizer {
@@ -56,7 +59,14 @@ impl Optimizer {
         let first = zeros()?;
         let moments = [first.clone(), second.unwrap_or(first)];
         let loss_scale = parameters.halves.is_some().then(|| LossScale::new(&device)).transpose()?;
-        Ok(Optimizer { kind, weight_decay, grad_clip, steps: 0, moments, loss_scale })
+        let skipped = Tensor::zeros([1], DType::U32, &device)?;
+        Ok(Optimizer { kind, weight_decay, grad_clip, steps: 0, moments, loss_scale, skipped })
+    }
+
+    /// How many updates were skipped, because the gradients' norm was not finite, since this optimizer was made: one u32,
+    /// still on the device.
+    pub fn skipped(&self) -> &Tensor {
+        &self.skipped
     }
 
     /// What gradients are to be multiplied by, so that they survive f16, in its first element: an argument of
@@ -71,7 +81,6 @@ impl Optimizer {
     /// # Errors
     /// If the driver reported an error.
     pub fn step(&mut self, parameters: &Parameters, learning_rate: f64) -> Result<Tensor> {
-        self.steps += 1;
         let pieces = pieces(parameters.len(), &parameters.values.device());
         let piece = |tensor: &Tensor, (start, len): (usize, usize)| tensor.slice_flat(start, [len].into());
         let mut squares: Option<Tensor> = None;
@@ -86,9 +95,11 @@ impl Optimizer {
         if let Some(scale) = &self.loss_scale {
             squares = scale.step(&squares)?;
         }
+        // From here on nothing asks for memory: an update is made whole or not at all.
+        self.steps += 1;
         for &range in &pieces {
             let decay_end = parameters.decay_end.saturating_sub(range.0).min(range.1);
-            let kernel = self.kernel(learning_rate, decay_end);
+            let kernel = self.kernel(learning_rate, decay_end, range.0 == 0);
             let (gradient, value) = (piece(&parameters.gradients, range), piece(&parameters.values, range));
             let (m, v) = (piece(&self.moments[0], range), piece(&self.moments[1], range));
             let half = parameters.halves.as_ref().map(|halves| piece(halves, range));
@@ -96,13 +107,14 @@ impl Optimizer {
             if !matches!(self.kind, Kind::Sgd { .. }) {
                 outputs.push(&v);
             }
+            outputs.push(&self.skipped);
             outputs.extend(&half);
             run_into(&kernel, &[&gradient, &squares], &outputs)?;
         }
         Ok(squares)
     }
 
-    fn kernel(&self, learning_rate: f64, decay_end: usize) -> Update {
+    fn kernel(&self, learning_rate: f64, decay_end: usize, counts: bool) -> Update {
         let t = self.steps as i32;
         let (beta1, beta2, eps) = match self.kind {
             Kind::AdamW { beta1, beta2, eps } | Kind::Adam { beta1, beta2, eps } => (beta1, beta2, eps),
@@ -126,6 +138,7 @@ impl Optimizer {
             grad_clip: self.grad_clip as f32,
             mixed: self.loss_scale.is_some(),
             decay_end,
+            counts,
         }
     }
 }
@@ -197,9 +210,9 @@ enum Rule {
     Sgd,
 }
 
-/// One update. Inputs: gradients (N), sum of squared gradients (1). Outputs, changed in place: values, m, and v unless
-/// the rule is SGD. Mixed, the second input is (2), the other element what gradients are multiplied by, 0 to change nothing;
-/// and a last output is the values as f16.
+/// One update. Inputs: gradients (N), sum of squared gradients (1). Outputs, changed in place: values, m, v unless the
+/// rule is SGD, and the count of skipped updates, (1) of u32. Mixed, the second input is (2), the other element what gradients
+/// are multiplied by, 0 to change nothing; and a last output is the values as f16.
 struct Update {
     rule: Rule,
     learning_rate: f32,
@@ -212,6 +225,8 @@ struct Update {
     grad_clip: f32,
     mixed: bool,
     decay_end: usize,
+    /// Whether a skipped update is counted: once, though an arena may need several launches.
+    counts: bool,
 }
 
 impl Update {
@@ -231,28 +246,34 @@ impl Kernel for Update {
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
         let mut outputs = vec![inputs[0].clone(); if self.rule == Rule::Sgd { 2 } else { 3 }];
+        outputs.push(Spec::new([1], DType::U32));
         outputs.extend(self.mixed.then(|| Spec::new(inputs[0].shape.clone(), DType::F16)));
         Ok(outputs)
     }
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
         let elements = inputs[0].shape.elements() as f64;
-        let halves = self.mixed as usize;
-        let words = (1 + 2 * (outputs.len() - halves)) as f64 + 0.5 * halves as f64;
-        Cost { flops: 14.0 * elements, bytes: 4.0 * elements * words }
+        let states = if self.rule == Rule::Sgd { 2 } else { 3 };
+        let halves = if self.mixed { outputs[states + 1].size_bytes() as f64 } else { 0.0 };
+        Cost { flops: 14.0 * elements, bytes: 4.0 * elements * (1 + 2 * states) as f64 + halves }
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         const CHUNK: usize = 1 << 14;
         let gradients = inputs[0].f32();
+        let (outputs, halves) = outputs.split_at_mut(outputs.len() - self.mixed as usize);
+        let (outputs, skipped) = outputs.split_at_mut(outputs.len() - 1);
         let unscale = if self.mixed { inputs[1].f32()[1] } else { 1.0 };
         if unscale == 0.0 {
+            return;
+        }
+        if !inputs[1].f32()[0].is_finite() {
+            skipped[0].u32()[0] += u32::from(self.counts);
             return;
         }
         let clip = unscale * self.clip_factor(inputs[1].f32()[0]);
         let &Update { learning_rate: lr, beta1, beta2, eps, correction1, correction2, .. } = self;
         let decay = |chunk: usize, i: usize| if chunk * CHUNK + i < self.decay_end { self.weight_decay } else { 0.0 };
-        let (outputs, halves) = outputs.split_at_mut(outputs.len() - self.mixed as usize);
         match outputs {
             [values, m] => {
                 let chunks = values.f32().par_chunks_mut(CHUNK).zip(m.f32().par_chunks_mut(CHUNK));
@@ -301,6 +322,7 @@ impl Kernel for Update {
         ];
         let mut params = vec![len as u32, self.decay_end as u32];
         params.extend(floats.map(f32::to_bits));
+        params.push(u32::from(self.counts));
         Plan::one(Launch {
             shader: shader!("optimizer"),
             values: vec![("rule", self.name().into()), ("mixed", self.mixed.into())],

@@ -7,6 +7,7 @@ mod fill;
 mod half;
 mod planning;
 mod shape;
+mod watch;
 
 pub use autograd::{Edge, Grads, Op, Saved, Saves, grad_enabled, no_grad};
 pub(crate) use autograd::{apply, backward_from, record};
@@ -14,11 +15,13 @@ pub use device::{Device, Storage};
 #[doc(hidden)]
 pub use planning::record_plans;
 pub use shape::{DType, Shape, Spec};
+pub(crate) use watch::watch;
 
-use crate::gpu::{Limits, Pending, Plan};
+use crate::gpu::{Landed, Limits, Pending, Plan};
 use crate::profile::{self, Cost, MemoryKind};
 use crate::{Error, Result, cpu::CpuSlice};
 use std::fmt;
+use std::ops::Deref;
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -195,14 +198,13 @@ impl Tensor {
         }
     }
 
-    /// Reads an f32 tensor without waiting: the values can be taken when they have arrived.
+    /// Reads without waiting: the elements can be taken when they have arrived.
     ///
     /// # Errors
     /// If the driver reported an error.
     pub fn read_later(&self) -> Result<Reading> {
-        self.expect_dtype("read_later", DType::F32)?;
         Ok(match &self.0.storage {
-            Storage::Cpu(_) => Reading::Here(self.to_f32()?),
+            Storage::Cpu(_) => Reading::Here(self.to_bytes()?),
             Storage::Gpu(gpu, slice) => Reading::Coming(gpu.download_later(slice)),
         })
     }
@@ -272,6 +274,15 @@ impl Tensor {
         backward_from(self, gradient.clone())
     }
 
+    /// Whether two tensors share memory.
+    pub(crate) fn overlaps(&self, other: &Tensor) -> bool {
+        match (&self.0.storage, &other.0.storage) {
+            (Storage::Cpu(a), Storage::Cpu(b)) => a.overlaps(b),
+            (Storage::Gpu(_, a), Storage::Gpu(_, b)) => a.overlaps(b),
+            _ => false,
+        }
+    }
+
     pub(crate) fn expect_dtype(&self, op: &'static str, expected: DType) -> Result<()> {
         if self.dtype() != expected {
             return Err(Error::DType { op, expected: expected.name(), got: self.dtype().name() });
@@ -298,32 +309,50 @@ impl fmt::Debug for Tensor {
     }
 }
 
-/// Values that may still be on their way from a GPU.
+/// Elements that may still be on their way from a GPU.
 pub enum Reading {
-    Here(Vec<f32>),
+    Here(Vec<u8>),
     Coming(Pending),
 }
 
 impl Reading {
-    /// The values if they have arrived. Never waits.
+    /// The bytes of the elements if they have arrived, without copying what a GPU has written. Never waits; to be called
+    /// until it gives them, and then no more.
     ///
     /// # Errors
     /// If the driver reported an error.
-    pub fn try_take(&mut self) -> Result<Option<Vec<f32>>> {
+    pub fn try_land(&mut self) -> Result<Option<Bytes>> {
         match self {
-            Reading::Here(values) => Ok(Some(values.clone())),
-            Reading::Coming(pending) => Ok(pending.try_take()?.map(|bytes| bytemuck::pod_collect_to_vec(&bytes))),
+            Reading::Here(bytes) => Ok(Some(Bytes::Here(std::mem::take(bytes)))),
+            Reading::Coming(pending) => Ok(pending.try_land()?.map(Bytes::Landed)),
         }
     }
 
-    /// The values, waiting for them if need be.
+    /// The bytes of the elements, waiting for them if need be.
     ///
     /// # Errors
     /// If the driver reported an error.
-    pub fn wait(self) -> Result<Vec<f32>> {
+    pub fn wait(self) -> Result<Vec<u8>> {
         match self {
-            Reading::Here(values) => Ok(values),
-            Reading::Coming(pending) => Ok(bytemuck::pod_collect_to_vec(&pending.wait()?)),
+            Reading::Here(bytes) => Ok(bytes),
+            Reading::Coming(pending) => pending.wait(),
+        }
+    }
+}
+
+/// The bytes of elements, where a read has left them. They can be handed to another thread.
+pub enum Bytes {
+    Here(Vec<u8>),
+    Landed(Landed),
+}
+
+impl Deref for Bytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        match self {
+            Bytes::Here(bytes) => bytes,
+            Bytes::Landed(landed) => landed,
         }
     }
 }
@@ -400,7 +429,9 @@ pub(crate) fn run(kernel: &dyn Kernel, inputs: &[&Tensor]) -> Result<Vec<Tensor>
     let outputs = profile::memory_kind(kind, || {
         output_specs.into_iter().map(|s| Tensor::empty(s, &device)).collect::<Result<Vec<_>>>()
     })?;
-    launch(kernel, inputs, &outputs.iter().collect::<Vec<_>>())?;
+    let written: Vec<&Tensor> = outputs.iter().collect();
+    launch(kernel, inputs, &written)?;
+    watch::seen(kernel.name(), inputs, &written);
     Ok(outputs)
 }
 
@@ -418,7 +449,9 @@ pub(crate) fn run_into(kernel: &dyn Kernel, inputs: &[&Tensor], outputs: &[&Tens
         }
     }
     common_device(kernel.name(), &[inputs, outputs].concat())?;
-    launch(kernel, inputs, outputs)
+    launch(kernel, inputs, outputs)?;
+    watch::seen(kernel.name(), inputs, outputs);
+    Ok(())
 }
 
 fn launch(kernel: &dyn Kernel, inputs: &[&Tensor], outputs: &[&Tensor]) -> Result<()> {

@@ -24,7 +24,7 @@ pub(super) const OPTIMIZER: &str = "optimizer.safetensors";
 pub(super) const STATE: &str = "trainer_state.json";
 pub(super) const CONFIG: &str = "config.toml";
 
-/// Everything that a checkpoint holds, off the device: it can be written on another thread while training goes on.
+/// Everything that a checkpoint holds, off the device: it is written on another thread while training goes on.
 pub(super) struct Snapshot {
     pub(super) weights: Weights,
     pub(super) moments: Moments,
@@ -53,7 +53,7 @@ impl Snapshot {
     }
 
     fn write_files(self, folder: &Path) -> Result<()> {
-        fs::create_dir_all(folder).map_err(|e| Error::io("create", folder, e))?;
+        files::create_folder(folder)?;
         let mut manifest = Manifest::default();
         let mut add = |name: &str, bytes: &[u8]| {
             manifest.add(name, bytes);
@@ -80,7 +80,7 @@ fn put_in_place(unfinished: &Path, target: &Path) -> Result<()> {
     let replaced = beside(target, "replaced");
     files::rename(target, &replaced)?;
     files::rename(unfinished, target)?;
-    fs::remove_dir_all(&replaced).map_err(|e| Error::io("remove", &replaced, e))
+    files::remove_folder(&replaced)
 }
 
 /// Puts in order what a process left behind that was killed while it wrote one of the checkpoints in `folder`.
@@ -96,7 +96,7 @@ pub(super) fn recover(folder: &Path) -> Result<()> {
         if rest == "replaced" && !target.exists() {
             files::rename(&path, &target)?;
         } else if rest == "replaced" || rest == "unfinished" {
-            fs::remove_dir_all(&path).map_err(|e| Error::io("remove", &path, e))?;
+            files::remove_folder(&path)?;
         }
     }
     Ok(())

@@ -77,7 +77,8 @@ pub fn evaluate(
     }
     let mut total = 0.0;
     for (loss, count) in readings {
-        total += f64::from(loss.wait()?[0]) * count as f64;
+        let loss: f32 = bytemuck::pod_read_unaligned(&loss.wait()?);
+        total += f64::from(loss) * count as f64;
     }
     let loss = total / predicted.max(1) as f64;
     // Where only a part was evaluated, its share of the bytes is taken to be its share of the tokens.

@@ -30,6 +30,14 @@ pub enum Event {
         step: usize,
         path: PathBuf,
     },
+    /// The run went bad at `from_step` and goes on from the checkpoint of `step`.
+    RolledBack {
+        from_step: usize,
+        step: usize,
+        cause: String,
+        /// What the schedule's learning rate is multiplied by from now on.
+        learning_rate_factor: f64,
+    },
     /// What the model writes at the end.
     Sample(String),
     /// The run is over.
@@ -113,6 +121,10 @@ impl Event {
                 "tokens": result.tokens, "context": result.context, "stride": result.stride,
             }),
             Event::Saved { step, path } => json!({ "kind": "checkpoint", "step": step, "path": path }),
+            Event::RolledBack { from_step, step, cause, learning_rate_factor } => json!({
+                "kind": "rollback", "from_step": from_step, "step": step, "cause": cause,
+                "learning_rate_factor": learning_rate_factor,
+            }),
             Event::Sample(text) => json!({ "kind": "sample", "text": text }),
             Event::Finished(s) => json!({
                 "kind": "end", "folder": s.folder, "steps": s.steps, "interrupted": s.interrupted,

@@ -11,8 +11,9 @@ use std::path::Path;
 /// # Errors
 /// If it cannot be written.
 pub(super) fn write(path: &Path, bytes: &[u8]) -> Result<()> {
-    let mut file = File::create(path).map_err(|e| Error::io("create", path, e))?;
-    file.write_all(bytes).and_then(|()| file.sync_all()).map_err(|e| Error::io("write", path, e))
+    let mut file = attempt("create", path, || File::create(path))?;
+    attempt("write", path, || file.write_all(bytes))?;
+    attempt("flush", path, || file.sync_all())
 }
 
 /// Writes a file in place of the one that may be there: whoever reads sees the old one or the new one.
@@ -31,12 +32,39 @@ pub(super) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     result
 }
 
+/// Removes a file that may be there.
+///
+/// # Errors
+/// If it is there and cannot be removed.
+pub(super) fn remove(path: &Path) -> Result<()> {
+    match attempt("remove", path, || fs::remove_file(path)) {
+        Err(Error::Io { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+/// Creates a folder, and those above it, that may be there.
+///
+/// # Errors
+/// If it cannot be created.
+pub(super) fn create_folder(path: &Path) -> Result<()> {
+    attempt("create", path, || fs::create_dir_all(path))
+}
+
+/// Removes a folder with all that is in it.
+///
+/// # Errors
+/// If something of it cannot be removed.
+pub(super) fn remove_folder(path: &Path) -> Result<()> {
+    attempt("remove", path, || fs::remove_dir_all(path))
+}
+
 /// Renames a file or folder and waits until the disk knows its new name.
 ///
 /// # Errors
 /// If it cannot be renamed.
 pub(super) fn rename(from: &Path, to: &Path) -> Result<()> {
-    fs::rename(from, to).map_err(|e| Error::io("rename", from, e))?;
+    attempt("rename", from, || fs::rename(from, to))?;
     sync_folder(to.parent().unwrap_or(Path::new(".")))
 }
 
@@ -46,10 +74,16 @@ pub(super) fn rename(from: &Path, to: &Path) -> Result<()> {
 /// If the folder cannot be read.
 pub(super) fn sync_folder(path: &Path) -> Result<()> {
     if cfg!(unix) {
-        let synced = File::open(path).and_then(|folder| folder.sync_all());
-        synced.map_err(|e| Error::io("flush", path, e))?;
+        attempt("flush", path, || File::open(path).and_then(|folder| folder.sync_all()))?;
     }
     Ok(())
+}
+
+/// Asks the system for something; the error names it. Tests let single requests fail: see `faults`.
+fn attempt<T>(action: &'static str, path: &Path, request: impl FnOnce() -> std::io::Result<T>) -> Result<T> {
+    #[cfg(test)]
+    let request = || super::faults::may_fail().and_then(|()| request());
+    request().map_err(|e| Error::io(action, path, e))
 }
 
 #[cfg(test)]

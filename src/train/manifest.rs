@@ -7,7 +7,7 @@ use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
-use std::path::Path;
+use std::path::{Component, Path};
 
 const NAME: &str = "manifest.json";
 
@@ -41,10 +41,14 @@ impl Manifest {
     pub(super) fn read(folder: &Path) -> Result<Option<Manifest>> {
         let path = folder.join(NAME);
         match fs::read(&path) {
-            Ok(bytes) => match serde_json::from_slice(&bytes) {
-                Ok(manifest) => Ok(Some(manifest)),
-                Err(error) => Err(damaged(&path, &error.to_string())),
-            },
+            Ok(bytes) => {
+                let manifest: Manifest = serde_json::from_slice(&bytes).map_err(|e| damaged(&path, &e.to_string()))?;
+                // Names, not paths: a foreign manifest must not lead elsewhere.
+                match manifest.files.keys().find(|name| !is_file_name(name)) {
+                    Some(name) => Err(damaged(&path, &format!("{name:?} is no file's name"))),
+                    None => Ok(Some(manifest)),
+                }
+            }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(Error::io("read", &path, error)),
         }
@@ -59,10 +63,11 @@ impl Manifest {
         let Some(entry) = self.files.get(name) else {
             return Err(damaged(&folder.join(NAME), &format!("it does not list {name}")));
         };
-        let bytes = fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
-        if bytes.len() as u64 != entry.size_bytes {
-            return Err(damaged(&path, &format!("it has {} of {} bytes", bytes.len(), entry.size_bytes)));
+        let data = fs::metadata(&path).map_err(|e| Error::io("read", &path, e))?;
+        if data.len() != entry.size_bytes || !data.is_file() {
+            return Err(damaged(&path, &format!("it has {} of {} bytes", data.len(), entry.size_bytes)));
         }
+        let bytes = fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
         if sha256(&[&bytes]) != entry.sha256 {
             return Err(damaged(&path, "its SHA-256 is not the one in manifest.json"));
         }
@@ -76,6 +81,12 @@ impl Manifest {
     pub(super) fn check_all(&self, folder: &Path) -> Result<()> {
         self.files.keys().try_for_each(|name| self.check(folder, name))
     }
+}
+
+/// Whether it names a file in a folder, and nothing else.
+fn is_file_name(name: &str) -> bool {
+    let mut parts = Path::new(name).components();
+    matches!((parts.next(), parts.next()), (Some(Component::Normal(part)), None) if part == name)
 }
 
 fn damaged(path: &Path, how: &str) -> Error {
@@ -132,6 +143,18 @@ mod tests {
         assert!(error.contains("b: is damaged") && error.contains("3 of 6 bytes"), "{error}");
         fs::remove_file(dir.path().join("b")).unwrap();
         assert!(check(dir.path()).contains("cannot read"), "{}", check(dir.path()));
+    }
+
+    #[test]
+    fn a_manifest_that_leads_elsewhere_is_refused() {
+        let dir = folder();
+        for name in ["../a", "/etc/hostname", "", ".", "..", "a/", "x/../a"] {
+            let mut manifest = Manifest::default();
+            manifest.add(name, b"first");
+            manifest.write(dir.path()).unwrap();
+            let error = Manifest::read(dir.path()).unwrap_err().to_string();
+            assert!(error.contains("manifest.json") && error.contains("no file's name"), "{name}: {error}");
+        }
     }
 
     #[test]

@@ -2,10 +2,12 @@
 
 use super::checkpoint::{self, OPTIMIZER, TOKENIZER};
 use super::events::{Event, Start};
+use super::guard::Watch;
 use super::resume::{Checkpoint, Resumed};
 use super::run_folder::{METRICS, RunFolder};
 use super::state::{DataHash, TrainerState};
 use super::trainer::Trainer;
+use super::writer::Writer;
 use super::{Setting, check_size, describe, prompt_ids, size};
 use crate::config::{self, Config, OptimizerKind, Precision, Resolved, TrainLength};
 use crate::data::{Corpus, Loader, Tokenizer, TokenizerSpec};
@@ -111,7 +113,7 @@ impl<'a> Trainer<'a> {
             }
             None => TrainerState::new(&setting.device, data.hash, total_steps),
         };
-        let saved = checkpoint.map(|checkpoint| checkpoint.state.clone());
+        let saved = checkpoint.map(|checkpoint| checkpoint.state.moment());
         if let Some(resumed) = &resumed {
             check_length(resolved, resumed, &state)?;
         }
@@ -148,7 +150,12 @@ impl<'a> Trainer<'a> {
             saved,
             began_at: (state.step, loader.epochs_at(position)),
             loader,
-            readings: VecDeque::new(),
+            tokens: data.train,
+            awaited: VecDeque::new(),
+            watch: Watch::default(),
+            parts: 1,
+            out_of_patience: false,
+            writer: Writer::default(),
             training_time: Duration::ZERO,
             last_logged: (state.step, Duration::ZERO),
             state,
@@ -214,7 +221,9 @@ fn go_on(
         notes.push(format!("{METRICS} lacks {missing} bytes that it had at step {}: lines are lost", state.step));
     }
     if checkpoint.is_some() {
-        folder.go_back(state.step, state.best.filter(|_| config.checkpoint.keep_best).map(|best| best.step))?;
+        folder
+            .checkpoints()
+            .go_back(state.step, state.best.filter(|_| config.checkpoint.keep_best).map(|best| best.step))?;
     }
     notes.into_iter().for_each(|note| on_event(&Event::Note(note)));
     Ok(Opened { folder, config_text, model, parameters, optimizer })

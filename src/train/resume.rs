@@ -1,7 +1,8 @@
 //! Finds where a run left off, and whether it may go on as it is told to.
 
 use super::checkpoint::{self, read_state, recover};
-use super::run_folder::{RunFolder, checkpoints};
+use super::checkpoints::checkpoints;
+use super::run_folder::RunFolder;
 use super::state::{TrainerState, name};
 use crate::config::{Config, Layers, Resolved};
 use crate::{Device, Error, Result};
@@ -87,7 +88,7 @@ impl Resumed {
 }
 
 /// The newest checkpoint of a run that is not damaged; `None` if the run has none at all.
-fn newest_good(run: &Path, notes: &mut Vec<String>) -> Result<Option<Checkpoint>> {
+pub(super) fn newest_good(run: &Path, notes: &mut Vec<String>) -> Result<Option<Checkpoint>> {
     let mut first_error = None;
     for (step, path) in checkpoints(run).into_iter().rev() {
         match read_state(&path) {

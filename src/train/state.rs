@@ -28,8 +28,29 @@ pub struct TrainerState {
     pub train_loss: Option<f64>,
     pub evaluated: Option<Evaluated>,
     pub best: Option<Best>,
+    #[serde(default)]
+    pub guard: GuardState,
     /// Bytes of the run's files that grow by lines, by name: what lies beyond was written after this moment.
     pub appended: BTreeMap<String, u64>,
+}
+
+/// What the guard knows.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct GuardState {
+    /// How often the run went back to a checkpoint.
+    pub rollbacks: usize,
+    /// What the schedule's learning rate is multiplied by.
+    pub learning_rate_factor: f64,
+    /// The last logged losses, oldest first, if spikes are looked for.
+    pub losses: Vec<f64>,
+    /// Evaluations since the best.
+    pub stale_evaluations: usize,
+}
+
+impl Default for GuardState {
+    fn default() -> GuardState {
+        GuardState { rollbacks: 0, learning_rate_factor: 1.0, losses: Vec::new(), stale_evaluations: 0 }
+    }
 }
 
 /// The last evaluation.
@@ -56,6 +77,12 @@ pub struct DataHash {
 }
 
 impl TrainerState {
+    /// The same without what only comes to be known later: two states of one moment are equal.
+    pub(super) fn moment(&self) -> TrainerState {
+        let guard = GuardState { losses: Vec::new(), ..self.guard.clone() };
+        TrainerState { train_loss: None, appended: BTreeMap::new(), guard, ..self.clone() }
+    }
+
     /// That of a run which has not begun.
     pub(super) fn new(device: &Device, data: DataHash, total_steps: usize) -> TrainerState {
         TrainerState {
@@ -68,6 +95,7 @@ impl TrainerState {
             train_loss: None,
             evaluated: None,
             best: None,
+            guard: GuardState::default(),
             appended: BTreeMap::new(),
         }
     }

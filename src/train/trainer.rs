@@ -1,21 +1,23 @@
 //! A run under way: steps, evaluations, checkpoints, and the end.
 
-use super::checkpoint::Snapshot;
+use super::awaited::{Awaited, PendingSnapshot, PendingStep};
+use super::checkpoints::Request;
 use super::events::{Event, Step, Summary};
+use super::guard::{Trouble, Watch};
 use super::run_folder::{METRICS, RunFolder};
 use super::state::{Best, Evaluated, TrainerState};
+use super::writer::Writer;
 use super::{Setting, Windows, describe, evaluate, log, prompt_ids};
 use crate::config::Config;
-use crate::data::{Loader, Tokenizer};
+use crate::data::{Batch, IGNORE_INDEX, Loader, Position, Tokenizer};
 use crate::generate::{Sampling, generate};
-use crate::nn::checkpoint::Weights;
 use crate::nn::{Dropout, Gpt};
 use crate::optim::{LearningRate, Optimizer, Parameters};
 use crate::profile::{self, Report, Span};
-use crate::tensor::Reading;
 use crate::{Device, Error, Result, Tensor};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -30,8 +32,12 @@ pub(super) struct Trainer<'a> {
     /// `config.toml`
     pub(super) config_text: String,
     pub(super) setting: Setting<'a>,
+    // Before the folder, whose lock it needs: fields are dropped in their order.
+    pub(super) writer: Writer,
     pub(super) folder: RunFolder,
     pub(super) tokenizer: Tokenizer,
+    /// What is learnt from.
+    pub(super) tokens: Arc<[u32]>,
     pub(super) validation: Vec<u32>,
     /// Bytes of the validation text.
     pub(super) validation_bytes: usize,
@@ -41,22 +47,20 @@ pub(super) struct Trainer<'a> {
     pub(super) learning_rate: LearningRate,
     pub(super) loader: Loader,
     pub(super) state: TrainerState,
-    /// The state that the last checkpoint holds.
+    /// The moment that the last checkpoint holds, or will.
     pub(super) saved: Option<TrainerState>,
-    /// Logged steps whose numbers are on their way.
-    pub(super) readings: VecDeque<PendingStep>,
+    pub(super) watch: Watch,
+    /// Passes that a batch is computed in: more than one where the device's memory does not suffice.
+    pub(super) parts: usize,
+    /// Whether the validation loss has not fallen for so long that the run is at its end.
+    pub(super) out_of_patience: bool,
+    /// What is on its way from the device, in its order.
+    pub(super) awaited: VecDeque<Awaited>,
     /// Time spent in steps: without evaluation and saving.
     pub(super) training_time: Duration,
     pub(super) last_logged: (usize, Duration),
     /// The steps and epochs that were done when this process took up the run.
     pub(super) began_at: (usize, f64),
-}
-
-/// A logged step without the numbers that are still being computed.
-pub(super) struct PendingStep {
-    step: Step,
-    /// The loss, and the sum of squared gradients.
-    numbers: [Reading; 2],
 }
 
 impl Trainer<'_> {
@@ -66,21 +70,30 @@ impl Trainer<'_> {
             if self.evaluation_is_due() {
                 self.evaluate()?;
             }
-            let done = self.state.step >= self.state.total_steps;
-            if !done && self.is_step_of(self.config.checkpoint.every) {
-                // Weights that are no numbers must not push out the checkpoints from before.
-                self.take_readings(true)?;
+            if !self.is_done() && self.is_step_of(self.config.checkpoint.every) {
                 self.save(false)?;
             }
-            if done || self.setting.stop.load(Ordering::Relaxed) {
+            let stop = self.setting.stop.load(Ordering::Relaxed);
+            // At the end, what is still on its way may lead back to a checkpoint.
+            if stop || (self.is_done() && !self.take_awaited(true)?) {
                 return Ok(());
             }
+            if self.is_done() {
+                continue;
+            }
             let started = Instant::now();
-            self.train_step()?;
+            match self.train_step() {
+                Err(error @ Error::OutOfMemory { .. }) => self.halve(error)?,
+                result => result?,
+            }
             self.training_time += started.elapsed();
-            self.take_readings(false)?;
+            self.take_awaited(false)?;
             (self.setting.on_event)(&Event::Progress { step: self.state.step });
         }
+    }
+
+    fn is_done(&self) -> bool {
+        self.state.step >= self.state.total_steps || self.out_of_patience
     }
 
     /// Whether this step is one of those that come after every `every` steps.
@@ -97,32 +110,30 @@ impl Trainer<'_> {
 
     /// One update: forward and backward over the batches, then the optimizer. On a GPU this only records and submits.
     fn train_step(&mut self) -> Result<()> {
-        let (t, device) = (&self.config.train, self.setting.device.clone());
+        let device = self.setting.device.clone();
         if let Device::Gpu(gpu) = &device {
             gpu.time_kernels(self.state.step % PROFILE_EVERY == 5);
         }
-        let accum = t.grad_accum_steps;
+        let accum = self.config.train.grad_accum_steps;
+        self.watch.unconfirmed.push_back((self.state.step + 1, self.state.position));
         let mut total_loss: Option<Tensor> = None;
         for micro in 0..accum {
             let batch = profile::span(Span::Data, || self.loader.next_batch());
-            let shape = [t.batch_size, self.config.model.block_size];
-            let ids = Tensor::from_u32(&batch.ids, shape, &device)?; // (B, T)
-            let targets = Tensor::from_u32(&batch.targets, shape, &device)?; // (B, T)
             self.state.position = batch.position;
             if micro == 0 {
                 self.parameters.zero_gradients();
             }
             let pass = (self.state.step * accum + micro) as u64;
-            let dropout = Dropout::new(self.config.model.dropout as f32, self.config.run.seed, pass);
-            let loss =
-                self.model.loss(&ids, &targets, &dropout, self.optimizer.loss_scale())?.scale(1.0 / accum as f32)?;
-            loss.backward()?;
-            total_loss = Some(match total_loss {
-                None => loss.detach(),
-                Some(total) => total.add(&loss.detach())?,
-            });
+            for part in 0..self.parts {
+                let loss = self.loss(&batch, part, pass)?;
+                loss.backward()?;
+                total_loss = Some(match total_loss {
+                    None => loss.detach(),
+                    Some(total) => total.add(&loss.detach())?,
+                });
+            }
         }
-        let learning_rate = self.learning_rate.at(self.state.step);
+        let learning_rate = self.learning_rate.at(self.state.step) * self.state.guard.learning_rate_factor;
         let squares = self.optimizer.step(&self.parameters, learning_rate)?;
         self.state.step += 1;
         let logged = self.state.step == 1
@@ -139,7 +150,8 @@ impl Trainer<'_> {
                 grad_norm: f64::NAN,
                 tokens_per_s: 0.0,
             };
-            self.readings.push_back(PendingStep { step, numbers: [loss.read_later()?, squares.read_later()?] });
+            let pending = PendingStep::new(step, &loss, &squares, self.optimizer.skipped())?;
+            self.awaited.push_back(Awaited::Step(Box::new(pending)));
         }
         if let Device::Gpu(gpu) = &device {
             gpu.submit()?;
@@ -148,43 +160,84 @@ impl Trainer<'_> {
         Ok(())
     }
 
-    /// Reports the logged steps whose numbers have arrived; all of them if told to wait.
-    fn take_readings(&mut self, wait: bool) -> Result<()> {
+    /// What a part of a batch contributes to the mean loss of a step, with dropout's masks for this pass.
+    pub(super) fn loss(&self, batch: &Batch, part: usize, pass: u64) -> Result<Tensor> {
+        let c = self.config;
+        let (rows, t) = (c.train.batch_size, c.model.block_size);
+        let (start, end) = (part * rows / self.parts, (part + 1) * rows / self.parts);
+        let targets = &batch.targets[start * t..end * t];
+        let ids = Tensor::from_u32(&batch.ids[start * t..end * t], [end - start, t], &self.setting.device)?; // (B, T)
+        let dropout = Dropout::new(c.model.dropout as f32, c.run.seed, pass);
+        let predicted = |targets: &[u32]| targets.iter().filter(|&&target| target != IGNORE_INDEX).count() as f32;
+        // A part's mean counts by the tokens that it is of.
+        let share = if self.parts == 1 { 1.0 } else { predicted(targets) / predicted(&batch.targets).max(1.0) };
+        let targets = Tensor::from_u32(targets, [end - start, t], &self.setting.device)?; // (B, T)
+        self.model
+            .loss(&ids, &targets, &dropout, self.optimizer.loss_scale())?
+            .scale(share / c.train.grad_accum_steps as f32)
+    }
+
+    /// Prepares to compute the step anew that found too little memory, each batch in twice as many parts.
+    fn halve(&mut self, error: Error) -> Result<()> {
+        let t = &self.config.train;
+        if self.parts >= t.batch_size {
+            return Err(error);
+        }
+        self.parts = (2 * self.parts).min(t.batch_size);
+        let (_, position) = self.watch.unconfirmed.pop_back().expect("the step that failed");
+        self.start_loader(position)?;
+        self.state.position = position;
+        let (rows, accum) = (t.batch_size.div_ceil(self.parts), t.grad_accum_steps * self.parts);
+        let first = error.to_string();
+        let first = first.lines().next().unwrap_or_default();
+        self.report(Event::Note(format!(
+            "{first}: going on with batches of {rows}, accumulated over {accum} passes; a step is of as many tokens as before"
+        )))
+    }
+
+    /// Lets batches begin at this position.
+    pub(super) fn start_loader(&mut self, position: Position) -> Result<()> {
+        let (t, block_size) = (&self.config.train, self.config.model.block_size);
+        self.loader = Loader::new(self.tokens.clone(), t.batch_size, block_size, self.config.run.seed, position)?;
+        Ok(())
+    }
+
+    /// Takes what has arrived from the device, in its order: reports the numbers of logged steps, hands snapshots to the
+    /// writer. All of it if told to wait. True if the guard went back to a checkpoint.
+    pub(super) fn take_awaited(&mut self, wait: bool) -> Result<bool> {
         if wait {
             let started = Instant::now();
             self.setting.device.synchronize()?;
             self.training_time += started.elapsed();
         }
-        while let Some(pending) = self.readings.front_mut() {
-            let [Some(loss), Some(squares)] = take_both(&mut pending.numbers)? else { break };
-            let mut step = self.readings.pop_front().expect("front was there").step;
-            step.loss = f64::from(loss);
-            step.grad_norm = f64::from(squares).sqrt();
-            let (before, at) = self.last_logged;
-            let tokens = (step.step - before) * self.tokens_per_step();
-            step.tokens_per_s = tokens as f64 / (self.training_time - at).as_secs_f64().max(1e-9);
-            self.last_logged = (step.step, self.training_time);
-            self.state.train_loss = Some(step.loss);
-            self.report(Event::Step(step))?;
-            self.check_loss("loss", step.loss, step.step)?;
+        while let Some(front) = self.awaited.front_mut() {
+            if !front.has_arrived()? {
+                break;
+            }
+            match self.awaited.pop_front().expect("front was there") {
+                Awaited::Step(pending) => {
+                    if self.take_step(*pending)? {
+                        return Ok(true);
+                    }
+                }
+                // Only after the loss of its step: weights that are no numbers must not push out older checkpoints.
+                Awaited::Snapshot(pending) => self.write(*pending)?,
+            }
         }
-        Ok(())
+        self.take_written(false)?;
+        Ok(false)
     }
 
-    /// An error if a loss is not a number any more: nothing after it is worth computing or keeping.
-    fn check_loss(&self, what: &str, loss: f64, step: usize) -> Result<()> {
-        if loss.is_finite() {
-            return Ok(());
-        }
-        let folder = self.folder.path();
-        let kept = match folder.join("last").exists() {
-            true => format!("; {} holds the checkpoints from before", folder.display()),
-            false => String::new(),
-        };
-        Err(Error::Invalid(format!(
-            "the {what} is {loss} at step {step}: training diverged. Lower train.learning_rate or set \
-             train.grad_clip{kept}"
-        )))
+    /// Reports a logged step. True if the guard went back to a checkpoint.
+    fn take_step(&mut self, pending: PendingStep) -> Result<bool> {
+        let (mut step, skipped) = pending.numbers();
+        let (before, at) = self.last_logged;
+        let tokens = (step.step - before) * self.tokens_per_step();
+        step.tokens_per_s = tokens as f64 / (self.training_time - at).as_secs_f64().max(1e-9);
+        self.last_logged = (step.step, self.training_time);
+        self.state.train_loss = Some(step.loss).filter(|loss| loss.is_finite());
+        self.report(Event::Step(step))?;
+        self.judge(&step, skipped)
     }
 
     fn tokens_per_step(&self) -> usize {
@@ -192,8 +245,8 @@ impl Trainer<'_> {
     }
 
     /// Tells the observer, and `metrics.jsonl` if it belongs there.
-    fn report(&mut self, event: Event) -> Result<()> {
-        if matches!(event, Event::Step(_) | Event::Evaluated { .. })
+    pub(super) fn report(&mut self, event: Event) -> Result<()> {
+        if matches!(event, Event::Step(_) | Event::Evaluated { .. } | Event::RolledBack { .. })
             && let Some(line) = event.json()
         {
             self.folder.add_metrics(&line)?;
@@ -204,7 +257,9 @@ impl Trainer<'_> {
 
     /// Evaluates on the validation split; a new best is saved.
     fn evaluate(&mut self) -> Result<()> {
-        self.take_readings(true)?;
+        if self.take_awaited(true)? {
+            return Ok(());
+        }
         // Training's measurements are put aside: they are about training.
         let measured = profile::take();
         let context = self.config.model.block_size;
@@ -217,46 +272,83 @@ impl Trainer<'_> {
         let result = evaluate(&self.model, &self.validation, self.validation_bytes, windows, self.setting.stop);
         profile::restore(measured);
         let Some(result) = result? else { return Ok(()) };
-        self.check_loss("validation loss", result.loss, self.state.step)?;
+        if !result.loss.is_finite() {
+            let (value, step) = (result.loss, self.state.step);
+            return self.meet(Trouble::NotFinite { what: "validation loss", value, step }).map(drop);
+        }
         let best = self.state.best.is_none_or(|best| result.loss < best.loss);
         if best {
             self.state.best = Some(Best { step: self.state.step, loss: result.loss });
         }
         self.state.evaluated = Some(Evaluated { step: self.state.step, result: result.clone() });
         self.report(Event::Evaluated { step: self.state.step, split: "validation", result, best })?;
+        if self.is_out_of_patience(best) {
+            self.out_of_patience = true;
+            let Best { step, loss } = self.state.best.expect("there was an evaluation");
+            let text = format!("the validation loss has not fallen since {loss:.4} at step {step}: the run ends here");
+            self.report(Event::Note(text))?;
+        }
         if best && self.config.checkpoint.keep_best {
             self.save(true)?;
         }
         Ok(())
     }
 
-    /// Saves a checkpoint, unless the last one holds just this.
+    /// Saves a checkpoint, unless the last one holds just this moment. Training goes on meanwhile; only if the one before
+    /// is not written yet does it wait.
     fn save(&mut self, best: bool) -> Result<()> {
-        self.state.appended = [(METRICS.to_string(), self.folder.sync_metrics()?)].into();
-        if self.saved.as_ref() == Some(&self.state) {
+        let moment = self.state.moment();
+        if self.saved.as_ref() == Some(&moment) {
             return Ok(());
         }
-        let snapshot = Snapshot {
-            weights: Weights::of(&mut self.model)?,
-            moments: self.optimizer.moments(&self.parameters)?,
-            tokenizer: self.tokenizer.to_json()?,
-            state: self.state.clone(),
-            config: self.config_text.clone(),
-        };
-        let path = self.folder.save_checkpoint(snapshot, best, self.config.checkpoint.keep_last)?;
-        self.saved = Some(self.state.clone());
-        self.report(Event::Saved { step: self.state.step, path })
+        if self.finish_saving()? {
+            return Ok(());
+        }
+        let pending = PendingSnapshot::new(self.state.clone(), &self.parameters, &self.optimizer, best)?;
+        self.awaited.push_back(Awaited::Snapshot(Box::new(pending)));
+        self.saved = Some(moment);
+        self.take_awaited(false).map(drop)
+    }
+
+    /// Hands a snapshot to the writer.
+    fn write(&mut self, pending: PendingSnapshot) -> Result<()> {
+        let best = pending.best;
+        let (length, metrics) = self.folder.metrics_so_far()?;
+        let (tokenizer, config) = (self.tokenizer.to_json()?, self.config_text.clone());
+        let mut snapshot = pending.snapshot(&self.model.config, &self.parameters, tokenizer, config);
+        // Every step up to the snapshot's has been reported, and none after it.
+        snapshot.state.train_loss = self.state.train_loss;
+        snapshot.state.guard.losses.clone_from(&self.state.guard.losses);
+        snapshot.state.appended = [(METRICS.to_string(), length)].into();
+        let request = Request { snapshot, metrics, best, keep_last: self.config.checkpoint.keep_last };
+        self.writer.begin(self.folder.checkpoints(), request)
+    }
+
+    /// Waits until every checkpoint that was begun is on the disk. True if the guard went back to one instead.
+    fn finish_saving(&mut self) -> Result<bool> {
+        let is_coming = self.awaited.iter().any(|awaited| matches!(awaited, Awaited::Snapshot(_)));
+        let went_back = is_coming && self.take_awaited(true)?;
+        self.take_written(true)?;
+        Ok(went_back)
+    }
+
+    pub(super) fn take_written(&mut self, wait: bool) -> Result<()> {
+        match self.writer.take_written(wait)? {
+            Some((step, path)) => self.report(Event::Saved { step, path }),
+            None => Ok(()),
+        }
     }
 
     /// Saves the last state, writes a sample, and sums up.
     pub(super) fn finish(mut self) -> Result<Summary> {
-        self.take_readings(true)?;
+        self.take_awaited(true)?;
         let epochs = self.loader.epochs_at(self.state.position);
         let seconds = self.training_time.as_secs_f64();
         let (first_step, first_epoch) = self.began_at;
         let report = Report::new(&profile::take(), seconds, epochs - first_epoch, self.setting.device.memory());
-        let interrupted = self.state.step < self.state.total_steps || self.evaluation_is_due();
+        let interrupted = !self.is_done() || (!self.out_of_patience && self.evaluation_is_due());
         self.save(false)?;
+        self.finish_saving()?;
         let sample = self.sample()?;
         self.folder.write("samples.txt", &format!("{sample}\n"))?;
         self.report(Event::Sample(sample))?;
@@ -299,20 +391,4 @@ impl Trainer<'_> {
         })?;
         Ok(self.tokenizer.decode(&ids)?.trim_start_matches('\n').to_string())
     }
-}
-
-/// Both numbers, if both have arrived.
-fn take_both(numbers: &mut [Reading; 2]) -> Result<[Option<f32>; 2]> {
-    let mut taken = [None; 2];
-    for (number, taken) in numbers.iter_mut().zip(&mut taken) {
-        match number.try_take()? {
-            // Taken values stay here for the time the other one needs.
-            Some(values) => {
-                *taken = Some(values[0]);
-                *number = Reading::Here(values);
-            }
-            None => break,
-        }
-    }
-    Ok(taken)
 }

@@ -62,6 +62,7 @@ fn compare(
         let halt = AtomicBool::new(false);
         let setting = Setting {
             device: device.clone(),
+            reopen: None,
             data_dir,
             resume: resume.then_some(&*path),
             stop: &halt,

@@ -1,6 +1,6 @@
 //! What keeps a run safe from a second process and from a disk that is full or may not be written to.
 
-use crate::sandbox::{Run, Sandbox, TINY_RUN};
+use crate::sandbox::{Run, Sandbox, TINY_RUN, has_gpu};
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
@@ -83,4 +83,35 @@ fn a_run_that_may_not_be_written_to_is_refused_and_stays_as_it_was() {
         assert_eq!(sandbox.read(format!("{TINY_RUN}/metrics.jsonl")), metrics);
     }
     fs::set_permissions(&folder, fs::Permissions::from_mode(0o755)).unwrap();
+}
+
+#[test]
+fn on_a_gpu_with_too_little_memory_batches_are_halved_and_the_losses_stay() {
+    if !has_gpu() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let settings = "train.batch_size=64 model.block_size=64 train.eval_batches=1 generate.max_new_tokens=1";
+    let settings: Vec<&str> = settings.split(' ').flat_map(|s| ["--set", s]).collect();
+    let args = ["train", "--config", "tiny.toml", "--device", "gpu", "--allow-software-gpu", "--set", "run.name=a"];
+    let args = [&args[..], &settings].concat();
+    sandbox.run(&args).succeeds();
+    // Half of what it takes.
+    let run = sandbox.run_with(&args, &[("RUSTYFLOW_GPU_MEMORY", "3")]).succeeds();
+    for part in ["has no memory left for", "going on with batches of 32, accumulated over 2 passes"] {
+        assert!(run.stderr.contains(part), "{part:?} is missing in: {}", run.stderr);
+    }
+    for kind in ["train", "eval"] {
+        let (whole, halved) = (sandbox.losses("runs/a", kind), sandbox.losses("runs/a-2", kind));
+        assert_eq!(whole.len(), halved.len());
+        for (whole, halved) in whole.iter().zip(&halved) {
+            // The same sums in another order.
+            assert!((whole - halved).abs() < 1e-5, "{kind}: {whole} and {halved}");
+        }
+    }
+    let wide = [&args[..], &["--set", "model.n_embd=256"]].concat();
+    let run = sandbox.run_with(&wide, &[("RUSTYFLOW_GPU_MEMORY", "1")]);
+    run.fails_with(&["has no memory left for", "train.batch_size"]);
+    let run = sandbox.run_with(&args, &[("RUSTYFLOW_GPU_MEMORY", "all")]);
+    run.fails_with(&["RUSTYFLOW_GPU_MEMORY=all", "MiB"]);
 }

@@ -12,6 +12,8 @@ mod configuration;
 mod guards;
 #[cfg(unix)]
 mod interrupting;
+#[cfg(unix)]
+mod killing;
 mod models;
 mod resuming;
 mod runs;

@@ -150,9 +150,9 @@ impl Tile {
             if side == 0 || limits.subgroup_size == 0 {
                 return false;
             }
-            // Both operands' tiles, whichever way they lie, and a row of each subgroup's matrices on the way out.
+            // Both operands' tiles, whichever way they lie, and one of each subgroup's matrices on the way out.
             let staged = |length: usize| 8 * (length * (self.bk / 4 + 2)).max(self.bk * (length / 4 + 2));
-            let out = parts * side * (self.tn / 4 + 1) * 16;
+            let out = parts * side * (side / 4 + 1) * 16;
             (staged(self.bm) + staged(self.bn) + out, parts * limits.subgroup_size as usize)
         } else {
             (self.bk * (self.bm / 4 + 1 + self.bn / 4 + 1) * 16, parts)

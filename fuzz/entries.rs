@@ -1,0 +1,123 @@
+//! One function for each kind of file that rustyflow reads and others may have written. Whatever the bytes are, they are
+//! taken or refused with an error: no panic, no memory beyond what the bytes themselves justify, no file outside of the
+//! folder. Shared by the fuzz targets and by `tests/untrusted.rs`.
+#![allow(dead_code)] // each fuzz target uses one
+
+use rustyflow::config::Layers;
+use rustyflow::data::{Corpus, Loader, Tokenizer};
+use rustyflow::nn::{Gpt, GptConfig};
+use rustyflow::optim::{Kind, Optimizer, Parameters};
+use rustyflow::train::{TrainerState, find_checkpoint};
+use rustyflow::{DType, Device, nn};
+use std::fs;
+use std::path::Path;
+use std::sync::Once;
+
+/// Takes a file's bytes, and a folder to put them into.
+pub type Entry = fn(&Path, &[u8]);
+
+/// Each entry under the name of its target and of the folder with its seeds.
+pub const ENTRIES: [(&str, Entry); 8] = [
+    ("config", config),
+    ("env", env),
+    ("tokenizer", tokenizer),
+    ("model", model),
+    ("moments", moments),
+    ("manifest", manifest),
+    ("state", state),
+    ("corpus", corpus),
+];
+
+/// Runs an entry in a folder of this process.
+pub fn in_scratch(entry: Entry, bytes: &[u8]) {
+    // A panic of the tokenizers' library is caught where a file is read, but libFuzzer's hook would end the process before.
+    // One that is not caught still ends it.
+    static HOOK: Once = Once::new();
+    HOOK.call_once(|| std::panic::set_hook(Box::new(|panic| eprintln!("{panic}"))));
+    let folder = std::env::temp_dir().join(format!("rustyflow-fuzz-{}", std::process::id()));
+    fs::create_dir_all(&folder).expect("a folder for temporary files");
+    entry(&folder, bytes);
+}
+
+fn put(folder: &Path, name: &str, bytes: &[u8]) -> std::path::PathBuf {
+    let path = folder.join(name);
+    fs::write(&path, bytes).expect("the folder can be written to");
+    path
+}
+
+/// `config.toml`: what loads can be written and loads again as the same.
+pub fn config(_: &Path, bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(resolved) = Layers::new().toml_str("fuzz.toml", text).and_then(Layers::build) {
+        let again = Layers::new().toml_str("again.toml", &resolved.to_toml()).and_then(Layers::build);
+        assert_eq!(again.expect("what was written loads").config, resolved.config);
+    }
+}
+
+/// `config.env`.
+pub fn env(folder: &Path, bytes: &[u8]) {
+    let path = put(folder, "fuzz.env", bytes);
+    let _ = Layers::new().file(&path).and_then(Layers::build);
+}
+
+/// `tokenizer.json`: what loads encodes and decodes.
+pub fn tokenizer(folder: &Path, bytes: &[u8]) {
+    let path = put(folder, "tokenizer.json", bytes);
+    if let Ok(tokenizer) = Tokenizer::from_file(&path) {
+        let most = tokenizer.vocab_size() as u32;
+        if let Ok(ids) = tokenizer.encode("a fox\n sees 12 \u{e9}\u{1f98a}") {
+            assert!(ids.iter().all(|&id| id < most), "an id beyond the vocabulary");
+            let _ = tokenizer.decode(&ids);
+        }
+        let _ = tokenizer.decode(&[0, 1, most, u32::MAX]);
+        let _ = tokenizer.to_json();
+    }
+}
+
+/// `config.json`, a zero byte, `model.safetensors`.
+pub fn model(folder: &Path, bytes: &[u8]) {
+    let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+    put(folder, "config.json", &bytes[..end]);
+    put(folder, "model.safetensors", bytes.get(end + 1..).unwrap_or_default());
+    let _ = nn::checkpoint::load(folder);
+}
+
+/// `optimizer.safetensors` of the least model there is.
+pub fn moments(folder: &Path, bytes: &[u8]) {
+    let path = put(folder, "optimizer.safetensors", bytes);
+    let shape =
+        GptConfig { vocab_size: 3, block_size: 2, n_layer: 1, n_head: 1, n_embd: 2, bias: true, tie_embeddings: true };
+    let mut model = Gpt::new(shape, 0).expect("a model");
+    let parameters = Parameters::gather(&mut model, &Device::Cpu, DType::F32).expect("an arena");
+    let kind = Kind::Sgd { momentum: 0.9 };
+    let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).expect("an optimizer");
+    let _ = optimizer.restore(&parameters, &path, 1);
+}
+
+/// `manifest.json` of a model's folder.
+pub fn manifest(folder: &Path, bytes: &[u8]) {
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        put(folder, name, b"abc");
+    }
+    put(folder, "manifest.json", bytes);
+    let _ = find_checkpoint(folder);
+}
+
+/// `trainer_state.json`: where it says that the loader stands, the loader starts or says that it cannot.
+pub fn state(_: &Path, bytes: &[u8]) {
+    if let Ok(state) = serde_json::from_slice::<TrainerState>(bytes)
+        && let Ok(mut loader) = Loader::new((0..100).collect(), 2, 8, 1, state.position)
+    {
+        let batch = loader.next_batch();
+        assert!(loader.epochs_at(batch.position).is_finite());
+    }
+}
+
+/// A text to learn from.
+pub fn corpus(folder: &Path, bytes: &[u8]) {
+    let path = put(folder, "corpus.txt", bytes);
+    if let Ok(corpus) = Corpus::load(&path.display().to_string(), folder, 0.1) {
+        let text = bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes);
+        assert_eq!([corpus.train, corpus.validation].concat().as_bytes(), text);
+    }
+}

@@ -1,0 +1,125 @@
+//! What the trainer has asked the device for and not got yet: the numbers of logged steps, and snapshots for checkpoints.
+//! Both are copied on the device when their turn comes, so later steps do not show in them, and taken when they have
+//! arrived: nobody waits.
+
+use super::checkpoint::Snapshot;
+use super::events::Step;
+use super::state::TrainerState;
+use crate::nn::GptConfig;
+use crate::nn::checkpoint::Weights;
+use crate::optim::{Moments, Optimizer, Parameters};
+use crate::tensor::{Bytes, Reading};
+use crate::{Result, Tensor};
+
+/// Something on its way from the device.
+pub(super) enum Awaited {
+    Step(Box<PendingStep>),
+    Snapshot(Box<PendingSnapshot>),
+}
+
+impl Awaited {
+    /// Whether all of it is there. Never waits.
+    pub(super) fn has_arrived(&mut self) -> Result<bool> {
+        match self {
+            Awaited::Step(step) => step.numbers.iter_mut().try_fold(true, |all, number| Ok(all & number.arrive()?)),
+            Awaited::Snapshot(snapshot) => {
+                let arenas = std::iter::once(&mut snapshot.values);
+                let mut arenas = arenas.chain(snapshot.moments.iter_mut().map(|(_, arena)| arena));
+                arenas.try_fold(true, |all, arena| Ok(all & arena.arrive()?))
+            }
+        }
+    }
+}
+
+/// A read, and what came of it.
+enum Arrival {
+    Coming(Reading),
+    Here(Bytes),
+}
+
+impl Arrival {
+    fn of(tensor: &Tensor) -> Result<Arrival> {
+        Ok(Arrival::Coming(tensor.read_later()?))
+    }
+
+    fn arrive(&mut self) -> Result<bool> {
+        if let Arrival::Coming(reading) = self {
+            let Some(bytes) = reading.try_land()? else { return Ok(false) };
+            *self = Arrival::Here(bytes);
+        }
+        Ok(true)
+    }
+
+    fn bytes(self) -> Bytes {
+        match self {
+            Arrival::Here(bytes) => bytes,
+            Arrival::Coming(_) => unreachable!("taken only once it has arrived"),
+        }
+    }
+}
+
+/// A logged step without the numbers that are still being computed.
+pub(super) struct PendingStep {
+    step: Step,
+    /// The loss, the sum of squared gradients, and the count of skipped updates: the first element of each.
+    numbers: [Arrival; 3],
+}
+
+impl PendingStep {
+    pub(super) fn new(step: Step, loss: &Tensor, squares: &Tensor, skipped: &Tensor) -> Result<PendingStep> {
+        Ok(PendingStep { step, numbers: [Arrival::of(loss)?, Arrival::of(squares)?, Arrival::of(skipped)?] })
+    }
+
+    /// The step with its loss and norm, and the count of skipped updates, once they have arrived.
+    pub(super) fn numbers(self) -> (Step, u32) {
+        let [loss, squares, skipped] = self.numbers.map(|number| bytemuck::pod_read_unaligned(&number.bytes()[..4]));
+        let [loss, squares] = [loss, squares].map(|bits| f64::from(f32::from_bits(bits)));
+        (Step { loss, grad_norm: squares.sqrt(), ..self.step }, skipped)
+    }
+}
+
+/// A snapshot whose weights and moments are on their way.
+pub(super) struct PendingSnapshot {
+    /// As it is without what later numbers tell.
+    state: TrainerState,
+    values: Arrival,
+    moments: Vec<(&'static str, Arrival)>,
+    /// Whether it is to be the `best`.
+    pub(super) best: bool,
+}
+
+impl PendingSnapshot {
+    /// Asks the device for weights and moments as they are now.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub(super) fn new(
+        state: TrainerState,
+        parameters: &Parameters,
+        optimizer: &Optimizer,
+        best: bool,
+    ) -> Result<PendingSnapshot> {
+        let moments = optimizer.moments().into_iter().map(|(name, arena)| Ok((name, Arrival::of(arena)?)));
+        let moments = moments.collect::<Result<_>>()?;
+        Ok(PendingSnapshot { state, values: Arrival::of(parameters.values())?, moments, best })
+    }
+
+    /// The snapshot, once all has arrived.
+    pub(super) fn snapshot(
+        self,
+        config: &GptConfig,
+        parameters: &Parameters,
+        tokenizer: String,
+        config_text: String,
+    ) -> Snapshot {
+        let places = parameters.entries.iter().map(|e| (e.name.clone(), e.shape.clone(), e.offset));
+        let moments = self.moments.into_iter().map(|(name, arena)| (name, arena.bytes())).collect();
+        Snapshot {
+            weights: Weights::new(config.clone(), places, self.values.bytes()),
+            moments: Moments::new(parameters, moments),
+            tokenizer,
+            state: self.state,
+            config: config_text,
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Finds where numbers stop being numbers: the first kernel of a pass, in the order of computation, whose output is not
+//! finite, and the layer it belongs to. Every output is read back, so this is for runs that have gone wrong.
+
+use crate::optim::Parameters;
+use crate::tensor::{DType, watch};
+use crate::{Result, Tensor};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// Runs a pass, which calls the function it is given before it goes backward, and tells the first thing in it that is not
+/// finite: a weight, the output of an op, or a gradient. `None` if all of it is finite.
+///
+/// # Errors
+/// Those of the pass.
+pub(super) fn first_non_finite(
+    parameters: &Parameters,
+    pass: impl FnOnce(&dyn Fn()) -> Result<()>,
+) -> Result<Option<String>> {
+    let weight = damaged_weight(parameters)?;
+    let search = Rc::new(RefCell::new(Search { parameters: named(parameters), ..Search::default() }));
+    let (watcher, turned) = (search.clone(), search.clone());
+    let look = move |name, inputs: &[&Tensor], outputs: &[&Tensor]| watcher.borrow_mut().look(name, inputs, outputs);
+    watch(Box::new(look), || pass(&move || turned.borrow_mut().backward = true))?;
+    let found = search.borrow_mut().found.take();
+    Ok(match (weight, found) {
+        (Some(weight), Some(found)) => Some(format!("{weight}; {found}")),
+        (weight, found) => weight.or(found),
+    })
+}
+
+/// "the weight h.0.ln_1.weight has 1 NaN among 16 values, ..." of the first that has.
+fn damaged_weight(parameters: &Parameters) -> Result<Option<String>> {
+    let values = parameters.values().to_f32()?;
+    let told = parameters.entries.iter().find_map(|entry| {
+        let range = describe(&values[entry.offset..][..entry.shape.elements()])?;
+        Some(format!("the weight {} has {range}", entry.name))
+    });
+    Ok(told)
+}
+
+/// The name, the value and the gradient of each parameter.
+type Named = Vec<(String, [Tensor; 2])>;
+
+fn named(parameters: &Parameters) -> Named {
+    parameters.entries.iter().map(|entry| (entry.name.clone(), parameters.of_entry(entry))).collect()
+}
+
+#[derive(Default)]
+struct Search {
+    parameters: Named,
+    /// The layer whose parameters were used last.
+    layer: String,
+    backward: bool,
+    found: Option<String>,
+}
+
+impl Search {
+    fn look(&mut self, name: &str, inputs: &[&Tensor], outputs: &[&Tensor]) {
+        if self.found.is_some() {
+            return;
+        }
+        let operands = || inputs.iter().chain(outputs);
+        let uses = |tensors: &[Tensor; 2]| operands().any(|t| tensors.iter().any(|own| own.overlaps(t)));
+        let own = self.parameters.iter().find(|(_, tensors)| uses(tensors));
+        if let Some((name, _)) = own {
+            self.layer = parent(name).to_string();
+        }
+        // An op without parameters belongs to the block of the layer before it: attention to `h.0.attn`.
+        let layer = if own.is_some() || !self.layer.contains('.') { &self.layer } else { parent(&self.layer) };
+        for output in outputs.iter().filter(|output| output.dtype() == DType::F32) {
+            // What cannot be read says nothing about numbers.
+            let Some(range) = output.to_f32().ok().and_then(|values| describe(&values)) else { continue };
+            let what = if self.backward { "gradient" } else { "output" };
+            let shape = output.shape();
+            self.found = Some(format!(
+                "the first {what} that is not finite is of op {name} in layer {layer}: {range} of {shape}"
+            ));
+            return;
+        }
+    }
+}
+
+/// `h.0.attn.c_attn.weight` -> `h.0.attn.c_attn`
+fn parent(name: &str) -> &str {
+    name.rsplit_once('.').map_or(name, |(parent, _)| parent)
+}
+
+/// "2 NaN and 1 infinite among 64 values, the others from -0.5 to 0.25"; `None` if all are finite.
+fn describe(values: &[f32]) -> Option<String> {
+    let nan = values.iter().filter(|x| x.is_nan()).count();
+    let infinite = values.iter().filter(|x| x.is_infinite()).count();
+    if nan + infinite == 0 {
+        return None;
+    }
+    let finite = values.iter().copied().filter(|x| x.is_finite());
+    let (low, high) = finite.fold((f32::INFINITY, f32::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)));
+    let others = if low <= high { format!(", the others from {low:e} to {high:e}") } else { String::new() };
+    Some(format!("{nan} NaN and {infinite} infinite among {} values{others}", values.len()))
+}

@@ -1,0 +1,141 @@
+//! Lets the system refuse requests, one after the other, and damages files: the checkpoint before is always there and used.
+
+use super::checkpoint::{Snapshot, recover};
+use super::checkpoints::{Checkpoints, Request, checkpoints};
+use super::resume::newest_good;
+use super::run_folder::METRICS;
+use super::state::{DataHash, TrainerState};
+use crate::nn::checkpoint::Weights;
+use crate::nn::{Gpt, GptConfig};
+use crate::optim::{Kind, Moments, Optimizer, Parameters};
+use crate::tensor::Bytes;
+use crate::{DType, Device, Error};
+use std::cell::Cell;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+thread_local! {
+    /// Counts down to the request that fails, which is when it would come to 0.
+    static UNTIL_FAULT: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// The error of a full disk, if this request is the one that is to fail; every later one fails as well, as long as the
+/// fault lasts.
+pub(super) fn may_fail() -> io::Result<()> {
+    match UNTIL_FAULT.get() {
+        Some(0 | 1) => {
+            UNTIL_FAULT.set(Some(0));
+            Err(io::ErrorKind::StorageFull.into())
+        }
+        Some(more) => {
+            UNTIL_FAULT.set(Some(more - 1));
+            Ok(())
+        }
+        None => Ok(()),
+    }
+}
+
+fn snapshot(step: usize) -> Snapshot {
+    let config =
+        GptConfig { vocab_size: 5, block_size: 4, n_layer: 1, n_head: 1, n_embd: 4, bias: true, tie_embeddings: true };
+    let mut model = Gpt::new(config.clone(), step as u64).unwrap();
+    let parameters = Parameters::gather(&mut model, &Device::Cpu, DType::F32).unwrap();
+    let kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+    let optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
+    let places = parameters.entries.iter().map(|e| (e.name.clone(), e.shape.clone(), e.offset));
+    let moments = optimizer.moments().into_iter().map(|(name, m)| (name, Bytes::Here(m.to_bytes().unwrap())));
+    let data = DataHash { text_sha256: String::new(), tokens_sha256: String::new() };
+    Snapshot {
+        weights: Weights::new(config, places, Bytes::Here(parameters.values().to_bytes().unwrap())),
+        moments: Moments::new(&parameters, moments.collect()),
+        tokenizer: "{}".into(),
+        state: TrainerState { step, ..TrainerState::new(&Device::Cpu, data, 10) },
+        config: String::new(),
+    }
+}
+
+fn save(run: &Path, step: usize) -> crate::Result<PathBuf> {
+    let metrics = File::open(run.join(METRICS)).unwrap();
+    let request = Request { snapshot: snapshot(step), metrics, best: step == 1, keep_last: 2 };
+    Checkpoints::of(run).save(request)
+}
+
+/// A run with checkpoints of these steps.
+fn run(steps: &[usize]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join(METRICS), "").unwrap();
+    steps.iter().for_each(|step| drop(save(dir.path(), *step).unwrap()));
+    dir
+}
+
+/// The step that a resumed run would go on from, and what it would be told.
+fn resumes_from(run: &Path) -> (usize, String) {
+    recover(&run.join("checkpoints")).unwrap();
+    let mut notes = Vec::new();
+    let checkpoint = newest_good(run, &mut notes).unwrap().expect("there is a checkpoint");
+    (checkpoint.state.step, notes.join("\n"))
+}
+
+#[test]
+fn whatever_request_a_full_disk_refuses_there_is_a_good_checkpoint_and_an_error_that_says_so() {
+    // Of a new checkpoint, and of one that takes the place of another of its step.
+    for (before, step) in [(&[1, 2][..], 3), (&[1, 3][..], 3)] {
+        let mut requests = 0;
+        loop {
+            let dir = run(before);
+            let run = dir.path();
+            UNTIL_FAULT.set(Some(requests + 1));
+            let saved = save(run, step);
+            let reached = UNTIL_FAULT.take() == Some(0);
+            let Err(error) = saved else {
+                assert!(!reached, "request {requests} failed and nobody said so");
+                break;
+            };
+            let Error::Checkpoint { message, .. } = &error else { panic!("{error}") };
+            assert!(message.contains(&format!("the checkpoint of step {step} could not be saved: cannot ")), "{error}");
+            assert!(message.contains("--resume"), "{error}");
+            let (resumed, notes) = resumes_from(run);
+            assert!(resumed == step || resumed == before[1], "after request {requests}: {resumed}");
+            assert_eq!(notes, "", "after request {requests}: what is there is whole");
+            assert!(
+                save(run, step).is_ok() && resumes_from(run).0 == step,
+                "with room again, after request {requests}"
+            );
+            requests += 1;
+        }
+        // A folder, 7 files of 3 requests each, the folder's names, a rename, the pointer's 5, and what is old.
+        assert!(requests >= 30, "{requests} requests of step {step} after {before:?}");
+    }
+}
+
+#[test]
+fn a_file_that_is_truncated_or_has_a_flipped_byte_is_named_and_the_checkpoint_before_used() {
+    let dir = run(&[1, 2]);
+    let newest = checkpoints(dir.path()).pop().unwrap().1;
+    let mut names: Vec<_> = fs::read_dir(&newest).unwrap().map(|e| e.unwrap().file_name()).collect();
+    names.sort();
+    assert_eq!(names.len(), 7);
+    for name in names.iter().filter(|name| *name != "config.toml") {
+        let path = newest.join(name);
+        let whole = fs::read(&path).unwrap();
+        let flipped = |at: usize| {
+            let mut bytes = whole.clone();
+            bytes[at] ^= 1;
+            bytes
+        };
+        let last = whole.len() - 1;
+        for damaged in [flipped(0), flipped(whole.len() / 2), flipped(last), whole[..last].to_vec(), Vec::new()] {
+            fs::write(&path, damaged).unwrap();
+            let (step, notes) = resumes_from(dir.path());
+            assert_eq!(step, 1, "{name:?}");
+            let named = notes.contains(&*name.to_string_lossy()) && notes.contains("step-000002");
+            assert!(named && notes.contains("going on from the checkpoint before, of step 1"), "{name:?}: {notes}");
+        }
+        fs::remove_file(&path).unwrap();
+        let expected = if name == "manifest.json" { "manifest.json" } else { "cannot read" };
+        assert!(resumes_from(dir.path()).1.contains(expected), "{name:?}");
+        fs::write(&path, whole).unwrap();
+        assert_eq!(resumes_from(dir.path()), (2, String::new()));
+    }
+}

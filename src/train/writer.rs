@@ -1,0 +1,52 @@
+//! Writes checkpoints on a thread of its own, so that training does not wait for the disk: hashing, writing, flushing,
+//! renaming and removing old ones happen there. One at a time.
+
+use super::checkpoints::{Checkpoints, Request};
+use crate::{Error, Result};
+use std::path::PathBuf;
+use std::thread::{self, JoinHandle};
+
+/// At most one checkpoint on its way to the disk. Dropped, it waits for that.
+#[derive(Default)]
+pub(super) struct Writer {
+    under_way: Option<(usize, JoinHandle<Result<PathBuf>>)>,
+}
+
+impl Writer {
+    /// Begins to write a checkpoint; the one before must have been taken.
+    ///
+    /// # Errors
+    /// If the system gives no thread.
+    pub(super) fn begin(&mut self, checkpoints: Checkpoints, request: Request) -> Result<()> {
+        assert!(self.under_way.is_none(), "one at a time");
+        let step = request.snapshot.state.step;
+        let thread = thread::Builder::new().name("checkpoint".into()).spawn(move || checkpoints.save(request));
+        let thread = thread.map_err(|e| Error::Invalid(format!("cannot start a thread that saves: {e}")))?;
+        self.under_way = Some((step, thread));
+        Ok(())
+    }
+
+    /// Step and folder of the checkpoint that was written, once; `None` while it is under way, unless told to wait.
+    ///
+    /// # Errors
+    /// If it could not be written.
+    pub(super) fn take_written(&mut self, wait: bool) -> Result<Option<(usize, PathBuf)>> {
+        match self.under_way.take() {
+            Some((step, thread)) if wait || thread.is_finished() => match thread.join() {
+                Ok(path) => path.map(|path| Some((step, path))),
+                Err(panic) => std::panic::resume_unwind(panic),
+            },
+            under_way => {
+                self.under_way = under_way;
+                Ok(None)
+            }
+        }
+    }
+}
+
+impl Drop for Writer {
+    fn drop(&mut self) {
+        // The run's folder is locked as long as someone writes there. What went wrong here is not what ended the run.
+        let _ = self.take_written(true);
+    }
+}

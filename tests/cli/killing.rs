@@ -1,0 +1,127 @@
+//! A run that is killed again and again, at any instant, ends as one that nobody disturbed: half of the kills come at
+//! random, half while a checkpoint is being written.
+//!
+//! `RUSTYFLOW_KILLS=200` kills that often instead of a few times.
+
+use crate::sandbox::{Sandbox, TINY_RUN, has_gpu};
+use rustyflow::ops::random::splitmix64;
+use serde_json::Value;
+use std::fs;
+use std::process::Stdio;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+/// All that has a state, and checkpoints at many steps.
+const SETTINGS: &str = "train.eval_every=10 checkpoint.every=3 model.dropout=0.1 train.learning_rate=0.01 log.every=2";
+
+/// Files of the last checkpoint, and the run's metrics without times.
+#[derive(PartialEq)]
+struct Outcome {
+    files: Vec<Vec<u8>>,
+    texts: Vec<String>,
+    metrics: Vec<Value>,
+}
+
+impl Outcome {
+    fn of(sandbox: &Sandbox, run: &str) -> Outcome {
+        let last = sandbox.read(format!("{run}/last"));
+        let read = |name: &str| fs::read(sandbox.path(format!("{run}/checkpoints/{}/{name}", last.trim()))).unwrap();
+        Outcome {
+            files: ["model.safetensors", "optimizer.safetensors"].map(read).into(),
+            texts: ["last", "best", "samples.txt"].map(|name| sandbox.read(format!("{run}/{name}"))).into(),
+            metrics: sandbox.timeless_metrics(run),
+        }
+    }
+}
+
+/// Kills a run `kills` times, at random instants of the time that it takes undisturbed, or in the checkpoint after them.
+fn survives(kills: usize, steps: usize, device: &[&str], run: &str) {
+    let kills = std::env::var("RUSTYFLOW_KILLS").map_or(kills, |text| text.parse().expect("a count"));
+    let max_steps = format!("train.max_steps={steps}");
+    let settings = SETTINGS.split(' ').chain([&*max_steps]).flat_map(|s| ["--set", s]);
+    let begin: Vec<&str> = ["train", "--config", "tiny.toml"].into_iter().chain(device.iter().copied()).collect();
+    let begin: Vec<&str> = begin.into_iter().chain(settings).collect();
+    let undisturbed = Sandbox::new();
+    // Once before, for what only a first run does.
+    undisturbed.run(&begin).succeeds();
+    fs::remove_dir_all(undisturbed.path("runs")).unwrap();
+    let started = Instant::now();
+    undisturbed.run(&begin).succeeds();
+    let duration = started.elapsed();
+    let expected = Outcome::of(&undisturbed, run);
+
+    let mut seed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
+    eprintln!("{kills} kills of a run of {duration:?}, seed {seed}");
+    let (mut done, mut resumptions, mut inside) = (0, 0, 0);
+    while done < kills {
+        let sandbox = Sandbox::new();
+        let mut instants = Vec::new();
+        // Until it has come to its end, even if it was killed often enough.
+        while !sandbox.exists(format!("{run}/finished")) {
+            // Until its configuration is there, a run has not begun.
+            let begun = sandbox.exists(format!("{run}/config.toml"));
+            if !begun {
+                let _ = fs::remove_dir_all(sandbox.path("runs"));
+            }
+            let resume = ["train", "--resume", "auto"];
+            let args = if begun { &resume[..] } else { &begin };
+            resumptions += usize::from(begun);
+            if done == kills {
+                sandbox.run(args).succeeds();
+                continue;
+            }
+            let left_before = is_writing_a_checkpoint(&sandbox, run);
+            let mut child = sandbox.command(args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+            let instant = Duration::from_nanos(splitmix64(&mut seed) % duration.as_nanos() as u64);
+            std::thread::sleep(instant);
+            // Every other kill waits for a checkpoint to be under way: most of a process's life is its beginning.
+            let aims = splitmix64(&mut seed).is_multiple_of(2);
+            let mut until = |written: bool| {
+                while is_writing_a_checkpoint(&sandbox, run) != written && child.try_wait().unwrap().is_none() {
+                    std::thread::sleep(Duration::from_micros(100));
+                }
+            };
+            if aims {
+                // First until what the kill before has left is put in order.
+                until(false);
+                until(true);
+                std::thread::sleep(Duration::from_micros(splitmix64(&mut seed) % 3000));
+            }
+            instants.push(instant);
+            child.kill().unwrap();
+            let output = child.wait_with_output().unwrap();
+            match output.status.code() {
+                // It had come to its end before.
+                Some(0) => {}
+                Some(_) => panic!("after {instants:?}: {}", String::from_utf8_lossy(&output.stderr)),
+                None => {
+                    done += 1;
+                    inside += usize::from(!left_before && is_writing_a_checkpoint(&sandbox, run));
+                }
+            }
+        }
+        let outcome = Outcome::of(&sandbox, run);
+        assert_eq!(outcome.metrics, expected.metrics, "after {instants:?}");
+        assert_eq!(outcome.texts, expected.texts, "after {instants:?}");
+        assert!(outcome == expected, "the weights or moments differ after {instants:?}");
+    }
+    eprintln!("{resumptions} resumptions; {inside} kills left a checkpoint half written");
+    assert!(resumptions > 0, "no kill left anything to resume");
+}
+
+/// Whether a killed process has left a part of a checkpoint.
+fn is_writing_a_checkpoint(sandbox: &Sandbox, run: &str) -> bool {
+    let names = sandbox.names_in(format!("{run}/checkpoints"));
+    names.iter().any(|name| name.ends_with(".unfinished") || name.ends_with(".replaced"))
+}
+
+#[test]
+fn a_run_that_is_killed_again_and_again_ends_as_if_undisturbed() {
+    survives(20, 150, &["--device", "cpu", "--threads", "1"], TINY_RUN);
+}
+
+#[test]
+fn a_run_on_a_gpu_that_is_killed_again_and_again_ends_as_if_undisturbed() {
+    if has_gpu() {
+        survives(6, 20, &["--device", "gpu", "--allow-software-gpu"], "runs/corpus-L1-H2-E16-gpu");
+    }
+}
