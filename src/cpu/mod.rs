@@ -16,10 +16,14 @@ pub use simd::vectorized;
 /// Elements per task: long enough to be worth a task, short enough to stay in the first-level cache.
 pub const CHUNK: usize = 4096;
 
-/// Sets how many threads CPU kernels use, of which the calling one is the first: it starts each kernel, and would otherwise
-/// sleep until the others have done it. 0 takes one per core. Only the first call has an effect.
+/// Sets how many threads CPU kernels use; 0 takes one per core. Only the first call has an effect. If there is more than one,
+/// the calling thread is among them: it starts each kernel, and would otherwise sleep until the others have done it.
 pub fn set_threads(count: usize) {
-    if rayon::ThreadPoolBuilder::new().num_threads(count).use_current_thread().build_global().is_err() {
+    let count = if count == 0 { num_cpus::get() } else { count };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(count);
+    // As the only one it would leave kernels that other threads start waiting for ever.
+    let pool = if count > 1 { pool.use_current_thread() } else { pool };
+    if pool.build_global().is_err() {
         tracing::debug!("the thread pool was already running");
     }
 }
