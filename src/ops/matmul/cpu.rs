@@ -39,13 +39,15 @@ pub(super) fn compute(kernel: &MatMul, d: &Dims, operands: Operands, y: &mut [f3
     }
 }
 
-/// Rows of each task's block. `gemm` adds up each element in the same order whatever the block, as long as it has more than 64
-/// rows or columns: so the number of threads does not show in the result.
+/// Rows of each task's block, of which the last has what is left. `gemm` adds up each element in the same order whatever the
+/// block, unless it is very small or has at most 64 rows and columns: as none is that the whole is not, the number of threads
+/// does not show in the result.
 fn block_rows(m: usize, n: usize, threads: usize) -> usize {
-    let least = if n > 64 { 64 } else { 80 };
-    let most = m / least;
+    let (typical, least) = if n > 64 { (64, 32) } else { (80, 65) };
+    let most = m / typical;
     let tasks = if most < threads { most } else { (most / threads).min(TASKS_PER_THREAD) * threads };
-    m.div_ceil(tasks.max(1)).next_multiple_of(8)
+    let mut rows = (1..=tasks).rev().map(|tasks| m.div_ceil(tasks).next_multiple_of(8));
+    rows.find(|rows| m.is_multiple_of(*rows) || m % rows >= least).unwrap_or(m)
 }
 
 /// The product by blocks of `rows` rows of one matrix, or by whole matrices of a batch.
@@ -135,11 +137,12 @@ mod tests {
     #[test]
     fn any_number_of_threads_gives_the_same_bits() {
         // The last are longer than what `gemm` adds up at a time, by which its smallest products differ from the rest.
-        for sizes in [[768, 384, 128], [203, 70, 96], [640, 48, 771], [128, 96, 1031]] {
+        // Even blocks of 577 rows would leave the last thread of nine a single one.
+        for sizes in [[768, 384, 128], [203, 70, 96], [577, 70, 96], [640, 48, 771], [128, 96, 1031]] {
             for (trans_a, trans_b) in [(false, false), (false, true), (true, false)] {
                 let kernel = MatMul { trans_a, trans_b, bias: true, epilogue: Epilogue::Gelu, ..MatMul::default() };
                 let alone = on_threads(1, &kernel, sizes);
-                for threads in [2, 3, 8] {
+                for threads in [2, 3, 8, 9] {
                     assert!(on_threads(threads, &kernel, sizes) == alone, "{kernel:?} {sizes:?}: {threads} threads");
                 }
             }
