@@ -1,16 +1,29 @@
 //! The CPU's memory and threads. Kernels compute on plain slices and split their work with rayon.
 
 mod buffer;
+mod gemm;
+mod lanes;
 pub mod math;
+mod scratch;
+mod simd;
 
 pub use buffer::CpuSlice;
+pub use gemm::{Matrix, product};
+pub use lanes::{map_and_sum, maximum, sum_of};
+pub use scratch::with_scratch;
+pub use simd::vectorized;
 
 /// Elements per task: long enough to be worth a task, short enough to stay in the first-level cache.
 pub const CHUNK: usize = 4096;
 
-/// Sets how many threads CPU kernels use; 0 takes one per core. Only the first call has an effect.
+/// Sets how many threads CPU kernels use; 0 takes one per core. Only the first call has an effect. If there is more than one,
+/// the calling thread is among them: it starts each kernel, and would otherwise sleep until the others have done it.
 pub fn set_threads(count: usize) {
-    if rayon::ThreadPoolBuilder::new().num_threads(count).build_global().is_err() {
+    let count = if count == 0 { num_cpus::get() } else { count };
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(count);
+    // As the only one it would leave kernels that other threads start waiting for ever.
+    let pool = if count > 1 { pool.use_current_thread() } else { pool };
+    if pool.build_global().is_err() {
         tracing::debug!("the thread pool was already running");
     }
 }

@@ -11,7 +11,7 @@
 //! bounds, and the mistake shows in the first step.
 
 use super::*;
-use crate::cpu::math;
+use crate::cpu::{map_and_sum, math, maximum, sum_of, vectorized};
 use crate::gpu::{Limits, Operand, Plan};
 use crate::shader;
 use crate::tensor::{Grads, Shape, run};
@@ -78,47 +78,57 @@ fn launch(pass: &'static str, rows: usize, vocab: usize, logits: DType, bindings
     Launch { shader: shader!("cross_entropy"), values, bindings, params, workgroups }
 }
 
-/// Lanes of sums and maxima: several independent chains, which the compiler turns into vectors.
-const LANES: usize = 16;
+/// A row's m, which is finite even if all of the row is -infinity.
+#[inline(always)]
+fn top_of(x: &[f32]) -> f32 {
+    maximum(x).max(f32::MIN)
+}
 
 /// A row's m and s.
+#[inline(always)]
 fn norm_of(x: &[f32]) -> [f32; 2] {
-    let mut tops = [f32::MIN; LANES];
-    let (chunks, rest) = x.as_chunks::<LANES>();
-    for chunk in chunks {
-        for (top, x) in tops.iter_mut().zip(chunk) {
-            *top = if *x > *top { *x } else { *top };
-        }
-    }
-    let top = tops.iter().chain(rest).fold(f32::MIN, |a, b| a.max(*b));
-    let mut sums = [0.0; LANES];
-    for chunk in chunks {
-        for (sum, x) in sums.iter_mut().zip(chunk) {
-            *sum += math::exp(x - top);
-        }
-    }
-    let sum: f32 = sums.iter().sum::<f32>() + rest.iter().map(|x| math::exp(x - top)).sum::<f32>();
+    let top = top_of(x);
+    let sum = sum_of(
+        [x],
+        #[inline(always)]
+        |[x]| math::exp(x - top),
+    );
     [top, sum]
 }
 
-/// The loss of a row.
-fn row_loss(x: &[f32], target: u32, [top, sum]: [f32; 2]) -> f32 {
-    match (target, x.get(target as usize)) {
+/// x = e^(x - m); m and s.
+#[inline(always)]
+fn exponentiate(x: &mut [f32]) -> [f32; 2] {
+    let top = top_of(x);
+    let sum = map_and_sum(
+        x,
+        #[inline(always)]
+        |x| math::exp(x - top),
+    );
+    [top, sum]
+}
+
+/// The loss of a row whose target has the logit `own`, if there is such a logit.
+fn row_loss(own: Option<f32>, target: u32, [top, sum]: [f32; 2]) -> f32 {
+    match (target, own) {
         (IGNORED, _) => 0.0,
         (_, Some(x)) => top - x + sum.ln(),
         (_, None) => f32::NAN,
     }
 }
 
-/// x = (softmax(x) - onehot) * factor.
-fn row_gradient(x: &mut [f32], target: u32, [top, sum]: [f32; 2], factor: f32) {
+/// x = (e / s - onehot) * factor, where x holds e = e^(x - m).
+#[inline(always)]
+fn row_gradient(x: &mut [f32], target: u32, sum: f32, factor: f32) {
     if target == IGNORED {
         return x.fill(0.0);
     }
     let factor = if (target as usize) < x.len() { factor } else { f32::NAN };
     let share = 1.0 / sum;
-    let own = x.get(target as usize).map(|x| (math::exp(x - top) * share - 1.0) * factor);
-    x.iter_mut().for_each(|x| *x = math::exp(*x - top) * share * factor);
+    let own = x.get(target as usize).map(|e| (e * share - 1.0) * factor);
+    for x in x.iter_mut() {
+        *x = *x * share * factor;
+    }
     if let (Some(x), Some(own)) = (x.get_mut(target as usize), own) {
         *x = own;
     }
@@ -137,8 +147,11 @@ fn row_losses(logits: &[f32], targets: &[u32], losses: &mut [f32], norms: &mut [
     let rows = losses.par_iter_mut().zip(norms.par_chunks_mut(2)).zip(targets).enumerate();
     rows.with_min_len(CHUNK.div_ceil(vocab.max(1))).for_each(|(row, ((loss, norm), &target))| {
         let x = &logits[row * vocab..][..vocab];
-        let of_row = norm_of(x);
-        *loss = row_loss(x, target, of_row);
+        let of_row = vectorized(
+            #[inline(always)]
+            || norm_of(x),
+        );
+        *loss = row_loss(x.get(target as usize).copied(), target, of_row);
         norm.copy_from_slice(&of_row);
     });
 }
@@ -215,8 +228,16 @@ impl Kernel for CrossEntropyBackward {
         let factor = dloss.f32()[0] / valid.f32()[0].max(1.0);
         let rows = outputs[0].f32().par_chunks_mut(vocab).zip(logits.f32().par_chunks(vocab)).enumerate();
         rows.with_min_len(CHUNK.div_ceil(vocab)).for_each(|(row, (dx, x))| {
-            dx.copy_from_slice(x);
-            row_gradient(dx, targets[row], [norms[2 * row], norms[2 * row + 1]], factor);
+            let (top, sum) = (norms[2 * row], norms[2 * row + 1]);
+            vectorized(
+                #[inline(always)]
+                || {
+                    for (dx, x) in dx.iter_mut().zip(x) {
+                        *dx = math::exp(x - top);
+                    }
+                    row_gradient(dx, targets[row], sum, factor);
+                },
+            );
         });
     }
 
@@ -333,9 +354,15 @@ impl Kernel for ClassifierRows {
         let factor = inputs[2].f32()[0] / inputs[1].f32()[0].max(1.0);
         let rows = logits.f32().par_chunks_mut(self.vocab).zip(losses.f32()).zip(targets);
         rows.with_min_len(CHUNK.div_ceil(self.vocab)).for_each(|((x, loss), &target)| {
-            let norm = norm_of(x);
-            *loss = row_loss(x, target, norm);
-            row_gradient(x, target, norm, factor);
+            let own = x.get(target as usize).copied();
+            vectorized(
+                #[inline(always)]
+                || {
+                    let norm = exponentiate(x);
+                    *loss = row_loss(own, target, norm);
+                    row_gradient(x, target, norm[1], factor);
+                },
+            );
         });
     }
 

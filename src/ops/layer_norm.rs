@@ -8,8 +8,9 @@
 //!
 //! Forward keeps mean and rstd, two numbers per row. y, and with it dy, may be f16: the operand of a product in mixed precision.
 
-use super::reduce::{sum_by, sum_scratch};
+use super::reduce::sum_scratch;
 use super::*;
+use crate::cpu::{sum_of, vectorized};
 use crate::gpu::{Limits, Operand, Plan, Value};
 use crate::shader;
 use crate::tensor::{Grads, apply, run};
@@ -74,6 +75,22 @@ impl Layout {
     }
 }
 
+/// y of a row x; its mean and rstd.
+#[inline(always)]
+fn normalize(x: &[f32], weight: &[f32], bias: Option<&[f32]>, eps: f32, y: &mut [f32]) -> [f32; 2] {
+    let c = weight.len();
+    let mean = sum_of([x], |[x]| x) / c as f32;
+    let variance = sum_of([x], |[x]| (x - mean) * (x - mean)) / c as f32;
+    let rstd = 1.0 / (variance + eps).sqrt();
+    for ((y, x), weight) in y.iter_mut().zip(x).zip(weight) {
+        *y = (x - mean) * rstd * weight;
+    }
+    if let Some(bias) = bias {
+        y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
+    }
+    [mean, rstd]
+}
+
 impl Kernel for LayerNorm {
     fn name(&self) -> &'static str {
         "layer_norm"
@@ -112,32 +129,31 @@ impl Kernel for LayerNorm {
         let bias = self.has_bias.then(|| inputs[2].f32());
         let c = weight.len();
         let [y, mean, rstd, sum @ ..] = outputs else { unreachable!("there are three outputs at least") };
-        let x = match sum {
-            [sum] => {
-                let (sum, residual) = (sum.f32(), inputs[2 + self.has_bias as usize].f32());
-                sum.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).zip(residual.par_chunks(CHUNK)).for_each(
-                    |((sum, x), residual)| {
-                        for ((sum, x), residual) in sum.iter_mut().zip(x).zip(residual) {
-                            *sum = x + residual;
-                        }
-                    },
-                );
-                &*sum
-            }
-            _ => x,
-        };
         let rows = y.f32().par_chunks_mut(c).zip(mean.f32()).zip(rstd.f32()).zip(x.par_chunks(c));
-        rows.for_each(|(((y, mean), rstd), x)| {
-            *mean = sum_by(c, |i| x[i]) / c as f32;
-            let variance = sum_by(c, |i| (x[i] - *mean) * (x[i] - *mean)) / c as f32;
-            *rstd = 1.0 / (variance + self.eps).sqrt();
-            for ((y, x), weight) in y.iter_mut().zip(x).zip(weight) {
-                *y = (x - *mean) * *rstd * weight;
+        let eps = self.eps;
+        match sum {
+            [sum] => {
+                let residual = inputs[2 + self.has_bias as usize].f32();
+                let sums = sum.f32().par_chunks_mut(c).zip(residual.par_chunks(c));
+                rows.zip(sums).for_each(|((((y, mean), rstd), x), (sum, residual))| {
+                    vectorized(
+                        #[inline(always)]
+                        || {
+                            for ((sum, x), residual) in sum.iter_mut().zip(x).zip(residual) {
+                                *sum = x + residual;
+                            }
+                            [*mean, *rstd] = normalize(sum, weight, bias, eps, y);
+                        },
+                    );
+                });
             }
-            if let Some(bias) = bias {
-                y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
-            }
-        });
+            _ => rows.for_each(|(((y, mean), rstd), x)| {
+                [*mean, *rstd] = vectorized(
+                    #[inline(always)]
+                    || normalize(x, weight, bias, eps, y),
+                )
+            }),
+        }
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
@@ -188,6 +204,18 @@ impl Op for LayerNorm {
     }
 }
 
+/// dx of a row, or dx with that added.
+#[inline(always)]
+fn input_gradient(dy: &[f32], x: &[f32], weight: &[f32], [mean, rstd]: [f32; 2], add: bool, dx: &mut [f32]) {
+    let c = weight.len();
+    let direct = sum_of([dy, weight], |[dy, weight]| dy * weight) / c as f32;
+    let along = sum_of([dy, weight, x], |[dy, weight, x]| dy * weight * ((x - mean) * rstd)) / c as f32;
+    for (((dx, x), dy), weight) in dx.iter_mut().zip(x).zip(dy).zip(weight) {
+        let d = rstd * (dy * weight - direct - (x - mean) * rstd * along);
+        *dx = if add { *dx + d } else { d };
+    }
+}
+
 impl Kernel for InputGradient {
     fn name(&self) -> &'static str {
         "layer_norm_backward"
@@ -211,12 +239,10 @@ impl Kernel for InputGradient {
         let add = self.plus || self.accumulate;
         let rows = dx.par_chunks_mut(c).zip(x.par_chunks(c)).zip(dy.par_chunks(c)).zip(mean).zip(rstd);
         rows.for_each(|((((dx, x), dy), &mean), &rstd)| {
-            let direct = sum_by(c, |i| dy[i] * weight[i]) / c as f32;
-            let along = sum_by(c, |i| dy[i] * weight[i] * ((x[i] - mean) * rstd)) / c as f32;
-            for (((dx, x), dy), weight) in dx.iter_mut().zip(x).zip(dy).zip(weight) {
-                let d = rstd * (dy * weight - direct - (x - mean) * rstd * along);
-                *dx = if add { *dx + d } else { d };
-            }
+            vectorized(
+                #[inline(always)]
+                || input_gradient(dy, x, weight, [mean, rstd], add, dx),
+            )
         });
     }
 
@@ -256,12 +282,17 @@ impl Kernel for WeightGradient {
             .map(|(((x, dy), mean), rstd)| {
                 let mut totals = vec![0.0; (1 + self.has_bias as usize) * c];
                 let (weight, bias) = totals.split_at_mut(c);
-                for (((x, dy), mean), rstd) in x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(mean).zip(rstd) {
-                    for ((total, x), dy) in weight.iter_mut().zip(x).zip(dy) {
-                        *total += dy * ((x - mean) * rstd);
-                    }
-                    bias.iter_mut().zip(dy).for_each(|(total, dy)| *total += dy);
-                }
+                vectorized(
+                    #[inline(always)]
+                    || {
+                        for (((x, dy), mean), rstd) in x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(mean).zip(rstd) {
+                            for ((total, x), dy) in weight.iter_mut().zip(x).zip(dy) {
+                                *total += dy * ((x - mean) * rstd);
+                            }
+                            bias.iter_mut().zip(dy).for_each(|(total, dy)| *total += dy);
+                        }
+                    },
+                );
                 totals
             })
             .collect();

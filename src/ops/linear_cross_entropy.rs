@@ -26,6 +26,8 @@ use rayon::prelude::*;
 const CHUNK_BYTES: usize = 64 << 20;
 /// The same where a device binds 2 GiB at once, and so is large and fast: each chunk costs it less than its launches.
 const LARGE_CHUNK_BYTES: usize = 256 << 20;
+/// The same on the CPU: they pass from one kernel to the next through the cache that all cores share.
+const CPU_CHUNK_BYTES: usize = 32 << 20;
 /// Rows of a chunk even if the vocabulary is huge: with fewer the products become slow.
 const MIN_ROWS: usize = 128;
 /// Chunks start at multiples of this many rows: then they start at multiples of 256 bytes, as GPUs ask of bindings, in f16 too.
@@ -127,7 +129,7 @@ impl Kernel for ScaleBy {
 fn chunk_rows(rows: usize, vocab: usize, device: &Device) -> usize {
     let row_bytes = 4 * vocab;
     let most = match device {
-        Device::Cpu => (CHUNK_BYTES / row_bytes).max(MIN_ROWS),
+        Device::Cpu => (CPU_CHUNK_BYTES / row_bytes).max(MIN_ROWS),
         Device::Gpu(gpu) => {
             let bound = gpu.limits().binding_bytes as usize;
             let bytes = (bound / 8).next_multiple_of(1 << 20).clamp(CHUNK_BYTES, LARGE_CHUNK_BYTES);

@@ -7,10 +7,11 @@
 //!   (B, M, K) (B, K, N) -> (B, M, N)
 //! dL/da = dy op(b)^T,  dL/db = op(a)^T dy,  dL/dbias = sum of the rows of dy
 //! ```
-//! On the CPU the crate `gemm` computes them, on the GPU `shaders/matmul.wgsl`: tiles by shape and by the device's
+//! On the CPU the crate `gemm` computes them (`cpu.rs`), on the GPU `shaders/matmul.wgsl`: tiles by shape and by the device's
 //! limits, and k split between workgroups where there are few tiles.
 
 mod choice;
+mod cpu;
 mod measure;
 
 pub use measure::{MatmulRates, Rates};
@@ -22,8 +23,6 @@ use super::*;
 use crate::gpu::{Launch, Limits, Operand, Plan, Value};
 use crate::shader;
 use crate::tensor::{Edge, Grads, run};
-use gemm::Parallelism;
-use rayon::prelude::*;
 
 /// What a product does with its result before it leaves the registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -124,28 +123,14 @@ impl Kernel for MatMul {
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         let d = self.checked_dims(&inputs.iter().map(|v| v.spec).collect::<Vec<_>>());
         let (y, more) = outputs.split_first_mut().expect("a result");
-        let (a, b, y) = (inputs[0].f32(), inputs[1].f32(), y.f32());
-        if self.bias {
-            y.par_chunks_mut(d.n).for_each(|row| row.copy_from_slice(inputs[2].f32()));
-        }
-        let product = |batch: usize, y: &mut [f32], parallelism| {
-            gemm(self, &d, &a[batch * d.stride_a..], &b[batch * d.stride_b..], y, parallelism);
+        let empty: &[f32] = &[];
+        let operands = cpu::Operands {
+            a: inputs[0].f32(),
+            b: inputs[1].f32(),
+            bias: if self.bias { inputs[2].f32() } else { empty },
+            before: if self.epilogue == Epilogue::GeluBackward { inputs[2 + self.bias as usize].f32() } else { empty },
         };
-        if d.batch == 1 {
-            product(0, y, Parallelism::Rayon(0));
-        } else {
-            y.par_chunks_mut(d.m * d.n).enumerate().for_each(|(batch, y)| product(batch, y, Parallelism::None));
-        }
-        match self.epilogue {
-            Epilogue::Nothing => {}
-            Epilogue::Gelu => unary::map(y, more[0].f32(), unary::gelu),
-            Epilogue::GeluBackward => {
-                let before = inputs.last().expect("what GELU was applied to").f32();
-                y.par_chunks_mut(CHUNK).zip(before.par_chunks(CHUNK)).for_each(|(y, before)| {
-                    y.iter_mut().zip(before).for_each(|(y, before)| *y *= unary::gelu_derivative(*before));
-                });
-            }
-        }
+        cpu::compute(self, &d, operands, y.f32(), more.first_mut().map_or(&mut [], |output| output.f32()));
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
@@ -274,40 +259,6 @@ fn transpose_b(d: &Dims, dtype: DType) -> Launch {
         bindings: vec![Operand::Input(1), Operand::Scratch(0)],
         params: vec![d.n as u32, d.k as u32, down as u32],
         workgroups: down * d.k.div_ceil(SIDE),
-    }
-}
-
-/// y = op(a) op(b), added to y if the kernel accumulates or a bias is already there.
-fn gemm(kernel: &MatMul, d: &Dims, a: &[f32], b: &[f32], y: &mut [f32], parallelism: Parallelism) {
-    let &Dims { m, n, k, .. } = d;
-    assert!(a.len() >= m * k && b.len() >= k * n && y.len() >= m * n, "gemm operands are too short");
-    let (a_cs, a_rs) = if kernel.trans_a { (m, 1) } else { (1, k) };
-    let (b_cs, b_rs) = if kernel.trans_b { (k, 1) } else { (1, n) };
-    let add = kernel.accumulate || kernel.bias;
-    // SAFETY: every operand is as long as its sizes and strides reach (checked above), and y overlaps neither
-    // (it is a unique borrow).
-    unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
-            y.as_mut_ptr(),
-            1,
-            n as isize,
-            add,
-            a.as_ptr(),
-            a_cs as isize,
-            a_rs as isize,
-            b.as_ptr(),
-            b_cs as isize,
-            b_rs as isize,
-            1.0,
-            1.0,
-            false,
-            false,
-            false,
-            parallelism,
-        );
     }
 }
 

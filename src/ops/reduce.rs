@@ -13,6 +13,7 @@
 //! gives the same bits, and the rounding error grows with the logarithm of n rather than with n.
 
 use super::*;
+use crate::cpu::{sum_of, vectorized};
 use crate::gpu::{Limits, Operand, Plan};
 use crate::shader;
 use crate::tensor::{Grads, Shape, run};
@@ -183,11 +184,17 @@ fn reduce_cpu(kind: ReduceKind, extent: Extent, accumulate: bool, x: &[f32], y: 
     partials.par_chunks_mut(inner).enumerate().for_each(|(task, partial)| {
         let (o, c) = (task / chunks, task % chunks);
         let rows = &x[(o * n + c * chunk) * inner..(o * n + ((c + 1) * chunk).min(n)) * inner];
-        reduce_rows(kind, rows, partial);
+        vectorized(
+            #[inline(always)]
+            || reduce_rows(kind, rows, partial),
+        );
     });
     y.par_chunks_mut(inner).zip(partials.par_chunks(chunks * inner)).for_each(|(y, partials)| {
         let mut total = vec![0.0; inner];
-        reduce_rows(kind, partials, &mut total);
+        vectorized(
+            #[inline(always)]
+            || reduce_rows(kind, partials, &mut total),
+        );
         for (y, total) in y.iter_mut().zip(total) {
             *y = if accumulate { *y + factor * total } else { factor * total };
         }
@@ -195,6 +202,7 @@ fn reduce_cpu(kind: ReduceKind, extent: Extent, accumulate: bool, x: &[f32], y: 
 }
 
 /// Reduces rows of `y.len()` elements to one.
+#[inline(always)]
 fn reduce_rows(kind: ReduceKind, rows: &[f32], y: &mut [f32]) {
     match (kind, y) {
         (Max, [y]) => *y = rows.iter().copied().fold(f32::NEG_INFINITY, f32::max),
@@ -206,7 +214,7 @@ fn reduce_rows(kind: ReduceKind, rows: &[f32], y: &mut [f32]) {
                 }
             }
         }
-        (_, [y]) => *y = sum(rows),
+        (_, [y]) => *y = sum_of([rows], |[x]| x),
         (_, y) => {
             y.fill(0.0);
             for row in rows.chunks_exact(y.len()) {
@@ -216,24 +224,6 @@ fn reduce_rows(kind: ReduceKind, rows: &[f32], y: &mut [f32]) {
             }
         }
     }
-}
-
-/// The sum of a slice.
-pub(super) fn sum(x: &[f32]) -> f32 {
-    sum_by(x.len(), |i| x[i])
-}
-
-/// The sum of `term(i)` for i below n, in sixteen lanes so that it vectorizes.
-#[inline(always)]
-pub(super) fn sum_by(n: usize, term: impl Fn(usize) -> f32) -> f32 {
-    let mut lanes = [0.0; 16];
-    let whole = n / 16 * 16;
-    for first in (0..whole).step_by(16) {
-        for (lane, sum) in lanes.iter_mut().enumerate() {
-            *sum += term(first + lane);
-        }
-    }
-    lanes.iter().sum::<f32>() + (whole..n).map(term).sum::<f32>()
 }
 
 impl Kernel for Reduce {

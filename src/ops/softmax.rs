@@ -3,9 +3,8 @@
 //! y = e^(x - m) / sum e^(x - m) with m the largest x of the row: no exponent is above 0, so nothing overflows.
 //! dx = y (dy - sum(dy y)).
 
-use super::reduce::sum;
 use super::*;
-use crate::cpu::math;
+use crate::cpu::{map_and_sum, math, maximum, sum_of, vectorized};
 use crate::gpu::{Limits, Operand, Plan};
 use crate::shader;
 use crate::tensor::{Grads, run};
@@ -52,12 +51,22 @@ impl Kernel for Softmax {
         let n = inputs[0].spec.shape.last_dim().max(1);
         let x = inputs[0].f32();
         outputs[0].f32().par_chunks_mut(n).zip(x.par_chunks(n)).for_each(|(y, x)| {
-            let largest = x.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-            for (y, x) in y.iter_mut().zip(x) {
-                *y = math::exp(x - largest);
-            }
-            let scale = 1.0 / sum(y);
-            y.iter_mut().for_each(|y| *y *= scale);
+            y.copy_from_slice(x);
+            vectorized(
+                #[inline(always)]
+                || {
+                    let largest = maximum(y);
+                    let sum = map_and_sum(
+                        y,
+                        #[inline(always)]
+                        |x| math::exp(x - largest),
+                    );
+                    let share = 1.0 / sum;
+                    for y in y.iter_mut() {
+                        *y *= share;
+                    }
+                },
+            );
         });
     }
 
@@ -94,13 +103,15 @@ impl Kernel for SoftmaxBackward {
         let n = inputs[0].spec.shape.last_dim().max(1);
         let (y, dy) = (inputs[0].f32(), inputs[1].f32());
         outputs[0].f32().par_chunks_mut(n).zip(y.par_chunks(n)).zip(dy.par_chunks(n)).for_each(|((dx, y), dy)| {
-            for ((dx, y), dy) in dx.iter_mut().zip(y).zip(dy) {
-                *dx = dy * y;
-            }
-            let dot = sum(dx);
-            for ((dx, y), dy) in dx.iter_mut().zip(y).zip(dy) {
-                *dx = y * (dy - dot);
-            }
+            vectorized(
+                #[inline(always)]
+                || {
+                    let dot = sum_of([y, dy], |[y, dy]| y * dy);
+                    for ((dx, y), dy) in dx.iter_mut().zip(y).zip(dy) {
+                        *dx = y * (dy - dot);
+                    }
+                },
+            );
         });
     }
 

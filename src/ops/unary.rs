@@ -16,7 +16,7 @@
 //! | tanh | | 1 - y^2 |
 
 use super::*;
-use crate::cpu::math;
+use crate::cpu::{math, vectorized};
 use crate::gpu::{Limits, Operand, Plan};
 use crate::shader;
 use crate::tensor::{Grads, run};
@@ -77,7 +77,13 @@ impl Unary {
             Sin => map2(s, dy, dx, |x, dy| dy * x.cos()),
             Cos => map2(s, dy, dx, |x, dy| -dy * x.sin()),
             Relu => map2(s, dy, dx, |y, dy| if y > 0.0 { dy } else { 0.0 }),
-            Gelu => map2(s, dy, dx, |x, dy| dy * gelu_derivative(x)),
+            Gelu => map2(
+                s,
+                dy,
+                dx,
+                #[inline(always)]
+                |x, dy| dy * gelu_derivative(x),
+            ),
             Silu => map2(s, dy, dx, |x, dy| {
                 let s = math::sigmoid(x);
                 dy * (s + x * s * (1.0 - s))
@@ -110,31 +116,44 @@ impl Unary {
     }
 }
 
-pub(super) fn map(x: &[f32], y: &mut [f32], f: impl Fn(f32) -> f32 + Sync) {
+fn map(x: &[f32], y: &mut [f32], f: impl Fn(f32) -> f32 + Sync) {
     y.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).for_each(|(y, x)| {
-        for (y, x) in y.iter_mut().zip(x) {
-            *y = f(*x);
-        }
+        vectorized(
+            #[inline(always)]
+            || {
+                for (y, x) in y.iter_mut().zip(x) {
+                    *y = f(*x);
+                }
+            },
+        );
     });
 }
 
 fn map2(a: &[f32], b: &[f32], y: &mut [f32], f: impl Fn(f32, f32) -> f32 + Sync) {
     y.par_chunks_mut(CHUNK).zip(a.par_chunks(CHUNK)).zip(b.par_chunks(CHUNK)).for_each(|((y, a), b)| {
-        for ((y, a), b) in y.iter_mut().zip(a).zip(b) {
-            *y = f(*a, *b);
-        }
+        vectorized(
+            #[inline(always)]
+            || {
+                for ((y, a), b) in y.iter_mut().zip(a).zip(b) {
+                    *y = f(*a, *b);
+                }
+            },
+        );
     });
 }
 
 /// (1 + tanh(z)) / 2 = sigmoid(2 z), without the cancellation where tanh(z) is near -1.
+#[inline(always)]
 fn gelu_sigmoid(x: f32) -> f32 {
     math::sigmoid(2.0 * GELU_SCALE * (x + GELU_CUBIC * x * x * x))
 }
 
+#[inline(always)]
 pub(super) fn gelu(x: f32) -> f32 {
     x * gelu_sigmoid(x)
 }
 
+#[inline(always)]
 pub(super) fn gelu_derivative(x: f32) -> f32 {
     let s = gelu_sigmoid(x);
     s + x * s * (1.0 - s) * 2.0 * GELU_SCALE * (1.0 + 3.0 * GELU_CUBIC * x * x)

@@ -16,6 +16,7 @@
 
 use super::arena::Parameters;
 use super::loss_scale::LossScale;
+use crate::cpu::{sum_of, vectorized};
 use crate::gpu::{Launch, Limits, Operand, Plan};
 use crate::profile::{Cost, MemoryKind, memory_kind};
 use crate::tensor::{DType, Kernel, Spec, View, ViewMut, run, run_into};
@@ -178,7 +179,7 @@ impl Kernel for SumOfSquares {
         let parts: Vec<f64> = inputs[0]
             .f32()
             .par_chunks(1 << 16)
-            .map(|x| x.chunks(256).map(|x| f64::from(x.iter().map(|x| x * x).sum::<f32>())).sum())
+            .map(|x| x.chunks(256).map(|x| f64::from(vectorized(|| sum_of([x], |[x]| x * x)))).sum())
             .collect();
         outputs[0].f32()[0] = parts.iter().sum::<f64>() as f32;
     }
@@ -230,6 +231,20 @@ struct Update {
 }
 
 impl Update {
+    /// Adam or AdamW of elements that all decay alike.
+    #[inline(always)]
+    fn adam(&self, clip: f32, decay: f32, p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32]) {
+        let &Update { learning_rate: lr, beta1, beta2, eps, correction1, correction2, .. } = self;
+        let (to_gradient, kept) = if self.rule == Rule::AdamW { (0.0, 1.0 - lr * decay) } else { (decay, 1.0) };
+        for (((p, m), v), g) in p.iter_mut().zip(m).zip(v).zip(g) {
+            let g = g * clip + to_gradient * *p;
+            *p *= kept;
+            *m = beta1 * *m + (1.0 - beta1) * g;
+            *v = beta2 * *v + (1.0 - beta2) * g * g;
+            *p -= lr * (*m * correction1) / ((*v * correction2).sqrt() + eps);
+        }
+    }
+
     fn clip_factor(&self, squares: f32) -> f32 {
         if self.grad_clip == 0.0 { 1.0 } else { (self.grad_clip / (squares.sqrt() + 1e-6)).min(1.0) }
     }
@@ -272,31 +287,35 @@ impl Kernel for Update {
             return;
         }
         let clip = unscale * self.clip_factor(inputs[1].f32()[0]);
-        let &Update { learning_rate: lr, beta1, beta2, eps, correction1, correction2, .. } = self;
-        let decay = |chunk: usize, i: usize| if chunk * CHUNK + i < self.decay_end { self.weight_decay } else { 0.0 };
+        let &Update { learning_rate: lr, beta1, .. } = self;
+        let decayed = |chunk: usize, len: usize| self.decay_end.saturating_sub(chunk * CHUNK).min(len);
         match outputs {
             [values, m] => {
                 let chunks = values.f32().par_chunks_mut(CHUNK).zip(m.f32().par_chunks_mut(CHUNK));
                 chunks.zip(gradients.par_chunks(CHUNK)).enumerate().for_each(|(chunk, ((p, m), g))| {
+                    let decayed = decayed(chunk, p.len());
                     for (i, ((p, m), g)) in p.iter_mut().zip(m).zip(g).enumerate() {
-                        *m = beta1 * *m + (g * clip + decay(chunk, i) * *p);
+                        let decay = if i < decayed { self.weight_decay } else { 0.0 };
+                        *m = beta1 * *m + (g * clip + decay * *p);
                         *p -= lr * *m;
                     }
                 });
             }
             [values, m, v] => {
-                let adamw = self.rule == Rule::AdamW;
                 let chunks = values.f32().par_chunks_mut(CHUNK).zip(m.f32().par_chunks_mut(CHUNK));
                 let chunks = chunks.zip(v.f32().par_chunks_mut(CHUNK)).zip(gradients.par_chunks(CHUNK));
                 chunks.enumerate().for_each(|(chunk, (((p, m), v), g))| {
-                    for (i, (((p, m), v), g)) in p.iter_mut().zip(m).zip(v).zip(g).enumerate() {
-                        let decay = decay(chunk, i);
-                        let g = g * clip + if adamw { 0.0 } else { decay * *p };
-                        *p *= 1.0 - if adamw { lr * decay } else { 0.0 };
-                        *m = beta1 * *m + (1.0 - beta1) * g;
-                        *v = beta2 * *v + (1.0 - beta2) * g * g;
-                        *p -= lr * (*m * correction1) / ((*v * correction2).sqrt() + eps);
-                    }
+                    let decayed = decayed(chunk, p.len());
+                    let ((p, p_rest), (m, m_rest)) = (p.split_at_mut(decayed), m.split_at_mut(decayed));
+                    let ((v, v_rest), (g, g_rest)) = (v.split_at_mut(decayed), g.split_at(decayed));
+                    vectorized(
+                        #[inline(always)]
+                        || self.adam(clip, self.weight_decay, p, m, v, g),
+                    );
+                    vectorized(
+                        #[inline(always)]
+                        || self.adam(clip, 0.0, p_rest, m_rest, v_rest, g_rest),
+                    );
                 });
             }
             _ => unreachable!("output_specs names two or three outputs"),

@@ -125,3 +125,11 @@ fn a_run_on_a_gpu_that_is_killed_again_and_again_ends_as_if_undisturbed() {
         survives(6, 20, &["--device", "gpu", "--allow-software-gpu"], "runs/corpus-L1-H2-E16-gpu");
     }
 }
+
+#[test]
+fn a_run_in_mixed_precision_that_is_killed_again_and_again_ends_as_if_undisturbed() {
+    if has_gpu() {
+        let device = ["--device", "gpu", "--allow-software-gpu", "--set", "device.precision=mixed"];
+        survives(3, 20, &device, "runs/corpus-L1-H2-E16-gpu");
+    }
+}

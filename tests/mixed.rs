@@ -1,0 +1,136 @@
+//! Mixed precision against f32: the same gradients but for the rounding to 11 bits, the same learning, and no harm from
+//! an overflow.
+
+use rustyflow::gpu::{AdapterChoice, Gpu};
+use rustyflow::nn::{Dropout, Gpt, GptConfig, Module};
+use rustyflow::ops::random::Key;
+use rustyflow::optim::{Kind, Optimizer, Parameters};
+use rustyflow::{DType, Device, Tensor};
+
+fn devices() -> Vec<Device> {
+    let choice = AdapterChoice { allow_software: true, ..AdapterChoice::default() };
+    let gpu = match Gpu::open(&choice) {
+        Ok(gpu) if gpu.limits().f16 => Some(Device::Gpu(gpu)),
+        Ok(_) => None,
+        Err(error) => {
+            assert!(std::env::var_os("RUSTYFLOW_REQUIRE_GPU").is_none(), "a GPU is required: {error}");
+            None
+        }
+    };
+    [Device::Cpu].into_iter().chain(gpu).collect()
+}
+
+/// A model, and its optimizer, in either precision from the same weights.
+struct Training {
+    model: Gpt,
+    parameters: Parameters,
+    optimizer: Optimizer,
+    ids: Tensor,
+    targets: Tensor,
+}
+
+impl Training {
+    fn new(device: &Device, products: DType, tie_embeddings: bool) -> Training {
+        let config =
+            GptConfig { vocab_size: 68, block_size: 36, n_layer: 2, n_head: 2, n_embd: 64, bias: true, tie_embeddings };
+        let mut model = Gpt::new(config, 3).unwrap();
+        let parameters = Parameters::gather(&mut model, device, products).unwrap();
+        let kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+        let optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
+        // Each id is followed by one of two, so that there is something to learn.
+        let key = Key::new(5);
+        let mut text = vec![7];
+        for i in 0..4 * 36 {
+            let last: u32 = text[i];
+            text.push((3 * last + 1 + key.bits(i as u32) % 2) % 68);
+        }
+        let tensor = |ids: &[u32]| Tensor::from_u32(ids, [4, 36], device).unwrap();
+        Training { ids: tensor(&text[..4 * 36]), targets: tensor(&text[1..]), model, parameters, optimizer }
+    }
+
+    fn backward(&self) -> f32 {
+        self.parameters.zero_gradients();
+        let dropout = Dropout::new(0.1, 1, 1);
+        let loss = self.model.loss(&self.ids, &self.targets, &dropout, self.optimizer.loss_scale()).unwrap();
+        loss.backward().unwrap();
+        loss.item().unwrap()
+    }
+
+    /// The name and values of every parameter's gradient, without the scale of the loss.
+    fn gradients(&mut self) -> Vec<(String, Vec<f32>)> {
+        let scale = self.optimizer.loss_scale().map_or(1.0, |state| state.to_f32().unwrap()[0]);
+        let of = |(name, tensor): (String, Tensor)| {
+            let gradient = tensor.grad().unwrap().to_f32().unwrap();
+            (name, gradient.iter().map(|g| g / scale).collect())
+        };
+        self.model.parameters().into_iter().map(of).collect()
+    }
+
+    fn weights(&mut self) -> Vec<Vec<u8>> {
+        self.model.parameters().iter().map(|(_, tensor)| tensor.to_bytes().unwrap()).collect()
+    }
+}
+
+fn norm(x: impl Iterator<Item = f32>) -> f64 {
+    x.map(|x| f64::from(x) * f64::from(x)).sum::<f64>().sqrt()
+}
+
+#[test]
+fn gradients_are_those_of_f32_to_within_a_hundredth() {
+    for (device, tied) in devices().into_iter().flat_map(|device| [(device.clone(), true), (device, false)]) {
+        let [mut single, mut mixed] = [DType::F32, DType::F16].map(|products| Training::new(&device, products, tied));
+        let (want, got) = (single.backward(), mixed.backward());
+        assert!((want - got).abs() < 2e-3, "{device}: loss {got}, in f32 {want}");
+        for ((name, want), (_, got)) in single.gradients().into_iter().zip(mixed.gradients()) {
+            let error = norm(want.iter().zip(&got).map(|(want, got)| want - got)) / norm(want.into_iter());
+            assert!(error < 1e-2, "{device}, tied {tied}: {name} is off by {error:e} of its norm");
+        }
+    }
+}
+
+#[test]
+fn learning_is_that_of_f32() {
+    for device in devices() {
+        let run = |products| {
+            let mut training = Training::new(&device, products, true);
+            let losses: Vec<f32> = (0..30)
+                .map(|_| {
+                    let loss = training.backward();
+                    training.optimizer.step(&training.parameters, 3e-3).unwrap();
+                    loss
+                })
+                .collect();
+            losses
+        };
+        let (single, mixed) = (run(DType::F32), run(DType::F16));
+        assert!(single[29] < single[0] - 1.0, "{device}: it learns something: {single:?}");
+        for (step, (single, mixed)) in single.iter().zip(&mixed).enumerate() {
+            assert!((single - mixed).abs() < 0.01, "{device}: step {step}: {mixed}, in f32 {single}");
+        }
+    }
+}
+
+#[test]
+fn an_overflow_changes_nothing_but_the_scale_and_is_recovered_from() {
+    for device in devices() {
+        let mut training = Training::new(&device, DType::F16, true);
+        let too_large = 2f32.powi(40);
+        let state = training.optimizer.loss_scale().unwrap().clone();
+        state.write_bytes(bytemuck::cast_slice(&[too_large, 100.0, 0.0])).unwrap();
+        let before = training.weights();
+        training.backward();
+        training.optimizer.step(&training.parameters, 1e-3).unwrap();
+        assert_eq!(state.to_f32().unwrap(), [too_large / 2.0, 0.0, 1.0], "{device}");
+        assert!(training.weights() == before, "{device}: a step that overflowed must change nothing");
+        let mut steps = 1;
+        while training.weights() == before {
+            training.backward();
+            training.optimizer.step(&training.parameters, 1e-3).unwrap();
+            steps += 1;
+            assert!(steps < 40, "{device}: the scale falls until gradients are finite");
+        }
+        let [scale, good, skipped] = state.to_f32().unwrap()[..] else { panic!("three numbers") };
+        assert_eq!((good, skipped, scale), (1.0, steps as f32 - 1.0, too_large / 2f32.powi(steps - 1)), "{device}");
+        assert_eq!(training.optimizer.skipped().to_u32().unwrap(), [0], "{device}: guards need not know");
+    }
+}
