@@ -5,7 +5,7 @@ use crate::bench::{
     GenerateTiming, OpTiming, Sizes, StepCase, StepTiming, measure_peaks, plot_steps, products, select, step_cases,
     time_generate, time_row, time_step,
 };
-use crate::config::DeviceConfig;
+use crate::config::{DeviceConfig, Precision};
 use crate::train::describe;
 use crate::{DType, Device, Error};
 use anyhow::{Result, bail};
@@ -59,8 +59,8 @@ pub struct StepArgs {
     #[arg(long, value_name = "T", value_delimiter = ',', value_parser = at_least_one)]
     context: Vec<usize>,
     /// f32, or mixed: products of 16-bit floats
-    #[arg(long, value_name = "PRECISION", default_value = "f32", value_parser = ["f32", "mixed"])]
-    precision: String,
+    #[arg(long, value_name = "PRECISION", default_value_t = Precision::F32)]
+    precision: Precision,
     /// Draw tokens/s against B and the time of a token against T, whichever has several values, into this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -109,11 +109,12 @@ fn ops(args: &OpsArgs) -> Result<()> {
     }
     let device = device::open_measured(&args.device.over(&DeviceConfig::default()))?;
     let sizes = args.sizes.unwrap_or_else(|| Sizes::for_device(&device));
+    let has_f16 = matches!(&device, Device::Gpu(gpu) if gpu.limits().f16);
     let rows = match &args.shape[..] {
         [] => select(&sizes, &args.only)?,
         shapes => {
             let of = |dtype| shapes.iter().flat_map(move |&[m, n, k]| products(dtype, m, n, k));
-            [DType::F32, DType::F16].into_iter().flat_map(of).collect()
+            [DType::F32].into_iter().chain(has_f16.then_some(DType::F16)).flat_map(of).collect()
         }
     };
     let peaks = measure_peaks(&device, &sizes)?;
@@ -134,8 +135,8 @@ fn ops(args: &OpsArgs) -> Result<()> {
     let mut wrong = Vec::new();
     for row in &rows {
         let name = format!("{} {}", row.op, row.shape);
-        if row.f16 && matches!(&device, Device::Gpu(gpu) if !gpu.limits().f16) {
-            output::note(format_args!("{name}: left out, this GPU has no 16-bit floats"));
+        if row.f16 && !has_f16 {
+            output::note(format_args!("{name}: left out, this device has no 16-bit floats"));
             continue;
         }
         let hint = if sizes == Sizes::SMALL { "" } else { "; --sizes small takes smaller tensors" };
@@ -228,7 +229,7 @@ fn step(args: &StepArgs) -> Result<()> {
     // Created before anything is measured: a path that cannot be written should fail now.
     let create = |path: &PathBuf| File::create(path).map_err(|e| Error::io("create", path, e));
     let svg_file = args.svg.as_ref().map(create).transpose()?;
-    let products = if args.precision == "mixed" { DType::F16 } else { DType::F32 };
+    let products = if args.precision == Precision::Mixed { DType::F16 } else { DType::F32 };
     let mut timings = Vec::new();
     for case in &cases {
         // A fresh device for each case, so that its peak memory is its own.

@@ -1,7 +1,7 @@
 //! The flags that say what to train, and the configuration they make with the layers below them.
 
 use super::device;
-use crate::config::{Layers, QUICKSTART, Resolved, process_environment};
+use crate::config::{Layers, Precision, QUICKSTART, Resolved, process_environment};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 
@@ -19,6 +19,9 @@ pub struct RunFlags {
     /// Where data sets are kept
     #[arg(long, default_value = "data", value_name = "DIR")]
     pub data_dir: PathBuf,
+    /// f32, or mixed: products of 16-bit floats, which a GPU computes faster
+    #[arg(long, value_name = "PRECISION")]
+    precision: Option<Precision>,
     #[command(flatten)]
     device: device::Flags,
 }
@@ -40,6 +43,9 @@ impl RunFlags {
         }
         if let Some(kind) = self.device.device {
             layers = layers.flag("--device", "device.kind", kind)?;
+        }
+        if let Some(precision) = self.precision {
+            layers = layers.flag("--precision", "device.precision", precision)?;
         }
         if let Some(threads) = self.device.threads {
             layers = layers.flag("--threads", "device.threads", threads)?;

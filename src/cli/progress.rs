@@ -67,6 +67,9 @@ impl View {
     fn start(&mut self, s: &Start) -> io::Result<()> {
         let m = &s.model;
         output::line(format_args!("device     {}", s.device))?;
+        if s.precision != "f32" {
+            output::line(format_args!("precision  {}", s.precision))?;
+        }
         output::line(format_args!(
             "corpus     {}, {} tokens to learn from, {} to validate on; tokenizer {} with {} tokens",
             s.corpus,

@@ -3,7 +3,7 @@
 //! arrived: nobody waits.
 
 use super::checkpoint::Snapshot;
-use super::events::Step;
+use super::events::{LossScale, Step};
 use super::state::TrainerState;
 use crate::nn::GptConfig;
 use crate::nn::checkpoint::Weights;
@@ -21,7 +21,10 @@ impl Awaited {
     /// Whether all of it is there. Never waits.
     pub(super) fn has_arrived(&mut self) -> Result<bool> {
         match self {
-            Awaited::Step(step) => step.numbers.iter_mut().try_fold(true, |all, number| Ok(all & number.arrive()?)),
+            Awaited::Step(step) => {
+                let mut numbers = step.numbers.iter_mut().chain(&mut step.loss_scale);
+                numbers.try_fold(true, |all, number| Ok(all & number.arrive()?))
+            }
             Awaited::Snapshot(snapshot) => {
                 let arenas = std::iter::once(&mut snapshot.values);
                 let mut arenas = arenas.chain(snapshot.moments.iter_mut().map(|(_, arena)| arena));
@@ -63,18 +66,25 @@ pub(super) struct PendingStep {
     step: Step,
     /// The loss, the sum of squared gradients, and the count of skipped updates: the first element of each.
     numbers: [Arrival; 3],
+    /// In mixed precision the state of the loss scale.
+    loss_scale: Option<Arrival>,
 }
 
 impl PendingStep {
-    pub(super) fn new(step: Step, loss: &Tensor, squares: &Tensor, skipped: &Tensor) -> Result<PendingStep> {
-        Ok(PendingStep { step, numbers: [Arrival::of(loss)?, Arrival::of(squares)?, Arrival::of(skipped)?] })
+    pub(super) fn new(step: Step, loss: &Tensor, squares: &Tensor, optimizer: &Optimizer) -> Result<PendingStep> {
+        let numbers = [Arrival::of(loss)?, Arrival::of(squares)?, Arrival::of(optimizer.skipped())?];
+        Ok(PendingStep { step, numbers, loss_scale: optimizer.loss_scale().map(Arrival::of).transpose()? })
     }
 
     /// The step with its loss and norm, and the count of skipped updates, once they have arrived.
     pub(super) fn numbers(self) -> (Step, u32) {
         let [loss, squares, skipped] = self.numbers.map(|number| bytemuck::pod_read_unaligned(&number.bytes()[..4]));
         let [loss, squares] = [loss, squares].map(|bits| f64::from(f32::from_bits(bits)));
-        (Step { loss, grad_norm: squares.sqrt(), ..self.step }, skipped)
+        let loss_scale = self.loss_scale.map(|state| {
+            let [scale, _, overflows]: [f32; 3] = bytemuck::pod_read_unaligned(&state.bytes());
+            LossScale { scale: f64::from(scale), overflows: overflows as u64 }
+        });
+        (Step { loss, grad_norm: squares.sqrt(), loss_scale, ..self.step }, skipped)
     }
 }
 

@@ -49,6 +49,8 @@ pub enum Event {
 pub struct Start {
     pub folder: PathBuf,
     pub device: String,
+    /// What products are computed in.
+    pub precision: String,
     pub corpus: String,
     pub tokenizer: String,
     pub model: GptConfig,
@@ -75,6 +77,16 @@ pub struct Step {
     pub grad_norm: f64,
     /// Since the step logged before.
     pub tokens_per_s: f64,
+    /// In mixed precision.
+    pub loss_scale: Option<LossScale>,
+}
+
+/// What gradients are multiplied by on their way through f16.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LossScale {
+    pub scale: f64,
+    /// Updates that were skipped so far because the scale was too large.
+    pub overflows: u64,
 }
 
 /// What a run came to.
@@ -82,6 +94,8 @@ pub struct Step {
 pub struct Summary {
     pub folder: PathBuf,
     pub device: String,
+    /// What products are computed in.
+    pub precision: String,
     pub model: GptConfig,
     pub parameters: usize,
     pub steps: usize,
@@ -105,16 +119,23 @@ impl Event {
             Event::Progress { .. } => return None,
             Event::Note(text) => json!({ "kind": "note", "text": text }),
             Event::Started(s) => json!({
-                "kind": "start", "folder": s.folder, "device": s.device, "corpus": s.corpus,
+                "kind": "start", "folder": s.folder, "device": s.device, "precision": s.precision, "corpus": s.corpus,
                 "tokenizer": s.tokenizer, "model": s.model, "parameters": s.parameters,
                 "train_tokens": s.train_tokens, "validation_tokens": s.validation_tokens,
                 "tokens_per_step": s.tokens_per_step, "first_step": s.first_step, "total_steps": s.total_steps, "epochs": s.epochs,
             }),
-            Event::Step(s) => json!({
-                "kind": "train", "step": s.step, "epoch": round(s.epoch, 4), "loss": s.loss,
-                "learning_rate": s.learning_rate, "grad_norm": s.grad_norm,
-                "tokens_per_s": s.tokens_per_s.round(),
-            }),
+            Event::Step(s) => {
+                let mut line = json!({
+                    "kind": "train", "step": s.step, "epoch": round(s.epoch, 4), "loss": s.loss,
+                    "learning_rate": s.learning_rate, "grad_norm": s.grad_norm,
+                    "tokens_per_s": s.tokens_per_s.round(),
+                });
+                if let Some(LossScale { scale, overflows }) = s.loss_scale {
+                    line["loss_scale"] = scale.into();
+                    line["overflows"] = overflows.into();
+                }
+                line
+            }
             Event::Evaluated { step, split, result, .. } => json!({
                 "kind": "eval", "split": split, "step": step, "loss": result.loss,
                 "perplexity": result.perplexity, "bits_per_byte": result.bits_per_byte,
@@ -127,7 +148,7 @@ impl Event {
             }),
             Event::Sample(text) => json!({ "kind": "sample", "text": text }),
             Event::Finished(s) => json!({
-                "kind": "end", "folder": s.folder, "steps": s.steps, "interrupted": s.interrupted,
+                "kind": "end", "folder": s.folder, "precision": s.precision, "steps": s.steps, "interrupted": s.interrupted,
                 "train_loss": s.train_loss, "validation": s.validation, "best_loss": s.best_loss,
                 "tokens_per_s": s.tokens_per_s.round(), "peak_memory_bytes": s.peak_memory_bytes,
                 "profile": s.report,

@@ -26,6 +26,7 @@ fn block(s: &Summary) -> String {
     let m = &s.model;
     let _ = writeln!(text, "== {now}  rustyflow {}  {}", env!("CARGO_PKG_VERSION"), s.folder.display());
     let _ = writeln!(text, "device            {}", s.device);
+    let _ = writeln!(text, "precision         {}", s.precision);
     let _ = writeln!(
         text,
         "model             L{} H{} E{} context {} vocabulary {}: {} parameters",

@@ -35,7 +35,7 @@ pub use size::check_size;
 pub use state::{Best, DataHash, Evaluated, GuardState, TrainerState};
 pub use verify::{Verified, verify_resume};
 
-use crate::config::Resolved;
+use crate::config::{Precision, Resolved};
 use crate::data::Tokenizer;
 use crate::{Device, Error, Result};
 use std::path::Path;
@@ -115,5 +115,16 @@ pub fn describe(device: &Device) -> String {
     match device {
         Device::Cpu => format!("cpu ({} threads)", crate::cpu::threads()),
         Device::Gpu(gpu) => format!("gpu:{} {} ({})", gpu.info().index, gpu.info().name, gpu.info().backend),
+    }
+}
+
+/// What products are computed in: "f32", or of mixed precision what the device has for it.
+pub fn describe_precision(precision: Precision, device: &Device) -> String {
+    match device {
+        Device::Gpu(gpu) if precision == Precision::Mixed => match gpu.limits().matrix_units {
+            0 => "mixed: f16 stored, products in f32, as this GPU shows no matrix units".into(),
+            side => format!("mixed: products of f16 on matrix units of {side} x {side}, added up in f32"),
+        },
+        _ => "f32".into(),
     }
 }

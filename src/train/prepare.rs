@@ -8,7 +8,7 @@ use super::run_folder::{METRICS, RunFolder};
 use super::state::{DataHash, TrainerState};
 use super::trainer::Trainer;
 use super::writer::Writer;
-use super::{Setting, check_size, describe, prompt_ids, size};
+use super::{Setting, check_size, describe, describe_precision, prompt_ids, size};
 use crate::config::{self, Config, OptimizerKind, Precision, Resolved, TrainLength};
 use crate::data::{Corpus, Loader, Tokenizer, TokenizerSpec};
 use crate::generate::check_prompt;
@@ -124,6 +124,7 @@ impl<'a> Trainer<'a> {
         (setting.on_event)(&Event::Started(Box::new(Start {
             folder: folder.path().to_path_buf(),
             device: describe(&setting.device),
+            precision: describe_precision(config.device.precision, &setting.device),
             corpus: data.corpus,
             tokenizer: data.tokenizer.name().to_string(),
             parameters: shape.parameter_count(),

@@ -7,7 +7,7 @@ use super::guard::{Trouble, Watch};
 use super::run_folder::{METRICS, RunFolder};
 use super::state::{Best, Evaluated, TrainerState};
 use super::writer::Writer;
-use super::{Setting, Windows, describe, evaluate, log, prompt_ids};
+use super::{Setting, Windows, describe, describe_precision, evaluate, log, prompt_ids};
 use crate::config::Config;
 use crate::data::{Batch, IGNORE_INDEX, Loader, Position, Tokenizer};
 use crate::generate::{Sampling, generate};
@@ -149,8 +149,9 @@ impl Trainer<'_> {
                 learning_rate,
                 grad_norm: f64::NAN,
                 tokens_per_s: 0.0,
+                loss_scale: None,
             };
-            let pending = PendingStep::new(step, &loss, &squares, self.optimizer.skipped())?;
+            let pending = PendingStep::new(step, &loss, &squares, &self.optimizer)?;
             self.awaited.push_back(Awaited::Step(Box::new(pending)));
         }
         if let Device::Gpu(gpu) = &device {
@@ -357,6 +358,7 @@ impl Trainer<'_> {
         let summary = Summary {
             folder: self.folder.path().to_path_buf(),
             device: describe(&self.setting.device),
+            precision: describe_precision(self.config.device.precision, &self.setting.device),
             parameters: self.model.config.parameter_count(),
             model: self.model.config.clone(),
             steps: self.state.step,

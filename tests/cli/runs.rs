@@ -374,3 +374,26 @@ fn every_tokenizer_trains_and_generates() {
         generated.succeeds().prints(&["the fox"]);
     }
 }
+
+#[test]
+fn mixed_precision_is_for_gpus() {
+    let run = Sandbox::new().train(&["--precision", "mixed"]);
+    run.fails_with(&["--precision", "device.precision", "this run is on the CPU", "use \"f32\""]);
+}
+
+#[test]
+fn a_run_in_mixed_precision_says_so_and_logs_the_scale_of_the_loss() {
+    if !has_gpu() {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    sandbox.train_on_gpu(&["--precision", "mixed"]).succeeds().prints(&["precision  mixed: "]);
+    let [run] = &sandbox.runs()[..] else { panic!("one run") };
+    let metrics = sandbox.metrics(&format!("runs/{run}"));
+    let steps: Vec<&Value> = metrics.iter().filter(|line| line["kind"] == "train").collect();
+    assert!(!steps.is_empty());
+    assert!(steps.iter().all(|line| line["loss_scale"] == 65_536.0 && line["overflows"] == 0), "{steps:?}");
+    assert!(sandbox.read("training_log.txt").contains("\nprecision         mixed: "));
+    let refused = sandbox.run(&["train", "--resume", &format!("runs/{run}"), "--precision", "f32"]);
+    refused.fails_with(&["device.precision", "may not change within a run"]);
+}
