@@ -4,7 +4,7 @@
 #
 #     sudo bash scripts/test_coop.sh [folder]
 #
-# Needs root, Rust, and debootstrap (Debian and Ubuntu: apt-get install debootstrap). Takes about five minutes. The folder,
+# Needs root, Rust, and debootstrap (Debian and Ubuntu: apt-get install debootstrap). Takes about ten minutes on two cores. The folder,
 # target/mesa if none is given, is kept for the next time. These tests are not part of scripts/test.sh: there, on an older
 # Mesa, the same products run in f32 arithmetic.
 set -euo pipefail
