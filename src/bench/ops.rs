@@ -169,8 +169,7 @@ fn difference_from_cpu(row: &Row, work: &mut Work) -> Result<f64> {
     let want = row.prepare(&Device::Cpu)?()?;
     let mut worst = 0.0f64;
     for (got, want) in got.iter().zip(&want) {
-        worst =
-            worst.max(largest_difference(&got.to_dtype(DType::F32)?.to_f32()?, &want.to_dtype(DType::F32)?.to_f32()?));
+        worst = worst.max(largest_difference(&got.to_f32()?, &want.to_f32()?));
     }
     Ok(worst)
 }

@@ -78,9 +78,10 @@ impl Parameters {
         self.halves.as_ref().map_or(Ok(()), |halves| halves.write_bytes(bytemuck::cast_slice(&rounded(&flat))))
     }
 
-    /// The value of a parameter and its gradient.
-    pub fn of_entry(&self, entry: &Entry) -> [Tensor; 2] {
-        [&self.values, &self.gradients].map(|arena| arena.slice_flat(entry.offset, entry.shape.clone()))
+    /// The value of a parameter, its gradient, and in mixed precision the value as f16.
+    pub fn of_entry(&self, entry: &Entry) -> Vec<Tensor> {
+        let arenas = [&self.values, &self.gradients].into_iter().chain(&self.halves);
+        arenas.map(|arena| arena.slice_flat(entry.offset, entry.shape.clone())).collect()
     }
 
     /// All values: the arena that the entries' offsets count in.

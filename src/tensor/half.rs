@@ -4,7 +4,7 @@ use super::{DType, Kernel, Spec, View, ViewMut};
 use half::slice::HalfFloatSliceExt;
 
 /// The tensor with its elements as f32, if they are f16.
-fn widen(bytes: &[u8], spec: &Spec) -> Option<(Spec, Vec<f32>)> {
+pub(super) fn widen(bytes: &[u8], spec: &Spec) -> Option<(Spec, Vec<f32>)> {
     (spec.dtype == DType::F16).then(|| {
         let mut values = vec![0.0; spec.shape.elements()];
         bytemuck::cast_slice::<u8, half::f16>(bytes).convert_to_f32_slice(&mut values);

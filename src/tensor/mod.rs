@@ -169,13 +169,19 @@ impl Tensor {
         }
     }
 
-    /// The elements of an f32 tensor. Waits like [`Tensor::to_bytes`].
+    /// The elements of an f32 or f16 tensor. Waits like [`Tensor::to_bytes`].
     ///
     /// # Errors
-    /// If the tensor is not f32 or the driver reported an error.
+    /// If the tensor is neither, or the driver reported an error.
     pub fn to_f32(&self) -> Result<Vec<f32>> {
-        self.expect_dtype("to_f32", DType::F32)?;
-        Ok(bytemuck::pod_collect_to_vec(&self.to_bytes()?))
+        let bytes = match self.dtype() {
+            DType::U32 => return Err(Error::DType { op: "to_f32", expected: "f32 or f16", got: self.dtype().name() }),
+            DType::F32 | DType::F16 => self.to_bytes()?,
+        };
+        Ok(match half::widen(&bytes, self.spec()) {
+            Some((_, values)) => values,
+            None => bytemuck::pod_collect_to_vec(&bytes),
+        })
     }
 
     /// The elements of a u32 tensor. Waits like [`Tensor::to_bytes`].

@@ -38,8 +38,8 @@ fn damaged_weight(parameters: &Parameters) -> Result<Option<String>> {
     Ok(told)
 }
 
-/// The name, the value and the gradient of each parameter.
-type Named = Vec<(String, [Tensor; 2])>;
+/// The name of each parameter, and all that belongs to it.
+type Named = Vec<(String, Vec<Tensor>)>;
 
 fn named(parameters: &Parameters) -> Named {
     parameters.entries.iter().map(|entry| (entry.name.clone(), parameters.of_entry(entry))).collect()
@@ -60,14 +60,14 @@ impl Search {
             return;
         }
         let operands = || inputs.iter().chain(outputs);
-        let uses = |tensors: &[Tensor; 2]| operands().any(|t| tensors.iter().any(|own| own.overlaps(t)));
+        let uses = |tensors: &[Tensor]| operands().any(|t| tensors.iter().any(|own| own.overlaps(t)));
         let own = self.parameters.iter().find(|(_, tensors)| uses(tensors));
         if let Some((name, _)) = own {
             self.layer = parent(name).to_string();
         }
         // An op without parameters belongs to the block of the layer before it: attention to `h.0.attn`.
         let layer = if own.is_some() || !self.layer.contains('.') { &self.layer } else { parent(&self.layer) };
-        for output in outputs.iter().filter(|output| output.dtype() == DType::F32) {
+        for output in outputs.iter().filter(|output| output.dtype() != DType::U32) {
             // What cannot be read says nothing about numbers.
             let Some(range) = output.to_f32().ok().and_then(|values| describe(&values)) else { continue };
             let what = if self.backward { "gradient" } else { "output" };

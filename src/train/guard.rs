@@ -266,10 +266,14 @@ mod tests {
         for (_, name, value) in damages {
             assert!(stop.swap(false, Ordering::Relaxed), "the run came to the damage");
             let entry = trainer.parameters.entries.iter().find(|entry| entry.name == *name).unwrap();
-            let [weight, _] = trainer.parameters.of_entry(entry);
-            let mut values = weight.to_f32().unwrap();
+            let tensors = trainer.parameters.of_entry(entry);
+            let mut values = tensors[0].to_f32().unwrap();
             values[3] = *value;
-            weight.write_bytes(bytemuck::cast_slice(&values)).unwrap();
+            tensors[0].write_bytes(bytemuck::cast_slice(&values)).unwrap();
+            if let Some(half) = tensors.get(2) {
+                let values: Vec<half::f16> = values.into_iter().map(half::f16::from_f32).collect();
+                half.write_bytes(bytemuck::cast_slice(&values)).unwrap();
+            }
             outcome = trainer.run();
         }
         let loss = outcome.and_then(|()| trainer.finish()).map(|summary| summary.train_loss.unwrap());
@@ -287,10 +291,13 @@ mod tests {
 
     #[test]
     fn a_weight_that_becomes_nan_is_named_and_the_run_goes_on_from_the_checkpoint_before() {
-        for device in devices() {
+        let mixed = crate::gpu::gpu_for_tests().map(|gpu| (Device::Gpu(gpu), "mixed"));
+        for (device, precision) in devices().map(|device| (device, "f32")).chain(mixed) {
             let dir = tempfile::tempdir().unwrap();
-            let resolved = configuration(dir.path(), &[]);
-            let (_, good) = train_with_damage(&configuration(dir.path(), &["run.name=good"]), &device, &[]);
+            let precision = format!("device.precision={precision}");
+            let resolved = configuration(dir.path(), &[&precision]);
+            let undisturbed = configuration(dir.path(), &["run.name=good", &precision]);
+            let (_, good) = train_with_damage(&undisturbed, &device, &[]);
             let damage = (17, "h.1.mlp.c_fc.weight", f32::NAN);
             let (events, loss) = train_with_damage(&resolved, &device, &[damage]);
             let [(18, 15, cause)] = rollbacks(&events)[..] else { panic!("{device}: {:?}", rollbacks(&events)) };
