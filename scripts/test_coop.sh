@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs the tests of f16 products on cooperative matrices of 8 x 8, the kind that Apple's GPUs have, without such a GPU: on
+# Runs the tests of f16 products on cooperative matrices of 8 x 8, the size that Apple's GPUs have, without such a GPU: on
 # the software Vulkan of a newer Mesa than most systems have, from Debian sid in a folder of its own (about 1 GiB).
 #
 #     sudo bash scripts/test_coop.sh [folder]

@@ -6,7 +6,7 @@ use crate::bench::{
     time_generate, time_row, time_step,
 };
 use crate::config::{DeviceConfig, Precision};
-use crate::train::describe;
+use crate::train::{check_precision, describe};
 use crate::{DType, Device, Error};
 use anyhow::{Result, bail};
 use std::fs::File;
@@ -234,6 +234,7 @@ fn step(args: &StepArgs) -> Result<()> {
     for case in &cases {
         // A fresh device for each case, so that its peak memory is its own.
         let device = device::open_measured(&args.device.over(&DeviceConfig::default()))?;
+        check_precision(args.precision, &device).map_err(|why| Error::Invalid(format!("--precision: {why}")))?;
         let timing = time_step(case, &device, products, args.steps as usize, args.rounds as usize)?;
         if args.json {
             output::line(serde_json::to_value(&timing)?)?;

@@ -94,17 +94,19 @@ impl Gpu {
     pub fn open(choice: &AdapterChoice) -> Result<Gpu> {
         let adapter::Opened { info, device, queue, matrix_units, pipeline_cache_key } = adapter::open(choice)?;
         let granted = device.limits();
+        let subgroup_size = match info.subgroup_size {
+            [min, max] if min == max && device.features().contains(wgpu::Features::SUBGROUP) => min,
+            _ => 0,
+        };
         let limits = Limits {
             binding_bytes: granted.max_storage_buffer_binding_size,
             buffer_bytes: granted.max_buffer_size,
             workgroup_bytes: granted.max_compute_workgroup_storage_size,
             workgroup_threads: granted.max_compute_invocations_per_workgroup,
             f16: device.features().contains(wgpu::Features::SHADER_F16),
-            subgroup_size: match info.subgroup_size {
-                [min, max] if min == max && device.features().contains(wgpu::Features::SUBGROUP) => min,
-                _ => 0,
-            },
-            matrix_units,
+            subgroup_size,
+            // A kernel for them must know how many threads hold a matrix together.
+            matrix_units: if subgroup_size > 0 { matrix_units } else { 0 },
             matmul_rates: None,
         };
         let fault = Arc::new(Mutex::new(None));

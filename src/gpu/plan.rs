@@ -105,7 +105,7 @@ pub struct Limits {
     /// Whether subgroup operations are allowed, and the size every subgroup has (0: not known, or it varies).
     pub subgroup_size: u32,
     /// The side of the f16 matrices that the GPU's matrix units multiply, adding up in f32, as cooperative matrices: 16 or 8;
-    /// 0 if it has none.
+    /// 0 if it has none, or subgroups of no known size.
     pub matrix_units: u32,
     /// How fast this very device multiplies matrices, where that was measured: GFLOP/s of each tile with neither operand
     /// transposed, b, a, both. May choose between kernels that give the same bits.

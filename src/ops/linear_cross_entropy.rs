@@ -30,8 +30,8 @@ const LARGE_CHUNK_BYTES: usize = 256 << 20;
 const CPU_CHUNK_BYTES: usize = 32 << 20;
 /// Rows of a chunk even if the vocabulary is huge: with fewer the products become slow.
 const MIN_ROWS: usize = 128;
-/// Chunks start at multiples of this many rows: then they start at multiples of 256 bytes, as GPUs ask of bindings, in f16 too.
-const ROW_ALIGN: usize = 128;
+/// Chunks start at as many rows as make this many bytes for every width: GPUs ask it of where bindings start.
+const ALIGN_BYTES: usize = 256;
 
 /// The gradients that forward has computed, of h and weight, for a loss gradient of 1. As a kernel, the mean of the losses.
 struct LinearCrossEntropy {
@@ -126,8 +126,9 @@ impl Kernel for ScaleBy {
 }
 
 /// How many of `rows` rows make a chunk: as large as allowed, all nearly equal.
-fn chunk_rows(rows: usize, vocab: usize, device: &Device) -> usize {
-    let row_bytes = 4 * vocab;
+fn chunk_rows(rows: usize, vocab: usize, dtype: DType, device: &Device) -> usize {
+    let align = ALIGN_BYTES / dtype.size_bytes();
+    let row_bytes = dtype.size_bytes() * vocab;
     let most = match device {
         Device::Cpu => (CPU_CHUNK_BYTES / row_bytes).max(MIN_ROWS),
         Device::Gpu(gpu) => {
@@ -136,8 +137,8 @@ fn chunk_rows(rows: usize, vocab: usize, device: &Device) -> usize {
             (bytes / row_bytes).max(MIN_ROWS).min(bound / row_bytes)
         }
     };
-    let most = (most / ROW_ALIGN * ROW_ALIGN).max(ROW_ALIGN);
-    rows.div_ceil(rows.div_ceil(most)).next_multiple_of(ROW_ALIGN)
+    let most = (most / align * align).max(align);
+    rows.div_ceil(rows.div_ceil(most)).next_multiple_of(align)
 }
 
 impl Tensor {
@@ -179,7 +180,7 @@ impl Tensor {
             }
         };
         expect_targets(OP, rows, targets.spec())?;
-        let chunk = chunk_rows(rows, vocab, &self.device());
+        let chunk = chunk_rows(rows, vocab, self.dtype(), &self.device());
         memory_kind(MemoryKind::Scratch, || in_chunks(self, weight, targets, loss_scale, chunk))
     }
 }
@@ -305,8 +306,8 @@ mod tests {
     #[test]
     fn chunks_are_aligned_and_within_what_can_be_bound() {
         for (rows, vocab) in [(1, 17), (2048, 8192), (16_384, 50_304), (300, 1_000_000)] {
-            let chunk = chunk_rows(rows, vocab, &Device::Cpu);
-            assert!(chunk.is_multiple_of(ROW_ALIGN), "{rows} x {vocab}: {chunk}");
+            let chunk = chunk_rows(rows, vocab, DType::F32, &Device::Cpu);
+            assert!(chunk.is_multiple_of(64), "{rows} x {vocab}: {chunk}");
             assert!(chunk * vocab * 4 <= CHUNK_BYTES.max(MIN_ROWS * vocab * 4), "{rows} x {vocab}: {chunk}");
         }
     }

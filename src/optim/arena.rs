@@ -7,7 +7,7 @@ use crate::{DType, Device, Result, Shape, Tensor};
 use half::f16;
 
 /// Tensors start on multiples of this many elements: 256 bytes of f16, which every device accepts as a binding's offset.
-const ALIGN: usize = 128;
+pub(super) const ALIGN: usize = 128;
 
 /// Where one parameter lies.
 #[derive(Debug, Clone, PartialEq)]

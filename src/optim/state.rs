@@ -55,8 +55,12 @@ impl Optimizer {
         for (moment, arena) in moments {
             if moment == LOSS_SCALE {
                 let view = file.tensor(LOSS_SCALE).map_err(|_| wrong(format!("has no tensor {LOSS_SCALE}")))?;
-                if view.data().len() != arena.spec().size_bytes() {
-                    return Err(wrong(format!("{LOSS_SCALE} is {:?}, not three numbers", view.shape())));
+                let numbers: Vec<f32> = match (view.dtype(), view.shape()) {
+                    (Dtype::F32, [3]) => bytemuck::pod_collect_to_vec(view.data()),
+                    (dtype, shape) => return Err(wrong(format!("{LOSS_SCALE} is {dtype:?} {shape:?}, not F32 [3]"))),
+                };
+                if numbers.iter().any(|n| !n.is_finite() || *n < 0.0) || numbers[0] < 1.0 {
+                    return Err(wrong(format!("{LOSS_SCALE} is {numbers:?}: no scale of a loss")));
                 }
                 arena.write_bytes(view.data())?;
                 continue;

@@ -9,12 +9,12 @@
 //! ```
 //! Where the norm is not finite, nothing is updated and the update counts as skipped. In mixed precision the gradients are
 //! divided by the scale of the loss first, whose overflows are not counted (`loss_scale.rs`), and the same pass writes the
-//! f16 copy of the parameters.
+//! f16 copy of the parameters. A skipped update still advances t, which makes the next few updates a little smaller.
 //!
 //! Decay applies to the elements before [`Parameters::decay_end`] only. The norm stays on the device: the update reads
 //! it there.
 
-use super::arena::Parameters;
+use super::arena::{ALIGN, Parameters};
 use super::loss_scale::LossScale;
 use crate::cpu::{sum_of, vectorized};
 use crate::gpu::{Launch, Limits, Operand, Plan};
@@ -144,11 +144,11 @@ impl Optimizer {
     }
 }
 
-/// (start, length) of the parts of an arena that one launch may bind.
+/// (start, length) of the parts of an arena that one launch may bind; each starts where a tensor may start.
 fn pieces(len: usize, device: &Device) -> Vec<(usize, usize)> {
     let most = match device {
         Device::Cpu => len,
-        Device::Gpu(gpu) => (gpu.limits().binding_bytes.min(1 << 30) / 256) as usize * 64,
+        Device::Gpu(gpu) => (gpu.limits().binding_bytes.min(1 << 30) / 512) as usize * ALIGN,
     };
     (0..len).step_by(most.max(1)).map(|start| (start, most.min(len - start))).collect()
 }

@@ -24,6 +24,8 @@ pub(super) struct Watch {
     pub(super) unconfirmed: VecDeque<(usize, Position)>,
     /// The device's count of skipped updates that is known.
     skipped: u32,
+    /// Its count of overflows that is known: in mixed precision those skips count if the loss is no number either.
+    overflows: u64,
     /// Updates skipped since the last good logged step.
     in_a_row: usize,
 }
@@ -59,8 +61,11 @@ impl Trainer<'_> {
     /// # Errors
     /// If the run should not go on.
     pub(super) fn judge(&mut self, step: &Step, skipped: u32) -> Result<bool> {
-        let newly = skipped.wrapping_sub(self.watch.skipped) as usize;
+        let overflows = step.loss_scale.map_or(0, |scale| scale.overflows);
+        let overflowed = if step.loss.is_finite() { 0 } else { overflows.saturating_sub(self.watch.overflows) };
+        let newly = skipped.wrapping_sub(self.watch.skipped) as usize + overflowed as usize;
         self.watch.skipped = skipped;
+        self.watch.overflows = overflows;
         let not_finite = |what, value| Trouble::NotFinite { what, value, step: step.step };
         if !step.loss.is_finite() || newly > 0 {
             let trouble = match step.loss.is_finite() {
@@ -131,7 +136,8 @@ impl Trainer<'_> {
         let state = &checkpoint.state;
         self.optimizer.restore(&self.parameters, &checkpoint.path.join(OPTIMIZER), state.step as u64)?;
         // Steps that were under way may have been skipped as well.
-        self.watch = Watch { skipped: self.optimizer.skipped().to_u32()?[0], ..Watch::default() };
+        let overflows = self.optimizer.loss_scale().map_or(Ok(0), |scale| Ok(scale.to_f32()?[2] as u64))?;
+        self.watch = Watch { skipped: self.optimizer.skipped().to_u32()?[0], overflows, ..Watch::default() };
         self.start_loader(state.position)?;
         self.folder.truncate_metrics(state.appended.get(METRICS).copied().unwrap_or(0))?;
         let best = state.best.filter(|_| self.config.checkpoint.keep_best).map(|best| best.step);
@@ -141,7 +147,9 @@ impl Trainer<'_> {
         let total_steps = self.state.total_steps;
         let learning_rate_factor = guard.learning_rate_factor;
         self.state = super::state::TrainerState { guard, total_steps, ..state.clone() };
-        self.report(Event::RolledBack { from_step, step: self.state.step, cause, learning_rate_factor })
+        self.report(Event::RolledBack { from_step, step: self.state.step, cause, learning_rate_factor })?;
+        // A process that ends now must not begin again with the old learning rate.
+        self.save(false)
     }
 
     /// The first op and layer whose output or gradient is not finite, found by computing the steps again that are not known
@@ -231,6 +239,12 @@ mod tests {
         crate::gpu::gpu_for_tests().map(Device::Gpu).into_iter().chain([Device::Cpu])
     }
 
+    /// Every device in f32, and the GPU in mixed precision.
+    fn precisions() -> impl Iterator<Item = (Device, &'static str)> {
+        let mixed = crate::gpu::gpu_for_tests().map(|gpu| (Device::Gpu(gpu), "device.precision=mixed"));
+        devices().map(|device| (device, "device.precision=f32")).chain(mixed)
+    }
+
     /// Forty steps of a small model, with checkpoints at each fifth.
     fn configuration(dir: &Path, settings: &[&str]) -> Resolved {
         let text = format!(
@@ -291,12 +305,10 @@ mod tests {
 
     #[test]
     fn a_weight_that_becomes_nan_is_named_and_the_run_goes_on_from_the_checkpoint_before() {
-        let mixed = crate::gpu::gpu_for_tests().map(|gpu| (Device::Gpu(gpu), "mixed"));
-        for (device, precision) in devices().map(|device| (device, "f32")).chain(mixed) {
+        for (device, precision) in precisions() {
             let dir = tempfile::tempdir().unwrap();
-            let precision = format!("device.precision={precision}");
-            let resolved = configuration(dir.path(), &[&precision]);
-            let undisturbed = configuration(dir.path(), &["run.name=good", &precision]);
+            let resolved = configuration(dir.path(), &[precision]);
+            let undisturbed = configuration(dir.path(), &["run.name=good", precision]);
             let (_, good) = train_with_damage(&undisturbed, &device, &[]);
             let damage = (17, "h.1.mlp.c_fc.weight", f32::NAN);
             let (events, loss) = train_with_damage(&resolved, &device, &[damage]);
@@ -334,9 +346,9 @@ mod tests {
 
     #[test]
     fn skipped_updates_are_told_and_after_too_many_the_run_ends_with_a_diagnosis() {
-        for device in devices() {
+        for (device, precision) in precisions() {
             let dir = tempfile::tempdir().unwrap();
-            let resolved = configuration(dir.path(), &["guard.non_finite=skip", "guard.max_skips=3"]);
+            let resolved = configuration(dir.path(), &["guard.non_finite=skip", "guard.max_skips=3", precision]);
             let (events, loss) = train_with_damage(&resolved, &device, &[(7, "h.0.attn.c_attn.weight", f32::INFINITY)]);
             let notes = events.iter().filter(|e| matches!(e, Event::Note(text) if text.contains("were skipped")));
             assert_eq!(notes.count(), 3, "{device}");

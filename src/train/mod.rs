@@ -128,3 +128,17 @@ pub fn describe_precision(precision: Precision, device: &Device) -> String {
         _ => "f32".into(),
     }
 }
+
+/// Whether a device can train in this precision.
+///
+/// # Errors
+/// If not, why.
+pub fn check_precision(precision: Precision, device: &Device) -> std::result::Result<(), String> {
+    let why = match device {
+        _ if precision == Precision::F32 => return Ok(()),
+        Device::Cpu => "this run is on the CPU, which would be no faster".to_string(),
+        Device::Gpu(gpu) if !gpu.limits().f16 => format!("{} does not", gpu.info().name),
+        Device::Gpu(_) => return Ok(()),
+    };
+    Err(format!("\"mixed\" needs a GPU that stores 16-bit floats, and {why}; use \"f32\""))
+}

@@ -8,7 +8,7 @@ use super::run_folder::{METRICS, RunFolder};
 use super::state::{DataHash, TrainerState};
 use super::trainer::Trainer;
 use super::writer::Writer;
-use super::{Setting, check_size, describe, describe_precision, prompt_ids, size};
+use super::{Setting, check_precision, check_size, describe, describe_precision, prompt_ids, size};
 use crate::config::{self, Config, OptimizerKind, Precision, Resolved, TrainLength};
 use crate::data::{Corpus, Loader, Tokenizer, TokenizerSpec};
 use crate::generate::check_prompt;
@@ -73,15 +73,11 @@ impl Data {
 impl<'a> Trainer<'a> {
     pub(super) fn prepare(resolved: &'a Resolved, setting: Setting<'a>) -> Result<Trainer<'a>> {
         let config = &resolved.config;
-        if config.device.precision == Precision::Mixed
-            && let Err(why) = can_mix(&setting.device)
-        {
-            return Err(Error::Config {
-                place: resolved.origin("device.precision").to_string(),
-                key: "device.precision".into(),
-                message: format!("\"mixed\" needs a GPU that stores 16-bit floats, and {why}; use \"f32\""),
-            });
-        }
+        check_precision(config.device.precision, &setting.device).map_err(|message| Error::Config {
+            place: resolved.origin("device.precision").to_string(),
+            key: "device.precision".into(),
+            message,
+        })?;
         let resumed = setting.resume.map(|run| Resumed::open(run, resolved, &setting.device)).transpose()?;
         let checkpoint = resumed.as_ref().and_then(|resumed| resumed.checkpoint.as_ref());
         let data = Data::load(resolved, setting.data_dir, checkpoint)?;
@@ -228,15 +224,6 @@ fn go_on(
     }
     notes.into_iter().for_each(|note| on_event(&Event::Note(note)));
     Ok(Opened { folder, config_text, model, parameters, optimizer })
-}
-
-/// Whether a device can train in mixed precision; if not, why.
-fn can_mix(device: &Device) -> std::result::Result<(), String> {
-    match device {
-        Device::Cpu => Err("this run is on the CPU, which would be no faster".into()),
-        Device::Gpu(gpu) if !gpu.limits().f16 => Err(format!("{} does not", gpu.info().name)),
-        Device::Gpu(_) => Ok(()),
-    }
 }
 
 /// Refuses a run that has nothing left to do.

@@ -297,7 +297,7 @@ impl Trainer<'_> {
 
     /// Saves a checkpoint, unless the last one holds just this moment. Training goes on meanwhile; only if the one before
     /// is not written yet does it wait.
-    fn save(&mut self, best: bool) -> Result<()> {
+    pub(super) fn save(&mut self, best: bool) -> Result<()> {
         let moment = self.state.moment();
         if self.saved.as_ref() == Some(&moment) {
             return Ok(());

@@ -139,3 +139,9 @@ fn generate_times_tokens_after_prompts_of_several_lengths() {
     run.prints(&["prompt of 1 tokens and 1 new", "prompt of 63 tokens", "ms/token"]);
     generate(&["--prompt-tokens", "65"]).fails_with(&["--prompt-tokens 65", "cpu-small", "64"]);
 }
+
+#[test]
+fn a_step_in_mixed_precision_is_for_gpus() {
+    let step = ["bench", "step", "--case", "cpu-small", "--precision", "mixed"];
+    Sandbox::new().run(&[&step[..], &CPU[..]].concat()).fails_with(&["--precision", "16-bit floats", "on the CPU"]);
+}

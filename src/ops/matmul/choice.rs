@@ -153,7 +153,11 @@ impl Tile {
             // Both operands' tiles, whichever way they lie, and one of each subgroup's matrices on the way out.
             let staged = |length: usize| 8 * (length * (self.bk / 4 + 2)).max(self.bk * (length / 4 + 2));
             let out = parts * side * (side / 4 + 1) * 16;
-            (staged(self.bm) + staged(self.bn) + out, parts * limits.subgroup_size as usize)
+            let threads = parts * limits.subgroup_size as usize;
+            if threads < self.bm.max(self.bn) / 4 {
+                return false; // Threads load whole lines of a tile.
+            }
+            (staged(self.bm) + staged(self.bn) + out, threads)
         } else {
             (self.bk * (self.bm / 4 + 1 + self.bn / 4 + 1) * 16, parts)
         };

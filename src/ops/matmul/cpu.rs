@@ -59,6 +59,7 @@ fn in_blocks(kernel: &MatMul, d: &Dims, rows: usize, operands: Operands, y: &mut
     };
     let block = |i: usize, y: &mut [f32]| {
         let (batch, first) = if batch == 1 { (0, i * rows) } else { (i, 0) };
+        debug_assert!(!(kernel.bias && kernel.accumulate), "the bias would replace what is to be added to");
         if kernel.bias {
             y.chunks_exact_mut(n).for_each(|row| row.copy_from_slice(bias));
         }
