@@ -197,14 +197,8 @@ impl Gpu {
     }
 
     fn create_buffer(&self, size: usize) -> Result<wgpu::Buffer> {
-        let stats = self.0.pool.stats();
-        let full = || Error::OutOfMemory {
-            adapter: self.0.info.name.clone(),
-            needed_bytes: size,
-            used_bytes: stats.used_bytes,
-        };
-        if stats.reserved_bytes + size > self.0.memory_bytes {
-            return Err(full());
+        if self.0.pool.stats().reserved_bytes + size > self.0.memory_bytes {
+            return Err(self.out_of_memory(size));
         }
         self.check()?;
         let buffer = self.0.device.create_buffer(&wgpu::BufferDescriptor {
@@ -213,15 +207,26 @@ impl Gpu {
             usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
             mapped_at_creation: false,
         });
-        // Reported at once, and over as soon as it is known: a smaller buffer may fit.
+        self.check_made(size)?;
+        Ok(buffer)
+    }
+
+    fn out_of_memory(&self, needed_bytes: usize) -> Error {
+        let used_bytes = self.0.pool.stats().used_bytes;
+        Error::OutOfMemory { adapter: self.0.info.name.clone(), needed_bytes, used_bytes }
+    }
+
+    /// Whether a buffer that was just asked for could be made: that is reported at once.
+    fn check_made(&self, size: usize) -> Result<()> {
         let mut fault = self.0.fault.lock().unwrap_or_else(|p| p.into_inner());
         if matches!(*fault, Some(Fault::OutOfMemory)) {
+            // Over as soon as it is known: a smaller one may fit.
             *fault = None;
-            return Err(full());
+            drop(fault);
+            return Err(self.out_of_memory(size));
         }
         drop(fault);
-        self.check()?;
-        Ok(buffer)
+        self.check()
     }
 
     /// Makes the device one that is lost, as if its driver had ended.
@@ -315,8 +320,12 @@ impl Gpu {
     }
 
     /// Records a read-back of `slice` whose bytes are taken later.
-    pub fn download_later(&self, slice: &GpuSlice) -> Pending {
+    ///
+    /// # Errors
+    /// If there is no memory to read into, or the driver reported an error.
+    pub fn download_later(&self, slice: &GpuSlice) -> Result<Pending> {
         let staging = Staging::new(&self.0.device, slice.size, &self.0.spares);
+        self.check_made(slice.size)?;
         let mut recorder = self.0.recorder.borrow_mut();
         recorder.encoder(&self.0.device).copy_buffer_to_buffer(
             slice.buffer.raw(),
@@ -326,7 +335,7 @@ impl Gpu {
             Some(slice.size.next_multiple_of(4) as u64),
         );
         recorder.to_map.push(staging.clone());
-        Pending { gpu: self.clone(), staging, size: slice.size, spares: self.0.spares.clone() }
+        Ok(Pending { gpu: self.clone(), staging, size: slice.size, spares: self.0.spares.clone() })
     }
 
     /// The contents of `slice`, after everything recorded so far has run. Waits.
@@ -334,7 +343,7 @@ impl Gpu {
     /// # Errors
     /// If the driver reported an error.
     pub fn download(&self, slice: &GpuSlice) -> Result<Vec<u8>> {
-        self.download_later(slice).wait()
+        self.download_later(slice)?.wait()
     }
 
     /// Hands what is recorded to the GPU.

@@ -211,7 +211,7 @@ impl Tensor {
     pub fn read_later(&self) -> Result<Reading> {
         Ok(match &self.0.storage {
             Storage::Cpu(_) => Reading::Here(self.to_bytes()?),
-            Storage::Gpu(gpu, slice) => Reading::Coming(gpu.download_later(slice)),
+            Storage::Gpu(gpu, slice) => Reading::Coming(gpu.download_later(slice)?),
         })
     }
 
