@@ -267,8 +267,9 @@ impl Trainer<'_> {
         let windows = Windows {
             context,
             stride: context,
-            batch_size: self.config.train.batch_size,
-            max_batches: self.config.train.eval_batches,
+            // In as many parts as training, where memory is short: the same windows if the parts are equal.
+            batch_size: self.config.train.batch_size.div_ceil(self.parts),
+            max_batches: self.config.train.eval_batches * self.parts,
         };
         let result = evaluate(&self.model, &self.validation, self.validation_bytes, windows, self.setting.stop);
         profile::restore(measured);
