@@ -461,11 +461,15 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% endfor %}
     {% endfor %}
     {% else %}
-    // One matrix at a time: with more of this memory, fewer workgroups would run on a multiprocessor.
+    // One matrix at a time: with more of this memory, fewer workgroups would run on a multiprocessor. First all of them, then
+    // what touches storage, which a barrier would wait for.
     let lane = thread % {{ subgroup }}u;
     let block_at = unit * {{ side * block_stride }}u;
     let line = {{ block_stride }}u;
     {% set vectors = side * side // 4 %}
+    {% set turns = (vectors + subgroup - 1) // subgroup %}
+    {# The place of a thread's vector in a matrix; of threads without one, the last. #}
+    {% macro place(l) %}{{ "min(lane, " ~ (vectors - 1) ~ "u)" if subgroup > vectors else "(lane + " ~ l * subgroup ~ "u)" }}{% endmacro %}
     {% for i in range(fragments_m) %}
     {% for j in range(fragments_n) %}
     {
@@ -474,33 +478,46 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         coopStoreT(values, &block[to], line);
     }
     workgroupBarrier();
-    {% for l in range((vectors + subgroup - 1) // subgroup) %}
-    {{ ("if (lane + " ~ l * subgroup ~ "u < " ~ vectors ~ "u) ") if (l + 1) * subgroup > vectors }}{
-        let row = (lane + {{ l * subgroup }}u) / {{ side // 4 }}u;
-        let col = (lane + {{ l * subgroup }}u) % {{ side // 4 }}u;
-        let m0 = tile_row + block_row + {{ i * side }}u + row;
-        let n0 = tile_col + block_col + {{ j * side }}u + col * 4u;
-        {{ inside(0, 0) }}{
-            let at = (base_c + m0 * p.n + n0) / 4u;
-            var value = block[block_at + row * {{ block_stride }}u + col];
-            {% if bias %}
-            value += vec4<f32>(bias[n0], bias[n0 + 1u], bias[n0 + 2u], bias[n0 + 3u]);
-            {% endif %}
-            {% if accumulate %}
-            value += vec4<f32>(c[at]);
-            {% endif %}
-            {% if epilogue == "gelu_backward" %}
-            value *= gelu_derivative(vec4<f32>(before[at]));
-            {% endif %}
-            c[at] = vec4<{{ T_out }}>(value);
-            {% if epilogue == "gelu" %}
-            activated[at] = vec4<{{ T_out }}>(gelu(value));
-            {% endif %}
-        }
-    }
+    {% for l in range(turns) %}
+    {% set x = place(l) %}
+    let v{{ i }}_{{ j }}_{{ l }} = block[block_at + {{ x }} / {{ side // 4 }}u * {{ block_stride }}u + {{ x }} % {{ side // 4 }}u];
     {% endfor %}
     workgroupBarrier();
     {% endfor %}
+    {% endfor %}
+    {% for i in range(fragments_m) %}
+    {
+        {% for l in range(turns) %}
+        {% set x = place(l) %}
+        let m{{ l }} = tile_row + block_row + {{ i * side }}u + {{ x }} / {{ side // 4 }}u;
+        {% for j in range(fragments_n) %}
+        let n{{ l }}_{{ j }} = tile_col + block_col + {{ j * side }}u + {{ x }} % {{ side // 4 }}u * 4u;
+        let at{{ l }}_{{ j }} = (base_c + m{{ l }} * p.n + n{{ l }}_{{ j }}) / 4u;
+        {% if accumulate or epilogue == "gelu_backward" %}
+        var old{{ l }}_{{ j }}: vec4<f32>;
+        {{ inside(l, l ~ "_" ~ j) }}{ old{{ l }}_{{ j }} = vec4<f32>({{ "c" if accumulate else "before" }}[at{{ l }}_{{ j }}]); }
+        {% endif %}
+        {% endfor %}
+        {% endfor %}
+        {% for l in range(turns) %}
+        {% for j in range(fragments_n) %}
+        {{ ("if (lane < " ~ vectors ~ "u) ") if subgroup > vectors }}{
+        {{ inside(l, l ~ "_" ~ j) }}{
+            {% set n = "n" ~ l ~ "_" ~ j %}
+            let value = v{{ i }}_{{ j }}_{{ l }}{{ " + vec4<f32>(bias[" ~ n ~ "], bias[" ~ n ~ " + 1u], bias[" ~ n ~ " + 2u], bias[" ~ n ~ " + 3u])" if bias }}{{ " + old" ~ l ~ "_" ~ j if accumulate }};
+            {% if epilogue == "gelu_backward" %}
+            c[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(value * gelu_derivative(old{{ l }}_{{ j }}));
+            {% else %}
+            c[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(value);
+            {% endif %}
+            {% if epilogue == "gelu" %}
+            activated[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(gelu(value));
+            {% endif %}
+        }
+        }
+        {% endfor %}
+        {% endfor %}
+    }
     {% endfor %}
     {% endif %}
 }

@@ -115,7 +115,7 @@ impl Tile {
             tm: 64,
             tn: 64,
             units: true,
-            rates: [232.0, 212.0, 247.0, 190.0],
+            rates: [245.0, 240.0, 270.0, 190.0],
             slots: 396.0,
             tail: 0.7,
         },
@@ -126,7 +126,7 @@ impl Tile {
             tm: 64,
             tn: 32,
             units: true,
-            rates: [238.0, 218.0, 253.0, 195.0],
+            rates: [180.0, 175.0, 248.0, 160.0],
             slots: 660.0,
             tail: 0.5,
         },
@@ -137,7 +137,7 @@ impl Tile {
             tm: 32,
             tn: 32,
             units: true,
-            rates: [190.0, 180.0, 200.0, 170.0],
+            rates: [155.0, 152.0, 195.0, 140.0],
             slots: 1056.0,
             tail: 0.4,
         },
@@ -233,7 +233,8 @@ impl Choice {
 
     /// Whether b may be transposed first: no, and if there is one and it fits, yes.
     fn orders(kernel: &MatMul, d: &Dims, tile: Tile, limits: &Limits) -> impl Iterator<Item = bool> + use<> {
-        let may = kernel.trans_b && !tile.units && d.batch == 1 && 4 * d.n * d.k <= limits.binding_bytes as usize;
+        let bytes = if tile.units { 2 } else { 4 } * d.n * d.k;
+        let may = kernel.trans_b && d.batch == 1 && bytes <= limits.binding_bytes as usize;
         [false].into_iter().chain(may.then_some(true))
     }
 
@@ -241,7 +242,8 @@ impl Choice {
     fn estimate(&self, kernel: &MatMul, d: &Dims) -> f64 {
         let trans_b = kernel.trans_b && !self.transpose_b;
         let layout = 2 * kernel.trans_a as usize + trans_b as usize;
-        let transpose = if self.transpose_b { LAUNCH + (8 * d.n * d.k) as f64 / BANDWIDTH } else { 0.0 };
+        let bytes = if self.tile.units { 4 } else { 8 } * d.n * d.k;
+        let transpose = if self.transpose_b { LAUNCH + bytes as f64 / BANDWIDTH } else { 0.0 };
         transpose + self.tile.estimate(d, layout, self.splits)
     }
 }
