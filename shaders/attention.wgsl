@@ -172,20 +172,13 @@ fn delta_of(query: u32) -> f32 {
 {% endif %}
 
 {% if dropout %}
-fn mix_bits4(value: vec4<u32>) -> vec4<u32> {
-    var x = value;
-    x = (x ^ (x >> vec4<u32>(16u))) * 0x7feb352du;
-    x = (x ^ (x >> vec4<u32>(15u))) * 0x846ca68bu;
-    return x ^ (x >> vec4<u32>(16u));
-}
 // What dropout multiplies P by: 0, or 1/(1-p). `Key::row(..).bits(..)` of src/ops/random.rs: a key for each query, then a
 // number for each element.
 fn query_keys(queries: vec4<u32>) -> vec4<u32> {
     return mix_bits4((queries + batch_head * p.time) ^ vec4<u32>(p.key.x));
 }
 fn kept(query_keys: vec4<u32>, keys: vec4<u32>) -> vec4<f32> {
-    let bits = mix_bits4(mix_bits4(keys ^ query_keys) ^ vec4<u32>(p.key.y));
-    return select(vec4<f32>(0.0), vec4<f32>(p.keep_scale), bits >= vec4<u32>(p.drop_threshold));
+    return select(vec4<f32>(0.0), vec4<f32>(p.keep_scale), kept4(keys, query_keys, p.key.y, p.drop_threshold));
 }
 {% endif %}
 

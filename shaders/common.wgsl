@@ -10,8 +10,20 @@ fn mix_bits(value: u32) -> u32 {
     x = (x ^ (x >> 15u)) * 0x846ca68bu;
     return x ^ (x >> 16u);
 }
+fn mix_bits4(value: vec4<u32>) -> vec4<u32> {
+    var x = value;
+    x = (x ^ (x >> vec4<u32>(16u))) * 0x7feb352du;
+    x = (x ^ (x >> vec4<u32>(15u))) * 0x846ca68bu;
+    return x ^ (x >> vec4<u32>(16u));
+}
 fn random_bits(key: vec2<u32>, counter: u32) -> u32 {
     return mix_bits(mix_bits(counter ^ key.x) ^ key.y);
+}
+
+// Which elements of a row dropout keeps: `Key::row(..).bits(..)` of src/ops/random.rs, where the key of row r is
+// mix_bits(r ^ key.x).
+fn kept4(elements: vec4<u32>, row_keys: vec4<u32>, key_y: u32, threshold: u32) -> vec4<bool> {
+    return mix_bits4(mix_bits4(elements ^ row_keys) ^ vec4<u32>(key_y)) >= vec4<u32>(threshold);
 }
 
 // GELU in the tanh form and its derivative: src/ops/unary.rs. As 1 + tanh(z) = 2 sigmoid(2 z), with one exp and no

@@ -1,6 +1,6 @@
 //! Times kernels one by one, and puts their rates beside what the device does at best.
 
-use super::table::{ADD_GRADIENT, Row, Sizes, Work, products, table};
+use super::table::{AROUND_THE_OP, Row, Sizes, Work, products, table};
 use crate::profile::{self, KernelTotal};
 use crate::{DType, Device, Error, Result};
 use serde::Serialize;
@@ -81,8 +81,8 @@ pub fn time_row(row: &Row, device: &Device, peaks: &Peaks) -> Result<Vec<OpTimin
         Device::Gpu(_) => Some(difference_from_cpu(row, &mut work)?),
     };
     let mut kernels = time(device, &mut work)?;
-    if row.op != ADD_GRADIENT {
-        kernels.remove(ADD_GRADIENT);
+    for other in AROUND_THE_OP.into_iter().filter(|&other| other != row.op) {
+        kernels.remove(other);
     }
     let mut total = KernelTotal::default();
     for k in kernels.values() {

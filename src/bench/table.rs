@@ -143,7 +143,7 @@ impl Row {
             let leaves: Vec<Tensor> = draw(&inputs, device, SEED)?.into_iter().map(leaf).collect::<Result<_>>()?;
             let (apply, mut upstream) = (apply.clone(), None);
             Ok(Box::new(move || {
-                // What a view of a leaf is given goes through an addition of its own, `ADD_GRADIENT`.
+                // What a view of a leaf is given goes through an addition of its own, of `AROUND_THE_OP`.
                 let given = leaves.iter().enumerate().map(|(i, x)| match parameters.contains(&i) {
                     true => Ok(x.clone()),
                     false if x.dtype() == DType::F32 => x.reshape(x.shape().clone()),
@@ -164,8 +164,8 @@ impl Row {
     }
 }
 
-/// The kernel that adds the gradient of a view to that of its leaf: none of the op's own.
-pub(super) const ADD_GRADIENT: &str = "add_gradient";
+/// Kernels that are none of the op's own: one adds the gradient of a view to that of its leaf, one makes f16 of f32.
+pub(super) const AROUND_THE_OP: [&str; 2] = ["add_gradient", "cast"];
 
 const SEED: u64 = 7;
 const AROUND_ZERO: Values = Values::Uniform(-2.0, 2.0);
@@ -244,6 +244,8 @@ fn layers(s: &Sizes) -> Vec<Row> {
         Row::both("attention", format!("{heads}, dropout"), qkv(), &[], move |x| {
             x[0].causal_attention(n_head, dropout)
         }),
+        half_attention(&heads, qkv(), n_head, None),
+        half_attention(&format!("{heads}, dropout"), qkv(), n_head, dropout),
         Row::both("feed_forward", format!("{}x{c}, {} between", b * t, 4 * c), mlp, &[1, 2, 3, 4], |x| {
             x[0].feed_forward(&x[1], &x[2], Some((&x[3], &x[4])))
         }),
@@ -266,6 +268,14 @@ fn layers(s: &Sizes) -> Vec<Row> {
             x[0].embedding(&x[1])
         }),
     ]
+}
+
+/// Attention that stores f16.
+fn half_attention(heads: &str, qkv: Inputs, n_head: usize, dropout: Option<(f32, Key)>) -> Row {
+    let row = Row::both("attention", format!("f16 {heads}"), qkv, &[], move |x| {
+        x[0].to_dtype(DType::F16)?.causal_attention(n_head, dropout)?.to_dtype(DType::F32)
+    });
+    Row { tolerance: 1e-2, f16: true, ..row }
 }
 
 fn losses(s: &Sizes) -> Vec<Row> {
@@ -353,7 +363,7 @@ fn movement(s: &Sizes) -> Vec<Row> {
     let cast = Row::both("cast", shape(), flat(), &[], |x| x[0].to_dtype(DType::F16)?.to_dtype(DType::F32));
     // Rounding to 11 bits, to either neighbour.
     rows.push(Row { tolerance: 1e-3, f16: true, ..cast });
-    rows.push(Row::both(ADD_GRADIENT, shape(), flat(), &[], |x| x[0].reshape(x[0].shape().clone())));
+    rows.push(Row::both(AROUND_THE_OP[0], shape(), flat(), &[], |x| x[0].reshape(x[0].shape().clone())));
     let elements = b * t * c;
     rows.push(Row::new("fill", shape(), move |device| {
         let device = device.clone();

@@ -503,7 +503,17 @@ fn mixed(cases: &mut Vec<Case>) {
             }),
         );
     }
-    for (batch, time, n_head, head_size) in [(2, 33, 2, 3), (1, 130, 2, 16), (2, 200, 1, 64)] {
+    // The fourth is longer than the slab of queries that backward holds.
+    let sizes = [
+        (2, 33, 2, 3),
+        (1, 130, 2, 16),
+        (2, 256, 1, 64),
+        (1, 300, 1, 16),
+        (2, 200, 1, 64),
+        (1, 70, 2, 80),
+        (1, 65, 1, 128),
+    ];
+    for (batch, time, n_head, head_size) in sizes {
         push(
             format!("attention/f16/{batch}x{time}x{n_head}x{head_size}"),
             vec![(vec![batch, time, 3 * n_head * head_size], AROUND_ZERO)],
@@ -511,6 +521,21 @@ fn mixed(cases: &mut Vec<Case>) {
             Box::new(move |x| single(&half(&x[0])?.causal_attention(n_head, None)?)),
         );
     }
+    for (time, head_size) in [(97, 32), (64, 8)] {
+        push(
+            format!("attention/f16/dropout/{time}x{head_size}"),
+            vec![(vec![2, time, 6 * head_size], AROUND_ZERO)],
+            6e-3,
+            Box::new(move |x| single(&half(&x[0])?.causal_attention(2, Some((0.25, Key::new(3))))?)),
+        );
+    }
+    // Scores that go far beyond those of the tiles before. All that matters of a row is a few keys.
+    push(
+        "attention/f16/large scores".into(),
+        vec![(vec![2, 200, 3 * 2 * 16], Values::Uniform(-6.0, 6.0))],
+        2e-2,
+        Box::new(|x| single(&half(&x[0])?.causal_attention(2, None)?)),
+    );
     for (rows, c, vocab) in [(65, 12, 37), (300, 64, 132)] {
         let spread = Values::Uniform(-1.0 / (c as f32).sqrt(), 1.0 / (c as f32).sqrt());
         push(

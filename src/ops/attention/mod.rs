@@ -13,14 +13,18 @@
 //! backward computes the tiles again. dk and dv belong to the workgroup of a block of keys, dq to that of a block of
 //! queries, so nothing is added across workgroups and the result is the same every time. For the second not to compute
 //! dS once more, the GPU keeps it for a slab of queries at a time, as many as make it grow with T and not with T x T.
+//!
+//! Of f16, matrix units multiply where the GPU has some (`units.rs`).
 
 mod cpu;
+mod units;
 
 use super::random::{Key, drop_threshold};
 use super::*;
 use crate::gpu::{Limits, Operand, Plan, Value};
 use crate::shader;
 use crate::tensor::{Grads, run};
+use units::Units;
 
 /// Attention of packed qkv; a second output is L (B, n_head, T), which backward needs.
 #[derive(Debug, Clone, Copy)]
@@ -155,7 +159,6 @@ impl Attention {
         slab: Slab,
         bindings: Vec<Operand>,
     ) -> Launch {
-        let (p, key) = self.dropout.unwrap_or((0.0, Key([0; 2])));
         let values: Vec<(&'static str, Value)> = vec![
             ("pass", pass.into()),
             ("T", dtype.name().into()),
@@ -170,7 +173,21 @@ impl Attention {
             ("staged", tiling.staged((dims.head_size as u32).div_ceil(4)).into()),
             ("edge", tiling.overhangs(dims).into()),
         ];
-        let params = vec![
+        let blocks = |rows: usize| rows.div_ceil(tiling.rows as usize);
+        let end = dims.time.min(slab.begin + slab.rows);
+        let workgroups = match pass {
+            "delta" => (dims.heads() * dims.time).div_ceil(256),
+            "keys" => dims.heads() * blocks(end),
+            "queries" => dims.heads() * blocks(end - slab.begin),
+            _ => dims.heads() * blocks(dims.time),
+        };
+        Launch { shader: shader!("attention"), values, bindings, params: self.params(dims, slab), workgroups }
+    }
+
+    /// What the shaders know as `Params`.
+    fn params(&self, dims: Dims, slab: Slab) -> Vec<u32> {
+        let (p, key) = self.dropout.unwrap_or((0.0, Key([0; 2])));
+        vec![
             dims.time as u32,
             dims.n_head as u32,
             dims.heads() as u32,
@@ -181,16 +198,27 @@ impl Attention {
             (1.0 / (1.0 - p)).to_bits(),
             slab.begin as u32,
             slab.rows as u32,
-        ];
-        let blocks = |rows: usize| rows.div_ceil(tiling.rows as usize);
-        let end = dims.time.min(slab.begin + slab.rows);
-        let workgroups = match pass {
-            "delta" => (dims.heads() * dims.time).div_ceil(256),
-            "keys" => dims.heads() * blocks(end),
-            "queries" => dims.heads() * blocks(end - slab.begin),
-            _ => dims.heads() * blocks(dims.time),
-        };
-        Launch { shader: shader!("attention"), values, bindings, params, workgroups }
+        ]
+    }
+
+    /// D, then slab by slab, of `rows` queries each, the passes over keys and over queries.
+    fn backward_plan(
+        &self,
+        dims: Dims,
+        delta: Launch,
+        rows: usize,
+        dtype: DType,
+        launch: impl Fn(&'static str, Slab, Vec<Operand>) -> Launch,
+    ) -> Plan {
+        use Operand::{Input, Output, ReadScratch, Scratch};
+        let bindings = vec![Input(0), Input(2), Input(3), ReadScratch(0), Output(0), Scratch(1)];
+        let mut launches = vec![delta];
+        for begin in (0..dims.time).step_by(rows) {
+            launches.extend(["keys", "queries"].map(|pass| launch(pass, Slab { begin, rows }, bindings.clone())));
+        }
+        // D (B, n_head, T) and the slab of dS^T (B, n_head, T, rows).
+        let lines = dims.heads() * dims.time;
+        Plan { scratch: vec![4 * lines, dtype.size_bytes() * lines * rows], launches }
     }
 }
 
@@ -232,8 +260,11 @@ impl Kernel for Attention {
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
-        let bindings = vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)];
         let dims = self.dims(inputs[0]);
+        if let Some(units) = Units::choose(dims, inputs[0].dtype, limits) {
+            return units.forward(self, dims);
+        }
+        let bindings = vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)];
         Plan::one(self.launch(
             "forward",
             dims,
@@ -280,20 +311,15 @@ impl Kernel for AttentionBackward {
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
-        use Operand::{Input, Output, ReadScratch, Scratch};
-        let dims = self.0.dims(inputs[0]);
+        let (op, dims, dtype) = (&self.0, self.0.dims(inputs[0]), inputs[0].dtype);
         let tiling = Tiling::choose(dims, limits);
-        let rows = tiling.slab_rows(dims, limits);
-        let launch =
-            |pass, begin, bindings| self.0.launch(pass, dims, inputs[0].dtype, tiling, Slab { begin, rows }, bindings);
-        let bindings = vec![Input(0), Input(2), Input(3), ReadScratch(0), Output(0), Scratch(1)];
-        let mut launches = vec![launch("delta", 0, vec![Input(1), Input(3), Scratch(0)])];
-        for begin in (0..dims.time).step_by(rows) {
-            launches.extend(["keys", "queries"].map(|pass| launch(pass, begin, bindings.clone())));
+        let launch = |pass, slab, bindings| op.launch(pass, dims, dtype, tiling, slab, bindings);
+        let bindings = vec![Operand::Input(1), Operand::Input(3), Operand::Scratch(0)];
+        let delta = launch("delta", Slab { begin: 0, rows: 0 }, bindings);
+        match Units::choose(dims, dtype, limits) {
+            Some(units) => units.backward(op, dims, delta, limits),
+            None => op.backward_plan(dims, delta, tiling.slab_rows(dims, limits), DType::F32, launch),
         }
-        // D (B, n_head, T) and the slab of dS^T (B, n_head, T, rows).
-        let lines = 4 * dims.heads() * dims.time;
-        Plan { scratch: vec![lines, lines * rows], launches }
     }
 }
 

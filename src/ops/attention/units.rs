@@ -1,0 +1,106 @@
+//! Attention of f16 on the GPU's matrix units: `shaders/attention_units.wgsl`.
+
+use super::{Attention, Dims, Slab};
+use crate::gpu::{Launch, Limits, Operand, Plan, Value};
+use crate::shader;
+use crate::tensor::DType;
+
+/// How the work is cut. A row of a workgroup is a query, in the pass over keys a key.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Units {
+    /// The side of the units' matrices, and the threads that hold one.
+    side: u32,
+    subgroup: u32,
+    /// Of a workgroup.
+    subgroups: u32,
+    /// Times `side`: the queries of a subgroup. More need fewer loads from workgroup memory for each product, but registers.
+    pieces: u32,
+}
+
+/// Columns of a tile. More would take more workgroup memory, and so leave fewer workgroups to fill the waits of one another.
+const COLS: u32 = 16;
+
+impl Units {
+    /// `None` if the device has no matrix units that take such heads.
+    pub fn choose(d: Dims, dtype: DType, limits: &Limits) -> Option<Units> {
+        let (side, subgroup) = (limits.matrix_units, limits.subgroup_size);
+        // Whole rows of scores for each thread or parts of one.
+        let usable = dtype == DType::F16 && side > 0 && subgroup > 0 && subgroup.is_multiple_of(side);
+        if !usable || !(COLS / 4).is_multiple_of(subgroup / side) || !d.head_size.is_multiple_of(side as usize) {
+            return None;
+        }
+        let subgroups = if d.time > 64 { 4 } else { 2 };
+        let pieces = if d.head_size <= 64 { 2 } else { 1 };
+        let units = Units { side, subgroup, subgroups, pieces };
+        let fits =
+            ["forward", "keys", "queries"].iter().all(|pass| units.workgroup_bytes(pass, d) <= limits.workgroup_bytes)
+                && subgroups * subgroup <= limits.workgroup_threads
+                && 2 * d.heads() * d.time * units.rows("queries").max(COLS as usize) <= limits.binding_bytes as usize; // the smallest slab
+        fits.then_some(units)
+    }
+
+    /// Of the pass over keys: it has two results, for as many registers.
+    fn pieces(&self, pass: &str) -> u32 {
+        if pass == "keys" { 1 } else { self.pieces }
+    }
+
+    /// Rows of a workgroup.
+    fn rows(&self, pass: &str) -> usize {
+        (self.subgroups * self.pieces(pass) * self.side) as usize
+    }
+
+    fn workgroup_bytes(&self, pass: &str, d: Dims) -> u32 {
+        let line = COLS / 4 + 2;
+        let staged = 8 * COLS * (d.head_size as u32 / 4 + 2);
+        let scores = 16 * self.subgroups * self.side * line;
+        let weights = 8 * self.rows(pass) as u32 * line;
+        match pass {
+            "forward" => 2 * staged + scores + weights + 4 * self.pieces * self.subgroups * self.subgroup + 16,
+            "keys" => 2 * staged + scores + weights + 8 * COLS,
+            _ => staged + scores + 8 * COLS * (self.rows(pass) as u32 / 4 + 2),
+        }
+    }
+
+    /// Queries of a slab, of which dS is in memory at a time: as many as take no more than about three times the memory of
+    /// qkv, whatever T, and can be bound.
+    fn slab_rows(&self, d: Dims, limits: &Limits) -> usize {
+        let row = self.rows("queries").max(COLS as usize);
+        let bound = limits.binding_bytes as usize / (2 * d.heads() * d.time).max(1);
+        let most = (16 * d.head_size).min(bound).min(d.time.next_multiple_of(row)) / row * row;
+        most.max(row)
+    }
+
+    fn launch(&self, op: &Attention, pass: &'static str, d: Dims, slab: Slab, bindings: Vec<Operand>) -> Launch {
+        let rows = self.rows(pass);
+        let values: Vec<(&'static str, Value)> = vec![
+            ("pass", pass.into()),
+            ("side", self.side.into()),
+            ("subgroup", self.subgroup.into()),
+            ("subgroups", self.subgroups.into()),
+            ("pieces", self.pieces(pass).into()),
+            ("cols", COLS.into()),
+            ("head_size", (d.head_size as u32).into()),
+            ("dropout", op.dropout.is_some().into()),
+            ("edge", (!d.time.is_multiple_of(rows) || !d.time.is_multiple_of(COLS as usize)).into()),
+        ];
+        let end = d.time.min(slab.begin + slab.rows);
+        let blocks = match pass {
+            "forward" => d.time.div_ceil(rows),
+            "keys" => end.div_ceil(rows),
+            _ => (end - slab.begin).div_ceil(rows),
+        };
+        let params = op.params(d, slab);
+        Launch { shader: shader!("attention_units"), values, bindings, params, workgroups: d.heads() * blocks }
+    }
+
+    pub fn forward(&self, op: &Attention, d: Dims) -> Plan {
+        let bindings = vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)];
+        Plan::one(self.launch(op, "forward", d, Slab { begin: 0, rows: 0 }, bindings))
+    }
+
+    /// The passes after the one that finds D, which is `delta`.
+    pub fn backward(&self, op: &Attention, d: Dims, delta: Launch, limits: &Limits) -> Plan {
+        let rows = self.slab_rows(d, limits);
+        op.backward_plan(d, delta, rows, DType::F16, |pass, slab, bindings| self.launch(op, pass, d, slab, bindings))
+    }
+}
