@@ -1,4 +1,9 @@
-//! Matrix products on slices, by the crate `gemm`: the one place that hands it pointers.
+//! Matrix products by the crate `gemm`, and matrices of which several threads write different parts: the one place that deals
+//! in pointers to elements.
+
+use rayon::prelude::*;
+use std::marker::PhantomData;
+use std::ops::Range;
 
 /// A matrix somewhere in a slice: element (r, c) is `data[r * row_step + c * column_step]`.
 #[derive(Clone, Copy)]
@@ -24,8 +29,95 @@ impl Matrix<'_> {
         Matrix { data: &self.data[count * self.row_step..], ..self }
     }
 
+    /// Without its first `count` columns.
+    pub fn skip_columns(self, count: usize) -> Self {
+        Matrix { data: &self.data[count * self.column_step..], ..self }
+    }
+
     fn holds(&self, rows: usize, columns: usize) -> bool {
         rows == 0 || columns == 0 || (rows - 1) * self.row_step + (columns - 1) * self.column_step < self.data.len()
+    }
+}
+
+/// Some rows and columns of a matrix of which other threads may hold the rest. The columns may come in several parts.
+pub struct Tile<'a> {
+    first: *mut f32,
+    /// Elements between rows, and between parts.
+    step: usize,
+    part_step: usize,
+    parts: usize,
+    rows: usize,
+    columns: usize,
+    matrix: PhantomData<&'a mut [f32]>,
+}
+
+// SAFETY: a tile is the only way to reach its elements (`tiles` hands out each once), as a mutable slice is.
+unsafe impl Send for Tile<'_> {}
+
+/// The tiles of at most `rows` by `columns` that make up a matrix (.., `parts`, `width`), row of tiles by row of tiles. Each
+/// has the same columns of all parts.
+///
+/// # Panics
+/// If the matrix has not whole rows, or a tile would be empty.
+pub fn tiles(
+    matrix: &mut [f32],
+    [parts, width]: [usize; 2],
+    rows: usize,
+    columns: usize,
+) -> impl IndexedParallelIterator<Item = Tile<'_>> {
+    let step = parts * width;
+    assert!(rows > 0 && columns > 0 && step > 0 && matrix.len().is_multiple_of(step), "tiles: of whole rows");
+    let (height, across) = (matrix.len() / step, width.div_ceil(columns));
+    let first = Shared(matrix.as_mut_ptr());
+    (0..height.div_ceil(rows) * across).into_par_iter().map(move |i| {
+        let (top, left) = (i / across * rows, i % across * columns);
+        let (rows, columns) = (rows.min(height - top), columns.min(width - left));
+        // SAFETY: (top, left) lies within the first part of the matrix.
+        let first = unsafe { first.pointer().add(top * step + left) };
+        Tile { first, step, part_step: width, parts, rows, columns, matrix: PhantomData }
+    })
+}
+
+/// A pointer that threads may share, because of what lies behind it each takes another part.
+#[derive(Clone, Copy)]
+struct Shared(*mut f32);
+
+// SAFETY: see `tiles`.
+unsafe impl Send for Shared {}
+unsafe impl Sync for Shared {}
+
+impl Shared {
+    /// A method, so that closures take the whole struct and not the bare pointer in it.
+    fn pointer(self) -> *mut f32 {
+        self.0
+    }
+}
+
+impl Tile<'_> {
+    fn at(&self, part: usize, row: usize) -> *mut f32 {
+        assert!(part < self.parts && row < self.rows, "a tile's row {row} of {}", self.rows);
+        // SAFETY: this part of the row lies within the matrix.
+        unsafe { self.first.add(row * self.step + part * self.part_step) }
+    }
+
+    /// A row of a part.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    pub fn row(&mut self, part: usize, row: usize) -> &mut [f32] {
+        // SAFETY: they lie within the matrix and are reached through the tile alone, which is borrowed.
+        unsafe { std::slice::from_raw_parts_mut(self.at(part, row), self.columns) }
+    }
+
+    /// These rows of a part become a (rows, k) b (k, columns), or, with `add`, that is added to them, on this thread.
+    ///
+    /// # Panics
+    /// If there are no such rows, or a or b reaches beyond its slice.
+    pub fn product(&mut self, part: usize, rows: Range<usize>, add: bool, k: usize, a: Matrix, b: Matrix) {
+        let (m, n) = (rows.len(), self.columns);
+        assert!(rows.end <= self.rows && a.holds(m, k) && b.holds(k, n), "product: out of bounds");
+        // SAFETY: a and b lie within their slices and the rows within the tile, whose elements are reached through it alone.
+        unsafe { multiply(self.at(part, rows.start), self.step, add, [m, n, k], a, b) }
     }
 }
 
@@ -37,12 +129,18 @@ pub fn product(out: &mut [f32], step: usize, add: bool, [m, n, k]: [usize; 3], a
     assert!(step >= n, "product: rows of the result overlap");
     assert!(a.holds(m, k) && b.holds(k, n) && Matrix::rows(out, step).holds(m, n), "product: out of bounds");
     // SAFETY: all three matrices lie within their slices (checked above), and `out` is borrowed for this call alone.
+    unsafe { multiply(out.as_mut_ptr(), step, add, [m, n, k], a, b) }
+}
+
+/// The product of matrices that lie within their slices, to memory that is this call's alone.
+unsafe fn multiply(out: *mut f32, step: usize, add: bool, [m, n, k]: [usize; 3], a: Matrix, b: Matrix) {
+    // SAFETY: the caller's.
     unsafe {
         gemm::gemm(
             m,
             n,
             k,
-            out.as_mut_ptr(),
+            out,
             1,
             step as isize,
             add,
@@ -59,5 +157,36 @@ pub fn product(out: &mut [f32], step: usize, add: bool, [m, n, k]: [usize; 3], a
             false,
             gemm::Parallelism::None,
         );
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_cover_every_element_once() {
+        let (parts, width, height) = (2, 7, 5);
+        let mut matrix = vec![0.0; height * parts * width];
+        // Rows of tiles 2, 2 and 1 high; columns 3, 3 and 1 wide, of both parts.
+        tiles(&mut matrix, [parts, width], 2, 3).enumerate().for_each(|(i, mut tile)| {
+            let rows = if i < 6 { 2 } else { 1 };
+            for (part, row) in (0..parts).flat_map(|part| (0..rows).map(move |row| (part, row))) {
+                tile.row(part, row).iter_mut().for_each(|x| *x += (10 * i + part) as f32);
+            }
+        });
+        let want = |i: usize| {
+            let (row, part, column) = (i / (parts * width), i / width % parts, i % width);
+            (10 * (row / 2 * 3 + column / 3) + part) as f32
+        };
+        assert!(matrix.iter().enumerate().all(|(i, x)| *x == want(i)), "{matrix:?}");
+    }
+
+    #[test]
+    #[should_panic(expected = "out of bounds")]
+    fn a_product_stays_within_its_tile() {
+        let (mut matrix, ones) = (vec![0.0; 12], vec![1.0; 12]);
+        let ones = Matrix::rows(&ones, 2);
+        tiles(&mut matrix, [1, 4], 2, 2).for_each(|mut tile| tile.product(0, 1..3, false, 2, ones, ones));
     }
 }

@@ -5,7 +5,7 @@
 //! whole vectors cost less than the odd elements at a row's end.
 
 use super::{Attention, Dims};
-use crate::cpu::{Matrix, map_and_sum, math, maximum, product, sum_of, vectorized, with_scratch};
+use crate::cpu::{Matrix, Tile, map_and_sum, math, maximum, product, sum_of, tiles, vectorized, with_scratch};
 use crate::ops::random::drop_threshold;
 use rayon::prelude::*;
 
@@ -40,33 +40,17 @@ fn packed_at(d: Dims, batch_head: usize, part: usize) -> usize {
     b * d.time * 3 * d.width() + part * d.width() + h * d.head_size
 }
 
-/// Copies what tasks computed per head, (B, n_head) of (T, `parts`, head_size), to (B, T, `parts`, n_head, head_size).
-fn interleave(d: Dims, parts: usize, heads: &[f32], out: &mut [f32]) {
-    let row = parts * d.head_size;
-    out.par_chunks_mut(parts * d.width()).enumerate().for_each(|(position, out)| {
-        let (b, t) = (position / d.time, position % d.time);
-        for (i, out) in out.chunks_exact_mut(d.head_size).enumerate() {
-            let (part, h) = (i / d.n_head, i % d.n_head);
-            let from = ((b * d.n_head + h) * d.time + t) * row + part * d.head_size;
-            out.copy_from_slice(&heads[from..from + d.head_size]);
-        }
-    });
-}
-
 /// y (B, T, C) and L (B, n_head, T) of qkv (B, T, 3C).
 pub(super) fn forward(op: &Attention, d: Dims, qkv: &[f32], y: &mut [f32], lse: &mut [f32]) {
     if y.is_empty() {
         return;
     }
-    with_scratch(y.len(), |heads| {
-        let tasks = heads.par_chunks_mut(d.time * d.head_size).zip(lse.par_chunks_mut(d.time)).enumerate();
-        tasks.for_each(|(head, (y, lse))| forward_head(op, d, qkv, head, y, lse));
-        interleave(d, 1, heads, y);
-    });
+    let heads = tiles(y, [1, d.width()], d.time, d.head_size).zip(lse.par_chunks_mut(d.time)).enumerate();
+    heads.for_each(|(head, (y, lse))| forward_head(op, d, qkv, head, y, lse));
 }
 
 /// y (T, head_size) and L (T) of one head.
-fn forward_head(op: &Attention, d: Dims, qkv: &[f32], batch_head: usize, y: &mut [f32], lse: &mut [f32]) {
+fn forward_head(op: &Attention, d: Dims, qkv: &[f32], batch_head: usize, mut y: Tile, lse: &mut [f32]) {
     let (hs, step, scale) = (d.head_size, 3 * d.width(), Attention::scale(d));
     let [q, k, v] = [0, 1, 2].map(|part| Matrix::rows(&qkv[packed_at(d, batch_head, part)..], step));
     with_scratch(BLOCK.min(d.time) * d.time, |scores| {
@@ -91,7 +75,7 @@ fn forward_head(op: &Attention, d: Dims, qkv: &[f32], batch_head: usize, y: &mut
                     }
                 },
             );
-            product(&mut y[start * hs..], hs, false, [rows, hs, keys], Matrix::rows(scores, keys), v);
+            y.product(0, start..keys, false, keys, Matrix::rows(scores, keys), v);
         }
     });
 }
@@ -101,23 +85,24 @@ pub(super) fn backward(op: &Attention, d: Dims, inputs: [&[f32]; 4], dqkv: &mut 
     if dqkv.is_empty() {
         return;
     }
-    with_scratch(dqkv.len(), |heads| {
-        let tasks = heads.par_chunks_mut(3 * d.time * d.head_size).enumerate();
-        tasks.for_each(|(head, out)| backward_head(op, d, inputs, head, out));
-        interleave(d, 3, heads, dqkv);
-    });
+    let heads = tiles(dqkv, [3, d.width()], d.time, d.head_size).enumerate();
+    heads.for_each(|(head, out)| backward_head(op, d, inputs, head, out));
 }
 
-/// dq | dk | dv (T, 3, head_size) of one head.
-fn backward_head(op: &Attention, d: Dims, inputs: [&[f32]; 4], batch_head: usize, out: &mut [f32]) {
+/// dq, dk and dv (T, head_size) of one head: the parts of its tile.
+fn backward_head(op: &Attention, d: Dims, inputs: [&[f32]; 4], batch_head: usize, mut out: Tile) {
     let [qkv, y, lse, dy] = inputs;
     let (hs, scale) = (d.head_size, Attention::scale(d));
-    let (step, y_step, out_step) = (3 * d.width(), d.width(), 3 * hs);
+    let (step, y_step) = (3 * d.width(), d.width());
     let [q, k, v] = [0, 1, 2].map(|part| Matrix::rows(&qkv[packed_at(d, batch_head, part)..], step));
     let y_at = batch_head / d.n_head * d.time * y_step + batch_head % d.n_head * hs;
     let lse = &lse[batch_head * d.time..][..d.time];
     let size = BLOCK.min(d.time) * d.time;
-    out.fill(0.0); // dk and dv are sums over blocks
+    // dk and dv are sums over blocks, the first of which does not see all keys.
+    let sums = d.time > BLOCK;
+    if sums {
+        (0..d.time).for_each(|t| [1, 2].into_iter().for_each(|part| out.row(part, t).fill(0.0)));
+    }
     with_scratch(3 * size, |scratch| {
         let (p, rest) = scratch.split_at_mut(size);
         let (ds, kept) = rest.split_at_mut(size);
@@ -156,9 +141,9 @@ fn backward_head(op: &Attention, d: Dims, inputs: [&[f32]; 4], batch_head: usize
             );
             let kept = Matrix::rows(if op.dropout.is_some() { kept } else { p }, keys);
             let ds = Matrix::rows(ds, keys);
-            product(&mut out[start * out_step..], out_step, false, [rows, hs, keys], ds, k);
-            product(&mut out[hs..], out_step, true, [keys, hs, rows], ds.transposed(), q);
-            product(&mut out[2 * hs..], out_step, true, [keys, hs, rows], kept.transposed(), dy_rows);
+            out.product(0, start..keys, false, keys, ds, k);
+            out.product(1, 0..keys, sums, rows, ds.transposed(), q);
+            out.product(2, 0..keys, sums, rows, kept.transposed(), dy_rows);
         }
     });
 }
