@@ -26,8 +26,9 @@ use rayon::prelude::*;
 const CHUNK_BYTES: usize = 64 << 20;
 /// The same where a device binds 2 GiB at once, and so is large and fast: each chunk costs it less than its launches.
 const LARGE_CHUNK_BYTES: usize = 256 << 20;
-/// The same on the CPU: they pass from one kernel to the next through the cache that all cores share.
-const CPU_CHUNK_BYTES: usize = 32 << 20;
+/// The same on the CPU: they pass from one kernel to the next through the cache that all cores share, and leave most of it to
+/// the weight and its gradient.
+const CPU_CHUNK_BYTES: usize = 8 << 20;
 /// Rows of a chunk even if the vocabulary is huge: with fewer the products become slow.
 const MIN_ROWS: usize = 128;
 /// Chunks start at as many rows as make this many bytes for every width: GPUs ask it of where bindings start.
