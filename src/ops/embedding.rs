@@ -10,6 +10,7 @@
 //! for the 16 Ki of a training step takes less time than reading their gradients; it is not meant for millions.
 
 use super::*;
+use crate::cpu::with_scratch;
 use crate::gpu::{Limits, Operand, Plan, Value};
 use crate::shader;
 use crate::tensor::Grads;
@@ -107,21 +108,25 @@ impl Kernel for TableGradient {
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         let (dy, ids) = (inputs[0].f32(), inputs[1].u32());
         let c = self.c;
-        let mut order: Vec<u32> = (0..ids.len() as u32).collect();
-        order.sort_by_key(|&i| ids[i as usize]); // stable: equal ids stay in the order of their positions
         // Rows of the table per task: some hundred tasks, because ids are not spread evenly.
         let rows = self.vocabulary.div_ceil(256).max(1);
-        outputs[0].f32().par_chunks_mut((rows * c).max(1)).enumerate().for_each(|(task, table)| {
-            if !self.accumulate {
-                table.fill(0.0);
-            }
-            let first = task * rows;
-            let start = order.partition_point(|&i| (ids[i as usize] as usize) < first);
-            for &i in &order[start..] {
-                let row = ids[i as usize] as usize - first;
-                let Some(sum) = table.get_mut(row * c..(row + 1) * c) else { break };
-                sum.iter_mut().zip(&dy[i as usize * c..]).for_each(|(sum, dy)| *sum += dy);
-            }
+        with_scratch(ids.len(), |order| {
+            let order: &mut [u32] = bytemuck::cast_slice_mut(order);
+            (0..).zip(&mut *order).for_each(|(i, place)| *place = i);
+            order.sort_unstable_by_key(|&i| (ids[i as usize], i)); // equal ids in the order of their positions
+            let order = &*order;
+            outputs[0].f32().par_chunks_mut((rows * c).max(1)).enumerate().for_each(|(task, table)| {
+                if !self.accumulate {
+                    table.fill(0.0);
+                }
+                let first = task * rows;
+                let start = order.partition_point(|&i| (ids[i as usize] as usize) < first);
+                for &i in &order[start..] {
+                    let row = ids[i as usize] as usize - first;
+                    let Some(sum) = table.get_mut(row * c..(row + 1) * c) else { break };
+                    sum.iter_mut().zip(&dy[i as usize * c..]).for_each(|(sum, dy)| *sum += dy);
+                }
+            });
         });
     }
 

@@ -10,7 +10,7 @@
 
 use super::reduce::sum_scratch;
 use super::*;
-use crate::cpu::{sum_of, vectorized};
+use crate::cpu::{sum_of, vectorized, with_scratch};
 use crate::gpu::{Limits, Operand, Plan, Value};
 use crate::shader;
 use crate::tensor::{Grads, apply, run};
@@ -278,9 +278,10 @@ impl Kernel for WeightGradient {
         let blocks = x.par_chunks(block).zip(dy.par_chunks(block));
         let blocks = blocks.zip(mean.par_chunks(ROWS_PER_TASK)).zip(rstd.par_chunks(ROWS_PER_TASK));
         // Of each block dweight, then dbias.
-        let partials: Vec<Vec<f32>> = blocks
-            .map(|(((x, dy), mean), rstd)| {
-                let mut totals = vec![0.0; (1 + self.has_bias as usize) * c];
+        let len = (1 + self.has_bias as usize) * c;
+        with_scratch(mean.len().div_ceil(ROWS_PER_TASK) * len, |partials| {
+            partials.par_chunks_mut(len).zip(blocks).for_each(|(totals, (((x, dy), mean), rstd))| {
+                totals.fill(0.0);
                 let (weight, bias) = totals.split_at_mut(c);
                 vectorized(
                     #[inline(always)]
@@ -293,18 +294,17 @@ impl Kernel for WeightGradient {
                         }
                     },
                 );
-                totals
-            })
-            .collect();
-        for (i, output) in outputs.iter_mut().enumerate() {
-            let sums = output.f32();
-            if !self.accumulate {
-                sums.fill(0.0);
+            });
+            for (i, output) in outputs.iter_mut().enumerate() {
+                let sums = output.f32();
+                if !self.accumulate {
+                    sums.fill(0.0);
+                }
+                for partial in partials.chunks_exact(len) {
+                    sums.iter_mut().zip(&partial[i * c..]).for_each(|(sum, x)| *sum += x);
+                }
             }
-            for partial in &partials {
-                sums.iter_mut().zip(&partial[i * c..]).for_each(|(sum, x)| *sum += x);
-            }
-        }
+        });
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {

@@ -13,7 +13,7 @@
 //! gives the same bits, and the rounding error grows with the logarithm of n rather than with n.
 
 use super::*;
-use crate::cpu::{sum_of, vectorized};
+use crate::cpu::{sum_of, vectorized, with_scratch};
 use crate::gpu::{Limits, Operand, Plan};
 use crate::shader;
 use crate::tensor::{Grads, Shape, run};
@@ -180,24 +180,27 @@ fn reduce_cpu(kind: ReduceKind, extent: Extent, accumulate: bool, x: &[f32], y: 
     // Rows per task: about 32 Ki elements, unless `outer` alone makes enough tasks.
     let chunk = if outer >= 64 { n } else { (32_768 / inner).max(1) }.max(1);
     let chunks = n.div_ceil(chunk).max(1);
-    let mut partials = vec![0.0; outer * chunks * inner]; // (outer, chunks, inner)
-    partials.par_chunks_mut(inner).enumerate().for_each(|(task, partial)| {
-        let (o, c) = (task / chunks, task % chunks);
-        let rows = &x[(o * n + c * chunk) * inner..(o * n + ((c + 1) * chunk).min(n)) * inner];
-        vectorized(
-            #[inline(always)]
-            || reduce_rows(kind, rows, partial),
-        );
-    });
-    y.par_chunks_mut(inner).zip(partials.par_chunks(chunks * inner)).for_each(|(y, partials)| {
-        let mut total = vec![0.0; inner];
-        vectorized(
-            #[inline(always)]
-            || reduce_rows(kind, partials, &mut total),
-        );
-        for (y, total) in y.iter_mut().zip(total) {
-            *y = if accumulate { *y + factor * total } else { factor * total };
-        }
+    // (outer, chunks, inner), then the totals (outer, inner).
+    with_scratch(outer * (chunks + 1) * inner, |scratch| {
+        let (partials, totals) = scratch.split_at_mut(outer * chunks * inner);
+        partials.par_chunks_mut(inner).enumerate().for_each(|(task, partial)| {
+            let (o, c) = (task / chunks, task % chunks);
+            let rows = &x[(o * n + c * chunk) * inner..(o * n + ((c + 1) * chunk).min(n)) * inner];
+            vectorized(
+                #[inline(always)]
+                || reduce_rows(kind, rows, partial),
+            );
+        });
+        let sums = y.par_chunks_mut(inner).zip(totals.par_chunks_mut(inner)).zip(partials.par_chunks(chunks * inner));
+        sums.for_each(|((y, total), partials)| {
+            vectorized(
+                #[inline(always)]
+                || reduce_rows(kind, partials, total),
+            );
+            for (y, total) in y.iter_mut().zip(total) {
+                *y = if accumulate { *y + factor * *total } else { factor * *total };
+            }
+        });
     });
 }
 

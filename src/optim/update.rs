@@ -16,7 +16,7 @@
 
 use super::arena::{ALIGN, Parameters};
 use super::loss_scale::LossScale;
-use crate::cpu::{sum_of, vectorized};
+use crate::cpu::{sum_of, vectorized, with_scratch};
 use crate::gpu::{Launch, Limits, Operand, Plan};
 use crate::profile::{Cost, MemoryKind, memory_kind};
 use crate::tensor::{DType, Kernel, Spec, View, ViewMut, run, run_into};
@@ -176,12 +176,15 @@ impl Kernel for SumOfSquares {
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         // Chunks of fixed length, added in their order: the same bits for any number of threads.
-        let parts: Vec<f64> = inputs[0]
-            .f32()
-            .par_chunks(1 << 16)
-            .map(|x| x.chunks(256).map(|x| f64::from(vectorized(|| sum_of([x], |[x]| x * x)))).sum())
-            .collect();
-        outputs[0].f32()[0] = parts.iter().sum::<f64>() as f32;
+        const CHUNK: usize = 1 << 16;
+        let x = inputs[0].f32();
+        with_scratch(x.len().div_ceil(CHUNK), |parts| {
+            parts.par_iter_mut().zip(x.par_chunks(CHUNK)).for_each(|(part, x)| {
+                let squares = x.chunks(256).map(|x| f64::from(vectorized(|| sum_of([x], |[x]| x * x))));
+                *part = squares.sum::<f64>() as f32;
+            });
+            outputs[0].f32()[0] = parts.iter().map(|&part| f64::from(part)).sum::<f64>() as f32;
+        });
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
