@@ -100,3 +100,27 @@ fn gpu_agrees_with_cpu() {
     }
     assert!(failures.is_empty(), "{} differences:\n{}", failures.len(), failures.join("\n"));
 }
+
+/// Outputs and gradients of every case for both kinds of inputs, as bits, computed on so many threads of the CPU.
+fn bits_on_threads(count: usize) -> Vec<(String, Vec<u32>)> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(count).build().unwrap();
+    let bits = |case: &Case, kind| {
+        let (y, grads) = forward_and_backward(case, &Device::Cpu, kind);
+        let numbers: Vec<u32> = y.into_iter().chain(grads.into_iter().flatten().flatten()).map(f32::to_bits).collect();
+        (format!("{} of {kind:?}", case.name), numbers)
+    };
+    pool.install(|| {
+        let kinds = [Input::Leaf, Input::Intermediate];
+        cases::all().iter().flat_map(|case| kinds.map(|kind| bits(case, kind))).collect()
+    })
+}
+
+#[test]
+fn every_number_of_threads_gives_the_same_bits() {
+    let alone = bits_on_threads(1);
+    for threads in [2, 3] {
+        for ((name, bits), (_, want)) in bits_on_threads(threads).iter().zip(&alone) {
+            assert!(bits == want, "{name}: {threads} threads");
+        }
+    }
+}
