@@ -19,6 +19,11 @@ fn mix_bits4(value: vec4<u32>) -> vec4<u32> {
 fn random_bits(key: vec2<u32>, counter: u32) -> u32 {
     return mix_bits(mix_bits(counter ^ key.x) ^ key.y);
 }
+// Those of four counters in a row.
+fn random_bits4(key: vec2<u32>, first: u32) -> vec4<u32> {
+    return vec4<u32>(random_bits(key, first), random_bits(key, first + 1u),
+                     random_bits(key, first + 2u), random_bits(key, first + 3u));
+}
 
 // Which elements of a row dropout keeps: `Key::row(..).bits(..)` of src/ops/random.rs, where the key of row r is
 // mix_bits(r ^ key.x).

@@ -13,9 +13,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         @builtin(local_invocation_index) thread: u32) {
     let i = workgroup_number(id, count) * 256u + thread;
     if (i * 4u >= p.len) { return; }
-    let key = vec2<u32>(p.key0, p.key1);
-    let bits = vec4<u32>(random_bits(key, 4u * i), random_bits(key, 4u * i + 1u),
-                         random_bits(key, 4u * i + 2u), random_bits(key, 4u * i + 3u));
+    let bits = random_bits4(vec2<u32>(p.key0, p.key1), 4u * i);
     // A choice, not a product with 0: dropped infinities must not become NaN.
     result[i] = select(vec4<f32>(0.0), x[i] * p.scale, bits >= vec4<u32>(p.threshold));
 }

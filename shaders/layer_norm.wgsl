@@ -67,7 +67,12 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
 
 {% else %}
 // {{ lanes }} threads share a row, each taking every {{ lanes }}-th {{ T }}; a workgroup has 256 / {{ lanes }} rows.
-struct Params { rows: u32, width: u32, per_element: f32, eps: f32 }
+struct Params {
+    rows: u32, width: u32, per_element: f32, eps: f32,
+    {% if dropout %}
+    key0: u32, key1: u32, threshold: u32, scale: f32,
+    {% endif %}
+}
 var<immediate> p: Params;
 
 {% if mode == "forward" %}
@@ -95,6 +100,9 @@ var<immediate> p: Params;
 {% if plus %}
 @group(0) @binding(6) var<storage, read> plus: array<{{ T }}>;
 {% endif %}
+{% if dropout %}
+@group(0) @binding({{ 7 if plus else 6 }}) var<storage, read_write> residual_result: array<{{ T }}>;
+{% endif %}
 {% endif %}
 
 var<workgroup> totals: array<{{ S }}, 256>;
@@ -110,6 +118,18 @@ fn row_sum(value: {{ S }}, thread: u32, lane: u32) -> {{ S }} {
     workgroupBarrier();
     return totals[thread - lane];
 }
+
+{% if dropout %}
+// What dropout makes of the residual's {{ T }} of number i, or of its gradient: shaders/dropout.wgsl.
+fn drop(x: {{ T }}, i: u32) -> {{ T }} {
+    let key = vec2<u32>(p.key0, p.key1);
+    {% if T == "f32" %}
+    return select(0.0, x * p.scale, random_bits(key, i) >= p.threshold);
+    {% else %}
+    return select(vec4<f32>(0.0), x * p.scale, random_bits4(key, 4u * i) >= vec4<u32>(p.threshold));
+    {% endif %}
+}
+{% endif %}
 
 fn across(value: {{ T }}) -> f32 {
     {% if T == "f32" %}
@@ -132,7 +152,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% set normalized = "sum" if residual else "x" %}
     var total = {{ T }}(0.0);
     for (var i = lane; i < width; i += {{ lanes }}u) {
-        {% if residual %}
+        {% if dropout %}
+        sum[first + i] = x[first + i] + drop(residual[first + i], first + i);
+        {% elif residual %}
         sum[first + i] = x[first + i] + residual[first + i];
         {% endif %}
         total += {{ normalized }}[first + i];
@@ -171,13 +193,18 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     for (var i = lane; i < width; i += {{ lanes }}u) {
         let g = {{ T }}(upstream[first + i]) * weight[i];
         let normal = (x[first + i] - mean) * rstd;
-        let dx = rstd * (g - averages.x - normal * averages.y);
         {% if plus %}
-        result[first + i] = plus[first + i] + dx;
-        {% elif accumulate %}
+        let dx = plus[first + i] + rstd * (g - averages.x - normal * averages.y);
+        {% else %}
+        let dx = rstd * (g - averages.x - normal * averages.y);
+        {% endif %}
+        {% if accumulate %}
         result[first + i] += dx;
         {% else %}
         result[first + i] = dx;
+        {% endif %}
+        {% if dropout %}
+        residual_result[first + i] = drop(dx, first + i);
         {% endif %}
     }
     {% endif %}

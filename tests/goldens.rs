@@ -126,7 +126,7 @@ fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
         "tanh" => x[0].tanh(),
         "softmax" => x[0].softmax(),
         "add_layer_norm" => {
-            let (sum, normal) = x[0].add_layer_norm(&x[1], DType::F32, &x[2], Some(&x[3]), number("eps"))?;
+            let (sum, normal) = x[0].add_layer_norm(&x[1], None, DType::F32, &x[2], Some(&x[3]), number("eps"))?;
             sum.add(&normal)
         }
         "feed_forward" => x[0].feed_forward(&x[1], &x[2], Some((&x[3], &x[4]))),

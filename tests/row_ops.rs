@@ -108,12 +108,56 @@ fn dropout_keeps_the_share_it_promises_and_the_mean() {
     }
 }
 
+/// The stream, what it is normalized to, and the gradients of x, residual, weight and bias, where both are used.
+fn sum_with_dropout(
+    inputs: &[Tensor; 4],
+    apply: impl Fn(&[Tensor]) -> rustyflow::Result<(Tensor, Tensor)>,
+) -> Vec<Vec<f32>> {
+    let leaves: Vec<Tensor> = inputs.iter().map(|x| x.requires_grad().unwrap()).collect();
+    let (sum, normal) = apply(&leaves).unwrap();
+    sum.mul(&normal).unwrap().backward_with(&inputs[0]).unwrap();
+    let gradients = leaves.iter().map(|x| x.grad().unwrap().to_f32().unwrap());
+    [sum, normal].iter().map(|x| x.to_f32().unwrap()).chain(gradients).collect()
+}
+
+#[test]
+fn dropout_before_a_sum_and_its_norm_is_that_of_the_op_by_itself() {
+    for device in devices() {
+        for (rows, c) in [(1, 1), (3, 65), (129, 20), (7, 1030)] {
+            let values = |shape: &[usize], seed| {
+                Tensor::from_f32(&common::uniform(shape.iter().product(), seed), shape, &device).unwrap()
+            };
+            let inputs = [values(&[rows, c], 1), values(&[rows, c], 2), values(&[c], 3), values(&[c], 4)];
+            let (p, key, eps) = (0.4, Key::new(rows as u64), 1e-5);
+            let fused = sum_with_dropout(&inputs, |x| {
+                x[0].add_layer_norm(&x[1], Some((p, key)), DType::F32, &x[2], Some(&x[3]), eps)
+            });
+            let apart = sum_with_dropout(&inputs, |x| {
+                x[0].add_layer_norm(&x[1].dropout(p, key)?, None, DType::F32, &x[2], Some(&x[3]), eps)
+            });
+            let names = ["sum", "norm", "gradient of x", "of the residual", "of the weight", "of the bias"];
+            for ((name, fused), apart) in names.iter().zip(&fused).zip(&apart) {
+                let what = format!("{device}: {rows}x{c}: {name}");
+                let zeros = |x: &[f32]| x.iter().map(|x| *x == 0.0).collect::<Vec<_>>();
+                assert_eq!(zeros(fused), zeros(apart), "{what}: other elements are dropped");
+                for (fused, apart) in fused.iter().zip(apart) {
+                    // A GPU may round the product with 1/(1-p) and the sum once or twice.
+                    assert!((fused - apart).abs() <= 1e-5 * (1.0 + apart.abs()), "{what}: {fused}, not {apart}");
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn dropout_of_zero_is_the_tensor_itself_and_probabilities_are_checked() {
     let x = Tensor::from_f32(&[1.0, f32::INFINITY], [2], &Device::Cpu).unwrap();
     assert_eq!(x.dropout(0.0, Key::new(1)).unwrap().to_f32().unwrap(), [1.0, f32::INFINITY]);
     for p in [-0.1, 1.0, f32::NAN] {
-        assert!(matches!(x.dropout(p, Key::new(1)), Err(Error::Invalid(_))), "{p}");
+        let dropout = (p, Key::new(1));
+        assert!(matches!(x.dropout(p, dropout.1), Err(Error::Invalid(_))), "{p}");
+        let fused = x.add_layer_norm(&x, Some(dropout), DType::F32, &x, None, 1e-5);
+        assert!(matches!(fused, Err(Error::Invalid(_))), "{p}");
     }
 }
 

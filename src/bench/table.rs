@@ -236,6 +236,7 @@ fn layers(s: &Sizes) -> Vec<Row> {
     let heads = format!("{b}x{t}, {n_head} heads of {}", c / n_head);
     let dropout = Some((0.1, Key::new(3)));
     let linear = vec![x.clone(), (vec![c, 3 * c], AROUND_ZERO), (vec![3 * c], AROUND_ZERO)];
+    let summed = vec![x.clone(), vector.clone(), vector.clone(), x.clone()];
     let table = (vec![s.vocab, c], AROUND_ZERO);
     let ids = (vec![b, t], Values::Ids(s.vocab as u32));
     vec![
@@ -249,20 +250,15 @@ fn layers(s: &Sizes) -> Vec<Row> {
         Row::both("feed_forward", format!("{}x{c}, {} between", b * t, 4 * c), mlp, &[1, 2, 3, 4], |x| {
             x[0].feed_forward(&x[1], &x[2], Some((&x[3], &x[4])))
         }),
-        Row::both(
-            "layer_norm",
-            format!("{}x{c}", b * t),
-            vec![x.clone(), vector.clone(), vector.clone()],
-            &[1, 2],
-            |x| x[0].layer_norm(&x[1], Some(&x[2]), 1e-5),
-        ),
-        Row::both(
-            "add_layer_norm",
-            format!("{}x{c}", b * t),
-            vec![x.clone(), vector.clone(), vector, x],
-            &[1, 2],
-            |x| Ok(x[0].add_layer_norm(&x[3], DType::F32, &x[1], Some(&x[2]), 1e-5)?.1),
-        ),
+        Row::both("layer_norm", format!("{}x{c}", b * t), vec![x, vector.clone(), vector], &[1, 2], |x| {
+            x[0].layer_norm(&x[1], Some(&x[2]), 1e-5)
+        }),
+        Row::both("add_layer_norm", format!("{}x{c}", b * t), summed.clone(), &[1, 2], |x| {
+            Ok(x[0].add_layer_norm(&x[3], None, DType::F32, &x[1], Some(&x[2]), 1e-5)?.1)
+        }),
+        Row::both("add_layer_norm", format!("{}x{c}, dropout", b * t), summed, &[1, 2], move |x| {
+            Ok(x[0].add_layer_norm(&x[3], dropout, DType::F32, &x[1], Some(&x[2]), 1e-5)?.1)
+        }),
         Row::both("softmax", format!("{}x{t}", b * t), vec![(vec![b * t, t], AROUND_ZERO)], &[], |x| x[0].softmax()),
         Row::both("embedding", format!("{} of {}x{c}", b * t, s.vocab), vec![table, ids], &[0], |x| {
             x[0].embedding(&x[1])

@@ -58,7 +58,7 @@ impl CausalSelfAttention {
     fn forward(&self, x: &Tensor, dropout: &Dropout) -> Result<Tensor> {
         let qkv = self.c_attn.forward(x)?; // (B, T, 3C)
         let y = qkv.causal_attention(self.n_head, dropout.next())?; // (B, T, C)
-        dropout.apply(self.c_proj.forward_to(DType::F32, &y)?)
+        self.c_proj.forward_to(DType::F32, &y)
     }
 }
 
@@ -76,10 +76,10 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    fn forward(&self, x: &Tensor, dropout: &Dropout) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
         // c_proj(gelu(c_fc(x))), 4C wide in between
         let biases = self.c_fc.bias.as_deref().zip(self.c_proj.bias.as_deref());
-        dropout.apply(x.feed_forward(self.c_fc.weight.operand(), self.c_proj.weight.operand(), biases)?)
+        x.feed_forward(self.c_fc.weight.operand(), self.c_proj.weight.operand(), biases)
     }
 }
 
@@ -119,11 +119,12 @@ impl Block {
     }
 
     /// The stream x and `normal` = `ln_1`(x), (B, T, C), -> the stream, and what it is normalized to by `next`: the norm of the
-    /// layer that follows. Sums and norms come in pairs because each pair is one kernel.
+    /// layer that follows. Sums and norms come in pairs because each pair is one kernel, with the dropout before the sum.
     fn forward(&self, x: &Tensor, normal: &Tensor, next: &LayerNorm, dropout: &Dropout) -> Result<(Tensor, Tensor)> {
         let operand = normal.dtype();
-        let (x, normal) = self.ln_2.forward_sum(x, &self.attn.forward(normal, dropout)?, operand)?;
-        next.forward_sum(&x, &self.mlp.forward(&normal, dropout)?, operand)
+        let attended = self.attn.forward(normal, dropout)?;
+        let (x, normal) = self.ln_2.forward_sum(x, &attended, dropout.next(), operand)?;
+        next.forward_sum(&x, &self.mlp.forward(&normal)?, dropout.next(), operand)
     }
 }
 
@@ -200,6 +201,7 @@ impl Gpt {
             let positions: Vec<u32> = (0..t as u32).collect();
             self.wpe.forward(&Tensor::from_u32(&positions, [t], &ids.device())?)?
         };
+        // Dropout is a kernel of its own here alone: it follows a sum, of which one term repeats, where the others precede one.
         let x = dropout.apply(tokens.add(&positions)?)?;
         let mut stream = (self.h[0].ln_1.forward(&x, self.head().dtype())?, x);
         for (i, block) in self.h.iter().enumerate() {

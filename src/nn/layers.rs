@@ -125,12 +125,18 @@ impl LayerNorm {
         x.layer_norm_to(out, &self.weight, self.bias.as_deref(), LayerNorm::EPS)
     }
 
-    /// x + residual, and that sum normalized, of type `out`: twice (..., width).
+    /// x + residual, after `dropout` of the residual, and that sum normalized, of type `out`: twice (..., width).
     ///
     /// # Errors
     /// If a shape does not fit.
-    pub fn forward_sum(&self, x: &Tensor, residual: &Tensor, out: DType) -> Result<(Tensor, Tensor)> {
-        x.add_layer_norm(residual, out, &self.weight, self.bias.as_deref(), LayerNorm::EPS)
+    pub fn forward_sum(
+        &self,
+        x: &Tensor,
+        residual: &Tensor,
+        dropout: Option<(f32, Key)>,
+        out: DType,
+    ) -> Result<(Tensor, Tensor)> {
+        x.add_layer_norm(residual, dropout, out, &self.weight, self.bias.as_deref(), LayerNorm::EPS)
     }
 }
 

@@ -356,17 +356,21 @@ fn layer_norm(cases: &mut Vec<Case>) {
         // The sum and its norm, both used: their sum has a gradient from each.
         let vectors = [vec![c], vec![c], shape.clone()].map(|shape| (shape, AROUND_ZERO));
         let inputs = [vec![(shape.clone(), AROUND_ZERO)], vectors.to_vec()].concat();
-        let apply = |x: &[Tensor]| {
-            let (sum, normal) = x[0].add_layer_norm(&x[3], DType::F32, &x[1], Some(&x[2]), 1e-5)?;
-            sum.add(&normal)
-        };
-        cases.push(Case::new(format!("add_layer_norm/{shape:?}"), inputs.clone(), apply).tolerance(5e-5, 1e-5));
-        let apply = |x: &[Tensor]| Ok(x[0].add_layer_norm(&x[2], DType::F32, &x[1], None, 1e-5)?.1);
-        let inputs = [&inputs[..2], &inputs[3..]].concat();
-        let case = Case::new(format!("add_layer_norm/no bias/{shape:?}"), inputs.clone(), apply);
-        cases.push(case.tolerance(5e-5, 1e-5));
-        let apply = |x: &[Tensor]| Ok(x[0].add_layer_norm(&x[2], DType::F32, &x[1], None, 1e-5)?.0);
-        cases.push(Case::new(format!("add_layer_norm/sum/{shape:?}"), inputs, apply).tolerance(5e-5, 1e-5));
+        for (dropped, dropout) in [("", None), ("dropout/", Some((0.3, Key::new(5))))] {
+            let apply = move |x: &[Tensor]| {
+                let (sum, normal) = x[0].add_layer_norm(&x[3], dropout, DType::F32, &x[1], Some(&x[2]), 1e-5)?;
+                sum.add(&normal)
+            };
+            let case = Case::new(format!("add_layer_norm/{dropped}{shape:?}"), inputs.clone(), apply);
+            cases.push(case.tolerance(5e-5, 1e-5));
+            let inputs = [&inputs[..2], &inputs[3..]].concat();
+            let apply = move |x: &[Tensor]| Ok(x[0].add_layer_norm(&x[2], dropout, DType::F32, &x[1], None, 1e-5)?.1);
+            let case = Case::new(format!("add_layer_norm/{dropped}no bias/{shape:?}"), inputs.clone(), apply);
+            cases.push(case.tolerance(5e-5, 1e-5));
+            let apply = move |x: &[Tensor]| Ok(x[0].add_layer_norm(&x[2], dropout, DType::F32, &x[1], None, 1e-5)?.0);
+            let case = Case::new(format!("add_layer_norm/{dropped}sum/{shape:?}"), inputs, apply);
+            cases.push(case.tolerance(5e-5, 1e-5));
+        }
     }
     // A mean a thousand times the deviation: the difference of the squares would be all rounding. What remains is that
     // of x itself, 3e-5 for values near 1000 whose deviation is 0.6.
@@ -491,14 +495,15 @@ fn mixed(cases: &mut Vec<Case>) {
             Box::new(|x| half(&x[0])?.feed_forward(&half(&x[1])?, &half(&x[2])?, Some((&x[3], &x[4])))),
         );
     }
-    for (rows, c) in [(65, 17), (33, 128)] {
+    let dropout = Some((0.3, Key::new(5)));
+    for (rows, c, dropout) in [(65, 17, None), (33, 128, None), (65, 17, dropout), (33, 128, dropout)] {
         let shapes = [vec![rows, c], vec![c], vec![c], vec![rows, c]];
         push(
-            format!("layer_norm/f16/{rows}x{c}"),
+            format!("layer_norm/f16/{}{rows}x{c}", if dropout.is_some() { "dropout/" } else { "" }),
             shapes.map(|shape| (shape, AROUND_ZERO)).to_vec(),
             4e-3,
-            Box::new(|x| {
-                let (sum, normal) = x[0].add_layer_norm(&x[3], DType::F16, &x[1], Some(&x[2]), 1e-5)?;
+            Box::new(move |x| {
+                let (sum, normal) = x[0].add_layer_norm(&x[3], dropout, DType::F16, &x[1], Some(&x[2]), 1e-5)?;
                 single(&normal)?.mul(&sum)
             }),
         );

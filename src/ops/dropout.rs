@@ -1,26 +1,62 @@
 //! Dropout (Srivastava et al. 2014, in the inverted form that leaves evaluation untouched). Shapes: any -> the same.
 //!
 //! y_i = x_i / (1 - p) with probability 1 - p, else 0; dx_i is the same function of dy_i. Whether element i is kept is a
-//! function of the key and i alone, so backward draws again instead of keeping a mask.
+//! function of the key and i alone, so backward draws again instead of keeping a mask, and so may kernels that drop in
+//! passing ([`Mask`]).
 
 use super::random::{Key, drop_threshold};
 use super::*;
+use crate::cpu::vectorized;
 use crate::gpu::{Limits, Operand, Plan};
 use crate::shader;
 use crate::tensor::{Grads, run};
 use rayon::prelude::*;
 
-#[derive(Clone, Copy)]
-struct Dropout {
-    p: f32,
+/// Which elements of a tensor are dropped, and what the others are multiplied by.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Mask {
+    /// What the random number of an element must reach for it to be kept.
+    threshold: u32,
+    scale: f32,
     key: Key,
+}
+
+impl Mask {
+    /// The mask that `key` stands for, for `op`.
+    ///
+    /// # Errors
+    /// If `p` is not in 0..1.
+    pub fn new(op: &'static str, p: f32, key: Key) -> Result<Mask> {
+        if !(0.0..1.0).contains(&p) {
+            return Err(Error::Invalid(format!("{op}: the probability must be at least 0 and below 1, not {p}")));
+        }
+        Ok(Mask { threshold: drop_threshold(p), scale: 1.0 / (1.0 - p), key })
+    }
+
+    /// y = x after dropout, for the elements of numbers `first` and up. Numbers count modulo 2^32, as they do in kernels.
+    #[inline(always)]
+    pub fn apply_to(&self, first: u32, x: &[f32], y: &mut [f32]) {
+        for (i, (y, x)) in y.iter_mut().zip(x).enumerate() {
+            *y = if self.key.bits(first.wrapping_add(i as u32)) >= self.threshold { x * self.scale } else { 0.0 };
+        }
+    }
+
+    /// What kernels need to know: the key's two words, the threshold and the bits of the scale.
+    pub fn params(&self) -> [u32; 4] {
+        let Key([key0, key1]) = self.key;
+        [key0, key1, self.threshold, self.scale.to_bits()]
+    }
+}
+
+/// `name` tells forward from backward, which compute the same.
+struct Dropout {
+    mask: Mask,
     name: &'static str,
 }
 
-impl Dropout {
-    fn scale(&self) -> f32 {
-        1.0 / (1.0 - self.p)
-    }
+/// dx, given dy.
+pub(super) fn input_gradient(mask: Mask, dy: &Tensor) -> Result<Tensor> {
+    Ok(run(&Dropout { mask, name: "dropout_backward" }, &[dy])?.remove(0))
 }
 
 impl Kernel for Dropout {
@@ -39,24 +75,24 @@ impl Kernel for Dropout {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let (threshold, scale) = (drop_threshold(self.p), self.scale());
         let x = inputs[0].f32();
         outputs[0].f32().par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).enumerate().for_each(|(chunk, (y, x))| {
             let first = (chunk * CHUNK) as u32;
-            for ((i, y), x) in (first..).zip(y).zip(x) {
-                *y = if self.key.bits(i) >= threshold { x * scale } else { 0.0 };
-            }
+            vectorized(
+                #[inline(always)]
+                || self.mask.apply_to(first, x, y),
+            );
         });
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         let len = inputs[0].shape.elements();
-        let Key([key0, key1]) = self.key;
+        let [key0, key1, threshold, scale] = self.mask.params();
         Plan::one(Launch {
             shader: shader!("dropout"),
             values: vec![],
             bindings: vec![Operand::Input(0), Operand::Output(0)],
-            params: vec![len as u32, key0, key1, drop_threshold(self.p), self.scale().to_bits()],
+            params: vec![len as u32, key0, key1, threshold, scale],
             workgroups: len.div_ceil(1024),
         })
     }
@@ -69,7 +105,7 @@ impl Op for Dropout {
 
     fn backward(&self, _: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &upstream[0] else { return Ok(()) };
-        grads.give(0, run(&Dropout { name: "dropout_backward", ..*self }, &[dy])?.remove(0))
+        grads.give(0, input_gradient(self.mask, dy)?)
     }
 }
 
@@ -80,13 +116,11 @@ impl Tensor {
     /// # Errors
     /// If `p` is not in 0..1 or the tensor is not f32.
     pub fn dropout(&self, p: f32, key: Key) -> Result<Tensor> {
-        if !(0.0..1.0).contains(&p) {
-            return Err(Error::Invalid(format!("dropout: the probability must be at least 0 and below 1, not {p}")));
-        }
+        let mask = Mask::new("dropout", p, key)?;
         self.expect_dtype("dropout", DType::F32)?;
         if p == 0.0 {
             return Ok(self.clone());
         }
-        apply_one(Dropout { p, key, name: "dropout" }, &[self])
+        apply_one(Dropout { mask, name: "dropout" }, &[self])
     }
 }

@@ -6,8 +6,13 @@
 //! With g = dy weight, and averages over the row: dx = rstd (g - average(g) - n average(g n)).
 //! Over all rows: dweight = sum dy n, dbias = sum dy.
 //!
+//! The residual may be dropped out in passing, under the mask of the stand-alone op: the sum is x + drop(residual), and the
+//! residual's gradient drop(dx), of which nothing is stored but a key.
+//!
 //! Forward keeps mean and rstd, two numbers per row. y, and with it dy, may be f16: the operand of a product in mixed precision.
 
+use super::dropout::{self, Mask};
+use super::random::Key;
 use super::reduce::sum_scratch;
 use super::*;
 use crate::cpu::{sum_of, vectorized, with_scratch};
@@ -22,14 +27,18 @@ struct LayerNorm {
     eps: f32,
     has_bias: bool,
     residual: bool,
+    /// Of the residual.
+    dropout: Option<Mask>,
     /// The type of y; all else is f32.
     out: DType,
 }
 
-/// dx. Inputs: dy, x, weight, mean, rstd, and if `plus` one more gradient of x, which is added.
+/// dx, and if the residual was dropped out also its gradient. Inputs: dy, x, weight, mean, rstd, and if `plus` one more
+/// gradient of x, which is added.
 pub(super) struct InputGradient {
     pub accumulate: bool,
     pub plus: bool,
+    pub dropout: Option<Mask>,
 }
 
 /// dweight, and dbias if there is a bias. Inputs: dy, x, mean, rstd.
@@ -61,15 +70,25 @@ impl Layout {
     }
 
     /// A launch in which `lanes` threads share a row.
-    fn by_row(&self, mut values: Vec<(&'static str, Value)>, y: DType, bindings: Vec<Operand>, eps: f32) -> Plan {
+    fn by_row(
+        &self,
+        mut values: Vec<(&'static str, Value)>,
+        y: DType,
+        bindings: Vec<Operand>,
+        eps: f32,
+        dropout: Option<Mask>,
+    ) -> Plan {
         // Three or four vectors per thread: enough to hide latency, with most threads of the last round busy.
         let lanes = self.width().div_ceil(4).next_power_of_two().min(256);
         values.extend([("T", self.type_name()), ("T_y", y.name().into()), ("lanes", (lanes as u32).into())]);
+        values.push(("dropout", dropout.is_some().into()));
+        let mut params = vec![self.rows as u32, self.width() as u32, (1.0 / self.c as f32).to_bits(), eps.to_bits()];
+        params.extend(dropout.iter().flat_map(Mask::params));
         Plan::one(Launch {
             shader: shader!("layer_norm"),
             values,
             bindings,
-            params: vec![self.rows as u32, self.width() as u32, (1.0 / self.c as f32).to_bits(), eps.to_bits()],
+            params,
             workgroups: self.rows.div_ceil(256 / lanes),
         })
     }
@@ -135,13 +154,15 @@ impl Kernel for LayerNorm {
             [sum] => {
                 let residual = inputs[2 + self.has_bias as usize].f32();
                 let sums = sum.f32().par_chunks_mut(c).zip(residual.par_chunks(c));
-                rows.zip(sums).for_each(|((((y, mean), rstd), x), (sum, residual))| {
+                rows.zip(sums).enumerate().for_each(|(row, ((((y, mean), rstd), x), (sum, residual)))| {
                     vectorized(
                         #[inline(always)]
                         || {
-                            for ((sum, x), residual) in sum.iter_mut().zip(x).zip(residual) {
-                                *sum = x + residual;
+                            match &self.dropout {
+                                Some(mask) => mask.apply_to((row * c) as u32, residual, sum),
+                                None => sum.copy_from_slice(residual),
                             }
+                            sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
                             [*mean, *rstd] = normalize(sum, weight, bias, eps, y);
                         },
                     );
@@ -165,7 +186,7 @@ impl Kernel for LayerNorm {
         bindings.extend(self.has_bias.then_some(Operand::Input(2)));
         let values =
             vec![("mode", "forward".into()), ("has_bias", self.has_bias.into()), ("residual", self.residual.into())];
-        Layout::of(inputs[0]).by_row(values, self.out, bindings, self.eps)
+        Layout::of(inputs[0]).by_row(values, self.out, bindings, self.eps, self.dropout)
     }
 }
 
@@ -184,7 +205,11 @@ impl Op for LayerNorm {
         let Some(dy) = &upstream[0] else {
             let Some(dsum) = dsum else { return Ok(()) };
             grads.give(0, dsum.clone())?;
-            return grads.give(residual, dsum.clone());
+            let dresidual = match self.dropout {
+                Some(mask) => dropout::input_gradient(mask, dsum)?,
+                None => dsum.clone(),
+            };
+            return grads.give(residual, dresidual);
         };
         let (weight, mean, rstd) = (saved.input(1), saved.output(1), saved.output(2));
         let x = if self.residual { saved.output(3) } else { saved.input(0) };
@@ -193,14 +218,16 @@ impl Op for LayerNorm {
         grads.compute_all(parameters, &[dy, x, mean, rstd], |accumulate| WeightGradient { accumulate, has_bias })?;
         let inputs = [dy, x, weight, mean, rstd];
         if !self.residual {
-            return grads.compute(0, &inputs, |accumulate| InputGradient { accumulate, plus: false });
+            return grads.compute(0, &inputs, |accumulate| InputGradient { accumulate, plus: false, dropout: None });
         }
-        // The sum passes its gradient on to both of its terms.
-        let kernel = InputGradient { accumulate: false, plus: dsum.is_some() };
+        let kernel = InputGradient { accumulate: false, plus: dsum.is_some(), dropout: self.dropout };
         let inputs: Vec<&Tensor> = inputs.into_iter().chain(dsum).collect();
-        let dx = run(&kernel, &inputs)?.remove(0);
-        grads.give(0, dx.clone())?;
-        grads.give(residual, dx)
+        let mut gradients = run(&kernel, &inputs)?;
+        let dx = gradients.remove(0);
+        // Without dropout the sum passes the same gradient on to both of its terms.
+        let dresidual = gradients.pop().unwrap_or_else(|| dx.clone());
+        grads.give(0, dx)?;
+        grads.give(residual, dresidual)
     }
 }
 
@@ -222,7 +249,7 @@ impl Kernel for InputGradient {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        Ok(vec![inputs[1].clone()])
+        Ok(vec![inputs[1].clone(); 1 + self.dropout.is_some() as usize])
     }
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
@@ -232,26 +259,41 @@ impl Kernel for InputGradient {
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         let [dy, x, weight, mean, rstd] = [0, 1, 2, 3, 4].map(|i| inputs[i].f32());
         let c = weight.len();
-        let dx = outputs[0].f32();
+        let [dx, dresidual @ ..] = outputs else { unreachable!("there is one output at least") };
+        let dx = dx.f32();
         if self.plus {
             dx.copy_from_slice(inputs[5].f32());
         }
         let add = self.plus || self.accumulate;
         let rows = dx.par_chunks_mut(c).zip(x.par_chunks(c)).zip(dy.par_chunks(c)).zip(mean).zip(rstd);
-        rows.for_each(|((((dx, x), dy), &mean), &rstd)| {
-            vectorized(
-                #[inline(always)]
-                || input_gradient(dy, x, weight, [mean, rstd], add, dx),
-            )
-        });
+        let Some((mask, dresidual)) = self.dropout.zip(dresidual.first_mut()) else {
+            return rows.for_each(|((((dx, x), dy), &mean), &rstd)| {
+                vectorized(
+                    #[inline(always)]
+                    || input_gradient(dy, x, weight, [mean, rstd], add, dx),
+                )
+            });
+        };
+        rows.zip(dresidual.f32().par_chunks_mut(c)).enumerate().for_each(
+            |(row, (((((dx, x), dy), &mean), &rstd), d))| {
+                vectorized(
+                    #[inline(always)]
+                    || {
+                        input_gradient(dy, x, weight, [mean, rstd], add, dx);
+                        mask.apply_to((row * c) as u32, dx, d);
+                    },
+                )
+            },
+        );
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         let mut bindings: Vec<Operand> = (0..5).map(Operand::Input).collect();
         bindings.push(Operand::Output(0));
         bindings.extend(self.plus.then_some(Operand::Input(5)));
+        bindings.extend(self.dropout.map(|_| Operand::Output(1)));
         let values = vec![("mode", "input".into()), ("accumulate", self.accumulate.into()), ("plus", self.plus.into())];
-        Layout::of(inputs[1]).by_row(values, inputs[0].dtype, bindings, 0.0)
+        Layout::of(inputs[1]).by_row(values, inputs[0].dtype, bindings, 0.0, self.dropout)
     }
 }
 
@@ -355,24 +397,29 @@ impl Tensor {
     /// Those of [`Tensor::layer_norm`].
     pub fn layer_norm_to(&self, out: DType, weight: &Tensor, bias: Option<&Tensor>, eps: f32) -> Result<Tensor> {
         let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).collect();
-        let op = LayerNorm { eps, has_bias: bias.is_some(), residual: false, out };
+        let op = LayerNorm { eps, has_bias: bias.is_some(), residual: false, dropout: None, out };
         Ok(apply(op, &inputs)?.remove(0))
     }
 
     /// The sum of this tensor and `residual`, and that sum normalized as by [`Tensor::layer_norm_to`]: both (..., C).
+    /// `dropout` drops elements of the residual, those that [`Tensor::dropout`] would.
     ///
     /// # Errors
-    /// If a tensor is not f32, `residual` has another shape, or the weight or bias is not of shape (C).
+    /// If a tensor is not f32, `residual` has another shape, the weight or bias is not of shape (C), or the probability of
+    /// dropout is not in 0..1.
     pub fn add_layer_norm(
         &self,
         residual: &Tensor,
+        dropout: Option<(f32, Key)>,
         out: DType,
         weight: &Tensor,
         bias: Option<&Tensor>,
         eps: f32,
     ) -> Result<(Tensor, Tensor)> {
         let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).chain([residual]).collect();
-        let mut outputs = apply(LayerNorm { eps, has_bias: bias.is_some(), residual: true, out }, &inputs)?;
+        let dropout = dropout.map(|(p, key)| Mask::new("layer_norm", p, key)).transpose()?;
+        let op = LayerNorm { eps, has_bias: bias.is_some(), residual: true, dropout, out };
+        let mut outputs = apply(op, &inputs)?;
         Ok((outputs.remove(3), outputs.remove(0)))
     }
 }

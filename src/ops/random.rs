@@ -14,6 +14,7 @@ impl Key {
     }
 
     /// 32 random bits; `random_bits` in `shaders/common.wgsl`.
+    #[inline(always)]
     pub fn bits(self, counter: u32) -> u32 {
         mix_bits(mix_bits(counter ^ self.0[0]) ^ self.0[1])
     }
@@ -33,6 +34,7 @@ pub fn splitmix64(state: &mut u64) -> u64 {
 }
 
 /// "lowbias32" (Wellons 2018): every input bit flips every output bit with probability 0.5 +- 0.0002.
+#[inline(always)]
 pub fn mix_bits(value: u32) -> u32 {
     let x = (value ^ (value >> 16)).wrapping_mul(0x7feb_352d);
     let x = (x ^ (x >> 15)).wrapping_mul(0x846c_a68b);
