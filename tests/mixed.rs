@@ -10,8 +10,7 @@ use rustyflow::{DType, Device, Tensor};
 fn devices() -> Vec<Device> {
     let choice = AdapterChoice { allow_software: true, ..AdapterChoice::default() };
     let gpu = match Gpu::open(&choice) {
-        Ok(gpu) if gpu.limits().f16 => Some(Device::Gpu(gpu)),
-        Ok(_) => None,
+        Ok(gpu) => Some(Device::Gpu(gpu)).filter(Device::has_f16),
         Err(error) => {
             assert!(std::env::var_os("RUSTYFLOW_REQUIRE_GPU").is_none(), "a GPU is required: {error}");
             None

@@ -81,8 +81,7 @@ fn gpu_agrees_with_cpu() {
     let Some(gpu) = common::gpu() else { return };
     let mut failures = Vec::new();
     // WebGPU's default limits do not include f16: it is refused there, which tests/row_ops.rs checks.
-    let f16 = matches!(&gpu, Device::Gpu(gpu) if gpu.limits().f16);
-    for case in cases::all().into_iter().filter(|c| f16 || !c.f16) {
+    for case in cases::all().into_iter().filter(|c| gpu.has_f16() || !c.f16) {
         let (y, grads) = forward_and_backward(&case, &Device::Cpu, Input::Leaf);
         // The gradient is the same, but other kernels compute it.
         for (device, kind) in [(&gpu, Input::Leaf), (&gpu, Input::Intermediate), (&Device::Cpu, Input::Intermediate)] {

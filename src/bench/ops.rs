@@ -62,10 +62,9 @@ pub fn measure_peaks(device: &Device, sizes: &Sizes) -> Result<Peaks> {
         products(dtype, sizes.square, sizes.square, sizes.square).into_iter().chain([wide]).collect()
     };
     let tflops = |k: &KernelTotal| k.flops / k.seconds / 1e12;
-    let has_f16 = matches!(device, Device::Gpu(gpu) if gpu.limits().f16);
     Ok(Peaks {
         tflops: best(large(DType::F32), tflops)?,
-        f16_tflops: has_f16.then(|| best(large(DType::F16), tflops)).transpose()?,
+        f16_tflops: device.has_f16().then(|| best(large(DType::F16), tflops)).transpose()?,
         gb_per_s: best(Row::streams(sizes.stream), |k| k.bytes / k.seconds / 1e9)?,
     })
 }

@@ -21,8 +21,6 @@ pub struct StepCase {
 #[derive(Debug, Clone, Serialize)]
 pub struct StepTiming {
     pub case: &'static str,
-    /// "f32" or "mixed".
-    pub precision: &'static str,
     pub batch_size: usize,
     pub context: usize,
     pub ms_per_step: f64,
@@ -118,7 +116,6 @@ pub fn time_step(case: &StepCase, device: &Device, products: DType, steps: usize
     let report = Report::new(&measured, total, 1.0, memory);
     Ok(StepTiming {
         case: case.name,
-        precision: if products == DType::F16 { "mixed" } else { "f32" },
         batch_size: case.batch_size,
         context: config.block_size,
         ms_per_step: 1e3 * median,

@@ -6,8 +6,8 @@ use crate::bench::{
     time_generate, time_row, time_step,
 };
 use crate::config::{DeviceConfig, Precision};
-use crate::train::{check_precision, describe};
-use crate::{DType, Device, Error};
+use crate::train::{check_precision, describe, operands};
+use crate::{DType, Error};
 use anyhow::{Result, bail};
 use std::fs::File;
 use std::io::Write;
@@ -109,12 +109,11 @@ fn ops(args: &OpsArgs) -> Result<()> {
     }
     let device = device::open_measured(&args.device.over(&DeviceConfig::default()))?;
     let sizes = args.sizes.unwrap_or_else(|| Sizes::for_device(&device));
-    let has_f16 = matches!(&device, Device::Gpu(gpu) if gpu.limits().f16);
     let rows = match &args.shape[..] {
         [] => select(&sizes, &args.only)?,
         shapes => {
             let of = |dtype| shapes.iter().flat_map(move |&[m, n, k]| products(dtype, m, n, k));
-            [DType::F32].into_iter().chain(has_f16.then_some(DType::F16)).flat_map(of).collect()
+            [DType::F32].into_iter().chain(device.has_f16().then_some(DType::F16)).flat_map(of).collect()
         }
     };
     let peaks = measure_peaks(&device, &sizes)?;
@@ -135,7 +134,7 @@ fn ops(args: &OpsArgs) -> Result<()> {
     let mut wrong = Vec::new();
     for row in &rows {
         let name = format!("{} {}", row.op, row.shape);
-        if row.f16 && !has_f16 {
+        if row.f16 && !device.has_f16() {
             output::note(format_args!("{name}: left out, this device has no 16-bit floats"));
             continue;
         }
@@ -229,17 +228,19 @@ fn step(args: &StepArgs) -> Result<()> {
     // Created before anything is measured: a path that cannot be written should fail now.
     let create = |path: &PathBuf| File::create(path).map_err(|e| Error::io("create", path, e));
     let svg_file = args.svg.as_ref().map(create).transpose()?;
-    let products = if args.precision == Precision::Mixed { DType::F16 } else { DType::F32 };
     let mut timings = Vec::new();
     for case in &cases {
         // A fresh device for each case, so that its peak memory is its own.
         let device = device::open_measured(&args.device.over(&DeviceConfig::default()))?;
         check_precision(args.precision, &device).map_err(|why| Error::Invalid(format!("--precision: {why}")))?;
-        let timing = time_step(case, &device, products, args.steps as usize, args.rounds as usize)?;
+        let (steps, rounds) = (args.steps as usize, args.rounds as usize);
+        let timing = time_step(case, &device, operands(args.precision), steps, rounds)?;
         if args.json {
-            output::line(serde_json::to_value(&timing)?)?;
+            let mut object = serde_json::to_value(&timing)?;
+            object["precision"] = args.precision.as_str().into();
+            output::line(object)?;
         } else {
-            output::line(step_line(&timing))?;
+            output::line(step_line(&timing, args.precision))?;
             if args.profile {
                 output::line(timing.report.text())?;
             }
@@ -253,11 +254,10 @@ fn step(args: &StepArgs) -> Result<()> {
     Ok(())
 }
 
-fn step_line(t: &StepTiming) -> String {
+fn step_line(t: &StepTiming, precision: Precision) -> String {
     format!(
-        "rustyflow {} {} B={} T={}: {:.3} ms/step, {:.0} tok/s, {:.2} us/token, {}loss {:.4}, host {:.1}%",
+        "rustyflow {} {precision} B={} T={}: {:.3} ms/step, {:.0} tok/s, {:.2} us/token, {}loss {:.4}, host {:.1}%",
         t.case,
-        t.precision,
         t.batch_size,
         t.context,
         t.ms_per_step,

@@ -69,8 +69,9 @@ impl Tensor {
             return Err(Error::DType { op: "cast", expected: "f32 or f16", got: DType::U32.name() });
         }
         // Before the launch: a shader that needs f16 would not compile.
-        match self.device() {
-            Device::Gpu(gpu) if !gpu.limits().f16 => Err(Error::GpuLimit {
+        let device = self.device();
+        match &device {
+            Device::Gpu(gpu) if !device.has_f16() => Err(Error::GpuLimit {
                 what: "a tensor of type f16".into(),
                 needed: "16-bit floats in shaders".into(),
                 adapter: gpu.info().name.clone(),

@@ -23,6 +23,11 @@ impl Device {
         }
     }
 
+    /// Whether its kernels load and store f16. The CPU's compute on copies that are f32, which saves nothing.
+    pub fn has_f16(&self) -> bool {
+        matches!(self, Device::Gpu(gpu) if gpu.limits().f16)
+    }
+
     pub(crate) fn alloc(&self, size_bytes: usize) -> Result<Storage> {
         Ok(match self {
             Device::Cpu => Storage::Cpu(CpuSlice::alloc(size_bytes)),

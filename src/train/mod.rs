@@ -16,6 +16,7 @@ mod guard;
 mod lock;
 mod log;
 mod manifest;
+mod precision;
 mod prepare;
 mod resume;
 mod run_folder;
@@ -29,13 +30,14 @@ pub use checkpoints::{Found, find_checkpoint};
 pub use evaluate::{Evaluation, Windows, evaluate};
 pub use events::{Event, Start, Step, Summary};
 pub use log::TRAINING_LOG;
+pub use precision::{check_precision, describe_precision, operands};
 pub use resume::run_config;
 pub use run_folder::{RunFolder, newest_run, newest_unfinished_run};
 pub use size::check_size;
 pub use state::{Best, DataHash, Evaluated, GuardState, TrainerState};
 pub use verify::{Verified, verify_resume};
 
-use crate::config::{Precision, Resolved};
+use crate::config::Resolved;
 use crate::data::Tokenizer;
 use crate::{Device, Error, Result};
 use std::path::Path;
@@ -116,29 +118,4 @@ pub fn describe(device: &Device) -> String {
         Device::Cpu => format!("cpu ({} threads)", crate::cpu::threads()),
         Device::Gpu(gpu) => format!("gpu:{} {} ({})", gpu.info().index, gpu.info().name, gpu.info().backend),
     }
-}
-
-/// What products are computed in: "f32", or of mixed precision what the device has for it.
-pub fn describe_precision(precision: Precision, device: &Device) -> String {
-    match device {
-        Device::Gpu(gpu) if precision == Precision::Mixed => match gpu.limits().matrix_units {
-            0 => "mixed: f16 stored, products in f32, as this GPU shows no matrix units".into(),
-            side => format!("mixed: products of f16 on matrix units of {side} x {side}, added up in f32"),
-        },
-        _ => "f32".into(),
-    }
-}
-
-/// Whether a device can train in this precision.
-///
-/// # Errors
-/// If not, why.
-pub fn check_precision(precision: Precision, device: &Device) -> std::result::Result<(), String> {
-    let why = match device {
-        _ if precision == Precision::F32 => return Ok(()),
-        Device::Cpu => "this run is on the CPU, which would be no faster".to_string(),
-        Device::Gpu(gpu) if !gpu.limits().f16 => format!("{} does not", gpu.info().name),
-        Device::Gpu(_) => return Ok(()),
-    };
-    Err(format!("\"mixed\" needs a GPU that stores 16-bit floats, and {why}; use \"f32\""))
 }

@@ -8,15 +8,15 @@ use super::run_folder::{METRICS, RunFolder};
 use super::state::{DataHash, TrainerState};
 use super::trainer::Trainer;
 use super::writer::Writer;
-use super::{Setting, check_precision, check_size, describe, describe_precision, prompt_ids, size};
-use crate::config::{self, Config, OptimizerKind, Precision, Resolved, TrainLength};
+use super::{Setting, check_precision, check_size, describe, describe_precision, operands, prompt_ids, size};
+use crate::config::{self, Config, OptimizerKind, Resolved, TrainLength};
 use crate::data::{Corpus, Loader, Tokenizer, TokenizerSpec};
 use crate::generate::check_prompt;
 use crate::nn::checkpoint::load;
 use crate::nn::{Gpt, GptConfig};
 use crate::optim::{Kind, LearningRate, Optimizer, Parameters, Schedule};
 use crate::profile;
-use crate::{DType, Device, Error, Result};
+use crate::{Device, Error, Result};
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
@@ -260,8 +260,7 @@ fn learning_rate(config: &Config, total_steps: usize) -> LearningRate {
 
 /// The model with its parameters on the device, and their optimizer.
 fn on_device(mut model: Gpt, config: &Config, device: &Device) -> Result<(Gpt, Parameters, Optimizer)> {
-    let products = if config.device.precision == Precision::Mixed { DType::F16 } else { DType::F32 };
-    let parameters = Parameters::gather(&mut model, device, products)?;
+    let parameters = Parameters::gather(&mut model, device, operands(config.device.precision))?;
     let o = &config.optimizer;
     let kind = match o.kind {
         OptimizerKind::AdamW => Kind::AdamW { beta1: o.beta1, beta2: o.beta2, eps: o.eps },
