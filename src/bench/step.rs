@@ -61,7 +61,7 @@ pub fn time_step(case: &StepCase, device: &Device, products: DType, steps: usize
     /// Steps before the clock starts: shaders are compiled, buffers pooled, caches filled.
     const WARM_UP: usize = 3;
     let config = &case.config;
-    check_size(config, case.batch_size * config.block_size, device)?;
+    check_size(config, case.batch_size * config.block_size, products, device)?;
     let mut model = Gpt::new(config.clone(), 0)?;
     let parameters = Parameters::gather(&mut model, device, products)?;
     let kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };

@@ -4,7 +4,7 @@ use super::output;
 use crate::data::Tokenizer;
 use crate::nn::{Gpt, Module, checkpoint};
 use crate::train::{Found, check_size, find_checkpoint, newest_run};
-use crate::{Device, Error};
+use crate::{DType, Device, Error};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 
@@ -31,7 +31,7 @@ pub fn load(path: Option<&Path>, device: &Device) -> Result<(Gpt, Tokenizer, Pat
         }
         .into());
     }
-    check_size(&model.config, model.config.block_size, device)?;
+    check_size(&model.config, model.config.block_size, DType::F32, device)?;
     model.to_device(device)?;
     Ok((model, tokenizer, folder))
 }

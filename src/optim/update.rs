@@ -31,6 +31,16 @@ pub enum Kind {
     Sgd { momentum: f64 },
 }
 
+impl Kind {
+    /// How many numbers it remembers of each parameter.
+    pub fn moments(&self) -> usize {
+        match self {
+            Kind::AdamW { .. } | Kind::Adam { .. } => 2,
+            Kind::Sgd { .. } => 1,
+        }
+    }
+}
+
 /// An optimizer and what it remembers.
 pub struct Optimizer {
     pub(super) kind: Kind,
@@ -39,7 +49,7 @@ pub struct Optimizer {
     grad_clip: f64,
     /// Updates done so far.
     pub(super) steps: u64,
-    /// m (the momentum of SGD) and v (empty for SGD).
+    /// m (the momentum of SGD) and v (for SGD m again, unused).
     pub(super) moments: [Tensor; 2],
     /// In mixed precision.
     pub(super) loss_scale: Option<LossScale>,
@@ -56,9 +66,8 @@ impl Optimizer {
         let device = parameters.values.device();
         let zeros =
             || memory_kind(MemoryKind::OptimizerState, || Tensor::zeros([parameters.len()], DType::F32, &device));
-        let second = if matches!(kind, Kind::Sgd { .. }) { None } else { Some(zeros()?) };
         let first = zeros()?;
-        let moments = [first.clone(), second.unwrap_or(first)];
+        let moments = [first.clone(), if kind.moments() == 2 { zeros()? } else { first }];
         let loss_scale = parameters.halves.is_some().then(|| LossScale::new(&device)).transpose()?;
         let skipped = Tensor::zeros([1], DType::U32, &device)?;
         Ok(Optimizer { kind, weight_decay, grad_clip, steps: 0, moments, loss_scale, skipped })
@@ -105,7 +114,7 @@ impl Optimizer {
             let (m, v) = (piece(&self.moments[0], range), piece(&self.moments[1], range));
             let half = parameters.halves.as_ref().map(|halves| piece(halves, range));
             let mut outputs = vec![&value, &m];
-            if !matches!(self.kind, Kind::Sgd { .. }) {
+            if self.kind.moments() == 2 {
                 outputs.push(&v);
             }
             outputs.push(&self.skipped);

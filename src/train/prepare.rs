@@ -99,8 +99,8 @@ impl<'a> Trainer<'a> {
             tie_embeddings: config.model.tie_embeddings,
         };
         check_prompt(&shape, &prompt_ids(&data.tokenizer, &config.generate.prompt)?)?;
-        check_size(&shape, t.batch_size * block_size, &setting.device)?;
-        size::check_memory(&shape, &setting.device)?;
+        check_size(&shape, t.batch_size * block_size, operands(config.device.precision), &setting.device)?;
+        size::check_memory(&shape, &optimizer_kind(config), &setting.device)?;
         let state = match checkpoint {
             // What follows is of this version and this device.
             Some(Checkpoint { state, .. }) => {
@@ -261,12 +261,16 @@ fn learning_rate(config: &Config, total_steps: usize) -> LearningRate {
 /// The model with its parameters on the device, and their optimizer.
 fn on_device(mut model: Gpt, config: &Config, device: &Device) -> Result<(Gpt, Parameters, Optimizer)> {
     let parameters = Parameters::gather(&mut model, device, operands(config.device.precision))?;
+    let (decay, clip) = (config.optimizer.weight_decay, config.train.grad_clip);
+    let optimizer = Optimizer::new(&parameters, optimizer_kind(config), decay, clip)?;
+    Ok((model, parameters, optimizer))
+}
+
+fn optimizer_kind(config: &Config) -> Kind {
     let o = &config.optimizer;
-    let kind = match o.kind {
+    match o.kind {
         OptimizerKind::AdamW => Kind::AdamW { beta1: o.beta1, beta2: o.beta2, eps: o.eps },
         OptimizerKind::Adam => Kind::Adam { beta1: o.beta1, beta2: o.beta2, eps: o.eps },
         OptimizerKind::Sgd => Kind::Sgd { momentum: o.momentum },
-    };
-    let optimizer = Optimizer::new(&parameters, kind, o.weight_decay, config.train.grad_clip)?;
-    Ok((model, parameters, optimizer))
+    }
 }
