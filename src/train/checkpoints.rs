@@ -34,7 +34,8 @@ impl Checkpoints {
     /// newest `keep_last` stay.
     ///
     /// # Errors
-    /// If a file cannot be written. The checkpoints from before are then as they were.
+    /// If a file cannot be written, with the checkpoints from before as they were; or if one that is not to stay cannot be
+    /// removed.
     pub(super) fn save(&self, request: Request) -> Result<PathBuf> {
         let Request { snapshot, metrics, best, keep_last } = request;
         let step = snapshot.state.step;
@@ -45,12 +46,26 @@ impl Checkpoints {
             if best {
                 self.point("best", step)?;
             }
-            self.prune(step, keep_last)
+            Ok(())
         });
-        match saved {
-            Ok(()) => Ok(target),
-            Err(error) => Err(self.explain(error, step)),
-        }
+        saved.map_err(|error| {
+            let kept = match checkpoints(&self.run).last() {
+                Some((step, _)) => format!("the checkpoint of step {step} is untouched"),
+                None => "there is no checkpoint from before".into(),
+            };
+            let what = format!("the checkpoint of step {step} could not be saved: {error}; {kept}");
+            self.failed(&what, "Make room or make the folder writable")
+        })?;
+        self.prune(step, keep_last).map_err(|error| {
+            let what = format!("the checkpoint of step {step} is saved, but an old one is still there: {error}");
+            self.failed(&what, "Make the folder writable")
+        })?;
+        Ok(target)
+    }
+
+    fn failed(&self, what: &str, advice: &str) -> Error {
+        let message = format!("{what}. {advice}, then go on with `rustyflow train --resume {}`", self.run.display());
+        Error::Checkpoint { path: self.run.clone(), message }
     }
 
     /// Goes back to the checkpoint of a step: it becomes the `last`, and the `best` is the one that was the best then.
@@ -68,20 +83,6 @@ impl Checkpoints {
     /// Makes the checkpoint of a step the `last` or the `best`.
     fn point(&self, pointer: &str, step: usize) -> Result<()> {
         files::replace(&self.run.join(pointer), format!("{}\n", checkpoint_name(step)).as_bytes())
-    }
-
-    /// What to do about a checkpoint that could not be saved.
-    fn explain(&self, error: Error, step: usize) -> Error {
-        let kept = match checkpoints(&self.run).last() {
-            Some((step, _)) => format!("the checkpoint of step {step} is untouched"),
-            None => "there is no checkpoint from before".into(),
-        };
-        let message = format!(
-            "the checkpoint of step {step} could not be saved: {error}; {kept}. Make room or make the folder writable, \
-             then go on with `rustyflow train --resume {}`",
-            self.run.display()
-        );
-        Error::Checkpoint { path: self.run.clone(), message }
     }
 
     /// Removes what is older than the newest `keep_last` up to `step`, other than `best`; and what is newer than `step`,

@@ -79,9 +79,9 @@ fn resumes_from(run: &Path) -> (usize, String) {
 
 #[test]
 fn whatever_request_a_full_disk_refuses_there_is_a_good_checkpoint_and_an_error_that_says_so() {
-    // Of a new checkpoint, and of one that takes the place of another of its step.
-    for (before, step) in [(&[1, 2][..], 3), (&[1, 3][..], 3)] {
-        let mut requests = 0;
+    // Of a new checkpoint, of one that takes the place of another of its step, and of one after which another goes.
+    for (before, step, removes) in [(&[1, 2][..], 3, false), (&[1, 3][..], 3, false), (&[1, 2, 3][..], 4, true)] {
+        let (mut requests, mut not_removed) = (0, 0);
         loop {
             let dir = run(before);
             let run = dir.path();
@@ -93,10 +93,15 @@ fn whatever_request_a_full_disk_refuses_there_is_a_good_checkpoint_and_an_error_
                 break;
             };
             let Error::Checkpoint { message, .. } = &error else { panic!("{error}") };
-            assert!(message.contains(&format!("the checkpoint of step {step} could not be saved: cannot ")), "{error}");
-            assert!(message.contains("--resume"), "{error}");
+            let is_saved =
+                format!("the checkpoint of step {step} is saved, but an old one is still there: cannot remove ");
+            let is_saved = message.contains(&is_saved);
+            not_removed += is_saved as usize;
+            let is_not = message.contains(&format!("the checkpoint of step {step} could not be saved: cannot "));
+            assert!(is_saved != is_not && message.contains("--resume"), "{error}");
             let (resumed, notes) = resumes_from(run);
-            assert!(resumed == step || resumed == before[1], "after request {requests}: {resumed}");
+            let expected = resumed == step || (is_not && Some(&resumed) == before.last());
+            assert!(expected, "after request {requests}: {resumed}");
             assert_eq!(notes, "", "after request {requests}: what is there is whole");
             assert!(
                 save(run, step).is_ok() && resumes_from(run).0 == step,
@@ -106,6 +111,7 @@ fn whatever_request_a_full_disk_refuses_there_is_a_good_checkpoint_and_an_error_
         }
         // A folder, 7 files of 3 requests each, the folder's names, a rename, the pointer's 5, and what is old.
         assert!(requests >= 30, "{requests} requests of step {step} after {before:?}");
+        assert_eq!(not_removed, removes as usize, "of step {step} after {before:?}");
     }
 }
 
