@@ -43,11 +43,9 @@ struct Context {
 }
 
 /// What a driver reports outside a call.
-#[derive(Clone)]
 enum Fault {
-    OutOfMemory,
     Lost(String),
-    Other(String),
+    Reported { message: String, out_of_memory: bool },
 }
 
 /// The commands recorded since the last submit.
@@ -112,10 +110,8 @@ impl Gpu {
         let fault = Arc::new(Mutex::new(None));
         let sink = fault.clone();
         device.on_uncaptured_error(Arc::new(move |e: wgpu::Error| {
-            let fault = match e {
-                wgpu::Error::OutOfMemory { .. } => Fault::OutOfMemory,
-                other => Fault::Other(other.to_string()),
-            };
+            let out_of_memory = matches!(e, wgpu::Error::OutOfMemory { .. });
+            let fault = Fault::Reported { message: e.to_string(), out_of_memory };
             sink.lock().unwrap_or_else(|p| p.into_inner()).get_or_insert(fault);
         }));
         let sink = fault.clone();
@@ -183,14 +179,19 @@ impl Gpu {
                 hint: "use a smaller model or batch, or --device cpu".into(),
             });
         }
-        match self.0.pool.take(size, |size| self.create_buffer(size)) {
-            // What the pool keeps for other sizes may be enough. The GPU must be done with it first.
+        self.make_room(|| self.0.pool.take(size, |size| self.create_buffer(size)))
+    }
+
+    /// What `make` makes. If there is no memory for it, once more without what the pool keeps for other sizes.
+    fn make_room<T>(&self, make: impl Fn() -> Result<T>) -> Result<T> {
+        match make() {
             Err(Error::OutOfMemory { .. }) => {
+                // The GPU must be done with it first.
                 self.synchronize()?;
                 self.0.recorder.borrow_mut().pipelines.forget_bind_groups();
                 self.0.pool.release_free();
                 self.0.device.poll(wgpu::PollType::Poll).map_err(|e| Error::Gpu(e.to_string()))?;
-                self.0.pool.take(size, |size| self.create_buffer(size))
+                make()
             }
             result => result,
         }
@@ -200,15 +201,9 @@ impl Gpu {
         if self.0.pool.stats().reserved_bytes + size > self.0.memory_bytes {
             return Err(self.out_of_memory(size));
         }
-        self.check()?;
-        let buffer = self.0.device.create_buffer(&wgpu::BufferDescriptor {
-            label: None,
-            size: size as u64,
-            usage: wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST,
-            mapped_at_creation: false,
-        });
-        self.check_made(size)?;
-        Ok(buffer)
+        let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
+        let descriptor = wgpu::BufferDescriptor { label: None, size: size as u64, usage, mapped_at_creation: false };
+        self.made(size, || self.0.device.create_buffer(&descriptor))
     }
 
     fn out_of_memory(&self, needed_bytes: usize) -> Error {
@@ -216,17 +211,17 @@ impl Gpu {
         Error::OutOfMemory { adapter: self.0.info.name.clone(), needed_bytes, used_bytes }
     }
 
-    /// Whether a buffer that was just asked for could be made: that is reported at once.
-    fn check_made(&self, size: usize) -> Result<()> {
-        let mut fault = self.0.fault.lock().unwrap_or_else(|p| p.into_inner());
-        if matches!(*fault, Some(Fault::OutOfMemory)) {
-            // Over as soon as it is known: a smaller one may fit.
-            *fault = None;
-            drop(fault);
+    /// The buffer of `size` bytes that `make` asks for. Whether there is memory for it is reported at once.
+    fn made<T>(&self, size: usize, make: impl FnOnce() -> T) -> Result<T> {
+        self.check()?;
+        let buffer = make();
+        // Over as soon as it is known: a smaller one may fit. Memory that runs out elsewhere is an error like any other.
+        let out_of_memory = |fault: &mut Fault| matches!(fault, Fault::Reported { out_of_memory: true, .. });
+        if self.0.fault.lock().unwrap_or_else(|p| p.into_inner()).take_if(out_of_memory).is_some() {
             return Err(self.out_of_memory(size));
         }
-        drop(fault);
-        self.check()
+        self.check()?;
+        Ok(buffer)
     }
 
     /// Makes the device one that is lost, as if its driver had ended.
@@ -324,8 +319,8 @@ impl Gpu {
     /// # Errors
     /// If there is no memory to read into, or the driver reported an error.
     pub fn download_later(&self, slice: &GpuSlice) -> Result<Pending> {
-        let staging = Staging::new(&self.0.device, slice.size, &self.0.spares);
-        self.check_made(slice.size)?;
+        let make = || Staging::new(&self.0.device, slice.size, &self.0.spares);
+        let staging = self.make_room(|| self.made(slice.size, make))?;
         let mut recorder = self.0.recorder.borrow_mut();
         recorder.encoder(&self.0.device).copy_buffer_to_buffer(
             slice.buffer.raw(),
@@ -433,10 +428,9 @@ impl Gpu {
 
     /// The first error that the driver reported, if any.
     fn check(&self) -> Result<()> {
-        match self.0.fault.lock().unwrap_or_else(|p| p.into_inner()).clone() {
-            Some(Fault::Lost(message)) => Err(Error::DeviceLost(message)),
-            Some(Fault::Other(message)) => Err(Error::Gpu(message)),
-            Some(Fault::OutOfMemory) => Err(Error::Gpu("out of memory".into())),
+        match &*self.0.fault.lock().unwrap_or_else(|p| p.into_inner()) {
+            Some(Fault::Lost(message)) => Err(Error::DeviceLost(message.clone())),
+            Some(Fault::Reported { message, .. }) => Err(Error::Gpu(message.clone())),
             None => Ok(()),
         }
     }
@@ -451,5 +445,34 @@ impl Drop for Recorder {
 impl fmt::Debug for Gpu {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "gpu:{}", self.0.info.index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_without_memory_is_made_once_the_pool_has_given_its_own_back() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        drop(gpu.alloc(1000).unwrap());
+        let report = |out_of_memory| {
+            let fault = Fault::Reported { message: "a test".into(), out_of_memory };
+            *gpu.0.fault.lock().unwrap() = Some(fault);
+        };
+        let made = gpu.make_room(|| {
+            gpu.made(7, || {
+                if gpu.memory().reserved_bytes > 0 {
+                    report(true);
+                }
+            })
+        });
+        assert!(made.is_ok(), "{made:?}");
+        let made = gpu.make_room(|| gpu.made(7, || report(true)));
+        assert!(matches!(made, Err(Error::OutOfMemory { needed_bytes: 7, .. })), "{made:?}");
+        // It is over then.
+        gpu.alloc(1000).unwrap();
+        let made = gpu.make_room(|| gpu.made(7, || report(false)));
+        assert!(matches!(&made, Err(Error::Gpu(message)) if message == "a test"), "{made:?}");
     }
 }

@@ -9,7 +9,7 @@ use crate::nn::GptConfig;
 use crate::nn::checkpoint::Weights;
 use crate::optim::{Moments, Optimizer, Parameters};
 use crate::tensor::{Bytes, Reading};
-use crate::{Result, Tensor};
+use crate::{Error, Result, Tensor};
 
 /// Something on its way from the device.
 pub(super) enum Awaited {
@@ -42,7 +42,15 @@ enum Arrival {
 
 impl Arrival {
     fn of(tensor: &Tensor) -> Result<Arrival> {
-        Ok(Arrival::Coming(tensor.read_later()?))
+        tensor.read_later().map(Arrival::Coming).map_err(|error| match error {
+            // Nothing to compute a step anew for in smaller batches: the update is made, and what the pass took given back.
+            Error::OutOfMemory { .. } => {
+                let text = error.to_string();
+                let why = text.lines().next().unwrap_or_default();
+                Error::Gpu(format!("the numbers of a step or a checkpoint could not be read from it: {why}"))
+            }
+            error => error,
+        })
     }
 
     fn arrive(&mut self) -> Result<bool> {
