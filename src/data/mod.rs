@@ -8,13 +8,17 @@
 //! Nothing here knows of tensors or devices: ids leave as `u32`.
 
 mod corpus;
+mod datasets;
 mod download;
+mod eval_windows;
 mod loader;
 mod tokenizer;
 
 pub use corpus::Corpus;
-pub use download::{DATASETS, Dataset, fetch};
-pub use loader::{Batch, EvalWindows, IGNORE_INDEX, Loader, Position, eval_windows};
+pub use datasets::{DATASETS, Dataset};
+pub use download::fetch;
+pub use eval_windows::{EvalWindows, eval_windows};
+pub use loader::{Batch, IGNORE_INDEX, Loader, Position};
 pub use tokenizer::{TextStream, Tokenizer, TokenizerSpec};
 
 /// The program that writes the sample, so that a test can compare what it makes with what ships.
