@@ -36,8 +36,9 @@ impl Mask {
     /// y = x after dropout, for the elements of numbers `first` and up. Numbers count modulo 2^32, as they do in kernels.
     #[inline(always)]
     pub fn apply_to(&self, first: u32, x: &[f32], y: &mut [f32]) {
+        let Mask { threshold, scale, key } = *self;
         for (i, (y, x)) in y.iter_mut().zip(x).enumerate() {
-            *y = if self.key.bits(first.wrapping_add(i as u32)) >= self.threshold { x * self.scale } else { 0.0 };
+            *y = if key.bits(first.wrapping_add(i as u32)) >= threshold { x * scale } else { 0.0 };
         }
     }
 
