@@ -505,4 +505,29 @@ mod tests {
         assert!(best(transposed, 16_384, 768, 3072, &limits).transpose_b);
         assert!(!best(transposed, 64, 768, 3072, &limits).transpose_b);
     }
+
+    #[test]
+    fn so_does_that_of_matrix_units() {
+        let limits = Limits {
+            binding_bytes: 1 << 30,
+            workgroup_bytes: 48 << 10,
+            workgroup_threads: 1024,
+            f16: true,
+            subgroup_size: 32,
+            matrix_units: 16,
+            ..Limits::WEBGPU_DEFAULT
+        };
+        let best = |trans_a, trans_b, m, n, k| {
+            let kernel = MatMul { trans_a, trans_b, out: DType::F16, ..MatMul::default() };
+            let d = Dims { batch: 1, m, n, k, stride_a: 0, stride_b: 0 };
+            let Choice { tile, splits, transpose_b } = Choice::best(&kernel, &d, DType::F16, &limits);
+            (tile.units, tile.bm, tile.bn, splits, transpose_b)
+        };
+        assert_eq!(best(false, false, 16_384, 3072, 768), (true, 128, 128, 1, false));
+        assert_eq!(best(false, true, 16_384, 3072, 768), (true, 128, 128, 1, true));
+        assert_eq!(best(false, false, 2048, 128, 128), (true, 64, 64, 1, false));
+        assert_eq!(best(true, false, 768, 3072, 16_384), (true, 128, 128, 5, false)); // 720 workgroups: two for each of 396 slots
+        // Rows that are no whole vectors.
+        assert!(!best(false, false, 16_384, 65, 384).0);
+    }
 }

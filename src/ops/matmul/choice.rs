@@ -32,6 +32,8 @@ pub(super) struct Tile {
     /// What a last, incomplete round costs at least, of a full one: the fewer workgroups share a multiprocessor, the
     /// less can the others hurry when one of them is missing.
     tail: f64,
+    /// Microseconds that a round takes besides the products: to begin, and to bring the result out.
+    ends: f64,
 }
 
 impl Tile {
@@ -48,6 +50,7 @@ impl Tile {
             rates: [49.0, 45.0, 49.8, 43.0],
             slots: 132.0,
             tail: 1.0,
+            ends: 0.0,
         },
         Tile {
             bm: 256,
@@ -59,6 +62,7 @@ impl Tile {
             rates: [47.5, 45.0, 49.5, 43.0],
             slots: 132.0,
             tail: 1.0,
+            ends: 0.0,
         },
         Tile {
             bm: 128,
@@ -70,6 +74,7 @@ impl Tile {
             rates: [45.0, 45.5, 49.0, 43.0],
             slots: 264.0,
             tail: 1.0,
+            ends: 0.0,
         },
         Tile {
             bm: 64,
@@ -81,6 +86,7 @@ impl Tile {
             rates: [43.0, 39.5, 37.0, 36.0],
             slots: 528.0,
             tail: 0.5,
+            ends: 0.0,
         },
         Tile {
             bm: 64,
@@ -92,6 +98,7 @@ impl Tile {
             rates: [35.0, 33.5, 37.0, 33.0],
             slots: 800.0,
             tail: 0.25,
+            ends: 0.0,
         },
         Tile {
             bm: 32,
@@ -103,6 +110,7 @@ impl Tile {
             rates: [14.0, 14.0, 14.0, 14.0],
             slots: 1600.0,
             tail: 0.1,
+            ends: 0.0,
         },
     ];
 
@@ -115,9 +123,10 @@ impl Tile {
             tm: 64,
             tn: 64,
             units: true,
-            rates: [245.0, 240.0, 270.0, 190.0],
+            rates: [272.0, 150.0, 283.0, 140.0],
             slots: 396.0,
-            tail: 0.7,
+            tail: 0.9,
+            ends: 16.0,
         },
         Tile {
             bm: 128,
@@ -126,9 +135,10 @@ impl Tile {
             tm: 64,
             tn: 32,
             units: true,
-            rates: [180.0, 175.0, 248.0, 160.0],
+            rates: [206.0, 165.0, 250.0, 150.0],
             slots: 660.0,
-            tail: 0.5,
+            tail: 1.0,
+            ends: 10.0,
         },
         Tile {
             bm: 64,
@@ -137,9 +147,10 @@ impl Tile {
             tm: 32,
             tn: 32,
             units: true,
-            rates: [155.0, 152.0, 195.0, 140.0],
+            rates: [165.0, 145.0, 200.0, 130.0],
             slots: 1056.0,
-            tail: 0.4,
+            tail: 0.6,
+            ends: 9.0,
         },
     ];
 
@@ -181,7 +192,7 @@ impl Tile {
         let rest = if rounds.fract() > 0.0 { rounds.fract().max(self.tail) } else { 0.0 };
         let overhangs = !d.m.is_multiple_of(self.bm) || !d.n.is_multiple_of(self.bn);
         let rate = self.rates[layout] * if overhangs { OVERHANGING } else { 1.0 };
-        let round = self.slots * 2.0 * (self.bm * self.bn * piece) as f64 / (rate * 1e6);
+        let round = self.ends + self.slots * 2.0 * (self.bm * self.bn * piece) as f64 / (rate * 1e6);
         let sum = if splits > 1 { LAUNCH + ((splits + 1) * d.m * d.n * 4) as f64 / BANDWIDTH } else { 0.0 };
         (rounds.trunc() + rest) * round + sum
     }
