@@ -36,7 +36,22 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% if has_bias %}
     var bias_total = {{ T }}(0.0);
     {% endif %}
-    for (var row = chunk * p.chunk + lane; row < last; row += {{ lanes }}u) {
+    var row = chunk * p.chunk + lane;
+    // Four at a time keep four loads of each in flight.
+    for (; row + {{ 3 * lanes }}u < last; row += {{ 4 * lanes }}u) {
+        {% for j in range(4) %}
+        let row{{ j }} = row + {{ j * lanes }}u;
+        let dy{{ j }} = {{ T }}(upstream[row{{ j }} * p.width + column]);
+        let x{{ j }} = x[row{{ j }} * p.width + column];
+        {% endfor %}
+        {% for j in range(4) %}
+        total += dy{{ j }} * ((x{{ j }} - means[row{{ j }}]) * rstds[row{{ j }}]);
+        {% if has_bias %}
+        bias_total += dy{{ j }};
+        {% endif %}
+        {% endfor %}
+    }
+    for (; row < last; row += {{ lanes }}u) {
         let i = row * p.width + column;
         let dy = {{ T }}(upstream[i]);
         total += dy * ((x[i] - means[row]) * rstds[row]);

@@ -51,22 +51,22 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         // An element of the chunk, not a constant: a maximum of what is all -infinity must be that.
         total = {{ T }}(x[start + first * p.inner]);
         {% endif %}
-        // Four sums at a time keep four loads in flight.
-        {% for j in range(4) %}
+        // Eight sums at a time keep eight loads in flight.
+        {% for j in range(8) %}
         var a{{ j }} = total;
         {% endfor %}
         let step = {{ lanes }}u * p.inner;
         var row = first + lane;
-        for (; row + 3u * {{ lanes }}u < last; row += 4u * {{ lanes }}u) {
+        for (; row + {{ 7 * lanes }}u < last; row += {{ 8 * lanes }}u) {
             let at = start + row * p.inner;
-            {% for j in range(4) %}
+            {% for j in range(8) %}
             a{{ j }} = join(a{{ j }}, {{ T }}(x[at + {{ j }}u * step]));
             {% endfor %}
         }
         for (; row < last; row += {{ lanes }}u) {
             a0 = join(a0, {{ T }}(x[start + row * p.inner]));
         }
-        total = join(join(a0, a1), join(a2, a3));
+        total = join(join(join(a0, a1), join(a2, a3)), join(join(a4, a5), join(a6, a7)));
     }
 
     let mine = lane * {{ cols }}u + col;
