@@ -47,6 +47,7 @@ pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
     tracing::info!("model {}", folder.display());
     let defaults = config.generate;
     let sampling = Sampling {
+        tokens: tokenizer.vocab_size(),
         temperature: args.temperature.unwrap_or(defaults.temperature),
         top_k: args.top_k.unwrap_or(defaults.top_k),
         top_p: args.top_p.unwrap_or(defaults.top_p),

@@ -76,7 +76,7 @@ impl View {
             short(s.train_tokens as f64),
             short(s.validation_tokens as f64),
             s.tokenizer,
-            m.vocab_size
+            s.tokens
         ))?;
         output::line(format_args!(
             "model      {} parameters: {} layers, {} heads, width {}, context {}",

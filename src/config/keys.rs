@@ -53,6 +53,7 @@ pub(super) const KEYS: &[Key] = &[
     key("model.n_head", Kind::Count),
     key("model.n_embd", Kind::Count),
     key("model.block_size", Kind::Count),
+    key("model.vocab_multiple", Kind::Count),
     key("model.dropout", Kind::Real),
     key("model.bias", Kind::Flag),
     key("model.tie_embeddings", Kind::Flag),

@@ -115,6 +115,8 @@ fn ranges(c: &Checker) -> Result<()> {
     ] {
         c.ensure(holds, key, expected, x)?;
     }
+    let multiple = model.vocab_multiple;
+    c.ensure((1..=65_536).contains(&multiple), "model.vocab_multiple", "1 to 65536", multiple)?;
     let epochs = train.epochs.unwrap_or(1.0);
     c.ensure(epochs > 0.0 && epochs <= 1e6, "train.epochs", "above 0 and at most a million", epochs)
 }

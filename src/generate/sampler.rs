@@ -6,6 +6,8 @@ use crate::{Error, Result};
 /// How a token is drawn.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampling {
+    /// The tokenizer's tokens. Ids from this on only fill up the model's vocabulary and are never drawn.
+    pub tokens: usize,
     /// Divides the logits; 0 always takes the likeliest token.
     pub temperature: f64,
     /// Only the k likeliest tokens; 0 takes all.
@@ -45,7 +47,8 @@ impl Sampler {
         if logits.iter().any(|l| l.is_nan()) {
             return Err(Error::Invalid("the model computes NaN: its weights are damaged, or training diverged".into()));
         }
-        let mut order: Vec<u32> = (0..logits.len() as u32).collect();
+        let tokens = self.sampling.tokens.min(logits.len());
+        let mut order: Vec<u32> = (0..tokens as u32).collect();
         // The likeliest first; equals in the order of their ids, so that the result does not depend on the sort.
         order.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
         let Sampling { temperature, top_k, top_p, .. } = self.sampling;
@@ -98,7 +101,7 @@ mod tests {
     }
 
     fn plain() -> Sampling {
-        Sampling { temperature: 1.0, top_k: 0, top_p: 1.0, seed: 5 }
+        Sampling { tokens: 4, temperature: 1.0, top_k: 0, top_p: 1.0, seed: 5 }
     }
 
     #[test]
@@ -114,6 +117,12 @@ mod tests {
     #[test]
     fn zero_temperature_takes_the_likeliest() {
         assert_eq!(counts(Sampling { temperature: 0.0, ..plain() }), [0, 20_000, 0, 0]);
+    }
+
+    #[test]
+    fn what_fills_up_the_vocabulary_is_never_drawn() {
+        let counts = counts(Sampling { tokens: 1, ..plain() });
+        assert_eq!(counts, [20_000, 0, 0, 0]);
     }
 
     #[test]

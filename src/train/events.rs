@@ -53,6 +53,8 @@ pub struct Start {
     pub precision: String,
     pub corpus: String,
     pub tokenizer: String,
+    /// Its tokens.
+    pub tokens: usize,
     pub model: GptConfig,
     pub parameters: usize,
     pub train_tokens: usize,

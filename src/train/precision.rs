@@ -11,12 +11,21 @@ pub fn operands(precision: Precision) -> DType {
     }
 }
 
-/// What products are computed in: "f32", or of mixed precision what the device has for it.
-pub fn describe_precision(precision: Precision, device: &Device) -> String {
+/// What products are computed in: "f32", or of mixed precision what the device has for it, and what the vocabulary takes of it.
+pub fn describe_precision(precision: Precision, device: &Device, vocab_size: usize) -> String {
     match device {
         Device::Gpu(gpu) if precision == Precision::Mixed => match gpu.limits().matrix_units {
             0 => "mixed: f16 stored, products in f32, as this GPU shows no matrix units".into(),
-            side => format!("mixed: products of f16 on matrix units of {side} x {side}, added up in f32"),
+            side => {
+                let but = match vocab_size.is_multiple_of(4) {
+                    true => String::new(),
+                    false => format!(
+                        "; those with the vocabulary not, as {vocab_size} is no multiple of 4: model.vocab_multiple = 64 \
+                         makes it one"
+                    ),
+                };
+                format!("mixed: products of f16 on matrix units of {side} x {side}, added up in f32{but}")
+            }
         },
         _ => "f32".into(),
     }

@@ -90,7 +90,7 @@ impl<'a> Trainer<'a> {
             TrainLength::Epochs(epochs) => ((epochs * steps_per_epoch).round() as usize).max(1),
         };
         let shape = GptConfig {
-            vocab_size: data.tokenizer.vocab_size(),
+            vocab_size: data.tokenizer.vocab_size().next_multiple_of(config.model.vocab_multiple),
             block_size,
             n_layer: config.model.n_layer,
             n_head: config.model.n_head,
@@ -120,9 +120,10 @@ impl<'a> Trainer<'a> {
         (setting.on_event)(&Event::Started(Box::new(Start {
             folder: folder.path().to_path_buf(),
             device: describe(&setting.device),
-            precision: describe_precision(config.device.precision, &setting.device),
+            precision: describe_precision(config.device.precision, &setting.device, shape.vocab_size),
             corpus: data.corpus,
             tokenizer: data.tokenizer.name().to_string(),
+            tokens: data.tokenizer.vocab_size(),
             parameters: shape.parameter_count(),
             model: shape,
             train_tokens: data.train.len(),

@@ -359,7 +359,11 @@ impl Trainer<'_> {
         let summary = Summary {
             folder: self.folder.path().to_path_buf(),
             device: describe(&self.setting.device),
-            precision: describe_precision(self.config.device.precision, &self.setting.device),
+            precision: describe_precision(
+                self.config.device.precision,
+                &self.setting.device,
+                self.model.config.vocab_size,
+            ),
             parameters: self.model.config.parameter_count(),
             model: self.model.config.clone(),
             steps: self.state.step,
@@ -385,7 +389,8 @@ impl Trainer<'_> {
     fn sample(&self) -> Result<String> {
         let g = &self.config.generate;
         let prompt = prompt_ids(&self.tokenizer, &g.prompt)?;
-        let sampling = Sampling { temperature: g.temperature, top_k: g.top_k, top_p: g.top_p, seed: g.seed };
+        let tokens = self.tokenizer.vocab_size();
+        let sampling = Sampling { tokens, temperature: g.temperature, top_k: g.top_k, top_p: g.top_p, seed: g.seed };
         let mut ids = prompt.clone();
         generate(&self.model, &prompt, g.max_new_tokens, &sampling, &mut |id| {
             ids.push(id);

@@ -20,6 +20,7 @@ const EVERY_KEY: &[(&str, &str)] = &[
     ("model.n_head", "1"),
     ("model.n_embd", "8"),
     ("model.block_size", "8"),
+    ("model.vocab_multiple", "8"),
     ("model.dropout", "0.1"),
     ("model.bias", "false"),
     ("model.tie_embeddings", "false"),

@@ -174,3 +174,16 @@ fn data_list_names_what_can_be_fetched() {
     let run = Sandbox::new().run(&["data", "list"]).succeeds();
     run.prints(&["wikitext-2", "tinyshakespeare", "gpt2"]);
 }
+
+#[test]
+fn a_vocabulary_is_filled_up_and_the_rest_never_drawn() {
+    let sandbox = Sandbox::new();
+    let settings = ["--set", "model.vocab_multiple=256", "--set", "generate.temperature=100"];
+    sandbox.train(&settings).succeeds();
+    let last = sandbox.read(format!("{TINY_RUN}/last"));
+    let config = sandbox.read(format!("{TINY_RUN}/checkpoints/{}/config.json", last.trim()));
+    let config: Value = serde_json::from_str(&config).unwrap();
+    assert_eq!(config["vocab_size"], 256);
+    // Nearly every draw would be one of the tokens without a text.
+    generate(&sandbox, &["--temperature", "100"]);
+}

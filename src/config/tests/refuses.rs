@@ -113,6 +113,14 @@ fn sizes_of_zero() {
 }
 
 #[test]
+fn a_vocabulary_filled_up_to_nothing() {
+    for value in [0, 65_537] {
+        let message = error_of(Layers::new().set(&format!("model.vocab_multiple={value}")).and_then(Layers::build));
+        assert_eq!(message, format!("--set: model.vocab_multiple: expected 1 to 65536, got {value}"));
+    }
+}
+
+#[test]
 fn numbers_out_of_their_range() {
     for (key, values) in [
         ("data.validation_fraction", ["0.0", "1.0"]),
