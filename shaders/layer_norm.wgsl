@@ -1,7 +1,8 @@
 // Layer normalization of rows of C elements and its gradients (src/ops/layer_norm.rs), in units of {{ T }}. The result of the
-// forward pass and its gradient are stored as {{ T_y }}.
-{{ "enable f16;" if T_y == "f16" }}
+// forward pass and its gradient are stored as {{ T_y }}, the residual and its gradient as {{ T_residual }}.
+{{ "enable f16;" if "f16" in [T_y, T_residual] }}
 {% set Y = T | replace("f32", T_y) %}
+{% set R = T | replace("f32", T_residual) %}
 {% include "common" %}
 
 {% if mode == "weight" %}
@@ -98,7 +99,7 @@ var<immediate> p: Params;
 @group(0) @binding(3) var<storage, read_write> means: array<f32>;
 @group(0) @binding(4) var<storage, read_write> rstds: array<f32>;
 {% if residual %}
-@group(0) @binding(5) var<storage, read> residual: array<{{ T }}>;
+@group(0) @binding(5) var<storage, read> residual: array<{{ R }}>;
 @group(0) @binding(6) var<storage, read_write> sum: array<{{ T }}>;
 {% endif %}
 {% if has_bias %}
@@ -115,8 +116,8 @@ var<immediate> p: Params;
 {% if plus %}
 @group(0) @binding(6) var<storage, read> plus: array<{{ T }}>;
 {% endif %}
-{% if dropout %}
-@group(0) @binding({{ 7 if plus else 6 }}) var<storage, read_write> residual_result: array<{{ T }}>;
+{% if residual %}
+@group(0) @binding({{ 7 if plus else 6 }}) var<storage, read_write> residual_result: array<{{ R }}>;
 {% endif %}
 {% endif %}
 
@@ -168,9 +169,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     var total = {{ T }}(0.0);
     for (var i = lane; i < width; i += {{ lanes }}u) {
         {% if dropout %}
-        sum[first + i] = x[first + i] + drop(residual[first + i], first + i);
+        sum[first + i] = x[first + i] + drop({{ T }}(residual[first + i]), first + i);
         {% elif residual %}
-        sum[first + i] = x[first + i] + residual[first + i];
+        sum[first + i] = x[first + i] + {{ T }}(residual[first + i]);
         {% endif %}
         total += {{ normalized }}[first + i];
     }
@@ -219,7 +220,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         result[first + i] = dx;
         {% endif %}
         {% if dropout %}
-        residual_result[first + i] = drop(dx, first + i);
+        residual_result[first + i] = {{ R }}(drop(dx, first + i));
+        {% elif residual %}
+        residual_result[first + i] = {{ R }}(dx);
         {% endif %}
     }
     {% endif %}

@@ -1,10 +1,11 @@
 //! Mixed precision against f32: the same gradients but for the rounding to 11 bits, the same learning, and no harm from
 //! an overflow.
 
-use rustyflow::gpu::{AdapterChoice, Gpu};
+use rustyflow::gpu::{AdapterChoice, Gpu, Limits};
 use rustyflow::nn::{Dropout, Gpt, GptConfig, Module};
 use rustyflow::ops::random::Key;
 use rustyflow::optim::{Kind, Optimizer, Parameters};
+use rustyflow::tensor::record_plans;
 use rustyflow::{DType, Device, Tensor};
 
 fn devices() -> Vec<Device> {
@@ -90,6 +91,19 @@ fn gradients_are_those_of_f32_to_within_a_hundredth() {
 }
 
 #[test]
+fn a_step_converts_nothing_in_a_pass_of_its_own() {
+    let mut training = Training::new(&Device::Cpu, DType::F16, ADAMW, true);
+    let plans = record_plans(&Limits { f16: true, ..Limits::WEBGPU_DEFAULT }, || {
+        let loss = training.model.loss(&training.ids, &training.targets, &Dropout::new(0.1, 1, 1), None).unwrap();
+        loss.backward().unwrap();
+        training.optimizer.step(&training.parameters, 1e-3).unwrap();
+    });
+    let count = |name| plans.iter().filter(|(kernel, _)| *kernel == name).count();
+    assert_eq!(count("layer_norm_backward"), 5);
+    assert_eq!(count("cast"), 0);
+}
+
+#[test]
 fn learning_is_that_of_f32() {
     // AdamW learns the same from gradients of any scale, SGD does not.
     let rules = [(ADAMW, 3e-3), (Kind::Sgd { momentum: 0.9 }, 0.1)];
@@ -135,5 +149,30 @@ fn an_overflow_changes_nothing_but_the_scale_and_is_recovered_from() {
         let [scale, good, skipped] = state.to_f32().unwrap()[..] else { panic!("three numbers") };
         assert_eq!((good, skipped, scale), (1.0, steps as f32 - 1.0, too_large / 2f32.powi(steps - 1)), "{device}");
         assert_eq!(training.optimizer.skipped().to_u32().unwrap(), [0], "{device}: guards need not know");
+    }
+}
+
+/// The optimizer looks at the gradients of parameters alone, and the stream's gradient, of f32, does not overflow.
+#[test]
+fn an_overflow_in_the_gradient_of_a_branch_shows_in_that_of_a_weight() {
+    for device in devices() {
+        for dropout in [None, Some((0.1, Key::new(1)))] {
+            let leaf = |values: &[f32], shape: [usize; 2]| {
+                Tensor::from_f32(values, shape, &device).unwrap().requires_grad().unwrap()
+            };
+            let stream = leaf(&[0.5, -1.0, 0.25, 2.0, 1.0, -0.5, 3.0, 1.5], [2, 4]);
+            let weight = leaf(&[1.0; 12], [3, 4]);
+            // Of the row that overflows the branch sees zeros alone: infinity times zero is not finite either.
+            let h = Tensor::from_f32(&[1.0, 2.0, 3.0, 0.0, 0.0, 0.0], [2, 3], &device).unwrap();
+            let h = h.to_dtype(DType::F16).unwrap();
+            let scale = Tensor::from_f32(&[1.0; 4], [4], &device).unwrap();
+            let branch = h.linear(&weight.to_dtype(DType::F16).unwrap(), None).unwrap();
+            let (sum, normal) = stream.add_layer_norm(&branch, dropout, DType::F32, &scale, None, 1e-5).unwrap();
+            let seed = Tensor::from_f32(&[1.0, 1.0, 1.0, 1.0, 1.0, 1e5, 1e5, 1e5], [2, 4], &device).unwrap();
+            sum.add(&normal).unwrap().backward_with(&seed).unwrap();
+            let finite = |x: &Tensor| x.grad().unwrap().to_f32().unwrap().iter().all(|g| g.is_finite());
+            assert!(finite(&stream), "{device}, {dropout:?}");
+            assert!(!finite(&weight), "{device}, {dropout:?}");
+        }
     }
 }

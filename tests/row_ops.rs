@@ -78,6 +78,14 @@ fn layer_norm_refuses_a_weight_of_another_length() {
 }
 
 #[test]
+fn layer_norm_refuses_token_ids_for_a_residual() {
+    let [x, weight] = [&[2, 3][..], &[3]].map(|shape| Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap());
+    let ids = Tensor::zeros([2, 3], DType::U32, &Device::Cpu).unwrap();
+    let sum = x.add_layer_norm(&ids, None, DType::F32, &weight, None, 1e-5);
+    assert!(matches!(sum, Err(Error::DType { op: "layer_norm", .. })));
+}
+
+#[test]
 fn embedding_gives_nan_for_ids_outside_the_table() {
     for device in devices() {
         for c in [1, 4] {
@@ -143,6 +151,34 @@ fn dropout_before_a_sum_and_its_norm_is_that_of_the_op_by_itself() {
                 for (fused, apart) in fused.iter().zip(apart) {
                     // A GPU may round the product with 1/(1-p) and the sum once or twice.
                     assert!((fused - apart).abs() <= 1e-5 * (1.0 + apart.abs()), "{what}: {fused}, not {apart}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_residual_of_f16_is_added_in_f32_and_gets_the_gradient_of_one_of_f32_rounded() {
+    for device in devices().filter(|d| matches!(d, Device::Cpu) || d.has_f16()) {
+        for ((rows, c), dropout) in [((65, 17), None), ((7, 1030), None), ((65, 17), Some((0.4, Key::new(1))))] {
+            let values = |shape: &[usize], seed| {
+                Tensor::from_f32(&common::uniform(shape.iter().product(), seed), shape, &device).unwrap()
+            };
+            let residual = values(&[rows, c], 2).to_dtype(DType::F16).unwrap().to_dtype(DType::F32).unwrap();
+            let inputs = [values(&[rows, c], 1), residual, values(&[c], 3), values(&[c], 4)];
+            let of = |dtype| {
+                sum_with_dropout(&inputs, |x| {
+                    x[0].add_layer_norm(&x[1].to_dtype(dtype)?, dropout, DType::F32, &x[2], Some(&x[3]), 1e-5)
+                })
+            };
+            let (half, single) = (of(DType::F16), of(DType::F32));
+            let names = ["sum", "norm", "gradient of x", "of the residual", "of the weight", "of the bias"];
+            for ((name, half), single) in names.iter().zip(&half).zip(&single) {
+                // One unit in the last of 11 bits, of normal numbers of f16 and of those below.
+                let (rtol, atol) = if *name == "of the residual" { (1e-3, 6e-8) } else { (1e-6, 1e-6) };
+                for (half, single) in half.iter().zip(single) {
+                    let error = (half - single).abs();
+                    assert!(error <= atol + rtol * single.abs(), "{device}: {rows}x{c}: {name}: {half}, not {single}");
                 }
             }
         }

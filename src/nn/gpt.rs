@@ -3,8 +3,8 @@
 //!
 //! Shapes: B sequences of T tokens, width C = `n_embd`, vocabulary V.
 //!
-//! In mixed precision (parameters with an f16 copy) the operands of products are f16: what leaves a layer norm, and all that
-//! attention and the feed-forward layer compute from it. The stream that layers add to stays f32.
+//! In mixed precision (parameters with an f16 copy) the operands and results of products are f16: what leaves a layer norm, and
+//! all that attention and the feed-forward layer compute from it. The stream that they are added to stays f32.
 
 use super::layers::{Dropout, Embedding, LayerNorm, Linear};
 use super::{Module, Parameter, join};
@@ -58,7 +58,7 @@ impl CausalSelfAttention {
     fn forward(&self, x: &Tensor, dropout: &Dropout) -> Result<Tensor> {
         let qkv = self.c_attn.forward(x)?; // (B, T, 3C)
         let y = qkv.causal_attention(self.n_head, dropout.next())?; // (B, T, C)
-        self.c_proj.forward_to(DType::F32, &y)
+        self.c_proj.forward(&y)
     }
 }
 

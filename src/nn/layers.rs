@@ -47,15 +47,7 @@ impl Linear {
     /// # Errors
     /// If the shape does not fit.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.forward_to(x.dtype(), x)
-    }
-
-    /// The same with a result of type `out`.
-    ///
-    /// # Errors
-    /// If the shape does not fit.
-    pub fn forward_to(&self, out: DType, x: &Tensor) -> Result<Tensor> {
-        x.linear_to(out, self.weight.operand(), self.bias.as_deref())
+        x.linear(self.weight.operand(), self.bias.as_deref())
     }
 }
 

@@ -70,7 +70,7 @@ fn layer_norm_gradients_accumulate() {
             let [mean, rstd] = [4, 5].map(|seed| Tensor::from_f32(&values(rows, seed), [rows], &device).unwrap());
             assert_accumulates(|accumulate| WeightGradient { accumulate, has_bias: false }, &[&dy, &x, &mean, &rstd]);
             assert_accumulates(
-                |accumulate| InputGradient { accumulate, plus: false, dropout: None },
+                |accumulate| InputGradient { accumulate, plus: false, residual: None, dropout: None },
                 &[&dy, &x, &weight, &mean, &rstd],
             );
         }

@@ -473,10 +473,10 @@ fn mixed(cases: &mut Vec<Case>) {
             Box::new(|x| single(&half(&x[0])?.linear(&half(&x[1])?, Some(&x[2]))?)),
         );
         push(
-            format!("matmul/f16 to f32/{m}x{n}x{k}"),
+            format!("matmul/f16/no bias/{m}x{n}x{k}"),
             operands[..2].to_vec(),
             4e-3,
-            Box::new(|x| half(&x[0])?.linear_to(DType::F32, &half(&x[1])?, None)),
+            Box::new(|x| single(&half(&x[0])?.linear(&half(&x[1])?, None)?)),
         );
         push(
             format!("matmul/f16/nt/{m}x{n}x{k}"),
@@ -492,21 +492,24 @@ fn mixed(cases: &mut Vec<Case>) {
             format!("feed_forward/f16/{shape:?}x{c}x{f}x{d}"),
             inputs,
             4e-3,
-            Box::new(|x| half(&x[0])?.feed_forward(&half(&x[1])?, &half(&x[2])?, Some((&x[3], &x[4])))),
+            Box::new(|x| single(&half(&x[0])?.feed_forward(&half(&x[1])?, &half(&x[2])?, Some((&x[3], &x[4])))?)),
         );
     }
     let dropout = Some((0.3, Key::new(5)));
     for (rows, c, dropout) in [(65, 17, None), (33, 128, None), (65, 17, dropout), (33, 128, dropout)] {
-        let shapes = [vec![rows, c], vec![c], vec![c], vec![rows, c]];
-        push(
-            format!("layer_norm/f16/{}{rows}x{c}", if dropout.is_some() { "dropout/" } else { "" }),
-            shapes.map(|shape| (shape, AROUND_ZERO)).to_vec(),
-            4e-3,
-            Box::new(move |x| {
-                let (sum, normal) = x[0].add_layer_norm(&x[3], dropout, DType::F16, &x[1], Some(&x[2]), 1e-5)?;
-                single(&normal)?.mul(&sum)
-            }),
-        );
+        let inputs = [vec![rows, c], vec![c], vec![c], vec![rows, c]].map(|shape| (shape, AROUND_ZERO)).to_vec();
+        let name = |of: &str| format!("{of}/{}{rows}x{c}", if dropout.is_some() { "dropout/" } else { "" });
+        let both = move |x: &[Tensor], residual: &Tensor| {
+            let (sum, normal) = x[0].add_layer_norm(residual, dropout, DType::F16, &x[1], Some(&x[2]), 1e-5)?;
+            single(&normal)?.mul(&sum)
+        };
+        push(name("layer_norm/f16"), inputs.clone(), 4e-3, Box::new(move |x| both(x, &x[3])));
+        // The residual of f16 too, with gradients of both results and of either.
+        push(name("add_layer_norm/f16"), inputs.clone(), 4e-3, Box::new(move |x| both(x, &half(&x[3])?)));
+        let either = move |x: &[Tensor]| x[0].add_layer_norm(&half(&x[2])?, dropout, DType::F32, &x[1], None, 1e-5);
+        let inputs = [&inputs[..2], &inputs[3..]].concat();
+        push(name("add_layer_norm/f16 residual"), inputs.clone(), 4e-3, Box::new(move |x| Ok(either(x)?.1)));
+        push(name("add_layer_norm/f16 residual/sum"), inputs, 4e-3, Box::new(move |x| Ok(either(x)?.0)));
     }
     // The fourth is longer than the slab of queries that backward holds.
     let sizes = [

@@ -1,12 +1,11 @@
 //! The feed-forward half of a Transformer block (Vaswani et al. 2017) with GELU, in one op.
-//! Shapes: x (..., C), w1 (C, F), b1 (F) or none, w2 (F, D), b2 (D) or none -> y (..., D), f32.
+//! Shapes: x (..., C), w1 (C, F), b1 (F) or none, w2 (F, D), b2 (D) or none -> y (..., D).
 //!
 //! ```text
 //! u = x w1 + b1    h = gelu(u)    y = h w2 + b2
 //! du = (dy w2^T) gelu'(u)    dx = du w1^T    dw1 = x^T du    dw2 = h^T dy    db1, db2 = sums of the rows of du, dy
 //! ```
-//! With x, w1 and w2 in f16, so are u, h and their gradients; y and its gradient are f32 all the same: y is added to the
-//! stream.
+//! With x, w1 and w2 in f16, so are u, h, y and their gradients.
 //!
 //! One op, because then h leaves the product that computes u, and du the one that computes dy w2^T: two passes over
 //! tensors of the widest layer fewer in each direction.
@@ -26,7 +25,7 @@ struct FeedForward {
 
 impl FeedForward {
     fn second_product(&self) -> MatMul {
-        MatMul { bias: self.bias, ..MatMul::default() }
+        MatMul { bias: self.bias, out: self.h.dtype(), ..MatMul::default() }
     }
 }
 
@@ -69,7 +68,6 @@ impl Op for FeedForward {
         if self.bias {
             grads.compute(4, &[dy], bias_gradient(w2.shape().last_dim()))?;
         }
-        let dy = &dy.to_dtype(x.dtype())?;
         grads.compute(2, &[h, dy], weight_gradient(2))?;
         let product =
             MatMul { trans_b: true, epilogue: Epilogue::GeluBackward, out: self.u.dtype(), ..MatMul::default() };

@@ -9,7 +9,8 @@
 //! The residual may be dropped out in passing, under the mask of the stand-alone op: the sum is x + drop(residual), and the
 //! residual's gradient drop(dx), of which nothing is stored but a key.
 //!
-//! Forward keeps mean and rstd, two numbers per row. y, and with it dy, may be f16: the operand of a product in mixed precision.
+//! Forward keeps mean and rstd, two numbers per row. In mixed precision y, an operand of products, and the residual, a result
+//! of them, may be f16, each with its gradient. All else is f32, and so are the sums.
 
 use super::dropout::{self, Mask};
 use super::random::Key;
@@ -26,18 +27,21 @@ use rayon::prelude::*;
 struct LayerNorm {
     eps: f32,
     has_bias: bool,
-    residual: bool,
+    /// The type of the residual, if there is one.
+    residual: Option<DType>,
     /// Of the residual.
     dropout: Option<Mask>,
-    /// The type of y; all else is f32.
+    /// The type of y.
     out: DType,
 }
 
-/// dx, and if the residual was dropped out also its gradient. Inputs: dy, x, weight, mean, rstd, and if `plus` one more
+/// dx, and the residual's gradient if `residual` gives a type for it. Inputs: dy, x, weight, mean, rstd, and if `plus` one more
 /// gradient of x, which is added.
 pub(super) struct InputGradient {
     pub accumulate: bool,
     pub plus: bool,
+    pub residual: Option<DType>,
+    /// Of the residual.
     pub dropout: Option<Mask>,
 }
 
@@ -69,11 +73,12 @@ impl Layout {
         if self.vector == 4 { "vec4<f32>" } else { "f32" }.into()
     }
 
-    /// A launch in which `lanes` threads share a row.
+    /// A launch in which `lanes` threads share a row. `y` and `residual` are the types of those and of their gradients.
     fn by_row(
         &self,
         mut values: Vec<(&'static str, Value)>,
         y: DType,
+        residual: Option<DType>,
         bindings: Vec<Operand>,
         eps: f32,
         dropout: Option<Mask>,
@@ -81,7 +86,8 @@ impl Layout {
         // Three or four vectors per thread: enough to hide latency, with most threads of the last round busy.
         let lanes = self.width().div_ceil(4).next_power_of_two().min(256);
         values.extend([("T", self.type_name()), ("T_y", y.name().into()), ("lanes", (lanes as u32).into())]);
-        values.push(("dropout", dropout.is_some().into()));
+        values.extend([("residual", residual.is_some().into()), ("dropout", dropout.is_some().into())]);
+        values.push(("T_residual", residual.unwrap_or(DType::F32).name().into()));
         let mut params = vec![self.rows as u32, self.width() as u32, (1.0 / self.c as f32).to_bits(), eps.to_bits()];
         params.extend(dropout.iter().flat_map(Mask::params));
         Plan::one(Launch {
@@ -116,20 +122,22 @@ impl Kernel for LayerNorm {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        expect_f32(self.name(), inputs)?;
+        let (f32s, residual) = inputs.split_at(2 + self.has_bias as usize);
+        expect_f32(self.name(), f32s)?;
         let x = inputs[0];
         let c = x.shape.last_dim();
         if x.shape.is_empty() || c == 0 {
             return Err(shape_error(self.name(), "rows of at least one element", x));
         }
-        let vectors = &inputs[1..2 + self.has_bias as usize];
-        if let Some(wrong) = vectors.iter().find(|s| s.shape[..] != [c]) {
+        if let Some(wrong) = f32s[1..].iter().find(|s| s.shape[..] != [c]) {
             return Err(shape_error(self.name(), format!("a weight and bias of ({c}) for {x}"), wrong));
         }
         let rows = Spec::new([x.shape.rows()], DType::F32);
         let mut outputs = vec![Spec::new(x.shape.clone(), self.out), rows.clone(), rows];
-        if self.residual {
-            let residual = inputs[2 + self.has_bias as usize];
+        if let [residual] = residual {
+            if residual.dtype == DType::U32 {
+                expect_f32(self.name(), &[residual])?;
+            }
             if residual.shape != x.shape {
                 return Err(shape_error(self.name(), format!("a residual of {x}"), residual));
             }
@@ -180,19 +188,18 @@ impl Kernel for LayerNorm {
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         let mut bindings =
             vec![Operand::Input(0), Operand::Input(1), Operand::Output(0), Operand::Output(1), Operand::Output(2)];
-        if self.residual {
+        if self.residual.is_some() {
             bindings.extend([Operand::Input(2 + self.has_bias as usize), Operand::Output(3)]);
         }
         bindings.extend(self.has_bias.then_some(Operand::Input(2)));
-        let values =
-            vec![("mode", "forward".into()), ("has_bias", self.has_bias.into()), ("residual", self.residual.into())];
-        Layout::of(inputs[0]).by_row(values, self.out, bindings, self.eps, self.dropout)
+        let values = vec![("mode", "forward".into()), ("has_bias", self.has_bias.into())];
+        Layout::of(inputs[0]).by_row(values, self.out, self.residual, bindings, self.eps, self.dropout)
     }
 }
 
 impl Op for LayerNorm {
     fn saves(&self) -> Saves {
-        if self.residual {
+        if self.residual.is_some() {
             Saves { inputs: &[1], outputs: &[1, 2, 3] }
         } else {
             Saves { inputs: &[0, 1], outputs: &[1, 2] }
@@ -203,28 +210,30 @@ impl Op for LayerNorm {
         let dsum = upstream.get(3).and_then(Option::as_ref);
         let residual = 2 + self.has_bias as usize;
         let Some(dy) = &upstream[0] else {
-            let Some(dsum) = dsum else { return Ok(()) };
+            let (Some(dsum), Some(dtype)) = (dsum, self.residual) else { return Ok(()) };
             grads.give(0, dsum.clone())?;
             let dresidual = match self.dropout {
                 Some(mask) => dropout::input_gradient(mask, dsum)?,
                 None => dsum.clone(),
             };
-            return grads.give(residual, dresidual);
+            return grads.give(residual, dresidual.to_dtype(dtype)?);
         };
         let (weight, mean, rstd) = (saved.input(1), saved.output(1), saved.output(2));
-        let x = if self.residual { saved.output(3) } else { saved.input(0) };
+        let x = if self.residual.is_some() { saved.output(3) } else { saved.input(0) };
         let parameters = if self.has_bias { &[1, 2][..] } else { &[1] };
         let has_bias = self.has_bias;
         grads.compute_all(parameters, &[dy, x, mean, rstd], |accumulate| WeightGradient { accumulate, has_bias })?;
         let inputs = [dy, x, weight, mean, rstd];
-        if !self.residual {
-            return grads.compute(0, &inputs, |accumulate| InputGradient { accumulate, plus: false, dropout: None });
+        if self.residual.is_none() {
+            let kernel = |accumulate| InputGradient { accumulate, plus: false, residual: None, dropout: None };
+            return grads.compute(0, &inputs, kernel);
         }
-        let kernel = InputGradient { accumulate: false, plus: dsum.is_some(), dropout: self.dropout };
+        // Without dropout the sum passes the same gradient on to both of its terms: one tensor, if they are of one type.
+        let apart = self.residual.filter(|dtype| self.dropout.is_some() || *dtype != x.dtype());
+        let kernel = InputGradient { accumulate: false, plus: dsum.is_some(), residual: apart, dropout: self.dropout };
         let inputs: Vec<&Tensor> = inputs.into_iter().chain(dsum).collect();
         let mut gradients = run(&kernel, &inputs)?;
         let dx = gradients.remove(0);
-        // Without dropout the sum passes the same gradient on to both of its terms.
         let dresidual = gradients.pop().unwrap_or_else(|| dx.clone());
         grads.give(0, dx)?;
         grads.give(residual, dresidual)
@@ -249,7 +258,8 @@ impl Kernel for InputGradient {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        Ok(vec![inputs[1].clone(); 1 + self.dropout.is_some() as usize])
+        let x = inputs[1];
+        Ok([x.dtype].into_iter().chain(self.residual).map(|dtype| Spec::new(x.shape.clone(), dtype)).collect())
     }
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
@@ -266,7 +276,7 @@ impl Kernel for InputGradient {
         }
         let add = self.plus || self.accumulate;
         let rows = dx.par_chunks_mut(c).zip(x.par_chunks(c)).zip(dy.par_chunks(c)).zip(mean).zip(rstd);
-        let Some((mask, dresidual)) = self.dropout.zip(dresidual.first_mut()) else {
+        let Some(dresidual) = dresidual.first_mut() else {
             return rows.for_each(|((((dx, x), dy), &mean), &rstd)| {
                 vectorized(
                     #[inline(always)]
@@ -280,7 +290,10 @@ impl Kernel for InputGradient {
                     #[inline(always)]
                     || {
                         input_gradient(dy, x, weight, [mean, rstd], add, dx);
-                        mask.apply_to((row * c) as u32, dx, d);
+                        match &self.dropout {
+                            Some(mask) => mask.apply_to((row * c) as u32, dx, d),
+                            None => d.copy_from_slice(dx),
+                        }
                     },
                 )
             },
@@ -291,9 +304,9 @@ impl Kernel for InputGradient {
         let mut bindings: Vec<Operand> = (0..5).map(Operand::Input).collect();
         bindings.push(Operand::Output(0));
         bindings.extend(self.plus.then_some(Operand::Input(5)));
-        bindings.extend(self.dropout.map(|_| Operand::Output(1)));
+        bindings.extend(self.residual.map(|_| Operand::Output(1)));
         let values = vec![("mode", "input".into()), ("accumulate", self.accumulate.into()), ("plus", self.plus.into())];
-        Layout::of(inputs[1]).by_row(values, inputs[0].dtype, bindings, 0.0, self.dropout)
+        Layout::of(inputs[1]).by_row(values, inputs[0].dtype, self.residual, bindings, 0.0, self.dropout)
     }
 }
 
@@ -369,6 +382,7 @@ impl Kernel for WeightGradient {
                 ("has_bias", self.has_bias.into()),
                 ("T", layout.type_name()),
                 ("T_y", inputs[0].dtype.name().into()),
+                ("T_residual", "f32".into()),
                 ("cols", (cols as u32).into()),
                 ("lanes", (lanes as u32).into()),
             ],
@@ -397,7 +411,7 @@ impl Tensor {
     /// Those of [`Tensor::layer_norm`].
     pub fn layer_norm_to(&self, out: DType, weight: &Tensor, bias: Option<&Tensor>, eps: f32) -> Result<Tensor> {
         let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).collect();
-        let op = LayerNorm { eps, has_bias: bias.is_some(), residual: false, dropout: None, out };
+        let op = LayerNorm { eps, has_bias: bias.is_some(), residual: None, dropout: None, out };
         Ok(apply(op, &inputs)?.remove(0))
     }
 
@@ -405,8 +419,8 @@ impl Tensor {
     /// `dropout` drops elements of the residual, those that [`Tensor::dropout`] would.
     ///
     /// # Errors
-    /// If a tensor is not f32, `residual` has another shape, the weight or bias is not of shape (C), or the probability of
-    /// dropout is not in 0..1.
+    /// If `residual` is neither f32 nor f16 or another tensor not f32, `residual` has another shape, the weight or bias is not of
+    /// shape (C), or the probability of dropout is not in 0..1.
     pub fn add_layer_norm(
         &self,
         residual: &Tensor,
@@ -418,7 +432,7 @@ impl Tensor {
     ) -> Result<(Tensor, Tensor)> {
         let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).chain([residual]).collect();
         let dropout = dropout.map(|(p, key)| Mask::new("layer_norm", p, key)).transpose()?;
-        let op = LayerNorm { eps, has_bias: bias.is_some(), residual: true, dropout, out };
+        let op = LayerNorm { eps, has_bias: bias.is_some(), residual: Some(residual.dtype()), dropout, out };
         let mut outputs = apply(op, &inputs)?;
         Ok((outputs.remove(3), outputs.remove(0)))
     }

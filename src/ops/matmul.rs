@@ -278,7 +278,6 @@ impl Op for MatMul {
             let n = dy.shape().last_dim();
             grads.compute(2, &[dy], |accumulate| SumRows { accumulate, len: n })?;
         }
-        let dy = &dy.to_dtype(a.dtype())?;
         // da = dy op(b)^T, itself transposed if a is stored so.
         if self.trans_a {
             grads.compute(0, &[b, dy], product(0, self.trans_b, true))?;
@@ -338,21 +337,12 @@ impl Tensor {
     /// # Errors
     /// If the shapes do not fit, `self` and `weight` are not both f32 or both f16, or the bias is not f32.
     pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        self.linear_to(self.dtype(), weight, bias)
-    }
-
-    /// [`Tensor::linear`] with a result of this type.
-    ///
-    /// # Errors
-    /// Those of [`Tensor::linear`].
-    pub fn linear_to(&self, out: DType, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         if weight.shape().len() != 2 {
             return Err(shape_error("linear", "a weight of shape (K, N)", weight.shape()));
         }
-        match bias {
-            Some(bias) => apply_one(MatMul { bias: true, out, ..MatMul::default() }, &[self, weight, bias]),
-            None => apply_one(MatMul { out, ..MatMul::default() }, &[self, weight]),
-        }
+        let op = MatMul { bias: bias.is_some(), out: self.dtype(), ..MatMul::default() };
+        let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).collect();
+        apply_one(op, &inputs)
     }
 }
 
