@@ -57,20 +57,11 @@ pub(super) fn expect_targets(op: &'static str, rows: usize, targets: &Spec) -> R
 }
 
 /// A launch of the shader: `workgroups` is 1 for the passes over rows.
-fn launch(
-    pass: &'static str,
-    rows: usize,
-    vocab: usize,
-    logits: DType,
-    limits: &Limits,
-    bindings: Vec<Operand>,
-) -> Launch {
+fn launch(pass: &'static str, rows: usize, vocab: usize, logits: DType, bindings: Vec<Operand>) -> Launch {
     let vector = vocab.is_multiple_of(4);
     let steps = if vector { vocab / 4 } else { vocab };
-    // About four elements a thread at least: a row of 65 would waste most of a workgroup. Of long rows, the fewer are under way
-    // at once, the more of them the cache still holds when they are read the second time.
-    let lanes = steps.div_ceil(4).next_power_of_two().clamp(8, if limits.workgroup_threads < 512 { 256 } else { 512 });
-    let threads = lanes.max(256);
+    // About four elements a thread at least: a row of 65 would waste most of a workgroup.
+    let lanes = steps.div_ceil(4).next_power_of_two().clamp(8, 256);
     let (values, workgroups) = match pass {
         "count" | "mean" => (vec![("pass", pass.into()), ("T", logits.name().into())], 1),
         _ => {
@@ -79,9 +70,8 @@ fn launch(
                 ("T", logits.name().into()),
                 ("vector", vector.into()),
                 ("lanes", (lanes as u32).into()),
-                ("threads", (threads as u32).into()),
             ];
-            (values, (rows * lanes).div_ceil(threads))
+            (values, (rows * lanes).div_ceil(256))
         }
     };
     let params = vec![rows as u32, vocab as u32, f32::NAN.to_bits()];
@@ -194,14 +184,14 @@ impl Kernel for CrossEntropy {
         loss.f32()[0] = mean_loss(&losses, valid.f32()[0]);
     }
 
-    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output, ReadScratch, Scratch};
         let (rows, vocab) = (inputs[0].shape.rows(), inputs[0].shape.last_dim());
         Plan {
             scratch: vec![4 * rows], // losses
             launches: vec![
-                launch("rows", rows, vocab, DType::F32, limits, vec![Input(0), Input(1), Scratch(0), Output(1)]),
-                launch("mean", rows, vocab, DType::F32, limits, vec![ReadScratch(0), Input(1), Output(0), Output(2)]),
+                launch("rows", rows, vocab, DType::F32, vec![Input(0), Input(1), Scratch(0), Output(1)]),
+                launch("mean", rows, vocab, DType::F32, vec![ReadScratch(0), Input(1), Output(0), Output(2)]),
             ],
         }
     }
@@ -251,10 +241,10 @@ impl Kernel for CrossEntropyBackward {
         });
     }
 
-    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output};
         let bindings = vec![Input(0), Input(1), Input(2), Input(3), Input(4), Output(0)];
-        Plan::one(launch("backward", inputs[0].shape.rows(), inputs[0].shape.last_dim(), DType::F32, limits, bindings))
+        Plan::one(launch("backward", inputs[0].shape.rows(), inputs[0].shape.last_dim(), DType::F32, bindings))
     }
 }
 
@@ -276,13 +266,12 @@ impl Kernel for CountValid {
         outputs[0].f32()[0] = count_valid(inputs[0].u32());
     }
 
-    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         Plan::one(launch(
             "count",
             inputs[0].shape.elements(),
             1,
             DType::F32,
-            limits,
             vec![Operand::Input(0), Operand::Output(0)],
         ))
     }
@@ -309,10 +298,10 @@ impl Kernel for MeanLoss {
         loss.f32()[0] = mean_loss(inputs[0].f32(), valid.f32()[0]);
     }
 
-    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output};
         let bindings = vec![Input(0), Input(1), Output(0), Output(1)];
-        Plan::one(launch("mean", inputs[0].shape.elements(), 1, DType::F32, limits, bindings))
+        Plan::one(launch("mean", inputs[0].shape.elements(), 1, DType::F32, bindings))
     }
 }
 
@@ -336,10 +325,10 @@ impl Kernel for RowLosses {
         row_losses(inputs[0].f32(), inputs[1].u32(), losses.f32(), norms.f32());
     }
 
-    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output};
         let bindings = vec![Input(0), Input(1), Output(0), Output(1)];
-        Plan::one(launch("rows", inputs[0].shape.rows(), inputs[0].shape.last_dim(), inputs[0].dtype, limits, bindings))
+        Plan::one(launch("rows", inputs[0].shape.rows(), inputs[0].shape.last_dim(), inputs[0].dtype, bindings))
     }
 }
 
@@ -377,10 +366,10 @@ impl Kernel for ClassifierRows {
         });
     }
 
-    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output};
         let bindings = vec![Input(0), Input(1), Input(2), Output(0), Output(1)];
-        Plan::one(launch("classifier", inputs[0].shape.elements(), self.vocab, self.logits, limits, bindings))
+        Plan::one(launch("classifier", inputs[0].shape.elements(), self.vocab, self.logits, bindings))
     }
 }
 

@@ -25,12 +25,14 @@ use rayon::prelude::*;
 /// dweight once a chunk costs little beside them.
 const CHUNK_BYTES: usize = 64 << 20;
 /// The same where a device binds 2 GiB at once, and so is large and fast: each chunk costs it less than its launches.
-const LARGE_CHUNK_BYTES: usize = 512 << 20;
+const LARGE_CHUNK_BYTES: usize = 256 << 20;
 /// The same on the CPU: they pass from one kernel to the next through the cache that all cores share, and leave most of it to
 /// the weight and its gradient.
 const CPU_CHUNK_BYTES: usize = 8 << 20;
 /// Rows of a chunk even if the vocabulary is huge: with fewer the products become slow.
 const MIN_ROWS: usize = 128;
+/// Rows that the tiles of matrix products divide.
+const WHOLE_TILES: usize = 128;
 /// Chunks start at as many rows as make this many bytes for every width: GPUs ask it of where bindings start.
 const ALIGN_BYTES: usize = 256;
 
@@ -134,10 +136,12 @@ fn chunk_rows(rows: usize, vocab: usize, dtype: DType, device: &Device) -> usize
         Device::Cpu => (CPU_CHUNK_BYTES / row_bytes).max(MIN_ROWS),
         Device::Gpu(gpu) => {
             let bound = gpu.limits().binding_bytes as usize;
-            let bytes = (bound / 4).next_multiple_of(1 << 20).clamp(CHUNK_BYTES, LARGE_CHUNK_BYTES);
+            let bytes = (bound / 8).next_multiple_of(1 << 20).clamp(CHUNK_BYTES, LARGE_CHUNK_BYTES);
             (bytes / row_bytes).max(MIN_ROWS).min(bound / row_bytes)
         }
     };
+    // Several chunks are whole tiles of the products: those that overhang take a tenth longer.
+    let align = if rows > most && most >= WHOLE_TILES { align.max(WHOLE_TILES) } else { align };
     let most = (most / align * align).max(align);
     rows.div_ceil(rows.div_ceil(most)).next_multiple_of(align)
 }
@@ -309,6 +313,7 @@ mod tests {
         for (rows, vocab) in [(1, 17), (2048, 8192), (16_384, 50_304), (300, 1_000_000)] {
             let chunk = chunk_rows(rows, vocab, DType::F32, &Device::Cpu);
             assert!(chunk.is_multiple_of(64), "{rows} x {vocab}: {chunk}");
+            assert!(chunk >= rows || chunk.is_multiple_of(WHOLE_TILES), "{rows} x {vocab}: {chunk}");
             assert!(chunk * vocab * 4 <= CHUNK_BYTES.max(MIN_ROWS * vocab * 4), "{rows} x {vocab}: {chunk}");
         }
     }
