@@ -7,7 +7,7 @@ mod step;
 mod table;
 
 pub use generate::{GenerateTiming, time_generate};
-pub use ops::{OpTiming, Peaks, measure_peaks, select, time_row};
+pub use ops::{OpTiming, Peaks, measure_peaks, measure_roof, select, time_row};
 pub use plot::plot_steps;
 pub use step::{StepCase, StepTiming, step_cases, time_step};
 pub use table::{Row, Sizes, products};

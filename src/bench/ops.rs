@@ -1,7 +1,7 @@
 //! Times kernels one by one, and puts their rates beside what the device does at best.
 
 use super::table::{AROUND_THE_OP, Row, Sizes, Work, products, table};
-use crate::profile::{self, KernelTotal};
+use crate::profile::{self, KernelTotal, Roof};
 use crate::{DType, Device, Error, Result};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -49,24 +49,39 @@ pub struct OpTiming {
 /// # Errors
 /// If it has no timestamps, or reported an error.
 pub fn measure_peaks(device: &Device, sizes: &Sizes) -> Result<Peaks> {
-    let best = |rows: Vec<Row>, rate: fn(&KernelTotal) -> f64| -> Result<f64> {
-        let mut best = 0.0f64;
-        for row in rows {
-            let kernels = time(device, &mut row.prepare(device)?)?;
-            best = kernels.values().map(rate).fold(best, f64::max);
-        }
-        Ok(best)
-    };
-    let large = |dtype| {
-        let [wide, _, _] = products(dtype, sizes.batch * sizes.context, 4 * sizes.width, sizes.width);
-        products(dtype, sizes.square, sizes.square, sizes.square).into_iter().chain([wide]).collect()
-    };
-    let tflops = |k: &KernelTotal| k.flops / k.seconds / 1e12;
     Ok(Peaks {
-        tflops: best(large(DType::F32), tflops)?,
-        f16_tflops: device.has_f16().then(|| best(large(DType::F16), tflops)).transpose()?,
-        gb_per_s: best(Row::streams(sizes.stream), |k| k.bytes / k.seconds / 1e9)?,
+        tflops: best_product(device, sizes, DType::F32)?,
+        f16_tflops: device.has_f16().then(|| best_product(device, sizes, DType::F16)).transpose()?,
+        gb_per_s: best_stream(device, sizes)?,
     })
+}
+
+/// The part of [`measure_peaks`] that kernels are compared with where products are of `dtype`.
+///
+/// # Errors
+/// If the device has no timestamps or no such products, or reported an error.
+pub fn measure_roof(device: &Device, sizes: &Sizes, dtype: DType) -> Result<Roof> {
+    let tflops = best_product(device, sizes, dtype)?;
+    Ok(Roof { products: dtype.name(), tflops, gb_per_s: best_stream(device, sizes)? })
+}
+
+fn best_product(device: &Device, sizes: &Sizes, dtype: DType) -> Result<f64> {
+    let [wide, _, _] = products(dtype, sizes.batch * sizes.context, 4 * sizes.width, sizes.width);
+    let square = products(dtype, sizes.square, sizes.square, sizes.square);
+    best(device, square.into_iter().chain([wide]), |k| k.flops / k.seconds / 1e12)
+}
+
+fn best_stream(device: &Device, sizes: &Sizes) -> Result<f64> {
+    best(device, Row::streams(sizes.stream), |k| k.bytes / k.seconds / 1e9)
+}
+
+fn best(device: &Device, rows: impl IntoIterator<Item = Row>, rate: fn(&KernelTotal) -> f64) -> Result<f64> {
+    let mut best = 0.0f64;
+    for row in rows {
+        let kernels = time(device, &mut row.prepare(device)?)?;
+        best = kernels.values().map(rate).fold(best, f64::max);
+    }
+    Ok(best)
 }
 
 /// Checks a row against the CPU, unless that is the device, then times its kernels: the slowest first.

@@ -2,8 +2,8 @@
 
 use super::{device, output};
 use crate::bench::{
-    GenerateTiming, OpTiming, Sizes, StepCase, StepTiming, measure_peaks, plot_steps, products, select, step_cases,
-    time_generate, time_row, time_step,
+    GenerateTiming, OpTiming, Sizes, StepCase, StepTiming, measure_peaks, measure_roof, plot_steps, products, select,
+    step_cases, time_generate, time_row, time_step,
 };
 use crate::config::{DeviceConfig, Precision};
 use crate::train::{check_precision, describe, operands};
@@ -64,7 +64,7 @@ pub struct StepArgs {
     /// Draw tokens/s against B and the time of a token against T, whichever has several values, into this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Also print the table by kernel
+    /// Also print the table by kernel, and what bounds the three largest: the device's peaks are measured for that
     #[arg(long)]
     profile: bool,
     /// Print one JSON object per case, batch size and context instead
@@ -228,13 +228,26 @@ fn step(args: &StepArgs) -> Result<()> {
     // Created before anything is measured: a path that cannot be written should fail now.
     let create = |path: &PathBuf| File::create(path).map_err(|e| Error::io("create", path, e));
     let svg_file = args.svg.as_ref().map(create).transpose()?;
-    let mut timings = Vec::new();
+    let products = operands(args.precision);
+    let (mut timings, mut peaks) = (Vec::new(), None);
     for case in &cases {
         // A fresh device for each case, so that its peak memory is its own.
         let device = device::open_measured(&args.device.over(&DeviceConfig::default()))?;
         check_precision(args.precision, &device).map_err(|why| Error::Invalid(format!("--precision: {why}")))?;
         let (steps, rounds) = (args.steps as usize, args.rounds as usize);
-        let timing = time_step(case, &device, operands(args.precision), steps, rounds)?;
+        let mut timing = time_step(case, &device, products, steps, rounds)?;
+        // Where single kernels cannot be timed, nothing could be put beside the peaks.
+        if args.profile && !timing.report.kernels.is_empty() {
+            if peaks.is_none() {
+                match measure_roof(&device, &Sizes::for_device(&device), products) {
+                    Ok(measured) => peaks = Some(measured),
+                    Err(e) => output::note(format_args!("--profile: cannot measure what the device does at best: {e}")),
+                }
+            }
+            if let Some(peaks) = peaks {
+                timing.report.set_peaks(peaks);
+            }
+        }
         if args.json {
             let mut object = serde_json::to_value(&timing)?;
             object["precision"] = args.precision.as_str().into();

@@ -5,9 +5,11 @@
 
 mod memory;
 mod report;
+mod roof;
 
 pub use memory::{BytesByKind, MemoryKind, MemoryStats, current_memory_kind, memory_kind, size_text};
 pub use report::{HostTime, KernelRow, Report};
+pub use roof::{BesidePeaks, Bound, Roof};
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;

@@ -1,6 +1,7 @@
-//! Turns a profile into the report that ends a run: kernels against host, then a table by kernel.
+//! Turns a profile into the report that ends a run: kernels against host, then a table by kernel, and of the largest what
+//! they cost.
 
-use super::{MemoryKind, MemoryStats, Profile, Span, size_text};
+use super::{BesidePeaks, MemoryKind, MemoryStats, Profile, Roof, Span, roof, size_text};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -10,12 +11,16 @@ pub struct KernelRow {
     pub name: &'static str,
     pub calls: u64,
     pub seconds: f64,
+    /// The mean.
+    pub ms_per_call: f64,
     /// Of all kernels' time, 0 to 1.
     pub share: f64,
     /// 10^12 floating-point operations per second.
     pub tflops: f64,
     /// 10^9 bytes per second, counting what must be read and written once.
     pub gb_per_s: f64,
+    /// `None` where the peaks were not measured.
+    pub beside_peaks: Option<BesidePeaks>,
 }
 
 /// Where the time outside kernels went, seconds. On a GPU only time in which it stood idle counts.
@@ -42,6 +47,8 @@ pub struct Report {
     pub kernel_seconds: f64,
     /// The slowest first.
     pub kernels: Vec<KernelRow>,
+    /// What the device does at best; `None` if that was not measured.
+    pub peaks: Option<Roof>,
     pub host: HostTime,
     /// Of the GPU; `None` on the CPU.
     pub memory: Option<MemoryStats>,
@@ -74,9 +81,11 @@ impl Report {
                 name,
                 calls: (k.calls as f64 * scale).round() as u64,
                 seconds: k.seconds * scale,
+                ms_per_call: 1e3 * k.seconds / k.calls as f64,
                 share: k.seconds / measured,
                 tflops: k.flops / k.seconds / 1e12,
                 gb_per_s: k.bytes / k.seconds / 1e9,
+                beside_peaks: None,
             })
             .collect();
         kernels.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
@@ -92,10 +101,19 @@ impl Report {
             seconds_per_epoch: if epochs > 0.0 { training_seconds / epochs } else { 0.0 },
             kernel_seconds,
             kernels,
+            peaks: None,
             host,
             memory,
             sampled: on_gpu && measured > 0.0 && scale > 1.05,
             estimated,
+        }
+    }
+
+    /// Puts every kernel beside what the device does at best.
+    pub fn set_peaks(&mut self, peaks: Roof) {
+        self.peaks = Some(peaks);
+        for k in &mut self.kernels {
+            k.beside_peaks = Some(peaks.over(k));
         }
     }
 
@@ -167,6 +185,7 @@ impl Report {
         if self.sampled {
             text.push_str("  (times by kernel come from sampled steps, scaled to the GPU time of all steps)\n");
         }
+        text.push_str(&roof::largest_text(&self.kernels, self.peaks.as_ref()));
         text
     }
 }
@@ -262,6 +281,18 @@ mod tests {
         assert_eq!(lines[1], "  - GPU kernels: matmul 8.00 s, softmax 2.00 s  total 10.00 s (90.9% of training time)");
         assert!(lines[2].starts_with("  - Host: data 0.17 s, compile 0.00 s, encode 0.67 s"), "{text}");
         assert!(text.contains("[AVG_EPOCH_TIME] 5.50"), "{text}");
+    }
+
+    #[test]
+    fn the_largest_kernels_end_the_text_with_peaks_or_without() {
+        let mut report = Report::new(&profile(), 11.0, 2.0, None);
+        let end = "\n  Largest kernels:\n  - matmul, 80.0%: 1.00 TFLOP/s, 500 MB/s; 200 ms per call\n";
+        assert!(report.text().contains(end), "{}", report.text());
+        report.set_peaks(Roof { products: "f32", tflops: 1.25, gb_per_s: 1000.0 });
+        let text = report.text();
+        let line = "  - matmul, 80.0%: 1.00 TFLOP/s, 500 MB/s; mostly arithmetic, 80% of the products' peak\n";
+        assert!(text.contains(" 1.25 TFLOP/s in f32 products, 1.00 TB/s):\n") && text.contains(line), "{text}");
+        assert!(text.lines().last().is_some_and(|line| line.starts_with("  - softmax, 20.0%: 4.00 TFLOP/s")), "{text}");
     }
 
     #[test]

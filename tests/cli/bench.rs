@@ -119,7 +119,46 @@ fn step_tells_gpu_memory_by_kind() {
     assert_eq!(bytes("optimizer_state"), 2 * arena, "{memory}");
     assert!(bytes("activations") > 0 && bytes("other") < 4096, "{memory}");
     let run = sandbox.run(&[&["bench", "step", "--profile"], &QUICK[..], &GPU, &small].concat()).succeeds();
-    run.prints(&["  - GPU memory: ", " at most (optimizer state ", " obtained in "]);
+    let run = run.prints(&["  - GPU memory: ", " at most (optimizer state ", " obtained in "]);
+    names_the_three_largest(&run.stdout);
+}
+
+/// Below the table, in its order and with its shares, beside peaks.
+fn names_the_three_largest(report: &str) {
+    let (table, largest) =
+        report.split_once("\n  Largest kernels (the device's peaks just now: ").expect("the largest");
+    let (_, table) = table.split_once("GB/s\n").expect("a table");
+    let mut lines = largest.lines();
+    let peaks = lines.next().unwrap();
+    assert!(peaks.contains("FLOP/s in f32 products, ") && peaks.ends_with("B/s):"), "{peaks}");
+    let lines: Vec<&str> = lines.take_while(|line| !line.is_empty()).collect();
+    assert_eq!(lines.len(), 3, "{report}");
+    for (line, row) in lines.iter().zip(table.lines()) {
+        let row: Vec<&str> = row.split_whitespace().collect();
+        assert!(line.starts_with(&format!("  - {}, {}: ", row[0], row[3])), "{line}: {row:?}");
+        let (_, why) = line.split_once("B/s; ").expect("both rates");
+        let reasons = ["mostly arithmetic, ", "mostly memory, ", "it waits: small calls of ", "neither arithmetic ("];
+        assert!(reasons.iter().any(|reason| why.starts_with(reason)), "{line}");
+    }
+}
+
+#[test]
+fn step_says_what_bounds_the_largest_kernels() {
+    let sandbox = Sandbox::new();
+    let step = |further: &[&str]| sandbox.run(&[&["bench", "step"], &QUICK[..], &CPU, further].concat()).succeeds();
+    names_the_three_largest(&step(&["--profile"]).stdout);
+    let report = &step(&["--profile", "--json"]).json()["report"];
+    assert_eq!(report["peaks"]["products"], "f32");
+    for kernel in report["kernels"].as_array().expect("kernels") {
+        let beside = &kernel["beside_peaks"];
+        for (rate, share) in [("tflops", "compute"), ("gb_per_s", "memory")] {
+            let expected = number(kernel, rate) / number(&report["peaks"], rate);
+            assert!((number(beside, share) - expected).abs() <= 1e-9 * expected, "{kernel}");
+        }
+        assert!(beside["bound"].is_string() && number(kernel, "ms_per_call") > 0.0, "{kernel}");
+    }
+    let report = &step(&["--json"]).json()["report"];
+    assert!(report["peaks"].is_null() && report["kernels"][0]["beside_peaks"].is_null(), "not measured: {report}");
 }
 
 #[test]

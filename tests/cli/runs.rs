@@ -63,7 +63,14 @@ fn the_report_has_its_documented_form() {
         (lines.next(), lines.next().unwrap().split_whitespace().collect::<Vec<_>>()),
         (Some(""), table.to_vec())
     );
-    assert!(lines.next().unwrap().contains('%'));
+    let first = lines.next().unwrap();
+    assert!(first.contains('%'));
+    let mut largest = lines.skip_while(|line| *line != "  Largest kernels:").skip(1);
+    let first = first.split_whitespace().next().unwrap();
+    for name in [first, "", ""] {
+        let line = largest.next().expect("three kernels");
+        assert!(line.starts_with(&format!("  - {name}")) && line.ends_with("s per call"), "{line}");
+    }
     let saved = sandbox.read(format!("{TINY_RUN}/profile.txt"));
     assert!(run.stdout.contains(&saved), "profile.txt is the report: {saved}");
 }

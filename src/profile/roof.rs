@@ -1,0 +1,211 @@
+//! What bounds a kernel: its two rates beside what the device does at best, after the roofline model (Williams, Waterman
+//! and Patterson 2009, <https://doi.org/10.1145/1498765.1498785>), and that in a sentence.
+
+use super::KernelRow;
+use serde::Serialize;
+use std::fmt::Write;
+
+/// What the device does at best.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Roof {
+    /// Type of the elements that were multiplied: "f32" or "f16".
+    pub products: &'static str,
+    /// 10^12 operations per second in large matrix products.
+    pub tflops: f64,
+    /// 10^9 bytes per second, reading and writing tensors larger than any cache.
+    pub gb_per_s: f64,
+}
+
+/// What explains most of a kernel's time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    /// Its operations, at the rate of products.
+    Compute,
+    /// What it reads and writes, at the bandwidth.
+    Memory,
+    /// Neither, and there is so little work in a call that most of the time is its start and end.
+    SmallCalls,
+    /// None of these.
+    Neither,
+}
+
+/// A kernel's rates as parts of the device's peaks.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct BesidePeaks {
+    /// Of the products' peak.
+    pub compute: f64,
+    /// Of the bandwidth. Above 1 if what the kernel reads is in a cache.
+    pub memory: f64,
+    pub bound: Bound,
+}
+
+impl Roof {
+    /// Where a kernel lies under this roof. A rate bounds it if it explains at least half of the time.
+    pub fn over(&self, kernel: &KernelRow) -> BesidePeaks {
+        /// What starting a kernel and filling the device takes: launches that do almost nothing take 5 to 20 us on an
+        /// H200.
+        const START_MS: f64 = 0.01;
+        let (compute, memory) = (kernel.tflops / self.tflops, kernel.gb_per_s / self.gb_per_s);
+        let explained = compute.max(memory);
+        let bound = if explained < 0.5 {
+            if explained * kernel.ms_per_call < START_MS { Bound::SmallCalls } else { Bound::Neither }
+        } else if compute > memory {
+            Bound::Compute
+        } else {
+            Bound::Memory
+        };
+        BesidePeaks { compute, memory, bound }
+    }
+}
+
+/// A line for each of the largest kernels, of rows that have the largest first; without peaks none says what bounds it.
+pub(super) fn largest_text(kernels: &[KernelRow], peaks: Option<&Roof>) -> String {
+    const LARGEST: usize = 3;
+    let mut text = String::new();
+    if kernels.is_empty() {
+        return text;
+    }
+    text.push_str("\n  Largest kernels");
+    if let Some(peaks) = peaks {
+        let (products, bandwidth) = (si(1e12 * peaks.tflops, "FLOP/s"), si(1e9 * peaks.gb_per_s, "B/s"));
+        let _ = write!(text, " (the device's peaks just now: {products} in {} products, {bandwidth})", peaks.products);
+    }
+    text.push_str(":\n");
+    for k in kernels.iter().take(LARGEST) {
+        let _ = writeln!(text, "  - {}", sentence(k));
+    }
+    text
+}
+
+/// "matmul, 83.1%: 47.1 TFLOP/s, 210 GB/s; mostly arithmetic, 94% of the products' peak".
+fn sentence(k: &KernelRow) -> String {
+    let rates = format!("{}, {}", si(1e12 * k.tflops, "FLOP/s"), si(1e9 * k.gb_per_s, "B/s"));
+    format!("{}, {:.1}%: {rates}; {}", k.name, 100.0 * k.share, why(k))
+}
+
+fn why(k: &KernelRow) -> String {
+    let seconds = 1e-3 * k.ms_per_call;
+    let call = si(seconds, "s");
+    let Some(BesidePeaks { compute, memory, bound }) = k.beside_peaks else { return format!("{call} per call") };
+    let explained = si(seconds * compute.max(memory), "s");
+    let (compute, memory) = (100.0 * compute, 100.0 * memory);
+    match bound {
+        Bound::Compute => format!("mostly arithmetic, {compute:.0}% of the products' peak"),
+        // What was measured varies by a few percent.
+        Bound::Memory if memory < 110.0 => format!("mostly memory, {memory:.0}% of the bandwidth"),
+        Bound::Memory => format!("mostly memory, {memory:.0}% of the bandwidth, as only a cache allows"),
+        Bound::SmallCalls => {
+            let (flop, bytes) = (si(1e12 * k.tflops * seconds, "FLOP"), si(1e9 * k.gb_per_s * seconds, "B"));
+            format!("it waits: small calls of {call}, each {flop} and {bytes}, of which the peaks explain {explained}")
+        }
+        Bound::Neither => format!(
+            "neither arithmetic ({compute:.0}%) nor memory ({memory:.0}%): of {call} per call the peaks explain {explained}; \
+             the rest is waiting, exp and the like"
+        ),
+    }
+}
+
+/// Three significant digits and the prefix of the unit.
+fn si(value: f64, unit: &str) -> String {
+    const PREFIXES: [(f64, &str); 7] =
+        [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "u")];
+    if value < 1e-9 {
+        return format!("0 {unit}");
+    }
+    // 999.5 would be rounded to the 1000 of the next prefix.
+    let fits = PREFIXES.iter().find(|(size, _)| value >= 0.9995 * size);
+    let (size, prefix) = fits.unwrap_or(&(1e-9, "n"));
+    let scaled = value / size;
+    let decimals = if scaled < 9.995 { 2 } else { usize::from(scaled < 99.95) };
+    format!("{scaled:.decimals$} {prefix}{unit}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H200: Roof = Roof { products: "f32", tflops: 50.0, gb_per_s: 4000.0 };
+
+    fn row(name: &'static str, ms_per_call: f64, tflops: f64, gb_per_s: f64) -> KernelRow {
+        let mut row = KernelRow {
+            name,
+            calls: 100,
+            seconds: 0.1 * ms_per_call,
+            ms_per_call,
+            share: 0.25,
+            tflops,
+            gb_per_s,
+            beside_peaks: None,
+        };
+        row.beside_peaks = Some(H200.over(&row));
+        row
+    }
+
+    fn bound(row: &KernelRow) -> Bound {
+        row.beside_peaks.expect("peaks").bound
+    }
+
+    #[test]
+    fn a_kernel_near_the_products_peak_is_bound_by_arithmetic() {
+        let row = row("matmul", 2.0, 47.0, 200.0);
+        assert_eq!(bound(&row), Bound::Compute);
+        let want = "matmul, 25.0%: 47.0 TFLOP/s, 200 GB/s; mostly arithmetic, 94% of the products' peak";
+        assert_eq!(sentence(&row), want);
+    }
+
+    #[test]
+    fn a_kernel_near_the_bandwidth_is_bound_by_memory() {
+        let row = row("adamw", 0.8, 0.5, 3000.0);
+        assert_eq!(bound(&row), Bound::Memory);
+        assert_eq!(sentence(&row), "adamw, 25.0%: 500 GFLOP/s, 3.00 TB/s; mostly memory, 75% of the bandwidth");
+    }
+
+    #[test]
+    fn more_than_the_bandwidth_is_said_to_come_from_a_cache() {
+        let row = row("gelu", 0.1, 0.5, 6000.0);
+        assert!(sentence(&row).ends_with("mostly memory, 150% of the bandwidth, as only a cache allows"));
+    }
+
+    #[test]
+    fn a_kernel_of_small_calls_waits() {
+        let row = row("add_bias", 0.008, 0.05, 400.0);
+        assert_eq!(bound(&row), Bound::SmallCalls);
+        let why = "it waits: small calls of 8.00 us, each 400 kFLOP and 3.20 MB, of which the peaks explain 800 ns";
+        assert_eq!(sentence(&row), format!("add_bias, 25.0%: 50.0 GFLOP/s, 400 GB/s; {why}"));
+    }
+
+    #[test]
+    fn a_long_call_that_neither_peak_explains_is_not_called_small() {
+        let row = row("attention", 1.0, 20.0, 80.0);
+        assert_eq!(bound(&row), Bound::Neither);
+        let why = "neither arithmetic (40%) nor memory (2%): of 1.00 ms per call the peaks explain 400 us; the rest is \
+                   waiting, exp and the like";
+        assert_eq!(sentence(&row), format!("attention, 25.0%: 20.0 TFLOP/s, 80.0 GB/s; {why}"));
+    }
+
+    #[test]
+    fn without_peaks_nothing_is_said_about_them() {
+        let row = KernelRow { beside_peaks: None, ..row("matmul", 2.0, 47.0, 200.0) };
+        let text = largest_text(&[row], None);
+        assert_eq!(text, "\n  Largest kernels:\n  - matmul, 25.0%: 47.0 TFLOP/s, 200 GB/s; 2.00 ms per call\n");
+    }
+
+    #[test]
+    fn the_three_largest_are_named_beside_the_peaks() {
+        let rows = ["a", "b", "c", "d"].map(|name| row(name, 1.0, 47.0, 200.0));
+        let text = largest_text(&rows, Some(&H200));
+        let lines: Vec<&str> = text.lines().collect();
+        let peaks = "(the device's peaks just now: 50.0 TFLOP/s in f32 products, 4.00 TB/s)";
+        assert_eq!(lines[..2], ["", &format!("  Largest kernels {peaks}:")]);
+        assert!(lines.len() == 5 && lines[2].starts_with("  - a,") && lines[4].starts_with("  - c,"), "{text}");
+        assert_eq!(largest_text(&[], Some(&H200)), "");
+    }
+
+    #[test]
+    fn units_have_prefixes_and_three_digits() {
+        let values = [0.0, 2.5e-8, 9.996e-6, 0.0123, 1.0, 999.7, 123_456.0, 4.5e13];
+        let want = ["0 s", "25.0 ns", "10.0 us", "12.3 ms", "1.00 s", "1.00 ks", "123 ks", "45.0 Ts"];
+        assert_eq!(values.map(|value| si(value, "s")), want);
+    }
+}
