@@ -44,7 +44,7 @@ impl Roof {
     /// Where a kernel lies under this roof.
     pub fn over(&self, kernel: &KernelRow) -> BesidePeaks {
         /// Of a peak, from which on it bounds a kernel: more than half of the time is then explained, with room for what
-        /// measured peaks vary by. The classifier's rows on a CPU, held up by their exponentials, reach half of the
+        /// measured peaks vary by. On one core the classifier's rows, held up by their exponentials, reach half of the
         /// bandwidth.
         const BOUND: f64 = 0.6;
         /// What starting a kernel and filling the device takes: launches that do almost nothing take 5 to 20 us on an
@@ -105,7 +105,7 @@ fn why(k: &KernelRow) -> String {
         }
         Bound::Neither => format!(
             "neither arithmetic ({compute:.0}%) nor memory ({memory:.0}%): of {call} per call the peaks explain {explained}; \
-             the rest is waiting, exp and the like"
+             the rest is waiting, or work that no peak counts"
         ),
     }
 }
@@ -184,7 +184,7 @@ mod tests {
         let row = row("attention", 1.0, 29.0, 80.0);
         assert_eq!(bound(&row), Bound::Neither);
         let why = "neither arithmetic (58%) nor memory (2%): of 1.00 ms per call the peaks explain 580 us; the rest is \
-                   waiting, exp and the like";
+                   waiting, or work that no peak counts";
         assert_eq!(sentence(&row), format!("attention, 25.0%: 29.0 TFLOP/s, 80.0 GB/s; {why}"));
     }
 
