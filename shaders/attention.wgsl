@@ -363,8 +363,10 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {# Maxima and sums of rows 4q .. 4q + 3 of a thread are the lanes of top{q} and total{q}. #}
     // Less than any score, and not infinite, because WGSL promises nothing about infinities.
     const MASKED = -1e30;
+    // Where a row's maximum begins: above what is masked, so that a row of nothing but -infinity has no weights, and ends as NaN.
+    const UNSEEN = -1e29;
     {% for q in range(rows_per_thread // 4) %}
-    var top{{ q }} = vec4<f32>(MASKED);
+    var top{{ q }} = vec4<f32>(UNSEEN);
     var total{{ q }} = vec4<f32>(0.0); // of this thread's columns only, until the end
     {% endfor %}
     {{ zeros("sum") }}

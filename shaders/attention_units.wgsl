@@ -314,8 +314,10 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     const SLACK = 10.0;
     // Less than any score, and not infinite, because WGSL promises nothing about infinities.
     const MASKED = -1e30;
+    // Where a row's reference begins: above what is masked, so that a row of nothing but -infinity has no weights, and ends as NaN.
+    const UNSEEN = -1e29;
     {% for i in range(pieces) %}
-    var reference{{ i }} = MASKED;
+    var reference{{ i }} = UNSEEN;
     var total{{ i }} = 0.0; // of this thread's columns only, until the end
     {% endfor %}
     if (thread == 0u) { grow = vec4<u32>(); }

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock};
 
 /// Kinds of GPU whose limits lead to different kernels.
-fn devices() -> [(&'static str, Limits); 5] {
+fn devices() -> [(&'static str, Limits); 6] {
     let webgpu = Limits::WEBGPU_DEFAULT;
     let gib = 1 << 30;
     [
@@ -42,6 +42,19 @@ fn devices() -> [(&'static str, Limits); 5] {
                 f16: true,
                 subgroup_size: 32,
                 matrix_units: 8,
+                matmul_rates: None,
+            },
+        ),
+        (
+            "a GPU with subgroups of 64",
+            Limits {
+                binding_bytes: 4 * gib - 4,
+                buffer_bytes: 4 * gib,
+                workgroup_bytes: 64 << 10,
+                workgroup_threads: 1024,
+                f16: true,
+                subgroup_size: 64,
+                matrix_units: 16,
                 matmul_rates: None,
             },
         ),

@@ -229,7 +229,7 @@ fn step(args: &StepArgs) -> Result<()> {
     let create = |path: &PathBuf| File::create(path).map_err(|e| Error::io("create", path, e));
     let svg_file = args.svg.as_ref().map(create).transpose()?;
     let products = operands(args.precision);
-    let (mut timings, mut peaks) = (Vec::new(), None);
+    let (mut timings, mut peaks) = (Vec::new(), None::<Option<_>>);
     for case in &cases {
         // A fresh device for each case, so that its peak memory is its own.
         let device = device::open_measured(&args.device.over(&DeviceConfig::default()))?;
@@ -238,13 +238,15 @@ fn step(args: &StepArgs) -> Result<()> {
         let mut timing = time_step(case, &device, products, steps, rounds)?;
         // Where single kernels cannot be timed, nothing could be put beside the peaks.
         if args.profile && !timing.report.kernels.is_empty() {
-            if peaks.is_none() {
-                match measure_roof(&device, &Sizes::for_device(&device), products) {
-                    Ok(measured) => peaks = Some(measured),
-                    Err(e) => output::note(format_args!("--profile: cannot measure what the device does at best: {e}")),
-                }
-            }
-            if let Some(peaks) = peaks {
+            let measure = || {
+                let measured = measure_roof(&device, &Sizes::for_device(&device), products);
+                measured
+                    .inspect_err(|e| {
+                        output::note(format_args!("--profile: cannot measure what the device does at best: {e}"));
+                    })
+                    .ok()
+            };
+            if let Some(peaks) = *peaks.get_or_insert_with(measure) {
                 timing.report.set_peaks(peaks);
             }
         }

@@ -27,9 +27,12 @@ pub struct Sampler {
 
 impl Sampler {
     /// # Errors
-    /// If the temperature is negative or top-p lies outside (0, 1].
+    /// If there are no tokens, the temperature is negative or top-p lies outside (0, 1].
     pub fn new(sampling: &Sampling) -> Result<Sampler> {
-        let Sampling { temperature, top_p, .. } = *sampling;
+        let Sampling { tokens, temperature, top_p, .. } = *sampling;
+        if tokens == 0 {
+            return Err(Error::Invalid("there is no token to draw: the tokenizer has none".into()));
+        }
         if !(temperature >= 0.0 && temperature.is_finite()) {
             return Err(Error::Invalid(format!("temperature is {temperature}; expected 0 or more")));
         }
@@ -142,6 +145,7 @@ mod tests {
     #[test]
     fn refuses_what_makes_no_sense() {
         for sampling in [
+            Sampling { tokens: 0, ..plain() },
             Sampling { temperature: -1.0, ..plain() },
             Sampling { temperature: f64::NAN, ..plain() },
             Sampling { top_p: 0.0, ..plain() },

@@ -190,6 +190,7 @@ impl Gpu {
                 self.synchronize()?;
                 self.0.recorder.borrow_mut().pipelines.forget_bind_groups();
                 self.0.pool.release_free();
+                self.0.spares.release();
                 self.0.device.poll(wgpu::PollType::Poll).map_err(|e| Error::Gpu(e.to_string()))?;
                 make()
             }

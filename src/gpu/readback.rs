@@ -24,6 +24,11 @@ impl Spares {
         Some(spares.swap_remove(place))
     }
 
+    /// Gives back what is kept.
+    pub fn release(&self) {
+        self.0.lock().unwrap_or_else(|p| p.into_inner()).clear();
+    }
+
     fn keep(&self, buffer: wgpu::Buffer) {
         if buffer.size() >= Spares::MIN_BYTES {
             self.0.lock().unwrap_or_else(|p| p.into_inner()).push(buffer);

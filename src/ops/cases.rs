@@ -520,6 +520,9 @@ fn mixed(cases: &mut Vec<Case>) {
         (2, 200, 1, 64),
         (1, 70, 2, 80),
         (1, 65, 1, 128),
+        (3, 1, 2, 16),
+        (2, 15, 1, 16),
+        (1, 64, 2, 16),
     ];
     for (batch, time, n_head, head_size) in sizes {
         push(
@@ -529,7 +532,7 @@ fn mixed(cases: &mut Vec<Case>) {
             Box::new(move |x| single(&half(&x[0])?.causal_attention(n_head, None)?)),
         );
     }
-    for (time, head_size) in [(97, 32), (64, 8)] {
+    for (time, head_size) in [(97, 32), (64, 8), (70, 80)] {
         push(
             format!("attention/f16/dropout/{time}x{head_size}"),
             vec![(vec![2, time, 6 * head_size], AROUND_ZERO)],

@@ -1,6 +1,7 @@
 //! What `device.precision` means for a device.
 
 use crate::config::Precision;
+use crate::nn::GptConfig;
 use crate::{DType, Device};
 
 /// The type of the operands of products.
@@ -11,24 +12,34 @@ pub fn operands(precision: Precision) -> DType {
     }
 }
 
-/// What products are computed in: "f32", or of mixed precision what the device has for it, and what the vocabulary takes of it.
-pub fn describe_precision(precision: Precision, device: &Device, vocab_size: usize) -> String {
+/// What products are computed in: "f32", or of mixed precision what the device has for it, and for which products of this model
+/// it cannot be used.
+pub fn describe_precision(precision: Precision, device: &Device, model: &GptConfig) -> String {
     match device {
         Device::Gpu(gpu) if precision == Precision::Mixed => match gpu.limits().matrix_units {
             0 => "mixed: f16 stored, products in f32, as this GPU shows no matrix units".into(),
-            side => {
-                let but = match vocab_size.is_multiple_of(4) {
-                    true => String::new(),
-                    false => format!(
-                        "; those with the vocabulary not, as {vocab_size} is no multiple of 4: model.vocab_multiple = 64 \
-                         makes it one"
-                    ),
-                };
-                format!("mixed: products of f16 on matrix units of {side} x {side}, added up in f32{but}")
-            }
+            side => on_units(side, model),
         },
         _ => "f32".into(),
     }
+}
+
+fn on_units(side: u32, model: &GptConfig) -> String {
+    let GptConfig { n_embd, n_head, vocab_size, .. } = *model;
+    if !n_embd.is_multiple_of(4) {
+        return format!("mixed: f16 stored, products in f32, as model.n_embd = {n_embd} is no multiple of 4");
+    }
+    let mut text = format!("mixed: products of f16 on matrix units of {side} x {side}, added up in f32");
+    let head_size = n_embd / n_head;
+    if !head_size.is_multiple_of(side as usize) {
+        text += &format!("; not attention's, as heads of {head_size} are no multiple of {side}");
+    }
+    if !vocab_size.is_multiple_of(4) {
+        text += &format!(
+            "; not those with the vocabulary, as {vocab_size} is no multiple of 4: model.vocab_multiple = 64 makes it one"
+        );
+    }
+    text
 }
 
 /// Whether a device can train in this precision.
@@ -43,4 +54,22 @@ pub fn check_precision(precision: Precision, device: &Device) -> std::result::Re
         Device::Gpu(gpu) => format!("{} does not", gpu.info().name),
     };
     Err(format!("\"mixed\" needs a GPU that stores 16-bit floats, and {why}; use \"f32\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_keeps_products_off_the_units_is_said() {
+        let model = |n_embd, n_head, vocab_size| {
+            let rest =
+                GptConfig { vocab_size, block_size: 8, n_layer: 1, n_head, n_embd, bias: true, tie_embeddings: true };
+            on_units(16, &rest)
+        };
+        assert_eq!(model(64, 4, 64), "mixed: products of f16 on matrix units of 16 x 16, added up in f32");
+        assert!(model(64, 4, 65).contains("not those with the vocabulary, as 65"));
+        assert!(model(64, 8, 64).contains("not attention's, as heads of 8 are no multiple of 16"));
+        assert!(model(30, 2, 64).contains("model.n_embd = 30"));
+    }
 }

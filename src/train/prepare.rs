@@ -120,7 +120,7 @@ impl<'a> Trainer<'a> {
         (setting.on_event)(&Event::Started(Box::new(Start {
             folder: folder.path().to_path_buf(),
             device: describe(&setting.device),
-            precision: describe_precision(config.device.precision, &setting.device, shape.vocab_size),
+            precision: describe_precision(config.device.precision, &setting.device, &shape),
             corpus: data.corpus,
             tokenizer: data.tokenizer.name().to_string(),
             tokens: data.tokenizer.vocab_size(),

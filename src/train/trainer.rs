@@ -359,11 +359,7 @@ impl Trainer<'_> {
         let summary = Summary {
             folder: self.folder.path().to_path_buf(),
             device: describe(&self.setting.device),
-            precision: describe_precision(
-                self.config.device.precision,
-                &self.setting.device,
-                self.model.config.vocab_size,
-            ),
+            precision: describe_precision(self.config.device.precision, &self.setting.device, &self.model.config),
             parameters: self.model.config.parameter_count(),
             model: self.model.config.clone(),
             steps: self.state.step,

@@ -113,14 +113,47 @@ fn two_runs_give_the_same_bits() {
     devices.extend(gpu_for_tests().map(Device::Gpu));
     for device in devices {
         let op = Attention { n_head: 3, dropout: None };
-        let qkv = Tensor::from_f32(&uniform(2 * 130 * 72, 1), [2, 130, 72], &device).unwrap();
-        let dy = Tensor::from_f32(&uniform(2 * 130 * 24, 2), [2, 130, 24], &device).unwrap();
-        let once = || {
-            let forward = run(&op, &[&qkv]).unwrap();
-            let dqkv = run(&AttentionBackward(op), &[&qkv, &forward[0], &forward[1], &dy]).unwrap();
-            [forward[0].to_bytes().unwrap(), dqkv[0].to_bytes().unwrap()]
-        };
-        assert!(once() == once(), "{device}");
+        for dtype in [DType::F32, DType::F16] {
+            if dtype == DType::F16 && !device.has_f16() {
+                continue;
+            }
+            let tensor = |width: usize, seed| {
+                let values = uniform(2 * 130 * width, seed);
+                Tensor::from_f32(&values, [2, 130, width], &device).unwrap().to_dtype(dtype).unwrap()
+            };
+            let (qkv, dy) = (tensor(3 * 48, 1), tensor(48, 2));
+            let once = || {
+                let forward = run(&op, &[&qkv]).unwrap();
+                let dqkv = run(&AttentionBackward(op), &[&qkv, &forward[0], &forward[1], &dy]).unwrap();
+                [forward[0].to_bytes().unwrap(), dqkv[0].to_bytes().unwrap()]
+            };
+            assert!(once() == once(), "{device}, {}", dtype.name());
+        }
+    }
+}
+
+/// A query that sees nothing but -infinity has no weights; it must not look at what comes after it.
+#[test]
+fn a_row_of_minus_infinity_ends_as_nan() {
+    let mut devices = vec![Device::Cpu];
+    devices.extend(gpu_for_tests().map(Device::Gpu));
+    for device in devices {
+        for dtype in [DType::F32, DType::F16] {
+            if dtype == DType::F16 && !device.has_f16() {
+                continue;
+            }
+            // q_0 . k_0 = -infinity; all else is finite.
+            let mut qkv = uniform(20 * 48, 1);
+            qkv[0] = f32::INFINITY;
+            qkv[16] = -1.0;
+            for (t, row) in qkv.chunks_mut(48).enumerate().skip(1) {
+                row[16] = if t % 2 == 0 { -1.0 } else { -0.5 };
+            }
+            let qkv = Tensor::from_f32(&qkv, [1, 20, 48], &device).unwrap().to_dtype(dtype).unwrap();
+            let y = run(&Attention { n_head: 1, dropout: None }, &[&qkv]).unwrap().remove(0).to_f32().unwrap();
+            assert!(y[..16].iter().all(|y| y.is_nan()), "{device}, {}: {:?}", dtype.name(), &y[..16]);
+            assert!(y[16..].iter().all(|y| y.is_finite()), "{device}, {}", dtype.name());
+        }
     }
 }
 

@@ -61,7 +61,7 @@ impl Units {
         }
     }
 
-    /// Queries of a slab, of which dS is in memory at a time: as many as take no more than about three times the memory of
+    /// Queries of a slab, of which dS is in memory at a time: as many as take no more than about five times the memory of
     /// qkv, whatever T, and can be bound.
     fn slab_rows(&self, d: Dims, limits: &Limits) -> usize {
         let row = self.rows("queries").max(COLS as usize);

@@ -226,7 +226,9 @@ impl Choice {
             });
             choices.min_by(|a, b| a.estimate(kernel, d).total_cmp(&b.estimate(kernel, d)))
         };
-        let most = if d.batch == 1 { (d.k / SHORTEST_PIECE).clamp(1, MOST_PIECES) } else { 1 };
+        // What the pieces give must be bound at once.
+        let bound = limits.binding_bytes as usize / (4 * d.m * d.n).max(1);
+        let most = if d.batch == 1 { (d.k / SHORTEST_PIECE).min(bound).clamp(1, MOST_PIECES) } else { 1 };
         // Splits that fill one, two, .. rounds.
         let filling = |tile: Tile| {
             let pieces = |rounds: f64| (rounds * tile.slots / tile.count(d) as f64) as usize;
