@@ -175,6 +175,11 @@ impl Tile {
         bytes <= limits.workgroup_bytes as usize && threads <= limits.workgroup_threads as usize
     }
 
+    /// Bytes to count for an element of an operand.
+    fn operand_bytes(&self) -> usize {
+        if self.units { 2 } else { 4 }
+    }
+
     fn count(&self, d: &Dims) -> usize {
         d.m.div_ceil(self.bm) * d.n.div_ceil(self.bn) * d.batch
     }
@@ -246,7 +251,7 @@ impl Choice {
 
     /// Whether b may be transposed first: no, and if there is one and it fits, yes.
     fn orders(kernel: &MatMul, d: &Dims, tile: Tile, limits: &Limits) -> impl Iterator<Item = bool> + use<> {
-        let bytes = if tile.units { 2 } else { 4 } * d.n * d.k;
+        let bytes = tile.operand_bytes() * d.n * d.k;
         let may = kernel.trans_b && d.batch == 1 && bytes <= limits.binding_bytes as usize;
         [false].into_iter().chain(may.then_some(true))
     }
@@ -255,7 +260,7 @@ impl Choice {
     fn estimate(&self, kernel: &MatMul, d: &Dims) -> f64 {
         let trans_b = kernel.trans_b && !self.transpose_b;
         let layout = 2 * kernel.trans_a as usize + trans_b as usize;
-        let bytes = if self.tile.units { 4 } else { 8 } * d.n * d.k;
+        let bytes = 2 * self.tile.operand_bytes() * d.n * d.k; // read and written
         let transpose = if self.transpose_b { LAUNCH + bytes as f64 / BANDWIDTH } else { 0.0 };
         transpose + self.tile.estimate(d, layout, self.splits)
     }
