@@ -380,8 +380,9 @@ fn layer_norm(cases: &mut Vec<Case>) {
 }
 
 fn embedding(cases: &mut Vec<Case>) {
-    // (ids, V, C): one of everything, many repeats, mostly rare ids, rows of four and of other lengths.
-    let shapes: [(&[usize], usize, usize); 7] = [
+    // (ids, V, C): one of everything, many repeats, mostly rare ids, rows of four and of other lengths, more positions
+    // than a workgroup sorts.
+    let shapes: [(&[usize], usize, usize); 9] = [
         (&[1], 1, 1),
         (&[17], 3, 5),
         (&[2, 3], 65, 129),
@@ -389,6 +390,8 @@ fn embedding(cases: &mut Vec<Case>) {
         (&[1030], 5000, 12),
         (&[2000], 2, 17),
         (&[65], 17, 260),
+        (&[5, 205], 3, 12),
+        (&[2500], 65, 130),
     ];
     for (ids, v, c) in shapes {
         let inputs = vec![(vec![v, c], AROUND_ZERO), (ids.to_vec(), Values::Ids(v as u32))];

@@ -5,9 +5,10 @@
 //! An id that is not below V gives a row of NaN, on every device, and contributes nothing to the gradient: a launch
 //! cannot fail, and NaN is noticed by whatever watches the loss.
 //!
-//! Backward sorts the positions by id, so that each row of the table has one owner that adds its gradients up in the
-//! order of the positions: the same bits every time, without atomics. The sort compares every pair of positions, which
-//! for the 16 Ki of a training step takes less time than reading their gradients; it is not meant for millions.
+//! Backward sorts the positions by id, stably, so that the gradients of a row of the table lie in one run and are added
+//! up in a fixed order: the same bits every time, without atomics. A GPU sorts blocks of positions in workgroup memory
+//! and merges them by binary search; then it cuts the sorted positions into chunks of equal length, so that the work is
+//! the same whether a row has one gradient or all of them, and puts together the sums of runs that cross chunks.
 
 use super::*;
 use crate::cpu::with_scratch;
@@ -28,6 +29,9 @@ pub(super) struct TableGradient {
     pub c: usize,
     pub accumulate: bool,
 }
+
+/// Positions that a workgroup sorts: four for each of its threads. The shader has the same number.
+const BLOCK: usize = 1024;
 
 /// Elements that a shader moves at once, and the type that holds them.
 fn vector(c: usize) -> (usize, Value) {
@@ -134,48 +138,42 @@ impl Kernel for TableGradient {
         let positions = inputs[1].shape.elements();
         let (vector, type_name) = vector(self.c);
         let width = self.c / vector;
-        // Threads that share a run: few when most ids are rare, many when the whole vocabulary is used over and over.
-        let lanes = if positions >= 16 * self.vocabulary { 16 } else { 4 };
-        let cols = (256 / lanes).min(width.next_power_of_two());
-        let lanes = 256 / cols;
-        let blocks = width.div_ceil(cols);
+        let blocks = positions.div_ceil(BLOCK);
+        // Sorted places that a thread walks: many keep the pieces of runs few, few keep a large GPU busy. Both divide BLOCK.
+        let chunk = if positions * width >= 1 << 20 { 32 } else { 8 };
+        let chunks = positions.div_ceil(chunk);
         let len = self.vocabulary * self.c;
-        let zero = Launch {
+        let launch = |mode: &'static str, bindings, params: &[usize], workgroups| Launch {
             shader: shader!("embedding"),
-            values: vec![("mode", "zero".into())],
-            bindings: vec![Operand::Output(0)],
-            params: vec![len as u32],
-            workgroups: len.div_ceil(256),
+            values: vec![("mode", mode.into())],
+            bindings,
+            params: params.iter().map(|&n| n as u32).collect(),
+            workgroups,
         };
-        let sort = Launch {
-            shader: shader!("embedding"),
-            values: vec![("mode", "sort".into())],
-            bindings: vec![Operand::Input(1), Operand::Scratch(0), Operand::Scratch(1)],
-            params: vec![positions as u32, self.vocabulary as u32],
-            workgroups: positions.div_ceil(32),
+        let sum = |mode, bindings| {
+            let params = [width, chunks, chunk, self.vocabulary];
+            let mut launch = launch(mode, bindings, &params, (chunks * width).div_ceil(64));
+            launch.values.push(("T", type_name));
+            launch
         };
-        let add = Launch {
-            shader: shader!("embedding"),
-            values: vec![
-                ("mode", "add".into()),
-                ("T", type_name),
-                ("cols", (cols as u32).into()),
-                ("lanes", (lanes as u32).into()),
-            ],
-            bindings: vec![
-                Operand::Input(1),
-                Operand::ReadScratch(0),
-                Operand::ReadScratch(1),
-                Operand::Input(0),
-                Operand::Output(0),
-            ],
-            params: vec![width as u32, blocks as u32, positions as u32],
-            workgroups: positions * blocks,
-        };
-        Plan {
-            scratch: vec![4 * positions; 2],
-            launches: (!self.accumulate).then_some(zero).into_iter().chain([sort, add]).collect(),
+        let (dy, ids, table) = (Operand::Input(0), Operand::Input(1), Operand::Output(0));
+        let sorted = Operand::ReadScratch(if blocks > 1 { 1 } else { 0 });
+        let mut launches = Vec::new();
+        if !self.accumulate {
+            launches.push(launch("zero", vec![table], &[len], len.div_ceil(256)));
         }
+        launches.push(launch("sort", vec![ids, Operand::Scratch(0)], &[positions, self.vocabulary], blocks));
+        if blocks > 1 {
+            let bindings = vec![Operand::ReadScratch(0), Operand::Scratch(1)];
+            launches.push(launch("place", bindings, &[blocks], blocks * (BLOCK / 64)));
+        }
+        launches.push(sum("add", vec![sorted, dy, table, Operand::Scratch(2)]));
+        if chunks > 1 {
+            launches.push(sum("join", vec![sorted, Operand::ReadScratch(2), table]));
+        }
+        // The pairs of (id, position), sorted in blocks and as a whole; a row for each chunk.
+        let pairs = 8 * BLOCK * blocks;
+        Plan { scratch: vec![pairs, if blocks > 1 { pairs } else { 0 }, 4 * chunks * self.c], launches }
     }
 }
 
