@@ -58,8 +58,9 @@ pub fn step_cases() -> Vec<StepCase> {
 /// # Errors
 /// If the model does not fit the device or the device reported an error.
 pub fn time_step(case: &StepCase, device: &Device, products: DType, steps: usize, rounds: usize) -> Result<StepTiming> {
-    /// Steps before the clock starts: shaders are compiled, buffers pooled, caches filled.
-    const WARM_UP: usize = 3;
+    /// Steps at a time before the clock starts, for so many seconds: shaders are compiled, buffers pooled, caches filled, and
+    /// a GPU that was idle runs at its full clock.
+    const WARM_UP: (usize, f64) = (3, 0.5);
     let config = &case.config;
     check_size(config, case.batch_size * config.block_size, products, device)?;
     let mut model = Gpt::new(config.clone(), 0)?;
@@ -83,10 +84,13 @@ pub fn time_step(case: &StepCase, device: &Device, products: DType, steps: usize
         }
         Ok(loss)
     };
-    for _ in 0..WARM_UP {
-        step()?;
+    let warming = Instant::now();
+    while warming.elapsed().as_secs_f64() < WARM_UP.1 {
+        for _ in 0..WARM_UP.0 {
+            step()?;
+        }
+        device.synchronize()?;
     }
-    device.synchronize()?;
     profile::reset();
     let (mut seconds, mut total, mut loss) = (Vec::new(), 0.0, None);
     for _ in 0..rounds {
