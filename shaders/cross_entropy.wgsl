@@ -1,6 +1,6 @@
 // Softmax cross-entropy (formulas: src/ops/cross_entropy.rs).
 //
-// Passes over (rows, vocab): LANES threads share a row, 256 / LANES rows share a workgroup; thread `lane` of a row takes
+// Passes over (rows, vocab): LANES threads share a row, and ROWS rows a workgroup; thread `lane` of a row takes
 // the elements (or groups of four) lane, lane + LANES, .. Passes over rows: one workgroup of 256 threads, each summing
 // every 256th row, then a tree. All sums run in a fixed order. Logits and their gradient are stored as {{ T }}.
 {{ "enable f16;" if T == "f16" }}
@@ -65,7 +65,7 @@ fn main(@builtin(local_invocation_index) thread: u32) {
 {% set element = "vec4<f32>" if vector else "f32" %}
 {% set stored = element | replace("f32", T) %}
 const LANES = {{ lanes }}u;
-const ROWS = 256u / LANES;
+const ROWS = {{ threads }}u / LANES;
 
 {% if pass == "rows" %}
 // losses of each row, and its norm: the maximum and the sum of exp(x - maximum).
@@ -92,8 +92,8 @@ const ROWS = 256u / LANES;
 
 {% if pass != "backward" %}
 // Of every thread the maximum of its elements, and the sum of exp(element - maximum).
-var<workgroup> tops: array<f32, 256>;
-var<workgroup> totals: array<f32, 256>;
+var<workgroup> tops: array<f32, {{ threads }}>;
+var<workgroup> totals: array<f32, {{ threads }}>;
 
 // The largest of the elements, and their sum.
 fn most(x: {{ element }}) -> f32 {
@@ -132,7 +132,7 @@ fn gradient(x: {{ element }}, i: u32, label: u32, top: f32, share: f32, factor: 
 }
 {% endif %}
 
-@compute @workgroup_size(256)
+@compute @workgroup_size({{ threads }})
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
     let lane = thread % LANES;

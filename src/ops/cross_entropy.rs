@@ -56,12 +56,28 @@ pub(super) fn expect_targets(op: &'static str, rows: usize, targets: &Spec) -> R
     Ok(())
 }
 
+/// Threads of a workgroup, of which some or all share a row.
+const THREADS: usize = 256;
+
 /// A launch of the shader: `workgroups` is 1 for the passes over rows.
 fn launch(pass: &'static str, rows: usize, vocab: usize, logits: DType, bindings: Vec<Operand>) -> Launch {
+    launch_with(THREADS, pass, rows, vocab, logits, bindings)
+}
+
+/// The same with up to so many threads for a row.
+fn launch_with(
+    most: usize,
+    pass: &'static str,
+    rows: usize,
+    vocab: usize,
+    logits: DType,
+    bindings: Vec<Operand>,
+) -> Launch {
     let vector = vocab.is_multiple_of(4);
     let steps = if vector { vocab / 4 } else { vocab };
     // About four elements a thread at least: a row of 65 would waste most of a workgroup.
-    let lanes = steps.div_ceil(4).next_power_of_two().clamp(8, 256);
+    let lanes = steps.div_ceil(4).next_power_of_two().clamp(8, most);
+    let threads = lanes.max(THREADS);
     let (values, workgroups) = match pass {
         "count" | "mean" => (vec![("pass", pass.into()), ("T", logits.name().into())], 1),
         _ => {
@@ -70,8 +86,9 @@ fn launch(pass: &'static str, rows: usize, vocab: usize, logits: DType, bindings
                 ("T", logits.name().into()),
                 ("vector", vector.into()),
                 ("lanes", (lanes as u32).into()),
+                ("threads", (threads as u32).into()),
             ];
-            (values, (rows * lanes).div_ceil(256))
+            (values, (rows * lanes).div_ceil(threads))
         }
     };
     let params = vec![rows as u32, vocab as u32, f32::NAN.to_bits()];
@@ -366,10 +383,13 @@ impl Kernel for ClassifierRows {
         });
     }
 
-    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
         use Operand::{Input, Output};
         let bindings = vec![Input(0), Input(1), Input(2), Output(0), Output(1)];
-        Plan::one(launch("classifier", inputs[0].shape.elements(), self.vocab, self.logits, bindings))
+        // A row is read twice. With as many threads to it as there can be, few rows are in work at once, and the second time
+        // it comes from the cache.
+        let most = 1 << limits.workgroup_threads.clamp(256, 1024).ilog2();
+        Plan::one(launch_with(most, "classifier", inputs[0].shape.elements(), self.vocab, self.logits, bindings))
     }
 }
 

@@ -25,7 +25,7 @@ use rayon::prelude::*;
 /// dweight once a chunk costs little beside them.
 const CHUNK_BYTES: usize = 64 << 20;
 /// The same where a device binds 2 GiB at once, and so is large and fast: each chunk costs it less than its launches.
-const LARGE_CHUNK_BYTES: usize = 256 << 20;
+const LARGE_CHUNK_BYTES: usize = 512 << 20;
 /// The same on the CPU: they pass from one kernel to the next through the cache that all cores share, and leave most of it to
 /// the weight and its gradient.
 const CPU_CHUNK_BYTES: usize = 8 << 20;
@@ -136,7 +136,7 @@ fn chunk_rows(rows: usize, vocab: usize, dtype: DType, device: &Device) -> usize
         Device::Cpu => (CPU_CHUNK_BYTES / row_bytes).max(MIN_ROWS),
         Device::Gpu(gpu) => {
             let bound = gpu.limits().binding_bytes as usize;
-            let bytes = (bound / 8).next_multiple_of(1 << 20).clamp(CHUNK_BYTES, LARGE_CHUNK_BYTES);
+            let bytes = (bound / 4).next_multiple_of(1 << 20).clamp(CHUNK_BYTES, LARGE_CHUNK_BYTES);
             (bytes / row_bytes).max(MIN_ROWS).min(bound / row_bytes)
         }
     };
