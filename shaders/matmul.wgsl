@@ -23,6 +23,8 @@
 @group(0) @binding({{ writes }}) var<storage, read_write> c: array<{{ type }}>;
 {% if epilogue == "gelu" %}
 @group(0) @binding({{ writes + 1 }}) var<storage, read_write> activated: array<{{ type }}>;
+{% elif sums %}
+@group(0) @binding({{ writes + 1 }}) var<storage, read_write> sums: array<f32>;
 {% endif %}
 {% endmacro %}
 
@@ -48,6 +50,23 @@ if (n{{ j }} < p.n)
     activated[{{ i }}] = {{ T_out }}(gelu(vec4<f32>(value)).x);
     {% endif %}
 }
+{% endmacro %}
+
+{# Writes the sums of four of B's columns from the staged ones of `lanes` threads, which have each added up some rows. #}
+{% macro finish_sums(staged, lanes) %}
+    if (tile_row == 0u && thread < {{ BN // 4 }}u) {
+        var total = {{ staged }}[thread];
+        {% for lane in range(1, lanes) %}
+        total += {{ staged }}[thread + {{ lane * BN // 4 }}u];
+        {% endfor %}
+        let n = tile_col + thread * 4u;
+        {% for e in range(4) %}
+        {{ "if (n + " ~ e ~ "u < p.n) " if edge_n }}{
+            let i = split * p.n + n + {{ e }}u;
+            sums[i] = total[{{ e }}]{{ " + sums[i]" if accumulate }};
+        }
+        {% endfor %}
+    }
 {% endmacro %}
 
 {% if kernel == "product" or kernel == "units" %}
@@ -193,7 +212,22 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     { let x = thread + {{ l * threads }}u; next_b{{ l }} = load_b(base_b, tile_col + {{ b_n }}, k_begin + {{ b_k }}, k_end); }
     {% endfor %}
 
+    {% if sums %}
+    {# Whichever tile computes them, eight sums of every eighth row of B are added up: the same bits. #}
+    {% set lanes_b = threads // (BN // 4) %}
+    {% set sums_each = 8 // lanes_b %}
+    {% for s in range(sums_each) %}
+    var sum{{ s }} = vec4<f32>(0.0);
+    {% endfor %}
+    {% endif %}
     for (var k0 = k_begin; k0 < k_end; k0 += {{ BK }}u) {
+        {% if sums %}
+        if (tile_row == 0u) {
+            {% for l in range(loads_b) %}
+            sum{{ l % sums_each }} += next_b{{ l }};
+            {% endfor %}
+        }
+        {% endif %}
         workgroupBarrier();
         {% for l in range(loads_a) %}
         {
@@ -250,6 +284,14 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         {% endfor %}
     }
 
+    {% if sums %}
+    workgroupBarrier();
+    {% for s in range(sums_each) %}
+    tile_a[thread + {{ s * threads }}u] = sum{{ s }};
+    {% endfor %}
+    workgroupBarrier();
+    {{ finish_sums("tile_a", 8) }}
+    {% endif %}
     let base_c = batch * p.stride_c + split * p.m * p.n;
     {% if vec_c %}
     {% for j in range(col_groups) %}
@@ -334,6 +376,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
 {% for name, outer, wide, length, origin, edge in operands %}
 var<workgroup> tile_{{ name }}: array<vec4<f16>, {{ (BK if wide else length) * (stride(wide, length) | int) }}>;
 {% endfor %}
+{% if sums %}
+var<workgroup> column_sums: array<vec4<f32>, {{ threads }}>;
+{% endif %}
 {% if not direct %}
 // Of each subgroup one of its matrices, on the way out.
 var<workgroup> block: array<vec4<f32>, {{ subgroups * side * block_stride }}>;
@@ -392,6 +437,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     let {{ name }}_to = {{ name }}_row * {{ stride(wide, length) }}u + {{ name }}_col;
     {% endfor %}
 
+    {% if sums %}
+    var column_sum = vec4<f32>(0.0);
+    {% endif %}
     // Counted in steps, from which all addresses follow: so the driver makes the fastest loop of it.
     let steps = (k_end - k_begin + {{ BK - 1 }}u) / {{ BK }}u;
     for (var step = 0u; step < steps; step += 1u) {
@@ -411,6 +459,13 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         {% endfor %}
         {% endfor %}
         // All loads go before the first store, so that they are under way together.
+        {% if sums %}
+        if (tile_row == 0u) {
+            {% for l in range(BK // (threads // (BN // 4))) %}
+            column_sum += vec4<f32>(b{{ l }});
+            {% endfor %}
+        }
+        {% endif %}
         {% for name, outer, wide, length, origin, edge in operands %}
         {% set rows = threads // (width(wide, length) | int) %}
         {% for l in range((BK if wide else length) // rows) %}
@@ -448,6 +503,11 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         workgroupBarrier();
     }
 
+    {% if sums %}
+    column_sums[thread] = column_sum;
+    workgroupBarrier();
+    {{ finish_sums("column_sums", threads // (BN // 4)) }}
+    {% endif %}
     {# naga wants every argument of a store to be a name. #}
     {% if direct %}
     let line = p.n;
@@ -549,18 +609,32 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     }
 }
 {% else %}
-// Adds up the pieces that the splits of k left: C = sum over s of partial[s] [+ C] [+ bias]. One thread per element.
+// Adds up the pieces that the splits of k left: C = sum over s of partial[s] [+ C] [+ bias]{{ ", and those of the sums after it" if sums }}. One thread per element.
 struct Params { len: u32, n: u32, splits: u32 }
 var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read> partial: array<f32>;
-{{ more_bindings(1, T_out) }}
+{% if sums %}
+@group(0) @binding(1) var<storage, read> partial_sums: array<f32>;
+{% endif %}
+{{ more_bindings(2 if sums else 1, T_out) }}
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
     let i = workgroup_number(id, count) * 256u + thread;
+    {% if sums %}
+    if (i >= p.len) {
+        let n = i - p.len;
+        if (n >= p.n) { return; }
+        var sum = 0.0;
+        for (var s = 0u; s < p.splits; s++) { sum += partial_sums[s * p.n + n]; }
+        sums[n] = sum{{ " + sums[n]" if accumulate }};
+        return;
+    }
+    {% else %}
     if (i >= p.len) { return; }
+    {% endif %}
     var sum = 0.0;
     for (var s = 0u; s < p.splits; s++) { sum += partial[s * p.len + i]; }
     {{ finish("sum", "i", "i % p.n") }}

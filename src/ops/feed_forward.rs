@@ -11,7 +11,6 @@
 //! tensors of the widest layer fewer in each direction.
 
 use super::matmul::{Epilogue, MatMul};
-use super::reduce::SumRows;
 use super::*;
 use crate::gpu::{Limits, Plan};
 use crate::tensor::{Edge, Grads, record, run};
@@ -62,20 +61,21 @@ impl Op for FeedForward {
         let rows = |t: &Tensor| t.view([t.shape().rows(), t.shape().last_dim()].into(), Edge::None);
         let (dy, x, h) = (&rows(dy), &rows(x), &rows(&self.h));
         let out = [(0, x), (1, w1), (2, w2)].map(|(i, input)| grads.dtype(i, input));
-        let weight_gradient =
-            |input: usize| move |accumulate| MatMul { trans_a: true, accumulate, out: out[input], ..MatMul::default() };
-        let bias_gradient = |len| move |accumulate| SumRows { accumulate, len };
-        if self.bias {
-            grads.compute(4, &[dy], bias_gradient(w2.shape().last_dim()))?;
-        }
-        grads.compute(2, &[h, dy], weight_gradient(2))?;
+        let with_bias = self.bias;
+        // Of a weight, and of the bias that came after it.
+        let parameters = |grads: &mut Grads, weight: usize, x: &Tensor, dy: &Tensor| {
+            let kernel = |accumulate| MatMul { trans_a: true, accumulate, out: out[weight], ..MatMul::default() };
+            if !with_bias {
+                return grads.compute(weight, &[x, dy], kernel);
+            }
+            let with_sums = |accumulate| MatMul { sums: true, ..kernel(accumulate) };
+            grads.compute_all(&[weight, weight + 2], &[x, dy], with_sums)
+        };
+        parameters(grads, 2, h, dy)?;
         let product =
             MatMul { trans_b: true, epilogue: Epilogue::GeluBackward, out: self.u.dtype(), ..MatMul::default() };
         let du = &run(&product, &[dy, w2, &self.u])?.remove(0);
-        grads.compute(1, &[x, du], weight_gradient(1))?;
-        if self.bias {
-            grads.compute(3, &[du], bias_gradient(w1.shape().last_dim()))?;
-        }
+        parameters(grads, 1, x, du)?;
         let input_gradient = |accumulate| MatMul { trans_b: true, accumulate, out: out[0], ..MatMul::default() };
         grads.compute(0, &[du, w1], input_gradient)
     }

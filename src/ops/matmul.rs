@@ -44,6 +44,9 @@ pub(crate) struct MatMul {
     pub bias: bool,
     pub accumulate: bool,
     pub epilogue: Epilogue,
+    /// Whether a second output (N) gets the sums of the columns of b, added to it with `accumulate`: in the product that is a
+    /// weight's gradient, the gradient of the bias, for which dy need not be read again. For a (K, M) and b (K, N) alone.
+    pub sums: bool,
     /// What the result is stored as. The operands are both f32 or both f16; products are added up in f32.
     pub out: DType,
 }
@@ -112,7 +115,8 @@ impl Kernel for MatMul {
             _ => a.with_last_dim(n),
         };
         let outputs = if self.epilogue == Epilogue::Gelu { 2 } else { 1 };
-        Ok(vec![Spec::new(shape, self.out); outputs])
+        let sums = self.sums.then(|| Spec::new([n], DType::F32));
+        Ok(vec![Spec::new(shape, self.out); outputs].into_iter().chain(sums).collect())
     }
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
@@ -123,6 +127,10 @@ impl Kernel for MatMul {
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         let d = self.checked_dims(&inputs.iter().map(|v| v.spec).collect::<Vec<_>>());
         let (y, more) = outputs.split_first_mut().expect("a result");
+        let (activated, sums) = more.split_at_mut((self.epilogue == Epilogue::Gelu) as usize);
+        if self.sums {
+            SumRows { accumulate: self.accumulate, len: d.n }.cpu(&inputs[1..2], sums);
+        }
         let empty: &[f32] = &[];
         let operands = cpu::Operands {
             a: inputs[0].f32(),
@@ -130,7 +138,7 @@ impl Kernel for MatMul {
             bias: if self.bias { inputs[2].f32() } else { empty },
             before: if self.epilogue == Epilogue::GeluBackward { inputs[2 + self.bias as usize].f32() } else { empty },
         };
-        cpu::compute(self, &d, operands, y.f32(), more.first_mut().map_or(&mut [], |output| output.f32()));
+        cpu::compute(self, &d, operands, y.f32(), activated.first_mut().map_or(&mut [], |output| output.f32()));
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
@@ -145,6 +153,11 @@ impl MatMul {
         debug_assert!(
             !self.accumulate || self.epilogue == Epilogue::Nothing,
             "the shader has one tensor to read at the end"
+        );
+        debug_assert!(
+            !self.sums
+                || self.trans_a && !self.trans_b && !self.bias && d.batch == 1 && self.epilogue == Epilogue::Nothing,
+            "only products of weight gradients add up columns"
         );
         let Tile { bm, bn, bk, tm, tn, .. } = choice.tile;
         let (tiles_m, tiles_n) = (d.m.div_ceil(bm), d.n.div_ceil(bn));
@@ -169,7 +182,7 @@ impl MatMul {
             bindings.extend(self.bias.then_some(Operand::Input(2)));
             bindings.extend((self.epilogue == Epilogue::GeluBackward).then_some(Operand::Input(epilogue_input)));
             bindings.push(Operand::Output(0));
-            bindings.extend((self.epilogue == Epilogue::Gelu).then_some(Operand::Output(1)));
+            bindings.extend((self.epilogue == Epilogue::Gelu || self.sums).then_some(Operand::Output(1)));
             bindings
         };
         let epilogue = match self.epilogue {
@@ -177,9 +190,16 @@ impl MatMul {
             Epilogue::Gelu => "gelu",
             Epilogue::GeluBackward => "gelu_backward",
         };
+        // Where the pieces of k leave what they make of the result and of the sums.
         let partial = plan.scratch.len();
+        let pieces = |operand: fn(usize) -> Operand| {
+            [Some(partial), self.sums.then_some(partial + 1)].into_iter().flatten().map(operand)
+        };
         let factors = vec![Operand::Input(0), b];
-        let bindings = if split { [factors, vec![Operand::Scratch(partial)]].concat() } else { finishing(factors) };
+        let bindings = match split {
+            true => factors.into_iter().chain(pieces(Operand::Scratch)).collect(),
+            false => finishing(factors),
+        };
         let mut values: Vec<(&'static str, Value)> = vec![
             ("T_in", operands.name().into()),
             ("T_out", if split { DType::F32 } else { self.out }.name().into()),
@@ -195,6 +215,7 @@ impl MatMul {
             ("edge_k", (!d.k.is_multiple_of(bk)).into()),
             ("bias", (self.bias && !split).into()),
             ("accumulate", (self.accumulate && !split).into()),
+            ("sums", self.sums.into()),
             ("epilogue", if split { "" } else { epilogue }.into()),
         ];
         values.extend(match choice.tile.units {
@@ -223,6 +244,7 @@ impl MatMul {
         });
         if split {
             plan.scratch.push(splits * d.m * d.n * 4);
+            plan.scratch.extend(self.sums.then_some(splits * d.n * 4));
             plan.launches.push(Launch {
                 shader: shader!("matmul"),
                 values: vec![
@@ -231,11 +253,12 @@ impl MatMul {
                     ("T_out", self.out.name().into()),
                     ("bias", self.bias.into()),
                     ("accumulate", self.accumulate.into()),
+                    ("sums", self.sums.into()),
                     ("epilogue", epilogue.into()),
                 ],
-                bindings: finishing(vec![Operand::ReadScratch(partial)]),
+                bindings: finishing(pieces(Operand::ReadScratch).collect()),
                 params: vec![(d.m * d.n) as u32, d.n as u32, splits as u32],
-                workgroups: (d.m * d.n).div_ceil(256),
+                workgroups: (d.m * d.n + if self.sums { d.n } else { 0 }).div_ceil(256),
             });
         }
         plan
@@ -254,6 +277,7 @@ fn transpose_b(d: &Dims, dtype: DType) -> Launch {
             ("T_out", dtype.name().into()),
             ("bias", false.into()),
             ("accumulate", false.into()),
+            ("sums", false.into()),
             ("epilogue", "".into()),
         ],
         bindings: vec![Operand::Input(1), Operand::Scratch(0)],
@@ -274,18 +298,20 @@ impl Op for MatMul {
         let product = |input: usize, trans_a, trans_b| {
             move |accumulate| MatMul { trans_a, trans_b, accumulate, out: out[input], ..MatMul::default() }
         };
-        if self.bias && grads.wanted(2) {
-            let n = dy.shape().last_dim();
-            grads.compute(2, &[dy], |accumulate| SumRows { accumulate, len: n })?;
-        }
         // da = dy op(b)^T, itself transposed if a is stored so.
         if self.trans_a {
             grads.compute(0, &[b, dy], product(0, self.trans_b, true))?;
         } else {
             grads.compute(0, &[dy, b], product(0, false, !self.trans_b))?;
         }
+        let with_bias = self.bias && grads.wanted(2);
         if !grads.wanted(1) {
-            return Ok(());
+            let n = dy.shape().last_dim();
+            return if with_bias {
+                grads.compute(2, &[dy], |accumulate| SumRows { accumulate, len: n })
+            } else {
+                Ok(())
+            };
         }
         // db = op(a)^T dy, itself transposed if b is stored so. A shared b sums over the whole batch: as one long
         // product where the rows of a follow each other, else matrix by matrix.
@@ -303,6 +329,11 @@ impl Op for MatMul {
         } else {
             (a, dy, product(1, !self.trans_a, false))
         };
+        if with_bias {
+            // `linear` alone has a bias, and transposes nothing.
+            return grads
+                .compute_all(&[1, 2], &[left, right], |accumulate| MatMul { sums: true, ..kernel(accumulate) });
+        }
         if shared && self.trans_a {
             let per_batch = run(&kernel(false), &[left, right])?.remove(0);
             return grads.give(1, per_batch.sum(0)?);
@@ -367,25 +398,24 @@ mod tests {
             let a = tensor(&if kernel.trans_a { [k, m] } else { [m, k] }, 1);
             let b = tensor(&if kernel.trans_b { [n, k] } else { [k, n] }, 2);
             let bias = kernel.bias.then(|| tensor(&[n], 3));
-            (vec![a, b].into_iter().chain(bias).collect::<Vec<_>>(), tensor(&[m, n], 4))
+            let sums = kernel.sums.then(|| tensor(&[n], 5));
+            let outputs = [tensor(&[m, n], 4)].into_iter().chain(sums).collect::<Vec<_>>();
+            (vec![a, b].into_iter().chain(bias).collect::<Vec<_>>(), outputs)
         };
         let (inputs, want) = tensors(&Device::Cpu);
-        run_into(&kernel, &inputs.iter().collect::<Vec<_>>(), &[&want]).unwrap();
+        run_into(&kernel, &inputs.iter().collect::<Vec<_>>(), &want.iter().collect::<Vec<_>>()).unwrap();
         let (inputs, got) = tensors(&Device::Gpu(gpu.clone()));
         let d = kernel.dims(inputs[0].shape(), inputs[1].shape()).unwrap();
-        let slices: Vec<_> = inputs.iter().map(|t| t.storage().gpu()).collect();
-        gpu.run(
-            "matmul",
-            Cost::default(),
-            &kernel.plan(&d, DType::F32, choice, gpu.limits()),
-            &slices,
-            &[got.storage().gpu()],
-        )
-        .unwrap();
-        let (got, want) = (got.to_f32().unwrap(), want.to_f32().unwrap());
-        // Sums of k products below 1, each rounded to 6e-8 of a partial sum of about sqrt(k).
-        let bad = got.iter().zip(&want).filter(|(g, w)| (*g - *w).abs() > 1e-7 * k as f32 || g.is_nan()).count();
-        assert!(bad == 0, "{choice:?} {kernel:?} {m}x{n}x{k}: {bad} elements");
+        let [read, written] =
+            [&inputs, &got].map(|tensors| tensors.iter().map(|t| t.storage().gpu()).collect::<Vec<_>>());
+        let plan = kernel.plan(&d, DType::F32, choice, gpu.limits());
+        gpu.run("matmul", Cost::default(), &plan, &read, &written).unwrap();
+        for (i, (got, want)) in got.iter().zip(&want).enumerate() {
+            let (got, want) = (got.to_f32().unwrap(), want.to_f32().unwrap());
+            // Sums of k products below 1, each rounded to 6e-8 of a partial sum of about sqrt(k).
+            let bad = got.iter().zip(&want).filter(|(g, w)| (*g - *w).abs() > 1e-7 * k as f32 || g.is_nan()).count();
+            assert!(bad == 0, "{choice:?} {kernel:?} {m}x{n}x{k}: {bad} elements of output {i}");
+        }
     }
 
     /// The table of cases is too small to choose any but the two smallest, so here the others are made to run.
@@ -401,7 +431,9 @@ mod tests {
                 let kernel = MatMul { trans_a, trans_b, bias: true, ..MatMul::default() };
                 assert_computes(&gpu, Choice::new(tile, 1), kernel, [tile.bm + 4, tile.bn + 8, 36]);
             }
-            assert_computes(&gpu, Choice::new(tile, 5), MatMul { trans_a: true, ..accumulate }, [tile.bm + 1, 7, 1031]);
+            let gradient = MatMul { trans_a: true, sums: true, ..accumulate };
+            assert_computes(&gpu, Choice::new(tile, 5), gradient, [tile.bm + 1, 7, 1031]);
+            assert_computes(&gpu, Choice::new(tile, 1), gradient, [tile.bm + 4, tile.bn + 8, 36]);
         }
         // b transposed first, with k split and not.
         for (splits, sizes) in [(1, [33, 34, 67]), (3, [64, 65, 1031])] {
@@ -420,7 +452,7 @@ mod tests {
         let cases = [
             (MatMul { bias: true, ..MatMul::default() }, 1, whole_vectors),
             (MatMul { bias: true, trans_b: true, ..MatMul::default() }, 1, whole_vectors),
-            (MatMul { bias: true, trans_a: true, accumulate: true, ..MatMul::default() }, 5, [131, 137, 1031]),
+            (MatMul { trans_a: true, accumulate: true, sums: true, ..MatMul::default() }, 5, [131, 137, 1031]),
         ];
         for (kernel, splits, [m, n, k]) in cases {
             let MatMul { trans_a, trans_b, .. } = kernel;
@@ -438,10 +470,11 @@ mod tests {
                 Tile::ALL.into_iter().filter(|t| t.fits(gpu.limits())).map(|t| Choice::new(t, splits)).collect();
             choices.extend(trans_b.then(|| Choice { transpose_b: true, ..choices[0] }));
             let mut results = choices.into_iter().map(|choice| {
-                let y = tensor(&[m, n], 4);
+                let (y, sums) = (tensor(&[m, n], 4), tensor(&[n], 5));
+                let outputs = [y.storage().gpu(), sums.storage().gpu()];
                 let plan = kernel.plan(&d, DType::F32, choice, gpu.limits());
-                gpu.run("matmul", Cost::default(), &plan, &slices, &[y.storage().gpu()]).unwrap();
-                (choice, y.to_bytes().unwrap())
+                gpu.run("matmul", Cost::default(), &plan, &slices, &outputs[..1 + kernel.sums as usize]).unwrap();
+                (choice, [y.to_bytes().unwrap(), sums.to_bytes().unwrap()])
             });
             let (first, bits) = results.next().unwrap();
             for (choice, other) in results {
@@ -489,7 +522,7 @@ mod tests {
         assert_eq!(side(false, 20, 24, 64, &limits), (32, 32, 1));
         assert_eq!(side(false, 16_384, 3072, 768, &Limits::WEBGPU_DEFAULT), (64, 128, 1));
         // A weight gradient: few tiles and a long k, split so that they fill whole rounds of workgroups.
-        assert_eq!(side(true, 768, 3072, 16_384, &limits), (128, 256, 11)); // 792 workgroups: six for each of 132 slots
+        assert_eq!(side(true, 768, 3072, 16_384, &limits), (256, 128, 11)); // 792 workgroups: six for each multiprocessor
         // Transposing b pays if many rows of a are multiplied with it.
         let transposed = MatMul { trans_b: true, ..MatMul::default() };
         assert!(best(transposed, 16_384, 768, 3072, &limits).transpose_b);
@@ -516,7 +549,8 @@ mod tests {
         assert_eq!(best(false, false, 16_384, 3072, 768), (true, 128, 128, 1, false));
         assert_eq!(best(false, true, 16_384, 3072, 768), (true, 128, 128, 1, true));
         assert_eq!(best(false, false, 2048, 128, 128), (true, 64, 64, 1, false));
-        assert_eq!(best(true, false, 768, 3072, 16_384), (true, 128, 128, 5, false)); // 720 workgroups: two for each of 396 slots
+        assert_eq!(best(true, false, 768, 3072, 16_384), (true, 128, 128, 7, false)); // 1008 workgroups: almost eight for each
+        assert_eq!(best(true, false, 1536, 384, 16_384), (true, 128, 128, 7, false)); // 252: two, which run at once
         // Rows that are no whole vectors.
         assert!(!best(false, false, 16_384, 65, 384).0);
     }

@@ -27,12 +27,11 @@ pub(super) struct Tile {
     pub units: bool,
     /// TFLOP/s when there is enough to do: neither operand transposed, b, a, both. `measure` finds those of other GPUs.
     pub rates: [f64; 4],
-    /// Workgroups that run at the same time.
-    slots: f64,
-    /// What a last, incomplete round costs at least, of a full one: the fewer workgroups share a multiprocessor, the
-    /// less can the others hurry when one of them is missing.
-    tail: f64,
-    /// Microseconds that a round takes besides the products: to begin, and to bring the result out.
+    /// Workgroups that share a multiprocessor.
+    resident: usize,
+    /// The part of the rate that one of them reaches alone; two reach twice as much, but never more than all.
+    alone: f64,
+    /// Microseconds that those which share a multiprocessor take besides the products: to begin, and to bring the result out.
     ends: f64,
 }
 
@@ -47,10 +46,10 @@ impl Tile {
             tm: 8,
             tn: 16,
             units: false,
-            rates: [49.0, 45.0, 49.8, 43.0],
-            slots: 132.0,
-            tail: 1.0,
-            ends: 0.0,
+            rates: [51.0, 45.5, 50.5, 43.0],
+            resident: 1,
+            alone: 1.0,
+            ends: 5.0,
         },
         Tile {
             bm: 256,
@@ -59,10 +58,10 @@ impl Tile {
             tm: 8,
             tn: 16,
             units: false,
-            rates: [47.5, 45.0, 49.5, 43.0],
-            slots: 132.0,
-            tail: 1.0,
-            ends: 0.0,
+            rates: [48.0, 45.0, 52.0, 43.0],
+            resident: 1,
+            alone: 1.0,
+            ends: 6.0,
         },
         Tile {
             bm: 128,
@@ -71,10 +70,10 @@ impl Tile {
             tm: 8,
             tn: 16,
             units: false,
-            rates: [45.0, 45.5, 49.0, 43.0],
-            slots: 264.0,
-            tail: 1.0,
-            ends: 0.0,
+            rates: [45.5, 47.0, 51.0, 44.0],
+            resident: 2,
+            alone: 0.55,
+            ends: 6.0,
         },
         Tile {
             bm: 64,
@@ -83,10 +82,10 @@ impl Tile {
             tm: 8,
             tn: 8,
             units: false,
-            rates: [43.0, 39.5, 37.0, 36.0],
-            slots: 528.0,
-            tail: 0.5,
-            ends: 0.0,
+            rates: [45.0, 41.0, 48.5, 38.0],
+            resident: 4,
+            alone: 0.8,
+            ends: 2.8,
         },
         Tile {
             bm: 64,
@@ -95,10 +94,10 @@ impl Tile {
             tm: 4,
             tn: 8,
             units: false,
-            rates: [35.0, 33.5, 37.0, 33.0],
-            slots: 800.0,
-            tail: 0.25,
-            ends: 0.0,
+            rates: [37.5, 34.0, 40.5, 33.0],
+            resident: 4,
+            alone: 0.75,
+            ends: 1.5,
         },
         Tile {
             bm: 32,
@@ -107,10 +106,10 @@ impl Tile {
             tm: 4,
             tn: 4,
             units: false,
-            rates: [14.0, 14.0, 14.0, 14.0],
-            slots: 1600.0,
-            tail: 0.1,
-            ends: 0.0,
+            rates: [27.0, 25.5, 32.0, 25.0],
+            resident: 12,
+            alone: 0.36,
+            ends: 0.5,
         },
     ];
 
@@ -123,10 +122,10 @@ impl Tile {
             tm: 64,
             tn: 64,
             units: true,
-            rates: [272.0, 150.0, 283.0, 140.0],
-            slots: 396.0,
-            tail: 0.9,
-            ends: 16.0,
+            rates: [250.0, 153.0, 270.0, 145.0],
+            resident: 2,
+            alone: 0.7,
+            ends: 5.5,
         },
         Tile {
             bm: 128,
@@ -135,10 +134,10 @@ impl Tile {
             tm: 64,
             tn: 32,
             units: true,
-            rates: [206.0, 165.0, 250.0, 150.0],
-            slots: 660.0,
-            tail: 1.0,
-            ends: 10.0,
+            rates: [185.0, 158.0, 235.0, 150.0],
+            resident: 3,
+            alone: 0.63,
+            ends: 5.0,
         },
         Tile {
             bm: 64,
@@ -147,10 +146,10 @@ impl Tile {
             tm: 32,
             tn: 32,
             units: true,
-            rates: [165.0, 145.0, 200.0, 130.0],
-            slots: 1056.0,
-            tail: 0.6,
-            ends: 9.0,
+            rates: [160.0, 125.0, 176.0, 118.0],
+            resident: 3,
+            alone: 0.57,
+            ends: 3.6,
         },
     ];
 
@@ -190,16 +189,25 @@ impl Tile {
         (piece, d.k.div_ceil(piece).max(1))
     }
 
-    /// Microseconds to expect.
-    fn estimate(&self, d: &Dims, layout: usize, splits: usize) -> f64 {
+    /// Microseconds to expect: those of the multiprocessor that has most to do.
+    fn estimate(&self, kernel: &MatMul, d: &Dims, layout: usize, splits: usize) -> f64 {
         let (piece, splits) = self.pieces(d, splits);
-        let rounds = (self.count(d) * splits) as f64 / self.slots;
-        let rest = if rounds.fract() > 0.0 { rounds.fract().max(self.tail) } else { 0.0 };
         let overhangs = !d.m.is_multiple_of(self.bm) || !d.n.is_multiple_of(self.bn);
-        let rate = self.rates[layout] * if overhangs { OVERHANGING } else { 1.0 };
-        let round = self.ends + self.slots * 2.0 * (self.bm * self.bn * piece) as f64 / (rate * 1e6);
+        let mut rate = self.rates[layout] * if overhangs { OVERHANGING } else { 1.0 };
+        if kernel.sums && !self.units {
+            // For each column that a thread loads an addition, beside its multiplications.
+            let threads = self.bm / self.tm * (self.bn / self.tn);
+            rate /= 1.0 + ADDITION * self.bn as f64 / (threads * self.tm * self.tn) as f64;
+        }
+        // What a workgroup reads at its end delays the next, if no other computes meanwhile.
+        let waits = kernel.accumulate && splits == 1 && self.resident == 1;
+        let ends = self.ends + if waits { READING } else { 0.0 };
+        let work = MULTIPROCESSORS as f64 * 2.0 * (self.bm * self.bn * piece) as f64 / (rate * 1e6);
+        let workgroups = (self.count(d) * splits).div_ceil(MULTIPROCESSORS);
+        let (full, rest) = (workgroups / self.resident, (workgroups % self.resident) as f64);
+        let last = if rest > 0.0 { rest * work / (self.alone * rest).min(1.0) + ends } else { 0.0 };
         let sum = if splits > 1 { LAUNCH + ((splits + 1) * d.m * d.n * 4) as f64 / BANDWIDTH } else { 0.0 };
-        (rounds.trunc() + rest) * round + sum
+        START + full as f64 * (self.resident as f64 * work + ends) + last + sum
     }
 }
 
@@ -234,10 +242,10 @@ impl Choice {
         // What the pieces give must be bound at once.
         let bound = limits.binding_bytes as usize / (4 * d.m * d.n).max(1);
         let most = if d.batch == 1 { (d.k / SHORTEST_PIECE).min(bound).clamp(1, MOST_PIECES) } else { 1 };
-        // Splits that fill one, two, .. rounds.
+        // Splits that give each multiprocessor one workgroup, two, .. as many as it holds, and twice, three times, .. that.
         let filling = |tile: Tile| {
-            let pieces = |rounds: f64| (rounds * tile.slots / tile.count(d) as f64) as usize;
-            [0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0].map(|rounds| pieces(rounds).clamp(1, most)).to_vec()
+            let each = (0..tile.resident).chain((1..=8).map(|times| times * tile.resident));
+            each.map(|each| (each * MULTIPROCESSORS / tile.count(d)).clamp(1, most)).collect()
         };
         let best = fastest(fitting, &filling).expect("the smallest tile runs everywhere");
         // The pieces of k decide in which order products are summed, and so the bits of the result: they follow from the
@@ -262,17 +270,25 @@ impl Choice {
         let layout = 2 * kernel.trans_a as usize + trans_b as usize;
         let bytes = 2 * self.tile.operand_bytes() * d.n * d.k; // read and written
         let transpose = if self.transpose_b { LAUNCH + bytes as f64 / BANDWIDTH } else { 0.0 };
-        transpose + self.tile.estimate(d, layout, self.splits)
+        transpose + self.tile.estimate(kernel, d, layout, self.splits)
     }
 }
 
 /// What checking every load against the edges leaves of the rate.
 const OVERHANGING: f64 = 0.88;
 
-/// Bytes per microsecond of memory, and microseconds that one more launch costs.
-const BANDWIDTH: f64 = 2.5e6;
-const LAUNCH: f64 = 3.0;
+/// Those of an H200, on which the tiles were measured.
+const MULTIPROCESSORS: usize = 132;
+
+/// Bytes per microsecond of memory, microseconds that a product takes at least, and those that one more launch costs.
+const BANDWIDTH: f64 = 3e6;
+const START: f64 = 9.0;
+const LAUNCH: f64 = 4.5;
+
+/// How many multiplications cost what adding up an element of a column costs, and microseconds of reading what is added to.
+const ADDITION: f64 = 3.0;
+const READING: f64 = 10.0;
 
 /// Pieces of k should be long enough to outweigh the second pass over their results.
-const SHORTEST_PIECE: usize = 256;
+const SHORTEST_PIECE: usize = 128;
 const MOST_PIECES: usize = 64;
