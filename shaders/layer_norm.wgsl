@@ -3,88 +3,25 @@
 {{ "enable f16;" if "f16" in [T_y, T_residual] }}
 {% set Y = T | replace("f32", T_y) %}
 {% set R = T | replace("f32", T_residual) %}
+{% set at_once = 256 // lanes %}
 {% include "common" %}
 
-{% if mode == "weight" %}
-// dweight{{ " and dbias" if has_bias }}: a workgroup has {{ cols }} columns of one chunk of rows; {{ lanes }} threads share a column, each taking
-// every {{ lanes }}-th row. The sums of the chunks (chunks, C) are added by another launch.
-struct Params { rows: u32, width: u32, chunk: u32, blocks: u32 }
-var<immediate> p: Params;
-
-@group(0) @binding(0) var<storage, read> upstream: array<{{ Y }}>;
-@group(0) @binding(1) var<storage, read> x: array<{{ T }}>;
-@group(0) @binding(2) var<storage, read> means: array<f32>;
-@group(0) @binding(3) var<storage, read> rstds: array<f32>;
-@group(0) @binding(4) var<storage, read_write> sums: array<{{ T }}>;
-{% if has_bias %}
-@group(0) @binding(5) var<storage, read_write> bias_sums: array<{{ T }}>;
+// {{ lanes }} threads share a row, each taking every {{ lanes }}-th {{ T }}; a workgroup works on {{ at_once }} rows at once.
+{% if mode == "backward" %}
+// A workgroup has a chunk of rows, {{ at_once }} after {{ at_once }}.
+{% if held and parameters %}
+// Each thread sums dweight{{ " and dbias" if parameters == 2 }} of its columns over its rows; then those of the rows at once are added up.
+{% elif parameters %}
+// Rows are too long for a thread to hold what it has of one: a second pass over the chunk adds up dweight{{ " and dbias" if parameters == 2 }}.
 {% endif %}
-
-var<workgroup> totals: array<{{ T }}, 256>;
-{% if has_bias %}
-var<workgroup> bias_totals: array<{{ T }}, 256>;
 {% endif %}
-
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
-        @builtin(local_invocation_index) thread: u32) {
-    let number = workgroup_number(id, count);
-    let chunk = number / p.blocks;
-    let column = (number % p.blocks) * {{ cols }}u + thread % {{ cols }}u;
-    let lane = thread / {{ cols }}u;
-    let last = select(0u, min((chunk + 1u) * p.chunk, p.rows), column < p.width);
-    var total = {{ T }}(0.0);
-    {% if has_bias %}
-    var bias_total = {{ T }}(0.0);
-    {% endif %}
-    var row = chunk * p.chunk + lane;
-    // Four at a time keep four loads of each in flight.
-    for (; row + {{ 3 * lanes }}u < last; row += {{ 4 * lanes }}u) {
-        {% for j in range(4) %}
-        let row{{ j }} = row + {{ j * lanes }}u;
-        let dy{{ j }} = {{ T }}(upstream[row{{ j }} * p.width + column]);
-        let x{{ j }} = x[row{{ j }} * p.width + column];
-        {% endfor %}
-        {% for j in range(4) %}
-        total += dy{{ j }} * ((x{{ j }} - means[row{{ j }}]) * rstds[row{{ j }}]);
-        {% if has_bias %}
-        bias_total += dy{{ j }};
-        {% endif %}
-        {% endfor %}
-    }
-    for (; row < last; row += {{ lanes }}u) {
-        let i = row * p.width + column;
-        let dy = {{ T }}(upstream[i]);
-        total += dy * ((x[i] - means[row]) * rstds[row]);
-        {% if has_bias %}
-        bias_total += dy;
-        {% endif %}
-    }
-    totals[thread] = total;
-    {% if has_bias %}
-    bias_totals[thread] = bias_total;
-    {% endif %}
-    for (var apart = {{ lanes }}u / 2u; apart > 0u; apart /= 2u) {
-        workgroupBarrier();
-        if (lane < apart) {
-            totals[thread] += totals[thread + apart * {{ cols }}u];
-            {% if has_bias %}
-            bias_totals[thread] += bias_totals[thread + apart * {{ cols }}u];
-            {% endif %}
-        }
-    }
-    if (lane == 0u && chunk * p.chunk < last) {
-        sums[chunk * p.width + column] = totals[thread];
-        {% if has_bias %}
-        bias_sums[chunk * p.width + column] = bias_totals[thread];
-        {% endif %}
-    }
-}
-
-{% else %}
-// {{ lanes }} threads share a row, each taking every {{ lanes }}-th {{ T }}; a workgroup has 256 / {{ lanes }} rows.
 struct Params {
-    rows: u32, width: u32, per_element: f32, eps: f32,
+    rows: u32, width: u32, per_element: f32,
+    {% if mode == "forward" %}
+    eps: f32,
+    {% else %}
+    chunk: u32, chunks: u32,
+    {% endif %}
     {% if dropout %}
     key0: u32, key1: u32, threshold: u32, scale: f32,
     {% endif %}
@@ -96,28 +33,34 @@ var<immediate> p: Params;
 @group(0) @binding(0) var<storage, read> x: array<{{ T }}>;
 @group(0) @binding(1) var<storage, read> weight: array<{{ T }}>;
 @group(0) @binding(2) var<storage, read_write> result: array<{{ Y }}>;
-@group(0) @binding(3) var<storage, read_write> means: array<f32>;
-@group(0) @binding(4) var<storage, read_write> rstds: array<f32>;
+// The mean and rstd of each row.
+@group(0) @binding(3) var<storage, read_write> statistics: array<vec2<f32>>;
 {% if residual %}
-@group(0) @binding(5) var<storage, read> residual: array<{{ R }}>;
-@group(0) @binding(6) var<storage, read_write> sum: array<{{ T }}>;
+@group(0) @binding(4) var<storage, read> residual: array<{{ R }}>;
+@group(0) @binding(5) var<storage, read_write> sum: array<{{ T }}>;
 {% endif %}
 {% if has_bias %}
-@group(0) @binding({{ 7 if residual else 5 }}) var<storage, read> bias: array<{{ T }}>;
+@group(0) @binding({{ 6 if residual else 4 }}) var<storage, read> bias: array<{{ T }}>;
 {% endif %}
 {% else %}
 {% set S = "vec2<f32>" %}
 @group(0) @binding(0) var<storage, read> upstream: array<{{ Y }}>;
 @group(0) @binding(1) var<storage, read> x: array<{{ T }}>;
 @group(0) @binding(2) var<storage, read> weight: array<{{ T }}>;
-@group(0) @binding(3) var<storage, read> means: array<f32>;
-@group(0) @binding(4) var<storage, read> rstds: array<f32>;
-@group(0) @binding(5) var<storage, read_write> result: array<{{ T }}>;
+@group(0) @binding(3) var<storage, read> statistics: array<vec2<f32>>;
+@group(0) @binding(4) var<storage, read_write> result: array<{{ T }}>;
 {% if plus %}
-@group(0) @binding(6) var<storage, read> plus: array<{{ T }}>;
+@group(0) @binding(5) var<storage, read> plus: array<{{ T }}>;
 {% endif %}
 {% if residual %}
-@group(0) @binding({{ 7 if plus else 6 }}) var<storage, read_write> residual_result: array<{{ R }}>;
+@group(0) @binding({{ 6 if plus else 5 }}) var<storage, read_write> residual_result: array<{{ R }}>;
+{% endif %}
+{% if parameters %}
+// (parameters, chunks, width).
+@group(0) @binding({{ 5 + (1 if plus else 0) + (1 if residual else 0) }}) var<storage, read_write> sums: array<{{ T }}>;
+{% if held and at_once > 1 %}
+var<workgroup> column_totals: array<{{ T }}, {{ 256 * parameters }}>;
+{% endif %}
 {% endif %}
 {% endif %}
 
@@ -155,15 +98,33 @@ fn across(value: {{ T }}) -> f32 {
     {% endif %}
 }
 
+{% if mode == "backward" %}
+// Writes dx, given without `plus`, and the residual's gradient.
+fn write(without_plus: {{ T }}, i: u32) {
+    {% if plus %}
+    let dx = plus[i] + without_plus;
+    {% else %}
+    let dx = without_plus;
+    {% endif %}
+    result[i] = dx;
+    {% if dropout %}
+    residual_result[i] = {{ R }}(drop(dx, i));
+    {% elif residual %}
+    residual_result[i] = {{ R }}(dx);
+    {% endif %}
+}
+{% endif %}
+
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
+    let number = workgroup_number(id, count);
     let lane = thread % {{ lanes }}u;
-    let row = workgroup_number(id, count) * (256u / {{ lanes }}u) + thread / {{ lanes }}u;
+    {% if mode == "forward" %}
+    let row = number * {{ at_once }}u + thread / {{ lanes }}u;
     // Threads beyond the last row take part in the barriers with no elements.
     let first = row * p.width;
     let width = select(0u, p.width, row < p.rows);
-    {% if mode == "forward" %}
     // What is normalized: x, or the sum that this very thread has written.
     {% set normalized = "sum" if residual else "x" %}
     var total = {{ T }}(0.0);
@@ -188,43 +149,121 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         result[first + i] = {{ Y }}(normal * weight[i]{% if has_bias %} + bias[i]{% endif %});
     }
     if (lane == 0u && row < p.rows) {
-        means[row] = mean;
-        rstds[row] = rstd;
+        statistics[row] = vec2<f32>(mean, rstd);
     }
     {% else %}
-    var mean = 0.0;
-    var rstd = 0.0;
-    if (row < p.rows) {
-        mean = means[row];
-        rstd = rstds[row];
-    }
-    var direct = {{ T }}(0.0);
-    var along = {{ T }}(0.0);
-    for (var i = lane; i < width; i += {{ lanes }}u) {
-        let g = {{ T }}(upstream[first + i]) * weight[i];
-        direct += g;
-        along += g * ((x[first + i] - mean) * rstd);
-    }
-    let averages = row_sum(vec2<f32>(across(direct), across(along)), thread, lane) * p.per_element;
-    for (var i = lane; i < width; i += {{ lanes }}u) {
-        let g = {{ T }}(upstream[first + i]) * weight[i];
-        let normal = (x[first + i] - mean) * rstd;
-        {% if plus %}
-        let dx = plus[first + i] + rstd * (g - averages.x - normal * averages.y);
-        {% else %}
-        let dx = rstd * (g - averages.x - normal * averages.y);
+    {% for j in range(held) %}
+    let column{{ j }} = lane + {{ j * lanes }}u;
+    var weight{{ j }} = {{ T }}(0.0);
+    if (column{{ j }} < p.width) { weight{{ j }} = weight[column{{ j }}]; }
+    {% if parameters %}
+    var dweight{{ j }} = {{ T }}(0.0);
+    {% endif %}
+    {% if parameters == 2 %}
+    var dbias{{ j }} = {{ T }}(0.0);
+    {% endif %}
+    {% endfor %}
+    let start = number * p.chunk;
+    let end = min(start + p.chunk, p.rows);
+    for (var at = start; at < end; at += {{ at_once }}u) {
+        let row = at + thread / {{ lanes }}u;
+        // Threads beyond the last row take part in the barriers with no elements.
+        let first = row * p.width;
+        let width = select(0u, p.width, row < p.rows);
+        var statistic = vec2<f32>(0.0);
+        if (row < p.rows) { statistic = statistics[row]; }
+        let mean = statistic.x;
+        let rstd = statistic.y;
+        var direct = {{ T }}(0.0);
+        var along = {{ T }}(0.0);
+        {% if held %}
+        // All that is read of the row is on its way before any of it is used.
+        {% for j in range(held) %}
+        var dy{{ j }} = {{ T }}(0.0);
+        var x{{ j }} = {{ T }}(0.0);
+        if (column{{ j }} < width) {
+            dy{{ j }} = {{ T }}(upstream[first + column{{ j }}]);
+            x{{ j }} = x[first + column{{ j }}];
+        }
+        {% endfor %}
+        {% for j in range(held) %}
+        let g{{ j }} = dy{{ j }} * weight{{ j }};
+        let normal{{ j }} = (x{{ j }} - mean) * rstd;
+        direct += g{{ j }};
+        along += g{{ j }} * normal{{ j }};
+        {% if parameters %}
+        dweight{{ j }} += dy{{ j }} * normal{{ j }};
         {% endif %}
-        {% if accumulate %}
-        result[first + i] += dx;
-        {% else %}
-        result[first + i] = dx;
+        {% if parameters == 2 %}
+        dbias{{ j }} += dy{{ j }};
         {% endif %}
-        {% if dropout %}
-        residual_result[first + i] = {{ R }}(drop(dx, first + i));
-        {% elif residual %}
-        residual_result[first + i] = {{ R }}(dx);
+        {% endfor %}
+        let averages = row_sum(vec2<f32>(across(direct), across(along)), thread, lane) * p.per_element;
+        {% for j in range(held) %}
+        if (column{{ j }} < width) {
+            write(rstd * (g{{ j }} - averages.x - normal{{ j }} * averages.y), first + column{{ j }});
+        }
+        {% endfor %}
+        {% else %}
+        for (var i = lane; i < width; i += {{ lanes }}u) {
+            let g = {{ T }}(upstream[first + i]) * weight[i];
+            direct += g;
+            along += g * ((x[first + i] - mean) * rstd);
+        }
+        let averages = row_sum(vec2<f32>(across(direct), across(along)), thread, lane) * p.per_element;
+        for (var i = lane; i < width; i += {{ lanes }}u) {
+            let g = {{ T }}(upstream[first + i]) * weight[i];
+            let normal = (x[first + i] - mean) * rstd;
+            write(rstd * (g - averages.x - normal * averages.y), first + i);
+        }
+        {% endif %}
+    }
+    {% if parameters and held %}
+    // The rows at once: 256, 128, ... {{ 2 * lanes }} threads are added up in pairs, until one row is left.
+    {% for j in range(held) %}
+    {% if at_once > 1 %}
+    {% if j > 0 %}
+    workgroupBarrier();
+    {% endif %}
+    column_totals[thread] = dweight{{ j }};
+    {% if parameters == 2 %}
+    column_totals[thread + 256u] = dbias{{ j }};
+    {% endif %}
+    for (var apart = 128u; apart >= {{ lanes }}u; apart /= 2u) {
+        workgroupBarrier();
+        if (thread < apart) {
+            column_totals[thread] += column_totals[thread + apart];
+            {% if parameters == 2 %}
+            column_totals[thread + 256u] += column_totals[thread + 256u + apart];
+            {% endif %}
+        }
+    }
+    {% endif %}
+    if (thread < {{ lanes }}u && column{{ j }} < p.width && number < p.chunks) {
+        sums[number * p.width + column{{ j }}] = {{ "column_totals[thread]" if at_once > 1 else "dweight" ~ j }};
+        {% if parameters == 2 %}
+        sums[(p.chunks + number) * p.width + column{{ j }}] = {{ "column_totals[thread + 256u]" if at_once > 1 else "dbias" ~ j }};
+        {% endif %}
+    }
+    {% endfor %}
+    {% elif parameters %}
+    for (var i = select(p.width, thread, number < p.chunks); i < p.width; i += 256u) {
+        var dweight = {{ T }}(0.0);
+        {% if parameters == 2 %}
+        var dbias = {{ T }}(0.0);
+        {% endif %}
+        for (var row = start; row < end; row++) {
+            let dy = {{ T }}(upstream[row * p.width + i]);
+            dweight += dy * ((x[row * p.width + i] - statistics[row].x) * statistics[row].y);
+            {% if parameters == 2 %}
+            dbias += dy;
+            {% endif %}
+        }
+        sums[number * p.width + i] = dweight;
+        {% if parameters == 2 %}
+        sums[(p.chunks + number) * p.width + i] = dbias;
         {% endif %}
     }
     {% endif %}
+    {% endif %}
 }
-{% endif %}

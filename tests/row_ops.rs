@@ -85,6 +85,52 @@ fn layer_norm_refuses_token_ids_for_a_residual() {
     assert!(matches!(sum, Err(Error::DType { op: "layer_norm", .. })));
 }
 
+/// Sums over the rows of dy n and of dy, in f64: the gradients of a layer norm's weight and bias.
+fn parameter_gradients(x: &[f32], dy: &[f32], c: usize, eps: f64) -> [Vec<f64>; 2] {
+    let mut sums = [vec![0.0; c], vec![0.0; c]];
+    for (x, dy) in x.chunks(c).zip(dy.chunks(c)) {
+        let average = |of: &dyn Fn(f64) -> f64| x.iter().map(|x| of(f64::from(*x))).sum::<f64>() / c as f64;
+        let mean = average(&|x| x);
+        let rstd = 1.0 / (average(&|x| (x - mean) * (x - mean)) + eps).sqrt();
+        for (i, (x, dy)) in x.iter().zip(dy).enumerate() {
+            sums[0][i] += f64::from(*dy) * (f64::from(*x) - mean) * rstd;
+            sums[1][i] += f64::from(*dy);
+        }
+    }
+    sums
+}
+
+#[test]
+fn every_row_counts_once_in_the_gradients_of_a_layer_norm_and_passes_add_up() {
+    // Rows around the ends of chunks, of 256 to 16 rows; so many that chunks are longer; rows that a thread cannot hold.
+    let few = [(1, 1), (257, 1), (255, 3), (129, 5), (31, 130), (33, 130), (15, 768), (16, 768), (17, 768)];
+    let many = [(16_400, 132), (65, 1028), (3, 4100), (33, 2051), (18, 8196)];
+    for (device, (rows, c)) in
+        devices().flat_map(|device| few.into_iter().chain(many).map(move |s| (device.clone(), s)))
+    {
+        let [x, dy] = [1, 2].map(|seed| common::uniform(rows * c, seed));
+        let [want_weight, want_bias] = parameter_gradients(&x, &dy, c, 1e-5);
+        let [x, dy] = [x, dy].map(|values| Tensor::from_f32(&values, [rows, c], &device).unwrap());
+        let ones = Tensor::from_f32(&vec![1.0; c], [c], &device).unwrap();
+        for with_bias in [false, true] {
+            let [weight, bias] = [0, 1].map(|_| ones.requires_grad().unwrap());
+            for pass in 1..=2 {
+                let y = x.layer_norm(&weight, with_bias.then_some(&bias), 1e-5).unwrap();
+                y.backward_with(&dy).unwrap();
+                let sums = [(&weight, &want_weight), (&bias, &want_bias)];
+                for (of, want) in sums.into_iter().take(1 + with_bias as usize) {
+                    for (got, want) in of.grad().unwrap().to_f32().unwrap().iter().zip(want) {
+                        let (got, want) = (f64::from(*got), f64::from(pass) * want);
+                        // Rounding of the terms, and of partial sums, which grow like sqrt(rows).
+                        let bound = 1e-6 * (rows as f64).sqrt() + 5e-6 + 2e-6 * want.abs();
+                        assert!((got - want).abs() <= bound, "{device}: {rows}x{c}, pass {pass}: {got}, not {want}");
+                    }
+                }
+            }
+        }
+    }
+}
+
 #[test]
 fn embedding_gives_nan_for_ids_outside_the_table() {
     for device in devices() {

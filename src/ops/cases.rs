@@ -342,9 +342,12 @@ fn feed_forward(cases: &mut Vec<Case>) {
 }
 
 fn layer_norm(cases: &mut Vec<Case>) {
-    let shapes =
-        [vec![3], vec![17, 3], vec![3, 17], vec![1, 129], vec![65, 65], vec![2, 129, 20], vec![2100, 8], vec![1, 5000]];
-    for shape in shapes {
+    let few = [vec![3], vec![17, 3], vec![3, 17], vec![1, 129], vec![5, 4100], vec![1, 5000]];
+    // Chunks of 256, 128, 16 and 32 rows, the last one short. The last two are too wide for a thread to hold its columns.
+    let chunks =
+        [vec![300, 1], vec![519, 5], vec![37, 130], vec![45, 384], vec![17, 1028], vec![65, 65], vec![2, 129, 20]];
+    let others = [vec![2100, 8], vec![19, 2051], vec![17, 8196]];
+    for shape in few.into_iter().chain(chunks).chain(others) {
         let c = shape[shape.len() - 1];
         let inputs = vec![(shape.clone(), AROUND_ZERO), (vec![c], AROUND_ZERO), (vec![c], AROUND_ZERO)];
         let apply = |x: &[Tensor]| x[0].layer_norm(&x[1], Some(&x[2]), 1e-5);
@@ -371,6 +374,12 @@ fn layer_norm(cases: &mut Vec<Case>) {
             let case = Case::new(format!("add_layer_norm/{dropped}sum/{shape:?}"), inputs, apply);
             cases.push(case.tolerance(5e-5, 1e-5));
         }
+    }
+    // Of two uses of x, backward comes to the norm last: it adds its gradient to the other's.
+    for shape in [vec![5, 3], vec![37, 20]] {
+        let inputs = vec![(shape.clone(), AROUND_ZERO), (vec![shape[1]], AROUND_ZERO)];
+        let apply = |x: &[Tensor]| x[0].layer_norm(&x[1], None, 1e-5)?.add(&x[0]);
+        cases.push(Case::new(format!("layer_norm/one of two uses/{shape:?}"), inputs, apply).tolerance(5e-5, 1e-5));
     }
     // A mean a thousand times the deviation: the difference of the squares would be all rounding. What remains is that
     // of x itself, 3e-5 for values near 1000 whose deviation is 0.6.
@@ -499,7 +508,9 @@ fn mixed(cases: &mut Vec<Case>) {
         );
     }
     let dropout = Some((0.3, Key::new(5)));
-    for (rows, c, dropout) in [(65, 17, None), (33, 128, None), (65, 17, dropout), (33, 128, dropout)] {
+    for (rows, c, dropout) in
+        [(65, 17, None), (33, 128, None), (17, 2051, None), (65, 17, dropout), (33, 128, dropout), (19, 1028, dropout)]
+    {
         let inputs = [vec![rows, c], vec![c], vec![c], vec![rows, c]].map(|shape| (shape, AROUND_ZERO)).to_vec();
         let name = |of: &str| format!("{of}/{}{rows}x{c}", if dropout.is_some() { "dropout/" } else { "" });
         let both = move |x: &[Tensor], residual: &Tensor| {

@@ -4,25 +4,27 @@
 //! With n = (x - mean) rstd and rstd = 1 / sqrt(variance + eps), over the C elements of a row: y = n weight + bias.
 //!
 //! With g = dy weight, and averages over the row: dx = rstd (g - average(g) - n average(g n)).
-//! Over all rows: dweight = sum dy n, dbias = sum dy.
+//! Over all rows: dweight = sum dy n, dbias = sum dy. One pass over dy and x computes all three, the latter as a sum for each
+//! chunk of rows, which [`SumRows`] then adds up.
 //!
 //! The residual may be dropped out in passing, under the mask of the stand-alone op: the sum is x + drop(residual), and the
 //! residual's gradient drop(dx), of which nothing is stored but a key.
 //!
-//! Forward keeps mean and rstd, two numbers per row. In mixed precision y, an operand of products, and the residual, a result
-//! of them, may be f16, each with its gradient. All else is f32, and so are the sums.
+//! Forward keeps the statistics (rows, 2): mean and rstd of each row. In mixed precision y, an operand of products, and the
+//! residual, a result of them, may be f16, each with its gradient. All else is f32, and so are the sums.
 
 use super::dropout::{self, Mask};
 use super::random::Key;
-use super::reduce::sum_scratch;
+use super::reduce::SumRows;
 use super::*;
-use crate::cpu::{sum_of, vectorized, with_scratch};
+use crate::cpu::{sum_of, vectorized};
 use crate::gpu::{Limits, Operand, Plan, Value};
 use crate::shader;
 use crate::tensor::{Grads, apply, run};
+use rayon::iter::Either;
 use rayon::prelude::*;
 
-/// Inputs: x, weight, bias if there is one, and the residual if there is one. Outputs: y, mean (rows), rstd (rows), and with a
+/// Inputs: x, weight, bias if there is one, and the residual if there is one. Outputs: y, the statistics (rows, 2), and with a
 /// residual the sum.
 struct LayerNorm {
     eps: f32,
@@ -35,21 +37,29 @@ struct LayerNorm {
     out: DType,
 }
 
-/// dx, and the residual's gradient if `residual` gives a type for it. Inputs: dy, x, weight, mean, rstd, and if `plus` one more
-/// gradient of x, which is added.
-pub(super) struct InputGradient {
-    pub accumulate: bool,
-    pub plus: bool,
-    pub residual: Option<DType>,
+/// Outputs: dx, the residual's gradient if `residual` gives a type for it, and if there are `parameters` their partial sums
+/// (parameters, chunks, C). Inputs: dy, x, weight, the statistics, and if `plus` one more gradient of x, which is added.
+struct Backward {
+    plus: bool,
+    residual: Option<DType>,
     /// Of the residual.
-    pub dropout: Option<Mask>,
+    dropout: Option<Mask>,
+    /// Those whose gradients are wanted: 2 are the weight and the bias, 1 is the weight alone.
+    parameters: usize,
 }
 
-/// dweight, and dbias if there is a bias. Inputs: dy, x, mean, rstd.
-pub(super) struct WeightGradient {
-    pub accumulate: bool,
-    pub has_bias: bool,
-}
+/// Rows of a chunk. Its sums are two more rows, written and read again: a tenth of what the pass moves, or less.
+const CHUNK: usize = 16;
+/// From this many rows on chunks are twice as long, and still enough for the largest GPUs: four workgroups on each of 128
+/// processors.
+const MANY_ROWS: usize = 2 * CHUNK * 512;
+/// Threads of a workgroup.
+const THREADS: usize = 256;
+/// Vectors of a row that a thread of the backward pass holds in registers, for rows of up to 8192 elements. Of longer rows it
+/// reads each element once for dx's averages, once for dx and once for the sums over rows.
+const HELD: usize = 8;
+/// GPUs ask that bindings start at a multiple of this many elements: 256 bytes.
+const ALIGN: usize = 64;
 
 /// How a shader sees rows of C elements: four at a time if that comes out even.
 struct Layout {
@@ -73,30 +83,47 @@ impl Layout {
         if self.vector == 4 { "vec4<f32>" } else { "f32" }.into()
     }
 
-    /// A launch in which `lanes` threads share a row. `y` and `residual` are the types of those and of their gradients.
-    fn by_row(
+    /// Threads that share a row: each has three or four vectors of it, enough to hide latency, with most threads of the last
+    /// round busy.
+    fn lanes(&self) -> usize {
+        self.width().div_ceil(4).next_power_of_two().min(THREADS)
+    }
+
+    /// Rows that a workgroup works on at the same time.
+    fn rows_at_once(&self) -> usize {
+        THREADS / self.lanes()
+    }
+
+    /// Rows of a chunk: a multiple of those at once.
+    fn chunk(&self) -> usize {
+        let rows = if self.rows < MANY_ROWS { CHUNK } else { 2 * CHUNK };
+        rows.max(self.rows_at_once())
+    }
+
+    /// How many chunks: with those beyond the last row, which are empty, the sums of each parameter start where a binding may.
+    fn chunks(&self) -> usize {
+        let step = ALIGN >> self.c.trailing_zeros().min(ALIGN.trailing_zeros());
+        self.rows.div_ceil(self.chunk()).max(1).next_multiple_of(step)
+    }
+
+    /// A launch in which `lanes` threads share a row. `y` and `residual` are the types of those and of their gradients. `params`
+    /// come after the sizes.
+    fn launch(
         &self,
         mut values: Vec<(&'static str, Value)>,
-        y: DType,
-        residual: Option<DType>,
+        (y, residual): (DType, Option<DType>),
         bindings: Vec<Operand>,
-        eps: f32,
+        params: &[u32],
         dropout: Option<Mask>,
+        workgroups: usize,
     ) -> Plan {
-        // Three or four vectors per thread: enough to hide latency, with most threads of the last round busy.
-        let lanes = self.width().div_ceil(4).next_power_of_two().min(256);
-        values.extend([("T", self.type_name()), ("T_y", y.name().into()), ("lanes", (lanes as u32).into())]);
+        values.extend([("T", self.type_name()), ("T_y", y.name().into()), ("lanes", (self.lanes() as u32).into())]);
         values.extend([("residual", residual.is_some().into()), ("dropout", dropout.is_some().into())]);
         values.push(("T_residual", residual.unwrap_or(DType::F32).name().into()));
-        let mut params = vec![self.rows as u32, self.width() as u32, (1.0 / self.c as f32).to_bits(), eps.to_bits()];
-        params.extend(dropout.iter().flat_map(Mask::params));
-        Plan::one(Launch {
-            shader: shader!("layer_norm"),
-            values,
-            bindings,
-            params,
-            workgroups: self.rows.div_ceil(256 / lanes),
-        })
+        let mut all = vec![self.rows as u32, self.width() as u32, (1.0 / self.c as f32).to_bits()];
+        all.extend(params);
+        all.extend(dropout.iter().flat_map(Mask::params));
+        Plan::one(Launch { shader: shader!("layer_norm"), values, bindings, params: all, workgroups })
     }
 }
 
@@ -132,8 +159,8 @@ impl Kernel for LayerNorm {
         if let Some(wrong) = f32s[1..].iter().find(|s| s.shape[..] != [c]) {
             return Err(shape_error(self.name(), format!("a weight and bias of ({c}) for {x}"), wrong));
         }
-        let rows = Spec::new([x.shape.rows()], DType::F32);
-        let mut outputs = vec![Spec::new(x.shape.clone(), self.out), rows.clone(), rows];
+        let statistics = Spec::new([x.shape.rows(), 2], DType::F32);
+        let mut outputs = vec![Spec::new(x.shape.clone(), self.out), statistics];
         if let [residual] = residual {
             if residual.dtype == DType::U32 {
                 expect_f32(self.name(), &[residual])?;
@@ -155,14 +182,14 @@ impl Kernel for LayerNorm {
         let [x, weight] = [0, 1].map(|i| inputs[i].f32());
         let bias = self.has_bias.then(|| inputs[2].f32());
         let c = weight.len();
-        let [y, mean, rstd, sum @ ..] = outputs else { unreachable!("there are three outputs at least") };
-        let rows = y.f32().par_chunks_mut(c).zip(mean.f32()).zip(rstd.f32()).zip(x.par_chunks(c));
+        let [y, statistics, sum @ ..] = outputs else { unreachable!("there are two outputs at least") };
+        let rows = y.f32().par_chunks_mut(c).zip(statistics.f32().par_chunks_mut(2)).zip(x.par_chunks(c));
         let eps = self.eps;
         match sum {
             [sum] => {
                 let residual = inputs[2 + self.has_bias as usize].f32();
                 let sums = sum.f32().par_chunks_mut(c).zip(residual.par_chunks(c));
-                rows.zip(sums).enumerate().for_each(|(row, ((((y, mean), rstd), x), (sum, residual)))| {
+                rows.zip(sums).enumerate().for_each(|(row, (((y, statistics), x), (sum, residual)))| {
                     vectorized(
                         #[inline(always)]
                         || {
@@ -171,43 +198,44 @@ impl Kernel for LayerNorm {
                                 None => sum.copy_from_slice(residual),
                             }
                             sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
-                            [*mean, *rstd] = normalize(sum, weight, bias, eps, y);
+                            statistics.copy_from_slice(&normalize(sum, weight, bias, eps, y));
                         },
                     );
                 });
             }
-            _ => rows.for_each(|(((y, mean), rstd), x)| {
-                [*mean, *rstd] = vectorized(
+            _ => rows.for_each(|((y, statistics), x)| {
+                statistics.copy_from_slice(&vectorized(
                     #[inline(always)]
                     || normalize(x, weight, bias, eps, y),
-                )
+                ));
             }),
         }
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        let mut bindings =
-            vec![Operand::Input(0), Operand::Input(1), Operand::Output(0), Operand::Output(1), Operand::Output(2)];
+        let mut bindings = vec![Operand::Input(0), Operand::Input(1), Operand::Output(0), Operand::Output(1)];
         if self.residual.is_some() {
-            bindings.extend([Operand::Input(2 + self.has_bias as usize), Operand::Output(3)]);
+            bindings.extend([Operand::Input(2 + self.has_bias as usize), Operand::Output(2)]);
         }
         bindings.extend(self.has_bias.then_some(Operand::Input(2)));
         let values = vec![("mode", "forward".into()), ("has_bias", self.has_bias.into())];
-        Layout::of(inputs[0]).by_row(values, self.out, self.residual, bindings, self.eps, self.dropout)
+        let layout = Layout::of(inputs[0]);
+        let workgroups = layout.rows.div_ceil(layout.rows_at_once());
+        layout.launch(values, (self.out, self.residual), bindings, &[self.eps.to_bits()], self.dropout, workgroups)
     }
 }
 
 impl Op for LayerNorm {
     fn saves(&self) -> Saves {
         if self.residual.is_some() {
-            Saves { inputs: &[1], outputs: &[1, 2, 3] }
+            Saves { inputs: &[1], outputs: &[1, 2] }
         } else {
-            Saves { inputs: &[0, 1], outputs: &[1, 2] }
+            Saves { inputs: &[0, 1], outputs: &[1] }
         }
     }
 
     fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
-        let dsum = upstream.get(3).and_then(Option::as_ref);
+        let dsum = upstream.get(2).and_then(Option::as_ref);
         let residual = 2 + self.has_bias as usize;
         let Some(dy) = &upstream[0] else {
             let (Some(dsum), Some(dtype)) = (dsum, self.residual) else { return Ok(()) };
@@ -218,180 +246,139 @@ impl Op for LayerNorm {
             };
             return grads.give(residual, dresidual.to_dtype(dtype)?);
         };
-        let (weight, mean, rstd) = (saved.input(1), saved.output(1), saved.output(2));
-        let x = if self.residual.is_some() { saved.output(3) } else { saved.input(0) };
-        let parameters = if self.has_bias { &[1, 2][..] } else { &[1] };
-        let has_bias = self.has_bias;
-        grads.compute_all(parameters, &[dy, x, mean, rstd], |accumulate| WeightGradient { accumulate, has_bias })?;
-        let inputs = [dy, x, weight, mean, rstd];
-        if self.residual.is_none() {
-            let kernel = |accumulate| InputGradient { accumulate, plus: false, residual: None, dropout: None };
-            return grads.compute(0, &inputs, kernel);
-        }
+        let x = if self.residual.is_some() { saved.output(2) } else { saved.input(0) };
+        // What is added in passing: the gradient of the sum, else what other uses of x have given.
+        let plus = if self.residual.is_some() { dsum.cloned() } else { grads.take(0) };
         // Without dropout the sum passes the same gradient on to both of its terms: one tensor, if they are of one type.
         let apart = self.residual.filter(|dtype| self.dropout.is_some() || *dtype != x.dtype());
-        let kernel = InputGradient { accumulate: false, plus: dsum.is_some(), residual: apart, dropout: self.dropout };
-        let inputs: Vec<&Tensor> = inputs.into_iter().chain(dsum).collect();
+        let parameters = 1 + self.has_bias as usize;
+        let parameters = if (1..=parameters).any(|i| grads.wanted(i)) { parameters } else { 0 };
+        let kernel = Backward { plus: plus.is_some(), residual: apart, dropout: self.dropout, parameters };
+        let inputs: Vec<&Tensor> = [dy, x, saved.input(1), saved.output(1)].into_iter().chain(plus.as_ref()).collect();
         let mut gradients = run(&kernel, &inputs)?;
+        if parameters > 0 {
+            let partials = gradients.pop().expect("the last output is the partial sums");
+            let [chunks, len] = [1, 2].map(|dim| partials.shape()[dim]);
+            for i in 0..parameters {
+                let partials = partials.slice_flat(i * chunks * len, [chunks, len].into());
+                grads.compute(1 + i, &[&partials], |accumulate| SumRows { accumulate, len })?;
+            }
+        }
         let dx = gradients.remove(0);
-        let dresidual = gradients.pop().unwrap_or_else(|| dx.clone());
-        grads.give(0, dx)?;
-        grads.give(residual, dresidual)
+        if self.residual.is_some() {
+            grads.give(residual, gradients.pop().unwrap_or_else(|| dx.clone()))?;
+        }
+        grads.give(0, dx)
     }
 }
 
-/// dx of a row, or dx with that added.
+/// dx of a row, with `plus` added.
 #[inline(always)]
-fn input_gradient(dy: &[f32], x: &[f32], weight: &[f32], [mean, rstd]: [f32; 2], add: bool, dx: &mut [f32]) {
+fn input_gradient([dy, x, weight]: [&[f32]; 3], [mean, rstd]: [f32; 2], plus: Option<&[f32]>, dx: &mut [f32]) {
     let c = weight.len();
     let direct = sum_of([dy, weight], |[dy, weight]| dy * weight) / c as f32;
     let along = sum_of([dy, weight, x], |[dy, weight, x]| dy * weight * ((x - mean) * rstd)) / c as f32;
     for (((dx, x), dy), weight) in dx.iter_mut().zip(x).zip(dy).zip(weight) {
-        let d = rstd * (dy * weight - direct - (x - mean) * rstd * along);
-        *dx = if add { *dx + d } else { d };
+        *dx = rstd * (dy * weight - direct - (x - mean) * rstd * along);
+    }
+    if let Some(plus) = plus {
+        dx.iter_mut().zip(plus).for_each(|(dx, plus)| *dx += plus);
     }
 }
 
-impl Kernel for InputGradient {
+/// Slices of `len` elements of `x`, or `count` empty ones if there is no x.
+fn slices(x: Option<&mut [f32]>, len: usize, count: usize) -> impl IndexedParallelIterator<Item = &mut [f32]> {
+    match x {
+        Some(x) => Either::Left(x.par_chunks_mut(len)),
+        None => Either::Right((0..count).into_par_iter().map(|_| -> &mut [f32] { &mut [] })),
+    }
+}
+
+impl Kernel for Backward {
     fn name(&self) -> &'static str {
         "layer_norm_backward"
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
         let x = inputs[1];
-        Ok([x.dtype].into_iter().chain(self.residual).map(|dtype| Spec::new(x.shape.clone(), dtype)).collect())
+        let layout = Layout::of(x);
+        let partials = Spec::new([self.parameters, layout.chunks(), layout.c], DType::F32);
+        let gradients = [x.dtype].into_iter().chain(self.residual).map(|dtype| Spec::new(x.shape.clone(), dtype));
+        Ok(gradients.chain((self.parameters > 0).then_some(partials)).collect())
     }
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
-        streaming_cost(11 * outputs[0].shape.elements(), inputs, outputs)
+        // For dx, then a product and a sum for the weight, a sum for the bias.
+        let per_element = 11 + [0, 2, 3][self.parameters];
+        streaming_cost(per_element * outputs[0].shape.elements(), inputs, outputs)
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let [dy, x, weight, mean, rstd] = [0, 1, 2, 3, 4].map(|i| inputs[i].f32());
-        let c = weight.len();
-        let [dx, dresidual @ ..] = outputs else { unreachable!("there is one output at least") };
-        let dx = dx.f32();
-        if self.plus {
-            dx.copy_from_slice(inputs[5].f32());
-        }
-        let add = self.plus || self.accumulate;
-        let rows = dx.par_chunks_mut(c).zip(x.par_chunks(c)).zip(dy.par_chunks(c)).zip(mean).zip(rstd);
-        let Some(dresidual) = dresidual.first_mut() else {
-            return rows.for_each(|((((dx, x), dy), &mean), &rstd)| {
-                vectorized(
-                    #[inline(always)]
-                    || input_gradient(dy, x, weight, [mean, rstd], add, dx),
-                )
-            });
-        };
-        rows.zip(dresidual.f32().par_chunks_mut(c)).enumerate().for_each(
-            |(row, (((((dx, x), dy), &mean), &rstd), d))| {
-                vectorized(
-                    #[inline(always)]
-                    || {
-                        input_gradient(dy, x, weight, [mean, rstd], add, dx);
-                        match &self.dropout {
-                            Some(mask) => mask.apply_to((row * c) as u32, dx, d),
-                            None => d.copy_from_slice(dx),
-                        }
-                    },
-                )
-            },
-        );
-    }
-
-    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        let mut bindings: Vec<Operand> = (0..5).map(Operand::Input).collect();
-        bindings.push(Operand::Output(0));
-        bindings.extend(self.plus.then_some(Operand::Input(5)));
-        bindings.extend(self.residual.map(|_| Operand::Output(1)));
-        let values = vec![("mode", "input".into()), ("accumulate", self.accumulate.into()), ("plus", self.plus.into())];
-        Layout::of(inputs[1]).by_row(values, inputs[0].dtype, self.residual, bindings, 0.0, self.dropout)
-    }
-}
-
-/// Rows that a CPU task sums: fixed, so that the result does not depend on the number of threads.
-const ROWS_PER_TASK: usize = 64;
-
-impl Kernel for WeightGradient {
-    fn name(&self) -> &'static str {
-        "layer_norm_weight_backward"
-    }
-
-    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        Ok(vec![Spec::new([inputs[1].shape.last_dim()], DType::F32); 1 + self.has_bias as usize])
-    }
-
-    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
-        streaming_cost(4 * inputs[1].shape.elements(), inputs, outputs)
-    }
-
-    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let [dy, x, mean, rstd] = [0, 1, 2, 3].map(|i| inputs[i].f32());
-        let c = outputs[0].spec.shape.elements();
-        let block = ROWS_PER_TASK * c;
-        let blocks = x.par_chunks(block).zip(dy.par_chunks(block));
-        let blocks = blocks.zip(mean.par_chunks(ROWS_PER_TASK)).zip(rstd.par_chunks(ROWS_PER_TASK));
-        // Of each block dweight, then dbias.
-        let len = (1 + self.has_bias as usize) * c;
-        with_scratch(mean.len().div_ceil(ROWS_PER_TASK) * len, |partials| {
-            partials.par_chunks_mut(len).zip(blocks).for_each(|(totals, (((x, dy), mean), rstd))| {
-                totals.fill(0.0);
-                let (weight, bias) = totals.split_at_mut(c);
-                vectorized(
-                    #[inline(always)]
-                    || {
-                        for (((x, dy), mean), rstd) in x.chunks_exact(c).zip(dy.chunks_exact(c)).zip(mean).zip(rstd) {
-                            for ((total, x), dy) in weight.iter_mut().zip(x).zip(dy) {
-                                *total += dy * ((x - mean) * rstd);
-                            }
-                            bias.iter_mut().zip(dy).for_each(|(total, dy)| *total += dy);
-                        }
-                    },
-                );
-            });
-            for (i, output) in outputs.iter_mut().enumerate() {
-                let sums = output.f32();
-                if !self.accumulate {
-                    sums.fill(0.0);
-                }
-                for partial in partials.chunks_exact(len) {
-                    sums.iter_mut().zip(&partial[i * c..]).for_each(|(sum, x)| *sum += x);
-                }
+        let [dy, x, weight, statistics] = [0, 1, 2, 3].map(|i| inputs[i].f32());
+        let plus = self.plus.then(|| inputs[4].f32());
+        let layout = Layout::of(inputs[1].spec);
+        let (c, chunk) = (layout.c, layout.chunk());
+        let count = layout.rows.div_ceil(chunk);
+        let mut outputs = outputs.iter_mut().map(ViewMut::f32);
+        let dx = outputs.next().expect("the first output is dx").par_chunks_mut(chunk * c);
+        let dresidual = slices(self.residual.and_then(|_| outputs.next()), chunk * c, count);
+        let (dweight, dbias) = match outputs.next() {
+            Some(partials) => {
+                let mut partials = partials.chunks_exact_mut(layout.chunks() * c);
+                (partials.next(), partials.next())
             }
+            None => (None, None),
+        };
+        let [mut dweight, mut dbias] = [dweight, dbias];
+        // The chunks beyond the last row.
+        [&mut dweight, &mut dbias].into_iter().flatten().for_each(|partials| partials[count * c..].fill(0.0));
+        let sums = slices(dweight, c, count).zip(slices(dbias, c, count));
+        dx.zip(dresidual).zip(sums).enumerate().for_each(|(number, ((dx, dresidual), (dweight, dbias)))| {
+            vectorized(
+                #[inline(always)]
+                || {
+                    dweight.fill(0.0);
+                    dbias.fill(0.0);
+                    for (i, dx) in dx.chunks_exact_mut(c).enumerate() {
+                        let row = number * chunk + i;
+                        let elements = row * c..(row + 1) * c;
+                        let (dy, x) = (&dy[elements.clone()], &x[elements.clone()]);
+                        let [mean, rstd] = [statistics[2 * row], statistics[2 * row + 1]];
+                        input_gradient([dy, x, weight], [mean, rstd], plus.map(|plus| &plus[elements]), dx);
+                        if self.residual.is_some() {
+                            let dresidual = &mut dresidual[i * c..(i + 1) * c];
+                            match &self.dropout {
+                                Some(mask) => mask.apply_to((row * c) as u32, dx, dresidual),
+                                None => dresidual.copy_from_slice(dx),
+                            }
+                        }
+                        for ((sum, x), dy) in dweight.iter_mut().zip(x).zip(dy) {
+                            *sum += dy * ((x - mean) * rstd);
+                        }
+                        dbias.iter_mut().zip(dy).for_each(|(sum, dy)| *sum += dy);
+                    }
+                },
+            );
         });
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         let layout = Layout::of(inputs[1]);
-        let width = layout.width();
-        // A workgroup reads 16 vectors (256 bytes) or 32 scalars (128 bytes) of each row.
-        let cols = if layout.vector == 4 { 16 } else { 32 };
-        let lanes = 256 / cols;
-        let blocks = width.div_ceil(cols);
-        // About 1024 workgroups fill the largest GPUs; chunks of fewer rows than this make the second pass the longer one.
-        let chunk = layout.rows.div_ceil((1024usize).div_ceil(blocks)).max(4 * lanes);
-        let chunks = layout.rows.div_ceil(chunk);
-        let outputs = 1 + self.has_bias as usize;
         let mut bindings: Vec<Operand> = (0..4).map(Operand::Input).collect();
-        bindings.extend((0..outputs).map(Operand::Scratch));
-        let mut launches = vec![Launch {
-            shader: shader!("layer_norm"),
-            values: vec![
-                ("mode", "weight".into()),
-                ("has_bias", self.has_bias.into()),
-                ("T", layout.type_name()),
-                ("T_y", inputs[0].dtype.name().into()),
-                ("T_residual", "f32".into()),
-                ("cols", (cols as u32).into()),
-                ("lanes", (lanes as u32).into()),
-            ],
-            bindings,
-            params: vec![layout.rows as u32, width as u32, chunk as u32, blocks as u32],
-            workgroups: blocks * chunks,
-        }];
-        launches.extend((0..outputs).map(|i| sum_scratch(i, chunks, layout.c, self.accumulate)));
-        Plan { scratch: vec![4 * chunks * layout.c; outputs], launches }
+        bindings.push(Operand::Output(0));
+        bindings.extend(self.plus.then_some(Operand::Input(4)));
+        bindings.extend(self.residual.map(|_| Operand::Output(1)));
+        bindings.extend((self.parameters > 0).then_some(Operand::Output(1 + self.residual.is_some() as usize)));
+        let held = layout.width().div_ceil(layout.lanes());
+        let values = vec![
+            ("mode", "backward".into()),
+            ("plus", self.plus.into()),
+            ("parameters", (self.parameters as u32).into()),
+            ("held", if held <= HELD { held as u32 } else { 0 }.into()),
+        ];
+        let params = [layout.chunk() as u32, layout.chunks() as u32];
+        let types = (inputs[0].dtype, self.residual);
+        layout.launch(values, types, bindings, &params, self.dropout, layout.chunks())
     }
 }
 
@@ -434,6 +421,6 @@ impl Tensor {
         let dropout = dropout.map(|(p, key)| Mask::new("layer_norm", p, key)).transpose()?;
         let op = LayerNorm { eps, has_bias: bias.is_some(), residual: Some(residual.dtype()), dropout, out };
         let mut outputs = apply(op, &inputs)?;
-        Ok((outputs.remove(3), outputs.remove(0)))
+        Ok((outputs.remove(2), outputs.remove(0)))
     }
 }

@@ -90,16 +90,6 @@ fn reduce_plan(kind: ReduceKind, extent: Extent, input: DType, accumulate: bool)
     plan
 }
 
-/// Adds the rows (chunks, len) of a scratch buffer up into the output of the same number: the second pass of other ops' sums
-/// over rows.
-pub(super) fn sum_scratch(number: usize, chunks: usize, len: usize, accumulate: bool) -> Launch {
-    let extent = Extent { outer: 1, n: chunks, inner: len };
-    let input = (Operand::ReadScratch(number), DType::F32);
-    let mut launch = reduce_launch(Sum, extent, chunks, 1.0, accumulate, input);
-    launch.bindings[1] = Operand::Output(number);
-    launch
-}
-
 /// The extent in units of what the shader calls an element: four where inner is a multiple of four and wide enough for it.
 fn in_vectors(extent: Extent) -> (Extent, &'static str) {
     if extent.inner.is_multiple_of(4) && extent.inner >= 128 {

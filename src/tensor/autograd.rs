@@ -185,6 +185,13 @@ impl Grads<'_> {
         }
     }
 
+    /// Takes away what the gradient of input `i` has come to so far, if that is kept here: for a kernel that adds it in passing,
+    /// and whose result is then to be given.
+    pub fn take(&mut self, i: usize) -> Option<Tensor> {
+        let Edge::Node(node, output) = &self.edges[i] else { return None };
+        slot(self.waiting, node, *output).take()
+    }
+
     /// Computes the gradient of input `i`, if wanted, as the only output of a kernel: `kernel(true)` must add to what
     /// the output holds, `kernel(false)` must overwrite it. Spares the extra pass that [`Grads::give`] may need.
     ///
@@ -205,9 +212,7 @@ impl Grads<'_> {
             }
         }
     }
-}
 
-impl Grads<'_> {
     /// Computes the gradients of several inputs, if any is wanted, as the outputs of one kernel, which adds or overwrites as
     /// for [`Grads::compute`].
     ///
