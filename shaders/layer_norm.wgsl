@@ -33,8 +33,8 @@ var<immediate> p: Params;
 @group(0) @binding(0) var<storage, read> x: array<{{ T }}>;
 @group(0) @binding(1) var<storage, read> weight: array<{{ T }}>;
 @group(0) @binding(2) var<storage, read_write> result: array<{{ Y }}>;
-// The mean and rstd of each row.
-@group(0) @binding(3) var<storage, read_write> statistics: array<vec2<f32>>;
+// (2, rows): means, rstds.
+@group(0) @binding(3) var<storage, read_write> statistics: array<f32>;
 {% if residual %}
 @group(0) @binding(4) var<storage, read> residual: array<{{ R }}>;
 @group(0) @binding(5) var<storage, read_write> sum: array<{{ T }}>;
@@ -47,7 +47,7 @@ var<immediate> p: Params;
 @group(0) @binding(0) var<storage, read> upstream: array<{{ Y }}>;
 @group(0) @binding(1) var<storage, read> x: array<{{ T }}>;
 @group(0) @binding(2) var<storage, read> weight: array<{{ T }}>;
-@group(0) @binding(3) var<storage, read> statistics: array<vec2<f32>>;
+@group(0) @binding(3) var<storage, read> statistics: array<f32>;
 @group(0) @binding(4) var<storage, read_write> result: array<{{ T }}>;
 {% if plus %}
 @group(0) @binding(5) var<storage, read> plus: array<{{ T }}>;
@@ -149,7 +149,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         result[first + i] = {{ Y }}(normal * weight[i]{% if has_bias %} + bias[i]{% endif %});
     }
     if (lane == 0u && row < p.rows) {
-        statistics[row] = vec2<f32>(mean, rstd);
+        statistics[row] = mean;
+        statistics[p.rows + row] = rstd;
     }
     {% else %}
     {% for j in range(held) %}
@@ -170,10 +171,12 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         // Threads beyond the last row take part in the barriers with no elements.
         let first = row * p.width;
         let width = select(0u, p.width, row < p.rows);
-        var statistic = vec2<f32>(0.0);
-        if (row < p.rows) { statistic = statistics[row]; }
-        let mean = statistic.x;
-        let rstd = statistic.y;
+        var mean = 0.0;
+        var rstd = 0.0;
+        if (row < p.rows) {
+            mean = statistics[row];
+            rstd = statistics[p.rows + row];
+        }
         var direct = {{ T }}(0.0);
         var along = {{ T }}(0.0);
         {% if held %}
@@ -254,7 +257,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         {% endif %}
         for (var row = start; row < end; row++) {
             let dy = {{ T }}(upstream[row * p.width + i]);
-            dweight += dy * ((x[row * p.width + i] - statistics[row].x) * statistics[row].y);
+            dweight += dy * ((x[row * p.width + i] - statistics[row]) * statistics[p.rows + row]);
             {% if parameters == 2 %}
             dbias += dy;
             {% endif %}

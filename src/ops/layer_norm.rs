@@ -10,7 +10,7 @@
 //! The residual may be dropped out in passing, under the mask of the stand-alone op: the sum is x + drop(residual), and the
 //! residual's gradient drop(dx), of which nothing is stored but a key.
 //!
-//! Forward keeps the statistics (rows, 2): mean and rstd of each row. In mixed precision y, an operand of products, and the
+//! Forward keeps the statistics (2, rows): all means, then all rstds. In mixed precision y, an operand of products, and the
 //! residual, a result of them, may be f16, each with its gradient. All else is f32, and so are the sums.
 
 use super::dropout::{self, Mask};
@@ -24,7 +24,7 @@ use crate::tensor::{Grads, apply, run};
 use rayon::iter::Either;
 use rayon::prelude::*;
 
-/// Inputs: x, weight, bias if there is one, and the residual if there is one. Outputs: y, the statistics (rows, 2), and with a
+/// Inputs: x, weight, bias if there is one, and the residual if there is one. Outputs: y, the statistics (2, rows), and with a
 /// residual the sum.
 struct LayerNorm {
     eps: f32,
@@ -159,7 +159,7 @@ impl Kernel for LayerNorm {
         if let Some(wrong) = f32s[1..].iter().find(|s| s.shape[..] != [c]) {
             return Err(shape_error(self.name(), format!("a weight and bias of ({c}) for {x}"), wrong));
         }
-        let statistics = Spec::new([x.shape.rows(), 2], DType::F32);
+        let statistics = Spec::new([2, x.shape.rows()], DType::F32);
         let mut outputs = vec![Spec::new(x.shape.clone(), self.out), statistics];
         if let [residual] = residual {
             if residual.dtype == DType::U32 {
@@ -183,13 +183,14 @@ impl Kernel for LayerNorm {
         let bias = self.has_bias.then(|| inputs[2].f32());
         let c = weight.len();
         let [y, statistics, sum @ ..] = outputs else { unreachable!("there are two outputs at least") };
-        let rows = y.f32().par_chunks_mut(c).zip(statistics.f32().par_chunks_mut(2)).zip(x.par_chunks(c));
+        let (mean, rstd) = statistics.f32().split_at_mut(x.len() / c);
+        let rows = y.f32().par_chunks_mut(c).zip(mean).zip(rstd).zip(x.par_chunks(c));
         let eps = self.eps;
         match sum {
             [sum] => {
                 let residual = inputs[2 + self.has_bias as usize].f32();
                 let sums = sum.f32().par_chunks_mut(c).zip(residual.par_chunks(c));
-                rows.zip(sums).enumerate().for_each(|(row, (((y, statistics), x), (sum, residual)))| {
+                rows.zip(sums).enumerate().for_each(|(row, ((((y, mean), rstd), x), (sum, residual)))| {
                     vectorized(
                         #[inline(always)]
                         || {
@@ -198,16 +199,16 @@ impl Kernel for LayerNorm {
                                 None => sum.copy_from_slice(residual),
                             }
                             sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
-                            statistics.copy_from_slice(&normalize(sum, weight, bias, eps, y));
+                            [*mean, *rstd] = normalize(sum, weight, bias, eps, y);
                         },
                     );
                 });
             }
-            _ => rows.for_each(|((y, statistics), x)| {
-                statistics.copy_from_slice(&vectorized(
+            _ => rows.for_each(|(((y, mean), rstd), x)| {
+                [*mean, *rstd] = vectorized(
                     #[inline(always)]
                     || normalize(x, weight, bias, eps, y),
-                ));
+                )
             }),
         }
     }
@@ -318,6 +319,7 @@ impl Kernel for Backward {
         let plus = self.plus.then(|| inputs[4].f32());
         let layout = Layout::of(inputs[1].spec);
         let (c, chunk) = (layout.c, layout.chunk());
+        let (mean, rstd) = statistics.split_at(layout.rows);
         let count = layout.rows.div_ceil(chunk);
         let mut outputs = outputs.iter_mut().map(ViewMut::f32);
         let dx = outputs.next().expect("the first output is dx").par_chunks_mut(chunk * c);
@@ -343,7 +345,7 @@ impl Kernel for Backward {
                         let row = number * chunk + i;
                         let elements = row * c..(row + 1) * c;
                         let (dy, x) = (&dy[elements.clone()], &x[elements.clone()]);
-                        let [mean, rstd] = [statistics[2 * row], statistics[2 * row + 1]];
+                        let [mean, rstd] = [mean[row], rstd[row]];
                         input_gradient([dy, x, weight], [mean, rstd], plus.map(|plus| &plus[elements]), dx);
                         if self.residual.is_some() {
                             let dresidual = &mut dresidual[i * c..(i + 1) * c];
