@@ -28,21 +28,34 @@ fn largest(lanes: &[f32; LANES]) -> f32 {
     combine(lanes, |a, b| if a > b { a } else { b })
 }
 
+/// Element `i` of each.
+#[inline(always)]
+fn at<const N: usize>(slices: &[impl AsRef<[f32]>; N], i: usize) -> [f32; N] {
+    let mut values = [0.0; N];
+    for (value, slice) in values.iter_mut().zip(slices) {
+        *value = slice.as_ref()[i];
+    }
+    values
+}
+
 /// The sum of `term` over what stands at the same place of several slices, the first of which says how far.
 #[inline(always)]
 pub fn sum_of<const N: usize>(slices: [&[f32]; N], term: impl Fn([f32; N]) -> f32) -> f32 {
     let n = slices[0].len();
-    let slices = slices.map(|slice| slice[..n].as_chunks::<LANES>());
     let mut lanes = [0.0; LANES];
-    for i in 0..n / LANES {
-        let chunks = slices.map(|(chunks, _)| &chunks[i]);
+    // Plain loops over the slices: `map` of an array is a call that may not be inlined.
+    for i in (0..n / LANES).map(|i| i * LANES) {
+        let mut chunks = [[0.0; LANES]; N];
+        for (chunk, slice) in chunks.iter_mut().zip(&slices) {
+            chunk.copy_from_slice(&slice[i..i + LANES]);
+        }
         for (lane, sum) in lanes.iter_mut().enumerate() {
-            *sum += term(chunks.map(|chunk| chunk[lane]));
+            *sum += term(at(&chunks, lane));
         }
     }
     let mut rest = 0.0;
-    for i in 0..n % LANES {
-        rest += term(slices.map(|(_, rest)| rest[i]));
+    for i in n / LANES * LANES..n {
+        rest += term(at(&slices, i));
     }
     total(&lanes) + rest
 }
