@@ -56,7 +56,7 @@ var<immediate> p: Params;
 @group(0) @binding({{ 6 if plus else 5 }}) var<storage, read_write> residual_result: array<{{ R }}>;
 {% endif %}
 {% if parameters %}
-// (parameters, chunks, width).
+// (chunks, parameters, width).
 @group(0) @binding({{ 5 + (1 if plus else 0) + (1 if residual else 0) }}) var<storage, read_write> sums: array<{{ T }}>;
 {% if held and at_once > 1 %}
 var<workgroup> column_totals: array<{{ T }}, {{ 256 * parameters }}>;
@@ -99,13 +99,8 @@ fn across(value: {{ T }}) -> f32 {
 }
 
 {% if mode == "backward" %}
-// Writes dx, given without `plus`, and the residual's gradient.
-fn write(without_plus: {{ T }}, i: u32) {
-    {% if plus %}
-    let dx = plus[i] + without_plus;
-    {% else %}
-    let dx = without_plus;
-    {% endif %}
+// Writes dx and the residual's gradient.
+fn write(dx: {{ T }}, i: u32) {
     result[i] = dx;
     {% if dropout %}
     residual_result[i] = {{ R }}(drop(dx, i));
@@ -189,6 +184,12 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
             x{{ j }} = x[first + column{{ j }}];
         }
         {% endfor %}
+        {% if plus %}
+        {% for j in range(held) %}
+        var plus{{ j }} = {{ T }}(0.0);
+        if (column{{ j }} < width) { plus{{ j }} = plus[first + column{{ j }}]; }
+        {% endfor %}
+        {% endif %}
         {% for j in range(held) %}
         let g{{ j }} = dy{{ j }} * weight{{ j }};
         let normal{{ j }} = (x{{ j }} - mean) * rstd;
@@ -204,7 +205,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         let averages = row_sum(vec2<f32>(across(direct), across(along)), thread, lane) * p.per_element;
         {% for j in range(held) %}
         if (column{{ j }} < width) {
-            write(rstd * (g{{ j }} - averages.x - normal{{ j }} * averages.y), first + column{{ j }});
+            write({{ "plus" ~ j ~ " + " if plus }}rstd * (g{{ j }} - averages.x - normal{{ j }} * averages.y), first + column{{ j }});
         }
         {% endfor %}
         {% else %}
@@ -217,7 +218,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         for (var i = lane; i < width; i += {{ lanes }}u) {
             let g = {{ T }}(upstream[first + i]) * weight[i];
             let normal = (x[first + i] - mean) * rstd;
-            write(rstd * (g - averages.x - normal * averages.y), first + i);
+            write({{ "plus[first + i] + " if plus }}rstd * (g - averages.x - normal * averages.y), first + i);
         }
         {% endif %}
     }
@@ -243,9 +244,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     }
     {% endif %}
     if (thread < {{ lanes }}u && column{{ j }} < p.width && number < p.chunks) {
-        sums[number * p.width + column{{ j }}] = {{ "column_totals[thread]" if at_once > 1 else "dweight" ~ j }};
+        sums[number * {{ parameters }}u * p.width + column{{ j }}] = {{ "column_totals[thread]" if at_once > 1 else "dweight" ~ j }};
         {% if parameters == 2 %}
-        sums[(p.chunks + number) * p.width + column{{ j }}] = {{ "column_totals[thread + 256u]" if at_once > 1 else "dbias" ~ j }};
+        sums[(number * 2u + 1u) * p.width + column{{ j }}] = {{ "column_totals[thread + 256u]" if at_once > 1 else "dbias" ~ j }};
         {% endif %}
     }
     {% endfor %}
@@ -262,9 +263,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
             dbias += dy;
             {% endif %}
         }
-        sums[number * p.width + i] = dweight;
+        sums[number * {{ parameters }}u * p.width + i] = dweight;
         {% if parameters == 2 %}
-        sums[(p.chunks + number) * p.width + i] = dbias;
+        sums[(number * 2u + 1u) * p.width + i] = dbias;
         {% endif %}
     }
     {% endif %}

@@ -1,4 +1,5 @@
-// C = op(A) op(B) [+ C] [+ bias], tile by tile; in the same pass also gelu(C), or C times the derivative of GELU.
+// C = op(A) op(B) [+ C] [+ bias], tile by tile; in the same pass also gelu(C) and its derivative, or C times
+// one more matrix.
 //
 // A workgroup of (BM/TM) x (BN/TN) threads computes a BM x BN tile of C; each thread a TM x TN block of it, in
 // registers. The k loop stages a BM x BK tile of A and a BK x BN tile of B in workgroup memory, both k-major, while the
@@ -13,12 +14,12 @@
 {# The bindings after the operands: what the epilogue reads, the result, and what the epilogue writes. #}
 {% macro more_bindings(first, type) %}
 {% set reads = first + (1 if bias else 0) %}
-{% set writes = reads + (1 if epilogue == "gelu_backward" else 0) %}
+{% set writes = reads + (1 if epilogue == "multiply" else 0) %}
 {% if bias %}
 @group(0) @binding({{ first }}) var<storage, read> bias: array<f32>;
 {% endif %}
-{% if epilogue == "gelu_backward" %}
-@group(0) @binding({{ reads }}) var<storage, read> before: array<{{ type }}>;
+{% if epilogue == "multiply" %}
+@group(0) @binding({{ reads }}) var<storage, read> factors: array<{{ type }}>;
 {% endif %}
 @group(0) @binding({{ writes }}) var<storage, read_write> c: array<{{ type }}>;
 {% if epilogue == "gelu" %}
@@ -42,12 +43,14 @@ if (n{{ j }} < p.n)
 {% macro finish(sum, i, n) %}
 {
     var value = {{ sum }}{{ " + bias[" ~ n ~ "]" if bias }}{{ " + f32(c[" ~ i ~ "])" if accumulate }};
-    {% if epilogue == "gelu_backward" %}
-    value *= gelu_derivative(vec4<f32>(f32(before[{{ i }}]))).x;
+    {% if epilogue == "multiply" %}
+    value *= f32(factors[{{ i }}]);
     {% endif %}
-    c[{{ i }}] = {{ T_out }}(value);
     {% if epilogue == "gelu" %}
+    c[{{ i }}] = {{ T_out }}(gelu_derivative(vec4<f32>(value)).x);
     activated[{{ i }}] = {{ T_out }}(gelu(vec4<f32>(value)).x);
+    {% else %}
+    c[{{ i }}] = {{ T_out }}(value);
     {% endif %}
 }
 {% endmacro %}
@@ -310,9 +313,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         let m{{ r }} = tile_row + {{ g * group_rows + r }}u + thread_m * 4u;
         {% for j in range(col_groups) %}
         let i{{ r }}_{{ j }} = (base_c + m{{ r }} * p.n + n{{ j }}) / 4u;
-        {% if accumulate or epilogue == "gelu_backward" %}
+        {% if accumulate or epilogue == "multiply" %}
         var old{{ r }}_{{ j }}: vec4<f32>;
-        {{ inside(r, j) }}{ old{{ r }}_{{ j }} = vec4<f32>({{ "c" if accumulate else "before" }}[i{{ r }}_{{ j }}]); }
+        {{ inside(r, j) }}{ old{{ r }}_{{ j }} = vec4<f32>({{ "c" if accumulate else "factors" }}[i{{ r }}_{{ j }}]); }
         {% endif %}
         {% endfor %}
         {% endfor %}
@@ -320,13 +323,11 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         {% for j in range(col_groups) %}
         {{ inside(r, j) }}{
             let v = c{{ 4 * g + r }}_{{ j }}{{ " + bias" ~ j if bias }}{{ " + old" ~ r ~ "_" ~ j if accumulate }};
-            {% if epilogue == "gelu_backward" %}
-            c[i{{ r }}_{{ j }}] = vec4<{{ T_out }}>(v * gelu_derivative(old{{ r }}_{{ j }}));
-            {% else %}
-            c[i{{ r }}_{{ j }}] = vec4<{{ T_out }}>(v);
-            {% endif %}
             {% if epilogue == "gelu" %}
+            c[i{{ r }}_{{ j }}] = vec4<{{ T_out }}>(gelu_derivative(v));
             activated[i{{ r }}_{{ j }}] = vec4<{{ T_out }}>(gelu(v));
+            {% else %}
+            c[i{{ r }}_{{ j }}] = vec4<{{ T_out }}>(v{{ " * old" ~ r ~ "_" ~ j if epilogue == "multiply" }});
             {% endif %}
         }
         {% endfor %}
@@ -553,9 +554,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         {% for j in range(fragments_n) %}
         let n{{ l }}_{{ j }} = tile_col + block_col + {{ j * side }}u + {{ x }} % {{ side // 4 }}u * 4u;
         let at{{ l }}_{{ j }} = (base_c + m{{ l }} * p.n + n{{ l }}_{{ j }}) / 4u;
-        {% if accumulate or epilogue == "gelu_backward" %}
+        {% if accumulate or epilogue == "multiply" %}
         var old{{ l }}_{{ j }}: vec4<f32>;
-        {{ inside(l, l ~ "_" ~ j) }}{ old{{ l }}_{{ j }} = vec4<f32>({{ "c" if accumulate else "before" }}[at{{ l }}_{{ j }}]); }
+        {{ inside(l, l ~ "_" ~ j) }}{ old{{ l }}_{{ j }} = vec4<f32>({{ "c" if accumulate else "factors" }}[at{{ l }}_{{ j }}]); }
         {% endif %}
         {% endfor %}
         {% endfor %}
@@ -565,13 +566,11 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         {{ inside(l, l ~ "_" ~ j) }}{
             {% set n = "n" ~ l ~ "_" ~ j %}
             let value = v{{ i }}_{{ j }}_{{ l }}{{ " + vec4<f32>(bias[" ~ n ~ "], bias[" ~ n ~ " + 1u], bias[" ~ n ~ " + 2u], bias[" ~ n ~ " + 3u])" if bias }}{{ " + old" ~ l ~ "_" ~ j if accumulate }};
-            {% if epilogue == "gelu_backward" %}
-            c[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(value * gelu_derivative(old{{ l }}_{{ j }}));
-            {% else %}
-            c[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(value);
-            {% endif %}
             {% if epilogue == "gelu" %}
+            c[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(gelu_derivative(value));
             activated[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(gelu(value));
+            {% else %}
+            c[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(value{{ " * old" ~ l ~ "_" ~ j if epilogue == "multiply" }});
             {% endif %}
         }
         }

@@ -13,6 +13,9 @@ var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read> x: array<{{ T | replace("f32", T_in) }}>;
 @group(0) @binding(1) var<storage, read_write> result: array<{{ T }}>;
+{% if results == 2 %}
+@group(0) @binding(2) var<storage, read_write> second: array<{{ T }}>;
+{% endif %}
 
 var<workgroup> totals: array<{{ T }}, 256>;
 
@@ -79,10 +82,13 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     }
     if (used && lane == 0u) {
         let at = (outer * p.chunks + chunk) * p.inner + i;
-        {% if accumulate %}
-        result[at] += p.factor * totals[mine];
+        let value = p.factor * totals[mine];
+        {% set add = "+=" if accumulate else "=" %}
+        {% if results == 2 %}
+        let half = p.inner / 2u;
+        if (at < half) { result[at] {{ add }} value; } else { second[at - half] {{ add }} value; }
         {% else %}
-        result[at] = p.factor * totals[mine];
+        result[at] {{ add }} value;
         {% endif %}
     }
 }

@@ -50,7 +50,7 @@ fn sum_rows_adds_up_every_row_once() {
                 want.iter_mut().zip(row).for_each(|(sum, x)| *sum += f64::from(*x));
             }
             let x = Tensor::from_f32(&x, [rows, len], &device).unwrap();
-            let got = assert_accumulates(|accumulate| SumRows { accumulate, len }, &[&x]);
+            let got = assert_accumulates(|accumulate| SumRows { accumulate, len, outputs: 1 }, &[&x]);
             for (got, want) in got.iter().zip(want) {
                 // Rounding of partial sums, which grow like sqrt(rows).
                 let bound = 1e-6 * (rows as f64).sqrt() + 1e-6;

@@ -170,7 +170,7 @@ impl Op for Binary {
             if b.len() == db.len() {
                 grads.give(1, db)?;
             } else {
-                grads.compute(1, &[&db], |accumulate| SumRows { accumulate, len: b.len() })?;
+                grads.compute(1, &[&db], |accumulate| SumRows { accumulate, len: b.len(), outputs: 1 })?;
             }
         }
         Ok(())

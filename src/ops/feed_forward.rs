@@ -5,10 +5,10 @@
 //! u = x w1 + b1    h = gelu(u)    y = h w2 + b2
 //! du = (dy w2^T) gelu'(u)    dx = du w1^T    dw1 = x^T du    dw2 = h^T dy    db1, db2 = sums of the rows of du, dy
 //! ```
-//! With x, w1 and w2 in f16, so are u, h, y and their gradients.
+//! With x, w1 and w2 in f16, so are h, gelu'(u), y and the gradients.
 //!
-//! One op, because then h leaves the product that computes u, and du the one that computes dy w2^T: two passes over
-//! tensors of the widest layer fewer in each direction.
+//! One op, because then h and gelu'(u) leave the product that computes u, which is not kept itself, and du the one that computes
+//! dy w2^T: two passes over tensors of the widest layer fewer in each direction.
 
 use super::matmul::{Epilogue, MatMul};
 use super::*;
@@ -17,7 +17,8 @@ use crate::tensor::{Edge, Grads, record, run};
 
 /// Inputs on the tape: x, w1, w2, then b1 and b2 if there are any. As a kernel, the second product.
 struct FeedForward {
-    u: Tensor,
+    /// gelu'(u).
+    derivative: Tensor,
     h: Tensor,
     bias: bool,
 }
@@ -73,8 +74,8 @@ impl Op for FeedForward {
         };
         parameters(grads, 2, h, dy)?;
         let product =
-            MatMul { trans_b: true, epilogue: Epilogue::GeluBackward, out: self.u.dtype(), ..MatMul::default() };
-        let du = &run(&product, &[dy, w2, &self.u])?.remove(0);
+            MatMul { trans_b: true, epilogue: Epilogue::Multiply, out: self.derivative.dtype(), ..MatMul::default() };
+        let du = &run(&product, &[dy, w2, &self.derivative])?.remove(0);
         parameters(grads, 1, x, du)?;
         let input_gradient = |accumulate| MatMul { trans_b: true, accumulate, out: out[0], ..MatMul::default() };
         grads.compute(0, &[du, w1], input_gradient)
@@ -94,8 +95,8 @@ impl Tensor {
         }
         let first = MatMul { bias: biases.is_some(), epilogue: Epilogue::Gelu, out: self.dtype(), ..MatMul::default() };
         let mut hidden = run(&first, &[&[self, w1], &biases.map_or(vec![], |(b1, _)| vec![b1])[..]].concat())?;
-        let (h, u) = (hidden.remove(1), hidden.remove(0));
-        let op = FeedForward { u, h: h.clone(), bias: biases.is_some() };
+        let (h, derivative) = (hidden.remove(1), hidden.remove(0));
+        let op = FeedForward { derivative, h: h.clone(), bias: biases.is_some() };
         let y = run(&op, &[&[&h, w2], &biases.map_or(vec![], |(_, b2)| vec![b2])[..]].concat())?;
         let inputs = [&[self, w1, w2], &biases.map_or(vec![], |(b1, b2)| vec![b1, b2])[..]].concat();
         Ok(record(Box::new(op), &inputs, y).remove(0))

@@ -38,7 +38,7 @@ struct LayerNorm {
 }
 
 /// Outputs: dx, the residual's gradient if `residual` gives a type for it, and if there are `parameters` their partial sums
-/// (parameters, chunks, C). Inputs: dy, x, weight, the statistics, and if `plus` one more gradient of x, which is added.
+/// (chunks, parameters, C). Inputs: dy, x, weight, the statistics, and if `plus` one more gradient of x, which is added.
 struct Backward {
     plus: bool,
     residual: Option<DType>,
@@ -58,8 +58,6 @@ const THREADS: usize = 256;
 /// Vectors of a row that a thread of the backward pass holds in registers, for rows of up to 8192 elements. Of longer rows it
 /// reads each element once for dx's averages, once for dx and once for the sums over rows.
 const HELD: usize = 8;
-/// GPUs ask that bindings start at a multiple of this many elements: 256 bytes.
-const ALIGN: usize = 64;
 
 /// How a shader sees rows of C elements: four at a time if that comes out even.
 struct Layout {
@@ -100,10 +98,9 @@ impl Layout {
         rows.max(self.rows_at_once())
     }
 
-    /// How many chunks: with those beyond the last row, which are empty, the sums of each parameter start where a binding may.
+    /// How many chunks: without rows one, which is empty.
     fn chunks(&self) -> usize {
-        let step = ALIGN >> self.c.trailing_zeros().min(ALIGN.trailing_zeros());
-        self.rows.div_ceil(self.chunk()).max(1).next_multiple_of(step)
+        self.rows.div_ceil(self.chunk()).max(1)
     }
 
     /// A launch in which `lanes` threads share a row. `y` and `residual` are the types of those and of their gradients. `params`
@@ -259,11 +256,8 @@ impl Op for LayerNorm {
         let mut gradients = run(&kernel, &inputs)?;
         if parameters > 0 {
             let partials = gradients.pop().expect("the last output is the partial sums");
-            let [chunks, len] = [1, 2].map(|dim| partials.shape()[dim]);
-            for i in 0..parameters {
-                let partials = partials.slice_flat(i * chunks * len, [chunks, len].into());
-                grads.compute(1 + i, &[&partials], |accumulate| SumRows { accumulate, len })?;
-            }
+            let sums = |accumulate| SumRows { accumulate, len: x.shape().last_dim(), outputs: parameters };
+            grads.compute_all(&[1, 2][..parameters], &[&partials], sums)?;
         }
         let dx = gradients.remove(0);
         if self.residual.is_some() {
@@ -303,7 +297,7 @@ impl Kernel for Backward {
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
         let x = inputs[1];
         let layout = Layout::of(x);
-        let partials = Spec::new([self.parameters, layout.chunks(), layout.c], DType::F32);
+        let partials = Spec::new([layout.chunks(), self.parameters, layout.c], DType::F32);
         let gradients = [x.dtype].into_iter().chain(self.residual).map(|dtype| Spec::new(x.shape.clone(), dtype));
         Ok(gradients.chain((self.parameters > 0).then_some(partials)).collect())
     }
@@ -324,23 +318,17 @@ impl Kernel for Backward {
         let mut outputs = outputs.iter_mut().map(ViewMut::f32);
         let dx = outputs.next().expect("the first output is dx").par_chunks_mut(chunk * c);
         let dresidual = slices(self.residual.and_then(|_| outputs.next()), chunk * c, count);
-        let (dweight, dbias) = match outputs.next() {
-            Some(partials) => {
-                let mut partials = partials.chunks_exact_mut(layout.chunks() * c);
-                (partials.next(), partials.next())
-            }
-            None => (None, None),
-        };
-        let [mut dweight, mut dbias] = [dweight, dbias];
-        // The chunks beyond the last row.
-        [&mut dweight, &mut dbias].into_iter().flatten().for_each(|partials| partials[count * c..].fill(0.0));
-        let sums = slices(dweight, c, count).zip(slices(dbias, c, count));
-        dx.zip(dresidual).zip(sums).enumerate().for_each(|(number, ((dx, dresidual), (dweight, dbias)))| {
+        let mut partials = outputs.next();
+        if let (Some(partials), 0) = (&mut partials, count) {
+            partials.fill(0.0);
+        }
+        let sums = slices(partials, self.parameters * c, count);
+        dx.zip(dresidual).zip(sums).enumerate().for_each(|(number, ((dx, dresidual), sums))| {
             vectorized(
                 #[inline(always)]
                 || {
-                    dweight.fill(0.0);
-                    dbias.fill(0.0);
+                    sums.fill(0.0);
+                    let (dweight, dbias) = sums.split_at_mut(c.min(sums.len()));
                     for (i, dx) in dx.chunks_exact_mut(c).enumerate() {
                         let row = number * chunk + i;
                         let elements = row * c..(row + 1) * c;

@@ -29,10 +29,10 @@ use crate::tensor::{Edge, Grads, run};
 pub(crate) enum Epilogue {
     #[default]
     Nothing,
-    /// A second output is gelu(y).
+    /// A second output is gelu(y), and the first the derivative of GELU at y, which is what backward needs.
     Gelu,
-    /// y is multiplied by the derivative of GELU at one more input, which has the shape of y.
-    GeluBackward,
+    /// y is multiplied, element by element, by one more input, which has the shape of y.
+    Multiply,
 }
 
 /// `y = op(a) op(b) [+ bias]`, or `y += op(a) op(b)` with `accumulate`, then the epilogue. Inputs: a, b, with `bias` a
@@ -129,14 +129,14 @@ impl Kernel for MatMul {
         let (y, more) = outputs.split_first_mut().expect("a result");
         let (activated, sums) = more.split_at_mut((self.epilogue == Epilogue::Gelu) as usize);
         if self.sums {
-            SumRows { accumulate: self.accumulate, len: d.n }.cpu(&inputs[1..2], sums);
+            SumRows { accumulate: self.accumulate, len: d.n, outputs: 1 }.cpu(&inputs[1..2], sums);
         }
         let empty: &[f32] = &[];
         let operands = cpu::Operands {
             a: inputs[0].f32(),
             b: inputs[1].f32(),
             bias: if self.bias { inputs[2].f32() } else { empty },
-            before: if self.epilogue == Epilogue::GeluBackward { inputs[2 + self.bias as usize].f32() } else { empty },
+            factors: if self.epilogue == Epilogue::Multiply { inputs[2 + self.bias as usize].f32() } else { empty },
         };
         cpu::compute(self, &d, operands, y.f32(), activated.first_mut().map_or(&mut [], |output| output.f32()));
     }
@@ -180,7 +180,7 @@ impl MatMul {
         let epilogue_input = 2 + self.bias as usize;
         let finishing = |mut bindings: Vec<Operand>| {
             bindings.extend(self.bias.then_some(Operand::Input(2)));
-            bindings.extend((self.epilogue == Epilogue::GeluBackward).then_some(Operand::Input(epilogue_input)));
+            bindings.extend((self.epilogue == Epilogue::Multiply).then_some(Operand::Input(epilogue_input)));
             bindings.push(Operand::Output(0));
             bindings.extend((self.epilogue == Epilogue::Gelu || self.sums).then_some(Operand::Output(1)));
             bindings
@@ -188,7 +188,7 @@ impl MatMul {
         let epilogue = match self.epilogue {
             Epilogue::Nothing => "",
             Epilogue::Gelu => "gelu",
-            Epilogue::GeluBackward => "gelu_backward",
+            Epilogue::Multiply => "multiply",
         };
         // Where the pieces of k leave what they make of the result and of the sums.
         let partial = plan.scratch.len();
@@ -308,7 +308,7 @@ impl Op for MatMul {
         if !grads.wanted(1) {
             let n = dy.shape().last_dim();
             return if with_bias {
-                grads.compute(2, &[dy], |accumulate| SumRows { accumulate, len: n })
+                grads.compute(2, &[dy], |accumulate| SumRows { accumulate, len: n, outputs: 1 })
             } else {
                 Ok(())
             };

@@ -7,7 +7,7 @@
 //! | mean | sum / n | dy / n |
 //! | max | largest x over n (unspecified if one is NaN) | dy at the first largest x, else 0 |
 //!
-//! `SumRows` adds up the rows of (R, len): the gradient of anything that was broadcast over rows.
+//! `SumRows` adds up the rows of (R, len): the gradient of anything that was broadcast over rows, or of two such things at once.
 //!
 //! Sums run in chunks whose partial sums are then added, in an order that depends on the shape alone: the same input
 //! gives the same bits, and the rounding error grows with the logarithm of n rather than with n.
@@ -36,11 +36,13 @@ struct Reduce {
     from: Shape,
 }
 
-/// (R, len) -> (len): sums over the rows of anything whose elements are a multiple of `len`. Adds to the output
-/// instead of replacing it if `accumulate`.
+/// (R, outputs * len) -> outputs of (len): sums over the rows of anything whose elements are a multiple of that, of one
+/// output's columns after the other's. Adds to the outputs instead of replacing them if `accumulate`.
 pub(super) struct SumRows {
     pub accumulate: bool,
     pub len: usize,
+    /// One or two.
+    pub outputs: usize,
 }
 
 /// What is reduced: x is (outer, n, inner), y is (outer, inner).
@@ -70,9 +72,11 @@ impl ReduceKind {
 
 /// A row of workgroups that keeps the largest GPUs busy: eight of 256 threads on each of 128 processors.
 const WORKGROUPS: usize = 1024;
+/// So few outputs leave many processors idle: more threads share each.
+const FEW_WORKGROUPS: usize = 128;
 
-/// The launches that reduce `Input(0)` to `Output(0)`.
-fn reduce_plan(kind: ReduceKind, extent: Extent, input: DType, accumulate: bool) -> Plan {
+/// The launches that reduce `Input(0)` to `Output(0)`, or to two outputs that halve `inner`.
+fn reduce_plan(kind: ReduceKind, extent: Extent, input: DType, accumulate: bool, outputs: usize) -> Plan {
     let mut plan = Plan::default();
     let first = (Operand::Input(0), input);
     let (input, rest) = match split(extent) {
@@ -80,19 +84,20 @@ fn reduce_plan(kind: ReduceKind, extent: Extent, input: DType, accumulate: bool)
         (chunk, chunks) => {
             plan.scratch.push(4 * extent.outer * chunks * extent.inner);
             let factorless = if kind == Mean { Sum } else { kind };
-            plan.launches.push(reduce_launch(factorless, extent, chunk, 1.0, false, first));
-            plan.launches[0].bindings[1] = Operand::Scratch(0);
+            plan.launches.push(reduce_launch(factorless, extent, chunk, 1.0, false, first, vec![Operand::Scratch(0)]));
             ((Operand::ReadScratch(0), DType::F32), chunks)
         }
     };
     let factor = kind.factor(extent.n);
-    plan.launches.push(reduce_launch(kind, Extent { n: rest, ..extent }, rest, factor, accumulate, input));
+    let results = (0..outputs).map(Operand::Output).collect();
+    plan.launches.push(reduce_launch(kind, Extent { n: rest, ..extent }, rest, factor, accumulate, input, results));
     plan
 }
 
-/// The extent in units of what the shader calls an element: four where inner is a multiple of four and wide enough for it.
-fn in_vectors(extent: Extent) -> (Extent, &'static str) {
-    if extent.inner.is_multiple_of(4) && extent.inner >= 128 {
+/// The extent in units of what the shader calls an element: four where each output's part of inner is a multiple of four, and
+/// inner wide enough for it.
+fn in_vectors(extent: Extent, outputs: usize) -> (Extent, &'static str) {
+    if (extent.inner / outputs).is_multiple_of(4) && extent.inner >= 128 {
         (Extent { inner: extent.inner / 4, ..extent }, "vec4<f32>")
     } else {
         (extent, "f32")
@@ -100,9 +105,11 @@ fn in_vectors(extent: Extent) -> (Extent, &'static str) {
 }
 
 /// Outputs per workgroup, and threads that share each.
-fn tile(extent: Extent) -> (usize, usize) {
+fn tile(extent: Extent, type_name: &str) -> (usize, usize) {
+    // At least 128 bytes of neighbouring outputs: a cache line of a row.
+    let most = if type_name == "f32" || extent.outer * extent.inner > 32 * FEW_WORKGROUPS { 8 } else { 32 };
     let lanes = if extent.inner >= 32 {
-        extent.n.next_power_of_two().min(8) // at least 32 neighbouring outputs: 128 bytes, a cache line, per row
+        extent.n.next_power_of_two().min(most)
     } else {
         // A few elements for each thread; with fewer lanes than this, rows further apart are read together.
         extent.n.div_ceil(4).next_power_of_two().min(256 / extent.inner.next_power_of_two())
@@ -112,10 +119,10 @@ fn tile(extent: Extent) -> (usize, usize) {
 
 /// Rows per chunk, and how many chunks: enough workgroups, but no chunk so short that the second pass costs more.
 fn split(extent: Extent) -> (usize, usize) {
-    let (extent, _) = in_vectors(extent);
-    let (cols, lanes) = tile(extent);
+    let (extent, type_name) = in_vectors(extent, 1);
+    let (cols, lanes) = tile(extent, type_name);
     let blocks = (extent.outer * extent.inner).div_ceil(cols).max(1);
-    let chunks = WORKGROUPS.div_ceil(blocks).min(extent.n.div_ceil(8 * lanes)).max(1);
+    let chunks = WORKGROUPS.div_ceil(blocks).min(extent.n.div_ceil(16 * lanes)).max(1);
     let chunk = extent.n.div_ceil(chunks).max(1);
     (chunk, extent.n.div_ceil(chunk).max(1))
 }
@@ -127,10 +134,11 @@ fn reduce_launch(
     factor: f32,
     accumulate: bool,
     (input, dtype): (Operand, DType),
+    results: Vec<Operand>,
 ) -> Launch {
-    let (extent, type_name) = in_vectors(extent);
+    let (extent, type_name) = in_vectors(extent, results.len());
     let Extent { outer, n, inner } = extent;
-    let (cols, lanes) = tile(extent);
+    let (cols, lanes) = tile(extent, type_name);
     let outputs = outer * inner;
     let blocks = outputs.div_ceil(cols);
     let chunks = n.div_ceil(chunk.max(1)).max(1);
@@ -145,8 +153,9 @@ fn reduce_launch(
             ("lanes", (lanes as u32).into()),
             ("inner_is_one", (inner == 1).into()),
             ("accumulate", accumulate.into()),
+            ("results", (results.len() as u32).into()),
         ],
-        bindings: vec![input, Operand::Output(0)],
+        bindings: [vec![input], results].concat(),
         params: vec![
             outputs as u32,
             n as u32,
@@ -251,7 +260,7 @@ impl Kernel for Reduce {
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        reduce_plan(self.kind, Extent::of(&inputs[0].shape, self.dim), DType::F32, false)
+        reduce_plan(self.kind, Extent::of(&inputs[0].shape, self.dim), DType::F32, false, 1)
     }
 }
 
@@ -286,10 +295,11 @@ impl Kernel for SumRows {
         if inputs[0].dtype == DType::U32 {
             expect_f32(self.name(), inputs)?;
         }
-        if self.len == 0 || !inputs[0].shape.elements().is_multiple_of(self.len) {
-            return Err(shape_error(self.name(), format!("rows of {} elements", self.len), inputs[0]));
+        let inner = self.outputs * self.len;
+        if inner == 0 || !inputs[0].shape.elements().is_multiple_of(inner) {
+            return Err(shape_error(self.name(), format!("rows of {inner} elements"), inputs[0]));
         }
-        Ok(vec![Spec::new([self.len], DType::F32)])
+        Ok(vec![Spec::new([self.len], DType::F32); self.outputs])
     }
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
@@ -297,17 +307,30 @@ impl Kernel for SumRows {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        reduce_cpu(Sum, self.extent(inputs[0].spec), self.accumulate, inputs[0].f32(), outputs[0].f32());
+        let extent = self.extent(inputs[0].spec);
+        let x = inputs[0].f32();
+        if let [output] = outputs {
+            return reduce_cpu(Sum, extent, self.accumulate, x, output.f32());
+        }
+        with_scratch(extent.inner, |sums| {
+            reduce_cpu(Sum, extent, false, x, sums);
+            for (output, sums) in outputs.iter_mut().zip(sums.chunks_exact(self.len)) {
+                for (y, sum) in output.f32().iter_mut().zip(sums) {
+                    *y = if self.accumulate { *y + sum } else { *sum };
+                }
+            }
+        });
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        reduce_plan(Sum, self.extent(inputs[0]), inputs[0].dtype, self.accumulate)
+        reduce_plan(Sum, self.extent(inputs[0]), inputs[0].dtype, self.accumulate, self.outputs)
     }
 }
 
 impl SumRows {
     fn extent(&self, input: &Spec) -> Extent {
-        Extent { outer: 1, n: input.shape.elements() / self.len, inner: self.len }
+        let inner = self.outputs * self.len;
+        Extent { outer: 1, n: input.shape.elements() / inner, inner }
     }
 }
 

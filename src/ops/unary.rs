@@ -149,14 +149,19 @@ fn gelu_sigmoid(x: f32) -> f32 {
 }
 
 #[inline(always)]
-pub(super) fn gelu(x: f32) -> f32 {
+fn gelu(x: f32) -> f32 {
     x * gelu_sigmoid(x)
 }
 
 #[inline(always)]
-pub(super) fn gelu_derivative(x: f32) -> f32 {
+fn gelu_derivative(x: f32) -> f32 {
+    gelu_and_derivative(x)[1]
+}
+
+#[inline(always)]
+pub(super) fn gelu_and_derivative(x: f32) -> [f32; 2] {
     let s = gelu_sigmoid(x);
-    s + x * s * (1.0 - s) * 2.0 * GELU_SCALE * (1.0 + 3.0 * GELU_CUBIC * x * x)
+    [x * s, s + x * s * (1.0 - s) * 2.0 * GELU_SCALE * (1.0 + 3.0 * GELU_CUBIC * x * x)]
 }
 
 impl Kernel for Unary {

@@ -21,8 +21,8 @@ pub(super) struct Operands<'a> {
     pub b: &'a [f32],
     /// (N).
     pub bias: &'a [f32],
-    /// What GELU was applied to, of the shape of the result.
-    pub before: &'a [f32],
+    /// What the result is multiplied by, of its shape.
+    pub factors: &'a [f32],
 }
 
 /// `y` and, if that is the epilogue, `activated` = gelu(y).
@@ -72,7 +72,7 @@ fn stored(data: &[f32], transposed: bool, rows: usize, columns: usize) -> Matrix
 /// The product by blocks of `rows` rows of one matrix, or by whole matrices of a batch.
 fn in_blocks(kernel: &MatMul, d: &Dims, rows: usize, operands: Operands, y: &mut [f32], activated: &mut [f32]) {
     let &Dims { batch, m, n, k, stride_a, stride_b } = d;
-    let Operands { a, b, bias, before } = operands;
+    let Operands { a, b, bias, factors } = operands;
     let block = |i: usize, y: &mut [f32]| {
         let (batch, first) = if batch == 1 { (0, i * rows) } else { (i, 0) };
         debug_assert!(!(kernel.bias && kernel.accumulate), "the bias would replace what is to be added to");
@@ -92,22 +92,15 @@ fn in_blocks(kernel: &MatMul, d: &Dims, rows: usize, operands: Operands, y: &mut
             vectorized(
                 #[inline(always)]
                 || {
-                    for (y, activated) in y.iter().zip(activated) {
-                        *activated = unary::gelu(*y);
+                    for (y, activated) in y.iter_mut().zip(activated) {
+                        [*activated, *y] = unary::gelu_and_derivative(*y);
                     }
                 },
             );
         }),
-        Epilogue::GeluBackward => blocks.zip(before.par_chunks(size)).enumerate().for_each(|(i, (y, before))| {
+        Epilogue::Multiply => blocks.zip(factors.par_chunks(size)).enumerate().for_each(|(i, (y, factors))| {
             block(i, y);
-            vectorized(
-                #[inline(always)]
-                || {
-                    for (y, before) in y.iter_mut().zip(before) {
-                        *y *= unary::gelu_derivative(*before);
-                    }
-                },
-            );
+            y.iter_mut().zip(factors).for_each(|(y, factor)| *y *= factor);
         }),
     }
 }
@@ -145,7 +138,7 @@ mod tests {
         let pool = rayon::ThreadPoolBuilder::new().num_threads(count).build().unwrap();
         pool.install(|| {
             let (mut y, mut activated) = (vec![0.0; m * n], vec![0.0; m * n]);
-            let operands = Operands { a: &a, b: &b, bias: &values(n, 0.3), before: &[] };
+            let operands = Operands { a: &a, b: &b, bias: &values(n, 0.3), factors: &[] };
             compute(kernel, &d, operands, &mut y, &mut activated);
             y.iter().chain(&activated).map(|x| x.to_bits()).collect()
         })
