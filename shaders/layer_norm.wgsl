@@ -120,6 +120,43 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     // Threads beyond the last row take part in the barriers with no elements.
     let first = row * p.width;
     let width = select(0u, p.width, row < p.rows);
+    {% if held %}
+    {% for j in range(held) %}
+    let column{{ j }} = lane + {{ j * lanes }}u;
+    var x{{ j }} = {{ T }}(0.0);
+    {% if residual %}
+    var residual{{ j }} = {{ T }}(0.0);
+    {% endif %}
+    if (column{{ j }} < width) {
+        x{{ j }} = x[first + column{{ j }}];
+        {% if residual %}
+        residual{{ j }} = {{ T }}(residual[first + column{{ j }}]);
+        {% endif %}
+    }
+    {% endfor %}
+    var total = {{ T }}(0.0);
+    {% for j in range(held) %}
+    {% if residual %}
+    if (column{{ j }} < width) {
+        x{{ j }} += {{ "drop(residual" ~ j ~ ", first + column" ~ j ~ ")" if dropout else "residual" ~ j }};
+        sum[first + column{{ j }}] = x{{ j }};
+    }
+    {% endif %}
+    total += x{{ j }};
+    {% endfor %}
+    let mean = row_sum(across(total), thread, lane) * p.per_element;
+    // The squares of the differences, not the difference of the squares, which would cancel when the mean is large.
+    var squares = {{ T }}(0.0);
+    {% for j in range(held) %}
+    if (column{{ j }} < width) { squares += (x{{ j }} - mean) * (x{{ j }} - mean); }
+    {% endfor %}
+    let rstd = 1.0 / sqrt(row_sum(across(squares), thread, lane) * p.per_element + p.eps);
+    {% for j in range(held) %}
+    if (column{{ j }} < width) {
+        result[first + column{{ j }}] = {{ Y }}((x{{ j }} - mean) * rstd * weight[column{{ j }}]{{ " + bias[column" ~ j ~ "]" if has_bias }});
+    }
+    {% endfor %}
+    {% else %}
     // What is normalized: x, or the sum that this very thread has written.
     {% set normalized = "sum" if residual else "x" %}
     var total = {{ T }}(0.0);
@@ -143,6 +180,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         let normal = ({{ normalized }}[first + i] - mean) * rstd;
         result[first + i] = {{ Y }}(normal * weight[i]{% if has_bias %} + bias[i]{% endif %});
     }
+    {% endif %}
     if (lane == 0u && row < p.rows) {
         statistics[row] = mean;
         statistics[p.rows + row] = rstd;

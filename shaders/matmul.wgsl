@@ -531,6 +531,22 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% set turns = (vectors + subgroup - 1) // subgroup %}
     {# The place of a thread's vector in a matrix; of threads without one, the last. #}
     {% macro place(l) %}{{ "min(lane, " ~ (vectors - 1) ~ "u)" if subgroup > vectors else "(lane + " ~ l * subgroup ~ "u)" }}{% endmacro %}
+    {% if epilogue == "multiply" %}
+    // What is read at the end is on its way while the matrices leave the units.
+    {% for i in range(fragments_m) %}
+    {% for l in range(turns) %}
+    {% for j in range(fragments_n) %}
+    var factor{{ i }}_{{ l }}_{{ j }}: vec4<{{ T_out }}>;
+    {
+        {% set x = place(l) %}
+        let m{{ l }} = tile_row + block_row + {{ i * side }}u + {{ x }} / {{ side // 4 }}u;
+        let n{{ l }}_{{ j }} = tile_col + block_col + {{ j * side }}u + {{ x }} % {{ side // 4 }}u * 4u;
+        {{ inside(l, l ~ "_" ~ j) }}{ factor{{ i }}_{{ l }}_{{ j }} = factors[(base_c + m{{ l }} * p.n + n{{ l }}_{{ j }}) / 4u]; }
+    }
+    {% endfor %}
+    {% endfor %}
+    {% endfor %}
+    {% endif %}
     {% for i in range(fragments_m) %}
     {% for j in range(fragments_n) %}
     {
@@ -554,9 +570,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         {% for j in range(fragments_n) %}
         let n{{ l }}_{{ j }} = tile_col + block_col + {{ j * side }}u + {{ x }} % {{ side // 4 }}u * 4u;
         let at{{ l }}_{{ j }} = (base_c + m{{ l }} * p.n + n{{ l }}_{{ j }}) / 4u;
-        {% if accumulate or epilogue == "multiply" %}
+        {% if accumulate %}
         var old{{ l }}_{{ j }}: vec4<f32>;
-        {{ inside(l, l ~ "_" ~ j) }}{ old{{ l }}_{{ j }} = vec4<f32>({{ "c" if accumulate else "factors" }}[at{{ l }}_{{ j }}]); }
+        {{ inside(l, l ~ "_" ~ j) }}{ old{{ l }}_{{ j }} = vec4<f32>(c[at{{ l }}_{{ j }}]); }
         {% endif %}
         {% endfor %}
         {% endfor %}
@@ -570,7 +586,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
             c[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(gelu_derivative(value));
             activated[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(gelu(value));
             {% else %}
-            c[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(value{{ " * old" ~ l ~ "_" ~ j if epilogue == "multiply" }});
+            c[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(value{{ " * vec4<f32>(factor" ~ i ~ "_" ~ l ~ "_" ~ j ~ ")" if epilogue == "multiply" }});
             {% endif %}
         }
         }

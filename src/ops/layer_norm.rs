@@ -55,8 +55,8 @@ const CHUNK: usize = 16;
 const MANY_ROWS: usize = 2 * CHUNK * 512;
 /// Threads of a workgroup.
 const THREADS: usize = 256;
-/// Vectors of a row that a thread of the backward pass holds in registers, for rows of up to 8192 elements. Of longer rows it
-/// reads each element once for dx's averages, once for dx and once for the sums over rows.
+/// Vectors of a row that a thread holds in registers, for rows of up to 8192 elements. Longer rows are read once more for each
+/// of their sums.
 const HELD: usize = 8;
 
 /// How a shader sees rows of C elements: four at a time if that comes out even.
@@ -115,6 +115,8 @@ impl Layout {
         workgroups: usize,
     ) -> Plan {
         values.extend([("T", self.type_name()), ("T_y", y.name().into()), ("lanes", (self.lanes() as u32).into())]);
+        let held = self.width().div_ceil(self.lanes());
+        values.push(("held", if held <= HELD { held as u32 } else { 0 }.into()));
         values.extend([("residual", residual.is_some().into()), ("dropout", dropout.is_some().into())]);
         values.push(("T_residual", residual.unwrap_or(DType::F32).name().into()));
         let mut all = vec![self.rows as u32, self.width() as u32, (1.0 / self.c as f32).to_bits()];
@@ -359,12 +361,10 @@ impl Kernel for Backward {
         bindings.extend(self.plus.then_some(Operand::Input(4)));
         bindings.extend(self.residual.map(|_| Operand::Output(1)));
         bindings.extend((self.parameters > 0).then_some(Operand::Output(1 + self.residual.is_some() as usize)));
-        let held = layout.width().div_ceil(layout.lanes());
         let values = vec![
             ("mode", "backward".into()),
             ("plus", self.plus.into()),
             ("parameters", (self.parameters as u32).into()),
-            ("held", if held <= HELD { held as u32 } else { 0 }.into()),
         ];
         let params = [layout.chunk() as u32, layout.chunks() as u32];
         let types = (inputs[0].dtype, self.residual);

@@ -311,8 +311,7 @@ mod tests {
             backend: String::new(),
             driver: String::new(),
         };
-        let all: BTreeMap<String, Rates> =
-            Tile::ALL.iter().map(|t| (name(t), Rates { nn: 4, nt: 3, tn: 2 })).collect();
+        let all: BTreeMap<String, Rates> = Tile::ALL.iter().map(|t| (name(t), Rates { nn: 4, nt: 3, tn: 2 })).collect();
         assert_eq!(all.len(), Tile::ALL.len(), "names are unique");
         let mut rates = MatmulRates { source, tiles: all };
         assert_eq!(rates.table(&limits).unwrap().to_vec(), [[4, 3, 2, 2]; Tile::ALL.len()]);
