@@ -100,11 +100,11 @@ impl Tiling {
     }
 
     /// Queries of a slab: what the pass over keys finds for them, the pass over queries need not compute again. As many as
-    /// take no more than about three times the memory of qkv, whatever T, and can be bound.
+    /// take no more than about five times the memory of qkv, whatever T, and can be bound: each slab reads and writes dk and dv.
     fn slab_rows(&self, d: Dims, limits: &Limits) -> usize {
         let row = self.rows as usize;
         let bound = limits.binding_bytes as usize / (4 * d.heads() * d.time).max(1);
-        let most = (8 * d.head_size).min(bound).min(d.time) / row * row;
+        let most = (16 * d.head_size).min(bound).min(d.time) / row * row;
         most.max(row)
     }
 
