@@ -1,5 +1,5 @@
-// C = op(A) op(B) [+ C] [+ bias], tile by tile; in the same pass also gelu(C) and its derivative, or C times
-// one more matrix.
+// C = op(A) op(B) [+ C] [+ bias], tile by tile; in the same pass C may become gelu(C)
+// and, in its own place, the derivative of GELU there, or be multiplied by one more matrix, or the columns of B be added up.
 //
 // A workgroup of (BM/TM) x (BN/TN) threads computes a BM x BN tile of C; each thread a TM x TN block of it, in
 // registers. The k loop stages a BM x BK tile of A and a BK x BN tile of B in workgroup memory, both k-major, while the

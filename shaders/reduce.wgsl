@@ -2,8 +2,8 @@
 //
 // Reducing: outputs are numbered along (outer, inner). A workgroup holds {{ cols }} outputs; {{ lanes }} threads
 // share each, taking every {{ lanes }}-th row of their chunk of n, and are summed as a tree. The chunks of one output
-// are separate workgroups, whose results (outer, chunks, inner) a second launch reduces. Where inner is a multiple of four,
-// an "output" is a vector of four.
+// are separate workgroups, whose results (outer, chunks, inner) a second launch reduces. Where each result's part of inner is a
+// multiple of four, and inner long enough, an "output" is a vector of four. With two results, inner is the one after the other.
 {{ "enable f16;" if mode == "reduce" and T_in == "f16" }}
 {% include "common" %}
 

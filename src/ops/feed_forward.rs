@@ -10,10 +10,10 @@
 //! One op, because then h and gelu'(u) leave the product that computes u, which is not kept itself, and du the one that computes
 //! dy w2^T: two passes over tensors of the widest layer fewer in each direction.
 
-use super::matmul::{Epilogue, MatMul};
+use super::matmul::{Epilogue, MatMul, linear_gradients};
 use super::*;
 use crate::gpu::{Limits, Plan};
-use crate::tensor::{Edge, Grads, record, run};
+use crate::tensor::{Grads, record, run};
 
 /// Inputs on the tape: x, w1, w2, then b1 and b2 if there are any. As a kernel, the second product.
 struct FeedForward {
@@ -59,18 +59,15 @@ impl Op for FeedForward {
     fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &upstream[0] else { return Ok(()) };
         let (x, w1, w2) = (saved.input(0), saved.input(1), saved.input(2));
-        let rows = |t: &Tensor| t.view([t.shape().rows(), t.shape().last_dim()].into(), Edge::None);
-        let (dy, x, h) = (&rows(dy), &rows(x), &rows(&self.h));
+        let (dy, x, h) = (&dy.as_rows(), &x.as_rows(), &self.h.as_rows());
         let out = [(0, x), (1, w1), (2, w2)].map(|(i, input)| grads.dtype(i, input));
-        let with_bias = self.bias;
-        // Of a weight, and of the bias that came after it.
-        let parameters = |grads: &mut Grads, weight: usize, x: &Tensor, dy: &Tensor| {
-            let kernel = |accumulate| MatMul { trans_a: true, accumulate, out: out[weight], ..MatMul::default() };
-            if !with_bias {
-                return grads.compute(weight, &[x, dy], kernel);
+        // Input `weight + 2` is the bias of input `weight`, if there are biases.
+        let parameters = |grads: &mut Grads, weight: usize, x: &Tensor, dy: &Tensor| match self.bias {
+            true => linear_gradients(grads, [weight, weight + 2], x, dy, out[weight]),
+            false => {
+                let product = |accumulate| MatMul { trans_a: true, accumulate, out: out[weight], ..MatMul::default() };
+                grads.compute(weight, &[x, dy], product)
             }
-            let with_sums = |accumulate| MatMul { sums: true, ..kernel(accumulate) };
-            grads.compute_all(&[weight, weight + 2], &[x, dy], with_sums)
         };
         parameters(grads, 2, h, dy)?;
         let product =

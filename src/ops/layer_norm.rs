@@ -55,7 +55,7 @@ const CHUNK: usize = 16;
 const MANY_ROWS: usize = 2 * CHUNK * 512;
 /// Threads of a workgroup.
 const THREADS: usize = 256;
-/// Vectors of a row that a thread holds in registers, for rows of up to 8192 elements. Longer rows are read once more for each
+/// Vectors of a row that a thread holds in registers, for rows of up to 8192 elements (2048 if they are no whole vectors). Longer rows are read once more for each
 /// of their sums.
 const HELD: usize = 8;
 
@@ -81,7 +81,7 @@ impl Layout {
         if self.vector == 4 { "vec4<f32>" } else { "f32" }.into()
     }
 
-    /// Threads that share a row: each has three or four vectors of it, enough to hide latency, with most threads of the last
+    /// Threads that share a row: each has two to four vectors of it, enough to hide latency, with most threads of the last
     /// round busy.
     fn lanes(&self) -> usize {
         self.width().div_ceil(4).next_power_of_two().min(THREADS)

@@ -304,22 +304,19 @@ impl Op for MatMul {
         } else {
             grads.compute(0, &[dy, b], product(0, false, !self.trans_b))?;
         }
-        let with_bias = self.bias && grads.wanted(2);
+        if self.bias {
+            // `linear` alone has a bias, and transposes nothing.
+            return linear_gradients(grads, [1, 2], &a.as_rows(), &dy.as_rows(), out[1]);
+        }
         if !grads.wanted(1) {
-            let n = dy.shape().last_dim();
-            return if with_bias {
-                grads.compute(2, &[dy], |accumulate| SumRows { accumulate, len: n, outputs: 1 })
-            } else {
-                Ok(())
-            };
+            return Ok(());
         }
         // db = op(a)^T dy, itself transposed if b is stored so. A shared b sums over the whole batch: as one long
         // product where the rows of a follow each other, else matrix by matrix.
         let shared = b.shape().len() == 2 && a.shape().len() > 2;
         let (flat_a, flat_dy);
         let (a, dy) = if shared && !self.trans_a {
-            flat_a = a.view([a.shape().rows(), a.shape().last_dim()].into(), Edge::None);
-            flat_dy = dy.view([dy.shape().rows(), dy.shape().last_dim()].into(), Edge::None);
+            (flat_a, flat_dy) = (a.as_rows(), dy.as_rows());
             (&flat_a, &flat_dy)
         } else {
             (a, dy)
@@ -329,11 +326,6 @@ impl Op for MatMul {
         } else {
             (a, dy, product(1, !self.trans_a, false))
         };
-        if with_bias {
-            // `linear` alone has a bias, and transposes nothing.
-            return grads
-                .compute_all(&[1, 2], &[left, right], |accumulate| MatMul { sums: true, ..kernel(accumulate) });
-        }
         if shared && self.trans_a {
             let per_batch = run(&kernel(false), &[left, right])?.remove(0);
             return grads.give(1, per_batch.sum(0)?);
@@ -342,7 +334,32 @@ impl Op for MatMul {
     }
 }
 
+/// Computes the gradients of inputs number `weight` (K, N) and `bias` (N) from x (R, K) and dy (R, N): in one product if both are
+/// wanted. That of the weight is of type `out`.
+pub(super) fn linear_gradients(
+    grads: &mut Grads,
+    [weight, bias]: [usize; 2],
+    x: &Tensor,
+    dy: &Tensor,
+    out: DType,
+) -> Result<()> {
+    let product = |accumulate| MatMul { trans_a: true, accumulate, out, ..MatMul::default() };
+    // An empty weight has no tile that could add up dy on its way.
+    let empty = x.shape().last_dim() == 0;
+    if grads.wanted(weight) && grads.wanted(bias) && !empty {
+        return grads.compute_all(&[weight, bias], &[x, dy], |accumulate| MatMul { sums: true, ..product(accumulate) });
+    }
+    let len = dy.shape().last_dim();
+    grads.compute(bias, &[dy], |accumulate| SumRows { accumulate, len, outputs: 1 })?;
+    grads.compute(weight, &[x, dy], product)
+}
+
 impl Tensor {
+    /// This tensor as a matrix (R, C) of its rows, without history.
+    pub(super) fn as_rows(&self) -> Tensor {
+        self.view([self.shape().rows(), self.shape().last_dim()].into(), Edge::None)
+    }
+
     /// The matrix product `self other`: (..., M, K) by (K, N), or (B, M, K) by (B, K, N).
     ///
     /// # Errors
@@ -479,6 +496,71 @@ mod tests {
             let (first, bits) = results.next().unwrap();
             for (choice, other) in results {
                 assert!(other == bits, "{kernel:?} {m}x{n}x{k}: {choice:?} differs from {first:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_empty_product_has_a_choice_and_leaves_the_bias_alone() {
+        let devices = [Device::Cpu].into_iter().chain(gpu_for_tests().map(Device::Gpu));
+        for device in devices {
+            let tensor =
+                |shape: &[usize]| Tensor::from_f32(&values(shape.iter().product(), 1), shape, &device).unwrap();
+            for (rows, k) in [(0, 3), (5, 0), (0, 0)] {
+                let [x, weight, bias] = [tensor(&[rows, k]), tensor(&[k, 4]), tensor(&[4])];
+                let [weight, bias] = [weight, bias].map(|t| t.requires_grad().unwrap());
+                let y = x.linear(&weight, Some(&bias)).unwrap();
+                y.sum(0).unwrap().sum(0).unwrap().backward().unwrap();
+                let got = bias.grad().unwrap().to_f32().unwrap();
+                assert_eq!(got, vec![rows as f32; 4], "{device}: ({rows}, {k})");
+            }
+        }
+    }
+
+    /// Whichever of the others is frozen: what is computed together must also come alone.
+    #[test]
+    fn each_parameter_gets_the_same_gradient_alone() {
+        let devices = [Device::Cpu].into_iter().chain(gpu_for_tests().map(Device::Gpu));
+        for device in devices {
+            type Layer = fn(&Tensor, &[Tensor]) -> Result<Tensor>;
+            let linear: Layer = |x, p| x.linear(&p[0], Some(&p[1]));
+            let feed_forward: Layer = |x, p| x.feed_forward(&p[0], &p[1], Some((&p[2], &p[3])));
+            let layer_norm: Layer = |x, p| x.layer_norm(&p[0], Some(&p[1]), 1e-5);
+            let layers: [(Layer, &[&[usize]]); 3] = [
+                (linear, &[&[8, 6], &[6]]),
+                (feed_forward, &[&[8, 10], &[10, 6], &[10], &[6]]),
+                (layer_norm, &[&[8], &[8]]),
+            ];
+            let x = Tensor::from_f32(&values(35 * 8, 1), [35, 8], &device).unwrap();
+            for (i, (layer, shapes)) in layers.into_iter().enumerate() {
+                let gradients = |wanted: &dyn Fn(usize) -> bool| -> Vec<Option<Vec<f32>>> {
+                    let parameters: Vec<Tensor> = (0..shapes.len())
+                        .map(|j| {
+                            let len = shapes[j].iter().product();
+                            let t = Tensor::from_f32(&values(len, j as u64 + 2), shapes[j], &device).unwrap();
+                            if wanted(j) { t.requires_grad().unwrap() } else { t }
+                        })
+                        .collect();
+                    let y = layer(&x, &parameters).unwrap();
+                    // Twice: gradients are added to those that are there.
+                    for _ in 0..2 {
+                        let y = layer(&x, &parameters).unwrap();
+                        y.mul(&y).unwrap().sum(0).unwrap().sum(0).unwrap().backward().unwrap();
+                    }
+                    drop(y);
+                    parameters.iter().map(|p| p.grad().map(|g| g.to_f32().unwrap())).collect()
+                };
+                let all = gradients(&|_| true);
+                for j in 0..shapes.len() {
+                    let alone = gradients(&|k| k == j);
+                    let (got, want) = (alone[j].as_ref().unwrap(), all[j].as_ref().unwrap());
+                    let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-4 + 1e-5 * b.abs();
+                    assert!(
+                        got.iter().zip(want).all(close),
+                        "{device}, layer {i}, parameter {j}: {got:?}, not {want:?}"
+                    );
+                    assert!(alone.iter().enumerate().all(|(k, g)| (k == j) == g.is_some()), "{device}, layer {i}");
+                }
             }
         }
     }

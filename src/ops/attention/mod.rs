@@ -104,7 +104,7 @@ impl Tiling {
     fn slab_rows(&self, d: Dims, limits: &Limits) -> usize {
         let row = self.rows as usize;
         let bound = limits.binding_bytes as usize / (4 * d.heads() * d.time).max(1);
-        let most = (16 * d.head_size).min(bound).min(d.time) / row * row;
+        let most = (16 * d.head_size).min(bound).min(d.time.next_multiple_of(row)) / row * row;
         most.max(row)
     }
 

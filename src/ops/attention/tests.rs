@@ -82,8 +82,8 @@ fn gpu_agrees_with_every_tiling() {
     let most = Limits { workgroup_bytes: 48 << 10, ..gpu.limits().clone() };
     let may_exceed = gpu.info().is_software() || gpu.limits().workgroup_bytes >= most.workgroup_bytes;
     let variants: Vec<&Limits> = [&floor, gpu.limits()].into_iter().chain(may_exceed.then_some(&most)).collect();
-    // Beyond, within and exactly at the edges of tiles.
-    for (time, head_size) in [(1, 4), (33, 5), (97, 64), (70, 128), (128, 64), (256, 16)] {
+    // Beyond, within and exactly at the edges of tiles; the last has two slabs of 256 queries.
+    for (time, head_size) in [(1, 4), (33, 5), (97, 64), (70, 128), (128, 64), (512, 16)] {
         let op = Attention { n_head: 2, dropout: Some((0.2, Key::new(9))) };
         let shape = [1, time, 6 * head_size];
         let (qkv, dy) = (uniform(time * 6 * head_size, 1), uniform(time * 2 * head_size, 2));

@@ -167,7 +167,8 @@ impl Tile {
             if threads < self.bm.max(self.bn) / 4 {
                 return false; // Threads load whole lines of a tile.
             }
-            (staged(self.bm) + staged(self.bn) + out, threads)
+            let sums = 16 * threads; // of the columns of b, if those are wanted
+            (staged(self.bm) + staged(self.bn) + out + sums, threads)
         } else {
             (self.bk * (self.bm / 4 + 1 + self.bn / 4 + 1) * 16, parts)
         };
@@ -245,7 +246,9 @@ impl Choice {
         // Splits that give each multiprocessor one workgroup, two, .. as many as it holds, and twice, three times, .. that.
         let filling = |tile: Tile| {
             let each = (0..tile.resident).chain((1..=8).map(|times| times * tile.resident));
-            each.map(|each| (each * MULTIPROCESSORS / tile.count(d)).clamp(1, most)).collect()
+            // An empty product has no tiles.
+            let tiles = tile.count(d).max(1);
+            each.map(|each| (each * MULTIPROCESSORS / tiles).clamp(1, most)).collect()
         };
         let best = fastest(fitting, &filling).expect("the smallest tile runs everywhere");
         // The pieces of k decide in which order products are summed, and so the bits of the result: they follow from the

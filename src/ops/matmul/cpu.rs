@@ -25,7 +25,7 @@ pub(super) struct Operands<'a> {
     pub factors: &'a [f32],
 }
 
-/// `y` and, if that is the epilogue, `activated` = gelu(y).
+/// `y`; or, if that is the epilogue, GELU's derivative there and `activated`, GELU of it.
 pub(super) fn compute(kernel: &MatMul, d: &Dims, operands: Operands, y: &mut [f32], activated: &mut [f32]) {
     let nothing_else = !kernel.bias && kernel.epilogue == Epilogue::Nothing;
     if d.batch == 1 && d.n > d.m && d.m * d.k > 0 && nothing_else {
