@@ -71,6 +71,8 @@ step "tests" cargo test
 # The kernels that a GPU runs which grants no more than WebGPU promises.
 step "tests within WebGPU's default limits" env RUSTYFLOW_GPU_LIMITS=default \
     cargo test --quiet --test ops --test goldens --test training
+# Examples compile with the tests; this one must also keep up with the template that it renders.
+step "an example" cargo run --quiet --example gemm_lab -- shaders/matmul.wgsl 68x72x36 tn 32x32x16x4x4
 
 printf '\nall passed\n'
 printf '%s\n' "${times[@]}"
