@@ -238,7 +238,8 @@ impl Choice {
                     splits(tile).into_iter().map(move |splits| Choice { tile, splits, transpose_b })
                 })
             });
-            choices.min_by(|a, b| a.estimate(kernel, d).total_cmp(&b.estimate(kernel, d)))
+            let estimated = choices.map(|choice| (choice.estimate(kernel, d), choice));
+            estimated.min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, choice)| choice)
         };
         // What the pieces give must be bound at once.
         let bound = limits.binding_bytes as usize / (4 * d.m * d.n).max(1);
@@ -248,7 +249,9 @@ impl Choice {
             let each = (0..tile.resident).chain((1..=8).map(|times| times * tile.resident));
             // An empty product has no tiles.
             let tiles = tile.count(d).max(1);
-            each.map(|each| (each * MULTIPROCESSORS / tiles).clamp(1, most)).collect()
+            let mut splits: Vec<usize> = each.map(|each| (each * MULTIPROCESSORS / tiles).clamp(1, most)).collect();
+            splits.dedup();
+            splits
         };
         let best = fastest(fitting, &filling).expect("the smallest tile runs everywhere");
         // The pieces of k decide in which order products are summed, and so the bits of the result: they follow from the
