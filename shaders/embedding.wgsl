@@ -126,17 +126,26 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     }
 }
 
-{% elif mode == "add" %}
+{% elif mode in ["add", "join"] %}
+{% if mode == "add" %}
 // Adds up the gradients of equal ids. One thread per chunk of sorted places, whose length is a multiple of eight, and
 // {{ T }} of a row; it walks the chunk in order. A run of equal ids that begins in the chunk is added to the table, so
 // that a row has one chunk that writes it; what a run from an earlier chunk has here goes to `pieces` (chunks, C).
+{% else %}
+// Adds to the table the pieces of each run that goes on beyond the chunk where it begins, in the order of the chunks.
+// One thread per chunk and {{ T }} of a row: it works if its chunk has the first piece of a run.
+{% endif %}
 struct Params { width: u32, chunks: u32, chunk: u32, vocabulary: u32 }
 var<immediate> p: Params;
 
 @group(0) @binding(0) var<storage, read> sorted: array<vec2<u32>>;
-@group(0) @binding(1) var<storage, read> upstream: array<{{ T }}>;
-@group(0) @binding(2) var<storage, read_write> table: array<{{ T }}>;
-@group(0) @binding(3) var<storage, read_write> pieces: array<{{ T }}>;
+@group(0) @binding(1) var<storage, read_write> table: array<{{ T }}>;
+{% if mode == "add" %}
+@group(0) @binding(2) var<storage, read_write> pieces: array<{{ T }}>;
+@group(0) @binding(3) var<storage, read> upstream: array<{{ T }}>;
+{% else %}
+@group(0) @binding(2) var<storage, read> pieces: array<{{ T }}>;
+{% endif %}
 
 @compute @workgroup_size(64)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
@@ -146,6 +155,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) count:
     let column = number % p.width;
     if (chunk >= p.chunks) { return; }
     let first = chunk * p.chunk;
+    {% if mode == "add" %}
     var id = sorted[first].x;
     var begun_before = false;
     if (chunk > 0u) { begun_before = sorted[first - 1u].x == id; }
@@ -169,34 +179,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) count:
         {% endfor %}
     }
     finish(chunk, column, id, begun_before, total);
-}
-
-fn finish(chunk: u32, column: u32, id: u32, begun_before: bool, total: {{ T }}) {
-    if (begun_before) {
-        pieces[chunk * p.width + column] = total;
-    } else if (id < p.vocabulary) {
-        table[id * p.width + column] += total;
-    }
-}
-
-{% elif mode == "join" %}
-// Adds to the table the pieces of each run that goes on beyond the chunk where it begins, in the order of the chunks.
-// One thread per chunk and {{ T }} of a row: it works if its chunk has the first piece of a run.
-struct Params { width: u32, chunks: u32, chunk: u32, vocabulary: u32 }
-var<immediate> p: Params;
-
-@group(0) @binding(0) var<storage, read> sorted: array<vec2<u32>>;
-@group(0) @binding(1) var<storage, read> pieces: array<{{ T }}>;
-@group(0) @binding(2) var<storage, read_write> table: array<{{ T }}>;
-
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
-        @builtin(local_invocation_index) thread: u32) {
-    let number = workgroup_number(group, count) * 64u + thread;
-    let chunk = number / p.width;
-    let column = number % p.width;
-    if (chunk == 0u || chunk >= p.chunks) { return; }
-    let first = chunk * p.chunk;
+    {% else %}
+    if (chunk == 0u) { return; }
     let id = sorted[first].x;
     if (id >= p.vocabulary || sorted[first - 1u].x != id) { return; }
     // The chunk before has a piece of the same run.
@@ -218,7 +202,18 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) count:
         more = same7;
     }
     table[id * p.width + column] += total;
+    {% endif %}
 }
+
+{% if mode == "add" %}
+fn finish(chunk: u32, column: u32, id: u32, begun_before: bool, total: {{ T }}) {
+    if (begun_before) {
+        pieces[chunk * p.width + column] = total;
+    } else if (id < p.vocabulary) {
+        table[id * p.width + column] += total;
+    }
+}
+{% endif %}
 {% endif %}
 
 {% if mode in ["sort", "place"] %}

@@ -5,13 +5,7 @@ use super::embedding::TableGradient;
 use super::reduce::SumRows;
 use super::*;
 use crate::Device;
-use crate::gpu::gpu_for_tests;
 use crate::tensor::{run, run_into};
-
-/// The CPU, and the GPU if there is one.
-fn devices() -> Vec<Device> {
-    [Device::Cpu].into_iter().chain(gpu_for_tests().map(Device::Gpu)).collect()
-}
 
 /// Values between -1 and 1 without a pattern.
 fn values(count: usize, seed: u32) -> Vec<f32> {
@@ -40,7 +34,7 @@ fn assert_accumulates<K: Kernel>(kernel: impl Fn(bool) -> K, inputs: &[&Tensor])
 
 #[test]
 fn sum_rows_adds_up_every_row_once() {
-    for device in devices() {
+    for device in Device::for_tests() {
         for (rows, len) in
             [(1, 1), (1, 5), (17, 1), (5000, 1), (100_003, 1), (3, 65), (2049, 65), (1000, 3), (700, 768)]
         {
@@ -70,7 +64,7 @@ fn assert_table_gradient(ids: &[u32], vocabulary: usize, c: usize) {
         counts[id as usize] += 1;
         want[id as usize * c..][..c].iter_mut().zip(dy).for_each(|(sum, dy)| *sum += f64::from(*dy));
     }
-    for device in devices() {
+    for device in Device::for_tests() {
         let dy = Tensor::from_f32(&dy, [positions, c], &device).unwrap();
         let ids = Tensor::from_u32(ids, [positions], &device).unwrap();
         let kernel = |accumulate| TableGradient { vocabulary, c, accumulate };

@@ -59,20 +59,8 @@ pub(super) fn expect_targets(op: &'static str, rows: usize, targets: &Spec) -> R
 /// Threads of a workgroup, of which some or all share a row.
 const THREADS: usize = 256;
 
-/// A launch of the shader: `workgroups` is 1 for the passes over rows.
-fn launch(pass: &'static str, rows: usize, vocab: usize, logits: DType, bindings: Vec<Operand>) -> Launch {
-    launch_with(THREADS, pass, rows, vocab, logits, bindings)
-}
-
-/// The same with up to so many threads for a row.
-fn launch_with(
-    most: usize,
-    pass: &'static str,
-    rows: usize,
-    vocab: usize,
-    logits: DType,
-    bindings: Vec<Operand>,
-) -> Launch {
+/// A launch of the shader, with up to `most` threads for a row: `workgroups` is 1 for the passes over rows.
+fn launch(most: usize, pass: &'static str, rows: usize, vocab: usize, logits: DType, bindings: Vec<Operand>) -> Launch {
     let vector = vocab.is_multiple_of(4);
     let steps = if vector { vocab / 4 } else { vocab };
     // About four elements a thread at least: a row of 65 would waste most of a workgroup.
@@ -207,8 +195,8 @@ impl Kernel for CrossEntropy {
         Plan {
             scratch: vec![4 * rows], // losses
             launches: vec![
-                launch("rows", rows, vocab, DType::F32, vec![Input(0), Input(1), Scratch(0), Output(1)]),
-                launch("mean", rows, vocab, DType::F32, vec![ReadScratch(0), Input(1), Output(0), Output(2)]),
+                launch(THREADS, "rows", rows, vocab, DType::F32, vec![Input(0), Input(1), Scratch(0), Output(1)]),
+                launch(THREADS, "mean", rows, vocab, DType::F32, vec![ReadScratch(0), Input(1), Output(0), Output(2)]),
             ],
         }
     }
@@ -261,7 +249,7 @@ impl Kernel for CrossEntropyBackward {
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output};
         let bindings = vec![Input(0), Input(1), Input(2), Input(3), Input(4), Output(0)];
-        Plan::one(launch("backward", inputs[0].shape.rows(), inputs[0].shape.last_dim(), DType::F32, bindings))
+        Plan::one(launch(THREADS, "backward", inputs[0].shape.rows(), inputs[0].shape.last_dim(), DType::F32, bindings))
     }
 }
 
@@ -285,6 +273,7 @@ impl Kernel for CountValid {
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         Plan::one(launch(
+            THREADS,
             "count",
             inputs[0].shape.elements(),
             1,
@@ -318,7 +307,7 @@ impl Kernel for MeanLoss {
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output};
         let bindings = vec![Input(0), Input(1), Output(0), Output(1)];
-        Plan::one(launch("mean", inputs[0].shape.elements(), 1, DType::F32, bindings))
+        Plan::one(launch(THREADS, "mean", inputs[0].shape.elements(), 1, DType::F32, bindings))
     }
 }
 
@@ -345,7 +334,14 @@ impl Kernel for RowLosses {
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output};
         let bindings = vec![Input(0), Input(1), Output(0), Output(1)];
-        Plan::one(launch("rows", inputs[0].shape.rows(), inputs[0].shape.last_dim(), inputs[0].dtype, bindings))
+        Plan::one(launch(
+            THREADS,
+            "rows",
+            inputs[0].shape.rows(),
+            inputs[0].shape.last_dim(),
+            inputs[0].dtype,
+            bindings,
+        ))
     }
 }
 
@@ -389,7 +385,7 @@ impl Kernel for ClassifierRows {
         // A row is read twice. With as many threads to it as there can be, few rows are in work at once, and the second time
         // it comes from the cache.
         let most = 1 << limits.workgroup_threads.clamp(256, 1024).ilog2();
-        Plan::one(launch_with(most, "classifier", inputs[0].shape.elements(), self.vocab, self.logits, bindings))
+        Plan::one(launch(most, "classifier", inputs[0].shape.elements(), self.vocab, self.logits, bindings))
     }
 }
 

@@ -167,9 +167,9 @@ impl Kernel for TableGradient {
             let bindings = vec![Operand::ReadScratch(0), Operand::Scratch(1)];
             launches.push(launch("place", bindings, &[blocks], blocks * (BLOCK / 64)));
         }
-        launches.push(sum("add", vec![sorted, dy, table, Operand::Scratch(2)]));
+        launches.push(sum("add", vec![sorted, table, Operand::Scratch(2), dy]));
         if chunks > 1 {
-            launches.push(sum("join", vec![sorted, Operand::ReadScratch(2), table]));
+            launches.push(sum("join", vec![sorted, table, Operand::ReadScratch(2)]));
         }
         // The pairs of (id, position), sorted in blocks and as a whole; a row for each chunk.
         let pairs = 8 * BLOCK * blocks;

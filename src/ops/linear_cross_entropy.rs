@@ -244,12 +244,7 @@ fn in_chunks(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::gpu_for_tests;
     use crate::tensor::no_grad;
-
-    fn devices() -> Vec<Device> {
-        [Device::Cpu].into_iter().chain(gpu_for_tests().map(Device::Gpu)).collect()
-    }
 
     /// h (2, 100, 12), weight (37, 12), targets (2, 100).
     fn inputs(device: &Device) -> [Tensor; 3] {
@@ -270,7 +265,7 @@ mod tests {
 
     #[test]
     fn any_chunking_gives_the_loss_and_gradients_of_the_separate_ops() {
-        for device in devices() {
+        for device in Device::for_tests() {
             let [h, weight, targets] = inputs(&device);
             let product = MatMul { trans_b: true, ..MatMul::default() };
             let logits = crate::tensor::apply(product, &[&h, &weight]).unwrap().remove(0);
@@ -289,7 +284,7 @@ mod tests {
 
     #[test]
     fn gradients_of_two_losses_add_up() {
-        for device in devices() {
+        for device in Device::for_tests() {
             let [h, weight, targets] = inputs(&device);
             h.linear_cross_entropy(&weight, &targets, None).unwrap().backward().unwrap();
             let [once_h, once_weight] = [&h, &weight].map(|t| t.grad().unwrap().scale(2.0).unwrap());
@@ -300,7 +295,7 @@ mod tests {
 
     #[test]
     fn without_gradients_the_loss_is_the_same_and_nothing_is_recorded() {
-        for device in devices() {
+        for device in Device::for_tests() {
             let [h, weight, targets] = inputs(&device);
             let want = h.linear_cross_entropy(&weight, &targets, None).unwrap();
             let loss = no_grad(|| h.linear_cross_entropy(&weight, &targets, None)).unwrap();

@@ -85,11 +85,10 @@ impl Kernel for Rescale {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::gpu_for_tests;
 
     #[test]
     fn an_overflow_skips_and_halves_and_many_good_steps_double() {
-        for device in [Device::Cpu].into_iter().chain(gpu_for_tests().map(Device::Gpu)) {
+        for device in Device::for_tests() {
             let scale = LossScale::new(&device).unwrap();
             let step = |squares: f32| {
                 scale.step(&Tensor::from_f32(&[squares], [1], &device).unwrap()).unwrap().to_f32().unwrap()

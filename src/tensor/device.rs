@@ -14,6 +14,12 @@ pub enum Device {
 }
 
 impl Device {
+    /// The CPU, and the GPU if there is one: [`crate::gpu::gpu_for_tests`].
+    #[cfg(test)]
+    pub fn for_tests() -> Vec<Device> {
+        [Device::Cpu].into_iter().chain(crate::gpu::gpu_for_tests().map(Device::Gpu)).collect()
+    }
+
     /// Whether both mean the same place.
     pub fn same(&self, other: &Device) -> bool {
         match (self, other) {

@@ -235,14 +235,10 @@ mod tests {
     use std::path::Path;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    fn devices() -> impl Iterator<Item = Device> {
-        crate::gpu::gpu_for_tests().map(Device::Gpu).into_iter().chain([Device::Cpu])
-    }
-
     /// Every device in f32, and the GPU in mixed precision.
     fn precisions() -> impl Iterator<Item = (Device, &'static str)> {
         let mixed = crate::gpu::gpu_for_tests().map(|gpu| (Device::Gpu(gpu), "device.precision=mixed"));
-        devices().map(|device| (device, "device.precision=f32")).chain(mixed)
+        Device::for_tests().into_iter().map(|device| (device, "device.precision=f32")).chain(mixed)
     }
 
     /// Forty steps of a small model, with checkpoints at each fifth.
@@ -388,7 +384,7 @@ mod tests {
 
     #[test]
     fn a_pass_that_is_finite_has_nothing_to_tell() {
-        for device in devices() {
+        for device in Device::for_tests() {
             let dir = tempfile::tempdir().unwrap();
             let resolved = configuration(dir.path(), &["model.dropout=0.1", "train.grad_accum_steps=2"]);
             let stop = AtomicBool::new(true);
