@@ -244,6 +244,7 @@ fn in_chunks(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::gpu::gpu_for_tests;
     use crate::tensor::no_grad;
 
     /// h (2, 100, 12), weight (37, 12), targets (2, 100).
@@ -278,6 +279,29 @@ mod tests {
                 loss.scale(-2.5).unwrap().backward().unwrap();
                 assert!(close(h2.grad().unwrap(), h.grad().unwrap()), "{device}, {chunk} rows: dh");
                 assert!(close(weight2.grad().unwrap(), weight.grad().unwrap()), "{device}, {chunk} rows: dweight");
+            }
+        }
+    }
+
+    /// As many threads to a row as a workgroup may have, with rows of vectors and not.
+    #[test]
+    fn long_rows_have_the_loss_and_gradients_of_the_cpu() {
+        let Some(gpu) = gpu_for_tests().map(Device::Gpu) else { return };
+        for vocab in [8200, 2051] {
+            let [cpu, gpu] = [&Device::Cpu, &gpu].map(|device| {
+                let wave = |n: usize, step: f32| (0..n).map(|i| 3.0 * (i as f32 * step).sin()).collect::<Vec<f32>>();
+                let tensor = |shape: [usize; 2], step| {
+                    let t = Tensor::from_f32(&wave(shape[0] * shape[1], step), shape, device).unwrap();
+                    t.requires_grad().unwrap()
+                };
+                let (h, weight) = (tensor([5, 4], 0.7), tensor([vocab, 4], 1.3));
+                let targets = Tensor::from_u32(&[0, 7, vocab as u32 - 1, IGNORED, 1025], [5], device).unwrap();
+                let loss = h.linear_cross_entropy(&weight, &targets, None).unwrap();
+                loss.backward().unwrap();
+                [loss.clone(), h.grad().unwrap().clone(), weight.grad().unwrap().clone()]
+            });
+            for (i, (gpu, cpu)) in gpu.iter().zip(&cpu).enumerate() {
+                assert!(close(gpu, cpu), "{vocab}: {i}");
             }
         }
     }
