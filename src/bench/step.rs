@@ -81,16 +81,18 @@ pub fn time_step(case: &StepCase, device: &Device, products: DType, steps: usize
         loss.backward()?;
         optimizer.step(&parameters, 6e-4)?;
         if let Device::Gpu(gpu) = device {
-            gpu.submit()?;
+            gpu.keep_busy()?;
         }
         Ok(loss)
     };
+    let mut warm_up = || -> Result<()> {
+        (0..WARM_UP).try_for_each(|_| step().map(drop))?;
+        device.synchronize()
+    };
+    warm_up()?; // and compiles
     let warming = Instant::now();
     loop {
-        for _ in 0..WARM_UP {
-            step()?;
-        }
-        device.synchronize()?;
+        warm_up()?;
         let warm = match device {
             Device::Gpu(gpu) => gpu.info().is_software() || warming.elapsed().as_secs_f64() >= RAISE_CLOCK,
             Device::Cpu => true,

@@ -121,7 +121,7 @@ impl Gpu {
         match self.0 {}
     }
 
-    pub fn submit(&self) -> Result<()> {
+    pub fn keep_busy(&self) -> Result<()> {
         match self.0 {}
     }
 

@@ -24,6 +24,10 @@ const FLOPS_PER_SUBMIT: f64 = 4e11;
 const SECONDS_PER_SUBMIT: f64 = 0.1;
 /// Kernels recorded before a submit happens by itself, so that the GPU starts early on what is there.
 const KERNELS_PER_SUBMIT: usize = 256;
+/// Submits that [`Gpu::keep_busy`] sees to it that the GPU has before it.
+const SUBMITS_AHEAD: usize = 2;
+/// Uploads of so many bytes are submitted at once: until then they are in the host's memory twice.
+const LARGE_UPLOAD: usize = 16 << 20;
 
 /// A handle to an opened GPU, and what kernels that are run through it may use; clones share both.
 #[derive(Clone)]
@@ -290,22 +294,28 @@ impl Gpu {
         if due { self.submit_recorded(recorder) } else { Ok(()) }
     }
 
-    /// Replaces the contents of `slice` by `bytes` (a multiple of 4 of them).
+    /// Records replacing the contents of `slice` by `bytes`: what was recorded before still sees the old ones.
     ///
     /// # Errors
-    /// If the driver reported an error.
+    /// If there is no memory to write from, or the driver reported an error.
     pub fn upload(&self, slice: &GpuSlice, bytes: &[u8]) -> Result<()> {
         assert_eq!(bytes.len(), slice.size, "upload size");
-        // A write happens before everything recorded but not yet submitted, which may still read the old contents.
-        self.submit()?;
-        let whole = bytes.len() / 4 * 4;
-        self.0.queue.write_buffer(slice.buffer.raw(), slice.offset as u64, &bytes[..whole]);
-        if whole < bytes.len() {
-            let mut tail = [0; 4];
-            tail[..bytes.len() - whole].copy_from_slice(&bytes[whole..]);
-            self.0.queue.write_buffer(slice.buffer.raw(), (slice.offset + whole) as u64, &tail);
+        if bytes.is_empty() {
+            return Ok(());
         }
-        self.check()
+        let size = bytes.len().next_multiple_of(4) as u64;
+        let usage = wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC;
+        let descriptor = wgpu::BufferDescriptor { label: Some("upload"), size, usage, mapped_at_creation: true };
+        let from = self.make_room(|| self.made(bytes.len(), || self.0.device.create_buffer(&descriptor)))?;
+        let mut mapped = from.get_mapped_range_mut(..).map_err(|e| Error::Gpu(e.to_string()))?;
+        mapped.slice(..bytes.len()).copy_from_slice(bytes);
+        drop(mapped);
+        from.unmap();
+        let mut recorder = self.0.recorder.borrow_mut();
+        let recorder = &mut *recorder;
+        let encoder = recorder.encoder(&self.0.device);
+        encoder.copy_buffer_to_buffer(&from, 0, slice.buffer.raw(), slice.offset as u64, Some(size));
+        if bytes.len() >= LARGE_UPLOAD { self.submit_recorded(recorder) } else { Ok(()) }
     }
 
     /// Records setting all bytes of `slice` to zero.
@@ -342,11 +352,29 @@ impl Gpu {
         self.download_later(slice)?.wait()
     }
 
+    /// Hands what is recorded to the GPU if it will soon have nothing left to do, as at the end of a training step. If it has
+    /// enough, more is recorded first: between submits it pauses.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub fn keep_busy(&self) -> Result<()> {
+        let mut recorder = self.0.recorder.borrow_mut();
+        while let Some(oldest) = recorder.submissions.front() {
+            let poll = wgpu::PollType::Wait { submission_index: Some(oldest.clone()), timeout: Some(Duration::ZERO) };
+            match self.0.device.poll(poll) {
+                Ok(_) => recorder.submissions.pop_front(),
+                Err(wgpu::PollError::Timeout) => break,
+                Err(e) => return Err(Error::Gpu(e.to_string())),
+            };
+        }
+        if recorder.submissions.len() < SUBMITS_AHEAD { self.submit_recorded(&mut recorder) } else { self.check() }
+    }
+
     /// Hands what is recorded to the GPU.
     ///
     /// # Errors
     /// If the driver reported an error.
-    pub fn submit(&self) -> Result<()> {
+    fn submit(&self) -> Result<()> {
         self.submit_recorded(&mut self.0.recorder.borrow_mut())
     }
 

@@ -2,7 +2,7 @@
 
 use crate::nn::{Module, Parameter};
 use crate::profile::{MemoryKind, memory_kind};
-use crate::tensor::Spec;
+use crate::tensor::{Gradient, Spec};
 use crate::{DType, Device, Result, Shape, Tensor};
 use half::f16;
 
@@ -26,7 +26,9 @@ pub struct Parameters {
     /// not biases and the scales of layer norms (nanoGPT).
     pub decay_end: usize,
     pub(super) values: Tensor,
-    pub(super) gradients: Tensor,
+    gradients: Tensor,
+    /// The same by parameter.
+    collected: Vec<Gradient>,
     /// In mixed precision the values as f16, the operands of products.
     pub(super) halves: Option<Tensor>,
 }
@@ -58,14 +60,16 @@ impl Parameters {
         let halves = halves.transpose()?;
         drop(flat);
         let gradients = memory_kind(MemoryKind::Gradients, || Tensor::zeros([len], DType::F32, device))?;
+        let mut collected = Vec::new();
         module.visit_parameters("", &mut |name, parameter| {
             let entry = entries.iter().find(|e| e.name == name).expect("placed above");
-            let gradient = gradients.slice_flat(entry.offset, entry.shape.clone());
+            let gradient = Gradient::new(gradients.slice_flat(entry.offset, entry.shape.clone()));
+            collected.push(gradient.clone());
             let part =
                 |arena: &Tensor| arena.slice_flat(entry.offset, entry.shape.clone()).with_gradient(gradient.clone());
             *parameter = Parameter { value: part(&values), half: halves.as_ref().map(part) };
         });
-        Ok(Parameters { entries, decay_end, values, gradients, halves })
+        Ok(Parameters { entries, decay_end, values, gradients, collected, halves })
     }
 
     /// Takes the values of a module that has the same parameters.
@@ -80,7 +84,7 @@ impl Parameters {
 
     /// The value of a parameter, its gradient, and in mixed precision the value as f16.
     pub fn of_entry(&self, entry: &Entry) -> Vec<Tensor> {
-        let arenas = [&self.values, &self.gradients].into_iter().chain(&self.halves);
+        let arenas = [&self.values, self.gradients()].into_iter().chain(&self.halves);
         arenas.map(|arena| arena.slice_flat(entry.offset, entry.shape.clone())).collect()
     }
 
@@ -99,9 +103,15 @@ impl Parameters {
         self.values.is_empty()
     }
 
+    /// All gradients collected so far, in the arena that they collect in.
+    pub(super) fn gradients(&self) -> &Tensor {
+        self.collected.iter().for_each(Gradient::settle);
+        &self.gradients
+    }
+
     /// Forgets the gradients collected so far.
     pub fn zero_gradients(&self) {
-        self.gradients.fill_zero();
+        self.collected.iter().for_each(Gradient::forget);
     }
 }
 

@@ -140,7 +140,7 @@ mod tests {
     /// A step with other gradients each time.
     fn step(optimizer: &mut Optimizer, parameters: &Parameters, number: usize) {
         let values: Vec<f32> = (0..parameters.len()).map(|i| ((i * 7 + number * 13) % 11) as f32 - 5.0).collect();
-        parameters.gradients.write_bytes(bytemuck::cast_slice(&values)).unwrap();
+        parameters.gradients().write_bytes(bytemuck::cast_slice(&values)).unwrap();
         optimizer.step(parameters, 0.1).unwrap();
     }
 
@@ -188,7 +188,7 @@ mod tests {
                 for (count, bad) in [f32::NAN, f32::NEG_INFINITY, 1e30].into_iter().enumerate() {
                     let mut gradients = vec![0.5; parameters.len()];
                     gradients[7] = bad;
-                    parameters.gradients.write_bytes(bytemuck::cast_slice(&gradients)).unwrap();
+                    parameters.gradients().write_bytes(bytemuck::cast_slice(&gradients)).unwrap();
                     optimizer.step(&parameters, 0.1).unwrap();
                     assert!(
                         state(&optimizer) == (values.clone(), moments.clone(), vec![count as u32 + 1]),

@@ -93,9 +93,10 @@ impl Optimizer {
     pub fn step(&mut self, parameters: &Parameters, learning_rate: f64) -> Result<Tensor> {
         let pieces = pieces(parameters.len(), &parameters.values.device());
         let piece = |tensor: &Tensor, (start, len): (usize, usize)| tensor.slice_flat(start, [len].into());
+        let gradients = parameters.gradients();
         let mut squares: Option<Tensor> = None;
         for &range in &pieces {
-            let sum = run(&SumOfSquares, &[&piece(&parameters.gradients, range)])?.remove(0);
+            let sum = run(&SumOfSquares, &[&piece(gradients, range)])?.remove(0);
             squares = Some(match squares {
                 None => sum,
                 Some(total) => total.add(&sum)?,
@@ -110,7 +111,7 @@ impl Optimizer {
         for &range in &pieces {
             let decay_end = parameters.decay_end.saturating_sub(range.0).min(range.1);
             let kernel = self.kernel(learning_rate, decay_end, range.0 == 0);
-            let (gradient, value) = (piece(&parameters.gradients, range), piece(&parameters.values, range));
+            let (gradient, value) = (piece(gradients, range), piece(&parameters.values, range));
             let (m, v) = (piece(&self.moments[0], range), piece(&self.moments[1], range));
             let half = parameters.halves.as_ref().map(|halves| piece(halves, range));
             let mut outputs = vec![&value, &m];

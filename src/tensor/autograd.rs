@@ -6,7 +6,7 @@
 //! activations go as the gradient passes them. Gradients of leaves are added in place.
 
 use super::accumulate::{AddInto, Sum};
-use super::{DType, Kernel, Shape, Tensor, run, run_into};
+use super::{DType, Gradient, Kernel, Shape, Tensor, run, run_into};
 use crate::profile::{MemoryKind, memory_kind};
 use crate::{Error, Result};
 use std::cell::{Cell, RefCell};
@@ -61,8 +61,8 @@ impl Saved {
 pub enum Edge {
     /// Data: no gradient flows here.
     None,
-    /// A leaf; its gradient is added to this tensor.
-    Leaf(Tensor),
+    /// A leaf; its gradient is added to this one.
+    Leaf(Gradient),
     /// Output number `.1` of a node.
     Node(Rc<Node>, usize),
 }
@@ -141,9 +141,15 @@ type Waiting = BTreeMap<u64, (Rc<Node>, Vec<Option<Tensor>>)>;
 pub struct Grads<'a> {
     edges: &'a [Edge],
     waiting: &'a mut Waiting,
+    of_ones: bool,
 }
 
 impl Grads<'_> {
+    /// Whether the gradient of the op's output is known to be 1: the op computed what [`Tensor::backward`] began with.
+    pub fn of_ones(&self) -> bool {
+        self.of_ones
+    }
+
     /// Whether anybody needs the gradient of input `i`.
     pub fn wanted(&self, i: usize) -> bool {
         !matches!(self.edges[i], Edge::None)
@@ -165,7 +171,7 @@ impl Grads<'_> {
     pub fn give(&mut self, i: usize, gradient: Tensor) -> Result<()> {
         match &self.edges[i] {
             Edge::None => Ok(()),
-            Edge::Leaf(sum) => run_into(&AddInto { into: sum.dtype() }, &[&gradient], &[sum]),
+            Edge::Leaf(sum) => sum.add(&gradient),
             Edge::Node(node, output) => {
                 let slot = slot(self.waiting, node, *output);
                 *slot = Some(match slot.take() {
@@ -200,7 +206,7 @@ impl Grads<'_> {
     pub fn compute<K: Kernel>(&mut self, i: usize, inputs: &[&Tensor], kernel: impl Fn(bool) -> K) -> Result<()> {
         match &self.edges[i] {
             Edge::None => Ok(()),
-            Edge::Leaf(sum) => run_into(&kernel(true), inputs, &[sum]),
+            Edge::Leaf(sum) => Gradient::add_outputs(&[sum], inputs, kernel),
             Edge::Node(node, output) => {
                 if let Some(sum) = slot(self.waiting, node, *output)
                     && sum.owns_its_memory()
@@ -228,8 +234,8 @@ impl Grads<'_> {
             return Ok(());
         }
         let leaves = inputs_of.iter().map(|i| if let Edge::Leaf(sum) = &self.edges[*i] { Some(sum) } else { None });
-        if let Some(sums) = leaves.collect::<Option<Vec<&Tensor>>>() {
-            return run_into(&kernel(true), inputs, &sums);
+        if let Some(sums) = leaves.collect::<Option<Vec<&Gradient>>>() {
+            return Gradient::add_outputs(&sums, inputs, kernel);
         }
         let gradients = run(&kernel(false), inputs)?;
         inputs_of.iter().zip(gradients).try_for_each(|(i, gradient)| self.give(*i, gradient))
@@ -241,19 +247,20 @@ fn slot<'a>(waiting: &'a mut Waiting, node: &Rc<Node>, output: usize) -> &'a mut
     &mut entry.1[output]
 }
 
-/// Adds the gradient of `sum(root * seed)` to every leaf that `root` was computed from.
-pub(crate) fn backward_from(root: &Tensor, seed: Tensor) -> Result<()> {
+/// Adds the gradient of `sum(root * seed)` to every leaf that `root` was computed from; `seed` may be known to be `ones`.
+pub(crate) fn backward_from(root: &Tensor, seed: Tensor, ones: bool) -> Result<()> {
     let Edge::Node(node, output) = root.edge() else {
         return Err(Error::Autograd("this tensor was not computed from anything that needs a gradient".into()));
     };
     let mut waiting = Waiting::new();
     *slot(&mut waiting, node, *output) = Some(seed);
-    while let Some((_, (node, upstream))) = waiting.pop_last() {
+    let root = node.id;
+    while let Some((id, (node, upstream))) = waiting.pop_last() {
         let record = node.record.take().ok_or_else(|| {
             Error::Autograd("this was differentiated before, and what forward saved is gone; run forward again".into())
         })?;
         drop(node);
-        let mut grads = Grads { edges: &record.edges, waiting: &mut waiting };
+        let mut grads = Grads { edges: &record.edges, waiting: &mut waiting, of_ones: ones && id == root };
         let backward = || record.op.backward(&record.saved, &upstream, &mut grads);
         no_grad(|| memory_kind(MemoryKind::Gradients, backward))?;
     }

@@ -4,6 +4,7 @@ mod accumulate;
 mod autograd;
 mod device;
 mod fill;
+mod gradient;
 mod half;
 mod kernel;
 mod planning;
@@ -14,6 +15,7 @@ mod watch;
 pub use autograd::{Edge, Grads, Op, Saved, Saves, grad_enabled, no_grad};
 pub(crate) use autograd::{apply, backward_from, record};
 pub use device::{Device, Storage};
+pub use gradient::Gradient;
 pub use kernel::{Kernel, View, ViewMut};
 pub(crate) use kernel::{run, run_into};
 #[doc(hidden)]
@@ -240,18 +242,18 @@ impl Tensor {
     pub fn requires_grad(&self) -> Result<Tensor> {
         let zeros = || Tensor::zeros(self.shape().clone(), DType::F32, &self.device());
         let gradient = profile::memory_kind(MemoryKind::Gradients, zeros)?;
-        Ok(self.with_gradient(gradient))
+        Ok(self.with_gradient(Gradient::new(gradient)))
     }
 
     /// The same values as a leaf whose gradient is added to `gradient`.
-    pub(crate) fn with_gradient(&self, gradient: Tensor) -> Tensor {
+    pub(crate) fn with_gradient(&self, gradient: Gradient) -> Tensor {
         Tensor::from_parts(self.spec().clone(), self.0.storage.clone(), Edge::Leaf(gradient))
     }
 
     /// The gradient collected so far, of a leaf made by [`Tensor::requires_grad`] or of a parameter.
     pub fn grad(&self) -> Option<&Tensor> {
         match &self.0.edge {
-            Edge::Leaf(gradient) => Some(gradient),
+            Edge::Leaf(gradient) => Some(gradient.sum()),
             _ => None,
         }
     }
@@ -267,7 +269,7 @@ impl Tensor {
             return Err(Error::Autograd(format!("only a scalar can be differentiated, this is {}", self.spec())));
         }
         let seed = Tensor::full(1.0, self.shape().clone(), &self.device())?;
-        backward_from(self, seed)
+        backward_from(self, seed, true)
     }
 
     /// [`Tensor::backward`] for a tensor of any shape, given the gradient of the loss with respect to it.
@@ -279,7 +281,7 @@ impl Tensor {
             let (expected, got) = (self.spec().to_string(), gradient.spec().to_string());
             return Err(Error::Shape { op: "backward", expected, got });
         }
-        backward_from(self, gradient.clone())
+        backward_from(self, gradient.clone(), false)
     }
 
     /// Whether two tensors share memory.

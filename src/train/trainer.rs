@@ -155,7 +155,7 @@ impl Trainer<'_> {
             self.awaited.push_back(Awaited::Step(Box::new(pending)));
         }
         if let Device::Gpu(gpu) = &device {
-            gpu.submit()?;
+            gpu.keep_busy()?;
             gpu.throttle(SUBMITS_IN_FLIGHT)?;
         }
         Ok(())
@@ -173,9 +173,9 @@ impl Trainer<'_> {
         // A part's mean counts by the tokens that it is of.
         let share = if self.parts == 1 { 1.0 } else { predicted(targets) / predicted(&batch.targets).max(1.0) };
         let targets = Tensor::from_u32(targets, [end - start, t], &self.setting.device)?; // (B, T)
-        self.model
-            .loss(&ids, &targets, &dropout, self.optimizer.loss_scale())?
-            .scale(share / c.train.grad_accum_steps as f32)
+        let loss = self.model.loss(&ids, &targets, &dropout, self.optimizer.loss_scale())?;
+        let share = share / c.train.grad_accum_steps as f32;
+        if share == 1.0 { Ok(loss) } else { loss.scale(share) }
     }
 
     /// Prepares to compute the step anew that found too little memory, each batch in twice as many parts.
