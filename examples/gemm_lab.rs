@@ -78,7 +78,7 @@ fn main() {
         params,
         workgroups: tiles_m * tiles_n,
     });
-    let run = || gpu.run("gemm", Cost::default(), &plan, &[&gpu_a, &gpu_b], &[&gpu_c]).expect("the GPU works");
+    let run = || gpu.run("gemm", Cost::default(), plan.clone(), &[&gpu_a, &gpu_b], &[&gpu_c]).expect("the GPU works");
 
     run();
     let c: Vec<f32> = bytemuck::pod_collect_to_vec(&gpu.download(&gpu_c).expect("read-back"));

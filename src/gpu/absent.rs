@@ -101,7 +101,7 @@ impl Gpu {
         match self.0 {}
     }
 
-    pub fn run(&self, _: &'static str, _: Cost, _: &Plan, _: &[&GpuSlice], _: &[&GpuSlice]) -> Result<()> {
+    pub fn run(&self, _: &'static str, _: Cost, _: Plan, _: &[&GpuSlice], _: &[&GpuSlice]) -> Result<()> {
         match self.0 {}
     }
 

@@ -1,11 +1,11 @@
-//! An opened GPU: allocates, records launches into one command encoder, submits, reads back.
+//! An opened GPU: allocates, records launches and copies, decides when they are submitted, reads back.
 
 use super::pipeline_cache::PipelineCache;
 use super::pipelines::Pipelines;
-use super::plan::{Limits, Operand, Plan, grid};
+use super::plan::{Limits, Operand, Plan};
 use super::pool::{GpuSlice, Pool};
 use super::readback::{Pending, Spares, Staging};
-use super::timestamps::Timestamps;
+use super::recorder::Recorder;
 use super::{AdapterChoice, AdapterInfo, adapter};
 use crate::profile::{self, Cost, MemoryKind, MemoryStats, Span};
 use crate::{Error, Result};
@@ -36,9 +36,10 @@ pub struct Gpu(Rc<Context>, Rc<Limits>);
 struct Context {
     info: AdapterInfo,
     device: wgpu::Device,
-    queue: wgpu::Queue,
     pool: Rc<Pool>,
     recorder: RefCell<Recorder>,
+    /// Submits that may not be done yet.
+    submissions: RefCell<VecDeque<wgpu::SubmissionIndex>>,
     spares: Spares,
     /// The first error that the driver reported outside a call.
     fault: Arc<Mutex<Option<Fault>>>,
@@ -50,42 +51,6 @@ struct Context {
 enum Fault {
     Lost(String),
     Reported { message: String, out_of_memory: bool },
-}
-
-/// The commands recorded since the last submit.
-struct Recorder {
-    // The pass borrows from the encoder inside wgpu: it must end before the encoder is finished.
-    pass: Option<wgpu::ComputePass<'static>>,
-    encoder: Option<wgpu::CommandEncoder>,
-    pipelines: Pipelines,
-    timestamps: Option<Timestamps>,
-    /// Staging buffers whose copy is recorded, to be mapped after the submit.
-    to_map: Vec<Staging>,
-    kernels: usize,
-    flops: f64,
-    submissions: VecDeque<wgpu::SubmissionIndex>,
-}
-
-impl Recorder {
-    fn encoder(&mut self, device: &wgpu::Device) -> &mut wgpu::CommandEncoder {
-        self.pass = None;
-        self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()))
-    }
-
-    fn flops_per_submit(&self) -> f64 {
-        let measured = self.timestamps.as_ref().and_then(|t| t.flops_per_second);
-        measured.map_or(FLOPS_PER_SUBMIT, |rate| rate * SECONDS_PER_SUBMIT)
-    }
-
-    /// Opens a pass unless one is open.
-    fn open_pass(&mut self, device: &wgpu::Device) {
-        if self.pass.is_none() {
-            let encoder = self.encoder.get_or_insert_with(|| device.create_command_encoder(&Default::default()));
-            let timestamp_writes = self.timestamps.as_mut().map(Timestamps::pass);
-            let descriptor = wgpu::ComputePassDescriptor { label: None, timestamp_writes };
-            self.pass = Some(encoder.begin_compute_pass(&descriptor).forget_lifetime());
-        }
-    }
 }
 
 impl Gpu {
@@ -127,19 +92,11 @@ impl Gpu {
         });
         let kept = choice.cache.as_deref().zip(pipeline_cache_key);
         let cache = kept.and_then(|(folder, key)| PipelineCache::open(&device, folder, key));
-        let recorder = Recorder {
-            pass: None,
-            encoder: None,
-            pipelines: Pipelines::new(device.clone(), cache),
-            timestamps: Timestamps::new(&device, &queue),
-            to_map: Vec::new(),
-            kernels: 0,
-            flops: 0.0,
-            submissions: VecDeque::new(),
-        };
-        let (pool, spares, recorder) = (Rc::default(), Spares::default(), RefCell::new(recorder));
+        let pipelines = Pipelines::new(device.clone(), cache);
+        let recorder = RefCell::new(Recorder::new(device.clone(), queue, pipelines));
+        let (pool, spares, submissions) = (Rc::default(), Spares::default(), RefCell::default());
         let memory_bytes = choice.memory_bytes.unwrap_or(usize::MAX);
-        let context = Context { info, device, queue, pool, recorder, spares, fault, memory_bytes };
+        let context = Context { info, device, pool, recorder, submissions, spares, fault, memory_bytes };
         Ok(Gpu(Rc::new(context), Rc::new(limits)))
     }
 
@@ -244,54 +201,29 @@ impl Gpu {
         &self,
         name: &'static str,
         cost: Cost,
-        plan: &Plan,
+        plan: Plan,
         inputs: &[&GpuSlice],
         outputs: &[&GpuSlice],
     ) -> Result<()> {
         let started = Instant::now();
         let scratch = || plan.scratch.iter().map(|&size| self.alloc(size)).collect::<Result<Vec<_>>>();
         let scratch = profile::memory_kind(MemoryKind::Scratch, scratch)?;
+        let part = |binding: &Operand| match *binding {
+            Operand::Input(i) => inputs[i].into(),
+            Operand::Output(i) => outputs[i].into(),
+            Operand::Scratch(i) | Operand::ReadScratch(i) => (&scratch[i]).into(),
+        };
+        let launches = plan.launches.into_iter().filter(|launch| launch.workgroups > 0).map(|launch| {
+            let parts = launch.bindings.iter().map(part).collect();
+            (launch, parts)
+        });
         let mut recorder = self.0.recorder.borrow_mut();
-        let recorder = &mut *recorder;
-        recorder.open_pass(&self.0.device);
-        let mut mark = None;
-        let mut compile_time = Duration::ZERO;
-        if let (Some(timestamps), Some(pass)) = (&mut recorder.timestamps, &mut recorder.pass) {
-            mark = timestamps.begin_kernel(pass, name, cost);
-        }
-        for launch in plan.launches.iter().filter(|l| l.workgroups > 0) {
-            let slices: Vec<&GpuSlice> = launch
-                .bindings
-                .iter()
-                .map(|binding| match *binding {
-                    Operand::Input(i) => inputs[i],
-                    Operand::Output(i) => outputs[i],
-                    Operand::Scratch(i) | Operand::ReadScratch(i) => &scratch[i],
-                })
-                .collect();
-            let (pipeline, compiling) = recorder.pipelines.pipeline(launch);
-            compile_time += compiling;
-            let group = recorder.pipelines.bind_group(&pipeline, &slices);
-            let pass = recorder.pass.as_mut().expect("opened above");
-            pass.set_pipeline(&pipeline.raw);
-            pass.set_bind_group(0, &group, &[]);
-            if !launch.params.is_empty() {
-                pass.set_immediates(0, bytemuck::cast_slice(&launch.params));
-            }
-            let [x, y] = grid(launch.workgroups);
-            pass.dispatch_workgroups(x, y, 1);
-        }
-        if let (Some(timestamps), Some(pass)) = (&recorder.timestamps, &mut recorder.pass) {
-            timestamps.end_kernel(pass, mark);
-        }
-        recorder.kernels += 1;
-        recorder.flops += cost.flops;
-        let due = recorder.kernels >= KERNELS_PER_SUBMIT
-            || recorder.flops >= recorder.flops_per_submit()
-            || recorder.timestamps.as_ref().is_some_and(Timestamps::nearly_full);
-        profile::add_span(Span::Compile, compile_time);
-        profile::add_span(Span::Encode, started.elapsed() - compile_time);
-        if due { self.submit_recorded(recorder) } else { Ok(()) }
+        recorder.kernel(name, cost, launches);
+        let rate = recorder.timestamps.as_ref().and_then(|timestamps| timestamps.flops_per_second);
+        let flops = rate.map_or(FLOPS_PER_SUBMIT, |rate| rate * SECONDS_PER_SUBMIT);
+        let due = recorder.kernels >= KERNELS_PER_SUBMIT || recorder.flops >= flops;
+        profile::add_span(Span::Encode, started.elapsed());
+        if due { self.submit_recorded(&mut recorder) } else { Ok(()) }
     }
 
     /// Records replacing the contents of `slice` by `bytes`: what was recorded before still sees the old ones.
@@ -312,17 +244,13 @@ impl Gpu {
         drop(mapped);
         from.unmap();
         let mut recorder = self.0.recorder.borrow_mut();
-        let recorder = &mut *recorder;
-        let encoder = recorder.encoder(&self.0.device);
-        encoder.copy_buffer_to_buffer(&from, 0, slice.buffer.raw(), slice.offset as u64, Some(size));
-        if bytes.len() >= LARGE_UPLOAD { self.submit_recorded(recorder) } else { Ok(()) }
+        recorder.copy((&from, 0), (slice.buffer.raw(), slice.offset as u64), size);
+        if bytes.len() >= LARGE_UPLOAD { self.submit_recorded(&mut recorder) } else { Ok(()) }
     }
 
     /// Records setting all bytes of `slice` to zero.
     pub fn fill_zero(&self, slice: &GpuSlice) {
-        let size = slice.size.next_multiple_of(4) as u64;
-        let mut recorder = self.0.recorder.borrow_mut();
-        recorder.encoder(&self.0.device).clear_buffer(slice.buffer.raw(), slice.offset as u64, Some(size));
+        self.0.recorder.borrow_mut().clear(slice.into());
     }
 
     /// Records a read-back of `slice` whose bytes are taken later.
@@ -332,15 +260,7 @@ impl Gpu {
     pub fn download_later(&self, slice: &GpuSlice) -> Result<Pending> {
         let make = || Staging::new(&self.0.device, slice.size, &self.0.spares);
         let staging = self.make_room(|| self.made(slice.size, make))?;
-        let mut recorder = self.0.recorder.borrow_mut();
-        recorder.encoder(&self.0.device).copy_buffer_to_buffer(
-            slice.buffer.raw(),
-            slice.offset as u64,
-            &staging.buffer,
-            0,
-            Some(slice.size.next_multiple_of(4) as u64),
-        );
-        recorder.to_map.push(staging.clone());
+        self.0.recorder.borrow_mut().read(&slice.into(), &staging);
         Ok(Pending { gpu: self.clone(), staging, size: slice.size, spares: self.0.spares.clone() })
     }
 
@@ -358,16 +278,18 @@ impl Gpu {
     /// # Errors
     /// If the driver reported an error.
     pub fn keep_busy(&self) -> Result<()> {
-        let mut recorder = self.0.recorder.borrow_mut();
-        while let Some(oldest) = recorder.submissions.front() {
+        let mut submissions = self.0.submissions.borrow_mut();
+        while let Some(oldest) = submissions.front() {
             let poll = wgpu::PollType::Wait { submission_index: Some(oldest.clone()), timeout: Some(Duration::ZERO) };
             match self.0.device.poll(poll) {
-                Ok(_) => recorder.submissions.pop_front(),
+                Ok(_) => submissions.pop_front(),
                 Err(wgpu::PollError::Timeout) => break,
                 Err(e) => return Err(Error::Gpu(e.to_string())),
             };
         }
-        if recorder.submissions.len() < SUBMITS_AHEAD { self.submit_recorded(&mut recorder) } else { self.check() }
+        let ahead = submissions.len();
+        drop(submissions);
+        if ahead < SUBMITS_AHEAD { self.submit() } else { self.check() }
     }
 
     /// Hands what is recorded to the GPU.
@@ -379,25 +301,7 @@ impl Gpu {
     }
 
     fn submit_recorded(&self, recorder: &mut Recorder) -> Result<()> {
-        recorder.pass = None;
-        let Some(mut encoder) = recorder.encoder.take() else { return self.check() };
-        let started = Instant::now();
-        let timed = recorder.timestamps.as_ref().is_some_and(Timestamps::any);
-        if let Some(timestamps) = &mut recorder.timestamps {
-            timestamps.resolve(&self.0.device, &mut encoder, recorder.flops);
-        }
-        let index = self.0.queue.submit([encoder.finish()]);
-        recorder.submissions.push_back(index);
-        for staging in recorder.to_map.drain(..) {
-            staging.map();
-        }
-        if let Some(timestamps) = &mut recorder.timestamps {
-            timestamps.submitted(timed);
-            timestamps.collect()?;
-        }
-        recorder.kernels = 0;
-        recorder.flops = 0.0;
-        profile::add_span(Span::Encode, started.elapsed());
+        self.0.submissions.borrow_mut().extend(recorder.submit()?);
         self.check()
     }
 
@@ -415,9 +319,9 @@ impl Gpu {
     /// # Errors
     /// If the driver reported an error.
     pub fn throttle(&self, in_flight: usize) -> Result<()> {
-        let mut recorder = self.0.recorder.borrow_mut();
-        let excess = recorder.submissions.len().saturating_sub(in_flight);
-        if let Some(index) = recorder.submissions.drain(..excess).next_back() {
+        let mut submissions = self.0.submissions.borrow_mut();
+        let excess = submissions.len().saturating_sub(in_flight);
+        if let Some(index) = submissions.drain(..excess).next_back() {
             self.wait(Some(index))?;
         }
         Ok(())
@@ -430,9 +334,8 @@ impl Gpu {
     pub fn synchronize(&self) -> Result<()> {
         self.submit()?;
         self.wait(None)?;
-        let mut recorder = self.0.recorder.borrow_mut();
-        recorder.submissions.clear();
-        match &mut recorder.timestamps {
+        self.0.submissions.borrow_mut().clear();
+        match &mut self.0.recorder.borrow_mut().timestamps {
             Some(timestamps) => timestamps.collect(),
             None => Ok(()),
         }
@@ -462,12 +365,6 @@ impl Gpu {
             Some(Fault::Reported { message, .. }) => Err(Error::Gpu(message.clone())),
             None => Ok(()),
         }
-    }
-}
-
-impl Drop for Recorder {
-    fn drop(&mut self) {
-        self.pass = None; // before the encoder
     }
 }
 

@@ -21,6 +21,8 @@ mod pool;
 #[cfg(feature = "gpu")]
 mod readback;
 #[cfg(feature = "gpu")]
+mod recorder;
+#[cfg(feature = "gpu")]
 mod shader;
 #[cfg(feature = "gpu")]
 mod timestamps;

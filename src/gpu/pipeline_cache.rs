@@ -159,7 +159,7 @@ mod tests {
             params: vec![3, 2.5f32.to_bits()],
             workgroups: 1,
         };
-        gpu.run("fill", Cost::default(), &Plan::one(launch), &[], &[&slice]).unwrap();
+        gpu.run("fill", Cost::default(), Plan::one(launch), &[], &[&slice]).unwrap();
         assert_eq!(gpu.download(&slice).unwrap(), 2.5f32.to_ne_bytes().repeat(3));
     }
 

@@ -2,8 +2,10 @@
 
 use super::pipeline_cache::PipelineCache;
 use super::plan::{Launch, Operand, Value};
-use super::pool::GpuSlice;
+use super::recorder::Part;
 use super::shader;
+use rayon::prelude::*;
+use rustc_hash::FxHashMap;
 use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -20,19 +22,20 @@ struct BindingLayout {
     raw: wgpu::BindGroupLayout,
 }
 
-/// A shader's variant: its name and the values it was rendered with.
-type Variant = (&'static str, Vec<(&'static str, Value)>);
+/// The values that a shader is rendered with.
+type Values = Vec<(&'static str, Value)>;
 /// A bind group: its layout, then (buffer, offset, size) of each binding.
-type Group = (usize, Vec<(u64, usize, usize)>);
+type Group = (usize, Vec<(u64, u64, u64)>);
 
 /// Everything that was compiled or bound before.
 pub(super) struct Pipelines {
     device: wgpu::Device,
     /// What outlasts the process; `None` where nothing is to be kept or nothing can be.
     cache: Option<PipelineCache>,
-    variants: HashMap<Variant, Rc<Pipeline>>,
+    /// By the shader's name.
+    variants: FxHashMap<&'static str, FxHashMap<Values, Rc<Pipeline>>>,
     layouts: HashMap<Vec<bool>, Rc<BindingLayout>>,
-    groups: HashMap<Group, wgpu::BindGroup>,
+    groups: FxHashMap<Group, wgpu::BindGroup>,
 }
 
 /// Bind groups kept before the cache starts anew: far more than one training step needs.
@@ -40,56 +43,29 @@ const MAX_GROUPS: usize = 1 << 16;
 
 impl Pipelines {
     pub fn new(device: wgpu::Device, cache: Option<PipelineCache>) -> Pipelines {
-        Pipelines { device, cache, variants: HashMap::new(), layouts: HashMap::new(), groups: HashMap::new() }
+        Pipelines { device, cache, variants: HashMap::default(), layouts: HashMap::new(), groups: HashMap::default() }
     }
 
-    /// The compiled variant that `launch` runs, and how long compiling took if it was not there yet.
-    pub fn pipeline(&mut self, launch: &Launch) -> (Rc<Pipeline>, Duration) {
-        let variant = (launch.shader.name, launch.values.clone());
-        if let Some(pipeline) = self.variants.get(&variant) {
-            return (pipeline.clone(), Duration::ZERO);
-        }
+    /// The variant that `launch` runs, if it is compiled.
+    pub fn compiled(&self, launch: &Launch) -> Option<Rc<Pipeline>> {
+        self.variants.get(launch.shader.name)?.get(launch.values.as_slice()).cloned()
+    }
+
+    /// Compiles the variants that these run, on all cores, and says how long it took.
+    pub fn compile(&mut self, launches: &[&Launch]) -> Duration {
         let started = Instant::now();
-        let read_only: Vec<bool> =
-            launch.bindings.iter().map(|b| matches!(b, Operand::Input(_) | Operand::ReadScratch(_))).collect();
-        let pipeline = Rc::new(self.compile(launch, read_only));
-        self.variants.insert(variant, pipeline.clone());
-        let elapsed = started.elapsed();
-        tracing::debug!(shader = launch.shader.name, values = ?launch.values, elapsed_ms = elapsed.as_millis(), "compiled");
-        (pipeline, elapsed)
-    }
-
-    fn compile(&mut self, launch: &Launch, read_only: Vec<bool>) -> Pipeline {
-        let name = launch.shader.name;
-        let descriptor = wgpu::ShaderModuleDescriptor {
-            label: Some(name),
-            source: wgpu::ShaderSource::Wgsl(shader::source_of(launch).into()),
-        };
-        let checks = if cfg!(debug_assertions) {
-            wgpu::ShaderRuntimeChecks::checked()
-        } else {
-            wgpu::ShaderRuntimeChecks::unchecked()
-        };
-        // SAFETY: the shaders are our own, end their loops, and are tested with the checks on.
-        let module = unsafe { self.device.create_shader_module_trusted(descriptor, checks) };
-        let layout = self.layout(read_only);
-        let pipeline_layout = self.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
-            label: Some(name),
-            bind_group_layouts: &[Some(&layout.raw)],
-            immediate_size: 4 * launch.params.len() as u32,
-        });
-        let raw = self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-            label: Some(name),
-            layout: Some(&pipeline_layout),
-            module: &module,
-            entry_point: Some("main"),
-            compilation_options: wgpu::PipelineCompilationOptions {
-                zero_initialize_workgroup_memory: false,
-                ..Default::default()
-            },
-            cache: self.cache.as_ref().map(|cache| &cache.raw),
-        });
-        Pipeline { raw, layout }
+        let missing: HashMap<_, _> = launches.iter().map(|l| ((l.shader.name, &l.values), *l)).collect();
+        let missing: Vec<&Launch> = missing.into_values().collect();
+        let layouts: Vec<_> = missing.iter().map(|launch| self.layout(read_only(launch))).collect();
+        let raw_layouts: Vec<_> = layouts.iter().map(|layout| &layout.raw).collect();
+        let (device, cache) = (&self.device, self.cache.as_ref().map(|cache| &cache.raw));
+        let jobs = missing.par_iter().zip(raw_layouts);
+        let compiled: Vec<_> = jobs.map(|(launch, layout)| compile(device, cache, launch, layout)).collect();
+        for ((launch, layout), raw) in missing.into_iter().zip(layouts).zip(compiled) {
+            let variants = self.variants.entry(launch.shader.name).or_default();
+            variants.insert(launch.values.clone(), Rc::new(Pipeline { raw, layout }));
+        }
+        started.elapsed()
     }
 
     fn layout(&mut self, read_only: Vec<bool>) -> Rc<BindingLayout> {
@@ -117,40 +93,25 @@ impl Pipelines {
         layout
     }
 
-    /// The bind group of these slices for this pipeline.
+    /// The bind group of these parts for this pipeline.
     ///
     /// Bindings reach to the next multiple of 16 bytes, so that a shader may read a tensor's last elements as a vec4.
-    pub fn bind_group(&mut self, pipeline: &Pipeline, slices: &[&GpuSlice]) -> wgpu::BindGroup {
-        let key = (
-            pipeline.layout.id,
-            slices.iter().map(|s| (s.buffer.id, s.offset, s.size.max(4).next_multiple_of(16))).collect::<Vec<_>>(),
-        );
-        if let Some(group) = self.groups.get(&key) {
-            return group.clone();
-        }
+    pub fn bind_group(&mut self, pipeline: &Pipeline, parts: &[Part]) -> &wgpu::BindGroup {
+        let size = |part: &Part| part.size.max(4).next_multiple_of(16);
+        let key = (pipeline.layout.id, parts.iter().map(|part| (part.id, part.offset, size(part))).collect());
         if self.groups.len() >= MAX_GROUPS {
             self.groups.clear();
         }
-        let entries: Vec<wgpu::BindGroupEntry> = slices
-            .iter()
-            .zip(&key.1)
-            .enumerate()
-            .map(|(i, (slice, &(_, offset, size)))| wgpu::BindGroupEntry {
-                binding: i as u32,
-                resource: wgpu::BindingResource::Buffer(wgpu::BufferBinding {
-                    buffer: slice.buffer.raw(),
-                    offset: offset as u64,
-                    size: wgpu::BufferSize::new(size as u64),
-                }),
-            })
-            .collect();
-        let group = self.device.create_bind_group(&wgpu::BindGroupDescriptor {
-            label: None,
-            layout: &pipeline.layout.raw,
-            entries: &entries,
-        });
-        self.groups.insert(key, group.clone());
-        group
+        self.groups.entry(key).or_insert_with(|| {
+            let bindings = parts.iter().map(|part| {
+                let (offset, size) = (part.offset, wgpu::BufferSize::new(size(part)));
+                wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer: &part.buffer, offset, size })
+            });
+            let entries: Vec<wgpu::BindGroupEntry> =
+                (0..).zip(bindings).map(|(binding, resource)| wgpu::BindGroupEntry { binding, resource }).collect();
+            let layout = &pipeline.layout.raw;
+            self.device.create_bind_group(&wgpu::BindGroupDescriptor { label: None, layout, entries: &entries })
+        })
     }
 }
 
@@ -159,6 +120,49 @@ impl Pipelines {
     pub fn forget_bind_groups(&mut self) {
         self.groups.clear();
     }
+}
+
+fn read_only(launch: &Launch) -> Vec<bool> {
+    launch.bindings.iter().map(|b| matches!(b, Operand::Input(_) | Operand::ReadScratch(_))).collect()
+}
+
+/// What `launch` runs.
+fn compile(
+    device: &wgpu::Device,
+    cache: Option<&wgpu::PipelineCache>,
+    launch: &Launch,
+    layout: &wgpu::BindGroupLayout,
+) -> wgpu::ComputePipeline {
+    let (started, name) = (Instant::now(), launch.shader.name);
+    let descriptor = wgpu::ShaderModuleDescriptor {
+        label: Some(name),
+        source: wgpu::ShaderSource::Wgsl(shader::source_of(launch).into()),
+    };
+    let checks = if cfg!(debug_assertions) {
+        wgpu::ShaderRuntimeChecks::checked()
+    } else {
+        wgpu::ShaderRuntimeChecks::unchecked()
+    };
+    // SAFETY: the shaders are our own, end their loops, and are tested with the checks on.
+    let module = unsafe { device.create_shader_module_trusted(descriptor, checks) };
+    let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+        label: Some(name),
+        bind_group_layouts: &[Some(layout)],
+        immediate_size: 4 * launch.params.len() as u32,
+    });
+    let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+        label: Some(name),
+        layout: Some(&pipeline_layout),
+        module: &module,
+        entry_point: Some("main"),
+        compilation_options: wgpu::PipelineCompilationOptions {
+            zero_initialize_workgroup_memory: false,
+            ..Default::default()
+        },
+        cache,
+    });
+    tracing::debug!(shader = name, values = ?launch.values, elapsed_ms = started.elapsed().as_millis(), "compiled");
+    pipeline
 }
 
 impl Drop for Pipelines {

@@ -73,11 +73,6 @@ impl Timestamps {
         })
     }
 
-    /// Whether the next pass and kernel may not fit any more, so that a submit is due.
-    pub fn nearly_full(&self) -> bool {
-        self.next + 8 > CAPACITY
-    }
-
     fn pair(&mut self, enclosed: Enclosed) -> u32 {
         let first = self.next;
         self.next += 2;
@@ -96,19 +91,14 @@ impl Timestamps {
     }
 
     /// Marks the start of a kernel; give the result to [`Timestamps::end_kernel`].
-    pub fn begin_kernel(&mut self, pass: &mut wgpu::ComputePass, name: &'static str, cost: Cost) -> Option<u32> {
-        if !self.kernels {
-            return None;
-        }
+    pub fn begin_kernel(&mut self, pass: &mut wgpu::ComputePass, name: &'static str, cost: Cost) -> u32 {
         let first = self.pair(Enclosed::Kernel(name, cost));
         pass.write_timestamp(&self.queries, first);
-        Some(first)
+        first
     }
 
-    pub fn end_kernel(&self, pass: &mut wgpu::ComputePass, first: Option<u32>) {
-        if let Some(first) = first {
-            pass.write_timestamp(&self.queries, first + 1);
-        }
+    pub fn end_kernel(&self, pass: &mut wgpu::ComputePass, first: u32) {
+        pass.write_timestamp(&self.queries, first + 1);
     }
 
     /// Records the copy of all queries to the host, of a submit of so many operations; call [`Timestamps::submitted`] after

@@ -1,23 +1,28 @@
 //! The layers that a GPT is built from, with PyTorch's names and GPT-2's layouts.
 
 use super::{Module, Parameter, join};
+use crate::cpu::CHUNK;
 use crate::ops::random::Key;
 use crate::{DType, Device, Result, Shape, Tensor};
+use rayon::prelude::*;
 use std::cell::Cell;
 
 /// Values drawn from a normal distribution with mean 0 (Box and Muller 1958), on the CPU.
 pub(super) fn normal(shape: impl Into<Shape>, std: f32, key: Key) -> Result<Tensor> {
     let shape = shape.into();
-    let unit = |counter: u32| (key.bits(counter) as f32 + 0.5) / 4_294_967_296.0;
-    let values: Vec<f32> = (0..shape.elements() as u32)
-        .map(|i| {
-            // Two uniform numbers make two normal ones; neighbours share them.
-            let (radius, angle) = (i & !1, i | 1);
-            let radius = (-2.0 * unit(radius).min(1.0).ln()).sqrt();
-            let angle = std::f32::consts::TAU * unit(angle);
-            std * radius * if i & 1 == 0 { angle.cos() } else { angle.sin() }
-        })
-        .collect();
+    let unit = |counter: usize| (key.bits(counter as u32) as f32 + 0.5) / 4_294_967_296.0;
+    let mut values = vec![0.0; shape.elements()];
+    values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
+        for (pair, values) in values.chunks_mut(2).enumerate() {
+            // Two uniform numbers make two normal ones (Box and Muller 1958).
+            let first = chunk * CHUNK + 2 * pair;
+            let radius = (-2.0 * unit(first).min(1.0).ln()).sqrt();
+            let angle = std::f32::consts::TAU * unit(first + 1);
+            for (value, part) in values.iter_mut().zip([angle.cos(), angle.sin()]) {
+                *value = std * radius * part;
+            }
+        }
+    });
     Tensor::from_f32(&values, shape, &Device::Cpu)
 }
 

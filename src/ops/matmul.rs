@@ -426,7 +426,7 @@ mod tests {
         let [read, written] =
             [&inputs, &got].map(|tensors| tensors.iter().map(|t| t.storage().gpu()).collect::<Vec<_>>());
         let plan = kernel.plan(&d, DType::F32, choice, gpu.limits());
-        gpu.run("matmul", Cost::default(), &plan, &read, &written).unwrap();
+        gpu.run("matmul", Cost::default(), plan, &read, &written).unwrap();
         for (i, (got, want)) in got.iter().zip(&want).enumerate() {
             let (got, want) = (got.to_f32().unwrap(), want.to_f32().unwrap());
             // Sums of k products below 1, each rounded to 6e-8 of a partial sum of about sqrt(k).
@@ -490,7 +490,7 @@ mod tests {
                 let (y, sums) = (tensor(&[m, n], 4), tensor(&[n], 5));
                 let outputs = [y.storage().gpu(), sums.storage().gpu()];
                 let plan = kernel.plan(&d, DType::F32, choice, gpu.limits());
-                gpu.run("matmul", Cost::default(), &plan, &slices, &outputs[..1 + kernel.sums as usize]).unwrap();
+                gpu.run("matmul", Cost::default(), plan, &slices, &outputs[..1 + kernel.sums as usize]).unwrap();
                 (choice, [y.to_bytes().unwrap(), sums.to_bytes().unwrap()])
             });
             let (first, bits) = results.next().unwrap();

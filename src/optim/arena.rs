@@ -1,10 +1,13 @@
 //! The flat buffers that hold all parameters and all gradients of a model.
 
+use crate::cpu::CHUNK;
 use crate::nn::{Module, Parameter};
 use crate::profile::{MemoryKind, memory_kind};
 use crate::tensor::{Gradient, Spec};
 use crate::{DType, Device, Result, Shape, Tensor};
 use half::f16;
+use half::slice::HalfFloatSliceExt;
+use rayon::prelude::*;
 
 /// Tensors start on multiples of this many elements: 256 bytes of f16, which every device accepts as a binding's offset.
 pub(super) const ALIGN: usize = 128;
@@ -126,7 +129,10 @@ fn flatten(entries: &[Entry], len: usize, tensors: &[(String, Tensor)]) -> Resul
 }
 
 fn rounded(values: &[f32]) -> Vec<f16> {
-    values.iter().map(|value| f16::from_f32(*value)).collect()
+    let mut halves = vec![f16::ZERO; values.len()];
+    let chunks = halves.par_chunks_mut(CHUNK).zip(values.par_chunks(CHUNK));
+    chunks.for_each(|(halves, values)| halves.convert_from_f32_slice(values));
+    halves
 }
 
 #[cfg(test)]

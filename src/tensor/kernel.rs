@@ -131,7 +131,7 @@ fn launch(kernel: &dyn Kernel, inputs: &[&Tensor], outputs: &[&Tensor]) -> Resul
             let plan = kernel.gpu(&input_specs, &output_specs, gpu.limits());
             let read: Vec<_> = inputs.iter().map(|t| t.storage().gpu()).collect();
             let write: Vec<_> = outputs.iter().map(|t| t.storage().gpu()).collect();
-            gpu.run(kernel.name(), cost, &plan, &read, &write)
+            gpu.run(kernel.name(), cost, plan, &read, &write)
         }
     }
 }

@@ -66,7 +66,7 @@ fn run_within(gpu: &Gpu, limits: &Limits, op: Attention, qkv: &Tensor, dy: &Tens
             outputs.into_iter().map(|s| Tensor::empty(s, &Device::Gpu(gpu.clone())).unwrap()).collect();
         let read: Vec<_> = inputs.iter().map(|t| t.storage().gpu()).collect();
         let write: Vec<_> = outputs.iter().map(|t| t.storage().gpu()).collect();
-        gpu.run(kernel.name(), Cost::default(), &plan, &read, &write).unwrap();
+        gpu.run(kernel.name(), Cost::default(), plan, &read, &write).unwrap();
         outputs
     };
     let forward = launch(&op, &[qkv]);

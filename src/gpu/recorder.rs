@@ -1,0 +1,188 @@
+//! What the GPU is to do: recorded as data, then compiled, encoded and submitted together.
+//!
+//! Shaders that are not compiled yet are compiled when the commands are submitted, all at once and on all cores: the first
+//! step of a training run waits for the slowest of them and not for their sum.
+
+use super::pipelines::{Pipeline, Pipelines};
+use super::plan::{Launch, grid};
+use super::pool::GpuSlice;
+use super::readback::Staging;
+use super::timestamps::Timestamps;
+use crate::Result;
+use crate::profile::{self, Cost, Span};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+/// A part of a buffer. Unlike a [`GpuSlice`] it lets the pool hand the memory out again meanwhile: to what is recorded later.
+#[derive(Clone)]
+pub(super) struct Part {
+    /// Which buffer: never used twice.
+    pub id: u64,
+    pub buffer: wgpu::Buffer,
+    pub offset: u64,
+    pub size: u64,
+}
+
+impl From<&GpuSlice> for Part {
+    fn from(slice: &GpuSlice) -> Part {
+        let (buffer, id) = (slice.buffer.raw().clone(), slice.buffer.id);
+        Part { id, buffer, offset: slice.offset as u64, size: slice.size as u64 }
+    }
+}
+
+/// A launch with what its bindings are.
+pub(super) struct Bound {
+    pub launch: Launch,
+    pub parts: Vec<Part>,
+    /// `None` if it was not compiled yet when it was recorded.
+    pipeline: Option<Rc<Pipeline>>,
+}
+
+enum Command {
+    Kernel {
+        name: &'static str,
+        cost: Cost,
+        /// Whether it gets timestamps of its own.
+        timed: bool,
+        launches: Vec<Bound>,
+    },
+    /// Sets bytes to zero.
+    Clear(Part),
+    /// Copies this many bytes from the start of one buffer, or of a part of one, to that of another.
+    Copy { from: (wgpu::Buffer, u64), to: (wgpu::Buffer, u64), size: u64 },
+}
+
+/// The commands since the last submit.
+pub(super) struct Recorder {
+    device: wgpu::Device,
+    queue: wgpu::Queue,
+    pub pipelines: Pipelines,
+    pub timestamps: Option<Timestamps>,
+    commands: Vec<Command>,
+    /// Staging buffers whose copy is recorded, to be mapped after the submit.
+    to_map: Vec<Staging>,
+    /// Kernels recorded, and their operations.
+    pub kernels: usize,
+    pub flops: f64,
+}
+
+impl Recorder {
+    pub fn new(device: wgpu::Device, queue: wgpu::Queue, pipelines: Pipelines) -> Recorder {
+        let timestamps = Timestamps::new(&device, &queue);
+        let (commands, to_map) = (Vec::new(), Vec::new());
+        Recorder { device, queue, pipelines, timestamps, commands, to_map, kernels: 0, flops: 0.0 }
+    }
+
+    /// Records a kernel: its launches and what each binds.
+    pub fn kernel(&mut self, name: &'static str, cost: Cost, launches: impl Iterator<Item = (Launch, Vec<Part>)>) {
+        let bind = |(launch, parts)| {
+            let pipeline = self.pipelines.compiled(&launch);
+            Bound { launch, parts, pipeline }
+        };
+        let launches = launches.map(bind).collect();
+        let timed = self.timestamps.as_ref().is_some_and(|timestamps| timestamps.kernels);
+        self.commands.push(Command::Kernel { name, cost, timed, launches });
+        self.kernels += 1;
+        self.flops += cost.flops;
+    }
+
+    pub fn clear(&mut self, part: Part) {
+        self.commands.push(Command::Clear(part));
+    }
+
+    pub fn copy(&mut self, from: (&wgpu::Buffer, u64), to: (&wgpu::Buffer, u64), size: u64) {
+        let whole = |(buffer, offset): (&wgpu::Buffer, u64)| (buffer.clone(), offset);
+        self.commands.push(Command::Copy { from: whole(from), to: whole(to), size });
+    }
+
+    /// Records copying a part to the host.
+    pub fn read(&mut self, part: &Part, into: &Staging) {
+        let size = part.size.next_multiple_of(4);
+        self.copy((&part.buffer, part.offset), (&into.buffer, 0), size);
+        self.to_map.push(into.clone());
+    }
+
+    /// Hands what is recorded to the GPU, if there is anything.
+    pub fn submit(&mut self) -> Result<Option<wgpu::SubmissionIndex>> {
+        if self.commands.is_empty() {
+            return Ok(None);
+        }
+        let started = Instant::now();
+        let compile_time = self.compile();
+        let mut encoder = self.encode();
+        let timed = self.timestamps.as_ref().is_some_and(Timestamps::any);
+        if let Some(timestamps) = &mut self.timestamps {
+            timestamps.resolve(&self.device, &mut encoder, self.flops);
+        }
+        let index = self.queue.submit([encoder.finish()]);
+        for staging in self.to_map.drain(..) {
+            staging.map();
+        }
+        if let Some(timestamps) = &mut self.timestamps {
+            timestamps.submitted(timed);
+            timestamps.collect()?;
+        }
+        self.kernels = 0;
+        self.flops = 0.0;
+        profile::add_span(Span::Compile, compile_time);
+        profile::add_span(Span::Encode, started.elapsed() - compile_time);
+        Ok(Some(index))
+    }
+
+    /// Compiles what is not compiled yet, and says how long that took.
+    fn compile(&mut self) -> Duration {
+        let launches = self.commands.iter().filter_map(|command| match command {
+            Command::Kernel { launches, .. } => Some(launches),
+            _ => None,
+        });
+        let missing: Vec<&Launch> =
+            launches.flatten().filter(|bound| bound.pipeline.is_none()).map(|bound| &bound.launch).collect();
+        if missing.is_empty() { Duration::ZERO } else { self.pipelines.compile(&missing) }
+    }
+
+    fn encode(&mut self) -> wgpu::CommandEncoder {
+        let mut encoder = self.device.create_command_encoder(&Default::default());
+        let commands = std::mem::take(&mut self.commands);
+        // Kernels that follow each other share a pass.
+        let kernels = |a: &Command, b: &Command| matches!((a, b), (Command::Kernel { .. }, Command::Kernel { .. }));
+        for group in commands.chunk_by(kernels) {
+            match &group[0] {
+                Command::Kernel { .. } => self.encode_pass(&mut encoder, group),
+                Command::Clear(Part { buffer, offset, size, .. }) => {
+                    encoder.clear_buffer(buffer, *offset, Some(size.next_multiple_of(4)));
+                }
+                Command::Copy { from, to, size } => {
+                    encoder.copy_buffer_to_buffer(&from.0, from.1, &to.0, to.1, Some(*size));
+                }
+            }
+        }
+        encoder
+    }
+
+    fn encode_pass(&mut self, encoder: &mut wgpu::CommandEncoder, kernels: &[Command]) {
+        let timestamp_writes = self.timestamps.as_mut().map(Timestamps::pass);
+        let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor { label: None, timestamp_writes });
+        for kernel in kernels {
+            let Command::Kernel { name, cost, timed, launches } = kernel else {
+                unreachable!("one of a group of kernels")
+            };
+            let timestamps = self.timestamps.as_mut().filter(|_| *timed);
+            let mark = timestamps.map(|timestamps| timestamps.begin_kernel(&mut pass, name, *cost));
+            for bound in launches {
+                let Bound { launch, parts, pipeline } = bound;
+                let pipeline = pipeline.clone().or_else(|| self.pipelines.compiled(launch));
+                let pipeline = pipeline.expect("compiled before it is encoded");
+                pass.set_pipeline(&pipeline.raw);
+                pass.set_bind_group(0, self.pipelines.bind_group(&pipeline, parts), &[]);
+                if !launch.params.is_empty() {
+                    pass.set_immediates(0, bytemuck::cast_slice(&launch.params));
+                }
+                let [x, y] = grid(launch.workgroups);
+                pass.dispatch_workgroups(x, y, 1);
+            }
+            if let (Some(timestamps), Some(mark)) = (&self.timestamps, mark) {
+                timestamps.end_kernel(&mut pass, mark);
+            }
+        }
+    }
+}
