@@ -165,6 +165,10 @@ fn model_steps(limits: &Limits) {
         }
         optimizer.step(&parameters, 1e-3).unwrap();
         model.logits(&ids).unwrap();
+        let mut cache = model.kv_cache().unwrap();
+        for tokens in [3, 1] {
+            model.next_token_logits(&zeros(&[1, tokens], DType::U32), &mut cache).unwrap();
+        }
     }
 }
 

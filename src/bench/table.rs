@@ -233,6 +233,7 @@ fn layers(s: &Sizes) -> Vec<Row> {
     let sizes = [vec![b, t, c], vec![c, 4 * c], vec![4 * c, c], vec![4 * c], vec![c]];
     let mlp = sizes.map(|shape| (shape, Values::Uniform(-0.1, 0.1))).to_vec();
     let qkv = || vec![(vec![b, t, 3 * c], AROUND_ZERO)];
+    let new_token = vec![(vec![1, 1, 3 * c], AROUND_ZERO), (vec![t, 2 * c], AROUND_ZERO)];
     let heads = format!("{b}x{t}, {n_head} heads of {}", c / n_head);
     let dropout = Some((0.1, Key::new(3)));
     let linear = vec![x.clone(), (vec![c, 3 * c], AROUND_ZERO), (vec![3 * c], AROUND_ZERO)];
@@ -245,6 +246,12 @@ fn layers(s: &Sizes) -> Vec<Row> {
         Row::both("attention", format!("{heads}, dropout"), qkv(), &[], move |x| {
             x[0].causal_attention(n_head, dropout)
         }),
+        Row::forward(
+            "cached_attention",
+            format!("1 after {}, {n_head} heads of {}", t - 1, c / n_head),
+            new_token,
+            move |x| x[0].cached_attention(n_head, &x[1], t - 1),
+        ),
         half_attention(&heads, qkv(), n_head, None),
         half_attention(&format!("{heads}, dropout"), qkv(), n_head, dropout),
         Row::both("feed_forward", format!("{}x{c}, {} between", b * t, 4 * c), mlp, &[1, 2, 3, 4], |x| {

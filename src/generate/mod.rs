@@ -5,13 +5,13 @@ mod sampler;
 pub use sampler::{Sampler, Sampling};
 
 use crate::nn::{Gpt, GptConfig};
-use crate::tensor::no_grad;
 use crate::{Error, Result, Tensor};
 use std::ops::ControlFlow;
 
 /// Continues `prompt` by up to `max_new_tokens` tokens, handing each to `on_token` as soon as it is drawn.
 ///
-/// Once prompt and continuation are longer than the model's context, it sees the last `block_size` tokens.
+/// Once prompt and continuation are longer than the model's context, it sees the last `block_size` tokens. Until then only what is new is
+/// computed; from there on every token has another position each time, and all of them are.
 ///
 /// # Errors
 /// If the prompt is empty, longer than the context, or names a token that the model does not have.
@@ -26,12 +26,15 @@ pub fn generate(
     let context = model.config.block_size;
     let mut sampler = Sampler::new(sampling)?;
     let mut ids = prompt.to_vec();
+    let mut cache = model.kv_cache()?;
     for _ in 0..max_new_tokens {
+        if ids.len() > context {
+            cache.clear();
+        }
         let window = &ids[ids.len().saturating_sub(context)..];
-        let logits = no_grad(|| {
-            let window = Tensor::from_u32(window, [1, window.len()], &model.device())?; // (1, T)
-            model.next_token_logits(&window)?.to_f32() // (1, V)
-        })?;
+        let new = &window[cache.tokens()..];
+        let new = Tensor::from_u32(new, [1, new.len()], &model.device())?; // (1, T)
+        let logits = model.next_token_logits(&new, &mut cache)?.to_f32()?; // (1, V)
         let id = sampler.draw(&logits)?;
         ids.push(id);
         if on_token(id)?.is_break() {
@@ -63,4 +66,46 @@ pub fn check_prompt(model: &GptConfig, prompt: &[u32]) -> Result<()> {
         )));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+    use crate::nn::Module;
+    use crate::tensor::no_grad;
+
+    #[test]
+    fn tokens_are_those_of_a_model_that_sees_its_whole_context_each_time() {
+        for device in Device::for_tests() {
+            let config = GptConfig {
+                vocab_size: 50,
+                block_size: 12,
+                n_layer: 2,
+                n_head: 2,
+                n_embd: 24,
+                bias: true,
+                tie_embeddings: false,
+            };
+            let mut model = Gpt::new(config, 3).unwrap();
+            model.to_device(&device).unwrap();
+            let greedy = Sampling { tokens: 50, temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
+            for prompt in [&[7, 11, 7][..], &[1], &[5; 12]] {
+                let mut expected = prompt.to_vec();
+                for _ in 0..20 {
+                    let window = &expected[expected.len().saturating_sub(12)..];
+                    let ids = Tensor::from_u32(window, [1, window.len()], &device).unwrap();
+                    let logits = no_grad(|| model.logits(&ids)).unwrap().to_f32().unwrap();
+                    expected.push(Sampler::new(&greedy).unwrap().draw(&logits[logits.len() - 50..]).unwrap());
+                }
+                let mut got = prompt.to_vec();
+                let mut keep = |id| {
+                    got.push(id);
+                    Ok(ControlFlow::Continue(()))
+                };
+                generate(&model, prompt, 20, &greedy, &mut keep).unwrap();
+                assert_eq!(got, expected, "{device}");
+            }
+        }
+    }
 }

@@ -9,6 +9,7 @@
 use super::layers::{Dropout, Embedding, LayerNorm, Linear};
 use super::{Module, Parameter, join};
 use crate::ops::random::Key;
+use crate::tensor::no_grad;
 use crate::{DType, Device, Error, Result, Tensor};
 use serde::{Deserialize, Serialize};
 
@@ -55,10 +56,44 @@ pub struct CausalSelfAttention {
 }
 
 impl CausalSelfAttention {
-    fn forward(&self, x: &Tensor, dropout: &Dropout) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, dropout: &Dropout, past: Option<Past>) -> Result<Tensor> {
         let qkv = self.c_attn.forward(x)?; // (B, T, 3C)
-        let y = qkv.causal_attention(self.n_head, dropout.next())?; // (B, T, C)
+        let y = match past {
+            None => qkv.causal_attention(self.n_head, dropout.next())?, // (B, T, C)
+            Some(Past { cache, tokens }) => qkv.cached_attention(self.n_head, cache, tokens)?,
+        };
         self.c_proj.forward(&y)
+    }
+}
+
+/// The keys and values that the attention of one layer keeps, and of how many tokens they are.
+#[derive(Clone, Copy)]
+struct Past<'a> {
+    /// (block_size, 2C)
+    cache: &'a Tensor,
+    tokens: usize,
+}
+
+/// What a model keeps of the tokens that it has seen, so that the next costs no more than itself: of each layer their keys and
+/// values.
+pub struct KvCache {
+    layers: Vec<Tensor>,
+    tokens: usize,
+}
+
+impl KvCache {
+    /// How many tokens it is of.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// Forgets them all.
+    pub fn clear(&mut self) {
+        self.tokens = 0;
+    }
+
+    fn layer(&self, i: usize) -> Past<'_> {
+        Past { cache: &self.layers[i], tokens: self.tokens }
     }
 }
 
@@ -120,9 +155,16 @@ impl Block {
 
     /// The stream x and `normal` = `ln_1`(x), (B, T, C), -> the stream, and what it is normalized to by `next`: the norm of the
     /// layer that follows. Sums and norms come in pairs because each pair is one kernel, with the dropout before the sum.
-    fn forward(&self, x: &Tensor, normal: &Tensor, next: &LayerNorm, dropout: &Dropout) -> Result<(Tensor, Tensor)> {
+    fn forward(
+        &self,
+        x: &Tensor,
+        normal: &Tensor,
+        next: &LayerNorm,
+        dropout: &Dropout,
+        past: Option<Past>,
+    ) -> Result<(Tensor, Tensor)> {
         let operand = normal.dtype();
-        let attended = self.attn.forward(normal, dropout)?;
+        let attended = self.attn.forward(normal, dropout, past)?;
         let (x, normal) = self.ln_2.forward_sum(x, &attended, dropout.next(), operand)?;
         next.forward_sum(&x, &self.mlp.forward(&normal)?, dropout.next(), operand)
     }
@@ -187,10 +229,16 @@ impl Gpt {
     /// # Errors
     /// If the sequences are longer than `block_size`.
     pub fn forward(&self, ids: &Tensor, dropout: &Dropout) -> Result<Tensor> {
-        let t = ids.shape().last_dim();
-        if t > self.config.block_size {
+        self.forward_after(None, ids, dropout)
+    }
+
+    /// The same of ids (1, T) that follow those in the cache, or of all there are.
+    fn forward_after(&self, past: Option<&KvCache>, ids: &Tensor, dropout: &Dropout) -> Result<Tensor> {
+        let (before, t) = (past.map_or(0, KvCache::tokens), ids.shape().last_dim());
+        if before + t > self.config.block_size {
             return Err(Error::Invalid(format!(
-                "{t} tokens do not fit the model's context of {} (block_size)",
+                "{} tokens do not fit the model's context of {} (block_size)",
+                before + t,
                 self.config.block_size
             )));
         }
@@ -198,7 +246,7 @@ impl Gpt {
         let positions = if t == self.config.block_size {
             self.wpe.weight.value.clone() // (T, C): every position
         } else {
-            let positions: Vec<u32> = (0..t as u32).collect();
+            let positions: Vec<u32> = (before as u32..(before + t) as u32).collect();
             self.wpe.forward(&Tensor::from_u32(&positions, [t], &ids.device())?)?
         };
         // Dropout is a kernel of its own here alone: it follows a sum, of which one term repeats, where the others precede one.
@@ -206,7 +254,8 @@ impl Gpt {
         let mut stream = (self.h[0].ln_1.forward(&x, self.head().dtype())?, x);
         for (i, block) in self.h.iter().enumerate() {
             let next = self.h.get(i + 1).map_or(&self.ln_f, |block| &block.ln_1);
-            let (x, normal) = block.forward(&stream.1, &stream.0, next, dropout)?;
+            let past = past.map(|past| past.layer(i));
+            let (x, normal) = block.forward(&stream.1, &stream.0, next, dropout, past)?;
             stream = (normal, x);
         }
         Ok(stream.0)
@@ -240,16 +289,30 @@ impl Gpt {
         self.forward(ids, &Dropout::off())?.matmul_transposed(self.head(), false, true)?.to_dtype(DType::F32)
     }
 
-    /// Those of the token after the last: ids (1, T) -> (1, V).
+    /// An empty cache for [`Gpt::next_token_logits`].
     ///
     /// # Errors
-    /// If the shapes do not fit.
-    pub fn next_token_logits(&self, ids: &Tensor) -> Result<Tensor> {
-        let h = self.forward(ids, &Dropout::off())?; // (1, T, C)
-        let (t, c) = (ids.shape().last_dim(), self.config.n_embd);
-        let last = Tensor::from_u32(&[t as u32 - 1], [1], &ids.device())?;
-        let last = h.to_dtype(DType::F32)?.reshape([t, c])?.embedding(&last)?.to_dtype(h.dtype())?;
-        last.matmul_transposed(self.head(), false, true)?.to_dtype(DType::F32)
+    /// If the device has no memory left.
+    pub fn kv_cache(&self) -> Result<KvCache> {
+        let shape = [self.config.block_size, 2 * self.config.n_embd];
+        let layer = || Tensor::zeros(shape, DType::F32, &self.device());
+        Ok(KvCache { layers: self.h.iter().map(|_| layer()).collect::<Result<_>>()?, tokens: 0 })
+    }
+
+    /// The logits of the token after the last of ids (1, T), which follow those in the cache and are added to it: (1, V). For
+    /// inference: nothing is recorded on the tape.
+    ///
+    /// # Errors
+    /// If the shapes do not fit, or all tokens together do not fit the context.
+    pub fn next_token_logits(&self, ids: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
+        no_grad(|| {
+            let h = self.forward_after(Some(cache), ids, &Dropout::off())?; // (1, T, C)
+            let (t, c) = (ids.shape().last_dim(), self.config.n_embd);
+            cache.tokens += t;
+            let last = Tensor::from_u32(&[t as u32 - 1], [1], &ids.device())?;
+            let last = h.to_dtype(DType::F32)?.reshape([t, c])?.embedding(&last)?.to_dtype(h.dtype())?;
+            last.matmul_transposed(self.head(), false, true)?.to_dtype(DType::F32)
+        })
     }
 }
 

@@ -4,7 +4,7 @@ pub mod checkpoint;
 mod gpt;
 mod layers;
 
-pub use gpt::{Block, CausalSelfAttention, Gpt, GptConfig, Mlp};
+pub use gpt::{Block, CausalSelfAttention, Gpt, GptConfig, KvCache, Mlp};
 pub use layers::{Dropout, Embedding, LayerNorm, Linear};
 
 use crate::{Device, Result, Tensor};

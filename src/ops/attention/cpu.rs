@@ -46,36 +46,59 @@ pub(super) fn forward(op: &Attention, d: Dims, qkv: &[f32], y: &mut [f32], lse: 
         return;
     }
     let heads = tiles(y, [1, d.width()], d.time, d.head_size).zip(lse.par_chunks_mut(d.time)).enumerate();
-    heads.for_each(|(head, (y, lse))| forward_head(op, d, qkv, head, y, lse));
+    heads.for_each(|(head, (y, lse))| {
+        let qkv = [0, 1, 2].map(|part| Matrix::rows(&qkv[packed_at(d, head, part)..], 3 * d.width()));
+        forward_head(op, d, head, qkv, 0, y, Some(lse));
+    });
 }
 
-/// y (T, head_size) and L (T) of one head.
-fn forward_head(op: &Attention, d: Dims, qkv: &[f32], batch_head: usize, mut y: Tile, lse: &mut [f32]) {
-    let (hs, step, scale) = (d.head_size, 3 * d.width(), Attention::scale(d));
-    let [q, k, v] = [0, 1, 2].map(|part| Matrix::rows(&qkv[packed_at(d, batch_head, part)..], step));
-    with_scratch(BLOCK.min(d.time) * d.time, |scores| {
+/// y (1, n, C) of the queries in packed (1, n, 3C), of tokens that follow `before` others: the keys and values of all are in
+/// the cache (before + n or more, 2C).
+pub(super) fn recall(d: Dims, before: usize, qkv: &[f32], cache: &[f32], y: &mut [f32]) {
+    let op = Attention { n_head: d.n_head, dropout: None };
+    tiles(y, [1, d.width()], d.time, d.head_size).enumerate().for_each(|(head, y)| {
+        let q = Matrix::rows(&qkv[packed_at(d, head, 0)..], 3 * d.width());
+        let [k, v] = [0, d.width()].map(|part| Matrix::rows(&cache[part + head * d.head_size..], 2 * d.width()));
+        forward_head(&op, d, head, [q, k, v], before, y, None);
+    });
+}
+
+/// y (T, head_size) and L (T) of the T queries of one head, whose first sees `before` keys before its own.
+fn forward_head(
+    op: &Attention,
+    d: Dims,
+    batch_head: usize,
+    [q, k, v]: [Matrix; 3],
+    before: usize,
+    mut y: Tile,
+    mut lse: Option<&mut [f32]>,
+) {
+    let (hs, scale) = (d.head_size, Attention::scale(d));
+    with_scratch(BLOCK.min(d.time) * (before + d.time), |scores| {
         for start in (0..d.time).step_by(BLOCK) {
             let rows = BLOCK.min(d.time - start);
-            let keys = start + rows; // no row of the block sees more
+            let keys = before + start + rows; // no row of the block sees more
             product(scores, keys, false, [rows, keys, hs], q.skip_rows(start), k.transposed());
             vectorized(
                 #[inline(always)]
                 || {
                     for (r, row) in scores.chunks_exact_mut(keys).take(rows).enumerate() {
                         let i = start + r;
-                        row[i + 1..].fill(f32::NEG_INFINITY);
+                        row[before + i + 1..].fill(f32::NEG_INFINITY);
                         let top = scale * maximum(row);
                         let sum = exponentials(row, scale, top);
-                        lse[i] = top + sum.ln();
+                        if let Some(lse) = &mut lse {
+                            lse[i] = top + sum.ln();
+                        }
                         let share = 1.0 / sum;
                         for p in row.iter_mut() {
                             *p *= share;
                         }
-                        op.drop_out(batch_head, d.time, i, &mut row[..=i]);
+                        op.drop_out(batch_head, d.time, i, &mut row[..=before + i]);
                     }
                 },
             );
-            y.product(0, start..keys, false, keys, Matrix::rows(scores, keys), v);
+            y.product(0, start..start + rows, false, keys, Matrix::rows(scores, keys), v);
         }
     });
 }

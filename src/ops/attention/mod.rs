@@ -14,8 +14,9 @@
 //! queries, so nothing is added across workgroups and the result is the same every time. For the second not to compute
 //! dS once more, the GPU keeps it for a slab of queries at a time, as many as make it grow with T and not with T x T.
 //!
-//! Of f16, matrix units multiply where the GPU has some (`units.rs`).
+//! Of f16, matrix units multiply where the GPU has some (`units.rs`). Generation keeps keys and values (`cached.rs`).
 
+mod cached;
 mod cpu;
 mod units;
 

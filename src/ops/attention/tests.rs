@@ -173,3 +173,35 @@ fn refuses_shapes_that_are_not_packed_heads() {
     // The output must be as large as it says, whoever provides it.
     assert!(run_into(&Attention { n_head: 1, dropout: None }, &[&x], &[&x, &x]).is_err());
 }
+
+#[test]
+fn tokens_whose_keys_are_kept_get_the_attention_of_the_whole() {
+    for device in Device::for_tests() {
+        // More keys than a workgroup takes at a time; heads that fill it and that leave much of it idle.
+        for (time, n_head, head_size) in [(300, 2, 5), (140, 1, 128), (131, 3, 64), (9, 2, 1)] {
+            let width = n_head * head_size;
+            let values = uniform(time * 3 * width, 11);
+            let qkv = Tensor::from_f32(&values, [1, time, 3 * width], &device).unwrap();
+            let want = qkv.causal_attention(n_head, None).unwrap().to_f32().unwrap();
+            let cache = Tensor::full(f32::NAN, [time, 2 * width], &device).unwrap();
+            let (mut got, mut start) = (Vec::new(), 0);
+            for tokens in [3, 1, 1, 2].into_iter().chain(std::iter::repeat(70)) {
+                let tokens = tokens.min(time - start);
+                let part = &values[start * 3 * width..][..tokens * 3 * width];
+                let part = Tensor::from_f32(part, [1, tokens, 3 * width], &device).unwrap();
+                got.extend(part.cached_attention(n_head, &cache, start).unwrap().to_f32().unwrap());
+                start += tokens;
+                if start == time {
+                    break;
+                }
+            }
+            let error = got.iter().zip(&want).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max);
+            // Sums of at most 300 terms below 1, each rounded to 6e-8, in another order.
+            assert!(got.len() == want.len() && error < 2e-6, "{device}, {time}, {n_head} x {head_size}: {error:e}");
+
+            let one = Tensor::from_f32(&values[..3 * width], [1, 1, 3 * width], &device).unwrap();
+            assert!(one.cached_attention(n_head, &cache, time).is_err(), "the cache is full");
+            assert!(one.cached_attention(n_head, &qkv, 0).is_err(), "no cache");
+        }
+    }
+}

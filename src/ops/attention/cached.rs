@@ -1,0 +1,131 @@
+//! Attention of new tokens to themselves and to all before them, whose keys and values are kept: each costs time that grows
+//! with the tokens before it, where attention of the whole context would grow with their square.
+//! Shapes: qkv (1, n, 3C) of the tokens number `start` to `start + n`, cache (T, 2C) of keys | values -> y (1, n, C).
+
+use super::{Attention, Dims, cpu};
+use crate::gpu::{Launch, Limits, Operand, Plan};
+use crate::ops::*;
+use crate::shader;
+use crate::tensor::{run, run_into};
+
+/// Writes k | v of qkv to the rows of the cache, the output, that begin at `start`. The others keep what they hold.
+struct Remember {
+    start: usize,
+    /// (T, 2C)
+    cache: Spec,
+}
+
+/// y. Inputs: qkv, and the cache with its keys and values.
+struct Recall {
+    n_head: usize,
+    start: usize,
+}
+
+impl Kernel for Remember {
+    fn name(&self) -> &'static str {
+        "kv_cache"
+    }
+
+    fn output_specs(&self, _: &[&Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![self.cache.clone()])
+    }
+
+    fn cost(&self, inputs: &[&Spec], _: &[&Spec]) -> Cost {
+        // Two thirds of the input, read and written.
+        Cost { flops: 0.0, bytes: inputs[0].size_bytes() as f64 * 4.0 / 3.0 }
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let two = self.cache.shape.last_dim();
+        let rows = inputs[0].f32().chunks(two / 2 * 3).zip(outputs[0].f32().chunks_mut(two).skip(self.start));
+        rows.for_each(|(qkv, row)| row.copy_from_slice(&qkv[two / 2..]));
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        let two = self.cache.shape.last_dim();
+        let len = inputs[0].shape.rows() * two;
+        Plan::one(Launch {
+            shader: shader!("kv_cache"),
+            values: vec![("pass", "remember".into())],
+            bindings: vec![Operand::Input(0), Operand::Output(0)],
+            params: [len, two, self.start].map(|n| n as u32).to_vec(),
+            workgroups: len.div_ceil(256),
+        })
+    }
+}
+
+impl Recall {
+    /// Of the new tokens.
+    fn dims(&self, qkv: &Spec) -> Dims {
+        Attention { n_head: self.n_head, dropout: None }.dims(qkv)
+    }
+}
+
+impl Kernel for Recall {
+    fn name(&self) -> &'static str {
+        "cached_attention"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![Spec::new(inputs[0].shape.with_last_dim(inputs[0].shape.last_dim() / 3), DType::F32)])
+    }
+
+    fn cost(&self, inputs: &[&Spec], _: &[&Spec]) -> Cost {
+        let d = self.dims(inputs[0]);
+        // A key and a value of the width C for each pair of tokens.
+        let pairs = d.time * self.start + d.time * (d.time + 1) / 2;
+        let kept = (self.start + d.time) * 2 * d.width();
+        Cost { flops: (4 * pairs * d.width()) as f64, bytes: (4 * kept) as f64 + inputs[0].size_bytes() as f64 }
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        cpu::recall(self.dims(inputs[0].spec), self.start, inputs[0].f32(), inputs[1].f32(), outputs[0].f32());
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        let d = self.dims(inputs[0]);
+        let columns = d.head_size.next_power_of_two() as u32;
+        Plan::one(Launch {
+            shader: shader!("kv_cache"),
+            values: vec![("pass", "recall".into()), ("columns", columns.into())],
+            bindings: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
+            params: vec![
+                d.time as u32,
+                d.n_head as u32,
+                d.head_size as u32,
+                self.start as u32,
+                Attention::scale(d).to_bits(),
+            ],
+            workgroups: d.time * d.n_head,
+        })
+    }
+}
+
+impl Tensor {
+    /// Causal attention of packed (1, n, 3C) queries, keys and values, those of [`Tensor::causal_attention`], of n tokens that
+    /// follow `start` others: (1, n, C). The others' keys and values are the first rows of `cache` (T, 2C), f32; those of the
+    /// n are written to the rows after them. For inference: nothing is recorded on the tape.
+    ///
+    /// # Errors
+    /// If the shapes do not fit, or the cache is full.
+    pub(crate) fn cached_attention(&self, n_head: usize, cache: &Tensor, start: usize) -> Result<Tensor> {
+        let op = "cached_attention";
+        expect_dtype(op, DType::F32, &[cache.spec()])?;
+        let &[1, n, width] = &self.shape()[..] else {
+            return Err(shape_error(op, "packed (1, n, 3C)", self.spec()));
+        };
+        let room = cache.shape().rows();
+        if cache.shape()[..] != [room, width / 3 * 2] || start + n > room {
+            let expected = format!("a cache ({} or more, {})", start + n, width / 3 * 2);
+            return Err(shape_error(op, expected, cache.spec()));
+        }
+        let qkv = self.to_dtype(DType::F32)?;
+        run_into(&Remember { start, cache: cache.spec().clone() }, &[&qkv], &[cache])?;
+        if start == 0 {
+            // Nothing came before: the tiles of the usual kernel are faster.
+            return self.causal_attention(n_head, None);
+        }
+        Attention { n_head, dropout: None }.output_specs(&[qkv.spec()])?;
+        run(&Recall { n_head, start }, &[&qkv, cache])?.remove(0).to_dtype(self.dtype())
+    }
+}
