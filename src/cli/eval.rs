@@ -1,7 +1,7 @@
 //! `rustyflow eval`: how well a model predicts a text.
 
 use super::{device, model, output};
-use crate::config::{Layers, process_environment};
+use crate::config::{DataConfig, Layers, process_environment};
 use crate::train::{Windows, evaluate};
 use crate::{Error, data::Corpus};
 use anyhow::Result;
@@ -16,15 +16,15 @@ pub struct Args {
     /// A text file to evaluate on
     #[arg(long, value_name = "FILE", conflicts_with = "corpus")]
     text: Option<PathBuf>,
-    /// Or a corpus, as in the configuration
-    #[arg(long, default_value = "sample")]
-    corpus: String,
+    /// Or a corpus, as in the configuration [default: the one that the model was trained on]
+    #[arg(long)]
+    corpus: Option<String>,
     /// Which part of the corpus: train, validation or test
     #[arg(long, default_value = "validation", value_name = "SPLIT")]
     split: String,
-    /// The share of a corpus without splits that is kept for validation
-    #[arg(long, default_value_t = 0.1, value_name = "F")]
-    validation_fraction: f64,
+    /// The share of a corpus without splits that is kept for validation [default: as in training]
+    #[arg(long, value_name = "F")]
+    validation_fraction: Option<f64>,
     /// Tokens that the model looks at, at most [default: the model's]
     #[arg(long, value_name = "N")]
     context: Option<usize>,
@@ -45,10 +45,11 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let (source, text) = read_text(&args)?;
+    let folder = model::find(args.model.as_deref())?;
+    let (source, text) = read_text(&args, &folder)?;
     let config = Layers::new().environment(process_environment())?.build()?.config;
     let device = device::open(&args.device.over(&config.device))?;
-    let (model, tokenizer, folder) = model::load(args.model.as_deref(), &device)?;
+    let (model, tokenizer) = model::load(&folder, &device)?;
     let block_size = model.config.block_size;
     let context = args.context.unwrap_or(block_size);
     if context == 0 || context > block_size {
@@ -79,8 +80,8 @@ pub fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// The text to evaluate on, and what to call it.
-fn read_text(args: &Args) -> Result<(String, String)> {
+/// The text to evaluate the checkpoint in this folder on, and what to call it.
+fn read_text(args: &Args, folder: &Path) -> Result<(String, String)> {
     if let Some(path) = &args.text {
         let bytes = std::fs::read(path).map_err(|e| Error::io("read", path, e))?;
         let text = String::from_utf8(bytes).map_err(|e| Error::Corpus {
@@ -89,7 +90,14 @@ fn read_text(args: &Args) -> Result<(String, String)> {
         })?;
         return Ok((path.display().to_string(), text));
     }
-    let corpus = Corpus::load(&args.corpus, Path::new(&args.data_dir), args.validation_fraction)?;
+    let trained_on = trained_on(folder)?;
+    let Some(name) = args.corpus.as_ref().or(trained_on.as_ref().map(|data| &data.corpus)) else {
+        let message = "does not say what the model was trained on; give --text FILE or --corpus NAME".into();
+        return Err(Error::Checkpoint { path: folder.to_path_buf(), message }.into());
+    };
+    let fraction = args.validation_fraction.or(trained_on.as_ref().map(|data| data.validation_fraction));
+    let fraction = fraction.unwrap_or(DataConfig::default().validation_fraction);
+    let corpus = Corpus::load(name, &args.data_dir, fraction)?;
     let text = match args.split.as_str() {
         "train" => corpus.train,
         "validation" => corpus.validation,
@@ -97,4 +105,13 @@ fn read_text(args: &Args) -> Result<(String, String)> {
         other => return Err(Error::Invalid(format!("--split {other}: expected train, validation or test")).into()),
     };
     Ok((format!("{} {}", corpus.name, args.split), text))
+}
+
+/// The data of the run that left this checkpoint, if it says so.
+fn trained_on(folder: &Path) -> Result<Option<DataConfig>> {
+    let path = folder.join("config.toml");
+    if !path.exists() {
+        return Ok(None);
+    }
+    Ok(Some(Layers::new().file(&path)?.build()?.config.data))
 }

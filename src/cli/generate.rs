@@ -43,7 +43,8 @@ pub struct Args {
 pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
     let config = Layers::new().environment(process_environment())?.build()?.config;
     let device = device::open(&args.device.over(&config.device))?;
-    let (model, tokenizer, folder) = model::load(args.model.as_deref(), &device)?;
+    let folder = model::find(args.model.as_deref())?;
+    let (model, tokenizer) = model::load(&folder, &device)?;
     tracing::info!("model {}", folder.display());
     let defaults = config.generate;
     let sampling = Sampling {

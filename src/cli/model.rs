@@ -8,8 +8,8 @@ use crate::{DType, Device, Error};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 
-/// The model in `path` (a run's folder or a checkpoint's), or of the newest run, on `device`; and where it was found.
-pub fn load(path: Option<&Path>, device: &Device) -> Result<(Gpt, Tokenizer, PathBuf)> {
+/// The folder of the checkpoint in `path` (itself one, or a run's), or of the newest run.
+pub fn find(path: Option<&Path>) -> Result<PathBuf> {
     let run = match path {
         Some(path) => path.to_path_buf(),
         None => newest_run(Path::new("runs"))?,
@@ -18,11 +18,16 @@ pub fn load(path: Option<&Path>, device: &Device) -> Result<(Gpt, Tokenizer, Pat
     for error in damaged {
         output::note(format_args!("warning: {error}; using {}", folder.display()));
     }
+    Ok(folder)
+}
+
+/// The model in a checkpoint's folder, on `device`.
+pub fn load(folder: &Path, device: &Device) -> Result<(Gpt, Tokenizer)> {
     let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json"))?;
-    let mut model = checkpoint::load(&folder)?;
+    let mut model = checkpoint::load(folder)?;
     if tokenizer.vocab_size() > model.config.vocab_size {
         return Err(Error::Checkpoint {
-            path: folder,
+            path: folder.to_path_buf(),
             message: format!(
                 "tokenizer.json has {} tokens, the model {}: they do not belong together",
                 tokenizer.vocab_size(),
@@ -33,5 +38,5 @@ pub fn load(path: Option<&Path>, device: &Device) -> Result<(Gpt, Tokenizer, Pat
     }
     check_size(&model.config, model.config.block_size, DType::F32, device)?;
     model.to_device(device)?;
-    Ok((model, tokenizer, folder))
+    Ok((model, tokenizer))
 }

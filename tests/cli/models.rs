@@ -44,6 +44,21 @@ fn eval_measures_what_training_measured() {
     }
     let of_split = eval(&sandbox, &["--corpus", "corpus", "--split", "validation"]);
     assert_eq!(of_split["loss"], result["loss"]);
+    // Without either, what it was trained on.
+    let of_run = eval(&sandbox, &[]);
+    assert_eq!((&of_run["loss"], &of_run["text"]), (&result["loss"], &"corpus validation".into()));
+}
+
+#[test]
+fn eval_asks_for_a_text_where_the_checkpoint_names_none() {
+    let sandbox = Sandbox::trained();
+    for name in ["config.json", "model.safetensors", "tokenizer.json"] {
+        let bytes = std::fs::read(sandbox.path(format!("{TINY_RUN}/checkpoints/step-000006/{name}"))).unwrap();
+        sandbox.write(format!("imported/{name}"), bytes);
+    }
+    let imported = ["eval", "--device", "cpu", "--model", "imported"];
+    sandbox.run(&imported).fails_with(&["imported", "does not say what the model was trained on", "--text FILE"]);
+    sandbox.run(&[&imported[..], &["--text", "corpus.txt"]].concat()).succeeds();
 }
 
 #[test]
