@@ -37,7 +37,6 @@ fn main() {
 
     let (tiles_m, tiles_n) = (m.div_ceil(bm), n.div_ceil(bn));
     let mut values: Vec<(&'static str, Value)> = vec![
-        ("kernel", "product".into()),
         ("T_in", "f32".into()),
         ("T_out", "f32".into()),
         ("BM", (bm as u32).into()),

@@ -34,7 +34,7 @@ mod absent;
 pub use testing::gpu_for_tests;
 
 pub(crate) use cache::store;
-pub use plan::{COMMON, Launch, Limits, Operand, Plan, Shader, Value, grid};
+pub use plan::{INCLUDES, Launch, Limits, Operand, Plan, Shader, Value, grid};
 
 #[cfg(feature = "gpu")]
 pub use {

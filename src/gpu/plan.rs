@@ -65,7 +65,7 @@ pub enum Operand {
 /// One dispatch. Binding `i` of group 0 is `bindings[i]`; `params` are the words of `var<immediate>`.
 ///
 /// Workgroups are numbered along one line; shaders recover the number with `workgroup_number` from
-/// [`COMMON`], because no dimension of a dispatch may exceed 65,535.
+/// `common.wgsl`, because no dimension of a dispatch may exceed 65,535.
 #[derive(Debug, Clone)]
 pub struct Launch {
     pub shader: Shader,
@@ -126,8 +126,12 @@ impl Limits {
     };
 }
 
-/// WGSL that every template may include: `{% include "common" %}`.
-pub const COMMON: &str = include_str!("../../shaders/common.wgsl");
+/// Names and texts of what templates may include: `{% include "common" %}`.
+pub const INCLUDES: [(&str, &str); 3] = [
+    ("common", include_str!("../../shaders/common.wgsl")),
+    ("matmul_ends", include_str!("../../shaders/matmul_ends.wgsl")),
+    ("attention_params", include_str!("../../shaders/attention_params.wgsl")),
+];
 
 /// Splits a line of workgroups into a grid whose dimensions stay within 65,535.
 pub fn grid(workgroups: usize) -> [u32; 2] {

@@ -1,6 +1,6 @@
 //! Renders shader templates (Jinja syntax) to WGSL.
 
-use super::plan::{COMMON, Launch, Shader, Value};
+use super::plan::{INCLUDES, Launch, Shader, Value};
 
 /// The WGSL text of one variant.
 ///
@@ -11,8 +11,9 @@ pub fn render(shader: &Shader, values: &[(&'static str, Value)]) -> String {
     env.set_undefined_behavior(minijinja::UndefinedBehavior::Strict);
     let syntax = minijinja::syntax::SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     env.set_syntax(syntax.expect("the standard delimiters are valid"));
-    env.add_template("common", COMMON).expect("common.wgsl is a template");
-    env.add_template(shader.name, shader.source).unwrap_or_else(|e| panic!("shaders/{}.wgsl: {e:#}", shader.name));
+    for (name, source) in INCLUDES.into_iter().chain([(shader.name, shader.source)]) {
+        env.add_template(name, source).unwrap_or_else(|e| panic!("shaders/{name}.wgsl: {e:#}"));
+    }
     let context: std::collections::BTreeMap<&str, minijinja::Value> = values
         .iter()
         .map(|(name, value)| {

@@ -1,0 +1,248 @@
+// The product of f16 matrices on the GPU's matrix units. Each subgroup computes a TM x TN block of the tile as
+// {{ side }} x {{ side }} matrices that its threads hold together; all subgroups stage A and B in workgroup memory as they are stored.
+enable f16;
+enable wgpu_cooperative_matrix;
+{% include "common" %}
+{% include "matmul_ends" %}
+{{ product_params() }}
+
+{% set subgroups_n = BN // TN %}
+{% set subgroups = (BM // TM) * subgroups_n %}
+{% set threads = subgroups * subgroup %}
+{% set fragments_m = TM // side %}
+{% set fragments_n = TN // side %}
+{# Of each operand: its name, its side of C, which of its dimensions neighbours in memory, its tile's side and its origin. #}
+{% set operands = [["a", "m", trans_a, BM, "tile_row", edge_m], ["b", "n", not trans_b, BN, "tile_col", edge_n]] %}
+{# Vectors in a row of a staged tile, whose rows are of k or of m or n, and those from one row to the next: padded against conflicts of banks. #}
+{% macro width(wide, length) %}{{ (length if wide else BK) // 4 }}{% endmacro %}
+{% macro stride(wide, length) %}{{ (length if wide else BK) // 4 + 2 }}{% endmacro %}
+{# Whether the result leaves the units straight to where it belongs. #}
+{% set direct = not (bias or epilogue or edge_m or edge_n or T_out == "f16") %}
+{% set block_stride = side // 4 + 1 %}
+
+@group(0) @binding(0) var<storage, read> a: array<vec4<f16>>;
+@group(0) @binding(1) var<storage, read> b: array<vec4<f16>>;
+{{ more_bindings(2, "f32" if direct else "vec4<" ~ T_out ~ ">") }}
+
+{% for name, outer, wide, length, origin, edge in operands %}
+var<workgroup> tile_{{ name }}: array<vec4<f16>, {{ (BK if wide else length) * (stride(wide, length) | int) }}>;
+{% endfor %}
+{% if sums %}
+var<workgroup> column_sums: array<vec4<f32>, {{ threads }}>;
+{% endif %}
+{% if not direct %}
+// Of each subgroup one of its matrices, on the way out.
+var<workgroup> block: array<vec4<f32>, {{ subgroups * side * block_stride }}>;
+{% endif %}
+
+@compute @workgroup_size({{ threads }})
+fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {
+    // Not by `workgroup_number`: of what a function returns naga does not know that it is the same for all threads.
+    let number = id.y * count.x + id.x;
+    let split = number % p.splits;
+    let batch = number / p.splits / (p.tiles_m * p.tiles_n);
+    // Workgroups beyond the last only fill up the grid; all threads of one leave together.
+    if (batch >= p.batches) { return; }
+    // Eight rows of tiles at a time, column by column: what runs together reads the same parts of A and B.
+    let tile = number / p.splits % (p.tiles_m * p.tiles_n);
+    let band = tile / (8u * p.tiles_n);
+    let height = min(8u, p.tiles_m - band * 8u);
+    let tile_row = (band * 8u + tile % (8u * p.tiles_n) % height) * {{ BM }}u;
+    let tile_col = tile % (8u * p.tiles_n) / height * {{ BN }}u;
+    let base_a = batch * p.stride_a;
+    let base_b = batch * p.stride_b;
+    let k_begin = split * p.k_piece;
+    let k_end = min(p.k, k_begin + p.k_piece);
+    let unit = thread / {{ subgroup }}u;
+    let block_row = unit / {{ subgroups_n }}u * {{ TM }}u;
+    let block_col = unit % {{ subgroups_n }}u * {{ TN }}u;
+    let base_c = batch * p.stride_c + split * p.m * p.n;
+
+    {% for i in range(fragments_m) %}
+    {% for j in range(fragments_n) %}
+    var c{{ i }}_{{ j }}: coop_mat{{ side }}x{{ side }}<f32, C>;
+    {% if direct and accumulate %}
+    {
+        let at = base_c + (tile_row + block_row + {{ i * side }}u) * p.n + tile_col + block_col + {{ j * side }}u;
+        c{{ i }}_{{ j }} = coopLoadT<coop_mat{{ side }}x{{ side }}<f32, C>>(&c[at], p.n);
+    }
+    {% endif %}
+    {% endfor %}
+    {% endfor %}
+
+    {# What a thread loads: row and column of its first vector, rows between its vectors, and where they lie in memory. #}
+    {% for name, outer, wide, length, origin, edge in operands %}
+    {% set w = width(wide, length) | int %}
+    let {{ name }}_row = thread / {{ w }}u;
+    let {{ name }}_col = thread % {{ w }}u;
+    {% if wide %}
+    let {{ name }}_from = (base_{{ name }} + (k_begin + {{ name }}_row) * p.{{ outer }} + {{ origin }}) / 4u + {{ name }}_col;
+    let {{ name }}_line = p.{{ outer }} / 4u;
+    let {{ name }}_step = {{ BK }}u * {{ name }}_line;
+    {% else %}
+    let {{ name }}_from = (base_{{ name }} + ({{ origin }} + {{ name }}_row) * p.k + k_begin) / 4u + {{ name }}_col;
+    let {{ name }}_line = p.k / 4u;
+    let {{ name }}_step = {{ BK // 4 }}u;
+    {% endif %}
+    let {{ name }}_to = {{ name }}_row * {{ stride(wide, length) }}u + {{ name }}_col;
+    {% endfor %}
+
+    {% if sums %}
+    var column_sum = vec4<f32>(0.0);
+    {% endif %}
+    // Counted in steps, from which all addresses follow: so the driver makes the fastest loop of it.
+    let steps = (k_end - k_begin + {{ BK - 1 }}u) / {{ BK }}u;
+    for (var step = 0u; step < steps; step += 1u) {
+        {% if edge_m or edge_n or edge_k %}
+        let k0 = k_begin + step * {{ BK }}u;
+        {% endif %}
+        {% for name, outer, wide, length, origin, edge in operands %}
+        {% set w = width(wide, length) | int %}
+        {% set rows = threads // w %}
+        {% set loads = (BK if wide else length) // rows %}
+        let {{ name }}_at = {{ name }}_from + step * {{ name }}_step;
+        {% for l in range(loads) %}
+        var {{ name }}{{ l }} = vec4<f16>(0.0h);
+        {% set inside_row = ("k0 + " ~ name ~ "_row + " ~ l * rows ~ "u < k_end") if wide else (origin ~ " + " ~ name ~ "_row + " ~ l * rows ~ "u < p." ~ outer) %}
+        {% set inside_col = (origin ~ " + " ~ name ~ "_col * 4u < p." ~ outer) if wide else ("k0 + " ~ name ~ "_col * 4u < k_end") %}
+        {{ ("if (" ~ inside_row ~ " && " ~ inside_col ~ ") ") if edge or edge_k }}{ {{ name }}{{ l }} = {{ name }}[{{ name }}_at + {{ l * rows }}u * {{ name }}_line]; }
+        {% endfor %}
+        {% endfor %}
+        // All loads go before the first store, so that they are under way together.
+        {% if sums %}
+        if (tile_row == 0u) {
+            {% for l in range(BK // (threads // (BN // 4))) %}
+            column_sum += vec4<f32>(b{{ l }});
+            {% endfor %}
+        }
+        {% endif %}
+        {% for name, outer, wide, length, origin, edge in operands %}
+        {% set rows = threads // (width(wide, length) | int) %}
+        {% for l in range((BK if wide else length) // rows) %}
+        tile_{{ name }}[{{ name }}_to + {{ l * rows * (stride(wide, length) | int) }}u] = {{ name }}{{ l }};
+        {% endfor %}
+        {% endfor %}
+        workgroupBarrier();
+        {% for k in range(0, BK, side) %}
+        {
+            {% set sa = stride(trans_a, BM) | int %}
+            {% set sb = stride(not trans_b, BN) | int %}
+            {% for i in range(fragments_m) %}
+            {% if trans_a %}
+            let from_a{{ i }} = {{ k * sa + i * side // 4 }}u + block_row / 4u;
+            {% else %}
+            let from_a{{ i }} = (block_row + {{ i * side }}u) * {{ sa }}u + {{ k // 4 }}u;
+            {% endif %}
+            let a{{ i }} = {{ "coopLoad" if trans_a else "coopLoadT" }}<coop_mat{{ side }}x{{ side }}<f16, A>>(&tile_a[from_a{{ i }}], {{ sa }}u);
+            {% endfor %}
+            {% for j in range(fragments_n) %}
+            {
+                {% if trans_b %}
+                let at = (block_col + {{ j * side }}u) * {{ sb }}u + {{ k // 4 }}u;
+                {% else %}
+                let at = {{ k * sb + j * side // 4 }}u + block_col / 4u;
+                {% endif %}
+                let b = {{ "coopLoad" if trans_b else "coopLoadT" }}<coop_mat{{ side }}x{{ side }}<f16, B>>(&tile_b[at], {{ sb }}u);
+                {% for i in range(fragments_m) %}
+                c{{ i }}_{{ j }} = coopMultiplyAdd(a{{ i }}, b, c{{ i }}_{{ j }});
+                {% endfor %}
+            }
+            {% endfor %}
+        }
+        {% endfor %}
+        workgroupBarrier();
+    }
+
+    {% if sums %}
+    column_sums[thread] = column_sum;
+    workgroupBarrier();
+    {{ finish_sums("column_sums", threads // (BN // 4)) }}
+    {% endif %}
+    {# naga wants every argument of a store to be a name. #}
+    {% if direct %}
+    let line = p.n;
+    {% for i in range(fragments_m) %}
+    {% for j in range(fragments_n) %}
+    {
+        let to = base_c + (tile_row + block_row + {{ i * side }}u) * p.n + tile_col + block_col + {{ j * side }}u;
+        let values = c{{ i }}_{{ j }};
+        coopStoreT(values, &c[to], line);
+    }
+    {% endfor %}
+    {% endfor %}
+    {% else %}
+    // One matrix at a time: with more of this memory, fewer workgroups would run on a multiprocessor. First all of them, then
+    // what touches storage, which a barrier would wait for.
+    let lane = thread % {{ subgroup }}u;
+    let block_at = unit * {{ side * block_stride }}u;
+    let line = {{ block_stride }}u;
+    {% set vectors = side * side // 4 %}
+    {% set turns = (vectors + subgroup - 1) // subgroup %}
+    {# The place of a thread's vector in a matrix; of threads without one, the last. #}
+    {% macro place(l) %}{{ "min(lane, " ~ (vectors - 1) ~ "u)" if subgroup > vectors else "(lane + " ~ l * subgroup ~ "u)" }}{% endmacro %}
+    {% if epilogue == "multiply" %}
+    // What is read at the end is on its way while the matrices leave the units.
+    {% for i in range(fragments_m) %}
+    {% for l in range(turns) %}
+    {% for j in range(fragments_n) %}
+    var factor{{ i }}_{{ l }}_{{ j }}: vec4<{{ T_out }}>;
+    {
+        {% set x = place(l) %}
+        let m{{ l }} = tile_row + block_row + {{ i * side }}u + {{ x }} / {{ side // 4 }}u;
+        let n{{ l }}_{{ j }} = tile_col + block_col + {{ j * side }}u + {{ x }} % {{ side // 4 }}u * 4u;
+        {{ inside(l, l ~ "_" ~ j) }}{ factor{{ i }}_{{ l }}_{{ j }} = factors[(base_c + m{{ l }} * p.n + n{{ l }}_{{ j }}) / 4u]; }
+    }
+    {% endfor %}
+    {% endfor %}
+    {% endfor %}
+    {% endif %}
+    {% for i in range(fragments_m) %}
+    {% for j in range(fragments_n) %}
+    {
+        let to = block_at;
+        let values = c{{ i }}_{{ j }};
+        coopStoreT(values, &block[to], line);
+    }
+    workgroupBarrier();
+    {% for l in range(turns) %}
+    {% set x = place(l) %}
+    let v{{ i }}_{{ j }}_{{ l }} = block[block_at + {{ x }} / {{ side // 4 }}u * {{ block_stride }}u + {{ x }} % {{ side // 4 }}u];
+    {% endfor %}
+    workgroupBarrier();
+    {% endfor %}
+    {% endfor %}
+    {% for i in range(fragments_m) %}
+    {
+        {% for l in range(turns) %}
+        {% set x = place(l) %}
+        let m{{ l }} = tile_row + block_row + {{ i * side }}u + {{ x }} / {{ side // 4 }}u;
+        {% for j in range(fragments_n) %}
+        let n{{ l }}_{{ j }} = tile_col + block_col + {{ j * side }}u + {{ x }} % {{ side // 4 }}u * 4u;
+        let at{{ l }}_{{ j }} = (base_c + m{{ l }} * p.n + n{{ l }}_{{ j }}) / 4u;
+        {% if accumulate %}
+        var old{{ l }}_{{ j }}: vec4<f32>;
+        {{ inside(l, l ~ "_" ~ j) }}{ old{{ l }}_{{ j }} = vec4<f32>(c[at{{ l }}_{{ j }}]); }
+        {% endif %}
+        {% endfor %}
+        {% endfor %}
+        {% for l in range(turns) %}
+        {% for j in range(fragments_n) %}
+        {{ ("if (lane < " ~ vectors ~ "u) ") if subgroup > vectors }}{
+        {{ inside(l, l ~ "_" ~ j) }}{
+            {% set n = "n" ~ l ~ "_" ~ j %}
+            let value = v{{ i }}_{{ j }}_{{ l }}{{ " + vec4<f32>(bias[" ~ n ~ "], bias[" ~ n ~ " + 1u], bias[" ~ n ~ " + 2u], bias[" ~ n ~ " + 3u])" if bias }}{{ " + old" ~ l ~ "_" ~ j if accumulate }};
+            {% if epilogue == "gelu" %}
+            c[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(gelu_derivative(value));
+            activated[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(gelu(value));
+            {% else %}
+            c[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(value{{ " * vec4<f32>(factor" ~ i ~ "_" ~ l ~ "_" ~ j ~ ")" if epilogue == "multiply" }});
+            {% endif %}
+        }
+        }
+        {% endfor %}
+        {% endfor %}
+    }
+    {% endfor %}
+    {% endif %}
+}
