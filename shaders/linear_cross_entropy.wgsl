@@ -14,11 +14,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         @builtin(local_invocation_index) thread: u32) {
     let i = workgroup_number(id, count) * 256u + thread;
     if (i * 4u >= p.len) { return; }
-    {% if accumulate %}
     // What lies past the tensor in the last vector is padding of an arena and must stay as it is.
     let lanes = vec4<u32>(0u, 1u, 2u, 3u) + i * 4u;
-    y[i] = select(y[i], vec4<{{ T_out }}>(vec4<f32>(y[i]) + factor[0] * vec4<f32>(x[i])), lanes < vec4<u32>(p.len));
-    {% else %}
-    y[i] = vec4<{{ T_out }}>(factor[0] * vec4<f32>(x[i]));
-    {% endif %}
+    let value = {{ "vec4<f32>(y[i]) + " if accumulate }}factor[0] * vec4<f32>(x[i]);
+    y[i] = select(y[i], vec4<{{ T_out }}>(value), lanes < vec4<u32>(p.len));
 }

@@ -160,6 +160,7 @@ fn model_steps(limits: &Limits) {
         let parameters = Parameters::gather(&mut model, &Device::Cpu, products).unwrap();
         let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
         let (ids, targets) = (zeros(&[2, t], DType::U32), zeros(&[2, t], DType::U32));
+        parameters.zero_gradients(); // the first gradients replace what is there, the second are added
         for dropout in [Dropout::off(), Dropout::new(0.1, 1, 0)] {
             model.loss(&ids, &targets, &dropout, optimizer.loss_scale()).unwrap().backward().unwrap();
         }

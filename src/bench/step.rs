@@ -89,17 +89,12 @@ pub fn time_step(case: &StepCase, device: &Device, products: DType, steps: usize
         (0..WARM_UP).try_for_each(|_| step().map(drop))?;
         device.synchronize()
     };
-    warm_up()?; // and compiles
+    warm_up()?;
     let warming = Instant::now();
-    loop {
+    while matches!(device, Device::Gpu(gpu) if !gpu.info().is_software())
+        && warming.elapsed().as_secs_f64() < RAISE_CLOCK
+    {
         warm_up()?;
-        let warm = match device {
-            Device::Gpu(gpu) => gpu.info().is_software() || warming.elapsed().as_secs_f64() >= RAISE_CLOCK,
-            Device::Cpu => true,
-        };
-        if warm {
-            break;
-        }
     }
     profile::reset();
     let (mut seconds, mut total, mut loss) = (Vec::new(), 0.0, None);

@@ -1,6 +1,6 @@
 //! `rustyflow bench`: what a device can do.
 
-use super::{device, output};
+use super::{at_least_one, device, output};
 use crate::bench::{
     GenerateTiming, OpTiming, Sizes, StepCase, StepTiming, measure_peaks, measure_roof, plot_steps, products, select,
     step_cases, time_generate, time_row, time_step,
@@ -190,10 +190,6 @@ fn product_sizes(text: &str) -> Result<[usize; 3], String> {
 fn sizes(name: &str) -> Result<Sizes, String> {
     let names = Sizes::ALL.map(|s| s.name).join(" or ");
     Sizes::ALL.into_iter().find(|s| s.name == name).ok_or(format!("expected {names}"))
-}
-
-fn at_least_one(text: &str) -> Result<usize, String> {
-    text.parse().ok().filter(|&n| n > 0).ok_or("expected a whole number above zero".into())
 }
 
 fn case_named(name: &str) -> Result<StepCase> {

@@ -13,6 +13,18 @@ pub struct RunFlags {
     /// Set any key, as in --set train.learning_rate=3e-4; may be repeated
     #[arg(long, short, value_name = "KEY=VALUE")]
     set: Vec<String>,
+    /// What to learn from: sample, wikitext-2, tinyshakespeare, or a file or folder (data.corpus)
+    #[arg(long)]
+    corpus: Option<String>,
+    /// Steps to train (train.max_steps)
+    #[arg(long, value_name = "N", conflicts_with = "epochs")]
+    max_steps: Option<u64>,
+    /// Or passes over the text (train.epochs)
+    #[arg(long, value_name = "N")]
+    epochs: Option<f64>,
+    /// What the run's folder is called (run.name)
+    #[arg(long)]
+    name: Option<String>,
     /// The same seed gives the same run on the same device
     #[arg(long)]
     seed: Option<u64>,
@@ -38,24 +50,28 @@ impl RunFlags {
         for assignment in &self.set {
             layers = layers.set(assignment)?;
         }
-        if let Some(seed) = self.seed {
-            layers = layers.flag("--seed", "run.seed", seed)?;
-        }
-        if let Some(kind) = self.device.device {
-            layers = layers.flag("--device", "device.kind", kind)?;
-        }
-        if let Some(precision) = self.precision {
-            layers = layers.flag("--precision", "device.precision", precision)?;
-        }
-        if let Some(threads) = self.device.threads {
-            layers = layers.flag("--threads", "device.threads", threads)?;
-        }
-        if self.device.allow_fallback {
-            layers = layers.flag("--allow-fallback", "device.allow_fallback", true)?;
-        }
-        if self.device.allow_software_gpu {
-            layers = layers.flag("--allow-software-gpu", "device.allow_software", true)?;
+        let device = &self.device;
+        let flags = [
+            ("--corpus", "data.corpus", self.corpus.clone()),
+            ("--max-steps", "train.max_steps", text(self.max_steps)),
+            ("--epochs", "train.epochs", text(self.epochs)),
+            ("--name", "run.name", self.name.clone()),
+            ("--seed", "run.seed", text(self.seed)),
+            ("--device", "device.kind", text(device.device)),
+            ("--precision", "device.precision", text(self.precision)),
+            ("--threads", "device.threads", text(device.threads)),
+            ("--allow-fallback", "device.allow_fallback", text(device.allow_fallback.then_some(true))),
+            ("--allow-software-gpu", "device.allow_software", text(device.allow_software_gpu.then_some(true))),
+        ];
+        for (flag, key, value) in flags {
+            if let Some(value) = value {
+                layers = layers.flag(flag, key, value)?;
+            }
         }
         Ok(layers.build()?)
     }
+}
+
+fn text(value: Option<impl std::fmt::Display>) -> Option<String> {
+    value.map(|value| value.to_string())
 }

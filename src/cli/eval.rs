@@ -1,6 +1,7 @@
 //! `rustyflow eval`: how well a model predicts a text.
 
-use super::{device, model, output};
+use super::model::run_config;
+use super::{at_least_one, device, model, output};
 use crate::config::{DataConfig, Layers, process_environment};
 use crate::train::{Windows, evaluate};
 use crate::{Error, data::Corpus};
@@ -22,7 +23,7 @@ pub struct Args {
     /// Which part of the corpus: train, validation or test
     #[arg(long, default_value = "validation", value_name = "SPLIT")]
     split: String,
-    /// The share of a corpus without splits that is kept for validation [default: as in training]
+    /// The share of a corpus without splits that is kept for validation [default: as in training; with --corpus, 0.1]
     #[arg(long, value_name = "F")]
     validation_fraction: Option<f64>,
     /// Tokens that the model looks at, at most [default: the model's]
@@ -32,7 +33,7 @@ pub struct Args {
     #[arg(long, value_name = "N")]
     stride: Option<usize>,
     /// Windows computed at once
-    #[arg(long, default_value_t = 16, value_name = "N")]
+    #[arg(long, default_value_t = 16, value_name = "N", value_parser = at_least_one)]
     batch_size: usize,
     /// Where data sets are kept
     #[arg(long, default_value = "data", value_name = "DIR")]
@@ -60,7 +61,7 @@ pub fn run(args: Args) -> Result<()> {
         return Err(Error::Invalid(format!("--stride is {stride}; expected 1 to the context, {context}")).into());
     }
     let tokens = tokenizer.encode(&text)?;
-    let windows = Windows { context, stride, batch_size: args.batch_size.max(1), max_batches: 0 };
+    let windows = Windows { context, stride, batch_size: args.batch_size, max_batches: 0 };
     // Ctrl-C ends this command as it ends any other: there is nothing to save.
     let never = AtomicBool::new(false);
     let result = evaluate(&model, &tokens, text.len(), windows, &never)?.expect("nothing sets the flag");
@@ -90,14 +91,16 @@ fn read_text(args: &Args, folder: &Path) -> Result<(String, String)> {
         })?;
         return Ok((path.display().to_string(), text));
     }
-    let trained_on = trained_on(folder)?;
-    let Some(name) = args.corpus.as_ref().or(trained_on.as_ref().map(|data| &data.corpus)) else {
-        let message = "does not say what the model was trained on; give --text FILE or --corpus NAME".into();
-        return Err(Error::Checkpoint { path: folder.to_path_buf(), message }.into());
+    let data = match (&args.corpus, run_config(folder)?) {
+        (Some(corpus), _) => DataConfig { corpus: corpus.clone(), ..DataConfig::default() },
+        (None, Some(of_run)) => of_run.build()?.config.data,
+        (None, None) => {
+            let message = "does not say what the model was trained on; give --text FILE or --corpus NAME".into();
+            return Err(Error::Checkpoint { path: folder.to_path_buf(), message }.into());
+        }
     };
-    let fraction = args.validation_fraction.or(trained_on.as_ref().map(|data| data.validation_fraction));
-    let fraction = fraction.unwrap_or(DataConfig::default().validation_fraction);
-    let corpus = Corpus::load(name, &args.data_dir, fraction)?;
+    let fraction = args.validation_fraction.unwrap_or(data.validation_fraction);
+    let corpus = Corpus::load(&data.corpus, &args.data_dir, fraction)?;
     let text = match args.split.as_str() {
         "train" => corpus.train,
         "validation" => corpus.validation,
@@ -105,13 +108,4 @@ fn read_text(args: &Args, folder: &Path) -> Result<(String, String)> {
         other => return Err(Error::Invalid(format!("--split {other}: expected train, validation or test")).into()),
     };
     Ok((format!("{} {}", corpus.name, args.split), text))
-}
-
-/// The data of the run that left this checkpoint, if it says so.
-fn trained_on(folder: &Path) -> Result<Option<DataConfig>> {
-    let path = folder.join("config.toml");
-    if !path.exists() {
-        return Ok(None);
-    }
-    Ok(Some(Layers::new().file(&path)?.build()?.config.data))
 }

@@ -1,8 +1,9 @@
 //! `rustyflow generate`: continues a text, printing it as it is drawn.
 
-use super::{device, model, output};
+use super::model::run_config;
+use super::{at_least_one, device, model, output};
 use crate::config::{Layers, process_environment};
-use crate::generate::{Sampler, Sampling, check_prompt, generate};
+use crate::generate::{Sampler, Sampling, check_prompt, generate, printable};
 use crate::train::prompt_ids;
 use anyhow::Result;
 use std::ops::ControlFlow;
@@ -19,9 +20,9 @@ pub struct Args {
     #[arg(long, short, default_value = "")]
     prompt: String,
     /// Tokens to write at most [default: 200]
-    #[arg(long, short = 'n', value_name = "N")]
+    #[arg(long, short = 'n', value_name = "N", value_parser = at_least_one)]
     max_tokens: Option<usize>,
-    /// Below 1 safer, above 1 wilder, 0 always the likeliest token [default: 0.8]
+    /// Below 1 safer, above 1 wilder, 0 always the likeliest token [default: the run's, 0.8]
     #[arg(long, short, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f64>,
     /// Choose among the K likeliest tokens only
@@ -46,7 +47,11 @@ pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
     let folder = model::find(args.model.as_deref())?;
     let (model, tokenizer) = model::load(&folder, &device)?;
     tracing::info!("model {}", folder.display());
-    let defaults = config.generate;
+    // What the run was to generate, where nothing else is said.
+    let defaults = match run_config(&folder)? {
+        Some(of_run) => of_run.environment(process_environment())?.build()?.config.generate,
+        None => config.generate,
+    };
     let sampling = Sampling {
         tokens: tokenizer.vocab_size(),
         temperature: args.temperature.unwrap_or(defaults.temperature),
@@ -63,7 +68,7 @@ pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
     let show = |piece: &str, text: &mut String| -> crate::Result<()> {
         text.push_str(piece);
         if !args.json {
-            output::now(piece).map_err(|e| crate::Error::io("write to", "standard output", e))?;
+            output::now(&printable(piece)).map_err(|e| crate::Error::io("write to", "standard output", e))?;
         }
         Ok(())
     };

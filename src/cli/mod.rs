@@ -15,6 +15,7 @@ mod train;
 mod verify_resume;
 
 use clap::{Parser, Subcommand};
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -79,12 +80,18 @@ pub fn main() -> ExitCode {
     }
 }
 
+fn at_least_one(text: &str) -> Result<usize, String> {
+    text.parse().ok().filter(|&n| n > 0).ok_or("expected a whole number above zero".into())
+}
+
 /// Logs go to standard error: warnings always, more with -v or RUST_LOG.
 fn start_logging(verbose: u8) {
     let level = ["warn", "rustyflow=info,warn", "rustyflow=debug,warn"][usize::from(verbose.min(2))];
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).without_time().init();
+    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
+    logs.with_target(verbose > 1).without_time().init();
 }
 
 /// A flag that Ctrl-C (or SIGTERM) sets, for commands that end well when they see it; the second time the process ends

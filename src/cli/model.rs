@@ -1,6 +1,7 @@
 //! Loads a trained model with its tokenizer.
 
 use super::output;
+use crate::config::Layers;
 use crate::data::Tokenizer;
 use crate::nn::{Gpt, Module, checkpoint};
 use crate::train::{Found, check_size, find_checkpoint, newest_run};
@@ -19,6 +20,12 @@ pub fn find(path: Option<&Path>) -> Result<PathBuf> {
         output::note(format_args!("warning: {error}; using {}", folder.display()));
     }
     Ok(folder)
+}
+
+/// The configuration of the run that left this checkpoint, if it has one.
+pub fn run_config(folder: &Path) -> Result<Option<Layers>> {
+    let path = folder.join("config.toml");
+    Ok(if path.exists() { Some(Layers::new().file(&path)?) } else { None })
 }
 
 /// The model in a checkpoint's folder, on `device`.

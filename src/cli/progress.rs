@@ -161,6 +161,11 @@ fn finish(s: &Summary) -> io::Result<()> {
         number(validation),
         number(s.best_loss)
     ))?;
+    if let Some(best) = s.best_step.filter(|best| *best != s.steps) {
+        output::line(format_args!(
+            "best          step {best}: what `generate` and `eval` take; the sample is of the last"
+        ))?;
+    }
     if let Some(bytes) = s.peak_memory_bytes {
         output::line(format_args!("GPU memory    {} at most", size_text(bytes as u64)))?;
     }

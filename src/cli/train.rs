@@ -34,6 +34,9 @@ pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
     let run_config = run.as_deref().map(run_config).transpose()?;
     let resolved = flags.resolve(run_config.as_deref())?;
     let device = device::open_measured(&resolved.config.device)?;
+    if !args.json && flags.config.is_none() && run.is_none() {
+        output::line(format_args!("config     the built-in quickstart"))?;
+    }
     let mut show: Show = if args.json {
         Box::new(|event| event.json().map_or(Ok(()), output::line))
     } else {

@@ -146,9 +146,9 @@ fn heads(c: &Checker) -> Result<()> {
     let above = below + n_head;
     let fix = if below == 0 { above.to_string() } else { format!("{below} or {above}") };
     let message = format!(
-        "{} is not divisible by {}; make n_embd {fix}",
-        c.tell("model.n_embd", n_embd),
-        c.tell("model.n_head", n_head)
+        "{}, {}: every head has an equal part of the width; make n_embd {fix}",
+        c.tell("model.n_head", n_head),
+        c.tell("model.n_embd", n_embd)
     );
     Err(c.fail(&["model.n_embd", "model.n_head"], message))
 }
@@ -189,7 +189,7 @@ fn learning_rate(c: &Checker) -> Result<()> {
     let train = &c.config().train;
     if train.min_learning_rate > train.learning_rate {
         let message = format!(
-            "{} is above {}",
+            "{}, above {}",
             c.tell("train.min_learning_rate", train.min_learning_rate),
             c.tell("train.learning_rate", train.learning_rate)
         );

@@ -163,7 +163,7 @@ fn find_text_files(folder: &Path, files: &mut Vec<PathBuf>) -> Result<()> {
         let path = entry.path();
         if entry.file_type().map_err(|error| Error::io("read", &path, error))?.is_dir() {
             find_text_files(&path, files)?;
-        } else if path.extension().is_some_and(|extension| extension == "txt") && path.is_file() {
+        } else if path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("txt")) && path.is_file() {
             files.push(path);
         }
     }

@@ -10,8 +10,8 @@ use std::ops::ControlFlow;
 
 /// Continues `prompt` by up to `max_new_tokens` tokens, handing each to `on_token` as soon as it is drawn.
 ///
-/// Once prompt and continuation are longer than the model's context, it sees the last `block_size` tokens. Until then only what is new is
-/// computed; from there on every token has another position each time, and all of them are.
+/// Once prompt and continuation are longer than the model's context, it sees the last `block_size` tokens. Until then only what
+/// is new is computed; from there on every token has another position each time, and all of them are.
 ///
 /// # Errors
 /// If the prompt is empty, longer than the context, or names a token that the model does not have.
@@ -42,6 +42,11 @@ pub fn generate(
         }
     }
     Ok(())
+}
+
+/// Text without the control characters that a model may have learnt and a terminal would act on.
+pub fn printable(text: &str) -> String {
+    text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', "\u{fffd}")
 }
 
 /// Whether a model of this shape can continue `prompt`.

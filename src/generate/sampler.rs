@@ -51,17 +51,23 @@ impl Sampler {
             return Err(Error::Invalid("the model computes NaN: its weights are damaged, or training diverged".into()));
         }
         let tokens = self.sampling.tokens.min(logits.len());
-        let mut order: Vec<u32> = (0..tokens as u32).collect();
-        // The likeliest first; equals in the order of their ids, so that the result does not depend on the sort.
-        order.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
+        // Ascending, these are the tokens from the likeliest on, and equals in the order of their ids.
+        let key = |id: u32| u64::from(!ordered(logits[id as usize])) << 32 | u64::from(id);
+        let mut keys: Vec<u64> = (0..tokens as u32).map(key).collect();
+        let likeliest = *keys.iter().min().expect("there are tokens") as u32;
         let Sampling { temperature, top_k, top_p, .. } = self.sampling;
         if temperature == 0.0 {
-            return Ok(order[0]);
+            return Ok(likeliest);
         }
-        if top_k > 0 {
-            order.truncate(top_k);
+        if (1..keys.len()).contains(&top_k) {
+            keys.select_nth_unstable(top_k - 1);
+            keys.truncate(top_k);
         }
-        let largest = f64::from(logits[order[0] as usize]);
+        if top_p < 1.0 || top_k > 0 {
+            keys.sort_unstable();
+        }
+        let order: Vec<u32> = keys.into_iter().map(|key| key as u32).collect();
+        let largest = f64::from(logits[likeliest as usize]);
         let mut weights: Vec<f64> =
             order.iter().map(|&i| ((f64::from(logits[i as usize]) - largest) / temperature).exp()).collect();
         if top_p < 1.0 {
@@ -86,6 +92,12 @@ impl Sampler {
         }
         Ok(order[weights.len() - 1]) // rounding
     }
+}
+
+/// The bits of a number, turned so that larger numbers have larger ones: the order of `f32::total_cmp`.
+fn ordered(x: f32) -> u32 {
+    let bits = x.to_bits();
+    if x.is_sign_negative() { !bits } else { bits | 1 << 31 }
 }
 
 #[cfg(test)]

@@ -6,6 +6,7 @@ use super::plan::{Limits, Operand, Plan};
 use super::pool::{GpuSlice, Pool};
 use super::readback::{Pending, Spares, Staging};
 use super::recorder::Recorder;
+use super::timestamps::Timestamps;
 use super::{AdapterChoice, AdapterInfo, adapter};
 use crate::profile::{self, Cost, MemoryKind, MemoryStats, Span};
 use crate::{Error, Result};
@@ -24,9 +25,11 @@ const FLOPS_PER_SUBMIT: f64 = 4e11;
 const SECONDS_PER_SUBMIT: f64 = 0.1;
 /// Kernels recorded before a submit happens by itself, so that the GPU starts early on what is there.
 const KERNELS_PER_SUBMIT: usize = 256;
+// Each has two timestamps at most, and so has its pass.
+const _: () = assert!(4 * KERNELS_PER_SUBMIT <= Timestamps::CAPACITY as usize);
 /// Submits that [`Gpu::keep_busy`] sees to it that the GPU has before it.
 const SUBMITS_AHEAD: usize = 2;
-/// Uploads of so many bytes are submitted at once: until then they are in the host's memory twice.
+/// Uploads of so many bytes are submitted: until then they are in the host's memory twice.
 const LARGE_UPLOAD: usize = 16 << 20;
 
 /// A handle to an opened GPU, and what kernels that are run through it may use; clones share both.
@@ -244,8 +247,8 @@ impl Gpu {
         drop(mapped);
         from.unmap();
         let mut recorder = self.0.recorder.borrow_mut();
-        recorder.copy((&from, 0), (slice.buffer.raw(), slice.offset as u64), size);
-        if bytes.len() >= LARGE_UPLOAD { self.submit_recorded(&mut recorder) } else { Ok(()) }
+        recorder.write(&from, slice.into());
+        if recorder.uploaded >= LARGE_UPLOAD { self.submit_recorded(&mut recorder) } else { Ok(()) }
     }
 
     /// Records setting all bytes of `slice` to zero.
@@ -278,6 +281,7 @@ impl Gpu {
     /// # Errors
     /// If the driver reported an error.
     pub fn keep_busy(&self) -> Result<()> {
+        self.check()?;
         let mut submissions = self.0.submissions.borrow_mut();
         while let Some(oldest) = submissions.front() {
             let poll = wgpu::PollType::Wait { submission_index: Some(oldest.clone()), timeout: Some(Duration::ZERO) };
@@ -301,8 +305,9 @@ impl Gpu {
     }
 
     fn submit_recorded(&self, recorder: &mut Recorder) -> Result<()> {
-        self.0.submissions.borrow_mut().extend(recorder.submit()?);
-        self.check()
+        self.0.submissions.borrow_mut().extend(recorder.submit());
+        self.check()?;
+        recorder.timestamps.as_mut().map_or(Ok(()), Timestamps::collect)
     }
 
     /// Lets callbacks run. Never waits.
@@ -335,10 +340,7 @@ impl Gpu {
         self.submit()?;
         self.wait(None)?;
         self.0.submissions.borrow_mut().clear();
-        match &mut self.0.recorder.borrow_mut().timestamps {
-            Some(timestamps) => timestamps.collect(),
-            None => Ok(()),
-        }
+        self.0.recorder.borrow_mut().timestamps.as_mut().map_or(Ok(()), Timestamps::collect)
     }
 
     fn wait(&self, submission_index: Option<wgpu::SubmissionIndex>) -> Result<()> {

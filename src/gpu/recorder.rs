@@ -1,14 +1,13 @@
 //! What the GPU is to do: recorded as data, then compiled, encoded and submitted together.
 //!
-//! Shaders that are not compiled yet are compiled when the commands are submitted, all at once and on all cores: the first
-//! step of a training run waits for the slowest of them and not for their sum.
+//! Shaders that are not compiled yet are compiled when the commands are submitted, all at once and by all threads: a submit
+//! waits for the slowest of them and not for their sum.
 
 use super::pipelines::{Pipeline, Pipelines};
 use super::plan::{Launch, grid};
 use super::pool::GpuSlice;
 use super::readback::Staging;
 use super::timestamps::Timestamps;
-use crate::Result;
 use crate::profile::{self, Cost, Span};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
@@ -61,16 +60,17 @@ pub(super) struct Recorder {
     commands: Vec<Command>,
     /// Staging buffers whose copy is recorded, to be mapped after the submit.
     to_map: Vec<Staging>,
-    /// Kernels recorded, and their operations.
+    /// Kernels recorded, their operations, and bytes to be copied to the GPU.
     pub kernels: usize,
     pub flops: f64,
+    pub uploaded: usize,
 }
 
 impl Recorder {
     pub fn new(device: wgpu::Device, queue: wgpu::Queue, pipelines: Pipelines) -> Recorder {
         let timestamps = Timestamps::new(&device, &queue);
         let (commands, to_map) = (Vec::new(), Vec::new());
-        Recorder { device, queue, pipelines, timestamps, commands, to_map, kernels: 0, flops: 0.0 }
+        Recorder { device, queue, pipelines, timestamps, commands, to_map, kernels: 0, flops: 0.0, uploaded: 0 }
     }
 
     /// Records a kernel: its launches and what each binds.
@@ -82,6 +82,7 @@ impl Recorder {
         let launches = launches.map(bind).collect();
         let timed = self.timestamps.as_ref().is_some_and(|timestamps| timestamps.kernels);
         self.commands.push(Command::Kernel { name, cost, timed, launches });
+        profile::count_kernel(name);
         self.kernels += 1;
         self.flops += cost.flops;
     }
@@ -90,9 +91,15 @@ impl Recorder {
         self.commands.push(Command::Clear(part));
     }
 
-    pub fn copy(&mut self, from: (&wgpu::Buffer, u64), to: (&wgpu::Buffer, u64), size: u64) {
+    fn copy(&mut self, from: (&wgpu::Buffer, u64), to: (&wgpu::Buffer, u64), size: u64) {
         let whole = |(buffer, offset): (&wgpu::Buffer, u64)| (buffer.clone(), offset);
         self.commands.push(Command::Copy { from: whole(from), to: whole(to), size });
+    }
+
+    /// Records copying from memory of the host.
+    pub fn write(&mut self, from: &wgpu::Buffer, to: Part) {
+        self.uploaded += to.size as usize;
+        self.copy((from, 0), (&to.buffer, to.offset), from.size());
     }
 
     /// Records copying a part to the host.
@@ -103,9 +110,9 @@ impl Recorder {
     }
 
     /// Hands what is recorded to the GPU, if there is anything.
-    pub fn submit(&mut self) -> Result<Option<wgpu::SubmissionIndex>> {
+    pub fn submit(&mut self) -> Option<wgpu::SubmissionIndex> {
         if self.commands.is_empty() {
-            return Ok(None);
+            return None;
         }
         let started = Instant::now();
         let compile_time = self.compile();
@@ -120,13 +127,11 @@ impl Recorder {
         }
         if let Some(timestamps) = &mut self.timestamps {
             timestamps.submitted(timed);
-            timestamps.collect()?;
         }
-        self.kernels = 0;
-        self.flops = 0.0;
+        (self.kernels, self.flops, self.uploaded) = (0, 0.0, 0);
         profile::add_span(Span::Compile, compile_time);
         profile::add_span(Span::Encode, started.elapsed() - compile_time);
-        Ok(Some(index))
+        Some(index)
     }
 
     /// Compiles what is not compiled yet, and says how long that took.

@@ -8,9 +8,6 @@ use crate::profile::{self, Cost};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// WebGPU's largest query set.
-const CAPACITY: u32 = 4096;
-
 /// Operations beyond which the time of a submit says how fast the device is.
 const MUCH: f64 = 1e11;
 
@@ -43,6 +40,9 @@ pub(super) struct Timestamps {
 }
 
 impl Timestamps {
+    /// WebGPU's largest query set.
+    pub const CAPACITY: u32 = 4096;
+
     /// `None` if the device has no timestamps inside passes.
     pub fn new(device: &wgpu::Device, queue: &wgpu::Queue) -> Option<Timestamps> {
         let needed = wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::TIMESTAMP_QUERY_INSIDE_PASSES;
@@ -52,11 +52,11 @@ impl Timestamps {
         let queries = device.create_query_set(&wgpu::QuerySetDescriptor {
             label: Some("timestamps"),
             ty: wgpu::QueryType::Timestamp,
-            count: CAPACITY,
+            count: Timestamps::CAPACITY,
         });
         let resolved = device.create_buffer(&wgpu::BufferDescriptor {
             label: Some("timestamps"),
-            size: u64::from(CAPACITY) * 8,
+            size: u64::from(Timestamps::CAPACITY) * 8,
             usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
             mapped_at_creation: false,
         });
@@ -107,8 +107,10 @@ impl Timestamps {
         if self.next == 0 {
             return;
         }
-        let staging =
-            self.free.pop().unwrap_or_else(|| Staging::new(device, CAPACITY as usize * 8, &Spares::default()));
+        let staging = self
+            .free
+            .pop()
+            .unwrap_or_else(|| Staging::new(device, Timestamps::CAPACITY as usize * 8, &Spares::default()));
         let size = u64::from(self.next) * 8;
         encoder.resolve_query_set(&self.queries, 0..self.next, &self.resolved, 0);
         encoder.copy_buffer_to_buffer(&self.resolved, 0, &staging.buffer, 0, Some(size));
@@ -131,7 +133,7 @@ impl Timestamps {
     /// Books what has arrived in the profile.
     pub fn collect(&mut self) -> Result<()> {
         while let Some(front) = self.in_flight.front() {
-            let Some(bytes) = front.staging.take(CAPACITY as usize * 8)? else { break };
+            let Some(bytes) = front.staging.take(Timestamps::CAPACITY as usize * 8)? else { break };
             let ticks: &[u64] = &bytemuck::pod_collect_to_vec::<u8, u64>(&bytes);
             let done = self.in_flight.pop_front().expect("front was there");
             let mut busy = Duration::ZERO;

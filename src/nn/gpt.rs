@@ -303,8 +303,15 @@ impl Gpt {
     /// inference: nothing is recorded on the tape.
     ///
     /// # Errors
-    /// If the shapes do not fit, or all tokens together do not fit the context.
+    /// If the shapes or the cache do not fit, or all tokens together do not fit the context.
     pub fn next_token_logits(&self, ids: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
+        let layers = cache.layers.len();
+        if ids.shape()[..] != [1, ids.len()] || ids.is_empty() || layers != self.h.len() {
+            let (shape, own) = (ids.shape(), self.h.len());
+            return Err(Error::Invalid(format!(
+                "next_token_logits: ids (1, T) with T above 0 and a cache of {own} layers, got {shape} and {layers}"
+            )));
+        }
         no_grad(|| {
             let h = self.forward_after(Some(cache), ids, &Dropout::off())?; // (1, T, C)
             let (t, c) = (ids.shape().last_dim(), self.config.n_embd);

@@ -2,6 +2,7 @@
 //! change, because gradient norms and optimizers run over whole arenas.
 
 use super::embedding::TableGradient;
+use super::linear_cross_entropy::ScaleBy;
 use super::reduce::SumRows;
 use super::*;
 use crate::Device;
@@ -12,24 +13,37 @@ fn values(count: usize, seed: u32) -> Vec<f32> {
     (0..count as u32).map(|i| random::mix_bits(i ^ seed) as f32 / (1u32 << 31) as f32 - 1.0).collect()
 }
 
-/// What `kernel(true)` adds inside an arena of 5.0s must be what `kernel(false)` computes, and the rest must stay.
+/// What `kernel(true)` adds inside an arena of 5.0s must be what `kernel(false)` computes and writes there, and the rest must
+/// stay.
 fn assert_accumulates<K: Kernel>(kernel: impl Fn(bool) -> K, inputs: &[&Tensor]) -> Vec<f32> {
     let device = inputs[0].device();
     let plain = run(&kernel(false), inputs).unwrap().remove(0);
     let len = plain.len();
-    let arena =
-        Tensor::from_f32(&vec![5.0; 64 + len.next_multiple_of(64) + 64], [128 + len.next_multiple_of(64)], &device);
-    let arena = arena.unwrap();
-    run_into(&kernel(true), inputs, &[&arena.slice_flat(64, plain.shape().clone())]).unwrap();
-    let (plain, arena) = (plain.to_f32().unwrap(), arena.to_f32().unwrap());
-    for (i, &got) in arena.iter().enumerate() {
-        let want = if (64..64 + len).contains(&i) { 5.0 + plain[i - 64] } else { 5.0 };
-        assert!(
-            (got - want).abs() <= 1e-5 * (1.0 + want.abs()),
-            "{device}: element {i} - 64 of {len}: {got}, not {want}"
-        );
+    let values = plain.to_f32().unwrap();
+    for (accumulate, before) in [(true, 5.0), (false, 0.0)] {
+        let size = 128 + len.next_multiple_of(64);
+        let arena = Tensor::from_f32(&vec![5.0; size], [size], &device).unwrap();
+        run_into(&kernel(accumulate), inputs, &[&arena.slice_flat(64, plain.shape().clone())]).unwrap();
+        for (i, got) in arena.to_f32().unwrap().into_iter().enumerate() {
+            let want = if (64..64 + len).contains(&i) { before + values[i - 64] } else { 5.0 };
+            assert!(
+                (got - want).abs() <= 1e-5 * (1.0 + want.abs()),
+                "{device}: element {i} - 64 of {len}, {accumulate}: {got}, not {want}"
+            );
+        }
     }
-    plain
+    values
+}
+
+#[test]
+fn a_scaled_tensor_ends_where_it_ends() {
+    for device in Device::for_tests() {
+        for len in [1, 6, 7, 64, 1025] {
+            let factor = Tensor::full(-2.5, [], &device).unwrap();
+            let x = Tensor::from_f32(&values(len, 3), [len], &device).unwrap();
+            assert_accumulates(|accumulate| ScaleBy { accumulate, out: DType::F32 }, &[&factor, &x]);
+        }
+    }
 }
 
 #[test]

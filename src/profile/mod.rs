@@ -51,6 +51,8 @@ pub enum Span {
 pub struct Profile {
     /// Per kernel; on a GPU only of the steps that were sampled with a timestamp around each kernel.
     pub kernels: BTreeMap<&'static str, KernelTotal>,
+    /// How often each kernel was recorded for a GPU, all steps.
+    pub recorded: BTreeMap<&'static str, u64>,
     /// Time the GPU spent inside compute passes, all steps.
     pub gpu_busy_seconds: f64,
     pub spans: BTreeMap<Span, f64>,
@@ -89,6 +91,11 @@ pub fn add_kernel(name: &'static str, elapsed: Duration, cost: Cost) {
         total.flops += cost.flops;
         total.bytes += cost.bytes;
     });
+}
+
+/// Counts a kernel that a GPU is to run.
+pub fn count_kernel(name: &'static str) {
+    PROFILE.with_borrow_mut(|p| *p.recorded.entry(name).or_default() += 1);
 }
 
 /// Adds time that the GPU was busy.

@@ -79,7 +79,7 @@ impl Report {
             .iter()
             .map(|(name, k)| KernelRow {
                 name,
-                calls: (k.calls as f64 * scale).round() as u64,
+                calls: profile.recorded.get(name).copied().unwrap_or(k.calls),
                 seconds: k.seconds * scale,
                 ms_per_call: 1e3 * k.seconds / k.calls as f64,
                 share: k.seconds / measured,
@@ -183,7 +183,7 @@ impl Report {
             );
         }
         if self.sampled {
-            text.push_str("  (times by kernel come from sampled steps, scaled to the GPU time of all steps)\n");
+            text.push_str("  (times by kernel come from sampled steps, as shares of the GPU time of all steps)\n");
         }
         text.push_str(&roof::largest_text(&self.kernels, self.peaks.as_ref()));
         text
@@ -240,6 +240,7 @@ mod tests {
         let kernel = |calls, seconds| KernelTotal { calls, seconds, flops: 2e12, bytes: 1e9 };
         Profile {
             kernels: [("matmul", kernel(10, 2.0)), ("softmax", kernel(10, 0.5))].into(),
+            recorded: [("matmul", 43), ("softmax", 41)].into(),
             gpu_busy_seconds: 10.0,
             spans: [(Span::Data, 0.5), (Span::Encode, 2.0), (Span::Wait, 8.0)].into(),
         }
@@ -261,7 +262,7 @@ mod tests {
     fn sampled_kernels_are_scaled_to_the_time_of_all_steps() {
         let report = Report::new(&profile(), 11.0, 2.0, Some(MemoryStats::default()));
         assert!(report.sampled);
-        assert_eq!((report.kernels[0].name, report.kernels[0].calls), ("matmul", 40));
+        assert_eq!((report.kernels[0].name, report.kernels[0].calls), ("matmul", 43), "calls are counted");
         assert!((report.kernels[0].seconds - 8.0).abs() < 1e-9);
         assert!((report.kernels[0].tflops - 1.0).abs() < 1e-9, "rates are those of the samples");
     }

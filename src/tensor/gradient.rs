@@ -58,9 +58,13 @@ impl Gradient {
             gradients.iter().for_each(|gradient| gradient.settle());
             return run_into(&kernel(true), inputs, &memory);
         }
-        run_into(&kernel(false), inputs, &memory)?;
+        // Before it runs: who watches kernels may look at the gradients.
         gradients.iter().for_each(|gradient| gradient.forgotten.set(false));
-        Ok(())
+        let result = run_into(&kernel(false), inputs, &memory);
+        if result.is_err() {
+            gradients.iter().for_each(|gradient| gradient.forgotten.set(true));
+        }
+        result
     }
 }
 

@@ -18,6 +18,14 @@ pub(super) enum Awaited {
 }
 
 impl Awaited {
+    /// Which step's numbers it is, if it is that.
+    pub(super) fn step(&self) -> Option<usize> {
+        match self {
+            Awaited::Step(pending) => Some(pending.step.step),
+            Awaited::Snapshot(_) => None,
+        }
+    }
+
     /// Whether all of it is there. Never waits.
     pub(super) fn has_arrived(&mut self) -> Result<bool> {
         match self {

@@ -108,6 +108,7 @@ pub struct Summary {
     pub train_loss: Option<f64>,
     pub validation: Option<Evaluation>,
     pub best_loss: Option<f64>,
+    pub best_step: Option<usize>,
     pub tokens_per_s: f64,
     /// The most device memory in use, bytes; `None` on the CPU.
     pub peak_memory_bytes: Option<usize>,
@@ -151,7 +152,7 @@ impl Event {
             Event::Sample(text) => json!({ "kind": "sample", "text": text }),
             Event::Finished(s) => json!({
                 "kind": "end", "folder": s.folder, "precision": s.precision, "steps": s.steps, "interrupted": s.interrupted,
-                "train_loss": s.train_loss, "validation": s.validation, "best_loss": s.best_loss,
+                "train_loss": s.train_loss, "validation": s.validation, "best_loss": s.best_loss, "best_step": s.best_step,
                 "tokens_per_s": s.tokens_per_s.round(), "peak_memory_bytes": s.peak_memory_bytes,
                 "profile": s.report,
             }),

@@ -10,7 +10,7 @@ use super::writer::Writer;
 use super::{Setting, Windows, describe, describe_precision, evaluate, log, prompt_ids};
 use crate::config::Config;
 use crate::data::{Batch, IGNORE_INDEX, Loader, Position, Tokenizer};
-use crate::generate::{Sampling, generate};
+use crate::generate::{Sampling, generate, printable};
 use crate::nn::{Dropout, Gpt};
 use crate::optim::{LearningRate, Optimizer, Parameters};
 use crate::profile::{self, Report, Span};
@@ -59,6 +59,8 @@ pub(super) struct Trainer<'a> {
     /// Time spent in steps: without evaluation and saving.
     pub(super) training_time: Duration,
     pub(super) last_logged: (usize, Duration),
+    /// Of the steps that have arrived last.
+    pub(super) tokens_per_s: f64,
     /// The steps and epochs that were done when this process took up the run.
     pub(super) began_at: (usize, f64),
 }
@@ -211,10 +213,22 @@ impl Trainer<'_> {
             self.setting.device.synchronize()?;
             self.training_time += started.elapsed();
         }
-        while let Some(front) = self.awaited.front_mut() {
-            if !front.has_arrived()? {
+        let (mut arrived, mut newest) = (0, None);
+        for awaited in &mut self.awaited {
+            if !awaited.has_arrived()? {
                 break;
             }
+            arrived += 1;
+            newest = awaited.step().or(newest);
+        }
+        if let Some(newest) = newest {
+            // Steps that arrive together share a speed.
+            let (before, at) = self.last_logged;
+            let tokens = (newest - before) * self.tokens_per_step();
+            self.tokens_per_s = tokens as f64 / (self.training_time - at).as_secs_f64().max(1e-9);
+            self.last_logged = (newest, self.training_time);
+        }
+        for _ in 0..arrived {
             match self.awaited.pop_front().expect("front was there") {
                 Awaited::Step(pending) => {
                     if self.take_step(*pending)? {
@@ -232,10 +246,7 @@ impl Trainer<'_> {
     /// Reports a logged step. True if the guard went back to a checkpoint.
     fn take_step(&mut self, pending: PendingStep) -> Result<bool> {
         let (mut step, skipped) = pending.numbers();
-        let (before, at) = self.last_logged;
-        let tokens = (step.step - before) * self.tokens_per_step();
-        step.tokens_per_s = tokens as f64 / (self.training_time - at).as_secs_f64().max(1e-9);
-        self.last_logged = (step.step, self.training_time);
+        step.tokens_per_s = self.tokens_per_s;
         self.state.train_loss = Some(step.loss).filter(|loss| loss.is_finite());
         self.report(Event::Step(step))?;
         self.judge(&step, skipped)
@@ -351,9 +362,11 @@ impl Trainer<'_> {
         let interrupted = !self.is_done() || (!self.out_of_patience && self.evaluation_is_due());
         self.save(false)?;
         self.finish_saving()?;
-        let sample = self.sample()?;
-        self.folder.write("samples.txt", &format!("{sample}\n"))?;
-        self.report(Event::Sample(sample))?;
+        if !interrupted {
+            let sample = self.sample()?;
+            self.folder.write("samples.txt", &format!("{sample}\n"))?;
+            self.report(Event::Sample(sample))?;
+        }
         self.folder.write("profile.txt", &report.text())?;
         let peak_memory_bytes = self.setting.device.memory().map(|memory| memory.peak_bytes);
         let summary = Summary {
@@ -369,6 +382,7 @@ impl Trainer<'_> {
             train_loss: self.state.train_loss,
             validation: self.state.evaluated.as_ref().map(|e| e.result.clone()),
             best_loss: self.state.best.map(|best| best.loss),
+            best_step: self.state.best.map(|best| best.step),
             tokens_per_s: ((self.state.step - first_step) * self.tokens_per_step()) as f64 / seconds.max(1e-9),
             peak_memory_bytes,
             report,
@@ -393,6 +407,6 @@ impl Trainer<'_> {
             let stop = self.setting.stop.load(Ordering::Relaxed);
             Ok(if stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
         })?;
-        Ok(self.tokenizer.decode(&ids)?.trim_start_matches('\n').to_string())
+        Ok(printable(self.tokenizer.decode(&ids)?.trim_start_matches('\n')))
     }
 }

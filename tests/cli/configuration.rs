@@ -1,6 +1,6 @@
 //! Where a configuration's values come from, seen from outside.
 
-use crate::sandbox::{Sandbox, TINY_RUN};
+use crate::sandbox::{Sandbox, TINY_RUN, corpus};
 
 /// Every key with a value that is not its default (or that the test needs), and as written in the run's config.toml.
 const EVERY_KEY: &[(&str, &str)] = &[
@@ -156,4 +156,22 @@ fn the_environment_reaches_generate_and_eval() {
     let likeliest = text(&[("RUSTYFLOW_GENERATE__TEMPERATURE", "0")]);
     assert_ne!(likeliest, text(&[]));
     assert_eq!(likeliest, sandbox.run(&["generate", "--device", "cpu", "-n", "40", "-t", "0"]).stdout);
+}
+
+#[test]
+fn the_keys_that_are_set_most_have_flags() {
+    let sandbox = Sandbox::new();
+    sandbox.write("other.txt", corpus());
+    sandbox.train(&["--corpus", "other.txt", "--max-steps", "3", "--name", "short"]).succeeds();
+    let says = |run: &str, value: &str, flag: &str| {
+        let config = sandbox.read(format!("runs/{run}/config.toml"));
+        let found = config.lines().any(|line| line.starts_with(value) && line.ends_with(&format!("# from {flag}")));
+        assert!(found, "{value} from {flag}\n{config}");
+    };
+    says("short", "corpus = \"other.txt\" ", "--corpus");
+    says("short", "max_steps = 3 ", "--max-steps");
+    says("short", "name = \"short\" ", "--name");
+    sandbox.train(&["--epochs", "1.5", "--name", "passes"]).succeeds();
+    says("passes", "epochs = 1.5 ", "--epochs");
+    sandbox.train(&["--epochs", "0"]).fails_with(&["--epochs: train.epochs"]);
 }

@@ -8,6 +8,9 @@ use crate::ops::*;
 use crate::shader;
 use crate::tensor::{run, run_into};
 
+/// Keys that a workgroup looks at. The shader has the same number.
+const PIECE: usize = 128;
+
 /// Writes k | v of qkv to the rows of the cache, the output, that begin at `start`. The others keep what they hold.
 struct Remember {
     start: usize,
@@ -83,21 +86,37 @@ impl Kernel for Recall {
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        use Operand::{Input, Output, ReadScratch, Scratch};
         let d = self.dims(inputs[0]);
         let columns = d.head_size.next_power_of_two() as u32;
-        Plan::one(Launch {
+        let pieces = (self.start + d.time).div_ceil(PIECE);
+        let launch = |values, bindings, workgroups| Launch {
             shader: shader!("kv_cache"),
-            values: vec![("pass", "recall".into()), ("columns", columns.into())],
-            bindings: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
+            values,
+            bindings,
             params: vec![
                 d.time as u32,
                 d.n_head as u32,
                 d.head_size as u32,
                 self.start as u32,
                 Attention::scale(d).to_bits(),
+                pieces as u32,
             ],
-            workgroups: d.time * d.n_head,
-        })
+            workgroups,
+        };
+        let of_pieces = vec![("pass", "piece".into()), ("columns", columns.into())];
+        let parts = d.time * d.n_head * pieces;
+        Plan {
+            scratch: vec![4 * parts * (2 + d.head_size)],
+            launches: vec![
+                launch(of_pieces, vec![Input(0), Input(1), Scratch(0)], parts),
+                launch(
+                    vec![("pass", "join".into())],
+                    vec![ReadScratch(0), Output(0)],
+                    (d.time * d.width()).div_ceil(64),
+                ),
+            ],
+        }
     }
 }
 
@@ -119,13 +138,13 @@ impl Tensor {
             let expected = format!("a cache ({} or more, {})", start + n, width / 3 * 2);
             return Err(shape_error(op, expected, cache.spec()));
         }
+        Attention { n_head, dropout: None }.output_specs(&[self.spec()])?;
         let qkv = self.to_dtype(DType::F32)?;
         run_into(&Remember { start, cache: cache.spec().clone() }, &[&qkv], &[cache])?;
         if start == 0 {
             // Nothing came before: the tiles of the usual kernel are faster.
             return self.causal_attention(n_head, None);
         }
-        Attention { n_head, dropout: None }.output_specs(&[qkv.spec()])?;
         run(&Recall { n_head, start }, &[&qkv, cache])?.remove(0).to_dtype(self.dtype())
     }
 }

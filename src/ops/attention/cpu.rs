@@ -55,6 +55,9 @@ pub(super) fn forward(op: &Attention, d: Dims, qkv: &[f32], y: &mut [f32], lse: 
 /// y (1, n, C) of the queries in packed (1, n, 3C), of tokens that follow `before` others: the keys and values of all are in
 /// the cache (before + n or more, 2C).
 pub(super) fn recall(d: Dims, before: usize, qkv: &[f32], cache: &[f32], y: &mut [f32]) {
+    if y.is_empty() {
+        return;
+    }
     let op = Attention { n_head: d.n_head, dropout: None };
     tiles(y, [1, d.width()], d.time, d.head_size).enumerate().for_each(|(head, y)| {
         let q = Matrix::rows(&qkv[packed_at(d, head, 0)..], 3 * d.width());
