@@ -165,4 +165,32 @@ mod tests {
         let count: usize = parameters.entries.iter().map(|e| e.shape.elements()).sum();
         assert_eq!(count, config().parameter_count());
     }
+
+    #[test]
+    fn forgotten_gradients_are_zeros_and_what_got_none_is_not_updated() {
+        use crate::nn::Dropout;
+        use crate::optim::{Kind, Optimizer};
+        for device in Device::for_tests() {
+            let mut model = Gpt::new(config(), 1).unwrap();
+            let parameters = Parameters::gather(&mut model, &device, DType::F32).unwrap();
+            let ids = Tensor::from_u32(&[3; 34], [2, 17], &device).unwrap();
+            let backward = || model.loss(&ids, &ids, &Dropout::off(), None).unwrap().backward().unwrap();
+            backward();
+            let once = parameters.gradients().to_f32().unwrap();
+            assert!(once.iter().any(|g| *g != 0.0));
+            parameters.zero_gradients();
+            for entry in &parameters.entries {
+                assert!(parameters.of_entry(entry)[1].to_f32().unwrap().iter().all(|g| *g == 0.0), "{}", entry.name);
+            }
+            parameters.zero_gradients();
+            backward();
+            assert_eq!(parameters.gradients().to_f32().unwrap(), once, "{device}");
+            // No gradient at all: nothing changes.
+            parameters.zero_gradients();
+            let before = parameters.values().to_f32().unwrap();
+            let mut optimizer = Optimizer::new(&parameters, Kind::Sgd { momentum: 0.9 }, 0.0, 1.0).unwrap();
+            optimizer.step(&parameters, 0.1).unwrap();
+            assert_eq!(parameters.values().to_f32().unwrap(), before, "{device}");
+        }
+    }
 }
