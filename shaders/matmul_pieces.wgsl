@@ -1,7 +1,6 @@
 // What goes around the tiles of a matrix product (src/ops/matmul.rs): b is transposed before, pieces of k are added up after.
 {{ "enable f16;" if "f16" in [T_in, T_out] }}
 {% include "common" %}
-{% include "matmul_ends" %}
 
 {% if pass == "transpose" %}
 // result (cols, rows) = x (rows, cols) transposed, in squares of 32 x 32 by way of workgroup memory, so that both reading
@@ -31,6 +30,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     }
 }
 {% else %}
+{% include "matmul_ends" %}
 // Adds up the pieces that the splits of k left: C = sum over s of partial[s] [+ C] [+ bias]{{ ", and those of the sums after it" if sums }}. One thread per element.
 struct Params { len: u32, n: u32, splits: u32 }
 var<immediate> p: Params;

@@ -16,15 +16,6 @@ pub struct RunFlags {
     /// What to learn from: sample, wikitext-2, tinyshakespeare, or a file or folder (data.corpus)
     #[arg(long)]
     corpus: Option<String>,
-    /// Steps to train (train.max_steps)
-    #[arg(long, value_name = "N", conflicts_with = "epochs")]
-    max_steps: Option<u64>,
-    /// Or passes over the text (train.epochs)
-    #[arg(long, value_name = "N")]
-    epochs: Option<f64>,
-    /// What the run's folder is called (run.name)
-    #[arg(long)]
-    name: Option<String>,
     /// The same seed gives the same run on the same device
     #[arg(long)]
     seed: Option<u64>,
@@ -38,10 +29,13 @@ pub struct RunFlags {
     device: device::Flags,
 }
 
+/// A flag, the key that it sets, and its value if it was given.
+pub type Flag = (&'static str, &'static str, Option<String>);
+
 impl RunFlags {
     /// The configuration in force: defaults < file < environment < --set < flags. Where no file was named it is
-    /// `otherwise`, or else the built-in quickstart.
-    pub fn resolve(&self, otherwise: Option<&Path>) -> Result<Resolved> {
+    /// `otherwise`, or else the built-in quickstart. `more` are flags that one command alone has.
+    pub fn resolve(&self, otherwise: Option<&Path>, more: &[Flag]) -> Result<Resolved> {
         let mut layers = match self.config.as_deref().or(otherwise) {
             Some(path) => Layers::new().file(path)?,
             None => Layers::new().toml_str("the built-in quickstart", QUICKSTART)?,
@@ -53,9 +47,6 @@ impl RunFlags {
         let device = &self.device;
         let flags = [
             ("--corpus", "data.corpus", self.corpus.clone()),
-            ("--max-steps", "train.max_steps", text(self.max_steps)),
-            ("--epochs", "train.epochs", text(self.epochs)),
-            ("--name", "run.name", self.name.clone()),
             ("--seed", "run.seed", text(self.seed)),
             ("--device", "device.kind", text(device.device)),
             ("--precision", "device.precision", text(self.precision)),
@@ -63,7 +54,7 @@ impl RunFlags {
             ("--allow-fallback", "device.allow_fallback", text(device.allow_fallback.then_some(true))),
             ("--allow-software-gpu", "device.allow_software", text(device.allow_software_gpu.then_some(true))),
         ];
-        for (flag, key, value) in flags {
+        for (flag, key, value) in flags.iter().chain(more) {
             if let Some(value) = value {
                 layers = layers.flag(flag, key, value)?;
             }
@@ -72,6 +63,7 @@ impl RunFlags {
     }
 }
 
-fn text(value: Option<impl std::fmt::Display>) -> Option<String> {
+/// The value of a flag, as it would be written.
+pub fn text(value: Option<impl std::fmt::Display>) -> Option<String> {
     value.map(|value| value.to_string())
 }

@@ -23,7 +23,7 @@ pub struct Args {
     /// Which part of the corpus: train, validation or test
     #[arg(long, default_value = "validation", value_name = "SPLIT")]
     split: String,
-    /// The share of a corpus without splits that is kept for validation [default: as in training; with --corpus, 0.1]
+    /// The share of a corpus without splits that is kept for validation [default: as in training; of another corpus, 0.1]
     #[arg(long, value_name = "F")]
     validation_fraction: Option<f64>,
     /// Tokens that the model looks at, at most [default: the model's]
@@ -91,13 +91,15 @@ fn read_text(args: &Args, folder: &Path) -> Result<(String, String)> {
         })?;
         return Ok((path.display().to_string(), text));
     }
-    let data = match (&args.corpus, run_config(folder)?) {
-        (Some(corpus), _) => DataConfig { corpus: corpus.clone(), ..DataConfig::default() },
-        (None, Some(of_run)) => of_run.build()?.config.data,
-        (None, None) => {
+    let data = match (&args.corpus, trained_on(folder)) {
+        (None, Ok(Some(of_run))) => of_run,
+        (None, Ok(None)) => {
             let message = "does not say what the model was trained on; give --text FILE or --corpus NAME".into();
             return Err(Error::Checkpoint { path: folder.to_path_buf(), message }.into());
         }
+        (None, Err(error)) => return Err(error),
+        (Some(corpus), Ok(Some(of_run))) if of_run.corpus == *corpus => of_run,
+        (Some(corpus), _) => DataConfig { corpus: corpus.clone(), ..DataConfig::default() },
     };
     let fraction = args.validation_fraction.unwrap_or(data.validation_fraction);
     let corpus = Corpus::load(&data.corpus, &args.data_dir, fraction)?;
@@ -108,4 +110,12 @@ fn read_text(args: &Args, folder: &Path) -> Result<(String, String)> {
         other => return Err(Error::Invalid(format!("--split {other}: expected train, validation or test")).into()),
     };
     Ok((format!("{} {}", corpus.name, args.split), text))
+}
+
+/// The data of the run that left this checkpoint, if it says so.
+fn trained_on(folder: &Path) -> Result<Option<DataConfig>> {
+    Ok(match run_config(folder)? {
+        Some(of_run) => Some(of_run.build()?.config.data),
+        None => None,
+    })
 }

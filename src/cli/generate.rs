@@ -2,12 +2,12 @@
 
 use super::model::run_config;
 use super::{at_least_one, device, model, output};
-use crate::config::{Layers, process_environment};
+use crate::config::{GenerateConfig, Layers, process_environment};
 use crate::generate::{Sampler, Sampling, check_prompt, generate, printable};
 use crate::train::prompt_ids;
 use anyhow::Result;
 use std::ops::ControlFlow;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -19,19 +19,19 @@ pub struct Args {
     /// The text to continue
     #[arg(long, short, default_value = "")]
     prompt: String,
-    /// Tokens to write at most [default: 200]
+    /// Tokens to write at most [default: the run's, 200]
     #[arg(long, short = 'n', value_name = "N", value_parser = at_least_one)]
     max_tokens: Option<usize>,
     /// Below 1 safer, above 1 wilder, 0 always the likeliest token [default: the run's, 0.8]
     #[arg(long, short, value_name = "T", allow_negative_numbers = true)]
     temperature: Option<f64>,
-    /// Choose among the K likeliest tokens only
+    /// Choose among the K likeliest tokens only; 0 for all [default: the run's, 0]
     #[arg(long, value_name = "K")]
     top_k: Option<usize>,
-    /// Choose among the likeliest tokens that reach this probability together
+    /// Choose among the likeliest tokens that reach this probability together; 1 for all [default: the run's, 1]
     #[arg(long, value_name = "P", allow_negative_numbers = true)]
     top_p: Option<f64>,
-    /// The same seed writes the same text [default: 1337]
+    /// The same seed writes the same text [default: the run's, 1337]
     #[arg(long)]
     seed: Option<u64>,
     /// Print one JSON object with the text and the speed instead
@@ -47,11 +47,11 @@ pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
     let folder = model::find(args.model.as_deref())?;
     let (model, tokenizer) = model::load(&folder, &device)?;
     tracing::info!("model {}", folder.display());
-    // What the run was to generate, where nothing else is said.
-    let defaults = match run_config(&folder)? {
-        Some(of_run) => of_run.environment(process_environment())?.build()?.config.generate,
-        None => config.generate,
-    };
+    let defaults = of_run(&folder).unwrap_or_else(|error| {
+        output::note(format_args!("warning: the run's [generate] is not used: {error}"));
+        None
+    });
+    let defaults = defaults.unwrap_or(config.generate);
     let sampling = Sampling {
         tokens: tokenizer.vocab_size(),
         temperature: args.temperature.unwrap_or(defaults.temperature),
@@ -96,4 +96,11 @@ pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
         tracing::info!("{tokens} tokens, {:.2} ms each", 1e3 * seconds / f64::from(tokens).max(1.0));
     }
     Ok(())
+}
+
+/// What the run was to generate and how, if it says so, with what the environment says of that.
+fn of_run(folder: &Path) -> Result<Option<GenerateConfig>> {
+    let Some(layers) = run_config(folder)? else { return Ok(None) };
+    let about_this = process_environment().filter(|(name, _)| name.starts_with("RUSTYFLOW_GENERATE__"));
+    Ok(Some(layers.environment(about_this)?.build()?.config.generate))
 }

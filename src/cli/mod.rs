@@ -91,7 +91,8 @@ fn start_logging(verbose: u8) {
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
-    logs.with_target(verbose > 1).without_time().init();
+    let targets = verbose > 1 || std::env::var_os("RUST_LOG").is_some(); // which that speaks of
+    logs.with_target(targets).without_time().init();
 }
 
 /// A flag that Ctrl-C (or SIGTERM) sets, for commands that end well when they see it; the second time the process ends

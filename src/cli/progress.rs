@@ -1,6 +1,7 @@
 //! Shows a run: a bar with loss, speed and remaining time on a terminal, plain lines elsewhere.
 
 use super::output::{self, short};
+use crate::generate::printable;
 use crate::profile::size_text;
 use crate::train::{Event, Start, Step, Summary};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -58,9 +59,13 @@ impl View {
             }
             Event::Sample(text) => {
                 self.bar.finish_and_clear();
+                let text = printable(text);
                 output::line(format_args!("\n--- sample ---\n{}\n--------------\n", text.trim_end()))
             }
-            Event::Finished(summary) => finish(summary),
+            Event::Finished(summary) => {
+                self.bar.finish_and_clear();
+                finish(summary)
+            }
         }
     }
 
@@ -162,9 +167,8 @@ fn finish(s: &Summary) -> io::Result<()> {
         number(s.best_loss)
     ))?;
     if let Some(best) = s.best_step.filter(|best| *best != s.steps) {
-        output::line(format_args!(
-            "best          step {best}: what `generate` and `eval` take; the sample is of the last"
-        ))?;
+        let sample = if s.interrupted { "" } else { "; the sample is of the last" };
+        output::line(format_args!("best          step {best}: what `generate` and `eval` take{sample}"))?;
     }
     if let Some(bytes) = s.peak_memory_bytes {
         output::line(format_args!("GPU memory    {} at most", size_text(bytes as u64)))?;

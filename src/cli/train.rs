@@ -11,6 +11,15 @@ use std::sync::atomic::AtomicBool;
 pub struct Args {
     #[command(flatten)]
     configuration: configuration::RunFlags,
+    /// Steps to train (train.max_steps)
+    #[arg(long, value_name = "N", conflicts_with = "epochs")]
+    max_steps: Option<u64>,
+    /// Or passes over the text (train.epochs)
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    epochs: Option<f64>,
+    /// What the run's folder is called (run.name)
+    #[arg(long)]
+    name: Option<String>,
     /// Go on with a run from its newest checkpoint: its folder, or `auto` for the newest unfinished run in run.dir
     #[arg(long, value_name = "RUN")]
     resume: Option<PathBuf>,
@@ -24,19 +33,21 @@ type Show = Box<dyn FnMut(&Event) -> std::io::Result<()>>;
 
 pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
     let flags = &args.configuration;
+    let more = [
+        ("--max-steps", "train.max_steps", configuration::text(args.max_steps)),
+        ("--epochs", "train.epochs", configuration::text(args.epochs)),
+        ("--name", "run.name", args.name.clone()),
+    ];
     let run = match &args.resume {
         Some(word) if word.as_os_str() == "auto" => {
-            Some(newest_unfinished_run(Path::new(&flags.resolve(None)?.config.run.dir))?)
+            Some(newest_unfinished_run(Path::new(&flags.resolve(None, &more)?.config.run.dir))?)
         }
         run => run.clone(),
     };
     // A run goes on with the values that it has.
     let run_config = run.as_deref().map(run_config).transpose()?;
-    let resolved = flags.resolve(run_config.as_deref())?;
+    let resolved = flags.resolve(run_config.as_deref(), &more)?;
     let device = device::open_measured(&resolved.config.device)?;
-    if !args.json && flags.config.is_none() && run.is_none() {
-        output::line(format_args!("config     the built-in quickstart"))?;
-    }
     let mut show: Show = if args.json {
         Box::new(|event| event.json().map_or(Ok(()), output::line))
     } else {
@@ -44,6 +55,9 @@ pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
         Box::new(move |event| view.show(event))
     };
     let mut shown = Ok(());
+    if !args.json && flags.config.is_none() && run.is_none() {
+        shown = output::line("config     the built-in quickstart");
+    }
     let setting = Setting {
         device,
         reopen: Some(&|| device::open(&resolved.config.device).map_err(|e| Error::DeviceLost(e.to_string()))),

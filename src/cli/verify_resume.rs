@@ -18,7 +18,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
-    let resolved = args.configuration.resolve(None)?;
+    let resolved = args.configuration.resolve(None, &[])?;
     let device = device::open(&resolved.config.device)?;
     let verified = verify_resume(&resolved, args.steps as usize, &device, &args.configuration.data_dir, stop)?;
     let steps = verified.steps;

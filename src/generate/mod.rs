@@ -46,7 +46,7 @@ pub fn generate(
 
 /// Text without the control characters that a model may have learnt and a terminal would act on.
 pub fn printable(text: &str) -> String {
-    text.replace(|c: char| c.is_control() && c != '\n' && c != '\t', "\u{fffd}")
+    text.replace(|c: char| c.is_control() && !"\n\r\t".contains(c), "\u{fffd}")
 }
 
 /// Whether a model of this shape can continue `prompt`.

@@ -47,8 +47,9 @@ impl Sampler {
     /// # Errors
     /// If a logit is not a number: the model is broken.
     pub fn draw(&mut self, logits: &[f32]) -> Result<u32> {
-        if logits.iter().any(|l| l.is_nan()) {
-            return Err(Error::Invalid("the model computes NaN: its weights are damaged, or training diverged".into()));
+        if logits.iter().any(|l| l.is_nan() || *l == f32::INFINITY) {
+            let text = "the model computes NaN or infinity: its weights are damaged, or training diverged";
+            return Err(Error::Invalid(text.into()));
         }
         let tokens = self.sampling.tokens.min(logits.len());
         // Ascending, these are the tokens from the likeliest on, and equals in the order of their ids.
@@ -59,11 +60,12 @@ impl Sampler {
         if temperature == 0.0 {
             return Ok(likeliest);
         }
-        if (1..keys.len()).contains(&top_k) {
+        let fewer = (1..keys.len()).contains(&top_k);
+        if fewer {
             keys.select_nth_unstable(top_k - 1);
             keys.truncate(top_k);
         }
-        if top_p < 1.0 || top_k > 0 {
+        if fewer || top_p < 1.0 {
             keys.sort_unstable();
         }
         let order: Vec<u32> = keys.into_iter().map(|key| key as u32).collect();
@@ -132,6 +134,34 @@ mod tests {
     #[test]
     fn zero_temperature_takes_the_likeliest() {
         assert_eq!(counts(Sampling { temperature: 0.0, ..plain() }), [0, 20_000, 0, 0]);
+    }
+
+    #[test]
+    fn the_order_is_that_of_a_sort_by_likelihood_and_id() {
+        let logits = [0.5, -0.0, 3.0, 0.0, f32::NEG_INFINITY, 3.0, -2.0, f32::MAX, -f32::MAX, 1e-40];
+        let mut sorted: Vec<u32> = (0..10).collect();
+        sorted.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
+        let mut keys: Vec<u32> = (0..10).collect();
+        keys.sort_by_key(|&id| (!ordered(logits[id as usize]), id));
+        assert_eq!(keys, sorted);
+        // Of equals the first; never one that the k likeliest, or the likeliest that reach p, leave out.
+        let logits = [1.0, 2.0, 2.0, 0.0, 2.0];
+        let draws = |top_k, top_p, temperature| {
+            let sampling = Sampling { tokens: 5, temperature, top_k, top_p, seed: 9 };
+            let mut sampler = Sampler::new(&sampling).unwrap();
+            let mut drawn: Vec<u32> = (0..2000).map(|_| sampler.draw(&logits).unwrap()).collect();
+            drawn.sort_unstable();
+            drawn.dedup();
+            drawn
+        };
+        assert_eq!(draws(0, 1.0, 0.0), [1]);
+        for (top_k, expected) in [(1, &[1][..]), (2, &[1, 2]), (3, &[1, 2, 4]), (4, &[0, 1, 2, 4])] {
+            assert_eq!(draws(top_k, 1.0, 1.0), expected, "top {top_k}");
+        }
+        for top_k in [0, 5, 6] {
+            assert_eq!(draws(top_k, 1.0, 1.0), [0, 1, 2, 3, 4], "top {top_k}");
+        }
+        assert_eq!(draws(4, 0.5, 1.0), [1, 2]); // 0.29 each, of four
     }
 
     #[test]

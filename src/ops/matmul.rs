@@ -263,15 +263,7 @@ fn transpose_b(d: &Dims, dtype: DType) -> Launch {
     let down = d.n.div_ceil(SIDE);
     Launch {
         shader: shader!("matmul_pieces"),
-        values: vec![
-            ("pass", "transpose".into()),
-            ("T_in", dtype.name().into()),
-            ("T_out", dtype.name().into()),
-            ("bias", false.into()),
-            ("accumulate", false.into()),
-            ("sums", false.into()),
-            ("epilogue", "".into()),
-        ],
+        values: vec![("pass", "transpose".into()), ("T_in", dtype.name().into()), ("T_out", dtype.name().into())],
         bindings: vec![Operand::Input(1), Operand::Scratch(0)],
         params: vec![d.n as u32, d.k as u32, down as u32],
         workgroups: down * d.k.div_ceil(SIDE),

@@ -108,6 +108,7 @@ pub struct Summary {
     pub train_loss: Option<f64>,
     pub validation: Option<Evaluation>,
     pub best_loss: Option<f64>,
+    /// Where the checkpoint named `best` is of; `None` if there is none.
     pub best_step: Option<usize>,
     pub tokens_per_s: f64,
     /// The most device memory in use, bytes; `None` on the CPU.

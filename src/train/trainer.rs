@@ -364,7 +364,7 @@ impl Trainer<'_> {
         self.finish_saving()?;
         if !interrupted {
             let sample = self.sample()?;
-            self.folder.write("samples.txt", &format!("{sample}\n"))?;
+            self.folder.write("samples.txt", &format!("{}\n", printable(&sample)))?;
             self.report(Event::Sample(sample))?;
         }
         self.folder.write("profile.txt", &report.text())?;
@@ -382,7 +382,7 @@ impl Trainer<'_> {
             train_loss: self.state.train_loss,
             validation: self.state.evaluated.as_ref().map(|e| e.result.clone()),
             best_loss: self.state.best.map(|best| best.loss),
-            best_step: self.state.best.map(|best| best.step),
+            best_step: self.state.best.filter(|_| self.config.checkpoint.keep_best).map(|best| best.step),
             tokens_per_s: ((self.state.step - first_step) * self.tokens_per_step()) as f64 / seconds.max(1e-9),
             peak_memory_bytes,
             report,
@@ -407,6 +407,6 @@ impl Trainer<'_> {
             let stop = self.setting.stop.load(Ordering::Relaxed);
             Ok(if stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
         })?;
-        Ok(printable(self.tokenizer.decode(&ids)?.trim_start_matches('\n')))
+        Ok(self.tokenizer.decode(&ids)?.trim_start_matches('\n').to_string())
     }
 }

@@ -3,7 +3,7 @@
 
 use super::choice::{Choice, Tile};
 use super::{Dims, MatMul};
-use crate::gpu::{AdapterInfo, Gpu, Limits, store};
+use crate::gpu::{AdapterInfo, Gpu, INCLUDES, Limits, store};
 use crate::ops::random::Key;
 use crate::profile::{self, Cost};
 use crate::{DType, Device, Result, Tensor, shader};
@@ -27,7 +27,7 @@ pub struct MatmulRates {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Source {
     rustyflow: String,
-    /// The start of the SHA-256 of `shaders/matmul.wgsl`.
+    /// The start of the SHA-256 of `shaders/matmul.wgsl` and of what shaders include.
     shader: String,
     adapter: String,
     backend: String,
@@ -151,7 +151,8 @@ fn without_noise(mut rates: Vec<[u32; 4]>) -> Vec<[u32; 4]> {
 
 impl Source {
     fn new(info: &AdapterInfo) -> Source {
-        let hash = Sha256::digest(shader!("matmul").source);
+        let texts = INCLUDES.map(|(_, text)| text);
+        let hash = Sha256::digest([shader!("matmul").source].into_iter().chain(texts).collect::<String>());
         Source {
             rustyflow: env!("CARGO_PKG_VERSION").to_string(),
             shader: hash[..8].iter().map(|byte| format!("{byte:02x}")).collect(),
