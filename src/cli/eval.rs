@@ -1,6 +1,5 @@
 //! `rustyflow eval`: how well a model predicts a text.
 
-use super::model::run_config;
 use super::{at_least_one, device, model, output};
 use crate::config::{DataConfig, Layers, process_environment};
 use crate::train::{Windows, evaluate};
@@ -114,8 +113,6 @@ fn read_text(args: &Args, folder: &Path) -> Result<(String, String)> {
 
 /// The data of the run that left this checkpoint, if it says so.
 fn trained_on(folder: &Path) -> Result<Option<DataConfig>> {
-    Ok(match run_config(folder)? {
-        Some(of_run) => Some(of_run.build()?.config.data),
-        None => None,
-    })
+    let Some(layers) = model::trained_with(folder)? else { return Ok(None) };
+    Ok(Some(layers.build()?.config.data))
 }

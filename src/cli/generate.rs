@@ -1,6 +1,5 @@
 //! `rustyflow generate`: continues a text, printing it as it is drawn.
 
-use super::model::run_config;
 use super::{at_least_one, device, model, output};
 use crate::config::{GenerateConfig, Layers, process_environment};
 use crate::generate::{Sampler, Sampling, check_prompt, generate, printable};
@@ -100,7 +99,7 @@ pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
 
 /// What the run was to generate and how, if it says so, with what the environment says of that.
 fn of_run(folder: &Path) -> Result<Option<GenerateConfig>> {
-    let Some(layers) = run_config(folder)? else { return Ok(None) };
+    let Some(layers) = model::trained_with(folder)? else { return Ok(None) };
     let about_this = process_environment().filter(|(name, _)| name.starts_with("RUSTYFLOW_GENERATE__"));
     Ok(Some(layers.environment(about_this)?.build()?.config.generate))
 }

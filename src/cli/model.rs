@@ -22,10 +22,10 @@ pub fn find(path: Option<&Path>) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// The configuration of the run that left this checkpoint, if it has one.
-pub fn run_config(folder: &Path) -> Result<Option<Layers>> {
+/// The configuration that a checkpoint was trained with, if it has one.
+pub fn trained_with(folder: &Path) -> crate::Result<Option<Layers>> {
     let path = folder.join("config.toml");
-    Ok(if path.exists() { Some(Layers::new().file(&path)?) } else { None })
+    path.exists().then(|| Layers::new().file(&path)).transpose()
 }
 
 /// The model in a checkpoint's folder, on `device`.

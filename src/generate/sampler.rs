@@ -45,7 +45,7 @@ impl Sampler {
     /// A token, given the unnormalized log-probability of each.
     ///
     /// # Errors
-    /// If a logit is not a number: the model is broken.
+    /// If a logit is NaN or infinity: the model is broken.
     pub fn draw(&mut self, logits: &[f32]) -> Result<u32> {
         if logits.iter().any(|l| l.is_nan() || *l == f32::INFINITY) {
             let text = "the model computes NaN or infinity: its weights are damaged, or training diverged";

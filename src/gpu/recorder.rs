@@ -13,7 +13,6 @@ use std::rc::Rc;
 use std::time::{Duration, Instant};
 
 /// A part of a buffer. Unlike a [`GpuSlice`] it lets the pool hand the memory out again meanwhile: to what is recorded later.
-#[derive(Clone)]
 pub(super) struct Part {
     /// Which buffer: never used twice.
     pub id: u64,
@@ -30,9 +29,9 @@ impl From<&GpuSlice> for Part {
 }
 
 /// A launch with what its bindings are.
-pub(super) struct Bound {
-    pub launch: Launch,
-    pub parts: Vec<Part>,
+struct Bound {
+    launch: Launch,
+    parts: Vec<Part>,
     /// `None` if it was not compiled yet when it was recorded.
     pipeline: Option<Rc<Pipeline>>,
 }

@@ -14,7 +14,7 @@ pub(super) fn normal(shape: impl Into<Shape>, std: f32, key: Key) -> Result<Tens
     let mut values = vec![0.0; shape.elements()];
     values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
         for (pair, values) in values.chunks_mut(2).enumerate() {
-            // Two uniform numbers make two normal ones (Box and Muller 1958).
+            // Two uniform numbers make two normal ones; a chunk holds whole pairs.
             let first = chunk * CHUNK + 2 * pair;
             let radius = (-2.0 * unit(first).min(1.0).ln()).sqrt();
             let angle = std::f32::consts::TAU * unit(first + 1);

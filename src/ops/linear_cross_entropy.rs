@@ -10,8 +10,8 @@
 //! multiplied by a loss scale (Micikevicius et al. 2018), and all gradients that follow from it are that much larger.
 //!
 //! The last chunk's part of dweight is left to backward, which adds it straight to what the weight's gradient has come to. The
-//! rest it only hands on, multiplied by the gradient of the loss if that may be other than 1. For V = 50,257 and 16 x 1024 tokens that
-//! saves two tensors of 3.3 GB. (The fused classifier of llm.c, and Liger Kernel, Hsu et al. 2024.)
+//! rest it only hands on, multiplied by the gradient of the loss if that may be other than 1. For V = 50,257 and 16 x 1024
+//! tokens that saves two tensors of 3.3 GB. (The fused classifier of llm.c, and Liger Kernel, Hsu et al. 2024.)
 
 use super::cross_entropy::{ClassifierRows, CountValid, MeanLoss, RowLosses, expect_targets};
 use super::matmul::MatMul;

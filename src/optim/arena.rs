@@ -138,7 +138,8 @@ fn rounded(values: &[f32]) -> Vec<f16> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nn::{Gpt, GptConfig};
+    use crate::nn::{Dropout, Gpt, GptConfig};
+    use crate::optim::{Kind, Optimizer};
 
     fn config() -> GptConfig {
         GptConfig {
@@ -168,8 +169,6 @@ mod tests {
 
     #[test]
     fn forgotten_gradients_are_zeros_and_what_got_none_is_not_updated() {
-        use crate::nn::Dropout;
-        use crate::optim::{Kind, Optimizer};
         for device in Device::for_tests() {
             let mut model = Gpt::new(config(), 1).unwrap();
             let parameters = Parameters::gather(&mut model, &device, DType::F32).unwrap();

@@ -156,7 +156,6 @@ impl<'a> Trainer<'a> {
             writer: Writer::default(),
             training_time: Duration::ZERO,
             last_logged: (state.step, Duration::ZERO),
-            tokens_per_s: 0.0,
             state,
             setting,
         })

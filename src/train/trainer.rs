@@ -59,8 +59,6 @@ pub(super) struct Trainer<'a> {
     /// Time spent in steps: without evaluation and saving.
     pub(super) training_time: Duration,
     pub(super) last_logged: (usize, Duration),
-    /// Of the steps that have arrived last.
-    pub(super) tokens_per_s: f64,
     /// The steps and epochs that were done when this process took up the run.
     pub(super) began_at: (usize, f64),
 }
@@ -213,7 +211,7 @@ impl Trainer<'_> {
             self.setting.device.synchronize()?;
             self.training_time += started.elapsed();
         }
-        let (mut arrived, mut newest) = (0, None);
+        let (mut arrived, mut newest, mut tokens_per_s) = (0, None, 0.0);
         for awaited in &mut self.awaited {
             if !awaited.has_arrived()? {
                 break;
@@ -225,13 +223,13 @@ impl Trainer<'_> {
             // Steps that arrive together share a speed.
             let (before, at) = self.last_logged;
             let tokens = (newest - before) * self.tokens_per_step();
-            self.tokens_per_s = tokens as f64 / (self.training_time - at).as_secs_f64().max(1e-9);
+            tokens_per_s = tokens as f64 / (self.training_time - at).as_secs_f64().max(1e-9);
             self.last_logged = (newest, self.training_time);
         }
         for _ in 0..arrived {
             match self.awaited.pop_front().expect("front was there") {
                 Awaited::Step(pending) => {
-                    if self.take_step(*pending)? {
+                    if self.take_step(*pending, tokens_per_s)? {
                         return Ok(true);
                     }
                 }
@@ -244,9 +242,9 @@ impl Trainer<'_> {
     }
 
     /// Reports a logged step. True if the guard went back to a checkpoint.
-    fn take_step(&mut self, pending: PendingStep) -> Result<bool> {
+    fn take_step(&mut self, pending: PendingStep, tokens_per_s: f64) -> Result<bool> {
         let (mut step, skipped) = pending.numbers();
-        step.tokens_per_s = self.tokens_per_s;
+        step.tokens_per_s = tokens_per_s;
         self.state.train_loss = Some(step.loss).filter(|loss| loss.is_finite());
         self.report(Event::Step(step))?;
         self.judge(&step, skipped)
