@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Runs the tests of f16 products on cooperative matrices of 8 x 8, the size that Apple's GPUs have, without such a GPU: on
+# Runs the tests of products on cooperative matrices of 8 x 8, the size that Apple's GPUs have, without such a GPU: on
 # the software Vulkan of a newer Mesa than most systems have, from Debian sid in a folder of its own (about 1 GiB).
 #
 #     sudo bash scripts/test_coop.sh [folder]
 #
-# Needs root, Rust, and debootstrap (Debian and Ubuntu: apt-get install debootstrap). Takes about ten minutes on two cores. The folder,
+# Needs root, Rust, and debootstrap (Debian and Ubuntu: apt-get install debootstrap). Takes about a quarter of an hour on two cores. The folder,
 # target/mesa if none is given, is kept for the next time. These tests are not part of scripts/test.sh: there, on an older
 # Mesa, the same products run in f32 arithmetic.
 set -euo pipefail
@@ -26,11 +26,12 @@ fi
 
 echo "== building the tests"
 mkdir -p "$root/tests/run"
-build=$(cargo test --release --no-run --test mixed --test ops 2>&1) || fail "could not build the tests: $build"
+build=$(cargo test --release --no-run --lib --test mixed --test ops 2>&1) || fail "could not build the tests: $build"
 for name in mixed ops; do
     binary=$(sed -n "s/.*Executable tests\/$name.rs (\(.*\))/\1/p" <<<"$build")
     install "$binary" "$root/tests/$name"
 done
+install "$(sed -n 's/.*Executable unittests src\/lib.rs (\(.*\))/\1/p' <<<"$build")" "$root/tests/lib"
 install target/release/rustyflow "$root/tests/rustyflow"
 
 inside() {
@@ -40,5 +41,6 @@ inside() {
 inside /tests/rustyflow devices
 inside /tests/rustyflow devices | grep -q cooperative-matrix || fail "found no cooperative matrices in this Mesa"
 inside /tests/mixed
+inside /tests/lib matmul::tests::halves
 inside /tests/ops gpu_agrees_with_cpu
 echo "all passed"

@@ -1,4 +1,4 @@
-// The product of f16 matrices on the GPU's matrix units. Each subgroup computes a TM x TN block of the tile as
+// The product of f16 matrices, or with `halves` of f32 ones, on the GPU's matrix units. Each subgroup computes a TM x TN block of the tile as
 // {{ side }} x {{ side }} matrices that its threads hold together; all subgroups stage A and B in workgroup memory as they are stored.
 enable f16;
 enable wgpu_cooperative_matrix;
@@ -19,20 +19,27 @@ enable wgpu_cooperative_matrix;
 {# Whether the result leaves the units straight to where it belongs. #}
 {% set direct = not (bias or epilogue or edge_m or edge_n or T_out == "f16") %}
 {% set block_stride = side // 4 + 1 %}
+{% set block_len = 0 if direct else subgroups * side * block_stride %}
+{% set sums_len = threads if sums else 0 %}
 
-@group(0) @binding(0) var<storage, read> a: array<vec4<f16>>;
-@group(0) @binding(1) var<storage, read> b: array<vec4<f16>>;
+@group(0) @binding(0) var<storage, read> a: array<vec4<{{ T_in }}>>;
+@group(0) @binding(1) var<storage, read> b: array<vec4<{{ T_in }}>>;
 {{ more_bindings(2, "f32" if direct else "vec4<" ~ T_out ~ ">") }}
 
 {% for name, outer, wide, length, origin, edge in operands %}
 var<workgroup> tile_{{ name }}: array<vec4<f16>, {{ (BK if wide else length) * (stride(wide, length) | int) }}>;
-{% endfor %}
-{% if sums %}
-var<workgroup> column_sums: array<vec4<f32>, {{ threads }}>;
+{% if halves %}
+var<workgroup> low_{{ name }}: array<vec4<f16>, {{ (BK if wide else length) * (stride(wide, length) | int) }}>;
 {% endif %}
-{% if not direct %}
-// Of each subgroup one of its matrices, on the way out.
-var<workgroup> block: array<vec4<f32>, {{ subgroups * side * block_stride }}>;
+{% endfor %}
+{% if halves %}
+// Of each subgroup the largest that it has loaded, and the step that found something larger than before.
+var<workgroup> largest: array<vec4<u32>, {{ subgroups }}>;
+var<workgroup> exceeded: vec4<u32>;
+{% endif %}
+{% if sums or not direct %}
+// Of each subgroup one of its matrices, on the way out; before that, the sums.
+var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else sums_len }}>;
 {% endif %}
 
 @compute @workgroup_size({{ threads }})
@@ -93,23 +100,22 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% endif %}
     // Counted in steps, from which all addresses follow: so the driver makes the fastest loop of it.
     let steps = (k_end - k_begin + {{ BK - 1 }}u) / {{ BK }}u;
-    for (var step = 0u; step < steps; step += 1u) {
+    {# The next of each thread's vectors of A and B: all loads go before the first store, so that they are under way together. #}
+    {% macro load_tiles() %}
         {% if edge_m or edge_n or edge_k %}
         let k0 = k_begin + step * {{ BK }}u;
         {% endif %}
         {% for name, outer, wide, length, origin, edge in operands %}
         {% set w = width(wide, length) | int %}
         {% set rows = threads // w %}
-        {% set loads = (BK if wide else length) // rows %}
         let {{ name }}_at = {{ name }}_from + step * {{ name }}_step;
-        {% for l in range(loads) %}
-        var {{ name }}{{ l }} = vec4<f16>(0.0h);
+        {% for l in range((BK if wide else length) // rows) %}
+        var {{ name }}{{ l }} = vec4<{{ T_in }}>();
         {% set inside_row = ("k0 + " ~ name ~ "_row + " ~ l * rows ~ "u < k_end") if wide else (origin ~ " + " ~ name ~ "_row + " ~ l * rows ~ "u < p." ~ outer) %}
         {% set inside_col = (origin ~ " + " ~ name ~ "_col * 4u < p." ~ outer) if wide else ("k0 + " ~ name ~ "_col * 4u < k_end") %}
         {{ ("if (" ~ inside_row ~ " && " ~ inside_col ~ ") ") if edge or edge_k }}{ {{ name }}{{ l }} = {{ name }}[{{ name }}_at + {{ l * rows }}u * {{ name }}_line]; }
         {% endfor %}
         {% endfor %}
-        // All loads go before the first store, so that they are under way together.
         {% if sums %}
         if (tile_row == 0u) {
             {% for l in range(BK // (threads // (BN // 4))) %}
@@ -117,6 +123,27 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
             {% endfor %}
         }
         {% endif %}
+    {% endmacro %}
+    {# Where matrix i of a subgroup's block lies in the staged tile of A, at k, and the same of B. #}
+    {% set stride_a = stride(trans_a, BM) | int %}
+    {% set stride_b = stride(not trans_b, BN) | int %}
+    {% macro from_a(k, i) -%}
+    {{ (k * stride_a + i * side // 4) ~ "u + block_row / 4u" if trans_a else "(block_row + " ~ i * side ~ "u) * " ~ stride_a ~ "u + " ~ k // 4 ~ "u" }}
+    {%- endmacro %}
+    {% macro from_b(k, j) -%}
+    {{ "(block_col + " ~ j * side ~ "u) * " ~ stride_b ~ "u + " ~ k // 4 ~ "u" if trans_b else (k * stride_b + j * side // 4) ~ "u + block_col / 4u" }}
+    {%- endmacro %}
+    {% macro coop_load_a(tile, at) -%}
+    {{ "coopLoad" if trans_a else "coopLoadT" }}<coop_mat{{ side }}x{{ side }}<f16, A>>(&{{ tile }}_a[{{ at }}], {{ stride_a }}u)
+    {%- endmacro %}
+    {% macro coop_load_b(tile, at) -%}
+    {{ "coopLoad" if trans_b else "coopLoadT" }}<coop_mat{{ side }}x{{ side }}<f16, B>>(&{{ tile }}_b[{{ at }}], {{ stride_b }}u)
+    {%- endmacro %}
+    {% if halves %}
+    {% include "matmul_halves" %}
+    {% else %}
+    for (var step = 0u; step < steps; step += 1u) {
+        {{ load_tiles() }}
         {% for name, outer, wide, length, origin, edge in operands %}
         {% set rows = threads // (width(wide, length) | int) %}
         {% for l in range((BK if wide else length) // rows) %}
@@ -126,24 +153,14 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         workgroupBarrier();
         {% for k in range(0, BK, side) %}
         {
-            {% set sa = stride(trans_a, BM) | int %}
-            {% set sb = stride(not trans_b, BN) | int %}
             {% for i in range(fragments_m) %}
-            {% if trans_a %}
-            let from_a{{ i }} = {{ k * sa + i * side // 4 }}u + block_row / 4u;
-            {% else %}
-            let from_a{{ i }} = (block_row + {{ i * side }}u) * {{ sa }}u + {{ k // 4 }}u;
-            {% endif %}
-            let a{{ i }} = {{ "coopLoad" if trans_a else "coopLoadT" }}<coop_mat{{ side }}x{{ side }}<f16, A>>(&tile_a[from_a{{ i }}], {{ sa }}u);
+            let at_a{{ i }} = {{ from_a(k, i) }};
+            let a{{ i }} = {{ coop_load_a("tile", "at_a" ~ i) }};
             {% endfor %}
             {% for j in range(fragments_n) %}
             {
-                {% if trans_b %}
-                let at = (block_col + {{ j * side }}u) * {{ sb }}u + {{ k // 4 }}u;
-                {% else %}
-                let at = {{ k * sb + j * side // 4 }}u + block_col / 4u;
-                {% endif %}
-                let b = {{ "coopLoad" if trans_b else "coopLoadT" }}<coop_mat{{ side }}x{{ side }}<f16, B>>(&tile_b[at], {{ sb }}u);
+                let at_b = {{ from_b(k, j) }};
+                let b = {{ coop_load_b("tile", "at_b") }};
                 {% for i in range(fragments_m) %}
                 c{{ i }}_{{ j }} = coopMultiplyAdd(a{{ i }}, b, c{{ i }}_{{ j }});
                 {% endfor %}
@@ -153,11 +170,13 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         {% endfor %}
         workgroupBarrier();
     }
+    {% endif %}
 
     {% if sums %}
-    column_sums[thread] = column_sum;
+    block[thread] = column_sum;
     workgroupBarrier();
-    {{ finish_sums("column_sums", threads // (BN // 4)) }}
+    {{ finish_sums("block", threads // (BN // 4)) }}
+    {{ "workgroupBarrier();" if not direct }}
     {% endif %}
     {# naga wants every argument of a store to be a name. #}
     {% if direct %}

@@ -8,6 +8,7 @@ use naga::{AddressSpace, Module, ResourceBinding, ShaderStage, StorageAccess};
 use rustyflow::gpu::{INCLUDES, Launch, Limits, Operand, Plan, source_of};
 use rustyflow::nn::{Dropout, Gpt, GptConfig};
 use rustyflow::ops::cases;
+use rustyflow::ops::random::Key;
 use rustyflow::optim::{Kind, Optimizer, Parameters};
 use rustyflow::tensor::record_plans;
 use rustyflow::{DType, Device, Tensor};
@@ -29,6 +30,7 @@ fn devices() -> [(&'static str, Limits); 6] {
                 f16: true,
                 subgroup_size: 32,
                 matrix_units: 16,
+                f32_on_units: true,
                 matmul_rates: None,
             },
         ),
@@ -42,6 +44,7 @@ fn devices() -> [(&'static str, Limits); 6] {
                 f16: true,
                 subgroup_size: 32,
                 matrix_units: 8,
+                f32_on_units: true,
                 matmul_rates: None,
             },
         ),
@@ -55,6 +58,7 @@ fn devices() -> [(&'static str, Limits); 6] {
                 f16: true,
                 subgroup_size: 64,
                 matrix_units: 16,
+                f32_on_units: true,
                 matmul_rates: None,
             },
         ),
@@ -69,6 +73,7 @@ fn devices() -> [(&'static str, Limits); 6] {
                 f16: true,
                 subgroup_size: 0,
                 matrix_units: 0,
+                f32_on_units: false,
                 matmul_rates: None,
             },
         ),
@@ -82,6 +87,7 @@ fn devices() -> [(&'static str, Limits); 6] {
                 f16: true,
                 subgroup_size: 8,
                 matrix_units: 0,
+                f32_on_units: false,
                 matmul_rates: None,
             },
         ),
@@ -133,6 +139,32 @@ fn large_products(dtype: DType) {
         }
         let inputs = [zeros(&[m, k], dtype), zeros(&[k, n], dtype), zeros(&[n], DType::F32)];
         forward_and_backward(&inputs, |x| x[0].linear(&x[1], Some(&x[2])));
+    }
+}
+
+/// Attention of so many heads that large tiles are taken, with and without overhang.
+fn many_heads() {
+    for (time, head_size) in [(33, 16), (65, 64), (128, 64), (130, 64), (130, 6)] {
+        for dropout in [None, Some((0.1, Key::new(1)))] {
+            let qkv = zeros(&[33, time, 3 * 4 * head_size], DType::F32);
+            forward_and_backward(&[qkv], |x| x[0].causal_attention(4, dropout));
+        }
+    }
+}
+
+/// Products large enough for matrix units, where those multiply f32 too: with overhang, and with all that may happen at the end.
+fn large_f32_products() {
+    let x = zeros(&[16_388, 388], DType::F32);
+    let weights = [zeros(&[388, 1536], DType::F32), zeros(&[1536, 388], DType::F32)];
+    let biases = [zeros(&[1536], DType::F32), zeros(&[388], DType::F32)];
+    let all = [[x].as_slice(), &weights, &biases].concat();
+    forward_and_backward(&all, |t| t[0].feed_forward(&t[1], &t[2], Some((&t[3], &t[4]))));
+    let whole = [zeros(&[16_384, 384], DType::F32), zeros(&[384, 1536], DType::F32), zeros(&[1536], DType::F32)];
+    forward_and_backward(&whole, |t| t[0].linear(&t[1], Some(&t[2])));
+    for (trans_a, trans_b) in [(false, false), (false, true), (true, false), (true, true)] {
+        let a = zeros(&if trans_a { [388, 16_388] } else { [16_388, 388] }, DType::F32);
+        let b = zeros(&[388, 388], DType::F32);
+        forward_and_backward(&[a, b], |x| x[0].matmul_transposed(&x[1], trans_a, trans_b));
     }
 }
 
@@ -192,6 +224,8 @@ fn planned() -> &'static [Planned] {
 fn variants(limits: &Limits) -> Vec<(&'static str, Launch)> {
     let mut plans = record_plans(limits, || all_cases(limits));
     plans.extend(record_plans(limits, || large_products(DType::F32)));
+    plans.extend(record_plans(limits, many_heads));
+    plans.extend(record_plans(limits, large_f32_products));
     if limits.f16 {
         plans.extend(record_plans(limits, || large_products(DType::F16)));
     }
@@ -445,4 +479,26 @@ fn every_shader_and_every_line_of_it_is_reached() {
     // Sizes that decide between whole kernels of different speed.
     let tiles: Vec<&str> = values[&("matmul", "BM")].iter().map(String::as_str).collect();
     assert_eq!(tiles, ["Int(128)", "Int(256)", "Int(32)", "Int(64)"]);
+    let rows: Vec<&str> = values[&("attention", "rows")].iter().map(String::as_str).collect();
+    assert_eq!(rows, ["Int(128)", "Int(32)", "Int(64)"]);
+    // Every way that a product ends, of halves too.
+    let halves: BTreeSet<(String, bool, bool)> = planned()
+        .iter()
+        .flat_map(|p| &p.variants)
+        .filter(|(_, l)| l.shader.name == "matmul_units" && l.values.contains(&("halves", true.into())))
+        .map(|(_, l)| {
+            let value = |key: &str| format!("{:?}", l.values.iter().find(|(name, _)| *name == key).unwrap().1);
+            (value("epilogue"), value("sums") == "Bool(true)", value("edge_m") == "Bool(true)")
+        })
+        .collect();
+    for (epilogue, sums) in [("", false), ("gelu", false), ("multiply", false), ("", true)] {
+        for edge in [false, true] {
+            let wanted = (format!("Str({epilogue:?})"), sums, edge);
+            assert!(
+                halves.contains(&wanted)
+                    || (sums || !epilogue.is_empty()) && halves.contains(&(wanted.0.clone(), sums, !edge)),
+                "{wanted:?}"
+            );
+        }
+    }
 }

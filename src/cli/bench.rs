@@ -246,12 +246,16 @@ fn step(args: &StepArgs) -> Result<()> {
                 timing.report.set_peaks(peaks);
             }
         }
+        // Whoever compares with other tools' f32 should know how large products were computed.
+        let halves = args.precision == Precision::F32 && device.f32_on_units();
         if args.json {
             let mut object = serde_json::to_value(&timing)?;
             object["precision"] = args.precision.as_str().into();
+            object["products_of_halves"] = halves.into();
             output::line(object)?;
         } else {
-            output::line(step_line(&timing, args.precision))?;
+            let precision = if halves { "f32 (halves)" } else { args.precision.as_str() };
+            output::line(step_line(&timing, precision))?;
             if args.profile {
                 output::line(timing.report.text())?;
             }
@@ -265,7 +269,7 @@ fn step(args: &StepArgs) -> Result<()> {
     Ok(())
 }
 
-fn step_line(t: &StepTiming, precision: Precision) -> String {
+fn step_line(t: &StepTiming, precision: &str) -> String {
     format!(
         "rustyflow {} {precision} B={} T={}: {:.3} ms/step, {:.0} tok/s, {:.2} us/token, {}loss {:.4}, host {:.1}%",
         t.case,

@@ -50,6 +50,7 @@ impl RunFlags {
             ("--seed", "run.seed", text(self.seed)),
             ("--device", "device.kind", text(device.device)),
             ("--precision", "device.precision", text(self.precision)),
+            ("--f32-products", "device.f32_products", text(device.f32_products)),
             ("--threads", "device.threads", text(device.threads)),
             ("--allow-fallback", "device.allow_fallback", text(device.allow_fallback.then_some(true))),
             ("--allow-software-gpu", "device.allow_software", text(device.allow_software_gpu.then_some(true))),

@@ -1,7 +1,7 @@
 //! Opens the device that was asked for, and says what was chosen and why. Nothing falls back silently.
 
 use super::{cache, output};
-use crate::config::{DeviceConfig, DeviceKind};
+use crate::config::{DeviceConfig, DeviceKind, F32Products};
 use crate::gpu::{AdapterChoice, Gpu, adapters};
 use crate::ops::MatmulRates;
 use crate::{Device, cpu};
@@ -23,6 +23,10 @@ pub struct Flags {
     #[arg(long)]
     pub allow_software_gpu: bool,
 
+    /// How a GPU multiplies matrices in f32: fma; halves, on its matrix units; or auto, whichever is known to be faster
+    #[arg(long, value_name = "HOW")]
+    pub f32_products: Option<F32Products>,
+
     /// CPU threads; 0 takes one per physical core
     #[arg(long, value_name = "N")]
     pub threads: Option<usize>,
@@ -35,6 +39,7 @@ impl Flags {
             kind: self.device.unwrap_or(config.kind),
             allow_fallback: self.allow_fallback || config.allow_fallback,
             allow_software: self.allow_software_gpu || config.allow_software,
+            f32_products: self.f32_products.unwrap_or(config.f32_products),
             threads: self.threads.unwrap_or(config.threads),
             ..config.clone()
         }
@@ -53,6 +58,18 @@ pub fn open_measured(config: &DeviceConfig) -> Result<Device> {
 
 fn open_with(config: &DeviceConfig, measure: bool) -> Result<Device> {
     cpu::set_threads(if config.threads == 0 { num_cpus::get_physical() } else { config.threads });
+    let device = choose(config, measure)?;
+    if config.f32_products == F32Products::Halves && !device.f32_on_units() {
+        let why = match &device {
+            Device::Cpu => "the CPU has no matrix units".to_string(),
+            Device::Gpu(gpu) => format!("{} shows no matrix units", gpu.info().name),
+        };
+        output::note(format_args!("warning: device.f32_products = \"halves\" changes nothing: {why}"));
+    }
+    Ok(device)
+}
+
+fn choose(config: &DeviceConfig, measure: bool) -> Result<Device> {
     let open = |index| -> Result<Device> {
         let choice = AdapterChoice {
             index,
@@ -61,7 +78,11 @@ fn open_with(config: &DeviceConfig, measure: bool) -> Result<Device> {
             memory_bytes: memory_bytes()?,
             cache: cache::folder(),
         };
-        Ok(Device::Gpu(open_gpu(&choice, measure)?))
+        let gpu = open_gpu(&choice, measure)?;
+        Ok(Device::Gpu(match config.f32_products {
+            F32Products::Auto => gpu,
+            how => gpu.with_f32_on_units(how == F32Products::Halves),
+        }))
     };
     match config.kind {
         DeviceKind::Cpu => Ok(Device::Cpu),

@@ -20,6 +20,7 @@ pub struct Change {
 const CHANGEABLE: &[&str] = &[
     "run.dir",
     "device.kind",
+    "device.f32_products",
     "device.threads",
     "device.allow_fallback",
     "device.allow_software",

@@ -54,6 +54,18 @@ choice! {
 }
 
 choice! {
+    /// How a GPU multiplies matrices of 32-bit floats.
+    F32Products {
+        /// On matrix units where those are known to be faster, else by fused multiply-adds.
+        Auto = "auto",
+        /// By fused multiply-adds.
+        Fma = "fma",
+        /// On matrix units, each number as the sum of two 16-bit floats, as precisely.
+        Halves = "halves",
+    }
+}
+
+choice! {
     /// How the learning rate falls after the warm-up.
     Schedule {
         /// Half a cosine from `learning_rate` down to `min_learning_rate` at the last step.

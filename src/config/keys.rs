@@ -2,7 +2,7 @@
 
 use toml::Value;
 
-use super::choice::{DeviceKind, NonFinite, OptimizerKind, Precision, Schedule};
+use super::choice::{DeviceKind, F32Products, NonFinite, OptimizerKind, Precision, Schedule};
 
 /// What a key takes.
 #[derive(Clone, Copy, Debug)]
@@ -42,6 +42,7 @@ pub(super) const KEYS: &[Key] = &[
     key("run.seed", Kind::Seed),
     key("device.kind", Kind::Device),
     key("device.precision", Kind::Choice(Precision::CHOICES)),
+    key("device.f32_products", Kind::Choice(F32Products::CHOICES)),
     key("device.threads", Kind::Count),
     key("device.allow_fallback", Kind::Flag),
     key("device.allow_software", Kind::Flag),

@@ -38,7 +38,7 @@ use std::fmt::Display;
 use crate::error::Error;
 
 pub use changes::Change;
-pub use choice::{DeviceKind, NonFinite, OptimizerKind, Precision, Schedule};
+pub use choice::{DeviceKind, F32Products, NonFinite, OptimizerKind, Precision, Schedule};
 pub use layers::{Layers, Resolved, process_environment};
 pub use origin::Origin;
 pub use schema::{

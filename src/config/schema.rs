@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::choice::{DeviceKind, NonFinite, OptimizerKind, Precision, Schedule};
+use super::choice::{DeviceKind, F32Products, NonFinite, OptimizerKind, Precision, Schedule};
 
 /// Everything that a run can be told.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -77,6 +77,8 @@ pub struct DeviceConfig {
     pub kind: DeviceKind,
     /// `f32` or `mixed`. Default `f32`.
     pub precision: Precision,
+    /// `auto`, `fma` or `halves`. Default `auto`.
+    pub f32_products: F32Products,
     /// Threads of the CPU path. Default 0: one per physical core.
     pub threads: usize,
     /// Whether to go on with the CPU when the GPU that was asked for is not there. Default false: that is an error.
@@ -90,6 +92,7 @@ impl Default for DeviceConfig {
         DeviceConfig {
             kind: DeviceKind::Auto,
             precision: Precision::F32,
+            f32_products: F32Products::Auto,
             threads: 0,
             allow_fallback: false,
             allow_software: false,

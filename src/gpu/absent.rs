@@ -85,6 +85,10 @@ impl Gpu {
         match self.0 {}
     }
 
+    pub fn with_f32_on_units(self, _on: bool) -> Gpu {
+        match self.0 {}
+    }
+
     pub fn memory(&self) -> MemoryStats {
         match self.0 {}
     }

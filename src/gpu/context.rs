@@ -77,6 +77,7 @@ impl Gpu {
             subgroup_size,
             // A kernel for them must know how many threads hold a matrix together.
             matrix_units: if subgroup_size > 0 { matrix_units } else { 0 },
+            f32_on_units: subgroup_size > 0 && matrix_units > 0 && adapter::units_outrun_fma(&info.name),
             matmul_rates: None,
         };
         let fault = Arc::new(Mutex::new(None));
@@ -116,6 +117,12 @@ impl Gpu {
     /// The same GPU, for kernels that are chosen by these rates: [`Limits::matmul_rates`].
     pub fn with_matmul_rates(self, rates: Arc<[[u32; 4]]>) -> Gpu {
         let limits = Limits { matmul_rates: Some(rates), ..Limits::clone(&self.1) };
+        Gpu(self.0, Rc::new(limits))
+    }
+
+    /// The same GPU, with or without products of f32 on its matrix units, if it has any: [`Limits::f32_on_units`].
+    pub fn with_f32_on_units(self, on: bool) -> Gpu {
+        let limits = Limits { f32_on_units: on && self.1.matrix_units > 0, ..Limits::clone(&self.1) };
         Gpu(self.0, Rc::new(limits))
     }
 

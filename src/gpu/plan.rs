@@ -107,6 +107,9 @@ pub struct Limits {
     /// The side of the f16 matrices that the GPU's matrix units multiply, adding up in f32, as cooperative matrices: 16 or 8;
     /// 0 if it has none, or subgroups of no known size.
     pub matrix_units: u32,
+    /// Whether products of f32 run there too, as products of halves: where the units are so much faster that three of those
+    /// take less than one in f32.
+    pub f32_on_units: bool,
     /// How fast this very device multiplies matrices, where that was measured: GFLOP/s of each tile with neither operand
     /// transposed, b, a, both. May choose between kernels that give the same bits.
     pub matmul_rates: Option<Arc<[[u32; 4]]>>,
@@ -122,14 +125,16 @@ impl Limits {
         f16: false,
         subgroup_size: 0,
         matrix_units: 0,
+        f32_on_units: false,
         matmul_rates: None,
     };
 }
 
 /// Names and texts of what templates may include: `{% include "common" %}`.
-pub const INCLUDES: [(&str, &str); 3] = [
+pub const INCLUDES: [(&str, &str); 4] = [
     ("common", include_str!("../../shaders/common.wgsl")),
     ("matmul_ends", include_str!("../../shaders/matmul_ends.wgsl")),
+    ("matmul_halves", include_str!("../../shaders/matmul_halves.wgsl")),
     ("attention_params", include_str!("../../shaders/attention_params.wgsl")),
 ];
 

@@ -16,7 +16,8 @@ mod measure;
 
 pub use measure::{MatmulRates, Rates};
 
-use choice::{Choice, Tile};
+pub(super) use choice::MULTIPROCESSORS;
+use choice::{Choice, Multiplier, Tile};
 
 use super::reduce::SumRows;
 use super::*;
@@ -218,8 +219,12 @@ impl MatMul {
             ("sums", self.sums.into()),
             ("epilogue", if split { "" } else { epilogue }.into()),
         ];
-        let shader = if choice.tile.units {
-            values.extend([("side", limits.matrix_units.into()), ("subgroup", limits.subgroup_size.into())]);
+        let shader = if choice.tile.by != Multiplier::Fma {
+            values.extend([
+                ("side", limits.matrix_units.into()),
+                ("subgroup", limits.subgroup_size.into()),
+                ("halves", (choice.tile.by == Multiplier::Halves).into()),
+            ]);
             shader!("matmul_units")
         } else {
             values.extend([("vec_a", vec_a.into()), ("vec_b", vec_b.into()), ("vec_c", vec_c.into())]);

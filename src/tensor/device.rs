@@ -34,6 +34,11 @@ impl Device {
         matches!(self, Device::Gpu(gpu) if gpu.limits().f16)
     }
 
+    /// Whether it multiplies matrices of f32 on matrix units, if they are large: as precisely, but not to the same bits.
+    pub fn f32_on_units(&self) -> bool {
+        matches!(self, Device::Gpu(gpu) if gpu.limits().f32_on_units)
+    }
+
     pub(crate) fn alloc(&self, size_bytes: usize) -> Result<Storage> {
         Ok(match self {
             Device::Cpu => Storage::Cpu(CpuSlice::alloc(size_bytes)),

@@ -20,6 +20,10 @@ pub fn describe_precision(precision: Precision, device: &Device, model: &GptConf
             0 => "mixed: f16 stored, products in f32, as this GPU shows no matrix units".into(),
             side => on_units(side, model),
         },
+        Device::Gpu(gpu) if gpu.limits().f32_on_units && model.n_embd.is_multiple_of(4) => {
+            let side = gpu.limits().matrix_units;
+            format!("f32; large products of 16-bit halves, on matrix units of {side} x {side} (device.f32_products)")
+        }
         _ => "f32".into(),
     }
 }

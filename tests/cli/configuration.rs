@@ -9,6 +9,7 @@ const EVERY_KEY: &[(&str, &str)] = &[
     ("run.seed", "7"),
     ("device.kind", "cpu"),
     ("device.precision", "f32"),
+    ("device.f32_products", "fma"),
     ("device.threads", "1"),
     ("device.allow_fallback", "true"),
     ("device.allow_software", "true"),

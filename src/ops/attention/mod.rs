@@ -20,6 +20,7 @@ mod cached;
 mod cpu;
 mod units;
 
+use super::matmul::MULTIPROCESSORS;
 use super::random::{Key, drop_threshold};
 use super::*;
 use crate::gpu::{Limits, Operand, Plan, Value};
@@ -88,13 +89,14 @@ impl Tiling {
         Tiling { rows: 32, cols: 32, rows_per_thread: 4, span: 8, stage: 512 },   // 12 KiB
     ];
 
-    /// The largest that the device can run and that is not mostly empty at this T.
+    /// The largest that the device can run, that is not mostly empty at this T, and of whose rows there are enough for most of a large GPU.
     fn choose(d: Dims, limits: &Limits) -> Tiling {
         let [.., smallest] = Tiling::ALL;
         let fits = |t: &Tiling| {
             t.workgroup_bytes() <= limits.workgroup_bytes
                 && t.threads() <= limits.workgroup_threads
                 && d.time > t.rows as usize / 2
+                && 4 * d.heads() * d.time.div_ceil(t.rows as usize) >= 3 * MULTIPROCESSORS
                 && d.heads() * d.time * t.rows as usize * 4 <= limits.binding_bytes as usize // the smallest slab
         };
         Tiling::ALL.into_iter().find(fits).unwrap_or(smallest)

@@ -82,14 +82,16 @@ fn gpu_agrees_with_every_tiling() {
     let most = Limits { workgroup_bytes: 48 << 10, ..gpu.limits().clone() };
     let may_exceed = gpu.info().is_software() || gpu.limits().workgroup_bytes >= most.workgroup_bytes;
     let variants: Vec<&Limits> = [&floor, gpu.limits()].into_iter().chain(may_exceed.then_some(&most)).collect();
-    // Beyond, within and exactly at the edges of tiles; the last has two slabs of 256 queries.
-    for (time, head_size) in [(1, 4), (33, 5), (97, 64), (70, 128), (128, 64), (512, 16)] {
+    // Beyond, within and exactly at the edges of tiles, with enough heads for the largest; the last has two slabs of 256 queries.
+    for (batch, time, head_size) in
+        [(1, 1, 4), (1, 97, 64), (50, 33, 5), (50, 97, 64), (50, 70, 128), (50, 128, 64), (13, 512, 16)]
+    {
         let op = Attention { n_head: 2, dropout: Some((0.2, Key::new(9))) };
-        let shape = [1, time, 6 * head_size];
-        let (qkv, dy) = (uniform(time * 6 * head_size, 1), uniform(time * 2 * head_size, 2));
+        let shape = [batch, time, 6 * head_size];
+        let (qkv, dy) = (uniform(batch * time * 6 * head_size, 1), uniform(batch * time * 2 * head_size, 2));
         let tensors = |device: &Device| {
             let qkv = Tensor::from_f32(&qkv, shape, device).unwrap();
-            (qkv, Tensor::from_f32(&dy, [1, time, 2 * head_size], device).unwrap())
+            (qkv, Tensor::from_f32(&dy, [batch, time, 2 * head_size], device).unwrap())
         };
         let (qkv_cpu, dy_cpu) = tensors(&Device::Cpu);
         let forward = run(&op, &[&qkv_cpu]).unwrap();
@@ -101,7 +103,7 @@ fn gpu_agrees_with_every_tiling() {
             for (what, (got, want)) in ["y", "lse", "dqkv"].iter().zip(got.iter().zip(&want)) {
                 let error = got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 // Sums of up to 128 terms around 1, in another order.
-                assert!(error < 1e-5, "T {time}, head {head_size}, {limits:?}: {what} differs by {error:e}");
+                assert!(error < 1e-5, "B {batch}, T {time}, head {head_size}, {limits:?}: {what} differs by {error:e}");
             }
         }
     }

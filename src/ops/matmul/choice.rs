@@ -14,6 +14,17 @@ pub(super) struct Choice {
     pub transpose_b: bool,
 }
 
+/// What multiplies.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Multiplier {
+    /// Fused multiply-adds of f32, of operands that are f32 or f16.
+    Fma,
+    /// Matrix units, f16 operands.
+    Units,
+    /// Matrix units, f32 operands: products of their halves.
+    Halves,
+}
+
 /// How the output is cut: into tiles of `bm` x `bn` for a workgroup, `bk` of k at a time, `tm` x `tn` for a thread or, on matrix
 /// units, for a subgroup; and how that runs on a large GPU (measured on an H200 with its 132 multiprocessors, `docs/performance.md`).
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -23,8 +34,7 @@ pub(super) struct Tile {
     pub bk: usize,
     pub tm: usize,
     pub tn: usize,
-    /// Whether matrix units multiply, for which the operands must be f16.
-    pub units: bool,
+    pub by: Multiplier,
     /// TFLOP/s when there is enough to do: neither operand transposed, b, a, both. `measure` finds those of other GPUs.
     pub rates: [f64; 4],
     /// Workgroups that share a multiprocessor.
@@ -45,7 +55,7 @@ impl Tile {
             bk: 16,
             tm: 8,
             tn: 16,
-            units: false,
+            by: Multiplier::Fma,
             rates: [51.0, 45.5, 50.5, 43.0],
             resident: 1,
             alone: 1.0,
@@ -57,7 +67,7 @@ impl Tile {
             bk: 16,
             tm: 8,
             tn: 16,
-            units: false,
+            by: Multiplier::Fma,
             rates: [48.0, 45.0, 52.0, 43.0],
             resident: 1,
             alone: 1.0,
@@ -69,7 +79,7 @@ impl Tile {
             bk: 16,
             tm: 8,
             tn: 16,
-            units: false,
+            by: Multiplier::Fma,
             rates: [45.5, 47.0, 51.0, 44.0],
             resident: 2,
             alone: 0.55,
@@ -81,7 +91,7 @@ impl Tile {
             bk: 16,
             tm: 8,
             tn: 8,
-            units: false,
+            by: Multiplier::Fma,
             rates: [45.0, 41.0, 48.5, 38.0],
             resident: 4,
             alone: 0.8,
@@ -93,7 +103,7 @@ impl Tile {
             bk: 16,
             tm: 4,
             tn: 8,
-            units: false,
+            by: Multiplier::Fma,
             rates: [37.5, 34.0, 40.5, 33.0],
             resident: 4,
             alone: 0.75,
@@ -105,7 +115,7 @@ impl Tile {
             bk: 16,
             tm: 4,
             tn: 4,
-            units: false,
+            by: Multiplier::Fma,
             rates: [27.0, 25.5, 32.0, 25.0],
             resident: 12,
             alone: 0.36,
@@ -113,7 +123,35 @@ impl Tile {
         },
     ];
 
-    /// Those for matrix units.
+    /// Those for matrix units and f32 operands.
+    pub const HALVES: [Tile; 2] = [
+        Tile {
+            bm: 128,
+            bn: 128,
+            bk: 32,
+            tm: 64,
+            tn: 32,
+            by: Multiplier::Halves,
+            rates: [88.0, 86.0, 89.0, 86.0],
+            resident: 1,
+            alone: 1.0,
+            ends: 7.5,
+        },
+        Tile {
+            bm: 64,
+            bn: 64,
+            bk: 32,
+            tm: 32,
+            tn: 32,
+            by: Multiplier::Halves,
+            rates: [63.0, 62.0, 64.0, 62.0],
+            resident: 2,
+            alone: 0.5,
+            ends: 6.0,
+        },
+    ];
+
+    /// Those for matrix units and f16 operands.
     pub const UNITS: [Tile; 3] = [
         Tile {
             bm: 128,
@@ -121,7 +159,7 @@ impl Tile {
             bk: 32,
             tm: 64,
             tn: 64,
-            units: true,
+            by: Multiplier::Units,
             rates: [250.0, 153.0, 270.0, 145.0],
             resident: 2,
             alone: 0.7,
@@ -133,7 +171,7 @@ impl Tile {
             bk: 32,
             tm: 64,
             tn: 32,
-            units: true,
+            by: Multiplier::Units,
             rates: [185.0, 158.0, 235.0, 150.0],
             resident: 3,
             alone: 0.63,
@@ -145,7 +183,7 @@ impl Tile {
             bk: 32,
             tm: 32,
             tn: 32,
-            units: true,
+            by: Multiplier::Units,
             rates: [160.0, 125.0, 176.0, 118.0],
             resident: 3,
             alone: 0.57,
@@ -155,29 +193,34 @@ impl Tile {
 
     pub fn fits(&self, limits: &Limits) -> bool {
         let parts = self.bm / self.tm * (self.bn / self.tn);
-        let (bytes, threads) = if self.units {
+        let (bytes, threads) = if self.by == Multiplier::Fma {
+            (self.bk * (self.bm / 4 + 1 + self.bn / 4 + 1) * 16, parts)
+        } else {
             let side = limits.matrix_units as usize;
             if side == 0 || limits.subgroup_size == 0 {
                 return false;
             }
-            // Both operands' tiles, whichever way they lie, and one of each subgroup's matrices on the way out.
-            let staged = |length: usize| 8 * (length * (self.bk / 4 + 2)).max(self.bk * (length / 4 + 2));
-            let out = parts * side * (side / 4 + 1) * 16;
             let threads = parts * limits.subgroup_size as usize;
             if threads < self.bm.max(self.bn) / 4 {
                 return false; // Threads load whole lines of a tile.
             }
-            let sums = 16 * threads; // of the columns of b, if those are wanted
-            (staged(self.bm) + staged(self.bn) + out + sums, threads)
-        } else {
-            (self.bk * (self.bm / 4 + 1 + self.bn / 4 + 1) * 16, parts)
+            // Both operands' tiles, whichever way they lie; halves are two each, and those of b lie one way alone.
+            let along_k = |length: usize| 8 * length * (self.bk / 4 + 2);
+            let across = |length: usize| 8 * self.bk * (length / 4 + 2);
+            let staged = match self.by {
+                Multiplier::Halves => 2 * (along_k(self.bm).max(across(self.bm)) + across(self.bn)) + 16 * (parts + 1),
+                _ => along_k(self.bm).max(across(self.bm)) + along_k(self.bn).max(across(self.bn)),
+            };
+            // One of each subgroup's matrices on the way out, or before that the sums of columns of b.
+            let out = (parts * side * (side / 4 + 1)).max(threads) * 16;
+            (staged + out, threads)
         };
         bytes <= limits.workgroup_bytes as usize && threads <= limits.workgroup_threads as usize
     }
 
     /// Bytes to count for an element of an operand.
     fn operand_bytes(&self) -> usize {
-        if self.units { 2 } else { 4 }
+        if self.by == Multiplier::Units { 2 } else { 4 }
     }
 
     fn count(&self, d: &Dims) -> usize {
@@ -195,7 +238,7 @@ impl Tile {
         let (piece, splits) = self.pieces(d, splits);
         let overhangs = !d.m.is_multiple_of(self.bm) || !d.n.is_multiple_of(self.bn);
         let mut rate = self.rates[layout] * if overhangs { OVERHANGING } else { 1.0 };
-        if kernel.sums && !self.units {
+        if kernel.sums && self.by == Multiplier::Fma {
             // For each column that a thread loads an addition, beside its multiplications.
             let threads = self.bm / self.tm * (self.bn / self.tn);
             rate /= 1.0 + ADDITION * self.bn as f64 / (threads * self.tm * self.tn) as f64;
@@ -208,7 +251,8 @@ impl Tile {
         let (full, rest) = (workgroups / self.resident, (workgroups % self.resident) as f64);
         let last = if rest > 0.0 { rest * work / (self.alone * rest).min(1.0) + ends } else { 0.0 };
         let sum = if splits > 1 { LAUNCH + ((splits + 1) * d.m * d.n * 4) as f64 / BANDWIDTH } else { 0.0 };
-        START + full as f64 * (self.resident as f64 * work + ends) + last + sum
+        let start = if self.by == Multiplier::Halves { START_OF_HALVES } else { START };
+        start + full as f64 * (self.resident as f64 * work + ends) + last + sum
     }
 }
 
@@ -218,23 +262,21 @@ impl Choice {
         Choice { tile, splits, transpose_b: false }
     }
 
-    /// The fastest that the device can run: on matrix units if it has them and the operands are f16, in rows of whole vectors.
+    /// The fastest that the device can run: on matrix units if it has them, for f16 always and for f32 where they are so fast
+    /// that it pays, and if rows are whole vectors.
     pub fn best(kernel: &MatMul, d: &Dims, operands: DType, limits: &Limits) -> Choice {
         let lines = [if kernel.trans_a { d.m } else { d.k }, if kernel.trans_b { d.k } else { d.n }, d.n];
         let whole = [d.stride_a, d.stride_b].into_iter().chain(lines).all(|length| length.is_multiple_of(4));
-        let units: Vec<Tile> = Tile::UNITS.into_iter().filter(|t| t.fits(limits)).collect();
-        if operands == DType::F16 && whole && !units.is_empty() {
-            return Choice::among(&units, kernel, d, &Limits { matmul_rates: None, ..limits.clone() });
-        }
-        let fitting: Vec<Tile> = Tile::ALL.into_iter().filter(|t| t.fits(limits)).collect();
-        Choice::among(&fitting, kernel, d, limits)
-    }
-
-    /// The fastest of these tiles.
-    fn among(fitting: &[Tile], kernel: &MatMul, d: &Dims, limits: &Limits) -> Choice {
+        let fitting = |tiles: &[Tile]| tiles.iter().copied().filter(|t| t.fits(limits)).collect::<Vec<_>>();
+        let units = fitting(match operands {
+            DType::F16 if whole => &Tile::UNITS,
+            DType::F32 if whole && limits.f32_on_units => &Tile::HALVES,
+            _ => &[],
+        });
+        let fma = if operands == DType::F16 && !units.is_empty() { vec![] } else { fitting(&Tile::ALL) };
         let fastest = |tiles: &[Tile], splits: &dyn Fn(Tile) -> Vec<usize>| -> Option<Choice> {
             let choices = tiles.iter().flat_map(|&tile| {
-                Choice::orders(kernel, d, tile, limits).flat_map(move |transpose_b| {
+                Choice::orders(kernel, d, tile, limits).into_iter().flat_map(move |transpose_b| {
                     splits(tile).into_iter().map(move |splits| Choice { tile, splits, transpose_b })
                 })
             });
@@ -253,21 +295,24 @@ impl Choice {
             splits.dedup();
             splits
         };
-        let best = fastest(fitting, &filling).expect("the smallest tile runs everywhere");
-        // The pieces of k decide in which order products are summed, and so the bits of the result: they follow from the
-        // shape and the limits. Every tile sums each piece in the same order, so which one runs may be measured.
-        let Some(measured) = &limits.matmul_rates else { return best };
+        let best = fastest(&[fma, units].concat(), &filling).expect("the smallest tile runs everywhere");
+        // What multiplies and the pieces of k decide the bits of the result: they follow from the shape and the limits. Every
+        // tile of FMAs sums each piece in the same order, so which of those runs may be measured.
+        let Some(measured) = limits.matmul_rates.as_ref().filter(|_| best.tile.by == Multiplier::Fma) else {
+            return best;
+        };
         let rated = Tile::ALL.into_iter().zip(measured.iter()).filter(|(tile, _)| tile.fits(limits));
         let rated: Vec<Tile> =
             rated.map(|(tile, gflops)| Tile { rates: gflops.map(|g| f64::from(g) / 1e3), ..tile }).collect();
         fastest(&rated, &|_| vec![best.splits]).unwrap_or(best)
     }
 
-    /// Whether b may be transposed first: no, and if there is one and it fits, yes.
-    fn orders(kernel: &MatMul, d: &Dims, tile: Tile, limits: &Limits) -> impl Iterator<Item = bool> + use<> {
+    /// Whether b may be transposed first: no, and if it is (N, K) and that fits, yes. Halves are made of b (K, N) alone.
+    fn orders(kernel: &MatMul, d: &Dims, tile: Tile, limits: &Limits) -> Vec<bool> {
         let bytes = tile.operand_bytes() * d.n * d.k;
         let may = kernel.trans_b && d.batch == 1 && bytes <= limits.binding_bytes as usize;
-        [false].into_iter().chain(may.then_some(true))
+        let as_it_is = !(kernel.trans_b && tile.by == Multiplier::Halves);
+        as_it_is.then_some(false).into_iter().chain(may.then_some(true)).collect()
     }
 
     /// Microseconds to expect.
@@ -284,11 +329,12 @@ impl Choice {
 const OVERHANGING: f64 = 0.88;
 
 /// Those of an H200, on which the tiles were measured.
-const MULTIPROCESSORS: usize = 132;
+pub(in crate::ops) const MULTIPROCESSORS: usize = 132;
 
 /// Bytes per microsecond of memory, microseconds that a product takes at least, and those that one more launch costs.
 const BANDWIDTH: f64 = 3e6;
 const START: f64 = 9.0;
+const START_OF_HALVES: f64 = 19.0; // fitted to whole steps of shakespeare-char with 1 to 16 sequences
 const LAUNCH: f64 = 4.5;
 
 /// How many multiplications cost what adding up an element of a column costs, and microseconds of reading what is added to.

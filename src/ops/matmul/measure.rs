@@ -27,7 +27,7 @@ pub struct MatmulRates {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Source {
     rustyflow: String,
-    /// The start of the SHA-256 of `shaders/matmul.wgsl` and of what shaders include.
+    /// The start of the SHA-256 of `shaders/matmul.wgsl` and of what it includes.
     shader: String,
     adapter: String,
     backend: String,
@@ -151,8 +151,10 @@ fn without_noise(mut rates: Vec<[u32; 4]>) -> Vec<[u32; 4]> {
 
 impl Source {
     fn new(info: &AdapterInfo) -> Source {
-        let texts = INCLUDES.map(|(_, text)| text);
-        let hash = Sha256::digest([shader!("matmul").source].into_iter().chain(texts).collect::<String>());
+        let source = shader!("matmul").source;
+        let included = INCLUDES.iter().filter(|(name, _)| source.contains(&format!("include \"{name}\"")));
+        let texts = [source].into_iter().chain(included.map(|(_, text)| *text));
+        let hash = Sha256::digest(texts.collect::<String>());
         Source {
             rustyflow: env!("CARGO_PKG_VERSION").to_string(),
             shader: hash[..8].iter().map(|byte| format!("{byte:02x}")).collect(),

@@ -102,6 +102,121 @@ fn every_tile_gives_the_same_bits() {
     }
 }
 
+/// A GPU whose matrix units multiply f32 too.
+fn gpu_with_units() -> Option<Gpu> {
+    let gpu = gpu_for_tests()?.with_f32_on_units(true);
+    if !gpu.limits().f32_on_units {
+        eprintln!("SKIPPED: {} shows no matrix units", gpu.info().name);
+        return None;
+    }
+    Some(gpu)
+}
+
+#[test]
+fn halves_compute_the_product_in_every_layout() {
+    let Some(gpu) = gpu_with_units() else { return };
+    for tile in Tile::HALVES.into_iter().filter(|t| t.fits(gpu.limits())) {
+        let choice = |splits, kernel: MatMul| Choice { transpose_b: kernel.trans_b, ..Choice::new(tile, splits) };
+        let accumulate = MatMul { accumulate: true, ..MatMul::default() };
+        assert_computes(&gpu, choice(1, accumulate), accumulate, [tile.bm, tile.bn, 64]);
+        for (trans_a, trans_b) in [(false, false), (false, true), (true, false), (true, true)] {
+            let kernel = MatMul { trans_a, trans_b, bias: true, ..MatMul::default() };
+            assert_computes(&gpu, choice(1, kernel), kernel, [tile.bm + 4, tile.bn + 8, 36]);
+        }
+        let gradient = MatMul { trans_a: true, sums: true, ..accumulate };
+        assert_computes(&gpu, choice(5, gradient), gradient, [tile.bm + 4, 8, 1032]);
+        assert_computes(&gpu, choice(1, gradient), gradient, [tile.bm, tile.bn, 36]);
+    }
+}
+
+/// The product of a (M, K) and b (K, N) by `tile`.
+fn product(gpu: &Gpu, tile: Tile, a: &[f32], b: &[f32], [m, n, k]: [usize; 3]) -> Vec<f32> {
+    let device = Device::Gpu(gpu.clone());
+    let tensor = |values: &[f32], shape: [usize; 2]| Tensor::from_f32(values, shape, &device).unwrap();
+    let (a, b, y) = (tensor(a, [m, k]), tensor(b, [k, n]), tensor(&vec![0.0; m * n], [m, n]));
+    let kernel = MatMul::default();
+    let d = kernel.dims(a.shape(), b.shape()).unwrap();
+    let plan = kernel.plan(&d, DType::F32, Choice::new(tile, 1), gpu.limits());
+    gpu.run("matmul", Cost::default(), plan, &[a.storage().gpu(), b.storage().gpu()], &[y.storage().gpu()]).unwrap();
+    y.to_f32().unwrap()
+}
+
+/// The root of the mean square of |y - a b|, where a b is computed in f64, as a part of that of a b.
+fn error(y: &[f32], a: &[f32], b: &[f32], [m, n, k]: [usize; 3]) -> f64 {
+    let (mut errors, mut squares) = (0.0, 0.0);
+    for i in 0..m {
+        for j in 0..n {
+            let want: f64 = (0..k).map(|l| f64::from(a[i * k + l]) * f64::from(b[l * n + j])).sum();
+            errors += (f64::from(y[i * n + j]) - want).powi(2);
+            squares += want.powi(2);
+        }
+    }
+    (errors / squares).sqrt()
+}
+
+#[test]
+fn halves_are_as_precise_as_fused_multiply_adds() {
+    let Some(gpu) = gpu_with_units() else { return };
+    let sizes @ [m, n, k] = [128, 128, 2048];
+    let (a, b) = (values(m * k, 1), values(k * n, 2));
+    // Larger and larger from one 32 of k to the next, so that the scale must follow; and of every size side by side.
+    let growing = |i: usize| 2f32.powi((i % k / 32 % 40) as i32 - 20);
+    let mixed = |i: usize| 2f32.powi((random::Key::new(3).bits(i as u32) % 24) as i32 - 12);
+    let scales: [(&str, &dyn Fn(usize) -> f32); 5] =
+        [("one", &|_| 1.0), ("tiny", &|_| 1e-30), ("huge", &|_| 1e30), ("growing", &growing), ("mixed", &mixed)];
+    for (name, scale) in scales {
+        let a: Vec<f32> = a.iter().enumerate().map(|(i, x)| x * scale(i)).collect();
+        let fma = error(&product(&gpu, Tile::ALL[4], &a, &b, sizes), &a, &b, sizes);
+        for tile in Tile::HALVES.into_iter().filter(|t| t.fits(gpu.limits())) {
+            let halves = error(&product(&gpu, tile, &a, &b, sizes), &a, &b, sizes);
+            println!("{name}, {}x{}: {halves:.1e} of halves, {fma:.1e} of fused multiply-adds", tile.bm, tile.bn);
+            assert!(halves <= 1.2 * fma, "{name}, {tile:?}: {halves:e}, of FMAs {fma:e}");
+        }
+    }
+}
+
+/// One scale serves all rows of a tile: what that costs those which are far smaller than others.
+#[test]
+fn rows_of_halves_lose_bits_only_where_others_are_ten_thousand_times_larger() {
+    let Some(gpu) = gpu_with_units() else { return };
+    let sizes @ [m, n, k] = [64, 64, 64];
+    let a: Vec<f32> = values(m * k, 1).iter().enumerate().map(|(i, x)| x * 2f32.powi(-((i / k) as i32))).collect();
+    let b = values(k * n, 2);
+    for tile in Tile::HALVES.into_iter().filter(|t| t.fits(gpu.limits())) {
+        let y = product(&gpu, tile, &a, &b, sizes);
+        for (row, y) in y.chunks(n).enumerate() {
+            let error = error(y, &a[row * k..][..k], &b, [1, n, k]);
+            // 2^-39 of the largest in all, and no less than 22 bits of each number.
+            let bound = 2f64.powi(row as i32 - 38).max(5e-7);
+            assert!(error < bound, "{tile:?}, row {row}: {error:e}");
+        }
+    }
+}
+
+#[test]
+fn halves_keep_what_is_no_number_and_what_is_zero() {
+    let Some(gpu) = gpu_with_units() else { return };
+    let sizes @ [m, n, k] = [64, 64, 64];
+    for tile in Tile::HALVES.into_iter().filter(|t| t.fits(gpu.limits())) {
+        for bad in [f32::NAN, f32::INFINITY] {
+            let mut a = values(m * k, 1);
+            a[5 * k + 40] = bad;
+            let y = product(&gpu, tile, &a, &values(k * n, 2), sizes);
+            assert!(y[5 * n..6 * n].iter().all(|v| !v.is_finite()), "{tile:?}, {bad}");
+            // The rows after it are what they would be without.
+            let b = values(k * n, 2);
+            let rest = error(&y[6 * n..], &a[6 * k..], &b, [m - 6, n, k]);
+            assert!(rest < 1e-6, "{tile:?}, {bad}: {rest}");
+        }
+        // Nothing at first, so that there is no largest to scale by.
+        let a: Vec<f32> =
+            values(m * k, 1).into_iter().enumerate().map(|(i, x)| if i % k < 32 { 0.0 } else { x }).collect();
+        let b = values(k * n, 2);
+        assert!(error(&product(&gpu, tile, &a, &b, sizes), &a, &b, sizes) < 1e-6, "{tile:?}");
+        assert!(product(&gpu, tile, &vec![0.0; m * k], &b, sizes).iter().all(|&v| v == 0.0), "{tile:?}");
+    }
+}
+
 #[test]
 fn an_empty_product_has_a_choice_and_its_bias_a_gradient() {
     for device in Device::for_tests() {
@@ -216,7 +331,7 @@ fn so_does_that_of_matrix_units() {
         let kernel = MatMul { trans_a, trans_b, out: DType::F16, ..MatMul::default() };
         let d = Dims { batch: 1, m, n, k, stride_a: 0, stride_b: 0 };
         let Choice { tile, splits, transpose_b } = Choice::best(&kernel, &d, DType::F16, &limits);
-        (tile.units, tile.bm, tile.bn, splits, transpose_b)
+        (tile.by == Multiplier::Units, tile.bm, tile.bn, splits, transpose_b)
     };
     assert_eq!(best(false, false, 16_384, 3072, 768), (true, 128, 128, 1, false));
     assert_eq!(best(false, true, 16_384, 3072, 768), (true, 128, 128, 1, true));
@@ -225,4 +340,35 @@ fn so_does_that_of_matrix_units() {
     assert_eq!(best(true, false, 1536, 384, 16_384), (true, 128, 128, 7, false)); // 252: two, which run at once
     // Rows that are no whole vectors.
     assert!(!best(false, false, 16_384, 65, 384).0);
+}
+
+#[test]
+fn large_products_of_f32_run_on_units_that_are_fast() {
+    let slow = Limits {
+        binding_bytes: 1 << 30,
+        workgroup_bytes: 48 << 10,
+        workgroup_threads: 1024,
+        f16: true,
+        subgroup_size: 32,
+        matrix_units: 16,
+        ..Limits::WEBGPU_DEFAULT
+    };
+    let fast = Limits { f32_on_units: true, ..slow.clone() };
+    let best = |limits: &Limits, trans_b, [m, n, k]: [usize; 3]| {
+        let d = Dims { batch: 1, m, n, k, stride_a: 0, stride_b: 0 };
+        let Choice { tile, transpose_b, .. } =
+            Choice::best(&MatMul { trans_b, ..MatMul::default() }, &d, DType::F32, limits);
+        (tile.by, transpose_b)
+    };
+    for sizes in [[16_384, 3072, 768], [16_384, 384, 384]] {
+        assert_eq!(best(&fast, false, sizes), (Multiplier::Halves, false));
+        assert_eq!(best(&fast, true, sizes), (Multiplier::Halves, true)); // made of b (K, N) alone
+        assert_eq!(best(&slow, false, sizes).0, Multiplier::Fma);
+    }
+    for sizes in [[256, 384, 384], [1024, 384, 384], [16_384, 65, 384], [16_384, 384, 382]] {
+        assert_eq!(best(&fast, false, sizes).0, Multiplier::Fma, "{sizes:?}");
+    }
+    // Rates that were measured decide between tiles of FMAs alone.
+    let measured = Limits { matmul_rates: Some([[1; 4]; Tile::ALL.len()].into()), ..fast.clone() };
+    assert_eq!(best(&measured, false, [16_384, 3072, 768]).0, Multiplier::Halves);
 }
