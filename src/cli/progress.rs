@@ -84,16 +84,18 @@ impl View {
             s.tokens
         ))?;
         output::line(format_args!(
-            "model      {} parameters: {} layers, {} heads, width {}, context {}",
+            "model      {} parameters: {}, {}, width {}, context {}",
             short(s.parameters as f64),
-            m.n_layer,
-            m.n_head,
+            counted(m.n_layer, "layer"),
+            counted(m.n_head, "head"),
             m.n_embd,
             m.block_size
         ))?;
         output::line(format_args!(
-            "training   {} steps of {} tokens, {:.2} epochs",
-            s.total_steps, s.tokens_per_step, s.epochs
+            "training   {} of {} tokens, {:.2} epochs",
+            counted(s.total_steps, "step"),
+            s.tokens_per_step,
+            s.epochs
         ))?;
         if s.first_step > 0 {
             output::line(format_args!("resumed    after step {}", s.first_step))?;
@@ -155,8 +157,8 @@ fn finish(s: &Summary) -> io::Result<()> {
     let validation = s.validation.as_ref().map(|v| v.loss);
     let stopped = if s.interrupted { format!(", interrupted before {}", s.total_steps) } else { String::new() };
     output::line(format_args!(
-        "trained       {} steps{stopped}, {:.2} epochs, {} tokens/s",
-        s.steps,
+        "trained       {}{stopped}, {:.2} epochs, {} tokens/s",
+        counted(s.steps, "step"),
         s.epochs,
         short(s.tokens_per_s)
     ))?;
@@ -174,4 +176,9 @@ fn finish(s: &Summary) -> io::Result<()> {
         output::line(format_args!("GPU memory    {} at most", size_text(bytes as u64)))?;
     }
     Ok(())
+}
+
+/// "1 step", "2 steps".
+fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }

@@ -69,7 +69,7 @@ impl Corpus {
                     Err(missing(
                         path,
                         "no such corpus: expected `sample`, `wikitext-2`, `tinyshakespeare`, a text file, a folder, \
-                         or `train=PATH,validation=PATH`",
+                         or `train=PATH,validation=PATH` (data.corpus)",
                     ))
                 }
             }

@@ -133,8 +133,8 @@ pub struct Found {
     pub damaged: Vec<Error>,
 }
 
-/// The folder with `model.safetensors` that `path` means: itself; or of the run that it is the best checkpoint, or else
-/// the last, or else the newest that is not damaged.
+/// The folder with `model.safetensors` that `path` means: itself; of the run that it is the best checkpoint, or else
+/// the last, or else the newest that is not damaged; or the one that `best` or `last` in a run's folder names.
 ///
 /// # Errors
 /// If there is no model, or none that is not damaged.
@@ -143,6 +143,15 @@ pub fn find_checkpoint(path: &Path) -> Result<Found> {
     if path.join("model.safetensors").exists() {
         verify_model(path)?;
         return Ok(Found { folder: path.to_path_buf(), damaged: Vec::new() });
+    }
+    if let Some(pointer @ ("best" | "last")) = path.file_name().and_then(|name| name.to_str())
+        && path.is_file()
+    {
+        let pointed = pointed(path.parent().unwrap_or(Path::new("")), pointer);
+        let folder =
+            pointed.ok_or_else(|| missing("names no checkpoint that is there; give the run's folder".into()))?;
+        verify_model(&folder)?;
+        return Ok(Found { folder, damaged: Vec::new() });
     }
     if !path.is_dir() {
         return Err(missing("is not a folder; give a run's folder or a checkpoint's, as in runs/<name>".into()));
@@ -189,6 +198,7 @@ mod tests {
         fs::create_dir_all(run.join("checkpoints/step-")).unwrap();
         fs::write(run.join("last"), "step-/../../../elsewhere").unwrap();
         assert!(find_checkpoint(&run).is_err());
+        assert!(find_checkpoint(&run.join("last")).is_err());
     }
 
     #[test]

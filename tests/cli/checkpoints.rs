@@ -123,6 +123,12 @@ fn one_flipped_bit_is_found_and_the_file_named() {
     let sandbox = Sandbox::trained();
     damage(&sandbox, &format!("{folder}/optimizer.safetensors"));
     sandbox.run(&["generate", "--device", "cpu", "--model", &folder, "-n", "2"]).succeeds();
+    // The pointers in a run's folder mean what they name.
+    let last = format!("{TINY_RUN}/last");
+    sandbox.run(&["generate", "--device", "cpu", "--model", &last, "-n", "2"]).succeeds();
+    sandbox.write(&last, "step-000007\n");
+    let run = sandbox.run(&["generate", "--device", "cpu", "--model", &last]);
+    run.fails_with(&["last: names no checkpoint that is there", "the run's folder"]);
 }
 
 #[test]

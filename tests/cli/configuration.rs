@@ -120,7 +120,7 @@ fn the_short_names_of_a_flat_file_mean_their_keys() {
          BATCH_SIZE=4\nNUM_EPOCHS=0.1\nLEARNING_RATE=0.01\nTEMPERATURE=0.5\nTOP_P=0.9\ndata.tokenizer=word\n",
     );
     let run = sandbox.run(&["train", "--config", "config.env", "--device", "cpu", "--threads", "1"]);
-    run.succeeds().prints(&["1 layers, 2 heads, width 8, context 8", "folder     models/first"]);
+    run.succeeds().prints(&["1 layer, 2 heads, width 8, context 8", "folder     models/first"]);
     assert!(sandbox.exists("models/first/checkpoints"));
 }
 

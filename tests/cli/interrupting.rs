@@ -108,7 +108,7 @@ fn an_interrupt_does_not_wait_for_an_evaluation() {
     interrupt(&child);
     let run = finish(child, stdout).succeeds();
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
-    run.prints(&["trained       1 steps, interrupted before 9"]);
+    run.prints(&["trained       1 step, interrupted before 9"]);
 }
 
 #[test]
