@@ -35,7 +35,7 @@ pub(super) struct Tile {
     pub tm: usize,
     pub tn: usize,
     pub by: Multiplier,
-    /// TFLOP/s when there is enough to do: neither operand transposed, b, a, both. `measure` finds those of other GPUs.
+    /// TFLOP/s when there is enough to do: neither operand transposed, b, a, both. Of FMAs `measure` finds those of other GPUs.
     pub rates: [f64; 4],
     /// Workgroups that share a multiprocessor.
     resident: usize,
