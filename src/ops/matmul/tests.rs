@@ -316,17 +316,20 @@ fn the_tile_follows_the_size_of_the_output() {
     assert!(!best(transposed, 64, 768, 3072, &limits).transpose_b);
 }
 
+/// A large GPU with matrix units.
+const WITH_UNITS: Limits = Limits {
+    binding_bytes: 1 << 30,
+    workgroup_bytes: 48 << 10,
+    workgroup_threads: 1024,
+    f16: true,
+    subgroup_size: 32,
+    matrix_units: 16,
+    ..Limits::WEBGPU_DEFAULT
+};
+
 #[test]
 fn so_does_that_of_matrix_units() {
-    let limits = Limits {
-        binding_bytes: 1 << 30,
-        workgroup_bytes: 48 << 10,
-        workgroup_threads: 1024,
-        f16: true,
-        subgroup_size: 32,
-        matrix_units: 16,
-        ..Limits::WEBGPU_DEFAULT
-    };
+    let limits = WITH_UNITS;
     let best = |trans_a, trans_b, m, n, k| {
         let kernel = MatMul { trans_a, trans_b, out: DType::F16, ..MatMul::default() };
         let d = Dims { batch: 1, m, n, k, stride_a: 0, stride_b: 0 };
@@ -344,15 +347,7 @@ fn so_does_that_of_matrix_units() {
 
 #[test]
 fn large_products_of_f32_run_on_units_that_are_fast() {
-    let slow = Limits {
-        binding_bytes: 1 << 30,
-        workgroup_bytes: 48 << 10,
-        workgroup_threads: 1024,
-        f16: true,
-        subgroup_size: 32,
-        matrix_units: 16,
-        ..Limits::WEBGPU_DEFAULT
-    };
+    let slow = WITH_UNITS;
     let fast = Limits { f32_on_units: true, ..slow.clone() };
     let best = |limits: &Limits, trans_b, [m, n, k]: [usize; 3]| {
         let d = Dims { batch: 1, m, n, k, stride_a: 0, stride_b: 0 };
