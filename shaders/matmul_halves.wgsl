@@ -16,8 +16,8 @@
     var unscale = 0.0;
     {% macro stage() %}
         {% for name, outer, wide, length, origin, edge in operands %}
-        {% set rows = threads // (width(wide, length) | int) %}
-        {% for l in range((BK if wide else length) // rows) %}
+        {% set rows = rows_at_once(wide, length) | int %}
+        {% for l in range(loads(wide, length) | int) %}
         {
             let x = {{ name }}{{ l }} * scale_{{ name }};
             // Rounded by hand: a compiler may take x - f32(f16(x)) for 0.
@@ -33,7 +33,7 @@
         {{ load_tiles() }}
         {% for name, outer, wide, length, origin, edge in operands %}
         var all_{{ name }} = vec4<u32>();
-        {% for l in range((BK if wide else length) // (threads // (width(wide, length) | int))) %}
+        {% for l in range(loads(wide, length) | int) %}
         all_{{ name }} = max(all_{{ name }}, bitcast<vec4<u32>>(abs({{ name }}{{ l }})));
         {% endfor %}
         let largest_{{ name }} = max(max(all_{{ name }}.x, all_{{ name }}.y), max(all_{{ name }}.z, all_{{ name }}.w));
@@ -48,7 +48,7 @@
             {% for name, outer, wide, length, origin, edge in operands %}
             // Of what is finite: infinity must not make zeros of all else.
             var finite_{{ name }} = vec4<u32>();
-            {% for l in range((BK if wide else length) // (threads // (width(wide, length) | int))) %}
+            {% for l in range(loads(wide, length) | int) %}
             {
                 let bits = bitcast<vec4<u32>>(abs({{ name }}{{ l }}));
                 finite_{{ name }} = max(finite_{{ name }}, select(vec4<u32>(), bits, bits < vec4<u32>(0x7f800000u)));

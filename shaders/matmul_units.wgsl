@@ -16,6 +16,9 @@ enable wgpu_cooperative_matrix;
 {# Vectors in a row of a staged tile, whose rows are of k or of m or n, and those from one row to the next: padded against conflicts of banks. #}
 {% macro width(wide, length) %}{{ (length if wide else BK) // 4 }}{% endmacro %}
 {% macro stride(wide, length) %}{{ (length if wide else BK) // 4 + 2 }}{% endmacro %}
+{# Rows of a staged tile that all threads load at once, and how many of those a thread loads. #}
+{% macro rows_at_once(wide, length) %}{{ threads // (width(wide, length) | int) }}{% endmacro %}
+{% macro loads(wide, length) %}{{ (BK if wide else length) // (rows_at_once(wide, length) | int) }}{% endmacro %}
 {# Whether the result leaves the units straight to where it belongs. #}
 {% set direct = not (bias or epilogue or edge_m or edge_n or T_out == "f16") %}
 {% set block_stride = side // 4 + 1 %}
@@ -106,10 +109,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         let k0 = k_begin + step * {{ BK }}u;
         {% endif %}
         {% for name, outer, wide, length, origin, edge in operands %}
-        {% set w = width(wide, length) | int %}
-        {% set rows = threads // w %}
+        {% set rows = rows_at_once(wide, length) | int %}
         let {{ name }}_at = {{ name }}_from + step * {{ name }}_step;
-        {% for l in range((BK if wide else length) // rows) %}
+        {% for l in range(loads(wide, length) | int) %}
         var {{ name }}{{ l }} = vec4<{{ T_in }}>();
         {% set inside_row = ("k0 + " ~ name ~ "_row + " ~ l * rows ~ "u < k_end") if wide else (origin ~ " + " ~ name ~ "_row + " ~ l * rows ~ "u < p." ~ outer) %}
         {% set inside_col = (origin ~ " + " ~ name ~ "_col * 4u < p." ~ outer) if wide else ("k0 + " ~ name ~ "_col * 4u < k_end") %}
@@ -118,7 +120,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         {% endfor %}
         {% if sums %}
         if (tile_row == 0u) {
-            {% for l in range(BK // (threads // (BN // 4))) %}
+            {% for l in range(loads(true, BN) | int) %}
             column_sum += vec4<f32>(b{{ l }});
             {% endfor %}
         }
@@ -145,8 +147,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     for (var step = 0u; step < steps; step += 1u) {
         {{ load_tiles() }}
         {% for name, outer, wide, length, origin, edge in operands %}
-        {% set rows = threads // (width(wide, length) | int) %}
-        {% for l in range((BK if wide else length) // rows) %}
+        {% set rows = rows_at_once(wide, length) | int %}
+        {% for l in range(loads(wide, length) | int) %}
         tile_{{ name }}[{{ name }}_to + {{ l * rows * (stride(wide, length) | int) }}u] = {{ name }}{{ l }};
         {% endfor %}
         {% endfor %}

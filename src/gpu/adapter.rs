@@ -153,9 +153,8 @@ fn matrix_units(adapter: &wgpu::Adapter) -> u32 {
 pub(super) fn units_outrun_fma(name: &str) -> bool {
     const MODELS: [&str; 13] =
         ["V100", "T4", "A30", "A100", "A800", "H100", "H200", "H800", "GH200", "B100", "B200", "B300", "GB200"];
-    let words = name.split(|c: char| !c.is_ascii_alphanumeric());
-    ["NVIDIA", "Tesla"].iter().any(|maker| name.starts_with(maker))
-        && words.into_iter().any(|word| MODELS.contains(&word))
+    let mut words = name.split(|c: char| !c.is_ascii_alphanumeric());
+    ["NVIDIA", "Tesla"].iter().any(|maker| name.starts_with(maker)) && words.any(|word| MODELS.contains(&word))
 }
 
 /// Which of the adapters `choice` means.

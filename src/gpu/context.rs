@@ -68,6 +68,8 @@ impl Gpu {
             [min, max] if min == max && device.features().contains(wgpu::Features::SUBGROUP) => min,
             _ => 0,
         };
+        // A kernel for them must know how many threads hold a matrix together.
+        let matrix_units = if subgroup_size > 0 { matrix_units } else { 0 };
         let limits = Limits {
             binding_bytes: granted.max_storage_buffer_binding_size,
             buffer_bytes: granted.max_buffer_size,
@@ -75,9 +77,8 @@ impl Gpu {
             workgroup_threads: granted.max_compute_invocations_per_workgroup,
             f16: device.features().contains(wgpu::Features::SHADER_F16),
             subgroup_size,
-            // A kernel for them must know how many threads hold a matrix together.
-            matrix_units: if subgroup_size > 0 { matrix_units } else { 0 },
-            f32_on_units: subgroup_size > 0 && matrix_units > 0 && adapter::units_outrun_fma(&info.name),
+            matrix_units,
+            f32_on_units: matrix_units > 0 && adapter::units_outrun_fma(&info.name),
             matmul_rates: None,
         };
         let fault = Arc::new(Mutex::new(None));
