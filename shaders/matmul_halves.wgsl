@@ -29,81 +29,96 @@
         {% endfor %}
         {% endfor %}
     {% endmacro %}
-    for (var step = 0u; step < steps; step += 1u) {
-        {{ load_tiles() }}
+    // Loads of the next step are under way while the units multiply. What is rare is not in the inner loop, for a GPU keeps but so much
+    // code in its caches, and what a driver unrolls of a loop counts several times.
+    {{ declare_loads() }}
+    {{ load_tiles("0u") }}
+    var step = 0u;
+    loop {
+        // At the first tiles, and where later ones hold something more than twice as large: rare. Once in a step, as infinity exceeds
+        // every scale.
+        let searched = step;
         {% for name, outer, wide, length, origin, edge in operands %}
-        var all_{{ name }} = vec4<u32>();
+        // Of what is finite: infinity must not make zeros of all else.
+        var finite_{{ name }} = vec4<u32>();
         {% for l in range(loads(wide, length) | int) %}
-        all_{{ name }} = max(all_{{ name }}, bitcast<vec4<u32>>(abs({{ name }}{{ l }})));
-        {% endfor %}
-        let largest_{{ name }} = max(max(all_{{ name }}.x, all_{{ name }}.y), max(all_{{ name }}.z, all_{{ name }}.w));
-        {% endfor %}
-        workgroupBarrier();
-        {{ stage() }}
-        // Whichever threads write this, they write the same.
-        if ((largest_a >> 23u) >= limits.x || (largest_b >> 23u) >= limits.y) { exceeded = vec4<u32>(step); }
-        workgroupBarrier();
-        // At the first tiles, and where later ones hold something more than twice as large: rare.
-        if (exceeded.x == step) {
-            {% for name, outer, wide, length, origin, edge in operands %}
-            // Of what is finite: infinity must not make zeros of all else.
-            var finite_{{ name }} = vec4<u32>();
-            {% for l in range(loads(wide, length) | int) %}
-            {
-                let bits = bitcast<vec4<u32>>(abs({{ name }}{{ l }}));
-                finite_{{ name }} = max(finite_{{ name }}, select(vec4<u32>(), bits, bits < vec4<u32>(0x7f800000u)));
-            }
-            {% endfor %}
-            let most_{{ name }} = subgroupMax(max(max(finite_{{ name }}.x, finite_{{ name }}.y), max(finite_{{ name }}.z, finite_{{ name }}.w)));
-            {% endfor %}
-            if (thread % {{ subgroup }}u == 0u) { largest[unit] = vec4<u32>(most_a, most_b, 0u, 0u); }
-            workgroupBarrier();
-            var peaks = largest[0];
-            {% for s in range(1, subgroups) %}
-            peaks = max(peaks, largest[{{ s }}]);
-            {% endfor %}
-            // Exponents as f32 stores them, 127 more than they are; the scales are made of such as well.
-            var exponents = clamp(peaks.xy >> vec2<u32>(23u), vec2<u32>(13u), vec2<u32>(254u));
-            exponents.x = max(exponents.x, 154u - min(exponents.y, 154u));
-            scale_a = bitcast<f32>((267u - exponents.x) << 23u);
-            scale_b = bitcast<f32>((267u - exponents.y) << 23u);
-            // Infinity, where products are far beyond f32.
-            unscale = bitcast<f32>(min(exponents.x + exponents.y - 153u, 255u) << 23u);
-            limits = exponents + vec2<u32>(2u);
-            {{ stage() }}
-            workgroupBarrier();
-        }
-        {% for i in range(fragments_m) %}
-        {% for j in range(fragments_n) %}
-        var s{{ i }}_{{ j }}: coop_mat{{ side }}x{{ side }}<f32, C>;
-        {% endfor %}
-        {% endfor %}
-        {% for k in range(0, BK, side) %}
         {
-            {% for i in range(fragments_m) %}
-            let at_a{{ i }} = {{ from_a(k, i) }};
-            {% for half, tile in [["high", "tile"], ["low", "low"]] %}
-            let {{ half }}_a{{ i }} = {{ coop_load_a(tile, "at_a" ~ i) }};
+            let bits = bitcast<vec4<u32>>(abs({{ name }}{{ l }}));
+            finite_{{ name }} = max(finite_{{ name }}, select(vec4<u32>(), bits, bits < vec4<u32>(0x7f800000u)));
+        }
+        {% endfor %}
+        let most_{{ name }} = subgroupMax(max(max(finite_{{ name }}.x, finite_{{ name }}.y), max(finite_{{ name }}.z, finite_{{ name }}.w)));
+        {% endfor %}
+        if (thread % {{ subgroup }}u == 0u) { largest[unit] = vec4<u32>(most_a, most_b, 0u, 0u); }
+        workgroupBarrier();
+        var peaks = largest[0];
+        {% for s in range(1, subgroups) %}
+        peaks = max(peaks, largest[{{ s }}]);
+        {% endfor %}
+        // Exponents as f32 stores them, 127 more than they are; the scales are made of such as well.
+        var exponents = clamp(peaks.xy >> vec2<u32>(23u), vec2<u32>(13u), vec2<u32>(254u));
+        exponents.x = max(exponents.x, 154u - min(exponents.y, 154u));
+        scale_a = bitcast<f32>((267u - exponents.x) << 23u);
+        scale_b = bitcast<f32>((267u - exponents.y) << 23u);
+        // Infinity, where products are far beyond f32.
+        unscale = bitcast<f32>(min(exponents.x + exponents.y - 153u, 255u) << 23u);
+        limits = exponents + vec2<u32>(2u);
+        exceeded = vec4<u32>(0xffffffffu);
+        workgroupBarrier();
+        loop {
+            {{ stage() }}
+            {% for name, outer, wide, length, origin, edge in operands %}
+            var all_{{ name }} = vec4<u32>();
+            {% for l in range(loads(wide, length) | int) %}
+            all_{{ name }} = max(all_{{ name }}, bitcast<vec4<u32>>(abs({{ name }}{{ l }})));
             {% endfor %}
+            let largest_{{ name }} = max(max(all_{{ name }}.x, all_{{ name }}.y), max(all_{{ name }}.z, all_{{ name }}.w));
             {% endfor %}
-            {% for j in range(fragments_n) %}
+            // Whichever threads write this, they write the same.
+            if (step != searched && ((largest_a >> 23u) >= limits.x || (largest_b >> 23u) >= limits.y)) { exceeded.x = step; }
+            workgroupBarrier();
+            if (exceeded.x == step) { break; }
+            {{ add_columns() }}
             {
-                let at_b = {{ from_b(k, j) }};
-                {% for half, tile in [["high", "tile"], ["low", "low"]] %}
-                let {{ half }}_b = {{ coop_load_b(tile, "at_b") }};
-                {% endfor %}
-                {% for half_a, half_b in [["low", "high"], ["high", "low"], ["high", "high"]] %}
+                let next = min(step + 1u, steps - 1u);
+                {{ load_tiles("next") }}
+            }
+            {% for i in range(fragments_m) %}
+            {% for j in range(fragments_n) %}
+            var s{{ i }}_{{ j }}: coop_mat{{ side }}x{{ side }}<f32, C>;
+            {% endfor %}
+            {% endfor %}
+            {% for k in range(0, BK, side) %}
+            {
                 {% for i in range(fragments_m) %}
-                s{{ i }}_{{ j }} = coopMultiplyAdd({{ half_a }}_a{{ i }}, {{ half_b }}_b, s{{ i }}_{{ j }});
+                let at_a{{ i }} = {{ from_a(k, i) }};
+                {% for half, tile in [["high", "tile"], ["low", "low"]] %}
+                let {{ half }}_a{{ i }} = {{ coop_load_a(tile, "at_a" ~ i) }};
                 {% endfor %}
+                {% endfor %}
+                {% for j in range(fragments_n) %}
+                {
+                    let at_b = {{ from_b(k, j) }};
+                    {% for half, tile in [["high", "tile"], ["low", "low"]] %}
+                    let {{ half }}_b = {{ coop_load_b(tile, "at_b") }};
+                    {% endfor %}
+                    {% for half_a, half_b in [["low", "high"], ["high", "low"], ["high", "high"]] %}
+                    {% for i in range(fragments_m) %}
+                    s{{ i }}_{{ j }} = coopMultiplyAdd({{ half_a }}_a{{ i }}, {{ half_b }}_b, s{{ i }}_{{ j }});
+                    {% endfor %}
+                    {% endfor %}
+                }
                 {% endfor %}
             }
             {% endfor %}
+            {% for i in range(fragments_m) %}
+            {% for j in range(fragments_n) %}
+            c{{ i }}_{{ j }} = c{{ i }}_{{ j }} + s{{ i }}_{{ j }} * unscale;
+            {% endfor %}
+            {% endfor %}
+            step += 1u;
+            if (step == steps) { break; }
+            workgroupBarrier();
         }
-        {% endfor %}
-        {% for i in range(fragments_m) %}
-        {% for j in range(fragments_n) %}
-        c{{ i }}_{{ j }} = c{{ i }}_{{ j }} + s{{ i }}_{{ j }} * unscale;
-        {% endfor %}
-        {% endfor %}
+        if (step == steps) { break; }
     }

@@ -19,15 +19,13 @@ enable wgpu_cooperative_matrix;
 {# Rows of a staged tile that all threads load at once, and how many of those a thread loads. #}
 {% macro rows_at_once(wide, length) %}{{ threads // (width(wide, length) | int) }}{% endmacro %}
 {% macro loads(wide, length) %}{{ (BK if wide else length) // (rows_at_once(wide, length) | int) }}{% endmacro %}
-{# Whether the result leaves the units straight to where it belongs. #}
-{% set direct = not (bias or epilogue or edge_m or edge_n or T_out == "f16") %}
 {% set block_stride = side // 4 + 1 %}
-{% set block_len = 0 if direct else subgroups * side * block_stride %}
+{% set block_len = subgroups * side * block_stride %}
 {% set sums_len = threads if sums else 0 %}
 
 @group(0) @binding(0) var<storage, read> a: array<vec4<{{ T_in }}>>;
 @group(0) @binding(1) var<storage, read> b: array<vec4<{{ T_in }}>>;
-{{ more_bindings(2, "f32" if direct else "vec4<" ~ T_out ~ ">") }}
+{{ more_bindings(2, "vec4<" ~ T_out ~ ">") }}
 
 {% for name, outer, wide, length, origin, edge in operands %}
 var<workgroup> tile_{{ name }}: array<vec4<f16>, {{ (BK if wide else length) * (stride(wide, length) | int) }}>;
@@ -40,10 +38,8 @@ var<workgroup> low_{{ name }}: array<vec4<f16>, {{ (BK if wide else length) * (s
 var<workgroup> largest: array<vec4<u32>, {{ subgroups }}>;
 var<workgroup> exceeded: vec4<u32>;
 {% endif %}
-{% if sums or not direct %}
 // Of each subgroup one of its matrices, on the way out; before that, the sums.
 var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else sums_len }}>;
-{% endif %}
 
 @compute @workgroup_size({{ threads }})
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
@@ -72,12 +68,6 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% for i in range(fragments_m) %}
     {% for j in range(fragments_n) %}
     var c{{ i }}_{{ j }}: coop_mat{{ side }}x{{ side }}<f32, C>;
-    {% if direct and accumulate %}
-    {
-        let at = base_c + (tile_row + block_row + {{ i * side }}u) * p.n + tile_col + block_col + {{ j * side }}u;
-        c{{ i }}_{{ j }} = coopLoadT<coop_mat{{ side }}x{{ side }}<f32, C>>(&c[at], p.n);
-    }
-    {% endif %}
     {% endfor %}
     {% endfor %}
 
@@ -103,21 +93,36 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% endif %}
     // Counted in steps, from which all addresses follow: so the driver makes the fastest loop of it.
     let steps = (k_end - k_begin + {{ BK - 1 }}u) / {{ BK }}u;
-    {# The next of each thread's vectors of A and B: all loads go before the first store, so that they are under way together. #}
-    {% macro load_tiles() %}
+    {# Variables for each thread's vectors of A and B. #}
+    {% macro declare_loads() %}
+        {% for name, outer, wide, length, origin, edge in operands %}
+        {% for l in range(loads(wide, length) | int) %}
+        var {{ name }}{{ l }} = vec4<{{ T_in }}>();
+        {% endfor %}
+        {% endfor %}
+    {% endmacro %}
+    {# Loads those of a step: all loads go before the first store, so that they are under way together. #}
+    {% macro load_tiles(step) %}
         {% if edge_m or edge_n or edge_k %}
-        let k0 = k_begin + step * {{ BK }}u;
+        let k0 = k_begin + {{ step }} * {{ BK }}u;
         {% endif %}
         {% for name, outer, wide, length, origin, edge in operands %}
         {% set rows = rows_at_once(wide, length) | int %}
-        let {{ name }}_at = {{ name }}_from + step * {{ name }}_step;
+        let {{ name }}_at = {{ name }}_from + {{ step }} * {{ name }}_step;
         {% for l in range(loads(wide, length) | int) %}
-        var {{ name }}{{ l }} = vec4<{{ T_in }}>();
         {% set inside_row = ("k0 + " ~ name ~ "_row + " ~ l * rows ~ "u < k_end") if wide else (origin ~ " + " ~ name ~ "_row + " ~ l * rows ~ "u < p." ~ outer) %}
         {% set inside_col = (origin ~ " + " ~ name ~ "_col * 4u < p." ~ outer) if wide else ("k0 + " ~ name ~ "_col * 4u < k_end") %}
-        {{ ("if (" ~ inside_row ~ " && " ~ inside_col ~ ") ") if edge or edge_k }}{ {{ name }}{{ l }} = {{ name }}[{{ name }}_at + {{ l * rows }}u * {{ name }}_line]; }
+        {% if edge or edge_k %}
+        {{ name }}{{ l }} = vec4<{{ T_in }}>();
+        if ({{ inside_row }} && {{ inside_col }}) { {{ name }}{{ l }} = {{ name }}[{{ name }}_at + {{ l * rows }}u * {{ name }}_line]; }
+        {% else %}
+        {{ name }}{{ l }} = {{ name }}[{{ name }}_at + {{ l * rows }}u * {{ name }}_line];
+        {% endif %}
         {% endfor %}
         {% endfor %}
+    {% endmacro %}
+    {# Adds up the columns of what a thread has loaded of B. #}
+    {% macro add_columns() %}
         {% if sums %}
         if (tile_row == 0u) {
             {% for l in range(loads(true, BN) | int) %}
@@ -145,7 +150,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% include "matmul_halves" %}
     {% else %}
     for (var step = 0u; step < steps; step += 1u) {
-        {{ load_tiles() }}
+        {{ declare_loads() }}
+        {{ load_tiles("step") }}
+        {{ add_columns() }}
         {% for name, outer, wide, length, origin, edge in operands %}
         {% set rows = rows_at_once(wide, length) | int %}
         {% for l in range(loads(wide, length) | int) %}
@@ -178,21 +185,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     block[thread] = column_sum;
     workgroupBarrier();
     {{ finish_sums("block", threads // (BN // 4)) }}
-    {{ "workgroupBarrier();" if not direct }}
+    workgroupBarrier();
     {% endif %}
-    {# naga wants every argument of a store to be a name. #}
-    {% if direct %}
-    let line = p.n;
-    {% for i in range(fragments_m) %}
-    {% for j in range(fragments_n) %}
-    {
-        let to = base_c + (tile_row + block_row + {{ i * side }}u) * p.n + tile_col + block_col + {{ j * side }}u;
-        let values = c{{ i }}_{{ j }};
-        coopStoreT(values, &c[to], line);
-    }
-    {% endfor %}
-    {% endfor %}
-    {% else %}
     // One matrix at a time: with more of this memory, fewer workgroups would run on a multiprocessor. First all of them, then
     // what touches storage, which a barrier would wait for.
     let lane = thread % {{ subgroup }}u;
@@ -202,17 +196,26 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% set turns = (vectors + subgroup - 1) // subgroup %}
     {# The place of a thread's vector in a matrix; of threads without one, the last. #}
     {% macro place(l) %}{{ "min(lane, " ~ (vectors - 1) ~ "u)" if subgroup > vectors else "(lane + " ~ l * subgroup ~ "u)" }}{% endmacro %}
-    {% if epilogue == "multiply" %}
-    // What is read at the end is on its way while the matrices leave the units.
+    // What is read at the end is on its way while the matrices leave the units: behind a store, no load could start early.
+    {% if bias %}
+    {% for j in range(fragments_n) %}
+    var bias{{ j }}: vec4<f32>;
+    {
+        let n = tile_col + block_col + {{ j * side }}u + lane % {{ side // 4 }}u * 4u;
+        {{ "if (n < p.n) " if edge_n }}{ bias{{ j }} = vec4<f32>(bias[n], bias[n + 1u], bias[n + 2u], bias[n + 3u]); }
+    }
+    {% endfor %}
+    {% endif %}
+    {% if accumulate or epilogue == "multiply" %}
     {% for i in range(fragments_m) %}
     {% for l in range(turns) %}
     {% for j in range(fragments_n) %}
-    var factor{{ i }}_{{ l }}_{{ j }}: vec4<{{ T_out }}>;
+    var read{{ i }}_{{ l }}_{{ j }}: vec4<{{ T_out }}>;
     {
         {% set x = place(l) %}
         let m{{ l }} = tile_row + block_row + {{ i * side }}u + {{ x }} / {{ side // 4 }}u;
         let n{{ l }}_{{ j }} = tile_col + block_col + {{ j * side }}u + {{ x }} % {{ side // 4 }}u * 4u;
-        {{ inside(l, l ~ "_" ~ j) }}{ factor{{ i }}_{{ l }}_{{ j }} = factors[(base_c + m{{ l }} * p.n + n{{ l }}_{{ j }}) / 4u]; }
+        {{ inside(l, l ~ "_" ~ j) }}{ read{{ i }}_{{ l }}_{{ j }} = {{ "c" if accumulate else "factors" }}[(base_c + m{{ l }} * p.n + n{{ l }}_{{ j }}) / 4u]; }
     }
     {% endfor %}
     {% endfor %}
@@ -241,23 +244,19 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         {% for j in range(fragments_n) %}
         let n{{ l }}_{{ j }} = tile_col + block_col + {{ j * side }}u + {{ x }} % {{ side // 4 }}u * 4u;
         let at{{ l }}_{{ j }} = (base_c + m{{ l }} * p.n + n{{ l }}_{{ j }}) / 4u;
-        {% if accumulate %}
-        var old{{ l }}_{{ j }}: vec4<f32>;
-        {{ inside(l, l ~ "_" ~ j) }}{ old{{ l }}_{{ j }} = vec4<f32>(c[at{{ l }}_{{ j }}]); }
-        {% endif %}
         {% endfor %}
         {% endfor %}
         {% for l in range(turns) %}
         {% for j in range(fragments_n) %}
         {{ ("if (lane < " ~ vectors ~ "u) ") if subgroup > vectors }}{
         {{ inside(l, l ~ "_" ~ j) }}{
-            {% set n = "n" ~ l ~ "_" ~ j %}
-            let value = v{{ i }}_{{ j }}_{{ l }}{{ " + vec4<f32>(bias[" ~ n ~ "], bias[" ~ n ~ " + 1u], bias[" ~ n ~ " + 2u], bias[" ~ n ~ " + 3u])" if bias }}{{ " + old" ~ l ~ "_" ~ j if accumulate }};
+            {% set read = "vec4<f32>(read" ~ i ~ "_" ~ l ~ "_" ~ j ~ ")" %}
+            let value = v{{ i }}_{{ j }}_{{ l }}{{ " + bias" ~ j if bias }}{{ " + " ~ read if accumulate }};
             {% if epilogue == "gelu" %}
             c[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(gelu_derivative(value));
             activated[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(gelu(value));
             {% else %}
-            c[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(value{{ " * vec4<f32>(factor" ~ i ~ "_" ~ l ~ "_" ~ j ~ ")" if epilogue == "multiply" }});
+            c[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(value{{ " * " ~ read if epilogue == "multiply" }});
             {% endif %}
         }
         }
@@ -265,5 +264,4 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         {% endfor %}
     }
     {% endfor %}
-    {% endif %}
 }

@@ -270,7 +270,8 @@ impl Choice {
         let fitting = |tiles: &[Tile]| tiles.iter().copied().filter(|t| t.fits(limits)).collect::<Vec<_>>();
         let units = fitting(match operands {
             DType::F16 if whole => &Tile::UNITS,
-            DType::F32 if whole && limits.f32_on_units => &Tile::HALVES,
+            // These load before they look whether there is anything to multiply.
+            DType::F32 if whole && d.k > 0 && limits.f32_on_units => &Tile::HALVES,
             _ => &[],
         });
         let fma = if operands == DType::F16 && !units.is_empty() { vec![] } else { fitting(&Tile::ALL) };
