@@ -10,7 +10,7 @@ use super::timestamps::Timestamps;
 use super::{AdapterChoice, AdapterInfo, adapter};
 use crate::profile::{self, Cost, MemoryKind, MemoryStats, Span};
 use crate::{Error, Result};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
 use std::rc::Rc;
@@ -25,6 +25,8 @@ const FLOPS_PER_SUBMIT: f64 = 4e11;
 const SECONDS_PER_SUBMIT: f64 = 0.1;
 /// Kernels recorded before a submit happens by itself, so that the GPU starts early on what is there.
 const KERNELS_PER_SUBMIT: usize = 256;
+/// And as many when the GPU has nothing to do; at every submit from there on twice as many.
+const KERNELS_WHEN_IDLE: usize = 16;
 // Each has two timestamps at most, and so has its pass.
 const _: () = assert!(4 * KERNELS_PER_SUBMIT <= Timestamps::CAPACITY as usize);
 /// Submits that [`Gpu::keep_busy`] sees to it that the GPU has before it.
@@ -43,6 +45,8 @@ struct Context {
     recorder: RefCell<Recorder>,
     /// Submits that may not be done yet.
     submissions: RefCell<VecDeque<wgpu::SubmissionIndex>>,
+    /// Kernels recorded before the next submit happens by itself.
+    kernels_per_submit: Cell<usize>,
     spares: Spares,
     /// The first error that the driver reported outside a call.
     fault: Arc<Mutex<Option<Fault>>>,
@@ -100,8 +104,9 @@ impl Gpu {
         let pipelines = Pipelines::new(device.clone(), cache);
         let recorder = RefCell::new(Recorder::new(device.clone(), queue, pipelines));
         let (pool, spares, submissions) = (Rc::default(), Spares::default(), RefCell::default());
+        let kernels_per_submit = Cell::new(KERNELS_WHEN_IDLE);
         let memory_bytes = choice.memory_bytes.unwrap_or(usize::MAX);
-        let context = Context { info, device, pool, recorder, submissions, spares, fault, memory_bytes };
+        let context = Context { info, device, pool, recorder, submissions, kernels_per_submit, spares, fault, memory_bytes };
         Ok(Gpu(Rc::new(context), Rc::new(limits)))
     }
 
@@ -232,7 +237,7 @@ impl Gpu {
         recorder.kernel(name, cost, launches);
         let rate = recorder.timestamps.as_ref().and_then(|timestamps| timestamps.flops_per_second);
         let flops = rate.map_or(FLOPS_PER_SUBMIT, |rate| rate * SECONDS_PER_SUBMIT);
-        let due = recorder.kernels >= KERNELS_PER_SUBMIT || recorder.flops >= flops;
+        let due = recorder.kernels >= self.0.kernels_per_submit.get() || recorder.flops >= flops;
         profile::add_span(Span::Encode, started.elapsed());
         if due { self.submit_recorded(&mut recorder) } else { Ok(()) }
     }
@@ -313,7 +318,12 @@ impl Gpu {
     }
 
     fn submit_recorded(&self, recorder: &mut Recorder) -> Result<()> {
-        self.0.submissions.borrow_mut().extend(recorder.submit());
+        let submission = recorder.submit();
+        if submission.is_some() {
+            let kernels = &self.0.kernels_per_submit;
+            kernels.set((2 * kernels.get()).min(KERNELS_PER_SUBMIT));
+        }
+        self.0.submissions.borrow_mut().extend(submission);
         self.check()?;
         recorder.timestamps.as_mut().map_or(Ok(()), Timestamps::collect)
     }
@@ -348,6 +358,7 @@ impl Gpu {
         self.submit()?;
         self.wait(None)?;
         self.0.submissions.borrow_mut().clear();
+        self.0.kernels_per_submit.set(KERNELS_WHEN_IDLE);
         self.0.recorder.borrow_mut().timestamps.as_mut().map_or(Ok(()), Timestamps::collect)
     }
 
@@ -387,6 +398,23 @@ impl fmt::Debug for Gpu {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_idle_gpu_gets_work_early_and_a_busy_one_more_at_once() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        let device = crate::Device::Gpu(gpu.clone());
+        for _ in 0..2 {
+            gpu.synchronize().unwrap();
+            let mut submits = Vec::new();
+            for kernels in 1..=112 {
+                crate::Tensor::full(1.0, [1], &device).unwrap();
+                if gpu.0.submissions.borrow().len() > submits.len() {
+                    submits.push(kernels);
+                }
+            }
+            assert_eq!(submits, [16, 48, 112]);
+        }
+    }
 
     #[test]
     fn a_buffer_without_memory_is_made_once_the_pool_has_given_its_own_back() {

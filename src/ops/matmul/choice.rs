@@ -56,10 +56,10 @@ impl Tile {
             tm: 8,
             tn: 16,
             by: Multiplier::Fma,
-            rates: [51.0, 45.5, 50.5, 43.0],
+            rates: [49.0, 45.5, 51.0, 43.0],
             resident: 1,
             alone: 1.0,
-            ends: 5.0,
+            ends: 2.7,
         },
         Tile {
             bm: 256,
@@ -68,10 +68,10 @@ impl Tile {
             tm: 8,
             tn: 16,
             by: Multiplier::Fma,
-            rates: [48.0, 45.0, 52.0, 43.0],
+            rates: [47.5, 45.5, 53.0, 43.0],
             resident: 1,
             alone: 1.0,
-            ends: 6.0,
+            ends: 3.0,
         },
         Tile {
             bm: 128,
@@ -80,10 +80,10 @@ impl Tile {
             tm: 8,
             tn: 16,
             by: Multiplier::Fma,
-            rates: [45.5, 47.0, 51.0, 44.0],
+            rates: [44.5, 47.0, 48.5, 44.0],
             resident: 2,
-            alone: 0.55,
-            ends: 6.0,
+            alone: 0.6,
+            ends: 3.2,
         },
         Tile {
             bm: 64,
@@ -92,10 +92,10 @@ impl Tile {
             tm: 8,
             tn: 8,
             by: Multiplier::Fma,
-            rates: [45.0, 41.0, 48.5, 38.0],
+            rates: [43.5, 41.0, 47.5, 38.0],
             resident: 4,
-            alone: 0.8,
-            ends: 2.8,
+            alone: 0.86,
+            ends: 1.4,
         },
         Tile {
             bm: 64,
@@ -104,10 +104,10 @@ impl Tile {
             tm: 4,
             tn: 8,
             by: Multiplier::Fma,
-            rates: [37.5, 34.0, 40.5, 33.0],
+            rates: [35.5, 33.5, 40.5, 33.0],
             resident: 4,
-            alone: 0.75,
-            ends: 1.5,
+            alone: 0.85,
+            ends: 1.0,
         },
         Tile {
             bm: 32,
@@ -116,10 +116,10 @@ impl Tile {
             tm: 4,
             tn: 4,
             by: Multiplier::Fma,
-            rates: [27.0, 25.5, 32.0, 25.0],
+            rates: [26.5, 24.5, 31.5, 25.0],
             resident: 12,
-            alone: 0.36,
-            ends: 0.5,
+            alone: 0.49,
+            ends: 0.9,
         },
     ];
 
@@ -132,10 +132,10 @@ impl Tile {
             tm: 64,
             tn: 32,
             by: Multiplier::Halves,
-            rates: [88.0, 86.0, 89.0, 86.0],
+            rates: [97.0, 86.0, 94.0, 86.0],
             resident: 1,
             alone: 1.0,
-            ends: 7.5,
+            ends: 3.2,
         },
         Tile {
             bm: 64,
@@ -144,10 +144,10 @@ impl Tile {
             tm: 32,
             tn: 32,
             by: Multiplier::Halves,
-            rates: [63.0, 62.0, 64.0, 62.0],
+            rates: [52.5, 62.0, 66.0, 62.0],
             resident: 2,
-            alone: 0.5,
-            ends: 6.0,
+            alone: 1.0,
+            ends: 1.7,
         },
     ];
 
@@ -160,10 +160,10 @@ impl Tile {
             tm: 64,
             tn: 64,
             by: Multiplier::Units,
-            rates: [250.0, 153.0, 270.0, 145.0],
+            rates: [245.0, 181.0, 253.0, 145.0],
             resident: 2,
-            alone: 0.7,
-            ends: 5.5,
+            alone: 0.96,
+            ends: 3.8,
         },
         Tile {
             bm: 128,
@@ -172,10 +172,10 @@ impl Tile {
             tm: 64,
             tn: 32,
             by: Multiplier::Units,
-            rates: [185.0, 158.0, 235.0, 150.0],
+            rates: [173.0, 163.0, 188.0, 150.0],
             resident: 3,
-            alone: 0.63,
-            ends: 5.0,
+            alone: 0.96,
+            ends: 2.6,
         },
         Tile {
             bm: 64,
@@ -184,10 +184,10 @@ impl Tile {
             tm: 32,
             tn: 32,
             by: Multiplier::Units,
-            rates: [160.0, 125.0, 176.0, 118.0],
+            rates: [163.0, 146.0, 184.0, 118.0],
             resident: 3,
-            alone: 0.57,
-            ends: 3.6,
+            alone: 0.76,
+            ends: 1.9,
         },
     ];
 
@@ -251,8 +251,7 @@ impl Tile {
         let (full, rest) = (workgroups / self.resident, (workgroups % self.resident) as f64);
         let last = if rest > 0.0 { rest * work / (self.alone * rest).min(1.0) + ends } else { 0.0 };
         let sum = if splits > 1 { LAUNCH + ((splits + 1) * d.m * d.n * 4) as f64 / BANDWIDTH } else { 0.0 };
-        let start = if self.by == Multiplier::Halves { START_OF_HALVES } else { START };
-        start + full as f64 * (self.resident as f64 * work + ends) + last + sum
+        LAUNCH + full as f64 * (self.resident as f64 * work + ends) + last + sum
     }
 }
 
@@ -332,11 +331,9 @@ const OVERHANGING: f64 = 0.88;
 /// Those of an H200, on which the tiles were measured.
 pub(in crate::ops) const MULTIPROCESSORS: usize = 132;
 
-/// Bytes per microsecond of memory, microseconds that a product takes at least, and those that one more launch costs.
-const BANDWIDTH: f64 = 3e6;
-const START: f64 = 9.0;
-const START_OF_HALVES: f64 = 19.0; // fitted to whole steps of shakespeare-char with 1 to 16 sequences
-const LAUNCH: f64 = 4.5;
+/// Bytes per microsecond of memory, and microseconds that a launch costs.
+const BANDWIDTH: f64 = 3.3e6;
+const LAUNCH: f64 = 2.4;
 
 /// How many multiplications cost what adding up an element of a column costs, and microseconds of reading what is added to.
 const ADDITION: f64 = 3.0;

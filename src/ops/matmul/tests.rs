@@ -339,7 +339,7 @@ fn so_does_that_of_matrix_units() {
     assert_eq!(best(false, false, 16_384, 3072, 768), (true, 128, 128, 1, false));
     assert_eq!(best(false, true, 16_384, 3072, 768), (true, 128, 128, 1, true));
     assert_eq!(best(false, false, 2048, 128, 128), (true, 64, 64, 1, false));
-    assert_eq!(best(true, false, 768, 3072, 16_384), (true, 128, 128, 7, false)); // 1008 workgroups: almost eight for each
+    assert_eq!(best(true, false, 768, 3072, 16_384), (true, 128, 128, 9, false)); // 1296 workgroups: almost ten for each
     assert_eq!(best(true, false, 1536, 384, 16_384), (true, 128, 128, 7, false)); // 252: two, which run at once
     // Rows that are no whole vectors.
     assert!(!best(false, false, 16_384, 65, 384).0);
@@ -355,12 +355,12 @@ fn large_products_of_f32_run_on_units_that_are_fast() {
             Choice::best(&MatMul { trans_b, ..MatMul::default() }, &d, DType::F32, limits);
         (tile.by, transpose_b)
     };
-    for sizes in [[16_384, 3072, 768], [16_384, 384, 384]] {
+    for sizes in [[16_384, 3072, 768], [16_384, 384, 384], [1024, 1536, 384]] {
         assert_eq!(best(&fast, false, sizes), (Multiplier::Halves, false));
         assert_eq!(best(&fast, true, sizes), (Multiplier::Halves, true)); // made of b (K, N) alone
         assert_eq!(best(&slow, false, sizes).0, Multiplier::Fma);
     }
-    for sizes in [[256, 384, 384], [1024, 384, 384], [16_384, 65, 384], [16_384, 384, 382]] {
+    for sizes in [[64, 64, 64], [512, 128, 128], [16_384, 65, 384], [16_384, 384, 382]] {
         assert_eq!(best(&fast, false, sizes).0, Multiplier::Fma, "{sizes:?}");
     }
     // Rates that were measured decide between tiles of FMAs alone.
