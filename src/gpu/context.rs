@@ -106,7 +106,8 @@ impl Gpu {
         let (pool, spares, submissions) = (Rc::default(), Spares::default(), RefCell::default());
         let kernels_per_submit = Cell::new(KERNELS_WHEN_IDLE);
         let memory_bytes = choice.memory_bytes.unwrap_or(usize::MAX);
-        let context = Context { info, device, pool, recorder, submissions, kernels_per_submit, spares, fault, memory_bytes };
+        let context =
+            Context { info, device, pool, recorder, submissions, kernels_per_submit, spares, fault, memory_bytes };
         Ok(Gpu(Rc::new(context), Rc::new(limits)))
     }
 
