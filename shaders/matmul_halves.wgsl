@@ -29,14 +29,14 @@
         {% endfor %}
         {% endfor %}
     {% endmacro %}
-    // Loads of the next step are under way while the units multiply. What is rare is not in the inner loop, for a GPU keeps but so much
-    // code in its caches, and what a driver unrolls of a loop counts several times.
+    // Loads of the next step are under way while the units multiply. What is rare is kept out of the inner loop: drivers unroll
+    // it with the rest, and a GPU's instruction caches are small (docs/performance.md).
     {{ declare_loads() }}
     {{ load_tiles("0u") }}
     var step = 0u;
     loop {
-        // At the first tiles, and where later ones hold something more than twice as large: rare. Once in a step, as infinity exceeds
-        // every scale.
+        // At the first tiles, and where later ones hold something more than twice as large: rare. Never twice in a step, though
+        // infinity exceeds every scale.
         let searched = step;
         {% for name, outer, wide, length, origin, edge in operands %}
         // Of what is finite: infinity must not make zeros of all else.
@@ -80,6 +80,7 @@
             if (exceeded.x == step) { break; }
             {{ add_columns() }}
             {
+                // The last step's once more, for nothing, instead of a branch.
                 let next = min(step + 1u, steps - 1u);
                 {{ load_tiles("next") }}
             }

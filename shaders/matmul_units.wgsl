@@ -101,7 +101,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         {% endfor %}
         {% endfor %}
     {% endmacro %}
-    {# Loads those of a step: all loads go before the first store, so that they are under way together. #}
+    {# Loads those of a step, all before the next store, so that they are under way together. #}
     {% macro load_tiles(step) %}
         {% if edge_m or edge_n or edge_k %}
         let k0 = k_begin + {{ step }} * {{ BK }}u;
@@ -188,15 +188,14 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     workgroupBarrier();
     {% endif %}
     // One matrix at a time: with more of this memory, fewer workgroups would run on a multiprocessor. First all of them, then
-    // what touches storage, which a barrier would wait for.
+    // what is written to storage, which a barrier would wait for.
     let lane = thread % {{ subgroup }}u;
     let block_at = unit * {{ side * block_stride }}u;
     let line = {{ block_stride }}u;
     {% set vectors = side * side // 4 %}
     {% set turns = (vectors + subgroup - 1) // subgroup %}
-    {# The place of a thread's vector in a matrix; of threads without one, the last. #}
+    {# The place of a thread's vector in a matrix; of threads without one, the last. All of a thread's lie in the same columns. #}
     {% macro place(l) %}{{ "min(lane, " ~ (vectors - 1) ~ "u)" if subgroup > vectors else "(lane + " ~ l * subgroup ~ "u)" }}{% endmacro %}
-    // What is read at the end is on its way while the matrices leave the units: behind a store, no load could start early.
     {% if bias %}
     {% for j in range(fragments_n) %}
     var bias{{ j }}: vec4<f32>;
@@ -206,8 +205,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     }
     {% endfor %}
     {% endif %}
-    {% if accumulate or epilogue == "multiply" %}
-    {% for i in range(fragments_m) %}
+    {# What row i of a subgroup's matrices is added to or multiplied by. #}
+    {% macro read_row(i) %}
     {% for l in range(turns) %}
     {% for j in range(fragments_n) %}
     var read{{ i }}_{{ l }}_{{ j }}: vec4<{{ T_out }}>;
@@ -219,11 +218,19 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     }
     {% endfor %}
     {% endfor %}
+    {% endmacro %}
+    {% set reads = accumulate or epilogue == "multiply" %}
+    {# Of all rows at once, on its way while the matrices leave the units, if that takes at most 64 registers. #}
+    {% set early = TM * TN // subgroup * (2 if T_out == "f16" else 4) <= 256 %}
+    {% if reads and early %}
+    {% for i in range(fragments_m) %}
+    {{ read_row(i) }}
     {% endfor %}
     {% endif %}
     {% for i in range(fragments_m) %}
     {% for j in range(fragments_n) %}
     {
+        {# naga wants every argument of a store to be a name. #}
         let to = block_at;
         let values = c{{ i }}_{{ j }};
         coopStoreT(values, &block[to], line);
@@ -238,6 +245,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% endfor %}
     {% for i in range(fragments_m) %}
     {
+        {{ read_row(i) if reads and not early }}
         {% for l in range(turns) %}
         {% set x = place(l) %}
         let m{{ l }} = tile_row + block_row + {{ i * side }}u + {{ x }} / {{ side // 4 }}u;

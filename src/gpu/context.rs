@@ -25,7 +25,7 @@ const FLOPS_PER_SUBMIT: f64 = 4e11;
 const SECONDS_PER_SUBMIT: f64 = 0.1;
 /// Kernels recorded before a submit happens by itself, so that the GPU starts early on what is there.
 const KERNELS_PER_SUBMIT: usize = 256;
-/// And as many when the GPU has nothing to do; at every submit from there on twice as many.
+/// And as many after the host has waited for all that was submitted, because the GPU has nothing to do then; after each submit twice as many.
 const KERNELS_WHEN_IDLE: usize = 16;
 // Each has two timestamps at most, and so has its pass.
 const _: () = assert!(4 * KERNELS_PER_SUBMIT <= Timestamps::CAPACITY as usize);

@@ -160,6 +160,7 @@ impl MatMul {
                 || self.trans_a && !self.trans_b && !self.bias && d.batch == 1 && self.epilogue == Epilogue::Nothing,
             "only products of weight gradients add up columns"
         );
+        debug_assert!(d.k > 0 || choice.tile.by != Multiplier::Halves, "a product of halves has a last step");
         let Tile { bm, bn, bk, tm, tn, .. } = choice.tile;
         let (tiles_m, tiles_n) = (d.m.div_ceil(bm), d.n.div_ceil(bn));
         let (k_piece, splits) = choice.tile.pieces(d, choice.splits);

@@ -123,7 +123,7 @@ impl Tile {
         },
     ];
 
-    /// Those for matrix units and f32 operands.
+    /// Those for matrix units and f32 operands; b is never (N, K) there, so two rates of each do not matter.
     pub const HALVES: [Tile; 2] = [
         Tile {
             bm: 128,
@@ -244,7 +244,7 @@ impl Tile {
             rate /= 1.0 + ADDITION * self.bn as f64 / (threads * self.tm * self.tn) as f64;
         }
         // What a workgroup reads at its end delays the next, if no other computes meanwhile.
-        let waits = kernel.accumulate && splits == 1 && self.resident == 1;
+        let waits = kernel.accumulate && splits == 1 && self.by == Multiplier::Fma && self.resident == 1;
         let ends = self.ends + if waits { READING } else { 0.0 };
         let work = MULTIPROCESSORS as f64 * 2.0 * (self.bm * self.bn * piece) as f64 / (rate * 1e6);
         let workgroups = (self.count(d) * splits).div_ceil(MULTIPROCESSORS);
@@ -269,7 +269,7 @@ impl Choice {
         let fitting = |tiles: &[Tile]| tiles.iter().copied().filter(|t| t.fits(limits)).collect::<Vec<_>>();
         let units = fitting(match operands {
             DType::F16 if whole => &Tile::UNITS,
-            // These load before they look whether there is anything to multiply.
+            // Their loop ends at its last step: there must be one.
             DType::F32 if whole && d.k > 0 && limits.f32_on_units => &Tile::HALVES,
             _ => &[],
         });

@@ -129,6 +129,31 @@ fn halves_compute_the_product_in_every_layout() {
     }
 }
 
+/// Numbers that outgrow their scale at one step after another: every step must be multiplied and its columns added up once.
+#[test]
+fn halves_count_every_step_once() {
+    let Some(gpu) = gpu_with_units() else { return };
+    let device = Device::Gpu(gpu.clone());
+    for tile in Tile::HALVES.into_iter().filter(|t| t.fits(gpu.limits())) {
+        let [m, n, k] = [tile.bm, tile.bn, 5 * tile.bk];
+        let tensor = |shape: [usize; 2], value: &dyn Fn(usize) -> f32| {
+            let values: Vec<f32> = (0..shape[0] * shape[1]).map(|i| value(i / shape[1])).collect();
+            Tensor::from_f32(&values, shape, &device).unwrap()
+        };
+        let growing = |row: usize| 10.0 * [1.0, 8.0, 8.0, 64.0, 64.0][row / tile.bk];
+        let (a, b) = (tensor([k, m], &|_| 1.0), tensor([k, n], &growing));
+        let (y, sums) = (tensor([m, n], &|_| 3.0), Tensor::full(5.0, [n], &device).unwrap());
+        let kernel = MatMul { trans_a: true, sums: true, accumulate: true, ..MatMul::default() };
+        let d = kernel.dims(a.shape(), b.shape()).unwrap();
+        let plan = kernel.plan(&d, DType::F32, Choice::new(tile, 1), gpu.limits());
+        let [a, b, out, out_sums] = [&a, &b, &y, &sums].map(|t| t.storage().gpu());
+        gpu.run("matmul", Cost::default(), plan, &[a, b], &[out, out_sums]).unwrap();
+        let total = 1450.0 * tile.bk as f32;
+        assert_eq!(y.to_f32().unwrap(), vec![total + 3.0; m * n], "{tile:?}");
+        assert_eq!(sums.to_f32().unwrap(), vec![total + 5.0; n], "{tile:?}");
+    }
+}
+
 /// The product of a (M, K) and b (K, N) by `tile`.
 fn product(gpu: &Gpu, tile: Tile, a: &[f32], b: &[f32], [m, n, k]: [usize; 3]) -> Vec<f32> {
     let device = Device::Gpu(gpu.clone());
@@ -200,7 +225,7 @@ fn halves_keep_what_is_no_number_and_what_is_zero() {
     for tile in Tile::HALVES.into_iter().filter(|t| t.fits(gpu.limits())) {
         for bad in [f32::NAN, f32::INFINITY] {
             let mut a = values(m * k, 1);
-            a[5 * k + 40] = bad;
+            [a[5 * k + 20], a[5 * k + 40]] = [bad; 2];
             let y = product(&gpu, tile, &a, &values(k * n, 2), sizes);
             assert!(y[5 * n..6 * n].iter().all(|v| !v.is_finite()), "{tile:?}, {bad}");
             // The rows after it are what they would be without.
@@ -219,7 +244,8 @@ fn halves_keep_what_is_no_number_and_what_is_zero() {
 
 #[test]
 fn an_empty_product_has_a_choice_and_its_bias_a_gradient() {
-    for device in Device::for_tests() {
+    let with_units = gpu_for_tests().map(|gpu| Device::Gpu(gpu.with_f32_on_units(true)));
+    for device in Device::for_tests().into_iter().chain(with_units) {
         let tensor = |shape: &[usize]| Tensor::from_f32(&values(shape.iter().product(), 1), shape, &device).unwrap();
         for (rows, k) in [(0, 3), (5, 0), (0, 0)] {
             let [x, weight, bias] = [tensor(&[rows, k]), tensor(&[k, 4]), tensor(&[4])];
