@@ -63,13 +63,26 @@ pub(super) struct Recorder {
     pub kernels: usize,
     pub flops: f64,
     pub uploaded: usize,
+    /// Whether the next submit has shaders to compile.
+    pub must_compile: bool,
 }
 
 impl Recorder {
     pub fn new(device: wgpu::Device, queue: wgpu::Queue, pipelines: Pipelines) -> Recorder {
         let timestamps = Timestamps::new(&device, &queue);
         let (commands, to_map) = (Vec::new(), Vec::new());
-        Recorder { device, queue, pipelines, timestamps, commands, to_map, kernels: 0, flops: 0.0, uploaded: 0 }
+        Recorder {
+            device,
+            queue,
+            pipelines,
+            timestamps,
+            commands,
+            to_map,
+            kernels: 0,
+            flops: 0.0,
+            uploaded: 0,
+            must_compile: false,
+        }
     }
 
     /// Records a kernel: its launches and what each binds.
@@ -78,7 +91,8 @@ impl Recorder {
             let pipeline = self.pipelines.compiled(&launch);
             Bound { launch, parts, pipeline }
         };
-        let launches = launches.map(bind).collect();
+        let launches: Vec<Bound> = launches.map(bind).collect();
+        self.must_compile |= launches.iter().any(|bound| bound.pipeline.is_none());
         let timed = self.timestamps.as_ref().is_some_and(|timestamps| timestamps.kernels);
         self.commands.push(Command::Kernel { name, cost, timed, launches });
         profile::count_kernel(name);
@@ -127,7 +141,7 @@ impl Recorder {
         if let Some(timestamps) = &mut self.timestamps {
             timestamps.submitted(timed);
         }
-        (self.kernels, self.flops, self.uploaded) = (0, 0.0, 0);
+        (self.kernels, self.flops, self.uploaded, self.must_compile) = (0, 0.0, 0, false);
         profile::add_span(Span::Compile, compile_time);
         profile::add_span(Span::Encode, started.elapsed() - compile_time);
         Some(index)
