@@ -97,7 +97,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% macro declare_loads() %}
         {% for name, outer, wide, length, origin, edge in operands %}
         {% for l in range(loads(wide, length) | int) %}
-        var {{ name }}{{ l }} = vec4<{{ T_in }}>();
+        var {{ name }}{{ l }}: vec4<{{ T_in }}>;
         {% endfor %}
         {% endfor %}
     {% endmacro %}
@@ -205,19 +205,32 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     }
     {% endfor %}
     {% endif %}
-    {# What row i of a subgroup's matrices is added to or multiplied by. #}
+    {# Where a thread's vectors of row i of a subgroup's matrices lie in C. #}
+    {% macro locate(i) %}
+        {% for l in range(turns) %}
+        {% set x = place(l) %}
+        let m{{ l }} = tile_row + block_row + {{ i * side }}u + {{ x }} / {{ side // 4 }}u;
+        {% for j in range(fragments_n) %}
+        let n{{ l }}_{{ j }} = tile_col + block_col + {{ j * side }}u + {{ x }} % {{ side // 4 }}u * 4u;
+        let at{{ l }}_{{ j }} = (base_c + m{{ l }} * p.n + n{{ l }}_{{ j }}) / 4u;
+        {% endfor %}
+        {% endfor %}
+    {% endmacro %}
+    {# What they are added to or multiplied by. #}
     {% macro read_row(i) %}
     {% for l in range(turns) %}
     {% for j in range(fragments_n) %}
     var read{{ i }}_{{ l }}_{{ j }}: vec4<{{ T_out }}>;
+    {% endfor %}
+    {% endfor %}
     {
-        {% set x = place(l) %}
-        let m{{ l }} = tile_row + block_row + {{ i * side }}u + {{ x }} / {{ side // 4 }}u;
-        let n{{ l }}_{{ j }} = tile_col + block_col + {{ j * side }}u + {{ x }} % {{ side // 4 }}u * 4u;
-        {{ inside(l, l ~ "_" ~ j) }}{ read{{ i }}_{{ l }}_{{ j }} = {{ "c" if accumulate else "factors" }}[(base_c + m{{ l }} * p.n + n{{ l }}_{{ j }}) / 4u]; }
+        {{ locate(i) }}
+        {% for l in range(turns) %}
+        {% for j in range(fragments_n) %}
+        {{ inside(l, l ~ "_" ~ j) }}{ read{{ i }}_{{ l }}_{{ j }} = {{ "c" if accumulate else "factors" }}[at{{ l }}_{{ j }}]; }
+        {% endfor %}
+        {% endfor %}
     }
-    {% endfor %}
-    {% endfor %}
     {% endmacro %}
     {% set reads = accumulate or epilogue == "multiply" %}
     {# Of all rows at once, on its way while the matrices leave the units, if that takes at most 64 registers. #}
@@ -246,14 +259,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% for i in range(fragments_m) %}
     {
         {{ read_row(i) if reads and not early }}
-        {% for l in range(turns) %}
-        {% set x = place(l) %}
-        let m{{ l }} = tile_row + block_row + {{ i * side }}u + {{ x }} / {{ side // 4 }}u;
-        {% for j in range(fragments_n) %}
-        let n{{ l }}_{{ j }} = tile_col + block_col + {{ j * side }}u + {{ x }} % {{ side // 4 }}u * 4u;
-        let at{{ l }}_{{ j }} = (base_c + m{{ l }} * p.n + n{{ l }}_{{ j }}) / 4u;
-        {% endfor %}
-        {% endfor %}
+        {{ locate(i) }}
         {% for l in range(turns) %}
         {% for j in range(fragments_n) %}
         {{ ("if (lane < " ~ vectors ~ "u) ") if subgroup > vectors }}{

@@ -9,6 +9,15 @@ fn values(len: usize, seed: u64) -> Vec<f32> {
     (0..len as u32).map(|i| random::Key::new(seed).bits(i) as f32 / (1u64 << 31) as f32 - 1.0).collect()
 }
 
+/// Runs a product of f32 as `choice` has it.
+fn run_as(gpu: &Gpu, choice: Choice, kernel: MatMul, inputs: &[Tensor], outputs: &[Tensor]) {
+    let d = kernel.dims(inputs[0].shape(), inputs[1].shape()).unwrap();
+    let plan = kernel.plan(&d, DType::F32, choice, gpu.limits());
+    let [read, written] =
+        [inputs, outputs].map(|tensors| tensors.iter().map(|t| t.storage().gpu()).collect::<Vec<_>>());
+    gpu.run("matmul", Cost::default(), plan, &read, &written).unwrap();
+}
+
 /// What `tile` makes of a product must be what the CPU makes of it.
 fn assert_computes(gpu: &Gpu, choice: Choice, kernel: MatMul, [m, n, k]: [usize; 3]) {
     let tensors = |device: &Device| {
@@ -26,10 +35,7 @@ fn assert_computes(gpu: &Gpu, choice: Choice, kernel: MatMul, [m, n, k]: [usize;
     let (inputs, want) = tensors(&Device::Cpu);
     run_into(&kernel, &inputs.iter().collect::<Vec<_>>(), &want.iter().collect::<Vec<_>>()).unwrap();
     let (inputs, got) = tensors(&Device::Gpu(gpu.clone()));
-    let d = kernel.dims(inputs[0].shape(), inputs[1].shape()).unwrap();
-    let [read, written] = [&inputs, &got].map(|tensors| tensors.iter().map(|t| t.storage().gpu()).collect::<Vec<_>>());
-    let plan = kernel.plan(&d, DType::F32, choice, gpu.limits());
-    gpu.run("matmul", Cost::default(), plan, &read, &written).unwrap();
+    run_as(gpu, choice, kernel, &inputs, &got);
     for (i, (got, want)) in got.iter().zip(&want).enumerate() {
         let (got, want) = (got.to_f32().unwrap(), want.to_f32().unwrap());
         // Sums of k products below 1, each rounded to 6e-8 of a partial sum of about sqrt(k).
@@ -83,17 +89,13 @@ fn every_tile_gives_the_same_bits() {
             tensor(&if trans_b { [n, k] } else { [k, n] }, 2),
             tensor(&[n], 3),
         ];
-        let d = kernel.dims(inputs[0].shape(), inputs[1].shape()).unwrap();
-        let slices: Vec<_> = inputs.iter().map(|t| t.storage().gpu()).collect();
         let mut choices: Vec<Choice> =
             Tile::ALL.into_iter().filter(|t| t.fits(gpu.limits())).map(|t| Choice::new(t, splits)).collect();
         choices.extend(trans_b.then(|| Choice { transpose_b: true, ..choices[0] }));
         let mut results = choices.into_iter().map(|choice| {
-            let (y, sums) = (tensor(&[m, n], 4), tensor(&[n], 5));
-            let outputs = [y.storage().gpu(), sums.storage().gpu()];
-            let plan = kernel.plan(&d, DType::F32, choice, gpu.limits());
-            gpu.run("matmul", Cost::default(), plan, &slices, &outputs[..1 + kernel.sums as usize]).unwrap();
-            (choice, [y.to_bytes().unwrap(), sums.to_bytes().unwrap()])
+            let outputs = [tensor(&[m, n], 4), tensor(&[n], 5)];
+            run_as(&gpu, choice, kernel, &inputs, &outputs[..1 + kernel.sums as usize]);
+            (choice, outputs.map(|t| t.to_bytes().unwrap()))
         });
         let (first, bits) = results.next().unwrap();
         for (choice, other) in results {
@@ -141,16 +143,14 @@ fn halves_count_every_step_once() {
             Tensor::from_f32(&values, shape, &device).unwrap()
         };
         let growing = |row: usize| 10.0 * [1.0, 8.0, 8.0, 64.0, 64.0][row / tile.bk];
-        let (a, b) = (tensor([k, m], &|_| 1.0), tensor([k, n], &growing));
-        let (y, sums) = (tensor([m, n], &|_| 3.0), Tensor::full(5.0, [n], &device).unwrap());
+        let inputs = [tensor([k, m], &|_| 1.0), tensor([k, n], &growing)];
+        let outputs = [tensor([m, n], &|_| 3.0), Tensor::full(5.0, [n], &device).unwrap()];
         let kernel = MatMul { trans_a: true, sums: true, accumulate: true, ..MatMul::default() };
-        let d = kernel.dims(a.shape(), b.shape()).unwrap();
-        let plan = kernel.plan(&d, DType::F32, Choice::new(tile, 1), gpu.limits());
-        let [a, b, out, out_sums] = [&a, &b, &y, &sums].map(|t| t.storage().gpu());
-        gpu.run("matmul", Cost::default(), plan, &[a, b], &[out, out_sums]).unwrap();
+        run_as(&gpu, Choice::new(tile, 1), kernel, &inputs, &outputs);
         let total = 1450.0 * tile.bk as f32;
-        assert_eq!(y.to_f32().unwrap(), vec![total + 3.0; m * n], "{tile:?}");
-        assert_eq!(sums.to_f32().unwrap(), vec![total + 5.0; n], "{tile:?}");
+        let [y, sums] = outputs.map(|t| t.to_f32().unwrap());
+        assert_eq!(y, vec![total + 3.0; m * n], "{tile:?}");
+        assert_eq!(sums, vec![total + 5.0; n], "{tile:?}");
     }
 }
 
@@ -158,12 +158,9 @@ fn halves_count_every_step_once() {
 fn product(gpu: &Gpu, tile: Tile, a: &[f32], b: &[f32], [m, n, k]: [usize; 3]) -> Vec<f32> {
     let device = Device::Gpu(gpu.clone());
     let tensor = |values: &[f32], shape: [usize; 2]| Tensor::from_f32(values, shape, &device).unwrap();
-    let (a, b, y) = (tensor(a, [m, k]), tensor(b, [k, n]), tensor(&vec![0.0; m * n], [m, n]));
-    let kernel = MatMul::default();
-    let d = kernel.dims(a.shape(), b.shape()).unwrap();
-    let plan = kernel.plan(&d, DType::F32, Choice::new(tile, 1), gpu.limits());
-    gpu.run("matmul", Cost::default(), plan, &[a.storage().gpu(), b.storage().gpu()], &[y.storage().gpu()]).unwrap();
-    y.to_f32().unwrap()
+    let y = [tensor(&vec![0.0; m * n], [m, n])];
+    run_as(gpu, Choice::new(tile, 1), MatMul::default(), &[tensor(a, [m, k]), tensor(b, [k, n])], &y);
+    y[0].to_f32().unwrap()
 }
 
 /// The root of the mean square of |y - a b|, where a b is computed in f64, as a part of that of a b.
