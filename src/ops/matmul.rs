@@ -26,7 +26,7 @@ use crate::shader;
 use crate::tensor::{Edge, Grads, run};
 
 /// What a product does with its result before it leaves the registers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) enum Epilogue {
     #[default]
     Nothing,
@@ -38,7 +38,7 @@ pub(crate) enum Epilogue {
 
 /// `y = op(a) op(b) [+ bias]`, or `y += op(a) op(b)` with `accumulate`, then the epilogue. Inputs: a, b, with `bias` a
 /// vector (N), and what the epilogue needs.
-#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct MatMul {
     pub trans_a: bool,
     pub trans_b: bool,
@@ -53,7 +53,7 @@ pub(crate) struct MatMul {
 }
 
 /// The sizes of a (batch of) products, and how many elements lie between the matrices of a batch.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Dims {
     batch: usize,
     m: usize,
@@ -145,7 +145,7 @@ impl Kernel for MatMul {
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
         let d = self.checked_dims(inputs);
         let dtype = inputs[0].dtype;
-        self.plan(&d, dtype, Choice::best(self, &d, dtype, limits), limits)
+        self.plan(&d, dtype, Choice::remembered(self, &d, dtype, limits), limits)
     }
 }
 

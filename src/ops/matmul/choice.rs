@@ -3,6 +3,8 @@
 use super::{Dims, MatMul};
 use crate::gpu::Limits;
 use crate::tensor::DType;
+use std::cell::RefCell;
+use std::collections::HashMap;
 
 /// How a product is computed.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -255,7 +257,28 @@ impl Tile {
     }
 }
 
+/// What was chosen on a device: a training step asks for the same few dozen products each time, and to compare all that could
+/// compute them takes the host longer than to record one.
+struct Chosen {
+    limits: Limits,
+    choices: HashMap<(MatMul, Dims, DType), Choice>,
+}
+
+thread_local! {
+    static CHOSEN: RefCell<Option<Chosen>> = const { RefCell::new(None) };
+}
+
 impl Choice {
+    /// The [`Choice::best`].
+    pub fn remembered(kernel: &MatMul, d: &Dims, operands: DType, limits: &Limits) -> Choice {
+        CHOSEN.with_borrow_mut(|chosen| {
+            let of_this_device = chosen.take().filter(|chosen| chosen.limits == *limits);
+            let new = || Chosen { limits: limits.clone(), choices: HashMap::new() };
+            let chosen = chosen.insert(of_this_device.unwrap_or_else(new));
+            *chosen.choices.entry((*kernel, *d, operands)).or_insert_with(|| Choice::best(kernel, d, operands, limits))
+        })
+    }
+
     /// With b as it is stored.
     pub fn new(tile: Tile, splits: usize) -> Choice {
         Choice { tile, splits, transpose_b: false }
