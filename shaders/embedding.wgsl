@@ -38,9 +38,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
 }
 
 {% elif mode == "sort" %}
-// Sorts blocks of 1024 positions by (id, position). A workgroup has a block, a thread four of its positions. Runs of 1,
-// 2, 4.. places are merged in pairs: an id's new place is that in its own run and how many of the other run come before
-// it. Ids outside the table count as one and the same, and so do the places of the last block beyond the last position.
+// Sorts blocks of 1024 positions by (id, position): a position's place is how many of its block come before it. A workgroup
+// places 32 positions of a block: each four of them have 32 threads, of which each compares them with 32 others. Ids outside the
+// table count as one and the same, and so do the places of the last block beyond the last position.
 struct Params { positions: u32, vocabulary: u32 }
 var<immediate> p: Params;
 
@@ -48,11 +48,8 @@ var<immediate> p: Params;
 // (id, position).
 @group(0) @binding(1) var<storage, read_write> blocks: array<vec2<u32>>;
 
-var<workgroup> runs: array<u32, 1024>;
-
-fn id_at(place: u32) -> u32 {
-    return runs[place];
-}
+var<workgroup> block: array<vec4<u32>, 256>;
+var<workgroup> counts: array<vec4<u32>, 256>;
 
 fn id_of(position: u32) -> u32 {
     if (position < p.positions) { return min(ids[position], p.vocabulary); }
@@ -62,24 +59,41 @@ fn id_of(position: u32) -> u32 {
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
-    let first = 1024u * workgroup_number(id, count);
-    var place = vec4<u32>(0u, 256u, 512u, 768u) + thread;
-    let position = first + place;
-    let own = vec4<u32>(id_of(position.x), id_of(position.y), id_of(position.z), id_of(position.w));
-    for (var run = 1u; run < min(p.positions, 1024u); run *= 2u) {
-        {% for i in "xyzw" %}
-        runs[place.{{ i }}] = own.{{ i }};
-        {% endfor %}
-        workgroupBarrier();
-        // Of equal ids those of the earlier run come first: for one in the later run (1), they count as smaller.
-        let later = place / run % 2u;
-        let pair = place - place % (2u * run);
-        place = pair + place % run + smaller(pair + (1u - later) * run, run, own + later);
-        workgroupBarrier();
+    let number = workgroup_number(id, count);
+    let first = number / 32u * 1024u;
+    let loaded = first + 4u * thread;
+    block[thread] = vec4<u32>(id_of(loaded), id_of(loaded + 1u), id_of(loaded + 2u), id_of(loaded + 3u));
+    workgroupBarrier();
+    let four = number % 32u * 8u + thread / 32u;
+    let own = block[four];
+    let zero = vec4<u32>(0u);
+    let one = vec4<u32>(1u);
+    var before = zero;
+    {% for i in range(8) %}
+    {
+        let at = thread % 32u + {{ 32 * i }}u;
+        let other = block[at];
+        // Of equal ids those of earlier positions come first.
+        let bound = own + select(0u, 1u, at < four);
+        before += (select(zero, one, vec4<u32>(other.x) < bound) + select(zero, one, vec4<u32>(other.y) < bound))
+            + (select(zero, one, vec4<u32>(other.z) < bound) + select(zero, one, vec4<u32>(other.w) < bound));
     }
-    // What lies beyond the last position names it, so that there is something to read.
-    let named = min(position, vec4<u32>(p.positions - 1u));
-    if (first < p.positions) {
+    {% endfor %}
+    counts[thread] = before;
+    for (var half = 16u; half > 0u; half /= 2u) {
+        workgroupBarrier();
+        if (thread % 32u < half) { counts[thread] += counts[thread + half]; }
+    }
+    if (thread % 32u == 0u && first < p.positions) {
+        // And so among the four themselves.
+        let place = counts[thread] + vec4<u32>(
+            0u,
+            u32(own.x == own.y),
+            u32(own.x == own.z) + u32(own.y == own.z),
+            u32(own.x == own.w) + u32(own.y == own.w) + u32(own.z == own.w),
+        );
+        // What lies beyond the last position names it, so that there is something to read.
+        let named = min(first + 4u * four + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(p.positions - 1u));
         {% for i in "xyzw" %}
         blocks[first + place.{{ i }}] = vec2<u32>(own.{{ i }}, named.{{ i }});
         {% endfor %}
@@ -97,8 +111,18 @@ var<immediate> p: Params;
 
 var<workgroup> counts: array<u32, 256>;
 
-fn id_at(place: u32) -> u32 {
-    return blocks[place].x;
+fn ids_at(place: vec4<u32>) -> vec4<u32> {
+    return vec4<u32>(blocks[place.x].x, blocks[place.y].x, blocks[place.z].x, blocks[place.w].x);
+}
+
+// How many ids of the block that starts at `first` are below `bound`: four searches at once, halving what is left.
+fn smaller(first: vec4<u32>, bound: vec4<u32>) -> vec4<u32> {
+    let zero = vec4<u32>(0u);
+    var found = zero;
+    for (var half = 512u; half > 0u; half /= 2u) {
+        found += select(zero, vec4<u32>(half), ids_at(first + found + (half - 1u)) < bound);
+    }
+    return found + select(zero, vec4<u32>(1u), ids_at(first + found) < bound);
 }
 
 @compute @workgroup_size(256)
@@ -115,7 +139,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         let other = first + vec4<u32>(0u, 1u, 2u, 3u);
         // Of equal ids those of the earlier blocks come first.
         let bound = own.x + select(zero, vec4<u32>(1u), other < block);
-        let found = smaller(1024u * min(other, end - 1u), 1024u, bound);
+        let found = smaller(1024u * min(other, end - 1u), bound);
         before += select(zero, found, (other < end) & (other != block));
     }
     counts[thread] = before.x + before.y + before.z + before.w;
@@ -214,21 +238,4 @@ fn finish(chunk: u32, column: u32, id: u32, begun_before: bool, total: {{ T }}) 
     }
 }
 {% endif %}
-{% endif %}
-
-{% if mode in ["sort", "place"] %}
-// How many ids of the sorted run of this length, a power of two, that starts at `first` are below `bound`: four searches
-// at once, halving what is left.
-fn smaller(first: vec4<u32>, length: u32, bound: vec4<u32>) -> vec4<u32> {
-    let zero = vec4<u32>(0u);
-    var found = zero;
-    for (var half = length / 2u; half > 0u; half /= 2u) {
-        found += select(zero, vec4<u32>(half), ids_at(first + found + (half - 1u)) < bound);
-    }
-    return found + select(zero, vec4<u32>(1u), ids_at(first + found) < bound);
-}
-
-fn ids_at(place: vec4<u32>) -> vec4<u32> {
-    return vec4<u32>(id_at(place.x), id_at(place.y), id_at(place.z), id_at(place.w));
-}
 {% endif %}

@@ -6,8 +6,8 @@
 //! cannot fail, and NaN is noticed by whatever watches the loss.
 //!
 //! Backward sorts the positions by id, stably, so that the gradients of a row of the table lie in one run and are added
-//! up in a fixed order: the same bits every time, without atomics. A GPU sorts blocks of positions in workgroup memory
-//! and merges them by binary search; then it cuts the sorted positions into chunks of equal length, so that the work is
+//! up in a fixed order: the same bits every time, without atomics. A GPU sorts blocks of positions by counting what comes
+//! before each, and merges them by binary search; then it cuts the sorted positions into chunks of equal length, so that the work is
 //! the same whether a row has one gradient or all of them, and puts together the sums of runs that cross chunks.
 
 use super::*;
@@ -30,7 +30,7 @@ pub(super) struct TableGradient {
     pub accumulate: bool,
 }
 
-/// Positions that a workgroup sorts: four for each of its threads. The shader has the same number.
+/// Positions that are sorted together, by 32 workgroups. The shader has the same numbers.
 const BLOCK: usize = 1024;
 
 /// Elements that a shader moves at once, and the type that holds them.
@@ -162,7 +162,7 @@ impl Kernel for TableGradient {
         if !self.accumulate {
             launches.push(launch("zero", vec![table], &[len], len.div_ceil(256)));
         }
-        launches.push(launch("sort", vec![ids, Operand::Scratch(0)], &[positions, self.vocabulary], blocks));
+        launches.push(launch("sort", vec![ids, Operand::Scratch(0)], &[positions, self.vocabulary], 32 * blocks));
         if blocks > 1 {
             let bindings = vec![Operand::ReadScratch(0), Operand::Scratch(1)];
             launches.push(launch("place", bindings, &[blocks], blocks * (BLOCK / 64)));
