@@ -82,24 +82,30 @@ struct Slab {
 }
 
 impl Tiling {
-    /// The largest tiles first: they need the fewest loads for each product, and the most workgroup memory.
-    const ALL: [Tiling; 3] = [
-        Tiling { rows: 128, cols: 64, rows_per_thread: 8, span: 4, stage: 1024 }, // 48 KiB
-        Tiling { rows: 64, cols: 64, rows_per_thread: 4, span: 8, stage: 1024 },  // 32 KiB
-        Tiling { rows: 32, cols: 32, rows_per_thread: 4, span: 8, stage: 512 },   // 12 KiB
-    ];
+    /// The larger the tiles, the fewer loads for each product, and the more workgroup memory.
+    const LARGE: Tiling = Tiling { rows: 128, cols: 64, rows_per_thread: 8, span: 4, stage: 1024 }; // 48 KiB
+    const MIDDLE: Tiling = Tiling { rows: 64, cols: 64, rows_per_thread: 4, span: 8, stage: 1024 }; // 32 KiB
+    /// Within WebGPU's default limits.
+    const SMALL: Tiling = Tiling { rows: 32, cols: 32, rows_per_thread: 4, span: 8, stage: 512 }; // 12 KiB
 
-    /// The largest that the device can run, that is not mostly empty at this T, and of whose rows there are enough for most of a large GPU.
+    /// The fastest on an H200 (`docs/performance.md`) that the device can run. Of a short T large tiles compute much for nothing,
+    /// on the diagonal: there many small ones are faster. Those in the middle have four times the threads of small ones for twice
+    /// their rows, which is faster where a large GPU has room for all workgroups at once.
     fn choose(d: Dims, limits: &Limits) -> Tiling {
-        let [.., smallest] = Tiling::ALL;
         let fits = |t: &Tiling| {
             t.workgroup_bytes() <= limits.workgroup_bytes
                 && t.threads() <= limits.workgroup_threads
-                && d.time > t.rows as usize / 2
-                && 4 * d.heads() * d.time.div_ceil(t.rows as usize) >= 3 * MULTIPROCESSORS
                 && d.heads() * d.time * t.rows as usize * 4 <= limits.binding_bytes as usize // the smallest slab
         };
-        Tiling::ALL.into_iter().find(fits).unwrap_or(smallest)
+        let workgroups = |t: Tiling| d.heads() * d.time.div_ceil(t.rows as usize);
+        let best = if workgroups(Tiling::MIDDLE) < 2 * MULTIPROCESSORS && d.time > Tiling::SMALL.rows as usize {
+            Tiling::MIDDLE
+        } else if d.time >= 1024 && 4 * workgroups(Tiling::LARGE) >= 3 * MULTIPROCESSORS {
+            Tiling::LARGE
+        } else {
+            Tiling::SMALL
+        };
+        Some(best).filter(fits).unwrap_or(Tiling::SMALL)
     }
 
     /// Queries of a slab: what the pass over keys finds for them, the pass over queries need not compute again. As many as
@@ -204,6 +210,23 @@ impl Attention {
         ]
     }
 
+    fn forward_plan(&self, dims: Dims, dtype: DType, tiling: Tiling) -> Plan {
+        let bindings = vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)];
+        Plan::one(self.launch("forward", dims, dtype, tiling, Slab { begin: 0, rows: 0 }, bindings))
+    }
+
+    /// D = rowsum(dy * y).
+    fn delta(&self, dims: Dims, dtype: DType, tiling: Tiling) -> Launch {
+        let bindings = vec![Operand::Input(1), Operand::Input(3), Operand::Scratch(0)];
+        self.launch("delta", dims, dtype, tiling, Slab { begin: 0, rows: 0 }, bindings)
+    }
+
+    fn backward_tiled(&self, dims: Dims, dtype: DType, tiling: Tiling, limits: &Limits) -> Plan {
+        let (delta, rows) = (self.delta(dims, dtype, tiling), tiling.slab_rows(dims, limits));
+        let launch = |pass, slab, bindings| self.launch(pass, dims, dtype, tiling, slab, bindings);
+        self.backward_plan(dims, delta, rows, DType::F32, launch)
+    }
+
     /// D, then slab by slab, of `rows` queries each, the passes over keys and over queries.
     fn backward_plan(
         &self,
@@ -267,15 +290,7 @@ impl Kernel for Attention {
         if let Some(units) = Units::choose(dims, inputs[0].dtype, limits) {
             return units.forward(self, dims);
         }
-        let bindings = vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)];
-        Plan::one(self.launch(
-            "forward",
-            dims,
-            inputs[0].dtype,
-            Tiling::choose(dims, limits),
-            Slab { begin: 0, rows: 0 },
-            bindings,
-        ))
+        self.forward_plan(dims, inputs[0].dtype, Tiling::choose(dims, limits))
     }
 }
 
@@ -316,12 +331,9 @@ impl Kernel for AttentionBackward {
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
         let (op, dims, dtype) = (&self.0, self.0.dims(inputs[0]), inputs[0].dtype);
         let tiling = Tiling::choose(dims, limits);
-        let launch = |pass, slab, bindings| op.launch(pass, dims, dtype, tiling, slab, bindings);
-        let bindings = vec![Operand::Input(1), Operand::Input(3), Operand::Scratch(0)];
-        let delta = launch("delta", Slab { begin: 0, rows: 0 }, bindings);
         match Units::choose(dims, dtype, limits) {
-            Some(units) => units.backward(op, dims, delta, limits),
-            None => op.backward_plan(dims, delta, tiling.slab_rows(dims, limits), DType::F32, launch),
+            Some(units) => units.backward(op, dims, op.delta(dims, dtype, tiling), limits),
+            None => op.backward_tiled(dims, dtype, tiling, limits),
         }
     }
 }

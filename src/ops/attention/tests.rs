@@ -56,12 +56,12 @@ fn cpu_computes_the_definition() {
     }
 }
 
-/// Forward and backward as planned for a device with these limits.
-fn run_within(gpu: &Gpu, limits: &Limits, op: Attention, qkv: &Tensor, dy: &Tensor) -> [Vec<f32>; 3] {
-    let launch = |kernel: &dyn Kernel, inputs: &[&Tensor]| -> Vec<Tensor> {
+/// Forward and backward in these tiles.
+fn run_tiled(gpu: &Gpu, tiling: Tiling, op: Attention, qkv: &Tensor, dy: &Tensor) -> [Vec<f32>; 3] {
+    let dims = op.dims(qkv.spec());
+    let launch = |kernel: &dyn Kernel, plan: Plan, inputs: &[&Tensor]| -> Vec<Tensor> {
         let specs: Vec<&Spec> = inputs.iter().map(|t| t.spec()).collect();
         let outputs = kernel.output_specs(&specs).unwrap();
-        let plan = kernel.gpu(&specs, &outputs.iter().collect::<Vec<_>>(), limits);
         let outputs: Vec<Tensor> =
             outputs.into_iter().map(|s| Tensor::empty(s, &Device::Gpu(gpu.clone())).unwrap()).collect();
         let read: Vec<_> = inputs.iter().map(|t| t.storage().gpu()).collect();
@@ -69,23 +69,20 @@ fn run_within(gpu: &Gpu, limits: &Limits, op: Attention, qkv: &Tensor, dy: &Tens
         gpu.run(kernel.name(), Cost::default(), plan, &read, &write).unwrap();
         outputs
     };
-    let forward = launch(&op, &[qkv]);
-    let backward = launch(&AttentionBackward(op), &[qkv, &forward[0], &forward[1], dy]);
+    let forward = launch(&op, op.forward_plan(dims, DType::F32, tiling), &[qkv]);
+    let plan = op.backward_tiled(dims, DType::F32, tiling, gpu.limits());
+    let backward = launch(&AttentionBackward(op), plan, &[qkv, &forward[0], &forward[1], dy]);
     [&forward[0], &forward[1], &backward[0]].map(|t| t.to_f32().unwrap())
 }
 
 #[test]
 fn gpu_agrees_with_every_tiling() {
     let Some(gpu) = gpu_for_tests() else { return };
-    let floor = Limits::WEBGPU_DEFAULT;
-    // The largest tiles. A software adapter promises less memory for workgroups than it has: there it is ordinary memory.
-    let most = Limits { workgroup_bytes: 48 << 10, ..gpu.limits().clone() };
-    let may_exceed = gpu.info().is_software() || gpu.limits().workgroup_bytes >= most.workgroup_bytes;
-    let variants: Vec<&Limits> = [&floor, gpu.limits()].into_iter().chain(may_exceed.then_some(&most)).collect();
-    // Beyond, within and exactly at the edges of tiles, with enough heads for the largest; the last has two slabs of 256 queries.
-    for (batch, time, head_size) in
-        [(1, 1, 4), (1, 97, 64), (50, 33, 5), (50, 97, 64), (50, 70, 128), (50, 128, 64), (13, 512, 16)]
-    {
+    // A software adapter promises less memory for workgroups than it has: there it is ordinary memory.
+    let fits = |t: &Tiling| gpu.info().is_software() || t.workgroup_bytes() <= gpu.limits().workgroup_bytes;
+    let tilings: Vec<Tiling> = [Tiling::SMALL, Tiling::MIDDLE, Tiling::LARGE].into_iter().filter(fits).collect();
+    // Beyond, within and exactly at the edges of tiles; the last has two slabs of 256 queries.
+    for (batch, time, head_size) in [(1, 1, 4), (1, 97, 64), (2, 33, 5), (3, 70, 128), (2, 128, 64), (2, 512, 16)] {
         let op = Attention { n_head: 2, dropout: Some((0.2, Key::new(9))) };
         let shape = [batch, time, 6 * head_size];
         let (qkv, dy) = (uniform(batch * time * 6 * head_size, 1), uniform(batch * time * 2 * head_size, 2));
@@ -98,14 +95,35 @@ fn gpu_agrees_with_every_tiling() {
         let dqkv = run(&AttentionBackward(op), &[&qkv_cpu, &forward[0], &forward[1], &dy_cpu]).unwrap();
         let want = [&forward[0], &forward[1], &dqkv[0]].map(|t| t.to_f32().unwrap());
         let (qkv_gpu, dy_gpu) = tensors(&Device::Gpu(gpu.clone()));
-        for &limits in &variants {
-            let got = run_within(&gpu, limits, op, &qkv_gpu, &dy_gpu);
+        for &tiling in &tilings {
+            let got = run_tiled(&gpu, tiling, op, &qkv_gpu, &dy_gpu);
             for (what, (got, want)) in ["y", "lse", "dqkv"].iter().zip(got.iter().zip(&want)) {
                 let error = got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 // Sums of up to 128 terms around 1, in another order.
-                assert!(error < 1e-5, "B {batch}, T {time}, head {head_size}, {limits:?}: {what} differs by {error:e}");
+                assert!(error < 1e-5, "B {batch}, T {time}, head {head_size}, {tiling:?}: {what} differs by {error:e}");
             }
         }
+    }
+}
+
+#[test]
+fn tiles_follow_the_length_and_how_many_heads_there_are() {
+    let limits = Limits { workgroup_bytes: 48 << 10, workgroup_threads: 1024, ..Limits::WEBGPU_DEFAULT };
+    let rows =
+        |batch, time, n_head, limits: &Limits| Tiling::choose(Dims { batch, time, n_head, head_size: 64 }, limits).rows;
+    // shakespeare-char with 1, 8, 16 and 64 sequences; seed; gpt2-124m with 16 and one; a prompt of one token.
+    for (batch, time, n_head, want) in [
+        (1, 256, 6, 64),
+        (8, 256, 6, 64),
+        (16, 256, 6, 32),
+        (64, 256, 6, 32),
+        (32, 64, 4, 64),
+        (16, 1024, 12, 128),
+        (1, 1024, 12, 64),
+        (1, 1, 6, 32),
+    ] {
+        assert_eq!(rows(batch, time, n_head, &limits), want, "{batch} x {time}, {n_head} heads");
+        assert_eq!(rows(batch, time, n_head, &Limits::WEBGPU_DEFAULT), 32, "{batch} x {time}, {n_head} heads");
     }
 }
 
