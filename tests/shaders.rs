@@ -142,11 +142,14 @@ fn large_products(dtype: DType) {
     }
 }
 
-/// Attention of so many heads that large tiles are taken, with and without overhang.
-fn many_heads() {
-    for (time, head_size) in [(33, 16), (65, 64), (128, 64), (130, 64), (130, 6)] {
+/// Attention of few heads, of many and of a long T, each of which takes other tiles, with and without overhang.
+fn attention_of_every_tiling() {
+    let few = [(33, 33, 16), (16, 65, 64), (16, 128, 64), (16, 130, 6)];
+    let many = [(33, 128, 64), (33, 130, 64), (33, 130, 6)];
+    let long = [(4, 1024, 64), (4, 1030, 64), (4, 1030, 6)];
+    for (batch, time, head_size) in [&few[..], &many, &long].concat() {
         for dropout in [None, Some((0.1, Key::new(1)))] {
-            let qkv = zeros(&[33, time, 3 * 4 * head_size], DType::F32);
+            let qkv = zeros(&[batch, time, 3 * 4 * head_size], DType::F32);
             forward_and_backward(&[qkv], |x| x[0].causal_attention(4, dropout));
         }
     }
@@ -225,7 +228,7 @@ fn planned() -> &'static [Planned] {
 fn variants(limits: &Limits) -> Vec<(&'static str, Launch)> {
     let mut plans = record_plans(limits, || all_cases(limits));
     plans.extend(record_plans(limits, || large_products(DType::F32)));
-    plans.extend(record_plans(limits, many_heads));
+    plans.extend(record_plans(limits, attention_of_every_tiling));
     plans.extend(record_plans(limits, large_f32_products));
     if limits.f16 {
         plans.extend(record_plans(limits, || large_products(DType::F16)));
