@@ -39,8 +39,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
 
 {% elif mode == "sort" %}
 // Sorts blocks of 1024 positions by (id, position): a position's place is how many of its block come before it. A workgroup
-// places 32 positions of a block: each four of them have 32 threads, of which each compares them with 32 others. Ids outside the
-// table count as one and the same, and so do the places of the last block beyond the last position.
+// places 32 positions of a block. Every four of these share 32 threads, each of which compares them with 32 positions of the
+// block. Ids outside the table count as one and the same, and so do the places of the last block beyond the last position.
 struct Params { positions: u32, vocabulary: u32 }
 var<immediate> p: Params;
 

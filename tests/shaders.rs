@@ -146,7 +146,7 @@ fn large_products(dtype: DType) {
 fn attention_of_every_tiling() {
     let few = [(33, 33, 16), (16, 65, 64), (16, 128, 64), (16, 130, 6)];
     let many = [(33, 128, 64), (33, 130, 64), (33, 130, 6)];
-    let long = [(4, 1024, 64), (4, 1030, 64), (4, 1030, 6)];
+    let long = [(5, 1024, 64), (5, 1030, 64), (5, 1030, 6)];
     for (batch, time, head_size) in [&few[..], &many, &long].concat() {
         for dropout in [None, Some((0.1, Key::new(1)))] {
             let qkv = zeros(&[batch, time, 3 * 4 * head_size], DType::F32);
@@ -186,7 +186,7 @@ fn model_steps(limits: &Limits) {
         bias: true,
         tie_embeddings: true,
     };
-    let wide = GptConfig { vocab_size: 50_257, block_size: 256, n_layer: 1, n_head: 2, n_embd: 128, ..small.clone() };
+    let wide = GptConfig { vocab_size: 50_257, block_size: 512, n_layer: 1, n_head: 2, n_embd: 128, ..small.clone() };
     let untied = GptConfig { bias: false, tie_embeddings: false, ..small.clone() };
     let products = [DType::F32].into_iter().chain(limits.f16.then_some(DType::F16));
     let models = [(small, kinds[0]), (untied, kinds[1]), (wide, kinds[2])];
@@ -483,8 +483,21 @@ fn every_shader_and_every_line_of_it_is_reached() {
     // Sizes that decide between whole kernels of different speed.
     let tiles: Vec<&str> = values[&("matmul", "BM")].iter().map(String::as_str).collect();
     assert_eq!(tiles, ["Int(128)", "Int(256)", "Int(32)", "Int(64)"]);
-    let rows: Vec<&str> = values[&("attention", "rows")].iter().map(String::as_str).collect();
-    assert_eq!(rows, ["Int(128)", "Int(32)", "Int(64)"]);
+    let of_attention = |shader: &str, key: &str| -> BTreeSet<[String; 2]> {
+        let launches = planned().iter().flat_map(|p| &p.variants).map(|(_, launch)| launch);
+        let value =
+            |launch: &Launch, key: &str| launch.values.iter().find(|v| v.0 == key).map(|v| format!("{:?}", v.1));
+        launches
+            .filter(|launch| launch.shader.name == shader)
+            .filter_map(|launch| Some([value(launch, key)?, value(launch, "edge")?]))
+            .collect()
+    };
+    let both = |sizes: &[u32]| {
+        let pairs = sizes.iter().flat_map(|n| [false, true].map(|edge| [format!("Int({n})"), format!("Bool({edge})")]));
+        pairs.collect::<BTreeSet<_>>()
+    };
+    assert_eq!(of_attention("attention", "rows"), both(&[32, 64, 128]));
+    assert_eq!(of_attention("attention_units", "pieces"), both(&[1, 2]));
     // Every way that a product ends, of halves too.
     let halves: BTreeSet<(String, bool, bool)> = planned()
         .iter()

@@ -390,7 +390,7 @@ fn layer_norm(cases: &mut Vec<Case>) {
 
 fn embedding(cases: &mut Vec<Case>) {
     // (ids, V, C): one of everything, many repeats, mostly rare ids, rows of four and of other lengths, more positions
-    // than a workgroup sorts.
+    // than are sorted together.
     let shapes: [(&[usize], usize, usize); 9] = [
         (&[1], 1, 1),
         (&[17], 3, 5),
@@ -531,6 +531,8 @@ fn mixed(cases: &mut Vec<Case>) {
         (1, 130, 2, 16),
         (2, 256, 1, 64),
         (1, 300, 1, 16),
+        (1, 270, 1, 64),
+        (1, 384, 1, 64),
         (2, 200, 1, 64),
         (1, 70, 2, 80),
         (1, 65, 1, 128),
@@ -546,7 +548,7 @@ fn mixed(cases: &mut Vec<Case>) {
             Box::new(move |x| single(&half(&x[0])?.causal_attention(n_head, None)?)),
         );
     }
-    for (time, head_size) in [(97, 32), (64, 8), (70, 80)] {
+    for (time, head_size) in [(97, 32), (64, 8), (70, 80), (270, 32), (384, 64)] {
         push(
             format!("attention/f16/dropout/{time}x{head_size}"),
             vec![(vec![2, time, 6 * head_size], AROUND_ZERO)],
@@ -555,12 +557,14 @@ fn mixed(cases: &mut Vec<Case>) {
         );
     }
     // Scores that go far beyond those of the tiles before. All that matters of a row is a few keys.
-    push(
-        "attention/f16/large scores".into(),
-        vec![(vec![2, 200, 3 * 2 * 16], Values::Uniform(-6.0, 6.0))],
-        2e-2,
-        Box::new(|x| single(&half(&x[0])?.causal_attention(2, None)?)),
-    );
+    for time in [200, 270] {
+        push(
+            format!("attention/f16/large scores/{time}"),
+            vec![(vec![2, time, 3 * 2 * 16], Values::Uniform(-6.0, 6.0))],
+            2e-2,
+            Box::new(|x| single(&half(&x[0])?.causal_attention(2, None)?)),
+        );
+    }
     for (rows, c, vocab) in [(65, 12, 37), (300, 64, 132)] {
         let spread = Values::Uniform(-1.0 / (c as f32).sqrt(), 1.0 / (c as f32).sqrt());
         push(

@@ -30,8 +30,9 @@ pub(super) struct TableGradient {
     pub accumulate: bool,
 }
 
-/// Positions that are sorted together, by 32 workgroups. The shader has the same numbers.
+/// Positions that are sorted together, and the workgroups that share them. The shader has the same numbers.
 const BLOCK: usize = 1024;
+const SORTERS: usize = 32;
 
 /// Elements that a shader moves at once, and the type that holds them.
 fn vector(c: usize) -> (usize, Value) {
@@ -162,7 +163,7 @@ impl Kernel for TableGradient {
         if !self.accumulate {
             launches.push(launch("zero", vec![table], &[len], len.div_ceil(256)));
         }
-        launches.push(launch("sort", vec![ids, Operand::Scratch(0)], &[positions, self.vocabulary], 32 * blocks));
+        launches.push(launch("sort", vec![ids, Operand::Scratch(0)], &[positions, self.vocabulary], SORTERS * blocks));
         if blocks > 1 {
             let bindings = vec![Operand::ReadScratch(0), Operand::Scratch(1)];
             launches.push(launch("place", bindings, &[blocks], blocks * (BLOCK / 64)));

@@ -88,9 +88,9 @@ impl Tiling {
     /// Within WebGPU's default limits.
     const SMALL: Tiling = Tiling { rows: 32, cols: 32, rows_per_thread: 4, span: 8, stage: 512 }; // 12 KiB
 
-    /// The fastest on an H200 (`docs/performance.md`) that the device can run. Of a short T large tiles compute much for nothing,
-    /// on the diagonal: there many small ones are faster. Those in the middle have four times the threads of small ones for twice
-    /// their rows, which is faster where a large GPU has room for all workgroups at once.
+    /// The fastest on an H200 (`docs/performance.md`) that the device can run. Of a short T large tiles compute much for nothing, on
+    /// the diagonal: there many small ones are faster, as they are for a long T if the large ones do not fit. Those in the middle
+    /// have four times the threads of small ones for twice their rows: faster where a large GPU has room for all at once.
     fn choose(d: Dims, limits: &Limits) -> Tiling {
         let fits = |t: &Tiling| {
             t.workgroup_bytes() <= limits.workgroup_bytes
@@ -100,7 +100,7 @@ impl Tiling {
         let workgroups = |t: Tiling| d.heads() * d.time.div_ceil(t.rows as usize);
         let best = if workgroups(Tiling::MIDDLE) < 2 * MULTIPROCESSORS && d.time > Tiling::SMALL.rows as usize {
             Tiling::MIDDLE
-        } else if d.time >= 1024 && 4 * workgroups(Tiling::LARGE) >= 3 * MULTIPROCESSORS {
+        } else if d.time >= 1024 {
             Tiling::LARGE
         } else {
             Tiling::SMALL

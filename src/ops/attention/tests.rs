@@ -125,6 +125,11 @@ fn tiles_follow_the_length_and_how_many_heads_there_are() {
         assert_eq!(rows(batch, time, n_head, &limits), want, "{batch} x {time}, {n_head} heads");
         assert_eq!(rows(batch, time, n_head, &Limits::WEBGPU_DEFAULT), 32, "{batch} x {time}, {n_head} heads");
     }
+    // Too little memory in a workgroup for large tiles, and none that can be bound for the dS of 64 rows.
+    let apple = Limits { workgroup_bytes: 32 << 10, ..limits.clone() };
+    assert_eq!([(1, 12), (16, 12)].map(|(batch, n_head)| rows(batch, 1024, n_head, &apple)), [64, 32]);
+    let bound = Limits { binding_bytes: 6 * 256 * 63 * 4, ..limits.clone() };
+    assert_eq!(rows(1, 256, 6, &bound), 32);
 }
 
 #[test]

@@ -30,7 +30,8 @@ impl Units {
             return None;
         }
         let subgroups = if d.time > 64 { 4 } else { 2 };
-        // Of a short T twice the rows would be largely beyond the diagonal.
+        // Up to T = 256 half the rows are enough (an H200): beyond the diagonal twice as many would compute much for nothing. Up to
+        // 64 there are two subgroups, and so no more than that.
         let pieces = if d.head_size <= 64 && !(65..=256).contains(&d.time) { 2 } else { 1 };
         let units = Units { side, subgroup, subgroups, pieces };
         let fits =

@@ -257,6 +257,9 @@ impl Tile {
     }
 }
 
+/// Choices that are remembered: far more than a training step needs.
+const MOST_REMEMBERED: usize = 4096;
+
 /// What was chosen on a device: a training step asks for the same few dozen products each time, and to compare all that could
 /// compute them takes the host longer than to record one.
 struct Chosen {
@@ -275,6 +278,9 @@ impl Choice {
             let of_this_device = chosen.take().filter(|chosen| chosen.limits == *limits);
             let new = || Chosen { limits: limits.clone(), choices: HashMap::new() };
             let chosen = chosen.insert(of_this_device.unwrap_or_else(new));
+            if chosen.choices.len() >= MOST_REMEMBERED {
+                chosen.choices.clear(); // Lengths of text may differ without end.
+            }
             *chosen.choices.entry((*kernel, *d, operands)).or_insert_with(|| Choice::best(kernel, d, operands, limits))
         })
     }

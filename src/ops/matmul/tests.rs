@@ -298,6 +298,20 @@ fn each_parameter_gets_the_same_gradient_alone() {
 }
 
 #[test]
+fn what_is_remembered_of_one_device_is_not_taken_for_another() {
+    let floor = Limits::WEBGPU_DEFAULT;
+    let large = Limits { workgroup_bytes: 48 << 10, workgroup_threads: 1024, ..floor.clone() };
+    let d = Dims { batch: 1, m: 16_384, n: 768, k: 768, stride_a: 0, stride_b: 0 };
+    let kernel = MatMul::default();
+    let best = [&floor, &large].map(|limits| Choice::best(&kernel, &d, DType::F32, limits));
+    assert_ne!(best[0], best[1]);
+    for limits in [&floor, &large, &large, &floor] {
+        let want = Choice::best(&kernel, &d, DType::F32, limits);
+        assert_eq!(Choice::remembered(&kernel, &d, DType::F32, limits), want);
+    }
+}
+
+#[test]
 fn measured_rates_choose_the_tile_and_never_the_split() {
     let built_in = Limits { workgroup_bytes: 48 << 10, workgroup_threads: 1024, ..Limits::WEBGPU_DEFAULT };
     for [m, n, k] in [[16_384, 3072, 768], [768, 3072, 16_384], [50_304, 768, 16_384], [20, 24, 4096]] {
