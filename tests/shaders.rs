@@ -5,7 +5,7 @@
 use naga::back::{hlsl, msl, spv};
 use naga::valid::{Capabilities, ModuleInfo, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
 use naga::{AddressSpace, Module, ResourceBinding, ShaderStage, StorageAccess};
-use rustyflow::gpu::{INCLUDES, Launch, Limits, Operand, Plan, source_of};
+use rustyflow::gpu::{INCLUDES, Launch, Limits, Operand, Plan, Value, source_of};
 use rustyflow::nn::{Dropout, Gpt, GptConfig};
 use rustyflow::ops::cases;
 use rustyflow::ops::random::Key;
@@ -438,6 +438,16 @@ fn fixed_parts(line: &str) -> Vec<&str> {
     parts.into_iter().map(str::trim).filter(|part| !part.is_empty()).collect()
 }
 
+/// Which values of these keys the launches of a shader have together.
+fn combinations<const N: usize>(shader: &str, keys: [&str; N]) -> BTreeSet<[Value; N]> {
+    let launches = planned().iter().flat_map(|p| &p.variants).map(|(_, launch)| launch);
+    let of_shader = launches.filter(|launch| launch.shader.name == shader);
+    let value =
+        |launch: &Launch, key: &str| launch.values.iter().find(|(name, _)| *name == key).map(|(_, value)| *value);
+    let all = |launch| keys.iter().map(|key| value(launch, key)).collect::<Option<Vec<_>>>()?.try_into().ok();
+    of_shader.filter_map(all).collect()
+}
+
 /// The cases above would prove little if they did not reach the branches of the templates.
 #[test]
 fn every_shader_and_every_line_of_it_is_reached() {
@@ -483,35 +493,16 @@ fn every_shader_and_every_line_of_it_is_reached() {
     // Sizes that decide between whole kernels of different speed.
     let tiles: Vec<&str> = values[&("matmul", "BM")].iter().map(String::as_str).collect();
     assert_eq!(tiles, ["Int(128)", "Int(256)", "Int(32)", "Int(64)"]);
-    let of_attention = |shader: &str, key: &str| -> BTreeSet<[String; 2]> {
-        let launches = planned().iter().flat_map(|p| &p.variants).map(|(_, launch)| launch);
-        let value =
-            |launch: &Launch, key: &str| launch.values.iter().find(|v| v.0 == key).map(|v| format!("{:?}", v.1));
-        launches
-            .filter(|launch| launch.shader.name == shader)
-            .filter_map(|launch| Some([value(launch, key)?, value(launch, "edge")?]))
-            .collect()
-    };
-    let both = |sizes: &[u32]| {
-        let pairs = sizes.iter().flat_map(|n| [false, true].map(|edge| [format!("Int({n})"), format!("Bool({edge})")]));
-        pairs.collect::<BTreeSet<_>>()
-    };
-    assert_eq!(of_attention("attention", "rows"), both(&[32, 64, 128]));
-    assert_eq!(of_attention("attention_units", "pieces"), both(&[1, 2]));
+    for (shader, key, sizes) in [("attention", "rows", &[32, 64, 128][..]), ("attention_units", "pieces", &[1, 2])] {
+        let whole_and_overhanging = |&n: &u32| [false, true].map(|edge| [n.into(), edge.into()]);
+        assert_eq!(combinations(shader, [key, "edge"]), sizes.iter().flat_map(whole_and_overhanging).collect());
+    }
     // Every way that a product ends, of halves too.
-    let halves: BTreeSet<(String, bool, bool)> = planned()
-        .iter()
-        .flat_map(|p| &p.variants)
-        .filter(|(_, l)| l.shader.name == "matmul_units" && l.values.contains(&("halves", true.into())))
-        .map(|(_, l)| {
-            let value = |key: &str| format!("{:?}", l.values.iter().find(|(name, _)| *name == key).unwrap().1);
-            (value("epilogue"), value("sums") == "Bool(true)", value("edge_m") == "Bool(true)")
-        })
-        .collect();
+    let ends = combinations("matmul_units", ["halves", "epilogue", "sums", "edge_m"]);
     for (epilogue, sums) in [("", false), ("gelu", false), ("multiply", false), ("", true)] {
         for edge in [false, true] {
-            let wanted = (format!("Str({epilogue:?})"), sums, edge);
-            assert!(halves.contains(&wanted), "{wanted:?}");
+            let wanted: [Value; 4] = [true.into(), epilogue.into(), sums.into(), edge.into()];
+            assert!(ends.contains(&wanted), "{wanted:?}");
         }
     }
 }

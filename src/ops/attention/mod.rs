@@ -58,6 +58,15 @@ impl Dims {
     fn width(self) -> usize {
         self.n_head * self.head_size
     }
+
+    /// Queries of a slab, a multiple of `row`: what the pass over keys finds for them, as `bytes` for each element, the pass over
+    /// queries need not compute again. As many as take no more than about five times the memory of qkv, whatever T, and can be
+    /// bound: each slab reads and writes dk and dv.
+    fn slab_rows(self, row: usize, bytes: usize, limits: &Limits) -> usize {
+        let bound = limits.binding_bytes as usize / (bytes * self.heads() * self.time).max(1);
+        let most = (16 * self.head_size).min(bound).min(self.time.next_multiple_of(row)) / row * row;
+        most.max(row)
+    }
 }
 
 /// How the GPU cuts S into tiles.
@@ -74,8 +83,8 @@ struct Tiling {
     stage: u32,
 }
 
-/// The queries whose part of dS backward holds in memory at a time.
-#[derive(Debug, Clone, Copy)]
+/// The queries whose part of dS backward holds in memory at a time; none for the other passes.
+#[derive(Debug, Clone, Copy, Default)]
 struct Slab {
     begin: usize,
     rows: usize,
@@ -97,8 +106,8 @@ impl Tiling {
                 && t.threads() <= limits.workgroup_threads
                 && d.heads() * d.time * t.rows as usize * 4 <= limits.binding_bytes as usize // the smallest slab
         };
-        let workgroups = |t: Tiling| d.heads() * d.time.div_ceil(t.rows as usize);
-        let best = if workgroups(Tiling::MIDDLE) < 2 * MULTIPROCESSORS && d.time > Tiling::SMALL.rows as usize {
+        let few = d.heads() * Tiling::MIDDLE.blocks(d.time) < 2 * MULTIPROCESSORS;
+        let best = if few && d.time > Tiling::SMALL.rows as usize {
             Tiling::MIDDLE
         } else if d.time >= 1024 {
             Tiling::LARGE
@@ -108,13 +117,9 @@ impl Tiling {
         Some(best).filter(fits).unwrap_or(Tiling::SMALL)
     }
 
-    /// Queries of a slab: what the pass over keys finds for them, the pass over queries need not compute again. As many as
-    /// take no more than about five times the memory of qkv, whatever T, and can be bound: each slab reads and writes dk and dv.
-    fn slab_rows(&self, d: Dims, limits: &Limits) -> usize {
-        let row = self.rows as usize;
-        let bound = limits.binding_bytes as usize / (4 * d.heads() * d.time).max(1);
-        let most = (16 * d.head_size).min(bound).min(d.time.next_multiple_of(row)) / row * row;
-        most.max(row)
+    /// Workgroups that so many rows of a head take.
+    fn blocks(&self, rows: usize) -> usize {
+        rows.div_ceil(self.rows as usize)
     }
 
     fn threads(&self) -> u32 {
@@ -182,13 +187,12 @@ impl Attention {
             ("staged", tiling.staged((dims.head_size as u32).div_ceil(4)).into()),
             ("edge", tiling.overhangs(dims).into()),
         ];
-        let blocks = |rows: usize| rows.div_ceil(tiling.rows as usize);
         let end = dims.time.min(slab.begin + slab.rows);
         let workgroups = match pass {
             "delta" => (dims.heads() * dims.time).div_ceil(256),
-            "keys" => dims.heads() * blocks(end),
-            "queries" => dims.heads() * blocks(end - slab.begin),
-            _ => dims.heads() * blocks(dims.time),
+            "keys" => dims.heads() * tiling.blocks(end),
+            "queries" => dims.heads() * tiling.blocks(end - slab.begin),
+            _ => dims.heads() * tiling.blocks(dims.time),
         };
         Launch { shader: shader!("attention"), values, bindings, params: self.params(dims, slab), workgroups }
     }
@@ -212,19 +216,19 @@ impl Attention {
 
     fn forward_plan(&self, dims: Dims, dtype: DType, tiling: Tiling) -> Plan {
         let bindings = vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)];
-        Plan::one(self.launch("forward", dims, dtype, tiling, Slab { begin: 0, rows: 0 }, bindings))
+        Plan::one(self.launch("forward", dims, dtype, tiling, Slab::default(), bindings))
     }
 
     /// D = rowsum(dy * y).
     fn delta(&self, dims: Dims, dtype: DType, tiling: Tiling) -> Launch {
         let bindings = vec![Operand::Input(1), Operand::Input(3), Operand::Scratch(0)];
-        self.launch("delta", dims, dtype, tiling, Slab { begin: 0, rows: 0 }, bindings)
+        self.launch("delta", dims, dtype, tiling, Slab::default(), bindings)
     }
 
     fn backward_tiled(&self, dims: Dims, dtype: DType, tiling: Tiling, limits: &Limits) -> Plan {
-        let (delta, rows) = (self.delta(dims, dtype, tiling), tiling.slab_rows(dims, limits));
+        let rows = dims.slab_rows(tiling.rows as usize, DType::F32.size_bytes(), limits);
         let launch = |pass, slab, bindings| self.launch(pass, dims, dtype, tiling, slab, bindings);
-        self.backward_plan(dims, delta, rows, DType::F32, launch)
+        self.backward_plan(dims, self.delta(dims, dtype, tiling), rows, DType::F32, launch)
     }
 
     /// D, then slab by slab, of `rows` queries each, the passes over keys and over queries.

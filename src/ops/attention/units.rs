@@ -37,7 +37,7 @@ impl Units {
         let fits =
             ["forward", "keys", "queries"].iter().all(|pass| units.workgroup_bytes(pass, d) <= limits.workgroup_bytes)
                 && subgroups * subgroup <= limits.workgroup_threads
-                && 2 * d.heads() * d.time * units.rows("queries").max(COLS as usize) <= limits.binding_bytes as usize; // the smallest slab
+                && 2 * d.heads() * d.time * units.slab_row() <= limits.binding_bytes as usize; // the smallest slab
         fits.then_some(units)
     }
 
@@ -63,13 +63,9 @@ impl Units {
         }
     }
 
-    /// Queries of a slab, of which dS is in memory at a time: as many as take no more than about five times the memory of
-    /// qkv, whatever T, and can be bound.
-    fn slab_rows(&self, d: Dims, limits: &Limits) -> usize {
-        let row = self.rows("queries").max(COLS as usize);
-        let bound = limits.binding_bytes as usize / (2 * d.heads() * d.time).max(1);
-        let most = (16 * d.head_size).min(bound).min(d.time.next_multiple_of(row)) / row * row;
-        most.max(row)
+    /// What the queries of a slab are a multiple of.
+    fn slab_row(&self) -> usize {
+        self.rows("queries").max(COLS as usize)
     }
 
     fn launch(&self, op: &Attention, pass: &'static str, d: Dims, slab: Slab, bindings: Vec<Operand>) -> Launch {
@@ -97,12 +93,12 @@ impl Units {
 
     pub fn forward(&self, op: &Attention, d: Dims) -> Plan {
         let bindings = vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)];
-        Plan::one(self.launch(op, "forward", d, Slab { begin: 0, rows: 0 }, bindings))
+        Plan::one(self.launch(op, "forward", d, Slab::default(), bindings))
     }
 
     /// The passes after the one that finds D, which is `delta`.
     pub fn backward(&self, op: &Attention, d: Dims, delta: Launch, limits: &Limits) -> Plan {
-        let rows = self.slab_rows(d, limits);
+        let rows = d.slab_rows(self.slab_row(), DType::F16.size_bytes(), limits);
         op.backward_plan(d, delta, rows, DType::F16, |pass, slab, bindings| self.launch(op, pass, d, slab, bindings))
     }
 }

@@ -257,7 +257,7 @@ impl Tile {
     }
 }
 
-/// Choices that are remembered: far more than a training step needs.
+/// Choices that are remembered: far more than a training step needs. Lengths of text may differ without end.
 const MOST_REMEMBERED: usize = 4096;
 
 /// What was chosen on a device: a training step asks for the same few dozen products each time, and to compare all that could
@@ -272,15 +272,14 @@ thread_local! {
 }
 
 impl Choice {
-    /// The [`Choice::best`].
+    /// [`Choice::best`], or what it was the last time.
     pub fn remembered(kernel: &MatMul, d: &Dims, operands: DType, limits: &Limits) -> Choice {
         CHOSEN.with_borrow_mut(|chosen| {
-            let of_this_device = chosen.take().filter(|chosen| chosen.limits == *limits);
-            let new = || Chosen { limits: limits.clone(), choices: HashMap::new() };
-            let chosen = chosen.insert(of_this_device.unwrap_or_else(new));
-            if chosen.choices.len() >= MOST_REMEMBERED {
-                chosen.choices.clear(); // Lengths of text may differ without end.
+            let useless = |c: &Chosen| c.limits != *limits || c.choices.len() >= MOST_REMEMBERED;
+            if chosen.as_ref().is_some_and(useless) {
+                *chosen = None;
             }
+            let chosen = chosen.get_or_insert_with(|| Chosen { limits: limits.clone(), choices: HashMap::new() });
             *chosen.choices.entry((*kernel, *d, operands)).or_insert_with(|| Choice::best(kernel, d, operands, limits))
         })
     }
