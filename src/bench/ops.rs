@@ -90,10 +90,7 @@ fn best(device: &Device, rows: impl IntoIterator<Item = Row>, rate: fn(&KernelTo
 /// If the device cannot hold the tensors, has no timestamps, or reported an error.
 pub fn time_row(row: &Row, device: &Device, peaks: &Peaks) -> Result<Vec<OpTiming>> {
     let mut work = row.prepare(device)?;
-    let difference = match device {
-        Device::Cpu => None,
-        Device::Gpu(_) => Some(difference_from_cpu(row, &mut work)?),
-    };
+    let difference = device.is_gpu().then(|| difference_from_cpu(row, &mut work)).transpose()?;
     let mut kernels = time(device, &mut work)?;
     for other in AROUND_THE_OP.into_iter().filter(|&other| other != row.op) {
         kernels.remove(other);
@@ -138,10 +135,8 @@ fn time(device: &Device, work: &mut Work) -> Result<BTreeMap<&'static str, Kerne
     const WARM_UP_SECONDS: f64 = 0.5;
     const MOST_RUNS: f64 = 1000.0;
     const BATCHES: usize = 5;
-    if let Device::Gpu(gpu) = device
-        && !gpu.time_kernels(true)
-    {
-        let name = &gpu.info().name;
+    if !device.time_kernels(true) {
+        let name = device.name();
         return Err(Error::Invalid(format!(
             "bench ops: {name} has no timestamps inside passes, so single kernels cannot be timed; use `bench step`"
         )));
@@ -160,7 +155,7 @@ fn time(device: &Device, work: &mut Work) -> Result<BTreeMap<&'static str, Kerne
     let once: f64 = batch(1)?.values().map(|k| k.seconds).sum();
     let runs = (BATCH_SECONDS / once).ceil().clamp(1.0, MOST_RUNS) as usize;
     let started = Instant::now();
-    while matches!(device, Device::Gpu(_)) && started.elapsed().as_secs_f64() < WARM_UP_SECONDS {
+    while device.is_gpu() && started.elapsed().as_secs_f64() < WARM_UP_SECONDS {
         batch(runs)?;
     }
     let batches = (0..BATCHES).map(|_| batch(runs)).collect::<Result<Vec<_>>>()?;
@@ -235,7 +230,7 @@ mod tests {
         let (gpu, peaks) = (Device::Gpu(gpu), Peaks { tflops: 1.0, f16_tflops: None, gb_per_s: 1.0 });
         for (value_on_gpu, agrees) in [(1.0, true), (1.001, false), (f32::NAN, false)] {
             let row = Row::new("fill", "9".into(), move |device| {
-                let value = if matches!(device, Device::Cpu) { 1.0 } else { value_on_gpu };
+                let value = if device.is_gpu() { value_on_gpu } else { 1.0 };
                 let device = device.clone();
                 Ok(Box::new(move || Ok(vec![Tensor::full(value, [9], &device)?])))
             });

@@ -80,9 +80,7 @@ pub fn time_step(case: &StepCase, device: &Device, products: DType, steps: usize
         let loss = model.loss(&ids, &targets, &Dropout::off(), optimizer.loss_scale())?;
         loss.backward()?;
         optimizer.step(&parameters, 6e-4)?;
-        if let Device::Gpu(gpu) = device {
-            gpu.keep_busy()?;
-        }
+        device.end_step()?;
         Ok(loss)
     };
     let mut warm_up = || -> Result<()> {
@@ -91,9 +89,7 @@ pub fn time_step(case: &StepCase, device: &Device, products: DType, steps: usize
     };
     warm_up()?;
     let warming = Instant::now();
-    while matches!(device, Device::Gpu(gpu) if !gpu.info().is_software())
-        && warming.elapsed().as_secs_f64() < RAISE_CLOCK
-    {
+    while device.is_hardware_gpu() && warming.elapsed().as_secs_f64() < RAISE_CLOCK {
         warm_up()?;
     }
     profile::reset();
@@ -109,13 +105,13 @@ pub fn time_step(case: &StepCase, device: &Device, products: DType, steps: usize
         seconds.push(elapsed / steps as f64);
     }
     let mut measured = profile::take();
-    if let Device::Gpu(gpu) = device {
+    if device.is_gpu() {
         // Timestamps around every kernel slow a step a little: these steps are not in the figures above.
-        gpu.time_kernels(true);
+        device.begin_step(true);
         step()?;
         step()?;
         device.synchronize()?;
-        gpu.time_kernels(false);
+        device.begin_step(false);
         measured.kernels = profile::take().kernels;
     }
     seconds.sort_by(f64::total_cmp);

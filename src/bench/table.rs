@@ -62,10 +62,7 @@ impl Sizes {
 
     /// The sizes that a device can work through in a minute or so.
     pub fn for_device(device: &Device) -> Sizes {
-        match device {
-            Device::Gpu(gpu) if !gpu.info().is_software() => Sizes::GPT2,
-            _ => Sizes::SMALL,
-        }
+        if device.is_hardware_gpu() { Sizes::GPT2 } else { Sizes::SMALL }
     }
 
     /// B * T.

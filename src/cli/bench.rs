@@ -6,7 +6,7 @@ use crate::bench::{
     step_cases, time_generate, time_row, time_step,
 };
 use crate::config::{DeviceConfig, Precision};
-use crate::train::{check_precision, describe, operands};
+use crate::train::{check_precision, operands};
 use crate::{DType, Error};
 use anyhow::{Result, bail};
 use std::fs::File;
@@ -118,7 +118,7 @@ fn ops(args: &OpsArgs) -> Result<()> {
     };
     let peaks = measure_peaks(&device, &sizes)?;
     if !args.json {
-        let name = describe(&device);
+        let name = device.describe();
         output::line(format_args!(
             "{name}: at best {:.3} TFLOP/s in f32 matrix products, {}{:.0} GB/s; sizes {}",
             peaks.tflops,
@@ -147,7 +147,7 @@ fn ops(args: &OpsArgs) -> Result<()> {
         for timing in &timings {
             if args.json {
                 let mut object = serde_json::to_value(timing)?;
-                object["device"] = describe(&device).into();
+                object["device"] = device.describe().into();
                 object["peak_tflops"] = peaks.tflops.into();
                 object["peak_f16_tflops"] = peaks.f16_tflops.into();
                 object["peak_gb_per_s"] = peaks.gb_per_s.into();

@@ -60,9 +60,9 @@ fn open_with(config: &DeviceConfig, measure: bool) -> Result<Device> {
     cpu::set_threads(if config.threads == 0 { num_cpus::get_physical() } else { config.threads });
     let device = choose(config, measure)?;
     if config.f32_products == F32Products::Halves && !device.f32_on_units() {
-        let why = match &device {
-            Device::Cpu => "the CPU has no matrix units".to_string(),
-            Device::Gpu(gpu) => format!("{} shows no matrix units", gpu.info().name),
+        let why = match device.adapter() {
+            None => "the CPU has no matrix units".to_string(),
+            Some(adapter) => format!("{} shows no matrix units", adapter.name),
         };
         output::note(format_args!("warning: device.f32_products = \"halves\" changes nothing: {why}"));
     }

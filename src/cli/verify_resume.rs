@@ -1,7 +1,7 @@
 //! `rustyflow verify-resume`: shows that a run which is interrupted and resumed is the same to the bit.
 
 use super::{configuration, device, output};
-use crate::train::{describe, verify_resume};
+use crate::train::verify_resume;
 use anyhow::{Result, bail};
 use std::sync::atomic::AtomicBool;
 
@@ -25,7 +25,7 @@ pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
     if args.json {
         output::line(serde_json::to_value(&verified)?)?;
     } else {
-        output::line(format_args!("device        {}", describe(&device)))?;
+        output::line(format_args!("device        {}", device.describe()))?;
         output::line(format_args!("compared      {} steps in one go, and {steps} + {steps} resumed", 2 * steps))?;
         output::line(format_args!(
             "these are     {} bytes of weights, {} bytes of optimizer state, {} lines of metrics",

@@ -116,6 +116,15 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// Those of the CPU, which binds whatever fits its memory and has none of a GPU's units.
+    pub const CPU: Limits = Limits {
+        binding_bytes: u64::MAX,
+        buffer_bytes: u64::MAX,
+        workgroup_bytes: 0,
+        workgroup_threads: 0,
+        ..Limits::WEBGPU_DEFAULT
+    };
+
     /// The limits every WebGPU implementation grants: the floor that each kernel must run within.
     pub const WEBGPU_DEFAULT: Limits = Limits {
         binding_bytes: 128 << 20,

@@ -4,7 +4,6 @@
 //! converted back to the type of the input.
 
 use super::*;
-use crate::Device;
 use crate::gpu::{Limits, Operand, Plan};
 use crate::shader;
 use crate::tensor::Grads;
@@ -70,11 +69,11 @@ impl Tensor {
         }
         // Before the launch: a shader that needs f16 would not compile.
         let device = self.device();
-        match &device {
-            Device::Gpu(gpu) if !device.has_f16() => Err(Error::GpuLimit {
+        match device.adapter() {
+            Some(adapter) if !device.has_f16() => Err(Error::GpuLimit {
                 what: "a tensor of type f16".into(),
                 needed: "16-bit floats in shaders".into(),
-                adapter: gpu.info().name.clone(),
+                adapter: adapter.name.clone(),
                 limit: "32-bit floats only".into(),
                 hint: "set device.precision = \"f32\"".into(),
             }),

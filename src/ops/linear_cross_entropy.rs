@@ -169,14 +169,12 @@ impl Kernel for ScaleBy {
 fn chunk_rows(rows: usize, vocab: usize, dtype: DType, device: &Device) -> usize {
     let align = ALIGN_BYTES / dtype.size_bytes();
     let row_bytes = dtype.size_bytes() * vocab;
-    let most = match device {
-        Device::Cpu => (CPU_CHUNK_BYTES / row_bytes).max(MIN_ROWS),
-        Device::Gpu(gpu) => {
-            let bound = gpu.limits().binding_bytes as usize;
-            let bytes = (bound / 4).next_multiple_of(1 << 20).clamp(CHUNK_BYTES, LARGE_CHUNK_BYTES);
-            (bytes / row_bytes).max(MIN_ROWS).min(bound / row_bytes)
-        }
+    let bound = device.limits().binding_bytes as usize;
+    let bytes = match device.is_gpu() {
+        true => (bound / 4).next_multiple_of(1 << 20).clamp(CHUNK_BYTES, LARGE_CHUNK_BYTES),
+        false => CPU_CHUNK_BYTES,
     };
+    let most = (bytes / row_bytes).max(MIN_ROWS).min(bound / row_bytes);
     let whole = |align: usize| (most / align * align).max(align);
     // Several chunks are whole tiles of the products: those that overhang take a tenth longer.
     let align = if rows > whole(align) && most >= WHOLE_TILES { align.max(WHOLE_TILES) } else { align };

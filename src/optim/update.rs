@@ -156,10 +156,8 @@ impl Optimizer {
 
 /// (start, length) of the parts of an arena that one launch may bind; each starts where a tensor may start.
 fn pieces(len: usize, device: &Device) -> Vec<(usize, usize)> {
-    let most = match device {
-        Device::Cpu => len,
-        Device::Gpu(gpu) => (gpu.limits().binding_bytes.min(1 << 30) / 512) as usize * ALIGN,
-    };
+    let bindable = (device.limits().binding_bytes.min(1 << 30) / 512) as usize * ALIGN;
+    let most = if device.is_gpu() { bindable } else { len };
     (0..len).step_by(most.max(1)).map(|start| (start, most.min(len - start))).collect()
 }
 

@@ -2,7 +2,7 @@
 
 use crate::Result;
 use crate::cpu::CpuSlice;
-use crate::gpu::{Gpu, GpuSlice};
+use crate::gpu::{AdapterInfo, Gpu, GpuSlice, Limits};
 use crate::profile::MemoryStats;
 use std::fmt;
 
@@ -29,14 +29,80 @@ impl Device {
         }
     }
 
+    /// Whether it is a GPU, hardware or software.
+    pub fn is_gpu(&self) -> bool {
+        matches!(self, Device::Gpu(_))
+    }
+
+    /// The adapter of a GPU.
+    pub fn adapter(&self) -> Option<&AdapterInfo> {
+        match self {
+            Device::Cpu => None,
+            Device::Gpu(gpu) => Some(gpu.info()),
+        }
+    }
+
+    /// "cpu" or "NVIDIA H200 (vulkan)": without what may differ from one process to the next.
+    pub fn name(&self) -> String {
+        self.adapter().map_or("cpu".into(), |info| format!("{} ({})", info.name, info.backend))
+    }
+
+    /// "cpu (2 threads)" or "gpu:0 NVIDIA H200 (vulkan)".
+    pub fn describe(&self) -> String {
+        match self.adapter() {
+            None => format!("cpu ({} threads)", crate::cpu::threads()),
+            Some(info) => format!("gpu:{} {}", info.index, self.name()),
+        }
+    }
+
+    /// What kernels may use.
+    pub fn limits(&self) -> &Limits {
+        match self {
+            Device::Cpu => &Limits::CPU,
+            Device::Gpu(gpu) => gpu.limits(),
+        }
+    }
+
+    /// Begins a training step; `profile_kernels` puts timestamps around every kernel of it.
+    pub fn begin_step(&self, profile_kernels: bool) {
+        self.time_kernels(profile_kernels);
+    }
+
+    /// Times every kernel by itself from now on, which slows a GPU a little, or only passes. False if the GPU has no
+    /// timestamps; the CPU always times its kernels.
+    pub fn time_kernels(&self, on: bool) -> bool {
+        match self {
+            Device::Cpu => true,
+            Device::Gpu(gpu) => gpu.time_kernels(on),
+        }
+    }
+
+    /// Whether it is a GPU that is no program on the processor.
+    pub fn is_hardware_gpu(&self) -> bool {
+        self.adapter().is_some_and(|adapter| !adapter.is_software())
+    }
+
+    /// Ends a training step: the device gets work before it runs dry, and the host does not run far ahead of it.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub fn end_step(&self) -> Result<()> {
+        /// Submits that may be unfinished: enough that the GPU never runs dry, few enough that Ctrl-C acts at once.
+        const SUBMITS_IN_FLIGHT: usize = 6;
+        match self {
+            Device::Cpu => Ok(()),
+            Device::Gpu(gpu) => gpu.keep_busy().and_then(|()| gpu.throttle(SUBMITS_IN_FLIGHT)),
+        }
+    }
+
     /// Whether its kernels load and store f16. The CPU's compute on copies that are f32, which saves nothing.
     pub fn has_f16(&self) -> bool {
-        matches!(self, Device::Gpu(gpu) if gpu.limits().f16)
+        self.limits().f16
     }
 
     /// Whether it multiplies matrices of f32 on matrix units, if they are large: as precisely, but not to the same bits.
     pub fn f32_on_units(&self) -> bool {
-        matches!(self, Device::Gpu(gpu) if gpu.limits().f32_on_units)
+        self.limits().f32_on_units
     }
 
     pub(crate) fn alloc(&self, size_bytes: usize) -> Result<Storage> {

@@ -111,11 +111,3 @@ pub fn prompt_ids(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>> {
         _ => Ok(vec![0]),
     }
 }
-
-/// "cpu (2 threads)" or "gpu:0 NVIDIA H200 (vulkan)".
-pub fn describe(device: &Device) -> String {
-    match device {
-        Device::Cpu => format!("cpu ({} threads)", crate::cpu::threads()),
-        Device::Gpu(gpu) => format!("gpu:{} {} ({})", gpu.info().index, gpu.info().name, gpu.info().backend),
-    }
-}

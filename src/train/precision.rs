@@ -15,16 +15,14 @@ pub fn operands(precision: Precision) -> DType {
 /// What products are computed in: "f32", or of mixed precision what the device has for it, and for which products of this model
 /// it cannot be used.
 pub fn describe_precision(precision: Precision, device: &Device, model: &GptConfig) -> String {
-    match device {
-        Device::Gpu(gpu) if precision == Precision::Mixed => match gpu.limits().matrix_units {
-            0 => "mixed: f16 stored, products in f32, as this GPU shows no matrix units".into(),
-            side => on_units(side, model),
-        },
-        Device::Gpu(gpu) if gpu.limits().f32_on_units && model.n_embd.is_multiple_of(4) => {
-            let side = gpu.limits().matrix_units;
+    let side = device.limits().matrix_units;
+    match precision {
+        Precision::Mixed if side == 0 => "mixed: f16 stored, products in f32, as this GPU shows no matrix units".into(),
+        Precision::Mixed => on_units(side, model),
+        Precision::F32 if device.f32_on_units() && model.n_embd.is_multiple_of(4) => {
             format!("f32; large products of 16-bit halves, on matrix units of {side} x {side} (device.f32_products)")
         }
-        _ => "f32".into(),
+        Precision::F32 => "f32".into(),
     }
 }
 
@@ -51,11 +49,12 @@ fn on_units(side: u32, model: &GptConfig) -> String {
 /// # Errors
 /// If not, why.
 pub fn check_precision(precision: Precision, device: &Device) -> std::result::Result<(), String> {
-    let why = match device {
-        _ if precision == Precision::F32 => return Ok(()),
-        Device::Cpu => "this run is on the CPU, which would be no faster".to_string(),
-        Device::Gpu(_) if device.has_f16() => return Ok(()),
-        Device::Gpu(gpu) => format!("{} does not", gpu.info().name),
+    if precision == Precision::F32 || device.has_f16() {
+        return Ok(());
+    }
+    let why = match device.adapter() {
+        None => "this run is on the CPU, which would be no faster".to_string(),
+        Some(adapter) => format!("{} does not", adapter.name),
     };
     Err(format!("\"mixed\" needs a GPU that stores 16-bit floats, and {why}; use \"f32\""))
 }

@@ -8,7 +8,7 @@ use super::run_folder::{METRICS, RunFolder};
 use super::state::{DataHash, TrainerState};
 use super::trainer::Trainer;
 use super::writer::Writer;
-use super::{Setting, check_precision, check_size, describe, describe_precision, operands, prompt_ids, size};
+use super::{Setting, check_precision, check_size, describe_precision, operands, prompt_ids, size};
 use crate::config::{self, Config, OptimizerKind, Resolved, TrainLength};
 use crate::data::{Corpus, Loader, Tokenizer, TokenizerSpec};
 use crate::generate::check_prompt;
@@ -119,7 +119,7 @@ impl<'a> Trainer<'a> {
         };
         (setting.on_event)(&Event::Started(Box::new(Start {
             folder: folder.path().to_path_buf(),
-            device: describe(&setting.device),
+            device: setting.device.describe(),
             precision: describe_precision(config.device.precision, &setting.device, &shape),
             corpus: data.corpus,
             tokenizer: data.tokenizer.name().to_string(),
@@ -174,7 +174,7 @@ struct Opened {
 /// A new run.
 fn begin(resolved: &Resolved, shape: &GptConfig, device: &Device) -> Result<Opened> {
     let config = &resolved.config;
-    let kind = if matches!(device, Device::Cpu) { "cpu" } else { "gpu" };
+    let kind = if device.is_gpu() { "gpu" } else { "cpu" };
     let folder = RunFolder::create(Path::new(&config.run.dir), &config.run_name(kind))?;
     let config_text = resolved.to_toml();
     folder.write(checkpoint::CONFIG, &config_text)?;

@@ -3,7 +3,7 @@
 use super::checkpoint::{self, read_state, recover};
 use super::checkpoints::checkpoints;
 use super::run_folder::RunFolder;
-use super::state::{TrainerState, name};
+use super::state::TrainerState;
 use crate::config::{Config, Layers, Resolved};
 use crate::{Device, Error, Result};
 use std::fs;
@@ -58,12 +58,12 @@ impl Resumed {
             Some(Checkpoint { path, state }) => {
                 let before = Layers::new().file(&path.join(checkpoint::CONFIG))?.build()?.config;
                 notes.extend(changes(&before, resolved, path)?);
-                if state.device != name(device) {
+                if state.device != device.name() {
                     notes.push(format!(
                         "the run was computed on {}, it goes on on {}: its numbers may differ in the last digits from \
                          those of a run on one device",
                         state.device,
-                        name(device)
+                        device.name()
                     ));
                 }
                 let version = env!("CARGO_PKG_VERSION");

@@ -32,15 +32,15 @@ pub fn check_size(model: &GptConfig, tokens: usize, operands: DType, device: &De
                 u32::MAX
             )));
         }
-        if let Device::Gpu(gpu) = device {
-            check_limit(what.into(), bytes * elements, gpu.limits().binding_bytes, &gpu.info().name, hint)?;
+        if let Some(adapter) = device.adapter() {
+            check_limit(what.into(), bytes * elements, device.limits().binding_bytes, &adapter.name, hint)?;
         }
     }
-    if let Device::Gpu(gpu) = device {
+    if let Some(adapter) = device.adapter() {
         let parameters = model.parameter_count() as u64;
         let hint = "use a smaller model.n_embd, model.n_layer or vocabulary";
         let what = format!("the buffer of all {parameters} parameters");
-        check_limit(what, value * parameters, gpu.limits().buffer_bytes, &gpu.info().name, hint)?;
+        check_limit(what, value * parameters, device.limits().buffer_bytes, &adapter.name, hint)?;
     }
     Ok(())
 }
@@ -60,11 +60,12 @@ fn bytes_per_parameter(optimizer: &Kind, device: &Device) -> u64 {
     let moments = number * optimizer.moments() as u64;
     // What is saved, off the device, and the longer of the two files that are made of it one after the other.
     let (values, staged) = (number, number + moments);
-    match device {
-        // The copy of the values is dropped before the second file is made.
-        Device::Cpu => values + number + moments + (staged + values).max(moments + moments),
+    if device.is_gpu() {
         // The buffers are kept for the next snapshot.
-        Device::Gpu(_) => staged + values.max(moments),
+        staged + values.max(moments)
+    } else {
+        // The copy of the values is dropped before the second file is made.
+        values + number + moments + (staged + values).max(moments + moments)
     }
 }
 

@@ -87,7 +87,7 @@ impl TrainerState {
     pub(super) fn new(device: &Device, data: DataHash, total_steps: usize) -> TrainerState {
         TrainerState {
             version: env!("CARGO_PKG_VERSION").into(),
-            device: name(device),
+            device: device.name(),
             data,
             step: 0,
             total_steps,
@@ -114,12 +114,4 @@ impl DataHash {
 /// Goes before the first part, for the place where that ends matters.
 fn length(len: usize) -> [u8; 8] {
     (len as u64).to_le_bytes()
-}
-
-/// "cpu" or "NVIDIA H200 (vulkan)": without what may differ from one process to the next.
-pub(super) fn name(device: &Device) -> String {
-    match device {
-        Device::Cpu => "cpu".into(),
-        Device::Gpu(gpu) => format!("{} ({})", gpu.info().name, gpu.info().backend),
-    }
 }

@@ -7,22 +7,20 @@ use super::guard::{Trouble, Watch};
 use super::run_folder::{METRICS, RunFolder};
 use super::state::{Best, Evaluated, TrainerState};
 use super::writer::Writer;
-use super::{Setting, Windows, describe, describe_precision, evaluate, log, prompt_ids};
+use super::{Setting, Windows, describe_precision, evaluate, log, prompt_ids};
 use crate::config::Config;
 use crate::data::{Batch, IGNORE_INDEX, Loader, Position, Tokenizer};
 use crate::generate::{Sampling, generate, printable};
 use crate::nn::{Dropout, Gpt};
 use crate::optim::{LearningRate, Optimizer, Parameters};
 use crate::profile::{self, Report, Span};
-use crate::{Device, Error, Result, Tensor};
+use crate::{Error, Result, Tensor};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Submits that may wait for the GPU: enough that it never runs dry, few enough that Ctrl-C acts at once.
-const SUBMITS_IN_FLIGHT: usize = 6;
 /// Of so many steps one gets a timestamp around every kernel.
 const PROFILE_EVERY: usize = 50;
 
@@ -111,9 +109,7 @@ impl Trainer<'_> {
     /// One update: forward and backward over the batches, then the optimizer. On a GPU this only records and submits.
     fn train_step(&mut self) -> Result<()> {
         let device = self.setting.device.clone();
-        if let Device::Gpu(gpu) = &device {
-            gpu.time_kernels(self.state.step % PROFILE_EVERY == 5);
-        }
+        device.begin_step(self.state.step % PROFILE_EVERY == 5);
         let accum = self.config.train.grad_accum_steps;
         self.watch.unconfirmed.push_back((self.state.step + 1, self.state.position));
         let mut total_loss: Option<Tensor> = None;
@@ -154,11 +150,7 @@ impl Trainer<'_> {
             let pending = PendingStep::new(step, &loss, &squares, &self.optimizer)?;
             self.awaited.push_back(Awaited::Step(Box::new(pending)));
         }
-        if let Device::Gpu(gpu) = &device {
-            gpu.keep_busy()?;
-            gpu.throttle(SUBMITS_IN_FLIGHT)?;
-        }
-        Ok(())
+        device.end_step()
     }
 
     /// What a part of a batch contributes to the mean loss of a step, with dropout's masks for this pass.
@@ -369,7 +361,7 @@ impl Trainer<'_> {
         let peak_memory_bytes = self.setting.device.memory().map(|memory| memory.peak_bytes);
         let summary = Summary {
             folder: self.folder.path().to_path_buf(),
-            device: describe(&self.setting.device),
+            device: self.setting.device.describe(),
             precision: describe_precision(self.config.device.precision, &self.setting.device, &self.model.config),
             parameters: self.model.config.parameter_count(),
             model: self.model.config.clone(),
