@@ -8,7 +8,7 @@
 //! in a training step. Further arguments set template values. Sizes must be multiples of 4.
 
 use rustyflow::gpu::{AdapterChoice, Gpu, Launch, Operand, Plan, Shader, Value};
-use rustyflow::profile::{self, Cost};
+use rustyflow::profile::{Cost, MemoryKind};
 
 const IN_A_ROW: u32 = 20;
 
@@ -32,7 +32,7 @@ fn main() {
     };
     let (a, b) = (values_of(m * k, 1), values_of(k * n, 2));
     let upload = |values: &[f32]| {
-        let slice = gpu.alloc(4 * values.len()).expect("memory");
+        let slice = gpu.alloc(4 * values.len(), MemoryKind::Other).expect("memory");
         gpu.upload(&slice, bytemuck::cast_slice(values)).expect("upload");
         slice
     };
@@ -108,20 +108,20 @@ fn main() {
     }
     let mut times = Vec::new();
     for _ in 0..15 {
-        profile::reset();
+        gpu.profiler().take();
         run();
         gpu.synchronize().expect("the GPU works");
-        times.push(profile::snapshot().kernels.get("gemm").map_or(f64::NAN, |t| t.seconds));
+        times.push(gpu.profiler().take().kernels.get("gemm").map_or(f64::NAN, |t| t.seconds));
     }
     gpu.time_kernels(false);
     let mut in_a_row = f64::INFINITY;
     for _ in 0..5 {
-        profile::reset();
+        gpu.profiler().take();
         for _ in 0..IN_A_ROW {
             run();
         }
         gpu.synchronize().expect("the GPU works");
-        in_a_row = in_a_row.min(profile::snapshot().gpu_busy_seconds / f64::from(IN_A_ROW));
+        in_a_row = in_a_row.min(gpu.profiler().take().gpu_busy_seconds / f64::from(IN_A_ROW));
     }
     times.sort_by(f64::total_cmp);
     let median = times[times.len() / 2];

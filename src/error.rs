@@ -21,6 +21,10 @@ pub enum Error {
     #[error("{op}: all tensors must be on one device, got {left} and {right}; move one with `to_device`")]
     DeviceMismatch { op: &'static str, left: String, right: String },
 
+    /// A kernel would read what it writes, or memory is reached while something excludes that.
+    #[error("two operands share memory: {0}")]
+    Aliasing(String),
+
     /// `backward` was called on something that has no gradient.
     #[error("backward: {0}")]
     Autograd(String),

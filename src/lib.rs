@@ -7,7 +7,7 @@
 pub mod bench;
 pub mod cli;
 pub mod config;
-pub mod cpu;
+mod cpu;
 pub mod data;
 pub mod error;
 pub mod generate;
@@ -19,5 +19,6 @@ pub mod profile;
 pub mod tensor;
 pub mod train;
 
+pub use cpu::set_threads;
 pub use error::{Error, Result};
 pub use tensor::{DType, Device, Shape, Tensor};

@@ -55,7 +55,7 @@ fn steps_on_the_cpu_ask_for_no_memory_but_for_bookkeeping() {
         bias: true,
         tie_embeddings: true,
     };
-    rustyflow::cpu::set_threads(2);
+    rustyflow::set_threads(2);
     let mut model = Gpt::new(config, 1).unwrap();
     let parameters = Parameters::gather(&mut model, &Device::Cpu, DType::F32).unwrap();
     let kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };

@@ -10,7 +10,7 @@ use rustyflow::nn::{Dropout, Gpt, GptConfig};
 use rustyflow::ops::cases;
 use rustyflow::ops::random::Key;
 use rustyflow::optim::{Kind, Optimizer, Parameters};
-use rustyflow::tensor::record_plans;
+use rustyflow::tensor::DryRun;
 use rustyflow::{DType, Device, Tensor};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, OnceLock};
@@ -95,8 +95,8 @@ fn devices() -> [(&'static str, Limits); 6] {
     ]
 }
 
-fn zeros(shape: &[usize], dtype: DType) -> Tensor {
-    Tensor::zeros(shape.to_vec(), dtype, &Device::Cpu).unwrap()
+fn zeros(shape: &[usize], dtype: DType, device: &Device) -> Tensor {
+    Tensor::zeros(shape.to_vec(), dtype, device).unwrap()
 }
 
 /// Forward and backward of an op; values play no part because nothing is computed. Once with leaves for inputs, whose
@@ -111,45 +111,45 @@ fn forward_and_backward(inputs: &[Tensor], apply: impl Fn(&[Tensor]) -> rustyflo
     };
     for inputs in [leaves.iter().map(intermediate).collect(), leaves] {
         let y = apply(&inputs).unwrap();
-        y.backward_with(&zeros(y.shape(), y.dtype())).unwrap();
+        y.backward_with(&zeros(y.shape(), y.dtype(), &y.device())).unwrap();
     }
 }
 
 /// Every case of the table of ops.
-fn all_cases(limits: &Limits) {
+fn all_cases(device: &Device) {
     // `Tensor::to_dtype` refuses f16 on a device that lacks it.
-    for case in cases::all().into_iter().filter(|case| limits.f16 || !case.f16) {
-        forward_and_backward(&case.draw(&Device::Cpu, 7).unwrap(), &case.apply);
+    for case in cases::all().into_iter().filter(|case| device.has_f16() || !case.f16) {
+        forward_and_backward(&case.draw(device, 7).unwrap(), &case.apply);
     }
     // Two gradients that share memory, so that neither can be added to in place.
-    forward_and_backward(&[zeros(&[5], DType::F32)], |x| x[0].add(&x[0]));
+    forward_and_backward(&[zeros(&[5], DType::F32, device)], |x| x[0].add(&x[0]));
 }
 
 /// Shapes too large to compute in a test, for variants that are only chosen at such sizes: products that fill a large
 /// GPU with large tiles, or that are split along k, in every layout and with lengths that vectors divide or not.
-fn large_products(dtype: DType) {
+fn large_products(dtype: DType, device: &Device) {
     let medium = [(2048, 2048, 64), (2050, 2051, 65), (256, 256, 8192), (258, 257, 8195)];
     // One tile of the largest kinds for each multiprocessor of a data-centre GPU, without and with overhang.
     let large = [(33_792, 128, 64), (16_896, 256, 64), (33_790, 126, 65), (16_890, 254, 65)];
     for (m, n, k) in medium.into_iter().chain(large) {
         for (trans_a, trans_b) in [(false, false), (false, true), (true, false), (true, true)] {
-            let a = zeros(&if trans_a { [k, m] } else { [m, k] }, dtype);
-            let b = zeros(&if trans_b { [n, k] } else { [k, n] }, dtype);
+            let a = zeros(&if trans_a { [k, m] } else { [m, k] }, dtype, device);
+            let b = zeros(&if trans_b { [n, k] } else { [k, n] }, dtype, device);
             forward_and_backward(&[a, b], |x| x[0].matmul_transposed(&x[1], trans_a, trans_b));
         }
-        let inputs = [zeros(&[m, k], dtype), zeros(&[k, n], dtype), zeros(&[n], DType::F32)];
+        let inputs = [zeros(&[m, k], dtype, device), zeros(&[k, n], dtype, device), zeros(&[n], DType::F32, device)];
         forward_and_backward(&inputs, |x| x[0].linear(&x[1], Some(&x[2])));
     }
 }
 
 /// Attention of few heads, of many and of a long T, each of which takes other tiles, with and without overhang.
-fn attention_of_every_tiling() {
+fn attention_of_every_tiling(device: &Device) {
     let few = [(33, 33, 16), (16, 65, 64), (16, 128, 64), (16, 130, 6)];
     let many = [(33, 128, 64), (33, 130, 64), (33, 130, 6)];
     let long = [(5, 1024, 64), (5, 1030, 64), (5, 1030, 6)];
     for (batch, time, head_size) in [&few[..], &many, &long].concat() {
         for dropout in [None, Some((0.1, Key::new(1)))] {
-            let qkv = zeros(&[batch, time, 3 * 4 * head_size], DType::F32);
+            let qkv = zeros(&[batch, time, 3 * 4 * head_size], DType::F32, device);
             forward_and_backward(&[qkv], |x| x[0].causal_attention(4, dropout));
         }
     }
@@ -157,24 +157,24 @@ fn attention_of_every_tiling() {
 
 /// Products large enough for matrix units, where those multiply f32 too: whole tiles and overhanging ones, and all that may happen
 /// at the end.
-fn large_f32_products() {
+fn large_f32_products(device: &Device) {
     for (rows, width) in [(16_384, 384), (16_388, 388)] {
-        let x = zeros(&[rows, width], DType::F32);
-        let weights = [zeros(&[width, 1536], DType::F32), zeros(&[1536, width], DType::F32)];
-        let biases = [zeros(&[1536], DType::F32), zeros(&[width], DType::F32)];
+        let x = zeros(&[rows, width], DType::F32, device);
+        let weights = [zeros(&[width, 1536], DType::F32, device), zeros(&[1536, width], DType::F32, device)];
+        let biases = [zeros(&[1536], DType::F32, device), zeros(&[width], DType::F32, device)];
         let all = [[x].as_slice(), &weights, &biases].concat();
         forward_and_backward(&all, |t| t[0].feed_forward(&t[1], &t[2], Some((&t[3], &t[4]))));
     }
     for (trans_a, trans_b) in [(false, false), (false, true), (true, false), (true, true)] {
-        let a = zeros(&if trans_a { [388, 16_388] } else { [16_388, 388] }, DType::F32);
-        let b = zeros(&[388, 388], DType::F32);
+        let a = zeros(&if trans_a { [388, 16_388] } else { [16_388, 388] }, DType::F32, device);
+        let b = zeros(&[388, 388], DType::F32, device);
         forward_and_backward(&[a, b], |x| x[0].matmul_transposed(&x[1], trans_a, trans_b));
     }
 }
 
 /// A training step of GPTs with dropout under each optimizer: a small one, one without biases and a head of its own, and
 /// one of GPT-2's vocabulary and head size.
-fn model_steps(limits: &Limits) {
+fn model_steps(device: &Device) {
     let (beta1, beta2, eps) = (0.9, 0.95, 1e-8);
     let kinds = [Kind::AdamW { beta1, beta2, eps }, Kind::Adam { beta1, beta2, eps }, Kind::Sgd { momentum: 0.9 }];
     let small = GptConfig {
@@ -188,14 +188,14 @@ fn model_steps(limits: &Limits) {
     };
     let wide = GptConfig { vocab_size: 50_257, block_size: 512, n_layer: 1, n_head: 2, n_embd: 128, ..small.clone() };
     let untied = GptConfig { bias: false, tie_embeddings: false, ..small.clone() };
-    let products = [DType::F32].into_iter().chain(limits.f16.then_some(DType::F16));
+    let products = [DType::F32].into_iter().chain(device.has_f16().then_some(DType::F16));
     let models = [(small, kinds[0]), (untied, kinds[1]), (wide, kinds[2])];
     for (products, (config, kind)) in products.flat_map(|products| models.clone().map(|model| (products, model))) {
         let t = config.block_size;
         let mut model = Gpt::new(config, 1).unwrap();
-        let parameters = Parameters::gather(&mut model, &Device::Cpu, products).unwrap();
+        let parameters = Parameters::gather(&mut model, device, products).unwrap();
         let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
-        let (ids, targets) = (zeros(&[2, t], DType::U32), zeros(&[2, t], DType::U32));
+        let (ids, targets) = (zeros(&[2, t], DType::U32, device), zeros(&[2, t], DType::U32, device));
         parameters.zero_gradients(); // the first gradients replace what is there, the second are added
         for dropout in [Dropout::off(), Dropout::new(0.1, 1, 0)] {
             model.loss(&ids, &targets, &dropout, optimizer.loss_scale()).unwrap().backward().unwrap();
@@ -204,7 +204,7 @@ fn model_steps(limits: &Limits) {
         model.logits(&ids).unwrap();
         let mut cache = model.kv_cache().unwrap();
         for tokens in [3, 1] {
-            model.next_token_logits(&zeros(&[1, tokens], DType::U32), &mut cache).unwrap();
+            model.next_token_logits(&zeros(&[1, tokens], DType::U32, device), &mut cache).unwrap();
         }
     }
 }
@@ -226,21 +226,27 @@ fn planned() -> &'static [Planned] {
 }
 
 fn variants(limits: &Limits) -> Vec<(&'static str, Launch)> {
-    let mut plans = record_plans(limits, || all_cases(limits));
-    plans.extend(record_plans(limits, || large_products(DType::F32)));
-    plans.extend(record_plans(limits, attention_of_every_tiling));
-    plans.extend(record_plans(limits, large_f32_products));
+    let mut plans = Vec::new();
+    let mut plan = |limits: Limits, body: &dyn Fn(&Device)| {
+        let dry_run = DryRun::new(limits);
+        body(&Device::DryRun(dry_run.clone()));
+        plans.extend(dry_run.take_plans());
+    };
+    plan(limits.clone(), &all_cases);
+    plan(limits.clone(), &|device| large_products(DType::F32, device));
+    plan(limits.clone(), &attention_of_every_tiling);
+    plan(limits.clone(), &large_f32_products);
     if limits.f16 {
-        plans.extend(record_plans(limits, || large_products(DType::F16)));
+        plan(limits.clone(), &|device| large_products(DType::F16, device));
     }
     // Where rates were measured any tile that fits may be taken: each in turn is the fastest. There are no more than these.
     for fastest in 0..8 {
         let mut rates = [[1; 4]; 8];
         rates[fastest] = [1_000_000; 4];
         let limits = Limits { matmul_rates: Some(Arc::new(rates)), ..limits.clone() };
-        plans.extend(record_plans(&limits, || large_products(DType::F32)));
+        plan(limits, &|device| large_products(DType::F32, device));
     }
-    plans.extend(record_plans(limits, || model_steps(limits)));
+    plan(limits.clone(), &model_steps);
     for (kernel, plan) in &plans {
         check_plan(kernel, plan, limits);
     }

@@ -1,7 +1,7 @@
 //! Times kernels one by one, and puts their rates beside what the device does at best.
 
 use super::table::{AROUND_THE_OP, Row, Sizes, Work, products, table};
-use crate::profile::{self, KernelTotal, Roof};
+use crate::profile::{KernelTotal, Roof};
 use crate::{DType, Device, Error, Result};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -142,12 +142,12 @@ fn time(device: &Device, work: &mut Work) -> Result<BTreeMap<&'static str, Kerne
         )));
     }
     let mut batch = |runs: usize| -> Result<BTreeMap<&'static str, KernelTotal>> {
-        profile::reset();
+        device.profiler().take();
         for _ in 0..runs {
             work()?;
         }
         device.synchronize()?;
-        Ok(profile::take().kernels)
+        Ok(device.profiler().take().kernels)
     };
     // The first run compiles and allocates. Batches follow until the clocks are up, which sink while the CPU computes
     // what a row is checked against: the memory of an H200 took up to 0.3 s to come back. A processor is warm already.

@@ -3,7 +3,7 @@
 use crate::nn::{Dropout, Gpt, GptConfig};
 use crate::ops::random::Key;
 use crate::optim::{Kind, Optimizer, Parameters};
-use crate::profile::{self, Report};
+use crate::profile::Report;
 use crate::train::check_size;
 use crate::{DType, Device, Result, Tensor};
 use serde::Serialize;
@@ -92,7 +92,7 @@ pub fn time_step(case: &StepCase, device: &Device, products: DType, steps: usize
     while device.is_hardware_gpu() && warming.elapsed().as_secs_f64() < RAISE_CLOCK {
         warm_up()?;
     }
-    profile::reset();
+    device.profiler().take();
     let (mut seconds, mut total, mut loss) = (Vec::new(), 0.0, None);
     for _ in 0..rounds {
         let started = Instant::now();
@@ -104,7 +104,7 @@ pub fn time_step(case: &StepCase, device: &Device, products: DType, steps: usize
         total += elapsed;
         seconds.push(elapsed / steps as f64);
     }
-    let mut measured = profile::take();
+    let mut measured = device.profiler().take();
     if device.is_gpu() {
         // Timestamps around every kernel slow a step a little: these steps are not in the figures above.
         device.begin_step(true);
@@ -112,7 +112,7 @@ pub fn time_step(case: &StepCase, device: &Device, products: DType, steps: usize
         step()?;
         device.synchronize()?;
         device.begin_step(false);
-        measured.kernels = profile::take().kernels;
+        measured.kernels = device.profiler().take().kernels;
     }
     seconds.sort_by(f64::total_cmp);
     let median = seconds[seconds.len() / 2];

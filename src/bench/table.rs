@@ -413,26 +413,27 @@ mod tests {
     use super::*;
     use crate::gpu::Limits;
     use crate::ops::cases;
-    use crate::tensor::record_plans;
+    use crate::tensor::DryRun;
     use std::collections::BTreeSet;
 
     #[test]
     fn every_kernel_of_the_table_of_ops_is_measured() {
-        let limits = Limits { f16: true, ..Limits::WEBGPU_DEFAULT };
-        let names = |body: &dyn Fn()| -> BTreeSet<&'static str> {
-            record_plans(&limits, body).into_iter().map(|(name, _)| name).collect()
+        let names = |body: &dyn Fn(&Device)| -> BTreeSet<&'static str> {
+            let dry_run = DryRun::new(Limits { f16: true, ..Limits::WEBGPU_DEFAULT });
+            body(&Device::DryRun(dry_run.clone()));
+            dry_run.take_plans().into_iter().map(|(name, _)| name).collect()
         };
-        let tested = names(&|| {
+        let tested = names(&|device| {
             for case in cases::all() {
                 let leaf = |x: &Tensor| if x.dtype() == DType::F32 { x.requires_grad().unwrap() } else { x.clone() };
-                let inputs: Vec<Tensor> = case.draw(&Device::Cpu, 7).unwrap().iter().map(leaf).collect();
+                let inputs: Vec<Tensor> = case.draw(device, 7).unwrap().iter().map(leaf).collect();
                 let y = (case.apply)(&inputs).unwrap();
                 y.backward_with(&y.detach()).unwrap();
             }
         });
-        let measured = names(&|| {
+        let measured = names(&|device| {
             for row in table(&Sizes::SMALL) {
-                row.prepare(&Device::Cpu).unwrap()().unwrap();
+                row.prepare(device).unwrap()().unwrap();
             }
         });
         let missing: Vec<_> = tested.difference(&measured).collect();

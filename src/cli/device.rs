@@ -90,11 +90,12 @@ fn choose(config: &DeviceConfig, measure: bool) -> Result<Device> {
         // Whoever names an adapter wants that one.
         DeviceKind::Auto if names_adapter() => or_fall_back(config, gpu_number(None).and_then(open)),
         DeviceKind::Auto => match open(None) {
-            Ok(Device::Gpu(gpu)) => {
-                output::note(format_args!("device auto: gpu:{}, {}", gpu.info().index, gpu.info().name));
-                Ok(Device::Gpu(gpu))
+            Ok(device) => {
+                if let Some(adapter) = device.adapter() {
+                    output::note(format_args!("device auto: gpu:{}, {}", adapter.index, adapter.name));
+                }
+                Ok(device)
             }
-            Ok(Device::Cpu) => Ok(Device::Cpu),
             Err(error) => {
                 let reason = error.to_string();
                 let reason = reason.lines().next().unwrap_or_default().trim_start_matches("no usable GPU: ");

@@ -1,50 +1,54 @@
-//! Matrix products by the crate `gemm`, and matrices of which several threads write different parts: the one place that deals
-//! in pointers to elements.
+//! Matrix products by the crate `gemm`, and matrices of which several threads write different parts: the one place
+//! that deals in pointers to elements.
 
 use rayon::prelude::*;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// A matrix somewhere in a slice: element (r, c) is `data[r * row_step + c * column_step]`.
+/// A matrix somewhere in a slice: element (r, c) is `data[r * row_stride + c * column_stride]`.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a> {
     pub data: &'a [f32],
-    row_step: usize,
-    column_step: usize,
+    row_stride: usize,
+    column_stride: usize,
 }
 
 impl Matrix<'_> {
-    /// Rows of neighbouring elements, `row_step` apart.
-    pub fn rows(data: &[f32], row_step: usize) -> Matrix<'_> {
-        Matrix { data, row_step, column_step: 1 }
+    /// Rows of neighbouring elements, `row_stride` apart.
+    pub fn rows(data: &[f32], row_stride: usize) -> Matrix<'_> {
+        Matrix { data, row_stride, column_stride: 1 }
     }
 
     /// The same elements with rows and columns exchanged.
     pub fn transposed(self) -> Self {
-        Matrix { row_step: self.column_step, column_step: self.row_step, ..self }
+        Matrix { row_stride: self.column_stride, column_stride: self.row_stride, ..self }
     }
 
     /// Without its first `count` rows.
     pub fn skip_rows(self, count: usize) -> Self {
-        Matrix { data: &self.data[count * self.row_step..], ..self }
+        Matrix { data: &self.data[count * self.row_stride..], ..self }
     }
 
     /// Without its first `count` columns.
     pub fn skip_columns(self, count: usize) -> Self {
-        Matrix { data: &self.data[count * self.column_step..], ..self }
+        Matrix { data: &self.data[count * self.column_stride..], ..self }
     }
 
+    /// Whether its first `rows` by `columns` elements lie within the slice.
     fn holds(&self, rows: usize, columns: usize) -> bool {
-        rows == 0 || columns == 0 || (rows - 1) * self.row_step + (columns - 1) * self.column_step < self.data.len()
+        let last = |rows: usize, columns: usize| {
+            (rows - 1).checked_mul(self.row_stride)?.checked_add((columns - 1).checked_mul(self.column_stride)?)
+        };
+        rows == 0 || columns == 0 || last(rows, columns).is_some_and(|last| last < self.data.len())
     }
 }
 
 /// Some rows and columns of a matrix of which other threads may hold the rest. The columns may come in several parts.
 pub struct Tile<'a> {
     first: *mut f32,
-    /// Elements between rows, and between parts.
-    step: usize,
-    part_step: usize,
+    /// Elements from one row to the next (the leading dimension), and from one part to the next.
+    ld: usize,
+    part_stride: usize,
     parts: usize,
     rows: usize,
     columns: usize,
@@ -54,8 +58,8 @@ pub struct Tile<'a> {
 // SAFETY: a tile is the only way to reach its elements (`tiles` hands out each once), as a mutable slice is.
 unsafe impl Send for Tile<'_> {}
 
-/// The tiles of at most `rows` by `columns` that make up a matrix (.., `parts`, `width`), row of tiles by row of tiles. Each
-/// has the same columns of all parts.
+/// The tiles of at most `rows` by `columns` that make up a matrix (.., `parts`, `width`), row of tiles by row of tiles.
+/// Each has the same columns of all parts.
 ///
 /// # Panics
 /// If the matrix has not whole rows, or a tile would be empty.
@@ -65,16 +69,16 @@ pub fn tiles(
     rows: usize,
     columns: usize,
 ) -> impl IndexedParallelIterator<Item = Tile<'_>> {
-    let step = parts * width;
-    assert!(rows > 0 && columns > 0 && step > 0 && matrix.len().is_multiple_of(step), "tiles: of whole rows");
-    let (height, across) = (matrix.len() / step, width.div_ceil(columns));
+    let ld = parts.checked_mul(width).expect("tiles: a row is a part of the matrix");
+    assert!(rows > 0 && columns > 0 && ld > 0 && matrix.len().is_multiple_of(ld), "tiles: of whole rows");
+    let (height, across) = (matrix.len() / ld, width.div_ceil(columns));
     let first = Shared(matrix.as_mut_ptr());
     (0..height.div_ceil(rows) * across).into_par_iter().map(move |i| {
         let (top, left) = (i / across * rows, i % across * columns);
         let (rows, columns) = (rows.min(height - top), columns.min(width - left));
         // SAFETY: (top, left) lies within the first part of the matrix.
-        let first = unsafe { first.pointer().add(top * step + left) };
-        Tile { first, step, part_step: width, parts, rows, columns, matrix: PhantomData }
+        let first = unsafe { first.pointer().add(top * ld + left) };
+        Tile { first, ld, part_stride: width, parts, rows, columns, matrix: PhantomData }
     })
 }
 
@@ -97,7 +101,7 @@ impl Tile<'_> {
     fn at(&self, part: usize, row: usize) -> *mut f32 {
         assert!(part < self.parts && row < self.rows, "a tile's row {row} of {}", self.rows);
         // SAFETY: this part of the row lies within the matrix.
-        unsafe { self.first.add(row * self.step + part * self.part_step) }
+        unsafe { self.first.add(row * self.ld + part * self.part_stride) }
     }
 
     /// A row of a part.
@@ -116,24 +120,25 @@ impl Tile<'_> {
     pub fn product(&mut self, part: usize, rows: Range<usize>, add: bool, k: usize, a: Matrix, b: Matrix) {
         let (m, n) = (rows.len(), self.columns);
         assert!(rows.end <= self.rows && a.holds(m, k) && b.holds(k, n), "product: out of bounds");
-        // SAFETY: a and b lie within their slices and the rows within the tile, whose elements are reached through it alone.
-        unsafe { multiply(self.at(part, rows.start), self.step, add, [m, n, k], a, b) }
+        // SAFETY: a and b lie within their slices and the rows within the tile, whose elements are reached through it
+        // alone.
+        unsafe { multiply(self.at(part, rows.start), self.ld, add, [m, n, k], a, b) }
     }
 }
 
-/// out (m, n) = a (m, k) b (k, n), or, with `add`, added to it, on this thread. Rows of `out` are `step` apart.
+/// out (m, n) = a (m, k) b (k, n), or, with `add`, added to it, on this thread. Rows of `out` are `ld` apart.
 ///
 /// # Panics
 /// If a matrix reaches beyond its slice.
-pub fn product(out: &mut [f32], step: usize, add: bool, [m, n, k]: [usize; 3], a: Matrix, b: Matrix) {
-    assert!(step >= n, "product: rows of the result overlap");
-    assert!(a.holds(m, k) && b.holds(k, n) && Matrix::rows(out, step).holds(m, n), "product: out of bounds");
+pub fn product(out: &mut [f32], ld: usize, add: bool, [m, n, k]: [usize; 3], a: Matrix, b: Matrix) {
+    assert!(ld >= n, "product: rows of the result overlap");
+    assert!(a.holds(m, k) && b.holds(k, n) && Matrix::rows(out, ld).holds(m, n), "product: out of bounds");
     // SAFETY: all three matrices lie within their slices (checked above), and `out` is borrowed for this call alone.
-    unsafe { multiply(out.as_mut_ptr(), step, add, [m, n, k], a, b) }
+    unsafe { multiply(out.as_mut_ptr(), ld, add, [m, n, k], a, b) }
 }
 
 /// The product of matrices that lie within their slices, to memory that is this call's alone.
-unsafe fn multiply(out: *mut f32, step: usize, add: bool, [m, n, k]: [usize; 3], a: Matrix, b: Matrix) {
+unsafe fn multiply(out: *mut f32, ld: usize, add: bool, [m, n, k]: [usize; 3], a: Matrix, b: Matrix) {
     // SAFETY: the caller's.
     unsafe {
         gemm::gemm(
@@ -142,14 +147,14 @@ unsafe fn multiply(out: *mut f32, step: usize, add: bool, [m, n, k]: [usize; 3],
             k,
             out,
             1,
-            step as isize,
+            ld as isize,
             add,
             a.data.as_ptr(),
-            a.column_step as isize,
-            a.row_step as isize,
+            a.column_stride as isize,
+            a.row_stride as isize,
             b.data.as_ptr(),
-            b.column_step as isize,
-            b.row_step as isize,
+            b.column_stride as isize,
+            b.row_stride as isize,
             1.0,
             1.0,
             false,
@@ -180,6 +185,16 @@ mod tests {
             (10 * (row / 2 * 3 + column / 3) + part) as f32
         };
         assert!(matrix.iter().enumerate().all(|(i, x)| *x == want(i)), "{matrix:?}");
+    }
+
+    #[test]
+    fn strides_that_overflow_hold_nothing() {
+        let data = [0.0; 4];
+        assert!(Matrix::rows(&data, 2).holds(2, 2) && Matrix::rows(&data, usize::MAX).holds(1, 4));
+        // 2 * (usize::MAX / 2 + 1) wraps to 0.
+        assert!(!Matrix::rows(&data, usize::MAX / 2 + 1).holds(3, 1));
+        assert!(!Matrix::rows(&data, usize::MAX / 2 + 1).transposed().holds(1, 3));
+        assert!(!Matrix::rows(&data, usize::MAX).holds(2, 2));
     }
 
     #[test]

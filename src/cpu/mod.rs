@@ -13,12 +13,14 @@ pub use lanes::{map_and_sum, maximum, sum_of};
 pub use scratch::with_scratch;
 pub use simd::vectorized;
 
+use crate::profile::Profiler;
+
 /// Elements per task: long enough to be worth a task, short enough to stay in the first-level cache.
 pub const CHUNK: usize = 4096;
 
-/// Sets how many threads CPU kernels use; 0 takes one per core. Only the first call has an effect, and only before anything is
-/// computed or a model made. If there is more than one, the calling thread is among them: it starts each kernel, and would
-/// otherwise sleep until the others have done it.
+/// Sets how many threads CPU kernels use; 0 takes one per core. Only the first call has an effect, and only before
+/// anything is computed or a model made. If there is more than one, the calling thread is among them: it starts each
+/// kernel, and would otherwise sleep until the others have done it.
 pub fn set_threads(count: usize) {
     let count = if count == 0 { num_cpus::get() } else { count };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(count);
@@ -27,6 +29,12 @@ pub fn set_threads(count: usize) {
     if pool.build_global().is_err() {
         tracing::debug!("the thread pool was already running");
     }
+}
+
+/// Where CPU kernels book their times: one profile for the process, as there is one CPU.
+pub fn profiler() -> &'static Profiler {
+    static PROFILER: Profiler = Profiler::new();
+    &PROFILER
 }
 
 /// How many threads CPU kernels use.

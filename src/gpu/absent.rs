@@ -1,7 +1,7 @@
 //! Stands in for the GPU in builds without the feature `gpu`: types that no value can have.
 
 use super::{AdapterChoice, AdapterInfo, Limits, Plan};
-use crate::profile::{Cost, MemoryStats};
+use crate::profile::{Cost, MemoryKind, MemoryStats, Profiler};
 use crate::{Error, Result};
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -38,10 +38,6 @@ pub fn adapters() -> Vec<AdapterInfo> {
 impl GpuSlice {
     /// Whether no other slice shares the buffer.
     pub fn is_unique(&self) -> bool {
-        match self.0 {}
-    }
-
-    pub fn size_bytes(&self) -> usize {
         match self.0 {}
     }
 
@@ -89,6 +85,10 @@ impl Gpu {
         match self.0 {}
     }
 
+    pub fn profiler(&self) -> &Profiler {
+        match self.0 {}
+    }
+
     pub fn memory(&self) -> MemoryStats {
         match self.0 {}
     }
@@ -97,7 +97,7 @@ impl Gpu {
         match self.0 {}
     }
 
-    pub fn alloc(&self, _size: usize) -> Result<GpuSlice> {
+    pub fn alloc(&self, _size: usize, _kind: MemoryKind) -> Result<GpuSlice> {
         match self.0 {}
     }
 

@@ -8,13 +8,12 @@ use super::readback::{Pending, Spares, Staging};
 use super::recorder::Recorder;
 use super::timestamps::Timestamps;
 use super::{AdapterChoice, AdapterInfo, adapter};
-use crate::profile::{self, Cost, MemoryKind, MemoryStats, Span};
+use crate::profile::{Cost, MemoryKind, MemoryStats, Profiler, Span};
 use crate::{Error, Result};
-use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
-use std::rc::Rc;
-use std::sync::{Arc, Mutex};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Operations recorded before a submit happens by itself, as long as the device's speed is not known: a few tens of
@@ -37,17 +36,19 @@ const LARGE_UPLOAD: usize = 16 << 20;
 
 /// A handle to an opened GPU, and what kernels that are run through it may use; clones share both.
 #[derive(Clone)]
-pub struct Gpu(Rc<Context>, Rc<Limits>);
+pub struct Gpu(Arc<Context>, Arc<Limits>);
 
 struct Context {
     info: AdapterInfo,
     device: wgpu::Device,
-    pool: Rc<Pool>,
-    recorder: RefCell<Recorder>,
+    profiler: Arc<Profiler>,
+    pool: Arc<Pool>,
+    /// Locked before `submissions`, where both are.
+    recorder: Mutex<Recorder>,
     /// Submits that may not be done yet.
-    submissions: RefCell<VecDeque<wgpu::SubmissionIndex>>,
+    submissions: Mutex<VecDeque<wgpu::SubmissionIndex>>,
     /// Kernels recorded before the next submit happens by itself.
-    kernels_per_submit: Cell<usize>,
+    kernels_per_submit: AtomicUsize,
     spares: Spares,
     /// The first error that the driver reported outside a call.
     fault: Arc<Mutex<Option<Fault>>>,
@@ -103,18 +104,37 @@ impl Gpu {
         let kept = choice.cache.as_deref().zip(pipeline_cache_key);
         let cache = kept.and_then(|(folder, key)| PipelineCache::open(&device, folder, key));
         let pipelines = Pipelines::new(device.clone(), cache);
-        let recorder = RefCell::new(Recorder::new(device.clone(), queue, pipelines));
-        let (pool, spares, submissions) = (Rc::default(), Spares::default(), RefCell::default());
-        let kernels_per_submit = Cell::new(KERNELS_WHEN_IDLE);
+        let profiler = Arc::new(Profiler::new());
+        let recorder = Mutex::new(Recorder::new(device.clone(), queue, pipelines, profiler.clone()));
+        let (pool, spares, submissions) = (Arc::default(), Spares::default(), Mutex::default());
+        let kernels_per_submit = AtomicUsize::new(KERNELS_WHEN_IDLE);
         let memory_bytes = choice.memory_bytes.unwrap_or(usize::MAX);
-        let context =
-            Context { info, device, pool, recorder, submissions, kernels_per_submit, spares, fault, memory_bytes };
-        Ok(Gpu(Rc::new(context), Rc::new(limits)))
+        let context = Context {
+            info,
+            device,
+            profiler,
+            pool,
+            recorder,
+            submissions,
+            kernels_per_submit,
+            spares,
+            fault,
+            memory_bytes,
+        };
+        Ok(Gpu(Arc::new(context), Arc::new(limits)))
     }
 
     /// The adapter that was opened.
     pub fn info(&self) -> &AdapterInfo {
         &self.0.info
+    }
+
+    fn recorder(&self) -> MutexGuard<'_, Recorder> {
+        self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn submissions(&self) -> MutexGuard<'_, VecDeque<wgpu::SubmissionIndex>> {
+        self.0.submissions.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What kernels may use.
@@ -125,13 +145,18 @@ impl Gpu {
     /// The same GPU, for kernels that are chosen by these rates: [`Limits::matmul_rates`].
     pub fn with_matmul_rates(self, rates: Arc<[[u32; 4]]>) -> Gpu {
         let limits = Limits { matmul_rates: Some(rates), ..Limits::clone(&self.1) };
-        Gpu(self.0, Rc::new(limits))
+        Gpu(self.0, Arc::new(limits))
     }
 
     /// The same GPU, with or without products of f32 on its matrix units, if it has any: [`Limits::f32_on_units`].
     pub fn with_f32_on_units(self, on: bool) -> Gpu {
         let limits = Limits { f32_on_units: on && self.1.matrix_units > 0, ..Limits::clone(&self.1) };
-        Gpu(self.0, Rc::new(limits))
+        Gpu(self.0, Arc::new(limits))
+    }
+
+    /// Where its kernels' times are booked.
+    pub fn profiler(&self) -> &Profiler {
+        &self.0.profiler
     }
 
     /// What the pool holds.
@@ -141,14 +166,14 @@ impl Gpu {
 
     /// Whether two handles mean the same opened GPU.
     pub fn same(&self, other: &Gpu) -> bool {
-        Rc::ptr_eq(&self.0, &other.0)
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Memory of `size` bytes with unspecified contents, of the kind that [`profile::memory_kind`] has set.
+    /// Memory of `size` bytes with unspecified contents, which counts as of this kind.
     ///
     /// # Errors
     /// [`Error::GpuLimit`] if no buffer can be so large, [`Error::OutOfMemory`] if the memory is used up.
-    pub fn alloc(&self, size: usize) -> Result<GpuSlice> {
+    pub fn alloc(&self, size: usize, kind: MemoryKind) -> Result<GpuSlice> {
         if size as u64 > self.1.buffer_bytes {
             return Err(Error::GpuLimit {
                 what: "one buffer".into(),
@@ -158,7 +183,7 @@ impl Gpu {
                 hint: "use a smaller model or batch, or --device cpu".into(),
             });
         }
-        self.make_room(|| self.0.pool.take(size, |size| self.create_buffer(size)))
+        self.make_room(|| self.0.pool.take(size, kind, |size| self.create_buffer(size)))
     }
 
     /// What `make` makes. If there is no memory for it, once more without what the pool keeps for other sizes.
@@ -167,7 +192,7 @@ impl Gpu {
             Err(Error::OutOfMemory { .. }) => {
                 // The GPU must be done with it first.
                 self.synchronize()?;
-                self.0.recorder.borrow_mut().pipelines.forget_bind_groups();
+                self.recorder().pipelines.forget_bind_groups();
                 self.0.pool.release_free();
                 self.0.spares.release();
                 self.0.device.poll(wgpu::PollType::Poll).map_err(|e| Error::Gpu(e.to_string()))?;
@@ -224,8 +249,8 @@ impl Gpu {
         outputs: &[&GpuSlice],
     ) -> Result<()> {
         let started = Instant::now();
-        let scratch = || plan.scratch.iter().map(|&size| self.alloc(size)).collect::<Result<Vec<_>>>();
-        let scratch = profile::memory_kind(MemoryKind::Scratch, scratch)?;
+        let scratch = plan.scratch.iter().map(|&size| self.alloc(size, MemoryKind::Scratch));
+        let scratch = scratch.collect::<Result<Vec<_>>>()?;
         let part = |binding: &Operand| match *binding {
             Operand::Input(i) => inputs[i].into(),
             Operand::Output(i) => outputs[i].into(),
@@ -235,13 +260,14 @@ impl Gpu {
             let parts = launch.bindings.iter().map(part).collect();
             (launch, parts)
         });
-        let mut recorder = self.0.recorder.borrow_mut();
+        let mut recorder = self.recorder();
         recorder.kernel(name, cost, launches);
         let rate = recorder.timestamps.as_ref().and_then(|timestamps| timestamps.flops_per_second);
         let flops = rate.map_or(FLOPS_PER_SUBMIT, |rate| rate * SECONDS_PER_SUBMIT);
-        let enough = if recorder.must_compile { KERNELS_PER_SUBMIT } else { self.0.kernels_per_submit.get() };
+        let enough =
+            if recorder.must_compile { KERNELS_PER_SUBMIT } else { self.0.kernels_per_submit.load(Ordering::Relaxed) };
         let due = recorder.kernels >= enough || recorder.flops >= flops;
-        profile::add_span(Span::Encode, started.elapsed());
+        self.0.profiler.add_span(Span::Encode, started.elapsed());
         if due { self.submit_recorded(&mut recorder) } else { Ok(()) }
     }
 
@@ -262,14 +288,14 @@ impl Gpu {
         mapped.slice(..bytes.len()).copy_from_slice(bytes);
         drop(mapped);
         from.unmap();
-        let mut recorder = self.0.recorder.borrow_mut();
+        let mut recorder = self.recorder();
         recorder.write(&from, slice.into());
         if recorder.uploaded >= LARGE_UPLOAD { self.submit_recorded(&mut recorder) } else { Ok(()) }
     }
 
     /// Records setting all bytes of `slice` to zero.
     pub fn fill_zero(&self, slice: &GpuSlice) {
-        self.0.recorder.borrow_mut().clear(slice.into());
+        self.recorder().clear(slice.into());
     }
 
     /// Records a read-back of `slice` whose bytes are taken later.
@@ -279,7 +305,7 @@ impl Gpu {
     pub fn download_later(&self, slice: &GpuSlice) -> Result<Pending> {
         let make = || Staging::new(&self.0.device, slice.size, &self.0.spares);
         let staging = self.make_room(|| self.made(slice.size, make))?;
-        self.0.recorder.borrow_mut().read(&slice.into(), &staging);
+        self.recorder().read(&slice.into(), &staging);
         Ok(Pending { gpu: self.clone(), staging, size: slice.size, spares: self.0.spares.clone() })
     }
 
@@ -298,7 +324,7 @@ impl Gpu {
     /// If the driver reported an error.
     pub fn keep_busy(&self) -> Result<()> {
         self.check()?;
-        let mut submissions = self.0.submissions.borrow_mut();
+        let mut submissions = self.submissions();
         while let Some(oldest) = submissions.front() {
             let poll = wgpu::PollType::Wait { submission_index: Some(oldest.clone()), timeout: Some(Duration::ZERO) };
             match self.0.device.poll(poll) {
@@ -317,16 +343,16 @@ impl Gpu {
     /// # Errors
     /// If the driver reported an error.
     fn submit(&self) -> Result<()> {
-        self.submit_recorded(&mut self.0.recorder.borrow_mut())
+        self.submit_recorded(&mut self.recorder())
     }
 
     fn submit_recorded(&self, recorder: &mut Recorder) -> Result<()> {
         let submission = recorder.submit();
         if submission.is_some() {
             let kernels = &self.0.kernels_per_submit;
-            kernels.set((2 * kernels.get()).min(KERNELS_PER_SUBMIT));
+            kernels.store((2 * kernels.load(Ordering::Relaxed)).min(KERNELS_PER_SUBMIT), Ordering::Relaxed);
         }
-        self.0.submissions.borrow_mut().extend(submission);
+        self.submissions().extend(submission);
         self.check()?;
         recorder.timestamps.as_mut().map_or(Ok(()), Timestamps::collect)
     }
@@ -345,7 +371,7 @@ impl Gpu {
     /// # Errors
     /// If the driver reported an error.
     pub fn throttle(&self, in_flight: usize) -> Result<()> {
-        let mut submissions = self.0.submissions.borrow_mut();
+        let mut submissions = self.submissions();
         let excess = submissions.len().saturating_sub(in_flight);
         if let Some(index) = submissions.drain(..excess).next_back() {
             self.wait(Some(index))?;
@@ -360,20 +386,20 @@ impl Gpu {
     pub fn synchronize(&self) -> Result<()> {
         self.submit()?;
         self.wait(None)?;
-        self.0.submissions.borrow_mut().clear();
-        self.0.kernels_per_submit.set(KERNELS_WHEN_IDLE);
-        self.0.recorder.borrow_mut().timestamps.as_mut().map_or(Ok(()), Timestamps::collect)
+        self.submissions().clear();
+        self.0.kernels_per_submit.store(KERNELS_WHEN_IDLE, Ordering::Relaxed);
+        self.recorder().timestamps.as_mut().map_or(Ok(()), Timestamps::collect)
     }
 
     fn wait(&self, submission_index: Option<wgpu::SubmissionIndex>) -> Result<()> {
-        profile::span(Span::Wait, || self.0.device.poll(wgpu::PollType::Wait { submission_index, timeout: None }))
-            .map_err(|e| Error::Gpu(e.to_string()))?;
+        let poll = || self.0.device.poll(wgpu::PollType::Wait { submission_index, timeout: None });
+        self.0.profiler.span(Span::Wait, poll).map_err(|e| Error::Gpu(e.to_string()))?;
         self.check()
     }
 
     /// Puts timestamps around every kernel from now on (or only around passes). False if the device has none.
     pub fn time_kernels(&self, on: bool) -> bool {
-        match &mut self.0.recorder.borrow_mut().timestamps {
+        match &mut self.recorder().timestamps {
             Some(timestamps) => {
                 timestamps.kernels = on;
                 true
@@ -406,7 +432,7 @@ mod tests {
     #[test]
     fn an_idle_gpu_gets_work_early_and_a_busy_one_more_at_once() {
         let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
-        let out = gpu.alloc(4).unwrap();
+        let out = gpu.alloc(4, MemoryKind::Other).unwrap();
         let fill = Plan::one(Launch {
             shader: crate::shader!("fill"),
             values: vec![],
@@ -420,7 +446,7 @@ mod tests {
             let mut submits = Vec::new();
             for kernels in 1..=112 {
                 gpu.run("fill", Cost::default(), fill.clone(), &[], &[&out]).unwrap();
-                if gpu.0.submissions.borrow().len() > submits.len() {
+                if gpu.submissions().len() > submits.len() {
                     submits.push(kernels);
                 }
             }
@@ -431,7 +457,7 @@ mod tests {
     #[test]
     fn a_buffer_without_memory_is_made_once_the_pool_has_given_its_own_back() {
         let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
-        drop(gpu.alloc(1000).unwrap());
+        drop(gpu.alloc(1000, MemoryKind::Other).unwrap());
         let report = |out_of_memory| {
             let fault = Fault::Reported { message: "a test".into(), out_of_memory };
             *gpu.0.fault.lock().unwrap() = Some(fault);
@@ -447,7 +473,7 @@ mod tests {
         let made = gpu.make_room(|| gpu.made(7, || report(true)));
         assert!(matches!(made, Err(Error::OutOfMemory { needed_bytes: 7, .. })), "{made:?}");
         // It is over then.
-        gpu.alloc(1000).unwrap();
+        gpu.alloc(1000, MemoryKind::Other).unwrap();
         let made = gpu.make_room(|| gpu.made(7, || report(false)));
         assert!(matches!(&made, Err(Error::Gpu(message)) if message == "a test"), "{made:?}");
     }

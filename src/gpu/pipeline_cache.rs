@@ -96,7 +96,7 @@ fn read(path: &Path, key: &str) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
     use crate::gpu::{AdapterChoice, Gpu, Launch, Operand, Plan, gpu_for_tests};
-    use crate::profile::Cost;
+    use crate::profile::{Cost, MemoryKind};
     use crate::shader;
 
     const KEY: &str = "wgpu_pipeline_cache_vulkan_1_2";
@@ -151,7 +151,7 @@ mod tests {
     fn compile_and_run(folder: &Path) {
         let choice = AdapterChoice { allow_software: true, cache: Some(folder.into()), ..AdapterChoice::default() };
         let gpu = Gpu::open(&choice).unwrap();
-        let slice = gpu.alloc(12).unwrap();
+        let slice = gpu.alloc(12, MemoryKind::Other).unwrap();
         let launch = Launch {
             shader: shader!("fill"),
             values: vec![],

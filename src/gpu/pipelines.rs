@@ -7,13 +7,13 @@ use super::shader;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
 use std::collections::HashMap;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A compiled variant of a shader.
 pub(super) struct Pipeline {
     pub raw: wgpu::ComputePipeline,
-    layout: Rc<BindingLayout>,
+    layout: Arc<BindingLayout>,
 }
 
 /// Which bindings are read-only; pipelines with the same pattern share the layout.
@@ -33,8 +33,8 @@ pub(super) struct Pipelines {
     /// What outlasts the process; `None` where nothing is to be kept or nothing can be.
     cache: Option<PipelineCache>,
     /// By the shader's name.
-    variants: FxHashMap<&'static str, FxHashMap<Values, Rc<Pipeline>>>,
-    layouts: HashMap<Vec<bool>, Rc<BindingLayout>>,
+    variants: FxHashMap<&'static str, FxHashMap<Values, Arc<Pipeline>>>,
+    layouts: HashMap<Vec<bool>, Arc<BindingLayout>>,
     groups: FxHashMap<Group, wgpu::BindGroup>,
 }
 
@@ -47,7 +47,7 @@ impl Pipelines {
     }
 
     /// The variant that `launch` runs, if it is compiled.
-    pub fn compiled(&self, launch: &Launch) -> Option<Rc<Pipeline>> {
+    pub fn compiled(&self, launch: &Launch) -> Option<Arc<Pipeline>> {
         self.variants.get(launch.shader.name)?.get(launch.values.as_slice()).cloned()
     }
 
@@ -63,12 +63,12 @@ impl Pipelines {
         let compiled: Vec<_> = jobs.map(|(launch, layout)| compile(device, cache, launch, layout)).collect();
         for ((launch, layout), raw) in missing.into_iter().zip(layouts).zip(compiled) {
             let variants = self.variants.entry(launch.shader.name).or_default();
-            variants.insert(launch.values.clone(), Rc::new(Pipeline { raw, layout }));
+            variants.insert(launch.values.clone(), Arc::new(Pipeline { raw, layout }));
         }
         started.elapsed()
     }
 
-    fn layout(&mut self, read_only: Vec<bool>) -> Rc<BindingLayout> {
+    fn layout(&mut self, read_only: Vec<bool>) -> Arc<BindingLayout> {
         if let Some(layout) = self.layouts.get(&read_only) {
             return layout.clone();
         }
@@ -88,7 +88,7 @@ impl Pipelines {
             .collect();
         let raw =
             self.device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: None, entries: &entries });
-        let layout = Rc::new(BindingLayout { id: self.layouts.len(), raw });
+        let layout = Arc::new(BindingLayout { id: self.layouts.len(), raw });
         self.layouts.insert(read_only, layout.clone());
         layout
     }

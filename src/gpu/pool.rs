@@ -4,11 +4,10 @@
 //! while the GPU still works on what was recorded before.
 
 use crate::Result;
-use crate::profile::{BytesByKind, MemoryKind, MemoryStats, current_memory_kind};
-use std::cell::{Cell, RefCell};
+use crate::profile::{BytesByKind, MemoryKind, MemoryStats};
 use std::collections::HashMap;
 use std::fmt;
-use std::rc::{Rc, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// Offsets of slices and sizes of buffers are multiples of this: WebGPU's default binding alignment.
 pub const ALIGN: usize = 256;
@@ -16,31 +15,27 @@ pub const ALIGN: usize = 256;
 /// A part of a buffer.
 #[derive(Clone)]
 pub struct GpuSlice {
-    pub(super) buffer: Rc<Pooled>,
+    pub(super) buffer: Arc<Pooled>,
     pub(super) offset: usize,
     pub(super) size: usize,
 }
 
 impl GpuSlice {
-    /// Its length in bytes.
-    pub fn size_bytes(&self) -> usize {
-        self.size
-    }
-
     /// The part that starts at `offset` bytes (a multiple of 256) and has `size` bytes.
     pub fn slice(&self, offset: usize, size: usize) -> GpuSlice {
-        assert!(offset.is_multiple_of(ALIGN) && offset + size <= self.size, "slice {offset}+{size} of {}", self.size);
+        let fits = offset.checked_add(size).is_some_and(|end| end <= self.size);
+        assert!(offset.is_multiple_of(ALIGN) && fits, "slice {offset}+{size} of {}", self.size);
         GpuSlice { buffer: self.buffer.clone(), offset: self.offset + offset, size }
     }
 
     /// Whether no other slice shares the buffer.
     pub fn is_unique(&self) -> bool {
-        Rc::strong_count(&self.buffer) == 1
+        Arc::strong_count(&self.buffer) == 1
     }
 
     /// Whether two slices share memory.
     pub fn overlaps(&self, other: &GpuSlice) -> bool {
-        Rc::ptr_eq(&self.buffer, &other.buffer)
+        Arc::ptr_eq(&self.buffer, &other.buffer)
             && self.offset < other.offset + other.size
             && other.offset < self.offset + self.size
     }
@@ -78,71 +73,74 @@ impl Drop for Pooled {
 
 /// Free buffers by size.
 #[derive(Default)]
-pub(super) struct Pool {
-    free: RefCell<HashMap<usize, Vec<(u64, wgpu::Buffer)>>>,
-    stats: Cell<MemoryStats>,
-    used_by_kind: Cell<BytesByKind>,
-    next_id: Cell<u64>,
+pub(super) struct Pool(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    free: HashMap<usize, Vec<(u64, wgpu::Buffer)>>,
+    stats: MemoryStats,
+    used_by_kind: BytesByKind,
+    last_id: u64,
 }
 
 impl Pool {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A buffer of at least `size` bytes: one that is free, or one that `create` makes.
     ///
     /// # Errors
     /// Those of `create`.
-    pub fn take(self: &Rc<Pool>, size: usize, create: impl FnOnce(usize) -> Result<wgpu::Buffer>) -> Result<GpuSlice> {
+    pub fn take(
+        self: &Arc<Pool>,
+        size: usize,
+        kind: MemoryKind,
+        create: impl FnOnce(usize) -> Result<wgpu::Buffer>,
+    ) -> Result<GpuSlice> {
         let class = size_class(size);
-        let recycled = self.free.borrow_mut().get_mut(&class).and_then(Vec::pop);
-        let (id, raw) = match recycled {
-            Some(recycled) => recycled,
-            None => {
-                let raw = create(class)?;
-                let mut stats = self.stats.get();
-                stats.reserved_bytes += class;
-                stats.buffers += 1;
-                self.stats.set(stats);
-                self.next_id.set(self.next_id.get() + 1);
-                (self.next_id.get(), raw)
-            }
-        };
-        let mut stats = self.stats.get();
-        let kind = current_memory_kind().unwrap_or(MemoryKind::Other);
-        let mut used_by_kind = self.used_by_kind.get();
-        used_by_kind[kind] += class;
-        self.used_by_kind.set(used_by_kind);
-        stats.used_bytes += class;
-        if stats.used_bytes > stats.peak_bytes {
-            stats.peak_bytes = stats.used_bytes;
-            stats.peak_by_kind = used_by_kind;
+        let recycled = self.inner().free.get_mut(&class).and_then(Vec::pop);
+        // Not under the lock: whoever creates asks what is in use.
+        let created = if recycled.is_none() { Some(create(class)?) } else { None };
+        let mut inner = self.inner();
+        if created.is_some() {
+            inner.stats.reserved_bytes += class;
+            inner.stats.buffers += 1;
+            inner.last_id += 1;
         }
-        self.stats.set(stats);
-        let buffer = Rc::new(Pooled { id, raw: Some(raw), kind, pool: Rc::downgrade(self) });
+        let last_id = inner.last_id;
+        let (id, raw) = recycled.or(created.map(|raw| (last_id, raw))).expect("recycled or created");
+        inner.used_by_kind[kind] += class;
+        inner.stats.used_bytes += class;
+        if inner.stats.used_bytes > inner.stats.peak_bytes {
+            inner.stats.peak_bytes = inner.stats.used_bytes;
+            inner.stats.peak_by_kind = inner.used_by_kind;
+        }
+        drop(inner);
+        let buffer = Arc::new(Pooled { id, raw: Some(raw), kind, pool: Arc::downgrade(self) });
         Ok(GpuSlice { buffer, offset: 0, size })
     }
 
     /// Gives the free buffers back to the driver, once the GPU is done with them.
     pub fn release_free(&self) {
-        let mut stats = self.stats.get();
-        for (_, raw) in self.free.borrow_mut().drain().flat_map(|(_, buffers)| buffers) {
-            stats.reserved_bytes -= raw.size() as usize;
-            stats.buffers -= 1;
+        let mut inner = self.inner();
+        let free = std::mem::take(&mut inner.free);
+        for (_, raw) in free.into_values().flatten() {
+            inner.stats.reserved_bytes -= raw.size() as usize;
+            inner.stats.buffers -= 1;
         }
-        self.stats.set(stats);
     }
 
     fn give_back(&self, id: u64, raw: wgpu::Buffer, kind: MemoryKind) {
         let class = raw.size() as usize;
-        let mut used_by_kind = self.used_by_kind.get();
-        used_by_kind[kind] -= class;
-        self.used_by_kind.set(used_by_kind);
-        let mut stats = self.stats.get();
-        stats.used_bytes -= class;
-        self.stats.set(stats);
-        self.free.borrow_mut().entry(class).or_default().push((id, raw));
+        let mut inner = self.inner();
+        inner.used_by_kind[kind] -= class;
+        inner.stats.used_bytes -= class;
+        inner.free.entry(class).or_default().push((id, raw));
     }
 
     pub fn stats(&self) -> MemoryStats {
-        self.stats.get()
+        self.inner().stats
     }
 }
 
@@ -157,8 +155,6 @@ fn size_class(size: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::memory_kind;
-
     #[test]
     fn size_classes_waste_at_most_an_eighth_and_stay_aligned() {
         for size in (1..5_000).chain([1 << 20, (1 << 20) + 1, 123_456_789]) {
@@ -171,13 +167,13 @@ mod tests {
     #[test]
     fn kinds_add_up_to_the_peak() {
         let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
-        let alloc = |kind, size| memory_kind(kind, || gpu.alloc(size).unwrap());
+        let alloc = |kind, size| gpu.alloc(size, kind).unwrap();
         let _parameters = alloc(MemoryKind::Parameters, 1_000);
         let activation = alloc(MemoryKind::Activations, 5_000);
         drop(activation);
         // The same buffer as before, for something else.
         let _scratch = alloc(MemoryKind::Scratch, 5_000);
-        let _untold = gpu.alloc(1).unwrap();
+        let _other = alloc(MemoryKind::Other, 1);
         let stats = gpu.memory();
         let mut expected = BytesByKind::default();
         for (kind, size) in [(MemoryKind::Parameters, 1_000), (MemoryKind::Scratch, 5_000), (MemoryKind::Other, 1)] {

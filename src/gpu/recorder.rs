@@ -8,8 +8,8 @@ use super::plan::{Launch, grid};
 use super::pool::GpuSlice;
 use super::readback::Staging;
 use super::timestamps::Timestamps;
-use crate::profile::{self, Cost, Span};
-use std::rc::Rc;
+use crate::profile::{Cost, Profiler, Span};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// A part of a buffer. Unlike a [`GpuSlice`] it lets the pool hand the memory out again meanwhile: to what is recorded later.
@@ -33,7 +33,7 @@ struct Bound {
     launch: Launch,
     parts: Vec<Part>,
     /// `None` if it was not compiled yet when it was recorded.
-    pipeline: Option<Rc<Pipeline>>,
+    pipeline: Option<Arc<Pipeline>>,
 }
 
 enum Command {
@@ -54,6 +54,7 @@ enum Command {
 pub(super) struct Recorder {
     device: wgpu::Device,
     queue: wgpu::Queue,
+    profiler: Arc<Profiler>,
     pub pipelines: Pipelines,
     pub timestamps: Option<Timestamps>,
     commands: Vec<Command>,
@@ -68,12 +69,13 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    pub fn new(device: wgpu::Device, queue: wgpu::Queue, pipelines: Pipelines) -> Recorder {
-        let timestamps = Timestamps::new(&device, &queue);
+    pub fn new(device: wgpu::Device, queue: wgpu::Queue, pipelines: Pipelines, profiler: Arc<Profiler>) -> Recorder {
+        let timestamps = Timestamps::new(&device, &queue, profiler.clone());
         let (commands, to_map) = (Vec::new(), Vec::new());
         Recorder {
             device,
             queue,
+            profiler,
             pipelines,
             timestamps,
             commands,
@@ -95,7 +97,7 @@ impl Recorder {
         self.must_compile |= launches.iter().any(|bound| bound.pipeline.is_none());
         let timed = self.timestamps.as_ref().is_some_and(|timestamps| timestamps.kernels);
         self.commands.push(Command::Kernel { name, cost, timed, launches });
-        profile::count_kernel(name);
+        self.profiler.count_kernel(name);
         self.kernels += 1;
         self.flops += cost.flops;
     }
@@ -142,8 +144,8 @@ impl Recorder {
             timestamps.submitted(timed);
         }
         (self.kernels, self.flops, self.uploaded, self.must_compile) = (0, 0.0, 0, false);
-        profile::add_span(Span::Compile, compile_time);
-        profile::add_span(Span::Encode, started.elapsed() - compile_time);
+        self.profiler.add_span(Span::Compile, compile_time);
+        self.profiler.add_span(Span::Encode, started.elapsed() - compile_time);
         Some(index)
     }
 

@@ -4,8 +4,9 @@
 
 use super::readback::{Spares, Staging};
 use crate::Result;
-use crate::profile::{self, Cost};
+use crate::profile::{Cost, Profiler};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Operations beyond which the time of a submit says how fast the device is.
@@ -25,6 +26,8 @@ struct InFlight {
 }
 
 pub(super) struct Timestamps {
+    /// Where the times are booked.
+    profiler: Arc<Profiler>,
     queries: wgpu::QuerySet,
     resolved: wgpu::Buffer,
     ns_per_tick: f64,
@@ -44,7 +47,7 @@ impl Timestamps {
     pub const CAPACITY: u32 = 4096;
 
     /// `None` if the device has no timestamps inside passes.
-    pub fn new(device: &wgpu::Device, queue: &wgpu::Queue) -> Option<Timestamps> {
+    pub fn new(device: &wgpu::Device, queue: &wgpu::Queue, profiler: Arc<Profiler>) -> Option<Timestamps> {
         let needed = wgpu::Features::TIMESTAMP_QUERY | wgpu::Features::TIMESTAMP_QUERY_INSIDE_PASSES;
         if !device.features().contains(needed) {
             return None;
@@ -61,6 +64,7 @@ impl Timestamps {
             mapped_at_creation: false,
         });
         Some(Timestamps {
+            profiler,
             queries,
             resolved,
             ns_per_tick: f64::from(queue.get_timestamp_period()),
@@ -143,9 +147,9 @@ impl Timestamps {
                 match enclosed {
                     Enclosed::Pass => {
                         busy += elapsed;
-                        profile::add_gpu_busy(elapsed);
+                        self.profiler.add_gpu_busy(elapsed);
                     }
-                    Enclosed::Kernel(name, cost) => profile::add_kernel(name, elapsed, cost),
+                    Enclosed::Kernel(name, cost) => self.profiler.add_kernel(name, elapsed, cost),
                 }
             }
             if done.flops >= MUCH {

@@ -15,7 +15,7 @@ use super::reduce::SumRows;
 use super::*;
 use crate::gpu::{Launch, Limits, Operand, Plan};
 use crate::shader;
-use crate::tensor::{Grads, run};
+use crate::tensor::Grads;
 use rayon::prelude::*;
 
 /// An elementwise function of two tensors.
@@ -156,21 +156,21 @@ impl Op for Binary {
         }
     }
 
-    fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
-        let Some(dy) = &upstream[0] else { return Ok(()) };
+    fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &grad_output[0] else { return Ok(()) };
         let b = saved.input(1);
         let a = if saved.has_input(0) { saved.input(0) } else { dy };
-        let gradient = |part| Ok(run(&Gradient { op: *self, part }, &[a, b, dy])?.remove(0));
-        if grads.wanted(0) {
-            let da = if matches!(self, Add | Sub) { dy.detach() } else { gradient(Part::GradA)? };
-            grads.give(0, da)?;
+        let gradient = |grads: &Grads, part| grads.run_one(&Gradient { op: *self, part }, &[a, b, dy]);
+        if grads.needs_grad(0) {
+            let da = if matches!(self, Add | Sub) { dy.detach() } else { gradient(grads, Part::GradA)? };
+            grads.accumulate(0, da)?;
         }
-        if grads.wanted(1) {
-            let db = if *self == Add { dy.detach() } else { gradient(Part::GradB)? };
+        if grads.needs_grad(1) {
+            let db = if *self == Add { dy.detach() } else { gradient(grads, Part::GradB)? };
             if b.len() == db.len() {
-                grads.give(1, db)?;
+                grads.accumulate(1, db)?;
             } else {
-                grads.compute(1, &[&db], |accumulate| SumRows { accumulate, len: b.len(), outputs: 1 })?;
+                grads.accumulate_with(1, &[&db], |accumulate| SumRows { accumulate, len: b.len(), outputs: 1 })?;
             }
         }
         Ok(())

@@ -49,9 +49,9 @@ impl Op for Cast {
         Saves::default()
     }
 
-    fn backward(&self, _: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
-        let Some(dy) = &upstream[0] else { return Ok(()) };
-        grads.give(0, dy.to_dtype(self.from)?)
+    fn backward(&self, _: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &grad_output[0] else { return Ok(()) };
+        grads.accumulate(0, dy.to_dtype(self.from)?)
     }
 }
 

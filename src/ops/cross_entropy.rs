@@ -14,7 +14,7 @@ use super::*;
 use crate::cpu::{map_and_sum, math, maximum, sum_of, vectorized};
 use crate::gpu::{Limits, Operand, Plan};
 use crate::shader;
-use crate::tensor::{Grads, Shape, run};
+use crate::tensor::{Grads, Shape};
 use rayon::prelude::*;
 
 /// The target of a row that has none.
@@ -207,10 +207,10 @@ impl Op for CrossEntropy {
         Saves { inputs: &[0, 1], outputs: &[1, 2] }
     }
 
-    fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
-        let Some(dloss) = &upstream[0] else { return Ok(()) };
+    fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dloss) = &grad_output[0] else { return Ok(()) };
         let inputs = [saved.input(0), saved.input(1), saved.output(1), saved.output(2), dloss];
-        grads.give(0, run(&CrossEntropyBackward, &inputs)?.remove(0))
+        grads.accumulate(0, grads.run_one(&CrossEntropyBackward, &inputs)?)
     }
 }
 

@@ -9,7 +9,7 @@ use super::*;
 use crate::cpu::vectorized;
 use crate::gpu::{Limits, Operand, Plan};
 use crate::shader;
-use crate::tensor::{Grads, run};
+use crate::tensor::Grads;
 use rayon::prelude::*;
 
 /// Which elements of a tensor are dropped, and what the others are multiplied by.
@@ -56,8 +56,8 @@ struct Dropout {
 }
 
 /// dx, given dy.
-pub(super) fn input_gradient(mask: Mask, dy: &Tensor) -> Result<Tensor> {
-    Ok(run(&Dropout { mask, name: "dropout_backward" }, &[dy])?.remove(0))
+pub(super) fn input_gradient(grads: &Grads, mask: Mask, dy: &Tensor) -> Result<Tensor> {
+    grads.run_one(&Dropout { mask, name: "dropout_backward" }, &[dy])
 }
 
 impl Kernel for Dropout {
@@ -104,9 +104,10 @@ impl Op for Dropout {
         Saves::default()
     }
 
-    fn backward(&self, _: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
-        let Some(dy) = &upstream[0] else { return Ok(()) };
-        grads.give(0, input_gradient(self.mask, dy)?)
+    fn backward(&self, _: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &grad_output[0] else { return Ok(()) };
+        let dx = input_gradient(grads, self.mask, dy)?;
+        grads.accumulate(0, dx)
     }
 }
 

@@ -89,10 +89,10 @@ impl Op for Embedding {
         Saves { inputs: &[1], outputs: &[] }
     }
 
-    fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
-        let Some(dy) = &upstream[0] else { return Ok(()) };
+    fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &grad_output[0] else { return Ok(()) };
         let &Embedding { vocabulary, c } = self;
-        grads.compute(0, &[dy, saved.input(1)], |accumulate| TableGradient { vocabulary, c, accumulate })
+        grads.accumulate_with(0, &[dy, saved.input(1)], |accumulate| TableGradient { vocabulary, c, accumulate })
     }
 }
 

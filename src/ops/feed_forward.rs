@@ -12,10 +12,9 @@
 
 use super::matmul::{Epilogue, MatMul, linear_gradients};
 use super::*;
-use crate::gpu::{Limits, Plan};
 use crate::tensor::{Grads, record, run};
 
-/// Inputs on the tape: x, w1, w2, then b1 and b2 if there are any. As a kernel, the second product.
+/// Inputs on the tape: x, w1, w2, then b1 and b2 if there are any.
 struct FeedForward {
     /// gelu'(u).
     derivative: Tensor,
@@ -23,41 +22,13 @@ struct FeedForward {
     bias: bool,
 }
 
-impl FeedForward {
-    fn second_product(&self) -> MatMul {
-        MatMul { bias: self.bias, out: self.h.dtype(), ..MatMul::default() }
-    }
-}
-
-impl Kernel for FeedForward {
-    fn name(&self) -> &'static str {
-        self.second_product().name()
-    }
-
-    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        self.second_product().output_specs(inputs)
-    }
-
-    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
-        self.second_product().cost(inputs, outputs)
-    }
-
-    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        self.second_product().cpu(inputs, outputs);
-    }
-
-    fn gpu(&self, inputs: &[&Spec], outputs: &[&Spec], limits: &Limits) -> Plan {
-        self.second_product().gpu(inputs, outputs, limits)
-    }
-}
-
 impl Op for FeedForward {
     fn saves(&self) -> Saves {
         Saves { inputs: &[0, 1, 2], outputs: &[] }
     }
 
-    fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
-        let Some(dy) = &upstream[0] else { return Ok(()) };
+    fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &grad_output[0] else { return Ok(()) };
         let (x, w1, w2) = (saved.input(0), saved.input(1), saved.input(2));
         let (dy, x, h) = (&dy.as_rows(), &x.as_rows(), &self.h.as_rows());
         let out = [(0, x), (1, w1), (2, w2)].map(|(i, input)| grads.dtype(i, input));
@@ -66,16 +37,16 @@ impl Op for FeedForward {
             true => linear_gradients(grads, [weight, weight + 2], x, dy, out[weight]),
             false => {
                 let product = |accumulate| MatMul { trans_a: true, accumulate, out: out[weight], ..MatMul::default() };
-                grads.compute(weight, &[x, dy], product)
+                grads.accumulate_with(weight, &[x, dy], product)
             }
         };
         parameters(grads, 2, h, dy)?;
         let product =
             MatMul { trans_b: true, epilogue: Epilogue::Multiply, out: self.derivative.dtype(), ..MatMul::default() };
-        let du = &run(&product, &[dy, w2, &self.derivative])?.remove(0);
+        let du = &grads.run_one(&product, &[dy, w2, &self.derivative])?;
         parameters(grads, 1, x, du)?;
         let input_gradient = |accumulate| MatMul { trans_b: true, accumulate, out: out[0], ..MatMul::default() };
-        grads.compute(0, &[du, w1], input_gradient)
+        grads.accumulate_with(0, &[du, w1], input_gradient)
     }
 }
 
@@ -93,9 +64,10 @@ impl Tensor {
         let first = MatMul { bias: biases.is_some(), epilogue: Epilogue::Gelu, out: self.dtype(), ..MatMul::default() };
         let mut hidden = run(&first, &[&[self, w1], &biases.map_or(vec![], |(b1, _)| vec![b1])[..]].concat())?;
         let (h, derivative) = (hidden.remove(1), hidden.remove(0));
-        let op = FeedForward { derivative, h: h.clone(), bias: biases.is_some() };
-        let y = run(&op, &[&[&h, w2], &biases.map_or(vec![], |(_, b2)| vec![b2])[..]].concat())?;
+        let second = MatMul { bias: biases.is_some(), out: self.dtype(), ..MatMul::default() };
+        let y = run(&second, &[&[&h, w2], &biases.map_or(vec![], |(_, b2)| vec![b2])[..]].concat())?;
         let inputs = [&[self, w1, w2], &biases.map_or(vec![], |(b1, b2)| vec![b1, b2])[..]].concat();
+        let op = FeedForward { derivative, h, bias: biases.is_some() };
         Ok(record(Box::new(op), &inputs, y).remove(0))
     }
 }

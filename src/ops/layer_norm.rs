@@ -20,7 +20,7 @@ use super::*;
 use crate::cpu::{sum_of, vectorized};
 use crate::gpu::{Limits, Operand, Plan, Value};
 use crate::shader;
-use crate::tensor::{Grads, apply, run};
+use crate::tensor::{Grads, apply};
 use rayon::iter::Either;
 use rayon::prelude::*;
 
@@ -234,38 +234,38 @@ impl Op for LayerNorm {
         }
     }
 
-    fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
-        let dsum = upstream.get(2).and_then(Option::as_ref);
+    fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let dsum = grad_output.get(2).and_then(Option::as_ref);
         let residual = 2 + self.has_bias as usize;
-        let Some(dy) = &upstream[0] else {
+        let Some(dy) = &grad_output[0] else {
             let (Some(dsum), Some(dtype)) = (dsum, self.residual) else { return Ok(()) };
-            grads.give(0, dsum.clone())?;
+            grads.accumulate(0, dsum.clone())?;
             let dresidual = match self.dropout {
-                Some(mask) => dropout::input_gradient(mask, dsum)?,
+                Some(mask) => dropout::input_gradient(grads, mask, dsum)?,
                 None => dsum.clone(),
             };
-            return grads.give(residual, dresidual.to_dtype(dtype)?);
+            return grads.accumulate(residual, dresidual.to_dtype(dtype)?);
         };
         let x = if self.residual.is_some() { saved.output(2) } else { saved.input(0) };
         // What is added in passing: the gradient of the sum, else what other uses of x have given.
-        let plus = if self.residual.is_some() { dsum.cloned() } else { grads.take(0) };
+        let plus = if self.residual.is_some() { dsum.cloned() } else { grads.take_partial(0) };
         // Without dropout the sum passes the same gradient on to both of its terms: one tensor, if they are of one type.
         let apart = self.residual.filter(|dtype| self.dropout.is_some() || *dtype != x.dtype());
         let parameters = 1 + self.has_bias as usize;
-        let parameters = if (1..=parameters).any(|i| grads.wanted(i)) { parameters } else { 0 };
+        let parameters = if (1..=parameters).any(|i| grads.needs_grad(i)) { parameters } else { 0 };
         let kernel = Backward { plus: plus.is_some(), residual: apart, dropout: self.dropout, parameters };
         let inputs: Vec<&Tensor> = [dy, x, saved.input(1), saved.output(1)].into_iter().chain(plus.as_ref()).collect();
-        let mut gradients = run(&kernel, &inputs)?;
+        let mut gradients = grads.run(&kernel, &inputs)?;
         if parameters > 0 {
             let partials = gradients.pop().expect("the last output is the partial sums");
             let sums = |accumulate| SumRows { accumulate, len: x.shape().last_dim(), outputs: parameters };
-            grads.compute_all(&[1, 2][..parameters], &[&partials], sums)?;
+            grads.accumulate_all_with(&[1, 2][..parameters], &[&partials], sums)?;
         }
         let dx = gradients.remove(0);
         if self.residual.is_some() {
-            grads.give(residual, gradients.pop().unwrap_or_else(|| dx.clone()))?;
+            grads.accumulate(residual, gradients.pop().unwrap_or_else(|| dx.clone()))?;
         }
-        grads.give(0, dx)
+        grads.accumulate(0, dx)
     }
 }
 

@@ -17,9 +17,9 @@ use super::cross_entropy::{ClassifierRows, CountValid, MeanLoss, RowLosses, expe
 use super::matmul::MatMul;
 use super::*;
 use crate::gpu::{Limits, Operand, Plan};
-use crate::profile::{MemoryKind, memory_kind};
+use crate::profile::MemoryKind;
 use crate::shader;
-use crate::tensor::{Device, Edge, Grads, grad_enabled, record, run, run_into};
+use crate::tensor::{Device, Edge, Grads, grad_enabled, record, run_as, run_into};
 use rayon::prelude::*;
 
 /// Logits held at a time. Large enough that the products with the weight run at full speed and that reading and writing
@@ -37,7 +37,7 @@ const WHOLE_TILES: usize = 128;
 /// Chunks start at as many rows as make this many bytes for every width: GPUs ask it of where bindings start.
 const ALIGN_BYTES: usize = 256;
 
-/// The gradients of h and weight for a loss gradient of 1, as far as forward has computed them. As a kernel, the mean of the losses.
+/// The gradients of h and weight for a loss gradient of 1, as far as forward has computed them.
 struct LinearCrossEntropy {
     dh: Option<Tensor>,
     dweight: Option<WeightGradient>,
@@ -60,33 +60,11 @@ impl WeightGradient {
         match others {
             Some(sum) => run_into(&WeightGradient::product(true), &[dx, h], &[&*sum]),
             None => {
-                let product = || run(&WeightGradient::product(false), &[dx, h]);
-                *others = Some(memory_kind(MemoryKind::Gradients, product)?.remove(0));
+                let product = WeightGradient::product(false);
+                *others = Some(run_as(MemoryKind::Gradients, &product, &[dx, h])?.remove(0));
                 Ok(())
             }
         }
-    }
-}
-
-impl Kernel for LinearCrossEntropy {
-    fn name(&self) -> &'static str {
-        MeanLoss.name()
-    }
-
-    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        MeanLoss.output_specs(inputs)
-    }
-
-    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
-        MeanLoss.cost(inputs, outputs)
-    }
-
-    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        MeanLoss.cpu(inputs, outputs);
-    }
-
-    fn gpu(&self, inputs: &[&Spec], outputs: &[&Spec], limits: &Limits) -> Plan {
-        MeanLoss.gpu(inputs, outputs, limits)
     }
 }
 
@@ -95,22 +73,22 @@ impl Op for LinearCrossEntropy {
         Saves::default()
     }
 
-    fn backward(&self, _: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
-        let Some(dloss) = &upstream[0] else { return Ok(()) };
+    fn backward(&self, _: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dloss) = &grad_output[0] else { return Ok(()) };
         let give = |grads: &mut Grads, i: usize, gradient: &Tensor| {
-            if grads.of_ones() {
-                return grads.give(i, gradient.clone());
+            if grads.unit_seed() {
+                return grads.accumulate(i, gradient.clone());
             }
             let out = grads.dtype(i, gradient);
-            grads.compute(i, &[dloss, gradient], |accumulate| ScaleBy { accumulate, out })
+            grads.accumulate_with(i, &[dloss, gradient], |accumulate| ScaleBy { accumulate, out })
         };
         if let Some(dh) = &self.dh {
             give(grads, 0, dh)?;
         }
         let Some(WeightGradient { others, dx, h }) = &self.dweight else { return Ok(()) };
         let mut others = others.clone();
-        if grads.of_ones() {
-            grads.compute(1, &[dx, h], WeightGradient::product)?;
+        if grads.unit_seed() {
+            grads.accumulate_with(1, &[dx, h], WeightGradient::product)?;
         } else {
             WeightGradient::add(&mut others, dx, h)?;
         }
@@ -222,7 +200,7 @@ impl Tensor {
         };
         expect_targets(OP, rows, targets.spec())?;
         let chunk = chunk_rows(rows, vocab, self.dtype(), &self.device());
-        memory_kind(MemoryKind::Scratch, || in_chunks(self, weight, targets, loss_scale, chunk))
+        in_chunks(self, weight, targets, loss_scale, chunk)
     }
 }
 
@@ -236,26 +214,30 @@ fn in_chunks(
 ) -> Result<Tensor> {
     let (rows, vocab, device) = (h.shape().rows(), weight.shape()[0], h.device());
     let wanted = |t: &Tensor| grad_enabled() && !matches!(t.edge(), Edge::None);
-    let empty = |shape: &Shape, dtype| Tensor::empty(Spec::new(shape.clone(), dtype), &device);
-    let dh = || memory_kind(MemoryKind::Gradients, || empty(h.shape(), h.dtype()));
+    let empty = |shape: &Shape, dtype, kind| Tensor::empty(Spec::new(shape.clone(), dtype), &device, kind);
+    let scratch = |kernel: &dyn Kernel, inputs: &[&Tensor]| -> Result<Tensor> {
+        Ok(run_as(MemoryKind::Scratch, kernel, inputs)?.remove(0))
+    };
+    let dh = || empty(h.shape(), h.dtype(), MemoryKind::Gradients);
     let dh = wanted(h).then(dh).transpose()?;
     let (mut others, mut dweight) = (None, None);
 
     let flat = |t: &Tensor| t.view(Shape::from([rows, t.len() / rows]), Edge::None);
     let (h_rows, dh_rows) = (flat(h), dh.as_ref().map(flat)); // (R, C)
     let targets = targets.view(Shape::from([rows]), Edge::None); // (R)
-    let losses = empty(&Shape::from([rows]), DType::F32)?;
+    let losses = empty(&Shape::from([rows]), DType::F32, MemoryKind::Scratch)?;
     let loss_scale = match loss_scale {
         Some(scale) => scale.clone(),
         None => Tensor::full(1.0, [1], &device)?,
     };
-    let valid = run(&CountValid, &[&targets])?.remove(0);
+    let valid = scratch(&CountValid, &[&targets])?;
     for start in (0..rows).step_by(chunk) {
         let count = chunk.min(rows - start);
         let (h, targets, losses) = (h_rows.rows(start, count), targets.rows(start, count), losses.rows(start, count));
-        let logits = run(&MatMul { trans_b: true, out: h.dtype(), ..MatMul::default() }, &[&h, weight])?.remove(0); // (count, V)
+        let product = MatMul { trans_b: true, out: h.dtype(), ..MatMul::default() };
+        let logits = scratch(&product, &[&h, weight])?; // (count, V)
         if dh.is_none() && !wanted(weight) {
-            let norms = empty(&Shape::from([count, 2]), DType::F32)?;
+            let norms = empty(&Shape::from([count, 2]), DType::F32, MemoryKind::Scratch)?;
             run_into(&RowLosses, &[&logits, &targets], &[&losses, &norms])?;
             continue;
         }
@@ -272,9 +254,8 @@ fn in_chunks(
             dweight = Some(WeightGradient { others: others.take(), dx, h });
         }
     }
-    let op = LinearCrossEntropy { dh, dweight };
-    let loss = run(&op, &[&losses, &targets])?.remove(0);
-    Ok(record(Box::new(op), &[h, weight], vec![loss]).remove(0))
+    let loss = scratch(&MeanLoss, &[&losses, &targets])?;
+    Ok(record(Box::new(LinearCrossEntropy { dh, dweight }), &[h, weight], vec![loss]).remove(0))
 }
 
 #[cfg(test)]

@@ -35,7 +35,7 @@ use crate::tensor::{DType, Kernel, Op, Saved, Saves, Shape, Spec, Tensor, View, 
 use crate::{Error, Result};
 
 /// The one output of an op that has one.
-fn apply_one(op: impl Op + 'static, inputs: &[&Tensor]) -> Result<Tensor> {
+fn apply_one(op: impl Kernel + Op + 'static, inputs: &[&Tensor]) -> Result<Tensor> {
     Ok(crate::tensor::apply(op, inputs)?.remove(0))
 }
 

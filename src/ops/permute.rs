@@ -4,7 +4,7 @@
 use super::*;
 use crate::gpu::{Limits, Operand, Plan};
 use crate::shader;
-use crate::tensor::{Grads, run};
+use crate::tensor::Grads;
 use rayon::prelude::*;
 
 /// The most dimensions.
@@ -132,9 +132,9 @@ impl Op for Permute {
         Saves::default()
     }
 
-    fn backward(&self, _: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
-        let Some(dy) = &upstream[0] else { return Ok(()) };
-        grads.give(0, run(&self.inverse(), &[dy])?.remove(0))
+    fn backward(&self, _: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &grad_output[0] else { return Ok(()) };
+        grads.accumulate(0, grads.run_one(&self.inverse(), &[dy])?)
     }
 }
 

@@ -16,7 +16,7 @@ use super::*;
 use crate::cpu::{sum_of, vectorized, with_scratch};
 use crate::gpu::{Limits, Operand, Plan};
 use crate::shader;
-use crate::tensor::{Grads, Shape, run};
+use crate::tensor::{Grads, Shape};
 use rayon::prelude::*;
 
 /// How the elements of a dimension become one.
@@ -47,15 +47,15 @@ pub(super) struct SumRows {
 
 /// What is reduced: x is (outer, n, inner), y is (outer, inner).
 #[derive(Clone, Copy)]
-struct Extent {
+struct ReduceDims {
     outer: usize,
     n: usize,
     inner: usize,
 }
 
-impl Extent {
-    fn of(shape: &Shape, dim: usize) -> Extent {
-        Extent { outer: shape[..dim].iter().product(), n: shape[dim], inner: shape[dim + 1..].iter().product() }
+impl ReduceDims {
+    fn of(shape: &Shape, dim: usize) -> ReduceDims {
+        ReduceDims { outer: shape[..dim].iter().product(), n: shape[dim], inner: shape[dim + 1..].iter().product() }
     }
 
     fn elements(self) -> usize {
@@ -76,69 +76,69 @@ const WORKGROUPS: usize = 1024;
 const FEW_WORKGROUPS: usize = 128;
 
 /// The launches that reduce `Input(0)` to `Output(0)`, or to two outputs that halve `inner`.
-fn reduce_plan(kind: ReduceKind, extent: Extent, input: DType, accumulate: bool, outputs: usize) -> Plan {
+fn reduce_plan(kind: ReduceKind, dims: ReduceDims, input: DType, accumulate: bool, outputs: usize) -> Plan {
     let mut plan = Plan::default();
     let first = (Operand::Input(0), input);
-    let (input, rest) = match split(extent) {
-        (_, 1) => (first, extent.n),
+    let (input, rest) = match split(dims) {
+        (_, 1) => (first, dims.n),
         (chunk, chunks) => {
-            plan.scratch.push(4 * extent.outer * chunks * extent.inner);
+            plan.scratch.push(4 * dims.outer * chunks * dims.inner);
             let factorless = if kind == Mean { Sum } else { kind };
-            plan.launches.push(reduce_launch(factorless, extent, chunk, 1.0, false, first, vec![Operand::Scratch(0)]));
+            plan.launches.push(reduce_launch(factorless, dims, chunk, 1.0, false, first, vec![Operand::Scratch(0)]));
             ((Operand::ReadScratch(0), DType::F32), chunks)
         }
     };
-    let factor = kind.factor(extent.n);
+    let factor = kind.factor(dims.n);
     let results = (0..outputs).map(Operand::Output).collect();
-    plan.launches.push(reduce_launch(kind, Extent { n: rest, ..extent }, rest, factor, accumulate, input, results));
+    plan.launches.push(reduce_launch(kind, ReduceDims { n: rest, ..dims }, rest, factor, accumulate, input, results));
     plan
 }
 
-/// The extent in units of what the shader calls an element: four where each output's part of inner is a multiple of four, and
+/// The dims in units of what the shader calls an element: four where each output's part of inner is a multiple of four, and
 /// inner wide enough for it.
-fn in_vectors(extent: Extent, outputs: usize) -> (Extent, &'static str) {
-    if (extent.inner / outputs).is_multiple_of(4) && extent.inner >= 128 {
-        (Extent { inner: extent.inner / 4, ..extent }, "vec4<f32>")
+fn in_vectors(dims: ReduceDims, outputs: usize) -> (ReduceDims, &'static str) {
+    if (dims.inner / outputs).is_multiple_of(4) && dims.inner >= 128 {
+        (ReduceDims { inner: dims.inner / 4, ..dims }, "vec4<f32>")
     } else {
-        (extent, "f32")
+        (dims, "f32")
     }
 }
 
 /// Outputs per workgroup, and threads that share each.
-fn tile(extent: Extent, type_name: &str) -> (usize, usize) {
+fn tile(dims: ReduceDims, type_name: &str) -> (usize, usize) {
     // At least 128 bytes of neighbouring outputs: a cache line of a row.
-    let most = if type_name == "f32" || extent.outer * extent.inner > 32 * FEW_WORKGROUPS { 8 } else { 32 };
-    let lanes = if extent.inner >= 32 {
-        extent.n.next_power_of_two().min(most)
+    let most = if type_name == "f32" || dims.outer * dims.inner > 32 * FEW_WORKGROUPS { 8 } else { 32 };
+    let lanes = if dims.inner >= 32 {
+        dims.n.next_power_of_two().min(most)
     } else {
         // A few elements for each thread; with fewer lanes than this, rows further apart are read together.
-        extent.n.div_ceil(4).next_power_of_two().min(256 / extent.inner.next_power_of_two())
+        dims.n.div_ceil(4).next_power_of_two().min(256 / dims.inner.next_power_of_two())
     };
     (256 / lanes, lanes)
 }
 
 /// Rows per chunk, and how many chunks: enough workgroups, but no chunk so short that the second pass costs more.
-fn split(extent: Extent) -> (usize, usize) {
-    let (extent, type_name) = in_vectors(extent, 1);
-    let (cols, lanes) = tile(extent, type_name);
-    let blocks = (extent.outer * extent.inner).div_ceil(cols).max(1);
-    let chunks = WORKGROUPS.div_ceil(blocks).min(extent.n.div_ceil(16 * lanes)).max(1);
-    let chunk = extent.n.div_ceil(chunks).max(1);
-    (chunk, extent.n.div_ceil(chunk).max(1))
+fn split(dims: ReduceDims) -> (usize, usize) {
+    let (dims, type_name) = in_vectors(dims, 1);
+    let (cols, lanes) = tile(dims, type_name);
+    let blocks = (dims.outer * dims.inner).div_ceil(cols).max(1);
+    let chunks = WORKGROUPS.div_ceil(blocks).min(dims.n.div_ceil(16 * lanes)).max(1);
+    let chunk = dims.n.div_ceil(chunks).max(1);
+    (chunk, dims.n.div_ceil(chunk).max(1))
 }
 
 fn reduce_launch(
     kind: ReduceKind,
-    extent: Extent,
+    dims: ReduceDims,
     chunk: usize,
     factor: f32,
     accumulate: bool,
     (input, dtype): (Operand, DType),
     results: Vec<Operand>,
 ) -> Launch {
-    let (extent, type_name) = in_vectors(extent, results.len());
-    let Extent { outer, n, inner } = extent;
-    let (cols, lanes) = tile(extent, type_name);
+    let (dims, type_name) = in_vectors(dims, results.len());
+    let ReduceDims { outer, n, inner } = dims;
+    let (cols, lanes) = tile(dims, type_name);
     let outputs = outer * inner;
     let blocks = outputs.div_ceil(cols);
     let chunks = n.div_ceil(chunk.max(1)).max(1);
@@ -170,8 +170,8 @@ fn reduce_launch(
 }
 
 /// y (outer, inner) from x (outer, n, inner).
-fn reduce_cpu(kind: ReduceKind, extent: Extent, accumulate: bool, x: &[f32], y: &mut [f32]) {
-    let Extent { outer, n, inner } = extent;
+fn reduce_cpu(kind: ReduceKind, dims: ReduceDims, accumulate: bool, x: &[f32], y: &mut [f32]) {
+    let ReduceDims { outer, n, inner } = dims;
     let factor = kind.factor(n);
     if y.is_empty() {
         return;
@@ -255,12 +255,12 @@ impl Kernel for Reduce {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let extent = Extent::of(&inputs[0].spec.shape, self.dim);
-        reduce_cpu(self.kind, extent, false, inputs[0].f32(), outputs[0].f32());
+        let dims = ReduceDims::of(&inputs[0].spec.shape, self.dim);
+        reduce_cpu(self.kind, dims, false, inputs[0].f32(), outputs[0].f32());
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        reduce_plan(self.kind, Extent::of(&inputs[0].shape, self.dim), DType::F32, false, 1)
+        reduce_plan(self.kind, ReduceDims::of(&inputs[0].shape, self.dim), DType::F32, false, 1)
     }
 }
 
@@ -272,17 +272,17 @@ impl Op for Reduce {
         }
     }
 
-    fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
-        let Some(dy) = &upstream[0] else { return Ok(()) };
-        let extent = Extent::of(&self.from, self.dim);
+    fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &grad_output[0] else { return Ok(()) };
+        let dims = ReduceDims::of(&self.from, self.dim);
         let dx = match self.kind {
             Sum | Mean => {
-                let factor = self.kind.factor(extent.n);
-                run(&Spread { extent, factor, to: self.from.clone() }, &[dy])?
+                let factor = self.kind.factor(dims.n);
+                grads.run_one(&BroadcastDim { dims, factor, to: self.from.clone() }, &[dy])?
             }
-            Max => run(&MaxBackward(extent), &[saved.input(0), saved.output(0), dy])?,
+            Max => grads.run_one(&MaxBackward(dims), &[saved.input(0), saved.output(0), dy])?,
         };
-        grads.give(0, { dx }.remove(0))
+        grads.accumulate(0, dx)
     }
 }
 
@@ -307,13 +307,13 @@ impl Kernel for SumRows {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let extent = self.extent(inputs[0].spec);
+        let dims = self.dims(inputs[0].spec);
         let x = inputs[0].f32();
         if let [output] = outputs {
-            return reduce_cpu(Sum, extent, self.accumulate, x, output.f32());
+            return reduce_cpu(Sum, dims, self.accumulate, x, output.f32());
         }
-        with_scratch(extent.inner, |sums| {
-            reduce_cpu(Sum, extent, false, x, sums);
+        with_scratch(dims.inner, |sums| {
+            reduce_cpu(Sum, dims, false, x, sums);
             for (output, sums) in outputs.iter_mut().zip(sums.chunks_exact(self.len)) {
                 for (y, sum) in output.f32().iter_mut().zip(sums) {
                     *y = if self.accumulate { *y + sum } else { *sum };
@@ -323,25 +323,25 @@ impl Kernel for SumRows {
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        reduce_plan(Sum, self.extent(inputs[0]), inputs[0].dtype, self.accumulate, self.outputs)
+        reduce_plan(Sum, self.dims(inputs[0]), inputs[0].dtype, self.accumulate, self.outputs)
     }
 }
 
 impl SumRows {
-    fn extent(&self, input: &Spec) -> Extent {
+    fn dims(&self, input: &Spec) -> ReduceDims {
         let inner = self.outputs * self.len;
-        Extent { outer: 1, n: input.shape.elements() / inner, inner }
+        ReduceDims { outer: 1, n: input.shape.elements() / inner, inner }
     }
 }
 
 /// dx (outer, n, inner) = factor * dy (outer, inner).
-struct Spread {
-    extent: Extent,
+struct BroadcastDim {
+    dims: ReduceDims,
     factor: f32,
     to: Shape,
 }
 
-impl Kernel for Spread {
+impl Kernel for BroadcastDim {
     fn name(&self) -> &'static str {
         "sum_backward"
     }
@@ -355,7 +355,7 @@ impl Kernel for Spread {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let Extent { n, inner, .. } = self.extent;
+        let ReduceDims { n, inner, .. } = self.dims;
         let dy = inputs[0].f32();
         outputs[0].f32().par_chunks_mut(inner.max(1)).enumerate().for_each(|(row, dx)| {
             let from = row / n * inner;
@@ -366,8 +366,8 @@ impl Kernel for Spread {
     }
 
     fn gpu(&self, _: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        let Extent { n, inner, .. } = self.extent;
-        let len = self.extent.elements();
+        let ReduceDims { n, inner, .. } = self.dims;
+        let len = self.dims.elements();
         Plan::one(Launch {
             shader: shader!("reduce"),
             values: vec![("mode", "spread".into()), ("cols", 0.into()), ("lanes", 0.into())],
@@ -379,7 +379,7 @@ impl Kernel for Spread {
 }
 
 /// dx = dy at the first x that equals y, else 0. Inputs: x (outer, n, inner), y and dy (outer, inner).
-struct MaxBackward(Extent);
+struct MaxBackward(ReduceDims);
 
 impl Kernel for MaxBackward {
     fn name(&self) -> &'static str {
@@ -395,7 +395,7 @@ impl Kernel for MaxBackward {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let Extent { n, inner, .. } = self.0;
+        let ReduceDims { n, inner, .. } = self.0;
         let (x, y, dy) = (inputs[0].f32(), inputs[1].f32(), inputs[2].f32());
         let dx = outputs[0].f32();
         dx.par_chunks_mut((n * inner).max(1)).enumerate().for_each(|(outer, dx)| {

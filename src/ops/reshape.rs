@@ -2,41 +2,10 @@
 //! contiguous, so y is a view of x's memory, and the gradient of x is a view of y's.
 
 use super::*;
-use crate::gpu::{Limits, Plan};
-use crate::tensor::{Grads, Shape};
+use crate::tensor::{Edge, Grads, Shape};
 
 struct Reshape {
     from: Shape,
-    to: Shape,
-}
-
-impl Kernel for Reshape {
-    fn name(&self) -> &'static str {
-        "reshape"
-    }
-
-    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        if self.to.elements() != inputs[0].shape.elements() {
-            return Err(shape_error(
-                self.name(),
-                format!("a shape of {} elements", inputs[0].shape.elements()),
-                &self.to,
-            ));
-        }
-        Ok(vec![Spec::new(self.to.clone(), inputs[0].dtype)])
-    }
-
-    fn cost(&self, _: &[&Spec], _: &[&Spec]) -> Cost {
-        Cost::default()
-    }
-
-    fn cpu(&self, _: &[View], _: &mut [ViewMut]) {
-        unreachable!("a view is recorded, never computed");
-    }
-
-    fn gpu(&self, _: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        unreachable!("a view is recorded, never computed");
-    }
 }
 
 impl Op for Reshape {
@@ -44,9 +13,9 @@ impl Op for Reshape {
         Saves::default()
     }
 
-    fn backward(&self, _: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
-        let Some(dy) = &upstream[0] else { return Ok(()) };
-        grads.give(0, dy.view(self.from.clone(), crate::tensor::Edge::None))
+    fn backward(&self, _: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &grad_output[0] else { return Ok(()) };
+        grads.accumulate(0, dy.view(self.from.clone(), Edge::None))
     }
 }
 
@@ -56,9 +25,10 @@ impl Tensor {
     /// # Errors
     /// If the shape does not hold as many elements.
     pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Tensor> {
-        let op = Reshape { from: self.shape().clone(), to: shape.into() };
-        op.output_specs(&[self.spec()])?;
-        let to = op.to.clone();
-        Ok(self.record_view(op, to))
+        let (from, to) = (self.shape().clone(), shape.into());
+        if to.elements() != from.elements() {
+            return Err(shape_error("reshape", format!("a shape of {} elements", from.elements()), to));
+        }
+        Ok(self.record_view(Reshape { from }, to))
     }
 }

@@ -7,7 +7,7 @@ use super::*;
 use crate::cpu::{map_and_sum, math, maximum, sum_of, vectorized};
 use crate::gpu::{Limits, Operand, Plan};
 use crate::shader;
-use crate::tensor::{Grads, run};
+use crate::tensor::Grads;
 use rayon::prelude::*;
 
 struct Softmax;
@@ -80,9 +80,9 @@ impl Op for Softmax {
         Saves { inputs: &[], outputs: &[0] }
     }
 
-    fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
-        let Some(dy) = &upstream[0] else { return Ok(()) };
-        grads.give(0, run(&SoftmaxBackward, &[saved.output(0), dy])?.remove(0))
+    fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &grad_output[0] else { return Ok(()) };
+        grads.accumulate(0, grads.run_one(&SoftmaxBackward, &[saved.output(0), dy])?)
     }
 }
 

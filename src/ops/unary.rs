@@ -19,7 +19,7 @@ use super::*;
 use crate::cpu::{math, vectorized};
 use crate::gpu::{Limits, Operand, Plan};
 use crate::shader;
-use crate::tensor::{Grads, run};
+use crate::tensor::Grads;
 use rayon::prelude::*;
 
 /// An elementwise function.
@@ -210,15 +210,15 @@ impl Op for Unary {
         }
     }
 
-    fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
-        let Some(dy) = &upstream[0] else { return Ok(()) };
+    fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &grad_output[0] else { return Ok(()) };
         let saves = self.saves();
         let point = match (saves.inputs, saves.outputs) {
             ([], []) => dy,
             ([], _) => saved.output(0),
             _ => saved.input(0),
         };
-        grads.give(0, run(&Derivative(*self), &[point, dy])?.remove(0))
+        grads.accumulate(0, grads.run_one(&Derivative(*self), &[point, dy])?)
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::cpu::CHUNK;
 use crate::nn::{Module, Parameter};
-use crate::profile::{MemoryKind, memory_kind};
+use crate::profile::MemoryKind;
 use crate::tensor::{Gradient, Spec};
 use crate::{DType, Device, Result, Shape, Tensor};
 use half::f16;
@@ -55,14 +55,13 @@ impl Parameters {
         let decay_end = place(true);
         let len = place(false);
         let flat = flatten(&entries, len, &tensors)?;
-        let values = memory_kind(MemoryKind::Parameters, || Tensor::from_f32(&flat, [len], device))?;
-        let halves = (products == DType::F16).then(|| {
-            let (halves, spec) = (rounded(&flat), Spec::new([len], DType::F16));
-            memory_kind(MemoryKind::Parameters, || Tensor::from_bytes(bytemuck::cast_slice(&halves), spec, device))
-        });
+        let of_kind =
+            |bytes: &[u8], dtype| Tensor::from_bytes_as(MemoryKind::Parameters, bytes, Spec::new([len], dtype), device);
+        let values = of_kind(bytemuck::cast_slice(&flat), DType::F32)?;
+        let halves = (products == DType::F16).then(|| of_kind(bytemuck::cast_slice(&rounded(&flat)), DType::F16));
         let halves = halves.transpose()?;
         drop(flat);
-        let gradients = memory_kind(MemoryKind::Gradients, || Tensor::zeros([len], DType::F32, device))?;
+        let gradients = Tensor::zeros_as(MemoryKind::Gradients, [len], DType::F32, device)?;
         let mut collected = Vec::new();
         module.visit_parameters("", &mut |name, parameter| {
             let entry = entries.iter().find(|e| e.name == name).expect("placed above");
@@ -108,13 +107,13 @@ impl Parameters {
 
     /// All gradients collected so far, in the arena that they collect in.
     pub(super) fn gradients(&self) -> &Tensor {
-        self.collected.iter().for_each(Gradient::settle);
+        self.collected.iter().for_each(Gradient::materialize);
         &self.gradients
     }
 
     /// Forgets the gradients collected so far.
     pub fn zero_gradients(&self) {
-        self.collected.iter().for_each(Gradient::forget);
+        self.collected.iter().for_each(Gradient::zero_lazily);
     }
 }
 

@@ -5,7 +5,7 @@
 //! skipped and S halved. After 2000 steps without that, S is doubled.
 
 use crate::gpu::{Launch, Limits, Operand, Plan};
-use crate::profile::{Cost, MemoryKind, memory_kind};
+use crate::profile::{Cost, MemoryKind};
 use crate::tensor::{DType, Kernel, Spec, View, ViewMut, run_into};
 use crate::{Device, Result, Tensor, shader};
 
@@ -22,7 +22,10 @@ pub(super) struct LossScale {
 
 impl LossScale {
     pub fn new(device: &Device) -> Result<LossScale> {
-        let state = memory_kind(MemoryKind::OptimizerState, || Tensor::from_f32(&[FIRST, 0.0, 0.0], [3], device))?;
+        let state = {
+            let (bytes, spec) = (bytemuck::cast_slice(&[FIRST, 0.0, 0.0]), Spec::new([3], DType::F32));
+            Tensor::from_bytes_as(MemoryKind::OptimizerState, bytes, spec, device)?
+        };
         Ok(LossScale { state })
     }
 

@@ -18,7 +18,7 @@ use super::arena::{ALIGN, Parameters};
 use super::loss_scale::LossScale;
 use crate::cpu::{sum_of, vectorized, with_scratch};
 use crate::gpu::{Launch, Limits, Operand, Plan};
-use crate::profile::{Cost, MemoryKind, memory_kind};
+use crate::profile::{Cost, MemoryKind};
 use crate::tensor::{DType, Kernel, Spec, View, ViewMut, run, run_into};
 use crate::{Device, Result, Tensor, shader};
 use rayon::prelude::*;
@@ -64,8 +64,7 @@ impl Optimizer {
     /// If the device has no memory left for the moments.
     pub fn new(parameters: &Parameters, kind: Kind, weight_decay: f64, grad_clip: f64) -> Result<Optimizer> {
         let device = parameters.values.device();
-        let zeros =
-            || memory_kind(MemoryKind::OptimizerState, || Tensor::zeros([parameters.len()], DType::F32, &device));
+        let zeros = || Tensor::zeros_as(MemoryKind::OptimizerState, [parameters.len()], DType::F32, &device);
         let first = zeros()?;
         let moments = [first.clone(), if kind.moments() == 2 { zeros()? } else { first }];
         let loss_scale = parameters.halves.is_some().then(|| LossScale::new(&device)).transpose()?;

@@ -1,8 +1,8 @@
-//! What device memory is used for: every allocation belongs to a kind, which whoever asks for it sets around the request.
+//! What device memory is used for: every allocation belongs to a kind, which whoever asks for it
+//! names.
 
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
-use std::cell::Cell;
 use std::ops::{Index, IndexMut};
 
 /// What an allocation is for.
@@ -94,27 +94,6 @@ pub struct MemoryStats {
     pub buffers: usize,
 }
 
-thread_local! {
-    static KIND: Cell<Option<MemoryKind>> = const { Cell::new(None) };
-}
-
-/// Runs `body`, whose allocations are of this kind unless something within says otherwise.
-pub fn memory_kind<T>(kind: MemoryKind, body: impl FnOnce() -> T) -> T {
-    struct Restore(Option<MemoryKind>);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            KIND.set(self.0);
-        }
-    }
-    let _restore = Restore(KIND.replace(Some(kind)));
-    body()
-}
-
-/// The kind that [`memory_kind`] has set, if it has.
-pub fn current_memory_kind() -> Option<MemoryKind> {
-    KIND.get()
-}
-
 /// Bytes with a binary unit.
 pub fn size_text(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -130,16 +109,6 @@ pub fn size_text(bytes: u64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_innermost_kind_counts_and_ends_with_its_body() {
-        assert_eq!(current_memory_kind(), None);
-        memory_kind(MemoryKind::Gradients, || {
-            assert_eq!(memory_kind(MemoryKind::Scratch, current_memory_kind), Some(MemoryKind::Scratch));
-            assert_eq!(current_memory_kind(), Some(MemoryKind::Gradients));
-        });
-        assert_eq!(current_memory_kind(), None);
-    }
 
     #[test]
     fn kinds_are_named_in_json() {

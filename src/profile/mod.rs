@@ -1,18 +1,18 @@
 //! Where the time goes: every kernel's time, work and traffic, and the host's spans between them; and the memory.
 //!
-//! One profile per thread, because one thread drives one device. CPU kernels are timed as they run; GPU kernels by
-//! timestamp queries that arrive later (`gpu::timestamps`).
+//! Each device has a [`Profiler`]. CPU kernels are timed as they run; GPU kernels by timestamp queries that arrive later
+//! (`gpu::timestamps`).
 
 mod memory;
 mod report;
 mod roof;
 
-pub use memory::{BytesByKind, MemoryKind, MemoryStats, current_memory_kind, memory_kind, size_text};
+pub use memory::{BytesByKind, MemoryKind, MemoryStats, size_text};
 pub use report::{HostTime, KernelRow, Report};
 pub use roof::{BesidePeaks, Bound, Roof};
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The arithmetic and the memory traffic that a kernel cannot do without.
@@ -46,7 +46,7 @@ pub enum Span {
     Wait,
 }
 
-/// Everything measured since the last [`reset`].
+/// What was measured on one device.
 #[derive(Debug, Clone, Default)]
 pub struct Profile {
     /// Per kernel; on a GPU only of the steps that were sampled with a timestamp around each kernel.
@@ -58,60 +58,64 @@ pub struct Profile {
     pub spans: BTreeMap<Span, f64>,
 }
 
-thread_local! {
-    static PROFILE: RefCell<Profile> = RefCell::default();
-}
+/// The measurements of one device since they were last taken. Several threads may book there.
+#[derive(Debug, Default)]
+pub struct Profiler(Mutex<Profile>);
 
-/// Forgets all measurements of this thread.
-pub fn reset() {
-    PROFILE.take();
-}
+impl Profiler {
+    pub const fn new() -> Profiler {
+        Profiler(Mutex::new(Profile {
+            kernels: BTreeMap::new(),
+            recorded: BTreeMap::new(),
+            gpu_busy_seconds: 0.0,
+            spans: BTreeMap::new(),
+        }))
+    }
 
-/// Takes this thread's measurements and starts from nothing, so that something else can be left out of them.
-pub fn take() -> Profile {
-    PROFILE.take()
-}
+    fn profile(&self) -> MutexGuard<'_, Profile> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 
-/// Puts back what [`take`] took; what was measured in between is forgotten.
-pub fn restore(profile: Profile) {
-    PROFILE.set(profile);
-}
+    /// Takes the measurements and starts from nothing: what follows can be left out of them.
+    pub fn take(&self) -> Profile {
+        std::mem::take(&mut self.profile())
+    }
 
-/// A copy of this thread's measurements.
-pub fn snapshot() -> Profile {
-    PROFILE.with_borrow(Clone::clone)
-}
+    /// Puts back what [`Profiler::take`] took; what was measured in between is dropped.
+    pub fn restore(&self, profile: Profile) {
+        *self.profile() = profile;
+    }
 
-/// Adds one run of a kernel.
-pub fn add_kernel(name: &'static str, elapsed: Duration, cost: Cost) {
-    PROFILE.with_borrow_mut(|p| {
-        let total = p.kernels.entry(name).or_default();
+    /// Adds one run of a kernel.
+    pub fn add_kernel(&self, name: &'static str, elapsed: Duration, cost: Cost) {
+        let mut profile = self.profile();
+        let total = profile.kernels.entry(name).or_default();
         total.calls += 1;
         total.seconds += elapsed.as_secs_f64();
         total.flops += cost.flops;
         total.bytes += cost.bytes;
-    });
-}
+    }
 
-/// Counts a kernel that a GPU is to run.
-pub fn count_kernel(name: &'static str) {
-    PROFILE.with_borrow_mut(|p| *p.recorded.entry(name).or_default() += 1);
-}
+    /// Counts a kernel that a GPU is to run.
+    pub fn count_kernel(&self, name: &'static str) {
+        *self.profile().recorded.entry(name).or_default() += 1;
+    }
 
-/// Adds time that the GPU was busy.
-pub fn add_gpu_busy(elapsed: Duration) {
-    PROFILE.with_borrow_mut(|p| p.gpu_busy_seconds += elapsed.as_secs_f64());
-}
+    /// Adds time that the GPU was busy.
+    pub fn add_gpu_busy(&self, elapsed: Duration) {
+        self.profile().gpu_busy_seconds += elapsed.as_secs_f64();
+    }
 
-/// Runs `body` and books its time under `span`.
-pub fn span<T>(span: Span, body: impl FnOnce() -> T) -> T {
-    let start = Instant::now();
-    let value = body();
-    add_span(span, start.elapsed());
-    value
-}
+    /// Runs `body` and books its time under `span`.
+    pub fn span<T>(&self, span: Span, body: impl FnOnce() -> T) -> T {
+        let start = Instant::now();
+        let value = body();
+        self.add_span(span, start.elapsed());
+        value
+    }
 
-/// Books time under `span`.
-pub fn add_span(span: Span, elapsed: Duration) {
-    PROFILE.with_borrow_mut(|p| *p.spans.entry(span).or_default() += elapsed.as_secs_f64());
+    /// Books time under `span`.
+    pub fn add_span(&self, span: Span, elapsed: Duration) {
+        *self.profile().spans.entry(span).or_default() += elapsed.as_secs_f64();
+    }
 }

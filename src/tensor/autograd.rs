@@ -6,24 +6,25 @@
 //! activations go as the gradient passes them. Gradients of leaves are added in place.
 
 use super::accumulate::{AddInto, Sum};
-use super::{DType, Gradient, Kernel, Shape, Tensor, run, run_into};
-use crate::profile::{MemoryKind, memory_kind};
+use super::context::{grad_enabled, no_grad};
+use super::{DType, Gradient, Kernel, Shape, Tensor, run, run_as, run_into};
+use crate::profile::MemoryKind;
 use crate::{Error, Result};
-use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// A kernel with a derivative.
-pub trait Op: Kernel {
+/// Something on the tape: the derivative of what was computed, by one kernel or by several.
+pub trait Op: Send + Sync {
     /// Which inputs and outputs backward needs; all others may be freed right after forward.
     fn saves(&self) -> Saves;
 
-    /// Hands each wanted input gradient to `grads`, given what was saved and the gradients of the outputs.
-    /// `upstream[i]` is `None` where output `i` did not take part in the loss.
+    /// Hands each input gradient that is needed to `grads`, given what was saved and the gradients of the outputs.
+    /// `grad_output[i]` is `None` where output `i` did not take part in the loss.
     ///
     /// # Errors
     /// Those of the kernels it runs.
-    fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()>;
+    fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()>;
 }
 
 /// Positions of the inputs and outputs that backward needs.
@@ -64,14 +65,14 @@ pub enum Edge {
     /// A leaf; its gradient is added to this one.
     Leaf(Gradient),
     /// Output number `.1` of a node.
-    Node(Rc<Node>, usize),
+    Node(Arc<Node>, usize),
 }
 
 /// One application of an op.
 pub struct Node {
     id: u64,
     outputs: usize,
-    record: RefCell<Option<Record>>,
+    record: Mutex<Option<Record>>,
 }
 
 /// What a node loses when it is differentiated.
@@ -81,30 +82,8 @@ struct Record {
     edges: Vec<Edge>,
 }
 
-thread_local! {
-    static ENABLED: Cell<bool> = const { Cell::new(true) };
-    static NEXT_ID: Cell<u64> = const { Cell::new(0) };
-}
-
-/// Runs `body` without recording: nothing computed in it can be differentiated.
-pub fn no_grad<T>(body: impl FnOnce() -> T) -> T {
-    struct Restore(bool);
-    impl Drop for Restore {
-        fn drop(&mut self) {
-            ENABLED.set(self.0);
-        }
-    }
-    let _restore = Restore(ENABLED.replace(false));
-    body()
-}
-
-/// Whether operations are recorded now.
-pub fn grad_enabled() -> bool {
-    ENABLED.get()
-}
-
 /// Runs an op and records it if an input needs a gradient.
-pub(crate) fn apply(op: impl Op + 'static, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+pub(crate) fn apply(op: impl Kernel + Op + 'static, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
     let outputs = run(&op, inputs)?;
     Ok(record(Box::new(op), inputs, outputs))
 }
@@ -123,10 +102,10 @@ pub(crate) fn record(op: Box<dyn Op>, inputs: &[&Tensor], outputs: Vec<Tensor>) 
     let saved =
         Saved { inputs: keep(inputs, saves.inputs), outputs: keep(&outputs.iter().collect::<Vec<_>>(), saves.outputs) };
     let edges = inputs.iter().map(|t| t.edge().clone()).collect();
-    let id = NEXT_ID.get();
-    NEXT_ID.set(id + 1);
-    let record = RefCell::new(Some(Record { op, saved, edges }));
-    let node = Rc::new(Node { id, outputs: outputs.len(), record });
+    static NEXT_ID: AtomicU64 = AtomicU64::new(0);
+    let id = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+    let record = Mutex::new(Some(Record { op, saved, edges }));
+    let node = Arc::new(Node { id, outputs: outputs.len(), record });
     outputs
         .into_iter()
         .enumerate()
@@ -135,23 +114,39 @@ pub(crate) fn record(op: Box<dyn Op>, inputs: &[&Tensor], outputs: Vec<Tensor>) 
 }
 
 /// Gradients of nodes' outputs that wait for their node's turn, newest node last.
-type Waiting = BTreeMap<u64, (Rc<Node>, Vec<Option<Tensor>>)>;
+type PendingGrads = BTreeMap<u64, (Arc<Node>, Vec<Option<Tensor>>)>;
 
 /// Where an op's backward puts the gradients of its inputs.
 pub struct Grads<'a> {
     edges: &'a [Edge],
-    waiting: &'a mut Waiting,
-    of_ones: bool,
+    pending: &'a mut PendingGrads,
+    unit_seed: bool,
 }
 
 impl Grads<'_> {
+    /// Runs a kernel into new tensors, whose memory counts as gradients.
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub(crate) fn run(&self, kernel: &dyn Kernel, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+        run_as(MemoryKind::Gradients, kernel, inputs)
+    }
+
+    /// The only output of [`Grads::run`].
+    ///
+    /// # Errors
+    /// Those of the kernel.
+    pub(crate) fn run_one(&self, kernel: &dyn Kernel, inputs: &[&Tensor]) -> Result<Tensor> {
+        Ok(self.run(kernel, inputs)?.remove(0))
+    }
+
     /// Whether the gradient of the op's output is known to be 1: the op computed what [`Tensor::backward`] began with.
-    pub fn of_ones(&self) -> bool {
-        self.of_ones
+    pub fn unit_seed(&self) -> bool {
+        self.unit_seed
     }
 
     /// Whether anybody needs the gradient of input `i`.
-    pub fn wanted(&self, i: usize) -> bool {
+    pub fn needs_grad(&self, i: usize) -> bool {
         !matches!(self.edges[i], Edge::None)
     }
 
@@ -168,12 +163,12 @@ impl Grads<'_> {
     ///
     /// # Errors
     /// Those of the addition.
-    pub fn give(&mut self, i: usize, gradient: Tensor) -> Result<()> {
+    pub fn accumulate(&mut self, i: usize, gradient: Tensor) -> Result<()> {
         match &self.edges[i] {
             Edge::None => Ok(()),
             Edge::Leaf(sum) => sum.add(&gradient),
             Edge::Node(node, output) => {
-                let slot = slot(self.waiting, node, *output);
+                let slot = slot(self.pending, node, *output);
                 *slot = Some(match slot.take() {
                     None => gradient,
                     Some(sum) if sum.owns_its_memory() => {
@@ -184,7 +179,7 @@ impl Grads<'_> {
                         run_into(&AddInto { into: gradient.dtype() }, &[&sum], &[&gradient])?;
                         gradient
                     }
-                    Some(sum) => run(&Sum, &[&sum, &gradient])?.remove(0),
+                    Some(sum) => run_as(MemoryKind::Gradients, &Sum, &[&sum, &gradient])?.remove(0),
                 });
                 Ok(())
             }
@@ -193,57 +188,62 @@ impl Grads<'_> {
 
     /// Takes away what the gradient of input `i` has come to so far, if that is kept here: for a kernel that adds it in passing,
     /// and whose result is then to be given.
-    pub fn take(&mut self, i: usize) -> Option<Tensor> {
+    pub fn take_partial(&mut self, i: usize) -> Option<Tensor> {
         let Edge::Node(node, output) = &self.edges[i] else { return None };
-        slot(self.waiting, node, *output).take()
+        slot(self.pending, node, *output).take()
     }
 
     /// Computes the gradient of input `i`, if wanted, as the only output of a kernel: `kernel(true)` must add to what
-    /// the output holds, `kernel(false)` must overwrite it. Spares the extra pass that [`Grads::give`] may need.
+    /// the output holds, `kernel(false)` must overwrite it. Spares the extra pass that [`Grads::accumulate`] may need.
     ///
     /// # Errors
     /// Those of the kernel.
-    pub fn compute<K: Kernel>(&mut self, i: usize, inputs: &[&Tensor], kernel: impl Fn(bool) -> K) -> Result<()> {
+    pub fn accumulate_with<K: Kernel>(
+        &mut self,
+        i: usize,
+        inputs: &[&Tensor],
+        kernel: impl Fn(bool) -> K,
+    ) -> Result<()> {
         match &self.edges[i] {
             Edge::None => Ok(()),
             Edge::Leaf(sum) => Gradient::add_outputs(&[sum], inputs, kernel),
             Edge::Node(node, output) => {
-                if let Some(sum) = slot(self.waiting, node, *output)
+                if let Some(sum) = slot(self.pending, node, *output)
                     && sum.owns_its_memory()
                 {
                     return run_into(&kernel(true), inputs, &[&*sum]);
                 }
-                let gradient = run(&kernel(false), inputs)?.remove(0);
-                self.give(i, gradient)
+                let gradient = self.run(&kernel(false), inputs)?.remove(0);
+                self.accumulate(i, gradient)
             }
         }
     }
 
     /// Computes the gradients of several inputs, if any is wanted, as the outputs of one kernel, which adds or overwrites as
-    /// for [`Grads::compute`].
+    /// for [`Grads::accumulate_with`].
     ///
     /// # Errors
     /// Those of the kernel.
-    pub fn compute_all<K: Kernel>(
+    pub fn accumulate_all_with<K: Kernel>(
         &mut self,
         inputs_of: &[usize],
         inputs: &[&Tensor],
         kernel: impl Fn(bool) -> K,
     ) -> Result<()> {
-        if !inputs_of.iter().any(|i| self.wanted(*i)) {
+        if !inputs_of.iter().any(|i| self.needs_grad(*i)) {
             return Ok(());
         }
         let leaves = inputs_of.iter().map(|i| if let Edge::Leaf(sum) = &self.edges[*i] { Some(sum) } else { None });
         if let Some(sums) = leaves.collect::<Option<Vec<&Gradient>>>() {
             return Gradient::add_outputs(&sums, inputs, kernel);
         }
-        let gradients = run(&kernel(false), inputs)?;
-        inputs_of.iter().zip(gradients).try_for_each(|(i, gradient)| self.give(*i, gradient))
+        let gradients = self.run(&kernel(false), inputs)?;
+        inputs_of.iter().zip(gradients).try_for_each(|(i, gradient)| self.accumulate(*i, gradient))
     }
 }
 
-fn slot<'a>(waiting: &'a mut Waiting, node: &Rc<Node>, output: usize) -> &'a mut Option<Tensor> {
-    let entry = waiting.entry(node.id).or_insert_with(|| (node.clone(), vec![None; node.outputs]));
+fn slot<'a>(pending: &'a mut PendingGrads, node: &Arc<Node>, output: usize) -> &'a mut Option<Tensor> {
+    let entry = pending.entry(node.id).or_insert_with(|| (node.clone(), vec![None; node.outputs]));
     &mut entry.1[output]
 }
 
@@ -252,17 +252,17 @@ pub(crate) fn backward_from(root: &Tensor, seed: Tensor, ones: bool) -> Result<(
     let Edge::Node(node, output) = root.edge() else {
         return Err(Error::Autograd("this tensor was not computed from anything that needs a gradient".into()));
     };
-    let mut waiting = Waiting::new();
-    *slot(&mut waiting, node, *output) = Some(seed);
+    let mut pending = PendingGrads::new();
+    *slot(&mut pending, node, *output) = Some(seed);
     let root = node.id;
-    while let Some((id, (node, upstream))) = waiting.pop_last() {
-        let record = node.record.take().ok_or_else(|| {
+    while let Some((id, (node, grad_output))) = pending.pop_last() {
+        let record = node.record.lock().unwrap_or_else(PoisonError::into_inner).take().ok_or_else(|| {
             Error::Autograd("this was differentiated before, and what forward saved is gone; run forward again".into())
         })?;
         drop(node);
-        let mut grads = Grads { edges: &record.edges, waiting: &mut waiting, of_ones: ones && id == root };
-        let backward = || record.op.backward(&record.saved, &upstream, &mut grads);
-        no_grad(|| memory_kind(MemoryKind::Gradients, backward))?;
+        let mut grads = Grads { edges: &record.edges, pending: &mut pending, unit_seed: ones && id == root };
+        let backward = || record.op.backward(&record.saved, &grad_output, &mut grads);
+        no_grad(backward)?;
     }
     Ok(())
 }

@@ -1,16 +1,21 @@
 //! Where tensors live.
 
+use super::dry_run::{DryRun, DrySlice};
 use crate::Result;
-use crate::cpu::CpuSlice;
+use crate::cpu::{self, CpuSlice};
 use crate::gpu::{AdapterInfo, Gpu, GpuSlice, Limits};
-use crate::profile::MemoryStats;
+use crate::profile::{MemoryKind, MemoryStats, Profiler};
 use std::fmt;
+use std::sync::Arc;
 
 /// The processor, or an opened GPU.
 #[derive(Debug, Clone)]
 pub enum Device {
     Cpu,
     Gpu(Gpu),
+    /// Plans what a GPU would run; for tests.
+    #[doc(hidden)]
+    DryRun(Arc<DryRun>),
 }
 
 impl Device {
@@ -25,19 +30,20 @@ impl Device {
         match (self, other) {
             (Device::Cpu, Device::Cpu) => true,
             (Device::Gpu(a), Device::Gpu(b)) => a.same(b),
+            (Device::DryRun(a), Device::DryRun(b)) => Arc::ptr_eq(a, b),
             _ => false,
         }
     }
 
     /// Whether it is a GPU, hardware or software.
     pub fn is_gpu(&self) -> bool {
-        matches!(self, Device::Gpu(_))
+        !matches!(self, Device::Cpu)
     }
 
     /// The adapter of a GPU.
     pub fn adapter(&self) -> Option<&AdapterInfo> {
         match self {
-            Device::Cpu => None,
+            Device::Cpu | Device::DryRun(_) => None,
             Device::Gpu(gpu) => Some(gpu.info()),
         }
     }
@@ -50,7 +56,7 @@ impl Device {
     /// "cpu (2 threads)" or "gpu:0 NVIDIA H200 (vulkan)".
     pub fn describe(&self) -> String {
         match self.adapter() {
-            None => format!("cpu ({} threads)", crate::cpu::threads()),
+            None => format!("cpu ({} threads)", cpu::threads()),
             Some(info) => format!("gpu:{} {}", info.index, self.name()),
         }
     }
@@ -60,6 +66,7 @@ impl Device {
         match self {
             Device::Cpu => &Limits::CPU,
             Device::Gpu(gpu) => gpu.limits(),
+            Device::DryRun(device) => device.limits(),
         }
     }
 
@@ -72,7 +79,7 @@ impl Device {
     /// timestamps; the CPU always times its kernels.
     pub fn time_kernels(&self, on: bool) -> bool {
         match self {
-            Device::Cpu => true,
+            Device::Cpu | Device::DryRun(_) => true,
             Device::Gpu(gpu) => gpu.time_kernels(on),
         }
     }
@@ -90,7 +97,7 @@ impl Device {
         /// Submits that may be unfinished: enough that the GPU never runs dry, few enough that Ctrl-C acts at once.
         const SUBMITS_IN_FLIGHT: usize = 6;
         match self {
-            Device::Cpu => Ok(()),
+            Device::Cpu | Device::DryRun(_) => Ok(()),
             Device::Gpu(gpu) => gpu.keep_busy().and_then(|()| gpu.throttle(SUBMITS_IN_FLIGHT)),
         }
     }
@@ -105,17 +112,26 @@ impl Device {
         self.limits().f32_on_units
     }
 
-    pub(crate) fn alloc(&self, size_bytes: usize) -> Result<Storage> {
+    /// Where the times of its kernels, and of what the host does for it, are booked.
+    pub fn profiler(&self) -> &Profiler {
+        match self {
+            Device::Cpu | Device::DryRun(_) => cpu::profiler(),
+            Device::Gpu(gpu) => gpu.profiler(),
+        }
+    }
+
+    pub(crate) fn alloc(&self, size_bytes: usize, kind: MemoryKind) -> Result<Storage> {
         Ok(match self {
-            Device::Cpu => Storage::Cpu(CpuSlice::alloc(size_bytes)),
-            Device::Gpu(gpu) => Storage::Gpu(gpu.clone(), gpu.alloc(size_bytes)?),
+            Device::Cpu => Storage::Cpu(CpuSlice::alloc(size_bytes)?),
+            Device::Gpu(gpu) => Storage::Gpu(gpu.clone(), gpu.alloc(size_bytes, kind)?),
+            Device::DryRun(device) => Storage::DryRun(DrySlice::new(device)),
         })
     }
 
     /// What its pool holds; `None` on the CPU, whose memory the system counts.
     pub fn memory(&self) -> Option<MemoryStats> {
         match self {
-            Device::Cpu => None,
+            Device::Cpu | Device::DryRun(_) => None,
             Device::Gpu(gpu) => Some(gpu.memory()),
         }
     }
@@ -126,7 +142,7 @@ impl Device {
     /// If the driver reported an error.
     pub fn synchronize(&self) -> Result<()> {
         match self {
-            Device::Cpu => Ok(()),
+            Device::Cpu | Device::DryRun(_) => Ok(()),
             Device::Gpu(gpu) => gpu.synchronize(),
         }
     }
@@ -137,6 +153,7 @@ impl fmt::Display for Device {
         match self {
             Device::Cpu => write!(f, "cpu"),
             Device::Gpu(gpu) => write!(f, "{gpu:?}"),
+            Device::DryRun(_) => write!(f, "dry run"),
         }
     }
 }
@@ -146,6 +163,8 @@ impl fmt::Display for Device {
 pub enum Storage {
     Cpu(CpuSlice),
     Gpu(Gpu, GpuSlice),
+    #[doc(hidden)]
+    DryRun(DrySlice),
 }
 
 impl Storage {
@@ -153,6 +172,7 @@ impl Storage {
         match self {
             Storage::Cpu(_) => Device::Cpu,
             Storage::Gpu(gpu, _) => Device::Gpu(gpu.clone()),
+            Storage::DryRun(slice) => Device::DryRun(slice.device.clone()),
         }
     }
 
@@ -160,6 +180,7 @@ impl Storage {
         match self {
             Storage::Cpu(slice) => Storage::Cpu(slice.slice(offset, size)),
             Storage::Gpu(gpu, slice) => Storage::Gpu(gpu.clone(), slice.slice(offset, size)),
+            Storage::DryRun(slice) => Storage::DryRun(slice.clone()),
         }
     }
 
@@ -168,20 +189,21 @@ impl Storage {
         match self {
             Storage::Cpu(slice) => slice.is_unique(),
             Storage::Gpu(_, slice) => slice.is_unique(),
+            Storage::DryRun(slice) => slice.is_unique(),
         }
     }
 
     pub(crate) fn cpu(&self) -> &CpuSlice {
         match self {
             Storage::Cpu(slice) => slice,
-            Storage::Gpu(..) => unreachable!("all operands were checked to be on one device"),
+            Storage::Gpu(..) | Storage::DryRun(_) => unreachable!("all operands were checked to be on one device"),
         }
     }
 
     pub(crate) fn gpu(&self) -> &GpuSlice {
         match self {
             Storage::Gpu(_, slice) => slice,
-            Storage::Cpu(_) => unreachable!("all operands were checked to be on one device"),
+            Storage::Cpu(_) | Storage::DryRun(_) => unreachable!("all operands were checked to be on one device"),
         }
     }
 }

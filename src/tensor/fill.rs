@@ -2,7 +2,7 @@
 
 use super::{DType, Device, Kernel, Shape, Spec, Tensor, View, ViewMut, run_into};
 use crate::gpu::{Launch, Limits, Operand, Plan};
-use crate::profile::Cost;
+use crate::profile::{Cost, MemoryKind};
 use crate::{Result, shader};
 
 struct Fill {
@@ -46,7 +46,7 @@ impl Tensor {
     /// If the device has no memory left.
     pub fn full(value: f32, shape: impl Into<Shape>, device: &Device) -> Result<Tensor> {
         let spec = Spec::new(shape, DType::F32);
-        let tensor = Tensor::empty(spec.clone(), device)?;
+        let tensor = Tensor::empty(spec.clone(), device, MemoryKind::Other)?;
         run_into(&Fill { value, spec }, &[], &[&tensor])?;
         Ok(tensor)
     }

@@ -3,38 +3,39 @@
 use super::accumulate::AddInto;
 use super::{DType, Kernel, Tensor, run_into};
 use crate::Result;
-use std::cell::Cell;
-use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The sum of the gradients that a leaf got; clones share it. To forget it costs nothing: the next gradient replaces it.
+/// The sum of the gradients that a leaf got; clones share it. Setting it to zero costs nothing: that is put off until
+/// someone reads it, and the next gradient replaces what is there.
 #[derive(Clone)]
 pub struct Gradient {
     memory: Tensor,
-    /// Whether the memory holds nothing that counts.
-    forgotten: Rc<Cell<bool>>,
+    /// Whether the memory stands for zeros whatever it holds.
+    stale: Arc<AtomicBool>,
 }
 
 impl Gradient {
     /// One that begins with the values of this tensor, and has its memory.
     pub fn new(memory: Tensor) -> Gradient {
-        Gradient { memory, forgotten: Rc::default() }
+        Gradient { memory, stale: Arc::default() }
     }
 
-    /// Makes it all zeros.
-    pub fn forget(&self) {
-        self.forgotten.set(true);
+    /// Makes it all zeros, without writing them yet.
+    pub fn zero_lazily(&self) {
+        self.stale.store(true, Ordering::Relaxed);
     }
 
-    /// Writes the zeros of one that was forgotten.
-    pub fn settle(&self) {
-        if self.forgotten.take() {
+    /// Writes the zeros of one that is stale.
+    pub fn materialize(&self) {
+        if self.stale.swap(false, Ordering::Relaxed) {
             self.memory.fill_zero();
         }
     }
 
     /// What has come together.
     pub fn sum(&self) -> &Tensor {
-        self.settle();
+        self.materialize();
         &self.memory
     }
 
@@ -52,19 +53,16 @@ impl Gradient {
         inputs: &[&Tensor],
         kernel: impl Fn(bool) -> K,
     ) -> Result<()> {
-        let (anew, memory): (Vec<bool>, Vec<&Tensor>) =
-            gradients.iter().map(|gradient| (gradient.forgotten.get(), &gradient.memory)).unzip();
-        if anew.contains(&false) {
-            gradients.iter().for_each(|gradient| gradient.settle());
+        let (stale, memory): (Vec<bool>, Vec<&Tensor>) =
+            gradients.iter().map(|gradient| (gradient.stale.load(Ordering::Relaxed), &gradient.memory)).unzip();
+        if stale.contains(&false) {
+            gradients.iter().for_each(|gradient| gradient.materialize());
             return run_into(&kernel(true), inputs, &memory);
         }
-        // Before it runs: who watches kernels may look at the gradients.
-        gradients.iter().for_each(|gradient| gradient.forgotten.set(false));
-        let result = run_into(&kernel(false), inputs, &memory);
-        if result.is_err() {
-            gradients.iter().for_each(|gradient| gradient.forgotten.set(true));
-        }
-        result
+        let set_stale = |stale| gradients.iter().for_each(|gradient| gradient.stale.store(stale, Ordering::Relaxed));
+        // Before it runs: a hook that sees the kernel may look at the gradients.
+        set_stale(false);
+        run_into(&kernel(false), inputs, &memory).inspect_err(|_| set_stale(true))
     }
 }
 
@@ -74,15 +72,15 @@ mod tests {
     use crate::{Device, Tensor};
 
     #[test]
-    fn what_was_forgotten_counts_as_zeros_whatever_comes_next() {
+    fn a_stale_gradient_counts_as_zeros_whatever_comes_next() {
         for device in Device::for_tests() {
             let leaf = |values: &[f32], shape: &[usize]| {
                 Tensor::from_f32(values, shape, &device).unwrap().requires_grad().unwrap()
             };
             let (weight, bias) = (leaf(&[1.0, 2.0, 3.0, 4.0], &[2, 2]), leaf(&[7.0, 8.0], &[2]));
             let x = Tensor::from_f32(&[5.0, 6.0], [1, 2], &device).unwrap();
-            let forget = |leaf: &Tensor| match leaf.edge() {
-                Edge::Leaf(gradient) => gradient.forget(),
+            let zero = |leaf: &Tensor| match leaf.edge() {
+                Edge::Leaf(gradient) => gradient.zero_lazily(),
                 _ => unreachable!("a leaf"),
             };
             let expect = |of_weight: [f32; 4], of_bias: [f32; 2]| {
@@ -95,17 +93,17 @@ mod tests {
             };
             backward();
             expect([5.0, 5.0, 6.0, 6.0], [1.0; 2]);
-            forget(&weight);
-            forget(&bias);
+            zero(&weight);
+            zero(&bias);
             backward();
             expect([5.0, 5.0, 6.0, 6.0], [1.0; 2]);
             // Of two that one kernel computes, one.
-            forget(&bias);
+            zero(&bias);
             backward();
             expect([10.0, 10.0, 12.0, 12.0], [1.0; 2]);
             // Given a gradient instead of computing it there; and nothing at all.
-            forget(&weight);
-            forget(&bias);
+            zero(&weight);
+            zero(&bias);
             weight.reshape([4]).unwrap().sum(0).unwrap().backward().unwrap();
             expect([1.0; 4], [0.0; 2]);
         }

@@ -1,9 +1,10 @@
 //! Kernels, and running them on tensors: the one place where a device is told to compute.
 
-use super::{DType, Device, Spec, Storage, Tensor, half, planning, watch};
-use crate::cpu::CpuSlice;
+use super::context::call_hook;
+use super::{DType, Device, Spec, Storage, Tensor, upcast};
+use crate::cpu::{self, CpuSlice};
 use crate::gpu::{Limits, Plan};
-use crate::profile::{self, Cost, MemoryKind};
+use crate::profile::{Cost, MemoryKind};
 use crate::{Error, Result};
 use std::time::Instant;
 
@@ -70,18 +71,21 @@ pub trait Kernel {
     fn gpu(&self, inputs: &[&Spec], outputs: &[&Spec], limits: &Limits) -> Plan;
 }
 
-/// Runs a kernel into new tensors. Nothing is recorded on the tape.
+/// Runs a kernel into new tensors, whose memory counts as activations. Nothing is recorded on the tape.
 pub(crate) fn run(kernel: &dyn Kernel, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+    run_as(MemoryKind::Activations, kernel, inputs)
+}
+
+/// [`run`] into memory of this kind.
+pub(crate) fn run_as(kind: MemoryKind, kernel: &dyn Kernel, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
     let specs: Vec<&Spec> = inputs.iter().map(|t| t.spec()).collect();
     let device = common_device(kernel.name(), inputs)?;
     let output_specs = kernel.output_specs(&specs)?;
-    let kind = profile::current_memory_kind().unwrap_or(MemoryKind::Activations);
-    let outputs = profile::memory_kind(kind, || {
-        output_specs.into_iter().map(|s| Tensor::empty(s, &device)).collect::<Result<Vec<_>>>()
-    })?;
+    let outputs = output_specs.into_iter().map(|spec| Tensor::empty(spec, &device, kind));
+    let outputs = outputs.collect::<Result<Vec<_>>>()?;
     let written: Vec<&Tensor> = outputs.iter().collect();
     launch(kernel, inputs, &written)?;
-    watch::seen(kernel.name(), inputs, &written);
+    call_hook(kernel.name(), inputs, &written);
     Ok(outputs)
 }
 
@@ -100,7 +104,7 @@ pub(crate) fn run_into(kernel: &dyn Kernel, inputs: &[&Tensor], outputs: &[&Tens
     }
     common_device(kernel.name(), &[inputs, outputs].concat())?;
     launch(kernel, inputs, outputs)?;
-    watch::seen(kernel.name(), inputs, outputs);
+    call_hook(kernel.name(), inputs, outputs);
     Ok(())
 }
 
@@ -109,22 +113,26 @@ fn launch(kernel: &dyn Kernel, inputs: &[&Tensor], outputs: &[&Tensor]) -> Resul
     let output_specs: Vec<&Spec> = outputs.iter().map(|t| t.spec()).collect();
     let cost = kernel.cost(&input_specs, &output_specs);
     match outputs[0].storage() {
-        Storage::Cpu(_) if planning::record(kernel, &input_specs, &output_specs) => Ok(()),
+        Storage::DryRun(slice) => {
+            let device = &slice.device;
+            device.note(kernel.name(), kernel.gpu(&input_specs, &output_specs, device.limits()));
+            Ok(())
+        }
         Storage::Cpu(_) => {
             let started = Instant::now();
             let read: Vec<&CpuSlice> = inputs.iter().map(|t| t.storage().cpu()).collect();
             let write: Vec<&CpuSlice> = outputs.iter().map(|t| t.storage().cpu()).collect();
-            CpuSlice::lend(&read, &write, |read, write| {
+            CpuSlice::with_slices(&read, &write, |read, write| {
                 if input_specs.iter().chain(&output_specs).any(|spec| spec.dtype == DType::F16) {
-                    return half::run_widened(kernel, read, &input_specs, write, &output_specs);
+                    return upcast::run_in_f32(kernel, read, &input_specs, write, &output_specs);
                 }
                 let views: Vec<View> =
                     read.iter().zip(&input_specs).map(|(bytes, spec)| View { spec, bytes }).collect();
                 let mut views_mut: Vec<ViewMut> =
                     write.iter_mut().zip(&output_specs).map(|(bytes, spec)| ViewMut { spec, bytes }).collect();
                 kernel.cpu(&views, &mut views_mut);
-            });
-            profile::add_kernel(kernel.name(), started.elapsed(), cost);
+            })?;
+            cpu::profiler().add_kernel(kernel.name(), started.elapsed(), cost);
             Ok(())
         }
         Storage::Gpu(gpu, _) => {

@@ -2,39 +2,47 @@
 
 mod accumulate;
 mod autograd;
+mod context;
 mod device;
+mod dry_run;
 mod fill;
 mod gradient;
-mod half;
 mod kernel;
-mod planning;
 mod reading;
 mod shape;
-mod watch;
+mod transfer;
+mod upcast;
 
-pub use autograd::{Edge, Grads, Op, Saved, Saves, grad_enabled, no_grad};
+pub use autograd::{Edge, Grads, Op, Saved, Saves};
 pub(crate) use autograd::{apply, backward_from, record};
+pub(crate) use context::with_hook;
+pub use context::{grad_enabled, no_grad};
 pub use device::{Device, Storage};
+#[doc(hidden)]
+pub use dry_run::DryRun;
 pub use gradient::Gradient;
 pub use kernel::{Kernel, View, ViewMut};
-pub(crate) use kernel::{run, run_into};
-#[doc(hidden)]
-pub use planning::record_plans;
+pub(crate) use kernel::{run, run_as, run_into};
 pub use reading::{Bytes, Reading};
 pub use shape::{DType, Shape, Spec};
-pub(crate) use watch::watch;
 
-use crate::profile::{self, MemoryKind};
-use crate::{Error, Result, cpu::CpuSlice};
+use crate::profile::MemoryKind;
+use crate::{Error, Result};
 use std::fmt;
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// An array on a device. Clones share the memory.
 ///
 /// Operations are methods, defined in `ops`; they stay on the device and never change their inputs.
-/// Values are only ever changed by optimizers and by gradients that add up.
+/// Values are only ever changed by optimizers and by gradients that add up. Handles may be sent to and shared by threads.
 #[derive(Clone)]
-pub struct Tensor(Rc<Inner>);
+pub struct Tensor(Arc<Inner>);
+
+/// Python objects and ranks of several GPUs hand tensors from thread to thread.
+const _: fn() = || {
+    fn is_send_and_sync<T: Send + Sync>() {}
+    is_send_and_sync::<(Tensor, Device, Gradient, Reading)>();
+};
 
 struct Inner {
     spec: Spec,
@@ -44,12 +52,17 @@ struct Inner {
 
 impl Tensor {
     pub(crate) fn from_parts(spec: Spec, storage: Storage, edge: Edge) -> Tensor {
-        Tensor(Rc::new(Inner { spec, storage, edge }))
+        Tensor(Arc::new(Inner { spec, storage, edge }))
     }
 
-    /// Memory for `spec` with unspecified contents.
-    pub(crate) fn empty(spec: Spec, device: &Device) -> Result<Tensor> {
-        let storage = device.alloc(spec.size_bytes())?;
+    /// Memory for `spec` with unspecified contents, of this kind.
+    pub(crate) fn empty(spec: Spec, device: &Device, kind: MemoryKind) -> Result<Tensor> {
+        let size = spec.size_bytes();
+        if size > isize::MAX as usize {
+            let expected = format!("at most {} bytes", isize::MAX);
+            return Err(Error::Shape { op: "tensor", expected, got: spec.to_string() });
+        }
+        let storage = device.alloc(size, kind)?;
         Ok(Tensor::from_parts(spec, storage, Edge::None))
     }
 
@@ -74,6 +87,11 @@ impl Tensor {
     /// # Errors
     /// If there are not as many bytes as `spec` needs, or the device has no memory left.
     pub fn from_bytes(bytes: &[u8], spec: Spec, device: &Device) -> Result<Tensor> {
+        Tensor::from_bytes_as(MemoryKind::Other, bytes, spec, device)
+    }
+
+    /// [`Tensor::from_bytes`] in memory of this kind.
+    pub(crate) fn from_bytes_as(kind: MemoryKind, bytes: &[u8], spec: Spec, device: &Device) -> Result<Tensor> {
         if bytes.len() != spec.size_bytes() {
             return Err(Error::Shape {
                 op: "from_bytes",
@@ -81,7 +99,7 @@ impl Tensor {
                 got: format!("{} bytes", bytes.len()),
             });
         }
-        let tensor = Tensor::empty(spec, device)?;
+        let tensor = Tensor::empty(spec, device, kind)?;
         tensor.write_bytes(bytes)?;
         Ok(tensor)
     }
@@ -91,7 +109,12 @@ impl Tensor {
     /// # Errors
     /// If the device has no memory left.
     pub fn zeros(shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
-        let tensor = Tensor::empty(Spec::new(shape, dtype), device)?;
+        Tensor::zeros_as(MemoryKind::Other, shape, dtype, device)
+    }
+
+    /// [`Tensor::zeros`] in memory of this kind.
+    pub(crate) fn zeros_as(kind: MemoryKind, shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
+        let tensor = Tensor::empty(Spec::new(shape, dtype), device, kind)?;
         tensor.fill_zero();
         Ok(tensor)
     }
@@ -136,98 +159,7 @@ impl Tensor {
 
     /// Whether this is the only handle to the tensor. Its memory may still be shared: see `owns_its_memory`.
     pub(crate) fn uniquely_owned(&self) -> bool {
-        Rc::strong_count(&self.0) == 1
-    }
-
-    /// Overwrites the elements. For optimizers, checkpoints and batches; the tape does not notice.
-    ///
-    /// # Errors
-    /// If the driver reported an error.
-    pub fn write_bytes(&self, bytes: &[u8]) -> Result<()> {
-        assert_eq!(bytes.len(), self.0.spec.size_bytes(), "write_bytes: length");
-        match &self.0.storage {
-            Storage::Cpu(slice) => {
-                CpuSlice::lend(&[], &[slice], |_, out| out[0].copy_from_slice(bytes));
-                Ok(())
-            }
-            Storage::Gpu(gpu, slice) => gpu.upload(slice, bytes),
-        }
-    }
-
-    /// Sets all elements to zero.
-    pub(crate) fn fill_zero(&self) {
-        match &self.0.storage {
-            Storage::Cpu(slice) => CpuSlice::lend(&[], &[slice], |_, out| out[0].fill(0)),
-            Storage::Gpu(gpu, slice) => gpu.fill_zero(slice),
-        }
-    }
-
-    /// The bytes of the elements. On a GPU this waits for everything recorded so far: the only blocking read.
-    ///
-    /// # Errors
-    /// If the driver reported an error.
-    pub fn to_bytes(&self) -> Result<Vec<u8>> {
-        match &self.0.storage {
-            Storage::Cpu(slice) => Ok(CpuSlice::lend(&[slice], &[], |read, _| read[0].to_vec())),
-            Storage::Gpu(gpu, slice) => gpu.download(slice),
-        }
-    }
-
-    /// The elements of an f32 or f16 tensor. Waits like [`Tensor::to_bytes`].
-    ///
-    /// # Errors
-    /// If the tensor is neither, or the driver reported an error.
-    pub fn to_f32(&self) -> Result<Vec<f32>> {
-        let bytes = match self.dtype() {
-            DType::U32 => return Err(Error::DType { op: "to_f32", expected: "f32 or f16", got: self.dtype().name() }),
-            DType::F32 | DType::F16 => self.to_bytes()?,
-        };
-        Ok(match half::widen(&bytes, self.spec()) {
-            Some((_, values)) => values,
-            None => bytemuck::pod_collect_to_vec(&bytes),
-        })
-    }
-
-    /// The elements of a u32 tensor. Waits like [`Tensor::to_bytes`].
-    ///
-    /// # Errors
-    /// If the tensor is not u32 or the driver reported an error.
-    pub fn to_u32(&self) -> Result<Vec<u32>> {
-        self.expect_dtype("to_u32", DType::U32)?;
-        Ok(bytemuck::pod_collect_to_vec(&self.to_bytes()?))
-    }
-
-    /// The only element of an f32 tensor of one. Waits like [`Tensor::to_bytes`].
-    ///
-    /// # Errors
-    /// If there is not exactly one element, it is not f32, or the driver reported an error.
-    pub fn item(&self) -> Result<f32> {
-        match self.to_f32()?.as_slice() {
-            [value] => Ok(*value),
-            _ => Err(Error::Shape { op: "item", expected: "one element".into(), got: self.spec().to_string() }),
-        }
-    }
-
-    /// Reads without waiting: the elements can be taken when they have arrived.
-    ///
-    /// # Errors
-    /// If the driver reported an error.
-    pub fn read_later(&self) -> Result<Reading> {
-        Ok(match &self.0.storage {
-            Storage::Cpu(_) => Reading::Here(self.to_bytes()?),
-            Storage::Gpu(gpu, slice) => Reading::Coming(gpu.download_later(slice)?),
-        })
-    }
-
-    /// The same values on another device; the same tensor if it is there already. Not differentiated.
-    ///
-    /// # Errors
-    /// If the other device has no memory left.
-    pub fn to_device(&self, device: &Device) -> Result<Tensor> {
-        if self.device().same(device) {
-            return Ok(self.clone());
-        }
-        Tensor::from_bytes(&self.to_bytes()?, self.spec().clone(), device)
+        Arc::strong_count(&self.0) == 1
     }
 
     /// The same memory seen without history: gradients stop here.
@@ -240,8 +172,7 @@ impl Tensor {
     /// # Errors
     /// If the device has no memory left for the gradient.
     pub fn requires_grad(&self) -> Result<Tensor> {
-        let zeros = || Tensor::zeros(self.shape().clone(), DType::F32, &self.device());
-        let gradient = profile::memory_kind(MemoryKind::Gradients, zeros)?;
+        let gradient = Tensor::zeros_as(MemoryKind::Gradients, self.shape().clone(), DType::F32, &self.device())?;
         Ok(self.with_gradient(Gradient::new(gradient)))
     }
 

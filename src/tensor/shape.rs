@@ -36,9 +36,9 @@ impl DType {
 pub struct Shape(Vec<usize>);
 
 impl Shape {
-    /// How many elements there are.
+    /// How many elements there are; `usize::MAX` if they cannot be counted: no tensor has so many.
     pub fn elements(&self) -> usize {
-        self.0.iter().product()
+        self.0.iter().fold(1, |product, dim| product.saturating_mul(*dim))
     }
 
     /// The last dimension, 1 for a scalar.
@@ -48,7 +48,7 @@ impl Shape {
 
     /// The product of all dimensions but the last.
     pub fn rows(&self) -> usize {
-        self.0.iter().rev().skip(1).product()
+        self.0.iter().rev().skip(1).fold(1, |product, dim| product.saturating_mul(*dim))
     }
 
     /// This shape with another last dimension.
@@ -113,14 +113,30 @@ impl Spec {
         Spec { shape: shape.into(), dtype }
     }
 
-    /// Bytes of all elements.
+    /// Bytes of all elements; `usize::MAX` if they cannot be counted.
     pub fn size_bytes(&self) -> usize {
-        self.shape.elements() * self.dtype.size_bytes()
+        self.shape.elements().saturating_mul(self.dtype.size_bytes())
     }
 }
 
 impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         write!(f, "{} {}", self.dtype.name(), self.shape)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shape_too_large_to_count_saturates() {
+        let huge = Shape::from([usize::MAX, 3]);
+        assert_eq!((huge.elements(), Spec::new(huge.clone(), DType::F32).size_bytes()), (usize::MAX, usize::MAX));
+        // Wrapped, these would be 0 elements, and 4 bytes.
+        assert_eq!(Shape::from([1 << 32, 1 << 32]).elements(), usize::MAX);
+        assert_eq!(Spec::new([(1 << 62) + 1], DType::F32).size_bytes(), usize::MAX);
+        assert_eq!(Shape::from([usize::MAX, usize::MAX, 0]).elements(), 0);
+        assert_eq!(Shape::from([usize::MAX, 2, 1]).rows(), usize::MAX);
     }
 }

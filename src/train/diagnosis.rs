@@ -2,7 +2,7 @@
 //! finite, and the layer it belongs to. Every output is read back, so this is for runs that have gone wrong.
 
 use crate::optim::Parameters;
-use crate::tensor::{DType, watch};
+use crate::tensor::{DType, with_hook};
 use crate::{Result, Tensor};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -20,7 +20,7 @@ pub(super) fn first_non_finite(
     let search = Rc::new(RefCell::new(Search { parameters: named(parameters), ..Search::default() }));
     let (watcher, turned) = (search.clone(), search.clone());
     let look = move |name, inputs: &[&Tensor], outputs: &[&Tensor]| watcher.borrow_mut().look(name, inputs, outputs);
-    watch(Box::new(look), || pass(&move || turned.borrow_mut().backward = true))?;
+    with_hook(Box::new(look), || pass(&move || turned.borrow_mut().backward = true))?;
     let found = search.borrow_mut().found.take();
     Ok(match (weight, found) {
         (Some(weight), Some(found)) => Some(format!("{weight}; {found}")),

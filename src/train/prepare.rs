@@ -15,7 +15,6 @@ use crate::generate::check_prompt;
 use crate::nn::checkpoint::load;
 use crate::nn::{Gpt, GptConfig};
 use crate::optim::{Kind, LearningRate, Optimizer, Parameters, Schedule};
-use crate::profile;
 use crate::{Device, Error, Result};
 use std::collections::VecDeque;
 use std::path::Path;
@@ -133,7 +132,7 @@ impl<'a> Trainer<'a> {
             total_steps,
             epochs: total_steps as f64 / steps_per_epoch,
         })));
-        profile::reset();
+        setting.device.profiler().take();
         Ok(Trainer {
             config,
             config_text,

@@ -13,7 +13,7 @@ use crate::data::{Batch, IGNORE_INDEX, Loader, Position, Tokenizer};
 use crate::generate::{Sampling, generate, printable};
 use crate::nn::{Dropout, Gpt};
 use crate::optim::{LearningRate, Optimizer, Parameters};
-use crate::profile::{self, Report, Span};
+use crate::profile::{Report, Span};
 use crate::{Error, Result, Tensor};
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
@@ -114,7 +114,7 @@ impl Trainer<'_> {
         self.watch.unconfirmed.push_back((self.state.step + 1, self.state.position));
         let mut total_loss: Option<Tensor> = None;
         for micro in 0..accum {
-            let batch = profile::span(Span::Data, || self.loader.next_batch());
+            let batch = device.profiler().span(Span::Data, || self.loader.next_batch());
             self.state.position = batch.position;
             if micro == 0 {
                 self.parameters.zero_gradients();
@@ -263,7 +263,7 @@ impl Trainer<'_> {
             return Ok(());
         }
         // Training's measurements are put aside: they are about training.
-        let measured = profile::take();
+        let measured = self.setting.device.profiler().take();
         let context = self.config.model.block_size;
         let windows = Windows {
             context,
@@ -273,7 +273,7 @@ impl Trainer<'_> {
             max_batches: self.config.train.eval_batches * self.parts,
         };
         let result = evaluate(&self.model, &self.validation, self.validation_bytes, windows, self.setting.stop);
-        profile::restore(measured);
+        self.setting.device.profiler().restore(measured);
         let Some(result) = result? else { return Ok(()) };
         if !result.loss.is_finite() {
             let (value, step) = (result.loss, self.state.step);
@@ -348,7 +348,12 @@ impl Trainer<'_> {
         let epochs = self.loader.epochs_at(self.state.position);
         let seconds = self.training_time.as_secs_f64();
         let (first_step, first_epoch) = self.began_at;
-        let report = Report::new(&profile::take(), seconds, epochs - first_epoch, self.setting.device.memory());
+        let report = Report::new(
+            &self.setting.device.profiler().take(),
+            seconds,
+            epochs - first_epoch,
+            self.setting.device.memory(),
+        );
         let interrupted = !self.is_done() || (!self.out_of_patience && self.evaluation_is_due());
         self.save(false)?;
         self.finish_saving()?;

@@ -25,7 +25,7 @@ use super::random::{Key, drop_threshold};
 use super::*;
 use crate::gpu::{Limits, Operand, Plan, Value};
 use crate::shader;
-use crate::tensor::{Grads, run};
+use crate::tensor::Grads;
 use units::Units;
 
 /// Attention of packed qkv; a second output is L (B, n_head, T), which backward needs.
@@ -303,10 +303,10 @@ impl Op for Attention {
         Saves { inputs: &[0], outputs: &[0, 1] }
     }
 
-    fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
-        let Some(dy) = &upstream[0] else { return Ok(()) };
+    fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &grad_output[0] else { return Ok(()) };
         let inputs = [saved.input(0), saved.output(0), saved.output(1), dy];
-        grads.give(0, run(&AttentionBackward(*self), &inputs)?.remove(0))
+        grads.accumulate(0, grads.run_one(&AttentionBackward(*self), &inputs)?)
     }
 }
 

@@ -3,7 +3,8 @@
 use super::*;
 use crate::gpu::{Gpu, gpu_for_tests};
 use crate::ops::random::splitmix64;
-use crate::tensor::{Device, run_into};
+use crate::profile::MemoryKind;
+use crate::tensor::{Device, run, run_into};
 
 /// Values in -1..1.
 fn uniform(count: usize, seed: u64) -> Vec<f32> {
@@ -62,8 +63,10 @@ fn run_tiled(gpu: &Gpu, tiling: Tiling, op: Attention, qkv: &Tensor, dy: &Tensor
     let launch = |kernel: &dyn Kernel, plan: Plan, inputs: &[&Tensor]| -> Vec<Tensor> {
         let specs: Vec<&Spec> = inputs.iter().map(|t| t.spec()).collect();
         let outputs = kernel.output_specs(&specs).unwrap();
-        let outputs: Vec<Tensor> =
-            outputs.into_iter().map(|s| Tensor::empty(s, &Device::Gpu(gpu.clone())).unwrap()).collect();
+        let outputs: Vec<Tensor> = outputs
+            .into_iter()
+            .map(|s| Tensor::empty(s, &Device::Gpu(gpu.clone()), MemoryKind::Other).unwrap())
+            .collect();
         let read: Vec<_> = inputs.iter().map(|t| t.storage().gpu()).collect();
         let write: Vec<_> = outputs.iter().map(|t| t.storage().gpu()).collect();
         gpu.run(kernel.name(), Cost::default(), plan, &read, &write).unwrap();

@@ -5,7 +5,7 @@ use super::choice::{Choice, Tile};
 use super::{Dims, MatMul};
 use crate::gpu::{AdapterInfo, Gpu, INCLUDES, Limits, store};
 use crate::ops::random::Key;
-use crate::profile::{self, Cost};
+use crate::profile::Cost;
 use crate::{DType, Device, Result, Tensor, shader};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -95,9 +95,9 @@ impl MatmulRates {
     pub fn measure(gpu: &Gpu) -> Result<MatmulRates> {
         let started = Instant::now();
         // None of this is part of what the command itself measures.
-        let before = profile::take();
+        let before = gpu.profiler().take();
         let measured = measure(gpu, &SIZES, WARM_UP);
-        profile::restore(before);
+        gpu.profiler().restore(before);
         let rates = measured?;
         let elapsed_ms = started.elapsed().as_millis();
         tracing::info!(elapsed_ms, highest_gflops = rates.highest(), "measured the matrix kernels");

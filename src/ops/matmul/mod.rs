@@ -23,7 +23,7 @@ use super::reduce::SumRows;
 use super::*;
 use crate::gpu::{Launch, Limits, Operand, Plan, Value};
 use crate::shader;
-use crate::tensor::{Edge, Grads, run};
+use crate::tensor::{Edge, Grads};
 
 /// What a product does with its result before it leaves the registers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -281,8 +281,8 @@ impl Op for MatMul {
         Saves { inputs: &[0, 1], outputs: &[] }
     }
 
-    fn backward(&self, saved: &Saved, upstream: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
-        let Some(dy) = &upstream[0] else { return Ok(()) };
+    fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &grad_output[0] else { return Ok(()) };
         let (a, b) = (saved.input(0), saved.input(1));
         let out = [grads.dtype(0, a), grads.dtype(1, b)];
         let product = |input: usize, trans_a, trans_b| {
@@ -290,15 +290,15 @@ impl Op for MatMul {
         };
         // da = dy op(b)^T, itself transposed if a is stored so.
         if self.trans_a {
-            grads.compute(0, &[b, dy], product(0, self.trans_b, true))?;
+            grads.accumulate_with(0, &[b, dy], product(0, self.trans_b, true))?;
         } else {
-            grads.compute(0, &[dy, b], product(0, false, !self.trans_b))?;
+            grads.accumulate_with(0, &[dy, b], product(0, false, !self.trans_b))?;
         }
         if self.bias {
             // `linear` alone has a bias, and transposes nothing.
             return linear_gradients(grads, [1, 2], &a.as_rows(), &dy.as_rows(), out[1]);
         }
-        if !grads.wanted(1) {
+        if !grads.needs_grad(1) {
             return Ok(());
         }
         // db = op(a)^T dy, itself transposed if b is stored so. A shared b sums over the whole batch: as one long
@@ -317,10 +317,10 @@ impl Op for MatMul {
             (a, dy, product(1, !self.trans_a, false))
         };
         if shared && self.trans_a {
-            let per_batch = run(&kernel(false), &[left, right])?.remove(0);
-            return grads.give(1, per_batch.sum(0)?);
+            let per_batch = grads.run_one(&kernel(false), &[left, right])?;
+            return grads.accumulate(1, per_batch.sum(0)?);
         }
-        grads.compute(1, &[left, right], kernel)
+        grads.accumulate_with(1, &[left, right], kernel)
     }
 }
 
@@ -336,12 +336,13 @@ pub(super) fn linear_gradients(
     let product = |accumulate| MatMul { trans_a: true, accumulate, out, ..MatMul::default() };
     // An empty weight has no tile that could add up dy on its way.
     let empty = x.shape().last_dim() == 0;
-    if grads.wanted(weight) && grads.wanted(bias) && !empty {
-        return grads.compute_all(&[weight, bias], &[x, dy], |accumulate| MatMul { sums: true, ..product(accumulate) });
+    if grads.needs_grad(weight) && grads.needs_grad(bias) && !empty {
+        return grads
+            .accumulate_all_with(&[weight, bias], &[x, dy], |accumulate| MatMul { sums: true, ..product(accumulate) });
     }
     let len = dy.shape().last_dim();
-    grads.compute(bias, &[dy], |accumulate| SumRows { accumulate, len, outputs: 1 })?;
-    grads.compute(weight, &[x, dy], product)
+    grads.accumulate_with(bias, &[dy], |accumulate| SumRows { accumulate, len, outputs: 1 })?;
+    grads.accumulate_with(weight, &[x, dy], product)
 }
 
 impl Tensor {

@@ -4,7 +4,7 @@ use super::{DType, Kernel, Spec, View, ViewMut};
 use half::slice::HalfFloatSliceExt;
 
 /// The tensor with its elements as f32, if they are f16.
-pub(super) fn widen(bytes: &[u8], spec: &Spec) -> Option<(Spec, Vec<f32>)> {
+pub(super) fn to_f32(bytes: &[u8], spec: &Spec) -> Option<(Spec, Vec<f32>)> {
     (spec.dtype == DType::F16).then(|| {
         let mut values = vec![0.0; spec.shape.elements()];
         bytemuck::cast_slice::<u8, half::f16>(bytes).convert_to_f32_slice(&mut values);
@@ -12,21 +12,21 @@ pub(super) fn widen(bytes: &[u8], spec: &Spec) -> Option<(Spec, Vec<f32>)> {
     })
 }
 
-/// Runs a kernel on tensors of which some are f16. Outputs are widened too, because a kernel may add to what they hold.
-pub(super) fn run_widened(
+/// Runs a kernel on tensors of which some are f16. Outputs are upcast too, because a kernel may add to what they hold.
+pub(super) fn run_in_f32(
     kernel: &dyn Kernel,
     read: &[&[u8]],
     input_specs: &[&Spec],
     write: &mut [&mut [u8]],
     output_specs: &[&Spec],
 ) {
-    let inputs: Vec<_> = read.iter().zip(input_specs).map(|(bytes, spec)| widen(bytes, spec)).collect();
+    let inputs: Vec<_> = read.iter().zip(input_specs).map(|(bytes, spec)| to_f32(bytes, spec)).collect();
     let views = inputs.iter().zip(read).zip(input_specs).map(|((wide, bytes), spec)| match wide {
         Some((spec, values)) => View { spec, bytes: bytemuck::cast_slice(values) },
         None => View { spec, bytes },
     });
     let views: Vec<View> = views.collect();
-    let mut outputs: Vec<_> = write.iter().zip(output_specs).map(|(bytes, spec)| widen(bytes, spec)).collect();
+    let mut outputs: Vec<_> = write.iter().zip(output_specs).map(|(bytes, spec)| to_f32(bytes, spec)).collect();
     let views_mut =
         outputs.iter_mut().zip(write.iter_mut()).zip(output_specs).map(|((wide, bytes), spec)| match wide {
             Some((spec, values)) => ViewMut { spec, bytes: bytemuck::cast_slice_mut(values) },

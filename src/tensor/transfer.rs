@@ -1,0 +1,159 @@
+//! Values on their way between the host and devices.
+
+use super::{DType, Device, Grads, Op, Reading, Saved, Saves, Storage, Tensor, record, upcast};
+use crate::cpu::CpuSlice;
+use crate::{Error, Result};
+
+impl Tensor {
+    /// Overwrites the elements. For optimizers, checkpoints and batches; the tape does not notice.
+    ///
+    /// # Errors
+    /// If there are more or fewer bytes than the tensor has, or the driver reported an error.
+    pub fn write_bytes(&self, bytes: &[u8]) -> Result<()> {
+        if bytes.len() != self.spec().size_bytes() {
+            return Err(Error::Shape {
+                op: "write_bytes",
+                expected: format!("{} bytes for {}", self.spec().size_bytes(), self.spec()),
+                got: format!("{} bytes", bytes.len()),
+            });
+        }
+        match self.storage() {
+            Storage::Cpu(slice) => CpuSlice::with_slices(&[], &[slice], |_, out| out[0].copy_from_slice(bytes)),
+            Storage::Gpu(gpu, slice) => gpu.upload(slice, bytes),
+            Storage::DryRun(_) => Ok(()),
+        }
+    }
+
+    /// Sets all elements to zero.
+    pub(crate) fn fill_zero(&self) {
+        match self.storage() {
+            Storage::Cpu(slice) => CpuSlice::with_slices(&[], &[slice], |_, out| out[0].fill(0))
+                .expect("no kernel sets tensors to zero while it runs"),
+            Storage::Gpu(gpu, slice) => gpu.fill_zero(slice),
+            Storage::DryRun(_) => {}
+        }
+    }
+
+    /// The bytes of the elements. On a GPU this waits for everything recorded so far: the only blocking read.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub fn to_bytes(&self) -> Result<Vec<u8>> {
+        match self.storage() {
+            Storage::Cpu(slice) => CpuSlice::with_slices(&[slice], &[], |read, _| read[0].to_vec()),
+            Storage::Gpu(gpu, slice) => gpu.download(slice),
+            Storage::DryRun(_) => Err(no_values()),
+        }
+    }
+
+    /// The elements of an f32 or f16 tensor. Waits like [`Tensor::to_bytes`].
+    ///
+    /// # Errors
+    /// If the tensor is neither, or the driver reported an error.
+    pub fn to_f32(&self) -> Result<Vec<f32>> {
+        let bytes = match self.dtype() {
+            DType::U32 => return Err(Error::DType { op: "to_f32", expected: "f32 or f16", got: self.dtype().name() }),
+            DType::F32 | DType::F16 => self.to_bytes()?,
+        };
+        Ok(match upcast::to_f32(&bytes, self.spec()) {
+            Some((_, values)) => values,
+            None => bytemuck::pod_collect_to_vec(&bytes),
+        })
+    }
+
+    /// The elements of a u32 tensor. Waits like [`Tensor::to_bytes`].
+    ///
+    /// # Errors
+    /// If the tensor is not u32 or the driver reported an error.
+    pub fn to_u32(&self) -> Result<Vec<u32>> {
+        self.expect_dtype("to_u32", DType::U32)?;
+        Ok(bytemuck::pod_collect_to_vec(&self.to_bytes()?))
+    }
+
+    /// The only element of an f32 tensor of one. Waits like [`Tensor::to_bytes`].
+    ///
+    /// # Errors
+    /// If there is not exactly one element, it is not f32, or the driver reported an error.
+    pub fn item(&self) -> Result<f32> {
+        match self.to_f32()?.as_slice() {
+            [value] => Ok(*value),
+            _ => Err(Error::Shape { op: "item", expected: "one element".into(), got: self.spec().to_string() }),
+        }
+    }
+
+    /// Reads without waiting: the elements can be taken when they have arrived.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub fn read_later(&self) -> Result<Reading> {
+        Ok(match self.storage() {
+            Storage::Cpu(_) => Reading::Here(self.to_bytes()?),
+            Storage::Gpu(gpu, slice) => Reading::Coming(gpu.download_later(slice)?),
+            Storage::DryRun(_) => return Err(no_values()),
+        })
+    }
+
+    /// The same values on another device; the same tensor if it is there already. The gradient goes back the same way.
+    ///
+    /// # Errors
+    /// If the other device has no memory left, or a driver reported an error.
+    pub fn to_device(&self, device: &Device) -> Result<Tensor> {
+        if self.device().same(device) {
+            return Ok(self.clone());
+        }
+        let moved = Tensor::from_bytes(&self.to_bytes()?, self.spec().clone(), device)?;
+        Ok(record(Box::new(ToDevice { from: self.device() }), &[self], vec![moved]).remove(0))
+    }
+}
+
+/// y = x on another device; dx = dy on the device of x.
+struct ToDevice {
+    from: Device,
+}
+
+impl Op for ToDevice {
+    fn saves(&self) -> Saves {
+        Saves::default()
+    }
+
+    fn backward(&self, _: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &grad_output[0] else { return Ok(()) };
+        grads.accumulate(0, dy.to_device(&self.from)?)
+    }
+}
+
+fn no_values() -> Error {
+    Error::Invalid("a dry run computes no values that could be read".into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_gradient_goes_back_to_the_device_that_the_tensor_came_from() {
+        for [from, to] in Device::for_tests()
+            .iter()
+            .flat_map(|a| Device::for_tests().into_iter().map(|b| [a.clone(), b]))
+            .collect::<Vec<_>>()
+        {
+            let x = Tensor::from_f32(&[1.0, -2.0, 3.0], [3], &from).unwrap().requires_grad().unwrap();
+            let y = x.to_device(&to).unwrap();
+            assert!(y.device().same(&to));
+            y.mul(&y).unwrap().sum(0).unwrap().backward().unwrap();
+            assert_eq!(x.grad().unwrap().to_f32().unwrap(), [2.0, -4.0, 6.0], "{from} to {to}");
+            assert!(x.grad().unwrap().device().same(&from));
+        }
+    }
+
+    #[test]
+    fn bytes_of_another_length_are_refused() {
+        for device in Device::for_tests() {
+            let x = Tensor::from_f32(&[1.0, 2.0], [2], &device).unwrap();
+            for length in [0, 4, 7, 12] {
+                assert!(matches!(x.write_bytes(&vec![0; length]), Err(Error::Shape { op: "write_bytes", .. })));
+            }
+            assert_eq!(x.to_f32().unwrap(), [1.0, 2.0], "{device}");
+        }
+    }
+}
