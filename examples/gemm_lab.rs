@@ -7,7 +7,7 @@
 //! alone (the median of 15), and milliseconds of each of twenty in a row (the least of five times), as they follow each other
 //! in a training step. Further arguments set template values. Sizes must be multiples of 4.
 
-use rustyflow::gpu::{AdapterChoice, Gpu, Launch, Operand, Plan, Shader, Value};
+use rustyflow::gpu::{AdapterChoice, Gpu, Launch, Operand, Plan, Shader, Value, buffer, param};
 use rustyflow::profile::{Cost, MemoryKind};
 
 const IN_A_ROW: u32 = 20;
@@ -72,12 +72,28 @@ fn main() {
         values.push((key, value));
     }
     let whole_k = k.next_multiple_of(bk);
-    let params = [m, n, k, m * k, k * n, m * n, tiles_m, tiles_n, 1, whole_k, 1].map(|v| v as u32).to_vec();
+    let params = [
+        ("m", m),
+        ("n", n),
+        ("k", k),
+        ("stride_a", m * k),
+        ("stride_b", k * n),
+        ("stride_c", m * n),
+        ("tiles_m", tiles_m),
+        ("tiles_n", tiles_n),
+        ("splits", 1),
+        ("k_piece", whole_k),
+        ("batches", 1),
+    ];
     let plan = Plan::one(Launch {
         shader,
         values,
-        bindings: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
-        params,
+        buffers: vec![
+            buffer("a", "vec4<f32>", Operand::Input(0)),
+            buffer("b", "vec4<f32>", Operand::Input(1)),
+            buffer("c", "vec4<f32>", Operand::Output(0)),
+        ],
+        params: params.map(|(name, value)| param(name, value)).to_vec(),
         workgroups: tiles_m * tiles_n,
     });
     let cost = Cost { flops: 2.0 * (m * n * k) as f64, bytes: 0.0 };

@@ -7,8 +7,7 @@
 // What the next product reads first is loaded before the barrier that frees the stage; what a pass needs after the next
 // product, it parks in the tile rather than in registers. Queries, keys, values, results and their gradients are stored as
 // {{ T }}; all arithmetic is f32.
-{{ "enable f16;" if T == "f16" }}
-{% include "common" %}
+{{ interface }}
 
 {% set groups = (head_size + 3) // 4 %}
 {% set tx_count = cols // 4 %}
@@ -19,8 +18,6 @@
 {% set owned = (groups + tx_count - 1) // tx_count %}
 {% set xyzw = ["x", "y", "z", "w"] %}
 {% set element = "vec4<" ~ T ~ ">" if vector else T %}
-
-{% include "attention_params" %}
 
 const HEAD_SIZE = {{ head_size }}u;
 // The head in groups of four elements, and how many of them are staged at a time.
@@ -39,15 +36,9 @@ const STAGED = {{ staged }}u;
 
 {% if pass == "delta" %}
 // delta = rowsum(dy * y), one thread per row and head.
-@group(0) @binding(0) var<storage, read> y: array<{{ element }}>;
-@group(0) @binding(1) var<storage, read> dy: array<{{ element }}>;
-@group(0) @binding(2) var<storage, read_write> delta: array<f32>;
-
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
-        @builtin(local_invocation_index) thread: u32) {
-    let i = workgroup_number(id, count) * 256u + thread;
-    if (i >= p.batch_heads * p.time) { return; }
+{{ entry(256) }}
+    let i = workgroup * 256u + thread;
+    if (i >= params.batch_heads * params.time) { return; }
     var sum = 0.0;
     {% if vector %}
     for (var d = 0u; d < GROUPS; d++) { sum += dot(vec4<f32>(y[i * GROUPS + d]), vec4<f32>(dy[i * GROUPS + d])); }
@@ -55,24 +46,11 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     for (var d = 0u; d < HEAD_SIZE; d++) { sum += f32(y[i * HEAD_SIZE + d]) * f32(dy[i * HEAD_SIZE + d]); }
     {% endif %}
     // i numbers (batch, time, head), delta is (batch, head, time).
-    let head = i % p.n_head;
-    let row = i / p.n_head;
-    delta[(row / p.time * p.n_head + head) * p.time + row % p.time] = sum;
+    let head = i % params.n_head;
+    let row = i / params.n_head;
+    delta[(row / params.time * params.n_head + head) * params.time + row % params.time] = sum;
 }
 {% else %}
-
-@group(0) @binding(0) var<storage, read> qkv: array<{{ element }}>;
-{% if pass == "forward" %}
-@group(0) @binding(1) var<storage, read_write> result: array<{{ element }}>;
-@group(0) @binding(2) var<storage, read_write> lse: array<f32>;
-{% else %}
-@group(0) @binding(1) var<storage, read> lse: array<f32>;
-@group(0) @binding(2) var<storage, read> dy: array<{{ element }}>;
-@group(0) @binding(3) var<storage, read> delta: array<f32>;
-@group(0) @binding(4) var<storage, read_write> result: array<{{ element }}>;
-// dS^T of the slab: (B n_head, T, slab_rows).
-@group(0) @binding(5) var<storage, read_write> slab: array<vec4<f32>>;
-{% endif %}
 
 // What the products read: rows and columns of a chunk of the head, or columns with their whole head. Group d of line i lies
 // at `swizzle(i, d)`, so that neighbouring threads, which read neighbouring lines, meet different banks. Column 4 t + c is
@@ -97,12 +75,12 @@ var<private> batch_head: u32;
 {% for buffer in (["qkv"] if pass == "forward" else ["qkv", "dy", "result"]) %}
 fn load_from_{{ buffer }}(line: u32, row: u32, group: u32) -> vec4<f32> {
     {% if edge %}
-    if (row >= p.time || group >= GROUPS) { return vec4<f32>(0.0); }
+    if (row >= params.time || group >= GROUPS) { return vec4<f32>(0.0); }
     {% endif %}
     {% if vector %}
-    return vec4<f32>({{ buffer }}[(line * p.n_head + head) * GROUPS + group]);
+    return vec4<f32>({{ buffer }}[(line * params.n_head + head) * GROUPS + group]);
     {% else %}
-    let at = (line * p.n_head + head) * HEAD_SIZE + group * 4u;
+    let at = (line * params.n_head + head) * HEAD_SIZE + group * 4u;
     let last = HEAD_SIZE - 1u - group * 4u;
     let lane = vec4<u32>(0u, 1u, 2u, 3u);
     let index = at + min(lane, vec4<u32>(last));
@@ -120,12 +98,12 @@ fn load_dy(row: u32, group: u32) -> vec4<f32> { return load_from_dy(first_row + 
 
 fn store(line: u32, row: u32, group: u32, value: vec4<f32>) {
     {% if edge %}
-    if (row >= p.time || group >= GROUPS) { return; }
+    if (row >= params.time || group >= GROUPS) { return; }
     {% endif %}
     {% if vector %}
-    result[(line * p.n_head + head) * GROUPS + group] = vec4<{{ T }}>(value);
+    result[(line * params.n_head + head) * GROUPS + group] = vec4<{{ T }}>(value);
     {% else %}
-    let at = (line * p.n_head + head) * HEAD_SIZE + group * 4u;
+    let at = (line * params.n_head + head) * HEAD_SIZE + group * 4u;
     let left = HEAD_SIZE - group * 4u;
     result[at] = {{ T }}(value.x);
     if (left > 1u) { result[at + 1u] = {{ T }}(value.y); }
@@ -136,26 +114,26 @@ fn store(line: u32, row: u32, group: u32, value: vec4<f32>) {
 
 {% if pass != "forward" %}
 fn in_slab(key: u32, four: u32) -> u32 {
-    return (batch_head * p.time + key) * (p.slab_rows / 4u) + four - p.slab_begin / 4u;
+    return (batch_head * params.time + key) * (params.slab_rows / 4u) + four - params.slab_begin / 4u;
 }
 fn load_slab(key: u32, four: u32) -> vec4<f32> {
     {% if edge %}
-    if (key >= p.time) { return vec4<f32>(0.0); }
+    if (key >= params.time) { return vec4<f32>(0.0); }
     {% endif %}
     return slab[in_slab(key, four)];
 }
 // A statistic of a query; 0 beyond T, where q and dy are 0 too, so that such a query adds nothing to any gradient.
 fn lse_of(query: u32) -> f32 {
     {% if edge %}
-    if (query >= p.time) { return 0.0; }
+    if (query >= params.time) { return 0.0; }
     {% endif %}
-    return lse[batch_head * p.time + query];
+    return lse[batch_head * params.time + query];
 }
 fn delta_of(query: u32) -> f32 {
     {% if edge %}
-    if (query >= p.time) { return 0.0; }
+    if (query >= params.time) { return 0.0; }
     {% endif %}
-    return delta[batch_head * p.time + query];
+    return delta[batch_head * params.time + query];
 }
 {% endif %}
 
@@ -163,10 +141,10 @@ fn delta_of(query: u32) -> f32 {
 // What dropout multiplies P by: 0, or 1/(1-p). `Key::row(..).bits(..)` of src/ops/random.rs: a key for each query, then a
 // number for each element.
 fn query_keys(queries: vec4<u32>) -> vec4<u32> {
-    return mix_bits4((queries + batch_head * p.time) ^ vec4<u32>(p.key.x));
+    return mix_bits4((queries + batch_head * params.time) ^ vec4<u32>(params.key0));
 }
 fn kept(query_keys: vec4<u32>, keys: vec4<u32>) -> vec4<f32> {
-    return select(vec4<f32>(0.0), vec4<f32>(p.keep_scale), kept4(keys, query_keys, p.key.y, p.drop_threshold));
+    return select(vec4<f32>(0.0), vec4<f32>(params.keep_scale), kept4(keys, query_keys, params.key1, params.drop_threshold));
 }
 {% endif %}
 
@@ -318,29 +296,26 @@ fn kept(query_keys: vec4<u32>, keys: vec4<u32>) -> vec4<f32> {
         {% endfor %}
 {% endmacro %}
 
-@compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
-        @builtin(local_invocation_index) thread: u32) {
-    let number = workgroup_number(id, count);
+{{ entry("THREADS") }}
     {% if pass == "forward" %}
     let first_block = 0u;
-    let blocks = (p.time + ROWS - 1u) / ROWS;
+    let blocks = (params.time + ROWS - 1u) / ROWS;
     {% else %}
-    let first_block = {{ "0u" if pass == "keys" else "p.slab_begin / ROWS" }};
-    let blocks = (min(p.slab_begin + p.slab_rows, p.time) + ROWS - 1u) / ROWS - first_block;
+    let first_block = {{ "0u" if pass == "keys" else "params.slab_begin / ROWS" }};
+    let blocks = (min(params.slab_begin + params.slab_rows, params.time) + ROWS - 1u) / ROWS - first_block;
     {% endif %}
-    if (number >= blocks * p.batch_heads) { return; }
-    batch_head = number % p.batch_heads;
-    head = batch_head % p.n_head;
-    first_row = batch_head / p.n_head * p.time;
+    if (workgroup >= blocks * params.batch_heads) { return; }
+    batch_head = workgroup % params.batch_heads;
+    head = batch_head % params.n_head;
+    first_row = batch_head / params.n_head * params.time;
     // 32 neighbours make a patch of 4 x 8 blocks of the tile: they read fewer lines than a strip would.
     let block = thread / 32u;
     let tx = block % (TX / 8u) * 8u + thread % 8u;
     let ty = block / (TX / 8u) * 4u + thread % 32u / 8u;
     {% if pass == "keys" %}
-    let row_base = number / p.batch_heads * ROWS;
+    let row_base = workgroup / params.batch_heads * ROWS;
     {% else %}
-    let row_base = (first_block + blocks - 1u - number / p.batch_heads) * ROWS;
+    let row_base = (first_block + blocks - 1u - workgroup / params.batch_heads) * ROWS;
     {% endif %}
     {% for r in range(rows_per_thread) %}
     let row{{ r }} = row_base + {{ r }}u * TY + ty;
@@ -358,7 +333,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     var total{{ q }} = vec4<f32>(0.0); // of this thread's columns only, until the end
     {% endfor %}
     {{ zeros("sum") }}
-    for (var col_base = 0u; col_base < min(row_base + ROWS, p.time); col_base += COLS) {
+    for (var col_base = 0u; col_base < min(row_base + ROWS, params.time); col_base += COLS) {
         {{ declare("row_q", rows, chunk) }}
         {{ declare("col_k", cols, chunk) }}
         {{ declare("values_v", 4 * staged, groups) }}
@@ -366,7 +341,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         {{ product("s", "q", "k") }}
         let columns = LANES + (tx * 4u + col_base);
         {% for r in range(rows_per_thread) %}
-        s{{ r }} *= p.scale;
+        s{{ r }} *= params.scale;
         {% endfor %}
         if (col_base + COLS > row_base + 1u) {
             {% for r in range(rows_per_thread) %}
@@ -428,8 +403,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% for n in range(owned) %}
     store(first_row + row{{ r }}, row{{ r }}, {{ n }}u * TX + tx, sum{{ r }}_{{ n }} / all{{ r // 4 }}.{{ xyzw[r % 4] }});
     {% endfor %}
-    if (tx == 0u && row{{ r }} < p.time) {
-        lse[batch_head * p.time + row{{ r }}] = log_sum{{ r // 4 }}.{{ xyzw[r % 4] }};
+    if (tx == 0u && row{{ r }} < params.time) {
+        lse[batch_head * params.time + row{{ r }}] = log_sum{{ r // 4 }}.{{ xyzw[r % 4] }};
     }
     {% endfor %}
 
@@ -438,12 +413,12 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     // slabs before.
     {{ zeros("dk") }}
     {{ zeros("dv") }}
-    if (row_base < p.slab_begin) {
+    if (row_base < params.slab_begin) {
         {{ load_part("dk", 1) }}
         {{ load_part("dv", 2) }}
     }
-    let slab_end = min(p.slab_begin + p.slab_rows, p.time);
-    for (var col_base = max(row_base / COLS * COLS, p.slab_begin); col_base < slab_end; col_base += COLS) {
+    let slab_end = min(params.slab_begin + params.slab_rows, params.time);
+    for (var col_base = max(row_base / COLS * COLS, params.slab_begin); col_base < slab_end; col_base += COLS) {
         {{ declare("row_v", rows, chunk) }}
         {{ declare("col_dy", cols, chunk) }}
         {{ declare("values_dy", 4 * staged, groups) }}
@@ -457,7 +432,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
             let columns = LANES + (tx * 4u + col_base);
             let log_sum = vec4<f32>(lse_of(columns.x), lse_of(columns.y), lse_of(columns.z), lse_of(columns.w));
             {% for r in range(rows_per_thread) %}
-            s{{ r }} = exp(s{{ r }} * p.scale - log_sum);
+            s{{ r }} = exp(s{{ r }} * params.scale - log_sum);
             {% endfor %}
             if (col_base + 1u < row_base + ROWS) {
                 {% for r in range(rows_per_thread) %}
@@ -483,15 +458,15 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
                 {% if dropout %}
                 let keep = kept(query_keys, vec4<u32>(row{{ r }}));
                 tile[at] = probability * keep;
-                ds{{ r }} = probability * (keep * ds{{ r }} - delta_d) * p.scale;
+                ds{{ r }} = probability * (keep * ds{{ r }} - delta_d) * params.scale;
                 {% else %}
-                ds{{ r }} = probability * (ds{{ r }} - delta_d) * p.scale;
+                ds{{ r }} = probability * (ds{{ r }} - delta_d) * params.scale;
                 {% endif %}
             }
             {% endfor %}
         }
         {% for r in range(rows_per_thread) %}
-        {{ "if (row" ~ r ~ " < p.time) " if edge }}{ slab[in_slab(row{{ r }}, col_base / 4u + tx)] = ds{{ r }}; }
+        {{ "if (row" ~ r ~ " < params.time) " if edge }}{ slab[in_slab(row{{ r }}, col_base / 4u + tx)] = ds{{ r }}; }
         {% endfor %}
         {{ fetch_values("dy") }}
         {{ accumulate("dv", "dy") }}
@@ -508,7 +483,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     // the rows 4 ty .. 4 ty + 3 and those 4 TY further on.
     const FOURS = ROWS / 4u;
     {{ zeros("dq") }}
-    for (var col_base = 0u; col_base < min(row_base + ROWS, p.time); col_base += COLS) {
+    for (var col_base = 0u; col_base < min(row_base + ROWS, params.time); col_base += COLS) {
         {{ declare("part", cols, rows // 4) }}
         {{ declare("values_k", 4 * staged, groups) }}
         {{ fetch("part", cols, rows // 4, "load_slab(col_base + line, row_base / 4u + d)") }}

@@ -7,7 +7,7 @@
 // weights of them, and these return as the left side of the next product by way of `weights`.
 enable f16;
 enable wgpu_cooperative_matrix;
-{% include "common" %}
+{{ interface }}
 
 {% set groups = head_size // 4 %}
 {% set depth = head_size // side %}
@@ -24,8 +24,6 @@ enable wgpu_cooperative_matrix;
 {% set turns = (cols + threads - 1) // threads %}
 {% set mat = "coop_mat" ~ side ~ "x" ~ side %}
 
-{% include "attention_params" %}
-
 // The head in groups of four elements.
 const GROUPS = {{ groups }}u;
 const ROWS = {{ rows }}u;
@@ -36,19 +34,6 @@ const LANES = {{ lanes }}u;
 const HEAD_LINE = {{ head_line }}u;
 const LINE = {{ line }}u;
 const XYZW = vec4<u32>(0u, 1u, 2u, 3u);
-
-@group(0) @binding(0) var<storage, read> qkv: array<vec4<f16>>;
-{% if pass == "forward" %}
-@group(0) @binding(1) var<storage, read_write> result: array<vec4<f16>>;
-@group(0) @binding(2) var<storage, read_write> lse: array<f32>;
-{% else %}
-@group(0) @binding(1) var<storage, read> lse: array<f32>;
-@group(0) @binding(2) var<storage, read> dy: array<vec4<f16>>;
-@group(0) @binding(3) var<storage, read> delta: array<f32>;
-@group(0) @binding(4) var<storage, read_write> result: array<vec4<f16>>;
-// dS^T of the slab: (B n_head, T, slab_rows).
-@group(0) @binding(5) var<storage, read_write> slab: array<vec4<f16>>;
-{% endif %}
 
 {% set tiles = {"forward": ["k", "v"], "keys": ["q", "dy"], "queries": ["k"]}[pass] %}
 {% for name in tiles %}
@@ -74,8 +59,8 @@ var<workgroup> tile_delta: array<vec4<f32>, COLS / 4u>;
 {% endif %}
 
 // Where a group of four elements of a row of q, k and v lies in qkv, and of dy in dy.
-fn at_qkv(row: u32, third: u32, head: u32, group: u32) -> u32 { return ((row * 3u + third) * p.n_head + head) * GROUPS + group; }
-fn at_dy(row: u32, head: u32, group: u32) -> u32 { return (row * p.n_head + head) * GROUPS + group; }
+fn at_qkv(row: u32, third: u32, head: u32, group: u32) -> u32 { return ((row * 3u + third) * params.n_head + head) * GROUPS + group; }
+fn at_dy(row: u32, head: u32, group: u32) -> u32 { return (row * params.n_head + head) * GROUPS + group; }
 
 {# Four elements of a row of q, k, v or dy. #}
 {% macro load(what, row, group) %}
@@ -108,7 +93,7 @@ qkv[at_qkv(first_row + {{ row }}, {{ {"q": 0, "k": 1, "v": 2}[what] }}u, head, {
 {% macro fetch_tile(from) %}
         {
         let next = {{ from }};
-        {% set in_time = "next + l < p.time" if edge else "" %}
+        {% set in_time = "next + l < params.time" if edge else "" %}
         {% for name in tiles %}
         {{ fetch(name, cols, groups, load(name, "next + l", "d"), in_time) }}
         {% endfor %}
@@ -119,15 +104,15 @@ qkv[at_qkv(first_row + {{ row }}, {{ {"q": 0, "k": 1, "v": 2}[what] }}u, head, {
             let x = thread + {{ i * threads }}u;
             lse{{ i }} = 0.0;
             delta{{ i }} = 0.0;
-            if (x < COLS{{ " && next + x < p.time" if edge }}) {
-                lse{{ i }} = lse[batch_head * p.time + next + x];
-                delta{{ i }} = delta[batch_head * p.time + next + x];
+            if (x < COLS{{ " && next + x < params.time" if edge }}) {
+                lse{{ i }} = lse[batch_head * params.time + next + x];
+                delta{{ i }} = delta[batch_head * params.time + next + x];
             }
         }
         {% endfor %}
         {% elif pass == "queries" %}
         // Of a key only queries from its own on were written.
-        {{ fetch("part", cols, rows // 4, "slab[(batch_head * p.time + next + l) * (p.slab_rows / 4u) + (row_base - p.slab_begin) / 4u + d]", "row_base + d * 4u + 3u >= next + l" ~ (" && " ~ in_time if edge else "")) }}
+        {{ fetch("part", cols, rows // 4, "slab[(batch_head * params.time + next + l) * (params.slab_rows / 4u) + (row_base - params.slab_begin) / 4u + d]", "row_base + d * 4u + 3u >= next + l" ~ (" && " ~ in_time if edge else "")) }}
         {% endif %}
         }
 {% endmacro %}
@@ -144,7 +129,7 @@ qkv[at_qkv(first_row + {{ row }}, {{ {"q": 0, "k": 1, "v": 2}[what] }}u, head, {
     for (var x = lane; x < {{ pieces * side * width }}u; x += {{ subgroup }}u) {
         let row = unit_row + x / {{ width }}u;
         var value: vec4<f16>;
-        {{ "if (row < p.time) " if edge }}{ value = {{ load(name, "row", first ~ "u + x % " ~ width ~ "u") }}; }
+        {{ "if (row < params.time) " if edge }}{ value = {{ load(name, "row", first ~ "u + x % " ~ width ~ "u") }}; }
         weights[weights_at + x / {{ width }}u * LINE + x % {{ width }}u] = value;
     }
     workgroupBarrier();
@@ -227,7 +212,7 @@ qkv[at_qkv(first_row + {{ row }}, {{ {"q": 0, "k": 1, "v": 2}[what] }}u, head, {
         let l = x / {{ count * side // 4 }}u;
         let d = x % {{ count * side // 4 }}u;
         let row = unit_row + {{ i * side }}u + l;
-        {{ "if (row < p.time) " if edge }}{
+        {{ "if (row < params.time) " if edge }}{
             result[{{ at }}{{ first * side // 4 }}u + d)] = vec4<f16>(scores[scores_at + l * LINE + d]{{ " * of_rows[" ~ i * threads ~ "u + unit * " ~ subgroup ~ "u + l * LANES]" if factor }});
         }
     }
@@ -246,7 +231,7 @@ qkv[at_qkv(first_row + {{ row }}, {{ {"q": 0, "k": 1, "v": 2}[what] }}u, head, {
         let d = x % {{ count * side // 4 }}u;
         let row = unit_row + {{ i * side }}u + l;
         var value: vec4<f32>;
-        {{ "if (row < p.time) " if edge }}{ value = vec4<f32>(result[at_qkv(first_row + row, {{ third }}u, head, {{ first * side // 4 }}u + d)]); }
+        {{ "if (row < params.time) " if edge }}{ value = vec4<f32>(result[at_qkv(first_row + row, {{ third }}u, head, {{ first * side // 4 }}u + d)]); }
         scores[scores_at + l * LINE + d] = value;
     }
     workgroupBarrier();
@@ -258,29 +243,25 @@ qkv[at_qkv(first_row + {{ row }}, {{ {"q": 0, "k": 1, "v": 2}[what] }}u, head, {
     {% endfor %}
 {% endmacro %}
 
-@compute @workgroup_size(THREADS)
-fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
-        @builtin(local_invocation_index) thread: u32) {
-    // Not by `workgroup_number`: of what a function returns naga does not know that it is the same for all threads.
-    let number = id.y * count.x + id.x;
+{{ entry("THREADS") }}
     {% if pass == "forward" %}
     let first_block = 0u;
-    let blocks = (p.time + ROWS - 1u) / ROWS;
+    let blocks = (params.time + ROWS - 1u) / ROWS;
     {% else %}
-    let first_block = {{ "0u" if pass == "keys" else "p.slab_begin / ROWS" }};
-    let slab_end = min(p.slab_begin + p.slab_rows, p.time);
+    let first_block = {{ "0u" if pass == "keys" else "params.slab_begin / ROWS" }};
+    let slab_end = min(params.slab_begin + params.slab_rows, params.time);
     let blocks = (slab_end + ROWS - 1u) / ROWS - first_block;
     {% endif %}
-    if (number >= blocks * p.batch_heads) { return; }
-    let batch_head = number % p.batch_heads;
+    if (workgroup >= blocks * params.batch_heads) { return; }
+    let batch_head = workgroup % params.batch_heads;
     // This head of all, and the first row of this batch item among all (b T).
-    let head = batch_head % p.n_head;
-    let first_row = batch_head / p.n_head * p.time;
+    let head = batch_head % params.n_head;
+    let first_row = batch_head / params.n_head * params.time;
     // Workgroups with most tiles start first.
     {% if pass == "keys" %}
-    let row_base = number / p.batch_heads * ROWS;
+    let row_base = workgroup / params.batch_heads * ROWS;
     {% else %}
-    let row_base = (first_block + blocks - 1u - number / p.batch_heads) * ROWS;
+    let row_base = (first_block + blocks - 1u - workgroup / params.batch_heads) * ROWS;
     {% endif %}
     let unit = thread / {{ subgroup }}u;
     let lane = thread % {{ subgroup }}u;
@@ -311,7 +292,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     if (thread == 0u) { grow = vec4<u32>(); }
     {{ load_rows("q") }}
     {{ zeros("sum") }}
-    let tiles = (min(row_base + ROWS, p.time) + COLS - 1u) / COLS;
+    let tiles = (min(row_base + ROWS, params.time) + COLS - 1u) / COLS;
     {{ declare("k", cols, groups) }}
     {{ declare("v", cols, groups) }}
     {{ fetch_tile("0u") }}
@@ -332,7 +313,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         workgroupBarrier();
         let row{{ i }} = unit_row + {{ i * side }}u + my_row;
         {% for c in range(own) %}
-        var score{{ i }}_{{ c }} = scores[my_score + {{ c }}u * LANES] * p.scale;
+        var score{{ i }}_{{ c }} = scores[my_score + {{ c }}u * LANES] * params.scale;
         {% endfor %}
         if (diagonal) {
             {% for c in range(own) %}
@@ -375,14 +356,14 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         }
         {% for i in range(pieces) %}
         {% if dropout %}
-        let query_key{{ i }} = vec4<u32>(mix_bits((row{{ i }} + batch_head * p.time) ^ p.key.x));
+        let query_key{{ i }} = vec4<u32>(mix_bits((row{{ i }} + batch_head * params.time) ^ params.key0));
         {% endif %}
         {% for c in range(own) %}
         {
             let weight = exp(score{{ i }}_{{ c }} - reference{{ i }});
             total{{ i }} += weight.x + weight.y + weight.z + weight.w;
             {% if dropout %}
-            let kept = kept4(XYZW + (col_base + (my_four + {{ c }}u * LANES) * 4u), query_key{{ i }}, p.key.y, p.drop_threshold);
+            let kept = kept4(XYZW + (col_base + (my_four + {{ c }}u * LANES) * 4u), query_key{{ i }}, params.key1, params.drop_threshold);
             weights[my_weight + {{ i * side * line }}u + {{ c }}u * LANES] = vec4<f16>(select(vec4<f32>(), weight, kept));
             {% else %}
             weights[my_weight + {{ i * side * line }}u + {{ c }}u * LANES] = vec4<f16>(weight);
@@ -402,12 +383,12 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     for (var l = 0u; l < LANES; l++) { all{{ i }} += of_rows[{{ i * threads }}u + thread - my_four + l]; }
     {
         let row = unit_row + {{ i * side }}u + my_row;
-        if (my_four == 0u && row < p.time) { lse[batch_head * p.time + row] = reference{{ i }} + log(all{{ i }}); }
+        if (my_four == 0u && row < params.time) { lse[batch_head * params.time + row] = reference{{ i }} + log(all{{ i }}); }
     }
     {% endfor %}
     workgroupBarrier();
     {% for i in range(pieces) %}
-    of_rows[{{ i * threads }}u + thread] = {{ "p.keep_scale" if dropout else "1.0" }} / all{{ i }};
+    of_rows[{{ i * threads }}u + thread] = {{ "params.keep_scale" if dropout else "1.0" }} / all{{ i }};
     {% endfor %}
     {{ store_rows("sum", "at_dy(first_row + row, head, ", "of its row") }}
 
@@ -418,7 +399,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {{ load_rows("v") }}
     {{ zeros("dk") }}
     {{ zeros("dv") }}
-    if (row_base < p.slab_begin) {
+    if (row_base < params.slab_begin) {
         {{ load_part("dk", 1) }}
         {{ load_part("dv", 2) }}
     }
@@ -428,7 +409,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     var lse{{ i }}: f32;
     var delta{{ i }}: f32;
     {% endfor %}
-    let first = max(row_base / COLS * COLS, p.slab_begin);
+    let first = max(row_base / COLS * COLS, params.slab_begin);
     {{ fetch_tile("first") }}
     for (var col_base = first; col_base < slab_end; col_base += COLS) {
         workgroupBarrier(); // all are done with the tile before
@@ -455,7 +436,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         {{ to_scores("s" ~ i ~ "_", 0, across) }}
         workgroupBarrier();
         {% for c in range(own) %}
-        var weight{{ i }}_{{ c }} = exp(scores[my_score + {{ c }}u * LANES] * p.scale - tile_lse[my_four + {{ c }}u * LANES]);
+        var weight{{ i }}_{{ c }} = exp(scores[my_score + {{ c }}u * LANES] * params.scale - tile_lse[my_four + {{ c }}u * LANES]);
         {% endfor %}
         if (diagonal) {
             {% for c in range(own) %}
@@ -464,11 +445,11 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         }
         {% for c in range(own) %}
         {% if dropout %}
-        let keep{{ i }}_{{ c }} = select(vec4<f32>(), vec4<f32>(p.keep_scale), kept4(
+        let keep{{ i }}_{{ c }} = select(vec4<f32>(), vec4<f32>(params.keep_scale), kept4(
             vec4<u32>(row{{ i }}),
-            mix_bits4((XYZW + (col_base + (my_four + {{ c }}u * LANES) * 4u + batch_head * p.time)) ^ vec4<u32>(p.key.x)),
-            p.key.y,
-            p.drop_threshold,
+            mix_bits4((XYZW + (col_base + (my_four + {{ c }}u * LANES) * 4u + batch_head * params.time)) ^ vec4<u32>(params.key0)),
+            params.key1,
+            params.drop_threshold,
         ));
         weights[my_weight + {{ i * side * line }}u + {{ c }}u * LANES] = vec4<f16>(weight{{ i }}_{{ c }} * keep{{ i }}_{{ c }});
         {% else %}
@@ -484,7 +465,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         {% for c in range(own) %}
         {
             let dp = scores[my_score + {{ c }}u * LANES];
-            let ds = weight{{ i }}_{{ c }} * ({{ "keep" ~ i ~ "_" ~ c ~ " * " if dropout }}dp - tile_delta[my_four + {{ c }}u * LANES]) * p.scale;
+            let ds = weight{{ i }}_{{ c }} * ({{ "keep" ~ i ~ "_" ~ c ~ " * " if dropout }}dp - tile_delta[my_four + {{ c }}u * LANES]) * params.scale;
             weights[my_weight + {{ i * side * line }}u + {{ c }}u * LANES] = vec4<f16>(ds);
         }
         {% endfor %}
@@ -492,8 +473,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         {% endfor %}
         for (var x = lane; x < {{ pieces * side * fours }}u; x += {{ subgroup }}u) {
             let row = unit_row + x / {{ fours }}u;
-            {{ "if (row < p.time) " if edge }}{
-                slab[(batch_head * p.time + row) * (p.slab_rows / 4u) + (col_base - p.slab_begin) / 4u + x % {{ fours }}u] = weights[weights_at + x / {{ fours }}u * LINE + x % {{ fours }}u];
+            {{ "if (row < params.time) " if edge }}{
+                slab[(batch_head * params.time + row) * (params.slab_rows / 4u) + (col_base - params.slab_begin) / 4u + x % {{ fours }}u] = weights[weights_at + x / {{ fours }}u * LINE + x % {{ fours }}u];
             }
         }
         {{ accumulate("dk", "q") }}
@@ -508,7 +489,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {{ declare("k", cols, groups) }}
     {{ declare("part", cols, rows // 4) }}
     {{ fetch_tile("0u") }}
-    let end = min(row_base + ROWS, p.time);
+    let end = min(row_base + ROWS, params.time);
     for (var col_base = 0u; col_base < end; col_base += COLS) {
         workgroupBarrier(); // all are done with the tile before
         {{ put("k", cols, groups, "tile_k", "HEAD_LINE") }}

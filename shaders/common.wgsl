@@ -1,8 +1,3 @@
-// Workgroups are launched as a grid of x by y because no dimension may exceed 65,535; this is the number along the line.
-fn workgroup_number(id: vec3<u32>, count: vec3<u32>) -> u32 {
-    return id.y * count.x + id.x;
-}
-
 // 32 random bits of a counter under a key: two rounds of "lowbias32" (Wellons 2018). The same as src/ops/random.rs.
 fn mix_bits(value: u32) -> u32 {
     var x = value;

@@ -3,38 +3,20 @@
 // Passes over (rows, vocab): LANES threads share a row, and ROWS rows a workgroup; thread `lane` of a row takes
 // the elements (or groups of four) lane, lane + LANES, .. Passes over rows: one workgroup of 256 threads, each summing
 // every 256th row, then a tree. All sums run in a fixed order. Logits and their gradient are stored as {{ T }}.
-{{ "enable f16;" if T == "f16" }}
-{% include "common" %}
-
-struct Params {
-    rows: u32,
-    vocab: u32,
-    // The bits of a NaN: a WGSL constant may not be one.
-    nan: u32,
-}
-var<immediate> p: Params;
+{{ interface }}
 
 const IGNORED = 0xffffffffu;
 
 {% if pass == "count" or pass == "mean" %}
-{% if pass == "count" %}
-@group(0) @binding(0) var<storage, read> targets: array<u32>;
-@group(0) @binding(1) var<storage, read_write> valid: array<f32>;
-{% else %}
-@group(0) @binding(0) var<storage, read> losses: array<f32>;
-@group(0) @binding(1) var<storage, read> targets: array<u32>;
-@group(0) @binding(2) var<storage, read_write> loss: array<f32>;
-@group(0) @binding(3) var<storage, read_write> valid: array<f32>;
-
+{% if pass == "mean" %}
 var<workgroup> sums: array<f32, 256>;
 {% endif %}
 var<workgroup> counts: array<u32, 256>;
 
-@compute @workgroup_size(256)
-fn main(@builtin(local_invocation_index) thread: u32) {
+{{ entry(256) }}
     var rows = 0u;
     var sum = 0.0;
-    for (var row = thread; row < p.rows; row += 256u) {
+    for (var row = thread; row < params.rows; row += 256u) {
         rows += select(1u, 0u, targets[row] == IGNORED);
         {% if pass == "mean" %}
         sum += losses[row];
@@ -69,25 +51,10 @@ const ROWS = {{ threads }}u / LANES;
 
 {% if pass == "rows" %}
 // losses of each row, and its norm: the maximum and the sum of exp(x - maximum).
-@group(0) @binding(0) var<storage, read> logits: array<{{ stored }}>;
-@group(0) @binding(1) var<storage, read> targets: array<u32>;
-@group(0) @binding(2) var<storage, read_write> losses: array<f32>;
-@group(0) @binding(3) var<storage, read_write> norm: array<vec2<f32>>;
 {% elif pass == "classifier" %}
 // losses of each row, and the logits' gradient, times the scale of the loss, in their place.
-@group(0) @binding(0) var<storage, read> targets: array<u32>;
-@group(0) @binding(1) var<storage, read> valid: array<f32>;
-@group(0) @binding(2) var<storage, read> loss_scale: array<f32>;
-@group(0) @binding(3) var<storage, read_write> losses: array<f32>;
-@group(0) @binding(4) var<storage, read_write> logits: array<{{ stored }}>;
 {% else %}
 // The logits' gradient, given the norm of each row.
-@group(0) @binding(0) var<storage, read> logits: array<{{ stored }}>;
-@group(0) @binding(1) var<storage, read> targets: array<u32>;
-@group(0) @binding(2) var<storage, read> norm: array<vec2<f32>>;
-@group(0) @binding(3) var<storage, read> valid: array<f32>;
-@group(0) @binding(4) var<storage, read> upstream: array<f32>;
-@group(0) @binding(5) var<storage, read_write> dlogits: array<{{ stored }}>;
 {% endif %}
 
 {% if pass != "backward" %}
@@ -113,9 +80,9 @@ fn across(x: {{ element }}) -> f32 {
 
 fn logit(row: u32, i: u32) -> f32 {
     {% if vector %}
-    return f32(logits[row * (p.vocab / 4u) + i / 4u][i % 4u]);
+    return f32(logits[row * (params.vocab / 4u) + i / 4u][i % 4u]);
     {% else %}
-    return f32(logits[row * p.vocab + i]);
+    return f32(logits[row * params.vocab + i]);
     {% endif %}
 }
 {% endif %}
@@ -132,19 +99,17 @@ fn gradient(x: {{ element }}, i: u32, label: u32, top: f32, share: f32, factor: 
 }
 {% endif %}
 
-@compute @workgroup_size({{ threads }})
-fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
-        @builtin(local_invocation_index) thread: u32) {
+{{ entry(threads) }}
     let lane = thread % LANES;
-    let row = workgroup_number(id, count) * ROWS + thread / LANES;
-    let inside = row < p.rows;
+    let row = workgroup * ROWS + thread / LANES;
+    let inside = row < params.rows;
     // Past the last row a thread has no elements, but it must reach the barriers.
-    let steps = select(0u, p.vocab{{ " / 4u" if vector }}, inside);
-    let first = row * (p.vocab{{ " / 4u" if vector }});
+    let steps = select(0u, params.vocab{{ " / 4u" if vector }}, inside);
+    let first = row * (params.vocab{{ " / 4u" if vector }});
     var label = IGNORED;
     if (inside) { label = targets[row]; }
-    let broken = label != IGNORED && label >= p.vocab;
-    let nan = bitcast<f32>(p.nan);
+    let broken = label != IGNORED && label >= params.vocab;
+    let nan = bitcast<f32>(params.nan);
 
     {% if pass != "backward" %}
     var top = -3.4e38;
@@ -168,7 +133,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     }
     // Before the barriers, because the classifier overwrites it after them.
     var own = 0.0;
-    if (inside && label < p.vocab) { own = logit(row, label); }
+    if (inside && label < params.vocab) { own = logit(row, label); }
     tops[thread] = top;
     totals[thread] = total;
     for (var half = LANES / 2u; half > 0u; half /= 2u) {
@@ -199,7 +164,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         top = norm[row].x;
         total = norm[row].y;
     }
-    var factor = upstream[0] / max(valid[0], 1.0);
+    var factor = grad_output[0] / max(valid[0], 1.0);
     {% set result = "dlogits" %}
     {% else %}
     var factor = loss_scale[0] / max(valid[0], 1.0);

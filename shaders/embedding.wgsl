@@ -1,70 +1,45 @@
 // Rows of a table by their number, and the table's gradient (src/ops/embedding.rs).
-{% include "common" %}
+{{ interface }}
 
 {% if mode == "forward" %}
 // One thread per {{ T }} of the result.
-struct Params { len: u32, width: u32, vocabulary: u32, nan: f32 }
-var<immediate> p: Params;
 
-@group(0) @binding(0) var<storage, read> table: array<{{ T }}>;
-@group(0) @binding(1) var<storage, read> ids: array<u32>;
-@group(0) @binding(2) var<storage, read_write> result: array<{{ T }}>;
-
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
-        @builtin(local_invocation_index) thread: u32) {
-    let i = workgroup_number(id, count) * 256u + thread;
-    if (i >= p.len) { return; }
-    let row = ids[i / p.width];
-    var value = {{ T }}(p.nan);
-    if (row < p.vocabulary) {
-        value = table[row * p.width + i % p.width];
+{{ for_each(1) }}
+    let row = ids[i / params.width];
+    var value = {{ T }}(params.nan);
+    if (row < params.vocabulary) {
+        value = table[row * params.width + i % params.width];
     }
     result[i] = value;
 }
 
 {% elif mode == "zero" %}
 // One thread per element.
-struct Params { len: u32 }
-var<immediate> p: Params;
 
-@group(0) @binding(0) var<storage, read_write> result: array<f32>;
-
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
-        @builtin(local_invocation_index) thread: u32) {
-    let i = workgroup_number(id, count) * 256u + thread;
-    if (i < p.len) { result[i] = 0.0; }
+{{ for_each(1) }}
+    result[i] = 0.0;
 }
 
 {% elif mode == "sort" %}
-// Sorts blocks of 1024 positions by (id, position): a position's place is how many of its block come before it. A workgroup
-// places 32 positions of a block. Every four of these share 32 threads, each of which compares them with 32 positions of the
-// block. Ids outside the table count as one and the same, and so do the places of the last block beyond the last position.
-struct Params { positions: u32, vocabulary: u32 }
-var<immediate> p: Params;
-
-@group(0) @binding(0) var<storage, read> ids: array<u32>;
+// Sorts blocks of {{ block }} positions by (id, position): a position's place is how many of its block come before it. A
+// workgroup places {{ block // sorters }} positions of a block. Every four of these share 32 threads, each of which compares them with
+// 32 positions of the block. Ids outside the table count as one and the same, and so do the places of the last block beyond the last position.
 // (id, position).
-@group(0) @binding(1) var<storage, read_write> blocks: array<vec2<u32>>;
 
 var<workgroup> block: array<vec4<u32>, 256>;
 var<workgroup> counts: array<vec4<u32>, 256>;
 
 fn id_of(position: u32) -> u32 {
-    if (position < p.positions) { return min(ids[position], p.vocabulary); }
-    return p.vocabulary;
+    if (position < params.positions) { return min(ids[position], params.vocabulary); }
+    return params.vocabulary;
 }
 
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
-        @builtin(local_invocation_index) thread: u32) {
-    let number = workgroup_number(id, count);
-    let first = number / 32u * 1024u;
+{{ entry(256) }}
+    let first = workgroup / {{ sorters }}u * {{ block }}u;
     let loaded = first + 4u * thread;
     block[thread] = vec4<u32>(id_of(loaded), id_of(loaded + 1u), id_of(loaded + 2u), id_of(loaded + 3u));
     workgroupBarrier();
-    let four = number % 32u * 8u + thread / 32u;
+    let four = workgroup % {{ sorters }}u * 8u + thread / 32u;
     let own = block[four];
     let zero = vec4<u32>(0u);
     let one = vec4<u32>(1u);
@@ -84,7 +59,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         workgroupBarrier();
         if (thread % 32u < half) { counts[thread] += counts[thread + half]; }
     }
-    if (thread % 32u == 0u && first < p.positions) {
+    if (thread % 32u == 0u && first < params.positions) {
         // And so among the four themselves.
         let place = counts[thread] + vec4<u32>(
             0u,
@@ -93,7 +68,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
             u32(own.x == own.w) + u32(own.y == own.w) + u32(own.z == own.w),
         );
         // What lies beyond the last position names it, so that there is something to read.
-        let named = min(first + 4u * four + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(p.positions - 1u));
+        let named = min(first + 4u * four + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(params.positions - 1u));
         {% for i in "xyzw" %}
         blocks[first + place.{{ i }}] = vec2<u32>(own.{{ i }}, named.{{ i }});
         {% endfor %}
@@ -103,11 +78,6 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
 {% elif mode == "place" %}
 // Merges the sorted blocks: a pair's place among all is that in its own block and how many of each other block come
 // before it. Four threads share a pair and search four blocks at a time each.
-struct Params { count: u32 }
-var<immediate> p: Params;
-
-@group(0) @binding(0) var<storage, read> blocks: array<vec2<u32>>;
-@group(0) @binding(1) var<storage, read_write> sorted: array<vec2<u32>>;
 
 var<workgroup> counts: array<u32, 256>;
 
@@ -119,34 +89,32 @@ fn ids_at(place: vec4<u32>) -> vec4<u32> {
 fn smaller(first: vec4<u32>, bound: vec4<u32>) -> vec4<u32> {
     let zero = vec4<u32>(0u);
     var found = zero;
-    for (var half = 512u; half > 0u; half /= 2u) {
+    for (var half = {{ block // 2 }}u; half > 0u; half /= 2u) {
         found += select(zero, vec4<u32>(half), ids_at(first + found + (half - 1u)) < bound);
     }
     return found + select(zero, vec4<u32>(1u), ids_at(first + found) < bound);
 }
 
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
-        @builtin(local_invocation_index) thread: u32) {
+{{ entry(256) }}
     // Workgroups beyond the last pair repeat it.
-    let place = min(workgroup_number(id, count) * 64u + thread / 4u, 1024u * p.count - 1u);
+    let place = min(workgroup * 64u + thread / 4u, {{ block }}u * params.count - 1u);
     let own = blocks[place];
-    let block = vec4<u32>(place / 1024u);
-    let end = vec4<u32>(p.count);
+    let block = vec4<u32>(place / {{ block }}u);
+    let end = vec4<u32>(params.count);
     let zero = vec4<u32>(0u);
     var before = zero;
-    for (var first = 4u * (thread % 4u); first < p.count; first += 16u) {
+    for (var first = 4u * (thread % 4u); first < params.count; first += 16u) {
         let other = first + vec4<u32>(0u, 1u, 2u, 3u);
         // Of equal ids those of the earlier blocks come first.
         let bound = own.x + select(zero, vec4<u32>(1u), other < block);
-        let found = smaller(1024u * min(other, end - 1u), bound);
+        let found = smaller({{ block }}u * min(other, end - 1u), bound);
         before += select(zero, found, (other < end) & (other != block));
     }
     counts[thread] = before.x + before.y + before.z + before.w;
     workgroupBarrier();
     if (thread % 4u == 0u) {
         let others = counts[thread] + counts[thread + 1u] + counts[thread + 2u] + counts[thread + 3u];
-        sorted[place % 1024u + others] = own;
+        sorted[place % {{ block }}u + others] = own;
     }
 }
 
@@ -159,38 +127,25 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
 // Adds to the table the pieces of each run that goes on beyond the chunk where it begins, in the order of the chunks.
 // One thread per chunk and {{ T }} of a row: it works if its chunk has the first piece of a run.
 {% endif %}
-struct Params { width: u32, chunks: u32, chunk: u32, vocabulary: u32 }
-var<immediate> p: Params;
 
-@group(0) @binding(0) var<storage, read> sorted: array<vec2<u32>>;
-@group(0) @binding(1) var<storage, read_write> table: array<{{ T }}>;
-{% if mode == "add" %}
-@group(0) @binding(2) var<storage, read_write> pieces: array<{{ T }}>;
-@group(0) @binding(3) var<storage, read> upstream: array<{{ T }}>;
-{% else %}
-@group(0) @binding(2) var<storage, read> pieces: array<{{ T }}>;
-{% endif %}
-
-@compute @workgroup_size(64)
-fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
-        @builtin(local_invocation_index) thread: u32) {
-    let number = workgroup_number(group, count) * 64u + thread;
-    let chunk = number / p.width;
-    let column = number % p.width;
-    if (chunk >= p.chunks) { return; }
-    let first = chunk * p.chunk;
+{{ entry(64) }}
+    let number = workgroup * 64u + thread;
+    let chunk = number / params.width;
+    let column = number % params.width;
+    if (chunk >= params.chunks) { return; }
+    let first = chunk * params.chunk;
     {% if mode == "add" %}
     var id = sorted[first].x;
     var begun_before = false;
     if (chunk > 0u) { begun_before = sorted[first - 1u].x == id; }
     var total = {{ T }}(0.0);
-    for (var place = first; place < first + p.chunk; place += 8u) {
+    for (var place = first; place < first + params.chunk; place += 8u) {
         // Eight rows on their way at a time.
         {% for j in range(8) %}
         let at{{ j }} = sorted[place + {{ j }}u];
         {% endfor %}
         {% for j in range(8) %}
-        let dy{{ j }} = upstream[at{{ j }}.y * p.width + column];
+        let dy{{ j }} = grad_output[at{{ j }}.y * params.width + column];
         {% endfor %}
         {% for j in range(8) %}
         if (at{{ j }}.x != id) {
@@ -206,35 +161,35 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) count:
     {% else %}
     if (chunk == 0u) { return; }
     let id = sorted[first].x;
-    if (id >= p.vocabulary || sorted[first - 1u].x != id) { return; }
+    if (id >= params.vocabulary || sorted[first - 1u].x != id) { return; }
     // The chunk before has a piece of the same run.
     if (chunk > 1u) {
-        if (sorted[first - p.chunk - 1u].x == id) { return; }
+        if (sorted[first - params.chunk - 1u].x == id) { return; }
     }
     var total = {{ T }}(0.0);
     var more = true;
     for (var next = chunk; more; next += 8u) {
         // Eight pieces on their way at a time, those beyond the run for nothing.
         {% for j in range(8) %}
-        let chunk{{ j }} = min(next + {{ j }}u, p.chunks - 1u);
-        let same{{ j }} = sorted[chunk{{ j }} * p.chunk].x == id && next + {{ j }}u < p.chunks;
-        let piece{{ j }} = pieces[chunk{{ j }} * p.width + column];
+        let chunk{{ j }} = min(next + {{ j }}u, params.chunks - 1u);
+        let same{{ j }} = sorted[chunk{{ j }} * params.chunk].x == id && next + {{ j }}u < params.chunks;
+        let piece{{ j }} = pieces[chunk{{ j }} * params.width + column];
         {% endfor %}
         {% for j in range(8) %}
         total += select({{ T }}(0.0), piece{{ j }}, same{{ j }});
         {% endfor %}
         more = same7;
     }
-    table[id * p.width + column] += total;
+    table[id * params.width + column] += total;
     {% endif %}
 }
 
 {% if mode == "add" %}
 fn finish(chunk: u32, column: u32, id: u32, begun_before: bool, total: {{ T }}) {
     if (begun_before) {
-        pieces[chunk * p.width + column] = total;
-    } else if (id < p.vocabulary) {
-        table[id * p.width + column] += total;
+        pieces[chunk * params.width + column] = total;
+    } else if (id < params.vocabulary) {
+        table[id * params.width + column] += total;
     }
 }
 {% endif %}

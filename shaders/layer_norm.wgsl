@@ -1,10 +1,9 @@
 // Layer normalization of rows of C elements and its gradients (src/ops/layer_norm.rs), in units of {{ T }}. The result of the
 // forward pass and its gradient are stored as {{ T_y }}, the residual and its gradient as {{ T_residual }}.
-{{ "enable f16;" if "f16" in [T_y, T_residual] }}
 {% set Y = T | replace("f32", T_y) %}
 {% set R = T | replace("f32", T_residual) %}
 {% set at_once = 256 // lanes %}
-{% include "common" %}
+{{ interface }}
 
 // {{ lanes }} threads share a row, each taking every {{ lanes }}-th {{ T }}; a workgroup works on {{ at_once }} rows at once.
 {% if mode == "backward" %}
@@ -15,52 +14,12 @@
 // Rows are too long for a thread to hold what it has of one: a second pass over the chunk adds up dweight{{ " and dbias" if parameters == 2 }}.
 {% endif %}
 {% endif %}
-struct Params {
-    rows: u32, width: u32, per_element: f32,
-    {% if mode == "forward" %}
-    eps: f32,
-    {% else %}
-    chunk: u32, chunks: u32,
-    {% endif %}
-    {% if dropout %}
-    key0: u32, key1: u32, threshold: u32, scale: f32,
-    {% endif %}
-}
-var<immediate> p: Params;
-
 {% if mode == "forward" %}
 {% set S = "f32" %}
-@group(0) @binding(0) var<storage, read> x: array<{{ T }}>;
-@group(0) @binding(1) var<storage, read> weight: array<{{ T }}>;
-@group(0) @binding(2) var<storage, read_write> result: array<{{ Y }}>;
-// (2, rows): means, rstds.
-@group(0) @binding(3) var<storage, read_write> statistics: array<f32>;
-{% if residual %}
-@group(0) @binding(4) var<storage, read> residual: array<{{ R }}>;
-@group(0) @binding(5) var<storage, read_write> sum: array<{{ T }}>;
-{% endif %}
-{% if has_bias %}
-@group(0) @binding({{ 6 if residual else 4 }}) var<storage, read> bias: array<{{ T }}>;
-{% endif %}
 {% else %}
 {% set S = "vec2<f32>" %}
-@group(0) @binding(0) var<storage, read> upstream: array<{{ Y }}>;
-@group(0) @binding(1) var<storage, read> x: array<{{ T }}>;
-@group(0) @binding(2) var<storage, read> weight: array<{{ T }}>;
-@group(0) @binding(3) var<storage, read> statistics: array<f32>;
-@group(0) @binding(4) var<storage, read_write> result: array<{{ T }}>;
-{% if plus %}
-@group(0) @binding(5) var<storage, read> plus: array<{{ T }}>;
-{% endif %}
-{% if residual %}
-@group(0) @binding({{ 6 if plus else 5 }}) var<storage, read_write> residual_result: array<{{ R }}>;
-{% endif %}
-{% if parameters %}
-// (chunks, parameters, width).
-@group(0) @binding({{ 5 + (1 if plus else 0) + (1 if residual else 0) }}) var<storage, read_write> sums: array<{{ T }}>;
-{% if held and at_once > 1 %}
+{% if parameters and held and at_once > 1 %}
 var<workgroup> column_totals: array<{{ T }}, {{ 256 * parameters }}>;
-{% endif %}
 {% endif %}
 {% endif %}
 
@@ -79,13 +38,13 @@ fn row_sum(value: {{ S }}, thread: u32, lane: u32) -> {{ S }} {
 }
 
 {% if dropout %}
-// What dropout makes of the residual's {{ T }} of number i, or of its gradient: shaders/dropout.wgsl.
+// What dropout makes of the residual's {{ T }} of workgroup i, or of its gradient: shaders/dropout.wgsl.
 fn drop(x: {{ T }}, i: u32) -> {{ T }} {
-    let key = vec2<u32>(p.key0, p.key1);
+    let key = vec2<u32>(params.key0, params.key1);
     {% if T == "f32" %}
-    return select(0.0, x * p.scale, random_bits(key, i) >= p.threshold);
+    return select(0.0, x * params.scale, random_bits(key, i) >= params.threshold);
     {% else %}
-    return select(vec4<f32>(0.0), x * p.scale, random_bits4(key, 4u * i) >= vec4<u32>(p.threshold));
+    return select(vec4<f32>(0.0), x * params.scale, random_bits4(key, 4u * i) >= vec4<u32>(params.threshold));
     {% endif %}
 }
 {% endif %}
@@ -110,16 +69,13 @@ fn write(dx: {{ T }}, i: u32) {
 }
 {% endif %}
 
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
-        @builtin(local_invocation_index) thread: u32) {
-    let number = workgroup_number(id, count);
+{{ entry(256) }}
     let lane = thread % {{ lanes }}u;
     {% if mode == "forward" %}
-    let row = number * {{ at_once }}u + thread / {{ lanes }}u;
+    let row = workgroup * {{ at_once }}u + thread / {{ lanes }}u;
     // Threads beyond the last row take part in the barriers with no elements.
-    let first = row * p.width;
-    let width = select(0u, p.width, row < p.rows);
+    let first = row * params.width;
+    let width = select(0u, params.width, row < params.rows);
     {% if held %}
     {% for j in range(held) %}
     let column{{ j }} = lane + {{ j * lanes }}u;
@@ -144,13 +100,13 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% endif %}
     total += x{{ j }};
     {% endfor %}
-    let mean = row_sum(across(total), thread, lane) * p.per_element;
+    let mean = row_sum(across(total), thread, lane) * params.per_element;
     // The squares of the differences, not the difference of the squares, which would cancel when the mean is large.
     var squares = {{ T }}(0.0);
     {% for j in range(held) %}
     if (column{{ j }} < width) { squares += (x{{ j }} - mean) * (x{{ j }} - mean); }
     {% endfor %}
-    let rstd = 1.0 / sqrt(row_sum(across(squares), thread, lane) * p.per_element + p.eps);
+    let rstd = 1.0 / sqrt(row_sum(across(squares), thread, lane) * params.per_element + params.eps);
     {% for j in range(held) %}
     if (column{{ j }} < width) {
         result[first + column{{ j }}] = {{ Y }}((x{{ j }} - mean) * rstd * weight[column{{ j }}]{{ " + bias[column" ~ j ~ "]" if has_bias }});
@@ -168,28 +124,28 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         {% endif %}
         total += {{ normalized }}[first + i];
     }
-    let mean = row_sum(across(total), thread, lane) * p.per_element;
+    let mean = row_sum(across(total), thread, lane) * params.per_element;
     // The squares of the differences, not the difference of the squares, which would cancel when the mean is large.
     var squares = {{ T }}(0.0);
     for (var i = lane; i < width; i += {{ lanes }}u) {
         let difference = {{ normalized }}[first + i] - mean;
         squares += difference * difference;
     }
-    let rstd = 1.0 / sqrt(row_sum(across(squares), thread, lane) * p.per_element + p.eps);
+    let rstd = 1.0 / sqrt(row_sum(across(squares), thread, lane) * params.per_element + params.eps);
     for (var i = lane; i < width; i += {{ lanes }}u) {
         let normal = ({{ normalized }}[first + i] - mean) * rstd;
         result[first + i] = {{ Y }}(normal * weight[i]{% if has_bias %} + bias[i]{% endif %});
     }
     {% endif %}
-    if (lane == 0u && row < p.rows) {
+    if (lane == 0u && row < params.rows) {
         statistics[row] = mean;
-        statistics[p.rows + row] = rstd;
+        statistics[params.rows + row] = rstd;
     }
     {% else %}
     {% for j in range(held) %}
     let column{{ j }} = lane + {{ j * lanes }}u;
     var weight{{ j }} = {{ T }}(0.0);
-    if (column{{ j }} < p.width) { weight{{ j }} = weight[column{{ j }}]; }
+    if (column{{ j }} < params.width) { weight{{ j }} = weight[column{{ j }}]; }
     {% if parameters %}
     var dweight{{ j }} = {{ T }}(0.0);
     {% endif %}
@@ -197,42 +153,42 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     var dbias{{ j }} = {{ T }}(0.0);
     {% endif %}
     {% endfor %}
-    let start = number * p.chunk;
-    let end = min(start + p.chunk, p.rows);
+    let start = workgroup * params.chunk;
+    let end = min(start + params.chunk, params.rows);
     for (var at = start; at < end; at += {{ at_once }}u) {
         let row = at + thread / {{ lanes }}u;
         // Threads beyond the last row take part in the barriers with no elements.
-        let first = row * p.width;
-        let width = select(0u, p.width, row < p.rows);
+        let first = row * params.width;
+        let width = select(0u, params.width, row < params.rows);
         var mean = 0.0;
         var rstd = 0.0;
-        if (row < p.rows) {
+        if (row < params.rows) {
             mean = statistics[row];
-            rstd = statistics[p.rows + row];
+            rstd = statistics[params.rows + row];
         }
-        var direct = {{ T }}(0.0);
-        var along = {{ T }}(0.0);
+        var sum_g = {{ T }}(0.0);
+        var sum_gx = {{ T }}(0.0);
         {% if held %}
         // All that is read of the row is on its way before any of it is used.
         {% for j in range(held) %}
         var dy{{ j }} = {{ T }}(0.0);
         var x{{ j }} = {{ T }}(0.0);
         if (column{{ j }} < width) {
-            dy{{ j }} = {{ T }}(upstream[first + column{{ j }}]);
+            dy{{ j }} = {{ T }}(grad_output[first + column{{ j }}]);
             x{{ j }} = x[first + column{{ j }}];
         }
         {% endfor %}
-        {% if plus %}
+        {% if extra_grad %}
         {% for j in range(held) %}
-        var plus{{ j }} = {{ T }}(0.0);
-        if (column{{ j }} < width) { plus{{ j }} = plus[first + column{{ j }}]; }
+        var extra_grad{{ j }} = {{ T }}(0.0);
+        if (column{{ j }} < width) { extra_grad{{ j }} = extra_grad[first + column{{ j }}]; }
         {% endfor %}
         {% endif %}
         {% for j in range(held) %}
         let g{{ j }} = dy{{ j }} * weight{{ j }};
         let normal{{ j }} = (x{{ j }} - mean) * rstd;
-        direct += g{{ j }};
-        along += g{{ j }} * normal{{ j }};
+        sum_g += g{{ j }};
+        sum_gx += g{{ j }} * normal{{ j }};
         {% if parameters %}
         dweight{{ j }} += dy{{ j }} * normal{{ j }};
         {% endif %}
@@ -240,23 +196,23 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         dbias{{ j }} += dy{{ j }};
         {% endif %}
         {% endfor %}
-        let averages = row_sum(vec2<f32>(across(direct), across(along)), thread, lane) * p.per_element;
+        let averages = row_sum(vec2<f32>(across(sum_g), across(sum_gx)), thread, lane) * params.per_element;
         {% for j in range(held) %}
         if (column{{ j }} < width) {
-            write({{ "plus" ~ j ~ " + " if plus }}rstd * (g{{ j }} - averages.x - normal{{ j }} * averages.y), first + column{{ j }});
+            write({{ "extra_grad" ~ j ~ " + " if extra_grad }}rstd * (g{{ j }} - averages.x - normal{{ j }} * averages.y), first + column{{ j }});
         }
         {% endfor %}
         {% else %}
         for (var i = lane; i < width; i += {{ lanes }}u) {
-            let g = {{ T }}(upstream[first + i]) * weight[i];
-            direct += g;
-            along += g * ((x[first + i] - mean) * rstd);
+            let g = {{ T }}(grad_output[first + i]) * weight[i];
+            sum_g += g;
+            sum_gx += g * ((x[first + i] - mean) * rstd);
         }
-        let averages = row_sum(vec2<f32>(across(direct), across(along)), thread, lane) * p.per_element;
+        let averages = row_sum(vec2<f32>(across(sum_g), across(sum_gx)), thread, lane) * params.per_element;
         for (var i = lane; i < width; i += {{ lanes }}u) {
-            let g = {{ T }}(upstream[first + i]) * weight[i];
+            let g = {{ T }}(grad_output[first + i]) * weight[i];
             let normal = (x[first + i] - mean) * rstd;
-            write({{ "plus[first + i] + " if plus }}rstd * (g - averages.x - normal * averages.y), first + i);
+            write({{ "extra_grad[first + i] + " if extra_grad }}rstd * (g - averages.x - normal * averages.y), first + i);
         }
         {% endif %}
     }
@@ -281,29 +237,29 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         }
     }
     {% endif %}
-    if (thread < {{ lanes }}u && column{{ j }} < p.width && number < p.chunks) {
-        sums[number * {{ parameters }}u * p.width + column{{ j }}] = {{ "column_totals[thread]" if at_once > 1 else "dweight" ~ j }};
+    if (thread < {{ lanes }}u && column{{ j }} < params.width && workgroup < params.chunks) {
+        sums[workgroup * {{ parameters }}u * params.width + column{{ j }}] = {{ "column_totals[thread]" if at_once > 1 else "dweight" ~ j }};
         {% if parameters == 2 %}
-        sums[(number * 2u + 1u) * p.width + column{{ j }}] = {{ "column_totals[thread + 256u]" if at_once > 1 else "dbias" ~ j }};
+        sums[(workgroup * 2u + 1u) * params.width + column{{ j }}] = {{ "column_totals[thread + 256u]" if at_once > 1 else "dbias" ~ j }};
         {% endif %}
     }
     {% endfor %}
     {% elif parameters %}
-    for (var i = select(p.width, thread, number < p.chunks); i < p.width; i += 256u) {
+    for (var i = select(params.width, thread, workgroup < params.chunks); i < params.width; i += 256u) {
         var dweight = {{ T }}(0.0);
         {% if parameters == 2 %}
         var dbias = {{ T }}(0.0);
         {% endif %}
         for (var row = start; row < end; row++) {
-            let dy = {{ T }}(upstream[row * p.width + i]);
-            dweight += dy * ((x[row * p.width + i] - statistics[row]) * statistics[p.rows + row]);
+            let dy = {{ T }}(grad_output[row * params.width + i]);
+            dweight += dy * ((x[row * params.width + i] - statistics[row]) * statistics[params.rows + row]);
             {% if parameters == 2 %}
             dbias += dy;
             {% endif %}
         }
-        sums[number * {{ parameters }}u * p.width + i] = dweight;
+        sums[workgroup * {{ parameters }}u * params.width + i] = dweight;
         {% if parameters == 2 %}
-        sums[(number * 2u + 1u) * p.width + i] = dbias;
+        sums[(workgroup * 2u + 1u) * params.width + i] = dbias;
         {% endif %}
     }
     {% endif %}

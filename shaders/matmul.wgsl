@@ -7,10 +7,8 @@
 // BM/(TM/4) and BN/(TN/4) apart, so that neighbouring threads read neighbouring vectors. Checks against the edges of A and
 // B are rendered only where tiles overhang (edge_m, edge_n, edge_k); the k loop over a tile is unrolled. Operands are stored
 // as {{ T_in }}, the result as {{ T_out }}; all arithmetic is f32.
-{{ "enable f16;" if "f16" in [T_in, T_out] }}
-{% include "common" %}
+{{ interface }}
 {% include "matmul_ends" %}
-{{ product_params() }}
 
 {% set threads_n = BN // TN %}
 {% set threads = (BM // TM) * threads_n %}
@@ -24,10 +22,6 @@
 {% set loads_a = BM * BK // 4 // threads %}
 {% set loads_b = BN * BK // 4 // threads %}
 
-@group(0) @binding(0) var<storage, read> a: array<{{ "vec4<" ~ T_in ~ ">" if vec_a else T_in }}>;
-@group(0) @binding(1) var<storage, read> b: array<{{ "vec4<" ~ T_in ~ ">" if vec_b else T_in }}>;
-{{ more_bindings(2, "vec4<" ~ T_out ~ ">" if vec_c else T_out) }}
-
 var<workgroup> tile_a: array<vec4<f32>, {{ BK * stride_a }}>; // [k][m/4]
 var<workgroup> tile_b: array<vec4<f32>, {{ BK * stride_b }}>; // [k][n/4]
 
@@ -36,19 +30,19 @@ fn load_a(base: u32, m: u32, k: u32, k_end: u32) -> vec4<f32> {
     var v = vec4<f32>(0.0);
     {% if trans_a %}
     {{ "if (k < k_end) " if edge_k }}{
-        let i = base + k * p.m + m;
+        let i = base + k * params.m + m;
         {% if vec_a %}
-        {{ "if (m < p.m) " if edge_m }}{ v = vec4<f32>(a[i / 4u]); }
+        {{ "if (m < params.m) " if edge_m }}{ v = vec4<f32>(a[i / 4u]); }
         {% else %}
-        if (m < p.m) { v.x = f32(a[i]); }
-        if (m + 1u < p.m) { v.y = f32(a[i + 1u]); }
-        if (m + 2u < p.m) { v.z = f32(a[i + 2u]); }
-        if (m + 3u < p.m) { v.w = f32(a[i + 3u]); }
+        if (m < params.m) { v.x = f32(a[i]); }
+        if (m + 1u < params.m) { v.y = f32(a[i + 1u]); }
+        if (m + 2u < params.m) { v.z = f32(a[i + 2u]); }
+        if (m + 3u < params.m) { v.w = f32(a[i + 3u]); }
         {% endif %}
     }
     {% else %}
-    {{ "if (m < p.m) " if edge_m }}{
-        let i = base + m * p.k + k;
+    {{ "if (m < params.m) " if edge_m }}{
+        let i = base + m * params.k + k;
         {% if vec_a %}
         {{ "if (k < k_end) " if edge_k }}{ v = vec4<f32>(a[i / 4u]); }
         {% else %}
@@ -66,8 +60,8 @@ fn load_a(base: u32, m: u32, k: u32, k_end: u32) -> vec4<f32> {
 fn load_b(base: u32, n: u32, k: u32, k_end: u32) -> vec4<f32> {
     var v = vec4<f32>(0.0);
     {% if trans_b %}
-    {{ "if (n < p.n) " if edge_n }}{
-        let i = base + n * p.k + k;
+    {{ "if (n < params.n) " if edge_n }}{
+        let i = base + n * params.k + k;
         {% if vec_b %}
         {{ "if (k < k_end) " if edge_k }}{ v = vec4<f32>(b[i / 4u]); }
         {% else %}
@@ -79,37 +73,34 @@ fn load_b(base: u32, n: u32, k: u32, k_end: u32) -> vec4<f32> {
     }
     {% else %}
     {{ "if (k < k_end) " if edge_k }}{
-        let i = base + k * p.n + n;
+        let i = base + k * params.n + n;
         {% if vec_b %}
-        {{ "if (n < p.n) " if edge_n }}{ v = vec4<f32>(b[i / 4u]); }
+        {{ "if (n < params.n) " if edge_n }}{ v = vec4<f32>(b[i / 4u]); }
         {% else %}
-        if (n < p.n) { v.x = f32(b[i]); }
-        if (n + 1u < p.n) { v.y = f32(b[i + 1u]); }
-        if (n + 2u < p.n) { v.z = f32(b[i + 2u]); }
-        if (n + 3u < p.n) { v.w = f32(b[i + 3u]); }
+        if (n < params.n) { v.x = f32(b[i]); }
+        if (n + 1u < params.n) { v.y = f32(b[i + 1u]); }
+        if (n + 2u < params.n) { v.z = f32(b[i + 2u]); }
+        if (n + 3u < params.n) { v.w = f32(b[i + 3u]); }
         {% endif %}
     }
     {% endif %}
     return v;
 }
 
-@compute @workgroup_size({{ threads }})
-fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
-        @builtin(local_invocation_index) thread: u32) {
-    let number = workgroup_number(id, count);
-    let split = number % p.splits;
-    let tile = number / p.splits;
-    let tile_n = tile % p.tiles_n;
-    let tile_m = (tile / p.tiles_n) % p.tiles_m;
-    let batch = tile / (p.tiles_n * p.tiles_m);
+{{ entry(threads) }}
+    let split = workgroup % params.splits;
+    let tile = workgroup / params.splits;
+    let tile_n = tile % params.tiles_n;
+    let tile_m = (tile / params.tiles_n) % params.tiles_m;
+    let batch = tile / (params.tiles_n * params.tiles_m);
     // Workgroups beyond the last only fill up the grid; all threads of one leave together.
-    if (batch >= p.batches) { return; }
-    let base_a = batch * p.stride_a;
-    let base_b = batch * p.stride_b;
+    if (batch >= params.batches) { return; }
+    let base_a = batch * params.stride_a;
+    let base_b = batch * params.stride_b;
     let tile_row = tile_m * {{ BM }}u;
     let tile_col = tile_n * {{ BN }}u;
-    let k_begin = split * p.k_piece;
-    let k_end = min(p.k, k_begin + p.k_piece);
+    let k_begin = split * params.k_piece;
+    let k_end = min(params.k, k_begin + params.k_piece);
     // 32 neighbours make a patch of 4 x 8 blocks: they read 4 vectors of A and 8 of B, fewer than a strip would.
     let block = thread / 32u;
     let thread_m = block / {{ threads_n // 8 }}u * 4u + thread % 32u / 8u;
@@ -121,7 +112,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% endfor %}
     {% endfor %}
 
-    {# Where thread number x of the loading order finds its vector: (position along m or n, position along k). #}
+    {# Where thread workgroup x of the loading order finds its vector: (position along m or n, position along k). #}
     {% if trans_a %}
     {% set a_m = "(x % " ~ (BM // 4) ~ "u) * 4u" %}{% set a_k = "x / " ~ (BM // 4) ~ "u" %}
     {% else %}
@@ -222,13 +213,13 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     workgroupBarrier();
     {{ finish_sums("tile_a", 8) }}
     {% endif %}
-    let base_c = batch * p.stride_c + split * p.m * p.n;
+    let base_c = batch * params.stride_c + split * params.m * params.n;
     {% if vec_c %}
     {% for j in range(col_groups) %}
     let n{{ j }} = tile_col + {{ j * group_cols }}u + thread_n * 4u;
     {% if bias %}
     var bias{{ j }} = vec4<f32>(0.0);
-    {{ "if (n" ~ j ~ " < p.n) " if edge_n }}{
+    {{ "if (n" ~ j ~ " < params.n) " if edge_n }}{
         bias{{ j }} = vec4<f32>(bias[n{{ j }}], bias[n{{ j }} + 1u], bias[n{{ j }} + 2u], bias[n{{ j }} + 3u]);
     }
     {% endif %}
@@ -239,7 +230,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         {% for r in range(4) %}
         let m{{ r }} = tile_row + {{ g * group_rows + r }}u + thread_m * 4u;
         {% for j in range(col_groups) %}
-        let i{{ r }}_{{ j }} = (base_c + m{{ r }} * p.n + n{{ j }}) / 4u;
+        let i{{ r }}_{{ j }} = (base_c + m{{ r }} * params.n + n{{ j }}) / 4u;
         {% if accumulate or epilogue == "multiply" %}
         var old{{ r }}_{{ j }}: vec4<f32>;
         {{ inside(r, j) }}{ old{{ r }}_{{ j }} = vec4<f32>({{ "c" if accumulate else "factors" }}[i{{ r }}_{{ j }}]); }
@@ -268,9 +259,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         {% for j in range(col_groups) %}
         {
             let n = tile_col + {{ j * group_cols }}u + thread_n * 4u;
-            let i = base_c + m * p.n + n;
+            let i = base_c + m * params.n + n;
             {% for e in range(4) %}
-            if (m < p.m && n + {{ e }}u < p.n) {
+            if (m < params.m && n + {{ e }}u < params.n) {
                 {{ finish("c" ~ i ~ "_" ~ j ~ "[" ~ e ~ "]", "i + " ~ e ~ "u", "n + " ~ e ~ "u") }}
             }
             {% endfor %}

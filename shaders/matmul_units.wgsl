@@ -2,9 +2,8 @@
 // {{ side }} x {{ side }} matrices that its threads hold together; all subgroups stage A and B in workgroup memory as they are stored.
 enable f16;
 enable wgpu_cooperative_matrix;
-{% include "common" %}
+{{ interface }}
 {% include "matmul_ends" %}
-{{ product_params() }}
 
 {% set subgroups_n = BN // TN %}
 {% set subgroups = (BM // TM) * subgroups_n %}
@@ -23,10 +22,6 @@ enable wgpu_cooperative_matrix;
 {% set block_len = subgroups * side * block_stride %}
 {% set sums_len = threads if sums else 0 %}
 
-@group(0) @binding(0) var<storage, read> a: array<vec4<{{ T_in }}>>;
-@group(0) @binding(1) var<storage, read> b: array<vec4<{{ T_in }}>>;
-{{ more_bindings(2, "vec4<" ~ T_out ~ ">") }}
-
 {% for name, outer, wide, length, origin, edge in operands %}
 var<workgroup> tile_{{ name }}: array<vec4<f16>, {{ (BK if wide else length) * (stride(wide, length) | int) }}>;
 {% if halves %}
@@ -41,29 +36,25 @@ var<workgroup> exceeded: vec4<u32>;
 // Of each subgroup one of its matrices, on the way out; before that, the sums.
 var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else sums_len }}>;
 
-@compute @workgroup_size({{ threads }})
-fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
-        @builtin(local_invocation_index) thread: u32) {
-    // Not by `workgroup_number`: of what a function returns naga does not know that it is the same for all threads.
-    let number = id.y * count.x + id.x;
-    let split = number % p.splits;
-    let batch = number / p.splits / (p.tiles_m * p.tiles_n);
+{{ entry(threads) }}
+    let split = workgroup % params.splits;
+    let batch = workgroup / params.splits / (params.tiles_m * params.tiles_n);
     // Workgroups beyond the last only fill up the grid; all threads of one leave together.
-    if (batch >= p.batches) { return; }
+    if (batch >= params.batches) { return; }
     // Eight rows of tiles at a time, column by column: what runs together reads the same parts of A and B.
-    let tile = number / p.splits % (p.tiles_m * p.tiles_n);
-    let band = tile / (8u * p.tiles_n);
-    let height = min(8u, p.tiles_m - band * 8u);
-    let tile_row = (band * 8u + tile % (8u * p.tiles_n) % height) * {{ BM }}u;
-    let tile_col = tile % (8u * p.tiles_n) / height * {{ BN }}u;
-    let base_a = batch * p.stride_a;
-    let base_b = batch * p.stride_b;
-    let k_begin = split * p.k_piece;
-    let k_end = min(p.k, k_begin + p.k_piece);
+    let tile = workgroup / params.splits % (params.tiles_m * params.tiles_n);
+    let band = tile / (8u * params.tiles_n);
+    let height = min(8u, params.tiles_m - band * 8u);
+    let tile_row = (band * 8u + tile % (8u * params.tiles_n) % height) * {{ BM }}u;
+    let tile_col = tile % (8u * params.tiles_n) / height * {{ BN }}u;
+    let base_a = batch * params.stride_a;
+    let base_b = batch * params.stride_b;
+    let k_begin = split * params.k_piece;
+    let k_end = min(params.k, k_begin + params.k_piece);
     let unit = thread / {{ subgroup }}u;
     let block_row = unit / {{ subgroups_n }}u * {{ TM }}u;
     let block_col = unit % {{ subgroups_n }}u * {{ TN }}u;
-    let base_c = batch * p.stride_c + split * p.m * p.n;
+    let base_c = batch * params.stride_c + split * params.m * params.n;
 
     {% for i in range(fragments_m) %}
     {% for j in range(fragments_n) %}
@@ -77,12 +68,12 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     let {{ name }}_row = thread / {{ w }}u;
     let {{ name }}_col = thread % {{ w }}u;
     {% if wide %}
-    let {{ name }}_from = (base_{{ name }} + (k_begin + {{ name }}_row) * p.{{ outer }} + {{ origin }}) / 4u + {{ name }}_col;
-    let {{ name }}_line = p.{{ outer }} / 4u;
+    let {{ name }}_from = (base_{{ name }} + (k_begin + {{ name }}_row) * params.{{ outer }} + {{ origin }}) / 4u + {{ name }}_col;
+    let {{ name }}_line = params.{{ outer }} / 4u;
     let {{ name }}_step = {{ BK }}u * {{ name }}_line;
     {% else %}
-    let {{ name }}_from = (base_{{ name }} + ({{ origin }} + {{ name }}_row) * p.k + k_begin) / 4u + {{ name }}_col;
-    let {{ name }}_line = p.k / 4u;
+    let {{ name }}_from = (base_{{ name }} + ({{ origin }} + {{ name }}_row) * params.k + k_begin) / 4u + {{ name }}_col;
+    let {{ name }}_line = params.k / 4u;
     let {{ name }}_step = {{ BK // 4 }}u;
     {% endif %}
     let {{ name }}_to = {{ name }}_row * {{ stride(wide, length) }}u + {{ name }}_col;
@@ -110,8 +101,8 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         {% set rows = rows_at_once(wide, length) | int %}
         let {{ name }}_at = {{ name }}_from + {{ step }} * {{ name }}_step;
         {% for l in range(loads(wide, length) | int) %}
-        {% set inside_row = ("k0 + " ~ name ~ "_row + " ~ l * rows ~ "u < k_end") if wide else (origin ~ " + " ~ name ~ "_row + " ~ l * rows ~ "u < p." ~ outer) %}
-        {% set inside_col = (origin ~ " + " ~ name ~ "_col * 4u < p." ~ outer) if wide else ("k0 + " ~ name ~ "_col * 4u < k_end") %}
+        {% set inside_row = ("k0 + " ~ name ~ "_row + " ~ l * rows ~ "u < k_end") if wide else (origin ~ " + " ~ name ~ "_row + " ~ l * rows ~ "u < params." ~ outer) %}
+        {% set inside_col = (origin ~ " + " ~ name ~ "_col * 4u < params." ~ outer) if wide else ("k0 + " ~ name ~ "_col * 4u < k_end") %}
         {% if edge or edge_k %}
         {{ name }}{{ l }} = vec4<{{ T_in }}>();
         if ({{ inside_row }} && {{ inside_col }}) { {{ name }}{{ l }} = {{ name }}[{{ name }}_at + {{ l * rows }}u * {{ name }}_line]; }
@@ -201,7 +192,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     var bias{{ j }}: vec4<f32>;
     {
         let n = tile_col + block_col + {{ j * side }}u + lane % {{ side // 4 }}u * 4u;
-        {{ "if (n < p.n) " if edge_n }}{ bias{{ j }} = vec4<f32>(bias[n], bias[n + 1u], bias[n + 2u], bias[n + 3u]); }
+        {{ "if (n < params.n) " if edge_n }}{ bias{{ j }} = vec4<f32>(bias[n], bias[n + 1u], bias[n + 2u], bias[n + 3u]); }
     }
     {% endfor %}
     {% endif %}
@@ -212,7 +203,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
         let m{{ l }} = tile_row + block_row + {{ i * side }}u + {{ x }} / {{ side // 4 }}u;
         {% for j in range(fragments_n) %}
         let n{{ l }}_{{ j }} = tile_col + block_col + {{ j * side }}u + {{ x }} % {{ side // 4 }}u * 4u;
-        let at{{ l }}_{{ j }} = (base_c + m{{ l }} * p.n + n{{ l }}_{{ j }}) / 4u;
+        let at{{ l }}_{{ j }} = (base_c + m{{ l }} * params.n + n{{ l }}_{{ j }}) / 4u;
         {% endfor %}
         {% endfor %}
     {% endmacro %}

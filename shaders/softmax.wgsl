@@ -1,18 +1,6 @@
 // Softmax over rows of n, and its derivative (src/ops/softmax.rs). {{ lanes }} threads share a row, each taking every
 // {{ lanes }}-th element; a workgroup holds 256 / {{ lanes }} rows.
-{% include "common" %}
-
-struct Params { rows: u32, n: u32 }
-var<immediate> p: Params;
-
-{% if derivative %}
-@group(0) @binding(0) var<storage, read> y: array<f32>;
-@group(0) @binding(1) var<storage, read> upstream: array<f32>;
-@group(0) @binding(2) var<storage, read_write> result: array<f32>;
-{% else %}
-@group(0) @binding(0) var<storage, read> x: array<f32>;
-@group(0) @binding(1) var<storage, read_write> result: array<f32>;
-{% endif %}
+{{ interface }}
 
 var<workgroup> shared_values: array<f32, 256>;
 
@@ -41,22 +29,20 @@ fn row_max(value: f32, thread: u32, lane: u32) -> f32 {
 }
 {% endif %}
 
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
-        @builtin(local_invocation_index) thread: u32) {
+{{ entry(256) }}
     let lane = thread % {{ lanes }}u;
-    let row = workgroup_number(id, count) * (256u / {{ lanes }}u) + thread / {{ lanes }}u;
+    let row = workgroup * (256u / {{ lanes }}u) + thread / {{ lanes }}u;
     // Threads beyond the last row take part in the barriers with no elements.
-    let first = row * p.n;
-    let n = select(0u, p.n, row < p.rows);
+    let first = row * params.n;
+    let n = select(0u, params.n, row < params.rows);
     {% if derivative %}
     var product = 0.0;
     for (var i = lane; i < n; i += {{ lanes }}u) {
-        product += upstream[first + i] * y[first + i];
+        product += grad_output[first + i] * y[first + i];
     }
     product = row_sum(product, thread, lane);
     for (var i = lane; i < n; i += {{ lanes }}u) {
-        result[first + i] = y[first + i] * (upstream[first + i] - product);
+        result[first + i] = y[first + i] * (grad_output[first + i] - product);
     }
     {% else %}
     // An element of the row, so that a row of nothing but -infinity gives NaN as in PyTorch.

@@ -1,17 +1,5 @@
 // Elementwise functions and their derivatives (formulas: src/ops/unary.rs). One thread per four elements.
-{% include "common" %}
-
-struct Params { len: u32, factor: f32 }
-var<immediate> p: Params;
-
-{% if derivative %}
-@group(0) @binding(0) var<storage, read> saved: array<vec4<f32>>;
-@group(0) @binding(1) var<storage, read> upstream: array<vec4<f32>>;
-@group(0) @binding(2) var<storage, read_write> result: array<vec4<f32>>;
-{% else %}
-@group(0) @binding(0) var<storage, read> x: array<vec4<f32>>;
-@group(0) @binding(1) var<storage, read_write> result: array<vec4<f32>>;
-{% endif %}
+{{ interface }}
 
 fn sigmoid4(x: vec4<f32>) -> vec4<f32> {
     return 1.0 / (1.0 + exp(-x));
@@ -39,15 +27,11 @@ fn sin4(x: vec4<f32>) -> vec4<f32> { return sin_quarter(x, vec4<i32>(0)); }
 fn cos4(x: vec4<f32>) -> vec4<f32> { return sin_quarter(x, vec4<i32>(1)); }
 {% endif %}
 
-@compute @workgroup_size(256)
-fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: vec3<u32>,
-        @builtin(local_invocation_index) thread: u32) {
-    let i = workgroup_number(id, count) * 256u + thread;
-    if (i * 4u >= p.len) { return; }
+{{ for_each(4) }}
     {% if not derivative %}
     let v = x[i];
     {% if op == "scale" %}
-    result[i] = p.factor * v;
+    result[i] = params.factor * v;
     {% elif op == "neg" %}
     result[i] = -v;
     {% elif op == "exp" %}
@@ -75,9 +59,9 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) count: ve
     {% endif %}
     {% else %}
     let v = saved[i];
-    let dy = upstream[i];
+    let dy = grad_output[i];
     {% if op == "scale" %}
-    result[i] = p.factor * dy;
+    result[i] = params.factor * dy;
     {% elif op == "neg" %}
     result[i] = -dy;
     {% elif op == "exp" %}

@@ -5,7 +5,7 @@
 use naga::back::{hlsl, msl, spv};
 use naga::valid::{Capabilities, ModuleInfo, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
 use naga::{AddressSpace, Module, ResourceBinding, ShaderStage, StorageAccess};
-use rustyflow::gpu::{INCLUDES, Launch, Limits, Operand, Plan, Value, source_of};
+use rustyflow::gpu::{Buffer, INCLUDES, Launch, Limits, Operand, PARAMS_BYTES, Plan, Value, source_of};
 use rustyflow::nn::{Dropout, Gpt, GptConfig};
 use rustyflow::ops::cases;
 use rustyflow::ops::random::Key;
@@ -27,6 +27,7 @@ fn devices() -> [(&'static str, Limits); 6] {
                 buffer_bytes: 4 * gib,
                 workgroup_bytes: 48 << 10,
                 workgroup_threads: 1024,
+                immediates: true,
                 f16: true,
                 subgroup_size: 32,
                 matrix_units: 16,
@@ -41,6 +42,7 @@ fn devices() -> [(&'static str, Limits); 6] {
                 buffer_bytes: 8 * gib,
                 workgroup_bytes: 32 << 10,
                 workgroup_threads: 1024,
+                immediates: true,
                 f16: true,
                 subgroup_size: 32,
                 matrix_units: 8,
@@ -55,6 +57,7 @@ fn devices() -> [(&'static str, Limits); 6] {
                 buffer_bytes: 4 * gib,
                 workgroup_bytes: 64 << 10,
                 workgroup_threads: 1024,
+                immediates: true,
                 f16: true,
                 subgroup_size: 64,
                 matrix_units: 16,
@@ -70,6 +73,7 @@ fn devices() -> [(&'static str, Limits); 6] {
                 buffer_bytes: 2 * gib,
                 workgroup_bytes: 32 << 10,
                 workgroup_threads: 1024,
+                immediates: true,
                 f16: true,
                 subgroup_size: 0,
                 matrix_units: 0,
@@ -84,6 +88,7 @@ fn devices() -> [(&'static str, Limits); 6] {
                 buffer_bytes: 2 * gib,
                 workgroup_bytes: 32 << 10,
                 workgroup_threads: 1024,
+                immediates: true,
                 f16: true,
                 subgroup_size: 8,
                 matrix_units: 0,
@@ -260,13 +265,13 @@ fn check_plan(kernel: &str, plan: &Plan, limits: &Limits) {
     for &size in &plan.scratch {
         assert!(size as u64 <= limits.binding_bytes, "{kernel}: scratch of {size} bytes");
     }
-    for Launch { bindings, params, .. } in &plan.launches {
+    for Launch { buffers, params, .. } in &plan.launches {
         // The floors that WebGPU and its immediates (128 bytes on Vulkan) guarantee.
-        assert!(bindings.len() <= 8, "{kernel}: {} bindings", bindings.len());
-        assert!(params.len() <= 32, "{kernel}: {} words of parameters", params.len());
-        for binding in bindings {
-            if let Operand::Scratch(i) | Operand::ReadScratch(i) = binding {
-                assert!(*i < plan.scratch.len(), "{kernel}: scratch buffer {i} of {}", plan.scratch.len());
+        assert!(buffers.len() <= 8, "{kernel}: {} buffers", buffers.len());
+        assert!(4 * params.len() <= PARAMS_BYTES, "{kernel}: {} words of parameters", params.len());
+        for buffer in buffers {
+            if let Operand::Scratch(i) | Operand::ReadScratch(i) = buffer.operand {
+                assert!(i < plan.scratch.len(), "{kernel}: scratch buffer {i} of {}", plan.scratch.len());
             }
         }
     }
@@ -281,7 +286,8 @@ struct Checked {
 /// Parses and validates as wgpu does on a device with these limits, and holds the shader to them and to its launch.
 fn check_shader(launch: &Launch, source: &str, limits: &Limits) -> Result<Checked, String> {
     let module = naga::front::wgsl::parse_str(source).map_err(|e| e.emit_to_string(source))?;
-    let mut capabilities = Capabilities::IMMEDIATES;
+    let mut capabilities = Capabilities::empty();
+    capabilities.set(Capabilities::IMMEDIATES, limits.immediates);
     capabilities.set(Capabilities::SHADER_FLOAT16, limits.f16);
     capabilities.set(Capabilities::SUBGROUP, limits.subgroup_size > 0);
     capabilities.set(Capabilities::COOPERATIVE_MATRIX, limits.matrix_units > 0);
@@ -300,14 +306,17 @@ fn check_shader(launch: &Launch, source: &str, limits: &Limits) -> Result<Checke
 
     let mut layouter = naga::proc::Layouter::default();
     layouter.update(module.to_ctx()).map_err(|e| e.to_string())?;
-    let (mut workgroup_bytes, mut immediate_bytes) = (0, 0);
+    let (mut workgroup_bytes, mut param_bytes) = (0, 0);
     let mut bound = BTreeMap::new();
     for (_, global) in module.global_variables.iter() {
         let layout = layouter[global.ty];
         match (global.space, &global.binding) {
             // Each variable starts on a multiple of 16 bytes, the strictest of all backends.
             (AddressSpace::WorkGroup, _) => workgroup_bytes += layout.size.next_multiple_of(16),
-            (AddressSpace::Immediate, _) => immediate_bytes += layout.size,
+            (AddressSpace::Immediate, _) if limits.immediates => param_bytes += layout.size,
+            (AddressSpace::Uniform, Some(ResourceBinding { group: 1, binding: 0 })) if !limits.immediates => {
+                param_bytes += layout.size;
+            }
             (AddressSpace::Storage { access }, Some(ResourceBinding { group: 0, binding })) => {
                 bound.insert(*binding, access);
             }
@@ -318,12 +327,12 @@ fn check_shader(launch: &Launch, source: &str, limits: &Limits) -> Result<Checke
     if workgroup_bytes > limits.workgroup_bytes {
         return Err(format!("{workgroup_bytes} bytes of workgroup memory where there are {}", limits.workgroup_bytes));
     }
-    if immediate_bytes as usize != 4 * launch.params.len() {
-        return Err(format!("{immediate_bytes} bytes of immediates for {} words of parameters", launch.params.len()));
+    if param_bytes as usize != 4 * launch.params.len() {
+        return Err(format!("{param_bytes} bytes for {} words of parameters", launch.params.len()));
     }
     let wanted: BTreeMap<u32, StorageAccess> = (0..)
-        .zip(&launch.bindings)
-        .map(|(i, operand)| match operand {
+        .zip(&launch.buffers)
+        .map(|(i, buffer)| match buffer.operand {
             Operand::Input(_) | Operand::ReadScratch(_) => (i, StorageAccess::LOAD),
             Operand::Output(_) | Operand::Scratch(_) => (i, StorageAccess::LOAD | StorageAccess::STORE),
         })
@@ -342,16 +351,18 @@ fn to_spirv(shader: &Checked) -> Result<(), String> {
 }
 
 /// The Metal shading language, with buffers numbered as wgpu does.
-fn to_msl(shader: &Checked, bindings: &[Operand]) -> Result<(), String> {
-    let resources = (0..)
-        .zip(bindings)
-        .map(|(binding, operand)| {
-            let mutable = matches!(operand, Operand::Output(_) | Operand::Scratch(_));
+fn to_msl(shader: &Checked, buffers: &[Buffer]) -> Result<(), String> {
+    let mut resources: BTreeMap<_, _> = (0..)
+        .zip(buffers)
+        .map(|(binding, buffer)| {
+            let mutable = !buffer.operand.is_read_only();
             let target = msl::BindTarget { buffer: Some(binding as u8), mutable, ..msl::BindTarget::default() };
             (ResourceBinding { group: 0, binding }, target)
         })
         .collect();
-    let count = bindings.len() as u8;
+    let count = buffers.len() as u8;
+    let params = msl::BindTarget { buffer: Some(count + 2), ..msl::BindTarget::default() };
+    resources.insert(ResourceBinding { group: 1, binding: 0 }, params);
     let resources =
         msl::EntryPointResources { resources, immediates_buffer: Some(count), sizes_buffer: Some(count + 1) };
     let options = msl::Options {
@@ -367,13 +378,14 @@ fn to_msl(shader: &Checked, bindings: &[Operand]) -> Result<(), String> {
 }
 
 /// HLSL for DirectX 12, with registers numbered as wgpu does.
-fn to_hlsl(shader: &Checked, bindings: &[Operand]) -> Result<(), String> {
+fn to_hlsl(shader: &Checked, buffers: &[Buffer]) -> Result<(), String> {
     let register = |space, register| hlsl::BindTarget { space, register, ..hlsl::BindTarget::default() };
     let options = hlsl::Options {
         // The oldest with 16-bit types; subgroups need 6.0.
         shader_model: hlsl::ShaderModel::V6_2,
-        binding_map: (0..bindings.len() as u32)
+        binding_map: (0..buffers.len() as u32)
             .map(|binding| (ResourceBinding { group: 0, binding }, register(0, binding)))
+            .chain([(ResourceBinding { group: 1, binding: 0 }, register(3, 0))])
             .collect(),
         immediates_target: Some(register(1, 0)),
         // wgpu passes the number of workgroups in a constant buffer.
@@ -396,7 +408,7 @@ fn every_variant_translates_and_fits_every_kind_of_device() {
     for Planned { device, limits, variants } in planned() {
         println!("{device}: {} variants", variants.len());
         for (kernel, launch) in variants {
-            let source = source_of(launch);
+            let source = source_of(launch, limits);
             let result = check_shader(launch, &source, limits).and_then(|shader| {
                 // DirectX has no cooperative matrices, so such a device never gets these.
                 let for_directx = !source.contains("enable wgpu_cooperative_matrix;");
@@ -405,9 +417,9 @@ fn every_variant_translates_and_fits_every_kind_of_device() {
                     return Ok(());
                 }
                 to_spirv(&shader).map_err(|e| format!("SPIR-V: {e}"))?;
-                to_msl(&shader, &launch.bindings).map_err(|e| format!("Metal: {e}"))?;
+                to_msl(&shader, &launch.buffers).map_err(|e| format!("Metal: {e}"))?;
                 match for_directx {
-                    true => to_hlsl(&shader, &launch.bindings).map_err(|e| format!("DirectX: {e}")),
+                    true => to_hlsl(&shader, &launch.buffers).map_err(|e| format!("DirectX: {e}")),
                     false => Ok(()),
                 }
             });
@@ -459,12 +471,12 @@ fn combinations<const N: usize>(shader: &str, keys: [&str; N]) -> BTreeSet<[Valu
 fn every_shader_and_every_line_of_it_is_reached() {
     let mut rendered: BTreeMap<&str, (String, BTreeSet<String>)> = BTreeMap::new();
     let mut values: BTreeMap<(&str, &str), BTreeSet<String>> = BTreeMap::new();
-    for Planned { variants, .. } in planned() {
+    for Planned { variants, limits, .. } in planned() {
         for (_, launch) in variants {
             let name = launch.shader.name;
             let (_, lines) =
                 rendered.entry(name).or_insert_with(|| (launch.shader.source.to_string(), BTreeSet::new()));
-            lines.extend(source_of(launch).lines().map(|line| line.trim().to_string()));
+            lines.extend(source_of(launch, limits).lines().map(|line| line.trim().to_string()));
             for (key, value) in &launch.values {
                 values.entry((name, key)).or_default().insert(format!("{value:?}"));
             }

@@ -50,9 +50,7 @@ pub fn run(args: Args) -> Result<()> {
             size_text(u64::from(a.workgroup_memory_bytes)),
         ))?;
         output::line(format_args!("         {}", a.features.join(", ")))?;
-        if let Some(why) = &a.unusable {
-            output::line(format_args!("         cannot be used: {why}"))?;
-        } else if a.is_software() {
+        if a.is_software() {
             output::line("         software: computes on the processor; only with --allow-software-gpu")?;
         } else if let Some(rates) = rates(a) {
             let highest = f64::from(rates.highest()) / 1e3;
@@ -71,7 +69,7 @@ pub fn run(args: Args) -> Result<()> {
 fn measure(adapters: &[AdapterInfo]) -> Result<()> {
     let cache = cache::folder().context("there is no folder to keep rates in: name one in RUSTYFLOW_CACHE_DIR")?;
     let mut done = HashSet::new();
-    let hardware: Vec<_> = adapters.iter().filter(|a| a.unusable.is_none() && !a.is_software()).collect();
+    let hardware: Vec<_> = adapters.iter().filter(|a| !a.is_software()).collect();
     if hardware.is_empty() {
         output::note("nothing to measure: there is no hardware adapter");
     }

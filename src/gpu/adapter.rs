@@ -54,8 +54,6 @@ fn describe(index: usize, adapter: &wgpu::Adapter) -> AdapterInfo {
         max_workgroup_threads: limits.max_compute_invocations_per_workgroup,
         subgroup_size: [info.subgroup_min_size, info.subgroup_max_size],
         features: known.iter().filter(|(f, _)| features.contains(*f)).map(|(_, name)| *name).collect(),
-        unusable: (!features.contains(Features::IMMEDIATES))
-            .then(|| "its driver has no immediates (push constants)".to_string()),
     }
 }
 
@@ -108,9 +106,12 @@ pub(super) fn open(choice: &AdapterChoice) -> Result<Opened> {
         | Features::PIPELINE_CACHE
         | Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
     let (wanted, required_limits) = if choice.default_limits {
-        let immediates = wgpu::Limits { max_immediate_size: 128, ..wgpu::Limits::defaults() };
-        let core = wanted - Features::SHADER_F16 - Features::SUBGROUP - Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
-        (core, immediates)
+        // Not even immediates: WebGPU has none.
+        let beyond = Features::SHADER_F16
+            | Features::SUBGROUP
+            | Features::IMMEDIATES
+            | Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
+        (wanted - beyond, wgpu::Limits::defaults())
     } else {
         (wanted, adapter.limits())
     };
@@ -174,23 +175,15 @@ fn choose(infos: &[AdapterInfo], choice: &AdapterChoice) -> Result<usize> {
             reason: format!("there is no gpu:{index}; {}", listed()),
             hint: "`rustyflow devices` lists the adapters; --device cpu trains without one".into(),
         })?,
-        None => infos.iter().find(|i| i.unusable.is_none() && (choice.allow_software || !i.is_software())).ok_or_else(
-            || Error::NoAdapter {
-                reason: listed(),
-                hint: if infos.iter().any(AdapterInfo::is_software) {
-                    format!("a hardware adapter needs its vendor's Vulkan driver; {allow}")
-                } else {
-                    "install the vendor's Vulkan driver, or train with --device cpu".into()
-                },
+        None => infos.iter().find(|i| choice.allow_software || !i.is_software()).ok_or_else(|| Error::NoAdapter {
+            reason: listed(),
+            hint: if infos.iter().any(AdapterInfo::is_software) {
+                format!("a hardware adapter needs its vendor's Vulkan driver; {allow}")
+            } else {
+                "install the vendor's Vulkan driver, or train with --device cpu".into()
             },
-        )?,
+        })?,
     };
-    if let Some(why) = &info.unusable {
-        return Err(Error::NoAdapter {
-            reason: format!("gpu:{} ({}) cannot be used: {why}", info.index, info.name),
-            hint: "update its driver, or train with --device cpu".into(),
-        });
-    }
     if info.is_software() && !choice.allow_software {
         return Err(Error::NoAdapter {
             reason: format!("gpu:{} ({}) is a software adapter", info.index, info.name),
@@ -232,7 +225,6 @@ mod tests {
             max_workgroup_threads: 1,
             subgroup_size: [32, 32],
             features: vec![],
-            unusable: None,
         }
     }
 

@@ -81,6 +81,7 @@ impl Gpu {
             buffer_bytes: granted.max_buffer_size,
             workgroup_bytes: granted.max_compute_workgroup_storage_size,
             workgroup_threads: granted.max_compute_invocations_per_workgroup,
+            immediates: device.features().contains(wgpu::Features::IMMEDIATES),
             f16: device.features().contains(wgpu::Features::SHADER_F16),
             subgroup_size,
             matrix_units,
@@ -103,7 +104,7 @@ impl Gpu {
         });
         let kept = choice.cache.as_deref().zip(pipeline_cache_key);
         let cache = kept.and_then(|(folder, key)| PipelineCache::open(&device, folder, key));
-        let pipelines = Pipelines::new(device.clone(), cache);
+        let pipelines = Pipelines::new(device.clone(), limits.clone(), cache);
         let profiler = Arc::new(Profiler::new());
         let recorder = Mutex::new(Recorder::new(device.clone(), queue, pipelines, profiler.clone()));
         let (pool, spares, submissions) = (Arc::default(), Spares::default(), Mutex::default());
@@ -257,7 +258,7 @@ impl Gpu {
             Operand::Scratch(i) | Operand::ReadScratch(i) => (&scratch[i]).into(),
         };
         let launches = plan.launches.into_iter().filter(|launch| launch.workgroups > 0).map(|launch| {
-            let parts = launch.bindings.iter().map(part).collect();
+            let parts = launch.buffers.iter().map(|buffer| part(&buffer.operand)).collect();
             (launch, parts)
         });
         let mut recorder = self.recorder();
@@ -427,7 +428,7 @@ impl fmt::Debug for Gpu {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::Launch;
+    use crate::gpu::{Launch, buffer, param};
 
     #[test]
     fn an_idle_gpu_gets_work_early_and_a_busy_one_more_at_once() {
@@ -436,8 +437,8 @@ mod tests {
         let fill = Plan::one(Launch {
             shader: crate::shader!("fill"),
             values: vec![],
-            bindings: vec![Operand::Output(0)],
-            params: vec![1, 0],
+            buffers: vec![buffer("x", "f32", Operand::Output(0))],
+            params: vec![param("len", 1usize), param("value", 0.0)],
             workgroups: 1,
         });
         // The first time there is a shader to compile.

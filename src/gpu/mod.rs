@@ -13,6 +13,8 @@ mod adapter;
 #[cfg(feature = "gpu")]
 mod context;
 #[cfg(feature = "gpu")]
+mod params;
+#[cfg(feature = "gpu")]
 mod pipeline_cache;
 #[cfg(feature = "gpu")]
 mod pipelines;
@@ -34,7 +36,10 @@ mod absent;
 pub use testing::gpu_for_tests;
 
 pub(crate) use cache::store;
-pub use plan::{INCLUDES, Launch, Limits, Operand, Plan, Shader, Value, grid};
+pub use plan::{
+    Buffer, INCLUDES, Interface, Launch, Limits, Operand, PARAMS_BYTES, Param, ParamValue, Plan, Shader, Value, buffer,
+    grid, param,
+};
 
 #[cfg(feature = "gpu")]
 pub use {
@@ -86,8 +91,6 @@ pub struct AdapterInfo {
     pub subgroup_size: [u32; 2],
     /// Those that rustyflow has a use for, of "f16", "subgroups", "timestamps", "cooperative-matrix", "pipeline-cache".
     pub features: Vec<&'static str>,
-    /// Why rustyflow cannot use it, if so.
-    pub unusable: Option<String>,
 }
 
 impl AdapterInfo {

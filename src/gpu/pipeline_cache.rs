@@ -95,7 +95,7 @@ fn read(path: &Path, key: &str) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::{AdapterChoice, Gpu, Launch, Operand, Plan, gpu_for_tests};
+    use crate::gpu::{AdapterChoice, Gpu, Launch, Operand, Plan, buffer, gpu_for_tests, param};
     use crate::profile::{Cost, MemoryKind};
     use crate::shader;
 
@@ -155,8 +155,8 @@ mod tests {
         let launch = Launch {
             shader: shader!("fill"),
             values: vec![],
-            bindings: vec![Operand::Output(0)],
-            params: vec![3, 2.5f32.to_bits()],
+            buffers: vec![buffer("x", "f32", Operand::Output(0))],
+            params: vec![param("len", 3usize), param("value", 2.5)],
             workgroups: 1,
         };
         gpu.run("fill", Cost::default(), Plan::one(launch), &[], &[&slice]).unwrap();

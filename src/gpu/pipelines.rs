@@ -1,7 +1,7 @@
 //! Compiles each shader variant once and caches pipelines, layouts and bind groups.
 
 use super::pipeline_cache::PipelineCache;
-use super::plan::{Launch, Operand, Value};
+use super::plan::{Interface, Launch, Limits, PARAMS_BYTES, Value};
 use super::recorder::Part;
 use super::shader;
 use rayon::prelude::*;
@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 pub(super) struct Pipeline {
     pub raw: wgpu::ComputePipeline,
     layout: Arc<BindingLayout>,
+    interface: Interface,
 }
 
 /// Which bindings are read-only; pipelines with the same pattern share the layout.
@@ -30,6 +31,9 @@ type Group = (usize, Vec<(u64, u64, u64)>);
 /// Everything that was compiled or bound before.
 pub(super) struct Pipelines {
     device: wgpu::Device,
+    limits: Limits,
+    /// Of the uniform that holds a launch's parameters, where they are no immediates.
+    pub params_layout: Option<wgpu::BindGroupLayout>,
     /// What outlasts the process; `None` where nothing is to be kept or nothing can be.
     cache: Option<PipelineCache>,
     /// By the shader's name.
@@ -42,13 +46,17 @@ pub(super) struct Pipelines {
 const MAX_GROUPS: usize = 1 << 16;
 
 impl Pipelines {
-    pub fn new(device: wgpu::Device, cache: Option<PipelineCache>) -> Pipelines {
-        Pipelines { device, cache, variants: HashMap::default(), layouts: HashMap::new(), groups: HashMap::default() }
+    pub fn new(device: wgpu::Device, limits: Limits, cache: Option<PipelineCache>) -> Pipelines {
+        let params_layout = (!limits.immediates).then(|| params_layout(&device));
+        let (variants, layouts, groups) = (HashMap::default(), HashMap::new(), HashMap::default());
+        Pipelines { device, limits, params_layout, cache, variants, layouts, groups }
     }
 
     /// The variant that `launch` runs, if it is compiled.
     pub fn compiled(&self, launch: &Launch) -> Option<Arc<Pipeline>> {
-        self.variants.get(launch.shader.name)?.get(launch.values.as_slice()).cloned()
+        let pipeline = self.variants.get(launch.shader.name)?.get(launch.values.as_slice())?;
+        debug_assert_eq!(pipeline.interface, launch.interface(), "{} {:?}", launch.shader.name, launch.values);
+        Some(pipeline.clone())
     }
 
     /// Compiles the variants that these run, on all cores, and says how long it took.
@@ -58,12 +66,11 @@ impl Pipelines {
         let missing: Vec<&Launch> = missing.into_values().collect();
         let layouts: Vec<_> = missing.iter().map(|launch| self.layout(read_only(launch))).collect();
         let raw_layouts: Vec<_> = layouts.iter().map(|layout| &layout.raw).collect();
-        let (device, cache) = (&self.device, self.cache.as_ref().map(|cache| &cache.raw));
         let jobs = missing.par_iter().zip(raw_layouts);
-        let compiled: Vec<_> = jobs.map(|(launch, layout)| compile(device, cache, launch, layout)).collect();
+        let compiled: Vec<_> = jobs.map(|(launch, layout)| self.compile_one(launch, layout)).collect();
         for ((launch, layout), raw) in missing.into_iter().zip(layouts).zip(compiled) {
             let variants = self.variants.entry(launch.shader.name).or_default();
-            variants.insert(launch.values.clone(), Arc::new(Pipeline { raw, layout }));
+            variants.insert(launch.values.clone(), Arc::new(Pipeline { raw, layout, interface: launch.interface() }));
         }
         started.elapsed()
     }
@@ -123,46 +130,57 @@ impl Pipelines {
 }
 
 fn read_only(launch: &Launch) -> Vec<bool> {
-    launch.bindings.iter().map(|b| matches!(b, Operand::Input(_) | Operand::ReadScratch(_))).collect()
+    launch.buffers.iter().map(|buffer| buffer.operand.is_read_only()).collect()
 }
 
-/// What `launch` runs.
-fn compile(
-    device: &wgpu::Device,
-    cache: Option<&wgpu::PipelineCache>,
-    launch: &Launch,
-    layout: &wgpu::BindGroupLayout,
-) -> wgpu::ComputePipeline {
-    let (started, name) = (Instant::now(), launch.shader.name);
-    let descriptor = wgpu::ShaderModuleDescriptor {
-        label: Some(name),
-        source: wgpu::ShaderSource::Wgsl(shader::source_of(launch).into()),
+/// The layout of group 1: one uniform, at an offset that each dispatch has for its own.
+fn params_layout(device: &wgpu::Device) -> wgpu::BindGroupLayout {
+    let ty = wgpu::BindingType::Buffer {
+        ty: wgpu::BufferBindingType::Uniform,
+        has_dynamic_offset: true,
+        min_binding_size: None,
     };
-    let checks = if cfg!(debug_assertions) {
-        wgpu::ShaderRuntimeChecks::checked()
-    } else {
-        wgpu::ShaderRuntimeChecks::unchecked()
-    };
-    // SAFETY: the shaders are our own, end their loops, and are tested with the checks on.
-    let module = unsafe { device.create_shader_module_trusted(descriptor, checks) };
-    let pipeline_layout = device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
-        label: Some(name),
-        bind_group_layouts: &[Some(layout)],
-        immediate_size: 4 * launch.params.len() as u32,
-    });
-    let pipeline = device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
-        label: Some(name),
-        layout: Some(&pipeline_layout),
-        module: &module,
-        entry_point: Some("main"),
-        compilation_options: wgpu::PipelineCompilationOptions {
-            zero_initialize_workgroup_memory: false,
-            ..Default::default()
-        },
-        cache,
-    });
-    tracing::debug!(shader = name, values = ?launch.values, elapsed_ms = started.elapsed().as_millis(), "compiled");
-    pipeline
+    let entry = wgpu::BindGroupLayoutEntry { binding: 0, visibility: wgpu::ShaderStages::COMPUTE, ty, count: None };
+    device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: Some("params"), entries: &[entry] })
+}
+
+impl Pipelines {
+    /// What `launch` runs.
+    fn compile_one(&self, launch: &Launch, layout: &wgpu::BindGroupLayout) -> wgpu::ComputePipeline {
+        let (started, name) = (Instant::now(), launch.shader.name);
+        let descriptor = wgpu::ShaderModuleDescriptor {
+            label: Some(name),
+            source: wgpu::ShaderSource::Wgsl(shader::source_of(launch, &self.limits).into()),
+        };
+        let checks = match cfg!(debug_assertions) {
+            true => wgpu::ShaderRuntimeChecks::checked(),
+            false => wgpu::ShaderRuntimeChecks::unchecked(),
+        };
+        // SAFETY: the shaders are our own, end their loops, and are tested with the checks on.
+        let module = unsafe { self.device.create_shader_module_trusted(descriptor, checks) };
+        let words = 4 * launch.params.len();
+        assert!(words <= PARAMS_BYTES, "{name}: {words} bytes of parameters");
+        let groups = [Some(layout), self.params_layout.as_ref()];
+        let uniform = self.params_layout.is_some() && words > 0;
+        let pipeline_layout = self.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
+            label: Some(name),
+            bind_group_layouts: if uniform { &groups } else { &groups[..1] },
+            immediate_size: if self.limits.immediates { words as u32 } else { 0 },
+        });
+        let pipeline = self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+            label: Some(name),
+            layout: Some(&pipeline_layout),
+            module: &module,
+            entry_point: Some("main"),
+            compilation_options: wgpu::PipelineCompilationOptions {
+                zero_initialize_workgroup_memory: false,
+                ..Default::default()
+            },
+            cache: self.cache.as_ref().map(|cache| &cache.raw),
+        });
+        tracing::debug!(shader = name, values = ?launch.values, elapsed_ms = started.elapsed().as_millis(), "compiled");
+        pipeline
+    }
 }
 
 impl Drop for Pipelines {

@@ -37,6 +37,12 @@ impl From<u32> for Value {
     }
 }
 
+impl From<usize> for Value {
+    fn from(v: usize) -> Value {
+        Value::Int(u32::try_from(v).expect("a template's sizes are small"))
+    }
+}
+
 impl From<bool> for Value {
     fn from(v: bool) -> Value {
         Value::Bool(v)
@@ -62,17 +68,102 @@ pub enum Operand {
     ReadScratch(usize),
 }
 
-/// One dispatch. Binding `i` of group 0 is `bindings[i]`; `params` are the words of `var<immediate>`.
+impl Operand {
+    /// Whether the kernel only reads it.
+    pub fn is_read_only(&self) -> bool {
+        matches!(self, Operand::Input(_) | Operand::ReadScratch(_))
+    }
+}
+
+/// A storage buffer of a launch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Buffer {
+    /// What the shader calls it.
+    pub name: &'static str,
+    /// The WGSL type of its elements.
+    pub element: &'static str,
+    /// What is bound there.
+    pub operand: Operand,
+}
+
+/// `buffer("x", "vec4<f32>", Operand::Input(0))` is `var<storage, read> x: array<vec4<f32>>` in the shader.
+pub fn buffer(name: &'static str, element: &'static str, operand: Operand) -> Buffer {
+    Buffer { name, element, operand }
+}
+
+/// A number that a launch passes to its shader, which knows it as `params.<name>`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Param {
+    pub name: &'static str,
+    /// "u32" or "f32".
+    pub kind: &'static str,
+    pub bits: u32,
+}
+
+/// `param("len", len)` is a u32 in the shader, `param("scale", scale)` with a float an f32.
+pub fn param(name: &'static str, value: impl Into<ParamValue>) -> Param {
+    match value.into() {
+        ParamValue::U32(bits) => Param { name, kind: "u32", bits },
+        ParamValue::F32(value) => Param { name, kind: "f32", bits: value.to_bits() },
+    }
+}
+
+/// A value of a [`Param`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ParamValue {
+    U32(u32),
+    F32(f32),
+}
+
+impl From<u32> for ParamValue {
+    fn from(value: u32) -> ParamValue {
+        ParamValue::U32(value)
+    }
+}
+
+impl From<f32> for ParamValue {
+    fn from(value: f32) -> ParamValue {
+        ParamValue::F32(value)
+    }
+}
+
+/// Sizes and counts: shaders compute with 32 bits, and no tensor on a GPU has more elements.
+impl From<usize> for ParamValue {
+    fn from(value: usize) -> ParamValue {
+        ParamValue::U32(u32::try_from(value).expect("tensors have at most 2^32 - 1 elements"))
+    }
+}
+
+/// One dispatch. Buffers and parameters are declared in the shader by what stands here (`gpu::shader`), in this order.
 ///
-/// Workgroups are numbered along one line; shaders recover the number with `workgroup_number` from
-/// `common.wgsl`, because no dimension of a dispatch may exceed 65,535.
+/// Workgroups are numbered along one line; a shader's `entry` recovers the number, because no dimension of a dispatch may
+/// exceed 65,535.
 #[derive(Debug, Clone)]
 pub struct Launch {
     pub shader: Shader,
     pub values: Vec<(&'static str, Value)>,
-    pub bindings: Vec<Operand>,
-    pub params: Vec<u32>,
+    pub buffers: Vec<Buffer>,
+    pub params: Vec<Param>,
     pub workgroups: usize,
+}
+
+/// What a shader declares for a launch. It follows from the shader's name and values: launches that have these in common
+/// share a pipeline.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Interface {
+    /// Name, type of the elements, and whether it is only read.
+    pub buffers: Vec<(&'static str, &'static str, bool)>,
+    /// Name and type.
+    pub params: Vec<(&'static str, &'static str)>,
+}
+
+impl Launch {
+    pub fn interface(&self) -> Interface {
+        Interface {
+            buffers: self.buffers.iter().map(|b| (b.name, b.element, b.operand.is_read_only())).collect(),
+            params: self.params.iter().map(|p| (p.name, p.kind)).collect(),
+        }
+    }
 }
 
 /// What one kernel runs: launches in order, and the sizes in bytes of the scratch buffers that they share.
@@ -100,6 +191,9 @@ pub struct Limits {
     pub workgroup_bytes: u32,
     /// Threads per workgroup.
     pub workgroup_threads: u32,
+    /// Whether parameters are immediates (push constants), which cost least; else they are uniforms, which every
+    /// WebGPU implementation has.
+    pub immediates: bool,
     /// Whether `enable f16;` is allowed.
     pub f16: bool,
     /// Whether subgroup operations are allowed, and the size every subgroup has (0: not known, or it varies).
@@ -131,6 +225,7 @@ impl Limits {
         buffer_bytes: 256 << 20,
         workgroup_bytes: 16 << 10,
         workgroup_threads: 256,
+        immediates: false,
         f16: false,
         subgroup_size: 0,
         matrix_units: 0,
@@ -139,12 +234,14 @@ impl Limits {
     };
 }
 
-/// Names and texts of what templates may include: `{% include "common" %}`.
-pub const INCLUDES: [(&str, &str); 4] = [
-    ("common", include_str!("../../shaders/common.wgsl")),
+/// The most bytes of parameters: what every Vulkan driver takes as immediates.
+pub const PARAMS_BYTES: usize = 128;
+
+/// Names and texts of what templates may include: `{% include "matmul_ends" %}`.
+pub const INCLUDES: [(&str, &str); 3] = [
     ("matmul_ends", include_str!("../../shaders/matmul_ends.wgsl")),
     ("matmul_halves", include_str!("../../shaders/matmul_halves.wgsl")),
-    ("attention_params", include_str!("../../shaders/attention_params.wgsl")),
+    ("common", include_str!("../../shaders/common.wgsl")),
 ];
 
 /// Splits a line of workgroups into a grid whose dimensions stay within 65,535.

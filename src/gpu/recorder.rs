@@ -3,6 +3,7 @@
 //! Shaders that are not compiled yet are compiled when the commands are submitted, all at once and by all threads: a submit
 //! waits for the slowest of them and not for their sum.
 
+use super::params::{Uniforms, words};
 use super::pipelines::{Pipeline, Pipelines};
 use super::plan::{Launch, grid};
 use super::pool::GpuSlice;
@@ -50,12 +51,24 @@ enum Command {
     Copy { from: (wgpu::Buffer, u64), to: (wgpu::Buffer, u64), size: u64 },
 }
 
+impl Command {
+    /// How many launches it has.
+    fn launches(&self) -> usize {
+        match self {
+            Command::Kernel { launches, .. } => launches.len(),
+            _ => 0,
+        }
+    }
+}
+
 /// The commands since the last submit.
 pub(super) struct Recorder {
     device: wgpu::Device,
     queue: wgpu::Queue,
     profiler: Arc<Profiler>,
     pub pipelines: Pipelines,
+    /// Where parameters are no immediates.
+    uniforms: Option<Uniforms>,
     pub timestamps: Option<Timestamps>,
     commands: Vec<Command>,
     /// Staging buffers whose copy is recorded, to be mapped after the submit.
@@ -71,12 +84,14 @@ pub(super) struct Recorder {
 impl Recorder {
     pub fn new(device: wgpu::Device, queue: wgpu::Queue, pipelines: Pipelines, profiler: Arc<Profiler>) -> Recorder {
         let timestamps = Timestamps::new(&device, &queue, profiler.clone());
+        let uniforms = pipelines.params_layout.as_ref().map(|layout| Uniforms::new(&device, layout));
         let (commands, to_map) = (Vec::new(), Vec::new());
         Recorder {
             device,
             queue,
             profiler,
             pipelines,
+            uniforms,
             timestamps,
             commands,
             to_map,
@@ -136,6 +151,9 @@ impl Recorder {
         if let Some(timestamps) = &mut self.timestamps {
             timestamps.resolve(&self.device, &mut encoder, self.flops);
         }
+        if let Some(uniforms) = &mut self.uniforms {
+            uniforms.write(&self.queue);
+        }
         let index = self.queue.submit([encoder.finish()]);
         for staging in self.to_map.drain(..) {
             staging.map();
@@ -163,6 +181,9 @@ impl Recorder {
     fn encode(&mut self) -> wgpu::CommandEncoder {
         let mut encoder = self.device.create_command_encoder(&Default::default());
         let commands = std::mem::take(&mut self.commands);
+        if let Some(uniforms) = &mut self.uniforms {
+            uniforms.reserve(commands.iter().map(Command::launches).sum());
+        }
         // Kernels that follow each other share a pass.
         let kernels = |a: &Command, b: &Command| matches!((a, b), (Command::Kernel { .. }, Command::Kernel { .. }));
         for group in commands.chunk_by(kernels) {
@@ -195,7 +216,14 @@ impl Recorder {
                 pass.set_pipeline(&pipeline.raw);
                 pass.set_bind_group(0, self.pipelines.bind_group(&pipeline, parts), &[]);
                 if !launch.params.is_empty() {
-                    pass.set_immediates(0, bytemuck::cast_slice(&launch.params));
+                    let words = words(&launch.params);
+                    match &mut self.uniforms {
+                        None => pass.set_immediates(0, bytemuck::cast_slice(&words)),
+                        Some(uniforms) => {
+                            let offset = uniforms.push(&words);
+                            pass.set_bind_group(1, &uniforms.group, &[offset]);
+                        }
+                    }
                 }
                 let [x, y] = grid(launch.workgroups);
                 pass.dispatch_workgroups(x, y, 1);

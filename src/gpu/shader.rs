@@ -1,19 +1,31 @@
 //! Renders shader templates (Jinja syntax) to WGSL.
+//!
+//! A template begins with `{{ interface }}`: `enable f16;` where a buffer needs it, the declarations of the launch's
+//! buffers and parameters, and the functions of `common.wgsl`. Its entry point begins with one of
+//!
+//! - `{{ entry(256) }}`: a workgroup of so many threads, which knows its number `workgroup` along the line of all, and
+//!   `thread` within it;
+//! - `{{ for_each(4) }}`: 256 threads, each with one `i` of the launch's `params.len` elements divided into groups of four.
 
-use super::plan::{INCLUDES, Launch, Shader, Value};
+use super::plan::{INCLUDES, Interface, Launch, Limits, Shader, Value};
+use minijinja::Environment;
+use std::fmt::Write;
 
 /// The WGSL text of one variant.
 ///
 /// # Panics
 /// If the template is malformed: templates ship with the binary and `tests/shaders.rs` renders every variant.
-pub fn render(shader: &Shader, values: &[(&'static str, Value)]) -> String {
-    let mut env = minijinja::Environment::new();
+pub fn render(shader: &Shader, values: &[(&'static str, Value)], interface: &Interface, immediates: bool) -> String {
+    let mut env = Environment::new();
     env.set_undefined_behavior(minijinja::UndefinedBehavior::Strict);
     let syntax = minijinja::syntax::SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     env.set_syntax(syntax.expect("the standard delimiters are valid"));
     for (name, source) in INCLUDES.into_iter().chain([(shader.name, shader.source)]) {
         env.add_template(name, source).unwrap_or_else(|e| panic!("shaders/{name}.wgsl: {e:#}"));
     }
+    env.add_function("entry", entry);
+    env.add_function("for_each", for_each);
+    env.add_global("interface", declarations(interface, immediates));
     let context: std::collections::BTreeMap<&str, minijinja::Value> = values
         .iter()
         .map(|(name, value)| {
@@ -29,7 +41,43 @@ pub fn render(shader: &Shader, values: &[(&'static str, Value)]) -> String {
     template.render(context).unwrap_or_else(|e| panic!("shaders/{}.wgsl: {e:#}", shader.name))
 }
 
-/// The WGSL text that a launch runs.
-pub fn source_of(launch: &Launch) -> String {
-    render(&launch.shader, &launch.values)
+/// The WGSL text that a launch runs on a device with these limits.
+pub fn source_of(launch: &Launch, limits: &Limits) -> String {
+    render(&launch.shader, &launch.values, &launch.interface(), limits.immediates)
+}
+
+fn declarations(interface: &Interface, immediates: bool) -> String {
+    let mut text = String::new();
+    if interface.buffers.iter().any(|(_, element, _)| element.contains("f16")) {
+        text += "enable f16;\n";
+    }
+    if !interface.params.is_empty() {
+        let fields: Vec<String> = interface.params.iter().map(|(name, kind)| format!("{name}: {kind}")).collect();
+        let space = if immediates { "var<immediate>" } else { "@group(1) @binding(0) var<uniform>" };
+        let _ = writeln!(text, "struct Params {{ {} }}\n{space} params: Params;", fields.join(", "));
+    }
+    for (binding, (name, element, read_only)) in interface.buffers.iter().enumerate() {
+        let access = if *read_only { "read" } else { "read_write" };
+        let _ = writeln!(text, "@group(0) @binding({binding}) var<storage, {access}> {name}: array<{element}>;");
+    }
+    let (_, common) = INCLUDES.iter().find(|(name, _)| *name == "common").expect("it is among the includes");
+    text + common
+}
+
+/// `threads` is a number or the name of a constant.
+fn entry(threads: &minijinja::Value) -> String {
+    // The sum stands here and not in a function: of what a function returns naga does not know that it is the same for
+    // all threads, as barriers need it.
+    format!(
+        "@compute @workgroup_size({threads})
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) thread: u32) {{
+    let workgroup = group.y * groups.x + group.x;"
+    )
+}
+
+fn for_each(elements: u32) -> String {
+    let first = if elements == 1 { "i".to_string() } else { format!("i * {elements}u") };
+    let entry = entry(&256.into());
+    format!("{entry}\n    let i = workgroup * 256u + thread;\n    if ({first} >= params.len) {{ return; }}")
 }

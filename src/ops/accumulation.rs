@@ -1,7 +1,7 @@
 //! Tests of kernels that can add to their output: the sum must be right, and in an arena nothing beyond the output may
 //! change, because gradient norms and optimizers run over whole arenas.
 
-use super::embedding::TableGradient;
+use super::embedding::EmbeddingBackward;
 use super::linear_cross_entropy::ScaleBy;
 use super::reduce::SumRows;
 use super::*;
@@ -81,7 +81,7 @@ fn assert_table_gradient(ids: &[u32], vocabulary: usize, c: usize) {
     for device in Device::for_tests() {
         let dy = Tensor::from_f32(&dy, [positions, c], &device).unwrap();
         let ids = Tensor::from_u32(ids, [positions], &device).unwrap();
-        let kernel = |accumulate| TableGradient { vocabulary, c, accumulate };
+        let kernel = |accumulate| EmbeddingBackward { vocabulary, c, accumulate };
         let got = assert_accumulates(kernel, &[&dy, &ids]);
         for (i, (got, want)) in got.iter().zip(&want).enumerate() {
             let what = || format!("{device}: {positions} of {vocabulary} x {c}: row {}, column {}", i / c, i % c);

@@ -13,7 +13,7 @@
 
 use super::reduce::SumRows;
 use super::*;
-use crate::gpu::{Launch, Limits, Operand, Plan};
+use crate::gpu::{Launch, Limits, Operand, Plan, buffer, param};
 use crate::shader;
 use crate::tensor::Grads;
 use rayon::prelude::*;
@@ -96,20 +96,20 @@ fn plan(op: Binary, part: Part, a: &Spec, b: &Spec) -> Plan {
         Part::GradA => "grad_a",
         Part::GradB => "grad_b",
     };
-    let mut bindings = vec![Operand::Input(0), Operand::Input(1)];
-    bindings.extend((part != "value").then_some(Operand::Input(2)));
-    bindings.push(Operand::Output(0));
     let len_b = b.shape.elements();
+    // Vectors of b line up with those of a if b is repeated in whole vectors, or not at all.
+    let vec_b = len_b.is_multiple_of(4) || len_b == elements;
+    let mut buffers = vec![
+        buffer("a", "vec4<f32>", Operand::Input(0)),
+        buffer("b", DType::F32.wgsl(if vec_b { 4 } else { 1 }), Operand::Input(1)),
+    ];
+    buffers.extend((part != "value").then_some(buffer("grad_output", "vec4<f32>", Operand::Input(2))));
+    buffers.push(buffer("result", "vec4<f32>", Operand::Output(0)));
     Plan::one(Launch {
         shader: shader!("binary"),
-        values: vec![
-            ("op", op.name().into()),
-            ("part", part.into()),
-            // Vectors of b line up with those of a if b is repeated in whole vectors, or not at all.
-            ("vec_b", (len_b.is_multiple_of(4) || len_b == elements).into()),
-        ],
-        bindings,
-        params: vec![elements as u32, len_b as u32],
+        values: vec![("op", op.name().into()), ("part", part.into()), ("vec_b", vec_b.into())],
+        buffers,
+        params: vec![param("len", elements), param("len_b", len_b)],
         workgroups: elements.div_ceil(1024),
     })
 }

@@ -4,7 +4,7 @@
 //! converted back to the type of the input.
 
 use super::*;
-use crate::gpu::{Limits, Operand, Plan};
+use crate::gpu::{Limits, Operand, Plan, buffer, param};
 use crate::shader;
 use crate::tensor::Grads;
 
@@ -37,8 +37,11 @@ impl Kernel for Cast {
         Plan::one(Launch {
             shader: shader!("cast"),
             values: vec![("from", self.from.name().into()), ("to", self.to.name().into())],
-            bindings: vec![Operand::Input(0), Operand::Output(0)],
-            params: vec![len as u32],
+            buffers: vec![
+                buffer("x", self.from.wgsl(4), Operand::Input(0)),
+                buffer("result", self.to.wgsl(4), Operand::Output(0)),
+            ],
+            params: vec![param("len", len)],
             workgroups: len.div_ceil(1024),
         })
     }

@@ -12,7 +12,7 @@
 
 use super::*;
 use crate::cpu::{map_and_sum, math, maximum, sum_of, vectorized};
-use crate::gpu::{Limits, Operand, Plan};
+use crate::gpu::{Buffer, Limits, Operand, Plan, buffer, param};
 use crate::shader;
 use crate::tensor::{Grads, Shape};
 use rayon::prelude::*;
@@ -34,7 +34,7 @@ pub(super) struct RowLosses;
 
 /// Losses (rows), and loss_scale * dlogits / dloss in place of the logits (rows, V), which are the second output, read and
 /// overwritten. Inputs: targets (rows), n, and loss_scale (1).
-pub(super) struct ClassifierRows {
+pub(super) struct FusedSoftmaxCrossEntropy {
     pub vocab: usize,
     /// The type of the logits.
     pub logits: DType,
@@ -60,7 +60,14 @@ pub(super) fn expect_targets(op: &'static str, rows: usize, targets: &Spec) -> R
 const THREADS: usize = 256;
 
 /// A launch of the shader, with up to `most` threads for a row: `workgroups` is 1 for the passes over rows.
-fn launch(most: usize, pass: &'static str, rows: usize, vocab: usize, logits: DType, bindings: Vec<Operand>) -> Launch {
+fn launch(
+    most: usize,
+    pass: &'static str,
+    rows: usize,
+    vocab: usize,
+    logits: DType,
+    operands: &[(&'static str, Operand)],
+) -> Launch {
     let vector = vocab.is_multiple_of(4);
     let steps = if vector { vocab / 4 } else { vocab };
     // About four elements a thread at least: a row of 65 would waste most of a workgroup.
@@ -73,14 +80,26 @@ fn launch(most: usize, pass: &'static str, rows: usize, vocab: usize, logits: DT
                 ("pass", pass.into()),
                 ("T", logits.name().into()),
                 ("vector", vector.into()),
-                ("lanes", (lanes as u32).into()),
-                ("threads", (threads as u32).into()),
+                ("lanes", lanes.into()),
+                ("threads", threads.into()),
             ];
             (values, (rows * lanes).div_ceil(threads))
         }
     };
-    let params = vec![rows as u32, vocab as u32, f32::NAN.to_bits()];
-    Launch { shader: shader!("cross_entropy"), values, bindings, params, workgroups }
+    let element = |name| match name {
+        "targets" => "u32",
+        "norm" => "vec2<f32>",
+        "logits" | "dlogits" => logits.wgsl(if vector { 4 } else { 1 }),
+        _ => "f32",
+    };
+    let buffers: Vec<Buffer> = operands.iter().map(|&(name, operand)| buffer(name, element(name), operand)).collect();
+    let params = vec![
+        param("rows", rows),
+        param("vocab", vocab),
+        // As bits, because a WGSL constant may not be a NaN.
+        param("nan", f32::NAN.to_bits()),
+    ];
+    Launch { shader: shader!("cross_entropy"), values, buffers, params, workgroups }
 }
 
 /// A row's m, which is finite even if all of the row is -infinity.
@@ -192,11 +211,14 @@ impl Kernel for CrossEntropy {
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output, ReadScratch, Scratch};
         let (rows, vocab) = (inputs[0].shape.rows(), inputs[0].shape.last_dim());
+        let (logits, targets) = (("logits", Input(0)), ("targets", Input(1)));
+        let rows_of = [logits, targets, ("losses", Scratch(0)), ("norm", Output(1))];
+        let mean_of = [("losses", ReadScratch(0)), targets, ("loss", Output(0)), ("valid", Output(2))];
         Plan {
             scratch: vec![4 * rows], // losses
             launches: vec![
-                launch(THREADS, "rows", rows, vocab, DType::F32, vec![Input(0), Input(1), Scratch(0), Output(1)]),
-                launch(THREADS, "mean", rows, vocab, DType::F32, vec![ReadScratch(0), Input(1), Output(0), Output(2)]),
+                launch(THREADS, "rows", rows, vocab, DType::F32, &rows_of),
+                launch(THREADS, "mean", rows, vocab, DType::F32, &mean_of),
             ],
         }
     }
@@ -248,8 +270,16 @@ impl Kernel for CrossEntropyBackward {
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output};
-        let bindings = vec![Input(0), Input(1), Input(2), Input(3), Input(4), Output(0)];
-        Plan::one(launch(THREADS, "backward", inputs[0].shape.rows(), inputs[0].shape.last_dim(), DType::F32, bindings))
+        let operands = [
+            ("logits", Input(0)),
+            ("targets", Input(1)),
+            ("norm", Input(2)),
+            ("valid", Input(3)),
+            ("grad_output", Input(4)),
+            ("dlogits", Output(0)),
+        ];
+        let (rows, vocab) = (inputs[0].shape.rows(), inputs[0].shape.last_dim());
+        Plan::one(launch(THREADS, "backward", rows, vocab, DType::F32, &operands))
     }
 }
 
@@ -272,14 +302,8 @@ impl Kernel for CountValid {
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        Plan::one(launch(
-            THREADS,
-            "count",
-            inputs[0].shape.elements(),
-            1,
-            DType::F32,
-            vec![Operand::Input(0), Operand::Output(0)],
-        ))
+        let operands = [("targets", Operand::Input(0)), ("valid", Operand::Output(0))];
+        Plan::one(launch(THREADS, "count", inputs[0].shape.elements(), 1, DType::F32, &operands))
     }
 }
 
@@ -306,8 +330,8 @@ impl Kernel for MeanLoss {
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output};
-        let bindings = vec![Input(0), Input(1), Output(0), Output(1)];
-        Plan::one(launch(THREADS, "mean", inputs[0].shape.elements(), 1, DType::F32, bindings))
+        let operands = [("losses", Input(0)), ("targets", Input(1)), ("loss", Output(0)), ("valid", Output(1))];
+        Plan::one(launch(THREADS, "mean", inputs[0].shape.elements(), 1, DType::F32, &operands))
     }
 }
 
@@ -333,19 +357,13 @@ impl Kernel for RowLosses {
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output};
-        let bindings = vec![Input(0), Input(1), Output(0), Output(1)];
-        Plan::one(launch(
-            THREADS,
-            "rows",
-            inputs[0].shape.rows(),
-            inputs[0].shape.last_dim(),
-            inputs[0].dtype,
-            bindings,
-        ))
+        let operands = [("logits", Input(0)), ("targets", Input(1)), ("losses", Output(0)), ("norm", Output(1))];
+        let (rows, vocab) = (inputs[0].shape.rows(), inputs[0].shape.last_dim());
+        Plan::one(launch(THREADS, "rows", rows, vocab, inputs[0].dtype, &operands))
     }
 }
 
-impl Kernel for ClassifierRows {
+impl Kernel for FusedSoftmaxCrossEntropy {
     fn name(&self) -> &'static str {
         "classifier"
     }
@@ -381,11 +399,17 @@ impl Kernel for ClassifierRows {
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
         use Operand::{Input, Output};
-        let bindings = vec![Input(0), Input(1), Input(2), Output(0), Output(1)];
+        let operands = [
+            ("targets", Input(0)),
+            ("valid", Input(1)),
+            ("loss_scale", Input(2)),
+            ("losses", Output(0)),
+            ("logits", Output(1)),
+        ];
         // A row is read twice. With as many threads to it as there can be, few rows are in work at once, and the second time
         // it comes from the cache.
         let most = 1 << limits.workgroup_threads.clamp(256, 1024).ilog2();
-        Plan::one(launch(most, "classifier", inputs[0].shape.elements(), self.vocab, self.logits, bindings))
+        Plan::one(launch(most, "classifier", inputs[0].shape.elements(), self.vocab, self.logits, &operands))
     }
 }
 

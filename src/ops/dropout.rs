@@ -7,7 +7,7 @@
 use super::random::{Key, drop_threshold};
 use super::*;
 use crate::cpu::vectorized;
-use crate::gpu::{Limits, Operand, Plan};
+use crate::gpu::{Limits, Operand, Param, Plan, buffer, param};
 use crate::shader;
 use crate::tensor::Grads;
 use rayon::prelude::*;
@@ -42,10 +42,11 @@ impl Mask {
         }
     }
 
-    /// What kernels need to know: the key's two words, the threshold and the bits of the scale.
-    pub fn params(&self) -> [u32; 4] {
+    /// What shaders need to know.
+    pub fn params(&self) -> [Param; 4] {
         let Key([key0, key1]) = self.key;
-        [key0, key1, self.threshold, self.scale.to_bits()]
+        let (threshold, scale) = (param("threshold", self.threshold), param("scale", self.scale));
+        [param("key0", key0), param("key1", key1), threshold, scale]
     }
 }
 
@@ -88,12 +89,14 @@ impl Kernel for Dropout {
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         let len = inputs[0].shape.elements();
-        let [key0, key1, threshold, scale] = self.mask.params();
         Plan::one(Launch {
             shader: shader!("dropout"),
             values: vec![],
-            bindings: vec![Operand::Input(0), Operand::Output(0)],
-            params: vec![len as u32, key0, key1, threshold, scale],
+            buffers: vec![
+                buffer("x", "vec4<f32>", Operand::Input(0)),
+                buffer("result", "vec4<f32>", Operand::Output(0)),
+            ],
+            params: [param("len", len)].into_iter().chain(self.mask.params()).collect(),
             workgroups: len.div_ceil(1024),
         })
     }

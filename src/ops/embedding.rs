@@ -12,7 +12,7 @@
 
 use super::*;
 use crate::cpu::with_scratch;
-use crate::gpu::{Limits, Operand, Plan, Value};
+use crate::gpu::{Buffer, Limits, Operand, Param, Plan, Value, buffer, param};
 use crate::shader;
 use crate::tensor::Grads;
 use rayon::prelude::*;
@@ -24,19 +24,19 @@ struct Embedding {
 }
 
 /// dtable. Inputs: dy, ids.
-pub(super) struct TableGradient {
+pub(super) struct EmbeddingBackward {
     pub vocabulary: usize,
     pub c: usize,
     pub accumulate: bool,
 }
 
-/// Positions that are sorted together, and the workgroups that share them. The shader has the same numbers.
+/// Positions that are sorted together, and the workgroups that share them.
 const BLOCK: usize = 1024;
 const SORTERS: usize = 32;
 
 /// Elements that a shader moves at once, and the type that holds them.
-fn vector(c: usize) -> (usize, Value) {
-    if c.is_multiple_of(4) { (4, "vec4<f32>".into()) } else { (1, "f32".into()) }
+fn vector(c: usize) -> (usize, &'static str) {
+    if c.is_multiple_of(4) { (4, "vec4<f32>") } else { (1, "f32") }
 }
 
 impl Kernel for Embedding {
@@ -75,10 +75,19 @@ impl Kernel for Embedding {
         let len = outputs[0].shape.elements() / vector;
         Plan::one(Launch {
             shader: shader!("embedding"),
-            values: vec![("mode", "forward".into()), ("T", type_name)],
-            bindings: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
-            // NaN comes as a parameter because WGSL has no way to write it.
-            params: vec![len as u32, (self.c / vector) as u32, self.vocabulary as u32, f32::NAN.to_bits()],
+            values: vec![("mode", "forward".into()), ("T", type_name.into())],
+            buffers: vec![
+                buffer("table", type_name, Operand::Input(0)),
+                buffer("ids", "u32", Operand::Input(1)),
+                buffer("result", type_name, Operand::Output(0)),
+            ],
+            params: vec![
+                param("len", len),
+                param("width", self.c / vector),
+                param("vocabulary", self.vocabulary),
+                // As a parameter, because WGSL has no way to write it.
+                param("nan", f32::NAN),
+            ],
             workgroups: len.div_ceil(256),
         })
     }
@@ -92,11 +101,11 @@ impl Op for Embedding {
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
         let &Embedding { vocabulary, c } = self;
-        grads.accumulate_with(0, &[dy, saved.input(1)], |accumulate| TableGradient { vocabulary, c, accumulate })
+        grads.accumulate_with(0, &[dy, saved.input(1)], |accumulate| EmbeddingBackward { vocabulary, c, accumulate })
     }
 }
 
-impl Kernel for TableGradient {
+impl Kernel for EmbeddingBackward {
     fn name(&self) -> &'static str {
         "embedding_backward"
     }
@@ -144,33 +153,48 @@ impl Kernel for TableGradient {
         let chunk = if positions * width >= 1 << 20 { 32 } else { 8 };
         let chunks = positions.div_ceil(chunk);
         let len = self.vocabulary * self.c;
-        let launch = |mode: &'static str, bindings, params: &[usize], workgroups| Launch {
+        let launch = |mode: &'static str, buffers: Vec<Buffer>, params: Vec<Param>, workgroups| Launch {
             shader: shader!("embedding"),
             values: vec![("mode", mode.into())],
-            bindings,
-            params: params.iter().map(|&n| n as u32).collect(),
+            buffers,
+            params,
             workgroups,
         };
-        let sum = |mode, bindings| {
-            let params = [width, chunks, chunk, self.vocabulary];
-            let mut launch = launch(mode, bindings, &params, (chunks * width).div_ceil(64));
-            launch.values.push(("T", type_name));
+        let with = |mut launch: Launch, values: &[(&'static str, Value)]| {
+            launch.values.extend_from_slice(values);
             launch
         };
-        let (dy, ids, table) = (Operand::Input(0), Operand::Input(1), Operand::Output(0));
-        let sorted = Operand::ReadScratch(if blocks > 1 { 1 } else { 0 });
+        let sorting = [("block", BLOCK.into()), ("sorters", SORTERS.into())];
+        let sum = |mode, buffers| {
+            let params = vec![
+                param("width", width),
+                param("chunks", chunks),
+                param("chunk", chunk),
+                param("vocabulary", self.vocabulary),
+            ];
+            with(launch(mode, buffers, params, (chunks * width).div_ceil(64)), &[("T", type_name.into())])
+        };
+        let table = buffer("table", type_name, Operand::Output(0));
+        let pairs = |name, operand| buffer(name, "vec2<u32>", operand);
+        let sorted = pairs("sorted", Operand::ReadScratch(if blocks > 1 { 1 } else { 0 }));
         let mut launches = Vec::new();
         if !self.accumulate {
-            launches.push(launch("zero", vec![table], &[len], len.div_ceil(256)));
+            let zero = vec![buffer("result", "f32", Operand::Output(0))];
+            launches.push(launch("zero", zero, vec![param("len", len)], len.div_ceil(256)));
         }
-        launches.push(launch("sort", vec![ids, Operand::Scratch(0)], &[positions, self.vocabulary], SORTERS * blocks));
+        let buffers = vec![buffer("ids", "u32", Operand::Input(1)), pairs("blocks", Operand::Scratch(0))];
+        let params = vec![param("positions", positions), param("vocabulary", self.vocabulary)];
+        launches.push(with(launch("sort", buffers, params, SORTERS * blocks), &sorting));
         if blocks > 1 {
-            let bindings = vec![Operand::ReadScratch(0), Operand::Scratch(1)];
-            launches.push(launch("place", bindings, &[blocks], blocks * (BLOCK / 64)));
+            let buffers = vec![pairs("blocks", Operand::ReadScratch(0)), pairs("sorted", Operand::Scratch(1))];
+            let place = launch("place", buffers, vec![param("count", blocks)], blocks * (BLOCK / 64));
+            launches.push(with(place, &sorting));
         }
-        launches.push(sum("add", vec![sorted, table, Operand::Scratch(2), dy]));
+        let pieces = |operand| buffer("pieces", type_name, operand);
+        let dy = buffer("grad_output", type_name, Operand::Input(0));
+        launches.push(sum("add", vec![sorted, table, pieces(Operand::Scratch(2)), dy]));
         if chunks > 1 {
-            launches.push(sum("join", vec![sorted, table, Operand::ReadScratch(2)]));
+            launches.push(sum("join", vec![sorted, table, pieces(Operand::ReadScratch(2))]));
         }
         // The pairs of (id, position), sorted in blocks and as a whole; a row for each chunk.
         let pairs = 8 * BLOCK * blocks;

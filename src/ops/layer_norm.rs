@@ -18,7 +18,7 @@ use super::random::Key;
 use super::reduce::SumRows;
 use super::*;
 use crate::cpu::{sum_of, vectorized};
-use crate::gpu::{Limits, Operand, Plan, Value};
+use crate::gpu::{Buffer, Limits, Operand, Param, Plan, Value, buffer, param};
 use crate::shader;
 use crate::tensor::{Grads, apply};
 use rayon::iter::Either;
@@ -38,9 +38,9 @@ struct LayerNorm {
 }
 
 /// Outputs: dx, the residual's gradient if `residual` gives a type for it, and if there are `parameters` their partial sums
-/// (chunks, parameters, C). Inputs: dy, x, weight, the statistics, and if `plus` one more gradient of x, which is added.
+/// (chunks, parameters, C). Inputs: dy, x, weight, the statistics, and if `extra_grad` one more gradient of x, which is added.
 struct Backward {
-    plus: bool,
+    extra_grad: bool,
     residual: Option<DType>,
     /// Of the residual.
     dropout: Option<Mask>,
@@ -55,9 +55,9 @@ const CHUNK: usize = 16;
 const MANY_ROWS: usize = 2 * CHUNK * 512;
 /// Threads of a workgroup.
 const THREADS: usize = 256;
-/// Vectors of a row that a thread holds in registers, for rows of up to 8192 elements (2048 if they are no whole vectors). Longer rows are read once more for each
-/// of their sums.
-const HELD: usize = 8;
+/// The most vectors of a row that a thread holds in registers, for rows of up to 8192 elements (2048 if they are no whole
+/// vectors). Longer rows are read once more for each of their sums.
+const VECTORS_PER_THREAD: usize = 8;
 
 /// How a shader sees rows of C elements: four at a time if that comes out even.
 struct Layout {
@@ -75,10 +75,6 @@ impl Layout {
     /// Vectors per row.
     fn width(&self) -> usize {
         self.c / self.vector
-    }
-
-    fn type_name(&self) -> Value {
-        if self.vector == 4 { "vec4<f32>" } else { "f32" }.into()
     }
 
     /// Threads that share a row: each has two to four vectors of it, enough to hide latency, with most threads of the last
@@ -103,26 +99,33 @@ impl Layout {
         self.rows.div_ceil(self.chunk()).max(1)
     }
 
-    /// A launch in which `lanes` threads share a row. `y` and `residual` are the types of those and of their gradients. `params`
-    /// come after the sizes.
+    /// A buffer of rows, or of a vector as long as one.
+    fn buffer(&self, name: &'static str, dtype: DType, operand: Operand) -> Buffer {
+        buffer(name, dtype.wgsl(self.vector), operand)
+    }
+
+    /// A launch in which `lanes` threads share a row. `y` and `residual` are the types of those and of their gradients.
+    /// `params` come after the sizes.
     fn launch(
         &self,
         mut values: Vec<(&'static str, Value)>,
         (y, residual): (DType, Option<DType>),
-        bindings: Vec<Operand>,
-        params: &[u32],
+        buffers: Vec<Buffer>,
+        params: &[Param],
         dropout: Option<Mask>,
         workgroups: usize,
     ) -> Plan {
-        values.extend([("T", self.type_name()), ("T_y", y.name().into()), ("lanes", (self.lanes() as u32).into())]);
+        let element = DType::F32.wgsl(self.vector);
+        values.extend([("T", element.into()), ("T_y", y.name().into()), ("lanes", self.lanes().into())]);
         let held = self.width().div_ceil(self.lanes());
-        values.push(("held", if held <= HELD { held as u32 } else { 0 }.into()));
+        values.push(("held", if held <= VECTORS_PER_THREAD { held } else { 0 }.into()));
         values.extend([("residual", residual.is_some().into()), ("dropout", dropout.is_some().into())]);
         values.push(("T_residual", residual.unwrap_or(DType::F32).name().into()));
-        let mut all = vec![self.rows as u32, self.width() as u32, (1.0 / self.c as f32).to_bits()];
-        all.extend(params);
+        let per_element = param("per_element", 1.0 / self.c as f32);
+        let mut all = vec![param("rows", self.rows), param("width", self.width()), per_element];
+        all.extend_from_slice(params);
         all.extend(dropout.iter().flat_map(Mask::params));
-        Plan::one(Launch { shader: shader!("layer_norm"), values, bindings, params: all, workgroups })
+        Plan::one(Launch { shader: shader!("layer_norm"), values, buffers, params: all, workgroups })
     }
 }
 
@@ -213,15 +216,23 @@ impl Kernel for LayerNorm {
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        let mut bindings = vec![Operand::Input(0), Operand::Input(1), Operand::Output(0), Operand::Output(1)];
-        if self.residual.is_some() {
-            bindings.extend([Operand::Input(2 + self.has_bias as usize), Operand::Output(2)]);
-        }
-        bindings.extend(self.has_bias.then_some(Operand::Input(2)));
-        let values = vec![("mode", "forward".into()), ("has_bias", self.has_bias.into())];
+        use Operand::{Input, Output};
         let layout = Layout::of(inputs[0]);
+        let mut buffers = vec![
+            layout.buffer("x", DType::F32, Input(0)),
+            layout.buffer("weight", DType::F32, Input(1)),
+            layout.buffer("result", self.out, Output(0)),
+            buffer("statistics", "f32", Output(1)),
+        ];
+        if let Some(dtype) = self.residual {
+            let residual = Input(2 + self.has_bias as usize);
+            buffers.extend([layout.buffer("residual", dtype, residual), layout.buffer("sum", DType::F32, Output(2))]);
+        }
+        buffers.extend(self.has_bias.then_some(layout.buffer("bias", DType::F32, Input(2))));
+        let values = vec![("mode", "forward".into()), ("has_bias", self.has_bias.into())];
         let workgroups = layout.rows.div_ceil(layout.rows_at_once());
-        layout.launch(values, (self.out, self.residual), bindings, &[self.eps.to_bits()], self.dropout, workgroups)
+        let params = [param("eps", self.eps)];
+        layout.launch(values, (self.out, self.residual), buffers, &params, self.dropout, workgroups)
     }
 }
 
@@ -248,13 +259,14 @@ impl Op for LayerNorm {
         };
         let x = if self.residual.is_some() { saved.output(2) } else { saved.input(0) };
         // What is added in passing: the gradient of the sum, else what other uses of x have given.
-        let plus = if self.residual.is_some() { dsum.cloned() } else { grads.take_partial(0) };
+        let extra_grad = if self.residual.is_some() { dsum.cloned() } else { grads.take_partial(0) };
         // Without dropout the sum passes the same gradient on to both of its terms: one tensor, if they are of one type.
         let apart = self.residual.filter(|dtype| self.dropout.is_some() || *dtype != x.dtype());
         let parameters = 1 + self.has_bias as usize;
         let parameters = if (1..=parameters).any(|i| grads.needs_grad(i)) { parameters } else { 0 };
-        let kernel = Backward { plus: plus.is_some(), residual: apart, dropout: self.dropout, parameters };
-        let inputs: Vec<&Tensor> = [dy, x, saved.input(1), saved.output(1)].into_iter().chain(plus.as_ref()).collect();
+        let kernel = Backward { extra_grad: extra_grad.is_some(), residual: apart, dropout: self.dropout, parameters };
+        let inputs: Vec<&Tensor> =
+            [dy, x, saved.input(1), saved.output(1)].into_iter().chain(extra_grad.as_ref()).collect();
         let mut gradients = grads.run(&kernel, &inputs)?;
         if parameters > 0 {
             let partials = gradients.pop().expect("the last output is the partial sums");
@@ -269,17 +281,17 @@ impl Op for LayerNorm {
     }
 }
 
-/// dx of a row, with `plus` added.
+/// dx of a row, with `extra_grad` added.
 #[inline(always)]
-fn input_gradient([dy, x, weight]: [&[f32]; 3], [mean, rstd]: [f32; 2], plus: Option<&[f32]>, dx: &mut [f32]) {
+fn input_gradient([dy, x, weight]: [&[f32]; 3], [mean, rstd]: [f32; 2], extra_grad: Option<&[f32]>, dx: &mut [f32]) {
     let c = weight.len();
-    let direct = sum_of([dy, weight], |[dy, weight]| dy * weight) / c as f32;
-    let along = sum_of([dy, weight, x], |[dy, weight, x]| dy * weight * ((x - mean) * rstd)) / c as f32;
+    let mean_g = sum_of([dy, weight], |[dy, weight]| dy * weight) / c as f32;
+    let mean_gx = sum_of([dy, weight, x], |[dy, weight, x]| dy * weight * ((x - mean) * rstd)) / c as f32;
     for (((dx, x), dy), weight) in dx.iter_mut().zip(x).zip(dy).zip(weight) {
-        *dx = rstd * (dy * weight - direct - (x - mean) * rstd * along);
+        *dx = rstd * (dy * weight - mean_g - (x - mean) * rstd * mean_gx);
     }
-    if let Some(plus) = plus {
-        dx.iter_mut().zip(plus).for_each(|(dx, plus)| *dx += plus);
+    if let Some(extra_grad) = extra_grad {
+        dx.iter_mut().zip(extra_grad).for_each(|(dx, extra_grad)| *dx += extra_grad);
     }
 }
 
@@ -312,7 +324,7 @@ impl Kernel for Backward {
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         let [dy, x, weight, statistics] = [0, 1, 2, 3].map(|i| inputs[i].f32());
-        let plus = self.plus.then(|| inputs[4].f32());
+        let extra_grad = self.extra_grad.then(|| inputs[4].f32());
         let layout = Layout::of(inputs[1].spec);
         let (c, chunk) = (layout.c, layout.chunk());
         let (mean, rstd) = statistics.split_at(layout.rows);
@@ -336,7 +348,12 @@ impl Kernel for Backward {
                         let elements = row * c..(row + 1) * c;
                         let (dy, x) = (&dy[elements.clone()], &x[elements.clone()]);
                         let [mean, rstd] = [mean[row], rstd[row]];
-                        input_gradient([dy, x, weight], [mean, rstd], plus.map(|plus| &plus[elements]), dx);
+                        input_gradient(
+                            [dy, x, weight],
+                            [mean, rstd],
+                            extra_grad.map(|extra_grad| &extra_grad[elements]),
+                            dx,
+                        );
                         if self.residual.is_some() {
                             let dresidual = &mut dresidual[i * c..(i + 1) * c];
                             match &self.dropout {
@@ -355,20 +372,27 @@ impl Kernel for Backward {
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        use Operand::{Input, Output};
         let layout = Layout::of(inputs[1]);
-        let mut bindings: Vec<Operand> = (0..4).map(Operand::Input).collect();
-        bindings.push(Operand::Output(0));
-        bindings.extend(self.plus.then_some(Operand::Input(4)));
-        bindings.extend(self.residual.map(|_| Operand::Output(1)));
-        bindings.extend((self.parameters > 0).then_some(Operand::Output(1 + self.residual.is_some() as usize)));
+        let mut buffers = vec![
+            layout.buffer("grad_output", inputs[0].dtype, Input(0)),
+            layout.buffer("x", DType::F32, Input(1)),
+            layout.buffer("weight", DType::F32, Input(2)),
+            buffer("statistics", "f32", Input(3)),
+            layout.buffer("result", DType::F32, Output(0)),
+        ];
+        buffers.extend(self.extra_grad.then_some(layout.buffer("extra_grad", DType::F32, Input(4))));
+        buffers.extend(self.residual.map(|dtype| layout.buffer("residual_result", dtype, Output(1))));
+        let sums = Output(1 + self.residual.is_some() as usize);
+        buffers.extend((self.parameters > 0).then_some(layout.buffer("sums", DType::F32, sums)));
         let values = vec![
             ("mode", "backward".into()),
-            ("plus", self.plus.into()),
-            ("parameters", (self.parameters as u32).into()),
+            ("extra_grad", self.extra_grad.into()),
+            ("parameters", self.parameters.into()),
         ];
-        let params = [layout.chunk() as u32, layout.chunks() as u32];
+        let params = [param("chunk", layout.chunk()), param("chunks", layout.chunks())];
         let types = (inputs[0].dtype, self.residual);
-        layout.launch(values, types, bindings, &params, self.dropout, layout.chunks())
+        layout.launch(values, types, buffers, &params, self.dropout, layout.chunks())
     }
 }
 

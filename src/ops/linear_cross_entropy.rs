@@ -2,7 +2,7 @@
 //! Shapes: h (..., C), weight (V, C), targets (...) -> loss ().
 //!
 //! Rows are taken in chunks. Of each chunk the logits are computed, then replaced by their gradient
-//! ([`ClassifierRows`]), then multiplied into the gradients of h and of the weight, in forward:
+//! ([`FusedSoftmaxCrossEntropy`]), then multiplied into the gradients of h and of the weight, in forward:
 //! ```text
 //! x = h weight^T    dx = (softmax(x) - onehot) / n    dh = dx weight    dweight = sum over chunks of dx^T h
 //! ```
@@ -13,10 +13,10 @@
 //! rest it only hands on, multiplied by the gradient of the loss if that may be other than 1. For V = 50,257 and 16 x 1024
 //! tokens that saves two tensors of 3.3 GB. (The fused classifier of llm.c, and Liger Kernel, Hsu et al. 2024.)
 
-use super::cross_entropy::{ClassifierRows, CountValid, MeanLoss, RowLosses, expect_targets};
+use super::cross_entropy::{CountValid, FusedSoftmaxCrossEntropy, MeanLoss, RowLosses, expect_targets};
 use super::matmul::MatMul;
 use super::*;
-use crate::gpu::{Limits, Operand, Plan};
+use crate::gpu::{Limits, Operand, Plan, buffer, param};
 use crate::profile::MemoryKind;
 use crate::shader;
 use crate::tensor::{Device, Edge, Grads, grad_enabled, record, run_as, run_into};
@@ -136,8 +136,12 @@ impl Kernel for ScaleBy {
                 ("T_in", inputs[1].dtype.name().into()),
                 ("T_out", self.out.name().into()),
             ],
-            bindings: vec![Operand::Input(0), Operand::Input(1), Operand::Output(0)],
-            params: vec![elements as u32],
+            buffers: vec![
+                buffer("factor", "f32", Operand::Input(0)),
+                buffer("x", inputs[1].dtype.wgsl(4), Operand::Input(1)),
+                buffer("y", self.out.wgsl(4), Operand::Output(0)),
+            ],
+            params: vec![param("len", elements)],
             workgroups: elements.div_ceil(1024),
         })
     }
@@ -241,7 +245,7 @@ fn in_chunks(
             run_into(&RowLosses, &[&logits, &targets], &[&losses, &norms])?;
             continue;
         }
-        let classifier = ClassifierRows { vocab, logits: logits.dtype() };
+        let classifier = FusedSoftmaxCrossEntropy { vocab, logits: logits.dtype() };
         run_into(&classifier, &[&targets, &valid, &loss_scale], &[&losses, &logits])?;
         let dx = logits;
         if let Some(dh) = &dh_rows {

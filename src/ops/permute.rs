@@ -2,7 +2,7 @@
 //! dx is dy under the inverse order.
 
 use super::*;
-use crate::gpu::{Limits, Operand, Plan};
+use crate::gpu::{Limits, Operand, Param, Plan, buffer, param};
 use crate::shader;
 use crate::tensor::Grads;
 use rayon::prelude::*;
@@ -116,12 +116,25 @@ impl Kernel for Permute {
         }
         // Bits are copied, whatever they mean.
         let element = if by_four { "vec4<u32>" } else { "u32" };
-        let sizes = axes.iter().flat_map(|axis| [axis.size as u32, axis.stride as u32]);
+        let names: [[&str; 2]; MAX_RANK] = [
+            ["size0", "stride0"],
+            ["size1", "stride1"],
+            ["size2", "stride2"],
+            ["size3", "stride3"],
+            ["size4", "stride4"],
+        ];
+        let mut params: Vec<Param> = vec![param("len", len)];
+        params.extend(
+            names
+                .iter()
+                .zip(&axes)
+                .flat_map(|([size, stride], axis)| [param(size, axis.size), param(stride, axis.stride)]),
+        );
         Plan::one(Launch {
             shader: shader!("permute"),
-            values: vec![("type", element.into()), ("rank", (rank as u32).into())],
-            bindings: vec![Operand::Input(0), Operand::Output(0)],
-            params: std::iter::once(len as u32).chain(sizes).collect(),
+            values: vec![("type", element.into()), ("rank", rank.into())],
+            buffers: vec![buffer("x", element, Operand::Input(0)), buffer("result", element, Operand::Output(0))],
+            params,
             workgroups: len.div_ceil(256),
         })
     }

@@ -14,7 +14,7 @@
 
 use super::*;
 use crate::cpu::{sum_of, vectorized, with_scratch};
-use crate::gpu::{Limits, Operand, Plan};
+use crate::gpu::{Limits, Operand, Plan, buffer, param};
 use crate::shader;
 use crate::tensor::{Grads, Shape};
 use rayon::prelude::*;
@@ -142,6 +142,10 @@ fn reduce_launch(
     let outputs = outer * inner;
     let blocks = outputs.div_ceil(cols);
     let chunks = n.div_ceil(chunk.max(1)).max(1);
+    let lanes_of_type = if type_name == "f32" { 1 } else { 4 };
+    let mut buffers = vec![buffer("x", dtype.wgsl(lanes_of_type), input)];
+    let names = ["result", "second"].into_iter().zip(&results);
+    buffers.extend(names.map(|(name, result)| buffer(name, type_name, *result)));
     Launch {
         shader: shader!("reduce"),
         values: vec![
@@ -149,21 +153,21 @@ fn reduce_launch(
             ("kind", if kind == Max { "max" } else { "sum" }.into()),
             ("T", type_name.into()),
             ("T_in", dtype.name().into()),
-            ("cols", (cols as u32).into()),
-            ("lanes", (lanes as u32).into()),
+            ("cols", cols.into()),
+            ("lanes", lanes.into()),
             ("inner_is_one", (inner == 1).into()),
             ("accumulate", accumulate.into()),
-            ("results", (results.len() as u32).into()),
+            ("results", results.len().into()),
         ],
-        bindings: [vec![input], results].concat(),
+        buffers,
         params: vec![
-            outputs as u32,
-            n as u32,
-            inner as u32,
-            chunk as u32,
-            chunks as u32,
-            blocks as u32,
-            factor.to_bits(),
+            param("outputs", outputs),
+            param("n", n),
+            param("inner", inner),
+            param("chunk", chunk),
+            param("chunks", chunks),
+            param("blocks", blocks),
+            param("factor", factor),
         ],
         workgroups: blocks * chunks,
     }
@@ -370,9 +374,9 @@ impl Kernel for BroadcastDim {
         let len = self.dims.elements();
         Plan::one(Launch {
             shader: shader!("reduce"),
-            values: vec![("mode", "spread".into()), ("cols", 0.into()), ("lanes", 0.into())],
-            bindings: vec![Operand::Input(0), Operand::Output(0)],
-            params: vec![len as u32, n as u32, inner as u32, self.factor.to_bits()],
+            values: vec![("mode", "broadcast".into()), ("cols", 0usize.into()), ("lanes", 0usize.into())],
+            buffers: vec![buffer("grad_output", "f32", Operand::Input(0)), buffer("result", "f32", Operand::Output(0))],
+            params: vec![param("len", len), param("n", n), param("inner", inner), param("factor", self.factor)],
             workgroups: len.div_ceil(256),
         })
     }
@@ -414,9 +418,14 @@ impl Kernel for MaxBackward {
         let len = self.0.elements();
         Plan::one(Launch {
             shader: shader!("reduce"),
-            values: vec![("mode", "max_backward".into()), ("cols", 0.into()), ("lanes", 0.into())],
-            bindings: vec![Operand::Input(0), Operand::Input(1), Operand::Input(2), Operand::Output(0)],
-            params: vec![len as u32, self.0.n as u32, self.0.inner as u32],
+            values: vec![("mode", "max_backward".into()), ("cols", 0usize.into()), ("lanes", 0usize.into())],
+            buffers: vec![
+                buffer("x", "f32", Operand::Input(0)),
+                buffer("maximum", "f32", Operand::Input(1)),
+                buffer("grad_output", "f32", Operand::Input(2)),
+                buffer("result", "f32", Operand::Output(0)),
+            ],
+            params: vec![param("len", len), param("n", self.0.n), param("inner", self.0.inner)],
             workgroups: len.div_ceil(256),
         })
     }

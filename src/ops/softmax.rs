@@ -5,7 +5,7 @@
 
 use super::*;
 use crate::cpu::{map_and_sum, math, maximum, sum_of, vectorized};
-use crate::gpu::{Limits, Operand, Plan};
+use crate::gpu::{Limits, Operand, Plan, buffer, param};
 use crate::shader;
 use crate::tensor::Grads;
 use rayon::prelude::*;
@@ -15,19 +15,18 @@ struct Softmax;
 /// dx. Inputs: y, dy.
 struct SoftmaxBackward;
 
-/// Bindings: the inputs, then the output.
 fn plan(spec: &Spec, derivative: bool) -> Plan {
     let (rows, n) = (spec.shape.rows(), spec.shape.last_dim());
     // Four elements or more per thread.
     let lanes = n.div_ceil(4).next_power_of_two().min(256);
-    let mut bindings = vec![Operand::Input(0)];
-    bindings.extend(derivative.then_some(Operand::Input(1)));
-    bindings.push(Operand::Output(0));
+    let mut buffers = vec![buffer(if derivative { "y" } else { "x" }, "f32", Operand::Input(0))];
+    buffers.extend(derivative.then_some(buffer("grad_output", "f32", Operand::Input(1))));
+    buffers.push(buffer("result", "f32", Operand::Output(0)));
     Plan::one(Launch {
         shader: shader!("softmax"),
         values: vec![("lanes", (lanes as u32).into()), ("derivative", derivative.into())],
-        bindings,
-        params: vec![rows as u32, n as u32],
+        buffers,
+        params: vec![param("rows", rows), param("n", n)],
         workgroups: rows.div_ceil(256 / lanes),
     })
 }

@@ -17,7 +17,7 @@
 
 use super::*;
 use crate::cpu::{math, vectorized};
-use crate::gpu::{Limits, Operand, Plan};
+use crate::gpu::{Limits, Operand, Plan, buffer, param};
 use crate::shader;
 use crate::tensor::Grads;
 use rayon::prelude::*;
@@ -103,14 +103,14 @@ impl Unary {
 
     fn plan(self, derivative: bool, elements: usize) -> Plan {
         let (op, factor) = self.shader_values();
-        let mut bindings = vec![Operand::Input(0)];
-        bindings.extend(derivative.then_some(Operand::Input(1)));
-        bindings.push(Operand::Output(0));
+        let mut buffers = vec![buffer(if derivative { "saved" } else { "x" }, "vec4<f32>", Operand::Input(0))];
+        buffers.extend(derivative.then_some(buffer("grad_output", "vec4<f32>", Operand::Input(1))));
+        buffers.push(buffer("result", "vec4<f32>", Operand::Output(0)));
         Plan::one(Launch {
             shader: shader!("unary"),
             values: vec![("op", op.into()), ("derivative", derivative.into())],
-            bindings,
-            params: vec![elements as u32, factor.to_bits()],
+            buffers,
+            params: vec![param("len", elements), param("factor", factor)],
             workgroups: elements.div_ceil(1024),
         })
     }

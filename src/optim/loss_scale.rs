@@ -4,7 +4,7 @@
 //! scale S, and the gradients that come out are divided by it again. If they are not finite, S was too large: the step is
 //! skipped and S halved. After 2000 steps without that, S is doubled.
 
-use crate::gpu::{Launch, Limits, Operand, Plan};
+use crate::gpu::{Launch, Limits, Operand, Plan, buffer, param};
 use crate::profile::{Cost, MemoryKind};
 use crate::tensor::{DType, Kernel, Spec, View, ViewMut, run_into};
 use crate::{Device, Result, Tensor, shader};
@@ -78,8 +78,12 @@ impl Kernel for Rescale {
         Plan::one(Launch {
             shader: shader!("loss_scale"),
             values: vec![],
-            bindings: vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)],
-            params: [GROWTH, BACKOFF, GROWTH_INTERVAL].map(f32::to_bits).to_vec(),
+            buffers: vec![
+                buffer("squares", "f32", Operand::Input(0)),
+                buffer("state", "f32", Operand::Output(0)),
+                buffer("numbers", "f32", Operand::Output(1)),
+            ],
+            params: vec![param("growth", GROWTH), param("backoff", BACKOFF), param("growth_interval", GROWTH_INTERVAL)],
             workgroups: 1,
         })
     }

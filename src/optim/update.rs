@@ -17,7 +17,7 @@
 use super::arena::{ALIGN, Parameters};
 use super::loss_scale::LossScale;
 use crate::cpu::{sum_of, vectorized, with_scratch};
-use crate::gpu::{Launch, Limits, Operand, Plan};
+use crate::gpu::{Launch, Limits, Operand, Plan, buffer, param};
 use crate::profile::{Cost, MemoryKind};
 use crate::tensor::{DType, Kernel, Spec, View, ViewMut, run, run_into};
 use crate::{Device, Result, Tensor, shader};
@@ -197,18 +197,18 @@ impl Kernel for SumOfSquares {
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         let len = inputs[0].shape.elements();
         let parts = len.div_ceil(1024).min(SumOfSquares::PARTS);
-        let pass = |first: bool, len: usize, bindings, workgroups| Launch {
+        let pass = |first: bool, len: usize, [x, sums]: [Operand; 2], workgroups| Launch {
             shader: shader!("grad_norm"),
             values: vec![("first", first.into())],
-            bindings,
-            params: vec![len as u32, parts as u32],
+            buffers: vec![buffer("x", if first { "vec4<f32>" } else { "f32" }, x), buffer("sums", "f32", sums)],
+            params: vec![param("len", len), param("parts", parts)],
             workgroups,
         };
         Plan {
             scratch: vec![parts * 4],
             launches: vec![
-                pass(true, len, vec![Operand::Input(0), Operand::Scratch(0)], parts),
-                pass(false, parts, vec![Operand::ReadScratch(0), Operand::Output(0)], 1),
+                pass(true, len, [Operand::Input(0), Operand::Scratch(0)], parts),
+                pass(false, parts, [Operand::ReadScratch(0), Operand::Output(0)], 1),
             ],
         }
     }
@@ -335,27 +335,35 @@ impl Kernel for Update {
         }
     }
 
-    fn gpu(&self, inputs: &[&Spec], outputs: &[&Spec], _: &Limits) -> Plan {
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         let len = inputs[0].shape.elements();
-        let mut bindings = vec![Operand::Input(0), Operand::Input(1)];
-        bindings.extend((0..outputs.len()).map(Operand::Output));
-        let floats = [
-            self.learning_rate,
-            self.beta1,
-            self.beta2,
-            self.eps,
-            self.weight_decay,
-            self.correction1,
-            self.correction2,
-            self.grad_clip,
+        let moments = if self.rule == Rule::Sgd { 1 } else { 2 };
+        let mut buffers = vec![
+            buffer("gradients", "vec4<f32>", Operand::Input(0)),
+            buffer("squares", "f32", Operand::Input(1)),
+            buffer("values", "vec4<f32>", Operand::Output(0)),
         ];
-        let mut params = vec![len as u32, self.decay_end as u32];
-        params.extend(floats.map(f32::to_bits));
-        params.push(u32::from(self.counts));
+        let names = ["first", "second"].into_iter().take(moments);
+        buffers.extend(names.zip(1..).map(|(name, output)| buffer(name, "vec4<f32>", Operand::Output(output))));
+        buffers.push(buffer("skipped", "u32", Operand::Output(1 + moments)));
+        buffers.extend(self.mixed.then_some(buffer("halves", "vec4<f16>", Operand::Output(2 + moments))));
+        let params = vec![
+            param("len", len),
+            param("decay_end", self.decay_end),
+            param("learning_rate", self.learning_rate),
+            param("beta1", self.beta1),
+            param("beta2", self.beta2),
+            param("eps", self.eps),
+            param("weight_decay", self.weight_decay),
+            param("correction1", self.correction1),
+            param("correction2", self.correction2),
+            param("grad_clip", self.grad_clip),
+            param("counts", u32::from(self.counts)),
+        ];
         Plan::one(Launch {
             shader: shader!("optimizer"),
             values: vec![("rule", self.name().into()), ("mixed", self.mixed.into())],
-            bindings,
+            buffers,
             params,
             workgroups: len.div_ceil(1024),
         })

@@ -2,7 +2,7 @@
 
 use super::{DType, Kernel, Spec, View, ViewMut};
 use crate::cpu::CHUNK;
-use crate::gpu::{Launch, Limits, Operand, Plan};
+use crate::gpu::{Launch, Limits, Operand, Plan, buffer, param};
 use crate::profile::Cost;
 use crate::{Error, Result, shader};
 use rayon::prelude::*;
@@ -18,9 +18,10 @@ pub(super) struct Sum;
 
 fn plan(input: &Spec, into: DType, two_inputs: bool) -> Plan {
     let elements = input.shape.elements();
-    let mut bindings = vec![Operand::Input(0)];
-    bindings.extend(two_inputs.then_some(Operand::Input(1)));
-    bindings.push(Operand::Output(0));
+    let element = input.dtype.wgsl(4);
+    let mut buffers = vec![buffer("a", element, Operand::Input(0))];
+    buffers.extend(two_inputs.then_some(buffer("b", element, Operand::Input(1))));
+    buffers.push(buffer("sum", into.wgsl(4), Operand::Output(0)));
     Plan::one(Launch {
         shader: shader!("accumulate"),
         values: vec![
@@ -28,8 +29,8 @@ fn plan(input: &Spec, into: DType, two_inputs: bool) -> Plan {
             ("T_in", input.dtype.name().into()),
             ("T_sum", into.name().into()),
         ],
-        bindings,
-        params: vec![elements as u32],
+        buffers,
+        params: vec![param("len", elements)],
         workgroups: elements.div_ceil(1024),
     })
 }

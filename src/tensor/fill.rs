@@ -1,7 +1,7 @@
 //! Sets every element to one value.
 
 use super::{DType, Device, Kernel, Shape, Spec, Tensor, View, ViewMut, run_into};
-use crate::gpu::{Launch, Limits, Operand, Plan};
+use crate::gpu::{Launch, Limits, Operand, Plan, buffer, param};
 use crate::profile::{Cost, MemoryKind};
 use crate::{Result, shader};
 
@@ -32,8 +32,8 @@ impl Kernel for Fill {
         Plan::one(Launch {
             shader: shader!("fill"),
             values: vec![],
-            bindings: vec![Operand::Output(0)],
-            params: vec![len as u32, self.value.to_bits()],
+            buffers: vec![buffer("x", "f32", Operand::Output(0))],
+            params: vec![param("len", len), param("value", self.value)],
             workgroups: len.div_ceil(256),
         })
     }

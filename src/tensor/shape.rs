@@ -22,6 +22,16 @@ impl DType {
         }
     }
 
+    /// The WGSL type of `lanes` elements, one or four: "f16", "vec4<f16>".
+    pub fn wgsl(self, lanes: usize) -> &'static str {
+        match (self, lanes == 4) {
+            (_, false) => self.name(),
+            (DType::F32, true) => "vec4<f32>",
+            (DType::F16, true) => "vec4<f16>",
+            (DType::U32, true) => "vec4<u32>",
+        }
+    }
+
     /// Bytes of one element.
     pub fn size_bytes(self) -> usize {
         match self {

@@ -206,7 +206,7 @@ pub fn json_lines(text: &str) -> Vec<Value> {
 pub fn has_gpu() -> bool {
     let devices = Sandbox::new().run(&["devices", "--json"]).succeeds().json();
     let adapters = devices["adapters"].as_array().expect("a list of adapters");
-    let usable = adapters.iter().any(|a| a["unusable"].is_null());
+    let usable = !adapters.is_empty();
     assert!(usable || std::env::var_os("RUSTYFLOW_REQUIRE_GPU").is_none(), "RUSTYFLOW_REQUIRE_GPU is set: {devices}");
     if !usable {
         eprintln!("SKIPPED, no GPU");

@@ -3,28 +3,28 @@
 //! Shapes: qkv (1, n, 3C) of the tokens number `start` to `start + n`, cache (T, 2C) of keys | values -> y (1, n, C).
 
 use super::{Attention, Dims, cpu};
-use crate::gpu::{Launch, Limits, Operand, Plan};
+use crate::gpu::{Buffer, Launch, Limits, Operand, Plan, Value, buffer, param};
 use crate::ops::*;
 use crate::shader;
 use crate::tensor::{run, run_into};
 
-/// Keys that a workgroup looks at. The shader has the same number.
+/// Keys that a workgroup looks at.
 const PIECE: usize = 128;
 
 /// Writes k | v of qkv to the rows of the cache, the output, that begin at `start`. The others keep what they hold.
-struct Remember {
+struct AppendKv {
     start: usize,
     /// (T, 2C)
     cache: Spec,
 }
 
 /// y. Inputs: qkv, and the cache with its keys and values.
-struct Recall {
+struct CachedAttention {
     n_head: usize,
     start: usize,
 }
 
-impl Kernel for Remember {
+impl Kernel for AppendKv {
     fn name(&self) -> &'static str {
         "kv_cache"
     }
@@ -49,22 +49,22 @@ impl Kernel for Remember {
         let len = inputs[0].shape.rows() * two;
         Plan::one(Launch {
             shader: shader!("kv_cache"),
-            values: vec![("pass", "remember".into())],
-            bindings: vec![Operand::Input(0), Operand::Output(0)],
-            params: [len, two, self.start].map(|n| n as u32).to_vec(),
+            values: vec![("pass", "append".into())],
+            buffers: vec![buffer("qkv", "f32", Operand::Input(0)), buffer("cache", "f32", Operand::Output(0))],
+            params: vec![param("len", len), param("width", two), param("start", self.start)],
             workgroups: len.div_ceil(256),
         })
     }
 }
 
-impl Recall {
+impl CachedAttention {
     /// Of the new tokens.
     fn dims(&self, qkv: &Spec) -> Dims {
         Attention { n_head: self.n_head, dropout: None }.dims(qkv)
     }
 }
 
-impl Kernel for Recall {
+impl Kernel for CachedAttention {
     fn name(&self) -> &'static str {
         "cached_attention"
     }
@@ -82,37 +82,43 @@ impl Kernel for Recall {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        cpu::recall(self.dims(inputs[0].spec), self.start, inputs[0].f32(), inputs[1].f32(), outputs[0].f32());
+        cpu::cached(self.dims(inputs[0].spec), self.start, inputs[0].f32(), inputs[1].f32(), outputs[0].f32());
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output, ReadScratch, Scratch};
         let d = self.dims(inputs[0]);
-        let columns = d.head_size.next_power_of_two() as u32;
+        let columns = d.head_size.next_power_of_two();
         let pieces = (self.start + d.time).div_ceil(PIECE);
-        let launch = |values, bindings, workgroups| Launch {
+        let launch = |values: Vec<(&'static str, Value)>, buffers: Vec<Buffer>, workgroups| Launch {
             shader: shader!("kv_cache"),
             values,
-            bindings,
+            buffers,
             params: vec![
-                d.time as u32,
-                d.n_head as u32,
-                d.head_size as u32,
-                self.start as u32,
-                Attention::scale(d).to_bits(),
-                pieces as u32,
+                param("queries", d.time),
+                param("n_head", d.n_head),
+                param("head_size", d.head_size),
+                param("start", self.start),
+                param("scale", Attention::scale(d)),
+                param("pieces", pieces),
             ],
             workgroups,
         };
-        let of_pieces = vec![("pass", "piece".into()), ("columns", columns.into())];
+        let of_pieces = vec![("pass", "piece".into()), ("piece", PIECE.into()), ("columns", columns.into())];
+        let to_join = vec![("pass", "join".into()), ("piece", PIECE.into())];
+        let floats = |name, operand| buffer(name, "f32", operand);
         let parts = d.time * d.n_head * pieces;
         Plan {
             scratch: vec![4 * parts * (2 + d.head_size)],
             launches: vec![
-                launch(of_pieces, vec![Input(0), Input(1), Scratch(0)], parts),
                 launch(
-                    vec![("pass", "join".into())],
-                    vec![ReadScratch(0), Output(0)],
+                    of_pieces,
+                    vec![floats("qkv", Input(0)), floats("cache", Input(1)), floats("parts", Scratch(0))],
+                    parts,
+                ),
+                launch(
+                    to_join,
+                    vec![floats("parts", ReadScratch(0)), floats("y", Output(0))],
                     (d.time * d.width()).div_ceil(64),
                 ),
             ],
@@ -140,11 +146,11 @@ impl Tensor {
         }
         Attention { n_head, dropout: None }.output_specs(&[self.spec()])?;
         let qkv = self.to_dtype(DType::F32)?;
-        run_into(&Remember { start, cache: cache.spec().clone() }, &[&qkv], &[cache])?;
+        run_into(&AppendKv { start, cache: cache.spec().clone() }, &[&qkv], &[cache])?;
         if start == 0 {
             // Nothing came before: the tiles of the usual kernel are faster.
             return self.causal_attention(n_head, None);
         }
-        run(&Recall { n_head, start }, &[&qkv, cache])?.remove(0).to_dtype(self.dtype())
+        run(&CachedAttention { n_head, start }, &[&qkv, cache])?.remove(0).to_dtype(self.dtype())
     }
 }

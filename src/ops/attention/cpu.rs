@@ -54,7 +54,7 @@ pub(super) fn forward(op: &Attention, d: Dims, qkv: &[f32], y: &mut [f32], lse: 
 
 /// y (1, n, C) of the queries in packed (1, n, 3C), of tokens that follow `before` others: the keys and values of all are in
 /// the cache (before + n or more, 2C).
-pub(super) fn recall(d: Dims, before: usize, qkv: &[f32], cache: &[f32], y: &mut [f32]) {
+pub(super) fn cached(d: Dims, before: usize, qkv: &[f32], cache: &[f32], y: &mut [f32]) {
     if y.is_empty() {
         return;
     }

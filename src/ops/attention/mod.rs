@@ -23,7 +23,7 @@ mod units;
 use super::matmul::MULTIPROCESSORS;
 use super::random::{Key, drop_threshold};
 use super::*;
-use crate::gpu::{Limits, Operand, Plan, Value};
+use crate::gpu::{Buffer, Limits, Operand, Param, Plan, Value, buffer, param};
 use crate::shader;
 use crate::tensor::Grads;
 use units::Units;
@@ -148,6 +148,31 @@ impl Tiling {
     }
 }
 
+/// What the forward pass binds.
+const FORWARD: [(&str, Operand); 3] =
+    [("qkv", Operand::Input(0)), ("result", Operand::Output(0)), ("lse", Operand::Output(1))];
+
+/// What the passes over keys and over queries bind.
+const BACKWARD: [(&str, Operand); 6] = [
+    ("qkv", Operand::Input(0)),
+    ("lse", Operand::Input(2)),
+    ("dy", Operand::Input(3)),
+    ("delta", Operand::ReadScratch(0)),
+    ("result", Operand::Output(0)),
+    // dS^T of the query block: (B n_head, T, slab_rows).
+    ("slab", Operand::Scratch(1)),
+];
+
+/// Statistics are f32, dS^T is of its own type, all else is stored as `element`.
+fn buffers(operands: &[(&'static str, Operand)], element: &'static str, slab: &'static str) -> Vec<Buffer> {
+    let element_of = |name| match name {
+        "lse" | "delta" => "f32",
+        "slab" => slab,
+        _ => element,
+    };
+    operands.iter().map(|&(name, operand)| buffer(name, element_of(name), operand)).collect()
+}
+
 impl Attention {
     fn dims(&self, qkv: &Spec) -> Dims {
         let [batch, time, width] = qkv.shape[..] else { unreachable!("`output_specs` has checked the shape") };
@@ -171,12 +196,12 @@ impl Attention {
         dtype: DType,
         tiling: Tiling,
         slab: Slab,
-        bindings: Vec<Operand>,
+        operands: &[(&'static str, Operand)],
     ) -> Launch {
         let values: Vec<(&'static str, Value)> = vec![
             ("pass", pass.into()),
             ("T", dtype.name().into()),
-            ("head_size", (dims.head_size as u32).into()),
+            ("head_size", dims.head_size.into()),
             ("vector", dims.head_size.is_multiple_of(4).into()),
             ("dropout", self.dropout.is_some().into()),
             ("rows", tiling.rows.into()),
@@ -194,40 +219,41 @@ impl Attention {
             "queries" => dims.heads() * tiling.blocks(end - slab.begin),
             _ => dims.heads() * tiling.blocks(dims.time),
         };
-        Launch { shader: shader!("attention"), values, bindings, params: self.params(dims, slab), workgroups }
+        let lanes = if dims.head_size.is_multiple_of(4) { 4 } else { 1 };
+        let buffers = buffers(operands, dtype.wgsl(lanes), "vec4<f32>");
+        Launch { shader: shader!("attention"), values, buffers, params: self.params(dims, slab), workgroups }
     }
 
-    /// What the shaders know as `Params`.
-    fn params(&self, dims: Dims, slab: Slab) -> Vec<u32> {
+    fn params(&self, dims: Dims, slab: Slab) -> Vec<Param> {
         let (p, key) = self.dropout.unwrap_or((0.0, Key([0; 2])));
         vec![
-            dims.time as u32,
-            dims.n_head as u32,
-            dims.heads() as u32,
-            Attention::scale(dims).to_bits(),
-            key.0[0],
-            key.0[1],
-            drop_threshold(p),
-            (1.0 / (1.0 - p)).to_bits(),
-            slab.begin as u32,
-            slab.rows as u32,
+            param("time", dims.time),
+            param("n_head", dims.n_head),
+            param("batch_heads", dims.heads()),
+            param("scale", Attention::scale(dims)),
+            param("key0", key.0[0]),
+            param("key1", key.0[1]),
+            param("drop_threshold", drop_threshold(p)),
+            param("keep_scale", 1.0 / (1.0 - p)),
+            // The queries whose dS is in memory: the first, and how many there is room for.
+            param("slab_begin", slab.begin),
+            param("slab_rows", slab.rows),
         ]
     }
 
     fn forward_plan(&self, dims: Dims, dtype: DType, tiling: Tiling) -> Plan {
-        let bindings = vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)];
-        Plan::one(self.launch("forward", dims, dtype, tiling, Slab::default(), bindings))
+        Plan::one(self.launch("forward", dims, dtype, tiling, Slab::default(), &FORWARD))
     }
 
     /// D = rowsum(dy * y).
     fn delta(&self, dims: Dims, dtype: DType, tiling: Tiling) -> Launch {
-        let bindings = vec![Operand::Input(1), Operand::Input(3), Operand::Scratch(0)];
-        self.launch("delta", dims, dtype, tiling, Slab::default(), bindings)
+        let operands = [("y", Operand::Input(1)), ("dy", Operand::Input(3)), ("delta", Operand::Scratch(0))];
+        self.launch("delta", dims, dtype, tiling, Slab::default(), &operands)
     }
 
     fn backward_tiled(&self, dims: Dims, dtype: DType, tiling: Tiling, limits: &Limits) -> Plan {
         let rows = dims.slab_rows(tiling.rows as usize, DType::F32.size_bytes(), limits);
-        let launch = |pass, slab, bindings| self.launch(pass, dims, dtype, tiling, slab, bindings);
+        let launch = |pass, slab| self.launch(pass, dims, dtype, tiling, slab, &BACKWARD);
         self.backward_plan(dims, self.delta(dims, dtype, tiling), rows, DType::F32, launch)
     }
 
@@ -238,13 +264,11 @@ impl Attention {
         delta: Launch,
         rows: usize,
         dtype: DType,
-        launch: impl Fn(&'static str, Slab, Vec<Operand>) -> Launch,
+        launch: impl Fn(&'static str, Slab) -> Launch,
     ) -> Plan {
-        use Operand::{Input, Output, ReadScratch, Scratch};
-        let bindings = vec![Input(0), Input(2), Input(3), ReadScratch(0), Output(0), Scratch(1)];
         let mut launches = vec![delta];
         for begin in (0..dims.time).step_by(rows) {
-            launches.extend(["keys", "queries"].map(|pass| launch(pass, Slab { begin, rows }, bindings.clone())));
+            launches.extend(["keys", "queries"].map(|pass| launch(pass, Slab { begin, rows })));
         }
         // D (B, n_head, T) and the slab of dS^T (B, n_head, T, rows).
         let lines = dims.heads() * dims.time;

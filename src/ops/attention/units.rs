@@ -1,6 +1,6 @@
 //! Attention of f16 on the GPU's matrix units: `shaders/attention_units.wgsl`.
 
-use super::{Attention, Dims, Slab};
+use super::{Attention, BACKWARD, Dims, FORWARD, Slab, buffers};
 use crate::gpu::{Launch, Limits, Operand, Plan, Value};
 use crate::shader;
 use crate::tensor::DType;
@@ -68,7 +68,14 @@ impl Units {
         self.rows("queries").max(COLS as usize)
     }
 
-    fn launch(&self, op: &Attention, pass: &'static str, d: Dims, slab: Slab, bindings: Vec<Operand>) -> Launch {
+    fn launch(
+        &self,
+        op: &Attention,
+        pass: &'static str,
+        d: Dims,
+        slab: Slab,
+        operands: &[(&'static str, Operand)],
+    ) -> Launch {
         let rows = self.rows(pass);
         let values: Vec<(&'static str, Value)> = vec![
             ("pass", pass.into()),
@@ -77,7 +84,7 @@ impl Units {
             ("subgroups", self.subgroups.into()),
             ("pieces", self.pieces(pass).into()),
             ("cols", COLS.into()),
-            ("head_size", (d.head_size as u32).into()),
+            ("head_size", d.head_size.into()),
             ("dropout", op.dropout.is_some().into()),
             ("edge", (!d.time.is_multiple_of(rows) || !d.time.is_multiple_of(COLS as usize)).into()),
         ];
@@ -87,18 +94,17 @@ impl Units {
             "keys" => end.div_ceil(rows),
             _ => (end - slab.begin).div_ceil(rows),
         };
-        let params = op.params(d, slab);
-        Launch { shader: shader!("attention_units"), values, bindings, params, workgroups: d.heads() * blocks }
+        let (buffers, params) = (buffers(operands, "vec4<f16>", "vec4<f16>"), op.params(d, slab));
+        Launch { shader: shader!("attention_units"), values, buffers, params, workgroups: d.heads() * blocks }
     }
 
     pub fn forward(&self, op: &Attention, d: Dims) -> Plan {
-        let bindings = vec![Operand::Input(0), Operand::Output(0), Operand::Output(1)];
-        Plan::one(self.launch(op, "forward", d, Slab::default(), bindings))
+        Plan::one(self.launch(op, "forward", d, Slab::default(), &FORWARD))
     }
 
     /// The passes after the one that finds D, which is `delta`.
     pub fn backward(&self, op: &Attention, d: Dims, delta: Launch, limits: &Limits) -> Plan {
         let rows = d.slab_rows(self.slab_row(), DType::F16.size_bytes(), limits);
-        op.backward_plan(d, delta, rows, DType::F16, |pass, slab, bindings| self.launch(op, pass, d, slab, bindings))
+        op.backward_plan(d, delta, rows, DType::F16, |pass, slab| self.launch(op, pass, d, slab, &BACKWARD))
     }
 }

@@ -21,7 +21,7 @@ use choice::{Choice, Multiplier, Tile};
 
 use super::reduce::SumRows;
 use super::*;
-use crate::gpu::{Launch, Limits, Operand, Plan, Value};
+use crate::gpu::{Buffer, Launch, Limits, Operand, Plan, Value, buffer, param};
 use crate::shader;
 use crate::tensor::{Edge, Grads};
 
@@ -180,12 +180,15 @@ impl MatMul {
         let vec_c = d.n.is_multiple_of(4);
         // What is done with the result: here, or where the pieces of k are added up.
         let epilogue_input = 2 + self.bias as usize;
-        let finishing = |mut bindings: Vec<Operand>| {
-            bindings.extend(self.bias.then_some(Operand::Input(2)));
-            bindings.extend((self.epilogue == Epilogue::Multiply).then_some(Operand::Input(epilogue_input)));
-            bindings.push(Operand::Output(0));
-            bindings.extend((self.epilogue == Epilogue::Gelu || self.sums).then_some(Operand::Output(1)));
-            bindings
+        let finishing = |mut buffers: Vec<Buffer>, element: &'static str| {
+            let factors = buffer("factors", element, Operand::Input(epilogue_input));
+            let activated = buffer("activated", element, Operand::Output(1));
+            buffers.extend(self.bias.then_some(buffer("bias", "f32", Operand::Input(2))));
+            buffers.extend((self.epilogue == Epilogue::Multiply).then_some(factors));
+            buffers.push(buffer("c", element, Operand::Output(0)));
+            buffers.extend((self.epilogue == Epilogue::Gelu).then_some(activated));
+            buffers.extend(self.sums.then_some(buffer("sums", "f32", Operand::Output(1))));
+            buffers
         };
         let epilogue = match self.epilogue {
             Epilogue::Nothing => "",
@@ -194,22 +197,31 @@ impl MatMul {
         };
         // Where the pieces of k leave what they make of the result and of the sums.
         let partial = plan.scratch.len();
-        let pieces = |operand: fn(usize) -> Operand| {
-            [Some(partial), self.sums.then_some(partial + 1)].into_iter().flatten().map(operand)
+        let pieces = |names: [&'static str; 2], element: &'static str, operand: fn(usize) -> Operand| {
+            let mut buffers = vec![buffer(names[0], element, operand(partial))];
+            buffers.extend(self.sums.then_some(buffer(names[1], "f32", operand(partial + 1))));
+            buffers
         };
-        let factors = vec![Operand::Input(0), b];
-        let bindings = match split {
-            true => factors.into_iter().chain(pieces(Operand::Scratch)).collect(),
-            false => finishing(factors),
+        let on_units = choice.tile.by != Multiplier::Fma;
+        let lanes = |whole: bool| if whole || on_units { 4 } else { 1 };
+        let out = if split { DType::F32 } else { self.out };
+        let factors = vec![
+            buffer("a", operands.wgsl(lanes(vec_a)), Operand::Input(0)),
+            buffer("b", operands.wgsl(lanes(vec_b)), b),
+        ];
+        let element = out.wgsl(lanes(vec_c));
+        let buffers = match split {
+            true => [factors, pieces(["c", "sums"], element, Operand::Scratch)].concat(),
+            false => finishing(factors, element),
         };
         let mut values: Vec<(&'static str, Value)> = vec![
             ("T_in", operands.name().into()),
-            ("T_out", if split { DType::F32 } else { self.out }.name().into()),
-            ("BM", (bm as u32).into()),
-            ("BN", (bn as u32).into()),
-            ("BK", (bk as u32).into()),
-            ("TM", (tm as u32).into()),
-            ("TN", (tn as u32).into()),
+            ("T_out", out.name().into()),
+            ("BM", bm.into()),
+            ("BN", bn.into()),
+            ("BK", bk.into()),
+            ("TM", tm.into()),
+            ("TN", tn.into()),
             ("trans_a", self.trans_a.into()),
             ("trans_b", trans_b.into()),
             ("edge_m", (!d.m.is_multiple_of(bm)).into()),
@@ -220,7 +232,7 @@ impl MatMul {
             ("sums", self.sums.into()),
             ("epilogue", if split { "" } else { epilogue }.into()),
         ];
-        let shader = if choice.tile.by != Multiplier::Fma {
+        let shader = if on_units {
             values.extend([
                 ("side", limits.matrix_units.into()),
                 ("subgroup", limits.subgroup_size.into()),
@@ -234,10 +246,22 @@ impl MatMul {
         plan.launches.push(Launch {
             shader,
             values,
-            bindings,
-            params: [d.m, d.n, d.k, d.stride_a, d.stride_b, d.m * d.n, tiles_m, tiles_n, splits, k_piece, d.batch]
-                .map(|v| v as u32)
-                .to_vec(),
+            buffers,
+            params: vec![
+                param("m", d.m),
+                param("n", d.n),
+                param("k", d.k),
+                // Elements from one matrix of the batch to the next; 0 shares one.
+                param("stride_a", d.stride_a),
+                param("stride_b", d.stride_b),
+                param("stride_c", d.m * d.n),
+                param("tiles_m", tiles_m),
+                param("tiles_n", tiles_n),
+                // So many consecutive workgroups share a tile and split k between them in pieces of `k_piece`.
+                param("splits", splits),
+                param("k_piece", k_piece),
+                param("batches", d.batch),
+            ],
             workgroups: tiles_m * tiles_n * splits * d.batch,
         });
         if split {
@@ -254,8 +278,8 @@ impl MatMul {
                     ("sums", self.sums.into()),
                     ("epilogue", epilogue.into()),
                 ],
-                bindings: finishing(pieces(Operand::ReadScratch).collect()),
-                params: vec![(d.m * d.n) as u32, d.n as u32, splits as u32],
+                buffers: finishing(pieces(["partial", "partial_sums"], "f32", Operand::ReadScratch), self.out.name()),
+                params: vec![param("len", d.m * d.n), param("n", d.n), param("splits", splits)],
                 workgroups: (d.m * d.n + if self.sums { d.n } else { 0 }).div_ceil(256),
             });
         }
@@ -270,8 +294,11 @@ fn transpose_b(d: &Dims, dtype: DType) -> Launch {
     Launch {
         shader: shader!("matmul_pieces"),
         values: vec![("pass", "transpose".into()), ("T_in", dtype.name().into()), ("T_out", dtype.name().into())],
-        bindings: vec![Operand::Input(1), Operand::Scratch(0)],
-        params: vec![d.n as u32, d.k as u32, down as u32],
+        buffers: vec![
+            buffer("x", dtype.name(), Operand::Input(1)),
+            buffer("result", dtype.name(), Operand::Scratch(0)),
+        ],
+        params: vec![param("rows", d.n), param("cols", d.k), param("down", down)],
         workgroups: down * d.k.div_ceil(SIDE),
     }
 }
