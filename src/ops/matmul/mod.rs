@@ -413,4 +413,6 @@ impl Tensor {
 }
 
 #[cfg(test)]
+mod select_tests;
+#[cfg(test)]
 mod tests;
