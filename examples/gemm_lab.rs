@@ -82,7 +82,7 @@ fn main() {
         ("tiles_m", tiles_m),
         ("tiles_n", tiles_n),
         ("splits", 1),
-        ("k_piece", whole_k),
+        ("k_slice", whole_k),
         ("batches", 1),
     ];
     let plan = Plan::one(Launch {

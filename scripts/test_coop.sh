@@ -41,6 +41,6 @@ inside() {
 inside /tests/rustyflow devices
 inside /tests/rustyflow devices | grep -q cooperative-matrix || fail "found no cooperative matrices in this Mesa"
 inside /tests/mixed
-inside /tests/lib halves
+inside /tests/lib split_fp16
 inside /tests/ops gpu_agrees_with_cpu
 echo "all passed"

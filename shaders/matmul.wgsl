@@ -1,14 +1,14 @@
-// C = op(A) op(B) [+ C] [+ bias], tile by tile; in the same pass C may become gelu(C)
-// and, in its own place, the derivative of GELU there, or be multiplied by one more matrix, or the columns of B be added up.
+// GEMM with fused multiply-adds: C = op(A) op(B) [+ C] [+ bias]. The epilogue may write gelu(C) to a second output and
+// GELU's derivative to C, multiply C by another matrix, or sum the columns of B.
 //
 // A workgroup of (BM/TM) x (BN/TN) threads computes a BM x BN tile of C; each thread a TM x TN block of it, in
-// registers. The k loop stages a BM x BK tile of A and a BK x BN tile of B in workgroup memory, both k-major, while the
-// next tiles are already being loaded into registers. A thread's rows and columns come in groups of four that lie
-// BM/(TM/4) and BN/(TN/4) apart, so that neighbouring threads read neighbouring vectors. Checks against the edges of A and
-// B are rendered only where tiles overhang (edge_m, edge_n, edge_k); the k loop over a tile is unrolled. Operands are stored
-// as {{ T_in }}, the result as {{ T_out }}; all arithmetic is f32.
+// registers. The k loop stages a BM x BK tile of A and a BK x BN tile of B in workgroup memory, both k-major, and
+// prefetches the next tiles into registers. A thread's rows and columns are groups of four, BM/(TM/4) and BN/(TN/4)
+// apart, so that neighbouring threads read neighbouring vectors. Bounds checks are rendered only for partial tiles
+// (edge_m, edge_n, edge_k). The loop over a tile's k is unrolled. Operands are {{ T_in }}, the result is {{ T_out }},
+// the arithmetic is f32.
 {{ interface }}
-{% include "matmul_ends" %}
+{% include "matmul_epilogue" %}
 
 {% set threads_n = BN // TN %}
 {% set threads = (BM // TM) * threads_n %}
@@ -25,7 +25,7 @@
 var<workgroup> tile_a: array<vec4<f32>, {{ BK * stride_a }}>; // [k][m/4]
 var<workgroup> tile_b: array<vec4<f32>, {{ BK * stride_b }}>; // [k][n/4]
 
-// Four elements of A that neighbour in memory: along k, or along m if A is stored (K, M). Zero outside A.
+// Loads four consecutive elements of A: along k, or along m if A is stored (K, M). Zero out of bounds.
 fn load_a(base: u32, m: u32, k: u32, k_end: u32) -> vec4<f32> {
     var v = vec4<f32>(0.0);
     {% if trans_a %}
@@ -56,7 +56,7 @@ fn load_a(base: u32, m: u32, k: u32, k_end: u32) -> vec4<f32> {
     return v;
 }
 
-// The same for B: along n, or along k if B is stored (N, K).
+// Loads four consecutive elements of B: along n, or along k if B is stored (N, K). Zero out of bounds.
 fn load_b(base: u32, n: u32, k: u32, k_end: u32) -> vec4<f32> {
     var v = vec4<f32>(0.0);
     {% if trans_b %}
@@ -93,15 +93,16 @@ fn load_b(base: u32, n: u32, k: u32, k_end: u32) -> vec4<f32> {
     let tile_n = tile % params.tiles_n;
     let tile_m = (tile / params.tiles_n) % params.tiles_m;
     let batch = tile / (params.tiles_n * params.tiles_m);
-    // Workgroups beyond the last only fill up the grid; all threads of one leave together.
+    // The grid is rounded up; all threads of a surplus workgroup return together.
     if (batch >= params.batches) { return; }
     let base_a = batch * params.stride_a;
     let base_b = batch * params.stride_b;
     let tile_row = tile_m * {{ BM }}u;
     let tile_col = tile_n * {{ BN }}u;
-    let k_begin = split * params.k_piece;
-    let k_end = min(params.k, k_begin + params.k_piece);
-    // 32 neighbours make a patch of 4 x 8 blocks: they read 4 vectors of A and 8 of B, fewer than a strip would.
+    let k_begin = split * params.k_slice;
+    let k_end = min(params.k, k_begin + params.k_slice);
+    // 32 consecutive threads compute 4 x 8 blocks: they read 4 vectors of A and 8 of B, fewer than a row of blocks
+    // would.
     let block = thread / 32u;
     let thread_m = block / {{ threads_n // 8 }}u * 4u + thread % 32u / 8u;
     let thread_n = block % {{ threads_n // 8 }}u * 8u + thread % 8u;
@@ -112,7 +113,7 @@ fn load_b(base: u32, n: u32, k: u32, k_end: u32) -> vec4<f32> {
     {% endfor %}
     {% endfor %}
 
-    {# Where thread workgroup x of the loading order finds its vector: (position along m or n, position along k). #}
+    {# The vector that load number x reads: its offset along m or n, and along k. #}
     {% if trans_a %}
     {% set a_m = "(x % " ~ (BM // 4) ~ "u) * 4u" %}{% set a_k = "x / " ~ (BM // 4) ~ "u" %}
     {% else %}
@@ -126,15 +127,21 @@ fn load_b(base: u32, n: u32, k: u32, k_end: u32) -> vec4<f32> {
 
     {% for l in range(loads_a) %}
     var next_a{{ l }}: vec4<f32>;
-    { let x = thread + {{ l * threads }}u; next_a{{ l }} = load_a(base_a, tile_row + {{ a_m }}, k_begin + {{ a_k }}, k_end); }
+    {
+        let x = thread + {{ l * threads }}u;
+        next_a{{ l }} = load_a(base_a, tile_row + {{ a_m }}, k_begin + {{ a_k }}, k_end);
+    }
     {% endfor %}
     {% for l in range(loads_b) %}
     var next_b{{ l }}: vec4<f32>;
-    { let x = thread + {{ l * threads }}u; next_b{{ l }} = load_b(base_b, tile_col + {{ b_n }}, k_begin + {{ b_k }}, k_end); }
+    {
+        let x = thread + {{ l * threads }}u;
+        next_b{{ l }} = load_b(base_b, tile_col + {{ b_n }}, k_begin + {{ b_k }}, k_end);
+    }
     {% endfor %}
 
     {% if sums %}
-    {# Whichever tile computes them, eight sums of every eighth row of B are added up: the same bits. #}
+    {# Every tile keeps eight partial sums, each of every eighth row of B, so that all tiles give the same bits. #}
     {% set lanes_b = threads // (BN // 4) %}
     {% set sums_each = 8 // lanes_b %}
     {% for s in range(sums_each) %}
@@ -182,10 +189,16 @@ fn load_b(base: u32, n: u32, k: u32, k_end: u32) -> vec4<f32> {
         let k1 = k0 + {{ BK }}u;
         if (k1 < k_end) {
             {% for l in range(loads_a) %}
-            { let x = thread + {{ l * threads }}u; next_a{{ l }} = load_a(base_a, tile_row + {{ a_m }}, k1 + {{ a_k }}, k_end); }
+            {
+                let x = thread + {{ l * threads }}u;
+                next_a{{ l }} = load_a(base_a, tile_row + {{ a_m }}, k1 + {{ a_k }}, k_end);
+            }
             {% endfor %}
             {% for l in range(loads_b) %}
-            { let x = thread + {{ l * threads }}u; next_b{{ l }} = load_b(base_b, tile_col + {{ b_n }}, k1 + {{ b_k }}, k_end); }
+            {
+                let x = thread + {{ l * threads }}u;
+                next_b{{ l }} = load_b(base_b, tile_col + {{ b_n }}, k1 + {{ b_k }}, k_end);
+            }
             {% endfor %}
         }
         {% for k in range(BK) %}
@@ -224,7 +237,7 @@ fn load_b(base: u32, n: u32, k: u32, k_end: u32) -> vec4<f32> {
     }
     {% endif %}
     {% endfor %}
-    {# Rows by four: all loads of a group start before the first of its stores, behind which they could not move. #}
+    {# Four rows at a time: a group's loads precede its first store, past which no compiler moves them. #}
     {% for g in range(row_groups) %}
     {
         {% for r in range(4) %}

@@ -30,9 +30,9 @@ fn devices() -> [(&'static str, Limits); 6] {
                 immediates: true,
                 f16: true,
                 subgroup_size: 32,
-                matrix_units: 16,
-                f32_on_units: true,
-                matmul_rates: None,
+                coop_matrix: 16,
+                split_fp16: true,
+                ..Limits::WEBGPU_DEFAULT
             },
         ),
         (
@@ -45,9 +45,9 @@ fn devices() -> [(&'static str, Limits); 6] {
                 immediates: true,
                 f16: true,
                 subgroup_size: 32,
-                matrix_units: 8,
-                f32_on_units: true,
-                matmul_rates: None,
+                coop_matrix: 8,
+                split_fp16: true,
+                ..Limits::WEBGPU_DEFAULT
             },
         ),
         (
@@ -60,9 +60,9 @@ fn devices() -> [(&'static str, Limits); 6] {
                 immediates: true,
                 f16: true,
                 subgroup_size: 64,
-                matrix_units: 16,
-                f32_on_units: true,
-                matmul_rates: None,
+                coop_matrix: 16,
+                split_fp16: true,
+                ..Limits::WEBGPU_DEFAULT
             },
         ),
         // Subgroups vary between 8 and 32 lanes on Intel: no size is known.
@@ -76,9 +76,9 @@ fn devices() -> [(&'static str, Limits); 6] {
                 immediates: true,
                 f16: true,
                 subgroup_size: 0,
-                matrix_units: 0,
-                f32_on_units: false,
-                matmul_rates: None,
+                coop_matrix: 0,
+                split_fp16: false,
+                ..Limits::WEBGPU_DEFAULT
             },
         ),
         (
@@ -91,9 +91,9 @@ fn devices() -> [(&'static str, Limits); 6] {
                 immediates: true,
                 f16: true,
                 subgroup_size: 8,
-                matrix_units: 0,
-                f32_on_units: false,
-                matmul_rates: None,
+                coop_matrix: 0,
+                split_fp16: false,
+                ..Limits::WEBGPU_DEFAULT
             },
         ),
         ("the floor of WebGPU", webgpu),
@@ -160,9 +160,8 @@ fn attention_of_every_tiling(device: &Device) {
     }
 }
 
-/// Products large enough for matrix units, where those multiply f32 too: whole tiles and overhanging ones, and all that may happen
-/// at the end.
-fn large_f32_products(device: &Device) {
+/// GEMMs large enough for split-fp16, with whole and with partial tiles, and with every epilogue.
+fn large_f32_matmuls(device: &Device) {
     for (rows, width) in [(16_384, 384), (16_388, 388)] {
         let x = zeros(&[rows, width], DType::F32, device);
         let weights = [zeros(&[width, 1536], DType::F32, device), zeros(&[1536, width], DType::F32, device)];
@@ -240,7 +239,7 @@ fn variants(limits: &Limits) -> Vec<(&'static str, Launch)> {
     plan(limits.clone(), &all_cases);
     plan(limits.clone(), &|device| large_products(DType::F32, device));
     plan(limits.clone(), &attention_of_every_tiling);
-    plan(limits.clone(), &large_f32_products);
+    plan(limits.clone(), &large_f32_matmuls);
     if limits.f16 {
         plan(limits.clone(), &|device| large_products(DType::F16, device));
     }
@@ -248,7 +247,7 @@ fn variants(limits: &Limits) -> Vec<(&'static str, Launch)> {
     for fastest in 0..8 {
         let mut rates = [[1; 4]; 8];
         rates[fastest] = [1_000_000; 4];
-        let limits = Limits { matmul_rates: Some(Arc::new(rates)), ..limits.clone() };
+        let limits = Limits { matmul_throughput: Some(Arc::new(rates)), ..limits.clone() };
         plan(limits, &|device| large_products(DType::F32, device));
     }
     plan(limits.clone(), &model_steps);
@@ -290,7 +289,7 @@ fn check_shader(launch: &Launch, source: &str, limits: &Limits) -> Result<Checke
     capabilities.set(Capabilities::IMMEDIATES, limits.immediates);
     capabilities.set(Capabilities::SHADER_FLOAT16, limits.f16);
     capabilities.set(Capabilities::SUBGROUP, limits.subgroup_size > 0);
-    capabilities.set(Capabilities::COOPERATIVE_MATRIX, limits.matrix_units > 0);
+    capabilities.set(Capabilities::COOPERATIVE_MATRIX, limits.coop_matrix > 0);
     let mut validator = Validator::new(ValidationFlags::all(), capabilities);
     validator.subgroup_stages(ShaderStages::COMPUTE).subgroup_operations(SubgroupOperationSet::all());
     let info = validator.validate(&module).map_err(|e| e.emit_to_string(source))?;
@@ -515,12 +514,12 @@ fn every_shader_and_every_line_of_it_is_reached() {
         let whole_and_overhanging = |&n: &u32| [false, true].map(|edge| [n.into(), edge.into()]);
         assert_eq!(combinations(shader, [key, "edge"]), sizes.iter().flat_map(whole_and_overhanging).collect());
     }
-    // Every way that a product ends, of halves too.
-    let ends = combinations("matmul_units", ["halves", "epilogue", "sums", "edge_m"]);
+    // Every epilogue, of split-fp16 too.
+    let epilogues = combinations("matmul_coop", ["split_fp16", "epilogue", "sums", "edge_m"]);
     for (epilogue, sums) in [("", false), ("gelu", false), ("multiply", false), ("", true)] {
         for edge in [false, true] {
             let wanted: [Value; 4] = [true.into(), epilogue.into(), sums.into(), edge.into()];
-            assert!(ends.contains(&wanted), "{wanted:?}");
+            assert!(epilogues.contains(&wanted), "{wanted:?}");
         }
     }
 }

@@ -107,7 +107,7 @@ fn ops(args: &OpsArgs) -> Result<()> {
     if !args.shape.is_empty() && args.only.iter().any(|op| op != "matmul") {
         bail!("--shape is about matrix products: give it alone, or with --only matmul");
     }
-    let device = device::open_measured(&args.device.over(&DeviceConfig::default()))?;
+    let device = device::open_autotuned(&args.device.over(&DeviceConfig::default()))?;
     let sizes = args.sizes.unwrap_or_else(|| Sizes::for_device(&device));
     let rows = match &args.shape[..] {
         [] => select(&sizes, &args.only)?,
@@ -228,7 +228,7 @@ fn step(args: &StepArgs) -> Result<()> {
     let (mut timings, mut peaks) = (Vec::new(), None::<Option<_>>);
     for case in &cases {
         // A fresh device for each case, so that its peak memory is its own.
-        let device = device::open_measured(&args.device.over(&DeviceConfig::default()))?;
+        let device = device::open_autotuned(&args.device.over(&DeviceConfig::default()))?;
         check_precision(args.precision, &device).map_err(|why| Error::Invalid(format!("--precision: {why}")))?;
         let (steps, rounds) = (args.steps as usize, args.rounds as usize);
         let mut timing = time_step(case, &device, products, steps, rounds)?;
@@ -246,15 +246,15 @@ fn step(args: &StepArgs) -> Result<()> {
                 timing.report.set_peaks(peaks);
             }
         }
-        // Whoever compares with other tools' f32 should know how large products were computed.
-        let halves = args.precision == Precision::F32 && device.f32_on_units();
+        // Whoever compares with other tools' f32 should know how large GEMMs were computed.
+        let split_fp16 = args.precision == Precision::F32 && device.split_fp16();
         if args.json {
             let mut object = serde_json::to_value(&timing)?;
             object["precision"] = args.precision.as_str().into();
-            object["products_of_halves"] = halves.into();
+            object["split_fp16"] = split_fp16.into();
             output::line(object)?;
         } else {
-            let precision = if halves { "f32 (halves)" } else { args.precision.as_str() };
+            let precision = if split_fp16 { "f32 (split-fp16)" } else { args.precision.as_str() };
             output::line(step_line(&timing, precision))?;
             if args.profile {
                 output::line(timing.report.text())?;

@@ -3,7 +3,7 @@
 use super::{cache, output};
 use crate::config::{DeviceConfig, DeviceKind, F32Products};
 use crate::gpu::{AdapterChoice, Gpu, adapters};
-use crate::ops::MatmulRates;
+use crate::ops::MatmulTuning;
 use crate::{Device, cpu};
 use anyhow::{Result, bail};
 use std::path::Path;
@@ -51,15 +51,15 @@ pub fn open(config: &DeviceConfig) -> Result<Device> {
     open_with(config, false)
 }
 
-/// As [`open`], for commands that compute for long: the matrix kernels of a GPU that nobody measured yet are measured.
-pub fn open_measured(config: &DeviceConfig) -> Result<Device> {
+/// As [`open`], for commands that compute for long: the matmul kernels of a GPU are autotuned first, if they never were.
+pub fn open_autotuned(config: &DeviceConfig) -> Result<Device> {
     open_with(config, true)
 }
 
-fn open_with(config: &DeviceConfig, measure: bool) -> Result<Device> {
+fn open_with(config: &DeviceConfig, tune: bool) -> Result<Device> {
     cpu::set_threads(if config.threads == 0 { num_cpus::get_physical() } else { config.threads });
-    let device = choose(config, measure)?;
-    if config.f32_products == F32Products::Halves && !device.f32_on_units() {
+    let device = choose(config, tune)?;
+    if config.f32_products == F32Products::Halves && !device.split_fp16() {
         let why = match device.adapter() {
             None => "the CPU has no matrix units".to_string(),
             Some(adapter) => format!("{} shows no matrix units", adapter.name),
@@ -69,7 +69,7 @@ fn open_with(config: &DeviceConfig, measure: bool) -> Result<Device> {
     Ok(device)
 }
 
-fn choose(config: &DeviceConfig, measure: bool) -> Result<Device> {
+fn choose(config: &DeviceConfig, tune: bool) -> Result<Device> {
     let open = |index| -> Result<Device> {
         let choice = AdapterChoice {
             index,
@@ -78,10 +78,10 @@ fn choose(config: &DeviceConfig, measure: bool) -> Result<Device> {
             memory_bytes: memory_bytes()?,
             cache: cache::folder(),
         };
-        let gpu = open_gpu(&choice, measure)?;
+        let gpu = open_gpu(&choice, tune)?;
         Ok(Device::Gpu(match config.f32_products {
             F32Products::Auto => gpu,
-            how => gpu.with_f32_on_units(how == F32Products::Halves),
+            how => gpu.with_split_fp16(how == F32Products::Halves),
         }))
     };
     match config.kind {
@@ -106,40 +106,40 @@ fn choose(config: &DeviceConfig, measure: bool) -> Result<Device> {
     }
 }
 
-/// The opened GPU, with the rates that were measured on it if there are any.
-fn open_gpu(choice: &AdapterChoice, measure: bool) -> crate::Result<Gpu> {
+/// The opened GPU, with the throughput that was measured on it, if it was.
+fn open_gpu(choice: &AdapterChoice, tune: bool) -> crate::Result<Gpu> {
     let gpu = Gpu::open(choice)?;
     let Some(cache) = choice.cache.as_deref() else { return Ok(gpu) };
     let limits = gpu.limits().clone();
-    let known = MatmulRates::load(cache, gpu.info()).and_then(|rates| rates.table(&limits));
-    if let Some(rates) = known {
-        return Ok(gpu.with_matmul_rates(rates));
+    let known = MatmulTuning::load(cache, gpu.info()).and_then(|tuning| tuning.table(&limits));
+    if let Some(gflops) = known {
+        return Ok(gpu.with_matmul_throughput(gflops));
     }
-    // A software adapter is not for training: the built-in rates are as good as any.
-    if !measure || gpu.info().is_software() {
+    // A software adapter is not for training: the starting guess is as good as any.
+    if !tune || gpu.info().is_software() {
         return Ok(gpu);
     }
-    let measured = measure_kernels(gpu, cache);
+    let measured = autotune(gpu, cache);
     let gpu = Gpu::open(choice)?;
     match measured {
-        Ok(rates) => Ok(match rates.table(&limits) {
-            Some(rates) => gpu.with_matmul_rates(rates),
+        Ok(tuning) => Ok(match tuning.table(&limits) {
+            Some(gflops) => gpu.with_matmul_throughput(gflops),
             None => gpu,
         }),
         Err(error) => {
-            output::note(format_args!("warning: the matrix kernels are chosen as for another GPU: {error}"));
+            output::note(format_args!("warning: the matmul kernels are not autotuned: {error}"));
             Ok(gpu)
         }
     }
 }
 
-/// Measures the matrix kernels of a GPU and keeps their rates in the cache folder. The handle is used up: its pool now
+/// Autotunes the matmul kernels of a GPU and keeps the measurements in the cache folder. The handle is used up: its pool now
 /// holds memory, and its statistics a peak, that the command itself never asked for.
-pub fn measure_kernels(gpu: Gpu, cache: &Path) -> crate::Result<MatmulRates> {
-    output::note(format_args!("measuring the matrix kernels of {}, once: a few seconds", gpu.info().name));
-    let rates = MatmulRates::measure(&gpu)?;
-    rates.store(cache, gpu.info());
-    Ok(rates)
+pub fn autotune(gpu: Gpu, cache: &Path) -> crate::Result<MatmulTuning> {
+    output::note(format_args!("autotuning the matmul kernels of {}, once: a few seconds", gpu.info().name));
+    let tuning = MatmulTuning::measure(&gpu)?;
+    tuning.store(cache, gpu.info());
+    Ok(tuning)
 }
 
 /// The CPU in place of a device that cannot be opened, if that is allowed.

@@ -3,7 +3,7 @@
 use super::output;
 use super::{cache, device};
 use crate::gpu::{AdapterChoice, AdapterInfo, Gpu, adapters};
-use crate::ops::MatmulRates;
+use crate::ops::MatmulTuning;
 use crate::profile::size_text;
 use anyhow::{Context, Result};
 use std::collections::HashSet;
@@ -13,7 +13,7 @@ pub struct Args {
     /// Print one JSON object instead
     #[arg(long)]
     json: bool,
-    /// Measure the matrix kernels of every hardware adapter anew
+    /// Autotune the matmul kernels of every hardware adapter anew
     #[arg(long)]
     measure: bool,
 }
@@ -24,12 +24,12 @@ pub fn run(args: Args) -> Result<()> {
         measure(&adapters)?;
     }
     let cache = cache::folder();
-    let rates = |info: &AdapterInfo| cache.as_ref().and_then(|cache| MatmulRates::load(cache, info));
+    let tuning = |info: &AdapterInfo| cache.as_ref().and_then(|cache| MatmulTuning::load(cache, info));
     if args.json {
         let cpu = serde_json::json!({ "physical_cores": cores, "logical_cores": threads });
         let described = |info: &AdapterInfo| {
             let mut value = serde_json::to_value(info)?;
-            value["matmul_gflops"] = serde_json::to_value(rates(info).as_ref().map(MatmulRates::tiles))?;
+            value["matmul_gflops"] = serde_json::to_value(tuning(info).as_ref().map(MatmulTuning::tiles))?;
             Ok(value)
         };
         let adapters = adapters.iter().map(described).collect::<Result<Vec<_>>>()?;
@@ -52,11 +52,11 @@ pub fn run(args: Args) -> Result<()> {
         output::line(format_args!("         {}", a.features.join(", ")))?;
         if a.is_software() {
             output::line("         software: computes on the processor; only with --allow-software-gpu")?;
-        } else if let Some(rates) = rates(a) {
-            let highest = f64::from(rates.highest()) / 1e3;
-            output::line(format_args!("         matrix kernels measured: up to {highest:.1} TFLOP/s"))?;
+        } else if let Some(tuning) = tuning(a) {
+            let highest = f64::from(tuning.highest()) / 1e3;
+            output::line(format_args!("         matmul kernels autotuned: up to {highest:.1} TFLOP/s in f32"))?;
         } else {
-            output::line("         matrix kernels not measured yet: `rustyflow train` does it once")?;
+            output::line("         matmul kernels not autotuned yet: `rustyflow train` does it once")?;
         }
     }
     if adapters.is_empty() {
@@ -67,7 +67,8 @@ pub fn run(args: Args) -> Result<()> {
 
 /// Measures one adapter of each kind.
 fn measure(adapters: &[AdapterInfo]) -> Result<()> {
-    let cache = cache::folder().context("there is no folder to keep rates in: name one in RUSTYFLOW_CACHE_DIR")?;
+    let cache =
+        cache::folder().context("there is no folder to keep measurements in: name one in RUSTYFLOW_CACHE_DIR")?;
     let mut done = HashSet::new();
     let hardware: Vec<_> = adapters.iter().filter(|a| !a.is_software()).collect();
     if hardware.is_empty() {
@@ -77,7 +78,7 @@ fn measure(adapters: &[AdapterInfo]) -> Result<()> {
         if done.insert((&info.name, &info.backend, &info.driver)) {
             let choice =
                 AdapterChoice { index: Some(info.index), cache: Some(cache.clone()), ..AdapterChoice::default() };
-            device::measure_kernels(Gpu::open(&choice)?, &cache)?;
+            device::autotune(Gpu::open(&choice)?, &cache)?;
         }
     }
     Ok(())

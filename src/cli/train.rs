@@ -47,7 +47,7 @@ pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
     // A run goes on with the values that it has.
     let run_config = run.as_deref().map(run_config).transpose()?;
     let resolved = flags.resolve(run_config.as_deref(), &more)?;
-    let device = device::open_measured(&resolved.config.device)?;
+    let device = device::open_autotuned(&resolved.config.device)?;
     let mut show: Show = if args.json {
         Box::new(|event| event.json().map_or(Ok(()), output::line))
     } else {

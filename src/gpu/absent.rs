@@ -77,11 +77,11 @@ impl Gpu {
         match self.0 {}
     }
 
-    pub fn with_matmul_rates(self, _rates: Arc<[[u32; 4]]>) -> Gpu {
+    pub fn with_matmul_throughput(self, _gflops: Arc<[[u32; 4]]>) -> Gpu {
         match self.0 {}
     }
 
-    pub fn with_f32_on_units(self, _on: bool) -> Gpu {
+    pub fn with_split_fp16(self, _on: bool) -> Gpu {
         match self.0 {}
     }
 

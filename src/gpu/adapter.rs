@@ -1,6 +1,6 @@
 //! Finds the adapters, orders them (discrete, integrated, virtual, other, software) and opens one.
 
-use super::{AdapterChoice, AdapterInfo};
+use super::{AdapterChoice, AdapterInfo, GpuModel};
 use crate::{Error, Result};
 use wgpu::{DeviceType, Features};
 
@@ -83,8 +83,8 @@ pub(super) struct Opened {
     pub info: AdapterInfo,
     pub device: wgpu::Device,
     pub queue: wgpu::Queue,
-    /// [`Limits::matrix_units`](super::Limits::matrix_units)
-    pub matrix_units: u32,
+    /// [`Limits::coop_matrix`](super::Limits::coop_matrix)
+    pub coop_matrix: u32,
     /// What its pipeline cache is called, if its backend has them.
     pub pipeline_cache_key: Option<String>,
 }
@@ -128,19 +128,19 @@ pub(super) fn open(choice: &AdapterChoice) -> Result<Opened> {
         reason: format!("{} does not open: {e}", info.name),
         hint: "update its driver, or train with --device cpu".into(),
     })?;
-    let has_units = device.features().contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX | Features::SHADER_F16);
-    let matrix_units = if has_units { matrix_units(adapter) } else { 0 };
+    let has_coop = device.features().contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX | Features::SHADER_F16);
+    let coop_matrix = if has_coop { coop_matrix(adapter) } else { 0 };
     Ok(Opened {
         info,
         device,
         queue,
-        matrix_units,
+        coop_matrix,
         pipeline_cache_key: wgpu::util::pipeline_cache_key(&adapter.get_info()),
     })
 }
 
 /// The side of the largest square cooperative matrices of f16 that are added up in f32; 0 if there are none.
-fn matrix_units(adapter: &wgpu::Adapter) -> u32 {
+fn coop_matrix(adapter: &wgpu::Adapter) -> u32 {
     use wgpu::CooperativeScalarType::{F16, F32};
     let properties = adapter.cooperative_matrix_properties();
     let square = properties.iter().filter(|p| p.m_size == p.n_size && p.n_size == p.k_size);
@@ -148,14 +148,23 @@ fn matrix_units(adapter: &wgpu::Adapter) -> u32 {
     usable.map(|p| p.m_size).max().unwrap_or(0)
 }
 
-/// Whether this is a GPU whose matrix units multiply f16, added up in f32, about eight times as fast as it multiplies f32, or more, by
-/// its maker's tables (an H200: 989 and 67 TFLOP/s): those made for data centres. Of the others' units three products of halves
-/// take as long as one in f32, or longer (an RTX 4090: 165 and 83). By name, as what is measured could change from run to run.
-pub(super) fn units_outrun_fma(name: &str) -> bool {
+/// Whether this is a data-centre GPU of NVIDIA, whose tensor cores have about eight times the f16 throughput of its f32 FMAs,
+/// or more, by the maker's tables (an H200: 989 and 67 TFLOP/s): there split-fp16, three f16 GEMMs for one, is faster than
+/// FMAs. On others it is not (an RTX 4090: 165 and 83). Decides only where autotuning measured nothing.
+pub(super) fn known_for_fast_tensor_cores(name: &str) -> bool {
     const MODELS: [&str; 13] =
         ["V100", "T4", "A30", "A100", "A800", "H100", "H200", "H800", "GH200", "B100", "B200", "B300", "GB200"];
+    is_nvidia_model(name, &MODELS)
+}
+
+/// The model whose kernel timings apply.
+pub(super) fn gpu_model(name: &str) -> GpuModel {
+    if is_nvidia_model(name, &["H200"]) { GpuModel::H200 } else { GpuModel::Unknown }
+}
+
+fn is_nvidia_model(name: &str, models: &[&str]) -> bool {
     let mut words = name.split(|c: char| !c.is_ascii_alphanumeric());
-    ["NVIDIA", "Tesla"].iter().any(|maker| name.starts_with(maker)) && words.any(|word| MODELS.contains(&word))
+    ["NVIDIA", "Tesla"].iter().any(|maker| name.starts_with(maker)) && words.any(|word| models.contains(&word))
 }
 
 /// Which of the adapters `choice` means.
@@ -198,16 +207,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn units_are_taken_for_f32_where_they_are_known_to_be_faster() {
-        for (name, fast) in [
-            ("NVIDIA H200", true),
-            ("NVIDIA A100-SXM4-40GB", true),
-            ("Tesla V100-SXM2-16GB", true),
-            ("NVIDIA GeForce RTX 4090", false),
-            ("NVIDIA RTX A3000", false),
-            ("llvmpipe (LLVM 22.1.8, 256 bits)", false),
+    fn models_are_known_by_whole_words_of_their_names() {
+        for (name, fast, model) in [
+            ("NVIDIA H200", true, GpuModel::H200),
+            ("NVIDIA GH200 480GB", true, GpuModel::Unknown),
+            ("NVIDIA A100-SXM4-40GB", true, GpuModel::Unknown),
+            ("Tesla V100-SXM2-16GB", true, GpuModel::Unknown),
+            ("NVIDIA GeForce RTX 4090", false, GpuModel::Unknown),
+            ("NVIDIA RTX A3000", false, GpuModel::Unknown),
+            ("llvmpipe (LLVM 22.1.8, 256 bits)", false, GpuModel::Unknown),
         ] {
-            assert_eq!(units_outrun_fma(name), fast, "{name}");
+            assert_eq!((known_for_fast_tensor_cores(name), gpu_model(name)), (fast, model), "{name}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use super::pipeline_cache::PipelineCache;
 use super::pipelines::Pipelines;
-use super::plan::{Limits, Operand, Plan};
+use super::plan::{ChoiceCache, Limits, Operand, Plan};
 use super::pool::{GpuSlice, Pool};
 use super::readback::{Pending, Spares, Staging};
 use super::recorder::Recorder;
@@ -68,14 +68,14 @@ impl Gpu {
     /// # Errors
     /// [`Error::NoAdapter`], which lists what was found and says what to do.
     pub fn open(choice: &AdapterChoice) -> Result<Gpu> {
-        let adapter::Opened { info, device, queue, matrix_units, pipeline_cache_key } = adapter::open(choice)?;
+        let adapter::Opened { info, device, queue, coop_matrix, pipeline_cache_key } = adapter::open(choice)?;
         let granted = device.limits();
         let subgroup_size = match info.subgroup_size {
             [min, max] if min == max && device.features().contains(wgpu::Features::SUBGROUP) => min,
             _ => 0,
         };
-        // A kernel for them must know how many threads hold a matrix together.
-        let matrix_units = if subgroup_size > 0 { matrix_units } else { 0 };
+        // Their kernels must know how many threads hold a matrix together.
+        let coop_matrix = if subgroup_size > 0 { coop_matrix } else { 0 };
         let limits = Limits {
             binding_bytes: granted.max_storage_buffer_binding_size,
             buffer_bytes: granted.max_buffer_size,
@@ -84,9 +84,11 @@ impl Gpu {
             immediates: device.features().contains(wgpu::Features::IMMEDIATES),
             f16: device.features().contains(wgpu::Features::SHADER_F16),
             subgroup_size,
-            matrix_units,
-            f32_on_units: matrix_units > 0 && adapter::units_outrun_fma(&info.name),
-            matmul_rates: None,
+            coop_matrix,
+            split_fp16: coop_matrix > 0 && adapter::known_for_fast_tensor_cores(&info.name),
+            gpu_model: adapter::gpu_model(&info.name),
+            matmul_throughput: None,
+            choices: ChoiceCache::new(),
         };
         let fault = Arc::new(Mutex::new(None));
         let sink = fault.clone();
@@ -143,15 +145,15 @@ impl Gpu {
         &self.1
     }
 
-    /// The same GPU, for kernels that are chosen by these rates: [`Limits::matmul_rates`].
-    pub fn with_matmul_rates(self, rates: Arc<[[u32; 4]]>) -> Gpu {
-        let limits = Limits { matmul_rates: Some(rates), ..Limits::clone(&self.1) };
+    /// The same GPU, for kernels that are chosen by this throughput: [`Limits::matmul_throughput`].
+    pub fn with_matmul_throughput(self, gflops: Arc<[[u32; 4]]>) -> Gpu {
+        let limits = Limits { matmul_throughput: Some(gflops), ..Limits::clone(&self.1) };
         Gpu(self.0, Arc::new(limits))
     }
 
-    /// The same GPU, with or without products of f32 on its matrix units, if it has any: [`Limits::f32_on_units`].
-    pub fn with_f32_on_units(self, on: bool) -> Gpu {
-        let limits = Limits { f32_on_units: on && self.1.matrix_units > 0, ..Limits::clone(&self.1) };
+    /// The same GPU, with f32 GEMMs as split-fp16 or not, if it has cooperative matrices: [`Limits::split_fp16`].
+    pub fn with_split_fp16(self, on: bool) -> Gpu {
+        let limits = Limits { split_fp16: on && self.1.coop_matrix > 0, ..Limits::clone(&self.1) };
         Gpu(self.0, Arc::new(limits))
     }
 

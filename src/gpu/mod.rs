@@ -37,7 +37,7 @@ pub use testing::gpu_for_tests;
 
 pub(crate) use cache::store;
 pub use plan::{
-    Buffer, INCLUDES, Interface, Launch, Limits, Operand, PARAMS_BYTES, Param, ParamValue, Plan, Shader, Value, buffer,
+    Buffer, ChoiceCache, GpuModel, INCLUDES, Interface, Launch, Limits, Operand, PARAMS_BYTES, Param, ParamValue, Plan, Shader, Value, buffer,
     grid, param,
 };
 

@@ -2,7 +2,9 @@
 //!
 //! Ops build a [`Plan`]; only the rest of this module turns it into commands.
 
-use std::sync::Arc;
+use std::any::Any;
+use std::fmt;
+use std::sync::{Arc, OnceLock};
 
 /// A WGSL template: its name (the file's stem in `shaders/`) and its text.
 #[derive(Debug, Clone, Copy)]
@@ -180,6 +182,14 @@ impl Plan {
     }
 }
 
+/// GPU models whose kernels were timed one by one (`ops/matmul/tiles.rs`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum GpuModel {
+    H200,
+    #[default]
+    Unknown,
+}
+
 /// What a device can do, as far as the choice of a kernel depends on it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
@@ -198,15 +208,19 @@ pub struct Limits {
     pub f16: bool,
     /// Whether subgroup operations are allowed, and the size every subgroup has (0: not known, or it varies).
     pub subgroup_size: u32,
-    /// The side of the f16 matrices that the GPU's matrix units multiply, adding up in f32, as cooperative matrices: 16 or 8;
-    /// 0 if it has none, or subgroups of no known size.
-    pub matrix_units: u32,
-    /// Whether products of f32 run there too, as products of halves: where the units are so much faster that three of those
-    /// take less than one in f32.
-    pub f32_on_units: bool,
-    /// How fast this very device multiplies matrices, where that was measured: GFLOP/s of each tile with neither operand
-    /// transposed, b, a, both. May choose between kernels that give the same bits.
-    pub matmul_rates: Option<Arc<[[u32; 4]]>>,
+    /// The side of the square cooperative matrices (tensor cores) with f16 operands and f32 accumulators: 16 or 8; 0 if there
+    /// are none, or the size of subgroups is not known.
+    pub coop_matrix: u32,
+    /// Whether large f32 GEMMs run as split-fp16 (3xFP16) on cooperative matrices. As precise as fused multiply-adds, but not
+    /// the same bits.
+    pub split_fp16: bool,
+    /// Whose timings the choice of tiles starts from.
+    pub gpu_model: GpuModel,
+    /// Autotuned throughput of this device's FMA tiles: GFLOP/s with neither operand transposed, b, a, both. It may only choose
+    /// between kernels that give the same bits.
+    pub matmul_throughput: Option<Arc<[[u32; 4]]>>,
+    /// What was chosen under these limits.
+    pub choices: ChoiceCache,
 }
 
 impl Limits {
@@ -228,19 +242,66 @@ impl Limits {
         immediates: false,
         f16: false,
         subgroup_size: 0,
-        matrix_units: 0,
-        f32_on_units: false,
-        matmul_rates: None,
+        coop_matrix: 0,
+        split_fp16: false,
+        gpu_model: GpuModel::Unknown,
+        matmul_throughput: None,
+        choices: ChoiceCache::NONE,
     };
+}
+
+/// A place for the choices that kernels make under one [`Limits`]. It is no part of the limits' value: all caches are equal, and a
+/// copy, which may be altered, starts empty. Kernels choose the same with and without one.
+pub struct ChoiceCache(Option<Box<OnceLock<Box<dyn Any + Send + Sync>>>>);
+
+impl ChoiceCache {
+    /// Keeps nothing.
+    pub const NONE: ChoiceCache = ChoiceCache(None);
+
+    /// An empty cache.
+    pub fn new() -> ChoiceCache {
+        ChoiceCache(Some(Box::default()))
+    }
+
+    /// The table of choices, which the first call creates; `None` if nothing is kept, or the table is of another type.
+    pub fn get<T: Default + Send + Sync + 'static>(&self) -> Option<&T> {
+        self.0.as_ref()?.get_or_init(|| Box::new(T::default())).downcast_ref()
+    }
+}
+
+impl Default for ChoiceCache {
+    fn default() -> ChoiceCache {
+        ChoiceCache::new()
+    }
+}
+
+impl Clone for ChoiceCache {
+    fn clone(&self) -> ChoiceCache {
+        ChoiceCache(self.0.as_ref().map(|_| Box::default()))
+    }
+}
+
+impl PartialEq for ChoiceCache {
+    fn eq(&self, _: &ChoiceCache) -> bool {
+        true
+    }
+}
+
+impl Eq for ChoiceCache {}
+
+impl fmt::Debug for ChoiceCache {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str("ChoiceCache")
+    }
 }
 
 /// The most bytes of parameters: what every Vulkan driver takes as immediates.
 pub const PARAMS_BYTES: usize = 128;
 
-/// Names and texts of what templates may include: `{% include "matmul_ends" %}`.
+/// Names and texts of what templates may include: `{% include "matmul_epilogue" %}`.
 pub const INCLUDES: [(&str, &str); 3] = [
-    ("matmul_ends", include_str!("../../shaders/matmul_ends.wgsl")),
-    ("matmul_halves", include_str!("../../shaders/matmul_halves.wgsl")),
+    ("matmul_epilogue", include_str!("../../shaders/matmul_epilogue.wgsl")),
+    ("matmul_split_fp16", include_str!("../../shaders/matmul_split_fp16.wgsl")),
     ("common", include_str!("../../shaders/common.wgsl")),
 ];
 
@@ -262,5 +323,21 @@ mod tests {
             assert!(x <= 65_535 && y <= 65_535, "{n}: {x} x {y}");
             assert!(x as usize * y as usize >= n, "{n}: {x} x {y}");
         }
+    }
+
+    #[test]
+    fn a_copy_of_limits_starts_without_choices_and_is_equal() {
+        let limits = Limits { choices: ChoiceCache::new(), ..Limits::WEBGPU_DEFAULT };
+        let table = |limits: &Limits| limits.choices.get::<OnceLock<u32>>().map(|table| *table.get_or_init(|| 1));
+        let choices = |limits: &Limits| limits.choices.get::<OnceLock<u32>>().and_then(OnceLock::get).copied();
+        assert_eq!((table(&limits), choices(&limits)), (Some(1), Some(1)));
+        assert_eq!((limits.clone(), choices(&limits.clone())), (limits.clone(), None));
+        assert_eq!((table(&Limits::WEBGPU_DEFAULT), limits == Limits::WEBGPU_DEFAULT), (None, true));
+    }
+
+    #[test]
+    fn limits_can_be_shared_between_threads() {
+        fn assert_shared<T: Send + Sync>() {}
+        assert_shared::<Limits>();
     }
 }

@@ -26,7 +26,7 @@ pub mod cases;
 #[cfg(test)]
 mod accumulation;
 pub use cross_entropy::IGNORED;
-pub use matmul::{MatmulRates, Rates};
+pub use matmul::{MatmulTuning, Throughput};
 
 use crate::cpu::CHUNK;
 use crate::gpu::Launch;

@@ -107,9 +107,9 @@ impl Device {
         self.limits().f16
     }
 
-    /// Whether it multiplies matrices of f32 on matrix units, if they are large: as precisely, but not to the same bits.
-    pub fn f32_on_units(&self) -> bool {
-        self.limits().f32_on_units
+    /// Whether large f32 GEMMs run as split-fp16 on tensor cores: as precise as fused multiply-adds, but not the same bits.
+    pub fn split_fp16(&self) -> bool {
+        self.limits().split_fp16
     }
 
     /// Where the times of its kernels, and of what the host does for it, are booked.

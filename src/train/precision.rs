@@ -15,12 +15,12 @@ pub fn operands(precision: Precision) -> DType {
 /// What products are computed in: "f32", or of mixed precision what the device has for it, and for which products of this model
 /// it cannot be used.
 pub fn describe_precision(precision: Precision, device: &Device, model: &GptConfig) -> String {
-    let side = device.limits().matrix_units;
+    let side = device.limits().coop_matrix;
     match precision {
         Precision::Mixed if side == 0 => "mixed: f16 stored, products in f32, as this GPU shows no matrix units".into(),
         Precision::Mixed => on_units(side, model),
-        Precision::F32 if device.f32_on_units() && model.n_embd.is_multiple_of(4) => {
-            format!("f32; large products of 16-bit halves, on matrix units of {side} x {side} (device.f32_products)")
+        Precision::F32 if device.split_fp16() && model.n_embd.is_multiple_of(4) => {
+            format!("f32; large matmuls as split-fp16 on tensor cores of {side} x {side} (device.matmul_f32)")
         }
         Precision::F32 => "f32".into(),
     }

@@ -67,13 +67,13 @@ fn a_hardware_adapter_is_measured_once_and_a_software_adapter_never() {
     let devices = sandbox.run(&["devices"]).succeeds().stdout;
     let first = sandbox.train_on_gpu(&[]).succeeds();
     let second = sandbox.train_on_gpu(&[]).succeeds();
-    assert!(!second.stderr.contains("measuring"), "{second:?}");
-    if devices.contains("not measured yet") {
-        assert!(first.stderr.contains("measuring the matrix kernels"), "{first:?}");
+    assert!(!second.stderr.contains("autotuning"), "{second:?}");
+    if devices.contains("not autotuned yet") {
+        assert!(first.stderr.contains("autotuning the matmul kernels"), "{first:?}");
         assert!(rates().as_object().is_some_and(|tiles| tiles.values().all(|tile| tile["nn"].as_u64() > Some(0))));
         sandbox.run(&["devices"]).succeeds().prints(&["TFLOP/s"]);
     } else {
-        assert!(devices.contains("software") && !first.stderr.contains("measuring"), "{first:?}");
+        assert!(devices.contains("software") && !first.stderr.contains("autotuning"), "{first:?}");
         let run = sandbox.run(&["devices", "--measure"]).succeeds();
         assert!(run.stderr.contains("nothing to measure"), "{run:?}");
         assert!(rates().is_null() && !sandbox.exists("cache/kernels"));

@@ -20,7 +20,7 @@ mod cached;
 mod cpu;
 mod units;
 
-use super::matmul::MULTIPROCESSORS;
+use super::matmul::H200;
 use super::random::{Key, drop_threshold};
 use super::*;
 use crate::gpu::{Buffer, Limits, Operand, Param, Plan, Value, buffer, param};
@@ -106,7 +106,7 @@ impl Tiling {
                 && t.threads() <= limits.workgroup_threads
                 && d.heads() * d.time * t.rows as usize * 4 <= limits.binding_bytes as usize // the smallest slab
         };
-        let few = d.heads() * Tiling::MIDDLE.blocks(d.time) < 2 * MULTIPROCESSORS;
+        let few = d.heads() * Tiling::MIDDLE.blocks(d.time) < 2 * H200.sm_count;
         let best = if few && d.time > Tiling::SMALL.rows as usize {
             Tiling::MIDDLE
         } else if d.time >= 1024 {

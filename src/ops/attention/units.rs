@@ -23,7 +23,7 @@ const COLS: u32 = 16;
 impl Units {
     /// `None` if the device has no matrix units that take such heads.
     pub fn choose(d: Dims, dtype: DType, limits: &Limits) -> Option<Units> {
-        let (side, subgroup) = (limits.matrix_units, limits.subgroup_size);
+        let (side, subgroup) = (limits.coop_matrix, limits.subgroup_size);
         // Whole rows of scores for each thread or parts of one.
         let usable = dtype == DType::F16 && side > 0 && subgroup > 0 && subgroup.is_multiple_of(side);
         if !usable || !(COLS / 4).is_multiple_of(subgroup / side) || !d.head_size.is_multiple_of(side as usize) {

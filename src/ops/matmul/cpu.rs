@@ -1,8 +1,8 @@
-//! Matrix products on the CPU: each task computes a block of rows with what comes before and after it, while it is in
-//! the cache, by `gemm` on its own thread; or a block of columns if there are more of those and nothing comes before or after.
+//! GEMM on the CPU. Each task computes a block of rows with bias and epilogue, while it is in the cache, by `gemm` on its own
+//! thread; or a block of columns, if there are more columns than rows and neither bias nor epilogue.
 //!
-//! `gemm` alone reaches 90 to 98% of a core's arithmetic on blocks of 64 rows or more. Its own threads share less well: they
-//! pack one operand on one thread, and leave bias and GELU as passes of their own.
+//! `gemm` on one thread reaches 90 to 98% of a core's peak on blocks of 64 rows or more. Its own threading scales less well:
+//! it packs one operand on one thread, and leaves bias and GELU as separate passes.
 
 use super::{Dims, Epilogue, MatMul, unary};
 use crate::cpu::{Matrix, product, threads, tiles, vectorized, with_scratch};
@@ -15,20 +15,20 @@ const TASKS_PER_THREAD: usize = 2;
 /// small GPT take 0.93 ms instead of 1.05, with 128 they would take 1.04 instead of 0.92.
 const FAR_APART: usize = 512;
 
-/// What a product reads. Slices that the kernel has no use for are empty.
+/// The inputs. Slices that the kernel does not use are empty.
 pub(super) struct Operands<'a> {
     pub a: &'a [f32],
     pub b: &'a [f32],
     /// (N).
     pub bias: &'a [f32],
-    /// What the result is multiplied by, of its shape.
+    /// For [`Epilogue::Multiply`]: the shape of the result.
     pub factors: &'a [f32],
 }
 
 /// `y`; or, if that is the epilogue, GELU's derivative there and `activated`, GELU of it.
 pub(super) fn compute(kernel: &MatMul, d: &Dims, operands: Operands, y: &mut [f32], activated: &mut [f32]) {
-    let nothing_else = !kernel.bias && kernel.epilogue == Epilogue::Nothing;
-    if d.batch == 1 && d.n > d.m && d.m * d.k > 0 && nothing_else {
+    let plain = !kernel.bias && kernel.epilogue == Epilogue::None;
+    if d.batch == 1 && d.n > d.m && d.m * d.k > 0 && plain {
         return in_columns(kernel, d, operands, y);
     }
     let rows = if d.batch == 1 { block_rows(d.m, d.n, threads()) } else { d.m };
@@ -54,7 +54,7 @@ fn block_rows(m: usize, n: usize, threads: usize) -> usize {
     rows.find(|rows| m.is_multiple_of(*rows) || m % rows >= least).unwrap_or(m)
 }
 
-/// The product by blocks of columns: where these are many, tasks for blocks of rows would each pack all of b.
+/// By blocks of columns: with many columns, tasks for blocks of rows would each pack all of b.
 fn in_columns(kernel: &MatMul, d: &Dims, operands: Operands, y: &mut [f32]) {
     let columns = block_rows(d.n, d.m, threads());
     let a = stored(operands.a, kernel.trans_a, d.m, d.k);
@@ -69,7 +69,7 @@ fn stored(data: &[f32], transposed: bool, rows: usize, columns: usize) -> Matrix
     if transposed { Matrix::rows(data, rows).transposed() } else { Matrix::rows(data, columns) }
 }
 
-/// The product by blocks of `rows` rows of one matrix, or by whole matrices of a batch.
+/// By blocks of `rows` rows of one matrix, or by whole matrices of a batch.
 fn in_blocks(kernel: &MatMul, d: &Dims, rows: usize, operands: Operands, y: &mut [f32], activated: &mut [f32]) {
     let &Dims { batch, m, n, k, stride_a, stride_b } = d;
     let Operands { a, b, bias, factors } = operands;
@@ -86,7 +86,7 @@ fn in_blocks(kernel: &MatMul, d: &Dims, rows: usize, operands: Operands, y: &mut
     let size = (rows * n).max(1);
     let blocks = y.par_chunks_mut(size);
     match kernel.epilogue {
-        Epilogue::Nothing => blocks.enumerate().for_each(|(i, y)| block(i, y)),
+        Epilogue::None => blocks.enumerate().for_each(|(i, y)| block(i, y)),
         Epilogue::Gelu => blocks.zip(activated.par_chunks_mut(size)).enumerate().for_each(|(i, (y, activated))| {
             block(i, y);
             vectorized(
@@ -130,7 +130,7 @@ fn transpose(b: &[f32], out: &mut [f32], rows: usize, columns: usize) {
 mod tests {
     use super::*;
 
-    /// The product's bits, computed on so many threads.
+    /// The result's bits, computed on so many threads.
     fn on_threads(count: usize, kernel: &MatMul, [m, n, k]: [usize; 3]) -> Vec<u32> {
         let values = |len: usize, step: f32| (0..len).map(|i| (i as f32 * step).sin()).collect::<Vec<f32>>();
         let (a, b) = (values(m * k, 0.7), values(k * n, 1.3));

@@ -1,4 +1,4 @@
-//! Matrix products, with every combination of transposed operands.
+//! Matrix multiplication (GEMM), with every combination of transposed operands.
 //!
 //! ```text
 //! y = op(a) op(b) [+ bias]            op(x) = x or its transpose
@@ -7,17 +7,19 @@
 //!   (B, M, K) (B, K, N) -> (B, M, N)
 //! dL/da = dy op(b)^T,  dL/db = op(a)^T dy,  dL/dbias = sum of the rows of dy
 //! ```
-//! On the CPU the crate `gemm` computes them (`cpu.rs`), on the GPU `shaders/matmul*.wgsl`: tiles by shape and by the device's
-//! limits, and k split between workgroups where there are few tiles.
+//! On the CPU the crate `gemm` computes it (`cpu.rs`), on the GPU `shaders/matmul*.wgsl`. `tiles.rs` has the tile
+//! configurations and the performance model, `select.rs` the choice of tile and split-K, `autotune.rs` the measurements.
 
-mod choice;
+mod autotune;
 mod cpu;
-mod measure;
+mod select;
+mod tiles;
 
-pub use measure::{MatmulRates, Rates};
+pub use autotune::{MatmulTuning, Throughput};
 
-pub(super) use choice::MULTIPROCESSORS;
-use choice::{Choice, Multiplier, Tile};
+use select::TileConfig;
+pub(super) use tiles::H200;
+use tiles::{MmaKind, Tile};
 
 use super::reduce::SumRows;
 use super::*;
@@ -25,11 +27,11 @@ use crate::gpu::{Buffer, Launch, Limits, Operand, Plan, Value, buffer, param};
 use crate::shader;
 use crate::tensor::{Edge, Grads};
 
-/// What a product does with its result before it leaves the registers.
+/// What a GEMM does with its result before storing it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) enum Epilogue {
     #[default]
-    Nothing,
+    None,
     /// A second output is gelu(y), and the first the derivative of GELU at y, which is what backward needs.
     Gelu,
     /// y is multiplied, element by element, by one more input, which has the shape of y.
@@ -45,14 +47,14 @@ pub(crate) struct MatMul {
     pub bias: bool,
     pub accumulate: bool,
     pub epilogue: Epilogue,
-    /// Whether a second output (N) gets the sums of the columns of b, added to it with `accumulate`: in the product that is a
-    /// weight's gradient, the gradient of the bias, for which dy need not be read again. For a (K, M) and b (K, N) alone.
+    /// Whether a second output (N) gets the column sums of b, added to it with `accumulate`: in the GEMM of a weight's
+    /// gradient that is the gradient of the bias, for which dy need not be read again. Only for a (K, M) and b (K, N).
     pub sums: bool,
-    /// What the result is stored as. The operands are both f32 or both f16; products are added up in f32.
+    /// What the result is stored as. The operands are both f32 or both f16; accumulation is in f32.
     pub out: DType,
 }
 
-/// The sizes of a (batch of) products, and how many elements lie between the matrices of a batch.
+/// The sizes of a (batched) GEMM, and the elements between the matrices of a batch; 0 broadcasts one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Dims {
     batch: usize,
@@ -145,42 +147,42 @@ impl Kernel for MatMul {
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
         let d = self.checked_dims(inputs);
         let dtype = inputs[0].dtype;
-        self.plan(&d, dtype, Choice::remembered(self, &d, dtype, limits), limits)
+        self.plan(&d, dtype, TileConfig::cached(self, &d, dtype, limits), limits)
     }
 }
 
 impl MatMul {
-    fn plan(&self, d: &Dims, operands: DType, choice: Choice, limits: &Limits) -> Plan {
-        debug_assert!(
-            !self.accumulate || self.epilogue == Epilogue::Nothing,
-            "the shader has one tensor to read at the end"
-        );
+    fn plan(&self, d: &Dims, operands: DType, config: TileConfig, limits: &Limits) -> Plan {
+        debug_assert!(!self.accumulate || self.epilogue == Epilogue::None, "the epilogue reads one tensor");
         debug_assert!(
             !self.sums
-                || self.trans_a && !self.trans_b && !self.bias && d.batch == 1 && self.epilogue == Epilogue::Nothing,
-            "only products of weight gradients add up columns"
+                || self.trans_a && !self.trans_b && !self.bias && d.batch == 1 && self.epilogue == Epilogue::None,
+            "only the GEMM of a weight gradient sums columns"
         );
-        debug_assert!(d.k > 0 || choice.tile.by != Multiplier::Halves, "a product of halves has a last step");
-        let Tile { bm, bn, bk, tm, tn, .. } = choice.tile;
+        debug_assert!(
+            d.k > 0 || config.tile.mma != MmaKind::SplitFp16,
+            "the k loop of split-fp16 peels off its last step"
+        );
+        let Tile { bm, bn, bk, tm, tn, .. } = config.tile;
         let (tiles_m, tiles_n) = (d.m.div_ceil(bm), d.n.div_ceil(bn));
-        let (k_piece, splits) = choice.tile.pieces(d, choice.splits);
+        let (k_slice, splits) = config.tile.k_slices(d, config.splits);
         let split = splits > 1;
         let mut plan = Plan::default();
         let mut b = Operand::Input(1);
-        if choice.transpose_b {
+        if config.transpose_b {
             plan.scratch.push(operands.size_bytes() * d.n * d.k);
             plan.launches.push(transpose_b(d, operands));
             b = Operand::ReadScratch(0);
         }
-        let trans_b = self.trans_b && !choice.transpose_b;
+        let trans_b = self.trans_b && !config.transpose_b;
         // A vector load needs the contiguous dimension, and so every row, to start on 16 bytes.
         let by_four = |contiguous: usize, stride: usize| contiguous.is_multiple_of(4) && stride.is_multiple_of(4);
         let vec_a = by_four(if self.trans_a { d.m } else { d.k }, d.stride_a);
         let vec_b = by_four(if trans_b { d.k } else { d.n }, d.stride_b);
         let vec_c = d.n.is_multiple_of(4);
-        // What is done with the result: here, or where the pieces of k are added up.
+        // The epilogue runs here, or in the split-K reduction.
         let epilogue_input = 2 + self.bias as usize;
-        let finishing = |mut buffers: Vec<Buffer>, element: &'static str| {
+        let with_epilogue = |mut buffers: Vec<Buffer>, element: &'static str| {
             let factors = buffer("factors", element, Operand::Input(epilogue_input));
             let activated = buffer("activated", element, Operand::Output(1));
             buffers.extend(self.bias.then_some(buffer("bias", "f32", Operand::Input(2))));
@@ -191,19 +193,19 @@ impl MatMul {
             buffers
         };
         let epilogue = match self.epilogue {
-            Epilogue::Nothing => "",
+            Epilogue::None => "",
             Epilogue::Gelu => "gelu",
             Epilogue::Multiply => "multiply",
         };
-        // Where the pieces of k leave what they make of the result and of the sums.
+        // The scratch buffers of the partial results and column sums of split-K.
         let partial = plan.scratch.len();
-        let pieces = |names: [&'static str; 2], element: &'static str, operand: fn(usize) -> Operand| {
+        let partials = |names: [&'static str; 2], element: &'static str, operand: fn(usize) -> Operand| {
             let mut buffers = vec![buffer(names[0], element, operand(partial))];
             buffers.extend(self.sums.then_some(buffer(names[1], "f32", operand(partial + 1))));
             buffers
         };
-        let on_units = choice.tile.by != Multiplier::Fma;
-        let lanes = |whole: bool| if whole || on_units { 4 } else { 1 };
+        let coop = config.tile.mma != MmaKind::Fma;
+        let lanes = |whole: bool| if whole || coop { 4 } else { 1 };
         let out = if split { DType::F32 } else { self.out };
         let factors = vec![
             buffer("a", operands.wgsl(lanes(vec_a)), Operand::Input(0)),
@@ -211,8 +213,8 @@ impl MatMul {
         ];
         let element = out.wgsl(lanes(vec_c));
         let buffers = match split {
-            true => [factors, pieces(["c", "sums"], element, Operand::Scratch)].concat(),
-            false => finishing(factors, element),
+            true => [factors, partials(["c", "sums"], element, Operand::Scratch)].concat(),
+            false => with_epilogue(factors, element),
         };
         let mut values: Vec<(&'static str, Value)> = vec![
             ("T_in", operands.name().into()),
@@ -232,13 +234,13 @@ impl MatMul {
             ("sums", self.sums.into()),
             ("epilogue", if split { "" } else { epilogue }.into()),
         ];
-        let shader = if on_units {
+        let shader = if coop {
             values.extend([
-                ("side", limits.matrix_units.into()),
+                ("side", limits.coop_matrix.into()),
                 ("subgroup", limits.subgroup_size.into()),
-                ("halves", (choice.tile.by == Multiplier::Halves).into()),
+                ("split_fp16", (config.tile.mma == MmaKind::SplitFp16).into()),
             ]);
-            shader!("matmul_units")
+            shader!("matmul_coop")
         } else {
             values.extend([("vec_a", vec_a.into()), ("vec_b", vec_b.into()), ("vec_c", vec_c.into())]);
             shader!("matmul")
@@ -251,15 +253,15 @@ impl MatMul {
                 param("m", d.m),
                 param("n", d.n),
                 param("k", d.k),
-                // Elements from one matrix of the batch to the next; 0 shares one.
+                // Elements between consecutive matrices of the batch; 0 broadcasts one matrix.
                 param("stride_a", d.stride_a),
                 param("stride_b", d.stride_b),
                 param("stride_c", d.m * d.n),
                 param("tiles_m", tiles_m),
                 param("tiles_n", tiles_n),
-                // So many consecutive workgroups share a tile and split k between them in pieces of `k_piece`.
+                // Split-K: `splits` consecutive workgroups compute one tile, each over `k_slice` of k.
                 param("splits", splits),
-                param("k_piece", k_piece),
+                param("k_slice", k_slice),
                 param("batches", d.batch),
             ],
             workgroups: tiles_m * tiles_n * splits * d.batch,
@@ -268,7 +270,7 @@ impl MatMul {
             plan.scratch.push(splits * d.m * d.n * 4);
             plan.scratch.extend(self.sums.then_some(splits * d.n * 4));
             plan.launches.push(Launch {
-                shader: shader!("matmul_pieces"),
+                shader: shader!("split_k_reduce"),
                 values: vec![
                     ("pass", "sum".into()),
                     ("T_in", "f32".into()),
@@ -278,7 +280,7 @@ impl MatMul {
                     ("sums", self.sums.into()),
                     ("epilogue", epilogue.into()),
                 ],
-                buffers: finishing(pieces(["partial", "partial_sums"], "f32", Operand::ReadScratch), self.out.name()),
+                buffers: with_epilogue(partials(["partial", "partial_sums"], "f32", Operand::ReadScratch), self.out.name()),
                 params: vec![param("len", d.m * d.n), param("n", d.n), param("splits", splits)],
                 workgroups: (d.m * d.n + if self.sums { d.n } else { 0 }).div_ceil(256),
             });
@@ -292,7 +294,7 @@ fn transpose_b(d: &Dims, dtype: DType) -> Launch {
     const SIDE: usize = 32;
     let down = d.n.div_ceil(SIDE);
     Launch {
-        shader: shader!("matmul_pieces"),
+        shader: shader!("split_k_reduce"),
         values: vec![("pass", "transpose".into()), ("T_in", dtype.name().into()), ("T_out", dtype.name().into())],
         buffers: vec![
             buffer("x", dtype.name(), Operand::Input(1)),
@@ -329,7 +331,7 @@ impl Op for MatMul {
             return Ok(());
         }
         // db = op(a)^T dy, itself transposed if b is stored so. A shared b sums over the whole batch: as one long
-        // product where the rows of a follow each other, else matrix by matrix.
+        // GEMM where the rows of a follow each other, else matrix by matrix.
         let shared = b.shape().len() == 2 && a.shape().len() > 2;
         let (flat_a, flat_dy);
         let (a, dy) = if shared && !self.trans_a {
@@ -351,8 +353,8 @@ impl Op for MatMul {
     }
 }
 
-/// Computes the gradients of inputs number `weight` (K, N) and `bias` (N) from x (R, K) and dy (R, N): in one product if both are
-/// wanted. That of the weight is of type `out`.
+/// Computes the gradients of inputs number `weight` (K, N) and `bias` (N) from x (R, K) and dy (R, N), in one GEMM if both
+/// are wanted. That of the weight is of type `out`.
 pub(super) fn linear_gradients(
     grads: &mut Grads,
     [weight, bias]: [usize; 2],
@@ -361,7 +363,7 @@ pub(super) fn linear_gradients(
     out: DType,
 ) -> Result<()> {
     let product = |accumulate| MatMul { trans_a: true, accumulate, out, ..MatMul::default() };
-    // An empty weight has no tile that could add up dy on its way.
+    // An empty weight has no tile that could sum the columns of dy.
     let empty = x.shape().last_dim() == 0;
     if grads.needs_grad(weight) && grads.needs_grad(bias) && !empty {
         return grads

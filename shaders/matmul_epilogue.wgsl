@@ -1,6 +1,6 @@
-{# What the kernels of a matrix product share: src/ops/matmul.rs. #}
+{# The epilogue of the GEMM kernels (src/ops/matmul/mod.rs). #}
 
-{# Where a tile overhangs, row r and columns j of a group must lie within C. #}
+{# Bounds check of a partial tile: row r and columns j of a group must lie within C. #}
 {% macro inside(r, j) %}
 {% if edge_m and edge_n %}
 if (m{{ r }} < params.m && n{{ j }} < params.n)
@@ -10,7 +10,7 @@ if (m{{ r }} < params.m)
 if (n{{ j }} < params.n)
 {% endif %}
 {% endmacro %}
-{# The end of one element: `sum` at `i`, in column `n`. #}
+{# The epilogue of one element: `sum` at index `i`, in column `n`. #}
 {% macro finish(sum, i, n) %}
 {
     var value = {{ sum }}{{ " + bias[" ~ n ~ "]" if bias }}{{ " + f32(c[" ~ i ~ "])" if accumulate }};
@@ -26,7 +26,7 @@ if (n{{ j }} < params.n)
 }
 {% endmacro %}
 
-{# Writes the sums of four of B's columns from the staged ones of `lanes` threads, which have each added up some rows. #}
+{# Writes the column sums of B, four columns a thread, from the `lanes` partial sums in `staged`. #}
 {% macro finish_sums(staged, lanes) %}
     if (tile_row == 0u && thread < {{ BN // 4 }}u) {
         var total = {{ staged }}[thread];

@@ -1,28 +1,32 @@
-// What goes around the tiles of a matrix product (src/ops/matmul.rs): b is transposed before, pieces of k are added up after.
+// The passes around a GEMM (src/ops/matmul/mod.rs): transposing b before it, the reduction of split-K after it.
 {{ interface }}
 
 {% if pass == "transpose" %}
-// result (cols, rows) = x (rows, cols) transposed, in squares of 32 x 32 by way of workgroup memory, so that both reading
-// and writing touch neighbours.
+// result (cols, rows) = x (rows, cols)^T in 32 x 32 blocks through workgroup memory, so that reads and writes coalesce.
 
-var<workgroup> square: array<{{ T_in }}, 1056>; // 32 rows of 33: columns then lie in different banks
+var<workgroup> square: array<{{ T_in }}, 1056>; // 32 rows of 33, against bank conflicts
 
 {{ entry(256) }}
-    // Neighbours in this order write neighbouring parts of the same rows.
+    // Consecutive workgroups write consecutive parts of the same rows.
     let row0 = workgroup % params.down * 32u;
     let col0 = workgroup / params.down * 32u;
     let i = thread % 32u;
     for (var j = thread / 32u; j < 32u; j += 8u) {
-        if (row0 + j < params.rows && col0 + i < params.cols) { square[j * 33u + i] = x[(row0 + j) * params.cols + col0 + i]; }
+        if (row0 + j < params.rows && col0 + i < params.cols) {
+            square[j * 33u + i] = x[(row0 + j) * params.cols + col0 + i];
+        }
     }
     workgroupBarrier();
     for (var j = thread / 32u; j < 32u; j += 8u) {
-        if (row0 + i < params.rows && col0 + j < params.cols) { result[(col0 + j) * params.rows + row0 + i] = square[i * 33u + j]; }
+        if (row0 + i < params.rows && col0 + j < params.cols) {
+            result[(col0 + j) * params.rows + row0 + i] = square[i * 33u + j];
+        }
     }
 }
 {% else %}
-{% include "matmul_ends" %}
-// Adds up the pieces that the splits of k left: C = sum over s of partial[s] [+ C] [+ bias]{{ ", and those of the sums after it" if sums }}. One thread per element.
+{% include "matmul_epilogue" %}
+// C = sum over s of partial[s] [+ C] [+ bias], then the epilogue{{ "; the column sums follow" if sums }}. One thread
+// per element.
 {{ entry(256) }}
     let i = workgroup * 256u + thread;
     {% if sums %}

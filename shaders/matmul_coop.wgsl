@@ -1,21 +1,22 @@
-// The product of f16 matrices, or with `halves` of f32 ones, on the GPU's matrix units. Each subgroup computes a TM x TN block of the tile as
-// {{ side }} x {{ side }} matrices that its threads hold together; all subgroups stage A and B in workgroup memory as they are stored.
+// GEMM on cooperative matrices (tensor cores), with f16 operands, or f32 operands with `split_fp16`. Each subgroup
+// computes a TM x TN block of the tile as {{ side }} x {{ side }} cooperative matrices. All subgroups stage A and B in
+// workgroup memory, in the layout of storage.
 enable f16;
 enable wgpu_cooperative_matrix;
 {{ interface }}
-{% include "matmul_ends" %}
+{% include "matmul_epilogue" %}
 
 {% set subgroups_n = BN // TN %}
 {% set subgroups = (BM // TM) * subgroups_n %}
 {% set threads = subgroups * subgroup %}
 {% set fragments_m = TM // side %}
 {% set fragments_n = TN // side %}
-{# Of each operand: its name, its side of C, which of its dimensions neighbours in memory, its tile's side and its origin. #}
+{# Per operand: name, its dimension of C, whether that is contiguous, tile size, tile origin, partial tiles. #}
 {% set operands = [["a", "m", trans_a, BM, "tile_row", edge_m], ["b", "n", not trans_b, BN, "tile_col", edge_n]] %}
-{# Vectors in a row of a staged tile, whose rows are of k or of m or n, and those from one row to the next: padded against conflicts of banks. #}
+{# Vectors per row of a staged tile, and its leading dimension in vectors: padded against bank conflicts. #}
 {% macro width(wide, length) %}{{ (length if wide else BK) // 4 }}{% endmacro %}
 {% macro stride(wide, length) %}{{ (length if wide else BK) // 4 + 2 }}{% endmacro %}
-{# Rows of a staged tile that all threads load at once, and how many of those a thread loads. #}
+{# Rows of a staged tile that all threads load at once, and the loads of each thread. #}
 {% macro rows_at_once(wide, length) %}{{ threads // (width(wide, length) | int) }}{% endmacro %}
 {% macro loads(wide, length) %}{{ (BK if wide else length) // (rows_at_once(wide, length) | int) }}{% endmacro %}
 {% set block_stride = side // 4 + 1 %}
@@ -24,24 +25,24 @@ enable wgpu_cooperative_matrix;
 
 {% for name, outer, wide, length, origin, edge in operands %}
 var<workgroup> tile_{{ name }}: array<vec4<f16>, {{ (BK if wide else length) * (stride(wide, length) | int) }}>;
-{% if halves %}
+{% if split_fp16 %}
 var<workgroup> low_{{ name }}: array<vec4<f16>, {{ (BK if wide else length) * (stride(wide, length) | int) }}>;
 {% endif %}
 {% endfor %}
-{% if halves %}
-// Of each subgroup the largest that it has loaded, and the step that found something larger than before.
+{% if split_fp16 %}
+// The largest magnitude that each subgroup loaded, and the step that exceeded the scale.
 var<workgroup> largest: array<vec4<u32>, {{ subgroups }}>;
 var<workgroup> exceeded: vec4<u32>;
 {% endif %}
-// Of each subgroup one of its matrices, on the way out; before that, the sums.
+// One cooperative matrix of each subgroup on its way to storage; before that, the column sums.
 var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else sums_len }}>;
 
 {{ entry(threads) }}
     let split = workgroup % params.splits;
     let batch = workgroup / params.splits / (params.tiles_m * params.tiles_n);
-    // Workgroups beyond the last only fill up the grid; all threads of one leave together.
+    // The grid is rounded up; all threads of a surplus workgroup return together.
     if (batch >= params.batches) { return; }
-    // Eight rows of tiles at a time, column by column: what runs together reads the same parts of A and B.
+    // Swizzle for the L2 cache: eight rows of tiles at a time, column by column.
     let tile = workgroup / params.splits % (params.tiles_m * params.tiles_n);
     let band = tile / (8u * params.tiles_n);
     let height = min(8u, params.tiles_m - band * 8u);
@@ -49,11 +50,11 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
     let tile_col = tile % (8u * params.tiles_n) / height * {{ BN }}u;
     let base_a = batch * params.stride_a;
     let base_b = batch * params.stride_b;
-    let k_begin = split * params.k_piece;
-    let k_end = min(params.k, k_begin + params.k_piece);
-    let unit = thread / {{ subgroup }}u;
-    let block_row = unit / {{ subgroups_n }}u * {{ TM }}u;
-    let block_col = unit % {{ subgroups_n }}u * {{ TN }}u;
+    let k_begin = split * params.k_slice;
+    let k_end = min(params.k, k_begin + params.k_slice);
+    let subgroup_index = thread / {{ subgroup }}u;
+    let block_row = subgroup_index / {{ subgroups_n }}u * {{ TM }}u;
+    let block_col = subgroup_index % {{ subgroups_n }}u * {{ TN }}u;
     let base_c = batch * params.stride_c + split * params.m * params.n;
 
     {% for i in range(fragments_m) %}
@@ -62,7 +63,7 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
     {% endfor %}
     {% endfor %}
 
-    {# What a thread loads: row and column of its first vector, rows between its vectors, and where they lie in memory. #}
+    {# A thread's loads: row and column of its first vector, its address, and the address steps by row and by k tile. #}
     {% for name, outer, wide, length, origin, edge in operands %}
     {% set w = width(wide, length) | int %}
     let {{ name }}_row = thread / {{ w }}u;
@@ -82,9 +83,9 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
     {% if sums %}
     var column_sum = vec4<f32>(0.0);
     {% endif %}
-    // Counted in steps, from which all addresses follow: so the driver makes the fastest loop of it.
+    // The loop counts steps and derives all addresses from the step: the driver compiles that to the fastest loop.
     let steps = (k_end - k_begin + {{ BK - 1 }}u) / {{ BK }}u;
-    {# Variables for each thread's vectors of A and B. #}
+    {# Declares registers for a thread's vectors of A and B. #}
     {% macro declare_loads() %}
         {% for name, outer, wide, length, origin, edge in operands %}
         {% for l in range(loads(wide, length) | int) %}
@@ -92,7 +93,7 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
         {% endfor %}
         {% endfor %}
     {% endmacro %}
-    {# Loads those of a step, all before the next store, so that they are under way together. #}
+    {# Issues all loads of a step before the next store, so that they are in flight together. #}
     {% macro load_tiles(step) %}
         {% if edge_m or edge_n or edge_k %}
         let k0 = k_begin + {{ step }} * {{ BK }}u;
@@ -105,14 +106,16 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
         {% set inside_col = (origin ~ " + " ~ name ~ "_col * 4u < params." ~ outer) if wide else ("k0 + " ~ name ~ "_col * 4u < k_end") %}
         {% if edge or edge_k %}
         {{ name }}{{ l }} = vec4<{{ T_in }}>();
-        if ({{ inside_row }} && {{ inside_col }}) { {{ name }}{{ l }} = {{ name }}[{{ name }}_at + {{ l * rows }}u * {{ name }}_line]; }
+        if ({{ inside_row }} && {{ inside_col }}) {
+            {{ name }}{{ l }} = {{ name }}[{{ name }}_at + {{ l * rows }}u * {{ name }}_line];
+        }
         {% else %}
         {{ name }}{{ l }} = {{ name }}[{{ name }}_at + {{ l * rows }}u * {{ name }}_line];
         {% endif %}
         {% endfor %}
         {% endfor %}
     {% endmacro %}
-    {# Adds up the columns of what a thread has loaded of B. #}
+    {# Adds the loaded vectors of B to the column sums. #}
     {% macro add_columns() %}
         {% if sums %}
         if (tile_row == 0u) {
@@ -122,7 +125,7 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
         }
         {% endif %}
     {% endmacro %}
-    {# Where matrix i of a subgroup's block lies in the staged tile of A, at k, and the same of B. #}
+    {# Offset of fragment i of a subgroup's block in the staged tile of A at k; the same for B. #}
     {% set stride_a = stride(trans_a, BM) | int %}
     {% set stride_b = stride(not trans_b, BN) | int %}
     {% macro from_a(k, i) -%}
@@ -137,8 +140,8 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
     {% macro coop_load_b(tile, at) -%}
     {{ "coopLoad" if trans_b else "coopLoadT" }}<coop_mat{{ side }}x{{ side }}<f16, B>>(&{{ tile }}_b[{{ at }}], {{ stride_b }}u)
     {%- endmacro %}
-    {% if halves %}
-    {% include "matmul_halves" %}
+    {% if split_fp16 %}
+    {% include "matmul_split_fp16" %}
     {% else %}
     for (var step = 0u; step < steps; step += 1u) {
         {{ declare_loads() }}
@@ -178,25 +181,27 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
     {{ finish_sums("block", threads // (BN // 4)) }}
     workgroupBarrier();
     {% endif %}
-    // One matrix at a time: with more of this memory, fewer workgroups would run on a multiprocessor. First all of them, then
-    // what is written to storage, which a barrier would wait for.
+    // One fragment at a time goes through workgroup memory, because more memory would lower occupancy. All fragments
+    // are exchanged before the first store to storage: a barrier would wait for the store.
     let lane = thread % {{ subgroup }}u;
-    let block_at = unit * {{ side * block_stride }}u;
+    let block_at = subgroup_index * {{ side * block_stride }}u;
     let line = {{ block_stride }}u;
     {% set vectors = side * side // 4 %}
     {% set turns = (vectors + subgroup - 1) // subgroup %}
-    {# The place of a thread's vector in a matrix; of threads without one, the last. All of a thread's lie in the same columns. #}
+    {# Index of a thread's vector in a fragment, clamped for surplus threads. A thread's vectors share their columns. #}
     {% macro place(l) %}{{ "min(lane, " ~ (vectors - 1) ~ "u)" if subgroup > vectors else "(lane + " ~ l * subgroup ~ "u)" }}{% endmacro %}
     {% if bias %}
     {% for j in range(fragments_n) %}
     var bias{{ j }}: vec4<f32>;
     {
         let n = tile_col + block_col + {{ j * side }}u + lane % {{ side // 4 }}u * 4u;
-        {{ "if (n < params.n) " if edge_n }}{ bias{{ j }} = vec4<f32>(bias[n], bias[n + 1u], bias[n + 2u], bias[n + 3u]); }
+        {{ "if (n < params.n) " if edge_n }}{
+            bias{{ j }} = vec4<f32>(bias[n], bias[n + 1u], bias[n + 2u], bias[n + 3u]);
+        }
     }
     {% endfor %}
     {% endif %}
-    {# Where a thread's vectors of row i of a subgroup's matrices lie in C. #}
+    {# Indices in C of a thread's vectors in fragment row i. #}
     {% macro locate(i) %}
         {% for l in range(turns) %}
         {% set x = place(l) %}
@@ -207,7 +212,7 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
         {% endfor %}
         {% endfor %}
     {% endmacro %}
-    {# What they are added to or multiplied by. #}
+    {# Reads the epilogue's operand: C with accumulate, else the factors. #}
     {% macro read_row(i) %}
     {% for l in range(turns) %}
     {% for j in range(fragments_n) %}
@@ -218,13 +223,15 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
         {{ locate(i) }}
         {% for l in range(turns) %}
         {% for j in range(fragments_n) %}
-        {{ inside(l, l ~ "_" ~ j) }}{ read{{ i }}_{{ l }}_{{ j }} = {{ "c" if accumulate else "factors" }}[at{{ l }}_{{ j }}]; }
+        {{ inside(l, l ~ "_" ~ j) }}{
+            read{{ i }}_{{ l }}_{{ j }} = {{ "c" if accumulate else "factors" }}[at{{ l }}_{{ j }}];
+        }
         {% endfor %}
         {% endfor %}
     }
     {% endmacro %}
     {% set reads = accumulate or epilogue == "multiply" %}
-    {# Of all rows at once, on its way while the matrices leave the units, if that takes at most 64 registers. #}
+    {# Reads all rows early, in flight during the exchange, if that takes at most 64 registers. #}
     {% set early = TM * TN // subgroup * (2 if T_out == "f16" else 4) <= 256 %}
     {% if reads and early %}
     {% for i in range(fragments_m) %}
@@ -234,7 +241,7 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
     {% for i in range(fragments_m) %}
     {% for j in range(fragments_n) %}
     {
-        {# naga wants every argument of a store to be a name. #}
+        {# naga 30 requires every argument of coopStore to be a name. #}
         let to = block_at;
         let values = c{{ i }}_{{ j }};
         coopStoreT(values, &block[to], line);
