@@ -1,7 +1,7 @@
 //! The flags that say what to train, and the configuration they make with the layers below them.
 
-use super::device;
-use crate::config::{Layers, Precision, QUICKSTART, Resolved, process_environment};
+use super::{device, output};
+use crate::config::{Config, Layers, Precision, QUICKSTART, Resolved, process_environment};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 
@@ -50,7 +50,7 @@ impl RunFlags {
             ("--seed", "run.seed", text(self.seed)),
             ("--device", "device.kind", text(device.device)),
             ("--precision", "device.precision", text(self.precision)),
-            ("--f32-products", "device.f32_products", text(device.f32_products)),
+            ("--matmul-f32", "device.matmul_f32", text(device.matmul_f32())),
             ("--threads", "device.threads", text(device.threads)),
             ("--allow-fallback", "device.allow_fallback", text(device.allow_fallback.then_some(true))),
             ("--allow-software-gpu", "device.allow_software", text(device.allow_software_gpu.then_some(true))),
@@ -61,6 +61,20 @@ impl RunFlags {
             }
         }
         Ok(layers.build()?)
+    }
+}
+
+/// The defaults with the environment over them.
+pub fn of_environment() -> Result<Config> {
+    let resolved = Layers::new().environment(process_environment())?.build()?;
+    warn(&resolved);
+    Ok(resolved.config)
+}
+
+/// Says what should be written in another way.
+pub fn warn(resolved: &Resolved) {
+    for warning in &resolved.warnings {
+        output::note(format_args!("warning: {warning}"));
     }
 }
 

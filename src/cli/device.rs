@@ -1,7 +1,7 @@
 //! Opens the device that was asked for, and says what was chosen and why. Nothing falls back silently.
 
 use super::{cache, output};
-use crate::config::{DeviceConfig, DeviceKind, F32Products};
+use crate::config::{DeviceConfig, DeviceKind, MatmulF32, Resolved, current_word};
 use crate::gpu::{AdapterChoice, Gpu, adapters};
 use crate::ops::MatmulTuning;
 use crate::{Device, cpu};
@@ -23,9 +23,13 @@ pub struct Flags {
     #[arg(long)]
     pub allow_software_gpu: bool,
 
-    /// How a GPU multiplies matrices in f32: fma; halves, on its matrix units; or auto, whichever is known to be faster
-    #[arg(long, value_name = "HOW")]
-    pub f32_products: Option<F32Products>,
+    /// How a GPU multiplies matrices in f32: fma; split-fp16, on tensor cores; or auto, the faster if it is as precise
+    #[arg(long, value_name = "HOW", value_parser = matmul_f32)]
+    matmul_f32: Option<MatmulF32>,
+
+    /// The former name of --matmul-f32
+    #[arg(long, hide = true, value_name = "HOW", value_parser = f32_products, conflicts_with = "matmul_f32")]
+    f32_products: Option<MatmulF32>,
 
     /// CPU threads; 0 takes one per physical core
     #[arg(long, value_name = "N")]
@@ -39,32 +43,82 @@ impl Flags {
             kind: self.device.unwrap_or(config.kind),
             allow_fallback: self.allow_fallback || config.allow_fallback,
             allow_software: self.allow_software_gpu || config.allow_software,
-            f32_products: self.f32_products.unwrap_or(config.f32_products),
+            matmul_f32: self.matmul_f32().unwrap_or(config.matmul_f32),
             threads: self.threads.unwrap_or(config.threads),
             ..config.clone()
         }
     }
+
+    /// By either name of the flag.
+    pub fn matmul_f32(&self) -> Option<MatmulF32> {
+        self.matmul_f32.or(self.f32_products)
+    }
 }
+
+/// A value of --matmul-f32, which may be a former word.
+fn matmul_f32(word: &str) -> Result<MatmulF32, String> {
+    let Some(current) = current_word("device.matmul_f32", word) else { return word.parse() };
+    output::note(format_args!("warning: --matmul-f32 {word} is written {current} now: {FORMER}"));
+    current.parse()
+}
+
+/// A value of --f32-products.
+fn f32_products(word: &str) -> Result<MatmulF32, String> {
+    output::note(format_args!("warning: --f32-products is called --matmul-f32 now: {FORMER}"));
+    matmul_f32(word)
+}
+
+const FORMER: &str = "the next version will not read the former name";
 
 /// The opened device, and why it was chosen if that was left open.
 pub fn open(config: &DeviceConfig) -> Result<Device> {
     open_with(config, false)
 }
 
-/// As [`open`], for commands that compute for long: the matmul kernels of a GPU are autotuned first, if they never were.
+/// As [`open`], for commands that compute for long: the matmul kernels of a GPU are autotuned first, if they never
+/// were.
 pub fn open_autotuned(config: &DeviceConfig) -> Result<Device> {
     open_with(config, true)
+}
+
+/// As [`open`] or [`open_autotuned`], for a run: `device.matmul_f32` is definite afterwards, and goes into the run's
+/// config.toml, so that no later measurement changes its bits. `kept` is the value of a run that is resumed.
+pub fn open_for_run(resolved: &mut Resolved, kept: Option<MatmulF32>, tune: bool) -> Result<Device> {
+    keep(resolved, kept);
+    let device = open_with(&resolved.config.device, tune)?;
+    let (value, how) = effective_matmul_f32(&device);
+    resolved.settle_matmul_f32(value, how);
+    Ok(device)
+}
+
+/// A resumed run goes on with the value that it has, unless another one is asked for.
+fn keep(resolved: &mut Resolved, kept: Option<MatmulF32>) {
+    if let Some(kept) = kept.filter(|kept| *kept != MatmulF32::Auto) {
+        resolved.settle_matmul_f32(kept, "as the run began");
+    }
+}
+
+/// How the device multiplies large f32 matrices, and why if that was left open.
+fn effective_matmul_f32(device: &Device) -> (MatmulF32, &'static str) {
+    let limits = device.limits();
+    let how = match device.adapter() {
+        None => "the CPU has no tensor cores",
+        Some(_) if limits.coop_matrix == 0 => "this GPU shows no tensor cores",
+        Some(_) if limits.matmul_throughput.is_some() => "by throughput and error, measured on this GPU",
+        Some(_) => "by the name of this GPU, on which nothing was measured",
+    };
+    (if device.split_fp16() { MatmulF32::SplitFp16 } else { MatmulF32::Fma }, how)
 }
 
 fn open_with(config: &DeviceConfig, tune: bool) -> Result<Device> {
     cpu::set_threads(if config.threads == 0 { num_cpus::get_physical() } else { config.threads });
     let device = choose(config, tune)?;
-    if config.f32_products == F32Products::Halves && !device.split_fp16() {
+    if config.matmul_f32 == MatmulF32::SplitFp16 && !device.split_fp16() {
         let why = match device.adapter() {
-            None => "the CPU has no matrix units".to_string(),
-            Some(adapter) => format!("{} shows no matrix units", adapter.name),
+            None => "the CPU has no tensor cores".to_string(),
+            Some(adapter) => format!("{} shows no tensor cores", adapter.name),
         };
-        output::note(format_args!("warning: device.f32_products = \"halves\" changes nothing: {why}"));
+        output::note(format_args!("warning: device.matmul_f32 = \"split-fp16\" changes nothing: {why}"));
     }
     Ok(device)
 }
@@ -79,9 +133,9 @@ fn choose(config: &DeviceConfig, tune: bool) -> Result<Device> {
             cache: cache::folder(),
         };
         let gpu = open_gpu(&choice, tune)?;
-        Ok(Device::Gpu(match config.f32_products {
-            F32Products::Auto => gpu,
-            how => gpu.with_split_fp16(how == F32Products::Halves),
+        Ok(Device::Gpu(match config.matmul_f32 {
+            MatmulF32::Auto => gpu,
+            how => gpu.with_split_fp16(how == MatmulF32::SplitFp16),
         }))
     };
     match config.kind {
@@ -106,14 +160,12 @@ fn choose(config: &DeviceConfig, tune: bool) -> Result<Device> {
     }
 }
 
-/// The opened GPU, with the throughput that was measured on it, if it was.
+/// The opened GPU, with what autotuning measured on it, if it did.
 fn open_gpu(choice: &AdapterChoice, tune: bool) -> crate::Result<Gpu> {
     let gpu = Gpu::open(choice)?;
     let Some(cache) = choice.cache.as_deref() else { return Ok(gpu) };
-    let limits = gpu.limits().clone();
-    let known = MatmulTuning::load(cache, gpu.info()).and_then(|tuning| tuning.table(&limits));
-    if let Some(gflops) = known {
-        return Ok(gpu.with_matmul_throughput(gflops));
+    if let Some(tuned) = MatmulTuning::load(cache, gpu.info()).and_then(|tuning| tuned(&gpu, &tuning)) {
+        return Ok(tuned);
     }
     // A software adapter is not for training: the starting guess is as good as any.
     if !tune || gpu.info().is_software() {
@@ -122,10 +174,7 @@ fn open_gpu(choice: &AdapterChoice, tune: bool) -> crate::Result<Gpu> {
     let measured = autotune(gpu, cache);
     let gpu = Gpu::open(choice)?;
     match measured {
-        Ok(tuning) => Ok(match tuning.table(&limits) {
-            Some(gflops) => gpu.with_matmul_throughput(gflops),
-            None => gpu,
-        }),
+        Ok(tuning) => Ok(tuned(&gpu, &tuning).unwrap_or(gpu)),
         Err(error) => {
             output::note(format_args!("warning: the matmul kernels are not autotuned: {error}"));
             Ok(gpu)
@@ -133,8 +182,17 @@ fn open_gpu(choice: &AdapterChoice, tune: bool) -> crate::Result<Gpu> {
     }
 }
 
-/// Autotunes the matmul kernels of a GPU and keeps the measurements in the cache folder. The handle is used up: its pool now
-/// holds memory, and its statistics a peak, that the command itself never asked for.
+/// The GPU with these measurements; `None` if they lack a tile that it can run.
+fn tuned(gpu: &Gpu, tuning: &MatmulTuning) -> Option<Gpu> {
+    let tuned = gpu.clone().with_matmul_throughput(tuning.table(gpu.limits())?);
+    Some(match tuning.prefers_split_fp16() {
+        Some(on) => tuned.with_split_fp16(on),
+        None => tuned,
+    })
+}
+
+/// Autotunes the matmul kernels of a GPU and keeps the measurements in the cache folder. The handle is used up: its
+/// pool now holds memory, and its statistics a peak, that the command itself never asked for.
 pub fn autotune(gpu: Gpu, cache: &Path) -> crate::Result<MatmulTuning> {
     output::note(format_args!("autotuning the matmul kernels of {}, once: a few seconds", gpu.info().name));
     let tuning = MatmulTuning::measure(&gpu)?;
@@ -202,5 +260,43 @@ fn gpu_number(given: Option<usize>) -> Result<Option<usize>> {
             let names = if names.is_empty() { "none".to_string() } else { names.join(", ") };
             bail!("{VARIABLE}={wanted} names no adapter; this machine has {names}; unset it, or use --device cpu")
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::Layers;
+
+    #[test]
+    fn a_resumed_run_keeps_its_value_unless_another_is_asked_for() {
+        let resumed = |asked: &str, kept| {
+            let mut resolved = Layers::new().set(&format!("device.matmul_f32={asked}")).unwrap().build().unwrap();
+            keep(&mut resolved, kept);
+            // What the device has come to since.
+            resolved.settle_matmul_f32(MatmulF32::Fma, "measured anew");
+            resolved.config.device.matmul_f32
+        };
+        assert_eq!(resumed("auto", Some(MatmulF32::SplitFp16)), MatmulF32::SplitFp16);
+        assert_eq!(resumed("fma", Some(MatmulF32::SplitFp16)), MatmulF32::Fma);
+        assert_eq!(resumed("split-fp16", Some(MatmulF32::Fma)), MatmulF32::SplitFp16);
+        // A run of a version that wrote down `auto`, and a new one.
+        assert_eq!(resumed("auto", Some(MatmulF32::Auto)), MatmulF32::Fma);
+        assert_eq!(resumed("auto", None), MatmulF32::Fma);
+    }
+
+    #[test]
+    fn measurements_decide_on_a_gpu_that_has_tensor_cores() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        let has_coop = gpu.limits().coop_matrix > 0;
+        for prefers in [true, false] {
+            let tuning = MatmulTuning::for_tests(&gpu, prefers);
+            let tuned = Device::Gpu(tuned(&gpu, &tuning).unwrap());
+            let want = if prefers && has_coop { MatmulF32::SplitFp16 } else { MatmulF32::Fma };
+            let (value, how) = effective_matmul_f32(&tuned);
+            assert_eq!((value, how.contains("measured on this")), (want, has_coop), "{how}");
+        }
+        let (value, how) = effective_matmul_f32(&Device::Cpu);
+        assert!(value == MatmulF32::Fma && how.contains("CPU"), "{how}");
     }
 }

@@ -1,7 +1,7 @@
 //! `rustyflow eval`: how well a model predicts a text.
 
-use super::{at_least_one, device, model, output};
-use crate::config::{DataConfig, Layers, process_environment};
+use super::{at_least_one, configuration, device, model, output};
+use crate::config::DataConfig;
 use crate::train::{Windows, evaluate};
 use crate::{Error, data::Corpus};
 use anyhow::Result;
@@ -47,7 +47,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<()> {
     let folder = model::find(args.model.as_deref())?;
     let (source, text) = read_text(&args, &folder)?;
-    let config = Layers::new().environment(process_environment())?.build()?.config;
+    let config = configuration::of_environment()?;
     let device = device::open(&args.device.over(&config.device))?;
     let (model, tokenizer) = model::load(&folder, &device)?;
     let block_size = model.config.block_size;

@@ -1,7 +1,7 @@
 //! `rustyflow generate`: continues a text, printing it as it is drawn.
 
-use super::{at_least_one, device, model, output};
-use crate::config::{GenerateConfig, Layers, process_environment};
+use super::{at_least_one, configuration, device, model, output};
+use crate::config::{GenerateConfig, process_environment};
 use crate::generate::{Sampler, Sampling, check_prompt, generate, printable};
 use crate::train::prompt_ids;
 use anyhow::Result;
@@ -41,7 +41,7 @@ pub struct Args {
 }
 
 pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
-    let config = Layers::new().environment(process_environment())?.build()?.config;
+    let config = configuration::of_environment()?;
     let device = device::open(&args.device.over(&config.device))?;
     let folder = model::find(args.model.as_deref())?;
     let (model, tokenizer) = model::load(&folder, &device)?;

@@ -2,6 +2,7 @@
 
 use super::{configuration, device, output, progress};
 use crate::Error;
+use crate::config::Layers;
 use crate::train::{Event, Setting, TRAINING_LOG, newest_unfinished_run, run_config, train};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
@@ -46,8 +47,11 @@ pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
     };
     // A run goes on with the values that it has.
     let run_config = run.as_deref().map(run_config).transpose()?;
-    let resolved = flags.resolve(run_config.as_deref(), &more)?;
-    let device = device::open_autotuned(&resolved.config.device)?;
+    let mut resolved = flags.resolve(run_config.as_deref(), &more)?;
+    configuration::warn(&resolved);
+    let of_run = |path: &Path| Layers::new().file(path).and_then(Layers::build);
+    let kept = run_config.as_deref().map(of_run).transpose()?.map(|run| run.config.device.matmul_f32);
+    let device = device::open_for_run(&mut resolved, kept, true)?;
     let mut show: Show = if args.json {
         Box::new(|event| event.json().map_or(Ok(()), output::line))
     } else {

@@ -18,8 +18,9 @@ pub struct Args {
 }
 
 pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
-    let resolved = args.configuration.resolve(None, &[])?;
-    let device = device::open(&resolved.config.device)?;
+    let mut resolved = args.configuration.resolve(None, &[])?;
+    configuration::warn(&resolved);
+    let device = device::open_for_run(&mut resolved, None, false)?;
     let verified = verify_resume(&resolved, args.steps as usize, &device, &args.configuration.data_dir, stop)?;
     let steps = verified.steps;
     if args.json {

@@ -20,7 +20,7 @@ pub struct Change {
 const CHANGEABLE: &[&str] = &[
     "run.dir",
     "device.kind",
-    "device.f32_products",
+    "device.matmul_f32",
     "device.threads",
     "device.allow_fallback",
     "device.allow_software",

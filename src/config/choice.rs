@@ -55,13 +55,13 @@ choice! {
 
 choice! {
     /// How a GPU multiplies matrices of 32-bit floats.
-    F32Products {
-        /// On matrix units where those are known to be faster, else by fused multiply-adds.
+    MatmulF32 {
+        /// Decided when a run begins: `split-fp16` where that was measured to be faster and as precise, else `fma`.
         Auto = "auto",
-        /// By fused multiply-adds.
+        /// Fused multiply-adds.
         Fma = "fma",
-        /// On matrix units, each number as the sum of two 16-bit floats, as precisely.
-        Halves = "halves",
+        /// Large ones on tensor cores, each number split into two 16-bit floats (3xFP16).
+        SplitFp16 = "split-fp16",
     }
 }
 

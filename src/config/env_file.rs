@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use super::keys::{self, KEYS, Key};
+use super::keys::{self, KEYS, Key, Named};
 use super::layers::Layer;
 use super::origin::Origin;
 use super::wrong;
@@ -45,32 +45,24 @@ pub(super) fn read(place: &str, text: &str) -> Result<Layer> {
         let name = name.trim();
         let text = unquote(text.trim()).map_err(|message| wrong(&origin, name, message))?;
         if name == MODEL_PATH {
-            for (key, part) in model_path(&text).map_err(|message| wrong(&origin, name, message))? {
-                add(&mut layer, key, &part, &origin)?;
+            for (named, part) in model_path(&text).map_err(|message| wrong(&origin, name, message))? {
+                layer.insert_once(named, named.key.value_of_text(&part), origin.clone())?;
             }
         } else {
-            let key = find(name).ok_or_else(|| wrong(&origin, name, unknown(name)))?;
-            add(&mut layer, key, &text, &origin)?;
+            let named = find(name).ok_or_else(|| wrong(&origin, name, unknown(name)))?;
+            layer.insert_once(named, named.key.value_of_text(&text), origin)?;
         }
     }
     Ok(layer)
 }
 
-/// Adds a line's value. A key that an earlier line has set is an error, as it is in TOML.
-fn add(layer: &mut Layer, key: &'static Key, text: &str, origin: &Origin) -> Result<()> {
-    if let Some(earlier) = layer.origin(key.name) {
-        return Err(wrong(origin, key.name, format!("is set twice, first at {earlier}")));
-    }
-    layer.insert(key, key.value_of_text(text), origin.clone())
-}
-
 /// The key that a name stands for, in any of its spellings.
-fn find(name: &str) -> Option<&'static Key> {
+fn find(name: &str) -> Option<Named> {
     if let Some((_, key)) = SHORT_NAMES.iter().find(|(short, _)| *short == name) {
         return keys::find(key);
     }
     if name.starts_with("RUSTYFLOW_") {
-        return KEYS.iter().find(|key| key.variable() == name);
+        return keys::find_variable(name);
     }
     keys::find(name)
 }
@@ -98,7 +90,7 @@ fn unknown(name: &str) -> String {
 }
 
 /// The keys and values that a `MODEL_PATH` sets.
-fn model_path(text: &str) -> std::result::Result<[(&'static Key, String); 2], String> {
+fn model_path(text: &str) -> std::result::Result<[(Named, String); 2], String> {
     let path = Path::new(text);
     let key = |name| keys::find(name).expect("run.dir and run.name are in KEYS");
     let name = path.file_name().ok_or("expected the path of a folder, such as runs/first")?;

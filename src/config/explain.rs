@@ -42,7 +42,7 @@ fn written(value: &Value) -> String {
 /// The comment about an origin. A file name may hold what a TOML comment may not, such as the end of a line.
 fn comment(origin: &Origin) -> String {
     let text = match origin {
-        Origin::Default | Origin::Derived(_) => origin.to_string(),
+        Origin::Default | Origin::Derived(_) | Origin::Settled(_) => origin.to_string(),
         _ => format!("from {origin}"),
     };
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()

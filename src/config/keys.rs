@@ -2,7 +2,7 @@
 
 use toml::Value;
 
-use super::choice::{DeviceKind, F32Products, NonFinite, OptimizerKind, Precision, Schedule};
+use super::choice::{DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, Schedule};
 
 /// What a key takes.
 #[derive(Clone, Copy, Debug)]
@@ -42,7 +42,7 @@ pub(super) const KEYS: &[Key] = &[
     key("run.seed", Kind::Seed),
     key("device.kind", Kind::Device),
     key("device.precision", Kind::Choice(Precision::CHOICES)),
-    key("device.f32_products", Kind::Choice(F32Products::CHOICES)),
+    key("device.matmul_f32", Kind::Choice(MatmulF32::CHOICES)),
     key("device.threads", Kind::Count),
     key("device.allow_fallback", Kind::Flag),
     key("device.allow_software", Kind::Flag),
@@ -98,9 +98,44 @@ pub(super) const KEYS: &[Key] = &[
 pub(super) const SECTIONS: &[&str] =
     &["run", "device", "data", "model", "train", "optimizer", "checkpoint", "guard", "log", "generate"];
 
-/// The key of that name.
-pub(super) fn find(name: &str) -> Option<&'static Key> {
-    KEYS.iter().find(|key| key.name == name)
+/// Former names of keys, and the current ones. They are read for one version, with a warning.
+pub(super) const RENAMED_KEYS: &[(&str, &str)] = &[("device.f32_products", "device.matmul_f32")];
+
+/// Former words for values: of which key, the word, and the current one. They are read for one version, with a warning.
+pub(super) const RENAMED_WORDS: &[(&str, &str, &str)] = &[("device.matmul_f32", "halves", "split-fp16")];
+
+/// A key as somebody wrote it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Named {
+    pub key: &'static Key,
+    /// The name that was written, if it is a former one.
+    pub former: Option<&'static str>,
+}
+
+/// The key of that name, which may be a former one.
+pub(super) fn find(name: &str) -> Option<Named> {
+    find_by(|key_name| key_name == name)
+}
+
+/// The key that this environment variable sets, by its current or its former name.
+pub(super) fn find_variable(variable: &str) -> Option<Named> {
+    find_by(|key_name| variable_of(key_name) == variable)
+}
+
+fn find_by(is_meant: impl Fn(&str) -> bool) -> Option<Named> {
+    let former = RENAMED_KEYS.iter().find(|(former, _)| is_meant(former));
+    let named = |key| Named { key, former: former.map(|(former, _)| *former) };
+    let current = |key: &&Key| former.map_or_else(|| is_meant(key.name), |(_, name)| key.name == *name);
+    KEYS.iter().find(current).map(named)
+}
+
+/// The current word for a former one of a key's values; `None` if the word is no former one.
+pub fn current_word(key: &str, word: &str) -> Option<&'static str> {
+    RENAMED_WORDS.iter().find(|(its_key, former, _)| *its_key == key && *former == word).map(|(_, _, current)| *current)
+}
+
+fn variable_of(key_name: &str) -> String {
+    format!("RUSTYFLOW_{}", key_name.replace('.', "__").to_uppercase())
 }
 
 impl Key {
@@ -111,7 +146,7 @@ impl Key {
 
     /// The environment variable that sets it.
     pub(super) fn variable(&self) -> String {
-        format!("RUSTYFLOW_{}", self.name.replace('.', "__").to_uppercase())
+        variable_of(self.name)
     }
 
     /// The value that plain text stands for, where all of it is meant (a flag, a line of a `.env` file).

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
-use super::keys::{self, KEYS, Key};
+use super::choice::MatmulF32;
+use super::keys::{self, KEYS, Key, Named};
 use super::origin::Origin;
 use super::schema::Config;
 use super::{env_file, toml_file, validate, wrong};
@@ -14,6 +15,9 @@ use crate::error::{Error, Result};
 
 const MAX_STEPS: &str = "train.max_steps";
 const EPOCHS: &str = "train.epochs";
+
+/// What a warning about a former name ends in.
+const FORMER: &str = "the next version will not read the former name";
 
 /// Collects values, in any order of calls: the layer decides which wins, and only within a layer does the later one.
 /// Names and types are checked as values come in, so that an error can name the place; ranges are checked by `build`.
@@ -35,15 +39,38 @@ pub(super) struct Layer {
     /// See [`Origin::rank`].
     rank: u8,
     values: BTreeMap<&'static str, Given>,
+    /// What should be written in another way.
+    warnings: Vec<String>,
 }
 
 impl Layer {
-    /// Adds a value of the key, after checking its type.
-    pub(super) fn insert(&mut self, key: &'static Key, value: Value, origin: Origin) -> Result<()> {
+    /// Adds a value of the key, after checking its type. A former name or word becomes the current one.
+    pub(super) fn insert(&mut self, named: Named, value: Value, origin: Origin) -> Result<()> {
+        let Named { key, former } = named;
+        if let Some(former) = former {
+            let current = if let Origin::Environment(_) = origin { key.variable() } else { key.name.into() };
+            self.warnings.push(format!("{origin}: {former} is called {current} now: {FORMER}"));
+        }
+        let renamed = value.as_str().and_then(|word| Some((word.to_string(), keys::current_word(key.name, word)?)));
+        let value = match renamed {
+            Some((word, current)) => {
+                self.warnings.push(format!("{origin}: {} = {word:?} is written {current:?} now: {FORMER}", key.name));
+                Value::String(current.into())
+            }
+            None => value,
+        };
         let value = key.check(value).map_err(|message| wrong(&origin, key.name, message))?;
         self.rank = origin.rank();
         self.values.insert(key.name, Given { value, origin });
         Ok(())
+    }
+
+    /// As [`insert`](Self::insert), for a layer in which no key may be set twice, under two names either.
+    pub(super) fn insert_once(&mut self, named: Named, value: Value, origin: Origin) -> Result<()> {
+        match self.origin(named.key.name) {
+            Some(earlier) => Err(wrong(origin, named.key.name, format!("is set twice, first at {earlier}"))),
+            None => self.insert(named, value, origin),
+        }
     }
 
     /// Where the layer sets this key, if it does.
@@ -89,10 +116,10 @@ impl Layers {
             match rest.split_once("__") {
                 Some((section, key)) => {
                     let key_name = format!("{}.{}", section.to_lowercase(), key.to_lowercase());
-                    let Some(key) = keys::find(&key_name) else {
+                    let Some(named) = keys::find(&key_name) else {
                         return Err(wrong(name, key_name.as_str(), keys::unknown_key(&key_name, Key::variable)));
                     };
-                    layer.insert(key, key.value_of_toml(&text), Origin::Environment(name))?;
+                    layer.insert_once(named, named.key.value_of_toml(&text), Origin::Environment(name))?;
                 }
                 None => {
                     let meant = |key: &&Key| key.name.replace('.', "_") == rest.to_lowercase();
@@ -113,10 +140,10 @@ impl Layers {
             return Err(wrong("--set", assignment, "expected section.key=value, found no `=`"));
         };
         let name = name.trim();
-        let Some(key) = keys::find(name) else {
+        let Some(named) = keys::find(name) else {
             return Err(wrong("--set", name, keys::unknown_key(name, |key| key.name.into())));
         };
-        self.layer_of(&Origin::Set).insert(key, key.value_of_toml(text.trim()), Origin::Set)?;
+        self.layer_of(&Origin::Set).insert(named, named.key.value_of_toml(text.trim()), Origin::Set)?;
         Ok(self)
     }
 
@@ -124,10 +151,10 @@ impl Layers {
     /// text of `value` is taken literally.
     pub fn flag(mut self, flag: &'static str, key: &str, value: impl Display) -> Result<Self> {
         let origin = Origin::Flag(flag);
-        let Some(key) = keys::find(key) else {
+        let Some(named) = keys::find(key) else {
             return Err(wrong(origin, key, keys::unknown_key(key, |key| key.name.into())));
         };
-        self.layer_of(&origin).insert(key, key.value_of_text(&value.to_string()), origin)?;
+        self.layer_of(&origin).insert(named, named.key.value_of_text(&value.to_string()), origin)?;
         Ok(self)
     }
 
@@ -139,7 +166,7 @@ impl Layers {
     /// The one layer of all `--set`, or of all flags.
     fn layer_of(&mut self, origin: &Origin) -> &mut Layer {
         let index = self.layers.iter().position(|layer| layer.rank == origin.rank()).unwrap_or_else(|| {
-            self.layers.push(Layer { rank: origin.rank(), values: BTreeMap::new() });
+            self.layers.push(Layer { rank: origin.rank(), ..Layer::default() });
             self.layers.len() - 1
         });
         &mut self.layers[index]
@@ -148,7 +175,7 @@ impl Layers {
     /// The configuration in force, checked.
     pub fn build(mut self) -> Result<Resolved> {
         self.layers.sort_by_key(|layer| layer.rank);
-        let mut values = BTreeMap::new();
+        let (mut values, mut warnings) = (BTreeMap::new(), Vec::new());
         for layer in self.layers {
             // Both say how long to train, so either replaces the other of the layers below.
             match (layer.origin(MAX_STEPS), layer.origin(EPOCHS)) {
@@ -161,8 +188,9 @@ impl Layers {
                 (None, None) => {}
             }
             values.extend(layer.values);
+            warnings.extend(layer.warnings);
         }
-        let resolved = assemble(values)?;
+        let resolved = Resolved { warnings, ..assemble(values)? };
         validate::validate(&resolved)?;
         Ok(resolved)
     }
@@ -190,7 +218,7 @@ fn assemble(values: BTreeMap<&'static str, Given>) -> Result<Resolved> {
     // Every value has been checked against its key, so this fails only if KEYS and the structs disagree.
     let config =
         table.try_into().map_err(|error: toml::de::Error| wrong("configuration", "schema", error.message()))?;
-    let mut resolved = Resolved { config, origins };
+    let mut resolved = Resolved { config, origins, warnings: Vec::new() };
     resolved.derive_defaults();
     Ok(resolved)
 }
@@ -202,12 +230,23 @@ pub struct Resolved {
     pub config: Config,
     /// The origin of each value by `section.key`. Of `train.max_steps` and `train.epochs`, only the one that is set.
     pub origins: BTreeMap<String, Origin>,
+    /// What should be written in another way: former names, which the next version no longer reads.
+    pub warnings: Vec<String>,
 }
 
 impl Resolved {
     /// Where the value of a key came from.
     pub fn origin(&self, key: &str) -> &Origin {
         self.origins.get(key).unwrap_or(&Origin::Default)
+    }
+
+    /// Replaces `device.matmul_f32 = "auto"` by what it came to, so that the run's config.toml says it; `how` tells
+    /// why. Any other value stays.
+    pub fn settle_matmul_f32(&mut self, value: MatmulF32, how: &'static str) {
+        if self.config.device.matmul_f32 == MatmulF32::Auto {
+            self.config.device.matmul_f32 = value;
+            self.origins.insert("device.matmul_f32".into(), Origin::Settled(how));
+        }
     }
 
     /// Fills in the defaults that follow from other values.

@@ -38,7 +38,8 @@ use std::fmt::Display;
 use crate::error::Error;
 
 pub use changes::Change;
-pub use choice::{DeviceKind, F32Products, NonFinite, OptimizerKind, Precision, Schedule};
+pub use choice::{DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, Schedule};
+pub use keys::current_word;
 pub use layers::{Layers, Resolved, process_environment};
 pub use origin::Origin;
 pub use schema::{

@@ -9,6 +9,8 @@ pub enum Origin {
     Default,
     /// Nobody set it, and its default follows from other values; the text says from which and how.
     Derived(&'static str),
+    /// `auto`, which came to this value; the text says why.
+    Settled(&'static str),
     /// A line, counted from 1, of a configuration file.
     File {
         /// The file, as the user named it.
@@ -28,7 +30,7 @@ impl Origin {
     /// The height of its layer: the higher one wins.
     pub(super) fn rank(&self) -> u8 {
         match self {
-            Origin::Default | Origin::Derived(_) => 0,
+            Origin::Default | Origin::Derived(_) | Origin::Settled(_) => 0,
             Origin::File { .. } => 1,
             Origin::Environment(_) => 2,
             Origin::Set => 3,
@@ -42,6 +44,7 @@ impl fmt::Display for Origin {
         match self {
             Origin::Default => f.write_str("default"),
             Origin::Derived(how) => write!(f, "default: {how}"),
+            Origin::Settled(how) => write!(f, "auto: {how}"),
             Origin::File { path, line } => write!(f, "{path}:{line}"),
             Origin::Environment(name) => f.write_str(name),
             Origin::Set => f.write_str("--set"),

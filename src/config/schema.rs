@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::choice::{DeviceKind, F32Products, NonFinite, OptimizerKind, Precision, Schedule};
+use super::choice::{DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, Schedule};
 
 /// Everything that a run can be told.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -77,8 +77,8 @@ pub struct DeviceConfig {
     pub kind: DeviceKind,
     /// `f32` or `mixed`. Default `f32`.
     pub precision: Precision,
-    /// `auto`, `fma` or `halves`. Default `auto`.
-    pub f32_products: F32Products,
+    /// `auto`, `fma` or `split-fp16`. Default `auto`; a run writes down what it came to.
+    pub matmul_f32: MatmulF32,
     /// Threads of the CPU path. Default 0: one per physical core.
     pub threads: usize,
     /// Whether to go on with the CPU when the GPU that was asked for is not there. Default false: that is an error.
@@ -92,7 +92,7 @@ impl Default for DeviceConfig {
         DeviceConfig {
             kind: DeviceKind::Auto,
             precision: Precision::F32,
-            f32_products: F32Products::Auto,
+            matmul_f32: MatmulF32::Auto,
             threads: 0,
             allow_fallback: false,
             allow_software: false,

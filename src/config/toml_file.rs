@@ -33,12 +33,12 @@ pub(super) fn read(place: &str, text: &str) -> Result<Layer> {
         for (key, value) in entries {
             let origin = at(key.span().start);
             let full_name = format!("{name}.{}", key.get_ref());
-            let Some(key) = keys::find(&full_name) else {
+            let Some(named) = keys::find(&full_name) else {
                 let message = keys::unknown_key(&full_name, |key| key.name.into());
                 return Err(wrong(origin, full_name, message));
             };
-            let value = plain(value.get_ref()).map_err(|message| wrong(&origin, key.name, message))?;
-            layer.insert(key, value, origin)?;
+            let value = plain(value.get_ref()).map_err(|message| wrong(&origin, named.key.name, message))?;
+            layer.insert_once(named, value, origin)?;
         }
     }
     Ok(layer)

@@ -119,8 +119,8 @@ pub(super) fn open(choice: &AdapterChoice) -> Result<Opened> {
         label: Some("rustyflow"),
         required_features: wanted & adapter.features(),
         required_limits,
-        // SAFETY: of the experimental features only cooperative matrices are asked for. What may go wrong with them is a
-        // wrong product, which the tests compare with the CPU's.
+        // SAFETY: of the experimental features only cooperative matrices are asked for. What may go wrong with them is
+        // a wrong product, which the tests compare with the CPU's.
         experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
         ..Default::default()
     };
@@ -148,9 +148,9 @@ fn coop_matrix(adapter: &wgpu::Adapter) -> u32 {
     usable.map(|p| p.m_size).max().unwrap_or(0)
 }
 
-/// Whether this is a data-centre GPU of NVIDIA, whose tensor cores have about eight times the f16 throughput of its f32 FMAs,
-/// or more, by the maker's tables (an H200: 989 and 67 TFLOP/s): there split-fp16, three f16 GEMMs for one, is faster than
-/// FMAs. On others it is not (an RTX 4090: 165 and 83). Decides only where autotuning measured nothing.
+/// Whether this is a data-centre GPU of NVIDIA, whose tensor cores have about eight times the f16 throughput of its f32
+/// FMAs, or more, by the maker's tables (an H200: 989 and 67 TFLOP/s): there split-fp16, three f16 GEMMs for one, is
+/// faster than FMAs. On others it is not (an RTX 4090: 165 and 83). Decides only where autotuning measured nothing.
 pub(super) fn known_for_fast_tensor_cores(name: &str) -> bool {
     const MODELS: [&str; 13] =
         ["V100", "T4", "A30", "A100", "A800", "H100", "H200", "H800", "GH200", "B100", "B200", "B300", "GB200"];

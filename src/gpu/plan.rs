@@ -1,4 +1,5 @@
-//! What an op asks of a GPU, as plain data: which shader, with which template values, bound to what, on how many workgroups.
+//! What an op asks of a GPU, as plain data: which shader, with which template values, bound to what, on how many
+//! workgroups.
 //!
 //! Ops build a [`Plan`]; only the rest of this module turns it into commands.
 
@@ -208,16 +209,16 @@ pub struct Limits {
     pub f16: bool,
     /// Whether subgroup operations are allowed, and the size every subgroup has (0: not known, or it varies).
     pub subgroup_size: u32,
-    /// The side of the square cooperative matrices (tensor cores) with f16 operands and f32 accumulators: 16 or 8; 0 if there
-    /// are none, or the size of subgroups is not known.
+    /// The side of the square cooperative matrices (tensor cores) with f16 operands and f32 accumulators: 16 or 8; 0 if
+    /// there are none, or the size of subgroups is not known.
     pub coop_matrix: u32,
-    /// Whether large f32 GEMMs run as split-fp16 (3xFP16) on cooperative matrices. As precise as fused multiply-adds, but not
-    /// the same bits.
+    /// Whether large f32 GEMMs run as split-fp16 (3xFP16) on cooperative matrices. As precise as fused multiply-adds,
+    /// but not the same bits.
     pub split_fp16: bool,
     /// Whose timings the choice of tiles starts from.
     pub gpu_model: GpuModel,
-    /// Autotuned throughput of this device's FMA tiles: GFLOP/s with neither operand transposed, b, a, both. It may only choose
-    /// between kernels that give the same bits.
+    /// Autotuned throughput of this device's FMA tiles: GFLOP/s with neither operand transposed, b, a, both. It may
+    /// only choose between kernels that give the same bits.
     pub matmul_throughput: Option<Arc<[[u32; 4]]>>,
     /// What was chosen under these limits.
     pub choices: ChoiceCache,
@@ -250,8 +251,8 @@ impl Limits {
     };
 }
 
-/// A place for the choices that kernels make under one [`Limits`]. It is no part of the limits' value: all caches are equal, and a
-/// copy, which may be altered, starts empty. Kernels choose the same with and without one.
+/// A place for the choices that kernels make under one [`Limits`]. It is no part of the limits' value: all caches are
+/// equal, and a copy, which may be altered, starts empty. Kernels choose the same with and without one.
 pub struct ChoiceCache(Option<Box<OnceLock<Box<dyn Any + Send + Sync>>>>);
 
 impl ChoiceCache {

@@ -9,7 +9,7 @@ const EVERY_KEY: &[(&str, &str)] = &[
     ("run.seed", "7"),
     ("device.kind", "cpu"),
     ("device.precision", "f32"),
-    ("device.f32_products", "fma"),
+    ("device.matmul_f32", "fma"),
     ("device.threads", "1"),
     ("device.allow_fallback", "true"),
     ("device.allow_software", "true"),
@@ -175,4 +175,20 @@ fn the_keys_that_are_set_most_have_flags() {
     sandbox.train(&["--epochs", "1.5", "--name", "passes"]).succeeds();
     says("passes", "epochs = 1.5 ", "--epochs");
     sandbox.train(&["--epochs", "0"]).fails_with(&["--epochs: train.epochs"]);
+}
+
+#[test]
+fn former_names_are_read_and_the_new_ones_named() {
+    let sandbox = Sandbox::new();
+    let variable = [("RUSTYFLOW_DEVICE__F32_PRODUCTS", "fma")];
+    let args = ["train", "--config", "tiny.toml", "--device", "cpu", "--threads", "1", "--max-steps", "1"];
+    let run = sandbox.run_with(&args, &variable).succeeds();
+    assert_eq!(run.stderr.matches("RUSTYFLOW_DEVICE__MATMUL_F32").count(), 1, "{run:?}");
+    let old_flag = ["--f32-products", "halves", "--name", "old"];
+    let run = sandbox.run(&[&args[..], &old_flag].concat()).succeeds();
+    assert!(run.stderr.contains("--f32-products is called --matmul-f32 now"), "{run:?}");
+    assert!(run.stderr.contains("halves is written split-fp16 now"), "{run:?}");
+    assert!(sandbox.read("runs/old/config.toml").contains("matmul_f32 = \"split-fp16\""));
+    let run = sandbox.run(&[&args[..], &old_flag, &["--matmul-f32", "fma"]].concat());
+    assert!(run.code == Some(2) && run.stderr.contains("cannot be used with"), "{run:?}");
 }

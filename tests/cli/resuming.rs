@@ -254,3 +254,25 @@ fn verify_resume_works_on_a_gpu() {
     let args = ["verify-resume", "--config", "tiny.toml", "--steps", "2", "--device", "gpu", "--allow-software-gpu"];
     Sandbox::new().run(&args).succeeds().prints(&["device        gpu:", "identical to the bit"]);
 }
+
+#[test]
+fn a_run_writes_down_what_matmul_f32_came_to_and_keeps_it() {
+    let value = |sandbox: &Sandbox| {
+        let config = sandbox.read(format!("{TINY_RUN}/config.toml"));
+        config.lines().find(|line| line.starts_with("matmul_f32")).expect("the key").to_string()
+    };
+    let sandbox = finished();
+    assert!(value(&sandbox).starts_with("matmul_f32 = \"fma\"") && value(&sandbox).contains("# auto: "));
+    let sandbox = Sandbox::new();
+    // On the CPU it changes nothing, and `auto` would come to fma.
+    sandbox.train(&flags(SETTINGS, &["device.matmul_f32=split-fp16"])).succeeds();
+    let began = value(&sandbox);
+    sandbox.write("longer.toml", sandbox.read(format!("{TINY_RUN}/config.toml")).replace(&began, ""));
+    for steps in ["train.max_steps=14", "train.max_steps=16"] {
+        let run = resume(&sandbox, &["--config", "longer.toml", "--set", steps, "--set", "device.matmul_f32=auto"]);
+        assert!(!run.succeeds().stderr.contains("matmul_f32 changes"), "{steps}");
+        assert!(value(&sandbox).starts_with("matmul_f32 = \"split-fp16\""), "{}", value(&sandbox));
+    }
+    let run = resume(&sandbox, &["--set", "train.max_steps=18", "--matmul-f32", "fma"]).succeeds();
+    assert!(run.stderr.contains("device.matmul_f32 changes from \"split-fp16\" to \"fma\""), "{run:?}");
+}

@@ -6,6 +6,7 @@ mod env_files;
 mod explaining;
 mod layering;
 mod refuses;
+mod renamed;
 
 use super::*;
 use crate::error::Result;

@@ -1,8 +1,9 @@
 //! Autotuning: the throughput of every GEMM tile on this adapter, measured once and kept in
 //! `<cache folder>/kernels/<adapter>.json`.
 //!
-//! FMA tiles all give the same bits, so their throughput may choose between them at any time ([`super::select`]). Split-fp16 gives
-//! other bits: what is measured of it only answers what `device.matmul_f32 = "auto"` means when a run begins.
+//! FMA tiles all give the same bits, so their throughput may choose between them at any time ([`super::select`]).
+//! Split-fp16 gives other bits: what is measured of it only answers what `device.matmul_f32 = "auto"` means when a run
+//! begins.
 
 use super::tiles::{MmaKind, PerfModel, Tile};
 use super::{Dims, MatMul, TileConfig};
@@ -87,8 +88,8 @@ const LONG_ENOUGH: Duration = Duration::from_millis(2);
 /// All tiles are timed in turn, as often as fits into `TIME` but no more than so often; the best time counts.
 const ROUNDS: usize = 5;
 const TIME: Duration = Duration::from_millis(1500);
-/// The throughput of split-fp16, as a multiple of that of FMAs, from which on it is preferred: below, other kernels and smaller
-/// GEMMs decide whether a step gains.
+/// The throughput of split-fp16, as a multiple of that of FMAs, from which on it is preferred: below, other kernels and
+/// smaller GEMMs decide whether a step gains.
 const MIN_SPEEDUP: f64 = 1.3;
 
 impl MatmulTuning {
@@ -136,7 +137,8 @@ impl MatmulTuning {
         Ok(tuning)
     }
 
-    /// The throughput as [`Limits::matmul_throughput`] has it; `None` if it is missing for a tile that such a device can run.
+    /// The throughput as [`Limits::matmul_throughput`] has it; `None` if it is missing for a tile that such a device
+    /// can run.
     pub fn table(&self, limits: &Limits) -> Option<Arc<[[u32; 4]]>> {
         let row = |tile: &Tile| match self.tiles.get(&tile.name()) {
             // Nothing in training has both transposed.
@@ -147,8 +149,8 @@ impl MatmulTuning {
         Some(without_noise(measured, PerfModel::of(limits)).into())
     }
 
-    /// Whether f32 GEMMs should run as split-fp16: it is clearly faster in every layout, and its error is no larger than that
-    /// of fused multiply-adds. `None` if it was not measured.
+    /// Whether f32 GEMMs should run as split-fp16: it is clearly faster in every layout, and its error is no larger
+    /// than that of fused multiply-adds. `None` if it was not measured.
     pub fn prefers_split_fp16(&self) -> Option<bool> {
         let SplitFp16 { tiles, error, fma_error } = self.split_fp16.as_ref()?;
         let layouts: [fn(&Throughput) -> u32; 3] = [|t| t.nn, |t| t.nt, |t| t.tn];
@@ -157,6 +159,16 @@ impl MatmulTuning {
             best(tiles) >= MIN_SPEEDUP * best(&self.tiles)
         });
         Some(fast && error <= fma_error)
+    }
+
+    /// Measurements by which split-fp16 is preferred, or not.
+    #[cfg(test)]
+    pub(crate) fn for_tests(gpu: &Gpu, prefers_split_fp16: bool) -> MatmulTuning {
+        let uniform = |gflops| Throughput { nn: gflops, nt: gflops, tn: gflops };
+        let all = |tiles: &[Tile], gflops| tiles.iter().map(|tile| (tile.name(), uniform(gflops))).collect();
+        let tiles = all(&Tile::SPLIT_FP16, if prefers_split_fp16 { 2000 } else { 1000 });
+        let split_fp16 = Some(SplitFp16 { tiles, error: 2e-7, fma_error: 8e-7 });
+        MatmulTuning { source: Source::new(gpu.info()), tiles: all(&Tile::FMA, 1000), split_fp16 }
     }
 
     /// Of each FMA tile, by its sizes.
@@ -171,8 +183,8 @@ impl MatmulTuning {
     }
 }
 
-/// The throughput, but where it lies within a tenth of what the model predicts for a GPU of that speed, the prediction: one
-/// measurement at one size is no better than that, and between two close tiles chance would choose.
+/// The throughput, but where it lies within a tenth of what the model predicts for a GPU of that speed, the prediction:
+/// one measurement at one size is no better than that, and between two close tiles chance would choose.
 fn without_noise(mut measured: Vec<[u32; 4]>, model: &PerfModel) -> Vec<[u32; 4]> {
     const NOISE: f64 = 0.1;
     let Some(speed) = model.relative_speed(&measured) else { return measured };

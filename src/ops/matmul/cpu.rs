@@ -1,8 +1,8 @@
-//! GEMM on the CPU. Each task computes a block of rows with bias and epilogue, while it is in the cache, by `gemm` on its own
-//! thread; or a block of columns, if there are more columns than rows and neither bias nor epilogue.
+//! GEMM on the CPU. Each task computes a block of rows with bias and epilogue, while it is in the cache, by `gemm` on
+//! its own thread; or a block of columns, if there are more columns than rows and neither bias nor epilogue.
 //!
-//! `gemm` on one thread reaches 90 to 98% of a core's peak on blocks of 64 rows or more. Its own threading scales less well:
-//! it packs one operand on one thread, and leaves bias and GELU as separate passes.
+//! `gemm` on one thread reaches 90 to 98% of a core's peak on blocks of 64 rows or more. Its own threading scales less
+//! well: it packs one operand on one thread, and leaves bias and GELU as separate passes.
 
 use super::{Dims, Epilogue, MatMul, unary};
 use crate::cpu::{Matrix, product, threads, tiles, vectorized, with_scratch};
@@ -11,8 +11,8 @@ use rayon::prelude::*;
 /// Tasks for each thread: two, so that one that is held up costs the others less.
 const TASKS_PER_THREAD: usize = 2;
 
-/// Elements between columns of a transposed b from which on it pays to transpose it first: with 512 the 768x128 products of a
-/// small GPT take 0.93 ms instead of 1.05, with 128 they would take 1.04 instead of 0.92.
+/// Elements between columns of a transposed b from which on it pays to transpose it first: with 512 the 768x128
+/// products of a small GPT take 0.93 ms instead of 1.05, with 128 they would take 1.04 instead of 0.92.
 const FAR_APART: usize = 512;
 
 /// The inputs. Slices that the kernel does not use are empty.
@@ -43,9 +43,9 @@ pub(super) fn compute(kernel: &MatMul, d: &Dims, operands: Operands, y: &mut [f3
     }
 }
 
-/// Rows of each task's block, of which the last has what is left. `gemm` adds up each element in the same order whatever the
-/// block, unless it is very small or has at most 64 rows and columns: as none is that the whole is not, the number of threads
-/// does not show in the result.
+/// Rows of each task's block, of which the last has what is left. `gemm` adds up each element in the same order
+/// whatever the block, unless it is very small or has at most 64 rows and columns: as none is that the whole is not,
+/// the number of threads does not show in the result.
 fn block_rows(m: usize, n: usize, threads: usize) -> usize {
     let (typical, least) = if n > 64 { (64, 32) } else { (80, 65) };
     let most = m / typical;

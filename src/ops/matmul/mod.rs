@@ -353,8 +353,8 @@ impl Op for MatMul {
     }
 }
 
-/// Computes the gradients of inputs number `weight` (K, N) and `bias` (N) from x (R, K) and dy (R, N), in one GEMM if both
-/// are wanted. That of the weight is of type `out`.
+/// Computes the gradients of inputs number `weight` (K, N) and `bias` (N) from x (R, K) and dy (R, N), in one GEMM if
+/// both are wanted. That of the weight is of type `out`.
 pub(super) fn linear_gradients(
     grads: &mut Grads,
     [weight, bias]: [usize; 2],

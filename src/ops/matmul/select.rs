@@ -1,7 +1,7 @@
 //! Which tile computes a GEMM, and in how many slices of k: the configuration with the shortest estimated time.
 //!
-//! [`TileConfig::select`] is a pure function of the GEMM and the [`Limits`]. The instruction and the split-K decide the bits of
-//! the result, so they follow from the shape, the limits and the built-in model alone; measured throughput
+//! [`TileConfig::select`] is a pure function of the GEMM and the [`Limits`]. The instruction and the split-K decide the
+//! bits of the result, so they follow from the shape, the limits and the built-in model alone; measured throughput
 //! ([`Limits::matmul_throughput`]) chooses between FMA tiles, which all give the same bits.
 
 use super::tiles::{MmaKind, PerfModel, Tile, TilePerf};
@@ -19,8 +19,8 @@ const MAX_SPLITS: usize = 64;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct TileConfig {
     pub tile: Tile,
-    /// Split-K: slices of k that different workgroups compute. More than one where the output has few tiles and k is long, as
-    /// for weight gradients.
+    /// Split-K: slices of k that different workgroups compute. More than one where the output has few tiles and k is
+    /// long, as for weight gradients.
     pub splits: usize,
     /// Whether b (N, K) is first written as (K, N): that layout loads faster, which pays if many rows of a use it.
     pub transpose_b: bool,
@@ -137,8 +137,8 @@ fn fastest(
     estimated.min_by(|(a, _), (b, _)| a.total_cmp(b)).map(|(_, config)| config)
 }
 
-/// The values of `transpose_b` to compare: false, and true if b is (N, K) and its copy can be bound. Split-fp16 takes b as
-/// (K, N) only.
+/// The values of `transpose_b` to compare: false, and true if b is (N, K) and its copy can be bound. Split-fp16 takes b
+/// as (K, N) only.
 fn layouts_of_b(kernel: &MatMul, d: &Dims, tile: &Tile, limits: &Limits) -> Vec<bool> {
     let bytes = tile.operand_bytes() * d.n * d.k;
     let transposable = kernel.trans_b && d.batch == 1 && bytes <= limits.binding_bytes as usize;
@@ -146,8 +146,8 @@ fn layouts_of_b(kernel: &MatMul, d: &Dims, tile: &Tile, limits: &Limits) -> Vec<
     as_stored.then_some(false).into_iter().chain(transposable.then_some(true)).collect()
 }
 
-/// The splits of k to compare: those with which each SM gets one workgroup, two, and so on up to as many as it holds, then
-/// two to eight times that.
+/// The splits of k to compare: those with which each SM gets one workgroup, two, and so on up to as many as it holds,
+/// then two to eight times that.
 fn split_candidates((tile, perf): &Candidate, d: &Dims, limits: &Limits, sm_count: usize) -> Vec<usize> {
     // The partial results are one binding.
     let bindable = limits.binding_bytes as usize / (4 * d.m * d.n).max(1);
@@ -163,9 +163,9 @@ fn split_candidates((tile, perf): &Candidate, d: &Dims, limits: &Limits, sm_coun
 /// What identifies a choice under fixed limits.
 type Key = (MatMul, Dims, DType);
 
-/// The choices made under one device's limits. A training step asks for the same few dozen GEMMs each time, and to compare all
-/// configurations takes the host longer than to record one. A hash table of fixed size without locks: entries stay, and when
-/// the slots of a key are all taken, it is computed each time.
+/// The choices made under one device's limits. A training step asks for the same few dozen GEMMs each time, and to
+/// compare all configurations takes the host longer than to record one. A hash table of fixed size without locks:
+/// entries stay, and when the slots of a key are all taken, it is computed each time.
 pub(super) struct TileCache {
     slots: Box<[Slot]>,
 }

@@ -247,7 +247,8 @@ fn an_unknown_gpu_starts_from_the_generic_guess() {
     }
     assert_eq!(PerfModel::of(&H200_LIMITS), &H200);
     assert_ne!(H200, GENERIC);
-    // Of a GPU with an eighth of the throughput, the guess takes the bandwidth to be an eighth too; fitted figures stay.
+    // Of a GPU with an eighth of the throughput, the guess takes the bandwidth to be an eighth too; fitted figures
+    // stay.
     let eighth = H200.fma.map(|perf| perf.throughput.map(|tflops| (1e3 * tflops / 8.0) as u32));
     let bandwidth = GENERIC.autotuned(&eighth).bandwidth / GENERIC.bandwidth;
     assert!((bandwidth - 0.125).abs() < 1e-3, "{bandwidth}");
@@ -259,9 +260,10 @@ fn a_full_cache_still_gives_what_would_be_selected() {
     let limits = Limits { choices: ChoiceCache::new(), ..H200_LIMITS };
     let kernel = MatMul::default();
     for m in 1..6000 {
-        let d = Dims { batch: 1, m, n: 64, k: 64, stride_a: 0, stride_b: 0 };
+        // Of many shapes, so that neighbours in the table are of other configurations.
+        let d = Dims { batch: 1, m, n: 64 << (m % 6), k: 64 << (m % 7), stride_a: 0, stride_b: 0 };
         let config = TileConfig::cached(&kernel, &d, DType::F32, &limits);
-        if m % 97 == 0 {
+        if m % 17 == 0 {
             assert_eq!(config, TileConfig::select(&kernel, &d, DType::F32, &limits), "{m}");
             assert_eq!(config, TileConfig::cached(&kernel, &d, DType::F32, &limits), "{m}");
         }

@@ -129,7 +129,8 @@ fn split_fp16_agrees_with_the_cpu_in_every_layout() {
     }
 }
 
-/// Values that exceed their scale at one step after another: every step must be multiplied, and its columns summed, once.
+/// Values that exceed their scale at one step after another: every step must be multiplied, and its columns summed,
+/// once.
 #[test]
 fn split_fp16_counts_every_step_once() {
     let Some(gpu) = gpu_with_split_fp16() else { return };

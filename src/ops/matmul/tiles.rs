@@ -27,8 +27,8 @@ pub(super) struct Tile {
 }
 
 impl Tile {
-    /// A larger block per thread needs fewer loads for each multiplication; a smaller tile spreads a small output over more
-    /// SMs. The last three fit WebGPU's default limits.
+    /// A larger block per thread needs fewer loads for each multiplication; a smaller tile spreads a small output over
+    /// more SMs. The last three fit WebGPU's default limits.
     pub const FMA: [Tile; 6] = [
         Tile::new(MmaKind::Fma, [128, 256, 16], [8, 16]),
         Tile::new(MmaKind::Fma, [256, 128, 16], [8, 16]),
@@ -172,10 +172,10 @@ pub(in crate::ops) const H200: PerfModel = PerfModel {
     ],
 };
 
-/// The starting guess for a GPU that nobody fitted a model to: the proportions of the H200. A factor common to all rates
-/// would cancel out, because the choice compares times. Autotuning replaces the throughput of the FMA tiles and scales the
-/// bandwidth ([`PerfModel::autotuned`]). WebGPU does not report the number of SMs; it stays that of a large GPU, because too
-/// many slices of k cost a small GPU less than too few cost a large one.
+/// The starting guess for a GPU that nobody fitted a model to: the proportions of the H200. A factor common to all
+/// rates would cancel out, because the choice compares times. Autotuning replaces the throughput of the FMA tiles and
+/// scales the bandwidth ([`PerfModel::autotuned`]). WebGPU does not report the number of SMs; it stays that of a large
+/// GPU, because too many slices of k cost a small GPU less than too few cost a large one.
 pub(in crate::ops) const GENERIC: PerfModel = PerfModel { fitted: false, ..H200 };
 
 impl PerfModel {
