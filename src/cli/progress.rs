@@ -92,10 +92,11 @@ impl View {
             m.block_size
         ))?;
         output::line(format_args!(
-            "training   {} of {} tokens, {:.2} epochs",
+            "training   {} of {} tokens, {:.2} epochs, {} of warm-up",
             counted(s.total_steps, "step"),
             s.tokens_per_step,
-            s.epochs
+            s.epochs,
+            counted(s.warmup_steps, "step")
         ))?;
         if s.first_step > 0 {
             output::line(format_args!("resumed    after step {}", s.first_step))?;

@@ -15,6 +15,7 @@ use crate::error::{Error, Result};
 
 const MAX_STEPS: &str = "train.max_steps";
 const EPOCHS: &str = "train.epochs";
+const WARMUP: &str = "train.warmup_steps";
 
 /// What a warning about a former name ends in.
 const FORMER: &str = "the next version will not read the former name";
@@ -262,12 +263,29 @@ impl Resolved {
         if derive("train.min_learning_rate", "a tenth of learning_rate") {
             train.min_learning_rate = train.learning_rate / 10.0;
         }
-        // A short trial run should not have to shorten its warm-up by hand.
-        if let Some(max_steps) = train.max_steps
-            && max_steps / 10 < train.warmup_steps
-            && derive("train.warmup_steps", "a tenth of max_steps")
-        {
-            train.warmup_steps = max_steps / 10;
+        if let Some(max_steps) = train.max_steps {
+            self.shorten_default_warmup(max_steps);
+        }
+    }
+
+    /// Fits the warm-up to the number of steps of the run: a warm-up that nobody set is at most a tenth of it.
+    /// [`build`](Layers::build) does so for `max_steps`; how many steps `epochs` makes is known once the text is loaded.
+    ///
+    /// # Errors
+    /// If the warm-up was set, and the run ends before it does.
+    pub fn fit_warmup(&mut self, steps: usize) -> Result<()> {
+        self.shorten_default_warmup(steps);
+        validate::warmup(self, steps)
+    }
+
+    /// A short trial run should not have to shorten its warm-up by hand.
+    fn shorten_default_warmup(&mut self, steps: usize) {
+        let train = &mut self.config.train;
+        let is_default = self.origins.get(WARMUP).is_none_or(Origin::is_default);
+        if is_default && train.warmup_steps > steps / 10 {
+            train.warmup_steps = steps / 10;
+            let how = if train.epochs.is_some() { "a tenth of the steps of epochs" } else { "a tenth of max_steps" };
+            self.origins.insert(WARMUP.into(), Origin::Derived(how));
         }
     }
 }

@@ -27,6 +27,11 @@ pub enum Origin {
 }
 
 impl Origin {
+    /// Whether nobody set the value.
+    pub fn is_default(&self) -> bool {
+        matches!(self, Origin::Default | Origin::Derived(_))
+    }
+
     /// The height of its layer: the higher one wins.
     pub(super) fn rank(&self) -> u8 {
         match self {

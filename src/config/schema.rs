@@ -184,9 +184,9 @@ pub struct TrainConfig {
     pub epochs: Option<f64>,
     /// The highest learning rate, reached after the warm-up. Default 1e-3.
     pub learning_rate: f64,
-    /// The learning rate at the last step. Default `learning_rate / 10`.
+    /// The learning rate that the schedule falls to, at the end of the run. Default `learning_rate / 10`.
     pub min_learning_rate: f64,
-    /// Optimizer steps in which the learning rate rises from 0. Default 100, or a tenth of `max_steps` if that is less.
+    /// Optimizer steps in which the learning rate rises from 0. Default 100, or a tenth of the run's if that is less.
     pub warmup_steps: usize,
     /// `cosine`, `linear` or `constant`. Default `cosine`.
     pub schedule: Schedule,

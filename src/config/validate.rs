@@ -4,7 +4,7 @@
 
 use super::layers::Resolved;
 use super::origin::Origin;
-use super::schema::Config;
+use super::schema::{Config, TrainLength};
 use super::wrong;
 use crate::error::{Error, Result};
 
@@ -195,16 +195,25 @@ fn learning_rate(c: &Checker) -> Result<()> {
         );
         return Err(c.fail(&["train.min_learning_rate", "train.learning_rate"], message));
     }
-    if let Some(max_steps) = train.max_steps
-        && train.warmup_steps >= max_steps
-    {
-        let message = format!(
-            "{} but {}: the warm-up would never end; make warmup_steps {}",
-            c.tell("train.warmup_steps", train.warmup_steps),
-            c.tell("train.max_steps", max_steps),
-            max_steps / 10
-        );
-        return Err(c.fail(&["train.warmup_steps", "train.max_steps"], message));
+    train.max_steps.map_or(Ok(()), |steps| warmup(c.resolved, steps))
+}
+
+/// The warm-up ends within a run of so many steps, which follow from `max_steps` or `epochs`.
+pub(super) fn warmup(resolved: &Resolved, steps: usize) -> Result<()> {
+    let (c, train) = (Checker { resolved }, &resolved.config.train);
+    if train.warmup_steps < steps {
+        return Ok(());
     }
-    Ok(())
+    let (key, length) = match train.length() {
+        TrainLength::Steps(steps) => ("train.max_steps", c.tell("train.max_steps", steps)),
+        TrainLength::Epochs(epochs) => {
+            ("train.epochs", format!("{}, which makes {steps} steps", c.tell("train.epochs", epochs)))
+        }
+    };
+    let message = format!(
+        "{} but {length}: the warm-up would never end; make warmup_steps {}",
+        c.tell("train.warmup_steps", train.warmup_steps),
+        steps / 10
+    );
+    Err(c.fail(&["train.warmup_steps", key], message))
 }

@@ -64,6 +64,8 @@ pub struct Start {
     pub first_step: usize,
     pub total_steps: usize,
     pub epochs: f64,
+    /// Steps in which the learning rate rises.
+    pub warmup_steps: usize,
 }
 
 /// The numbers of a logged step.
@@ -126,7 +128,8 @@ impl Event {
                 "kind": "start", "folder": s.folder, "device": s.device, "precision": s.precision, "corpus": s.corpus,
                 "tokenizer": s.tokenizer, "model": s.model, "parameters": s.parameters,
                 "train_tokens": s.train_tokens, "validation_tokens": s.validation_tokens,
-                "tokens_per_step": s.tokens_per_step, "first_step": s.first_step, "total_steps": s.total_steps, "epochs": s.epochs,
+                "tokens_per_step": s.tokens_per_step, "first_step": s.first_step, "total_steps": s.total_steps,
+                "epochs": s.epochs, "warmup_steps": s.warmup_steps,
             }),
             Event::Step(s) => {
                 let mut line = json!({

@@ -88,6 +88,9 @@ impl<'a> Trainer<'a> {
             TrainLength::Steps(steps) => steps,
             TrainLength::Epochs(epochs) => ((epochs * steps_per_epoch).round() as usize).max(1),
         };
+        let mut resolved = resolved.clone();
+        resolved.fit_warmup(total_steps)?;
+        let resolved = &resolved;
         let shape = GptConfig {
             vocab_size: data.tokenizer.vocab_size().next_multiple_of(config.model.vocab_multiple),
             block_size,
@@ -131,6 +134,7 @@ impl<'a> Trainer<'a> {
             first_step: state.step,
             total_steps,
             epochs: total_steps as f64 / steps_per_epoch,
+            warmup_steps: resolved.config.train.warmup_steps,
         })));
         setting.device.profiler().take();
         Ok(Trainer {
@@ -143,7 +147,7 @@ impl<'a> Trainer<'a> {
             model,
             parameters,
             optimizer,
-            learning_rate: learning_rate(config, total_steps),
+            learning_rate: learning_rate(&resolved.config, total_steps),
             saved,
             began_at: (state.step, loader.epochs_at(position)),
             loader,
@@ -253,7 +257,7 @@ fn learning_rate(config: &Config, total_steps: usize) -> LearningRate {
         },
         peak: t.learning_rate,
         minimum: t.min_learning_rate,
-        warmup_steps: t.warmup_steps.min(total_steps.saturating_sub(1)),
+        warmup_steps: t.warmup_steps,
         total_steps,
     }
 }

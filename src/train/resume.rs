@@ -109,7 +109,9 @@ pub(super) fn newest_good(run: &Path, notes: &mut Vec<String>) -> Result<Option<
 
 /// What to tell about values that are not those of the checkpoint at `path`.
 fn changes(before: &Config, resolved: &Resolved, path: &Path) -> Result<Vec<String>> {
-    let changes = before.changes(&resolved.config);
+    let mut changes = before.changes(&resolved.config);
+    // A warm-up that nobody set follows from the number of steps, which is not known yet.
+    changes.retain(|change| change.key != "train.warmup_steps" || !resolved.origin(change.key).is_default());
     let refused: Vec<_> = changes.iter().filter(|change| !change.is_allowed_on_resume()).collect();
     if let Some(first) = refused.first() {
         let others: Vec<&str> = refused[1..].iter().map(|change| change.key).collect();

@@ -57,7 +57,7 @@ fn compare(
     folder: &Path,
 ) -> Result<Verified> {
     let run = |name: &str, until: usize, resume: bool| -> Result<PathBuf> {
-        let resolved = shortened(resolved, steps, folder, name);
+        let resolved = shortened(resolved, steps, folder, name)?;
         let path = folder.join(name);
         let halt = AtomicBool::new(false);
         let setting = Setting {
@@ -103,7 +103,7 @@ fn compare(
 }
 
 /// The run in `2 * steps` steps, with evaluations in both halves.
-fn shortened(resolved: &Resolved, steps: usize, folder: &Path, name: &str) -> Resolved {
+fn shortened(resolved: &Resolved, steps: usize, folder: &Path, name: &str) -> Result<Resolved> {
     let mut resolved = resolved.clone();
     let config = &mut resolved.config;
     config.run.dir = folder.display().to_string();
@@ -115,7 +115,8 @@ fn shortened(resolved: &Resolved, steps: usize, folder: &Path, name: &str) -> Re
     config.train.eval_batches = 1;
     config.log.every = 1;
     config.generate.max_new_tokens = 1;
-    resolved
+    resolved.fit_warmup(2 * steps)?;
+    Ok(resolved)
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {

@@ -30,6 +30,7 @@ fn a_run_says_what_it_does() {
         "tokenizer char with ",
         "model      3.94k parameters: 1 layer, 2 heads, width 16, context 16",
         "training   6 steps of 64 tokens, ",
+        " epochs, 0 steps of warm-up\n",
         &format!("folder     {TINY_RUN}\n"),
         "step      3  validation loss ",
         "--- sample ---\n",
@@ -245,6 +246,37 @@ fn epochs_are_passes_over_the_training_text() {
     let steps = start["total_steps"].as_f64().unwrap();
     assert!((steps - expected).abs() < 2.0, "{steps} steps, expected about {expected}");
     assert_eq!(end["steps"], start["total_steps"]);
+}
+
+#[test]
+fn a_run_of_few_epochs_ends_at_the_minimum_learning_rate() {
+    let sandbox = Sandbox::new();
+    let run = sandbox.train(&["--epochs", "2"]).succeeds();
+    let rates: Vec<f64> = sandbox.metrics(TINY_RUN).iter().filter_map(|line| line["learning_rate"].as_f64()).collect();
+    // The default warm-up of 100 steps would be all of the run.
+    let (steps, warmup) = (rates.len(), rates.len() / 10);
+    assert!((80..110).contains(&steps), "{steps} steps");
+    assert_eq!(rates[warmup], 1e-3, "the peak follows the warm-up");
+    // The minimum is reached one step after the last: cosine is within (pi / 2 / steps)^2 of its way down.
+    let last = rates[steps - 1];
+    assert!((1e-4..1.005e-4).contains(&last), "the last of {steps} steps has a learning rate of {last}");
+    run.prints(&[&format!(" epochs, {warmup} steps of warm-up\n")]);
+    let config = sandbox.read(format!("{TINY_RUN}/config.toml"));
+    let line = config.lines().find(|line| line.starts_with("warmup_steps = ")).unwrap();
+    assert!(line.starts_with(&format!("warmup_steps = {warmup} ")), "{line}");
+    assert!(line.ends_with("# default: a tenth of the steps of epochs"), "{line}");
+}
+
+#[test]
+fn a_warm_up_longer_than_its_epochs_is_refused() {
+    let sandbox = Sandbox::new();
+    let run = sandbox.train(&["--epochs", "1", "--set", "train.warmup_steps=1000"]);
+    run.fails_with(&[
+        "train.warmup_steps is 1000 (--set)",
+        "train.epochs is 1 (--epochs), which makes ",
+        "make warmup_steps ",
+    ]);
+    assert_eq!(sandbox.runs(), [""; 0], "no run was begun");
 }
 
 #[test]

@@ -84,6 +84,20 @@ fn a_short_run_shortens_the_default_warm_up() {
 }
 
 #[test]
+fn few_steps_of_epochs_shorten_the_default_warm_up() {
+    let mut resolved = load("[train]\nepochs = 2").unwrap();
+    resolved.fit_warmup(2000).unwrap();
+    assert_eq!(resolved.config.train.warmup_steps, 100);
+    assert_eq!(resolved.origin("train.warmup_steps").to_string(), "default");
+    resolved.fit_warmup(103).unwrap();
+    assert_eq!(resolved.config.train.warmup_steps, 10);
+    assert_eq!(resolved.origin("train.warmup_steps").to_string(), "default: a tenth of the steps of epochs");
+    let mut set = load("[train]\nepochs = 2\nwarmup_steps = 50").unwrap();
+    set.fit_warmup(51).unwrap();
+    assert_eq!(set.config.train.warmup_steps, 50, "what was set stays");
+}
+
+#[test]
 fn other_variables_are_passed_over() {
     let others = variables(&[
         ("RUSTYFLOW_GPU_DEVICE", "1"),

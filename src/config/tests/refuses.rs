@@ -181,6 +181,12 @@ fn a_minimum_above_the_learning_rate() {
 fn a_warm_up_that_never_ends() {
     let message = error_of(load("[train]\nmax_steps = 50\nwarmup_steps = 50"));
     assert_has(&message, &["a.toml:3", "warmup_steps is 50", "max_steps is 50 (a.toml:2)", "make warmup_steps 5"]);
+    // Of epochs, once it is known how many steps they make.
+    let layers = Layers::new().toml_str("a.toml", "[train]\nwarmup_steps = 50").unwrap();
+    let mut resolved = layers.flag("--epochs", "train.epochs", 2).unwrap().build().unwrap();
+    let message = resolved.fit_warmup(50).unwrap_err().to_string();
+    let parts = ["--epochs: train.epochs:", "warmup_steps is 50 (a.toml:2)", "is 2 (--epochs), which makes 50 steps"];
+    assert_has(&message, &[&parts[..], &["make warmup_steps 5"]].concat());
 }
 
 #[test]
