@@ -141,7 +141,7 @@ fn delta_of(query: u32) -> f32 {
 // What dropout multiplies P by: 0, or 1/(1-p). `Key::row(..).bits(..)` of src/ops/random.rs: a key for each query, then a
 // number for each element.
 fn query_keys(queries: vec4<u32>) -> vec4<u32> {
-    return mix_bits4((queries + batch_head * params.time) ^ vec4<u32>(params.key0));
+    return mix_bits4((queries + (params.mask_row + batch_head * params.time)) ^ vec4<u32>(params.key0));
 }
 fn kept(query_keys: vec4<u32>, keys: vec4<u32>) -> vec4<f32> {
     return select(vec4<f32>(0.0), vec4<f32>(params.keep_scale), kept4(keys, query_keys, params.key1, params.drop_threshold));

@@ -356,7 +356,7 @@ qkv[at_qkv(first_row + {{ row }}, {{ {"q": 0, "k": 1, "v": 2}[what] }}u, head, {
         }
         {% for i in range(pieces) %}
         {% if dropout %}
-        let query_key{{ i }} = vec4<u32>(mix_bits((row{{ i }} + batch_head * params.time) ^ params.key0));
+        let query_key{{ i }} = vec4<u32>(mix_bits((row{{ i }} + params.mask_row + batch_head * params.time) ^ params.key0));
         {% endif %}
         {% for c in range(own) %}
         {
@@ -447,7 +447,7 @@ qkv[at_qkv(first_row + {{ row }}, {{ {"q": 0, "k": 1, "v": 2}[what] }}u, head, {
         {% if dropout %}
         let keep{{ i }}_{{ c }} = select(vec4<f32>(), vec4<f32>(params.keep_scale), kept4(
             vec4<u32>(row{{ i }}),
-            mix_bits4((XYZW + (col_base + (my_four + {{ c }}u * LANES) * 4u + batch_head * params.time)) ^ vec4<u32>(params.key0)),
+            mix_bits4((XYZW + (col_base + (my_four + {{ c }}u * LANES) * 4u + params.mask_row + batch_head * params.time)) ^ vec4<u32>(params.key0)),
             params.key1,
             params.drop_threshold,
         ));

@@ -38,13 +38,13 @@ fn row_sum(value: {{ S }}, thread: u32, lane: u32) -> {{ S }} {
 }
 
 {% if dropout %}
-// What dropout makes of the residual's {{ T }} of workgroup i, or of its gradient: shaders/dropout.wgsl.
+// What dropout makes of the residual's {{ T }} of number i, or of its gradient: shaders/dropout.wgsl.
 fn drop(x: {{ T }}, i: u32) -> {{ T }} {
     let key = vec2<u32>(params.key0, params.key1);
     {% if T == "f32" %}
-    return select(0.0, x * params.scale, random_bits(key, i) >= params.threshold);
+    return select(0.0, x * params.scale, random_bits(key, params.first + i) >= params.threshold);
     {% else %}
-    return select(vec4<f32>(0.0), x * params.scale, random_bits4(key, 4u * i) >= vec4<u32>(params.threshold));
+    return select(vec4<f32>(0.0), x * params.scale, random_bits4(key, params.first + 4u * i) >= vec4<u32>(params.threshold));
     {% endif %}
 }
 {% endif %}

@@ -151,6 +151,7 @@ impl Module for LayerNorm {
 pub struct Dropout {
     probability: f32,
     seed: u64,
+    first_sequence: usize,
     drawn: Cell<u64>,
 }
 
@@ -163,7 +164,13 @@ impl Dropout {
     /// Drops each element with this probability. Every forward pass needs a `pass` of its own.
     pub fn new(probability: f32, seed: u64, pass: u64) -> Dropout {
         // Odd multiplier: different passes keep different seeds.
-        Dropout { probability, seed: seed ^ pass.wrapping_mul(0xd1b5_4a32_d192_ed03), drawn: Cell::new(0) }
+        let seed = seed ^ pass.wrapping_mul(0xd1b5_4a32_d192_ed03);
+        Dropout { probability, seed, first_sequence: 0, drawn: Cell::new(0) }
+    }
+
+    /// The same for a slice of the batch that begins with this sequence: it drops what it would in the whole batch.
+    pub fn from_sequence(self, first_sequence: usize) -> Dropout {
+        Dropout { first_sequence, ..self }
     }
 
     /// The stream of the next place that drops, `None` if nothing is dropped.
@@ -173,7 +180,8 @@ impl Dropout {
         }
         let place = self.drawn.get();
         self.drawn.set(place + 1);
-        Some((self.probability, Key::new(self.seed.wrapping_add(place.wrapping_mul(0x2545_f491_4f6c_dd1d)))))
+        let key = Key::new(self.seed.wrapping_add(place.wrapping_mul(0x2545_f491_4f6c_dd1d)));
+        Some((self.probability, key.slice(self.first_sequence)))
     }
 
     /// x with elements dropped and the others scaled up (Srivastava et al. 2014).
@@ -211,7 +219,7 @@ mod tests {
         for pass in 0..100 {
             let dropout = Dropout::new(0.1, 1337, pass);
             for _ in 0..25 {
-                assert!(keys.insert(dropout.next().unwrap().1.0));
+                assert!(keys.insert(dropout.next().unwrap().1.words));
             }
         }
     }

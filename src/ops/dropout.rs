@@ -2,7 +2,7 @@
 //!
 //! y_i = x_i / (1 - p) with probability 1 - p, else 0; dx_i is the same function of dy_i. Whether element i is kept is a
 //! function of the key and i alone, so backward draws again instead of keeping a mask, and so may kernels that drop in
-//! passing ([`Mask`]).
+//! passing ([`Mask`]). Of a slice, i counts from its place in the whole tensor ([`Key::slice`]).
 
 use super::random::{Key, drop_threshold};
 use super::*;
@@ -19,34 +19,38 @@ pub(super) struct Mask {
     threshold: u32,
     scale: f32,
     key: Key,
+    /// The position of the tensor's first element: above 0 for a slice.
+    first: u32,
 }
 
 impl Mask {
-    /// The mask that `key` stands for, for `op`.
+    /// The mask that `key` stands for, for a tensor of this shape in `op`.
     ///
     /// # Errors
     /// If `p` is not in 0..1.
-    pub fn new(op: &'static str, p: f32, key: Key) -> Result<Mask> {
+    pub fn new(op: &'static str, p: f32, key: Key, shape: &Shape) -> Result<Mask> {
         if !(0.0..1.0).contains(&p) {
             return Err(Error::Invalid(format!("{op}: the probability must be at least 0 and below 1, not {p}")));
         }
-        Ok(Mask { threshold: drop_threshold(p), scale: 1.0 / (1.0 - p), key })
+        let each = shape.iter().skip(1).product();
+        Ok(Mask { threshold: drop_threshold(p), scale: 1.0 / (1.0 - p), key, first: key.first_position(each) })
     }
 
-    /// y = x after dropout, for the elements of numbers `first` and up. Numbers count modulo 2^32, as they do in kernels.
+    /// y = x after dropout, for the tensor's elements `begin` and up. Positions count modulo 2^32, as in kernels.
     #[inline(always)]
-    pub fn apply_to(&self, first: u32, x: &[f32], y: &mut [f32]) {
-        let Mask { threshold, scale, key } = *self;
+    pub fn apply_to(&self, begin: u32, x: &[f32], y: &mut [f32]) {
+        let Mask { threshold, scale, key, first } = *self;
+        let first = first.wrapping_add(begin);
         for (i, (y, x)) in y.iter_mut().zip(x).enumerate() {
             *y = if key.bits(first.wrapping_add(i as u32)) >= threshold { x * scale } else { 0.0 };
         }
     }
 
     /// What shaders need to know.
-    pub fn params(&self) -> [Param; 4] {
-        let Key([key0, key1]) = self.key;
+    pub fn params(&self) -> [Param; 5] {
+        let [key0, key1] = self.key.words;
         let (threshold, scale) = (param("threshold", self.threshold), param("scale", self.scale));
-        [param("key0", key0), param("key1", key1), threshold, scale]
+        [param("key0", key0), param("key1", key1), threshold, scale, param("first", self.first)]
     }
 }
 
@@ -79,10 +83,10 @@ impl Kernel for Dropout {
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         let x = inputs[0].f32();
         outputs[0].f32().par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).enumerate().for_each(|(chunk, (y, x))| {
-            let first = (chunk * CHUNK) as u32;
+            let begin = (chunk * CHUNK) as u32;
             vectorized(
                 #[inline(always)]
-                || self.mask.apply_to(first, x, y),
+                || self.mask.apply_to(begin, x, y),
             );
         });
     }
@@ -121,7 +125,7 @@ impl Tensor {
     /// # Errors
     /// If `p` is not in 0..1 or the tensor is not f32.
     pub fn dropout(&self, p: f32, key: Key) -> Result<Tensor> {
-        let mask = Mask::new("dropout", p, key)?;
+        let mask = Mask::new("dropout", p, key, self.shape())?;
         self.expect_dtype("dropout", DType::F32)?;
         if p == 0.0 {
             return Ok(self.clone());

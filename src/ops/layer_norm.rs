@@ -432,7 +432,7 @@ impl Tensor {
         eps: f32,
     ) -> Result<(Tensor, Tensor)> {
         let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).chain([residual]).collect();
-        let dropout = dropout.map(|(p, key)| Mask::new("layer_norm", p, key)).transpose()?;
+        let dropout = dropout.map(|(p, key)| Mask::new("layer_norm", p, key, self.shape())).transpose()?;
         let op = LayerNorm { eps, has_bias: bias.is_some(), residual: Some(residual.dtype()), dropout, out };
         let mut outputs = apply(op, &inputs)?;
         Ok((outputs.remove(2), outputs.remove(0)))

@@ -1,27 +1,43 @@
 //! Counter-based random numbers: a pure function of a key and a position, so every device draws the same,
 //! in any order, and backward can draw again instead of remembering.
 
-/// A stream of random numbers.
+/// A stream of random numbers, for a tensor or a slice of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Key(pub [u32; 2]);
+pub struct Key {
+    pub words: [u32; 2],
+    /// The index along the first dimension of the whole tensor where the slice begins. Ops that draw a number for each
+    /// element of a tensor count positions from there, so that a batch computed in slices draws the numbers of the whole.
+    pub slice_start: u32,
+}
 
 impl Key {
     /// The stream that `seed` stands for; nearby seeds give unrelated streams.
     pub fn new(seed: u64) -> Key {
         let mut state = seed;
         let z = splitmix64(&mut state);
-        Key([z as u32, (z >> 32) as u32])
+        Key { words: [z as u32, (z >> 32) as u32], slice_start: 0 }
     }
 
     /// 32 random bits; `random_bits` in `shaders/common.wgsl`.
     #[inline(always)]
     pub fn bits(self, counter: u32) -> u32 {
-        mix_bits(mix_bits(counter ^ self.0[0]) ^ self.0[1])
+        mix_bits(mix_bits(counter ^ self.words[0]) ^ self.words[1])
     }
 
     /// The stream of one row, for positions in a matrix that 32 bits could not number.
     pub fn row(self, row: u32) -> Key {
-        Key([mix_bits(row ^ self.0[0]), self.0[1]])
+        Key { words: [mix_bits(row ^ self.words[0]), self.words[1]], ..self }
+    }
+
+    /// The same stream for a slice that begins at index `start` of the first dimension.
+    pub fn slice(self, start: usize) -> Key {
+        Key { slice_start: start as u32, ..self }
+    }
+
+    /// The position of the slice's first element, where each index of the first dimension has `each` of them. Positions
+    /// count modulo 2^32, as they do in kernels.
+    pub fn first_position(self, each: usize) -> u32 {
+        self.slice_start.wrapping_mul(each as u32)
     }
 }
 

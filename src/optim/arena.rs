@@ -106,7 +106,7 @@ impl Parameters {
     }
 
     /// All gradients collected so far, in the arena that they collect in.
-    pub(super) fn gradients(&self) -> &Tensor {
+    pub fn gradients(&self) -> &Tensor {
         self.collected.iter().for_each(Gradient::materialize);
         &self.gradients
     }

@@ -160,7 +160,7 @@ impl Trainer<'_> {
         let (start, end) = (part * rows / self.parts, (part + 1) * rows / self.parts);
         let targets = &batch.targets[start * t..end * t];
         let ids = Tensor::from_u32(&batch.ids[start * t..end * t], [end - start, t], &self.setting.device)?; // (B, T)
-        let dropout = Dropout::new(c.model.dropout as f32, c.run.seed, pass);
+        let dropout = Dropout::new(c.model.dropout as f32, c.run.seed, pass).from_sequence(start);
         let predicted = |targets: &[u32]| targets.iter().filter(|&&target| target != IGNORE_INDEX).count() as f32;
         // A part's mean counts by the tokens that it is of.
         let share = if self.parts == 1 { 1.0 } else { predicted(targets) / predicted(&batch.targets).max(1.0) };
@@ -403,5 +403,64 @@ impl Trainer<'_> {
             Ok(if stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
         })?;
         Ok(self.tokenizer.decode(&ids)?.trim_start_matches('\n').to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+    use crate::config::{Layers, Resolved};
+    use std::path::Path;
+    use std::sync::atomic::AtomicBool;
+
+    fn configuration(dir: &Path, settings: &[&str]) -> Resolved {
+        let text = format!(
+            "[run]\ndir = {dir:?}\n[data]\ntokenizer = \"char\"\n[model]\nn_layer = 2\nn_head = 2\nn_embd = 16\n\
+             block_size = 16\ndropout = 0.3\n[train]\nbatch_size = 5\nmax_steps = 4\n"
+        );
+        let layers = Layers::new().toml_str("test.toml", &text).unwrap();
+        settings.iter().fold(layers, |layers, setting| layers.set(setting).unwrap()).build().unwrap()
+    }
+
+    /// The loss of a batch and its gradients, computed in so many parts.
+    fn loss_and_gradients(trainer: &mut Trainer, batch: &Batch, parts: usize) -> (f32, Vec<f32>) {
+        trainer.parts = parts;
+        trainer.parameters.zero_gradients();
+        let mut total = 0.0;
+        for part in 0..parts {
+            let loss = trainer.loss(batch, part, 7).unwrap();
+            loss.backward().unwrap();
+            total += loss.to_f32().unwrap()[0];
+        }
+        (total, trainer.parameters.gradients().to_f32().unwrap())
+    }
+
+    #[test]
+    fn a_batch_in_parts_has_the_loss_and_gradients_of_the_whole_with_dropout() {
+        let mixed = crate::gpu::gpu_for_tests().map(|gpu| (Device::Gpu(gpu), "mixed", 2e-3));
+        let in_f32 = Device::for_tests().into_iter().map(|device| (device, "f32", 1e-5));
+        // In f32 sums in another order; in mixed precision gradients of f16 that are scaled by a part's share.
+        for (device, precision, tolerance) in in_f32.chain(mixed) {
+            let dir = tempfile::tempdir().unwrap();
+            let resolved = configuration(dir.path(), &[&format!("device.precision={precision}")]);
+            let (stop, on_event) = (AtomicBool::new(false), &mut |_: &Event| {});
+            let (data_dir, training_log, resume, reopen) = (Path::new("data"), None, None, None);
+            let setting =
+                Setting { device: device.clone(), reopen, data_dir, resume, stop: &stop, training_log, on_event };
+            let mut trainer = Trainer::prepare(&resolved, setting).unwrap();
+            let batch = trainer.loader.next_batch();
+            let (whole_loss, whole) = loss_and_gradients(&mut trainer, &batch, 1);
+            let largest = whole.iter().fold(0.0, |largest: f32, g| largest.max(g.abs()));
+            assert!(largest > 0.01, "{largest}");
+            for parts in [2, 3] {
+                let (loss, gradients) = loss_and_gradients(&mut trainer, &batch, parts);
+                assert!((loss - whole_loss).abs() < tolerance * whole_loss, "{device}: {loss}, whole {whole_loss}");
+                for (i, (split, whole)) in gradients.iter().zip(&whole).enumerate() {
+                    let close = (split - whole).abs() < tolerance * largest;
+                    assert!(close, "{device} {precision}, {parts} parts, gradient {i}: {split}, whole {whole}");
+                }
+            }
+        }
     }
 }

@@ -26,7 +26,8 @@ impl Attention {
     /// Multiplies a row of P by what dropout keeps of it.
     fn drop_out(&self, batch_head: usize, time: usize, i: usize, row: &mut [f32]) {
         let Some((p, key)) = self.dropout else { return };
-        let key = key.row((batch_head * time + i) as u32);
+        let first = key.first_position(self.n_head * time);
+        let key = key.row(first.wrapping_add((batch_head * time + i) as u32));
         let (threshold, scale) = (drop_threshold(p), 1.0 / (1.0 - p));
         for (j, x) in row.iter_mut().enumerate() {
             *x *= if key.bits(j as u32) >= threshold { scale } else { 0.0 };

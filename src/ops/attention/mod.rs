@@ -225,19 +225,21 @@ impl Attention {
     }
 
     fn params(&self, dims: Dims, slab: Slab) -> Vec<Param> {
-        let (p, key) = self.dropout.unwrap_or((0.0, Key([0; 2])));
+        let (p, key) = self.dropout.unwrap_or((0.0, Key::new(0)));
         vec![
             param("time", dims.time),
             param("n_head", dims.n_head),
             param("batch_heads", dims.heads()),
             param("scale", Attention::scale(dims)),
-            param("key0", key.0[0]),
-            param("key1", key.0[1]),
+            param("key0", key.words[0]),
+            param("key1", key.words[1]),
             param("drop_threshold", drop_threshold(p)),
             param("keep_scale", 1.0 / (1.0 - p)),
             // The queries whose dS is in memory: the first, and how many there is room for.
             param("slab_begin", slab.begin),
             param("slab_rows", slab.rows),
+            // The row of P, among all (B n_head T) of the whole batch, that dropout counts from: above 0 for a slice of it.
+            param("mask_row", key.first_position(dims.n_head * dims.time)),
         ]
     }
 
