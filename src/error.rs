@@ -76,6 +76,14 @@ pub enum Error {
     #[error("{}: {message}", path.display())]
     Checkpoint { path: PathBuf, message: String },
 
+    /// Training gave numbers that a run should not go on with, after `rollbacks` attempts to recover. `checkpoints` is the
+    /// run's folder, if it holds checkpoints from before.
+    #[error(
+        "training diverged{}: {cause}. Lower train.learning_rate or set train.grad_clip{}",
+        attempt(*rollbacks), kept(checkpoints.as_deref())
+    )]
+    Diverged { cause: String, rollbacks: usize, checkpoints: Option<PathBuf> },
+
     /// Two processes would write into one run.
     #[error("{} is in use by {process}, which trains there; wait for its end, or end it", path.display())]
     InUse { path: PathBuf, process: String },
@@ -83,6 +91,21 @@ pub enum Error {
     /// An argument that makes no sense (a temperature below zero, a prompt that is too long).
     #[error("{0}")]
     Invalid(String),
+}
+
+/// " for the 2nd time", after one rollback.
+fn attempt(rollbacks: usize) -> String {
+    let ending = match rollbacks + 1 {
+        1 => return String::new(),
+        2 => "nd",
+        3 => "rd",
+        _ => "th",
+    };
+    format!(" for the {}{ending} time", rollbacks + 1)
+}
+
+fn kept(folder: Option<&Path>) -> String {
+    folder.map_or(String::new(), |folder| format!("; {} holds the checkpoints from before", folder.display()))
 }
 
 impl Error {

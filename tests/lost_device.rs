@@ -4,7 +4,7 @@ mod common;
 
 use rustyflow::Device;
 use rustyflow::config::Layers;
-use rustyflow::train::{Event, Setting, train};
+use rustyflow::train::{Event, TrainOptions, train};
 use std::cell::RefCell;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -31,7 +31,7 @@ fn a_lost_device_is_opened_again_once_and_the_run_goes_on_from_the_last_checkpoi
         let (mut lost, mut notes) = (0, Vec::new());
         let result = train(
             &resolved,
-            Setting {
+            TrainOptions {
                 device: first,
                 reopen: Some(&reopen),
                 data_dir: Path::new("data"),

@@ -4,7 +4,7 @@ use super::output;
 use crate::config::Layers;
 use crate::data::Tokenizer;
 use crate::nn::{Gpt, Module, checkpoint};
-use crate::train::{Found, check_size, find_checkpoint, newest_run};
+use crate::train::{FoundCheckpoint, check_size, find_checkpoint, newest_run};
 use crate::{DType, Device, Error};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ pub fn find(path: Option<&Path>) -> Result<PathBuf> {
         Some(path) => path.to_path_buf(),
         None => newest_run(Path::new("runs"))?,
     };
-    let Found { folder, damaged } = find_checkpoint(&run)?;
+    let FoundCheckpoint { folder, damaged } = find_checkpoint(&run)?;
     for error in damaged {
         output::note(format_args!("warning: {error}; using {}", folder.display()));
     }

@@ -3,7 +3,7 @@
 use super::{configuration, device, output, progress};
 use crate::Error;
 use crate::config::Layers;
-use crate::train::{Event, Setting, TRAINING_LOG, newest_unfinished_run, run_config, train};
+use crate::train::{Event, TRAINING_LOG, TrainOptions, newest_unfinished_run, run_config, train};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -62,7 +62,7 @@ pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
     if !args.json && flags.config.is_none() && run.is_none() {
         shown = output::line("config     the built-in quickstart");
     }
-    let setting = Setting {
+    let options = TrainOptions {
         device,
         reopen: Some(&|| device::open(&resolved.config.device).map_err(|e| Error::DeviceLost(e.to_string()))),
         data_dir: &flags.data_dir,
@@ -76,7 +76,7 @@ pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
             }
         },
     };
-    let summary = train(&resolved, setting)?;
+    let summary = train(&resolved, options)?;
     if !args.json && shown.is_ok() {
         let folder = summary.folder.display();
         output::line(format_args!("\nrun folder    {folder}"))?;

@@ -1,5 +1,5 @@
-//! Finds where numbers stop being numbers: the first kernel of a pass, in the order of computation, whose output is not
-//! finite, and the layer it belongs to. Every output is read back, so this is for runs that have gone wrong.
+//! Finds the first kernel of a pass, in the order of computation, whose output is not finite, and the layer it belongs to.
+//! Every output is read back, which is slow: this is for runs that have diverged.
 
 use crate::optim::Parameters;
 use crate::tensor::{DType, with_hook};
@@ -7,8 +7,8 @@ use crate::{Result, Tensor};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// Runs a pass, which calls the function it is given before it goes backward, and tells the first thing in it that is not
-/// finite: a weight, the output of an op, or a gradient. `None` if all of it is finite.
+/// Runs a pass and describes the first thing in it that is not finite: a weight, the output of an op, or a gradient. `None`
+/// if all is finite. The pass calls the function it is given before it runs backward.
 ///
 /// # Errors
 /// Those of the pass.
@@ -18,9 +18,9 @@ pub(super) fn first_non_finite(
 ) -> Result<Option<String>> {
     let weight = damaged_weight(parameters)?;
     let search = Rc::new(RefCell::new(Search { parameters: named(parameters), ..Search::default() }));
-    let (watcher, turned) = (search.clone(), search.clone());
+    let (watcher, backward_begins) = (search.clone(), search.clone());
     let look = move |name, inputs: &[&Tensor], outputs: &[&Tensor]| watcher.borrow_mut().look(name, inputs, outputs);
-    with_hook(Box::new(look), || pass(&move || turned.borrow_mut().backward = true))?;
+    with_hook(Box::new(look), || pass(&move || backward_begins.borrow_mut().backward = true))?;
     let found = search.borrow_mut().found.take();
     Ok(match (weight, found) {
         (Some(weight), Some(found)) => Some(format!("{weight}; {found}")),
@@ -31,11 +31,11 @@ pub(super) fn first_non_finite(
 /// "the weight h.0.ln_1.weight has 1 NaN among 16 values, ..." of the first that has.
 fn damaged_weight(parameters: &Parameters) -> Result<Option<String>> {
     let values = parameters.values().to_f32()?;
-    let told = parameters.entries.iter().find_map(|entry| {
+    let message = parameters.entries.iter().find_map(|entry| {
         let range = describe(&values[entry.offset..][..entry.shape.elements()])?;
         Some(format!("the weight {} has {range}", entry.name))
     });
-    Ok(told)
+    Ok(message)
 }
 
 /// The name of each parameter, and all that belongs to it.
@@ -68,7 +68,7 @@ impl Search {
         // An op without parameters belongs to the block of the layer before it: attention to `h.0.attn`.
         let layer = if own.is_some() || !self.layer.contains('.') { &self.layer } else { parent(&self.layer) };
         for output in outputs.iter().filter(|output| output.dtype() != DType::U32) {
-            // What cannot be read says nothing about numbers.
+            // An output that cannot be read is passed over.
             let Some(range) = output.to_f32().ok().and_then(|values| describe(&values)) else { continue };
             let what = if self.backward { "gradient" } else { "output" };
             let shape = output.shape();

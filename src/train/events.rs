@@ -1,6 +1,6 @@
-//! What a run tells whoever watches it. The trainer prints nothing itself.
+//! The events of a run, for its observer. The trainer prints nothing itself.
 
-use super::Evaluation;
+use super::evaluate::Evaluation;
 use crate::nn::GptConfig;
 use crate::profile::Report;
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 /// Something that happened.
 #[derive(Debug, Clone)]
 pub enum Event {
-    /// Something that whoever resumes a run should know.
+    /// A message for the user.
     Note(String),
     /// Everything is prepared; the first step follows.
     Started(Box<Start>),

@@ -1,29 +1,21 @@
-//! Finds where a run left off, and whether it may go on as it is told to.
+//! Finds where a run left off, and checks that it may continue with this configuration.
 
-use super::checkpoint::{self, read_state, recover};
-use super::checkpoints::checkpoints;
+use super::checkpoint::{CONFIG, Checkpoint, Files, STATE, checkpoints_folder, newest_good, recover};
 use super::run_folder::RunFolder;
-use super::state::TrainerState;
 use crate::config::{Config, Layers, Resolved};
 use crate::{Device, Error, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// A run that goes on.
+/// A run that continues.
 pub(super) struct Resumed {
     pub(super) folder: RunFolder,
     /// `None` if the run ended before its first checkpoint.
     pub(super) checkpoint: Option<Checkpoint>,
-    /// What whoever watches should know.
+    /// Messages for the user.
     pub(super) notes: Vec<String>,
     /// `config.toml` of the run.
     pub(super) config_text: String,
-}
-
-/// A checkpoint, every file of which is as it was written.
-pub(super) struct Checkpoint {
-    pub(super) path: PathBuf,
-    pub(super) state: TrainerState,
 }
 
 /// The configuration file in a run's folder.
@@ -32,10 +24,10 @@ pub(super) struct Checkpoint {
 /// If `run` is no run's folder.
 pub fn run_config(run: &Path) -> Result<PathBuf> {
     let wrong = |message: &str| Error::Checkpoint { path: run.to_path_buf(), message: message.into() };
-    if run.join(checkpoint::STATE).exists() {
+    if run.join(STATE).exists() {
         return Err(wrong("is a checkpoint; --resume takes the folder of its run"));
     }
-    let config = run.join(checkpoint::CONFIG);
+    let config = run.join(CONFIG);
     if !config.is_file() {
         return Err(wrong("is no run's folder (it has no config.toml); give one, as in --resume runs/<name>, or auto"));
     }
@@ -43,20 +35,20 @@ pub fn run_config(run: &Path) -> Result<PathBuf> {
 }
 
 impl Resumed {
-    /// Opens the run at `path`, finds its newest checkpoint that is not damaged, and checks that it may go on as
+    /// Opens the run at `path`, finds its newest checkpoint that is not damaged, and checks that it may continue as
     /// `resolved` says.
     ///
     /// # Errors
-    /// If it may not, if there is nothing to go on from, or if the folder cannot be written to.
+    /// If it may not, if all its checkpoints are damaged, or if the folder cannot be written to.
     pub(super) fn open(path: &Path, resolved: &Resolved, device: &Device) -> Result<Resumed> {
         let config = run_config(path)?;
         let folder = RunFolder::open(path)?;
-        recover(&path.join("checkpoints"))?;
+        recover(&Files::default(), &checkpoints_folder(path))?;
         let mut notes = Vec::new();
         let checkpoint = newest_good(path, &mut notes)?;
         match &checkpoint {
             Some(Checkpoint { path, state }) => {
-                let before = Layers::new().file(&path.join(checkpoint::CONFIG))?.build()?.config;
+                let before = Layers::new().file(&path.join(CONFIG))?.build()?.config;
                 notes.extend(changes(&before, resolved, path)?);
                 if state.device != device.name() {
                     notes.push(format!(
@@ -87,27 +79,7 @@ impl Resumed {
     }
 }
 
-/// The newest checkpoint of a run that is not damaged; `None` if the run has none at all.
-pub(super) fn newest_good(run: &Path, notes: &mut Vec<String>) -> Result<Option<Checkpoint>> {
-    let mut first_error = None;
-    for (step, path) in checkpoints(run).into_iter().rev() {
-        match read_state(&path) {
-            Ok(state) => {
-                if !notes.is_empty() {
-                    notes.push(format!("going on from the checkpoint before, of step {step}"));
-                }
-                return Ok(Some(Checkpoint { path, state }));
-            }
-            Err(error) => {
-                notes.push(error.to_string());
-                first_error.get_or_insert(error);
-            }
-        }
-    }
-    first_error.map_or(Ok(None), Err)
-}
-
-/// What to tell about values that are not those of the checkpoint at `path`.
+/// Messages about values that are not those of the checkpoint at `path`.
 fn changes(before: &Config, resolved: &Resolved, path: &Path) -> Result<Vec<String>> {
     let mut changes = before.changes(&resolved.config);
     // A warm-up that nobody set follows from the number of steps, which is not known yet.
@@ -128,9 +100,9 @@ fn changes(before: &Config, resolved: &Resolved, path: &Path) -> Result<Vec<Stri
             ),
         });
     }
-    let tell = |change: &crate::config::Change| {
+    let message = |change: &crate::config::Change| {
         let origin = resolved.origin(change.key);
         format!("{} changes from {} to {} ({origin})", change.key, change.before, change.after)
     };
-    Ok(changes.iter().map(tell).collect())
+    Ok(changes.iter().map(message).collect())
 }

@@ -4,7 +4,7 @@
 //! runs/sample-L4-H4-E128-gpu/
 //!   config.toml        every value in force, and where each came from
 //!   metrics.jsonl      one line per logged step and per evaluation
-//!   checkpoints/step-000500/   see checkpoint.rs
+//!   checkpoints/step-000500/   see checkpoint/mod.rs
 //!   best, last         the names of checkpoints
 //!   samples.txt        what the model wrote at the end
 //!   profile.txt        the profiling report
@@ -12,9 +12,7 @@
 //!   .lock              see lock.rs
 //! ```
 
-use super::checkpoint::CONFIG;
-use super::checkpoints::{Checkpoints, checkpoints, models};
-use super::files;
+use super::checkpoint::{CONFIG, Checkpoints, Files, MANIFEST, METRICS, checkpoints, models};
 use super::lock::Lock;
 use crate::{Error, Result};
 use serde_json::Value;
@@ -22,13 +20,13 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-pub(super) const METRICS: &str = "metrics.jsonl";
 const FINISHED: &str = "finished";
 
 /// A run's folder.
 pub struct RunFolder {
     path: PathBuf,
     metrics: fs::File,
+    files: Files,
     _lock: Lock,
 }
 
@@ -60,7 +58,7 @@ impl RunFolder {
         let file = path.join(METRICS);
         let metrics = OpenOptions::new().create(true).append(true).open(&file);
         let metrics = metrics.map_err(|e| Error::io("open", &file, e))?;
-        Ok(RunFolder { path: path.to_path_buf(), metrics, _lock: lock })
+        Ok(RunFolder { path: path.to_path_buf(), metrics, files: Files::default(), _lock: lock })
     }
 
     /// Where it is.
@@ -70,7 +68,7 @@ impl RunFolder {
 
     /// Its checkpoints.
     pub(super) fn checkpoints(&self) -> Checkpoints {
-        Checkpoints::of(&self.path)
+        Checkpoints::of(&self.path, self.files.clone())
     }
 
     /// Removes it: for a run that ended before it began.
@@ -87,7 +85,7 @@ impl RunFolder {
     /// # Errors
     /// If the file cannot be written.
     pub fn write(&self, name: &str, text: &str) -> Result<()> {
-        files::replace(&self.path.join(name), text.as_bytes())
+        self.files.replace(&self.path.join(name), text.as_bytes())
     }
 
     /// Appends a line to `metrics.jsonl`.
@@ -127,7 +125,7 @@ impl RunFolder {
     /// # Errors
     /// If the note cannot be written or removed.
     pub(super) fn mark_finished(&self, finished: bool) -> Result<()> {
-        if finished { self.write(FINISHED, "") } else { files::remove(&self.path.join(FINISHED)) }
+        if finished { self.write(FINISHED, "") } else { self.files.remove(&self.path.join(FINISHED)) }
     }
 
     pub(super) fn is_finished(&self) -> bool {
@@ -163,7 +161,7 @@ pub fn newest_unfinished_run(dir: &Path) -> Result<PathBuf> {
     let can_be_resumed = |path: &Path| {
         path.join(CONFIG).is_file()
             && !path.join(FINISHED).exists()
-            && checkpoints(path).last().is_none_or(|(_, folder)| folder.join("manifest.json").exists())
+            && checkpoints(path).last().is_none_or(|(_, folder)| folder.join(MANIFEST).exists())
     };
     let entries = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
     entries.filter(|path| can_be_resumed(path)).max_by_key(|path| changed(path)).ok_or_else(|| Error::Checkpoint {

@@ -1,8 +1,9 @@
 //! Shows that resuming changes nothing: the same run once in one go and once in two halves, compared to the bit.
 
-use super::events::Event;
-use super::run_folder::METRICS;
-use super::{Setting, Summary, checkpoint, train};
+use super::checkpoint::{METRICS, OPTIMIZER};
+use super::events::{Event, Summary};
+use super::options::TrainOptions;
+use super::run::train;
 use crate::config::Resolved;
 use crate::{Device, Error, Result};
 use safetensors::SafeTensors;
@@ -60,7 +61,7 @@ fn compare(
         let resolved = shortened(resolved, steps, folder, name)?;
         let path = folder.join(name);
         let halt = AtomicBool::new(false);
-        let setting = Setting {
+        let options = TrainOptions {
             device: device.clone(),
             reopen: None,
             data_dir,
@@ -75,7 +76,7 @@ fn compare(
                 }
             },
         };
-        let Summary { steps: done, .. } = train(&resolved, setting)?;
+        let Summary { steps: done, .. } = train(&resolved, options)?;
         if done != until {
             return Err(Error::Invalid(format!("stopped after {done} of {until} steps: nothing was compared")));
         }
@@ -93,7 +94,7 @@ fn compare(
         Ok(left.len())
     };
     let weights_bytes = both("model.safetensors")?;
-    let optimizer_bytes = both(checkpoint::OPTIMIZER)?;
+    let optimizer_bytes = both(OPTIMIZER)?;
     let [left, right] = [timeless_metrics(&whole)?, timeless_metrics(&resumed)?];
     if left != right {
         let at = left.iter().zip(&right).take_while(|(left, right)| left == right).count();

@@ -1,38 +1,50 @@
-//! Lets the system refuse requests, one after the other, and damages files: the checkpoint before is always there and used.
+//! Lets the system refuse requests, one after the other, and damages files: the checkpoint before is always there and
+//! used.
 
-use super::checkpoint::{Snapshot, recover};
-use super::checkpoints::{Checkpoints, Request, checkpoints};
-use super::resume::newest_good;
-use super::run_folder::METRICS;
+use super::files::Files;
+use super::find::newest_good;
+use super::layout::{MANIFEST, METRICS, checkpoints};
+use super::snapshot::{Snapshot, recover};
 use super::state::{DataHash, TrainerState};
+use super::store::{Checkpoints, Request};
 use crate::nn::checkpoint::Weights;
 use crate::nn::{Gpt, GptConfig};
 use crate::optim::{Kind, Moments, Optimizer, Parameters};
 use crate::tensor::Bytes;
 use crate::{DType, Device, Error};
-use std::cell::Cell;
 use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
-thread_local! {
-    /// Counts down to the request that fails, which is when it would come to 0.
-    static UNTIL_FAULT: Cell<Option<usize>> = const { Cell::new(None) };
-}
+/// Counts down to the request that fails, if one is to fail. Clones share the count.
+#[derive(Clone, Default)]
+pub struct Faults(Arc<Mutex<Option<usize>>>);
 
-/// The error of a full disk, if this request is the one that is to fail; every later one fails as well, as long as the
-/// fault lasts.
-pub(super) fn may_fail() -> io::Result<()> {
-    match UNTIL_FAULT.get() {
-        Some(0 | 1) => {
-            UNTIL_FAULT.set(Some(0));
-            Err(io::ErrorKind::StorageFull.into())
+impl Faults {
+    /// The n-th request from now on fails, and every later one.
+    fn from_request(n: usize) -> Faults {
+        Faults(Arc::new(Mutex::new(Some(n))))
+    }
+
+    /// Whether a request has failed.
+    fn has_failed(&self) -> bool {
+        *self.0.lock().unwrap() == Some(0)
+    }
+
+    /// The error of a full disk, if this request is to fail.
+    pub fn may_fail(&self) -> io::Result<()> {
+        match &mut *self.0.lock().unwrap() {
+            Some(left @ (0 | 1)) => {
+                *left = 0;
+                Err(io::ErrorKind::StorageFull.into())
+            }
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
         }
-        Some(more) => {
-            UNTIL_FAULT.set(Some(more - 1));
-            Ok(())
-        }
-        None => Ok(()),
     }
 }
 
@@ -56,9 +68,13 @@ fn snapshot(step: usize) -> Snapshot {
 }
 
 fn save(run: &Path, step: usize) -> crate::Result<PathBuf> {
+    save_with(run, step, Files::default())
+}
+
+fn save_with(run: &Path, step: usize, files: Files) -> crate::Result<PathBuf> {
     let metrics = File::open(run.join(METRICS)).unwrap();
     let request = Request { snapshot: snapshot(step), metrics, best: step == 1, keep_last: 2 };
-    Checkpoints::of(run).save(request)
+    Checkpoints::of(run, files).save(request)
 }
 
 /// A run with checkpoints of these steps.
@@ -71,7 +87,7 @@ fn run(steps: &[usize]) -> tempfile::TempDir {
 
 /// The step that a resumed run would go on from, and what it would be told.
 fn resumes_from(run: &Path) -> (usize, String) {
-    recover(&run.join("checkpoints")).unwrap();
+    recover(&Files::default(), &run.join("checkpoints")).unwrap();
     let mut notes = Vec::new();
     let checkpoint = newest_good(run, &mut notes).unwrap().expect("there is a checkpoint");
     (checkpoint.state.step, notes.join("\n"))
@@ -85,9 +101,9 @@ fn whatever_request_a_full_disk_refuses_there_is_a_good_checkpoint_and_an_error_
         loop {
             let dir = run(before);
             let run = dir.path();
-            UNTIL_FAULT.set(Some(requests + 1));
-            let saved = save(run, step);
-            let reached = UNTIL_FAULT.take() == Some(0);
+            let files = Files { faults: Faults::from_request(requests + 1) };
+            let saved = save_with(run, step, files.clone());
+            let reached = files.faults.has_failed();
             let Err(error) = saved else {
                 assert!(!reached, "request {requests} failed and nobody said so");
                 break;
@@ -139,7 +155,7 @@ fn a_file_that_is_truncated_or_has_a_flipped_byte_is_named_and_the_checkpoint_be
             assert!(named && notes.contains("going on from the checkpoint before, of step 1"), "{name:?}: {notes}");
         }
         fs::remove_file(&path).unwrap();
-        let expected = if name == "manifest.json" { "manifest.json" } else { "cannot read" };
+        let expected = if name == MANIFEST { MANIFEST } else { "cannot read" };
         assert!(resumes_from(dir.path()).1.contains(expected), "{name:?}");
         fs::write(&path, whole).unwrap();
         assert_eq!(resumes_from(dir.path()), (2, String::new()));

@@ -1,14 +1,14 @@
 //! Writes checkpoints on a thread of its own, so that training does not wait for the disk: hashing, writing, flushing,
 //! renaming and removing old ones happen there. One at a time.
 
-use super::checkpoints::{Checkpoints, Request};
+use super::store::{Checkpoints, Request};
 use crate::{Error, Result};
 use std::path::PathBuf;
 use std::thread::{self, JoinHandle};
 
 /// At most one checkpoint on its way to the disk. Dropped, it waits for that.
 #[derive(Default)]
-pub(super) struct Writer {
+pub struct Writer {
     under_way: Option<(usize, JoinHandle<Result<PathBuf>>)>,
 }
 
@@ -17,7 +17,7 @@ impl Writer {
     ///
     /// # Errors
     /// If the system gives no thread.
-    pub(super) fn begin(&mut self, checkpoints: Checkpoints, request: Request) -> Result<()> {
+    pub fn begin(&mut self, checkpoints: Checkpoints, request: Request) -> Result<()> {
         assert!(self.under_way.is_none(), "one at a time");
         let step = request.snapshot.state.step;
         let thread = thread::Builder::new().name("checkpoint".into()).spawn(move || checkpoints.save(request));
@@ -30,7 +30,7 @@ impl Writer {
     ///
     /// # Errors
     /// If it could not be written.
-    pub(super) fn take_written(&mut self, wait: bool) -> Result<Option<(usize, PathBuf)>> {
+    pub fn take_written(&mut self, wait: bool) -> Result<Option<(usize, PathBuf)>> {
         match self.under_way.take() {
             Some((step, thread)) if wait || thread.is_finished() => match thread.join() {
                 Ok(path) => path.map(|path| Some((step, path))),

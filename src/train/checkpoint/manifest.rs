@@ -1,6 +1,7 @@
 //! `manifest.json` of a checkpoint: the size and SHA-256 of every other file in it.
 
-use super::files;
+use super::files::Files;
+use super::layout::MANIFEST;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -8,8 +9,6 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::fs;
 use std::path::{Component, Path};
-
-const NAME: &str = "manifest.json";
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Manifest {
@@ -29,9 +28,9 @@ impl Manifest {
         self.files.insert(name.to_string(), entry);
     }
 
-    pub(super) fn write(&self, folder: &Path) -> Result<()> {
+    pub(super) fn write(&self, files: &Files, folder: &Path) -> Result<()> {
         let text = serde_json::to_string_pretty(self).expect("plain values serialize");
-        files::write(&folder.join(NAME), text.as_bytes())
+        files.write(&folder.join(MANIFEST), text.as_bytes())
     }
 
     /// That of a checkpoint; `None` if it has none, as models from elsewhere.
@@ -39,7 +38,7 @@ impl Manifest {
     /// # Errors
     /// If it cannot be read.
     pub(super) fn read(folder: &Path) -> Result<Option<Manifest>> {
-        let path = folder.join(NAME);
+        let path = folder.join(MANIFEST);
         match fs::read(&path) {
             Ok(bytes) => {
                 let manifest: Manifest = serde_json::from_slice(&bytes).map_err(|e| damaged(&path, &e.to_string()))?;
@@ -61,7 +60,7 @@ impl Manifest {
     pub(super) fn check(&self, folder: &Path, name: &str) -> Result<()> {
         let path = folder.join(name);
         let Some(entry) = self.files.get(name) else {
-            return Err(damaged(&folder.join(NAME), &format!("it does not list {name}")));
+            return Err(damaged(&folder.join(MANIFEST), &format!("it does not list {name}")));
         };
         let data = fs::metadata(&path).map_err(|e| Error::io("read", &path, e))?;
         if data.len() != entry.size_bytes || !data.is_file() {
@@ -113,9 +112,9 @@ mod tests {
         let mut manifest = Manifest::default();
         for (name, bytes) in [("a", "first"), ("b", "second")] {
             manifest.add(name, bytes.as_bytes());
-            files::write(&dir.path().join(name), bytes.as_bytes()).unwrap();
+            Files::default().write(&dir.path().join(name), bytes.as_bytes()).unwrap();
         }
-        manifest.write(dir.path()).unwrap();
+        manifest.write(&Files::default(), dir.path()).unwrap();
         dir
     }
 
@@ -151,7 +150,7 @@ mod tests {
         for name in ["../a", "/etc/hostname", "", ".", "..", "a/", "x/../a"] {
             let mut manifest = Manifest::default();
             manifest.add(name, b"first");
-            manifest.write(dir.path()).unwrap();
+            manifest.write(&Files::default(), dir.path()).unwrap();
             let error = Manifest::read(dir.path()).unwrap_err().to_string();
             assert!(error.contains("manifest.json") && error.contains("no file's name"), "{name}: {error}");
         }
@@ -160,9 +159,9 @@ mod tests {
     #[test]
     fn a_damaged_manifest_is_named_and_a_missing_one_is_none() {
         let dir = folder();
-        fs::write(dir.path().join(NAME), "{").unwrap();
+        fs::write(dir.path().join(MANIFEST), "{").unwrap();
         assert!(Manifest::read(dir.path()).unwrap_err().to_string().contains("manifest.json: is damaged"));
-        fs::remove_file(dir.path().join(NAME)).unwrap();
+        fs::remove_file(dir.path().join(MANIFEST)).unwrap();
         assert!(Manifest::read(dir.path()).unwrap().is_none());
     }
 }

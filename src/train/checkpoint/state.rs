@@ -1,9 +1,9 @@
 //! `trainer_state.json` of a checkpoint: all that a run must know to go on, besides weights, moments and configuration.
 
-use super::Evaluation;
 use super::manifest::sha256;
 use crate::Device;
 use crate::data::{Corpus, Position};
+use crate::train::evaluate::Evaluation;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -78,13 +78,13 @@ pub struct DataHash {
 
 impl TrainerState {
     /// The same without what only comes to be known later: two states of one moment are equal.
-    pub(super) fn moment(&self) -> TrainerState {
+    pub(in crate::train) fn comparable(&self) -> TrainerState {
         let guard = GuardState { losses: Vec::new(), ..self.guard.clone() };
         TrainerState { train_loss: None, appended: BTreeMap::new(), guard, ..self.clone() }
     }
 
     /// That of a run which has not begun.
-    pub(super) fn new(device: &Device, data: DataHash, total_steps: usize) -> TrainerState {
+    pub(in crate::train) fn new(device: &Device, data: DataHash, total_steps: usize) -> TrainerState {
         TrainerState {
             version: env!("CARGO_PKG_VERSION").into(),
             device: device.name(),
@@ -102,11 +102,11 @@ impl TrainerState {
 }
 
 impl DataHash {
-    pub(super) fn of_text(corpus: &Corpus) -> String {
+    pub(in crate::train) fn of_text(corpus: &Corpus) -> String {
         sha256(&[&length(corpus.train.len()), corpus.train.as_bytes(), corpus.validation.as_bytes()])
     }
 
-    pub(super) fn of_tokens(train: &[u32], validation: &[u32]) -> String {
+    pub(in crate::train) fn of_tokens(train: &[u32], validation: &[u32]) -> String {
         sha256(&[&length(train.len()), bytemuck::cast_slice(train), bytemuck::cast_slice(validation)])
     }
 }

@@ -1,10 +1,9 @@
-//! What the trainer has asked the device for and not got yet: the numbers of logged steps, and snapshots for checkpoints.
-//! Both are copied on the device when their turn comes, so later steps do not show in them, and taken when they have
-//! arrived: nobody waits.
+//! Reads from the device that are in flight: the numbers of logged steps, and snapshots for checkpoints. The device copies
+//! both in the order of its queue, so they do not contain later steps. The host takes them once they have arrived and
+//! never waits.
 
-use super::checkpoint::Snapshot;
+use super::checkpoint::{Snapshot, TrainerState};
 use super::events::{LossScale, Step};
-use super::state::TrainerState;
 use crate::nn::GptConfig;
 use crate::nn::checkpoint::Weights;
 use crate::optim::{Moments, Optimizer, Parameters};
@@ -12,46 +11,46 @@ use crate::tensor::{Bytes, Reading};
 use crate::{Error, Result, Tensor};
 
 /// Something on its way from the device.
-pub(super) enum Awaited {
+pub(super) enum InFlight {
     Step(Box<PendingStep>),
     Snapshot(Box<PendingSnapshot>),
 }
 
-impl Awaited {
+impl InFlight {
     /// Which step's numbers it is, if it is that.
     pub(super) fn step(&self) -> Option<usize> {
         match self {
-            Awaited::Step(pending) => Some(pending.step.step),
-            Awaited::Snapshot(_) => None,
+            InFlight::Step(pending) => Some(pending.step.step),
+            InFlight::Snapshot(_) => None,
         }
     }
 
     /// Whether all of it is there. Never waits.
     pub(super) fn has_arrived(&mut self) -> Result<bool> {
         match self {
-            Awaited::Step(step) => {
+            InFlight::Step(step) => {
                 let mut numbers = step.numbers.iter_mut().chain(&mut step.loss_scale);
-                numbers.try_fold(true, |all, number| Ok(all & number.arrive()?))
+                numbers.try_fold(true, |all, number| Ok(all & number.has_arrived()?))
             }
-            Awaited::Snapshot(snapshot) => {
+            InFlight::Snapshot(snapshot) => {
                 let arenas = std::iter::once(&mut snapshot.values);
                 let mut arenas = arenas.chain(snapshot.moments.iter_mut().map(|(_, arena)| arena));
-                arenas.try_fold(true, |all, arena| Ok(all & arena.arrive()?))
+                arenas.try_fold(true, |all, arena| Ok(all & arena.has_arrived()?))
             }
         }
     }
 }
 
-/// A read, and what came of it.
-enum Arrival {
-    Coming(Reading),
-    Here(Bytes),
+/// A read and its result.
+enum Readback {
+    Pending(Reading),
+    Ready(Bytes),
 }
 
-impl Arrival {
-    fn of(tensor: &Tensor) -> Result<Arrival> {
-        tensor.read_later().map(Arrival::Coming).map_err(|error| match error {
-            // Nothing to compute a step anew for in smaller batches: the update is made, and what the pass took given back.
+impl Readback {
+    fn new(tensor: &Tensor) -> Result<Readback> {
+        tensor.read_later().map(Readback::Pending).map_err(|error| match error {
+            // No reason to compute the step again in smaller batches: the update is made, and its memory is free again.
             Error::OutOfMemory { .. } => {
                 let text = error.to_string();
                 let why = text.lines().next().unwrap_or_default();
@@ -61,18 +60,18 @@ impl Arrival {
         })
     }
 
-    fn arrive(&mut self) -> Result<bool> {
-        if let Arrival::Coming(reading) = self {
+    fn has_arrived(&mut self) -> Result<bool> {
+        if let Readback::Pending(reading) = self {
             let Some(bytes) = reading.try_land()? else { return Ok(false) };
-            *self = Arrival::Here(bytes);
+            *self = Readback::Ready(bytes);
         }
         Ok(true)
     }
 
     fn bytes(self) -> Bytes {
         match self {
-            Arrival::Here(bytes) => bytes,
-            Arrival::Coming(_) => unreachable!("taken only once it has arrived"),
+            Readback::Ready(bytes) => bytes,
+            Readback::Pending(_) => unreachable!("taken only once it has arrived"),
         }
     }
 }
@@ -81,15 +80,15 @@ impl Arrival {
 pub(super) struct PendingStep {
     step: Step,
     /// The loss, the sum of squared gradients, and the count of skipped updates: the first element of each.
-    numbers: [Arrival; 3],
+    numbers: [Readback; 3],
     /// In mixed precision the state of the loss scale.
-    loss_scale: Option<Arrival>,
+    loss_scale: Option<Readback>,
 }
 
 impl PendingStep {
     pub(super) fn new(step: Step, loss: &Tensor, squares: &Tensor, optimizer: &Optimizer) -> Result<PendingStep> {
-        let numbers = [Arrival::of(loss)?, Arrival::of(squares)?, Arrival::of(optimizer.skipped())?];
-        Ok(PendingStep { step, numbers, loss_scale: optimizer.loss_scale().map(Arrival::of).transpose()? })
+        let numbers = [Readback::new(loss)?, Readback::new(squares)?, Readback::new(optimizer.skipped())?];
+        Ok(PendingStep { step, numbers, loss_scale: optimizer.loss_scale().map(Readback::new).transpose()? })
     }
 
     /// The step with its loss and norm, and the count of skipped updates, once they have arrived.
@@ -106,10 +105,10 @@ impl PendingStep {
 
 /// A snapshot whose weights and moments are on their way.
 pub(super) struct PendingSnapshot {
-    /// As it is without what later numbers tell.
+    /// Without what only the numbers of steps in flight can tell.
     state: TrainerState,
-    values: Arrival,
-    moments: Vec<(&'static str, Arrival)>,
+    values: Readback,
+    moments: Vec<(&'static str, Readback)>,
     /// Whether it is to be the `best`.
     pub(super) best: bool,
 }
@@ -125,9 +124,9 @@ impl PendingSnapshot {
         optimizer: &Optimizer,
         best: bool,
     ) -> Result<PendingSnapshot> {
-        let moments = optimizer.moments().into_iter().map(|(name, arena)| Ok((name, Arrival::of(arena)?)));
+        let moments = optimizer.moments().into_iter().map(|(name, arena)| Ok((name, Readback::new(arena)?)));
         let moments = moments.collect::<Result<_>>()?;
-        Ok(PendingSnapshot { state, values: Arrival::of(parameters.values())?, moments, best })
+        Ok(PendingSnapshot { state, values: Readback::new(parameters.values())?, moments, best })
     }
 
     /// The snapshot, once all has arrived.

@@ -1,27 +1,29 @@
 //! What happens before the first step. What is to fail should fail here.
 
-use super::checkpoint::{self, OPTIMIZER, TOKENIZER};
-use super::events::{Event, Start};
-use super::guard::Watch;
-use super::resume::{Checkpoint, Resumed};
-use super::run_folder::{METRICS, RunFolder};
-use super::state::{DataHash, TrainerState};
-use super::trainer::Trainer;
-use super::writer::Writer;
-use super::{Setting, check_precision, check_size, describe_precision, operands, prompt_ids, size};
+use super::Trainer;
 use crate::config::{self, Config, OptimizerKind, Resolved, TrainLength};
 use crate::data::{Corpus, Loader, Tokenizer, TokenizerSpec};
 use crate::generate::check_prompt;
 use crate::nn::checkpoint::load;
 use crate::nn::{Gpt, GptConfig};
 use crate::optim::{Kind, LearningRate, Optimizer, Parameters, Schedule};
+use crate::train::checkpoint::{CONFIG, Checkpoint, DataHash, METRICS, OPTIMIZER, TOKENIZER, TrainerState, Writer};
+use crate::train::events::{Event, Start};
+use crate::train::guard::Monitor;
+use crate::train::options::TrainOptions;
+use crate::train::plan::Plan;
+use crate::train::precision::{check_precision, describe_precision, operands};
+use crate::train::prompt::prompt_ids;
+use crate::train::resume::Resumed;
+use crate::train::run_folder::RunFolder;
+use crate::train::step_hook::SingleDevice;
 use crate::{Device, Error, Result};
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// What is learnt from, as tokens.
+/// The text that a run learns from, as tokens.
 struct Data {
     corpus: String,
     tokenizer: Tokenizer,
@@ -33,7 +35,8 @@ struct Data {
 }
 
 impl Data {
-    /// A resumed run must have learnt from the same.
+    /// # Errors
+    /// If a resumed run has learnt from another text.
     fn load(resolved: &Resolved, data_dir: &Path, checkpoint: Option<&Checkpoint>) -> Result<Data> {
         let data = &resolved.config.data;
         let changed = |key: &str, what: &str, checkpoint: &Checkpoint| Error::Config {
@@ -70,16 +73,20 @@ impl Data {
 }
 
 impl<'a> Trainer<'a> {
-    pub(super) fn prepare(resolved: &'a Resolved, setting: Setting<'a>) -> Result<Trainer<'a>> {
+    /// Loads or creates all that a run needs. Nothing of an earlier run is changed unless all of it succeeds.
+    ///
+    /// # Errors
+    /// Those of [`train`](crate::train::train) that can be known before the first step.
+    pub(in crate::train) fn prepare(resolved: &Resolved, options: TrainOptions<'a>) -> Result<Trainer<'a>> {
         let config = &resolved.config;
-        check_precision(config.device.precision, &setting.device).map_err(|message| Error::Config {
+        check_precision(config.device.precision, &options.device).map_err(|message| Error::Config {
             place: resolved.origin("device.precision").to_string(),
             key: "device.precision".into(),
             message,
         })?;
-        let resumed = setting.resume.map(|run| Resumed::open(run, resolved, &setting.device)).transpose()?;
+        let resumed = options.resume.map(|run| Resumed::open(run, resolved, &options.device)).transpose()?;
         let checkpoint = resumed.as_ref().and_then(|resumed| resumed.checkpoint.as_ref());
-        let data = Data::load(resolved, setting.data_dir, checkpoint)?;
+        let data = Data::load(resolved, options.data_dir, checkpoint)?;
         let (t, block_size) = (&config.train, config.model.block_size);
         let position = checkpoint.map(|c| c.state.position).unwrap_or_default();
         let loader = Loader::new(data.train.clone(), t.batch_size, block_size, config.run.seed, position)?;
@@ -101,32 +108,34 @@ impl<'a> Trainer<'a> {
             tie_embeddings: config.model.tie_embeddings,
         };
         check_prompt(&shape, &prompt_ids(&data.tokenizer, &config.generate.prompt)?)?;
-        check_size(&shape, t.batch_size * block_size, operands(config.device.precision), &setting.device)?;
-        size::check_memory(&shape, &optimizer_kind(config), &setting.device)?;
+        let precision = operands(config.device.precision);
+        let plan = Plan::new(&shape, t.batch_size * block_size, precision, Some(&optimizer_kind(config)));
+        plan.check_device(&options.device)?;
+        plan.check_memory(&options.device)?;
         let state = match checkpoint {
             // What follows is of this version and this device.
             Some(Checkpoint { state, .. }) => {
-                let new = TrainerState::new(&setting.device, data.hash, total_steps);
+                let new = TrainerState::new(&options.device, data.hash, total_steps);
                 TrainerState { version: new.version, device: new.device, total_steps, ..state.clone() }
             }
-            None => TrainerState::new(&setting.device, data.hash, total_steps),
+            None => TrainerState::new(&options.device, data.hash, total_steps),
         };
-        let saved = checkpoint.map(|checkpoint| checkpoint.state.moment());
+        let saved = checkpoint.map(|checkpoint| checkpoint.state.comparable());
         if let Some(resumed) = &resumed {
             check_length(resolved, resumed, &state)?;
         }
         let Opened { folder, config_text, model, parameters, optimizer } = match resumed {
-            Some(resumed) => go_on(resolved, resumed, &shape, &state, &mut *setting.on_event, &setting.device)?,
-            None => begin(resolved, &shape, &setting.device)?,
+            Some(resumed) => resume(resolved, resumed, &shape, &state, &mut *options.on_event, &options.device)?,
+            None => create(resolved, &shape, &options.device)?,
         };
-        (setting.on_event)(&Event::Started(Box::new(Start {
+        (options.on_event)(&Event::Started(Box::new(Start {
             folder: folder.path().to_path_buf(),
-            device: setting.device.describe(),
-            precision: describe_precision(config.device.precision, &setting.device, &shape),
+            device: options.device.describe(),
+            precision: describe_precision(config.device.precision, &options.device, &shape),
             corpus: data.corpus,
             tokenizer: data.tokenizer.name().to_string(),
             tokens: data.tokenizer.vocab_size(),
-            parameters: shape.parameter_count(),
+            parameters: plan.parameters,
             model: shape,
             train_tokens: data.train.len(),
             validation_tokens: data.validation.len(),
@@ -136,9 +145,9 @@ impl<'a> Trainer<'a> {
             epochs: total_steps as f64 / steps_per_epoch,
             warmup_steps: resolved.config.train.warmup_steps,
         })));
-        setting.device.profiler().take();
+        options.device.profiler().take();
         Ok(Trainer {
-            config,
+            config: config.clone(),
             config_text,
             folder,
             tokenizer: data.tokenizer,
@@ -152,15 +161,17 @@ impl<'a> Trainer<'a> {
             began_at: (state.step, loader.epochs_at(position)),
             loader,
             tokens: data.train,
-            awaited: VecDeque::new(),
-            watch: Watch::default(),
-            parts: 1,
+            in_flight: VecDeque::new(),
+            step_hook: Box::new(SingleDevice),
+            monitor: Monitor::default(),
+            unconfirmed: VecDeque::new(),
+            micro_batches: 1,
             out_of_patience: false,
             writer: Writer::default(),
             training_time: Duration::ZERO,
             last_logged: (state.step, Duration::ZERO),
             state,
-            setting,
+            options,
         })
     }
 }
@@ -175,12 +186,12 @@ struct Opened {
 }
 
 /// A new run.
-fn begin(resolved: &Resolved, shape: &GptConfig, device: &Device) -> Result<Opened> {
+fn create(resolved: &Resolved, shape: &GptConfig, device: &Device) -> Result<Opened> {
     let config = &resolved.config;
     let kind = if device.is_gpu() { "gpu" } else { "cpu" };
     let folder = RunFolder::create(Path::new(&config.run.dir), &config.run_name(kind))?;
     let config_text = resolved.to_toml();
-    folder.write(checkpoint::CONFIG, &config_text)?;
+    folder.write(CONFIG, &config_text)?;
     match Gpt::new(shape.clone(), config.run.seed).and_then(|model| on_device(model, config, device)) {
         Ok((model, parameters, optimizer)) => Ok(Opened { folder, config_text, model, parameters, optimizer }),
         Err(error) => {
@@ -190,8 +201,8 @@ fn begin(resolved: &Resolved, shape: &GptConfig, device: &Device) -> Result<Open
     }
 }
 
-/// A run that goes on from its checkpoint, or from the start if it has none: its folder is as it was then.
-fn go_on(
+/// A run that continues from its checkpoint, or from the start if it has none: its folder is put back to that moment.
+fn resume(
     resolved: &Resolved,
     resumed: Resumed,
     shape: &GptConfig,
@@ -214,9 +225,9 @@ fn go_on(
     if let Some(checkpoint) = &checkpoint {
         optimizer.restore(&parameters, &checkpoint.path.join(OPTIMIZER), state.step as u64)?;
     }
-    // Nothing was changed until here, where all that could fail has not.
+    // All that can fail has succeeded: from here on the folder is changed.
     folder.mark_finished(false)?;
-    folder.write(checkpoint::CONFIG, &config_text)?;
+    folder.write(CONFIG, &config_text)?;
     let missing = folder.truncate_metrics(state.appended.get(METRICS).copied().unwrap_or(0))?;
     if missing > 0 {
         notes.push(format!("{METRICS} lacks {missing} bytes that it had at step {}: lines are lost", state.step));
@@ -224,7 +235,7 @@ fn go_on(
     if checkpoint.is_some() {
         folder
             .checkpoints()
-            .go_back(state.step, state.best.filter(|_| config.checkpoint.keep_best).map(|best| best.step))?;
+            .roll_back(state.step, state.best.filter(|_| config.checkpoint.keep_best).map(|best| best.step))?;
     }
     notes.into_iter().for_each(|note| on_event(&Event::Note(note)));
     Ok(Opened { folder, config_text, model, parameters, optimizer })

@@ -1,0 +1,32 @@
+//! The checkpoints of a run: what is in one, how it is written whole or not at all, which of them stay, and how one is found.
+//!
+//! A checkpoint is a folder that is complete as soon as it has its name, with a manifest by which damage is detected:
+//!
+//! ```text
+//! step-000500/
+//!   config.json model.safetensors tokenizer.json   the model, in Hugging Face's GPT-2 layout
+//!   optimizer.safetensors trainer_state.json       what training needs to resume
+//!   config.toml                                    the run's configuration at that step
+//!   manifest.json                                  size and SHA-256 of each of these
+//! ```
+
+#[cfg(test)]
+mod fault_injection;
+mod files;
+mod find;
+mod layout;
+mod manifest;
+mod snapshot;
+mod state;
+mod store;
+mod writer;
+
+pub use find::{FoundCheckpoint, find_checkpoint};
+pub use state::{Best, DataHash, Evaluated, GuardState, TrainerState};
+
+pub(super) use files::Files;
+pub(super) use find::{Checkpoint, models, newest_good};
+pub(super) use layout::{CONFIG, MANIFEST, METRICS, OPTIMIZER, STATE, TOKENIZER, checkpoints, checkpoints_folder};
+pub(super) use snapshot::{Snapshot, recover};
+pub(super) use store::{Checkpoints, Request};
+pub(super) use writer::Writer;

@@ -1,0 +1,23 @@
+//! What a run needs besides its configuration.
+
+use super::events::Event;
+use crate::{Device, Result};
+use std::path::Path;
+use std::sync::atomic::AtomicBool;
+
+/// What a run needs besides its configuration.
+pub struct TrainOptions<'a> {
+    pub device: Device,
+    /// Opens the device again if it is lost; without it, that ends the run.
+    pub reopen: Option<&'a dyn Fn() -> Result<Device>>,
+    /// Where data sets are kept.
+    pub data_dir: &'a Path,
+    /// The folder of the run to resume; `None` starts a new one.
+    pub resume: Option<&'a Path>,
+    /// Set to end the run after the step under way, saved and reported as usual.
+    pub stop: &'a AtomicBool,
+    /// The file that gets a block with the run's timings at its end.
+    pub training_log: Option<&'a Path>,
+    /// Receives everything that happens.
+    pub on_event: &'a mut dyn FnMut(&Event),
+}

@@ -1,0 +1,239 @@
+//! The sizes of a model in training, computed before memory for it is requested: bytes, the largest tensors, FLOPs.
+
+use crate::nn::GptConfig;
+use crate::optim::Kind;
+use crate::{DType, Device, Error, Result};
+
+/// What a model takes on a device and, for its checkpoints, of the machine's memory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    pub parameters: usize,
+    /// Bytes of the f32 parameters.
+    pub parameter_bytes: u64,
+    /// Bytes of their f16 copies in mixed precision.
+    pub half_bytes: u64,
+    /// Bytes of their gradients, 0 without an optimizer.
+    pub gradient_bytes: u64,
+    /// Bytes of the optimizer's moments.
+    pub moment_bytes: u64,
+    /// The largest tensors of the model and of a pass.
+    pub largest: Vec<TensorSize>,
+    /// Floating-point operations of training on one token, forward and backward.
+    pub train_flops_per_token: f64,
+}
+
+/// A tensor that may be too large.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TensorSize {
+    pub name: &'static str,
+    pub elements: u64,
+    pub bytes: u64,
+    /// How to make it smaller.
+    hint: &'static str,
+}
+
+impl Plan {
+    /// Of a model, a pass over `tokens` tokens with matrix operands of type `operands`, and what trains it, if anything does.
+    pub fn new(model: &GptConfig, tokens: usize, operands: DType, optimizer: Option<&Kind>) -> Plan {
+        let parameters = model.parameter_count();
+        let arena = |dtype: DType| (dtype.size_bytes() * parameters) as u64;
+        Plan {
+            parameters,
+            parameter_bytes: arena(DType::F32),
+            half_bytes: if operands == DType::F16 { arena(DType::F16) } else { 0 },
+            gradient_bytes: optimizer.map_or(0, |_| arena(DType::F32)),
+            moment_bytes: optimizer.map_or(0, |kind| arena(DType::F32) * kind.moments() as u64),
+            largest: largest_tensors(model, tokens, operands),
+            train_flops_per_token: model.train_flops_per_token(),
+        }
+    }
+
+    /// Checks the largest tensors, and the arena of all parameters, against what `device` can bind.
+    ///
+    /// # Errors
+    /// [`Error::GpuLimit`] or [`Error::Invalid`], which name what does not fit.
+    pub fn check_device(&self, device: &Device) -> Result<()> {
+        for TensorSize { name, elements, bytes, hint } in &self.largest {
+            if *elements > u64::from(u32::MAX) {
+                return Err(Error::Invalid(format!(
+                    "{name} would have {elements} elements, a tensor holds at most {}; {hint}",
+                    u32::MAX
+                )));
+            }
+            if let Some(adapter) = device.adapter() {
+                check_limit(name.to_string(), *bytes, device.limits().binding_bytes, &adapter.name, hint)?;
+            }
+        }
+        if let Some(adapter) = device.adapter() {
+            let hint = "use a smaller model.n_embd, model.n_layer or vocabulary";
+            let what = format!("the buffer of all {} parameters", self.parameters);
+            check_limit(what, self.parameter_bytes, device.limits().buffer_bytes, &adapter.name, hint)?;
+        }
+        Ok(())
+    }
+
+    /// Checks whether the machine has the memory to train the model: on Linux alone, elsewhere everything passes.
+    ///
+    /// # Errors
+    /// If it has not.
+    pub fn check_memory(&self, device: &Device) -> Result<()> {
+        compare_memory(self.parameters, self.host_bytes(device.is_gpu()), available_memory_bytes())
+    }
+
+    /// Bytes of the machine's memory while a checkpoint is written, which every run does.
+    fn host_bytes(&self, on_gpu: bool) -> u64 {
+        // What is saved, off the device, and the longer of the two files that are encoded from it one after the other.
+        let (values, moments) = (self.parameter_bytes, self.moment_bytes);
+        let staged = values + moments;
+        if on_gpu {
+            // The buffers are kept for the next snapshot.
+            staged + values.max(moments)
+        } else {
+            // The copy of the values is dropped before the second file is encoded.
+            values + self.gradient_bytes + moments + (staged + values).max(moments + moments)
+        }
+    }
+}
+
+/// Checks that `device` can bind what a pass of a model over `tokens` tokens takes: [`Plan::check_device`].
+///
+/// # Errors
+/// Those of [`Plan::check_device`].
+pub fn check_size(model: &GptConfig, tokens: usize, operands: DType, device: &Device) -> Result<()> {
+    Plan::new(model, tokens, operands, None).check_device(device)
+}
+
+fn largest_tensors(model: &GptConfig, tokens: usize, operands: DType) -> Vec<TensorSize> {
+    let [v, t, c, tokens] = [model.vocab_size, model.block_size, model.n_embd, tokens].map(|n| n as u64);
+    let width = "use a smaller model.n_embd";
+    let tensor = |name, elements, dtype: DType, hint| {
+        let bytes = elements * dtype.size_bytes() as u64;
+        TensorSize { name, elements, bytes, hint }
+    };
+    vec![
+        tensor("wte.weight", v * c, DType::F32, "use a smaller vocabulary or model.n_embd"),
+        tensor("wpe.weight", t * c, DType::F32, "use a smaller model.block_size or model.n_embd"),
+        tensor("h.0.attn.c_attn.weight", 3 * c * c, DType::F32, width),
+        tensor("h.0.mlp.c_fc.weight", 4 * c * c, DType::F32, width),
+        tensor(
+            "the widest activation of a pass",
+            4 * c * tokens,
+            operands,
+            "use a smaller batch (train.batch_size, with train.grad_accum_steps to make up for it) or model.block_size",
+        ),
+    ]
+}
+
+fn check_limit(what: String, needed: u64, limit: u64, adapter: &str, hint: &str) -> Result<()> {
+    if needed <= limit {
+        return Ok(());
+    }
+    let mib = |bytes: u64| format!("{} MiB", bytes.div_ceil(1 << 20));
+    Err(Error::GpuLimit {
+        what,
+        needed: mib(needed),
+        adapter: adapter.to_string(),
+        limit: mib(limit),
+        hint: format!("{hint}, or --device cpu"),
+    })
+}
+
+fn compare_memory(parameters: usize, needed: u64, available: Option<u64>) -> Result<()> {
+    match available {
+        Some(available) if needed > available => Err(Error::Invalid(format!(
+            "a model of {parameters} parameters needs at least {} MiB of memory, this machine has {} MiB to spare; use \
+             a smaller model.n_embd, model.n_layer or vocabulary",
+            needed >> 20,
+            available >> 20
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Memory that can be had without swapping, where the system says so in the way of Linux.
+fn available_memory_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(vocab_size: usize, n_embd: usize) -> GptConfig {
+        GptConfig { vocab_size, block_size: 64, n_layer: 1, n_head: 1, n_embd, bias: true, tie_embeddings: true }
+    }
+
+    #[test]
+    fn a_small_model_fits() {
+        check_size(&model(65, 64), 1024, DType::F32, &Device::Cpu).unwrap();
+    }
+
+    #[test]
+    fn a_tensor_with_too_many_elements_is_named() {
+        let error = check_size(&model(65, 1 << 16), 1024, DType::F32, &Device::Cpu).unwrap_err().to_string();
+        assert!(error.contains("c_attn") && error.contains("model.n_embd"), "{error}");
+        let error = check_size(&model(65, 64), 1 << 25, DType::F32, &Device::Cpu).unwrap_err().to_string();
+        assert!(error.contains("activation") && error.contains("train.batch_size"), "{error}");
+    }
+
+    #[test]
+    fn a_model_beyond_the_memory_says_how_much_there_is() {
+        let error = compare_memory(1 << 30, 16 << 30, Some(8 << 30)).unwrap_err().to_string();
+        assert!(error.contains("16384 MiB") && error.contains("8192 MiB"), "{error}");
+        compare_memory(1 << 30, 16 << 30, Some(16 << 30)).unwrap();
+        compare_memory(1 << 30, 16 << 30, None).unwrap();
+    }
+
+    #[test]
+    fn parameters_gradients_and_moments_are_counted_in_bytes() {
+        let (model, adamw) = (model(65, 64), Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 });
+        let plan = Plan::new(&model, 1024, DType::F16, Some(&adamw));
+        let n = model.parameter_count() as u64;
+        let bytes = [plan.parameter_bytes, plan.half_bytes, plan.gradient_bytes, plan.moment_bytes];
+        assert_eq!(bytes, [4 * n, 2 * n, 4 * n, 8 * n]);
+        assert_eq!(plan.train_flops_per_token, model.train_flops_per_token());
+        let inference = Plan::new(&model, 1024, DType::F32, None);
+        assert_eq!([inference.half_bytes, inference.gradient_bytes, inference.moment_bytes], [0; 3]);
+    }
+
+    #[test]
+    fn a_checkpoint_counts_as_what_is_copied_and_encoded_for_it() {
+        let adamw = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+        let sgd = Kind::Sgd { momentum: 0.9 };
+        let model = model(65, 64);
+        let bytes_per_parameter = |kind: &Kind, on_gpu| {
+            let bytes = Plan::new(&model, 1024, DType::F32, Some(kind)).host_bytes(on_gpu);
+            bytes / model.parameter_count() as u64
+        };
+        // Value, gradient, moments; their copies without the gradient; model.safetensors.
+        assert_eq!(bytes_per_parameter(&adamw, false), (4 + 4 + 8) + (4 + 8) + 4);
+        assert_eq!(bytes_per_parameter(&sgd, false), (4 + 4 + 4) + (4 + 4) + 4);
+        // Staged values and moments, optimizer.safetensors.
+        assert_eq!(bytes_per_parameter(&adamw, true), (4 + 8) + 8);
+        assert_eq!(bytes_per_parameter(&sgd, true), (4 + 4) + 4);
+    }
+
+    #[test]
+    fn an_activation_of_mixed_precision_counts_two_bytes_per_element() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        let limit = gpu.limits().binding_bytes;
+        let gpu = Device::Gpu(gpu);
+        let c = 1 << 8;
+        // As many tokens as fill a binding with the widest activation in f16.
+        let tokens = (limit / (2 * 4 * c)) as usize;
+        check_size(&model(65, c as usize), tokens, DType::F16, &gpu).unwrap();
+        for (tokens, operands) in [(tokens + 1, DType::F16), (tokens / 2 + 1, DType::F32)] {
+            let error = check_size(&model(65, c as usize), tokens, operands, &gpu).unwrap_err().to_string();
+            assert!(error.contains("widest activation"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_binding_beyond_the_limit_says_what_to_do() {
+        let error = check_limit("wte.weight".into(), 129 << 20, 128 << 20, "an adapter", "shrink").unwrap_err();
+        assert!(error.to_string().contains("wte.weight needs 129 MiB, but an adapter allows 128 MiB"), "{error}");
+        check_limit("wte.weight".into(), 128 << 20, 128 << 20, "an adapter", "shrink").unwrap();
+    }
+}

@@ -1,0 +1,42 @@
+//! A run from preparation to summary.
+
+use super::events::{Event, Summary};
+use super::options::TrainOptions;
+use super::trainer::Trainer;
+use crate::config::Resolved;
+use crate::{Error, Result};
+
+/// Trains as `resolved` says. A resumed run continues from its newest checkpoint as if it had never stopped. So does one
+/// whose device was lost, once, if it can be opened again.
+///
+/// # Errors
+/// If a run cannot be resumed or may not be with this configuration, if the corpus, the tokenizer, the model or the run's
+/// folder cannot be made, if the device reports an error, or [`Error::Diverged`].
+pub fn train(resolved: &Resolved, options: TrainOptions) -> Result<Summary> {
+    let TrainOptions { device, reopen, data_dir, resume, stop, training_log, on_event } = options;
+    let mut folder = None;
+    let first = {
+        let on_event = &mut |event: &Event| {
+            if let Event::Started(start) = event {
+                folder = Some(start.folder.clone());
+            }
+            on_event(event);
+        };
+        run(resolved, TrainOptions { device, reopen, data_dir, resume, stop, training_log, on_event })
+    };
+    match (first, reopen, &folder) {
+        (Err(error @ Error::DeviceLost(_)), Some(open), Some(folder)) => {
+            on_event(&Event::Note(format!("{error}: opening it again, to go on from the last checkpoint")));
+            let (device, resume) = (open()?, Some(&**folder));
+            run(resolved, TrainOptions { device, reopen, data_dir, resume, stop, training_log, on_event })
+        }
+        (result, ..) => result,
+    }
+}
+
+/// Prepares, trains and finishes, on one device.
+fn run<'a>(resolved: &Resolved, options: TrainOptions<'a>) -> Result<Summary> {
+    let mut trainer = Trainer::prepare(resolved, options)?;
+    trainer.run()?;
+    trainer.finish()
+}

@@ -1,0 +1,326 @@
+//! A run under way: steps, evaluations, checkpoints, and the end.
+
+mod prepare;
+mod recovery;
+mod step;
+#[cfg(test)]
+mod tests;
+
+use super::checkpoint::{Best, Evaluated, METRICS, Request, TrainerState, Writer};
+use super::evaluate::{Windows, evaluate};
+use super::events::{Event, Summary};
+use super::guard::{self, Anomaly, Monitor};
+use super::in_flight::{InFlight, PendingSnapshot, PendingStep};
+use super::log;
+use super::options::TrainOptions;
+use super::precision::describe_precision;
+use super::prompt::prompt_ids;
+use super::run_folder::RunFolder;
+use super::step_hook::StepHook;
+use crate::config::Config;
+use crate::data::{Loader, Position, Tokenizer};
+use crate::generate::{Sampling, generate, printable};
+use crate::nn::Gpt;
+use crate::optim::{LearningRate, Optimizer, Parameters};
+use crate::profile::Report;
+use crate::{Error, Result};
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// A run under way.
+pub(super) struct Trainer<'a> {
+    config: Config,
+    /// `config.toml`
+    config_text: String,
+    options: TrainOptions<'a>,
+    // Before the folder, whose lock it needs: fields are dropped in their order.
+    writer: Writer,
+    folder: RunFolder,
+    tokenizer: Tokenizer,
+    /// Of the training split.
+    tokens: Arc<[u32]>,
+    validation: Vec<u32>,
+    /// Bytes of the validation text.
+    validation_bytes: usize,
+    model: Gpt,
+    parameters: Parameters,
+    optimizer: Optimizer,
+    learning_rate: LearningRate,
+    step_hook: Box<dyn StepHook>,
+    loader: Loader,
+    state: TrainerState,
+    /// The state that the last checkpoint holds, or will.
+    saved: Option<TrainerState>,
+    monitor: Monitor,
+    /// Steps that the guard has not seen to be good yet, and the position of the loader before each.
+    unconfirmed: VecDeque<(usize, Position)>,
+    /// Passes that a batch of the configured size is computed in: more than one where the device's memory does not suffice.
+    micro_batches: usize,
+    /// Whether the validation loss has not fallen for so long that the run is at its end.
+    out_of_patience: bool,
+    /// What is on its way from the device, in its order.
+    in_flight: VecDeque<InFlight>,
+    /// Time spent in steps: without evaluation and saving.
+    training_time: Duration,
+    last_logged: (usize, Duration),
+    /// The steps and epochs that were done when this process started or resumed the run.
+    began_at: (usize, f64),
+}
+
+impl Trainer<'_> {
+    /// Steps until all are done or `stop` is set.
+    pub(super) fn run(&mut self) -> Result<()> {
+        loop {
+            if self.evaluation_is_due() {
+                self.evaluate()?;
+            }
+            if !self.is_done() && self.is_step_of(self.config.checkpoint.every) {
+                self.save(false)?;
+            }
+            let stop = self.options.stop.load(Ordering::Relaxed);
+            // At the end, what is still in flight may cause a rollback.
+            if stop || (self.is_done() && !self.take_arrived(true)?) {
+                return Ok(());
+            }
+            if self.is_done() {
+                continue;
+            }
+            let started = Instant::now();
+            match self.train_step() {
+                Err(error @ Error::OutOfMemory { .. }) => self.split_micro_batches(error)?,
+                result => result?,
+            }
+            self.training_time += started.elapsed();
+            self.take_arrived(false)?;
+            (self.options.on_event)(&Event::Progress { step: self.state.step });
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        self.state.step >= self.state.total_steps || self.out_of_patience
+    }
+
+    /// Whether this step is one of those that come after every `every` steps.
+    fn is_step_of(&self, every: usize) -> bool {
+        every > 0 && self.state.step > 0 && self.state.step.is_multiple_of(every)
+    }
+
+    /// Whether the validation loss of this step is wanted and not known yet.
+    fn evaluation_is_due(&self) -> bool {
+        let state = &self.state;
+        let wanted = self.is_step_of(self.config.train.eval_every) || state.step >= state.total_steps;
+        wanted && self.validation.len() >= 2 && state.evaluated.as_ref().is_none_or(|e| e.step != state.step)
+    }
+
+    /// Takes what has arrived from the device, in its order: reports the numbers of logged steps, hands snapshots to the
+    /// writer. With `wait`, waits for all of it. True if the run was rolled back.
+    fn take_arrived(&mut self, wait: bool) -> Result<bool> {
+        if wait {
+            let started = Instant::now();
+            self.options.device.synchronize()?;
+            self.training_time += started.elapsed();
+        }
+        let (mut arrived, mut newest, mut tokens_per_s) = (0, None, 0.0);
+        for in_flight in &mut self.in_flight {
+            if !in_flight.has_arrived()? {
+                break;
+            }
+            arrived += 1;
+            newest = in_flight.step().or(newest);
+        }
+        if let Some(newest) = newest {
+            // Steps that arrive together share a speed.
+            let (before, at) = self.last_logged;
+            let tokens = (newest - before) * self.tokens_per_step();
+            tokens_per_s = tokens as f64 / (self.training_time - at).as_secs_f64().max(1e-9);
+            self.last_logged = (newest, self.training_time);
+        }
+        for _ in 0..arrived {
+            match self.in_flight.pop_front().expect("front was there") {
+                InFlight::Step(pending) => {
+                    if self.take_step(*pending, tokens_per_s)? {
+                        return Ok(true);
+                    }
+                }
+                // Only after the loss of its step: weights that are no numbers must not push out older checkpoints.
+                InFlight::Snapshot(pending) => self.write(*pending)?,
+            }
+        }
+        self.take_written(false)?;
+        Ok(false)
+    }
+
+    /// Reports a logged step. True if the run was rolled back.
+    fn take_step(&mut self, pending: PendingStep, tokens_per_s: f64) -> Result<bool> {
+        let (mut step, skipped) = pending.numbers();
+        step.tokens_per_s = tokens_per_s;
+        self.state.train_loss = Some(step.loss).filter(|loss| loss.is_finite());
+        self.report(Event::Step(step))?;
+        self.check(&step, skipped)
+    }
+
+    fn tokens_per_step(&self) -> usize {
+        self.config.train.batch_size * self.config.train.grad_accum_steps * self.config.model.block_size
+    }
+
+    /// Passes an event to the observer, and to `metrics.jsonl` if it belongs there.
+    fn report(&mut self, event: Event) -> Result<()> {
+        if matches!(event, Event::Step(_) | Event::Evaluated { .. } | Event::RolledBack { .. })
+            && let Some(line) = event.json()
+        {
+            self.folder.add_metrics(&line)?;
+        }
+        (self.options.on_event)(&event);
+        Ok(())
+    }
+
+    /// Evaluates on the validation split; a new best is saved.
+    fn evaluate(&mut self) -> Result<()> {
+        if self.take_arrived(true)? {
+            return Ok(());
+        }
+        // The profile is of training alone.
+        let measured = self.options.device.profiler().take();
+        let context = self.config.model.block_size;
+        let windows = Windows {
+            context,
+            stride: context,
+            // In as many parts as training, where memory is short: the same windows if the parts are equal.
+            batch_size: self.config.train.batch_size.div_ceil(self.micro_batches),
+            max_batches: self.config.train.eval_batches * self.micro_batches,
+        };
+        let result = evaluate(&self.model, &self.validation, self.validation_bytes, windows, self.options.stop);
+        self.options.device.profiler().restore(measured);
+        let Some(result) = result? else { return Ok(()) };
+        if !result.loss.is_finite() {
+            let (value, step) = (result.loss, self.state.step);
+            let anomaly = Anomaly::NotFinite { what: "validation loss", value, step };
+            let verdict = guard::decide(&self.config.guard, &self.state.guard, anomaly);
+            return self.act(verdict).map(drop);
+        }
+        let best = self.state.best.is_none_or(|best| result.loss < best.loss);
+        if best {
+            self.state.best = Some(Best { step: self.state.step, loss: result.loss });
+        }
+        self.state.evaluated = Some(Evaluated { step: self.state.step, result: result.clone() });
+        self.report(Event::Evaluated { step: self.state.step, split: "validation", result, best })?;
+        (self.out_of_patience, self.state.guard) =
+            guard::is_out_of_patience(&self.config.guard, &self.state.guard, best);
+        if self.out_of_patience {
+            let Best { step, loss } = self.state.best.expect("there was an evaluation");
+            let text = format!("the validation loss has not fallen since {loss:.4} at step {step}: the run ends here");
+            self.report(Event::Note(text))?;
+        }
+        if best && self.config.checkpoint.keep_best {
+            self.save(true)?;
+        }
+        Ok(())
+    }
+
+    /// Saves a checkpoint, unless the last one holds the same state. Training continues meanwhile; it waits only if the
+    /// previous one is not written yet.
+    fn save(&mut self, best: bool) -> Result<()> {
+        let now = self.state.comparable();
+        if self.saved.as_ref() == Some(&now) {
+            return Ok(());
+        }
+        if self.finish_saving()? {
+            return Ok(());
+        }
+        let pending = PendingSnapshot::new(self.state.clone(), &self.parameters, &self.optimizer, best)?;
+        self.in_flight.push_back(InFlight::Snapshot(Box::new(pending)));
+        self.saved = Some(now);
+        self.take_arrived(false).map(drop)
+    }
+
+    /// Hands a snapshot to the writer.
+    fn write(&mut self, pending: PendingSnapshot) -> Result<()> {
+        let best = pending.best;
+        let (length, metrics) = self.folder.metrics_so_far()?;
+        let (tokenizer, config) = (self.tokenizer.to_json()?, self.config_text.clone());
+        let mut snapshot = pending.snapshot(&self.model.config, &self.parameters, tokenizer, config);
+        // Every step up to the snapshot's has been reported, and none after it.
+        snapshot.state.train_loss = self.state.train_loss;
+        snapshot.state.guard.losses.clone_from(&self.state.guard.losses);
+        snapshot.state.appended = [(METRICS.to_string(), length)].into();
+        let request = Request { snapshot, metrics, best, keep_last: self.config.checkpoint.keep_last };
+        self.writer.begin(self.folder.checkpoints(), request)
+    }
+
+    /// Waits until every checkpoint that was requested is on the disk. True if the run was rolled back instead.
+    fn finish_saving(&mut self) -> Result<bool> {
+        let is_pending = self.in_flight.iter().any(|pending| matches!(pending, InFlight::Snapshot(_)));
+        let rolled_back = is_pending && self.take_arrived(true)?;
+        self.take_written(true)?;
+        Ok(rolled_back)
+    }
+
+    fn take_written(&mut self, wait: bool) -> Result<()> {
+        match self.writer.take_written(wait)? {
+            Some((step, path)) => self.report(Event::Saved { step, path }),
+            None => Ok(()),
+        }
+    }
+
+    /// Saves the last state, writes a sample, and sums up.
+    pub(super) fn finish(mut self) -> Result<Summary> {
+        self.take_arrived(true)?;
+        let epochs = self.loader.epochs_at(self.state.position);
+        let seconds = self.training_time.as_secs_f64();
+        let (first_step, first_epoch) = self.began_at;
+        let device = &self.options.device;
+        let report = Report::new(&device.profiler().take(), seconds, epochs - first_epoch, device.memory());
+        let interrupted = !self.is_done() || (!self.out_of_patience && self.evaluation_is_due());
+        self.save(false)?;
+        self.finish_saving()?;
+        if !interrupted {
+            let sample = self.sample()?;
+            self.folder.write("samples.txt", &format!("{}\n", printable(&sample)))?;
+            self.report(Event::Sample(sample))?;
+        }
+        self.folder.write("profile.txt", &report.text())?;
+        let peak_memory_bytes = self.options.device.memory().map(|memory| memory.peak_bytes);
+        let summary = Summary {
+            folder: self.folder.path().to_path_buf(),
+            device: self.options.device.describe(),
+            precision: describe_precision(self.config.device.precision, &self.options.device, &self.model.config),
+            parameters: self.model.config.parameter_count(),
+            model: self.model.config.clone(),
+            steps: self.state.step,
+            total_steps: self.state.total_steps,
+            epochs,
+            interrupted,
+            train_loss: self.state.train_loss,
+            validation: self.state.evaluated.as_ref().map(|e| e.result.clone()),
+            best_loss: self.state.best.map(|best| best.loss),
+            best_step: self.state.best.filter(|_| self.config.checkpoint.keep_best).map(|best| best.step),
+            tokens_per_s: ((self.state.step - first_step) * self.tokens_per_step()) as f64 / seconds.max(1e-9),
+            peak_memory_bytes,
+            report,
+        };
+        if let Some(path) = self.options.training_log {
+            log::append(path, &summary)?;
+        }
+        self.folder.mark_finished(!interrupted)?;
+        self.report(Event::Finished(Box::new(summary.clone())))?;
+        Ok(summary)
+    }
+
+    /// What the model writes, from the configured prompt or the start of a line.
+    fn sample(&self) -> Result<String> {
+        let g = &self.config.generate;
+        let prompt = prompt_ids(&self.tokenizer, &g.prompt)?;
+        let tokens = self.tokenizer.vocab_size();
+        let sampling = Sampling { tokens, temperature: g.temperature, top_k: g.top_k, top_p: g.top_p, seed: g.seed };
+        let mut ids = prompt.clone();
+        generate(&self.model, &prompt, g.max_new_tokens, &sampling, &mut |id| {
+            ids.push(id);
+            let stop = self.options.stop.load(Ordering::Relaxed);
+            Ok(if stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        })?;
+        Ok(self.tokenizer.decode(&ids)?.trim_start_matches('\n').to_string())
+    }
+}

@@ -1,0 +1,114 @@
+//! One update: micro-batches forward and backward, the hook, the optimizer.
+
+use super::Trainer;
+use crate::data::{Batch, IGNORE_INDEX, Loader, Position};
+use crate::nn::Dropout;
+use crate::profile::Span;
+use crate::train::events::{Event, Step};
+use crate::train::in_flight::{InFlight, PendingStep};
+use crate::{Error, Result, Tensor};
+
+/// Of so many steps one gets a timestamp around every kernel.
+const PROFILE_EVERY: usize = 50;
+
+impl Trainer<'_> {
+    /// One update: forward and backward over the batches, then the optimizer. On a GPU this only records and submits.
+    pub(super) fn train_step(&mut self) -> Result<()> {
+        let device = self.options.device.clone();
+        device.begin_step(self.state.step % PROFILE_EVERY == 5);
+        let accum = self.config.train.grad_accum_steps;
+        self.unconfirmed.push_back((self.state.step + 1, self.state.position));
+        let mut total_loss: Option<Tensor> = None;
+        for micro in 0..accum {
+            let batch = device.profiler().span(Span::Data, || self.loader.next_batch());
+            self.state.position = batch.position;
+            if micro == 0 {
+                self.parameters.zero_gradients();
+            }
+            let pass = (self.state.step * accum + micro) as u64;
+            for part in 0..self.micro_batches {
+                let loss = self.loss(&batch, part, pass)?;
+                loss.backward()?;
+                total_loss = Some(match total_loss {
+                    None => loss.detach(),
+                    Some(total) => total.add(&loss.detach())?,
+                });
+            }
+        }
+        self.step_hook.after_backward(&self.parameters)?;
+        let learning_rate = self.learning_rate.at(self.state.step) * self.state.guard.learning_rate_factor;
+        let squares = self.optimizer.step(&self.parameters, learning_rate)?;
+        self.state.step += 1;
+        if self.is_logged() {
+            let loss = total_loss.expect("there is at least one batch");
+            let step = Step {
+                step: self.state.step,
+                epoch: self.loader.epochs_at(self.state.position),
+                loss: f64::NAN,
+                learning_rate,
+                grad_norm: f64::NAN,
+                tokens_per_s: 0.0,
+                loss_scale: None,
+            };
+            let pending = PendingStep::new(step, &loss, &squares, &self.optimizer)?;
+            self.in_flight.push_back(InFlight::Step(Box::new(pending)));
+        }
+        device.end_step()
+    }
+
+    /// Whether the numbers of the step just done are to be reported.
+    fn is_logged(&self) -> bool {
+        self.state.step == 1
+            || self.is_step_of(self.config.log.every)
+            || self.is_step_of(self.config.checkpoint.every)
+            || self.state.step == self.state.total_steps
+    }
+
+    /// What micro-batch number `part` of a batch contributes to the mean loss of a step, with the dropout masks that its
+    /// sequences have in the whole batch.
+    pub(super) fn loss(&self, batch: &Batch, part: usize, pass: u64) -> Result<Tensor> {
+        let c = &self.config;
+        let (rows, t) = (c.train.batch_size, c.model.block_size);
+        let (start, end) = (part * rows / self.micro_batches, (part + 1) * rows / self.micro_batches);
+        let targets = &batch.targets[start * t..end * t];
+        let ids = Tensor::from_u32(&batch.ids[start * t..end * t], [end - start, t], &self.options.device)?; // (B, T)
+        let dropout = Dropout::new(c.model.dropout as f32, c.run.seed, pass).from_sequence(start);
+        let predicted = |targets: &[u32]| targets.iter().filter(|&&target| target != IGNORE_INDEX).count() as f32;
+        // The mean over a micro-batch counts by the number of its tokens.
+        let is_whole = self.micro_batches == 1;
+        let weight = if is_whole { 1.0 } else { predicted(targets) / predicted(&batch.targets).max(1.0) };
+        let targets = Tensor::from_u32(targets, [end - start, t], &self.options.device)?; // (B, T)
+        let loss = self.model.loss(&ids, &targets, &dropout, self.optimizer.loss_scale())?;
+        let weight = weight / c.train.grad_accum_steps as f32;
+        if weight == 1.0 { Ok(loss) } else { loss.scale(weight) }
+    }
+
+    /// After a step that found too little memory: prepares to compute it again, each batch in twice as many micro-batches.
+    ///
+    /// # Errors
+    /// That of the step, if a micro-batch is one sequence already.
+    pub(super) fn split_micro_batches(&mut self, error: Error) -> Result<()> {
+        let (batch_size, accum) = (self.config.train.batch_size, self.config.train.grad_accum_steps);
+        if self.micro_batches >= batch_size {
+            return Err(error);
+        }
+        self.micro_batches = (2 * self.micro_batches).min(batch_size);
+        let (_, position) = self.unconfirmed.pop_back().expect("the step that failed");
+        self.start_loader(position)?;
+        self.state.position = position;
+        let (rows, passes) = (batch_size.div_ceil(self.micro_batches), accum * self.micro_batches);
+        let first = error.to_string();
+        let first = first.lines().next().unwrap_or_default();
+        self.report(Event::Note(format!(
+            "{first}: going on with batches of {rows}, accumulated over {passes} passes; a step is of as many tokens as \
+             before"
+        )))
+    }
+
+    /// Lets batches start at this position.
+    pub(super) fn start_loader(&mut self, position: Position) -> Result<()> {
+        let (t, block_size) = (&self.config.train, self.config.model.block_size);
+        self.loader = Loader::new(self.tokens.clone(), t.batch_size, block_size, self.config.run.seed, position)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,249 @@
+//! Runs that go bad, and steps that are computed in parts.
+
+use super::*;
+use crate::Device;
+use crate::config::{Layers, Resolved};
+use crate::data::Batch;
+use std::path::Path;
+use std::sync::Mutex;
+use std::sync::atomic::AtomicBool;
+
+/// Every device in f32, and the GPU in mixed precision.
+fn precisions() -> impl Iterator<Item = (Device, &'static str)> {
+    let mixed = crate::gpu::gpu_for_tests().map(|gpu| (Device::Gpu(gpu), "device.precision=mixed"));
+    Device::for_tests().into_iter().map(|device| (device, "device.precision=f32")).chain(mixed)
+}
+
+fn options<'a>(device: &Device, stop: &'a AtomicBool, on_event: &'a mut dyn FnMut(&Event)) -> TrainOptions<'a> {
+    let (device, data_dir) = (device.clone(), Path::new("data"));
+    TrainOptions { device, reopen: None, data_dir, resume: None, stop, training_log: None, on_event }
+}
+
+/// Forty steps of a small model, with checkpoints at each fifth.
+fn configuration(dir: &Path, settings: &[&str]) -> Resolved {
+    let text = format!(
+        "[run]\ndir = {dir:?}\nname = \"a\"\n[data]\ntokenizer = \"char\"\n[model]\nn_layer = 2\nn_head = 2\nn_embd = 16\n\
+         block_size = 16\n[train]\nbatch_size = 4\nmax_steps = 40\neval_every = 0\neval_batches = 2\n\
+         learning_rate = 0.01\n[checkpoint]\nevery = 5\n[log]\nevery = 1\n[generate]\nmax_new_tokens = 1\n"
+    );
+    let layers = Layers::new().toml_str("test.toml", &text).unwrap();
+    settings.iter().fold(layers, |layers, setting| layers.set(setting).unwrap()).build().unwrap()
+}
+
+/// Trains, and at step `at` changes one value of the weight `name`; what happened, and the error or the last loss.
+fn train_with_damage(
+    resolved: &Resolved,
+    device: &Device,
+    damages: &[(usize, &str, f32)],
+) -> (Vec<Event>, Result<f64>) {
+    let (stop, mut events) = (AtomicBool::new(false), Vec::new());
+    let mut stops: Vec<usize> = damages.iter().map(|(at, ..)| *at).rev().collect();
+    let mut on_event = |event: &Event| {
+        if matches!(event, Event::Progress { step } if stops.last() == Some(step)) {
+            stops.pop();
+            stop.store(true, Ordering::Relaxed);
+        }
+        events.push(event.clone());
+    };
+    let mut trainer = Trainer::prepare(resolved, options(device, &stop, &mut on_event)).unwrap();
+    let mut outcome = trainer.run();
+    for (_, name, value) in damages {
+        assert!(stop.swap(false, Ordering::Relaxed), "the run came to the damage");
+        let entry = trainer.parameters.entries.iter().find(|entry| entry.name == *name).unwrap();
+        let tensors = trainer.parameters.of_entry(entry);
+        let mut values = tensors[0].to_f32().unwrap();
+        values[3] = *value;
+        tensors[0].write_bytes(bytemuck::cast_slice(&values)).unwrap();
+        if let Some(half) = tensors.get(2) {
+            let values: Vec<half::f16> = values.into_iter().map(half::f16::from_f32).collect();
+            half.write_bytes(bytemuck::cast_slice(&values)).unwrap();
+        }
+        outcome = trainer.run();
+    }
+    let loss = outcome.and_then(|()| trainer.finish()).map(|summary| summary.train_loss.unwrap());
+    (events, loss)
+}
+
+fn rollbacks(events: &[Event]) -> Vec<(usize, usize, &str)> {
+    let is_rollback = |event: &'_ Event| matches!(event, Event::RolledBack { .. });
+    let rollbacks = events.iter().filter(|event| is_rollback(event)).map(|event| match event {
+        Event::RolledBack { from_step, step, cause, .. } => (*from_step, *step, &**cause),
+        _ => unreachable!("filtered"),
+    });
+    rollbacks.collect()
+}
+
+#[test]
+fn a_weight_that_becomes_nan_is_named_and_the_run_goes_on_from_the_checkpoint_before() {
+    for (device, precision) in precisions() {
+        let dir = tempfile::tempdir().unwrap();
+        let resolved = configuration(dir.path(), &[precision]);
+        let undisturbed = configuration(dir.path(), &["run.name=good", precision]);
+        let (_, good) = train_with_damage(&undisturbed, &device, &[]);
+        let damage = (17, "h.1.mlp.c_fc.weight", f32::NAN);
+        let (events, loss) = train_with_damage(&resolved, &device, &[damage]);
+        let [(18, 15, cause)] = rollbacks(&events)[..] else { panic!("{device}: {:?}", rollbacks(&events)) };
+        for part in [
+            "the loss is NaN at step 18",
+            "the weight h.1.mlp.c_fc.weight has 1 NaN and 0 infinite among 1024 values, the others from ",
+            "the first output that is not finite is of op ",
+            " in layer h.1.mlp.c_fc: ",
+            "(step 18, batch from window 68 of epoch 0)",
+        ] {
+            assert!(cause.contains(part), "{device}: {part:?} is missing in: {cause}");
+        }
+        let (loss, good) = (loss.unwrap(), good.unwrap());
+        assert!((loss - good).abs() < 0.3, "{device}: {loss}, undisturbed {good}");
+        let metrics = std::fs::read_to_string(dir.path().join("a/metrics.jsonl")).unwrap();
+        let steps: Vec<_> = metrics.lines().filter(|line| line.contains("\"kind\":\"train\"")).collect();
+        assert_eq!(steps.len(), 40, "{device}: each step once");
+        assert!(metrics.contains("\"kind\":\"rollback\",\"from_step\":18,\"step\":15"), "{device}");
+    }
+}
+
+#[test]
+fn a_spike_of_the_loss_leads_back_to_the_checkpoint_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let resolved = configuration(dir.path(), &["guard.spike_z=8", "guard.spike_window=6"]);
+    let (events, loss) = train_with_damage(&resolved, &Device::Cpu, &[(28, "ln_f.weight", 400.0)]);
+    let [(29, 25, cause)] = rollbacks(&events)[..] else { panic!("{:?}", rollbacks(&events)) };
+    assert!(cause.contains("standard deviations above the mean"), "{cause}");
+    let (events, undisturbed) = train_with_damage(&resolved, &Device::Cpu, &[]);
+    assert!(rollbacks(&events).is_empty(), "{:?}", rollbacks(&events));
+    let (loss, undisturbed) = (loss.unwrap(), undisturbed.unwrap());
+    assert!((loss - undisturbed).abs() < 0.3, "{loss}, undisturbed {undisturbed}");
+}
+
+#[test]
+fn skipped_updates_are_reported_and_after_too_many_the_run_ends_with_a_diagnosis() {
+    for (device, precision) in precisions() {
+        let dir = tempfile::tempdir().unwrap();
+        let resolved = configuration(dir.path(), &["guard.non_finite=skip", "guard.max_skips=3", precision]);
+        let (events, loss) = train_with_damage(&resolved, &device, &[(7, "h.0.attn.c_attn.weight", f32::INFINITY)]);
+        let notes = events.iter().filter(|e| matches!(e, Event::Note(text) if text.contains("were skipped")));
+        assert_eq!(notes.count(), 3, "{device}");
+        let error = loss.unwrap_err().to_string();
+        for part in [
+            "training diverged: ",
+            " at step 11; the weight h.0.attn.c_attn.weight has 0 NaN and 1 infinite",
+            "layer h.0.attn",
+        ] {
+            assert!(error.contains(part), "{device}: {part:?} is missing in: {error}");
+        }
+    }
+}
+
+#[test]
+fn a_run_gives_up_after_so_many_rollbacks() {
+    let dir = tempfile::tempdir().unwrap();
+    let resolved = configuration(dir.path(), &["guard.max_rollbacks=1"]);
+    let damage = |at| (at, "wte.weight", f32::NAN);
+    let (events, loss) = train_with_damage(&resolved, &Device::Cpu, &[damage(12), damage(22)]);
+    assert_eq!(rollbacks(&events).len(), 1);
+    let error = loss.unwrap_err().to_string();
+    assert!(error.contains("training diverged for the 2nd time") && error.contains("wte.weight"), "{error}");
+}
+
+#[test]
+fn a_run_without_patience_ends_when_the_validation_loss_rises() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = ["guard.patience=2", "train.eval_every=3", "train.learning_rate=3", "train.warmup_steps=0"];
+    let (events, loss) = train_with_damage(&configuration(dir.path(), &settings), &Device::Cpu, &[]);
+    loss.unwrap();
+    let summary = events.iter().find_map(|event| if let Event::Finished(s) = event { Some(s) } else { None }).unwrap();
+    assert!(summary.steps < 40 && !summary.interrupted, "{summary:?}");
+    assert!(dir.path().join("a/finished").exists());
+}
+
+#[test]
+fn a_pass_that_is_finite_has_nothing_to_tell() {
+    for device in Device::for_tests() {
+        let dir = tempfile::tempdir().unwrap();
+        let resolved = configuration(dir.path(), &["model.dropout=0.1", "train.grad_accum_steps=2"]);
+        let stop = AtomicBool::new(true);
+        let on_event = &mut |_: &Event| {};
+        let trainer = Trainer::prepare(&resolved, options(&device, &stop, on_event)).unwrap();
+        let found = trainer.diagnose(1).unwrap();
+        assert!(found.contains("gives finite numbers"), "{found}");
+    }
+}
+
+/// The loss of a batch and its gradients, computed in so many parts.
+fn loss_and_gradients(trainer: &mut Trainer, batch: &Batch, parts: usize) -> (f32, Vec<f32>) {
+    trainer.micro_batches = parts;
+    trainer.parameters.zero_gradients();
+    let mut total = 0.0;
+    for part in 0..parts {
+        let loss = trainer.loss(batch, part, 7).unwrap();
+        loss.backward().unwrap();
+        total += loss.to_f32().unwrap()[0];
+    }
+    (total, trainer.parameters.gradients().to_f32().unwrap())
+}
+
+#[test]
+fn a_batch_in_parts_has_the_loss_and_gradients_of_the_whole_with_dropout() {
+    let mixed = crate::gpu::gpu_for_tests().map(|gpu| (Device::Gpu(gpu), "mixed", 2e-3));
+    let in_f32 = Device::for_tests().into_iter().map(|device| (device, "f32", 1e-5));
+    // In f32 sums in another order; in mixed precision gradients of f16 that are scaled by a part's share.
+    for (device, precision, tolerance) in in_f32.chain(mixed) {
+        let dir = tempfile::tempdir().unwrap();
+        let precision = format!("device.precision={precision}");
+        let resolved = configuration(dir.path(), &["train.batch_size=5", "model.dropout=0.3", &precision]);
+        let (stop, on_event) = (AtomicBool::new(false), &mut |_: &Event| {});
+        let mut trainer = Trainer::prepare(&resolved, options(&device, &stop, on_event)).unwrap();
+        let batch = trainer.loader.next_batch();
+        let (whole_loss, whole) = loss_and_gradients(&mut trainer, &batch, 1);
+        let largest = whole.iter().fold(0.0, |largest: f32, g| largest.max(g.abs()));
+        assert!(largest > 0.01, "{largest}");
+        for parts in [2, 3] {
+            let (loss, gradients) = loss_and_gradients(&mut trainer, &batch, parts);
+            assert!((loss - whole_loss).abs() < tolerance * whole_loss, "{device}: {loss}, whole {whole_loss}");
+            for (i, (split, whole)) in gradients.iter().zip(&whole).enumerate() {
+                let close = (split - whole).abs() < tolerance * largest;
+                assert!(close, "{device} {precision}, {parts} parts, gradient {i}: {split}, whole {whole}");
+            }
+        }
+    }
+}
+
+/// Notes gradients, weights and how many batches the loader has given at each call.
+struct Recorder(Arc<Mutex<Vec<[Vec<f32>; 2]>>>);
+
+impl StepHook for Recorder {
+    fn after_backward(&mut self, parameters: &Parameters) -> Result<()> {
+        let both = [parameters.gradients().to_f32()?, parameters.values().to_f32()?];
+        self.0.lock().unwrap().push(both);
+        Ok(())
+    }
+}
+
+#[test]
+fn the_hook_runs_once_per_update_after_all_micro_batches_and_before_the_optimizer() {
+    for device in Device::for_tests() {
+        let dir = tempfile::tempdir().unwrap();
+        let resolved = configuration(dir.path(), &["train.grad_accum_steps=3", "train.max_steps=2"]);
+        let (stop, on_event) = (AtomicBool::new(false), &mut |_: &Event| {});
+        let mut trainer = Trainer::prepare(&resolved, options(&device, &stop, on_event)).unwrap();
+        let calls = Arc::new(Mutex::new(Vec::new()));
+        trainer.step_hook = Box::new(Recorder(calls.clone()));
+        for step in 0..2 {
+            let weights = trainer.parameters.values().to_f32().unwrap();
+            // What the step should find: the sum over its batches.
+            let position = trainer.state.position;
+            trainer.parameters.zero_gradients();
+            for micro in 0..3 {
+                let batch = trainer.loader.next_batch();
+                trainer.loss(&batch, 0, 3 * step as u64 + micro).unwrap().backward().unwrap();
+            }
+            let gradients = trainer.parameters.gradients().to_f32().unwrap();
+            assert!(gradients.iter().any(|g| *g != 0.0));
+            trainer.start_loader(position).unwrap();
+            trainer.train_step().unwrap();
+            let calls = calls.lock().unwrap();
+            assert_eq!(calls.len(), step + 1, "{device}: one call for each update");
+            assert_eq!(calls[step], [gradients, weights.clone()], "{device}, step {step}");
+            assert_ne!(trainer.parameters.values().to_f32().unwrap(), weights, "{device}: then comes the update");
+        }
+    }
+}
