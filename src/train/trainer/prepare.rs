@@ -73,23 +73,19 @@ impl Data {
 }
 
 impl<'a> Trainer<'a> {
-    /// Loads or creates all that a run needs. Nothing of an earlier run is changed unless all of it succeeds.
+    /// Loads or creates all that a run needs. A run that is resumed is changed only if all of it succeeds.
     ///
     /// # Errors
     /// Those of [`train`](crate::train::train) that can be known before the first step.
     pub(in crate::train) fn prepare(resolved: &Resolved, options: TrainOptions<'a>) -> Result<Trainer<'a>> {
-        let config = &resolved.config;
-        check_precision(config.device.precision, &options.device).map_err(|message| Error::Config {
-            place: resolved.origin("device.precision").to_string(),
-            key: "device.precision".into(),
-            message,
-        })?;
-        let resumed = options.resume.map(|run| Resumed::open(run, resolved, &options.device)).transpose()?;
+        let device = options.device.clone();
+        check_configured_precision(resolved, &device)?;
+        let resumed = options.resume.map(|run| Resumed::open(run, resolved, &device)).transpose()?;
         let checkpoint = resumed.as_ref().and_then(|resumed| resumed.checkpoint.as_ref());
         let data = Data::load(resolved, options.data_dir, checkpoint)?;
-        let (t, block_size) = (&config.train, config.model.block_size);
+        let (t, block_size) = (&resolved.config.train, resolved.config.model.block_size);
         let position = checkpoint.map(|c| c.state.position).unwrap_or_default();
-        let loader = Loader::new(data.train.clone(), t.batch_size, block_size, config.run.seed, position)?;
+        let loader = Loader::new(data.train.clone(), t.batch_size, block_size, resolved.config.run.seed, position)?;
         let steps_per_epoch = loader.batches_per_epoch() / t.grad_accum_steps as f64;
         let total_steps = match t.length() {
             TrainLength::Steps(steps) => steps,
@@ -97,57 +93,24 @@ impl<'a> Trainer<'a> {
         };
         let mut resolved = resolved.clone();
         resolved.fit_warmup(total_steps)?;
-        let resolved = &resolved;
-        let shape = GptConfig {
-            vocab_size: data.tokenizer.vocab_size().next_multiple_of(config.model.vocab_multiple),
-            block_size,
-            n_layer: config.model.n_layer,
-            n_head: config.model.n_head,
-            n_embd: config.model.n_embd,
-            bias: config.model.bias,
-            tie_embeddings: config.model.tie_embeddings,
-        };
-        check_prompt(&shape, &prompt_ids(&data.tokenizer, &config.generate.prompt)?)?;
-        let precision = operands(config.device.precision);
-        let plan = Plan::new(&shape, t.batch_size * block_size, precision, Some(&optimizer_kind(config)));
-        plan.check_device(&options.device)?;
-        plan.check_memory(&options.device)?;
-        let state = match checkpoint {
-            // What follows is of this version and this device.
-            Some(Checkpoint { state, .. }) => {
-                let new = TrainerState::new(&options.device, data.hash, total_steps);
-                TrainerState { version: new.version, device: new.device, total_steps, ..state.clone() }
-            }
-            None => TrainerState::new(&options.device, data.hash, total_steps),
-        };
+        let model_config = model_config(&resolved.config, &data.tokenizer);
+        check_prompt(&model_config, &prompt_ids(&data.tokenizer, &resolved.config.generate.prompt)?)?;
+        check_sizes(&resolved.config, &model_config, &device)?;
+        let state = initial_state(checkpoint, &device, data.hash.clone(), total_steps);
         let saved = checkpoint.map(|checkpoint| checkpoint.state.comparable());
         if let Some(resumed) = &resumed {
-            check_length(resolved, resumed, &state)?;
+            check_length(&resolved, resumed, &state)?;
         }
-        let Opened { folder, config_text, model, parameters, optimizer } = match resumed {
-            Some(resumed) => resume(resolved, resumed, &shape, &state, &mut *options.on_event, &options.device)?,
-            None => create(resolved, &shape, &options.device)?,
+        let opened = match resumed {
+            Some(resumed) => resume(&resolved, resumed, &model_config, &state, &mut *options.on_event, &device)?,
+            None => create(&resolved, &model_config, &device)?,
         };
-        (options.on_event)(&Event::Started(Box::new(Start {
-            folder: folder.path().to_path_buf(),
-            device: options.device.describe(),
-            precision: describe_precision(config.device.precision, &options.device, &shape),
-            corpus: data.corpus,
-            tokenizer: data.tokenizer.name().to_string(),
-            tokens: data.tokenizer.vocab_size(),
-            parameters: plan.parameters,
-            model: shape,
-            train_tokens: data.train.len(),
-            validation_tokens: data.validation.len(),
-            tokens_per_step: t.batch_size * t.grad_accum_steps * block_size,
-            first_step: state.step,
-            total_steps,
-            epochs: total_steps as f64 / steps_per_epoch,
-            warmup_steps: resolved.config.train.warmup_steps,
-        })));
-        options.device.profiler().take();
+        let start = start(&resolved.config, &data, &opened, &state, steps_per_epoch, &device);
+        (options.on_event)(&Event::Started(Box::new(start)));
+        device.profiler().take();
+        let config = resolved.config;
+        let Opened { folder, config_text, model, parameters, optimizer } = opened;
         Ok(Trainer {
-            config: config.clone(),
             config_text,
             folder,
             tokenizer: data.tokenizer,
@@ -156,7 +119,8 @@ impl<'a> Trainer<'a> {
             model,
             parameters,
             optimizer,
-            learning_rate: learning_rate(&resolved.config, total_steps),
+            learning_rate: learning_rate(&config, total_steps),
+            config,
             saved,
             began_at: (state.step, loader.epochs_at(position)),
             loader,
@@ -173,6 +137,74 @@ impl<'a> Trainer<'a> {
             state,
             options,
         })
+    }
+}
+
+fn check_configured_precision(resolved: &Resolved, device: &Device) -> Result<()> {
+    check_precision(resolved.config.device.precision, device).map_err(|message| Error::Config {
+        place: resolved.origin("device.precision").to_string(),
+        key: "device.precision".into(),
+        message,
+    })
+}
+
+fn model_config(config: &Config, tokenizer: &Tokenizer) -> GptConfig {
+    GptConfig {
+        vocab_size: tokenizer.vocab_size().next_multiple_of(config.model.vocab_multiple),
+        block_size: config.model.block_size,
+        n_layer: config.model.n_layer,
+        n_head: config.model.n_head,
+        n_embd: config.model.n_embd,
+        bias: config.model.bias,
+        tie_embeddings: config.model.tie_embeddings,
+    }
+}
+
+/// Checks that the device can bind what training takes, and that the machine has the memory.
+fn check_sizes(config: &Config, model: &GptConfig, device: &Device) -> Result<()> {
+    let tokens = config.train.batch_size * config.model.block_size;
+    let plan = Plan::new(model, tokens, operands(config.device.precision), Some(&optimizer_kind(config)));
+    plan.check_device(device)?;
+    plan.check_memory(device)
+}
+
+/// The state of the checkpoint, but of this version and this device; or that of a new run.
+fn initial_state(checkpoint: Option<&Checkpoint>, device: &Device, data: DataHash, total_steps: usize) -> TrainerState {
+    let new = TrainerState::new(device, data, total_steps);
+    match checkpoint {
+        Some(Checkpoint { state, .. }) => {
+            TrainerState { version: new.version, device: new.device, total_steps, ..state.clone() }
+        }
+        None => new,
+    }
+}
+
+/// What is known before the first step.
+fn start(
+    config: &Config,
+    data: &Data,
+    opened: &Opened,
+    state: &TrainerState,
+    steps_per_epoch: f64,
+    device: &Device,
+) -> Start {
+    let model = opened.model.config.clone();
+    Start {
+        folder: opened.folder.path().to_path_buf(),
+        device: device.describe(),
+        precision: describe_precision(config.device.precision, device, &model),
+        corpus: data.corpus.clone(),
+        tokenizer: data.tokenizer.name().to_string(),
+        tokens: data.tokenizer.vocab_size(),
+        parameters: model.parameter_count(),
+        model,
+        train_tokens: data.train.len(),
+        validation_tokens: data.validation.len(),
+        tokens_per_step: config.train.batch_size * config.train.grad_accum_steps * config.model.block_size,
+        first_step: state.step,
+        total_steps: state.total_steps,
+        epochs: state.total_steps as f64 / steps_per_epoch,
+        warmup_steps: config.train.warmup_steps,
     }
 }
 
