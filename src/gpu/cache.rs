@@ -1,10 +1,9 @@
 //! Files that outlast the process, in the folder that `AdapterChoice::cache` names: losing one costs time, never a result.
 
 use std::fs;
-use std::io::Result;
-use std::path::{Path, PathBuf};
+use std::io::{Result, Write};
+use std::path::Path;
 use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Writes a file whole or not at all, so that nobody reads half of it.
 ///
@@ -24,18 +23,16 @@ pub(crate) fn store(path: &Path, bytes: &[u8]) {
 }
 
 fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
-    static WRITES: AtomicU32 = AtomicU32::new(0);
-    fs::create_dir_all(path.parent().unwrap_or(Path::new("")))?;
-    // A name of its own for each write: several processes may keep the same file.
-    let mut unfinished = path.as_os_str().to_owned();
-    unfinished.push(format!(".{}-{}.tmp", std::process::id(), WRITES.fetch_add(1, Ordering::Relaxed)));
-    let unfinished = PathBuf::from(unfinished);
-    let written = fs::write(&unfinished, bytes).and_then(|()| fs::rename(&unfinished, path));
-    if written.is_err() {
-        // What cannot be removed does no harm.
-        let _ = fs::remove_file(&unfinished);
-    }
-    written
+    let folder = path.parent().unwrap_or(Path::new("."));
+    fs::create_dir_all(folder)?;
+    let mut builder = tempfile::Builder::new();
+    // Several users may share the folder: the default is that only the owner may read the file.
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+    let mut file = builder.tempfile_in(folder)?;
+    file.write_all(bytes)?;
+    file.persist(path)?;
+    Ok(())
 }
 
 #[cfg(test)]

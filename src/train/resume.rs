@@ -1,6 +1,6 @@
 //! Finds where a run left off, and checks that it may continue with this configuration.
 
-use super::checkpoint::{CONFIG, Checkpoint, Files, STATE, checkpoints_folder, newest_good, recover};
+use super::checkpoint::{CONFIG, Checkpoint, Files, STATE, newest_good, recover};
 use super::run_folder::RunFolder;
 use crate::config::{Config, Layers, Resolved};
 use crate::{Device, Error, Result};
@@ -43,7 +43,7 @@ impl Resumed {
     pub(super) fn open(path: &Path, resolved: &Resolved, device: &Device) -> Result<Resumed> {
         let config = run_config(path)?;
         let folder = RunFolder::open(path)?;
-        recover(&Files::default(), &checkpoints_folder(path))?;
+        recover(&Files::default(), path)?;
         let mut notes = Vec::new();
         let checkpoint = newest_good(path, &mut notes)?;
         match &checkpoint {

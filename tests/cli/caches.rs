@@ -49,6 +49,20 @@ fn a_cache_folder_that_cannot_be_written_is_one_warning() {
     assert!(matches!(warnings[..], [line] if line.contains("RUSTYFLOW_CACHE_DIR")), "{run:?}");
 }
 
+#[cfg(target_os = "linux")]
+#[test]
+fn without_a_named_folder_the_users_folder_of_caches_is_taken() {
+    let sandbox = Sandbox::new();
+    if !has_pipeline_caches(&sandbox) {
+        return;
+    }
+    let args = ["train", "--config", "tiny.toml", "--device", "gpu", "--allow-software-gpu"];
+    let mut command = sandbox.command(&args);
+    command.env_remove("RUSTYFLOW_CACHE_DIR").env("XDG_CACHE_HOME", sandbox.path("users"));
+    assert!(command.status().unwrap().success());
+    assert_eq!(sandbox.names_in("users/rustyflow/pipelines").len(), 1);
+}
+
 #[test]
 fn training_on_the_cpu_keeps_nothing() {
     let sandbox = Sandbox::with_own_cache();

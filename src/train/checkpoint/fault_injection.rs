@@ -1,7 +1,7 @@
 //! Lets the system refuse requests, one after the other, and damages files: the checkpoint before is always there and
 //! used.
 
-use super::files::Files;
+use super::files::{Faults, Files};
 use super::find::newest_good;
 use super::layout::{MANIFEST, METRICS, checkpoints};
 use super::snapshot::{Snapshot, recover};
@@ -13,40 +13,7 @@ use crate::optim::{Kind, Moments, Optimizer, Parameters};
 use crate::tensor::Bytes;
 use crate::{DType, Device, Error};
 use std::fs::{self, File};
-use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
-
-/// Counts down to the request that fails, if one is to fail. Clones share the count.
-#[derive(Clone, Default)]
-pub struct Faults(Arc<Mutex<Option<usize>>>);
-
-impl Faults {
-    /// The n-th request from now on fails, and every later one.
-    fn from_request(n: usize) -> Faults {
-        Faults(Arc::new(Mutex::new(Some(n))))
-    }
-
-    /// Whether a request has failed.
-    fn has_failed(&self) -> bool {
-        *self.0.lock().unwrap() == Some(0)
-    }
-
-    /// The error of a full disk, if this request is to fail.
-    pub fn may_fail(&self) -> io::Result<()> {
-        match &mut *self.0.lock().unwrap() {
-            Some(left @ (0 | 1)) => {
-                *left = 0;
-                Err(io::ErrorKind::StorageFull.into())
-            }
-            Some(left) => {
-                *left -= 1;
-                Ok(())
-            }
-            None => Ok(()),
-        }
-    }
-}
 
 fn snapshot(step: usize) -> Snapshot {
     let config =
@@ -87,7 +54,7 @@ fn run(steps: &[usize]) -> tempfile::TempDir {
 
 /// The step that a resumed run would go on from, and what it would be told.
 fn resumes_from(run: &Path) -> (usize, String) {
-    recover(&Files::default(), &run.join("checkpoints")).unwrap();
+    recover(&Files::default(), run).unwrap();
     let mut notes = Vec::new();
     let checkpoint = newest_good(run, &mut notes).unwrap().expect("there is a checkpoint");
     (checkpoint.state.step, notes.join("\n"))

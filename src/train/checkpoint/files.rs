@@ -1,12 +1,13 @@
 //! Files that are there whole or not at all, even if the power fails: written under another name, flushed to the disk,
 //! then renamed.
 
-#[cfg(test)]
-use super::fault_injection::Faults;
 use crate::{Error, Result};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::Path;
+
+/// How the names of files begin and end that are about to replace others.
+const UNFINISHED: (&str, &str) = (".replacing-", ".tmp");
 
 /// Asks the operating system. In tests it can be told to refuse.
 #[derive(Clone, Default)]
@@ -31,15 +32,32 @@ impl Files {
     /// # Errors
     /// If it cannot be written; the old one is then untouched.
     pub fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
-        let mut unfinished = path.as_os_str().to_owned();
-        unfinished.push(".unfinished");
-        let unfinished = Path::new(&unfinished);
-        let result = self.write(unfinished, bytes).and_then(|()| self.rename(unfinished, path));
-        if result.is_err() {
-            // What cannot be removed does no harm.
-            let _ = fs::remove_file(unfinished);
+        let folder = path.parent().unwrap_or(Path::new("."));
+        let mut builder = tempfile::Builder::new();
+        builder.prefix(UNFINISHED.0).suffix(UNFINISHED.1);
+        // As every other file: the default is that only the owner may read it.
+        #[cfg(unix)]
+        builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
+        let mut file = self.attempt("create", path, || builder.tempfile_in(folder))?;
+        self.attempt("write", path, || file.write_all(bytes))?;
+        self.attempt("flush", path, || file.as_file().sync_all())?;
+        self.attempt("rename", path, || file.persist(path).map_err(|e| e.error))?;
+        self.sync_folder(folder)
+    }
+
+    /// Removes what a killed process left of files that it was replacing in a folder.
+    ///
+    /// # Errors
+    /// If one cannot be removed.
+    pub fn remove_unfinished(&self, folder: &Path) -> Result<()> {
+        for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            if name.starts_with(UNFINISHED.0) && name.ends_with(UNFINISHED.1) {
+                self.remove(&entry.path())?;
+            }
         }
-        result
+        Ok(())
     }
 
     /// Removes a file that may be there.
@@ -97,6 +115,39 @@ impl Files {
     }
 }
 
+/// Counts down to the request that fails, if one is to fail. Clones share the count.
+#[cfg(test)]
+#[derive(Clone, Default)]
+pub struct Faults(std::sync::Arc<std::sync::Mutex<Option<usize>>>);
+
+#[cfg(test)]
+impl Faults {
+    /// The n-th request from now on fails, and every later one.
+    pub fn from_request(n: usize) -> Faults {
+        Faults(std::sync::Arc::new(std::sync::Mutex::new(Some(n))))
+    }
+
+    /// Whether a request has failed.
+    pub fn has_failed(&self) -> bool {
+        *self.0.lock().unwrap() == Some(0)
+    }
+
+    /// The error of a full disk, if this request is to fail.
+    pub fn may_fail(&self) -> std::io::Result<()> {
+        match &mut *self.0.lock().unwrap() {
+            Some(left @ (0 | 1)) => {
+                *left = 0;
+                Err(std::io::ErrorKind::StorageFull.into())
+            }
+            Some(left) => {
+                *left -= 1;
+                Ok(())
+            }
+            None => Ok(()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,6 +160,31 @@ mod tests {
         Files::default().replace(&path, b"new").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"new");
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_a_killed_process_was_replacing_is_removed_and_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        for name in [".replacing-Ab1.tmp", "last", ".lock", "notes.tmp"] {
+            fs::write(dir.path().join(name), "").unwrap();
+        }
+        Files::default().remove_unfinished(dir.path()).unwrap();
+        let names = fs::read_dir(dir.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        assert_eq!(names, [".lock", "last", "notes.tmp"]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_that_was_replaced_is_as_readable_as_any_other() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let [replaced, plain] = ["last", "plain"].map(|name| dir.path().join(name));
+        Files::default().replace(&replaced, b"").unwrap();
+        fs::write(&plain, "").unwrap();
+        let [replaced, plain] = [replaced, plain].map(|path| fs::metadata(path).unwrap().permissions().mode());
+        assert_eq!(replaced, plain);
     }
 
     #[test]

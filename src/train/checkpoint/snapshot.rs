@@ -1,7 +1,7 @@
 //! Everything that a checkpoint holds, and how it becomes a folder.
 
 use super::files::Files;
-use super::layout::{CONFIG, OPTIMIZER, STATE, TOKENIZER};
+use super::layout::{CONFIG, OPTIMIZER, STATE, TOKENIZER, checkpoints_folder};
 use super::manifest::Manifest;
 use super::state::TrainerState;
 use crate::Result;
@@ -69,11 +69,13 @@ fn put_in_place(files: &Files, unfinished: &Path, target: &Path) -> Result<()> {
     files.remove_folder(&replaced)
 }
 
-/// Puts in order what a process left behind that was killed while it wrote one of the checkpoints in `folder`.
+/// Puts in order what a process left behind in a run that was killed while it wrote there.
 ///
 /// # Errors
 /// If a name cannot be changed.
-pub fn recover(files: &Files, folder: &Path) -> Result<()> {
+pub fn recover(files: &Files, run: &Path) -> Result<()> {
+    files.remove_unfinished(run)?;
+    let folder = &checkpoints_folder(run);
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
         let name = entry.file_name().to_string_lossy().into_owned();
@@ -108,9 +110,10 @@ mod tests {
     #[test]
     fn what_a_killed_process_left_is_put_in_order() {
         let dir = tempfile::tempdir().unwrap();
+        let checkpoints = checkpoints_folder(dir.path());
         let make = |name: &str, text: &str| {
-            fs::create_dir(dir.path().join(name)).unwrap();
-            fs::write(dir.path().join(name).join("a"), text).unwrap();
+            fs::create_dir_all(checkpoints.join(name)).unwrap();
+            fs::write(checkpoints.join(name).join("a"), text).unwrap();
         };
         // Killed while writing 3, between the two renames of 2, and before the old 1 was removed.
         make(".step-000003.unfinished", "");
@@ -119,9 +122,9 @@ mod tests {
         make("step-000001", "new 1");
         make(".step-000001.replaced", "old 1");
         recover(&Files::default(), dir.path()).unwrap();
-        assert_eq!(folders(dir.path()), ["step-000001", "step-000002"]);
-        assert_eq!(fs::read_to_string(dir.path().join("step-000001/a")).unwrap(), "new 1");
-        assert_eq!(fs::read_to_string(dir.path().join("step-000002/a")).unwrap(), "old 2");
+        assert_eq!(folders(&checkpoints), ["step-000001", "step-000002"]);
+        assert_eq!(fs::read_to_string(checkpoints.join("step-000001/a")).unwrap(), "new 1");
+        assert_eq!(fs::read_to_string(checkpoints.join("step-000002/a")).unwrap(), "old 2");
     }
 
     #[test]
