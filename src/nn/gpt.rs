@@ -7,7 +7,7 @@
 //! all that attention and the feed-forward layer compute from it. The stream that they are added to stays f32.
 
 use super::layers::{Dropout, Embedding, LayerNorm, Linear};
-use super::{Module, Parameter, join};
+use super::{Module, Parameter, ResidualStream, join};
 use crate::ops::random::Key;
 use crate::tensor::no_grad;
 use crate::{DType, Device, Error, Result, Tensor};
@@ -153,20 +153,13 @@ impl Block {
         })
     }
 
-    /// The stream x and `normal` = `ln_1`(x), (B, T, C), -> the stream, and what it is normalized to by `next`: the norm of the
-    /// layer that follows. Sums and norms come in pairs because each pair is one kernel, with the dropout before the sum.
-    fn forward(
-        &self,
-        x: &Tensor,
-        normal: &Tensor,
-        next: &LayerNorm,
-        dropout: &Dropout,
-        past: Option<Past>,
-    ) -> Result<(Tensor, Tensor)> {
-        let operand = normal.dtype();
-        let attended = self.attn.forward(normal, dropout, past)?;
-        let (x, normal) = self.ln_2.forward_sum(x, &attended, dropout.next(), operand)?;
-        next.forward_sum(&x, &self.mlp.forward(&normal)?, dropout.next(), operand)
+    /// The stream (B, T, C), with both branches added to it.
+    fn forward(&self, mut stream: ResidualStream, dropout: &Dropout, past: Option<Past>) -> Result<ResidualStream> {
+        let x = stream.norm(&self.ln_1)?;
+        stream.add(self.attn.forward(&x, dropout, past)?, dropout)?;
+        let x = stream.norm(&self.ln_2)?;
+        stream.add(self.mlp.forward(&x)?, dropout)?;
+        Ok(stream)
     }
 }
 
@@ -251,14 +244,11 @@ impl Gpt {
         };
         // Dropout is a kernel of its own here alone: it follows a sum, of which one term repeats, where the others precede one.
         let x = dropout.apply(tokens.add(&positions)?)?;
-        let mut stream = (self.h[0].ln_1.forward(&x, self.head().dtype())?, x);
+        let mut stream = ResidualStream::new(x, self.head().dtype());
         for (i, block) in self.h.iter().enumerate() {
-            let next = self.h.get(i + 1).map_or(&self.ln_f, |block| &block.ln_1);
-            let past = past.map(|past| past.layer(i));
-            let (x, normal) = block.forward(&stream.1, &stream.0, next, dropout, past)?;
-            stream = (normal, x);
+            stream = block.forward(stream, dropout, past.map(|past| past.layer(i)))?;
         }
-        Ok(stream.0)
+        stream.norm(&self.ln_f)
     }
 
     /// The weight of the classifier, (V, C).

@@ -122,18 +122,18 @@ impl LayerNorm {
         x.layer_norm_to(out, &self.weight, self.bias.as_deref(), LayerNorm::EPS)
     }
 
-    /// x + residual, after `dropout` of the residual, and that sum normalized, of type `out`: twice (..., width).
+    /// The residual stream x + dropout(branch), and that sum normalized, of type `out`: twice (..., width), in one kernel.
     ///
     /// # Errors
     /// If a shape does not fit.
-    pub fn forward_sum(
+    pub fn forward_add(
         &self,
         x: &Tensor,
-        residual: &Tensor,
+        branch: &Tensor,
         dropout: Option<(f32, Key)>,
         out: DType,
     ) -> Result<(Tensor, Tensor)> {
-        x.add_layer_norm(residual, dropout, out, &self.weight, self.bias.as_deref(), LayerNorm::EPS)
+        x.add_layer_norm(branch, dropout, out, &self.weight, self.bias.as_deref(), LayerNorm::EPS)
     }
 }
 

@@ -3,9 +3,11 @@
 pub mod checkpoint;
 mod gpt;
 mod layers;
+mod residual;
 
 pub use gpt::{Block, CausalSelfAttention, Gpt, GptConfig, KvCache, Mlp};
 pub use layers::{Dropout, Embedding, LayerNorm, Linear};
+pub use residual::ResidualStream;
 
 use crate::{Device, Result, Tensor};
 use std::ops::Deref;

@@ -1,0 +1,96 @@
+//! The residual stream of a Transformer (Vaswani et al. 2017, with the norm first): what every layer reads, normalized,
+//! and adds its branch to.
+//!
+//! x + dropout(branch), and the layer norm of that sum, are one kernel ([`LayerNorm::forward_add`]). So `add` only notes the
+//! branch, and the `norm` that comes next adds it: a layer need not know which norm that is.
+//!
+//! Shapes: all tensors are (..., C).
+
+use super::{Dropout, LayerNorm};
+use crate::ops::random::Key;
+use crate::{DType, Result, Tensor};
+
+/// x, and the branch that is not added to it yet.
+pub struct ResidualStream {
+    /// f32
+    x: Tensor,
+    pending: Option<Branch>,
+    /// The type of what norms give: that of the operands of matmuls.
+    operand: DType,
+}
+
+/// What a layer computed, and the probability and key of its dropout.
+struct Branch {
+    value: Tensor,
+    dropout: Option<(f32, Key)>,
+}
+
+impl ResidualStream {
+    /// A stream that begins with x, of f32, and whose norms are of type `operand`.
+    pub fn new(x: Tensor, operand: DType) -> ResidualStream {
+        ResidualStream { x, pending: None, operand }
+    }
+
+    /// Adds a branch, of f32 or f16, after dropout. Costs nothing until the next norm.
+    ///
+    /// # Errors
+    /// If there is a branch that no norm has added yet, those of adding it.
+    pub fn add(&mut self, branch: Tensor, dropout: &Dropout) -> Result<()> {
+        self.settle()?;
+        self.pending = Some(Branch { value: branch, dropout: dropout.next() });
+        Ok(())
+    }
+
+    /// The stream, normalized: of the type that matmuls have.
+    ///
+    /// # Errors
+    /// If the shapes of stream, branch and norm differ.
+    pub fn norm(&mut self, norm: &LayerNorm) -> Result<Tensor> {
+        let Some(Branch { value, dropout }) = self.pending.take() else { return norm.forward(&self.x, self.operand) };
+        let (x, normal) = norm.forward_add(&self.x, &value, dropout, self.operand)?;
+        self.x = x;
+        Ok(normal)
+    }
+
+    /// Adds the branch that is pending without a norm.
+    fn settle(&mut self) -> Result<()> {
+        let Some(Branch { value, dropout }) = self.pending.take() else { return Ok(()) };
+        let branch = value.to_dtype(DType::F32)?;
+        let branch = dropout.map_or(Ok(branch.clone()), |(probability, key)| branch.dropout(probability, key))?;
+        self.x = self.x.add(&branch)?;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+
+    /// Two branches, as of blocks whose attention and feed-forward layer run side by side: one of them is added by the norm.
+    #[test]
+    fn branches_that_follow_each_other_are_all_added() {
+        for device in Device::for_tests() {
+            let leaf = |values: [f32; 4]| Tensor::from_f32(&values, [2, 2], &device).unwrap().requires_grad().unwrap();
+            let [x, a, b] = [[1.0, -2.0, 0.5, 4.0], [3.0, 1.0, -1.0, 2.0], [0.25, 2.0, 1.0, -5.0]].map(leaf);
+            let mut norm = LayerNorm::new(2, true).unwrap();
+            norm.weight = Tensor::from_f32(&[2.0, 0.5], [2], &device).unwrap().into();
+            norm.bias = Some(Tensor::from_f32(&[1.0, -1.0], [2], &device).unwrap().into());
+            // Half of each branch is dropped: which, both ways draw in the same order.
+            let (dropout, same) = (Dropout::new(0.5, 3, 1), Dropout::new(0.5, 3, 1));
+            let mut stream = ResidualStream::new(x.clone(), DType::F32);
+            stream.add(a.clone(), &dropout).unwrap();
+            stream.add(b.clone(), &dropout).unwrap();
+            let got = stream.norm(&norm).unwrap();
+            let sum = x.add(&same.apply(a.clone()).unwrap()).unwrap();
+            let (_, want) = norm.forward_add(&sum, &b, same.next(), DType::F32).unwrap();
+            assert_eq!(got.to_f32().unwrap(), want.to_f32().unwrap(), "{device}");
+            // A second norm sees the same sum; nothing is added twice.
+            assert_eq!(stream.norm(&norm).unwrap().to_f32().unwrap(), want.to_f32().unwrap(), "{device}");
+            got.sum(0).unwrap().sum(0).unwrap().backward().unwrap();
+            for tensor in [&x, &a, &b] {
+                assert!(tensor.grad().unwrap().to_f32().unwrap().iter().any(|g| *g != 0.0), "{device}");
+            }
+        }
+    }
+}
