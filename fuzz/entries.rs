@@ -5,10 +5,10 @@
 
 use rustyflow::config::Layers;
 use rustyflow::data::{Corpus, Loader, Tokenizer};
-use rustyflow::nn::{Gpt, GptConfig};
+use rustyflow::models::{self, Gpt2, ModelConfig, ModelKind};
 use rustyflow::optim::{Kind, Optimizer, Parameters};
 use rustyflow::train::{TrainerState, find_checkpoint};
-use rustyflow::{DType, Device, nn};
+use rustyflow::{DType, Device};
 use std::fs;
 use std::path::Path;
 use std::sync::Once;
@@ -79,15 +79,23 @@ pub fn model(folder: &Path, bytes: &[u8]) {
     let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     put(folder, "config.json", &bytes[..end]);
     put(folder, "model.safetensors", bytes.get(end + 1..).unwrap_or_default());
-    let _ = nn::checkpoint::load(folder);
+    let _ = models::load(folder);
 }
 
 /// `optimizer.safetensors` of the least model there is.
 pub fn moments(folder: &Path, bytes: &[u8]) {
     let path = put(folder, "optimizer.safetensors", bytes);
-    let shape =
-        GptConfig { vocab_size: 3, block_size: 2, n_layer: 1, n_head: 1, n_embd: 2, bias: true, tie_embeddings: true };
-    let mut model = Gpt::new(shape, 0).expect("a model");
+    let shape = ModelConfig {
+        kind: ModelKind::GPT2,
+        vocab_size: 3,
+        block_size: 2,
+        n_layer: 1,
+        n_head: 1,
+        n_embd: 2,
+        bias: true,
+        tie_embeddings: true,
+    };
+    let mut model = Gpt2::new(shape, 0).expect("a model");
     let parameters = Parameters::gather(&mut model, &Device::Cpu, DType::F32).expect("an arena");
     let kind = Kind::Sgd { momentum: 0.9 };
     let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).expect("an optimizer");

@@ -1,7 +1,8 @@
 //! Train GPT-style language models on any GPU through wgpu, or on the CPU.
 //!
 //! Modules import only from those to their left:
-//! `error, profile <- gpu, cpu <- tensor <- ops <- nn, optim <- generate <- train <- bench <- cli`;
+//! `error, profile <- gpu, cpu <- tensor <- ops <- nn, optim <- models <- generate <- train <- bench
+//! <- cli`;
 //! `config` and `data` import only `error`. `docs/design.md` is the map.
 
 pub mod bench;
@@ -12,6 +13,7 @@ pub mod data;
 pub mod error;
 pub mod generate;
 pub mod gpu;
+pub mod models;
 pub mod nn;
 pub mod ops;
 pub mod optim;

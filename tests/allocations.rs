@@ -1,6 +1,7 @@
 //! Training on the CPU asks the system for no memory once its buffers are there: a counting allocator watches whole steps.
 
-use rustyflow::nn::{Dropout, Gpt, GptConfig};
+use rustyflow::models::{Gpt2, LanguageModel, ModelConfig, ModelKind};
+use rustyflow::nn::Dropout;
 use rustyflow::optim::{Kind, Optimizer, Parameters};
 use rustyflow::{DType, Device, Tensor};
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -46,7 +47,8 @@ const STEP_BYTES: usize = 128 << 10;
 
 #[test]
 fn steps_on_the_cpu_ask_for_no_memory_but_for_bookkeeping() {
-    let config = GptConfig {
+    let config = ModelConfig {
+        kind: ModelKind::GPT2,
         vocab_size: 300,
         block_size: 64,
         n_layer: 2,
@@ -56,7 +58,7 @@ fn steps_on_the_cpu_ask_for_no_memory_but_for_bookkeeping() {
         tie_embeddings: true,
     };
     rustyflow::set_threads(2);
-    let mut model = Gpt::new(config, 1).unwrap();
+    let mut model = Gpt2::new(config, 1).unwrap();
     let parameters = Parameters::gather(&mut model, &Device::Cpu, DType::F32).unwrap();
     let kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
     let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();

@@ -4,7 +4,8 @@
 
 mod common;
 
-use rustyflow::nn::{Dropout, Gpt, GptConfig, Module};
+use rustyflow::models::{Gpt2, LanguageModel, ModelConfig, ModelKind};
+use rustyflow::nn::{Dropout, Module};
 use rustyflow::optim::{Kind, Optimizer, Parameters};
 use rustyflow::{DType, Device, Result, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors};
@@ -204,7 +205,7 @@ fn ops_agree_with_pytorch_on_the_gpu() {
 /// The GPT-2 of the golden files with its first weights, and how it is trained.
 struct Trained {
     golden: Golden,
-    model: Gpt,
+    model: Gpt2,
     parameters: Parameters,
     optimizer: Optimizer,
     learning_rates: Vec<f64>,
@@ -215,7 +216,8 @@ impl Trained {
         let golden = Golden::read("gpt2_tiny");
         let config = &golden.description["config"];
         let size = |name: &str| config[name].as_u64().unwrap() as usize;
-        let config = GptConfig {
+        let config = ModelConfig {
+            kind: ModelKind::GPT2,
             vocab_size: size("vocab_size"),
             block_size: size("n_positions"),
             n_layer: size("n_layer"),
@@ -224,7 +226,7 @@ impl Trained {
             bias: true,
             tie_embeddings: config["tie_word_embeddings"].as_bool().unwrap(),
         };
-        let mut model = Gpt::new(config, 1).unwrap();
+        let mut model = Gpt2::new(config, 1).unwrap();
         let mut names = Vec::new();
         model.visit_parameters("", &mut |name, parameter| {
             let weight = golden.tensor(&format!("weight.{name}"), &Device::Cpu);

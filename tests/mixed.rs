@@ -2,7 +2,8 @@
 //! an overflow.
 
 use rustyflow::gpu::{AdapterChoice, Gpu, Limits};
-use rustyflow::nn::{Dropout, Gpt, GptConfig, Module};
+use rustyflow::models::{Gpt2, LanguageModel, ModelConfig, ModelKind};
+use rustyflow::nn::{Dropout, Module};
 use rustyflow::ops::random::Key;
 use rustyflow::optim::{Kind, Optimizer, Parameters};
 use rustyflow::tensor::DryRun;
@@ -22,7 +23,7 @@ fn devices() -> Vec<Device> {
 
 /// A model, and its optimizer, in either precision from the same weights.
 struct Training {
-    model: Gpt,
+    model: Gpt2,
     parameters: Parameters,
     optimizer: Optimizer,
     ids: Tensor,
@@ -31,9 +32,17 @@ struct Training {
 
 impl Training {
     fn new(device: &Device, products: DType, kind: Kind, tie_embeddings: bool) -> Training {
-        let config =
-            GptConfig { vocab_size: 68, block_size: 36, n_layer: 2, n_head: 2, n_embd: 64, bias: true, tie_embeddings };
-        let mut model = Gpt::new(config, 3).unwrap();
+        let config = ModelConfig {
+            kind: ModelKind::GPT2,
+            vocab_size: 68,
+            block_size: 36,
+            n_layer: 2,
+            n_head: 2,
+            n_embd: 64,
+            bias: true,
+            tie_embeddings,
+        };
+        let mut model = Gpt2::new(config, 3).unwrap();
         let parameters = Parameters::gather(&mut model, device, products).unwrap();
         let optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
         // Each id is followed by one of two, so that there is something to learn.

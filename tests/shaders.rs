@@ -6,7 +6,8 @@ use naga::back::{hlsl, msl, spv};
 use naga::valid::{Capabilities, ModuleInfo, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
 use naga::{AddressSpace, Module, ResourceBinding, ShaderStage, StorageAccess};
 use rustyflow::gpu::{Buffer, INCLUDES, Launch, Limits, Operand, PARAMS_BYTES, Plan, Value, source_of};
-use rustyflow::nn::{Dropout, Gpt, GptConfig};
+use rustyflow::models::{Gpt2, LanguageModel, ModelConfig, ModelKind};
+use rustyflow::nn::Dropout;
 use rustyflow::ops::cases;
 use rustyflow::ops::random::Key;
 use rustyflow::optim::{Kind, Optimizer, Parameters};
@@ -181,7 +182,8 @@ fn large_f32_matmuls(device: &Device) {
 fn model_steps(device: &Device) {
     let (beta1, beta2, eps) = (0.9, 0.95, 1e-8);
     let kinds = [Kind::AdamW { beta1, beta2, eps }, Kind::Adam { beta1, beta2, eps }, Kind::Sgd { momentum: 0.9 }];
-    let small = GptConfig {
+    let small = ModelConfig {
+        kind: ModelKind::GPT2,
         vocab_size: 65,
         block_size: 17,
         n_layer: 2,
@@ -190,13 +192,13 @@ fn model_steps(device: &Device) {
         bias: true,
         tie_embeddings: true,
     };
-    let wide = GptConfig { vocab_size: 50_257, block_size: 512, n_layer: 1, n_head: 2, n_embd: 128, ..small.clone() };
-    let untied = GptConfig { bias: false, tie_embeddings: false, ..small.clone() };
+    let wide = ModelConfig { vocab_size: 50_257, block_size: 512, n_layer: 1, n_head: 2, n_embd: 128, ..small.clone() };
+    let untied = ModelConfig { bias: false, tie_embeddings: false, ..small.clone() };
     let products = [DType::F32].into_iter().chain(device.has_f16().then_some(DType::F16));
     let models = [(small, kinds[0]), (untied, kinds[1]), (wide, kinds[2])];
     for (products, (config, kind)) in products.flat_map(|products| models.clone().map(|model| (products, model))) {
         let t = config.block_size;
-        let mut model = Gpt::new(config, 1).unwrap();
+        let mut model = Gpt2::new(config, 1).unwrap();
         let parameters = Parameters::gather(&mut model, device, products).unwrap();
         let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
         let (ids, targets) = (zeros(&[2, t], DType::U32, device), zeros(&[2, t], DType::U32, device));

@@ -2,7 +2,7 @@
 
 use super::StepCase;
 use crate::generate::{Sampling, generate};
-use crate::nn::{Gpt, Module};
+use crate::models::{LanguageModel, build};
 use crate::ops::random::Key;
 use crate::{Device, Result};
 use serde::Serialize;
@@ -34,14 +34,14 @@ pub fn time_generate(
     new_tokens: usize,
     on_timing: &mut dyn FnMut(GenerateTiming) -> Result<()>,
 ) -> Result<()> {
-    let mut model = Gpt::new(case.config.clone(), 0)?;
+    let mut model = build(&case.config, 0)?;
     model.to_device(device)?;
     let key = Key::new(1);
     for &length in prompt_tokens {
         let prompt: Vec<u32> = (0..length as u32).map(|i| key.bits(i) % case.config.vocab_size as u32).collect();
         // The first time compiles the shaders of every length and fills the pools.
-        time_tokens(&model, &prompt, new_tokens)?;
-        let mut ms = time_tokens(&model, &prompt, new_tokens)?;
+        time_tokens(&*model, &prompt, new_tokens)?;
+        let mut ms = time_tokens(&*model, &prompt, new_tokens)?;
         let first_token_ms = ms[0];
         if ms.len() > 1 {
             ms.remove(0);
@@ -61,8 +61,8 @@ pub fn time_generate(
 }
 
 /// Milliseconds until each new token was there.
-fn time_tokens(model: &Gpt, prompt: &[u32], new_tokens: usize) -> Result<Vec<f64>> {
-    let greedy = Sampling { tokens: model.config.vocab_size, temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
+fn time_tokens(model: &dyn LanguageModel, prompt: &[u32], new_tokens: usize) -> Result<Vec<f64>> {
+    let greedy = Sampling { tokens: model.config().vocab_size, temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
     let mut ms = Vec::new();
     let mut before = Instant::now();
     generate(model, prompt, new_tokens, &greedy, &mut |_| {

@@ -1,6 +1,7 @@
 //! Times a training step on random tokens: forward, backward, clipping, AdamW.
 
-use crate::nn::{Dropout, Gpt, GptConfig};
+use crate::models::{ModelConfig, ModelKind, build};
+use crate::nn::Dropout;
 use crate::ops::random::Key;
 use crate::optim::{Kind, Optimizer, Parameters};
 use crate::profile::Report;
@@ -13,7 +14,7 @@ use std::time::Instant;
 #[derive(Debug, Clone)]
 pub struct StepCase {
     pub name: &'static str,
-    pub config: GptConfig,
+    pub config: ModelConfig,
     pub batch_size: usize,
 }
 
@@ -47,7 +48,16 @@ pub fn step_cases() -> Vec<StepCase> {
     ]
     .map(|(name, vocab_size, block_size, n_layer, n_head, n_embd, batch_size)| StepCase {
         name,
-        config: GptConfig { vocab_size, block_size, n_layer, n_head, n_embd, bias: true, tie_embeddings: true },
+        config: ModelConfig {
+            kind: ModelKind::GPT2,
+            vocab_size,
+            block_size,
+            n_layer,
+            n_head,
+            n_embd,
+            bias: true,
+            tie_embeddings: true,
+        },
         batch_size,
     })
     .to_vec()
@@ -64,8 +74,8 @@ pub fn time_step(case: &StepCase, device: &Device, products: DType, steps: usize
     const RAISE_CLOCK: f64 = 2.0;
     let config = &case.config;
     check_size(config, case.batch_size * config.block_size, products, device)?;
-    let mut model = Gpt::new(config.clone(), 0)?;
-    let parameters = Parameters::gather(&mut model, device, products)?;
+    let mut model = build(config, 0)?;
+    let parameters = Parameters::gather(&mut *model, device, products)?;
     let kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
     let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0)?;
     let shape = [case.batch_size, config.block_size];

@@ -50,7 +50,7 @@ pub fn run(args: Args) -> Result<()> {
     let config = configuration::of_environment()?;
     let device = device::open(&args.device.over(&config.device))?;
     let (model, tokenizer) = model::load(&folder, &device)?;
-    let block_size = model.config.block_size;
+    let block_size = model.config().block_size;
     let context = args.context.unwrap_or(block_size);
     if context == 0 || context > block_size {
         return Err(Error::Invalid(format!("--context is {context}; the model's is 1 to {block_size}")).into());
@@ -63,7 +63,7 @@ pub fn run(args: Args) -> Result<()> {
     let windows = Windows { context, stride, batch_size: args.batch_size, max_batches: 0 };
     // Ctrl-C ends this command as it ends any other: there is nothing to save.
     let never = AtomicBool::new(false);
-    let result = evaluate(&model, &tokens, text.len(), windows, &never)?.expect("nothing sets the flag");
+    let result = evaluate(&*model, &tokens, text.len(), windows, &never)?.expect("nothing sets the flag");
     if args.json {
         let mut json = serde_json::to_value(&result)?;
         json["model"] = serde_json::json!(folder);

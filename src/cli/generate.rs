@@ -60,7 +60,7 @@ pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
     };
     let prompt = prompt_ids(&tokenizer, &args.prompt)?;
     // Before the prompt is shown, so that an error does not follow on half a line.
-    check_prompt(&model.config, &prompt)?;
+    check_prompt(model.config(), &prompt)?;
     Sampler::new(&sampling)?;
     let mut stream = tokenizer.stream();
     let mut text = String::new();
@@ -77,7 +77,7 @@ pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
     }
     let started = Instant::now();
     let (mut tokens, mut first) = (0, None);
-    generate(&model, &prompt, args.max_tokens.unwrap_or(defaults.max_new_tokens), &sampling, &mut |id| {
+    generate(&*model, &prompt, args.max_tokens.unwrap_or(defaults.max_new_tokens), &sampling, &mut |id| {
         tokens += 1;
         first.get_or_insert_with(|| started.elapsed());
         let piece = stream.push(id)?;

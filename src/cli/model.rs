@@ -3,7 +3,7 @@
 use super::output;
 use crate::config::Layers;
 use crate::data::Tokenizer;
-use crate::nn::{Gpt, Module, checkpoint};
+use crate::models::{self, LanguageModel};
 use crate::train::{FoundCheckpoint, check_size, find_checkpoint, newest_run};
 use crate::{DType, Device, Error};
 use anyhow::Result;
@@ -29,21 +29,21 @@ pub fn trained_with(folder: &Path) -> crate::Result<Option<Layers>> {
 }
 
 /// The model in a checkpoint's folder, on `device`.
-pub fn load(folder: &Path, device: &Device) -> Result<(Gpt, Tokenizer)> {
+pub fn load(folder: &Path, device: &Device) -> Result<(Box<dyn LanguageModel>, Tokenizer)> {
     let tokenizer = Tokenizer::from_file(&folder.join("tokenizer.json"))?;
-    let mut model = checkpoint::load(folder)?;
-    if tokenizer.vocab_size() > model.config.vocab_size {
+    let mut model = models::load(folder)?;
+    if tokenizer.vocab_size() > model.config().vocab_size {
         return Err(Error::Checkpoint {
             path: folder.to_path_buf(),
             message: format!(
                 "tokenizer.json has {} tokens, the model {}: they do not belong together",
                 tokenizer.vocab_size(),
-                model.config.vocab_size
+                model.config().vocab_size
             ),
         }
         .into());
     }
-    check_size(&model.config, model.config.block_size, DType::F32, device)?;
+    check_size(model.config(), model.config().block_size, DType::F32, device)?;
     model.to_device(device)?;
     Ok((model, tokenizer))
 }

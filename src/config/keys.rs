@@ -50,6 +50,7 @@ pub(super) const KEYS: &[Key] = &[
     key("data.tokenizer", Kind::Text),
     key("data.vocab_size", Kind::Count),
     key("data.validation_fraction", Kind::Real),
+    key("model.kind", Kind::Text),
     key("model.n_layer", Kind::Count),
     key("model.n_head", Kind::Count),
     key("model.n_embd", Kind::Count),

@@ -125,6 +125,8 @@ impl Default for DataConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
+    /// The family, such as `gpt2`. Default `gpt2`.
+    pub kind: String,
     /// Transformer blocks. Default 4.
     pub n_layer: usize,
     /// Attention heads per block; divides `n_embd`. Default 4.
@@ -147,6 +149,7 @@ pub struct ModelConfig {
 impl Default for ModelConfig {
     fn default() -> Self {
         ModelConfig {
+            kind: "gpt2".into(),
             n_layer: 4,
             n_head: 4,
             n_embd: 128,

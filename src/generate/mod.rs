@@ -4,7 +4,7 @@ mod sampler;
 
 pub use sampler::{Sampler, Sampling};
 
-use crate::nn::{Gpt, GptConfig};
+use crate::models::{LanguageModel, ModelConfig};
 use crate::{Error, Result, Tensor};
 use std::ops::ControlFlow;
 
@@ -16,14 +16,14 @@ use std::ops::ControlFlow;
 /// # Errors
 /// If the prompt is empty, longer than the context, or names a token that the model does not have.
 pub fn generate(
-    model: &Gpt,
+    model: &dyn LanguageModel,
     prompt: &[u32],
     max_new_tokens: usize,
     sampling: &Sampling,
     on_token: &mut dyn FnMut(u32) -> Result<ControlFlow<()>>,
 ) -> Result<()> {
-    check_prompt(&model.config, prompt)?;
-    let context = model.config.block_size;
+    check_prompt(model.config(), prompt)?;
+    let context = model.config().block_size;
     let mut sampler = Sampler::new(sampling)?;
     let mut ids = prompt.to_vec();
     let mut cache = model.kv_cache()?;
@@ -53,7 +53,7 @@ pub fn printable(text: &str) -> String {
 ///
 /// # Errors
 /// If the prompt is empty, longer than the context, or names a token that the model does not have.
-pub fn check_prompt(model: &GptConfig, prompt: &[u32]) -> Result<()> {
+pub fn check_prompt(model: &ModelConfig, prompt: &[u32]) -> Result<()> {
     let context = model.block_size;
     if prompt.is_empty() {
         return Err(Error::Invalid("the prompt holds no token; give the model something to continue".into()));
@@ -77,22 +77,14 @@ pub fn check_prompt(model: &GptConfig, prompt: &[u32]) -> Result<()> {
 mod tests {
     use super::*;
     use crate::Device;
-    use crate::nn::Module;
+    use crate::models::{build, testing};
     use crate::tensor::no_grad;
 
     #[test]
     fn tokens_are_those_of_a_model_that_sees_its_whole_context_each_time() {
         for device in Device::for_tests() {
-            let config = GptConfig {
-                vocab_size: 50,
-                block_size: 12,
-                n_layer: 2,
-                n_head: 2,
-                n_embd: 24,
-                bias: true,
-                tie_embeddings: false,
-            };
-            let mut model = Gpt::new(config, 3).unwrap();
+            let config = ModelConfig { n_layer: 2, tie_embeddings: false, ..testing::small(50, 12, 2, 24) };
+            let mut model = build(&config, 3).unwrap();
             model.to_device(&device).unwrap();
             let greedy = Sampling { tokens: 50, temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
             for prompt in [&[7, 11, 7][..], &[1], &[5; 12]] {
@@ -108,7 +100,7 @@ mod tests {
                     got.push(id);
                     Ok(ControlFlow::Continue(()))
                 };
-                generate(&model, prompt, 20, &greedy, &mut keep).unwrap();
+                generate(&*model, prompt, 20, &greedy, &mut keep).unwrap();
                 assert_eq!(got, expected, "{device}");
             }
         }

@@ -1,4 +1,4 @@
-//! The layers that a GPT is built from, with PyTorch's names and GPT-2's layouts.
+//! Layers with PyTorch's names and GPT-2's layouts.
 
 use super::{Module, Parameter, join};
 use crate::cpu::CHUNK;
@@ -6,6 +6,15 @@ use crate::ops::random::Key;
 use crate::{DType, Device, Result, Shape, Tensor};
 use rayon::prelude::*;
 use std::cell::Cell;
+
+/// The streams that initial weights are drawn from, one for each tensor in the order in which they are asked for.
+pub fn init_keys(seed: u64) -> impl FnMut() -> Key {
+    let mut drawn = 0;
+    move || {
+        drawn += 1;
+        Key::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(drawn))
+    }
+}
 
 /// Values drawn from a normal distribution with mean 0 (Box and Muller 1958), on the CPU.
 pub(super) fn normal(shape: impl Into<Shape>, std: f32, key: Key) -> Result<Tensor> {

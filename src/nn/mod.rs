@@ -1,12 +1,9 @@
-//! Layers and the GPT built from them. A module owns its parameters as tensors and knows their names.
+//! The layers that models are built from. A module owns its parameters as tensors and knows their names.
 
-pub mod checkpoint;
-mod gpt;
 mod layers;
 mod residual;
 
-pub use gpt::{Block, CausalSelfAttention, Gpt, GptConfig, KvCache, Mlp};
-pub use layers::{Dropout, Embedding, LayerNorm, Linear};
+pub use layers::{Dropout, Embedding, LayerNorm, Linear, init_keys};
 pub use residual::ResidualStream;
 
 use crate::{Device, Result, Tensor};
@@ -70,6 +67,6 @@ pub trait Module {
 }
 
 /// "h.0" and "ln_1" make "h.0.ln_1"; an empty prefix adds nothing.
-fn join(prefix: &str, name: &str) -> String {
+pub fn join(prefix: &str, name: &str) -> String {
     if prefix.is_empty() { name.to_string() } else { format!("{prefix}.{name}") }
 }

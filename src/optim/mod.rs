@@ -5,6 +5,8 @@ mod arena;
 mod loss_scale;
 mod schedule;
 mod state;
+#[cfg(test)]
+mod testing;
 mod update;
 
 pub use arena::{Entry, Parameters};

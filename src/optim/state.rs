@@ -112,20 +112,12 @@ impl Moments {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::nn::{Gpt, GptConfig, Module};
+    use crate::nn::Module;
+    use crate::optim::testing::Net;
     use crate::{DType, Device};
 
-    fn setup(kind: Kind) -> (Gpt, Parameters, Optimizer) {
-        let config = GptConfig {
-            vocab_size: 5,
-            block_size: 7,
-            n_layer: 1,
-            n_head: 1,
-            n_embd: 6,
-            bias: true,
-            tie_embeddings: true,
-        };
-        let mut model = Gpt::new(config, 1).unwrap();
+    fn setup(kind: Kind) -> (Net, Parameters, Optimizer) {
+        let mut model = Net::new(1);
         let parameters = Parameters::gather(&mut model, &Device::Cpu, DType::F32).unwrap();
         let optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
         (model, parameters, optimizer)

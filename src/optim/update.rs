@@ -79,7 +79,7 @@ impl Optimizer {
     }
 
     /// What gradients are to be multiplied by, so that they survive f16, in its first element: an argument of
-    /// [`Gpt::loss`](crate::nn::Gpt::loss). The second counts steps, the third those that were skipped.
+    /// the model's loss. The second counts steps, the third those that were skipped.
     pub fn loss_scale(&self) -> Option<&Tensor> {
         self.loss_scale.as_ref().map(|scale| &scale.state)
     }

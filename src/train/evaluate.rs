@@ -1,7 +1,8 @@
 //! The loss over a whole split of a corpus.
 
 use crate::data::{IGNORE_INDEX, eval_windows};
-use crate::nn::{Dropout, Gpt};
+use crate::models::LanguageModel;
+use crate::nn::Dropout;
 use crate::tensor::no_grad;
 use crate::{Result, Tensor};
 use serde::{Deserialize, Serialize};
@@ -42,7 +43,7 @@ pub struct Windows {
 /// # Errors
 /// If there are fewer than two tokens, or the device reported an error.
 pub fn evaluate(
-    model: &Gpt,
+    model: &dyn LanguageModel,
     tokens: &[u32],
     text_bytes: usize,
     windows: Windows,

@@ -1,7 +1,7 @@
 //! The events of a run, for its observer. The trainer prints nothing itself.
 
 use super::evaluate::Evaluation;
-use crate::nn::GptConfig;
+use crate::models::ModelConfig;
 use crate::profile::Report;
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -55,7 +55,7 @@ pub struct Start {
     pub tokenizer: String,
     /// Its tokens.
     pub tokens: usize,
-    pub model: GptConfig,
+    pub model: ModelConfig,
     pub parameters: usize,
     pub train_tokens: usize,
     pub validation_tokens: usize,
@@ -100,7 +100,7 @@ pub struct Summary {
     pub device: String,
     /// What products are computed in.
     pub precision: String,
-    pub model: GptConfig,
+    pub model: ModelConfig,
     pub parameters: usize,
     pub steps: usize,
     pub total_steps: usize,

@@ -4,8 +4,7 @@
 
 use super::checkpoint::{Snapshot, TrainerState};
 use super::events::{LossScale, Step};
-use crate::nn::GptConfig;
-use crate::nn::checkpoint::Weights;
+use crate::models::{ModelConfig, Weights};
 use crate::optim::{Moments, Optimizer, Parameters};
 use crate::tensor::{Bytes, Reading};
 use crate::{Error, Result, Tensor};
@@ -132,7 +131,7 @@ impl PendingSnapshot {
     /// The snapshot, once all has arrived.
     pub(super) fn snapshot(
         self,
-        config: &GptConfig,
+        config: &ModelConfig,
         parameters: &Parameters,
         tokenizer: String,
         config_text: String,

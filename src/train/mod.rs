@@ -7,6 +7,8 @@ mod checkpoint;
 mod diagnosis;
 mod evaluate;
 mod events;
+#[cfg(test)]
+mod families;
 mod guard;
 mod in_flight;
 mod lock;

@@ -1,6 +1,6 @@
 //! The sizes of a model in training, computed before memory for it is requested: bytes, the largest tensors, FLOPs.
 
-use crate::nn::GptConfig;
+use crate::models::{LargeTensor, ModelConfig};
 use crate::optim::Kind;
 use crate::{DType, Device, Error, Result};
 
@@ -34,7 +34,7 @@ pub struct TensorSize {
 
 impl Plan {
     /// Of a model, a pass over `tokens` tokens with matrix operands of type `operands`, and what trains it, if anything does.
-    pub fn new(model: &GptConfig, tokens: usize, operands: DType, optimizer: Option<&Kind>) -> Plan {
+    pub fn new(model: &ModelConfig, tokens: usize, operands: DType, optimizer: Option<&Kind>) -> Plan {
         let parameters = model.parameter_count();
         let arena = |dtype: DType| (dtype.size_bytes() * parameters) as u64;
         Plan {
@@ -99,29 +99,22 @@ impl Plan {
 ///
 /// # Errors
 /// Those of [`Plan::check_device`].
-pub fn check_size(model: &GptConfig, tokens: usize, operands: DType, device: &Device) -> Result<()> {
+pub fn check_size(model: &ModelConfig, tokens: usize, operands: DType, device: &Device) -> Result<()> {
     Plan::new(model, tokens, operands, None).check_device(device)
 }
 
-fn largest_tensors(model: &GptConfig, tokens: usize, operands: DType) -> Vec<TensorSize> {
-    let [v, t, c, tokens] = [model.vocab_size, model.block_size, model.n_embd, tokens].map(|n| n as u64);
-    let width = "use a smaller model.n_embd";
-    let tensor = |name, elements, dtype: DType, hint| {
-        let bytes = elements * dtype.size_bytes() as u64;
-        TensorSize { name, elements, bytes, hint }
+fn largest_tensors(model: &ModelConfig, tokens: usize, operands: DType) -> Vec<TensorSize> {
+    let activation = LargeTensor {
+        name: "the widest activation of a pass",
+        elements: (model.widest_activation() * tokens) as u64,
+        remedy: "use a smaller batch (train.batch_size, with train.grad_accum_steps to make up for it) or \
+                 model.block_size",
     };
-    vec![
-        tensor("wte.weight", v * c, DType::F32, "use a smaller vocabulary or model.n_embd"),
-        tensor("wpe.weight", t * c, DType::F32, "use a smaller model.block_size or model.n_embd"),
-        tensor("h.0.attn.c_attn.weight", 3 * c * c, DType::F32, width),
-        tensor("h.0.mlp.c_fc.weight", 4 * c * c, DType::F32, width),
-        tensor(
-            "the widest activation of a pass",
-            4 * c * tokens,
-            operands,
-            "use a smaller batch (train.batch_size, with train.grad_accum_steps to make up for it) or model.block_size",
-        ),
-    ]
+    let weights = model.largest_tensors().into_iter().map(|tensor| (tensor, DType::F32));
+    let sized = |(LargeTensor { name, elements, remedy }, dtype): (LargeTensor, DType)| {
+        TensorSize { name, elements, bytes: elements * dtype.size_bytes() as u64, hint: remedy }
+    };
+    weights.chain([(activation, operands)]).map(sized).collect()
 }
 
 fn check_limit(what: String, needed: u64, limit: u64, adapter: &str, hint: &str) -> Result<()> {
@@ -161,8 +154,8 @@ fn available_memory_bytes() -> Option<u64> {
 mod tests {
     use super::*;
 
-    fn model(vocab_size: usize, n_embd: usize) -> GptConfig {
-        GptConfig { vocab_size, block_size: 64, n_layer: 1, n_head: 1, n_embd, bias: true, tie_embeddings: true }
+    fn model(vocab_size: usize, n_embd: usize) -> ModelConfig {
+        crate::models::testing::small(vocab_size, 64, 1, n_embd)
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What `device.precision` means for a device.
 
 use crate::config::Precision;
-use crate::nn::GptConfig;
+use crate::models::ModelConfig;
 use crate::{DType, Device};
 
 /// The type of the operands of products.
@@ -14,7 +14,7 @@ pub fn operands(precision: Precision) -> DType {
 
 /// What products are computed in: "f32", or of mixed precision what the device has for it, and for which products of this model
 /// it cannot be used.
-pub fn describe_precision(precision: Precision, device: &Device, model: &GptConfig) -> String {
+pub fn describe_precision(precision: Precision, device: &Device, model: &ModelConfig) -> String {
     let side = device.limits().coop_matrix;
     match precision {
         Precision::Mixed if side == 0 => "mixed: f16 stored, products in f32, as this GPU shows no matrix units".into(),
@@ -26,8 +26,8 @@ pub fn describe_precision(precision: Precision, device: &Device, model: &GptConf
     }
 }
 
-fn on_units(side: u32, model: &GptConfig) -> String {
-    let GptConfig { n_embd, n_head, vocab_size, .. } = *model;
+fn on_units(side: u32, model: &ModelConfig) -> String {
+    let ModelConfig { n_embd, n_head, vocab_size, .. } = *model;
     if !n_embd.is_multiple_of(4) {
         return format!("mixed: f16 stored, products in f32, as model.n_embd = {n_embd} is no multiple of 4");
     }
@@ -62,14 +62,11 @@ pub fn check_precision(precision: Precision, device: &Device) -> std::result::Re
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::models::testing::small;
 
     #[test]
     fn what_keeps_products_off_the_units_is_said() {
-        let model = |n_embd, n_head, vocab_size| {
-            let rest =
-                GptConfig { vocab_size, block_size: 8, n_layer: 1, n_head, n_embd, bias: true, tie_embeddings: true };
-            on_units(16, &rest)
-        };
+        let model = |n_embd, n_head, vocab_size| on_units(16, &small(vocab_size, 8, n_head, n_embd));
         assert_eq!(model(64, 4, 64), "mixed: products of f16 on matrix units of 16 x 16, added up in f32");
         assert!(model(64, 4, 65).contains("not those with the vocabulary, as 65"));
         assert!(model(64, 8, 64).contains("not attention's, as heads of 8 are no multiple of 16"));

@@ -7,8 +7,7 @@ use super::layout::{MANIFEST, METRICS, checkpoints};
 use super::snapshot::{Snapshot, recover};
 use super::state::{DataHash, TrainerState};
 use super::store::{Checkpoints, Request};
-use crate::nn::checkpoint::Weights;
-use crate::nn::{Gpt, GptConfig};
+use crate::models::{Weights, build, testing};
 use crate::optim::{Kind, Moments, Optimizer, Parameters};
 use crate::tensor::Bytes;
 use crate::{DType, Device, Error};
@@ -16,10 +15,9 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 fn snapshot(step: usize) -> Snapshot {
-    let config =
-        GptConfig { vocab_size: 5, block_size: 4, n_layer: 1, n_head: 1, n_embd: 4, bias: true, tie_embeddings: true };
-    let mut model = Gpt::new(config.clone(), step as u64).unwrap();
-    let parameters = Parameters::gather(&mut model, &Device::Cpu, DType::F32).unwrap();
+    let config = testing::small(5, 4, 1, 4);
+    let mut model = build(&config, step as u64).unwrap();
+    let parameters = Parameters::gather(&mut *model, &Device::Cpu, DType::F32).unwrap();
     let kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
     let optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
     let places = parameters.entries.iter().map(|e| (e.name.clone(), e.shape.clone(), e.offset));

@@ -5,7 +5,7 @@ use super::layout::{CONFIG, OPTIMIZER, STATE, TOKENIZER, checkpoints_folder};
 use super::manifest::Manifest;
 use super::state::TrainerState;
 use crate::Result;
-use crate::nn::checkpoint::Weights;
+use crate::models::Weights;
 use crate::optim::Moments;
 use std::fs;
 use std::path::{Path, PathBuf};

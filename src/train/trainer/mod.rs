@@ -20,7 +20,7 @@ use super::step_hook::StepHook;
 use crate::config::Config;
 use crate::data::{Loader, Position, Tokenizer};
 use crate::generate::{Sampling, generate, printable};
-use crate::nn::Gpt;
+use crate::models::LanguageModel;
 use crate::optim::{LearningRate, Optimizer, Parameters};
 use crate::profile::Report;
 use crate::{Error, Result};
@@ -45,7 +45,7 @@ pub(super) struct Trainer<'a> {
     validation: Vec<u32>,
     /// Bytes of the validation text.
     validation_bytes: usize,
-    model: Gpt,
+    model: Box<dyn LanguageModel>,
     parameters: Parameters,
     optimizer: Optimizer,
     learning_rate: LearningRate,
@@ -192,7 +192,7 @@ impl Trainer<'_> {
             batch_size: self.config.train.batch_size.div_ceil(self.micro_batches),
             max_batches: self.config.train.eval_batches * self.micro_batches,
         };
-        let result = evaluate(&self.model, &self.validation, self.validation_bytes, windows, self.options.stop);
+        let result = evaluate(&*self.model, &self.validation, self.validation_bytes, windows, self.options.stop);
         self.options.device.profiler().restore(measured);
         let Some(result) = result? else { return Ok(()) };
         if !result.loss.is_finite() {
@@ -241,7 +241,7 @@ impl Trainer<'_> {
         let best = pending.best;
         let (length, metrics) = self.folder.metrics_so_far()?;
         let (tokenizer, config) = (self.tokenizer.to_json()?, self.config_text.clone());
-        let mut snapshot = pending.snapshot(&self.model.config, &self.parameters, tokenizer, config);
+        let mut snapshot = pending.snapshot(self.model.config(), &self.parameters, tokenizer, config);
         // Every step up to the snapshot's has been reported, and none after it.
         snapshot.state.train_loss = self.state.train_loss;
         snapshot.state.guard.losses.clone_from(&self.state.guard.losses);
@@ -286,9 +286,9 @@ impl Trainer<'_> {
         let summary = Summary {
             folder: self.folder.path().to_path_buf(),
             device: self.options.device.describe(),
-            precision: describe_precision(self.config.device.precision, &self.options.device, &self.model.config),
-            parameters: self.model.config.parameter_count(),
-            model: self.model.config.clone(),
+            precision: describe_precision(self.config.device.precision, &self.options.device, self.model.config()),
+            parameters: self.model.config().parameter_count(),
+            model: self.model.config().clone(),
             steps: self.state.step,
             total_steps: self.state.total_steps,
             epochs,
@@ -316,7 +316,7 @@ impl Trainer<'_> {
         let tokens = self.tokenizer.vocab_size();
         let sampling = Sampling { tokens, temperature: g.temperature, top_k: g.top_k, top_p: g.top_p, seed: g.seed };
         let mut ids = prompt.clone();
-        generate(&self.model, &prompt, g.max_new_tokens, &sampling, &mut |id| {
+        generate(&*self.model, &prompt, g.max_new_tokens, &sampling, &mut |id| {
             ids.push(id);
             let stop = self.options.stop.load(Ordering::Relaxed);
             Ok(if stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })

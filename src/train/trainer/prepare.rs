@@ -4,8 +4,7 @@ use super::Trainer;
 use crate::config::{self, Config, OptimizerKind, Resolved, TrainLength};
 use crate::data::{Corpus, Loader, Tokenizer, TokenizerSpec};
 use crate::generate::check_prompt;
-use crate::nn::checkpoint::load;
-use crate::nn::{Gpt, GptConfig};
+use crate::models::{LanguageModel, ModelConfig, ModelKind, build, load};
 use crate::optim::{Kind, LearningRate, Optimizer, Parameters, Schedule};
 use crate::train::checkpoint::{CONFIG, Checkpoint, DataHash, METRICS, OPTIMIZER, TOKENIZER, TrainerState, Writer};
 use crate::train::events::{Event, Start};
@@ -93,7 +92,7 @@ impl<'a> Trainer<'a> {
         };
         let mut resolved = resolved.clone();
         resolved.fit_warmup(total_steps)?;
-        let model_config = model_config(&resolved.config, &data.tokenizer);
+        let model_config = model_config(&resolved, &data.tokenizer)?;
         check_prompt(&model_config, &prompt_ids(&data.tokenizer, &resolved.config.generate.prompt)?)?;
         check_sizes(&resolved.config, &model_config, &device)?;
         let state = initial_state(checkpoint, &device, data.hash.clone(), total_steps);
@@ -148,8 +147,15 @@ fn check_configured_precision(resolved: &Resolved, device: &Device) -> Result<()
     })
 }
 
-fn model_config(config: &Config, tokenizer: &Tokenizer) -> GptConfig {
-    GptConfig {
+fn model_config(resolved: &Resolved, tokenizer: &Tokenizer) -> Result<ModelConfig> {
+    let config = &resolved.config;
+    let kind: ModelKind = config.model.kind.parse().map_err(|message| Error::Config {
+        place: resolved.origin("model.kind").to_string(),
+        key: "model.kind".into(),
+        message,
+    })?;
+    Ok(ModelConfig {
+        kind,
         vocab_size: tokenizer.vocab_size().next_multiple_of(config.model.vocab_multiple),
         block_size: config.model.block_size,
         n_layer: config.model.n_layer,
@@ -157,11 +163,11 @@ fn model_config(config: &Config, tokenizer: &Tokenizer) -> GptConfig {
         n_embd: config.model.n_embd,
         bias: config.model.bias,
         tie_embeddings: config.model.tie_embeddings,
-    }
+    })
 }
 
 /// Checks that the device can bind what training takes, and that the machine has the memory.
-fn check_sizes(config: &Config, model: &GptConfig, device: &Device) -> Result<()> {
+fn check_sizes(config: &Config, model: &ModelConfig, device: &Device) -> Result<()> {
     let tokens = config.train.batch_size * config.model.block_size;
     let plan = Plan::new(model, tokens, operands(config.device.precision), Some(&optimizer_kind(config)));
     plan.check_device(device)?;
@@ -188,7 +194,7 @@ fn start(
     steps_per_epoch: f64,
     device: &Device,
 ) -> Start {
-    let model = opened.model.config.clone();
+    let model = opened.model.config().clone();
     Start {
         folder: opened.folder.path().to_path_buf(),
         device: device.describe(),
@@ -212,19 +218,19 @@ fn start(
 struct Opened {
     folder: RunFolder,
     config_text: String,
-    model: Gpt,
+    model: Box<dyn LanguageModel>,
     parameters: Parameters,
     optimizer: Optimizer,
 }
 
 /// A new run.
-fn create(resolved: &Resolved, shape: &GptConfig, device: &Device) -> Result<Opened> {
+fn create(resolved: &Resolved, shape: &ModelConfig, device: &Device) -> Result<Opened> {
     let config = &resolved.config;
     let kind = if device.is_gpu() { "gpu" } else { "cpu" };
     let folder = RunFolder::create(Path::new(&config.run.dir), &config.run_name(kind))?;
     let config_text = resolved.to_toml();
     folder.write(CONFIG, &config_text)?;
-    match Gpt::new(shape.clone(), config.run.seed).and_then(|model| on_device(model, config, device)) {
+    match build(shape, config.run.seed).and_then(|model| on_device(model, config, device)) {
         Ok((model, parameters, optimizer)) => Ok(Opened { folder, config_text, model, parameters, optimizer }),
         Err(error) => {
             folder.discard();
@@ -237,7 +243,7 @@ fn create(resolved: &Resolved, shape: &GptConfig, device: &Device) -> Result<Ope
 fn resume(
     resolved: &Resolved,
     resumed: Resumed,
-    shape: &GptConfig,
+    shape: &ModelConfig,
     state: &TrainerState,
     on_event: &mut dyn FnMut(&Event),
     device: &Device,
@@ -247,10 +253,10 @@ fn resume(
     let Resumed { folder, checkpoint, mut notes, .. } = resumed;
     let model = match &checkpoint {
         Some(checkpoint) => load(&checkpoint.path)?,
-        None => Gpt::new(shape.clone(), config.run.seed)?,
+        None => build(shape, config.run.seed)?,
     };
-    if model.config != *shape {
-        let message = format!("its model is {:?}, the run's configuration implies {shape:?}", model.config);
+    if model.config() != shape {
+        let message = format!("its model is {:?}, the run's configuration implies {shape:?}", model.config());
         return Err(Error::Checkpoint { path: folder.path().to_path_buf(), message });
     }
     let (model, parameters, mut optimizer) = on_device(model, config, device)?;
@@ -306,8 +312,12 @@ fn learning_rate(config: &Config, total_steps: usize) -> LearningRate {
 }
 
 /// The model with its parameters on the device, and their optimizer.
-fn on_device(mut model: Gpt, config: &Config, device: &Device) -> Result<(Gpt, Parameters, Optimizer)> {
-    let parameters = Parameters::gather(&mut model, device, operands(config.device.precision))?;
+fn on_device(
+    mut model: Box<dyn LanguageModel>,
+    config: &Config,
+    device: &Device,
+) -> Result<(Box<dyn LanguageModel>, Parameters, Optimizer)> {
+    let parameters = Parameters::gather(&mut *model, device, operands(config.device.precision))?;
     let (decay, clip) = (config.optimizer.weight_decay, config.train.grad_clip);
     let optimizer = Optimizer::new(&parameters, optimizer_kind(config), decay, clip)?;
     Ok((model, parameters, optimizer))

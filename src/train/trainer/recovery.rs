@@ -2,7 +2,7 @@
 
 use super::Trainer;
 use crate::data::{Loader, Position};
-use crate::nn::checkpoint::load;
+use crate::models::load;
 use crate::train::checkpoint::{Checkpoint, GuardState, METRICS, OPTIMIZER, TrainerState, newest_good};
 use crate::train::diagnosis::first_non_finite;
 use crate::train::events::{Event, Step};

@@ -1,0 +1,164 @@
+//! What can be said of a model before there is one: its family, its shape, and the sizes that follow from both.
+
+use super::{FAMILIES, KvCache, LanguageModel, hf};
+use crate::{Error, Result, Tensor};
+use serde::{Serialize, Serializer};
+use std::fmt;
+use std::str::FromStr;
+
+/// What is known of the models of one family, whatever their shape. [`FAMILIES`] lists them.
+pub trait Family: Sync {
+    /// The word for it in a configuration (`model.kind`).
+    fn kind(&self) -> &'static str;
+
+    /// A model with random weights on the CPU, the same for the same seed.
+    ///
+    /// # Errors
+    /// If the family has no model of this shape, or memory is used up.
+    fn build(&self, config: &ModelConfig, seed: u64) -> Result<Box<dyn LanguageModel>>;
+
+    /// How many numbers the model learns.
+    fn parameter_count(&self, config: &ModelConfig) -> usize;
+
+    /// Floating-point operations that one token of training costs, forward and backward.
+    fn train_flops_per_token(&self, config: &ModelConfig) -> f64;
+
+    /// The parameters that grow with each of the sizes: one of them is the largest.
+    fn largest_tensors(&self, config: &ModelConfig) -> Vec<LargeTensor>;
+
+    /// Elements per token of the widest activation.
+    fn widest_activation(&self, config: &ModelConfig) -> usize;
+
+    /// How many layers keep keys and values, and how many numbers each keeps of a token.
+    fn kv_cache(&self, config: &ModelConfig) -> (usize, usize);
+
+    /// How Hugging Face writes such a model.
+    fn hf(&self) -> &dyn hf::Mapping;
+}
+
+/// A parameter that may be too large for a device.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LargeTensor {
+    pub name: &'static str,
+    pub elements: u64,
+    /// What makes it smaller, as advice in an error.
+    pub remedy: &'static str,
+}
+
+/// A family by its name.
+#[derive(Clone, Copy)]
+pub struct ModelKind(&'static dyn Family);
+
+impl ModelKind {
+    pub const GPT2: ModelKind = ModelKind(&super::gpt2::Gpt2Family);
+
+    /// Every family.
+    pub fn all() -> impl Iterator<Item = ModelKind> {
+        FAMILIES.iter().map(|family| ModelKind(*family))
+    }
+
+    /// The word for it in a configuration.
+    pub fn as_str(self) -> &'static str {
+        self.0.kind()
+    }
+
+    pub(super) fn hf(self) -> &'static dyn hf::Mapping {
+        self.0.hf()
+    }
+}
+
+impl FromStr for ModelKind {
+    type Err = String;
+
+    fn from_str(word: &str) -> std::result::Result<ModelKind, String> {
+        ModelKind::all().find(|kind| kind.as_str() == word).ok_or_else(|| {
+            let known: Vec<_> = ModelKind::all().map(ModelKind::as_str).collect();
+            format!("expected one of {}, got {word:?}", known.join(", "))
+        })
+    }
+}
+
+impl fmt::Debug for ModelKind {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl PartialEq for ModelKind {
+    fn eq(&self, other: &ModelKind) -> bool {
+        self.as_str() == other.as_str()
+    }
+}
+
+impl Serialize for ModelKind {
+    fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.as_str())
+    }
+}
+
+/// The shape of a model, in the names of GPT-2. A family that has no use for one of the sizes passes over it.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ModelConfig {
+    pub kind: ModelKind,
+    pub vocab_size: usize,
+    /// The longest sequence it can look at, T.
+    pub block_size: usize,
+    pub n_layer: usize,
+    pub n_head: usize,
+    /// The width of its hidden states, C.
+    pub n_embd: usize,
+    /// Whether linear layers and layer norms have a bias, as GPT-2's have.
+    pub bias: bool,
+    /// Whether the head shares its weight with the token embedding (Press and Wolf 2017).
+    pub tie_embeddings: bool,
+}
+
+impl ModelConfig {
+    /// How many numbers the model learns.
+    pub fn parameter_count(&self) -> usize {
+        self.kind.0.parameter_count(self)
+    }
+
+    /// Floating-point operations that one token of training costs, forward and backward.
+    pub fn train_flops_per_token(&self) -> f64 {
+        self.kind.0.train_flops_per_token(self)
+    }
+
+    /// The parameters that grow with each of the sizes: one of them is the largest.
+    pub fn largest_tensors(&self) -> Vec<LargeTensor> {
+        self.kind.0.largest_tensors(self)
+    }
+
+    /// Elements per token of the widest activation.
+    pub fn widest_activation(&self) -> usize {
+        self.kind.0.widest_activation(self)
+    }
+
+    /// How many layers keep keys and values, and how many numbers each keeps of a token.
+    pub(super) fn kv_cache(&self) -> (usize, usize) {
+        self.kind.0.kv_cache(self)
+    }
+
+    /// The position of the first of ids (B, T): after those in the cache, if there is one.
+    ///
+    /// # Errors
+    /// If all together do not fit the context.
+    pub(super) fn first_position(&self, ids: &Tensor, cache: Option<&KvCache>) -> Result<usize> {
+        let first = cache.map_or(0, KvCache::tokens);
+        let (end, context) = (first + ids.shape().last_dim(), self.block_size);
+        if end > context {
+            return Err(Error::Invalid(format!(
+                "{end} tokens do not fit the model's context of {context} (block_size)"
+            )));
+        }
+        Ok(first)
+    }
+}
+
+/// A model of this shape with random weights on the CPU, the same for the same seed.
+///
+/// # Errors
+/// If the family has no model of this shape, or memory is used up.
+pub fn build(config: &ModelConfig, seed: u64) -> Result<Box<dyn LanguageModel>> {
+    config.kind.0.build(config, seed)
+}

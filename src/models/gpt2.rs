@@ -1,0 +1,243 @@
+//! GPT-2 (Radford et al. 2019) with nanoGPT's names and initialisation, read from the top down:
+//! [`Gpt2`] -> [`Block`] -> [`CausalSelfAttention`], [`Mlp`].
+//!
+//! Shapes: B sequences of T tokens, width C = `n_embd`, vocabulary V.
+//!
+//! In mixed precision (parameters with an f16 copy) the operands and results of matmuls are f16: what leaves a layer norm, and
+//! all that attention and the feed-forward layer compute from it. The residual stream stays f32.
+
+use super::{Family, KvCache, KvView, LanguageModel, LargeTensor, ModelConfig, hf};
+use crate::nn::{Dropout, Embedding, LayerNorm, Linear, Module, Parameter, ResidualStream, init_keys, join};
+use crate::ops::random::Key;
+use crate::{Error, Result, Tensor};
+
+/// Standard deviation of initial weights.
+const STD: f32 = 0.02;
+
+/// A decoder-only Transformer.
+pub struct Gpt2 {
+    pub config: ModelConfig,
+    wte: Embedding,
+    wpe: Embedding,
+    h: Vec<Block>,
+    ln_f: LayerNorm,
+    /// (V, C); `None` where the head is tied to `wte`.
+    lm_head: Option<Embedding>,
+}
+
+impl Gpt2 {
+    /// A model with random weights on the CPU, the same for the same seed.
+    ///
+    /// # Errors
+    /// If the heads do not divide the width, a size is zero, or memory is used up.
+    pub fn new(config: ModelConfig, seed: u64) -> Result<Gpt2> {
+        let c = &config;
+        if [c.vocab_size, c.block_size, c.n_layer, c.n_head, c.n_embd].contains(&0) {
+            return Err(Error::Invalid(format!("a model needs sizes above zero, got {config:?}")));
+        }
+        if !c.n_embd.is_multiple_of(c.n_head) {
+            return Err(Error::Invalid(format!("n_embd {} is not divisible by n_head {}", c.n_embd, c.n_head)));
+        }
+        let mut keys = init_keys(seed);
+        let wte = Embedding::new(c.vocab_size, c.n_embd, STD, keys())?;
+        let wpe = Embedding::new(c.block_size, c.n_embd, STD, keys())?;
+        let h = (0..c.n_layer).map(|_| Block::new(c, &mut keys)).collect::<Result<_>>()?;
+        let ln_f = LayerNorm::new(c.n_embd, c.bias)?;
+        let lm_head = (!c.tie_embeddings).then(|| Embedding::new(c.vocab_size, c.n_embd, STD, keys())).transpose()?;
+        Ok(Gpt2 { wte, wpe, h, ln_f, lm_head, config })
+    }
+
+    /// The vector of each position, (T, C), of T positions that begin with `start`.
+    fn positions(&self, start: usize, ids: &Tensor) -> Result<Tensor> {
+        let t = ids.shape().last_dim();
+        if t == self.config.block_size {
+            return Ok(self.wpe.weight.value.clone()); // every position
+        }
+        let positions: Vec<u32> = (start as u32..(start + t) as u32).collect();
+        self.wpe.forward(&Tensor::from_u32(&positions, [t], &ids.device())?)
+    }
+}
+
+impl LanguageModel for Gpt2 {
+    fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    fn hidden(&self, ids: &Tensor, dropout: &Dropout, cache: Option<&KvCache>) -> Result<Tensor> {
+        let start = self.config.first_position(ids, cache)?;
+        let x = self.wte.forward(ids)?.add(&self.positions(start, ids)?)?; // (B, T, C)
+        // A kernel of its own here alone: it follows a sum, of which one term repeats, where the others precede one.
+        let x = dropout.apply(x)?;
+        let mut stream = ResidualStream::new(x, self.head().dtype());
+        for (i, block) in self.h.iter().enumerate() {
+            stream = block.forward(stream, dropout, cache.map(|cache| cache.layer(i)))?;
+        }
+        stream.norm(&self.ln_f)
+    }
+
+    fn head(&self) -> &Tensor {
+        self.lm_head.as_ref().unwrap_or(&self.wte).weight.operand()
+    }
+}
+
+/// One layer: attention and the feed-forward layer, each a branch of the normalized stream that is added to it.
+pub struct Block {
+    ln_1: LayerNorm,
+    attn: CausalSelfAttention,
+    ln_2: LayerNorm,
+    mlp: Mlp,
+}
+
+impl Block {
+    fn new(config: &ModelConfig, keys: &mut dyn FnMut() -> Key) -> Result<Block> {
+        let (c, bias) = (config.n_embd, config.bias);
+        // Every layer adds twice to the stream: smaller steps keep its variance from growing with depth.
+        let residual_std = STD / (2.0 * config.n_layer as f32).sqrt();
+        Ok(Block {
+            ln_1: LayerNorm::new(c, bias)?,
+            attn: CausalSelfAttention {
+                c_attn: Linear::new(c, 3 * c, bias, STD, keys())?,
+                c_proj: Linear::new(c, c, bias, residual_std, keys())?,
+                n_head: config.n_head,
+            },
+            ln_2: LayerNorm::new(c, bias)?,
+            mlp: Mlp {
+                c_fc: Linear::new(c, 4 * c, bias, STD, keys())?,
+                c_proj: Linear::new(4 * c, c, bias, residual_std, keys())?,
+            },
+        })
+    }
+
+    /// The stream (B, T, C), with both branches added to it.
+    fn forward(&self, mut stream: ResidualStream, dropout: &Dropout, kv: Option<KvView>) -> Result<ResidualStream> {
+        let x = stream.norm(&self.ln_1)?;
+        stream.add(self.attn.forward(&x, dropout, kv)?, dropout)?;
+        let x = stream.norm(&self.ln_2)?;
+        stream.add(self.mlp.forward(&x)?, dropout)?;
+        Ok(stream)
+    }
+}
+
+/// Every token attends to itself and to all before it.
+pub struct CausalSelfAttention {
+    c_attn: Linear,
+    c_proj: Linear,
+    n_head: usize,
+}
+
+impl CausalSelfAttention {
+    fn forward(&self, x: &Tensor, dropout: &Dropout, kv: Option<KvView>) -> Result<Tensor> {
+        let qkv = self.c_attn.forward(x)?; // (B, T, 3C)
+        let y = match kv {
+            None => qkv.causal_attention(self.n_head, dropout.next())?, // (B, T, C)
+            Some(KvView { cache, tokens }) => qkv.cached_attention(self.n_head, cache, tokens)?,
+        };
+        self.c_proj.forward(&y)
+    }
+}
+
+/// Each token by itself, 4C wide in between.
+pub struct Mlp {
+    c_fc: Linear,
+    c_proj: Linear,
+}
+
+impl Mlp {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        // c_proj(gelu(c_fc(x)))
+        let biases = self.c_fc.bias.as_deref().zip(self.c_proj.bias.as_deref());
+        x.feed_forward(self.c_fc.weight.operand(), self.c_proj.weight.operand(), biases)
+    }
+}
+
+impl Module for Gpt2 {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.wte.visit_parameters(&join(prefix, "wte"), visit);
+        self.wpe.visit_parameters(&join(prefix, "wpe"), visit);
+        for (i, block) in self.h.iter_mut().enumerate() {
+            block.visit_parameters(&join(prefix, &format!("h.{i}")), visit);
+        }
+        self.ln_f.visit_parameters(&join(prefix, "ln_f"), visit);
+        if let Some(head) = &mut self.lm_head {
+            head.visit_parameters(&join(prefix, "lm_head"), visit);
+        }
+    }
+}
+
+impl Module for Block {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.ln_1.visit_parameters(&join(prefix, "ln_1"), visit);
+        self.attn.visit_parameters(&join(prefix, "attn"), visit);
+        self.ln_2.visit_parameters(&join(prefix, "ln_2"), visit);
+        self.mlp.visit_parameters(&join(prefix, "mlp"), visit);
+    }
+}
+
+impl Module for CausalSelfAttention {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.c_attn.visit_parameters(&join(prefix, "c_attn"), visit);
+        self.c_proj.visit_parameters(&join(prefix, "c_proj"), visit);
+    }
+}
+
+impl Module for Mlp {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.c_fc.visit_parameters(&join(prefix, "c_fc"), visit);
+        self.c_proj.visit_parameters(&join(prefix, "c_proj"), visit);
+    }
+}
+
+/// What is known of GPT-2s of any size.
+pub(super) struct Gpt2Family;
+
+impl Family for Gpt2Family {
+    fn kind(&self) -> &'static str {
+        "gpt2"
+    }
+
+    fn build(&self, config: &ModelConfig, seed: u64) -> Result<Box<dyn LanguageModel>> {
+        Ok(Box::new(Gpt2::new(config.clone(), seed)?))
+    }
+
+    fn parameter_count(&self, m: &ModelConfig) -> usize {
+        let (c, bias) = (m.n_embd, m.bias as usize);
+        let attention = 4 * c * c + bias * 4 * c;
+        let mlp = 8 * c * c + bias * 5 * c;
+        let norm = c + bias * c;
+        let head = if m.tie_embeddings { 0 } else { m.vocab_size * c };
+        (m.vocab_size + m.block_size) * c + m.n_layer * (attention + mlp + 2 * norm) + norm + head
+    }
+
+    /// 6 per parameter that takes part in a matmul, and attention over half the context (Kaplan et al. 2020; Chowdhery et al.
+    /// 2022, appendix B).
+    fn train_flops_per_token(&self, m: &ModelConfig) -> f64 {
+        let (c, t) = (m.n_embd as f64, m.block_size as f64);
+        let matmuls = 12.0 * c * c * m.n_layer as f64 + c * m.vocab_size as f64;
+        6.0 * matmuls + 6.0 * m.n_layer as f64 * c * t
+    }
+
+    fn largest_tensors(&self, m: &ModelConfig) -> Vec<LargeTensor> {
+        let [v, t, c] = [m.vocab_size, m.block_size, m.n_embd].map(|n| n as u64);
+        let width = "use a smaller model.n_embd";
+        [
+            ("wte.weight", v * c, "use a smaller vocabulary or model.n_embd"),
+            ("wpe.weight", t * c, "use a smaller model.block_size or model.n_embd"),
+            ("h.0.attn.c_attn.weight", 3 * c * c, width),
+            ("h.0.mlp.c_fc.weight", 4 * c * c, width),
+        ]
+        .map(|(name, elements, remedy)| LargeTensor { name, elements, remedy })
+        .into()
+    }
+
+    fn widest_activation(&self, m: &ModelConfig) -> usize {
+        4 * m.n_embd
+    }
+
+    fn kv_cache(&self, m: &ModelConfig) -> (usize, usize) {
+        (m.n_layer, 2 * m.n_embd)
+    }
+
+    fn hf(&self) -> &dyn hf::Mapping {
+        &hf::Gpt2Mapping
+    }
+}

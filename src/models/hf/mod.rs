@@ -1,0 +1,182 @@
+//! Saves and loads models as Hugging Face's transformers do: `config.json` and `model.safetensors`, which
+//! `from_pretrained` reads. Each family says what its `config.json` holds and how its tensors are called ([`Mapping`]).
+
+mod gpt2;
+
+pub(super) use gpt2::Gpt2Mapping;
+
+use super::{LanguageModel, ModelConfig, ModelKind, build};
+use crate::tensor::Bytes;
+use crate::{Device, Error, Result, Shape, Tensor};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+use std::collections::HashMap;
+use std::path::Path;
+
+const CONFIG: &str = "config.json";
+const WEIGHTS: &str = "model.safetensors";
+
+/// How Hugging Face writes the models of a family.
+pub trait Mapping {
+    /// The `model_type` of its `config.json`.
+    fn model_type(&self) -> &'static str;
+
+    /// The text of `config.json`.
+    fn write_config(&self, config: &ModelConfig) -> String;
+
+    /// The shape that the text of a `config.json` of this `model_type` describes.
+    ///
+    /// # Errors
+    /// If it describes none, or a model that computes something else: which key says so.
+    fn read_config(&self, text: &str) -> std::result::Result<ModelConfig, String>;
+
+    /// What the parameter that is called `name` here is called in `model.safetensors`.
+    fn tensor_name(&self, name: &str) -> String;
+
+    /// The name (as here) and length of a vector of zeros that Hugging Face's model has beside this parameter, and this one
+    /// does without.
+    fn zeros_beside(&self, config: &ModelConfig, name: &str, shape: &Shape) -> Option<(String, usize)>;
+}
+
+/// The parameters of a model as they were at one moment, off their device: they can be encoded on another thread while
+/// the model learns on.
+pub struct Weights {
+    config: ModelConfig,
+    /// Name, shape and first element of each.
+    tensors: Vec<(String, Shape, usize)>,
+    arena: Bytes,
+}
+
+impl Weights {
+    /// The parameters of a model of this shape: name, shape and first element in the arena of each.
+    pub fn new(config: ModelConfig, tensors: impl Iterator<Item = (String, Shape, usize)>, arena: Bytes) -> Weights {
+        Weights { config, tensors: tensors.collect(), arena }
+    }
+
+    /// The names and contents of the files that [`load`] reads.
+    ///
+    /// # Errors
+    /// If the tensors make no file, which no model's do.
+    pub fn encode(self) -> Result<[(&'static str, Vec<u8>); 2]> {
+        let (config, hf) = (&self.config, self.config.kind.hf());
+        let view = |shape: Vec<usize>, bytes| {
+            TensorView::new(Dtype::F32, shape, bytes).expect("a tensor's bytes fit its shape")
+        };
+        let mut views: Vec<(String, TensorView)> = Vec::new();
+        let longest = self.tensors.iter().map(|(_, shape, _)| shape.last_dim()).max().unwrap_or(0);
+        let zeros = vec![0; 4 * longest];
+        for (name, shape, start) in &self.tensors {
+            let bytes = &self.arena[4 * start..4 * (start + shape.elements())];
+            views.push((hf.tensor_name(name), view(shape.to_vec(), bytes)));
+            if let Some((name, len)) = hf.zeros_beside(config, name, shape) {
+                views.push((hf.tensor_name(&name), view(vec![len], &zeros[..4 * len])));
+            }
+        }
+        let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+        let weights = safetensors::serialize(views, Some(metadata))
+            .map_err(|e| Error::Invalid(format!("{WEIGHTS} cannot be made: {e}")))?;
+        Ok([(CONFIG, hf.write_config(config).into_bytes()), (WEIGHTS, weights)])
+    }
+}
+
+/// Loads what [`Weights`] or Hugging Face wrote, on the CPU: a model of whichever family it is.
+///
+/// # Errors
+/// If a file is missing, damaged, of no known family, or does not hold exactly the parameters its config implies.
+pub fn load(folder: &Path) -> Result<Box<dyn LanguageModel>> {
+    let path = folder.join(CONFIG);
+    let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
+    let config = read_config(&text).map_err(|message| Error::Checkpoint { path: path.clone(), message })?;
+    let path = folder.join(WEIGHTS);
+    let bytes = std::fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
+    let damaged = |message: String| Error::Checkpoint { path: path.clone(), message };
+    let file = SafeTensors::deserialize(&bytes).map_err(|e| damaged(format!("is damaged: {e}")))?;
+
+    // Every parameter is in the file, so a config that claims more than the file's size is wrong: say so before
+    // memory for it is asked for.
+    if config.parameter_count().saturating_mul(2) > bytes.len() {
+        let count = config.parameter_count();
+        return Err(damaged(format!("is too short for the {count} parameters that config.json implies")));
+    }
+    let mut model = build(&config, 0).map_err(|e| damaged(format!("does not fit config.json: {e}")))?;
+    let mut result = Ok(());
+    model.visit_parameters("", &mut |name, parameter| {
+        if result.is_ok() {
+            let tensor = read_tensor(&file, config.kind, name, parameter);
+            result = tensor.map(|tensor| *parameter = tensor.into()).map_err(&damaged);
+        }
+    });
+    result.map(|()| model)
+}
+
+/// The parameter `name`, which must have the shape of `like`.
+fn read_tensor(file: &SafeTensors, kind: ModelKind, name: &str, like: &Tensor) -> std::result::Result<Tensor, String> {
+    let view = file.tensor(&kind.hf().tensor_name(name)).or_else(|_| file.tensor(name)).map_err(|_| {
+        format!("has no tensor {name}: it is no model of kind {} that fits its config.json", kind.as_str())
+    })?;
+    if view.shape() != &like.shape()[..] {
+        return Err(format!("{name} has shape {:?}, config.json implies {}", view.shape(), like.shape()));
+    }
+    let data = view.data();
+    let values: Vec<f32> = match view.dtype() {
+        Dtype::F32 => bytemuck::pod_collect_to_vec(data),
+        Dtype::F16 => data.chunks_exact(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+        Dtype::BF16 => data.chunks_exact(2).map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
+        other => return Err(format!("{name} is {other:?}; expected F32, F16 or BF16")),
+    };
+    Tensor::from_f32(&values, like.shape().clone(), &Device::Cpu).map_err(|e| e.to_string())
+}
+
+/// The shape that a `config.json` of any family describes.
+fn read_config(text: &str) -> std::result::Result<ModelConfig, String> {
+    #[derive(Deserialize)]
+    struct Any {
+        model_type: Option<String>,
+    }
+    let Any { model_type } = from_json(text)?;
+    let its = model_type.as_deref().unwrap_or("nothing");
+    let mut mappings = ModelKind::all().map(ModelKind::hf);
+    let mapping = mappings.find(|mapping| mapping.model_type() == its).ok_or_else(|| {
+        let known: Vec<_> = ModelKind::all().map(|kind| format!("{:?}", kind.hf().model_type())).collect();
+        format!("model_type is {its:?}; rustyflow reads {}", known.join(", "))
+    })?;
+    mapping.read_config(text)
+}
+
+/// Reads the keys of a JSON object that `T` has, all of them optional; an error names the key that is of another type.
+fn from_json<T: DeserializeOwned>(text: &str) -> std::result::Result<T, String> {
+    let object: Map<String, Value> = serde_json::from_str(text).map_err(|e| format!("is not JSON: {e}"))?;
+    // serde tells what is wrong, not where: the key is the one that is wrong by itself.
+    let read = |object| serde_json::from_value::<T>(Value::Object(object)).map_err(|e| e.to_string());
+    read(object.clone()).map_err(|error| {
+        let alone = object.into_iter().find_map(|(key, value)| {
+            let error = read(Map::from_iter([(key.clone(), value)])).err()?;
+            Some(format!("{key}: {error}"))
+        });
+        alone.unwrap_or(error)
+    })
+}
+
+/// A size from 1 to `most`.
+fn size(key: &str, value: Option<u64>, most: u64) -> std::result::Result<usize, String> {
+    match value {
+        Some(value) if (1..=most).contains(&value) => Ok(value as usize),
+        other => Err(format!("{key} is {}; expected a size of 1 to {most}", written(&other))),
+    }
+}
+
+/// Refuses a value, if there is one, that is not what rustyflow computes.
+fn computes<T: PartialEq + Serialize>(key: &str, value: &Option<T>, ours: &T) -> std::result::Result<(), String> {
+    match value {
+        Some(value) if value != ours => {
+            Err(format!("{key} is {}; rustyflow computes {}", written(value), written(ours)))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn written(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("plain values serialize")
+}

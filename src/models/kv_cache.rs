@@ -1,0 +1,54 @@
+//! What a model keeps of the tokens that it has seen, so that the next costs no more than itself.
+
+use crate::{DType, Device, Result, Tensor};
+
+/// The keys and values of the tokens so far, of each layer.
+pub struct KvCache {
+    /// Each (T, W), T the context and W the numbers that a layer keeps of a token.
+    layers: Vec<Tensor>,
+    tokens: usize,
+}
+
+/// The keys and values that one layer keeps, and of how many tokens they are.
+#[derive(Clone, Copy)]
+pub struct KvView<'a> {
+    /// (T, W)
+    pub cache: &'a Tensor,
+    pub tokens: usize,
+}
+
+impl KvCache {
+    /// An empty one for this many layers, which keep `width` numbers of each of `context` tokens.
+    ///
+    /// # Errors
+    /// If the device has no memory left.
+    pub(super) fn new(layers: usize, context: usize, width: usize, device: &Device) -> Result<KvCache> {
+        let layer = |_| Tensor::zeros([context, width], DType::F32, device);
+        Ok(KvCache { layers: (0..layers).map(layer).collect::<Result<_>>()?, tokens: 0 })
+    }
+
+    /// How many tokens it holds.
+    pub fn tokens(&self) -> usize {
+        self.tokens
+    }
+
+    /// How many layers it is for.
+    pub fn layers(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// What layer `i` keeps, 0 the first.
+    pub fn layer(&self, i: usize) -> KvView<'_> {
+        KvView { cache: &self.layers[i], tokens: self.tokens }
+    }
+
+    /// Forgets all tokens.
+    pub fn clear(&mut self) {
+        self.tokens = 0;
+    }
+
+    /// Counts tokens that every layer has added.
+    pub(super) fn advance(&mut self, tokens: usize) {
+        self.tokens += tokens;
+    }
+}

@@ -1,0 +1,100 @@
+//! Language models: families of them behind one trait, so that whoever trains, evaluates, generates or saves knows no family.
+//!
+//! A family is a file beside this one, a row of [`FAMILIES`], and how Hugging Face writes it (`hf/`). CONTRIBUTING.md says how
+//! to add one.
+
+mod config;
+mod gpt2;
+pub mod hf;
+mod kv_cache;
+#[cfg(test)]
+pub(crate) mod testing;
+
+pub use config::{Family, LargeTensor, ModelConfig, ModelKind, build};
+pub use gpt2::{Block, CausalSelfAttention, Gpt2, Mlp};
+pub use hf::{Weights, load};
+pub use kv_cache::{KvCache, KvView};
+
+use crate::nn::{Dropout, Module};
+use crate::tensor::no_grad;
+use crate::{DType, Device, Error, Result, Tensor};
+
+/// Every family.
+pub const FAMILIES: &[&dyn Family] = &[
+    &gpt2::Gpt2Family,
+    #[cfg(test)]
+    &testing::MlpFamily,
+];
+
+/// A model that predicts the next token. Its family says how hidden states come about; all else follows from those.
+///
+/// Shapes: B sequences of T tokens, width C, vocabulary V.
+pub trait LanguageModel: Module + Send + Sync {
+    /// Its family and shape.
+    fn config(&self) -> &ModelConfig;
+
+    /// The final hidden states: ids (B, T) -> (B, T, C), of the head's type. With a cache B is 1, and the ids follow the tokens
+    /// in it: keys and values of the new ones are written there, but not counted yet.
+    ///
+    /// # Errors
+    /// If the shapes do not fit, or all tokens together do not fit the context.
+    fn hidden(&self, ids: &Tensor, dropout: &Dropout, cache: Option<&KvCache>) -> Result<Tensor>;
+
+    /// The weight of the classifier, (V, C), as an operand of matmuls.
+    fn head(&self) -> &Tensor;
+
+    /// Where the parameters are.
+    fn device(&self) -> Device {
+        self.head().device()
+    }
+
+    /// The mean cross-entropy, in nats, of predicting `targets` (B, T) from `ids` (B, T); ignored labels do not count.
+    /// Gradients, but not the loss, are multiplied by `loss_scale` (1), if there is one.
+    ///
+    /// # Errors
+    /// If the shapes do not fit.
+    fn loss(&self, ids: &Tensor, targets: &Tensor, dropout: &Dropout, loss_scale: Option<&Tensor>) -> Result<Tensor> {
+        self.hidden(ids, dropout, None)?.linear_cross_entropy(self.head(), targets, loss_scale)
+    }
+
+    /// The unnormalized log-probabilities of every next token: ids (B, T) -> (B, T, V), f32.
+    ///
+    /// # Errors
+    /// If the shapes do not fit.
+    fn logits(&self, ids: &Tensor) -> Result<Tensor> {
+        let h = self.hidden(ids, &Dropout::off(), None)?; // (B, T, C)
+        h.matmul_transposed(self.head(), false, true)?.to_dtype(DType::F32)
+    }
+
+    /// An empty cache for [`LanguageModel::next_token_logits`].
+    ///
+    /// # Errors
+    /// If the device has no memory left.
+    fn kv_cache(&self) -> Result<KvCache> {
+        let (layers, width) = self.config().kv_cache();
+        KvCache::new(layers, self.config().block_size, width, &self.device())
+    }
+
+    /// The logits of the token after the last of ids (1, T), which follow those in the cache and are added to it: (1, V), f32.
+    /// For inference: nothing is recorded on the tape.
+    ///
+    /// # Errors
+    /// If the shapes or the cache do not fit, or all tokens together do not fit the context.
+    fn next_token_logits(&self, ids: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
+        let (own, layers) = (self.config().kv_cache().0, cache.layers());
+        if ids.shape()[..] != [1, ids.len()] || ids.is_empty() || layers != own {
+            let shape = ids.shape();
+            return Err(Error::Invalid(format!(
+                "next_token_logits: ids (1, T) with T above 0 and a cache of {own} layers, got {shape} and {layers}"
+            )));
+        }
+        no_grad(|| {
+            let h = self.hidden(ids, &Dropout::off(), Some(cache))?; // (1, T, C)
+            let (t, c) = (ids.len(), h.shape().last_dim());
+            cache.advance(t);
+            let last = Tensor::from_u32(&[t as u32 - 1], [1], &ids.device())?;
+            let last = h.to_dtype(DType::F32)?.reshape([t, c])?.embedding(&last)?.to_dtype(h.dtype())?; // (1, C)
+            last.matmul_transposed(self.head(), false, true)?.to_dtype(DType::F32)
+        })
+    }
+}

@@ -1,0 +1,45 @@
+//! A module for tests, with every kind of parameter.
+
+use crate::nn::{Embedding, LayerNorm, Linear, Module, Parameter, init_keys, join};
+use crate::{Result, Tensor};
+
+/// The next token from the last, by a table, a layer norm and a matrix.
+pub struct Net {
+    pub embed: Embedding,
+    pub norm: LayerNorm,
+    pub linear: Linear,
+    pub head: Embedding,
+}
+
+impl Net {
+    pub const VOCAB: usize = 65;
+    const WIDTH: usize = 24;
+    /// Of all parameters.
+    pub const ELEMENTS: usize = 2 * Net::VOCAB * Net::WIDTH + Net::WIDTH * Net::WIDTH + 3 * Net::WIDTH;
+
+    pub fn new(seed: u64) -> Net {
+        let (v, c, mut keys) = (Net::VOCAB, Net::WIDTH, init_keys(seed));
+        Net {
+            embed: Embedding::new(v, c, 0.05, keys()).unwrap(),
+            norm: LayerNorm::new(c, true).unwrap(),
+            linear: Linear::new(c, c, true, 0.05, keys()).unwrap(),
+            head: Embedding::new(v, c, 0.05, keys()).unwrap(),
+        }
+    }
+
+    /// The mean loss of the ids (N), each of which is to be predicted from itself, its gradients times `scale`.
+    pub fn loss(&self, ids: &Tensor, scale: Option<&Tensor>) -> Result<Tensor> {
+        let head = self.head.weight.operand();
+        let x = self.norm.forward(&self.embed.forward(ids)?, head.dtype())?; // (N, C)
+        self.linear.forward(&x)?.linear_cross_entropy(head, ids, scale)
+    }
+}
+
+impl Module for Net {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.embed.visit_parameters(&join(prefix, "embed"), visit);
+        self.norm.visit_parameters(&join(prefix, "norm"), visit);
+        self.linear.visit_parameters(&join(prefix, "linear"), visit);
+        self.head.visit_parameters(&join(prefix, "head"), visit);
+    }
+}

@@ -1,0 +1,99 @@
+//! The seam to models: a family that only `models::testing` knows is trained, evaluated, saved, resumed, loaded and continues
+//! a prompt by the code that GPT-2 goes through.
+
+use super::{Event, TrainOptions, Windows, evaluate, find_checkpoint, train};
+use crate::config::{Layers, Resolved};
+use crate::generate::{Sampling, generate};
+use crate::{Device, Error, models};
+use std::fs;
+use std::ops::ControlFlow;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Twenty steps on a text in which every character says which comes next.
+fn configuration(dir: &Path, kind: &str, precision: &str) -> Resolved {
+    let text = format!(
+        "[run]\ndir = {dir:?}\nname = \"a\"\n[device]\nprecision = \"{precision}\"\n[data]\ncorpus = {:?}\n\
+         tokenizer = \"char\"\n[model]\nkind = \"{kind}\"\nn_layer = 1\nn_head = 1\nn_embd = 16\nblock_size = 8\n[train]\n\
+         batch_size = 4\nmax_steps = 20\neval_every = 10\nlearning_rate = 0.03\nwarmup_steps = 2\n[generate]\n\
+         max_new_tokens = 1\n",
+        dir.join("text.txt")
+    );
+    fs::write(dir.join("text.txt"), "abcdefgh".repeat(100)).unwrap();
+    Layers::new().toml_str("test.toml", &text).unwrap().build().unwrap()
+}
+
+/// Trains until a step, or to the end; what the run came to and its events.
+fn run(
+    resolved: &Resolved,
+    device: &Device,
+    resume: Option<&Path>,
+    until: usize,
+) -> crate::Result<(super::Summary, Vec<Event>)> {
+    let (stop, mut events) = (AtomicBool::new(false), Vec::new());
+    let mut on_event = |event: &Event| {
+        if matches!(event, Event::Progress { step } if *step == until) {
+            stop.store(true, Ordering::Relaxed);
+        }
+        events.push(event.clone());
+    };
+    let (data_dir, training_log, device) = (Path::new("data"), None, device.clone());
+    let options =
+        TrainOptions { device, reopen: None, data_dir, resume, stop: &stop, training_log, on_event: &mut on_event };
+    let summary = train(resolved, options)?;
+    Ok((summary, events))
+}
+
+#[test]
+fn a_family_that_no_other_code_knows_is_trained_evaluated_resumed_loaded_and_generates() {
+    let mixed = crate::gpu::gpu_for_tests().map(|gpu| (Device::Gpu(gpu), "mixed"));
+    for (device, precision) in Device::for_tests().into_iter().map(|device| (device, "f32")).chain(mixed) {
+        let dir = tempfile::tempdir().unwrap();
+        let resolved = configuration(dir.path(), "mlp", precision);
+        let folder = dir.path().join("a");
+        let (half, _) = run(&resolved, &device, None, 7).unwrap();
+        assert_eq!((half.steps, half.interrupted), (7, true), "{device}");
+        let (summary, events) = run(&resolved, &device, Some(&folder), usize::MAX).unwrap();
+        assert_eq!((summary.steps, summary.interrupted, summary.model.kind.as_str()), (20, false, "mlp"));
+        assert!(events.iter().any(|event| matches!(event, Event::Started(start) if start.first_step == 7)));
+
+        let checkpoint = find_checkpoint(&folder).unwrap().folder;
+        let config = fs::read_to_string(checkpoint.join("config.json")).unwrap();
+        assert!(config.contains("mlp-for-tests"), "{config}");
+        let mut model = models::load(&checkpoint).unwrap();
+        let elements: usize = model.parameters().iter().map(|(_, tensor)| tensor.len()).sum();
+        assert_eq!((model.config(), summary.parameters), (&summary.model, elements), "{device}");
+        model.to_device(&device).unwrap();
+
+        let ids: Vec<u32> = (0..64).map(|i| i % 8).collect();
+        let windows = Windows { context: 8, stride: 8, batch_size: 2, max_batches: 0 };
+        let evaluation = evaluate(&*model, &ids, 64, windows, &AtomicBool::new(false)).unwrap().unwrap();
+        // ln 8 = 2.08 is what guessing costs.
+        assert!(evaluation.loss < 1.0, "{device} {precision}: {}", evaluation.loss);
+
+        let mut written = vec![3];
+        let greedy = Sampling { tokens: 8, temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
+        generate(&*model, &[3], 12, &greedy, &mut |id| {
+            written.push(id);
+            Ok(ControlFlow::Continue(()))
+        })
+        .unwrap();
+        let alphabet: Vec<u32> = (0..13).map(|i| (3 + i) % 8).collect();
+        assert_eq!(written, alphabet, "{device} {precision}");
+    }
+}
+
+#[test]
+fn an_unknown_family_is_refused_with_the_known_ones_before_anything_is_made() {
+    let dir = tempfile::tempdir().unwrap();
+    let Err(error) = run(&configuration(dir.path(), "gpt3", "f32"), &Device::Cpu, None, 0) else { panic!("no error") };
+    let message = error.to_string();
+    assert_eq!(message, "test.toml:10: model.kind: expected one of gpt2, mlp, got \"gpt3\"");
+    assert!(matches!(error, Error::Config { .. }) && !dir.path().join("a").exists());
+}
+
+#[test]
+fn the_family_that_is_trained_unasked_is_known() {
+    let config = crate::config::Config::default();
+    assert_eq!(config.model.kind.parse(), Ok(models::ModelKind::GPT2));
+}
