@@ -6,7 +6,7 @@
 use rustyflow::config::Layers;
 use rustyflow::data::{Corpus, Loader, Tokenizer};
 use rustyflow::models::{self, Gpt2, ModelConfig, ModelKind};
-use rustyflow::optim::{Kind, Optimizer, Parameters};
+use rustyflow::optim::{Kind, Optimizer, ParameterArena};
 use rustyflow::train::{TrainerState, find_checkpoint};
 use rustyflow::{DType, Device};
 use std::fs;
@@ -96,7 +96,7 @@ pub fn moments(folder: &Path, bytes: &[u8]) {
         tie_embeddings: true,
     };
     let mut model = Gpt2::new(shape, 0).expect("a model");
-    let parameters = Parameters::gather(&mut model, &Device::Cpu, DType::F32).expect("an arena");
+    let parameters = ParameterArena::new(&mut model, &Device::Cpu, DType::F32).expect("an arena");
     let kind = Kind::Sgd { momentum: 0.9 };
     let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).expect("an optimizer");
     let _ = optimizer.restore(&parameters, &path, 1);

@@ -2,7 +2,7 @@
 
 use rustyflow::models::{Gpt2, LanguageModel, ModelConfig, ModelKind};
 use rustyflow::nn::Dropout;
-use rustyflow::optim::{Kind, Optimizer, Parameters};
+use rustyflow::optim::{Kind, Optimizer, ParameterArena};
 use rustyflow::{DType, Device, Tensor};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering::Relaxed};
@@ -59,7 +59,7 @@ fn steps_on_the_cpu_ask_for_no_memory_but_for_bookkeeping() {
     };
     rustyflow::set_threads(2);
     let mut model = Gpt2::new(config, 1).unwrap();
-    let parameters = Parameters::gather(&mut model, &Device::Cpu, DType::F32).unwrap();
+    let parameters = ParameterArena::new(&mut model, &Device::Cpu, DType::F32).unwrap();
     let kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
     let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
     let tokens = |seed: u32| (0..256).map(|i| (i * 37 + seed) % 300).collect::<Vec<u32>>();

@@ -6,7 +6,7 @@ mod common;
 
 use rustyflow::models::{Gpt2, LanguageModel, ModelConfig, ModelKind};
 use rustyflow::nn::{Dropout, Module};
-use rustyflow::optim::{Kind, Optimizer, Parameters};
+use rustyflow::optim::{Kind, Optimizer, ParameterArena};
 use rustyflow::{DType, Device, Result, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors};
 use serde_json::Value;
@@ -206,7 +206,7 @@ fn ops_agree_with_pytorch_on_the_gpu() {
 struct Trained {
     golden: Golden,
     model: Gpt2,
-    parameters: Parameters,
+    parameters: ParameterArena,
     optimizer: Optimizer,
     learning_rates: Vec<f64>,
 }
@@ -241,7 +241,7 @@ impl Trained {
         stored.sort();
         assert_eq!(names, stored, "the names of Hugging Face");
 
-        let parameters = Parameters::gather(&mut model, device, DType::F32).unwrap();
+        let parameters = ParameterArena::new(&mut model, device, DType::F32).unwrap();
         let setting = |name: &str| golden.description["optimizer"][name].as_f64().unwrap();
         let kind = Kind::AdamW { beta1: setting("beta1"), beta2: setting("beta2"), eps: setting("eps") };
         let optimizer = Optimizer::new(&parameters, kind, setting("weight_decay"), setting("grad_clip")).unwrap();

@@ -5,7 +5,7 @@ use rustyflow::gpu::{AdapterChoice, Gpu, Limits};
 use rustyflow::models::{Gpt2, LanguageModel, ModelConfig, ModelKind};
 use rustyflow::nn::{Dropout, Module};
 use rustyflow::ops::random::Key;
-use rustyflow::optim::{Kind, Optimizer, Parameters};
+use rustyflow::optim::{Kind, Optimizer, ParameterArena};
 use rustyflow::tensor::DryRun;
 use rustyflow::{DType, Device, Tensor};
 
@@ -24,7 +24,7 @@ fn devices() -> Vec<Device> {
 /// A model, and its optimizer, in either precision from the same weights.
 struct Training {
     model: Gpt2,
-    parameters: Parameters,
+    parameters: ParameterArena,
     optimizer: Optimizer,
     ids: Tensor,
     targets: Tensor,
@@ -43,7 +43,7 @@ impl Training {
             tie_embeddings,
         };
         let mut model = Gpt2::new(config, 3).unwrap();
-        let parameters = Parameters::gather(&mut model, device, products).unwrap();
+        let parameters = ParameterArena::new(&mut model, device, products).unwrap();
         let optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
         // Each id is followed by one of two, so that there is something to learn.
         let key = Key::new(5);

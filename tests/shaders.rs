@@ -10,7 +10,7 @@ use rustyflow::models::{Gpt2, LanguageModel, ModelConfig, ModelKind};
 use rustyflow::nn::Dropout;
 use rustyflow::ops::cases;
 use rustyflow::ops::random::Key;
-use rustyflow::optim::{Kind, Optimizer, Parameters};
+use rustyflow::optim::{Kind, Optimizer, ParameterArena};
 use rustyflow::tensor::DryRun;
 use rustyflow::{DType, Device, Tensor};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -199,7 +199,7 @@ fn model_steps(device: &Device) {
     for (products, (config, kind)) in products.flat_map(|products| models.clone().map(|model| (products, model))) {
         let t = config.block_size;
         let mut model = Gpt2::new(config, 1).unwrap();
-        let parameters = Parameters::gather(&mut model, device, products).unwrap();
+        let parameters = ParameterArena::new(&mut model, device, products).unwrap();
         let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
         let (ids, targets) = (zeros(&[2, t], DType::U32, device), zeros(&[2, t], DType::U32, device));
         parameters.zero_gradients(); // the first gradients replace what is there, the second are added

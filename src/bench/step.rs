@@ -3,7 +3,7 @@
 use crate::models::{ModelConfig, ModelKind, build};
 use crate::nn::Dropout;
 use crate::ops::random::Key;
-use crate::optim::{Kind, Optimizer, Parameters};
+use crate::optim::{Kind, Optimizer, ParameterArena};
 use crate::profile::Report;
 use crate::train::check_size;
 use crate::{DType, Device, Result, Tensor};
@@ -75,7 +75,7 @@ pub fn time_step(case: &StepCase, device: &Device, products: DType, steps: usize
     let config = &case.config;
     check_size(config, case.batch_size * config.block_size, products, device)?;
     let mut model = build(config, 0)?;
-    let parameters = Parameters::gather(&mut *model, device, products)?;
+    let parameters = ParameterArena::new(&mut *model, device, products)?;
     let kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
     let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0)?;
     let shape = [case.batch_size, config.block_size];

@@ -4,7 +4,7 @@
 use crate::nn::{Module, Parameter};
 use crate::ops::cases::{Values, draw};
 use crate::ops::random::Key;
-use crate::optim::{Kind, Optimizer, Parameters};
+use crate::optim::{Kind, Optimizer, ParameterArena};
 use crate::tensor::{DType, no_grad};
 use crate::{Device, Result, Tensor};
 use std::rc::Rc;
@@ -397,7 +397,7 @@ fn optimizers(s: &Sizes) -> Vec<Row> {
                 let inputs = [(shape.clone(), AROUND_ZERO), (shape.clone(), AROUND_ZERO)];
                 let [value, gradient] = &draw(&inputs, &Device::Cpu, SEED)?[..] else { unreachable!("two inputs") };
                 let mut model = Flat(value.clone().into());
-                let parameters = Parameters::gather(&mut model, device, DType::F32)?;
+                let parameters = ParameterArena::new(&mut model, device, DType::F32)?;
                 model.0.grad().expect("gathered parameters have gradients").write_bytes(&gradient.to_bytes()?)?;
                 // Steps so large that the update shows beside the tolerance.
                 let learning_rate = 0.1;

@@ -56,12 +56,13 @@ impl Linear {
         Ok(Linear { weight: weight.into(), bias: bias.map(Parameter::from) })
     }
 
-    /// (..., inputs) -> (..., outputs), of x's type.
+    /// (..., inputs) -> (..., outputs), of x's type. Where x is f32 and the weight is f16 only, the matmul is one of f16.
     ///
     /// # Errors
     /// If the shape does not fit.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        x.linear(self.weight.operand(), self.bias.as_deref())
+        let weight = self.weight.operand();
+        x.to_dtype(weight.dtype())?.linear(weight, self.bias.as_deref())?.to_dtype(x.dtype())
     }
 }
 

@@ -6,27 +6,57 @@ mod residual;
 pub use layers::{Dropout, Embedding, LayerNorm, Linear, init_keys};
 pub use residual::ResidualStream;
 
-use crate::{Device, Result, Tensor};
+use crate::{DType, Device, Result, Tensor};
 use std::ops::Deref;
 
-/// A tensor that is learned. Reads as its f32 value.
+/// A tensor that is learned, or was: a frozen one is used as it is. Reads as its value.
 #[derive(Clone)]
 pub struct Parameter {
+    /// f32; of a frozen parameter perhaps f16, and then there is no f32 value anywhere.
     pub value: Tensor,
-    /// In mixed precision the same values as f16, the operand of products. Both collect one and the same f32 gradient.
+    /// In mixed precision the same values as f16, the operand of matmuls. Both collect one and the same f32 gradient.
     pub half: Option<Tensor>,
+    trainable: bool,
 }
 
 impl Parameter {
-    /// What products are computed with.
+    /// What matmuls are computed with.
     pub fn operand(&self) -> &Tensor {
         self.half.as_ref().unwrap_or(&self.value)
+    }
+
+    /// Whether it is learned: has a gradient, moments, and is updated.
+    pub fn is_trainable(&self) -> bool {
+        self.trainable
+    }
+
+    /// From here on its values stay: gradients stop here. What is to be trained is decided before the parameters move into an
+    /// arena, which keeps neither gradients nor moments of frozen ones.
+    pub fn freeze(&mut self) {
+        (self.value, self.half) = (self.value.detach(), self.half.as_ref().map(Tensor::detach));
+        self.trainable = false;
+    }
+
+    /// Freezes it and keeps f16 values alone. Only operands of matmuls may be f16: weights of [`Linear`], and a head that is not
+    /// tied to an embedding.
+    ///
+    /// # Errors
+    /// If the device cannot store f16 or has no memory left.
+    pub fn freeze_as_f16(&mut self) -> Result<()> {
+        self.freeze();
+        (self.value, self.half) = (self.value.to_dtype(DType::F16)?, None);
+        Ok(())
+    }
+
+    /// Uses these tensors, which hold its values, from here on.
+    pub(crate) fn store(&mut self, value: Tensor, half: Option<Tensor>) {
+        (self.value, self.half) = (value, half);
     }
 }
 
 impl From<Tensor> for Parameter {
     fn from(value: Tensor) -> Parameter {
-        Parameter { value, half: None }
+        Parameter { value, half: None, trainable: true }
     }
 }
 
@@ -51,7 +81,7 @@ pub trait Module {
         all
     }
 
-    /// Moves every parameter to a device, as plain f32 values without gradients.
+    /// Moves every parameter to a device, as plain values without gradients: f32, or f16 of those that are f16 only.
     ///
     /// # Errors
     /// If the device has no memory left.
@@ -59,7 +89,7 @@ pub trait Module {
         let mut result = Ok(());
         self.visit_parameters("", &mut |_, parameter| {
             if result.is_ok() {
-                result = parameter.to_device(device).map(|moved| *parameter = moved.detach().into());
+                result = parameter.to_device(device).map(|moved| parameter.store(moved.detach(), None));
             }
         });
         result

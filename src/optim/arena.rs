@@ -1,10 +1,17 @@
 //! The flat buffers that hold all parameters and all gradients of a model.
+//!
+//! ```text
+//! values   | decay | do not | frozen |     f32; of the first two the optimizer keeps moments
+//! gradients| decay | do not |              f32
+//! halves   | decay | do not | frozen |     f16 copies, operands of matmuls: in mixed precision
+//! f16_only | frozen |                      f16: all there is of them
+//! ```
 
 use crate::cpu::CHUNK;
 use crate::nn::{Module, Parameter};
 use crate::profile::MemoryKind;
 use crate::tensor::{Gradient, Spec};
-use crate::{DType, Device, Result, Shape, Tensor};
+use crate::{DType, Device, Error, Result, Shape, Tensor};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
@@ -17,61 +24,69 @@ pub(super) const ALIGN: usize = 128;
 pub struct Entry {
     pub name: String,
     pub shape: Shape,
-    /// Elements from the start of the arena.
+    /// f32; of a frozen parameter perhaps f16.
+    pub dtype: DType,
+    /// Whether it has a gradient and is updated.
+    pub trainable: bool,
+    /// Elements from the start of the arena of its type.
     pub offset: usize,
 }
 
-/// All parameters of a module, and their gradients.
-pub struct Parameters {
-    /// In the order of the arena: first those that decay.
+/// All parameters of a module, and the gradients of those that are trained.
+pub struct ParameterArena {
+    /// In the order of the arenas: those that decay, those that are trained without, frozen ones, those that are f16 only.
     pub entries: Vec<Entry>,
-    /// Elements from the start that weight decay applies to: matrices and embeddings, which take part in products;
+    /// Elements from the start that weight decay applies to: matrices and embeddings, which take part in matmuls;
     /// not biases and the scales of layer norms (nanoGPT).
     pub decay_end: usize,
     pub(super) values: Tensor,
     gradients: Tensor,
     /// The same by parameter.
-    collected: Vec<Gradient>,
-    /// In mixed precision the values as f16, the operands of products.
+    grads: Vec<Gradient>,
+    /// In mixed precision the values as f16, the operands of matmuls.
     pub(super) halves: Option<Tensor>,
+    f16_only: Option<Tensor>,
 }
 
-impl Parameters {
-    /// Moves a module's parameters into one arena on `device`; the module then uses them there, and its gradients
-    /// collect in a second arena. If products are to be f16, a third one holds copies of the values as operands for them.
+impl ParameterArena {
+    /// Moves a module's parameters into arenas on `device`; the module then uses them there, and the gradients of those that
+    /// are trained collect in an arena beside them. If `operands` of matmuls are to be f16, a further one holds copies of the
+    /// values for them.
     ///
     /// # Errors
-    /// If the device cannot hold them. `train::check_size` says so earlier, and what is to be smaller.
-    pub fn gather(module: &mut dyn Module, device: &Device, products: DType) -> Result<Parameters> {
+    /// If there is nothing to train, a parameter is f16 that is not frozen, or the device cannot hold them.
+    /// `train::check_size` says that earlier, and what is to be smaller.
+    pub fn new(module: &mut dyn Module, device: &Device, operands: DType) -> Result<ParameterArena> {
+        let Layout { entries, decay_end, trainable_len, f32_len, f16_len } = Layout::of(module)?;
         let tensors = module.parameters();
-        let (mut entries, mut end) = (Vec::new(), 0);
-        let mut place = |decays: bool| {
-            for (name, tensor) in tensors.iter().filter(|(_, t)| (t.shape().len() > 1) == decays) {
-                entries.push(Entry { name: name.clone(), shape: tensor.shape().clone(), offset: end });
-                end += tensor.len().next_multiple_of(ALIGN);
-            }
-            end
-        };
-        let decay_end = place(true);
-        let len = place(false);
-        let flat = flatten(&entries, len, &tensors)?;
-        let of_kind =
-            |bytes: &[u8], dtype| Tensor::from_bytes_as(MemoryKind::Parameters, bytes, Spec::new([len], dtype), device);
-        let values = of_kind(bytemuck::cast_slice(&flat), DType::F32)?;
-        let halves = (products == DType::F16).then(|| of_kind(bytemuck::cast_slice(&rounded(&flat)), DType::F16));
-        let halves = halves.transpose()?;
+        let flat = flatten(&entries, DType::F32, f32_len, &tensors)?;
+        let (bytes, spec) = (bytemuck::cast_slice(&flat), Spec::new([f32_len], DType::F32));
+        let values = Tensor::from_bytes_as(MemoryKind::Parameters, bytes, spec, device)?;
+        let halves = (operands == DType::F16).then(|| f16_arena(&flat, device)).transpose()?;
         drop(flat);
-        let gradients = Tensor::zeros_as(MemoryKind::Gradients, [len], DType::F32, device)?;
-        let mut collected = Vec::new();
-        module.visit_parameters("", &mut |name, parameter| {
-            let entry = entries.iter().find(|e| e.name == name).expect("placed above");
-            let gradient = Gradient::new(gradients.slice_flat(entry.offset, entry.shape.clone()));
-            collected.push(gradient.clone());
-            let part =
-                |arena: &Tensor| arena.slice_flat(entry.offset, entry.shape.clone()).with_gradient(gradient.clone());
-            *parameter = Parameter { value: part(&values), half: halves.as_ref().map(part) };
-        });
-        Ok(Parameters { entries, decay_end, values, gradients, collected, halves })
+        let f16_only = (f16_len > 0).then(|| f16_arena(&flatten(&entries, DType::F16, f16_len, &tensors)?, device));
+        let f16_only = f16_only.transpose()?;
+        let gradients = Tensor::zeros_as(MemoryKind::Gradients, [trainable_len], DType::F32, device)?;
+        let mut arena = ParameterArena { entries, decay_end, values, gradients, grads: Vec::new(), halves, f16_only };
+        module.visit_parameters("", &mut |name, parameter| arena.take(name, parameter));
+        Ok(arena)
+    }
+
+    /// Lets a parameter use its part of the arenas.
+    fn take(&mut self, name: &str, parameter: &mut Parameter) {
+        let entry = self.entries.iter().find(|e| e.name == name).expect("the layout has every parameter");
+        let part = |arena: &Tensor| arena.slice_flat(entry.offset, entry.shape.clone());
+        if entry.dtype == DType::F16 {
+            return parameter.store(part(self.f16_only.as_ref().expect("the layout has elements for it")), None);
+        }
+        let (value, half) = (part(&self.values), self.halves.as_ref().map(part));
+        if !entry.trainable {
+            return parameter.store(value, half);
+        }
+        let gradient = Gradient::new(part(&self.gradients));
+        let leaf = |tensor: Tensor| tensor.with_gradient(gradient.clone());
+        parameter.store(leaf(value), half.map(leaf));
+        self.grads.push(gradient);
     }
 
     /// Takes the values of a module that has the same parameters.
@@ -79,52 +94,108 @@ impl Parameters {
     /// # Errors
     /// If they cannot be read or written.
     pub fn take_values(&self, module: &mut dyn Module) -> Result<()> {
-        let flat = flatten(&self.entries, self.len(), &module.parameters())?;
+        let tensors = module.parameters();
+        let flat = flatten(&self.entries, DType::F32, self.values.len(), &tensors)?;
         self.values.write_bytes(bytemuck::cast_slice(&flat))?;
-        self.halves.as_ref().map_or(Ok(()), |halves| halves.write_bytes(bytemuck::cast_slice(&rounded(&flat))))
+        if let Some(halves) = &self.halves {
+            halves.write_bytes(bytemuck::cast_slice(&rounded(&flat)))?;
+        }
+        if let Some(f16_only) = &self.f16_only {
+            let flat = flatten(&self.entries, DType::F16, f16_only.len(), &tensors)?;
+            f16_only.write_bytes(bytemuck::cast_slice(&rounded(&flat)))?;
+        }
+        Ok(())
     }
 
-    /// The value of a parameter, its gradient, and in mixed precision the value as f16.
+    /// The value of a parameter, its gradient if it is trained, and in mixed precision the value as f16.
     pub fn of_entry(&self, entry: &Entry) -> Vec<Tensor> {
-        let arenas = [&self.values, self.gradients()].into_iter().chain(&self.halves);
-        arenas.map(|arena| arena.slice_flat(entry.offset, entry.shape.clone())).collect()
+        let arenas: Vec<&Tensor> = match (entry.dtype, entry.trainable) {
+            (DType::F16, _) => self.f16_only.iter().collect(),
+            (_, true) => [&self.values, self.gradients()].into_iter().chain(&self.halves).collect(),
+            (_, false) => [&self.values].into_iter().chain(&self.halves).collect(),
+        };
+        arenas.into_iter().map(|arena| arena.slice_flat(entry.offset, entry.shape.clone())).collect()
     }
 
-    /// All values: the arena that the entries' offsets count in.
+    /// All f32 values: the arena that the offsets of their entries count in.
     pub fn values(&self) -> &Tensor {
         &self.values
     }
 
-    /// Elements in each arena, padding included.
-    pub fn len(&self) -> usize {
-        self.values.len()
+    /// The arenas that hold every parameter once: that of the f32 values, and if there are any that of those in f16 only.
+    pub fn stored(&self) -> impl Iterator<Item = &Tensor> {
+        [&self.values].into_iter().chain(&self.f16_only)
     }
 
-    /// Whether there are no parameters.
-    pub fn is_empty(&self) -> bool {
-        self.values.is_empty()
+    /// Elements of the parameters that are trained, padding included: of each moment, and of the gradients.
+    pub fn trainable_len(&self) -> usize {
+        self.gradients.len()
     }
 
     /// All gradients collected so far, in the arena that they collect in.
     pub fn gradients(&self) -> &Tensor {
-        self.collected.iter().for_each(Gradient::materialize);
+        self.grads.iter().for_each(Gradient::materialize);
         &self.gradients
     }
 
     /// Forgets the gradients collected so far.
     pub fn zero_gradients(&self) {
-        self.collected.iter().for_each(Gradient::zero_lazily);
+        self.grads.iter().for_each(Gradient::zero_lazily);
     }
 }
 
-/// The values of these tensors where the entries of their names say.
-fn flatten(entries: &[Entry], len: usize, tensors: &[(String, Tensor)]) -> Result<Vec<f32>> {
+/// Where every parameter of a module is to lie, and how long the arenas are, in elements.
+struct Layout {
+    entries: Vec<Entry>,
+    decay_end: usize,
+    trainable_len: usize,
+    f32_len: usize,
+    f16_len: usize,
+}
+
+impl Layout {
+    fn of(module: &mut dyn Module) -> Result<Layout> {
+        let mut parameters: Vec<(String, Parameter)> = Vec::new();
+        module.visit_parameters("", &mut |name, parameter| parameters.push((name.to_string(), parameter.clone())));
+        let in_f16 = |parameter: &Parameter| parameter.dtype() != DType::F32;
+        if let Some((name, _)) = parameters.iter().find(|(_, p)| in_f16(p) && p.is_trainable()) {
+            return Err(Error::Invalid(format!("{name} is stored as f16 only: it can be used, but not be trained")));
+        }
+        let mut entries = Vec::new();
+        // Appends the parameters of a group to an arena that is `end` elements long so far.
+        let mut place = |mut end: usize, belongs: &dyn Fn(&Parameter) -> bool| {
+            for (name, parameter) in parameters.iter().filter(|(_, parameter)| belongs(parameter)) {
+                let (name, shape, dtype) = (name.clone(), parameter.shape().clone(), parameter.dtype());
+                entries.push(Entry { name, shape, dtype, trainable: parameter.is_trainable(), offset: end });
+                end += parameter.len().next_multiple_of(ALIGN);
+            }
+            end
+        };
+        let decay_end = place(0, &|p| p.is_trainable() && p.shape().len() > 1);
+        let trainable_len = place(decay_end, &|p| p.is_trainable() && p.shape().len() <= 1);
+        if trainable_len == 0 {
+            return Err(Error::Invalid("there is nothing to train: every parameter is frozen".into()));
+        }
+        let f32_len = place(trainable_len, &|p| !p.is_trainable() && !in_f16(p));
+        let f16_len = place(0, &|p| !p.is_trainable() && in_f16(p));
+        Ok(Layout { entries, decay_end, trainable_len, f32_len, f16_len })
+    }
+}
+
+/// The values of the parameters that are stored in this type, each where its entry says.
+fn flatten(entries: &[Entry], dtype: DType, len: usize, tensors: &[(String, Tensor)]) -> Result<Vec<f32>> {
     let mut flat = vec![0.0; len];
-    for entry in entries {
+    for entry in entries.iter().filter(|entry| entry.dtype == dtype) {
         let (_, tensor) = tensors.iter().find(|(name, _)| *name == entry.name).expect("the same parameters");
         flat[entry.offset..][..tensor.len()].copy_from_slice(&tensor.to_f32()?);
     }
     Ok(flat)
+}
+
+/// These values as f16 on a device.
+fn f16_arena(values: &[f32], device: &Device) -> Result<Tensor> {
+    let spec = Spec::new([values.len()], DType::F16);
+    Tensor::from_bytes_as(MemoryKind::Parameters, bytemuck::cast_slice(&rounded(values)), spec, device)
 }
 
 fn rounded(values: &[f32]) -> Vec<f16> {
@@ -144,7 +215,7 @@ mod tests {
     fn parameters_keep_their_values_and_decaying_ones_come_first() {
         let mut model = Net::new(1);
         let before: Vec<_> = model.parameters().iter().map(|(n, t)| (n.clone(), t.to_f32().unwrap())).collect();
-        let parameters = Parameters::gather(&mut model, &Device::Cpu, DType::F32).unwrap();
+        let parameters = ParameterArena::new(&mut model, &Device::Cpu, DType::F32).unwrap();
         let after: Vec<_> = model.parameters().iter().map(|(n, t)| (n.clone(), t.to_f32().unwrap())).collect();
         assert_eq!(before, after);
         for entry in &parameters.entries {
@@ -158,7 +229,7 @@ mod tests {
     fn forgotten_gradients_are_zeros_and_what_got_none_is_not_updated() {
         for device in Device::for_tests() {
             let mut model = Net::new(1);
-            let parameters = Parameters::gather(&mut model, &device, DType::F32).unwrap();
+            let parameters = ParameterArena::new(&mut model, &device, DType::F32).unwrap();
             let ids = Tensor::from_u32(&[3; 34], [34], &device).unwrap();
             let backward = || model.loss(&ids, None).unwrap().backward().unwrap();
             backward();
@@ -178,5 +249,139 @@ mod tests {
             optimizer.step(&parameters, 0.1).unwrap();
             assert_eq!(parameters.values().to_f32().unwrap(), before, "{device}");
         }
+    }
+
+    const ADAMW: Kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+
+    /// Devices, and the type of operands in each precision they have.
+    fn precisions() -> impl Iterator<Item = (Device, DType)> {
+        let all = Device::for_tests().into_iter();
+        all.flat_map(|device| [(device.clone(), DType::F32), (device, DType::F16)])
+            .filter(|(device, operands)| *operands == DType::F32 || device.has_f16() || !device.is_gpu())
+    }
+
+    /// Three steps, with `mend` after each backward and `restore` after each update; the bits of all parameters then.
+    fn train(
+        net: &mut Net,
+        arena: &ParameterArena,
+        optimizer: &mut Optimizer,
+        mend: impl Fn(),
+        restore: impl Fn(),
+    ) -> Vec<(String, Vec<u8>)> {
+        let device = arena.values().device();
+        let ids = Tensor::from_u32(&(0..40).map(|i| i * 7 % 31).collect::<Vec<_>>(), [40], &device).unwrap();
+        for _ in 0..3 {
+            arena.zero_gradients();
+            net.loss(&ids, optimizer.loss_scale()).unwrap().backward().unwrap();
+            mend();
+            optimizer.step(arena, 0.01).unwrap();
+            restore();
+        }
+        net.parameters().iter().map(|(name, tensor)| (name.clone(), tensor.to_bytes().unwrap())).collect()
+    }
+
+    /// Of every kind of parameter in turn. Gradients are not clipped: their norm is one of fewer numbers, which are added up in
+    /// another order. For the same reason a weight is frozen with its bias, whose gradient comes from the weight's matmul.
+    #[test]
+    fn frozen_parameters_keep_their_bits_and_the_others_learn_as_if_their_gradients_were_ignored() {
+        let alone = ["embed.weight", "norm.weight", "norm.bias", "linear.bias", "head.weight"].map(|name| vec![name]);
+        for (device, operands) in precisions() {
+            for frozen in alone.iter().chain([&vec!["linear.weight", "linear.bias"]]) {
+                let case = format!("{device} {operands:?}, {frozen:?} frozen");
+                let initial = Net::new(1).parameters().into_iter().map(|(_, tensor)| tensor.to_bytes().unwrap());
+                let mut net = Net::new(1);
+                net.visit_parameters("", &mut |name, parameter| {
+                    if frozen.contains(&name) {
+                        parameter.freeze();
+                    }
+                });
+                let arena = ParameterArena::new(&mut net, &device, operands).unwrap();
+                let mut optimizer = Optimizer::new(&arena, ADAMW, 0.1, 0.0).unwrap();
+                let got = train(&mut net, &arena, &mut optimizer, || (), || ());
+
+                let mut net = Net::new(1);
+                let whole = ParameterArena::new(&mut net, &device, operands).unwrap();
+                let entries = whole.entries.iter().filter(|entry| frozen.contains(&&*entry.name));
+                let ignored: Vec<&Entry> = entries.collect();
+                let parts: Vec<Tensor> = ignored.iter().flat_map(|entry| whole.of_entry(entry)).collect();
+                let before: Vec<_> = parts.iter().map(|part| part.to_bytes().unwrap()).collect();
+                let mut ignoring = Optimizer::new(&whole, ADAMW, 0.1, 0.0).unwrap();
+                let mend = || ignored.iter().for_each(|entry| whole.of_entry(entry)[1].fill_zero());
+                let restore = || parts.iter().zip(&before).for_each(|(part, bytes)| part.write_bytes(bytes).unwrap());
+                let want = train(&mut net, &whole, &mut ignoring, mend, restore);
+
+                for (((name, got), (_, want)), initial) in got.into_iter().zip(want).zip(initial) {
+                    assert!(got == want, "{case}: {name}");
+                    assert_eq!(got == initial, frozen.contains(&&*name), "{case}: {name}");
+                }
+                let sizes = ignored.iter().map(|entry| entry.shape.elements().next_multiple_of(ALIGN));
+                assert_eq!(arena.trainable_len() + sizes.sum::<usize>(), whole.trainable_len(), "{case}");
+                assert_eq!(arena.values().len(), whole.values().len(), "{case}");
+                for (moment, tensor) in optimizer.moments().into_iter().filter(|(name, _)| *name != "loss_scale") {
+                    assert_eq!(tensor.len(), arena.trainable_len(), "{case}: {moment}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_weight_that_is_f16_only_computes_the_same_and_takes_two_bytes_an_element() {
+        for (device, operands) in precisions().filter(|(device, _)| device.has_f16() || !device.is_gpu()) {
+            let mixed = operands == DType::F16;
+            let mut taken = Vec::new();
+            for freezes in [false, true] {
+                // Nothing else on this device's pool.
+                let device = match crate::gpu::gpu_for_tests() {
+                    Some(gpu) if device.is_gpu() => Device::Gpu(gpu),
+                    _ => device.clone(),
+                };
+                let ids = Tensor::from_u32(&[3, 5, 8, 13], [4], &device).unwrap();
+                let mut net = Net::of_width(1, 512);
+                if freezes {
+                    net.linear.weight.freeze_as_f16().unwrap();
+                }
+                let arena = ParameterArena::new(&mut net, &device, operands).unwrap();
+                let mut optimizer = Optimizer::new(&arena, ADAMW, 0.1, 0.0).unwrap();
+                let used_bytes = device.memory().map_or(0, |memory| memory.used_bytes);
+                let loss = net.loss(&ids, optimizer.loss_scale()).unwrap();
+                loss.backward().unwrap();
+                let before = net.linear.weight.to_bytes().unwrap();
+                optimizer.step(&arena, 0.01).unwrap();
+                assert_eq!(net.linear.weight.to_bytes().unwrap() == before, freezes, "{device}");
+                assert_eq!(net.linear.weight.grad().is_none(), freezes, "{device}");
+                let bytes: usize = arena.stored().map(|tensor| tensor.spec().size_bytes()).sum();
+                let halves = arena.halves.as_ref().map_or(0, |halves| halves.spec().size_bytes());
+                taken.push((loss.item().unwrap(), bytes + halves, arena.trainable_len(), used_bytes));
+            }
+            let [(loss, bytes, len, used), (f16_loss, f16_bytes, f16_len, f16_used)] = taken[..] else {
+                unreachable!()
+            };
+            let elements = 512 * 512;
+            // Mixed, the operand of the matmul is the same; in f32 it is rounded to 11 bits.
+            let tolerance = if mixed { 0.0 } else { 0.01 };
+            assert!((f16_loss - loss).abs() <= tolerance, "{device} {operands:?}: {f16_loss}, else {loss}");
+            // Two bytes instead of four, or mixed instead of four and two; no gradient, no moments.
+            let spared = if mixed { 4 } else { 2 };
+            assert_eq!((f16_bytes + spared * elements, f16_len + elements), (bytes, len), "{device} {operands:?}");
+            if device.is_gpu() {
+                // With gradient and two moments. The pool rounds sizes up by an eighth at most.
+                let spared = (used - f16_used) as f64 / ((spared + 12) * elements) as f64;
+                assert!((0.8..1.2).contains(&spared), "{used} and {f16_used} bytes in use");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_trained_is_refused() {
+        let refused = |net: &mut Net| match ParameterArena::new(net, &Device::Cpu, DType::F32) {
+            Err(error) => error.to_string(),
+            Ok(_) => panic!("it was taken"),
+        };
+        let mut net = Net::new(1);
+        net.visit_parameters("", &mut |_, parameter| parameter.freeze());
+        assert!(refused(&mut net).contains("every parameter is frozen"));
+        let mut net = Net::new(1);
+        net.head.weight = net.head.weight.to_dtype(DType::F16).unwrap().into();
+        assert!(refused(&mut net).contains("head.weight is stored as f16 only"));
     }
 }

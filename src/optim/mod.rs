@@ -9,7 +9,7 @@ mod state;
 mod testing;
 mod update;
 
-pub use arena::{Entry, Parameters};
+pub use arena::{Entry, ParameterArena};
 pub use schedule::{LearningRate, Schedule};
 pub use state::Moments;
 pub use update::{Kind, Optimizer};

@@ -3,7 +3,7 @@
 //! arenas are laid out.
 
 use super::update::Kind;
-use super::{Entry, Optimizer, Parameters};
+use super::{Entry, Optimizer, ParameterArena};
 use crate::tensor::Bytes;
 use crate::{Error, Result, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
@@ -42,13 +42,14 @@ impl Optimizer {
     ///
     /// # Errors
     /// If the file is missing or damaged, or does not hold exactly the moments that these parameters and this rule have.
-    pub fn restore(&mut self, parameters: &Parameters, path: &Path, steps: u64) -> Result<()> {
+    pub fn restore(&mut self, parameters: &ParameterArena, path: &Path, steps: u64) -> Result<()> {
         let bytes = std::fs::read(path).map_err(|e| Error::io("read", path, e))?;
         let wrong = |message: String| Error::Checkpoint { path: path.to_path_buf(), message };
         let file = SafeTensors::deserialize(&bytes).map_err(|e| wrong(format!("is damaged: {e}")))?;
         let moments = self.moments();
         let arenas = moments.iter().filter(|(name, _)| *name != LOSS_SCALE).count();
-        let expected = arenas * parameters.entries.len() + moments.len() - arenas;
+        let trained = || parameters.entries.iter().filter(|entry| entry.trainable);
+        let expected = arenas * trained().count() + moments.len() - arenas;
         if file.len() != expected {
             return Err(wrong(format!("has {} tensors, this optimizer needs {expected}", file.len())));
         }
@@ -66,7 +67,7 @@ impl Optimizer {
                 continue;
             }
             let mut flat = vec![0; arena.spec().size_bytes()];
-            for entry in &parameters.entries {
+            for entry in trained() {
                 let name = format!("{moment}.{}", entry.name);
                 let view = file.tensor(&name).map_err(|_| wrong(format!("has no tensor {name}")))?;
                 if view.shape() != &entry.shape[..] || view.dtype() != Dtype::F32 {
@@ -84,8 +85,8 @@ impl Optimizer {
 
 impl Moments {
     /// Those of these parameters: the name of each, as [`Optimizer::moments`] gives it, and the bytes of its arena.
-    pub fn new(parameters: &Parameters, arenas: Vec<(&'static str, Bytes)>) -> Moments {
-        Moments { entries: parameters.entries.clone(), arenas }
+    pub fn new(parameters: &ParameterArena, arenas: Vec<(&'static str, Bytes)>) -> Moments {
+        Moments { entries: parameters.entries.iter().filter(|entry| entry.trainable).cloned().collect(), arenas }
     }
 
     /// The contents of the file that [`Optimizer::restore`] reads.
@@ -116,22 +117,23 @@ mod tests {
     use crate::optim::testing::Net;
     use crate::{DType, Device};
 
-    fn setup(kind: Kind) -> (Net, Parameters, Optimizer) {
+    fn setup(kind: Kind) -> (Net, ParameterArena, Optimizer) {
         let mut model = Net::new(1);
-        let parameters = Parameters::gather(&mut model, &Device::Cpu, DType::F32).unwrap();
+        let parameters = ParameterArena::new(&mut model, &Device::Cpu, DType::F32).unwrap();
         let optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
         (model, parameters, optimizer)
     }
 
-    fn encode(parameters: &Parameters, optimizer: &Optimizer) -> Vec<u8> {
+    fn encode(parameters: &ParameterArena, optimizer: &Optimizer) -> Vec<u8> {
         let arenas =
             optimizer.moments().into_iter().map(|(name, arena)| (name, Bytes::Here(arena.to_bytes().unwrap())));
         Moments::new(parameters, arenas.collect()).encode().unwrap()
     }
 
     /// A step with other gradients each time.
-    fn step(optimizer: &mut Optimizer, parameters: &Parameters, number: usize) {
-        let values: Vec<f32> = (0..parameters.len()).map(|i| ((i * 7 + number * 13) % 11) as f32 - 5.0).collect();
+    fn step(optimizer: &mut Optimizer, parameters: &ParameterArena, number: usize) {
+        let values: Vec<f32> =
+            (0..parameters.trainable_len()).map(|i| ((i * 7 + number * 13) % 11) as f32 - 5.0).collect();
         parameters.gradients().write_bytes(bytemuck::cast_slice(&values)).unwrap();
         optimizer.step(parameters, 0.1).unwrap();
     }
@@ -166,7 +168,7 @@ mod tests {
         for device in crate::gpu::gpu_for_tests().map(Device::Gpu).into_iter().chain([Device::Cpu]) {
             for kind in KINDS {
                 let (mut model, ..) = setup(kind);
-                let parameters = Parameters::gather(&mut model, &device, DType::F32).unwrap();
+                let parameters = ParameterArena::new(&mut model, &device, DType::F32).unwrap();
                 let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
                 step(&mut optimizer, &parameters, 1);
                 let state = |optimizer: &Optimizer| {
@@ -178,7 +180,7 @@ mod tests {
                 assert_eq!(skipped, [0]);
                 // The square of the last is not finite, though it is.
                 for (count, bad) in [f32::NAN, f32::NEG_INFINITY, 1e30].into_iter().enumerate() {
-                    let mut gradients = vec![0.5; parameters.len()];
+                    let mut gradients = vec![0.5; parameters.trainable_len()];
                     gradients[7] = bad;
                     parameters.gradients().write_bytes(bytemuck::cast_slice(&gradients)).unwrap();
                     optimizer.step(&parameters, 0.1).unwrap();

@@ -18,7 +18,11 @@ impl Net {
     pub const ELEMENTS: usize = 2 * Net::VOCAB * Net::WIDTH + Net::WIDTH * Net::WIDTH + 3 * Net::WIDTH;
 
     pub fn new(seed: u64) -> Net {
-        let (v, c, mut keys) = (Net::VOCAB, Net::WIDTH, init_keys(seed));
+        Net::of_width(seed, Net::WIDTH)
+    }
+
+    pub fn of_width(seed: u64, c: usize) -> Net {
+        let (v, mut keys) = (Net::VOCAB, init_keys(seed));
         Net {
             embed: Embedding::new(v, c, 0.05, keys()).unwrap(),
             norm: LayerNorm::new(c, true).unwrap(),

@@ -11,10 +11,10 @@
 //! divided by the scale of the loss first, whose overflows are not counted (`loss_scale.rs`), and the same pass writes the
 //! f16 copy of the parameters. A skipped update still advances t, which makes the next few updates a little smaller.
 //!
-//! Decay applies to the elements before [`Parameters::decay_end`] only. The norm stays on the device: the update reads
+//! Decay applies to the elements before [`ParameterArena::decay_end`] only. The norm stays on the device: the update reads
 //! it there.
 
-use super::arena::{ALIGN, Parameters};
+use super::arena::{ALIGN, ParameterArena};
 use super::loss_scale::LossScale;
 use crate::cpu::{sum_of, vectorized, with_scratch};
 use crate::gpu::{Launch, Limits, Operand, Plan, buffer, param};
@@ -62,9 +62,9 @@ impl Optimizer {
     ///
     /// # Errors
     /// If the device has no memory left for the moments.
-    pub fn new(parameters: &Parameters, kind: Kind, weight_decay: f64, grad_clip: f64) -> Result<Optimizer> {
+    pub fn new(parameters: &ParameterArena, kind: Kind, weight_decay: f64, grad_clip: f64) -> Result<Optimizer> {
         let device = parameters.values.device();
-        let zeros = || Tensor::zeros_as(MemoryKind::OptimizerState, [parameters.len()], DType::F32, &device);
+        let zeros = || Tensor::zeros_as(MemoryKind::OptimizerState, [parameters.trainable_len()], DType::F32, &device);
         let first = zeros()?;
         let moments = [first.clone(), if kind.moments() == 2 { zeros()? } else { first }];
         let loss_scale = parameters.halves.is_some().then(|| LossScale::new(&device)).transpose()?;
@@ -89,8 +89,8 @@ impl Optimizer {
     ///
     /// # Errors
     /// If the driver reported an error.
-    pub fn step(&mut self, parameters: &Parameters, learning_rate: f64) -> Result<Tensor> {
-        let pieces = pieces(parameters.len(), &parameters.values.device());
+    pub fn step(&mut self, parameters: &ParameterArena, learning_rate: f64) -> Result<Tensor> {
+        let pieces = pieces(parameters.trainable_len(), &parameters.values.device());
         let piece = |tensor: &Tensor, (start, len): (usize, usize)| tensor.slice_flat(start, [len].into());
         let gradients = parameters.gradients();
         let mut squares: Option<Tensor> = None;

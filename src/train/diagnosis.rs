@@ -1,7 +1,7 @@
 //! Finds the first kernel of a pass, in the order of computation, whose output is not finite, and the layer it belongs to.
 //! Every output is read back, which is slow: this is for runs that have diverged.
 
-use crate::optim::Parameters;
+use crate::optim::ParameterArena;
 use crate::tensor::{DType, with_hook};
 use crate::{Result, Tensor};
 use std::cell::RefCell;
@@ -13,7 +13,7 @@ use std::rc::Rc;
 /// # Errors
 /// Those of the pass.
 pub(super) fn first_non_finite(
-    parameters: &Parameters,
+    parameters: &ParameterArena,
     pass: impl FnOnce(&dyn Fn()) -> Result<()>,
 ) -> Result<Option<String>> {
     let weight = damaged_weight(parameters)?;
@@ -29,9 +29,10 @@ pub(super) fn first_non_finite(
 }
 
 /// "the weight h.0.ln_1.weight has 1 NaN among 16 values, ..." of the first that has.
-fn damaged_weight(parameters: &Parameters) -> Result<Option<String>> {
+fn damaged_weight(parameters: &ParameterArena) -> Result<Option<String>> {
     let values = parameters.values().to_f32()?;
-    let message = parameters.entries.iter().find_map(|entry| {
+    let in_f32 = parameters.entries.iter().filter(|entry| entry.dtype == DType::F32);
+    let message = in_f32.into_iter().find_map(|entry| {
         let range = describe(&values[entry.offset..][..entry.shape.elements()])?;
         Some(format!("the weight {} has {range}", entry.name))
     });
@@ -41,7 +42,7 @@ fn damaged_weight(parameters: &Parameters) -> Result<Option<String>> {
 /// The name of each parameter, and all that belongs to it.
 type Named = Vec<(String, Vec<Tensor>)>;
 
-fn named(parameters: &Parameters) -> Named {
+fn named(parameters: &ParameterArena) -> Named {
     parameters.entries.iter().map(|entry| (entry.name.clone(), parameters.of_entry(entry))).collect()
 }
 

@@ -5,7 +5,7 @@
 use super::checkpoint::{Snapshot, TrainerState};
 use super::events::{LossScale, Step};
 use crate::models::{ModelConfig, Weights};
-use crate::optim::{Moments, Optimizer, Parameters};
+use crate::optim::{Moments, Optimizer, ParameterArena};
 use crate::tensor::{Bytes, Reading};
 use crate::{Error, Result, Tensor};
 
@@ -32,8 +32,7 @@ impl InFlight {
                 numbers.try_fold(true, |all, number| Ok(all & number.has_arrived()?))
             }
             InFlight::Snapshot(snapshot) => {
-                let arenas = std::iter::once(&mut snapshot.values);
-                let mut arenas = arenas.chain(snapshot.moments.iter_mut().map(|(_, arena)| arena));
+                let mut arenas = snapshot.values.iter_mut().chain(snapshot.moments.iter_mut().map(|(_, arena)| arena));
                 arenas.try_fold(true, |all, arena| Ok(all & arena.has_arrived()?))
             }
         }
@@ -106,7 +105,7 @@ impl PendingStep {
 pub(super) struct PendingSnapshot {
     /// Without what only the numbers of steps in flight can tell.
     state: TrainerState,
-    values: Readback,
+    values: Vec<Readback>,
     moments: Vec<(&'static str, Readback)>,
     /// Whether it is to be the `best`.
     pub(super) best: bool,
@@ -119,27 +118,28 @@ impl PendingSnapshot {
     /// If the driver reported an error.
     pub(super) fn new(
         state: TrainerState,
-        parameters: &Parameters,
+        parameters: &ParameterArena,
         optimizer: &Optimizer,
         best: bool,
     ) -> Result<PendingSnapshot> {
         let moments = optimizer.moments().into_iter().map(|(name, arena)| Ok((name, Readback::new(arena)?)));
         let moments = moments.collect::<Result<_>>()?;
-        Ok(PendingSnapshot { state, values: Readback::new(parameters.values())?, moments, best })
+        let values = parameters.stored().map(Readback::new).collect::<Result<_>>()?;
+        Ok(PendingSnapshot { state, values, moments, best })
     }
 
     /// The snapshot, once all has arrived.
     pub(super) fn snapshot(
         self,
         config: &ModelConfig,
-        parameters: &Parameters,
+        parameters: &ParameterArena,
         tokenizer: String,
         config_text: String,
     ) -> Snapshot {
-        let places = parameters.entries.iter().map(|e| (e.name.clone(), e.shape.clone(), e.offset));
+        let values = self.values.into_iter().map(Readback::bytes).collect();
         let moments = self.moments.into_iter().map(|(name, arena)| (name, arena.bytes())).collect();
         Snapshot {
-            weights: Weights::new(config.clone(), places, self.values.bytes()),
+            weights: Weights::new(config.clone(), parameters, values),
             moments: Moments::new(parameters, moments),
             tokenizer,
             state: self.state,

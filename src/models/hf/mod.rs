@@ -6,8 +6,9 @@ mod gpt2;
 pub(super) use gpt2::Gpt2Mapping;
 
 use super::{LanguageModel, ModelConfig, ModelKind, build};
+use crate::optim::{Entry, ParameterArena};
 use crate::tensor::Bytes;
-use crate::{Device, Error, Result, Shape, Tensor};
+use crate::{DType, Device, Error, Result, Shape, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -44,15 +45,15 @@ pub trait Mapping {
 /// the model learns on.
 pub struct Weights {
     config: ModelConfig,
-    /// Name, shape and first element of each.
-    tensors: Vec<(String, Shape, usize)>,
-    arena: Bytes,
+    entries: Vec<Entry>,
+    /// Of the entries that are f32, and if there are any of those that are f16.
+    arenas: Vec<Bytes>,
 }
 
 impl Weights {
-    /// The parameters of a model of this shape: name, shape and first element in the arena of each.
-    pub fn new(config: ModelConfig, tensors: impl Iterator<Item = (String, Shape, usize)>, arena: Bytes) -> Weights {
-        Weights { config, tensors: tensors.collect(), arena }
+    /// The parameters of a model of this shape, from the contents of the arenas that [`ParameterArena::stored`] names.
+    pub fn new(config: ModelConfig, parameters: &ParameterArena, arenas: Vec<Bytes>) -> Weights {
+        Weights { config, entries: parameters.entries.clone(), arenas }
     }
 
     /// The names and contents of the files that [`load`] reads.
@@ -61,17 +62,22 @@ impl Weights {
     /// If the tensors make no file, which no model's do.
     pub fn encode(self) -> Result<[(&'static str, Vec<u8>); 2]> {
         let (config, hf) = (&self.config, self.config.kind.hf());
-        let view = |shape: Vec<usize>, bytes| {
-            TensorView::new(Dtype::F32, shape, bytes).expect("a tensor's bytes fit its shape")
-        };
         let mut views: Vec<(String, TensorView)> = Vec::new();
-        let longest = self.tensors.iter().map(|(_, shape, _)| shape.last_dim()).max().unwrap_or(0);
+        let mut add = |name: &str, dtype: Dtype, shape: Vec<usize>, bytes| {
+            let view = TensorView::new(dtype, shape, bytes).expect("a tensor's bytes fit its shape");
+            views.push((hf.tensor_name(name), view));
+        };
+        let longest = self.entries.iter().map(|entry| entry.shape.last_dim()).max().unwrap_or(0);
         let zeros = vec![0; 4 * longest];
-        for (name, shape, start) in &self.tensors {
-            let bytes = &self.arena[4 * start..4 * (start + shape.elements())];
-            views.push((hf.tensor_name(name), view(shape.to_vec(), bytes)));
+        for Entry { name, shape, dtype, offset, .. } in &self.entries {
+            let (file_dtype, arena) = match dtype {
+                DType::F16 => (Dtype::F16, &self.arenas[1]),
+                _ => (Dtype::F32, &self.arenas[0]),
+            };
+            let size = dtype.size_bytes();
+            add(name, file_dtype, shape.to_vec(), &arena[size * offset..size * (offset + shape.elements())]);
             if let Some((name, len)) = hf.zeros_beside(config, name, shape) {
-                views.push((hf.tensor_name(&name), view(vec![len], &zeros[..4 * len])));
+                add(&name, Dtype::F32, vec![len], &zeros[..4 * len]);
             }
         }
         let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);

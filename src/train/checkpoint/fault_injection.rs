@@ -8,7 +8,7 @@ use super::snapshot::{Snapshot, recover};
 use super::state::{DataHash, TrainerState};
 use super::store::{Checkpoints, Request};
 use crate::models::{Weights, build, testing};
-use crate::optim::{Kind, Moments, Optimizer, Parameters};
+use crate::optim::{Kind, Moments, Optimizer, ParameterArena};
 use crate::tensor::Bytes;
 use crate::{DType, Device, Error};
 use std::fs::{self, File};
@@ -17,14 +17,13 @@ use std::path::{Path, PathBuf};
 fn snapshot(step: usize) -> Snapshot {
     let config = testing::small(5, 4, 1, 4);
     let mut model = build(&config, step as u64).unwrap();
-    let parameters = Parameters::gather(&mut *model, &Device::Cpu, DType::F32).unwrap();
+    let parameters = ParameterArena::new(&mut *model, &Device::Cpu, DType::F32).unwrap();
     let kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
     let optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
-    let places = parameters.entries.iter().map(|e| (e.name.clone(), e.shape.clone(), e.offset));
     let moments = optimizer.moments().into_iter().map(|(name, m)| (name, Bytes::Here(m.to_bytes().unwrap())));
     let data = DataHash { text_sha256: String::new(), tokens_sha256: String::new() };
     Snapshot {
-        weights: Weights::new(config, places, Bytes::Here(parameters.values().to_bytes().unwrap())),
+        weights: Weights::new(config, &parameters, vec![Bytes::Here(parameters.values().to_bytes().unwrap())]),
         moments: Moments::new(&parameters, moments.collect()),
         tokenizer: "{}".into(),
         state: TrainerState { step, ..TrainerState::new(&Device::Cpu, data, 10) },

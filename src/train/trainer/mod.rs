@@ -21,7 +21,7 @@ use crate::config::Config;
 use crate::data::{Loader, Position, Tokenizer};
 use crate::generate::{Sampling, generate, printable};
 use crate::models::LanguageModel;
-use crate::optim::{LearningRate, Optimizer, Parameters};
+use crate::optim::{LearningRate, Optimizer, ParameterArena};
 use crate::profile::Report;
 use crate::{Error, Result};
 use std::collections::VecDeque;
@@ -46,7 +46,7 @@ pub(super) struct Trainer<'a> {
     /// Bytes of the validation text.
     validation_bytes: usize,
     model: Box<dyn LanguageModel>,
-    parameters: Parameters,
+    parameters: ParameterArena,
     optimizer: Optimizer,
     learning_rate: LearningRate,
     step_hook: Box<dyn StepHook>,

@@ -5,7 +5,7 @@ use crate::config::{self, Config, OptimizerKind, Resolved, TrainLength};
 use crate::data::{Corpus, Loader, Tokenizer, TokenizerSpec};
 use crate::generate::check_prompt;
 use crate::models::{LanguageModel, ModelConfig, ModelKind, build, load};
-use crate::optim::{Kind, LearningRate, Optimizer, Parameters, Schedule};
+use crate::optim::{Kind, LearningRate, Optimizer, ParameterArena, Schedule};
 use crate::train::checkpoint::{CONFIG, Checkpoint, DataHash, METRICS, OPTIMIZER, TOKENIZER, TrainerState, Writer};
 use crate::train::events::{Event, Start};
 use crate::train::guard::Monitor;
@@ -219,7 +219,7 @@ struct Opened {
     folder: RunFolder,
     config_text: String,
     model: Box<dyn LanguageModel>,
-    parameters: Parameters,
+    parameters: ParameterArena,
     optimizer: Optimizer,
 }
 
@@ -316,8 +316,8 @@ fn on_device(
     mut model: Box<dyn LanguageModel>,
     config: &Config,
     device: &Device,
-) -> Result<(Box<dyn LanguageModel>, Parameters, Optimizer)> {
-    let parameters = Parameters::gather(&mut *model, device, operands(config.device.precision))?;
+) -> Result<(Box<dyn LanguageModel>, ParameterArena, Optimizer)> {
+    let parameters = ParameterArena::new(&mut *model, device, operands(config.device.precision))?;
     let (decay, clip) = (config.optimizer.weight_decay, config.train.grad_clip);
     let optimizer = Optimizer::new(&parameters, optimizer_kind(config), decay, clip)?;
     Ok((model, parameters, optimizer))

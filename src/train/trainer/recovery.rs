@@ -64,7 +64,7 @@ impl Trainer<'_> {
             ..checkpoint.state.guard.clone()
         };
         let mut model = load(&checkpoint.path)?;
-        self.parameters.take_values(&mut model)?;
+        self.parameters.take_values(&mut *model)?;
         let state = &checkpoint.state;
         self.optimizer.restore(&self.parameters, &checkpoint.path.join(OPTIMIZER), state.step as u64)?;
         // Steps that were in flight may have been skipped as well.

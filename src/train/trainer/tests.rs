@@ -211,7 +211,7 @@ fn a_batch_in_parts_has_the_loss_and_gradients_of_the_whole_with_dropout() {
 struct Recorder(Arc<Mutex<Vec<[Vec<f32>; 2]>>>);
 
 impl StepHook for Recorder {
-    fn after_backward(&mut self, parameters: &Parameters) -> Result<()> {
+    fn after_backward(&mut self, parameters: &ParameterArena) -> Result<()> {
         let both = [parameters.gradients().to_f32()?, parameters.values().to_f32()?];
         self.0.lock().unwrap().push(both);
         Ok(())
