@@ -155,8 +155,9 @@ impl Event {
             }),
             Event::Sample(text) => json!({ "kind": "sample", "text": text }),
             Event::Finished(s) => json!({
-                "kind": "end", "folder": s.folder, "precision": s.precision, "steps": s.steps, "interrupted": s.interrupted,
-                "train_loss": s.train_loss, "validation": s.validation, "best_loss": s.best_loss, "best_step": s.best_step,
+                "kind": "end", "folder": s.folder, "precision": s.precision, "steps": s.steps,
+                "interrupted": s.interrupted, "train_loss": s.train_loss, "validation": s.validation,
+                "best_loss": s.best_loss, "best_step": s.best_step,
                 "tokens_per_s": s.tokens_per_s.round(), "peak_memory_bytes": s.peak_memory_bytes,
                 "profile": s.report,
             }),

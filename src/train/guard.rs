@@ -1,8 +1,9 @@
-//! Decides whether a run may go on: the verdict on a logged step or an evaluation follows from its numbers, from what the
-//! guard remembers and from `[guard]` of the configuration, and from nothing else.
+//! Decides whether a run may go on: the verdict on a logged step or an evaluation follows from its numbers, from what
+//! the guard remembers and from `[guard]` of the configuration, and from nothing else.
 //!
-//! The optimizer makes no update from gradients whose norm is not finite, and counts on the device how often that was. The
-//! guard sees loss, norm and count of logged steps, once they have arrived. `trainer/recovery.rs` acts on the verdict.
+//! The optimizer makes no update from gradients whose norm is not finite, and counts on the device how often that was.
+//! The guard sees loss, norm and count of logged steps, once they have arrived. `trainer/recovery.rs` acts on the
+//! verdict.
 
 use super::checkpoint::GuardState;
 use super::events::Step;
@@ -13,8 +14,8 @@ use crate::config::{GuardConfig, NonFinite};
 pub(super) struct Monitor {
     /// The device's count of skipped updates, as last seen.
     pub(super) skipped: u32,
-    /// In mixed precision its count of overflows. Those are updates that were skipped as well, which are normal unless the
-    /// loss is not finite either.
+    /// In mixed precision its count of overflows. Those are updates that were skipped as well, which are normal unless
+    /// the loss is not finite either.
     pub(super) overflows: u64,
     /// Updates skipped since the last good logged step.
     pub(super) skips_in_a_row: usize,
@@ -157,6 +158,20 @@ mod tests {
         GuardConfig { non_finite, max_skips: 3, spike_z: 5.0, spike_window: 4, max_rollbacks: 2, ..Default::default() }
     }
 
+    /// "skip 3: norm of the gradients"
+    fn in_words(verdict: &Verdict) -> String {
+        let what = |anomaly: &Anomaly| match anomaly {
+            Anomaly::NotFinite { what, .. } => what.to_string(),
+            Anomaly::Spike { .. } => "spike".into(),
+        };
+        match verdict {
+            Verdict::Fine => "fine".into(),
+            Verdict::Skip { anomaly, in_a_row } => format!("skip {in_a_row}: {}", what(anomaly)),
+            Verdict::RollBack(anomaly) => format!("roll back: {}", what(anomaly)),
+            Verdict::Stop(anomaly) => format!("stop: {}", what(anomaly)),
+        }
+    }
+
     #[test]
     fn the_verdict_follows_from_numbers_and_memory() {
         use NonFinite::{Rollback, Skip, Stop};
@@ -202,17 +217,7 @@ mod tests {
         ];
         for (row, (policy, monitor, state, step, skipped, want, in_a_row)) in table.into_iter().enumerate() {
             let (verdict, after, new_state) = check(&config(policy), monitor, &state, &step, skipped);
-            let what = |anomaly: &Anomaly| match anomaly {
-                Anomaly::NotFinite { what, .. } => what.to_string(),
-                Anomaly::Spike { .. } => "spike".into(),
-            };
-            let got = match &verdict {
-                Verdict::Fine => "fine".into(),
-                Verdict::Skip { anomaly, in_a_row } => format!("skip {in_a_row}: {}", what(anomaly)),
-                Verdict::RollBack(anomaly) => format!("roll back: {}", what(anomaly)),
-                Verdict::Stop(anomaly) => format!("stop: {}", what(anomaly)),
-            };
-            assert_eq!((&*got, after.skips_in_a_row), (want, in_a_row), "row {row}");
+            assert_eq!((&*in_words(&verdict), after.skips_in_a_row), (want, in_a_row), "row {row}");
             assert_eq!(after.skipped, skipped, "row {row}");
             // Only good losses enter the window, which keeps its length.
             let mut losses = state.losses.clone();

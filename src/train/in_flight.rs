@@ -1,6 +1,6 @@
-//! Reads from the device that are in flight: the numbers of logged steps, and snapshots for checkpoints. The device copies
-//! both in the order of its queue, so they do not contain later steps. The host takes them once they have arrived and
-//! never waits.
+//! Reads from the device that are in flight: the numbers of logged steps, and snapshots for checkpoints. The device
+//! copies both in the order of its queue, so they do not contain later steps. The host takes them once they have
+//! arrived and never waits.
 
 use super::checkpoint::{Snapshot, TrainerState};
 use super::events::{LossScale, Step};
@@ -103,7 +103,7 @@ impl PendingStep {
 
 /// A snapshot whose weights and moments are on their way.
 pub(super) struct PendingSnapshot {
-    /// Without what only the numbers of steps in flight can tell.
+    /// Without the values that follow from the numbers of steps in flight.
     state: TrainerState,
     values: Vec<Readback>,
     moments: Vec<(&'static str, Readback)>,

@@ -1,5 +1,5 @@
-//! Keeps two processes from writing into one run. The operating system holds the lock and lets go of it when the process
-//! ends, however it ends: one that is left over is no obstacle.
+//! Keeps two processes from writing into one run. The operating system holds the lock and lets go of it when the
+//! process ends, however it ends: one that is left over is no obstacle.
 
 use crate::{Error, Result};
 use std::fs::{self, File, OpenOptions, TryLockError};

@@ -33,7 +33,8 @@ pub struct TensorSize {
 }
 
 impl Plan {
-    /// Of a model, a pass over `tokens` tokens with matrix operands of type `operands`, and what trains it, if anything does.
+    /// Of a model, a pass over `tokens` tokens with matrix operands of type `operands`, and what trains it, if anything
+    /// does.
     pub fn new(model: &ModelConfig, tokens: usize, operands: DType, optimizer: Option<&Kind>) -> Plan {
         let parameters = model.parameter_count();
         let arena = |dtype: DType| (dtype.size_bytes() * parameters) as u64;

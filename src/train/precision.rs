@@ -12,8 +12,8 @@ pub fn operands(precision: Precision) -> DType {
     }
 }
 
-/// What products are computed in: "f32", or of mixed precision what the device has for it, and for which products of this model
-/// it cannot be used.
+/// What products are computed in: "f32", or of mixed precision what the device has for it, and for which products of
+/// this model it cannot be used.
 pub fn describe_precision(precision: Precision, device: &Device, model: &ModelConfig) -> String {
     let side = device.limits().coop_matrix;
     match precision {
@@ -38,7 +38,8 @@ fn on_units(side: u32, model: &ModelConfig) -> String {
     }
     if !vocab_size.is_multiple_of(4) {
         text += &format!(
-            "; not those with the vocabulary, as {vocab_size} is no multiple of 4: model.vocab_multiple = 64 makes it one"
+            "; not those with the vocabulary, as {vocab_size} is no multiple of 4: model.vocab_multiple = 64 makes it \
+             one"
         );
     }
     text

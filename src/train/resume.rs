@@ -69,7 +69,8 @@ impl Resumed {
         Ok(Resumed { folder, checkpoint, notes, config_text })
     }
 
-    /// The text of `config.toml`: the one that is there, which knows where each value first came from, if it still holds.
+    /// The text of `config.toml`: the one that is there, which knows where each value first came from, if it still
+    /// holds.
     pub(super) fn config_text(&self, resolved: &Resolved) -> String {
         let there = Layers::new().toml_str("config.toml", &self.config_text).and_then(Layers::build);
         match there {

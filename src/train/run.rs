@@ -6,12 +6,12 @@ use super::trainer::Trainer;
 use crate::config::Resolved;
 use crate::{Error, Result};
 
-/// Trains as `resolved` says. A resumed run continues from its newest checkpoint as if it had never stopped. So does one
-/// whose device was lost, once, if it can be opened again.
+/// Trains as `resolved` says. A resumed run continues from its newest checkpoint as if it had never stopped. So does
+/// one whose device was lost, once, if it can be opened again.
 ///
 /// # Errors
-/// If a run cannot be resumed or may not be with this configuration, if the corpus, the tokenizer, the model or the run's
-/// folder cannot be made, if the device reports an error, or [`Error::Diverged`].
+/// If a run cannot be resumed or may not be with this configuration, if the corpus, the tokenizer, the model or the
+/// run's folder cannot be made, if the device reports an error, or [`Error::Diverged`].
 pub fn train(resolved: &Resolved, options: TrainOptions) -> Result<Summary> {
     let TrainOptions { device, reopen, data_dir, resume, stop, training_log, on_event } = options;
     let mut folder = None;

@@ -157,7 +157,7 @@ pub fn newest_unfinished_run(dir: &Path) -> Result<PathBuf> {
         let times = ["last", CONFIG].iter().filter_map(|name| fs::metadata(path.join(name)).ok()?.modified().ok());
         times.max()
     };
-    // A run of an older version cannot be resumed; that it holds a checkpoint without a manifest tells.
+    // A checkpoint without a manifest is of an older version, which cannot be resumed.
     let can_be_resumed = |path: &Path| {
         path.join(CONFIG).is_file()
             && !path.join(FINISHED).exists()

@@ -27,8 +27,8 @@ pub struct Verified {
     pub folder: Option<PathBuf>,
 }
 
-/// Trains `2 * steps` steps in one go, then `steps` and, resumed, `steps` again, in a folder of its own in `run.dir`, and
-/// compares weights, optimizer state and metrics. Model, data, batches and optimizer are those of `resolved`.
+/// Trains `2 * steps` steps in one go, then `steps` and, resumed, `steps` again, in a folder of its own in `run.dir`,
+/// and compares weights, optimizer state and metrics. Model, data, batches and optimizer are those of `resolved`.
 ///
 /// # Errors
 /// If a run fails or is stopped.

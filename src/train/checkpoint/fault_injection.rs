@@ -49,7 +49,7 @@ fn run(steps: &[usize]) -> tempfile::TempDir {
     dir
 }
 
-/// The step that a resumed run would go on from, and what it would be told.
+/// The step that a resumed run would continue from, and its notes.
 fn resumes_from(run: &Path) -> (usize, String) {
     recover(&Files::default(), run).unwrap();
     let mut notes = Vec::new();

@@ -9,7 +9,7 @@ use std::path::Path;
 /// How the names of files begin and end that are about to replace others.
 const UNFINISHED: (&str, &str) = (".replacing-", ".tmp");
 
-/// Asks the operating system. In tests it can be told to refuse.
+/// Makes requests to the operating system, which tests let fail.
 #[derive(Clone, Default)]
 pub struct Files {
     #[cfg(test)]

@@ -18,8 +18,8 @@ pub struct FoundCheckpoint {
     pub damaged: Vec<Error>,
 }
 
-/// The folder with `model.safetensors` that `path` means: itself; of a run its best checkpoint, or else the last, or else
-/// the newest that is not damaged; or the one that `best` or `last` in a run's folder names.
+/// The folder with `model.safetensors` that `path` means: itself; of a run its best checkpoint, or else the last, or
+/// else the newest that is not damaged; or the one that `best` or `last` in a run's folder names.
 ///
 /// # Errors
 /// If there is no model, or none that is not damaged.
@@ -70,7 +70,8 @@ pub fn models(run: &Path) -> Vec<PathBuf> {
     folders
 }
 
-/// Checks the model's files against the manifest. A model from elsewhere has none: loading it checks what can be checked.
+/// Checks the model's files against the manifest. A model from elsewhere has none: loading it checks what can be
+/// checked.
 fn verify_model(folder: &Path) -> Result<()> {
     match Manifest::read(folder)? {
         Some(manifest) => MODEL_FILES.iter().try_for_each(|name| manifest.check(folder, name)),
@@ -84,8 +85,8 @@ pub struct Checkpoint {
     pub state: TrainerState,
 }
 
-/// The newest checkpoint of a run that is not damaged; `None` if the run has none at all. `notes` gets a message for each
-/// damaged one.
+/// The newest checkpoint of a run that is not damaged; `None` if the run has none at all. `notes` gets a message for
+/// each damaged one.
 pub fn newest_good(run: &Path, notes: &mut Vec<String>) -> Result<Option<Checkpoint>> {
     let mut first_error = None;
     for (step, path) in checkpoints(run).into_iter().rev() {

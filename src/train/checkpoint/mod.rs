@@ -1,4 +1,5 @@
-//! The checkpoints of a run: what is in one, how it is written whole or not at all, which of them stay, and how one is found.
+//! The checkpoints of a run: what is in one, how it is written whole or not at all, which of them stay, and how one is
+//! found.
 //!
 //! A checkpoint is a folder that is complete as soon as it has its name, with a manifest by which damage is detected:
 //!

@@ -31,12 +31,12 @@ impl Checkpoints {
         Checkpoints { run: run.to_path_buf(), files }
     }
 
-    /// Writes `checkpoints/step-N` and makes it the `last`, and the `best` if so told. Of the others only `best` and the
-    /// newest `keep_last` stay.
+    /// Writes `checkpoints/step-N` and makes it the `last`, and the `best` if requested. Of the others only `best` and
+    /// the newest `keep_last` stay.
     ///
     /// # Errors
-    /// If a file cannot be written, with the checkpoints from before as they were; or if one that is not to stay cannot be
-    /// removed.
+    /// If a file cannot be written, with the checkpoints from before as they were; or if one that is not to stay cannot
+    /// be removed.
     pub fn save(&self, request: Request) -> Result<PathBuf> {
         let Request { snapshot, metrics, best, keep_last } = request;
         let step = snapshot.state.step;
@@ -86,8 +86,8 @@ impl Checkpoints {
         self.files.replace(&self.run.join(name), format!("{}\n", checkpoint_name(step)).as_bytes())
     }
 
-    /// Removes what is older than the newest `keep_last` up to `step`, other than `best`; and what is newer than `step`,
-    /// which is left from before the run went back to an older checkpoint.
+    /// Removes what is older than the newest `keep_last` up to `step`, other than `best`; and what is newer than
+    /// `step`, which is left from before the run went back to an older checkpoint.
     fn prune(&self, step: usize, keep_last: usize) -> Result<()> {
         let best = resolve_ref(&self.run, "best");
         let (newer, old): (Vec<_>, Vec<_>) = checkpoints(&self.run).into_iter().partition(|(at, _)| *at > step);

@@ -26,7 +26,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Step and folder of the checkpoint that was written, once; `None` while it is under way, unless told to wait.
+    /// Step and folder of the checkpoint that was written, once; `None` while it is under way, unless `wait` is set.
     ///
     /// # Errors
     /// If it could not be written.

@@ -57,7 +57,8 @@ pub(super) struct Trainer<'a> {
     monitor: Monitor,
     /// Steps that the guard has not seen to be good yet, and the position of the loader before each.
     unconfirmed: VecDeque<(usize, Position)>,
-    /// Passes that a batch of the configured size is computed in: more than one where the device's memory does not suffice.
+    /// Passes that a batch of the configured size is computed in: more than one where the device's memory does not
+    /// suffice.
     micro_batches: usize,
     /// Whether the validation loss has not fallen for so long that the run is at its end.
     out_of_patience: bool,
@@ -115,8 +116,8 @@ impl Trainer<'_> {
         wanted && self.validation.len() >= 2 && state.evaluated.as_ref().is_none_or(|e| e.step != state.step)
     }
 
-    /// Takes what has arrived from the device, in its order: reports the numbers of logged steps, hands snapshots to the
-    /// writer. With `wait`, waits for all of it. True if the run was rolled back.
+    /// Takes what has arrived from the device, in its order: reports the numbers of logged steps, hands snapshots to
+    /// the writer. With `wait`, waits for all of it. True if the run was rolled back.
     fn take_arrived(&mut self, wait: bool) -> Result<bool> {
         if wait {
             let started = Instant::now();

@@ -64,8 +64,8 @@ impl Trainer<'_> {
             || self.state.step == self.state.total_steps
     }
 
-    /// What micro-batch number `part` of a batch contributes to the mean loss of a step, with the dropout masks that its
-    /// sequences have in the whole batch.
+    /// What micro-batch number `part` of a batch contributes to the mean loss of a step, with the dropout masks that
+    /// its sequences have in the whole batch.
     pub(super) fn loss(&self, batch: &Batch, part: usize, pass: u64) -> Result<Tensor> {
         let c = &self.config;
         let (rows, t) = (c.train.batch_size, c.model.block_size);
@@ -83,7 +83,8 @@ impl Trainer<'_> {
         if weight == 1.0 { Ok(loss) } else { loss.scale(weight) }
     }
 
-    /// After a step that found too little memory: prepares to compute it again, each batch in twice as many micro-batches.
+    /// After a step that found too little memory: prepares to compute it again, each batch in twice as many
+    /// micro-batches.
     ///
     /// # Errors
     /// That of the step, if a micro-batch is one sequence already.
@@ -100,8 +101,8 @@ impl Trainer<'_> {
         let first = error.to_string();
         let first = first.lines().next().unwrap_or_default();
         self.report(Event::Note(format!(
-            "{first}: going on with batches of {rows}, accumulated over {passes} passes; a step is of as many tokens as \
-             before"
+            "{first}: going on with batches of {rows}, accumulated over {passes} passes; a step is of as many tokens \
+             as before"
         )))
     }
 

@@ -22,8 +22,8 @@ fn options<'a>(device: &Device, stop: &'a AtomicBool, on_event: &'a mut dyn FnMu
 /// Forty steps of a small model, with checkpoints at each fifth.
 fn configuration(dir: &Path, settings: &[&str]) -> Resolved {
     let text = format!(
-        "[run]\ndir = {dir:?}\nname = \"a\"\n[data]\ntokenizer = \"char\"\n[model]\nn_layer = 2\nn_head = 2\nn_embd = 16\n\
-         block_size = 16\n[train]\nbatch_size = 4\nmax_steps = 40\neval_every = 0\neval_batches = 2\n\
+        "[run]\ndir = {dir:?}\nname = \"a\"\n[data]\ntokenizer = \"char\"\n[model]\nn_layer = 2\nn_head = 2\n\
+         n_embd = 16\nblock_size = 16\n[train]\nbatch_size = 4\nmax_steps = 40\neval_every = 0\neval_batches = 2\n\
          learning_rate = 0.01\n[checkpoint]\nevery = 5\n[log]\nevery = 1\n[generate]\nmax_new_tokens = 1\n"
     );
     let layers = Layers::new().toml_str("test.toml", &text).unwrap();
