@@ -50,6 +50,7 @@ pub struct LargeTensor {
 pub struct ModelKind(&'static dyn Family);
 
 impl ModelKind {
+    /// GPT-2 (Radford et al. 2019).
     pub const GPT2: ModelKind = ModelKind(&super::gpt2::Gpt2Family);
 
     /// Every family.

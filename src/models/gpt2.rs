@@ -3,8 +3,8 @@
 //!
 //! Shapes: B sequences of T tokens, width C = `n_embd`, vocabulary V.
 //!
-//! In mixed precision (parameters with an f16 copy) the operands and results of matmuls are f16: what leaves a layer norm, and
-//! all that attention and the feed-forward layer compute from it. The residual stream stays f32.
+//! In mixed precision (parameters with an f16 copy) the operands and results of matmuls are f16: what leaves a layer
+//! norm, and all that attention and the feed-forward layer compute from it. The residual stream stays f32.
 
 use super::{Family, KvCache, KvView, LanguageModel, LargeTensor, ModelConfig, hf};
 use crate::nn::{Dropout, Embedding, LayerNorm, Linear, Module, Parameter, ResidualStream, init_keys, join};
@@ -208,8 +208,8 @@ impl Family for Gpt2Family {
         (m.vocab_size + m.block_size) * c + m.n_layer * (attention + mlp + 2 * norm) + norm + head
     }
 
-    /// 6 per parameter that takes part in a matmul, and attention over half the context (Kaplan et al. 2020; Chowdhery et al.
-    /// 2022, appendix B).
+    /// 6 per parameter that takes part in a matmul, and attention over half the context (Kaplan et al. 2020; Chowdhery
+    /// et al. 2022, appendix B).
     fn train_flops_per_token(&self, m: &ModelConfig) -> f64 {
         let (c, t) = (m.n_embd as f64, m.block_size as f64);
         let matmuls = 12.0 * c * c * m.n_layer as f64 + c * m.vocab_size as f64;

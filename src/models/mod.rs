@@ -1,7 +1,8 @@
-//! Language models: families of them behind one trait, so that whoever trains, evaluates, generates or saves knows no family.
+//! Language models: families of them behind one trait, so that whoever trains, evaluates, generates or saves knows no
+//! family.
 //!
-//! A family is a file beside this one, a row of [`FAMILIES`], and how Hugging Face writes it (`hf/`). CONTRIBUTING.md says how
-//! to add one.
+//! A family is a file beside this one, a row of [`FAMILIES`], and how Hugging Face writes it (`hf/`). CONTRIBUTING.md
+//! says how to add one.
 
 mod config;
 mod gpt2;
@@ -33,8 +34,8 @@ pub trait LanguageModel: Module + Send + Sync {
     /// Its family and shape.
     fn config(&self) -> &ModelConfig;
 
-    /// The final hidden states: ids (B, T) -> (B, T, C), of the head's type. With a cache B is 1, and the ids follow the tokens
-    /// in it: keys and values of the new ones are written there, but not counted yet.
+    /// The final hidden states: ids (B, T) -> (B, T, C), of the head's type. With a cache B is 1, and the ids follow
+    /// the tokens in it: keys and values of the new ones are written there, but not counted yet.
     ///
     /// # Errors
     /// If the shapes do not fit, or all tokens together do not fit the context.
@@ -75,8 +76,8 @@ pub trait LanguageModel: Module + Send + Sync {
         KvCache::new(layers, self.config().block_size, width, &self.device())
     }
 
-    /// The logits of the token after the last of ids (1, T), which follow those in the cache and are added to it: (1, V), f32.
-    /// For inference: nothing is recorded on the tape.
+    /// The logits of the token after the last of ids (1, T), which follow those in the cache and are added to it: (1,
+    /// V), f32. For inference: nothing is recorded on the tape.
     ///
     /// # Errors
     /// If the shapes or the cache do not fit, or all tokens together do not fit the context.

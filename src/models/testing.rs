@@ -11,7 +11,8 @@ pub fn small(vocab_size: usize, block_size: usize, n_head: usize, n_embd: usize)
     ModelConfig { kind, vocab_size, block_size, n_layer, n_head, n_embd, bias, tie_embeddings }
 }
 
-/// Predicts the next token from the last alone (Bengio et al. 2003, with a context of one): no attention, and so no cache.
+/// Predicts the next token from the last alone (Bengio et al. 2003, with a context of one): no attention, and so no
+/// cache.
 struct MlpModel {
     config: ModelConfig,
     embed: Embedding,

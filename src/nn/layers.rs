@@ -56,7 +56,8 @@ impl Linear {
         Ok(Linear { weight: weight.into(), bias: bias.map(Parameter::from) })
     }
 
-    /// (..., inputs) -> (..., outputs), of x's type. Where x is f32 and the weight is f16 only, the matmul is one of f16.
+    /// (..., inputs) -> (..., outputs), of x's type. Where x is f32 and the weight is f16 only, the matmul is one of
+    /// f16.
     ///
     /// # Errors
     /// If the shape does not fit.
@@ -132,7 +133,8 @@ impl LayerNorm {
         x.layer_norm_to(out, &self.weight, self.bias.as_deref(), LayerNorm::EPS)
     }
 
-    /// The residual stream x + dropout(branch), and that sum normalized, of type `out`: twice (..., width), in one kernel.
+    /// The residual stream x + dropout(branch), and that sum normalized, of type `out`: twice (..., width), in one
+    /// kernel.
     ///
     /// # Errors
     /// If a shape does not fit.

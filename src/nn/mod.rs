@@ -30,15 +30,15 @@ impl Parameter {
         self.trainable
     }
 
-    /// From here on its values stay: gradients stop here. What is to be trained is decided before the parameters move into an
-    /// arena, which keeps neither gradients nor moments of frozen ones.
+    /// From here on its values stay: gradients stop here. What is to be trained is decided before the parameters move
+    /// into an arena, which keeps neither gradients nor moments of frozen ones.
     pub fn freeze(&mut self) {
         (self.value, self.half) = (self.value.detach(), self.half.as_ref().map(Tensor::detach));
         self.trainable = false;
     }
 
-    /// Freezes it and keeps f16 values alone. Only operands of matmuls may be f16: weights of [`Linear`], and a head that is not
-    /// tied to an embedding.
+    /// Freezes it and keeps f16 values alone. Only operands of matmuls may be f16: weights of [`Linear`], and a head
+    /// that is not tied to an embedding.
     ///
     /// # Errors
     /// If the device cannot store f16 or has no memory left.

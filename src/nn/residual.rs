@@ -1,8 +1,8 @@
 //! The residual stream of a Transformer (Vaswani et al. 2017, with the norm first): what every layer reads, normalized,
 //! and adds its branch to.
 //!
-//! x + dropout(branch), and the layer norm of that sum, are one kernel ([`LayerNorm::forward_add`]). So `add` only notes the
-//! branch, and the `norm` that comes next adds it: a layer need not know which norm that is.
+//! x + dropout(branch), and the layer norm of that sum, are one kernel ([`LayerNorm::forward_add`]). So `add` only
+//! notes the branch, and the `norm` that comes next adds it: a layer need not know which norm that is.
 //!
 //! Shapes: all tensors are (..., C).
 
@@ -67,7 +67,8 @@ mod tests {
     use super::*;
     use crate::Device;
 
-    /// Two branches, as of blocks whose attention and feed-forward layer run side by side: one of them is added by the norm.
+    /// Two branches, as of blocks whose attention and feed-forward layer run side by side: one of them is added by the
+    /// norm.
     #[test]
     fn branches_that_follow_each_other_are_all_added() {
         for device in Device::for_tests() {

@@ -16,7 +16,8 @@ use half::f16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 
-/// Tensors start on multiples of this many elements: 256 bytes of f16, which every device accepts as a binding's offset.
+/// Tensors start on multiples of this many elements: 256 bytes of f16, which every device accepts as a binding's
+/// offset.
 pub(super) const ALIGN: usize = 128;
 
 /// Where one parameter lies.
@@ -34,7 +35,8 @@ pub struct Entry {
 
 /// All parameters of a module, and the gradients of those that are trained.
 pub struct ParameterArena {
-    /// In the order of the arenas: those that decay, those that are trained without, frozen ones, those that are f16 only.
+    /// In the order of the arenas: those that decay, those that are trained without, frozen ones, those that are f16
+    /// only.
     pub entries: Vec<Entry>,
     /// Elements from the start that weight decay applies to: matrices and embeddings, which take part in matmuls;
     /// not biases and the scales of layer norms (nanoGPT).
@@ -49,9 +51,9 @@ pub struct ParameterArena {
 }
 
 impl ParameterArena {
-    /// Moves a module's parameters into arenas on `device`; the module then uses them there, and the gradients of those that
-    /// are trained collect in an arena beside them. If `operands` of matmuls are to be f16, a further one holds copies of the
-    /// values for them.
+    /// Moves a module's parameters into arenas on `device`; the module then uses them there, and the gradients of those
+    /// that are trained collect in an arena beside them. If `operands` of matmuls are to be f16, a further one holds
+    /// copies of the values for them.
     ///
     /// # Errors
     /// If there is nothing to train, a parameter is f16 that is not frozen, or the device cannot hold them.
@@ -122,7 +124,8 @@ impl ParameterArena {
         &self.values
     }
 
-    /// The arenas that hold every parameter once: that of the f32 values, and if there are any that of those in f16 only.
+    /// The arenas that hold every parameter once: that of the f32 values, and if there are any that of those in f16
+    /// only.
     pub fn stored(&self) -> impl Iterator<Item = &Tensor> {
         [&self.values].into_iter().chain(&self.f16_only)
     }
@@ -280,8 +283,9 @@ mod tests {
         net.parameters().iter().map(|(name, tensor)| (name.clone(), tensor.to_bytes().unwrap())).collect()
     }
 
-    /// Of every kind of parameter in turn. Gradients are not clipped: their norm is one of fewer numbers, which are added up in
-    /// another order. For the same reason a weight is frozen with its bias, whose gradient comes from the weight's matmul.
+    /// Of every kind of parameter in turn. Gradients are not clipped: their norm is one of fewer numbers, which are
+    /// added up in another order. For the same reason a weight is frozen with its bias, whose gradient comes from the
+    /// weight's matmul.
     #[test]
     fn frozen_parameters_keep_their_bits_and_the_others_learn_as_if_their_gradients_were_ignored() {
         let alone = ["embed.weight", "norm.weight", "norm.bias", "linear.bias", "head.weight"].map(|name| vec![name]);

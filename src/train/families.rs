@@ -1,5 +1,5 @@
-//! The seam to models: a family that only `models::testing` knows is trained, evaluated, saved, resumed, loaded and continues
-//! a prompt by the code that GPT-2 goes through.
+//! The seam to models: a family that only `models::testing` knows is trained, evaluated, saved, resumed, loaded and
+//! continues a prompt by the code that GPT-2 goes through.
 
 use super::{Event, TrainOptions, Windows, evaluate, find_checkpoint, train};
 use crate::config::{Layers, Resolved};

@@ -36,8 +36,8 @@ pub trait Mapping {
     /// What the parameter that is called `name` here is called in `model.safetensors`.
     fn tensor_name(&self, name: &str) -> String;
 
-    /// The name (as here) and length of a vector of zeros that Hugging Face's model has beside this parameter, and this one
-    /// does without.
+    /// The name (as here) and length of a vector of zeros that Hugging Face's model has beside this parameter, and this
+    /// one does without.
     fn zeros_beside(&self, config: &ModelConfig, name: &str, shape: &Shape) -> Option<(String, usize)>;
 }
 
