@@ -1,9 +1,8 @@
 //! Train GPT-style language models on any GPU through wgpu, or on the CPU.
 //!
 //! Modules import only from those to their left:
-//! `error, profile <- gpu, cpu <- tensor <- ops <- nn, optim <- models <- generate <- train <- bench
-//! <- cli`;
-//! `config` and `data` import only `error`. `docs/design.md` is the map.
+//! `error, profile <- gpu, cpu <- tensor <- ops <- nn, optim <- models <- generate <- train <- bench <- cli`;
+//! `config` and `data` import only `error`, `testing` nothing. `docs/design.md` is the map.
 
 pub mod bench;
 pub mod cli;
@@ -19,6 +18,8 @@ pub mod ops;
 pub mod optim;
 pub mod profile;
 pub mod tensor;
+#[doc(hidden)]
+pub mod testing;
 pub mod train;
 
 pub use cpu::set_threads;

@@ -7,6 +7,7 @@ mod common;
 use rustyflow::models::{Gpt2, LanguageModel, ModelConfig, ModelKind};
 use rustyflow::nn::{Dropout, Module};
 use rustyflow::optim::{Kind, Optimizer, ParameterArena};
+use rustyflow::testing::worst_error;
 use rustyflow::{DType, Device, Result, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors};
 use serde_json::Value;
@@ -59,14 +60,13 @@ impl Golden {
     }
 }
 
-/// max|got - want| / max|want|, the measure of the golden files. Element by element would punish cancellation.
+/// max|got - want| / max|want|, the measure of the golden files; infinite if a number is not finite. Element by element
+/// would punish cancellation.
 fn scaled_error(got: &[f32], want: &[f32]) -> f32 {
     assert_eq!(got.len(), want.len(), "length");
     let largest = want.iter().fold(0.0f32, |m, w| m.max(w.abs()));
-    let difference = got.iter().zip(want).map(|(g, w)| (g - w).abs());
-    // f32::max would drop a NaN.
-    let difference = difference.fold(0.0f32, |m, d| if d.is_nan() || d > m { d } else { m });
-    if largest > 0.0 { difference / largest } else { difference }
+    let scale = f64::from(if largest > 0.0 { largest } else { 1.0 });
+    worst_error(got, want, |_, _| scale) as f32
 }
 
 /// Collects comparisons so that one run shows all that differ.
@@ -82,7 +82,7 @@ impl Comparison {
         let error = scaled_error(got, want);
         let worst = self.worst.entry(group.to_string()).or_insert((0.0, tolerance));
         worst.0 = worst.0.max(error);
-        if error.is_nan() || error > tolerance {
+        if error > tolerance {
             self.failures.push(format!("{what}: off by {error:.1e}, may be {tolerance:.1e}"));
         }
     }

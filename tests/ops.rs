@@ -62,6 +62,7 @@ fn gradients_agree_with_finite_differences() {
             let h = 2e-2;
             let numerical = (4.0 * slope(h / 2.0) - slope(h)) / 3.0;
             let analytic: f64 = grad.iter().zip(&direction).map(|(g, v)| f64::from(*g) * f64::from(*v)).sum();
+            assert!(grad.iter().all(|g| g.is_finite()), "{}: the gradient of input {i} is not finite", case.name);
             // Rounding of F (about 1e-7 of the sum of its terms) divided by h, and what is left of the truncation.
             let scale: f64 = grad.iter().map(|g| f64::from(g.abs())).sum::<f64>() / (grad.len() as f64).sqrt();
             let bound = 2e-3 * scale.max(analytic.abs()) + 2e-4;
@@ -89,7 +90,9 @@ fn gpu_agrees_with_cpu() {
             let what = format!("{device}, {kind:?}");
             let output = format!("{what}: output");
             failures.extend(common::differences(&case.name, &output, &other_y, &y, case.atol, case.rtol));
+            assert_eq!(grads.len(), other_grads.len(), "{}", case.name);
             for (i, (grad, other_grad)) in grads.iter().zip(&other_grads).enumerate() {
+                assert_eq!(grad.is_some(), other_grad.is_some(), "{}: {what}: gradient of input {i}", case.name);
                 if let (Some(grad), Some(other_grad)) = (grad, other_grad) {
                     let what = format!("{what}: gradient of input {i}");
                     failures.extend(common::differences(&case.name, &what, other_grad, grad, case.atol, case.rtol));
@@ -118,7 +121,9 @@ fn bits_on_threads(count: usize) -> Vec<(String, Vec<u32>)> {
 fn every_number_of_threads_gives_the_same_bits() {
     let alone = bits_on_threads(1);
     for threads in [2, 3] {
-        for ((name, bits), (_, want)) in bits_on_threads(threads).iter().zip(&alone) {
+        let among_several = bits_on_threads(threads);
+        assert_eq!(among_several.len(), alone.len());
+        for ((name, bits), (_, want)) in among_several.iter().zip(&alone) {
             assert!(bits == want, "{name}: {threads} threads");
         }
     }

@@ -3,6 +3,7 @@
 mod common;
 
 use rustyflow::ops::random::Key;
+use rustyflow::testing::assert_close;
 use rustyflow::{DType, Device, Error, Tensor};
 
 /// The CPU, and the GPU if there is one.
@@ -22,9 +23,8 @@ fn reductions_agree_with_sums_by_hand() {
             assert_eq!(x.sum(dim).unwrap().shape()[..], *shape);
             assert_eq!(x.sum(dim).unwrap().to_f32().unwrap(), sum, "{device}, dimension {dim}");
             let n = x.shape()[dim] as f32;
-            for (mean, sum) in x.mean(dim).unwrap().to_f32().unwrap().iter().zip(&sum) {
-                assert!((mean * n - sum).abs() < 1e-5, "{device}, dimension {dim}: {mean}");
-            }
+            let times_n: Vec<f32> = x.mean(dim).unwrap().to_f32().unwrap().iter().map(|mean| mean * n).collect();
+            assert_close(format!("{device}, dimension {dim}"), &times_n, &sum, 1e-5, 0.0);
         }
         assert_eq!(x.max(2).unwrap().to_f32().unwrap(), [4.0, 32.0], "{device}");
     }
@@ -119,12 +119,11 @@ fn every_row_counts_once_in_the_gradients_of_a_layer_norm_and_passes_add_up() {
                 y.backward_with(&dy).unwrap();
                 let sums = [(&weight, &want_weight), (&bias, &want_bias)];
                 for (of, want) in sums.into_iter().take(1 + with_bias as usize) {
-                    for (got, want) in of.grad().unwrap().to_f32().unwrap().iter().zip(want) {
-                        let (got, want) = (f64::from(*got), f64::from(pass) * want);
-                        // Rounding of the terms, and of partial sums, which grow like sqrt(rows).
-                        let bound = 1e-6 * (rows as f64).sqrt() + 5e-6 + 2e-6 * want.abs();
-                        assert!((got - want).abs() <= bound, "{device}: {rows}x{c}, pass {pass}: {got}, not {want}");
-                    }
+                    let want: Vec<f64> = want.iter().map(|want| f64::from(pass) * want).collect();
+                    // Rounding of the terms, and of partial sums, which grow like sqrt(rows).
+                    let atol = 1e-6 * (rows as f64).sqrt() + 5e-6;
+                    let got = of.grad().unwrap().to_f32().unwrap();
+                    assert_close(format!("{device}: {rows}x{c}, pass {pass}"), &got, &want, atol, 2e-6);
                 }
             }
         }
@@ -194,10 +193,8 @@ fn dropout_before_a_sum_and_its_norm_is_that_of_the_op_by_itself() {
                 let what = format!("{device}: {rows}x{c}: {name}");
                 let zeros = |x: &[f32]| x.iter().map(|x| *x == 0.0).collect::<Vec<_>>();
                 assert_eq!(zeros(fused), zeros(apart), "{what}: other elements are dropped");
-                for (fused, apart) in fused.iter().zip(apart) {
-                    // A GPU may round the product with 1/(1-p) and the sum once or twice.
-                    assert!((fused - apart).abs() <= 1e-5 * (1.0 + apart.abs()), "{what}: {fused}, not {apart}");
-                }
+                // A GPU may round the product with 1/(1-p) and the sum once or twice.
+                assert_close(what, fused, apart, 1e-5, 1e-5);
             }
         }
     }
@@ -222,10 +219,7 @@ fn a_residual_of_f16_is_added_in_f32_and_gets_the_gradient_of_one_of_f32_rounded
             for ((name, half), single) in names.iter().zip(&half).zip(&single) {
                 // One unit in the last of 11 bits, of normal numbers of f16 and of those below.
                 let (rtol, atol) = if *name == "of the residual" { (1e-3, 6e-8) } else { (1e-6, 1e-6) };
-                for (half, single) in half.iter().zip(single) {
-                    let error = (half - single).abs();
-                    assert!(error <= atol + rtol * single.abs(), "{device}: {rows}x{c}: {name}: {half}, not {single}");
-                }
+                assert_close(format!("{device}: {rows}x{c}: {name}"), half, single, atol, rtol);
             }
         }
     }

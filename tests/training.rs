@@ -3,6 +3,7 @@
 #[path = "common/sandbox.rs"]
 mod sandbox;
 
+use rustyflow::testing::{assert_close, difference};
 use safetensors::SafeTensors;
 use sandbox::{Sandbox, TINY_RUN, has_gpu};
 
@@ -20,12 +21,6 @@ const SETTINGS: [&str; 8] = [
     "model.n_layer=2",
 ];
 
-/// The largest difference between the losses of two runs.
-fn largest_difference(left: &[f64], right: &[f64]) -> f64 {
-    assert_eq!(left.len(), right.len());
-    left.iter().zip(right).map(|(l, r)| (l - r).abs()).fold(0.0, f64::max)
-}
-
 fn cpu_and_gpu_agree(further: &[&str]) {
     if !has_gpu() {
         return;
@@ -40,8 +35,7 @@ fn cpu_and_gpu_agree(further: &[&str]) {
         assert_eq!(cpu.len(), count);
         assert!(kind == "eval" || cpu[19] < cpu[0] - 0.3, "the loss falls: {cpu:?}");
         // Sums in another order differ by 1e-7 of their value; twenty steps make more of it.
-        let worst = largest_difference(&cpu, &gpu);
-        assert!(worst < 1e-3, "{kind}: {worst}\ncpu {cpu:?}\ngpu {gpu:?}");
+        assert_close(format!("{kind}\ncpu {cpu:?}\ngpu {gpu:?}\n"), &gpu, &cpu, 1e-3, 0.0);
     }
 }
 
@@ -73,7 +67,8 @@ fn dropout_changes_what_is_learnt() {
     sandbox.train(&[]).succeeds();
     sandbox.train(&["--set", "model.dropout=0.2"]).succeeds();
     let [without, with] = [TINY_RUN.to_string(), format!("{TINY_RUN}-2")].map(|run| sandbox.losses(&run, "train"));
-    assert!(largest_difference(&without, &with) > 1e-3);
+    assert!(difference(&with, &without, |_, _| 1e-3).is_some(), "{with:?}");
+    assert!(with.iter().all(|loss| loss.is_finite()) && with.len() == without.len(), "{with:?}");
 }
 
 #[test]
@@ -97,7 +92,7 @@ fn a_gpu_run_reports_kernels_host_and_memory() {
         return;
     }
     let run = Sandbox::new().train_on_gpu(&["--set", "train.max_steps=8"]).succeeds();
-    run.prints(&[
+    let run = run.prints(&[
         "[Profiling report]\n  - GPU kernels: ",
         "  - Host: data ",
         ", compile ",
@@ -105,6 +100,12 @@ fn a_gpu_run_reports_kernels_host_and_memory() {
         ", wait ",
         ", other ",
     ]);
+    let memory = run.stdout.lines().find(|line| line.starts_with("  - GPU memory: "));
+    let memory = memory.unwrap_or_else(|| panic!("no memory: {}", run.stdout));
+    for kind in ["parameters", "gradients", "optimizer state", "activations", "scratch"] {
+        assert!(memory.contains(&format!("{kind} ")) && !memory.contains(&format!("{kind} 0 B")), "{kind}: {memory}");
+    }
+    assert!(!memory.contains(": 0 B at most") && memory.contains(" obtained in "), "{memory}");
 }
 
 #[test]

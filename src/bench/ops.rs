@@ -2,6 +2,7 @@
 
 use super::table::{AROUND_THE_OP, Row, Sizes, Work, products, table};
 use crate::profile::{KernelTotal, Roof};
+use crate::testing::worst_error;
 use crate::{DType, Device, Error, Result};
 use serde::Serialize;
 use std::collections::BTreeMap;
@@ -176,28 +177,18 @@ fn time(device: &Device, work: &mut Work) -> Result<BTreeMap<&'static str, Kerne
 fn difference_from_cpu(row: &Row, work: &mut Work) -> Result<f64> {
     let got = work()?;
     let want = row.prepare(&Device::Cpu)?()?;
-    let mut worst = 0.0f64;
+    let mut worst = if got.len() == want.len() { 0.0 } else { f64::INFINITY };
     for (got, want) in got.iter().zip(&want) {
-        worst = worst.max(largest_difference(&got.to_f32()?, &want.to_f32()?));
+        worst = largest_difference(&got.to_f32()?, &want.to_f32()?).max(worst);
     }
     Ok(worst)
 }
 
-/// The largest |difference| over root mean square + |value|; infinite if anything is not a number.
+/// The largest |difference| over root mean square + |value|; infinite if anything is not finite.
 fn largest_difference(got: &[f32], want: &[f32]) -> f64 {
     let squares: f64 = want.iter().map(|&x| f64::from(x) * f64::from(x)).sum();
     let typical = (squares / want.len().max(1) as f64).sqrt();
-    let of_element = |(&got, &want): (&f32, &f32)| {
-        let difference = f64::from((got - want).abs()) / (typical + f64::from(want.abs()));
-        if got == want {
-            0.0
-        } else if difference.is_nan() {
-            f64::INFINITY
-        } else {
-            difference
-        }
-    };
-    got.iter().zip(want).map(of_element).fold(0.0, f64::max)
+    worst_error(got, want, |_, want| typical + want.abs())
 }
 
 /// The rows of the ops named in `only` (all if it is empty).
@@ -228,9 +219,12 @@ mod tests {
     fn a_row_that_is_not_what_the_cpu_computes_is_found() {
         let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
         let (gpu, peaks) = (Device::Gpu(gpu), Peaks { tflops: 1.0, f16_tflops: None, gb_per_s: 1.0 });
-        for (value_on_gpu, agrees) in [(1.0, true), (1.001, false), (f32::NAN, false)] {
+        let nan = f32::NAN;
+        for ([on_gpu, on_cpu], agrees) in
+            [([1.0, 1.0], true), ([1.001, 1.0], false), ([nan, 1.0], false), ([1.0, nan], false), ([nan, nan], false)]
+        {
             let row = Row::new("fill", "9".into(), move |device| {
-                let value = if device.is_gpu() { value_on_gpu } else { 1.0 };
+                let value = if device.is_gpu() { on_gpu } else { on_cpu };
                 let device = device.clone();
                 Ok(Box::new(move || Ok(vec![Tensor::full(value, [9], &device)?])))
             });
@@ -245,8 +239,12 @@ mod tests {
         assert_eq!(largest_difference(&want, &want), 0.0);
         assert!((largest_difference(&[1.0, -1.0, 1.02, -1.0], &want) - 0.01).abs() < 1e-6);
         for broken in [f32::NAN, f32::INFINITY] {
-            assert_eq!(largest_difference(&[1.0, broken, 1.0, -1.0], &want), f64::INFINITY);
+            let broken = [1.0, broken, 1.0, -1.0];
+            assert_eq!(largest_difference(&broken, &want), f64::INFINITY);
+            assert_eq!(largest_difference(&want, &broken), f64::INFINITY);
+            assert_eq!(largest_difference(&broken, &broken), f64::INFINITY);
         }
+        assert_eq!(largest_difference(&want[..3], &want), f64::INFINITY);
         assert_eq!(largest_difference(&[1e-9], &[0.0]), f64::INFINITY);
     }
 }

@@ -7,6 +7,7 @@ use super::reduce::SumRows;
 use super::*;
 use crate::Device;
 use crate::tensor::{run, run_into};
+use crate::testing::{assert_close, assert_within};
 
 /// Values between -1 and 1 without a pattern.
 fn values(count: usize, seed: u32) -> Vec<f32> {
@@ -24,13 +25,10 @@ fn assert_accumulates<K: Kernel>(kernel: impl Fn(bool) -> K, inputs: &[&Tensor])
         let size = 128 + len.next_multiple_of(64);
         let arena = Tensor::from_f32(&vec![5.0; size], [size], &device).unwrap();
         run_into(&kernel(accumulate), inputs, &[&arena.slice_flat(64, plain.shape().clone())]).unwrap();
-        for (i, got) in arena.to_f32().unwrap().into_iter().enumerate() {
-            let want = if (64..64 + len).contains(&i) { before + values[i - 64] } else { 5.0 };
-            assert!(
-                (got - want).abs() <= 1e-5 * (1.0 + want.abs()),
-                "{device}: element {i} - 64 of {len}, {accumulate}: {got}, not {want}"
-            );
-        }
+        let mut want = vec![5.0; size];
+        want[64..64 + len].iter_mut().zip(&values).for_each(|(want, value)| *want = before + value);
+        let what = format!("{device}: {len} elements after 64 others, {accumulate}");
+        assert_close(what, &arena.to_f32().unwrap(), &want, 1e-5, 1e-5);
     }
     values
 }
@@ -59,11 +57,9 @@ fn sum_rows_adds_up_every_row_once() {
             }
             let x = Tensor::from_f32(&x, [rows, len], &device).unwrap();
             let got = assert_accumulates(|accumulate| SumRows { accumulate, len, outputs: 1 }, &[&x]);
-            for (got, want) in got.iter().zip(want) {
-                // Rounding of partial sums, which grow like sqrt(rows).
-                let bound = 1e-6 * (rows as f64).sqrt() + 1e-6;
-                assert!((f64::from(*got) - want).abs() <= bound, "{device}: {rows} x {len}: {got}, not {want}");
-            }
+            // Rounding of partial sums, which grow like sqrt(rows).
+            let atol = 1e-6 * (rows as f64).sqrt() + 1e-6;
+            assert_close(format!("{device}: {rows} x {len}"), &got, &want, atol, 0.0);
         }
     }
 }
@@ -83,12 +79,9 @@ fn assert_table_gradient(ids: &[u32], vocabulary: usize, c: usize) {
         let ids = Tensor::from_u32(ids, [positions], &device).unwrap();
         let kernel = |accumulate| EmbeddingBackward { vocabulary, c, accumulate };
         let got = assert_accumulates(kernel, &[&dy, &ids]);
-        for (i, (got, want)) in got.iter().zip(&want).enumerate() {
-            let what = || format!("{device}: {positions} of {vocabulary} x {c}: row {}, column {}", i / c, i % c);
-            // As many roundings as terms, of partial sums that grow like the root of their number: in all like the number.
-            let bound = 1e-7 * f64::from(counts[i / c]) + 1e-6;
-            assert!((f64::from(*got) - want).abs() <= bound, "{}: {got}, not {want}", what());
-        }
+        // As many roundings as terms, of partial sums that grow like the root of their number: in all like the number.
+        let bound = |i: usize, _| 1e-7 * f64::from(counts[i / c]) + 1e-6;
+        assert_within(format!("{device}: {positions} of {vocabulary} x {c}"), &got, &want, bound);
         let again = run(&kernel(false), &[&dy, &ids]).unwrap().remove(0).to_f32().unwrap();
         let bits = |x: &[f32]| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         assert!(bits(&got) == bits(&again), "{device}: {positions} of {vocabulary} x {c}: not the same bits again");

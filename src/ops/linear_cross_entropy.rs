@@ -267,6 +267,7 @@ mod tests {
     use super::*;
     use crate::gpu::gpu_for_tests;
     use crate::tensor::no_grad;
+    use crate::testing::assert_close;
 
     /// h (2, 100, 12), weight (37, 12), targets (2, 100).
     fn inputs(device: &Device) -> [Tensor; 3] {
@@ -279,10 +280,10 @@ mod tests {
         ]
     }
 
-    fn close(a: &Tensor, b: &Tensor) -> bool {
-        let (a, b) = (a.to_f32().unwrap(), b.to_f32().unwrap());
+    #[track_caller]
+    fn expect_close(what: &str, got: &Tensor, want: &Tensor) {
         // Gradients below 0.1, sums of up to 200 terms.
-        a.iter().zip(&b).all(|(a, b)| (a - b).abs() < 1e-6 + 1e-6 * b.abs())
+        assert_close(what, &got.to_f32().unwrap(), &want.to_f32().unwrap(), 1e-6, 1e-6);
     }
 
     #[test]
@@ -301,11 +302,11 @@ mod tests {
                 for chunk in [64, 128, 192, 256] {
                     let [h2, weight2, _] = inputs(&device);
                     let loss = in_chunks(&h2, &weight2, &targets, None, chunk).unwrap();
-                    assert!(close(&loss, &want), "{device}: {loss:?}");
+                    expect_close(&format!("{device}: loss"), &loss, &want);
                     backward(&loss);
                     let at = format!("{device}, {chunk} rows, {factor:?}");
-                    assert!(close(h2.grad().unwrap(), h.grad().unwrap()), "{at}: dh");
-                    assert!(close(weight2.grad().unwrap(), weight.grad().unwrap()), "{at}: dweight");
+                    expect_close(&format!("{at}: dh"), h2.grad().unwrap(), h.grad().unwrap());
+                    expect_close(&format!("{at}: dweight"), weight2.grad().unwrap(), weight.grad().unwrap());
                 }
             }
         }
@@ -329,7 +330,7 @@ mod tests {
                 [loss.clone(), h.grad().unwrap().clone(), weight.grad().unwrap().clone()]
             });
             for (i, (gpu, cpu)) in gpu.iter().zip(&cpu).enumerate() {
-                assert!(close(gpu, cpu), "{vocab}: {i}");
+                expect_close(&format!("{vocab}: {i}"), gpu, cpu);
             }
         }
     }
@@ -341,7 +342,8 @@ mod tests {
             h.linear_cross_entropy(&weight, &targets, None).unwrap().backward().unwrap();
             let [once_h, once_weight] = [&h, &weight].map(|t| t.grad().unwrap().scale(2.0).unwrap());
             h.linear_cross_entropy(&weight, &targets, None).unwrap().backward().unwrap();
-            assert!(close(h.grad().unwrap(), &once_h) && close(weight.grad().unwrap(), &once_weight), "{device}");
+            expect_close(&format!("{device}: dh"), h.grad().unwrap(), &once_h);
+            expect_close(&format!("{device}: dweight"), weight.grad().unwrap(), &once_weight);
         }
     }
 
@@ -351,7 +353,7 @@ mod tests {
             let [h, weight, targets] = inputs(&device);
             let want = h.linear_cross_entropy(&weight, &targets, None).unwrap();
             let loss = no_grad(|| h.linear_cross_entropy(&weight, &targets, None)).unwrap();
-            assert!(close(&loss, &want), "{device}");
+            expect_close(&format!("{device}"), &loss, &want);
             assert!(loss.backward().is_err(), "{device}");
         }
     }

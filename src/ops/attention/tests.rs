@@ -5,6 +5,7 @@ use crate::gpu::{Gpu, gpu_for_tests};
 use crate::ops::random::splitmix64;
 use crate::profile::MemoryKind;
 use crate::tensor::{Device, run, run_into};
+use crate::testing::assert_close;
 
 /// Values in -1..1.
 fn uniform(count: usize, seed: u64) -> Vec<f32> {
@@ -50,9 +51,8 @@ fn cpu_computes_the_definition() {
             let want = definition(&op, d, &qkv);
             let qkv = Tensor::from_f32(&qkv, [batch, time, 3 * d.width()], &Device::Cpu).unwrap();
             let y = qkv.causal_attention(n_head, dropout).unwrap().to_f32().unwrap();
-            let error = y.iter().zip(&want).map(|(y, want)| (f64::from(*y) - want).abs()).fold(0.0, f64::max);
             // Sums of at most 129 terms below 1.5, each rounded to 6e-8.
-            assert!(error < 2e-6, "{d:?} {dropout:?}: error {error:e}");
+            assert_close(format!("{d:?} {dropout:?}"), &y, &want, 2e-6, 0.0);
         }
     }
 }
@@ -101,9 +101,14 @@ fn gpu_agrees_with_every_tiling() {
         for &tiling in &tilings {
             let got = run_tiled(&gpu, tiling, op, &qkv_gpu, &dy_gpu);
             for (what, (got, want)) in ["y", "lse", "dqkv"].iter().zip(got.iter().zip(&want)) {
-                let error = got.iter().zip(want).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
                 // Sums of up to 128 terms around 1, in another order.
-                assert!(error < 1e-5, "B {batch}, T {time}, head {head_size}, {tiling:?}: {what} differs by {error:e}");
+                assert_close(
+                    format!("B {batch}, T {time}, head {head_size}, {tiling:?}: {what}"),
+                    got,
+                    want,
+                    1e-5,
+                    0.0,
+                );
             }
         }
     }
@@ -226,9 +231,8 @@ fn tokens_whose_keys_are_kept_get_the_attention_of_the_whole() {
                     break;
                 }
             }
-            let error = got.iter().zip(&want).map(|(got, want)| (got - want).abs()).fold(0.0, f32::max);
             // Sums of at most 300 terms below 1, each rounded to 6e-8, in another order.
-            assert!(got.len() == want.len() && error < 2e-6, "{device}, {time}, {n_head} x {head_size}: {error:e}");
+            assert_close(format!("{device}, {time}, {n_head} x {head_size}"), &got, &want, 2e-6, 0.0);
 
             let one = Tensor::from_f32(&values[..3 * width], [1, 1, 3 * width], &device).unwrap();
             assert!(one.cached_attention(n_head, &cache, time).is_err(), "the cache is full");

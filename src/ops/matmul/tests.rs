@@ -5,6 +5,7 @@ use super::*;
 use crate::Device;
 use crate::gpu::{Gpu, gpu_for_tests};
 use crate::tensor::run_into;
+use crate::testing::assert_close;
 
 /// Runs an f32 GEMM with this configuration.
 fn run_as(gpu: &Gpu, config: TileConfig, kernel: MatMul, inputs: &[Tensor], outputs: &[Tensor]) {
@@ -36,8 +37,8 @@ fn assert_computes(gpu: &Gpu, config: TileConfig, kernel: MatMul, [m, n, k]: [us
     for (i, (got, want)) in got.iter().zip(&want).enumerate() {
         let (got, want) = (got.to_f32().unwrap(), want.to_f32().unwrap());
         // Sums of k products below 1, each rounded to 6e-8 of a partial sum of about sqrt(k).
-        let bad = got.iter().zip(&want).filter(|(g, w)| (*g - *w).abs() > 1e-7 * k as f32 || g.is_nan()).count();
-        assert!(bad == 0, "{config:?} {kernel:?} {m}x{n}x{k}: {bad} elements of output {i}");
+        let what = format!("{config:?} {kernel:?} {m}x{n}x{k}: output {i}");
+        assert_close(what, &got, &want, 1e-7 * k as f64, 0.0);
     }
 }
 
@@ -275,8 +276,7 @@ fn each_parameter_gets_the_same_gradient_alone() {
             for j in 0..shapes.len() {
                 let alone = gradients(&|k| k == j);
                 let (got, want) = (alone[j].as_ref().unwrap(), all[j].as_ref().unwrap());
-                let close = |(a, b): (&f32, &f32)| (a - b).abs() <= 1e-4 + 1e-5 * b.abs();
-                assert!(got.iter().zip(want).all(close), "{device}, layer {i}, parameter {j}: {got:?}, not {want:?}");
+                assert_close(format!("{device}, layer {i}, parameter {j}"), got, want, 1e-4, 1e-5);
                 assert!(alone.iter().enumerate().all(|(k, g)| (k == j) == g.is_some()), "{device}, layer {i}");
             }
         }
