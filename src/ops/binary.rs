@@ -72,7 +72,7 @@ fn share(a: f32, b: f32) -> f32 {
 /// y[i] = f(a[i], b[i mod len b], dy[i]); `dy` may be empty where f does not look at it.
 fn map(a: &[f32], b: &[f32], dy: &[f32], y: &mut [f32], f: impl Fn(f32, f32, f32) -> f32 + Sync) {
     // Chunks of whole repetitions of b, so that the inner loop runs over plain slices.
-    let repetitions = (CHUNK / b.len()).max(1);
+    let repetitions = (CHUNK / b.len().max(1)).max(1);
     let chunk = if b.len() < a.len() { repetitions * b.len() } else { CHUNK };
     y.par_chunks_mut(chunk).enumerate().for_each(|(i, y)| {
         let start = i * chunk;

@@ -70,17 +70,6 @@ impl Tensor {
         if self.dtype() == DType::U32 || dtype == DType::U32 {
             return Err(Error::DType { op: "cast", expected: "f32 or f16", got: DType::U32.name() });
         }
-        // Before the launch: a shader that needs f16 would not compile.
-        let device = self.device();
-        match device.adapter() {
-            Some(adapter) if !device.has_f16() => Err(Error::GpuLimit {
-                what: "a tensor of type f16".into(),
-                needed: "16-bit floats in shaders".into(),
-                adapter: adapter.name.clone(),
-                limit: "32-bit floats only".into(),
-                hint: "set device.precision = \"f32\"".into(),
-            }),
-            _ => apply_one(Cast { from: self.dtype(), to: dtype }, &[self]),
-        }
+        apply_one(Cast { from: self.dtype(), to: dtype }, &[self])
     }
 }

@@ -161,6 +161,9 @@ impl Kernel for LayerNorm {
         if let Some(wrong) = f32s[1..].iter().find(|s| s.shape[..] != [c]) {
             return Err(shape_error(self.name(), format!("a weight and bias of ({c}) for {x}"), wrong));
         }
+        if self.out == DType::U32 {
+            return Err(Error::DType { op: self.name(), expected: "f32 or f16", got: self.out.name() });
+        }
         let statistics = Spec::new([2, x.shape.rows()], DType::F32);
         let mut outputs = vec![Spec::new(x.shape.clone(), self.out), statistics];
         if let [residual] = residual {
@@ -409,7 +412,7 @@ impl Tensor {
     /// [`Tensor::layer_norm`] with a result of type `out`, f32 or f16.
     ///
     /// # Errors
-    /// Those of [`Tensor::layer_norm`].
+    /// Those of [`Tensor::layer_norm`], or if `out` is u32.
     pub fn layer_norm_to(&self, out: DType, weight: &Tensor, bias: Option<&Tensor>, eps: f32) -> Result<Tensor> {
         let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).collect();
         let op = LayerNorm { eps, has_bias: bias.is_some(), residual: None, dropout: None, out };
@@ -420,8 +423,8 @@ impl Tensor {
     /// `dropout` drops elements of the residual, those that [`Tensor::dropout`] would.
     ///
     /// # Errors
-    /// If `residual` is neither f32 nor f16 or another tensor not f32, `residual` has another shape, the weight or bias is not of
-    /// shape (C), or the probability of dropout is not in 0..1.
+    /// If `residual` or `out` is neither f32 nor f16 or another tensor not f32, `residual` has another shape, the weight or
+    /// bias is not of shape (C), or the probability of dropout is not in 0..1.
     pub fn add_layer_norm(
         &self,
         residual: &Tensor,

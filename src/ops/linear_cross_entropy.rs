@@ -19,7 +19,7 @@ use super::*;
 use crate::gpu::{Limits, Operand, Plan, buffer, param};
 use crate::profile::MemoryKind;
 use crate::shader;
-use crate::tensor::{Device, Edge, Grads, grad_enabled, record, run_as, run_into};
+use crate::tensor::{Device, Edge, Grads, common_device, grad_enabled, record, run_as, run_into};
 use rayon::prelude::*;
 
 /// Logits held at a time. Large enough that the products with the weight run at full speed and that reading and writing
@@ -178,8 +178,8 @@ impl Tensor {
     }
 
     /// The mean cross-entropy () of the logits `h weight^T`, h (..., C) being this tensor and `weight` (V, C), against u32
-    /// `targets` (...): [`Tensor::cross_entropy`] without a tensor of all logits. Gradients, but not the loss, are multiplied
-    /// by `loss_scale` (1), if there is one.
+    /// `targets` (...): [`Tensor::cross_entropy`] without a tensor of all logits. Gradients, but not the loss, are
+    /// multiplied by the first element of `loss_scale`, of f32, if there is one.
     ///
     /// # Errors
     /// If shapes or types do not fit, or there is no row at all.
@@ -203,6 +203,14 @@ impl Tensor {
             }
         };
         expect_targets(OP, rows, targets.spec())?;
+        if let Some(scale) = loss_scale {
+            expect_f32(OP, &[scale.spec()])?;
+            if scale.is_empty() {
+                return Err(shape_error(OP, "a loss scale", scale.spec()));
+            }
+        }
+        let operands = [self, weight, targets].into_iter().chain(loss_scale).collect::<Vec<_>>();
+        common_device(OP, &operands)?;
         let chunk = chunk_rows(rows, vocab, self.dtype(), &self.device());
         in_chunks(self, weight, targets, loss_scale, chunk)
     }

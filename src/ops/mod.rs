@@ -25,6 +25,8 @@ pub mod cases;
 
 #[cfg(test)]
 mod accumulation;
+#[cfg(test)]
+mod boundary;
 pub use cross_entropy::IGNORED;
 pub use matmul::{MatmulTuning, Throughput};
 

@@ -1,10 +1,10 @@
 //! Where tensors live.
 
 use super::dry_run::{DryRun, DrySlice};
-use crate::Result;
 use crate::cpu::{self, CpuSlice};
 use crate::gpu::{AdapterInfo, Gpu, GpuSlice, Limits};
 use crate::profile::{MemoryKind, MemoryStats, Profiler};
+use crate::{Error, Result};
 use std::fmt;
 use std::sync::Arc;
 
@@ -126,6 +126,20 @@ impl Device {
             Device::Gpu(gpu) => Storage::Gpu(gpu.clone(), gpu.alloc(size_bytes, kind)?),
             Device::DryRun(device) => Storage::DryRun(DrySlice::new(device)),
         })
+    }
+
+    /// Fails on a GPU that cannot store f16: no shader that reads or writes such a tensor would compile.
+    pub(super) fn expect_f16(&self) -> Result<()> {
+        match self.adapter() {
+            Some(adapter) if !self.has_f16() => Err(Error::GpuLimit {
+                what: "a tensor of type f16".into(),
+                needed: "16-bit floats in shaders".into(),
+                adapter: adapter.name.clone(),
+                limit: "32-bit floats only".into(),
+                hint: "set device.precision = \"f32\"".into(),
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// What its pool holds; `None` on the CPU, whose memory the system counts.

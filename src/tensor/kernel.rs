@@ -145,7 +145,7 @@ fn launch(kernel: &dyn Kernel, inputs: &[&Tensor], outputs: &[&Tensor]) -> Resul
 }
 
 /// The device that all tensors live on.
-fn common_device(op: &'static str, tensors: &[&Tensor]) -> Result<Device> {
+pub(crate) fn common_device(op: &'static str, tensors: &[&Tensor]) -> Result<Device> {
     let device = tensors[0].device();
     for other in &tensors[1..] {
         if !other.device().same(&device) {

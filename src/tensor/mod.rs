@@ -22,7 +22,7 @@ pub use device::{Device, Storage};
 pub use dry_run::DryRun;
 pub use gradient::Gradient;
 pub use kernel::{Kernel, View, ViewMut};
-pub(crate) use kernel::{run, run_as, run_into};
+pub(crate) use kernel::{common_device, run, run_as, run_into};
 pub use reading::{Bytes, Reading};
 pub use shape::{DType, Shape, Spec};
 
@@ -61,6 +61,9 @@ impl Tensor {
         if size > isize::MAX as usize {
             let expected = format!("at most {} bytes", isize::MAX);
             return Err(Error::Shape { op: "tensor", expected, got: spec.to_string() });
+        }
+        if spec.dtype == DType::F16 {
+            device.expect_f16()?;
         }
         let storage = device.alloc(size, kind)?;
         Ok(Tensor::from_parts(spec, storage, Edge::None))
@@ -170,8 +173,11 @@ impl Tensor {
     /// The same values as a leaf whose gradient is collected, starting from zero.
     ///
     /// # Errors
-    /// If the device has no memory left for the gradient.
+    /// If the elements are token ids, or the device has no memory left for the gradient.
     pub fn requires_grad(&self) -> Result<Tensor> {
+        if self.dtype() == DType::U32 {
+            return Err(Error::DType { op: "requires_grad", expected: "f32 or f16", got: self.dtype().name() });
+        }
         let gradient = Tensor::zeros_as(MemoryKind::Gradients, self.shape().clone(), DType::F32, &self.device())?;
         Ok(self.with_gradient(Gradient::new(gradient)))
     }
@@ -206,8 +212,9 @@ impl Tensor {
     /// [`Tensor::backward`] for a tensor of any shape, given the gradient of the loss with respect to it.
     ///
     /// # Errors
-    /// Those of [`Tensor::backward`], or if the shapes differ.
+    /// Those of [`Tensor::backward`], or if the shapes, types or devices differ.
     pub fn backward_with(&self, gradient: &Tensor) -> Result<()> {
+        common_device("backward", &[self, gradient])?;
         if gradient.spec() != self.spec() {
             let (expected, got) = (self.spec().to_string(), gradient.spec().to_string());
             return Err(Error::Shape { op: "backward", expected, got });

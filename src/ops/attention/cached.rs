@@ -140,8 +140,8 @@ impl Tensor {
             return Err(shape_error(op, "packed (1, n, 3C)", self.spec()));
         };
         let room = cache.shape().rows();
-        if cache.shape()[..] != [room, width / 3 * 2] || start + n > room {
-            let expected = format!("a cache ({} or more, {})", start + n, width / 3 * 2);
+        if cache.shape()[..] != [room, width / 3 * 2] || n > room.saturating_sub(start) {
+            let expected = format!("a cache ({} or more, {})", start.saturating_add(n), width / 3 * 2);
             return Err(shape_error(op, expected, cache.spec()));
         }
         Attention { n_head, dropout: None }.output_specs(&[self.spec()])?;

@@ -287,10 +287,13 @@ impl Kernel for Attention {
         if inputs[0].dtype == DType::U32 {
             expect_f32(self.name(), inputs)?;
         }
-        let heads = 3 * self.n_head;
+        let n_head = self.n_head;
         match inputs[0].shape[..] {
             [batch, time, width]
-                if heads > 0 && width.is_multiple_of(heads) && (1..=MAX_HEAD_SIZE).contains(&(width / heads)) =>
+                if n_head > 0
+                    && width.is_multiple_of(3)
+                    && (width / 3).is_multiple_of(n_head)
+                    && (1..=MAX_HEAD_SIZE).contains(&(width / 3 / n_head)) =>
             {
                 Ok(vec![
                     Spec::new([batch, time, width / 3], inputs[0].dtype),

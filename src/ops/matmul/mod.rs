@@ -109,8 +109,11 @@ impl Kernel for MatMul {
                 format!("{a}{} and {b}{}", t(self.trans_a), t(self.trans_b)),
             ));
         };
-        if self.bias && inputs[2].shape[..] != [n] {
-            return Err(shape_error("matmul", format!("a bias of shape ({n})"), &inputs[2].shape));
+        if self.bias {
+            expect_f32("matmul", &inputs[2..3])?;
+            if inputs[2].shape[..] != [n] {
+                return Err(shape_error("matmul", format!("a bias of shape ({n})"), &inputs[2].shape));
+            }
         }
         let shape = match (&a[..], &b[..], self.trans_a) {
             (_, &[batch, _, _], _) | (&[batch, _, _], _, true) => Shape::from([batch, m, n]),

@@ -1,0 +1,428 @@
+//! What every public op does with operands that do not fit: it says so, and never panics. A row of the table has operands
+//! that fit, from which all others follow: each operand of every other type, of another rank, longer or empty in each
+//! dimension, and on another device. What an op accepts of these by design stands in its row.
+
+use super::random::Key;
+use super::*;
+use crate::Device;
+use crate::gpu::{AdapterChoice, Gpu};
+use crate::tensor::{Edge, no_grad};
+use std::collections::BTreeSet;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+type Apply = fn(&[Tensor]) -> Result<Tensor>;
+
+struct Row {
+    op: &'static str,
+    operands: Vec<Spec>,
+    /// Variants that it accepts, separated by commas.
+    valid: &'static str,
+    apply: Apply,
+}
+
+fn f32(shape: &[usize]) -> Spec {
+    Spec::new(shape, DType::F32)
+}
+
+fn f16(shape: &[usize]) -> Spec {
+    Spec::new(shape, DType::F16)
+}
+
+fn u32(shape: &[usize]) -> Spec {
+    Spec::new(shape, DType::U32)
+}
+
+fn row(op: &'static str, operands: &[Spec], valid: &'static str, apply: Apply) -> Row {
+    Row { op, operands: operands.to_vec(), valid, apply }
+}
+
+/// Of an op that takes any shape.
+const ANY_SHAPE: &str = "0 rank+1, 0 rank-1, 0 scalar, 0 dim0+1, 0 dim1+1";
+const DROPOUT: Option<(f32, Key)> = Some((0.5, Key([1, 2])));
+
+fn rows() -> Vec<Row> {
+    [elementwise(), shapes(), matmuls(), layers(), losses()].into_iter().flatten().collect()
+}
+
+fn elementwise() -> Vec<Row> {
+    let unary: [(&str, Apply); 15] = [
+        ("scale", |x| x[0].scale(2.0)),
+        ("neg", |x| x[0].neg()),
+        ("exp", |x| x[0].exp()),
+        ("log", |x| x[0].log()),
+        ("sqrt", |x| x[0].sqrt()),
+        ("recip", |x| x[0].recip()),
+        ("sin", |x| x[0].sin()),
+        ("cos", |x| x[0].cos()),
+        ("relu", |x| x[0].relu()),
+        ("gelu", |x| x[0].gelu()),
+        ("silu", |x| x[0].silu()),
+        ("sigmoid", |x| x[0].sigmoid()),
+        ("tanh", |x| x[0].tanh()),
+        ("softmax", |x| x[0].softmax()),
+        ("dropout", |x| x[0].dropout(0.5, Key([1, 2]))),
+    ];
+    let binary: [(&str, Apply); 5] = [
+        ("add", |x| x[0].add(&x[1])),
+        ("sub", |x| x[0].sub(&x[1])),
+        ("mul", |x| x[0].mul(&x[1])),
+        ("div", |x| x[0].div(&x[1])),
+        ("maximum", |x| x[0].maximum(&x[1])),
+    ];
+    let suffix = "0 rank+1, 0 rank-1, 0 dim0+1, 1 rank-1, 1 scalar";
+    let empty = row("add", &[f32(&[2, 0]), f32(&[0])], suffix, |x| x[0].add(&x[1]));
+    let unary = unary.map(|(op, apply)| row(op, &[f32(&[2, 3])], ANY_SHAPE, apply));
+    let binary = binary.map(|(op, apply)| row(op, &[f32(&[2, 3]), f32(&[3])], suffix, apply));
+    unary.into_iter().chain(binary).chain([empty]).collect()
+}
+
+fn shapes() -> Vec<Row> {
+    let x = [f32(&[2, 3])];
+    let reduced = "0 rank+1, 0 rank-1, 0 dim0+1, 0 dim1+1";
+    vec![
+        row("sum", &x, reduced, |x| x[0].sum(0)),
+        row("mean", &x, reduced, |x| x[0].mean(0)),
+        row("max", &x, reduced, |x| x[0].max(0)),
+        row("permute", &x, "0 u32, 0 dim0+1, 0 dim1+1", |x| x[0].permute(&[1, 0])),
+        row("reshape", &x, "0 f16, 0 u32, 0 rank+1", |x| x[0].reshape([3, 2])),
+        row("to_dtype", &x, "0 f16, 0 rank+1, 0 rank-1, 0 scalar, 0 dim0+1, 0 dim1+1", |x| x[0].to_dtype(DType::F16)),
+        row(
+            "embedding",
+            &[f32(&[5, 3]), u32(&[2, 2])],
+            "0 dim0+1, 0 dim1+1, 1 rank+1, 1 rank-1, 1 scalar, 1 dim0+1, 1 dim1+1",
+            |x| x[0].embedding(&x[1]),
+        ),
+    ]
+}
+
+fn matmuls() -> Vec<Row> {
+    let linear = "0 rank+1, 0 rank-1, 0 dim0+1, 0 dim1+1";
+    let shared = "0 rank+1, 0 rank-1, 0 dim0+1, 0 dim1+1, 1 dim1+1";
+    let mlp = |dtype| [&[2, 3, 4][..], &[4, 5], &[5, 6]].map(|shape| Spec::new(shape, dtype));
+    vec![
+        row("matmul", &[f32(&[2, 3, 4]), f32(&[4, 5])], shared, |x| x[0].matmul(&x[1])),
+        row("matmul", &[f16(&[2, 3, 4]), f16(&[4, 5])], shared, |x| x[0].matmul(&x[1])),
+        row("matmul", &[f32(&[2, 3, 4]), f32(&[2, 4, 5])], "0 dim1+1, 1 rank-1, 1 dim2+1", |x| x[0].matmul(&x[1])),
+        row("matmul_transposed", &[f32(&[2, 4, 3]), f32(&[2, 5, 4])], "0 dim2+1, 1 rank-1, 1 dim1+1", |x| {
+            x[0].matmul_transposed(&x[1], true, true)
+        }),
+        row("matmul_transposed", &[f32(&[4, 3]), f32(&[5, 4])], "0 rank+1, 0 dim1+1, 1 dim0+1", |x| {
+            x[0].matmul_transposed(&x[1], true, true)
+        }),
+        row("linear", &[f32(&[2, 3, 4]), f32(&[4, 5]), f32(&[5])], linear, |x| x[0].linear(&x[1], Some(&x[2]))),
+        row("linear", &[f16(&[2, 3, 4]), f16(&[4, 5]), f32(&[5])], linear, |x| x[0].linear(&x[1], Some(&x[2]))),
+        row("feed_forward", &mlp(DType::F32), "0 rank+1, 0 rank-1, 0 dim0+1, 0 dim1+1, 2 dim1+1", |x| {
+            x[0].feed_forward(&x[1], &x[2], None)
+        }),
+        row("feed_forward", &[&mlp(DType::F16)[..], &[f32(&[5]), f32(&[6])]].concat(), linear, |x| {
+            x[0].feed_forward(&x[1], &x[2], Some((&x[3], &x[4])))
+        }),
+    ]
+}
+
+fn layers() -> Vec<Row> {
+    let norm = [f32(&[2, 3]), f32(&[3]), f32(&[3])];
+    let rows = "0 rank+1, 0 rank-1, 0 dim0+1";
+    let sum = [&norm[..], &[f32(&[2, 3])]].concat();
+    vec![
+        row("layer_norm", &norm, rows, |x| x[0].layer_norm(&x[1], Some(&x[2]), 1e-5)),
+        row("layer_norm_to", &norm, rows, |x| x[0].layer_norm_to(DType::F16, &x[1], Some(&x[2]), 1e-5)),
+        row("add_layer_norm", &sum, "3 f16", |x| {
+            Ok(x[0].add_layer_norm(&x[3], DROPOUT, DType::F32, &x[1], Some(&x[2]), 1e-5)?.1)
+        }),
+        row("causal_attention", &[f32(&[2, 4, 12])], "0 f16, 0 dim0+1, 0 dim1+1", |x| {
+            x[0].causal_attention(2, DROPOUT)
+        }),
+        // For inference: nothing is recorded.
+        row("cached_attention", &[f32(&[1, 2, 12]), f32(&[5, 8])], "0 f16, 0 dim1+1, 1 dim0+1", |x| {
+            no_grad(|| x[0].cached_attention(2, &x[1], 1))
+        }),
+    ]
+}
+
+fn losses() -> Vec<Row> {
+    let of = |dtype| [Spec::new([2, 4], dtype), Spec::new([5, 4], dtype), u32(&[2]), f32(&[1])];
+    // A loss scale of more elements is what the optimizer has: the scale, and what it counts.
+    let chunked = "0 rank+1, 1 dim0+1, 2 rank+1, 3 rank+1, 3 rank-1, 3 scalar, 3 dim0+1";
+    let loss: Apply = |x| x[0].linear_cross_entropy(&x[1], &x[2], Some(&x[3]));
+    vec![
+        row("cross_entropy", &[f32(&[2, 3]), u32(&[2])], "0 rank+1, 0 dim1+1, 1 rank+1", |x| x[0].cross_entropy(&x[1])),
+        row("linear_cross_entropy", &of(DType::F32), chunked, loss),
+        row("linear_cross_entropy", &of(DType::F16), chunked, loss),
+    ]
+}
+
+/// Operands of which one differs from the row's.
+struct Variant {
+    name: String,
+    operands: Vec<Spec>,
+    /// The operand that is on another device.
+    moved: Option<usize>,
+}
+
+fn variants(row: &Row) -> Vec<Variant> {
+    let mut all = Vec::new();
+    for (i, spec) in row.operands.iter().enumerate() {
+        let mut push = |what: String, other: Spec| {
+            let mut operands = row.operands.clone();
+            operands[i] = other;
+            all.push(Variant { name: format!("{i} {what}"), operands, moved: None });
+        };
+        for dtype in [DType::F32, DType::F16, DType::U32].into_iter().filter(|dtype| *dtype != spec.dtype) {
+            push(dtype.name().into(), Spec::new(spec.shape.clone(), dtype));
+        }
+        let mut shape = |what: String, shape: Vec<usize>| push(what, Spec::new(shape, spec.dtype));
+        shape("rank+1".into(), [&[1], &spec.shape[..]].concat());
+        shape("rank-1".into(), spec.shape[1..].to_vec());
+        shape("scalar".into(), vec![]);
+        for dim in 0..spec.shape.len() {
+            for (what, len) in [("+1", spec.shape[dim] + 1), ("=0", 0)] {
+                let mut dims = spec.shape.to_vec();
+                dims[dim] = len;
+                shape(format!("dim{dim}{what}"), dims);
+            }
+        }
+        if row.operands.len() > 1 {
+            all.push(Variant { name: format!("{i} device"), operands: row.operands.clone(), moved: Some(i) });
+        }
+    }
+    all
+}
+
+/// What the op makes of them: its error, or whether the result could be computed, read and differentiated.
+type Outcome = std::thread::Result<std::result::Result<Result<()>, Error>>;
+
+fn outcome(row: &Row, variant: &Variant, device: &Device, other: &Device) -> Outcome {
+    let operand = |(i, spec): (usize, &Spec)| {
+        let device = if variant.moved == Some(i) { other } else { device };
+        let zeros = Tensor::zeros(spec.shape.clone(), spec.dtype, device)?;
+        if spec.dtype == DType::U32 { Ok(zeros) } else { zeros.requires_grad() }
+    };
+    let apply = || {
+        let operands = variant.operands.iter().enumerate().map(operand).collect::<Result<Vec<Tensor>>>()?;
+        Ok(((row.apply)(&operands)?, operands))
+    };
+    let differentiate = |y: &Tensor, operands: &[Tensor]| {
+        y.to_bytes()?;
+        if matches!(y.edge(), Edge::Node(..)) {
+            y.backward_with(&Tensor::zeros(y.shape().clone(), y.dtype(), device)?)?;
+        }
+        operands.iter().filter_map(Tensor::grad).try_for_each(|gradient| gradient.to_bytes().map(drop))
+    };
+    catch_unwind(AssertUnwindSafe(|| apply().map(|(y, operands)| differentiate(&y, &operands))))
+}
+
+/// Whether an error says what is wrong with operands, and not that something broke.
+fn refuses(error: &Error) -> bool {
+    matches!(error, Error::Shape { .. } | Error::DType { .. } | Error::DeviceMismatch { .. } | Error::Invalid(_))
+}
+
+/// Those for tests, and as another device one more GPU, with what every WebGPU grants: it has no f16.
+fn devices() -> Vec<Device> {
+    let mut devices = Device::for_tests();
+    if devices.iter().any(Device::is_gpu) {
+        let choice = AdapterChoice { allow_software: true, default_limits: true, ..AdapterChoice::default() };
+        devices.push(Device::Gpu(Gpu::open(&choice).unwrap()));
+    }
+    devices
+}
+
+/// What is wrong with the outcome, of a variant that must be accepted or refused, or may be either.
+fn complaint(outcome: &Outcome, accept: Option<bool>, f16: bool) -> Option<String> {
+    match outcome {
+        Err(_) => Some("panics".into()),
+        Ok(Err(Error::GpuLimit { .. })) if !f16 => None,
+        Ok(Err(error)) if !refuses(error) => Some(format!("is no error of operands: {error}")),
+        Ok(Err(error)) if accept == Some(true) => Some(format!("is refused: {error}")),
+        Ok(Ok(_)) if accept == Some(false) => Some("is accepted".into()),
+        Ok(Ok(Err(error))) => Some(format!("is accepted, but cannot be computed: {error}")),
+        Ok(_) => None,
+    }
+}
+
+#[test]
+fn every_op_refuses_operands_that_do_not_fit() {
+    let devices = devices();
+    let mut failures = Vec::new();
+    for row in rows() {
+        let as_it_is = Variant { name: "as it is".into(), operands: row.operands.clone(), moved: None };
+        let valid: Vec<&str> = row.valid.split(", ").chain(["as it is"]).collect();
+        let all: Vec<Variant> = variants(&row).into_iter().chain([as_it_is]).collect();
+        let unknown = valid.iter().filter(|name| !all.iter().any(|variant| variant.name == **name));
+        failures.extend(unknown.map(|name| format!("{}: no variant {name}", row.op)));
+        for variant in all {
+            let accept = if variant.name.ends_with("=0") { None } else { Some(valid.contains(&&*variant.name)) };
+            let mut accepted = Vec::new();
+            for (i, device) in devices.iter().enumerate() {
+                // One that has f16, if another has.
+                let other = &devices[if i > 0 { i - 1 } else { devices.len().min(2) - 1 }];
+                if variant.moved.is_some() && other.same(device) {
+                    continue;
+                }
+                let f16 = !device.is_gpu() || device.has_f16();
+                let outcome = outcome(&row, &variant, device, other);
+                let operands = variant.operands.iter().map(Spec::to_string).collect::<Vec<_>>().join(", ");
+                let what = format!("{device}: {} of {operands} ({})", row.op, variant.name);
+                failures.extend(complaint(&outcome, accept, f16).map(|complaint| format!("{what} {complaint}")));
+                accepted.extend(f16.then_some(matches!(outcome, Ok(Ok(_)))));
+            }
+            if accepted.windows(2).any(|pair| pair[0] != pair[1]) {
+                failures.push(format!("{} ({}): one device accepts what another refuses", row.op, variant.name));
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{}:\n{}", failures.len(), failures.join("\n"));
+}
+
+type Attempt = fn(&Device) -> Result<()>;
+
+/// Arguments other than tensors, and what is no op, each with the method that must refuse it.
+fn other_arguments() -> Vec<(&'static str, Attempt)> {
+    fn x(shape: &[usize], device: &Device) -> Tensor {
+        Tensor::zeros(shape, DType::F32, device).unwrap()
+    }
+    fn ids(device: &Device) -> Tensor {
+        Tensor::zeros([2, 3], DType::U32, device).unwrap()
+    }
+    const WRAPS: [usize; 2] = [1 << (usize::BITS / 2); 2];
+    vec![
+        ("sum", |d| x(&[2, 3], d).sum(2).map(drop)),
+        ("mean", |d| x(&[2, 3], d).mean(usize::MAX).map(drop)),
+        ("max", |d| x(&[2, 3], d).max(2).map(drop)),
+        ("max", |d| x(&[2, 0], d).max(1).map(drop)),
+        ("permute", |d| x(&[2, 3], d).permute(&[0]).map(drop)),
+        ("permute", |d| x(&[2, 3], d).permute(&[0, 0]).map(drop)),
+        ("permute", |d| x(&[2, 3], d).permute(&[1, 2]).map(drop)),
+        ("permute", |d| x(&[2, 3], d).permute(&[0, 1, usize::MAX]).map(drop)),
+        ("permute", |d| x(&[1; 6], d).permute(&[5, 4, 3, 2, 1, 0]).map(drop)),
+        ("reshape", |d| x(&[2, 3], d).reshape([7]).map(drop)),
+        ("reshape", |d| x(&[2, 3], d).reshape([usize::MAX, 2]).map(drop)),
+        ("reshape", |d| x(&[0], d).reshape(WRAPS).map(drop)),
+        ("to_dtype", |d| x(&[2, 3], d).to_dtype(DType::U32).map(drop)),
+        ("to_dtype", |d| ids(d).to_dtype(DType::F32).map(drop)),
+        ("dropout", |d| x(&[2, 3], d).dropout(1.0, Key([1, 2])).map(drop)),
+        ("dropout", |d| x(&[2, 3], d).dropout(-0.1, Key([1, 2])).map(drop)),
+        ("dropout", |d| x(&[2, 3], d).dropout(f32::NAN, Key([1, 2])).map(drop)),
+        ("dropout", |d| ids(d).dropout(0.0, Key([1, 2])).map(drop)),
+        ("layer_norm_to", |d| x(&[2, 3], d).layer_norm_to(DType::U32, &x(&[3], d), None, 1e-5).map(drop)),
+        ("add_layer_norm", |d| {
+            x(&[2, 3], d).add_layer_norm(&x(&[2, 3], d), None, DType::U32, &x(&[3], d), None, 1e-5).map(drop)
+        }),
+        ("add_layer_norm", |d| {
+            let dropout = Some((1.0, Key([1, 2])));
+            x(&[2, 3], d).add_layer_norm(&x(&[2, 3], d), dropout, DType::F32, &x(&[3], d), None, 1e-5).map(drop)
+        }),
+        ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(0, None).map(drop)),
+        ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(3, None).map(drop)),
+        ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(usize::MAX, None).map(drop)),
+        ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(usize::MAX / 3 + 1, None).map(drop)),
+        ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(2, Some((1.0, Key([1, 2])))).map(drop)),
+        ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(2, Some((f32::NAN, Key([1, 2])))).map(drop)),
+        ("causal_attention", |d| x(&[1, 2, 3 * 129], d).causal_attention(1, None).map(drop)),
+        ("cached_attention", |d| x(&[1, 2, 12], d).cached_attention(2, &x(&[5, 8], d), 4).map(drop)),
+        ("cached_attention", |d| x(&[1, 2, 12], d).cached_attention(2, &x(&[5, 8], d), usize::MAX).map(drop)),
+        ("from_f32", |d| Tensor::from_f32(&[0.0; 5], [2, 3], d).map(drop)),
+        ("from_f32", |d| Tensor::from_f32(&[], WRAPS, d).map(drop)),
+        ("from_u32", |d| Tensor::from_u32(&[0; 7], [2, 3], d).map(drop)),
+        ("from_bytes", |d| Tensor::from_bytes(&[0; 11], Spec::new([2, 3], DType::F16), d).map(drop)),
+        ("from_bytes", |d| Tensor::from_bytes(&[], Spec::new([1 << (usize::BITS - 1)], DType::F16), d).map(drop)),
+        ("zeros", |d| Tensor::zeros(WRAPS, DType::F32, d).map(drop)),
+        ("zeros", |d| Tensor::zeros([usize::MAX / 4 + 1], DType::F32, d).map(drop)),
+        ("full", |d| Tensor::full(1.0, WRAPS, d).map(drop)),
+        ("write_bytes", |d| x(&[2, 3], d).write_bytes(&[0; 23])),
+        ("write_bytes", |d| x(&[2, 3], d).write_bytes(&[0; 25])),
+        ("to_f32", |d| ids(d).to_f32().map(drop)),
+        ("to_u32", |d| x(&[2, 3], d).to_u32().map(drop)),
+        ("item", |d| x(&[2, 3], d).item().map(drop)),
+        ("item", |d| x(&[0], d).item().map(drop)),
+        ("requires_grad", |d| ids(d).requires_grad().map(drop)),
+        ("backward", |d| x(&[2, 3], d).requires_grad()?.neg()?.backward()),
+        ("backward", |d| x(&[1], d).backward()),
+        ("backward", |d| x(&[1], d).requires_grad()?.backward()),
+        ("backward", |d| {
+            let y = x(&[1], d).requires_grad()?.neg()?;
+            y.backward()?;
+            y.backward()
+        }),
+        ("backward_with", |d| x(&[2, 3], d).requires_grad()?.neg()?.backward_with(&x(&[3, 2], d))),
+        ("backward_with", |d| x(&[2, 3], d).requires_grad()?.neg()?.backward_with(&ids(d))),
+    ]
+}
+
+#[test]
+fn every_op_refuses_other_arguments_that_make_no_sense() {
+    for device in Device::for_tests() {
+        for (i, (op, attempt)) in other_arguments().into_iter().enumerate() {
+            let outcome = catch_unwind(AssertUnwindSafe(|| attempt(&device)));
+            let refused = match &outcome {
+                Ok(Err(error)) => refuses(error) || matches!(error, Error::Autograd(_)),
+                _ => false,
+            };
+            assert!(refused, "{device}: {op}, attempt {i}: {outcome:?}");
+        }
+    }
+}
+
+#[test]
+fn a_gradient_from_another_device_is_refused() {
+    let devices = devices();
+    for (device, other) in devices.iter().zip(devices.iter().cycle().skip(1)).filter(|(a, b)| !a.same(b)) {
+        let x = Tensor::zeros([2, 3], DType::F32, device).unwrap().requires_grad().unwrap();
+        let gradient = Tensor::zeros([2, 3], DType::F32, other).unwrap();
+        let outcome = x.neg().unwrap().backward_with(&gradient);
+        assert!(matches!(outcome, Err(Error::DeviceMismatch { .. })), "{device}: {outcome:?}");
+    }
+}
+
+/// Methods of tensors in these sources that can fail: in `impl Tensor`, and what `methods!` makes there.
+fn fallible_methods(folder: &std::path::Path, prefixes: &[&str], names: &mut BTreeSet<String>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            fallible_methods(&path, prefixes, names);
+            continue;
+        }
+        let mut within = "";
+        let text = std::fs::read_to_string(&path).unwrap();
+        let mut lines = text.lines();
+        while let Some(line) = lines.next() {
+            match line {
+                "impl Tensor {" | "methods! {" => within = line,
+                "}" => within = "",
+                _ => {}
+            }
+            let line = line.trim();
+            let method = prefixes.iter().find_map(|prefix| line.strip_prefix(prefix));
+            match (within, method, line.split_once(" = ")) {
+                ("impl Tensor {", Some(method), _) => {
+                    let mut signature = method.to_string();
+                    while !signature.ends_with('{') {
+                        signature += lines.next().expect("a body");
+                    }
+                    let name = signature.split('(').next().expect("a name").to_string();
+                    names.extend(signature.contains("-> Result").then_some(name));
+                }
+                ("methods! {", _, Some((name, _))) if !line.starts_with('/') => {
+                    names.insert(name.to_string());
+                }
+                _ => {}
+            }
+        }
+    }
+}
+
+#[test]
+fn every_method_that_can_fail_has_a_row() {
+    let mut methods = BTreeSet::new();
+    let sources = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    fallible_methods(&sources.join("ops"), &["pub fn ", "pub(crate) fn "], &mut methods);
+    fallible_methods(&sources.join("tensor"), &["pub fn "], &mut methods);
+    let of_table = rows().into_iter().map(|row| row.op);
+    let tested: BTreeSet<&str> = of_table.chain(other_arguments().into_iter().map(|(op, _)| op)).collect();
+    // These take nothing that could be wrong: only a device that fails makes them fail.
+    let cannot_be_wrong = ["read_later", "to_bytes", "to_device"];
+    let missing: Vec<_> = methods.iter().filter(|name| !tested.contains(&***name)).collect();
+    assert_eq!(missing, cannot_be_wrong, "src/ops/boundary.rs has no row of these");
+    let gone: Vec<_> = tested.iter().filter(|name| !methods.contains(**name)).collect();
+    assert!(gone.is_empty(), "no method of tensors: {gone:?}");
+}
