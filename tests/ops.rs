@@ -77,15 +77,12 @@ fn gradients_agree_with_finite_differences() {
     assert!(checked >= 48, "only {checked} gradients were checked");
 }
 
-#[test]
-fn gpu_agrees_with_cpu() {
-    let Some(gpu) = common::gpu() else { return };
+fn assert_agrees_with_cpu(gpu: &Device, cases: impl Iterator<Item = Case>) {
     let mut failures = Vec::new();
-    // WebGPU's default limits do not include f16: it is refused there, which tests/row_ops.rs checks.
-    for case in cases::all().into_iter().filter(|c| gpu.has_f16() || !c.f16) {
+    for case in cases {
         let (y, grads) = forward_and_backward(&case, &Device::Cpu, Input::Leaf);
         // The gradient is the same, but other kernels compute it.
-        for (device, kind) in [(&gpu, Input::Leaf), (&gpu, Input::Intermediate), (&Device::Cpu, Input::Intermediate)] {
+        for (device, kind) in [(gpu, Input::Leaf), (gpu, Input::Intermediate), (&Device::Cpu, Input::Intermediate)] {
             let (other_y, other_grads) = forward_and_backward(&case, device, kind);
             let what = format!("{device}, {kind:?}");
             let output = format!("{what}: output");
@@ -101,6 +98,19 @@ fn gpu_agrees_with_cpu() {
         }
     }
     assert!(failures.is_empty(), "{} differences:\n{}", failures.len(), failures.join("\n"));
+}
+
+#[test]
+fn gpu_agrees_with_cpu_in_f32() {
+    let Some(gpu) = common::gpu() else { return };
+    assert_agrees_with_cpu(&gpu, cases::all().into_iter().filter(|case| !case.f16));
+}
+
+#[test]
+fn gpu_agrees_with_cpu_in_f16() {
+    // WebGPU's default limits do not include f16: it is refused there, which src/ops/boundary.rs checks.
+    let Some(gpu) = common::gpu().filter(Device::has_f16) else { return };
+    assert_agrees_with_cpu(&gpu, cases::all().into_iter().filter(|case| case.f16));
 }
 
 /// Outputs and gradients of every case for both kinds of inputs, as bits, computed on so many threads of the CPU.

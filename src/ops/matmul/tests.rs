@@ -106,6 +106,7 @@ fn every_fma_tile_gives_the_same_bits() {
 fn gpu_with_split_fp16() -> Option<Gpu> {
     let gpu = gpu_for_tests()?.with_split_fp16(true);
     if !gpu.limits().split_fp16 {
+        assert!(std::env::var_os("RUSTYFLOW_REQUIRE_COOP").is_none(), "RUSTYFLOW_REQUIRE_COOP is set");
         eprintln!("SKIPPED: {} has no cooperative matrices", gpu.info().name);
         return None;
     }
