@@ -29,10 +29,13 @@ const EXCLUSIVE: isize = -1;
 // SAFETY: `lines` is only reached by whoever has borrowed the buffer (`Borrow`) or owns it (`drop`).
 unsafe impl Sync for Buffer {}
 
-/// Freed allocations of the process by their number of lines.
-static FREE: Mutex<Option<HashMap<usize, Vec<Box<[Line]>>>>> = Mutex::new(None);
+/// Freed allocations by their number of lines.
+type FreeList = HashMap<usize, Vec<Box<[Line]>>>;
 
-fn free_list() -> MutexGuard<'static, Option<HashMap<usize, Vec<Box<[Line]>>>>> {
+/// Those of the process.
+static FREE: Mutex<Option<FreeList>> = Mutex::new(None);
+
+fn free_list() -> MutexGuard<'static, Option<FreeList>> {
     FREE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

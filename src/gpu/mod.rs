@@ -37,8 +37,8 @@ pub use testing::gpu_for_tests;
 
 pub(crate) use cache::store;
 pub use plan::{
-    Buffer, ChoiceCache, GpuModel, INCLUDES, Interface, Launch, Limits, Operand, PARAMS_BYTES, Param, ParamValue, Plan, Shader, Value, buffer,
-    grid, param,
+    Buffer, ChoiceCache, GpuModel, INCLUDES, Interface, Launch, Limits, Operand, PARAMS_BYTES, Param, ParamValue, Plan,
+    Shader, Value, buffer, grid, param,
 };
 
 #[cfg(feature = "gpu")]

@@ -38,7 +38,8 @@ fn row(op: &'static str, operands: &[Spec], valid: &'static str, apply: Apply) -
 
 /// Of an op that takes any shape.
 const ANY_SHAPE: &str = "0 rank+1, 0 rank-1, 0 scalar, 0 dim0+1, 0 dim1+1";
-const DROPOUT: Option<(f32, Key)> = Some((0.5, Key([1, 2])));
+const KEY: Key = Key { words: [1, 2], slice_start: 0 };
+const DROPOUT: Option<(f32, Key)> = Some((0.5, KEY));
 
 fn rows() -> Vec<Row> {
     [elementwise(), shapes(), matmuls(), layers(), losses()].into_iter().flatten().collect()
@@ -60,7 +61,7 @@ fn elementwise() -> Vec<Row> {
         ("sigmoid", |x| x[0].sigmoid()),
         ("tanh", |x| x[0].tanh()),
         ("softmax", |x| x[0].softmax()),
-        ("dropout", |x| x[0].dropout(0.5, Key([1, 2]))),
+        ("dropout", |x| x[0].dropout(0.5, KEY)),
     ];
     let binary: [(&str, Apply); 5] = [
         ("add", |x| x[0].add(&x[1])),
@@ -300,24 +301,24 @@ fn other_arguments() -> Vec<(&'static str, Attempt)> {
         ("reshape", |d| x(&[0], d).reshape(WRAPS).map(drop)),
         ("to_dtype", |d| x(&[2, 3], d).to_dtype(DType::U32).map(drop)),
         ("to_dtype", |d| ids(d).to_dtype(DType::F32).map(drop)),
-        ("dropout", |d| x(&[2, 3], d).dropout(1.0, Key([1, 2])).map(drop)),
-        ("dropout", |d| x(&[2, 3], d).dropout(-0.1, Key([1, 2])).map(drop)),
-        ("dropout", |d| x(&[2, 3], d).dropout(f32::NAN, Key([1, 2])).map(drop)),
-        ("dropout", |d| ids(d).dropout(0.0, Key([1, 2])).map(drop)),
+        ("dropout", |d| x(&[2, 3], d).dropout(1.0, KEY).map(drop)),
+        ("dropout", |d| x(&[2, 3], d).dropout(-0.1, KEY).map(drop)),
+        ("dropout", |d| x(&[2, 3], d).dropout(f32::NAN, KEY).map(drop)),
+        ("dropout", |d| ids(d).dropout(0.0, KEY).map(drop)),
         ("layer_norm_to", |d| x(&[2, 3], d).layer_norm_to(DType::U32, &x(&[3], d), None, 1e-5).map(drop)),
         ("add_layer_norm", |d| {
             x(&[2, 3], d).add_layer_norm(&x(&[2, 3], d), None, DType::U32, &x(&[3], d), None, 1e-5).map(drop)
         }),
         ("add_layer_norm", |d| {
-            let dropout = Some((1.0, Key([1, 2])));
+            let dropout = Some((1.0, KEY));
             x(&[2, 3], d).add_layer_norm(&x(&[2, 3], d), dropout, DType::F32, &x(&[3], d), None, 1e-5).map(drop)
         }),
         ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(0, None).map(drop)),
         ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(3, None).map(drop)),
         ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(usize::MAX, None).map(drop)),
         ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(usize::MAX / 3 + 1, None).map(drop)),
-        ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(2, Some((1.0, Key([1, 2])))).map(drop)),
-        ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(2, Some((f32::NAN, Key([1, 2])))).map(drop)),
+        ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(2, Some((1.0, KEY))).map(drop)),
+        ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(2, Some((f32::NAN, KEY))).map(drop)),
         ("causal_attention", |d| x(&[1, 2, 3 * 129], d).causal_attention(1, None).map(drop)),
         ("cached_attention", |d| x(&[1, 2, 12], d).cached_attention(2, &x(&[5, 8], d), 4).map(drop)),
         ("cached_attention", |d| x(&[1, 2, 12], d).cached_attention(2, &x(&[5, 8], d), usize::MAX).map(drop)),

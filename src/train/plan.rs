@@ -112,8 +112,11 @@ fn largest_tensors(model: &ModelConfig, tokens: usize, operands: DType) -> Vec<T
                  model.block_size",
     };
     let weights = model.largest_tensors().into_iter().map(|tensor| (tensor, DType::F32));
-    let sized = |(LargeTensor { name, elements, remedy }, dtype): (LargeTensor, DType)| {
-        TensorSize { name, elements, bytes: elements * dtype.size_bytes() as u64, hint: remedy }
+    let sized = |(LargeTensor { name, elements, remedy }, dtype): (LargeTensor, DType)| TensorSize {
+        name,
+        elements,
+        bytes: elements * dtype.size_bytes() as u64,
+        hint: remedy,
     };
     weights.chain([(activation, operands)]).map(sized).collect()
 }

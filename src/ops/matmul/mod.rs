@@ -283,7 +283,10 @@ impl MatMul {
                     ("sums", self.sums.into()),
                     ("epilogue", epilogue.into()),
                 ],
-                buffers: with_epilogue(partials(["partial", "partial_sums"], "f32", Operand::ReadScratch), self.out.name()),
+                buffers: with_epilogue(
+                    partials(["partial", "partial_sums"], "f32", Operand::ReadScratch),
+                    self.out.name(),
+                ),
                 params: vec![param("len", d.m * d.n), param("n", d.n), param("splits", splits)],
                 workgroups: (d.m * d.n + if self.sums { d.n } else { 0 }).div_ceil(256),
             });
