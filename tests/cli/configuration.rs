@@ -17,6 +17,7 @@ const EVERY_KEY: &[(&str, &str)] = &[
     ("data.tokenizer", "char"),
     ("data.vocab_size", "300"),
     ("data.validation_fraction", "0.25"),
+    ("model.kind", "gpt2"),
     ("model.n_layer", "1"),
     ("model.n_head", "1"),
     ("model.n_embd", "8"),
