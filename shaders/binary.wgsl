@@ -1,51 +1,22 @@
-// Elementwise functions of a and b and their gradients (formulas: src/ops/binary.rs); b repeats every `len_b` elements.
-// One thread per four elements of a.
+// An elementwise function of a and b or a gradient of it, whose expression is a row of src/ops/binary.rs; b repeats every
+// `len_b` elements. One thread per four elements of a.
 {{ interface }}
 
+// How much of the gradient of a maximum goes to the first of two.
+fn wins(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> {
+    return select(vec4<f32>(0.0), vec4<f32>(1.0), a > b) + select(vec4<f32>(0.0), vec4<f32>(0.5), a == b);
+}
+
 {{ for_each(4) }}
-    let x = a[i];
+    let a = first[i];
     {% if vec_b %}
-    let y = b[i % ((params.len_b + 3u) / 4u)];
+    let b = second[i % ((params.len_b + 3u) / 4u)];
     {% else %}
-    let y = vec4<f32>(b[(i * 4u) % params.len_b], b[(i * 4u + 1u) % params.len_b], b[(i * 4u + 2u) % params.len_b],
-                      b[(i * 4u + 3u) % params.len_b]);
+    let at = (i * 4u + vec4<u32>(0u, 1u, 2u, 3u)) % params.len_b;
+    let b = vec4<f32>(second[at.x], second[at.y], second[at.z], second[at.w]);
     {% endif %}
-    {% if part == "value" %}
-    {% if op == "add" %}
-    result[i] = x + y;
-    {% elif op == "sub" %}
-    result[i] = x - y;
-    {% elif op == "mul" %}
-    result[i] = x * y;
-    {% elif op == "div" %}
-    result[i] = x / y;
-    {% elif op == "maximum" %}
-    result[i] = select(y, x, x > y);
-    {% endif %}
-    {% else %}
+    {% if gradient %}
     let dy = grad_output[i];
-    {% if op == "maximum" %}
-    let a_wins = select(vec4<f32>(0.0), vec4<f32>(1.0), x > y) + select(vec4<f32>(0.0), vec4<f32>(0.5), x == y);
     {% endif %}
-    {% if part == "grad_a" %}
-    {# Where the gradient is dy itself, nothing is launched. #}
-    {% if op == "mul" %}
-    result[i] = dy * y;
-    {% elif op == "div" %}
-    result[i] = dy / y;
-    {% elif op == "maximum" %}
-    result[i] = dy * a_wins;
-    {% endif %}
-    {% else %}
-    {% if op == "sub" %}
-    result[i] = -dy;
-    {% elif op == "mul" %}
-    result[i] = dy * x;
-    {% elif op == "div" %}
-    result[i] = -dy * x / (y * y);
-    {% elif op == "maximum" %}
-    result[i] = dy * (1.0 - a_wins);
-    {% endif %}
-    {% endif %}
-    {% endif %}
+    result[i] = {{ expression }};
 }

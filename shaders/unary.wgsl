@@ -1,4 +1,4 @@
-// Elementwise functions and their derivatives (formulas: src/ops/unary.rs). One thread per four elements.
+// An elementwise function or its derivative, whose expression is a row of src/ops/unary.rs. One thread per four elements.
 {{ interface }}
 
 fn sigmoid4(x: vec4<f32>) -> vec4<f32> {
@@ -10,7 +10,7 @@ fn tanh4(x: vec4<f32>) -> vec4<f32> {
     return tanh(clamp(x, vec4<f32>(-10.0), vec4<f32>(10.0)));
 }
 
-{% if op == "sin" or op == "cos" %}
+{% if "sin4" in expression or "cos4" in expression %}
 // Vulkan promises 11 bits for sin and cos, and those only within one period. So: subtract the nearest multiple of pi/2
 // in three steps that are each exact in f32, then the Taylor polynomials on [-pi/4, pi/4] (error below 1e-7).
 fn sin_quarter(x: vec4<f32>, shift: vec4<i32>) -> vec4<f32> {
@@ -28,65 +28,9 @@ fn cos4(x: vec4<f32>) -> vec4<f32> { return sin_quarter(x, vec4<i32>(1)); }
 {% endif %}
 
 {{ for_each(4) }}
-    {% if not derivative %}
-    let v = x[i];
-    {% if op == "scale" %}
-    result[i] = params.factor * v;
-    {% elif op == "neg" %}
-    result[i] = -v;
-    {% elif op == "exp" %}
-    result[i] = exp(v);
-    {% elif op == "log" %}
-    result[i] = log(v);
-    {% elif op == "sqrt" %}
-    result[i] = sqrt(v);
-    {% elif op == "recip" %}
-    result[i] = 1.0 / v;
-    {% elif op == "sin" %}
-    result[i] = sin4(v);
-    {% elif op == "cos" %}
-    result[i] = cos4(v);
-    {% elif op == "relu" %}
-    result[i] = max(v, vec4<f32>(0.0));
-    {% elif op == "gelu" %}
-    result[i] = gelu(v);
-    {% elif op == "silu" %}
-    result[i] = v * sigmoid4(v);
-    {% elif op == "sigmoid" %}
-    result[i] = sigmoid4(v);
-    {% elif op == "tanh" %}
-    result[i] = tanh4(v);
-    {% endif %}
-    {% else %}
-    let v = saved[i];
+    let {{ operand_name }} = operand[i];
+    {% if derivative %}
     let dy = grad_output[i];
-    {% if op == "scale" %}
-    result[i] = params.factor * dy;
-    {% elif op == "neg" %}
-    result[i] = -dy;
-    {% elif op == "exp" %}
-    result[i] = dy * v;
-    {% elif op == "log" %}
-    result[i] = dy / v;
-    {% elif op == "sqrt" %}
-    result[i] = dy * 0.5 / v;
-    {% elif op == "recip" %}
-    result[i] = -dy * v * v;
-    {% elif op == "sin" %}
-    result[i] = dy * cos4(v);
-    {% elif op == "cos" %}
-    result[i] = -dy * sin4(v);
-    {% elif op == "relu" %}
-    result[i] = select(vec4<f32>(0.0), dy, v > vec4<f32>(0.0));
-    {% elif op == "gelu" %}
-    result[i] = dy * gelu_derivative(v);
-    {% elif op == "silu" %}
-    let s = sigmoid4(v);
-    result[i] = dy * (s + v * s * (1.0 - s));
-    {% elif op == "sigmoid" %}
-    result[i] = dy * v * (1.0 - v);
-    {% elif op == "tanh" %}
-    result[i] = dy * (1.0 - v * v);
     {% endif %}
-    {% endif %}
+    result[i] = {{ expression }};
 }

@@ -1,13 +1,7 @@
 //! Elementwise functions of two tensors. The second may lack leading dimensions: its shape must be a suffix of the
 //! first's, and it is repeated over the rest. Shapes: (..., S), (S) -> (..., S).
 //!
-//! | op | y | dy/da | dy/db |
-//! |---|---|---|---|
-//! | add | a + b | 1 | 1 |
-//! | sub | a - b | 1 | -1 |
-//! | mul | a b | b | a |
-//! | div | a / b | 1/b | -a/b^2 |
-//! | maximum | max(a, b) | 1 if a > b, 1/2 if equal | 1 - that |
+//! An op is one row of [`functions!`]: its name, then y, da and db as WGSL and as Rust.
 //!
 //! The gradient of a repeated b is the sum over its repetitions, in two passes without races ([`SumRows`]).
 
@@ -18,18 +12,7 @@ use crate::shader;
 use crate::tensor::Grads;
 use rayon::prelude::*;
 
-/// An elementwise function of two tensors.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Binary {
-    Add,
-    Sub,
-    Mul,
-    Div,
-    Maximum,
-}
-use Binary::*;
-
-/// What is computed from a, b and, for gradients, dy.
+/// What is computed from a, b and, for gradients, dy: an index into the arrays of a [`Function`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Part {
     Value,
@@ -38,28 +21,72 @@ enum Part {
     GradB,
 }
 
-impl Binary {
-    fn compute(self, part: Part, a: &[f32], b: &[f32], dy: &[f32], y: &mut [f32]) {
-        match (self, part) {
-            (Add, Part::Value) => map(a, b, dy, y, |a, b, _| a + b),
-            (Sub, Part::Value) => map(a, b, dy, y, |a, b, _| a - b),
-            (Mul, Part::Value) => map(a, b, dy, y, |a, b, _| a * b),
-            (Div, Part::Value) => map(a, b, dy, y, |a, b, _| a / b),
-            (Maximum, Part::Value) => map(a, b, dy, y, |a, b, _| if a > b { a } else { b }),
-            (Add, _) | (Sub, Part::GradA) => map(a, b, dy, y, |_, _, dy| dy),
-            (Sub, Part::GradB) => map(a, b, dy, y, |_, _, dy| -dy),
-            (Mul, Part::GradA) => map(a, b, dy, y, |_, b, dy| dy * b),
-            (Mul, Part::GradB) => map(a, b, dy, y, |a, _, dy| dy * a),
-            (Div, Part::GradA) => map(a, b, dy, y, |_, b, dy| dy / b),
-            (Div, Part::GradB) => map(a, b, dy, y, |a, b, dy| -dy * a / (b * b)),
-            (Maximum, Part::GradA) => map(a, b, dy, y, |a, b, dy| dy * share(a, b)),
-            (Maximum, Part::GradB) => map(a, b, dy, y, |a, b, dy| dy * share(b, a)),
-        }
-    }
+/// (a, b, dy, result).
+type Compute = fn(&[f32], &[f32], &[f32], &mut [f32]);
+
+/// An elementwise function of two tensors, written for both devices.
+struct Function {
+    name: &'static str,
+    /// Whether the gradients do without a and b.
+    linear: bool,
+    /// y, da and db in terms of `a`, `b` and `dy`: vec4<f32>.
+    wgsl: [&'static str; 3],
+    cpu: [Compute; 3],
 }
 
-/// How much of the gradient the first of two goes to: PyTorch halves it between equals.
-fn share(a: f32, b: f32) -> f32 {
+/// Each row defines a `Tensor` method and its gradients: y, da and db as WGSL on vectors, then as Rust on numbers.
+macro_rules! functions {
+    ($($(#[$doc:meta])* $name:ident, linear: $linear:literal:
+        $y_wgsl:literal, $da_wgsl:literal, $db_wgsl:literal,
+        |$a:ident, $b:ident, $dy:ident| $y:expr, $da:expr, $db:expr;)*) => {
+        /// The rows, by the names of their methods.
+        #[allow(non_upper_case_globals)] // They are named as the methods are.
+        mod rows {
+            use super::*;
+
+            $(#[allow(unused_variables)] // Not every gradient looks at all three.
+            pub(super) static $name: Function = Function {
+                name: stringify!($name),
+                linear: $linear,
+                wgsl: [$y_wgsl, $da_wgsl, $db_wgsl],
+                cpu: [
+                    |a, b, dy, y| map(a, b, dy, y, |$a, $b, $dy| $y),
+                    |a, b, dy, y| map(a, b, dy, y, |$a, $b, $dy| $da),
+                    |a, b, dy, y| map(a, b, dy, y, |$a, $b, $dy| $db),
+                ],
+            };)*
+        }
+
+        impl Tensor {
+            $($(#[$doc])*
+            ///
+            /// The shape of `other` must end this tensor's shape.
+            ///
+            /// # Errors
+            /// If it does not, or a tensor is not f32.
+            pub fn $name(&self, other: &Tensor) -> Result<Tensor> {
+                apply_one(Binary(&rows::$name), &[self, other])
+            })*
+        }
+    };
+}
+
+functions! {
+    /// `self + other`.
+    add, linear: true: "a + b", "dy", "dy", |a, b, dy| a + b, dy, dy;
+    /// `self - other`.
+    sub, linear: true: "a - b", "dy", "-dy", |a, b, dy| a - b, dy, -dy;
+    /// `self * other`, elementwise.
+    mul, linear: false: "a * b", "dy * b", "dy * a", |a, b, dy| a * b, dy * b, dy * a;
+    /// `self / other`, elementwise.
+    div, linear: false: "a / b", "dy / b", "-dy * a / (b * b)", |a, b, dy| a / b, dy / b, -dy * a / (b * b);
+    /// The larger of both, elementwise. Between equals each gets half the gradient, as in PyTorch.
+    maximum, linear: false: "select(b, a, a > b)", "dy * wins(a, b)", "dy * wins(b, a)",
+        |a, b, dy| if a > b { a } else { b }, dy * wins(a, b), dy * wins(b, a);
+}
+
+/// How much of the gradient of a maximum goes to the first of two.
+fn wins(a: f32, b: f32) -> f32 {
     if a > b {
         1.0
     } else if a == b {
@@ -89,40 +116,43 @@ fn map(a: &[f32], b: &[f32], dy: &[f32], y: &mut [f32], f: impl Fn(f32, f32, f32
     });
 }
 
-fn plan(op: Binary, part: Part, a: &Spec, b: &Spec) -> Plan {
-    let elements = a.shape.elements();
-    let part = match part {
-        Part::Value => "value",
-        Part::GradA => "grad_a",
-        Part::GradB => "grad_b",
-    };
-    let len_b = b.shape.elements();
-    // Vectors of b line up with those of a if b is repeated in whole vectors, or not at all.
-    let vec_b = len_b.is_multiple_of(4) || len_b == elements;
-    let mut buffers = vec![
-        buffer("a", "vec4<f32>", Operand::Input(0)),
-        buffer("b", DType::F32.wgsl(if vec_b { 4 } else { 1 }), Operand::Input(1)),
-    ];
-    buffers.extend((part != "value").then_some(buffer("grad_output", "vec4<f32>", Operand::Input(2))));
-    buffers.push(buffer("result", "vec4<f32>", Operand::Output(0)));
-    Plan::one(Launch {
-        shader: shader!("binary"),
-        values: vec![("op", op.name().into()), ("part", part.into()), ("vec_b", vec_b.into())],
-        buffers,
-        params: vec![param("len", elements), param("len_b", len_b)],
-        workgroups: elements.div_ceil(1024),
-    })
+/// A row applied to two tensors.
+#[derive(Clone, Copy)]
+struct Binary(&'static Function);
+
+impl Binary {
+    fn compute(self, part: Part, a: &[f32], b: &[f32], dy: &[f32], result: &mut [f32]) {
+        (self.0.cpu[part as usize])(a, b, dy, result);
+    }
+
+    fn plan(self, part: Part, a: &Spec, b: &Spec) -> Plan {
+        let elements = a.shape.elements();
+        let len_b = b.shape.elements();
+        // Vectors of b line up with those of a if b is repeated in whole vectors, or not at all.
+        let vec_b = len_b.is_multiple_of(4) || len_b == elements;
+        let mut buffers = vec![
+            buffer("first", "vec4<f32>", Operand::Input(0)),
+            buffer("second", DType::F32.wgsl(if vec_b { 4 } else { 1 }), Operand::Input(1)),
+        ];
+        buffers.extend((part != Part::Value).then_some(buffer("grad_output", "vec4<f32>", Operand::Input(2))));
+        buffers.push(buffer("result", "vec4<f32>", Operand::Output(0)));
+        Plan::one(Launch {
+            shader: shader!("binary"),
+            values: vec![
+                ("expression", self.0.wgsl[part as usize].into()),
+                ("gradient", (part != Part::Value).into()),
+                ("vec_b", vec_b.into()),
+            ],
+            buffers,
+            params: vec![param("len", elements), param("len_b", len_b)],
+            workgroups: elements.div_ceil(1024),
+        })
+    }
 }
 
 impl Kernel for Binary {
     fn name(&self) -> &'static str {
-        match self {
-            Add => "add",
-            Sub => "sub",
-            Mul => "mul",
-            Div => "div",
-            Maximum => "maximum",
-        }
+        self.0.name
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
@@ -143,30 +173,30 @@ impl Kernel for Binary {
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        plan(*self, Part::Value, inputs[0], inputs[1])
+        self.plan(Part::Value, inputs[0], inputs[1])
     }
 }
 
 impl Op for Binary {
     fn saves(&self) -> Saves {
-        // Add and sub need only the shape of b, but that of a is the upstream's and b is small or shared anyway.
-        match self {
-            Add | Sub => Saves { inputs: &[1], outputs: &[] },
-            Mul | Div | Maximum => Saves { inputs: &[0, 1], outputs: &[] },
-        }
+        // A linear function needs only the shape of b, but that of a is the upstream's and b is small or shared anyway.
+        Saves { inputs: if self.0.linear { &[1] } else { &[0, 1] }, outputs: &[] }
     }
 
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
         let b = saved.input(1);
         let a = if saved.has_input(0) { saved.input(0) } else { dy };
-        let gradient = |grads: &Grads, part| grads.run_one(&Gradient { op: *self, part }, &[a, b, dy]);
+        let gradient = |grads: &Grads, part: Part| match self.0.wgsl[part as usize] {
+            "dy" => Ok(dy.detach()), // Nothing to launch.
+            _ => grads.run_one(&Gradient { op: *self, part }, &[a, b, dy]),
+        };
         if grads.needs_grad(0) {
-            let da = if matches!(self, Add | Sub) { dy.detach() } else { gradient(grads, Part::GradA)? };
+            let da = gradient(grads, Part::GradA)?;
             grads.accumulate(0, da)?;
         }
         if grads.needs_grad(1) {
-            let db = if *self == Add { dy.detach() } else { gradient(grads, Part::GradB)? };
+            let db = gradient(grads, Part::GradB)?;
             if b.len() == db.len() {
                 grads.accumulate(1, db)?;
             } else {
@@ -202,35 +232,6 @@ impl Kernel for Gradient {
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        plan(self.op, self.part, inputs[0], inputs[1])
+        self.op.plan(self.part, inputs[0], inputs[1])
     }
-}
-
-macro_rules! methods {
-    ($($(#[$doc:meta])* $name:ident = $op:expr;)*) => {
-        impl Tensor {
-            $($(#[$doc])*
-            ///
-            /// The shape of `other` must end this tensor's shape.
-            ///
-            /// # Errors
-            /// If it does not, or a tensor is not f32.
-            pub fn $name(&self, other: &Tensor) -> Result<Tensor> {
-                apply_one($op, &[self, other])
-            })*
-        }
-    };
-}
-
-methods! {
-    /// `self + other`.
-    add = Add;
-    /// `self - other`.
-    sub = Sub;
-    /// `self * other`, elementwise.
-    mul = Mul;
-    /// `self / other`, elementwise.
-    div = Div;
-    /// The larger of both, elementwise.
-    maximum = Maximum;
 }

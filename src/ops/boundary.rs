@@ -375,7 +375,7 @@ fn a_gradient_from_another_device_is_refused() {
     }
 }
 
-/// Methods of tensors in these sources that can fail: in `impl Tensor`, and what `methods!` makes there.
+/// Methods of tensors in these sources that can fail: in `impl Tensor`, and what rows of `functions!` make there.
 fn fallible_methods(folder: &std::path::Path, prefixes: &[&str], names: &mut BTreeSet<String>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -388,13 +388,14 @@ fn fallible_methods(folder: &std::path::Path, prefixes: &[&str], names: &mut BTr
         let mut lines = text.lines();
         while let Some(line) = lines.next() {
             match line {
-                "impl Tensor {" | "methods! {" => within = line,
+                "impl Tensor {" | "functions! {" => within = line,
                 "}" => within = "",
                 _ => {}
             }
+            let row = line.strip_prefix("    ").filter(|row| row.starts_with(char::is_alphabetic));
             let line = line.trim();
             let method = prefixes.iter().find_map(|prefix| line.strip_prefix(prefix));
-            match (within, method, line.split_once(" = ")) {
+            match (within, method, row) {
                 ("impl Tensor {", Some(method), _) => {
                     let mut signature = method.to_string();
                     while !signature.ends_with('{') {
@@ -403,8 +404,8 @@ fn fallible_methods(folder: &std::path::Path, prefixes: &[&str], names: &mut BTr
                     let name = signature.split('(').next().expect("a name").to_string();
                     names.extend(signature.contains("-> Result").then_some(name));
                 }
-                ("methods! {", _, Some((name, _))) if !line.starts_with('/') => {
-                    names.insert(name.to_string());
+                ("functions! {", _, Some(row)) => {
+                    names.extend(row.split([' ', ',']).next().map(str::to_string));
                 }
                 _ => {}
             }

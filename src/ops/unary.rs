@@ -1,19 +1,6 @@
 //! Elementwise functions of one tensor. Shapes: any -> the same.
 //!
-//! | op | y | dy/dx |
-//! |---|---|---|
-//! | scale(c) | c x | c |
-//! | neg | -x | -1 |
-//! | exp | e^x | y |
-//! | log | ln x | 1/x |
-//! | sqrt | x^(1/2) | 1/(2y) |
-//! | recip | 1/x | -y^2 |
-//! | sin, cos | | cos x, -sin x |
-//! | relu | max(x, 0) | 1 if x > 0 else 0 |
-//! | gelu | x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3))) (Hendrycks and Gimpel 2016, the tanh form of GPT-2) | |
-//! | silu | x sigmoid(x) | s + y (1 - s) |
-//! | sigmoid | 1/(1 + e^-x) | y (1 - y) |
-//! | tanh | | 1 - y^2 |
+//! An op is one row of [`functions!`]: its name, what backward keeps, y and dx as WGSL and as Rust.
 
 use super::*;
 use crate::cpu::{math, vectorized};
@@ -22,97 +9,110 @@ use crate::shader;
 use crate::tensor::Grads;
 use rayon::prelude::*;
 
-/// An elementwise function.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Unary {
-    Scale(f32),
-    Neg,
-    Exp,
-    Log,
-    Sqrt,
-    Recip,
-    Sin,
-    Cos,
-    Relu,
-    Gelu,
-    Silu,
-    Sigmoid,
-    Tanh,
+/// What of a function the derivative is written in terms of, and so what the tape keeps.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Keeps {
+    Nothing,
+    Input,
+    Output,
 }
-use Unary::*;
 
-/// sqrt(2/pi), and the cubic coefficient of the tanh form of GELU.
-const GELU_SCALE: f32 = 0.797_884_6;
-const GELU_CUBIC: f32 = 0.044_715;
+/// An elementwise function, written for both devices.
+struct Function {
+    name: &'static str,
+    keeps: Keeps,
+    /// y, in terms of `x` and the constant `params.factor`: vec4<f32>.
+    wgsl: &'static str,
+    /// dx, in terms of `dy`, the constant, and of what is kept: `x` or `y`.
+    wgsl_derivative: &'static str,
+    /// y of (x, factor).
+    cpu: fn(&[f32], f32, &mut [f32]),
+    /// dx of (what is kept, dy, factor).
+    cpu_derivative: fn(&[f32], &[f32], f32, &mut [f32]),
+}
 
-impl Unary {
-    /// y = f(x).
-    fn forward(self, x: &[f32], y: &mut [f32]) {
-        match self {
-            Scale(c) => map(x, y, |x| c * x),
-            Neg => map(x, y, |x| -x),
-            Exp => map(x, y, math::exp),
-            Log => map(x, y, f32::ln),
-            Sqrt => map(x, y, f32::sqrt),
-            Recip => map(x, y, f32::recip),
-            Sin => map(x, y, f32::sin),
-            Cos => map(x, y, f32::cos),
-            Relu => map(x, y, |x| x.max(0.0)),
-            Gelu => map(x, y, gelu),
-            Silu => map(x, y, |x| x * math::sigmoid(x)),
-            Sigmoid => map(x, y, math::sigmoid),
-            Tanh => map(x, y, math::tanh),
+/// Each row defines a `Tensor` method without arguments and its derivative: y and dx as WGSL on vectors, then as Rust on
+/// numbers.
+macro_rules! functions {
+    ($($(#[$doc:meta])* $name:ident keeps $keeps:ident:
+        $wgsl:literal, $derivative:literal,
+        |$x:ident| $y:expr, |$kept:ident, $dy:ident| $dx:expr;)*) => {
+        /// The rows, by the names of their methods.
+        #[allow(non_upper_case_globals)] // They are named as the methods are.
+        mod rows {
+            use super::*;
+
+            $(pub(super) static $name: Function = Function {
+                name: stringify!($name),
+                keeps: Keeps::$keeps,
+                wgsl: $wgsl,
+                wgsl_derivative: $derivative,
+                cpu: |x, _, y| map(x, y, #[inline(always)] |$x: f32| $y),
+                cpu_derivative: |kept, dy, _, dx| {
+                    map2(kept, dy, dx, #[inline(always)] |$kept: f32, $dy: f32| $dx)
+                },
+            };)*
         }
-    }
 
-    /// dx = dy f'(s), where s is what was saved: the output where `saves` names it, else the input.
-    fn derivative(self, s: &[f32], dy: &[f32], dx: &mut [f32]) {
-        match self {
-            Scale(c) => map2(s, dy, dx, |_, dy| c * dy),
-            Neg => map2(s, dy, dx, |_, dy| -dy),
-            Exp => map2(s, dy, dx, |y, dy| dy * y),
-            Log => map2(s, dy, dx, |x, dy| dy / x),
-            Sqrt => map2(s, dy, dx, |y, dy| dy * 0.5 / y),
-            Recip => map2(s, dy, dx, |y, dy| -dy * y * y),
-            Sin => map2(s, dy, dx, |x, dy| dy * x.cos()),
-            Cos => map2(s, dy, dx, |x, dy| -dy * x.sin()),
-            Relu => map2(s, dy, dx, |y, dy| if y > 0.0 { dy } else { 0.0 }),
-            Gelu => map2(
-                s,
-                dy,
-                dx,
-                #[inline(always)]
-                |x, dy| dy * gelu_derivative(x),
-            ),
-            Silu => map2(s, dy, dx, |x, dy| {
-                let s = math::sigmoid(x);
-                dy * (s + x * s * (1.0 - s))
-            }),
-            Sigmoid => map2(s, dy, dx, |y, dy| dy * y * (1.0 - y)),
-            Tanh => map2(s, dy, dx, |y, dy| dy * (1.0 - y * y)),
+        impl Tensor {
+            $($(#[$doc])*
+            ///
+            /// # Errors
+            /// If the tensor is not f32.
+            pub fn $name(&self) -> Result<Tensor> {
+                apply_one(Unary { function: &rows::$name, factor: 1.0 }, &[self])
+            })*
         }
-    }
+    };
+}
 
-    /// What the shader calls it, and its parameter.
-    fn shader_values(self) -> (&'static str, f32) {
-        match self {
-            Scale(c) => ("scale", c),
-            _ => (self.name(), 0.0),
-        }
-    }
+functions! {
+    /// `-x`.
+    neg keeps Nothing: "-x", "-dy", |x| -x, |_kept, dy| -dy;
+    /// `e^x`.
+    exp keeps Output: "exp(x)", "dy * y", |x| math::exp(x), |y, dy| dy * y;
+    /// The natural logarithm.
+    log keeps Input: "log(x)", "dy / x", |x| x.ln(), |x, dy| dy / x;
+    /// The square root.
+    sqrt keeps Output: "sqrt(x)", "dy * 0.5 / y", |x| x.sqrt(), |y, dy| dy * 0.5 / y;
+    /// `1 / x`.
+    recip keeps Output: "1.0 / x", "-dy * y * y", |x| x.recip(), |y, dy| -dy * y * y;
+    /// The sine of an angle in radians.
+    sin keeps Input: "sin4(x)", "dy * cos4(x)", |x| x.sin(), |x, dy| dy * x.cos();
+    /// The cosine of an angle in radians.
+    cos keeps Input: "cos4(x)", "-dy * sin4(x)", |x| x.cos(), |x, dy| -dy * x.sin();
+    /// `max(x, 0)`.
+    relu keeps Output: "max(x, vec4<f32>(0.0))", "select(vec4<f32>(0.0), dy, y > vec4<f32>(0.0))",
+        |x| x.max(0.0), |y, dy| if y > 0.0 { dy } else { 0.0 };
+    /// GELU (Hendrycks and Gimpel 2016) in the tanh form of GPT-2: `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`.
+    gelu keeps Input: "gelu(x)", "dy * gelu_derivative(x)",
+        |x| gelu_and_derivative(x)[0], |x, dy| dy * gelu_and_derivative(x)[1];
+    /// `x sigmoid(x)`.
+    silu keeps Input: "x * sigmoid4(x)", "dy * (sigmoid4(x) + x * sigmoid4(x) * (1.0 - sigmoid4(x)))",
+        |x| x * math::sigmoid(x), |x, dy| dy * (math::sigmoid(x) + x * math::sigmoid(x) * (1.0 - math::sigmoid(x)));
+    /// `1 / (1 + e^-x)`.
+    sigmoid keeps Output: "sigmoid4(x)", "dy * y * (1.0 - y)", |x| math::sigmoid(x), |y, dy| dy * y * (1.0 - y);
+    /// The hyperbolic tangent.
+    tanh keeps Output: "tanh4(x)", "dy * (1.0 - y * y)", |x| math::tanh(x), |y, dy| dy * (1.0 - y * y);
+}
 
-    fn plan(self, derivative: bool, elements: usize) -> Plan {
-        let (op, factor) = self.shader_values();
-        let mut buffers = vec![buffer(if derivative { "saved" } else { "x" }, "vec4<f32>", Operand::Input(0))];
-        buffers.extend(derivative.then_some(buffer("grad_output", "vec4<f32>", Operand::Input(1))));
-        buffers.push(buffer("result", "vec4<f32>", Operand::Output(0)));
-        Plan::one(Launch {
-            shader: shader!("unary"),
-            values: vec![("op", op.into()), ("derivative", derivative.into())],
-            buffers,
-            params: vec![param("len", elements), param("factor", factor)],
-            workgroups: elements.div_ceil(1024),
-        })
+/// The one function with a constant.
+static SCALE: Function = Function {
+    name: "scale",
+    keeps: Keeps::Nothing,
+    wgsl: "params.factor * x",
+    wgsl_derivative: "params.factor * dy",
+    cpu: |x, c, y| map(x, y, |x| c * x),
+    cpu_derivative: |_, dy, c, dx| map(dy, dx, |dy| c * dy),
+};
+
+impl Tensor {
+    /// `factor * x`.
+    ///
+    /// # Errors
+    /// If the tensor is not f32.
+    pub fn scale(&self, factor: f32) -> Result<Tensor> {
+        apply_one(Unary { function: &SCALE, factor }, &[self])
     }
 }
 
@@ -142,45 +142,55 @@ fn map2(a: &[f32], b: &[f32], y: &mut [f32], f: impl Fn(f32, f32) -> f32 + Sync)
     });
 }
 
-/// (1 + tanh(z)) / 2 = sigmoid(2 z), without the cancellation where tanh(z) is near -1.
-#[inline(always)]
-fn gelu_sigmoid(x: f32) -> f32 {
-    math::sigmoid(2.0 * GELU_SCALE * (x + GELU_CUBIC * x * x * x))
-}
+/// sqrt(2/pi), and the cubic coefficient of the tanh form of GELU.
+const GELU_SCALE: f32 = 0.797_884_6;
+const GELU_CUBIC: f32 = 0.044_715;
 
-#[inline(always)]
-fn gelu(x: f32) -> f32 {
-    x * gelu_sigmoid(x)
-}
-
-#[inline(always)]
-fn gelu_derivative(x: f32) -> f32 {
-    gelu_and_derivative(x)[1]
-}
-
+/// GELU by (1 + tanh(z)) / 2 = sigmoid(2 z), without the cancellation where tanh(z) is near -1.
 #[inline(always)]
 pub(super) fn gelu_and_derivative(x: f32) -> [f32; 2] {
-    let s = gelu_sigmoid(x);
+    let s = math::sigmoid(2.0 * GELU_SCALE * (x + GELU_CUBIC * x * x * x));
     [x * s, s + x * s * (1.0 - s) * 2.0 * GELU_SCALE * (1.0 + 3.0 * GELU_CUBIC * x * x)]
+}
+
+/// A row applied to a tensor.
+#[derive(Clone, Copy)]
+struct Unary {
+    function: &'static Function,
+    factor: f32,
+}
+
+/// dx. Inputs: what was kept (dy where nothing was), dy.
+struct Derivative(Unary);
+
+impl Unary {
+    fn plan(self, derivative: bool, elements: usize) -> Plan {
+        let Unary { function, factor } = self;
+        let kept = if function.keeps == Keeps::Output { "y" } else { "x" };
+        let mut buffers = vec![buffer("operand", "vec4<f32>", Operand::Input(0))];
+        buffers.extend(derivative.then_some(buffer("grad_output", "vec4<f32>", Operand::Input(1))));
+        buffers.push(buffer("result", "vec4<f32>", Operand::Output(0)));
+        let (operand, expression) = match derivative {
+            true => (kept, function.wgsl_derivative),
+            false => ("x", function.wgsl),
+        };
+        Plan::one(Launch {
+            shader: shader!("unary"),
+            values: vec![
+                ("operand_name", operand.into()),
+                ("expression", expression.into()),
+                ("derivative", derivative.into()),
+            ],
+            buffers,
+            params: vec![param("len", elements), param("factor", factor)],
+            workgroups: elements.div_ceil(1024),
+        })
+    }
 }
 
 impl Kernel for Unary {
     fn name(&self) -> &'static str {
-        match self {
-            Scale(_) => "scale",
-            Neg => "neg",
-            Exp => "exp",
-            Log => "log",
-            Sqrt => "sqrt",
-            Recip => "recip",
-            Sin => "sin",
-            Cos => "cos",
-            Relu => "relu",
-            Gelu => "gelu",
-            Silu => "silu",
-            Sigmoid => "sigmoid",
-            Tanh => "tanh",
-        }
+        self.function.name
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
@@ -193,7 +203,7 @@ impl Kernel for Unary {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        self.forward(inputs[0].f32(), outputs[0].f32());
+        (self.function.cpu)(inputs[0].f32(), self.factor, outputs[0].f32());
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
@@ -203,33 +213,29 @@ impl Kernel for Unary {
 
 impl Op for Unary {
     fn saves(&self) -> Saves {
-        match self {
-            Scale(_) | Neg => Saves::default(),
-            Log | Sin | Cos | Gelu | Silu => Saves { inputs: &[0], outputs: &[] },
-            Exp | Sqrt | Recip | Relu | Sigmoid | Tanh => Saves { inputs: &[], outputs: &[0] },
+        match self.function.keeps {
+            Keeps::Nothing => Saves::default(),
+            Keeps::Input => Saves { inputs: &[0], outputs: &[] },
+            Keeps::Output => Saves { inputs: &[], outputs: &[0] },
         }
     }
 
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
-        let saves = self.saves();
-        let point = match (saves.inputs, saves.outputs) {
-            ([], []) => dy,
-            ([], _) => saved.output(0),
-            _ => saved.input(0),
+        let kept = match self.function.keeps {
+            Keeps::Nothing => dy,
+            Keeps::Input => saved.input(0),
+            Keeps::Output => saved.output(0),
         };
-        grads.accumulate(0, grads.run_one(&Derivative(*self), &[point, dy])?)
+        grads.accumulate(0, grads.run_one(&Derivative(*self), &[kept, dy])?)
     }
 }
 
-/// dx = dy * f'(saved). Inputs: saved, dy.
-struct Derivative(Unary);
-
 impl Kernel for Derivative {
     fn name(&self) -> &'static str {
-        match self.0 {
-            Gelu => "gelu_backward",
-            Relu => "relu_backward",
+        match self.0.function.name {
+            "gelu" => "gelu_backward",
+            "relu" => "relu_backward",
             _ => "unary_backward",
         }
     }
@@ -243,61 +249,10 @@ impl Kernel for Derivative {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        self.0.derivative(inputs[0].f32(), inputs[1].f32(), outputs[0].f32());
+        (self.0.function.cpu_derivative)(inputs[0].f32(), inputs[1].f32(), self.0.factor, outputs[0].f32());
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         self.0.plan(true, inputs[1].shape.elements())
     }
-}
-
-impl Tensor {
-    /// `factor * x`.
-    ///
-    /// # Errors
-    /// If the tensor is not f32.
-    pub fn scale(&self, factor: f32) -> Result<Tensor> {
-        apply_one(Scale(factor), &[self])
-    }
-}
-
-macro_rules! methods {
-    ($($(#[$doc:meta])* $name:ident = $op:expr;)*) => {
-        impl Tensor {
-            $($(#[$doc])*
-            ///
-            /// # Errors
-            /// If the tensor is not f32.
-            pub fn $name(&self) -> Result<Tensor> {
-                apply_one($op, &[self])
-            })*
-        }
-    };
-}
-
-methods! {
-    /// `-x`.
-    neg = Neg;
-    /// `e^x`.
-    exp = Exp;
-    /// The natural logarithm.
-    log = Log;
-    /// The square root.
-    sqrt = Sqrt;
-    /// `1 / x`.
-    recip = Recip;
-    /// The sine of an angle in radians.
-    sin = Sin;
-    /// The cosine of an angle in radians.
-    cos = Cos;
-    /// `max(x, 0)`.
-    relu = Relu;
-    /// GELU in the tanh form that GPT-2 uses.
-    gelu = Gelu;
-    /// `x * sigmoid(x)`.
-    silu = Silu;
-    /// `1 / (1 + e^-x)`.
-    sigmoid = Sigmoid;
-    /// The hyperbolic tangent.
-    tanh = Tanh;
 }
