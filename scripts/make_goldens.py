@@ -157,8 +157,8 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "softmax": lambda x: x.softmax(-1),
     "layer_norm": lambda x, weight, bias, eps: F.layer_norm(x, weight.shape, weight, bias, eps),
     # Both results, the sum and its norm, as one.
-    "add_layer_norm": lambda x, residual, weight, bias, eps: (
-        x + residual + F.layer_norm(x + residual, weight.shape, weight, bias, eps)),
+    "add_layer_norm": lambda x, branch, weight, bias, eps: (
+        x + branch + F.layer_norm(x + branch, weight.shape, weight, bias, eps)),
     "feed_forward": lambda x, w1, w2, b1, b2: F.gelu(x @ w1 + b1, approximate="tanh") @ w2 + b2,
     "attention": attention,
     "embedding": lambda ids, table: F.embedding(ids, table),

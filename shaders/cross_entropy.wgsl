@@ -50,17 +50,17 @@ const LANES = {{ lanes }}u;
 const ROWS = {{ threads }}u / LANES;
 
 {% if pass == "rows" %}
-// losses of each row, and its norm: the maximum and the sum of exp(x - maximum).
+// losses of each row, its maximum and the sum of exp(x - maximum).
 {% elif pass == "classifier" %}
 // losses of each row, and the logits' gradient, times the scale of the loss, in their place.
 {% else %}
-// The logits' gradient, given the norm of each row.
+// The logits' gradient, given the maximum and the sum of each row.
 {% endif %}
 
 {% if pass != "backward" %}
 // Of every thread the maximum of its elements, and the sum of exp(element - maximum).
-var<workgroup> tops: array<f32, {{ threads }}>;
-var<workgroup> totals: array<f32, {{ threads }}>;
+var<workgroup> row_maxes: array<f32, {{ threads }}>;
+var<workgroup> row_sums: array<f32, {{ threads }}>;
 
 // The largest of the elements, and their sum.
 fn most(x: {{ element }}) -> f32 {
@@ -89,13 +89,13 @@ fn logit(row: u32, i: u32) -> f32 {
 
 {% if pass != "rows" %}
 // The gradient of x, the i-th {{ element }} of its row.
-fn gradient(x: {{ element }}, i: u32, label: u32, top: f32, share: f32, factor: f32) -> {{ element }} {
+fn gradient(x: {{ element }}, i: u32, label: u32, row_max: f32, inv_sum: f32, factor: f32) -> {{ element }} {
     {% if vector %}
     let onehot = select(vec4<f32>(0.0), vec4<f32>(1.0), vec4<u32>(0u, 1u, 2u, 3u) + i * 4u == vec4<u32>(label));
     {% else %}
     let onehot = select(0.0, 1.0, i == label);
     {% endif %}
-    return select((exp(x - top) * share - onehot) * factor, {{ element }}(0.0), label == IGNORED);
+    return select((exp(x - row_max) * inv_sum - onehot) * factor, {{ element }}(0.0), label == IGNORED);
 }
 {% endif %}
 
@@ -112,57 +112,57 @@ fn gradient(x: {{ element }}, i: u32, label: u32, top: f32, share: f32, factor: 
     let nan = bitcast<f32>(params.nan);
 
     {% if pass != "backward" %}
-    var top = -3.4e38;
-    var total = 0.0;
+    var row_max = -3.4e38;
+    var row_sum = 0.0;
     var next = lane;
     // Four at a time keep four loads in flight.
     for (; next + 3u * LANES < steps; next += 4u * LANES) {
         {% for j in range(4) %}
         let x{{ j }} = {{ element }}(logits[first + next + {{ j }}u * LANES]);
         {% endfor %}
-        let new_top = max(top, most(max(max(x0, x1), max(x2, x3))));
-        total = total * exp(top - new_top)
-            + across((exp(x0 - new_top) + exp(x1 - new_top)) + (exp(x2 - new_top) + exp(x3 - new_top)));
-        top = new_top;
+        let new_max = max(row_max, most(max(max(x0, x1), max(x2, x3))));
+        row_sum = row_sum * exp(row_max - new_max)
+            + across((exp(x0 - new_max) + exp(x1 - new_max)) + (exp(x2 - new_max) + exp(x3 - new_max)));
+        row_max = new_max;
     }
     for (; next < steps; next += LANES) {
         let x = {{ element }}(logits[first + next]);
-        let new_top = max(top, most(x));
-        total = total * exp(top - new_top) + across(exp(x - new_top));
-        top = new_top;
+        let new_max = max(row_max, most(x));
+        row_sum = row_sum * exp(row_max - new_max) + across(exp(x - new_max));
+        row_max = new_max;
     }
     // Before the barriers, because the classifier overwrites it after them.
-    var own = 0.0;
-    if (inside && label < params.vocab) { own = logit(row, label); }
-    tops[thread] = top;
-    totals[thread] = total;
+    var target_logit = 0.0;
+    if (inside && label < params.vocab) { target_logit = logit(row, label); }
+    row_maxes[thread] = row_max;
+    row_sums[thread] = row_sum;
     for (var half = LANES / 2u; half > 0u; half /= 2u) {
         workgroupBarrier();
         if (lane < half) {
-            let new_top = max(tops[thread], tops[thread + half]);
-            totals[thread] = totals[thread] * exp(tops[thread] - new_top)
-                + totals[thread + half] * exp(tops[thread + half] - new_top);
-            tops[thread] = new_top;
+            let new_max = max(row_maxes[thread], row_maxes[thread + half]);
+            row_sums[thread] = row_sums[thread] * exp(row_maxes[thread] - new_max)
+                + row_sums[thread + half] * exp(row_maxes[thread + half] - new_max);
+            row_maxes[thread] = new_max;
         }
     }
     workgroupBarrier();
-    top = tops[thread - lane];
-    total = totals[thread - lane];
+    row_max = row_maxes[thread - lane];
+    row_sum = row_sums[thread - lane];
     if (inside && lane == 0u) {
-        losses[row] = select(select(top - own + log(total), nan, broken), 0.0, label == IGNORED);
+        losses[row] = select(select(row_max - target_logit + log(row_sum), nan, broken), 0.0, label == IGNORED);
         {% if pass == "rows" %}
-        norm[row] = vec2<f32>(top, total);
+        max_and_sum[row] = vec2<f32>(row_max, row_sum);
         {% endif %}
     }
     {% endif %}
 
     {% if pass != "rows" %}
     {% if pass == "backward" %}
-    var top = 0.0;
-    var total = 1.0;
+    var row_max = 0.0;
+    var row_sum = 1.0;
     if (inside) {
-        top = norm[row].x;
-        total = norm[row].y;
+        row_max = max_and_sum[row].x;
+        row_sum = max_and_sum[row].y;
     }
     var factor = grad_output[0] / max(valid[0], 1.0);
     {% set result = "dlogits" %}
@@ -171,18 +171,22 @@ fn gradient(x: {{ element }}, i: u32, label: u32, top: f32, share: f32, factor: 
     {% set result = "logits" %}
     {% endif %}
     factor = select(factor, nan, broken);
-    let share = 1.0 / total;
+    let inv_sum = 1.0 / row_sum;
     var at = lane;
     for (; at + 3u * LANES < steps; at += 4u * LANES) {
         {% for j in range(4) %}
         let x{{ j }} = {{ element }}(logits[first + at + {{ j }}u * LANES]);
         {% endfor %}
         {% for j in range(4) %}
-        {{ result }}[first + at + {{ j }}u * LANES] = {{ stored }}(gradient(x{{ j }}, at + {{ j }}u * LANES, label, top, share, factor));
+        {{ result }}[first + at + {{ j }}u * LANES] = {{ stored }}(
+            gradient(x{{ j }}, at + {{ j }}u * LANES, label, row_max, inv_sum, factor),
+        );
         {% endfor %}
     }
     for (; at < steps; at += LANES) {
-        {{ result }}[first + at] = {{ stored }}(gradient({{ element }}(logits[first + at]), at, label, top, share, factor));
+        {{ result }}[first + at] = {{ stored }}(
+            gradient({{ element }}(logits[first + at]), at, label, row_max, inv_sum, factor),
+        );
     }
     {% endif %}
 }

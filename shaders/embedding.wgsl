@@ -21,9 +21,10 @@
 }
 
 {% elif mode == "sort" %}
-// Sorts blocks of {{ block }} positions by (id, position): a position's place is how many of its block come before it. A
-// workgroup places {{ block // sorters }} positions of a block. Every four of these share 32 threads, each of which compares them with
-// 32 positions of the block. Ids outside the table count as one and the same, and so do the places of the last block beyond the last position.
+// Sorts blocks of {{ block }} positions by (id, position): a position's place is how many of its block come before it.
+// A workgroup places {{ block // sorters }} positions of a block. Every four of these share 32 threads, each of which
+// compares them with 32 positions of the block. Ids outside the table count as one and the same, and so do the places
+// of the last block beyond the last position.
 // (id, position).
 
 var<workgroup> block: array<vec4<u32>, 256>;

@@ -1,17 +1,20 @@
-// Layer normalization of rows of C elements and its gradients (src/ops/layer_norm.rs), in units of {{ T }}. The result of the
-// forward pass and its gradient are stored as {{ T_y }}, the residual and its gradient as {{ T_residual }}.
+// Layer normalization of rows of C elements and its gradients (src/ops/layer_norm.rs), in units of {{ T }}. The result
+// of the forward pass and its gradient are stored as {{ T_y }}, the branch and its gradient as {{ T_branch }}.
 {% set Y = T | replace("f32", T_y) %}
-{% set R = T | replace("f32", T_residual) %}
+{% set R = T | replace("f32", T_branch) %}
 {% set at_once = 256 // lanes %}
 {{ interface }}
 
-// {{ lanes }} threads share a row, each taking every {{ lanes }}-th {{ T }}; a workgroup works on {{ at_once }} rows at once.
+// {{ lanes }} threads share a row, each taking every {{ lanes }}-th {{ T }}; a workgroup works on {{ at_once }} rows at
+// once.
 {% if mode == "backward" %}
 // A workgroup has a chunk of rows, {{ at_once }} after {{ at_once }}.
 {% if held and parameters %}
-// Each thread sums dweight{{ " and dbias" if parameters == 2 }} of its columns over its rows; then those of the rows at once are added up.
+// Each thread sums dweight{{ " and dbias" if parameters == 2 }} of its columns over its rows; then those of the rows at
+// once are added up.
 {% elif parameters %}
-// Rows are too long for a thread to hold what it has of one: a second pass over the chunk adds up dweight{{ " and dbias" if parameters == 2 }}.
+// Rows are too long for a thread to hold what it has of one: a second pass over the chunk adds up
+// dweight{{ " and dbias" if parameters == 2 }}.
 {% endif %}
 {% endif %}
 {% if mode == "forward" %}
@@ -38,13 +41,17 @@ fn row_sum(value: {{ S }}, thread: u32, lane: u32) -> {{ S }} {
 }
 
 {% if dropout %}
-// What dropout makes of the residual's {{ T }} of number i, or of its gradient: shaders/dropout.wgsl.
+// What dropout makes of the branch's {{ T }} of number i, or of its gradient: shaders/dropout.wgsl.
 fn drop(x: {{ T }}, i: u32) -> {{ T }} {
     let key = vec2<u32>(params.key0, params.key1);
     {% if T == "f32" %}
     return select(0.0, x * params.scale, random_bits(key, params.first + i) >= params.threshold);
     {% else %}
-    return select(vec4<f32>(0.0), x * params.scale, random_bits4(key, params.first + 4u * i) >= vec4<u32>(params.threshold));
+    return select(
+        vec4<f32>(0.0),
+        x * params.scale,
+        random_bits4(key, params.first + 4u * i) >= vec4<u32>(params.threshold),
+    );
     {% endif %}
 }
 {% endif %}
@@ -58,13 +65,13 @@ fn across(value: {{ T }}) -> f32 {
 }
 
 {% if mode == "backward" %}
-// Writes dx and the residual's gradient.
+// Writes dx and the branch's gradient.
 fn write(dx: {{ T }}, i: u32) {
     result[i] = dx;
     {% if dropout %}
-    residual_result[i] = {{ R }}(drop(dx, i));
-    {% elif residual %}
-    residual_result[i] = {{ R }}(dx);
+    branch_grad[i] = {{ R }}(drop(dx, i));
+    {% elif branch %}
+    branch_grad[i] = {{ R }}(dx);
     {% endif %}
 }
 {% endif %}
@@ -80,21 +87,21 @@ fn write(dx: {{ T }}, i: u32) {
     {% for j in range(held) %}
     let column{{ j }} = lane + {{ j * lanes }}u;
     var x{{ j }} = {{ T }}(0.0);
-    {% if residual %}
-    var residual{{ j }} = {{ T }}(0.0);
+    {% if branch %}
+    var branch{{ j }} = {{ T }}(0.0);
     {% endif %}
     if (column{{ j }} < width) {
         x{{ j }} = x[first + column{{ j }}];
-        {% if residual %}
-        residual{{ j }} = {{ T }}(residual[first + column{{ j }}]);
+        {% if branch %}
+        branch{{ j }} = {{ T }}(branch[first + column{{ j }}]);
         {% endif %}
     }
     {% endfor %}
     var total = {{ T }}(0.0);
     {% for j in range(held) %}
-    {% if residual %}
+    {% if branch %}
     if (column{{ j }} < width) {
-        x{{ j }} += {{ "drop(residual" ~ j ~ ", first + column" ~ j ~ ")" if dropout else "residual" ~ j }};
+        x{{ j }} += {{ "drop(branch" ~ j ~ ", first + column" ~ j ~ ")" if dropout else "branch" ~ j }};
         sum[first + column{{ j }}] = x{{ j }};
     }
     {% endif %}
@@ -109,18 +116,19 @@ fn write(dx: {{ T }}, i: u32) {
     let rstd = 1.0 / sqrt(row_sum(across(squares), thread, lane) * params.per_element + params.eps);
     {% for j in range(held) %}
     if (column{{ j }} < width) {
-        result[first + column{{ j }}] = {{ Y }}((x{{ j }} - mean) * rstd * weight[column{{ j }}]{{ " + bias[column" ~ j ~ "]" if has_bias }});
+        {% set shift = " + bias[column" ~ j ~ "]" if has_bias else "" %}
+        result[first + column{{ j }}] = {{ Y }}((x{{ j }} - mean) * rstd * weight[column{{ j }}]{{ shift }});
     }
     {% endfor %}
     {% else %}
     // What is normalized: x, or the sum that this very thread has written.
-    {% set normalized = "sum" if residual else "x" %}
+    {% set normalized = "sum" if branch else "x" %}
     var total = {{ T }}(0.0);
     for (var i = lane; i < width; i += {{ lanes }}u) {
         {% if dropout %}
-        sum[first + i] = x[first + i] + drop({{ T }}(residual[first + i]), first + i);
-        {% elif residual %}
-        sum[first + i] = x[first + i] + {{ T }}(residual[first + i]);
+        sum[first + i] = x[first + i] + drop({{ T }}(branch[first + i]), first + i);
+        {% elif branch %}
+        sum[first + i] = x[first + i] + {{ T }}(branch[first + i]);
         {% endif %}
         total += {{ normalized }}[first + i];
     }
@@ -199,7 +207,10 @@ fn write(dx: {{ T }}, i: u32) {
         let averages = row_sum(vec2<f32>(across(sum_g), across(sum_gx)), thread, lane) * params.per_element;
         {% for j in range(held) %}
         if (column{{ j }} < width) {
-            write({{ "extra_grad" ~ j ~ " + " if extra_grad }}rstd * (g{{ j }} - averages.x - normal{{ j }} * averages.y), first + column{{ j }});
+            write(
+                {{ "extra_grad" ~ j ~ " + " if extra_grad }}rstd * (g{{ j }} - averages.x - normal{{ j }} * averages.y),
+                first + column{{ j }},
+            );
         }
         {% endfor %}
         {% else %}
@@ -212,7 +223,10 @@ fn write(dx: {{ T }}, i: u32) {
         for (var i = lane; i < width; i += {{ lanes }}u) {
             let g = {{ T }}(grad_output[first + i]) * weight[i];
             let normal = (x[first + i] - mean) * rstd;
-            write({{ "extra_grad[first + i] + " if extra_grad }}rstd * (g - averages.x - normal * averages.y), first + i);
+            write(
+                {{ "extra_grad[first + i] + " if extra_grad }}rstd * (g - averages.x - normal * averages.y),
+                first + i,
+            );
         }
         {% endif %}
     }
@@ -238,9 +252,11 @@ fn write(dx: {{ T }}, i: u32) {
     }
     {% endif %}
     if (thread < {{ lanes }}u && column{{ j }} < params.width && workgroup < params.chunks) {
-        sums[workgroup * {{ parameters }}u * params.width + column{{ j }}] = {{ "column_totals[thread]" if at_once > 1 else "dweight" ~ j }};
+        sums[workgroup * {{ parameters }}u * params.width + column{{ j }}] =
+            {{ "column_totals[thread]" if at_once > 1 else "dweight" ~ j }};
         {% if parameters == 2 %}
-        sums[(workgroup * 2u + 1u) * params.width + column{{ j }}] = {{ "column_totals[thread + 256u]" if at_once > 1 else "dbias" ~ j }};
+        sums[(workgroup * 2u + 1u) * params.width + column{{ j }}] =
+            {{ "column_totals[thread + 256u]" if at_once > 1 else "dbias" ~ j }};
         {% endif %}
     }
     {% endfor %}

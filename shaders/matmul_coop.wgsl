@@ -69,11 +69,13 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
     let {{ name }}_row = thread / {{ w }}u;
     let {{ name }}_col = thread % {{ w }}u;
     {% if wide %}
-    let {{ name }}_from = (base_{{ name }} + (k_begin + {{ name }}_row) * params.{{ outer }} + {{ origin }}) / 4u + {{ name }}_col;
+    let {{ name }}_from =
+        (base_{{ name }} + (k_begin + {{ name }}_row) * params.{{ outer }} + {{ origin }}) / 4u + {{ name }}_col;
     let {{ name }}_line = params.{{ outer }} / 4u;
     let {{ name }}_step = {{ BK }}u * {{ name }}_line;
     {% else %}
-    let {{ name }}_from = (base_{{ name }} + ({{ origin }} + {{ name }}_row) * params.k + k_begin) / 4u + {{ name }}_col;
+    let {{ name }}_from =
+        (base_{{ name }} + ({{ origin }} + {{ name }}_row) * params.k + k_begin) / 4u + {{ name }}_col;
     let {{ name }}_line = params.k / 4u;
     let {{ name }}_step = {{ BK // 4 }}u;
     {% endif %}
@@ -102,11 +104,13 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
         {% set rows = rows_at_once(wide, length) | int %}
         let {{ name }}_at = {{ name }}_from + {{ step }} * {{ name }}_step;
         {% for l in range(loads(wide, length) | int) %}
-        {% set inside_row = ("k0 + " ~ name ~ "_row + " ~ l * rows ~ "u < k_end") if wide else (origin ~ " + " ~ name ~ "_row + " ~ l * rows ~ "u < params." ~ outer) %}
-        {% set inside_col = (origin ~ " + " ~ name ~ "_col * 4u < params." ~ outer) if wide else ("k0 + " ~ name ~ "_col * 4u < k_end") %}
+        {% set row = name ~ "_row + " ~ l * rows ~ "u" %}
+        {% set col = name ~ "_col * 4u" %}
+        {% set inside_k = "k0 + " ~ (row if wide else col) ~ " < k_end" %}
+        {% set inside_outer = origin ~ " + " ~ (col if wide else row) ~ " < params." ~ outer %}
         {% if edge or edge_k %}
         {{ name }}{{ l }} = vec4<{{ T_in }}>();
-        if ({{ inside_row }} && {{ inside_col }}) {
+        if ({{ inside_k if wide else inside_outer }} && {{ inside_outer if wide else inside_k }}) {
             {{ name }}{{ l }} = {{ name }}[{{ name }}_at + {{ l * rows }}u * {{ name }}_line];
         }
         {% else %}
@@ -129,16 +133,26 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
     {% set stride_a = stride(trans_a, BM) | int %}
     {% set stride_b = stride(not trans_b, BN) | int %}
     {% macro from_a(k, i) -%}
-    {{ (k * stride_a + i * side // 4) ~ "u + block_row / 4u" if trans_a else "(block_row + " ~ i * side ~ "u) * " ~ stride_a ~ "u + " ~ k // 4 ~ "u" }}
+    {% if trans_a %}
+    {{ k * stride_a + i * side // 4 }}u + block_row / 4u
+    {%- else %}
+    (block_row + {{ i * side }}u) * {{ stride_a }}u + {{ k // 4 }}u
+    {%- endif %}
     {%- endmacro %}
     {% macro from_b(k, j) -%}
-    {{ "(block_col + " ~ j * side ~ "u) * " ~ stride_b ~ "u + " ~ k // 4 ~ "u" if trans_b else (k * stride_b + j * side // 4) ~ "u + block_col / 4u" }}
+    {% if trans_b %}
+    (block_col + {{ j * side }}u) * {{ stride_b }}u + {{ k // 4 }}u
+    {%- else %}
+    {{ k * stride_b + j * side // 4 }}u + block_col / 4u
+    {%- endif %}
     {%- endmacro %}
     {% macro coop_load_a(tile, at) -%}
-    {{ "coopLoad" if trans_a else "coopLoadT" }}<coop_mat{{ side }}x{{ side }}<f16, A>>(&{{ tile }}_a[{{ at }}], {{ stride_a }}u)
+    {% set load = "coopLoad" if trans_a else "coopLoadT" %}
+    {{ load }}<coop_mat{{ side }}x{{ side }}<f16, A>>(&{{ tile }}_a[{{ at }}], {{ stride_a }}u)
     {%- endmacro %}
     {% macro coop_load_b(tile, at) -%}
-    {{ "coopLoad" if trans_b else "coopLoadT" }}<coop_mat{{ side }}x{{ side }}<f16, B>>(&{{ tile }}_b[{{ at }}], {{ stride_b }}u)
+    {% set load = "coopLoad" if trans_b else "coopLoadT" %}
+    {{ load }}<coop_mat{{ side }}x{{ side }}<f16, B>>(&{{ tile }}_b[{{ at }}], {{ stride_b }}u)
     {%- endmacro %}
     {% if split_fp16 %}
     {% include "matmul_split_fp16" %}
@@ -189,7 +203,9 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
     {% set vectors = side * side // 4 %}
     {% set turns = (vectors + subgroup - 1) // subgroup %}
     {# Index of a thread's vector in a fragment, clamped for surplus threads. A thread's vectors share their columns. #}
-    {% macro place(l) %}{{ "min(lane, " ~ (vectors - 1) ~ "u)" if subgroup > vectors else "(lane + " ~ l * subgroup ~ "u)" }}{% endmacro %}
+    {% macro place(l) -%}
+    {{ "min(lane, " ~ (vectors - 1) ~ "u)" if subgroup > vectors else "(lane + " ~ l * subgroup ~ "u)" }}
+    {%- endmacro %}
     {% if bias %}
     {% for j in range(fragments_n) %}
     var bias{{ j }}: vec4<f32>;
@@ -249,7 +265,8 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
     workgroupBarrier();
     {% for l in range(turns) %}
     {% set x = place(l) %}
-    let v{{ i }}_{{ j }}_{{ l }} = block[block_at + {{ x }} / {{ side // 4 }}u * {{ block_stride }}u + {{ x }} % {{ side // 4 }}u];
+    let v{{ i }}_{{ j }}_{{ l }} =
+        block[block_at + {{ x }} / {{ side // 4 }}u * {{ block_stride }}u + {{ x }} % {{ side // 4 }}u];
     {% endfor %}
     workgroupBarrier();
     {% endfor %}

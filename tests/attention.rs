@@ -14,7 +14,8 @@ fn long_contexts_need_no_matrix_of_all_pairs() {
     let y = qkv.causal_attention(1, None).unwrap();
     y.backward_with(&y.detach()).unwrap();
     assert!(qkv.grad().unwrap().to_f32().unwrap().iter().all(|x| x.is_finite()));
-    // qkv, its gradient twice, y, and row statistics, a slab of dS: all linear in T. The matrix alone would be 64 MiB.
+    // qkv, its gradient twice, y, and row statistics, dS of a query block: all linear in T. The matrix alone would be
+    // 64 MiB.
     let peak = gpu.memory().peak_bytes;
     assert!(peak < 4 << 20, "{peak} bytes at the peak");
 }

@@ -78,7 +78,7 @@ fn layer_norm_refuses_a_weight_of_another_length() {
 }
 
 #[test]
-fn layer_norm_refuses_token_ids_for_a_residual() {
+fn layer_norm_refuses_token_ids_for_a_branch() {
     let [x, weight] = [&[2, 3][..], &[3]].map(|shape| Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap());
     let ids = Tensor::zeros([2, 3], DType::U32, &Device::Cpu).unwrap();
     let sum = x.add_layer_norm(&ids, None, DType::F32, &weight, None, 1e-5);
@@ -161,7 +161,7 @@ fn dropout_keeps_the_share_it_promises_and_the_mean() {
     }
 }
 
-/// The stream, what it is normalized to, and the gradients of x, residual, weight and bias, where both are used.
+/// The stream, what it is normalized to, and the gradients of x, branch, weight and bias, where both are used.
 fn sum_with_dropout(
     inputs: &[Tensor; 4],
     apply: impl Fn(&[Tensor]) -> rustyflow::Result<(Tensor, Tensor)>,
@@ -188,7 +188,7 @@ fn dropout_before_a_sum_and_its_norm_is_that_of_the_op_by_itself() {
             let apart = sum_with_dropout(&inputs, |x| {
                 x[0].add_layer_norm(&x[1].dropout(p, key)?, None, DType::F32, &x[2], Some(&x[3]), eps)
             });
-            let names = ["sum", "norm", "gradient of x", "of the residual", "of the weight", "of the bias"];
+            let names = ["sum", "norm", "gradient of x", "of the branch", "of the weight", "of the bias"];
             for ((name, fused), apart) in names.iter().zip(&fused).zip(&apart) {
                 let what = format!("{device}: {rows}x{c}: {name}");
                 let zeros = |x: &[f32]| x.iter().map(|x| *x == 0.0).collect::<Vec<_>>();
@@ -201,24 +201,24 @@ fn dropout_before_a_sum_and_its_norm_is_that_of_the_op_by_itself() {
 }
 
 #[test]
-fn a_residual_of_f16_is_added_in_f32_and_gets_the_gradient_of_one_of_f32_rounded() {
+fn a_branch_of_f16_is_added_in_f32_and_gets_the_gradient_of_one_of_f32_rounded() {
     for device in devices().filter(|d| matches!(d, Device::Cpu) || d.has_f16()) {
         for ((rows, c), dropout) in [((65, 17), None), ((7, 1030), None), ((65, 17), Some((0.4, Key::new(1))))] {
             let values = |shape: &[usize], seed| {
                 Tensor::from_f32(&common::uniform(shape.iter().product(), seed), shape, &device).unwrap()
             };
-            let residual = values(&[rows, c], 2).to_dtype(DType::F16).unwrap().to_dtype(DType::F32).unwrap();
-            let inputs = [values(&[rows, c], 1), residual, values(&[c], 3), values(&[c], 4)];
+            let branch = values(&[rows, c], 2).to_dtype(DType::F16).unwrap().to_dtype(DType::F32).unwrap();
+            let inputs = [values(&[rows, c], 1), branch, values(&[c], 3), values(&[c], 4)];
             let of = |dtype| {
                 sum_with_dropout(&inputs, |x| {
                     x[0].add_layer_norm(&x[1].to_dtype(dtype)?, dropout, DType::F32, &x[2], Some(&x[3]), 1e-5)
                 })
             };
             let (half, single) = (of(DType::F16), of(DType::F32));
-            let names = ["sum", "norm", "gradient of x", "of the residual", "of the weight", "of the bias"];
+            let names = ["sum", "norm", "gradient of x", "of the branch", "of the weight", "of the bias"];
             for ((name, half), single) in names.iter().zip(&half).zip(&single) {
                 // One unit in the last of 11 bits, of normal numbers of f16 and of those below.
-                let (rtol, atol) = if *name == "of the residual" { (1e-3, 6e-8) } else { (1e-6, 1e-6) };
+                let (rtol, atol) = if *name == "of the branch" { (1e-3, 6e-8) } else { (1e-6, 1e-6) };
                 assert_close(format!("{device}: {rows}x{c}: {name}"), half, single, atol, rtol);
             }
         }

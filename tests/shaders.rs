@@ -512,7 +512,12 @@ fn every_shader_and_every_line_of_it_is_reached() {
     // Sizes that decide between whole kernels of different speed.
     let tiles: Vec<&str> = values[&("matmul", "BM")].iter().map(String::as_str).collect();
     assert_eq!(tiles, ["Int(128)", "Int(256)", "Int(32)", "Int(64)"]);
-    for (shader, key, sizes) in [("attention", "rows", &[32, 64, 128][..]), ("attention_units", "pieces", &[1, 2])] {
+    for (shader, key, sizes) in [
+        ("attention_forward", "rows", &[32, 64, 128][..]),
+        ("attention_backward", "rows", &[32, 64, 128]),
+        ("attention_coop_forward", "pieces", &[1, 2]),
+        ("attention_coop_backward", "pieces", &[1, 2]),
+    ] {
         let whole_and_overhanging = |&n: &u32| [false, true].map(|edge| [n.into(), edge.into()]);
         assert_eq!(combinations(shader, [key, "edge"]), sizes.iter().flat_map(whole_and_overhanging).collect());
     }

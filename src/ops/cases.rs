@@ -513,19 +513,19 @@ fn mixed(cases: &mut Vec<Case>) {
     {
         let inputs = [vec![rows, c], vec![c], vec![c], vec![rows, c]].map(|shape| (shape, AROUND_ZERO)).to_vec();
         let name = |of: &str| format!("{of}/{}{rows}x{c}", if dropout.is_some() { "dropout/" } else { "" });
-        let both = move |x: &[Tensor], residual: &Tensor| {
-            let (sum, normal) = x[0].add_layer_norm(residual, dropout, DType::F16, &x[1], Some(&x[2]), 1e-5)?;
+        let both = move |x: &[Tensor], branch: &Tensor| {
+            let (sum, normal) = x[0].add_layer_norm(branch, dropout, DType::F16, &x[1], Some(&x[2]), 1e-5)?;
             single(&normal)?.mul(&sum)
         };
         push(name("layer_norm/f16"), inputs.clone(), 4e-3, Box::new(move |x| both(x, &x[3])));
-        // The residual of f16 too, with gradients of both results and of either.
+        // The branch of f16 too, with gradients of both results and of either.
         push(name("add_layer_norm/f16"), inputs.clone(), 4e-3, Box::new(move |x| both(x, &half(&x[3])?)));
         let either = move |x: &[Tensor]| x[0].add_layer_norm(&half(&x[2])?, dropout, DType::F32, &x[1], None, 1e-5);
         let inputs = [&inputs[..2], &inputs[3..]].concat();
-        push(name("add_layer_norm/f16 residual"), inputs.clone(), 4e-3, Box::new(move |x| Ok(either(x)?.1)));
-        push(name("add_layer_norm/f16 residual/sum"), inputs, 4e-3, Box::new(move |x| Ok(either(x)?.0)));
+        push(name("add_layer_norm/f16 branch"), inputs.clone(), 4e-3, Box::new(move |x| Ok(either(x)?.1)));
+        push(name("add_layer_norm/f16 branch/sum"), inputs, 4e-3, Box::new(move |x| Ok(either(x)?.0)));
     }
-    // The fourth is longer than the slab of queries that backward holds.
+    // The fourth is longer than the query block that backward holds.
     let sizes = [
         (2, 33, 2, 3),
         (1, 130, 2, 16),

@@ -20,16 +20,16 @@ use rayon::prelude::*;
 /// The target of a row that has none.
 pub const IGNORED: u32 = u32::MAX;
 
-/// Outputs: loss (), norms (rows, 2) of m and s, n (). Inputs: logits (..., V), targets (...).
+/// Outputs: loss (), max_and_sum (rows, 2) of m and s, n (). Inputs: logits (..., V), targets (...).
 struct CrossEntropy;
 
-/// dlogits (..., V). Inputs: logits, targets, norms, n, dloss.
+/// dlogits (..., V). Inputs: logits, targets, max_and_sum, n, dloss.
 struct CrossEntropyBackward;
 
 /// n (): how many rows have a target. Input: targets.
 pub(super) struct CountValid;
 
-/// Losses (rows) and norms (rows, 2). Inputs: logits (rows, V), targets (rows).
+/// Losses (rows) and max_and_sum (rows, 2). Inputs: logits (rows, V), targets (rows).
 pub(super) struct RowLosses;
 
 /// Losses (rows), and loss_scale * dlogits / dloss in place of the logits (rows, V), which are the second output, read and
@@ -88,7 +88,7 @@ fn launch(
     };
     let element = |name| match name {
         "targets" => "u32",
-        "norm" => "vec2<f32>",
+        "max_and_sum" => "vec2<f32>",
         "logits" | "dlogits" => logits.wgsl(if vector { 4 } else { 1 }),
         _ => "f32",
     };
@@ -104,39 +104,39 @@ fn launch(
 
 /// A row's m, which is finite even if all of the row is -infinity.
 #[inline(always)]
-fn top_of(x: &[f32]) -> f32 {
+fn finite_max(x: &[f32]) -> f32 {
     maximum(x).max(f32::MIN)
 }
 
 /// A row's m and s.
 #[inline(always)]
-fn norm_of(x: &[f32]) -> [f32; 2] {
-    let top = top_of(x);
+fn max_and_sum_of(x: &[f32]) -> [f32; 2] {
+    let row_max = finite_max(x);
     let sum = sum_of(
         [x],
         #[inline(always)]
-        |[x]| math::exp(x - top),
+        |[x]| math::exp(x - row_max),
     );
-    [top, sum]
+    [row_max, sum]
 }
 
 /// x = e^(x - m); m and s.
 #[inline(always)]
 fn exponentiate(x: &mut [f32]) -> [f32; 2] {
-    let top = top_of(x);
+    let row_max = finite_max(x);
     let sum = map_and_sum(
         x,
         #[inline(always)]
-        |x| math::exp(x - top),
+        |x| math::exp(x - row_max),
     );
-    [top, sum]
+    [row_max, sum]
 }
 
-/// The loss of a row whose target has the logit `own`, if there is such a logit.
-fn row_loss(own: Option<f32>, target: u32, [top, sum]: [f32; 2]) -> f32 {
-    match (target, own) {
+/// The loss of a row whose target has the logit `target_logit`, if there is such a logit.
+fn row_loss(target_logit: Option<f32>, target: u32, [row_max, sum]: [f32; 2]) -> f32 {
+    match (target, target_logit) {
         (IGNORED, _) => 0.0,
-        (_, Some(x)) => top - x + sum.ln(),
+        (_, Some(x)) => row_max - x + sum.ln(),
         (_, None) => f32::NAN,
     }
 }
@@ -148,13 +148,13 @@ fn row_gradient(x: &mut [f32], target: u32, sum: f32, factor: f32) {
         return x.fill(0.0);
     }
     let factor = if (target as usize) < x.len() { factor } else { f32::NAN };
-    let share = 1.0 / sum;
-    let own = x.get(target as usize).map(|e| (e * share - 1.0) * factor);
+    let inv_sum = 1.0 / sum;
+    let target_grad = x.get(target as usize).map(|e| (e * inv_sum - 1.0) * factor);
     for x in x.iter_mut() {
-        *x = *x * share * factor;
+        *x = *x * inv_sum * factor;
     }
-    if let (Some(x), Some(own)) = (x.get_mut(target as usize), own) {
-        *x = own;
+    if let (Some(x), Some(target_grad)) = (x.get_mut(target as usize), target_grad) {
+        *x = target_grad;
     }
 }
 
@@ -166,17 +166,17 @@ fn mean_loss(losses: &[f32], valid: f32) -> f32 {
     (losses.iter().map(|&x| f64::from(x)).sum::<f64>() / f64::from(valid.max(1.0))) as f32
 }
 
-fn row_losses(logits: &[f32], targets: &[u32], losses: &mut [f32], norms: &mut [f32]) {
+fn row_losses(logits: &[f32], targets: &[u32], losses: &mut [f32], max_and_sum: &mut [f32]) {
     let vocab = logits.len() / targets.len().max(1);
-    let rows = losses.par_iter_mut().zip(norms.par_chunks_mut(2)).zip(targets).enumerate();
-    rows.with_min_len(CHUNK.div_ceil(vocab.max(1))).for_each(|(row, ((loss, norm), &target))| {
+    let rows = losses.par_iter_mut().zip(max_and_sum.par_chunks_mut(2)).zip(targets).enumerate();
+    rows.with_min_len(CHUNK.div_ceil(vocab.max(1))).for_each(|(row, ((loss, max_and_sum), &target))| {
         let x = &logits[row * vocab..][..vocab];
         let of_row = vectorized(
             #[inline(always)]
-            || norm_of(x),
+            || max_and_sum_of(x),
         );
         *loss = row_loss(x.get(target as usize).copied(), target, of_row);
-        norm.copy_from_slice(&of_row);
+        max_and_sum.copy_from_slice(&of_row);
     });
 }
 
@@ -200,10 +200,10 @@ impl Kernel for CrossEntropy {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let [loss, norms, valid] = outputs else { unreachable!("three outputs") };
+        let [loss, max_and_sum, valid] = outputs else { unreachable!("three outputs") };
         let targets = inputs[1].u32();
         let mut losses = vec![0.0; targets.len()];
-        row_losses(inputs[0].f32(), targets, &mut losses, norms.f32());
+        row_losses(inputs[0].f32(), targets, &mut losses, max_and_sum.f32());
         valid.f32()[0] = count_valid(targets);
         loss.f32()[0] = mean_loss(&losses, valid.f32()[0]);
     }
@@ -212,7 +212,7 @@ impl Kernel for CrossEntropy {
         use Operand::{Input, Output, ReadScratch, Scratch};
         let (rows, vocab) = (inputs[0].shape.rows(), inputs[0].shape.last_dim());
         let (logits, targets) = (("logits", Input(0)), ("targets", Input(1)));
-        let rows_of = [logits, targets, ("losses", Scratch(0)), ("norm", Output(1))];
+        let rows_of = [logits, targets, ("losses", Scratch(0)), ("max_and_sum", Output(1))];
         let mean_of = [("losses", ReadScratch(0)), targets, ("loss", Output(0)), ("valid", Output(2))];
         Plan {
             scratch: vec![4 * rows], // losses
@@ -250,17 +250,17 @@ impl Kernel for CrossEntropyBackward {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let [logits, targets, norms, valid, dloss] = inputs else { unreachable!("five inputs") };
-        let (targets, norms, vocab) = (targets.u32(), norms.f32(), logits.spec.shape.last_dim());
+        let [logits, targets, max_and_sum, valid, dloss] = inputs else { unreachable!("five inputs") };
+        let (targets, max_and_sum, vocab) = (targets.u32(), max_and_sum.f32(), logits.spec.shape.last_dim());
         let factor = dloss.f32()[0] / valid.f32()[0].max(1.0);
         let rows = outputs[0].f32().par_chunks_mut(vocab).zip(logits.f32().par_chunks(vocab)).enumerate();
         rows.with_min_len(CHUNK.div_ceil(vocab)).for_each(|(row, (dx, x))| {
-            let (top, sum) = (norms[2 * row], norms[2 * row + 1]);
+            let (row_max, sum) = (max_and_sum[2 * row], max_and_sum[2 * row + 1]);
             vectorized(
                 #[inline(always)]
                 || {
                     for (dx, x) in dx.iter_mut().zip(x) {
-                        *dx = math::exp(x - top);
+                        *dx = math::exp(x - row_max);
                     }
                     row_gradient(dx, targets[row], sum, factor);
                 },
@@ -273,7 +273,7 @@ impl Kernel for CrossEntropyBackward {
         let operands = [
             ("logits", Input(0)),
             ("targets", Input(1)),
-            ("norm", Input(2)),
+            ("max_and_sum", Input(2)),
             ("valid", Input(3)),
             ("grad_output", Input(4)),
             ("dlogits", Output(0)),
@@ -351,13 +351,14 @@ impl Kernel for RowLosses {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let [losses, norms] = outputs else { unreachable!("two outputs") };
-        row_losses(inputs[0].f32(), inputs[1].u32(), losses.f32(), norms.f32());
+        let [losses, max_and_sum] = outputs else { unreachable!("two outputs") };
+        row_losses(inputs[0].f32(), inputs[1].u32(), losses.f32(), max_and_sum.f32());
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output};
-        let operands = [("logits", Input(0)), ("targets", Input(1)), ("losses", Output(0)), ("norm", Output(1))];
+        let (logits, targets) = (("logits", Input(0)), ("targets", Input(1)));
+        let operands = [logits, targets, ("losses", Output(0)), ("max_and_sum", Output(1))];
         let (rows, vocab) = (inputs[0].shape.rows(), inputs[0].shape.last_dim());
         Plan::one(launch(THREADS, "rows", rows, vocab, inputs[0].dtype, &operands))
     }
@@ -385,13 +386,13 @@ impl Kernel for FusedSoftmaxCrossEntropy {
         let factor = inputs[2].f32()[0] / inputs[1].f32()[0].max(1.0);
         let rows = logits.f32().par_chunks_mut(self.vocab).zip(losses.f32()).zip(targets);
         rows.with_min_len(CHUNK.div_ceil(self.vocab)).for_each(|((x, loss), &target)| {
-            let own = x.get(target as usize).copied();
+            let target_logit = x.get(target as usize).copied();
             vectorized(
                 #[inline(always)]
                 || {
-                    let norm = exponentiate(x);
-                    *loss = row_loss(own, target, norm);
-                    row_gradient(x, target, norm[1], factor);
+                    let max_and_sum = exponentiate(x);
+                    *loss = row_loss(target_logit, target, max_and_sum);
+                    row_gradient(x, target, max_and_sum[1], factor);
                 },
             );
         });

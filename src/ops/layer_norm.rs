@@ -1,5 +1,5 @@
-//! Layer normalization (Ba, Kiros, Hinton 2016). Shapes: x (..., C), weight (C), bias (C) or none -> y (..., C); or, of the
-//! sum with what a layer adds to the stream, x and residual (..., C) -> their sum and y (..., C).
+//! Layer normalization (Ba, Kiros, Hinton 2016). Shapes: x (..., C), weight (C), bias (C) or none -> y (..., C); or, of
+//! the sum of the residual stream and what a layer adds to it, x and branch (..., C) -> their sum and y (..., C).
 //!
 //! With n = (x - mean) rstd and rstd = 1 / sqrt(variance + eps), over the C elements of a row: y = n weight + bias.
 //!
@@ -7,11 +7,11 @@
 //! Over all rows: dweight = sum dy n, dbias = sum dy. One pass over dy and x computes all three, the latter as a sum for each
 //! chunk of rows, which [`SumRows`] then adds up.
 //!
-//! The residual may be dropped out in passing, under the mask of the stand-alone op: the sum is x + drop(residual), and the
-//! residual's gradient drop(dx), of which nothing is stored but a key.
+//! The branch may be dropped out in passing, under the mask of the stand-alone op: the sum is x + drop(branch), and the
+//! branch's gradient drop(dx), of which nothing is stored but a key.
 //!
 //! Forward keeps the statistics (2, rows): all means, then all rstds. In mixed precision y, an operand of products, and the
-//! residual, a result of them, may be f16, each with its gradient. All else is f32, and so are the sums.
+//! branch, a result of them, may be f16, each with its gradient. All else is f32, and so are the sums.
 
 use super::dropout::{self, Mask};
 use super::random::Key;
@@ -24,25 +24,25 @@ use crate::tensor::{Grads, apply};
 use rayon::iter::Either;
 use rayon::prelude::*;
 
-/// Inputs: x, weight, bias if there is one, and the residual if there is one. Outputs: y, the statistics (2, rows), and with a
-/// residual the sum.
+/// Inputs: x, weight, bias if there is one, and the branch if there is one. Outputs: y, the statistics (2, rows), and
+/// with a branch the sum.
 struct LayerNorm {
     eps: f32,
     has_bias: bool,
-    /// The type of the residual, if there is one.
-    residual: Option<DType>,
-    /// Of the residual.
+    /// The type of the branch, if there is one.
+    branch: Option<DType>,
+    /// Of the branch.
     dropout: Option<Mask>,
     /// The type of y.
     out: DType,
 }
 
-/// Outputs: dx, the residual's gradient if `residual` gives a type for it, and if there are `parameters` their partial sums
+/// Outputs: dx, the branch's gradient if `branch` gives a type for it, and if there are `parameters` their partial sums
 /// (chunks, parameters, C). Inputs: dy, x, weight, the statistics, and if `extra_grad` one more gradient of x, which is added.
 struct Backward {
     extra_grad: bool,
-    residual: Option<DType>,
-    /// Of the residual.
+    branch: Option<DType>,
+    /// Of the branch.
     dropout: Option<Mask>,
     /// Those whose gradients are wanted: 2 are the weight and the bias, 1 is the weight alone.
     parameters: usize,
@@ -104,12 +104,12 @@ impl Layout {
         buffer(name, dtype.wgsl(self.vector), operand)
     }
 
-    /// A launch in which `lanes` threads share a row. `y` and `residual` are the types of those and of their gradients.
+    /// A launch in which `lanes` threads share a row. `y` and `branch` are the types of those and of their gradients.
     /// `params` come after the sizes.
     fn launch(
         &self,
         mut values: Vec<(&'static str, Value)>,
-        (y, residual): (DType, Option<DType>),
+        (y, branch): (DType, Option<DType>),
         buffers: Vec<Buffer>,
         params: &[Param],
         dropout: Option<Mask>,
@@ -119,8 +119,8 @@ impl Layout {
         values.extend([("T", element.into()), ("T_y", y.name().into()), ("lanes", self.lanes().into())]);
         let held = self.width().div_ceil(self.lanes());
         values.push(("held", if held <= VECTORS_PER_THREAD { held } else { 0 }.into()));
-        values.extend([("residual", residual.is_some().into()), ("dropout", dropout.is_some().into())]);
-        values.push(("T_residual", residual.unwrap_or(DType::F32).name().into()));
+        values.extend([("branch", branch.is_some().into()), ("dropout", dropout.is_some().into())]);
+        values.push(("T_branch", branch.unwrap_or(DType::F32).name().into()));
         let per_element = param("per_element", 1.0 / self.c as f32);
         let mut all = vec![param("rows", self.rows), param("width", self.width()), per_element];
         all.extend_from_slice(params);
@@ -151,7 +151,7 @@ impl Kernel for LayerNorm {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        let (f32s, residual) = inputs.split_at(2 + self.has_bias as usize);
+        let (f32s, branch) = inputs.split_at(2 + self.has_bias as usize);
         expect_f32(self.name(), f32s)?;
         let x = inputs[0];
         let c = x.shape.last_dim();
@@ -166,12 +166,12 @@ impl Kernel for LayerNorm {
         }
         let statistics = Spec::new([2, x.shape.rows()], DType::F32);
         let mut outputs = vec![Spec::new(x.shape.clone(), self.out), statistics];
-        if let [residual] = residual {
-            if residual.dtype == DType::U32 {
-                expect_f32(self.name(), &[residual])?;
+        if let [branch] = branch {
+            if branch.dtype == DType::U32 {
+                expect_f32(self.name(), &[branch])?;
             }
-            if residual.shape != x.shape {
-                return Err(shape_error(self.name(), format!("a residual of {x}"), residual));
+            if branch.shape != x.shape {
+                return Err(shape_error(self.name(), format!("a branch of {x}"), branch));
             }
             outputs.push(x.clone());
         }
@@ -193,15 +193,15 @@ impl Kernel for LayerNorm {
         let eps = self.eps;
         match sum {
             [sum] => {
-                let residual = inputs[2 + self.has_bias as usize].f32();
-                let sums = sum.f32().par_chunks_mut(c).zip(residual.par_chunks(c));
-                rows.zip(sums).enumerate().for_each(|(row, ((((y, mean), rstd), x), (sum, residual)))| {
+                let branch = inputs[2 + self.has_bias as usize].f32();
+                let sums = sum.f32().par_chunks_mut(c).zip(branch.par_chunks(c));
+                rows.zip(sums).enumerate().for_each(|(row, ((((y, mean), rstd), x), (sum, branch)))| {
                     vectorized(
                         #[inline(always)]
                         || {
                             match &self.dropout {
-                                Some(mask) => mask.apply_to((row * c) as u32, residual, sum),
-                                None => sum.copy_from_slice(residual),
+                                Some(mask) => mask.apply_to((row * c) as u32, branch, sum),
+                                None => sum.copy_from_slice(branch),
                             }
                             sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
                             [*mean, *rstd] = normalize(sum, weight, bias, eps, y);
@@ -227,21 +227,21 @@ impl Kernel for LayerNorm {
             layout.buffer("result", self.out, Output(0)),
             buffer("statistics", "f32", Output(1)),
         ];
-        if let Some(dtype) = self.residual {
-            let residual = Input(2 + self.has_bias as usize);
-            buffers.extend([layout.buffer("residual", dtype, residual), layout.buffer("sum", DType::F32, Output(2))]);
+        if let Some(dtype) = self.branch {
+            let branch = Input(2 + self.has_bias as usize);
+            buffers.extend([layout.buffer("branch", dtype, branch), layout.buffer("sum", DType::F32, Output(2))]);
         }
         buffers.extend(self.has_bias.then_some(layout.buffer("bias", DType::F32, Input(2))));
         let values = vec![("mode", "forward".into()), ("has_bias", self.has_bias.into())];
         let workgroups = layout.rows.div_ceil(layout.rows_at_once());
         let params = [param("eps", self.eps)];
-        layout.launch(values, (self.out, self.residual), buffers, &params, self.dropout, workgroups)
+        layout.launch(values, (self.out, self.branch), buffers, &params, self.dropout, workgroups)
     }
 }
 
 impl Op for LayerNorm {
     fn saves(&self) -> Saves {
-        if self.residual.is_some() {
+        if self.branch.is_some() {
             Saves { inputs: &[1], outputs: &[1, 2] }
         } else {
             Saves { inputs: &[0, 1], outputs: &[1] }
@@ -250,24 +250,24 @@ impl Op for LayerNorm {
 
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let dsum = grad_output.get(2).and_then(Option::as_ref);
-        let residual = 2 + self.has_bias as usize;
+        let branch = 2 + self.has_bias as usize;
         let Some(dy) = &grad_output[0] else {
-            let (Some(dsum), Some(dtype)) = (dsum, self.residual) else { return Ok(()) };
+            let (Some(dsum), Some(dtype)) = (dsum, self.branch) else { return Ok(()) };
             grads.accumulate(0, dsum.clone())?;
-            let dresidual = match self.dropout {
+            let dbranch = match self.dropout {
                 Some(mask) => dropout::input_gradient(grads, mask, dsum)?,
                 None => dsum.clone(),
             };
-            return grads.accumulate(residual, dresidual.to_dtype(dtype)?);
+            return grads.accumulate(branch, dbranch.to_dtype(dtype)?);
         };
-        let x = if self.residual.is_some() { saved.output(2) } else { saved.input(0) };
+        let x = if self.branch.is_some() { saved.output(2) } else { saved.input(0) };
         // What is added in passing: the gradient of the sum, else what other uses of x have given.
-        let extra_grad = if self.residual.is_some() { dsum.cloned() } else { grads.take_partial(0) };
+        let extra_grad = if self.branch.is_some() { dsum.cloned() } else { grads.take_partial(0) };
         // Without dropout the sum passes the same gradient on to both of its terms: one tensor, if they are of one type.
-        let apart = self.residual.filter(|dtype| self.dropout.is_some() || *dtype != x.dtype());
+        let apart = self.branch.filter(|dtype| self.dropout.is_some() || *dtype != x.dtype());
         let parameters = 1 + self.has_bias as usize;
         let parameters = if (1..=parameters).any(|i| grads.needs_grad(i)) { parameters } else { 0 };
-        let kernel = Backward { extra_grad: extra_grad.is_some(), residual: apart, dropout: self.dropout, parameters };
+        let kernel = Backward { extra_grad: extra_grad.is_some(), branch: apart, dropout: self.dropout, parameters };
         let inputs: Vec<&Tensor> =
             [dy, x, saved.input(1), saved.output(1)].into_iter().chain(extra_grad.as_ref()).collect();
         let mut gradients = grads.run(&kernel, &inputs)?;
@@ -277,8 +277,8 @@ impl Op for LayerNorm {
             grads.accumulate_all_with(&[1, 2][..parameters], &[&partials], sums)?;
         }
         let dx = gradients.remove(0);
-        if self.residual.is_some() {
-            grads.accumulate(residual, gradients.pop().unwrap_or_else(|| dx.clone()))?;
+        if self.branch.is_some() {
+            grads.accumulate(branch, gradients.pop().unwrap_or_else(|| dx.clone()))?;
         }
         grads.accumulate(0, dx)
     }
@@ -315,7 +315,7 @@ impl Kernel for Backward {
         let x = inputs[1];
         let layout = Layout::of(x);
         let partials = Spec::new([layout.chunks(), self.parameters, layout.c], DType::F32);
-        let gradients = [x.dtype].into_iter().chain(self.residual).map(|dtype| Spec::new(x.shape.clone(), dtype));
+        let gradients = [x.dtype].into_iter().chain(self.branch).map(|dtype| Spec::new(x.shape.clone(), dtype));
         Ok(gradients.chain((self.parameters > 0).then_some(partials)).collect())
     }
 
@@ -334,13 +334,13 @@ impl Kernel for Backward {
         let count = layout.rows.div_ceil(chunk);
         let mut outputs = outputs.iter_mut().map(ViewMut::f32);
         let dx = outputs.next().expect("the first output is dx").par_chunks_mut(chunk * c);
-        let dresidual = slices(self.residual.and_then(|_| outputs.next()), chunk * c, count);
+        let dbranch = slices(self.branch.and_then(|_| outputs.next()), chunk * c, count);
         let mut partials = outputs.next();
         if let (Some(partials), 0) = (&mut partials, count) {
             partials.fill(0.0);
         }
         let sums = slices(partials, self.parameters * c, count);
-        dx.zip(dresidual).zip(sums).enumerate().for_each(|(number, ((dx, dresidual), sums))| {
+        dx.zip(dbranch).zip(sums).enumerate().for_each(|(number, ((dx, dbranch), sums))| {
             vectorized(
                 #[inline(always)]
                 || {
@@ -357,11 +357,11 @@ impl Kernel for Backward {
                             extra_grad.map(|extra_grad| &extra_grad[elements]),
                             dx,
                         );
-                        if self.residual.is_some() {
-                            let dresidual = &mut dresidual[i * c..(i + 1) * c];
+                        if self.branch.is_some() {
+                            let dbranch = &mut dbranch[i * c..(i + 1) * c];
                             match &self.dropout {
-                                Some(mask) => mask.apply_to((row * c) as u32, dx, dresidual),
-                                None => dresidual.copy_from_slice(dx),
+                                Some(mask) => mask.apply_to((row * c) as u32, dx, dbranch),
+                                None => dbranch.copy_from_slice(dx),
                             }
                         }
                         for ((sum, x), dy) in dweight.iter_mut().zip(x).zip(dy) {
@@ -385,8 +385,8 @@ impl Kernel for Backward {
             layout.buffer("result", DType::F32, Output(0)),
         ];
         buffers.extend(self.extra_grad.then_some(layout.buffer("extra_grad", DType::F32, Input(4))));
-        buffers.extend(self.residual.map(|dtype| layout.buffer("residual_result", dtype, Output(1))));
-        let sums = Output(1 + self.residual.is_some() as usize);
+        buffers.extend(self.branch.map(|dtype| layout.buffer("branch_grad", dtype, Output(1))));
+        let sums = Output(1 + self.branch.is_some() as usize);
         buffers.extend((self.parameters > 0).then_some(layout.buffer("sums", DType::F32, sums)));
         let values = vec![
             ("mode", "backward".into()),
@@ -394,7 +394,7 @@ impl Kernel for Backward {
             ("parameters", self.parameters.into()),
         ];
         let params = [param("chunk", layout.chunk()), param("chunks", layout.chunks())];
-        let types = (inputs[0].dtype, self.residual);
+        let types = (inputs[0].dtype, self.branch);
         layout.launch(values, types, buffers, &params, self.dropout, layout.chunks())
     }
 }
@@ -415,28 +415,28 @@ impl Tensor {
     /// Those of [`Tensor::layer_norm`], or if `out` is u32.
     pub fn layer_norm_to(&self, out: DType, weight: &Tensor, bias: Option<&Tensor>, eps: f32) -> Result<Tensor> {
         let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).collect();
-        let op = LayerNorm { eps, has_bias: bias.is_some(), residual: None, dropout: None, out };
+        let op = LayerNorm { eps, has_bias: bias.is_some(), branch: None, dropout: None, out };
         Ok(apply(op, &inputs)?.remove(0))
     }
 
-    /// The sum of this tensor and `residual`, and that sum normalized as by [`Tensor::layer_norm_to`]: both (..., C).
-    /// `dropout` drops elements of the residual, those that [`Tensor::dropout`] would.
+    /// The sum of this tensor, the residual stream, and `branch`, what a layer adds to it; and that sum normalized as
+    /// by [`Tensor::layer_norm_to`]: both (..., C). `dropout` drops elements of the branch, those that [`Tensor::dropout`] would.
     ///
     /// # Errors
-    /// If `residual` or `out` is neither f32 nor f16 or another tensor not f32, `residual` has another shape, the weight or
+    /// If `branch` or `out` is neither f32 nor f16 or another tensor not f32, `branch` has another shape, the weight or
     /// bias is not of shape (C), or the probability of dropout is not in 0..1.
     pub fn add_layer_norm(
         &self,
-        residual: &Tensor,
+        branch: &Tensor,
         dropout: Option<(f32, Key)>,
         out: DType,
         weight: &Tensor,
         bias: Option<&Tensor>,
         eps: f32,
     ) -> Result<(Tensor, Tensor)> {
-        let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).chain([residual]).collect();
+        let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).chain([branch]).collect();
         let dropout = dropout.map(|(p, key)| Mask::new("layer_norm", p, key, self.shape())).transpose()?;
-        let op = LayerNorm { eps, has_bias: bias.is_some(), residual: Some(residual.dtype()), dropout, out };
+        let op = LayerNorm { eps, has_bias: bias.is_some(), branch: Some(branch.dtype()), dropout, out };
         let mut outputs = apply(op, &inputs)?;
         Ok((outputs.remove(2), outputs.remove(0)))
     }

@@ -1,5 +1,5 @@
-//! Attention of new tokens to themselves and to all before them, whose keys and values are kept: each costs time that grows
-//! with the tokens before it, where attention of the whole context would grow with their square.
+//! Attention of new tokens to themselves and to all before them, whose keys and values are kept: each costs time that
+//! grows with the tokens before it, where attention of the whole context would grow with their square.
 //! Shapes: qkv (1, n, 3C) of the tokens number `start` to `start + n`, cache (T, 2C) of keys | values -> y (1, n, C).
 
 use super::{Attention, Dims, cpu};
@@ -8,8 +8,8 @@ use crate::ops::*;
 use crate::shader;
 use crate::tensor::{run, run_into};
 
-/// Keys that a workgroup looks at.
-const PIECE: usize = 128;
+/// Keys of a split, which one workgroup looks at (split-KV).
+const SPLIT_KEYS: usize = 128;
 
 /// Writes k | v of qkv to the rows of the cache, the output, that begin at `start`. The others keep what they hold.
 struct AppendKv {
@@ -89,7 +89,7 @@ impl Kernel for CachedAttention {
         use Operand::{Input, Output, ReadScratch, Scratch};
         let d = self.dims(inputs[0]);
         let columns = d.head_size.next_power_of_two();
-        let pieces = (self.start + d.time).div_ceil(PIECE);
+        let splits = (self.start + d.time).div_ceil(SPLIT_KEYS);
         let launch = |values: Vec<(&'static str, Value)>, buffers: Vec<Buffer>, workgroups| Launch {
             shader: shader!("kv_cache"),
             values,
@@ -100,24 +100,25 @@ impl Kernel for CachedAttention {
                 param("head_size", d.head_size),
                 param("start", self.start),
                 param("scale", Attention::scale(d)),
-                param("pieces", pieces),
+                param("splits", splits),
             ],
             workgroups,
         };
-        let of_pieces = vec![("pass", "piece".into()), ("piece", PIECE.into()), ("columns", columns.into())];
-        let to_join = vec![("pass", "join".into()), ("piece", PIECE.into())];
+        let split_keys = ("split_keys", SPLIT_KEYS.into());
+        let split = vec![("pass", "split".into()), split_keys, ("columns", columns.into())];
+        let combine = vec![("pass", "combine".into()), split_keys];
         let floats = |name, operand| buffer(name, "f32", operand);
-        let parts = d.time * d.n_head * pieces;
+        let parts = d.time * d.n_head * splits;
         Plan {
             scratch: vec![4 * parts * (2 + d.head_size)],
             launches: vec![
                 launch(
-                    of_pieces,
+                    split,
                     vec![floats("qkv", Input(0)), floats("cache", Input(1)), floats("parts", Scratch(0))],
                     parts,
                 ),
                 launch(
-                    to_join,
+                    combine,
                     vec![floats("parts", ReadScratch(0)), floats("y", Output(0))],
                     (d.time * d.width()).div_ceil(64),
                 ),
@@ -127,9 +128,9 @@ impl Kernel for CachedAttention {
 }
 
 impl Tensor {
-    /// Causal attention of packed (1, n, 3C) queries, keys and values, those of [`Tensor::causal_attention`], of n tokens that
-    /// follow `start` others: (1, n, C). The others' keys and values are the first rows of `cache` (T, 2C), f32; those of the
-    /// n are written to the rows after them. For inference: nothing is recorded on the tape.
+    /// Causal attention of packed (1, n, 3C) queries, keys and values, those of [`Tensor::causal_attention`], of n
+    /// tokens that follow `start` others: (1, n, C). The others' keys and values are the first rows of `cache` (T, 2C),
+    /// f32; those of the n are written to the rows after them. For inference: nothing is recorded on the tape.
     ///
     /// # Errors
     /// If the shapes do not fit, or the cache is full.

@@ -53,8 +53,8 @@ pub(super) fn forward(op: &Attention, d: Dims, qkv: &[f32], y: &mut [f32], lse: 
     });
 }
 
-/// y (1, n, C) of the queries in packed (1, n, 3C), of tokens that follow `before` others: the keys and values of all are in
-/// the cache (before + n or more, 2C).
+/// y (1, n, C) of the queries in packed (1, n, 3C), of tokens that follow `before` others: the keys and values of all
+/// are in the cache (before + n or more, 2C).
 pub(super) fn cached(d: Dims, before: usize, qkv: &[f32], cache: &[f32], y: &mut [f32]) {
     if y.is_empty() {
         return;
@@ -89,14 +89,14 @@ fn forward_head(
                     for (r, row) in scores.chunks_exact_mut(keys).take(rows).enumerate() {
                         let i = start + r;
                         row[before + i + 1..].fill(f32::NEG_INFINITY);
-                        let top = scale * maximum(row);
-                        let sum = exponentials(row, scale, top);
+                        let row_max = scale * maximum(row);
+                        let sum = exponentials(row, scale, row_max);
                         if let Some(lse) = &mut lse {
-                            lse[i] = top + sum.ln();
+                            lse[i] = row_max + sum.ln();
                         }
-                        let share = 1.0 / sum;
+                        let inv_sum = 1.0 / sum;
                         for p in row.iter_mut() {
-                            *p *= share;
+                            *p *= inv_sum;
                         }
                         op.drop_out(batch_head, d.time, i, &mut row[..=before + i]);
                     }

@@ -12,13 +12,14 @@
 //! FlashAttention-2 (Dao 2023): forward walks over tiles of S with running row maxima and sums, keeping only y and L;
 //! backward computes the tiles again. dk and dv belong to the workgroup of a block of keys, dq to that of a block of
 //! queries, so nothing is added across workgroups and the result is the same every time. For the second not to compute
-//! dS once more, the GPU keeps it for a slab of queries at a time, as many as make it grow with T and not with T x T.
+//! dS once more, the GPU keeps it for a block of queries at a time, as many as make it grow with T and not with T x T.
 //!
-//! Of f16, matrix units multiply where the GPU has some (`units.rs`). Generation keeps keys and values (`cached.rs`).
+//! Of f16, cooperative matrices multiply where the GPU has some (`coop.rs`). Generation keeps keys and values
+//! (`cached.rs`).
 
 mod cached;
+mod coop;
 mod cpu;
-mod units;
 
 use super::matmul::H200;
 use super::random::{Key, drop_threshold};
@@ -26,7 +27,7 @@ use super::*;
 use crate::gpu::{Buffer, Limits, Operand, Param, Plan, Value, buffer, param};
 use crate::shader;
 use crate::tensor::Grads;
-use units::Units;
+use coop::CoopTiling;
 
 /// Attention of packed qkv; a second output is L (B, n_head, T), which backward needs.
 #[derive(Debug, Clone, Copy)]
@@ -59,10 +60,15 @@ impl Dims {
         self.n_head * self.head_size
     }
 
-    /// Queries of a slab, a multiple of `row`: what the pass over keys finds for them, as `bytes` for each element, the pass over
-    /// queries need not compute again. As many as take no more than about five times the memory of qkv, whatever T, and can be
-    /// bound: each slab reads and writes dk and dv.
-    fn slab_rows(self, row: usize, bytes: usize, limits: &Limits) -> usize {
+    /// Elements of a head that a shader loads at a time: four if that comes out even.
+    fn lanes(self) -> usize {
+        if self.head_size.is_multiple_of(4) { 4 } else { 1 }
+    }
+
+    /// Queries of a query block, a multiple of `row`: what the pass over keys finds for them, as `bytes` for each
+    /// element, the pass over queries need not compute again. As many as take no more than about five times the memory
+    /// of qkv, whatever T, and can be bound: each block reads and writes dk and dv.
+    fn query_block_rows(self, row: usize, bytes: usize, limits: &Limits) -> usize {
         let bound = limits.binding_bytes as usize / (bytes * self.heads() * self.time).max(1);
         let most = (16 * self.head_size).min(bound).min(self.time.next_multiple_of(row)) / row * row;
         most.max(row)
@@ -85,7 +91,7 @@ struct Tiling {
 
 /// The queries whose part of dS backward holds in memory at a time; none for the other passes.
 #[derive(Debug, Clone, Copy, Default)]
-struct Slab {
+struct QueryBlock {
     begin: usize,
     rows: usize,
 }
@@ -97,14 +103,15 @@ impl Tiling {
     /// Within WebGPU's default limits.
     const SMALL: Tiling = Tiling { rows: 32, cols: 32, rows_per_thread: 4, span: 8, stage: 512 }; // 12 KiB
 
-    /// The fastest on an H200 (`docs/performance.md`) that the device can run. Of a short T large tiles compute much for nothing, on
-    /// the diagonal: there many small ones are faster, as they are for a long T if the large ones do not fit. Those in the middle
-    /// have four times the threads of small ones for twice their rows: faster where a large GPU has room for all at once.
+    /// The fastest on an H200 (`docs/performance.md`) that the device can run. Of a short T large tiles compute much
+    /// for nothing, on the diagonal: there many small ones are faster, as they are for a long T if the large ones do
+    /// not fit. Those in the middle have four times the threads of small ones for twice their rows: faster where a
+    /// large GPU has room for all at once.
     fn choose(d: Dims, limits: &Limits) -> Tiling {
         let fits = |t: &Tiling| {
             t.workgroup_bytes() <= limits.workgroup_bytes
                 && t.threads() <= limits.workgroup_threads
-                && d.heads() * d.time * t.rows as usize * 4 <= limits.binding_bytes as usize // the smallest slab
+                && d.heads() * d.time * t.rows as usize * 4 <= limits.binding_bytes as usize // the smallest query block
         };
         let few = d.heads() * Tiling::MIDDLE.blocks(d.time) < 2 * H200.sm_count;
         let best = if few && d.time > Tiling::SMALL.rows as usize {
@@ -141,7 +148,8 @@ impl Tiling {
             || !d.head_size.is_multiple_of(4)
     }
 
-    /// Groups of four columns whose values, `groups` vectors each, the stage holds: a power of two, so that they divide a tile.
+    /// Groups of four columns whose values, `groups` vectors each, the stage holds: a power of two, so that they divide
+    /// a tile.
     fn staged(&self, groups: u32) -> u32 {
         let most = (self.stage / (4 * groups)).clamp(1, self.cols / 4);
         1 << most.ilog2()
@@ -159,15 +167,15 @@ const BACKWARD: [(&str, Operand); 6] = [
     ("dy", Operand::Input(3)),
     ("delta", Operand::ReadScratch(0)),
     ("result", Operand::Output(0)),
-    // dS^T of the query block: (B n_head, T, slab_rows).
-    ("slab", Operand::Scratch(1)),
+    // dS^T of the query block: (B n_head, T, query_rows).
+    ("block_ds", Operand::Scratch(1)),
 ];
 
 /// Statistics are f32, dS^T is of its own type, all else is stored as `element`.
-fn buffers(operands: &[(&'static str, Operand)], element: &'static str, slab: &'static str) -> Vec<Buffer> {
+fn buffers(operands: &[(&'static str, Operand)], element: &'static str, ds: &'static str) -> Vec<Buffer> {
     let element_of = |name| match name {
         "lse" | "delta" => "f32",
-        "slab" => slab,
+        "block_ds" => ds,
         _ => element,
     };
     operands.iter().map(|&(name, operand)| buffer(name, element_of(name), operand)).collect()
@@ -195,14 +203,18 @@ impl Attention {
         dims: Dims,
         dtype: DType,
         tiling: Tiling,
-        slab: Slab,
+        block: QueryBlock,
         operands: &[(&'static str, Operand)],
     ) -> Launch {
+        let shader = match pass {
+            "forward" => shader!("attention_forward"),
+            _ => shader!("attention_backward"),
+        };
         let values: Vec<(&'static str, Value)> = vec![
             ("pass", pass.into()),
             ("T", dtype.name().into()),
             ("head_size", dims.head_size.into()),
-            ("vector", dims.head_size.is_multiple_of(4).into()),
+            ("vector", (dims.lanes() == 4).into()),
             ("dropout", self.dropout.is_some().into()),
             ("rows", tiling.rows.into()),
             ("cols", tiling.cols.into()),
@@ -212,19 +224,18 @@ impl Attention {
             ("staged", tiling.staged((dims.head_size as u32).div_ceil(4)).into()),
             ("edge", tiling.overhangs(dims).into()),
         ];
-        let end = dims.time.min(slab.begin + slab.rows);
-        let workgroups = match pass {
-            "delta" => (dims.heads() * dims.time).div_ceil(256),
-            "keys" => dims.heads() * tiling.blocks(end),
-            "queries" => dims.heads() * tiling.blocks(end - slab.begin),
-            _ => dims.heads() * tiling.blocks(dims.time),
+        let end = dims.time.min(block.begin + block.rows);
+        let blocks = match pass {
+            "forward" => tiling.blocks(dims.time),
+            "keys" => tiling.blocks(end),
+            _ => tiling.blocks(end - block.begin),
         };
-        let lanes = if dims.head_size.is_multiple_of(4) { 4 } else { 1 };
-        let buffers = buffers(operands, dtype.wgsl(lanes), "vec4<f32>");
-        Launch { shader: shader!("attention"), values, buffers, params: self.params(dims, slab), workgroups }
+        let buffers = buffers(operands, dtype.wgsl(dims.lanes()), "vec4<f32>");
+        let params = self.params(dims, block);
+        Launch { shader, values, buffers, params, workgroups: dims.heads() * blocks }
     }
 
-    fn params(&self, dims: Dims, slab: Slab) -> Vec<Param> {
+    fn params(&self, dims: Dims, block: QueryBlock) -> Vec<Param> {
         let (p, key) = self.dropout.unwrap_or((0.0, Key::new(0)));
         vec![
             param("time", dims.time),
@@ -236,43 +247,54 @@ impl Attention {
             param("drop_threshold", drop_threshold(p)),
             param("keep_scale", 1.0 / (1.0 - p)),
             // The queries whose dS is in memory: the first, and how many there is room for.
-            param("slab_begin", slab.begin),
-            param("slab_rows", slab.rows),
-            // The row of P, among all (B n_head T) of the whole batch, that dropout counts from: above 0 for a slice of it.
+            param("query_begin", block.begin),
+            param("query_rows", block.rows),
+            // The row of P, among all (B n_head T) of the whole batch, that dropout counts from: above 0 for a slice of
+            // it.
             param("mask_row", key.first_position(dims.n_head * dims.time)),
         ]
     }
 
     fn forward_plan(&self, dims: Dims, dtype: DType, tiling: Tiling) -> Plan {
-        Plan::one(self.launch("forward", dims, dtype, tiling, Slab::default(), &FORWARD))
+        Plan::one(self.launch("forward", dims, dtype, tiling, QueryBlock::default(), &FORWARD))
     }
 
     /// D = rowsum(dy * y).
-    fn delta(&self, dims: Dims, dtype: DType, tiling: Tiling) -> Launch {
+    fn delta(&self, dims: Dims, dtype: DType) -> Launch {
         let operands = [("y", Operand::Input(1)), ("dy", Operand::Input(3)), ("delta", Operand::Scratch(0))];
-        self.launch("delta", dims, dtype, tiling, Slab::default(), &operands)
+        Launch {
+            shader: shader!("attention_delta"),
+            values: vec![
+                ("T", dtype.name().into()),
+                ("head_size", dims.head_size.into()),
+                ("vector", (dims.lanes() == 4).into()),
+            ],
+            buffers: buffers(&operands, dtype.wgsl(dims.lanes()), "f32"),
+            params: self.params(dims, QueryBlock::default()),
+            workgroups: (dims.heads() * dims.time).div_ceil(256),
+        }
     }
 
     fn backward_tiled(&self, dims: Dims, dtype: DType, tiling: Tiling, limits: &Limits) -> Plan {
-        let rows = dims.slab_rows(tiling.rows as usize, DType::F32.size_bytes(), limits);
-        let launch = |pass, slab| self.launch(pass, dims, dtype, tiling, slab, &BACKWARD);
-        self.backward_plan(dims, self.delta(dims, dtype, tiling), rows, DType::F32, launch)
+        let rows = dims.query_block_rows(tiling.rows as usize, DType::F32.size_bytes(), limits);
+        let launch = |pass, block| self.launch(pass, dims, dtype, tiling, block, &BACKWARD);
+        self.backward_plan(dims, self.delta(dims, dtype), rows, DType::F32, launch)
     }
 
-    /// D, then slab by slab, of `rows` queries each, the passes over keys and over queries.
+    /// D, then query block by query block, of `rows` queries each, the passes over keys and over queries.
     fn backward_plan(
         &self,
         dims: Dims,
         delta: Launch,
         rows: usize,
         dtype: DType,
-        launch: impl Fn(&'static str, Slab) -> Launch,
+        launch: impl Fn(&'static str, QueryBlock) -> Launch,
     ) -> Plan {
         let mut launches = vec![delta];
         for begin in (0..dims.time).step_by(rows) {
-            launches.extend(["keys", "queries"].map(|pass| launch(pass, Slab { begin, rows })));
+            launches.extend(["keys", "queries"].map(|pass| launch(pass, QueryBlock { begin, rows })));
         }
-        // D (B, n_head, T) and the slab of dS^T (B, n_head, T, rows).
+        // D (B, n_head, T) and dS^T of a query block (B, n_head, T, rows).
         let lines = dims.heads() * dims.time;
         Plan { scratch: vec![4 * lines, dtype.size_bytes() * lines * rows], launches }
     }
@@ -320,8 +342,8 @@ impl Kernel for Attention {
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
         let dims = self.dims(inputs[0]);
-        if let Some(units) = Units::choose(dims, inputs[0].dtype, limits) {
-            return units.forward(self, dims);
+        if let Some(tiling) = CoopTiling::choose(dims, inputs[0].dtype, limits) {
+            return tiling.forward(self, dims);
         }
         self.forward_plan(dims, inputs[0].dtype, Tiling::choose(dims, limits))
     }
@@ -363,10 +385,9 @@ impl Kernel for AttentionBackward {
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
         let (op, dims, dtype) = (&self.0, self.0.dims(inputs[0]), inputs[0].dtype);
-        let tiling = Tiling::choose(dims, limits);
-        match Units::choose(dims, dtype, limits) {
-            Some(units) => units.backward(op, dims, op.delta(dims, dtype, tiling), limits),
-            None => op.backward_tiled(dims, dtype, tiling, limits),
+        match CoopTiling::choose(dims, dtype, limits) {
+            Some(tiling) => tiling.backward(op, dims, op.delta(dims, dtype), limits),
+            None => op.backward_tiled(dims, dtype, Tiling::choose(dims, limits), limits),
         }
     }
 }

@@ -84,7 +84,7 @@ fn gpu_agrees_with_every_tiling() {
     // A software adapter promises less memory for workgroups than it has: there it is ordinary memory.
     let fits = |t: &Tiling| gpu.info().is_software() || t.workgroup_bytes() <= gpu.limits().workgroup_bytes;
     let tilings: Vec<Tiling> = [Tiling::SMALL, Tiling::MIDDLE, Tiling::LARGE].into_iter().filter(fits).collect();
-    // Beyond, within and exactly at the edges of tiles; the last has two slabs of 256 queries.
+    // Beyond, within and exactly at the edges of tiles; the last has two query blocks of 256.
     for (batch, time, head_size) in [(1, 1, 4), (1, 97, 64), (2, 33, 5), (3, 70, 128), (2, 128, 64), (2, 512, 16)] {
         let op = Attention { n_head: 2, dropout: Some((0.2, Key::new(9))) };
         let shape = [batch, time, 6 * head_size];
@@ -221,7 +221,7 @@ fn tokens_whose_keys_are_kept_get_the_attention_of_the_whole() {
             let cache = Tensor::full(f32::NAN, [time, 2 * width], &device).unwrap();
             let (mut got, mut start) = (Vec::new(), 0);
             for tokens in [3, 1, 1, 2].into_iter().chain(std::iter::repeat(60)) {
-                // The last ones singly: those that fill a piece of keys and that begin one.
+                // The last ones singly: those that fill a split of keys and that begin one.
                 let tokens = tokens.min((time - start).div_ceil(2));
                 let part = &values[start * 3 * width..][..tokens * 3 * width];
                 let part = Tensor::from_f32(part, [1, tokens, 3 * width], &device).unwrap();

@@ -1,28 +1,30 @@
-//! Attention of f16 on the GPU's matrix units: `shaders/attention_units.wgsl`.
+//! Attention of f16 on cooperative matrices (tensor cores): `shaders/attention_coop_*.wgsl`.
 
-use super::{Attention, BACKWARD, Dims, FORWARD, Slab, buffers};
+use super::{Attention, BACKWARD, Dims, FORWARD, QueryBlock, buffers};
 use crate::gpu::{Launch, Limits, Operand, Plan, Value};
 use crate::shader;
 use crate::tensor::DType;
 
 /// How the work is cut. A row of a workgroup is a query, in the pass over keys a key.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Units {
-    /// The side of the units' matrices, and the threads that hold one.
+pub(super) struct CoopTiling {
+    /// The side of a cooperative matrix, and the threads that hold one.
     side: u32,
     subgroup: u32,
     /// Of a workgroup.
     subgroups: u32,
-    /// Times `side`: the queries of a subgroup. More need fewer loads from workgroup memory for each product, but registers.
+    /// Times `side`: the queries of a subgroup. More need fewer loads from workgroup memory for each product, but
+    /// registers.
     pieces: u32,
 }
 
-/// Columns of a tile. More would take more workgroup memory, and so leave fewer workgroups to fill the waits of one another.
+/// Columns of a tile. More would take more workgroup memory, and so leave fewer workgroups to fill the waits of one
+/// another.
 const COLS: u32 = 16;
 
-impl Units {
-    /// `None` if the device has no matrix units that take such heads.
-    pub fn choose(d: Dims, dtype: DType, limits: &Limits) -> Option<Units> {
+impl CoopTiling {
+    /// `None` if the device has no cooperative matrices that take such heads.
+    pub fn choose(d: Dims, dtype: DType, limits: &Limits) -> Option<CoopTiling> {
         let (side, subgroup) = (limits.coop_matrix, limits.subgroup_size);
         // Whole rows of scores for each thread or parts of one.
         let usable = dtype == DType::F16 && side > 0 && subgroup > 0 && subgroup.is_multiple_of(side);
@@ -30,15 +32,16 @@ impl Units {
             return None;
         }
         let subgroups = if d.time > 64 { 4 } else { 2 };
-        // Up to T = 256 half the rows are enough (an H200): beyond the diagonal twice as many would compute much for nothing. Up to
-        // 64 there are two subgroups, and so no more than that.
+        // Up to T = 256 half the rows are enough (an H200): beyond the diagonal twice as many would compute much for
+        // nothing. Up to 64 there are two subgroups, and so no more than that.
         let pieces = if d.head_size <= 64 && !(65..=256).contains(&d.time) { 2 } else { 1 };
-        let units = Units { side, subgroup, subgroups, pieces };
+        let tiling = CoopTiling { side, subgroup, subgroups, pieces };
+        let smallest_block = 2 * d.heads() * d.time * tiling.block_multiple();
         let fits =
-            ["forward", "keys", "queries"].iter().all(|pass| units.workgroup_bytes(pass, d) <= limits.workgroup_bytes)
+            ["forward", "keys", "queries"].iter().all(|pass| tiling.workgroup_bytes(pass, d) <= limits.workgroup_bytes)
                 && subgroups * subgroup <= limits.workgroup_threads
-                && 2 * d.heads() * d.time * units.slab_row() <= limits.binding_bytes as usize; // the smallest slab
-        fits.then_some(units)
+                && smallest_block <= limits.binding_bytes as usize;
+        fits.then_some(tiling)
     }
 
     /// Of the pass over keys: it has two results, for as many registers.
@@ -63,8 +66,8 @@ impl Units {
         }
     }
 
-    /// What the queries of a slab are a multiple of.
-    fn slab_row(&self) -> usize {
+    /// What the queries of a query block are a multiple of.
+    fn block_multiple(&self) -> usize {
         self.rows("queries").max(COLS as usize)
     }
 
@@ -73,7 +76,7 @@ impl Units {
         op: &Attention,
         pass: &'static str,
         d: Dims,
-        slab: Slab,
+        block: QueryBlock,
         operands: &[(&'static str, Operand)],
     ) -> Launch {
         let rows = self.rows(pass);
@@ -88,23 +91,27 @@ impl Units {
             ("dropout", op.dropout.is_some().into()),
             ("edge", (!d.time.is_multiple_of(rows) || !d.time.is_multiple_of(COLS as usize)).into()),
         ];
-        let end = d.time.min(slab.begin + slab.rows);
+        let end = d.time.min(block.begin + block.rows);
         let blocks = match pass {
             "forward" => d.time.div_ceil(rows),
             "keys" => end.div_ceil(rows),
-            _ => (end - slab.begin).div_ceil(rows),
+            _ => (end - block.begin).div_ceil(rows),
         };
-        let (buffers, params) = (buffers(operands, "vec4<f16>", "vec4<f16>"), op.params(d, slab));
-        Launch { shader: shader!("attention_units"), values, buffers, params, workgroups: d.heads() * blocks }
+        let (buffers, params) = (buffers(operands, "vec4<f16>", "vec4<f16>"), op.params(d, block));
+        let shader = match pass {
+            "forward" => shader!("attention_coop_forward"),
+            _ => shader!("attention_coop_backward"),
+        };
+        Launch { shader, values, buffers, params, workgroups: d.heads() * blocks }
     }
 
     pub fn forward(&self, op: &Attention, d: Dims) -> Plan {
-        Plan::one(self.launch(op, "forward", d, Slab::default(), &FORWARD))
+        Plan::one(self.launch(op, "forward", d, QueryBlock::default(), &FORWARD))
     }
 
     /// The passes after the one that finds D, which is `delta`.
     pub fn backward(&self, op: &Attention, d: Dims, delta: Launch, limits: &Limits) -> Plan {
-        let rows = d.slab_rows(self.slab_row(), DType::F16.size_bytes(), limits);
-        op.backward_plan(d, delta, rows, DType::F16, |pass, slab| self.launch(op, pass, d, slab, &BACKWARD))
+        let rows = d.query_block_rows(self.block_multiple(), DType::F16.size_bytes(), limits);
+        op.backward_plan(d, delta, rows, DType::F16, |pass, block| self.launch(op, pass, d, block, &BACKWARD))
     }
 }

@@ -1,0 +1,182 @@
+// The gradients of causal attention of f16 on cooperative matrices. attention_coop_forward.wgsl says how the work is
+// cut; formulas: src/ops/attention/mod.rs. For each query block the pass "keys" adds what its queries give to dK and
+// dV, and keeps dS^T, of which the pass "queries" makes dQ.
+enable f16;
+enable wgpu_cooperative_matrix;
+{{ interface }}
+{% include "attention_coop_common" %}
+
+{# Reads accumulators back from a third of the packed gradient. #}
+{% macro load_part(sum, third) %}
+    {% for i in range(pieces) %}
+    {% for first in range(0, depth, across) %}
+    {% set count = [across, depth - first] | min %}
+    for (var x = lane; x < {{ side * count * side // 4 }}u; x += {{ subgroup }}u) {
+        let l = x / {{ count * side // 4 }}u;
+        let d = x % {{ count * side // 4 }}u;
+        let row = subgroup_row + {{ i * side }}u + l;
+        var value: vec4<f32>;
+        {% set address = "at_qkv(first_row + row, " ~ third ~ "u, head, " ~ first * side // 4 ~ "u + d)" %}
+        {{ "if (row < params.time) " if edge }}{ value = vec4<f32>(result[{{ address }}]); }
+        scores[scores_at + l * LINE + d] = value;
+    }
+    workgroupBarrier();
+    {% for j in range(count) %}
+    {{ sum }}{{ i }}_{{ first + j }} = coopLoadT<{{ mat }}<f32, C>>(&scores[scores_at + {{ j * side // 4 }}u], LINE);
+    {% endfor %}
+    workgroupBarrier();
+    {% endfor %}
+    {% endfor %}
+{% endmacro %}
+
+{{ entry("THREADS") }}
+    let first_block = {{ "0u" if pass == "keys" else "params.query_begin / ROWS" }};
+    let query_end = min(params.query_begin + params.query_rows, params.time);
+    let blocks = (query_end + ROWS - 1u) / ROWS - first_block;
+    {{ locate() }}
+
+{% if pass == "keys" %}
+    // Rows are keys, columns are the queries of the block: tiles of S^T. dV = P^T dO, dK = dS^T Q, added to those of
+    // the query blocks before.
+    {{ load_rows("k") }}
+    {{ load_rows("v") }}
+    {{ zeros("dk") }}
+    {{ zeros("dv") }}
+    if (row_base < params.query_begin) {
+        {{ load_part("dk", 1) }}
+        {{ load_part("dv", 2) }}
+    }
+    {{ declare("q", cols, groups) }}
+    {{ declare("dy", cols, groups) }}
+    {% for i in range(turns) %}
+    var lse{{ i }}: f32;
+    var delta{{ i }}: f32;
+    {% endfor %}
+    let first = max(row_base / COLS * COLS, params.query_begin);
+    {{ fetch_tile("first") }}
+    for (var col_base = first; col_base < query_end; col_base += COLS) {
+        workgroupBarrier(); // all are done with the tile before
+        {{ put("q", cols, groups, "tile_q", "HEAD_LINE") }}
+        {{ put("dy", cols, groups, "tile_dy", "HEAD_LINE") }}
+        {% for i in range(turns) %}
+        {
+            let x = thread + {{ i * threads }}u;
+            if (x < COLS) {
+                tile_lse[x / 4u][x % 4u] = lse{{ i }};
+                tile_delta[x / 4u][x % 4u] = delta{{ i }};
+            }
+        }
+        {% endfor %}
+        workgroupBarrier();
+        if (col_base + COLS < query_end) {
+            {{ fetch_tile("col_base + COLS") }}
+        }
+        {{ product("s", "k", "q") }}
+        {{ product("dp", "v", "dy") }}
+        let diagonal = col_base + 1u < row_base + ROWS;
+        {% for i in range(pieces) %}
+        let row{{ i }} = subgroup_row + {{ i * side }}u + my_row;
+        {{ to_scores("s" ~ i ~ "_", 0, across) }}
+        workgroupBarrier();
+        {% for c in range(fours_per_lane) %}
+        var weight{{ i }}_{{ c }} = exp(
+            scores[my_score + {{ c }}u * LANES] * params.scale - tile_lse[my_four + {{ c }}u * LANES],
+        );
+        {% endfor %}
+        if (diagonal) {
+            {% for c in range(fours_per_lane) %}
+            weight{{ i }}_{{ c }} = select(
+                vec4<f32>(),
+                weight{{ i }}_{{ c }},
+                XYZW + (col_base + (my_four + {{ c }}u * LANES) * 4u) >= vec4<u32>(row{{ i }}),
+            );
+            {% endfor %}
+        }
+        {% for c in range(fours_per_lane) %}
+        {% set address = "my_weight + " ~ i * side * line ~ "u + " ~ c ~ "u * LANES" %}
+        {% if dropout %}
+        {% set query = "col_base + (my_four + " ~ c ~ "u * LANES) * 4u" %}
+        let keep{{ i }}_{{ c }} = select(vec4<f32>(), vec4<f32>(params.keep_scale), kept4(
+            vec4<u32>(row{{ i }}),
+            mix_bits4(
+                (XYZW + ({{ query }} + params.mask_row + batch_head * params.time)) ^ vec4<u32>(params.key0),
+            ),
+            params.key1,
+            params.drop_threshold,
+        ));
+        weights[{{ address }}] = vec4<f16>(weight{{ i }}_{{ c }} * keep{{ i }}_{{ c }});
+        {% else %}
+        weights[{{ address }}] = vec4<f16>(weight{{ i }}_{{ c }});
+        {% endif %}
+        {% endfor %}
+        workgroupBarrier();
+        {% endfor %}
+        {{ accumulate("dv", "dy") }}
+        {% for i in range(pieces) %}
+        {{ to_scores("dp" ~ i ~ "_", 0, across) }}
+        workgroupBarrier();
+        {% for c in range(fours_per_lane) %}
+        {
+            let dp = scores[my_score + {{ c }}u * LANES];
+            {% set kept = "keep" ~ i ~ "_" ~ c ~ " * " if dropout else "" %}
+            let ds = weight{{ i }}_{{ c }}
+                * ({{ kept }}dp - tile_delta[my_four + {{ c }}u * LANES])
+                * params.scale;
+            weights[my_weight + {{ i * side * line }}u + {{ c }}u * LANES] = vec4<f16>(ds);
+        }
+        {% endfor %}
+        workgroupBarrier();
+        {% endfor %}
+        for (var x = lane; x < {{ pieces * side * fours }}u; x += {{ subgroup }}u) {
+            let row = subgroup_row + x / {{ fours }}u;
+            {{ "if (row < params.time) " if edge }}{
+                block_ds[
+                    (batch_head * params.time + row) * (params.query_rows / 4u)
+                        + (col_base - params.query_begin) / 4u + x % {{ fours }}u
+                ] = weights[weights_at + x / {{ fours }}u * LINE + x % {{ fours }}u];
+            }
+        }
+        {{ accumulate("dk", "q") }}
+    }
+    workgroupBarrier();
+    {{ store_rows("dk", "at_qkv(first_row + row, 1u, head, ") }}
+    {{ store_rows("dv", "at_qkv(first_row + row, 2u, head, ") }}
+
+{% else %}
+    // Rows are queries of the block, columns are keys. dQ = dS K, where dS comes from memory as tiles of dS^T.
+    {{ zeros("dq") }}
+    {{ declare("k", cols, groups) }}
+    {{ declare("part", cols, rows // 4) }}
+    {{ fetch_tile("0u") }}
+    let end = min(row_base + ROWS, params.time);
+    for (var col_base = 0u; col_base < end; col_base += COLS) {
+        workgroupBarrier(); // all are done with the tile before
+        {{ put("k", cols, groups, "tile_k", "HEAD_LINE") }}
+        {{ put("part", cols, rows // 4, "part", "PART_LINE") }}
+        workgroupBarrier();
+        if (col_base + COLS < end) {
+            {{ fetch_tile("col_base + COLS") }}
+        }
+        {% for k in range(across) %}
+        {
+            {% for i in range(pieces) %}
+            let from{{ i }} = {{ k * side }}u * PART_LINE
+                + subgroup_index * {{ pieces * side // 4 }}u + {{ i * side // 4 }}u;
+            let left{{ i }} = coopLoad<{{ mat }}<f16, A>>(&part[from{{ i }}], PART_LINE);
+            {% endfor %}
+            {% for d in range(depth) %}
+            {
+                {% set address = k * side ~ "u * HEAD_LINE + " ~ d * side // 4 ~ "u" %}
+                let right = coopLoadT<{{ mat }}<f16, B>>(&tile_k[{{ address }}], HEAD_LINE);
+                {% for i in range(pieces) %}
+                dq{{ i }}_{{ d }} = coopMultiplyAdd(left{{ i }}, right, dq{{ i }}_{{ d }});
+                {% endfor %}
+            }
+            {% endfor %}
+        }
+        {% endfor %}
+    }
+    workgroupBarrier();
+    {{ store_rows("dq", "at_qkv(first_row + row, 0u, head, ") }}
+{% endif %}
+}

@@ -1,0 +1,267 @@
+{# Sizes, workgroup memory, loads, stores and GEMMs of tiles that attention_coop_forward and _backward share. #}
+{% set groups = head_size // 4 %}
+{% set depth = head_size // side %}
+{% set across = cols // side %}
+{% set fours = cols // 4 %}
+{% set lanes = subgroup // side %}
+{% set fours_per_lane = fours // lanes %}
+{% set threads = subgroups * subgroup %}
+{% set rows = subgroups * pieces * side %}
+{# Vectors from one row to the next of what is staged: padded against conflicts of banks. #}
+{% set head_line = groups + 2 %}
+{% set line = fours + 2 %}
+{# Of the statistics of a tile's columns, so many are loaded by a thread. #}
+{% set turns = (cols + threads - 1) // threads %}
+{% set mat = "coop_mat" ~ side ~ "x" ~ side %}
+
+// The head in groups of four elements.
+const GROUPS = {{ groups }}u;
+const ROWS = {{ rows }}u;
+const COLS = {{ cols }}u;
+const THREADS = {{ threads }}u;
+// Threads that share a row of scores: each has every LANES-th group of four columns.
+const LANES = {{ lanes }}u;
+const HEAD_LINE = {{ head_line }}u;
+const LINE = {{ line }}u;
+const XYZW = vec4<u32>(0u, 1u, 2u, 3u);
+
+{% set tiles = {"forward": ["k", "v"], "keys": ["q", "dy"], "queries": ["k"]}[pass] %}
+{% for name in tiles %}
+var<workgroup> tile_{{ name }}: array<vec4<f16>, COLS * HEAD_LINE>;
+{% endfor %}
+var<workgroup> scores: array<vec4<f32>, {{ subgroups * side * line }}>;
+{% if pass == "queries" %}
+// dS^T of a tile: columns by rows.
+const PART_LINE = ROWS / 4u + 2u;
+var<workgroup> part: array<vec4<f16>, COLS * PART_LINE>;
+{% else %}
+var<workgroup> weights: array<vec4<f16>, {{ subgroups * pieces * side * line }}>;
+{% endif %}
+{% if pass == "forward" %}
+// Something of each thread for the others of its row.
+var<workgroup> of_rows: array<f32, {{ pieces * threads }}>;
+// Whether a score of this tile exceeds its row's running maximum by more than the threshold. As wide as the alignment
+// that loads of cooperative matrices need of the arrays, which may come after it.
+var<workgroup> rescale: vec4<u32>;
+{% elif pass == "keys" %}
+var<workgroup> tile_lse: array<vec4<f32>, COLS / 4u>;
+var<workgroup> tile_delta: array<vec4<f32>, COLS / 4u>;
+{% endif %}
+
+// Where a group of four elements of a row of q, k and v lies in qkv, and of dy in dy.
+fn at_qkv(row: u32, third: u32, head: u32, group: u32) -> u32 {
+    return ((row * 3u + third) * params.n_head + head) * GROUPS + group;
+}
+fn at_dy(row: u32, head: u32, group: u32) -> u32 { return (row * params.n_head + head) * GROUPS + group; }
+
+{# Four elements of a row of q, k, v or dy. #}
+{% macro load(what, row, group) %}
+{% if what == "dy" %}
+dy[at_dy(first_row + {{ row }}, head, {{ group }})]
+{%- else %}
+qkv[at_qkv(first_row + {{ row }}, {{ {"q": 0, "k": 1, "v": 2}[what] }}u, head, {{ group }})]
+{%- endif %}
+{% endmacro %}
+
+{# Loads a tile of `width` vectors a line into v0, v1, ..; `value` and `condition` depend on l, the line, and d. #}
+{% macro fetch(v, lines, width, value, condition) %}
+{% for i in range((lines * width + threads - 1) // threads) %}
+        {
+            let x = thread + {{ i * threads }}u;
+            let l = x / {{ width }}u;
+            let d = x % {{ width }}u;
+            {{ v }}{{ i }} = vec4<f16>();
+            {% set partial = (i + 1) * threads > lines * width %}
+            {{ "if (x < " ~ (lines * width) ~ "u) { " if partial }}{{ "if (" ~ condition ~ ") " if condition }}{
+                {{ v }}{{ i }} = {{ value }};
+            }{{ " }" if partial }}
+        }
+{% endfor %}
+{% endmacro %}
+{% macro declare(v, lines, width) %}
+{% for i in range((lines * width + threads - 1) // threads) %}
+    var {{ v }}{{ i }}: vec4<f16>;
+{% endfor %}
+{% endmacro %}
+{# Writes it to workgroup memory. #}
+{% macro put(v, lines, width, memory, stride) %}
+{% for i in range((lines * width + threads - 1) // threads) %}
+        {
+            let x = thread + {{ i * threads }}u;
+            let l = x / {{ width }}u;
+            let d = x % {{ width }}u;
+            {{ "if (x < " ~ (lines * width) ~ "u) " if (i + 1) * threads > lines * width }}{
+                {{ memory }}[l * {{ stride }} + d] = {{ v }}{{ i }};
+            }
+        }
+{% endfor %}
+{% endmacro %}
+
+{# Starts to load the tile that begins with column `from`; zeros beyond T. #}
+{% macro fetch_tile(from) %}
+        {
+        let next = {{ from }};
+        {% set in_time = "next + l < params.time" if edge else "" %}
+        {% for name in tiles %}
+        {{ fetch(name, cols, groups, load(name, "next + l", "d"), in_time) }}
+        {% endfor %}
+        {% if pass == "keys" %}
+        // Beyond T, where q and dy are 0 too, 0: such a query adds nothing to any gradient.
+        {% for i in range(turns) %}
+        {
+            let x = thread + {{ i * threads }}u;
+            lse{{ i }} = 0.0;
+            delta{{ i }} = 0.0;
+            if (x < COLS{{ " && next + x < params.time" if edge }}) {
+                lse{{ i }} = lse[batch_head * params.time + next + x];
+                delta{{ i }} = delta[batch_head * params.time + next + x];
+            }
+        }
+        {% endfor %}
+        {% elif pass == "queries" %}
+        // Of a key only queries from its own on were written.
+        {% set row = "(batch_head * params.time + next + l) * (params.query_rows / 4u)" %}
+        {% set value = "block_ds[" ~ row ~ " + (row_base - params.query_begin) / 4u + d]" %}
+        {% set written = "row_base + d * 4u + 3u >= next + l" ~ (" && " ~ in_time if edge else "") %}
+        {{ fetch("part", cols, rows // 4, value, written) }}
+        {% endif %}
+        }
+{% endmacro %}
+
+{# Reads the subgroup's rows of q, k or v, as left sides {name}{piece}_{depth}, by way of `weights`. #}
+{% macro load_rows(name) %}
+    {% for i in range(pieces) %}
+    {% for d in range(depth) %}
+    var {{ name }}{{ i }}_{{ d }}: {{ mat }}<f16, A>;
+    {% endfor %}
+    {% endfor %}
+    {% for first in range(0, groups, fours) %}
+    {% set width = [fours, groups - first] | min %}
+    for (var x = lane; x < {{ pieces * side * width }}u; x += {{ subgroup }}u) {
+        let row = subgroup_row + x / {{ width }}u;
+        var value: vec4<f16>;
+        {{ "if (row < params.time) " if edge }}{ value = {{ load(name, "row", first ~ "u + x % " ~ width ~ "u") }}; }
+        weights[weights_at + x / {{ width }}u * LINE + x % {{ width }}u] = value;
+    }
+    workgroupBarrier();
+    {% for i in range(pieces) %}
+    {% for d in range(width * 4 // side) %}
+    {% set address = "weights_at + " ~ (i * side * line + d * side // 4) ~ "u" %}
+    {{ name }}{{ i }}_{{ first * 4 // side + d }} = coopLoadT<{{ mat }}<f16, A>>(&weights[{{ address }}], LINE);
+    {% endfor %}
+    {% endfor %}
+    workgroupBarrier();
+    {% endfor %}
+{% endmacro %}
+
+{# {s}{piece}_{column} = the subgroup's rows `a` times the staged rows `b`, transposed. #}
+{% macro product(s, a, b) %}
+        {% for i in range(pieces) %}
+        {% for j in range(across) %}
+        var {{ s }}{{ i }}_{{ j }}: {{ mat }}<f32, C>;
+        {% endfor %}
+        {% endfor %}
+        {% for d in range(depth) %}
+        {% for j in range(across) %}
+        {
+            {% set address = j * side ~ "u * HEAD_LINE + " ~ d * side // 4 ~ "u" %}
+            let right = coopLoad<{{ mat }}<f16, B>>(&tile_{{ b }}[{{ address }}], HEAD_LINE);
+            {% for i in range(pieces) %}
+            {{ s }}{{ i }}_{{ j }} = coopMultiplyAdd({{ a }}{{ i }}_{{ d }}, right, {{ s }}{{ i }}_{{ j }});
+            {% endfor %}
+        }
+        {% endfor %}
+        {% endfor %}
+{% endmacro %}
+
+{# {sum}{piece}_{depth} += the subgroup's weights times the staged rows `b`. #}
+{% macro accumulate(sum, b) %}
+        {% for k in range(across) %}
+        {
+            {% for i in range(pieces) %}
+            {% set address = "weights_at + " ~ (i * side * line + k * side // 4) ~ "u" %}
+            let left{{ i }} = coopLoadT<{{ mat }}<f16, A>>(&weights[{{ address }}], LINE);
+            {% endfor %}
+            {% for d in range(depth) %}
+            {
+                {% set address = k * side ~ "u * HEAD_LINE + " ~ d * side // 4 ~ "u" %}
+                let right = coopLoadT<{{ mat }}<f16, B>>(&tile_{{ b }}[{{ address }}], HEAD_LINE);
+                {% for i in range(pieces) %}
+                {{ sum }}{{ i }}_{{ d }} = coopMultiplyAdd(left{{ i }}, right, {{ sum }}{{ i }}_{{ d }});
+                {% endfor %}
+            }
+            {% endfor %}
+        }
+        {% endfor %}
+{% endmacro %}
+
+{# The accumulators of a result. #}
+{% macro zeros(sum) %}
+    {% for i in range(pieces) %}
+    {% for d in range(depth) %}
+    var {{ sum }}{{ i }}_{{ d }}: {{ mat }}<f32, C>;
+    {% endfor %}
+    {% endfor %}
+{% endmacro %}
+
+{# Writes neighbouring matrices {s}{first}, .. to `scores`. naga wants every argument of a store to be a name. #}
+{% macro to_scores(s, first, count) %}
+        {% for j in range(count) %}
+        {
+            let values = {{ s }}{{ first + j }};
+            let to = scores_at + {{ j * side // 4 }}u;
+            let stride = LINE;
+            coopStoreT(values, &scores[to], stride);
+        }
+        {% endfor %}
+{% endmacro %}
+
+{# Writes the accumulators {sum} to `result`, times the factor of their row; `at` begins the call that says where. #}
+{% macro store_rows(sum, at, factor="") %}
+    {% for i in range(pieces) %}
+    {% for first in range(0, depth, across) %}
+    {% set count = [across, depth - first] | min %}
+    {% set of_row = "of_rows[" ~ i * threads ~ "u + subgroup_index * " ~ subgroup ~ "u + l * LANES]" %}
+    {{ to_scores(sum ~ i ~ "_", first, count) }}
+    workgroupBarrier();
+    for (var x = lane; x < {{ side * count * side // 4 }}u; x += {{ subgroup }}u) {
+        let l = x / {{ count * side // 4 }}u;
+        let d = x % {{ count * side // 4 }}u;
+        let row = subgroup_row + {{ i * side }}u + l;
+        {{ "if (row < params.time) " if edge }}{
+            {% set scale = " * " ~ of_row if factor else "" %}
+            result[{{ at }}{{ first * side // 4 }}u + d)] = vec4<f16>(scores[scores_at + l * LINE + d]{{ scale }});
+        }
+    }
+    workgroupBarrier();
+    {% endfor %}
+    {% endfor %}
+{% endmacro %}
+
+{# Where this thread works. Of each head the launch has `blocks` blocks of rows, from `first_block` on. #}
+{% macro locate() %}
+    if (workgroup >= blocks * params.batch_heads) { return; }
+    let batch_head = workgroup % params.batch_heads;
+    // This head of all, and the first row of this batch item among all (b T).
+    let head = batch_head % params.n_head;
+    let first_row = batch_head / params.n_head * params.time;
+    // Workgroups with most tiles start first.
+    {% if pass == "keys" %}
+    let row_base = workgroup / params.batch_heads * ROWS;
+    {% else %}
+    let row_base = (first_block + blocks - 1u - workgroup / params.batch_heads) * ROWS;
+    {% endif %}
+    let subgroup_index = thread / {{ subgroup }}u;
+    let lane = thread % {{ subgroup }}u;
+    // The subgroup's first row, and where its parts of the workgroup's memory begin.
+    let subgroup_row = row_base + subgroup_index * {{ pieces * side }}u;
+    let scores_at = subgroup_index * {{ side }}u * LINE;
+    {% if pass != "queries" %}
+    let weights_at = subgroup_index * {{ pieces * side }}u * LINE;
+    // This thread's place in `scores`: a row, and the first of its groups of four columns.
+    let my_row = lane / LANES;
+    let my_four = lane % LANES;
+    let my_score = scores_at + my_row * LINE + my_four;
+    let my_weight = weights_at + my_row * LINE + my_four;
+    {% endif %}
+{% endmacro %}

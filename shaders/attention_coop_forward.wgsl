@@ -1,0 +1,153 @@
+// Causal attention of f16 on cooperative matrices (tensor cores), accumulated in f32: the forward pass of
+// FlashAttention-2 (Dao 2023). Formulas: src/ops/attention/mod.rs.
+//
+// A workgroup owns ROWS rows of one head (queries; in the pass "keys" of attention_coop_backward.wgsl, keys), each of
+// its subgroups {{ pieces }} times {{ side }} of them, and walks over tiles of COLS columns, staged in workgroup
+// memory. The elements of a cooperative matrix cannot be addressed, so a product is stored to `scores`, {{ side }} rows
+// of each subgroup at a time; its threads, LANES to a row, make weights of them, and these are loaded as the left
+// operand of the next product from `weights`.
+enable f16;
+enable wgpu_cooperative_matrix;
+{{ interface }}
+{% include "attention_coop_common" %}
+
+{{ entry("THREADS") }}
+    let first_block = 0u;
+    let blocks = (params.time + ROWS - 1u) / ROWS;
+    {{ locate() }}
+
+    // A row's weights are exp(S - running_max). The running maximum is that of the first tile, until a score exceeds it
+    // by RESCALE_THRESHOLD, so that the accumulators need to be rescaled almost never. exp(RESCALE_THRESHOLD) is well
+    // within f16.
+    const RESCALE_THRESHOLD = 10.0;
+    // Less than any score, and not infinite, because WGSL promises nothing about infinities.
+    const MASKED = -1e30;
+    // Where a row's maximum begins: above what is masked, so that a row of nothing but -infinity has no weights, and
+    // ends as NaN.
+    const UNSEEN = -1e29;
+    {% for i in range(pieces) %}
+    var running_max{{ i }} = UNSEEN;
+    var total{{ i }} = 0.0; // of this thread's columns only, until the end
+    {% endfor %}
+    if (thread == 0u) { rescale = vec4<u32>(); }
+    {{ load_rows("q") }}
+    {{ zeros("sum") }}
+    let tiles = (min(row_base + ROWS, params.time) + COLS - 1u) / COLS;
+    {{ declare("k", cols, groups) }}
+    {{ declare("v", cols, groups) }}
+    {{ fetch_tile("0u") }}
+    for (var tile = 0u; tile < tiles; tile += 1u) {
+        let col_base = tile * COLS;
+        workgroupBarrier(); // all are done with the tile before
+        {{ put("k", cols, groups, "tile_k", "HEAD_LINE") }}
+        {{ put("v", cols, groups, "tile_v", "HEAD_LINE") }}
+        workgroupBarrier();
+        if (tile + 1u < tiles) {
+            {{ fetch_tile("col_base + COLS") }}
+        }
+        {{ product("s", "q", "k") }}
+        let diagonal = col_base + COLS > row_base + 1u;
+        {% for i in range(pieces) %}
+        {{ "workgroupBarrier(); // all have read the piece before" if i > 0 }}
+        {{ to_scores("s" ~ i ~ "_", 0, across) }}
+        workgroupBarrier();
+        let row{{ i }} = subgroup_row + {{ i * side }}u + my_row;
+        {% for c in range(fours_per_lane) %}
+        var score{{ i }}_{{ c }} = scores[my_score + {{ c }}u * LANES] * params.scale;
+        {% endfor %}
+        if (diagonal) {
+            {% for c in range(fours_per_lane) %}
+            score{{ i }}_{{ c }} = select(
+                vec4<f32>(MASKED),
+                score{{ i }}_{{ c }},
+                XYZW + (col_base + (my_four + {{ c }}u * LANES) * 4u) <= vec4<u32>(row{{ i }}),
+            );
+            {% endfor %}
+        }
+        var highest{{ i }} = score{{ i }}_0;
+        {% for c in range(1, fours_per_lane) %}
+        highest{{ i }} = max(highest{{ i }}, score{{ i }}_{{ c }});
+        {% endfor %}
+        let high{{ i }} = max(max(highest{{ i }}.x, highest{{ i }}.y), max(highest{{ i }}.z, highest{{ i }}.w));
+        if (high{{ i }} > running_max{{ i }} + RESCALE_THRESHOLD) { rescale = vec4<u32>(1u); }
+        {% endfor %}
+        if (workgroupUniformLoad(&rescale).x != 0u) {
+            if (thread == 0u) { rescale = vec4<u32>(); }
+            {% for i in range(pieces) %}
+            of_rows[{{ i * threads }}u + thread] = high{{ i }};
+            {% endfor %}
+            workgroupBarrier();
+            {% for i in range(pieces) %}
+            {
+                var new_max = running_max{{ i }};
+                for (var l = 0u; l < LANES; l++) {
+                    new_max = max(new_max, of_rows[{{ i * threads }}u + thread - my_four + l]);
+                }
+                let correction = exp(running_max{{ i }} - new_max);
+                running_max{{ i }} = new_max;
+                total{{ i }} *= correction;
+                {% for first in range(0, depth, across) %}
+                {% set count = [across, depth - first] | min %}
+                {{ to_scores("sum" ~ i ~ "_", first, count) }}
+                workgroupBarrier();
+                for (var c = my_four; c < {{ count * side // 4 }}u; c += LANES) {
+                    scores[scores_at + my_row * LINE + c] *= correction;
+                }
+                workgroupBarrier();
+                {% for j in range(count) %}
+                {% set address = "scores_at + " ~ j * side // 4 ~ "u" %}
+                sum{{ i }}_{{ first + j }} = coopLoadT<{{ mat }}<f32, C>>(&scores[{{ address }}], LINE);
+                {% endfor %}
+                workgroupBarrier();
+                {% endfor %}
+            }
+            {% endfor %}
+        }
+        {% for i in range(pieces) %}
+        {% if dropout %}
+        let query_key{{ i }} = vec4<u32>(
+            mix_bits((row{{ i }} + params.mask_row + batch_head * params.time) ^ params.key0),
+        );
+        {% endif %}
+        {% for c in range(fours_per_lane) %}
+        {
+            {% set address = "my_weight + " ~ i * side * line ~ "u + " ~ c ~ "u * LANES" %}
+            let weight = exp(score{{ i }}_{{ c }} - running_max{{ i }});
+            total{{ i }} += weight.x + weight.y + weight.z + weight.w;
+            {% if dropout %}
+            let kept = kept4(
+                XYZW + (col_base + (my_four + {{ c }}u * LANES) * 4u),
+                query_key{{ i }},
+                params.key1,
+                params.drop_threshold,
+            );
+            weights[{{ address }}] = vec4<f16>(select(vec4<f32>(), weight, kept));
+            {% else %}
+            weights[{{ address }}] = vec4<f16>(weight);
+            {% endif %}
+        }
+        {% endfor %}
+        {% endfor %}
+        workgroupBarrier();
+        {{ accumulate("sum", "v") }}
+    }
+    {% for i in range(pieces) %}
+    of_rows[{{ i * threads }}u + thread] = total{{ i }};
+    {% endfor %}
+    workgroupBarrier();
+    {% for i in range(pieces) %}
+    var all{{ i }} = 0.0;
+    for (var l = 0u; l < LANES; l++) { all{{ i }} += of_rows[{{ i * threads }}u + thread - my_four + l]; }
+    {
+        let row = subgroup_row + {{ i * side }}u + my_row;
+        if (my_four == 0u && row < params.time) {
+            lse[batch_head * params.time + row] = running_max{{ i }} + log(all{{ i }});
+        }
+    }
+    {% endfor %}
+    workgroupBarrier();
+    {% for i in range(pieces) %}
+    of_rows[{{ i * threads }}u + thread] = {{ "params.keep_scale" if dropout else "1.0" }} / all{{ i }};
+    {% endfor %}
+    {{ store_rows("sum", "at_dy(first_row + row, head, ", "of its row") }}
+}
