@@ -146,7 +146,7 @@ const fn perf(throughput: [f64; 4], blocks_per_sm: usize, single_block_efficienc
     TilePerf { throughput, blocks_per_sm, single_block_efficiency, overhead_us }
 }
 
-/// NVIDIA H200 (driver 580, Vulkan), fitted to 4700 timed GEMMs: `docs/performance.md`.
+/// NVIDIA H200 (driver 580, Vulkan), fitted to 4700 timed GEMMs: `docs/experiments.md`.
 pub(in crate::ops) const H200: PerfModel = PerfModel {
     fitted: true,
     sm_count: 132,
