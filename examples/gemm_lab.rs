@@ -3,9 +3,9 @@
 //! ```text
 //! cargo run --release --example gemm_lab -- shaders/matmul.wgsl 4096x4096x4096 nn 128x128x16x8x8 [key=value ...]
 //! ```
-//! prints the largest relative error against a product in f64 of sampled elements, milliseconds and TFLOP/s of one product
-//! alone (the median of 15), and milliseconds of each of twenty in a row (the least of five times), as they follow each other
-//! in a training step. Further arguments set template values. Sizes must be multiples of 4.
+//! prints the largest relative error against a product in f64 of sampled elements, milliseconds and TFLOP/s of one
+//! product alone (the median of 15), and milliseconds of each of twenty in a row (the least of five times), as they
+//! follow each other in a training step. Further arguments set template values. Sizes must be multiples of 4.
 
 use rustyflow::gpu::{AdapterChoice, Gpu, Launch, Operand, Plan, Shader, Value, buffer, param};
 use rustyflow::profile::{Cost, MemoryKind};

@@ -1,6 +1,6 @@
-//! One function for each kind of file that rustyflow reads and others may have written. Whatever the bytes are, they are
-//! taken or refused with an error: no panic, no memory beyond what the bytes themselves justify, no file outside of the
-//! folder. Shared by the fuzz targets and by `tests/untrusted.rs`.
+//! One function for each kind of file that rustyflow reads and others may have written. Whatever the bytes are, they
+//! are taken or refused with an error: no panic, no memory beyond what the bytes themselves justify, no file outside of
+//! the folder. Shared by the fuzz targets and by `tests/untrusted.rs`.
 #![allow(dead_code)] // each fuzz target uses one
 
 use rustyflow::config::Layers;
@@ -30,8 +30,8 @@ pub const ENTRIES: [(&str, Entry); 8] = [
 
 /// Runs an entry in a folder of this process.
 pub fn in_scratch(entry: Entry, bytes: &[u8]) {
-    // A panic of the tokenizers' library is caught where a file is read, but libFuzzer's hook would end the process before.
-    // One that is not caught still ends it.
+    // A panic of the tokenizers' library is caught where a file is read, but libFuzzer's hook would end the process
+    // before. One that is not caught still ends it.
     static HOOK: Once = Once::new();
     HOOK.call_once(|| std::panic::set_hook(Box::new(|panic| eprintln!("{panic}"))));
     let folder = std::env::temp_dir().join(format!("rustyflow-fuzz-{}", std::process::id()));

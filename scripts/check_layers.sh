@@ -86,7 +86,10 @@ allowed() {
         return
     fi
     level_to="$(lookup "$levels" "$to")" || { echo "$to has no place in the order of scripts/check_layers.sh"; return; }
-    level_from="$(lookup "$levels" "$from")" || { echo "$from has no place in the order of scripts/check_layers.sh"; return; }
+    level_from="$(lookup "$levels" "$from")" || {
+        echo "$from has no place in the order of scripts/check_layers.sh"
+        return
+    }
     if ((level_to > level_from)); then
         echo "$to is right of $from"
     fi

@@ -1,4 +1,5 @@
-// An elementwise function of a and b or a gradient of it, whose expression is a row of src/ops/binary.rs; b repeats every
+// An elementwise function of a and b or a gradient of it, whose expression is a row of src/ops/binary.rs; b repeats
+// every
 // `len_b` elements. One thread per four elements of a.
 {{ interface }}
 

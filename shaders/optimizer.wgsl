@@ -1,5 +1,5 @@
-// One update of all parameters (formulas: src/optim/update.rs). One thread per four elements. Gradients whose norm is no
-// number change nothing but the count of skipped updates.
+// One update of all parameters (formulas: src/optim/update.rs). One thread per four elements. Gradients whose norm is
+// no number change nothing but the count of skipped updates.
 {{ interface }}
 
 // The sum of the squared gradients{{ ", and what they are to be multiplied by" if mixed }}.

@@ -1,4 +1,5 @@
-// An elementwise function or its derivative, whose expression is a row of src/ops/unary.rs. One thread per four elements.
+// An elementwise function or its derivative, whose expression is a row of src/ops/unary.rs. One thread per four
+// elements.
 {{ interface }}
 
 fn sigmoid4(x: vec4<f32>) -> vec4<f32> {

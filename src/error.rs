@@ -76,8 +76,8 @@ pub enum Error {
     #[error("{}: {message}", path.display())]
     Checkpoint { path: PathBuf, message: String },
 
-    /// Training gave numbers that a run should not go on with, after `rollbacks` attempts to recover. `checkpoints` is the
-    /// run's folder, if it holds checkpoints from before.
+    /// Training gave numbers that a run should not go on with, after `rollbacks` attempts to recover. `checkpoints` is
+    /// the run's folder, if it holds checkpoints from before.
     #[error(
         "training diverged{}: {cause}. Lower train.learning_rate or set train.grad_clip{}",
         attempt(*rollbacks), kept(checkpoints.as_deref())

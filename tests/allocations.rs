@@ -1,4 +1,5 @@
-//! Training on the CPU asks the system for no memory once its buffers are there: a counting allocator watches whole steps.
+//! Training on the CPU asks the system for no memory once its buffers are there: a counting allocator watches whole
+//! steps.
 
 use rustyflow::models::{Gpt2, LanguageModel, ModelConfig, ModelKind};
 use rustyflow::nn::Dropout;
@@ -7,8 +8,8 @@ use rustyflow::{DType, Device, Tensor};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, AtomicUsize, Ordering::Relaxed};
 
-/// Counts what is asked for, of every thread, leaving out the packed operands of `gemm`: that crate asks for them within a
-/// product, gives them back at its end, and lets nobody lend it memory. They alone are aligned to 128 bytes.
+/// Counts what is asked for, of every thread, leaving out the packed operands of `gemm`: that crate asks for them
+/// within a product, gives them back at its end, and lets nobody lend it memory. They alone are aligned to 128 bytes.
 struct Counting;
 
 const GEMM_ALIGN: usize = 128;
@@ -39,8 +40,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// More than any piece of bookkeeping: a vector of a kernel's operands, a node of the tape, a shape, an op in its box (456
-/// bytes at most when this was written). And no more than a row of any activation: 256 numbers.
+/// More than any piece of bookkeeping: a vector of a kernel's operands, a node of the tape, a shape, an op in its box
+/// (456 bytes at most when this was written). And no more than a row of any activation: 256 numbers.
 const PIECE_BYTES: usize = 1 << 10;
 /// The bookkeeping of a step: some hundred kernels (89 KB when this was written), whatever the width of the model.
 const STEP_BYTES: usize = 128 << 10;

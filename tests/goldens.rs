@@ -251,7 +251,8 @@ impl Trained {
 }
 
 /// Tolerances are several times PyTorch's own float32 errors, which `gpt2_tiny.json` states: 4e-7 for logits, 1e-6 for
-/// gradients, 2e-6 for norms, and 3e-5 for weights after ten steps, in which Adam divides small gradients by their size.
+/// gradients, 2e-6 for norms, and 3e-5 for weights after ten steps, in which Adam divides small gradients by their
+/// size.
 fn check_model(device: &Device) {
     let Trained { golden, mut model, parameters, mut optimizer, learning_rates } = Trained::new(device);
     let mut comparison = Comparison::default();

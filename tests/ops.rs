@@ -5,8 +5,8 @@ mod common;
 use rustyflow::ops::cases::{self, Case};
 use rustyflow::{DType, Device, Tensor};
 
-/// What an input is: a leaf, to whose gradient an op's backward adds in place, or an intermediate result, whose gradient
-/// it writes anew.
+/// What an input is: a leaf, to whose gradient an op's backward adds in place, or an intermediate result, whose
+/// gradient it writes anew.
 #[derive(Debug, Clone, Copy)]
 enum Input {
     Leaf,

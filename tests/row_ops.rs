@@ -102,7 +102,8 @@ fn parameter_gradients(x: &[f32], dy: &[f32], c: usize, eps: f64) -> [Vec<f64>; 
 
 #[test]
 fn every_row_counts_once_in_the_gradients_of_a_layer_norm_and_passes_add_up() {
-    // Rows around the ends of chunks, of 256 to 16 rows; so many that chunks are longer; rows that a thread cannot hold.
+    // Rows around the ends of chunks, of 256 to 16 rows; so many that chunks are longer; rows that a thread cannot
+    // hold.
     let few = [(1, 1), (257, 1), (255, 3), (129, 5), (31, 130), (33, 130), (15, 768), (16, 768), (17, 768)];
     let many = [(16_400, 132), (65, 1028), (3, 4100), (33, 2051), (18, 8196)];
     for (device, (rows, c)) in

@@ -177,8 +177,8 @@ fn large_f32_matmuls(device: &Device) {
     }
 }
 
-/// A training step of GPTs with dropout under each optimizer: a small one, one without biases and a head of its own, and
-/// one of GPT-2's vocabulary and head size.
+/// A training step of GPTs with dropout under each optimizer: a small one, one without biases and a head of its own,
+/// and one of GPT-2's vocabulary and head size.
 fn model_steps(device: &Device) {
     let (beta1, beta2, eps) = (0.9, 0.95, 1e-8);
     let kinds = [Kind::AdamW { beta1, beta2, eps }, Kind::Adam { beta1, beta2, eps }, Kind::Sgd { momentum: 0.9 }];
@@ -245,7 +245,8 @@ fn variants(limits: &Limits) -> Vec<(&'static str, Launch)> {
     if limits.f16 {
         plan(limits.clone(), &|device| large_products(DType::F16, device));
     }
-    // Where rates were measured any tile that fits may be taken: each in turn is the fastest. There are no more than these.
+    // Where rates were measured any tile that fits may be taken: each in turn is the fastest. There are no more than
+    // these.
     for fastest in 0..8 {
         let mut rates = [[1; 4]; 8];
         rates[fastest] = [1_000_000; 4];

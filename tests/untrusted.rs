@@ -1,5 +1,5 @@
-//! Files that others may have written, damaged in a few thousand ways, always the same: each is taken or refused, without
-//! a panic. The fuzz targets in `fuzz/` do the same for as long as one likes.
+//! Files that others may have written, damaged in a few thousand ways, always the same: each is taken or refused,
+//! without a panic. The fuzz targets in `fuzz/` do the same for as long as one likes.
 
 #[path = "../fuzz/entries.rs"]
 mod entries;

@@ -38,7 +38,8 @@ pub struct OpTiming {
     pub share: f64,
     /// Which peak that is: "compute" or "memory".
     pub bound: &'static str,
-    /// The row's largest difference from the CPU, of outputs and gradients: |difference| over root mean square + |value|.
+    /// The row's largest difference from the CPU, of outputs and gradients: |difference| over root mean square +
+    /// |value|.
     /// `None` on the CPU.
     pub difference: Option<f64>,
     /// Whether that is within the row's tolerance.

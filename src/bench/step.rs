@@ -70,7 +70,8 @@ pub fn step_cases() -> Vec<StepCase> {
 pub fn time_step(case: &StepCase, device: &Device, products: DType, steps: usize, rounds: usize) -> Result<StepTiming> {
     /// Steps at a time before the clock starts: shaders are compiled, buffers pooled, caches filled.
     const WARM_UP: usize = 3;
-    /// And for so many seconds on a GPU: one that was idle may need more than one under load until it runs at its full clock.
+    /// And for so many seconds on a GPU: one that was idle may need more than one under load until it runs at its full
+    /// clock.
     const RAISE_CLOCK: f64 = 2.0;
     let config = &case.config;
     check_size(config, case.batch_size * config.block_size, products, device)?;

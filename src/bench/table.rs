@@ -214,7 +214,8 @@ fn matmul(s: &Sizes) -> Vec<Row> {
             let [_, _, dw] = products(inputs, outputs, tokens);
             all.extend([y, dx, dw]);
         }
-        // The classifier, whose weight is (V, C): logits = h w^T, dh = dlogits w, dw = dlogits^T h; and the other layouts.
+        // The classifier, whose weight is (V, C): logits = h w^T, dh = dlogits w, dw = dlogits^T h; and the other
+        // layouts.
         let [nn, logits, _] = products(rows, v, c);
         let [dh, _, _] = products(rows, c, v);
         let [_, _, dw] = products(v, c, rows);

@@ -10,7 +10,8 @@ pub fn folder() -> Option<PathBuf> {
     let folder = set.or_else(|| Some(choose_native_strategy().ok()?.cache_dir().join("rustyflow")));
     if folder.is_none() {
         tracing::warn!(
-            "this user has no folder for caches, so every run compiles its shaders anew; name one in RUSTYFLOW_CACHE_DIR"
+            "this user has no folder for caches, so every run compiles its shaders anew; name one in \
+            RUSTYFLOW_CACHE_DIR"
         );
     }
     folder

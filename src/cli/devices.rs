@@ -43,7 +43,8 @@ pub fn run(args: Args) -> Result<()> {
         output::line(format_args!("gpu:{}    {} ({}, {}, driver {})", a.index, a.name, a.kind, a.backend, a.driver))?;
         let memory = a.memory_bytes.map_or("memory not known".to_string(), |m| format!("{} of memory", size_text(m)));
         output::line(format_args!(
-            "         {memory}; largest buffer {}, binding {}; workgroups of {} threads with {}; subgroups of {subgroups}",
+            "         {memory}; largest buffer {}, binding {}; workgroups of {} threads with {}; subgroups of \
+            {subgroups}",
             size_text(a.max_buffer_bytes),
             size_text(a.max_binding_bytes),
             a.max_workgroup_threads,

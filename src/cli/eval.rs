@@ -22,7 +22,8 @@ pub struct Args {
     /// Which part of the corpus: train, validation or test
     #[arg(long, default_value = "validation", value_name = "SPLIT")]
     split: String,
-    /// The share of a corpus without splits that is kept for validation [default: as in training; of another corpus, 0.1]
+    /// The share of a corpus without splits that is kept for validation [default: as in training; of another corpus,
+    /// 0.1]
     #[arg(long, value_name = "F")]
     validation_fraction: Option<f64>,
     /// Tokens that the model looks at, at most [default: the model's]

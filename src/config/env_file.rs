@@ -1,6 +1,7 @@
 //! Reads a flat `.env` file (`NAME=value` lines) into a layer.
 //!
-//! Three spellings of a key are known: the short names below (`BATCH_SIZE`), `RUSTYFLOW_SECTION__KEY` and `section.key`.
+//! Three spellings of a key are known: the short names below (`BATCH_SIZE`), `RUSTYFLOW_SECTION__KEY` and
+//! `section.key`.
 //! `#` starts a comment, at the start of a line or after a blank; `export` in front of a name is passed over; quotes
 //! around a value are not part of it, and between double quotes `\n`, `\t`, `\"` and `\\` have their usual meaning.
 

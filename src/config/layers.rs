@@ -269,7 +269,8 @@ impl Resolved {
     }
 
     /// Fits the warm-up to the number of steps of the run: a warm-up that nobody set is at most a tenth of it.
-    /// [`build`](Layers::build) does so for `max_steps`; how many steps `epochs` makes is known once the text is loaded.
+    /// [`build`](Layers::build) does so for `max_steps`; how many steps `epochs` makes is known once the text is
+    /// loaded.
     ///
     /// # Errors
     /// If the warm-up was set, and the run ends before it does.

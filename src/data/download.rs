@@ -77,7 +77,8 @@ fn fetch_file(file: &RemoteFile, url: &str, target: &Path, on_progress: &mut dyn
             Err(Failure::Lasting(error)) => return Err(error),
             Err(Failure::Passing(message)) if attempt == ATTEMPTS => {
                 return Err(failed(format!(
-                    "{message} ({ATTEMPTS} attempts); run the command again to continue, or put the file at {} yourself",
+                    "{message} ({ATTEMPTS} attempts); run the command again to continue, or put the file at {} \
+                    yourself",
                     target.display()
                 )));
             }

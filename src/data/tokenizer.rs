@@ -49,7 +49,8 @@ impl TokenizerSpec {
             }
             other => Err(Error::Tokenizer {
                 name: other.to_string(),
-                message: "expected char, word, bpe, gpt2, a tokenizer.json, or a folder with vocab.json and merges.txt (data.tokenizer)"
+                message: "expected char, word, bpe, gpt2, a tokenizer.json, or a folder with vocab.json and \
+                    merges.txt (data.tokenizer)"
                     .to_string(),
             }),
         }

@@ -10,8 +10,8 @@ use std::ops::ControlFlow;
 
 /// Continues `prompt` by up to `max_new_tokens` tokens, handing each to `on_token` as soon as it is drawn.
 ///
-/// Once prompt and continuation are longer than the model's context, it sees the last `block_size` tokens. Until then only what
-/// is new is computed; from there on every token has another position each time, and all of them are.
+/// Once prompt and continuation are longer than the model's context, it sees the last `block_size` tokens. Until then
+/// only what is new is computed; from there on every token has another position each time, and all of them are.
 ///
 /// # Errors
 /// If the prompt is empty, longer than the context, or names a token that the model does not have.
@@ -66,7 +66,8 @@ pub fn check_prompt(model: &ModelConfig, prompt: &[u32]) -> Result<()> {
     }
     if let Some(id) = prompt.iter().find(|&&id| id as usize >= model.vocab_size) {
         return Err(Error::Invalid(format!(
-            "the prompt's token {id} is beyond the model's vocabulary of {}: tokenizer and model do not belong together",
+            "the prompt's token {id} is beyond the model's vocabulary of {}: tokenizer and model do not belong \
+            together",
             model.vocab_size
         )));
     }

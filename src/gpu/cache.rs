@@ -1,4 +1,5 @@
-//! Files that outlast the process, in the folder that `AdapterChoice::cache` names: losing one costs time, never a result.
+//! Files that outlast the process, in the folder that `AdapterChoice::cache` names: losing one costs time, never a
+//! result.
 
 use std::fs;
 use std::io::{Result, Write};
@@ -7,8 +8,8 @@ use std::sync::Once;
 
 /// Writes a file whole or not at all, so that nobody reads half of it.
 ///
-/// A file that cannot be written is work for the next run, not an error of this one: the first of a process is a warning,
-/// and the others, which fail for the same reason, are not mentioned.
+/// A file that cannot be written is work for the next run, not an error of this one: the first of a process is a
+/// warning, and the others, which fail for the same reason, are not mentioned.
 pub(crate) fn store(path: &Path, bytes: &[u8]) {
     static WARNED: Once = Once::new();
     if let Err(error) = replace(path, bytes) {

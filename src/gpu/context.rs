@@ -19,13 +19,13 @@ use std::time::{Duration, Instant};
 /// Operations recorded before a submit happens by itself, as long as the device's speed is not known: a few tens of
 /// milliseconds of a mid-range GPU.
 const FLOPS_PER_SUBMIT: f64 = 4e11;
-/// Then as many as it does in this time: between submits a GPU pauses for some 50 us, and Windows and macOS take one for
-/// hung that is busy for a second or two.
+/// Then as many as it does in this time: between submits a GPU pauses for some 50 us, and Windows and macOS take one
+/// for hung that is busy for a second or two.
 const SECONDS_PER_SUBMIT: f64 = 0.1;
 /// Kernels recorded before a submit happens by itself, so that the GPU starts early on what is there.
 const KERNELS_PER_SUBMIT: usize = 256;
-/// And as many after the host has waited for all that was submitted, because the GPU has nothing to do then; after each submit
-/// twice as many. Not while there is something to compile, which is faster all at once.
+/// And as many after the host has waited for all that was submitted, because the GPU has nothing to do then; after each
+/// submit twice as many. Not while there is something to compile, which is faster all at once.
 const KERNELS_WHEN_IDLE: usize = 16;
 // Each has two timestamps at most, and so has its pass.
 const _: () = assert!(4 * KERNELS_PER_SUBMIT <= Timestamps::CAPACITY as usize);
@@ -223,7 +223,8 @@ impl Gpu {
     fn made<T>(&self, size: usize, make: impl FnOnce() -> T) -> Result<T> {
         self.check()?;
         let buffer = make();
-        // Over as soon as it is known: a smaller one may fit. Memory that runs out elsewhere is an error like any other.
+        // Over as soon as it is known: a smaller one may fit. Memory that runs out elsewhere is an error like any
+        // other.
         let out_of_memory = |fault: &mut Fault| matches!(fault, Fault::Reported { out_of_memory: true, .. });
         if self.0.fault.lock().unwrap_or_else(|p| p.into_inner()).take_if(out_of_memory).is_some() {
             return Err(self.out_of_memory(size));
@@ -320,8 +321,8 @@ impl Gpu {
         self.download_later(slice)?.wait()
     }
 
-    /// Hands what is recorded to the GPU if it will soon have nothing left to do, as at the end of a training step. If it has
-    /// enough, more is recorded first: between submits it pauses.
+    /// Hands what is recorded to the GPU if it will soon have nothing left to do, as at the end of a training step. If
+    /// it has enough, more is recorded first: between submits it pauses.
     ///
     /// # Errors
     /// If the driver reported an error.

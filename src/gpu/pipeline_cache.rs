@@ -4,8 +4,8 @@
 //! rustyflow 0.1.0 wgpu_pipeline_cache_vulkan_4318_9013 123456 <SHA-256>\n
 //! <123456 bytes from wgpu>
 //! ```
-//! A driver may crash on bytes that are not its own. So nothing is used of a file whose first line is not exactly the one
-//! that would be written for the rest of it.
+//! A driver may crash on bytes that are not its own. So nothing is used of a file whose first line is not exactly the
+//! one that would be written for the rest of it.
 
 use super::cache::store;
 use sha2::{Digest, Sha256};

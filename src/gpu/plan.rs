@@ -139,8 +139,8 @@ impl From<usize> for ParamValue {
 
 /// One dispatch. Buffers and parameters are declared in the shader by what stands here (`gpu::shader`), in this order.
 ///
-/// Workgroups are numbered along one line; a shader's `entry` recovers the number, because no dimension of a dispatch may
-/// exceed 65,535.
+/// Workgroups are numbered along one line; a shader's `entry` recovers the number, because no dimension of a dispatch
+/// may exceed 65,535.
 #[derive(Debug, Clone)]
 pub struct Launch {
     pub shader: Shader,
@@ -150,8 +150,8 @@ pub struct Launch {
     pub workgroups: usize,
 }
 
-/// What a shader declares for a launch. It follows from the shader's name and values: launches that have these in common
-/// share a pipeline.
+/// What a shader declares for a launch. It follows from the shader's name and values: launches that have these in
+/// common share a pipeline.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interface {
     /// Name, type of the elements, and whether it is only read.

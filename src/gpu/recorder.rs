@@ -1,7 +1,7 @@
 //! What the GPU is to do: recorded as data, then compiled, encoded and submitted together.
 //!
-//! Shaders that are not compiled yet are compiled when the commands are submitted, all at once and by all threads: a submit
-//! waits for the slowest of them and not for their sum.
+//! Shaders that are not compiled yet are compiled when the commands are submitted, all at once and by all threads: a
+//! submit waits for the slowest of them and not for their sum.
 
 use super::params::{Uniforms, words};
 use super::pipelines::{Pipeline, Pipelines};
@@ -13,7 +13,8 @@ use crate::profile::{Cost, Profiler, Span};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// A part of a buffer. Unlike a [`GpuSlice`] it lets the pool hand the memory out again meanwhile: to what is recorded later.
+/// A part of a buffer. Unlike a [`GpuSlice`] it lets the pool hand the memory out again meanwhile: to what is recorded
+/// later.
 pub(super) struct Part {
     /// Which buffer: never used twice.
     pub id: u64,

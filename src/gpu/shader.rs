@@ -5,7 +5,8 @@
 //!
 //! - `{{ entry(256) }}`: a workgroup of so many threads, which knows its number `workgroup` along the line of all, and
 //!   `thread` within it;
-//! - `{{ for_each(4) }}`: 256 threads, each with one `i` of the launch's `params.len` elements divided into groups of four.
+//! - `{{ for_each(4) }}`: 256 threads, each with one `i` of the launch's `params.len` elements divided into groups of
+//!   four.
 
 use super::plan::{INCLUDES, Interface, Launch, Limits, Shader, Value};
 use minijinja::Environment;

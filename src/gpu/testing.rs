@@ -2,8 +2,9 @@
 
 use super::{AdapterChoice, Gpu};
 
-/// Any adapter, software or not. A missing one is a failure where `RUSTYFLOW_REQUIRE_GPU` is set; else the test is told,
-/// and says, that there is none. `RUSTYFLOW_GPU_LIMITS=default` holds it to what every WebGPU implementation grants.
+/// Any adapter, software or not. A missing one is a failure where `RUSTYFLOW_REQUIRE_GPU` is set; else the test is
+/// told, and says, that there is none. `RUSTYFLOW_GPU_LIMITS=default` holds it to what every WebGPU implementation
+/// grants.
 ///
 /// # Panics
 /// If there is none though one is required.

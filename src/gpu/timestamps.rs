@@ -105,8 +105,8 @@ impl Timestamps {
         pass.write_timestamp(&self.queries, first + 1);
     }
 
-    /// Records the copy of all queries to the host, of a submit of so many operations; call [`Timestamps::submitted`] after
-    /// the submit.
+    /// Records the copy of all queries to the host, of a submit of so many operations; call [`Timestamps::submitted`]
+    /// after the submit.
     pub fn resolve(&mut self, device: &wgpu::Device, encoder: &mut wgpu::CommandEncoder, flops: f64) {
         if self.next == 0 {
             return;

@@ -14,8 +14,8 @@ fn values(count: usize, seed: u32) -> Vec<f32> {
     (0..count as u32).map(|i| random::mix_bits(i ^ seed) as f32 / (1u32 << 31) as f32 - 1.0).collect()
 }
 
-/// What `kernel(true)` adds inside an arena of 5.0s must be what `kernel(false)` computes and writes there, and the rest must
-/// stay.
+/// What `kernel(true)` adds inside an arena of 5.0s must be what `kernel(false)` computes and writes there, and the
+/// rest must stay.
 fn assert_accumulates<K: Kernel>(kernel: impl Fn(bool) -> K, inputs: &[&Tensor]) -> Vec<f32> {
     let device = inputs[0].device();
     let plain = run(&kernel(false), inputs).unwrap().remove(0);
@@ -64,7 +64,8 @@ fn sum_rows_adds_up_every_row_once() {
     }
 }
 
-/// The kernel's gradient of a table, adding and not, must be the sums that these ids ask for, and the same bits each time.
+/// The kernel's gradient of a table, adding and not, must be the sums that these ids ask for, and the same bits each
+/// time.
 fn assert_table_gradient(ids: &[u32], vocabulary: usize, c: usize) {
     let positions = ids.len();
     let dy = values(positions * c, 1);

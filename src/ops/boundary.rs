@@ -1,6 +1,6 @@
-//! What every public op does with operands that do not fit: it says so, and never panics. A row of the table has operands
-//! that fit, from which all others follow: each operand of every other type, of another rank, longer or empty in each
-//! dimension, and on another device. What an op accepts of these by design stands in its row.
+//! What every public op does with operands that do not fit: it says so, and never panics. A row of the table has
+//! operands that fit, from which all others follow: each operand of every other type, of another rank, longer or empty
+//! in each dimension, and on another device. What an op accepts of these by design stands in its row.
 
 use super::random::Key;
 use super::*;

@@ -280,8 +280,8 @@ fn attention(cases: &mut Vec<Case>) {
         });
         cases.push(case.tolerance(atol, rtol));
     }
-    // Scores around 10,000, where one unit in the last place is 1e-3: so much of itself may a probability be off that is
-    // neither 0 nor 1. Few are, so outputs of up to 80 and gradients of up to 250 show a part of that.
+    // Scores around 10,000, where one unit in the last place is 1e-3: so much of itself may a probability be off that
+    // is neither 0 nor 1. Few are, so outputs of up to 80 and gradients of up to 250 show a part of that.
     let qkv = (vec![1, 65, 3 * 2 * 8], LARGE);
     let case = Case::new("attention/large", vec![qkv], |x| x[0].causal_attention(2, None));
     cases.push(case.tolerance(2e-2, 1e-3).not_smooth());
@@ -343,7 +343,8 @@ fn feed_forward(cases: &mut Vec<Case>) {
 
 fn layer_norm(cases: &mut Vec<Case>) {
     let few = [vec![3], vec![17, 3], vec![3, 17], vec![1, 129], vec![5, 4100], vec![1, 5000]];
-    // Chunks of 256, 128, 16 and 32 rows, the last one short. The last two are too wide for a thread to hold its columns.
+    // Chunks of 256, 128, 16 and 32 rows, the last one short. The last two are too wide for a thread to hold its
+    // columns.
     let chunks =
         [vec![300, 1], vec![519, 5], vec![37, 130], vec![45, 384], vec![17, 1028], vec![65, 65], vec![2, 129, 20]];
     let others = [vec![2100, 8], vec![19, 2051], vec![17, 8196]];

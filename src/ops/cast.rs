@@ -1,7 +1,7 @@
 //! Conversion between f32 and f16. Shapes: any -> the same.
 //!
-//! f16 keeps 11 bits between 6e-5 and 65504, fewer down to 6e-8, and turns what is larger into infinity. The gradient is
-//! converted back to the type of the input.
+//! f16 keeps 11 bits between 6e-5 and 65504, fewer down to 6e-8, and turns what is larger into infinity. The gradient
+//! is converted back to the type of the input.
 
 use super::*;
 use crate::gpu::{Limits, Operand, Plan, buffer, param};

@@ -5,10 +5,9 @@
 //! m_r = max_j x_rj    s_r = sum_j exp(x_rj - m_r)
 //! loss = 1/n sum_r (m_r - x_r[t_r] + log s_r)    dx_rj = (exp(x_rj - m_r) / s_r - [j = t_r]) / n * dloss
 //! ```
-//! (m and s stay apart, because m + log s would drown log s in the rounding of a large m,)
-//! over the n rows whose target is not [`IGNORED`]; with n = 0 the loss and the gradient are 0.
-//! A target that is neither below V nor `IGNORED` makes the loss and its row of the gradient NaN: nothing is read out of
-//! bounds, and the mistake shows in the first step.
+//! (m and s stay apart, because m + log s would drown log s in the rounding of a large m,) over the n rows whose target
+//! is not [`IGNORED`]; with n = 0 the loss and the gradient are 0. A target that is neither below V nor `IGNORED` makes
+//! the loss and its row of the gradient NaN: nothing is read out of bounds, and the mistake shows in the first step.
 
 use super::*;
 use crate::cpu::{map_and_sum, math, maximum, sum_of, vectorized};
@@ -32,8 +31,8 @@ pub(super) struct CountValid;
 /// Losses (rows) and max_and_sum (rows, 2). Inputs: logits (rows, V), targets (rows).
 pub(super) struct RowLosses;
 
-/// Losses (rows), and loss_scale * dlogits / dloss in place of the logits (rows, V), which are the second output, read and
-/// overwritten. Inputs: targets (rows), n, and loss_scale (1).
+/// Losses (rows), and loss_scale * dlogits / dloss in place of the logits (rows, V), which are the second output, read
+/// and overwritten. Inputs: targets (rows), n, and loss_scale (1).
 pub(super) struct FusedSoftmaxCrossEntropy {
     pub vocab: usize,
     /// The type of the logits.
@@ -407,8 +406,8 @@ impl Kernel for FusedSoftmaxCrossEntropy {
             ("losses", Output(0)),
             ("logits", Output(1)),
         ];
-        // A row is read twice. With as many threads to it as there can be, few rows are in work at once, and the second time
-        // it comes from the cache.
+        // A row is read twice. With as many threads to it as there can be, few rows are in work at once, and the second
+        // time it comes from the cache.
         let most = 1 << limits.workgroup_threads.clamp(256, 1024).ilog2();
         Plan::one(launch(most, "classifier", inputs[0].shape.elements(), self.vocab, self.logits, &operands))
     }

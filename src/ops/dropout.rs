@@ -1,8 +1,8 @@
 //! Dropout (Srivastava et al. 2014, in the inverted form that leaves evaluation untouched). Shapes: any -> the same.
 //!
-//! y_i = x_i / (1 - p) with probability 1 - p, else 0; dx_i is the same function of dy_i. Whether element i is kept is a
-//! function of the key and i alone, so backward draws again instead of keeping a mask, and so may kernels that drop in
-//! passing ([`Mask`]). Of a slice, i counts from its place in the whole tensor ([`Key::slice`]).
+//! y_i = x_i / (1 - p) with probability 1 - p, else 0; dx_i is the same function of dy_i. Whether element i is kept is
+//! a function of the key and i alone, so backward draws again instead of keeping a mask, and so may kernels that drop
+//! in passing ([`Mask`]). Of a slice, i counts from its place in the whole tensor ([`Key::slice`]).
 
 use super::random::{Key, drop_threshold};
 use super::*;

@@ -6,9 +6,10 @@
 //! cannot fail, and NaN is noticed by whatever watches the loss.
 //!
 //! Backward sorts the positions by id, stably, so that the gradients of a row of the table lie in one run and are added
-//! up in a fixed order: the same bits every time, without atomics. A GPU sorts blocks of positions by counting what comes
-//! before each, and merges them by binary search; then it cuts the sorted positions into chunks of equal length, so that the work is
-//! the same whether a row has one gradient or all of them, and puts together the sums of runs that cross chunks.
+//! up in a fixed order: the same bits every time, without atomics. A GPU sorts blocks of positions by counting what
+//! comes before each, and merges them by binary search; then it cuts the sorted positions into chunks of equal length,
+//! so that the work is the same whether a row has one gradient or all of them, and puts together the sums of runs that
+//! cross chunks.
 
 use super::*;
 use crate::cpu::with_scratch;
@@ -149,7 +150,8 @@ impl Kernel for EmbeddingBackward {
         let (vector, type_name) = vector(self.c);
         let width = self.c / vector;
         let blocks = positions.div_ceil(BLOCK);
-        // Sorted places that a thread walks: many keep the pieces of runs few, few keep a large GPU busy. Both divide BLOCK.
+        // Sorted places that a thread walks: many keep the pieces of runs few, few keep a large GPU busy. Both divide
+        // BLOCK.
         let chunk = if positions * width >= 1 << 20 { 32 } else { 8 };
         let chunks = positions.div_ceil(chunk);
         let len = self.vocabulary * self.c;

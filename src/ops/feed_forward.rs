@@ -7,8 +7,8 @@
 //! ```
 //! With x, w1 and w2 in f16, so are h, gelu'(u), y and the gradients.
 //!
-//! One op, because then h and gelu'(u) leave the product that computes u, which is not kept itself, and du the one that computes
-//! dy w2^T: two passes over tensors of the widest layer fewer in each direction.
+//! One op, because then h and gelu'(u) leave the product that computes u, which is not kept itself, and du the one that
+//! computes dy w2^T: two passes over tensors of the widest layer fewer in each direction.
 
 use super::matmul::{Epilogue, MatMul, linear_gradients};
 use super::*;

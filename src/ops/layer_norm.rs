@@ -3,15 +3,15 @@
 //!
 //! With n = (x - mean) rstd and rstd = 1 / sqrt(variance + eps), over the C elements of a row: y = n weight + bias.
 //!
-//! With g = dy weight, and averages over the row: dx = rstd (g - average(g) - n average(g n)).
-//! Over all rows: dweight = sum dy n, dbias = sum dy. One pass over dy and x computes all three, the latter as a sum for each
-//! chunk of rows, which [`SumRows`] then adds up.
+//! With g = dy weight, and averages over the row: dx = rstd (g - average(g) - n average(g n)). Over all rows: dweight =
+//! sum dy n, dbias = sum dy. One pass over dy and x computes all three, the latter as a sum for each chunk of rows,
+//! which [`SumRows`] then adds up.
 //!
 //! The branch may be dropped out in passing, under the mask of the stand-alone op: the sum is x + drop(branch), and the
 //! branch's gradient drop(dx), of which nothing is stored but a key.
 //!
-//! Forward keeps the statistics (2, rows): all means, then all rstds. In mixed precision y, an operand of products, and the
-//! branch, a result of them, may be f16, each with its gradient. All else is f32, and so are the sums.
+//! Forward keeps the statistics (2, rows): all means, then all rstds. In mixed precision y, an operand of products, and
+//! the branch, a result of them, may be f16, each with its gradient. All else is f32, and so are the sums.
 
 use super::dropout::{self, Mask};
 use super::random::Key;
@@ -38,7 +38,8 @@ struct LayerNorm {
 }
 
 /// Outputs: dx, the branch's gradient if `branch` gives a type for it, and if there are `parameters` their partial sums
-/// (chunks, parameters, C). Inputs: dy, x, weight, the statistics, and if `extra_grad` one more gradient of x, which is added.
+/// (chunks, parameters, C). Inputs: dy, x, weight, the statistics, and if `extra_grad` one more gradient of x, which is
+/// added.
 struct Backward {
     extra_grad: bool,
     branch: Option<DType>,
@@ -50,13 +51,13 @@ struct Backward {
 
 /// Rows of a chunk. Its sums are two more rows, written and read again: a tenth of what the pass moves, or less.
 const CHUNK: usize = 16;
-/// From this many rows on chunks are twice as long, and still enough for the largest GPUs: four workgroups on each of 128
-/// processors.
+/// From this many rows on chunks are twice as long, and still enough for the largest GPUs: four workgroups on each of
+/// 128 processors.
 const MANY_ROWS: usize = 2 * CHUNK * 512;
 /// Threads of a workgroup.
 const THREADS: usize = 256;
-/// The most vectors of a row that a thread holds in registers, for rows of up to 8192 elements (2048 if they are no whole
-/// vectors). Longer rows are read once more for each of their sums.
+/// The most vectors of a row that a thread holds in registers, for rows of up to 8192 elements (2048 if they are no
+/// whole vectors). Longer rows are read once more for each of their sums.
 const VECTORS_PER_THREAD: usize = 8;
 
 /// How a shader sees rows of C elements: four at a time if that comes out even.
@@ -77,8 +78,8 @@ impl Layout {
         self.c / self.vector
     }
 
-    /// Threads that share a row: each has two to four vectors of it, enough to hide latency, with most threads of the last
-    /// round busy.
+    /// Threads that share a row: each has two to four vectors of it, enough to hide latency, with most threads of the
+    /// last round busy.
     fn lanes(&self) -> usize {
         self.width().div_ceil(4).next_power_of_two().min(THREADS)
     }
@@ -263,7 +264,8 @@ impl Op for LayerNorm {
         let x = if self.branch.is_some() { saved.output(2) } else { saved.input(0) };
         // What is added in passing: the gradient of the sum, else what other uses of x have given.
         let extra_grad = if self.branch.is_some() { dsum.cloned() } else { grads.take_partial(0) };
-        // Without dropout the sum passes the same gradient on to both of its terms: one tensor, if they are of one type.
+        // Without dropout the sum passes the same gradient on to both of its terms: one tensor, if they are of one
+        // type.
         let apart = self.branch.filter(|dtype| self.dropout.is_some() || *dtype != x.dtype());
         let parameters = 1 + self.has_bias as usize;
         let parameters = if (1..=parameters).any(|i| grads.needs_grad(i)) { parameters } else { 0 };
@@ -420,7 +422,8 @@ impl Tensor {
     }
 
     /// The sum of this tensor, the residual stream, and `branch`, what a layer adds to it; and that sum normalized as
-    /// by [`Tensor::layer_norm_to`]: both (..., C). `dropout` drops elements of the branch, those that [`Tensor::dropout`] would.
+    /// by [`Tensor::layer_norm_to`]: both (..., C). `dropout` drops elements of the branch, those that
+    /// [`Tensor::dropout`] would.
     ///
     /// # Errors
     /// If `branch` or `out` is neither f32 nor f16 or another tensor not f32, `branch` has another shape, the weight or

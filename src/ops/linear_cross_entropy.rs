@@ -1,5 +1,5 @@
-//! The classifier of a language model and its loss in one: cross-entropy of `h weight^T`, without ever holding all logits.
-//! Shapes: h (..., C), weight (V, C), targets (...) -> loss ().
+//! The classifier of a language model and its loss in one: cross-entropy of `h weight^T`, without ever holding all
+//! logits. Shapes: h (..., C), weight (V, C), targets (...) -> loss ().
 //!
 //! Rows are taken in chunks. Of each chunk the logits are computed, then replaced by their gradient
 //! ([`FusedSoftmaxCrossEntropy`]), then multiplied into the gradients of h and of the weight, in forward:
@@ -9,9 +9,10 @@
 //! In mixed precision h and weight are f16, and so are logits, dx and dh. dx is below 1 / n, too small for f16: it is
 //! multiplied by a loss scale (Micikevicius et al. 2018), and all gradients that follow from it are that much larger.
 //!
-//! The last chunk's part of dweight is left to backward, which adds it straight to what the weight's gradient has come to. The
-//! rest it only hands on, multiplied by the gradient of the loss if that may be other than 1. For V = 50,257 and 16 x 1024
-//! tokens that saves two tensors of 3.3 GB. (The fused classifier of llm.c, and Liger Kernel, Hsu et al. 2024.)
+//! The last chunk's part of dweight is left to backward, which adds it straight to what the weight's gradient has come
+//! to. The rest it only hands on, multiplied by the gradient of the loss if that may be other than 1. For V = 50,257
+//! and 16 x 1024 tokens that saves two tensors of 3.3 GB. (The fused classifier of llm.c, and Liger Kernel, Hsu et al.
+//! 2024.)
 
 use super::cross_entropy::{CountValid, FusedSoftmaxCrossEntropy, MeanLoss, RowLosses, expect_targets};
 use super::matmul::MatMul;
@@ -27,8 +28,8 @@ use rayon::prelude::*;
 const CHUNK_BYTES: usize = 64 << 20;
 /// The same where a device binds 2 GiB at once, and so is large and fast: each chunk costs it less than its launches.
 const LARGE_CHUNK_BYTES: usize = 512 << 20;
-/// The same on the CPU: they pass from one kernel to the next through the cache that all cores share, and leave most of it to
-/// the weight and its gradient.
+/// The same on the CPU: they pass from one kernel to the next through the cache that all cores share, and leave most of
+/// it to the weight and its gradient.
 const CPU_CHUNK_BYTES: usize = 8 << 20;
 /// Rows of a chunk even if the vocabulary is huge: with fewer the products become slow.
 const MIN_ROWS: usize = 128;
@@ -177,7 +178,8 @@ impl Tensor {
         Tensor::from_parts(spec, storage, Edge::None)
     }
 
-    /// The mean cross-entropy () of the logits `h weight^T`, h (..., C) being this tensor and `weight` (V, C), against u32
+    /// The mean cross-entropy () of the logits `h weight^T`, h (..., C) being this tensor and `weight` (V, C), against
+    /// u32
     /// `targets` (...): [`Tensor::cross_entropy`] without a tensor of all logits. Gradients, but not the loss, are
     /// multiplied by the first element of `loss_scale`, of f32, if there is one.
     ///

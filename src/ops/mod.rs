@@ -1,8 +1,9 @@
 //! Every operation on tensors, one file each (or one small family), with its formula, shapes, CPU and GPU kernel and
 //! derivative. The GPU code is the file of the same name in `shaders/`.
 //!
-//! An op is a type that implements [`Kernel`] and, if it can be differentiated, [`Op`]; a method of [`Tensor`] applies it.
-//! A row in [`cases`] gives it gradient checks and a comparison of CPU and GPU, one in `bench/table.rs` a benchmark.
+//! An op is a type that implements [`Kernel`] and, if it can be differentiated, [`Op`]; a method of [`Tensor`] applies
+//! it. A row in [`cases`] gives it gradient checks and a comparison of CPU and GPU, one in `bench/table.rs` a
+//! benchmark.
 
 mod attention;
 mod binary;

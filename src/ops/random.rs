@@ -6,7 +6,8 @@
 pub struct Key {
     pub words: [u32; 2],
     /// The index along the first dimension of the whole tensor where the slice begins. Ops that draw a number for each
-    /// element of a tensor count positions from there, so that a batch computed in slices draws the numbers of the whole.
+    /// element of a tensor count positions from there, so that a batch computed in slices draws the numbers of the
+    /// whole.
     pub slice_start: u32,
 }
 

@@ -1,5 +1,5 @@
-//! Reductions of one dimension. Shapes: (outer, n, inner) -> (outer, inner), where n is the reduced dimension, outer the
-//! product of those before it and inner of those after it.
+//! Reductions of one dimension. Shapes: (outer, n, inner) -> (outer, inner), where n is the reduced dimension, outer
+//! the product of those before it and inner of those after it.
 //!
 //! | op | y | dx |
 //! |---|---|---|
@@ -7,7 +7,8 @@
 //! | mean | sum / n | dy / n |
 //! | max | largest x over n (unspecified if one is NaN) | dy at the first largest x, else 0 |
 //!
-//! `SumRows` adds up the rows of (R, len): the gradient of anything that was broadcast over rows, or of two such things at once.
+//! `SumRows` adds up the rows of (R, len): the gradient of anything that was broadcast over rows, or of two such
+//! things at once.
 //!
 //! Sums run in chunks whose partial sums are then added, in an order that depends on the shape alone: the same input
 //! gives the same bits, and the rounding error grows with the logarithm of n rather than with n.
@@ -94,8 +95,8 @@ fn reduce_plan(kind: ReduceKind, dims: ReduceDims, input: DType, accumulate: boo
     plan
 }
 
-/// The dims in units of what the shader calls an element: four where each output's part of inner is a multiple of four, and
-/// inner wide enough for it.
+/// The dims in units of what the shader calls an element: four where each output's part of inner is a multiple of four,
+/// and inner wide enough for it.
 fn in_vectors(dims: ReduceDims, outputs: usize) -> (ReduceDims, &'static str) {
     if (dims.inner / outputs).is_multiple_of(4) && dims.inner >= 128 {
         (ReduceDims { inner: dims.inner / 4, ..dims }, "vec4<f32>")

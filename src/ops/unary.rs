@@ -31,8 +31,8 @@ struct Function {
     cpu_derivative: fn(&[f32], &[f32], f32, &mut [f32]),
 }
 
-/// Each row defines a `Tensor` method without arguments and its derivative: y and dx as WGSL on vectors, then as Rust on
-/// numbers.
+/// Each row defines a `Tensor` method without arguments and its derivative: y and dx as WGSL on vectors, then as Rust
+/// on numbers.
 macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident keeps $keeps:ident:
         $wgsl:literal, $derivative:literal,

@@ -1,8 +1,9 @@
-//! Dynamic loss scaling (Micikevicius et al. 2018), decided on the device, with the constants of PyTorch's `GradScaler`.
+//! Dynamic loss scaling (Micikevicius et al. 2018), decided on the device, with the constants of PyTorch's
+//! `GradScaler`.
 //!
 //! In mixed precision gradients pass through f16, whose smallest number is 6e-8: the loss's gradient is multiplied by a
-//! scale S, and the gradients that come out are divided by it again. If they are not finite, S was too large: the step is
-//! skipped and S halved. After 2000 steps without that, S is doubled.
+//! scale S, and the gradients that come out are divided by it again. If they are not finite, S was too large: the step
+//! is skipped and S halved. After 2000 steps without that, S is doubled.
 
 use crate::gpu::{Launch, Limits, Operand, Plan, buffer, param};
 use crate::profile::{Cost, MemoryKind};
@@ -29,8 +30,8 @@ impl LossScale {
         Ok(LossScale { state })
     }
 
-    /// From the sum of the squared gradients times S, (1): that without S, and what gradients are to be multiplied by, 1/S or,
-    /// if the step is to be skipped, 0. Both are one tensor of (2).
+    /// From the sum of the squared gradients times S, (1): that without S, and what gradients are to be multiplied by,
+    /// 1/S or, if the step is to be skipped, 0. Both are one tensor of (2).
     pub fn step(&self, squares: &Tensor) -> Result<Tensor> {
         let numbers = Tensor::zeros([2], DType::F32, &squares.device())?;
         run_into(&Rescale, &[squares], &[&self.state, &numbers])?;

@@ -41,7 +41,8 @@ impl Optimizer {
     /// Takes up where an optimizer was after `steps` updates, whose moments are in the file at `path`.
     ///
     /// # Errors
-    /// If the file is missing or damaged, or does not hold exactly the moments that these parameters and this rule have.
+    /// If the file is missing or damaged, or does not hold exactly the moments that these parameters and this rule
+    /// have.
     pub fn restore(&mut self, parameters: &ParameterArena, path: &Path, steps: u64) -> Result<()> {
         let bytes = std::fs::read(path).map_err(|e| Error::io("read", path, e))?;
         let wrong = |message: String| Error::Checkpoint { path: path.to_path_buf(), message };

@@ -7,12 +7,13 @@
 //! Adam:   the same with g <- g + decay p instead of the first step              Kingma and Ba 2015
 //! SGD:    g <- g + decay p;  m <- momentum m + g;  p <- p - lr m                 as torch.optim.SGD
 //! ```
-//! Where the norm is not finite, nothing is updated and the update counts as skipped. In mixed precision the gradients are
-//! divided by the scale of the loss first, whose overflows are not counted (`loss_scale.rs`), and the same pass writes the
-//! f16 copy of the parameters. A skipped update still advances t, which makes the next few updates a little smaller.
+//! Where the norm is not finite, nothing is updated and the update counts as skipped. In mixed precision the gradients
+//! are divided by the scale of the loss first, whose overflows are not counted (`loss_scale.rs`), and the same pass
+//! writes the f16 copy of the parameters. A skipped update still advances t, which makes the next few updates a little
+//! smaller.
 //!
-//! Decay applies to the elements before [`ParameterArena::decay_end`] only. The norm stays on the device: the update reads
-//! it there.
+//! Decay applies to the elements before [`ParameterArena::decay_end`] only. The norm stays on the device: the update
+//! reads it there.
 
 use super::arena::{ALIGN, ParameterArena};
 use super::loss_scale::LossScale;
@@ -72,8 +73,8 @@ impl Optimizer {
         Ok(Optimizer { kind, weight_decay, grad_clip, steps: 0, moments, loss_scale, skipped })
     }
 
-    /// How many updates were skipped, because the gradients' norm was not finite, since this optimizer was made: one u32,
-    /// still on the device.
+    /// How many updates were skipped, because the gradients' norm was not finite, since this optimizer was made: one
+    /// u32, still on the device.
     pub fn skipped(&self) -> &Tensor {
         &self.skipped
     }
@@ -84,8 +85,8 @@ impl Optimizer {
         self.loss_scale.as_ref().map(|scale| &scale.state)
     }
 
-    /// Updates all parameters from the gradients collected, and returns a tensor, still on the device, whose first element is
-    /// the sum of the squared gradients before clipping: the square of the global norm.
+    /// Updates all parameters from the gradients collected, and returns a tensor, still on the device, whose first
+    /// element is the sum of the squared gradients before clipping: the square of the global norm.
     ///
     /// # Errors
     /// If the driver reported an error.
@@ -222,8 +223,8 @@ enum Rule {
 }
 
 /// One update. Inputs: gradients (N), sum of squared gradients (1). Outputs, changed in place: values, m, v unless the
-/// rule is SGD, and the count of skipped updates, (1) of u32. Mixed, the second input is (2), the other element what gradients
-/// are multiplied by, 0 to change nothing; and a last output is the values as f16.
+/// rule is SGD, and the count of skipped updates, (1) of u32. Mixed, the second input is (2), the other element what
+/// gradients are multiplied by, 0 to change nothing; and a last output is the values as f16.
 struct Update {
     rule: Rule,
     learning_rate: f32,

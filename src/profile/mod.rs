@@ -1,7 +1,7 @@
 //! Where the time goes: every kernel's time, work and traffic, and the host's spans between them; and the memory.
 //!
-//! Each device has a [`Profiler`]. CPU kernels are timed as they run; GPU kernels by timestamp queries that arrive later
-//! (`gpu::timestamps`).
+//! Each device has a [`Profiler`]. CPU kernels are timed as they run; GPU kernels by timestamp queries that arrive
+//! later (`gpu::timestamps`).
 
 mod memory;
 mod report;

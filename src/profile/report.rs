@@ -1,5 +1,5 @@
-//! Turns a profile into the report that ends a run: kernels against host, then a table by kernel, and of the largest what
-//! they cost.
+//! Turns a profile into the report that ends a run: kernels against host, then a table by kernel, and of the largest
+//! what they cost.
 
 use super::{BesidePeaks, MemoryKind, MemoryStats, Profile, Roof, Span, roof, size_text};
 use serde::Serialize;

@@ -1,5 +1,5 @@
-//! What bounds a kernel: its two rates beside what the device does at best, after the roofline model (Williams, Waterman
-//! and Patterson 2009, <https://doi.org/10.1145/1498765.1498785>), and that in a sentence.
+//! What bounds a kernel: its two rates beside what the device does at best, after the roofline model (Williams,
+//! Waterman and Patterson 2009, <https://doi.org/10.1145/1498765.1498785>), and that in a sentence.
 
 use super::KernelRow;
 use serde::Serialize;
@@ -43,9 +43,9 @@ pub struct BesidePeaks {
 impl Roof {
     /// Where a kernel lies under this roof.
     pub fn over(&self, kernel: &KernelRow) -> BesidePeaks {
-        /// Of a peak, from which on it bounds a kernel: more than half of the time is then explained, with room for what
-        /// measured peaks vary by. On one core the classifier's rows, held up by their exponentials, reach half of the
-        /// bandwidth.
+        /// Of a peak, from which on it bounds a kernel: more than half of the time is then explained, with room for
+        /// what measured peaks vary by. On one core the classifier's rows, held up by their exponentials, reach half of
+        /// the bandwidth.
         const BOUND: f64 = 0.6;
         /// What starting a kernel and filling the device takes: launches that do almost nothing take 5 to 20 us on an
         /// H200.
@@ -104,7 +104,8 @@ fn why(k: &KernelRow) -> String {
             format!("it waits: small calls of {call}, each {flop} and {bytes}, of which the peaks explain {explained}")
         }
         Bound::Neither => format!(
-            "neither arithmetic ({compute:.0}%) nor memory ({memory:.0}%): of {call} per call the peaks explain {explained}; \
+            "neither arithmetic ({compute:.0}%) nor memory ({memory:.0}%): of {call} per call the peaks explain \
+            {explained}; \
              the rest is waiting, or work that no peak counts"
         ),
     }

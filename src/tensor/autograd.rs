@@ -150,8 +150,8 @@ impl Grads<'_> {
         !matches!(self.edges[i], Edge::None)
     }
 
-    /// The type that the gradient of input `i`, this tensor, is collected in: that of the tensor, unless it is an f16 copy of
-    /// a parameter, whose gradient is f32.
+    /// The type that the gradient of input `i`, this tensor, is collected in: that of the tensor, unless it is an f16
+    /// copy of a parameter, whose gradient is f32.
     pub fn dtype(&self, i: usize, input: &Tensor) -> DType {
         match &self.edges[i] {
             Edge::Leaf(sum) => sum.dtype(),
@@ -186,8 +186,8 @@ impl Grads<'_> {
         }
     }
 
-    /// Takes away what the gradient of input `i` has come to so far, if that is kept here: for a kernel that adds it in passing,
-    /// and whose result is then to be given.
+    /// Takes away what the gradient of input `i` has come to so far, if that is kept here: for a kernel that adds it in
+    /// passing, and whose result is then to be given.
     pub fn take_partial(&mut self, i: usize) -> Option<Tensor> {
         let Edge::Node(node, output) = &self.edges[i] else { return None };
         slot(self.pending, node, *output).take()
@@ -219,8 +219,8 @@ impl Grads<'_> {
         }
     }
 
-    /// Computes the gradients of several inputs, if any is wanted, as the outputs of one kernel, which adds or overwrites as
-    /// for [`Grads::accumulate_with`].
+    /// Computes the gradients of several inputs, if any is wanted, as the outputs of one kernel, which adds or
+    /// overwrites as for [`Grads::accumulate_with`].
     ///
     /// # Errors
     /// Those of the kernel.
@@ -247,7 +247,8 @@ fn slot<'a>(pending: &'a mut PendingGrads, node: &Arc<Node>, output: usize) -> &
     &mut entry.1[output]
 }
 
-/// Adds the gradient of `sum(root * seed)` to every leaf that `root` was computed from; `seed` may be known to be `ones`.
+/// Adds the gradient of `sum(root * seed)` to every leaf that `root` was computed from; `seed` may be known to be
+/// `ones`.
 pub(crate) fn backward_from(root: &Tensor, seed: Tensor, ones: bool) -> Result<()> {
     let Edge::Node(node, output) = root.edge() else {
         return Err(Error::Autograd("this tensor was not computed from anything that needs a gradient".into()));

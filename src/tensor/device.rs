@@ -107,7 +107,8 @@ impl Device {
         self.limits().f16
     }
 
-    /// Whether large f32 GEMMs run as split-fp16 on tensor cores: as precise as fused multiply-adds, but not the same bits.
+    /// Whether large f32 GEMMs run as split-fp16 on tensor cores: as precise as fused multiply-adds, but not the same
+    /// bits.
     pub fn split_fp16(&self) -> bool {
         self.limits().split_fp16
     }

@@ -47,7 +47,8 @@ impl Gradient {
         run_into(&AddInto { into: self.dtype() }, &[gradient], &[self.sum()])
     }
 
-    /// Adds the outputs of a kernel to these: `kernel(true)` must add to what they hold, `kernel(false)` must overwrite it.
+    /// Adds the outputs of a kernel to these: `kernel(true)` must add to what they hold, `kernel(false)` must overwrite
+    /// it.
     pub(super) fn add_outputs<K: Kernel>(
         gradients: &[&Gradient],
         inputs: &[&Tensor],

@@ -33,8 +33,8 @@ use std::sync::Arc;
 
 /// An array on a device. Clones share the memory.
 ///
-/// Operations are methods, defined in `ops`; they stay on the device and never change their inputs.
-/// Values are only ever changed by optimizers and by gradients that add up. Handles may be sent to and shared by threads.
+/// Operations are methods, defined in `ops`; they stay on the device and never change their inputs. Values are only
+/// ever changed by optimizers and by gradients that add up. Handles may be sent to and shared by threads.
 #[derive(Clone)]
 pub struct Tensor(Arc<Inner>);
 

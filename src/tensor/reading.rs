@@ -11,8 +11,8 @@ pub enum Reading {
 }
 
 impl Reading {
-    /// The bytes of the elements if they have arrived, without copying what a GPU has written. Never waits; to be called
-    /// until it gives them, and then no more.
+    /// The bytes of the elements if they have arrived, without copying what a GPU has written. Never waits; to be
+    /// called until it gives them, and then no more.
     ///
     /// # Errors
     /// If the driver reported an error.

@@ -22,7 +22,7 @@ impl DType {
         }
     }
 
-    /// The WGSL type of `lanes` elements, one or four: "f16", "vec4<f16>".
+    /// The WGSL type of `lanes` elements, one or four: `f16`, `vec4<f16>`.
     pub fn wgsl(self, lanes: usize) -> &'static str {
         match (self, lanes == 4) {
             (_, false) => self.name(),

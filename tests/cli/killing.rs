@@ -33,7 +33,8 @@ impl Outcome {
     }
 }
 
-/// Kills a run `kills` times, at random instants of the time that it takes undisturbed, or in the checkpoint after them.
+/// Kills a run `kills` times, at random instants of the time that it takes undisturbed, or in the checkpoint after
+/// them.
 fn survives(kills: usize, steps: usize, device: &[&str], run: &str) {
     let kills = std::env::var("RUSTYFLOW_KILLS").map_or(kills, |text| text.parse().expect("a count"));
     let max_steps = format!("train.max_steps={steps}");

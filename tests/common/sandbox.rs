@@ -80,7 +80,8 @@ impl Sandbox {
         self.path(name).exists()
     }
 
-    /// The command in this folder, free of the caller's RUSTYFLOW variables and cache. With RUSTYFLOW_BIN set, that program is tested in place of the one just built.
+    /// The command in this folder, free of the caller's RUSTYFLOW variables and cache. With RUSTYFLOW_BIN set, that
+    /// program is tested in place of the one just built.
     pub fn command<S: AsRef<OsStr>>(&self, args: &[S]) -> Command {
         let program = std::env::var_os("RUSTYFLOW_BIN").unwrap_or_else(|| env!("CARGO_BIN_EXE_rustyflow").into());
         let mut command = Command::new(program);

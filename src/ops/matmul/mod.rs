@@ -8,7 +8,8 @@
 //! dL/da = dy op(b)^T,  dL/db = op(a)^T dy,  dL/dbias = sum of the rows of dy
 //! ```
 //! On the CPU the crate `gemm` computes it (`cpu.rs`), on the GPU `shaders/matmul*.wgsl`. `tiles.rs` has the tile
-//! configurations and the performance model, `select.rs` the choice of tile and split-K, `autotune.rs` the measurements.
+//! configurations and the performance model, `select.rs` the choice of tile and split-K, `autotune.rs` the
+//! measurements.
 
 mod autotune;
 mod cpu;

@@ -169,7 +169,8 @@ fn so_does_that_of_cooperative_matrices() {
     assert_eq!(best(false, false, 16_384, 3072, 768), (true, 128, 128, 1, false));
     assert_eq!(best(false, true, 16_384, 3072, 768), (true, 128, 128, 1, true));
     assert_eq!(best(false, false, 2048, 128, 128), (true, 64, 64, 1, false));
-    assert_eq!(best(true, false, 768, 3072, 16_384), (true, 128, 128, 9, false)); // 1296 workgroups: almost ten for each
+    // 1296 workgroups: almost ten for each
+    assert_eq!(best(true, false, 768, 3072, 16_384), (true, 128, 128, 9, false));
     assert_eq!(best(true, false, 1536, 384, 16_384), (true, 128, 128, 7, false)); // 252: two, which run at once
     // Rows that are no whole vectors.
     assert!(!best(false, false, 16_384, 65, 384).0);
