@@ -65,7 +65,8 @@ trap 'rm -rf "$XDG_RUNTIME_DIR"' EXIT
 step "imports point left" bash scripts/check_layers.sh
 step "format" cargo fmt --check
 step "lints" cargo clippy --quiet --all-targets -- -D warnings
-step "build without GPU" cargo clippy --quiet --no-default-features -- -D warnings
+step "build without GPU" cargo clippy --quiet --no-default-features --features cli -- -D warnings
+step "build of the library alone" cargo clippy --quiet --lib --no-default-features --features gpu -- -D warnings
 step "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps
 step "tests" cargo test
 # The kernels that a GPU runs which grants no more than WebGPU promises.

@@ -5,6 +5,7 @@
 //! `config` and `data` import only `error`, `testing` nothing. `docs/design.md` is the map.
 
 pub mod bench;
+#[cfg(feature = "cli")]
 pub mod cli;
 pub mod config;
 mod cpu;
@@ -25,3 +26,8 @@ pub mod train;
 pub use cpu::set_threads;
 pub use error::{Error, Result};
 pub use tensor::{DType, Device, Shape, Tensor};
+
+/// The examples of README.md, which run as tests.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

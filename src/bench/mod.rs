@@ -2,12 +2,14 @@
 
 mod generate;
 mod ops;
+#[cfg(feature = "cli")]
 mod plot;
 mod step;
 mod table;
 
 pub use generate::{GenerateTiming, time_generate};
 pub use ops::{OpTiming, Peaks, measure_peaks, measure_roof, select, time_row};
+#[cfg(feature = "cli")]
 pub use plot::plot_steps;
 pub use step::{StepCase, StepTiming, step_cases, time_step};
 pub use table::{Row, Sizes, products};

@@ -3,12 +3,14 @@
 //! - [`Corpus`]: text, split into training, validation and perhaps test.
 //! - [`Tokenizer`]: text to token ids and back: characters, words, byte-level BPE, GPT-2's, or a `tokenizer.json`.
 //! - [`Loader`]: an endless, resumable stream of shuffled batches; [`eval_windows`] goes over a split once, in order.
-//! - [`fetch`]: brings a data set into the data folder, checked by its hash.
+//! - `fetch`, with the feature `cli`: brings a data set into the data folder, checked by its hash.
 //!
 //! Nothing here knows of tensors or devices: ids leave as `u32`.
 
 mod corpus;
+#[cfg_attr(not(feature = "cli"), allow(dead_code))] // where they come from, which only `fetch` asks
 mod datasets;
+#[cfg(feature = "cli")]
 mod download;
 mod eval_windows;
 mod loader;
@@ -16,6 +18,7 @@ mod tokenizer;
 
 pub use corpus::Corpus;
 pub use datasets::{DATASETS, Dataset};
+#[cfg(feature = "cli")]
 pub use download::fetch;
 pub use eval_windows::{EvalWindows, eval_windows};
 pub use loader::{Batch, IGNORE_INDEX, Loader, Position};

@@ -4,7 +4,7 @@ use crate::Result;
 use crate::optim::ParameterArena;
 
 /// Runs once for each update, after the gradients of all its micro-batches are accumulated and before the optimizer
-/// uses them. Several devices would add up their gradients here.
+/// uses them. Several devices would average their gradients here.
 pub(super) trait StepHook {
     /// # Errors
     /// Whatever ends the run.
