@@ -49,8 +49,7 @@ impl View {
             Event::RolledBack { step, cause, learning_rate_factor, .. } => {
                 output::note(format_args!(
                     "warning: {cause}; going on from the checkpoint of step {step} with {learning_rate_factor} \
-                    times the \
-                     learning rate"
+                     times the learning rate"
                 ));
                 Ok(())
             }

@@ -8,7 +8,7 @@
 //! Nothing here knows of tensors or devices: ids leave as `u32`.
 
 mod corpus;
-#[cfg_attr(not(feature = "cli"), allow(dead_code))] // where they come from, which only `fetch` asks
+#[cfg(feature = "cli")]
 mod datasets;
 #[cfg(feature = "cli")]
 mod download;
@@ -17,6 +17,7 @@ mod loader;
 mod tokenizer;
 
 pub use corpus::Corpus;
+#[cfg(feature = "cli")]
 pub use datasets::{DATASETS, Dataset};
 #[cfg(feature = "cli")]
 pub use download::fetch;

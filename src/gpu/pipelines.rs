@@ -120,31 +120,12 @@ impl Pipelines {
             self.device.create_bind_group(&wgpu::BindGroupDescriptor { label: None, layout, entries: &entries })
         })
     }
-}
 
-impl Pipelines {
     /// Lets go of the buffers that cached bind groups hold.
     pub fn forget_bind_groups(&mut self) {
         self.groups.clear();
     }
-}
 
-fn read_only(launch: &Launch) -> Vec<bool> {
-    launch.buffers.iter().map(|buffer| buffer.operand.is_read_only()).collect()
-}
-
-/// The layout of group 1: one uniform, at an offset that each dispatch has for its own.
-fn params_layout(device: &wgpu::Device) -> wgpu::BindGroupLayout {
-    let ty = wgpu::BindingType::Buffer {
-        ty: wgpu::BufferBindingType::Uniform,
-        has_dynamic_offset: true,
-        min_binding_size: None,
-    };
-    let entry = wgpu::BindGroupLayoutEntry { binding: 0, visibility: wgpu::ShaderStages::COMPUTE, ty, count: None };
-    device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: Some("params"), entries: &[entry] })
-}
-
-impl Pipelines {
     /// What `launch` runs.
     fn compile_one(&self, launch: &Launch, layout: &wgpu::BindGroupLayout) -> wgpu::ComputePipeline {
         let (started, name) = (Instant::now(), launch.shader.name);
@@ -181,6 +162,21 @@ impl Pipelines {
         tracing::debug!(shader = name, values = ?launch.values, elapsed_ms = started.elapsed().as_millis(), "compiled");
         pipeline
     }
+}
+
+fn read_only(launch: &Launch) -> Vec<bool> {
+    launch.buffers.iter().map(|buffer| buffer.operand.is_read_only()).collect()
+}
+
+/// The layout of group 1: one uniform, at an offset that each dispatch has for its own.
+fn params_layout(device: &wgpu::Device) -> wgpu::BindGroupLayout {
+    let ty = wgpu::BindingType::Buffer {
+        ty: wgpu::BufferBindingType::Uniform,
+        has_dynamic_offset: true,
+        min_binding_size: None,
+    };
+    let entry = wgpu::BindGroupLayoutEntry { binding: 0, visibility: wgpu::ShaderStages::COMPUTE, ty, count: None };
+    device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: Some("params"), entries: &[entry] })
 }
 
 impl Drop for Pipelines {

@@ -105,8 +105,7 @@ fn why(k: &KernelRow) -> String {
         }
         Bound::Neither => format!(
             "neither arithmetic ({compute:.0}%) nor memory ({memory:.0}%): of {call} per call the peaks explain \
-            {explained}; \
-             the rest is waiting, or work that no peak counts"
+             {explained}; the rest is waiting, or work that no peak counts"
         ),
     }
 }

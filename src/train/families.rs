@@ -14,10 +14,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 fn configuration(dir: &Path, kind: &str, precision: &str) -> Resolved {
     let text = format!(
         "[run]\ndir = {dir:?}\nname = \"a\"\n[device]\nprecision = \"{precision}\"\n[data]\ncorpus = {:?}\n\
-         tokenizer = \"char\"\n[model]\nkind = \"{kind}\"\nn_layer = 1\nn_head = 1\nn_embd = 16\nblock_size = \
-             8\n[train]\n\
-         batch_size = 4\nmax_steps = 20\neval_every = 10\nlearning_rate = 0.03\nwarmup_steps = 2\n[generate]\n\
-         max_new_tokens = 1\n",
+         tokenizer = \"char\"\n[model]\nkind = \"{kind}\"\nn_layer = 1\nn_head = 1\nn_embd = 16\n\
+         block_size = 8\n[train]\nbatch_size = 4\nmax_steps = 20\neval_every = 10\nlearning_rate = 0.03\n\
+         warmup_steps = 2\n[generate]\nmax_new_tokens = 1\n",
         dir.join("text.txt")
     );
     fs::write(dir.join("text.txt"), "abcdefgh".repeat(100)).unwrap();

@@ -3,8 +3,7 @@ use tempfile::tempdir;
 
 /// Text that trips tokenizers: contractions, runs of white space of several kinds, digits, scripts, emoji, controls.
 const TRICKY: &str = "I'll say it's 1984's \"best\"  book,\n\n\tisn't it?   \r\n don't\u{a0}stop \u{85}now  \nÀ la \
-    carte: \
-     日本語 и русский, 👩‍👩‍👧 naïve e\u{301} x=\u{0}1_000;  'Tis 'S o'clock's<|endoftext|>\u{3000}end \n";
+    carte: 日本語 и русский, 👩‍👩‍👧 naïve e\u{301} x=\u{0}1_000;  'Tis 'S o'clock's<|endoftext|>\u{3000}end \n";
 
 fn corpus(train: &str) -> Corpus {
     Corpus { name: "test".to_string(), train: train.to_string(), validation: String::new(), test: None }
