@@ -24,7 +24,7 @@ const THREADS = {{ threads }}u;
 // Groups of four columns whose values are staged at a time: as many as the stage holds.
 const STAGED = {{ staged }}u;
 
-// What the products read: rows and columns of a chunk of the head, or columns with their whole head. Group d of line i
+// What the matmuls read: rows and columns of a chunk of the head, or columns with their whole head. Group d of line i
 // lies at `swizzle(i, d)`, so that neighbouring threads, which read neighbouring lines, meet different banks. Column
 // 4 t + c is line c TX + t, so that neighbouring threads do read neighbouring lines.
 var<workgroup> stage: array<vec4<f32>, {{ stage }}>;
@@ -38,7 +38,8 @@ fn at_tile(row: u32, four: u32) -> u32 {
     return row * TX + (four ^ (row & 7u));
 }
 
-// The first row of this batch item among all (b T), this head, and both together (b n_head + head).
+{% include "attention_blocks" %}
+// Set by `locate_block`, which says what they are.
 var<private> first_row: u32;
 var<private> head: u32;
 var<private> batch_head: u32;
@@ -250,21 +251,13 @@ fn kept(query_keys: vec4<u32>, keys: vec4<u32>) -> vec4<f32> {
         {% endfor %}
 {% endmacro %}
 
-{# Where this thread works. Of each head the launch has `blocks` blocks of rows, from `first_block` on. #}
+{# Where this thread works. #}
 {% macro locate() %}
-    if (workgroup >= blocks * params.batch_heads) { return; }
-    batch_head = workgroup % params.batch_heads;
-    head = batch_head % params.n_head;
-    first_row = batch_head / params.n_head * params.time;
+    {{ locate_block("") }}
     // 32 neighbours make a patch of 4 x 8 blocks of the tile: they read fewer lines than a strip would.
     let block = thread / 32u;
     let tx = block % (TX / 8u) * 8u + thread % 8u;
     let ty = block / (TX / 8u) * 4u + thread % 32u / 8u;
-    {% if pass == "keys" %}
-    let row_base = workgroup / params.batch_heads * ROWS;
-    {% else %}
-    let row_base = (first_block + blocks - 1u - workgroup / params.batch_heads) * ROWS;
-    {% endif %}
     {% for r in range(rows_per_thread) %}
     let row{{ r }} = row_base + {{ r }}u * TY + ty;
     {% endfor %}

@@ -8,7 +8,7 @@ enable wgpu_cooperative_matrix;
 
 {# Reads accumulators back from a third of the packed gradient. #}
 {% macro load_part(sum, third) %}
-    {% for i in range(pieces) %}
+    {% for i in range(fragments) %}
     {% for first in range(0, depth, across) %}
     {% set count = [across, depth - first] | min %}
     for (var x = lane; x < {{ side * count * side // 4 }}u; x += {{ subgroup }}u) {
@@ -74,7 +74,7 @@ enable wgpu_cooperative_matrix;
         {{ product("s", "k", "q") }}
         {{ product("dp", "v", "dy") }}
         let diagonal = col_base + 1u < row_base + ROWS;
-        {% for i in range(pieces) %}
+        {% for i in range(fragments) %}
         let row{{ i }} = subgroup_row + {{ i * side }}u + my_row;
         {{ to_scores("s" ~ i ~ "_", 0, across) }}
         workgroupBarrier();
@@ -112,7 +112,7 @@ enable wgpu_cooperative_matrix;
         workgroupBarrier();
         {% endfor %}
         {{ accumulate("dv", "dy") }}
-        {% for i in range(pieces) %}
+        {% for i in range(fragments) %}
         {{ to_scores("dp" ~ i ~ "_", 0, across) }}
         workgroupBarrier();
         {% for c in range(fours_per_lane) %}
@@ -127,7 +127,7 @@ enable wgpu_cooperative_matrix;
         {% endfor %}
         workgroupBarrier();
         {% endfor %}
-        for (var x = lane; x < {{ pieces * side * fours }}u; x += {{ subgroup }}u) {
+        for (var x = lane; x < {{ fragments * side * fours }}u; x += {{ subgroup }}u) {
             let row = subgroup_row + x / {{ fours }}u;
             {{ "if (row < params.time) " if edge }}{
                 block_ds[
@@ -159,16 +159,16 @@ enable wgpu_cooperative_matrix;
         }
         {% for k in range(across) %}
         {
-            {% for i in range(pieces) %}
+            {% for i in range(fragments) %}
             let from{{ i }} = {{ k * side }}u * PART_LINE
-                + subgroup_index * {{ pieces * side // 4 }}u + {{ i * side // 4 }}u;
+                + subgroup_index * {{ fragments * side // 4 }}u + {{ i * side // 4 }}u;
             let left{{ i }} = coopLoad<{{ mat }}<f16, A>>(&part[from{{ i }}], PART_LINE);
             {% endfor %}
             {% for d in range(depth) %}
             {
                 {% set address = k * side ~ "u * HEAD_LINE + " ~ d * side // 4 ~ "u" %}
                 let right = coopLoadT<{{ mat }}<f16, B>>(&tile_k[{{ address }}], HEAD_LINE);
-                {% for i in range(pieces) %}
+                {% for i in range(fragments) %}
                 dq{{ i }}_{{ d }} = coopMultiplyAdd(left{{ i }}, right, dq{{ i }}_{{ d }});
                 {% endfor %}
             }

@@ -6,7 +6,7 @@
 {% set lanes = subgroup // side %}
 {% set fours_per_lane = fours // lanes %}
 {% set threads = subgroups * subgroup %}
-{% set rows = subgroups * pieces * side %}
+{% set rows = subgroups * fragments * side %}
 {# Vectors from one row to the next of what is staged: padded against conflicts of banks. #}
 {% set head_line = groups + 2 %}
 {% set line = fours + 2 %}
@@ -35,11 +35,11 @@ var<workgroup> scores: array<vec4<f32>, {{ subgroups * side * line }}>;
 const PART_LINE = ROWS / 4u + 2u;
 var<workgroup> part: array<vec4<f16>, COLS * PART_LINE>;
 {% else %}
-var<workgroup> weights: array<vec4<f16>, {{ subgroups * pieces * side * line }}>;
+var<workgroup> weights: array<vec4<f16>, {{ subgroups * fragments * side * line }}>;
 {% endif %}
 {% if pass == "forward" %}
 // Something of each thread for the others of its row.
-var<workgroup> of_rows: array<f32, {{ pieces * threads }}>;
+var<workgroup> of_rows: array<f32, {{ fragments * threads }}>;
 // Whether a score of this tile exceeds its row's running maximum by more than the threshold. As wide as the alignment
 // that loads of cooperative matrices need of the arrays, which may come after it.
 var<workgroup> rescale: vec4<u32>;
@@ -128,23 +128,23 @@ qkv[at_qkv(first_row + {{ row }}, {{ {"q": 0, "k": 1, "v": 2}[what] }}u, head, {
         }
 {% endmacro %}
 
-{# Reads the subgroup's rows of q, k or v, as left sides {name}{piece}_{depth}, by way of `weights`. #}
+{# Reads the subgroup's rows of q, k or v, as left sides {name}{fragment}_{depth}, by way of `weights`. #}
 {% macro load_rows(name) %}
-    {% for i in range(pieces) %}
+    {% for i in range(fragments) %}
     {% for d in range(depth) %}
     var {{ name }}{{ i }}_{{ d }}: {{ mat }}<f16, A>;
     {% endfor %}
     {% endfor %}
     {% for first in range(0, groups, fours) %}
     {% set width = [fours, groups - first] | min %}
-    for (var x = lane; x < {{ pieces * side * width }}u; x += {{ subgroup }}u) {
+    for (var x = lane; x < {{ fragments * side * width }}u; x += {{ subgroup }}u) {
         let row = subgroup_row + x / {{ width }}u;
         var value: vec4<f16>;
         {{ "if (row < params.time) " if edge }}{ value = {{ load(name, "row", first ~ "u + x % " ~ width ~ "u") }}; }
         weights[weights_at + x / {{ width }}u * LINE + x % {{ width }}u] = value;
     }
     workgroupBarrier();
-    {% for i in range(pieces) %}
+    {% for i in range(fragments) %}
     {% for d in range(width * 4 // side) %}
     {% set address = "weights_at + " ~ (i * side * line + d * side // 4) ~ "u" %}
     {{ name }}{{ i }}_{{ first * 4 // side + d }} = coopLoadT<{{ mat }}<f16, A>>(&weights[{{ address }}], LINE);
@@ -154,9 +154,9 @@ qkv[at_qkv(first_row + {{ row }}, {{ {"q": 0, "k": 1, "v": 2}[what] }}u, head, {
     {% endfor %}
 {% endmacro %}
 
-{# {s}{piece}_{column} = the subgroup's rows `a` times the staged rows `b`, transposed. #}
+{# {s}{fragment}_{column} = the subgroup's rows `a` times the staged rows `b`, transposed. #}
 {% macro product(s, a, b) %}
-        {% for i in range(pieces) %}
+        {% for i in range(fragments) %}
         {% for j in range(across) %}
         var {{ s }}{{ i }}_{{ j }}: {{ mat }}<f32, C>;
         {% endfor %}
@@ -166,7 +166,7 @@ qkv[at_qkv(first_row + {{ row }}, {{ {"q": 0, "k": 1, "v": 2}[what] }}u, head, {
         {
             {% set address = j * side ~ "u * HEAD_LINE + " ~ d * side // 4 ~ "u" %}
             let right = coopLoad<{{ mat }}<f16, B>>(&tile_{{ b }}[{{ address }}], HEAD_LINE);
-            {% for i in range(pieces) %}
+            {% for i in range(fragments) %}
             {{ s }}{{ i }}_{{ j }} = coopMultiplyAdd({{ a }}{{ i }}_{{ d }}, right, {{ s }}{{ i }}_{{ j }});
             {% endfor %}
         }
@@ -174,11 +174,11 @@ qkv[at_qkv(first_row + {{ row }}, {{ {"q": 0, "k": 1, "v": 2}[what] }}u, head, {
         {% endfor %}
 {% endmacro %}
 
-{# {sum}{piece}_{depth} += the subgroup's weights times the staged rows `b`. #}
+{# {sum}{fragment}_{depth} += the subgroup's weights times the staged rows `b`. #}
 {% macro accumulate(sum, b) %}
         {% for k in range(across) %}
         {
-            {% for i in range(pieces) %}
+            {% for i in range(fragments) %}
             {% set address = "weights_at + " ~ (i * side * line + k * side // 4) ~ "u" %}
             let left{{ i }} = coopLoadT<{{ mat }}<f16, A>>(&weights[{{ address }}], LINE);
             {% endfor %}
@@ -186,7 +186,7 @@ qkv[at_qkv(first_row + {{ row }}, {{ {"q": 0, "k": 1, "v": 2}[what] }}u, head, {
             {
                 {% set address = k * side ~ "u * HEAD_LINE + " ~ d * side // 4 ~ "u" %}
                 let right = coopLoadT<{{ mat }}<f16, B>>(&tile_{{ b }}[{{ address }}], HEAD_LINE);
-                {% for i in range(pieces) %}
+                {% for i in range(fragments) %}
                 {{ sum }}{{ i }}_{{ d }} = coopMultiplyAdd(left{{ i }}, right, {{ sum }}{{ i }}_{{ d }});
                 {% endfor %}
             }
@@ -197,7 +197,7 @@ qkv[at_qkv(first_row + {{ row }}, {{ {"q": 0, "k": 1, "v": 2}[what] }}u, head, {
 
 {# The accumulators of a result. #}
 {% macro zeros(sum) %}
-    {% for i in range(pieces) %}
+    {% for i in range(fragments) %}
     {% for d in range(depth) %}
     var {{ sum }}{{ i }}_{{ d }}: {{ mat }}<f32, C>;
     {% endfor %}
@@ -218,7 +218,7 @@ qkv[at_qkv(first_row + {{ row }}, {{ {"q": 0, "k": 1, "v": 2}[what] }}u, head, {
 
 {# Writes the accumulators {sum} to `result`, times the factor of their row; `at` begins the call that says where. #}
 {% macro store_rows(sum, at, factor="") %}
-    {% for i in range(pieces) %}
+    {% for i in range(fragments) %}
     {% for first in range(0, depth, across) %}
     {% set count = [across, depth - first] | min %}
     {% set of_row = "of_rows[" ~ i * threads ~ "u + subgroup_index * " ~ subgroup ~ "u + l * LANES]" %}
@@ -238,26 +238,18 @@ qkv[at_qkv(first_row + {{ row }}, {{ {"q": 0, "k": 1, "v": 2}[what] }}u, head, {
     {% endfor %}
 {% endmacro %}
 
-{# Where this thread works. Of each head the launch has `blocks` blocks of rows, from `first_block` on. #}
+{% include "attention_blocks" %}
+
+{# Where this thread works. #}
 {% macro locate() %}
-    if (workgroup >= blocks * params.batch_heads) { return; }
-    let batch_head = workgroup % params.batch_heads;
-    // This head of all, and the first row of this batch item among all (b T).
-    let head = batch_head % params.n_head;
-    let first_row = batch_head / params.n_head * params.time;
-    // Workgroups with most tiles start first.
-    {% if pass == "keys" %}
-    let row_base = workgroup / params.batch_heads * ROWS;
-    {% else %}
-    let row_base = (first_block + blocks - 1u - workgroup / params.batch_heads) * ROWS;
-    {% endif %}
+    {{ locate_block("let ") }}
     let subgroup_index = thread / {{ subgroup }}u;
     let lane = thread % {{ subgroup }}u;
     // The subgroup's first row, and where its parts of the workgroup's memory begin.
-    let subgroup_row = row_base + subgroup_index * {{ pieces * side }}u;
+    let subgroup_row = row_base + subgroup_index * {{ fragments * side }}u;
     let scores_at = subgroup_index * {{ side }}u * LINE;
     {% if pass != "queries" %}
-    let weights_at = subgroup_index * {{ pieces * side }}u * LINE;
+    let weights_at = subgroup_index * {{ fragments * side }}u * LINE;
     // This thread's place in `scores`: a row, and the first of its groups of four columns.
     let my_row = lane / LANES;
     let my_four = lane % LANES;

@@ -2,7 +2,7 @@
 // FlashAttention-2 (Dao 2023). Formulas: src/ops/attention/mod.rs.
 //
 // A workgroup owns ROWS rows of one head (queries; in the pass "keys" of attention_coop_backward.wgsl, keys), each of
-// its subgroups {{ pieces }} times {{ side }} of them, and walks over tiles of COLS columns, staged in workgroup
+// its subgroups {{ fragments }} times {{ side }} of them, and walks over tiles of COLS columns, staged in workgroup
 // memory. The elements of a cooperative matrix cannot be addressed, so a product is stored to `scores`, {{ side }} rows
 // of each subgroup at a time; its threads, LANES to a row, make weights of them, and these are loaded as the left
 // operand of the next product from `weights`.
@@ -25,7 +25,7 @@ enable wgpu_cooperative_matrix;
     // Where a row's maximum begins: above what is masked, so that a row of nothing but -infinity has no weights, and
     // ends as NaN.
     const UNSEEN = -1e29;
-    {% for i in range(pieces) %}
+    {% for i in range(fragments) %}
     var running_max{{ i }} = UNSEEN;
     var total{{ i }} = 0.0; // of this thread's columns only, until the end
     {% endfor %}
@@ -47,8 +47,8 @@ enable wgpu_cooperative_matrix;
         }
         {{ product("s", "q", "k") }}
         let diagonal = col_base + COLS > row_base + 1u;
-        {% for i in range(pieces) %}
-        {{ "workgroupBarrier(); // all have read the piece before" if i > 0 }}
+        {% for i in range(fragments) %}
+        {{ "workgroupBarrier(); // all have read the fragment before" if i > 0 }}
         {{ to_scores("s" ~ i ~ "_", 0, across) }}
         workgroupBarrier();
         let row{{ i }} = subgroup_row + {{ i * side }}u + my_row;
@@ -73,11 +73,11 @@ enable wgpu_cooperative_matrix;
         {% endfor %}
         if (workgroupUniformLoad(&rescale).x != 0u) {
             if (thread == 0u) { rescale = vec4<u32>(); }
-            {% for i in range(pieces) %}
+            {% for i in range(fragments) %}
             of_rows[{{ i * threads }}u + thread] = high{{ i }};
             {% endfor %}
             workgroupBarrier();
-            {% for i in range(pieces) %}
+            {% for i in range(fragments) %}
             {
                 var new_max = running_max{{ i }};
                 for (var l = 0u; l < LANES; l++) {
@@ -103,7 +103,7 @@ enable wgpu_cooperative_matrix;
             }
             {% endfor %}
         }
-        {% for i in range(pieces) %}
+        {% for i in range(fragments) %}
         {% if dropout %}
         let query_key{{ i }} = vec4<u32>(
             mix_bits((row{{ i }} + params.mask_row + batch_head * params.time) ^ params.key0),
@@ -131,11 +131,11 @@ enable wgpu_cooperative_matrix;
         workgroupBarrier();
         {{ accumulate("sum", "v") }}
     }
-    {% for i in range(pieces) %}
+    {% for i in range(fragments) %}
     of_rows[{{ i * threads }}u + thread] = total{{ i }};
     {% endfor %}
     workgroupBarrier();
-    {% for i in range(pieces) %}
+    {% for i in range(fragments) %}
     var all{{ i }} = 0.0;
     for (var l = 0u; l < LANES; l++) { all{{ i }} += of_rows[{{ i * threads }}u + thread - my_four + l]; }
     {
@@ -146,7 +146,7 @@ enable wgpu_cooperative_matrix;
     }
     {% endfor %}
     workgroupBarrier();
-    {% for i in range(pieces) %}
+    {% for i in range(fragments) %}
     of_rows[{{ i * threads }}u + thread] = {{ "params.keep_scale" if dropout else "1.0" }} / all{{ i }};
     {% endfor %}
     {{ store_rows("sum", "at_dy(first_row + row, head, ", "of its row") }}

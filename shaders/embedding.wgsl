@@ -123,10 +123,10 @@ fn smaller(first: vec4<u32>, bound: vec4<u32>) -> vec4<u32> {
 {% if mode == "add" %}
 // Adds up the gradients of equal ids. One thread per chunk of sorted places, whose length is a multiple of eight, and
 // {{ T }} of a row; it walks the chunk in order. A run of equal ids that begins in the chunk is added to the table, so
-// that a row has one chunk that writes it; what a run from an earlier chunk has here goes to `pieces` (chunks, C).
+// that a row has one chunk that writes it; what a run from an earlier chunk has here goes to `partials` (chunks, C).
 {% else %}
-// Adds to the table the pieces of each run that goes on beyond the chunk where it begins, in the order of the chunks.
-// One thread per chunk and {{ T }} of a row: it works if its chunk has the first piece of a run.
+// Adds to the table the partials of each run that goes on beyond the chunk where it begins, in the order of the chunks.
+// One thread per chunk and {{ T }} of a row: it works if its chunk has the first partial sum of a run.
 {% endif %}
 
 {{ entry(64) }}
@@ -163,21 +163,21 @@ fn smaller(first: vec4<u32>, bound: vec4<u32>) -> vec4<u32> {
     if (chunk == 0u) { return; }
     let id = sorted[first].x;
     if (id >= params.vocabulary || sorted[first - 1u].x != id) { return; }
-    // The chunk before has a piece of the same run.
+    // The chunk before has a partial sum of the same run.
     if (chunk > 1u) {
         if (sorted[first - params.chunk - 1u].x == id) { return; }
     }
     var total = {{ T }}(0.0);
     var more = true;
     for (var next = chunk; more; next += 8u) {
-        // Eight pieces on their way at a time, those beyond the run for nothing.
+        // Eight partials on their way at a time, those beyond the run for nothing.
         {% for j in range(8) %}
         let chunk{{ j }} = min(next + {{ j }}u, params.chunks - 1u);
         let same{{ j }} = sorted[chunk{{ j }} * params.chunk].x == id && next + {{ j }}u < params.chunks;
-        let piece{{ j }} = pieces[chunk{{ j }} * params.width + column];
+        let partial{{ j }} = partials[chunk{{ j }} * params.width + column];
         {% endfor %}
         {% for j in range(8) %}
-        total += select({{ T }}(0.0), piece{{ j }}, same{{ j }});
+        total += select({{ T }}(0.0), partial{{ j }}, same{{ j }});
         {% endfor %}
         more = same7;
     }
@@ -188,7 +188,7 @@ fn smaller(first: vec4<u32>, bound: vec4<u32>) -> vec4<u32> {
 {% if mode == "add" %}
 fn finish(chunk: u32, column: u32, id: u32, begun_before: bool, total: {{ T }}) {
     if (begun_before) {
-        pieces[chunk * params.width + column] = total;
+        partials[chunk * params.width + column] = total;
     } else if (id < params.vocabulary) {
         table[id * params.width + column] += total;
     }

@@ -78,10 +78,10 @@ fn {{ name }}(value: f32, thread: u32) -> f32 {
             values += seen * vec4<f32>(cache[rows.x], cache[rows.y], cache[rows.z], cache[rows.w]);
         }
     }
-    let part = workgroup * (2u + params.head_size);
+    let slot = workgroup * (2u + params.head_size);
     if (thread == 0u) {
-        parts[part] = row_max;
-        parts[part + 1u] = row_sum;
+        partials[slot] = row_max;
+        partials[slot + 1u] = row_sum;
     }
     workgroupBarrier();
     var value = values.x + values.y + values.z + values.w;
@@ -89,7 +89,7 @@ fn {{ name }}(value: f32, thread: u32) -> f32 {
     workgroupBarrier();
     if (thread < params.head_size) {
         for (var group = 1u; group < GROUPS; group++) { value += weights[thread + group * COLUMNS]; }
-        parts[part + 2u + thread] = value;
+        partials[slot + 2u + thread] = value;
     }
 }
 {% else %}
@@ -101,16 +101,16 @@ fn {{ name }}(value: f32, thread: u32) -> f32 {
     let row = head / params.n_head;
     if (row >= params.queries) { return; }
     let length = 2u + params.head_size;
-    let part = head * params.splits * length;
-    let end = part + (params.start + row) / {{ split_keys }}u * length; // the last split with a key
+    let first = head * params.splits * length;
+    let end = first + (params.start + row) / {{ split_keys }}u * length; // the last split with a key
     var row_max = -3.4e38;
-    for (var at = part; at <= end; at += length) { row_max = max(row_max, parts[at]); }
+    for (var at = first; at <= end; at += length) { row_max = max(row_max, partials[at]); }
     var row_sum = 0.0;
     var value = 0.0;
-    for (var at = part; at <= end; at += length) {
-        let weight = exp(parts[at] - row_max);
-        row_sum += weight * parts[at + 1u];
-        value += weight * parts[at + 2u + i % params.head_size];
+    for (var at = first; at <= end; at += length) {
+        let weight = exp(partials[at] - row_max);
+        row_sum += weight * partials[at + 1u];
+        value += weight * partials[at + 2u + i % params.head_size];
     }
     y[i] = value / row_sum;
 }

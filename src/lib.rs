@@ -19,7 +19,9 @@ pub mod ops;
 pub mod optim;
 pub mod profile;
 pub mod tensor;
-#[doc(hidden)]
+#[cfg(not(feature = "testing"))]
+mod testing;
+#[cfg(feature = "testing")]
 pub mod testing;
 pub mod train;
 

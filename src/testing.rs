@@ -1,6 +1,7 @@
 //! The one comparison of numbers that tests and `bench ops` use: `torch.testing.assert_close`, but what is not finite
 //! never agrees, not even with the same, because a test that compares NaN with NaN compares nothing.
 
+#[cfg(feature = "testing")]
 use std::fmt::Display;
 
 /// The largest |got - want| as a part of what is allowed: above 1 they disagree. `allowed` gets the index of an
@@ -32,6 +33,7 @@ fn error(got: f64, want: f64, allowed: f64) -> f64 {
 
 /// What is wrong with `got`, if an element is further from `want` than `allowed` (see [`worst_error`]): how many
 /// elements, the first and the worst of them.
+#[cfg(feature = "testing")]
 pub fn difference<G, W>(got: &[G], want: &[W], allowed: impl Fn(usize, f64) -> f64) -> Option<String>
 where
     G: Copy + Into<f64>,
@@ -56,6 +58,7 @@ where
 ///
 /// # Panics
 /// If not. The message begins with `what`.
+#[cfg(feature = "testing")]
 #[track_caller]
 pub fn assert_close<G, W>(what: impl Display, got: &[G], want: &[W], atol: f64, rtol: f64)
 where
@@ -69,6 +72,7 @@ where
 ///
 /// # Panics
 /// If an element is further off.
+#[cfg(feature = "testing")]
 #[track_caller]
 pub fn assert_within<G, W>(what: impl Display, got: &[G], want: &[W], allowed: impl Fn(usize, f64) -> f64)
 where

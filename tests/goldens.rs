@@ -167,11 +167,16 @@ fn check_ops(device: &Device, tolerance: impl Fn(f32) -> f32) {
             })
             .collect();
         let y = apply(op, &case["attrs"], &inputs).unwrap_or_else(|e| panic!("{name}: {e}"));
-        let upstream = golden.tensor(&format!("{name}/grad_out0"), device);
+        let grad_output = golden.tensor(&format!("{name}/grad_out0"), device);
         // PyTorch's scalars have no dimensions.
-        assert!(y.shape() == upstream.shape() || y.len() == 1, "{name}: {} is not {}", y.shape(), upstream.shape());
-        let upstream = Tensor::from_f32(&upstream.to_f32().unwrap(), y.shape().clone(), device).unwrap();
-        y.backward_with(&upstream).unwrap_or_else(|e| panic!("{name}: {e}"));
+        assert!(
+            y.shape() == grad_output.shape() || y.len() == 1,
+            "{name}: {} is not {}",
+            y.shape(),
+            grad_output.shape()
+        );
+        let grad_output = Tensor::from_f32(&grad_output.to_f32().unwrap(), y.shape().clone(), device).unwrap();
+        y.backward_with(&grad_output).unwrap_or_else(|e| panic!("{name}: {e}"));
         let want = golden.values(&format!("{name}/out0"));
         comparison.check(op, &format!("{name}: output"), &y.to_f32().unwrap(), &want, tolerance);
         for (i, gradient) in inputs.iter().enumerate().filter_map(|(i, x)| Some((i, x.grad()?))) {

@@ -32,7 +32,7 @@ struct Training {
 }
 
 impl Training {
-    fn new(device: &Device, products: DType, kind: Kind, tie_embeddings: bool) -> Training {
+    fn new(device: &Device, operands: DType, kind: Kind, tie_embeddings: bool) -> Training {
         let config = ModelConfig {
             kind: ModelKind::GPT2,
             vocab_size: 68,
@@ -44,7 +44,7 @@ impl Training {
             tie_embeddings,
         };
         let mut model = Gpt2::new(config, 3).unwrap();
-        let parameters = ParameterArena::new(&mut model, device, products).unwrap();
+        let parameters = ParameterArena::new(&mut model, device, operands).unwrap();
         let optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
         // Each id is followed by one of two, so that there is something to learn.
         let key = Key::new(5);
@@ -90,7 +90,7 @@ fn norm(x: impl Iterator<Item = f32>) -> f64 {
 fn gradients_are_those_of_f32_to_within_a_hundredth() {
     for (device, tied) in devices().into_iter().flat_map(|device| [(device.clone(), true), (device, false)]) {
         let [mut single, mut mixed] =
-            [DType::F32, DType::F16].map(|products| Training::new(&device, products, ADAMW, tied));
+            [DType::F32, DType::F16].map(|operands| Training::new(&device, operands, ADAMW, tied));
         let (want, got) = (single.backward(), mixed.backward());
         assert!((want - got).abs() < 2e-3, "{device}: loss {got}, in f32 {want}");
         let (single, mixed) = (single.gradients(), mixed.gradients());
@@ -122,8 +122,8 @@ fn learning_is_that_of_f32() {
     // AdamW learns the same from gradients of any scale, SGD does not.
     let rules = [(ADAMW, 3e-3), (Kind::Sgd { momentum: 0.9 }, 0.1)];
     for (device, (kind, learning_rate)) in devices().into_iter().flat_map(|d| rules.map(|rule| (d.clone(), rule))) {
-        let run = |products| {
-            let mut training = Training::new(&device, products, kind, true);
+        let run = |operands| {
+            let mut training = Training::new(&device, operands, kind, true);
             let losses: Vec<f32> = (0..30)
                 .map(|_| {
                     let loss = training.backward();

@@ -13,7 +13,7 @@ enum Input {
     Intermediate,
 }
 
-/// Applies the case to inputs drawn from a fixed seed; the output, and the gradient of each f32 input for an upstream
+/// Applies the case to inputs drawn from a fixed seed; the output, and the gradient of each f32 input for an output
 /// gradient that is the same on every device.
 fn forward_and_backward(case: &Case, device: &Device, kind: Input) -> (Vec<f32>, Vec<Option<Vec<f32>>>) {
     let inputs: Vec<Tensor> = case.draw(device, 7).unwrap().iter().map(leaf).collect();
@@ -22,9 +22,9 @@ fn forward_and_backward(case: &Case, device: &Device, kind: Input) -> (Vec<f32>,
         _ => x.clone(),
     });
     let y = (case.apply)(&given.collect::<Vec<_>>()).unwrap_or_else(|e| panic!("{}: {e}", case.name));
-    let upstream = common::uniform(y.len(), 11);
-    let upstream = Tensor::from_f32(&upstream, y.shape().clone(), device).unwrap();
-    y.backward_with(&upstream).unwrap_or_else(|e| panic!("{}: {e}", case.name));
+    let grad_output = common::uniform(y.len(), 11);
+    let grad_output = Tensor::from_f32(&grad_output, y.shape().clone(), device).unwrap();
+    y.backward_with(&grad_output).unwrap_or_else(|e| panic!("{}: {e}", case.name));
     let grads = inputs.iter().map(|x| x.grad().map(|g| g.to_f32().unwrap())).collect();
     (y.to_f32().unwrap(), grads)
 }
@@ -33,11 +33,11 @@ fn leaf(x: &Tensor) -> Tensor {
     if x.dtype() == DType::F32 { x.requires_grad().unwrap() } else { x.clone() }
 }
 
-/// sum(y * upstream), in f64.
+/// sum(y * grad_output), in f64.
 fn objective(case: &Case, inputs: &[Tensor]) -> f64 {
     let y = rustyflow::tensor::no_grad(|| (case.apply)(inputs)).unwrap().to_f32().unwrap();
-    let upstream = common::uniform(y.len(), 11);
-    y.iter().zip(&upstream).map(|(y, u)| f64::from(*y) * f64::from(*u)).sum()
+    let grad_output = common::uniform(y.len(), 11);
+    y.iter().zip(&grad_output).map(|(y, u)| f64::from(*y) * f64::from(*u)).sum()
 }
 
 /// The slope of the objective along a random direction must be the gradient's: (F(x + hv) - F(x - hv)) / 2h = g . v.

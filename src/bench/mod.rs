@@ -8,8 +8,8 @@ mod step;
 mod table;
 
 pub use generate::{GenerateTiming, time_generate};
-pub use ops::{OpTiming, Peaks, measure_peaks, measure_roof, select, time_row};
+pub use ops::{OpTiming, Peaks, measure_peaks, measure_roofline, select, time_row};
 #[cfg(feature = "cli")]
 pub use plot::plot_steps;
 pub use step::{StepCase, StepTiming, step_cases, time_step};
-pub use table::{Row, Sizes, products};
+pub use table::{Row, Sizes, gemms};

@@ -1,20 +1,20 @@
 //! Times kernels one by one, and puts their rates beside what the device does at best.
 
-use super::table::{AROUND_THE_OP, Row, Sizes, Work, products, table};
-use crate::profile::{KernelTotal, Roof};
+use super::table::{AROUND_THE_OP, Row, Sizes, Work, gemms, table};
+use crate::profile::{KernelTotal, Roofline};
 use crate::testing::worst_error;
 use crate::{DType, Device, Error, Result};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-/// The rates that the device reached at what suits it best: large matrix products, and reading and writing tensors
+/// The rates that the device reached at what suits it best: large GEMMs, and reading and writing tensors
 /// larger than any cache.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Peaks {
     /// 10^12 f32 operations per second.
     pub tflops: f64,
-    /// The same of products of f16; `None` if the device has no f16.
+    /// The same of GEMMs of f16; `None` if the device has no f16.
     pub f16_tflops: Option<f64>,
     /// 10^9 bytes per second.
     pub gb_per_s: f64,
@@ -58,18 +58,18 @@ pub fn measure_peaks(device: &Device, sizes: &Sizes) -> Result<Peaks> {
     })
 }
 
-/// The part of [`measure_peaks`] that kernels are compared with where products are of `dtype`.
+/// The part of [`measure_peaks`] that kernels are compared with where GEMMs are of `dtype`.
 ///
 /// # Errors
-/// If the device has no timestamps or no such products, or reported an error.
-pub fn measure_roof(device: &Device, sizes: &Sizes, dtype: DType) -> Result<Roof> {
+/// If the device has no timestamps or no such GEMMs, or reported an error.
+pub fn measure_roofline(device: &Device, sizes: &Sizes, dtype: DType) -> Result<Roofline> {
     let tflops = best_product(device, sizes, dtype)?;
-    Ok(Roof { products: dtype.name(), tflops, gb_per_s: best_stream(device, sizes)? })
+    Ok(Roofline { dtype: dtype.name(), tflops, gb_per_s: best_stream(device, sizes)? })
 }
 
 fn best_product(device: &Device, sizes: &Sizes, dtype: DType) -> Result<f64> {
-    let [wide, _, _] = products(dtype, sizes.batch * sizes.context, 4 * sizes.width, sizes.width);
-    let square = products(dtype, sizes.square, sizes.square, sizes.square);
+    let [wide, _, _] = gemms(dtype, sizes.batch * sizes.context, 4 * sizes.width, sizes.width);
+    let square = gemms(dtype, sizes.square, sizes.square, sizes.square);
     best(device, square.into_iter().chain([wide]), |k| k.flops / k.seconds / 1e12)
 }
 

@@ -63,29 +63,18 @@ pub fn step_cases() -> Vec<StepCase> {
     .to_vec()
 }
 
-/// Times `rounds` rounds of `steps` steps and takes the median round. Products are of f32, or of f16: mixed precision.
+/// Times `rounds` rounds of `steps` steps and takes the median round. The operands of matmuls are f32, or f16: mixed precision.
 ///
 /// # Errors
 /// If the model does not fit the device or the device reported an error.
-pub fn time_step(case: &StepCase, device: &Device, products: DType, steps: usize, rounds: usize) -> Result<StepTiming> {
-    /// Steps at a time before the clock starts: shaders are compiled, buffers pooled, caches filled.
-    const WARM_UP: usize = 3;
-    /// And for so many seconds on a GPU: one that was idle may need more than one under load until it runs at its full
-    /// clock.
-    const RAISE_CLOCK: f64 = 2.0;
+pub fn time_step(case: &StepCase, device: &Device, operands: DType, steps: usize, rounds: usize) -> Result<StepTiming> {
     let config = &case.config;
-    check_size(config, case.batch_size * config.block_size, products, device)?;
+    check_size(config, case.batch_size * config.block_size, operands, device)?;
     let mut model = build(config, 0)?;
-    let parameters = ParameterArena::new(&mut *model, device, products)?;
+    let parameters = ParameterArena::new(&mut *model, device, operands)?;
     let kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
     let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0)?;
-    let shape = [case.batch_size, config.block_size];
-    let tokens = |seed| {
-        let key = Key::new(seed);
-        let ids: Vec<u32> = (0..shape[0] * shape[1]).map(|i| key.bits(i as u32) % config.vocab_size as u32).collect();
-        Tensor::from_u32(&ids, shape, device)
-    };
-    let (ids, targets) = (tokens(1)?, tokens(2)?);
+    let (ids, targets) = (random_tokens(case, 1, device)?, random_tokens(case, 2, device)?);
     let mut step = || -> Result<Tensor> {
         parameters.zero_gradients();
         let loss = model.loss(&ids, &targets, &Dropout::off(), optimizer.loss_scale())?;
@@ -94,15 +83,7 @@ pub fn time_step(case: &StepCase, device: &Device, products: DType, steps: usize
         device.end_step()?;
         Ok(loss)
     };
-    let mut warm_up = || -> Result<()> {
-        (0..WARM_UP).try_for_each(|_| step().map(drop))?;
-        device.synchronize()
-    };
-    warm_up()?;
-    let warming = Instant::now();
-    while device.is_hardware_gpu() && warming.elapsed().as_secs_f64() < RAISE_CLOCK {
-        warm_up()?;
-    }
+    warm_up(device, &mut step)?;
     device.profiler().take();
     let (mut seconds, mut total, mut loss) = (Vec::new(), 0.0, None);
     for _ in 0..rounds {
@@ -141,4 +122,28 @@ pub fn time_step(case: &StepCase, device: &Device, products: DType, steps: usize
         host_share: report.host_share(),
         report,
     })
+}
+
+/// A batch (B, T) of token ids.
+fn random_tokens(case: &StepCase, seed: u64, device: &Device) -> Result<Tensor> {
+    let (shape, vocab_size) = ([case.batch_size, case.config.block_size], case.config.vocab_size as u32);
+    let key = Key::new(seed);
+    let ids: Vec<u32> = (0..shape[0] * shape[1]).map(|i| key.bits(i as u32) % vocab_size).collect();
+    Tensor::from_u32(&ids, shape, device)
+}
+
+/// Steps until shaders are compiled, buffers pooled and caches filled, and until a GPU runs at its full clock.
+fn warm_up(device: &Device, step: &mut impl FnMut() -> Result<Tensor>) -> Result<()> {
+    /// Steps before the device is waited for.
+    const STEPS: usize = 3;
+    /// A GPU that was idle may need more than one under load.
+    const SECONDS_OF_GPU: f64 = 2.0;
+    let started = Instant::now();
+    loop {
+        (0..STEPS).try_for_each(|_| step().map(drop))?;
+        device.synchronize()?;
+        if !device.is_hardware_gpu() || started.elapsed().as_secs_f64() >= SECONDS_OF_GPU {
+            return Ok(());
+        }
+    }
 }

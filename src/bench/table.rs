@@ -1,9 +1,10 @@
-//! What `bench ops` measures: every op of `ops/cases.rs`, forward and backward, and the optimizers, at the sizes of a
+//! What `bench ops` measures: every op of `ops/cases/`, forward and backward, and the optimizers, at the sizes of a
 //! model worth training.
 
 use crate::nn::{Module, Parameter};
-use crate::ops::cases::{Values, draw};
+use crate::ops::inputs::{Values, draw};
 use crate::ops::random::Key;
+use crate::ops::{BINARY, UNARY};
 use crate::optim::{Kind, Optimizer, ParameterArena};
 use crate::tensor::{DType, no_grad};
 use crate::{Device, Result, Tensor};
@@ -23,7 +24,7 @@ pub struct Sizes {
     pub n_layer: usize,
     /// V.
     pub vocab: usize,
-    /// M = N = K of the square matrix products.
+    /// M = N = K of the square GEMMs.
     pub square: usize,
     /// Rows of logits: with V columns they must fit one binding.
     pub logit_rows: usize,
@@ -138,7 +139,7 @@ impl Row {
         Row::new(op, shape, move |device| {
             let leaf = |x: Tensor| if x.dtype() == DType::F32 { x.requires_grad() } else { Ok(x) };
             let leaves: Vec<Tensor> = draw(&inputs, device, SEED)?.into_iter().map(leaf).collect::<Result<_>>()?;
-            let (apply, mut upstream) = (apply.clone(), None);
+            let (apply, mut grad_output) = (apply.clone(), None);
             Ok(Box::new(move || {
                 // What a view of a leaf is given goes through an addition of its own, of `AROUND_THE_OP`.
                 let given = leaves.iter().enumerate().map(|(i, x)| match parameters.contains(&i) {
@@ -147,14 +148,14 @@ impl Row {
                     false => Ok(x.clone()),
                 });
                 let y = apply(&given.collect::<Result<Vec<_>>>()?)?;
-                let upstream = match &upstream {
-                    Some(upstream) => upstream,
+                let grad_output = match &grad_output {
+                    Some(grad_output) => grad_output,
                     None => {
                         let like_y = [(y.shape().to_vec(), Values::Uniform(-1.0, 1.0))];
-                        upstream.insert(draw(&like_y, &y.device(), SEED + 1)?.remove(0))
+                        grad_output.insert(draw(&like_y, &y.device(), SEED + 1)?.remove(0))
                     }
                 };
-                y.backward_with(upstream)?;
+                y.backward_with(grad_output)?;
                 Ok(std::iter::once(y).chain(leaves.iter().filter_map(|x| x.grad().cloned())).collect())
             }))
         })
@@ -180,7 +181,7 @@ pub fn table(s: &Sizes) -> Vec<Row> {
 }
 
 /// Products op(a) op(b) of one size: neither transposed, b, a. Of f32, or of f16, whose results are f16 too.
-pub fn products(dtype: DType, m: usize, n: usize, k: usize) -> [Row; 3] {
+pub fn gemms(dtype: DType, m: usize, n: usize, k: usize) -> [Row; 3] {
     [("nn", false, false), ("nt", false, true), ("tn", true, false)].map(|(layout, trans_a, trans_b)| {
         let a = if trans_a { vec![k, m] } else { vec![m, k] };
         let b = if trans_b { vec![n, k] } else { vec![k, n] };
@@ -205,21 +206,21 @@ fn matmul(s: &Sizes) -> Vec<Row> {
     let (tokens, c, v, rows) = (s.tokens(), s.width, s.vocab, s.logit_rows);
     let mut all = Vec::new();
     for dtype in [DType::F32, DType::F16] {
-        let products = |m, n, k| products(dtype, m, n, k);
-        all.extend(products(s.square, s.square, s.square));
+        let gemms = |m, n, k| gemms(dtype, m, n, k);
+        all.extend(gemms(s.square, s.square, s.square));
         // A linear layer from `inputs` to `outputs`: y = x w, dx = dy w^T, dw = x^T dy.
         for (inputs, outputs) in [(c, 4 * c), (4 * c, c), (c, c), (c, 3 * c)] {
-            let [y, _, _] = products(tokens, outputs, inputs);
-            let [_, dx, _] = products(tokens, inputs, outputs);
-            let [_, _, dw] = products(inputs, outputs, tokens);
+            let [y, _, _] = gemms(tokens, outputs, inputs);
+            let [_, dx, _] = gemms(tokens, inputs, outputs);
+            let [_, _, dw] = gemms(inputs, outputs, tokens);
             all.extend([y, dx, dw]);
         }
         // The classifier, whose weight is (V, C): logits = h w^T, dh = dlogits w, dw = dlogits^T h; and the other
         // layouts.
-        let [nn, logits, _] = products(rows, v, c);
-        let [dh, _, _] = products(rows, c, v);
-        let [_, _, dw] = products(v, c, rows);
-        let [_, _, dw_transposed] = products(c, v, rows);
+        let [nn, logits, _] = gemms(rows, v, c);
+        let [dh, _, _] = gemms(rows, c, v);
+        let [_, _, dw] = gemms(v, c, rows);
+        let [_, _, dw_transposed] = gemms(c, v, rows);
         all.extend([logits, nn, dh, dw, dw_transposed]);
     }
     all
@@ -301,39 +302,17 @@ fn losses(s: &Sizes) -> Vec<Row> {
 }
 
 fn elementwise(s: &Sizes) -> Vec<Row> {
-    type Of1 = fn(&Tensor) -> Result<Tensor>;
-    type Of2 = fn(&Tensor, &Tensor) -> Result<Tensor>;
     let (b, t, c) = (s.batch, s.context, s.width);
-    let one: [(&str, Of1, usize, Values); 13] = [
-        ("gelu", Tensor::gelu, 4 * c, AROUND_ZERO),
-        ("silu", Tensor::silu, 4 * c, AROUND_ZERO),
-        ("relu", Tensor::relu, c, AROUND_ZERO),
-        ("scale", |x| x.scale(0.37), c, AROUND_ZERO),
-        ("neg", Tensor::neg, c, AROUND_ZERO),
-        ("exp", Tensor::exp, c, AROUND_ZERO),
-        ("sin", Tensor::sin, c, AROUND_ZERO),
-        ("cos", Tensor::cos, c, AROUND_ZERO),
-        ("sigmoid", Tensor::sigmoid, c, AROUND_ZERO),
-        ("tanh", Tensor::tanh, c, AROUND_ZERO),
-        ("log", Tensor::log, c, POSITIVE),
-        ("sqrt", Tensor::sqrt, c, POSITIVE),
-        ("recip", Tensor::recip, c, POSITIVE),
-    ];
-    let mut rows: Vec<Row> = one
-        .into_iter()
-        .map(|(op, apply, width, values)| {
-            let inputs = vec![(vec![b, t, width], values)];
-            Row::both(op, format!("{}x{width}", b * t), inputs, &[], move |x| apply(&x[0]))
-        })
-        .collect();
-    let two: [(&str, Of2); 5] = [
-        ("add", Tensor::add),
-        ("sub", Tensor::sub),
-        ("mul", Tensor::mul),
-        ("div", Tensor::div),
-        ("maximum", Tensor::maximum),
-    ];
-    for (op, apply) in two {
+    let scale: fn(&Tensor) -> Result<Tensor> = |x| x.scale(0.37);
+    let mut rows = Vec::new();
+    for &(op, apply) in UNARY.iter().chain(&[("scale", scale)]) {
+        // Activations are those of a feed-forward layer.
+        let width = if matches!(op, "gelu" | "silu") { 4 * c } else { c };
+        let values = if matches!(op, "log" | "sqrt" | "recip") { POSITIVE } else { AROUND_ZERO };
+        let inputs = vec![(vec![b, t, width], values)];
+        rows.push(Row::both(op, format!("{}x{width}", b * t), inputs, &[], move |x| apply(&x[0])));
+    }
+    for &(op, apply) in BINARY {
         let inputs = vec![(vec![b, t, c], AROUND_ZERO), (vec![b, t, c], POSITIVE)];
         rows.push(Row::both(op, format!("{}x{c}", b * t), inputs, &[], move |x| apply(&x[0], &x[1])));
     }

@@ -2,12 +2,13 @@
 
 use super::{at_least_one, device, output};
 use crate::bench::{
-    GenerateTiming, OpTiming, Sizes, StepCase, StepTiming, measure_peaks, measure_roof, plot_steps, products, select,
-    step_cases, time_generate, time_row, time_step,
+    GenerateTiming, OpTiming, Peaks, Sizes, StepCase, StepTiming, gemms, measure_peaks, measure_roofline, plot_steps,
+    select, step_cases, time_generate, time_row, time_step,
 };
 use crate::config::{DeviceConfig, Precision};
+use crate::profile::Roofline;
 use crate::train::{check_precision, operands};
-use crate::{DType, Error};
+use crate::{DType, Device, Error};
 use anyhow::{Result, bail};
 use std::fs::File;
 use std::io::Write;
@@ -28,7 +29,7 @@ pub struct OpsArgs {
     /// Only these ops, such as matmul or layer_norm
     #[arg(long, value_name = "OP", value_delimiter = ',')]
     only: Vec<String>,
-    /// Instead of the table, matrix products of these sizes, in the layouts nn, nt and tn
+    /// Instead of the table, GEMMs of these sizes, in the layouts nn, nt and tn
     #[arg(long, value_name = "MxNxK", value_delimiter = ',', value_parser = product_sizes)]
     shape: Vec<[usize; 3]>,
     /// gpt2-124m, or small; by default what suits the device
@@ -58,7 +59,7 @@ pub struct StepArgs {
     /// Tokens per sequence instead of the case's; several as 256,512
     #[arg(long, value_name = "T", value_delimiter = ',', value_parser = at_least_one)]
     context: Vec<usize>,
-    /// f32, or mixed: products of 16-bit floats
+    /// f32, or mixed: matmuls of 16-bit floats
     #[arg(long, value_name = "PRECISION", default_value_t = Precision::F32)]
     precision: Precision,
     /// Draw tokens/s against B and the time of a token against T, whichever has several values, into this file
@@ -105,31 +106,20 @@ fn ops(args: &OpsArgs) -> Result<()> {
     // Before the device is opened and measured: what is misspelt should fail now.
     select(&Sizes::SMALL, &args.only)?;
     if !args.shape.is_empty() && args.only.iter().any(|op| op != "matmul") {
-        bail!("--shape is about matrix products: give it alone, or with --only matmul");
+        bail!("--shape is about GEMMs: give it alone, or with --only matmul");
     }
     let device = device::open_autotuned(&args.device.over(&DeviceConfig::default()))?;
     let sizes = args.sizes.unwrap_or_else(|| Sizes::for_device(&device));
     let rows = match &args.shape[..] {
         [] => select(&sizes, &args.only)?,
         shapes => {
-            let of = |dtype| shapes.iter().flat_map(move |&[m, n, k]| products(dtype, m, n, k));
+            let of = |dtype| shapes.iter().flat_map(move |&[m, n, k]| gemms(dtype, m, n, k));
             [DType::F32].into_iter().chain(device.has_f16().then_some(DType::F16)).flat_map(of).collect()
         }
     };
     let peaks = measure_peaks(&device, &sizes)?;
     if !args.json {
-        let name = device.describe();
-        output::line(format_args!(
-            "{name}: at best {:.3} TFLOP/s in f32 matrix products, {}{:.0} GB/s; sizes {}",
-            peaks.tflops,
-            peaks.f16_tflops.map_or(String::new(), |rate| format!("{rate:.3} in f16, ")),
-            peaks.gb_per_s,
-            sizes.name
-        ))?;
-        output::line(format_args!(
-            "{:<20} {:<32} {:<26} {:>9} {:>8} {:>8} {:<12} {:>10}",
-            "op", "shape", "kernel", "ms", "TFLOP/s", "GB/s", "share", "difference"
-        ))?;
+        print_heads(&device, &sizes, &peaks)?;
     }
     let mut wrong = Vec::new();
     for row in &rows {
@@ -145,22 +135,39 @@ fn ops(args: &OpsArgs) -> Result<()> {
             wrong.push(format!("{name} (difference {difference:.0e}, tolerance {:.0e})", row.tolerance));
         }
         for timing in &timings {
-            if args.json {
-                let mut object = serde_json::to_value(timing)?;
-                object["device"] = device.describe().into();
-                object["peak_tflops"] = peaks.tflops.into();
-                object["peak_f16_tflops"] = peaks.f16_tflops.into();
-                object["peak_gb_per_s"] = peaks.gb_per_s.into();
-                output::line(object)?;
-            } else {
-                output::line(op_line(timing))?;
-            }
+            if args.json { output::line(op_json(timing, &device, &peaks)?)? } else { output::line(op_line(timing))? }
         }
     }
     if !wrong.is_empty() {
         bail!("bench ops: not what the CPU computes: {}", wrong.join("; "));
     }
     Ok(())
+}
+
+/// What the device does at best, and the heads of the table's columns.
+fn print_heads(device: &Device, sizes: &Sizes, peaks: &Peaks) -> Result<()> {
+    output::line(format_args!(
+        "{}: at best {:.3} TFLOP/s in f32 GEMMs, {}{:.0} GB/s; sizes {}",
+        device.describe(),
+        peaks.tflops,
+        peaks.f16_tflops.map_or(String::new(), |rate| format!("{rate:.3} in f16, ")),
+        peaks.gb_per_s,
+        sizes.name
+    ))?;
+    output::line(format_args!(
+        "{:<20} {:<32} {:<26} {:>9} {:>8} {:>8} {:<12} {:>10}",
+        "op", "shape", "kernel", "ms", "TFLOP/s", "GB/s", "share", "difference"
+    ))?;
+    Ok(())
+}
+
+fn op_json(timing: &OpTiming, device: &Device, peaks: &Peaks) -> Result<serde_json::Value> {
+    let mut object = serde_json::to_value(timing)?;
+    object["device"] = device.describe().into();
+    object["peak_tflops"] = peaks.tflops.into();
+    object["peak_f16_tflops"] = peaks.f16_tflops.into();
+    object["peak_gb_per_s"] = peaks.gb_per_s.into();
+    Ok(object)
 }
 
 fn op_line(t: &OpTiming) -> String {
@@ -205,17 +212,7 @@ fn or_one(given: &[usize], one: usize) -> Vec<usize> {
 }
 
 fn step(args: &StepArgs) -> Result<()> {
-    let mut cases = Vec::new();
-    for name in &args.case {
-        let case = case_named(name)?;
-        for context in or_one(&args.context, case.config.block_size) {
-            for batch_size in or_one(&args.batch_size, case.batch_size) {
-                let mut case = StepCase { batch_size, ..case.clone() };
-                case.config.block_size = context;
-                cases.push(case);
-            }
-        }
-    }
+    let cases = cases_to_time(args)?;
     let nothing_to_plot =
         "--svg: there is nothing to plot against; give several values to --batch-size or to --context";
     if args.svg.is_some() && args.batch_size.len() < 2 && args.context.len() < 2 {
@@ -224,27 +221,20 @@ fn step(args: &StepArgs) -> Result<()> {
     // Created before anything is measured: a path that cannot be written should fail now.
     let create = |path: &PathBuf| File::create(path).map_err(|e| Error::io("create", path, e));
     let svg_file = args.svg.as_ref().map(create).transpose()?;
-    let products = operands(args.precision);
+    let operands = operands(args.precision);
     let (mut timings, mut peaks) = (Vec::new(), None::<Option<_>>);
     for case in &cases {
         // A fresh device for each case, so that its peak memory is its own.
         let device = device::open_autotuned(&args.device.over(&DeviceConfig::default()))?;
         check_precision(args.precision, &device).map_err(|why| Error::Invalid(format!("--precision: {why}")))?;
         let (steps, rounds) = (args.steps as usize, args.rounds as usize);
-        let mut timing = time_step(case, &device, products, steps, rounds)?;
+        let mut timing = time_step(case, &device, operands, steps, rounds)?;
         // Where single kernels cannot be timed, nothing could be put beside the peaks.
-        if args.profile && !timing.report.kernels.is_empty() {
-            let measure = || {
-                let measured = measure_roof(&device, &Sizes::for_device(&device), products);
-                measured
-                    .inspect_err(|e| {
-                        output::note(format_args!("--profile: cannot measure what the device does at best: {e}"));
-                    })
-                    .ok()
-            };
-            if let Some(peaks) = *peaks.get_or_insert_with(measure) {
-                timing.report.set_peaks(peaks);
-            }
+        if args.profile
+            && !timing.report.kernels.is_empty()
+            && let Some(peaks) = *peaks.get_or_insert_with(|| peaks_or_note(&device, operands))
+        {
+            timing.report.set_peaks(peaks);
         }
         // Whoever compares with other tools' f32 should know how large GEMMs were computed.
         let split_fp16 = args.precision == Precision::F32 && device.split_fp16();
@@ -267,6 +257,29 @@ fn step(args: &StepArgs) -> Result<()> {
         file.write_all(svg.as_bytes()).map_err(|e| Error::io("write", path, e))?;
     }
     Ok(())
+}
+
+/// Every combination of case, context and batch size that was asked for.
+fn cases_to_time(args: &StepArgs) -> Result<Vec<StepCase>> {
+    let mut cases = Vec::new();
+    for name in &args.case {
+        let case = case_named(name)?;
+        for context in or_one(&args.context, case.config.block_size) {
+            for batch_size in or_one(&args.batch_size, case.batch_size) {
+                let mut case = StepCase { batch_size, ..case.clone() };
+                case.config.block_size = context;
+                cases.push(case);
+            }
+        }
+    }
+    Ok(cases)
+}
+
+/// What the device does at best, or a note that it could not be measured.
+fn peaks_or_note(device: &Device, operands: DType) -> Option<Roofline> {
+    measure_roofline(device, &Sizes::for_device(device), operands)
+        .inspect_err(|e| output::note(format_args!("--profile: cannot measure what the device does at best: {e}")))
+        .ok()
 }
 
 fn step_line(t: &StepTiming, precision: &str) -> String {

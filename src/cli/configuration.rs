@@ -22,7 +22,7 @@ pub struct RunFlags {
     /// Where data sets are kept
     #[arg(long, default_value = "data", value_name = "DIR")]
     pub data_dir: PathBuf,
-    /// f32, or mixed: products of 16-bit floats, which a GPU computes faster
+    /// f32, or mixed: matmuls of 16-bit floats, which a GPU computes faster
     #[arg(long, value_name = "PRECISION")]
     precision: Option<Precision>,
     #[command(flatten)]

@@ -87,14 +87,14 @@ pub fn open_for_run(resolved: &mut Resolved, kept: Option<MatmulF32>, tune: bool
     keep(resolved, kept);
     let device = open_with(&resolved.config.device, tune)?;
     let (value, how) = effective_matmul_f32(&device);
-    resolved.settle_matmul_f32(value, how);
+    resolved.resolve_matmul_f32(value, how);
     Ok(device)
 }
 
 /// A resumed run goes on with the value that it has, unless another one is asked for.
 fn keep(resolved: &mut Resolved, kept: Option<MatmulF32>) {
     if let Some(kept) = kept.filter(|kept| *kept != MatmulF32::Auto) {
-        resolved.settle_matmul_f32(kept, "as the run began");
+        resolved.resolve_matmul_f32(kept, "as the run began");
     }
 }
 
@@ -274,7 +274,7 @@ mod tests {
             let mut resolved = Layers::new().set(&format!("device.matmul_f32={asked}")).unwrap().build().unwrap();
             keep(&mut resolved, kept);
             // What the device has come to since.
-            resolved.settle_matmul_f32(MatmulF32::Fma, "measured anew");
+            resolved.resolve_matmul_f32(MatmulF32::Fma, "measured anew");
             resolved.config.device.matmul_f32
         };
         assert_eq!(resumed("auto", Some(MatmulF32::SplitFp16)), MatmulF32::SplitFp16);

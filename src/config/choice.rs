@@ -48,7 +48,7 @@ choice! {
     Precision {
         /// Everything in 32-bit floats.
         F32 = "f32",
-        /// 16-bit storage and products with 32-bit accumulation and master weights.
+        /// 16-bit storage and matmuls with 32-bit accumulation and master weights.
         Mixed = "mixed",
     }
 }

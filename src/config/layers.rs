@@ -243,7 +243,7 @@ impl Resolved {
 
     /// Replaces `device.matmul_f32 = "auto"` by what it came to, so that the run's config.toml says it; `how` tells
     /// why. Any other value stays.
-    pub fn settle_matmul_f32(&mut self, value: MatmulF32, how: &'static str) {
+    pub fn resolve_matmul_f32(&mut self, value: MatmulF32, how: &'static str) {
         if self.config.device.matmul_f32 == MatmulF32::Auto {
             self.config.device.matmul_f32 = value;
             self.origins.insert("device.matmul_f32".into(), Origin::Settled(how));

@@ -135,7 +135,7 @@ pub struct ModelConfig {
     pub n_embd: usize,
     /// Tokens of context. Default 128.
     pub block_size: usize,
-    /// The vocabulary is filled up to a multiple of this with tokens that never occur and are never drawn. Matrix units
+    /// The vocabulary is filled up to a multiple of this with tokens that never occur and are never drawn. Tensor cores
     /// multiply only by a vocabulary that is a multiple of 4; 64 makes 50,304 of GPT-2's 50,257 tokens. Default 1.
     pub vocab_multiple: usize,
     /// The probability that dropout zeroes a value in training, in [0, 1). Default 0.

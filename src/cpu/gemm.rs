@@ -1,4 +1,4 @@
-//! Matrix products by the crate `gemm`, and matrices of which several threads write different parts: the one place
+//! GEMMs by the crate `gemm`, and matrices of which several threads write different parts: the one place
 //! that deals in pointers to elements.
 
 use rayon::prelude::*;

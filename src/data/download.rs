@@ -104,7 +104,6 @@ fn fetch_rest(
     part: &Path,
     on_progress: &mut dyn FnMut(u64),
 ) -> std::result::Result<(), Failure> {
-    let write = |error| Failure::Lasting(Error::io("write", part, error));
     let discard = || std::fs::remove_file(part).map_err(|error| Failure::Lasting(Error::io("remove", part, error)));
     let mut done = part.metadata().map_or(0, |metadata| metadata.len());
     if done > file.size_bytes {
@@ -139,23 +138,35 @@ fn fetch_rest(
             return Err(Failure::Lasting(Error::Download { url: url.to_string(), message }));
         }
     }
+    // One byte more than is due tells a file that is too long, without filling the disk with it.
+    let body = response.body_mut().as_reader().take(file.size_bytes - done + 1);
+    append(body, part, done, file.size_bytes, on_progress)
+}
+
+/// Appends `body` to `part`, which has `done` bytes of the `size_bytes` that it shall have.
+fn append(
+    mut body: impl Read,
+    part: &Path,
+    mut done: u64,
+    size_bytes: u64,
+    on_progress: &mut dyn FnMut(u64),
+) -> std::result::Result<(), Failure> {
+    let write = |error| Failure::Lasting(Error::io("write", part, error));
     let mut output = OpenOptions::new().create(true).append(true).open(part).map_err(write)?;
     let mut buffer = [0; 1 << 16];
-    // One byte more than is due tells a file that is too long, without filling the disk with it.
-    let mut body = response.body_mut().as_reader().take(file.size_bytes - done + 1);
     loop {
         match body.read(&mut buffer) {
             Ok(0) => break,
             Ok(count) => {
                 output.write_all(&buffer[..count]).map_err(write)?;
                 done += count as u64;
-                on_progress(done.min(file.size_bytes));
+                on_progress(done.min(size_bytes));
             }
             Err(error) => return Err(Failure::Passing(format!("cut off after {done} bytes: {error}"))),
         }
     }
-    if done < file.size_bytes {
-        return Err(Failure::Passing(format!("cut off after {done} of {} bytes", file.size_bytes)));
+    if done < size_bytes {
+        return Err(Failure::Passing(format!("cut off after {done} of {size_bytes} bytes")));
     }
     Ok(())
 }

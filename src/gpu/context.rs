@@ -4,7 +4,7 @@ use super::pipeline_cache::PipelineCache;
 use super::pipelines::Pipelines;
 use super::plan::{ChoiceCache, Limits, Operand, Plan};
 use super::pool::{GpuSlice, Pool};
-use super::readback::{Pending, Spares, Staging};
+use super::readback::{PendingReadback, Staging, StagingPool};
 use super::recorder::Recorder;
 use super::timestamps::Timestamps;
 use super::{AdapterChoice, AdapterInfo, adapter};
@@ -29,7 +29,7 @@ const KERNELS_PER_SUBMIT: usize = 256;
 const KERNELS_WHEN_IDLE: usize = 16;
 // Each has two timestamps at most, and so has its pass.
 const _: () = assert!(4 * KERNELS_PER_SUBMIT <= Timestamps::CAPACITY as usize);
-/// Submits that [`Gpu::keep_busy`] sees to it that the GPU has before it.
+/// Submits that [`Gpu::flush_if_idle`] sees to it that the GPU has before it.
 const SUBMITS_AHEAD: usize = 2;
 /// Uploads of so many bytes are submitted: until then they are in the host's memory twice.
 const LARGE_UPLOAD: usize = 16 << 20;
@@ -49,7 +49,7 @@ struct Context {
     submissions: Mutex<VecDeque<wgpu::SubmissionIndex>>,
     /// Kernels recorded before the next submit happens by itself.
     kernels_per_submit: AtomicUsize,
-    spares: Spares,
+    staging_pool: StagingPool,
     /// The first error that the driver reported outside a call.
     fault: Arc<Mutex<Option<Fault>>>,
     /// The most memory that is taken, bytes.
@@ -109,7 +109,7 @@ impl Gpu {
         let pipelines = Pipelines::new(device.clone(), limits.clone(), cache);
         let profiler = Arc::new(Profiler::new());
         let recorder = Mutex::new(Recorder::new(device.clone(), queue, pipelines, profiler.clone()));
-        let (pool, spares, submissions) = (Arc::default(), Spares::default(), Mutex::default());
+        let (pool, staging_pool, submissions) = (Arc::default(), StagingPool::default(), Mutex::default());
         let kernels_per_submit = AtomicUsize::new(KERNELS_WHEN_IDLE);
         let memory_bytes = choice.memory_bytes.unwrap_or(usize::MAX);
         let context = Context {
@@ -120,7 +120,7 @@ impl Gpu {
             recorder,
             submissions,
             kernels_per_submit,
-            spares,
+            staging_pool,
             fault,
             memory_bytes,
         };
@@ -186,18 +186,18 @@ impl Gpu {
                 hint: "use a smaller model or batch, or --device cpu".into(),
             });
         }
-        self.make_room(|| self.0.pool.take(size, kind, |size| self.create_buffer(size)))
+        self.retry_after_trim(|| self.0.pool.take(size, kind, |size| self.create_buffer(size)))
     }
 
     /// What `make` makes. If there is no memory for it, once more without what the pool keeps for other sizes.
-    fn make_room<T>(&self, make: impl Fn() -> Result<T>) -> Result<T> {
+    fn retry_after_trim<T>(&self, make: impl Fn() -> Result<T>) -> Result<T> {
         match make() {
             Err(Error::OutOfMemory { .. }) => {
                 // The GPU must be done with it first.
                 self.synchronize()?;
                 self.recorder().pipelines.forget_bind_groups();
                 self.0.pool.release_free();
-                self.0.spares.release();
+                self.0.staging_pool.release();
                 self.0.device.poll(wgpu::PollType::Poll).map_err(|e| Error::Gpu(e.to_string()))?;
                 make()
             }
@@ -234,7 +234,7 @@ impl Gpu {
     }
 
     /// Makes the device one that is lost, as if its driver had ended.
-    #[doc(hidden)]
+    #[cfg(feature = "testing")]
     pub fn lose_for_tests(&self) {
         *self.0.fault.lock().unwrap_or_else(|p| p.into_inner()) = Some(Fault::Lost("by a test".into()));
         self.0.device.destroy();
@@ -255,14 +255,14 @@ impl Gpu {
         let started = Instant::now();
         let scratch = plan.scratch.iter().map(|&size| self.alloc(size, MemoryKind::Scratch));
         let scratch = scratch.collect::<Result<Vec<_>>>()?;
-        let part = |binding: &Operand| match *binding {
+        let range = |binding: &Operand| match *binding {
             Operand::Input(i) => inputs[i].into(),
             Operand::Output(i) => outputs[i].into(),
             Operand::Scratch(i) | Operand::ReadScratch(i) => (&scratch[i]).into(),
         };
         let launches = plan.launches.into_iter().filter(|launch| launch.workgroups > 0).map(|launch| {
-            let parts = launch.buffers.iter().map(|buffer| part(&buffer.operand)).collect();
-            (launch, parts)
+            let ranges = launch.buffers.iter().map(|buffer| range(&buffer.operand)).collect();
+            (launch, ranges)
         });
         let mut recorder = self.recorder();
         recorder.kernel(name, cost, launches);
@@ -287,7 +287,7 @@ impl Gpu {
         let size = bytes.len().next_multiple_of(4) as u64;
         let usage = wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC;
         let descriptor = wgpu::BufferDescriptor { label: Some("upload"), size, usage, mapped_at_creation: true };
-        let from = self.make_room(|| self.made(bytes.len(), || self.0.device.create_buffer(&descriptor)))?;
+        let from = self.retry_after_trim(|| self.made(bytes.len(), || self.0.device.create_buffer(&descriptor)))?;
         let mut mapped = from.get_mapped_range_mut(..).map_err(|e| Error::Gpu(e.to_string()))?;
         mapped.slice(..bytes.len()).copy_from_slice(bytes);
         drop(mapped);
@@ -306,11 +306,11 @@ impl Gpu {
     ///
     /// # Errors
     /// If there is no memory to read into, or the driver reported an error.
-    pub fn download_later(&self, slice: &GpuSlice) -> Result<Pending> {
-        let make = || Staging::new(&self.0.device, slice.size, &self.0.spares);
-        let staging = self.make_room(|| self.made(slice.size, make))?;
+    pub fn download_later(&self, slice: &GpuSlice) -> Result<PendingReadback> {
+        let make = || Staging::new(&self.0.device, slice.size, &self.0.staging_pool);
+        let staging = self.retry_after_trim(|| self.made(slice.size, make))?;
         self.recorder().read(&slice.into(), &staging);
-        Ok(Pending { gpu: self.clone(), staging, size: slice.size, spares: self.0.spares.clone() })
+        Ok(PendingReadback { gpu: self.clone(), staging, size: slice.size, staging_pool: self.0.staging_pool.clone() })
     }
 
     /// The contents of `slice`, after everything recorded so far has run. Waits.
@@ -326,7 +326,7 @@ impl Gpu {
     ///
     /// # Errors
     /// If the driver reported an error.
-    pub fn keep_busy(&self) -> Result<()> {
+    pub fn flush_if_idle(&self) -> Result<()> {
         self.check()?;
         let mut submissions = self.submissions();
         while let Some(oldest) = submissions.front() {
@@ -466,7 +466,7 @@ mod tests {
             let fault = Fault::Reported { message: "a test".into(), out_of_memory };
             *gpu.0.fault.lock().unwrap() = Some(fault);
         };
-        let made = gpu.make_room(|| {
+        let made = gpu.retry_after_trim(|| {
             gpu.made(7, || {
                 if gpu.memory().reserved_bytes > 0 {
                     report(true);
@@ -474,11 +474,11 @@ mod tests {
             })
         });
         assert!(made.is_ok(), "{made:?}");
-        let made = gpu.make_room(|| gpu.made(7, || report(true)));
+        let made = gpu.retry_after_trim(|| gpu.made(7, || report(true)));
         assert!(matches!(made, Err(Error::OutOfMemory { needed_bytes: 7, .. })), "{made:?}");
         // It is over then.
         gpu.alloc(1000, MemoryKind::Other).unwrap();
-        let made = gpu.make_room(|| gpu.made(7, || report(false)));
+        let made = gpu.retry_after_trim(|| gpu.made(7, || report(false)));
         assert!(matches!(&made, Err(Error::Gpu(message)) if message == "a test"), "{made:?}");
     }
 }

@@ -1,11 +1,12 @@
 //! The only place that speaks to wgpu: adapters, buffers, pipelines, command recording, timestamps.
 //!
 //! Ops describe their work as a [`Plan`]; [`Gpu::run`] records it. Nothing waits for the GPU except
-//! [`Gpu::download`], [`Pending::wait`] and [`Gpu::synchronize`].
+//! [`Gpu::download`], [`PendingReadback::wait`] and [`Gpu::synchronize`].
 //! Without the feature `gpu`, [`Gpu`] is a type without values, so the rest of the library needs no conditions.
 
 mod cache;
 mod plan;
+#[cfg(feature = "testing")]
 mod testing;
 
 #[cfg(feature = "gpu")]
@@ -30,9 +31,9 @@ mod shader;
 mod timestamps;
 
 #[cfg(not(feature = "gpu"))]
-mod absent;
+mod stub;
 
-#[doc(hidden)]
+#[cfg(feature = "testing")]
 pub use testing::gpu_for_tests;
 
 pub(crate) use cache::store;
@@ -46,12 +47,12 @@ pub use {
     adapter::adapters,
     context::Gpu,
     pool::GpuSlice,
-    readback::{Landed, Pending},
+    readback::{MappedBytes, PendingReadback},
     shader::{render, source_of},
 };
 
 #[cfg(not(feature = "gpu"))]
-pub use absent::{Gpu, GpuSlice, Landed, Pending, adapters};
+pub use stub::{Gpu, GpuSlice, MappedBytes, PendingReadback, adapters};
 
 use serde::Serialize;
 use std::path::PathBuf;

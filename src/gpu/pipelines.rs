@@ -2,7 +2,7 @@
 
 use super::pipeline_cache::PipelineCache;
 use super::plan::{Interface, Launch, Limits, PARAMS_BYTES, Value};
-use super::recorder::Part;
+use super::recorder::BufferRange;
 use super::shader;
 use rayon::prelude::*;
 use rustc_hash::FxHashMap;
@@ -100,19 +100,19 @@ impl Pipelines {
         layout
     }
 
-    /// The bind group of these parts for this pipeline.
+    /// The bind group of these ranges for this pipeline.
     ///
     /// Bindings reach to the next multiple of 16 bytes, so that a shader may read a tensor's last elements as a vec4.
-    pub fn bind_group(&mut self, pipeline: &Pipeline, parts: &[Part]) -> &wgpu::BindGroup {
-        let size = |part: &Part| part.size.max(4).next_multiple_of(16);
-        let key = (pipeline.layout.id, parts.iter().map(|part| (part.id, part.offset, size(part))).collect());
+    pub fn bind_group(&mut self, pipeline: &Pipeline, ranges: &[BufferRange]) -> &wgpu::BindGroup {
+        let size = |range: &BufferRange| range.size.max(4).next_multiple_of(16);
+        let key = (pipeline.layout.id, ranges.iter().map(|range| (range.id, range.offset, size(range))).collect());
         if self.groups.len() >= MAX_GROUPS {
             self.groups.clear();
         }
         self.groups.entry(key).or_insert_with(|| {
-            let bindings = parts.iter().map(|part| {
-                let (offset, size) = (part.offset, wgpu::BufferSize::new(size(part)));
-                wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer: &part.buffer, offset, size })
+            let bindings = ranges.iter().map(|range| {
+                let (offset, size) = (range.offset, wgpu::BufferSize::new(size(range)));
+                wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer: &range.buffer, offset, size })
             });
             let entries: Vec<wgpu::BindGroupEntry> =
                 (0..).zip(bindings).map(|(binding, resource)| wgpu::BindGroupEntry { binding, resource }).collect();

@@ -225,7 +225,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Those of the CPU, which binds whatever fits its memory and has none of a GPU's units.
+    /// Those of the CPU, which binds whatever fits its memory and has none of a GPU's tensor cores.
     pub const CPU: Limits = Limits {
         binding_bytes: u64::MAX,
         buffer_bytes: u64::MAX,
@@ -300,7 +300,8 @@ impl fmt::Debug for ChoiceCache {
 pub const PARAMS_BYTES: usize = 128;
 
 /// Names and texts of what templates may include: `{% include "matmul_epilogue" %}`.
-pub const INCLUDES: [(&str, &str); 5] = [
+pub const INCLUDES: [(&str, &str); 6] = [
+    ("attention_blocks", include_str!("../../shaders/attention_blocks.wgsl")),
     ("attention_common", include_str!("../../shaders/attention_common.wgsl")),
     ("attention_coop_common", include_str!("../../shaders/attention_coop_common.wgsl")),
     ("matmul_epilogue", include_str!("../../shaders/matmul_epilogue.wgsl")),

@@ -13,15 +13,15 @@ const FAILED: u8 = 2;
 /// Buffers that are kept for the next read of that size: to pin gigabytes of memory takes a large part of a second.
 /// Small ones are made anew.
 #[derive(Clone, Default)]
-pub(super) struct Spares(Arc<Mutex<Vec<wgpu::Buffer>>>);
+pub(super) struct StagingPool(Arc<Mutex<Vec<wgpu::Buffer>>>);
 
-impl Spares {
+impl StagingPool {
     const MIN_BYTES: u64 = 1 << 20;
 
     fn take(&self, size: u64) -> Option<wgpu::Buffer> {
-        let mut spares = self.0.lock().unwrap_or_else(|p| p.into_inner());
-        let place = spares.iter().position(|buffer| buffer.size() == size)?;
-        Some(spares.swap_remove(place))
+        let mut buffers = self.0.lock().unwrap_or_else(|p| p.into_inner());
+        let place = buffers.iter().position(|buffer| buffer.size() == size)?;
+        Some(buffers.swap_remove(place))
     }
 
     /// Gives back what is kept.
@@ -30,7 +30,7 @@ impl Spares {
     }
 
     fn keep(&self, buffer: wgpu::Buffer) {
-        if buffer.size() >= Spares::MIN_BYTES {
+        if buffer.size() >= StagingPool::MIN_BYTES {
             self.0.lock().unwrap_or_else(|p| p.into_inner()).push(buffer);
         }
     }
@@ -44,9 +44,9 @@ pub(super) struct Staging {
 }
 
 impl Staging {
-    pub fn new(device: &wgpu::Device, size: usize, spares: &Spares) -> Staging {
+    pub fn new(device: &wgpu::Device, size: usize, staging_pool: &StagingPool) -> Staging {
         let size = size.next_multiple_of(4) as u64;
-        let buffer = spares.take(size).unwrap_or_else(|| {
+        let buffer = staging_pool.take(size).unwrap_or_else(|| {
             device.create_buffer(&wgpu::BufferDescriptor {
                 label: Some("staging"),
                 size,
@@ -87,23 +87,23 @@ impl Staging {
 }
 
 /// Bytes on their way from the GPU.
-pub struct Pending {
+pub struct PendingReadback {
     pub(super) gpu: Gpu,
     pub(super) staging: Staging,
     pub(super) size: usize,
-    pub(super) spares: Spares,
+    pub(super) staging_pool: StagingPool,
 }
 
 /// Bytes that have arrived from the GPU, in the memory where they arrived. Another thread may read them.
-pub struct Landed {
+pub struct MappedBytes {
     /// `None` only while it is dropped.
     view: Option<wgpu::BufferView>,
     size: usize,
     buffer: wgpu::Buffer,
-    spares: Spares,
+    staging_pool: StagingPool,
 }
 
-impl Deref for Landed {
+impl Deref for MappedBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -111,28 +111,28 @@ impl Deref for Landed {
     }
 }
 
-impl Drop for Landed {
+impl Drop for MappedBytes {
     fn drop(&mut self) {
         self.view = None; // before the buffer is unmapped
         self.buffer.unmap();
-        self.spares.keep(self.buffer.clone());
+        self.staging_pool.keep(self.buffer.clone());
     }
 }
 
-impl Pending {
+impl PendingReadback {
     /// The bytes where they arrived, once they have. Never waits, never copies; to be called until it gives them.
     ///
     /// # Errors
     /// If the GPU reported an error.
-    pub fn try_land(&self) -> Result<Option<Landed>> {
+    pub fn try_read(&self) -> Result<Option<MappedBytes>> {
         self.gpu.poll()?;
-        let landed = |view| Landed {
+        let mapped = |view| MappedBytes {
             view: Some(view),
             size: self.size,
             buffer: self.staging.buffer.clone(),
-            spares: self.spares.clone(),
+            staging_pool: self.staging_pool.clone(),
         };
-        Ok(self.staging.mapped()?.map(landed))
+        Ok(self.staging.mapped()?.map(mapped))
     }
 
     /// Submits what is recorded and waits for the bytes.

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 
 /// A part of a buffer. Unlike a [`GpuSlice`] it lets the pool hand the memory out again meanwhile: to what is recorded
 /// later.
-pub(super) struct Part {
+pub(super) struct BufferRange {
     /// Which buffer: never used twice.
     pub id: u64,
     pub buffer: wgpu::Buffer,
@@ -23,17 +23,17 @@ pub(super) struct Part {
     pub size: u64,
 }
 
-impl From<&GpuSlice> for Part {
-    fn from(slice: &GpuSlice) -> Part {
+impl From<&GpuSlice> for BufferRange {
+    fn from(slice: &GpuSlice) -> BufferRange {
         let (buffer, id) = (slice.buffer.raw().clone(), slice.buffer.id);
-        Part { id, buffer, offset: slice.offset as u64, size: slice.size as u64 }
+        BufferRange { id, buffer, offset: slice.offset as u64, size: slice.size as u64 }
     }
 }
 
 /// A launch with what its bindings are.
-struct Bound {
+struct RecordedDispatch {
     launch: Launch,
-    parts: Vec<Part>,
+    ranges: Vec<BufferRange>,
     /// `None` if it was not compiled yet when it was recorded.
     pipeline: Option<Arc<Pipeline>>,
 }
@@ -44,10 +44,10 @@ enum Command {
         cost: Cost,
         /// Whether it gets timestamps of its own.
         timed: bool,
-        launches: Vec<Bound>,
+        launches: Vec<RecordedDispatch>,
     },
     /// Sets bytes to zero.
-    Clear(Part),
+    Clear(BufferRange),
     /// Copies this many bytes from the start of one buffer, or of a part of one, to that of another.
     Copy { from: (wgpu::Buffer, u64), to: (wgpu::Buffer, u64), size: u64 },
 }
@@ -104,13 +104,18 @@ impl Recorder {
     }
 
     /// Records a kernel: its launches and what each binds.
-    pub fn kernel(&mut self, name: &'static str, cost: Cost, launches: impl Iterator<Item = (Launch, Vec<Part>)>) {
-        let bind = |(launch, parts)| {
+    pub fn kernel(
+        &mut self,
+        name: &'static str,
+        cost: Cost,
+        launches: impl Iterator<Item = (Launch, Vec<BufferRange>)>,
+    ) {
+        let bind = |(launch, ranges)| {
             let pipeline = self.pipelines.compiled(&launch);
-            Bound { launch, parts, pipeline }
+            RecordedDispatch { launch, ranges, pipeline }
         };
-        let launches: Vec<Bound> = launches.map(bind).collect();
-        self.must_compile |= launches.iter().any(|bound| bound.pipeline.is_none());
+        let launches: Vec<RecordedDispatch> = launches.map(bind).collect();
+        self.must_compile |= launches.iter().any(|dispatch| dispatch.pipeline.is_none());
         let timed = self.timestamps.as_ref().is_some_and(|timestamps| timestamps.kernels);
         self.commands.push(Command::Kernel { name, cost, timed, launches });
         self.profiler.count_kernel(name);
@@ -118,8 +123,8 @@ impl Recorder {
         self.flops += cost.flops;
     }
 
-    pub fn clear(&mut self, part: Part) {
-        self.commands.push(Command::Clear(part));
+    pub fn clear(&mut self, range: BufferRange) {
+        self.commands.push(Command::Clear(range));
     }
 
     fn copy(&mut self, from: (&wgpu::Buffer, u64), to: (&wgpu::Buffer, u64), size: u64) {
@@ -128,15 +133,15 @@ impl Recorder {
     }
 
     /// Records copying from memory of the host.
-    pub fn write(&mut self, from: &wgpu::Buffer, to: Part) {
+    pub fn write(&mut self, from: &wgpu::Buffer, to: BufferRange) {
         self.uploaded += to.size as usize;
         self.copy((from, 0), (&to.buffer, to.offset), from.size());
     }
 
     /// Records copying a part to the host.
-    pub fn read(&mut self, part: &Part, into: &Staging) {
-        let size = part.size.next_multiple_of(4);
-        self.copy((&part.buffer, part.offset), (&into.buffer, 0), size);
+    pub fn read(&mut self, range: &BufferRange, into: &Staging) {
+        let size = range.size.next_multiple_of(4);
+        self.copy((&range.buffer, range.offset), (&into.buffer, 0), size);
         self.to_map.push(into.clone());
     }
 
@@ -174,8 +179,11 @@ impl Recorder {
             Command::Kernel { launches, .. } => Some(launches),
             _ => None,
         });
-        let missing: Vec<&Launch> =
-            launches.flatten().filter(|bound| bound.pipeline.is_none()).map(|bound| &bound.launch).collect();
+        let missing: Vec<&Launch> = launches
+            .flatten()
+            .filter(|dispatch| dispatch.pipeline.is_none())
+            .map(|dispatch| &dispatch.launch)
+            .collect();
         if missing.is_empty() { Duration::ZERO } else { self.pipelines.compile(&missing) }
     }
 
@@ -190,7 +198,7 @@ impl Recorder {
         for group in commands.chunk_by(kernels) {
             match &group[0] {
                 Command::Kernel { .. } => self.encode_pass(&mut encoder, group),
-                Command::Clear(Part { buffer, offset, size, .. }) => {
+                Command::Clear(BufferRange { buffer, offset, size, .. }) => {
                     encoder.clear_buffer(buffer, *offset, Some(size.next_multiple_of(4)));
                 }
                 Command::Copy { from, to, size } => {
@@ -210,12 +218,12 @@ impl Recorder {
             };
             let timestamps = self.timestamps.as_mut().filter(|_| *timed);
             let mark = timestamps.map(|timestamps| timestamps.begin_kernel(&mut pass, name, *cost));
-            for bound in launches {
-                let Bound { launch, parts, pipeline } = bound;
+            for dispatch in launches {
+                let RecordedDispatch { launch, ranges, pipeline } = dispatch;
                 let pipeline = pipeline.clone().or_else(|| self.pipelines.compiled(launch));
                 let pipeline = pipeline.expect("compiled before it is encoded");
                 pass.set_pipeline(&pipeline.raw);
-                pass.set_bind_group(0, self.pipelines.bind_group(&pipeline, parts), &[]);
+                pass.set_bind_group(0, self.pipelines.bind_group(&pipeline, ranges), &[]);
                 if !launch.params.is_empty() {
                     let words = words(&launch.params);
                     match &mut self.uniforms {

@@ -2,7 +2,7 @@
 //!
 //! Queries of a submit are resolved at its end and arrive in the profile some submits later; nothing waits for them.
 
-use super::readback::{Spares, Staging};
+use super::readback::{Staging, StagingPool};
 use crate::Result;
 use crate::profile::{Cost, Profiler};
 use std::collections::VecDeque;
@@ -13,15 +13,15 @@ use std::time::Duration;
 const MUCH: f64 = 1e11;
 
 /// What a pair of queries encloses.
-enum Enclosed {
+enum TimedScope {
     Pass,
     Kernel(&'static str, Cost),
 }
 
 /// Resolved queries on their way to the host.
-struct InFlight {
+struct ResolvedQueries {
     staging: Staging,
-    pairs: Vec<(u32, Enclosed)>,
+    pairs: Vec<(u32, TimedScope)>,
     flops: f64,
 }
 
@@ -33,8 +33,8 @@ pub(super) struct Timestamps {
     ns_per_tick: f64,
     next: u32,
     /// (index of the first query of a pair, what it encloses), of the submit being recorded.
-    pairs: Vec<(u32, Enclosed)>,
-    in_flight: VecDeque<InFlight>,
+    pairs: Vec<(u32, TimedScope)>,
+    in_flight: VecDeque<ResolvedQueries>,
     free: Vec<Staging>,
     /// Whether each kernel gets its own pair.
     pub kernels: bool,
@@ -77,16 +77,16 @@ impl Timestamps {
         })
     }
 
-    fn pair(&mut self, enclosed: Enclosed) -> u32 {
+    fn pair(&mut self, scope: TimedScope) -> u32 {
         let first = self.next;
         self.next += 2;
-        self.pairs.push((first, enclosed));
+        self.pairs.push((first, scope));
         first
     }
 
     /// The queries of a pass that is about to begin.
     pub fn pass(&mut self) -> wgpu::ComputePassTimestampWrites<'_> {
-        let first = self.pair(Enclosed::Pass);
+        let first = self.pair(TimedScope::Pass);
         wgpu::ComputePassTimestampWrites {
             query_set: &self.queries,
             beginning_of_pass_write_index: Some(first),
@@ -96,7 +96,7 @@ impl Timestamps {
 
     /// Marks the start of a kernel; give the result to [`Timestamps::end_kernel`].
     pub fn begin_kernel(&mut self, pass: &mut wgpu::ComputePass, name: &'static str, cost: Cost) -> u32 {
-        let first = self.pair(Enclosed::Kernel(name, cost));
+        let first = self.pair(TimedScope::Kernel(name, cost));
         pass.write_timestamp(&self.queries, first);
         first
     }
@@ -114,11 +114,11 @@ impl Timestamps {
         let staging = self
             .free
             .pop()
-            .unwrap_or_else(|| Staging::new(device, Timestamps::CAPACITY as usize * 8, &Spares::default()));
+            .unwrap_or_else(|| Staging::new(device, Timestamps::CAPACITY as usize * 8, &StagingPool::default()));
         let size = u64::from(self.next) * 8;
         encoder.resolve_query_set(&self.queries, 0..self.next, &self.resolved, 0);
         encoder.copy_buffer_to_buffer(&self.resolved, 0, &staging.buffer, 0, Some(size));
-        self.in_flight.push_back(InFlight { staging, pairs: std::mem::take(&mut self.pairs), flops });
+        self.in_flight.push_back(ResolvedQueries { staging, pairs: std::mem::take(&mut self.pairs), flops });
         self.next = 0;
     }
 
@@ -141,15 +141,15 @@ impl Timestamps {
             let ticks: &[u64] = &bytemuck::pod_collect_to_vec::<u8, u64>(&bytes);
             let done = self.in_flight.pop_front().expect("front was there");
             let mut busy = Duration::ZERO;
-            for (first, enclosed) in done.pairs {
+            for (first, scope) in done.pairs {
                 let elapsed = ticks[first as usize + 1].saturating_sub(ticks[first as usize]);
                 let elapsed = Duration::from_nanos((elapsed as f64 * self.ns_per_tick) as u64);
-                match enclosed {
-                    Enclosed::Pass => {
+                match scope {
+                    TimedScope::Pass => {
                         busy += elapsed;
                         self.profiler.add_gpu_busy(elapsed);
                     }
-                    Enclosed::Kernel(name, cost) => self.profiler.add_kernel(name, elapsed, cost),
+                    TimedScope::Kernel(name, cost) => self.profiler.add_kernel(name, elapsed, cost),
                 }
             }
             if done.flops >= MUCH {

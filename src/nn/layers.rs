@@ -106,6 +106,28 @@ impl Module for Embedding {
     }
 }
 
+/// A layer that normalizes the residual stream.
+pub trait Norm {
+    /// (..., width) -> (..., width) of type `out`
+    ///
+    /// # Errors
+    /// If the shape does not fit.
+    fn forward(&self, x: &Tensor, out: DType) -> Result<Tensor>;
+
+    /// The residual stream x + dropout(branch), and that sum normalized, of type `out`: twice (..., width), in one
+    /// kernel.
+    ///
+    /// # Errors
+    /// If a shape does not fit.
+    fn forward_add(
+        &self,
+        x: &Tensor,
+        branch: &Tensor,
+        dropout: Option<(f32, Key)>,
+        out: DType,
+    ) -> Result<(Tensor, Tensor)>;
+}
+
 /// Layer normalization over the last dimension (Ba, Kiros, Hinton 2016), with PyTorch's epsilon.
 pub struct LayerNorm {
     pub weight: Parameter,
@@ -124,21 +146,14 @@ impl LayerNorm {
         let bias = bias.then(|| constant(0.0, width)).transpose()?;
         Ok(LayerNorm { weight: constant(1.0, width)?.into(), bias: bias.map(Parameter::from) })
     }
+}
 
-    /// (..., width) -> (..., width) of type `out`
-    ///
-    /// # Errors
-    /// If the shape does not fit.
-    pub fn forward(&self, x: &Tensor, out: DType) -> Result<Tensor> {
+impl Norm for LayerNorm {
+    fn forward(&self, x: &Tensor, out: DType) -> Result<Tensor> {
         x.layer_norm_to(out, &self.weight, self.bias.as_deref(), LayerNorm::EPS)
     }
 
-    /// The residual stream x + dropout(branch), and that sum normalized, of type `out`: twice (..., width), in one
-    /// kernel.
-    ///
-    /// # Errors
-    /// If a shape does not fit.
-    pub fn forward_add(
+    fn forward_add(
         &self,
         x: &Tensor,
         branch: &Tensor,

@@ -3,7 +3,7 @@
 mod layers;
 mod residual;
 
-pub use layers::{Dropout, Embedding, LayerNorm, Linear, init_keys};
+pub use layers::{Dropout, Embedding, LayerNorm, Linear, Norm, init_keys};
 pub use residual::ResidualStream;
 
 use crate::{DType, Device, Result, Tensor};

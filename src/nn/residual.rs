@@ -1,12 +1,12 @@
 //! The residual stream of a Transformer (Vaswani et al. 2017, with the norm first): what every layer reads, normalized,
 //! and adds its branch to.
 //!
-//! x + dropout(branch), and the layer norm of that sum, are one kernel ([`LayerNorm::forward_add`]). So `add` only
+//! x + dropout(branch), and the norm of that sum, are one kernel ([`Norm::forward_add`]). So `add` only
 //! notes the branch, and the `norm` that comes next adds it: a layer need not know which norm that is.
 //!
 //! Shapes: all tensors are (..., C).
 
-use super::{Dropout, LayerNorm};
+use super::{Dropout, Norm};
 use crate::ops::random::Key;
 use crate::{DType, Result, Tensor};
 
@@ -36,7 +36,7 @@ impl ResidualStream {
     /// # Errors
     /// If there is a branch that no norm has added yet, those of adding it.
     pub fn add(&mut self, branch: Tensor, dropout: &Dropout) -> Result<()> {
-        self.settle()?;
+        self.materialize()?;
         self.pending = Some(Branch { value: branch, dropout: dropout.next() });
         Ok(())
     }
@@ -45,7 +45,7 @@ impl ResidualStream {
     ///
     /// # Errors
     /// If the shapes of stream, branch and norm differ.
-    pub fn norm(&mut self, norm: &LayerNorm) -> Result<Tensor> {
+    pub fn norm(&mut self, norm: &impl Norm) -> Result<Tensor> {
         let Some(Branch { value, dropout }) = self.pending.take() else { return norm.forward(&self.x, self.operand) };
         let (x, normal) = norm.forward_add(&self.x, &value, dropout, self.operand)?;
         self.x = x;
@@ -53,7 +53,7 @@ impl ResidualStream {
     }
 
     /// Adds the branch that is pending without a norm.
-    fn settle(&mut self) -> Result<()> {
+    fn materialize(&mut self) -> Result<()> {
         let Some(Branch { value, dropout }) = self.pending.take() else { return Ok(()) };
         let branch = value.to_dtype(DType::F32)?;
         let branch = dropout.map_or(Ok(branch.clone()), |(probability, key)| branch.dropout(probability, key))?;
@@ -66,6 +66,7 @@ impl ResidualStream {
 mod tests {
     use super::*;
     use crate::Device;
+    use crate::nn::LayerNorm;
 
     /// Two branches, as of blocks whose attention and feed-forward layer run side by side: one of them is added by the
     /// norm.

@@ -57,6 +57,11 @@ macro_rules! functions {
             };)*
         }
 
+        /// Every row's name and method: what is tested and timed of one is tested and timed of all.
+        #[allow(clippy::type_complexity)]
+        pub(crate) const METHODS: &[(&str, fn(&Tensor, &Tensor) -> Result<Tensor>)] =
+            &[$((stringify!($name), Tensor::$name),)*];
+
         impl Tensor {
             $($(#[$doc])*
             ///
@@ -179,7 +184,7 @@ impl Kernel for Binary {
 
 impl Op for Binary {
     fn saves(&self) -> Saves {
-        // A linear function needs only the shape of b, but that of a is the upstream's and b is small or shared anyway.
+        // A linear function needs only the shape of b, but that of a is the output's and b is small or shared anyway.
         Saves { inputs: if self.0.linear { &[1] } else { &[0, 1] }, outputs: &[] }
     }
 

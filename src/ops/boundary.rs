@@ -10,14 +10,14 @@ use crate::tensor::{Edge, no_grad};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-type Apply = fn(&[Tensor]) -> Result<Tensor>;
+type Apply = dyn Fn(&[Tensor]) -> Result<Tensor>;
 
 struct Row {
     op: &'static str,
     operands: Vec<Spec>,
     /// Variants that it accepts, separated by commas.
     valid: &'static str,
-    apply: Apply,
+    apply: Box<Apply>,
 }
 
 fn f32(shape: &[usize]) -> Spec {
@@ -32,8 +32,13 @@ fn u32(shape: &[usize]) -> Spec {
     Spec::new(shape, DType::U32)
 }
 
-fn row(op: &'static str, operands: &[Spec], valid: &'static str, apply: Apply) -> Row {
-    Row { op, operands: operands.to_vec(), valid, apply }
+fn row(
+    op: &'static str,
+    operands: &[Spec],
+    valid: &'static str,
+    apply: impl Fn(&[Tensor]) -> Result<Tensor> + 'static,
+) -> Row {
+    Row { op, operands: operands.to_vec(), valid, apply: Box::new(apply) }
 }
 
 /// Of an op that takes any shape.
@@ -46,35 +51,18 @@ fn rows() -> Vec<Row> {
 }
 
 fn elementwise() -> Vec<Row> {
-    let unary: [(&str, Apply); 15] = [
-        ("scale", |x| x[0].scale(2.0)),
-        ("neg", |x| x[0].neg()),
-        ("exp", |x| x[0].exp()),
-        ("log", |x| x[0].log()),
-        ("sqrt", |x| x[0].sqrt()),
-        ("recip", |x| x[0].recip()),
-        ("sin", |x| x[0].sin()),
-        ("cos", |x| x[0].cos()),
-        ("relu", |x| x[0].relu()),
-        ("gelu", |x| x[0].gelu()),
-        ("silu", |x| x[0].silu()),
-        ("sigmoid", |x| x[0].sigmoid()),
-        ("tanh", |x| x[0].tanh()),
-        ("softmax", |x| x[0].softmax()),
-        ("dropout", |x| x[0].dropout(0.5, KEY)),
-    ];
-    let binary: [(&str, Apply); 5] = [
-        ("add", |x| x[0].add(&x[1])),
-        ("sub", |x| x[0].sub(&x[1])),
-        ("mul", |x| x[0].mul(&x[1])),
-        ("div", |x| x[0].div(&x[1])),
-        ("maximum", |x| x[0].maximum(&x[1])),
+    let one = [f32(&[2, 3])];
+    let unary = UNARY.iter().map(|&(op, apply)| row(op, &one, ANY_SHAPE, move |x| apply(&x[0])));
+    let others = [
+        row("scale", &one, ANY_SHAPE, |x| x[0].scale(2.0)),
+        row("softmax", &one, ANY_SHAPE, |x| x[0].softmax()),
+        row("dropout", &one, ANY_SHAPE, |x| x[0].dropout(0.5, KEY)),
     ];
     let suffix = "0 rank+1, 0 rank-1, 0 dim0+1, 1 rank-1, 1 scalar";
     let empty = row("add", &[f32(&[2, 0]), f32(&[0])], suffix, |x| x[0].add(&x[1]));
-    let unary = unary.map(|(op, apply)| row(op, &[f32(&[2, 3])], ANY_SHAPE, apply));
-    let binary = binary.map(|(op, apply)| row(op, &[f32(&[2, 3]), f32(&[3])], suffix, apply));
-    unary.into_iter().chain(binary).chain([empty]).collect()
+    let binary =
+        BINARY.iter().map(|&(op, apply)| row(op, &[f32(&[2, 3]), f32(&[3])], suffix, move |x| apply(&x[0], &x[1])));
+    unary.chain(others).chain(binary).chain([empty]).collect()
 }
 
 fn shapes() -> Vec<Row> {
@@ -145,7 +133,7 @@ fn losses() -> Vec<Row> {
     let of = |dtype| [Spec::new([2, 4], dtype), Spec::new([5, 4], dtype), u32(&[2]), f32(&[1])];
     // A loss scale of more elements is what the optimizer has: the scale, and what it counts.
     let chunked = "0 rank+1, 1 dim0+1, 2 rank+1, 3 rank+1, 3 rank-1, 3 scalar, 3 dim0+1";
-    let loss: Apply = |x| x[0].linear_cross_entropy(&x[1], &x[2], Some(&x[3]));
+    let loss = |x: &[Tensor]| x[0].linear_cross_entropy(&x[1], &x[2], Some(&x[3]));
     vec![
         row("cross_entropy", &[f32(&[2, 3]), u32(&[2])], "0 rank+1, 0 dim1+1, 1 rank+1", |x| x[0].cross_entropy(&x[1])),
         row("linear_cross_entropy", &of(DType::F32), chunked, loss),
@@ -279,13 +267,21 @@ type Attempt = fn(&Device) -> Result<()>;
 
 /// Arguments other than tensors, and what is no op, each with the method that must refuse it.
 fn other_arguments() -> Vec<(&'static str, Attempt)> {
-    fn x(shape: &[usize], device: &Device) -> Tensor {
-        Tensor::zeros(shape, DType::F32, device).unwrap()
-    }
-    fn ids(device: &Device) -> Tensor {
-        Tensor::zeros([2, 3], DType::U32, device).unwrap()
-    }
-    const WRAPS: [usize; 2] = [1 << (usize::BITS / 2); 2];
+    [arguments_of_ops(), arguments_of_tensors()].concat()
+}
+
+/// A shape whose number of elements wraps around to 0.
+const WRAPS: [usize; 2] = [1 << (usize::BITS / 2); 2];
+
+fn x(shape: &[usize], device: &Device) -> Tensor {
+    Tensor::zeros(shape, DType::F32, device).unwrap()
+}
+
+fn ids(device: &Device) -> Tensor {
+    Tensor::zeros([2, 3], DType::U32, device).unwrap()
+}
+
+fn arguments_of_ops() -> Vec<(&'static str, Attempt)> {
     vec![
         ("sum", |d| x(&[2, 3], d).sum(2).map(drop)),
         ("mean", |d| x(&[2, 3], d).mean(usize::MAX).map(drop)),
@@ -322,6 +318,11 @@ fn other_arguments() -> Vec<(&'static str, Attempt)> {
         ("causal_attention", |d| x(&[1, 2, 3 * 129], d).causal_attention(1, None).map(drop)),
         ("cached_attention", |d| x(&[1, 2, 12], d).cached_attention(2, &x(&[5, 8], d), 4).map(drop)),
         ("cached_attention", |d| x(&[1, 2, 12], d).cached_attention(2, &x(&[5, 8], d), usize::MAX).map(drop)),
+    ]
+}
+
+fn arguments_of_tensors() -> Vec<(&'static str, Attempt)> {
+    vec![
         ("from_f32", |d| Tensor::from_f32(&[0.0; 5], [2, 3], d).map(drop)),
         ("from_f32", |d| Tensor::from_f32(&[], WRAPS, d).map(drop)),
         ("from_u32", |d| Tensor::from_u32(&[0; 7], [2, 3], d).map(drop)),
@@ -375,7 +376,7 @@ fn a_gradient_from_another_device_is_refused() {
     }
 }
 
-/// Methods of tensors in these sources that can fail: in `impl Tensor`, and what rows of `functions!` make there.
+/// Methods of tensors in these sources that can fail, but for what rows of `functions!` make.
 fn fallible_methods(folder: &std::path::Path, prefixes: &[&str], names: &mut BTreeSet<String>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -383,31 +384,19 @@ fn fallible_methods(folder: &std::path::Path, prefixes: &[&str], names: &mut BTr
             fallible_methods(&path, prefixes, names);
             continue;
         }
-        let mut within = "";
+        let mut within = false;
         let text = std::fs::read_to_string(&path).unwrap();
         let mut lines = text.lines();
         while let Some(line) = lines.next() {
-            match line {
-                "impl Tensor {" | "functions! {" => within = line,
-                "}" => within = "",
-                _ => {}
-            }
-            let row = line.strip_prefix("    ").filter(|row| row.starts_with(char::is_alphabetic));
-            let line = line.trim();
-            let method = prefixes.iter().find_map(|prefix| line.strip_prefix(prefix));
-            match (within, method, row) {
-                ("impl Tensor {", Some(method), _) => {
-                    let mut signature = method.to_string();
-                    while !signature.ends_with('{') {
-                        signature += lines.next().expect("a body");
-                    }
-                    let name = signature.split('(').next().expect("a name").to_string();
-                    names.extend(signature.contains("-> Result").then_some(name));
+            within = line == "impl Tensor {" || within && line != "}";
+            let method = prefixes.iter().find_map(|prefix| line.trim().strip_prefix(prefix));
+            if let Some(method) = method.filter(|_| within) {
+                let mut signature = method.to_string();
+                while !signature.ends_with('{') {
+                    signature += lines.next().expect("a body");
                 }
-                ("functions! {", _, Some(row)) => {
-                    names.extend(row.split([' ', ',']).next().map(str::to_string));
-                }
-                _ => {}
+                let name = signature.split('(').next().expect("a name").to_string();
+                names.extend(signature.contains("-> Result").then_some(name));
             }
         }
     }
@@ -419,6 +408,8 @@ fn every_method_that_can_fail_has_a_row() {
     let sources = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     fallible_methods(&sources.join("ops"), &["pub fn ", "pub(crate) fn "], &mut methods);
     fallible_methods(&sources.join("tensor"), &["pub fn "], &mut methods);
+    let elementwise = UNARY.iter().map(|(name, _)| name).chain(BINARY.iter().map(|(name, _)| name));
+    methods.extend(elementwise.map(|name| name.to_string()));
     let of_table = rows().into_iter().map(|row| row.op);
     let tested: BTreeSet<&str> = of_table.chain(other_arguments().into_iter().map(|(op, _)| op)).collect();
     // These take nothing that could be wrong: only a device that fails makes them fail.

@@ -150,7 +150,7 @@ impl Kernel for EmbeddingBackward {
         let (vector, type_name) = vector(self.c);
         let width = self.c / vector;
         let blocks = positions.div_ceil(BLOCK);
-        // Sorted places that a thread walks: many keep the pieces of runs few, few keep a large GPU busy. Both divide
+        // Sorted places that a thread walks: many keep the partial sums of runs few, few keep a large GPU busy. Both divide
         // BLOCK.
         let chunk = if positions * width >= 1 << 20 { 32 } else { 8 };
         let chunks = positions.div_ceil(chunk);
@@ -192,11 +192,11 @@ impl Kernel for EmbeddingBackward {
             let place = launch("place", buffers, vec![param("count", blocks)], blocks * (BLOCK / 64));
             launches.push(with(place, &sorting));
         }
-        let pieces = |operand| buffer("pieces", type_name, operand);
+        let partials = |operand| buffer("partials", type_name, operand);
         let dy = buffer("grad_output", type_name, Operand::Input(0));
-        launches.push(sum("add", vec![sorted, table, pieces(Operand::Scratch(2)), dy]));
+        launches.push(sum("add", vec![sorted, table, partials(Operand::Scratch(2)), dy]));
         if chunks > 1 {
-            launches.push(sum("join", vec![sorted, table, pieces(Operand::ReadScratch(2))]));
+            launches.push(sum("join", vec![sorted, table, partials(Operand::ReadScratch(2))]));
         }
         // The pairs of (id, position), sorted in blocks and as a whole; a row for each chunk.
         let pairs = 8 * BLOCK * blocks;

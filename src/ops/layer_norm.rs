@@ -10,7 +10,7 @@
 //! The branch may be dropped out in passing, under the mask of the stand-alone op: the sum is x + drop(branch), and the
 //! branch's gradient drop(dx), of which nothing is stored but a key.
 //!
-//! Forward keeps the statistics (2, rows): all means, then all rstds. In mixed precision y, an operand of products, and
+//! Forward keeps the statistics (2, rows): all means, then all rstds. In mixed precision y, an operand of matmuls, and
 //! the branch, a result of them, may be f16, each with its gradient. All else is f32, and so are the sums.
 
 use super::dropout::{self, Mask};

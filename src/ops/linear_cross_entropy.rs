@@ -23,7 +23,7 @@ use crate::shader;
 use crate::tensor::{Device, Edge, Grads, common_device, grad_enabled, record, run_as, run_into};
 use rayon::prelude::*;
 
-/// Logits held at a time. Large enough that the products with the weight run at full speed and that reading and writing
+/// Logits held at a time. Large enough that the matmuls with the weight run at full speed and that reading and writing
 /// dweight once a chunk costs little beside them.
 const CHUNK_BYTES: usize = 64 << 20;
 /// The same where a device binds 2 GiB at once, and so is large and fast: each chunk costs it less than its launches.
@@ -31,9 +31,9 @@ const LARGE_CHUNK_BYTES: usize = 512 << 20;
 /// The same on the CPU: they pass from one kernel to the next through the cache that all cores share, and leave most of
 /// it to the weight and its gradient.
 const CPU_CHUNK_BYTES: usize = 8 << 20;
-/// Rows of a chunk even if the vocabulary is huge: with fewer the products become slow.
+/// Rows of a chunk even if the vocabulary is huge: with fewer the matmuls become slow.
 const MIN_ROWS: usize = 128;
-/// Rows that the tiles of matrix products divide.
+/// Rows that the tiles of matmuls divide.
 const WHOLE_TILES: usize = 128;
 /// Chunks start at as many rows as make this many bytes for every width: GPUs ask it of where bindings start.
 const ALIGN_BYTES: usize = 256;
@@ -159,7 +159,7 @@ fn chunk_rows(rows: usize, vocab: usize, dtype: DType, device: &Device) -> usize
     };
     let most = (bytes / row_bytes).max(MIN_ROWS).min(bound / row_bytes);
     let whole = |align: usize| (most / align * align).max(align);
-    // Several chunks are whole tiles of the products: those that overhang take a tenth longer.
+    // Several chunks are whole tiles of the matmuls: those that overhang take a tenth longer.
     let align = if rows > whole(align) && most >= WHOLE_TILES { align.max(WHOLE_TILES) } else { align };
     let most = whole(align);
     rows.div_ceil(rows.div_ceil(most)).next_multiple_of(align)

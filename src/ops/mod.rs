@@ -1,8 +1,8 @@
 //! Every operation on tensors, one file each (or one small family), with its formula, shapes, CPU and GPU kernel and
-//! derivative. The GPU code is the file of the same name in `shaders/`.
+//! derivative. The GPU code is in `shaders/`, in the files that an op's `shader!` names.
 //!
 //! An op is a type that implements [`Kernel`] and, if it can be differentiated, [`Op`]; a method of [`Tensor`] applies
-//! it. A row in [`cases`] gives it gradient checks and a comparison of CPU and GPU, one in `bench/table.rs` a
+//! it. A row in `cases` gives it gradient checks and a comparison of CPU and GPU, one in `bench/table.rs` a
 //! benchmark.
 
 mod attention;
@@ -22,14 +22,18 @@ mod reshape;
 mod softmax;
 mod unary;
 
+#[cfg(feature = "testing")]
 pub mod cases;
+pub(crate) mod inputs;
 
 #[cfg(test)]
 mod accumulation;
 #[cfg(test)]
 mod boundary;
+pub(crate) use binary::METHODS as BINARY;
 pub use cross_entropy::IGNORED;
 pub use matmul::{MatmulTuning, Throughput};
+pub(crate) use unary::METHODS as UNARY;
 
 use crate::cpu::CHUNK;
 use crate::gpu::Launch;

@@ -54,6 +54,10 @@ macro_rules! functions {
             };)*
         }
 
+        /// Every row's name and method: what is tested and timed of one is tested and timed of all.
+        pub(crate) const METHODS: &[(&str, fn(&Tensor) -> Result<Tensor>)] =
+            &[$((stringify!($name), Tensor::$name),)*];
+
         impl Tensor {
             $($(#[$doc])*
             ///

@@ -127,7 +127,7 @@ mod tests {
 
     fn encode(parameters: &ParameterArena, optimizer: &Optimizer) -> Vec<u8> {
         let arenas =
-            optimizer.moments().into_iter().map(|(name, arena)| (name, Bytes::Here(arena.to_bytes().unwrap())));
+            optimizer.moments().into_iter().map(|(name, arena)| (name, Bytes::owned(arena.to_bytes().unwrap())));
         Moments::new(parameters, arenas.collect()).encode().unwrap()
     }
 

@@ -1,6 +1,6 @@
 //! A module for tests, with every kind of parameter.
 
-use crate::nn::{Embedding, LayerNorm, Linear, Module, Parameter, init_keys, join};
+use crate::nn::{Embedding, LayerNorm, Linear, Module, Norm, Parameter, init_keys, join};
 use crate::{Result, Tensor};
 
 /// The next token from the last, by a table, a layer norm and a matrix.

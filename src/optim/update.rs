@@ -91,12 +91,12 @@ impl Optimizer {
     /// # Errors
     /// If the driver reported an error.
     pub fn step(&mut self, parameters: &ParameterArena, learning_rate: f64) -> Result<Tensor> {
-        let pieces = pieces(parameters.trainable_len(), &parameters.values.device());
-        let piece = |tensor: &Tensor, (start, len): (usize, usize)| tensor.slice_flat(start, [len].into());
+        let ranges = bindable_ranges(parameters.trainable_len(), &parameters.values.device());
+        let slice = |tensor: &Tensor, (start, len): (usize, usize)| tensor.slice_flat(start, [len].into());
         let gradients = parameters.gradients();
         let mut squares: Option<Tensor> = None;
-        for &range in &pieces {
-            let sum = run(&SumOfSquares, &[&piece(gradients, range)])?.remove(0);
+        for &range in &ranges {
+            let sum = run(&SumOfSquares, &[&slice(gradients, range)])?.remove(0);
             squares = Some(match squares {
                 None => sum,
                 Some(total) => total.add(&sum)?,
@@ -108,12 +108,12 @@ impl Optimizer {
         }
         // From here on nothing asks for memory: an update is made whole or not at all.
         self.steps += 1;
-        for &range in &pieces {
+        for &range in &ranges {
             let decay_end = parameters.decay_end.saturating_sub(range.0).min(range.1);
             let kernel = self.kernel(learning_rate, decay_end, range.0 == 0);
-            let (gradient, value) = (piece(gradients, range), piece(&parameters.values, range));
-            let (m, v) = (piece(&self.moments[0], range), piece(&self.moments[1], range));
-            let half = parameters.halves.as_ref().map(|halves| piece(halves, range));
+            let (gradient, value) = (slice(gradients, range), slice(&parameters.values, range));
+            let (m, v) = (slice(&self.moments[0], range), slice(&self.moments[1], range));
+            let half = parameters.halves.as_ref().map(|halves| slice(halves, range));
             let mut outputs = vec![&value, &m];
             if self.kind.moments() == 2 {
                 outputs.push(&v);
@@ -155,7 +155,7 @@ impl Optimizer {
 }
 
 /// (start, length) of the parts of an arena that one launch may bind; each starts where a tensor may start.
-fn pieces(len: usize, device: &Device) -> Vec<(usize, usize)> {
+fn bindable_ranges(len: usize, device: &Device) -> Vec<(usize, usize)> {
     let bindable = (device.limits().binding_bytes.min(1 << 30) / 512) as usize * ALIGN;
     let most = if device.is_gpu() { bindable } else { len };
     (0..len).step_by(most.max(1)).map(|start| (start, most.min(len - start))).collect()
@@ -222,6 +222,16 @@ enum Rule {
     Sgd,
 }
 
+impl Rule {
+    /// How many moments it reads and writes.
+    fn moments(self) -> usize {
+        match self {
+            Rule::AdamW | Rule::Adam => 2,
+            Rule::Sgd => 1,
+        }
+    }
+}
+
 /// One update. Inputs: gradients (N), sum of squared gradients (1). Outputs, changed in place: values, m, v unless the
 /// rule is SGD, and the count of skipped updates, (1) of u32. Mixed, the second input is (2), the other element what
 /// gradients are multiplied by, 0 to change nothing; and a last output is the values as f16.
@@ -271,7 +281,7 @@ impl Kernel for Update {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        let mut outputs = vec![inputs[0].clone(); if self.rule == Rule::Sgd { 2 } else { 3 }];
+        let mut outputs = vec![inputs[0].clone(); 1 + self.rule.moments()];
         outputs.push(Spec::new([1], DType::U32));
         outputs.extend(self.mixed.then(|| Spec::new(inputs[0].shape.clone(), DType::F16)));
         Ok(outputs)
@@ -279,7 +289,7 @@ impl Kernel for Update {
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
         let elements = inputs[0].shape.elements() as f64;
-        let states = if self.rule == Rule::Sgd { 2 } else { 3 };
+        let states = 1 + self.rule.moments();
         let halves = if self.mixed { outputs[states + 1].size_bytes() as f64 } else { 0.0 };
         Cost { flops: 14.0 * elements, bytes: 4.0 * elements * (1 + 2 * states) as f64 + halves }
     }
@@ -338,7 +348,7 @@ impl Kernel for Update {
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         let len = inputs[0].shape.elements();
-        let moments = if self.rule == Rule::Sgd { 1 } else { 2 };
+        let moments = self.rule.moments();
         let mut buffers = vec![
             buffer("gradients", "vec4<f32>", Operand::Input(0)),
             buffer("squares", "f32", Operand::Input(1)),

@@ -5,11 +5,11 @@
 
 mod memory;
 mod report;
-mod roof;
+mod roofline;
 
 pub use memory::{BytesByKind, MemoryKind, MemoryStats, size_text};
 pub use report::{HostTime, KernelRow, Report};
-pub use roof::{BesidePeaks, Bound, Roof};
+pub use roofline::{BesidePeaks, Bound, Roofline};
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

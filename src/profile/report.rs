@@ -1,7 +1,7 @@
 //! Turns a profile into the report that ends a run: kernels against host, then a table by kernel, and of the largest
 //! what they cost.
 
-use super::{BesidePeaks, MemoryKind, MemoryStats, Profile, Roof, Span, roof, size_text};
+use super::{BesidePeaks, MemoryKind, MemoryStats, Profile, Roofline, Span, roofline, size_text};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -48,7 +48,7 @@ pub struct Report {
     /// The slowest first.
     pub kernels: Vec<KernelRow>,
     /// What the device does at best; `None` if that was not measured.
-    pub peaks: Option<Roof>,
+    pub peaks: Option<Roofline>,
     pub host: HostTime,
     /// Of the GPU; `None` on the CPU.
     pub memory: Option<MemoryStats>,
@@ -110,7 +110,7 @@ impl Report {
     }
 
     /// Puts every kernel beside what the device does at best.
-    pub fn set_peaks(&mut self, peaks: Roof) {
+    pub fn set_peaks(&mut self, peaks: Roofline) {
         self.peaks = Some(peaks);
         for k in &mut self.kernels {
             k.beside_peaks = Some(peaks.over(k));
@@ -163,6 +163,13 @@ impl Report {
             let _ = writeln!(text, "  - GPU memory: {}", memory_text(memory));
         }
         let _ = writeln!(text, "[AVG_EPOCH_TIME] {:.2}", self.seconds_per_epoch);
+        self.write_kernels(&mut text);
+        text.push_str(&roofline::largest_text(&self.kernels, self.peaks.as_ref()));
+        text
+    }
+
+    /// The table by kernel, if there is one.
+    fn write_kernels(&self, text: &mut String) {
         if !self.kernels.is_empty() {
             let _ = writeln!(
                 text,
@@ -185,8 +192,6 @@ impl Report {
         if self.sampled {
             text.push_str("  (times by kernel come from sampled steps, as shares of the GPU time of all steps)\n");
         }
-        text.push_str(&roof::largest_text(&self.kernels, self.peaks.as_ref()));
-        text
     }
 }
 
@@ -289,10 +294,10 @@ mod tests {
         let mut report = Report::new(&profile(), 11.0, 2.0, None);
         let end = "\n  Largest kernels:\n  - matmul, 80.0%: 1.00 TFLOP/s, 500 MB/s; 200 ms per call\n";
         assert!(report.text().contains(end), "{}", report.text());
-        report.set_peaks(Roof { products: "f32", tflops: 1.25, gb_per_s: 1000.0 });
+        report.set_peaks(Roofline { dtype: "f32", tflops: 1.25, gb_per_s: 1000.0 });
         let text = report.text();
-        let line = "  - matmul, 80.0%: 1.00 TFLOP/s, 500 MB/s; mostly arithmetic, 80% of the products' peak\n";
-        assert!(text.contains(" 1.25 TFLOP/s in f32 products, 1.00 TB/s):\n") && text.contains(line), "{text}");
+        let line = "  - matmul, 80.0%: 1.00 TFLOP/s, 500 MB/s; mostly arithmetic, 80% of the GEMM peak\n";
+        assert!(text.contains(" 1.25 TFLOP/s in f32 GEMMs, 1.00 TB/s):\n") && text.contains(line), "{text}");
         assert!(text.lines().last().is_some_and(|line| line.starts_with("  - softmax, 20.0%: 4.00 TFLOP/s")), "{text}");
     }
 

@@ -98,7 +98,7 @@ impl Device {
         const SUBMITS_IN_FLIGHT: usize = 6;
         match self {
             Device::Cpu | Device::DryRun(_) => Ok(()),
-            Device::Gpu(gpu) => gpu.keep_busy().and_then(|()| gpu.throttle(SUBMITS_IN_FLIGHT)),
+            Device::Gpu(gpu) => gpu.flush_if_idle().and_then(|()| gpu.throttle(SUBMITS_IN_FLIGHT)),
         }
     }
 

@@ -8,7 +8,7 @@ mod dry_run;
 mod fill;
 mod gradient;
 mod kernel;
-mod reading;
+mod readback;
 mod shape;
 mod transfer;
 mod upcast;
@@ -18,12 +18,12 @@ pub(crate) use autograd::{apply, backward_from, record};
 pub(crate) use context::with_hook;
 pub use context::{grad_enabled, no_grad};
 pub use device::{Device, Storage};
-#[doc(hidden)]
+#[cfg(feature = "testing")]
 pub use dry_run::DryRun;
 pub use gradient::Gradient;
 pub use kernel::{Kernel, View, ViewMut};
 pub(crate) use kernel::{common_device, run, run_as, run_into};
-pub use reading::{Bytes, Reading};
+pub use readback::{Bytes, Readback};
 pub use shape::{DType, Shape, Spec};
 
 use crate::profile::MemoryKind;
@@ -41,7 +41,7 @@ pub struct Tensor(Arc<Inner>);
 /// Python objects and ranks of several GPUs hand tensors from thread to thread.
 const _: fn() = || {
     fn is_send_and_sync<T: Send + Sync>() {}
-    is_send_and_sync::<(Tensor, Device, Gradient, Reading)>();
+    is_send_and_sync::<(Tensor, Device, Gradient, Readback)>();
 };
 
 struct Inner {

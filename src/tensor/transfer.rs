@@ -1,6 +1,6 @@
 //! Values on their way between the host and devices.
 
-use super::{DType, Device, Grads, Op, Reading, Saved, Saves, Storage, Tensor, record, upcast};
+use super::{DType, Device, Grads, Op, Readback, Saved, Saves, Storage, Tensor, record, upcast};
 use crate::cpu::CpuSlice;
 use crate::{Error, Result};
 
@@ -85,10 +85,10 @@ impl Tensor {
     ///
     /// # Errors
     /// If the driver reported an error.
-    pub fn read_later(&self) -> Result<Reading> {
+    pub fn read_later(&self) -> Result<Readback> {
         Ok(match self.storage() {
-            Storage::Cpu(_) => Reading::Here(self.to_bytes()?),
-            Storage::Gpu(gpu, slice) => Reading::Coming(gpu.download_later(slice)?),
+            Storage::Cpu(_) => Readback::ready(self.to_bytes()?),
+            Storage::Gpu(gpu, slice) => Readback::pending(gpu.download_later(slice)?),
             Storage::DryRun(_) => return Err(no_values()),
         })
     }

@@ -49,7 +49,7 @@ pub enum Event {
 pub struct Start {
     pub folder: PathBuf,
     pub device: String,
-    /// What products are computed in.
+    /// What matmuls are computed in.
     pub precision: String,
     pub corpus: String,
     pub tokenizer: String,
@@ -98,7 +98,7 @@ pub struct LossScale {
 pub struct Summary {
     pub folder: PathBuf,
     pub device: String,
-    /// What products are computed in.
+    /// What matmuls are computed in.
     pub precision: String,
     pub model: ModelConfig,
     pub parameters: usize,

@@ -6,7 +6,7 @@ use super::checkpoint::{Snapshot, TrainerState};
 use super::events::{LossScale, Step};
 use crate::models::{ModelConfig, Weights};
 use crate::optim::{Moments, Optimizer, ParameterArena};
-use crate::tensor::{Bytes, Reading};
+use crate::tensor::Readback;
 use crate::{Error, Result, Tensor};
 
 /// Something on its way from the device.
@@ -39,39 +39,17 @@ impl InFlight {
     }
 }
 
-/// A read and its result.
-enum Readback {
-    Pending(Reading),
-    Ready(Bytes),
-}
-
-impl Readback {
-    fn new(tensor: &Tensor) -> Result<Readback> {
-        tensor.read_later().map(Readback::Pending).map_err(|error| match error {
-            // No reason to compute the step again in smaller batches: the update is made, and its memory is free again.
-            Error::OutOfMemory { .. } => {
-                let text = error.to_string();
-                let why = text.lines().next().unwrap_or_default();
-                Error::Gpu(format!("the numbers of a step or a checkpoint could not be read from it: {why}"))
-            }
-            error => error,
-        })
-    }
-
-    fn has_arrived(&mut self) -> Result<bool> {
-        if let Readback::Pending(reading) = self {
-            let Some(bytes) = reading.try_land()? else { return Ok(false) };
-            *self = Readback::Ready(bytes);
+/// Begins to read a tensor. That there is no memory for it is no reason to compute the step again in smaller batches: the
+/// update is made, and its memory is free again.
+fn read_back(tensor: &Tensor) -> Result<Readback> {
+    tensor.read_later().map_err(|error| match error {
+        Error::OutOfMemory { .. } => {
+            let text = error.to_string();
+            let why = text.lines().next().unwrap_or_default();
+            Error::Gpu(format!("the numbers of a step or a checkpoint could not be read from it: {why}"))
         }
-        Ok(true)
-    }
-
-    fn bytes(self) -> Bytes {
-        match self {
-            Readback::Ready(bytes) => bytes,
-            Readback::Pending(_) => unreachable!("taken only once it has arrived"),
-        }
-    }
+        error => error,
+    })
 }
 
 /// A logged step without the numbers that are still being computed.
@@ -85,19 +63,23 @@ pub(super) struct PendingStep {
 
 impl PendingStep {
     pub(super) fn new(step: Step, loss: &Tensor, squares: &Tensor, optimizer: &Optimizer) -> Result<PendingStep> {
-        let numbers = [Readback::new(loss)?, Readback::new(squares)?, Readback::new(optimizer.skipped())?];
-        Ok(PendingStep { step, numbers, loss_scale: optimizer.loss_scale().map(Readback::new).transpose()? })
+        let numbers = [read_back(loss)?, read_back(squares)?, read_back(optimizer.skipped())?];
+        Ok(PendingStep { step, numbers, loss_scale: optimizer.loss_scale().map(read_back).transpose()? })
     }
 
     /// The step with its loss and norm, and the count of skipped updates, once they have arrived.
-    pub(super) fn numbers(self) -> (Step, u32) {
-        let [loss, squares, skipped] = self.numbers.map(|number| bytemuck::pod_read_unaligned(&number.bytes()[..4]));
-        let [loss, squares] = [loss, squares].map(|bits| f64::from(f32::from_bits(bits)));
-        let loss_scale = self.loss_scale.map(|state| {
-            let [scale, _, overflows]: [f32; 3] = bytemuck::pod_read_unaligned(&state.bytes());
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub(super) fn numbers(self) -> Result<(Step, u32)> {
+        let word = |number: Readback| Ok::<u32, Error>(bytemuck::pod_read_unaligned(&number.wait()?[..4]));
+        let [loss, squares, skipped] = self.numbers.map(word);
+        let [loss, squares] = [loss?, squares?].map(|bits| f64::from(f32::from_bits(bits)));
+        let loss_scale = self.loss_scale.map(Readback::wait).transpose()?.map(|state| {
+            let [scale, _, overflows]: [f32; 3] = bytemuck::pod_read_unaligned(&state);
             LossScale { scale: f64::from(scale), overflows: overflows as u64 }
         });
-        (Step { loss, grad_norm: squares.sqrt(), loss_scale, ..self.step }, skipped)
+        Ok((Step { loss, grad_norm: squares.sqrt(), loss_scale, ..self.step }, skipped?))
     }
 }
 
@@ -122,28 +104,31 @@ impl PendingSnapshot {
         optimizer: &Optimizer,
         best: bool,
     ) -> Result<PendingSnapshot> {
-        let moments = optimizer.moments().into_iter().map(|(name, arena)| Ok((name, Readback::new(arena)?)));
+        let moments = optimizer.moments().into_iter().map(|(name, arena)| Ok((name, read_back(arena)?)));
         let moments = moments.collect::<Result<_>>()?;
-        let values = parameters.stored().map(Readback::new).collect::<Result<_>>()?;
+        let values = parameters.stored().map(read_back).collect::<Result<_>>()?;
         Ok(PendingSnapshot { state, values, moments, best })
     }
 
     /// The snapshot, once all has arrived.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
     pub(super) fn snapshot(
         self,
         config: &ModelConfig,
         parameters: &ParameterArena,
         tokenizer: String,
         config_text: String,
-    ) -> Snapshot {
-        let values = self.values.into_iter().map(Readback::bytes).collect();
-        let moments = self.moments.into_iter().map(|(name, arena)| (name, arena.bytes())).collect();
-        Snapshot {
+    ) -> Result<Snapshot> {
+        let values = self.values.into_iter().map(Readback::wait).collect::<Result<_>>()?;
+        let moments = self.moments.into_iter().map(|(name, arena)| Ok((name, arena.wait()?)));
+        Ok(Snapshot {
             weights: Weights::new(config.clone(), parameters, values),
-            moments: Moments::new(parameters, moments),
+            moments: Moments::new(parameters, moments.collect::<Result<_>>()?),
             tokenizer,
             state: self.state,
             config: config_text,
-        }
+        })
     }
 }

@@ -4,7 +4,7 @@ use crate::config::Precision;
 use crate::models::ModelConfig;
 use crate::{DType, Device};
 
-/// The type of the operands of products.
+/// The type of the operands of matmuls.
 pub fn operands(precision: Precision) -> DType {
     match precision {
         Precision::F32 => DType::F32,
@@ -12,13 +12,13 @@ pub fn operands(precision: Precision) -> DType {
     }
 }
 
-/// What products are computed in: "f32", or of mixed precision what the device has for it, and for which products of
+/// What matmuls are computed in: "f32", or of mixed precision what the device has for it, and for which matmuls of
 /// this model it cannot be used.
 pub fn describe_precision(precision: Precision, device: &Device, model: &ModelConfig) -> String {
     let side = device.limits().coop_matrix;
     match precision {
-        Precision::Mixed if side == 0 => "mixed: f16 stored, products in f32, as this GPU shows no matrix units".into(),
-        Precision::Mixed => on_units(side, model),
+        Precision::Mixed if side == 0 => "mixed: f16 stored, matmuls in f32, as this GPU shows no tensor cores".into(),
+        Precision::Mixed => on_tensor_cores(side, model),
         Precision::F32 if device.split_fp16() && model.n_embd.is_multiple_of(4) => {
             format!("f32; large matmuls as split-fp16 on tensor cores of {side} x {side} (device.matmul_f32)")
         }
@@ -26,12 +26,12 @@ pub fn describe_precision(precision: Precision, device: &Device, model: &ModelCo
     }
 }
 
-fn on_units(side: u32, model: &ModelConfig) -> String {
+fn on_tensor_cores(side: u32, model: &ModelConfig) -> String {
     let ModelConfig { n_embd, n_head, vocab_size, .. } = *model;
     if !n_embd.is_multiple_of(4) {
-        return format!("mixed: f16 stored, products in f32, as model.n_embd = {n_embd} is no multiple of 4");
+        return format!("mixed: f16 stored, matmuls in f32, as model.n_embd = {n_embd} is no multiple of 4");
     }
-    let mut text = format!("mixed: products of f16 on matrix units of {side} x {side}, added up in f32");
+    let mut text = format!("mixed: f16 matmuls on tensor cores of {side} x {side}, accumulated in f32");
     let head_size = n_embd / n_head;
     if !head_size.is_multiple_of(side as usize) {
         text += &format!("; not attention's, as heads of {head_size} are no multiple of {side}");
@@ -66,9 +66,9 @@ mod tests {
     use crate::models::testing::small;
 
     #[test]
-    fn what_keeps_products_off_the_units_is_said() {
-        let model = |n_embd, n_head, vocab_size| on_units(16, &small(vocab_size, 8, n_head, n_embd));
-        assert_eq!(model(64, 4, 64), "mixed: products of f16 on matrix units of 16 x 16, added up in f32");
+    fn what_keeps_matmuls_off_the_tensor_cores_is_said() {
+        let model = |n_embd, n_head, vocab_size| on_tensor_cores(16, &small(vocab_size, 8, n_head, n_embd));
+        assert_eq!(model(64, 4, 64), "mixed: f16 matmuls on tensor cores of 16 x 16, accumulated in f32");
         assert!(model(64, 4, 65).contains("not those with the vocabulary, as 65"));
         assert!(model(64, 8, 64).contains("not attention's, as heads of 8 are no multiple of 16"));
         assert!(model(30, 2, 64).contains("model.n_embd = 30"));

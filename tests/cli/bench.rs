@@ -30,7 +30,7 @@ fn ops_times_every_kernel_of_an_op() {
 }
 
 #[test]
-fn ops_times_products_of_any_shape() {
+fn ops_times_gemms_of_any_shape() {
     let args = [&["bench", "ops", "--only", "matmul", "--shape", "64x32x16,1x5x7", "--json"], &CPU[..]].concat();
     let lines = json_lines(&Sandbox::new().run(&args).succeeds().stdout);
     let shapes: Vec<&str> = lines.iter().map(|l| l["shape"].as_str().unwrap()).collect();
@@ -130,7 +130,7 @@ fn names_the_three_largest(report: &str) {
     let (_, table) = table.split_once("GB/s\n").expect("a table");
     let mut lines = largest.lines();
     let peaks = lines.next().unwrap();
-    assert!(peaks.contains("FLOP/s in f32 products, ") && peaks.ends_with("B/s):"), "{peaks}");
+    assert!(peaks.contains("FLOP/s in f32 GEMMs, ") && peaks.ends_with("B/s):"), "{peaks}");
     let lines: Vec<&str> = lines.take_while(|line| !line.is_empty()).collect();
     assert_eq!(lines.len(), 3, "{report}");
     for (line, row) in lines.iter().zip(table.lines()) {
@@ -148,7 +148,7 @@ fn step_says_what_bounds_the_largest_kernels() {
     let step = |further: &[&str]| sandbox.run(&[&["bench", "step"], &QUICK[..], &CPU, further].concat()).succeeds();
     names_the_three_largest(&step(&["--profile"]).stdout);
     let report = &step(&["--profile", "--json"]).json()["report"];
-    assert_eq!(report["peaks"]["products"], "f32");
+    assert_eq!(report["peaks"]["dtype"], "f32");
     for kernel in report["kernels"].as_array().expect("kernels") {
         let beside = &kernel["beside_peaks"];
         for (rate, share) in [("tflops", "compute"), ("gb_per_s", "memory")] {

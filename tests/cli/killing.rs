@@ -7,7 +7,7 @@ use crate::sandbox::{Sandbox, TINY_RUN, has_gpu};
 use rustyflow::ops::random::splitmix64;
 use serde_json::Value;
 use std::fs;
-use std::process::Stdio;
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// All that has a state, and checkpoints at many steps.
@@ -41,15 +41,7 @@ fn survives(kills: usize, steps: usize, device: &[&str], run: &str) {
     let settings = SETTINGS.split(' ').chain([&*max_steps]).flat_map(|s| ["--set", s]);
     let begin: Vec<&str> = ["train", "--config", "tiny.toml"].into_iter().chain(device.iter().copied()).collect();
     let begin: Vec<&str> = begin.into_iter().chain(settings).collect();
-    let undisturbed = Sandbox::new();
-    // Once before, for what only a first run does.
-    undisturbed.run(&begin).succeeds();
-    fs::remove_dir_all(undisturbed.path("runs")).unwrap();
-    let started = Instant::now();
-    undisturbed.run(&begin).succeeds();
-    let duration = started.elapsed();
-    let expected = Outcome::of(&undisturbed, run);
-
+    let (expected, duration) = undisturbed(&begin, run);
     let mut seed = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_nanos() as u64;
     eprintln!("{kills} kills of a run of {duration:?}, seed {seed}");
     let (mut done, mut resumptions, mut inside) = (0, 0, 0);
@@ -72,22 +64,7 @@ fn survives(kills: usize, steps: usize, device: &[&str], run: &str) {
             }
             let left_before = is_writing_a_checkpoint(&sandbox, run);
             let mut child = sandbox.command(args).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-            let instant = Duration::from_nanos(splitmix64(&mut seed) % duration.as_nanos() as u64);
-            std::thread::sleep(instant);
-            // Every other kill waits for a checkpoint to be under way: most of a process's life is its beginning.
-            let aims = splitmix64(&mut seed).is_multiple_of(2);
-            let mut until = |written: bool| {
-                while is_writing_a_checkpoint(&sandbox, run) != written && child.try_wait().unwrap().is_none() {
-                    std::thread::sleep(Duration::from_micros(100));
-                }
-            };
-            if aims {
-                // First until what the kill before has left is put in order.
-                until(false);
-                until(true);
-                std::thread::sleep(Duration::from_micros(splitmix64(&mut seed) % 3000));
-            }
-            instants.push(instant);
+            instants.push(wait_for_the_kill(&mut child, &sandbox, run, duration, &mut seed));
             child.kill().unwrap();
             let output = child.wait_with_output().unwrap();
             match output.status.code() {
@@ -107,6 +84,34 @@ fn survives(kills: usize, steps: usize, device: &[&str], run: &str) {
     }
     eprintln!("{resumptions} resumptions; {inside} kills left a checkpoint half written");
     assert!(resumptions > 0, "no kill left anything to resume");
+}
+
+/// What a run leaves that nothing interrupts, and the time it takes.
+fn undisturbed(begin: &[&str], run: &str) -> (Outcome, Duration) {
+    let sandbox = Sandbox::new();
+    // Once before, for what only a first run does.
+    sandbox.run(begin).succeeds();
+    fs::remove_dir_all(sandbox.path("runs")).unwrap();
+    let started = Instant::now();
+    sandbox.run(begin).succeeds();
+    (Outcome::of(&sandbox, run), started.elapsed())
+}
+
+/// Sleeps until a random instant of the run's `duration`, which it returns, and every other time until a checkpoint is
+/// under way: most of a process's life is its beginning.
+fn wait_for_the_kill(child: &mut Child, sandbox: &Sandbox, run: &str, duration: Duration, seed: &mut u64) -> Duration {
+    let instant = Duration::from_nanos(splitmix64(seed) % duration.as_nanos() as u64);
+    std::thread::sleep(instant);
+    if splitmix64(seed).is_multiple_of(2) {
+        // First until what the kill before has left is put in order.
+        for written in [false, true] {
+            while is_writing_a_checkpoint(sandbox, run) != written && child.try_wait().unwrap().is_none() {
+                std::thread::sleep(Duration::from_micros(100));
+            }
+        }
+        std::thread::sleep(Duration::from_micros(splitmix64(seed) % 3000));
+    }
+    instant
 }
 
 /// Whether a killed process has left a part of a checkpoint.

@@ -74,12 +74,12 @@ fn every_former_name_leads_to_one_that_exists() {
 }
 
 #[test]
-fn auto_is_settled_once_and_read_again_as_what_it_came_to() {
+fn auto_is_resolved_once_and_read_again_as_what_it_came_to() {
     let mut resolved = Layers::new().set("device.matmul_f32=auto").unwrap().build().unwrap();
-    resolved.settle_matmul_f32(MatmulF32::SplitFp16, "measured");
+    resolved.resolve_matmul_f32(MatmulF32::SplitFp16, "measured");
     let text = resolved.to_toml();
     assert_has(&text, &["matmul_f32 = \"split-fp16\"", "# auto: measured"]);
     let mut resumed = load(&text).unwrap();
-    resumed.settle_matmul_f32(MatmulF32::Fma, "measured anew");
+    resumed.resolve_matmul_f32(MatmulF32::Fma, "measured anew");
     assert_eq!(resumed.config.device.matmul_f32, MatmulF32::SplitFp16);
 }

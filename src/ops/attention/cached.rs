@@ -108,18 +108,18 @@ impl Kernel for CachedAttention {
         let split = vec![("pass", "split".into()), split_keys, ("columns", columns.into())];
         let combine = vec![("pass", "combine".into()), split_keys];
         let floats = |name, operand| buffer(name, "f32", operand);
-        let parts = d.time * d.n_head * splits;
+        let partials = d.time * d.n_head * splits;
         Plan {
-            scratch: vec![4 * parts * (2 + d.head_size)],
+            scratch: vec![4 * partials * (2 + d.head_size)],
             launches: vec![
                 launch(
                     split,
-                    vec![floats("qkv", Input(0)), floats("cache", Input(1)), floats("parts", Scratch(0))],
-                    parts,
+                    vec![floats("qkv", Input(0)), floats("cache", Input(1)), floats("partials", Scratch(0))],
+                    partials,
                 ),
                 launch(
                     combine,
-                    vec![floats("parts", ReadScratch(0)), floats("y", Output(0))],
+                    vec![floats("partials", ReadScratch(0)), floats("y", Output(0))],
                     (d.time * d.width()).div_ceil(64),
                 ),
             ],

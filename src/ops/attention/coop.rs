@@ -15,7 +15,7 @@ pub(super) struct CoopTiling {
     subgroups: u32,
     /// Times `side`: the queries of a subgroup. More need fewer loads from workgroup memory for each product, but
     /// registers.
-    pieces: u32,
+    fragments: u32,
 }
 
 /// Columns of a tile. More would take more workgroup memory, and so leave fewer workgroups to fill the waits of one
@@ -34,8 +34,8 @@ impl CoopTiling {
         let subgroups = if d.time > 64 { 4 } else { 2 };
         // Up to T = 256 half the rows are enough (an H200): beyond the diagonal twice as many would compute much for
         // nothing. Up to 64 there are two subgroups, and so no more than that.
-        let pieces = if d.head_size <= 64 && !(65..=256).contains(&d.time) { 2 } else { 1 };
-        let tiling = CoopTiling { side, subgroup, subgroups, pieces };
+        let fragments = if d.head_size <= 64 && !(65..=256).contains(&d.time) { 2 } else { 1 };
+        let tiling = CoopTiling { side, subgroup, subgroups, fragments };
         let smallest_block = 2 * d.heads() * d.time * tiling.block_multiple();
         let fits =
             ["forward", "keys", "queries"].iter().all(|pass| tiling.workgroup_bytes(pass, d) <= limits.workgroup_bytes)
@@ -45,13 +45,13 @@ impl CoopTiling {
     }
 
     /// Of the pass over keys: it has two results, for as many registers.
-    fn pieces(&self, pass: &str) -> u32 {
-        if pass == "keys" { 1 } else { self.pieces }
+    fn fragments(&self, pass: &str) -> u32 {
+        if pass == "keys" { 1 } else { self.fragments }
     }
 
     /// Rows of a workgroup.
     fn rows(&self, pass: &str) -> usize {
-        (self.subgroups * self.pieces(pass) * self.side) as usize
+        (self.subgroups * self.fragments(pass) * self.side) as usize
     }
 
     fn workgroup_bytes(&self, pass: &str, d: Dims) -> u32 {
@@ -60,7 +60,7 @@ impl CoopTiling {
         let scores = 16 * self.subgroups * self.side * line;
         let weights = 8 * self.rows(pass) as u32 * line;
         match pass {
-            "forward" => 2 * staged + scores + weights + 4 * self.pieces * self.subgroups * self.subgroup + 16,
+            "forward" => 2 * staged + scores + weights + 4 * self.fragments * self.subgroups * self.subgroup + 16,
             "keys" => 2 * staged + scores + weights + 8 * COLS,
             _ => staged + scores + 8 * COLS * (self.rows(pass) as u32 / 4 + 2),
         }
@@ -85,7 +85,7 @@ impl CoopTiling {
             ("side", self.side.into()),
             ("subgroup", self.subgroup.into()),
             ("subgroups", self.subgroups.into()),
-            ("pieces", self.pieces(pass).into()),
+            ("fragments", self.fragments(pass).into()),
             ("cols", COLS.into()),
             ("head_size", d.head_size.into()),
             ("dropout", op.dropout.is_some().into()),

@@ -1,4 +1,4 @@
-//! Attention on the CPU: one task per batch item and head, blocks of query rows within it, matrix products by `gemm`.
+//! Attention on the CPU: one task per batch item and head, blocks of query rows within it, matmuls by `gemm`.
 //!
 //! A task holds a block of S, `BLOCK` rows by T, never all of it. It adds everything up in one order, so the number of
 //! threads changes nothing. Rows of a block are computed whole, with -inf where a query must not look: e^-inf is 0, and

@@ -191,10 +191,10 @@ impl Attention {
         1.0 / (dims.head_size as f32).sqrt()
     }
 
-    /// FLOPs of `products` matrix products over the lower half of S.
-    fn flops(&self, qkv: &Spec, products: usize) -> usize {
+    /// FLOPs of `count` matmuls over the lower half of S.
+    fn flops(&self, qkv: &Spec, count: usize) -> usize {
         let d = self.dims(qkv);
-        products * d.heads() * d.time * d.time * d.head_size
+        count * d.heads() * d.time * d.time * d.head_size
     }
 
     fn launch(
@@ -331,7 +331,7 @@ impl Kernel for Attention {
     }
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
-        // Two products of 2 FLOPs per element of the lower half.
+        // Two matmuls of 2 FLOPs per element of the lower half.
         streaming_cost(self.flops(inputs[0], 2), inputs, outputs)
     }
 

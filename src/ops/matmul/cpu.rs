@@ -12,7 +12,7 @@ use rayon::prelude::*;
 const TASKS_PER_THREAD: usize = 2;
 
 /// Elements between columns of a transposed b from which on it pays to transpose it first: with 512 the 768x128
-/// products of a small GPT take 0.93 ms instead of 1.05, with 128 they would take 1.04 instead of 0.92.
+/// GEMMs of a small GPT take 0.93 ms instead of 1.05, with 128 they would take 1.04 instead of 0.92.
 const FAR_APART: usize = 512;
 
 /// The inputs. Slices that the kernel does not use are empty.
@@ -146,7 +146,7 @@ mod tests {
 
     #[test]
     fn any_number_of_threads_gives_the_same_bits() {
-        // The last are longer than what `gemm` adds up at a time, by which its smallest products differ from the rest.
+        // The last are longer than what `gemm` adds up at a time, by which its smallest GEMMs differ from the rest.
         // Even blocks of 577 rows would leave the last thread of nine a single one.
         let sizes = [
             [768, 384, 128],

@@ -7,12 +7,13 @@
 //!   (B, M, K) (B, K, N) -> (B, M, N)
 //! dL/da = dy op(b)^T,  dL/db = op(a)^T dy,  dL/dbias = sum of the rows of dy
 //! ```
-//! On the CPU the crate `gemm` computes it (`cpu.rs`), on the GPU `shaders/matmul*.wgsl`. `tiles.rs` has the tile
-//! configurations and the performance model, `select.rs` the choice of tile and split-K, `autotune.rs` the
+//! On the CPU the crate `gemm` computes it (`cpu.rs`), on the GPU `shaders/matmul*.wgsl` (`plan.rs`). `tiles.rs` has the
+//! tile configurations and the performance model, `select.rs` the choice of tile and split-K, `autotune.rs` the
 //! measurements.
 
 mod autotune;
 mod cpu;
+mod plan;
 mod select;
 mod tiles;
 
@@ -20,12 +21,10 @@ pub use autotune::{MatmulTuning, Throughput};
 
 use select::TileConfig;
 pub(super) use tiles::H200;
-use tiles::{MmaKind, Tile};
 
 use super::reduce::SumRows;
 use super::*;
-use crate::gpu::{Buffer, Launch, Limits, Operand, Plan, Value, buffer, param};
-use crate::shader;
+use crate::gpu::{Limits, Plan};
 use crate::tensor::{Edge, Grads};
 
 /// What a GEMM does with its result before storing it.
@@ -37,6 +36,17 @@ pub(crate) enum Epilogue {
     Gelu,
     /// y is multiplied, element by element, by one more input, which has the shape of y.
     Multiply,
+}
+
+impl Epilogue {
+    /// Its name in the shaders.
+    fn name(self) -> &'static str {
+        match self {
+            Epilogue::None => "",
+            Epilogue::Gelu => "gelu",
+            Epilogue::Multiply => "multiply",
+        }
+    }
 }
 
 /// `y = op(a) op(b) [+ bias]`, or `y += op(a) op(b)` with `accumulate`, then the epilogue. Inputs: a, b, with `bias` a
@@ -152,163 +162,6 @@ impl Kernel for MatMul {
         let d = self.checked_dims(inputs);
         let dtype = inputs[0].dtype;
         self.plan(&d, dtype, TileConfig::cached(self, &d, dtype, limits), limits)
-    }
-}
-
-impl MatMul {
-    fn plan(&self, d: &Dims, operands: DType, config: TileConfig, limits: &Limits) -> Plan {
-        debug_assert!(!self.accumulate || self.epilogue == Epilogue::None, "the epilogue reads one tensor");
-        debug_assert!(
-            !self.sums
-                || self.trans_a && !self.trans_b && !self.bias && d.batch == 1 && self.epilogue == Epilogue::None,
-            "only the GEMM of a weight gradient sums columns"
-        );
-        debug_assert!(
-            d.k > 0 || config.tile.mma != MmaKind::SplitFp16,
-            "the k loop of split-fp16 peels off its last step"
-        );
-        let Tile { bm, bn, bk, tm, tn, .. } = config.tile;
-        let (tiles_m, tiles_n) = (d.m.div_ceil(bm), d.n.div_ceil(bn));
-        let (k_slice, splits) = config.tile.k_slices(d, config.splits);
-        let split = splits > 1;
-        let mut plan = Plan::default();
-        let mut b = Operand::Input(1);
-        if config.transpose_b {
-            plan.scratch.push(operands.size_bytes() * d.n * d.k);
-            plan.launches.push(transpose_b(d, operands));
-            b = Operand::ReadScratch(0);
-        }
-        let trans_b = self.trans_b && !config.transpose_b;
-        // A vector load needs the contiguous dimension, and so every row, to start on 16 bytes.
-        let by_four = |contiguous: usize, stride: usize| contiguous.is_multiple_of(4) && stride.is_multiple_of(4);
-        let vec_a = by_four(if self.trans_a { d.m } else { d.k }, d.stride_a);
-        let vec_b = by_four(if trans_b { d.k } else { d.n }, d.stride_b);
-        let vec_c = d.n.is_multiple_of(4);
-        // The epilogue runs here, or in the split-K reduction.
-        let epilogue_input = 2 + self.bias as usize;
-        let with_epilogue = |mut buffers: Vec<Buffer>, element: &'static str| {
-            let factors = buffer("factors", element, Operand::Input(epilogue_input));
-            let activated = buffer("activated", element, Operand::Output(1));
-            buffers.extend(self.bias.then_some(buffer("bias", "f32", Operand::Input(2))));
-            buffers.extend((self.epilogue == Epilogue::Multiply).then_some(factors));
-            buffers.push(buffer("c", element, Operand::Output(0)));
-            buffers.extend((self.epilogue == Epilogue::Gelu).then_some(activated));
-            buffers.extend(self.sums.then_some(buffer("sums", "f32", Operand::Output(1))));
-            buffers
-        };
-        let epilogue = match self.epilogue {
-            Epilogue::None => "",
-            Epilogue::Gelu => "gelu",
-            Epilogue::Multiply => "multiply",
-        };
-        // The scratch buffers of the partial results and column sums of split-K.
-        let partial = plan.scratch.len();
-        let partials = |names: [&'static str; 2], element: &'static str, operand: fn(usize) -> Operand| {
-            let mut buffers = vec![buffer(names[0], element, operand(partial))];
-            buffers.extend(self.sums.then_some(buffer(names[1], "f32", operand(partial + 1))));
-            buffers
-        };
-        let coop = config.tile.mma != MmaKind::Fma;
-        let lanes = |whole: bool| if whole || coop { 4 } else { 1 };
-        let out = if split { DType::F32 } else { self.out };
-        let factors = vec![
-            buffer("a", operands.wgsl(lanes(vec_a)), Operand::Input(0)),
-            buffer("b", operands.wgsl(lanes(vec_b)), b),
-        ];
-        let element = out.wgsl(lanes(vec_c));
-        let buffers = match split {
-            true => [factors, partials(["c", "sums"], element, Operand::Scratch)].concat(),
-            false => with_epilogue(factors, element),
-        };
-        let mut values: Vec<(&'static str, Value)> = vec![
-            ("T_in", operands.name().into()),
-            ("T_out", out.name().into()),
-            ("BM", bm.into()),
-            ("BN", bn.into()),
-            ("BK", bk.into()),
-            ("TM", tm.into()),
-            ("TN", tn.into()),
-            ("trans_a", self.trans_a.into()),
-            ("trans_b", trans_b.into()),
-            ("edge_m", (!d.m.is_multiple_of(bm)).into()),
-            ("edge_n", (!d.n.is_multiple_of(bn)).into()),
-            ("edge_k", (!d.k.is_multiple_of(bk)).into()),
-            ("bias", (self.bias && !split).into()),
-            ("accumulate", (self.accumulate && !split).into()),
-            ("sums", self.sums.into()),
-            ("epilogue", if split { "" } else { epilogue }.into()),
-        ];
-        let shader = if coop {
-            values.extend([
-                ("side", limits.coop_matrix.into()),
-                ("subgroup", limits.subgroup_size.into()),
-                ("split_fp16", (config.tile.mma == MmaKind::SplitFp16).into()),
-            ]);
-            shader!("matmul_coop")
-        } else {
-            values.extend([("vec_a", vec_a.into()), ("vec_b", vec_b.into()), ("vec_c", vec_c.into())]);
-            shader!("matmul")
-        };
-        plan.launches.push(Launch {
-            shader,
-            values,
-            buffers,
-            params: vec![
-                param("m", d.m),
-                param("n", d.n),
-                param("k", d.k),
-                // Elements between consecutive matrices of the batch; 0 broadcasts one matrix.
-                param("stride_a", d.stride_a),
-                param("stride_b", d.stride_b),
-                param("stride_c", d.m * d.n),
-                param("tiles_m", tiles_m),
-                param("tiles_n", tiles_n),
-                // Split-K: `splits` consecutive workgroups compute one tile, each over `k_slice` of k.
-                param("splits", splits),
-                param("k_slice", k_slice),
-                param("batches", d.batch),
-            ],
-            workgroups: tiles_m * tiles_n * splits * d.batch,
-        });
-        if split {
-            plan.scratch.push(splits * d.m * d.n * 4);
-            plan.scratch.extend(self.sums.then_some(splits * d.n * 4));
-            plan.launches.push(Launch {
-                shader: shader!("split_k_reduce"),
-                values: vec![
-                    ("pass", "sum".into()),
-                    ("T_in", "f32".into()),
-                    ("T_out", self.out.name().into()),
-                    ("bias", self.bias.into()),
-                    ("accumulate", self.accumulate.into()),
-                    ("sums", self.sums.into()),
-                    ("epilogue", epilogue.into()),
-                ],
-                buffers: with_epilogue(
-                    partials(["partial", "partial_sums"], "f32", Operand::ReadScratch),
-                    self.out.name(),
-                ),
-                params: vec![param("len", d.m * d.n), param("n", d.n), param("splits", splits)],
-                workgroups: (d.m * d.n + if self.sums { d.n } else { 0 }).div_ceil(256),
-            });
-        }
-        plan
-    }
-}
-
-/// Writes b (N, K) to the plan's first scratch buffer as (K, N).
-fn transpose_b(d: &Dims, dtype: DType) -> Launch {
-    const SIDE: usize = 32;
-    let down = d.n.div_ceil(SIDE);
-    Launch {
-        shader: shader!("split_k_reduce"),
-        values: vec![("pass", "transpose".into()), ("T_in", dtype.name().into()), ("T_out", dtype.name().into())],
-        buffers: vec![
-            buffer("x", dtype.name(), Operand::Input(1)),
-            buffer("result", dtype.name(), Operand::Scratch(0)),
-        ],
-        params: vec![param("rows", d.n), param("cols", d.k), param("down", down)],
-        workgroups: down * d.k.div_ceil(SIDE),
     }
 }
 

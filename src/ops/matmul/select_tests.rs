@@ -1,6 +1,6 @@
 //! Which tile computes a GEMM.
 
-use super::tiles::{GENERIC, PerfModel};
+use super::tiles::{GENERIC, MmaKind, PerfModel, Tile};
 use super::*;
 use crate::gpu::{ChoiceCache, GpuModel, Limits};
 

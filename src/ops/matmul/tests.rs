@@ -1,6 +1,7 @@
 //! Every tile, layout and split-K against the CPU.
 
 use super::autotune::{relative_rms_error as error, uniform as values};
+use super::tiles::Tile;
 use super::*;
 use crate::Device;
 use crate::gpu::{Gpu, gpu_for_tests};

@@ -20,10 +20,10 @@ fn snapshot(step: usize) -> Snapshot {
     let parameters = ParameterArena::new(&mut *model, &Device::Cpu, DType::F32).unwrap();
     let kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
     let optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
-    let moments = optimizer.moments().into_iter().map(|(name, m)| (name, Bytes::Here(m.to_bytes().unwrap())));
+    let moments = optimizer.moments().into_iter().map(|(name, m)| (name, Bytes::owned(m.to_bytes().unwrap())));
     let data = DataHash { text_sha256: String::new(), tokens_sha256: String::new() };
     Snapshot {
-        weights: Weights::new(config, &parameters, vec![Bytes::Here(parameters.values().to_bytes().unwrap())]),
+        weights: Weights::new(config, &parameters, vec![Bytes::owned(parameters.values().to_bytes().unwrap())]),
         moments: Moments::new(&parameters, moments.collect()),
         tokenizer: "{}".into(),
         state: TrainerState { step, ..TrainerState::new(&Device::Cpu, data, 10) },

@@ -156,7 +156,7 @@ impl Trainer<'_> {
 
     /// Reports a logged step. True if the run was rolled back.
     fn take_step(&mut self, pending: PendingStep, tokens_per_s: f64) -> Result<bool> {
-        let (mut step, skipped) = pending.numbers();
+        let (mut step, skipped) = pending.numbers()?;
         step.tokens_per_s = tokens_per_s;
         self.state.train_loss = Some(step.loss).filter(|loss| loss.is_finite());
         self.report(Event::Step(step))?;
@@ -242,7 +242,7 @@ impl Trainer<'_> {
         let best = pending.best;
         let (length, metrics) = self.folder.metrics_so_far()?;
         let (tokenizer, config) = (self.tokenizer.to_json()?, self.config_text.clone());
-        let mut snapshot = pending.snapshot(self.model.config(), &self.parameters, tokenizer, config);
+        let mut snapshot = pending.snapshot(self.model.config(), &self.parameters, tokenizer, config)?;
         // Every step up to the snapshot's has been reported, and none after it.
         snapshot.state.train_loss = self.state.train_loss;
         snapshot.state.guard.losses.clone_from(&self.state.guard.losses);

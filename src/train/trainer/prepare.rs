@@ -86,10 +86,7 @@ impl<'a> Trainer<'a> {
         let position = checkpoint.map(|c| c.state.position).unwrap_or_default();
         let loader = Loader::new(data.train.clone(), t.batch_size, block_size, resolved.config.run.seed, position)?;
         let steps_per_epoch = loader.batches_per_epoch() / t.grad_accum_steps as f64;
-        let total_steps = match t.length() {
-            TrainLength::Steps(steps) => steps,
-            TrainLength::Epochs(epochs) => ((epochs * steps_per_epoch).round() as usize).max(1),
-        };
+        let total_steps = total_steps(t.length(), steps_per_epoch);
         let mut resolved = resolved.clone();
         resolved.fit_warmup(total_steps)?;
         let model_config = model_config(&resolved, &data.tokenizer)?;
@@ -329,5 +326,12 @@ fn optimizer_kind(config: &Config) -> Kind {
         OptimizerKind::AdamW => Kind::AdamW { beta1: o.beta1, beta2: o.beta2, eps: o.eps },
         OptimizerKind::Adam => Kind::Adam { beta1: o.beta1, beta2: o.beta2, eps: o.eps },
         OptimizerKind::Sgd => Kind::Sgd { momentum: o.momentum },
+    }
+}
+
+fn total_steps(length: TrainLength, steps_per_epoch: f64) -> usize {
+    match length {
+        TrainLength::Steps(steps) => steps,
+        TrainLength::Epochs(epochs) => ((epochs * steps_per_epoch).round() as usize).max(1),
     }
 }

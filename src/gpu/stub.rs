@@ -16,13 +16,13 @@ pub struct GpuSlice(Infallible);
 
 /// A read-back that cannot be under way.
 #[derive(Debug, Clone)]
-pub struct Pending(Infallible);
+pub struct PendingReadback(Infallible);
 
 /// Bytes that cannot have arrived.
 #[derive(Debug, Clone)]
-pub struct Landed(Infallible);
+pub struct MappedBytes(Infallible);
 
-impl std::ops::Deref for Landed {
+impl std::ops::Deref for MappedBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -50,8 +50,8 @@ impl GpuSlice {
     }
 }
 
-impl Pending {
-    pub fn try_land(&self) -> Result<Option<Landed>> {
+impl PendingReadback {
+    pub fn try_read(&self) -> Result<Option<MappedBytes>> {
         match self.0 {}
     }
 
@@ -101,6 +101,7 @@ impl Gpu {
         match self.0 {}
     }
 
+    #[cfg(feature = "testing")]
     pub fn lose_for_tests(&self) {
         match self.0 {}
     }
@@ -117,7 +118,7 @@ impl Gpu {
         match self.0 {}
     }
 
-    pub fn download_later(&self, _slice: &GpuSlice) -> Result<Pending> {
+    pub fn download_later(&self, _slice: &GpuSlice) -> Result<PendingReadback> {
         match self.0 {}
     }
 
@@ -125,7 +126,7 @@ impl Gpu {
         match self.0 {}
     }
 
-    pub fn keep_busy(&self) -> Result<()> {
+    pub fn flush_if_idle(&self) -> Result<()> {
         match self.0 {}
     }
 

@@ -1,20 +1,15 @@
 //! One row per op and shape worth checking. Everything that is tested for all ops walks this table: gradients against
 //! numerical ones, the GPU against the CPU, every shader variant. `bench/table.rs` has a row for each of these ops too.
 
-use super::random::{Key, splitmix64};
+mod mixed;
+
+pub use super::inputs::Values;
+
+use super::inputs::draw;
+use super::random::Key;
+use super::{BINARY, UNARY};
 use crate::tensor::{DType, Tensor};
 use crate::{Device, Result};
-
-/// How the values of an input are drawn.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Values {
-    /// Uniform in `low..high`.
-    Uniform(f32, f32),
-    /// Token ids below a bound.
-    Ids(u32),
-    /// Token ids below a bound, of which every fifth is the ignored label.
-    Targets(u32),
-}
 
 /// Computes a case's output from its inputs.
 pub type Apply = Box<dyn Fn(&[Tensor]) -> Result<Tensor>>;
@@ -59,32 +54,6 @@ impl Case {
     }
 }
 
-/// Tensors of these shapes and values, the same for every device: drawn from `seed`.
-pub fn draw(inputs: &[(Vec<usize>, Values)], device: &Device, seed: u64) -> Result<Vec<Tensor>> {
-    let mut state = seed;
-    let mut uniform = move || (splitmix64(&mut state) >> 40) as f32 / (1u64 << 24) as f32;
-    let of_input = |(shape, values): &(Vec<usize>, Values)| {
-        let elements = shape.iter().product();
-        match *values {
-            Values::Uniform(low, high) => {
-                let data: Vec<f32> = (0..elements).map(|_| low + (high - low) * uniform()).collect();
-                Tensor::from_f32(&data, shape.clone(), device)
-            }
-            Values::Ids(below) => {
-                let data: Vec<u32> = (0..elements).map(|_| (uniform() * below as f32) as u32).collect();
-                Tensor::from_u32(&data, shape.clone(), device)
-            }
-            Values::Targets(below) => {
-                let data: Vec<u32> = (0..elements)
-                    .map(|i| if i % 5 == 3 { u32::MAX } else { (uniform() * below as f32) as u32 })
-                    .collect();
-                Tensor::from_u32(&data, shape.clone(), device)
-            }
-        }
-    };
-    inputs.iter().map(of_input).collect()
-}
-
 /// Every case.
 pub fn all() -> Vec<Case> {
     let mut cases = Vec::new();
@@ -101,7 +70,7 @@ pub fn all() -> Vec<Case> {
     dropout(&mut cases);
     shapes(&mut cases);
     cast(&mut cases);
-    mixed(&mut cases);
+    mixed::all(&mut cases);
     cases
 }
 
@@ -110,36 +79,24 @@ const POSITIVE: Values = Values::Uniform(0.3, 3.0);
 const LARGE: Values = Values::Uniform(-80.0, 80.0);
 
 fn unary(cases: &mut Vec<Case>) {
-    type Method = fn(&Tensor) -> Result<Tensor>;
-    let everywhere: [(&str, Method); 9] = [
-        ("scale", |x| x.scale(0.37)),
-        ("neg", Tensor::neg),
-        ("exp", Tensor::exp),
-        ("sin", Tensor::sin),
-        ("cos", Tensor::cos),
-        ("gelu", Tensor::gelu),
-        ("silu", Tensor::silu),
-        ("sigmoid", Tensor::sigmoid),
-        ("tanh", Tensor::tanh),
-    ];
-    let positive: [(&str, Method); 3] = [("log", Tensor::log), ("sqrt", Tensor::sqrt), ("recip", Tensor::recip)];
-    for shape in [vec![1], vec![17], vec![3, 65], vec![129, 129]] {
-        for (name, op) in everywhere {
-            let inputs = vec![(shape.clone(), AROUND_ZERO)];
-            cases.push(Case::new(format!("{name}/{shape:?}"), inputs, move |x| op(&x[0])));
+    // Where a function is defined, and whether finite differences make sense.
+    let domain = |name: &str| match name {
+        "log" | "sqrt" | "recip" => (POSITIVE, true),
+        "relu" => (AROUND_ZERO, false),
+        _ => (AROUND_ZERO, true),
+    };
+    let scale: fn(&Tensor) -> Result<Tensor> = |x| x.scale(0.37);
+    for &(name, op) in UNARY.iter().chain(&[("scale", scale)]) {
+        let (values, smooth) = domain(name);
+        for shape in [vec![1], vec![17], vec![3, 65], vec![129, 129]] {
+            let case = Case::new(format!("{name}/{shape:?}"), vec![(shape, values)], move |x| op(&x[0]));
+            cases.push(Case { smooth, ..case });
         }
-        for (name, op) in positive {
-            let inputs = vec![(shape.clone(), POSITIVE)];
-            cases.push(Case::new(format!("{name}/{shape:?}"), inputs, move |x| op(&x[0])));
+        if values == AROUND_ZERO {
+            // Vulkan grants exp(x) an error of 3 + 2|x| units in the last place: 1e-5 at 80.
+            let case = Case::new(format!("{name}/large"), vec![(vec![65], LARGE)], move |x| op(&x[0]));
+            cases.push(case.tolerance(2e-6, 2e-5).not_smooth());
         }
-        let inputs = vec![(shape.clone(), AROUND_ZERO)];
-        cases.push(Case::new(format!("relu/{shape:?}"), inputs, |x| x[0].relu()).not_smooth());
-    }
-    for (name, op) in everywhere {
-        // Vulkan grants exp(x) an error of 3 + 2|x| units in the last place: 1e-5 at 80.
-        let inputs = vec![(vec![65], LARGE)];
-        let case = Case::new(format!("{name}/large"), inputs, move |x| op(&x[0]));
-        cases.push(case.tolerance(2e-6, 2e-5).not_smooth());
     }
 }
 
@@ -178,14 +135,6 @@ fn reduce(cases: &mut Vec<Case>) {
 }
 
 fn binary(cases: &mut Vec<Case>) {
-    type Method = fn(&Tensor, &Tensor) -> Result<Tensor>;
-    let ops: [(&str, Method); 5] = [
-        ("add", Tensor::add),
-        ("sub", Tensor::sub),
-        ("mul", Tensor::mul),
-        ("div", Tensor::div),
-        ("maximum", Tensor::maximum),
-    ];
     let shapes: [(&[usize], &[usize]); 8] = [
         (&[1], &[1]),
         (&[17], &[17]),
@@ -197,7 +146,7 @@ fn binary(cases: &mut Vec<Case>) {
         (&[129, 65], &[129, 65]),
     ];
     for (a, b) in shapes {
-        for (name, op) in ops {
+        for &(name, op) in BINARY {
             let inputs = vec![(a.to_vec(), AROUND_ZERO), (b.to_vec(), POSITIVE)];
             let case = Case::new(format!("{name}/{a:?}{b:?}"), inputs, move |x| op(&x[0], &x[1]));
             // The gradient of a repeated b sums up to a few hundred terms.
@@ -458,124 +407,5 @@ fn cast(cases: &mut Vec<Case>) {
         let case = Case::new(format!("cast/{name}"), vec![(shape, values)], through_f16);
         // Drivers may round to either neighbour: one unit in the last of 11 bits. Rounding makes steps.
         cases.push(Case { f16: true, ..case.tolerance(6e-8, 1e-3).not_smooth() });
-    }
-}
-
-/// The ops of mixed precision: operands and most results are f16, and differ by a unit in the last of its 11 bits where
-/// devices add up in another order.
-fn mixed(cases: &mut Vec<Case>) {
-    fn half(x: &Tensor) -> Result<Tensor> {
-        x.to_dtype(DType::F16)
-    }
-    fn single(x: &Tensor) -> Result<Tensor> {
-        x.to_dtype(DType::F32)
-    }
-    let mut push = |name: String, inputs: Vec<(Vec<usize>, Values)>, atol, apply: Apply| {
-        let case = Case { name, inputs, apply, atol, rtol: 2e-3, smooth: false, f16: true };
-        cases.push(case);
-    };
-    // The last sizes are those of several tiles on the matrix units, whole and not.
-    let sizes = [[3, 5, 7], [65, 17, 33], [20, 24, 516], [256, 128, 64], [260, 132, 140], [136, 392, 2048]];
-    for [m, n, k] in sizes {
-        let spread = Values::Uniform(-1.0 / (k as f32).sqrt(), 1.0 / (k as f32).sqrt());
-        let operands = vec![(vec![m, k], AROUND_ZERO), (vec![k, n], spread), (vec![n], AROUND_ZERO)];
-        push(
-            format!("matmul/f16/linear/{m}x{n}x{k}"),
-            operands.clone(),
-            4e-3,
-            Box::new(|x| single(&half(&x[0])?.linear(&half(&x[1])?, Some(&x[2]))?)),
-        );
-        push(
-            format!("matmul/f16/no bias/{m}x{n}x{k}"),
-            operands[..2].to_vec(),
-            4e-3,
-            Box::new(|x| single(&half(&x[0])?.linear(&half(&x[1])?, None)?)),
-        );
-        push(
-            format!("matmul/f16/nt/{m}x{n}x{k}"),
-            vec![(vec![m, k], AROUND_ZERO), (vec![n, k], spread)],
-            4e-3,
-            Box::new(|x| single(&half(&x[0])?.matmul_transposed(&half(&x[1])?, false, true)?)),
-        );
-    }
-    for (shape, c, f, d) in [(vec![2, 33], 12, 20, 12), (vec![130], 128, 260, 132)] {
-        let inputs = [[&shape[..], &[c]].concat(), vec![c, f], vec![f, d], vec![f], vec![d]];
-        let inputs = inputs.map(|shape| (shape, Values::Uniform(-0.3, 0.3))).to_vec();
-        push(
-            format!("feed_forward/f16/{shape:?}x{c}x{f}x{d}"),
-            inputs,
-            4e-3,
-            Box::new(|x| single(&half(&x[0])?.feed_forward(&half(&x[1])?, &half(&x[2])?, Some((&x[3], &x[4])))?)),
-        );
-    }
-    let dropout = Some((0.3, Key::new(5)));
-    for (rows, c, dropout) in
-        [(65, 17, None), (33, 128, None), (17, 2051, None), (65, 17, dropout), (33, 128, dropout), (19, 1028, dropout)]
-    {
-        let inputs = [vec![rows, c], vec![c], vec![c], vec![rows, c]].map(|shape| (shape, AROUND_ZERO)).to_vec();
-        let name = |of: &str| format!("{of}/{}{rows}x{c}", if dropout.is_some() { "dropout/" } else { "" });
-        let both = move |x: &[Tensor], branch: &Tensor| {
-            let (sum, normal) = x[0].add_layer_norm(branch, dropout, DType::F16, &x[1], Some(&x[2]), 1e-5)?;
-            single(&normal)?.mul(&sum)
-        };
-        push(name("layer_norm/f16"), inputs.clone(), 4e-3, Box::new(move |x| both(x, &x[3])));
-        // The branch of f16 too, with gradients of both results and of either.
-        push(name("add_layer_norm/f16"), inputs.clone(), 4e-3, Box::new(move |x| both(x, &half(&x[3])?)));
-        let either = move |x: &[Tensor]| x[0].add_layer_norm(&half(&x[2])?, dropout, DType::F32, &x[1], None, 1e-5);
-        let inputs = [&inputs[..2], &inputs[3..]].concat();
-        push(name("add_layer_norm/f16 branch"), inputs.clone(), 4e-3, Box::new(move |x| Ok(either(x)?.1)));
-        push(name("add_layer_norm/f16 branch/sum"), inputs, 4e-3, Box::new(move |x| Ok(either(x)?.0)));
-    }
-    // The fourth is longer than the query block that backward holds.
-    let sizes = [
-        (2, 33, 2, 3),
-        (1, 130, 2, 16),
-        (2, 256, 1, 64),
-        (1, 300, 1, 16),
-        (1, 270, 1, 64),
-        (1, 384, 1, 64),
-        (2, 200, 1, 64),
-        (1, 70, 2, 80),
-        (1, 65, 1, 128),
-        (3, 1, 2, 16),
-        (2, 15, 1, 16),
-        (1, 64, 2, 16),
-    ];
-    for (batch, time, n_head, head_size) in sizes {
-        push(
-            format!("attention/f16/{batch}x{time}x{n_head}x{head_size}"),
-            vec![(vec![batch, time, 3 * n_head * head_size], AROUND_ZERO)],
-            6e-3,
-            Box::new(move |x| single(&half(&x[0])?.causal_attention(n_head, None)?)),
-        );
-    }
-    for (time, head_size) in [(97, 32), (64, 8), (70, 80), (270, 32), (384, 64)] {
-        push(
-            format!("attention/f16/dropout/{time}x{head_size}"),
-            vec![(vec![2, time, 6 * head_size], AROUND_ZERO)],
-            6e-3,
-            Box::new(move |x| single(&half(&x[0])?.causal_attention(2, Some((0.25, Key::new(3))))?)),
-        );
-    }
-    // Scores that go far beyond those of the tiles before. All that matters of a row is a few keys.
-    for time in [200, 270] {
-        push(
-            format!("attention/f16/large scores/{time}"),
-            vec![(vec![2, time, 3 * 2 * 16], Values::Uniform(-6.0, 6.0))],
-            2e-2,
-            Box::new(|x| single(&half(&x[0])?.causal_attention(2, None)?)),
-        );
-    }
-    for (rows, c, vocab) in [(65, 12, 37), (300, 64, 132)] {
-        let spread = Values::Uniform(-1.0 / (c as f32).sqrt(), 1.0 / (c as f32).sqrt());
-        push(
-            format!("linear_cross_entropy/f16/{rows}x{c}x{vocab}"),
-            vec![(vec![rows, c], AROUND_ZERO), (vec![vocab, c], spread), (vec![rows], Values::Targets(vocab as u32))],
-            4e-3,
-            Box::new(|x| {
-                let scale = Tensor::full(1024.0, [1], &x[0].device())?;
-                half(&x[0])?.linear_cross_entropy(&half(&x[1])?, &x[2], Some(&scale))
-            }),
-        );
     }
 }

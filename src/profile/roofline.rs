@@ -7,10 +7,10 @@ use std::fmt::Write;
 
 /// What the device does at best.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Roof {
+pub struct Roofline {
     /// Type of the elements that were multiplied: "f32" or "f16".
-    pub products: &'static str,
-    /// 10^12 operations per second in large matrix products.
+    pub dtype: &'static str,
+    /// 10^12 operations per second in large GEMMs.
     pub tflops: f64,
     /// 10^9 bytes per second, reading and writing tensors larger than any cache.
     pub gb_per_s: f64,
@@ -20,7 +20,7 @@ pub struct Roof {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {
-    /// Its operations, at the rate of products.
+    /// Its operations, at the rate of GEMMs.
     Compute,
     /// What it reads and writes, at the bandwidth.
     Memory,
@@ -33,15 +33,15 @@ pub enum Bound {
 /// A kernel's rates as parts of the device's peaks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct BesidePeaks {
-    /// Of the products' peak.
+    /// Of the GEMMs' peak.
     pub compute: f64,
     /// Of the bandwidth. Above 1 if what the kernel reads is in a cache.
     pub memory: f64,
     pub bound: Bound,
 }
 
-impl Roof {
-    /// Where a kernel lies under this roof.
+impl Roofline {
+    /// Where a kernel lies under this roofline.
     pub fn over(&self, kernel: &KernelRow) -> BesidePeaks {
         /// Of a peak, from which on it bounds a kernel: more than half of the time is then explained, with room for
         /// what measured peaks vary by. On one core the classifier's rows, held up by their exponentials, reach half of
@@ -64,7 +64,7 @@ impl Roof {
 }
 
 /// A line for each of the largest kernels, of rows that have the largest first; without peaks none says what bounds it.
-pub(super) fn largest_text(kernels: &[KernelRow], peaks: Option<&Roof>) -> String {
+pub(super) fn largest_text(kernels: &[KernelRow], peaks: Option<&Roofline>) -> String {
     const LARGEST: usize = 3;
     let mut text = String::new();
     if kernels.is_empty() {
@@ -72,8 +72,8 @@ pub(super) fn largest_text(kernels: &[KernelRow], peaks: Option<&Roof>) -> Strin
     }
     text.push_str("\n  Largest kernels");
     if let Some(peaks) = peaks {
-        let (products, bandwidth) = (si(1e12 * peaks.tflops, "FLOP/s"), si(1e9 * peaks.gb_per_s, "B/s"));
-        let _ = write!(text, " (the device's peaks just now: {products} in {} products, {bandwidth})", peaks.products);
+        let (gemms, bandwidth) = (si(1e12 * peaks.tflops, "FLOP/s"), si(1e9 * peaks.gb_per_s, "B/s"));
+        let _ = write!(text, " (the device's peaks just now: {gemms} in {} GEMMs, {bandwidth})", peaks.dtype);
     }
     text.push_str(":\n");
     for k in kernels.iter().take(LARGEST) {
@@ -82,7 +82,7 @@ pub(super) fn largest_text(kernels: &[KernelRow], peaks: Option<&Roof>) -> Strin
     text
 }
 
-/// "matmul, 83.1%: 47.1 TFLOP/s, 210 GB/s; mostly arithmetic, 94% of the products' peak".
+/// "matmul, 83.1%: 47.1 TFLOP/s, 210 GB/s; mostly arithmetic, 94% of the GEMM peak".
 fn sentence(k: &KernelRow) -> String {
     let rates = format!("{}, {}", si(1e12 * k.tflops, "FLOP/s"), si(1e9 * k.gb_per_s, "B/s"));
     format!("{}, {:.1}%: {rates}; {}", k.name, 100.0 * k.share, why(k))
@@ -95,7 +95,7 @@ fn why(k: &KernelRow) -> String {
     let explained = si(seconds * compute.max(memory), "s");
     let (compute, memory) = (100.0 * compute, 100.0 * memory);
     match bound {
-        Bound::Compute => format!("mostly arithmetic, {compute:.0}% of the products' peak"),
+        Bound::Compute => format!("mostly arithmetic, {compute:.0}% of the GEMM peak"),
         // What was measured varies by a few percent.
         Bound::Memory if memory < 110.0 => format!("mostly memory, {memory:.0}% of the bandwidth"),
         Bound::Memory => format!("mostly memory, {memory:.0}% of the bandwidth, as only a cache allows"),
@@ -129,7 +129,7 @@ fn si(value: f64, unit: &str) -> String {
 mod tests {
     use super::*;
 
-    const H200: Roof = Roof { products: "f32", tflops: 50.0, gb_per_s: 4000.0 };
+    const H200: Roofline = Roofline { dtype: "f32", tflops: 50.0, gb_per_s: 4000.0 };
 
     fn row(name: &'static str, ms_per_call: f64, tflops: f64, gb_per_s: f64) -> KernelRow {
         let mut row = KernelRow {
@@ -151,10 +151,10 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_near_the_products_peak_is_bound_by_arithmetic() {
+    fn a_kernel_near_the_gemm_peak_is_bound_by_arithmetic() {
         let row = row("matmul", 2.0, 47.0, 200.0);
         assert_eq!(bound(&row), Bound::Compute);
-        let want = "matmul, 25.0%: 47.0 TFLOP/s, 200 GB/s; mostly arithmetic, 94% of the products' peak";
+        let want = "matmul, 25.0%: 47.0 TFLOP/s, 200 GB/s; mostly arithmetic, 94% of the GEMM peak";
         assert_eq!(sentence(&row), want);
     }
 
@@ -200,7 +200,7 @@ mod tests {
         let rows = ["a", "b", "c", "d"].map(|name| row(name, 1.0, 47.0, 200.0));
         let text = largest_text(&rows, Some(&H200));
         let lines: Vec<&str> = text.lines().collect();
-        let peaks = "(the device's peaks just now: 50.0 TFLOP/s in f32 products, 4.00 TB/s)";
+        let peaks = "(the device's peaks just now: 50.0 TFLOP/s in f32 GEMMs, 4.00 TB/s)";
         assert_eq!(lines[..2], ["", &format!("  Largest kernels {peaks}:")]);
         assert!(lines.len() == 5 && lines[2].starts_with("  - a,") && lines[4].starts_with("  - c,"), "{text}");
         assert_eq!(largest_text(&[], Some(&H200)), "");

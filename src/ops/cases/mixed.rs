@@ -1,0 +1,151 @@
+//! The ops of mixed precision: operands and most results are f16, and differ by a unit in the last of its 11 bits where
+//! devices add up in another order.
+
+use super::{AROUND_ZERO, Apply, Case, Values};
+use crate::ops::random::Key;
+use crate::{DType, Result, Tensor};
+
+pub(super) fn all(cases: &mut Vec<Case>) {
+    matmul(cases);
+    feed_forward(cases);
+    layer_norm(cases);
+    attention(cases);
+    losses(cases);
+}
+
+/// A case whose `apply` makes f16 of what is drawn as f32.
+fn case(name: String, inputs: Vec<(Vec<usize>, Values)>, atol: f32, apply: Apply) -> Case {
+    Case { name, inputs, apply, atol, rtol: 2e-3, smooth: false, f16: true }
+}
+
+fn half(x: &Tensor) -> Result<Tensor> {
+    x.to_dtype(DType::F16)
+}
+
+fn single(x: &Tensor) -> Result<Tensor> {
+    x.to_dtype(DType::F32)
+}
+
+fn matmul(cases: &mut Vec<Case>) {
+    let mut push = |name, inputs, atol, apply| cases.push(case(name, inputs, atol, apply));
+    // The last sizes are those of several tiles on the cooperative matrices, whole and not.
+    let sizes = [[3, 5, 7], [65, 17, 33], [20, 24, 516], [256, 128, 64], [260, 132, 140], [136, 392, 2048]];
+    for [m, n, k] in sizes {
+        let spread = Values::Uniform(-1.0 / (k as f32).sqrt(), 1.0 / (k as f32).sqrt());
+        let operands = vec![(vec![m, k], AROUND_ZERO), (vec![k, n], spread), (vec![n], AROUND_ZERO)];
+        push(
+            format!("matmul/f16/linear/{m}x{n}x{k}"),
+            operands.clone(),
+            4e-3,
+            Box::new(|x| single(&half(&x[0])?.linear(&half(&x[1])?, Some(&x[2]))?)),
+        );
+        push(
+            format!("matmul/f16/no bias/{m}x{n}x{k}"),
+            operands[..2].to_vec(),
+            4e-3,
+            Box::new(|x| single(&half(&x[0])?.linear(&half(&x[1])?, None)?)),
+        );
+        push(
+            format!("matmul/f16/nt/{m}x{n}x{k}"),
+            vec![(vec![m, k], AROUND_ZERO), (vec![n, k], spread)],
+            4e-3,
+            Box::new(|x| single(&half(&x[0])?.matmul_transposed(&half(&x[1])?, false, true)?)),
+        );
+    }
+}
+
+fn feed_forward(cases: &mut Vec<Case>) {
+    let mut push = |name, inputs, atol, apply| cases.push(case(name, inputs, atol, apply));
+    for (shape, c, f, d) in [(vec![2, 33], 12, 20, 12), (vec![130], 128, 260, 132)] {
+        let inputs = [[&shape[..], &[c]].concat(), vec![c, f], vec![f, d], vec![f], vec![d]];
+        let inputs = inputs.map(|shape| (shape, Values::Uniform(-0.3, 0.3))).to_vec();
+        push(
+            format!("feed_forward/f16/{shape:?}x{c}x{f}x{d}"),
+            inputs,
+            4e-3,
+            Box::new(|x| single(&half(&x[0])?.feed_forward(&half(&x[1])?, &half(&x[2])?, Some((&x[3], &x[4])))?)),
+        );
+    }
+}
+
+fn layer_norm(cases: &mut Vec<Case>) {
+    let mut push = |name, inputs, atol, apply| cases.push(case(name, inputs, atol, apply));
+    let dropout = Some((0.3, Key::new(5)));
+    for (rows, c, dropout) in
+        [(65, 17, None), (33, 128, None), (17, 2051, None), (65, 17, dropout), (33, 128, dropout), (19, 1028, dropout)]
+    {
+        let inputs = [vec![rows, c], vec![c], vec![c], vec![rows, c]].map(|shape| (shape, AROUND_ZERO)).to_vec();
+        let name = |of: &str| format!("{of}/{}{rows}x{c}", if dropout.is_some() { "dropout/" } else { "" });
+        let both = move |x: &[Tensor], branch: &Tensor| {
+            let (sum, normal) = x[0].add_layer_norm(branch, dropout, DType::F16, &x[1], Some(&x[2]), 1e-5)?;
+            single(&normal)?.mul(&sum)
+        };
+        push(name("layer_norm/f16"), inputs.clone(), 4e-3, Box::new(move |x| both(x, &x[3])));
+        // The branch of f16 too, with gradients of both results and of either.
+        push(name("add_layer_norm/f16"), inputs.clone(), 4e-3, Box::new(move |x| both(x, &half(&x[3])?)));
+        let either = move |x: &[Tensor]| x[0].add_layer_norm(&half(&x[2])?, dropout, DType::F32, &x[1], None, 1e-5);
+        let inputs = [&inputs[..2], &inputs[3..]].concat();
+        push(name("add_layer_norm/f16 branch"), inputs.clone(), 4e-3, Box::new(move |x| Ok(either(x)?.1)));
+        push(name("add_layer_norm/f16 branch/sum"), inputs, 4e-3, Box::new(move |x| Ok(either(x)?.0)));
+    }
+}
+
+fn attention(cases: &mut Vec<Case>) {
+    let mut push = |name, inputs, atol, apply| cases.push(case(name, inputs, atol, apply));
+    // The fourth is longer than the query block that backward holds.
+    let sizes = [
+        (2, 33, 2, 3),
+        (1, 130, 2, 16),
+        (2, 256, 1, 64),
+        (1, 300, 1, 16),
+        (1, 270, 1, 64),
+        (1, 384, 1, 64),
+        (2, 200, 1, 64),
+        (1, 70, 2, 80),
+        (1, 65, 1, 128),
+        (3, 1, 2, 16),
+        (2, 15, 1, 16),
+        (1, 64, 2, 16),
+    ];
+    for (batch, time, n_head, head_size) in sizes {
+        push(
+            format!("attention/f16/{batch}x{time}x{n_head}x{head_size}"),
+            vec![(vec![batch, time, 3 * n_head * head_size], AROUND_ZERO)],
+            6e-3,
+            Box::new(move |x| single(&half(&x[0])?.causal_attention(n_head, None)?)),
+        );
+    }
+    for (time, head_size) in [(97, 32), (64, 8), (70, 80), (270, 32), (384, 64)] {
+        push(
+            format!("attention/f16/dropout/{time}x{head_size}"),
+            vec![(vec![2, time, 6 * head_size], AROUND_ZERO)],
+            6e-3,
+            Box::new(move |x| single(&half(&x[0])?.causal_attention(2, Some((0.25, Key::new(3))))?)),
+        );
+    }
+    // Scores that go far beyond those of the tiles before. All that matters of a row is a few keys.
+    for time in [200, 270] {
+        push(
+            format!("attention/f16/large scores/{time}"),
+            vec![(vec![2, time, 3 * 2 * 16], Values::Uniform(-6.0, 6.0))],
+            2e-2,
+            Box::new(|x| single(&half(&x[0])?.causal_attention(2, None)?)),
+        );
+    }
+}
+
+fn losses(cases: &mut Vec<Case>) {
+    let mut push = |name, inputs, atol, apply| cases.push(case(name, inputs, atol, apply));
+    for (rows, c, vocab) in [(65, 12, 37), (300, 64, 132)] {
+        let spread = Values::Uniform(-1.0 / (c as f32).sqrt(), 1.0 / (c as f32).sqrt());
+        push(
+            format!("linear_cross_entropy/f16/{rows}x{c}x{vocab}"),
+            vec![(vec![rows, c], AROUND_ZERO), (vec![vocab, c], spread), (vec![rows], Values::Targets(vocab as u32))],
+            4e-3,
+            Box::new(|x| {
+                let scale = Tensor::full(1024.0, [1], &x[0].device())?;
+                half(&x[0])?.linear_cross_entropy(&half(&x[1])?, &x[2], Some(&scale))
+            }),
+        );
+    }
+}

@@ -1,0 +1,215 @@
+//! Every launch that is asked for on several kinds of GPU, found by planning and without running any.
+
+use rustyflow::gpu::{Launch, Limits, Operand, PARAMS_BYTES, Plan};
+use rustyflow::models::{Gpt2, LanguageModel, ModelConfig, ModelKind};
+use rustyflow::nn::Dropout;
+use rustyflow::ops::cases;
+use rustyflow::ops::random::Key;
+use rustyflow::optim::{Kind, Optimizer, ParameterArena};
+use rustyflow::tensor::DryRun;
+use rustyflow::{DType, Device, Tensor};
+use std::collections::BTreeSet;
+use std::sync::{Arc, OnceLock};
+
+/// Kinds of GPU whose limits lead to different kernels.
+fn devices() -> [(&'static str, Limits); 6] {
+    const GIB: u64 = 1 << 30;
+    let of = |binding_bytes, buffer_bytes, workgroup_kib: u32| Limits {
+        binding_bytes,
+        buffer_bytes,
+        workgroup_bytes: workgroup_kib << 10,
+        workgroup_threads: 1024,
+        immediates: true,
+        f16: true,
+        ..Limits::WEBGPU_DEFAULT
+    };
+    let with_coop =
+        |limits, side, subgroup_size| Limits { coop_matrix: side, subgroup_size, split_fp16: true, ..limits };
+    [
+        ("a data-centre GPU", with_coop(of(2 * GIB - 4, 4 * GIB, 48), 16, 32)),
+        ("an Apple GPU", with_coop(of(4 * GIB - 4, 8 * GIB, 32), 8, 32)),
+        ("a GPU with subgroups of 64", with_coop(of(4 * GIB - 4, 4 * GIB, 64), 16, 64)),
+        // Subgroups vary between 8 and 32 lanes on Intel: no size is known.
+        ("an integrated GPU", of(GIB, 2 * GIB, 32)),
+        ("a software adapter", Limits { subgroup_size: 8, ..of(128 << 20, 2 * GIB, 32) }),
+        ("the floor of WebGPU", Limits::WEBGPU_DEFAULT),
+    ]
+}
+
+fn zeros(shape: &[usize], dtype: DType, device: &Device) -> Tensor {
+    Tensor::zeros(shape.to_vec(), dtype, device).unwrap()
+}
+
+/// Forward and backward of an op; values play no part because nothing is computed. Once with leaves for inputs, whose
+/// gradients are added in place, and once with intermediate results, whose gradients are written anew.
+fn forward_and_backward(inputs: &[Tensor], apply: impl Fn(&[Tensor]) -> rustyflow::Result<Tensor>) {
+    let leaf = |x: &Tensor| if x.dtype() != DType::U32 { x.requires_grad().unwrap() } else { x.clone() };
+    let leaves: Vec<Tensor> = inputs.iter().map(leaf).collect();
+    let intermediate = |x: &Tensor| match x.dtype() {
+        DType::F16 => x.to_dtype(DType::F32).unwrap().to_dtype(DType::F16).unwrap(),
+        DType::F32 if x.grad().is_some() => x.scale(1.0).unwrap(),
+        _ => x.clone(),
+    };
+    for inputs in [leaves.iter().map(intermediate).collect(), leaves] {
+        let y = apply(&inputs).unwrap();
+        y.backward_with(&zeros(y.shape(), y.dtype(), &y.device())).unwrap();
+    }
+}
+
+/// Every case of the table of ops.
+fn all_cases(device: &Device) {
+    // `Tensor::to_dtype` refuses f16 on a device that lacks it.
+    for case in cases::all().into_iter().filter(|case| device.has_f16() || !case.f16) {
+        forward_and_backward(&case.draw(device, 7).unwrap(), &case.apply);
+    }
+    // Two gradients that share memory, so that neither can be added to in place.
+    forward_and_backward(&[zeros(&[5], DType::F32, device)], |x| x[0].add(&x[0]));
+}
+
+/// Shapes too large to compute in a test, for variants that are only chosen at such sizes: matmuls that fill a large
+/// GPU with large tiles, or that are split along k, in every layout and with lengths that vectors divide or not.
+fn large_matmuls(dtype: DType, device: &Device) {
+    let medium = [(2048, 2048, 64), (2050, 2051, 65), (256, 256, 8192), (258, 257, 8195)];
+    // One tile of the largest kinds for each multiprocessor of a data-centre GPU, without and with overhang.
+    let large = [(33_792, 128, 64), (16_896, 256, 64), (33_790, 126, 65), (16_890, 254, 65)];
+    for (m, n, k) in medium.into_iter().chain(large) {
+        for (trans_a, trans_b) in [(false, false), (false, true), (true, false), (true, true)] {
+            let a = zeros(&if trans_a { [k, m] } else { [m, k] }, dtype, device);
+            let b = zeros(&if trans_b { [n, k] } else { [k, n] }, dtype, device);
+            forward_and_backward(&[a, b], |x| x[0].matmul_transposed(&x[1], trans_a, trans_b));
+        }
+        let inputs = [zeros(&[m, k], dtype, device), zeros(&[k, n], dtype, device), zeros(&[n], DType::F32, device)];
+        forward_and_backward(&inputs, |x| x[0].linear(&x[1], Some(&x[2])));
+    }
+}
+
+/// Attention of few heads, of many and of a long T, each of which takes other tiles, with and without overhang.
+fn attention_of_every_tiling(device: &Device) {
+    let few = [(33, 33, 16), (16, 65, 64), (16, 128, 64), (16, 130, 6)];
+    let many = [(33, 128, 64), (33, 130, 64), (33, 130, 6)];
+    let long = [(5, 1024, 64), (5, 1030, 64), (5, 1030, 6)];
+    for (batch, time, head_size) in [&few[..], &many, &long].concat() {
+        for dropout in [None, Some((0.1, Key::new(1)))] {
+            let qkv = zeros(&[batch, time, 3 * 4 * head_size], DType::F32, device);
+            forward_and_backward(&[qkv], |x| x[0].causal_attention(4, dropout));
+        }
+    }
+}
+
+/// GEMMs large enough for split-fp16, with whole and with partial tiles, and with every epilogue.
+fn large_f32_matmuls(device: &Device) {
+    for (rows, width) in [(16_384, 384), (16_388, 388)] {
+        let x = zeros(&[rows, width], DType::F32, device);
+        let weights = [zeros(&[width, 1536], DType::F32, device), zeros(&[1536, width], DType::F32, device)];
+        let biases = [zeros(&[1536], DType::F32, device), zeros(&[width], DType::F32, device)];
+        let all = [[x].as_slice(), &weights, &biases].concat();
+        forward_and_backward(&all, |t| t[0].feed_forward(&t[1], &t[2], Some((&t[3], &t[4]))));
+    }
+    for (trans_a, trans_b) in [(false, false), (false, true), (true, false), (true, true)] {
+        let a = zeros(&if trans_a { [388, 16_388] } else { [16_388, 388] }, DType::F32, device);
+        let b = zeros(&[388, 388], DType::F32, device);
+        forward_and_backward(&[a, b], |x| x[0].matmul_transposed(&x[1], trans_a, trans_b));
+    }
+}
+
+/// A training step of GPTs with dropout under each optimizer: a small one, one without biases and a head of its own,
+/// and one of GPT-2's vocabulary and head size.
+fn model_steps(device: &Device) {
+    let (beta1, beta2, eps) = (0.9, 0.95, 1e-8);
+    let kinds = [Kind::AdamW { beta1, beta2, eps }, Kind::Adam { beta1, beta2, eps }, Kind::Sgd { momentum: 0.9 }];
+    let small = ModelConfig {
+        kind: ModelKind::GPT2,
+        vocab_size: 65,
+        block_size: 17,
+        n_layer: 2,
+        n_head: 3,
+        n_embd: 24,
+        bias: true,
+        tie_embeddings: true,
+    };
+    let wide = ModelConfig { vocab_size: 50_257, block_size: 512, n_layer: 1, n_head: 2, n_embd: 128, ..small.clone() };
+    let untied = ModelConfig { bias: false, tie_embeddings: false, ..small.clone() };
+    let products = [DType::F32].into_iter().chain(device.has_f16().then_some(DType::F16));
+    let models = [(small, kinds[0]), (untied, kinds[1]), (wide, kinds[2])];
+    for (products, (config, kind)) in products.flat_map(|products| models.clone().map(|model| (products, model))) {
+        let t = config.block_size;
+        let mut model = Gpt2::new(config, 1).unwrap();
+        let parameters = ParameterArena::new(&mut model, device, products).unwrap();
+        let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
+        let (ids, targets) = (zeros(&[2, t], DType::U32, device), zeros(&[2, t], DType::U32, device));
+        parameters.zero_gradients(); // the first gradients replace what is there, the second are added
+        for dropout in [Dropout::off(), Dropout::new(0.1, 1, 0)] {
+            model.loss(&ids, &targets, &dropout, optimizer.loss_scale()).unwrap().backward().unwrap();
+        }
+        optimizer.step(&parameters, 1e-3).unwrap();
+        model.logits(&ids).unwrap();
+        let mut cache = model.kv_cache().unwrap();
+        for tokens in [3, 1] {
+            model.next_token_logits(&zeros(&[1, tokens], DType::U32, device), &mut cache).unwrap();
+        }
+    }
+}
+
+/// A kind of GPU, and every different launch that it is asked for with the kernel that asks.
+pub struct Planned {
+    pub device: &'static str,
+    pub limits: Limits,
+    pub variants: Vec<(&'static str, Launch)>,
+}
+
+/// Planned once for all tests.
+pub fn planned() -> &'static [Planned] {
+    static PLANNED: OnceLock<Vec<Planned>> = OnceLock::new();
+    PLANNED.get_or_init(|| {
+        let plan = |(device, limits)| Planned { device, variants: variants(&limits), limits };
+        devices().into_iter().map(plan).collect()
+    })
+}
+
+fn variants(limits: &Limits) -> Vec<(&'static str, Launch)> {
+    let mut plans = Vec::new();
+    let mut plan = |limits: Limits, body: &dyn Fn(&Device)| {
+        let dry_run = DryRun::new(limits);
+        body(&Device::DryRun(dry_run.clone()));
+        plans.extend(dry_run.take_plans());
+    };
+    plan(limits.clone(), &all_cases);
+    plan(limits.clone(), &|device| large_matmuls(DType::F32, device));
+    plan(limits.clone(), &attention_of_every_tiling);
+    plan(limits.clone(), &large_f32_matmuls);
+    if limits.f16 {
+        plan(limits.clone(), &|device| large_matmuls(DType::F16, device));
+    }
+    // Where rates were measured any tile that fits may be taken: each in turn is the fastest. There are no more than
+    // these.
+    for fastest in 0..8 {
+        let mut rates = [[1; 4]; 8];
+        rates[fastest] = [1_000_000; 4];
+        let limits = Limits { matmul_throughput: Some(Arc::new(rates)), ..limits.clone() };
+        plan(limits, &|device| large_matmuls(DType::F32, device));
+    }
+    plan(limits.clone(), &model_steps);
+    for (kernel, plan) in &plans {
+        check_plan(kernel, plan, limits);
+    }
+    let mut seen = BTreeSet::new();
+    let launches = plans.into_iter().flat_map(|(kernel, plan)| plan.launches.into_iter().map(move |l| (kernel, l)));
+    launches.filter(|(_, launch)| seen.insert((launch.shader.name, launch.values.clone()))).collect()
+}
+
+/// What holds for a plan whatever its shaders say.
+fn check_plan(kernel: &str, plan: &Plan, limits: &Limits) {
+    for &size in &plan.scratch {
+        assert!(size as u64 <= limits.binding_bytes, "{kernel}: scratch of {size} bytes");
+    }
+    for Launch { buffers, params, .. } in &plan.launches {
+        // The floors that WebGPU and its immediates (128 bytes on Vulkan) guarantee.
+        assert!(buffers.len() <= 8, "{kernel}: {} buffers", buffers.len());
+        assert!(4 * params.len() <= PARAMS_BYTES, "{kernel}: {} words of parameters", params.len());
+        for buffer in buffers {
+            if let Operand::Scratch(i) | Operand::ReadScratch(i) = buffer.operand {
+                assert!(i < plan.scratch.len(), "{kernel}: scratch buffer {i} of {}", plan.scratch.len());
+            }
+        }
+    }
+}
