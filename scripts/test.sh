@@ -74,6 +74,8 @@ step "tests within WebGPU's default limits" env RUSTYFLOW_GPU_LIMITS=default \
     cargo test --quiet --test ops --test goldens --test training
 # The kernels of the GPUs that have cooperative matrices, which the software driver of most systems has not.
 step "cooperative matrices" bash scripts/test_coop.sh
+# Reads and writes outside of an allocation, which no result need show.
+step "memory errors on the CPU" bash scripts/test_asan.sh
 # Examples compile with the tests; this one must also keep up with the template that it renders.
 step "an example" cargo run --quiet --example gemm_lab -- shaders/matmul.wgsl 68x72x36 tn 32x32x16x4x4
 

@@ -188,6 +188,12 @@ mod tests {
     }
 
     #[test]
+    #[should_panic(expected = "a tile's row 1 of 1")]
+    fn the_last_tile_ends_with_the_matrix() {
+        tiles(&mut [0.0; 5], [1, 1], 2, 1).for_each(|mut tile| tile.row(0, 1).fill(1.0));
+    }
+
+    #[test]
     fn strides_that_overflow_hold_nothing() {
         let data = [0.0; 4];
         assert!(Matrix::rows(&data, 2).holds(2, 2) && Matrix::rows(&data, usize::MAX).holds(1, 4));

@@ -50,6 +50,18 @@ mod tests {
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1);
     }
 
+    #[cfg(unix)]
+    #[test]
+    fn a_file_may_be_read_by_whom_any_other_of_the_user_may() {
+        use std::os::unix::fs::PermissionsExt;
+        let dir = tempfile::tempdir().unwrap();
+        let [stored, plain] = ["stored", "plain"].map(|name| dir.path().join(name));
+        store(&stored, b"new");
+        fs::write(&plain, b"new").unwrap();
+        let [stored, plain] = [stored, plain].map(|path| fs::metadata(path).unwrap().permissions().mode());
+        assert_eq!(stored, plain);
+    }
+
     #[test]
     fn what_cannot_be_written_is_left_out() {
         let dir = tempfile::tempdir().unwrap();
