@@ -132,18 +132,20 @@ fn random_tokens(case: &StepCase, seed: u64, device: &Device) -> Result<Tensor> 
     Tensor::from_u32(&ids, shape, device)
 }
 
-/// Steps until shaders are compiled, buffers pooled and caches filled, and until a GPU runs at its full clock.
+/// Steps until shaders are compiled, buffers pooled and caches filled, and then until a GPU runs at its full clock.
 fn warm_up(device: &Device, step: &mut impl FnMut() -> Result<Tensor>) -> Result<()> {
     /// Steps before the device is waited for.
     const STEPS: usize = 3;
     /// A GPU that was idle may need more than one under load.
     const SECONDS_OF_GPU: f64 = 2.0;
-    let started = Instant::now();
-    loop {
+    let mut steps = || -> Result<()> {
         (0..STEPS).try_for_each(|_| step().map(drop))?;
-        device.synchronize()?;
-        if !device.is_hardware_gpu() || started.elapsed().as_secs_f64() >= SECONDS_OF_GPU {
-            return Ok(());
-        }
+        device.synchronize()
+    };
+    steps()?;
+    let started = Instant::now();
+    while device.is_hardware_gpu() && started.elapsed().as_secs_f64() < SECONDS_OF_GPU {
+        steps()?;
     }
+    Ok(())
 }
