@@ -128,4 +128,5 @@ tests() {
 }
 tests --test mixed
 tests --lib split_fp16
+tests --lib a_batch_in_parts_has_the_loss_and_gradients_of_the_whole_with_dropout
 tests --test ops gpu_agrees_with_cpu_in_f16

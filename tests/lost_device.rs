@@ -8,6 +8,7 @@ use rustyflow::train::{Event, TrainOptions, train};
 use std::cell::RefCell;
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 #[test]
 fn a_lost_device_is_opened_again_once_and_the_run_goes_on_from_the_last_checkpoint() {
@@ -33,6 +34,7 @@ fn a_lost_device_is_opened_again_once_and_the_run_goes_on_from_the_last_checkpoi
             &resolved,
             TrainOptions {
                 device: first,
+                started: Instant::now(),
                 reopen: Some(&reopen),
                 data_dir: Path::new("data"),
                 resume: None,

@@ -94,6 +94,17 @@ pub struct GenerateArgs {
     device: device::Flags,
 }
 
+impl Command {
+    /// Whether it prints JSON.
+    pub fn is_for_machines(&self) -> bool {
+        match self {
+            Command::Ops(args) => args.json,
+            Command::Step(args) => args.json,
+            Command::Generate(args) => args.json,
+        }
+    }
+}
+
 pub fn run(command: Command) -> Result<()> {
     match command {
         Command::Ops(args) => ops(&args),

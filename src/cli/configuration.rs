@@ -8,14 +8,38 @@ use std::path::{Path, PathBuf};
 #[derive(clap::Args)]
 pub struct RunFlags {
     /// A TOML file, or a flat .env file; without it, a small model on the sample corpus
+    #[arg(value_name = "CONFIG", conflicts_with = "config")]
+    file: Option<PathBuf>,
+    /// The same as CONFIG
     #[arg(long, short, value_name = "FILE")]
-    pub config: Option<PathBuf>,
+    config: Option<PathBuf>,
     /// Set any key, as in --set train.learning_rate=3e-4; may be repeated
     #[arg(long, short, value_name = "KEY=VALUE")]
     set: Vec<String>,
     /// What to learn from: sample, wikitext-2, tinyshakespeare, or a file or folder (data.corpus)
     #[arg(long)]
     corpus: Option<String>,
+    /// char, word, bpe, gpt2, or the path of a tokenizer.json (data.tokenizer)
+    #[arg(long)]
+    tokenizer: Option<String>,
+    /// Layers (model.n_layer)
+    #[arg(long, value_name = "N")]
+    n_layer: Option<String>,
+    /// Heads of each layer (model.n_head)
+    #[arg(long, value_name = "N")]
+    n_head: Option<String>,
+    /// Channels (model.n_embd)
+    #[arg(long, value_name = "N")]
+    n_embd: Option<String>,
+    /// Tokens that the model looks at, at most (model.block_size)
+    #[arg(long, value_name = "N")]
+    block_size: Option<String>,
+    /// Sequences per batch (train.batch_size)
+    #[arg(long, value_name = "N")]
+    batch_size: Option<String>,
+    /// The largest learning rate (train.learning_rate)
+    #[arg(long, value_name = "LR")]
+    learning_rate: Option<String>,
     /// The same seed gives the same run on the same device
     #[arg(long)]
     seed: Option<u64>,
@@ -33,10 +57,15 @@ pub struct RunFlags {
 pub type Flag = (&'static str, &'static str, Option<String>);
 
 impl RunFlags {
+    /// The file that was named.
+    pub fn config(&self) -> Option<&Path> {
+        self.file.as_deref().or(self.config.as_deref())
+    }
+
     /// The configuration in force: defaults < file < environment < --set < flags. Where no file was named it is
     /// `otherwise`, or else the built-in quickstart. `more` are flags that one command alone has.
     pub fn resolve(&self, otherwise: Option<&Path>, more: &[Flag]) -> Result<Resolved> {
-        let mut layers = match self.config.as_deref().or(otherwise) {
+        let mut layers = match self.config().or(otherwise) {
             Some(path) => Layers::new().file(path)?,
             None => Layers::new().toml_str("the built-in quickstart", QUICKSTART)?,
         };
@@ -47,6 +76,13 @@ impl RunFlags {
         let device = &self.device;
         let flags = [
             ("--corpus", "data.corpus", self.corpus.clone()),
+            ("--tokenizer", "data.tokenizer", self.tokenizer.clone()),
+            ("--n-layer", "model.n_layer", self.n_layer.clone()),
+            ("--n-head", "model.n_head", self.n_head.clone()),
+            ("--n-embd", "model.n_embd", self.n_embd.clone()),
+            ("--block-size", "model.block_size", self.block_size.clone()),
+            ("--batch-size", "train.batch_size", self.batch_size.clone()),
+            ("--learning-rate", "train.learning_rate", self.learning_rate.clone()),
             ("--seed", "run.seed", text(self.seed)),
             ("--device", "device.kind", text(device.device)),
             ("--precision", "device.precision", text(self.precision)),

@@ -111,6 +111,7 @@ fn effective_matmul_f32(device: &Device) -> (MatmulF32, &'static str) {
 }
 
 fn open_with(config: &DeviceConfig, tune: bool) -> Result<Device> {
+    check_threads(config.threads)?;
     cpu::set_threads(if config.threads == 0 { num_cpus::get_physical() } else { config.threads });
     let device = choose(config, tune)?;
     if config.matmul_f32 == MatmulF32::SplitFp16 && !device.split_fp16() {
@@ -121,6 +122,17 @@ fn open_with(config: &DeviceConfig, tune: bool) -> Result<Device> {
         output::note(format_args!("warning: device.matmul_f32 = \"split-fp16\" changes nothing: {why}"));
     }
     Ok(device)
+}
+
+/// Threads that outnumber the cores by far wait for each other until a step seems to hang.
+fn check_threads(threads: usize) -> Result<()> {
+    let cores = num_cpus::get();
+    let most = (4 * cores).max(64);
+    if threads <= most {
+        return Ok(());
+    }
+    let why = format!("this machine has {cores} cores, on which more than {most} threads only wait for each other");
+    bail!("device.threads is {threads}, and {why}; 0 takes one per core (--threads)")
 }
 
 fn choose(config: &DeviceConfig, tune: bool) -> Result<Device> {

@@ -12,7 +12,7 @@ use std::collections::HashSet;
 pub struct Args {
     /// Print one JSON object instead
     #[arg(long)]
-    json: bool,
+    pub json: bool,
     /// Autotune the matmul kernels of every hardware adapter anew
     #[arg(long)]
     measure: bool,

@@ -40,7 +40,7 @@ pub struct Args {
     data_dir: PathBuf,
     /// Print one JSON object instead
     #[arg(long)]
-    json: bool,
+    pub json: bool,
     #[command(flatten)]
     device: device::Flags,
 }
@@ -64,7 +64,8 @@ pub fn run(args: Args) -> Result<()> {
     let windows = Windows { context, stride, batch_size: args.batch_size, max_batches: 0 };
     // Ctrl-C ends this command as it ends any other: there is nothing to save.
     let never = AtomicBool::new(false);
-    let result = evaluate(&*model, &tokens, text.len(), windows, &never)?.expect("nothing sets the flag");
+    let coverage = tokenizer.coverage(&text, &tokens)?;
+    let result = evaluate(&*model, &tokens, &coverage, windows, &never)?.expect("nothing sets the flag");
     if args.json {
         let mut json = serde_json::to_value(&result)?;
         json["model"] = serde_json::json!(folder);
@@ -78,6 +79,13 @@ pub fn run(args: Args) -> Result<()> {
     output::line(format_args!("loss           {:.4} nats per token", result.loss))?;
     output::line(format_args!("perplexity     {:.2} per token", result.perplexity))?;
     output::line(format_args!("bits per byte  {:.4}", result.bits_per_byte))?;
+    if !result.lossless {
+        output::line(format_args!(
+            "               of what can be decoded: its tokens do not keep the whole text, and {:.2}% are unknown; no \
+             measure beside other tokenizers",
+            100.0 * result.unknown_share
+        ))?;
+    }
     Ok(())
 }
 

@@ -1,13 +1,16 @@
 //! `rustyflow generate`: continues a text, printing it as it is drawn.
 
+use super::interrupt::{Interrupted, Interrupts};
 use super::{at_least_one, configuration, device, model, output};
+use crate::Error;
 use crate::config::{GenerateConfig, process_environment};
 use crate::generate::{Sampler, Sampling, check_prompt, generate, printable};
 use crate::train::prompt_ids;
 use anyhow::Result;
+use std::io::Read;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 #[derive(clap::Args)]
@@ -15,9 +18,12 @@ pub struct Args {
     /// A run's folder or a checkpoint's; without it, the newest run in runs/
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// The text to continue
-    #[arg(long, short, default_value = "")]
+    /// The text to continue; - reads it from standard input
+    #[arg(long, short, default_value = "", allow_hyphen_values = true)]
     prompt: String,
+    /// Or the file that holds it
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    prompt_file: Option<PathBuf>,
     /// Tokens to write at most [default: the run's, 200]
     #[arg(long, short = 'n', value_name = "N", value_parser = at_least_one)]
     max_tokens: Option<usize>,
@@ -35,12 +41,12 @@ pub struct Args {
     seed: Option<u64>,
     /// Print one JSON object with the text and the speed instead
     #[arg(long)]
-    json: bool,
+    pub json: bool,
     #[command(flatten)]
     device: device::Flags,
 }
 
-pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
+pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
     let config = configuration::of_environment()?;
     let device = device::open(&args.device.over(&config.device))?;
     let folder = model::find(args.model.as_deref())?;
@@ -58,7 +64,16 @@ pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
         top_p: args.top_p.unwrap_or(defaults.top_p),
         seed: args.seed.unwrap_or(defaults.seed),
     };
-    let prompt = prompt_ids(&tokenizer, &args.prompt)?;
+    let given = read_prompt(&args)?;
+    let whole = prompt_ids(&tokenizer, &given)?;
+    let context = model.config().block_size;
+    let prompt = whole[whole.len().saturating_sub(context)..].to_vec();
+    if prompt.len() < whole.len() {
+        output::note(format_args!(
+            "note: the prompt has {} tokens, and the model looks at {context}: it sees the last of them alone",
+            whole.len()
+        ));
+    }
     // Before the prompt is shown, so that an error does not follow on half a line.
     check_prompt(model.config(), &prompt)?;
     Sampler::new(&sampling)?;
@@ -71,10 +86,12 @@ pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
         }
         Ok(())
     };
-    for &id in if args.prompt.is_empty() { &[][..] } else { &prompt } {
+    for &id in if given.is_empty() { &[][..] } else { &whole } {
         let piece = stream.push(id)?;
         show(&piece, &mut text)?;
     }
+    interrupts.stop_after("\nstopping after this token; press Ctrl-C again to stop at once");
+    let stop = interrupts.stop();
     let started = Instant::now();
     let (mut tokens, mut first) = (0, None);
     generate(&*model, &prompt, args.max_tokens.unwrap_or(defaults.max_new_tokens), &sampling, &mut |id| {
@@ -94,7 +111,22 @@ pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
         output::line("")?;
         tracing::info!("{tokens} tokens, {:.2} ms each", 1e3 * seconds / f64::from(tokens).max(1.0));
     }
-    Ok(())
+    if stop.load(Ordering::Relaxed) { Err(Interrupted.into()) } else { Ok(()) }
+}
+
+/// The text to continue.
+fn read_prompt(args: &Args) -> Result<String> {
+    let (name, bytes) = match (&args.prompt_file, args.prompt.as_str()) {
+        (Some(path), _) => (path.display().to_string(), std::fs::read(path).map_err(|e| Error::io("read", path, e))?),
+        (None, "-") => {
+            let (name, mut bytes) = ("standard input", Vec::new());
+            std::io::stdin().read_to_end(&mut bytes).map_err(|e| Error::io("read", name, e))?;
+            (name.to_string(), bytes)
+        }
+        (None, prompt) => return Ok(prompt.to_string()),
+    };
+    String::from_utf8(bytes)
+        .map_err(|e| Error::Invalid(format!("{name} is not UTF-8 at byte {}", e.utf8_error().valid_up_to())).into())
 }
 
 /// What the run was to generate and how, if it says so, with what the environment says of that.

@@ -8,6 +8,7 @@ mod device;
 mod devices;
 mod eval;
 mod generate;
+mod interrupt;
 mod model;
 mod output;
 mod progress;
@@ -15,17 +16,18 @@ mod train;
 mod verify_resume;
 
 use clap::{Parser, Subcommand};
+use interrupt::{Interrupted, Interrupts};
 use std::io::IsTerminal;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Train a GPT on the GPU you own, whoever made it, or on the CPU.
 #[derive(Parser)]
 #[command(name = "rustyflow", version, max_term_width = 100, arg_required_else_help = true)]
 #[command(
     after_help = "First run:  rustyflow train            trains a small model on the sample corpus, then writes a story
-            rustyflow generate --prompt \"One morning\""
+            rustyflow generate --prompt \"One morning\"
+
+Exit codes: 0 done, 1 failed, 2 called wrongly, 130 or 143 stopped by Ctrl-C or SIGTERM"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -56,15 +58,32 @@ enum Command {
     Data(data::Command),
 }
 
+impl Command {
+    /// Whether it prints JSON.
+    fn is_for_machines(&self) -> bool {
+        match self {
+            Command::Train(args) => args.json,
+            Command::VerifyResume(args) => args.json,
+            Command::Eval(args) => args.json,
+            Command::Generate(args) => args.json,
+            Command::Devices(args) => args.json,
+            Command::Bench(command) => command.is_for_machines(),
+            Command::Data(_) => false,
+        }
+    }
+}
+
 /// Runs the command that the process was called with.
 pub fn main() -> ExitCode {
     let cli = Cli::parse();
     start_logging(cli.verbose);
+    let interrupts = Interrupts::watch();
+    let for_machines = cli.command.is_for_machines();
     let result = match cli.command {
-        Command::Train(args) => train::run(args, &stop_on_signal()),
-        Command::VerifyResume(args) => verify_resume::run(args, &stop_on_signal()),
+        Command::Train(args) => train::run(args, &interrupts),
+        Command::VerifyResume(args) => verify_resume::run(args, &interrupts),
         Command::Eval(args) => eval::run(args),
-        Command::Generate(args) => generate::run(args, &stop_on_signal()),
+        Command::Generate(args) => generate::run(args, &interrupts),
         Command::Devices(args) => devices::run(args),
         Command::Bench(command) => bench::run(command),
         Command::Data(command) => data::run(command),
@@ -72,9 +91,14 @@ pub fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) if error.is::<Interrupted>() => interrupts.exit_code(),
         Err(error) => {
             // Without the causes: every message of the library includes its own.
             output::note(format_args!("error: {error}"));
+            // Whoever reads lines of JSON gets this one too; that it cannot be written is said by the exit code.
+            if for_machines {
+                let _ = output::line(serde_json::json!({ "kind": "error", "message": error.to_string() }));
+            }
             ExitCode::FAILURE
         }
     }
@@ -93,22 +117,4 @@ fn start_logging(verbose: u8) {
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
     let targets = verbose > 1 || std::env::var_os("RUST_LOG").is_some(); // which that speaks of
     logs.with_target(targets).without_time().init();
-}
-
-/// A flag that Ctrl-C (or SIGTERM) sets, for commands that end well when they see it; the second time the process ends
-/// at once.
-fn stop_on_signal() -> Arc<AtomicBool> {
-    let stop = Arc::new(AtomicBool::new(false));
-    let flag = stop.clone();
-    let handler = move || {
-        if flag.swap(true, Ordering::Relaxed) {
-            // As a shell reports a process that Ctrl-C ended.
-            std::process::exit(130);
-        }
-        output::note("\nstopping after this step; press Ctrl-C again to stop at once");
-    };
-    if let Err(error) = ctrlc::set_handler(handler) {
-        tracing::warn!("Ctrl-C will end the run without saving: {error}");
-    }
-    stop
 }

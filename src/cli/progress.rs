@@ -3,7 +3,7 @@
 use super::output::{self, short};
 use crate::generate::printable;
 use crate::profile::size_text;
-use crate::train::{Event, Start, Step, Summary};
+use crate::train::{Evaluation, Event, Start, Step, Summary};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
@@ -17,13 +17,14 @@ pub struct View {
     first_step: usize,
     total_steps: usize,
     last_line: Option<Instant>,
+    last_epoch: Option<Instant>,
     validation: Option<f64>,
 }
 
 impl View {
     pub fn new() -> View {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
-        View { bar, first_step: 0, total_steps: 0, last_line: None, validation: None }
+        View { bar, first_step: 0, total_steps: 0, last_line: None, last_epoch: None, validation: None }
     }
 
     pub fn show(&mut self, event: &Event) -> io::Result<()> {
@@ -42,10 +43,13 @@ impl View {
                 self.validation = Some(result.loss);
                 let mark = if *best { "  (best)" } else { "" };
                 self.line(format!(
-                    "step {step:>6}  validation loss {:.4}  perplexity {:.2}  bits per byte {:.3}{mark}",
-                    result.loss, result.perplexity, result.bits_per_byte
+                    "step {step:>6}  validation loss {:.4}  perplexity {:.2}  {}{mark}",
+                    result.loss,
+                    result.perplexity,
+                    bits_per_byte(result)
                 ))
             }
+            Event::Epoch { epoch, seconds } => self.epoch(*epoch, *seconds),
             Event::RolledBack { step, cause, learning_rate_factor, .. } => {
                 output::note(format_args!(
                     "warning: {cause}; going on from the checkpoint of step {step} with {learning_rate_factor} \
@@ -135,6 +139,16 @@ impl View {
         Ok(())
     }
 
+    /// A line for each epoch, unless they are so short that lines would be all that is seen.
+    fn epoch(&mut self, epoch: usize, seconds: f64) -> io::Result<()> {
+        let due = self.last_epoch.is_none_or(|at| at.elapsed() >= LINE_EVERY);
+        if !due {
+            return Ok(());
+        }
+        self.last_epoch = Some(Instant::now());
+        self.line(format!("epoch {epoch:>5}  {seconds:.2} s"))
+    }
+
     /// Time left at the speed of the last steps.
     fn remaining(&self, s: &Step) -> String {
         let elapsed = self.bar.elapsed().as_secs_f64();
@@ -177,6 +191,16 @@ fn finish(s: &Summary) -> io::Result<()> {
         output::line(format_args!("GPU memory    {} at most", size_text(bytes as u64)))?;
     }
     Ok(())
+}
+
+/// "bits per byte 1.234", or of a tokenizer that does not keep the text, what it is per.
+fn bits_per_byte(result: &Evaluation) -> String {
+    match result {
+        Evaluation { bits_per_byte, lossless: true, .. } => format!("bits per byte {bits_per_byte:.3}"),
+        Evaluation { bits_per_byte, unknown_share, .. } => {
+            format!("bits per decodable byte {bits_per_byte:.3} ({:.1}% unknown)", 100.0 * unknown_share)
+        }
+    }
 }
 
 /// "1 step", "2 steps".

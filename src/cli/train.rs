@@ -1,12 +1,13 @@
 //! `rustyflow train`.
 
+use super::interrupt::{Interrupted, Interrupts};
 use super::{configuration, device, output, progress};
 use crate::Error;
 use crate::config::Layers;
 use crate::train::{Event, TRAINING_LOG, TrainOptions, newest_unfinished_run, run_config, train};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -26,13 +27,14 @@ pub struct Args {
     resume: Option<PathBuf>,
     /// Print one JSON object per event instead
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
 /// Shows an event to whoever watches.
 type Show = Box<dyn FnMut(&Event) -> std::io::Result<()>>;
 
-pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
+pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
+    let started = Instant::now();
     let flags = &args.configuration;
     let more = [
         ("--max-steps", "train.max_steps", configuration::text(args.max_steps)),
@@ -59,17 +61,22 @@ pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
         Box::new(move |event| view.show(event))
     };
     let mut shown = Ok(());
-    if !args.json && flags.config.is_none() && run.is_none() {
+    if !args.json && flags.config().is_none() && run.is_none() {
         shown = output::line("config     the built-in quickstart");
     }
     let options = TrainOptions {
         device,
+        started,
         reopen: Some(&|| device::open(&resolved.config.device).map_err(|e| Error::DeviceLost(e.to_string()))),
         data_dir: &flags.data_dir,
         resume: run.as_deref(),
-        stop,
+        stop: interrupts.stop(),
         training_log: Some(Path::new(TRAINING_LOG)),
         on_event: &mut |event| {
+            // From here on there is something to save.
+            if let Event::Started(_) = event {
+                interrupts.stop_after("\nstopping after this step; press Ctrl-C again to stop at once");
+            }
             // A closed pipe must not end a run: the rest of it goes unseen.
             if shown.is_ok() {
                 shown = show(event);
@@ -86,5 +93,5 @@ pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
         }
         output::line(format_args!("next          rustyflow generate --model {folder} --prompt \"...\""))?;
     }
-    Ok(())
+    if summary.interrupted { Err(Interrupted.into()) } else { Ok(()) }
 }

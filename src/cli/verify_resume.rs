@@ -1,9 +1,9 @@
 //! `rustyflow verify-resume`: shows that a run which is interrupted and resumed is the same to the bit.
 
+use super::interrupt::Interrupts;
 use super::{configuration, device, output};
 use crate::train::verify_resume;
 use anyhow::{Result, bail};
-use std::sync::atomic::AtomicBool;
 
 #[derive(clap::Args)]
 pub struct Args {
@@ -14,14 +14,17 @@ pub struct Args {
     steps: u32,
     /// Print one JSON object instead
     #[arg(long)]
-    json: bool,
+    pub json: bool,
 }
 
-pub fn run(args: Args, stop: &AtomicBool) -> Result<()> {
+pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
+    // Its two runs are removed again.
+    interrupts.stop_after("\nstopping after this step; press Ctrl-C again to stop at once");
     let mut resolved = args.configuration.resolve(None, &[])?;
     configuration::warn(&resolved);
     let device = device::open_for_run(&mut resolved, None, false)?;
-    let verified = verify_resume(&resolved, args.steps as usize, &device, &args.configuration.data_dir, stop)?;
+    let verified =
+        verify_resume(&resolved, args.steps as usize, &device, &args.configuration.data_dir, interrupts.stop())?;
     let steps = verified.steps;
     if args.json {
         output::line(serde_json::to_value(&verified)?)?;

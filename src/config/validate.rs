@@ -11,6 +11,9 @@ use crate::error::{Error, Result};
 /// Tokens that any byte-level BPE has: the 256 bytes and the end-of-text token.
 const BPE_MINIMUM: usize = 257;
 
+/// Above this training a tokenizer asks for more memory than machines have, and no text fills it.
+const MAX_VOCABULARY: usize = 1 << 20;
+
 /// Above this a model is a slip of the keyboard: its weights alone are 4 TB.
 const MAX_PARAMETERS: u128 = 1_000_000_000_000;
 
@@ -77,6 +80,13 @@ fn sizes(c: &Checker) -> Result<()> {
     ] {
         c.ensure(size >= 1, key, "at least 1", size)?;
     }
+    let vocab_size = data.vocab_size;
+    c.ensure(
+        vocab_size <= MAX_VOCABULARY,
+        "data.vocab_size",
+        "at most 1048576 tokens, four times the largest in use",
+        vocab_size,
+    )?;
     c.ensure(guard.spike_window >= 2, "guard.spike_window", "at least 2", guard.spike_window)?;
     // No machine has more, and starting millions of threads brings one down.
     c.ensure(device.threads <= 4096, "device.threads", "at most 4096", device.threads)

@@ -23,7 +23,7 @@ pub use datasets::{DATASETS, Dataset};
 pub use download::fetch;
 pub use eval_windows::{EvalWindows, eval_windows};
 pub use loader::{Batch, IGNORE_INDEX, Loader, Position};
-pub use tokenizer::{TextStream, Tokenizer, TokenizerSpec};
+pub use tokenizer::{Coverage, TextStream, Tokenizer, TokenizerSpec};
 
 /// The program that writes the sample, so that a test can compare what it makes with what ships.
 #[cfg(test)]

@@ -4,6 +4,8 @@
 //! tool. Three kinds are recognised, whether built here or loaded, and given quicker ways that yield the same ids:
 //! characters, words, and GPT-2's byte-level BPE.
 
+mod coverage;
+mod pretrained;
 mod recipe;
 mod stream;
 
@@ -18,6 +20,7 @@ use tokenizers::{DecoderWrapper, PreTokenizerWrapper};
 use crate::data::Corpus;
 use crate::error::{Error, Result};
 
+pub use coverage::Coverage;
 pub use stream::TextStream;
 
 /// Which tokenizer to build or load.
@@ -136,11 +139,6 @@ impl Tokenizer {
             Kind::ByteLevel { .. } | Kind::Other => {}
         }
         Ok(tokenizer)
-    }
-
-    /// The text of a `tokenizer.json` that [`from_file`](Tokenizer::from_file) and Hugging Face's libraries read.
-    pub fn to_json(&self) -> Result<String> {
-        self.inner.to_string(true).map_err(|cause| error(&self.name, cause.to_string()))
     }
 
     /// The same under the name that it was first built with: one that is loaded has that of its file.

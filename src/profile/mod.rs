@@ -6,10 +6,12 @@
 mod memory;
 mod report;
 mod roofline;
+mod wall_clock;
 
 pub use memory::{BytesByKind, MemoryKind, MemoryStats, size_text};
 pub use report::{HostTime, KernelRow, Report};
 pub use roofline::{BesidePeaks, Bound, Roofline};
+pub use wall_clock::{Phase, WallClock, WallTime};
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

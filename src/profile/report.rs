@@ -1,7 +1,7 @@
 //! Turns a profile into the report that ends a run: kernels against host, then a table by kernel, and of the largest
 //! what they cost.
 
-use super::{BesidePeaks, MemoryKind, MemoryStats, Profile, Roofline, Span, roofline, size_text};
+use super::{BesidePeaks, MemoryKind, MemoryStats, Profile, Roofline, Span, WallTime, roofline, size_text};
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -52,6 +52,8 @@ pub struct Report {
     pub host: HostTime,
     /// Of the GPU; `None` on the CPU.
     pub memory: Option<MemoryStats>,
+    /// Of the whole run; `None` of a benchmark.
+    pub wall: Option<WallTime>,
     /// Whether the times by kernel are those of sampled steps, scaled to the time of all steps.
     pub sampled: bool,
     /// Whether the GPU has no timestamps, so that its time is what the host waited.
@@ -104,6 +106,7 @@ impl Report {
             peaks: None,
             host,
             memory,
+            wall: None,
             sampled: on_gpu && measured > 0.0 && scale > 1.05,
             estimated,
         }
@@ -162,7 +165,10 @@ impl Report {
         if let Some(memory) = &self.memory {
             let _ = writeln!(text, "  - GPU memory: {}", memory_text(memory));
         }
-        let _ = writeln!(text, "[AVG_EPOCH_TIME] {:.2}", self.seconds_per_epoch);
+        if let Some(wall) = &self.wall {
+            let _ = writeln!(text, "  - Run: {}", wall.text());
+        }
+        let _ = writeln!(text, "[AVG_EPOCH_TIME] {:.2} s", self.seconds_per_epoch);
         self.write_kernels(&mut text);
         text.push_str(&roofline::largest_text(&self.kernels, self.peaks.as_ref()));
         text
@@ -286,7 +292,7 @@ mod tests {
         assert_eq!(lines[0], "[Profiling report]");
         assert_eq!(lines[1], "  - GPU kernels: matmul 8.00 s, softmax 2.00 s  total 10.00 s (90.9% of training time)");
         assert!(lines[2].starts_with("  - Host: data 0.17 s, compile 0.00 s, encode 0.67 s"), "{text}");
-        assert!(text.contains("[AVG_EPOCH_TIME] 5.50"), "{text}");
+        assert!(text.contains("[AVG_EPOCH_TIME] 5.50 s"), "{text}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The loss over a whole split of a corpus.
 
-use crate::data::{IGNORE_INDEX, eval_windows};
+use crate::data::{Coverage, IGNORE_INDEX, eval_windows};
 use crate::models::LanguageModel;
 use crate::nn::Dropout;
 use crate::tensor::no_grad;
@@ -15,8 +15,14 @@ pub struct Evaluation {
     pub loss: f64,
     /// e^loss: per token of this model's tokenizer.
     pub perplexity: f64,
-    /// The loss per byte of the text in bits, which does not depend on the tokenizer.
+    /// The loss in bits per byte that can be decoded, which does not depend on a tokenizer that keeps all of the text.
     pub bits_per_byte: f64,
+    /// Whether the tokens keep all of the text; if not, models with other tokenizers had more to predict.
+    #[serde(default = "yes")]
+    pub lossless: bool,
+    /// Tokens that stand for what the vocabulary lacks, as a share of all.
+    #[serde(default)]
+    pub unknown_share: f64,
     /// Tokens predicted.
     pub tokens: usize,
     /// Tokens the model looks at, at most.
@@ -24,6 +30,11 @@ pub struct Evaluation {
     /// Tokens from the start of one window to the next; below `context`, every token but the first sees at least
     /// `context - stride` before it.
     pub stride: usize,
+}
+
+/// Of evaluations from before this was told.
+fn yes() -> bool {
+    true
 }
 
 /// How a text is cut into windows.
@@ -37,7 +48,7 @@ pub struct Windows {
     pub max_batches: usize,
 }
 
-/// Evaluates `model` on `tokens`, which stand for `text_bytes` bytes of text. Every token but the first is predicted
+/// Evaluates `model` on `tokens`, which keep so much of their text. Every token but the first is predicted
 /// once. `None` if `stop` was set before the end.
 ///
 /// # Errors
@@ -45,7 +56,7 @@ pub struct Windows {
 pub fn evaluate(
     model: &dyn LanguageModel,
     tokens: &[u32],
-    text_bytes: usize,
+    coverage: &Coverage,
     windows: Windows,
     stop: &AtomicBool,
 ) -> Result<Option<Evaluation>> {
@@ -83,11 +94,13 @@ pub fn evaluate(
     }
     let loss = total / predicted.max(1) as f64;
     // Where only a part was evaluated, its share of the bytes is taken to be its share of the tokens.
-    let bytes = text_bytes as f64 * predicted as f64 / (tokens.len() - 1).max(1) as f64;
+    let bytes = coverage.decodable_bytes as f64 * predicted as f64 / (tokens.len() - 1).max(1) as f64;
     Ok(Some(Evaluation {
         loss,
         perplexity: loss.exp(),
         bits_per_byte: total / std::f64::consts::LN_2 / bytes.max(1.0),
+        lossless: coverage.lossless,
+        unknown_share: coverage.unknown_share,
         tokens: predicted,
         context,
         stride,

@@ -38,6 +38,11 @@ pub enum Event {
         /// What the schedule's learning rate is multiplied by from now on.
         learning_rate_factor: f64,
     },
+    /// A whole pass over the text was trained on, in so many seconds.
+    Epoch {
+        epoch: usize,
+        seconds: f64,
+    },
     /// What the model writes at the end.
     Sample(String),
     /// The run is over.
@@ -115,6 +120,8 @@ pub struct Summary {
     pub tokens_per_s: f64,
     /// The most device memory in use, bytes; `None` on the CPU.
     pub peak_memory_bytes: Option<usize>,
+    /// Seconds of training of every epoch that began and ended in this run, by its number.
+    pub epoch_seconds: Vec<(usize, f64)>,
     pub report: Report,
 }
 
@@ -146,8 +153,10 @@ impl Event {
             Event::Evaluated { step, split, result, .. } => json!({
                 "kind": "eval", "split": split, "step": step, "loss": result.loss,
                 "perplexity": result.perplexity, "bits_per_byte": result.bits_per_byte,
+                "lossless": result.lossless, "unknown_share": result.unknown_share,
                 "tokens": result.tokens, "context": result.context, "stride": result.stride,
             }),
+            Event::Epoch { epoch, seconds } => json!({ "kind": "epoch", "epoch": epoch, "seconds": seconds }),
             Event::Saved { step, path } => json!({ "kind": "checkpoint", "step": step, "path": path }),
             Event::RolledBack { from_step, step, cause, learning_rate_factor } => json!({
                 "kind": "rollback", "from_step": from_step, "step": step, "cause": cause,

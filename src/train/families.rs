@@ -3,12 +3,14 @@
 
 use super::{Event, TrainOptions, Windows, evaluate, find_checkpoint, train};
 use crate::config::{Layers, Resolved};
+use crate::data::Coverage;
 use crate::generate::{Sampling, generate};
 use crate::{Device, Error, models};
 use std::fs;
 use std::ops::ControlFlow;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 /// Twenty steps on a text in which every character says which comes next.
 fn configuration(dir: &Path, kind: &str, precision: &str) -> Resolved {
@@ -38,8 +40,16 @@ fn run(
         events.push(event.clone());
     };
     let (data_dir, training_log, device) = (Path::new("data"), None, device.clone());
-    let options =
-        TrainOptions { device, reopen: None, data_dir, resume, stop: &stop, training_log, on_event: &mut on_event };
+    let options = TrainOptions {
+        device,
+        started: Instant::now(),
+        reopen: None,
+        data_dir,
+        resume,
+        stop: &stop,
+        training_log,
+        on_event: &mut on_event,
+    };
     let summary = train(resolved, options)?;
     Ok((summary, events))
 }
@@ -67,7 +77,8 @@ fn a_family_that_no_other_code_knows_is_trained_evaluated_resumed_loaded_and_gen
 
         let ids: Vec<u32> = (0..64).map(|i| i % 8).collect();
         let windows = Windows { context: 8, stride: 8, batch_size: 2, max_batches: 0 };
-        let evaluation = evaluate(&*model, &ids, 64, windows, &AtomicBool::new(false)).unwrap().unwrap();
+        let coverage = Coverage { decodable_bytes: 64, unknown_share: 0.0, lossless: true };
+        let evaluation = evaluate(&*model, &ids, &coverage, windows, &AtomicBool::new(false)).unwrap().unwrap();
         // ln 8 = 2.08 is what guessing costs.
         assert!(evaluation.loss < 1.0, "{device} {precision}: {}", evaluation.loss);
 

@@ -118,7 +118,7 @@ impl PendingSnapshot {
         self,
         config: &ModelConfig,
         parameters: &ParameterArena,
-        tokenizer: String,
+        pretrained: Vec<(&'static str, String)>,
         config_text: String,
     ) -> Result<Snapshot> {
         let values = self.values.into_iter().map(Readback::wait).collect::<Result<_>>()?;
@@ -126,7 +126,7 @@ impl PendingSnapshot {
         Ok(Snapshot {
             weights: Weights::new(config.clone(), parameters, values),
             moments: Moments::new(parameters, moments.collect::<Result<_>>()?),
-            tokenizer,
+            pretrained,
             state: self.state,
             config: config_text,
         })

@@ -9,13 +9,30 @@ use std::path::Path;
 /// Where the log is kept.
 pub const TRAINING_LOG: &str = "training_log.txt";
 
+/// Epochs that get a line each: a run of more has so short ones that nobody looks at them all.
+const MOST_EPOCHS: usize = 100;
+
+/// Fails unless a run's block can be appended at its end, so that a run is not begun in vain.
+///
+/// # Errors
+/// If the file cannot be opened to write.
+pub fn check(path: &Path) -> Result<()> {
+    let is_new = !path.exists();
+    open(path)?;
+    if is_new { std::fs::remove_file(path).map_err(|e| Error::io("remove", path, e)) } else { Ok(()) }
+}
+
+fn open(path: &Path) -> Result<std::fs::File> {
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(path);
+    file.map_err(|e| Error::io("open", path, e))
+}
+
 /// Appends the block of one run.
 ///
 /// # Errors
 /// If the file cannot be written.
 pub fn append(path: &Path, summary: &Summary) -> Result<()> {
-    let open = std::fs::OpenOptions::new().create(true).append(true).open(path);
-    let mut file = open.map_err(|e| Error::io("open", path, e))?;
+    let mut file = open(path)?;
     // One write, so that runs which end together do not mix their lines.
     file.write_all(block(summary).as_bytes()).map_err(|e| Error::io("write", path, e))
 }
@@ -35,6 +52,12 @@ fn block(s: &Summary) -> String {
     let stopped = if s.interrupted { ", interrupted" } else { "" };
     let _ = writeln!(text, "steps             {} of {} ({:.2} epochs{stopped})", s.steps, s.total_steps, s.epochs);
     let _ = writeln!(text, "seconds per epoch {:.2}", s.report.seconds_per_epoch);
+    for (epoch, seconds) in s.epoch_seconds.iter().take(MOST_EPOCHS) {
+        let _ = writeln!(text, "  epoch {epoch:<10}{seconds:.2}");
+    }
+    if s.epoch_seconds.len() > MOST_EPOCHS {
+        let _ = writeln!(text, "  and {} more", s.epoch_seconds.len() - MOST_EPOCHS);
+    }
     let _ = writeln!(text, "tokens per second {:.0}", s.tokens_per_s);
     let share = 100.0 * s.report.host_share();
     let _ = writeln!(

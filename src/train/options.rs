@@ -4,10 +4,13 @@ use super::events::Event;
 use crate::{Device, Result};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
+use std::time::Instant;
 
 /// What a run needs besides its configuration.
 pub struct TrainOptions<'a> {
     pub device: Device,
+    /// When the command began, from where the report counts.
+    pub started: Instant,
     /// Opens the device again if it is lost; without it, that ends the run.
     pub reopen: Option<&'a dyn Fn() -> Result<Device>>,
     /// Where data sets are kept.

@@ -5,6 +5,7 @@ use super::options::TrainOptions;
 use super::trainer::Trainer;
 use crate::config::Resolved;
 use crate::{Error, Result};
+use std::time::Instant;
 
 /// Trains as `resolved` says. A resumed run continues from its newest checkpoint as if it had never stopped. So does
 /// one whose device was lost, once, if it can be opened again.
@@ -13,7 +14,7 @@ use crate::{Error, Result};
 /// If a run cannot be resumed or may not be with this configuration, if the corpus, the tokenizer, the model or the
 /// run's folder cannot be made, if the device reports an error, or [`Error::Diverged`].
 pub fn train(resolved: &Resolved, options: TrainOptions) -> Result<Summary> {
-    let TrainOptions { device, reopen, data_dir, resume, stop, training_log, on_event } = options;
+    let TrainOptions { device, started, reopen, data_dir, resume, stop, training_log, on_event } = options;
     let mut folder = None;
     let first = {
         let on_event = &mut |event: &Event| {
@@ -22,13 +23,13 @@ pub fn train(resolved: &Resolved, options: TrainOptions) -> Result<Summary> {
             }
             on_event(event);
         };
-        run(resolved, TrainOptions { device, reopen, data_dir, resume, stop, training_log, on_event })
+        run(resolved, TrainOptions { device, started, reopen, data_dir, resume, stop, training_log, on_event })
     };
     match (first, reopen, &folder) {
         (Err(error @ Error::DeviceLost(_)), Some(open), Some(folder)) => {
             on_event(&Event::Note(format!("{error}: opening it again, to go on from the last checkpoint")));
-            let (device, resume) = (open()?, Some(&**folder));
-            run(resolved, TrainOptions { device, reopen, data_dir, resume, stop, training_log, on_event })
+            let (started, device, resume) = (Instant::now(), open()?, Some(&**folder));
+            run(resolved, TrainOptions { device, started, reopen, data_dir, resume, stop, training_log, on_event })
         }
         (result, ..) => result,
     }

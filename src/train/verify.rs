@@ -11,6 +11,7 @@ use serde::Serialize;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 /// What was compared, and what came of it.
 #[derive(Debug, Clone, Serialize)]
@@ -63,6 +64,7 @@ fn compare(
         let halt = AtomicBool::new(false);
         let options = TrainOptions {
             device: device.clone(),
+            started: Instant::now(),
             reopen: None,
             data_dir,
             resume: resume.then_some(&*path),

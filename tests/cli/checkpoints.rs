@@ -164,3 +164,26 @@ fn the_moments_are_those_of_the_optimizer_and_the_model() {
         }
     }
 }
+
+#[test]
+fn a_checkpoint_has_what_transformers_needs_of_tokenizer_and_sampling() {
+    let sandbox = Sandbox::new();
+    sandbox.train(&["--set", "generate.temperature=0.7", "--set", "generate.top_k=40"]).succeeds();
+    let read = |name: &str| -> Value {
+        serde_json::from_str(&sandbox.read(format!("{TINY_RUN}/checkpoints/step-000006/{name}"))).unwrap()
+    };
+    assert_eq!(read("tokenizer_config.json")["tokenizer_class"], "PreTrainedTokenizerFast");
+    assert_eq!(read("tokenizer_config.json")["model_max_length"], read("config.json")["n_positions"]);
+    assert_eq!(read("special_tokens_map.json"), serde_json::json!({}));
+    let generation = read("generation_config.json");
+    assert_eq!((&generation["temperature"], &generation["top_k"]), (&0.7.into(), &40.into()));
+    assert_eq!(generation["do_sample"], true);
+    let files = &read("manifest.json")["files"];
+    for name in ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json"] {
+        assert!(files.get(name).is_some(), "{name} is not in {files}");
+    }
+    let greedy = Sandbox::new();
+    greedy.train(&["--set", "generate.temperature=0"]).succeeds();
+    let text = greedy.read(format!("{TINY_RUN}/checkpoints/step-000006/generation_config.json"));
+    assert!(text.contains("\"do_sample\": false") && !text.contains("temperature"), "{text}");
+}

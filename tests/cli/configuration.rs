@@ -179,6 +179,37 @@ fn the_keys_that_are_set_most_have_flags() {
 }
 
 #[test]
+fn common_keys_have_flags_and_the_file_needs_none() {
+    let sandbox = Sandbox::new();
+    let flags = "--tokenizer word --n-layer 2 --n-head 1 --n-embd 8 --block-size 4 --batch-size 2 --learning-rate 1e-4";
+    let args = ["train", "tiny.toml", "--device", "cpu", "--threads", "1", "--name", "flags"];
+    sandbox.run(&args.into_iter().chain(flags.split(' ')).collect::<Vec<_>>()).succeeds();
+    let config = sandbox.read("runs/flags/config.toml");
+    for (value, flag) in [
+        ("corpus = \"corpus.txt\" ", "tiny.toml"),
+        ("tokenizer = \"word\" ", "--tokenizer"),
+        ("n_layer = 2 ", "--n-layer"),
+        ("n_head = 1 ", "--n-head"),
+        ("n_embd = 8 ", "--n-embd"),
+        ("block_size = 4 ", "--block-size"),
+        ("batch_size = 2 ", "--batch-size"),
+        ("learning_rate = 1e-4 ", "--learning-rate"),
+    ] {
+        let found = config.lines().any(|line| line.starts_with(value) && line.contains(&format!("# from {flag}")));
+        assert!(found, "{value} from {flag}\n{config}");
+    }
+    sandbox.train(&["--n-embd", "wide"]).fails_with(&["--n-embd: model.n_embd", "\"wide\""]);
+    let both = sandbox.run(&["train", "tiny.toml", "--config", "tiny.toml"]);
+    assert!(both.code == Some(2) && both.stderr.contains("cannot be used with"), "{both:?}");
+}
+
+#[test]
+fn more_threads_than_help_are_refused() {
+    let run = Sandbox::new().run(&["train", "tiny.toml", "--device", "cpu", "--threads", "4096"]);
+    run.fails_with(&["device.threads is 4096", "this machine has ", "0 takes one per core (--threads)"]);
+}
+
+#[test]
 fn former_names_are_read_and_the_new_ones_named() {
     let sandbox = Sandbox::new();
     let variable = [("RUSTYFLOW_DEVICE__F32_PRODUCTS", "fma")];

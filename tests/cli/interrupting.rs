@@ -1,6 +1,7 @@
 //! Ctrl-C.
 
 use crate::sandbox::{Run, Sandbox, TINY_RUN, corpus};
+use rustyflow::ops::random::splitmix64;
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -46,7 +47,7 @@ fn an_interrupted_run_is_saved_and_reported() {
     let (child, stdout) = train_until("validation loss", &sandbox, "train.max_steps=100000000 log.every=1000", &[]);
     let started = Instant::now();
     interrupt(&child);
-    let run = finish(child, stdout).succeeds();
+    let run = finish(child, stdout).ends_with(130);
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     assert!(run.stderr.contains("stopping after this step; press Ctrl-C again to stop at once"), "{run:?}");
     let run = run.prints(&["[Profiling report]", "steps, interrupted before 100000000", "run folder"]);
@@ -67,7 +68,7 @@ fn an_interrupted_run_says_how_to_go_on_and_does_so_to_the_bit() {
     let (child, stdout) = train_until("validation loss", &sandbox, settings, &[]);
     send("-TERM", &child);
     let how = format!("rustyflow train --resume {TINY_RUN}\n");
-    finish(child, stdout).succeeds().prints(&[&how, "interrupted before 2000"]);
+    finish(child, stdout).ends_with(143).prints(&[&how, "interrupted before 2000"]);
     assert_ne!(sandbox.read(format!("{TINY_RUN}/last")), "step-002000\n", "it was interrupted");
     sandbox.run(&["train", "--resume", TINY_RUN]).succeeds().prints(&["trained       2000 steps, "]);
     for name in ["model.safetensors", "optimizer.safetensors"] {
@@ -85,7 +86,7 @@ fn an_evaluation_that_was_cut_off_is_made_up_for() {
     let settings = "data.corpus=corpus train.max_steps=2 train.eval_every=1";
     let (child, stdout) = train_until("step      1/2", &sandbox, settings, &[]);
     interrupt(&child);
-    finish(child, stdout).succeeds();
+    finish(child, stdout).ends_with(130);
     let run = sandbox.run(&["train", "--resume", "auto"]).succeeds();
     run.prints(&["step      1  validation loss", "step      2  validation loss"]);
     let kinds: Vec<(u64, String)> = sandbox
@@ -106,7 +107,7 @@ fn an_interrupt_does_not_wait_for_an_evaluation() {
     let (child, stdout) = train_until("step      1/9", &sandbox, settings, &[]);
     let started = Instant::now();
     interrupt(&child);
-    let run = finish(child, stdout).succeeds();
+    let run = finish(child, stdout).ends_with(130);
     assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
     run.prints(&["trained       1 step, interrupted before 9"]);
 }
@@ -135,7 +136,7 @@ fn an_interrupted_run_reports_to_machines_too() {
     let settings = "train.max_steps=100000000 train.eval_every=0";
     let (child, stdout) = train_until("\"train\"", &sandbox, settings, &["--json"]);
     interrupt(&child);
-    let run = finish(child, stdout).succeeds();
+    let run = finish(child, stdout).ends_with(130);
     let end: serde_json::Value = serde_json::from_str(run.stdout.lines().last().unwrap()).unwrap();
     assert_eq!((&end["kind"], &end["interrupted"]), (&"end".into(), &true.into()));
 }
@@ -148,7 +149,7 @@ fn interrupted_text_ends_with_its_line() {
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     stdout.read_exact(&mut [0; 20]).unwrap();
     interrupt(&child);
-    let run = finish(child, stdout).succeeds();
+    let run = finish(child, stdout).ends_with(130);
     assert!(run.stdout.ends_with('\n'), "{run:?}");
 }
 
@@ -162,5 +163,49 @@ fn eval_ends_at_the_first_signal() {
     // Not an interrupt: whoever runs the tests in the background of a shell has those ignored, and so has the command.
     send("-TERM", &child);
     let run = Run::new(child.wait_with_output().unwrap());
-    assert_eq!((run.code, run.stdout.as_str()), (None, ""), "the signal ends it: {run:?}");
+    assert_eq!((run.code, run.stdout.as_str()), (Some(143), ""), "the signal ends it: {run:?}");
+}
+
+#[test]
+fn what_comes_before_the_first_step_ends_at_the_first_signal() {
+    let sandbox = Sandbox::new();
+    // Its pairs take BPE a minute to count and merge.
+    sandbox.write("long.txt", random_words(20_000_000));
+    let settings = ["data.corpus=long.txt", "data.tokenizer=bpe", "data.vocab_size=4096"];
+    let settings = settings.iter().flat_map(|s| ["--set", s]);
+    let args: Vec<&str> = ["train", "--config", "tiny.toml", "--device", "cpu"].into_iter().chain(settings).collect();
+    let child = sandbox.command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    let started = Instant::now();
+    send("-TERM", &child);
+    let run = Run::new(child.wait_with_output().unwrap());
+    assert!(started.elapsed() < Duration::from_secs(1), "{:?}", started.elapsed());
+    run.ends_with(143);
+    assert!(!sandbox.exists("runs"), "no run was begun");
+}
+
+/// No interrupt, but a run that something happens to meanwhile.
+#[test]
+fn a_training_log_that_cannot_be_written_any_more_costs_a_run_nothing() {
+    let sandbox = Sandbox::new();
+    let (child, stdout) = train_until("step      1/3000", &sandbox, "train.max_steps=3000 train.eval_every=0", &[]);
+    std::fs::create_dir(sandbox.path("training_log.txt")).unwrap();
+    let run = finish(child, stdout).succeeds();
+    assert!(
+        run.stderr.contains("note: the run's timings are in its folder alone: cannot open training_log"),
+        "{run:?}"
+    );
+    assert!(sandbox.exists(format!("{TINY_RUN}/finished")) && sandbox.exists(format!("{TINY_RUN}/profile.txt")));
+}
+
+/// So many bytes of words that hardly repeat.
+fn random_words(bytes: usize) -> String {
+    let mut state = 7;
+    let mut text = String::with_capacity(bytes + 16);
+    while text.len() < bytes {
+        let word = splitmix64(&mut state);
+        text.extend((0..3 + word % 9).map(|i| char::from(b'a' + (word >> (5 * i) & 31) as u8 % 26)));
+        text.push(if word.is_multiple_of(11) { '\n' } else { ' ' });
+    }
+    text
 }

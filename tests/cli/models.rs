@@ -72,6 +72,24 @@ fn bits_per_byte_is_the_loss_over_the_bytes() {
 }
 
 #[test]
+fn bits_per_byte_are_of_the_bytes_that_can_be_decoded() {
+    let sandbox = with_validation_text();
+    sandbox.train(&["--set", "data.tokenizer=word", "--name", "words"]).succeeds();
+    sandbox.write("odd.txt", "the   duck\tsaid\n   nothing-like-it\n");
+    let args = ["eval", "--device", "cpu", "--threads", "1", "--model", "runs/words", "--text", "odd.txt"];
+    let run = sandbox.run(&args).succeeds();
+    run.prints(&["of what can be decoded: its tokens do not keep the whole text, and "]);
+    let result = sandbox.run(&[&args[..], &["--json"]].concat()).succeeds().json();
+    let number = |key: &str| result[key].as_f64().unwrap();
+    assert!(result["lossless"] == false && number("unknown_share") > 0.1, "{result}");
+    // Line breaks, and words that the corpus has.
+    let known = ["the", "duck", "said"].into_iter().filter(|word| corpus().split_whitespace().any(|w| w == *word));
+    let decodable = known.collect::<Vec<_>>().join(" ").len() + 2;
+    let expected = number("loss") * number("tokens") / std::f64::consts::LN_2 / decodable as f64;
+    assert!((number("bits_per_byte") - expected).abs() < 1e-9, "{result}, expected {expected}");
+}
+
+#[test]
 fn a_smaller_stride_gives_more_context_and_a_lower_loss() {
     let sandbox = with_validation_text();
     let whole = eval(&sandbox, &["--text", "corpus/valid.txt"]);
@@ -201,4 +219,34 @@ fn a_vocabulary_is_filled_up_and_the_rest_never_drawn() {
     assert_eq!(config["vocab_size"], 256);
     // Nearly every draw would be one of the tokens without a text.
     generate(&sandbox, &["--temperature", "100"]);
+}
+
+#[test]
+fn a_prompt_comes_from_a_flag_a_file_or_standard_input() {
+    let sandbox = Sandbox::trained();
+    let prompt = corpus()[..9].to_string();
+    sandbox.write("prompt.txt", &prompt);
+    let expected = generate(&sandbox, &["--prompt", &prompt]);
+    assert_eq!(generate(&sandbox, &["--prompt-file", "prompt.txt"]), expected);
+    let args = ["generate", "--device", "cpu", "--threads", "1", "--model", TINY_RUN, "-n", "30", "-p", "-"];
+    let mut child = sandbox.command(&args).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), prompt.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!((output.status.code(), String::from_utf8(output.stdout).unwrap()), (Some(0), expected));
+    sandbox.write("prompt.txt", [0xff, 0xfe]);
+    let args = ["generate", "--device", "cpu", "--model", TINY_RUN, "--prompt-file", "prompt.txt"];
+    sandbox.run(&args).fails_with(&["prompt.txt is not UTF-8 at byte 0"]);
+}
+
+#[test]
+fn of_a_prompt_that_is_too_long_the_model_sees_the_end() {
+    let sandbox = Sandbox::trained();
+    // The context is of 16 characters.
+    let long: String = corpus().chars().take(40).collect();
+    let args = ["generate", "--device", "cpu", "--threads", "1", "--model", TINY_RUN, "-n", "30"];
+    let run = sandbox.run(&[&args[..], &["-p", &long]].concat()).succeeds();
+    assert!(run.stderr.contains("note: the prompt has 40 tokens, and the model looks at 16"), "{run:?}");
+    let end: String = long.chars().skip(24).collect();
+    let of_end = generate(&sandbox, &["-p", &end]);
+    assert_eq!(run.stdout.strip_prefix(&long[..]), of_end.strip_prefix(&end[..]), "{run:?}");
 }

@@ -58,8 +58,11 @@ fn the_report_has_its_documented_form() {
     assert!(percent > 0.0 && percent <= 100.0, "{percent}");
     let host = lines.next().unwrap();
     assert!(host.starts_with("  - Host: data ") && host.contains(" s, other ") && host.ends_with("%)"), "{host}");
+    let wall = lines.next().unwrap();
+    assert!(wall.starts_with("  - Run: ") && wall.contains(" s on the wall: ") && wall.ends_with("%)"), "{wall}");
     let average = lines.next().unwrap();
-    average.strip_prefix("[AVG_EPOCH_TIME] ").expect("the average").parse::<f64>().expect("seconds");
+    let average = average.strip_prefix("[AVG_EPOCH_TIME] ").and_then(|rest| rest.strip_suffix(" s"));
+    average.expect("the average").parse::<f64>().expect("seconds");
     let table = ["kernel", "calls", "ms", "share", "TFLOP/s", "GB/s"];
     assert_eq!(
         (lines.next(), lines.next().unwrap().split_whitespace().collect::<Vec<_>>()),
@@ -117,9 +120,9 @@ fn a_run_leaves_its_folder() {
     ];
     assert_eq!(sandbox.names_in(TINY_RUN), names);
     let step = format!("{TINY_RUN}/checkpoints/step-000006");
-    let model = ["config.json", "config.toml", "manifest.json", "model.safetensors"];
-    let training = ["optimizer.safetensors", "tokenizer.json", "trainer_state.json"];
-    assert_eq!(sandbox.names_in(&step), [&model[..], &training].concat());
+    let files = "config.json config.toml generation_config.json manifest.json model.safetensors optimizer.safetensors \
+                 special_tokens_map.json tokenizer.json tokenizer_config.json trainer_state.json";
+    assert_eq!(sandbox.names_in(&step).join(" "), files);
     assert_eq!(sandbox.read(format!("{TINY_RUN}/last")), "step-000006\n");
     assert!(sandbox.read(format!("{TINY_RUN}/best")).starts_with("step-00000"));
     assert!(!sandbox.read(format!("{TINY_RUN}/samples.txt")).trim().is_empty());
@@ -137,8 +140,9 @@ fn every_line_of_the_metrics_has_its_documented_keys() {
         assert_eq!(keys(line), expected);
     }
     for line in eval {
-        let expected = ["kind", "split", "step", "loss", "perplexity", "bits_per_byte", "tokens", "context", "stride"];
-        assert_eq!(keys(line), expected);
+        let expected = ["kind", "split", "step", "loss", "perplexity", "bits_per_byte"];
+        let of_text = ["lossless", "unknown_share", "tokens", "context", "stride"];
+        assert_eq!(keys(line), [&expected[..], &of_text].concat());
         let (loss, perplexity) = (line["loss"].as_f64().unwrap(), line["perplexity"].as_f64().unwrap());
         assert!((loss.exp() - perplexity).abs() < 1e-9 * perplexity);
     }
@@ -157,6 +161,67 @@ fn every_run_appends_a_block_to_the_training_log() {
         assert!(blocks[0].contains(&format!("\n{part}")), "{part} is missing in {log}");
     }
     assert!(blocks[0].lines().next().unwrap().ends_with(TINY_RUN));
+}
+
+#[test]
+fn every_epoch_has_a_line() {
+    let sandbox = Sandbox::new();
+    let run = sandbox.train(&["--epochs", "3", "--name", "passes", "--json"]).succeeds();
+    let epochs: Vec<serde_json::Value> = run
+        .stdout
+        .lines()
+        .map(|l| serde_json::from_str(l).unwrap())
+        .filter(|l: &serde_json::Value| l["kind"] == "epoch")
+        .collect();
+    let numbers: Vec<u64> = epochs.iter().map(|line| line["epoch"].as_u64().unwrap()).collect();
+    assert!(numbers == [1, 2] || numbers == [1, 2, 3], "{numbers:?}");
+    let log = sandbox.read("training_log.txt");
+    for (line, number) in epochs.iter().zip(1..) {
+        let expected = format!("\n  epoch {number:<10}{:.2}\n", line["seconds"].as_f64().unwrap());
+        assert!(log.contains(&expected), "{expected:?} is missing in {log}");
+    }
+    let run = sandbox.train(&["--epochs", "2", "--name", "plain"]).succeeds();
+    run.prints(&["\nepoch     1  0."]);
+}
+
+#[test]
+fn the_report_adds_up_to_the_time_on_the_wall() {
+    let sandbox = Sandbox::new();
+    let settings = "train.max_steps=1500 train.eval_every=100 checkpoint.every=300 log.every=10 data.tokenizer=bpe \
+                    generate.max_new_tokens=300";
+    let settings: Vec<&str> = settings.split_whitespace().flat_map(|s| ["--set", s]).collect();
+    let started = std::time::Instant::now();
+    sandbox.train(&settings).succeeds();
+    let seconds = started.elapsed().as_secs_f64();
+    let report = sandbox.read(format!("{TINY_RUN}/profile.txt"));
+    let line = report.lines().find_map(|line| line.strip_prefix("  - Run: ")).expect("a line on the run");
+    let (total, phases) = line.split_once(" s on the wall: ").unwrap();
+    let total: f64 = total.parse().unwrap();
+    // What is left is the start of the process, and its end.
+    assert!(total > 0.5 && total <= seconds && total > seconds - 0.3, "{total} of {seconds} s");
+    let phases: Vec<(&str, f64)> = phases
+        .split(", ")
+        .map(|phase| {
+            let (name, time) = phase.rsplit_once(" s").unwrap().0.rsplit_once(' ').unwrap();
+            (name, time.parse().unwrap())
+        })
+        .collect();
+    let names: Vec<&str> = phases.iter().map(|(name, _)| *name).collect();
+    for name in ["training", "evaluation", "checkpoints", "text and tokens", "sampling", "unaccounted"] {
+        assert!(names.contains(&name), "{name} is missing in {line}");
+    }
+    let sum: f64 = phases.iter().map(|(_, seconds)| seconds).sum();
+    assert!((sum - total).abs() < 0.006 * phases.len() as f64, "{line} adds up to {sum}");
+    let (_, unaccounted) = phases.last().unwrap();
+    assert!(*unaccounted < 0.02 * total, "{line}");
+}
+
+#[test]
+fn a_training_log_that_cannot_be_written_is_refused_before_the_first_step() {
+    let sandbox = Sandbox::new();
+    std::fs::create_dir(sandbox.path("training_log.txt")).unwrap();
+    sandbox.train(&[]).fails_with(&["cannot open training_log.txt", "directory"]);
+    assert!(!sandbox.exists("runs"), "nothing was begun");
 }
 
 #[test]

@@ -171,6 +171,14 @@ impl Run {
         self
     }
 
+    /// It exited with this code and no error.
+    #[track_caller]
+    pub fn ends_with(self, code: i32) -> Run {
+        assert_eq!(self.code, Some(code), "{self:#?}");
+        assert!(!self.stderr.contains("error:"), "{self:#?}");
+        self
+    }
+
     /// It exited with 1 and an `error:` that holds all of `parts`, and without a panic.
     #[track_caller]
     pub fn fails_with(self, parts: &[&str]) -> Run {

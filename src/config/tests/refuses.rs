@@ -215,6 +215,7 @@ fn empty_names() {
 #[test]
 fn too_many_threads() {
     assert_has(&error_of(load("[device]\nthreads = 100000")), &["at most 4096", "got 100000"]);
+    assert_has(&error_of(load("[data]\nvocab_size = 4000000000")), &["a.toml:2", "at most 1048576", "got 4000000000"]);
 }
 
 #[test]

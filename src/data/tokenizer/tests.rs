@@ -16,7 +16,7 @@ fn build(spec: TokenizerSpec, train: &str) -> Tokenizer {
 fn reload(tokenizer: &Tokenizer) -> Tokenizer {
     let dir = tempdir().unwrap();
     let path = dir.path().join("tokenizer.json");
-    std::fs::write(&path, tokenizer.to_json().unwrap()).unwrap();
+    std::fs::write(&path, &tokenizer.pretrained_files(8).unwrap()[0].1).unwrap();
     Tokenizer::from_file(&path).unwrap()
 }
 
@@ -192,7 +192,7 @@ fn a_folder_with_vocab_and_merges_is_a_tokenizer() {
 #[test]
 fn a_folder_with_a_tokenizer_json_is_a_tokenizer() {
     let dir = tempdir().unwrap();
-    let json = build(TokenizerSpec::Char, "abc").to_json().unwrap();
+    let [(_, json), ..] = build(TokenizerSpec::Char, "abc").pretrained_files(8).unwrap();
     std::fs::write(dir.path().join("tokenizer.json"), json).unwrap();
     let spec = TokenizerSpec::Path(dir.path().to_path_buf());
     assert_eq!(Tokenizer::build(&spec, 0, &corpus(""), Path::new("data")).unwrap().name(), "char");
@@ -350,4 +350,60 @@ fn damaged_vocab_and_merges_are_errors() {
         std::fs::write(dir.path().join("gpt2").join(file), content).unwrap();
         assert!(Tokenizer::build(&TokenizerSpec::Gpt2, 0, &corpus(""), dir.path()).is_err(), "{file} {content}");
     }
+}
+
+#[test]
+fn what_the_tokens_keep_of_a_text_is_told() {
+    let text = "a  b\tc\n\n d unheard-of word \n";
+    let lossless = Coverage { decodable_bytes: text.len(), unknown_share: 0.0, lossless: true };
+    for spec in [TokenizerSpec::Char, TokenizerSpec::Bpe] {
+        let tokenizer = build(spec, text);
+        assert_eq!(tokenizer.coverage(text, &tokenizer.encode(text).unwrap()).unwrap(), lossless);
+    }
+    let words = build(TokenizerSpec::Word, "a b c d\n");
+    let ids = words.encode(text).unwrap();
+    // a b c \n \n d <unk> <unk> \n: of which "a b c\n\nd\n" comes back.
+    let expected = Coverage { decodable_bytes: 9, unknown_share: 2.0 / 9.0, lossless: false };
+    assert_eq!((ids.len(), words.coverage(text, &ids).unwrap()), (9, expected));
+    // White space that is the vocabulary's own is kept.
+    let plain = "a b\nc d\n";
+    assert!(words.coverage(plain, &words.encode(plain).unwrap()).unwrap().lossless);
+}
+
+#[test]
+fn transformers_is_told_to_keep_to_the_pipeline() {
+    let files = |tokenizer: &Tokenizer| {
+        let files = tokenizer.pretrained_files(32).unwrap();
+        assert_eq!(
+            files.each_ref().map(|f| f.0),
+            ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
+        );
+        files.map(|(_, text)| serde_json::from_str::<Value>(&text).unwrap())
+    };
+    // A token that the pipeline has not as an added token would get an id of its own.
+    for spec in [TokenizerSpec::Char, TokenizerSpec::Word, TokenizerSpec::Bpe] {
+        let tokenizer = build(spec, TRICKY);
+        let [_, config, special] = files(&tokenizer);
+        assert_eq!(
+            (&config["tokenizer_class"], &config["model_max_length"]),
+            (&"PreTrainedTokenizerFast".into(), &32.into())
+        );
+        assert_eq!((special, tokenizer.end_of_text()), (serde_json::json!({}), None));
+        assert!(config.as_object().unwrap().keys().all(|key| !key.ends_with("_token")), "{config}");
+    }
+    let gpt2 = load(&with_added_token(5, "<|endoftext|>")).unwrap();
+    let [_, config, special] = files(&gpt2);
+    let tokens = serde_json::json!({"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"});
+    assert_eq!((special, config["eos_token"].as_str()), (tokens, Some("<|endoftext|>")));
+    assert_eq!(gpt2.end_of_text(), Some((5, "<|endoftext|>")));
+}
+
+/// Five characters, and a special token.
+fn with_added_token(id: u32, content: &str) -> Value {
+    let mut document = recipe::char_document([&"abcde".to_string()].into_iter());
+    document["added_tokens"] = serde_json::json!([{
+        "id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+        "special": true,
+    }]);
+    document
 }

@@ -3,7 +3,7 @@
 
 use super::files::{Faults, Files};
 use super::find::newest_good;
-use super::layout::{MANIFEST, METRICS, checkpoints};
+use super::layout::{MANIFEST, METRICS, TOKENIZER, checkpoints};
 use super::snapshot::{Snapshot, recover};
 use super::state::{DataHash, TrainerState};
 use super::store::{Checkpoints, Request};
@@ -25,7 +25,7 @@ fn snapshot(step: usize) -> Snapshot {
     Snapshot {
         weights: Weights::new(config, &parameters, vec![Bytes::owned(parameters.values().to_bytes().unwrap())]),
         moments: Moments::new(&parameters, moments.collect()),
-        tokenizer: "{}".into(),
+        pretrained: vec![(TOKENIZER, "{}".into())],
         state: TrainerState { step, ..TrainerState::new(&Device::Cpu, data, 10) },
         config: String::new(),
     }

@@ -7,6 +7,8 @@ pub const METRICS: &str = "metrics.jsonl";
 /// The configuration, of a run and of a checkpoint.
 pub const CONFIG: &str = "config.toml";
 pub const TOKENIZER: &str = "tokenizer.json";
+/// How transformers samples from the model.
+pub const GENERATION: &str = "generation_config.json";
 pub const OPTIMIZER: &str = "optimizer.safetensors";
 pub const STATE: &str = "trainer_state.json";
 pub const MANIFEST: &str = "manifest.json";

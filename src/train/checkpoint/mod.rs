@@ -5,7 +5,9 @@
 //!
 //! ```text
 //! step-000500/
-//!   config.json model.safetensors tokenizer.json   the model, in Hugging Face's GPT-2 layout
+//!   config.json model.safetensors                  the model, in Hugging Face's layout
+//!   tokenizer.json tokenizer_config.json special_tokens_map.json generation_config.json
+//!                                                  its tokenizer and how to sample, as transformers reads them
 //!   optimizer.safetensors trainer_state.json       what training needs to resume
 //!   config.toml                                    the run's configuration at that step
 //!   manifest.json                                  size and SHA-256 of each of these
@@ -27,7 +29,7 @@ pub use state::{Best, DataHash, Evaluated, GuardState, TrainerState};
 
 pub(super) use files::Files;
 pub(super) use find::{Checkpoint, models, newest_good};
-pub(super) use layout::{CONFIG, MANIFEST, METRICS, OPTIMIZER, STATE, TOKENIZER, checkpoints};
+pub(super) use layout::{CONFIG, GENERATION, MANIFEST, METRICS, OPTIMIZER, STATE, TOKENIZER, checkpoints};
 pub(super) use snapshot::{Snapshot, recover};
 pub(super) use store::{Checkpoints, Request};
 pub(super) use writer::Writer;

@@ -1,7 +1,7 @@
 //! Everything that a checkpoint holds, and how it becomes a folder.
 
 use super::files::Files;
-use super::layout::{CONFIG, OPTIMIZER, STATE, TOKENIZER, checkpoints_folder};
+use super::layout::{CONFIG, OPTIMIZER, STATE, checkpoints_folder};
 use super::manifest::Manifest;
 use super::state::TrainerState;
 use crate::Result;
@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 pub struct Snapshot {
     pub weights: Weights,
     pub moments: Moments,
-    /// `tokenizer.json`.
-    pub tokenizer: String,
+    /// The names and texts of the tokenizer's files, and of others that transformers reads.
+    pub pretrained: Vec<(&'static str, String)>,
     pub state: TrainerState,
     /// `config.toml`.
     pub config: String,
@@ -48,7 +48,9 @@ impl Snapshot {
         for (name, bytes) in self.weights.encode()? {
             add(name, &bytes)?;
         }
-        add(TOKENIZER, self.tokenizer.as_bytes())?;
+        for (name, text) in &self.pretrained {
+            add(name, text.as_bytes())?;
+        }
         add(OPTIMIZER, &self.moments.encode()?)?;
         let state = serde_json::to_string_pretty(&self.state).expect("plain values serialize");
         add(STATE, state.as_bytes())?;

@@ -6,7 +6,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-use super::checkpoint::{Best, Evaluated, METRICS, Request, TrainerState, Writer};
+use super::checkpoint::{Best, Evaluated, GENERATION, METRICS, Request, TrainerState, Writer};
 use super::evaluate::{Windows, evaluate};
 use super::events::{Event, Summary};
 use super::guard::{self, Anomaly, Monitor};
@@ -17,18 +17,19 @@ use super::precision::describe_precision;
 use super::prompt::prompt_ids;
 use super::run_folder::RunFolder;
 use super::step_hook::StepHook;
-use crate::config::Config;
-use crate::data::{Loader, Position, Tokenizer};
+use crate::config::{Config, GenerateConfig};
+use crate::data::{Coverage, Loader, Position, Tokenizer};
 use crate::generate::{Sampling, generate, printable};
 use crate::models::LanguageModel;
 use crate::optim::{LearningRate, Optimizer, ParameterArena};
-use crate::profile::Report;
+use crate::profile::{Phase, Report, WallClock};
 use crate::{Error, Result};
+use serde_json::json;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// A run under way.
 pub(super) struct Trainer<'a> {
@@ -44,7 +45,7 @@ pub(super) struct Trainer<'a> {
     tokens: Arc<[u32]>,
     validation: Vec<u32>,
     /// Bytes of the validation text.
-    validation_bytes: usize,
+    coverage: Coverage,
     model: Box<dyn LanguageModel>,
     parameters: ParameterArena,
     optimizer: Optimizer,
@@ -64,9 +65,13 @@ pub(super) struct Trainer<'a> {
     out_of_patience: bool,
     /// What is on its way from the device, in its order.
     in_flight: VecDeque<InFlight>,
-    /// Time spent in steps: without evaluation and saving.
-    training_time: Duration,
+    clock: WallClock,
+    /// The last logged step that was done, and when: see [`Trainer::busy_time`].
     last_logged: (usize, Duration),
+    /// The seconds of training of every epoch that began and ended in this process, by its number.
+    epoch_seconds: Vec<(usize, f64)>,
+    /// The time spent in training when the epoch began that is under way; `None` of one that began in another process.
+    epoch_began: Option<Duration>,
     /// The steps and epochs that were done when this process started or resumed the run.
     began_at: (usize, f64),
 }
@@ -76,7 +81,7 @@ impl Trainer<'_> {
     pub(super) fn run(&mut self) -> Result<()> {
         loop {
             if self.evaluation_is_due() {
-                self.evaluate()?;
+                self.timed(Phase::Evaluation, Trainer::evaluate)?;
             }
             if !self.is_done() && self.is_step_of(self.config.checkpoint.every) {
                 self.save(false)?;
@@ -89,15 +94,31 @@ impl Trainer<'_> {
             if self.is_done() {
                 continue;
             }
-            let started = Instant::now();
-            match self.train_step() {
+            let epoch = self.epoch();
+            match self.timed(Phase::Training, Trainer::train_step) {
                 Err(error @ Error::OutOfMemory { .. }) => self.split_micro_batches(error)?,
                 result => result?,
             }
-            self.training_time += started.elapsed();
+            if self.epoch() > epoch {
+                self.end_epoch(self.epoch())?;
+            }
             self.take_arrived(false)?;
             (self.options.on_event)(&Event::Progress { step: self.state.step });
         }
+    }
+
+    /// Whole passes over the text so far.
+    fn epoch(&self) -> usize {
+        self.loader.epochs_at(self.state.position) as usize
+    }
+
+    /// Books and reports the time of an epoch that has just ended. A GPU may be a few steps behind.
+    fn end_epoch(&mut self, epoch: usize) -> Result<()> {
+        let now = self.clock.spent(Phase::Training);
+        let Some(began) = self.epoch_began.replace(now) else { return Ok(()) };
+        let seconds = (now - began).as_secs_f64();
+        self.epoch_seconds.push((epoch, seconds));
+        self.report(Event::Epoch { epoch, seconds })
     }
 
     fn is_done(&self) -> bool {
@@ -120,9 +141,7 @@ impl Trainer<'_> {
     /// the writer. With `wait`, waits for all of it. True if the run was rolled back.
     fn take_arrived(&mut self, wait: bool) -> Result<bool> {
         if wait {
-            let started = Instant::now();
-            self.options.device.synchronize()?;
-            self.training_time += started.elapsed();
+            self.timed(Phase::Training, |trainer| trainer.options.device.synchronize())?;
         }
         let (mut arrived, mut newest, mut tokens_per_s) = (0, None, 0.0);
         for in_flight in &mut self.in_flight {
@@ -136,8 +155,9 @@ impl Trainer<'_> {
             // Steps that arrive together share a speed.
             let (before, at) = self.last_logged;
             let tokens = (newest - before) * self.tokens_per_step();
-            tokens_per_s = tokens as f64 / (self.training_time - at).as_secs_f64().max(1e-9);
-            self.last_logged = (newest, self.training_time);
+            let now = self.busy_time();
+            tokens_per_s = tokens as f64 / (now - at).as_secs_f64().max(1e-9);
+            self.last_logged = (newest, now);
         }
         for _ in 0..arrived {
             match self.in_flight.pop_front().expect("front was there") {
@@ -193,7 +213,7 @@ impl Trainer<'_> {
             batch_size: self.config.train.batch_size.div_ceil(self.micro_batches),
             max_batches: self.config.train.eval_batches * self.micro_batches,
         };
-        let result = evaluate(&*self.model, &self.validation, self.validation_bytes, windows, self.options.stop);
+        let result = evaluate(&*self.model, &self.validation, &self.coverage, windows, self.options.stop);
         self.options.device.profiler().restore(measured);
         let Some(result) = result? else { return Ok(()) };
         if !result.loss.is_finite() {
@@ -221,9 +241,27 @@ impl Trainer<'_> {
         Ok(())
     }
 
+    /// Does something that counts as of a phase of the run.
+    fn timed<T>(&mut self, phase: Phase, body: impl FnOnce(&mut Self) -> T) -> T {
+        let before = self.clock.enter(phase);
+        let value = body(self);
+        self.clock.enter(before);
+        value
+    }
+
+    /// How long the device has had steps to do: while a checkpoint is written it computes on, in an evaluation it does
+    /// not.
+    fn busy_time(&self) -> Duration {
+        self.clock.spent(Phase::Training) + self.clock.spent(Phase::Checkpoints) + self.clock.spent(Phase::Unaccounted)
+    }
+
     /// Saves a checkpoint, unless the last one holds the same state. Training continues meanwhile; it waits only if the
     /// previous one is not written yet.
     fn save(&mut self, best: bool) -> Result<()> {
+        self.timed(Phase::Checkpoints, |trainer| trainer.request_checkpoint(best))
+    }
+
+    fn request_checkpoint(&mut self, best: bool) -> Result<()> {
         let now = self.state.comparable();
         if self.saved.as_ref() == Some(&now) {
             return Ok(());
@@ -241,14 +279,32 @@ impl Trainer<'_> {
     fn write(&mut self, pending: PendingSnapshot) -> Result<()> {
         let best = pending.best;
         let (length, metrics) = self.folder.metrics_so_far()?;
-        let (tokenizer, config) = (self.tokenizer.to_json()?, self.config_text.clone());
-        let mut snapshot = pending.snapshot(self.model.config(), &self.parameters, tokenizer, config)?;
+        let (pretrained, config) = (self.pretrained_files()?, self.config_text.clone());
+        let mut snapshot = pending.snapshot(self.model.config(), &self.parameters, pretrained, config)?;
         // Every step up to the snapshot's has been reported, and none after it.
         snapshot.state.train_loss = self.state.train_loss;
         snapshot.state.guard.losses.clone_from(&self.state.guard.losses);
         snapshot.state.appended = [(METRICS.to_string(), length)].into();
         let request = Request { snapshot, metrics, best, keep_last: self.config.checkpoint.keep_last };
         self.writer.begin(self.folder.checkpoints(), request)
+    }
+
+    /// What transformers reads beside the model: the tokenizer, and how `[generate]` samples.
+    fn pretrained_files(&self) -> Result<Vec<(&'static str, String)>> {
+        let GenerateConfig { temperature, top_k, top_p, max_new_tokens, .. } = self.config.generate;
+        let mut files = Vec::from(self.tokenizer.pretrained_files(self.config.model.block_size)?);
+        // A temperature of 0 takes the likeliest token.
+        let mut generation = json!({ "max_new_tokens": max_new_tokens, "do_sample": temperature > 0.0 });
+        if temperature > 0.0 {
+            generation["temperature"] = temperature.into();
+            generation["top_k"] = top_k.into();
+            generation["top_p"] = top_p.into();
+        }
+        if let Some((id, _)) = self.tokenizer.end_of_text() {
+            generation["eos_token_id"] = id.into();
+        }
+        files.push((GENERATION, serde_json::to_string_pretty(&generation).expect("plain values serialize")));
+        Ok(files)
     }
 
     /// Waits until every checkpoint that was requested is on the disk. True if the run was rolled back instead.
@@ -270,18 +326,19 @@ impl Trainer<'_> {
     pub(super) fn finish(mut self) -> Result<Summary> {
         self.take_arrived(true)?;
         let epochs = self.loader.epochs_at(self.state.position);
-        let seconds = self.training_time.as_secs_f64();
+        let seconds = self.clock.spent(Phase::Training).as_secs_f64();
         let (first_step, first_epoch) = self.began_at;
         let device = &self.options.device;
-        let report = Report::new(&device.profiler().take(), seconds, epochs - first_epoch, device.memory());
+        let mut report = Report::new(&device.profiler().take(), seconds, epochs - first_epoch, device.memory());
         let interrupted = !self.is_done() || (!self.out_of_patience && self.evaluation_is_due());
         self.save(false)?;
-        self.finish_saving()?;
+        self.timed(Phase::Checkpoints, Trainer::finish_saving)?;
         if !interrupted {
-            let sample = self.sample()?;
+            let sample = self.timed(Phase::Sampling, |trainer| trainer.sample())?;
             self.folder.write("samples.txt", &format!("{}\n", printable(&sample)))?;
             self.report(Event::Sample(sample))?;
         }
+        report.wall = Some(self.clock.times());
         self.folder.write("profile.txt", &report.text())?;
         let peak_memory_bytes = self.options.device.memory().map(|memory| memory.peak_bytes);
         let summary = Summary {
@@ -300,12 +357,14 @@ impl Trainer<'_> {
             best_step: self.state.best.filter(|_| self.config.checkpoint.keep_best).map(|best| best.step),
             tokens_per_s: ((self.state.step - first_step) * self.tokens_per_step()) as f64 / seconds.max(1e-9),
             peak_memory_bytes,
+            epoch_seconds: std::mem::take(&mut self.epoch_seconds),
             report,
         };
-        if let Some(path) = self.options.training_log {
-            log::append(path, &summary)?;
-        }
         self.folder.mark_finished(!interrupted)?;
+        // The run is whole without it.
+        if let Some(Err(error)) = self.options.training_log.map(|path| log::append(path, &summary)) {
+            self.report(Event::Note(format!("the run's timings are in its folder alone: {error}")))?;
+        }
         self.report(Event::Finished(Box::new(summary.clone())))?;
         Ok(summary)
     }

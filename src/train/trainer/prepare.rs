@@ -2,13 +2,15 @@
 
 use super::Trainer;
 use crate::config::{self, Config, OptimizerKind, Resolved, TrainLength};
-use crate::data::{Corpus, Loader, Tokenizer, TokenizerSpec};
+use crate::data::{Corpus, Coverage, Loader, Tokenizer, TokenizerSpec};
 use crate::generate::check_prompt;
 use crate::models::{LanguageModel, ModelConfig, ModelKind, build, load};
 use crate::optim::{Kind, LearningRate, Optimizer, ParameterArena, Schedule};
+use crate::profile::{Phase, WallClock};
 use crate::train::checkpoint::{CONFIG, Checkpoint, DataHash, METRICS, OPTIMIZER, TOKENIZER, TrainerState, Writer};
 use crate::train::events::{Event, Start};
 use crate::train::guard::Monitor;
+use crate::train::log;
 use crate::train::options::TrainOptions;
 use crate::train::plan::Plan;
 use crate::train::precision::{check_precision, describe_precision, operands};
@@ -28,8 +30,8 @@ struct Data {
     tokenizer: Tokenizer,
     train: Arc<[u32]>,
     validation: Vec<u32>,
-    /// Bytes of the validation text.
-    validation_bytes: usize,
+    /// What of the validation text its tokens keep.
+    coverage: Coverage,
     hash: DataHash,
 }
 
@@ -67,7 +69,8 @@ impl Data {
         {
             return Err(changed("data.tokenizer", "the tokens that it makes of the text are", checkpoint));
         }
-        Ok(Data { validation_bytes: corpus.validation.len(), corpus: corpus.name, tokenizer, train, validation, hash })
+        let coverage = tokenizer.coverage(&corpus.validation, &validation)?;
+        Ok(Data { corpus: corpus.name, tokenizer, train, validation, coverage, hash })
     }
 }
 
@@ -77,10 +80,13 @@ impl<'a> Trainer<'a> {
     /// # Errors
     /// Those of [`train`](crate::train::train) that can be known before the first step.
     pub(in crate::train) fn prepare(resolved: &Resolved, options: TrainOptions<'a>) -> Result<Trainer<'a>> {
+        let mut clock = WallClock::new(options.started, Phase::Device);
         let device = options.device.clone();
+        options.training_log.map_or(Ok(()), log::check)?;
         check_configured_precision(resolved, &device)?;
         let resumed = options.resume.map(|run| Resumed::open(run, resolved, &device)).transpose()?;
         let checkpoint = resumed.as_ref().and_then(|resumed| resumed.checkpoint.as_ref());
+        clock.enter(Phase::Text);
         let data = Data::load(resolved, options.data_dir, checkpoint)?;
         let (t, block_size) = (&resolved.config.train, resolved.config.model.block_size);
         let position = checkpoint.map(|c| c.state.position).unwrap_or_default();
@@ -97,10 +103,12 @@ impl<'a> Trainer<'a> {
         if let Some(resumed) = &resumed {
             check_length(&resolved, resumed, &state)?;
         }
+        clock.enter(Phase::Model);
         let opened = match resumed {
             Some(resumed) => resume(&resolved, resumed, &model_config, &state, &mut *options.on_event, &device)?,
             None => create(&resolved, &model_config, &device)?,
         };
+        clock.enter(Phase::Unaccounted);
         let start = start(&resolved.config, &data, &opened, &state, steps_per_epoch, &device);
         (options.on_event)(&Event::Started(Box::new(start)));
         device.profiler().take();
@@ -111,7 +119,7 @@ impl<'a> Trainer<'a> {
             folder,
             tokenizer: data.tokenizer,
             validation: data.validation,
-            validation_bytes: data.validation_bytes,
+            coverage: data.coverage,
             model,
             parameters,
             optimizer,
@@ -119,6 +127,8 @@ impl<'a> Trainer<'a> {
             config,
             saved,
             began_at: (state.step, loader.epochs_at(position)),
+            epoch_seconds: Vec::new(),
+            epoch_began: (loader.epochs_at(position).fract() == 0.0).then_some(Duration::ZERO),
             loader,
             tokens: data.train,
             in_flight: VecDeque::new(),
@@ -128,8 +138,8 @@ impl<'a> Trainer<'a> {
             micro_batches: 1,
             out_of_patience: false,
             writer: Writer::default(),
-            training_time: Duration::ZERO,
-            last_logged: (state.step, Duration::ZERO),
+            last_logged: (state.step, clock.spent(Phase::Unaccounted)),
+            clock,
             state,
             options,
         })

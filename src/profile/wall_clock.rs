@@ -1,0 +1,148 @@
+//! Where the time of a whole run went, as a clock on the wall shows it: every second counts once.
+
+use serde::Serialize;
+use std::fmt::Write;
+use std::time::{Duration, Instant};
+
+/// What a run does at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// Opening the device, and autotuning it the first time.
+    Device,
+    /// Reading the text, and making tokens of it.
+    Text,
+    /// Making the model and moving it to the device.
+    Model,
+    /// Steps, with waiting for their results.
+    Training,
+    Evaluation,
+    /// What training waits for checkpoints.
+    Checkpoints,
+    /// Writing the sample at the end.
+    Sampling,
+    /// All else.
+    Unaccounted,
+}
+
+impl Phase {
+    const ALL: [Phase; 8] = [
+        Phase::Device,
+        Phase::Text,
+        Phase::Model,
+        Phase::Training,
+        Phase::Evaluation,
+        Phase::Checkpoints,
+        Phase::Sampling,
+        Phase::Unaccounted,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Phase::Device => "device",
+            Phase::Text => "text and tokens",
+            Phase::Model => "model",
+            Phase::Training => "training",
+            Phase::Evaluation => "evaluation",
+            Phase::Checkpoints => "checkpoints",
+            Phase::Sampling => "sampling",
+            Phase::Unaccounted => "unaccounted",
+        }
+    }
+}
+
+/// Books every moment of a run under one phase.
+#[derive(Debug, Clone)]
+pub struct WallClock {
+    phase: Phase,
+    since: Instant,
+    spent: [Duration; Phase::ALL.len()],
+}
+
+impl WallClock {
+    /// A clock that began at `started`; what has passed since then belongs to `phase`, which goes on.
+    pub fn new(started: Instant, phase: Phase) -> WallClock {
+        WallClock { phase, since: started, spent: Default::default() }
+    }
+
+    /// Begins a phase; returns the one before, to go back to.
+    pub fn enter(&mut self, phase: Phase) -> Phase {
+        let now = Instant::now();
+        self.spent[self.phase as usize] += now - self.since;
+        self.since = now;
+        std::mem::replace(&mut self.phase, phase)
+    }
+
+    /// The time that a phase took so far.
+    pub fn spent(&self, phase: Phase) -> Duration {
+        let running = if phase == self.phase { self.since.elapsed() } else { Duration::ZERO };
+        self.spent[phase as usize] + running
+    }
+
+    /// What all phases took so far.
+    pub fn times(&self) -> WallTime {
+        let phases = Phase::ALL.map(|phase| (phase, self.spent(phase).as_secs_f64()));
+        WallTime { total: phases.iter().map(|(_, seconds)| seconds).sum(), phases }
+    }
+}
+
+/// What a run's phases took, seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct WallTime {
+    pub total: f64,
+    pub phases: [(Phase, f64); Phase::ALL.len()],
+}
+
+impl WallTime {
+    /// "12.30 s on the wall: training 10.00 s, evaluation 2.20 s, unaccounted 0.10 s (0.8%)", the longest first, without
+    /// phases that took no time.
+    pub(super) fn text(&self) -> String {
+        let (mut phases, mut unaccounted) = (self.phases.to_vec(), 0.0);
+        phases.retain(|&(phase, seconds)| match phase {
+            Phase::Unaccounted => {
+                unaccounted = seconds;
+                false
+            }
+            _ => seconds >= 0.005,
+        });
+        phases.sort_by(|a, b| b.1.total_cmp(&a.1));
+        let mut text = format!("{:.2} s on the wall: ", self.total);
+        for (phase, seconds) in phases {
+            let _ = write!(text, "{} {seconds:.2} s, ", phase.name());
+        }
+        let share = 100.0 * unaccounted / self.total.max(1e-9);
+        let _ = write!(text, "unaccounted {unaccounted:.2} s ({share:.1}%)");
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_moment_counts_once() {
+        let started = Instant::now() - Duration::from_millis(500);
+        let mut clock = WallClock::new(started, Phase::Device);
+        assert_eq!(clock.enter(Phase::Training), Phase::Device);
+        std::thread::sleep(Duration::from_millis(20));
+        let before = clock.enter(Phase::Evaluation);
+        std::thread::sleep(Duration::from_millis(10));
+        clock.enter(before);
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(clock.spent(Phase::Training) >= Duration::from_millis(40));
+        assert!(clock.spent(Phase::Evaluation) >= Duration::from_millis(10));
+        assert!(clock.spent(Phase::Device) >= Duration::from_millis(500));
+        clock.enter(Phase::Unaccounted);
+        let times = clock.times();
+        assert!((times.total - started.elapsed().as_secs_f64()).abs() < 0.005, "{times:?}");
+    }
+
+    #[test]
+    fn the_longest_phase_comes_first_and_what_took_no_time_is_left_out() {
+        let mut phases = Phase::ALL.map(|phase| (phase, 0.0));
+        (phases[1].1, phases[3].1, phases[7].1) = (2.0, 7.5, 0.5);
+        let text = WallTime { total: 10.0, phases }.text();
+        assert_eq!(text, "10.00 s on the wall: training 7.50 s, text and tokens 2.00 s, unaccounted 0.50 s (5.0%)");
+    }
+}
