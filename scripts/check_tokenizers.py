@@ -5,7 +5,7 @@
     cargo build --release --examples --bins
     python3 scripts/check_tokenizers.py [DATA_DIR]
 
-Trains a tiny model for two steps with each kind of tokenizer (`gpt2` if DATA_DIR, default `data`, has it), loads the
+Trains a tiny model for two steps with each kind of tokenizer (`gpt2` if DATA_DIR, default `data`, has it); loads the
 checkpoint by AutoTokenizer, and compares on awkward text what it makes with what `examples/encode.rs` prints. Also that
 no id lies outside of the model, and that transformers adds no token of its own. Run by hand; exits with 1 if a kind
 differs.
@@ -40,12 +40,13 @@ def checkpoint(folder, kind, data_dir):
 
 def main():
     data_dir = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else "data").resolve()
-    kinds = ["char", "word", "bpe"] + (["gpt2"] if (data_dir / "gpt2").is_dir() else [])
+    kinds = ["char", "word", "bpe"] + (["gpt2"] if (data_dir / "gpt2/vocab.json").is_file() else [])
     failed = False
     with tempfile.TemporaryDirectory() as folder:
         for kind in kinds:
             path = checkpoint(pathlib.Path(folder), kind, data_dir)
-            ours = json.loads(subprocess.run([ENCODE, path], input=AWKWARD.encode(), capture_output=True, check=True).stdout)
+            encoded = subprocess.run([ENCODE, path], input=AWKWARD.encode(), capture_output=True, check=True)
+            ours = json.loads(encoded.stdout)
             theirs = AutoTokenizer.from_pretrained(path)
             ids = theirs(AWKWARD)["input_ids"]
             rows = json.loads((path / "config.json").read_text())["vocab_size"]
