@@ -36,6 +36,10 @@ struct Cli {
     /// Say more: -v what is done, -vv also shaders and caches (RUST_LOG refines it)
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     verbose: u8,
+
+    /// Say nothing but warnings, errors, and where the results are
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
 }
 
 #[derive(Subcommand)]
@@ -75,12 +79,13 @@ impl Command {
 
 /// Runs the command that the process was called with.
 pub fn main() -> ExitCode {
+    quiet_drivers();
     let cli = Cli::parse();
     start_logging(cli.verbose);
     let interrupts = Interrupts::watch();
     let for_machines = cli.command.is_for_machines();
     let result = match cli.command {
-        Command::Train(args) => train::run(args, &interrupts),
+        Command::Train(args) => train::run(args, cli.quiet, &interrupts),
         Command::VerifyResume(args) => verify_resume::run(args, &interrupts),
         Command::Eval(args) => eval::run(args),
         Command::Generate(args) => generate::run(args, &interrupts),
@@ -106,6 +111,15 @@ pub fn main() -> ExitCode {
 
 fn at_least_one(text: &str) -> Result<usize, String> {
     text.parse().ok().filter(|&n| n > 0).ok_or("expected a whole number above zero".into())
+}
+
+/// Mesa's drivers complain about a missing folder for sockets, of which a command that shows no window has no use.
+fn quiet_drivers() {
+    const SOCKETS: &str = "XDG_RUNTIME_DIR";
+    if cfg!(target_os = "linux") && std::env::var_os(SOCKETS).is_none() {
+        // SAFETY: there is no other thread yet that could read the environment.
+        unsafe { std::env::set_var(SOCKETS, std::env::temp_dir()) };
+    }
 }
 
 /// Logs go to standard error: warnings always, more with -v or RUST_LOG.

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 /// How often a plain line may appear.
 const LINE_EVERY: Duration = Duration::from_secs(2);
+/// How often one stays above the bar, so that the scroll-back keeps the losses.
+const LINE_ABOVE_BAR_EVERY: Duration = Duration::from_secs(10);
 
 pub struct View {
     /// Hidden where standard error is not a terminal.
@@ -121,10 +123,10 @@ impl View {
     fn step(&mut self, s: &Step) -> io::Result<()> {
         let validation = self.validation.map_or(String::new(), |loss| format!("  val {loss:.4}"));
         self.bar.set_message(format!("loss {:.4}{validation}  {} tok/s", s.loss, short(s.tokens_per_s)));
-        let due = self.last_line.is_none_or(|at| at.elapsed() >= LINE_EVERY) || s.step == self.total_steps;
-        if self.bar.is_hidden() && due {
+        let every = if self.bar.is_hidden() { LINE_EVERY } else { LINE_ABOVE_BAR_EVERY };
+        if self.last_line.is_none_or(|at| at.elapsed() >= every) || s.step == self.total_steps {
             self.last_line = Some(Instant::now());
-            return output::line(format_args!(
+            return self.line(format!(
                 "step {:>6}/{}  epoch {:.2}  loss {:.4}  lr {:.2e}  norm {:.2}  {} tok/s{}",
                 s.step,
                 self.total_steps,

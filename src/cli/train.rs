@@ -4,7 +4,7 @@ use super::interrupt::{Interrupted, Interrupts};
 use super::{configuration, device, output, progress};
 use crate::Error;
 use crate::config::Layers;
-use crate::train::{Event, TRAINING_LOG, TrainOptions, newest_unfinished_run, run_config, train};
+use crate::train::{Event, Summary, TRAINING_LOG, TrainOptions, newest_unfinished_run, run_config, train};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -33,7 +33,7 @@ pub struct Args {
 /// Shows an event to whoever watches.
 type Show = Box<dyn FnMut(&Event) -> std::io::Result<()>>;
 
-pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
+pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
     let started = Instant::now();
     let flags = &args.configuration;
     let more = [
@@ -56,12 +56,14 @@ pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
     let device = device::open_for_run(&mut resolved, kept, true)?;
     let mut show: Show = if args.json {
         Box::new(|event| event.json().map_or(Ok(()), output::line))
+    } else if quiet {
+        Box::new(|_| Ok(()))
     } else {
         let mut view = progress::View::new();
         Box::new(move |event| view.show(event))
     };
     let mut shown = Ok(());
-    if !args.json && flags.config().is_none() && run.is_none() {
+    if !args.json && !quiet && flags.config().is_none() && run.is_none() {
         shown = output::line("config     the built-in quickstart");
     }
     let options = TrainOptions {
@@ -85,13 +87,21 @@ pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
     };
     let summary = train(&resolved, options)?;
     if !args.json && shown.is_ok() {
-        let folder = summary.folder.display();
-        output::line(format_args!("\nrun folder    {folder}"))?;
-        output::line(format_args!("timings       appended to {TRAINING_LOG}"))?;
-        if summary.interrupted {
-            output::line(format_args!("go on with    rustyflow train --resume {folder}"))?;
-        }
-        output::line(format_args!("next          rustyflow generate --model {folder} --prompt \"...\""))?;
+        say_where(&summary, quiet)?;
     }
     if summary.interrupted { Err(Interrupted.into()) } else { Ok(()) }
+}
+
+/// Where the run is, and what to do with it.
+fn say_where(summary: &Summary, quiet: bool) -> std::io::Result<()> {
+    let folder = summary.folder.display();
+    if quiet {
+        return output::line(folder);
+    }
+    output::line(format_args!("\nrun folder    {folder}"))?;
+    output::line(format_args!("timings       appended to {TRAINING_LOG}"))?;
+    if summary.interrupted {
+        output::line(format_args!("go on with    rustyflow train --resume {folder}"))?;
+    }
+    output::line(format_args!("next          rustyflow generate --model {folder} --prompt \"...\""))
 }

@@ -250,3 +250,11 @@ fn of_a_prompt_that_is_too_long_the_model_sees_the_end() {
     let of_end = generate(&sandbox, &["-p", &end]);
     assert_eq!(run.stdout.strip_prefix(&long[..]), of_end.strip_prefix(&end[..]), "{run:?}");
 }
+
+#[test]
+fn drivers_keep_their_own_noise() {
+    let sandbox = Sandbox::new();
+    let output = sandbox.command(&["devices"]).env_remove("XDG_RUNTIME_DIR").output().unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && !errors.contains("XDG_RUNTIME_DIR"), "{errors}");
+}

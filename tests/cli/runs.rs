@@ -136,13 +136,15 @@ fn every_line_of_the_metrics_has_its_documented_keys() {
     let (train, eval) = (of("train"), of("eval"));
     assert_eq!((train.len(), eval.len(), lines.len()), (6, 2, 8));
     for line in train {
-        let expected = ["kind", "step", "epoch", "loss", "learning_rate", "grad_norm", "tokens_per_s"];
+        let expected = ["kind", "step", "epoch", "loss", "learning_rate", "grad_norm", "tokens_per_s", "time"];
         assert_eq!(keys(line), expected);
     }
     for line in eval {
         let expected = ["kind", "split", "step", "loss", "perplexity", "bits_per_byte"];
-        let of_text = ["lossless", "unknown_share", "tokens", "context", "stride"];
+        let of_text = ["lossless", "unknown_share", "tokens", "context", "stride", "time"];
         assert_eq!(keys(line), [&expected[..], &of_text].concat());
+        let time: jiff::Timestamp = line["time"].as_str().unwrap().parse().unwrap();
+        assert!(jiff::Timestamp::now().duration_since(time).as_secs().abs() < 600, "{line}");
         let (loss, perplexity) = (line["loss"].as_f64().unwrap(), line["perplexity"].as_f64().unwrap());
         assert!((loss.exp() - perplexity).abs() < 1e-9 * perplexity);
     }
@@ -161,6 +163,14 @@ fn every_run_appends_a_block_to_the_training_log() {
         assert!(blocks[0].contains(&format!("\n{part}")), "{part} is missing in {log}");
     }
     assert!(blocks[0].lines().next().unwrap().ends_with(TINY_RUN));
+}
+
+#[test]
+fn a_quiet_run_says_where_it_is_and_no_more() {
+    let sandbox = Sandbox::new();
+    let run = sandbox.train(&["--quiet"]).succeeds();
+    assert_eq!(run.stdout, format!("{TINY_RUN}\n"));
+    assert!(sandbox.exists(format!("{TINY_RUN}/finished")), "{run:?}");
 }
 
 #[test]

@@ -190,8 +190,9 @@ impl Trainer<'_> {
     /// Passes an event to the observer, and to `metrics.jsonl` if it belongs there.
     fn report(&mut self, event: Event) -> Result<()> {
         if matches!(event, Event::Step(_) | Event::Evaluated { .. } | Event::RolledBack { .. })
-            && let Some(line) = event.json()
+            && let Some(mut line) = event.json()
         {
+            line["time"] = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string().into();
             self.folder.add_metrics(&line)?;
         }
         (self.options.on_event)(&event);
