@@ -10,6 +10,7 @@
 use rustyflow::gpu::{AdapterChoice, Gpu, GpuSlice, Launch, Operand, Plan, Shader, Value, buffer, param};
 use rustyflow::ops::random::Key;
 use rustyflow::profile::{Cost, MemoryKind};
+use rustyflow::testing::worst_error;
 use std::time::Instant;
 
 /// What the command line asks for.
@@ -158,15 +159,16 @@ impl Gemm {
         let at = |x: &[f32], row: usize, col: usize, rows: usize, cols: usize, transposed: bool| {
             f64::from(if transposed { x[col * rows + row] } else { x[row * cols + col] })
         };
-        let error = |sample: usize| {
-            // Corners and edges first, then elements all over.
-            let i = [0, m - 1, sample * 7919 % m][sample % 3];
-            let j = [n - 1, sample * 104_729 % n][sample % 2];
-            let want: f64 = (0..k).map(|l| at(a, i, l, m, k, self.trans_a) * at(b, l, j, k, n, self.trans_b)).sum();
-            let error = (f64::from(c[i * n + j]) - want).abs() / (k as f64).sqrt();
-            if error.is_nan() { f64::INFINITY } else { error }
-        };
-        (0..2000).map(error).fold(0.0, f64::max)
+        let (got, want): (Vec<f32>, Vec<f64>) = (0..2000)
+            .map(|sample| {
+                // Corners and edges first, then elements all over.
+                let i = [0, m - 1, sample * 7919 % m][sample % 3];
+                let j = [n - 1, sample * 104_729 % n][sample % 2];
+                let product = |l| at(a, i, l, m, k, self.trans_a) * at(b, l, j, k, n, self.trans_b);
+                (c[i * n + j], (0..k).map(product).sum::<f64>())
+            })
+            .unzip();
+        worst_error(&got, &want, |_, _| (k as f64).sqrt())
     }
 }
 

@@ -52,8 +52,8 @@ pub struct OpTiming {
 /// If it has no timestamps, or reported an error.
 pub fn measure_peaks(device: &Device, sizes: &Sizes) -> Result<Peaks> {
     Ok(Peaks {
-        tflops: best_product(device, sizes, DType::F32)?,
-        f16_tflops: device.has_f16().then(|| best_product(device, sizes, DType::F16)).transpose()?,
+        tflops: best_gemm(device, sizes, DType::F32)?,
+        f16_tflops: device.has_f16().then(|| best_gemm(device, sizes, DType::F16)).transpose()?,
         gb_per_s: best_stream(device, sizes)?,
     })
 }
@@ -63,11 +63,11 @@ pub fn measure_peaks(device: &Device, sizes: &Sizes) -> Result<Peaks> {
 /// # Errors
 /// If the device has no timestamps or no such GEMMs, or reported an error.
 pub fn measure_roofline(device: &Device, sizes: &Sizes, dtype: DType) -> Result<Roofline> {
-    let tflops = best_product(device, sizes, dtype)?;
+    let tflops = best_gemm(device, sizes, dtype)?;
     Ok(Roofline { dtype: dtype.name(), tflops, gb_per_s: best_stream(device, sizes)? })
 }
 
-fn best_product(device: &Device, sizes: &Sizes, dtype: DType) -> Result<f64> {
+fn best_gemm(device: &Device, sizes: &Sizes, dtype: DType) -> Result<f64> {
     let [wide, _, _] = gemms(dtype, sizes.batch * sizes.context, 4 * sizes.width, sizes.width);
     let square = gemms(dtype, sizes.square, sizes.square, sizes.square);
     best(device, square.into_iter().chain([wide]), |k| k.flops / k.seconds / 1e12)

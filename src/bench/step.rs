@@ -63,7 +63,8 @@ pub fn step_cases() -> Vec<StepCase> {
     .to_vec()
 }
 
-/// Times `rounds` rounds of `steps` steps and takes the median round. The operands of matmuls are f32, or f16: mixed precision.
+/// Times `rounds` rounds of `steps` steps and takes the median round. The operands of matmuls are f32, or f16: mixed
+/// precision.
 ///
 /// # Errors
 /// If the model does not fit the device or the device reported an error.

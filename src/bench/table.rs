@@ -2,7 +2,7 @@
 //! model worth training.
 
 use crate::nn::{Module, Parameter};
-use crate::ops::inputs::{Values, draw};
+use crate::ops::inputs::{AROUND_ZERO, POSITIVE, Values, domain, draw};
 use crate::ops::random::Key;
 use crate::ops::{BINARY, UNARY};
 use crate::optim::{Kind, Optimizer, ParameterArena};
@@ -166,8 +166,6 @@ impl Row {
 pub(super) const AROUND_THE_OP: [&str; 2] = ["add_gradient", "cast"];
 
 const SEED: u64 = 7;
-const AROUND_ZERO: Values = Values::Uniform(-2.0, 2.0);
-const POSITIVE: Values = Values::Uniform(0.3, 3.0);
 
 /// Every row.
 pub fn table(s: &Sizes) -> Vec<Row> {
@@ -180,7 +178,7 @@ pub fn table(s: &Sizes) -> Vec<Row> {
     rows
 }
 
-/// Products op(a) op(b) of one size: neither transposed, b, a. Of f32, or of f16, whose results are f16 too.
+/// GEMMs op(a) op(b) of one size: neither transposed, b, a. Of f32, or of f16, whose results are f16 too.
 pub fn gemms(dtype: DType, m: usize, n: usize, k: usize) -> [Row; 3] {
     [("nn", false, false), ("nt", false, true), ("tn", true, false)].map(|(layout, trans_a, trans_b)| {
         let a = if trans_a { vec![k, m] } else { vec![m, k] };
@@ -308,8 +306,7 @@ fn elementwise(s: &Sizes) -> Vec<Row> {
     for &(op, apply) in UNARY.iter().chain(&[("scale", scale)]) {
         // Activations are those of a feed-forward layer.
         let width = if matches!(op, "gelu" | "silu") { 4 * c } else { c };
-        let values = if matches!(op, "log" | "sqrt" | "recip") { POSITIVE } else { AROUND_ZERO };
-        let inputs = vec![(vec![b, t, width], values)];
+        let inputs = vec![(vec![b, t, width], domain(op))];
         rows.push(Row::both(op, format!("{}x{width}", b * t), inputs, &[], move |x| apply(&x[0])));
     }
     for &(op, apply) in BINARY {

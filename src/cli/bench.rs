@@ -30,7 +30,7 @@ pub struct OpsArgs {
     #[arg(long, value_name = "OP", value_delimiter = ',')]
     only: Vec<String>,
     /// Instead of the table, GEMMs of these sizes, in the layouts nn, nt and tn
-    #[arg(long, value_name = "MxNxK", value_delimiter = ',', value_parser = product_sizes)]
+    #[arg(long, value_name = "MxNxK", value_delimiter = ',', value_parser = gemm_sizes)]
     shape: Vec<[usize; 3]>,
     /// gpt2-124m, or small; by default what suits the device
     #[arg(long, value_name = "SIZES", value_parser = sizes)]
@@ -197,7 +197,7 @@ fn op_line(t: &OpTiming) -> String {
 }
 
 /// "4096x4096x64".
-fn product_sizes(text: &str) -> Result<[usize; 3], String> {
+fn gemm_sizes(text: &str) -> Result<[usize; 3], String> {
     let sizes: Option<Vec<usize>> = text.split('x').map(|n| n.parse().ok().filter(|&n| n > 0)).collect();
     match sizes.as_deref() {
         Some(&[m, n, k]) => Ok([m, n, k]),

@@ -3,7 +3,7 @@
 use super::output;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::process::{ExitCode, exit};
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use std::time::Duration;
 #[derive(Default)]
 pub struct Interrupts {
     /// The signal that came, or 0.
-    signal: Arc<AtomicI32>,
+    signal: AtomicI32,
     /// Whether the command was asked to stop.
     stop: AtomicBool,
     /// What is said to whoever asks it to; `None` where a signal ends the process at once.
@@ -34,7 +34,7 @@ impl Interrupts {
     /// Watches for signals from here on. Until [`Interrupts::stop_after`] each ends the process.
     pub fn watch() -> Arc<Interrupts> {
         let interrupts = Arc::new(Interrupts::default());
-        let pending = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        let pending = Arc::new(AtomicUsize::new(0));
         for signal in [SIGINT, SIGTERM] {
             if let Err(error) = signal_hook::flag::register_usize(signal, pending.clone(), signal as usize) {
                 tracing::warn!("signal {signal} will end the run without saving: {error}");

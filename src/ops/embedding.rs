@@ -150,8 +150,8 @@ impl Kernel for EmbeddingBackward {
         let (vector, type_name) = vector(self.c);
         let width = self.c / vector;
         let blocks = positions.div_ceil(BLOCK);
-        // Sorted places that a thread walks: many keep the partial sums of runs few, few keep a large GPU busy. Both divide
-        // BLOCK.
+        // Sorted places that a thread walks: many keep the partial sums of runs few, few keep a large GPU busy. Both
+        // divide BLOCK.
         let chunk = if positions * width >= 1 << 20 { 32 } else { 8 };
         let chunks = positions.div_ceil(chunk);
         let len = self.vocabulary * self.c;

@@ -14,6 +14,14 @@ pub enum Values {
     Targets(u32),
 }
 
+pub(crate) const AROUND_ZERO: Values = Values::Uniform(-2.0, 2.0);
+pub(crate) const POSITIVE: Values = Values::Uniform(0.3, 3.0);
+
+/// Values for which an elementwise function of one tensor is defined.
+pub(crate) fn domain(function: &str) -> Values {
+    if matches!(function, "log" | "sqrt" | "recip") { POSITIVE } else { AROUND_ZERO }
+}
+
 /// Tensors of these shapes and values, the same for every device: drawn from `seed`.
 pub fn draw(inputs: &[(Vec<usize>, Values)], device: &Device, seed: u64) -> Result<Vec<Tensor>> {
     let mut state = seed;

@@ -35,9 +35,14 @@ pub enum Kind {
 impl Kind {
     /// How many numbers it remembers of each parameter.
     pub fn moments(&self) -> usize {
+        self.rule().moments()
+    }
+
+    fn rule(&self) -> Rule {
         match self {
-            Kind::AdamW { .. } | Kind::Adam { .. } => 2,
-            Kind::Sgd { .. } => 1,
+            Kind::AdamW { .. } => Rule::AdamW,
+            Kind::Adam { .. } => Rule::Adam,
+            Kind::Sgd { .. } => Rule::Sgd,
         }
     }
 }
@@ -131,13 +136,8 @@ impl Optimizer {
             Kind::AdamW { beta1, beta2, eps } | Kind::Adam { beta1, beta2, eps } => (beta1, beta2, eps),
             Kind::Sgd { momentum } => (momentum, 0.0, 0.0),
         };
-        let rule = match self.kind {
-            Kind::AdamW { .. } => Rule::AdamW,
-            Kind::Adam { .. } => Rule::Adam,
-            Kind::Sgd { .. } => Rule::Sgd,
-        };
         Update {
-            rule,
+            rule: self.kind.rule(),
             learning_rate: learning_rate as f32,
             beta1: beta1 as f32,
             beta2: beta2 as f32,

@@ -94,8 +94,8 @@ pub struct WallTime {
 }
 
 impl WallTime {
-    /// "12.30 s on the wall: training 10.00 s, evaluation 2.20 s, unaccounted 0.10 s (0.8%)", the longest first, without
-    /// phases that took no time.
+    /// "12.30 s on the wall: training 10.00 s, evaluation 2.20 s, unaccounted 0.10 s (0.8%)", the longest first,
+    /// without phases that took no time.
     pub(super) fn text(&self) -> String {
         let (mut phases, mut unaccounted) = (self.phases.to_vec(), 0.0);
         phases.retain(|&(phase, seconds)| match phase {

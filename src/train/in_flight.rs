@@ -39,8 +39,8 @@ impl InFlight {
     }
 }
 
-/// Begins to read a tensor. That there is no memory for it is no reason to compute the step again in smaller batches: the
-/// update is made, and its memory is free again.
+/// Begins to read a tensor. That there is no memory for it is no reason to compute the step again in smaller batches:
+/// the update is made, and its memory is free again.
 fn read_back(tensor: &Tensor) -> Result<Readback> {
     tensor.read_later().map_err(|error| match error {
         Error::OutOfMemory { .. } => {

@@ -1,7 +1,8 @@
 //! The ops of mixed precision: operands and most results are f16, and differ by a unit in the last of its 11 bits where
 //! devices add up in another order.
 
-use super::{AROUND_ZERO, Apply, Case, Values};
+use super::{Apply, Case, Values};
+use crate::ops::inputs::AROUND_ZERO;
 use crate::ops::random::Key;
 use crate::{DType, Result, Tensor};
 

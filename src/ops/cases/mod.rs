@@ -5,7 +5,7 @@ mod mixed;
 
 pub use super::inputs::Values;
 
-use super::inputs::draw;
+use super::inputs::{AROUND_ZERO, POSITIVE, domain, draw};
 use super::random::Key;
 use super::{BINARY, UNARY};
 use crate::tensor::{DType, Tensor};
@@ -74,20 +74,13 @@ pub fn all() -> Vec<Case> {
     cases
 }
 
-const AROUND_ZERO: Values = Values::Uniform(-2.0, 2.0);
-const POSITIVE: Values = Values::Uniform(0.3, 3.0);
 const LARGE: Values = Values::Uniform(-80.0, 80.0);
 
 fn unary(cases: &mut Vec<Case>) {
-    // Where a function is defined, and whether finite differences make sense.
-    let domain = |name: &str| match name {
-        "log" | "sqrt" | "recip" => (POSITIVE, true),
-        "relu" => (AROUND_ZERO, false),
-        _ => (AROUND_ZERO, true),
-    };
     let scale: fn(&Tensor) -> Result<Tensor> = |x| x.scale(0.37);
     for &(name, op) in UNARY.iter().chain(&[("scale", scale)]) {
-        let (values, smooth) = domain(name);
+        // A kink makes finite differences meaningless.
+        let (values, smooth) = (domain(name), name != "relu");
         for shape in [vec![1], vec![17], vec![3, 65], vec![129, 129]] {
             let case = Case::new(format!("{name}/{shape:?}"), vec![(shape, values)], move |x| op(&x[0]));
             cases.push(Case { smooth, ..case });

@@ -7,8 +7,8 @@
 //!   (B, M, K) (B, K, N) -> (B, M, N)
 //! dL/da = dy op(b)^T,  dL/db = op(a)^T dy,  dL/dbias = sum of the rows of dy
 //! ```
-//! On the CPU the crate `gemm` computes it (`cpu.rs`), on the GPU `shaders/matmul*.wgsl` (`plan.rs`). `tiles.rs` has the
-//! tile configurations and the performance model, `select.rs` the choice of tile and split-K, `autotune.rs` the
+//! On the CPU the crate `gemm` computes it (`cpu.rs`), on the GPU `shaders/matmul*.wgsl` (`plan.rs`). `tiles.rs` has
+//! the tile configurations and the performance model, `select.rs` the choice of tile and split-K, `autotune.rs` the
 //! measurements.
 
 mod autotune;

@@ -167,7 +167,7 @@ impl Trainer<'_> {
                     }
                 }
                 // Only after the loss of its step: weights that are no numbers must not push out older checkpoints.
-                InFlight::Snapshot(pending) => self.write(*pending)?,
+                InFlight::Snapshot(pending) => self.timed(Phase::Checkpoints, |trainer| trainer.write(*pending))?,
             }
         }
         self.take_written(false)?;
