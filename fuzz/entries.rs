@@ -4,7 +4,7 @@
 #![allow(dead_code)] // each fuzz target uses one
 
 use rustyflow::config::Layers;
-use rustyflow::data::{Corpus, Loader, Tokenizer};
+use rustyflow::data::{Corpus, CorpusSpec, Loader, Piece, Split, Tokenizer};
 use rustyflow::models::{self, Gpt2, ModelConfig, ModelKind};
 use rustyflow::optim::{Kind, Optimizer, ParameterArena};
 use rustyflow::train::{TrainerState, find_checkpoint};
@@ -114,7 +114,7 @@ pub fn manifest(folder: &Path, bytes: &[u8]) {
 /// `trainer_state.json`: where it says that the loader stands, the loader starts or says that it cannot.
 pub fn state(_: &Path, bytes: &[u8]) {
     if let Ok(state) = serde_json::from_slice::<TrainerState>(bytes)
-        && let Ok(mut loader) = Loader::new((0..100).collect(), 2, 8, 1, state.position)
+        && let Ok(mut loader) = Loader::new((0..100).collect::<Vec<u32>>().into(), 2, 8, 1, state.position)
     {
         let batch = loader.next_batch();
         assert!(loader.epochs_at(batch.position).is_finite());
@@ -124,8 +124,20 @@ pub fn state(_: &Path, bytes: &[u8]) {
 /// A text to learn from.
 pub fn corpus(folder: &Path, bytes: &[u8]) {
     let path = put(folder, "corpus.txt", bytes);
-    if let Ok(corpus) = Corpus::load(&path.display().to_string(), folder, 0.1) {
+    let (files, corpus) = (&[][..], &*path.display().to_string());
+    let spec = CorpusSpec { corpus, files, validation_fraction: 0.1, data_dir: folder, cache: None };
+    if let Ok(corpus) = Corpus::open(&spec, &mut |_| {}) {
         let text = bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes);
-        assert_eq!([corpus.train, corpus.validation].concat().as_bytes(), text);
+        let mut read = vec![];
+        for split in [Split::Train, Split::Validation] {
+            let add = &mut |piece: Piece| {
+                if let Piece::Text(text) = piece {
+                    read.extend_from_slice(text.as_bytes());
+                }
+                Ok(())
+            };
+            corpus.read(split, add).expect("it was read before");
+        }
+        assert_eq!(read, text);
     }
 }

@@ -2,9 +2,10 @@
 //!
 //! Modules import only from those to their left:
 //! `error, profile <- gpu, cpu <- tensor <- ops <- nn, optim <- models <- generate <- train <- bench <- cli`;
-//! `config` and `data` import only `error`, `testing` nothing. `docs/design.md` is the map.
+//! `config` and `data` import only `error` and `cache`, `testing` nothing. `docs/design.md` is the map.
 
 pub mod bench;
+mod cache;
 #[cfg(feature = "cli")]
 pub mod cli;
 pub mod config;

@@ -1,6 +1,7 @@
 //! The flags that say what to train, and the configuration they make with the layers below them.
 
-use super::{device, output};
+use super::{cache, device, output};
+use crate::Error;
 use crate::config::{Config, Layers, Precision, QUICKSTART, Resolved, process_environment};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ pub struct RunFlags {
     /// Set any key, as in --set train.learning_rate=3e-4; may be repeated
     #[arg(long, short, value_name = "KEY=VALUE")]
     set: Vec<String>,
-    /// What to learn from: sample, wikitext-2, tinyshakespeare, or a file or folder (data.corpus)
+    /// What to learn from: sample, wikitext-2, tinyshakespeare, a file or folder, or - for standard input (data.corpus)
     #[arg(long)]
     corpus: Option<String>,
     /// char, word, bpe, gpt2, or the path of a tokenizer.json (data.tokenizer)
@@ -96,8 +97,24 @@ impl RunFlags {
                 layers = layers.flag(flag, key, value)?;
             }
         }
-        Ok(layers.build()?)
+        let mut resolved = layers.build()?;
+        if resolved.config.data.corpus == "-" {
+            resolved.config.data.corpus = kept_standard_input()?;
+        }
+        Ok(resolved)
     }
+}
+
+/// Keeps the text of standard input, which can be read only once, in a file, and says where.
+fn kept_standard_input() -> Result<String> {
+    let folder = cache::folder().unwrap_or_else(std::env::temp_dir).join("texts");
+    std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, error))?;
+    let failed = |error| Error::io("write", &folder, error);
+    let mut file = tempfile::Builder::new().prefix("stdin-").suffix(".txt").tempfile_in(&folder).map_err(failed)?;
+    std::io::copy(&mut std::io::stdin().lock(), &mut file).map_err(failed)?;
+    let path = file.into_temp_path().keep().map_err(|error| failed(error.error))?;
+    output::note(format_args!("note: the text of standard input is kept in {}", path.display()));
+    Ok(path.display().to_string())
 }
 
 /// The defaults with the environment over them.

@@ -1,10 +1,14 @@
-//! `rustyflow data`: brings data sets into the data folder.
+//! `rustyflow data`: brings data sets into the data folder, makes token files of texts, and says what is in them.
 
-use super::output;
-use crate::data::{DATASETS, fetch};
+use super::output::{self, short};
+use super::{cache, configuration};
+use crate::config::Layers;
+use crate::data::{Corpus, CorpusSpec, DATASETS, DataSpec, Prepared, Progress, Tokens, fetch};
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
+use std::io::IsTerminal;
 use std::path::PathBuf;
+use std::time::Instant;
 
 #[derive(clap::Subcommand)]
 pub enum Command {
@@ -21,6 +25,48 @@ pub enum Command {
     },
     /// List the data sets that can be fetched
     List,
+    /// Make token files of a text, as `train` does before its first step
+    Prepare(Prepare),
+    /// Say what a text is made of: files, documents, tokens, and how it is split
+    Stats(Prepare),
+}
+
+#[derive(clap::Args)]
+pub struct Prepare {
+    /// A configuration; without it, the flags below say all
+    #[arg(value_name = "CONFIG")]
+    config: Option<PathBuf>,
+    /// sample, wikitext-2, tinyshakespeare, or a file or folder (data.corpus)
+    #[arg(long)]
+    corpus: Option<String>,
+    /// Which files of a folder, as in --files "*.md,!drafts/**" (data.files)
+    #[arg(long, value_name = "PATTERNS")]
+    files: Option<String>,
+    /// char, word, bpe, gpt2, or the path of a tokenizer.json (data.tokenizer)
+    #[arg(long)]
+    tokenizer: Option<String>,
+    /// Tokens that bpe is trained to (data.vocab_size)
+    #[arg(long, value_name = "N")]
+    vocab_size: Option<String>,
+    /// How much is held out (data.validation_fraction)
+    #[arg(long, value_name = "F")]
+    validation_fraction: Option<String>,
+    /// Put train.bin, val.bin, meta.json and tokenizer.json here [default: the cache, where `train` finds them]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Where data sets are kept
+    #[arg(long, default_value = "data", value_name = "DIR")]
+    data_dir: PathBuf,
+    /// Print one JSON object instead
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl Command {
+    /// Whether it prints JSON.
+    pub fn is_for_machines(&self) -> bool {
+        matches!(self, Command::Prepare(args) | Command::Stats(args) if args.json)
+    }
 }
 
 pub fn run(command: Command) -> Result<()> {
@@ -47,5 +93,156 @@ pub fn run(command: Command) -> Result<()> {
             output::line(format_args!("{name} is in {}", folder?.display()))?;
             Ok(())
         }
+        Command::Prepare(args) => prepare(&args, false),
+        Command::Stats(args) => prepare(&args, true),
+    }
+}
+
+fn prepare(args: &Prepare, with_counts: bool) -> Result<()> {
+    let mut layers = match &args.config {
+        Some(path) => Layers::new().file(path)?,
+        None => Layers::new(),
+    };
+    layers = layers.environment(crate::config::process_environment())?;
+    let flags = [
+        ("--corpus", "data.corpus", &args.corpus),
+        ("--files", "data.files", &args.files),
+        ("--tokenizer", "data.tokenizer", &args.tokenizer),
+        ("--vocab-size", "data.vocab_size", &args.vocab_size),
+        ("--validation-fraction", "data.validation_fraction", &args.validation_fraction),
+    ];
+    for (flag, key, value) in flags {
+        if let Some(value) = value {
+            layers = layers.flag(flag, key, value)?;
+        }
+    }
+    let resolved = layers.build()?;
+    configuration::warn(&resolved);
+    let data = resolved.config.data;
+    let cache = cache::folder();
+    let spec = DataSpec {
+        corpus: CorpusSpec {
+            corpus: &data.corpus,
+            files: &data.files,
+            validation_fraction: data.validation_fraction,
+            data_dir: &args.data_dir,
+            cache: cache.as_deref(),
+        },
+        tokenizer: &data.tokenizer,
+        vocab_size: data.vocab_size,
+    };
+    let started = Instant::now();
+    let mut bar = Bar::new();
+    let corpus = Corpus::open(&spec.corpus, &mut |done| bar.show(Progress { task: "reading", done, total: None }))?;
+    let prepared = match &args.out {
+        Some(folder) => spec.write_to(&corpus, folder, &mut |progress| bar.show(progress))?,
+        None => spec.prepare(&corpus, None, &mut |progress| bar.show(progress))?,
+    };
+    bar.clear();
+    let seconds = started.elapsed().as_secs_f64();
+    let counts = with_counts.then(|| Counts::of(&prepared));
+    if args.json {
+        let mut json = serde_json::to_value(&prepared.meta)?;
+        let text = &corpus.summary;
+        json["folder"] = serde_json::json!(prepared.folder);
+        json["files"] = text.files.into();
+        json["bytes"] = text.bytes.into();
+        json["documents"] = text.documents.into();
+        json["held_out"] = text.held_out.into();
+        json["skipped"] = serde_json::json!(text.skipped);
+        json["seconds"] = seconds.into();
+        if let Some(counts) = counts {
+            json["used_tokens"] = counts.used.into();
+            json["most_frequent"] = serde_json::json!(counts.most_frequent);
+        }
+        output::line(json)?;
+        return Ok(());
+    }
+    say(&corpus, &prepared, counts)?;
+    if !with_counts {
+        let speed = corpus.bytes() as f64 / 1e6 / seconds.max(1e-9);
+        match bar.shown {
+            true => output::line(format_args!("time           {seconds:.2} s, {speed:.0} MB/s"))?,
+            false => output::line("time           none: all was there already")?,
+        }
+        output::line(format_args!("folder         {}", prepared.folder.display()))?;
+    }
+    Ok(())
+}
+
+fn say(corpus: &Corpus, prepared: &Prepared, counts: Option<Counts>) -> Result<()> {
+    let meta = &prepared.meta;
+    output::line(format_args!("corpus         {}: {}", corpus.name, corpus.summary))?;
+    output::line(format_args!("tokenizer      {}, {} tokens", meta.tokenizer, meta.vocab_size))?;
+    let tokens = meta.train_tokens + meta.validation_tokens;
+    let share = 100.0 * meta.validation_tokens as f64 / tokens.max(1) as f64;
+    output::line(format_args!("training       {} tokens", short(meta.train_tokens as f64)))?;
+    let validation = short(meta.validation_tokens as f64);
+    output::line(format_args!("validation     {validation} tokens, {share:.1}% of all"))?;
+    let each = corpus.bytes() as f64 / tokens.max(1) as f64;
+    output::line(format_args!("bytes a token  {each:.2}"))?;
+    if !meta.coverage.lossless {
+        let unknown = 100.0 * meta.coverage.unknown_share;
+        output::line(format_args!("lossy          tokens do not keep the whole text; {unknown:.2}% are unknown"))?;
+    }
+    if let Some(Counts { used, most_frequent }) = counts {
+        output::line(format_args!("in use         {used} of {} tokens occur in training", meta.vocab_size))?;
+        let list: Vec<String> = most_frequent.iter().map(|(text, count)| format!("{text:?} {count}")).collect();
+        output::line(format_args!("most frequent  {}", list.join(", ")))?;
+    }
+    meta.notes.iter().for_each(|note| output::note(format_args!("note: {note}")));
+    Ok(())
+}
+
+/// How often tokens occur in training.
+struct Counts {
+    /// Tokens that occur at all.
+    used: usize,
+    most_frequent: Vec<(String, u64)>,
+}
+
+impl Counts {
+    fn of(prepared: &Prepared) -> Counts {
+        let mut counts = vec![0_u64; prepared.tokenizer.vocab_size()];
+        let train: &Tokens = &prepared.train;
+        train.each_part(|ids| ids.iter().for_each(|&id| counts[id as usize] += 1));
+        let mut order: Vec<usize> = (0..counts.len()).filter(|&id| counts[id] > 0).collect();
+        order.sort_by_key(|&id| std::cmp::Reverse(counts[id]));
+        let text = |id: usize| prepared.tokenizer.decode(&[id as u32]).unwrap_or_default();
+        let most_frequent = order.iter().take(8).map(|&id| (text(id), counts[id])).collect();
+        Counts { used: order.len(), most_frequent }
+    }
+}
+
+/// How far a preparation is, on a terminal.
+pub struct Bar {
+    bar: ProgressBar,
+    /// Whether there was anything to do.
+    shown: bool,
+}
+
+impl Bar {
+    pub fn new() -> Bar {
+        let is_seen = std::io::stderr().is_terminal();
+        Bar { bar: if is_seen { ProgressBar::no_length() } else { ProgressBar::hidden() }, shown: false }
+    }
+
+    pub fn show(&mut self, progress: Progress) {
+        self.shown = true;
+        let style = match progress.total {
+            Some(_) => "{msg} {wide_bar:.cyan/238} {bytes}/{total_bytes}  {bytes_per_sec}  ETA {eta}",
+            None => "{msg} {bytes}  {bytes_per_sec}",
+        };
+        if self.bar.message() != progress.task {
+            self.bar.reset();
+            self.bar.set_style(ProgressStyle::with_template(style).expect("the template is valid"));
+            self.bar.set_message(progress.task);
+        }
+        progress.total.into_iter().for_each(|total| self.bar.set_length(total));
+        self.bar.set_position(progress.done);
+    }
+
+    pub fn clear(&self) {
+        self.bar.finish_and_clear();
     }
 }

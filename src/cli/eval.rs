@@ -1,9 +1,10 @@
 //! `rustyflow eval`: how well a model predicts a text.
 
-use super::{at_least_one, configuration, device, model, output};
+use super::{at_least_one, cache, configuration, device, model, output};
+use crate::Error;
 use crate::config::DataConfig;
+use crate::data::{Corpus, CorpusSpec, Split, encode_split};
 use crate::train::{Windows, evaluate};
-use crate::{Error, data::Corpus};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -13,8 +14,8 @@ pub struct Args {
     /// A run's folder or a checkpoint's; without it, the newest run in runs/
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// A text file to evaluate on
-    #[arg(long, value_name = "FILE", conflicts_with = "corpus")]
+    /// A text to evaluate on: a file, or a folder of them
+    #[arg(long, value_name = "PATH", conflicts_with = "corpus")]
     text: Option<PathBuf>,
     /// Or a corpus, as in the configuration [default: the one that the model was trained on]
     #[arg(long)]
@@ -47,7 +48,7 @@ pub struct Args {
 
 pub fn run(args: Args) -> Result<()> {
     let folder = model::find(args.model.as_deref())?;
-    let (source, text) = read_text(&args, &folder)?;
+    let Text { corpus, split, name: source } = Text::open(&args, &folder)?;
     let config = configuration::of_environment()?;
     let device = device::open(&args.device.over(&config.device))?;
     let (model, tokenizer) = model::load(&folder, &device)?;
@@ -60,11 +61,10 @@ pub fn run(args: Args) -> Result<()> {
     if stride == 0 || stride > context {
         return Err(Error::Invalid(format!("--stride is {stride}; expected 1 to the context, {context}")).into());
     }
-    let tokens = tokenizer.encode(&text)?;
     let windows = Windows { context, stride, batch_size: args.batch_size, max_batches: 0 };
     // Ctrl-C ends this command as it ends any other: there is nothing to save.
     let never = AtomicBool::new(false);
-    let coverage = tokenizer.coverage(&text, &tokens)?;
+    let (tokens, coverage) = encode_split(&corpus, split, &tokenizer)?;
     let result = evaluate(&*model, &tokens, &coverage, windows, &never)?.expect("nothing sets the flag");
     if args.json {
         let mut json = serde_json::to_value(&result)?;
@@ -89,35 +89,50 @@ pub fn run(args: Args) -> Result<()> {
     Ok(())
 }
 
-/// The text to evaluate the checkpoint in this folder on, and what to call it.
-fn read_text(args: &Args, folder: &Path) -> Result<(String, String)> {
-    if let Some(path) = &args.text {
-        let bytes = std::fs::read(path).map_err(|e| Error::io("read", path, e))?;
-        let text = String::from_utf8(bytes).map_err(|e| Error::Corpus {
-            path: path.clone(),
-            message: format!("is not UTF-8 at byte {}", e.utf8_error().valid_up_to()),
-        })?;
-        return Ok((path.display().to_string(), text));
-    }
-    let data = match (&args.corpus, trained_on(folder)) {
-        (None, Ok(Some(of_run))) => of_run,
-        (None, Ok(None)) => {
-            let message = "does not say what the model was trained on; give --text FILE or --corpus NAME".into();
-            return Err(Error::Checkpoint { path: folder.to_path_buf(), message }.into());
+/// What a model is evaluated on.
+struct Text {
+    corpus: Corpus,
+    split: Split,
+    /// What to call it.
+    name: String,
+}
+
+impl Text {
+    /// The text to evaluate the checkpoint in this folder on.
+    fn open(args: &Args, folder: &Path) -> Result<Text> {
+        let cache = cache::folder();
+        let open = |data: &DataConfig, validation_fraction: f64| {
+            let (corpus, files, data_dir) = (data.corpus.as_str(), &*data.files, &*args.data_dir);
+            let spec = CorpusSpec { corpus, files, validation_fraction, data_dir, cache: cache.as_deref() };
+            Corpus::open(&spec, &mut |_| {})
+        };
+        if let Some(path) = &args.text {
+            std::fs::metadata(path).map_err(|error| Error::io("read", path, error))?;
+            let name = path.display().to_string();
+            let corpus = open(&DataConfig { corpus: name.clone(), ..DataConfig::default() }, 0.0)?;
+            return Ok(Text { corpus, split: Split::Train, name });
         }
-        (None, Err(error)) => return Err(error),
-        (Some(corpus), Ok(Some(of_run))) if of_run.corpus == *corpus => of_run,
-        (Some(corpus), _) => DataConfig { corpus: corpus.clone(), ..DataConfig::default() },
-    };
-    let fraction = args.validation_fraction.unwrap_or(data.validation_fraction);
-    let corpus = Corpus::load(&data.corpus, &args.data_dir, fraction)?;
-    let text = match args.split.as_str() {
-        "train" => corpus.train,
-        "validation" => corpus.validation,
-        "test" => corpus.test.ok_or_else(|| Error::Invalid(format!("{} has no test split", corpus.name)))?,
-        other => return Err(Error::Invalid(format!("--split {other}: expected train, validation or test")).into()),
-    };
-    Ok((format!("{} {}", corpus.name, args.split), text))
+        let data = match (&args.corpus, trained_on(folder)) {
+            (None, Ok(Some(of_run))) => of_run,
+            (None, Ok(None)) => {
+                let message = "does not say what the model was trained on; give --text PATH or --corpus NAME".into();
+                return Err(Error::Checkpoint { path: folder.to_path_buf(), message }.into());
+            }
+            (None, Err(error)) => return Err(error),
+            (Some(corpus), Ok(Some(of_run))) if of_run.corpus == *corpus => of_run,
+            (Some(corpus), _) => DataConfig { corpus: corpus.clone(), ..DataConfig::default() },
+        };
+        let corpus = open(&data, args.validation_fraction.unwrap_or(data.validation_fraction))?;
+        let split = match args.split.as_str() {
+            "train" => Split::Train,
+            "validation" => Split::Validation,
+            "test" if corpus.has(Split::Test) => Split::Test,
+            "test" => return Err(Error::Invalid(format!("{} has no test split", corpus.name)).into()),
+            other => return Err(Error::Invalid(format!("--split {other}: expected train, validation or test")).into()),
+        };
+        let name = format!("{} {}", corpus.name, args.split);
+        Ok(Text { corpus, split, name })
+    }
 }
 
 /// The data of the run that left this checkpoint, if it says so.

@@ -4,10 +4,10 @@ use super::interrupt::{Interrupted, Interrupts};
 use super::{at_least_one, configuration, device, model, output};
 use crate::Error;
 use crate::config::{GenerateConfig, process_environment};
+use crate::data::read_text;
 use crate::generate::{Sampler, Sampling, check_prompt, generate, printable};
 use crate::train::prompt_ids;
 use anyhow::Result;
-use std::io::Read;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
@@ -116,17 +116,14 @@ pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
 
 /// The text to continue.
 fn read_prompt(args: &Args) -> Result<String> {
-    let (name, bytes) = match (&args.prompt_file, args.prompt.as_str()) {
-        (Some(path), _) => (path.display().to_string(), std::fs::read(path).map_err(|e| Error::io("read", path, e))?),
+    match (&args.prompt_file, args.prompt.as_str()) {
+        (Some(path), _) => Ok(read_text(path)?),
         (None, "-") => {
-            let (name, mut bytes) = ("standard input", Vec::new());
-            std::io::stdin().read_to_end(&mut bytes).map_err(|e| Error::io("read", name, e))?;
-            (name.to_string(), bytes)
+            let text = std::io::read_to_string(std::io::stdin());
+            Ok(text.map_err(|e| Error::io("read", "standard input", e))?)
         }
-        (None, prompt) => return Ok(prompt.to_string()),
-    };
-    String::from_utf8(bytes)
-        .map_err(|e| Error::Invalid(format!("{name} is not UTF-8 at byte {}", e.utf8_error().valid_up_to())).into())
+        (None, prompt) => Ok(prompt.to_string()),
+    }
 }
 
 /// What the run was to generate and how, if it says so, with what the environment says of that.

@@ -72,7 +72,7 @@ impl Command {
             Command::Generate(args) => args.json,
             Command::Devices(args) => args.json,
             Command::Bench(command) => command.is_for_machines(),
-            Command::Data(_) => false,
+            Command::Data(command) => command.is_for_machines(),
         }
     }
 }

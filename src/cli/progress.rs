@@ -1,5 +1,6 @@
 //! Shows a run: a bar with loss, speed and remaining time on a terminal, plain lines elsewhere.
 
+use super::data::Bar;
 use super::output::{self, short};
 use crate::generate::printable;
 use crate::profile::size_text;
@@ -14,6 +15,7 @@ const LINE_EVERY: Duration = Duration::from_secs(2);
 const LINE_ABOVE_BAR_EVERY: Duration = Duration::from_secs(10);
 
 pub struct View {
+    preparation: Bar,
     /// Hidden where standard error is not a terminal.
     bar: ProgressBar,
     first_step: usize,
@@ -26,13 +28,25 @@ pub struct View {
 impl View {
     pub fn new() -> View {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
-        View { bar, first_step: 0, total_steps: 0, last_line: None, last_epoch: None, validation: None }
+        View {
+            preparation: Bar::new(),
+            bar,
+            first_step: 0,
+            total_steps: 0,
+            last_line: None,
+            last_epoch: None,
+            validation: None,
+        }
     }
 
     pub fn show(&mut self, event: &Event) -> io::Result<()> {
         match event {
             Event::Note(text) => {
                 output::note(format_args!("note: {text}"));
+                Ok(())
+            }
+            Event::Preparing(progress) => {
+                self.preparation.show(*progress);
                 Ok(())
             }
             Event::Started(start) => self.start(start),
@@ -76,6 +90,7 @@ impl View {
     }
 
     fn start(&mut self, s: &Start) -> io::Result<()> {
+        self.preparation.clear();
         let m = &s.model;
         output::line(format_args!("device     {}", s.device))?;
         if s.precision != "f32" {
@@ -89,6 +104,7 @@ impl View {
             s.tokenizer,
             s.tokens
         ))?;
+        output::line(format_args!("text       {}", s.text))?;
         output::line(format_args!(
             "model      {} parameters: {}, {}, width {}, context {}",
             short(s.parameters as f64),

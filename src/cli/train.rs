@@ -1,7 +1,7 @@
 //! `rustyflow train`.
 
 use super::interrupt::{Interrupted, Interrupts};
-use super::{configuration, device, output, progress};
+use super::{cache, configuration, device, output, progress};
 use crate::Error;
 use crate::config::Layers;
 use crate::train::{Event, Summary, TRAINING_LOG, TrainOptions, newest_unfinished_run, run_config, train};
@@ -66,11 +66,13 @@ pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
     if !args.json && !quiet && flags.config().is_none() && run.is_none() {
         shown = output::line("config     the built-in quickstart");
     }
+    let cache = cache::folder();
     let options = TrainOptions {
         device,
         started,
         reopen: Some(&|| device::open(&resolved.config.device).map_err(|e| Error::DeviceLost(e.to_string()))),
         data_dir: &flags.data_dir,
+        cache_dir: cache.as_deref(),
         resume: run.as_deref(),
         stop: interrupts.stop(),
         training_log: Some(Path::new(TRAINING_LOG)),

@@ -1,7 +1,7 @@
 //! `rustyflow verify-resume`: shows that a run which is interrupted and resumed is the same to the bit.
 
 use super::interrupt::Interrupts;
-use super::{configuration, device, output};
+use super::{cache, configuration, device, output};
 use crate::train::verify_resume;
 use anyhow::{Result, bail};
 
@@ -23,8 +23,9 @@ pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
     let mut resolved = args.configuration.resolve(None, &[])?;
     configuration::warn(&resolved);
     let device = device::open_for_run(&mut resolved, None, false)?;
-    let verified =
-        verify_resume(&resolved, args.steps as usize, &device, &args.configuration.data_dir, interrupts.stop())?;
+    let (data_dir, cache) = (&args.configuration.data_dir, cache::folder());
+    let steps = args.steps as usize;
+    let verified = verify_resume(&resolved, steps, &device, data_dir, cache.as_deref(), interrupts.stop())?;
     let steps = verified.steps;
     if args.json {
         output::line(serde_json::to_value(&verified)?)?;

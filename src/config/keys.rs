@@ -9,6 +9,8 @@ use super::choice::{DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, 
 pub(super) enum Kind {
     /// Any text.
     Text,
+    /// A list of texts; outside of TOML, with commas between them.
+    Texts,
     /// `true` or `false`.
     Flag,
     /// A whole number that the GPU can index with, which is at most `u32::MAX`.
@@ -47,6 +49,7 @@ pub(super) const KEYS: &[Key] = &[
     key("device.allow_fallback", Kind::Flag),
     key("device.allow_software", Kind::Flag),
     key("data.corpus", Kind::Text),
+    key("data.files", Kind::Texts),
     key("data.tokenizer", Kind::Text),
     key("data.vocab_size", Kind::Count),
     key("data.validation_fraction", Kind::Real),
@@ -155,6 +158,13 @@ impl Key {
         let number = |text: &str| text.parse::<f64>().ok().map(Value::Float);
         match self.kind {
             Kind::Text | Kind::Choice(_) | Kind::Device => Value::String(text.into()),
+            Kind::Texts => {
+                if let (true, Ok(list @ Value::Array(_))) = (text.starts_with('['), text.parse()) {
+                    return list;
+                }
+                let texts = text.split(',').map(str::trim).filter(|text| !text.is_empty());
+                Value::Array(texts.map(|text| Value::String(text.into())).collect())
+            }
             // TOML refuses `.5`, `1.` and `+.5e3`, which people type.
             Kind::Real => text.parse().ok().or_else(|| number(text)).unwrap_or_else(|| Value::String(text.into())),
             Kind::Flag | Kind::Count | Kind::Seed => text.parse().unwrap_or_else(|_| Value::String(text.into())),
@@ -178,6 +188,8 @@ impl Key {
         match (self.kind, value) {
             (Kind::Text, value @ Value::String(_)) => Ok(value),
             (Kind::Text, value) => refuse("a text in quotes", &value),
+            (Kind::Texts, Value::Array(texts)) if texts.iter().all(Value::is_str) => Ok(Value::Array(texts)),
+            (Kind::Texts, value) => refuse("a list of texts, as in [\"*.md\", \"*.txt\"]", &value),
             (Kind::Flag, value @ Value::Boolean(_)) => Ok(value),
             (Kind::Flag, value) => refuse("true or false", &value),
             (Kind::Count, Value::Integer(n)) if (0..=i64::from(u32::MAX)).contains(&n) => Ok(Value::Integer(n)),

@@ -106,6 +106,8 @@ impl Default for DeviceConfig {
 pub struct DataConfig {
     /// `sample`, `wikitext-2`, `tinyshakespeare`, or the path of a file or folder. Default `sample`.
     pub corpus: String,
+    /// Which files of a folder, as in a `.gitignore`: `["*.md", "!drafts/**"]`. Default empty: all texts.
+    pub files: Vec<String>,
     /// `char`, `word`, `bpe`, `gpt2`, or the path of a `tokenizer.json` or of a folder with `vocab.json` and
     /// `merges.txt`. Default `bpe`.
     pub tokenizer: String,
@@ -117,7 +119,13 @@ pub struct DataConfig {
 
 impl Default for DataConfig {
     fn default() -> Self {
-        DataConfig { corpus: "sample".into(), tokenizer: "bpe".into(), vocab_size: 2048, validation_fraction: 0.1 }
+        DataConfig {
+            corpus: "sample".into(),
+            files: Vec::new(),
+            tokenizer: "bpe".into(),
+            vocab_size: 2048,
+            validation_fraction: 0.1,
+        }
     }
 }
 

@@ -44,7 +44,7 @@ pub(super) fn read(place: &str, text: &str) -> Result<Layer> {
     Ok(layer)
 }
 
-/// The value without its place in the text; a list or a table comes out empty, for no key takes one.
+/// The value without its place in the text; a table comes out empty, for no key takes one.
 fn plain(value: &DeValue<'_>) -> std::result::Result<Value, String> {
     Ok(match value {
         DeValue::String(text) => Value::String(text.to_string()),
@@ -52,7 +52,9 @@ fn plain(value: &DeValue<'_>) -> std::result::Result<Value, String> {
         DeValue::Float(digits) => Value::Float(digits.as_str().parse().map_err(|_| format!("bad number {digits}"))?),
         DeValue::Boolean(flag) => Value::Boolean(*flag),
         DeValue::Datetime(date) => Value::Datetime(*date),
-        DeValue::Array(_) => Value::Array(Vec::new()),
+        DeValue::Array(values) => {
+            Value::Array(values.iter().map(|value| plain(value.get_ref())).collect::<std::result::Result<_, _>>()?)
+        }
         DeValue::Table(_) => Value::Table(toml::Table::new()),
     })
 }

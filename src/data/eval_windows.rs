@@ -1,6 +1,7 @@
 //! Token windows for evaluation.
 
 use super::loader::{IGNORE_INDEX, check_length};
+use super::tokens::Tokens;
 use crate::error::{Error, Result};
 
 /// Windows over a whole split, in order, such that every target counts exactly once.
@@ -11,7 +12,7 @@ use crate::error::{Error, Result};
 ///
 /// Items are `(ids, targets)`, each of length `context`; the last window is padded with id 0 and [`IGNORE_INDEX`].
 /// Fails for fewer than 2 tokens, or a stride that is 0 or above `context`.
-pub fn eval_windows(tokens: &[u32], context: usize, stride: usize) -> Result<EvalWindows<'_>> {
+pub fn eval_windows(tokens: &Tokens, context: usize, stride: usize) -> Result<EvalWindows<'_>> {
     check_length(tokens.len())?;
     if stride == 0 || stride > context {
         return Err(Error::Invalid(format!(
@@ -23,7 +24,7 @@ pub fn eval_windows(tokens: &[u32], context: usize, stride: usize) -> Result<Eva
 
 /// The iterator that [`eval_windows`] returns.
 pub struct EvalWindows<'a> {
-    tokens: &'a [u32],
+    tokens: &'a Tokens,
     context: usize,
     stride: usize,
     start: usize,
@@ -42,8 +43,8 @@ impl Iterator for EvalWindows<'_> {
         let end = (self.start + self.context).min(inputs);
         let mut ids = vec![0; self.context];
         let mut targets = vec![IGNORE_INDEX; self.context];
-        ids[..end - self.start].copy_from_slice(&self.tokens[self.start..end]);
-        targets[self.counted - self.start..end - self.start].copy_from_slice(&self.tokens[self.counted + 1..end + 1]);
+        self.tokens.copy(self.start, &mut ids[..end - self.start]);
+        self.tokens.copy(self.counted + 1, &mut targets[self.counted - self.start..end - self.start]);
         self.counted = end;
         self.start += self.stride;
         Some((ids, targets))
@@ -66,8 +67,8 @@ mod tests {
     use super::*;
 
     /// Tokens 100, 101, ...: each value says where it stands.
-    fn tokens(count: u32) -> Vec<u32> {
-        (100..100 + count).collect()
+    fn tokens(count: u32) -> Tokens {
+        (100..100 + count).collect::<Vec<u32>>().into()
     }
 
     #[test]

@@ -9,12 +9,13 @@
 //! Offset and order depend on nothing but `(seed, epoch)`, so a loader started at any [`Position`] gives what an
 //! uninterrupted one gives from there on.
 
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use serde::{Deserialize, Serialize};
 
+use super::random::SplitMix64;
+use super::tokens::Tokens;
 use crate::error::{Error, Result};
 
 /// The target of a position that takes no part in the loss.
@@ -55,7 +56,7 @@ impl Loader {
     ///
     /// Fails if there are fewer than 2 tokens, if the stream is shorter than one window and its target, or if a size
     /// is 0.
-    pub fn new(tokens: Arc<[u32]>, batch_size: usize, block_size: usize, seed: u64, start: Position) -> Result<Loader> {
+    pub fn new(tokens: Tokens, batch_size: usize, block_size: usize, seed: u64, start: Position) -> Result<Loader> {
         if batch_size == 0 || block_size == 0 {
             return Err(Error::Invalid(format!(
                 "batch_size and block_size must be at least 1, got {batch_size} and {block_size}"
@@ -72,6 +73,14 @@ impl Loader {
             )));
         }
         let plan = Plan { inputs: tokens.len() - 1, block_size, batch_size, seed };
+        let most = plan.windows_at(0) as u64 + 1;
+        if most > u64::from(u32::MAX) {
+            return Err(Error::Invalid(format!(
+                "the text has about {most} windows of model.block_size = {block_size} tokens, at most {} can be \
+                 shuffled: set it higher",
+                u32::MAX
+            )));
+        }
         // A position saved with other data or another block_size may lie past the end of its epoch.
         let windows = plan.windows_in_epoch(start.epoch);
         if start.window > windows as u64 {
@@ -154,68 +163,60 @@ impl Plan {
         self.windows_at(self.offset(&mut self.random(epoch)))
     }
 
-    /// The windows of an epoch as ranges `start..end` of inputs, in the order in which they are handed out.
-    fn epoch(&self, epoch: u64) -> Vec<(usize, usize)> {
+    /// An epoch's windows in the order in which they are handed out.
+    fn epoch(&self, epoch: u64) -> Epoch {
         let mut random = self.random(epoch);
         let offset = self.offset(&mut random);
-        let first = (offset > 0).then_some((0, offset));
-        let rest = (offset..self.inputs)
-            .step_by(self.block_size)
-            .map(|start| (start, (start + self.block_size).min(self.inputs)));
-        let mut windows: Vec<(usize, usize)> = first.into_iter().chain(rest).collect();
-        random.shuffle(&mut windows);
-        windows
+        // Numbers of 4 bytes, and not ranges: of a corpus larger than memory there are millions.
+        let mut order: Vec<u32> = (0..self.windows_at(offset) as u32).collect();
+        random.shuffle(&mut order);
+        Epoch { plan: *self, offset, order }
+    }
+}
+
+/// The order of one epoch.
+struct Epoch {
+    plan: Plan,
+    offset: usize,
+    /// The numbers of windows, counted from the start of the text.
+    order: Vec<u32>,
+}
+
+impl Epoch {
+    /// The inputs `start..end` of the window that is handed out as number `place`; `None` at the epoch's end.
+    fn window(&self, place: u64) -> Option<(usize, usize)> {
+        let Plan { inputs, block_size, .. } = self.plan;
+        let number = *self.order.get(usize::try_from(place).ok()?)? as usize;
+        if self.offset > 0 && number == 0 {
+            return Some((0, self.offset));
+        }
+        let start = self.offset + (number - usize::from(self.offset > 0)) * block_size;
+        Some((start, (start + block_size).min(inputs)))
     }
 }
 
 /// The body of the loader's thread: makes batches until nobody wants them.
-fn produce(tokens: &[u32], plan: Plan, start: Position, sender: &SyncSender<Batch>) {
+fn produce(tokens: &Tokens, plan: Plan, start: Position, sender: &SyncSender<Batch>) {
     let Position { mut epoch, mut window } = start;
-    let mut windows = plan.epoch(epoch);
+    let mut order = plan.epoch(epoch);
     loop {
         let size = plan.batch_size * plan.block_size;
         let mut ids = vec![0; size];
         let mut targets = vec![IGNORE_INDEX; size];
         let rows = ids.chunks_exact_mut(plan.block_size).zip(targets.chunks_exact_mut(plan.block_size));
         for (ids, targets) in rows {
-            if window >= windows.len() as u64 {
+            let (start, end) = order.window(window).unwrap_or_else(|| {
                 epoch += 1;
                 window = 0;
-                windows = plan.epoch(epoch);
-            }
-            let (start, end) = windows[window as usize];
-            ids[..end - start].copy_from_slice(&tokens[start..end]);
-            targets[..end - start].copy_from_slice(&tokens[start + 1..end + 1]);
+                order = plan.epoch(epoch);
+                order.window(window).expect("every epoch has a window")
+            });
+            tokens.copy(start, &mut ids[..end - start]);
+            tokens.copy(start + 1, &mut targets[..end - start]);
             window += 1;
         }
         if sender.send(Batch { ids, targets, position: Position { epoch, window } }).is_err() {
             return;
-        }
-    }
-}
-
-/// SplitMix64 (Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators"): 64 bits of state, passes
-/// BigCrush, and any two states give unrelated streams.
-struct SplitMix64(u64);
-
-impl SplitMix64 {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// A number in `0..bound` by multiply and shift; the bias is at most bound / 2^64.
-    fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
-    }
-
-    /// Fisher and Yates's shuffle: every order is equally likely.
-    fn shuffle<T>(&mut self, items: &mut [T]) {
-        for last in (1..items.len()).rev() {
-            items.swap(last, self.below(last as u64 + 1) as usize);
         }
     }
 }
@@ -234,8 +235,8 @@ mod tests {
     use super::*;
 
     /// Tokens 100, 101, ...: each value says where it stands.
-    fn tokens(count: u32) -> Arc<[u32]> {
-        (100..100 + count).collect()
+    fn tokens(count: u32) -> Tokens {
+        (100..100 + count).collect::<Vec<u32>>().into()
     }
 
     fn loader(count: u32, batch_size: usize, block_size: usize, seed: u64) -> Loader {

@@ -1,29 +1,40 @@
 //! From text to batches: corpora and how they are split, tokenizers, downloads, and the loader.
 //!
-//! - [`Corpus`]: text, split into training, validation and perhaps test.
+//! - [`Corpus`]: text of any size, split into training, validation and perhaps test.
 //! - [`Tokenizer`]: text to token ids and back: characters, words, byte-level BPE, GPT-2's, or a `tokenizer.json`.
+//! - [`DataSpec`]: makes [`Tokens`] of a corpus, in files that are mapped into memory and kept for the next run.
 //! - [`Loader`]: an endless, resumable stream of shuffled batches; [`eval_windows`] goes over a split once, in order.
 //! - `fetch`, with the feature `cli`: brings a data set into the data folder, checked by its hash.
 //!
 //! Nothing here knows of tensors or devices: ids leave as `u32`.
 
+mod cache;
 mod corpus;
 #[cfg(feature = "cli")]
 mod datasets;
 #[cfg(feature = "cli")]
 mod download;
 mod eval_windows;
+mod folder;
 mod loader;
+mod prepare;
+mod random;
+mod source;
+mod token_files;
 mod tokenizer;
+mod tokens;
 
-pub use corpus::Corpus;
+pub use corpus::{Corpus, CorpusSpec, Piece, Split, Summary};
 #[cfg(feature = "cli")]
 pub use datasets::{DATASETS, Dataset};
 #[cfg(feature = "cli")]
 pub use download::fetch;
 pub use eval_windows::{EvalWindows, eval_windows};
 pub use loader::{Batch, IGNORE_INDEX, Loader, Position};
-pub use tokenizer::{Coverage, TextStream, Tokenizer, TokenizerSpec};
+pub use prepare::{DataSpec, Meta, Prepared, Progress, encode_split};
+pub use source::read_text;
+pub use tokenizer::{BPE_SAMPLE_BYTES, Coverage, TextStream, Tokenizer, TokenizerSpec};
+pub use tokens::{TokenType, Tokens};
 
 /// The program that writes the sample, so that a test can compare what it makes with what ships.
 #[cfg(test)]

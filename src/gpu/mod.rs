@@ -4,7 +4,6 @@
 //! [`Gpu::download`], [`PendingReadback::wait`] and [`Gpu::synchronize`].
 //! Without the feature `gpu`, [`Gpu`] is a type without values, so the rest of the library needs no conditions.
 
-mod cache;
 mod plan;
 #[cfg(feature = "testing")]
 mod testing;
@@ -36,7 +35,7 @@ mod stub;
 #[cfg(feature = "testing")]
 pub use testing::gpu_for_tests;
 
-pub(crate) use cache::store;
+pub(crate) use crate::cache::store;
 pub use plan::{
     Buffer, ChoiceCache, GpuModel, INCLUDES, Interface, Launch, Limits, Operand, PARAMS_BYTES, Param, ParamValue, Plan,
     Shader, Value, buffer, grid, param,

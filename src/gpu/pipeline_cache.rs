@@ -7,7 +7,7 @@
 //! A driver may crash on bytes that are not its own. So nothing is used of a file whose first line is not exactly the
 //! one that would be written for the rest of it.
 
-use super::cache::store;
+use crate::cache::store;
 use sha2::{Digest, Sha256};
 use std::fs;
 use std::io::ErrorKind;

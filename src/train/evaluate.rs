@@ -1,6 +1,6 @@
 //! The loss over a whole split of a corpus.
 
-use crate::data::{Coverage, IGNORE_INDEX, eval_windows};
+use crate::data::{Coverage, IGNORE_INDEX, Tokens, eval_windows};
 use crate::models::LanguageModel;
 use crate::nn::Dropout;
 use crate::tensor::no_grad;
@@ -55,7 +55,7 @@ pub struct Windows {
 /// If there are fewer than two tokens, or the device reported an error.
 pub fn evaluate(
     model: &dyn LanguageModel,
-    tokens: &[u32],
+    tokens: &Tokens,
     coverage: &Coverage,
     windows: Windows,
     stop: &AtomicBool,

@@ -1,6 +1,7 @@
 //! The events of a run, for its observer. The trainer prints nothing itself.
 
 use super::evaluate::Evaluation;
+use crate::data::{Progress, Summary as Text};
 use crate::models::ModelConfig;
 use crate::profile::Report;
 use serde_json::{Value, json};
@@ -11,6 +12,8 @@ use std::path::PathBuf;
 pub enum Event {
     /// A message for the user.
     Note(String),
+    /// The text is read or made into tokens.
+    Preparing(Progress),
     /// Everything is prepared; the first step follows.
     Started(Box<Start>),
     /// A step's numbers arrived. On a GPU that may be a few steps after it was computed.
@@ -57,6 +60,8 @@ pub struct Start {
     /// What matmuls are computed in.
     pub precision: String,
     pub corpus: String,
+    /// What the corpus is made of.
+    pub text: Text,
     pub tokenizer: String,
     /// Its tokens.
     pub tokens: usize,
@@ -129,10 +134,12 @@ impl Event {
     /// The event as a line for machines; those that happen at every step have none.
     pub fn json(&self) -> Option<Value> {
         Some(match self {
-            Event::Progress { .. } => return None,
+            Event::Progress { .. } | Event::Preparing(_) => return None,
             Event::Note(text) => json!({ "kind": "note", "text": text }),
             Event::Started(s) => json!({
                 "kind": "start", "folder": s.folder, "device": s.device, "precision": s.precision, "corpus": s.corpus,
+                "text": { "files": s.text.files, "bytes": s.text.bytes, "documents": s.text.documents,
+                    "held_out": s.text.held_out, "skipped": s.text.skipped },
                 "tokenizer": s.tokenizer, "model": s.model, "parameters": s.parameters,
                 "train_tokens": s.train_tokens, "validation_tokens": s.validation_tokens,
                 "tokens_per_step": s.tokens_per_step, "first_step": s.first_step, "total_steps": s.total_steps,

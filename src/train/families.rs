@@ -3,7 +3,7 @@
 
 use super::{Event, TrainOptions, Windows, evaluate, find_checkpoint, train};
 use crate::config::{Layers, Resolved};
-use crate::data::Coverage;
+use crate::data::{Coverage, Tokens};
 use crate::generate::{Sampling, generate};
 use crate::{Device, Error, models};
 use std::fs;
@@ -45,6 +45,7 @@ fn run(
         started: Instant::now(),
         reopen: None,
         data_dir,
+        cache_dir: None,
         resume,
         stop: &stop,
         training_log,
@@ -78,6 +79,7 @@ fn a_family_that_no_other_code_knows_is_trained_evaluated_resumed_loaded_and_gen
         let ids: Vec<u32> = (0..64).map(|i| i % 8).collect();
         let windows = Windows { context: 8, stride: 8, batch_size: 2, max_batches: 0 };
         let coverage = Coverage { decodable_bytes: 64, unknown_share: 0.0, lossless: true };
+        let ids = Tokens::from(ids);
         let evaluation = evaluate(&*model, &ids, &coverage, windows, &AtomicBool::new(false)).unwrap().unwrap();
         // ln 8 = 2.08 is what guessing costs.
         assert!(evaluation.loss < 1.0, "{device} {precision}: {}", evaluation.loss);

@@ -15,6 +15,8 @@ pub struct TrainOptions<'a> {
     pub reopen: Option<&'a dyn Fn() -> Result<Device>>,
     /// Where data sets are kept.
     pub data_dir: &'a Path,
+    /// Where token files are kept for the next run; `None` makes them anew for each.
+    pub cache_dir: Option<&'a Path>,
     /// The folder of the run to resume; `None` starts a new one.
     pub resume: Option<&'a Path>,
     /// Set to end the run after the step under way, saved and reported as usual.

@@ -38,10 +38,11 @@ pub fn verify_resume(
     steps: usize,
     device: &Device,
     data_dir: &Path,
+    cache_dir: Option<&Path>,
     stop: &AtomicBool,
 ) -> Result<Verified> {
     let folder = Path::new(&resolved.config.run.dir).join(format!("verify-resume-{}", std::process::id()));
-    let result = compare(resolved, steps, device, data_dir, stop, &folder);
+    let result = compare(resolved, steps, device, data_dir, cache_dir, stop, &folder);
     if result.as_ref().is_ok_and(|verified| !verified.differences.is_empty()) {
         return result.map(|verified| Verified { folder: Some(folder), ..verified });
     }
@@ -55,6 +56,7 @@ fn compare(
     steps: usize,
     device: &Device,
     data_dir: &Path,
+    cache_dir: Option<&Path>,
     stop: &AtomicBool,
     folder: &Path,
 ) -> Result<Verified> {
@@ -67,6 +69,7 @@ fn compare(
             started: Instant::now(),
             reopen: None,
             data_dir,
+            cache_dir,
             resume: resume.then_some(&*path),
             stop: &halt,
             training_log: None,

@@ -380,7 +380,7 @@ fn a_text_that_eval_cannot_read_is_named() {
     let eval = |further: &[&str]| sandbox.run(&[&["eval", "--device", "cpu"], further].concat());
     eval(&["--text", "none.txt"]).fails_with(&["cannot read none.txt: No such file"]);
     sandbox.write("latin1.txt", b"caf\xe9");
-    eval(&["--text", "latin1.txt"]).fails_with(&["latin1.txt: is not UTF-8 at byte 3"]);
+    eval(&["--text", "latin1.txt"]).fails_with(&["latin1.txt: not UTF-8 at byte 3"]);
     sandbox.write("one.txt", "t");
     eval(&["--text", "one.txt"]).fails_with(&["at least 2"]);
     eval(&["--corpus", "corpus.txt", "--split", "test"]).fails_with(&["corpus has no test split"]);

@@ -14,6 +14,7 @@ const EVERY_KEY: &[(&str, &str)] = &[
     ("device.allow_fallback", "true"),
     ("device.allow_software", "true"),
     ("data.corpus", "corpus.txt"),
+    ("data.files", "[\"*.md\"]"),
     ("data.tokenizer", "char"),
     ("data.vocab_size", "300"),
     ("data.validation_fraction", "0.25"),

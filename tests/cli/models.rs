@@ -57,7 +57,7 @@ fn eval_asks_for_a_text_where_the_checkpoint_names_none() {
         sandbox.write(format!("imported/{name}"), bytes);
     }
     let imported = ["eval", "--device", "cpu", "--model", "imported"];
-    sandbox.run(&imported).fails_with(&["imported", "does not say what the model was trained on", "--text FILE"]);
+    sandbox.run(&imported).fails_with(&["imported", "does not say what the model was trained on", "--text PATH"]);
     sandbox.run(&[&imported[..], &["--text", "corpus.txt"]].concat()).succeeds();
 }
 
@@ -235,7 +235,7 @@ fn a_prompt_comes_from_a_flag_a_file_or_standard_input() {
     assert_eq!((output.status.code(), String::from_utf8(output.stdout).unwrap()), (Some(0), expected));
     sandbox.write("prompt.txt", [0xff, 0xfe]);
     let args = ["generate", "--device", "cpu", "--model", TINY_RUN, "--prompt-file", "prompt.txt"];
-    sandbox.run(&args).fails_with(&["prompt.txt is not UTF-8 at byte 0"]);
+    sandbox.run(&args).fails_with(&["prompt.txt: not UTF-8 at byte 0"]);
 }
 
 #[test]

@@ -6,7 +6,7 @@ use tokenizers::models::ModelWrapper;
 
 /// What of a text can be had back from its tokens. A loss per byte is one only over these bytes: a tokenizer that drops
 /// white space, or has one token for all words that it does not know, leaves less to predict.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Coverage {
     /// Bytes that decoding gives back, unknown tokens apart.
     pub decodable_bytes: usize,

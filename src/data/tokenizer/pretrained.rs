@@ -18,7 +18,7 @@ impl Tokenizer {
     /// # Errors
     /// If the pipeline cannot be written, which one that was read can.
     pub fn pretrained_files(&self, context: usize) -> Result<[(&'static str, String); 3]> {
-        let pipeline = self.inner.to_string(true).map_err(|cause| error(&self.name, cause.to_string()))?;
+        let pipeline = self.to_json()?;
         let special: Map<String, Value> = match self.end_of_text() {
             Some((_, token)) => ["bos_token", "eos_token"].map(|key| (key.into(), json!(token))).into_iter().collect(),
             None => Map::new(),
@@ -35,6 +35,14 @@ impl Tokenizer {
             ("tokenizer_config.json", text(&config)),
             ("special_tokens_map.json", text(&Value::Object(special))),
         ])
+    }
+
+    /// The pipeline as a `tokenizer.json`.
+    ///
+    /// # Errors
+    /// If it cannot be written, which one that was read can.
+    pub fn to_json(&self) -> Result<String> {
+        self.inner.to_string(true).map_err(|cause| error(&self.name, cause.to_string()))
     }
 
     /// Id and text of the token that ends a document, if there is one.

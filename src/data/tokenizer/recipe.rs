@@ -5,15 +5,20 @@
 //! - byte-level BPE: GPT-2's (Radford et al. 2019). A pattern splits text, bytes are written as printable characters,
 //!   and pairs are merged in the order in which training found them.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap};
 use std::path::Path;
+use std::sync::mpsc::sync_channel;
 
 use serde_json::{Map, Value, json};
-use tokenizers::models::TrainerWrapper;
-use tokenizers::models::bpe::BpeTrainer;
+use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::{Model as _, Trainer as _};
 
-use super::{chunks, error};
+use super::segment::{Boundary, Segmenter};
+use super::splitter::{GPT2, Splitter};
+use super::{BPE_SAMPLE_BYTES, encode, error};
+use crate::data::corpus::{Corpus, Piece, Split};
+use crate::data::read_text;
 use crate::error::{Error, Result};
 
 /// The end of a line, and a word outside the vocabulary, as WikiText writes them.
@@ -22,6 +27,24 @@ const UNKNOWN: &str = "<unk>";
 
 /// The token that separates documents in GPT-2's vocabulary.
 const END_OF_TEXT: &str = "<|endoftext|>";
+
+/// GPT-2's token as a special one, with this id.
+fn end_of_text(id: impl Into<Value>) -> Value {
+    json!({
+        "id": id.into(),
+        "content": END_OF_TEXT,
+        "single_word": false,
+        "lstrip": false,
+        "rstrip": false,
+        "normalized": false,
+        "special": true,
+    })
+}
+
+/// The token that separates documents, for a vocabulary of so many others, if the corpus has several documents.
+fn separator(corpus: &Corpus, tokens: usize) -> Value {
+    if corpus.has_documents() { json!([end_of_text(tokens)]) } else { json!([]) }
+}
 
 fn document(normalizer: Value, pre_tokenizer: Value, decoder: Value, model: Value) -> Value {
     json!({
@@ -46,10 +69,23 @@ pub(super) fn char_decoder() -> Value {
     json!({"type": "Fuse"})
 }
 
-/// Every character of the texts, in order of code point.
-pub(super) fn char_document<'a>(texts: impl Iterator<Item = &'a String>) -> Value {
-    let mut chars: Vec<char> = texts.flat_map(|text| text.chars()).collect::<HashSet<char>>().into_iter().collect();
-    chars.sort_unstable();
+/// Every character of the corpus, in order of code point.
+pub(super) fn char_document(corpus: &Corpus) -> Result<Value> {
+    let mut chars = BTreeSet::new();
+    for split in Split::ALL {
+        corpus.read(split, &mut |piece| {
+            if let Piece::Text(text) = piece {
+                chars.extend(text.chars());
+            }
+            Ok(())
+        })?;
+    }
+    let mut document = char_vocabulary(chars);
+    document["added_tokens"] = separator(corpus, document["model"]["vocab"].as_object().map_or(0, Map::len));
+    Ok(document)
+}
+
+pub(super) fn char_vocabulary(chars: BTreeSet<char>) -> Value {
     let vocab: Map<String, Value> = chars.iter().zip(0..).map(|(c, id)| (c.to_string(), json!(id))).collect();
     // The format asks for a name of the unknown token. It is not in the vocabulary, so unknown characters are errors.
     let model = json!({"type": "WordLevel", "vocab": vocab, "unk_token": UNKNOWN});
@@ -77,29 +113,50 @@ pub(super) fn word_decoder() -> Value {
     ]})
 }
 
-/// Every word of the texts, `<eos>` and `<unk>`; the most frequent first, equals in order of appearance.
-pub(super) fn word_document<'a>(texts: impl Iterator<Item = &'a String>) -> Value {
-    let mut order = vec![EOS];
-    let mut counts = HashMap::from([(EOS, 0_u64)]);
-    for text in texts {
-        for line in text.split_inclusive('\n') {
-            let end = line.ends_with('\n').then_some(EOS);
-            for word in line.split_whitespace().chain(end) {
-                *counts.entry(word).or_insert_with(|| {
-                    order.push(word);
-                    0
-                }) += 1;
-            }
+/// Every word of the corpus, `<eos>` and `<unk>`; the most frequent first, equals in order of appearance.
+pub(super) fn word_document(corpus: &Corpus) -> Result<Value> {
+    let mut order = vec![EOS.to_string()];
+    let mut counts = HashMap::from([(EOS.to_string(), 0_u64)]);
+    let mut count = |word: &str| match counts.get_mut(word) {
+        Some(count) => *count += 1,
+        None => {
+            order.push(word.to_string());
+            counts.insert(word.to_string(), 1);
         }
+    };
+    for split in Split::ALL {
+        each_segment(corpus, split, &Boundary::Word, &mut |text| {
+            for line in text.split_inclusive('\n') {
+                line.split_whitespace().chain(line.ends_with('\n').then_some(EOS)).for_each(&mut count);
+            }
+            Ok(())
+        })?;
     }
     if !counts.contains_key(UNKNOWN) {
-        order.push(UNKNOWN);
-        counts.insert(UNKNOWN, 0);
+        order.push(UNKNOWN.to_string());
+        counts.insert(UNKNOWN.to_string(), 0);
     }
     order.sort_by_key(|word| std::cmp::Reverse(counts[word]));
-    let vocab: Map<String, Value> = order.iter().zip(0..).map(|(word, id)| (word.to_string(), json!(id))).collect();
+    let tokens = order.len();
+    let vocab: Map<String, Value> = order.into_iter().zip(0..).map(|(word, id)| (word, json!(id))).collect();
     let model = json!({"type": "WordLevel", "vocab": vocab, "unk_token": UNKNOWN});
-    document(word_normalizer(), word_pre_tokenizer(), word_decoder(), model)
+    let mut document = document(word_normalizer(), word_pre_tokenizer(), word_decoder(), model);
+    document["added_tokens"] = separator(corpus, tokens);
+    Ok(document)
+}
+
+/// The text of a split, cut only where `boundary` allows it.
+fn each_segment(
+    corpus: &Corpus,
+    split: Split,
+    boundary: &Boundary,
+    take: &mut dyn FnMut(String) -> Result<()>,
+) -> Result<()> {
+    let mut segmenter = Segmenter::new(boundary, None);
+    corpus.read(split, &mut |piece| match piece {
+        Piece::Text(text) => segmenter.push(text, &mut |segment| take(segment.text)),
+        Piece::End => segmenter.end_document(&mut |segment| take(segment.text)),
+    })
 }
 
 fn byte_level_document(vocab: Value, merges: Value) -> Value {
@@ -117,35 +174,85 @@ fn byte_level_document(vocab: Value, merges: Value) -> Value {
     document(Value::Null, byte_level.clone(), byte_level, model)
 }
 
-/// Trains byte-level BPE. The same text and size give the same tokenizer: equal counts are decided by the lower ids.
-pub(super) fn train_bpe(text: &str, vocab_size: usize) -> Result<tokenizers::Tokenizer> {
+/// Trains byte-level BPE, on a sample of a long text. The same text and size give the same tokenizer: equal counts are
+/// decided by the lower ids.
+pub(super) fn train_bpe(corpus: &Corpus, vocab_size: usize) -> Result<Value> {
     let failed = |cause: tokenizers::Error| error("bpe", cause.to_string());
-    if vocab_size < 256 {
-        let message = format!("vocab_size must be at least 256, one token per byte, got {vocab_size}");
+    let separators = usize::from(corpus.has_documents());
+    if vocab_size < 256 + separators {
+        let least = 256 + separators;
+        let message = format!("vocab_size must be at least {least}, one token per byte, got {vocab_size}");
         return Err(error("bpe", message));
     }
-    let empty = byte_level_document(json!({}), json!([]));
-    let mut tokenizer = tokenizers::Tokenizer::from_bytes(empty.to_string()).map_err(failed)?;
-    let mut trainer = TrainerWrapper::from(
-        BpeTrainer::builder()
-            .vocab_size(vocab_size)
-            // A pair that occurs once teaches nothing.
-            .min_frequency(2)
-            .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
-            .show_progress(false)
-            .build(),
-    );
-    tokenizer.train(&mut trainer, chunks(text).into_iter()).map_err(failed)?;
-    Ok(tokenizer)
+    let mut trainer = BpeTrainer::builder()
+        .vocab_size(vocab_size - separators)
+        // A pair that occurs once teaches nothing.
+        .min_frequency(2)
+        .initial_alphabet(ByteLevel::alphabet().into_iter().collect())
+        .show_progress(false)
+        .build();
+    let boundary = Boundary::Pattern(Box::new(Splitter::new(GPT2).expect("it is known")));
+    let Boundary::Pattern(splitter) = &boundary else { unreachable!() };
+    let symbols = encode::symbols();
+    let words = |text: &str| {
+        let mut words = vec![];
+        splitter.split(&mut splitter.cache(), text, |token| {
+            words.push(token.bytes().map(|byte| symbols[usize::from(byte)]).collect());
+        });
+        Ok(words)
+    };
+    let (sender, segments) = sync_channel::<String>(16);
+    let (fed, read) = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let sender = sender; // dropped at the end, which ends the training text
+            let mut sample = Sample::new(corpus.bytes());
+            each_segment(corpus, Split::Train, &boundary, &mut |text| {
+                if sample.takes(text.len()) {
+                    // It fails only if the trainer has failed, which says why.
+                    let _ = sender.send(text);
+                }
+                Ok(())
+            })
+        });
+        let fed = trainer.feed(segments.into_iter(), words);
+        (fed, reader.join().expect("reading does not panic"))
+    });
+    read?;
+    fed.map_err(failed)?;
+    let mut model = BPE::default();
+    trainer.train(&mut model).map_err(failed)?;
+    let tokens = model.get_vocab_size();
+    let model = serde_json::to_value(&model).map_err(|cause| error("bpe", cause.to_string()))?;
+    let mut document = byte_level_document(model["vocab"].clone(), model["merges"].clone());
+    document["added_tokens"] = separator(corpus, tokens);
+    Ok(document)
+}
+
+/// Takes parts of a text, evenly spread, of [`BPE_SAMPLE_BYTES`] in all.
+struct Sample {
+    share: f64,
+    seen: f64,
+    taken: f64,
+}
+
+impl Sample {
+    fn new(bytes: u64) -> Sample {
+        Sample { share: (BPE_SAMPLE_BYTES as f64 / bytes.max(1) as f64).min(1.0), seen: 0.0, taken: 0.0 }
+    }
+
+    fn takes(&mut self, bytes: usize) -> bool {
+        self.seen += bytes as f64;
+        let takes = self.taken + bytes as f64 <= self.seen * self.share;
+        self.taken += if takes { bytes as f64 } else { 0.0 };
+        takes
+    }
 }
 
 /// Reads `vocab.json` and `merges.txt`, GPT-2's own format.
 pub(super) fn read_vocab_and_merges(folder: &Path) -> Result<Value> {
     let read = |name: &str| {
         let path = folder.join(name);
-        let bytes = std::fs::read(&path).map_err(|cause| Error::io("read", &path, cause))?;
-        let text = String::from_utf8(bytes).map_err(|_| error(&path.display().to_string(), "not UTF-8".to_string()))?;
-        Ok::<_, Error>((path.display().to_string(), text))
+        Ok::<_, Error>((path.display().to_string(), read_text(&path)?))
     };
     let (path, vocab) = read("vocab.json")?;
     let vocab: Map<String, Value> = serde_json::from_str(&vocab)
@@ -161,18 +268,10 @@ pub(super) fn read_vocab_and_merges(folder: &Path) -> Result<Value> {
             _ => return Err(error(&path, format!("line {}: expected two tokens, got {line:?}", number + 1))),
         }
     }
-    let end_of_text = vocab.get(END_OF_TEXT).cloned();
+    let end = vocab.get(END_OF_TEXT).cloned();
     let mut document = byte_level_document(Value::Object(vocab), Value::Array(merges));
-    if let Some(id) = end_of_text {
-        document["added_tokens"] = json!([{
-            "id": id,
-            "content": END_OF_TEXT,
-            "single_word": false,
-            "lstrip": false,
-            "rstrip": false,
-            "normalized": false,
-            "special": true,
-        }]);
+    if let Some(id) = end {
+        document["added_tokens"] = json!([end_of_text(id)]);
     }
     Ok(document)
 }

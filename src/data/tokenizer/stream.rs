@@ -25,7 +25,7 @@ impl<'a> TextStream<'a> {
         let state = match tokenizer.kind {
             Kind::Char { .. } | Kind::ByteLevel { .. } => State::Bytes(vec![]),
             Kind::Word { .. } => State::Words { space: false },
-            Kind::Other => State::Window { ids: vec![], read: 0 },
+            Kind::Spaces { .. } | Kind::Other => State::Window { ids: vec![], read: 0 },
         };
         TextStream { tokenizer, state }
     }

@@ -1,8 +1,7 @@
 //! `trainer_state.json` of a checkpoint: all that a run must know to go on, besides weights, moments and configuration.
 
-use super::manifest::sha256;
 use crate::Device;
-use crate::data::{Corpus, Position};
+use crate::data::Position;
 use crate::train::evaluate::Evaluation;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -70,9 +69,9 @@ pub struct Best {
 /// What was learnt from.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataHash {
-    /// Of the texts of both splits.
+    /// Of its documents, and of how they are split.
     pub text_sha256: String,
-    /// Of their token ids, as 32-bit little-endian numbers.
+    /// Of the token files of both splits.
     pub tokens_sha256: String,
 }
 
@@ -99,19 +98,4 @@ impl TrainerState {
             appended: BTreeMap::new(),
         }
     }
-}
-
-impl DataHash {
-    pub(in crate::train) fn of_text(corpus: &Corpus) -> String {
-        sha256(&[&length(corpus.train.len()), corpus.train.as_bytes(), corpus.validation.as_bytes()])
-    }
-
-    pub(in crate::train) fn of_tokens(train: &[u32], validation: &[u32]) -> String {
-        sha256(&[&length(train.len()), bytemuck::cast_slice(train), bytemuck::cast_slice(validation)])
-    }
-}
-
-/// Goes before the first part, for the place where that ends matters.
-fn length(len: usize) -> [u8; 8] {
-    (len as u64).to_le_bytes()
 }

@@ -18,7 +18,7 @@ use super::prompt::prompt_ids;
 use super::run_folder::RunFolder;
 use super::step_hook::StepHook;
 use crate::config::{Config, GenerateConfig};
-use crate::data::{Coverage, Loader, Position, Tokenizer};
+use crate::data::{Coverage, Loader, Position, Tokenizer, Tokens};
 use crate::generate::{Sampling, generate, printable};
 use crate::models::LanguageModel;
 use crate::optim::{LearningRate, Optimizer, ParameterArena};
@@ -27,7 +27,6 @@ use crate::{Error, Result};
 use serde_json::json;
 use std::collections::VecDeque;
 use std::ops::ControlFlow;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -42,8 +41,8 @@ pub(super) struct Trainer<'a> {
     folder: RunFolder,
     tokenizer: Tokenizer,
     /// Of the training split.
-    tokens: Arc<[u32]>,
-    validation: Vec<u32>,
+    tokens: Tokens,
+    validation: Tokens,
     /// Bytes of the validation text.
     coverage: Coverage,
     model: Box<dyn LanguageModel>,

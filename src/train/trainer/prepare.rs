@@ -1,8 +1,8 @@
 //! What happens before the first step. What is to fail should fail here.
 
 use super::Trainer;
-use crate::config::{self, Config, OptimizerKind, Resolved, TrainLength};
-use crate::data::{Corpus, Coverage, Loader, Tokenizer, TokenizerSpec};
+use crate::config::{self, Config, DataConfig, OptimizerKind, Resolved, TrainLength};
+use crate::data::{Corpus, CorpusSpec, DataSpec, Loader, Prepared, Progress, Tokenizer};
 use crate::generate::check_prompt;
 use crate::models::{LanguageModel, ModelConfig, ModelKind, build, load};
 use crate::optim::{Kind, LearningRate, Optimizer, ParameterArena, Schedule};
@@ -21,24 +21,19 @@ use crate::train::step_hook::SingleDevice;
 use crate::{Device, Error, Result};
 use std::collections::VecDeque;
 use std::path::Path;
-use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The text that a run learns from, as tokens.
 struct Data {
-    corpus: String,
-    tokenizer: Tokenizer,
-    train: Arc<[u32]>,
-    validation: Vec<u32>,
-    /// What of the validation text its tokens keep.
-    coverage: Coverage,
+    corpus: Corpus,
+    prepared: Prepared,
     hash: DataHash,
 }
 
 impl Data {
     /// # Errors
     /// If a resumed run has learnt from another text.
-    fn load(resolved: &Resolved, data_dir: &Path, checkpoint: Option<&Checkpoint>) -> Result<Data> {
+    fn load(resolved: &Resolved, options: &mut TrainOptions, checkpoint: Option<&Checkpoint>) -> Result<Data> {
         let data = &resolved.config.data;
         let changed = |key: &str, what: &str, checkpoint: &Checkpoint| Error::Config {
             place: resolved.origin(key).to_string(),
@@ -48,30 +43,48 @@ impl Data {
                 checkpoint.path.display()
             ),
         };
-        let corpus = Corpus::load(&data.corpus, data_dir, data.validation_fraction)?;
-        let text_sha256 = DataHash::of_text(&corpus);
+        let spec = data_spec(data, options.data_dir, options.cache_dir);
+        let mut last_shown = None;
+        let mut show = |progress: Progress| {
+            // Whoever watches a bar sees no more than ten steps a second.
+            if last_shown.is_none_or(|at: Instant| at.elapsed() >= Duration::from_millis(100)) {
+                last_shown = Some(Instant::now());
+                (options.on_event)(&Event::Preparing(progress));
+            }
+        };
+        let corpus = Corpus::open(&spec.corpus, &mut |done| show(Progress { task: "reading", done, total: None }))?;
         let tokenizer = match checkpoint {
-            Some(checkpoint) if checkpoint.state.data.text_sha256 != text_sha256 => {
+            Some(checkpoint) if checkpoint.state.data.text_sha256 != corpus.sha256 => {
                 return Err(changed("data.corpus", "the text is", checkpoint));
             }
             // The one that the run has: training another takes time, and its file may be gone.
-            Some(checkpoint) => Tokenizer::from_file(&checkpoint.path.join(TOKENIZER))?.with_name(&data.tokenizer),
-            None => {
-                let spec = TokenizerSpec::parse(&data.tokenizer)?;
-                Tokenizer::build(&spec, data.vocab_size, &corpus, data_dir)?
-            }
+            Some(c) => Some(Tokenizer::from_file(&c.path.join(TOKENIZER))?.with_name(&data.tokenizer)),
+            None => None,
         };
-        let train: Arc<[u32]> = tokenizer.encode(&corpus.train)?.into();
-        let validation = tokenizer.encode(&corpus.validation)?;
-        let hash = DataHash { text_sha256, tokens_sha256: DataHash::of_tokens(&train, &validation) };
+        let prepared = spec.prepare(&corpus, tokenizer, &mut show)?;
+        let hash = DataHash {
+            text_sha256: prepared.meta.text_sha256.clone(),
+            tokens_sha256: prepared.meta.tokens_sha256.clone(),
+        };
         if let Some(checkpoint) = checkpoint
             && checkpoint.state.data != hash
         {
             return Err(changed("data.tokenizer", "the tokens that it makes of the text are", checkpoint));
         }
-        let coverage = tokenizer.coverage(&corpus.validation, &validation)?;
-        Ok(Data { corpus: corpus.name, tokenizer, train, validation, coverage, hash })
+        Ok(Data { corpus, prepared, hash })
     }
+}
+
+/// The text that the configuration means, and its tokenizer.
+fn data_spec<'a>(data: &'a DataConfig, data_dir: &'a Path, cache: Option<&'a Path>) -> DataSpec<'a> {
+    let corpus = CorpusSpec {
+        corpus: &data.corpus,
+        files: &data.files,
+        validation_fraction: data.validation_fraction,
+        data_dir,
+        cache,
+    };
+    DataSpec { corpus, tokenizer: &data.tokenizer, vocab_size: data.vocab_size }
 }
 
 impl<'a> Trainer<'a> {
@@ -79,7 +92,7 @@ impl<'a> Trainer<'a> {
     ///
     /// # Errors
     /// Those of [`train`](crate::train::train) that can be known before the first step.
-    pub(in crate::train) fn prepare(resolved: &Resolved, options: TrainOptions<'a>) -> Result<Trainer<'a>> {
+    pub(in crate::train) fn prepare(resolved: &Resolved, mut options: TrainOptions<'a>) -> Result<Trainer<'a>> {
         let mut clock = WallClock::new(options.started, Phase::Device);
         let device = options.device.clone();
         options.training_log.map_or(Ok(()), log::check)?;
@@ -87,16 +100,17 @@ impl<'a> Trainer<'a> {
         let resumed = options.resume.map(|run| Resumed::open(run, resolved, &device)).transpose()?;
         let checkpoint = resumed.as_ref().and_then(|resumed| resumed.checkpoint.as_ref());
         clock.enter(Phase::Text);
-        let data = Data::load(resolved, options.data_dir, checkpoint)?;
+        let data = Data::load(resolved, &mut options, checkpoint)?;
+        let prepared = &data.prepared;
         let (t, block_size) = (&resolved.config.train, resolved.config.model.block_size);
         let position = checkpoint.map(|c| c.state.position).unwrap_or_default();
-        let loader = Loader::new(data.train.clone(), t.batch_size, block_size, resolved.config.run.seed, position)?;
+        let loader = Loader::new(prepared.train.clone(), t.batch_size, block_size, resolved.config.run.seed, position)?;
         let steps_per_epoch = loader.batches_per_epoch() / t.grad_accum_steps as f64;
         let total_steps = total_steps(t.length(), steps_per_epoch);
         let mut resolved = resolved.clone();
         resolved.fit_warmup(total_steps)?;
-        let model_config = model_config(&resolved, &data.tokenizer)?;
-        check_prompt(&model_config, &prompt_ids(&data.tokenizer, &resolved.config.generate.prompt)?)?;
+        let model_config = model_config(&resolved, &prepared.tokenizer)?;
+        check_prompt(&model_config, &prompt_ids(&prepared.tokenizer, &resolved.config.generate.prompt)?)?;
         check_sizes(&resolved.config, &model_config, &device)?;
         let state = initial_state(checkpoint, &device, data.hash.clone(), total_steps);
         let saved = checkpoint.map(|checkpoint| checkpoint.state.comparable());
@@ -110,6 +124,7 @@ impl<'a> Trainer<'a> {
         };
         clock.enter(Phase::Unaccounted);
         let start = start(&resolved.config, &data, &opened, &state, steps_per_epoch, &device);
+        data.prepared.meta.notes.iter().for_each(|note| (options.on_event)(&Event::Note(note.clone())));
         (options.on_event)(&Event::Started(Box::new(start)));
         device.profiler().take();
         let config = resolved.config;
@@ -117,9 +132,9 @@ impl<'a> Trainer<'a> {
         Ok(Trainer {
             config_text,
             folder,
-            tokenizer: data.tokenizer,
-            validation: data.validation,
-            coverage: data.coverage,
+            tokenizer: data.prepared.tokenizer,
+            validation: data.prepared.validation,
+            coverage: data.prepared.meta.coverage,
             model,
             parameters,
             optimizer,
@@ -130,7 +145,7 @@ impl<'a> Trainer<'a> {
             epoch_seconds: Vec::new(),
             epoch_began: (loader.epochs_at(position).fract() == 0.0).then_some(Duration::ZERO),
             loader,
-            tokens: data.train,
+            tokens: data.prepared.train,
             in_flight: VecDeque::new(),
             step_hook: Box::new(SingleDevice),
             monitor: Monitor::default(),
@@ -206,13 +221,14 @@ fn start(
         folder: opened.folder.path().to_path_buf(),
         device: device.describe(),
         precision: describe_precision(config.device.precision, device, &model),
-        corpus: data.corpus.clone(),
-        tokenizer: data.tokenizer.name().to_string(),
-        tokens: data.tokenizer.vocab_size(),
+        corpus: data.corpus.name.clone(),
+        text: data.corpus.summary.clone(),
+        tokenizer: data.prepared.tokenizer.name().to_string(),
+        tokens: data.prepared.tokenizer.vocab_size(),
         parameters: model.parameter_count(),
         model,
-        train_tokens: data.train.len(),
-        validation_tokens: data.validation.len(),
+        train_tokens: data.prepared.train.len(),
+        validation_tokens: data.prepared.validation.len(),
         tokens_per_step: config.train.batch_size * config.train.grad_accum_steps * config.model.block_size,
         first_step: state.step,
         total_steps: state.total_steps,

@@ -5,8 +5,8 @@ use crate::Device;
 use crate::config::{Layers, Resolved};
 use crate::data::Batch;
 use std::path::Path;
-use std::sync::Mutex;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, Mutex};
 use std::time::Instant;
 
 /// Every device in f32, and the GPU in mixed precision.
@@ -22,6 +22,7 @@ fn options<'a>(device: &Device, stop: &'a AtomicBool, on_event: &'a mut dyn FnMu
         started: Instant::now(),
         reopen: None,
         data_dir,
+        cache_dir: None,
         resume: None,
         stop,
         training_log: None,

@@ -1,26 +1,33 @@
 //! Text to token ids and back.
 //!
 //! Every tokenizer is a Hugging Face `tokenizer.json` pipeline, so that what is saved beside a model can be read by any
-//! tool. Three kinds are recognised, whether built here or loaded, and given quicker ways that yield the same ids:
-//! characters, words, and GPT-2's byte-level BPE.
+//! tool. Four kinds are recognised, whether built here or loaded, and given quicker ways that yield the same ids:
+//! characters, words, byte-level BPE with the pattern of GPT-2, Llama 3 or Qwen 2, and SentencePiece's Metaspace.
 
 mod coverage;
+mod encode;
 mod pretrained;
 mod recipe;
+mod recognise;
+mod segment;
+mod splitter;
 mod stream;
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::Mutex;
 
+use aho_corasick::AhoCorasick;
 use serde_json::Value;
-use tokenizers::models::ModelWrapper;
-use tokenizers::{DecoderWrapper, PreTokenizerWrapper};
 
 use crate::data::Corpus;
 use crate::error::{Error, Result};
+use encode::Worker;
+use segment::Boundary;
 
 pub use coverage::Coverage;
+pub(super) use segment::Segment;
 pub use stream::TextStream;
 
 /// Which tokenizer to build or load.
@@ -65,7 +72,16 @@ pub struct Tokenizer {
     name: String,
     inner: tokenizers::Tokenizer,
     kind: Kind,
-    /// Of each id, the bytes it stands for; empty for ids without a token. Of [`Kind::Other`], the token's own text.
+    /// Where texts are cut to be encoded.
+    boundary: Boundary,
+    /// Finds added tokens; `None` if there are none.
+    added: Option<AhoCorasick>,
+    /// What threads that encode have learnt, for the next to use.
+    workers: Mutex<Vec<Worker>>,
+    /// Of every byte, the character that stands for it in byte-level vocabularies.
+    symbols: [char; 256],
+    /// Of each id, the bytes it stands for; empty for ids without a token. Of [`Kind::Spaces`] and [`Kind::Other`], the
+    /// token's own text.
     pieces: Vec<Vec<u8>>,
 }
 
@@ -83,28 +99,47 @@ enum Kind {
     ByteLevel {
         /// Bytes that no token stands for: the library would drop them without a word.
         missing: Vec<u8>,
+        /// Whether text is brought into Unicode's form NFC first.
+        normalizes: bool,
+    },
+    /// SentencePiece's: spaces are `▁`.
+    Spaces {
+        /// Whether a text that does not begin with a space gets one.
+        prepend: bool,
+        /// Whether every space begins a pre-token.
+        splits: bool,
     },
     /// Any other pipeline: left to the library.
     Other,
 }
 
-/// The least size of a piece of text that is encoded on its own, in bytes: large enough that the overhead vanishes,
-/// small enough that 1 MB keeps every core busy.
-const CHUNK_BYTES: usize = 1 << 14;
+/// How much text BPE is trained on at most, bytes: more changes few merges and takes minutes.
+pub const BPE_SAMPLE_BYTES: u64 = 1 << 26;
 
 impl Tokenizer {
     /// Builds or loads the tokenizer that `spec` names.
     ///
     /// `vocab_size` is the size that BPE is trained to (at least 256, one token per byte; fewer tokens result if the
     /// text has no more pairs to merge); other kinds have the size that they have. Characters and words are those of
-    /// all splits of `corpus`, so that none of them holds an unknown one; BPE learns from the training text alone.
+    /// all splits of `corpus`, so that none of them holds an unknown one; BPE learns from the training text alone, of a
+    /// long one from [`BPE_SAMPLE_BYTES`] evenly spread over it. Where documents are to be separated, all three get the
+    /// token `<|endoftext|>`.
     /// `data_dir` is where `rustyflow data fetch gpt2` puts GPT-2's files.
     pub fn build(spec: &TokenizerSpec, vocab_size: usize, corpus: &Corpus, data_dir: &Path) -> Result<Tokenizer> {
-        let texts = || [Some(&corpus.train), Some(&corpus.validation), corpus.test.as_ref()].into_iter().flatten();
         match spec {
-            TokenizerSpec::Char => Tokenizer::from_document("char", &recipe::char_document(texts())),
-            TokenizerSpec::Word => Tokenizer::from_document("word", &recipe::word_document(texts())),
-            TokenizerSpec::Bpe => Tokenizer::new("bpe", recipe::train_bpe(&corpus.train, vocab_size)?),
+            TokenizerSpec::Char => Tokenizer::from_document("char", &recipe::char_document(corpus)?),
+            TokenizerSpec::Word => Tokenizer::from_document("word", &recipe::word_document(corpus)?),
+            TokenizerSpec::Bpe => Tokenizer::from_document("bpe", &recipe::train_bpe(corpus, vocab_size)?),
+            TokenizerSpec::Gpt2 | TokenizerSpec::Path(_) => Tokenizer::load(spec, data_dir),
+        }
+    }
+
+    /// Loads a tokenizer that no text is needed for.
+    ///
+    /// # Errors
+    /// If its files are missing or damaged, or it is one that is built from a text.
+    pub(super) fn load(spec: &TokenizerSpec, data_dir: &Path) -> Result<Tokenizer> {
+        match spec {
             TokenizerSpec::Gpt2 => {
                 let folder = data_dir.join("gpt2");
                 if !(folder.join("vocab.json").is_file() && folder.join("merges.txt").is_file()) {
@@ -126,6 +161,9 @@ impl Tokenizer {
                 Tokenizer::from_document(&path.display().to_string(), &recipe::read_vocab_and_merges(path)?)
             }
             TokenizerSpec::Path(path) => Tokenizer::from_file(path),
+            TokenizerSpec::Char | TokenizerSpec::Word | TokenizerSpec::Bpe => {
+                Err(error(&format!("{spec:?}"), "is built from a text".to_string()))
+            }
         }
     }
 
@@ -136,7 +174,7 @@ impl Tokenizer {
         match tokenizer.kind {
             Kind::Char { .. } => tokenizer.name = "char".to_string(),
             Kind::Word { .. } => tokenizer.name = "word".to_string(),
-            Kind::ByteLevel { .. } | Kind::Other => {}
+            Kind::ByteLevel { .. } | Kind::Spaces { .. } | Kind::Other => {}
         }
         Ok(tokenizer)
     }
@@ -157,53 +195,11 @@ impl Tokenizer {
         self.pieces.len()
     }
 
-    /// The ids of `text`, on all cores where the kind allows it. Adds no tokens of its own (no beginning, no end).
-    ///
-    /// Fails on a character that the vocabulary lacks, unless it has `<unk>`.
-    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let failed = |cause: tokenizers::Error| error(&self.name, cause.to_string());
-        match &self.kind {
-            Kind::Char { ids, unknown } => {
-                text.char_indices()
-                    .map(|(at, char)| {
-                        ids.get(&char).copied().or(*unknown).ok_or_else(|| {
-                        error(&self.name, format!(
-                            "the character {char:?} (U+{:04X}, at byte {at}) is not among the {} characters of the \
-                             text that the tokenizer was built on",
-                            char as u32,
-                            ids.len()
-                        ))
-                    })
-                    })
-                    .collect()
-            }
-            Kind::Word { ids, eos, unknown } => {
-                let mut result = vec![];
-                for (number, line) in text.split('\n').enumerate() {
-                    if number > 0 {
-                        result.push(*eos);
-                    }
-                    result.extend(line.split_whitespace().map(|word| ids.get(word).unwrap_or(unknown)));
-                }
-                Ok(result)
-            }
-            Kind::ByteLevel { missing } => {
-                if let Some(at) = text.bytes().position(|byte| missing.contains(&byte)) {
-                    let byte = text.as_bytes()[at];
-                    return Err(error(&self.name, format!("has no token for the byte 0x{byte:02x} at {at}")));
-                }
-                let encodings = self.inner.encode_batch_fast(chunks(text), false).map_err(failed)?;
-                Ok(encodings.iter().flat_map(|encoding| encoding.get_ids()).copied().collect())
-            }
-            Kind::Other => Ok(self.inner.encode_fast(text, false).map_err(failed)?.get_ids().to_vec()),
-        }
-    }
-
     /// The text of `ids`. Bytes that are no UTF-8 become U+FFFD. Words are joined by spaces, lines by line breaks.
     ///
     /// Fails on an id outside the vocabulary.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
-        if let Kind::Other = self.kind {
+        if let Kind::Spaces { .. } | Kind::Other = self.kind {
             ids.iter().try_for_each(|&id| self.check_id(id))?;
             return self.inner.decode(ids, false).map_err(|cause| error(&self.name, cause.to_string()));
         }
@@ -262,7 +258,7 @@ impl Tokenizer {
         if size > 2 * vocab.len() + 1024 {
             return Err(error(name, format!("{} tokens have ids up to {highest}", vocab.len())));
         }
-        let kind = recognise(&inner, &vocab);
+        let (kind, boundary) = recognise::recognise(&inner, &vocab);
         let mut pieces = vec![vec![]; size];
         for (token, id) in &vocab {
             pieces[*id as usize] = match &kind {
@@ -271,7 +267,11 @@ impl Tokenizer {
                 _ => token.as_bytes().to_vec(),
             };
         }
-        Ok(Tokenizer { name: name.to_string(), inner, kind, pieces })
+        let added: Vec<String> = inner.get_added_tokens_decoder().into_values().map(|token| token.content).collect();
+        let added = (!added.is_empty()).then(|| AhoCorasick::new(added)).transpose();
+        let added = added.map_err(|cause| error(name, format!("its added tokens: {cause}")))?;
+        let (workers, symbols) = (Mutex::default(), encode::symbols());
+        Ok(Tokenizer { name: name.to_string(), inner, kind, boundary, added, workers, symbols, pieces })
     }
 }
 
@@ -292,74 +292,7 @@ struct AddedToken {
     content: String,
 }
 
-/// Finds out whether a pipeline is one of those that have a quicker way here.
-fn recognise(inner: &tokenizers::Tokenizer, vocab: &HashMap<String, u32>) -> Kind {
-    let part = |part: serde_json::Result<Value>| part.unwrap_or(Value::Null);
-    let normalizer = part(serde_json::to_value(inner.get_normalizer()));
-    let pre_tokenizer = part(serde_json::to_value(inner.get_pre_tokenizer()));
-    let decoder = part(serde_json::to_value(inner.get_decoder()));
-    let added = inner.get_added_tokens_decoder();
-    match (inner.get_model(), inner.get_pre_tokenizer(), inner.get_decoder()) {
-        (ModelWrapper::WordLevel(model), _, _)
-            if added.is_empty()
-                && normalizer.is_null()
-                && pre_tokenizer == recipe::char_pre_tokenizer()
-                && decoder == recipe::char_decoder() =>
-        {
-            let single = |token: &str| {
-                let mut chars = token.chars();
-                chars.next().filter(|_| chars.next().is_none())
-            };
-            let ids = vocab.iter().filter_map(|(token, id)| Some((single(token)?, *id))).collect();
-            Kind::Char { ids, unknown: vocab.get(&model.unk_token).copied() }
-        }
-        (ModelWrapper::WordLevel(model), _, _)
-            if added.is_empty()
-                && normalizer == recipe::word_normalizer()
-                && pre_tokenizer == recipe::word_pre_tokenizer()
-                && decoder == recipe::word_decoder() =>
-        {
-            match (vocab.get(recipe::EOS), vocab.get(&model.unk_token)) {
-                (Some(&eos), Some(&unknown)) => Kind::Word { ids: vocab.clone(), eos, unknown },
-                _ => Kind::Other,
-            }
-        }
-        (ModelWrapper::BPE(model), Some(PreTokenizerWrapper::ByteLevel(bytes)), Some(DecoderWrapper::ByteLevel(_)))
-            if normalizer.is_null()
-                && !bytes.add_prefix_space
-                && bytes.use_regex
-                && model.dropout.is_none()
-                // Added tokens that look at what is around them could see the end of a chunk.
-                && added.values().all(|token| {
-                    !(token.lstrip || token.rstrip || token.single_word || token.content.contains(char::is_whitespace))
-                }) =>
-        {
-            let missing = (0..=255).filter(|byte| !vocab.contains_key(&recipe::symbol_of(*byte).to_string())).collect();
-            Kind::ByteLevel { missing }
-        }
-        _ => Kind::Other,
-    }
-}
-
-/// Cuts text into pieces that GPT-2's pattern splits just as it splits the whole.
-///
-/// A cut between a character and white space after it is such a place: no match of the pattern runs across it (white
-/// space comes only first in a match), and the pattern looks ahead only from within white space, never behind.
-fn chunks(text: &str) -> Vec<&str> {
-    let mut chunks = vec![];
-    let mut start = 0;
-    let mut before = None;
-    for (at, char) in text.char_indices() {
-        let boundary = char.is_whitespace() && before.is_some_and(|before: char| !before.is_whitespace());
-        if boundary && at - start >= CHUNK_BYTES {
-            chunks.push(&text[start..at]);
-            start = at;
-        }
-        before = Some(char);
-    }
-    chunks.push(&text[start..]);
-    chunks
-}
-
+#[cfg(test)]
+mod segment_tests;
 #[cfg(test)]
 mod tests;

@@ -1,26 +1,29 @@
-//! Files that outlast the process, in the folder that `AdapterChoice::cache` names: losing one costs time, never a
-//! result.
+//! Files that outlast the process, in the folder of caches: losing one costs time, never a result.
 
 use std::fs;
-use std::io::{Result, Write};
+use std::io::{Error, Result, Write};
 use std::path::Path;
 use std::sync::Once;
 
 /// Writes a file whole or not at all, so that nobody reads half of it.
 ///
-/// A file that cannot be written is work for the next run, not an error of this one: the first of a process is a
-/// warning, and the others, which fail for the same reason, are not mentioned.
+/// A file that cannot be written is work for the next run, not an error of this one: see [`warn`].
 pub(crate) fn store(path: &Path, bytes: &[u8]) {
-    static WARNED: Once = Once::new();
     if let Err(error) = replace(path, bytes) {
-        WARNED.call_once(|| {
-            tracing::warn!(
-                "cannot write {}: {error}; what was compiled or measured is lost and the next run does it again; make \
-                 the folder writable, or name another with RUSTYFLOW_CACHE_DIR",
-                path.display()
-            );
-        });
+        warn(path, &error);
     }
+}
+
+/// Says that something cannot be kept: the first time in a process, for the others fail for the same reason.
+pub(crate) fn warn(path: &Path, error: &Error) {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
+        tracing::warn!(
+            "cannot write {}: {error}; what was compiled, measured or tokenized is lost and the next run does it \
+             again; make the folder writable, or name another with RUSTYFLOW_CACHE_DIR",
+            path.display()
+        );
+    });
 }
 
 fn replace(path: &Path, bytes: &[u8]) -> Result<()> {

@@ -1,0 +1,174 @@
+//! Reads a corpus once to know its size, its hash, and what is held out.
+
+use std::path::{Path, PathBuf};
+use std::time::UNIX_EPOCH;
+
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+
+use super::super::source::{Piece, Source};
+use super::super::token_files::TokenFiles;
+use super::held_out::{HeldOut, MOST_WEIGHED};
+use super::{Corpus, CorpusSpec, Split, Summary, bad};
+use crate::data::cache;
+use crate::error::Result;
+
+/// What reading it once told.
+#[derive(Serialize, Deserialize)]
+struct Survey {
+    sha256: String,
+    bytes: u64,
+    documents: u64,
+    /// Documents of the training text that are held out, where documents are.
+    held_out_documents: Option<u64>,
+    held_out: HeldOut,
+}
+
+/// Completes a corpus of which only the sources are known. `on_read` is told how many bytes were read.
+pub(super) fn survey(mut corpus: Corpus, spec: &CorpusSpec, on_read: &mut dyn FnMut(u64)) -> Result<Corpus> {
+    let of_split = |(number, sources): (usize, &Vec<Source>)| {
+        let of_source = |source: &Source| match source {
+            Source::File { path, .. } => Some((number, path.clone())),
+            Source::Memory(_) => None,
+        };
+        sources.iter().map(of_source).collect::<Option<Vec<_>>>()
+    };
+    let files: Option<Vec<_>> = corpus.sources.iter().enumerate().map(of_split).collect();
+    let memo = files.and_then(|files| memo(spec, &files.concat()));
+    let known: Option<Survey> = memo.as_deref().and_then(cache::load);
+    let survey = match known {
+        Some(survey) => survey,
+        None => {
+            let survey = read(&corpus, spec, on_read)?;
+            memo.as_deref().inspect(|path| cache::store(path, &survey));
+            survey
+        }
+    };
+    corpus.sha256 = survey.sha256;
+    corpus.held_out = survey.held_out;
+    corpus.summary.bytes = survey.bytes;
+    corpus.summary.documents = survey.documents;
+    corpus.summary.held_out = survey.held_out_documents;
+    Ok(corpus)
+}
+
+/// A corpus of token files.
+pub(super) fn survey_tokens(name: &str, files: TokenFiles, spec: &CorpusSpec) -> Result<Corpus> {
+    let paths: Vec<_> = files.paths().into_iter().map(|path| (0, path.to_path_buf())).collect();
+    let files = files.survey(memo(spec, &paths).as_deref())?;
+    let bytes = paths.iter().filter_map(|(_, path)| Some(path.metadata().ok()?.len())).sum();
+    Ok(Corpus {
+        name: name.to_string(),
+        sha256: files.sha256().to_string(),
+        summary: Summary { files: paths.len(), bytes, ..Summary::default() },
+        sources: Default::default(),
+        held_out: HeldOut::Nothing,
+        tokens: Some(files),
+    })
+}
+
+/// Where what reading these files told is kept: named after their names, sizes and times, and the numbers of their
+/// splits. `None` if there is no such place, or a file tells no time.
+fn memo(spec: &CorpusSpec, files: &[(usize, PathBuf)]) -> Option<PathBuf> {
+    let mut hash = Sha256::new();
+    hash.update(format!("{} {:?}\n", env!("CARGO_PKG_VERSION"), spec.validation_fraction));
+    for (number, path) in files {
+        let metadata = path.metadata().ok()?;
+        let time = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
+        let path = path.canonicalize().ok()?;
+        hash.update(format!("{number} {} {} {}\n", path.display(), metadata.len(), time.as_nanos()));
+    }
+    Some(spec.cache?.join("texts").join(format!("{}.json", cache::hex(&hash.finalize()))))
+}
+
+fn read(corpus: &Corpus, spec: &CorpusSpec, on_read: &mut dyn FnMut(u64)) -> Result<Survey> {
+    let mut hash = Sha256::new();
+    let (mut bytes, mut documents) = (0, 0);
+    let mut sizes = vec![];
+    let mut training = (0, 0);
+    for (number, sources) in corpus.sources.iter().enumerate() {
+        for source in sources {
+            let before = bytes;
+            let mut size = 0;
+            source.read(&mut |piece| {
+                match piece {
+                    Piece::Text(text) => {
+                        hash.update(text);
+                        size += text.len() as u64;
+                        bytes += text.len() as u64;
+                        on_read(bytes);
+                    }
+                    Piece::End => {
+                        documents += 1;
+                        // No text holds this byte, so it tells where documents end.
+                        hash.update([0xff]);
+                        if number == 0 && sizes.len() <= MOST_WEIGHED {
+                            sizes.push(size);
+                        }
+                        size = 0;
+                    }
+                }
+                Ok(())
+            })?;
+            if let (true, Source::File { path, .. }) = (bytes == before && sources.len() == 1, source) {
+                return Err(bad(path, "the file is empty"));
+            }
+        }
+        hash.update([0xfe]);
+        if number == 0 {
+            training = (bytes, documents);
+        }
+    }
+    let (training_bytes, training_documents) = training;
+    let place = place_of(corpus, spec);
+    if training_bytes == 0 {
+        return Err(bad(&place, "all its files are empty"));
+    }
+    let has_own = !corpus.sources[1].is_empty();
+    let held_out = match spec.validation_fraction {
+        fraction if has_own || fraction == 0.0 => HeldOut::Nothing,
+        fraction if training_documents == 1 => {
+            HeldOut::From(line_before(corpus, training_bytes, exact_point(training_bytes, fraction))?)
+        }
+        fraction => HeldOut::choose(&sizes, fraction),
+    };
+    if held_out == HeldOut::From(0) {
+        return Err(bad(&place, "the text is too short to be split into training and validation"));
+    }
+    hash.update(serde_json::to_vec(&held_out).expect("plain values serialize"));
+    let held_out_documents = held_out.count(training_documents);
+    Ok(Survey { sha256: cache::hex(&hash.finalize()), bytes, documents, held_out_documents, held_out })
+}
+
+/// What errors about the whole text name.
+fn place_of(corpus: &Corpus, spec: &CorpusSpec) -> PathBuf {
+    match corpus.sources[0].as_slice() {
+        [Source::File { path, .. }] => path.clone(),
+        _ => Path::new(spec.corpus).to_path_buf(),
+    }
+}
+
+fn exact_point(bytes: u64, fraction: f64) -> u64 {
+    bytes - (bytes as f64 * fraction).round() as u64
+}
+
+/// Where validation begins: the last line boundary before the exact point, unless it is so far away that validation
+/// would grow by more than a quarter; then the character boundary at the point.
+fn line_before(corpus: &Corpus, bytes: u64, exact: u64) -> Result<u64> {
+    let (mut offset, mut line, mut character) = (0, None, 0);
+    corpus.read(Split::Train, &mut |piece| {
+        if let Piece::Text(text) = piece
+            && offset < exact
+        {
+            let within = ((exact - offset) as usize).min(text.len());
+            let within = text.floor_char_boundary(within);
+            character = offset + within as u64;
+            line = text[..within].rfind('\n').map(|newline| offset + newline as u64 + 1).or(line);
+        }
+        if let Piece::Text(text) = piece {
+            offset += text.len() as u64;
+        }
+        Ok(())
+    })?;
+    Ok(line.filter(|line| (character - line) * 4 <= bytes - character).unwrap_or(character))
+}

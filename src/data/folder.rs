@@ -1,0 +1,117 @@
+//! Which files of a folder make a corpus.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use globset::{Glob, GlobBuilder, GlobSet, GlobSetBuilder};
+
+use super::source::{Source, kind_of};
+use crate::error::{Error, Result};
+
+/// The endings of files that are read if nothing else is said: `data.files` says otherwise.
+const TEXTS: [&str; 10] = ["txt", "text", "md", "markdown", "rst", "tokens", "raw", "jsonl", "ndjson", "parquet"];
+
+/// The endings of files that splits may come in.
+const SPLITS: [&str; 6] = ["txt", "tokens", "raw", "jsonl", "ndjson", "parquet"];
+
+/// The files of a folder and below.
+#[derive(Debug, Default)]
+pub(super) struct Files {
+    /// In order of path.
+    pub taken: Vec<PathBuf>,
+    /// How many were left out, by the ending of their name.
+    pub skipped: BTreeMap<String, usize>,
+}
+
+/// Finds the files that are meant by `patterns`, or else all texts. Hidden files and folders, and linked folders, which
+/// may lead round in circles, are not looked at.
+///
+/// # Errors
+/// If a folder cannot be read, or a pattern is none.
+pub(super) fn find_files(folder: &Path, patterns: &[String]) -> Result<Files> {
+    let chosen = Patterns::new(patterns)?;
+    let mut files = Files::default();
+    let mut folders = vec![folder.to_path_buf()];
+    while let Some(inner) = folders.pop() {
+        for entry in std::fs::read_dir(&inner).map_err(|error| Error::io("read", &inner, error))? {
+            let entry = entry.map_err(|error| Error::io("read", &inner, error))?;
+            let path = entry.path();
+            if entry.file_name().to_string_lossy().starts_with('.') {
+                continue;
+            }
+            if entry.file_type().map_err(|error| Error::io("read", &path, error))?.is_dir() {
+                folders.push(path);
+            } else if path.is_file() {
+                let relative = path.strip_prefix(folder).unwrap_or(&path);
+                let takes = if patterns.is_empty() { is_text(&path) } else { chosen.takes(relative) };
+                if takes {
+                    files.taken.push(path);
+                } else {
+                    let kind = kind_of(&path);
+                    *files
+                        .skipped
+                        .entry(if kind.is_empty() { "no ending".into() } else { format!(".{kind}") })
+                        .or_default() += 1;
+                }
+            }
+        }
+    }
+    files.taken.sort();
+    Ok(files)
+}
+
+fn is_text(path: &Path) -> bool {
+    TEXTS.contains(&kind_of(path).as_str())
+}
+
+/// `data.files`: patterns as in a `.gitignore`; those that begin with `!` leave out what others take.
+struct Patterns {
+    takes: GlobSet,
+    leaves: GlobSet,
+}
+
+impl Patterns {
+    fn new(patterns: &[String]) -> Result<Patterns> {
+        let (mut takes, mut leaves) = (GlobSetBuilder::new(), GlobSetBuilder::new());
+        for pattern in patterns {
+            match pattern.strip_prefix('!') {
+                Some(rest) => leaves.add(glob(rest)?),
+                None => takes.add(glob(pattern)?),
+            };
+        }
+        let built = |set: GlobSetBuilder| set.build().map_err(|error| Error::Invalid(format!("data.files: {error}")));
+        Ok(Patterns { takes: built(takes)?, leaves: built(leaves)? })
+    }
+
+    fn takes(&self, path: &Path) -> bool {
+        self.takes.is_match(path) && !self.leaves.is_match(path)
+    }
+}
+
+/// A pattern without a slash is meant of files in any folder.
+fn glob(pattern: &str) -> Result<Glob> {
+    let anywhere = if pattern.contains('/') { pattern.to_string() } else { format!("**/{pattern}") };
+    let glob = GlobBuilder::new(&anywhere).literal_separator(true).build();
+    glob.map_err(|error| Error::Invalid(format!("data.files: {pattern:?} is no pattern: {}", error.kind())))
+}
+
+/// The files of splits directly in a folder: training, validation, test.
+///
+/// They are called `train`, `valid`, `validation`, `val` or `test`, alone or with more after a dot, dash or underscore, as
+/// in `train-00000-of-00002.parquet`; WikiText's own begin with `wiki.`.
+pub(super) fn split_files(files: &Files, folder: &Path) -> [Vec<Source>; 3] {
+    let mut splits = [vec![], vec![], vec![]];
+    let candidates = files.taken.iter().filter(|path| path.parent() == Some(folder));
+    for path in candidates.filter(|path| SPLITS.contains(&kind_of(path).as_str())) {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+        let name = name.strip_prefix("wiki.").unwrap_or(&name);
+        let place = match name.split(['.', '-', '_']).next() {
+            Some("train") => 0,
+            Some("valid" | "validation" | "val") => 1,
+            Some("test") => 2,
+            _ => continue,
+        };
+        splits[place].push(Source::file(path));
+    }
+    splits
+}

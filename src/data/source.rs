@@ -1,0 +1,248 @@
+//! Where documents come from, and how they are read: piece by piece, so that a text of any size takes little memory.
+
+use std::borrow::Cow;
+use std::fs::File;
+use std::io::{BufRead, BufReader, ErrorKind, Read};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Error, Result};
+
+/// A part of a document, or its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Piece<'a> {
+    /// The next part of its text; never empty.
+    Text(&'a str),
+    End,
+}
+
+/// What takes the pieces.
+pub type Sink<'a> = dyn FnMut(Piece) -> Result<()> + 'a;
+
+/// Bytes that are read at once.
+const READ_BYTES: usize = 1 << 20;
+
+/// A file with documents, or a text in memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Source {
+    Memory(Cow<'static, str>),
+    File { path: PathBuf, format: Format, compression: Compression },
+}
+
+/// How a file holds documents.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Format {
+    /// One document: the text.
+    Text,
+    /// A document per line, an object whose `text` it is.
+    JsonLines,
+    /// A document per row, whose column `text` it is.
+    Parquet,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Compression {
+    None,
+    Gzip,
+    Zstandard,
+}
+
+impl Source {
+    /// The file, with the format that its name tells.
+    pub(super) fn file(path: &Path) -> Source {
+        let (name, compression) = without_compression(path);
+        let format = match extension(&name).as_str() {
+            "jsonl" | "ndjson" => Format::JsonLines,
+            "parquet" => Format::Parquet,
+            _ => Format::Text,
+        };
+        Source::File { path: path.to_path_buf(), format, compression }
+    }
+
+    /// Whether it may hold more than one document.
+    pub(super) fn has_documents(&self) -> bool {
+        matches!(self, Source::File { format: Format::JsonLines | Format::Parquet, .. })
+    }
+
+    /// Hands over all documents; empty ones are left out.
+    ///
+    /// # Errors
+    /// If the file cannot be read or is not what its name says, and those of `sink`.
+    pub(super) fn read(&self, sink: &mut Sink) -> Result<()> {
+        match self {
+            Source::Memory(text) if text.is_empty() => Ok(()),
+            Source::Memory(text) => {
+                sink(Piece::Text(text))?;
+                sink(Piece::End)
+            }
+            Source::File { path, format: Format::Parquet, .. } => read_parquet(path, sink),
+            Source::File { path, format, compression } => {
+                let reader = open(path, *compression)?;
+                match format {
+                    Format::JsonLines => read_json_lines(path, reader, sink),
+                    _ => read_document(path, reader, sink),
+                }
+            }
+        }
+    }
+}
+
+/// The whole text of a file, without a byte order mark.
+///
+/// # Errors
+/// If it cannot be read or is not UTF-8.
+pub fn read_text(path: &Path) -> Result<String> {
+    let mut all = String::new();
+    read_document(path, open(path, Compression::None)?, &mut |piece| {
+        if let Piece::Text(text) = piece {
+            all.push_str(text);
+        }
+        Ok(())
+    })?;
+    Ok(all)
+}
+
+/// A file's name in small letters without `.gz` or `.zst`, and what that says.
+fn without_compression(path: &Path) -> (String, Compression) {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let endings = [(".gz", Compression::Gzip), (".zst", Compression::Zstandard)];
+    let ending = endings.into_iter().find_map(|(ending, how)| Some((name.strip_suffix(ending)?.to_string(), how)));
+    ending.unwrap_or((name, Compression::None))
+}
+
+/// The ending of a name, without the dot; empty if it has none.
+pub(super) fn extension(name: &str) -> String {
+    Path::new(name).extension().map_or_else(String::new, |extension| extension.to_string_lossy().to_lowercase())
+}
+
+/// The ending of a file's name that says what it holds, whether it is compressed or not.
+pub(super) fn kind_of(path: &Path) -> String {
+    extension(&without_compression(path).0)
+}
+
+fn open(path: &Path, compression: Compression) -> Result<Box<dyn Read>> {
+    let file = File::open(path).map_err(|error| Error::io("read", path, error))?;
+    Ok(match compression {
+        Compression::None => Box::new(file),
+        Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(BufReader::with_capacity(READ_BYTES, file))),
+        Compression::Zstandard => {
+            let frames = ruzstd::decoding::StreamingDecoder::new(BufReader::with_capacity(READ_BYTES, file));
+            Box::new(frames.map_err(|error| bad(path, format!("is not in the format of Zstandard: {error}")))?)
+        }
+    })
+}
+
+fn bad(path: &Path, message: String) -> Error {
+    Error::Corpus { path: path.to_path_buf(), message }
+}
+
+fn not_utf8(path: &Path, at: u64) -> Error {
+    bad(path, format!("not UTF-8 at byte {at}: convert it first, for example with `iconv -t UTF-8`"))
+}
+
+/// The longest start of `bytes` that is text; what follows may be the start of a character.
+fn text_of(bytes: &[u8]) -> std::result::Result<&str, usize> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => Ok(text),
+        Err(error) if error.error_len().is_some() => Err(error.valid_up_to()),
+        Err(error) => Ok(std::str::from_utf8(&bytes[..error.valid_up_to()]).expect("it was found valid")),
+    }
+}
+
+fn read_document(path: &Path, mut reader: Box<dyn Read>, sink: &mut Sink) -> Result<()> {
+    let mut buffer = vec![0; READ_BYTES];
+    // Bytes of a character whose rest is still to come, and the place of the buffer in the file.
+    let (mut kept, mut offset) = (0, 0);
+    loop {
+        let read = match reader.read(&mut buffer[kept..]) {
+            Err(error) if error.kind() == ErrorKind::Interrupted => continue,
+            result => result.map_err(|error| Error::io("read", path, error))?,
+        };
+        let all = &buffer[..kept + read];
+        let text = text_of(all).map_err(|at| not_utf8(path, offset + at as u64))?;
+        if read == 0 && text.len() < all.len() {
+            return Err(not_utf8(path, offset + text.len() as u64));
+        }
+        let used = text.len();
+        // A byte order mark is no part of the text.
+        let text = if offset == 0 { text.strip_prefix('\u{feff}').unwrap_or(text) } else { text };
+        if !text.is_empty() {
+            sink(Piece::Text(text))?;
+        }
+        let end = kept + read;
+        buffer.copy_within(used..end, 0);
+        (kept, offset) = (end - used, offset + used as u64);
+        if read == 0 {
+            return if offset > 0 { sink(Piece::End) } else { Ok(()) };
+        }
+    }
+}
+
+/// What of a line is read.
+#[derive(serde::Deserialize)]
+struct Line<'a> {
+    #[serde(borrow)]
+    text: Option<Cow<'a, str>>,
+}
+
+fn read_json_lines(path: &Path, reader: Box<dyn Read>, sink: &mut Sink) -> Result<()> {
+    let mut reader = BufReader::with_capacity(READ_BYTES, reader);
+    let mut line = vec![];
+    for number in 1.. {
+        line.clear();
+        if reader.read_until(b'\n', &mut line).map_err(|error| Error::io("read", path, error))? == 0 {
+            break;
+        }
+        if line.trim_ascii().is_empty() {
+            continue;
+        }
+        let Line { text } = serde_json::from_slice(&line)
+            .map_err(|error| bad(path, format!("line {number}: expected an object with the key \"text\": {error}")))?;
+        let text = text.ok_or_else(|| {
+            let keys: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&line).unwrap_or_default();
+            let keys: Vec<_> = keys.keys().map(String::as_str).collect();
+            bad(path, format!("line {number}: has no \"text\"; its keys are {}", keys.join(", ")))
+        })?;
+        take_document(&text, sink)?;
+    }
+    Ok(())
+}
+
+fn take_document(text: &str, sink: &mut Sink) -> Result<()> {
+    if text.is_empty() {
+        return Ok(());
+    }
+    sink(Piece::Text(text))?;
+    sink(Piece::End)
+}
+
+#[cfg(feature = "parquet")]
+fn read_parquet(path: &Path, sink: &mut Sink) -> Result<()> {
+    use parquet::file::reader::{FileReader, SerializedFileReader};
+    use parquet::record::Field;
+    use parquet::schema::types::Type;
+    let failed = |error: parquet::errors::ParquetError| bad(path, format!("cannot be read as Parquet: {error}"));
+    let file = File::open(path).map_err(|error| Error::io("read", path, error))?;
+    let reader = SerializedFileReader::new(file).map_err(failed)?;
+    let schema = reader.metadata().file_metadata().schema();
+    let Some(column) = schema.get_fields().iter().find(|field| field.name() == "text") else {
+        let names: Vec<&str> = schema.get_fields().iter().map(|field| field.name()).collect();
+        return Err(bad(path, format!("has no column `text`; its columns are {}", names.join(", "))));
+    };
+    let text_alone =
+        Type::group_type_builder(schema.name()).with_fields(vec![column.clone()]).build().map_err(failed)?;
+    for row in reader.get_row_iter(Some(text_alone)).map_err(failed)? {
+        match row.map_err(failed)?.get_column_iter().next() {
+            Some((_, Field::Str(text))) => take_document(text, sink)?,
+            Some((_, Field::Null)) => {}
+            other => return Err(bad(path, format!("its column `text` holds {other:?}, which is no text"))),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(not(feature = "parquet"))]
+fn read_parquet(path: &Path, _: &mut Sink) -> Result<()> {
+    let message = "this build reads no Parquet: build it with `--features parquet`, or leave such files out with \
+                   data.files";
+    Err(bad(path, message.to_string()))
+}

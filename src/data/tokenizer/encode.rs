@@ -1,0 +1,218 @@
+//! Text to ids: segment by segment on all cores.
+//!
+//! Where the pre-tokenizer is known, most pre-tokens have been seen before: their ids are kept, and the library merges
+//! only the others. What holds an added token is left to the library as a whole.
+
+use super::segment::{Boundary, META_SPACE, Segmenter};
+use super::splitter::Splitter;
+use super::{Kind, Tokenizer, error, recipe};
+use crate::error::Result;
+use rayon::prelude::*;
+use regex_automata::hybrid::dfa::Cache;
+use rustc_hash::FxHashMap;
+use std::collections::HashMap;
+use std::sync::PoisonError;
+use tokenizers::{Model as _, NormalizedString, Normalizer as _};
+use unicode_normalization::{IsNormalized, is_nfc_quick};
+
+/// Pre-tokens whose ids a thread keeps, at most, and the longest of them, bytes.
+const MOST_WORDS: usize = 1 << 17;
+const LONGEST_WORD: usize = 48;
+
+/// What a thread that encodes keeps from one segment to the next.
+#[derive(Default)]
+pub(super) struct Worker {
+    automaton: Option<Cache>,
+    /// Of each pre-token, where its ids are in `ids`.
+    words: FxHashMap<Box<str>, (u32, u32)>,
+    ids: Vec<u32>,
+    /// A pre-token as the vocabulary writes it.
+    written: String,
+}
+
+impl Tokenizer {
+    /// The ids of `text`, on all cores. Adds no tokens of its own (no beginning, no end).
+    ///
+    /// Fails on a character that the vocabulary lacks, unless it has `<unk>`.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let mut segments = vec![];
+        let mut segmenter = self.segmenter();
+        let mut take = |segment| {
+            segments.push(segment);
+            Ok(())
+        };
+        segmenter.push(text, &mut take)?;
+        segmenter.end_document(&mut take)?;
+        let ids: Vec<Vec<u32>> =
+            segments.par_iter().map(|s| self.encode_segment(&s.text, s.offset)).collect::<Result<_>>()?;
+        Ok(ids.concat())
+    }
+
+    /// Cuts documents into what [`encode_segment`](Tokenizer::encode_segment) takes.
+    pub(crate) fn segmenter(&self) -> Segmenter<'_> {
+        Segmenter::new(&self.boundary, self.added.as_ref())
+    }
+
+    /// The ids of a segment that begins at byte `offset` of its document.
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::encode`].
+    pub(crate) fn encode_segment(&self, text: &str, offset: u64) -> Result<Vec<u32>> {
+        if let Kind::ByteLevel { missing, .. } = &self.kind
+            && let Some(at) = text.bytes().position(|byte| missing.contains(&byte))
+        {
+            let (byte, at) = (text.as_bytes()[at], at as u64 + offset);
+            return Err(error(&self.name, format!("has no token for the byte 0x{byte:02x} at {at}")));
+        }
+        if self.added.as_ref().is_some_and(|added| added.is_match(text)) {
+            return self.by_the_library(text);
+        }
+        match (&self.kind, &self.boundary) {
+            (Kind::Char { ids, unknown }, _) => self.encode_chars(text, offset, ids, *unknown),
+            (Kind::Word { ids, eos, unknown }, _) => Ok(encode_words(text, ids, *eos, *unknown)),
+            (Kind::ByteLevel { normalizes, .. }, Boundary::Pattern(splitter)) => {
+                let is_normal = !normalizes || text.is_ascii() || is_nfc_quick(text.chars()) == IsNormalized::Yes;
+                if is_normal {
+                    return self.encode_bytes(text, splitter);
+                }
+                let mut normalized = NormalizedString::from(text);
+                let normalizer = self.inner.get_normalizer().expect("it normalizes");
+                normalizer.normalize(&mut normalized).map_err(|cause| error(&self.name, cause.to_string()))?;
+                self.encode_bytes(normalized.get(), splitter)
+            }
+            (Kind::Spaces { prepend, splits }, _) => self.encode_spaces(text, *prepend && offset == 0, *splits),
+            _ => self.by_the_library(text),
+        }
+    }
+
+    fn by_the_library(&self, text: &str) -> Result<Vec<u32>> {
+        let encoding = self.inner.encode_fast(text, false).map_err(|cause| error(&self.name, cause.to_string()))?;
+        Ok(encoding.get_ids().to_vec())
+    }
+
+    fn encode_chars(
+        &self,
+        text: &str,
+        offset: u64,
+        ids: &HashMap<char, u32>,
+        unknown: Option<u32>,
+    ) -> Result<Vec<u32>> {
+        let id = |(at, char): (usize, char)| {
+            ids.get(&char).copied().or(unknown).ok_or_else(|| {
+                let message = format!(
+                    "the character {char:?} (U+{:04X}, at byte {}) is not among the {} characters of the text that the \
+                     tokenizer was built on",
+                    char as u32,
+                    at as u64 + offset,
+                    ids.len()
+                );
+                error(&self.name, message)
+            })
+        };
+        text.char_indices().map(id).collect()
+    }
+
+    /// Of byte-level BPE.
+    fn encode_bytes(&self, text: &str, splitter: &Splitter) -> Result<Vec<u32>> {
+        self.with_worker(|worker| {
+            let mut ids = Vec::with_capacity(text.len() / 3);
+            let mut automaton = worker.automaton.take().unwrap_or_else(|| splitter.cache());
+            let mut result = Ok(());
+            splitter.split(&mut automaton, text, |token| {
+                let write =
+                    |written: &mut String| written.extend(token.bytes().map(|byte| self.symbols[usize::from(byte)]));
+                if result.is_ok() {
+                    result = self.encode_pre_token(token, write, worker, &mut ids);
+                }
+            });
+            worker.automaton = Some(automaton);
+            result.map(|()| ids)
+        })
+    }
+
+    /// Of SentencePiece's vocabularies: spaces are `▁`, and begin a pre-token.
+    fn encode_spaces(&self, text: &str, prepend: bool, splits: bool) -> Result<Vec<u32>> {
+        let is_space = |char: char| char == ' ' || char == META_SPACE;
+        self.with_worker(|worker| {
+            let mut ids = Vec::with_capacity(text.len() / 3);
+            let mut rest = text;
+            let mut prepend = prepend && !text.starts_with(is_space);
+            while !rest.is_empty() {
+                let mut before = rest.chars().next().expect("it is not empty");
+                let ends = |&(_, char): &(usize, char)| {
+                    let previous = std::mem::replace(&mut before, char);
+                    is_space(char) && (splits || !is_space(previous))
+                };
+                let end = rest.char_indices().skip(1).find(ends).map_or(rest.len(), |(at, _)| at);
+                let (token, after) = rest.split_at(end);
+                let write = |written: &mut String| {
+                    written.extend(prepend.then_some(META_SPACE));
+                    written.extend(token.chars().map(|char| if char == ' ' { META_SPACE } else { char }));
+                };
+                if prepend {
+                    write(&mut worker.written);
+                    self.merge(worker, &mut ids)?;
+                } else {
+                    self.encode_pre_token(token, write, worker, &mut ids)?;
+                }
+                (rest, prepend) = (after, false);
+            }
+            Ok(ids)
+        })
+    }
+
+    /// Adds the ids of a pre-token; `write` writes it as the vocabulary does.
+    fn encode_pre_token(
+        &self,
+        token: &str,
+        write: impl Fn(&mut String),
+        worker: &mut Worker,
+        ids: &mut Vec<u32>,
+    ) -> Result<()> {
+        if let Some((start, length)) = worker.words.get(token) {
+            ids.extend_from_slice(&worker.ids[*start as usize..][..*length as usize]);
+            return Ok(());
+        }
+        write(&mut worker.written);
+        let before = ids.len();
+        self.merge(worker, ids)?;
+        if worker.words.len() < MOST_WORDS && token.len() <= LONGEST_WORD {
+            let place = (worker.ids.len() as u32, (ids.len() - before) as u32);
+            worker.ids.extend_from_slice(&ids[before..]);
+            worker.words.insert(token.into(), place);
+        }
+        Ok(())
+    }
+
+    /// Adds the ids of what is written.
+    fn merge(&self, worker: &mut Worker, ids: &mut Vec<u32>) -> Result<()> {
+        let tokens = self.inner.get_model().tokenize(&worker.written);
+        worker.written.clear();
+        ids.extend(tokens.map_err(|cause| error(&self.name, cause.to_string()))?.iter().map(|token| token.id));
+        Ok(())
+    }
+
+    fn with_worker<T>(&self, body: impl FnOnce(&mut Worker) -> T) -> T {
+        let idle = || self.workers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut worker = idle().pop().unwrap_or_default();
+        let value = body(&mut worker);
+        idle().push(worker);
+        value
+    }
+}
+
+fn encode_words(text: &str, ids: &HashMap<String, u32>, eos: u32, unknown: u32) -> Vec<u32> {
+    let mut result = vec![];
+    for (number, line) in text.split('\n').enumerate() {
+        if number > 0 {
+            result.push(eos);
+        }
+        result.extend(line.split_whitespace().map(|word| ids.get(word).copied().unwrap_or(unknown)));
+    }
+    result
+}
+
+/// Of every byte, the character that stands for it.
+pub(super) fn symbols() -> [char; 256] {
+    std::array::from_fn(|byte| recipe::symbol_of(byte as u8))
+}

@@ -1,0 +1,176 @@
+//! Token ids in memory, or in a file that is mapped into memory: then only what is read takes memory, and the system
+//! drops it when there is need.
+//!
+//! A token file is nothing but ids, little-endian, of 2 bytes where the vocabulary allows it and otherwise of 4: what
+//! nanoGPT writes as `train.bin`.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use memmap2::Mmap;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+
+use crate::error::{Error, Result};
+
+/// Token ids that may be more than fit in memory. A clone shares them.
+#[derive(Clone)]
+pub struct Tokens {
+    storage: Arc<Storage>,
+    /// Those of them that are meant.
+    range: Range<usize>,
+}
+
+enum Storage {
+    Memory(Vec<u32>),
+    Mapped {
+        /// `None` of an empty file, which cannot be mapped.
+        map: Option<Mmap>,
+        id: TokenType,
+        /// Removed when the map is gone.
+        _folder: Option<Arc<TempDir>>,
+    },
+}
+
+/// What ids are written as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TokenType {
+    U16,
+    U32,
+}
+
+impl TokenType {
+    /// The smallest for a vocabulary.
+    pub(super) fn for_vocabulary(tokens: usize) -> TokenType {
+        if tokens <= 1 << 16 { TokenType::U16 } else { TokenType::U32 }
+    }
+
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            TokenType::U16 => 2,
+            TokenType::U32 => 4,
+        }
+    }
+}
+
+impl From<Vec<u32>> for Tokens {
+    fn from(ids: Vec<u32>) -> Tokens {
+        let range = 0..ids.len();
+        Tokens { storage: Arc::new(Storage::Memory(ids)), range }
+    }
+}
+
+impl Tokens {
+    /// Maps a token file. `folder`, if given, is removed when the last clone is dropped.
+    ///
+    /// # Errors
+    /// If it cannot be read, or its length is no multiple of an id's.
+    pub(super) fn map(path: &Path, id: TokenType, folder: Option<Arc<TempDir>>) -> Result<Tokens> {
+        let failed = |error| Error::io("read", path, error);
+        let file = File::open(path).map_err(failed)?;
+        let length = file.metadata().map_err(failed)?.len();
+        if !length.is_multiple_of(id.bytes() as u64) {
+            let message = format!("is no file of tokens: its {length} bytes are no multiple of {}", id.bytes());
+            return Err(Error::Corpus { path: path.to_path_buf(), message });
+        }
+        // SAFETY: nobody writes to a token file: it is written elsewhere, and gets its name when it is complete.
+        let map = if length == 0 { None } else { Some(unsafe { Mmap::map(&file) }.map_err(failed)?) };
+        let range = 0..length as usize / id.bytes();
+        Ok(Tokens { storage: Arc::new(Storage::Mapped { map, id, _folder: folder }), range })
+    }
+
+    /// The same from number `range.start` up to `range.end`.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub(super) fn slice(&self, range: Range<usize>) -> Tokens {
+        assert!(range.end <= self.len(), "{range:?} of {} tokens", self.len());
+        let range = self.range.start + range.start..self.range.start + range.end;
+        Tokens { storage: self.storage.clone(), range }
+    }
+
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies the ids from number `start` on into `ids`.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn copy(&self, start: usize, ids: &mut [u32]) {
+        assert!(start + ids.len() <= self.len(), "{} ids from {start} on, of {}", ids.len(), self.len());
+        let start = self.range.start + start;
+        let range = start..start + ids.len();
+        match &*self.storage {
+            Storage::Memory(all) => ids.copy_from_slice(&all[range]),
+            Storage::Mapped { map: None, .. } => {}
+            Storage::Mapped { map: Some(map), id: TokenType::U16, .. } => {
+                let all: &[u16] = bytemuck::cast_slice(map);
+                ids.iter_mut().zip(&all[range]).for_each(|(id, from)| *id = u32::from(u16::from_le(*from)));
+            }
+            Storage::Mapped { map: Some(map), id: TokenType::U32, .. } => {
+                let all: &[u32] = bytemuck::cast_slice(map);
+                ids.iter_mut().zip(&all[range]).for_each(|(id, from)| *id = u32::from_le(*from));
+            }
+        }
+    }
+
+    /// Hands over all ids in order, a part at a time.
+    pub fn each_part(&self, mut take: impl FnMut(&[u32])) {
+        let mut part = vec![0; 1 << 16];
+        for start in (0..self.len()).step_by(part.len()) {
+            let count = part.len().min(self.len() - start);
+            self.copy(start, &mut part[..count]);
+            take(&part[..count]);
+        }
+    }
+}
+
+/// Writes a token file.
+pub(super) struct TokenWriter {
+    path: PathBuf,
+    file: BufWriter<File>,
+    id: TokenType,
+    hash: Sha256,
+    pub tokens: u64,
+}
+
+impl TokenWriter {
+    /// # Errors
+    /// If the file cannot be created.
+    pub(super) fn create(path: &Path, id: TokenType) -> Result<TokenWriter> {
+        let file = File::create(path).map_err(|error| Error::io("create", path, error))?;
+        let file = BufWriter::with_capacity(1 << 20, file);
+        Ok(TokenWriter { path: path.to_path_buf(), file, id, hash: Sha256::new(), tokens: 0 })
+    }
+
+    /// # Errors
+    /// If the disk is full, say.
+    pub(super) fn write(&mut self, ids: &[u32]) -> Result<()> {
+        let bytes: Vec<u8> = match self.id {
+            TokenType::U16 => ids.iter().flat_map(|id| (*id as u16).to_le_bytes()).collect(),
+            TokenType::U32 => ids.iter().flat_map(|id| id.to_le_bytes()).collect(),
+        };
+        self.hash.update(&bytes);
+        self.tokens += ids.len() as u64;
+        self.file.write_all(&bytes).map_err(|error| Error::io("write", &self.path, error))
+    }
+
+    /// The SHA-256 of the file, which is complete.
+    ///
+    /// # Errors
+    /// If the disk is full, say.
+    pub(super) fn finish(mut self) -> Result<[u8; 32]> {
+        self.file.flush().map_err(|error| Error::io("write", &self.path, error))?;
+        Ok(self.hash.finalize().into())
+    }
+}

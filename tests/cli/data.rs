@@ -1,0 +1,106 @@
+//! Corpora of every form, and `rustyflow data`.
+
+use crate::sandbox::{Sandbox, corpus, json_lines};
+use std::io::Write;
+use std::process::Stdio;
+
+#[test]
+fn a_folder_of_notes_trains_and_says_what_it_is_made_of() {
+    let sandbox = Sandbox::new();
+    sandbox.write("notes/a.md", corpus());
+    sandbox.write("notes/deep/b.txt", corpus());
+    sandbox.write("notes/c.jsonl", "{\"text\": \"the duck said the day\"}\n{\"text\": \"the duck sat\"}\n");
+    sandbox.write("notes/d.png", "no text");
+    let run = sandbox.train(&["--corpus", "notes", "--max-steps", "1", "--name", "x"]).succeeds();
+    run.prints(&["text       3 files, 7.2 kB, 4 documents (2 for validation); skipped 1: 1 .png"]);
+    let tokenizer = sandbox.read("runs/x/checkpoints/step-000001/tokenizer.json");
+    assert!(tokenizer.contains("<|endoftext|>"), "{tokenizer}");
+    let run = sandbox.run(&["eval", "--model", "runs/x", "--text", "notes", "--json", "--device", "cpu"]).succeeds();
+    let whole = 2 * corpus().len() + "the duck said the day".len() + "the duck sat".len() + 4;
+    assert_eq!(run.json()["tokens"], whole - 1, "every character and the ends of four documents, but the first");
+}
+
+#[test]
+fn data_files_chooses_among_files() {
+    let sandbox = Sandbox::new();
+    sandbox.write("notes/a.md", corpus());
+    sandbox.write("notes/b.rs", corpus());
+    let arguments = ["--corpus", "notes", "--max-steps", "1", "--set", "data.files=*.rs", "--json"];
+    let lines = json_lines(&sandbox.train(&arguments).succeeds().stdout);
+    let text = &lines[0]["text"];
+    assert_eq!((&text["files"], &text["skipped"][".md"]), (&1.into(), &1.into()), "{text}");
+    sandbox.write("list.toml", "[data]\nfiles = [\"*.md\", 5]\n");
+    sandbox.run(&["data", "stats", "list.toml"]).fails_with(&["list.toml:2", "data.files", "a list of texts"]);
+}
+
+#[test]
+fn a_second_start_tokenizes_nothing() {
+    let sandbox = Sandbox::with_own_cache();
+    let prepare = || sandbox.run(&["data", "prepare", "--corpus", "corpus.txt", "--tokenizer", "char"]).succeeds();
+    prepare().prints(&["1 file, 3.6 kB", "MB/s"]);
+    prepare().prints(&["none: all was there already"]);
+    sandbox.train(&["--max-steps", "1"]).succeeds();
+    assert_eq!(sandbox.names_in("cache/tokens").len(), 1, "train uses what prepare has made");
+}
+
+#[test]
+fn prepared_tokens_train_as_the_text_does() {
+    let sandbox = Sandbox::new();
+    sandbox.run(&["data", "prepare", "--corpus", "corpus.txt", "--tokenizer", "char", "--out", "tokens"]).succeeds();
+    sandbox.train(&["--name", "text"]).succeeds();
+    sandbox.train(&["--name", "tokens", "--corpus", "tokens"]).succeeds();
+    assert_eq!(sandbox.losses("runs/text", "train"), sandbox.losses("runs/tokens", "train"));
+    assert_eq!(sandbox.losses("runs/text", "eval"), sandbox.losses("runs/tokens", "eval"));
+    sandbox.run(&["eval", "--model", "runs/tokens", "--device", "cpu"]).succeeds();
+}
+
+#[test]
+fn standard_input_is_a_corpus_and_can_be_resumed() {
+    let sandbox = Sandbox::with_own_cache();
+    let arguments = ["train", "tiny.toml", "--device", "cpu", "--corpus", "-", "--name", "x"];
+    let mut command = sandbox.command(&[&arguments[..], &["--max-steps", "3"]].concat());
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    child.stdin.take().unwrap().write_all(corpus().as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success() && said.contains("the text of standard input is kept in"), "{said}");
+    sandbox.run(&["train", "--resume", "runs/x", "--device", "cpu", "--max-steps", "6"]).succeeds();
+}
+
+#[test]
+fn stats_tell_tokens_and_the_most_frequent() {
+    let sandbox = Sandbox::new();
+    let run = sandbox.run(&["data", "stats", "--corpus", "corpus.txt", "--tokenizer", "word", "--json"]).succeeds();
+    let stats = run.json();
+    let words: u64 = ["train_tokens", "validation_tokens"].iter().map(|key| stats[key].as_u64().unwrap()).sum();
+    let text = corpus();
+    assert_eq!(words as usize, text.split_whitespace().count() + text.matches('\n').count());
+    assert_eq!(stats["most_frequent"][0][0], "the", "{stats}");
+    sandbox.run(&["data", "stats", "--corpus", "corpus.txt"]).succeeds().prints(&["bytes a token", "most frequent"]);
+}
+
+/// Before token files, a text took 25 times its size: this one would have needed 800 MB.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_long_text_takes_little_memory() {
+    const MOST_KB: u64 = 200_000;
+    let sandbox = Sandbox::with_own_cache();
+    let text = corpus();
+    sandbox.write("long.txt", text.repeat(32_000_000 / text.len()).replace('\n', " "));
+    let mut command = sandbox.command(&["data", "prepare", "--corpus", "long.txt", "--vocab-size", "300"]);
+    let mut child = command.stdout(Stdio::null()).spawn().unwrap();
+    let mut peak = 0;
+    let status = loop {
+        // The file is gone, or has no such line, once the process has ended.
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        let anonymous = status.lines().find_map(|line| line.strip_prefix("RssAnon:"));
+        let kilobytes = anonymous.and_then(|text| text.trim().trim_end_matches(" kB").parse().ok());
+        peak = peak.max(kilobytes.unwrap_or(0));
+        if let Some(status) = child.try_wait().unwrap() {
+            break status;
+        }
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    };
+    assert!(status.success());
+    assert!((1_000..MOST_KB).contains(&peak), "{peak} kB");
+}
