@@ -53,6 +53,34 @@ pub struct RunFlags {
     device: device::Flags,
 }
 
+/// All flags that say how a run is to be: those, and the ones of its length and its name.
+#[derive(clap::Args)]
+pub struct TrainFlags {
+    #[command(flatten)]
+    pub run: RunFlags,
+    /// Steps to train (train.max_steps)
+    #[arg(long, value_name = "N", conflicts_with = "epochs")]
+    max_steps: Option<u64>,
+    /// Or passes over the text (train.epochs)
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    epochs: Option<f64>,
+    /// What the run's folder is called (run.name)
+    #[arg(long)]
+    name: Option<String>,
+}
+
+impl TrainFlags {
+    /// As [`RunFlags::resolve`].
+    pub fn resolve(&self, otherwise: Option<&Path>) -> Result<Resolved> {
+        let more = [
+            ("--max-steps", "train.max_steps", text(self.max_steps)),
+            ("--epochs", "train.epochs", text(self.epochs)),
+            ("--name", "run.name", self.name.clone()),
+        ];
+        self.run.resolve(otherwise, &more)
+    }
+}
+
 /// A flag, the key that it sets, and its value if it was given.
 pub type Flag = (&'static str, &'static str, Option<String>);
 

@@ -158,18 +158,24 @@ fn choose(config: &DeviceConfig, tune: bool) -> Result<Device> {
         DeviceKind::Auto => match open(None) {
             Ok(device) => {
                 if let Some(adapter) = device.adapter() {
-                    output::note(format_args!("device auto: gpu:{}, {}", adapter.index, adapter.name));
+                    say_once(format_args!("device auto: gpu:{}, {}", adapter.index, adapter.name));
                 }
                 Ok(device)
             }
             Err(error) => {
                 let reason = error.to_string();
                 let reason = reason.lines().next().unwrap_or_default().trim_start_matches("no usable GPU: ");
-                output::note(format_args!("device auto: cpu, because there is no usable GPU ({reason})"));
+                say_once(format_args!("device auto: cpu, because there is no usable GPU ({reason})"));
                 Ok(Device::Cpu)
             }
         },
     }
+}
+
+/// Says what `auto` came to: once, also where a device is opened again.
+fn say_once(text: std::fmt::Arguments) {
+    static SAID: std::sync::Once = std::sync::Once::new();
+    SAID.call_once(|| output::note(text));
 }
 
 /// The opened GPU, with what autotuning measured on it, if it did.

@@ -10,21 +10,16 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 #[derive(clap::Args)]
+#[command(after_help = super::examples::TRAIN)]
 pub struct Args {
     #[command(flatten)]
-    configuration: configuration::RunFlags,
-    /// Steps to train (train.max_steps)
-    #[arg(long, value_name = "N", conflicts_with = "epochs")]
-    max_steps: Option<u64>,
-    /// Or passes over the text (train.epochs)
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    epochs: Option<f64>,
-    /// What the run's folder is called (run.name)
-    #[arg(long)]
-    name: Option<String>,
+    flags: configuration::TrainFlags,
     /// Go on with a run from its newest checkpoint: its folder, or `auto` for the newest unfinished run in run.dir
     #[arg(long, value_name = "RUN")]
     resume: Option<PathBuf>,
+    /// End with a table of every kernel's time, which is always in the run's profile.txt
+    #[arg(long)]
+    profile: bool,
     /// Print one JSON object per event instead
     #[arg(long)]
     pub json: bool,
@@ -35,21 +30,16 @@ type Show = Box<dyn FnMut(&Event) -> std::io::Result<()>>;
 
 pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
     let started = Instant::now();
-    let flags = &args.configuration;
-    let more = [
-        ("--max-steps", "train.max_steps", configuration::text(args.max_steps)),
-        ("--epochs", "train.epochs", configuration::text(args.epochs)),
-        ("--name", "run.name", args.name.clone()),
-    ];
+    let flags = &args.flags;
     let run = match &args.resume {
         Some(word) if word.as_os_str() == "auto" => {
-            Some(newest_unfinished_run(Path::new(&flags.resolve(None, &more)?.config.run.dir))?)
+            Some(newest_unfinished_run(Path::new(&flags.resolve(None)?.config.run.dir))?)
         }
         run => run.clone(),
     };
     // A run goes on with the values that it has.
     let run_config = run.as_deref().map(run_config).transpose()?;
-    let mut resolved = flags.resolve(run_config.as_deref(), &more)?;
+    let mut resolved = flags.resolve(run_config.as_deref())?;
     configuration::warn(&resolved);
     let of_run = |path: &Path| Layers::new().file(path).and_then(Layers::build);
     let kept = run_config.as_deref().map(of_run).transpose()?.map(|run| run.config.device.matmul_f32);
@@ -59,18 +49,18 @@ pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
     } else if quiet {
         Box::new(|_| Ok(()))
     } else {
-        let mut view = progress::View::new();
+        let mut view = progress::View::new(args.profile);
         Box::new(move |event| view.show(event))
     };
     let mut shown = Ok(());
-    if !args.json && !quiet && flags.config().is_none() && run.is_none() {
+    if !args.json && !quiet && flags.run.config().is_none() && run.is_none() {
         shown = output::line("config     the built-in quickstart");
     }
     let options = TrainOptions {
         device,
         started,
         reopen: Some(&|| device::open(&resolved.config.device).map_err(|e| Error::DeviceLost(e.to_string()))),
-        data_dir: &flags.data_dir,
+        data_dir: &flags.run.data_dir,
         resume: run.as_deref(),
         stop: interrupts.stop(),
         training_log: Some(Path::new(TRAINING_LOG)),
