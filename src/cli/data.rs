@@ -1,6 +1,6 @@
 //! `rustyflow data`: brings data sets into the data folder.
 
-use super::output;
+use super::{examples, output};
 use crate::data::{DATASETS, fetch};
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -9,6 +9,7 @@ use std::path::PathBuf;
 #[derive(clap::Subcommand)]
 pub enum Command {
     /// Download a data set, checked by its hash; an interrupted download goes on where it stopped
+    #[command(after_help = examples::DATA_FETCH)]
     Fetch {
         /// wikitext-2, tinyshakespeare or gpt2 (GPT-2's tokenizer)
         name: String,
@@ -20,6 +21,7 @@ pub enum Command {
         base_url: Option<String>,
     },
     /// List the data sets that can be fetched
+    #[command(after_help = examples::DATA_LIST)]
     List,
 }
 

@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use std::collections::HashSet;
 
 #[derive(clap::Args)]
+#[command(after_help = super::examples::DEVICES)]
 pub struct Args {
     /// Print one JSON object instead
     #[arg(long)]

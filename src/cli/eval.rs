@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 #[derive(clap::Args)]
+#[command(after_help = super::examples::EVAL)]
 pub struct Args {
     /// A run's folder or a checkpoint's; without it, the newest run in runs/
     #[arg(long, value_name = "DIR")]

@@ -2,16 +2,19 @@
 
 mod bench;
 mod cache;
+mod config;
 mod configuration;
 mod data;
 mod device;
 mod devices;
 mod eval;
+mod examples;
 mod generate;
 mod interrupt;
 mod model;
 mod output;
 mod progress;
+mod shell;
 mod train;
 mod verify_resume;
 
@@ -60,6 +63,13 @@ enum Command {
     /// Fetch data sets
     #[command(subcommand)]
     Data(data::Command),
+    /// Show, write and describe configurations
+    #[command(subcommand)]
+    Config(config::Command),
+    /// Print a script that completes commands and flags in a shell
+    Completions(shell::CompletionsArgs),
+    /// Write manual pages
+    Man(shell::ManArgs),
 }
 
 impl Command {
@@ -72,7 +82,8 @@ impl Command {
             Command::Generate(args) => args.json,
             Command::Devices(args) => args.json,
             Command::Bench(command) => command.is_for_machines(),
-            Command::Data(_) => false,
+            Command::Config(command) => command.is_for_machines(),
+            Command::Data(_) | Command::Completions(_) | Command::Man(_) => false,
         }
     }
 }
@@ -92,6 +103,9 @@ pub fn main() -> ExitCode {
         Command::Devices(args) => devices::run(args),
         Command::Bench(command) => bench::run(command),
         Command::Data(command) => data::run(command),
+        Command::Config(command) => config::run(command),
+        Command::Completions(args) => shell::completions(&args),
+        Command::Man(args) => shell::man(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -131,4 +145,46 @@ fn start_logging(verbose: u8) {
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
     let targets = verbose > 1 || std::env::var_os("RUST_LOG").is_some(); // which that speaks of
     logs.with_target(targets).without_time().init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    /// Every command that does something, by its full name.
+    fn visit(command: &clap::Command, name: &str, check: &mut dyn FnMut(&str, &clap::Command)) {
+        if !command.has_subcommands() {
+            check(name, command);
+        }
+        command.get_subcommands().for_each(|sub| visit(sub, &format!("{name} {}", sub.get_name()), check));
+    }
+
+    /// The words of a line as a shell splits it, up to a comment or a redirection.
+    fn words(line: &str) -> Vec<String> {
+        let line = line.split("   ").next().unwrap().split(" > ").next().unwrap();
+        let quoted = line.split('"').enumerate();
+        let parts = quoted.flat_map(|(i, part)| match i % 2 {
+            0 => part.split_whitespace().map(String::from).collect(),
+            _ => vec![part.to_string()],
+        });
+        parts.collect()
+    }
+
+    #[test]
+    fn the_help_of_every_command_has_examples_that_it_takes() {
+        let mut seen = 0;
+        visit(&Cli::command(), "rustyflow", &mut |name, command| {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let lines: Vec<&str> = help.lines().filter(|line| line.starts_with("  rustyflow ")).collect();
+            assert!(help.starts_with("Examples:\n") && !lines.is_empty(), "{name}: {help}");
+            for line in lines {
+                assert!(line.trim_start().starts_with(name), "{name}: {line}");
+                let parsed = Cli::try_parse_from(words(line.trim_start()));
+                assert!(parsed.is_ok(), "{line}: {}", parsed.err().unwrap());
+                seen += 1;
+            }
+        });
+        assert!(seen > 20, "{seen}");
+    }
 }

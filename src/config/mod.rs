@@ -26,6 +26,7 @@ mod explain;
 mod keys;
 mod layers;
 mod origin;
+mod reference;
 mod schema;
 mod toml_file;
 mod validate;
@@ -42,6 +43,7 @@ pub use choice::{DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, Sch
 pub use keys::current_word;
 pub use layers::{Layers, Resolved, process_environment};
 pub use origin::Origin;
+pub use reference::{json_schema, template};
 pub use schema::{
     CheckpointConfig, Config, DataConfig, DeviceConfig, GenerateConfig, GuardConfig, LogConfig, ModelConfig,
     OptimizerConfig, RunConfig, TrainConfig, TrainLength,
