@@ -5,7 +5,7 @@ use crate::config::{Config, Layers, Precision, QUICKSTART, Resolved, process_env
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub struct RunFlags {
     /// A TOML file, or a flat .env file; without it, a small model on the sample corpus
     #[arg(value_name = "CONFIG", conflicts_with = "config")]
@@ -15,7 +15,7 @@ pub struct RunFlags {
     config: Option<PathBuf>,
     /// Set any key, as in --set train.learning_rate=3e-4; may be repeated
     #[arg(long, short, value_name = "KEY=VALUE")]
-    set: Vec<String>,
+    pub set: Vec<String>,
     /// What to learn from: sample, wikitext-2, tinyshakespeare, or a file or folder (data.corpus)
     #[arg(long)]
     corpus: Option<String>,
@@ -54,7 +54,7 @@ pub struct RunFlags {
 }
 
 /// All flags that say how a run is to be: those, and the ones of its length and its name.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub struct TrainFlags {
     #[command(flatten)]
     pub run: RunFlags,
@@ -101,7 +101,6 @@ impl RunFlags {
         for assignment in &self.set {
             layers = layers.set(assignment)?;
         }
-        let device = &self.device;
         let flags = [
             ("--corpus", "data.corpus", self.corpus.clone()),
             ("--tokenizer", "data.tokenizer", self.tokenizer.clone()),
@@ -112,20 +111,31 @@ impl RunFlags {
             ("--batch-size", "train.batch_size", self.batch_size.clone()),
             ("--learning-rate", "train.learning_rate", self.learning_rate.clone()),
             ("--seed", "run.seed", text(self.seed)),
-            ("--device", "device.kind", text(device.device)),
             ("--precision", "device.precision", text(self.precision)),
-            ("--matmul-f32", "device.matmul_f32", text(device.matmul_f32())),
-            ("--threads", "device.threads", text(device.threads)),
-            ("--allow-fallback", "device.allow_fallback", text(device.allow_fallback.then_some(true))),
-            ("--allow-software-gpu", "device.allow_software", text(device.allow_software_gpu.then_some(true))),
         ];
-        for (flag, key, value) in flags.iter().chain(more) {
-            if let Some(value) = value {
-                layers = layers.flag(flag, key, value)?;
-            }
-        }
-        Ok(layers.build()?)
+        Ok(with_flags(with_device(layers, &self.device)?, flags.iter().chain(more))?.build()?)
     }
+}
+
+/// These layers with what the flags about the device set.
+pub fn with_device(layers: Layers, device: &device::Flags) -> crate::Result<Layers> {
+    let flags = [
+        ("--device", "device.kind", text(device.device)),
+        ("--matmul-f32", "device.matmul_f32", text(device.matmul_f32())),
+        ("--threads", "device.threads", text(device.threads)),
+        ("--allow-fallback", "device.allow_fallback", text(device.allow_fallback.then_some(true))),
+        ("--allow-software-gpu", "device.allow_software", text(device.allow_software_gpu.then_some(true))),
+    ];
+    with_flags(layers, flags.iter())
+}
+
+fn with_flags<'a>(mut layers: Layers, flags: impl Iterator<Item = &'a Flag>) -> crate::Result<Layers> {
+    for (flag, key, value) in flags {
+        if let Some(value) = value {
+            layers = layers.flag(flag, key, value)?;
+        }
+    }
+    Ok(layers)
 }
 
 /// The defaults with the environment over them.

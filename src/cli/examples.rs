@@ -5,6 +5,7 @@ pub const TRAIN: &str = "Examples:
   rustyflow train my.toml --device gpu                      as a file says, on the GPU
   rustyflow train --corpus notes/ --epochs 5                on your own text: a file or a folder
   rustyflow train my.toml --set train.learning_rate=3e-4    with another value of any key
+  rustyflow train my.toml --dry-run                         what it would take, before it does
   rustyflow train --resume auto                             goes on with the newest unfinished run";
 
 pub const PLAN: &str = "Examples:

@@ -13,6 +13,7 @@ mod generate;
 mod interrupt;
 mod model;
 mod output;
+mod plan;
 mod progress;
 mod shell;
 mod train;
@@ -49,6 +50,8 @@ struct Cli {
 enum Command {
     /// Train a model; without --config, a small one on the sample corpus
     Train(train::Args),
+    /// Say what a run would take, before it begins: memory, time, the largest batch
+    Plan(plan::Args),
     /// Check that an interrupted and resumed run is the same to the bit
     VerifyResume(verify_resume::Args),
     /// Measure loss, perplexity and bits per byte over a whole text
@@ -77,6 +80,7 @@ impl Command {
     fn is_for_machines(&self) -> bool {
         match self {
             Command::Train(args) => args.json,
+            Command::Plan(args) => args.json,
             Command::VerifyResume(args) => args.json,
             Command::Eval(args) => args.json,
             Command::Generate(args) => args.json,
@@ -97,6 +101,7 @@ pub fn main() -> ExitCode {
     let for_machines = cli.command.is_for_machines();
     let result = match cli.command {
         Command::Train(args) => train::run(args, cli.quiet, &interrupts),
+        Command::Plan(args) => plan::run(&args),
         Command::VerifyResume(args) => verify_resume::run(args, &interrupts),
         Command::Eval(args) => eval::run(args),
         Command::Generate(args) => generate::run(args, &interrupts),

@@ -6,6 +6,7 @@
 
 mod cache;
 mod plan;
+mod size_class;
 #[cfg(feature = "testing")]
 mod testing;
 
@@ -41,6 +42,7 @@ pub use plan::{
     Buffer, ChoiceCache, GpuModel, INCLUDES, Interface, Launch, Limits, Operand, PARAMS_BYTES, Param, ParamValue, Plan,
     Shader, Value, buffer, grid, param,
 };
+pub(crate) use size_class::size_class;
 
 #[cfg(feature = "gpu")]
 pub use {

@@ -29,7 +29,7 @@ pub use evaluate::{Evaluation, Windows, evaluate};
 pub use events::{Event, LossScale, Start, Step, Summary};
 pub use log::TRAINING_LOG;
 pub use options::TrainOptions;
-pub use plan::{Plan, check_size};
+pub use plan::{Footprint, Plan, Rates, RunPlan, TimePlan, check_size, plan_run};
 pub use precision::{check_precision, describe_precision, operands};
 pub use prompt::prompt_ids;
 pub use resume::run_config;

@@ -15,6 +15,7 @@ mod interrupting;
 #[cfg(unix)]
 mod killing;
 mod models;
+mod plans;
 mod resuming;
 mod runs;
 #[cfg(unix)]

@@ -95,7 +95,7 @@ impl<'a> Trainer<'a> {
         let total_steps = total_steps(t.length(), steps_per_epoch);
         let mut resolved = resolved.clone();
         resolved.fit_warmup(total_steps)?;
-        let model_config = model_config(&resolved, &data.tokenizer)?;
+        let model_config = model_config(&resolved, data.tokenizer.vocab_size())?;
         check_prompt(&model_config, &prompt_ids(&data.tokenizer, &resolved.config.generate.prompt)?)?;
         check_sizes(&resolved.config, &model_config, &device)?;
         let state = initial_state(checkpoint, &device, data.hash.clone(), total_steps);
@@ -146,7 +146,7 @@ impl<'a> Trainer<'a> {
     }
 }
 
-fn check_configured_precision(resolved: &Resolved, device: &Device) -> Result<()> {
+pub(in crate::train) fn check_configured_precision(resolved: &Resolved, device: &Device) -> Result<()> {
     check_precision(resolved.config.device.precision, device).map_err(|message| Error::Config {
         place: resolved.origin("device.precision").to_string(),
         key: "device.precision".into(),
@@ -154,7 +154,8 @@ fn check_configured_precision(resolved: &Resolved, device: &Device) -> Result<()
     })
 }
 
-fn model_config(resolved: &Resolved, tokenizer: &Tokenizer) -> Result<ModelConfig> {
+/// The shape of the model for a tokenizer of so many tokens.
+pub(in crate::train) fn model_config(resolved: &Resolved, tokens: usize) -> Result<ModelConfig> {
     let config = &resolved.config;
     let kind: ModelKind = config.model.kind.parse().map_err(|message| Error::Config {
         place: resolved.origin("model.kind").to_string(),
@@ -163,7 +164,7 @@ fn model_config(resolved: &Resolved, tokenizer: &Tokenizer) -> Result<ModelConfi
     })?;
     Ok(ModelConfig {
         kind,
-        vocab_size: tokenizer.vocab_size().next_multiple_of(config.model.vocab_multiple),
+        vocab_size: tokens.next_multiple_of(config.model.vocab_multiple),
         block_size: config.model.block_size,
         n_layer: config.model.n_layer,
         n_head: config.model.n_head,
@@ -319,7 +320,7 @@ fn learning_rate(config: &Config, total_steps: usize) -> LearningRate {
 }
 
 /// The model with its parameters on the device, and their optimizer.
-fn on_device(
+pub(in crate::train) fn on_device(
     mut model: Box<dyn LanguageModel>,
     config: &Config,
     device: &Device,
@@ -330,7 +331,7 @@ fn on_device(
     Ok((model, parameters, optimizer))
 }
 
-fn optimizer_kind(config: &Config) -> Kind {
+pub(in crate::train) fn optimizer_kind(config: &Config) -> Kind {
     let o = &config.optimizer;
     match o.kind {
         OptimizerKind::AdamW => Kind::AdamW { beta1: o.beta1, beta2: o.beta2, eps: o.eps },
@@ -339,7 +340,7 @@ fn optimizer_kind(config: &Config) -> Kind {
     }
 }
 
-fn total_steps(length: TrainLength, steps_per_epoch: f64) -> usize {
+pub(in crate::train) fn total_steps(length: TrainLength, steps_per_epoch: f64) -> usize {
     match length {
         TrainLength::Steps(steps) => steps,
         TrainLength::Epochs(epochs) => ((epochs * steps_per_epoch).round() as usize).max(1),
