@@ -15,7 +15,9 @@ mod model;
 mod output;
 mod plan;
 mod progress;
+mod reproduce;
 mod shell;
+mod sweep;
 mod train;
 mod verify_resume;
 
@@ -52,6 +54,10 @@ enum Command {
     Train(train::Args),
     /// Say what a run would take, before it begins: memory, time, the largest batch
     Plan(plan::Args),
+    /// Train with every combination of some values, one run after another, and compare them
+    Sweep(sweep::Args),
+    /// Train by a recipe, and say whether the loss is the one that it states
+    Reproduce(reproduce::Args),
     /// Check that an interrupted and resumed run is the same to the bit
     VerifyResume(verify_resume::Args),
     /// Measure loss, perplexity and bits per byte over a whole text
@@ -81,6 +87,8 @@ impl Command {
         match self {
             Command::Train(args) => args.json,
             Command::Plan(args) => args.json,
+            Command::Sweep(args) => args.json,
+            Command::Reproduce(args) => args.json,
             Command::VerifyResume(args) => args.json,
             Command::Eval(args) => args.json,
             Command::Generate(args) => args.json,
@@ -102,6 +110,8 @@ pub fn main() -> ExitCode {
     let result = match cli.command {
         Command::Train(args) => train::run(args, cli.quiet, &interrupts),
         Command::Plan(args) => plan::run(&args),
+        Command::Sweep(args) => sweep::run(&args, &interrupts),
+        Command::Reproduce(args) => reproduce::run(&args, &interrupts),
         Command::VerifyResume(args) => verify_resume::run(args, &interrupts),
         Command::Eval(args) => eval::run(args),
         Command::Generate(args) => generate::run(args, &interrupts),

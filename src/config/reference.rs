@@ -6,6 +6,7 @@ use std::fmt::Write;
 use serde_json::{Value, json};
 
 use super::keys::{KEYS, Key, Kind, SECTIONS};
+use super::recipe::RECIPE;
 
 const PAGE: &str = include_str!("../../docs/configuration.md");
 
@@ -72,6 +73,7 @@ pub fn json_schema() -> Value {
         sections
             .insert((*section).into(), json!({ "type": "object", "additionalProperties": false, "properties": keys }));
     }
+    sections.insert(RECIPE.into(), json!({ "type": "object", "description": "What the run is to come to." }));
     json!({
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "A configuration of rustyflow",

@@ -21,3 +21,4 @@ mod runs;
 #[cfg(unix)]
 mod scripts;
 mod shells;
+mod sweeps;

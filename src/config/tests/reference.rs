@@ -35,5 +35,6 @@ fn the_schema_has_every_key_with_its_default() {
             assert_eq!(of_key["default"], defaults[section][name], "{}", key.name);
         }
     }
-    assert_eq!(schema["properties"].as_object().unwrap().len(), keys::SECTIONS.len());
+    // And `[recipe]`.
+    assert_eq!(schema["properties"].as_object().unwrap().len(), keys::SECTIONS.len() + 1);
 }
