@@ -12,13 +12,7 @@ use std::path::{Path, PathBuf};
 pub enum Command {
     /// Show every value that `train` would take, and where each comes from
     #[command(after_help = examples::CONFIG_SHOW)]
-    Show {
-        #[command(flatten)]
-        flags: configuration::TrainFlags,
-        /// Print one JSON object instead
-        #[arg(long)]
-        json: bool,
-    },
+    Show(Box<ShowArgs>),
     /// Write a configuration file with every key, what it means, and its default
     #[command(after_help = examples::CONFIG_INIT)]
     Init {
@@ -31,16 +25,25 @@ pub enum Command {
     Schema,
 }
 
+#[derive(clap::Args)]
+pub struct ShowArgs {
+    #[command(flatten)]
+    flags: configuration::TrainFlags,
+    /// Print one JSON object instead
+    #[arg(long)]
+    json: bool,
+}
+
 impl Command {
     /// Whether it prints JSON.
     pub fn is_for_machines(&self) -> bool {
-        matches!(self, Command::Show { json: true, .. } | Command::Schema)
+        matches!(self, Command::Schema) || matches!(self, Command::Show(args) if args.json)
     }
 }
 
 pub fn run(command: Command) -> Result<()> {
     match command {
-        Command::Show { flags, json } => show(&flags, json),
+        Command::Show(args) => show(&args.flags, args.json),
         Command::Init { file } => init(&file),
         Command::Schema => Ok(output::line(serde_json::to_string_pretty(&json_schema())?)?),
     }

@@ -7,6 +7,7 @@ mod configuration;
 mod data;
 mod device;
 mod devices;
+mod doctor;
 mod eval;
 mod examples;
 mod generate;
@@ -66,6 +67,8 @@ enum Command {
     Generate(generate::Args),
     /// List every GPU adapter with its limits and features
     Devices(devices::Args),
+    /// Check whether this machine can be trusted to train: every kernel against the CPU, rates, disk space
+    Doctor(doctor::Args),
     /// Measure what a device can do
     #[command(subcommand)]
     Bench(bench::Command),
@@ -93,6 +96,7 @@ impl Command {
             Command::Eval(args) => args.json,
             Command::Generate(args) => args.json,
             Command::Devices(args) => args.json,
+            Command::Doctor(args) => args.json,
             Command::Bench(command) => command.is_for_machines(),
             Command::Config(command) => command.is_for_machines(),
             Command::Data(_) | Command::Completions(_) | Command::Man(_) => false,
@@ -116,6 +120,7 @@ pub fn main() -> ExitCode {
         Command::Eval(args) => eval::run(args),
         Command::Generate(args) => generate::run(args, &interrupts),
         Command::Devices(args) => devices::run(args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Bench(command) => bench::run(command),
         Command::Data(command) => data::run(command),
         Command::Config(command) => config::run(command),

@@ -37,7 +37,7 @@ impl Row {
 /// A configuration file with every key, what it means and its default, all behind `#`: it changes nothing.
 pub fn template() -> String {
     let mut text = String::from(
-        "# A configuration of rustyflow. Every line that begins with # shows a default: take the # away to set the key.\n\
+        "# A configuration of rustyflow. Lines that begin with # show defaults: take the # away to set a key.\n\
          # Train with it: rustyflow train THIS_FILE. Everything in force, and from where: rustyflow config show \
          THIS_FILE.\n",
     );

@@ -8,6 +8,7 @@ mod bench;
 mod caches;
 mod checkpoints;
 mod configuration;
+mod doctor;
 #[cfg(unix)]
 mod guards;
 #[cfg(unix)]

@@ -44,7 +44,8 @@ fn the_planned_peak_of_a_gpu_is_that_of_the_run() {
 #[test]
 fn a_run_that_does_not_fit_is_told_so_before_it_begins() {
     let sandbox = Sandbox::new();
-    let run = sandbox.run(&["plan", "tiny.toml", "--device", "cpu", "--n-layer", "4000", "--n-embd", "512"]);
+    let run =
+        sandbox.run(&["plan", "tiny.toml", "--device", "cpu", "--n-layer", "4000", "--n-embd", "512", "--n-head", "8"]);
     run.succeeds().prints(&["fits       no: the machine needs ", "batch      4; none fits"]);
 }
 

@@ -18,7 +18,7 @@ fn a_loss_within_the_tolerance_meets_it_and_no_other_does() {
 
 #[test]
 fn a_file_that_is_no_recipe_is_told_what_it_lacks() {
-    let error = |text| Recipe::of_text("a.toml", text).unwrap_err().to_string();
+    let error = |text: &str| Recipe::of_text("a.toml", text).unwrap_err().to_string();
     assert_has(&error("[model]\nn_layer = 1"), &["a.toml", "recipe", "is missing", "validation_loss"]);
     assert_has(&error("[recipe]\nabout = \"a\""), &["missing field"]);
     assert_has(&error(&TABLE.replace("0.1", "0")), &["tolerance above 0"]);
