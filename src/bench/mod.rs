@@ -6,6 +6,8 @@ mod ops;
 mod plot;
 mod step;
 mod table;
+#[cfg(feature = "cli")]
+mod verify;
 
 pub use generate::{GenerateTiming, time_generate};
 pub use ops::{OpTiming, Peaks, measure_peaks, measure_roofline, select, time_row};
@@ -13,3 +15,5 @@ pub use ops::{OpTiming, Peaks, measure_peaks, measure_roofline, select, time_row
 pub use plot::plot_steps;
 pub use step::{StepCase, StepTiming, step_cases, time_step};
 pub use table::{Row, Sizes, gemms};
+#[cfg(feature = "cli")]
+pub use verify::{OpCheck, measure_copies, verify_ops};

@@ -25,6 +25,7 @@ pub enum Command {
 }
 
 #[derive(clap::Args)]
+#[command(after_help = super::examples::BENCH_OPS)]
 pub struct OpsArgs {
     /// Only these ops, such as matmul or layer_norm
     #[arg(long, value_name = "OP", value_delimiter = ',')]
@@ -43,6 +44,7 @@ pub struct OpsArgs {
 }
 
 #[derive(clap::Args)]
+#[command(after_help = super::examples::BENCH_STEP)]
 pub struct StepArgs {
     /// seed, shakespeare-char, gpt2-124m, gpt2-350m, cpu-small or cpu-seed; may be repeated
     #[arg(long, required = true, value_name = "CASE", value_delimiter = ',')]
@@ -76,6 +78,7 @@ pub struct StepArgs {
 }
 
 #[derive(clap::Args)]
+#[command(after_help = super::examples::BENCH_GENERATE)]
 pub struct GenerateArgs {
     /// The step case whose model is taken; may be repeated
     #[arg(long, required = true, value_name = "CASE", value_delimiter = ',')]

@@ -6,7 +6,7 @@ use crate::config::{Config, Layers, Precision, QUICKSTART, Resolved, process_env
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub struct RunFlags {
     /// A TOML file, or a flat .env file; without it, a small model on the sample corpus
     #[arg(value_name = "CONFIG", conflicts_with = "config")]
@@ -16,7 +16,7 @@ pub struct RunFlags {
     config: Option<PathBuf>,
     /// Set any key, as in --set train.learning_rate=3e-4; may be repeated
     #[arg(long, short, value_name = "KEY=VALUE")]
-    set: Vec<String>,
+    pub set: Vec<String>,
     /// What to learn from: sample, wikitext-2, tinyshakespeare, a file or folder, or - for standard input (data.corpus)
     #[arg(long)]
     corpus: Option<String>,
@@ -54,6 +54,34 @@ pub struct RunFlags {
     device: device::Flags,
 }
 
+/// All flags that say how a run is to be: those, and the ones of its length and its name.
+#[derive(Clone, clap::Args)]
+pub struct TrainFlags {
+    #[command(flatten)]
+    pub run: RunFlags,
+    /// Steps to train (train.max_steps)
+    #[arg(long, value_name = "N", conflicts_with = "epochs")]
+    max_steps: Option<u64>,
+    /// Or passes over the text (train.epochs)
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    epochs: Option<f64>,
+    /// What the run's folder is called (run.name)
+    #[arg(long)]
+    name: Option<String>,
+}
+
+impl TrainFlags {
+    /// As [`RunFlags::resolve`].
+    pub fn resolve(&self, otherwise: Option<&Path>) -> Result<Resolved> {
+        let more = [
+            ("--max-steps", "train.max_steps", text(self.max_steps)),
+            ("--epochs", "train.epochs", text(self.epochs)),
+            ("--name", "run.name", self.name.clone()),
+        ];
+        self.run.resolve(otherwise, &more)
+    }
+}
+
 /// A flag, the key that it sets, and its value if it was given.
 pub type Flag = (&'static str, &'static str, Option<String>);
 
@@ -74,7 +102,6 @@ impl RunFlags {
         for assignment in &self.set {
             layers = layers.set(assignment)?;
         }
-        let device = &self.device;
         let flags = [
             ("--corpus", "data.corpus", self.corpus.clone()),
             ("--tokenizer", "data.tokenizer", self.tokenizer.clone()),
@@ -85,19 +112,9 @@ impl RunFlags {
             ("--batch-size", "train.batch_size", self.batch_size.clone()),
             ("--learning-rate", "train.learning_rate", self.learning_rate.clone()),
             ("--seed", "run.seed", text(self.seed)),
-            ("--device", "device.kind", text(device.device)),
             ("--precision", "device.precision", text(self.precision)),
-            ("--matmul-f32", "device.matmul_f32", text(device.matmul_f32())),
-            ("--threads", "device.threads", text(device.threads)),
-            ("--allow-fallback", "device.allow_fallback", text(device.allow_fallback.then_some(true))),
-            ("--allow-software-gpu", "device.allow_software", text(device.allow_software_gpu.then_some(true))),
         ];
-        for (flag, key, value) in flags.iter().chain(more) {
-            if let Some(value) = value {
-                layers = layers.flag(flag, key, value)?;
-            }
-        }
-        let mut resolved = layers.build()?;
+        let mut resolved = with_flags(with_device(layers, &self.device)?, flags.iter().chain(more))?.build()?;
         if resolved.config.data.corpus == "-" {
             resolved.config.data.corpus = kept_standard_input()?;
         }
@@ -115,6 +132,27 @@ fn kept_standard_input() -> Result<String> {
     let path = file.into_temp_path().keep().map_err(|error| failed(error.error))?;
     output::note(format_args!("note: the text of standard input is kept in {}", path.display()));
     Ok(path.display().to_string())
+}
+
+/// These layers with what the flags about the device set.
+pub fn with_device(layers: Layers, device: &device::Flags) -> crate::Result<Layers> {
+    let flags = [
+        ("--device", "device.kind", text(device.device)),
+        ("--matmul-f32", "device.matmul_f32", text(device.matmul_f32())),
+        ("--threads", "device.threads", text(device.threads)),
+        ("--allow-fallback", "device.allow_fallback", text(device.allow_fallback.then_some(true))),
+        ("--allow-software-gpu", "device.allow_software", text(device.allow_software_gpu.then_some(true))),
+    ];
+    with_flags(layers, flags.iter())
+}
+
+fn with_flags<'a>(mut layers: Layers, flags: impl Iterator<Item = &'a Flag>) -> crate::Result<Layers> {
+    for (flag, key, value) in flags {
+        if let Some(value) = value {
+            layers = layers.flag(flag, key, value)?;
+        }
+    }
+    Ok(layers)
 }
 
 /// The defaults with the environment over them.

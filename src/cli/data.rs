@@ -1,9 +1,10 @@
 //! `rustyflow data`: brings data sets into the data folder, makes token files of texts, and says what is in them.
 
 use super::output::{self, short};
-use super::{cache, configuration};
+use super::{cache, configuration, examples};
 use crate::config::Layers;
-use crate::data::{Corpus, CorpusSpec, DATASETS, DataSpec, Prepared, Progress, Tokens, fetch};
+use crate::data::{Corpus, DATASETS, Prepared, Progress, Tokens, fetch};
+use crate::train::data_spec;
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
@@ -13,6 +14,7 @@ use std::time::Instant;
 #[derive(clap::Subcommand)]
 pub enum Command {
     /// Download a data set, checked by its hash; an interrupted download goes on where it stopped
+    #[command(after_help = examples::DATA_FETCH)]
     Fetch {
         /// wikitext-2, tinyshakespeare or gpt2 (GPT-2's tokenizer)
         name: String,
@@ -24,6 +26,7 @@ pub enum Command {
         base_url: Option<String>,
     },
     /// List the data sets that can be fetched
+    #[command(after_help = examples::DATA_LIST)]
     List,
     /// Make token files of a text, as `train` does before its first step
     Prepare(Prepare),
@@ -120,17 +123,7 @@ fn prepare(args: &Prepare, with_counts: bool) -> Result<()> {
     configuration::warn(&resolved);
     let data = resolved.config.data;
     let cache = cache::folder();
-    let spec = DataSpec {
-        corpus: CorpusSpec {
-            corpus: &data.corpus,
-            files: &data.files,
-            validation_fraction: data.validation_fraction,
-            data_dir: &args.data_dir,
-            cache: cache.as_deref(),
-        },
-        tokenizer: &data.tokenizer,
-        vocab_size: data.vocab_size,
-    };
+    let spec = data_spec(&data, &args.data_dir, cache.as_deref());
     let started = Instant::now();
     let mut bar = Bar::new();
     let corpus = Corpus::open(&spec.corpus, &mut |done| bar.show(Progress { task: "reading", done, total: None }))?;

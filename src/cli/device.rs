@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use std::path::Path;
 
 /// The flags that every command which computes has.
-#[derive(clap::Args)]
+#[derive(Clone, clap::Args)]
 pub struct Flags {
     /// Where to compute: auto, cpu, gpu, or gpu:N as `rustyflow devices` numbers them
     #[arg(long, value_name = "DEVICE")]
@@ -86,9 +86,14 @@ pub fn open_autotuned(config: &DeviceConfig) -> Result<Device> {
 pub fn open_for_run(resolved: &mut Resolved, kept: Option<MatmulF32>, tune: bool) -> Result<Device> {
     keep(resolved, kept);
     let device = open_with(&resolved.config.device, tune)?;
-    let (value, how) = effective_matmul_f32(&device);
-    resolved.resolve_matmul_f32(value, how);
+    resolve_matmul_f32(resolved, &device);
     Ok(device)
+}
+
+/// Makes `device.matmul_f32` definite on a device that is open.
+pub fn resolve_matmul_f32(resolved: &mut Resolved, device: &Device) {
+    let (value, how) = effective_matmul_f32(device);
+    resolved.resolve_matmul_f32(value, how);
 }
 
 /// A resumed run goes on with the value that it has, unless another one is asked for.
@@ -158,18 +163,24 @@ fn choose(config: &DeviceConfig, tune: bool) -> Result<Device> {
         DeviceKind::Auto => match open(None) {
             Ok(device) => {
                 if let Some(adapter) = device.adapter() {
-                    output::note(format_args!("device auto: gpu:{}, {}", adapter.index, adapter.name));
+                    say_once(format_args!("device auto: gpu:{}, {}", adapter.index, adapter.name));
                 }
                 Ok(device)
             }
             Err(error) => {
                 let reason = error.to_string();
                 let reason = reason.lines().next().unwrap_or_default().trim_start_matches("no usable GPU: ");
-                output::note(format_args!("device auto: cpu, because there is no usable GPU ({reason})"));
+                say_once(format_args!("device auto: cpu, because there is no usable GPU ({reason})"));
                 Ok(Device::Cpu)
             }
         },
     }
+}
+
+/// Says what `auto` came to: once, also where a device is opened again.
+fn say_once(text: std::fmt::Arguments) {
+    static SAID: std::sync::Once = std::sync::Once::new();
+    SAID.call_once(|| output::note(text));
 }
 
 /// The opened GPU, with what autotuning measured on it, if it did.

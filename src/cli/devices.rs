@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use std::collections::HashSet;
 
 #[derive(clap::Args)]
+#[command(after_help = super::examples::DEVICES)]
 pub struct Args {
     /// Print one JSON object instead
     #[arg(long)]
@@ -23,9 +24,9 @@ pub fn run(args: Args) -> Result<()> {
     if args.measure {
         measure(&adapters)?;
     }
-    let cache = cache::folder();
-    let tuning = |info: &AdapterInfo| cache.as_ref().and_then(|cache| MatmulTuning::load(cache, info));
     if args.json {
+        let cache = cache::folder();
+        let tuning = |info: &AdapterInfo| cache.as_ref().and_then(|cache| MatmulTuning::load(cache, info));
         let cpu = serde_json::json!({ "physical_cores": cores, "logical_cores": threads });
         let described = |info: &AdapterInfo| {
             let mut value = serde_json::to_value(info)?;
@@ -37,7 +38,13 @@ pub fn run(args: Args) -> Result<()> {
         return Ok(());
     }
     output::line(format_args!("cpu      {cores} physical cores, {threads} logical"))?;
-    for a in &adapters {
+    print(&adapters)
+}
+
+/// A few lines about each adapter.
+pub fn print(adapters: &[AdapterInfo]) -> Result<()> {
+    let cache = cache::folder();
+    for a in adapters {
         let [low, high] = a.subgroup_size;
         let subgroups = if low == high { low.to_string() } else { format!("{low} to {high}") };
         output::line(format_args!("gpu:{}    {} ({}, {}, driver {})", a.index, a.name, a.kind, a.backend, a.driver))?;
@@ -53,7 +60,7 @@ pub fn run(args: Args) -> Result<()> {
         output::line(format_args!("         {}", a.features.join(", ")))?;
         if a.is_software() {
             output::line("         software: computes on the processor; only with --allow-software-gpu")?;
-        } else if let Some(tuning) = tuning(a) {
+        } else if let Some(tuning) = cache.as_ref().and_then(|cache| MatmulTuning::load(cache, a)) {
             let highest = f64::from(tuning.highest()) / 1e3;
             output::line(format_args!("         matmul kernels autotuned: up to {highest:.1} TFLOP/s in f32"))?;
         } else {

@@ -4,12 +4,13 @@ use super::{at_least_one, cache, configuration, device, model, output};
 use crate::Error;
 use crate::config::DataConfig;
 use crate::data::{Corpus, CorpusSpec, Split, encode_split};
-use crate::train::{Windows, evaluate};
+use crate::train::{Windows, data_spec, evaluate};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 
 #[derive(clap::Args)]
+#[command(after_help = super::examples::EVAL)]
 pub struct Args {
     /// A run's folder or a checkpoint's; without it, the newest run in runs/
     #[arg(long, value_name = "DIR")]
@@ -102,9 +103,8 @@ impl Text {
     fn open(args: &Args, folder: &Path) -> Result<Text> {
         let cache = cache::folder();
         let open = |data: &DataConfig, validation_fraction: f64| {
-            let (corpus, files, data_dir) = (data.corpus.as_str(), &*data.files, &*args.data_dir);
-            let spec = CorpusSpec { corpus, files, validation_fraction, data_dir, cache: cache.as_deref() };
-            Corpus::open(&spec, &mut |_| {})
+            let spec = data_spec(data, &args.data_dir, cache.as_deref());
+            Corpus::open(&CorpusSpec { validation_fraction, ..spec.corpus }, &mut |_| {})
         };
         if let Some(path) = &args.text {
             std::fs::metadata(path).map_err(|error| Error::io("read", path, error))?;

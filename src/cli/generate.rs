@@ -14,6 +14,7 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 #[derive(clap::Args)]
+#[command(after_help = super::examples::GENERATE)]
 pub struct Args {
     /// A run's folder or a checkpoint's; without it, the newest run in runs/
     #[arg(long, value_name = "DIR")]

@@ -2,16 +2,23 @@
 
 mod bench;
 mod cache;
+mod config;
 mod configuration;
 mod data;
 mod device;
 mod devices;
+mod doctor;
 mod eval;
+mod examples;
 mod generate;
 mod interrupt;
 mod model;
 mod output;
+mod plan;
 mod progress;
+mod reproduce;
+mod shell;
+mod sweep;
 mod train;
 mod verify_resume;
 
@@ -46,6 +53,12 @@ struct Cli {
 enum Command {
     /// Train a model; without --config, a small one on the sample corpus
     Train(train::Args),
+    /// Say what a run would take, before it begins: memory, time, the largest batch
+    Plan(plan::Args),
+    /// Train with every combination of some values, one run after another, and compare them
+    Sweep(sweep::Args),
+    /// Train by a recipe, and say whether the loss is the one that it states
+    Reproduce(reproduce::Args),
     /// Check that an interrupted and resumed run is the same to the bit
     VerifyResume(verify_resume::Args),
     /// Measure loss, perplexity and bits per byte over a whole text
@@ -54,12 +67,21 @@ enum Command {
     Generate(generate::Args),
     /// List every GPU adapter with its limits and features
     Devices(devices::Args),
+    /// Check whether this machine can be trusted to train: every kernel against the CPU, rates, disk space
+    Doctor(doctor::Args),
     /// Measure what a device can do
     #[command(subcommand)]
     Bench(bench::Command),
     /// Fetch data sets
     #[command(subcommand)]
     Data(data::Command),
+    /// Show, write and describe configurations
+    #[command(subcommand)]
+    Config(config::Command),
+    /// Print a script that completes commands and flags in a shell
+    Completions(shell::CompletionsArgs),
+    /// Write manual pages
+    Man(shell::ManArgs),
 }
 
 impl Command {
@@ -67,12 +89,18 @@ impl Command {
     fn is_for_machines(&self) -> bool {
         match self {
             Command::Train(args) => args.json,
+            Command::Plan(args) => args.json,
+            Command::Sweep(args) => args.json,
+            Command::Reproduce(args) => args.json,
             Command::VerifyResume(args) => args.json,
             Command::Eval(args) => args.json,
             Command::Generate(args) => args.json,
             Command::Devices(args) => args.json,
+            Command::Doctor(args) => args.json,
             Command::Bench(command) => command.is_for_machines(),
             Command::Data(command) => command.is_for_machines(),
+            Command::Config(command) => command.is_for_machines(),
+            Command::Completions(_) | Command::Man(_) => false,
         }
     }
 }
@@ -86,12 +114,19 @@ pub fn main() -> ExitCode {
     let for_machines = cli.command.is_for_machines();
     let result = match cli.command {
         Command::Train(args) => train::run(args, cli.quiet, &interrupts),
+        Command::Plan(args) => plan::run(&args),
+        Command::Sweep(args) => sweep::run(&args, &interrupts),
+        Command::Reproduce(args) => reproduce::run(&args, &interrupts),
         Command::VerifyResume(args) => verify_resume::run(args, &interrupts),
         Command::Eval(args) => eval::run(args),
         Command::Generate(args) => generate::run(args, &interrupts),
         Command::Devices(args) => devices::run(args),
+        Command::Doctor(args) => doctor::run(&args),
         Command::Bench(command) => bench::run(command),
         Command::Data(command) => data::run(command),
+        Command::Config(command) => config::run(command),
+        Command::Completions(args) => shell::completions(&args),
+        Command::Man(args) => shell::man(&args),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -131,4 +166,46 @@ fn start_logging(verbose: u8) {
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
     let targets = verbose > 1 || std::env::var_os("RUST_LOG").is_some(); // which that speaks of
     logs.with_target(targets).without_time().init();
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    /// Every command that does something, by its full name.
+    fn visit(command: &clap::Command, name: &str, check: &mut dyn FnMut(&str, &clap::Command)) {
+        if !command.has_subcommands() {
+            check(name, command);
+        }
+        command.get_subcommands().for_each(|sub| visit(sub, &format!("{name} {}", sub.get_name()), check));
+    }
+
+    /// The words of a line as a shell splits it, up to a comment or a redirection.
+    fn words(line: &str) -> Vec<String> {
+        let line = line.split("   ").next().unwrap().split(" > ").next().unwrap();
+        let quoted = line.split('"').enumerate();
+        let parts = quoted.flat_map(|(i, part)| match i % 2 {
+            0 => part.split_whitespace().map(String::from).collect(),
+            _ => vec![part.to_string()],
+        });
+        parts.collect()
+    }
+
+    #[test]
+    fn the_help_of_every_command_has_examples_that_it_takes() {
+        let mut seen = 0;
+        visit(&Cli::command(), "rustyflow", &mut |name, command| {
+            let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+            let lines: Vec<&str> = help.lines().filter(|line| line.starts_with("  rustyflow ")).collect();
+            assert!(help.starts_with("Examples:\n") && !lines.is_empty(), "{name}: {help}");
+            for line in lines {
+                assert!(line.trim_start().starts_with(name), "{name}: {line}");
+                let parsed = Cli::try_parse_from(words(line.trim_start()));
+                assert!(parsed.is_ok(), "{line}: {}", parsed.err().unwrap());
+                seen += 1;
+            }
+        });
+        assert!(seen > 20, "{seen}");
+    }
 }

@@ -28,6 +28,8 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
 /// 1234567 as "1.23M".
 pub fn short(count: f64) -> String {
     match count {
+        c if c >= 1e15 => format!("{:.2}P", c / 1e15),
+        c if c >= 1e12 => format!("{:.2}T", c / 1e12),
         c if c >= 1e9 => format!("{:.2}G", c / 1e9),
         c if c >= 1e6 => format!("{:.2}M", c / 1e6),
         c if c >= 1e4 => format!("{:.1}k", c / 1e3),

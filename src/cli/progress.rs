@@ -23,10 +23,12 @@ pub struct View {
     last_line: Option<Instant>,
     last_epoch: Option<Instant>,
     validation: Option<f64>,
+    /// Whether the report at the end has the table by kernel.
+    profile: bool,
 }
 
 impl View {
-    pub fn new() -> View {
+    pub fn new(profile: bool) -> View {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
         View {
             preparation: Bar::new(),
@@ -36,6 +38,7 @@ impl View {
             last_line: None,
             last_epoch: None,
             validation: None,
+            profile,
         }
     }
 
@@ -84,7 +87,7 @@ impl View {
             }
             Event::Finished(summary) => {
                 self.bar.finish_and_clear();
-                finish(summary)
+                finish(summary, self.profile)
             }
         }
     }
@@ -184,8 +187,8 @@ impl View {
     }
 }
 
-fn finish(s: &Summary) -> io::Result<()> {
-    output::line(s.report.text())?;
+fn finish(s: &Summary, profile: bool) -> io::Result<()> {
+    output::line(if profile { s.report.text() } else { s.report.summary() })?;
     let number = |loss: Option<f64>| loss.map_or("-".to_string(), |l| format!("{l:.4}"));
     let validation = s.validation.as_ref().map(|v| v.loss);
     let stopped = if s.interrupted { format!(", interrupted before {}", s.total_steps) } else { String::new() };

@@ -1,85 +1,69 @@
 //! `rustyflow train`.
 
 use super::interrupt::{Interrupted, Interrupts};
-use super::{cache, configuration, device, output, progress};
-use crate::Error;
-use crate::config::Layers;
+use super::{cache, configuration, device, output, plan, progress};
+use crate::config::{Layers, Resolved};
 use crate::train::{Event, Summary, TRAINING_LOG, TrainOptions, newest_unfinished_run, run_config, train};
+use crate::{Device, Error};
 use anyhow::Result;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 #[derive(clap::Args)]
+#[command(after_help = super::examples::TRAIN)]
 pub struct Args {
     #[command(flatten)]
-    configuration: configuration::RunFlags,
-    /// Steps to train (train.max_steps)
-    #[arg(long, value_name = "N", conflicts_with = "epochs")]
-    max_steps: Option<u64>,
-    /// Or passes over the text (train.epochs)
-    #[arg(long, value_name = "N", allow_negative_numbers = true)]
-    epochs: Option<f64>,
-    /// What the run's folder is called (run.name)
-    #[arg(long)]
-    name: Option<String>,
+    flags: configuration::TrainFlags,
     /// Go on with a run from its newest checkpoint: its folder, or `auto` for the newest unfinished run in run.dir
     #[arg(long, value_name = "RUN")]
     resume: Option<PathBuf>,
+    /// Say what the run would take, as `rustyflow plan` does, and end there
+    #[arg(long)]
+    dry_run: bool,
+    /// End with a table of every kernel's time, which is always in the run's profile.txt
+    #[arg(long)]
+    profile: bool,
     /// Print one JSON object per event instead
     #[arg(long)]
     pub json: bool,
 }
 
 /// Shows an event to whoever watches.
-type Show = Box<dyn FnMut(&Event) -> std::io::Result<()>>;
+pub type Show = Box<dyn FnMut(&Event) -> io::Result<()>>;
 
-pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
-    let started = Instant::now();
-    let flags = &args.configuration;
-    let more = [
-        ("--max-steps", "train.max_steps", configuration::text(args.max_steps)),
-        ("--epochs", "train.epochs", configuration::text(args.epochs)),
-        ("--name", "run.name", args.name.clone()),
-    ];
-    let run = match &args.resume {
-        Some(word) if word.as_os_str() == "auto" => {
-            Some(newest_unfinished_run(Path::new(&flags.resolve(None, &more)?.config.run.dir))?)
-        }
-        run => run.clone(),
-    };
-    // A run goes on with the values that it has.
-    let run_config = run.as_deref().map(run_config).transpose()?;
-    let mut resolved = flags.resolve(run_config.as_deref(), &more)?;
-    configuration::warn(&resolved);
-    let of_run = |path: &Path| Layers::new().file(path).and_then(Layers::build);
-    let kept = run_config.as_deref().map(of_run).transpose()?.map(|run| run.config.device.matmul_f32);
-    let device = device::open_for_run(&mut resolved, kept, true)?;
-    let mut show: Show = if args.json {
-        Box::new(|event| event.json().map_or(Ok(()), output::line))
-    } else if quiet {
-        Box::new(|_| Ok(()))
-    } else {
-        let mut view = progress::View::new();
-        Box::new(move |event| view.show(event))
-    };
+/// What a run takes from its command.
+pub struct Context<'a> {
+    pub device: &'a Device,
+    pub data_dir: &'a Path,
+    /// When the command began.
+    pub started: Instant,
+    /// The run to go on with.
+    pub resume: Option<&'a Path>,
+    pub interrupts: &'a Interrupts,
+}
+
+/// Trains and shows every event. The second value is an error if that could not go on.
+pub fn train_and_show(
+    resolved: &Resolved,
+    context: &Context,
+    mut show: Show,
+) -> Result<(Summary, io::Result<()>), Error> {
     let mut shown = Ok(());
-    if !args.json && !quiet && flags.config().is_none() && run.is_none() {
-        shown = output::line("config     the built-in quickstart");
-    }
     let cache = cache::folder();
     let options = TrainOptions {
-        device,
-        started,
+        device: context.device.clone(),
+        started: context.started,
         reopen: Some(&|| device::open(&resolved.config.device).map_err(|e| Error::DeviceLost(e.to_string()))),
-        data_dir: &flags.data_dir,
+        data_dir: context.data_dir,
         cache_dir: cache.as_deref(),
-        resume: run.as_deref(),
-        stop: interrupts.stop(),
+        resume: context.resume,
+        stop: context.interrupts.stop(),
         training_log: Some(Path::new(TRAINING_LOG)),
         on_event: &mut |event| {
             // From here on there is something to save.
             if let Event::Started(_) = event {
-                interrupts.stop_after("\nstopping after this step; press Ctrl-C again to stop at once");
+                context.interrupts.stop_after("\nstopping after this step; press Ctrl-C again to stop at once");
             }
             // A closed pipe must not end a run: the rest of it goes unseen.
             if shown.is_ok() {
@@ -87,7 +71,56 @@ pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
             }
         },
     };
-    let summary = train(&resolved, options)?;
+    let summary = train(resolved, options)?;
+    Ok((summary, shown))
+}
+
+/// Shows every event as a line of JSON.
+pub fn show_json() -> Show {
+    Box::new(|event| event.json().map_or(Ok(()), output::line))
+}
+
+/// Shows a run as it goes, with the table by kernel at its end or without.
+pub fn show_progress(profile: bool) -> Show {
+    let mut view = progress::View::new(profile);
+    Box::new(move |event| view.show(event))
+}
+
+pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
+    let started = Instant::now();
+    let flags = &args.flags;
+    let run = match &args.resume {
+        Some(word) if word.as_os_str() == "auto" => {
+            Some(newest_unfinished_run(Path::new(&flags.resolve(None)?.config.run.dir))?)
+        }
+        run => run.clone(),
+    };
+    // A run goes on with the values that it has.
+    let run_config = run.as_deref().map(run_config).transpose()?;
+    let mut resolved = flags.resolve(run_config.as_deref())?;
+    configuration::warn(&resolved);
+    let of_run = |path: &Path| Layers::new().file(path).and_then(Layers::build);
+    let kept = run_config.as_deref().map(of_run).transpose()?.map(|run| run.config.device.matmul_f32);
+    if args.dry_run {
+        return plan::show(&mut resolved, kept, flags, args.json);
+    }
+    let device = device::open_for_run(&mut resolved, kept, true)?;
+    let show: Show = match (args.json, quiet) {
+        (true, _) => show_json(),
+        (false, true) => Box::new(|_| Ok(())),
+        (false, false) => {
+            let (mut show, is_built_in) = (show_progress(args.profile), flags.run.config().is_none() && run.is_none());
+            Box::new(move |event| {
+                if is_built_in && matches!(event, Event::Started(_)) {
+                    output::line("config     the built-in quickstart")?;
+                }
+                show(event)
+            })
+        }
+    };
+    let data_dir = &flags.run.data_dir;
+    let context = Context { device: &device, data_dir, started, resume: run.as_deref(), interrupts };
+    let (summary, shown) = train_and_show(&resolved, &context, show)?;
     if !args.json && shown.is_ok() {
         say_where(&summary, quiet)?;
     }

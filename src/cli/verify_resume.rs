@@ -6,6 +6,7 @@ use crate::train::verify_resume;
 use anyhow::{Result, bail};
 
 #[derive(clap::Args)]
+#[command(after_help = super::examples::VERIFY_RESUME)]
 pub struct Args {
     #[command(flatten)]
     configuration: configuration::RunFlags,

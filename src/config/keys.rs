@@ -105,6 +105,9 @@ pub(super) const SECTIONS: &[&str] =
 /// Former names of keys, and the current ones. They are read for one version, with a warning.
 pub(super) const RENAMED_KEYS: &[(&str, &str)] = &[("device.f32_products", "device.matmul_f32")];
 
+/// Other names of keys, for where people look for them. They are read as the key's own, without a warning.
+pub(super) const OTHER_NAMES: &[(&str, &str)] = &[("train.precision", "device.precision")];
+
 /// Former words for values: of which key, the word, and the current one. They are read for one version, with a warning.
 pub(super) const RENAMED_WORDS: &[(&str, &str, &str)] = &[("device.matmul_f32", "halves", "split-fp16")];
 
@@ -116,20 +119,22 @@ pub(super) struct Named {
     pub former: Option<&'static str>,
 }
 
-/// The key of that name, which may be a former one.
+/// The key of that name, which may be a former one or another one.
 pub(super) fn find(name: &str) -> Option<Named> {
     find_by(|key_name| key_name == name)
 }
 
-/// The key that this environment variable sets, by its current or its former name.
+/// The key that this environment variable sets, by any of its names.
 pub(super) fn find_variable(variable: &str) -> Option<Named> {
     find_by(|key_name| variable_of(key_name) == variable)
 }
 
 fn find_by(is_meant: impl Fn(&str) -> bool) -> Option<Named> {
-    let former = RENAMED_KEYS.iter().find(|(former, _)| is_meant(former));
+    let by = |names: &'static [(&str, &str)]| names.iter().find(|(name, _)| is_meant(name));
+    let former = by(RENAMED_KEYS);
     let named = |key| Named { key, former: former.map(|(former, _)| *former) };
-    let current = |key: &&Key| former.map_or_else(|| is_meant(key.name), |(_, name)| key.name == *name);
+    let other = former.or_else(|| by(OTHER_NAMES));
+    let current = |key: &&Key| other.map_or_else(|| is_meant(key.name), |(_, name)| key.name == *name);
     KEYS.iter().find(current).map(named)
 }
 
@@ -268,10 +273,11 @@ pub(super) fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>)
     best.filter(|(score, _)| *score >= CLOSE).map(|(_, candidate)| candidate)
 }
 
-/// The similarity from which a name is worth suggesting: half of its letters are right.
-const CLOSE: f64 = 0.5;
+/// The similarity from which a name is worth suggesting. Half of the letters are too few: `bar` is as near to `bias`.
+const CLOSE: f64 = 0.6;
 
-/// 1 for the same word, 0 for unrelated ones. Half a word (`batch` for `batch_size`) is close as well.
+/// 1 for the same word, 0 for unrelated ones. A part of a word (`batch` for `batch_size`), and one in the plural
+/// (`layers` for `n_layer`), is close as well.
 fn similarity(left: &str, right: &str) -> f64 {
     let (left, right) = (left.to_lowercase(), right.to_lowercase());
     // The edit distance is quadratic; nothing this long is a misspelling.
@@ -279,8 +285,9 @@ fn similarity(left: &str, right: &str) -> f64 {
         return 0.0;
     }
     let (shorter, longer) = if left.len() < right.len() { (&left, &right) } else { (&right, &left) };
-    let part = match shorter.len() >= 3 && longer.contains(shorter.as_str()) {
-        true => CLOSE + (1.0 - CLOSE) * shorter.len() as f64 / longer.len() as f64,
+    let singular = shorter.strip_suffix('s').unwrap_or(shorter);
+    let part = match singular.len() >= 3 && longer.contains(singular) {
+        true => CLOSE + (1.0 - CLOSE) * singular.len() as f64 / longer.len() as f64,
         false => 0.0,
     };
     strsim::normalized_damerau_levenshtein(&left, &right).max(part)

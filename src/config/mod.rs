@@ -26,6 +26,8 @@ mod explain;
 mod keys;
 mod layers;
 mod origin;
+mod recipe;
+mod reference;
 mod schema;
 mod toml_file;
 mod validate;
@@ -42,6 +44,8 @@ pub use choice::{DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, Sch
 pub use keys::current_word;
 pub use layers::{Layers, Resolved, process_environment};
 pub use origin::Origin;
+pub use recipe::{RECIPES, Recipe, RecipeTime};
+pub use reference::{json_schema, template};
 pub use schema::{
     CheckpointConfig, Config, DataConfig, DeviceConfig, GenerateConfig, GuardConfig, LogConfig, ModelConfig,
     OptimizerConfig, RunConfig, TrainConfig, TrainLength,

@@ -6,6 +6,7 @@ use toml::de::{DeInteger, DeTable, DeValue};
 use super::keys::{self, SECTIONS};
 use super::layers::Layer;
 use super::origin::Origin;
+use super::recipe::RECIPE;
 use super::wrong;
 use crate::error::Result;
 
@@ -20,6 +21,10 @@ pub(super) fn read(place: &str, text: &str) -> Result<Layer> {
     for (section, content) in table.into_inner() {
         let origin = at(section.span().start);
         let name = section.get_ref().as_ref();
+        // What is stated of a recipe changes nothing in the run.
+        if name == RECIPE {
+            continue;
+        }
         let DeValue::Table(entries) = content.into_inner() else {
             let message = match SECTIONS.contains(&name) {
                 true => format!("is a section: write [{name}] and its keys below"),

@@ -41,3 +41,10 @@ pub fn profiler() -> &'static Profiler {
 pub fn threads() -> usize {
     rayon::current_num_threads()
 }
+
+/// Memory that can be had without swapping, where the system says so in the way of Linux.
+pub fn available_memory_bytes() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+}

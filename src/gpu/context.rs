@@ -167,6 +167,12 @@ impl Gpu {
         self.0.pool.stats()
     }
 
+    /// The most memory that there is, or that may be taken, bytes; `None` where neither is known.
+    pub fn memory_bytes(&self) -> Option<u64> {
+        let allowed = Some(self.0.memory_bytes as u64).filter(|&bytes| bytes < usize::MAX as u64);
+        self.0.info.memory_bytes.into_iter().chain(allowed).min()
+    }
+
     /// Whether two handles mean the same opened GPU.
     pub fn same(&self, other: &Gpu) -> bool {
         Arc::ptr_eq(&self.0, &other.0)

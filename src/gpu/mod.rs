@@ -5,6 +5,7 @@
 //! Without the feature `gpu`, [`Gpu`] is a type without values, so the rest of the library needs no conditions.
 
 mod plan;
+mod size_class;
 #[cfg(feature = "testing")]
 mod testing;
 
@@ -40,6 +41,7 @@ pub use plan::{
     Buffer, ChoiceCache, GpuModel, INCLUDES, Interface, Launch, Limits, Operand, PARAMS_BYTES, Param, ParamValue, Plan,
     Shader, Value, buffer, grid, param,
 };
+pub(crate) use size_class::size_class;
 
 #[cfg(feature = "gpu")]
 pub use {

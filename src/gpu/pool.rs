@@ -3,14 +3,12 @@
 //! Commands run in the order in which they were recorded, so a buffer may be handed out again as soon as it is free,
 //! while the GPU still works on what was recorded before.
 
+use super::size_class::{ALIGN, size_class};
 use crate::Result;
-use crate::profile::{BytesByKind, MemoryKind, MemoryStats};
+use crate::profile::{MemoryCount, MemoryKind, MemoryStats};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-
-/// Offsets of slices and sizes of buffers are multiples of this: WebGPU's default binding alignment.
-pub const ALIGN: usize = 256;
 
 /// A part of a buffer.
 #[derive(Clone)]
@@ -78,8 +76,7 @@ pub(super) struct Pool(Mutex<Inner>);
 #[derive(Default)]
 struct Inner {
     free: HashMap<usize, Vec<(u64, wgpu::Buffer)>>,
-    stats: MemoryStats,
-    used_by_kind: BytesByKind,
+    count: MemoryCount,
     last_id: u64,
 }
 
@@ -103,19 +100,12 @@ impl Pool {
         // Not under the lock: whoever creates asks what is in use.
         let created = if recycled.is_none() { Some(create(class)?) } else { None };
         let mut inner = self.inner();
+        inner.count.take(class, kind, created.is_some());
         if created.is_some() {
-            inner.stats.reserved_bytes += class;
-            inner.stats.buffers += 1;
             inner.last_id += 1;
         }
         let last_id = inner.last_id;
         let (id, raw) = recycled.or(created.map(|raw| (last_id, raw))).expect("recycled or created");
-        inner.used_by_kind[kind] += class;
-        inner.stats.used_bytes += class;
-        if inner.stats.used_bytes > inner.stats.peak_bytes {
-            inner.stats.peak_bytes = inner.stats.used_bytes;
-            inner.stats.peak_by_kind = inner.used_by_kind;
-        }
         drop(inner);
         let buffer = Arc::new(Pooled { id, raw: Some(raw), kind, pool: Arc::downgrade(self) });
         Ok(GpuSlice { buffer, offset: 0, size })
@@ -126,43 +116,26 @@ impl Pool {
         let mut inner = self.inner();
         let free = std::mem::take(&mut inner.free);
         for (_, raw) in free.into_values().flatten() {
-            inner.stats.reserved_bytes -= raw.size() as usize;
-            inner.stats.buffers -= 1;
+            inner.count.release(raw.size() as usize);
         }
     }
 
     fn give_back(&self, id: u64, raw: wgpu::Buffer, kind: MemoryKind) {
         let class = raw.size() as usize;
         let mut inner = self.inner();
-        inner.used_by_kind[kind] -= class;
-        inner.stats.used_bytes -= class;
+        inner.count.give_back(class, kind);
         inner.free.entry(class).or_default().push((id, raw));
     }
 
     pub fn stats(&self) -> MemoryStats {
-        self.inner().stats
+        self.inner().count.stats()
     }
-}
-
-/// Rounds up to one of eight sizes per power of two, so that at most an eighth of a buffer is wasted and
-/// tensors of nearly equal size share their buffers.
-fn size_class(size: usize) -> usize {
-    let size = size.max(ALIGN);
-    let step = (size.next_power_of_two() / 16).max(ALIGN);
-    size.next_multiple_of(step)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    #[test]
-    fn size_classes_waste_at_most_an_eighth_and_stay_aligned() {
-        for size in (1..5_000).chain([1 << 20, (1 << 20) + 1, 123_456_789]) {
-            let class = size_class(size);
-            assert!(class >= size && class.is_multiple_of(ALIGN), "{size} -> {class}");
-            assert!(class <= (size + size / 8).max(size + ALIGN), "{size} -> {class}");
-        }
-    }
+    use crate::profile::BytesByKind;
 
     #[test]
     fn kinds_add_up_to_the_peak() {

@@ -93,6 +93,10 @@ impl Gpu {
         match self.0 {}
     }
 
+    pub fn memory_bytes(&self) -> Option<u64> {
+        match self.0 {}
+    }
+
     pub fn same(&self, _other: &Gpu) -> bool {
         match self.0 {}
     }

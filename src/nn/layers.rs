@@ -3,6 +3,8 @@
 use super::{Module, Parameter, join};
 use crate::cpu::CHUNK;
 use crate::ops::random::Key;
+use crate::profile::MemoryKind;
+use crate::tensor::{Spec, weights_device};
 use crate::{DType, Device, Result, Shape, Tensor};
 use rayon::prelude::*;
 use std::cell::Cell;
@@ -19,6 +21,9 @@ pub fn init_keys(seed: u64) -> impl FnMut() -> Key {
 /// Values drawn from a normal distribution with mean 0 (Box and Muller 1958), on the CPU.
 pub(super) fn normal(shape: impl Into<Shape>, std: f32, key: Key) -> Result<Tensor> {
     let shape = shape.into();
+    if let Some(device) = weights_device() {
+        return Tensor::empty(Spec::new(shape, DType::F32), &device, MemoryKind::Parameters);
+    }
     let unit = |counter: usize| (key.bits(counter as u32) as f32 + 0.5) / 4_294_967_296.0;
     let mut values = vec![0.0; shape.elements()];
     values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {

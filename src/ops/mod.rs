@@ -22,6 +22,8 @@ mod reshape;
 mod softmax;
 mod unary;
 
+#[cfg(all(feature = "cli", not(feature = "testing")))]
+pub(crate) mod cases;
 #[cfg(feature = "testing")]
 pub mod cases;
 pub(crate) mod inputs;

@@ -61,11 +61,7 @@ impl ParameterArena {
     pub fn new(module: &mut dyn Module, device: &Device, operands: DType) -> Result<ParameterArena> {
         let Layout { entries, decay_end, trainable_len, f32_len, f16_len } = Layout::of(module)?;
         let tensors = module.parameters();
-        let flat = flatten(&entries, DType::F32, f32_len, &tensors)?;
-        let (bytes, spec) = (bytemuck::cast_slice(&flat), Spec::new([f32_len], DType::F32));
-        let values = Tensor::from_bytes_as(MemoryKind::Parameters, bytes, spec, device)?;
-        let halves = (operands == DType::F16).then(|| f16_arena(&flat, device)).transpose()?;
-        drop(flat);
+        let (values, halves) = value_arenas(&entries, f32_len, &tensors, device, operands == DType::F16)?;
         let f16_only = (f16_len > 0).then(|| f16_arena(&flatten(&entries, DType::F16, f16_len, &tensors)?, device));
         let f16_only = f16_only.transpose()?;
         let gradients = Tensor::zeros_as(MemoryKind::Gradients, [trainable_len], DType::F32, device)?;
@@ -193,6 +189,24 @@ fn flatten(entries: &[Entry], dtype: DType, len: usize, tensors: &[(String, Tens
         flat[entry.offset..][..tensor.len()].copy_from_slice(&tensor.to_f32()?);
     }
     Ok(flat)
+}
+
+/// The arena of the f32 values, and if there are to be f16 copies, theirs.
+fn value_arenas(
+    entries: &[Entry],
+    len: usize,
+    tensors: &[(String, Tensor)],
+    device: &Device,
+    with_halves: bool,
+) -> Result<(Tensor, Option<Tensor>)> {
+    if !device.has_values() {
+        let arena = |dtype| Tensor::empty(Spec::new([len], dtype), device, MemoryKind::Parameters);
+        return Ok((arena(DType::F32)?, with_halves.then(|| arena(DType::F16)).transpose()?));
+    }
+    let flat = flatten(entries, DType::F32, len, tensors)?;
+    let (bytes, spec) = (bytemuck::cast_slice(&flat), Spec::new([len], DType::F32));
+    let values = Tensor::from_bytes_as(MemoryKind::Parameters, bytes, spec, device)?;
+    Ok((values, with_halves.then(|| f16_arena(&flat, device)).transpose()?))
 }
 
 /// These values as f16 on a device.

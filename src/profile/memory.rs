@@ -94,6 +94,45 @@ pub struct MemoryStats {
     pub buffers: usize,
 }
 
+/// Counts what a pool hands out and gets back.
+#[derive(Debug, Default)]
+pub struct MemoryCount {
+    stats: MemoryStats,
+    used_by_kind: BytesByKind,
+}
+
+impl MemoryCount {
+    /// A buffer of so many bytes is in use from here on. `is_new` says that the driver had to make it.
+    pub fn take(&mut self, bytes: usize, kind: MemoryKind, is_new: bool) {
+        if is_new {
+            self.stats.reserved_bytes += bytes;
+            self.stats.buffers += 1;
+        }
+        self.used_by_kind[kind] += bytes;
+        self.stats.used_bytes += bytes;
+        if self.stats.used_bytes > self.stats.peak_bytes {
+            self.stats.peak_bytes = self.stats.used_bytes;
+            self.stats.peak_by_kind = self.used_by_kind;
+        }
+    }
+
+    /// It waits in the pool.
+    pub fn give_back(&mut self, bytes: usize, kind: MemoryKind) {
+        self.used_by_kind[kind] -= bytes;
+        self.stats.used_bytes -= bytes;
+    }
+
+    /// One that waited went back to the driver.
+    pub fn release(&mut self, bytes: usize) {
+        self.stats.reserved_bytes -= bytes;
+        self.stats.buffers -= 1;
+    }
+
+    pub fn stats(&self) -> MemoryStats {
+        self.stats
+    }
+}
+
 /// Bytes with a binary unit.
 pub fn size_text(bytes: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];

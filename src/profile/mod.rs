@@ -8,7 +8,7 @@ mod report;
 mod roofline;
 mod wall_clock;
 
-pub use memory::{BytesByKind, MemoryKind, MemoryStats, size_text};
+pub use memory::{BytesByKind, MemoryCount, MemoryKind, MemoryStats, size_text};
 pub use report::{HostTime, KernelRow, Report};
 pub use roofline::{BesidePeaks, Bound, Roofline};
 pub use wall_clock::{Phase, WallClock, WallTime};

@@ -125,8 +125,16 @@ impl Report {
         if self.training_seconds > 0.0 { self.host.total / self.training_seconds } else { 0.0 }
     }
 
-    /// As printed at the end of a run and kept in `profile.txt`.
+    /// As kept in `profile.txt`: what [`Report::summary`] says, then the table by kernel.
     pub fn text(&self) -> String {
+        let mut text = self.summary();
+        self.write_kernels(&mut text);
+        text.push_str(&roofline::largest_text(&self.kernels, self.peaks.as_ref()));
+        text
+    }
+
+    /// As printed at the end of a run: kernels against host, memory, and the time of the whole run.
+    pub fn summary(&self) -> String {
         /// Kernels named in the first line.
         const NAMED: usize = 4;
         let mut text = String::from("[Profiling report]\n");
@@ -169,8 +177,6 @@ impl Report {
             let _ = writeln!(text, "  - Run: {}", wall.text());
         }
         let _ = writeln!(text, "[AVG_EPOCH_TIME] {:.2} s", self.seconds_per_epoch);
-        self.write_kernels(&mut text);
-        text.push_str(&roofline::largest_text(&self.kernels, self.peaks.as_ref()));
         text
     }
 

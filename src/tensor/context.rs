@@ -1,7 +1,8 @@
-//! What holds for all that a thread computes while a closure runs: whether operations are recorded on the tape, and who
-//! is shown the kernels. Everything else a kernel depends on comes with its tensors' device.
+//! What holds for all that a thread computes while a closure runs: whether operations are recorded on the tape, who is
+//! shown the kernels, and where initial weights are made. Everything else a kernel depends on comes with its tensors'
+//! device.
 
-use super::Tensor;
+use super::{Device, Tensor};
 use std::cell::{Cell, RefCell};
 
 /// Shown the name, the inputs and the outputs of a kernel that was just run or recorded.
@@ -9,6 +10,7 @@ type Hook = Box<dyn FnMut(&'static str, &[&Tensor], &[&Tensor])>;
 
 thread_local! {
     static GRAD_ENABLED: Cell<bool> = const { Cell::new(true) };
+    static WEIGHTS: RefCell<Option<Device>> = const { RefCell::new(None) };
     static HOOK: RefCell<Option<Hook>> = const { RefCell::new(None) };
 }
 
@@ -32,6 +34,18 @@ pub fn no_grad<T>(body: impl FnOnce() -> T) -> T {
 /// Whether operations are recorded now.
 pub fn grad_enabled() -> bool {
     GRAD_ENABLED.get()
+}
+
+/// Runs `body`, in which layers make their initial weights on `device`, a dry run: they have shapes and no values, so a
+/// model of any size is built at once.
+pub(crate) fn with_weights_on<T>(device: Device, body: impl FnOnce() -> T) -> T {
+    let _restore = Restore(Some(WEIGHTS.replace(Some(device))), |before| WEIGHTS.set(before));
+    body()
+}
+
+/// Where initial weights are made instead of on the CPU, if anywhere.
+pub(crate) fn weights_device() -> Option<Device> {
+    WEIGHTS.with_borrow(Clone::clone)
 }
 
 /// Runs `body` and shows each of its kernels to `hook`, which may read tensors but runs no kernels itself.

@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub enum Device {
     Cpu,
     Gpu(Gpu),
-    /// Plans what a GPU would run; for tests.
+    /// Computes nothing, and sees what would be: [`DryRun`].
     #[doc(hidden)]
     DryRun(Arc<DryRun>),
 }
@@ -37,7 +37,16 @@ impl Device {
 
     /// Whether it is a GPU, hardware or software.
     pub fn is_gpu(&self) -> bool {
-        !matches!(self, Device::Cpu)
+        match self {
+            Device::Cpu => false,
+            Device::Gpu(_) => true,
+            Device::DryRun(device) => device.is_gpu(),
+        }
+    }
+
+    /// Whether its tensors have values.
+    pub fn has_values(&self) -> bool {
+        !matches!(self, Device::DryRun(_))
     }
 
     /// The adapter of a GPU.
@@ -125,7 +134,7 @@ impl Device {
         Ok(match self {
             Device::Cpu => Storage::Cpu(CpuSlice::alloc(size_bytes)?),
             Device::Gpu(gpu) => Storage::Gpu(gpu.clone(), gpu.alloc(size_bytes, kind)?),
-            Device::DryRun(device) => Storage::DryRun(DrySlice::new(device)),
+            Device::DryRun(device) => Storage::DryRun(DrySlice::new(device, size_bytes, kind)),
         })
     }
 
@@ -143,11 +152,21 @@ impl Device {
         }
     }
 
+    /// The most memory that tensors can have, bytes, if it is known.
+    pub fn memory_bytes(&self) -> Option<u64> {
+        match self {
+            Device::Cpu => cpu::available_memory_bytes(),
+            Device::Gpu(gpu) => gpu.memory_bytes(),
+            Device::DryRun(_) => None,
+        }
+    }
+
     /// What its pool holds; `None` on the CPU, whose memory the system counts.
     pub fn memory(&self) -> Option<MemoryStats> {
         match self {
-            Device::Cpu | Device::DryRun(_) => None,
+            Device::Cpu => None,
             Device::Gpu(gpu) => Some(gpu.memory()),
+            Device::DryRun(device) => Some(device.memory()),
         }
     }
 
@@ -187,7 +206,7 @@ impl Storage {
         match self {
             Storage::Cpu(_) => Device::Cpu,
             Storage::Gpu(gpu, _) => Device::Gpu(gpu.clone()),
-            Storage::DryRun(slice) => Device::DryRun(slice.device.clone()),
+            Storage::DryRun(slice) => Device::DryRun(slice.device().clone()),
         }
     }
 

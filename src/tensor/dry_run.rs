@@ -1,47 +1,124 @@
-//! A device that plans kernels instead of running them, so that every launch of any GPU can be seen without having one.
+//! A device that computes nothing. Of a GPU it plans every kernel, so that each launch can be seen without having one;
+//! of any device it counts the memory that the kernels take, and what they must compute and move.
 
-use crate::gpu::{Limits, Plan};
-use std::sync::{Arc, Mutex, PoisonError};
+use crate::gpu::{Limits, Plan, size_class};
+use crate::profile::{Cost, MemoryCount, MemoryKind, MemoryStats};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A GPU with certain limits that only notes what it is asked to run. Its tensors have shapes and types, and no values.
+/// Stands in for a device with certain limits. Its tensors have shapes and types, and no values.
 #[derive(Debug)]
 pub struct DryRun {
     limits: Limits,
-    plans: Mutex<Vec<(&'static str, Plan)>>,
+    is_gpu: bool,
+    seen: Mutex<Seen>,
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    plans: Vec<(&'static str, Plan)>,
+    costs: Vec<Cost>,
+    count: MemoryCount,
+    /// Free buffers by size.
+    free: HashMap<usize, usize>,
+}
+
+impl Seen {
+    fn take(&mut self, bytes: usize, kind: MemoryKind) {
+        let free = self.free.entry(bytes).or_default();
+        let is_new = *free == 0;
+        *free -= usize::from(!is_new);
+        self.count.take(bytes, kind, is_new);
+    }
+
+    fn give_back(&mut self, bytes: usize, kind: MemoryKind) {
+        *self.free.entry(bytes).or_default() += 1;
+        self.count.give_back(bytes, kind);
+    }
 }
 
 impl DryRun {
+    /// In place of a GPU with these limits.
     pub fn new(limits: Limits) -> Arc<DryRun> {
-        Arc::new(DryRun { limits, plans: Mutex::default() })
+        Arc::new(DryRun { limits, is_gpu: true, seen: Mutex::default() })
+    }
+
+    /// In place of the CPU.
+    pub fn cpu() -> Arc<DryRun> {
+        Arc::new(DryRun { limits: Limits::CPU, is_gpu: false, seen: Mutex::default() })
     }
 
     pub fn limits(&self) -> &Limits {
         &self.limits
     }
 
-    pub(super) fn note(&self, name: &'static str, plan: Plan) {
-        self.plans.lock().unwrap_or_else(PoisonError::into_inner).push((name, plan));
+    pub(super) fn is_gpu(&self) -> bool {
+        self.is_gpu
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a kernel; `plan` says what a GPU with these limits would launch.
+    pub(super) fn note(&self, name: &'static str, cost: Cost, plan: impl FnOnce(&Limits) -> Plan) {
+        let plan = self.is_gpu.then(|| plan(&self.limits));
+        let mut seen = self.seen();
+        seen.costs.push(cost);
+        let Some(plan) = plan else { return };
+        // All of it at once, as a GPU's scratch is.
+        let scratch: Vec<usize> = plan.scratch.iter().map(|&size| size_class(size)).collect();
+        scratch.iter().for_each(|&bytes| seen.take(bytes, MemoryKind::Scratch));
+        scratch.iter().for_each(|&bytes| seen.give_back(bytes, MemoryKind::Scratch));
+        seen.plans.push((name, plan));
     }
 
     /// The name and the plan of every kernel so far, in their order; the next call begins with the next one.
     pub fn take_plans(&self) -> Vec<(&'static str, Plan)> {
-        std::mem::take(&mut self.plans.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut self.seen().plans)
+    }
+
+    /// The cost of every kernel so far; the next call begins with the next one.
+    pub fn take_costs(&self) -> Vec<Cost> {
+        std::mem::take(&mut self.seen().costs)
+    }
+
+    /// What the device's pool would hold.
+    pub fn memory(&self) -> MemoryStats {
+        self.seen().count.stats()
     }
 }
 
-/// Memory of a dry run: an identity and a size.
+/// Memory of a dry run.
 #[derive(Debug, Clone)]
-pub struct DrySlice {
-    pub(super) device: Arc<DryRun>,
-    identity: Arc<()>,
+pub struct DrySlice(Arc<DryBuffer>);
+
+#[derive(Debug)]
+struct DryBuffer {
+    device: Arc<DryRun>,
+    bytes: usize,
+    kind: MemoryKind,
+}
+
+impl Drop for DryBuffer {
+    fn drop(&mut self) {
+        self.device.seen().give_back(self.bytes, self.kind);
+    }
 }
 
 impl DrySlice {
-    pub(super) fn new(device: &Arc<DryRun>) -> DrySlice {
-        DrySlice { device: device.clone(), identity: Arc::default() }
+    pub(super) fn new(device: &Arc<DryRun>, size: usize, kind: MemoryKind) -> DrySlice {
+        // The CPU rounds up to cache lines alone.
+        let bytes = if device.is_gpu { size_class(size) } else { size.next_multiple_of(64) };
+        device.seen().take(bytes, kind);
+        DrySlice(Arc::new(DryBuffer { device: device.clone(), bytes, kind }))
+    }
+
+    pub(super) fn device(&self) -> &Arc<DryRun> {
+        &self.0.device
     }
 
     pub(super) fn is_unique(&self) -> bool {
-        Arc::strong_count(&self.identity) == 1
+        Arc::strong_count(&self.0) == 1
     }
 }

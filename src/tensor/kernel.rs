@@ -114,8 +114,7 @@ fn launch(kernel: &dyn Kernel, inputs: &[&Tensor], outputs: &[&Tensor]) -> Resul
     let cost = kernel.cost(&input_specs, &output_specs);
     match outputs[0].storage() {
         Storage::DryRun(slice) => {
-            let device = &slice.device;
-            device.note(kernel.name(), kernel.gpu(&input_specs, &output_specs, device.limits()));
+            slice.device().note(kernel.name(), cost, |limits| kernel.gpu(&input_specs, &output_specs, limits));
             Ok(())
         }
         Storage::Cpu(_) => {

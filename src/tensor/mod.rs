@@ -15,9 +15,11 @@ mod upcast;
 
 pub use autograd::{Edge, Grads, Op, Saved, Saves};
 pub(crate) use autograd::{apply, backward_from, record};
-pub(crate) use context::with_hook;
 pub use context::{grad_enabled, no_grad};
+pub(crate) use context::{weights_device, with_hook, with_weights_on};
 pub use device::{Device, Storage};
+#[cfg(not(feature = "testing"))]
+pub(crate) use dry_run::DryRun;
 #[cfg(feature = "testing")]
 pub use dry_run::DryRun;
 pub use gradient::Gradient;

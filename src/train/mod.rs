@@ -4,6 +4,7 @@
 //! arrives while later steps are computed.
 
 mod checkpoint;
+mod data_spec;
 mod diagnosis;
 mod evaluate;
 mod events;
@@ -25,11 +26,12 @@ mod trainer;
 mod verify;
 
 pub use checkpoint::{Best, DataHash, Evaluated, FoundCheckpoint, GuardState, TrainerState, find_checkpoint};
+pub use data_spec::data_spec;
 pub use evaluate::{Evaluation, Windows, evaluate};
 pub use events::{Event, LossScale, Start, Step, Summary};
 pub use log::TRAINING_LOG;
 pub use options::TrainOptions;
-pub use plan::{Plan, check_size};
+pub use plan::{Footprint, Plan, Rates, RunPlan, TimePlan, check_size, plan_run};
 pub use precision::{check_precision, describe_precision, operands};
 pub use prompt::prompt_ids;
 pub use resume::run_config;

@@ -1,5 +1,14 @@
-//! The sizes of a model in training, computed before memory for it is requested: bytes, the largest tensors, FLOPs.
+//! The sizes of a model in training, computed before memory for it is requested: bytes, the largest tensors, FLOPs. Of
+//! a whole run: what its steps take (`footprint.rs`), how long they are and how long it is (`run_plan.rs`).
 
+mod earlier;
+mod footprint;
+mod run_plan;
+
+pub use footprint::Footprint;
+pub use run_plan::{Rates, RunPlan, TimePlan, plan_run};
+
+use crate::cpu::available_memory_bytes;
 use crate::models::{LargeTensor, ModelConfig};
 use crate::optim::Kind;
 use crate::{DType, Device, Error, Result};
@@ -83,6 +92,12 @@ impl Plan {
 
     /// Bytes of the machine's memory while a checkpoint is written, which every run does.
     fn host_bytes(&self, on_gpu: bool) -> u64 {
+        let resident = if on_gpu { 0 } else { self.parameter_bytes + self.gradient_bytes + self.moment_bytes };
+        resident + self.checkpoint_bytes(on_gpu)
+    }
+
+    /// Bytes of the machine's memory that writing a checkpoint takes.
+    fn checkpoint_bytes(&self, on_gpu: bool) -> u64 {
         // What is saved, off the device, and the longer of the two files that are encoded from it one after the other.
         let (values, moments) = (self.parameter_bytes, self.moment_bytes);
         let staged = values + moments;
@@ -91,7 +106,7 @@ impl Plan {
             staged + values.max(moments)
         } else {
             // The copy of the values is dropped before the second file is encoded.
-            values + self.gradient_bytes + moments + (staged + values).max(moments + moments)
+            (staged + values).max(moments + moments)
         }
     }
 }
@@ -145,13 +160,6 @@ fn compare_memory(parameters: usize, needed: u64, available: Option<u64>) -> Res
         ))),
         _ => Ok(()),
     }
-}
-
-/// Memory that can be had without swapping, where the system says so in the way of Linux.
-fn available_memory_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/meminfo").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }
 
 #[cfg(test)]

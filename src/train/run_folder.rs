@@ -20,7 +20,7 @@ use std::fs::{self, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-const FINISHED: &str = "finished";
+pub(super) const FINISHED: &str = "finished";
 
 /// A run's folder.
 pub struct RunFolder {

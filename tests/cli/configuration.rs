@@ -225,3 +225,41 @@ fn former_names_are_read_and_the_new_ones_named() {
     let run = sandbox.run(&[&args[..], &old_flag, &["--matmul-f32", "fma"]].concat());
     assert!(run.code == Some(2) && run.stderr.contains("cannot be used with"), "{run:?}");
 }
+
+#[test]
+fn show_says_what_is_in_force_and_where_it_comes_from() {
+    let sandbox = Sandbox::new();
+    let args = ["config", "show", "tiny.toml", "--max-steps", "7", "--set", "model.n_head=1"];
+    let run = sandbox.run(&args).succeeds();
+    run.prints(&[
+        "[model]\n",
+        "n_head = 1",
+        "# from --set",
+        "max_steps = 7",
+        "# from --max-steps",
+        "# from tiny.toml:6",
+    ]);
+    let json = sandbox.run(&[&args[..], &["--json"]].concat()).succeeds().json();
+    assert_eq!(json["train"]["max_steps"], serde_json::json!({ "value": 7, "from": "--max-steps" }));
+    assert!(!sandbox.exists("runs"));
+}
+
+#[test]
+fn init_writes_a_file_that_trains_and_never_writes_over_one() {
+    let sandbox = Sandbox::new();
+    sandbox.run(&["config", "init", "my.toml"]).succeeds().prints(&["rustyflow train my.toml"]);
+    let text = sandbox.read("my.toml");
+    assert!(text.contains("#n_layer = 4\n") && text.contains("# Transformer blocks."), "{text}");
+    sandbox.run(&["config", "show", "my.toml"]).succeeds().prints(&["n_layer = 4"]);
+    sandbox.write("my.toml", "mine");
+    let run = sandbox.run(&["config", "init", "my.toml"]);
+    run.fails_with(&["my.toml", "is there already"]);
+    assert_eq!(sandbox.read("my.toml"), "mine");
+}
+
+#[test]
+fn the_schema_is_json() {
+    let schema = Sandbox::new().run(&["config", "schema"]).succeeds().stdout;
+    let schema: serde_json::Value = serde_json::from_str(&schema).unwrap();
+    assert_eq!(schema["properties"]["train"]["properties"]["schedule"]["enum"][0], "cosine");
+}

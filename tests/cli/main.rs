@@ -9,6 +9,7 @@ mod caches;
 mod checkpoints;
 mod configuration;
 mod data;
+mod doctor;
 #[cfg(unix)]
 mod guards;
 #[cfg(unix)]
@@ -16,7 +17,10 @@ mod interrupting;
 #[cfg(unix)]
 mod killing;
 mod models;
+mod plans;
 mod resuming;
 mod runs;
 #[cfg(unix)]
 mod scripts;
+mod shells;
+mod sweeps;

@@ -46,7 +46,7 @@ fn a_run_says_what_it_does() {
 #[test]
 fn the_report_has_its_documented_form() {
     let sandbox = Sandbox::new();
-    let run = sandbox.train(&[]).succeeds();
+    let run = sandbox.train(&["--profile"]).succeeds();
     let (_, report) = run.stdout.split_once("[Profiling report]\n").expect("a report");
     let mut lines = report.lines();
     let kernels = lines.next().unwrap();
@@ -78,6 +78,16 @@ fn the_report_has_its_documented_form() {
     }
     let saved = sandbox.read(format!("{TINY_RUN}/profile.txt"));
     assert!(run.stdout.contains(&saved), "profile.txt is the report: {saved}");
+}
+
+#[test]
+fn a_run_ends_in_a_short_summary_unless_the_profile_is_asked_for() {
+    let sandbox = Sandbox::new();
+    let run = sandbox.train(&[]).succeeds();
+    let (_, summary) = run.stdout.split_once("[Profiling report]\n").expect("a summary");
+    assert!(summary.contains("[AVG_EPOCH_TIME] ") && !summary.contains("Largest kernels"), "{summary}");
+    assert!(summary.lines().count() < 16 && !summary.contains("TFLOP/s"), "{summary}");
+    assert!(sandbox.read(format!("{TINY_RUN}/profile.txt")).contains("Largest kernels"));
 }
 
 #[test]

@@ -5,6 +5,8 @@ mod damaged_files;
 mod env_files;
 mod explaining;
 mod layering;
+mod recipes;
+mod reference;
 mod refuses;
 mod renamed;
 

@@ -20,6 +20,19 @@ fn an_unknown_key() {
 }
 
 #[test]
+fn an_unknown_key_that_is_near_to_none_suggests_none() {
+    for name in ["foo.bar", "foo.baz", "train.foo", "xyz.abc", "model.width", "data.path", "log.verbosity", "hello"] {
+        let message = error_of(Layers::new().set(&format!("{name}=1")).and_then(Layers::build));
+        assert!(message.contains("unknown key; the ") && !message.contains("did you mean"), "{name}: {message}");
+    }
+    for (name, key) in [("model.layers", "n_layer"), ("model.heads", "n_head"), ("train.lerning_rate", "learning_rate")]
+    {
+        let message = error_of(Layers::new().set(&format!("{name}=1")).and_then(Layers::build));
+        assert_has(&message, &["did you mean", key]);
+    }
+}
+
+#[test]
 fn a_key_in_the_wrong_section_or_in_none() {
     assert_has(&error_of(load("[train]\ndropout = 0.1")), &["did you mean `model.dropout`"]);
     assert_has(&error_of(load("batch_size = 1")), &["did you mean `train.batch_size`", "[section]"]);

@@ -1,7 +1,7 @@
 //! Former names of keys and words, which one version still reads.
 
 use super::*;
-use crate::config::keys::{KEYS, RENAMED_KEYS, RENAMED_WORDS};
+use crate::config::keys::{KEYS, OTHER_NAMES, RENAMED_KEYS, RENAMED_WORDS};
 
 /// The value, and what was warned of.
 fn outcome(layers: Result<Layers>) -> (MatmulF32, Vec<String>) {
@@ -27,6 +27,22 @@ fn a_former_key_is_read_wherever_it_is_written_and_the_new_one_is_named() {
         assert_eq!((value, warnings.len()), (MatmulF32::Fma, 1), "{place}: {warnings:?}");
         assert_has(&warnings[0], &[place, "device.f32_products is called ", new, "next version"]);
     }
+}
+
+#[test]
+fn another_name_of_a_key_is_read_as_its_own_without_a_warning() {
+    let environment = variables(&[("RUSTYFLOW_TRAIN__PRECISION", "mixed")]);
+    for layers in [
+        Layers::new().toml_str("a.toml", "[train]\nprecision = \"mixed\""),
+        env("RUSTYFLOW_TRAIN__PRECISION=mixed"),
+        Layers::new().environment(environment),
+        Layers::new().set("train.precision=mixed"),
+    ] {
+        let resolved = layers.and_then(Layers::build).unwrap();
+        assert_eq!((resolved.config.device.precision, resolved.warnings), (Precision::Mixed, vec![]));
+    }
+    let twice = load("[device]\nprecision = \"f32\"\n[train]\nprecision = \"mixed\"");
+    assert_has(&error_of(twice), &["device.precision", "is set twice, first at a.toml:2"]);
 }
 
 #[test]
@@ -63,7 +79,7 @@ fn a_key_under_both_names_in_one_layer_is_refused() {
 #[test]
 fn every_former_name_leads_to_one_that_exists() {
     let exists = |name: &str| KEYS.iter().any(|key| key.name == name);
-    for (former, name) in RENAMED_KEYS {
+    for (former, name) in RENAMED_KEYS.iter().chain(OTHER_NAMES) {
         assert!(!exists(former) && exists(name), "{former}");
     }
     for (name, former, word) in RENAMED_WORDS {

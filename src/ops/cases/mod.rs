@@ -1,5 +1,6 @@
 //! One row per op and shape worth checking. Everything that is tested for all ops walks this table: gradients against
-//! numerical ones, the GPU against the CPU, every shader variant. `bench/table.rs` has a row for each of these ops too.
+//! numerical ones, the GPU against the CPU (by `doctor` too), every shader variant. `bench/table.rs` has a row for each
+//! of these ops as well.
 
 mod mixed;
 
@@ -23,7 +24,8 @@ pub struct Case {
     /// Largest difference that rounding explains, between devices and against f64: `atol + rtol * |reference|`.
     pub atol: f32,
     pub rtol: f32,
-    /// Whether finite differences make sense: false where a kink or huge values make them meaningless.
+    /// Whether finite differences make sense: false where a kink or huge values make them meaningless. For tests.
+    #[cfg_attr(not(feature = "testing"), allow(dead_code))]
     pub smooth: bool,
     /// Whether it stores f16, which not every GPU can.
     pub f16: bool,

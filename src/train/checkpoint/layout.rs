@@ -38,7 +38,7 @@ pub fn checkpoints(run: &Path) -> Vec<(usize, PathBuf)> {
 }
 
 /// The checkpoint that a ref of a run (`best` or `last`) names, if there is such a folder.
-pub(super) fn resolve_ref(run: &Path, name: &str) -> Option<PathBuf> {
+pub(in crate::train) fn resolve_ref(run: &Path, name: &str) -> Option<PathBuf> {
     let target = fs::read_to_string(run.join(name)).ok()?;
     let target = target.trim();
     // A name, not a path: a damaged or foreign file must not lead elsewhere.

@@ -6,6 +6,8 @@ mod step;
 #[cfg(test)]
 mod tests;
 
+pub(super) use prepare::{check_configured_precision, model_config, on_device, optimizer_kind, total_steps};
+
 use super::checkpoint::{Best, Evaluated, GENERATION, METRICS, Request, TrainerState, Writer};
 use super::evaluate::{Windows, evaluate};
 use super::events::{Event, Summary};

@@ -1,13 +1,14 @@
 //! What happens before the first step. What is to fail should fail here.
 
 use super::Trainer;
-use crate::config::{self, Config, DataConfig, OptimizerKind, Resolved, TrainLength};
-use crate::data::{Corpus, CorpusSpec, DataSpec, Loader, Prepared, Progress, Tokenizer};
+use crate::config::{self, Config, OptimizerKind, Resolved, TrainLength};
+use crate::data::{Corpus, Loader, Prepared, Progress, Tokenizer};
 use crate::generate::check_prompt;
 use crate::models::{LanguageModel, ModelConfig, ModelKind, build, load};
 use crate::optim::{Kind, LearningRate, Optimizer, ParameterArena, Schedule};
 use crate::profile::{Phase, WallClock};
 use crate::train::checkpoint::{CONFIG, Checkpoint, DataHash, METRICS, OPTIMIZER, TOKENIZER, TrainerState, Writer};
+use crate::train::data_spec::data_spec;
 use crate::train::events::{Event, Start};
 use crate::train::guard::Monitor;
 use crate::train::log;
@@ -75,18 +76,6 @@ impl Data {
     }
 }
 
-/// The text that the configuration means, and its tokenizer.
-fn data_spec<'a>(data: &'a DataConfig, data_dir: &'a Path, cache: Option<&'a Path>) -> DataSpec<'a> {
-    let corpus = CorpusSpec {
-        corpus: &data.corpus,
-        files: &data.files,
-        validation_fraction: data.validation_fraction,
-        data_dir,
-        cache,
-    };
-    DataSpec { corpus, tokenizer: &data.tokenizer, vocab_size: data.vocab_size }
-}
-
 impl<'a> Trainer<'a> {
     /// Loads or creates all that a run needs. A run that is resumed is changed only if all of it succeeds.
     ///
@@ -109,7 +98,7 @@ impl<'a> Trainer<'a> {
         let total_steps = total_steps(t.length(), steps_per_epoch);
         let mut resolved = resolved.clone();
         resolved.fit_warmup(total_steps)?;
-        let model_config = model_config(&resolved, &prepared.tokenizer)?;
+        let model_config = model_config(&resolved, prepared.tokenizer.vocab_size())?;
         check_prompt(&model_config, &prompt_ids(&prepared.tokenizer, &resolved.config.generate.prompt)?)?;
         check_sizes(&resolved.config, &model_config, &device)?;
         let state = initial_state(checkpoint, &device, data.hash.clone(), total_steps);
@@ -161,7 +150,7 @@ impl<'a> Trainer<'a> {
     }
 }
 
-fn check_configured_precision(resolved: &Resolved, device: &Device) -> Result<()> {
+pub(in crate::train) fn check_configured_precision(resolved: &Resolved, device: &Device) -> Result<()> {
     check_precision(resolved.config.device.precision, device).map_err(|message| Error::Config {
         place: resolved.origin("device.precision").to_string(),
         key: "device.precision".into(),
@@ -169,7 +158,8 @@ fn check_configured_precision(resolved: &Resolved, device: &Device) -> Result<()
     })
 }
 
-fn model_config(resolved: &Resolved, tokenizer: &Tokenizer) -> Result<ModelConfig> {
+/// The shape of the model for a tokenizer of so many tokens.
+pub(in crate::train) fn model_config(resolved: &Resolved, tokens: usize) -> Result<ModelConfig> {
     let config = &resolved.config;
     let kind: ModelKind = config.model.kind.parse().map_err(|message| Error::Config {
         place: resolved.origin("model.kind").to_string(),
@@ -178,7 +168,7 @@ fn model_config(resolved: &Resolved, tokenizer: &Tokenizer) -> Result<ModelConfi
     })?;
     Ok(ModelConfig {
         kind,
-        vocab_size: tokenizer.vocab_size().next_multiple_of(config.model.vocab_multiple),
+        vocab_size: tokens.next_multiple_of(config.model.vocab_multiple),
         block_size: config.model.block_size,
         n_layer: config.model.n_layer,
         n_head: config.model.n_head,
@@ -335,7 +325,7 @@ fn learning_rate(config: &Config, total_steps: usize) -> LearningRate {
 }
 
 /// The model with its parameters on the device, and their optimizer.
-fn on_device(
+pub(in crate::train) fn on_device(
     mut model: Box<dyn LanguageModel>,
     config: &Config,
     device: &Device,
@@ -346,7 +336,7 @@ fn on_device(
     Ok((model, parameters, optimizer))
 }
 
-fn optimizer_kind(config: &Config) -> Kind {
+pub(in crate::train) fn optimizer_kind(config: &Config) -> Kind {
     let o = &config.optimizer;
     match o.kind {
         OptimizerKind::AdamW => Kind::AdamW { beta1: o.beta1, beta2: o.beta2, eps: o.eps },
@@ -355,7 +345,7 @@ fn optimizer_kind(config: &Config) -> Kind {
     }
 }
 
-fn total_steps(length: TrainLength, steps_per_epoch: f64) -> usize {
+pub(in crate::train) fn total_steps(length: TrainLength, steps_per_epoch: f64) -> usize {
     match length {
         TrainLength::Steps(steps) => steps,
         TrainLength::Epochs(epochs) => ((epochs * steps_per_epoch).round() as usize).max(1),

@@ -1,0 +1,83 @@
+//! The examples that end the help of each command.
+
+pub const TRAIN: &str = "Examples:
+  rustyflow train                                           a small model on the sample corpus
+  rustyflow train my.toml --device gpu                      as a file says, on the GPU
+  rustyflow train --corpus notes/ --epochs 5                on your own text: a file or a folder
+  rustyflow train my.toml --set train.learning_rate=3e-4    with another value of any key
+  rustyflow train my.toml --dry-run                         what it would take, before it does
+  rustyflow train --resume auto                             goes on with the newest unfinished run";
+
+pub const PLAN: &str = "Examples:
+  rustyflow plan configs/gpt2-124m.toml --device gpu        memory, time and the largest batch
+  rustyflow plan --n-layer 12 --n-embd 768 --json           for a script";
+
+pub const SWEEP: &str = "Examples:
+  rustyflow sweep --set train.learning_rate=1e-4,3e-4,1e-3 --set model.n_layer=2,4
+  rustyflow sweep my.toml --set run.seed=1,2,3 --dir runs/seeds
+  rustyflow sweep my.toml --set train.learning_rate=1e-3,1e-2 --continue-on-error";
+
+pub const REPRODUCE: &str = "Examples:
+  rustyflow reproduce --list                                the recipes that ship
+  rustyflow reproduce quickstart                            trains, and says whether the loss is the stated one
+  rustyflow reproduce my-recipe.toml --device gpu           one of your own: a config with a [recipe] table";
+
+pub const VERIFY_RESUME: &str = "Examples:
+  rustyflow verify-resume
+  rustyflow verify-resume my.toml --device gpu --steps 50";
+
+pub const EVAL: &str = "Examples:
+  rustyflow eval                                            the newest run, on its validation split
+  rustyflow eval --model runs/my-run --text novel.txt
+  rustyflow eval --model runs/my-run --corpus wikitext-2 --split test --stride 32";
+
+pub const GENERATE: &str = "Examples:
+  rustyflow generate --prompt \"One morning\"
+  rustyflow generate --model runs/my-run --prompt \"To be\" --temperature 0.7 --top-p 0.9";
+
+pub const DEVICES: &str = "Examples:
+  rustyflow devices
+  rustyflow devices --measure                               autotunes the matmul kernels anew";
+
+pub const DOCTOR: &str = "Examples:
+  rustyflow doctor                                          whether this machine can be trusted to train
+  rustyflow doctor --device gpu:1 --json";
+
+pub const CONFIG_SHOW: &str = "Examples:
+  rustyflow config show my.toml --set train.learning_rate=3e-4
+  rustyflow config show --json";
+
+pub const CONFIG_INIT: &str = "Examples:
+  rustyflow config init
+  rustyflow config init my.toml";
+
+pub const CONFIG_SCHEMA: &str = "Examples:
+  rustyflow config schema > rustyflow.schema.json
+
+Then a file that begins with `#:schema ./rustyflow.schema.json` is completed by editors that use Taplo.";
+
+pub const BENCH_OPS: &str = "Examples:
+  rustyflow bench ops --device gpu
+  rustyflow bench ops --only matmul --shape 4096x4096x64";
+
+pub const BENCH_STEP: &str = "Examples:
+  rustyflow bench step --case gpt2-124m --device gpu --profile
+  rustyflow bench step --case gpt2-124m --device gpu --batch-size 1 --batch-size 4 --svg speed.svg";
+
+pub const BENCH_GENERATE: &str = "Examples:
+  rustyflow bench generate --case gpt2-124m --device gpu";
+
+pub const DATA_FETCH: &str = "Examples:
+  rustyflow data fetch wikitext-2
+  rustyflow data fetch gpt2";
+
+pub const DATA_LIST: &str = "Examples:
+  rustyflow data list";
+
+pub const COMPLETIONS: &str = "Examples:
+  rustyflow completions bash > ~/.local/share/bash-completion/completions/rustyflow
+  rustyflow completions zsh > ~/.zfunc/_rustyflow
+  rustyflow completions fish > ~/.config/fish/completions/rustyflow.fish";
+
+pub const MAN: &str = "Examples:
+  rustyflow man ~/.local/share/man/man1";

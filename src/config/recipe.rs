@@ -1,0 +1,78 @@
+//! Recipes: configurations that state what their run comes to, in a table `[recipe]` that training passes over.
+
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use super::{QUICKSTART, wrong};
+use crate::error::{Error, Result};
+
+/// The name of the table.
+pub(super) const RECIPE: &str = "recipe";
+
+/// The recipes that ship, by name. Of `configs/` those are recipes whose loss was seen.
+pub const RECIPES: &[(&str, &str)] = &[
+    ("quickstart", QUICKSTART),
+    ("shakespeare-char", include_str!("../../configs/shakespeare-char.toml")),
+    ("shakespeare-char-cpu", include_str!("../../configs/shakespeare-char-cpu.toml")),
+];
+
+/// What a run is to come to.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Recipe {
+    /// What it trains.
+    pub about: String,
+    /// The best validation loss, in nats per token.
+    pub validation_loss: f64,
+    /// How far a run's may be from it.
+    pub tolerance: f64,
+    /// How long the run took, and on what.
+    #[serde(default)]
+    pub expected: Vec<RecipeTime>,
+}
+
+/// The time of a run on named hardware.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RecipeTime {
+    pub device: String,
+    pub minutes: f64,
+}
+
+impl Recipe {
+    /// The recipe in a configuration file.
+    ///
+    /// # Errors
+    /// If it cannot be read or has none.
+    pub fn of_file(path: &Path) -> Result<Recipe> {
+        let text = std::fs::read_to_string(path).map_err(|source| Error::io("read", path, source))?;
+        Recipe::of_text(&path.display().to_string(), &text)
+    }
+
+    /// The recipe in the text of a configuration file; `place` is the name that errors give it.
+    ///
+    /// # Errors
+    /// If it has none, or one that lacks something.
+    pub fn of_text(place: &str, text: &str) -> Result<Recipe> {
+        #[derive(Deserialize)]
+        struct File {
+            recipe: Option<Recipe>,
+        }
+        let file: File = toml::from_str(text).map_err(|e| wrong(place, RECIPE, e.message().replace('\n', "; ")))?;
+        let recipe = file.recipe.ok_or_else(|| {
+            let message = "is missing: a recipe is a configuration with a table [recipe] that has about, \
+                           validation_loss and tolerance";
+            wrong(place, RECIPE, message)
+        })?;
+        match recipe.validation_loss.is_finite() && recipe.tolerance > 0.0 {
+            true => Ok(recipe),
+            false => Err(wrong(place, RECIPE, "needs a finite validation_loss and a tolerance above 0")),
+        }
+    }
+
+    /// Whether a run that came to this loss reproduces it.
+    pub fn is_met_by(&self, validation_loss: f64) -> bool {
+        (validation_loss - self.validation_loss).abs() <= self.tolerance
+    }
+}

@@ -1,0 +1,45 @@
+//! How fast an earlier run of the same model was.
+
+use super::run_plan::Rates;
+use crate::Device;
+use crate::config::{Config, Layers};
+use crate::train::checkpoint::{CONFIG, METRICS, STATE, TrainerState, resolve_ref};
+use crate::train::run_folder::FINISHED;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The speed of the newest finished run in `run.dir` that had this model, this batch and this device. What cannot be
+/// read is passed over.
+pub(super) fn rates(config: &Config, device: &Device) -> Option<Rates> {
+    let entries = fs::read_dir(&config.run.dir).ok()?.flatten().map(|entry| entry.path());
+    let finished = |run: &Path| fs::metadata(run.join(FINISHED)).and_then(|file| file.modified()).ok();
+    let mut runs: Vec<(_, PathBuf)> = entries.filter_map(|run| Some((finished(&run)?, run))).collect();
+    runs.sort();
+    let same = |run: &Path| {
+        let Ok(earlier) = Layers::new().file(&run.join(CONFIG)).and_then(Layers::build) else { return false };
+        let of = |c: &Config| {
+            let t = &c.train;
+            let split = c.device.matmul_f32;
+            (c.model.clone(), c.data.clone(), t.batch_size, t.grad_accum_steps, c.device.precision, split)
+        };
+        of(&earlier.config) == of(config) && computed_on(run).is_some_and(|name| name == device.name())
+    };
+    let (_, run) = runs.into_iter().rev().find(|(_, run)| same(run))?;
+    Some(Rates::Earlier { tokens_per_s: tokens_per_s(&run)?, run })
+}
+
+/// The name of the device that a run was computed on.
+fn computed_on(run: &Path) -> Option<String> {
+    let state = fs::read(resolve_ref(run, "last")?.join(STATE)).ok()?;
+    Some(serde_json::from_slice::<TrainerState>(&state).ok()?.device)
+}
+
+/// The median over the logged steps.
+fn tokens_per_s(run: &Path) -> Option<f64> {
+    let text = fs::read_to_string(run.join(METRICS)).ok()?;
+    let lines = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
+    let mut speeds: Vec<f64> =
+        lines.filter(|line| line["kind"] == "train").filter_map(|line| line["tokens_per_s"].as_f64()).collect();
+    speeds.sort_by(f64::total_cmp);
+    speeds.get(speeds.len() / 2).copied().filter(|speed| *speed > 0.0)
+}

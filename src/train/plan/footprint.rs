@@ -1,0 +1,85 @@
+//! What the steps of a run take, found by taking some on a device that computes nothing.
+
+use crate::config::Config;
+use crate::models::{LanguageModel, ModelConfig, build};
+use crate::nn::Dropout;
+use crate::optim::{Optimizer, ParameterArena};
+use crate::profile::{Cost, MemoryStats};
+use crate::tensor::{DryRun, no_grad, with_weights_on};
+use crate::train::trainer::on_device;
+use crate::{DType, Device, Result, Tensor};
+
+/// What a run takes of its device.
+#[derive(Debug, Clone)]
+pub struct Footprint {
+    /// What the device's pool holds once there were updates and an evaluation.
+    pub memory: MemoryStats,
+    /// The kernels of one update.
+    pub update: Vec<Cost>,
+    /// Those of one batch of an evaluation.
+    pub evaluation: Vec<Cost>,
+}
+
+impl Footprint {
+    /// Of a run with batches of `batch_size` on this device, or one of the same limits, in updates of so many
+    /// micro-batches.
+    ///
+    /// # Errors
+    /// If there is no such model.
+    pub(super) fn new(
+        config: &Config,
+        shape: &ModelConfig,
+        batch_size: usize,
+        micro_batches: usize,
+        device: &Device,
+    ) -> Result<Footprint> {
+        let dry_run = if device.is_gpu() { DryRun::new(device.limits().clone()) } else { DryRun::cpu() };
+        let device = Device::DryRun(dry_run.clone());
+        // Initial weights are made on the CPU, whose memory keeps what they took.
+        let weights = if device.is_gpu() { Device::DryRun(DryRun::cpu()) } else { device.clone() };
+        let model = with_weights_on(weights, || build(shape, config.run.seed))?;
+        let (model, parameters, mut optimizer) = on_device(model, config, &device)?;
+        let batch = Batch { model: &*model, config, shape: [batch_size, shape.block_size], device: &device };
+        // From the second update on there is a gradient to be replaced.
+        batch.update(&parameters, &mut optimizer, micro_batches)?;
+        dry_run.take_costs();
+        batch.update(&parameters, &mut optimizer, micro_batches)?;
+        let update = dry_run.take_costs();
+        no_grad(|| batch.loss(&Dropout::off(), None))?;
+        Ok(Footprint { memory: dry_run.memory(), update, evaluation: dry_run.take_costs() })
+    }
+}
+
+/// A batch of no values.
+struct Batch<'a> {
+    model: &'a dyn LanguageModel,
+    config: &'a Config,
+    /// (B, T)
+    shape: [usize; 2],
+    device: &'a Device,
+}
+
+impl Batch<'_> {
+    /// As `Trainer::train_step`.
+    fn update(&self, parameters: &ParameterArena, optimizer: &mut Optimizer, micro_batches: usize) -> Result<()> {
+        let dropout = self.config.model.dropout as f32;
+        parameters.zero_gradients();
+        let mut total: Option<Tensor> = None;
+        for pass in 0..micro_batches {
+            let dropout = Dropout::new(dropout, self.config.run.seed, pass as u64);
+            let loss = self.loss(&dropout, optimizer.loss_scale())?;
+            let loss = if micro_batches == 1 { loss } else { loss.scale(1.0 / micro_batches as f32)? };
+            loss.backward()?;
+            total = Some(match total {
+                None => loss.detach(),
+                Some(total) => total.add(&loss.detach())?,
+            });
+        }
+        optimizer.step(parameters, 1e-3).map(drop)
+    }
+
+    fn loss(&self, dropout: &Dropout, loss_scale: Option<&Tensor>) -> Result<Tensor> {
+        let tokens = || Tensor::zeros(self.shape, DType::U32, self.device);
+        self.model.loss(&tokens()?, &tokens()?, dropout, loss_scale)
+    }
+}

@@ -1,0 +1,16 @@
+//! Whether this machine can be trusted.
+
+use crate::sandbox::Sandbox;
+
+#[test]
+fn doctor_ends_in_one_line_that_says_whether_to_train_here() {
+    let sandbox = Sandbox::new();
+    let run = sandbox.run(&["doctor", "--device", "cpu"]).succeeds();
+    run.prints(&["rustyflow ", "cases agree", "TFLOP/s in f32", "disk     runs in runs: ", " free\n"])
+        .stdout
+        .lines()
+        .last()
+        .filter(|line| line.starts_with("this machine can be trusted to train on cpu ("))
+        .expect("a verdict");
+    assert!(!sandbox.exists("runs"));
+}

@@ -1,0 +1,58 @@
+//! What is said of a run before it begins, and what it comes to.
+
+use crate::sandbox::{Sandbox, TINY_RUN, has_gpu, json_lines};
+
+#[test]
+fn a_plan_names_memory_steps_and_time_and_writes_nothing() {
+    let sandbox = Sandbox::new();
+    for args in [&["plan", "tiny.toml", "--device", "cpu"][..], &["train", "tiny.toml", "--device", "cpu", "--dry-run"]]
+    {
+        let run = sandbox.run(args).succeeds();
+        run.prints(&["weights ", "gradients ", "moments ", "activations ", "fits       yes", "6 steps", " ms a step"]);
+    }
+    assert!(!sandbox.exists("runs") && !sandbox.exists("training_log.txt"));
+}
+
+/// Every op of a step, in both precisions where the GPU has them, with all that changes what is kept.
+#[test]
+fn the_planned_peak_of_a_gpu_is_that_of_the_run() {
+    if !has_gpu() {
+        return;
+    }
+    for more in [
+        &["--batch-size", "1"][..],
+        &["--n-embd", "64", "--batch-size", "32", "--set", "model.dropout=0.1"],
+        &["--set", "train.grad_accum_steps=3", "--set", "model.tie_embeddings=false", "--set", "model.bias=false"],
+        &["--precision", "mixed", "--set", "optimizer.kind=sgd"],
+    ] {
+        let sandbox = Sandbox::new();
+        let of = |command| {
+            let gpu = [command, "tiny.toml", "--device", "gpu", "--allow-software-gpu", "--json"];
+            sandbox.run(&[&gpu[..], more].concat())
+        };
+        let plan = of("plan");
+        if plan.stderr.contains("stores 16-bit floats") || plan.stdout.contains("stores 16-bit floats") {
+            continue;
+        }
+        let planned = plan.succeeds().json()["memory"]["peak"].as_f64().unwrap();
+        let lines = json_lines(&of("train").succeeds().stdout);
+        let peak = lines.last().unwrap()["peak_memory_bytes"].as_f64().unwrap();
+        assert!((planned / peak - 1.0).abs() < 0.05, "{more:?}: planned {planned}, {peak} in the run");
+    }
+}
+
+#[test]
+fn a_run_that_does_not_fit_is_told_so_before_it_begins() {
+    let sandbox = Sandbox::new();
+    let run =
+        sandbox.run(&["plan", "tiny.toml", "--device", "cpu", "--n-layer", "4000", "--n-embd", "512", "--n-head", "8"]);
+    run.succeeds().prints(&["fits       no: the machine needs ", "batch      4; none fits"]);
+}
+
+#[test]
+fn a_finished_run_of_the_same_model_says_how_fast_the_next_one_is() {
+    let sandbox = Sandbox::trained();
+    let plan = |more: &[&str]| sandbox.run(&[&["plan", "tiny.toml", "--device", "cpu"][..], more].concat()).succeeds();
+    plan(&[]).prints(&[&format!("from {TINY_RUN}, a finished run of the same model")]);
+    plan(&["--n-embd", "32"]).prints(&["from the work of every kernel at the device's peaks"]);
+}
