@@ -19,3 +19,4 @@ mod resuming;
 mod runs;
 #[cfg(unix)]
 mod scripts;
+mod sinks;
