@@ -1,10 +1,10 @@
 //! `rustyflow train`.
 
 use super::interrupt::{Interrupted, Interrupts};
-use super::{configuration, device, output, progress};
-use crate::Error;
+use super::{configuration, device, output, progress, tui};
 use crate::config::Layers;
 use crate::train::{Event, Summary, TRAINING_LOG, TrainOptions, newest_unfinished_run, run_config, train};
+use crate::{Device, Error};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -28,6 +28,9 @@ pub struct Args {
     /// Print one JSON object per event instead
     #[arg(long)]
     pub json: bool,
+    /// Show the run on the whole terminal: curves, numbers, log and sample
+    #[arg(long, conflicts_with = "json")]
+    tui: bool,
 }
 
 /// Shows an event to whoever watches.
@@ -35,6 +38,7 @@ type Show = Box<dyn FnMut(&Event) -> std::io::Result<()>>;
 
 pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
     let started = Instant::now();
+    anyhow::ensure!(!(args.tui && quiet), "--tui cannot be used with --quiet");
     let flags = &args.configuration;
     let more = [
         ("--max-steps", "train.max_steps", configuration::text(args.max_steps)),
@@ -54,14 +58,7 @@ pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
     let of_run = |path: &Path| Layers::new().file(path).and_then(Layers::build);
     let kept = run_config.as_deref().map(of_run).transpose()?.map(|run| run.config.device.matmul_f32);
     let device = device::open_for_run(&mut resolved, kept, true)?;
-    let mut show: Show = if args.json {
-        Box::new(|event| event.json().map_or(Ok(()), output::line))
-    } else if quiet {
-        Box::new(|_| Ok(()))
-    } else {
-        let mut view = progress::View::new();
-        Box::new(move |event| view.show(event))
-    };
+    let mut show = view(&args, quiet, &device);
     let mut shown = Ok(());
     if !args.json && !quiet && flags.config().is_none() && run.is_none() {
         shown = output::line("config     the built-in quickstart");
@@ -90,6 +87,26 @@ pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
         say_where(&summary, quiet)?;
     }
     if summary.interrupted { Err(Interrupted.into()) } else { Ok(()) }
+}
+
+/// What shows the run.
+fn view(args: &Args, quiet: bool, device: &Device) -> Show {
+    if args.json {
+        return Box::new(|event| event.json().map_or(Ok(()), output::line));
+    }
+    if quiet {
+        return Box::new(|_| Ok(()));
+    }
+    match args.tui.then(tui::terminal::obstacle) {
+        Some(None) => {
+            let mut view = tui::View::new(device);
+            return Box::new(move |event| view.show(event));
+        }
+        Some(Some(why)) => output::note(format_args!("note: --tui {why}: going on without")),
+        None => {}
+    }
+    let mut view = progress::View::new();
+    Box::new(move |event| view.show(event))
 }
 
 /// Where the run is, and what to do with it.

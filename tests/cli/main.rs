@@ -20,3 +20,5 @@ mod runs;
 #[cfg(unix)]
 mod scripts;
 mod sinks;
+#[cfg(target_os = "linux")]
+mod tui;
