@@ -31,6 +31,10 @@ pub struct Args {
     /// Show the run on the whole terminal: curves, numbers, log and sample
     #[arg(long, conflicts_with = "json")]
     tui: bool,
+    /// Write when each kernel, step and phase ran, for chrome://tracing or Perfetto, to this file or to trace.json in
+    /// the run's folder
+    #[arg(long, value_name = "FILE", require_equals = true)]
+    trace: Option<Option<PathBuf>>,
 }
 
 /// Shows an event to whoever watches.
@@ -71,6 +75,7 @@ pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
         resume: run.as_deref(),
         stop: interrupts.stop(),
         training_log: Some(Path::new(TRAINING_LOG)),
+        trace: args.trace.as_ref().map(Option::as_deref),
         on_event: &mut |event| {
             // From here on there is something to save.
             if let Event::Started(_) = event {

@@ -48,6 +48,7 @@ fn run(
         resume,
         stop: &stop,
         training_log,
+        trace: None,
         on_event: &mut on_event,
     };
     let summary = train(resolved, options)?;

@@ -23,6 +23,7 @@ mod run;
 mod run_folder;
 mod sinks;
 mod step_hook;
+mod trace;
 mod trainer;
 mod verify;
 

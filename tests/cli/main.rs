@@ -20,5 +20,6 @@ mod runs;
 #[cfg(unix)]
 mod scripts;
 mod sinks;
+mod trace;
 #[cfg(target_os = "linux")]
 mod tui;

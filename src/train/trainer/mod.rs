@@ -18,6 +18,7 @@ use super::prompt::prompt_ids;
 use super::run_folder::RunFolder;
 use super::sinks::{Record, Sink};
 use super::step_hook::StepHook;
+use super::trace::RunTrace;
 use crate::config::{Config, GenerateConfig};
 use crate::data::{Coverage, Loader, Position, Tokenizer};
 use crate::generate::{Sampling, generate, printable};
@@ -68,6 +69,7 @@ pub(super) struct Trainer<'a> {
     /// What is on its way from the device, in its order.
     in_flight: VecDeque<InFlight>,
     clock: WallClock,
+    trace: Option<RunTrace>,
     /// The last logged step that was done, and when: see [`Trainer::busy_time`].
     last_logged: (usize, Duration),
     /// The seconds of training of every epoch that began and ended in this process, by its number.
@@ -365,6 +367,10 @@ impl Trainer<'_> {
         // The run is whole without it.
         if let Some(Err(error)) = self.options.training_log.map(|path| log::append(path, &summary)) {
             self.report(Event::Note(format!("the run's timings are in its folder alone: {error}")))?;
+        }
+        if let Some(trace) = &self.trace {
+            let written = trace.write(self.folder.path());
+            self.report(Event::Note(written.unwrap_or_else(|error| format!("there is no trace: {error}"))))?;
         }
         self.report(Event::Finished(Box::new(summary.clone())))?;
         Ok(summary)

@@ -19,6 +19,7 @@ use crate::train::resume::Resumed;
 use crate::train::run_folder::RunFolder;
 use crate::train::sinks::{self, Sink};
 use crate::train::step_hook::SingleDevice;
+use crate::train::trace::RunTrace;
 use crate::{Device, Error, Result};
 use std::collections::VecDeque;
 use std::path::Path;
@@ -81,7 +82,8 @@ impl<'a> Trainer<'a> {
     /// # Errors
     /// Those of [`train`](crate::train::train) that can be known before the first step.
     pub(in crate::train) fn prepare(resolved: &Resolved, options: TrainOptions<'a>) -> Result<Trainer<'a>> {
-        let mut clock = WallClock::new(options.started, Phase::Device);
+        let trace = RunTrace::begin(&options)?;
+        let mut clock = WallClock::new(options.started, Phase::Device, trace.as_ref().map(RunTrace::recorder));
         let device = options.device.clone();
         options.training_log.map_or(Ok(()), log::check)?;
         check_configured_precision(resolved, &device)?;
@@ -142,6 +144,7 @@ impl<'a> Trainer<'a> {
             writer: Writer::default(),
             last_logged: (state.step, clock.spent(Phase::Unaccounted)),
             clock,
+            trace,
             state,
             options,
         })
