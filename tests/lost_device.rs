@@ -41,6 +41,7 @@ fn a_lost_device_is_opened_again_once_and_the_run_goes_on_from_the_last_checkpoi
                 resume: None,
                 stop: &AtomicBool::new(false),
                 training_log: None,
+                trace: None,
                 on_event: &mut |event| match event {
                     Event::Note(text) => notes.push(text.clone()),
                     Event::Progress { step: 10 } if lost < losses => {

@@ -1,6 +1,6 @@
 //! Ctrl-C and SIGTERM: a command with something to save is asked to stop, all else ends at once.
 
-use super::output;
+use super::{output, tui};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::process::{ExitCode, exit};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
@@ -58,7 +58,10 @@ impl Interrupts {
         let stopping = *self.stopping.lock().unwrap_or_else(PoisonError::into_inner);
         match stopping {
             Some(message) if !self.stop.swap(true, Ordering::Relaxed) => output::note(message),
-            _ => exit(128 + signal),
+            _ => {
+                tui::terminal::leave();
+                exit(128 + signal)
+            }
         }
     }
 

@@ -20,6 +20,7 @@ mod reproduce;
 mod shell;
 mod sweep;
 mod train;
+mod tui;
 mod verify_resume;
 
 use clap::{Parser, Subcommand};
@@ -163,7 +164,7 @@ fn start_logging(verbose: u8) {
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
     let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| output::Notes).with_ansi(colours);
     let targets = verbose > 1 || std::env::var_os("RUST_LOG").is_some(); // which that speaks of
     logs.with_target(targets).without_time().init();
 }

@@ -1,6 +1,10 @@
 //! Output that may be closed early, as by `rustyflow ... | head`.
 
 use std::io::{self, Write};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What was written to standard error while something else has the terminal; `None` if nothing has.
+static HELD: Mutex<Option<Vec<String>>> = Mutex::new(None);
 
 /// Writes a line; a closed pipe is an error, not a panic.
 pub fn line(text: impl std::fmt::Display) -> io::Result<()> {
@@ -16,7 +20,55 @@ pub fn now(text: &str) -> io::Result<()> {
 
 /// Writes a line to standard error. Nobody is left to tell if that fails, so unlike `eprintln` it does not panic.
 pub fn note(text: impl std::fmt::Display) {
-    let _ = writeln!(io::stderr().lock(), "{text}");
+    let _ = writeln!(Notes, "{text}");
+}
+
+/// Standard error, unless what is written there is held back.
+pub struct Notes;
+
+impl Write for Notes {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.write_all(bytes).map(|()| bytes.len())
+    }
+
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match &mut *held() {
+            Some(notes) => {
+                notes.push(String::from_utf8_lossy(bytes).into_owned());
+                Ok(())
+            }
+            None => io::stderr().write_all(bytes),
+        }
+    }
+
+    fn write_fmt(&mut self, text: std::fmt::Arguments) -> io::Result<()> {
+        // In one piece.
+        self.write_all(text.to_string().as_bytes())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn held() -> MutexGuard<'static, Option<Vec<String>>> {
+    HELD.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// From here on notes are held back.
+pub fn hold_notes() {
+    held().get_or_insert_default();
+}
+
+/// Those that are held back, after the first `skip`.
+pub fn held_notes(skip: usize) -> Vec<String> {
+    held().iter().flatten().skip(skip).cloned().collect()
+}
+
+/// Writes what was held back, and holds back nothing more.
+pub fn release_notes() {
+    let notes = held().take();
+    notes.iter().flatten().for_each(|note| drop(io::stderr().write_all(note.as_bytes())));
 }
 
 /// Whether whoever read our output has gone: no reason to complain.

@@ -16,8 +16,9 @@ const LINE_ABOVE_BAR_EVERY: Duration = Duration::from_secs(10);
 
 pub struct View {
     preparation: Bar,
-    /// Hidden where standard error is not a terminal.
+    /// Hidden where standard error is not a terminal, or where there is to be none.
     bar: ProgressBar,
+    has_bar: bool,
     first_step: usize,
     total_steps: usize,
     last_line: Option<Instant>,
@@ -29,10 +30,16 @@ pub struct View {
 
 impl View {
     pub fn new(profile: bool) -> View {
+        View { has_bar: io::stderr().is_terminal(), ..View::without_bar(profile) }
+    }
+
+    /// Lines alone.
+    pub fn without_bar(profile: bool) -> View {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
         View {
             preparation: Bar::new(),
             bar,
+            has_bar: false,
             first_step: 0,
             total_steps: 0,
             last_line: None,
@@ -60,13 +67,7 @@ impl View {
             Event::Step(step) => self.step(step),
             Event::Evaluated { step, result, best, .. } => {
                 self.validation = Some(result.loss);
-                let mark = if *best { "  (best)" } else { "" };
-                self.line(format!(
-                    "step {step:>6}  validation loss {:.4}  perplexity {:.2}  {}{mark}",
-                    result.loss,
-                    result.perplexity,
-                    bits_per_byte(result)
-                ))
+                self.line(evaluation_line(*step, result, *best))
             }
             Event::Epoch { epoch, seconds } => self.epoch(*epoch, *seconds),
             Event::RolledBack { step, cause, learning_rate_factor, .. } => {
@@ -128,7 +129,7 @@ impl View {
         }
         output::line(format_args!("folder     {}\n", s.folder.display()))?;
         (self.first_step, self.total_steps) = (s.first_step, s.total_steps);
-        if io::stderr().is_terminal() {
+        if self.has_bar {
             let style = "{wide_bar:.cyan/238} {pos}/{len}  {msg}  {elapsed} ETA {eta}";
             self.bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(10));
             self.bar.set_style(ProgressStyle::with_template(style).expect("the template is valid"));
@@ -167,7 +168,7 @@ impl View {
             return Ok(());
         }
         self.last_epoch = Some(Instant::now());
-        self.line(format!("epoch {epoch:>5}  {seconds:.2} s"))
+        self.line(epoch_line(epoch, seconds))
     }
 
     /// Time left at the speed of the last steps.
@@ -214,6 +215,20 @@ fn finish(s: &Summary, profile: bool) -> io::Result<()> {
     Ok(())
 }
 
+pub fn evaluation_line(step: usize, result: &Evaluation, best: bool) -> String {
+    let mark = if best { "  (best)" } else { "" };
+    format!(
+        "step {step:>6}  validation loss {:.4}  perplexity {:.2}  {}{mark}",
+        result.loss,
+        result.perplexity,
+        bits_per_byte(result)
+    )
+}
+
+pub fn epoch_line(epoch: usize, seconds: f64) -> String {
+    format!("epoch {epoch:>5}  {seconds:.2} s")
+}
+
 /// "bits per byte 1.234", or of a tokenizer that does not keep the text, what it is per.
 fn bits_per_byte(result: &Evaluation) -> String {
     match result {
@@ -225,6 +240,6 @@ fn bits_per_byte(result: &Evaluation) -> String {
 }
 
 /// "1 step", "2 steps".
-fn counted(count: usize, noun: &str) -> String {
+pub fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }

@@ -1,7 +1,7 @@
 //! `rustyflow train`.
 
 use super::interrupt::{Interrupted, Interrupts};
-use super::{cache, configuration, device, output, plan, progress};
+use super::{cache, configuration, device, output, plan, progress, tui};
 use crate::config::{Layers, Resolved};
 use crate::train::{Event, Summary, TRAINING_LOG, TrainOptions, newest_unfinished_run, run_config, train};
 use crate::{Device, Error};
@@ -27,6 +27,13 @@ pub struct Args {
     /// Print one JSON object per event instead
     #[arg(long)]
     pub json: bool,
+    /// Show the run on the whole terminal: curves, numbers, log and sample
+    #[arg(long, conflicts_with = "json")]
+    tui: bool,
+    /// Write when each kernel, step and phase ran, for chrome://tracing or Perfetto, to this file or to trace.json in
+    /// the run's folder
+    #[arg(long, value_name = "FILE", require_equals = true)]
+    trace: Option<Option<PathBuf>>,
 }
 
 /// Shows an event to whoever watches.
@@ -41,6 +48,8 @@ pub struct Context<'a> {
     /// The run to go on with.
     pub resume: Option<&'a Path>,
     pub interrupts: &'a Interrupts,
+    /// Where its trace is to go: see [`TrainOptions::trace`].
+    pub trace: Option<Option<&'a Path>>,
 }
 
 /// Trains and shows every event. The second value is an error if that could not go on.
@@ -60,6 +69,7 @@ pub fn train_and_show(
         resume: context.resume,
         stop: context.interrupts.stop(),
         training_log: Some(Path::new(TRAINING_LOG)),
+        trace: context.trace,
         on_event: &mut |event| {
             // From here on there is something to save.
             if let Event::Started(_) = event {
@@ -88,6 +98,7 @@ pub fn show_progress(profile: bool) -> Show {
 
 pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
     let started = Instant::now();
+    anyhow::ensure!(!(args.tui && quiet), "--tui cannot be used with --quiet");
     let flags = &args.flags;
     let run = match &args.resume {
         Some(word) if word.as_os_str() == "auto" => {
@@ -109,7 +120,8 @@ pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
         (true, _) => show_json(),
         (false, true) => Box::new(|_| Ok(())),
         (false, false) => {
-            let (mut show, is_built_in) = (show_progress(args.profile), flags.run.config().is_none() && run.is_none());
+            let is_built_in = flags.run.config().is_none() && run.is_none();
+            let mut show = view(&args, &device);
             Box::new(move |event| {
                 if is_built_in && matches!(event, Event::Started(_)) {
                     output::line("config     the built-in quickstart")?;
@@ -119,12 +131,26 @@ pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
         }
     };
     let data_dir = &flags.run.data_dir;
-    let context = Context { device: &device, data_dir, started, resume: run.as_deref(), interrupts };
+    let trace = args.trace.as_ref().map(Option::as_deref);
+    let context = Context { device: &device, data_dir, started, resume: run.as_deref(), interrupts, trace };
     let (summary, shown) = train_and_show(&resolved, &context, show)?;
     if !args.json && shown.is_ok() {
         say_where(&summary, quiet)?;
     }
     if summary.interrupted { Err(Interrupted.into()) } else { Ok(()) }
+}
+
+/// What shows the run to a person.
+fn view(args: &Args, device: &Device) -> Show {
+    match args.tui.then(tui::terminal::obstacle) {
+        Some(None) => {
+            let mut view = tui::View::new(device, args.profile);
+            return Box::new(move |event| view.show(event));
+        }
+        Some(Some(why)) => output::note(format_args!("note: --tui {why}: going on without")),
+        None => {}
+    }
+    show_progress(args.profile)
 }
 
 /// Where the run is, and what to do with it.

@@ -327,11 +327,15 @@ impl Default for GuardConfig {
 pub struct LogConfig {
     /// Optimizer steps between reported losses. Default 10.
     pub every: usize,
+    /// Whether to write TensorBoard's event files besides `metrics.jsonl`. Default false.
+    pub tensorboard: bool,
+    /// Whether to write `metrics.csv` besides `metrics.jsonl`. Default false.
+    pub csv: bool,
 }
 
 impl Default for LogConfig {
     fn default() -> Self {
-        LogConfig { every: 10 }
+        LogConfig { every: 10, tensorboard: false, csv: false }
     }
 }
 

@@ -277,7 +277,7 @@ impl Gpu {
         let enough =
             if recorder.must_compile { KERNELS_PER_SUBMIT } else { self.0.kernels_per_submit.load(Ordering::Relaxed) };
         let due = recorder.kernels >= enough || recorder.flops >= flops;
-        self.0.profiler.add_span(Span::Encode, started.elapsed());
+        self.0.profiler.add_span(Span::Encode, started, started.elapsed());
         if due { self.submit_recorded(&mut recorder) } else { Ok(()) }
     }
 

@@ -12,6 +12,8 @@ mod testing;
 #[cfg(feature = "gpu")]
 mod adapter;
 #[cfg(feature = "gpu")]
+mod clock;
+#[cfg(feature = "gpu")]
 mod context;
 #[cfg(feature = "gpu")]
 mod params;

@@ -168,8 +168,10 @@ impl Recorder {
             timestamps.submitted(timed);
         }
         (self.kernels, self.flops, self.uploaded, self.must_compile) = (0, 0.0, 0, false);
-        self.profiler.add_span(Span::Compile, compile_time);
-        self.profiler.add_span(Span::Encode, started.elapsed() - compile_time);
+        if !compile_time.is_zero() {
+            self.profiler.add_span(Span::Compile, started, compile_time);
+        }
+        self.profiler.add_span(Span::Encode, started + compile_time, started.elapsed() - compile_time);
         Some(index)
     }
 

@@ -2,12 +2,13 @@
 //!
 //! Queries of a submit are resolved at its end and arrive in the profile some submits later; nothing waits for them.
 
+use super::clock::Clock;
 use super::readback::{Staging, StagingPool};
 use crate::Result;
 use crate::profile::{Cost, Profiler};
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Operations beyond which the time of a submit says how fast the device is.
 const MUCH: f64 = 1e11;
@@ -23,6 +24,8 @@ struct ResolvedQueries {
     staging: Staging,
     pairs: Vec<(u32, TimedScope)>,
     flops: f64,
+    /// Before the submit.
+    recorded: Instant,
 }
 
 pub(super) struct Timestamps {
@@ -31,6 +34,7 @@ pub(super) struct Timestamps {
     queries: wgpu::QuerySet,
     resolved: wgpu::Buffer,
     ns_per_tick: f64,
+    clock: Clock,
     next: u32,
     /// (index of the first query of a pair, what it encloses), of the submit being recorded.
     pairs: Vec<(u32, TimedScope)>,
@@ -63,11 +67,13 @@ impl Timestamps {
             usage: wgpu::BufferUsages::QUERY_RESOLVE | wgpu::BufferUsages::COPY_SRC,
             mapped_at_creation: false,
         });
+        let ns_per_tick = f64::from(queue.get_timestamp_period());
         Some(Timestamps {
             profiler,
             queries,
             resolved,
-            ns_per_tick: f64::from(queue.get_timestamp_period()),
+            ns_per_tick,
+            clock: Clock::new(ns_per_tick),
             next: 0,
             pairs: Vec::new(),
             in_flight: VecDeque::new(),
@@ -118,7 +124,8 @@ impl Timestamps {
         let size = u64::from(self.next) * 8;
         encoder.resolve_query_set(&self.queries, 0..self.next, &self.resolved, 0);
         encoder.copy_buffer_to_buffer(&self.resolved, 0, &staging.buffer, 0, Some(size));
-        self.in_flight.push_back(ResolvedQueries { staging, pairs: std::mem::take(&mut self.pairs), flops });
+        let (pairs, recorded) = (std::mem::take(&mut self.pairs), Instant::now());
+        self.in_flight.push_back(ResolvedQueries { staging, pairs, flops, recorded });
         self.next = 0;
     }
 
@@ -140,16 +147,18 @@ impl Timestamps {
             let Some(bytes) = front.staging.take(Timestamps::CAPACITY as usize * 8)? else { break };
             let ticks: &[u64] = &bytemuck::pod_collect_to_vec::<u8, u64>(&bytes);
             let done = self.in_flight.pop_front().expect("front was there");
+            let is_traced = self.align(&done, ticks);
             let mut busy = Duration::ZERO;
             for (first, scope) in done.pairs {
                 let elapsed = ticks[first as usize + 1].saturating_sub(ticks[first as usize]);
                 let elapsed = Duration::from_nanos((elapsed as f64 * self.ns_per_tick) as u64);
+                let started = is_traced.then(|| self.clock.instant(ticks[first as usize]));
                 match scope {
                     TimedScope::Pass => {
                         busy += elapsed;
-                        self.profiler.add_gpu_busy(elapsed);
+                        self.profiler.add_pass(started, elapsed);
                     }
-                    TimedScope::Kernel(name, cost) => self.profiler.add_kernel(name, elapsed, cost),
+                    TimedScope::Kernel(name, cost) => self.profiler.add_kernel(name, started, elapsed, cost),
                 }
             }
             if done.flops >= MUCH {
@@ -158,5 +167,16 @@ impl Timestamps {
             self.free.push(done.staging);
         }
         Ok(())
+    }
+
+    /// Finds when a submit ran by the host's clock, if there is a trace, which alone wants to know.
+    fn align(&mut self, done: &ResolvedQueries, ticks: &[u64]) -> bool {
+        let Some(trace) = self.profiler.trace() else { return false };
+        let ends = |first: &u32| [ticks[*first as usize], ticks[*first as usize + 1]];
+        let all = done.pairs.iter().map(|(first, _)| ends(first));
+        let Some(span) = all.reduce(|a, b| [a[0].min(b[0]), a[1].max(b[1])]) else { return false };
+        self.clock.align(span, done.recorded, Instant::now());
+        trace.set_clock_error(self.clock.error());
+        true
     }
 }

@@ -1,20 +1,22 @@
 //! Where the time goes: every kernel's time, work and traffic, and the host's spans between them; and the memory.
 //!
 //! Each device has a [`Profiler`]. CPU kernels are timed as they run; GPU kernels by timestamp queries that arrive
-//! later (`gpu::timestamps`).
+//! later (`gpu::timestamps`). What is booked there also goes to a [`Trace`], if there is one.
 
 mod memory;
 mod report;
 mod roofline;
+mod trace;
 mod wall_clock;
 
 pub use memory::{BytesByKind, MemoryCount, MemoryKind, MemoryStats, size_text};
 pub use report::{HostTime, KernelRow, Report};
 pub use roofline::{BesidePeaks, Bound, Roofline};
+pub use trace::{Trace, Track};
 pub use wall_clock::{Phase, WallClock, WallTime};
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The arithmetic and the memory traffic that a kernel cannot do without.
@@ -48,6 +50,17 @@ pub enum Span {
     Wait,
 }
 
+impl Span {
+    fn name(self) -> &'static str {
+        match self {
+            Span::Data => "data",
+            Span::Compile => "compile",
+            Span::Encode => "encode",
+            Span::Wait => "wait",
+        }
+    }
+}
+
 /// What was measured on one device.
 #[derive(Debug, Clone, Default)]
 pub struct Profile {
@@ -62,36 +75,63 @@ pub struct Profile {
 
 /// The measurements of one device since they were last taken. Several threads may book there.
 #[derive(Debug, Default)]
-pub struct Profiler(Mutex<Profile>);
+pub struct Profiler(Mutex<Measured>);
+
+#[derive(Debug, Default)]
+struct Measured {
+    profile: Profile,
+    /// Off if `None`.
+    trace: Option<Arc<Trace>>,
+}
+
+impl Measured {
+    fn trace(&self, track: Track, name: &'static str, started: Option<Instant>, elapsed: Duration) {
+        if let (Some(trace), Some(started)) = (&self.trace, started) {
+            trace.add(track, name, started, elapsed);
+        }
+    }
+}
 
 impl Profiler {
     pub const fn new() -> Profiler {
-        Profiler(Mutex::new(Profile {
+        let profile = Profile {
             kernels: BTreeMap::new(),
             recorded: BTreeMap::new(),
             gpu_busy_seconds: 0.0,
             spans: BTreeMap::new(),
-        }))
+        };
+        Profiler(Mutex::new(Measured { profile, trace: None }))
     }
 
-    fn profile(&self) -> MutexGuard<'_, Profile> {
+    fn measured(&self) -> MutexGuard<'_, Measured> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the measurements and starts from nothing: what follows can be left out of them.
+    /// Takes the measurements and starts from nothing: what follows can be left out of them. A trace goes on.
     pub fn take(&self) -> Profile {
-        std::mem::take(&mut self.profile())
+        std::mem::take(&mut self.measured().profile)
     }
 
     /// Puts back what [`Profiler::take`] took; what was measured in between is dropped.
     pub fn restore(&self, profile: Profile) {
-        *self.profile() = profile;
+        self.measured().profile = profile;
     }
 
-    /// Adds one run of a kernel.
-    pub fn add_kernel(&self, name: &'static str, elapsed: Duration, cost: Cost) {
-        let mut profile = self.profile();
-        let total = profile.kernels.entry(name).or_default();
+    /// From here on what is booked goes to this trace too, or to none.
+    pub fn set_trace(&self, trace: Option<Arc<Trace>>) {
+        self.measured().trace = trace;
+    }
+
+    /// Where what is booked goes too.
+    pub fn trace(&self) -> Option<Arc<Trace>> {
+        self.measured().trace.clone()
+    }
+
+    /// Adds one run of a kernel. When it started is for the trace.
+    pub fn add_kernel(&self, name: &'static str, started: Option<Instant>, elapsed: Duration, cost: Cost) {
+        let mut measured = self.measured();
+        measured.trace(Track::Kernels, name, started, elapsed);
+        let total = measured.profile.kernels.entry(name).or_default();
         total.calls += 1;
         total.seconds += elapsed.as_secs_f64();
         total.flops += cost.flops;
@@ -100,24 +140,28 @@ impl Profiler {
 
     /// Counts a kernel that a GPU is to run.
     pub fn count_kernel(&self, name: &'static str) {
-        *self.profile().recorded.entry(name).or_default() += 1;
+        *self.measured().profile.recorded.entry(name).or_default() += 1;
     }
 
-    /// Adds time that the GPU was busy.
-    pub fn add_gpu_busy(&self, elapsed: Duration) {
-        self.profile().gpu_busy_seconds += elapsed.as_secs_f64();
+    /// Adds a compute pass, in which the GPU was busy. When it started is for the trace.
+    pub fn add_pass(&self, started: Option<Instant>, elapsed: Duration) {
+        let mut measured = self.measured();
+        measured.trace(Track::Passes, "pass", started, elapsed);
+        measured.profile.gpu_busy_seconds += elapsed.as_secs_f64();
     }
 
     /// Runs `body` and books its time under `span`.
     pub fn span<T>(&self, span: Span, body: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let value = body();
-        self.add_span(span, start.elapsed());
+        self.add_span(span, start, start.elapsed());
         value
     }
 
-    /// Books time under `span`.
-    pub fn add_span(&self, span: Span, elapsed: Duration) {
-        *self.profile().spans.entry(span).or_default() += elapsed.as_secs_f64();
+    /// Books the time after `started` under `span`.
+    pub fn add_span(&self, span: Span, started: Instant, elapsed: Duration) {
+        let mut measured = self.measured();
+        measured.trace(Track::Host, span.name(), Some(started), elapsed);
+        *measured.profile.spans.entry(span).or_default() += elapsed.as_secs_f64();
     }
 }

@@ -1,7 +1,9 @@
 //! Where the time of a whole run went, as a clock on the wall shows it: every second counts once.
 
+use super::{Trace, Track};
 use serde::Serialize;
 use std::fmt::Write;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// What a run does at a time.
@@ -57,18 +59,23 @@ pub struct WallClock {
     phase: Phase,
     since: Instant,
     spent: [Duration; Phase::ALL.len()],
+    trace: Option<Arc<Trace>>,
 }
 
 impl WallClock {
-    /// A clock that began at `started`; what has passed since then belongs to `phase`, which goes on.
-    pub fn new(started: Instant, phase: Phase) -> WallClock {
-        WallClock { phase, since: started, spent: Default::default() }
+    /// A clock that began at `started`; what has passed since then belongs to `phase`, which goes on. Phases that are
+    /// over go to the trace.
+    pub fn new(started: Instant, phase: Phase, trace: Option<Arc<Trace>>) -> WallClock {
+        WallClock { phase, since: started, spent: Default::default(), trace }
     }
 
     /// Begins a phase; returns the one before, to go back to.
     pub fn enter(&mut self, phase: Phase) -> Phase {
         let now = Instant::now();
         self.spent[self.phase as usize] += now - self.since;
+        if let Some(trace) = self.trace.as_ref().filter(|_| self.phase != Phase::Unaccounted) {
+            trace.add(Track::Phases, self.phase.name(), self.since, now - self.since);
+        }
         self.since = now;
         std::mem::replace(&mut self.phase, phase)
     }
@@ -123,7 +130,7 @@ mod tests {
     #[test]
     fn every_moment_counts_once() {
         let started = Instant::now() - Duration::from_millis(500);
-        let mut clock = WallClock::new(started, Phase::Device);
+        let mut clock = WallClock::new(started, Phase::Device, None);
         assert_eq!(clock.enter(Phase::Training), Phase::Device);
         std::thread::sleep(Duration::from_millis(20));
         let before = clock.enter(Phase::Evaluation);

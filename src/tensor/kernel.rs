@@ -131,7 +131,7 @@ fn launch(kernel: &dyn Kernel, inputs: &[&Tensor], outputs: &[&Tensor]) -> Resul
                     write.iter_mut().zip(&output_specs).map(|(bytes, spec)| ViewMut { spec, bytes }).collect();
                 kernel.cpu(&views, &mut views_mut);
             })?;
-            cpu::profiler().add_kernel(kernel.name(), started.elapsed(), cost);
+            cpu::profiler().add_kernel(kernel.name(), Some(started), started.elapsed(), cost);
             Ok(())
         }
         Storage::Gpu(gpu, _) => {

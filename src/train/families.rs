@@ -49,6 +49,7 @@ fn run(
         resume,
         stop: &stop,
         training_log,
+        trace: None,
         on_event: &mut on_event,
     };
     let summary = train(resolved, options)?;

@@ -12,6 +12,7 @@ mod events;
 mod families;
 mod guard;
 mod in_flight;
+mod line_files;
 mod lock;
 mod log;
 mod options;
@@ -21,7 +22,9 @@ mod prompt;
 mod resume;
 mod run;
 mod run_folder;
+mod sinks;
 mod step_hook;
+mod trace;
 mod trainer;
 mod verify;
 

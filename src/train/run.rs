@@ -14,7 +14,8 @@ use std::time::Instant;
 /// If a run cannot be resumed or may not be with this configuration, if the corpus, the tokenizer, the model or the
 /// run's folder cannot be made, if the device reports an error, or [`Error::Diverged`].
 pub fn train(resolved: &Resolved, options: TrainOptions) -> Result<Summary> {
-    let TrainOptions { device, started, reopen, data_dir, cache_dir, resume, stop, training_log, on_event } = options;
+    let TrainOptions { device, started, reopen, data_dir, cache_dir, resume, stop, training_log, trace, on_event } =
+        options;
     let mut folder = None;
     let first = {
         let on_event = &mut |event: &Event| {
@@ -25,7 +26,7 @@ pub fn train(resolved: &Resolved, options: TrainOptions) -> Result<Summary> {
         };
         run(
             resolved,
-            TrainOptions { device, started, reopen, data_dir, cache_dir, resume, stop, training_log, on_event },
+            TrainOptions { device, started, reopen, data_dir, cache_dir, resume, stop, training_log, trace, on_event },
         )
     };
     match (first, reopen, &folder) {
@@ -34,7 +35,18 @@ pub fn train(resolved: &Resolved, options: TrainOptions) -> Result<Summary> {
             let (started, device, resume) = (Instant::now(), open()?, Some(&**folder));
             run(
                 resolved,
-                TrainOptions { device, started, reopen, data_dir, cache_dir, resume, stop, training_log, on_event },
+                TrainOptions {
+                    device,
+                    started,
+                    reopen,
+                    data_dir,
+                    cache_dir,
+                    resume,
+                    stop,
+                    training_log,
+                    trace,
+                    on_event,
+                },
             )
         }
         (result, ..) => result,

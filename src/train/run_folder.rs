@@ -4,6 +4,7 @@
 //! runs/sample-L4-H4-E128-gpu/
 //!   config.toml        every value in force, and where each came from
 //!   metrics.jsonl      one line per logged step and per evaluation
+//!   metrics.csv, tensorboard/  the same numbers in other forms, if they are asked for: see sinks/mod.rs
 //!   checkpoints/step-000500/   see checkpoint/mod.rs
 //!   best, last         the names of checkpoints
 //!   samples.txt        what the model wrote at the end
@@ -12,12 +13,11 @@
 //!   .lock              see lock.rs
 //! ```
 
-use super::checkpoint::{CONFIG, Checkpoints, Files, MANIFEST, METRICS, checkpoints, models};
+use super::checkpoint::{CONFIG, Checkpoints, Files, MANIFEST, checkpoints, models};
+use super::line_files::LineFiles;
 use super::lock::Lock;
 use crate::{Error, Result};
-use serde_json::Value;
-use std::fs::{self, OpenOptions};
-use std::io::Write;
+use std::fs;
 use std::path::{Path, PathBuf};
 
 pub(super) const FINISHED: &str = "finished";
@@ -25,7 +25,7 @@ pub(super) const FINISHED: &str = "finished";
 /// A run's folder.
 pub struct RunFolder {
     path: PathBuf,
-    metrics: fs::File,
+    lines: LineFiles,
     files: Files,
     _lock: Lock,
 }
@@ -55,10 +55,8 @@ impl RunFolder {
     /// If it cannot be written to, or another process writes there.
     pub fn open(path: &Path) -> Result<RunFolder> {
         let lock = Lock::take(path)?;
-        let file = path.join(METRICS);
-        let metrics = OpenOptions::new().create(true).append(true).open(&file);
-        let metrics = metrics.map_err(|e| Error::io("open", &file, e))?;
-        Ok(RunFolder { path: path.to_path_buf(), metrics, files: Files::default(), _lock: lock })
+        let lines = LineFiles::open(path)?;
+        Ok(RunFolder { path: path.to_path_buf(), lines, files: Files::default(), _lock: lock })
     }
 
     /// Where it is.
@@ -88,36 +86,9 @@ impl RunFolder {
         self.files.replace(&self.path.join(name), text.as_bytes())
     }
 
-    /// Appends a line to `metrics.jsonl`.
-    ///
-    /// # Errors
-    /// If it cannot be written.
-    pub fn add_metrics(&mut self, line: &Value) -> Result<()> {
-        // One write: whoever reads meanwhile sees whole lines.
-        let written = self.metrics.write_all(format!("{line}\n").as_bytes());
-        written.map_err(|e| Error::io("write", self.path.join(METRICS), e))
-    }
-
-    /// The length of `metrics.jsonl` in bytes, and a handle by which another thread can flush it.
-    ///
-    /// # Errors
-    /// If the system refuses either.
-    pub(super) fn metrics_so_far(&self) -> Result<(u64, fs::File)> {
-        let both = self.metrics.metadata().and_then(|data| Ok((data.len(), self.metrics.try_clone()?)));
-        both.map_err(|e| Error::io("read", self.path.join(METRICS), e))
-    }
-
-    /// Forgets what was added to `metrics.jsonl` beyond this length. Returns how many bytes are missing from it.
-    ///
-    /// # Errors
-    /// If it cannot be written.
-    pub(super) fn truncate_metrics(&self, length: u64) -> Result<u64> {
-        let present = self.metrics.metadata().map(|data| data.len()).and_then(|present| {
-            self.metrics.set_len(present.min(length))?;
-            Ok(present)
-        });
-        let present = present.map_err(|e| Error::io("shorten", self.path.join(METRICS), e))?;
-        Ok(length.saturating_sub(present))
+    /// Its files that grow by lines.
+    pub(super) fn lines(&mut self) -> &mut LineFiles {
+        &mut self.lines
     }
 
     /// Notes that all steps are done, or takes that back.

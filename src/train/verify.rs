@@ -73,6 +73,7 @@ fn compare(
             resume: resume.then_some(&*path),
             stop: &halt,
             training_log: None,
+            trace: None,
             on_event: &mut |event| {
                 // At its end a run stops by itself, after the last evaluation.
                 let reached = matches!(event, Event::Progress { step } if *step == until && until < 2 * steps);

@@ -23,4 +23,8 @@ mod runs;
 #[cfg(unix)]
 mod scripts;
 mod shells;
+mod sinks;
 mod sweeps;
+mod trace;
+#[cfg(target_os = "linux")]
+mod tui;

@@ -37,7 +37,8 @@ fn the_planned_peak_of_a_gpu_is_that_of_the_run() {
         let planned = plan.succeeds().json()["memory"]["peak"].as_f64().unwrap();
         let lines = json_lines(&of("train").succeeds().stdout);
         let peak = lines.last().unwrap()["peak_memory_bytes"].as_f64().unwrap();
-        assert!((planned / peak - 1.0).abs() < 0.05, "{more:?}: planned {planned}, {peak} in the run");
+        // Promised are 5%; both count the same allocations.
+        assert!((planned / peak - 1.0).abs() < 0.005, "{more:?}: planned {planned}, {peak} in the run");
     }
 }
 

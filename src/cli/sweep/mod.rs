@@ -153,7 +153,14 @@ fn train(run: &Planned, device: &Device, args: &Args, interrupts: &Interrupts) -
         Ok(())
     };
     let resume = run.folder.join("config.toml").is_file().then_some(&*run.folder);
-    let context = Context { device, data_dir: &args.flags.run.data_dir, started: Instant::now(), resume, interrupts };
+    let context = Context {
+        device,
+        data_dir: &args.flags.run.data_dir,
+        started: Instant::now(),
+        resume,
+        interrupts,
+        trace: None,
+    };
     let result = train_and_show(&run.resolved, &context, Box::new(show));
     bar.finish_and_clear();
     let ended = match result {

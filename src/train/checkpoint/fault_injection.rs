@@ -36,8 +36,9 @@ fn save(run: &Path, step: usize) -> crate::Result<PathBuf> {
 }
 
 fn save_with(run: &Path, step: usize, files: Files) -> crate::Result<PathBuf> {
-    let metrics = File::open(run.join(METRICS)).unwrap();
-    let request = Request { snapshot: snapshot(step), metrics, best: step == 1, keep_last: 2 };
+    let metrics = run.join(METRICS);
+    let appended = vec![(metrics.clone(), File::open(metrics).unwrap())];
+    let request = Request { snapshot: snapshot(step), appended, best: step == 1, keep_last: 2 };
     Checkpoints::of(run, files).save(request)
 }
 

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 pub const METRICS: &str = "metrics.jsonl";
+pub const CSV: &str = "metrics.csv";
 /// The configuration, of a run and of a checkpoint.
 pub const CONFIG: &str = "config.toml";
 pub const TOKENIZER: &str = "tokenizer.json";

@@ -1,7 +1,7 @@
 //! The checkpoints of a run, and the names `last` and `best` that point to them.
 
 use super::files::Files;
-use super::layout::{METRICS, checkpoint_folder, checkpoint_name, checkpoints, resolve_ref};
+use super::layout::{checkpoint_folder, checkpoint_name, checkpoints, resolve_ref};
 use super::snapshot::Snapshot;
 use crate::{Error, Result};
 use std::fs;
@@ -18,8 +18,8 @@ pub struct Checkpoints {
 /// A checkpoint to be written.
 pub struct Request {
     pub snapshot: Snapshot,
-    /// `metrics.jsonl`: the disk must have the lines that the snapshot counts.
-    pub metrics: fs::File,
+    /// The files that grow by lines: the disk must have the lines that the snapshot counts.
+    pub appended: Vec<(PathBuf, fs::File)>,
     /// Whether it becomes the `best`.
     pub best: bool,
     /// How many of the newest stay.
@@ -38,17 +38,18 @@ impl Checkpoints {
     /// If a file cannot be written, with the checkpoints from before as they were; or if one that is not to stay cannot
     /// be removed.
     pub fn save(&self, request: Request) -> Result<PathBuf> {
-        let Request { snapshot, metrics, best, keep_last } = request;
+        let Request { snapshot, appended, best, keep_last } = request;
         let step = snapshot.state.step;
         let target = checkpoint_folder(&self.run, step);
-        let flushed = metrics.sync_all().map_err(|e| Error::io("write", self.run.join(METRICS), e));
-        let saved = flushed.and_then(|()| snapshot.write(&self.files, &target)).and_then(|()| {
-            self.set_ref("last", step)?;
-            if best {
-                self.set_ref("best", step)?;
-            }
-            Ok(())
-        });
+        let flush = |(path, file): &(PathBuf, fs::File)| file.sync_all().map_err(|e| Error::io("write", path, e));
+        let saved =
+            appended.iter().try_for_each(flush).and_then(|()| snapshot.write(&self.files, &target)).and_then(|()| {
+                self.set_ref("last", step)?;
+                if best {
+                    self.set_ref("best", step)?;
+                }
+                Ok(())
+            });
         saved.map_err(|error| {
             let kept = match checkpoints(&self.run).last() {
                 Some((step, _)) => format!("the checkpoint of step {step} is untouched"),

@@ -45,7 +45,7 @@ impl Footprint {
         dry_run.take_costs();
         batch.update(&parameters, &mut optimizer, micro_batches)?;
         let update = dry_run.take_costs();
-        no_grad(|| batch.loss(&Dropout::off(), None))?;
+        no_grad(|| batch.loss(&Dropout::off(), None, 1.0))?;
         Ok(Footprint { memory: dry_run.memory(), update, evaluation: dry_run.take_costs() })
     }
 }
@@ -67,8 +67,8 @@ impl Batch<'_> {
         let mut total: Option<Tensor> = None;
         for pass in 0..micro_batches {
             let dropout = Dropout::new(dropout, self.config.run.seed, pass as u64);
-            let loss = self.loss(&dropout, optimizer.loss_scale())?;
-            let loss = if micro_batches == 1 { loss } else { loss.scale(1.0 / micro_batches as f32)? };
+            let weight = 1.0 / micro_batches as f32;
+            let loss = self.loss(&dropout, optimizer.loss_scale(), weight)?;
             loss.backward()?;
             total = Some(match total {
                 None => loss.detach(),
@@ -78,8 +78,10 @@ impl Batch<'_> {
         optimizer.step(parameters, 1e-3).map(drop)
     }
 
-    fn loss(&self, dropout: &Dropout, loss_scale: Option<&Tensor>) -> Result<Tensor> {
+    /// As `Trainer::loss`: only what is returned is held while backward runs.
+    fn loss(&self, dropout: &Dropout, loss_scale: Option<&Tensor>, weight: f32) -> Result<Tensor> {
         let tokens = || Tensor::zeros(self.shape, DType::U32, self.device);
-        self.model.loss(&tokens()?, &tokens()?, dropout, loss_scale)
+        let loss = self.model.loss(&tokens()?, &tokens()?, dropout, loss_scale)?;
+        if weight == 1.0 { Ok(loss) } else { loss.scale(weight) }
     }
 }

@@ -8,7 +8,7 @@ mod tests;
 
 pub(super) use prepare::{check_configured_precision, model_config, on_device, optimizer_kind, total_steps};
 
-use super::checkpoint::{Best, Evaluated, GENERATION, METRICS, Request, TrainerState, Writer};
+use super::checkpoint::{Best, Evaluated, GENERATION, Request, TrainerState, Writer};
 use super::evaluate::{Windows, evaluate};
 use super::events::{Event, Summary};
 use super::guard::{self, Anomaly, Monitor};
@@ -18,7 +18,9 @@ use super::options::TrainOptions;
 use super::precision::describe_precision;
 use super::prompt::prompt_ids;
 use super::run_folder::RunFolder;
+use super::sinks::{Record, Sink};
 use super::step_hook::StepHook;
+use super::trace::RunTrace;
 use crate::config::{Config, GenerateConfig};
 use crate::data::{Coverage, Loader, Position, Tokenizer, Tokens};
 use crate::generate::{Sampling, generate, printable};
@@ -41,6 +43,7 @@ pub(super) struct Trainer<'a> {
     // Before the folder, whose lock it needs: fields are dropped in their order.
     writer: Writer,
     folder: RunFolder,
+    sinks: Vec<Box<dyn Sink>>,
     tokenizer: Tokenizer,
     /// Of the training split.
     tokens: Tokens,
@@ -67,6 +70,7 @@ pub(super) struct Trainer<'a> {
     /// What is on its way from the device, in its order.
     in_flight: VecDeque<InFlight>,
     clock: WallClock,
+    trace: Option<RunTrace>,
     /// The last logged step that was done, and when: see [`Trainer::busy_time`].
     last_logged: (usize, Duration),
     /// The seconds of training of every epoch that began and ended in this process, by its number.
@@ -188,13 +192,10 @@ impl Trainer<'_> {
         self.config.train.batch_size * self.config.train.grad_accum_steps * self.config.model.block_size
     }
 
-    /// Passes an event to the observer, and to `metrics.jsonl` if it belongs there.
+    /// Passes an event to the observer, and to `metrics.jsonl` and its like if it belongs there.
     fn report(&mut self, event: Event) -> Result<()> {
-        if matches!(event, Event::Step(_) | Event::Evaluated { .. } | Event::RolledBack { .. })
-            && let Some(mut line) = event.json()
-        {
-            line["time"] = jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%S%.3fZ").to_string().into();
-            self.folder.add_metrics(&line)?;
+        if let Some(record) = Record::new(&event) {
+            self.sinks.iter_mut().try_for_each(|sink| sink.add(&record, &mut self.folder))?;
         }
         (self.options.on_event)(&event);
         Ok(())
@@ -280,14 +281,15 @@ impl Trainer<'_> {
     /// Hands a snapshot to the writer.
     fn write(&mut self, pending: PendingSnapshot) -> Result<()> {
         let best = pending.best;
-        let (length, metrics) = self.folder.metrics_so_far()?;
+        let appended = self.folder.lines().so_far()?;
         let (pretrained, config) = (self.pretrained_files()?, self.config_text.clone());
         let mut snapshot = pending.snapshot(self.model.config(), &self.parameters, pretrained, config)?;
         // Every step up to the snapshot's has been reported, and none after it.
         snapshot.state.train_loss = self.state.train_loss;
         snapshot.state.guard.losses.clone_from(&self.state.guard.losses);
-        snapshot.state.appended = [(METRICS.to_string(), length)].into();
-        let request = Request { snapshot, metrics, best, keep_last: self.config.checkpoint.keep_last };
+        snapshot.state.appended = appended.lengths;
+        let appended = appended.handles;
+        let request = Request { snapshot, appended, best, keep_last: self.config.checkpoint.keep_last };
         self.writer.begin(self.folder.checkpoints(), request)
     }
 
@@ -366,6 +368,10 @@ impl Trainer<'_> {
         // The run is whole without it.
         if let Some(Err(error)) = self.options.training_log.map(|path| log::append(path, &summary)) {
             self.report(Event::Note(format!("the run's timings are in its folder alone: {error}")))?;
+        }
+        if let Some(trace) = &self.trace {
+            let written = trace.write(self.folder.path());
+            self.report(Event::Note(written.unwrap_or_else(|error| format!("there is no trace: {error}"))))?;
         }
         self.report(Event::Finished(Box::new(summary.clone())))?;
         Ok(summary)

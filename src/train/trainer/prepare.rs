@@ -7,7 +7,7 @@ use crate::generate::check_prompt;
 use crate::models::{LanguageModel, ModelConfig, ModelKind, build, load};
 use crate::optim::{Kind, LearningRate, Optimizer, ParameterArena, Schedule};
 use crate::profile::{Phase, WallClock};
-use crate::train::checkpoint::{CONFIG, Checkpoint, DataHash, METRICS, OPTIMIZER, TOKENIZER, TrainerState, Writer};
+use crate::train::checkpoint::{CONFIG, Checkpoint, DataHash, OPTIMIZER, TOKENIZER, TrainerState, Writer};
 use crate::train::data_spec::data_spec;
 use crate::train::events::{Event, Start};
 use crate::train::guard::Monitor;
@@ -18,7 +18,9 @@ use crate::train::precision::{check_precision, describe_precision, operands};
 use crate::train::prompt::prompt_ids;
 use crate::train::resume::Resumed;
 use crate::train::run_folder::RunFolder;
+use crate::train::sinks::{self, Sink};
 use crate::train::step_hook::SingleDevice;
+use crate::train::trace::RunTrace;
 use crate::{Device, Error, Result};
 use std::collections::VecDeque;
 use std::path::Path;
@@ -82,7 +84,8 @@ impl<'a> Trainer<'a> {
     /// # Errors
     /// Those of [`train`](crate::train::train) that can be known before the first step.
     pub(in crate::train) fn prepare(resolved: &Resolved, mut options: TrainOptions<'a>) -> Result<Trainer<'a>> {
-        let mut clock = WallClock::new(options.started, Phase::Device);
+        let trace = RunTrace::begin(&options)?;
+        let mut clock = WallClock::new(options.started, Phase::Device, trace.as_ref().map(RunTrace::recorder));
         let device = options.device.clone();
         options.training_log.map_or(Ok(()), log::check)?;
         check_configured_precision(resolved, &device)?;
@@ -117,10 +120,11 @@ impl<'a> Trainer<'a> {
         (options.on_event)(&Event::Started(Box::new(start)));
         device.profiler().take();
         let config = resolved.config;
-        let Opened { folder, config_text, model, parameters, optimizer } = opened;
+        let Opened { folder, sinks, config_text, model, parameters, optimizer } = opened;
         Ok(Trainer {
             config_text,
             folder,
+            sinks,
             tokenizer: data.prepared.tokenizer,
             validation: data.prepared.validation,
             coverage: data.prepared.meta.coverage,
@@ -144,6 +148,7 @@ impl<'a> Trainer<'a> {
             writer: Writer::default(),
             last_logged: (state.step, clock.spent(Phase::Unaccounted)),
             clock,
+            trace,
             state,
             options,
         })
@@ -230,6 +235,7 @@ fn start(
 /// The run's folder, and what is trained in it.
 struct Opened {
     folder: RunFolder,
+    sinks: Vec<Box<dyn Sink>>,
     config_text: String,
     model: Box<dyn LanguageModel>,
     parameters: ParameterArena,
@@ -240,11 +246,17 @@ struct Opened {
 fn create(resolved: &Resolved, shape: &ModelConfig, device: &Device) -> Result<Opened> {
     let config = &resolved.config;
     let kind = if device.is_gpu() { "gpu" } else { "cpu" };
-    let folder = RunFolder::create(Path::new(&config.run.dir), &config.run_name(kind))?;
+    let mut folder = RunFolder::create(Path::new(&config.run.dir), &config.run_name(kind))?;
     let config_text = resolved.to_toml();
     folder.write(CONFIG, &config_text)?;
-    match build(shape, config.run.seed).and_then(|model| on_device(model, config, device)) {
-        Ok((model, parameters, optimizer)) => Ok(Opened { folder, config_text, model, parameters, optimizer }),
+    let made = sinks::open(&config.log, &mut folder, 0).and_then(|sinks| {
+        let model = build(shape, config.run.seed)?;
+        Ok((sinks, on_device(model, config, device)?))
+    });
+    match made {
+        Ok((sinks, (model, parameters, optimizer))) => {
+            Ok(Opened { folder, sinks, config_text, model, parameters, optimizer })
+        }
         Err(error) => {
             folder.discard();
             Err(error)
@@ -263,7 +275,7 @@ fn resume(
 ) -> Result<Opened> {
     let config = &resolved.config;
     let config_text = resumed.config_text(resolved);
-    let Resumed { folder, checkpoint, mut notes, .. } = resumed;
+    let Resumed { mut folder, checkpoint, mut notes, .. } = resumed;
     let model = match &checkpoint {
         Some(checkpoint) => load(&checkpoint.path)?,
         None => build(shape, config.run.seed)?,
@@ -279,17 +291,18 @@ fn resume(
     // All that can fail has succeeded: from here on the folder is changed.
     folder.mark_finished(false)?;
     folder.write(CONFIG, &config_text)?;
-    let missing = folder.truncate_metrics(state.appended.get(METRICS).copied().unwrap_or(0))?;
-    if missing > 0 {
-        notes.push(format!("{METRICS} lacks {missing} bytes that it had at step {}: lines are lost", state.step));
-    }
+    let shorter = folder.lines().truncate(&state.appended)?;
+    notes.extend(shorter.into_iter().map(|(name, missing)| {
+        format!("{name} lacks {missing} bytes that it had at step {}: lines are lost", state.step)
+    }));
     if checkpoint.is_some() {
         folder
             .checkpoints()
             .roll_back(state.step, state.best.filter(|_| config.checkpoint.keep_best).map(|best| best.step))?;
     }
+    let sinks = sinks::open(&config.log, &mut folder, state.step)?;
     notes.into_iter().for_each(|note| on_event(&Event::Note(note)));
-    Ok(Opened { folder, config_text, model, parameters, optimizer })
+    Ok(Opened { folder, sinks, config_text, model, parameters, optimizer })
 }
 
 /// Refuses a run that has nothing left to do.

@@ -7,6 +7,7 @@ use crate::profile::Span;
 use crate::train::events::{Event, Step};
 use crate::train::in_flight::{InFlight, PendingStep};
 use crate::{Error, Result, Tensor};
+use std::time::Instant;
 
 /// Of so many steps one gets a timestamp around every kernel.
 const PROFILE_EVERY: usize = 50;
@@ -14,7 +15,7 @@ const PROFILE_EVERY: usize = 50;
 impl Trainer<'_> {
     /// One update: forward and backward over the batches, then the optimizer. On a GPU this only records and submits.
     pub(super) fn train_step(&mut self) -> Result<()> {
-        let device = self.options.device.clone();
+        let (device, started) = (self.options.device.clone(), Instant::now());
         device.begin_step(self.state.step % PROFILE_EVERY == 5);
         let accum = self.config.train.grad_accum_steps;
         self.unconfirmed.push_back((self.state.step + 1, self.state.position));
@@ -53,7 +54,11 @@ impl Trainer<'_> {
             let pending = PendingStep::new(step, &loss, &squares, &self.optimizer)?;
             self.in_flight.push_back(InFlight::Step(Box::new(pending)));
         }
-        device.end_step()
+        let ended = device.end_step();
+        if let Some(trace) = device.profiler().trace() {
+            trace.add_step(self.state.step, started);
+        }
+        ended
     }
 
     /// Whether the numbers of the step just done are to be reported.

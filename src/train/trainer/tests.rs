@@ -26,6 +26,7 @@ fn options<'a>(device: &Device, stop: &'a AtomicBool, on_event: &'a mut dyn FnMu
         resume: None,
         stop,
         training_log: None,
+        trace: None,
         on_event,
     }
 }
