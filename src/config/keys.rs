@@ -87,6 +87,7 @@ pub(super) const KEYS: &[Key] = &[
     key("guard.learning_rate_factor", Kind::Real),
     key("guard.patience", Kind::Count),
     key("log.every", Kind::Count),
+    key("log.samples", Kind::Flag),
     key("generate.prompt", Kind::Text),
     key("generate.max_new_tokens", Kind::Count),
     key("generate.temperature", Kind::Real),

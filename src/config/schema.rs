@@ -319,11 +319,13 @@ impl Default for GuardConfig {
 pub struct LogConfig {
     /// Optimizer steps between reported losses. Default 10.
     pub every: usize,
+    /// Whether a short sample is kept after each evaluation. Default true.
+    pub samples: bool,
 }
 
 impl Default for LogConfig {
     fn default() -> Self {
-        LogConfig { every: 10 }
+        LogConfig { every: 10, samples: true }
     }
 }
 

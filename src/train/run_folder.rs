@@ -3,17 +3,21 @@
 //! ```text
 //! runs/sample-L4-H4-E128-gpu/
 //!   config.toml        every value in force, and where each came from
+//!   run.json           what was known before the first step, and what the run came to
 //!   metrics.jsonl      one line per logged step and per evaluation
+//!   samples.jsonl      what the model wrote after each evaluation
 //!   checkpoints/step-000500/   see checkpoint/mod.rs
 //!   best, last         the names of checkpoints
 //!   samples.txt        what the model wrote at the end
-//!   profile.txt        the profiling report
+//!   profile.txt        the profiling report; profile.json is the same for machines
+//!   report.html        all of this as a page: see crate::report
 //!   finished           is there once all steps are done
 //!   .lock              see lock.rs
 //! ```
 
-use super::checkpoint::{CONFIG, Checkpoints, Files, MANIFEST, METRICS, checkpoints, models};
+use super::checkpoint::{CONFIG, Checkpoints, Files, MANIFEST, METRICS, SAMPLES, TrainerState, checkpoints, models};
 use super::lock::Lock;
+use crate::report::is_run;
 use crate::{Error, Result};
 use serde_json::Value;
 use std::fs::{self, OpenOptions};
@@ -107,17 +111,46 @@ impl RunFolder {
         both.map_err(|e| Error::io("read", self.path.join(METRICS), e))
     }
 
-    /// Forgets what was added to `metrics.jsonl` beyond this length. Returns how many bytes are missing from it.
+    /// Appends a line to `samples.jsonl`, and waits until the disk has it: the next checkpoint counts on it.
     ///
     /// # Errors
     /// If it cannot be written.
-    pub(super) fn truncate_metrics(&self, length: u64) -> Result<u64> {
-        let present = self.metrics.metadata().map(|data| data.len()).and_then(|present| {
-            self.metrics.set_len(present.min(length))?;
-            Ok(present)
-        });
-        let present = present.map_err(|e| Error::io("shorten", self.path.join(METRICS), e))?;
-        Ok(length.saturating_sub(present))
+    pub(super) fn add_sample(&self, line: &Value) -> Result<()> {
+        let path = self.path.join(SAMPLES);
+        let file = OpenOptions::new().create(true).append(true).open(&path);
+        let mut file = file.map_err(|e| Error::io("open", &path, e))?;
+        let written = file.write_all(format!("{line}\n").as_bytes()).and_then(|()| file.sync_data());
+        written.map_err(|e| Error::io("write", &path, e))
+    }
+
+    /// The length of `samples.jsonl` in bytes: 0 if there is none.
+    pub(super) fn samples_so_far(&self) -> u64 {
+        fs::metadata(self.path.join(SAMPLES)).map_or(0, |data| data.len())
+    }
+
+    /// Puts the files that grow by lines back to the lengths that a checkpoint knows. Returns the name of each that is
+    /// shorter than that, and by how many bytes.
+    ///
+    /// # Errors
+    /// If one cannot be written.
+    pub(super) fn truncate_to(&self, state: &TrainerState) -> Result<Vec<(&'static str, u64)>> {
+        let mut missing = Vec::new();
+        for name in [METRICS, SAMPLES] {
+            let (path, length) = (self.path.join(name), state.appended.get(name).copied().unwrap_or(0));
+            let present = match OpenOptions::new().write(true).open(&path) {
+                Ok(file) => file.metadata().and_then(|data| {
+                    file.set_len(data.len().min(length))?;
+                    Ok(data.len())
+                }),
+                Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(0),
+                Err(e) => Err(e),
+            };
+            let present = present.map_err(|e| Error::io("shorten", &path, e))?;
+            if present < length {
+                missing.push((name, length - present));
+            }
+        }
+        Ok(missing)
     }
 
     /// Notes that all steps are done, or takes that back.
@@ -131,6 +164,36 @@ impl RunFolder {
     pub(super) fn is_finished(&self) -> bool {
         self.path.join(FINISHED).exists()
     }
+}
+
+/// Removes a run with all that is in its folder; returns how many bytes that was.
+///
+/// # Errors
+/// If it is no run's folder, if a process writes into it, or if something of it cannot be removed.
+pub fn remove_run(path: &Path) -> Result<u64> {
+    if path.is_symlink() || !is_run(path) {
+        let message = "is no run's folder, which has config.toml and metrics.jsonl: nothing of it is removed".into();
+        return Err(Error::Checkpoint { path: path.to_path_buf(), message });
+    }
+    let lock = Lock::take(path)?;
+    let bytes = bytes_in(path);
+    if cfg!(windows) {
+        // It removes no file that is open.
+        drop(lock);
+    }
+    fs::remove_dir_all(path).map_err(|e| Error::io("remove", path, e))?;
+    Ok(bytes)
+}
+
+/// Of all files in a folder and those below it.
+fn bytes_in(folder: &Path) -> u64 {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let bytes = |entry: fs::DirEntry| match entry.metadata() {
+        Ok(data) if data.is_dir() => bytes_in(&entry.path()),
+        Ok(data) => data.len(),
+        Err(_) => 0,
+    };
+    entries.map(bytes).sum()
 }
 
 /// The run in `dir` that was changed last.

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 pub const METRICS: &str = "metrics.jsonl";
+/// What the model wrote after each evaluation.
+pub const SAMPLES: &str = "samples.jsonl";
 /// The configuration, of a run and of a checkpoint.
 pub const CONFIG: &str = "config.toml";
 pub const TOKENIZER: &str = "tokenizer.json";

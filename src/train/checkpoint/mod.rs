@@ -29,7 +29,7 @@ pub use state::{Best, DataHash, Evaluated, GuardState, TrainerState};
 
 pub(super) use files::Files;
 pub(super) use find::{Checkpoint, models, newest_good};
-pub(super) use layout::{CONFIG, GENERATION, MANIFEST, METRICS, OPTIMIZER, STATE, TOKENIZER, checkpoints};
+pub(super) use layout::{CONFIG, GENERATION, MANIFEST, METRICS, OPTIMIZER, SAMPLES, STATE, TOKENIZER, checkpoints};
 pub(super) use snapshot::{Snapshot, recover};
 pub(super) use store::{Checkpoints, Request};
 pub(super) use writer::Writer;

@@ -7,7 +7,7 @@ use crate::generate::check_prompt;
 use crate::models::{LanguageModel, ModelConfig, ModelKind, build, load};
 use crate::optim::{Kind, LearningRate, Optimizer, ParameterArena, Schedule};
 use crate::profile::{Phase, WallClock};
-use crate::train::checkpoint::{CONFIG, Checkpoint, DataHash, METRICS, OPTIMIZER, TOKENIZER, TrainerState, Writer};
+use crate::train::checkpoint::{CONFIG, Checkpoint, DataHash, OPTIMIZER, TOKENIZER, TrainerState, Writer};
 use crate::train::events::{Event, Start};
 use crate::train::guard::Monitor;
 use crate::train::log;
@@ -15,6 +15,7 @@ use crate::train::options::TrainOptions;
 use crate::train::plan::Plan;
 use crate::train::precision::{check_precision, describe_precision, operands};
 use crate::train::prompt::prompt_ids;
+use crate::train::record;
 use crate::train::resume::Resumed;
 use crate::train::run_folder::RunFolder;
 use crate::train::step_hook::SingleDevice;
@@ -110,6 +111,7 @@ impl<'a> Trainer<'a> {
         };
         clock.enter(Phase::Unaccounted);
         let start = start(&resolved.config, &data, &opened, &state, steps_per_epoch, &device);
+        let record = record::begin(&opened.folder, &start)?;
         (options.on_event)(&Event::Started(Box::new(start)));
         device.profiler().take();
         let config = resolved.config;
@@ -117,6 +119,7 @@ impl<'a> Trainer<'a> {
         Ok(Trainer {
             config_text,
             folder,
+            record,
             tokenizer: data.tokenizer,
             validation: data.validation,
             coverage: data.coverage,
@@ -273,9 +276,8 @@ fn resume(
     // All that can fail has succeeded: from here on the folder is changed.
     folder.mark_finished(false)?;
     folder.write(CONFIG, &config_text)?;
-    let missing = folder.truncate_metrics(state.appended.get(METRICS).copied().unwrap_or(0))?;
-    if missing > 0 {
-        notes.push(format!("{METRICS} lacks {missing} bytes that it had at step {}: lines are lost", state.step));
+    for (name, bytes) in folder.truncate_to(state)? {
+        notes.push(format!("{name} lacks {bytes} bytes that it had at step {}: lines are lost", state.step));
     }
     if checkpoint.is_some() {
         folder

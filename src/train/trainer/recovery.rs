@@ -3,7 +3,7 @@
 use super::Trainer;
 use crate::data::{Loader, Position};
 use crate::models::load;
-use crate::train::checkpoint::{Checkpoint, GuardState, METRICS, OPTIMIZER, TrainerState, newest_good};
+use crate::train::checkpoint::{Checkpoint, GuardState, OPTIMIZER, TrainerState, newest_good};
 use crate::train::diagnosis::first_non_finite;
 use crate::train::events::{Event, Step};
 use crate::train::guard::{self, Anomaly, Monitor, Verdict};
@@ -72,7 +72,7 @@ impl Trainer<'_> {
         self.monitor = Monitor { skipped: self.optimizer.skipped().to_u32()?[0], overflows, skips_in_a_row: 0 };
         self.unconfirmed.clear();
         self.start_loader(state.position)?;
-        self.folder.truncate_metrics(state.appended.get(METRICS).copied().unwrap_or(0))?;
+        self.folder.truncate_to(state)?;
         let best = state.best.filter(|_| self.config.checkpoint.keep_best).map(|best| best.step);
         self.folder.checkpoints().roll_back(state.step, best)?;
         self.saved = Some(state.comparable());
