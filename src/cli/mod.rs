@@ -12,12 +12,12 @@ mod interrupt;
 mod model;
 mod output;
 mod progress;
+mod runs;
 mod train;
 mod verify_resume;
 
 use clap::{Parser, Subcommand};
 use interrupt::{Interrupted, Interrupts};
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 /// Train a GPT on the GPU you own, whoever made it, or on the CPU.
@@ -52,6 +52,9 @@ enum Command {
     Eval(eval::Args),
     /// Continue a text
     Generate(generate::Args),
+    /// List, look at, compare and remove runs
+    #[command(subcommand)]
+    Runs(runs::Command),
     /// List every GPU adapter with its limits and features
     Devices(devices::Args),
     /// Measure what a device can do
@@ -70,6 +73,7 @@ impl Command {
             Command::VerifyResume(args) => args.json,
             Command::Eval(args) => args.json,
             Command::Generate(args) => args.json,
+            Command::Runs(command) => command.is_for_machines(),
             Command::Devices(args) => args.json,
             Command::Bench(command) => command.is_for_machines(),
             Command::Data(_) => false,
@@ -89,6 +93,7 @@ pub fn main() -> ExitCode {
         Command::VerifyResume(args) => verify_resume::run(args, &interrupts),
         Command::Eval(args) => eval::run(args),
         Command::Generate(args) => generate::run(args, &interrupts),
+        Command::Runs(command) => runs::run(command),
         Command::Devices(args) => devices::run(args),
         Command::Bench(command) => bench::run(command),
         Command::Data(command) => data::run(command),
@@ -127,8 +132,8 @@ fn start_logging(verbose: u8) {
     let level = ["warn", "rustyflow=info,warn", "rustyflow=debug,warn"][usize::from(verbose.min(2))];
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
-    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(colours);
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let logs = logs.with_ansi(output::has_colours(&std::io::stderr()));
     let targets = verbose > 1 || std::env::var_os("RUST_LOG").is_some(); // which that speaks of
     logs.with_target(targets).without_time().init();
 }

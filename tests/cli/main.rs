@@ -14,6 +14,7 @@ mod guards;
 mod interrupting;
 #[cfg(unix)]
 mod killing;
+mod looking;
 mod models;
 mod resuming;
 mod runs;
