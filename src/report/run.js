@@ -255,9 +255,8 @@ function samples() {
 
 function setting() {
   const m = start.model || {};
-  const shape = m.n_layer
-    ? `${m.kind || ""}: ${m.n_layer} layers, ${m.n_head} heads, width ${m.n_embd}, context ${m.block_size}, vocabulary ${m.vocab_size}`
-    : null;
+  const sizes = `${m.n_layer} layers, ${m.n_head} heads, width ${m.n_embd}`;
+  const shape = m.n_layer ? `${m.kind || ""}: ${sizes}, context ${m.block_size}, vocabulary ${m.vocab_size}` : null;
   const cores = machine.physical_cores ? `, ${machine.physical_cores} cores (${machine.logical_cores} logical)` : "";
   return [
     make("h2", {}, "Setting"),
