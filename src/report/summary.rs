@@ -24,7 +24,7 @@ pub struct RunSummary {
     pub folder: PathBuf,
     pub state: State,
     pub began: Option<Timestamp>,
-    /// The last logged step.
+    /// Done, as far as the folder says.
     pub steps: u64,
     pub total_steps: Option<u64>,
     pub epochs: Option<f64>,
@@ -49,8 +49,10 @@ impl RunSummary {
         let (metrics, start) = (&run.metrics, &run.start["start"]);
         let finite = |x: f64| Some(x).filter(|x| x.is_finite());
         let last = metrics.steps.last();
-        let steps = last.map_or(0, |point| point.step);
-        let tokens = finite(steps as f64 * run.tokens_per_step());
+        let logged = last.map_or(0, |point| point.step);
+        // One that was stopped has done a few more than it has logged.
+        let steps = run.start["end"]["steps"].as_u64().unwrap_or(logged).max(logged);
+        let tokens = |steps: u64| finite(steps as f64 * run.tokens_per_step());
         let training_seconds = metrics.training_seconds(run.tokens_per_step()).last().copied().filter(|s| *s > 0.0);
         let of_config = |section: &str, key: &str| run.config.get(section).and_then(|s| s.get(key));
         let text = |value: &Value, section: &str, key: &str| {
@@ -75,8 +77,8 @@ impl RunSummary {
             }),
             validation_loss: metrics.evaluations.last().and_then(|point| finite(point.loss)),
             train_loss: metrics.last_loss(),
-            tokens,
-            tokens_per_s: tokens.zip(training_seconds).map(|(tokens, seconds)| tokens / seconds),
+            tokens: tokens(steps),
+            tokens_per_s: tokens(logged).zip(training_seconds).map(|(tokens, seconds)| tokens / seconds),
             training_seconds,
             parameters: start["parameters"].as_u64(),
             device: text(&start["device"], "device", "kind"),
