@@ -1,7 +1,7 @@
 //! Train GPT-style language models on any GPU through wgpu, or on the CPU.
 //!
 //! Modules import only from those to their left:
-//! `error, profile <- gpu, cpu <- tensor <- ops <- nn, optim <- models <- generate <- train <- bench <- cli`;
+//! `error, profile, report <- gpu, cpu <- tensor <- ops <- nn, optim <- models <- generate <- train <- bench <- cli`;
 //! `config` and `data` import only `error` and `cache`, `testing` nothing. `docs/design.md` is the map.
 
 pub mod bench;
@@ -19,6 +19,7 @@ pub mod nn;
 pub mod ops;
 pub mod optim;
 pub mod profile;
+pub mod report;
 pub mod tensor;
 #[cfg(not(feature = "testing"))]
 mod testing;

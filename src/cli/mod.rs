@@ -17,6 +17,7 @@ mod output;
 mod plan;
 mod progress;
 mod reproduce;
+mod runs;
 mod shell;
 mod sweep;
 mod train;
@@ -25,7 +26,6 @@ mod verify_resume;
 
 use clap::{Parser, Subcommand};
 use interrupt::{Interrupted, Interrupts};
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 /// Train a GPT on the GPU you own, whoever made it, or on the CPU.
@@ -66,6 +66,9 @@ enum Command {
     Eval(eval::Args),
     /// Continue a text
     Generate(generate::Args),
+    /// List, look at, compare and remove runs
+    #[command(subcommand)]
+    Runs(runs::Command),
     /// List every GPU adapter with its limits and features
     Devices(devices::Args),
     /// Check whether this machine can be trusted to train: every kernel against the CPU, rates, disk space
@@ -96,6 +99,7 @@ impl Command {
             Command::VerifyResume(args) => args.json,
             Command::Eval(args) => args.json,
             Command::Generate(args) => args.json,
+            Command::Runs(command) => command.is_for_machines(),
             Command::Devices(args) => args.json,
             Command::Doctor(args) => args.json,
             Command::Bench(command) => command.is_for_machines(),
@@ -121,6 +125,7 @@ pub fn main() -> ExitCode {
         Command::VerifyResume(args) => verify_resume::run(args, &interrupts),
         Command::Eval(args) => eval::run(args),
         Command::Generate(args) => generate::run(args, &interrupts),
+        Command::Runs(command) => runs::run(command),
         Command::Devices(args) => devices::run(args),
         Command::Doctor(args) => doctor::run(&args),
         Command::Bench(command) => bench::run(command),
@@ -163,8 +168,8 @@ fn start_logging(verbose: u8) {
     let level = ["warn", "rustyflow=info,warn", "rustyflow=debug,warn"][usize::from(verbose.min(2))];
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
-    let colours = std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
-    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| output::Notes).with_ansi(colours);
+    let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| output::Notes);
+    let logs = logs.with_ansi(output::has_colours(&std::io::stderr()));
     let targets = verbose > 1 || std::env::var_os("RUST_LOG").is_some(); // which that speaks of
     logs.with_target(targets).without_time().init();
 }

@@ -1,6 +1,6 @@
 //! Output that may be closed early, as by `rustyflow ... | head`.
 
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What was written to standard error while something else has the terminal; `None` if nothing has.
@@ -77,6 +77,41 @@ pub fn is_broken_pipe(error: &anyhow::Error) -> bool {
     io_errors.into_iter().any(|e| e.kind() == io::ErrorKind::BrokenPipe)
 }
 
+/// Whether a stream is a terminal whose user has nothing against colours.
+pub fn has_colours(stream: &impl IsTerminal) -> bool {
+    stream.is_terminal() && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+}
+
+/// Characters that fit in a line of standard output: those of the terminal, or a hundred.
+pub fn width() -> usize {
+    terminal_size::terminal_size_of(io::stdout()).map_or(100, |(width, _)| usize::from(width.0).max(60))
+}
+
+/// Rows with their columns below each other, two spaces apart; the first is to the left, those of numbers to the right.
+pub fn table(rows: &[Vec<String>], is_number: impl Fn(usize) -> bool) -> String {
+    let count = |text: &String| text.chars().count();
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column| rows.iter().filter_map(|row| row.get(column)).map(count).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns).map(width).collect();
+    let line = |row: &Vec<String>| {
+        let cells = row.iter().zip(&widths).enumerate().map(|(i, (cell, &width))| {
+            if is_number(i) { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_string()
+    };
+    rows.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// "59.1 s", "2 min 5 s", "3 h 20 min".
+pub fn duration(seconds: f64) -> String {
+    let whole = seconds as u64;
+    match whole {
+        0..60 => format!("{seconds:.1} s"),
+        60..3600 => format!("{} min {} s", whole / 60, whole % 60),
+        _ => format!("{} h {} min", whole / 3600, whole / 60 % 60),
+    }
+}
+
 /// 1234567 as "1.23M".
 pub fn short(count: f64) -> String {
     match count {
@@ -93,6 +128,17 @@ pub fn short(count: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_their_widest_cell() {
+        let rows = [["a", "1", "x"], ["bcd", "234", ""]].map(|row| row.map(str::to_string).to_vec());
+        assert_eq!(table(&rows, |column| column == 1), "a      1  x\nbcd  234");
+    }
+
+    #[test]
+    fn durations_are_told_in_two_units() {
+        assert_eq!([59.12, 125.0, 12_000.0].map(duration), ["59.1 s", "2 min 5 s", "3 h 20 min"]);
+    }
 
     #[test]
     fn counts_are_shortened_to_three_digits() {

@@ -90,6 +90,7 @@ pub(super) const KEYS: &[Key] = &[
     key("guard.learning_rate_factor", Kind::Real),
     key("guard.patience", Kind::Count),
     key("log.every", Kind::Count),
+    key("log.samples", Kind::Flag),
     key("log.tensorboard", Kind::Flag),
     key("log.csv", Kind::Flag),
     key("generate.prompt", Kind::Text),
@@ -269,7 +270,7 @@ pub(super) fn unknown_section(name: &str) -> String {
 }
 
 /// The candidate that a misspelt word most likely meant, if any is close.
-pub(super) fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(word: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let scored = candidates.map(|candidate| (similarity(word, candidate), candidate));
     let best = scored.reduce(|best, next| if next.0 > best.0 { next } else { best });
     best.filter(|(score, _)| *score >= CLOSE).map(|(_, candidate)| candidate)

@@ -42,6 +42,8 @@ use crate::error::Error;
 pub use changes::Change;
 pub use choice::{DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, Schedule};
 pub use keys::current_word;
+#[cfg(feature = "cli")]
+pub(crate) use keys::nearest;
 pub use layers::{Layers, Resolved, process_environment};
 pub use origin::Origin;
 pub use recipe::{RECIPES, Recipe, RecipeTime};

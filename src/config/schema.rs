@@ -327,6 +327,8 @@ impl Default for GuardConfig {
 pub struct LogConfig {
     /// Optimizer steps between reported losses. Default 10.
     pub every: usize,
+    /// Whether a short sample is kept after each evaluation. Default true.
+    pub samples: bool,
     /// Whether to write TensorBoard's event files besides `metrics.jsonl`. Default false.
     pub tensorboard: bool,
     /// Whether to write `metrics.csv` besides `metrics.jsonl`. Default false.
@@ -335,7 +337,7 @@ pub struct LogConfig {
 
 impl Default for LogConfig {
     fn default() -> Self {
-        LogConfig { every: 10, tensorboard: false, csv: false }
+        LogConfig { every: 10, samples: true, tensorboard: false, csv: false }
     }
 }
 

@@ -21,7 +21,7 @@ pub enum Phase {
     Evaluation,
     /// What training waits for checkpoints.
     Checkpoints,
-    /// Writing the sample at the end.
+    /// Writing what the model continues a prompt with.
     Sampling,
     /// All else.
     Unaccounted,

@@ -1,7 +1,7 @@
 //! The files of a run that grow by lines. A checkpoint notes how long each was, and a run that goes back to it forgets
 //! what came after.
 
-use super::checkpoint::{CSV, METRICS};
+use super::checkpoint::{CSV, METRICS, SAMPLES};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -9,7 +9,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// All that a run may have. Those that are there are kept in step with the run, whether it still adds to them or not.
-const NAMES: [&str; 2] = [METRICS, CSV];
+const NAMES: [&str; 3] = [METRICS, CSV, SAMPLES];
 
 /// Those of one run's folder.
 pub(super) struct LineFiles {

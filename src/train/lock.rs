@@ -38,6 +38,20 @@ impl Lock {
     }
 }
 
+/// Fails if a process writes into this run now.
+///
+/// # Errors
+/// [`Error::InUse`]
+pub fn check_unused(run: &Path) -> Result<()> {
+    let path = run.join(NAME);
+    let Ok(file) = File::open(&path) else { return Ok(()) };
+    // Shared, so that two who ask at once do not take each other for a writer.
+    match file.try_lock_shared() {
+        Err(TryLockError::WouldBlock) => Err(Error::InUse { path: run.to_path_buf(), process: holder(&path) }),
+        _ => Ok(()),
+    }
+}
+
 /// "process 4711". Windows lets nobody read a locked file.
 fn holder(path: &Path) -> String {
     let id = fs::read_to_string(path).unwrap_or_default();
@@ -55,7 +69,9 @@ mod tests {
         let error = Lock::take(dir.path()).err().unwrap().to_string();
         let expected = if cfg!(windows) { "another process".into() } else { format!("process {}", std::process::id()) };
         assert!(error.contains(&expected), "{error}");
+        assert!(check_unused(dir.path()).unwrap_err().to_string().contains(&expected));
         drop(first);
+        check_unused(dir.path()).unwrap();
         Lock::take(dir.path()).unwrap();
     }
 

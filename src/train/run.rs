@@ -56,6 +56,9 @@ pub fn train(resolved: &Resolved, options: TrainOptions) -> Result<Summary> {
 /// Prepares, trains and finishes, on one device.
 fn run<'a>(resolved: &Resolved, options: TrainOptions<'a>) -> Result<Summary> {
     let mut trainer = Trainer::prepare(resolved, options)?;
-    trainer.run()?;
+    if let Err(error) = trainer.run() {
+        trainer.fail(&error)?;
+        return Err(error);
+    }
     trainer.finish()
 }

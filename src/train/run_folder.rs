@@ -3,12 +3,15 @@
 //! ```text
 //! runs/sample-L4-H4-E128-gpu/
 //!   config.toml        every value in force, and where each came from
+//!   run.json           what was known before the first step, and what the run came to
 //!   metrics.jsonl      one line per logged step and per evaluation
 //!   metrics.csv, tensorboard/  the same numbers in other forms, if they are asked for: see sinks/mod.rs
+//!   samples.jsonl      what the model wrote after each evaluation
 //!   checkpoints/step-000500/   see checkpoint/mod.rs
 //!   best, last         the names of checkpoints
 //!   samples.txt        what the model wrote at the end
-//!   profile.txt        the profiling report
+//!   profile.txt        the profiling report; profile.json is the same for machines
+//!   report.html        all of this as a page: see crate::report
 //!   finished           is there once all steps are done
 //!   .lock              see lock.rs
 //! ```
@@ -16,6 +19,7 @@
 use super::checkpoint::{CONFIG, Checkpoints, Files, MANIFEST, checkpoints, models};
 use super::line_files::LineFiles;
 use super::lock::Lock;
+use crate::report::is_run;
 use crate::{Error, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -102,6 +106,36 @@ impl RunFolder {
     pub(super) fn is_finished(&self) -> bool {
         self.path.join(FINISHED).exists()
     }
+}
+
+/// Removes a run with all that is in its folder; returns how many bytes that was.
+///
+/// # Errors
+/// If it is no run's folder, if a process writes into it, or if something of it cannot be removed.
+pub fn remove_run(path: &Path) -> Result<u64> {
+    if path.is_symlink() || !is_run(path) {
+        let message = "is no run's folder, which has config.toml and metrics.jsonl: nothing of it is removed".into();
+        return Err(Error::Checkpoint { path: path.to_path_buf(), message });
+    }
+    let lock = Lock::take(path)?;
+    let bytes = bytes_in(path);
+    if cfg!(windows) {
+        // It removes no file that is open.
+        drop(lock);
+    }
+    fs::remove_dir_all(path).map_err(|e| Error::io("remove", path, e))?;
+    Ok(bytes)
+}
+
+/// Of all files in a folder and those below it.
+fn bytes_in(folder: &Path) -> u64 {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let bytes = |entry: fs::DirEntry| match entry.metadata() {
+        Ok(data) if data.is_dir() => bytes_in(&entry.path()),
+        Ok(data) => data.len(),
+        Err(_) => 0,
+    };
+    entries.map(bytes).sum()
 }
 
 /// The run in `dir` that was changed last.

@@ -54,6 +54,7 @@ const EVERY_KEY: &[(&str, &str)] = &[
     ("guard.learning_rate_factor", "0.25"),
     ("guard.patience", "7"),
     ("log.every", "2"),
+    ("log.samples", "false"),
     ("generate.prompt", "the"),
     ("generate.max_new_tokens", "3"),
     ("generate.temperature", "0.7"),

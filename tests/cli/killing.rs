@@ -27,7 +27,9 @@ impl Outcome {
         let read = |name: &str| fs::read(sandbox.path(format!("{run}/checkpoints/{}/{name}", last.trim()))).unwrap();
         Outcome {
             files: ["model.safetensors", "optimizer.safetensors"].map(read).into(),
-            texts: ["last", "best", "samples.txt"].map(|name| sandbox.read(format!("{run}/{name}"))).into(),
+            texts: ["last", "best", "samples.txt", "samples.jsonl"]
+                .map(|name| sandbox.read(format!("{run}/{name}")))
+                .into(),
             metrics: sandbox.timeless_metrics(run),
         }
     }

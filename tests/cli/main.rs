@@ -16,6 +16,7 @@ mod guards;
 mod interrupting;
 #[cfg(unix)]
 mod killing;
+mod looking;
 mod models;
 mod plans;
 mod resuming;

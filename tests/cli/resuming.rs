@@ -49,7 +49,7 @@ fn outcome(sandbox: &Sandbox, run: &str) -> (Vec<u8>, Vec<u8>, Vec<serde_json::V
     let read = |name: &str| fs::read(sandbox.path(format!("{run}/checkpoints/{}/{name}", last.trim()))).unwrap();
     let text = |name: &str| sandbox.read(format!("{run}/{name}"));
     let (weights, moments) = (read("model.safetensors"), read("optimizer.safetensors"));
-    (weights, moments, sandbox.timeless_metrics(run), text("best"), text("samples.txt"))
+    (weights, moments, sandbox.timeless_metrics(run), text("best"), text("samples.txt") + &text("samples.jsonl"))
 }
 
 #[track_caller]

@@ -125,7 +125,11 @@ fn a_run_leaves_its_folder() {
         "finished",
         "last",
         "metrics.jsonl",
+        "profile.json",
         "profile.txt",
+        "report.html",
+        "run.json",
+        "samples.jsonl",
         "samples.txt",
     ];
     assert_eq!(sandbox.names_in(TINY_RUN), names);

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 
 pub const METRICS: &str = "metrics.jsonl";
 pub const CSV: &str = "metrics.csv";
+/// What the model wrote after each evaluation.
+pub const SAMPLES: &str = "samples.jsonl";
 /// The configuration, of a run and of a checkpoint.
 pub const CONFIG: &str = "config.toml";
 pub const TOKENIZER: &str = "tokenizer.json";

@@ -30,7 +30,7 @@ pub use state::{Best, DataHash, Evaluated, GuardState, TrainerState};
 pub(super) use files::Files;
 pub(super) use find::{Checkpoint, models, newest_good};
 pub(super) use layout::{
-    CONFIG, CSV, GENERATION, MANIFEST, METRICS, OPTIMIZER, STATE, TOKENIZER, checkpoints, resolve_ref,
+    CONFIG, CSV, GENERATION, MANIFEST, METRICS, OPTIMIZER, SAMPLES, STATE, TOKENIZER, checkpoints, resolve_ref,
 };
 pub(super) use snapshot::{Snapshot, recover};
 pub(super) use store::{Checkpoints, Request};

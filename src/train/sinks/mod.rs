@@ -4,7 +4,7 @@
 mod csv;
 mod tensorboard;
 
-use super::checkpoint::METRICS;
+use super::checkpoint::{METRICS, SAMPLES};
 use super::events::Event;
 use super::run_folder::RunFolder;
 use crate::Result;
@@ -25,6 +25,9 @@ pub(super) trait Sink {
 /// If a file cannot be created.
 pub(super) fn open(log: &LogConfig, folder: &mut RunFolder, step: usize) -> Result<Vec<Box<dyn Sink>>> {
     folder.lines().create(METRICS)?;
+    if log.samples {
+        folder.lines().create(SAMPLES)?;
+    }
     let mut sinks: Vec<Box<dyn Sink>> = vec![Box::new(JsonLines)];
     if log.csv {
         sinks.push(Box::new(csv::Csv::open(folder)?));

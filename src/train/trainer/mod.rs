@@ -1,5 +1,6 @@
 //! A run under way: steps, evaluations, checkpoints, and the end.
 
+mod finish;
 mod prepare;
 mod recovery;
 mod step;
@@ -10,27 +11,22 @@ pub(super) use prepare::{check_configured_precision, model_config, on_device, op
 
 use super::checkpoint::{Best, Evaluated, GENERATION, Request, TrainerState, Writer};
 use super::evaluate::{Windows, evaluate};
-use super::events::{Event, Summary};
+use super::events::Event;
 use super::guard::{self, Anomaly, Monitor};
 use super::in_flight::{InFlight, PendingSnapshot, PendingStep};
-use super::log;
 use super::options::TrainOptions;
-use super::precision::describe_precision;
-use super::prompt::prompt_ids;
 use super::run_folder::RunFolder;
 use super::sinks::{Record, Sink};
 use super::step_hook::StepHook;
 use super::trace::RunTrace;
 use crate::config::{Config, GenerateConfig};
 use crate::data::{Coverage, Loader, Position, Tokenizer, Tokens};
-use crate::generate::{Sampling, generate, printable};
 use crate::models::LanguageModel;
 use crate::optim::{LearningRate, Optimizer, ParameterArena};
-use crate::profile::{Phase, Report, WallClock};
+use crate::profile::{Phase, WallClock};
 use crate::{Error, Result};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::collections::VecDeque;
-use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -44,6 +40,8 @@ pub(super) struct Trainer<'a> {
     writer: Writer,
     folder: RunFolder,
     sinks: Vec<Box<dyn Sink>>,
+    /// `run.json`
+    record: Value,
     tokenizer: Tokenizer,
     /// Of the training split.
     tokens: Tokens,
@@ -231,6 +229,9 @@ impl Trainer<'_> {
         }
         self.state.evaluated = Some(Evaluated { step: self.state.step, result: result.clone() });
         self.report(Event::Evaluated { step: self.state.step, split: "validation", result, best })?;
+        if self.config.log.samples {
+            self.timed(Phase::Sampling, Trainer::add_sample)?;
+        }
         (self.out_of_patience, self.state.guard) =
             guard::is_out_of_patience(&self.config.guard, &self.state.guard, best);
         if self.out_of_patience {
@@ -324,71 +325,5 @@ impl Trainer<'_> {
             Some((step, path)) => self.report(Event::Saved { step, path }),
             None => Ok(()),
         }
-    }
-
-    /// Saves the last state, writes a sample, and sums up.
-    pub(super) fn finish(mut self) -> Result<Summary> {
-        self.take_arrived(true)?;
-        let epochs = self.loader.epochs_at(self.state.position);
-        let seconds = self.clock.spent(Phase::Training).as_secs_f64();
-        let (first_step, first_epoch) = self.began_at;
-        let device = &self.options.device;
-        let mut report = Report::new(&device.profiler().take(), seconds, epochs - first_epoch, device.memory());
-        let interrupted = !self.is_done() || (!self.out_of_patience && self.evaluation_is_due());
-        self.save(false)?;
-        self.timed(Phase::Checkpoints, Trainer::finish_saving)?;
-        if !interrupted {
-            let sample = self.timed(Phase::Sampling, |trainer| trainer.sample())?;
-            self.folder.write("samples.txt", &format!("{}\n", printable(&sample)))?;
-            self.report(Event::Sample(sample))?;
-        }
-        report.wall = Some(self.clock.times());
-        self.folder.write("profile.txt", &report.text())?;
-        let peak_memory_bytes = self.options.device.memory().map(|memory| memory.peak_bytes);
-        let summary = Summary {
-            folder: self.folder.path().to_path_buf(),
-            device: self.options.device.describe(),
-            precision: describe_precision(self.config.device.precision, &self.options.device, self.model.config()),
-            parameters: self.model.config().parameter_count(),
-            model: self.model.config().clone(),
-            steps: self.state.step,
-            total_steps: self.state.total_steps,
-            epochs,
-            interrupted,
-            train_loss: self.state.train_loss,
-            validation: self.state.evaluated.as_ref().map(|e| e.result.clone()),
-            best_loss: self.state.best.map(|best| best.loss),
-            best_step: self.state.best.filter(|_| self.config.checkpoint.keep_best).map(|best| best.step),
-            tokens_per_s: ((self.state.step - first_step) * self.tokens_per_step()) as f64 / seconds.max(1e-9),
-            peak_memory_bytes,
-            epoch_seconds: std::mem::take(&mut self.epoch_seconds),
-            report,
-        };
-        self.folder.mark_finished(!interrupted)?;
-        // The run is whole without it.
-        if let Some(Err(error)) = self.options.training_log.map(|path| log::append(path, &summary)) {
-            self.report(Event::Note(format!("the run's timings are in its folder alone: {error}")))?;
-        }
-        if let Some(trace) = &self.trace {
-            let written = trace.write(self.folder.path());
-            self.report(Event::Note(written.unwrap_or_else(|error| format!("there is no trace: {error}"))))?;
-        }
-        self.report(Event::Finished(Box::new(summary.clone())))?;
-        Ok(summary)
-    }
-
-    /// What the model writes, from the configured prompt or the start of a line.
-    fn sample(&self) -> Result<String> {
-        let g = &self.config.generate;
-        let prompt = prompt_ids(&self.tokenizer, &g.prompt)?;
-        let tokens = self.tokenizer.vocab_size();
-        let sampling = Sampling { tokens, temperature: g.temperature, top_k: g.top_k, top_p: g.top_p, seed: g.seed };
-        let mut ids = prompt.clone();
-        generate(&*self.model, &prompt, g.max_new_tokens, &sampling, &mut |id| {
-            ids.push(id);
-            let stop = self.options.stop.load(Ordering::Relaxed);
-            Ok(if stop { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
-        })?;
-        Ok(self.tokenizer.decode(&ids)?.trim_start_matches('\n').to_string())
     }
 }

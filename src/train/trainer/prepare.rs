@@ -16,6 +16,7 @@ use crate::train::options::TrainOptions;
 use crate::train::plan::Plan;
 use crate::train::precision::{check_precision, describe_precision, operands};
 use crate::train::prompt::prompt_ids;
+use crate::train::record;
 use crate::train::resume::Resumed;
 use crate::train::run_folder::RunFolder;
 use crate::train::sinks::{self, Sink};
@@ -117,6 +118,7 @@ impl<'a> Trainer<'a> {
         clock.enter(Phase::Unaccounted);
         let start = start(&resolved.config, &data, &opened, &state, steps_per_epoch, &device);
         data.prepared.meta.notes.iter().for_each(|note| (options.on_event)(&Event::Note(note.clone())));
+        let record = record::begin(&opened.folder, &start)?;
         (options.on_event)(&Event::Started(Box::new(start)));
         device.profiler().take();
         let config = resolved.config;
@@ -125,6 +127,7 @@ impl<'a> Trainer<'a> {
             config_text,
             folder,
             sinks,
+            record,
             tokenizer: data.prepared.tokenizer,
             validation: data.prepared.validation,
             coverage: data.prepared.meta.coverage,

@@ -1,0 +1,115 @@
+//! `rustyflow runs`: what was trained.
+
+mod compare;
+mod list;
+mod remove;
+mod show;
+
+use super::configuration;
+use crate::Error;
+use crate::config::nearest;
+use crate::report::{RunRecord, State, is_run};
+use crate::train::check_unused;
+use anyhow::Result;
+use std::path::{Path, PathBuf};
+
+#[derive(clap::Subcommand)]
+pub enum Command {
+    /// List the runs in a folder, the newest first
+    List(list::Args),
+    /// Show what a run came to, with a plot of its losses
+    Show(show::Args),
+    /// Put runs side by side
+    Compare(compare::Args),
+    /// Remove runs with their checkpoints
+    Rm(remove::Args),
+}
+
+impl Command {
+    /// Whether it prints JSON.
+    pub fn is_for_machines(&self) -> bool {
+        match self {
+            Command::List(args) => args.json,
+            Command::Show(args) => args.json,
+            Command::Compare(args) => args.json,
+            Command::Rm(_) => false,
+        }
+    }
+}
+
+pub fn run(command: Command) -> Result<()> {
+    match command {
+        Command::List(args) => list::run(args),
+        Command::Show(args) => show::run(args),
+        Command::Compare(args) => compare::run(args),
+        Command::Rm(args) => remove::run(args),
+    }
+}
+
+/// Where runs are.
+#[derive(clap::Args)]
+struct Folder {
+    /// The folder of runs [default: run.dir, runs]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+}
+
+impl Folder {
+    fn path(&self) -> Result<PathBuf> {
+        match &self.dir {
+            Some(dir) => Ok(dir.clone()),
+            None => Ok(configuration::of_environment()?.run.dir.into()),
+        }
+    }
+
+    /// The folder of the run that a path or a name in this folder means.
+    fn find(&self, name: &Path) -> Result<PathBuf> {
+        let dir = self.path()?;
+        let meant = [name.to_path_buf(), dir.join(name)];
+        if let Some(folder) = meant.iter().find(|path| is_run(path)) {
+            return Ok(folder.clone());
+        }
+        if let Some(folder) = meant.into_iter().find(|path| path.exists()) {
+            let message = "is no run's folder: a run has config.toml and metrics.jsonl".into();
+            return Err(Error::Checkpoint { path: folder, message }.into());
+        }
+        let names: Vec<String> = folders(&dir).iter().map(|path| last_part(path)).collect();
+        let hint = match nearest(&name.to_string_lossy(), names.iter().map(String::as_str)) {
+            Some(near) => format!("did you mean {near}?"),
+            None => "`rustyflow runs list` shows those that there are".into(),
+        };
+        Err(Error::Invalid(format!("there is no run {} in {}; {hint}", name.display(), dir.display())).into())
+    }
+
+    fn read(&self, name: &Path) -> Result<RunRecord> {
+        Ok(read(&self.find(name)?)?)
+    }
+}
+
+/// A run as it is now.
+fn read(folder: &Path) -> crate::Result<RunRecord> {
+    // Asked first: a run that ends meanwhile is then shown as it was, not as one that was interrupted.
+    let is_running = check_unused(folder).is_err();
+    let run = RunRecord::read(folder)?;
+    Ok(if is_running { RunRecord { state: State::Running, ..run } } else { run })
+}
+
+/// The folders of runs in a folder.
+fn folders(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
+    entries.map(|entry| entry.path()).filter(|path| is_run(path)).collect()
+}
+
+fn last_part(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Writes a page, and says where it is.
+fn write_page(path: &Path, page: &str) -> crate::Result<()> {
+    std::fs::write(path, page).map_err(|e| Error::io("write", path, e))
+}
+
+/// A number if it is known, else a dash.
+fn or_dash<T>(value: Option<T>, show: impl Fn(T) -> String) -> String {
+    value.map_or("-".to_string(), show)
+}

@@ -1,0 +1,140 @@
+//! Reads `metrics.jsonl`, as far as it can be read.
+
+use jiff::Timestamp;
+use serde_json::Value;
+use std::io::{BufRead, BufReader, Read};
+
+/// A logged step. What a line lacks, or what was no number, is NaN.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StepPoint {
+    pub step: u64,
+    pub epoch: f64,
+    pub loss: f64,
+    pub learning_rate: f64,
+    pub grad_norm: f64,
+    pub tokens_per_s: f64,
+}
+
+/// An evaluation.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EvaluationPoint {
+    pub step: u64,
+    pub loss: f64,
+    pub perplexity: f64,
+    pub bits_per_byte: f64,
+    /// Whether the tokens keep all of the text.
+    pub lossless: bool,
+}
+
+/// Where a run went back to a checkpoint.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Rollback {
+    pub from_step: u64,
+    pub step: u64,
+    pub cause: String,
+}
+
+/// The lines, by kind. Steps ascend: where a run went back, the later lines stand for the earlier ones.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Metrics {
+    pub steps: Vec<StepPoint>,
+    pub evaluations: Vec<EvaluationPoint>,
+    pub rollbacks: Vec<Rollback>,
+    /// Whole lines that cannot be read. A last one that is half written is none of them.
+    pub damaged_lines: usize,
+    /// When the first and the last line were written.
+    pub times: Option<(Timestamp, Timestamp)>,
+}
+
+impl Metrics {
+    /// # Errors
+    /// If the system refuses to read.
+    pub fn read(file: impl Read) -> std::io::Result<Metrics> {
+        let mut metrics = Metrics::default();
+        let mut lines = BufReader::new(file);
+        let mut line = Vec::new();
+        while lines.read_until(b'\n', &mut line)? > 0 {
+            let is_whole = line.ends_with(b"\n");
+            if !line.trim_ascii().is_empty() && metrics.add(&line).is_none() && is_whole {
+                metrics.damaged_lines += 1;
+            }
+            line.clear();
+        }
+        Ok(metrics)
+    }
+
+    /// `None` if it cannot be read.
+    fn add(&mut self, line: &[u8]) -> Option<()> {
+        let line: Value = serde_json::from_slice(line).ok()?;
+        let step = line.get("step")?.as_u64()?;
+        let number = |key: &str| line.get(key).and_then(Value::as_f64).unwrap_or(f64::NAN);
+        match line.get("kind")?.as_str()? {
+            "train" => {
+                self.steps.truncate(self.steps.partition_point(|point| point.step < step));
+                self.evaluations.truncate(self.evaluations.partition_point(|point| point.step < step));
+                self.steps.push(StepPoint {
+                    step,
+                    epoch: number("epoch"),
+                    loss: number("loss"),
+                    learning_rate: number("learning_rate"),
+                    grad_norm: number("grad_norm"),
+                    tokens_per_s: number("tokens_per_s"),
+                });
+            }
+            "eval" => {
+                self.go_back(step);
+                self.evaluations.truncate(self.evaluations.partition_point(|point| point.step < step));
+                self.evaluations.push(EvaluationPoint {
+                    step,
+                    loss: number("loss"),
+                    perplexity: number("perplexity"),
+                    bits_per_byte: number("bits_per_byte"),
+                    lossless: line.get("lossless").and_then(Value::as_bool).unwrap_or(true),
+                });
+            }
+            "rollback" => {
+                self.go_back(step);
+                let cause = line.get("cause").and_then(Value::as_str).unwrap_or_default().to_string();
+                let from_step = line.get("from_step").and_then(Value::as_u64).unwrap_or(step);
+                self.rollbacks.push(Rollback { from_step, step, cause });
+            }
+            // Of a later version.
+            _ => {}
+        }
+        let time = line.get("time").and_then(Value::as_str).and_then(|time| time.parse::<Timestamp>().ok());
+        if let Some(time) = time {
+            self.times = Some((self.times.map_or(time, |(first, _)| first), time));
+        }
+        Some(())
+    }
+
+    /// Forgets what came after a step.
+    fn go_back(&mut self, step: u64) {
+        self.steps.truncate(self.steps.partition_point(|point| point.step <= step));
+        self.evaluations.truncate(self.evaluations.partition_point(|point| point.step <= step));
+    }
+
+    /// The lowest validation loss.
+    pub fn best(&self) -> Option<EvaluationPoint> {
+        let finite = self.evaluations.iter().filter(|point| point.loss.is_finite());
+        finite.min_by(|a, b| a.loss.total_cmp(&b.loss)).copied()
+    }
+
+    /// The last loss of a step that is a number.
+    pub fn last_loss(&self) -> Option<f64> {
+        self.steps.iter().rev().map(|point| point.loss).find(|loss| loss.is_finite())
+    }
+
+    /// The seconds that were spent in training when each of `steps` was done, by the speeds that were logged: pauses
+    /// and evaluations do not count.
+    pub fn training_seconds(&self, tokens_per_step: f64) -> Vec<f64> {
+        let (mut seconds, mut before) = (0.0, 0);
+        let spent = |point: &StepPoint| {
+            let tokens = (point.step - std::mem::replace(&mut before, point.step)) as f64 * tokens_per_step;
+            let more = tokens / point.tokens_per_s;
+            seconds += if more.is_finite() && more > 0.0 { more } else { 0.0 };
+            seconds
+        };
+        self.steps.iter().map(spent).collect()
+    }
+}

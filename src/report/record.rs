@@ -1,0 +1,212 @@
+//! A run's folder, read into memory.
+
+use super::metrics::Metrics;
+use crate::{Error, Result};
+use serde::Serialize;
+use serde_json::Value;
+use std::fmt::Display;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+const CONFIG: &str = "config.toml";
+const METRICS: &str = "metrics.jsonl";
+
+/// Whether a folder is a run's.
+pub fn is_run(folder: &Path) -> bool {
+    [CONFIG, METRICS].iter().all(|name| folder.join(name).is_file())
+}
+
+/// What has become of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum State {
+    Running,
+    /// All steps are done.
+    Finished,
+    /// Somebody stopped it, or its process ended.
+    Interrupted,
+    /// An error ended it.
+    Failed,
+}
+
+impl Display for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.pad(match self {
+            State::Running => "running",
+            State::Finished => "finished",
+            State::Interrupted => "interrupted",
+            State::Failed => "failed",
+        })
+    }
+}
+
+/// What the model wrote after an evaluation.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Sample {
+    pub step: u64,
+    pub text: String,
+}
+
+/// What is in a run's folder besides checkpoints.
+#[derive(Debug, Clone)]
+pub struct RunRecord {
+    pub folder: PathBuf,
+    /// The last part of the folder's path.
+    pub name: String,
+    pub state: State,
+    /// `config.toml` as it is written, and its values: none if it cannot be read.
+    pub config_text: String,
+    pub config: toml::Table,
+    pub metrics: Metrics,
+    /// `run.json`; null if there is none.
+    pub start: Value,
+    /// `profile.json`; null if there is none.
+    pub profile: Value,
+    /// `profile.txt`
+    pub profile_text: Option<String>,
+    pub samples: Vec<Sample>,
+    /// `samples.txt`
+    pub last_sample: Option<String>,
+    /// What of all this could not be read.
+    pub notes: Vec<String>,
+}
+
+impl RunRecord {
+    /// Reads a run that no process writes to; whose process is at work sets its `state`.
+    ///
+    /// # Errors
+    /// If it is no run's folder, or its metrics cannot be read.
+    pub fn read(folder: &Path) -> Result<RunRecord> {
+        if !is_run(folder) {
+            let message = format!("is no run's folder: it lacks {CONFIG} or {METRICS}");
+            return Err(Error::Checkpoint { path: folder.to_path_buf(), message });
+        }
+        let mut files = Reader { folder, notes: Vec::new() };
+        let config_text = files.text(CONFIG).unwrap_or_default();
+        let config = config_text.parse().unwrap_or_else(|error| files.damaged(CONFIG, error));
+        let path = folder.join(METRICS);
+        let metrics = File::open(&path).and_then(Metrics::read).map_err(|e| Error::io("read", &path, e))?;
+        files.damaged_lines(METRICS, metrics.damaged_lines);
+        let start = files.json("run.json");
+        let state = match folder.join("finished").exists() {
+            true => State::Finished,
+            false if start["error"].is_string() => State::Failed,
+            false => State::Interrupted,
+        };
+        let (profile, profile_text) = (files.json("profile.json"), files.text("profile.txt"));
+        let (samples, last_sample) = (files.samples("samples.jsonl"), files.text("samples.txt"));
+        Ok(RunRecord {
+            folder: folder.to_path_buf(),
+            name: name_of(folder),
+            state,
+            config_text,
+            config,
+            metrics,
+            start,
+            profile,
+            profile_text,
+            samples,
+            last_sample,
+            notes: files.notes,
+        })
+    }
+
+    /// Every key of the configuration with its value as in TOML, real numbers to nine digits.
+    pub fn config_values(&self) -> impl Iterator<Item = (String, String)> {
+        let of_section = |(section, keys): (&String, &toml::Value)| {
+            let keys = keys.as_table().cloned().unwrap_or_default();
+            let section = section.clone();
+            keys.into_iter().map(move |(key, value)| (format!("{section}.{key}"), written(&value)))
+        };
+        self.config.iter().flat_map(of_section).collect::<Vec<_>>().into_iter()
+    }
+
+    /// Whether `config.toml` says of a key that nobody set it.
+    pub fn is_default(&self, key: &str) -> bool {
+        let mut section = "";
+        self.config_text.lines().any(|line| {
+            section = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(section);
+            let is_key = || key.strip_prefix(section)?.strip_prefix('.')?.eq(line.split_once(" =")?.0).then_some(());
+            is_key().is_some() && line.rsplit_once("  # ").is_some_and(|(_, origin)| origin.starts_with("default"))
+        })
+    }
+
+    /// Tokens that an update learns from; NaN if the folder does not say.
+    pub fn tokens_per_step(&self) -> f64 {
+        let of_config = |section: &str, key: &str| self.config.get(section)?.get(key)?.as_integer();
+        let product = || {
+            let factors = [("train", "batch_size"), ("train", "grad_accum_steps"), ("model", "block_size")];
+            factors.iter().try_fold(1.0, |product, (section, key)| Some(product * of_config(section, key)? as f64))
+        };
+        self.start["start"]["tokens_per_step"].as_f64().or_else(product).unwrap_or(f64::NAN)
+    }
+}
+
+/// 0.0003 rather than the 0.00030000000000000003 that a division may give.
+fn written(value: &toml::Value) -> String {
+    let rounded = |x: f64| format!("{x:.8e}").parse().ok().map(toml::Value::Float);
+    value.as_float().and_then(rounded).unwrap_or_else(|| value.clone()).to_string()
+}
+
+/// The last part of a folder's path, also of `.`.
+fn name_of(folder: &Path) -> String {
+    let whole = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_path_buf());
+    whole.file_name().map_or_else(|| folder.display().to_string(), |name| name.to_string_lossy().into_owned())
+}
+
+/// Reads files that may be missing, and notes what is wrong with them.
+struct Reader<'a> {
+    folder: &'a Path,
+    notes: Vec<String>,
+}
+
+impl Reader<'_> {
+    fn damaged<T: Default>(&mut self, name: &str, why: impl Display) -> T {
+        let why = why.to_string();
+        self.notes.push(format!("{name} cannot be read: {}", why.lines().next().unwrap_or_default()));
+        T::default()
+    }
+
+    fn damaged_lines(&mut self, name: &str, count: usize) {
+        if count > 0 {
+            self.notes
+                .push(format!("{name} has {count} line{} that cannot be read", if count == 1 { "" } else { "s" }));
+        }
+    }
+
+    fn text(&mut self, name: &str) -> Option<String> {
+        match fs::read(self.folder.join(name)) {
+            Ok(bytes) => Some(String::from_utf8_lossy(&bytes).into_owned()),
+            Err(e) if e.kind() == std::io::ErrorKind::NotFound => None,
+            Err(e) => self.damaged(name, e),
+        }
+    }
+
+    fn json(&mut self, name: &str) -> Value {
+        let Some(text) = self.text(name) else { return Value::Null };
+        serde_json::from_str(&text).unwrap_or_else(|error| self.damaged(name, error))
+    }
+
+    /// One a step: where a run went back, the later ones stand.
+    fn samples(&mut self, name: &str) -> Vec<Sample> {
+        let mut samples: Vec<Sample> = Vec::new();
+        let text = self.text(name).unwrap_or_default();
+        let mut damaged = 0;
+        for line in text.split_inclusive('\n') {
+            let read = || {
+                let line: Value = serde_json::from_str(line).ok()?;
+                Some(Sample { step: line.get("step")?.as_u64()?, text: line.get("text")?.as_str()?.to_string() })
+            };
+            match read() {
+                Some(sample) => {
+                    samples.truncate(samples.partition_point(|before| before.step < sample.step));
+                    samples.push(sample);
+                }
+                None if line.ends_with('\n') => damaged += 1,
+                None => {}
+            }
+        }
+        self.damaged_lines(name, damaged);
+        samples
+    }
+}

@@ -1,0 +1,134 @@
+//! What a run leaves besides checkpoints and metrics: samples, the profile, the sums, and the page that shows them.
+
+use super::Trainer;
+use crate::generate::{Sampling, generate, printable};
+use crate::profile::{Phase, Report};
+use crate::report::{RunRecord, run_page};
+use crate::train::checkpoint::SAMPLES;
+use crate::train::events::{Event, Summary};
+use crate::train::log;
+use crate::train::precision::describe_precision;
+use crate::train::prompt::prompt_ids;
+use crate::train::record;
+use crate::{Error, Result};
+use serde_json::json;
+use std::ops::ControlFlow;
+use std::sync::atomic::Ordering;
+
+/// Tokens of a sample after an evaluation: enough to see what a model has learnt, and few beside an evaluation.
+const SHORT_SAMPLE: usize = 64;
+
+impl Trainer<'_> {
+    /// Saves the last state, writes a sample, and sums up.
+    pub(in crate::train) fn finish(mut self) -> Result<Summary> {
+        self.take_arrived(true)?;
+        let epochs = self.loader.epochs_at(self.state.position);
+        let seconds = self.clock.spent(Phase::Training).as_secs_f64();
+        let device = &self.options.device;
+        let mut report = Report::new(&device.profiler().take(), seconds, epochs - self.began_at.1, device.memory());
+        let interrupted = !self.is_done() || (!self.out_of_patience && self.evaluation_is_due());
+        self.save(false)?;
+        self.timed(Phase::Checkpoints, Trainer::finish_saving)?;
+        if !interrupted {
+            let sample = self.timed(Phase::Sampling, |trainer| {
+                let stop = &trainer.options.stop;
+                trainer.sample(trainer.config.generate.max_new_tokens, || stop.load(Ordering::Relaxed))
+            })?;
+            self.folder.write("samples.txt", &format!("{}\n", printable(&sample)))?;
+            self.report(Event::Sample(sample))?;
+        }
+        report.wall = Some(self.clock.times());
+        self.folder.write("profile.txt", &report.text())?;
+        self.folder.write("profile.json", &record::pretty(&report))?;
+        let summary = self.summary(report, interrupted, epochs, seconds);
+        let finished = Event::Finished(Box::new(summary.clone()));
+        record::end(&self.folder, &mut self.record, &finished)?;
+        self.folder.mark_finished(!interrupted)?;
+        // The run is whole without it.
+        if let Some(Err(error)) = self.options.training_log.map(|path| log::append(path, &summary)) {
+            self.report(Event::Note(format!("the run's timings are in its folder alone: {error}")))?;
+        }
+        if let Some(trace) = &self.trace {
+            let written = trace.write(self.folder.path());
+            self.report(Event::Note(written.unwrap_or_else(|error| format!("there is no trace: {error}"))))?;
+        }
+        self.write_page()?;
+        self.report(finished)?;
+        Ok(summary)
+    }
+
+    fn summary(&mut self, report: Report, interrupted: bool, epochs: f64, seconds: f64) -> Summary {
+        let (first_step, _) = self.began_at;
+        let device = &self.options.device;
+        Summary {
+            folder: self.folder.path().to_path_buf(),
+            device: device.describe(),
+            precision: describe_precision(self.config.device.precision, device, self.model.config()),
+            parameters: self.model.config().parameter_count(),
+            model: self.model.config().clone(),
+            steps: self.state.step,
+            total_steps: self.state.total_steps,
+            epochs,
+            interrupted,
+            train_loss: self.state.train_loss,
+            validation: self.state.evaluated.as_ref().map(|e| e.result.clone()),
+            best_loss: self.state.best.map(|best| best.loss),
+            best_step: self.state.best.filter(|_| self.config.checkpoint.keep_best).map(|best| best.step),
+            tokens_per_s: ((self.state.step - first_step) * self.tokens_per_step()) as f64 / seconds.max(1e-9),
+            peak_memory_bytes: device.memory().map(|memory| memory.peak_bytes),
+            epoch_seconds: std::mem::take(&mut self.epoch_seconds),
+            report,
+        }
+    }
+
+    /// Notes what ended the run, and shows what led to it.
+    pub(in crate::train) fn fail(&mut self, error: &Error) -> Result<()> {
+        if let Err(error) = record::fail(&self.folder, &mut self.record, error) {
+            self.report(Event::Note(format!("the run's folder does not say what ended it: {error}")))?;
+        }
+        self.write_page()
+    }
+
+    /// Writes `report.html`. The run is whole without it, so what keeps it from being written is only said.
+    fn write_page(&mut self) -> Result<()> {
+        let folder = &self.folder;
+        let written = RunRecord::read(folder.path()).and_then(|run| folder.write("report.html", &run_page(&run)));
+        match written {
+            Err(error) => self.report(Event::Note(format!("the run has no report.html: {error}"))),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// Appends what the model writes now to `samples.jsonl`. A signal does not cut it short: a run that is resumed has
+    /// the same samples as one that was never stopped.
+    pub(super) fn add_sample(&mut self) -> Result<()> {
+        let tokens = SHORT_SAMPLE.min(self.config.generate.max_new_tokens);
+        // The profile is of training alone.
+        let measured = self.options.device.profiler().take();
+        let sample = self.sample(tokens, || false);
+        self.options.device.profiler().restore(measured);
+        match sample {
+            Ok(text) => {
+                let line = json!({ "step": self.state.step, "text": text }).to_string();
+                self.folder.lines().add(SAMPLES, None, &line)
+            }
+            // Numbers that nothing can be drawn from are for the guard to judge.
+            Err(Error::Invalid(why)) => self.report(Event::Note(format!("no sample is kept of this step: {why}"))),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What the model writes, from the configured prompt or the start of a line.
+    fn sample(&self, most_tokens: usize, stop: impl Fn() -> bool) -> Result<String> {
+        let g = &self.config.generate;
+        let prompt = prompt_ids(&self.tokenizer, &g.prompt)?;
+        let tokens = self.tokenizer.vocab_size();
+        let sampling = Sampling { tokens, temperature: g.temperature, top_k: g.top_k, top_p: g.top_p, seed: g.seed };
+        let mut ids = prompt.clone();
+        generate(&*self.model, &prompt, most_tokens, &sampling, &mut |id| {
+            ids.push(id);
+            Ok(if stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        })?;
+        Ok(self.tokenizer.decode(&ids)?.trim_start_matches('\n').to_string())
+    }
+}
