@@ -3,8 +3,8 @@
     pip install tokenizers numpy
     cargo build --release && python3 scripts/bench_tokenizers.py TEXT TOKENIZER
 
-TOKENIZER is what data.tokenizer takes, except char and word. The text goes to Python in pieces of 100 kB that end before
-a space after a word, where no pre-token of GPT-2, Llama 3, Qwen or Metaspace runs across.
+TOKENIZER is what data.tokenizer takes, except char and word. The text goes to Python in pieces of 100 kB that end
+before a space after a word, where no pre-token of GPT-2, Llama 3, Qwen or Metaspace runs across.
 """
 
 import json

@@ -29,8 +29,10 @@ pub enum Command {
     #[command(after_help = examples::DATA_LIST)]
     List,
     /// Make token files of a text, as `train` does before its first step
+    #[command(after_help = examples::DATA_PREPARE)]
     Prepare(Prepare),
     /// Say what a text is made of: files, documents, tokens, and how it is split
+    #[command(after_help = examples::DATA_STATS)]
     Stats(Prepare),
 }
 

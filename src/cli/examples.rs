@@ -5,6 +5,7 @@ pub const TRAIN: &str = "Examples:
   rustyflow train my.toml --device gpu                      as a file says, on the GPU
   rustyflow train --corpus notes/ --epochs 5                on your own text: a file or a folder
   rustyflow train my.toml --set train.learning_rate=3e-4    with another value of any key
+  rustyflow train my.toml --tui                             with curves on the whole terminal
   rustyflow train my.toml --dry-run                         what it would take, before it does
   rustyflow train --resume auto                             goes on with the newest unfinished run";
 
@@ -73,6 +74,27 @@ pub const DATA_FETCH: &str = "Examples:
 
 pub const DATA_LIST: &str = "Examples:
   rustyflow data list";
+
+pub const DATA_PREPARE: &str = "Examples:
+  rustyflow data prepare my.toml                            what `train my.toml` would do before its first step
+  rustyflow data prepare --corpus notes/ --tokenizer gpt2 --out tokens/";
+
+pub const DATA_STATS: &str = "Examples:
+  rustyflow data stats --corpus notes/
+  rustyflow data stats --corpus code/ --files \"*.rs,*.toml,!target/**\" --json";
+
+pub const RUNS_LIST: &str = "Examples:
+  rustyflow runs list";
+
+pub const RUNS_SHOW: &str = "Examples:
+  rustyflow runs show my-run";
+
+pub const RUNS_COMPARE: &str = "Examples:
+  rustyflow runs compare a b                                side by side, with their curves
+  rustyflow runs compare a b c --html compared.html";
+
+pub const RUNS_RM: &str = "Examples:
+  rustyflow runs rm old-run";
 
 pub const COMPLETIONS: &str = "Examples:
   rustyflow completions bash > ~/.local/share/bash-completion/completions/rustyflow

@@ -48,8 +48,8 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<()> {
     match summary.best_loss {
         Some(loss) if recipe.is_met_by(loss) => Ok(()),
         Some(loss) => bail!(
-            "{name} is not reproduced: the best validation loss is {loss:.4}, stated are {:.4} within {}; the run is in \
-             {}",
+            "{name} is not reproduced: the best validation loss is {loss:.4}, stated are {:.4} within {}; the run is \
+             in {}",
             recipe.validation_loss,
             recipe.tolerance,
             summary.folder.display()

@@ -97,8 +97,8 @@ fn glob(pattern: &str) -> Result<Glob> {
 
 /// The files of splits directly in a folder: training, validation, test.
 ///
-/// They are called `train`, `valid`, `validation`, `val` or `test`, alone or with more after a dot, dash or underscore, as
-/// in `train-00000-of-00002.parquet`; WikiText's own begin with `wiki.`.
+/// They are called `train`, `valid`, `validation`, `val` or `test`, alone or with more after a dot, dash or underscore,
+/// as in `train-00000-of-00002.parquet`; WikiText's own begin with `wiki.`.
 pub(super) fn split_files(files: &Files, folder: &Path) -> [Vec<Source>; 3] {
     let mut splits = [vec![], vec![], vec![]];
     let candidates = files.taken.iter().filter(|path| path.parent() == Some(folder));

@@ -1,10 +1,10 @@
 //! Places a GPU's timestamps on the host's clock, for traces.
 //!
-//! Nothing reads both clocks at one moment, so the difference between them is taken from what must hold: a submit begins
-//! on the GPU after the host hands it over, and is over before its timestamps arrive. Each submit bounds the difference
-//! from both sides. It stays as it is while it is within the bounds, so that the gaps between submits are true, and
-//! begins at the lower one: a GPU with nothing to do begins some 10 us after the submit. Once the host has waited for
-//! the GPU, the bounds are as close as the time that takes, 10 to 100 us on most systems.
+//! Nothing reads both clocks at one moment, so the difference between them is taken from what must hold: a submit
+//! begins on the GPU after the host hands it over, and is over before its timestamps arrive. Each submit bounds the
+//! difference from both sides. It stays as it is while it is within the bounds, so that the gaps between submits are
+//! true, and begins at the lower one: a GPU with nothing to do begins some 10 us after the submit. Once the host has
+//! waited for the GPU, the bounds are as close as the time that takes, 10 to 100 us on most systems.
 
 use std::time::{Duration, Instant};
 

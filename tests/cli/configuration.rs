@@ -55,6 +55,8 @@ const EVERY_KEY: &[(&str, &str)] = &[
     ("guard.patience", "7"),
     ("log.every", "2"),
     ("log.samples", "false"),
+    ("log.tensorboard", "true"),
+    ("log.csv", "true"),
     ("generate.prompt", "the"),
     ("generate.max_new_tokens", "3"),
     ("generate.temperature", "0.7"),

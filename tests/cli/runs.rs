@@ -451,39 +451,6 @@ fn only_the_newest_and_the_best_checkpoints_stay() {
 }
 
 #[test]
-fn every_corpus_layout_trains() {
-    let sandbox = Sandbox::new();
-    let text = corpus();
-    let (train, valid) = text.split_at(text.len() / 2);
-    for name in ["stories/a.txt", "stories/more/b.txt", "splits/train.txt", "wiki/wiki.train.tokens"] {
-        sandbox.write(name, train);
-    }
-    for name in ["splits/valid.txt", "wiki/wiki.valid.tokens", "wiki/wiki.test.tokens"] {
-        sandbox.write(name, valid);
-    }
-    for (spec, name) in [
-        ("stories", "stories"),
-        ("splits", "splits"),
-        ("wiki", "wiki"),
-        ("train=splits/train.txt,validation=corpus.txt", "splits"),
-    ] {
-        let corpus = format!("data.corpus={spec}");
-        let run = sandbox.train(&["--json", "--set", &corpus, "--set", "run.name=x", "--set", "train.max_steps=1"]);
-        let lines = json_lines(&run.succeeds().stdout);
-        assert_eq!(lines[0]["corpus"], name);
-        let characters = |key: &str| lines[0][key].as_u64().unwrap() as usize;
-        let expected = match spec {
-            "splits" | "wiki" => (train.len(), valid.len()),
-            // One file of each, with the token that ends it.
-            "stories" => (train.len() + 1, train.len() + 1),
-            _ => (train.len(), text.len()),
-        };
-        let seen = (characters("train_tokens"), characters("validation_tokens"));
-        assert_eq!(seen, expected, "{spec}");
-    }
-}
-
-#[test]
 fn every_tokenizer_trains_and_generates() {
     let sandbox = Sandbox::trained();
     std::fs::copy(

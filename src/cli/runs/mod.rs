@@ -6,6 +6,7 @@ mod remove;
 mod show;
 
 use super::configuration;
+use super::examples;
 use crate::Error;
 use crate::config::nearest;
 use crate::report::{RunRecord, State, is_run};
@@ -16,12 +17,16 @@ use std::path::{Path, PathBuf};
 #[derive(clap::Subcommand)]
 pub enum Command {
     /// List the runs in a folder, the newest first
+    #[command(after_help = examples::RUNS_LIST)]
     List(list::Args),
     /// Show what a run came to, with a plot of its losses
+    #[command(after_help = examples::RUNS_SHOW)]
     Show(show::Args),
     /// Put runs side by side
+    #[command(after_help = examples::RUNS_COMPARE)]
     Compare(compare::Args),
     /// Remove runs with their checkpoints
+    #[command(after_help = examples::RUNS_RM)]
     Rm(remove::Args),
 }
 

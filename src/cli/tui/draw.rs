@@ -226,6 +226,7 @@ mod tests {
             device: "cpu (1 threads)".into(),
             precision: "f32".into(),
             corpus: "sample".into(),
+            text: Default::default(),
             tokenizer: "char".into(),
             tokens: 65,
             model: crate::models::testing::small(65, 16, 1, 16),

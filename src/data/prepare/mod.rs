@@ -84,8 +84,8 @@ pub struct Meta {
 }
 
 impl DataSpec<'_> {
-    /// The tokens of `corpus`. With `tokenizer`, one that a run already has, it is used instead of building the one that
-    /// is configured.
+    /// The tokens of `corpus`. With `tokenizer`, one that a run already has, it is used instead of building the one
+    /// that is configured.
     ///
     /// # Errors
     /// If the text cannot be read, the tokenizer cannot be built or lacks what the text holds, or the disk is full.

@@ -1,8 +1,8 @@
 //! Splits text into pre-tokens by the patterns of GPT-2, Llama 3 and Qwen 2: what byte-level BPE merges within.
 //!
-//! The patterns end in `\s+(?!\S)|\s+`: a run of white space leaves its last character to the word after it. That is the
-//! only look-around in them. Without it they run on an automaton, several times as fast as on a backtracking engine; the
-//! last character is given back afterwards.
+//! The patterns end in `\s+(?!\S)|\s+`: a run of white space leaves its last character to the word after it. That is
+//! the only look-around in them. Without it they run on an automaton, several times as fast as on a backtracking
+//! engine; the last character is given back afterwards.
 
 use regex_automata::hybrid::dfa::{Cache, DFA};
 use regex_automata::{Anchored, Input, PatternID};
@@ -14,7 +14,10 @@ pub(super) const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s
 const PATTERNS: [&str; 3] = [
     GPT2,
     // Llama 3's, which is also that of OpenAI's cl100k_base but for its order of contractions.
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    concat!(
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|",
+        r"\s*[\r\n]+|\s+(?!\S)|\s+"
+    ),
     // Qwen 2's and 3's.
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];

@@ -2,7 +2,8 @@ use super::*;
 use tempfile::tempdir;
 
 /// Text that trips tokenizers: contractions, runs of white space of several kinds, digits, scripts, emoji, controls.
-pub(super) const TRICKY: &str = "I'll say it's 1984's \"best\"  book,\n\n\tisn't it?   \r\n don't\u{a0}stop \u{85}now  \n\
+pub(super) const TRICKY: &str = "\
+    I'll say it's 1984's \"best\"  book,\n\n\tisn't it?   \r\n don't\u{a0}stop \u{85}now  \n\
     À la carte: 日本語 и русский, 👩‍👩‍👧 naïve e\u{301} x=\u{0}1_000;  'Tis 'S o'clock's<|endoftext|>\u{3000}end \n";
 
 fn corpus(train: &str) -> Corpus {
