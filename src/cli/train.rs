@@ -160,6 +160,7 @@ fn say_where(summary: &Summary, quiet: bool) -> std::io::Result<()> {
         return output::line(folder);
     }
     output::line(format_args!("\nrun folder    {folder}"))?;
+    output::line(format_args!("report        {folder}/report.html"))?;
     output::line(format_args!("timings       appended to {TRAINING_LOG}"))?;
     if summary.interrupted {
         output::line(format_args!("go on with    rustyflow train --resume {folder}"))?;

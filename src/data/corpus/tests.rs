@@ -203,6 +203,19 @@ fn a_line_without_text_is_named_with_its_keys() {
     }
 }
 
+/// Files that pyarrow wrote: `id`, `text` with a null, `n`, in two row groups; and one with the column `body` alone.
+#[test]
+fn rows_of_parquet_are_documents() {
+    let file = |name: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpora").join(name);
+    let corpus = load(&file("snappy.parquet"), 0.0).unwrap();
+    assert_eq!(corpus.train, "first\ndocument|second, é日|last|");
+    let error = message(load(&file("no-text.parquet"), 0.0));
+    assert!(error.contains("no-text.parquet: has no column `text`; its columns are body"), "{error}");
+    let dir = folder(&[("broken.parquet", "PAR1 and then nothing")]);
+    let error = message(load(&dir.path().join("broken.parquet"), 0.0));
+    assert!(error.contains("cannot be read as Parquet"), "{error}");
+}
+
 #[test]
 fn compressed_files_are_read() {
     use std::io::Write;
