@@ -81,6 +81,8 @@ impl View {
                 tracing::info!("saved {}", path.display());
                 Ok(())
             }
+            // The page and the terminal's full view have room for them.
+            Event::EarlySample { .. } => Ok(()),
             Event::Sample(text) => {
                 self.bar.finish_and_clear();
                 let text = printable(text);

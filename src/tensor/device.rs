@@ -13,7 +13,7 @@ use std::sync::Arc;
 pub enum Device {
     Cpu,
     Gpu(Gpu),
-    /// Computes nothing, and sees what would be: [`DryRun`].
+    /// Computes nothing, and sees what would be: `DryRun`.
     #[doc(hidden)]
     DryRun(Arc<DryRun>),
 }

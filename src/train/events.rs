@@ -46,6 +46,11 @@ pub enum Event {
         epoch: usize,
         seconds: f64,
     },
+    /// What the model writes after an evaluation, if that is kept.
+    EarlySample {
+        step: usize,
+        text: String,
+    },
     /// What the model writes at the end.
     Sample(String),
     /// The run is over.
@@ -169,6 +174,7 @@ impl Event {
                 "kind": "rollback", "from_step": from_step, "step": step, "cause": cause,
                 "learning_rate_factor": learning_rate_factor,
             }),
+            Event::EarlySample { step, text } => json!({ "kind": "early_sample", "step": step, "text": text }),
             Event::Sample(text) => json!({ "kind": "sample", "text": text }),
             Event::Finished(s) => json!({
                 "kind": "end", "folder": s.folder, "precision": s.precision, "steps": s.steps,

@@ -315,7 +315,8 @@ mod tests {
     #[test]
     fn the_sample_stands_beside_the_log_without_control_characters() {
         let mut state = state();
-        state.event(&Event::Sample("Once\x1b[31m upon\n\na time".into()));
+        let text = "Once\x1b[31m upon\n\na time".into();
+        state.event(&Event::EarlySample { step: 50, text });
         let lines = drawn(&state, 100, 30);
         assert_shows(&lines, &["╭ sample ─", "││ a time "]);
         assert!(!lines.iter().any(|line| line.contains('\x1b')));

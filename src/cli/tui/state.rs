@@ -97,7 +97,9 @@ impl State {
                     self.add_line(epoch_line(*epoch, *seconds));
                 }
             }
-            Event::Sample(text) => self.sample = Some(printable(text).trim().to_string()),
+            Event::EarlySample { text, .. } | Event::Sample(text) => {
+                self.sample = Some(printable(text).trim().to_string())
+            }
             Event::Finished(_) => {}
         }
     }

@@ -109,8 +109,9 @@ impl Trainer<'_> {
         self.options.device.profiler().restore(measured);
         match sample {
             Ok(text) => {
-                let line = json!({ "step": self.state.step, "text": text }).to_string();
-                self.folder.lines().add(SAMPLES, None, &line)
+                let step = self.state.step;
+                self.folder.lines().add(SAMPLES, None, &json!({ "step": step, "text": text }).to_string())?;
+                self.report(Event::EarlySample { step, text })
             }
             // Numbers that nothing can be drawn from are for the guard to judge.
             Err(Error::Invalid(why)) => self.report(Event::Note(format!("no sample is kept of this step: {why}"))),
