@@ -123,7 +123,7 @@ impl RunFlags {
 }
 
 /// Keeps the text of standard input, which can be read only once, in a file, and says where.
-fn kept_standard_input() -> Result<String> {
+pub fn kept_standard_input() -> Result<String> {
     let folder = cache::folder().unwrap_or_else(std::env::temp_dir).join("texts");
     std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, error))?;
     let failed = |error| Error::io("write", &folder, error);
@@ -131,6 +131,7 @@ fn kept_standard_input() -> Result<String> {
     std::io::copy(&mut std::io::stdin().lock(), &mut file).map_err(failed)?;
     let path = file.into_temp_path().keep().map_err(|error| failed(error.error))?;
     output::note(format_args!("note: the text of standard input is kept in {}", path.display()));
+    let path = std::path::absolute(&path).unwrap_or(path);
     Ok(path.display().to_string())
 }
 

@@ -123,7 +123,10 @@ fn prepare(args: &Prepare, with_counts: bool) -> Result<()> {
     }
     let resolved = layers.build()?;
     configuration::warn(&resolved);
-    let data = resolved.config.data;
+    let mut data = resolved.config.data;
+    if data.corpus == "-" {
+        data.corpus = configuration::kept_standard_input()?;
+    }
     let cache = cache::folder();
     let spec = data_spec(&data, &args.data_dir, cache.as_deref());
     let started = Instant::now();

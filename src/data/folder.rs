@@ -43,7 +43,7 @@ pub(super) fn find_files(folder: &Path, patterns: &[String]) -> Result<Files> {
                 folders.push(path);
             } else if path.is_file() {
                 let relative = path.strip_prefix(folder).unwrap_or(&path);
-                let takes = if patterns.is_empty() { is_text(&path) } else { chosen.takes(relative) };
+                let takes = chosen.takes(relative);
                 if takes {
                     files.taken.push(path);
                 } else {
@@ -64,7 +64,8 @@ fn is_text(path: &Path) -> bool {
     TEXTS.contains(&kind_of(path).as_str())
 }
 
-/// `data.files`: patterns as in a `.gitignore`; those that begin with `!` leave out what others take.
+/// `data.files`: patterns as in a `.gitignore`; those that begin with `!` leave out what others take, or
+/// else of all texts.
 struct Patterns {
     takes: GlobSet,
     leaves: GlobSet,
@@ -74,23 +75,29 @@ impl Patterns {
     fn new(patterns: &[String]) -> Result<Patterns> {
         let (mut takes, mut leaves) = (GlobSetBuilder::new(), GlobSetBuilder::new());
         for pattern in patterns {
-            match pattern.strip_prefix('!') {
-                Some(rest) => leaves.add(glob(rest)?),
-                None => takes.add(glob(pattern)?),
+            let (set, pattern) = match pattern.strip_prefix('!') {
+                Some(rest) => (&mut leaves, rest),
+                None => (&mut takes, pattern.as_str()),
             };
+            // A folder means all that is in it.
+            let within = format!("{}/**", pattern.trim_end_matches('/'));
+            set.add(glob(pattern, pattern.trim_end_matches('/'))?);
+            set.add(glob(pattern, &within)?);
         }
         let built = |set: GlobSetBuilder| set.build().map_err(|error| Error::Invalid(format!("data.files: {error}")));
         Ok(Patterns { takes: built(takes)?, leaves: built(leaves)? })
     }
 
     fn takes(&self, path: &Path) -> bool {
-        self.takes.is_match(path) && !self.leaves.is_match(path)
+        let takes = if self.takes.is_empty() { is_text(path) } else { self.takes.is_match(path) };
+        takes && !self.leaves.is_match(path)
     }
 }
 
-/// A pattern without a slash is meant of files in any folder.
-fn glob(pattern: &str) -> Result<Glob> {
-    let anywhere = if pattern.contains('/') { pattern.to_string() } else { format!("**/{pattern}") };
+/// `meant`, which follows from `pattern`. One without a slash is meant of files in any folder.
+fn glob(pattern: &str, meant: &str) -> Result<Glob> {
+    let has_folder = pattern.trim_end_matches('/').contains('/');
+    let anywhere = if has_folder { meant.trim_start_matches('/').to_string() } else { format!("**/{meant}") };
     let glob = GlobBuilder::new(&anywhere).literal_separator(true).build();
     glob.map_err(|error| Error::Invalid(format!("data.files: {pattern:?} is no pattern: {}", error.kind())))
 }

@@ -5,6 +5,9 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
+use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
+use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
+
 use crate::error::{Error, Result};
 
 /// A part of a document, or its end.
@@ -56,6 +59,14 @@ impl Source {
             _ => Format::Text,
         };
         Source::File { path: path.to_path_buf(), format, compression }
+    }
+
+    /// Where it is, if it is a file.
+    pub(super) fn path(&self) -> Option<&Path> {
+        match self {
+            Source::Memory(_) => None,
+            Source::File { path, .. } => Some(path),
+        }
     }
 
     /// Whether it may hold more than one document.
@@ -125,10 +136,55 @@ fn open(path: &Path, compression: Compression) -> Result<Box<dyn Read>> {
         Compression::None => Box::new(file),
         Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(BufReader::with_capacity(READ_BYTES, file))),
         Compression::Zstandard => {
-            let frames = ruzstd::decoding::StreamingDecoder::new(BufReader::with_capacity(READ_BYTES, file));
-            Box::new(frames.map_err(|error| bad(path, format!("is not in the format of Zstandard: {error}")))?)
+            let source = BufReader::with_capacity(READ_BYTES, file);
+            Box::new(Frames { source, frame: FrameDecoder::new(), is_open: false })
         }
     })
+}
+
+/// The frames of a `.zst` file, one after the other: there may be several, and some that hold no data.
+struct Frames {
+    source: BufReader<File>,
+    frame: FrameDecoder,
+    /// Whether a frame is being read.
+    is_open: bool,
+}
+
+impl Frames {
+    /// Begins the next frame. False at the end of the file.
+    fn next_frame(&mut self) -> std::io::Result<bool> {
+        while !self.source.fill_buf()?.is_empty() {
+            match self.frame.reset(&mut self.source) {
+                Ok(()) => {
+                    self.is_open = true;
+                    return Ok(true);
+                }
+                Err(FrameDecoderError::ReadFrameHeaderError(ReadFrameHeaderError::SkipFrame { length, .. })) => {
+                    std::io::copy(&mut (&mut self.source).take(u64::from(length)), &mut std::io::sink())?;
+                }
+                Err(error) => {
+                    return Err(std::io::Error::other(format!("it is not in the format of Zstandard: {error}")));
+                }
+            }
+        }
+        Ok(false)
+    }
+}
+
+impl Read for Frames {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        loop {
+            if self.is_open && self.frame.can_collect() > 0 {
+                return self.frame.read(buffer);
+            }
+            if self.is_open && !self.frame.is_finished() {
+                let one = BlockDecodingStrategy::UptoBlocks(1);
+                self.frame.decode_blocks(&mut self.source, one).map_err(std::io::Error::other)?;
+            } else if !self.next_frame()? {
+                return Ok(0);
+            }
+        }
+    }
 }
 
 fn bad(path: &Path, message: String) -> Error {
@@ -151,7 +207,7 @@ fn text_of(bytes: &[u8]) -> std::result::Result<&str, usize> {
 fn read_document(path: &Path, mut reader: Box<dyn Read>, sink: &mut Sink) -> Result<()> {
     let mut buffer = vec![0; READ_BYTES];
     // Bytes of a character whose rest is still to come, and the place of the buffer in the file.
-    let (mut kept, mut offset) = (0, 0);
+    let (mut kept, mut offset, mut has_text) = (0, 0, false);
     loop {
         let read = match reader.read(&mut buffer[kept..]) {
             Err(error) if error.kind() == ErrorKind::Interrupted => continue,
@@ -166,13 +222,14 @@ fn read_document(path: &Path, mut reader: Box<dyn Read>, sink: &mut Sink) -> Res
         // A byte order mark is no part of the text.
         let text = if offset == 0 { text.strip_prefix('\u{feff}').unwrap_or(text) } else { text };
         if !text.is_empty() {
+            has_text = true;
             sink(Piece::Text(text))?;
         }
         let end = kept + read;
         buffer.copy_within(used..end, 0);
         (kept, offset) = (end - used, offset + used as u64);
         if read == 0 {
-            return if offset > 0 { sink(Piece::End) } else { Ok(()) };
+            return if has_text { sink(Piece::End) } else { Ok(()) };
         }
     }
 }
@@ -192,13 +249,14 @@ fn read_json_lines(path: &Path, reader: Box<dyn Read>, sink: &mut Sink) -> Resul
         if reader.read_until(b'\n', &mut line).map_err(|error| Error::io("read", path, error))? == 0 {
             break;
         }
+        let line = if number == 1 { line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&line) } else { &line };
         if line.trim_ascii().is_empty() {
             continue;
         }
-        let Line { text } = serde_json::from_slice(&line)
+        let Line { text } = serde_json::from_slice(line)
             .map_err(|error| bad(path, format!("line {number}: expected an object with the key \"text\": {error}")))?;
         let text = text.ok_or_else(|| {
-            let keys: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(&line).unwrap_or_default();
+            let keys: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(line).unwrap_or_default();
             let keys: Vec<_> = keys.keys().map(String::as_str).collect();
             bad(path, format!("line {number}: has no \"text\"; its keys are {}", keys.join(", ")))
         })?;

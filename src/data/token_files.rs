@@ -75,6 +75,12 @@ impl TokenFiles {
         std::iter::once(&*self.train).chain(self.validation.as_deref()).collect()
     }
 
+    /// The files on which it depends what they hold.
+    pub(super) fn known_by(&self) -> Vec<PathBuf> {
+        let meta = self.meta.as_ref().and(self.train.parent()).map(|folder| folder.join(META));
+        self.paths().into_iter().map(Path::to_path_buf).chain(meta).collect()
+    }
+
     pub(super) fn sha256(&self) -> &str {
         &self.survey.sha256
     }

@@ -9,6 +9,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 use super::folder::{Files, find_files, split_files};
 use super::source::{Sink, Source, extension};
@@ -59,6 +60,8 @@ pub struct Corpus {
     pub summary: Summary,
     sources: [Vec<Source>; 3],
     held_out: HeldOut,
+    /// Sizes and times of its files when it was opened.
+    stamps: Vec<Stamp>,
     /// Instead of text.
     pub(super) tokens: Option<TokenFiles>,
 }
@@ -141,7 +144,9 @@ impl Corpus {
             because: files.because,
             ..Summary::default()
         };
-        let corpus = Corpus { name, sha256: String::new(), summary, sources, held_out: HeldOut::Nothing, tokens: None };
+        let stamps = stamps(&sources);
+        let (sha256, held_out) = (String::new(), HeldOut::Nothing);
+        let corpus = Corpus { name, sha256, summary, sources, held_out, stamps, tokens: None };
         survey::survey(corpus, spec, on_read)
     }
 
@@ -160,6 +165,7 @@ impl Corpus {
             summary: Summary::default(),
             sources,
             held_out: HeldOut::Nothing,
+            stamps: vec![],
             tokens: None,
         };
         survey::survey(corpus, &spec, &mut |_| {})
@@ -180,6 +186,13 @@ impl Corpus {
         split != Split::Test || !self.sources[2].is_empty()
     }
 
+    /// # Errors
+    /// If a file is not what it was when the corpus was opened.
+    pub(super) fn check_unchanged(&self) -> Result<()> {
+        let changed = stamps(&self.sources).into_iter().zip(&self.stamps).find(|(now, then)| now != *then);
+        changed.map_or(Ok(()), |(now, _)| Err(bad(&now.0, "has changed while it was read: begin again")))
+    }
+
     /// Hands over the documents of a split, in order.
     ///
     /// # Errors
@@ -196,6 +209,15 @@ impl Corpus {
             Split::Validation => self.held_out.read(train, Side::HeldOut, sink),
         }
     }
+}
+
+/// A file, with its size and time; `None` if it is not there, or the system does not tell.
+type Stamp = (PathBuf, Option<(u64, SystemTime)>);
+
+fn stamps(sources: &[Vec<Source>; 3]) -> Vec<Stamp> {
+    let paths = sources.iter().flatten().filter_map(Source::path);
+    let told = |path: &Path| path.metadata().ok().and_then(|data| Some((data.len(), data.modified().ok()?)));
+    paths.map(|path| (path.to_path_buf(), told(path))).collect()
 }
 
 fn read_all(sources: &[Source], sink: &mut Sink) -> Result<()> {

@@ -27,10 +27,7 @@ struct Survey {
 /// Completes a corpus of which only the sources are known. `on_read` is told how many bytes were read.
 pub(super) fn survey(mut corpus: Corpus, spec: &CorpusSpec, on_read: &mut dyn FnMut(u64)) -> Result<Corpus> {
     let of_split = |(number, sources): (usize, &Vec<Source>)| {
-        let of_source = |source: &Source| match source {
-            Source::File { path, .. } => Some((number, path.clone())),
-            Source::Memory(_) => None,
-        };
+        let of_source = |source: &Source| source.path().map(|path| (number, path.to_path_buf()));
         sources.iter().map(of_source).collect::<Option<Vec<_>>>()
     };
     let files: Option<Vec<_>> = corpus.sources.iter().enumerate().map(of_split).collect();
@@ -54,15 +51,17 @@ pub(super) fn survey(mut corpus: Corpus, spec: &CorpusSpec, on_read: &mut dyn Fn
 
 /// A corpus of token files.
 pub(super) fn survey_tokens(name: &str, files: TokenFiles, spec: &CorpusSpec) -> Result<Corpus> {
-    let paths: Vec<_> = files.paths().into_iter().map(|path| (0, path.to_path_buf())).collect();
-    let files = files.survey(memo(spec, &paths).as_deref())?;
-    let bytes = paths.iter().filter_map(|(_, path)| Some(path.metadata().ok()?.len())).sum();
+    let known_by: Vec<_> = files.known_by().into_iter().map(|path| (0, path)).collect();
+    let files = files.survey(memo(spec, &known_by).as_deref())?;
+    let paths = files.paths();
+    let bytes = paths.iter().filter_map(|path| Some(path.metadata().ok()?.len())).sum();
     Ok(Corpus {
         name: name.to_string(),
         sha256: files.sha256().to_string(),
         summary: Summary { files: paths.len(), bytes, ..Summary::default() },
         sources: Default::default(),
         held_out: HeldOut::Nothing,
+        stamps: vec![],
         tokens: Some(files),
     })
 }
@@ -75,8 +74,9 @@ fn memo(spec: &CorpusSpec, files: &[(usize, PathBuf)]) -> Option<PathBuf> {
     for (number, path) in files {
         let metadata = path.metadata().ok()?;
         let time = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
-        let path = path.canonicalize().ok()?;
-        hash.update(format!("{number} {} {} {}\n", path.display(), metadata.len(), time.as_nanos()));
+        // The name tells the format, which that of what a link leads to need not be.
+        let (name, path) = (path.file_name()?.to_string_lossy(), path.canonicalize().ok()?);
+        hash.update(format!("{number} {name} {} {} {}\n", path.display(), metadata.len(), time.as_nanos()));
     }
     Some(spec.cache?.join("texts").join(format!("{}.json", cache::hex(&hash.finalize()))))
 }

@@ -159,6 +159,8 @@ fn patterns_choose_files_of_a_folder() {
     assert_eq!(chosen(&["*.rs"]).unwrap(), "bc");
     assert_eq!(chosen(&["sub/*"]).unwrap(), "cd");
     assert_eq!(chosen(&["*", "!sub/**", "!train.txt"]).unwrap(), "ab");
+    assert_eq!([chosen(&["/*.txt", "!/train.txt"]).unwrap(), chosen(&["sub/"]).unwrap()], ["a", "cd"]);
+    assert_eq!(chosen(&["!sub", "!train.txt"]).unwrap(), "a", "of all texts");
     assert!(message(chosen(&["[x"])).contains("data.files: \"[x\""));
     assert!(message(chosen(&["*.py"])).contains("holds no text"));
 }
@@ -231,6 +233,9 @@ fn compressed_files_are_read() {
         assert_eq!(corpus.corpus.name, name[..1], "{name}");
         assert!(corpus.train.len() > 400_000 && corpus.train + &corpus.validation == text, "{name}");
         let whole = std::fs::read(dir.path().join(name)).unwrap();
+        std::fs::write(dir.path().join(name), whole.repeat(2)).unwrap();
+        let twice = load(&dir.path().join(name), 0.1).unwrap();
+        assert!(twice.train + &twice.validation == text.repeat(2), "{name} has two members or frames");
         std::fs::write(dir.path().join(name), &whole[..whole.len() / 2]).unwrap();
         assert!(message(load(&dir.path().join(name), 0.1)).contains(name));
     }
@@ -251,6 +256,12 @@ fn a_sample_of_documents_is_held_out() {
     // Neither the first nor the last ones.
     let held: Vec<usize> = corpus.validation.split_terminator('|').map(|d| d[9..].parse().unwrap()).collect();
     assert!(held[0] < 60 && held[19] > 140, "{held:?}");
+}
+
+#[test]
+fn a_byte_order_mark_is_no_document_and_no_part_of_json() {
+    let dir = folder(&[("a.txt", "text"), ("b.txt", "\u{feff}"), ("c.jsonl", "\u{feff}{\"text\": \"json\"}\n")]);
+    assert_eq!(load(dir.path(), 0.0).unwrap().train, "text|json|");
 }
 
 #[test]

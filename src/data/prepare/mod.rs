@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
 use super::corpus::{Corpus, CorpusSpec, Piece, Split};
-use super::tokenizer::{Coverage, Segment, Tokenizer, TokenizerSpec};
+use super::tokenizer::{BPE_SAMPLE_BYTES, Coverage, Segment, Tokenizer, TokenizerSpec};
 use super::tokens::{TokenType, TokenWriter, Tokens};
 use super::{cache, source::Sink};
 use crate::error::{Error, Result};
@@ -105,7 +105,7 @@ impl DataSpec<'_> {
             (None, _) => None,
         };
         let kept = self.corpus.cache.map(|cache| cache.join("tokens"));
-        let folder = kept.as_ref().map(|kept| Ok(kept.join(self.key(&spec, corpus, known.as_ref())?))).transpose()?;
+        let folder = kept.as_deref().map(|kept| self.folder(kept, &spec, corpus, known.as_ref())).transpose()?;
         if let Some(folder) = &folder
             && let Some(prepared) = self.load(folder, known.as_ref())
         {
@@ -121,13 +121,13 @@ impl DataSpec<'_> {
             let path = partial.path().to_path_buf();
             return open(&path, tokenizer, Some(Arc::new(partial)));
         };
-        let partial = partial.keep();
-        if is_whole(&folder) {
-            // Another run was quicker: its files are the same.
-            let _ = std::fs::remove_dir_all(&partial);
-        } else {
-            let _ = std::fs::remove_dir_all(&folder);
-            std::fs::rename(&partial, &folder).map_err(|error| Error::io("create", &folder, error))?;
+        let path = partial.path().to_path_buf();
+        // What is there already is damaged, or of a run that was quicker: then its files are the same.
+        let taken = std::fs::rename(&path, &folder).is_ok()
+            || is_whole(&folder)
+            || (std::fs::rename(&folder, path.join("damaged")).is_ok() && publish(&path, &folder));
+        if !taken {
+            return open(&path, tokenizer, Some(Arc::new(partial)));
         }
         open(&folder, tokenizer, None)
     }
@@ -143,21 +143,47 @@ impl DataSpec<'_> {
                 return Err(Error::Corpus { path: folder.to_path_buf(), message });
             }
         }
+        if corpus.tokens.is_some() {
+            let message = "holds tokens already, and no text".to_string();
+            return Err(Error::Corpus { path: PathBuf::from(self.corpus.corpus), message });
+        }
         let spec = TokenizerSpec::parse(self.tokenizer)?;
         let tokenizer = Tokenizer::build(&spec, self.vocab_size, corpus, self.corpus.data_dir)?;
-        std::fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
-        write(corpus, &tokenizer, folder, on_progress)?;
+        let failed = |error| Error::io("write to", folder, error);
+        std::fs::create_dir_all(folder).map_err(failed)?;
+        let partial = partial_in(folder).map_err(failed)?;
+        write(corpus, &tokenizer, partial.path(), on_progress)?;
+        // The training tokens last: without them the folder is no corpus.
+        for name in [TOKENIZER, META, VALIDATION, TRAIN] {
+            std::fs::rename(partial.path().join(name), folder.join(name)).map_err(failed)?;
+        }
         open(folder, tokenizer, None)
     }
 
+    /// Where the tokens are kept. What a run of another version has built need not be what this one builds: its tokens
+    /// have a place of their own then.
+    fn folder(
+        &self,
+        kept: &Path,
+        spec: &TokenizerSpec,
+        corpus: &Corpus,
+        tokenizer: Option<&Tokenizer>,
+    ) -> Result<PathBuf> {
+        let built = kept.join(self.key(spec, corpus, None)?);
+        let Some(tokenizer) = tokenizer else { return Ok(built) };
+        let json = tokenizer.to_json()?;
+        let is_same = std::fs::read_to_string(built.join(TOKENIZER)).is_ok_and(|text| text == json) && is_whole(&built);
+        if is_same { Ok(built) } else { Ok(kept.join(self.key(spec, corpus, Some(&json))?)) }
+    }
+
     /// The name under which the tokens are kept.
-    fn key(&self, spec: &TokenizerSpec, corpus: &Corpus, tokenizer: Option<&Tokenizer>) -> Result<String> {
+    fn key(&self, spec: &TokenizerSpec, corpus: &Corpus, tokenizer: Option<&str>) -> Result<String> {
         let mut hash = Sha256::new();
         hash.update(format!("{FORMAT} {} {} {}\n", env!("CARGO_PKG_VERSION"), corpus.sha256, corpus.has_documents()));
-        match (spec, tokenizer) {
-            (TokenizerSpec::Gpt2 | TokenizerSpec::Path(_), Some(tokenizer)) => hash.update(tokenizer.to_json()?),
+        match tokenizer {
+            Some(json) => hash.update(json),
             // What the text and this make is always the same.
-            _ => hash.update(format!("{spec:?} {}", self.vocab_size)),
+            None => hash.update(format!("{spec:?} {}", self.vocab_size)),
         }
         Ok(cache::hex(&hash.finalize())[..32].to_string())
     }
@@ -180,6 +206,20 @@ impl DataSpec<'_> {
     }
 }
 
+/// Gives a complete folder its name, without what it was replaced for.
+fn publish(partial: &Path, folder: &Path) -> bool {
+    let _ = std::fs::remove_dir_all(partial.join("damaged"));
+    std::fs::rename(partial, folder).is_ok()
+}
+
+/// A folder for what is not complete yet. Several users may share the folder that it is in.
+fn partial_in(folder: &Path) -> std::io::Result<TempDir> {
+    let mut builder = tempfile::Builder::new();
+    #[cfg(unix)]
+    builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o777));
+    builder.prefix("partial-").tempdir_in(folder)
+}
+
 /// Whether a folder holds what its `meta.json` says.
 fn is_whole(folder: &Path) -> bool {
     let Some(meta) = cache::load::<Meta>(&folder.join(META)) else { return false };
@@ -192,10 +232,8 @@ fn is_whole(folder: &Path) -> bool {
 /// A folder that is no result yet, and whether it is in the cache. Where that cannot be written it is among temporary
 /// files.
 fn partial_folder(kept: Option<&Path>) -> Result<(TempDir, bool)> {
-    let mut builder = tempfile::Builder::new();
-    builder.prefix("partial-");
     if let Some(kept) = kept {
-        match std::fs::create_dir_all(kept).and_then(|()| builder.tempdir_in(kept)) {
+        match std::fs::create_dir_all(kept).and_then(|()| partial_in(kept)) {
             Ok(folder) => {
                 remove_unused(kept);
                 return Ok((folder, true));
@@ -203,8 +241,8 @@ fn partial_folder(kept: Option<&Path>) -> Result<(TempDir, bool)> {
             Err(error) => crate::cache::warn(kept, &error),
         }
     }
-    let folder = builder.tempdir().map_err(|error| Error::io("create", std::env::temp_dir(), error))?;
-    Ok((folder, false))
+    let temporary = std::env::temp_dir();
+    Ok((partial_in(&temporary).map_err(|error| Error::io("create", temporary, error))?, false))
 }
 
 /// Removes tokens that no run has used for long, and what interrupted runs have left.
@@ -244,7 +282,7 @@ pub(super) fn write(
     let (mut done, total) = (0, Some(corpus.bytes()));
     let mut forced = 0;
     let mut hash = Sha256::new();
-    let mut sample = Sample::default();
+    let mut measured = Measured::new();
     let mut counts = [0; 2];
     for (split, name) in [(Split::Train, TRAIN), (Split::Validation, VALIDATION)] {
         let mut file = TokenWriter::create(&folder.join(name), token_type)?;
@@ -252,13 +290,14 @@ pub(super) fn write(
             done += text.len() as u64;
             on_progress(Progress { task: "tokenizing", done, total });
             if split == Split::Validation {
-                sample.add(text, ids);
+                measured.add(tokenizer, text, ids)?;
             }
             file.write(ids)
         })?;
         counts[usize::from(split == Split::Validation)] = file.tokens;
         hash.update(file.finish()?);
     }
+    corpus.check_unchanged()?;
     let [train_tokens, validation_tokens] = counts;
     let meta = Meta {
         version: env!("CARGO_PKG_VERSION").to_string(),
@@ -270,7 +309,7 @@ pub(super) fn write(
         validation_tokens,
         text_sha256: corpus.sha256.clone(),
         tokens_sha256: cache::hex(&hash.finalize()),
-        coverage: sample.coverage(tokenizer)?,
+        coverage: measured.coverage(tokenizer)?,
         notes: notes(corpus, tokenizer, forced),
     };
     let put = |name: &str, text: &str| {
@@ -288,33 +327,67 @@ fn notes(corpus: &Corpus, tokenizer: &Tokenizer, forced: usize) -> Vec<String> {
         notes
             .push(format!("the tokenizer {name} has no token for the end of a text: a line break separates documents"));
     }
+    if tokenizer.name() == "bpe" && corpus.bytes() > BPE_SAMPLE_BYTES {
+        let [sample, all] = [BPE_SAMPLE_BYTES, corpus.bytes()].map(|bytes| bytes as f64 / 1e6);
+        notes.push(format!("bpe was trained on {sample:.0} MB, evenly spread over the {all:.0} MB of the text"));
+    }
     if forced > 0 {
         notes.push(format!("{forced} stretches of more than 4 MB without a place to cut were cut within a word"));
     }
     notes
 }
 
-/// The beginning of a text and its tokens.
-#[derive(Default)]
-struct Sample {
+/// Measures what tokens keep of the beginning of a text, document by document.
+struct Measured {
+    /// Of the document that is read.
     text: String,
     ids: Vec<u32>,
+    /// Of those before.
     bytes: usize,
+    tokens: usize,
+    kept: Coverage,
+    /// Of the whole text, measured or not.
+    all_bytes: usize,
 }
 
-impl Sample {
-    fn add(&mut self, text: &str, ids: &[u32]) {
-        if self.text.len() < COVERAGE_BYTES {
+impl Measured {
+    fn new() -> Measured {
+        let kept = Coverage { decodable_bytes: 0, unknown_share: 0.0, lossless: true };
+        Measured { text: String::new(), ids: vec![], bytes: 0, tokens: 0, kept, all_bytes: 0 }
+    }
+
+    /// Takes the next part of a text and its tokens; no text is the end of a document.
+    fn add(&mut self, tokenizer: &Tokenizer, text: &str, ids: &[u32]) -> Result<()> {
+        self.all_bytes += text.len();
+        if text.is_empty() {
+            return self.end_document(tokenizer);
+        }
+        if self.bytes + self.text.len() < COVERAGE_BYTES {
             self.text.push_str(text);
             self.ids.extend(ids);
         }
-        self.bytes += text.len();
+        Ok(())
     }
 
-    fn coverage(&self, tokenizer: &Tokenizer) -> Result<Coverage> {
-        let measured = tokenizer.coverage(&self.text, &self.ids)?;
-        let scale = self.bytes as f64 / self.text.len().max(1) as f64;
-        Ok(Coverage { decodable_bytes: (measured.decodable_bytes as f64 * scale).round() as usize, ..measured })
+    fn end_document(&mut self, tokenizer: &Tokenizer) -> Result<()> {
+        let (text, ids) = (std::mem::take(&mut self.text), std::mem::take(&mut self.ids));
+        let Coverage { decodable_bytes, unknown_share, lossless } = tokenizer.coverage(&text, &ids)?;
+        let unknown = self.kept.unknown_share * self.tokens as f64 + unknown_share * ids.len() as f64;
+        self.bytes += text.len();
+        self.tokens += ids.len();
+        self.kept = Coverage {
+            decodable_bytes: self.kept.decodable_bytes + decodable_bytes,
+            unknown_share: unknown / self.tokens.max(1) as f64,
+            lossless: self.kept.lossless && lossless,
+        };
+        Ok(())
+    }
+
+    fn coverage(mut self, tokenizer: &Tokenizer) -> Result<Coverage> {
+        self.end_document(tokenizer)?;
+        let scale = self.all_bytes as f64 / self.bytes.max(1) as f64;
+        let decodable_bytes = (self.kept.decodable_bytes as f64 * scale).round() as usize;
+        Ok(Coverage { decodable_bytes, ..self.kept })
     }
 }
 
@@ -326,13 +399,13 @@ pub fn encode_split(corpus: &Corpus, split: Split, tokenizer: &Tokenizer) -> Res
     if let Some(files) = &corpus.tokens {
         return files.split(split, tokenizer);
     }
-    let (mut all, mut sample) = (vec![], Sample::default());
+    let (mut all, mut measured) = (vec![], Measured::new());
     encode(corpus, split, tokenizer, &mut |text, ids| {
-        sample.add(text, ids);
+        measured.add(tokenizer, text, ids)?;
         all.extend(ids);
         Ok(())
     })?;
-    Ok((all.into(), sample.coverage(tokenizer)?))
+    Ok((all.into(), measured.coverage(tokenizer)?))
 }
 
 /// Hands over the text of a split and its tokens, in order, part by part. Returns how often it was cut where that may
@@ -359,7 +432,8 @@ fn encode(
             Ok(segmenter.forced)
         });
         let result = take_all(segments, at_once, tokenizer, separator.flatten(), take);
-        let read = reader.join().expect("reading does not panic");
+        let panicked = || Error::Invalid(format!("{}: reading it failed: a file is damaged", corpus.name));
+        let read = reader.join().unwrap_or_else(|_| Err(panicked()));
         result.and(read)
     })
 }
@@ -389,9 +463,10 @@ fn take_all(
         let encoded: Vec<Result<Vec<u32>>> =
             batch.par_iter().map(|segment| tokenizer.encode_segment(&segment.text, segment.offset)).collect();
         for (segment, ids) in batch.iter().zip(encoded) {
-            let mut ids = ids?;
-            ids.extend(separator.filter(|_| segment.ends));
-            take(&segment.text, &ids)?;
+            take(&segment.text, &ids?)?;
+            if let Some(separator) = separator.filter(|_| segment.ends) {
+                take("", &[separator])?;
+            }
         }
     }
     Ok(())

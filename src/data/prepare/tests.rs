@@ -96,6 +96,43 @@ fn documents_end_with_a_token_of_their_own() {
 }
 
 #[test]
+fn what_ends_documents_is_no_part_of_what_is_covered() {
+    let dir = tempdir().unwrap();
+    for (name, text) in [("a.txt", "one two <|endoftext|> three"), ("b.txt", "two"), ("c.txt", "three")] {
+        fs::write(dir.path().join(name), text).unwrap();
+    }
+    let (prepared, _) = prepare(dir.path(), "word", None).unwrap();
+    let Coverage { decodable_bytes, lossless, .. } = prepared.meta.coverage;
+    // "two" and "three" are held out.
+    assert_eq!((lossless, decodable_bytes), (true, 8), "{:?}", prepared.meta.coverage);
+}
+
+#[test]
+fn a_text_that_changes_while_it_is_read_leaves_nothing_behind() {
+    let (dir, cache) = (tempdir().unwrap(), tempdir().unwrap());
+    let path = dir.path().join("a.txt");
+    fs::write(&path, "some words\n".repeat(100)).unwrap();
+    let spec = spec(path.to_str().unwrap(), "char", Some(cache.path()));
+    let corpus = Corpus::open(&spec.corpus, &mut |_| {}).unwrap();
+    fs::write(&path, "some other words\n".repeat(100)).unwrap();
+    let error = spec.prepare(&corpus, None, &mut |_| {}).err().unwrap().to_string();
+    assert!(error.contains("a.txt: has changed while it was read"), "{error}");
+    assert_eq!(fs::read_dir(cache.path().join("tokens")).unwrap().count(), 0);
+}
+
+#[test]
+fn an_interrupted_preparation_is_no_corpus() {
+    let dir = tempdir().unwrap();
+    let (text, out) = (dir.path().join("a.txt"), dir.path().join("out"));
+    fs::write(&text, "ab").unwrap();
+    let plain = spec(text.to_str().unwrap(), "char", None);
+    let corpus = Corpus::open(&plain.corpus, &mut |_| {}).unwrap();
+    fs::remove_file(&text).unwrap();
+    assert!(plain.write_to(&corpus, &out, &mut |_| {}).is_err());
+    assert!(!out.join(TRAIN).exists());
+}
+
+#[test]
 fn a_single_text_gets_no_token_of_its_own() {
     let dir = tempdir().unwrap();
     fs::write(dir.path().join("a.txt"), "abc\n".repeat(10)).unwrap();

@@ -86,8 +86,7 @@ impl Tokenizer {
     }
 
     fn by_the_library(&self, text: &str) -> Result<Vec<u32>> {
-        let encoding = self.inner.encode_fast(text, false).map_err(|cause| error(&self.name, cause.to_string()))?;
-        Ok(encoding.get_ids().to_vec())
+        Ok(self.guarded(|inner| inner.encode_fast(text, false))?.get_ids().to_vec())
     }
 
     fn encode_chars(
@@ -186,9 +185,9 @@ impl Tokenizer {
 
     /// Adds the ids of what is written.
     fn merge(&self, worker: &mut Worker, ids: &mut Vec<u32>) -> Result<()> {
-        let tokens = self.inner.get_model().tokenize(&worker.written);
+        let tokens = self.guarded(|inner| inner.get_model().tokenize(&worker.written));
         worker.written.clear();
-        ids.extend(tokens.map_err(|cause| error(&self.name, cause.to_string()))?.iter().map(|token| token.id));
+        ids.extend(tokens?.iter().map(|token| token.id));
         Ok(())
     }
 

@@ -201,7 +201,7 @@ impl Tokenizer {
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
         if let Kind::Spaces { .. } | Kind::Other = self.kind {
             ids.iter().try_for_each(|&id| self.check_id(id))?;
-            return self.inner.decode(ids, false).map_err(|cause| error(&self.name, cause.to_string()));
+            return self.guarded(|inner| inner.decode(ids, false));
         }
         let mut stream = self.stream();
         let mut text = String::new();
@@ -215,6 +215,14 @@ impl Tokenizer {
     /// A decoder that takes one id at a time and gives text as soon as it is certain.
     pub fn stream(&self) -> TextStream<'_> {
         TextStream::new(self)
+    }
+
+    /// Calls the library, which panics on the contradictions of some damaged files.
+    fn guarded<T>(&self, call: impl FnOnce(&tokenizers::Tokenizer) -> tokenizers::Result<T>) -> Result<T> {
+        let called = catch_unwind(AssertUnwindSafe(|| call(&self.inner)));
+        called
+            .unwrap_or_else(|_| Err("its parts contradict each other".into()))
+            .map_err(|cause| error(&self.name, cause.to_string()))
     }
 
     fn check_id(&self, id: u32) -> Result<()> {

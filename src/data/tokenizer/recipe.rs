@@ -115,6 +115,8 @@ pub(super) fn word_decoder() -> Value {
 
 /// Every word of the corpus, `<eos>` and `<unk>`; the most frequent first, equals in order of appearance.
 pub(super) fn word_document(corpus: &Corpus) -> Result<Value> {
+    // As a word it would have an id of its own.
+    let separates = corpus.has_documents();
     let mut order = vec![EOS.to_string()];
     let mut counts = HashMap::from([(EOS.to_string(), 0_u64)]);
     let mut count = |word: &str| match counts.get_mut(word) {
@@ -127,7 +129,8 @@ pub(super) fn word_document(corpus: &Corpus) -> Result<Value> {
     for split in Split::ALL {
         each_segment(corpus, split, &Boundary::Word, &mut |text| {
             for line in text.split_inclusive('\n') {
-                line.split_whitespace().chain(line.ends_with('\n').then_some(EOS)).for_each(&mut count);
+                let words = line.split_whitespace().filter(|word| !separates || *word != END_OF_TEXT);
+                words.chain(line.ends_with('\n').then_some(EOS)).for_each(&mut count);
             }
             Ok(())
         })?;

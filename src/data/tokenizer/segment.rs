@@ -8,6 +8,9 @@ use aho_corasick::AhoCorasick;
 /// The size of a segment, bytes: large enough that the overhead vanishes, small enough that 1 MB keeps every core busy.
 pub(super) const SEGMENT_BYTES: usize = 1 << 18;
 
+/// How much is added at once, bytes: every cut moves what is left.
+const PIECE_BYTES: usize = 1 << 20;
+
 /// The longest text that is held while a place to cut it is looked for, bytes.
 const MOST_BYTES: usize = 1 << 23;
 
@@ -105,6 +108,16 @@ impl<'a> Segmenter<'a> {
     /// # Errors
     /// Those of `emit`.
     pub(crate) fn push(&mut self, piece: &str, emit: &mut dyn FnMut(Segment) -> Result<()>) -> Result<()> {
+        let mut rest = piece;
+        while !rest.is_empty() {
+            let (part, after) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
+            self.add(part, emit)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    fn add(&mut self, piece: &str, emit: &mut dyn FnMut(Segment) -> Result<()>) -> Result<()> {
         self.pending.push_str(piece);
         // Twice the size, so that no last segment is tiny.
         while self.pending.len() >= 2 * SEGMENT_BYTES {

@@ -1,6 +1,6 @@
 //! Decoding one token at a time, for text that is shown while it is generated.
 
-use super::{Kind, Tokenizer, error};
+use super::{Kind, Tokenizer};
 use crate::error::Result;
 
 /// Takes ids one by one and gives text that later ids cannot change: half a character is held back until the rest of
@@ -86,8 +86,7 @@ impl<'a> TextStream<'a> {
 
 /// The text of the first `read` ids, and of all.
 fn window(tokenizer: &Tokenizer, ids: &[u32], read: usize) -> Result<(String, String)> {
-    let decode =
-        |ids: &[u32]| tokenizer.inner.decode(ids, false).map_err(|cause| error(tokenizer.name(), cause.to_string()));
+    let decode = |ids: &[u32]| tokenizer.guarded(|inner| inner.decode(ids, false));
     Ok((decode(&ids[..read])?, decode(ids)?))
 }
 

@@ -117,6 +117,11 @@ impl<'a> Trainer<'a> {
         };
         clock.enter(Phase::Unaccounted);
         let start = start(&resolved.config, &data, &opened, &state, steps_per_epoch, &device);
+        if let tokens @ 0..2 = data.prepared.validation.len() {
+            let text =
+                format!("the validation split has {tokens} token(s): nothing is evaluated, and no checkpoint is best");
+            (options.on_event)(&Event::Note(text));
+        }
         data.prepared.meta.notes.iter().for_each(|note| (options.on_event)(&Event::Note(note.clone())));
         let record = record::begin(&opened.folder, &start)?;
         (options.on_event)(&Event::Started(Box::new(start)));
