@@ -152,3 +152,17 @@ fn a_word_beyond_all_measure_is_cut_and_counted() {
     }
     assert!(segmenter.forced >= 2 && bytes > 8 << 20, "{} cuts, {bytes} bytes", segmenter.forced);
 }
+
+#[test]
+fn texts_are_cut_only_where_no_pre_token_runs_across() {
+    let tokenizer = byte_level(Some(LLAMA), Value::Null);
+    for (text, limit, expected) in [
+        ("word  end", 6, Some(4)),
+        ("a\n\nb", 3, None),
+        ("a\nb", 2, Some(2)),
+        ("a \n b", 4, Some(1)),
+        ("ab c", 1, None),
+    ] {
+        assert_eq!(tokenizer.boundary.cut(text, limit, None), expected, "{text:?} before {limit}");
+    }
+}
