@@ -26,7 +26,11 @@ pub(crate) fn warn(path: &Path, error: &Error) {
     });
 }
 
-fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+/// The same for a file that matters.
+///
+/// # Errors
+/// If it cannot be written.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     let folder = path.parent().unwrap_or(Path::new("."));
     fs::create_dir_all(folder)?;
     let mut builder = tempfile::Builder::new();
@@ -37,6 +41,11 @@ fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     file.write_all(bytes)?;
     file.persist(path)?;
     Ok(())
+}
+
+/// Bytes in hexadecimal digits, as hashes are written.
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]

@@ -114,16 +114,21 @@ impl RunFlags {
             ("--seed", "run.seed", text(self.seed)),
             ("--precision", "device.precision", text(self.precision)),
         ];
-        let mut resolved = with_flags(with_device(layers, &self.device)?, flags.iter().chain(more))?.build()?;
-        if resolved.config.data.corpus == "-" {
-            resolved.config.data.corpus = kept_standard_input()?;
-        }
-        Ok(resolved)
+        build(with_flags(with_device(layers, &self.device)?, flags.iter().chain(more))?)
     }
 }
 
+/// The configuration of these layers. If the corpus is standard input, its text is kept in a file.
+pub fn build(layers: Layers) -> Result<Resolved> {
+    let mut resolved = layers.build()?;
+    if resolved.config.data.corpus == "-" {
+        resolved.config.data.corpus = kept_standard_input()?;
+    }
+    Ok(resolved)
+}
+
 /// Keeps the text of standard input, which can be read only once, in a file, and says where.
-pub fn kept_standard_input() -> Result<String> {
+fn kept_standard_input() -> Result<String> {
     let folder = cache::folder().unwrap_or_else(std::env::temp_dir).join("texts");
     std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, error))?;
     let failed = |error| Error::io("write", &folder, error);
@@ -147,7 +152,8 @@ pub fn with_device(layers: Layers, device: &device::Flags) -> crate::Result<Laye
     with_flags(layers, flags.iter())
 }
 
-fn with_flags<'a>(mut layers: Layers, flags: impl Iterator<Item = &'a Flag>) -> crate::Result<Layers> {
+/// These layers with what further flags set.
+pub fn with_flags<'a>(mut layers: Layers, flags: impl Iterator<Item = &'a Flag>) -> crate::Result<Layers> {
     for (flag, key, value) in flags {
         if let Some(value) = value {
             layers = layers.flag(flag, key, value)?;

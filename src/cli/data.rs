@@ -110,23 +110,15 @@ fn prepare(args: &Prepare, with_counts: bool) -> Result<()> {
     };
     layers = layers.environment(crate::config::process_environment())?;
     let flags = [
-        ("--corpus", "data.corpus", &args.corpus),
-        ("--files", "data.files", &args.files),
-        ("--tokenizer", "data.tokenizer", &args.tokenizer),
-        ("--vocab-size", "data.vocab_size", &args.vocab_size),
-        ("--validation-fraction", "data.validation_fraction", &args.validation_fraction),
+        ("--corpus", "data.corpus", args.corpus.clone()),
+        ("--files", "data.files", args.files.clone()),
+        ("--tokenizer", "data.tokenizer", args.tokenizer.clone()),
+        ("--vocab-size", "data.vocab_size", args.vocab_size.clone()),
+        ("--validation-fraction", "data.validation_fraction", args.validation_fraction.clone()),
     ];
-    for (flag, key, value) in flags {
-        if let Some(value) = value {
-            layers = layers.flag(flag, key, value)?;
-        }
-    }
-    let resolved = layers.build()?;
+    let resolved = configuration::build(configuration::with_flags(layers, flags.iter())?)?;
     configuration::warn(&resolved);
-    let mut data = resolved.config.data;
-    if data.corpus == "-" {
-        data.corpus = configuration::kept_standard_input()?;
-    }
+    let data = resolved.config.data;
     let cache = cache::folder();
     let spec = data_spec(&data, &args.data_dir, cache.as_deref());
     let started = Instant::now();

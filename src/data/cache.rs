@@ -14,8 +14,3 @@ pub(super) fn load<T: DeserializeOwned>(path: &Path) -> Option<T> {
 pub(super) fn store(path: &Path, value: &impl Serialize) {
     crate::cache::store(path, &serde_json::to_vec(value).expect("plain values serialize"));
 }
-
-/// Bytes in hexadecimal digits.
-pub(super) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}

@@ -7,6 +7,7 @@ use std::path::Path;
 use sha1::Sha1;
 use sha2::{Digest, Sha256};
 
+use crate::cache::hex;
 use crate::error::{Error, Result};
 
 /// A data set that can be fetched.
@@ -123,5 +124,5 @@ fn digest(mut hasher: impl Digest, file: File) -> std::io::Result<String> {
             count => hasher.update(&buffer[..count]),
         }
     }
-    Ok(hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex(&hasher.finalize()))
 }

@@ -10,6 +10,7 @@ use super::corpus::Split;
 use super::prepare::{DataSpec, META, Meta, Prepared, TOKENIZER, TRAIN, VALIDATION};
 use super::tokenizer::{Coverage, Tokenizer, TokenizerSpec};
 use super::tokens::{TokenType, Tokens};
+use crate::cache::hex;
 use crate::error::{Error, Result};
 
 /// Tokens of the validation split that are decoded to know how many bytes they stand for.
@@ -66,7 +67,7 @@ impl TokenFiles {
                 hash.update(bytemuck::cast_slice(ids));
             });
         }
-        self.survey = Survey { sha256: cache::hex(&hash.finalize()), most };
+        self.survey = Survey { sha256: hex(&hash.finalize()), most };
         remembered.inspect(|path| cache::store(path, &self.survey));
         Ok(self)
     }

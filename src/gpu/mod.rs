@@ -38,7 +38,6 @@ mod stub;
 #[cfg(feature = "testing")]
 pub use testing::gpu_for_tests;
 
-pub(crate) use crate::cache::store;
 pub use plan::{
     Buffer, ChoiceCache, GpuModel, INCLUDES, Interface, Launch, Limits, Operand, PARAMS_BYTES, Param, ParamValue, Plan,
     Shader, Value, buffer, grid, param,

@@ -7,7 +7,7 @@
 //! A driver may crash on bytes that are not its own. So nothing is used of a file whose first line is not exactly the
 //! one that would be written for the rest of it.
 
-use crate::cache::store;
+use crate::cache::{hex, store};
 use sha2::{Digest, Sha256};
 use std::fs;
 use std::io::ErrorKind;
@@ -64,7 +64,7 @@ impl PipelineCache {
 const VERSION: &str = concat!("rustyflow ", env!("CARGO_PKG_VERSION"), " ");
 
 fn first_line(key: &str, data: &[u8]) -> String {
-    let hash: String = Sha256::digest(data).iter().map(|byte| format!("{byte:02x}")).collect();
+    let hash = hex(&Sha256::digest(data));
     format!("{VERSION}{key} {} {hash}\n", data.len())
 }
 

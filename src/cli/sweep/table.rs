@@ -1,5 +1,6 @@
 //! What the runs of a sweep came to: rows, a table with bars, and `sweep.json`.
 
+use crate::cache::replace;
 use crate::cli::output::{self, short};
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -103,13 +104,8 @@ pub fn load(dir: &Path) -> Result<Vec<Row>> {
 /// If the file cannot be written.
 pub fn save(dir: &Path, rows: &[Row]) -> Result<()> {
     let path = dir.join(FILE);
-    let write = || -> std::io::Result<()> {
-        let file = tempfile::NamedTempFile::new_in(dir)?;
-        serde_json::to_writer_pretty(&file, rows)?;
-        file.persist(&path)?;
-        Ok(())
-    };
-    write().map_err(|e| Error::io("write", &path, e))
+    let bytes = serde_json::to_vec_pretty(rows).expect("plain values serialize");
+    replace(&path, &bytes).map_err(|e| Error::io("write", &path, e))
 }
 
 /// The table, with a bar for each loss: the longer, the worse.

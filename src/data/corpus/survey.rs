@@ -10,6 +10,7 @@ use super::super::source::{Piece, Source};
 use super::super::token_files::TokenFiles;
 use super::held_out::{HeldOut, MOST_WEIGHED};
 use super::{Corpus, CorpusSpec, Split, Summary, bad};
+use crate::cache::hex;
 use crate::data::cache;
 use crate::error::Result;
 
@@ -78,7 +79,7 @@ fn memo(spec: &CorpusSpec, files: &[(usize, PathBuf)]) -> Option<PathBuf> {
         let (name, path) = (path.file_name()?.to_string_lossy(), path.canonicalize().ok()?);
         hash.update(format!("{number} {name} {} {} {}\n", path.display(), metadata.len(), time.as_nanos()));
     }
-    Some(spec.cache?.join("texts").join(format!("{}.json", cache::hex(&hash.finalize()))))
+    Some(spec.cache?.join("texts").join(format!("{}.json", hex(&hash.finalize()))))
 }
 
 fn read(corpus: &Corpus, spec: &CorpusSpec, on_read: &mut dyn FnMut(u64)) -> Result<Survey> {
@@ -137,7 +138,7 @@ fn read(corpus: &Corpus, spec: &CorpusSpec, on_read: &mut dyn FnMut(u64)) -> Res
     }
     hash.update(serde_json::to_vec(&held_out).expect("plain values serialize"));
     let held_out_documents = held_out.count(training_documents);
-    Ok(Survey { sha256: cache::hex(&hash.finalize()), bytes, documents, held_out_documents, held_out })
+    Ok(Survey { sha256: hex(&hash.finalize()), bytes, documents, held_out_documents, held_out })
 }
 
 /// What errors about the whole text name.

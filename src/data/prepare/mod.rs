@@ -15,6 +15,7 @@ use super::corpus::{Corpus, CorpusSpec, Piece, Split};
 use super::tokenizer::{BPE_SAMPLE_BYTES, Coverage, Segment, Tokenizer, TokenizerSpec};
 use super::tokens::{TokenType, TokenWriter, Tokens};
 use super::{cache, source::Sink};
+use crate::cache::hex;
 use crate::error::{Error, Result};
 
 /// Changes with everything that gives the same text other tokens, or writes them in another way.
@@ -106,10 +107,15 @@ impl DataSpec<'_> {
         };
         let kept = self.corpus.cache.map(|cache| cache.join("tokens"));
         let folder = kept.as_deref().map(|kept| self.folder(kept, &spec, corpus, known.as_ref())).transpose()?;
-        if let Some(folder) = &folder
-            && let Some(prepared) = self.load(folder, known.as_ref())
-        {
-            return prepared.map(|p| Prepared { tokenizer: known.unwrap_or(p.tokenizer), ..p });
+        if let Some(folder) = folder.as_deref().filter(|folder| is_whole(folder)) {
+            // Used now: see `remove_unused`.
+            let meta = std::fs::File::options().append(true).open(folder.join(META));
+            let _ = meta.and_then(|file| file.set_modified(SystemTime::now()));
+            let tokenizer = match known {
+                Some(tokenizer) => tokenizer,
+                None => Tokenizer::from_file(&folder.join(TOKENIZER))?.with_name(self.tokenizer),
+            };
+            return open(folder, tokenizer, None);
         }
         let tokenizer = match known {
             Some(tokenizer) => tokenizer,
@@ -117,19 +123,15 @@ impl DataSpec<'_> {
         };
         let (partial, is_kept) = partial_folder(kept.as_deref())?;
         write(corpus, &tokenizer, partial.path(), on_progress)?;
+        let path = partial.path().to_path_buf();
         let Some(folder) = folder.filter(|_| is_kept) else {
-            let path = partial.path().to_path_buf();
             return open(&path, tokenizer, Some(Arc::new(partial)));
         };
-        let path = partial.path().to_path_buf();
         // What is there already is damaged, or of a run that was quicker: then its files are the same.
         let taken = std::fs::rename(&path, &folder).is_ok()
             || is_whole(&folder)
             || (std::fs::rename(&folder, path.join("damaged")).is_ok() && publish(&path, &folder));
-        if !taken {
-            return open(&path, tokenizer, Some(Arc::new(partial)));
-        }
-        open(&folder, tokenizer, None)
+        if taken { open(&folder, tokenizer, None) } else { open(&path, tokenizer, Some(Arc::new(partial))) }
     }
 
     /// Writes the token files of `corpus` into a folder that holds none yet, with the tokenizer and `meta.json`.
@@ -185,24 +187,7 @@ impl DataSpec<'_> {
             // What the text and this make is always the same.
             None => hash.update(format!("{spec:?} {}", self.vocab_size)),
         }
-        Ok(cache::hex(&hash.finalize())[..32].to_string())
-    }
-
-    /// What an earlier run has left, if that is whole.
-    fn load(&self, folder: &Path, tokenizer: Option<&Tokenizer>) -> Option<Result<Prepared>> {
-        if !is_whole(folder) {
-            return None;
-        }
-        let read = || match tokenizer {
-            Some(_) => Tokenizer::from_file(&folder.join(TOKENIZER)),
-            None => Ok(Tokenizer::from_file(&folder.join(TOKENIZER))?.with_name(self.tokenizer)),
-        };
-        // Used now: see `remove_unused`.
-        let _ = std::fs::File::options()
-            .append(true)
-            .open(folder.join(META))
-            .and_then(|f| f.set_modified(SystemTime::now()));
-        Some(read().and_then(|tokenizer| open(folder, tokenizer, None)))
+        Ok(hex(&hash.finalize())[..32].to_string())
     }
 }
 
@@ -308,7 +293,7 @@ pub(super) fn write(
         train_tokens,
         validation_tokens,
         text_sha256: corpus.sha256.clone(),
-        tokens_sha256: cache::hex(&hash.finalize()),
+        tokens_sha256: hex(&hash.finalize()),
         coverage: measured.coverage(tokenizer)?,
         notes: notes(corpus, tokenizer, forced),
     };
@@ -370,6 +355,10 @@ impl Measured {
     }
 
     fn end_document(&mut self, tokenizer: &Tokenizer) -> Result<()> {
+        // Of most documents of a long text nothing is measured.
+        if self.text.is_empty() {
+            return Ok(());
+        }
         let (text, ids) = (std::mem::take(&mut self.text), std::mem::take(&mut self.ids));
         let Coverage { decodable_bytes, unknown_share, lossless } = tokenizer.coverage(&text, &ids)?;
         let unknown = self.kept.unknown_share * self.tokens as f64 + unknown_share * ids.len() as f64;

@@ -7,7 +7,8 @@
 
 use super::tiles::{MmaKind, PerfModel, Tile};
 use super::{Dims, MatMul, TileConfig};
-use crate::gpu::{AdapterInfo, Gpu, INCLUDES, Limits, store};
+use crate::cache::{hex, store};
+use crate::gpu::{AdapterInfo, Gpu, INCLUDES, Limits};
 use crate::ops::random::Key;
 use crate::profile::Cost;
 use crate::{DType, Device, Result, Tensor, shader};
@@ -206,7 +207,7 @@ impl Source {
         let hash = Sha256::digest(sources.into_iter().chain(included).collect::<String>());
         Source {
             rustyflow: env!("CARGO_PKG_VERSION").to_string(),
-            shader: hash[..8].iter().map(|byte| format!("{byte:02x}")).collect(),
+            shader: hex(&hash[..8]),
             adapter: info.name.clone(),
             backend: info.backend.clone(),
             driver: info.driver.clone(),

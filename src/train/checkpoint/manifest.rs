@@ -2,11 +2,11 @@
 
 use super::files::Files;
 use super::layout::MANIFEST;
+use crate::cache::hex;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
-use std::fmt::Write;
 use std::fs;
 use std::path::{Component, Path};
 
@@ -96,10 +96,7 @@ fn damaged(path: &Path, how: &str) -> Error {
 pub(super) fn sha256(parts: &[&[u8]]) -> String {
     let mut hash = Sha256::new();
     parts.iter().for_each(|part| hash.update(part));
-    hash.finalize().iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
+    hex(&hash.finalize())
 }
 
 #[cfg(test)]
