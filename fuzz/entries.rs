@@ -94,6 +94,7 @@ pub fn moments(folder: &Path, bytes: &[u8]) {
         n_embd: 2,
         bias: true,
         tie_embeddings: true,
+        llama: None,
     };
     let mut model = Gpt2::new(shape, 0).expect("a model");
     let parameters = ParameterArena::new(&mut model, &Device::Cpu, DType::F32).expect("an arena");

@@ -8,6 +8,10 @@ fn at_block_ds(key: u32, four: u32) -> u32 {
     return (batch_head * params.time + key) * (params.query_rows / 4u) + four - params.query_begin / 4u;
 }
 fn load_block_ds(key: u32, four: u32) -> vec4<f32> {
+    {% if limited %}
+    // Where none of the four queries sees the key, nothing may have been written.
+    if (first_key(four * 4u, first_row) > key) { return vec4<f32>(0.0); }
+    {% endif %}
     {% if edge %}
     if (key >= params.time) { return vec4<f32>(0.0); }
     {% endif %}
@@ -27,21 +31,20 @@ fn delta_of(query: u32) -> f32 {
     return delta[batch_head * params.time + query];
 }
 
-{# Reads accumulators from a third of the packed gradient. #}
+{# Reads accumulators from the packed gradient: those of k or v. #}
 {% macro load_part(sum, part) %}
     {% for r in range(rows_per_thread) %}
     {% for n in range(owned) %}
-    {% set line = "(first_row + row" ~ r ~ ") * 3u + " ~ part ~ "u" %}
-    {{ sum }}{{ r }}_{{ n }} = load_from_result({{ line }}, row{{ r }}, {{ n }}u * TX + tx);
+    {{ sum }}{{ r }}_{{ n }} = load_from_result(at_{{ part }}(row{{ r }}), row{{ r }}, {{ n }}u * TX + tx);
     {% endfor %}
     {% endfor %}
 {% endmacro %}
 
-{# Writes accumulators to a third of the packed gradient: 0, 1, 2 for q, k, v. #}
+{# Writes accumulators to the packed gradient: those of k or v. #}
 {% macro store_part(sum, part) %}
     {% for r in range(rows_per_thread) %}
     {% for n in range(owned) %}
-    store((first_row + row{{ r }}) * 3u + {{ part }}u, row{{ r }}, {{ n }}u * TX + tx, {{ sum }}{{ r }}_{{ n }});
+    store(at_{{ part }}(row{{ r }}), row{{ r }}, {{ n }}u * TX + tx, {{ sum }}{{ r }}_{{ n }});
     {% endfor %}
     {% endfor %}
 {% endmacro %}
@@ -57,11 +60,16 @@ fn delta_of(query: u32) -> f32 {
     {{ zeros("dk") }}
     {{ zeros("dv") }}
     if (row_base < params.query_begin) {
-        {{ load_part("dk", 1) }}
-        {{ load_part("dv", 2) }}
+        {{ load_part("dk", "k") }}
+        {{ load_part("dv", "v") }}
     }
     let query_end = min(params.query_begin + params.query_rows, params.time);
+    {{ each_query_head("") }}
     for (var col_base = max(row_base / COLS * COLS, params.query_begin); col_base < query_end; col_base += COLS) {
+        {% if limited %}
+        // No later query sees more of these keys.
+        if (first_key(col_base, batch * params.time) >= row_base + ROWS) { break; }
+        {% endif %}
         {{ declare("row_v", rows, chunk) }}
         {{ declare("col_dy", cols, chunk) }}
         {{ declare("values_dy", 4 * staged, groups) }}
@@ -82,6 +90,18 @@ fn delta_of(query: u32) -> f32 {
                 s{{ r }} = select(vec4<f32>(0.0), s{{ r }}, columns >= vec4<u32>(row{{ r }}));
                 {% endfor %}
             }
+            {% if limited %}
+            if (first_key(col_base + COLS - 1u, first_row) > row_base) {
+                let first_keys = vec4<u32>(
+                    {% for c in xyzw %}
+                    first_key(columns.{{ c }}, first_row),
+                    {% endfor %}
+                );
+                {% for r in range(rows_per_thread) %}
+                s{{ r }} = select(vec4<f32>(0.0), s{{ r }}, first_keys <= vec4<u32>(row{{ r }}));
+                {% endfor %}
+            }
+            {% endif %}
         }
         {{ write_tile("s") }}
         }
@@ -120,15 +140,17 @@ fn delta_of(query: u32) -> f32 {
         {{ write_tile("ds") }}
         {{ accumulate("dk", "q") }}
     }
-    {{ store_part("dk", 1) }}
-    {{ store_part("dv", 2) }}
+    }
+    {{ store_part("dk", "k") }}
+    {{ store_part("dv", "v") }}
 
 {% else %}
     // Rows are queries of the block, columns are keys. dQ = dS K, where dS comes from memory as tiles of dS^T: a thread
     // has the rows 4 ty .. 4 ty + 3 and those 4 TY further on.
     const FOURS = ROWS / 4u;
     {{ zeros("dq") }}
-    for (var col_base = 0u; col_base < min(row_base + ROWS, params.time); col_base += COLS) {
+    {% set first_tile = "first_key(row_base, batch * params.time) / COLS * COLS" if limited else "0u" %}
+    for (var col_base = {{ first_tile }}; col_base < min(row_base + ROWS, params.time); col_base += COLS) {
         {{ declare("part", cols, rows // 4) }}
         {{ declare("values_k", 4 * staged, groups) }}
         {{ fetch("part", cols, rows // 4, "load_block_ds(col_base + line, row_base / 4u + d)") }}
@@ -166,7 +188,7 @@ fn delta_of(query: u32) -> f32 {
     {
         let row = row_base + ({{ r // 4 }}u * TY + ty) * 4u + {{ r % 4 }}u;
         {% for n in range(owned) %}
-        store((first_row + row) * 3u, row, {{ n }}u * TX + tx, dq{{ r }}_{{ n }});
+        store(at_q(row), row, {{ n }}u * TX + tx, dq{{ r }}_{{ n }});
         {% endfor %}
     }
     {% endfor %}

@@ -39,21 +39,27 @@ fn at_tile(row: u32, four: u32) -> u32 {
 }
 
 {% include "attention_blocks" %}
-// Set by `locate_block`, which says what they are.
+// Set by `locate_block` and `each_query_head`, which say what they are.
 var<private> first_row: u32;
 var<private> head: u32;
+var<private> kv_head: u32;
 var<private> batch_head: u32;
 
-// Four elements of a head; zeros beyond its end and beyond T.
+// The number, among the heads of all rows, of a row's `head` of packed queries, keys and values.
+fn packed(row: u32, head: u32) -> u32 {
+    return (first_row + row) * (params.n_head + 2u * params.n_kv_head) + head;
+}
+
+// Four elements of head number `line`; zeros beyond its end and beyond T.
 {% for buffer in (["qkv"] if pass == "forward" else ["qkv", "dy", "result"]) %}
 fn load_from_{{ buffer }}(line: u32, row: u32, group: u32) -> vec4<f32> {
     {% if edge %}
     if (row >= params.time || group >= GROUPS) { return vec4<f32>(0.0); }
     {% endif %}
     {% if vector %}
-    return vec4<f32>({{ buffer }}[(line * params.n_head + head) * GROUPS + group]);
+    return vec4<f32>({{ buffer }}[line * GROUPS + group]);
     {% else %}
-    let at = (line * params.n_head + head) * HEAD_SIZE + group * 4u;
+    let at = line * HEAD_SIZE + group * 4u;
     let last = HEAD_SIZE - 1u - group * 4u;
     let lane = vec4<u32>(0u, 1u, 2u, 3u);
     let index = at + min(lane, vec4<u32>(last));
@@ -67,11 +73,15 @@ fn load_from_{{ buffer }}(line: u32, row: u32, group: u32) -> vec4<f32> {
     {% endif %}
 }
 {% endfor %}
-fn load_q(row: u32, group: u32) -> vec4<f32> { return load_from_qkv((first_row + row) * 3u, row, group); }
-fn load_k(row: u32, group: u32) -> vec4<f32> { return load_from_qkv((first_row + row) * 3u + 1u, row, group); }
-fn load_v(row: u32, group: u32) -> vec4<f32> { return load_from_qkv((first_row + row) * 3u + 2u, row, group); }
+fn at_q(row: u32) -> u32 { return packed(row, head); }
+fn at_k(row: u32) -> u32 { return packed(row, params.n_head + kv_head); }
+fn at_v(row: u32) -> u32 { return packed(row, params.n_head + params.n_kv_head + kv_head); }
+fn at_y(row: u32) -> u32 { return (first_row + row) * params.n_head + head; }
+{% for name in ["q", "k", "v"] %}
+fn load_{{ name }}(row: u32, group: u32) -> vec4<f32> { return load_from_qkv(at_{{ name }}(row), row, group); }
+{% endfor %}
 {% if pass != "forward" %}
-fn load_dy(row: u32, group: u32) -> vec4<f32> { return load_from_dy(first_row + row, row, group); }
+fn load_dy(row: u32, group: u32) -> vec4<f32> { return load_from_dy(at_y(row), row, group); }
 {% endif %}
 
 fn store(line: u32, row: u32, group: u32, value: vec4<f32>) {
@@ -79,9 +89,9 @@ fn store(line: u32, row: u32, group: u32, value: vec4<f32>) {
     if (row >= params.time || group >= GROUPS) { return; }
     {% endif %}
     {% if vector %}
-    result[(line * params.n_head + head) * GROUPS + group] = vec4<{{ T }}>(value);
+    result[line * GROUPS + group] = vec4<{{ T }}>(value);
     {% else %}
-    let at = (line * params.n_head + head) * HEAD_SIZE + group * 4u;
+    let at = line * HEAD_SIZE + group * 4u;
     let left = HEAD_SIZE - group * 4u;
     result[at] = {{ T }}(value.x);
     if (left > 1u) { result[at + 1u] = {{ T }}(value.y); }

@@ -6,8 +6,8 @@ enable wgpu_cooperative_matrix;
 {{ interface }}
 {% include "attention_coop_common" %}
 
-{# Reads accumulators back from a third of the packed gradient. #}
-{% macro load_part(sum, third) %}
+{# Reads accumulators back from the packed gradient: those of k or v. #}
+{% macro load_part(sum, part) %}
     {% for i in range(fragments) %}
     {% for first in range(0, depth, across) %}
     {% set count = [across, depth - first] | min %}
@@ -16,7 +16,7 @@ enable wgpu_cooperative_matrix;
         let d = x % {{ count * side // 4 }}u;
         let row = subgroup_row + {{ i * side }}u + l;
         var value: vec4<f32>;
-        {% set address = "at_qkv(first_row + row, " ~ third ~ "u, head, " ~ first * side // 4 ~ "u + d)" %}
+        {% set address = "at_qkv(first_row + row, " ~ packed_head[part] ~ ", " ~ first * side // 4 ~ "u + d)" %}
         {{ "if (row < params.time) " if edge }}{ value = vec4<f32>(result[{{ address }}]); }
         scores[scores_at + l * LINE + d] = value;
     }
@@ -43,8 +43,8 @@ enable wgpu_cooperative_matrix;
     {{ zeros("dk") }}
     {{ zeros("dv") }}
     if (row_base < params.query_begin) {
-        {{ load_part("dk", 1) }}
-        {{ load_part("dv", 2) }}
+        {{ load_part("dk", "k") }}
+        {{ load_part("dv", "v") }}
     }
     {{ declare("q", cols, groups) }}
     {{ declare("dy", cols, groups) }}
@@ -53,8 +53,13 @@ enable wgpu_cooperative_matrix;
     var delta{{ i }}: f32;
     {% endfor %}
     let first = max(row_base / COLS * COLS, params.query_begin);
+    {{ each_query_head("let ") }}
     {{ fetch_tile("first") }}
     for (var col_base = first; col_base < query_end; col_base += COLS) {
+        {% if limited %}
+        // No later query sees more of these keys.
+        if (first_key(col_base, first_row) >= row_base + ROWS) { break; }
+        {% endif %}
         workgroupBarrier(); // all are done with the tile before
         {{ put("q", cols, groups, "tile_q", "HEAD_LINE") }}
         {{ put("dy", cols, groups, "tile_dy", "HEAD_LINE") }}
@@ -92,6 +97,22 @@ enable wgpu_cooperative_matrix;
             );
             {% endfor %}
         }
+        {% if limited %}
+        if (first_key(col_base + COLS - 1u, first_row) > row_base) {
+            {% for c in range(fours_per_lane) %}
+            {
+                let query = col_base + (my_four + {{ c }}u * LANES) * 4u;
+                let first_keys = vec4<u32>(
+                    {% for q in range(4) %}
+                    first_key(query + {{ q }}u, first_row),
+                    {% endfor %}
+                );
+                let seen = first_keys <= vec4<u32>(row{{ i }});
+                weight{{ i }}_{{ c }} = select(vec4<f32>(), weight{{ i }}_{{ c }}, seen);
+            }
+            {% endfor %}
+        }
+        {% endif %}
         {% for c in range(fours_per_lane) %}
         {% set address = "my_weight + " ~ i * side * line ~ "u + " ~ c ~ "u * LANES" %}
         {% if dropout %}
@@ -138,18 +159,20 @@ enable wgpu_cooperative_matrix;
         }
         {{ accumulate("dk", "q") }}
     }
+    }
     workgroupBarrier();
-    {{ store_rows("dk", "at_qkv(first_row + row, 1u, head, ") }}
-    {{ store_rows("dv", "at_qkv(first_row + row, 2u, head, ") }}
+    {{ store_rows("dk", "at_qkv(first_row + row, " ~ packed_head["k"] ~ ", ") }}
+    {{ store_rows("dv", "at_qkv(first_row + row, " ~ packed_head["v"] ~ ", ") }}
 
 {% else %}
     // Rows are queries of the block, columns are keys. dQ = dS K, where dS comes from memory as tiles of dS^T.
     {{ zeros("dq") }}
     {{ declare("k", cols, groups) }}
     {{ declare("part", cols, rows // 4) }}
-    {{ fetch_tile("0u") }}
+    let first = {{ "first_key(row_base, first_row) / COLS * COLS" if limited else "0u" }};
+    {{ fetch_tile("first") }}
     let end = min(row_base + ROWS, params.time);
-    for (var col_base = 0u; col_base < end; col_base += COLS) {
+    for (var col_base = first; col_base < end; col_base += COLS) {
         workgroupBarrier(); // all are done with the tile before
         {{ put("k", cols, groups, "tile_k", "HEAD_LINE") }}
         {{ put("part", cols, rows // 4, "part", "PART_LINE") }}
@@ -177,6 +200,6 @@ enable wgpu_cooperative_matrix;
         {% endfor %}
     }
     workgroupBarrier();
-    {{ store_rows("dq", "at_qkv(first_row + row, 0u, head, ") }}
+    {{ store_rows("dq", "at_qkv(first_row + row, head, ") }}
 {% endif %}
 }

@@ -25,6 +25,8 @@ const HEAD_LINE = {{ head_line }}u;
 const LINE = {{ line }}u;
 const XYZW = vec4<u32>(0u, 1u, 2u, 3u);
 
+{% include "attention_blocks" %}
+
 {% set tiles = {"forward": ["k", "v"], "keys": ["q", "dy"], "queries": ["k"]}[pass] %}
 {% for name in tiles %}
 var<workgroup> tile_{{ name }}: array<vec4<f16>, COLS * HEAD_LINE>;
@@ -48,18 +50,19 @@ var<workgroup> tile_lse: array<vec4<f32>, COLS / 4u>;
 var<workgroup> tile_delta: array<vec4<f32>, COLS / 4u>;
 {% endif %}
 
-// Where a group of four elements of a row of q, k and v lies in qkv, and of dy in dy.
-fn at_qkv(row: u32, third: u32, head: u32, group: u32) -> u32 {
-    return ((row * 3u + third) * params.n_head + head) * GROUPS + group;
+// Where a group of four elements of a row lies: of a head of packed queries, keys and values, and of a head of dy.
+fn at_qkv(row: u32, head: u32, group: u32) -> u32 {
+    return (row * (params.n_head + 2u * params.n_kv_head) + head) * GROUPS + group;
 }
 fn at_dy(row: u32, head: u32, group: u32) -> u32 { return (row * params.n_head + head) * GROUPS + group; }
 
+{% set packed_head = {"q": "head", "k": "params.n_head + kv_head", "v": "params.n_head + params.n_kv_head + kv_head"} %}
 {# Four elements of a row of q, k, v or dy. #}
 {% macro load(what, row, group) %}
 {% if what == "dy" %}
 dy[at_dy(first_row + {{ row }}, head, {{ group }})]
 {%- else %}
-qkv[at_qkv(first_row + {{ row }}, {{ {"q": 0, "k": 1, "v": 2}[what] }}u, head, {{ group }})]
+qkv[at_qkv(first_row + {{ row }}, {{ packed_head[what] }}, {{ group }})]
 {%- endif %}
 {% endmacro %}
 
@@ -123,7 +126,8 @@ qkv[at_qkv(first_row + {{ row }}, {{ {"q": 0, "k": 1, "v": 2}[what] }}u, head, {
         {% set row = "(batch_head * params.time + next + l) * (params.query_rows / 4u)" %}
         {% set value = "block_ds[" ~ row ~ " + (row_base - params.query_begin) / 4u + d]" %}
         {% set written = "row_base + d * 4u + 3u >= next + l" ~ (" && " ~ in_time if edge else "") %}
-        {{ fetch("part", cols, rows // 4, value, written) }}
+        {% set seen = " && first_key(row_base + d * 4u, first_row) <= next + l" if limited else "" %}
+        {{ fetch("part", cols, rows // 4, value, written ~ seen) }}
         {% endif %}
         }
 {% endmacro %}
@@ -237,8 +241,6 @@ qkv[at_qkv(first_row + {{ row }}, {{ {"q": 0, "k": 1, "v": 2}[what] }}u, head, {
     {% endfor %}
     {% endfor %}
 {% endmacro %}
-
-{% include "attention_blocks" %}
 
 {# Where this thread works. #}
 {% macro locate() %}

@@ -35,8 +35,17 @@ enable wgpu_cooperative_matrix;
     let tiles = (min(row_base + ROWS, params.time) + COLS - 1u) / COLS;
     {{ declare("k", cols, groups) }}
     {{ declare("v", cols, groups) }}
-    {{ fetch_tile("0u") }}
-    for (var tile = 0u; tile < tiles; tile += 1u) {
+    {% if limited %}
+    {% for i in range(fragments) %}
+    let first_key{{ i }} = first_key(subgroup_row + {{ i * side }}u + my_row, first_row);
+    {% endfor %}
+    let first_tile = first_key(row_base, first_row) / COLS;
+    let first_of_last = first_key(row_base + ROWS - 1u, first_row);
+    {% else %}
+    const first_tile = 0u;
+    {% endif %}
+    {{ fetch_tile("first_tile * COLS") }}
+    for (var tile = first_tile; tile < tiles; tile += 1u) {
         let col_base = tile * COLS;
         workgroupBarrier(); // all are done with the tile before
         {{ put("k", cols, groups, "tile_k", "HEAD_LINE") }}
@@ -64,6 +73,17 @@ enable wgpu_cooperative_matrix;
             );
             {% endfor %}
         }
+        {% if limited %}
+        if (col_base < first_of_last) {
+            {% for c in range(fours_per_lane) %}
+            score{{ i }}_{{ c }} = select(
+                vec4<f32>(MASKED),
+                score{{ i }}_{{ c }},
+                XYZW + (col_base + (my_four + {{ c }}u * LANES) * 4u) >= vec4<u32>(first_key{{ i }}),
+            );
+            {% endfor %}
+        }
+        {% endif %}
         var highest{{ i }} = score{{ i }}_0;
         {% for c in range(1, fours_per_lane) %}
         highest{{ i }} = max(highest{{ i }}, score{{ i }}_{{ c }});

@@ -7,7 +7,7 @@ const GROUPS = {{ (head_size + 3) // 4 }}u;
 
 {{ entry(256) }}
     let i = workgroup * 256u + thread;
-    if (i >= params.batch_heads * params.time) { return; }
+    if (i >= params.batch * params.n_head * params.time) { return; }
     var sum = 0.0;
     {% if vector %}
     for (var d = 0u; d < GROUPS; d++) { sum += dot(vec4<f32>(y[i * GROUPS + d]), vec4<f32>(dy[i * GROUPS + d])); }

@@ -27,7 +27,16 @@
     var total{{ q }} = vec4<f32>(0.0); // of this thread's columns only, until the end
     {% endfor %}
     {{ zeros("sum") }}
-    for (var col_base = 0u; col_base < min(row_base + ROWS, params.time); col_base += COLS) {
+    {% if limited %}
+    {% for r in range(rows_per_thread) %}
+    let first_key{{ r }} = first_key(row{{ r }}, first_row);
+    {% endfor %}
+    let first_tile = first_key(row_base, batch * params.time) / COLS;
+    let first_of_last = first_key(row_base + ROWS - 1u, batch * params.time);
+    {% else %}
+    const first_tile = 0u;
+    {% endif %}
+    for (var col_base = first_tile * COLS; col_base < min(row_base + ROWS, params.time); col_base += COLS) {
         {{ declare("row_q", rows, chunk) }}
         {{ declare("col_k", cols, chunk) }}
         {{ declare("values_v", 4 * staged, groups) }}
@@ -42,6 +51,13 @@
             s{{ r }} = select(vec4<f32>(MASKED), s{{ r }}, columns <= vec4<u32>(row{{ r }}));
             {% endfor %}
         }
+        {% if limited %}
+        if (col_base < first_of_last) {
+            {% for r in range(rows_per_thread) %}
+            s{{ r }} = select(vec4<f32>(MASKED), s{{ r }}, columns >= vec4<u32>(first_key{{ r }}));
+            {% endfor %}
+        }
+        {% endif %}
         // Row maxima. The tile is free: all have passed the barriers of the product since they last read it.
         {% for q in range(rows_per_thread // 4) %}
         tile[({{ q }}u * TY + ty) * TX + tx] = vec4<f32>(
@@ -96,7 +112,7 @@
     {% for r in range(rows_per_thread) %}
     {% for n in range(owned) %}
     {% set quotient = "sum" ~ r ~ "_" ~ n ~ " / all" ~ r // 4 ~ "." ~ xyzw[r % 4] %}
-    store(first_row + row{{ r }}, row{{ r }}, {{ n }}u * TX + tx, {{ quotient }});
+    store(at_y(row{{ r }}), row{{ r }}, {{ n }}u * TX + tx, {{ quotient }});
     {% endfor %}
     if (tx == 0u && row{{ r }} < params.time) {
         lse[batch_head * params.time + row{{ r }}] = log_sum{{ r // 4 }}.{{ xyzw[r % 4] }};

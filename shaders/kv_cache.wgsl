@@ -5,8 +5,8 @@
 // One thread per number kept.
 
 {{ for_each(1) }}
-    let c = params.width / 2u;
-    cache[params.start * params.width + i] = qkv[i / params.width * 3u * c + c + i % params.width];
+    let at = (i / params.width + 1u) * params.packed - params.width;
+    cache[params.start * params.width + i] = qkv[at + i % params.width];
 }
 {% else %}
 // Split-KV: the keys of a query are cut into splits of {{ split_keys }}. In the pass "split" a workgroup has one of
@@ -43,14 +43,19 @@ fn {{ name }}(value: f32, thread: u32) -> f32 {
 {{ entry(split_keys) }}
     let row = workgroup / params.splits / params.n_head;
     let keys = params.start + row + 1u;
+    let first_key = keys - min(keys, params.window);
     let first = workgroup % params.splits * SPLIT_KEYS;
-    // Beyond the last query, and where causality leaves a split empty; all threads leave together.
-    if (row >= params.queries || first >= keys) { return; }
-    let width = params.n_head * params.head_size;
-    let head = workgroup / params.splits % params.n_head * params.head_size;
-    if (thread < params.head_size) { query[thread] = params.scale * qkv[row * 3u * width + head + thread]; }
+    // Beyond the last query, and where causality or the window leaves a split empty; all threads leave together.
+    if (row >= params.queries || first >= keys || first + SPLIT_KEYS <= first_key) { return; }
+    let width = params.n_kv_head * params.head_size;
+    let query_head = workgroup / params.splits % params.n_head;
+    let head = query_head / (params.n_head / params.n_kv_head) * params.head_size;
+    let packed = params.n_head * params.head_size + 2u * width;
+    if (thread < params.head_size) {
+        query[thread] = params.scale * qkv[row * packed + query_head * params.head_size + thread];
+    }
     workgroupBarrier();
-    let inside = first + thread < keys;
+    let inside = first + thread < keys && first + thread >= first_key;
     var score = -3.4e38;
     if (inside) {
         score = 0.0;
@@ -101,8 +106,10 @@ fn {{ name }}(value: f32, thread: u32) -> f32 {
     let row = head / params.n_head;
     if (row >= params.queries) { return; }
     let length = 2u + params.head_size;
-    let first = head * params.splits * length;
-    let end = first + (params.start + row) / {{ split_keys }}u * length; // the last split with a key
+    let splits = head * params.splits * length;
+    let keys = params.start + row + 1u;
+    let first = splits + (keys - min(keys, params.window)) / {{ split_keys }}u * length; // the first split with a key
+    let end = splits + (params.start + row) / {{ split_keys }}u * length; // the last split with a key
     var row_max = -3.4e38;
     for (var at = first; at <= end; at += length) { row_max = max(row_max, partials[at]); }
     var row_sum = 0.0;

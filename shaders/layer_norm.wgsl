@@ -1,5 +1,6 @@
-// Layer normalization of rows of C elements and its gradients (src/ops/layer_norm.rs), in units of {{ T }}. The result
-// of the forward pass and its gradient are stored as {{ T_y }}, the branch and its gradient as {{ T_branch }}.
+// {{ "RMS" if rms else "Layer" }} normalization of rows of C elements and its gradients (src/ops/layer_norm.rs), in
+// units of {{ T }}. The result of the forward pass and its gradient are stored as {{ T_y }}, the branch and its
+// gradient as {{ T_branch }}.
 {% set Y = T | replace("f32", T_y) %}
 {% set R = T | replace("f32", T_branch) %}
 {% set at_once = 256 // lanes %}
@@ -17,6 +18,9 @@
 // dweight{{ " and dbias" if parameters == 2 }}.
 {% endif %}
 {% endif %}
+{% set mean_of_total = "0.0" if rms else "row_sum(across(total), thread, lane) * params.per_element" %}
+{# Of the gradient: what centering takes away. #}
+{% set centering = "" if rms else " - averages.x" %}
 {% if mode == "forward" %}
 {% set S = "f32" %}
 {% else %}
@@ -107,7 +111,7 @@ fn write(dx: {{ T }}, i: u32) {
     {% endif %}
     total += x{{ j }};
     {% endfor %}
-    let mean = row_sum(across(total), thread, lane) * params.per_element;
+    let mean = {{ mean_of_total }};
     // The squares of the differences, not the difference of the squares, which would cancel when the mean is large.
     var squares = {{ T }}(0.0);
     {% for j in range(held) %}
@@ -132,7 +136,7 @@ fn write(dx: {{ T }}, i: u32) {
         {% endif %}
         total += {{ normalized }}[first + i];
     }
-    let mean = row_sum(across(total), thread, lane) * params.per_element;
+    let mean = {{ mean_of_total }};
     // The squares of the differences, not the difference of the squares, which would cancel when the mean is large.
     var squares = {{ T }}(0.0);
     for (var i = lane; i < width; i += {{ lanes }}u) {
@@ -208,7 +212,8 @@ fn write(dx: {{ T }}, i: u32) {
         {% for j in range(held) %}
         if (column{{ j }} < width) {
             write(
-                {{ "extra_grad" ~ j ~ " + " if extra_grad }}rstd * (g{{ j }} - averages.x - normal{{ j }} * averages.y),
+                {{ "extra_grad" ~ j ~ " + " if extra_grad }}rstd
+                    * (g{{ j }}{{ centering }} - normal{{ j }} * averages.y),
                 first + column{{ j }},
             );
         }
@@ -224,7 +229,7 @@ fn write(dx: {{ T }}, i: u32) {
             let g = {{ T }}(grad_output[first + i]) * weight[i];
             let normal = (x[first + i] - mean) * rstd;
             write(
-                {{ "extra_grad[first + i] + " if extra_grad }}rstd * (g - averages.x - normal * averages.y),
+                {{ "extra_grad[first + i] + " if extra_grad }}rstd * (g{{ centering }} - normal * averages.y),
                 first + i,
             );
         }

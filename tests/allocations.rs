@@ -57,6 +57,7 @@ fn steps_on_the_cpu_ask_for_no_memory_but_for_bookkeeping() {
         n_embd: 256,
         bias: true,
         tie_embeddings: true,
+        llama: None,
     };
     rustyflow::set_threads(2);
     let mut model = Gpt2::new(config, 1).unwrap();

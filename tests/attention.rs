@@ -2,6 +2,7 @@
 
 mod common;
 
+use rustyflow::ops::Heads;
 use rustyflow::{Device, Tensor};
 
 #[test]
@@ -11,7 +12,7 @@ fn long_contexts_need_no_matrix_of_all_pairs() {
     let (time, width) = (4096, 8);
     let qkv = Tensor::from_f32(&common::uniform(time * 3 * width, 1), [1, time, 3 * width], &device).unwrap();
     let qkv = qkv.requires_grad().unwrap();
-    let y = qkv.causal_attention(1, None).unwrap();
+    let y = qkv.causal_attention(Heads::multi_head(1), None, None).unwrap();
     y.backward_with(&y.detach()).unwrap();
     assert!(qkv.grad().unwrap().to_f32().unwrap().iter().all(|x| x.is_finite()));
     // qkv, its gradient twice, y, and row statistics, dS of a query block: all linear in T. The matrix alone would be

@@ -1,19 +1,25 @@
-//! Agreement with PyTorch: every op, and a GPT-2 with ten optimizer steps, on the CPU and on the GPU.
-//! `scripts/make_goldens.py` wrote the files and explains them; their numbers are exact to half a unit in the last
-//! place, so the whole difference is ours.
+//! Agreement with PyTorch: every op, and models with ten optimizer steps, on the CPU and on the GPU.
+//! `scripts/make_goldens.py` and `make_model_goldens.py` wrote the files and explain them; the numbers of the former
+//! are exact to half a unit in the last place, so the whole difference is ours.
 
 mod common;
 
-use rustyflow::models::{Gpt2, LanguageModel, ModelConfig, ModelKind};
+use rustyflow::models::{self, Gpt2, LanguageModel, ModelConfig, ModelKind};
 use rustyflow::nn::{Dropout, Module};
+use rustyflow::ops::Heads;
 use rustyflow::optim::{Kind, Optimizer, ParameterArena};
 use rustyflow::testing::worst_error;
 use rustyflow::{DType, Device, Result, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors};
 use serde_json::Value;
+use std::path::{Path, PathBuf};
 
 /// What counts as a token id that is ignored, in PyTorch and here.
 const IGNORED: (i64, u32) = (-100, u32::MAX);
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/goldens")
+}
 
 /// `tests/goldens/<stem>.json` and `.safetensors`.
 struct Golden {
@@ -23,7 +29,7 @@ struct Golden {
 
 impl Golden {
     fn read(stem: &str) -> Golden {
-        let path = |extension| format!("{}/tests/goldens/{stem}.{extension}", env!("CARGO_MANIFEST_DIR"));
+        let path = |extension| folder().join(format!("{stem}.{extension}"));
         let text = std::fs::read_to_string(path("json")).unwrap();
         Golden { description: serde_json::from_str(&text).unwrap(), bytes: std::fs::read(path("safetensors")).unwrap() }
     }
@@ -134,7 +140,7 @@ fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
         "layer_norm" => x[0].layer_norm(&x[1], Some(&x[2]), number("eps")),
         "attention" => {
             assert!(flag("causal"), "all attention here is causal");
-            x[0].causal_attention(size("n_head"), None)
+            x[0].causal_attention(Heads::multi_head(size("n_head")), None, None)
         }
         "embedding" => x[1].embedding(&x[0]),
         "cross_entropy" => x[0].cross_entropy(&x[1]),
@@ -230,6 +236,7 @@ impl Trained {
             n_embd: size("n_embd"),
             bias: true,
             tie_embeddings: config["tie_word_embeddings"].as_bool().unwrap(),
+            llama: None,
         };
         let mut model = Gpt2::new(config, 1).unwrap();
         let mut names = Vec::new();
@@ -314,4 +321,72 @@ fn gpt2_trains_as_in_pytorch_on_the_cpu() {
 fn gpt2_trains_as_in_pytorch_on_the_gpu() {
     let Some(gpu) = common::gpu() else { return };
     check_model(&gpu);
+}
+
+/// The tensors of Hugging Face that a parameter is made of.
+fn hf_names(name: &str) -> Vec<String> {
+    let prefix = if name.starts_with("lm_head") { "" } else { "model." };
+    let replaced = |fused: &str, parts: &[&str]| -> Vec<String> {
+        parts.iter().map(|part| format!("{prefix}{}", name.replace(fused, part))).collect()
+    };
+    match name {
+        name if name.contains("qkv_proj") => replaced("qkv_proj", &["q_proj", "k_proj", "v_proj"]),
+        name if name.contains("gate_up_proj") => replaced("gate_up_proj", &["gate_proj", "up_proj"]),
+        name => vec![format!("{prefix}{name}")],
+    }
+}
+
+/// Loads the model that transformers wrote, and compares what it computes, its gradients and ten steps. transformers
+/// computes angles and norms in float32 even where all else is float64: the goldens are exact to a few 1e-7.
+fn check_hf_model(name: &str, device: &Device) {
+    let golden = Golden::read(&format!("models/{name}/golden"));
+    let mut model = models::load(&folder().join("models").join(name)).unwrap();
+    let parameters = ParameterArena::new(&mut *model, device, DType::F32).unwrap();
+    let setting = |name: &str| golden.description["optimizer"][name].as_f64().unwrap();
+    let kind = Kind::AdamW { beta1: setting("beta1"), beta2: setting("beta2"), eps: setting("eps") };
+    let mut optimizer = Optimizer::new(&parameters, kind, setting("weight_decay"), setting("grad_clip")).unwrap();
+    let values = |group: &str, name: &str| -> Vec<f32> {
+        hf_names(name).iter().flat_map(|name| golden.values(&format!("{group}.{name}"))).collect()
+    };
+    let mut comparison = Comparison::default();
+    let (ids, targets) = (golden.tensor("ids", device), golden.tensor("targets", device));
+    let logits = model.logits(&ids).unwrap().to_f32().unwrap();
+    comparison.check("logits", &format!("{name}: logits"), &logits, &golden.values("logits"), 1e-5);
+    let (mut losses, mut norms) = (Vec::new(), Vec::new());
+    for (step, learning_rate) in golden.values("lr").into_iter().enumerate() {
+        parameters.zero_gradients();
+        let loss = model.loss(&ids, &targets, &Dropout::off(), None).unwrap();
+        loss.backward().unwrap();
+        if step == 0 {
+            for (parameter, tensor) in model.parameters() {
+                let gradient = tensor.grad().expect("parameters collect gradients").to_f32().unwrap();
+                let what = format!("{name}: gradient of {parameter}");
+                comparison.check("gradients", &what, &gradient, &values("grad", &parameter), 2e-5);
+            }
+        }
+        let squares = optimizer.step(&parameters, f64::from(learning_rate)).unwrap();
+        losses.push(loss.item().unwrap());
+        norms.push(squares.item().unwrap().sqrt());
+    }
+    comparison.check("losses", &format!("{name}: losses"), &losses, &golden.values("losses"), 1e-5);
+    comparison.check("norms", &format!("{name}: gradient norms"), &norms, &golden.values("grad_norms"), 3e-5);
+    for (parameter, tensor) in model.parameters() {
+        let what = format!("{name}: {parameter} after ten steps");
+        let (got, want) = (tensor.to_f32().unwrap(), values("after10", &parameter));
+        comparison.check("weights after ten steps", &what, &got, &want, 1e-4);
+    }
+    comparison.finish(device);
+}
+
+const HF_MODELS: [&str; 6] = ["llama-gqa", "llama-mqa", "mistral", "qwen2", "qwen3", "qwen3-untied"];
+
+#[test]
+fn models_of_hugging_face_train_as_in_transformers_on_the_cpu() {
+    HF_MODELS.iter().for_each(|name| check_hf_model(name, &Device::Cpu));
+}
+
+#[test]
+fn models_of_hugging_face_train_as_in_transformers_on_the_gpu() {
+    let Some(gpu) = common::gpu() else { return };
+    HF_MODELS.iter().for_each(|name| check_hf_model(name, &gpu));
 }

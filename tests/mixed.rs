@@ -42,6 +42,7 @@ impl Training {
             n_embd: 64,
             bias: true,
             tie_embeddings,
+            llama: None,
         };
         let mut model = Gpt2::new(config, 3).unwrap();
         let parameters = ParameterArena::new(&mut model, device, operands).unwrap();
@@ -178,7 +179,7 @@ fn an_overflow_in_the_gradient_of_a_branch_shows_in_that_of_a_weight() {
             let h = Tensor::from_f32(&[1.0, 2.0, 3.0, 0.0, 0.0, 0.0], [2, 3], &device).unwrap();
             let h = h.to_dtype(DType::F16).unwrap();
             let scale = Tensor::from_f32(&[1.0; 4], [4], &device).unwrap();
-            let branch = h.linear(&weight.to_dtype(DType::F16).unwrap(), None).unwrap();
+            let branch = h.linear(&weight.to_dtype(DType::F16).unwrap(), false, None).unwrap();
             let (sum, normal) = stream.add_layer_norm(&branch, dropout, DType::F32, &scale, None, 1e-5).unwrap();
             let seed = Tensor::from_f32(&[1.0, 1.0, 1.0, 1.0, 1.0, 1e5, 1e5, 1e5], [2, 4], &device).unwrap();
             sum.add(&normal).unwrap().backward_with(&seed).unwrap();

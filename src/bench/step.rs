@@ -1,6 +1,6 @@
 //! Times a training step on random tokens: forward, backward, clipping, AdamW.
 
-use crate::models::{ModelConfig, ModelKind, build};
+use crate::models::{LlamaConfig, ModelConfig, ModelKind, build};
 use crate::nn::Dropout;
 use crate::ops::random::Key;
 use crate::optim::{Kind, Optimizer, ParameterArena};
@@ -37,30 +37,38 @@ pub struct StepTiming {
 
 /// The cases of the PyTorch baseline that rustyflow is measured beside.
 pub fn step_cases() -> Vec<StepCase> {
-    // name, vocabulary, context, layers, heads, width, batch
-    [
-        ("seed", 33_280, 64, 2, 4, 128, 32),
-        ("shakespeare-char", 65, 256, 6, 6, 384, 64),
-        ("gpt2-124m", 50_304, 1024, 12, 12, 768, 16),
-        ("gpt2-350m", 50_304, 1024, 24, 16, 1024, 8),
-        ("cpu-small", 65, 64, 4, 4, 128, 12),
-        ("cpu-seed", 8192, 64, 2, 4, 128, 32),
+    // Vocabulary, context, layers, heads, width, batch; of a Llama heads of keys, width of the feed-forward layer.
+    vec![
+        case("seed", [33_280, 64, 2, 4, 128, 32], None),
+        case("shakespeare-char", [65, 256, 6, 6, 384, 64], None),
+        case("gpt2-124m", [50_304, 1024, 12, 12, 768, 16], None),
+        case("gpt2-350m", [50_304, 1024, 24, 16, 1024, 8], None),
+        case("llama-124m", [50_304, 1024, 12, 12, 768, 16], Some([4, 2048])),
+        case("cpu-small", [65, 64, 4, 4, 128, 12], None),
+        case("cpu-seed", [8192, 64, 2, 4, 128, 32], None),
+        case("cpu-llama", [8192, 64, 2, 4, 128, 32], Some([2, 384])),
     ]
-    .map(|(name, vocab_size, block_size, n_layer, n_head, n_embd, batch_size)| StepCase {
-        name,
-        config: ModelConfig {
-            kind: ModelKind::GPT2,
-            vocab_size,
-            block_size,
-            n_layer,
-            n_head,
-            n_embd,
-            bias: true,
-            tie_embeddings: true,
-        },
-        batch_size,
-    })
-    .to_vec()
+}
+
+fn case(
+    name: &'static str,
+    [vocab_size, block_size, n_layer, n_head, n_embd, batch_size]: [usize; 6],
+    llama: Option<[usize; 2]>,
+) -> StepCase {
+    let (kind, bias) = if llama.is_some() { (ModelKind::LLAMA, false) } else { (ModelKind::GPT2, true) };
+    let llama = llama.map(|[n_kv_head, intermediate_size]| LlamaConfig {
+        n_kv_head,
+        head_dim: n_embd / n_head,
+        intermediate_size,
+        qkv_bias: false,
+        sliding_window: None,
+        norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        rope_scaling: None,
+    });
+    let tie_embeddings = true;
+    let config = ModelConfig { kind, vocab_size, block_size, n_layer, n_head, n_embd, bias, tie_embeddings, llama };
+    StepCase { name, config, batch_size }
 }
 
 /// Times `rounds` rounds of `steps` steps and takes the median round. The operands of matmuls are f32, or f16: mixed

@@ -4,7 +4,7 @@
 use crate::nn::{Module, Parameter};
 use crate::ops::inputs::{AROUND_ZERO, POSITIVE, Values, domain, draw};
 use crate::ops::random::Key;
-use crate::ops::{BINARY, UNARY};
+use crate::ops::{BINARY, Heads, UNARY};
 use crate::optim::{Kind, Optimizer, ParameterArena};
 use crate::tensor::{DType, no_grad};
 use crate::{Device, Result, Tensor};
@@ -235,33 +235,61 @@ fn layers(s: &Sizes) -> Vec<Row> {
     let dropout = Some((0.1, Key::new(3)));
     let linear = vec![x.clone(), (vec![c, 3 * c], AROUND_ZERO), (vec![3 * c], AROUND_ZERO)];
     let summed = vec![x.clone(), vector.clone(), vector.clone(), x.clone()];
+    let per_head = [vec![t, c / n_head], vec![c / n_head], vec![c / n_head]].map(|shape| (shape, AROUND_ZERO));
+    let rotated = [qkv(), per_head.to_vec()].concat();
     let table = (vec![s.vocab, c], AROUND_ZERO);
     let ids = (vec![b, t], Values::Ids(s.vocab as u32));
     vec![
-        Row::both("linear", format!("{}x{}x{c}", b * t, 3 * c), linear, &[1, 2], |x| x[0].linear(&x[1], Some(&x[2]))),
-        Row::both("attention", heads.clone(), qkv(), &[], move |x| x[0].causal_attention(n_head, None)),
+        Row::both("linear", format!("{}x{}x{c}", b * t, 3 * c), linear, &[1, 2], |x| {
+            x[0].linear(&x[1], false, Some(&x[2]))
+        }),
+        Row::both("attention", heads.clone(), qkv(), &[], move |x| {
+            x[0].causal_attention(Heads::multi_head(n_head), None, None)
+        }),
         Row::both("attention", format!("{heads}, dropout"), qkv(), &[], move |x| {
-            x[0].causal_attention(n_head, dropout)
+            x[0].causal_attention(Heads::multi_head(n_head), None, dropout)
         }),
         Row::forward(
             "cached_attention",
             format!("1 after {}, {n_head} heads of {}", t - 1, c / n_head),
             new_token,
-            move |x| x[0].cached_attention(n_head, &x[1], t - 1),
+            move |x| {
+                let heads = Heads::multi_head(n_head);
+                x[0].append_kv(heads, &x[1], t - 1)?.cached_attention(heads, &x[1], t - 1)
+            },
         ),
         half_attention(&heads, qkv(), n_head, None),
         half_attention(&format!("{heads}, dropout"), qkv(), n_head, dropout),
         Row::both("feed_forward", format!("{}x{c}, {} between", b * t, 4 * c), mlp, &[1, 2, 3, 4], |x| {
             x[0].feed_forward(&x[1], &x[2], Some((&x[3], &x[4])))
         }),
-        Row::both("layer_norm", format!("{}x{c}", b * t), vec![x, vector.clone(), vector], &[1, 2], |x| {
-            x[0].layer_norm(&x[1], Some(&x[2]), 1e-5)
-        }),
+        Row::both(
+            "layer_norm",
+            format!("{}x{c}", b * t),
+            vec![x.clone(), vector.clone(), vector.clone()],
+            &[1, 2],
+            |x| x[0].layer_norm(&x[1], Some(&x[2]), 1e-5),
+        ),
         Row::both("add_layer_norm", format!("{}x{c}", b * t), summed.clone(), &[1, 2], |x| {
             Ok(x[0].add_layer_norm(&x[3], None, DType::F32, &x[1], Some(&x[2]), 1e-5)?.1)
         }),
-        Row::both("add_layer_norm", format!("{}x{c}, dropout", b * t), summed, &[1, 2], move |x| {
+        Row::both("add_layer_norm", format!("{}x{c}, dropout", b * t), summed.clone(), &[1, 2], move |x| {
             Ok(x[0].add_layer_norm(&x[3], dropout, DType::F32, &x[1], Some(&x[2]), 1e-5)?.1)
+        }),
+        Row::both("rms_norm_to", format!("{}x{c}", b * t), summed[..2].to_vec(), &[1], |x| {
+            x[0].rms_norm_to(DType::F32, &x[1], 1e-5)
+        }),
+        Row::both("add_rms_norm", format!("{}x{c}", b * t), vec![x.clone(), vector, x], &[1], |x| {
+            Ok(x[0].add_rms_norm(&x[2], None, DType::F32, &x[1], 1e-5)?.1)
+        }),
+        Row::both("swiglu", format!("{}x{}", b * t, 4 * c), vec![(vec![b, t, 8 * c], AROUND_ZERO)], &[], |x| {
+            x[0].swiglu()
+        }),
+        Row::both("rope", heads.clone(), rotated[..2].to_vec(), &[], move |x| {
+            x[0].rope(Heads::multi_head(n_head), &x[1].detach(), None)
+        }),
+        Row::both("rope", format!("{heads}, QK-norm"), rotated, &[2, 3], move |x| {
+            x[0].rope(Heads::multi_head(n_head), &x[1].detach(), Some((1e-6, [&x[2], &x[3]])))
         }),
         Row::both("softmax", format!("{}x{t}", b * t), vec![(vec![b * t, t], AROUND_ZERO)], &[], |x| x[0].softmax()),
         Row::both("embedding", format!("{} of {}x{c}", b * t, s.vocab), vec![table, ids], &[0], |x| {
@@ -273,7 +301,7 @@ fn layers(s: &Sizes) -> Vec<Row> {
 /// Attention that stores f16.
 fn half_attention(heads: &str, qkv: Inputs, n_head: usize, dropout: Option<(f32, Key)>) -> Row {
     let row = Row::both("attention", format!("f16 {heads}"), qkv, &[], move |x| {
-        x[0].to_dtype(DType::F16)?.causal_attention(n_head, dropout)?.to_dtype(DType::F32)
+        x[0].to_dtype(DType::F16)?.causal_attention(Heads::multi_head(n_head), None, dropout)?.to_dtype(DType::F32)
     });
     Row { tolerance: 1e-2, f16: true, ..row }
 }

@@ -66,6 +66,18 @@ choice! {
 }
 
 choice! {
+    /// How the angles of rotary positions are stretched for longer contexts.
+    RopeScaling {
+        /// Not at all.
+        None = "none",
+        /// All by one factor.
+        Linear = "linear",
+        /// Slow ones by a factor, fast ones not.
+        Llama3 = "llama3",
+    }
+}
+
+choice! {
     /// How the learning rate falls after the warm-up.
     Schedule {
         /// Half a cosine from `learning_rate` down to `min_learning_rate` at the last step.

@@ -2,7 +2,7 @@
 
 use toml::Value;
 
-use super::choice::{DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, Schedule};
+use super::choice::{DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, RopeScaling, Schedule};
 
 /// What a key takes.
 #[derive(Clone, Copy, Debug)]
@@ -62,6 +62,18 @@ pub(super) const KEYS: &[Key] = &[
     key("model.dropout", Kind::Real),
     key("model.bias", Kind::Flag),
     key("model.tie_embeddings", Kind::Flag),
+    key("model.n_kv_head", Kind::Count),
+    key("model.head_dim", Kind::Count),
+    key("model.intermediate_size", Kind::Count),
+    key("model.qkv_bias", Kind::Flag),
+    key("model.sliding_window", Kind::Count),
+    key("model.norm_eps", Kind::Real),
+    key("model.rope_theta", Kind::Real),
+    key("model.rope_scaling", Kind::Choice(RopeScaling::CHOICES)),
+    key("model.rope_factor", Kind::Real),
+    key("model.rope_low_freq_factor", Kind::Real),
+    key("model.rope_high_freq_factor", Kind::Real),
+    key("model.rope_original_block_size", Kind::Count),
     key("train.batch_size", Kind::Count),
     key("train.grad_accum_steps", Kind::Count),
     key("train.max_steps", Kind::Count),

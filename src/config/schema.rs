@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::choice::{DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, Schedule};
+use super::choice::{DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, RopeScaling, Schedule};
 
 /// Everything that a run can be told.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -129,7 +129,7 @@ impl Default for DataConfig {
     }
 }
 
-/// `[model]`: the shape of the model, in the names of GPT-2.
+/// `[model]`: the shape of the model, in the names of GPT-2, and of Llama for what GPT-2 has not.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
@@ -152,6 +152,30 @@ pub struct ModelConfig {
     pub bias: bool,
     /// Whether the output layer uses the token embedding's weights. Default true.
     pub tie_embeddings: bool,
+    /// Heads of keys and values, each read by as many heads of queries; divides `n_head`. Default 0: `n_head`.
+    pub n_kv_head: usize,
+    /// Elements of a head. Default 0: `n_embd / n_head`.
+    pub head_dim: usize,
+    /// The width of the feed-forward layer. Default 0: 8/3 of `n_embd`, filled up to a multiple of 64.
+    pub intermediate_size: usize,
+    /// Whether queries, keys and values have a bias, as in Qwen2. Default false.
+    pub qkv_bias: bool,
+    /// The most tokens that one sees, itself included. Default 0: all before it.
+    pub sliding_window: usize,
+    /// Added to the mean square in norms. Default 1e-5.
+    pub norm_eps: f64,
+    /// The base of the frequencies of rotary positions. Default 10000.
+    pub rope_theta: f64,
+    /// `none`, `linear` or `llama3`. Default `none`.
+    pub rope_scaling: RopeScaling,
+    /// What angles are divided by. Default 1.
+    pub rope_factor: f64,
+    /// Frequencies of fewer periods in `rope_original_block_size` tokens are divided. Default 1.
+    pub rope_low_freq_factor: f64,
+    /// Frequencies of more periods are not. Default 4.
+    pub rope_high_freq_factor: f64,
+    /// The context that the angles were made for. Default 8192.
+    pub rope_original_block_size: usize,
 }
 
 impl Default for ModelConfig {
@@ -166,6 +190,18 @@ impl Default for ModelConfig {
             dropout: 0.0,
             bias: true,
             tie_embeddings: true,
+            n_kv_head: 0,
+            head_dim: 0,
+            intermediate_size: 0,
+            qkv_bias: false,
+            sliding_window: 0,
+            norm_eps: 1e-5,
+            rope_theta: 10_000.0,
+            rope_scaling: RopeScaling::None,
+            rope_factor: 1.0,
+            rope_low_freq_factor: 1.0,
+            rope_high_freq_factor: 4.0,
+            rope_original_block_size: 8192,
         }
     }
 }

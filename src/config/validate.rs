@@ -71,6 +71,7 @@ fn sizes(c: &Checker) -> Result<()> {
         ("model.n_head", model.n_head),
         ("model.n_embd", model.n_embd),
         ("model.block_size", model.block_size),
+        ("model.rope_original_block_size", model.rope_original_block_size),
         ("train.batch_size", train.batch_size),
         ("train.grad_accum_steps", train.grad_accum_steps),
         ("train.max_steps", train.max_steps.unwrap_or(1)),
@@ -104,6 +105,16 @@ fn ranges(c: &Checker) -> Result<()> {
             "between 0 and 1",
         ),
         ("model.dropout", model.dropout, in_unit(model.dropout), "at least 0 and below 1"),
+        ("model.norm_eps", model.norm_eps, is_inside_unit(model.norm_eps), "between 0 and 1"),
+        ("model.rope_theta", model.rope_theta, model.rope_theta > 0.0, "above 0"),
+        ("model.rope_factor", model.rope_factor, model.rope_factor > 0.0, "above 0"),
+        ("model.rope_low_freq_factor", model.rope_low_freq_factor, model.rope_low_freq_factor > 0.0, "above 0"),
+        (
+            "model.rope_high_freq_factor",
+            model.rope_high_freq_factor,
+            model.rope_high_freq_factor > model.rope_low_freq_factor,
+            "above model.rope_low_freq_factor",
+        ),
         ("train.learning_rate", train.learning_rate, train.learning_rate > 0.0, "above 0"),
         ("train.min_learning_rate", train.min_learning_rate, train.min_learning_rate >= 0.0, "at least 0"),
         ("train.grad_clip", train.grad_clip, train.grad_clip >= 0.0, "at least 0 (0 turns clipping off)"),
@@ -146,10 +157,20 @@ fn texts(c: &Checker) -> Result<()> {
     c.ensure(is_folder_name, "run.name", "the name of one folder (run.dir says where)", &run.name)
 }
 
-/// Every head gets the same number of channels.
+/// Every head gets the same number of channels, unless it has a size of its own; and as many heads of queries read each
+/// head of keys.
 fn heads(c: &Checker) -> Result<()> {
-    let (n_embd, n_head) = (c.config().model.n_embd as u64, c.config().model.n_head as u64);
-    if n_embd % n_head == 0 {
+    let model = &c.config().model;
+    let (n_embd, n_head, n_kv_head) = (model.n_embd as u64, model.n_head as u64, model.n_kv_head as u64);
+    if n_kv_head > 0 && n_head % n_kv_head != 0 {
+        let message = format!(
+            "{}, {}: as many heads of queries read each head of keys; make n_kv_head a divisor of n_head",
+            c.tell("model.n_kv_head", n_kv_head),
+            c.tell("model.n_head", n_head)
+        );
+        return Err(c.fail(&["model.n_kv_head", "model.n_head"], message));
+    }
+    if model.head_dim > 0 || n_embd % n_head == 0 {
         return Ok(());
     }
     let below = n_embd / n_head * n_head;
@@ -185,7 +206,9 @@ fn scale(c: &Checker) -> Result<()> {
         return Err(c.fail(&["train.batch_size", "model.block_size", "train.grad_accum_steps"], message));
     }
     let vocab_size = if data.tokenizer == "bpe" { data.vocab_size } else { 0 };
-    let rows = 12 * wide(model.n_layer) * wide(model.n_embd) + wide(model.block_size) + wide(vocab_size);
+    let feed_forward = 3 * wide(model.intermediate_size).max(4 * wide(model.n_embd));
+    let attention = 4 * wide(model.n_embd).max(wide(model.n_head) * wide(model.head_dim));
+    let rows = wide(model.n_layer) * (attention + feed_forward) + wide(model.block_size) + wide(vocab_size);
     let parameters = rows.saturating_mul(wide(model.n_embd));
     if parameters > MAX_PARAMETERS {
         let message = format!("the model would have {parameters} parameters; make n_layer or n_embd smaller");

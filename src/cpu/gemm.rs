@@ -43,42 +43,67 @@ impl Matrix<'_> {
     }
 }
 
-/// Some rows and columns of a matrix of which other threads may hold the rest. The columns may come in several parts.
+/// Some rows and columns of a matrix of which other threads may hold the rest.
 pub struct Tile<'a> {
     first: *mut f32,
-    /// Elements from one row to the next (the leading dimension), and from one part to the next.
+    /// Elements from one row to the next (the leading dimension).
     ld: usize,
-    part_stride: usize,
-    parts: usize,
     rows: usize,
     columns: usize,
     matrix: PhantomData<&'a mut [f32]>,
 }
 
-// SAFETY: a tile is the only way to reach its elements (`tiles` hands out each once), as a mutable slice is.
+// SAFETY: a tile is the only way to reach its elements (`tiles` and `packed_tiles` hand out each once), as a mutable
+// slice is.
 unsafe impl Send for Tile<'_> {}
 
-/// The tiles of at most `rows` by `columns` that make up a matrix (.., `parts`, `width`), row of tiles by row of tiles.
-/// Each has the same columns of all parts.
+/// The tiles of at most `rows` by `columns` that make up a matrix (.., `width`), row of tiles by row of tiles.
 ///
 /// # Panics
 /// If the matrix has not whole rows, or a tile would be empty.
 pub fn tiles(
     matrix: &mut [f32],
-    [parts, width]: [usize; 2],
+    width: usize,
     rows: usize,
     columns: usize,
 ) -> impl IndexedParallelIterator<Item = Tile<'_>> {
-    let ld = parts.checked_mul(width).expect("tiles: a row is a part of the matrix");
-    assert!(rows > 0 && columns > 0 && ld > 0 && matrix.len().is_multiple_of(ld), "tiles: of whole rows");
-    let (height, across) = (matrix.len() / ld, width.div_ceil(columns));
+    assert!(rows > 0 && columns > 0 && width > 0 && matrix.len().is_multiple_of(width), "tiles: of whole rows");
+    let (height, across) = (matrix.len() / width, width.div_ceil(columns));
     let first = Shared(matrix.as_mut_ptr());
     (0..height.div_ceil(rows) * across).into_par_iter().map(move |i| {
         let (top, left) = (i / across * rows, i % across * columns);
         let (rows, columns) = (rows.min(height - top), columns.min(width - left));
-        // SAFETY: (top, left) lies within the first part of the matrix.
-        let first = unsafe { first.pointer().add(top * ld + left) };
-        Tile { first, ld, part_stride: width, parts, rows, columns, matrix: PhantomData }
+        // SAFETY: (top, left) lies within the matrix.
+        let first = unsafe { first.pointer().add(top * width + left) };
+        Tile { first, ld: width, rows, columns, matrix: PhantomData }
+    })
+}
+
+/// Of a matrix whose columns are `parts` one after another, each of `count` equal sections: for each `rows` rows and
+/// each number below `count` that section of every part. `parts` has the columns of a section.
+///
+/// # Panics
+/// If the parts are not the whole width, the matrix has not whole bands of rows, or a tile would be empty.
+pub fn packed_tiles<const N: usize>(
+    matrix: &mut [f32],
+    rows: usize,
+    count: usize,
+    parts: [usize; N],
+) -> impl IndexedParallelIterator<Item = [Tile<'_>; N]> {
+    let width = count.checked_mul(parts.iter().sum()).expect("packed_tiles: a row is a part of the matrix");
+    assert!(rows > 0 && width > 0 && !parts.contains(&0), "packed_tiles: of whole rows");
+    assert!(matrix.len().is_multiple_of(rows * width), "packed_tiles: of whole bands");
+    let bands = matrix.len() / (rows * width);
+    let first = Shared(matrix.as_mut_ptr());
+    (0..bands * count).into_par_iter().map(move |i| {
+        let (top, section) = (i / count * rows, i % count);
+        let mut left = 0;
+        parts.map(|columns| {
+            // SAFETY: the section lies within the matrix: the parts before it end at `left`.
+            let first = unsafe { first.pointer().add(top * width + left + section * columns) };
+            left += count * columns;
+            Tile { first, ld: width, rows, columns, matrix: PhantomData }
+        })
     })
 }
 
@@ -98,31 +123,42 @@ impl Shared {
 }
 
 impl Tile<'_> {
-    fn at(&self, part: usize, row: usize) -> *mut f32 {
-        assert!(part < self.parts && row < self.rows, "a tile's row {row} of {}", self.rows);
-        // SAFETY: this part of the row lies within the matrix.
-        unsafe { self.first.add(row * self.ld + part * self.part_stride) }
+    fn at(&self, row: usize) -> *mut f32 {
+        assert!(row < self.rows, "a tile's row {row} of {}", self.rows);
+        // SAFETY: the row lies within the matrix.
+        unsafe { self.first.add(row * self.ld) }
     }
 
-    /// A row of a part.
+    /// A row.
     ///
     /// # Panics
     /// If there is no such row.
-    pub fn row(&mut self, part: usize, row: usize) -> &mut [f32] {
-        // SAFETY: they lie within the matrix and are reached through the tile alone, which is borrowed.
-        unsafe { std::slice::from_raw_parts_mut(self.at(part, row), self.columns) }
+    pub fn row(&mut self, row: usize) -> &mut [f32] {
+        // SAFETY: it lies within the matrix and is reached through the tile alone, which is borrowed.
+        unsafe { std::slice::from_raw_parts_mut(self.at(row), self.columns) }
     }
 
-    /// These rows of a part become a (rows, k) b (k, columns), or, with `add`, that is added to them, on this thread.
+    /// Some of its columns.
+    ///
+    /// # Panics
+    /// If there are no such columns.
+    pub fn columns(&mut self, columns: Range<usize>) -> Tile<'_> {
+        assert!(columns.end <= self.columns && !columns.is_empty(), "a tile's columns {columns:?} of {}", self.columns);
+        // SAFETY: the columns lie within the tile, which is borrowed as long as this one is there.
+        let first = unsafe { self.first.add(columns.start) };
+        Tile { first, columns: columns.len(), matrix: PhantomData, ..*self }
+    }
+
+    /// These rows become a (rows, k) b (k, columns), or, with `add`, that is added to them, on this thread.
     ///
     /// # Panics
     /// If there are no such rows, or a or b reaches beyond its slice.
-    pub fn product(&mut self, part: usize, rows: Range<usize>, add: bool, k: usize, a: Matrix, b: Matrix) {
+    pub fn product(&mut self, rows: Range<usize>, add: bool, k: usize, a: Matrix, b: Matrix) {
         let (m, n) = (rows.len(), self.columns);
         assert!(rows.end <= self.rows && a.holds(m, k) && b.holds(k, n), "product: out of bounds");
         // SAFETY: a and b lie within their slices and the rows within the tile, whose elements are reached through it
         // alone.
-        unsafe { multiply(self.at(part, rows.start), self.ld, add, [m, n, k], a, b) }
+        unsafe { multiply(self.at(rows.start), self.ld, add, [m, n, k], a, b) }
     }
 }
 
@@ -171,18 +207,33 @@ mod tests {
 
     #[test]
     fn tiles_cover_every_element_once() {
-        let (parts, width, height) = (2, 7, 5);
-        let mut matrix = vec![0.0; height * parts * width];
-        // Rows of tiles 2, 2 and 1 high; columns 3, 3 and 1 wide, of both parts.
-        tiles(&mut matrix, [parts, width], 2, 3).enumerate().for_each(|(i, mut tile)| {
-            let rows = if i < 6 { 2 } else { 1 };
-            for (part, row) in (0..parts).flat_map(|part| (0..rows).map(move |row| (part, row))) {
-                tile.row(part, row).iter_mut().for_each(|x| *x += (10 * i + part) as f32);
+        let (width, height) = (7, 5);
+        let mut matrix = vec![0.0; height * width];
+        // Rows of tiles 2, 2 and 1 high; columns 3, 3 and 1 wide.
+        tiles(&mut matrix, width, 2, 3).enumerate().for_each(|(i, mut tile)| {
+            (0..if i < 6 { 2 } else { 1 }).for_each(|row| tile.row(row).iter_mut().for_each(|x| *x += i as f32 + 1.0));
+        });
+        let want = |i: usize| (i / width / 2 * 3 + i % width / 3) as f32 + 1.0;
+        assert!(matrix.iter().enumerate().all(|(i, x)| *x == want(i)), "{matrix:?}");
+    }
+
+    #[test]
+    fn packed_tiles_cover_every_element_once() {
+        // Two bands of three rows; parts of 2 x 4 and 2 x 1 columns, of the first of which halves are reached apart.
+        let mut matrix = vec![0.0; 2 * 3 * 10];
+        packed_tiles(&mut matrix, 3, 2, [4, 1]).enumerate().for_each(|(i, [mut wide, mut narrow])| {
+            for row in 0..3 {
+                for half in 0..2 {
+                    let mut columns = wide.columns(2 * half..2 * half + 2);
+                    columns.row(row).iter_mut().for_each(|x| *x += (10 * i + half) as f32 + 1.0);
+                }
+                narrow.row(row).iter_mut().for_each(|x| *x += (10 * i + 5) as f32);
             }
         });
         let want = |i: usize| {
-            let (row, part, column) = (i / (parts * width), i / width % parts, i % width);
-            (10 * (row / 2 * 3 + column / 3) + part) as f32
+            let (band, column) = (i / 30, i % 10);
+            let (section, add) = if column < 8 { (column / 4, column % 4 / 2 + 1) } else { (column - 8, 5) };
+            (10 * (2 * band + section) + add) as f32
         };
         assert!(matrix.iter().enumerate().all(|(i, x)| *x == want(i)), "{matrix:?}");
     }
@@ -190,7 +241,13 @@ mod tests {
     #[test]
     #[should_panic(expected = "a tile's row 1 of 1")]
     fn the_last_tile_ends_with_the_matrix() {
-        tiles(&mut [0.0; 5], [1, 1], 2, 1).for_each(|mut tile| tile.row(0, 1).fill(1.0));
+        tiles(&mut [0.0; 5], 1, 2, 1).for_each(|mut tile| tile.row(1).fill(1.0));
+    }
+
+    #[test]
+    #[should_panic(expected = "a tile's columns 1..3 of 2")]
+    fn columns_end_with_their_tile() {
+        packed_tiles(&mut [0.0; 4], 1, 2, [2]).for_each(|[mut tile]| tile.columns(1..3).row(0).fill(1.0));
     }
 
     #[test]
@@ -208,6 +265,6 @@ mod tests {
     fn a_product_stays_within_its_tile() {
         let (mut matrix, ones) = (vec![0.0; 12], vec![1.0; 12]);
         let ones = Matrix::rows(&ones, 2);
-        tiles(&mut matrix, [1, 4], 2, 2).for_each(|mut tile| tile.product(0, 1..3, false, 2, ones, ones));
+        tiles(&mut matrix, 4, 2, 2).for_each(|mut tile| tile.product(1..3, false, 2, ones, ones));
     }
 }

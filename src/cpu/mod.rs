@@ -8,7 +8,7 @@ mod scratch;
 mod simd;
 
 pub use buffer::CpuSlice;
-pub use gemm::{Matrix, Tile, product, tiles};
+pub use gemm::{Matrix, Tile, packed_tiles, product, tiles};
 pub use lanes::{map_and_sum, maximum, sum_of};
 pub use scratch::with_scratch;
 pub use simd::vectorized;

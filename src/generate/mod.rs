@@ -84,25 +84,29 @@ mod tests {
     #[test]
     fn tokens_are_those_of_a_model_that_sees_its_whole_context_each_time() {
         for device in Device::for_tests() {
-            let config = ModelConfig { n_layer: 2, tie_embeddings: false, ..testing::small(50, 12, 2, 24) };
-            let mut model = build(&config, 3).unwrap();
-            model.to_device(&device).unwrap();
-            let greedy = Sampling { tokens: 50, temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
-            for prompt in [&[7, 11, 7][..], &[1], &[5; 12]] {
-                let mut expected = prompt.to_vec();
-                for _ in 0..20 {
-                    let window = &expected[expected.len().saturating_sub(12)..];
-                    let ids = Tensor::from_u32(window, [1, window.len()], &device).unwrap();
-                    let logits = no_grad(|| model.logits(&ids)).unwrap().to_f32().unwrap();
-                    expected.push(Sampler::new(&greedy).unwrap().draw(&logits[logits.len() - 50..]).unwrap());
+            let gpt2 = ModelConfig { n_layer: 2, tie_embeddings: false, ..testing::small(50, 12, 2, 24) };
+            let mut windowed = testing::small_llama("llama");
+            windowed.llama.as_mut().unwrap().sliding_window = Some(5);
+            for config in [gpt2, testing::small_llama("llama"), testing::small_llama("qwen3"), windowed] {
+                let mut model = build(&config, 3).unwrap();
+                model.to_device(&device).unwrap();
+                let greedy = Sampling { tokens: 50, temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
+                for prompt in [&[7, 11, 7][..], &[1], &[5; 12]] {
+                    let mut expected = prompt.to_vec();
+                    for _ in 0..20 {
+                        let window = &expected[expected.len().saturating_sub(12)..];
+                        let ids = Tensor::from_u32(window, [1, window.len()], &device).unwrap();
+                        let logits = no_grad(|| model.logits(&ids)).unwrap().to_f32().unwrap();
+                        expected.push(Sampler::new(&greedy).unwrap().draw(&logits[logits.len() - 50..]).unwrap());
+                    }
+                    let mut got = prompt.to_vec();
+                    let mut keep = |id| {
+                        got.push(id);
+                        Ok(ControlFlow::Continue(()))
+                    };
+                    generate(&*model, prompt, 20, &greedy, &mut keep).unwrap();
+                    assert_eq!(got, expected, "{device}, {config:?}");
                 }
-                let mut got = prompt.to_vec();
-                let mut keep = |id| {
-                    got.push(id);
-                    Ok(ControlFlow::Continue(()))
-                };
-                generate(&*model, prompt, 20, &greedy, &mut keep).unwrap();
-                assert_eq!(got, expected, "{device}");
             }
         }
     }

@@ -1,6 +1,7 @@
 //! What can be said of a model before there is one: its family, its shape, and the sizes that follow from both.
 
 use super::{FAMILIES, KvCache, LanguageModel, hf};
+use crate::nn::RopeScaling;
 use crate::{Error, Result, Tensor};
 use serde::{Serialize, Serializer};
 use std::fmt;
@@ -10,6 +11,9 @@ use std::str::FromStr;
 pub trait Family: Sync {
     /// The word for it in a configuration (`model.kind`).
     fn kind(&self) -> &'static str;
+
+    /// Whether its models have [`LlamaConfig`].
+    fn is_llama(&self) -> bool;
 
     /// A model with random weights on the CPU, the same for the same seed.
     ///
@@ -53,6 +57,9 @@ impl ModelKind {
     /// GPT-2 (Radford et al. 2019).
     pub const GPT2: ModelKind = ModelKind(&super::gpt2::Gpt2Family);
 
+    /// Llama (Touvron et al. 2023).
+    pub const LLAMA: ModelKind = ModelKind(&super::llama::LlamaFamily { qk_norm: false });
+
     /// Every family.
     pub fn all() -> impl Iterator<Item = ModelKind> {
         FAMILIES.iter().map(|family| ModelKind(*family))
@@ -61,6 +68,11 @@ impl ModelKind {
     /// The word for it in a configuration.
     pub fn as_str(self) -> &'static str {
         self.0.kind()
+    }
+
+    /// Whether its models have [`LlamaConfig`].
+    pub fn is_llama(self) -> bool {
+        self.0.is_llama()
     }
 
     pub(super) fn hf(self) -> &'static dyn hf::Mapping {
@@ -112,6 +124,29 @@ pub struct ModelConfig {
     pub bias: bool,
     /// Whether the head shares its weight with the token embedding (Press and Wolf 2017).
     pub tie_embeddings: bool,
+    /// What Llama and its relatives have besides.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub llama: Option<LlamaConfig>,
+}
+
+/// The shape of a Llama, beyond what all models have.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct LlamaConfig {
+    /// Heads of keys and values, each read by as many heads of queries.
+    pub n_kv_head: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// The width of the feed-forward layer.
+    pub intermediate_size: usize,
+    /// Whether queries, keys and values have a bias, as Qwen2's have.
+    pub qkv_bias: bool,
+    /// The most tokens that one sees, itself included; `None` for the whole context.
+    pub sliding_window: Option<usize>,
+    /// Added to the mean square in norms.
+    pub norm_eps: f32,
+    /// The base of the frequencies of rotary positions.
+    pub rope_theta: f64,
+    pub rope_scaling: Option<RopeScaling>,
 }
 
 impl ModelConfig {
@@ -133,6 +168,19 @@ impl ModelConfig {
     /// Elements per token of the widest activation.
     pub fn widest_activation(&self) -> usize {
         self.kind.0.widest_activation(self)
+    }
+
+    /// Elements of a head of attention.
+    pub fn head_size(&self) -> usize {
+        self.llama.as_ref().map_or(self.n_embd / self.n_head.max(1), |llama| llama.head_dim)
+    }
+
+    /// What a Llama has besides.
+    ///
+    /// # Panics
+    /// If the model is none.
+    pub(super) fn llama(&self) -> &LlamaConfig {
+        self.llama.as_ref().expect("a Llama's configuration has its part")
     }
 
     /// How many layers keep keys and values, and how many numbers each keeps of a token.

@@ -8,6 +8,7 @@
 
 use super::{Family, KvCache, KvView, LanguageModel, LargeTensor, ModelConfig, hf};
 use crate::nn::{Dropout, Embedding, LayerNorm, Linear, Module, Parameter, ResidualStream, init_keys, join};
+use crate::ops::Heads;
 use crate::ops::random::Key;
 use crate::{Error, Result, Tensor};
 
@@ -96,9 +97,9 @@ impl Block {
         Ok(Block {
             ln_1: LayerNorm::new(c, bias)?,
             attn: CausalSelfAttention {
-                c_attn: Linear::new(c, 3 * c, bias, STD, keys())?,
+                c_attn: Linear::fused(c, &[c, c, c], bias, STD, keys())?,
                 c_proj: Linear::new(c, c, bias, residual_std, keys())?,
-                n_head: config.n_head,
+                heads: Heads::multi_head(config.n_head),
             },
             ln_2: LayerNorm::new(c, bias)?,
             mlp: Mlp {
@@ -122,15 +123,18 @@ impl Block {
 pub struct CausalSelfAttention {
     c_attn: Linear,
     c_proj: Linear,
-    n_head: usize,
+    heads: Heads,
 }
 
 impl CausalSelfAttention {
     fn forward(&self, x: &Tensor, dropout: &Dropout, kv: Option<KvView>) -> Result<Tensor> {
         let qkv = self.c_attn.forward(x)?; // (B, T, 3C)
         let y = match kv {
-            None => qkv.causal_attention(self.n_head, dropout.next())?, // (B, T, C)
-            Some(KvView { cache, tokens }) => qkv.cached_attention(self.n_head, cache, tokens)?,
+            None => qkv.causal_attention(self.heads, None, dropout.next())?, // (B, T, C)
+            Some(KvView { cache, tokens }) => {
+                let y = qkv.append_kv(self.heads, cache, tokens)?.cached_attention(self.heads, cache, tokens)?;
+                y.to_dtype(x.dtype())?
+            }
         };
         self.c_proj.forward(&y)
     }
@@ -193,6 +197,10 @@ pub(super) struct Gpt2Family;
 impl Family for Gpt2Family {
     fn kind(&self) -> &'static str {
         "gpt2"
+    }
+
+    fn is_llama(&self) -> bool {
+        false
     }
 
     fn build(&self, config: &ModelConfig, seed: u64) -> Result<Box<dyn LanguageModel>> {

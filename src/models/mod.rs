@@ -8,13 +8,15 @@ mod config;
 mod gpt2;
 pub mod hf;
 mod kv_cache;
+mod llama;
 #[cfg(test)]
 pub(crate) mod testing;
 
-pub use config::{Family, LargeTensor, ModelConfig, ModelKind, build};
+pub use config::{Family, LargeTensor, LlamaConfig, ModelConfig, ModelKind, build};
 pub use gpt2::{Block, CausalSelfAttention, Gpt2, Mlp};
 pub use hf::{Weights, load};
 pub use kv_cache::{KvCache, KvView};
+pub use llama::Llama;
 
 use crate::nn::{Dropout, Module};
 use crate::tensor::no_grad;
@@ -23,6 +25,8 @@ use crate::{DType, Device, Error, Result, Tensor};
 /// Every family.
 pub const FAMILIES: &[&dyn Family] = &[
     &gpt2::Gpt2Family,
+    &llama::LlamaFamily { qk_norm: false },
+    &llama::LlamaFamily { qk_norm: true },
     #[cfg(test)]
     &testing::MlpFamily,
 ];

@@ -1,6 +1,6 @@
 //! What tests need: a small model, and a second family, as small as one can be, that no other code knows.
 
-use super::{Family, KvCache, LanguageModel, LargeTensor, ModelConfig, ModelKind, hf};
+use super::{Family, KvCache, LanguageModel, LargeTensor, LlamaConfig, ModelConfig, ModelKind, hf};
 use crate::nn::{Dropout, Embedding, LayerNorm, Linear, Module, Parameter, ResidualStream, init_keys, join};
 use crate::{DType, Result, Shape, Tensor};
 use serde::{Deserialize, Serialize};
@@ -8,7 +8,23 @@ use serde::{Deserialize, Serialize};
 /// A GPT-2 of one layer.
 pub fn small(vocab_size: usize, block_size: usize, n_head: usize, n_embd: usize) -> ModelConfig {
     let (kind, n_layer, bias, tie_embeddings) = (ModelKind::GPT2, 1, true, true);
-    ModelConfig { kind, vocab_size, block_size, n_layer, n_head, n_embd, bias, tie_embeddings }
+    ModelConfig { kind, vocab_size, block_size, n_layer, n_head, n_embd, bias, tie_embeddings, llama: None }
+}
+
+/// A model of two layers of this kind, "llama" or "qwen3".
+pub fn small_llama(kind: &str) -> ModelConfig {
+    let llama = LlamaConfig {
+        n_kv_head: 2,
+        head_dim: 6,
+        intermediate_size: 20,
+        qkv_bias: false,
+        sliding_window: None,
+        norm_eps: 1e-5,
+        rope_theta: 10_000.0,
+        rope_scaling: None,
+    };
+    let kind = kind.parse().expect("a family");
+    ModelConfig { kind, n_layer: 2, bias: false, llama: Some(llama), ..small(50, 12, 4, 16) }
 }
 
 /// Predicts the next token from the last alone (Bengio et al. 2003, with a context of one): no attention, and so no
@@ -71,6 +87,10 @@ impl Family for MlpFamily {
         "mlp"
     }
 
+    fn is_llama(&self) -> bool {
+        false
+    }
+
     fn build(&self, config: &ModelConfig, seed: u64) -> Result<Box<dyn LanguageModel>> {
         Ok(Box::new(MlpModel::new(config, seed)?))
     }
@@ -115,13 +135,17 @@ struct ConfigJson {
 struct MlpMapping;
 
 impl hf::Mapping for MlpMapping {
-    fn model_type(&self) -> &'static str {
-        "mlp-for-tests"
+    fn model_types(&self) -> &'static [&'static str] {
+        &["mlp-for-tests"]
+    }
+
+    fn prefix(&self) -> &'static str {
+        "mlp/"
     }
 
     fn write_config(&self, m: &ModelConfig) -> String {
         let json = ConfigJson {
-            model_type: self.model_type(),
+            model_type: self.model_types()[0],
             vocab_size: m.vocab_size,
             width: m.n_embd,
             context: m.block_size,
@@ -135,11 +159,11 @@ impl hf::Mapping for MlpMapping {
         let (n_layer, n_head, bias, tie_embeddings) = json.unused;
         let kind = "mlp".parse()?;
         let (vocab_size, block_size, n_embd) = (json.vocab_size, json.context, json.width);
-        Ok(ModelConfig { kind, vocab_size, block_size, n_layer, n_head, n_embd, bias, tie_embeddings })
+        Ok(ModelConfig { kind, vocab_size, block_size, n_layer, n_head, n_embd, bias, tie_embeddings, llama: None })
     }
 
-    fn tensor_name(&self, name: &str) -> String {
-        format!("mlp/{name}")
+    fn tensors(&self, _: &ModelConfig, name: &str, shape: &Shape) -> Vec<(String, Shape)> {
+        vec![(format!("mlp/{name}"), shape.clone())]
     }
 
     fn zeros_beside(&self, _: &ModelConfig, _: &str, _: &Shape) -> Option<(String, usize)> {

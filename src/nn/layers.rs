@@ -1,6 +1,6 @@
 //! Layers with PyTorch's names and GPT-2's layouts.
 
-use super::{Module, Parameter, join};
+use super::{LinearLayout, Module, Parameter, join};
 use crate::cpu::CHUNK;
 use crate::ops::random::Key;
 use crate::profile::MemoryKind;
@@ -44,7 +44,8 @@ fn constant(value: f32, len: usize) -> Result<Tensor> {
     Tensor::from_f32(&vec![value; len], [len], &Device::Cpu)
 }
 
-/// y = x W + b, with W of shape (inputs, outputs) as in GPT-2's `Conv1D`.
+/// y = x W + b, with W of shape (inputs, outputs) as in GPT-2's `Conv1D`, or y = x W^T + b, with (outputs, inputs) as
+/// in `torch.nn.Linear`: its parameter's [`LinearLayout`] says which.
 pub struct Linear {
     pub weight: Parameter,
     pub bias: Option<Parameter>,
@@ -56,9 +57,33 @@ impl Linear {
     /// # Errors
     /// If memory is used up.
     pub fn new(inputs: usize, outputs: usize, bias: bool, std: f32, key: Key) -> Result<Linear> {
-        let weight = normal([inputs, outputs], std, key)?;
+        Linear::fused(inputs, &[outputs], bias, std, key)
+    }
+
+    /// Several layers of the same inputs in one, whose outputs follow each other: as GPT-2 stores queries, keys and
+    /// values. Else as [`Linear::new`].
+    ///
+    /// # Errors
+    /// If memory is used up.
+    pub fn fused(inputs: usize, outputs: &[usize], bias: bool, std: f32, key: Key) -> Result<Linear> {
+        let weight = normal([inputs, outputs.iter().sum()], std, key)?;
+        Linear::of(weight, LinearLayout { outputs_first: false, outputs: outputs.into() }, bias)
+    }
+
+    /// [`Linear::fused`] with a weight of shape (outputs, inputs).
+    ///
+    /// # Errors
+    /// If memory is used up.
+    pub fn outputs_first(inputs: usize, outputs: &[usize], bias: bool, std: f32, key: Key) -> Result<Linear> {
+        let weight = normal([outputs.iter().sum(), inputs], std, key)?;
+        Linear::of(weight, LinearLayout { outputs_first: true, outputs: outputs.into() }, bias)
+    }
+
+    fn of(weight: Tensor, layout: LinearLayout, bias: bool) -> Result<Linear> {
+        let outputs: usize = layout.outputs.iter().sum();
         let bias = bias.then(|| Tensor::zeros([outputs], DType::F32, &Device::Cpu)).transpose()?;
-        Ok(Linear { weight: weight.into(), bias: bias.map(Parameter::from) })
+        let weight = Parameter { linear: Some(layout), ..weight.into() };
+        Ok(Linear { weight, bias: bias.map(Parameter::from) })
     }
 
     /// (..., inputs) -> (..., outputs), of x's type. Where x is f32 and the weight is f16 only, the matmul is one of
@@ -68,7 +93,8 @@ impl Linear {
     /// If the shape does not fit.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let weight = self.weight.operand();
-        x.to_dtype(weight.dtype())?.linear(weight, self.bias.as_deref())?.to_dtype(x.dtype())
+        let outputs_first = self.weight.linear.as_ref().is_some_and(|layout| layout.outputs_first);
+        x.to_dtype(weight.dtype())?.linear(weight, outputs_first, self.bias.as_deref())?.to_dtype(x.dtype())
     }
 }
 
@@ -166,6 +192,45 @@ impl Norm for LayerNorm {
         out: DType,
     ) -> Result<(Tensor, Tensor)> {
         x.add_layer_norm(branch, dropout, out, &self.weight, self.bias.as_deref(), LayerNorm::EPS)
+    }
+}
+
+/// RMS normalization over the last dimension (Zhang and Sennrich 2019).
+pub struct RmsNorm {
+    pub weight: Parameter,
+    /// Added to the mean square.
+    pub eps: f32,
+}
+
+impl RmsNorm {
+    /// Weight one.
+    ///
+    /// # Errors
+    /// If memory is used up.
+    pub fn new(width: usize, eps: f32) -> Result<RmsNorm> {
+        Ok(RmsNorm { weight: constant(1.0, width)?.into(), eps })
+    }
+}
+
+impl Norm for RmsNorm {
+    fn forward(&self, x: &Tensor, out: DType) -> Result<Tensor> {
+        x.rms_norm_to(out, &self.weight, self.eps)
+    }
+
+    fn forward_add(
+        &self,
+        x: &Tensor,
+        branch: &Tensor,
+        dropout: Option<(f32, Key)>,
+        out: DType,
+    ) -> Result<(Tensor, Tensor)> {
+        x.add_rms_norm(branch, dropout, out, &self.weight, self.eps)
+    }
+}
+
+impl Module for RmsNorm {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
+        visit(&join(prefix, "weight"), &mut self.weight);
     }
 }
 

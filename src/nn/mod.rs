@@ -2,12 +2,23 @@
 
 mod layers;
 mod residual;
+mod rotary;
 
-pub use layers::{Dropout, Embedding, LayerNorm, Linear, Norm, init_keys};
+pub use layers::{Dropout, Embedding, LayerNorm, Linear, Norm, RmsNorm, init_keys};
 pub use residual::ResidualStream;
+pub use rotary::{RopeScaling, Rotary};
 
 use crate::{DType, Device, Result, Tensor};
 use std::ops::Deref;
+
+/// How the weight of a linear layer is stored.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LinearLayout {
+    /// (outputs, inputs) as in `torch.nn.Linear`; else (inputs, outputs) as in GPT-2's `Conv1D`.
+    pub outputs_first: bool,
+    /// The outputs of each matrix that is stored in this one, in their order.
+    pub outputs: Vec<usize>,
+}
 
 /// A tensor that is learned, or was: a frozen one is used as it is. Reads as its value.
 #[derive(Clone)]
@@ -16,6 +27,8 @@ pub struct Parameter {
     pub value: Tensor,
     /// In mixed precision the same values as f16, the operand of matmuls. Both collect one and the same f32 gradient.
     pub half: Option<Tensor>,
+    /// Of the weights of linear layers: what else is a matrix, such as an embedding, has none.
+    pub linear: Option<LinearLayout>,
     trainable: bool,
 }
 
@@ -56,7 +69,7 @@ impl Parameter {
 
 impl From<Tensor> for Parameter {
     fn from(value: Tensor) -> Parameter {
-        Parameter { value, half: None, trainable: true }
+        Parameter { value, half: None, linear: None, trainable: true }
     }
 }
 

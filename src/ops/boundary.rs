@@ -45,6 +45,7 @@ fn row(
 const ANY_SHAPE: &str = "0 rank+1, 0 rank-1, 0 scalar, 0 dim0+1, 0 dim1+1";
 const KEY: Key = Key { words: [1, 2], slice_start: 0 };
 const DROPOUT: Option<(f32, Key)> = Some((0.5, KEY));
+const GROUPED: Heads = Heads { n_head: 2, n_kv_head: 1, window: None };
 
 fn rows() -> Vec<Row> {
     [elementwise(), shapes(), matmuls(), layers(), losses()].into_iter().flatten().collect()
@@ -98,8 +99,8 @@ fn matmuls() -> Vec<Row> {
         row("matmul_transposed", &[f32(&[4, 3]), f32(&[5, 4])], "0 rank+1, 0 dim1+1, 1 dim0+1", |x| {
             x[0].matmul_transposed(&x[1], true, true)
         }),
-        row("linear", &[f32(&[2, 3, 4]), f32(&[4, 5]), f32(&[5])], linear, |x| x[0].linear(&x[1], Some(&x[2]))),
-        row("linear", &[f16(&[2, 3, 4]), f16(&[4, 5]), f32(&[5])], linear, |x| x[0].linear(&x[1], Some(&x[2]))),
+        row("linear", &[f32(&[2, 3, 4]), f32(&[4, 5]), f32(&[5])], linear, |x| x[0].linear(&x[1], false, Some(&x[2]))),
+        row("linear", &[f16(&[2, 3, 4]), f16(&[4, 5]), f32(&[5])], linear, |x| x[0].linear(&x[1], false, Some(&x[2]))),
         row("feed_forward", &mlp(DType::F32), "0 rank+1, 0 rank-1, 0 dim0+1, 0 dim1+1, 2 dim1+1", |x| {
             x[0].feed_forward(&x[1], &x[2], None)
         }),
@@ -113,6 +114,7 @@ fn layers() -> Vec<Row> {
     let norm = [f32(&[2, 3]), f32(&[3]), f32(&[3])];
     let rows = "0 rank+1, 0 rank-1, 0 dim0+1";
     let sum = [&norm[..], &[f32(&[2, 3])]].concat();
+    let rope = [f32(&[2, 3, 16]), f32(&[3, 4]), f32(&[4]), f32(&[4])];
     vec![
         row("layer_norm", &norm, rows, |x| x[0].layer_norm(&x[1], Some(&x[2]), 1e-5)),
         row("layer_norm_to", &norm, rows, |x| x[0].layer_norm_to(DType::F16, &x[1], Some(&x[2]), 1e-5)),
@@ -120,11 +122,24 @@ fn layers() -> Vec<Row> {
             Ok(x[0].add_layer_norm(&x[3], DROPOUT, DType::F32, &x[1], Some(&x[2]), 1e-5)?.1)
         }),
         row("causal_attention", &[f32(&[2, 4, 12])], "0 f16, 0 dim0+1, 0 dim1+1", |x| {
-            x[0].causal_attention(2, DROPOUT)
+            x[0].causal_attention(Heads::multi_head(2), None, DROPOUT)
         }),
         // For inference: nothing is recorded.
-        row("cached_attention", &[f32(&[1, 2, 12]), f32(&[5, 8])], "0 f16, 0 dim1+1, 1 dim0+1", |x| {
-            no_grad(|| x[0].cached_attention(2, &x[1], 1))
+        row("append_kv", &[f32(&[1, 2, 12]), f32(&[5, 8])], "0 f16, 0 dim1+1, 1 dim0+1", |x| {
+            no_grad(|| x[0].append_kv(Heads::multi_head(2), &x[1], 1))
+        }),
+        row("cached_attention", &[f32(&[1, 2, 12]), f32(&[5, 8])], "0 dim1+1, 1 dim0+1", |x| {
+            no_grad(|| x[0].cached_attention(Heads::multi_head(2), &x[1], 1))
+        }),
+        row("swiglu", &[f32(&[2, 3, 6])], "0 f16, 0 rank+1, 0 rank-1, 0 dim0+1, 0 dim1+1", |x| x[0].swiglu()),
+        row("rms_norm_to", &norm[..2], rows, |x| x[0].rms_norm_to(DType::F16, &x[1], 1e-5)),
+        row("add_rms_norm", &[f32(&[2, 3]), f32(&[3]), f32(&[2, 3])], "2 f16", |x| {
+            Ok(x[0].add_rms_norm(&x[2], DROPOUT, DType::F32, &x[1], 1e-5)?.1)
+        }),
+        row("rope", &rope[..2], "0 f16, 0 dim0+1, 1 dim0+1", |x| x[0].rope(GROUPED, &x[1], None)),
+        row("rope", &rope, "0 f16, 0 dim0+1, 1 dim0+1", |x| x[0].rope(GROUPED, &x[1], Some((1e-6, [&x[2], &x[3]])))),
+        row("rope_append", &[f32(&[1, 2, 16]), f32(&[3, 4]), f32(&[5, 8])], "0 f16, 1 dim0+1, 2 dim0+1", |x| {
+            no_grad(|| x[0].rope_append(GROUPED, &x[1], None, &x[2], 1))
         }),
     ]
 }
@@ -309,15 +324,44 @@ fn arguments_of_ops() -> Vec<(&'static str, Attempt)> {
             let dropout = Some((1.0, KEY));
             x(&[2, 3], d).add_layer_norm(&x(&[2, 3], d), dropout, DType::F32, &x(&[3], d), None, 1e-5).map(drop)
         }),
-        ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(0, None).map(drop)),
-        ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(3, None).map(drop)),
-        ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(usize::MAX, None).map(drop)),
-        ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(usize::MAX / 3 + 1, None).map(drop)),
-        ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(2, Some((1.0, KEY))).map(drop)),
-        ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(2, Some((f32::NAN, KEY))).map(drop)),
-        ("causal_attention", |d| x(&[1, 2, 3 * 129], d).causal_attention(1, None).map(drop)),
-        ("cached_attention", |d| x(&[1, 2, 12], d).cached_attention(2, &x(&[5, 8], d), 4).map(drop)),
-        ("cached_attention", |d| x(&[1, 2, 12], d).cached_attention(2, &x(&[5, 8], d), usize::MAX).map(drop)),
+        ("swiglu", |d| x(&[2, 3], d).swiglu().map(drop)),
+        ("swiglu", |d| x(&[], d).swiglu().map(drop)),
+        ("swiglu", |d| ids(d).swiglu().map(drop)),
+        ("rms_norm_to", |d| x(&[2, 3], d).rms_norm_to(DType::U32, &x(&[3], d), 1e-5).map(drop)),
+        ("rms_norm_to", |d| x(&[2, 0], d).rms_norm_to(DType::F32, &x(&[0], d), 1e-5).map(drop)),
+        ("add_rms_norm", |d| {
+            let dropout = Some((1.0, KEY));
+            x(&[2, 3], d).add_rms_norm(&x(&[2, 3], d), dropout, DType::F32, &x(&[3], d), 1e-5).map(drop)
+        }),
+        ("rope", |d| x(&[1, 2, 12], d).rope(GROUPED, &x(&[2, 3], d), None).map(drop)),
+        ("rope", |d| x(&[1, 2, 16], d).rope(GROUPED, &x(&[1, 4], d), None).map(drop)),
+        ("rope", |d| x(&[2, 16], d).rope(GROUPED, &x(&[2, 4], d), None).map(drop)),
+        ("rope", |d| x(&[1, 2, 4 * 130], d).rope(GROUPED, &x(&[2, 130], d), None).map(drop)),
+        ("rope", |d| x(&[1, 2, 16], d).rope(Heads::multi_head(usize::MAX), &x(&[2, 4], d), None).map(drop)),
+        ("rope", |d| x(&[1, 2, 16], d).rope(Heads::multi_head(0), &x(&[2, 4], d), None).map(drop)),
+        ("rope_append", |d| x(&[1, 2, 16], d).rope_append(GROUPED, &x(&[9, 4], d), None, &x(&[5, 8], d), 4).map(drop)),
+        ("rope_append", |d| {
+            x(&[1, 2, 16], d).rope_append(GROUPED, &x(&[2, 4], d), None, &x(&[5, 8], d), usize::MAX).map(drop)
+        }),
+        ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(Heads::multi_head(0), None, None).map(drop)),
+        ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(Heads::multi_head(3), None, None).map(drop)),
+        ("causal_attention", |d| {
+            x(&[1, 2, 12], d).causal_attention(Heads::multi_head(usize::MAX), None, None).map(drop)
+        }),
+        ("causal_attention", |d| {
+            x(&[1, 2, 12], d).causal_attention(Heads::multi_head(usize::MAX / 3 + 1), None, None).map(drop)
+        }),
+        ("causal_attention", |d| {
+            x(&[1, 2, 12], d).causal_attention(Heads::multi_head(2), None, Some((1.0, KEY))).map(drop)
+        }),
+        ("causal_attention", |d| {
+            x(&[1, 2, 12], d).causal_attention(Heads::multi_head(2), None, Some((f32::NAN, KEY))).map(drop)
+        }),
+        ("causal_attention", |d| x(&[1, 2, 3 * 129], d).causal_attention(Heads::multi_head(1), None, None).map(drop)),
+        ("cached_attention", |d| x(&[1, 2, 12], d).cached_attention(Heads::multi_head(2), &x(&[5, 8], d), 4).map(drop)),
+        ("cached_attention", |d| {
+            x(&[1, 2, 12], d).cached_attention(Heads::multi_head(2), &x(&[5, 8], d), usize::MAX).map(drop)
+        }),
     ]
 }
 

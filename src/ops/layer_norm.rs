@@ -1,7 +1,11 @@
-//! Layer normalization (Ba, Kiros, Hinton 2016). Shapes: x (..., C), weight (C), bias (C) or none -> y (..., C); or, of
-//! the sum of the residual stream and what a layer adds to it, x and branch (..., C) -> their sum and y (..., C).
+//! Layer normalization (Ba, Kiros, Hinton 2016) and RMS normalization (Zhang and Sennrich 2019). Shapes: x (..., C),
+//! weight (C), bias (C) or none -> y (..., C); or, of the sum of the residual stream and what a layer adds to it, x and
+//! branch (..., C) -> their sum and y (..., C).
 //!
 //! With n = (x - mean) rstd and rstd = 1 / sqrt(variance + eps), over the C elements of a row: y = n weight + bias.
+//!
+//! RMS normalization is the same without a mean and without a bias: n = x rstd, rstd = 1 / sqrt(average(x^2) + eps),
+//! and no average(g) below.
 //!
 //! With g = dy weight, and averages over the row: dx = rstd (g - average(g) - n average(g n)). Over all rows: dweight =
 //! sum dy n, dbias = sum dy. One pass over dy and x computes all three, the latter as a sum for each chunk of rows,
@@ -28,6 +32,8 @@ use rayon::prelude::*;
 /// with a branch the sum.
 struct LayerNorm {
     eps: f32,
+    /// Whether the mean is left out.
+    rms: bool,
     has_bias: bool,
     /// The type of the branch, if there is one.
     branch: Option<DType>,
@@ -41,6 +47,7 @@ struct LayerNorm {
 /// (chunks, parameters, C). Inputs: dy, x, weight, the statistics, and if `extra_grad` one more gradient of x, which is
 /// added.
 struct Backward {
+    rms: bool,
     extra_grad: bool,
     branch: Option<DType>,
     /// Of the branch.
@@ -130,25 +137,27 @@ impl Layout {
     }
 }
 
-/// y of a row x; its mean and rstd.
-#[inline(always)]
-fn normalize(x: &[f32], weight: &[f32], bias: Option<&[f32]>, eps: f32, y: &mut [f32]) -> [f32; 2] {
-    let c = weight.len();
-    let mean = sum_of([x], |[x]| x) / c as f32;
-    let variance = sum_of([x], |[x]| (x - mean) * (x - mean)) / c as f32;
-    let rstd = 1.0 / (variance + eps).sqrt();
-    for ((y, x), weight) in y.iter_mut().zip(x).zip(weight) {
-        *y = (x - mean) * rstd * weight;
+impl LayerNorm {
+    /// y of a row x; its mean and rstd.
+    #[inline(always)]
+    fn normalize(&self, x: &[f32], weight: &[f32], bias: Option<&[f32]>, y: &mut [f32]) -> [f32; 2] {
+        let c = weight.len();
+        let mean = if self.rms { 0.0 } else { sum_of([x], |[x]| x) / c as f32 };
+        let variance = sum_of([x], |[x]| (x - mean) * (x - mean)) / c as f32;
+        let rstd = 1.0 / (variance + self.eps).sqrt();
+        for ((y, x), weight) in y.iter_mut().zip(x).zip(weight) {
+            *y = (x - mean) * rstd * weight;
+        }
+        if let Some(bias) = bias {
+            y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
+        }
+        [mean, rstd]
     }
-    if let Some(bias) = bias {
-        y.iter_mut().zip(bias).for_each(|(y, bias)| *y += bias);
-    }
-    [mean, rstd]
 }
 
 impl Kernel for LayerNorm {
     fn name(&self) -> &'static str {
-        "layer_norm"
+        if self.rms { "rms_norm" } else { "layer_norm" }
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
@@ -191,7 +200,6 @@ impl Kernel for LayerNorm {
         let [y, statistics, sum @ ..] = outputs else { unreachable!("there are two outputs at least") };
         let (mean, rstd) = statistics.f32().split_at_mut(x.len() / c);
         let rows = y.f32().par_chunks_mut(c).zip(mean).zip(rstd).zip(x.par_chunks(c));
-        let eps = self.eps;
         match sum {
             [sum] => {
                 let branch = inputs[2 + self.has_bias as usize].f32();
@@ -205,7 +213,7 @@ impl Kernel for LayerNorm {
                                 None => sum.copy_from_slice(branch),
                             }
                             sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x);
-                            [*mean, *rstd] = normalize(sum, weight, bias, eps, y);
+                            [*mean, *rstd] = self.normalize(sum, weight, bias, y);
                         },
                     );
                 });
@@ -213,7 +221,7 @@ impl Kernel for LayerNorm {
             _ => rows.for_each(|(((y, mean), rstd), x)| {
                 [*mean, *rstd] = vectorized(
                     #[inline(always)]
-                    || normalize(x, weight, bias, eps, y),
+                    || self.normalize(x, weight, bias, y),
                 )
             }),
         }
@@ -233,7 +241,7 @@ impl Kernel for LayerNorm {
             buffers.extend([layout.buffer("branch", dtype, branch), layout.buffer("sum", DType::F32, Output(2))]);
         }
         buffers.extend(self.has_bias.then_some(layout.buffer("bias", DType::F32, Input(2))));
-        let values = vec![("mode", "forward".into()), ("has_bias", self.has_bias.into())];
+        let values = vec![("mode", "forward".into()), ("rms", self.rms.into()), ("has_bias", self.has_bias.into())];
         let workgroups = layout.rows.div_ceil(layout.rows_at_once());
         let params = [param("eps", self.eps)];
         layout.launch(values, (self.out, self.branch), buffers, &params, self.dropout, workgroups)
@@ -269,7 +277,8 @@ impl Op for LayerNorm {
         let apart = self.branch.filter(|dtype| self.dropout.is_some() || *dtype != x.dtype());
         let parameters = 1 + self.has_bias as usize;
         let parameters = if (1..=parameters).any(|i| grads.needs_grad(i)) { parameters } else { 0 };
-        let kernel = Backward { extra_grad: extra_grad.is_some(), branch: apart, dropout: self.dropout, parameters };
+        let &LayerNorm { rms, dropout, .. } = self;
+        let kernel = Backward { rms, extra_grad: extra_grad.is_some(), branch: apart, dropout, parameters };
         let inputs: Vec<&Tensor> =
             [dy, x, saved.input(1), saved.output(1)].into_iter().chain(extra_grad.as_ref()).collect();
         let mut gradients = grads.run(&kernel, &inputs)?;
@@ -288,9 +297,15 @@ impl Op for LayerNorm {
 
 /// dx of a row, with `extra_grad` added.
 #[inline(always)]
-fn input_gradient([dy, x, weight]: [&[f32]; 3], [mean, rstd]: [f32; 2], extra_grad: Option<&[f32]>, dx: &mut [f32]) {
+fn input_gradient(
+    rms: bool,
+    [dy, x, weight]: [&[f32]; 3],
+    [mean, rstd]: [f32; 2],
+    extra_grad: Option<&[f32]>,
+    dx: &mut [f32],
+) {
     let c = weight.len();
-    let mean_g = sum_of([dy, weight], |[dy, weight]| dy * weight) / c as f32;
+    let mean_g = if rms { 0.0 } else { sum_of([dy, weight], |[dy, weight]| dy * weight) / c as f32 };
     let mean_gx = sum_of([dy, weight, x], |[dy, weight, x]| dy * weight * ((x - mean) * rstd)) / c as f32;
     for (((dx, x), dy), weight) in dx.iter_mut().zip(x).zip(dy).zip(weight) {
         *dx = rstd * (dy * weight - mean_g - (x - mean) * rstd * mean_gx);
@@ -310,7 +325,7 @@ fn slices(x: Option<&mut [f32]>, len: usize, count: usize) -> impl IndexedParall
 
 impl Kernel for Backward {
     fn name(&self) -> &'static str {
-        "layer_norm_backward"
+        if self.rms { "rms_norm_backward" } else { "layer_norm_backward" }
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
@@ -354,6 +369,7 @@ impl Kernel for Backward {
                         let (dy, x) = (&dy[elements.clone()], &x[elements.clone()]);
                         let [mean, rstd] = [mean[row], rstd[row]];
                         input_gradient(
+                            self.rms,
                             [dy, x, weight],
                             [mean, rstd],
                             extra_grad.map(|extra_grad| &extra_grad[elements]),
@@ -392,6 +408,7 @@ impl Kernel for Backward {
         buffers.extend((self.parameters > 0).then_some(layout.buffer("sums", DType::F32, sums)));
         let values = vec![
             ("mode", "backward".into()),
+            ("rms", self.rms.into()),
             ("extra_grad", self.extra_grad.into()),
             ("parameters", self.parameters.into()),
         ];
@@ -417,8 +434,18 @@ impl Tensor {
     /// Those of [`Tensor::layer_norm`], or if `out` is u32.
     pub fn layer_norm_to(&self, out: DType, weight: &Tensor, bias: Option<&Tensor>, eps: f32) -> Result<Tensor> {
         let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).collect();
-        let op = LayerNorm { eps, has_bias: bias.is_some(), branch: None, dropout: None, out };
+        let op = LayerNorm { eps, rms: false, has_bias: bias.is_some(), branch: None, dropout: None, out };
         Ok(apply(op, &inputs)?.remove(0))
+    }
+
+    /// Divides each row (the last dimension, C) by its root mean square, then scales by `weight` (C); of type `out`,
+    /// f32 or f16.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::layer_norm_to`].
+    pub fn rms_norm_to(&self, out: DType, weight: &Tensor, eps: f32) -> Result<Tensor> {
+        let op = LayerNorm { eps, rms: true, has_bias: false, branch: None, dropout: None, out };
+        Ok(apply(op, &[self, weight])?.remove(0))
     }
 
     /// The sum of this tensor, the residual stream, and `branch`, what a layer adds to it; and that sum normalized as
@@ -439,8 +466,28 @@ impl Tensor {
     ) -> Result<(Tensor, Tensor)> {
         let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).chain([branch]).collect();
         let dropout = dropout.map(|(p, key)| Mask::new("layer_norm", p, key, self.shape())).transpose()?;
-        let op = LayerNorm { eps, has_bias: bias.is_some(), branch: Some(branch.dtype()), dropout, out };
-        let mut outputs = apply(op, &inputs)?;
+        let (has_bias, branch) = (bias.is_some(), Some(branch.dtype()));
+        let mut outputs = apply(LayerNorm { eps, rms: false, has_bias, branch, dropout, out }, &inputs)?;
+        Ok((outputs.remove(2), outputs.remove(0)))
+    }
+
+    /// The sum of this tensor, the residual stream, and `branch`, what a layer adds to it; and that sum normalized as
+    /// by [`Tensor::rms_norm_to`]: both (..., C). `dropout` drops elements of the branch, those that
+    /// [`Tensor::dropout`] would.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::add_layer_norm`].
+    pub fn add_rms_norm(
+        &self,
+        branch: &Tensor,
+        dropout: Option<(f32, Key)>,
+        out: DType,
+        weight: &Tensor,
+        eps: f32,
+    ) -> Result<(Tensor, Tensor)> {
+        let dropout = dropout.map(|(p, key)| Mask::new("rms_norm", p, key, self.shape())).transpose()?;
+        let op = LayerNorm { eps, rms: true, has_bias: false, branch: Some(branch.dtype()), dropout, out };
+        let mut outputs = apply(op, &[self, weight, branch])?;
         Ok((outputs.remove(2), outputs.remove(0)))
     }
 }

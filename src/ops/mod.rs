@@ -19,7 +19,9 @@ mod permute;
 pub mod random;
 mod reduce;
 mod reshape;
+mod rope;
 mod softmax;
+mod swiglu;
 mod unary;
 
 #[cfg(all(feature = "cli", not(feature = "testing")))]
@@ -32,6 +34,8 @@ pub(crate) mod inputs;
 mod accumulation;
 #[cfg(test)]
 mod boundary;
+pub use attention::Heads;
+use attention::MAX_HEAD_SIZE;
 pub(crate) use binary::METHODS as BINARY;
 pub use cross_entropy::IGNORED;
 pub use matmul::{MatmulTuning, Throughput};

@@ -89,7 +89,7 @@ mod tests {
                 assert_eq!(bias.grad().unwrap().to_f32().unwrap(), of_bias, "{device}");
             };
             let backward = || {
-                let y = x.linear(&weight, Some(&bias)).unwrap();
+                let y = x.linear(&weight, false, Some(&bias)).unwrap();
                 y.sum(0).unwrap().sum(0).unwrap().backward().unwrap();
             };
             backward();

@@ -15,6 +15,7 @@ mod in_flight;
 mod line_files;
 mod lock;
 mod log;
+mod model_shape;
 mod options;
 mod plan;
 mod precision;

@@ -27,12 +27,12 @@ pub fn describe_precision(precision: Precision, device: &Device, model: &ModelCo
 }
 
 fn on_tensor_cores(side: u32, model: &ModelConfig) -> String {
-    let ModelConfig { n_embd, n_head, vocab_size, .. } = *model;
+    let ModelConfig { n_embd, vocab_size, .. } = *model;
     if !n_embd.is_multiple_of(4) {
         return format!("mixed: f16 stored, matmuls in f32, as model.n_embd = {n_embd} is no multiple of 4");
     }
     let mut text = format!("mixed: f16 matmuls on tensor cores of {side} x {side}, accumulated in f32");
-    let head_size = n_embd / n_head;
+    let head_size = model.head_size();
     if !head_size.is_multiple_of(side as usize) {
         text += &format!("; not attention's, as heads of {head_size} are no multiple of {side}");
     }

@@ -320,8 +320,9 @@ fn a_model_of_another_shape_than_its_configuration_names_the_tensor() {
 #[test]
 fn another_kind_of_model_is_refused() {
     let model = Model::new();
-    model.change_config("model_type", json!("llama"));
-    model.generate_fails_with(&[], &["config.json", "model_type is \"llama\"; rustyflow reads \"gpt2\""]);
+    model.change_config("model_type", json!("t5"));
+    let known = "model_type is \"t5\"; rustyflow reads \"gpt2\", \"llama\", \"qwen2\", \"mistral\", \"qwen3\"";
+    model.generate_fails_with(&[], &["config.json", known]);
     let model = Model::new();
     model.change("config.json", |bytes| bytes.truncate(20));
     model.generate_fails_with(&[], &["config.json: is not JSON"]);

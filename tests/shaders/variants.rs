@@ -1,10 +1,10 @@
 //! Every launch that is asked for on several kinds of GPU, found by planning and without running any.
 
 use rustyflow::gpu::{Launch, Limits, Operand, PARAMS_BYTES, Plan};
-use rustyflow::models::{Gpt2, LanguageModel, ModelConfig, ModelKind};
+use rustyflow::models::{LlamaConfig, ModelConfig, ModelKind, build};
 use rustyflow::nn::Dropout;
-use rustyflow::ops::cases;
 use rustyflow::ops::random::Key;
+use rustyflow::ops::{Heads, cases};
 use rustyflow::optim::{Kind, Optimizer, ParameterArena};
 use rustyflow::tensor::DryRun;
 use rustyflow::{DType, Device, Tensor};
@@ -79,7 +79,7 @@ fn large_matmuls(dtype: DType, device: &Device) {
             forward_and_backward(&[a, b], |x| x[0].matmul_transposed(&x[1], trans_a, trans_b));
         }
         let inputs = [zeros(&[m, k], dtype, device), zeros(&[k, n], dtype, device), zeros(&[n], DType::F32, device)];
-        forward_and_backward(&inputs, |x| x[0].linear(&x[1], Some(&x[2])));
+        forward_and_backward(&inputs, |x| x[0].linear(&x[1], false, Some(&x[2])));
     }
 }
 
@@ -91,7 +91,7 @@ fn attention_of_every_tiling(device: &Device) {
     for (batch, time, head_size) in [&few[..], &many, &long].concat() {
         for dropout in [None, Some((0.1, Key::new(1)))] {
             let qkv = zeros(&[batch, time, 3 * 4 * head_size], DType::F32, device);
-            forward_and_backward(&[qkv], |x| x[0].causal_attention(4, dropout));
+            forward_and_backward(&[qkv], |x| x[0].causal_attention(Heads::multi_head(4), None, dropout));
         }
     }
 }
@@ -112,8 +112,8 @@ fn large_f32_matmuls(device: &Device) {
     }
 }
 
-/// A training step of GPTs with dropout under each optimizer: a small one, one without biases and a head of its own,
-/// and one of GPT-2's vocabulary and head size.
+/// A training step of models with dropout under each optimizer: a small GPT-2, one without biases and a head of its own,
+/// one of GPT-2's vocabulary and head size, and Llamas with a window.
 fn model_steps(device: &Device) {
     let (beta1, beta2, eps) = (0.9, 0.95, 1e-8);
     let kinds = [Kind::AdamW { beta1, beta2, eps }, Kind::Adam { beta1, beta2, eps }, Kind::Sgd { momentum: 0.9 }];
@@ -126,15 +126,28 @@ fn model_steps(device: &Device) {
         n_embd: 24,
         bias: true,
         tie_embeddings: true,
+        llama: None,
     };
     let wide = ModelConfig { vocab_size: 50_257, block_size: 512, n_layer: 1, n_head: 2, n_embd: 128, ..small.clone() };
     let untied = ModelConfig { bias: false, tie_embeddings: false, ..small.clone() };
     let products = [DType::F32].into_iter().chain(device.has_f16().then_some(DType::F16));
-    let models = [(small, kinds[0]), (untied, kinds[1]), (wide, kinds[2])];
+    let llama = LlamaConfig {
+        n_kv_head: 1,
+        head_dim: 8,
+        intermediate_size: 40,
+        qkv_bias: true,
+        sliding_window: Some(9),
+        norm_eps: 1e-5,
+        rope_theta: 1e4,
+        rope_scaling: None,
+    };
+    let llama = ModelConfig { kind: ModelKind::LLAMA, bias: false, llama: Some(llama), ..small.clone() };
+    let qwen3 = ModelConfig { kind: "qwen3".parse().unwrap(), ..llama.clone() };
+    let models = [(small, kinds[0]), (untied, kinds[1]), (wide, kinds[2]), (llama, kinds[0]), (qwen3, kinds[0])];
     for (products, (config, kind)) in products.flat_map(|products| models.clone().map(|model| (products, model))) {
         let t = config.block_size;
-        let mut model = Gpt2::new(config, 1).unwrap();
-        let parameters = ParameterArena::new(&mut model, device, products).unwrap();
+        let mut model = build(&config, 1).unwrap();
+        let parameters = ParameterArena::new(&mut *model, device, products).unwrap();
         let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
         let (ids, targets) = (zeros(&[2, t], DType::U32, device), zeros(&[2, t], DType::U32, device));
         parameters.zero_gradients(); // the first gradients replace what is there, the second are added

@@ -36,7 +36,7 @@ fn every_value_has_its_origin_beside_it() {
             "every = 5            # from a.toml:2",
             "seed = 1      # from --set",
             "eps = 1e-8          # default",
-            "bias = true            # default",
+            "bias = true                      # default",
         ],
     );
     let values: Vec<_> = text.lines().filter(|line| line.contains(" = ")).collect();

@@ -60,8 +60,12 @@ struct Rustyflow {
 pub struct Gpt2Mapping;
 
 impl Mapping for Gpt2Mapping {
-    fn model_type(&self) -> &'static str {
-        MODEL_TYPE
+    fn model_types(&self) -> &'static [&'static str] {
+        &[MODEL_TYPE]
+    }
+
+    fn prefix(&self) -> &'static str {
+        PREFIX
     }
 
     fn write_config(&self, config: &ModelConfig) -> String {
@@ -108,6 +112,7 @@ impl Mapping for Gpt2Mapping {
             n_embd: size("n_embd", json.n_embd, 1 << 20)?,
             bias: json.rustyflow.and_then(|own| own.bias).unwrap_or(true),
             tie_embeddings: json.tie_word_embeddings.unwrap_or(true),
+            llama: None,
         };
         if !config.n_embd.is_multiple_of(config.n_head) {
             return Err(format!("n_embd {} is not divisible by n_head {}", config.n_embd, config.n_head));
@@ -118,8 +123,9 @@ impl Mapping for Gpt2Mapping {
         Ok(config)
     }
 
-    fn tensor_name(&self, name: &str) -> String {
-        if name.starts_with("lm_head") { name.to_string() } else { format!("{PREFIX}{name}") }
+    fn tensors(&self, _: &ModelConfig, name: &str, shape: &Shape) -> Vec<(String, Shape)> {
+        let prefix = if name.starts_with("lm_head") { "" } else { PREFIX };
+        vec![(format!("{prefix}{name}"), shape.clone())]
     }
 
     /// GPT-2 has biases everywhere: zeros mean the same as none.

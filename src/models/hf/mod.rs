@@ -2,8 +2,10 @@
 //! `from_pretrained` reads. Each family says what its `config.json` holds and how its tensors are called ([`Mapping`]).
 
 mod gpt2;
+mod llama;
 
 pub(super) use gpt2::Gpt2Mapping;
+pub(super) use llama::LlamaMapping;
 
 use super::{LanguageModel, ModelConfig, ModelKind, build};
 use crate::optim::{Entry, ParameterArena};
@@ -21,8 +23,11 @@ const WEIGHTS: &str = "model.safetensors";
 
 /// How Hugging Face writes the models of a family.
 pub trait Mapping {
-    /// The `model_type` of its `config.json`.
-    fn model_type(&self) -> &'static str;
+    /// What the `model_type` of its `config.json` may be.
+    fn model_types(&self) -> &'static [&'static str];
+
+    /// What stands before most names in `model.safetensors`, and may be missing there.
+    fn prefix(&self) -> &'static str;
 
     /// The text of `config.json`.
     fn write_config(&self, config: &ModelConfig) -> String;
@@ -33,8 +38,9 @@ pub trait Mapping {
     /// If it describes none, or a model that computes something else: which key says so.
     fn read_config(&self, text: &str) -> std::result::Result<ModelConfig, String>;
 
-    /// What the parameter that is called `name` here is called in `model.safetensors`.
-    fn tensor_name(&self, name: &str) -> String;
+    /// The tensors of `model.safetensors` that make up the parameter that is called `name` here: names and shapes.
+    /// Their rows follow each other in the parameter.
+    fn tensors(&self, config: &ModelConfig, name: &str, shape: &Shape) -> Vec<(String, Shape)>;
 
     /// The name (as here) and length of a vector of zeros that Hugging Face's model has beside this parameter, and this
     /// one does without.
@@ -65,7 +71,7 @@ impl Weights {
         let mut views: Vec<(String, TensorView)> = Vec::new();
         let mut add = |name: &str, dtype: Dtype, shape: Vec<usize>, bytes| {
             let view = TensorView::new(dtype, shape, bytes).expect("a tensor's bytes fit its shape");
-            views.push((hf.tensor_name(name), view));
+            views.push((name.to_string(), view));
         };
         let longest = self.entries.iter().map(|entry| entry.shape.last_dim()).max().unwrap_or(0);
         let zeros = vec![0; 4 * longest];
@@ -74,9 +80,14 @@ impl Weights {
                 DType::F16 => (Dtype::F16, &self.arenas[1]),
                 _ => (Dtype::F32, &self.arenas[0]),
             };
-            let size = dtype.size_bytes();
-            add(name, file_dtype, shape.to_vec(), &arena[size * offset..size * (offset + shape.elements())]);
+            let (size, mut offset) = (dtype.size_bytes(), *offset);
+            for (name, shape) in hf.tensors(config, name, shape) {
+                add(&name, file_dtype, shape.to_vec(), &arena[size * offset..size * (offset + shape.elements())]);
+                offset += shape.elements();
+            }
             if let Some((name, len)) = hf.zeros_beside(config, name, shape) {
+                let shape = Shape::from([len]);
+                let (name, _) = hf.tensors(config, &name, &shape).remove(0);
                 add(&name, Dtype::F32, vec![len], &zeros[..4 * len]);
             }
         }
@@ -110,29 +121,50 @@ pub fn load(folder: &Path) -> Result<Box<dyn LanguageModel>> {
     let mut result = Ok(());
     model.visit_parameters("", &mut |name, parameter| {
         if result.is_ok() {
-            let tensor = read_tensor(&file, config.kind, name, parameter);
-            result = tensor.map(|tensor| *parameter = tensor.into()).map_err(&damaged);
+            let tensor = read_parameter(&file, &config, name, parameter);
+            result = tensor.map(|tensor| parameter.store(tensor, None)).map_err(&damaged);
         }
     });
     result.map(|()| model)
 }
 
 /// The parameter `name`, which must have the shape of `like`.
-fn read_tensor(file: &SafeTensors, kind: ModelKind, name: &str, like: &Tensor) -> std::result::Result<Tensor, String> {
-    let view = file.tensor(&kind.hf().tensor_name(name)).or_else(|_| file.tensor(name)).map_err(|_| {
-        format!("has no tensor {name}: it is no model of kind {} that fits its config.json", kind.as_str())
+fn read_parameter(
+    file: &SafeTensors,
+    config: &ModelConfig,
+    name: &str,
+    like: &Tensor,
+) -> std::result::Result<Tensor, String> {
+    let mut values = Vec::with_capacity(like.len());
+    for (name, shape) in config.kind.hf().tensors(config, name, like.shape()) {
+        read_tensor(file, config.kind, &name, &shape, &mut values)?;
+    }
+    Tensor::from_f32(&values, like.shape().clone(), &Device::Cpu).map_err(|e| e.to_string())
+}
+
+/// Adds the values of the tensor `name`, which must have this shape.
+fn read_tensor(
+    file: &SafeTensors,
+    kind: ModelKind,
+    name: &str,
+    shape: &Shape,
+    values: &mut Vec<f32>,
+) -> std::result::Result<(), String> {
+    let short = name.strip_prefix(kind.hf().prefix()).unwrap_or(name);
+    let view = file.tensor(name).or_else(|_| file.tensor(short)).map_err(|_| {
+        format!("has no tensor {short}: it is no model of kind {} that fits its config.json", kind.as_str())
     })?;
-    if view.shape() != &like.shape()[..] {
-        return Err(format!("{name} has shape {:?}, config.json implies {}", view.shape(), like.shape()));
+    if view.shape() != &shape[..] {
+        return Err(format!("{short} has shape {:?}, config.json implies {shape}", view.shape()));
     }
     let data = view.data();
-    let values: Vec<f32> = match view.dtype() {
-        Dtype::F32 => bytemuck::pod_collect_to_vec(data),
-        Dtype::F16 => data.chunks_exact(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
-        Dtype::BF16 => data.chunks_exact(2).map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32()).collect(),
-        other => return Err(format!("{name} is {other:?}; expected F32, F16 or BF16")),
-    };
-    Tensor::from_f32(&values, like.shape().clone(), &Device::Cpu).map_err(|e| e.to_string())
+    match view.dtype() {
+        Dtype::F32 => values.extend(bytemuck::pod_collect_to_vec::<u8, f32>(data)),
+        Dtype::F16 => values.extend(data.chunks_exact(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32())),
+        Dtype::BF16 => values.extend(data.chunks_exact(2).map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32())),
+        other => return Err(format!("{short} is {other:?}; expected F32, F16 or BF16")),
+    }
+    Ok(())
 }
 
 /// The shape that a `config.json` of any family describes.
@@ -144,8 +176,9 @@ fn read_config(text: &str) -> std::result::Result<ModelConfig, String> {
     let Any { model_type } = from_json(text)?;
     let its = model_type.as_deref().unwrap_or("nothing");
     let mut mappings = ModelKind::all().map(ModelKind::hf);
-    let mapping = mappings.find(|mapping| mapping.model_type() == its).ok_or_else(|| {
-        let known: Vec<_> = ModelKind::all().map(|kind| format!("{:?}", kind.hf().model_type())).collect();
+    let mapping = mappings.find(|mapping| mapping.model_types().contains(&its)).ok_or_else(|| {
+        let known: Vec<_> = ModelKind::all().flat_map(|kind| kind.hf().model_types()).collect();
+        let known: Vec<_> = known.into_iter().map(|model_type| format!("{model_type:?}")).collect();
         format!("model_type is {its:?}; rustyflow reads {}", known.join(", "))
     })?;
     mapping.read_config(text)

@@ -1,8 +1,9 @@
 //! Attention of new tokens to themselves and to all before them, whose keys and values are kept: each costs time that
 //! grows with the tokens before it, where attention of the whole context would grow with their square.
-//! Shapes: qkv (1, n, 3C) of the tokens number `start` to `start + n`, cache (T, 2C) of keys | values -> y (1, n, C).
+//! Shapes: packed qkv (1, n, P) of the tokens number `start` to `start + n`, cache (T, 2 K) of keys | values, K =
+//! n_kv_head head_size -> y (1, n, C).
 
-use super::{Attention, Dims, cpu};
+use super::{Attention, Dims, Heads, cpu};
 use crate::gpu::{Buffer, Launch, Limits, Operand, Plan, Value, buffer, param};
 use crate::ops::*;
 use crate::shader;
@@ -14,13 +15,13 @@ const SPLIT_KEYS: usize = 128;
 /// Writes k | v of qkv to the rows of the cache, the output, that begin at `start`. The others keep what they hold.
 struct AppendKv {
     start: usize,
-    /// (T, 2C)
+    /// (T, 2 K)
     cache: Spec,
 }
 
 /// y. Inputs: qkv, and the cache with its keys and values.
 struct CachedAttention {
-    n_head: usize,
+    op: Attention,
     start: usize,
 }
 
@@ -34,24 +35,24 @@ impl Kernel for AppendKv {
     }
 
     fn cost(&self, inputs: &[&Spec], _: &[&Spec]) -> Cost {
-        // Two thirds of the input, read and written.
-        Cost { flops: 0.0, bytes: inputs[0].size_bytes() as f64 * 4.0 / 3.0 }
+        // The keys and values of the input, read and written.
+        Cost { flops: 0.0, bytes: (8 * inputs[0].shape.rows() * self.cache.shape.last_dim()) as f64 }
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let two = self.cache.shape.last_dim();
-        let rows = inputs[0].f32().chunks(two / 2 * 3).zip(outputs[0].f32().chunks_mut(two).skip(self.start));
-        rows.for_each(|(qkv, row)| row.copy_from_slice(&qkv[two / 2..]));
+        let (packed, kept) = (inputs[0].spec.shape.last_dim(), self.cache.shape.last_dim());
+        let rows = inputs[0].f32().chunks(packed).zip(outputs[0].f32().chunks_mut(kept).skip(self.start));
+        rows.for_each(|(qkv, row)| row.copy_from_slice(&qkv[packed - kept..]));
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        let two = self.cache.shape.last_dim();
-        let len = inputs[0].shape.rows() * two;
+        let (packed, width) = (inputs[0].shape.last_dim(), self.cache.shape.last_dim());
+        let len = inputs[0].shape.rows() * width;
         Plan::one(Launch {
             shader: shader!("kv_cache"),
             values: vec![("pass", "append".into())],
             buffers: vec![buffer("qkv", "f32", Operand::Input(0)), buffer("cache", "f32", Operand::Output(0))],
-            params: vec![param("len", len), param("width", two), param("start", self.start)],
+            params: vec![param("len", len), param("packed", packed), param("width", width), param("start", self.start)],
             workgroups: len.div_ceil(256),
         })
     }
@@ -60,7 +61,7 @@ impl Kernel for AppendKv {
 impl CachedAttention {
     /// Of the new tokens.
     fn dims(&self, qkv: &Spec) -> Dims {
-        Attention { n_head: self.n_head, dropout: None }.dims(qkv)
+        self.op.dims(qkv)
     }
 }
 
@@ -70,19 +71,21 @@ impl Kernel for CachedAttention {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        Ok(vec![Spec::new(inputs[0].shape.with_last_dim(inputs[0].shape.last_dim() / 3), DType::F32)])
+        Ok(vec![Spec::new(inputs[0].shape.with_last_dim(self.dims(inputs[0]).width()), DType::F32)])
     }
 
     fn cost(&self, inputs: &[&Spec], _: &[&Spec]) -> Cost {
         let d = self.dims(inputs[0]);
-        // A key and a value of the width C for each pair of tokens.
-        let pairs = d.time * self.start + d.time * (d.time + 1) / 2;
-        let kept = (self.start + d.time) * 2 * d.width();
+        // A key and a value of the width C for each pair of tokens that see each other.
+        let window = self.op.heads.window.unwrap_or(usize::MAX);
+        let pairs: usize = (self.start + 1..=self.start + d.time).map(|keys| keys.min(window)).sum();
+        let kept = (self.start + d.time).min(window.saturating_add(d.time)) * 2 * d.kv_width();
         Cost { flops: (4 * pairs * d.width()) as f64, bytes: (4 * kept) as f64 + inputs[0].size_bytes() as f64 }
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        cpu::cached(self.dims(inputs[0].spec), self.start, inputs[0].f32(), inputs[1].f32(), outputs[0].f32());
+        let d = self.dims(inputs[0].spec);
+        cpu::cached(&self.op, d, self.start, inputs[0].f32(), inputs[1].f32(), outputs[0].f32());
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
@@ -97,6 +100,8 @@ impl Kernel for CachedAttention {
             params: vec![
                 param("queries", d.time),
                 param("n_head", d.n_head),
+                param("n_kv_head", d.n_kv_head),
+                param("window", self.op.heads.window.unwrap_or(usize::MAX).min(self.start + d.time)),
                 param("head_size", d.head_size),
                 param("start", self.start),
                 param("scale", Attention::scale(d)),
@@ -127,31 +132,56 @@ impl Kernel for CachedAttention {
     }
 }
 
+impl Heads {
+    /// Checks that the keys and values of packed (1, n, P) can be written to rows of a cache from `start` on.
+    ///
+    /// # Errors
+    /// If the heads do not fit, or the cache is full.
+    pub(crate) fn check_cache(self, name: &'static str, qkv: &Spec, cache: &Spec, start: usize) -> Result<()> {
+        expect_dtype(name, DType::F32, &[qkv, cache])?;
+        let op = Attention { heads: self, documents: false, dropout: None };
+        op.output_specs(&[qkv])?;
+        let d = op.dims(qkv);
+        if d.batch != 1 {
+            return Err(shape_error(name, "packed (1, n, P)", qkv));
+        }
+        let room = cache.shape.rows();
+        if cache.shape[..] != [room, 2 * d.kv_width()] || d.time > room.saturating_sub(start) {
+            let expected = format!("a cache ({} or more, {})", start.saturating_add(d.time), 2 * d.kv_width());
+            return Err(shape_error(name, expected, cache));
+        }
+        Ok(())
+    }
+}
+
 impl Tensor {
-    /// Causal attention of packed (1, n, 3C) queries, keys and values, those of [`Tensor::causal_attention`], of n
-    /// tokens that follow `start` others: (1, n, C). The others' keys and values are the first rows of `cache` (T, 2C),
-    /// f32; those of the n are written to the rows after them. For inference: nothing is recorded on the tape.
+    /// Writes the keys and values of packed (1, n, P), of n tokens that follow `start` others, to the rows of `cache`
+    /// (T, 2 K), f32, from `start` on, with K = n_kv_head head_size. Returns qkv in f32, for
+    /// [`Tensor::cached_attention`]. For inference: nothing is recorded on the tape.
     ///
     /// # Errors
     /// If the shapes do not fit, or the cache is full.
-    pub(crate) fn cached_attention(&self, n_head: usize, cache: &Tensor, start: usize) -> Result<Tensor> {
-        let op = "cached_attention";
-        expect_dtype(op, DType::F32, &[cache.spec()])?;
-        let &[1, n, width] = &self.shape()[..] else {
-            return Err(shape_error(op, "packed (1, n, 3C)", self.spec()));
-        };
-        let room = cache.shape().rows();
-        if cache.shape()[..] != [room, width / 3 * 2] || n > room.saturating_sub(start) {
-            let expected = format!("a cache ({} or more, {})", start.saturating_add(n), width / 3 * 2);
-            return Err(shape_error(op, expected, cache.spec()));
-        }
-        Attention { n_head, dropout: None }.output_specs(&[self.spec()])?;
+    pub(crate) fn append_kv(&self, heads: Heads, cache: &Tensor, start: usize) -> Result<Tensor> {
         let qkv = self.to_dtype(DType::F32)?;
+        heads.check_cache("append_kv", qkv.spec(), cache.spec(), start)?;
         run_into(&AppendKv { start, cache: cache.spec().clone() }, &[&qkv], &[cache])?;
+        Ok(qkv)
+    }
+
+    /// Causal attention of packed (1, n, P) queries, keys and values, f32, those of [`Tensor::causal_attention`], of n
+    /// tokens that follow `start` others: (1, n, C). The keys and values of all are in the first rows of `cache` (T, 2
+    /// K), where [`Tensor::append_kv`] or [`Tensor::rope_append`] wrote them. For inference: nothing is recorded on the
+    /// tape.
+    ///
+    /// # Errors
+    /// If the shapes do not fit.
+    pub(crate) fn cached_attention(&self, heads: Heads, cache: &Tensor, start: usize) -> Result<Tensor> {
+        heads.check_cache("cached_attention", self.spec(), cache.spec(), start)?;
         if start == 0 {
             // Nothing came before: the tiles of the usual kernel are faster.
-            return self.causal_attention(n_head, None);
+            return self.causal_attention(heads, None, None);
         }
-        run(&CachedAttention { n_head, start }, &[&qkv, cache])?.remove(0).to_dtype(self.dtype())
+        let op = Attention { heads, documents: false, dropout: None };
+        Ok(run(&CachedAttention { op, start }, &[self, cache])?.remove(0))
     }
 }

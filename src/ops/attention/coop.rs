@@ -1,6 +1,6 @@
 //! Attention of f16 on cooperative matrices (tensor cores): `shaders/attention_coop_*.wgsl`.
 
-use super::{Attention, BACKWARD, Dims, FORWARD, QueryBlock, buffers};
+use super::{Attention, BACKWARD, Dims, FORWARD, QueryBlock, buffers, launched_heads};
 use crate::gpu::{Launch, Limits, Operand, Plan, Value};
 use crate::shader;
 use crate::tensor::DType;
@@ -80,17 +80,16 @@ impl CoopTiling {
         operands: &[(&'static str, Operand)],
     ) -> Launch {
         let rows = self.rows(pass);
-        let values: Vec<(&'static str, Value)> = vec![
+        let mut values: Vec<(&'static str, Value)> = vec![
             ("pass", pass.into()),
             ("side", self.side.into()),
             ("subgroup", self.subgroup.into()),
             ("subgroups", self.subgroups.into()),
             ("fragments", self.fragments(pass).into()),
             ("cols", COLS.into()),
-            ("head_size", d.head_size.into()),
-            ("dropout", op.dropout.is_some().into()),
             ("edge", (!d.time.is_multiple_of(rows) || !d.time.is_multiple_of(COLS as usize)).into()),
         ];
+        values.extend(op.values(d));
         let end = d.time.min(block.begin + block.rows);
         let blocks = match pass {
             "forward" => d.time.div_ceil(rows),
@@ -102,16 +101,17 @@ impl CoopTiling {
             "forward" => shader!("attention_coop_forward"),
             _ => shader!("attention_coop_backward"),
         };
-        Launch { shader, values, buffers, params, workgroups: d.heads() * blocks }
+        Launch { shader, values, buffers, params, workgroups: launched_heads(pass, d) * blocks }
     }
 
     pub fn forward(&self, op: &Attention, d: Dims) -> Plan {
-        Plan::one(self.launch(op, "forward", d, QueryBlock::default(), &FORWARD))
+        Plan::one(self.launch(op, "forward", d, QueryBlock::default(), &op.with_documents(&FORWARD, 1)))
     }
 
     /// The passes after the one that finds D, which is `delta`.
     pub fn backward(&self, op: &Attention, d: Dims, delta: Launch, limits: &Limits) -> Plan {
         let rows = d.query_block_rows(self.block_multiple(), DType::F16.size_bytes(), limits);
-        op.backward_plan(d, delta, rows, DType::F16, |pass, block| self.launch(op, pass, d, block, &BACKWARD))
+        let operands = op.with_documents(&BACKWARD, 4);
+        op.backward_plan(d, delta, rows, DType::F16, |pass, block| self.launch(op, pass, d, block, &operands))
     }
 }

@@ -1,7 +1,13 @@
 //! Causal self-attention, all heads at once, without a T x T matrix in memory.
-//! Shapes: packed qkv (B, T, 3C), q | k | v along the last dimension, each n_head heads of head_size -> y (B, T, C).
+//! Shapes: packed qkv (B, T, P), q | k | v along the last dimension: n_head query heads, n_kv_head key heads and as
+//! many value heads of head_size each -> y (B, T, C) of C = n_head head_size.
 //!
-//! Per head, with rows i (queries) and j <= i (keys):
+//! Each n_head / n_kv_head query heads in turn read the same keys and values (grouped-query attention, Ainslie et al.
+//! 2023; multi-query attention, Shazeer 2019, with one). A query sees the keys from its first key up to itself: the
+//! first is 0, or so that there are no more than `window` of them (Beltagy et al. 2020), or where its document begins,
+//! whichever comes last.
+//!
+//! Per query head, with rows i (queries) and first_i <= j <= i (keys):
 //! ```text
 //! S = q k^T / sqrt(head_size)    L_i = log sum_j exp(S_ij)    P_ij = exp(S_ij - L_i)    y = (P * Z) v
 //! ```
@@ -20,6 +26,9 @@
 mod cached;
 mod coop;
 mod cpu;
+mod heads;
+
+pub use heads::Heads;
 
 use super::matmul::H200;
 use super::random::{Key, drop_threshold};
@@ -29,16 +38,18 @@ use crate::shader;
 use crate::tensor::Grads;
 use coop::CoopTiling;
 
-/// Attention of packed qkv; a second output is L (B, n_head, T), which backward needs.
+/// Attention of packed qkv, and if there are `documents` of the first position (B, T), u32, of each token's document. A
+/// second output is L (B, n_head, T), which backward needs.
 #[derive(Debug, Clone, Copy)]
 pub struct Attention {
-    pub n_head: usize,
+    pub heads: Heads,
+    pub documents: bool,
     /// The probability with which an element of P is dropped, and the stream that decides.
     pub dropout: Option<(f32, Key)>,
 }
 
 /// Largest head: beyond it the accumulators of a thread would not stay in registers.
-const MAX_HEAD_SIZE: usize = 128;
+pub(super) const MAX_HEAD_SIZE: usize = 128;
 
 /// The sizes that all loops are made of.
 #[derive(Debug, Clone, Copy)]
@@ -46,6 +57,7 @@ struct Dims {
     batch: usize,
     time: usize,
     n_head: usize,
+    n_kv_head: usize,
     head_size: usize,
 }
 
@@ -55,9 +67,29 @@ impl Dims {
         self.batch * self.n_head
     }
 
+    /// B * n_kv_head: heads of keys.
+    fn kv_heads(self) -> usize {
+        self.batch * self.n_kv_head
+    }
+
+    /// Query heads that share a head of keys and values.
+    fn group(self) -> usize {
+        self.n_head / self.n_kv_head
+    }
+
     /// C.
     fn width(self) -> usize {
         self.n_head * self.head_size
+    }
+
+    /// Elements of all keys of a token, or of all values.
+    fn kv_width(self) -> usize {
+        self.n_kv_head * self.head_size
+    }
+
+    /// P.
+    fn packed_width(self) -> usize {
+        self.width() + 2 * self.kv_width()
     }
 
     /// Elements of a head that a shader loads at a time: four if that comes out even.
@@ -175,26 +207,50 @@ const BACKWARD: [(&str, Operand); 6] = [
 fn buffers(operands: &[(&'static str, Operand)], element: &'static str, ds: &'static str) -> Vec<Buffer> {
     let element_of = |name| match name {
         "lse" | "delta" => "f32",
+        DOCUMENTS => "u32",
         "block_ds" => ds,
         _ => element,
     };
     operands.iter().map(|&(name, operand)| buffer(name, element_of(name), operand)).collect()
 }
 
+/// The buffer with the position where each token's document begins.
+const DOCUMENTS: &str = "document_starts";
+
 impl Attention {
     fn dims(&self, qkv: &Spec) -> Dims {
         let [batch, time, width] = qkv.shape[..] else { unreachable!("`output_specs` has checked the shape") };
-        Dims { batch, time, n_head: self.n_head, head_size: width / 3 / self.n_head }
+        let Heads { n_head, n_kv_head, .. } = self.heads;
+        Dims { batch, time, n_head, n_kv_head, head_size: width / (n_head + 2 * n_kv_head) }
+    }
+
+    /// What all shaders need to know of who sees what.
+    fn values(&self, dims: Dims) -> [(&'static str, Value); 5] {
+        [
+            ("head_size", dims.head_size.into()),
+            ("group", dims.group().into()),
+            ("window", self.heads.window.is_some().into()),
+            ("documents", self.documents.into()),
+            ("dropout", self.dropout.is_some().into()),
+        ]
+    }
+
+    /// These operands, and with documents where they begin: input number `at`.
+    fn with_documents(&self, operands: &[(&'static str, Operand)], at: usize) -> Vec<(&'static str, Operand)> {
+        let documents = self.documents.then_some((DOCUMENTS, Operand::Input(at)));
+        operands.iter().copied().chain(documents).collect()
     }
 
     fn scale(dims: Dims) -> f32 {
         1.0 / (dims.head_size as f32).sqrt()
     }
 
-    /// FLOPs of `count` matmuls over the lower half of S.
+    /// FLOPs of `count` matmuls over the part of S that is seen: its lower half, or a band of it; where documents begin
+    /// is not known.
     fn flops(&self, qkv: &Spec, count: usize) -> usize {
         let d = self.dims(qkv);
-        count * d.heads() * d.time * d.time * d.head_size
+        let window = self.heads.window.unwrap_or(d.time).min(d.time);
+        count * d.heads() * window * (2 * d.time - window) * d.head_size
     }
 
     fn launch(
@@ -210,12 +266,10 @@ impl Attention {
             "forward" => shader!("attention_forward"),
             _ => shader!("attention_backward"),
         };
-        let values: Vec<(&'static str, Value)> = vec![
+        let mut values: Vec<(&'static str, Value)> = vec![
             ("pass", pass.into()),
             ("T", dtype.name().into()),
-            ("head_size", dims.head_size.into()),
             ("vector", (dims.lanes() == 4).into()),
-            ("dropout", self.dropout.is_some().into()),
             ("rows", tiling.rows.into()),
             ("cols", tiling.cols.into()),
             ("rows_per_thread", tiling.rows_per_thread.into()),
@@ -224,6 +278,7 @@ impl Attention {
             ("staged", tiling.staged((dims.head_size as u32).div_ceil(4)).into()),
             ("edge", tiling.overhangs(dims).into()),
         ];
+        values.extend(self.values(dims));
         let end = dims.time.min(block.begin + block.rows);
         let blocks = match pass {
             "forward" => tiling.blocks(dims.time),
@@ -232,7 +287,7 @@ impl Attention {
         };
         let buffers = buffers(operands, dtype.wgsl(dims.lanes()), "vec4<f32>");
         let params = self.params(dims, block);
-        Launch { shader, values, buffers, params, workgroups: dims.heads() * blocks }
+        Launch { shader, values, buffers, params, workgroups: launched_heads(pass, dims) * blocks }
     }
 
     fn params(&self, dims: Dims, block: QueryBlock) -> Vec<Param> {
@@ -240,7 +295,10 @@ impl Attention {
         vec![
             param("time", dims.time),
             param("n_head", dims.n_head),
-            param("batch_heads", dims.heads()),
+            param("n_kv_head", dims.n_kv_head),
+            param("batch", dims.batch),
+            // Beyond T all keys are within the window: no sum of positions overflows.
+            param("window", self.heads.window.unwrap_or(dims.time).min(dims.time)),
             param("scale", Attention::scale(dims)),
             param("key0", key.words[0]),
             param("key1", key.words[1]),
@@ -256,7 +314,8 @@ impl Attention {
     }
 
     fn forward_plan(&self, dims: Dims, dtype: DType, tiling: Tiling) -> Plan {
-        Plan::one(self.launch("forward", dims, dtype, tiling, QueryBlock::default(), &FORWARD))
+        let operands = self.with_documents(&FORWARD, 1);
+        Plan::one(self.launch("forward", dims, dtype, tiling, QueryBlock::default(), &operands))
     }
 
     /// D = rowsum(dy * y).
@@ -277,7 +336,8 @@ impl Attention {
 
     fn backward_tiled(&self, dims: Dims, dtype: DType, tiling: Tiling, limits: &Limits) -> Plan {
         let rows = dims.query_block_rows(tiling.rows as usize, DType::F32.size_bytes(), limits);
-        let launch = |pass, block| self.launch(pass, dims, dtype, tiling, block, &BACKWARD);
+        let operands = self.with_documents(&BACKWARD, 4);
+        let launch = |pass, block| self.launch(pass, dims, dtype, tiling, block, &operands);
         self.backward_plan(dims, self.delta(dims, dtype), rows, DType::F32, launch)
     }
 
@@ -300,6 +360,11 @@ impl Attention {
     }
 }
 
+/// The heads that a pass has workgroups for: in the pass over keys those of keys.
+fn launched_heads(pass: &str, dims: Dims) -> usize {
+    if pass == "keys" { dims.kv_heads() } else { dims.heads() }
+}
+
 impl Kernel for Attention {
     fn name(&self) -> &'static str {
         "attention"
@@ -309,25 +374,36 @@ impl Kernel for Attention {
         if inputs[0].dtype == DType::U32 {
             expect_f32(self.name(), inputs)?;
         }
-        let n_head = self.n_head;
-        match inputs[0].shape[..] {
-            [batch, time, width]
-                if n_head > 0
-                    && width.is_multiple_of(3)
-                    && (width / 3).is_multiple_of(n_head)
-                    && (1..=MAX_HEAD_SIZE).contains(&(width / 3 / n_head)) =>
-            {
-                Ok(vec![
-                    Spec::new([batch, time, width / 3], inputs[0].dtype),
-                    Spec::new([batch, self.n_head, time], DType::F32),
-                ])
-            }
-            _ => Err(shape_error(
-                self.name(),
-                format!("packed (B, T, 3 * {} heads * head size of 1 to {MAX_HEAD_SIZE})", self.n_head),
-                inputs[0],
-            )),
+        let Heads { n_head, n_kv_head, window } = self.heads;
+        let packed = self.heads.packed().unwrap_or(0);
+        if n_kv_head == 0 || !n_head.is_multiple_of(n_kv_head) || window == Some(0) {
+            return Err(Error::Invalid(format!(
+                "attention: n_kv_head must divide n_head, and a window be of one key at least, got {:?}",
+                self.heads
+            )));
         }
+        let (batch, time, head_size) = match inputs[0].shape[..] {
+            [batch, time, width]
+                if packed > 0 && width.is_multiple_of(packed) && (1..=MAX_HEAD_SIZE).contains(&(width / packed)) =>
+            {
+                (batch, time, width / packed)
+            }
+            _ => {
+                let heads = format!("({n_head} + 2 * {n_kv_head}) heads");
+                let expected = format!("packed (B, T, {heads} * head size of 1 to {MAX_HEAD_SIZE})");
+                return Err(shape_error(self.name(), expected, inputs[0]));
+            }
+        };
+        if self.documents {
+            expect_dtype(self.name(), DType::U32, &inputs[1..2])?;
+            if inputs[1].shape[..] != [batch, time] {
+                return Err(shape_error(self.name(), format!("document starts ({batch}, {time})"), inputs[1]));
+            }
+        }
+        Ok(vec![
+            Spec::new([batch, time, n_head * head_size], inputs[0].dtype),
+            Spec::new([batch, n_head, time], DType::F32),
+        ])
     }
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
@@ -337,7 +413,8 @@ impl Kernel for Attention {
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         let [y, lse] = outputs else { unreachable!("two outputs") };
-        cpu::forward(self, self.dims(inputs[0].spec), inputs[0].f32(), y.f32(), lse.f32());
+        let starts = self.documents.then(|| inputs[1].u32());
+        cpu::forward(self, self.dims(inputs[0].spec), inputs[0].f32(), starts, y.f32(), lse.f32());
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
@@ -351,17 +428,18 @@ impl Kernel for Attention {
 
 impl Op for Attention {
     fn saves(&self) -> Saves {
-        Saves { inputs: &[0], outputs: &[0, 1] }
+        Saves { inputs: if self.documents { &[0, 1] } else { &[0] }, outputs: &[0, 1] }
     }
 
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
-        let inputs = [saved.input(0), saved.output(0), saved.output(1), dy];
+        let mut inputs = vec![saved.input(0), saved.output(0), saved.output(1), dy];
+        inputs.extend(self.documents.then(|| saved.input(1)));
         grads.accumulate(0, grads.run_one(&AttentionBackward(*self), &inputs)?)
     }
 }
 
-/// dqkv (B, T, 3C). Inputs: qkv, y, L, dy.
+/// dqkv (B, T, P). Inputs: qkv, y, L, dy, and if there are documents where they begin.
 struct AttentionBackward(Attention);
 
 impl Kernel for AttentionBackward {
@@ -378,9 +456,9 @@ impl Kernel for AttentionBackward {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let [qkv, y, lse, dy] = inputs else { unreachable!("four inputs") };
-        let dims = self.0.dims(qkv.spec);
-        cpu::backward(&self.0, dims, [qkv.f32(), y.f32(), lse.f32(), dy.f32()], outputs[0].f32());
+        let [qkv, y, lse, dy] = [0, 1, 2, 3].map(|i| inputs[i].f32());
+        let starts = self.0.documents.then(|| inputs[4].u32());
+        cpu::backward(&self.0, self.0.dims(inputs[0].spec), [qkv, y, lse, dy], starts, outputs[0].f32());
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
@@ -393,19 +471,27 @@ impl Kernel for AttentionBackward {
 }
 
 impl Tensor {
-    /// Causal attention of packed (B, T, 3C) queries, keys and values (in this order along the last dimension, each
-    /// `n_head` heads after one another) -> (B, T, C). `dropout` drops attention probabilities, not outputs.
+    /// Causal attention of packed (B, T, P) queries, keys and values (in this order along the last dimension, the heads
+    /// of each after one another) -> (B, T, C). `documents` (B, T), u32, has for each token the position in its row
+    /// where its document begins, which never decreases along a row: it sees nothing before. `dropout` drops attention
+    /// probabilities, not outputs.
     ///
     /// # Errors
-    /// If the tensor is not (B, T, 3C), f32 or f16, C is not divisible by `n_head`, a head is larger than 128, or the
-    /// probability of dropout is not in 0..1.
-    pub fn causal_attention(&self, n_head: usize, dropout: Option<(f32, Key)>) -> Result<Tensor> {
+    /// If the tensor is not (B, T, P), f32 or f16, of heads of 1 to 128 elements, `n_kv_head` does not divide `n_head`,
+    /// the window is 0, or the probability of dropout is not in 0..1.
+    pub fn causal_attention(
+        &self,
+        heads: Heads,
+        documents: Option<&Tensor>,
+        dropout: Option<(f32, Key)>,
+    ) -> Result<Tensor> {
         if let Some((p, _)) = dropout
             && !(0.0..1.0).contains(&p)
         {
             return Err(Error::Invalid(format!("attention: the probability of dropout must be in 0..1, got {p}")));
         }
-        apply_one(Attention { n_head, dropout }, &[self])
+        let inputs: Vec<&Tensor> = [self].into_iter().chain(documents).collect();
+        apply_one(Attention { heads, documents: documents.is_some(), dropout }, &inputs)
     }
 }
 

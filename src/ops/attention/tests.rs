@@ -13,18 +13,67 @@ fn uniform(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|_| (splitmix64(&mut state) >> 40) as f32 / (1u64 << 23) as f32 - 1.0).collect()
 }
 
+fn attention(n_head: usize, dropout: Option<(f32, Key)>) -> Attention {
+    Attention { heads: Heads::multi_head(n_head), documents: false, dropout }
+}
+
+fn dims(op: &Attention, batch: usize, time: usize, head_size: usize) -> Dims {
+    Dims { batch, time, n_head: op.heads.n_head, n_kv_head: op.heads.n_kv_head, head_size }
+}
+
+/// Heads of queries, keys and values, a window and documents in all kinds of combinations, each with n_head of 6 or 2.
+fn patterns() -> Vec<Attention> {
+    let dropout = Some((0.3, Key::new(5)));
+    [
+        (2, 2, None, false, None),
+        (2, 2, None, false, dropout),
+        (6, 2, None, false, dropout),
+        (6, 1, None, false, None),
+        (2, 2, Some(1), false, None),
+        (2, 2, Some(40), false, dropout),
+        (2, 1, None, true, None),
+        (6, 2, Some(21), true, dropout),
+    ]
+    .map(|(n_head, n_kv_head, window, documents, dropout)| Attention {
+        heads: Heads { n_head, n_kv_head, window },
+        documents,
+        dropout,
+    })
+    .into()
+}
+
+/// Documents of 1, 2, .. tokens and of 70, which begin elsewhere in each row: (B, T).
+fn starts(batch: usize, time: usize) -> Vec<u32> {
+    let row = |b: usize| {
+        let lengths = (1..).map(move |n| if (n + b) % 4 == 3 { 70 } else { n + b });
+        lengths.scan(0, |start, n| Some((std::mem::replace(start, *start + n), n)))
+    };
+    let row = |b| row(b).flat_map(|(start, n)| std::iter::repeat_n(start as u32, n)).take(time).collect::<Vec<_>>();
+    (0..batch).flat_map(row).collect()
+}
+
+/// The inputs of attention besides qkv: where documents begin, if there are any.
+fn documents(op: &Attention, [batch, time]: [usize; 2], device: &Device) -> Option<Tensor> {
+    op.documents.then(|| Tensor::from_u32(&starts(batch, time), [batch, time], device).unwrap())
+}
+
 /// y as the definition has it, in f64, with the whole matrix.
 fn definition(op: &Attention, d: Dims, qkv: &[f32]) -> Vec<f64> {
     let (hs, width) = (d.head_size, d.width());
+    let starts = starts(d.batch, d.time);
     let mut y = vec![0.0; d.batch * d.time * width];
     for b in 0..d.batch {
         for h in 0..d.n_head {
+            let kv_head = h / (d.n_head / d.n_kv_head);
+            let heads = [h, d.n_head + kv_head, d.n_head + d.n_kv_head + kv_head];
             let at = |part: usize, t: usize, c: usize| {
-                f64::from(qkv[(b * d.time + t) * 3 * width + part * width + h * hs + c])
+                f64::from(qkv[((b * d.time + t) * (d.n_head + 2 * d.n_kv_head) + heads[part]) * hs + c])
             };
             for i in 0..d.time {
                 let score = |j: usize| (0..hs).map(|c| at(0, i, c) * at(1, j, c)).sum::<f64>() / (hs as f64).sqrt();
-                let weights: Vec<f64> = (0..=i).map(|j| score(j).exp()).collect();
+                let document = if op.documents { starts[b * d.time + i] as usize } else { 0 };
+                let first = document.max(op.heads.window.map_or(0, |window| (i + 1).saturating_sub(window)));
+                let weights: Vec<f64> = (0..=i).map(|j| if j < first { 0.0 } else { score(j).exp() }).collect();
                 let total: f64 = weights.iter().sum();
                 for (j, weight) in weights.iter().enumerate() {
                     let kept = op.dropout.map_or(1.0, |(p, key)| {
@@ -43,22 +92,22 @@ fn definition(op: &Attention, d: Dims, qkv: &[f32]) -> Vec<f64> {
 
 #[test]
 fn cpu_computes_the_definition() {
-    for (batch, time, n_head, head_size) in [(2, 1, 1, 1), (1, 65, 2, 3), (2, 129, 1, 17), (1, 70, 3, 64)] {
-        for dropout in [None, Some((0.3, Key::new(5)))] {
-            let op = Attention { n_head, dropout };
-            let d = Dims { batch, time, n_head, head_size };
-            let qkv = uniform(batch * time * 3 * d.width(), 3);
+    for (batch, time, head_size) in [(2, 1, 1), (1, 65, 3), (2, 129, 17), (1, 70, 64)] {
+        for op in patterns() {
+            let d = dims(&op, batch, time, head_size);
+            let qkv = uniform(batch * time * d.packed_width(), 3);
             let want = definition(&op, d, &qkv);
-            let qkv = Tensor::from_f32(&qkv, [batch, time, 3 * d.width()], &Device::Cpu).unwrap();
-            let y = qkv.causal_attention(n_head, dropout).unwrap().to_f32().unwrap();
+            let qkv = Tensor::from_f32(&qkv, [batch, time, d.packed_width()], &Device::Cpu).unwrap();
+            let documents = documents(&op, [batch, time], &Device::Cpu);
+            let y = qkv.causal_attention(op.heads, documents.as_ref(), op.dropout).unwrap().to_f32().unwrap();
             // Sums of at most 129 terms below 1.5, each rounded to 6e-8.
-            assert_close(format!("{d:?} {dropout:?}"), &y, &want, 2e-6, 0.0);
+            assert_close(format!("{d:?} {op:?}"), &y, &want, 2e-6, 0.0);
         }
     }
 }
 
 /// Forward and backward in these tiles.
-fn run_tiled(gpu: &Gpu, tiling: Tiling, op: Attention, qkv: &Tensor, dy: &Tensor) -> [Vec<f32>; 3] {
+fn run_tiled(gpu: &Gpu, tiling: Tiling, op: Attention, [qkv, dy]: [&Tensor; 2], rest: &[&Tensor]) -> [Vec<f32>; 3] {
     let dims = op.dims(qkv.spec());
     let launch = |kernel: &dyn Kernel, plan: Plan, inputs: &[&Tensor]| -> Vec<Tensor> {
         let specs: Vec<&Spec> = inputs.iter().map(|t| t.spec()).collect();
@@ -72,9 +121,9 @@ fn run_tiled(gpu: &Gpu, tiling: Tiling, op: Attention, qkv: &Tensor, dy: &Tensor
         gpu.run(kernel.name(), Cost::default(), plan, &read, &write).unwrap();
         outputs
     };
-    let forward = launch(&op, op.forward_plan(dims, DType::F32, tiling), &[qkv]);
+    let forward = launch(&op, op.forward_plan(dims, DType::F32, tiling), &[&[qkv], rest].concat());
     let plan = op.backward_tiled(dims, DType::F32, tiling, gpu.limits());
-    let backward = launch(&AttentionBackward(op), plan, &[qkv, &forward[0], &forward[1], dy]);
+    let backward = launch(&AttentionBackward(op), plan, &[&[qkv, &forward[0], &forward[1], dy], rest].concat());
     [&forward[0], &forward[1], &backward[0]].map(|t| t.to_f32().unwrap())
 }
 
@@ -85,25 +134,45 @@ fn gpu_agrees_with_every_tiling() {
     let fits = |t: &Tiling| gpu.info().is_software() || t.workgroup_bytes() <= gpu.limits().workgroup_bytes;
     let tilings: Vec<Tiling> = [Tiling::SMALL, Tiling::MIDDLE, Tiling::LARGE].into_iter().filter(fits).collect();
     // Beyond, within and exactly at the edges of tiles; the last has two query blocks of 256.
-    for (batch, time, head_size) in [(1, 1, 4), (1, 97, 64), (2, 33, 5), (3, 70, 128), (2, 128, 64), (2, 512, 16)] {
-        let op = Attention { n_head: 2, dropout: Some((0.2, Key::new(9))) };
-        let shape = [batch, time, 6 * head_size];
-        let (qkv, dy) = (uniform(batch * time * 6 * head_size, 1), uniform(batch * time * 2 * head_size, 2));
+    let multi_head = attention(2, Some((0.2, Key::new(9))));
+    let of = |n_kv_head, window, documents| Attention {
+        heads: Heads { n_head: 4, n_kv_head, window },
+        documents,
+        ..multi_head
+    };
+    for (op, [batch, time, head_size]) in [
+        (multi_head, [1, 1, 4]),
+        (multi_head, [1, 97, 64]),
+        (multi_head, [2, 33, 5]),
+        (multi_head, [3, 70, 128]),
+        (multi_head, [2, 128, 64]),
+        (multi_head, [2, 512, 16]),
+        // Groups of queries; a band within a tile and beyond one; documents; all in two query blocks of 256.
+        (of(2, None, false), [2, 97, 8]),
+        (of(4, Some(20), false), [1, 150, 8]),
+        (of(2, Some(150), true), [2, 300, 16]),
+    ] {
+        let d = dims(&op, batch, time, head_size);
+        let (qkv, dy) = (uniform(batch * time * d.packed_width(), 1), uniform(batch * time * d.width(), 2));
         let tensors = |device: &Device| {
-            let qkv = Tensor::from_f32(&qkv, shape, device).unwrap();
-            (qkv, Tensor::from_f32(&dy, [batch, time, 2 * head_size], device).unwrap())
+            let qkv = Tensor::from_f32(&qkv, [batch, time, d.packed_width()], device).unwrap();
+            let dy = Tensor::from_f32(&dy, [batch, time, d.width()], device).unwrap();
+            (qkv, dy, documents(&op, [batch, time], device))
         };
-        let (qkv_cpu, dy_cpu) = tensors(&Device::Cpu);
-        let forward = run(&op, &[&qkv_cpu]).unwrap();
-        let dqkv = run(&AttentionBackward(op), &[&qkv_cpu, &forward[0], &forward[1], &dy_cpu]).unwrap();
+        let (qkv_cpu, dy_cpu, rest) = tensors(&Device::Cpu);
+        let rest: Vec<&Tensor> = rest.iter().collect();
+        let forward = run(&op, &[&[&qkv_cpu], &rest[..]].concat()).unwrap();
+        let inputs = [&[&qkv_cpu, &forward[0], &forward[1], &dy_cpu], &rest[..]].concat();
+        let dqkv = run(&AttentionBackward(op), &inputs).unwrap();
         let want = [&forward[0], &forward[1], &dqkv[0]].map(|t| t.to_f32().unwrap());
-        let (qkv_gpu, dy_gpu) = tensors(&Device::Gpu(gpu.clone()));
+        let (qkv_gpu, dy_gpu, rest) = tensors(&Device::Gpu(gpu.clone()));
+        let rest: Vec<&Tensor> = rest.iter().collect();
         for &tiling in &tilings {
-            let got = run_tiled(&gpu, tiling, op, &qkv_gpu, &dy_gpu);
+            let got = run_tiled(&gpu, tiling, op, [&qkv_gpu, &dy_gpu], &rest);
             for (what, (got, want)) in ["y", "lse", "dqkv"].iter().zip(got.iter().zip(&want)) {
                 // Sums of up to 128 terms around 1, in another order.
                 assert_close(
-                    format!("B {batch}, T {time}, head {head_size}, {tiling:?}: {what}"),
+                    format!("B {batch}, T {time}, head {head_size}, {op:?}, {tiling:?}: {what}"),
                     got,
                     want,
                     1e-5,
@@ -117,8 +186,9 @@ fn gpu_agrees_with_every_tiling() {
 #[test]
 fn tiles_follow_the_length_and_how_many_heads_there_are() {
     let limits = Limits { workgroup_bytes: 48 << 10, workgroup_threads: 1024, ..Limits::WEBGPU_DEFAULT };
-    let rows =
-        |batch, time, n_head, limits: &Limits| Tiling::choose(Dims { batch, time, n_head, head_size: 64 }, limits).rows;
+    let rows = |batch, time, n_head, limits: &Limits| {
+        Tiling::choose(dims(&attention(n_head, None), batch, time, 64), limits).rows
+    };
     // shakespeare-char with 1, 8, 16 and 64 sequences; seed; gpt2-124m with 16 and one; a prompt of one token.
     for (batch, time, n_head, want) in [
         (1, 256, 6, 64),
@@ -145,7 +215,7 @@ fn two_runs_give_the_same_bits() {
     let mut devices = vec![Device::Cpu];
     devices.extend(gpu_for_tests().map(Device::Gpu));
     for device in devices {
-        let op = Attention { n_head: 3, dropout: None };
+        let op = attention(3, None);
         for dtype in [DType::F32, DType::F16] {
             if dtype == DType::F16 && !device.has_f16() {
                 continue;
@@ -183,7 +253,7 @@ fn a_row_of_minus_infinity_ends_as_nan() {
                 row[16] = if t % 2 == 0 { -1.0 } else { -0.5 };
             }
             let qkv = Tensor::from_f32(&qkv, [1, 20, 48], &device).unwrap().to_dtype(dtype).unwrap();
-            let y = run(&Attention { n_head: 1, dropout: None }, &[&qkv]).unwrap().remove(0).to_f32().unwrap();
+            let y = run(&attention(1, None), &[&qkv]).unwrap().remove(0).to_f32().unwrap();
             assert!(y[..16].iter().all(|y| y.is_nan()), "{device}, {}: {:?}", dtype.name(), &y[..16]);
             assert!(y[16..].iter().all(|y| y.is_finite()), "{device}, {}", dtype.name());
         }
@@ -193,50 +263,93 @@ fn a_row_of_minus_infinity_ends_as_nan() {
 #[test]
 fn refuses_shapes_that_are_not_packed_heads() {
     let device = Device::Cpu;
-    for (shape, n_head) in [(vec![2, 12], 1), (vec![1, 2, 13], 1), (vec![1, 2, 12], 3), (vec![1, 2, 12], 0)] {
+    for (shape, n_head) in [(vec![2, 12], 1), (vec![1, 2, 13], 1), (vec![1, 2, 12], 3)] {
         let x = Tensor::zeros(shape.clone(), DType::F32, &device).unwrap();
-        let error = x.causal_attention(n_head, None).unwrap_err().to_string();
+        let error = x.causal_attention(Heads::multi_head(n_head), None, None).unwrap_err().to_string();
         assert!(error.contains("packed"), "{shape:?}: {error}");
     }
     let wide = Tensor::zeros([1, 1, 3 * 129], DType::F32, &device).unwrap();
-    assert!(wide.causal_attention(1, None).unwrap_err().to_string().contains("128"));
+    assert!(wide.causal_attention(Heads::multi_head(1), None, None).unwrap_err().to_string().contains("128"));
     let x = Tensor::zeros([1, 2, 12], DType::F32, &device).unwrap();
-    let error = x.causal_attention(1, Some((1.0, Key::new(0)))).unwrap_err().to_string();
+    let error = x.causal_attention(Heads::multi_head(1), None, Some((1.0, Key::new(0)))).unwrap_err().to_string();
     assert!(error.contains("dropout"), "{error}");
     // The output must be as large as it says, whoever provides it.
-    assert!(run_into(&Attention { n_head: 1, dropout: None }, &[&x], &[&x, &x]).is_err());
+    assert!(run_into(&attention(1, None), &[&x], &[&x, &x]).is_err());
 }
 
 #[test]
 fn tokens_whose_keys_are_kept_get_the_attention_of_the_whole() {
     for device in Device::for_tests() {
-        // More keys than a workgroup takes at a time; heads that fill it and that leave much of it idle.
-        for (time, n_head, head_size) in
-            [(300, 2, 5), (140, 1, 128), (131, 3, 64), (9, 2, 1), (129, 2, 3), (128, 1, 100)]
-        {
-            let width = n_head * head_size;
-            let values = uniform(time * 3 * width, 11);
-            let qkv = Tensor::from_f32(&values, [1, time, 3 * width], &device).unwrap();
-            let want = qkv.causal_attention(n_head, None).unwrap().to_f32().unwrap();
-            let cache = Tensor::full(f32::NAN, [time, 2 * width], &device).unwrap();
+        // More keys than a workgroup takes at a time; heads that fill it and that leave much of it idle; groups of
+        // queries; windows within a split of keys, of a whole one, and beyond it.
+        for (time, heads, head_size) in [
+            (300, (2, 2, None), 5),
+            (140, (1, 1, None), 128),
+            (131, (3, 3, None), 64),
+            (9, (2, 2, None), 1),
+            (129, (2, 1, None), 3),
+            (128, (1, 1, None), 100),
+            (300, (6, 2, None), 8),
+            (280, (2, 2, Some(3)), 5),
+            (280, (4, 2, Some(128)), 5),
+            (280, (2, 2, Some(150)), 5),
+        ] {
+            let heads = Heads { n_head: heads.0, n_kv_head: heads.1, window: heads.2 };
+            let d = dims(&Attention { heads, documents: false, dropout: None }, 1, time, head_size);
+            let width = d.packed_width();
+            let values = uniform(time * width, 11);
+            let qkv = Tensor::from_f32(&values, [1, time, width], &device).unwrap();
+            let want = qkv.causal_attention(heads, None, None).unwrap().to_f32().unwrap();
+            let cache = Tensor::full(f32::NAN, [time, 2 * d.kv_width()], &device).unwrap();
             let (mut got, mut start) = (Vec::new(), 0);
             for tokens in [3, 1, 1, 2].into_iter().chain(std::iter::repeat(60)) {
                 // The last ones singly: those that fill a split of keys and that begin one.
                 let tokens = tokens.min((time - start).div_ceil(2));
-                let part = &values[start * 3 * width..][..tokens * 3 * width];
-                let part = Tensor::from_f32(part, [1, tokens, 3 * width], &device).unwrap();
-                got.extend(part.cached_attention(n_head, &cache, start).unwrap().to_f32().unwrap());
+                let part = Tensor::from_f32(&values[start * width..][..tokens * width], [1, tokens, width], &device);
+                got.extend(
+                    part.unwrap()
+                        .append_kv(heads, &cache, start)
+                        .unwrap()
+                        .cached_attention(heads, &cache, start)
+                        .unwrap()
+                        .to_f32()
+                        .unwrap(),
+                );
                 start += tokens;
                 if start == time {
                     break;
                 }
             }
             // Sums of at most 300 terms below 1, each rounded to 6e-8, in another order.
-            assert_close(format!("{device}, {time}, {n_head} x {head_size}"), &got, &want, 2e-6, 0.0);
+            assert_close(format!("{device}, {time}, {heads:?} x {head_size}"), &got, &want, 2e-6, 0.0);
 
-            let one = Tensor::from_f32(&values[..3 * width], [1, 1, 3 * width], &device).unwrap();
-            assert!(one.cached_attention(n_head, &cache, time).is_err(), "the cache is full");
-            assert!(one.cached_attention(n_head, &qkv, 0).is_err(), "no cache");
+            let one = Tensor::from_f32(&values[..width], [1, 1, width], &device).unwrap();
+            assert!(one.append_kv(heads, &cache, time).is_err(), "the cache is full");
+            assert!(one.cached_attention(heads, &qkv, 0).is_err(), "no cache");
         }
+    }
+}
+
+#[test]
+fn refuses_heads_and_documents_that_do_not_fit() {
+    let x = Tensor::zeros([2, 3, 16], DType::F32, &Device::Cpu).unwrap();
+    let heads = Heads { n_head: 4, n_kv_head: 2, window: None };
+    x.causal_attention(heads, None, None).unwrap();
+    for (changed, told) in [
+        (Heads { n_kv_head: 3, ..heads }, "n_kv_head must divide n_head"),
+        (Heads { n_kv_head: 0, ..heads }, "n_kv_head must divide n_head"),
+        (Heads::multi_head(0), "n_kv_head must divide n_head"),
+        (Heads { window: Some(0), ..heads }, "a window be of one key at least"),
+        (Heads { n_head: 2, ..heads }, "(2 + 2 * 2) heads"),
+    ] {
+        let error = x.causal_attention(changed, None, None).unwrap_err().to_string();
+        assert!(error.contains(told), "{error}");
+    }
+    for (starts, told) in [
+        (Tensor::from_u32(&[0; 3], [1, 3], &Device::Cpu).unwrap(), "document starts (2, 3)"),
+        (Tensor::zeros([2, 3], DType::F32, &Device::Cpu).unwrap(), "u32"),
+    ] {
+        let error = x.causal_attention(heads, Some(&starts), None).unwrap_err().to_string();
+        assert!(error.contains(told), "{error}");
     }
 }

@@ -2,7 +2,8 @@
 //! devices add up in another order.
 
 use super::{Apply, Case, Values};
-use crate::ops::inputs::AROUND_ZERO;
+use crate::ops::Heads;
+use crate::ops::inputs::{AROUND_ZERO, draw};
 use crate::ops::random::Key;
 use crate::{DType, Result, Tensor};
 
@@ -38,13 +39,13 @@ fn matmul(cases: &mut Vec<Case>) {
             format!("matmul/f16/linear/{m}x{n}x{k}"),
             operands.clone(),
             4e-3,
-            Box::new(|x| single(&half(&x[0])?.linear(&half(&x[1])?, Some(&x[2]))?)),
+            Box::new(|x| single(&half(&x[0])?.linear(&half(&x[1])?, false, Some(&x[2]))?)),
         );
         push(
             format!("matmul/f16/no bias/{m}x{n}x{k}"),
             operands[..2].to_vec(),
             4e-3,
-            Box::new(|x| single(&half(&x[0])?.linear(&half(&x[1])?, None)?)),
+            Box::new(|x| single(&half(&x[0])?.linear(&half(&x[1])?, false, None)?)),
         );
         push(
             format!("matmul/f16/nt/{m}x{n}x{k}"),
@@ -113,7 +114,7 @@ fn attention(cases: &mut Vec<Case>) {
             format!("attention/f16/{batch}x{time}x{n_head}x{head_size}"),
             vec![(vec![batch, time, 3 * n_head * head_size], AROUND_ZERO)],
             6e-3,
-            Box::new(move |x| single(&half(&x[0])?.causal_attention(n_head, None)?)),
+            Box::new(move |x| single(&half(&x[0])?.causal_attention(Heads::multi_head(n_head), None, None)?)),
         );
     }
     for (time, head_size) in [(97, 32), (64, 8), (70, 80), (270, 32), (384, 64)] {
@@ -121,7 +122,56 @@ fn attention(cases: &mut Vec<Case>) {
             format!("attention/f16/dropout/{time}x{head_size}"),
             vec![(vec![2, time, 6 * head_size], AROUND_ZERO)],
             6e-3,
-            Box::new(move |x| single(&half(&x[0])?.causal_attention(2, Some((0.25, Key::new(3))))?)),
+            Box::new(move |x| {
+                single(&half(&x[0])?.causal_attention(Heads::multi_head(2), None, Some((0.25, Key::new(3))))?)
+            }),
+        );
+    }
+    // Groups of queries, bands within a tile and beyond one, documents that begin at tokens 3 and 150.
+    for (n_head, n_kv_head, window, documents, time, head_size) in [
+        (4, 2, None, false, 97, 16),
+        (6, 1, None, false, 270, 16),
+        (2, 2, Some(9), false, 130, 64),
+        (4, 2, Some(150), false, 270, 16),
+        (4, 2, None, true, 270, 32),
+        (2, 1, Some(40), true, 200, 8),
+    ] {
+        let heads = Heads { n_head, n_kv_head, window };
+        push(
+            format!("attention/f16/{n_head}:{n_kv_head}/{window:?}/{documents}/{time}x{head_size}"),
+            vec![(vec![2, time, (n_head + 2 * n_kv_head) * head_size], AROUND_ZERO)],
+            6e-3,
+            Box::new(move |x| {
+                let starts = (0..2 * time as u32).map(|i| match i % time as u32 {
+                    0..3 => 0,
+                    3..150 => 3,
+                    _ => 150,
+                });
+                let starts = Tensor::from_u32(&starts.collect::<Vec<_>>(), [2, time], &x[0].device())?;
+                let dropout = Some((0.25, Key::new(3)));
+                single(&half(&x[0])?.causal_attention(heads, documents.then_some(&starts), dropout)?)
+            }),
+        );
+    }
+    for (head_size, norm) in [(16, false), (16, true), (6, true)] {
+        let heads = Heads { n_head: 4, n_kv_head: 2, window: None };
+        let weight = || (vec![head_size], AROUND_ZERO);
+        push(
+            format!("rope/f16/{norm}/{head_size}"),
+            vec![(vec![2, 19, 8 * head_size], AROUND_ZERO), weight(), weight()][..if norm { 3 } else { 1 }].to_vec(),
+            6e-3,
+            Box::new(move |x| {
+                let table = draw(&[(vec![19, head_size], AROUND_ZERO)], &x[0].device(), 7)?.remove(0);
+                single(&half(&x[0])?.rope(heads, &table, norm.then(|| (1e-6, [&x[1], &x[2]])))?)
+            }),
+        );
+    }
+    for width in [10, 64] {
+        push(
+            format!("swiglu/f16/{width}"),
+            vec![(vec![3, 5, width], AROUND_ZERO)],
+            3e-3,
+            Box::new(|x| single(&half(&x[0])?.swiglu()?)),
         );
     }
     // Scores that go far beyond those of the tiles before. All that matters of a row is a few keys.
@@ -130,7 +180,7 @@ fn attention(cases: &mut Vec<Case>) {
             format!("attention/f16/large scores/{time}"),
             vec![(vec![2, time, 3 * 2 * 16], Values::Uniform(-6.0, 6.0))],
             2e-2,
-            Box::new(|x| single(&half(&x[0])?.causal_attention(2, None)?)),
+            Box::new(|x| single(&half(&x[0])?.causal_attention(Heads::multi_head(2), None, None)?)),
         );
     }
 }

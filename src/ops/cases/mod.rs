@@ -8,7 +8,7 @@ pub use super::inputs::Values;
 
 use super::inputs::{AROUND_ZERO, POSITIVE, domain, draw};
 use super::random::Key;
-use super::{BINARY, UNARY};
+use super::{BINARY, Heads, UNARY};
 use crate::tensor::{DType, Tensor};
 use crate::{Device, Result};
 
@@ -67,6 +67,8 @@ pub fn all() -> Vec<Case> {
     losses(&mut cases);
     softmax(&mut cases);
     feed_forward(&mut cases);
+    swiglu(&mut cases);
+    rope(&mut cases);
     layer_norm(&mut cases);
     embedding(&mut cases);
     dropout(&mut cases);
@@ -192,7 +194,7 @@ fn matmul(cases: &mut Vec<Case>) {
     }
     for (rows, k, n) in [(1, 1, 1), (17, 3, 65), (129, 65, 129), (9, 512, 20)] {
         let inputs = vec![(vec![2, rows, k], AROUND_ZERO), (vec![k, n], AROUND_ZERO), (vec![n], AROUND_ZERO)];
-        let case = Case::new(format!("linear/2x{rows}x{k}x{n}"), inputs, |x| x[0].linear(&x[1], Some(&x[2])));
+        let case = Case::new(format!("linear/2x{rows}x{k}x{n}"), inputs, |x| x[0].linear(&x[1], false, Some(&x[2])));
         cases.push(case.tolerance(tolerance(k.max(n).max(2 * rows)), 1e-6));
     }
 }
@@ -213,21 +215,37 @@ fn attention(cases: &mut Vec<Case>) {
     for ([b, t], n_head, head_size) in sizes {
         let name = format!("attention/{b}x{t}/{n_head}x{head_size}");
         let qkv = (vec![b, t, 3 * n_head * head_size], AROUND_ZERO);
-        let case = Case::new(name, vec![qkv], move |x| x[0].causal_attention(n_head, None));
+        let case = Case::new(name, vec![qkv], move |x| x[0].causal_attention(Heads::multi_head(n_head), None, None));
         cases.push(case.tolerance(atol, rtol));
     }
     for (t, head_size) in [(33, 8), (130, 5)] {
         let qkv = (vec![2, t, 6 * head_size], AROUND_ZERO);
         let dropout = Some((0.25, Key::new(3)));
         let case = Case::new(format!("attention/dropout/{t}x{head_size}"), vec![qkv], move |x| {
-            x[0].causal_attention(2, dropout)
+            x[0].causal_attention(Heads::multi_head(2), None, dropout)
         });
         cases.push(case.tolerance(atol, rtol));
+    }
+    // Groups of queries, a window, and documents that begin at tokens 3 and 40.
+    for (n_head, n_kv_head, window, documents) in
+        [(4, 2, None, false), (6, 1, None, false), (2, 2, Some(33), false), (4, 2, None, true), (2, 1, Some(7), true)]
+    {
+        let heads = Heads { n_head, n_kv_head, window };
+        for head_size in if documents { 5..6 } else { 8..9 } {
+            let qkv = (vec![2, 70, (n_head + 2 * n_kv_head) * head_size], AROUND_ZERO);
+            let name = format!("attention/{n_head}:{n_kv_head}/{window:?}/{documents}/{head_size}");
+            let case = Case::new(name, vec![qkv], move |x| {
+                let starts = (0..140).map(|i| [0, 3, 40][[3, 40].iter().filter(|start| i % 70 >= **start).count()]);
+                let starts = Tensor::from_u32(&starts.collect::<Vec<_>>(), [2, 70], &x[0].device())?;
+                x[0].causal_attention(heads, documents.then_some(&starts), Some((0.25, Key::new(3))))
+            });
+            cases.push(case.tolerance(atol, rtol));
+        }
     }
     // Scores around 10,000, where one unit in the last place is 1e-3: so much of itself may a probability be off that
     // is neither 0 nor 1. Few are, so outputs of up to 80 and gradients of up to 250 show a part of that.
     let qkv = (vec![1, 65, 3 * 2 * 8], LARGE);
-    let case = Case::new("attention/large", vec![qkv], |x| x[0].causal_attention(2, None));
+    let case = Case::new("attention/large", vec![qkv], |x| x[0].causal_attention(Heads::multi_head(2), None, None));
     cases.push(case.tolerance(2e-2, 1e-3).not_smooth());
 }
 
@@ -285,6 +303,36 @@ fn feed_forward(cases: &mut Vec<Case>) {
     }
 }
 
+fn swiglu(cases: &mut Vec<Case>) {
+    for shape in [vec![2], vec![3, 10], vec![2, 65, 24], vec![3, 5000]] {
+        let inputs = vec![(shape.clone(), AROUND_ZERO)];
+        cases.push(Case::new(format!("swiglu/{shape:?}"), inputs, |x| x[0].swiglu()).tolerance(2e-6, 1e-5));
+    }
+    let inputs = vec![(vec![3, 34], LARGE)];
+    cases.push(Case::new("swiglu/large", inputs, |x| x[0].swiglu()).tolerance(2e-6, 2e-5).not_smooth());
+}
+
+fn rope(cases: &mut Vec<Case>) {
+    // Heads that fill the threads they share and that leave some idle; vectors of four and single elements.
+    for (b, t, (n_head, n_kv_head), head_size) in
+        [(1, 1, (1, 1), 2), (2, 3, (2, 1), 6), (2, 19, (4, 2), 8), (1, 33, (3, 3), 40), (1, 5, (6, 1), 128)]
+    {
+        let heads = Heads { n_head, n_kv_head, window: None };
+        let qkv = (vec![b, t, (n_head + 2 * n_kv_head) * head_size], AROUND_ZERO);
+        // It is no parameter, and gets no gradient.
+        let table = move |x: &Tensor| {
+            Ok::<_, crate::Error>(draw(&[(vec![t + 1, head_size], AROUND_ZERO)], &x.device(), 7)?.remove(0))
+        };
+        let name = format!("{b}x{t}/{n_head}:{n_kv_head}x{head_size}");
+        let inputs = vec![qkv, (vec![head_size], AROUND_ZERO), (vec![head_size], AROUND_ZERO)];
+        let apply = move |x: &[Tensor]| x[0].rope(heads, &table(&x[0])?, None);
+        cases.push(Case::new(format!("rope/{name}"), inputs[..1].to_vec(), apply).tolerance(2e-6, 1e-6));
+        let apply = move |x: &[Tensor]| x[0].rope(heads, &table(&x[0])?, Some((1e-6, [&x[1], &x[2]])));
+        // Gradients of weights sum up to 120 products; a head of two may be small before it is normalized.
+        cases.push(Case::new(format!("rope/norm/{name}"), inputs, apply).tolerance(5e-5, 1e-5));
+    }
+}
+
 fn layer_norm(cases: &mut Vec<Case>) {
     let few = [vec![3], vec![17, 3], vec![3, 17], vec![1, 129], vec![5, 4100], vec![1, 5000]];
     // Chunks of 256, 128, 16 and 32 rows, the last one short. The last two are too wide for a thread to hold its
@@ -319,6 +367,18 @@ fn layer_norm(cases: &mut Vec<Case>) {
             let case = Case::new(format!("add_layer_norm/{dropped}sum/{shape:?}"), inputs, apply);
             cases.push(case.tolerance(5e-5, 1e-5));
         }
+    }
+    // Gradients of the weight are sums over up to 300 rows.
+    for shape in [vec![3], vec![17, 3], vec![300, 5], vec![37, 130], vec![17, 1028], vec![5, 4100], vec![19, 2051]] {
+        let c = shape[shape.len() - 1];
+        let inputs = vec![(shape.clone(), AROUND_ZERO), (vec![c], AROUND_ZERO), (shape.clone(), AROUND_ZERO)];
+        let apply = |x: &[Tensor]| x[0].rms_norm_to(DType::F32, &x[1], 1e-5);
+        cases.push(Case::new(format!("rms_norm_to/{shape:?}"), inputs[..2].to_vec(), apply).tolerance(5e-5, 1e-5));
+        let apply = |x: &[Tensor]| {
+            let (sum, normal) = x[0].add_rms_norm(&x[2], Some((0.3, Key::new(5))), DType::F32, &x[1], 1e-5)?;
+            sum.add(&normal)
+        };
+        cases.push(Case::new(format!("add_rms_norm/{shape:?}"), inputs, apply).tolerance(5e-5, 1e-5));
     }
     // Of two uses of x, backward comes to the norm last: it adds its gradient to the other's.
     for shape in [vec![5, 3], vec![37, 20]] {

@@ -59,8 +59,8 @@ fn in_columns(kernel: &MatMul, d: &Dims, operands: Operands, y: &mut [f32]) {
     let columns = block_rows(d.n, d.m, threads());
     let a = stored(operands.a, kernel.trans_a, d.m, d.k);
     let b = stored(operands.b, kernel.trans_b, d.k, d.n);
-    tiles(y, [1, d.n], d.m, columns).enumerate().for_each(|(i, mut tile)| {
-        tile.product(0, 0..d.m, kernel.accumulate, d.k, a, b.skip_columns(i * columns));
+    tiles(y, d.n, d.m, columns).enumerate().for_each(|(i, mut tile)| {
+        tile.product(0..d.m, kernel.accumulate, d.k, a, b.skip_columns(i * columns));
     });
 }
 

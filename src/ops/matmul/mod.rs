@@ -184,8 +184,12 @@ impl Op for MatMul {
             grads.accumulate_with(0, &[dy, b], product(0, false, !self.trans_b))?;
         }
         if self.bias {
-            // `linear` alone has a bias, and transposes nothing.
-            return linear_gradients(grads, [1, 2], &a.as_rows(), &dy.as_rows(), out[1]);
+            // `linear` alone has a bias, and transposes no x.
+            if !self.trans_b {
+                return linear_gradients(grads, [1, 2], &a.as_rows(), &dy.as_rows(), out[1]);
+            }
+            let len = dy.shape().last_dim();
+            grads.accumulate_with(2, &[dy], |accumulate| SumRows { accumulate, len, outputs: 1 })?;
         }
         if !grads.needs_grad(1) {
             return Ok(());
@@ -260,15 +264,16 @@ impl Tensor {
         apply_one(MatMul { trans_a, trans_b, out: self.dtype(), ..MatMul::default() }, &[self, other])
     }
 
-    /// `self weight + bias`: (..., K) by (K, N), plus (N) in every row. The layout of GPT-2's `Conv1D`.
+    /// `self weight + bias`: (..., K) by (K, N), plus (N) in every row, the layout of GPT-2's `Conv1D`; or with
+    /// `outputs_first` `self weight^T + bias`, by (N, K), the layout of `torch.nn.Linear`.
     ///
     /// # Errors
     /// If the shapes do not fit, `self` and `weight` are not both f32 or both f16, or the bias is not f32.
-    pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    pub fn linear(&self, weight: &Tensor, outputs_first: bool, bias: Option<&Tensor>) -> Result<Tensor> {
         if weight.shape().len() != 2 {
-            return Err(shape_error("linear", "a weight of shape (K, N)", weight.shape()));
+            return Err(shape_error("linear", "a weight of two dimensions", weight.shape()));
         }
-        let op = MatMul { bias: bias.is_some(), out: self.dtype(), ..MatMul::default() };
+        let op = MatMul { trans_b: outputs_first, bias: bias.is_some(), out: self.dtype(), ..MatMul::default() };
         let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).collect();
         apply_one(op, &inputs)
     }

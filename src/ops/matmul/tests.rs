@@ -236,7 +236,7 @@ fn an_empty_gemm_has_a_configuration_and_its_bias_a_gradient() {
         for (rows, k) in [(0, 3), (5, 0), (0, 0)] {
             let [x, weight, bias] = [tensor(&[rows, k]), tensor(&[k, 4]), tensor(&[4])];
             let [weight, bias] = [weight, bias].map(|t| t.requires_grad().unwrap());
-            let y = x.linear(&weight, Some(&bias)).unwrap();
+            let y = x.linear(&weight, false, Some(&bias)).unwrap();
             y.sum(0).unwrap().sum(0).unwrap().backward().unwrap();
             let got = bias.grad().unwrap().to_f32().unwrap();
             assert_eq!(got, vec![rows as f32; 4], "{device}: ({rows}, {k})");
@@ -249,7 +249,7 @@ fn an_empty_gemm_has_a_configuration_and_its_bias_a_gradient() {
 fn each_parameter_gets_the_same_gradient_alone() {
     for device in Device::for_tests() {
         type Layer = fn(&Tensor, &[Tensor]) -> Result<Tensor>;
-        let linear: Layer = |x, p| x.linear(&p[0], Some(&p[1]));
+        let linear: Layer = |x, p| x.linear(&p[0], false, Some(&p[1]));
         let feed_forward: Layer = |x, p| x.feed_forward(&p[0], &p[1], Some((&p[2], &p[3])));
         let layer_norm: Layer = |x, p| x.layer_norm(&p[0], Some(&p[1]), 1e-5);
         let layers: [(Layer, &[&[usize]]); 3] = [

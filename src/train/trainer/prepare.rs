@@ -4,7 +4,7 @@ use super::Trainer;
 use crate::config::{self, Config, OptimizerKind, Resolved, TrainLength};
 use crate::data::{Corpus, Loader, Prepared, Progress, Tokenizer};
 use crate::generate::check_prompt;
-use crate::models::{LanguageModel, ModelConfig, ModelKind, build, load};
+use crate::models::{LanguageModel, ModelConfig, build, load};
 use crate::optim::{Kind, LearningRate, Optimizer, ParameterArena, Schedule};
 use crate::profile::{Phase, WallClock};
 use crate::train::checkpoint::{CONFIG, Checkpoint, DataHash, OPTIMIZER, TOKENIZER, TrainerState, Writer};
@@ -12,6 +12,7 @@ use crate::train::data_spec::data_spec;
 use crate::train::events::{Event, Start};
 use crate::train::guard::Monitor;
 use crate::train::log;
+use crate::train::model_shape::model_config;
 use crate::train::options::TrainOptions;
 use crate::train::plan::Plan;
 use crate::train::precision::{check_precision, describe_precision, operands};
@@ -168,26 +169,6 @@ pub(in crate::train) fn check_configured_precision(resolved: &Resolved, device: 
         place: resolved.origin("device.precision").to_string(),
         key: "device.precision".into(),
         message,
-    })
-}
-
-/// The shape of the model for a tokenizer of so many tokens.
-pub(in crate::train) fn model_config(resolved: &Resolved, tokens: usize) -> Result<ModelConfig> {
-    let config = &resolved.config;
-    let kind: ModelKind = config.model.kind.parse().map_err(|message| Error::Config {
-        place: resolved.origin("model.kind").to_string(),
-        key: "model.kind".into(),
-        message,
-    })?;
-    Ok(ModelConfig {
-        kind,
-        vocab_size: tokens.next_multiple_of(config.model.vocab_multiple),
-        block_size: config.model.block_size,
-        n_layer: config.model.n_layer,
-        n_head: config.model.n_head,
-        n_embd: config.model.n_embd,
-        bias: config.model.bias,
-        tie_embeddings: config.model.tie_embeddings,
     })
 }
 

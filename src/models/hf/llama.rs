@@ -1,0 +1,330 @@
+//! Llama and its relatives as Hugging Face writes them: `LlamaForCausalLM`, `Qwen2ForCausalLM` (with a bias at queries,
+//! keys and values), `MistralForCausalLM` (with a sliding window) and `Qwen3ForCausalLM` (with QK-norm).
+
+use super::{Mapping, computes, from_json, size};
+use crate::Shape;
+use crate::models::{LlamaConfig, ModelConfig};
+use crate::nn::RopeScaling;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+/// What Hugging Face puts before every name but the head's.
+const PREFIX: &str = "model.";
+
+/// `config.json`, as far as it is read. What is not there means the same as `null`: transformers' default.
+#[derive(Deserialize)]
+struct ConfigJson {
+    model_type: Option<String>,
+    vocab_size: Option<u64>,
+    max_position_embeddings: Option<u64>,
+    num_hidden_layers: Option<u64>,
+    num_attention_heads: Option<u64>,
+    num_key_value_heads: Option<u64>,
+    head_dim: Option<u64>,
+    hidden_size: Option<u64>,
+    intermediate_size: Option<u64>,
+    hidden_act: Option<String>,
+    rms_norm_eps: Option<f64>,
+    attention_bias: Option<bool>,
+    mlp_bias: Option<bool>,
+    tie_word_embeddings: Option<bool>,
+    sliding_window: Option<u64>,
+    use_sliding_window: Option<bool>,
+    max_window_layers: Option<u64>,
+    layer_types: Option<Vec<String>>,
+    rope_theta: Option<f64>,
+    rope_scaling: Option<Map<String, Value>>,
+    /// Both of those, since transformers 5.
+    rope_parameters: Option<Map<String, Value>>,
+}
+
+pub struct LlamaMapping {
+    pub qk_norm: bool,
+}
+
+/// How rotary angles are made: theta and the scaling.
+fn write_rope(l: &LlamaConfig) -> Value {
+    match l.rope_scaling {
+        None => json!({ "rope_type": "default", "rope_theta": l.rope_theta }),
+        Some(RopeScaling::Linear { factor }) => {
+            json!({ "rope_type": "linear", "factor": factor, "rope_theta": l.rope_theta })
+        }
+        Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_block_size }) => json!({
+            "rope_type": "llama3",
+            "factor": factor,
+            "low_freq_factor": low_freq_factor,
+            "high_freq_factor": high_freq_factor,
+            "original_max_position_embeddings": original_block_size,
+            "rope_theta": l.rope_theta,
+        }),
+    }
+}
+
+fn read_rope(json: &ConfigJson) -> Result<(f64, Option<RopeScaling>), String> {
+    let (key, given) = match (&json.rope_parameters, &json.rope_scaling) {
+        (Some(parameters), _) => ("rope_parameters", parameters.clone()),
+        (None, scaling) => ("rope_scaling", scaling.clone().unwrap_or_default()),
+    };
+    let number = |name: &str| given.get(name).and_then(Value::as_f64);
+    let needed =
+        |name: &str| number(name).filter(|x| *x > 0.0).ok_or_else(|| format!("{key}.{name} is no number above 0"));
+    let theta = number("rope_theta").or(json.rope_theta).unwrap_or(10_000.0);
+    if theta <= 0.0 {
+        return Err(format!("rope_theta is {theta}; expected a number above 0"));
+    }
+    let kind = given.get("rope_type").or(given.get("type")).and_then(Value::as_str).unwrap_or("default");
+    let scaling = match kind {
+        "default" => None,
+        "linear" => Some(RopeScaling::Linear { factor: needed("factor")? }),
+        "llama3" => {
+            let (low_freq_factor, high_freq_factor) = (needed("low_freq_factor")?, needed("high_freq_factor")?);
+            if high_freq_factor <= low_freq_factor {
+                return Err(format!("{key}.high_freq_factor is not above low_freq_factor"));
+            }
+            let original_block_size = needed("original_max_position_embeddings")? as usize;
+            let factor = needed("factor")?;
+            Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_block_size })
+        }
+        other => return Err(format!("{key}.rope_type is {other:?}; rustyflow computes default, linear and llama3")),
+    };
+    Ok((theta, scaling))
+}
+
+/// The window of all layers; layers of both kinds are refused.
+fn read_window(json: &ConfigJson, model_type: &str, n_layer: usize) -> Result<Option<usize>, String> {
+    let window = json.sliding_window.map(|window| size("sliding_window", Some(window), 1 << 24)).transpose()?;
+    // Qwen has a switch, Mistral uses what is there, and Llama knows no window.
+    let by_switch = json.use_sliding_window.unwrap_or(false) && json.max_window_layers.unwrap_or(0) == 0;
+    let used = match model_type {
+        "llama" => false,
+        "mistral" => true,
+        _ => by_switch,
+    };
+    if let Some(types) = &json.layer_types {
+        let sliding = types.iter().filter(|kind| *kind == "sliding_attention").count();
+        if sliding != 0 && sliding != n_layer {
+            return Err(format!(
+                "layer_types has {sliding} sliding layers of {n_layer}; rustyflow computes all or none"
+            ));
+        }
+        return Ok(window.filter(|_| sliding > 0));
+    }
+    if json.use_sliding_window == Some(true) && !used {
+        return Err("max_window_layers is above 0; rustyflow computes a window in all layers or none".into());
+    }
+    Ok(window.filter(|_| used))
+}
+
+impl LlamaMapping {
+    /// The `model_type` that computes what this configuration does, and its class.
+    fn class(&self, l: &LlamaConfig) -> (&'static str, &'static str) {
+        match (self.qk_norm, l.qkv_bias, l.sliding_window) {
+            (true, ..) => ("qwen3", "Qwen3ForCausalLM"),
+            (_, true, _) => ("qwen2", "Qwen2ForCausalLM"),
+            (_, _, Some(_)) => ("mistral", "MistralForCausalLM"),
+            _ => ("llama", "LlamaForCausalLM"),
+        }
+    }
+}
+
+impl Mapping for LlamaMapping {
+    fn model_types(&self) -> &'static [&'static str] {
+        if self.qk_norm { &["qwen3"] } else { &["llama", "qwen2", "mistral"] }
+    }
+
+    fn prefix(&self) -> &'static str {
+        PREFIX
+    }
+
+    fn write_config(&self, config: &ModelConfig) -> String {
+        let l = config.llama();
+        let (model_type, class) = self.class(l);
+        let mut json = json!({
+            "architectures": [class],
+            "model_type": model_type,
+            "vocab_size": config.vocab_size,
+            "max_position_embeddings": config.block_size,
+            "num_hidden_layers": config.n_layer,
+            "num_attention_heads": config.n_head,
+            "num_key_value_heads": l.n_kv_head,
+            "head_dim": l.head_dim,
+            "hidden_size": config.n_embd,
+            "intermediate_size": l.intermediate_size,
+            "hidden_act": "silu",
+            "rms_norm_eps": f64::from(l.norm_eps),
+            "attention_bias": false,
+            "attention_dropout": 0.0,
+            "tie_word_embeddings": config.tie_embeddings,
+            "bos_token_id": null,
+            "eos_token_id": null,
+            "torch_dtype": "float32",
+            // As transformers 4 reads it and as 5 does.
+            "rope_theta": l.rope_theta,
+            "rope_scaling": l.rope_scaling.map(|_| write_rope(l)),
+            "rope_parameters": write_rope(l),
+            "rustyflow": { "version": env!("CARGO_PKG_VERSION") },
+        });
+        if model_type != "llama" {
+            json["sliding_window"] = json!(l.sliding_window);
+        }
+        if model_type.starts_with("qwen") {
+            let kind = if l.sliding_window.is_some() { "sliding_attention" } else { "full_attention" };
+            json["use_sliding_window"] = json!(l.sliding_window.is_some());
+            json["max_window_layers"] = json!(0);
+            json["layer_types"] = json!(vec![kind; config.n_layer]);
+        }
+        serde_json::to_string_pretty(&json).expect("plain values serialize")
+    }
+
+    fn read_config(&self, text: &str) -> Result<ModelConfig, String> {
+        let json: ConfigJson = from_json(text)?;
+        let model_type = json.model_type.clone().unwrap_or_default();
+        computes("hidden_act", &json.hidden_act, &"silu".to_string())?;
+        computes("attention_bias", &json.attention_bias, &false)?;
+        computes("mlp_bias", &json.mlp_bias, &false)?;
+        let n_layer = size("num_hidden_layers", json.num_hidden_layers, 1 << 12)?;
+        let n_head = size("num_attention_heads", json.num_attention_heads, 1 << 16)?;
+        let n_embd = size("hidden_size", json.hidden_size, 1 << 20)?;
+        let (rope_theta, rope_scaling) = read_rope(&json)?;
+        let head_dim = match (json.head_dim, self.qk_norm) {
+            // What transformers takes where it is not there.
+            (None, true) => 128,
+            (None, false) => n_embd / n_head,
+            (given, _) => size("head_dim", given, 1 << 12)?,
+        };
+        let norm_eps = json.rms_norm_eps.unwrap_or(1e-6);
+        if !(norm_eps > 0.0 && norm_eps < 1.0) {
+            return Err(format!("rms_norm_eps is {norm_eps}; expected a number between 0 and 1"));
+        }
+        let llama = LlamaConfig {
+            n_kv_head: json
+                .num_key_value_heads
+                .map_or(Ok(n_head), |n| size("num_key_value_heads", Some(n), 1 << 16))?,
+            head_dim,
+            intermediate_size: size("intermediate_size", json.intermediate_size, 1 << 22)?,
+            qkv_bias: model_type == "qwen2",
+            sliding_window: read_window(&json, &model_type, n_layer)?,
+            norm_eps: norm_eps as f32,
+            rope_theta,
+            rope_scaling,
+        };
+        Ok(ModelConfig {
+            kind: if self.qk_norm { "qwen3" } else { "llama" }.parse()?,
+            vocab_size: size("vocab_size", json.vocab_size, 1 << 24)?,
+            block_size: size("max_position_embeddings", json.max_position_embeddings, 1 << 24)?,
+            n_layer,
+            n_head,
+            n_embd,
+            bias: false,
+            tie_embeddings: json.tie_word_embeddings.unwrap_or(false),
+            llama: Some(llama),
+        })
+    }
+
+    /// Queries, keys and values, and gates and what they let through, are one parameter here and several there.
+    fn tensors(&self, config: &ModelConfig, name: &str, shape: &Shape) -> Vec<(String, Shape)> {
+        let l = config.llama();
+        let parts: &[(&str, usize)] = if name.contains("qkv_proj") {
+            &[
+                ("q_proj", config.n_head * l.head_dim),
+                ("k_proj", l.n_kv_head * l.head_dim),
+                ("v_proj", l.n_kv_head * l.head_dim),
+            ]
+        } else if name.contains("gate_up_proj") {
+            &[("gate_proj", l.intermediate_size), ("up_proj", l.intermediate_size)]
+        } else {
+            let prefix = if name.starts_with("lm_head") { "" } else { PREFIX };
+            return vec![(format!("{prefix}{name}"), shape.clone())];
+        };
+        let part = |(part, rows): &(&str, usize)| {
+            let name = name.replace("qkv_proj", part).replace("gate_up_proj", part);
+            let shape: Vec<usize> = [*rows].into_iter().chain(shape.iter().skip(1).copied()).collect();
+            (format!("{PREFIX}{name}"), Shape::from(shape))
+        };
+        parts.iter().map(part).collect()
+    }
+
+    fn zeros_beside(&self, _: &ModelConfig, _: &str, _: &Shape) -> Option<(String, usize)> {
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::testing::small_llama;
+
+    fn round_trip(mapping: &LlamaMapping, config: &ModelConfig) -> Value {
+        let text = mapping.write_config(config);
+        assert_eq!(mapping.read_config(&text).unwrap(), *config, "{text}");
+        serde_json::from_str(&text).unwrap()
+    }
+
+    #[test]
+    fn what_is_written_is_read_as_the_same_under_the_name_of_what_computes_it() {
+        let (llama, qwen3) = (LlamaMapping { qk_norm: false }, LlamaMapping { qk_norm: true });
+        let changed = |change: &dyn Fn(&mut LlamaConfig)| {
+            let mut config = small_llama("llama");
+            change(config.llama.as_mut().unwrap());
+            config
+        };
+        let class = |json: Value| json["architectures"][0].as_str().unwrap().to_string();
+        assert_eq!(class(round_trip(&llama, &small_llama("llama"))), "LlamaForCausalLM");
+        assert_eq!(class(round_trip(&qwen3, &small_llama("qwen3"))), "Qwen3ForCausalLM");
+        assert_eq!(class(round_trip(&llama, &changed(&|l| l.qkv_bias = true))), "Qwen2ForCausalLM");
+        assert_eq!(class(round_trip(&llama, &changed(&|l| l.sliding_window = Some(7)))), "MistralForCausalLM");
+        let both = changed(&|l| (l.qkv_bias, l.sliding_window) = (true, Some(7)));
+        assert_eq!(class(round_trip(&llama, &both)), "Qwen2ForCausalLM");
+        let linear = changed(&|l| l.rope_scaling = Some(RopeScaling::Linear { factor: 4.0 }));
+        round_trip(&llama, &linear);
+        let (low_freq_factor, high_freq_factor) = (1.0, 4.0);
+        round_trip(
+            &llama,
+            &changed(&|l| {
+                l.rope_scaling = Some(RopeScaling::Llama3 {
+                    factor: 8.0,
+                    low_freq_factor,
+                    high_freq_factor,
+                    original_block_size: 64,
+                });
+            }),
+        );
+    }
+
+    #[test]
+    fn what_would_compute_something_else_is_refused_by_name() {
+        let mapping = LlamaMapping { qk_norm: false };
+        let written = mapping.write_config(&small_llama("llama"));
+        let with = |changes: Value| {
+            let mut json: Value = serde_json::from_str(&written).unwrap();
+            changes.as_object().unwrap().iter().for_each(|(key, value)| json[key] = value.clone());
+            mapping.read_config(&json.to_string())
+        };
+        for (changes, told) in [
+            (json!({ "hidden_act": "gelu" }), r#"hidden_act is "gelu"; rustyflow computes "silu""#),
+            (json!({ "attention_bias": true }), "attention_bias is true"),
+            (json!({ "mlp_bias": true }), "mlp_bias is true"),
+            (json!({ "num_key_value_heads": 0 }), "num_key_value_heads is 0"),
+            (json!({ "rms_norm_eps": 0.0 }), "rms_norm_eps is 0"),
+            (json!({ "rope_parameters": { "rope_type": "yarn" } }), r#"rope_parameters.rope_type is "yarn""#),
+            (json!({ "rope_parameters": { "rope_type": "linear" } }), "rope_parameters.factor is no number above 0"),
+            (
+                json!({ "rope_parameters": null, "rope_scaling": { "type": "linear", "factor": -1 } }),
+                "rope_scaling.factor is no number above 0",
+            ),
+            (
+                json!({ "model_type": "qwen2", "sliding_window": 4, "use_sliding_window": true, "max_window_layers": 1 }),
+                "max_window_layers is above 0",
+            ),
+            (
+                json!({ "model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"] }),
+                "layer_types has 1 sliding layers of 2",
+            ),
+        ] {
+            let error = with(changes).unwrap_err();
+            assert!(error.contains(told), "{error:?} lacks {told:?}");
+        }
+        let older = json!({ "rope_parameters": null, "rope_theta": 5e5, "rope_scaling": null });
+        assert_eq!(with(older).unwrap().llama().rope_theta, 5e5);
+    }
+}

@@ -1,0 +1,286 @@
+//! Llama (Touvron et al. 2023) and what is built like it, with the names of Hugging Face, read from the top down:
+//! [`Llama`] -> [`Block`] -> [`Attention`], [`Mlp`]. Without biases, with RMS norms, rotary positions, SwiGLU, and fewer
+//! heads of keys than of queries if so asked. Qwen2 has a bias at queries, keys and values, Qwen3 (`qwen3.rs`) a norm at
+//! every head of queries and keys, Mistral a sliding window.
+//!
+//! Shapes: B sequences of T tokens, width C = `n_embd`, H = `n_head`, K = `n_kv_head`, D = `head_dim`, F =
+//! `intermediate_size`, vocabulary V.
+
+use super::{Family, KvCache, KvView, LanguageModel, LargeTensor, LlamaConfig, ModelConfig, hf};
+use crate::nn::{Dropout, Embedding, Linear, Module, Parameter, ResidualStream, RmsNorm, Rotary, init_keys, join};
+use crate::ops::Heads;
+use crate::ops::random::Key;
+use crate::{Error, Result, Tensor};
+
+/// Standard deviation of initial weights.
+const STD: f32 = 0.02;
+
+/// A decoder-only Transformer.
+pub struct Llama {
+    pub config: ModelConfig,
+    embed_tokens: Embedding,
+    layers: Vec<Block>,
+    norm: RmsNorm,
+    /// (V, C); `None` where the head is tied to `embed_tokens`.
+    lm_head: Option<Embedding>,
+    rotary: Rotary,
+}
+
+impl Llama {
+    /// A model with random weights on the CPU, the same for the same seed; with `qk_norm` a norm at every head of
+    /// queries and keys.
+    ///
+    /// # Errors
+    /// If there is no model of these sizes, or memory is used up.
+    pub fn new(config: ModelConfig, qk_norm: bool, seed: u64) -> Result<Llama> {
+        config.check_llama()?;
+        let (c, l) = (&config, config.llama());
+        let mut keys = init_keys(seed);
+        let embed_tokens = Embedding::new(c.vocab_size, c.n_embd, STD, keys())?;
+        let layers = (0..c.n_layer).map(|_| Block::new(c, qk_norm, &mut keys)).collect::<Result<_>>()?;
+        let norm = RmsNorm::new(c.n_embd, l.norm_eps)?;
+        let lm_head = (!c.tie_embeddings).then(|| Embedding::new(c.vocab_size, c.n_embd, STD, keys())).transpose()?;
+        let rotary = Rotary::new(c.block_size, l.head_dim, l.rope_theta, l.rope_scaling);
+        Ok(Llama { embed_tokens, layers, norm, lm_head, rotary, config })
+    }
+}
+
+impl LanguageModel for Llama {
+    fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    fn hidden(&self, ids: &Tensor, dropout: &Dropout, cache: Option<&KvCache>) -> Result<Tensor> {
+        self.config.first_position(ids, cache)?;
+        let x = dropout.apply(self.embed_tokens.forward(ids)?)?; // (B, T, C)
+        let rotary = self.rotary.table(&ids.device())?;
+        let mut stream = ResidualStream::new(x, self.head().dtype());
+        for (i, layer) in self.layers.iter().enumerate() {
+            stream = layer.forward(stream, &rotary, dropout, cache.map(|cache| cache.layer(i)))?;
+        }
+        stream.norm(&self.norm)
+    }
+
+    fn head(&self) -> &Tensor {
+        self.lm_head.as_ref().unwrap_or(&self.embed_tokens).weight.operand()
+    }
+}
+
+/// One layer: attention and the feed-forward layer, each a branch of the normalized stream that is added to it.
+pub struct Block {
+    input_layernorm: RmsNorm,
+    self_attn: Attention,
+    post_attention_layernorm: RmsNorm,
+    mlp: Mlp,
+}
+
+impl Block {
+    fn new(config: &ModelConfig, qk_norm: bool, keys: &mut dyn FnMut() -> Key) -> Result<Block> {
+        let (c, l) = (config.n_embd, config.llama());
+        let &LlamaConfig { n_kv_head, head_dim, intermediate_size, norm_eps, .. } = l;
+        let (q, kv) = (config.n_head * head_dim, n_kv_head * head_dim);
+        // Every layer adds twice to the stream: smaller steps keep its variance from growing with depth.
+        let residual_std = STD / (2.0 * config.n_layer as f32).sqrt();
+        let head_norm = || qk_norm.then(|| RmsNorm::new(head_dim, norm_eps)).transpose();
+        Ok(Block {
+            input_layernorm: RmsNorm::new(c, norm_eps)?,
+            self_attn: Attention {
+                qkv_proj: Linear::outputs_first(c, &[q, kv, kv], l.qkv_bias, STD, keys())?,
+                o_proj: Linear::outputs_first(q, &[c], false, residual_std, keys())?,
+                q_norm: head_norm()?,
+                k_norm: head_norm()?,
+                heads: Heads { n_head: config.n_head, n_kv_head, window: l.sliding_window },
+            },
+            post_attention_layernorm: RmsNorm::new(c, norm_eps)?,
+            mlp: Mlp {
+                gate_up_proj: Linear::outputs_first(c, &[intermediate_size; 2], false, STD, keys())?,
+                down_proj: Linear::outputs_first(intermediate_size, &[c], false, residual_std, keys())?,
+            },
+        })
+    }
+
+    /// The stream (B, T, C), with both branches added to it.
+    fn forward(
+        &self,
+        mut stream: ResidualStream,
+        rotary: &Tensor,
+        dropout: &Dropout,
+        kv: Option<KvView>,
+    ) -> Result<ResidualStream> {
+        let x = stream.norm(&self.input_layernorm)?;
+        stream.add(self.self_attn.forward(&x, rotary, dropout, kv)?, dropout)?;
+        let x = stream.norm(&self.post_attention_layernorm)?;
+        stream.add(self.mlp.forward(&x)?, dropout)?;
+        Ok(stream)
+    }
+}
+
+/// Every token attends to itself and to those before it, as far as the window reaches.
+pub struct Attention {
+    /// Queries, keys and values at once.
+    qkv_proj: Linear,
+    o_proj: Linear,
+    q_norm: Option<RmsNorm>,
+    k_norm: Option<RmsNorm>,
+    heads: Heads,
+}
+
+impl Attention {
+    fn forward(&self, x: &Tensor, rotary: &Tensor, dropout: &Dropout, kv: Option<KvView>) -> Result<Tensor> {
+        let norm = self.q_norm.as_ref().zip(self.k_norm.as_ref());
+        let norm = norm.map(|(q, k)| (q.eps, [&*q.weight, &*k.weight]));
+        let qkv = self.qkv_proj.forward(x)?; // (B, T, (H + 2K) D)
+        let y = match kv {
+            None => qkv.rope(self.heads, rotary, norm)?.causal_attention(self.heads, None, dropout.next())?,
+            Some(KvView { cache, tokens }) => {
+                let qkv = qkv.rope_append(self.heads, rotary, norm, cache, tokens)?;
+                qkv.cached_attention(self.heads, cache, tokens)?.to_dtype(x.dtype())?
+            }
+        }; // (B, T, H D)
+        self.o_proj.forward(&y)
+    }
+}
+
+/// Each token by itself, F wide in between.
+pub struct Mlp {
+    /// What is let through, and how much of it: gates first.
+    gate_up_proj: Linear,
+    down_proj: Linear,
+}
+
+impl Mlp {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.down_proj.forward(&self.gate_up_proj.forward(x)?.swiglu()?)
+    }
+}
+
+impl Module for Llama {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.embed_tokens.visit_parameters(&join(prefix, "embed_tokens"), visit);
+        for (i, layer) in self.layers.iter_mut().enumerate() {
+            layer.visit_parameters(&join(prefix, &format!("layers.{i}")), visit);
+        }
+        self.norm.visit_parameters(&join(prefix, "norm"), visit);
+        if let Some(head) = &mut self.lm_head {
+            head.visit_parameters(&join(prefix, "lm_head"), visit);
+        }
+    }
+}
+
+impl Module for Block {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.input_layernorm.visit_parameters(&join(prefix, "input_layernorm"), visit);
+        self.self_attn.visit_parameters(&join(prefix, "self_attn"), visit);
+        self.post_attention_layernorm.visit_parameters(&join(prefix, "post_attention_layernorm"), visit);
+        self.mlp.visit_parameters(&join(prefix, "mlp"), visit);
+    }
+}
+
+impl Module for Attention {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.qkv_proj.visit_parameters(&join(prefix, "qkv_proj"), visit);
+        self.o_proj.visit_parameters(&join(prefix, "o_proj"), visit);
+        for (norm, name) in [(&mut self.q_norm, "q_norm"), (&mut self.k_norm, "k_norm")] {
+            norm.iter_mut().for_each(|norm| norm.visit_parameters(&join(prefix, name), visit));
+        }
+    }
+}
+
+impl Module for Mlp {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.gate_up_proj.visit_parameters(&join(prefix, "gate_up_proj"), visit);
+        self.down_proj.visit_parameters(&join(prefix, "down_proj"), visit);
+    }
+}
+
+/// What is known of Llamas of any size: Llama, Qwen2 and Mistral, or with `qk_norm` Qwen3.
+pub(super) struct LlamaFamily {
+    pub qk_norm: bool,
+}
+
+impl LlamaFamily {
+    /// Elements of the matrices of a block.
+    fn matrices(m: &ModelConfig) -> usize {
+        let l = m.llama();
+        let attention = (2 * m.n_head + 2 * l.n_kv_head) * l.head_dim;
+        (attention + 3 * l.intermediate_size) * m.n_embd
+    }
+}
+
+impl Family for LlamaFamily {
+    fn kind(&self) -> &'static str {
+        if self.qk_norm { "qwen3" } else { "llama" }
+    }
+
+    fn is_llama(&self) -> bool {
+        true
+    }
+
+    fn build(&self, config: &ModelConfig, seed: u64) -> Result<Box<dyn LanguageModel>> {
+        Ok(Box::new(Llama::new(config.clone(), self.qk_norm, seed)?))
+    }
+
+    fn parameter_count(&self, m: &ModelConfig) -> usize {
+        let (c, l) = (m.n_embd, m.llama());
+        let bias = l.qkv_bias as usize * (m.n_head + 2 * l.n_kv_head) * l.head_dim;
+        let norms = 2 * c + self.qk_norm as usize * 2 * l.head_dim;
+        let embeddings = if m.tie_embeddings { 1 } else { 2 } * m.vocab_size * c;
+        embeddings + m.n_layer * (LlamaFamily::matrices(m) + bias + norms) + c
+    }
+
+    /// 6 per parameter that takes part in a matmul, and attention over the keys that a query sees on average: half the
+    /// context, or less within a window (Kaplan et al. 2020; Chowdhery et al. 2022, appendix B).
+    fn train_flops_per_token(&self, m: &ModelConfig) -> f64 {
+        let (l, t) = (m.llama(), m.block_size as f64);
+        let window = l.sliding_window.map_or(t, |window| (window as f64).min(t));
+        let keys = window * (2.0 * t - window) / (2.0 * t);
+        let matmuls = m.n_layer * LlamaFamily::matrices(m) + m.vocab_size * m.n_embd;
+        6.0 * matmuls as f64 + 12.0 * (m.n_layer * m.n_head * l.head_dim) as f64 * keys
+    }
+
+    fn largest_tensors(&self, m: &ModelConfig) -> Vec<LargeTensor> {
+        let l = m.llama();
+        let [v, c, packed, f] =
+            [m.vocab_size, m.n_embd, (m.n_head + 2 * l.n_kv_head) * l.head_dim, l.intermediate_size].map(|n| n as u64);
+        [
+            ("embed_tokens.weight", v * c, "use a smaller vocabulary or model.n_embd"),
+            ("layers.0.self_attn.qkv_proj.weight", packed * c, "use a smaller model.n_embd or model.head_dim"),
+            ("layers.0.mlp.gate_up_proj.weight", 2 * f * c, "use a smaller model.n_embd or model.intermediate_size"),
+        ]
+        .map(|(name, elements, remedy)| LargeTensor { name, elements, remedy })
+        .into()
+    }
+
+    fn widest_activation(&self, m: &ModelConfig) -> usize {
+        let l = m.llama();
+        m.n_embd.max(2 * l.intermediate_size).max((m.n_head + 2 * l.n_kv_head) * l.head_dim)
+    }
+
+    fn kv_cache(&self, m: &ModelConfig) -> (usize, usize) {
+        (m.n_layer, 2 * m.llama().n_kv_head * m.llama().head_dim)
+    }
+
+    fn hf(&self) -> &dyn hf::Mapping {
+        if self.qk_norm { &hf::LlamaMapping { qk_norm: true } } else { &hf::LlamaMapping { qk_norm: false } }
+    }
+}
+
+impl ModelConfig {
+    /// Fails if there is no Llama of these sizes.
+    fn check_llama(&self) -> Result<()> {
+        let l = self.llama();
+        let sizes = [self.vocab_size, self.block_size, self.n_layer, self.n_head, self.n_embd];
+        let told = if sizes.contains(&0) || [l.n_kv_head, l.head_dim, l.intermediate_size].contains(&0) {
+            format!("a model needs sizes above zero, got {self:?}")
+        } else if !self.n_head.is_multiple_of(l.n_kv_head) {
+            format!("n_head {} is not divisible by n_kv_head {}", self.n_head, l.n_kv_head)
+        } else if !l.head_dim.is_multiple_of(2) || l.head_dim > 128 {
+            format!("head_dim {} is not an even number up to 128", l.head_dim)
+        } else if l.sliding_window == Some(0) {
+            "a sliding_window of 0 sees nothing".to_string()
+        } else {
+            return Ok(());
+        };
+        Err(Error::Invalid(told))
+    }
+}

@@ -1,0 +1,94 @@
+//! The angles of rotary position embeddings (Su et al. 2021), and how they are stretched for longer contexts.
+
+use crate::{DType, Device, Result, Tensor};
+use serde::Serialize;
+use std::sync::{Mutex, PoisonError};
+
+/// How angles are made smaller, so that a model which was trained on short sequences takes longer ones.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(tag = "rope_type", rename_all = "lowercase")]
+pub enum RopeScaling {
+    /// All by this factor (Chen et al. 2023).
+    Linear { factor: f64 },
+    /// Slow frequencies by this factor, fast ones not, those between in part (Llama 3, Grattafiori et al. 2024): slow
+    /// are those with fewer than `low_freq_factor` periods in `original_block_size` tokens, fast those with more than
+    /// `high_freq_factor`.
+    Llama3 { factor: f64, low_freq_factor: f64, high_freq_factor: f64, original_block_size: usize },
+}
+
+/// The cosines and sines of every position, computed once for the device that needs them.
+pub struct Rotary {
+    positions: usize,
+    /// Angles per position, D/2.
+    frequencies: Vec<f64>,
+    table: Mutex<Option<Tensor>>,
+}
+
+impl Rotary {
+    /// Of so many positions, for heads of D elements: frequency i is theta^(-2i/D).
+    pub fn new(positions: usize, head_size: usize, theta: f64, scaling: Option<RopeScaling>) -> Rotary {
+        let frequency = |i: usize| theta.powf(-2.0 * i as f64 / head_size as f64);
+        let scaled = |frequency: f64| scaling.map_or(frequency, |scaling| scaling.apply(frequency));
+        let frequencies = (0..head_size / 2).map(|i| scaled(frequency(i))).collect();
+        Rotary { positions, frequencies, table: Mutex::default() }
+    }
+
+    /// (positions, D): of each position the cosines of all angles, then their sines.
+    ///
+    /// # Errors
+    /// If the device has no memory left.
+    pub fn table(&self, device: &Device) -> Result<Tensor> {
+        let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(table) = table.as_ref().filter(|table| table.device().same(device)) {
+            return Ok(table.clone());
+        }
+        let shape = [self.positions, 2 * self.frequencies.len()];
+        let made = if device.has_values() {
+            let row = |position: usize| {
+                let angles = self.frequencies.iter().map(move |frequency| position as f64 * frequency);
+                angles.clone().map(f64::cos).chain(angles.map(f64::sin)).map(|value| value as f32)
+            };
+            Tensor::from_f32(&(0..self.positions).flat_map(row).collect::<Vec<_>>(), shape, device)?
+        } else {
+            Tensor::zeros(shape, DType::F32, device)?
+        };
+        Ok(table.insert(made).clone())
+    }
+}
+
+impl RopeScaling {
+    fn apply(self, frequency: f64) -> f64 {
+        match self {
+            RopeScaling::Linear { factor } => frequency / factor,
+            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_block_size } => {
+                let periods = original_block_size as f64 * frequency / std::f64::consts::TAU;
+                let fast = ((periods - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0.0, 1.0);
+                (1.0 - fast) * frequency / factor + fast * frequency
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_has_the_cosines_and_sines_of_every_position() {
+        let table = Rotary::new(3, 4, 100.0, None).table(&Device::Cpu).unwrap();
+        let want = [0.0, 1.0, 2.0].map(|p: f64| [p.cos(), (p / 10.0).cos(), p.sin(), (p / 10.0).sin()]);
+        crate::testing::assert_close("table", &table.to_f32().unwrap(), &want.concat(), 1e-7, 0.0);
+    }
+
+    #[test]
+    fn scaling_leaves_fast_frequencies_and_divides_slow_ones() {
+        let scaling =
+            RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_block_size: 8192 };
+        let periods = |n: f64| n * std::f64::consts::TAU / 8192.0;
+        for (n, share) in [(0.5, 1.0 / 8.0), (1.0, 1.0 / 8.0), (2.5, 0.5 / 8.0 + 0.5), (4.0, 1.0), (100.0, 1.0)] {
+            let got = scaling.apply(periods(n)) / periods(n);
+            assert!((got - share).abs() < 1e-12, "{n} periods: {got}");
+        }
+        assert_eq!(RopeScaling::Linear { factor: 4.0 }.apply(0.5), 0.125);
+    }
+}
