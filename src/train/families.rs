@@ -100,15 +100,16 @@ fn check_family(kind: &str, named: &str) {
         // ln 8 = 2.08 is what guessing costs.
         assert!(evaluation.loss < 1.0, "{device} {precision}: {}", evaluation.loss);
 
-        // Rows begin with the first letter in training.
+        // To the end of the context and no further: rows begin with the first letter in training, and a row that
+        // begins elsewhere is what no family has learned.
         let mut written = vec![0, 1, 2, 3];
         let greedy = Sampling { tokens: 8, temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
-        generate(&*model, &[0, 1, 2, 3], 9, &greedy, &mut |id| {
+        generate(&*model, &[0, 1, 2, 3], 4, &greedy, &mut |id| {
             written.push(id);
             Ok(ControlFlow::Continue(()))
         })
         .unwrap();
-        let alphabet: Vec<u32> = (0..13).map(|i| i % 8).collect();
+        let alphabet: Vec<u32> = (0..8).collect();
         assert_eq!(written, alphabet, "{device} {precision}");
     }
 }
