@@ -86,6 +86,10 @@ choice! {
         Linear = "linear",
         /// `learning_rate` to the end; `min_learning_rate` plays no part.
         Constant = "constant",
+        /// Warm-up, stable, decay: `learning_rate`, and down to `min_learning_rate` over the last `decay_steps`.
+        Wsd = "wsd",
+        /// `learning_rate`, times `plateau_factor` whenever the validation loss has stopped falling.
+        Plateau = "plateau",
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
-use super::choice::MatmulF32;
+use super::choice::{MatmulF32, Schedule};
 use super::keys::{self, KEYS, Key, Named};
 use super::origin::Origin;
 use super::schema::Config;
@@ -260,8 +260,13 @@ impl Resolved {
             is_default
         };
         let train = &mut self.config.train;
-        if derive("train.min_learning_rate", "a tenth of learning_rate") {
-            train.min_learning_rate = train.learning_rate / 10.0;
+        let (min_learning_rate, how) = match train.schedule {
+            Schedule::Wsd => (0.0, "none, for train.schedule is wsd"),
+            Schedule::Plateau => (0.0, "none, for train.schedule is plateau"),
+            _ => (train.learning_rate / 10.0, "a tenth of learning_rate"),
+        };
+        if derive("train.min_learning_rate", how) {
+            train.min_learning_rate = min_learning_rate;
         }
         if let Some(max_steps) = train.max_steps {
             self.shorten_default_warmup(max_steps);

@@ -231,12 +231,18 @@ pub struct TrainConfig {
     pub epochs: Option<f64>,
     /// The highest learning rate, reached after the warm-up. Default 1e-3.
     pub learning_rate: f64,
-    /// The learning rate that the schedule falls to, at the end of the run. Default `learning_rate / 10`.
+    /// The learning rate that the schedule falls to. Default `learning_rate / 10`, of `wsd` and `plateau` 0.
     pub min_learning_rate: f64,
     /// Optimizer steps in which the learning rate rises from 0. Default 100, or a tenth of the run's if that is less.
     pub warmup_steps: usize,
-    /// `cosine`, `linear` or `constant`. Default `cosine`.
+    /// `cosine`, `linear`, `constant`, `wsd` or `plateau`. Default `cosine`.
     pub schedule: Schedule,
+    /// Of `wsd`: the last optimizer steps, in which the learning rate falls. Default 0: a fifth of the run's.
+    pub decay_steps: usize,
+    /// Of `plateau`: what the learning rate is multiplied by, between 0 and 1. Default 0.25.
+    pub plateau_factor: f64,
+    /// Of `plateau`: evaluations without a new best validation loss before that. Default 1.
+    pub plateau_patience: usize,
     /// Optimizer steps between evaluations. Default 250; 0 evaluates only at the end.
     pub eval_every: usize,
     /// Batches per evaluation. Default 0: the whole validation split.
@@ -256,6 +262,9 @@ impl Default for TrainConfig {
             min_learning_rate: 1e-4,
             warmup_steps: 100,
             schedule: Schedule::Cosine,
+            decay_steps: 0,
+            plateau_factor: 0.25,
+            plateau_patience: 1,
             eval_every: 250,
             eval_batches: 0,
             grad_clip: 1.0,

@@ -2,6 +2,7 @@
 //!
 //! An error is placed at the value that was set last (in the highest layer), for that is the one to mend.
 
+use super::choice::Schedule;
 use super::layers::Resolved;
 use super::origin::Origin;
 use super::schema::{Config, TrainLength};
@@ -75,6 +76,7 @@ fn sizes(c: &Checker) -> Result<()> {
         ("train.batch_size", train.batch_size),
         ("train.grad_accum_steps", train.grad_accum_steps),
         ("train.max_steps", train.max_steps.unwrap_or(1)),
+        ("train.plateau_patience", train.plateau_patience),
         ("checkpoint.keep_last", checkpoint.keep_last),
         ("log.every", log.every),
         ("generate.max_new_tokens", generate.max_new_tokens),
@@ -117,6 +119,7 @@ fn ranges(c: &Checker) -> Result<()> {
         ),
         ("train.learning_rate", train.learning_rate, train.learning_rate > 0.0, "above 0"),
         ("train.min_learning_rate", train.min_learning_rate, train.min_learning_rate >= 0.0, "at least 0"),
+        ("train.plateau_factor", train.plateau_factor, is_inside_unit(train.plateau_factor), "between 0 and 1"),
         ("train.grad_clip", train.grad_clip, train.grad_clip >= 0.0, "at least 0 (0 turns clipping off)"),
         ("optimizer.beta1", optimizer.beta1, in_unit(optimizer.beta1), "at least 0 and below 1"),
         ("optimizer.beta2", optimizer.beta2, in_unit(optimizer.beta2), "at least 0 and below 1"),
@@ -228,6 +231,14 @@ fn learning_rate(c: &Checker) -> Result<()> {
         );
         return Err(c.fail(&["train.min_learning_rate", "train.learning_rate"], message));
     }
+    if train.schedule == Schedule::Plateau && train.eval_every == 0 {
+        let message = format!(
+            "{}, {}: plateau follows the validation loss; say after how many steps to evaluate",
+            c.tell("train.eval_every", 0),
+            c.tell("train.schedule", "plateau")
+        );
+        return Err(c.fail(&["train.eval_every", "train.schedule"], message));
+    }
     train.max_steps.map_or(Ok(()), |steps| warmup(c.resolved, steps))
 }
 
@@ -235,7 +246,7 @@ fn learning_rate(c: &Checker) -> Result<()> {
 pub(super) fn warmup(resolved: &Resolved, steps: usize) -> Result<()> {
     let (c, train) = (Checker { resolved }, &resolved.config.train);
     if train.warmup_steps < steps {
-        return Ok(());
+        return decay(&c, steps);
     }
     let (key, length) = match train.length() {
         TrainLength::Steps(steps) => ("train.max_steps", c.tell("train.max_steps", steps)),
@@ -249,4 +260,19 @@ pub(super) fn warmup(resolved: &Resolved, steps: usize) -> Result<()> {
         steps / 10
     );
     Err(c.fail(&["train.warmup_steps", key], message))
+}
+
+/// The decay of `wsd` begins after the warm-up.
+fn decay(c: &Checker, steps: usize) -> Result<()> {
+    let train = &c.config().train;
+    if train.schedule != Schedule::Wsd || train.warmup_steps + train.decay_steps <= steps {
+        return Ok(());
+    }
+    let message = format!(
+        "{}, {}: together more than the {steps} steps of the run; make decay_steps at most {}",
+        c.tell("train.decay_steps", train.decay_steps),
+        c.tell("train.warmup_steps", train.warmup_steps),
+        steps - train.warmup_steps
+    );
+    Err(c.fail(&["train.decay_steps", "train.warmup_steps"], message))
 }

@@ -58,7 +58,7 @@ impl ModelKind {
     pub const GPT2: ModelKind = ModelKind(&super::gpt2::Gpt2Family);
 
     /// Llama (Touvron et al. 2023).
-    pub const LLAMA: ModelKind = ModelKind(&super::llama::LlamaFamily { qk_norm: false });
+    pub const LLAMA: ModelKind = ModelKind(&super::llama::FAMILY);
 
     /// Every family.
     pub fn all() -> impl Iterator<Item = ModelKind> {

@@ -193,9 +193,16 @@ impl Module for Mlp {
     }
 }
 
-/// What is known of Llamas of any size: Llama, Qwen2 and Mistral, or with `qk_norm` Qwen3.
+/// What is known of Llama, Qwen2 and Mistral of any size.
+pub(super) const FAMILY: LlamaFamily =
+    LlamaFamily { kind: "llama", qk_norm: false, mapping: hf::LlamaMapping { qk_norm: false } };
+
+/// A family of models that are built like a Llama.
 pub(super) struct LlamaFamily {
+    pub kind: &'static str,
+    /// Whether every head of queries and keys has a norm.
     pub qk_norm: bool,
+    pub mapping: hf::LlamaMapping,
 }
 
 impl LlamaFamily {
@@ -209,7 +216,7 @@ impl LlamaFamily {
 
 impl Family for LlamaFamily {
     fn kind(&self) -> &'static str {
-        if self.qk_norm { "qwen3" } else { "llama" }
+        self.kind
     }
 
     fn is_llama(&self) -> bool {
@@ -261,7 +268,7 @@ impl Family for LlamaFamily {
     }
 
     fn hf(&self) -> &dyn hf::Mapping {
-        if self.qk_norm { &hf::LlamaMapping { qk_norm: true } } else { &hf::LlamaMapping { qk_norm: false } }
+        &self.mapping
     }
 }
 

@@ -9,6 +9,7 @@ mod gpt2;
 pub mod hf;
 mod kv_cache;
 mod llama;
+mod qwen3;
 #[cfg(test)]
 pub(crate) mod testing;
 
@@ -25,8 +26,8 @@ use crate::{DType, Device, Error, Result, Tensor};
 /// Every family.
 pub const FAMILIES: &[&dyn Family] = &[
     &gpt2::Gpt2Family,
-    &llama::LlamaFamily { qk_norm: false },
-    &llama::LlamaFamily { qk_norm: true },
+    &llama::FAMILY,
+    &qwen3::FAMILY,
     #[cfg(test)]
     &testing::MlpFamily,
 ];

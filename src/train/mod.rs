@@ -30,7 +30,7 @@ mod trace;
 mod trainer;
 mod verify;
 
-pub use checkpoint::{Best, DataHash, Evaluated, FoundCheckpoint, GuardState, TrainerState, find_checkpoint};
+pub use checkpoint::{Best, DataHash, Evaluated, FoundCheckpoint, GuardState, Plateau, TrainerState, find_checkpoint};
 pub use data_spec::data_spec;
 pub use evaluate::{Evaluation, Windows, evaluate};
 pub use events::{Event, LossScale, Start, Step, Summary};

@@ -118,6 +118,7 @@ fn shortened(resolved: &Resolved, steps: usize, folder: &Path, name: &str) -> Re
     config.train.epochs = None;
     config.train.max_steps = Some(2 * steps);
     config.train.warmup_steps = config.train.warmup_steps.min(steps);
+    config.train.decay_steps = config.train.decay_steps.min(steps);
     config.train.eval_every = (2 * steps / 3).max(1);
     config.train.eval_batches = 1;
     config.log.every = 1;

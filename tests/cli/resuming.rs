@@ -83,6 +83,37 @@ fn a_resumed_run_is_the_uninterrupted_one_to_the_bit() {
 }
 
 #[test]
+fn a_run_that_was_meant_to_be_longer_can_decay_from_its_stable_part() {
+    let settings = [SETTINGS, "train.schedule=wsd", "train.decay_steps=3"].join(" ");
+    let shorter = Sandbox::new();
+    shorter.train(&flags(&settings, &["train.max_steps=9"])).succeeds();
+    let expected = outcome(&shorter, TINY_RUN);
+    let rates = shorter.metrics(TINY_RUN).iter().filter_map(|line| line["learning_rate"].as_f64()).collect::<Vec<_>>();
+    assert!(rates[..6].contains(&0.01) && rates[rates.len() - 1] < 0.005, "{rates:?}");
+
+    let sandbox = Sandbox::new();
+    sandbox.train(&flags(&settings, &[])).succeeds();
+    kill_after(&sandbox, TINY_RUN, 6);
+    resume(&sandbox, &["--set", "train.max_steps=9"]).succeeds();
+    let (weights, moments, ..) = outcome(&sandbox, TINY_RUN);
+    assert!(weights == expected.0 && moments == expected.1, "the decay is the shorter run's, to the bit");
+}
+
+#[test]
+fn a_plateau_is_resumed_with_what_it_has_come_to() {
+    let plateau = "train.schedule=plateau train.learning_rate=3 train.warmup_steps=0 train.eval_every=1";
+    let settings = [SETTINGS, plateau].join(" ");
+    let sandbox = Sandbox::new();
+    sandbox.train(&flags(&settings, &[])).succeeds();
+    let expected = outcome(&sandbox, TINY_RUN);
+    let rates = sandbox.metrics(TINY_RUN).iter().filter_map(|line| line["learning_rate"].as_f64()).collect::<Vec<_>>();
+    assert!(rates[5] < 3.0, "it has fallen before the checkpoint: {rates:?}");
+    kill_after(&sandbox, TINY_RUN, 6);
+    resume(&sandbox, &[]).succeeds();
+    assert_same(&sandbox, TINY_RUN, &expected);
+}
+
+#[test]
 fn a_resumed_run_on_a_gpu_is_the_uninterrupted_one_to_the_bit() {
     if !has_gpu() {
         return;

@@ -400,7 +400,7 @@ fn every_optimizer_lowers_the_loss() {
 fn every_schedule_shapes_the_learning_rate() {
     let sandbox = Sandbox::new();
     let mut third_rates = vec![];
-    for schedule in ["constant", "linear", "cosine"] {
+    for schedule in ["constant", "linear", "cosine", "wsd"] {
         let settings = [
             &format!("train.schedule={schedule}"),
             &format!("run.name={schedule}"),
@@ -418,6 +418,7 @@ fn every_schedule_shapes_the_learning_rate() {
     }
     // Cosine falls slowly at first.
     assert!(third_rates[0] > third_rates[2] && third_rates[2] > third_rates[1], "{third_rates:?}");
+    assert_eq!(third_rates[3], third_rates[0], "the stable part");
 }
 
 #[test]

@@ -74,6 +74,10 @@ fn min_learning_rate_follows_the_learning_rate() {
     let resolved = load("[train]\nlearning_rate = 0.5").unwrap();
     assert_eq!(resolved.config.train.min_learning_rate, 0.05);
     assert_eq!(resolved.origin("train.min_learning_rate").to_string(), "default: a tenth of learning_rate");
+    let resolved = load("[train]\nschedule = \"wsd\"").unwrap();
+    assert_eq!(resolved.config.train.min_learning_rate, 0.0);
+    let origin = resolved.origin("train.min_learning_rate").to_string();
+    assert_eq!(origin, "default: none, for train.schedule is wsd");
 }
 
 #[test]

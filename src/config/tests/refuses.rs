@@ -82,7 +82,7 @@ fn a_value_of_the_wrong_type() {
 #[test]
 fn a_word_that_is_no_choice() {
     let message = error_of(load("[train]\nschedule = \"cosin\""));
-    assert_has(&message, &["a.toml:2", "train.schedule", "cosine, linear, constant", "\"cosin\""]);
+    assert_has(&message, &["a.toml:2", "train.schedule", "cosine, linear, constant, wsd, plateau", "\"cosin\""]);
     assert_has(&error_of(load("[optimizer]\nkind = \"lion\"")), &["adamw, adam, sgd"]);
     assert_has(&error_of(load("[device]\nprecision = \"f64\"")), &["f32, mixed"]);
     for device in ["tpu", "gpu:", "gpu:x", "gpu:-1", "gpu:99999999999999999999"] {
@@ -140,6 +140,7 @@ fn numbers_out_of_their_range() {
         ("model.dropout", ["-0.1", "1.0"]),
         ("train.learning_rate", ["-0.001", "0.0"]),
         ("train.min_learning_rate", ["-1.0", "-0.1"]),
+        ("train.plateau_factor", ["0.0", "1.0"]),
         ("train.epochs", ["0.0", "-1.0"]),
         ("train.grad_clip", ["-1.0", "-0.5"]),
         ("optimizer.beta1", ["-0.1", "1.0"]),
@@ -195,6 +196,12 @@ fn a_warm_up_that_never_ends() {
     let message = error_of(load("[train]\nmax_steps = 50\nwarmup_steps = 50"));
     assert_has(&message, &["a.toml:3", "warmup_steps is 50", "max_steps is 50 (a.toml:2)", "make warmup_steps 5"]);
     // Of epochs, once it is known how many steps they make.
+    let decay = "[train]\nmax_steps = 50\nwarmup_steps = 20\nschedule = \"wsd\"\ndecay_steps = ";
+    assert!(load(&format!("{decay}30")).is_ok());
+    let message = error_of(load(&format!("{decay}31")));
+    assert_has(&message, &["a.toml:5", "decay_steps is 31", "warmup_steps is 20 (a.toml:3)", "at most 30"]);
+    let message = error_of(load("[train]\nschedule = \"plateau\"\neval_every = 0"));
+    assert_has(&message, &["a.toml:3", "eval_every is 0", "schedule is plateau (a.toml:2)", "follows the validation"]);
     let layers = Layers::new().toml_str("a.toml", "[train]\nwarmup_steps = 50").unwrap();
     let mut resolved = layers.flag("--epochs", "train.epochs", 2).unwrap().build().unwrap();
     let message = resolved.fit_warmup(50).unwrap_err().to_string();

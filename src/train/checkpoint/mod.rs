@@ -25,7 +25,7 @@ mod store;
 mod writer;
 
 pub use find::{FoundCheckpoint, find_checkpoint};
-pub use state::{Best, DataHash, Evaluated, GuardState, TrainerState};
+pub use state::{Best, DataHash, Evaluated, GuardState, Plateau, TrainerState};
 
 pub(super) use files::Files;
 pub(super) use find::{Checkpoint, models, newest_good};

@@ -1,6 +1,7 @@
 //! `trainer_state.json` of a checkpoint: all that a run must know to go on, besides weights, moments and configuration.
 
 use crate::Device;
+use crate::config::TrainConfig;
 use crate::data::Position;
 use crate::train::evaluate::Evaluation;
 use serde::{Deserialize, Serialize};
@@ -8,8 +9,9 @@ use std::collections::BTreeMap;
 
 /// Where a run stands.
 ///
-/// There is no state of a random number generator, nor of the schedule: dropout's masks follow from the seed and the
-/// number of the pass, the learning rate from the step, the batches from the seed and the loader's position.
+/// There is no state of a random number generator: dropout's masks follow from the seed and the number of the pass, the
+/// batches from the seed and the loader's position, and the learning rate from the step, but for what `plateau` and the
+/// guard multiply it by.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrainerState {
     /// The rustyflow that saved it.
@@ -29,6 +31,8 @@ pub struct TrainerState {
     pub best: Option<Best>,
     #[serde(default)]
     pub guard: GuardState,
+    #[serde(default)]
+    pub plateau: Plateau,
     /// Bytes of the run's files that grow by lines, by name: what lies beyond was written after this moment.
     pub appended: BTreeMap<String, u64>,
 }
@@ -49,6 +53,32 @@ pub struct GuardState {
 impl Default for GuardState {
     fn default() -> GuardState {
         GuardState { rollbacks: 0, learning_rate_factor: 1.0, losses: Vec::new(), stale_evaluations: 0 }
+    }
+}
+
+/// What `train.schedule = "plateau"` has come to.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Plateau {
+    /// What the peak of the learning rate is multiplied by.
+    pub factor: f64,
+    /// Evaluations since the best, or since the learning rate fell.
+    pub stale_evaluations: usize,
+}
+
+impl Default for Plateau {
+    fn default() -> Plateau {
+        Plateau { factor: 1.0, stale_evaluations: 0 }
+    }
+}
+
+impl Plateau {
+    /// After an evaluation that was the best so far, or not.
+    pub(in crate::train) fn after(self, best: bool, train: &TrainConfig) -> Plateau {
+        let stale_evaluations = if best { 0 } else { self.stale_evaluations + 1 };
+        match stale_evaluations >= train.plateau_patience {
+            true => Plateau { factor: self.factor * train.plateau_factor, stale_evaluations: 0 },
+            false => Plateau { stale_evaluations, ..self },
+        }
     }
 }
 
@@ -95,6 +125,7 @@ impl TrainerState {
             evaluated: None,
             best: None,
             guard: GuardState::default(),
+            plateau: Plateau::default(),
             appended: BTreeMap::new(),
         }
     }

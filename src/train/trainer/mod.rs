@@ -19,7 +19,7 @@ use super::run_folder::RunFolder;
 use super::sinks::{Record, Sink};
 use super::step_hook::StepHook;
 use super::trace::RunTrace;
-use crate::config::{Config, GenerateConfig};
+use crate::config::{self, Config, GenerateConfig};
 use crate::data::{Coverage, Loader, Position, Tokenizer, Tokens};
 use crate::models::LanguageModel;
 use crate::optim::{LearningRate, Optimizer, ParameterArena};
@@ -239,10 +239,26 @@ impl Trainer<'_> {
             let text = format!("the validation loss has not fallen since {loss:.4} at step {step}: the run ends here");
             self.report(Event::Note(text))?;
         }
+        self.divide_on_plateau(best)?;
         if best && self.config.checkpoint.keep_best {
             self.save(true)?;
         }
         Ok(())
+    }
+
+    /// Lets the learning rate of `train.schedule = "plateau"` fall where the validation loss has not for long enough.
+    fn divide_on_plateau(&mut self, best: bool) -> Result<()> {
+        if self.config.train.schedule != config::Schedule::Plateau {
+            return Ok(());
+        }
+        let before = self.state.plateau;
+        self.state.plateau = before.after(best, &self.config.train);
+        let learning_rate = self.learning_rate.at(self.state.step, self.state.plateau.factor);
+        if self.learning_rate.at(self.state.step, before.factor) == learning_rate || self.is_done() {
+            return Ok(());
+        }
+        let text = format!("the validation loss has not fallen: the learning rate does, to {learning_rate:.3e}");
+        self.report(Event::Note(text))
     }
 
     /// Does something that counts as of a phase of the run.

@@ -2,7 +2,7 @@
 
 use super::Trainer;
 use crate::config::{self, Config, OptimizerKind, Resolved, TrainLength};
-use crate::data::{Corpus, Loader, Prepared, Progress, Tokenizer};
+use crate::data::{Corpus, Loader, Prepared, Progress, Tokenizer, Tokens};
 use crate::generate::check_prompt;
 use crate::models::{LanguageModel, ModelConfig, build, load};
 use crate::optim::{Kind, LearningRate, Optimizer, ParameterArena, Schedule};
@@ -105,6 +105,7 @@ impl<'a> Trainer<'a> {
         resolved.fit_warmup(total_steps)?;
         let model_config = model_config(&resolved, prepared.tokenizer.vocab_size())?;
         check_prompt(&model_config, &prompt_ids(&prepared.tokenizer, &resolved.config.generate.prompt)?)?;
+        check_validation(&resolved, &prepared.validation)?;
         check_sizes(&resolved.config, &model_config, &device)?;
         let state = initial_state(checkpoint, &device, data.hash.clone(), total_steps);
         let saved = checkpoint.map(|checkpoint| checkpoint.state.comparable());
@@ -311,6 +312,16 @@ fn check_length(resolved: &Resolved, resumed: &Resumed, state: &TrainerState) ->
     })
 }
 
+/// What follows the validation loss needs one.
+fn check_validation(resolved: &Resolved, validation: &Tokens) -> Result<()> {
+    if resolved.config.train.schedule != config::Schedule::Plateau || validation.len() >= 2 {
+        return Ok(());
+    }
+    let message = "plateau follows the validation loss, and there is no validation split: set data.validation_fraction";
+    let place = resolved.origin("train.schedule").to_string();
+    Err(Error::Config { place, key: "train.schedule".into(), message: message.into() })
+}
+
 fn learning_rate(config: &Config, total_steps: usize) -> LearningRate {
     let t = &config.train;
     LearningRate {
@@ -318,6 +329,9 @@ fn learning_rate(config: &Config, total_steps: usize) -> LearningRate {
             config::Schedule::Cosine => Schedule::Cosine,
             config::Schedule::Linear => Schedule::Linear,
             config::Schedule::Constant => Schedule::Constant,
+            config::Schedule::Wsd if t.decay_steps == 0 => Schedule::Wsd { decay_steps: (total_steps / 5).max(1) },
+            config::Schedule::Wsd => Schedule::Wsd { decay_steps: t.decay_steps },
+            config::Schedule::Plateau => Schedule::Plateau,
         },
         peak: t.learning_rate,
         minimum: t.min_learning_rate,

@@ -37,7 +37,8 @@ impl Trainer<'_> {
             }
         }
         self.step_hook.after_backward(&self.parameters)?;
-        let learning_rate = self.learning_rate.at(self.state.step) * self.state.guard.learning_rate_factor;
+        let learning_rate =
+            self.learning_rate.at(self.state.step, self.state.plateau.factor) * self.state.guard.learning_rate_factor;
         let squares = self.optimizer.step(&self.parameters, learning_rate)?;
         self.state.step += 1;
         if self.is_logged() {

@@ -168,6 +168,36 @@ fn a_run_without_patience_ends_when_the_validation_loss_rises() {
 }
 
 #[test]
+fn a_plateau_divides_the_learning_rate_until_the_minimum() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = [
+        "train.schedule=plateau",
+        "train.plateau_factor=0.25",
+        "train.plateau_patience=2",
+        "train.eval_every=2",
+        "train.learning_rate=3",
+        "train.min_learning_rate=0.5",
+        "train.warmup_steps=0",
+        "log.every=1",
+    ];
+    let (events, loss) = train_with_damage(&configuration(dir.path(), &settings), &Device::Cpu, &[]);
+    loss.unwrap();
+    let (mut rate, mut stale, mut falls) = (3.0, 0, 0);
+    for event in &events {
+        match event {
+            Event::Step(step) => assert_eq!(step.learning_rate, rate, "step {}", step.step),
+            Event::Evaluated { best: true, .. } => stale = 0,
+            Event::Evaluated { .. } if stale == 1 => (stale, falls, rate) = (0, falls + 1, f64::max(rate / 4.0, 0.5)),
+            Event::Evaluated { .. } => stale += 1,
+            _ => {}
+        }
+    }
+    assert!(falls >= 2 && rate == 0.5, "{falls} falls, to {rate}");
+    let told = |event: &&Event| matches!(event, Event::Note(text) if text.contains("the learning rate does, to"));
+    assert_eq!(events.iter().filter(told).count(), 2, "to 0.75 and 0.5");
+}
+
+#[test]
 fn a_pass_that_is_finite_has_nothing_to_tell() {
     for device in Device::for_tests() {
         let dir = tempfile::tempdir().unwrap();
