@@ -277,13 +277,42 @@ fn verify_resume_compares_every_byte() {
     sandbox.run(&[&args[..], &CPU, &["--set", "model.n_head=3"]].concat()).fails_with(&["n_head"]);
 }
 
+/// What a Llama can have beyond a GPT-2, all of it in one model.
+const FAMILIES: [&str; 2] = ["model.kind=llama model.qkv_bias=true model.sliding_window=5", "model.kind=qwen3"];
+
+#[test]
+fn verify_resume_holds_for_every_family() {
+    let sandbox = Sandbox::new();
+    for family in FAMILIES {
+        let settings = flags(family, &["model.n_kv_head=1", "model.dropout=0.1"]);
+        let args = ["verify-resume", "--config", "tiny.toml", "--steps", "3"];
+        sandbox.run(&[&args[..], &CPU, &settings].concat()).succeeds().prints(&["identical to the bit"]);
+    }
+}
+
+#[test]
+fn a_killed_run_of_every_family_is_resumed_to_the_bit() {
+    for family in FAMILIES {
+        let sandbox = Sandbox::new();
+        let settings = [SETTINGS, family].join(" ");
+        sandbox.train(&flags(&settings, &[])).succeeds();
+        let expected = outcome(&sandbox, TINY_RUN);
+        kill_after(&sandbox, TINY_RUN, 6);
+        resume(&sandbox, &[]).succeeds();
+        assert_same(&sandbox, TINY_RUN, &expected);
+    }
+}
+
 #[test]
 fn verify_resume_works_on_a_gpu() {
     if !has_gpu() {
         return;
     }
     let args = ["verify-resume", "--config", "tiny.toml", "--steps", "2", "--device", "gpu", "--allow-software-gpu"];
-    Sandbox::new().run(&args).succeeds().prints(&["device        gpu:", "identical to the bit"]);
+    for family in ["model.kind=gpt2", FAMILIES[0], FAMILIES[1]] {
+        let run = Sandbox::new().run(&[&args[..], &flags(family, &[])].concat()).succeeds();
+        run.prints(&["device        gpu:", "identical to the bit"]);
+    }
 }
 
 #[test]
