@@ -169,4 +169,8 @@ impl hf::Mapping for MlpMapping {
     fn zeros_beside(&self, _: &ModelConfig, _: &str, _: &Shape) -> Option<(String, usize)> {
         None
     }
+
+    fn ignores(&self, _: &ModelConfig, _: &str) -> bool {
+        false
+    }
 }

@@ -153,18 +153,24 @@ impl Tokenizer {
                 }
                 Tokenizer::from_document("gpt2", &recipe::read_vocab_and_merges(&folder)?)
             }
-            TokenizerSpec::Path(path) if path.is_dir() => {
-                let file = path.join("tokenizer.json");
-                if file.is_file() {
-                    return Tokenizer::from_file(&file);
-                }
-                Tokenizer::from_document(&path.display().to_string(), &recipe::read_vocab_and_merges(path)?)
-            }
+            TokenizerSpec::Path(path) if path.is_dir() => Tokenizer::from_folder(path),
             TokenizerSpec::Path(path) => Tokenizer::from_file(path),
             TokenizerSpec::Char | TokenizerSpec::Word | TokenizerSpec::Bpe => {
                 Err(error(&format!("{spec:?}"), "is built from a text".to_string()))
             }
         }
+    }
+
+    /// Loads the `tokenizer.json` of a folder, or GPT-2's `vocab.json` and `merges.txt`.
+    ///
+    /// # Errors
+    /// If there is neither, or it is damaged.
+    pub fn from_folder(folder: &Path) -> Result<Tokenizer> {
+        let file = folder.join("tokenizer.json");
+        if file.exists() || !folder.join("vocab.json").exists() {
+            return Tokenizer::from_file(&file);
+        }
+        Tokenizer::from_document(&folder.display().to_string(), &recipe::read_vocab_and_merges(folder)?)
     }
 
     /// Loads a `tokenizer.json`. Truncation and padding that it asks for are ignored: texts are encoded whole.

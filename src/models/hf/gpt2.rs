@@ -133,6 +133,14 @@ impl Mapping for Gpt2Mapping {
         let has_bias = name.starts_with("h.") || name.starts_with("ln_f");
         (has_bias && !config.bias).then(|| (name.replace(".weight", ".bias"), shape.last_dim()))
     }
+
+    /// Masks, which older files hold; the head, where it is the embedding; the zeros of biases.
+    fn ignores(&self, config: &ModelConfig, name: &str) -> bool {
+        name.ends_with(".attn.bias")
+            || name.ends_with(".attn.masked_bias")
+            || (config.tie_embeddings && name == "lm_head.weight")
+            || (!config.bias && name.ends_with(".bias"))
+    }
 }
 
 #[cfg(test)]

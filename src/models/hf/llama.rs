@@ -247,6 +247,11 @@ impl Mapping for LlamaMapping {
     fn zeros_beside(&self, _: &ModelConfig, _: &str, _: &Shape) -> Option<(String, usize)> {
         None
     }
+
+    /// The frequencies of rotary positions, which older files hold; the head, where it is the embedding.
+    fn ignores(&self, config: &ModelConfig, name: &str) -> bool {
+        name.ends_with(".rotary_emb.inv_freq") || (config.tie_embeddings && name == "lm_head.weight")
+    }
 }
 
 #[cfg(test)]

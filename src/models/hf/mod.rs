@@ -3,6 +3,7 @@
 
 mod gpt2;
 mod llama;
+mod weight_files;
 
 pub(super) use gpt2::Gpt2Mapping;
 pub(super) use llama::LlamaMapping;
@@ -10,16 +11,16 @@ pub(super) use llama::LlamaMapping;
 use super::{LanguageModel, ModelConfig, ModelKind, build};
 use crate::optim::{Entry, ParameterArena};
 use crate::tensor::Bytes;
-use crate::{DType, Device, Error, Result, Shape, Tensor};
-use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use crate::{DType, Error, Result, Shape, Tensor};
+use safetensors::tensor::{Dtype, TensorView};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
+use weight_files::{StoredTensor, WEIGHTS, WeightFiles};
 
 const CONFIG: &str = "config.json";
-const WEIGHTS: &str = "model.safetensors";
 
 /// How Hugging Face writes the models of a family.
 pub trait Mapping {
@@ -45,6 +46,9 @@ pub trait Mapping {
     /// The name (as here) and length of a vector of zeros that Hugging Face's model has beside this parameter, and this
     /// one does without.
     fn zeros_beside(&self, config: &ModelConfig, name: &str, shape: &Shape) -> Option<(String, usize)>;
+
+    /// Whether a tensor of this name may be there and is not needed: a constant, or a copy of another.
+    fn ignores(&self, config: &ModelConfig, name: &str) -> bool;
 }
 
 /// The parameters of a model as they were at one moment, off their device: they can be encoded on another thread while
@@ -98,7 +102,8 @@ impl Weights {
     }
 }
 
-/// Loads what [`Weights`] or Hugging Face wrote, on the CPU: a model of whichever family it is.
+/// Loads what [`Weights`] or Hugging Face wrote, on the CPU: a model of whichever family it is. The files are mapped, so
+/// that beside the model there is never more in memory than its largest tensor.
 ///
 /// # Errors
 /// If a file is missing, damaged, of no known family, or does not hold exactly the parameters its config implies.
@@ -106,63 +111,73 @@ pub fn load(folder: &Path) -> Result<Box<dyn LanguageModel>> {
     let path = folder.join(CONFIG);
     let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
     let config = read_config(&text).map_err(|message| Error::Checkpoint { path: path.clone(), message })?;
-    let path = folder.join(WEIGHTS);
-    let bytes = std::fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
-    let damaged = |message: String| Error::Checkpoint { path: path.clone(), message };
-    let file = SafeTensors::deserialize(&bytes).map_err(|e| damaged(format!("is damaged: {e}")))?;
+    let files = WeightFiles::open(folder)?;
+    let damaged = |message: String| Error::Checkpoint { path: files.path.clone(), message };
 
-    // Every parameter is in the file, so a config that claims more than the file's size is wrong: say so before
-    // memory for it is asked for.
-    if config.parameter_count().saturating_mul(2) > bytes.len() {
+    // Every parameter is in the files, so a config that claims more than their size is wrong: say so before memory for
+    // it is asked for.
+    if config.parameter_count().saturating_mul(2) > files.size_bytes() {
         let count = config.parameter_count();
         return Err(damaged(format!("is too short for the {count} parameters that config.json implies")));
     }
     let mut model = build(&config, 0).map_err(|e| damaged(format!("does not fit config.json: {e}")))?;
-    let mut result = Ok(());
+    let (mut result, mut used) = (Ok(()), HashSet::new());
     model.visit_parameters("", &mut |name, parameter| {
         if result.is_ok() {
-            let tensor = read_parameter(&file, &config, name, parameter);
-            result = tensor.map(|tensor| parameter.store(tensor, None)).map_err(&damaged);
+            result = read_parameter(&files, &config, name, parameter, &mut used);
         }
     });
-    result.map(|()| model)
+    result?;
+    let mut left_over = files.names().filter(|name| !used.contains(*name));
+    match left_over.find(|name| !config.kind.hf().ignores(&config, name)) {
+        None => Ok(model),
+        Some(name) => {
+            let kind = config.kind.as_str();
+            Err(damaged(format!("has a tensor {name}, for which a {kind} of this config.json has no place")))
+        }
+    }
 }
 
-/// The parameter `name`, which must have the shape of `like`.
+/// Reads the parameter `name` into `parameter`, whose shape it must have; the names of its tensors become used.
 fn read_parameter(
-    file: &SafeTensors,
+    files: &WeightFiles,
     config: &ModelConfig,
     name: &str,
-    like: &Tensor,
-) -> std::result::Result<Tensor, String> {
-    let mut values = Vec::with_capacity(like.len());
-    for (name, shape) in config.kind.hf().tensors(config, name, like.shape()) {
-        read_tensor(file, config.kind, &name, &shape, &mut values)?;
+    parameter: &Tensor,
+    used: &mut HashSet<String>,
+) -> Result<()> {
+    let (kind, prefix) = (config.kind, config.kind.hf().prefix());
+    let mut values = Vec::with_capacity(parameter.len());
+    for (name, shape) in kind.hf().tensors(config, name, parameter.shape()) {
+        let short = name.strip_prefix(prefix).unwrap_or(&name);
+        let found = [name.as_str(), short].into_iter().find_map(|name| Some((name, files.tensor(name)?)));
+        let (name, tensor) = found.ok_or_else(|| {
+            let why = match short.starts_with("lm_head") {
+                true => "it is a model without its head, and config.json does not say that the embedding is the head",
+                false => "it is no model of its kind that fits its config.json",
+            };
+            let message = format!("has no tensor {short}: {why} (model.kind {})", kind.as_str());
+            Error::Checkpoint { path: files.path.clone(), message }
+        })?;
+        let wrong = |message| Error::Checkpoint { path: tensor.file.to_path_buf(), message };
+        if tensor.shape != &shape[..] {
+            return Err(wrong(format!("{short} has shape {:?}, config.json implies {shape}", tensor.shape)));
+        }
+        add_values(&tensor, &mut values)
+            .map_err(|dtype| wrong(format!("{short} is {dtype:?}; expected F32, F16 or BF16")))?;
+        used.insert(name.to_string());
     }
-    Tensor::from_f32(&values, like.shape().clone(), &Device::Cpu).map_err(|e| e.to_string())
+    parameter.write_bytes(bytemuck::cast_slice(&values))
 }
 
-/// Adds the values of the tensor `name`, which must have this shape.
-fn read_tensor(
-    file: &SafeTensors,
-    kind: ModelKind,
-    name: &str,
-    shape: &Shape,
-    values: &mut Vec<f32>,
-) -> std::result::Result<(), String> {
-    let short = name.strip_prefix(kind.hf().prefix()).unwrap_or(name);
-    let view = file.tensor(name).or_else(|_| file.tensor(short)).map_err(|_| {
-        format!("has no tensor {short}: it is no model of kind {} that fits its config.json", kind.as_str())
-    })?;
-    if view.shape() != &shape[..] {
-        return Err(format!("{short} has shape {:?}, config.json implies {shape}", view.shape()));
-    }
-    let data = view.data();
-    match view.dtype() {
-        Dtype::F32 => values.extend(bytemuck::pod_collect_to_vec::<u8, f32>(data)),
-        Dtype::F16 => values.extend(data.chunks_exact(2).map(|b| half::f16::from_le_bytes([b[0], b[1]]).to_f32())),
-        Dtype::BF16 => values.extend(data.chunks_exact(2).map(|b| half::bf16::from_le_bytes([b[0], b[1]]).to_f32())),
-        other => return Err(format!("{short} is {other:?}; expected F32, F16 or BF16")),
+/// Adds the values of a tensor as f32; fails with a type that holds none.
+fn add_values(tensor: &StoredTensor, values: &mut Vec<f32>) -> std::result::Result<(), Dtype> {
+    let pairs = || tensor.bytes.chunks_exact(2).map(|pair| [pair[0], pair[1]]);
+    match tensor.dtype {
+        Dtype::F32 => values.extend(tensor.bytes.chunks_exact(4).map(|b| f32::from_le_bytes([b[0], b[1], b[2], b[3]]))),
+        Dtype::F16 => values.extend(pairs().map(|pair| half::f16::from_le_bytes(pair).to_f32())),
+        Dtype::BF16 => values.extend(pairs().map(|pair| half::bf16::from_le_bytes(pair).to_f32())),
+        other => return Err(other),
     }
     Ok(())
 }

@@ -25,7 +25,8 @@ pub struct FoundCheckpoint {
 /// If there is no model, or none that is not damaged.
 pub fn find_checkpoint(path: &Path) -> Result<FoundCheckpoint> {
     let missing = |message: String| Error::Checkpoint { path: path.to_path_buf(), message };
-    if path.join(MODEL).exists() {
+    // One of Hugging Face's may be in parts, or in a form that loading it refuses.
+    if path.join(MODEL).exists() || path.join("config.json").is_file() {
         verify_model(path)?;
         return Ok(FoundCheckpoint { folder: path.to_path_buf(), damaged: Vec::new() });
     }

@@ -1,0 +1,195 @@
+//! The tensors of a folder, mapped into memory: `model.safetensors`, or the shards that its index lists.
+
+use crate::{Error, Result};
+use memmap2::Mmap;
+use safetensors::tensor::{Dtype, Metadata, SafeTensors};
+use serde::Deserialize;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::path::{Component, Path, PathBuf};
+
+pub const WEIGHTS: &str = "model.safetensors";
+pub const INDEX: &str = "model.safetensors.index.json";
+/// What older versions of transformers wrote, by Python's pickle.
+const PICKLES: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
+
+/// A tensor where it lies in its file.
+pub struct StoredTensor<'a> {
+    pub dtype: Dtype,
+    pub shape: &'a [usize],
+    /// Little-endian.
+    pub bytes: &'a [u8],
+    pub file: &'a Path,
+}
+
+/// Every tensor of a folder, by its name.
+pub struct WeightFiles {
+    shards: Vec<Shard>,
+    /// The file that says which there are: of one that is missing, this is to be named.
+    pub path: PathBuf,
+    /// The shard of each tensor.
+    tensors: BTreeMap<String, usize>,
+}
+
+struct Shard {
+    path: PathBuf,
+    map: Mmap,
+    header: Metadata,
+    /// Where the header ends.
+    data: usize,
+}
+
+/// `model.safetensors.index.json`.
+#[derive(Deserialize)]
+struct Index {
+    weight_map: BTreeMap<String, String>,
+}
+
+impl WeightFiles {
+    /// Opens the files of a folder and reads their headers.
+    ///
+    /// # Errors
+    /// If there are none, or one is missing, damaged, or outside of the folder.
+    pub fn open(folder: &Path) -> Result<WeightFiles> {
+        let (single, index) = (folder.join(WEIGHTS), folder.join(INDEX));
+        if single.is_file() || !index.is_file() {
+            if !single.exists()
+                && let Some(name) = PICKLES.into_iter().find(|name| folder.join(name).is_file())
+            {
+                return Err(pickled(folder, name));
+            }
+            let shard = Shard::open(single.clone())?;
+            let tensors = shard.header.tensors().into_keys().map(|name| (name, 0)).collect();
+            return Ok(WeightFiles { shards: vec![shard], path: single, tensors });
+        }
+        let damaged = |message: String| Error::Checkpoint { path: index.clone(), message };
+        let text = std::fs::read_to_string(&index).map_err(|e| Error::io("read", &index, e))?;
+        let Index { weight_map } = serde_json::from_str(&text).map_err(|e| damaged(format!("is damaged: {e}")))?;
+        let names: BTreeSet<&String> = weight_map.values().collect();
+        let mut shards = Vec::new();
+        for name in &names {
+            if !is_file_name(name) {
+                return Err(damaged(format!("names {name:?}, which is not a file of this folder")));
+            }
+            let path = folder.join(name);
+            if !path.is_file() {
+                return Err(damaged(format!("names {name:?}, which is missing: download it again")));
+            }
+            shards.push(Shard::open(path)?);
+        }
+        let place = |name: &String| names.iter().position(|its| *its == name).expect("it is one of them");
+        let mut tensors = BTreeMap::new();
+        for (tensor, file) in &weight_map {
+            let shard = place(file);
+            if shards[shard].header.info(tensor).is_none() {
+                return Err(damaged(format!("says that {tensor} is in {file}, and it is not")));
+            }
+            tensors.insert(tensor.clone(), shard);
+        }
+        Ok(WeightFiles { shards, path: index, tensors })
+    }
+
+    /// The names of all tensors, in the order of the alphabet.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// The tensor of this name.
+    pub fn tensor(&self, name: &str) -> Option<StoredTensor<'_>> {
+        let shard = &self.shards[*self.tensors.get(name)?];
+        let info = shard.header.info(name)?;
+        let (start, end) = info.data_offsets;
+        let bytes = &shard.map[shard.data..][start..end];
+        Some(StoredTensor { dtype: info.dtype, shape: &info.shape, bytes, file: &shard.path })
+    }
+
+    /// Bytes of all files.
+    pub fn size_bytes(&self) -> usize {
+        self.shards.iter().map(|shard| shard.map.len()).sum()
+    }
+}
+
+impl Shard {
+    fn open(path: PathBuf) -> Result<Shard> {
+        let file = File::open(&path).map_err(|e| Error::io("read", &path, e))?;
+        // SAFETY: the map is only read. Who changes the file meanwhile changes the values, or ends the process where it
+        // becomes shorter; checkpoints are written under another name and never changed.
+        let map = unsafe { Mmap::map(&file) }.map_err(|e| Error::io("map", &path, e))?;
+        // Checks that the tensors lie side by side and end with the file.
+        let (length, header) = SafeTensors::read_metadata(&map)
+            .map_err(|e| Error::Checkpoint { path: path.clone(), message: format!("is damaged: {e}") })?;
+        Ok(Shard { path, map, header, data: 8 + length })
+    }
+}
+
+/// Whether this is the name of a file, and no path to elsewhere.
+fn is_file_name(name: &str) -> bool {
+    let mut parts = Path::new(name).components();
+    matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None)) && !name.contains(['\\', ':'])
+}
+
+fn pickled(folder: &Path, name: &str) -> Error {
+    let shown = folder.display();
+    let message = format!(
+        "is a pickle, which may run any program; convert it once where transformers is installed: python3 -c \"from \
+         transformers import AutoModelForCausalLM as M; M.from_pretrained('{shown}').save_pretrained('{shown}')\""
+    );
+    Error::Checkpoint { path: folder.join(name), message }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use safetensors::tensor::TensorView;
+    use std::fs;
+
+    /// A file with one tensor, one f32 of this value.
+    fn shard(folder: &Path, file: &str, tensor: &str, value: f32) {
+        let bytes = value.to_le_bytes();
+        let view = TensorView::new(Dtype::F32, vec![1], &bytes).unwrap();
+        fs::write(folder.join(file), safetensors::serialize([(tensor, view)], None).unwrap()).unwrap();
+    }
+
+    fn index(folder: &Path, map: &str) {
+        fs::write(folder.join(INDEX), format!(r#"{{"metadata": {{}}, "weight_map": {map}}}"#)).unwrap();
+    }
+
+    #[test]
+    fn tensors_are_found_in_the_shard_that_the_index_names() {
+        let dir = tempfile::tempdir().unwrap();
+        shard(dir.path(), "1.safetensors", "a", 1.5);
+        shard(dir.path(), "2.safetensors", "b", 2.5);
+        index(dir.path(), r#"{"b": "2.safetensors", "a": "1.safetensors"}"#);
+        let files = WeightFiles::open(dir.path()).unwrap();
+        assert_eq!(files.names().collect::<Vec<_>>(), ["a", "b"]);
+        let b = files.tensor("b").unwrap();
+        assert_eq!((b.bytes, b.shape, b.file.ends_with("2.safetensors")), (&2.5f32.to_le_bytes()[..], &[1][..], true));
+        assert!(files.tensor("c").is_none());
+    }
+
+    #[test]
+    fn what_is_missing_damaged_or_elsewhere_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let refused = |told: &[&str]| {
+            let error = WeightFiles::open(dir.path()).err().expect("an error").to_string();
+            assert!(told.iter().all(|told| error.contains(told)), "{error:?} lacks one of {told:?}");
+        };
+        refused(&[WEIGHTS]);
+        fs::write(dir.path().join("pytorch_model.bin"), "").unwrap();
+        refused(&["pytorch_model.bin", "save_pretrained"]);
+        for outside in ["../a.safetensors", "/etc/passwd", "..", "a/b", "c:d", ""] {
+            index(dir.path(), &format!(r#"{{"a": {outside:?}}}"#));
+            refused(&[INDEX, "not a file of this folder"]);
+        }
+        index(dir.path(), r#"{"a": "1.safetensors"}"#);
+        refused(&[INDEX, "1.safetensors", "missing"]);
+        shard(dir.path(), "1.safetensors", "b", 1.5);
+        refused(&[INDEX, "says that a is in 1.safetensors, and it is not"]);
+        for damage in [&b""[..], b"short", &[0xff; 16], &(1u64 << 63).to_le_bytes()] {
+            fs::write(dir.path().join("1.safetensors"), damage).unwrap();
+            refused(&["1.safetensors", "is damaged"]);
+        }
+        fs::write(dir.path().join(INDEX), r#"{"weight_map": 3}"#).unwrap();
+        refused(&[INDEX, "is damaged"]);
+    }
+}
