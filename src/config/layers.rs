@@ -6,7 +6,7 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
-use super::choice::MatmulF32;
+use super::choice::{MatmulF32, OptimizerKind};
 use super::keys::{self, KEYS, Key, Named};
 use super::origin::Origin;
 use super::schema::Config;
@@ -262,6 +262,10 @@ impl Resolved {
         let train = &mut self.config.train;
         if derive("train.min_learning_rate", "a tenth of learning_rate") {
             train.min_learning_rate = train.learning_rate / 10.0;
+        }
+        let optimizer = &mut self.config.optimizer;
+        if optimizer.kind == OptimizerKind::Muon && derive("optimizer.momentum", "what is usual for muon") {
+            optimizer.momentum = 0.95;
         }
         if let Some(max_steps) = train.max_steps {
             self.shorten_default_warmup(max_steps);
