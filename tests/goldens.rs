@@ -5,9 +5,9 @@
 mod common;
 
 use rustyflow::models::{self, Gpt2, LanguageModel, ModelConfig, ModelKind};
-use rustyflow::nn::{Dropout, Module};
+use rustyflow::nn::{Dropout, LinearLayout, Module, Parameter};
 use rustyflow::ops::Heads;
-use rustyflow::optim::{Kind, Optimizer, ParameterArena};
+use rustyflow::optim::{AdjustLr, Group, Kind, Optimizer, ParameterArena};
 use rustyflow::testing::worst_error;
 use rustyflow::{DType, Device, Result, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors};
@@ -389,4 +389,73 @@ fn models_of_hugging_face_train_as_in_transformers_on_the_cpu() {
 fn models_of_hugging_face_train_as_in_transformers_on_the_gpu() {
     let Some(gpu) = common::gpu() else { return };
     HF_MODELS.iter().for_each(|name| check_hf_model(name, &gpu));
+}
+
+/// Parameters alone.
+struct Parameters(Vec<(String, Parameter)>);
+
+impl Module for Parameters {
+    fn visit_parameters(&mut self, _: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.0.iter_mut().for_each(|(name, parameter)| visit(name, parameter));
+    }
+}
+
+/// Ten steps of given gradients, `scripts/make_optimizer_goldens.py` says how. PyTorch's own float32 is off by 3e-7.
+fn check_optimizers(device: &Device) {
+    let golden = Golden::read("optimizers");
+    let number = |value: &Value, name: &str| value[name].as_f64().unwrap_or_else(|| panic!("no {name}"));
+    let adamw = &golden.description["adamw"];
+    let [beta1, beta2, eps, weight_decay] = ["beta1", "beta2", "eps", "weight_decay"].map(|name| number(adamw, name));
+    let mut comparison = Comparison::default();
+    for (case, settings) in golden.description["cases"].as_object().unwrap() {
+        let mut parameters = Parameters(Vec::new());
+        for description in golden.description["parameters"].as_array().unwrap() {
+            let name = description["name"].as_str().unwrap();
+            let linear = description["linear"].as_object().map(|linear| LinearLayout {
+                outputs_first: linear["outputs_first"].as_bool().unwrap(),
+                outputs: serde_json::from_value(linear["outputs"].clone()).unwrap(),
+            });
+            let weight = golden.tensor(&format!("weight.{name}"), &Device::Cpu);
+            let mut parameter = Parameter::from(weight);
+            parameter.linear = linear;
+            parameters.0.push((name.to_string(), parameter));
+        }
+        let kind = Kind::Muon {
+            momentum: number(settings, "momentum"),
+            nesterov: settings["nesterov"].as_bool().unwrap(),
+            ns_steps: number(settings, "ns_steps") as usize,
+            adjust_lr: match settings["adjust_lr"].as_str().unwrap() {
+                "original" => AdjustLr::Original,
+                _ => AdjustLr::MatchRmsAdamW,
+            },
+        };
+        let kinds = [kind, Kind::AdamW { beta1, beta2, eps }];
+        let is_other = |_: &str, parameter: &Parameter| usize::from(parameter.linear.is_none());
+        let arena = ParameterArena::grouped(&mut parameters, device, DType::F32, &is_other).unwrap();
+        let group = |number: usize| Group { kind: kinds[number], lr_scale: 1.0, weight_decay };
+        let mut optimizer = Optimizer::with_groups(&arena, &group, number(settings, "grad_clip")).unwrap();
+        for (step, learning_rate) in golden.description["lr"].as_array().unwrap().iter().enumerate() {
+            for (name, tensor) in parameters.parameters() {
+                let gradient = golden.values(&format!("grad.{step}.{name}"));
+                tensor.grad().unwrap().write_bytes(bytemuck::cast_slice(&gradient)).unwrap();
+            }
+            optimizer.step(&arena, learning_rate.as_f64().unwrap()).unwrap();
+        }
+        for (name, tensor) in parameters.parameters() {
+            let (got, want) = (tensor.to_f32().unwrap(), golden.values(&format!("after10.{case}.{name}")));
+            comparison.check(case, &format!("{case}: {name} after ten steps"), &got, &want, 3e-6);
+        }
+    }
+    comparison.finish(device);
+}
+
+#[test]
+fn optimizers_update_as_in_pytorch_on_the_cpu() {
+    check_optimizers(&Device::Cpu);
+}
+
+#[test]
+fn optimizers_update_as_in_pytorch_on_the_gpu() {
+    let Some(gpu) = common::gpu() else { return };
+    check_optimizers(&gpu);
 }

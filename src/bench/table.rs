@@ -1,11 +1,11 @@
 //! What `bench ops` measures: every op of `ops/cases/`, forward and backward, and the optimizers, at the sizes of a
 //! model worth training.
 
-use crate::nn::{Module, Parameter};
+use crate::nn::{LinearLayout, Module, Parameter};
 use crate::ops::inputs::{AROUND_ZERO, POSITIVE, Values, domain, draw};
 use crate::ops::random::Key;
 use crate::ops::{BINARY, Heads, UNARY};
-use crate::optim::{Kind, Optimizer, ParameterArena};
+use crate::optim::{AdjustLr, Kind, Optimizer, ParameterArena};
 use crate::tensor::{DType, no_grad};
 use crate::{Device, Result, Tensor};
 use std::rc::Rc;
@@ -388,20 +388,25 @@ impl Module for Flat {
 
 /// The updates, with the norm of the gradients before them, over the arenas of a model.
 fn optimizers(s: &Sizes) -> Vec<Row> {
+    let muon = Kind::Muon { momentum: 0.95, nesterov: true, ns_steps: 5, adjust_lr: AdjustLr::MatchRmsAdamW };
     let kinds = [
         ("adamw", Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }),
         ("adam", Kind::Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8 }),
         ("sgd", Kind::Sgd { momentum: 0.9 }),
+        ("muon", muon),
     ];
     let rows = s.vocab + 12 * s.n_layer * s.width;
-    let shape = vec![rows, s.width];
     kinds
         .map(|(name, kind)| {
-            let shape = shape.clone();
+            // The matrices of one layer are enough for Muon.
+            let outputs = vec![s.width; 12];
+            let rows = if kind == muon { 12 * s.width } else { rows };
+            let shape = vec![rows, s.width];
             Row::new(name, format!("{} parameters", rows * s.width), move |device| {
                 let inputs = [(shape.clone(), AROUND_ZERO), (shape.clone(), AROUND_ZERO)];
                 let [value, gradient] = &draw(&inputs, &Device::Cpu, SEED)?[..] else { unreachable!("two inputs") };
                 let mut model = Flat(value.clone().into());
+                model.0.linear = Some(LinearLayout { outputs_first: true, outputs: outputs.clone() });
                 let parameters = ParameterArena::new(&mut model, device, DType::F32)?;
                 model.0.grad().expect("gathered parameters have gradients").write_bytes(&gradient.to_bytes()?)?;
                 // Steps so large that the update shows beside the tolerance.

@@ -2,7 +2,7 @@
 
 use toml::Value;
 
-use super::choice::{DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, RopeScaling, Schedule};
+use super::choice::{AdjustLr, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, RopeScaling, Schedule};
 
 /// What a key takes.
 #[derive(Clone, Copy, Debug)]
@@ -94,6 +94,10 @@ pub(super) const KEYS: &[Key] = &[
     key("optimizer.eps", Kind::Real),
     key("optimizer.weight_decay", Kind::Real),
     key("optimizer.momentum", Kind::Real),
+    key("optimizer.nesterov", Kind::Flag),
+    key("optimizer.ns_steps", Kind::Count),
+    key("optimizer.adjust_lr", Kind::Choice(AdjustLr::CHOICES)),
+    key("optimizer.muon_learning_rate", Kind::Real),
     key("checkpoint.every", Kind::Count),
     key("checkpoint.keep_last", Kind::Count),
     key("checkpoint.keep_best", Kind::Flag),

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use toml::{Table, Value};
 
-use super::choice::{MatmulF32, Schedule};
+use super::choice::{MatmulF32, OptimizerKind, Schedule};
 use super::keys::{self, KEYS, Key, Named};
 use super::origin::Origin;
 use super::schema::Config;
@@ -267,6 +267,10 @@ impl Resolved {
         };
         if derive("train.min_learning_rate", how) {
             train.min_learning_rate = min_learning_rate;
+        }
+        let optimizer = &mut self.config.optimizer;
+        if optimizer.kind == OptimizerKind::Muon && derive("optimizer.momentum", "what is usual for muon") {
+            optimizer.momentum = 0.95;
         }
         if let Some(max_steps) = train.max_steps {
             self.shorten_default_warmup(max_steps);

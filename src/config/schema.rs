@@ -7,7 +7,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::choice::{DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, RopeScaling, Schedule};
+use super::choice::{AdjustLr, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, RopeScaling, Schedule};
 
 /// Everything that a run can be told.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -287,7 +287,7 @@ impl TrainConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimizerConfig {
-    /// `adamw`, `adam` or `sgd`. Default `adamw`.
+    /// `adamw`, `adam`, `sgd` or `muon`. Default `adamw`.
     pub kind: OptimizerKind,
     /// Decay of Adam's mean of gradients, in [0, 1). Default 0.9.
     pub beta1: f64,
@@ -297,8 +297,16 @@ pub struct OptimizerConfig {
     pub eps: f64,
     /// Weight decay of parameters with two or more dimensions. Default 0.1.
     pub weight_decay: f64,
-    /// Momentum of `sgd`, in [0, 1). Default 0.9.
+    /// Momentum of `sgd` and `muon`, in [0, 1). Default 0.9, of `muon` 0.95.
     pub momentum: f64,
+    /// Whether `muon` looks ahead by Nesterov's momentum. Default true.
+    pub nesterov: bool,
+    /// Iterations that make the matrices of `muon` orthogonal, 1 to 99. Default 5.
+    pub ns_steps: usize,
+    /// `match_rms_adamw` or `original`. Default `match_rms_adamw`.
+    pub adjust_lr: AdjustLr,
+    /// The highest learning rate of the matrices of `muon`; the schedule is the same. Default 0: `train.learning_rate`.
+    pub muon_learning_rate: f64,
 }
 
 impl Default for OptimizerConfig {
@@ -310,6 +318,10 @@ impl Default for OptimizerConfig {
             eps: 1e-8,
             weight_decay: 0.1,
             momentum: 0.9,
+            nesterov: true,
+            ns_steps: 5,
+            adjust_lr: AdjustLr::MatchRmsAdamW,
+            muon_learning_rate: 0.0,
         }
     }
 }

@@ -65,7 +65,7 @@ impl Checker<'_> {
 
 /// Counts that make no sense at zero.
 fn sizes(c: &Checker) -> Result<()> {
-    let Config { data, model, train, checkpoint, guard, log, generate, device, .. } = c.config();
+    let Config { data, model, train, optimizer, checkpoint, guard, log, generate, device, .. } = c.config();
     for (key, size) in [
         ("data.vocab_size", data.vocab_size),
         ("model.n_layer", model.n_layer),
@@ -91,6 +91,7 @@ fn sizes(c: &Checker) -> Result<()> {
         vocab_size,
     )?;
     c.ensure(guard.spike_window >= 2, "guard.spike_window", "at least 2", guard.spike_window)?;
+    c.ensure((1..100).contains(&optimizer.ns_steps), "optimizer.ns_steps", "1 to 99", optimizer.ns_steps)?;
     // No machine has more, and starting millions of threads brings one down.
     c.ensure(device.threads <= 4096, "device.threads", "at most 4096", device.threads)
 }
@@ -127,6 +128,12 @@ fn ranges(c: &Checker) -> Result<()> {
         ("optimizer.eps", optimizer.eps, optimizer.eps as f32 > 0.0, "above 0 as a 32-bit number"),
         ("optimizer.weight_decay", optimizer.weight_decay, optimizer.weight_decay >= 0.0, "at least 0"),
         ("optimizer.momentum", optimizer.momentum, in_unit(optimizer.momentum), "at least 0 and below 1"),
+        (
+            "optimizer.muon_learning_rate",
+            optimizer.muon_learning_rate,
+            optimizer.muon_learning_rate >= 0.0,
+            "at least 0 (0 is train.learning_rate)",
+        ),
         ("guard.spike_z", guard.spike_z, guard.spike_z >= 0.0, "at least 0 (0 looks for no spikes)"),
         (
             "guard.learning_rate_factor",

@@ -24,6 +24,9 @@ pub trait Family: Sync {
     /// How many numbers the model learns.
     fn parameter_count(&self, config: &ModelConfig) -> usize;
 
+    /// How many of those are weights of linear layers, which its blocks are made of.
+    fn block_matrices(&self, config: &ModelConfig) -> usize;
+
     /// Floating-point operations that one token of training costs, forward and backward.
     fn train_flops_per_token(&self, config: &ModelConfig) -> f64;
 
@@ -153,6 +156,11 @@ impl ModelConfig {
     /// How many numbers the model learns.
     pub fn parameter_count(&self) -> usize {
         self.kind.0.parameter_count(self)
+    }
+
+    /// How many of those are weights of linear layers, which its blocks are made of.
+    pub fn block_matrices(&self) -> usize {
+        self.kind.0.block_matrices(self)
     }
 
     /// Floating-point operations that one token of training costs, forward and backward.

@@ -216,11 +216,15 @@ impl Family for Gpt2Family {
         (m.vocab_size + m.block_size) * c + m.n_layer * (attention + mlp + 2 * norm) + norm + head
     }
 
+    fn block_matrices(&self, m: &ModelConfig) -> usize {
+        12 * m.n_embd * m.n_embd * m.n_layer
+    }
+
     /// 6 per parameter that takes part in a matmul, and attention over half the context (Kaplan et al. 2020; Chowdhery
     /// et al. 2022, appendix B).
     fn train_flops_per_token(&self, m: &ModelConfig) -> f64 {
         let (c, t) = (m.n_embd as f64, m.block_size as f64);
-        let matmuls = 12.0 * c * c * m.n_layer as f64 + c * m.vocab_size as f64;
+        let matmuls = self.block_matrices(m) as f64 + c * m.vocab_size as f64;
         6.0 * matmuls + 6.0 * m.n_layer as f64 * c * t
     }
 

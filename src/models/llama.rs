@@ -205,15 +205,6 @@ pub(super) struct LlamaFamily {
     pub mapping: hf::LlamaMapping,
 }
 
-impl LlamaFamily {
-    /// Elements of the matrices of a block.
-    fn matrices(m: &ModelConfig) -> usize {
-        let l = m.llama();
-        let attention = (2 * m.n_head + 2 * l.n_kv_head) * l.head_dim;
-        (attention + 3 * l.intermediate_size) * m.n_embd
-    }
-}
-
 impl Family for LlamaFamily {
     fn kind(&self) -> &'static str {
         self.kind
@@ -232,7 +223,13 @@ impl Family for LlamaFamily {
         let bias = l.qkv_bias as usize * (m.n_head + 2 * l.n_kv_head) * l.head_dim;
         let norms = 2 * c + self.qk_norm as usize * 2 * l.head_dim;
         let embeddings = if m.tie_embeddings { 1 } else { 2 } * m.vocab_size * c;
-        embeddings + m.n_layer * (LlamaFamily::matrices(m) + bias + norms) + c
+        embeddings + self.block_matrices(m) + m.n_layer * (bias + norms) + c
+    }
+
+    fn block_matrices(&self, m: &ModelConfig) -> usize {
+        let l = m.llama();
+        let attention = (2 * m.n_head + 2 * l.n_kv_head) * l.head_dim;
+        m.n_layer * (attention + 3 * l.intermediate_size) * m.n_embd
     }
 
     /// 6 per parameter that takes part in a matmul, and attention over the keys that a query sees on average: half the
@@ -241,7 +238,7 @@ impl Family for LlamaFamily {
         let (l, t) = (m.llama(), m.block_size as f64);
         let window = l.sliding_window.map_or(t, |window| (window as f64).min(t));
         let keys = window * (2.0 * t - window) / (2.0 * t);
-        let matmuls = m.n_layer * LlamaFamily::matrices(m) + m.vocab_size * m.n_embd;
+        let matmuls = self.block_matrices(m) + m.vocab_size * m.n_embd;
         6.0 * matmuls as f64 + 12.0 * (m.n_layer * m.n_head * l.head_dim) as f64 * keys
     }
 

@@ -99,6 +99,10 @@ impl Family for MlpFamily {
         (2 * m.vocab_size + m.n_embd + 4) * m.n_embd
     }
 
+    fn block_matrices(&self, m: &ModelConfig) -> usize {
+        m.n_embd * m.n_embd
+    }
+
     fn train_flops_per_token(&self, m: &ModelConfig) -> f64 {
         (6 * (m.vocab_size + m.n_embd) * m.n_embd) as f64
     }

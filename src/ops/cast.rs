@@ -6,7 +6,7 @@
 use super::*;
 use crate::gpu::{Limits, Operand, Plan, buffer, param};
 use crate::shader;
-use crate::tensor::Grads;
+use crate::tensor::{Grads, run_into};
 
 struct Cast {
     from: DType,
@@ -71,5 +71,10 @@ impl Tensor {
             return Err(Error::DType { op: "cast", expected: "f32 or f16", got: DType::U32.name() });
         }
         apply_one(Cast { from: self.dtype(), to: dtype }, &[self])
+    }
+
+    /// Overwrites `out`, f32 or f16 and as long, with these elements, which are f32 or f16.
+    pub(crate) fn cast_into(&self, out: &Tensor) -> Result<()> {
+        run_into(&Cast { from: self.dtype(), to: out.dtype() }, &[self], &[out])
     }
 }

@@ -38,6 +38,7 @@ pub use attention::Heads;
 use attention::MAX_HEAD_SIZE;
 pub(crate) use binary::METHODS as BINARY;
 pub use cross_entropy::IGNORED;
+pub(crate) use matmul::MatMul;
 pub use matmul::{MatmulTuning, Throughput};
 pub(crate) use unary::METHODS as UNARY;
 

@@ -1,20 +1,23 @@
 //! The flat buffers that hold all parameters and all gradients of a model.
 //!
 //! ```text
-//! values   | decay | do not | frozen |     f32; of the first two the optimizer keeps moments
+//! values   | decay | do not | frozen |     f32; of the first two, one after the other for each group of parameters,
+//!                                          the optimizer keeps moments
 //! gradients| decay | do not |              f32
 //! halves   | decay | do not | frozen |     f16 copies, operands of matmuls: in mixed precision
 //! f16_only | frozen |                      f16: all there is of them
 //! ```
 
 use crate::cpu::CHUNK;
-use crate::nn::{Module, Parameter};
+use crate::nn::{LinearLayout, Module, Parameter};
 use crate::profile::MemoryKind;
 use crate::tensor::{Gradient, Spec};
 use crate::{DType, Device, Error, Result, Shape, Tensor};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
+use std::collections::BTreeSet;
+use std::ops::Range;
 
 /// Tensors start on multiples of this many elements: 256 bytes of f16, which every device accepts as a binding's
 /// offset.
@@ -31,16 +34,36 @@ pub struct Entry {
     pub trainable: bool,
     /// Elements from the start of the arena of its type.
     pub offset: usize,
+    /// Of the weight of a linear layer, how it is stored.
+    pub linear: Option<LinearLayout>,
+}
+
+impl Entry {
+    /// Its elements in the arena of its type.
+    pub fn range(&self) -> Range<usize> {
+        self.offset..self.offset + self.shape.elements()
+    }
+}
+
+/// A part of the arenas whose parameters are updated alike.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Segment {
+    /// The number that was given to its parameters.
+    pub group: usize,
+    /// Its elements.
+    pub range: Range<usize>,
+    /// Where in it those end that weight decay applies to: matrices and embeddings, which take part in matmuls; not
+    /// biases and the scales of norms (nanoGPT).
+    pub decay_end: usize,
 }
 
 /// All parameters of a module, and the gradients of those that are trained.
 pub struct ParameterArena {
-    /// In the order of the arenas: those that decay, those that are trained without, frozen ones, those that are f16
-    /// only.
+    /// In the order of the arenas: for each group those that decay and those that are trained without, then frozen
+    /// ones, and those that are f16 only.
     pub entries: Vec<Entry>,
-    /// Elements from the start that weight decay applies to: matrices and embeddings, which take part in matmuls;
-    /// not biases and the scales of layer norms (nanoGPT).
-    pub decay_end: usize,
+    /// The groups of trained parameters that have any, by their numbers. They follow each other without gaps.
+    pub segments: Vec<Segment>,
     pub(super) values: Tensor,
     gradients: Tensor,
     /// The same by parameter.
@@ -59,13 +82,27 @@ impl ParameterArena {
     /// If there is nothing to train, a parameter is f16 that is not frozen, or the device cannot hold them.
     /// `train::check_size` says that earlier, and what is to be smaller.
     pub fn new(module: &mut dyn Module, device: &Device, operands: DType) -> Result<ParameterArena> {
-        let Layout { entries, decay_end, trainable_len, f32_len, f16_len } = Layout::of(module)?;
+        ParameterArena::grouped(module, device, operands, &|_, _| 0)
+    }
+
+    /// [`ParameterArena::new`] with the parameters that `group_of` gives the same number next to each other, so that
+    /// they can be updated apart from the others.
+    ///
+    /// # Errors
+    /// Those of [`ParameterArena::new`].
+    pub fn grouped(
+        module: &mut dyn Module,
+        device: &Device,
+        operands: DType,
+        group_of: &dyn Fn(&str, &Parameter) -> usize,
+    ) -> Result<ParameterArena> {
+        let Layout { entries, segments, trainable_len, f32_len, f16_len } = Layout::of(module, group_of)?;
         let tensors = module.parameters();
         let (values, halves) = value_arenas(&entries, f32_len, &tensors, device, operands == DType::F16)?;
         let f16_only = (f16_len > 0).then(|| f16_arena(&flatten(&entries, DType::F16, f16_len, &tensors)?, device));
         let f16_only = f16_only.transpose()?;
         let gradients = Tensor::zeros_as(MemoryKind::Gradients, [trainable_len], DType::F32, device)?;
-        let mut arena = ParameterArena { entries, decay_end, values, gradients, grads: Vec::new(), halves, f16_only };
+        let mut arena = ParameterArena { entries, segments, values, gradients, grads: Vec::new(), halves, f16_only };
         module.visit_parameters("", &mut |name, parameter| arena.take(name, parameter));
         Ok(arena)
     }
@@ -137,6 +174,13 @@ impl ParameterArena {
         &self.gradients
     }
 
+    /// Writes the f16 copies of the values in this range of the arena, if there are any.
+    pub(super) fn copy_to_halves(&self, range: &Range<usize>) -> Result<()> {
+        let Some(halves) = &self.halves else { return Ok(()) };
+        let part = |arena: &Tensor| arena.slice_flat(range.start, [range.len()].into());
+        part(&self.values).cast_into(&part(halves))
+    }
+
     /// Forgets the gradients collected so far.
     pub fn zero_gradients(&self) {
         self.grads.iter().for_each(Gradient::zero_lazily);
@@ -146,38 +190,48 @@ impl ParameterArena {
 /// Where every parameter of a module is to lie, and how long the arenas are, in elements.
 struct Layout {
     entries: Vec<Entry>,
-    decay_end: usize,
+    segments: Vec<Segment>,
     trainable_len: usize,
     f32_len: usize,
     f16_len: usize,
 }
 
 impl Layout {
-    fn of(module: &mut dyn Module) -> Result<Layout> {
-        let mut parameters: Vec<(String, Parameter)> = Vec::new();
-        module.visit_parameters("", &mut |name, parameter| parameters.push((name.to_string(), parameter.clone())));
+    fn of(module: &mut dyn Module, group_of: &dyn Fn(&str, &Parameter) -> usize) -> Result<Layout> {
+        let mut parameters: Vec<(String, Parameter, usize)> = Vec::new();
+        module.visit_parameters("", &mut |name, parameter| {
+            parameters.push((name.to_string(), parameter.clone(), group_of(name, parameter)));
+        });
         let in_f16 = |parameter: &Parameter| parameter.dtype() != DType::F32;
-        if let Some((name, _)) = parameters.iter().find(|(_, p)| in_f16(p) && p.is_trainable()) {
+        if let Some((name, ..)) = parameters.iter().find(|(_, p, _)| in_f16(p) && p.is_trainable()) {
             return Err(Error::Invalid(format!("{name} is stored as f16 only: it can be used, but not be trained")));
         }
         let mut entries = Vec::new();
-        // Appends the parameters of a group to an arena that is `end` elements long so far.
-        let mut place = |mut end: usize, belongs: &dyn Fn(&Parameter) -> bool| {
-            for (name, parameter) in parameters.iter().filter(|(_, parameter)| belongs(parameter)) {
+        // Appends parameters to an arena that is `end` elements long so far.
+        let mut place = |mut end: usize, belongs: &dyn Fn(&Parameter, usize) -> bool| {
+            for (name, parameter, _) in parameters.iter().filter(|(_, parameter, group)| belongs(parameter, *group)) {
                 let (name, shape, dtype) = (name.clone(), parameter.shape().clone(), parameter.dtype());
-                entries.push(Entry { name, shape, dtype, trainable: parameter.is_trainable(), offset: end });
+                let (trainable, linear) = (parameter.is_trainable(), parameter.linear.clone());
+                entries.push(Entry { name, shape, dtype, trainable, offset: end, linear });
                 end += parameter.len().next_multiple_of(ALIGN);
             }
             end
         };
-        let decay_end = place(0, &|p| p.is_trainable() && p.shape().len() > 1);
-        let trainable_len = place(decay_end, &|p| p.is_trainable() && p.shape().len() <= 1);
+        let groups: BTreeSet<usize> = parameters.iter().map(|(.., group)| *group).collect();
+        let (mut segments, mut trainable_len) = (Vec::new(), 0);
+        for group in groups {
+            let start = trainable_len;
+            let decay_end = place(start, &|p, of| of == group && p.is_trainable() && p.shape().len() > 1);
+            trainable_len = place(decay_end, &|p, of| of == group && p.is_trainable() && p.shape().len() <= 1);
+            segments.push(Segment { group, range: start..trainable_len, decay_end });
+        }
+        segments.retain(|segment| !segment.range.is_empty());
         if trainable_len == 0 {
             return Err(Error::Invalid("there is nothing to train: every parameter is frozen".into()));
         }
-        let f32_len = place(trainable_len, &|p| !p.is_trainable() && !in_f16(p));
-        let f16_len = place(0, &|p| !p.is_trainable() && in_f16(p));
-        Ok(Layout { entries, decay_end, trainable_len, f32_len, f16_len })
+        let f32_len = place(trainable_len, &|p, _| !p.is_trainable() && !in_f16(p));
+        let f16_len = place(0, &|p, _| !p.is_trainable() && in_f16(p));
+        Ok(Layout { entries, segments, trainable_len, f32_len, f16_len })
     }
 }
 
@@ -225,7 +279,7 @@ fn rounded(values: &[f32]) -> Vec<f16> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::optim::testing::Net;
+    use crate::optim::testing::{ADAMW, Net};
     use crate::optim::{Kind, Optimizer};
 
     #[test]
@@ -236,7 +290,7 @@ mod tests {
         let after: Vec<_> = model.parameters().iter().map(|(n, t)| (n.clone(), t.to_f32().unwrap())).collect();
         assert_eq!(before, after);
         for entry in &parameters.entries {
-            assert_eq!(entry.offset < parameters.decay_end, entry.shape.len() > 1, "{}", entry.name);
+            assert_eq!(entry.offset < parameters.segments[0].decay_end, entry.shape.len() > 1, "{}", entry.name);
         }
         let count: usize = parameters.entries.iter().map(|e| e.shape.elements()).sum();
         assert_eq!(count, Net::ELEMENTS);
@@ -267,8 +321,6 @@ mod tests {
             assert_eq!(parameters.values().to_f32().unwrap(), before, "{device}");
         }
     }
-
-    const ADAMW: Kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
 
     /// Devices, and the type of operands in each precision they have.
     fn precisions() -> impl Iterator<Item = (Device, DType)> {
@@ -335,8 +387,8 @@ mod tests {
                 let sizes = ignored.iter().map(|entry| entry.shape.elements().next_multiple_of(ALIGN));
                 assert_eq!(arena.trainable_len() + sizes.sum::<usize>(), whole.trainable_len(), "{case}");
                 assert_eq!(arena.values().len(), whole.values().len(), "{case}");
-                for (moment, tensor) in optimizer.moments().into_iter().filter(|(name, _)| *name != "loss_scale") {
-                    assert_eq!(tensor.len(), arena.trainable_len(), "{case}: {moment}");
+                for (moment, tensor) in optimizer.moments().into_iter().filter(|(m, _)| m.name != "loss_scale") {
+                    assert_eq!(tensor.len(), arena.trainable_len(), "{case}: {moment:?}");
                 }
             }
         }

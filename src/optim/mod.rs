@@ -1,15 +1,20 @@
 //! Optimizers over flat arenas: all parameters in one buffer, all gradients in another, and so the moments, so that an
-//! update is one launch however many tensors a model has.
+//! update is one launch however many tensors a model has; or one for each group of parameters that are updated alike.
+//! Muon updates matrices, those of one shape in the same launches.
 
 mod arena;
 mod loss_scale;
+mod muon;
+mod newton_schulz;
+mod optimizer;
 mod schedule;
 mod state;
 #[cfg(test)]
 mod testing;
 mod update;
 
-pub use arena::{Entry, ParameterArena};
+pub use arena::{Entry, ParameterArena, Segment};
+pub use muon::AdjustLr;
+pub use optimizer::{Group, Kind, Optimizer};
 pub use schedule::{LearningRate, Schedule};
-pub use state::Moments;
-pub use update::{Kind, Optimizer};
+pub use state::{Moment, Moments};

@@ -2,39 +2,58 @@
 //! `momentum_buffer.<parameter>`, in PyTorch's names. One tensor per parameter, so that the file does not depend on how
 //! arenas are laid out.
 
-use super::update::Kind;
-use super::{Entry, Optimizer, ParameterArena};
+use super::{Entry, Kind, Optimizer, ParameterArena};
 use crate::tensor::Bytes;
 use crate::{Error, Result, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use std::ops::Range;
 use std::path::Path;
+
+/// Which moment of which parameters a tensor is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Moment {
+    pub name: &'static str,
+    /// The elements of the arenas that it is of: its own follow each other as they do.
+    pub range: Range<usize>,
+}
+
+impl Moment {
+    /// The state of the loss scale in mixed precision: three f32 that belong to no parameter.
+    const LOSS_SCALE: Moment = Moment { name: "loss_scale", range: 0..0 };
+
+    /// The parameters that it is of, and the bytes of each in its tensor.
+    fn parts<'a>(&self, entries: &'a [Entry]) -> impl Iterator<Item = (&'a Entry, Range<usize>)> {
+        let Range { start, end } = self.range;
+        let is_inside = move |entry: &&Entry| entry.trainable && (start..end).contains(&entry.offset);
+        entries.iter().filter(is_inside).map(move |entry| {
+            let first = 4 * (entry.offset - start);
+            (entry, first..first + 4 * entry.shape.elements())
+        })
+    }
+}
 
 /// The moments as they were at one moment, off their device: they can be encoded on another thread while training goes
 /// on.
 pub struct Moments {
     entries: Vec<Entry>,
-    /// The name of each moment, and its arena.
-    arenas: Vec<(&'static str, Bytes)>,
-}
-
-/// The name of the state of the loss scale in mixed precision: three f32 that belong to no parameter.
-const LOSS_SCALE: &str = "loss_scale";
-
-/// The bytes of a parameter in an arena.
-fn range(entry: &Entry) -> std::ops::Range<usize> {
-    let start = 4 * entry.offset;
-    start..start + 4 * entry.shape.elements()
+    tensors: Vec<(Moment, Bytes)>,
 }
 
 impl Optimizer {
-    /// Each moment's name and arena; with a scale of the loss, that too.
-    pub fn moments(&self) -> Vec<(&'static str, &Tensor)> {
-        let [first, second] = &self.moments;
-        let mut moments = match self.kind {
-            Kind::Sgd { .. } => vec![("momentum_buffer", first)],
-            Kind::AdamW { .. } | Kind::Adam { .. } => vec![("exp_avg", first), ("exp_avg_sq", second)],
-        };
-        moments.extend(self.loss_scale().map(|scale| (LOSS_SCALE, scale)));
+    /// All that it remembers; with a scale of the loss, that too.
+    pub fn moments(&self) -> Vec<(Moment, &Tensor)> {
+        let mut moments = Vec::new();
+        for state in &self.states {
+            let names = match state.group.kind {
+                Kind::Sgd { .. } | Kind::Muon { .. } => ["momentum_buffer", ""],
+                Kind::AdamW { .. } | Kind::Adam { .. } => ["exp_avg", "exp_avg_sq"],
+            };
+            let tensors = [Some(&state.first), state.second.as_ref()];
+            let range = || state.segment.range.clone();
+            let named = names.into_iter().zip(tensors);
+            moments.extend(named.filter_map(|(name, tensor)| Some((Moment { name, range: range() }, tensor?))));
+        }
+        moments.extend(self.loss_scale().map(|scale| (Moment::LOSS_SCALE, scale)));
         moments
     }
 
@@ -48,36 +67,39 @@ impl Optimizer {
         let wrong = |message: String| Error::Checkpoint { path: path.to_path_buf(), message };
         let file = SafeTensors::deserialize(&bytes).map_err(|e| wrong(format!("is damaged: {e}")))?;
         let moments = self.moments();
-        let arenas = moments.iter().filter(|(name, _)| *name != LOSS_SCALE).count();
-        let trained = || parameters.entries.iter().filter(|entry| entry.trainable);
-        let expected = arenas * trained().count() + moments.len() - arenas;
+        let of_moment = |(moment, _): &(Moment, &Tensor)| match *moment == Moment::LOSS_SCALE {
+            true => 1,
+            false => moment.parts(&parameters.entries).count(),
+        };
+        let expected: usize = moments.iter().map(of_moment).sum();
         if file.len() != expected {
             return Err(wrong(format!("has {} tensors, this optimizer needs {expected}", file.len())));
         }
-        for (moment, arena) in moments {
-            if moment == LOSS_SCALE {
-                let view = file.tensor(LOSS_SCALE).map_err(|_| wrong(format!("has no tensor {LOSS_SCALE}")))?;
+        for (moment, tensor) in moments {
+            if moment == Moment::LOSS_SCALE {
+                let name = moment.name;
+                let view = file.tensor(name).map_err(|_| wrong(format!("has no tensor {name}")))?;
                 let numbers: Vec<f32> = match (view.dtype(), view.shape()) {
                     (Dtype::F32, [3]) => bytemuck::pod_collect_to_vec(view.data()),
-                    (dtype, shape) => return Err(wrong(format!("{LOSS_SCALE} is {dtype:?} {shape:?}, not F32 [3]"))),
+                    (dtype, shape) => return Err(wrong(format!("{name} is {dtype:?} {shape:?}, not F32 [3]"))),
                 };
                 if numbers.iter().any(|n| !n.is_finite() || *n < 0.0) || numbers[0] < 1.0 {
-                    return Err(wrong(format!("{LOSS_SCALE} is {numbers:?}: no scale of a loss")));
+                    return Err(wrong(format!("{name} is {numbers:?}: no scale of a loss")));
                 }
-                arena.write_bytes(view.data())?;
+                tensor.write_bytes(view.data())?;
                 continue;
             }
-            let mut flat = vec![0; arena.spec().size_bytes()];
-            for entry in trained() {
-                let name = format!("{moment}.{}", entry.name);
+            let mut flat = vec![0; tensor.spec().size_bytes()];
+            for (entry, range) in moment.parts(&parameters.entries) {
+                let name = format!("{}.{}", moment.name, entry.name);
                 let view = file.tensor(&name).map_err(|_| wrong(format!("has no tensor {name}")))?;
                 if view.shape() != &entry.shape[..] || view.dtype() != Dtype::F32 {
                     let (dtype, shape) = (view.dtype(), view.shape());
                     return Err(wrong(format!("{name} is {dtype:?} {shape:?}, the model implies F32 {}", entry.shape)));
                 }
-                flat[range(entry)].copy_from_slice(view.data());
+                flat[range].copy_from_slice(view.data());
             }
-            arena.write_bytes(&flat)?;
+            tensor.write_bytes(&flat)?;
         }
         self.steps = steps;
         Ok(())
@@ -85,9 +107,9 @@ impl Optimizer {
 }
 
 impl Moments {
-    /// Those of these parameters: the name of each, as [`Optimizer::moments`] gives it, and the bytes of its arena.
-    pub fn new(parameters: &ParameterArena, arenas: Vec<(&'static str, Bytes)>) -> Moments {
-        Moments { entries: parameters.entries.iter().filter(|entry| entry.trainable).cloned().collect(), arenas }
+    /// Those of these parameters, as [`Optimizer::moments`] gives them, each with its bytes.
+    pub fn new(parameters: &ParameterArena, tensors: Vec<(Moment, Bytes)>) -> Moments {
+        Moments { entries: parameters.entries.clone(), tensors }
     }
 
     /// The contents of the file that [`Optimizer::restore`] reads.
@@ -96,15 +118,15 @@ impl Moments {
     /// If the tensors make no file, which no optimizer's do.
     pub fn encode(self) -> Result<Vec<u8>> {
         let mut views = Vec::new();
-        for (moment, arena) in &self.arenas {
-            if *moment == LOSS_SCALE {
-                let view = TensorView::new(Dtype::F32, vec![arena.len() / 4], arena);
-                views.push((LOSS_SCALE.to_string(), view.expect("whole numbers of four bytes")));
+        for (moment, bytes) in &self.tensors {
+            if *moment == Moment::LOSS_SCALE {
+                let view = TensorView::new(Dtype::F32, vec![bytes.len() / 4], bytes);
+                views.push((moment.name.to_string(), view.expect("whole numbers of four bytes")));
                 continue;
             }
-            for entry in &self.entries {
-                let view = TensorView::new(Dtype::F32, entry.shape.to_vec(), &arena[range(entry)]);
-                views.push((format!("{moment}.{}", entry.name), view.expect("a tensor's bytes fit its shape")));
+            for (entry, range) in moment.parts(&self.entries) {
+                let view = TensorView::new(Dtype::F32, entry.shape.to_vec(), &bytes[range]);
+                views.push((format!("{}.{}", moment.name, entry.name), view.expect("a tensor's bytes fit its shape")));
             }
         }
         safetensors::serialize(views, None).map_err(|e| Error::Invalid(format!("the moments make no file: {e}")))
@@ -114,14 +136,13 @@ impl Moments {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Device;
     use crate::nn::Module;
-    use crate::optim::testing::Net;
-    use crate::{DType, Device};
+    use crate::optim::testing::{self, KINDS, Net};
 
     fn setup(kind: Kind) -> (Net, ParameterArena, Optimizer) {
         let mut model = Net::new(1);
-        let parameters = ParameterArena::new(&mut model, &Device::Cpu, DType::F32).unwrap();
-        let optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
+        let (parameters, optimizer) = testing::optimizer(&mut model, &Device::Cpu, kind);
         (model, parameters, optimizer)
     }
 
@@ -138,12 +159,6 @@ mod tests {
         parameters.gradients().write_bytes(bytemuck::cast_slice(&values)).unwrap();
         optimizer.step(parameters, 0.1).unwrap();
     }
-
-    const KINDS: [Kind; 3] = [
-        Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 },
-        Kind::Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8 },
-        Kind::Sgd { momentum: 0.9 },
-    ];
 
     #[test]
     fn a_restored_optimizer_goes_on_to_the_bit() {
@@ -168,13 +183,11 @@ mod tests {
     fn gradients_that_are_no_numbers_change_nothing_and_are_counted() {
         for device in crate::gpu::gpu_for_tests().map(Device::Gpu).into_iter().chain([Device::Cpu]) {
             for kind in KINDS {
-                let (mut model, ..) = setup(kind);
-                let parameters = ParameterArena::new(&mut model, &device, DType::F32).unwrap();
-                let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
+                let (parameters, mut optimizer) = testing::optimizer(&mut Net::new(1), &device, kind);
                 step(&mut optimizer, &parameters, 1);
                 let state = |optimizer: &Optimizer| {
                     let values = parameters.values.to_bytes().unwrap();
-                    let moments = optimizer.moments.clone().map(|moment| moment.to_bytes().unwrap());
+                    let moments: Vec<_> = optimizer.moments().iter().map(|(_, m)| m.to_bytes().unwrap()).collect();
                     (values, moments, optimizer.skipped().to_u32().unwrap())
                 };
                 let (values, moments, skipped) = state(&optimizer);

@@ -1,7 +1,29 @@
-//! A module for tests, with every kind of parameter.
+//! What tests need: a module with every kind of parameter, and one of each optimizer.
 
+use super::{AdjustLr, Group, Kind, Optimizer, ParameterArena};
 use crate::nn::{Embedding, LayerNorm, Linear, Module, Norm, Parameter, init_keys, join};
-use crate::{Result, Tensor};
+use crate::{DType, Device, Result, Tensor};
+
+pub const ADAMW: Kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
+
+/// One of each rule.
+pub const KINDS: [Kind; 4] = [
+    ADAMW,
+    Kind::Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8 },
+    Kind::Sgd { momentum: 0.9 },
+    Kind::Muon { momentum: 0.95, nesterov: true, ns_steps: 5, adjust_lr: AdjustLr::MatchRmsAdamW },
+];
+
+/// The arena and the optimizer of a module, with a decay of 0.1 and clipping at 1. What Muon does not update, AdamW
+/// does.
+pub fn optimizer(module: &mut dyn Module, device: &Device, kind: Kind) -> (ParameterArena, Optimizer) {
+    let is_muon = matches!(kind, Kind::Muon { .. });
+    let group_of = |_: &str, parameter: &Parameter| usize::from(is_muon && parameter.linear.is_none());
+    let parameters = ParameterArena::grouped(module, device, DType::F32, &group_of).unwrap();
+    let group = |number: usize| Group { kind: [kind, ADAMW][number], lr_scale: 1.0, weight_decay: 0.1 };
+    let optimizer = Optimizer::with_groups(&parameters, &group, 1.0).unwrap();
+    (parameters, optimizer)
+}
 
 /// The next token from the last, by a table, a layer norm and a matrix.
 pub struct Net {

@@ -5,7 +5,7 @@
 use super::checkpoint::{Snapshot, TrainerState};
 use super::events::{LossScale, Step};
 use crate::models::{ModelConfig, Weights};
-use crate::optim::{Moments, Optimizer, ParameterArena};
+use crate::optim::{Moment, Moments, Optimizer, ParameterArena};
 use crate::tensor::Readback;
 use crate::{Error, Result, Tensor};
 
@@ -88,7 +88,7 @@ pub(super) struct PendingSnapshot {
     /// Without the values that follow from the numbers of steps in flight.
     state: TrainerState,
     values: Vec<Readback>,
-    moments: Vec<(&'static str, Readback)>,
+    moments: Vec<(Moment, Readback)>,
     /// Whether it is to be the `best`.
     pub(super) best: bool,
 }
@@ -104,7 +104,7 @@ impl PendingSnapshot {
         optimizer: &Optimizer,
         best: bool,
     ) -> Result<PendingSnapshot> {
-        let moments = optimizer.moments().into_iter().map(|(name, arena)| Ok((name, read_back(arena)?)));
+        let moments = optimizer.moments().into_iter().map(|(moment, tensor)| Ok((moment, read_back(tensor)?)));
         let moments = moments.collect::<Result<_>>()?;
         let values = parameters.stored().map(read_back).collect::<Result<_>>()?;
         Ok(PendingSnapshot { state, values, moments, best })
@@ -122,7 +122,7 @@ impl PendingSnapshot {
         config_text: String,
     ) -> Result<Snapshot> {
         let values = self.values.into_iter().map(Readback::wait).collect::<Result<_>>()?;
-        let moments = self.moments.into_iter().map(|(name, arena)| Ok((name, arena.wait()?)));
+        let moments = self.moments.into_iter().map(|(moment, bytes)| Ok((moment, bytes.wait()?)));
         Ok(Snapshot {
             weights: Weights::new(config.clone(), parameters, values),
             moments: Moments::new(parameters, moments.collect::<Result<_>>()?),

@@ -28,6 +28,7 @@ mod sinks;
 mod step_hook;
 mod trace;
 mod trainer;
+mod update_rules;
 mod verify;
 
 pub use checkpoint::{Best, DataHash, Evaluated, FoundCheckpoint, GuardState, Plateau, TrainerState, find_checkpoint};

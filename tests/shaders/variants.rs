@@ -2,10 +2,10 @@
 
 use rustyflow::gpu::{Launch, Limits, Operand, PARAMS_BYTES, Plan};
 use rustyflow::models::{LlamaConfig, ModelConfig, ModelKind, build};
-use rustyflow::nn::Dropout;
+use rustyflow::nn::{Dropout, Parameter};
 use rustyflow::ops::random::Key;
 use rustyflow::ops::{Heads, cases};
-use rustyflow::optim::{Kind, Optimizer, ParameterArena};
+use rustyflow::optim::{AdjustLr, Group, Kind, Optimizer, ParameterArena};
 use rustyflow::tensor::DryRun;
 use rustyflow::{DType, Device, Tensor};
 use std::collections::BTreeSet;
@@ -117,6 +117,7 @@ fn large_f32_matmuls(device: &Device) {
 fn model_steps(device: &Device) {
     let (beta1, beta2, eps) = (0.9, 0.95, 1e-8);
     let kinds = [Kind::AdamW { beta1, beta2, eps }, Kind::Adam { beta1, beta2, eps }, Kind::Sgd { momentum: 0.9 }];
+    let muon = Kind::Muon { momentum: 0.95, nesterov: true, ns_steps: 2, adjust_lr: AdjustLr::Original };
     let small = ModelConfig {
         kind: ModelKind::GPT2,
         vocab_size: 65,
@@ -143,12 +144,15 @@ fn model_steps(device: &Device) {
     };
     let llama = ModelConfig { kind: ModelKind::LLAMA, bias: false, llama: Some(llama), ..small.clone() };
     let qwen3 = ModelConfig { kind: "qwen3".parse().unwrap(), ..llama.clone() };
-    let models = [(small, kinds[0]), (untied, kinds[1]), (wide, kinds[2]), (llama, kinds[0]), (qwen3, kinds[0])];
+    let models = [(small, kinds[0]), (untied, kinds[1]), (wide, kinds[2]), (llama, kinds[0]), (qwen3, muon)];
     for (products, (config, kind)) in products.flat_map(|products| models.clone().map(|model| (products, model))) {
         let t = config.block_size;
         let mut model = build(&config, 1).unwrap();
-        let parameters = ParameterArena::new(&mut *model, device, products).unwrap();
-        let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
+        // What Muon does not update, AdamW does.
+        let group_of = |_: &str, parameter: &Parameter| usize::from(kind == muon && parameter.linear.is_none());
+        let parameters = ParameterArena::grouped(&mut *model, device, products, &group_of).unwrap();
+        let group = |number: usize| Group { kind: [kind, kinds[0]][number], lr_scale: 1.0, weight_decay: 0.1 };
+        let mut optimizer = Optimizer::with_groups(&parameters, &group, 1.0).unwrap();
         let (ids, targets) = (zeros(&[2, t], DType::U32, device), zeros(&[2, t], DType::U32, device));
         parameters.zero_gradients(); // the first gradients replace what is there, the second are added
         for dropout in [Dropout::off(), Dropout::new(0.1, 1, 0)] {

@@ -35,7 +35,7 @@ fn every_value_has_its_origin_beside_it() {
         &[
             "every = 5            # from a.toml:2",
             "seed = 1      # from --set",
-            "eps = 1e-8          # default",
+            "eps = 1e-8                     # default",
             "bias = true                      # default",
         ],
     );

@@ -81,6 +81,14 @@ fn min_learning_rate_follows_the_learning_rate() {
 }
 
 #[test]
+fn momentum_follows_the_optimizer() {
+    let of = |text: &str| load(text).unwrap().config.optimizer.momentum;
+    assert_eq!(of("optimizer.kind = \"sgd\""), 0.9);
+    assert_eq!(of("optimizer.kind = \"muon\""), 0.95);
+    assert_eq!(of("[optimizer]\nkind = \"muon\"\nmomentum = 0.9"), 0.9);
+}
+
+#[test]
 fn a_short_run_shortens_the_default_warm_up() {
     let resolved = load("[train]\nmax_steps = 20").unwrap();
     assert_eq!(resolved.config.train.warmup_steps, 2);

@@ -6,7 +6,7 @@ use crate::nn::Dropout;
 use crate::optim::{Optimizer, ParameterArena};
 use crate::profile::{Cost, MemoryStats};
 use crate::tensor::{DryRun, no_grad, with_weights_on};
-use crate::train::trainer::on_device;
+use crate::train::update_rules::on_device;
 use crate::{DType, Device, Result, Tensor};
 
 /// What a run takes of its device.

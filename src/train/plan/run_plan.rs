@@ -9,7 +9,8 @@ use crate::profile::{Cost, MemoryKind, Roofline};
 use crate::train::data_spec::data_spec;
 use crate::train::model_shape::model_config;
 use crate::train::precision::operands;
-use crate::train::trainer::{check_configured_precision, optimizer_kind, total_steps};
+use crate::train::trainer::{check_configured_precision, total_steps};
+use crate::train::update_rules::moments;
 use crate::{Device, Error, Result};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -206,7 +207,7 @@ impl MemoryPlan {
 
 fn sizes(config: &Config, shape: &ModelConfig, batch_size: usize) -> Plan {
     let operands = operands(config.device.precision);
-    Plan::new(shape, batch_size * shape.block_size, operands, Some(&optimizer_kind(config)))
+    Plan::new(shape, batch_size * shape.block_size, operands, Some(moments(config, shape)))
 }
 
 /// Bytes of the machine's memory that a run takes at most.

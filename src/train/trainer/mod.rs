@@ -7,7 +7,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-pub(super) use prepare::{check_configured_precision, on_device, optimizer_kind, total_steps};
+pub(super) use prepare::{check_configured_precision, total_steps};
 
 use super::checkpoint::{Best, Evaluated, GENERATION, Request, TrainerState, Writer};
 use super::evaluate::{Windows, evaluate};

@@ -1,11 +1,11 @@
 //! What happens before the first step. What is to fail should fail here.
 
 use super::Trainer;
-use crate::config::{self, Config, OptimizerKind, Resolved, TrainLength};
+use crate::config::{self, Config, Resolved, TrainLength};
 use crate::data::{Corpus, Loader, Prepared, Progress, Tokenizer, Tokens};
 use crate::generate::check_prompt;
 use crate::models::{LanguageModel, ModelConfig, build, load};
-use crate::optim::{Kind, LearningRate, Optimizer, ParameterArena, Schedule};
+use crate::optim::{LearningRate, Optimizer, ParameterArena, Schedule};
 use crate::profile::{Phase, WallClock};
 use crate::train::checkpoint::{CONFIG, Checkpoint, DataHash, OPTIMIZER, TOKENIZER, TrainerState, Writer};
 use crate::train::data_spec::data_spec;
@@ -23,6 +23,7 @@ use crate::train::run_folder::RunFolder;
 use crate::train::sinks::{self, Sink};
 use crate::train::step_hook::SingleDevice;
 use crate::train::trace::RunTrace;
+use crate::train::update_rules::{moments, on_device};
 use crate::{Device, Error, Result};
 use std::collections::VecDeque;
 use std::path::Path;
@@ -176,7 +177,7 @@ pub(in crate::train) fn check_configured_precision(resolved: &Resolved, device: 
 /// Checks that the device can bind what training takes, and that the machine has the memory.
 fn check_sizes(config: &Config, model: &ModelConfig, device: &Device) -> Result<()> {
     let tokens = config.train.batch_size * config.model.block_size;
-    let plan = Plan::new(model, tokens, operands(config.device.precision), Some(&optimizer_kind(config)));
+    let plan = Plan::new(model, tokens, operands(config.device.precision), Some(moments(config, model)));
     plan.check_device(device)?;
     plan.check_memory(device)
 }
@@ -337,27 +338,6 @@ fn learning_rate(config: &Config, total_steps: usize) -> LearningRate {
         minimum: t.min_learning_rate,
         warmup_steps: t.warmup_steps,
         total_steps,
-    }
-}
-
-/// The model with its parameters on the device, and their optimizer.
-pub(in crate::train) fn on_device(
-    mut model: Box<dyn LanguageModel>,
-    config: &Config,
-    device: &Device,
-) -> Result<(Box<dyn LanguageModel>, ParameterArena, Optimizer)> {
-    let parameters = ParameterArena::new(&mut *model, device, operands(config.device.precision))?;
-    let (decay, clip) = (config.optimizer.weight_decay, config.train.grad_clip);
-    let optimizer = Optimizer::new(&parameters, optimizer_kind(config), decay, clip)?;
-    Ok((model, parameters, optimizer))
-}
-
-pub(in crate::train) fn optimizer_kind(config: &Config) -> Kind {
-    let o = &config.optimizer;
-    match o.kind {
-        OptimizerKind::AdamW => Kind::AdamW { beta1: o.beta1, beta2: o.beta2, eps: o.eps },
-        OptimizerKind::Adam => Kind::Adam { beta1: o.beta1, beta2: o.beta2, eps: o.eps },
-        OptimizerKind::Sgd => Kind::Sgd { momentum: o.momentum },
     }
 }
 

@@ -1,0 +1,155 @@
+#!/usr/bin/env python3
+"""Write what optimizers of PyTorch make of weights in ten steps, for the tests to compare rustyflow with.
+
+    pip install torch transformers safetensors
+    python scripts/make_optimizer_goldens.py --out tests/goldens
+
+`optimizers.safetensors` has parameters of odd shapes, `weight.<name>`, the gradients of ten steps,
+`grad.<step>.<name>`, and the weights after them by case, `after10.<case>.<name>`. `optimizers.json` says which
+parameters are weights of linear layers, how they are stored (`outputs_first`) and which matrices they fuse
+(`outputs`), and what the cases are: settings, learning rates, and how far the same steps end from the goldens where
+PyTorch computes them in float32 (`float32_error`). Gradients are drawn; their norm is clipped, all together.
+
+torch.optim.Muon makes matrices orthogonal in bfloat16. Here its iteration is replaced by the same one in the type of
+the gradient; `bfloat16_difference` says how far its own ends from the goldens. Each of the matrices that a weight fuses
+is a parameter of its own to it, stored as (outputs, inputs).
+
+How to read the numbers: `scripts/make_goldens.py`, whose settings these are. Everything is computed in float64 from
+values that are float32, so the whole tolerance belongs to the implementation under test.
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.optim import _muon
+
+from make_goldens import ADAMW, LR, Draw, rounded, scaled_error, versions
+
+# Name: shape, and of linear layers whether outputs come first and how many each of its matrices has.
+PARAMETERS = {
+    "embed.weight": ((31, 12), None),
+    "wide.weight": ((24, 40), {"outputs_first": True, "outputs": [24]}),
+    "tall.weight": ((40, 23), {"outputs_first": True, "outputs": [40]}),
+    "square.weight": ((17, 17), {"outputs_first": True, "outputs": [17]}),
+    "twin.weight": ((17, 17), {"outputs_first": True, "outputs": [17]}),
+    "qkv_proj.weight": ((30, 20), {"outputs_first": True, "outputs": [18, 6, 6]}),
+    "c_attn.weight": ((20, 27), {"outputs_first": False, "outputs": [9, 9, 9]}),
+    "c_proj.weight": ((36, 20), {"outputs_first": False, "outputs": [20]}),
+    "norm.weight": ((24,), None),
+}
+
+CASES = {
+    "muon": {"momentum": 0.95, "nesterov": True, "ns_steps": 5, "adjust_lr": "match_rms_adamw", "grad_clip": 10.0},
+    "muon-original": {"momentum": 0.9, "nesterov": False, "ns_steps": 3, "adjust_lr": "original", "grad_clip": 0.0},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Write the golden files of the optimizers.")
+    parser.add_argument("--out", type=Path, default=Path("tests/goldens"), help="folder to write to")
+    out: Path = parser.parse_args().out
+    torch.set_num_threads(1)  # one order of summation, whatever the machine
+
+    draw = Draw("optimizers")
+    given = {f"weight.{name}": draw.normal(*shape, std=0.2) for name, (shape, _) in PARAMETERS.items()}
+    for step in range(len(LR)):
+        # Of a low rank and some noise, as gradients are: singular values of many sizes.
+        given |= {f"grad.{step}.{name}": gradient(draw, shape) for name, (shape, _) in PARAMETERS.items()}
+
+    tensors, cases = dict(given), {}
+    for name, settings in CASES.items():
+        want = run(given, settings, torch.float64)
+        got = run(given, settings, torch.float32)
+        cases[name] = settings | {"float32_error": rounded(errors(got, want))}
+        if name.startswith("muon"):
+            bfloat16 = errors(run(given, settings, torch.float32, in_bfloat16=True), want)
+            cases[name] |= {"bfloat16_difference": {key: float(f"{error:.1e}") for key, error in bfloat16.items()}}
+        tensors |= {f"after10.{name}.{parameter}": tensor.float() for parameter, tensor in want.items()}
+        print(name, cases[name])
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / "optimizers.safetensors")
+    description = {"versions": versions(), "adamw": ADAMW, "lr": LR, "cases": cases,
+                   "parameters": [{"name": name, "linear": linear} for name, (_, linear) in PARAMETERS.items()]}
+    (out / "optimizers.json").write_text(json.dumps(description, indent=2) + "\n")
+
+
+def gradient(draw: Draw, shape: tuple[int, ...]) -> Tensor:
+    if len(shape) < 2:
+        return draw.normal(*shape)
+    return (draw.normal(shape[0], 3) @ draw.normal(3, shape[1]) + 0.3 * draw.normal(*shape)).float()
+
+
+def errors(got: dict[str, Tensor], want: dict[str, Tensor]) -> dict[str, float]:
+    return {name: scaled_error(got[name], want[name]) for name in want}
+
+
+def pieces(name: str, tensor: Tensor) -> list[Tensor]:
+    """The matrices (outputs, inputs) of a parameter; itself if it is no weight of a linear layer."""
+    linear = PARAMETERS[name][1]
+    if linear is None:
+        return [tensor]
+    by_outputs = tensor if linear["outputs_first"] else tensor.T
+    return [piece.contiguous() for piece in by_outputs.split(linear["outputs"])]
+
+
+def whole(name: str, tensors: list[Tensor]) -> Tensor:
+    """The parameter of these matrices."""
+    linear = PARAMETERS[name][1]
+    if linear is None:
+        return tensors[0]
+    fused = torch.cat(tensors)
+    return fused if linear["outputs_first"] else fused.T
+
+
+def run(given: dict[str, Tensor], settings: dict, dtype: torch.dtype, in_bfloat16: bool = False) -> dict[str, Tensor]:
+    """The weights after the steps, computed in `dtype`."""
+    params = {name: [torch.nn.Parameter(piece.to(dtype, copy=True)) for piece in pieces(name, given[f"weight.{name}"])]
+              for name in PARAMETERS}
+    optimizers = optimizers_of(params, settings)
+    own = _muon._zeropower_via_newtonschulz
+    _muon._zeropower_via_newtonschulz = own if in_bfloat16 else newton_schulz
+    for step, lr in enumerate(LR):
+        for name, its in params.items():
+            for param, grad in zip(its, pieces(name, given[f"grad.{step}.{name}"].to(dtype)), strict=True):
+                param.grad = grad.clone()
+        if settings["grad_clip"] > 0:
+            torch.nn.utils.clip_grad_norm_([p for its in params.values() for p in its], settings["grad_clip"])
+        for optimizer in optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            optimizer.step()
+    _muon._zeropower_via_newtonschulz = own
+    return {name: whole(name, [piece.detach() for piece in its]) for name, its in params.items()}
+
+
+def optimizers_of(params: dict[str, list[Tensor]], settings: dict) -> list[torch.optim.Optimizer]:
+    def of(belongs) -> list[Tensor]:
+        return [piece for name, its in params.items() if belongs(name) for piece in its]
+
+    decay = ADAMW["weight_decay"]
+    muon = torch.optim.Muon(of(lambda name: PARAMETERS[name][1]), momentum=settings["momentum"], weight_decay=decay,
+                            nesterov=settings["nesterov"], ns_steps=settings["ns_steps"],
+                            adjust_lr_fn=settings["adjust_lr"])
+    is_other = lambda name, dim: PARAMETERS[name][1] is None and len(PARAMETERS[name][0]) == dim  # noqa: E731
+    adamw = torch.optim.AdamW([{"params": of(lambda name: is_other(name, 2)), "weight_decay": decay},
+                               {"params": of(lambda name: is_other(name, 1)), "weight_decay": 0.0}],
+                              betas=(ADAMW["beta1"], ADAMW["beta2"]), eps=ADAMW["eps"], foreach=False)
+    return [muon, adamw]
+
+
+def newton_schulz(grad: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:
+    """torch.optim.Muon's iteration, in the type of the gradient."""
+    a, b, c = coefficients
+    x = grad.T if grad.size(0) > grad.size(1) else grad
+    x = x / x.norm().clamp(min=eps)
+    for _ in range(steps):
+        gram = x @ x.T
+        x = a * x + (b * gram + c * gram @ gram) @ x
+    return x.T if grad.size(0) > grad.size(1) else x
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,257 @@
+//! An optimizer: what it remembers of every group of parameters, and one update of all of them.
+
+use super::arena::{ALIGN, Entry, ParameterArena, Segment};
+use super::loss_scale::LossScale;
+use super::muon::{AdjustLr, Muon, Workspace};
+use super::update::{GradientScale, Rule, SumOfSquares, Update};
+use crate::profile::MemoryKind;
+use crate::tensor::{DType, run, run_into};
+use crate::{Device, Result, Tensor};
+use std::ops::Range;
+
+/// Which rule updates parameters.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Kind {
+    AdamW {
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
+    },
+    Adam {
+        beta1: f64,
+        beta2: f64,
+        eps: f64,
+    },
+    Sgd {
+        momentum: f64,
+    },
+    /// Only of weights of linear layers.
+    Muon {
+        momentum: f64,
+        nesterov: bool,
+        ns_steps: usize,
+        adjust_lr: AdjustLr,
+    },
+}
+
+impl Kind {
+    /// How many numbers it remembers of each parameter.
+    pub fn moments(&self) -> usize {
+        match self {
+            Kind::AdamW { .. } | Kind::Adam { .. } => 2,
+            Kind::Sgd { .. } | Kind::Muon { .. } => 1,
+        }
+    }
+}
+
+/// How the parameters of a group are updated.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Group {
+    pub kind: Kind,
+    /// Multiplies the learning rate.
+    pub lr_scale: f64,
+    pub weight_decay: f64,
+}
+
+/// A group, the part of the arenas that holds it, and what is remembered of it.
+pub(super) struct State {
+    pub group: Group,
+    pub segment: Segment,
+    /// m (the momentum of SGD and Muon).
+    pub first: Tensor,
+    /// v, of the rules that have one.
+    pub second: Option<Tensor>,
+    pub(super) muon: Option<Muon>,
+}
+
+/// An optimizer and what it remembers.
+pub struct Optimizer {
+    /// In the order of the arenas.
+    pub(super) states: Vec<State>,
+    scale: GradientScale,
+    /// Updates done so far.
+    pub(super) steps: u64,
+    /// In mixed precision.
+    pub(super) loss_scale: Option<LossScale>,
+    /// Updates that were skipped, (1) of u32.
+    skipped: Tensor,
+}
+
+impl Optimizer {
+    /// A fresh optimizer that updates all these parameters alike.
+    ///
+    /// # Errors
+    /// If the device has no memory left for the moments, or the rule is Muon and there are other parameters than
+    /// weights of linear layers.
+    pub fn new(parameters: &ParameterArena, kind: Kind, weight_decay: f64, grad_clip: f64) -> Result<Optimizer> {
+        let group = Group { kind, lr_scale: 1.0, weight_decay };
+        Optimizer::with_groups(parameters, &|_| group, grad_clip)
+    }
+
+    /// A fresh optimizer that updates each group of [`ParameterArena::grouped`] as `group_of` its number says.
+    /// `grad_clip` is the largest global norm of all gradients; 0 does not clip.
+    ///
+    /// # Errors
+    /// Those of [`Optimizer::new`].
+    pub fn with_groups(
+        parameters: &ParameterArena,
+        group_of: &dyn Fn(usize) -> Group,
+        grad_clip: f64,
+    ) -> Result<Optimizer> {
+        let device = parameters.values.device();
+        let states = parameters.segments.iter().map(|segment| State::new(parameters, segment, group_of(segment.group)));
+        let states = states.collect::<Result<_>>()?;
+        let loss_scale = parameters.halves.is_some().then(|| LossScale::new(&device)).transpose()?;
+        let skipped = Tensor::zeros([1], DType::U32, &device)?;
+        let scale = GradientScale { grad_clip: grad_clip as f32, mixed: loss_scale.is_some() };
+        Ok(Optimizer { states, scale, steps: 0, loss_scale, skipped })
+    }
+
+    /// How many updates were skipped, because the gradients' norm was not finite, since this optimizer was made: one
+    /// u32, still on the device.
+    pub fn skipped(&self) -> &Tensor {
+        &self.skipped
+    }
+
+    /// What gradients are to be multiplied by, so that they survive f16, in its first element: an argument of
+    /// the model's loss. The second counts steps, the third those that were skipped.
+    pub fn loss_scale(&self) -> Option<&Tensor> {
+        self.loss_scale.as_ref().map(|scale| &scale.state)
+    }
+
+    /// Updates all parameters from the gradients collected, and returns a tensor, still on the device, whose first
+    /// element is the sum of the squared gradients before clipping: the square of the global norm.
+    ///
+    /// # Errors
+    /// If the device has no memory left for what the update takes, or the driver reported an error.
+    pub fn step(&mut self, parameters: &ParameterArena, learning_rate: f64) -> Result<Tensor> {
+        let mut squares = sum_of_squares(parameters.gradients())?;
+        if let Some(scale) = &self.loss_scale {
+            squares = scale.step(&squares)?;
+        }
+        let device = parameters.values.device();
+        let workspace = Workspace::new(self.states.iter().filter_map(|state| state.muon.as_ref()), &device)?;
+        // From here on nothing asks for memory: an update is made whole or not at all.
+        self.steps += 1;
+        for (i, state) in self.states.iter().enumerate() {
+            let step = Step {
+                parameters,
+                squares: &squares,
+                skipped: &self.skipped,
+                scale: self.scale,
+                number: self.steps,
+                learning_rate: learning_rate * state.group.lr_scale,
+                counts: i == 0,
+            };
+            match (&state.muon, &workspace) {
+                (Some(muon), Some(workspace)) => muon.update(state, &step, workspace)?,
+                _ => step.elementwise(state)?,
+            }
+        }
+        Ok(squares)
+    }
+}
+
+impl State {
+    fn new(parameters: &ParameterArena, segment: &Segment, group: Group) -> Result<State> {
+        let device = parameters.values.device();
+        let zeros = || Tensor::zeros_as(MemoryKind::OptimizerState, [segment.range.len()], DType::F32, &device);
+        let muon = match group.kind {
+            Kind::Muon { .. } => {
+                let is_inside = |entry: &&Entry| entry.trainable && segment.range.contains(&entry.offset);
+                Some(Muon::new(parameters.entries.iter().filter(is_inside), &device)?)
+            }
+            _ => None,
+        };
+        let second = (group.kind.moments() == 2).then(zeros).transpose()?;
+        Ok(State { group, segment: segment.clone(), first: zeros()?, second, muon })
+    }
+}
+
+/// What the updates of all groups in one step have in common, and the learning rate of one of them.
+pub(super) struct Step<'a> {
+    pub parameters: &'a ParameterArena,
+    pub squares: &'a Tensor,
+    pub skipped: &'a Tensor,
+    pub scale: GradientScale,
+    /// The first is 1.
+    number: u64,
+    pub learning_rate: f64,
+    /// Whether a skipped update is counted: the first group does it.
+    pub counts: bool,
+}
+
+impl Step<'_> {
+    /// One pass over the group.
+    fn elementwise(&self, state: &State) -> Result<()> {
+        let start = state.segment.range.start;
+        for range in bindable_ranges(&state.segment.range, &self.parameters.values.device()) {
+            let kernel = self.kernel(state, &range);
+            let in_arena = |arena: &Tensor| slice(arena, &range);
+            let of_moment = |moment: &Tensor| slice(moment, &(range.start - start..range.end - start));
+            let (gradient, value) = (in_arena(self.parameters.gradients()), in_arena(&self.parameters.values));
+            let first = of_moment(&state.first);
+            let second = state.second.as_ref().map(of_moment);
+            let half = self.parameters.halves.as_ref().map(in_arena);
+            let mut outputs = vec![&value, &first];
+            outputs.extend(&second);
+            outputs.push(self.skipped);
+            outputs.extend(&half);
+            run_into(&kernel, &[&gradient, self.squares], &outputs)?;
+        }
+        Ok(())
+    }
+
+    fn kernel(&self, state: &State, range: &Range<usize>) -> Update {
+        let t = self.number as i32;
+        let (rule, beta1, beta2, eps) = match state.group.kind {
+            Kind::AdamW { beta1, beta2, eps } => (Rule::AdamW, beta1, beta2, eps),
+            Kind::Adam { beta1, beta2, eps } => (Rule::Adam, beta1, beta2, eps),
+            Kind::Sgd { momentum } => (Rule::Sgd, momentum, 0.0, 0.0),
+            Kind::Muon { .. } => unreachable!("it updates whole matrices"),
+        };
+        Update {
+            rule,
+            learning_rate: self.learning_rate as f32,
+            beta1: beta1 as f32,
+            beta2: beta2 as f32,
+            eps: eps as f32,
+            weight_decay: state.group.weight_decay as f32,
+            // 1 / (1 - beta^t), in f64: at t = 1 and beta2 = 0.999 f32 would keep only four digits.
+            correction1: (1.0 / (1.0 - beta1.powi(t))) as f32,
+            correction2: (1.0 / (1.0 - beta2.powi(t))) as f32,
+            scale: self.scale,
+            decay_end: state.segment.decay_end.saturating_sub(range.start).min(range.len()),
+            counts: self.counts && range.start == state.segment.range.start,
+        }
+    }
+}
+
+/// (1): of all elements.
+fn sum_of_squares(gradients: &Tensor) -> Result<Tensor> {
+    let mut squares: Option<Tensor> = None;
+    for range in bindable_ranges(&(0..gradients.len()), &gradients.device()) {
+        let sum = run(&SumOfSquares, &[&slice(gradients, &range)])?.remove(0);
+        squares = Some(match squares {
+            None => sum,
+            Some(total) => total.add(&sum)?,
+        });
+    }
+    Ok(squares.expect("a model has parameters"))
+}
+
+/// These elements of a one-dimensional tensor.
+pub(super) fn slice(tensor: &Tensor, range: &Range<usize>) -> Tensor {
+    tensor.slice_flat(range.start, [range.len()].into())
+}
+
+/// The most elements of an arena that one launch may bind.
+pub(super) fn bindable(device: &Device) -> usize {
+    if device.is_gpu() { (device.limits().binding_bytes.min(1 << 30) / 512) as usize * ALIGN } else { usize::MAX }
+}
+
+/// The parts of a range of an arena that one launch may bind; each starts where a tensor may start.
+pub(super) fn bindable_ranges(range: &Range<usize>, device: &Device) -> Vec<Range<usize>> {
+    let most = bindable(device).min(range.len()).max(1);
+    range.clone().step_by(most).map(|start| start..start.saturating_add(most).min(range.end)).collect()
+}
