@@ -49,8 +49,8 @@ impl Trainer<'_> {
             self.report(Event::Note(format!("the run's timings are in its folder alone: {error}")))?;
         }
         if let Some(trace) = &self.trace {
-            let written = trace.write(self.folder.path());
-            self.report(Event::Note(written.unwrap_or_else(|error| format!("there is no trace: {error}"))))?;
+            let written = trace.finish();
+            self.report(Event::Note(written.unwrap_or_else(|error| format!("the trace is cut short: {error}"))))?;
         }
         self.write_page()?;
         self.report(finished)?;
