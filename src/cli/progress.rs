@@ -211,10 +211,8 @@ fn finish(s: &Summary, profile: bool) -> io::Result<()> {
         let sample = if s.interrupted { "" } else { "; the sample is of the last" };
         output::line(format_args!("best          step {best}: what `generate` and `eval` take{sample}"))?;
     }
-    if let Some(bytes) = s.peak_memory_bytes {
-        output::line(format_args!("GPU memory    {} at most", size_text(bytes as u64)))?;
-    }
-    Ok(())
+    let memory = format!("{} memory", s.report.device);
+    output::line(format_args!("{memory:<14}{} at most", size_text(s.peak_memory_bytes as u64)))
 }
 
 pub fn evaluation_line(step: usize, result: &Evaluation, best: bool) -> String {

@@ -86,6 +86,7 @@ impl<'a> Trainer<'a> {
     /// # Errors
     /// Those of [`train`](crate::train::train) that can be known before the first step.
     pub(in crate::train) fn prepare(resolved: &Resolved, mut options: TrainOptions<'a>) -> Result<Trainer<'a>> {
+        options.device.reset_peak_memory();
         let mut trace = RunTrace::begin(&options)?;
         let mut clock = WallClock::new(options.started, Phase::Device, trace.as_ref().map(RunTrace::recorder));
         let device = options.device.clone();
