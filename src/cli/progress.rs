@@ -5,7 +5,8 @@ use super::output::{self, short};
 use crate::generate::printable;
 use crate::profile::size_text;
 use crate::train::{Evaluation, Event, Start, Step, Summary};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use std::fmt;
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
@@ -132,9 +133,10 @@ impl View {
         output::line(format_args!("folder     {}\n", s.folder.display()))?;
         (self.first_step, self.total_steps) = (s.first_step, s.total_steps);
         if self.has_bar {
-            let style = "{wide_bar:.cyan/238} {pos}/{len}  {msg}  {elapsed} ETA {eta}";
+            let style = "{wide_bar:.cyan/238} {pos}/{len}  {msg}  {elapsed}{remaining}";
+            let style = ProgressStyle::with_template(style).expect("the template is valid");
             self.bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(10));
-            self.bar.set_style(ProgressStyle::with_template(style).expect("the template is valid"));
+            self.bar.set_style(style.with_key("remaining", write_remaining));
             self.bar.set_length(s.total_steps as u64);
             self.bar.set_position(s.first_step as u64);
             self.bar.reset_eta();
@@ -187,6 +189,14 @@ impl View {
     /// A line that stays, above the bar if there is one.
     fn line(&self, text: String) -> io::Result<()> {
         self.bar.suspend(|| output::line(text))
+    }
+}
+
+/// What the bar says of the time left: nothing before the first step, when no speed is known.
+fn write_remaining(state: &ProgressState, out: &mut dyn fmt::Write) {
+    if state.per_sec() > 0.0 {
+        // Nothing can be done about a bar that cannot be drawn.
+        let _ = write!(out, " ETA {:#}", indicatif::HumanDuration(state.eta()));
     }
 }
 
