@@ -1,24 +1,37 @@
 #!/usr/bin/env python3
-"""Check a run's trace against the profile that the same run reports.
+"""Check a run's trace against the profile that the same run wrote.
 
-    rustyflow train --trace --json > lines.jsonl
-    python scripts/check_trace.py runs/my-run/trace.json lines.jsonl
+    pip install perfetto
+    rustyflow train --trace
+    python scripts/check_trace.py runs/my-run/trace.pftrace runs/my-run/profile.json
 
-The last line of `train --json` has the profile. Of the trace it is checked that it is Chrome's format (each process and
-thread has a name, times are not negative), that nothing on a row overlaps, that kernels of a GPU lie within its passes
-and kernels of the CPU within the steps, and that the kernels of training have the number and the time of the profile's.
+The trace is read with Perfetto's own classes. It is checked that packets form one sequence, that names are interned
+before they are used, that every begin on a track has its end before the next begin and no time goes back, that kernels
+of a GPU lie within its passes and kernels of the CPU within the steps, and that the kernels of training have the number
+and the time of the profile's.
 """
 
 import argparse
 import bisect
 import collections
+import dataclasses
 import json
 import math
 import pathlib
 import sys
 
-# Times are rounded down to nanoseconds, start and duration each; here in microseconds.
-ROUNDING = 0.0025
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TracePacket, TrackEvent
+
+# A GPU's times are rounded down to nanoseconds, start and duration each.
+ROUNDING_NS = 2
+
+
+@dataclasses.dataclass
+class Slice:
+    name: str
+    start: int
+    end: int
+    notes: dict
 
 
 def main():
@@ -26,77 +39,100 @@ def main():
     parser.add_argument("trace", type=pathlib.Path)
     parser.add_argument("profile", type=pathlib.Path)
     args = parser.parse_args()
-    trace = json.loads(args.trace.read_text())
-    end = json.loads(args.profile.read_text().splitlines()[-1])
-    if end.get("kind") != "end":
-        fail(f"{args.profile}: its last line is not the end of a run")
-    rows = tracks(trace["traceEvents"])
-    for name, events in rows.items():
-        check_row(name, events)
-    on_gpu = end["profile"]["device"] == "GPU"
-    check_within(rows["kernels"], rows["passes"] if on_gpu else rows["phases"], "pass" if on_gpu else "phase")
-    check_steps(rows["steps"])
-    kernels = of_training(rows["kernels"], rows["phases"])
+    trace = Trace()
+    trace.ParseFromString(args.trace.read_bytes())
+    profile = json.loads(args.profile.read_text())
+    tracks, instants = read(trace.packet)
+    if "the trace is full" in instants:
+        fail(f"the trace is incomplete ({instants}), so its sums are not those of the run")
+    on_gpu = profile["device"] == "GPU"
+    check_within(tracks["kernels"], tracks["passes"] if on_gpu else tracks["phases"], "pass" if on_gpu else "phase")
+    check_steps(tracks["steps"])
+    kernels = of_training(tracks["kernels"], tracks["phases"])
     if on_gpu:
-        check_gpu(kernels, of_training(rows["passes"], rows["phases"]), end["profile"])
+        check_gpu(kernels, of_training(tracks["passes"], tracks["phases"]), profile)
     else:
-        check_within(kernels, rows["steps"], "step")
-        check_cpu(kernels, end["profile"])
-    counts = ", ".join(f"{len(events)} {name}" for name, events in rows.items())
-    print(f"the trace agrees with the profile: {counts}; clock error {trace['otherData'].get('gpu_clock_error_us')} us")
+        check_within(kernels, tracks["steps"], "step")
+        check_cpu(kernels, profile)
+    counts = ", ".join(f"{len(slices)} {name}" for name, slices in tracks.items())
+    print(f"the trace agrees with the profile: {len(trace.packet)} packets, {counts}; {instants or 'no instants'}")
 
 
 def fail(text):
     sys.exit(f"error: {text}")
 
 
-def tracks(events):
-    """The complete events of each row by its name."""
-    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["name"] == "thread_name"}
-    rows = {name: [] for name in names.values()}
-    for event in events:
-        if event["ph"] == "i":
-            fail(f"the trace is incomplete ({event['name']}), so its sums are not those of the run")
-        if event["ph"] == "X":
-            if event["ts"] < 0 or event["dur"] < 0:
-                fail(f"a negative time: {event}")
-            rows[names[event["pid"], event["tid"]]].append(event)
-    return rows
-
-
-def end_of(event):
-    return event["ts"] + event["dur"]
-
-
-def check_row(name, events):
-    for before, after in zip(events, events[1:]):
-        if after["ts"] < end_of(before) - ROUNDING:
-            fail(f"{name}: {after} begins before the end of {before}")
+def read(packets):
+    """The slices of each track by its name, and the notes of each instant by its name."""
+    names, tracks, slices, open_slices, instants = {}, {}, {}, {}, {}
+    processes = set()
+    for i, packet in enumerate(packets):
+        first = TracePacket.SEQ_INCREMENTAL_STATE_CLEARED
+        if packet.sequence_flags != (first if i == 0 else TracePacket.SEQ_NEEDS_INCREMENTAL_STATE):
+            fail(f"packet {i} has flags {packet.sequence_flags}")
+        if packet.trusted_packet_sequence_id != packets[0].trusted_packet_sequence_id:
+            fail(f"packet {i} is of another sequence")
+        if packet.HasField("track_descriptor"):
+            track = packet.track_descriptor
+            if track.HasField("process"):
+                processes.add(track.uuid)
+            elif track.parent_uuid not in processes:
+                fail(f"the track {track.name} is of no process")
+            else:
+                tracks[track.uuid] = track.name
+                slices[track.name] = []
+        for name in packet.interned_data.event_names:
+            if name.iid in names:
+                fail(f"two names have the number {name.iid}")
+            names[name.iid] = name.name
+        if not packet.HasField("track_event"):
+            continue
+        event, at = packet.track_event, packet.timestamp
+        track = tracks[event.track_uuid]
+        notes = {note.name: note.uint_value for note in event.debug_annotations}
+        if event.type == TrackEvent.TYPE_SLICE_BEGIN:
+            if track in open_slices:
+                fail(f"{track}: {open_slices[track]} has not ended at {at}")
+            open_slices[track] = Slice(names[event.name_iid], at, at, notes)
+        elif event.type == TrackEvent.TYPE_SLICE_END:
+            ended = open_slices.pop(track)
+            ended.end = at
+            before = slices[track][-1].end if slices[track] else 0
+            if not before <= ended.start <= ended.end:
+                fail(f"{track}: {ended} begins before {before} or ends before it begins")
+            slices[track].append(ended)
+        elif event.type == TrackEvent.TYPE_INSTANT:
+            instants[names[event.name_iid]] = notes
+        else:
+            fail(f"an event of type {event.type}")
+    if open_slices:
+        fail(f"without an end: {open_slices}")
+    return slices, instants
 
 
 def holder(event, outer, starts):
     """The one of `outer` in which the event begins."""
-    at = bisect.bisect_right(starts, event["ts"] + ROUNDING) - 1
-    return outer[at] if at >= 0 and event["ts"] <= end_of(outer[at]) + ROUNDING else None
+    at = bisect.bisect_right(starts, event.start) - 1
+    return outer[at] if at >= 0 and event.start <= outer[at].end else None
 
 
 def of_training(events, phases):
     """Those that the profile counts: a GPU computes steps in other phases too, but not in these."""
-    others = [e for e in phases if e["name"] in ("device", "text and tokens", "model", "evaluation", "sampling")]
-    starts = [e["ts"] for e in others]
+    others = [e for e in phases if e.name in ("device", "text and tokens", "model", "evaluation", "sampling")]
+    starts = [e.start for e in others]
     return [e for e in events if holder(e, others, starts) is None]
 
 
 def check_within(events, outer, what):
-    starts = [e["ts"] for e in outer]
+    starts = [e.start for e in outer]
     for event in events:
         held = holder(event, outer, starts)
-        if held is None or end_of(event) > end_of(held) + ROUNDING:
+        if held is None or event.end > held.end + ROUNDING_NS:
             fail(f"{event} is in no {what}")
 
 
 def check_steps(steps):
-    numbers = [e["args"]["step"] for e in steps]
+    numbers = [e.notes["step"] for e in steps]
     if numbers != list(range(numbers[0], numbers[0] + len(numbers))):
         fail(f"steps do not follow each other: {numbers[:10]}...")
 
@@ -104,8 +140,8 @@ def check_steps(steps):
 def totals(kernels):
     by_name = collections.defaultdict(lambda: [0, 0.0])
     for kernel in kernels:
-        by_name[kernel["name"]][0] += 1
-        by_name[kernel["name"]][1] += kernel["dur"] / 1e6
+        by_name[kernel.name][0] += 1
+        by_name[kernel.name][1] += (kernel.end - kernel.start) / 1e9
     return by_name
 
 
@@ -136,7 +172,7 @@ def check_gpu(kernels, passes, profile):
         calls, seconds = found[row["name"]]
         if calls > row["calls"] or not close(1e3 * seconds / calls, row["ms_per_call"]):
             fail(f"{row['name']}: {1e3 * seconds / calls} ms per call, the profile has {row['ms_per_call']}")
-    busy = min(sum(e["dur"] for e in passes) / 1e6, profile["training_seconds"])
+    busy = min(sum(e.end - e.start for e in passes) / 1e9, profile["training_seconds"])
     if not close(busy, profile["kernel_seconds"]):
         fail(f"passes of {busy} s, the profile has {profile['kernel_seconds']} s")
 

@@ -2,7 +2,8 @@
 //!
 //! Modules import only from those to their left:
 //! `error, profile, report <- gpu, cpu <- tensor <- ops <- nn, optim <- models <- generate <- train <- bench <- cli`;
-//! `config` and `data` import only `error` and `cache`, `testing` nothing. `docs/design.md` is the map.
+//! `config` and `data` import only `error` and `cache`, `testing` and `protobuf` nothing. `docs/design.md` is the
+//! map.
 
 pub mod bench;
 mod cache;
@@ -19,6 +20,7 @@ pub mod nn;
 pub mod ops;
 pub mod optim;
 pub mod profile;
+mod protobuf;
 pub mod report;
 pub mod tensor;
 #[cfg(not(feature = "testing"))]

@@ -26,8 +26,8 @@ pub struct StepTiming {
     pub context: usize,
     pub ms_per_step: f64,
     pub tokens_per_s: f64,
-    /// Device memory in use at most; `None` on the CPU.
-    pub gib: Option<f64>,
+    /// The most memory that tensors took on the device.
+    pub gib: f64,
     /// Of the last step.
     pub loss: f32,
     /// Of the time, 0 to 1, in which no kernel ran.
@@ -78,6 +78,7 @@ fn case(
 /// If the model does not fit the device or the device reported an error.
 pub fn time_step(case: &StepCase, device: &Device, operands: DType, steps: usize, rounds: usize) -> Result<StepTiming> {
     let config = &case.config;
+    device.reset_peak_memory();
     check_size(config, case.batch_size * config.block_size, operands, device)?;
     let mut model = build(config, 0)?;
     let parameters = ParameterArena::new(&mut *model, device, operands)?;
@@ -118,8 +119,8 @@ pub fn time_step(case: &StepCase, device: &Device, operands: DType, steps: usize
     seconds.sort_by(f64::total_cmp);
     let median = seconds[seconds.len() / 2];
     let memory = device.memory();
-    let gib = memory.map(|memory| memory.peak_bytes as f64 / (1u64 << 30) as f64);
-    let report = Report::new(&measured, total, 1.0, memory);
+    let gib = memory.peak_bytes as f64 / (1u64 << 30) as f64;
+    let report = Report::new(&measured, device.is_gpu(), total, 1.0, memory);
     Ok(StepTiming {
         case: case.name,
         batch_size: case.batch_size,

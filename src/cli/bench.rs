@@ -298,14 +298,14 @@ fn peaks_or_note(device: &Device, operands: DType) -> Option<Roofline> {
 
 fn step_line(t: &StepTiming, precision: &str) -> String {
     format!(
-        "rustyflow {} {precision} B={} T={}: {:.3} ms/step, {:.0} tok/s, {:.2} us/token, {}loss {:.4}, host {:.1}%",
+        "rustyflow {} {precision} B={} T={}: {:.3} ms/step, {:.0} tok/s, {:.2} us/token, {:.2} GiB, loss {:.4}, host {:.1}%",
         t.case,
         t.batch_size,
         t.context,
         t.ms_per_step,
         t.tokens_per_s,
         1e6 / t.tokens_per_s,
-        t.gib.map_or(String::new(), |gib| format!("{gib:.2} GiB, ")),
+        t.gib,
         t.loss,
         100.0 * t.host_share
     )

@@ -5,7 +5,8 @@ use super::output::{self, short};
 use crate::generate::printable;
 use crate::profile::size_text;
 use crate::train::{Evaluation, Event, Start, Step, Summary};
-use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
+use std::fmt;
 use std::io::{self, IsTerminal};
 use std::time::{Duration, Instant};
 
@@ -132,9 +133,10 @@ impl View {
         output::line(format_args!("folder     {}\n", s.folder.display()))?;
         (self.first_step, self.total_steps) = (s.first_step, s.total_steps);
         if self.has_bar {
-            let style = "{wide_bar:.cyan/238} {pos}/{len}  {msg}  {elapsed} ETA {eta}";
+            let style = "{wide_bar:.cyan/238} {pos}/{len}  {msg}  {elapsed}{remaining}";
+            let style = ProgressStyle::with_template(style).expect("the template is valid");
             self.bar.set_draw_target(ProgressDrawTarget::stderr_with_hz(10));
-            self.bar.set_style(ProgressStyle::with_template(style).expect("the template is valid"));
+            self.bar.set_style(style.with_key("remaining", write_remaining));
             self.bar.set_length(s.total_steps as u64);
             self.bar.set_position(s.first_step as u64);
             self.bar.reset_eta();
@@ -190,6 +192,14 @@ impl View {
     }
 }
 
+/// What the bar says of the time left: nothing before the first step, when no speed is known.
+fn write_remaining(state: &ProgressState, out: &mut dyn fmt::Write) {
+    if state.per_sec() > 0.0 {
+        // Nothing can be done about a bar that cannot be drawn.
+        let _ = write!(out, " ETA {:#}", indicatif::HumanDuration(state.eta()));
+    }
+}
+
 fn finish(s: &Summary, profile: bool) -> io::Result<()> {
     output::line(if profile { s.report.text() } else { s.report.summary() })?;
     let number = |loss: Option<f64>| loss.map_or("-".to_string(), |l| format!("{l:.4}"));
@@ -211,10 +221,8 @@ fn finish(s: &Summary, profile: bool) -> io::Result<()> {
         let sample = if s.interrupted { "" } else { "; the sample is of the last" };
         output::line(format_args!("best          step {best}: what `generate` and `eval` take{sample}"))?;
     }
-    if let Some(bytes) = s.peak_memory_bytes {
-        output::line(format_args!("GPU memory    {} at most", size_text(bytes as u64)))?;
-    }
-    Ok(())
+    let memory = format!("{} memory", s.report.device);
+    output::line(format_args!("{memory:<14}{} at most", size_text(s.peak_memory_bytes as u64)))
 }
 
 pub fn evaluation_line(step: usize, result: &Evaluation, best: bool) -> String {

@@ -30,7 +30,7 @@ pub struct Args {
     /// Show the run on the whole terminal: curves, numbers, log and sample
     #[arg(long, conflicts_with = "json")]
     tui: bool,
-    /// Write when each kernel, step and phase ran, for chrome://tracing or Perfetto, to this file or to trace.json in
+    /// Write when each kernel, step and phase ran, for Perfetto (ui.perfetto.dev), to this file or to trace.pftrace in
     /// the run's folder
     #[arg(long, value_name = "FILE", require_equals = true)]
     trace: Option<Option<PathBuf>>,

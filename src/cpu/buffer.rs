@@ -3,13 +3,14 @@
 //! Handles are `Send` and `Sync`; the bytes are reached through [`CpuSlice::with_slices`] alone, which borrows whole
 //! buffers the way `RefCell` borrows values: shared by any number of readers, or exclusive.
 
+use crate::profile::{MemoryCount, MemoryKind, MemoryStats};
 use crate::{Error, Result};
 use bytemuck::Zeroable;
 use std::cell::{Cell, UnsafeCell};
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicIsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// One cache line: rows that start on it load fastest.
 #[derive(Clone, Copy, Zeroable)]
@@ -21,6 +22,7 @@ struct Buffer {
     lines: UnsafeCell<Box<[Line]>>,
     /// How many hold it to read, or [`EXCLUSIVE`].
     borrows: AtomicIsize,
+    kind: MemoryKind,
 }
 
 /// What [`Buffer::borrows`] is while someone may write.
@@ -29,20 +31,36 @@ const EXCLUSIVE: isize = -1;
 // SAFETY: `lines` is only reached by whoever has borrowed the buffer (`Borrow`) or owns it (`drop`).
 unsafe impl Sync for Buffer {}
 
-/// Freed allocations by their number of lines.
-type FreeList = HashMap<usize, Vec<Box<[Line]>>>;
+#[derive(Default)]
+struct Pool {
+    /// Freed allocations by their number of lines.
+    free: HashMap<usize, Vec<Box<[Line]>>>,
+    count: MemoryCount,
+}
 
-/// Those of the process.
-static FREE: Mutex<Option<FreeList>> = Mutex::new(None);
+/// That of the process.
+static POOL: LazyLock<Mutex<Pool>> = LazyLock::new(Mutex::default);
 
-fn free_list() -> MutexGuard<'static, Option<FreeList>> {
-    FREE.lock().unwrap_or_else(PoisonError::into_inner)
+fn pool() -> MutexGuard<'static, Pool> {
+    POOL.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the pool holds.
+pub fn memory() -> MemoryStats {
+    pool().count.stats()
+}
+
+/// Lets the peak begin anew, with what is in use now.
+pub fn reset_peak_memory() {
+    pool().count.reset_peak();
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
         let lines = std::mem::take(self.lines.get_mut());
-        free_list().get_or_insert_default().entry(lines.len()).or_default().push(lines);
+        let mut pool = pool();
+        pool.count.give_back(size_of_val(&*lines), self.kind);
+        pool.free.entry(lines.len()).or_default().push(lines);
     }
 }
 
@@ -99,23 +117,32 @@ pub struct CpuSlice {
 }
 
 impl CpuSlice {
-    /// Memory of `size` bytes with unspecified (but initialised) contents.
+    /// Memory of `size` bytes with unspecified (but initialised) contents, for what `kind` says.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] if the system has not so much.
-    pub fn alloc(size: usize) -> Result<CpuSlice> {
-        let lines = size.div_ceil(64);
-        let recycled = free_list().as_mut().and_then(|free| free.get_mut(&lines)?.pop());
-        let lines = match recycled {
-            Some(lines) => lines,
-            None => bytemuck::allocation::try_zeroed_slice_box(lines).map_err(|()| Error::OutOfMemory {
-                adapter: "the machine".into(),
-                needed_bytes: size,
-                used_bytes: 0,
-            })?,
-        };
-        let buffer = Buffer { lines: UnsafeCell::new(lines), borrows: AtomicIsize::new(0) };
+    pub fn alloc(size: usize, kind: MemoryKind) -> Result<CpuSlice> {
+        let lines = CpuSlice::take_lines(size.div_ceil(64), kind).ok_or_else(|| Error::OutOfMemory {
+            adapter: "the machine".into(),
+            needed_bytes: size,
+            used_bytes: memory().used_bytes,
+        })?;
+        let buffer = Buffer { lines: UnsafeCell::new(lines), borrows: AtomicIsize::new(0), kind };
         Ok(CpuSlice { buffer: Arc::new(buffer), offset: 0, size })
+    }
+
+    /// From the pool or else from the system; counted.
+    fn take_lines(count: usize, kind: MemoryKind) -> Option<Box<[Line]>> {
+        let bytes = count * size_of::<Line>();
+        let mut pool = pool();
+        if let Some(lines) = pool.free.get_mut(&count).and_then(Vec::pop) {
+            pool.count.take(bytes, kind, false);
+            return Some(lines);
+        }
+        drop(pool);
+        let lines = bytemuck::allocation::try_zeroed_slice_box(count).ok()?;
+        self::pool().count.take(bytes, kind, true);
+        Some(lines)
     }
 
     /// The part that starts at `offset` bytes (a multiple of 64) and has `size` bytes.
@@ -192,7 +219,7 @@ mod tests {
 
     #[test]
     fn an_output_that_overlaps_another_operand_is_refused() {
-        let whole = CpuSlice::alloc(256).unwrap();
+        let whole = CpuSlice::alloc(256, MemoryKind::Other).unwrap();
         let part = whole.slice(64, 64);
         for (inputs, outputs) in [(&[&part][..], &[&whole][..]), (&[], &[&part, &whole])] {
             assert!(matches!(CpuSlice::with_slices(inputs, outputs, |_, _| ()), Err(Error::Aliasing(_))));
@@ -201,7 +228,7 @@ mod tests {
 
     #[test]
     fn disjoint_parts_of_one_buffer_are_borrowed_together() {
-        let whole = CpuSlice::alloc(256).unwrap();
+        let whole = CpuSlice::alloc(256, MemoryKind::Other).unwrap();
         let (a, b) = (whole.slice(0, 4), whole.slice(64, 4));
         CpuSlice::with_slices(&[], &[&a, &b], |_, out| {
             out[0].copy_from_slice(&[1; 4]);
@@ -213,8 +240,8 @@ mod tests {
 
     #[test]
     fn a_nested_borrow_fails_unless_both_read() {
-        let whole = CpuSlice::alloc(256).unwrap();
-        let (a, other) = (whole.slice(0, 64), CpuSlice::alloc(64).unwrap());
+        let whole = CpuSlice::alloc(256, MemoryKind::Other).unwrap();
+        let (a, other) = (whole.slice(0, 64), CpuSlice::alloc(64, MemoryKind::Other).unwrap());
         let read = || CpuSlice::with_slices(&[&whole], &[], |_, _| ());
         let write = || CpuSlice::with_slices(&[], &[&whole.slice(128, 64)], |_, _| ());
         CpuSlice::with_slices(&[], &[&a], |_, _| {
@@ -233,7 +260,7 @@ mod tests {
 
     #[test]
     fn another_thread_waits_for_its_turn() {
-        let slice = CpuSlice::alloc(8).unwrap();
+        let slice = CpuSlice::alloc(8, MemoryKind::Other).unwrap();
         let add = || {
             CpuSlice::with_slices(&[], &[&slice], |_, out| {
                 let value = u64::from_ne_bytes(out[0][..8].try_into().unwrap());
@@ -253,6 +280,6 @@ mod tests {
 
     #[test]
     fn more_than_there_can_be_is_an_error() {
-        assert!(matches!(CpuSlice::alloc(usize::MAX / 2), Err(Error::OutOfMemory { .. })));
+        assert!(matches!(CpuSlice::alloc(usize::MAX / 2, MemoryKind::Other), Err(Error::OutOfMemory { .. })));
     }
 }

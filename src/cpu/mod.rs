@@ -7,7 +7,7 @@ pub mod math;
 mod scratch;
 mod simd;
 
-pub use buffer::CpuSlice;
+pub use buffer::{CpuSlice, memory, reset_peak_memory};
 pub use gemm::{Matrix, Tile, packed_tiles, product, tiles};
 pub use lanes::{map_and_sum, maximum, sum_of};
 pub use scratch::with_scratch;

@@ -167,6 +167,11 @@ impl Gpu {
         self.0.pool.stats()
     }
 
+    /// Lets the peak of [`Gpu::memory`] begin anew.
+    pub fn reset_peak_memory(&self) {
+        self.0.pool.reset_peak();
+    }
+
     /// The most memory that there is, or that may be taken, bytes; `None` where neither is known.
     pub fn memory_bytes(&self) -> Option<u64> {
         let allowed = Some(self.0.memory_bytes as u64).filter(|&bytes| bytes < usize::MAX as u64);

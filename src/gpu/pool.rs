@@ -127,6 +127,10 @@ impl Pool {
         inner.free.entry(class).or_default().push((id, raw));
     }
 
+    pub fn reset_peak(&self) {
+        self.inner().count.reset_peak();
+    }
+
     pub fn stats(&self) -> MemoryStats {
         self.inner().count.stats()
     }

@@ -93,6 +93,10 @@ impl Gpu {
         match self.0 {}
     }
 
+    pub fn reset_peak_memory(&self) {
+        match self.0 {}
+    }
+
     pub fn memory_bytes(&self) -> Option<u64> {
         match self.0 {}
     }

@@ -412,7 +412,7 @@ mod tests {
                 }
                 let arena = ParameterArena::new(&mut net, &device, operands).unwrap();
                 let mut optimizer = Optimizer::new(&arena, ADAMW, 0.1, 0.0).unwrap();
-                let used_bytes = device.memory().map_or(0, |memory| memory.used_bytes);
+                let used_bytes = device.memory().used_bytes;
                 let loss = net.loss(&ids, optimizer.loss_scale()).unwrap();
                 loss.backward().unwrap();
                 let before = net.linear.weight.to_bytes().unwrap();

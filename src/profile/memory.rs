@@ -84,13 +84,13 @@ impl Serialize for BytesByKind {
 pub struct MemoryStats {
     /// In use by tensors now.
     pub used_bytes: usize,
-    /// The most that was ever in use.
+    /// The most that was in use since the peak was reset, or ever.
     pub peak_bytes: usize,
     /// What it was used for then: these add up to the peak.
     pub peak_by_kind: BytesByKind,
-    /// Obtained from the driver: in use or waiting in the pool.
+    /// Obtained from the driver, or the system: in use or waiting in the pool.
     pub reserved_bytes: usize,
-    /// Buffers obtained from the driver.
+    /// Buffers obtained so.
     pub buffers: usize,
 }
 
@@ -102,7 +102,7 @@ pub struct MemoryCount {
 }
 
 impl MemoryCount {
-    /// A buffer of so many bytes is in use from here on. `is_new` says that the driver had to make it.
+    /// A buffer of so many bytes is in use from here on. `is_new` says that it was not in the pool.
     pub fn take(&mut self, bytes: usize, kind: MemoryKind, is_new: bool) {
         if is_new {
             self.stats.reserved_bytes += bytes;
@@ -126,6 +126,12 @@ impl MemoryCount {
     pub fn release(&mut self, bytes: usize) {
         self.stats.reserved_bytes -= bytes;
         self.stats.buffers -= 1;
+    }
+
+    /// From here on the peak is the most that is in use after this.
+    pub fn reset_peak(&mut self) {
+        self.stats.peak_bytes = self.stats.used_bytes;
+        self.stats.peak_by_kind = self.used_by_kind;
     }
 
     pub fn stats(&self) -> MemoryStats {
@@ -158,6 +164,21 @@ mod tests {
         assert_eq!((json["optimizer_state"].as_u64(), json["other"].as_u64()), (Some(7), Some(1)));
         assert_eq!(json.as_object().unwrap().values().map(|v| v.as_u64().unwrap()).sum::<u64>(), 8);
         assert_eq!(bytes.total(), 8);
+    }
+
+    #[test]
+    fn a_peak_that_is_reset_begins_with_what_is_in_use() {
+        let mut count = MemoryCount::default();
+        count.take(100, MemoryKind::Parameters, true);
+        count.take(900, MemoryKind::Activations, true);
+        count.give_back(900, MemoryKind::Activations);
+        assert_eq!(count.stats().peak_bytes, 1000);
+        count.reset_peak();
+        assert_eq!((count.stats().peak_bytes, count.stats().peak_by_kind.total()), (100, 100));
+        count.take(200, MemoryKind::Scratch, true);
+        let stats = count.stats();
+        assert_eq!((stats.peak_bytes, stats.peak_by_kind[MemoryKind::Activations], stats.buffers), (300, 0, 3));
+        assert_eq!((stats.used_bytes, stats.reserved_bytes), (300, 1200));
     }
 
     #[test]

@@ -50,8 +50,8 @@ pub struct Report {
     /// What the device does at best; `None` if that was not measured.
     pub peaks: Option<Roofline>,
     pub host: HostTime,
-    /// Of the GPU; `None` on the CPU.
-    pub memory: Option<MemoryStats>,
+    /// Of the device's tensors.
+    pub memory: MemoryStats,
     /// Of the whole run; `None` of a benchmark.
     pub wall: Option<WallTime>,
     /// Whether the times by kernel are those of sampled steps, scaled to the time of all steps.
@@ -61,9 +61,8 @@ pub struct Report {
 }
 
 impl Report {
-    /// `epochs` may be a fraction; `memory` is that of the GPU, `None` if `profile` was measured on the CPU.
-    pub fn new(profile: &Profile, training_seconds: f64, epochs: f64, memory: Option<MemoryStats>) -> Report {
-        let on_gpu = memory.is_some();
+    /// `epochs` may be a fraction; `profile` and `memory` are those of a GPU or of the CPU.
+    pub fn new(profile: &Profile, on_gpu: bool, training_seconds: f64, epochs: f64, memory: MemoryStats) -> Report {
         let span = |span| profile.spans.get(&span).copied().unwrap_or(0.0);
         // The sum of nothing is -0.
         let measured = profile.kernels.values().map(|k| k.seconds).sum::<f64>() + 0.0;
@@ -170,9 +169,7 @@ impl Report {
         if self.estimated {
             let _ = writeln!(text, "    (this GPU has no timestamps: its time is what the host waited for it)");
         }
-        if let Some(memory) = &self.memory {
-            let _ = writeln!(text, "  - GPU memory: {}", memory_text(memory));
-        }
+        let _ = writeln!(text, "  - {} memory: {}", self.device, memory_text(&self.memory));
         if let Some(wall) = &self.wall {
             let _ = writeln!(text, "  - Run: {}", wall.text());
         }
@@ -265,11 +262,11 @@ mod tests {
 
     #[test]
     fn kernels_and_host_add_up_to_the_training_time() {
-        for memory in [None, Some(MemoryStats::default())] {
-            let report = Report::new(&profile(), 11.0, 2.0, memory);
+        for on_gpu in [false, true] {
+            let report = Report::new(&profile(), on_gpu, 11.0, 2.0, MemoryStats::default());
             let HostTime { data, compile, encode, wait, other, total, .. } = report.host;
             assert!((report.kernel_seconds + total - 11.0).abs() < 1e-9);
-            if memory.is_some() {
+            if on_gpu {
                 assert!((data + compile + encode + wait + other - total).abs() < 1e-9, "{:?}", report.host);
             }
         }
@@ -277,7 +274,7 @@ mod tests {
 
     #[test]
     fn sampled_kernels_are_scaled_to_the_time_of_all_steps() {
-        let report = Report::new(&profile(), 11.0, 2.0, Some(MemoryStats::default()));
+        let report = Report::new(&profile(), true, 11.0, 2.0, MemoryStats::default());
         assert!(report.sampled);
         assert_eq!((report.kernels[0].name, report.kernels[0].calls), ("matmul", 43), "calls are counted");
         assert!((report.kernels[0].seconds - 8.0).abs() < 1e-9);
@@ -287,13 +284,13 @@ mod tests {
     #[test]
     fn host_work_behind_the_gpu_does_not_count() {
         // 10 s of GPU in 11 s: one second was not hidden, of 3 s of work.
-        let host = Report::new(&profile(), 11.0, 1.0, Some(MemoryStats::default())).host;
+        let host = Report::new(&profile(), true, 11.0, 1.0, MemoryStats::default()).host;
         assert!((host.total - 1.0).abs() < 1e-9 && (host.hidden - 2.0).abs() < 1e-9, "{host:?}");
     }
 
     #[test]
     fn text_has_the_documented_form() {
-        let text = Report::new(&profile(), 11.0, 2.0, Some(MemoryStats::default())).text();
+        let text = Report::new(&profile(), true, 11.0, 2.0, MemoryStats::default()).text();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[0], "[Profiling report]");
         assert_eq!(lines[1], "  - GPU kernels: matmul 8.00 s, softmax 2.00 s  total 10.00 s (90.9% of training time)");
@@ -303,7 +300,7 @@ mod tests {
 
     #[test]
     fn the_largest_kernels_end_the_text_with_peaks_or_without() {
-        let mut report = Report::new(&profile(), 11.0, 2.0, None);
+        let mut report = Report::new(&profile(), false, 11.0, 2.0, MemoryStats::default());
         let end = "\n  Largest kernels:\n  - matmul, 80.0%: 1.00 TFLOP/s, 500 MB/s; 200 ms per call\n";
         assert!(report.text().contains(end), "{}", report.text());
         report.set_peaks(Roofline { dtype: "f32", tflops: 1.25, gb_per_s: 1000.0 });
@@ -318,9 +315,11 @@ mod tests {
         let mut memory = MemoryStats { peak_bytes: 5 << 20, reserved_bytes: 6 << 20, buffers: 3, ..Default::default() };
         memory.peak_by_kind[MemoryKind::OptimizerState] = 4 << 20;
         memory.peak_by_kind[MemoryKind::Scratch] = 1 << 20;
-        let text = Report::new(&profile(), 11.0, 2.0, Some(memory)).text();
-        let line = "  - GPU memory: 5.0 MiB at most (optimizer state 4.0 MiB, scratch 1.0 MiB, parameters 0 B, ";
-        assert!(text.contains(line) && text.contains("), 6.0 MiB obtained in 3 buffers\n"), "{text}");
-        assert!(!Report::new(&profile(), 11.0, 2.0, None).text().contains("memory"));
+        for (on_gpu, device) in [(true, "GPU"), (false, "CPU")] {
+            let text = Report::new(&profile(), on_gpu, 11.0, 2.0, memory).text();
+            let line = " memory: 5.0 MiB at most (optimizer state 4.0 MiB, scratch 1.0 MiB, parameters 0 B, ";
+            assert!(text.contains(&format!("  - {device}{line}")), "{text}");
+            assert!(text.contains("), 6.0 MiB obtained in 3 buffers\n"), "{text}");
+        }
     }
 }

@@ -1,15 +1,22 @@
 //! When everything happened: an optional record of each kernel, each thing the host did, and each phase of a run, in
-//! the form that Chrome and Perfetto show.
+//! Perfetto's form.
 //!
-//! Format: "Trace Event Format" of Chromium; complete events (`"ph":"X"`), times in microseconds since the run began.
+//! A trace is a sequence of packets. Every event is two, its begin and its end, in nanoseconds since the run began; the
+//! names of events are interned. Packets are written while the run goes on, so a trace takes little memory, and a run
+//! that is killed leaves one that ends with a whole packet.
+//!
+//! Format: <https://perfetto.dev/docs/reference/trace-packet-proto>; the constants below are its field numbers.
 
+use crate::protobuf::Message;
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Events that are kept at most: 24 MB while they are recorded, some 90 MB as a file, which viewers still open.
+/// Events that are kept at most: a file of some 40 MB, which viewers still open.
 const MOST_EVENTS: usize = 1_000_000;
+/// Packets are written once there are so many bytes of them, and after each step.
+const WRITE_BYTES: usize = 64 << 10;
 
 /// A row of the picture. What is on one neither overlaps nor nests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,17 +33,22 @@ pub enum Track {
     Kernels,
 }
 
+/// The processes as which a viewer shows the host and the device.
+const HOST: u64 = 1;
+const DEVICE: u64 = 2;
+
 impl Track {
     const ALL: [Track; 5] = [Track::Phases, Track::Steps, Track::Host, Track::Passes, Track::Kernels];
 
-    /// Of the process and the thread as which a viewer shows it.
-    fn ids(self) -> (u32, u32) {
+    /// Apart from the processes, which are tracks too.
+    fn uuid(self) -> u64 {
+        DEVICE + 1 + self as u64
+    }
+
+    fn process(self) -> u64 {
         match self {
-            Track::Phases => (1, 1),
-            Track::Steps => (1, 2),
-            Track::Host => (1, 3),
-            Track::Passes => (2, 1),
-            Track::Kernels => (2, 2),
+            Track::Phases | Track::Steps | Track::Host => HOST,
+            Track::Passes | Track::Kernels => DEVICE,
         }
     }
 
@@ -51,26 +63,14 @@ impl Track {
     }
 }
 
-struct Event {
-    /// Nanoseconds since the trace began.
-    start: u64,
-    duration: u64,
-    /// Which step; 0 of all else.
-    step: u32,
-    /// Place in the list of names.
-    name: u16,
-    track: Track,
-}
+// TrackEvent.Type
+const SLICE_BEGIN: u64 = 1;
+const SLICE_END: u64 = 2;
+const INSTANT: u64 = 3;
 
-#[derive(Default)]
-struct Recording {
-    events: Vec<Event>,
-    names: Vec<&'static str>,
-    ids: HashMap<&'static str, u16>,
-    /// When an event was left out first.
-    full_at: Option<u64>,
-    clock_error: Option<Duration>,
-}
+// TracePacket.SequenceFlags
+const INCREMENTAL_STATE_CLEARED: u64 = 1;
+const NEEDS_INCREMENTAL_STATE: u64 = 2;
 
 /// A record that is being made. Several threads may add to it.
 pub struct Trace {
@@ -78,40 +78,83 @@ pub struct Trace {
     recording: Mutex<Recording>,
 }
 
+#[derive(Default)]
+struct Recording {
+    /// Whole packets that are not written yet.
+    packets: Vec<u8>,
+    /// `None` until it is known.
+    out: Option<Box<dyn Write + Send>>,
+    /// Why nothing is written any more.
+    error: Option<io::Error>,
+    events: usize,
+    /// The interned names.
+    names: HashMap<&'static str, u64>,
+    /// Where the last event of each track ended, nanoseconds since the trace began.
+    ended: [u64; Track::ALL.len()],
+    /// When an event was left out first.
+    full_at: Option<u64>,
+    clock_error: Option<Duration>,
+}
+
 impl Trace {
-    /// One whose time begins at `began`.
-    pub fn new(began: Instant) -> Trace {
-        Trace { began, recording: Mutex::default() }
+    /// One whose time begins at `began`; `device` is what runs the kernels.
+    pub fn new(began: Instant, device: &str) -> Trace {
+        let mut recording = Recording::default();
+        recording.describe(device);
+        Trace { began, recording: Mutex::new(recording) }
     }
 
     fn recording(&self) -> MutexGuard<'_, Recording> {
         self.recording.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// From here on it is written there, with all that was recorded before.
+    pub fn write_to(&self, out: Box<dyn Write + Send>) {
+        let mut recording = self.recording();
+        recording.out = Some(out);
+        recording.flush();
+    }
+
     /// Adds what took so long from `start` on, unless the trace is full.
     pub fn add(&self, track: Track, name: &'static str, start: Instant, elapsed: Duration) {
-        self.add_event(track, name, start, elapsed, 0);
+        self.add_event(track, name, start, elapsed, None);
     }
 
     /// Adds a training step, which ends now.
     pub fn add_step(&self, step: usize, start: Instant) {
-        self.add_event(Track::Steps, "step", start, start.elapsed(), step);
+        self.add_event(Track::Steps, "step", start, start.elapsed(), Some(("step", step as u64)));
+        self.recording().flush();
     }
 
-    fn add_event(&self, track: Track, name: &'static str, start: Instant, elapsed: Duration, step: usize) {
+    fn add_event(
+        &self,
+        track: Track,
+        name: &'static str,
+        start: Instant,
+        elapsed: Duration,
+        note: Option<(&'static str, u64)>,
+    ) {
         let start = start.saturating_duration_since(self.began).as_nanos() as u64;
+        let end = start + elapsed.as_nanos() as u64;
         let mut recording = self.recording();
-        if recording.events.len() >= MOST_EVENTS {
-            recording.full_at.get_or_insert(start);
+        if recording.events >= MOST_EVENTS {
+            if recording.full_at.is_none() {
+                recording.full_at = Some(start);
+                let note = Some(("events", MOST_EVENTS as u64));
+                recording.begin(Track::Phases, INSTANT, "the trace is full", start, note);
+            }
             return;
         }
-        let Recording { names, ids, .. } = &mut *recording;
-        let name = *ids.entry(name).or_insert_with(|| {
-            names.push(name);
-            (names.len() - 1) as u16
-        });
-        let (duration, step) = (elapsed.as_nanos() as u64, step as u32);
-        recording.events.push(Event { start, duration, step, name, track });
+        recording.events += 1;
+        // Times of a GPU are rounded: one may begin a nanosecond before the end of the one before.
+        let start = start.max(recording.ended[track as usize]);
+        let end = end.max(start);
+        recording.ended[track as usize] = end;
+        recording.begin(track, SLICE_BEGIN, name, start, note);
+        recording.end(track, end);
+        if recording.packets.len() >= WRITE_BYTES {
+            recording.flush();
+        }
     }
 
     /// Says by how much the times of a GPU may be off from those of the host.
@@ -124,107 +167,199 @@ impl Trace {
         self.recording().full_at.map(|at| (Duration::from_nanos(at), MOST_EVENTS))
     }
 
-    /// Writes all of it as JSON; `device` is what runs the kernels.
+    /// Writes what is not written yet.
     ///
     /// # Errors
-    /// Those of `out`.
-    pub fn write(&self, device: &str, out: &mut impl Write) -> io::Result<()> {
+    /// What kept any of it from being written.
+    pub fn finish(&self) -> io::Result<()> {
         let mut recording = self.recording();
-        // A viewer expects each row in its order; those of a GPU arrive late.
-        recording.events.sort_by_key(|event| (event.track.ids(), event.start));
-        let recording = &*recording;
-        let mut other = serde_json::json!({ "producer": format!("rustyflow {}", env!("CARGO_PKG_VERSION")) });
-        if let Some(error) = recording.clock_error {
-            other["gpu_clock_error_us"] = (error.as_nanos() as f64 / 1e3).into();
+        if let Some(error) = recording.clock_error.take() {
+            let note = ("gpu_clock_error_ns", error.as_nanos() as u64);
+            let at = recording.ended[Track::Passes as usize];
+            recording.begin(Track::Passes, INSTANT, "clock", at, Some(note));
         }
-        write!(out, "{{\"displayTimeUnit\":\"ms\",\"otherData\":{other},\"traceEvents\":[")?;
-        let name = |kind: &str, (process, thread): (u32, u32), name: &str| {
-            let args = serde_json::json!({ "name": name });
-            format!("{{\"name\":\"{kind}\",\"ph\":\"M\",\"pid\":{process},\"tid\":{thread},\"args\":{args}}}")
-        };
-        write!(out, "{},\n{}", name("process_name", (1, 0), "host"), name("process_name", (2, 0), device))?;
-        for track in Track::ALL {
-            write!(out, ",\n{}", name("thread_name", track.ids(), track.name()))?;
-        }
-        if let Some(at) = recording.full_at {
-            let (name, at) = (format!("full: {MOST_EVENTS} events"), microseconds(at));
-            write!(out, ",\n{{\"name\":\"{name}\",\"ph\":\"i\",\"s\":\"g\",\"ts\":{at},\"pid\":1,\"tid\":1}}")?;
-        }
-        for event in &recording.events {
-            write!(out, ",\n{}", recording.text(event))?;
-        }
-        out.write_all(b"]}\n")
+        recording.flush();
+        recording.error.take().map_or(Ok(()), Err)
     }
 }
 
 impl Recording {
-    fn text(&self, event: &Event) -> String {
-        let (process, thread) = event.track.ids();
-        let (start, duration) = (microseconds(event.start), microseconds(event.duration));
-        let args = if event.step > 0 { format!(",\"args\":{{\"step\":{}}}", event.step) } else { String::new() };
-        format!(
-            "{{\"name\":\"{}\",\"ph\":\"X\",\"ts\":{start},\"dur\":{duration},\"pid\":{process},\"tid\":{thread}\
-             {args}}}",
-            self.names[event.name as usize]
-        )
+    /// Names the processes and the tracks.
+    fn describe(&mut self, device: &str) {
+        /// TrackDescriptor.ChildTracksOrdering: by the rank of each track.
+        const EXPLICIT: u64 = 3;
+        let descriptor = |uuid: u64| Message::default().varint(1, uuid);
+        let mut flags = INCREMENTAL_STATE_CLEARED;
+        for (uuid, name) in [(HOST, "host"), (DEVICE, device)] {
+            let process = Message::default().varint(1, uuid).bytes(6, name.as_bytes()); // pid, process_name
+            let track = descriptor(uuid).message(3, &process).varint(11, EXPLICIT);
+            self.append(&on_sequence(Message::default()).varint(13, flags).message(60, &track));
+            flags = NEEDS_INCREMENTAL_STATE;
+        }
+        for track in Track::ALL {
+            let uuid = track.uuid();
+            // name, parent_uuid, sibling_order_rank
+            let track = descriptor(uuid).bytes(2, track.name().as_bytes()).varint(5, track.process()).varint(12, uuid);
+            self.append(&on_sequence(Message::default()).varint(13, flags).message(60, &track));
+        }
     }
+
+    /// The begin of an event, or an instant, with a number to be shown beside it.
+    fn begin(&mut self, track: Track, kind: u64, name: &'static str, at: u64, note: Option<(&'static str, u64)>) {
+        let next = self.names.len() as u64 + 1;
+        let iid = *self.names.entry(name).or_insert(next);
+        let mut event = Message::default();
+        if let Some((name, value)) = note {
+            event = event.message(4, &Message::default().varint(3, value).bytes(10, name.as_bytes()));
+        }
+        let event = event.varint(9, kind).varint(10, iid).varint(11, track.uuid());
+        let mut packet = on_sequence(Message::default().varint(8, at)).message(11, &event);
+        if iid == next {
+            let name = Message::default().varint(1, iid).bytes(2, name.as_bytes());
+            packet = packet.message(12, &Message::default().message(2, &name));
+        }
+        self.append(&packet.varint(13, NEEDS_INCREMENTAL_STATE));
+    }
+
+    fn end(&mut self, track: Track, at: u64) {
+        let event = Message::default().varint(9, SLICE_END).varint(11, track.uuid());
+        let packet = on_sequence(Message::default().varint(8, at)).message(11, &event);
+        self.append(&packet.varint(13, NEEDS_INCREMENTAL_STATE));
+    }
+
+    fn append(&mut self, packet: &Message) {
+        self.packets.extend(Message::default().message(1, packet).encoded());
+    }
+
+    /// Writes the packets so far, all at once: whoever reads meanwhile, or after a kill, sees whole ones.
+    fn flush(&mut self) {
+        let Some(out) = &mut self.out else { return };
+        if self.error.is_none() {
+            self.error = out.write_all(&self.packets).err();
+        }
+        self.packets.clear();
+    }
+}
+
+/// A packet of the one sequence that a trace has.
+fn on_sequence(packet: Message) -> Message {
+    const SEQUENCE: u64 = 1;
+    packet.varint(10, SEQUENCE)
 }
 
 impl std::fmt::Debug for Trace {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        write!(f, "Trace of {} events", self.recording().events.len())
+        write!(f, "Trace of {} events", self.recording().events)
     }
-}
-
-/// Nanoseconds as microseconds, exactly.
-fn microseconds(nanoseconds: u64) -> String {
-    format!("{}.{:03}", nanoseconds / 1000, nanoseconds % 1000)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::Value;
+    use std::sync::Arc;
 
-    fn written(trace: &Trace) -> Value {
-        let mut bytes = Vec::new();
-        trace.write("cpu", &mut bytes).unwrap();
-        serde_json::from_slice(&bytes).unwrap_or_else(|e| panic!("{e}: {}", String::from_utf8_lossy(&bytes)))
+    /// What was written, one entry for each write. Fails from the one on with this number.
+    #[derive(Clone, Default)]
+    struct Writes(Arc<Mutex<Vec<Vec<u8>>>>, Option<usize>);
+
+    impl Write for Writes {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            let mut writes = self.0.lock().unwrap();
+            if self.1 == Some(writes.len()) {
+                return Err(io::ErrorKind::StorageFull.into());
+            }
+            writes.push(bytes.to_vec());
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    /// How many packets there are, if all are whole.
+    fn packets(mut bytes: &[u8]) -> Option<usize> {
+        let mut count = 0;
+        while let [0x0a, length, rest @ ..] = bytes {
+            // One or two bytes of a varint.
+            let (length, rest) = match length {
+                0..0x80 => (usize::from(*length), rest),
+                _ => (usize::from(length & 0x7f) | usize::from(*rest.first()?) << 7, &rest[1..]),
+            };
+            bytes = rest.get(length..)?;
+            count += 1;
+        }
+        bytes.is_empty().then_some(count)
+    }
+
+    fn kernel(trace: &Trace, name: &'static str, start: u64, duration: u64) {
+        let start = trace.began + Duration::from_nanos(start);
+        trace.add(Track::Kernels, name, start, Duration::from_nanos(duration));
     }
 
     #[test]
-    fn events_are_json_with_exact_times_in_the_order_of_their_start() {
-        let began = Instant::now();
-        let trace = Trace::new(began);
-        let at = |nanoseconds| began + Duration::from_nanos(nanoseconds);
-        trace.add(Track::Kernels, "softmax", at(2_000_007), Duration::from_nanos(1_500));
-        trace.add(Track::Kernels, "matmul", at(1_000_000), Duration::from_nanos(999_999));
-        trace.add(Track::Phases, "text and tokens", at(0), Duration::from_secs(1));
-        let json = written(&trace);
-        let events: Vec<&Value> = json["traceEvents"].as_array().unwrap().iter().filter(|e| e["ph"] == "X").collect();
-        let told: Vec<_> =
-            events.iter().map(|e| (e["name"].as_str().unwrap(), e["ts"].clone(), e["dur"].clone())).collect();
-        let expected = [("text and tokens", 0.0, 1e6), ("matmul", 1000.0, 999.999), ("softmax", 2000.007, 1.5)];
-        assert_eq!(told, expected.map(|(name, ts, dur)| (name, ts.into(), dur.into())));
-        assert_eq!([&events[0]["pid"], &events[1]["pid"], &events[1]["tid"]], [1, 2, 2]);
+    fn packets_are_those_that_perfetto_writes() {
+        let trace = Trace::new(Instant::now(), "cpu (1 threads)");
+        kernel(&trace, "matmul", 7, 999_999_999);
+        // Begins a nanosecond early, which is where the one before ends.
+        kernel(&trace, "add", 1_000_000_005, 300);
+        kernel(&trace, "matmul", 1_000_000_400, 0);
+        trace.set_clock_error(Duration::from_nanos(1_500));
+        trace.finish().unwrap();
+        let hex: String = trace.recording().packets.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, EXPECTED);
+    }
+
+    /// Of `Trace.SerializeToString()` in perfetto 0.59.
+    const EXPECTED: &str = "\
+        0a1550016801e2030e08011a0808013204686f737458030a2050016802e2031908021a130802320f6370752028312074687265616473\
+        2958030a1550016802e2030e08031206706861736573280160030a1450016802e2030d080412057374657073280160040a1350016802\
+        e2030c08051204686f7374280160050a1550016802e2030e08061206706173736573280260060a1650016802e2030f080712076b6572\
+        6e656c73280260070a1c400750015a06480150015807620c120a080112066d61746d756c68020a10408694ebdc0350015a0448025807\
+        68020a1d408694ebdc0350015a06480150025807620912070802120361646468020a1040b196ebdc0350015a044802580768020a1240\
+        9097ebdc0350015a0648015001580768020a10409097ebdc0350015a044802580768020a34400050015a1f221718dc0b52126770755f\
+        636c6f636b5f6572726f725f6e73480350035806620b120908031205636c6f636b6802";
+
+    #[test]
+    fn what_is_recorded_is_written_soon_and_in_whole_packets() {
+        let (trace, writes) = (Trace::new(Instant::now(), "cpu"), Writes::default());
+        kernel(&trace, "early", 0, 1);
+        trace.write_to(Box::new(writes.clone()));
+        assert_eq!(writes.0.lock().unwrap().len(), 1, "what was recorded before is written at once");
+        trace.add_step(1, trace.began);
+        assert_eq!(writes.0.lock().unwrap().len(), 2, "a step ends with a write");
+        for i in 0..10_000 {
+            kernel(&trace, "softmax", 10 * i, 5);
+            assert!(trace.recording().packets.len() < WRITE_BYTES);
+        }
+        trace.finish().unwrap();
+        let counts: Vec<usize> = writes.0.lock().unwrap().iter().map(|bytes| packets(bytes).expect("whole")).collect();
+        assert_eq!(counts.iter().sum::<usize>(), 7 + 2 + 2 + 20_000);
     }
 
     #[test]
-    fn a_trace_without_events_is_json_too() {
-        assert_eq!(written(&Trace::new(Instant::now()))["traceEvents"].as_array().unwrap().len(), 7);
-    }
-
-    #[test]
-    fn a_trace_that_is_full_says_where_it_ends() {
-        let began = Instant::now();
-        let trace = Trace::new(began);
+    fn a_trace_that_is_full_says_where_it_ends_and_grows_no_more() {
+        let trace = Trace::new(Instant::now(), "cpu");
+        trace.write_to(Box::new(io::sink()));
         for i in 0..=MOST_EVENTS as u64 {
-            trace.add(Track::Kernels, "add", began + Duration::from_micros(i), Duration::ZERO);
+            kernel(&trace, "add", 1000 * i, 0);
         }
         assert_eq!(trace.full(), Some((Duration::from_secs(1), MOST_EVENTS)));
-        let mut text = Vec::new();
-        trace.write("cpu", &mut text).unwrap();
-        let text = String::from_utf8(text).unwrap();
-        assert!(text.contains("full: 1000000 events") && !text.contains("\"ts\":1000000.000,\"dur\""));
+        let text = String::from_utf8_lossy(&trace.recording().packets).into_owned();
+        assert!(text.contains("the trace is full"), "{text}");
+        kernel(&trace, "add", 2_000_000_000, 0);
+        assert_eq!(String::from_utf8_lossy(&trace.recording().packets), text);
+    }
+
+    #[test]
+    fn what_keeps_a_trace_from_being_written_is_told_at_its_end() {
+        let trace = Trace::new(Instant::now(), "cpu");
+        let writes = Writes(Arc::default(), Some(1));
+        trace.write_to(Box::new(writes.clone()));
+        for step in 1..4 {
+            trace.add_step(step, trace.began);
+        }
+        assert_eq!(trace.finish().unwrap_err().kind(), io::ErrorKind::StorageFull);
+        assert_eq!(writes.0.lock().unwrap().len(), 1, "after a gap nothing may follow");
     }
 }

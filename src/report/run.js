@@ -187,7 +187,7 @@ function time() {
     const kinds = Object.entries(memory.peak_by_kind || {}).map(
       ([name, bytes]) => `${name.replace("_", " ")} ${size(bytes)}`,
     );
-    parts.push(make("p", { class: "note" }, `GPU memory: ${size(memory.peak_bytes)} at most: ${kinds.join(", ")}.`));
+    parts.push(make("p", { class: "note" }, `${profile.device} memory: ${size(memory.peak_bytes)} at most: ${kinds.join(", ")}.`));
   }
   parts.push(...kernelTable(profile.kernels));
   return parts;
@@ -277,7 +277,7 @@ function setting() {
       ["device", summary.device],
       ["precision", summary.precision],
       ["machine", machine.os && `${machine.os}, ${machine.arch}${cores}`],
-      ["memory", end.peak_memory_bytes ? `${size(end.peak_memory_bytes)} of the GPU's at most` : null],
+      ["memory", end.peak_memory_bytes ? `${size(end.peak_memory_bytes)} of tensors at most` : null],
     ]),
   ];
 }

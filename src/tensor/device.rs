@@ -132,7 +132,7 @@ impl Device {
 
     pub(crate) fn alloc(&self, size_bytes: usize, kind: MemoryKind) -> Result<Storage> {
         Ok(match self {
-            Device::Cpu => Storage::Cpu(CpuSlice::alloc(size_bytes)?),
+            Device::Cpu => Storage::Cpu(CpuSlice::alloc(size_bytes, kind)?),
             Device::Gpu(gpu) => Storage::Gpu(gpu.clone(), gpu.alloc(size_bytes, kind)?),
             Device::DryRun(device) => Storage::DryRun(DrySlice::new(device, size_bytes, kind)),
         })
@@ -161,12 +161,21 @@ impl Device {
         }
     }
 
-    /// What its pool holds; `None` on the CPU, whose memory the system counts.
-    pub fn memory(&self) -> Option<MemoryStats> {
+    /// What its pool holds; the CPU has one for the process. What the CPU's kernels need while they run is not in it.
+    pub fn memory(&self) -> MemoryStats {
         match self {
-            Device::Cpu => None,
-            Device::Gpu(gpu) => Some(gpu.memory()),
-            Device::DryRun(device) => Some(device.memory()),
+            Device::Cpu => cpu::memory(),
+            Device::Gpu(gpu) => gpu.memory(),
+            Device::DryRun(device) => device.memory(),
+        }
+    }
+
+    /// Lets the peak of [`Device::memory`] begin anew, with what is in use now.
+    pub fn reset_peak_memory(&self) {
+        match self {
+            Device::Cpu => cpu::reset_peak_memory(),
+            Device::Gpu(gpu) => gpu.reset_peak_memory(),
+            Device::DryRun(device) => device.reset_peak_memory(),
         }
     }
 

@@ -83,6 +83,10 @@ impl DryRun {
         std::mem::take(&mut self.seen().costs)
     }
 
+    pub(super) fn reset_peak_memory(&self) {
+        self.seen().count.reset_peak();
+    }
+
     /// What the device's pool would hold.
     pub fn memory(&self) -> MemoryStats {
         self.seen().count.stats()

@@ -128,8 +128,8 @@ pub struct Summary {
     /// Where the checkpoint named `best` is of; `None` if there is none.
     pub best_step: Option<usize>,
     pub tokens_per_s: f64,
-    /// The most device memory in use, bytes; `None` on the CPU.
-    pub peak_memory_bytes: Option<usize>,
+    /// The most memory that tensors took on the device, bytes.
+    pub peak_memory_bytes: usize,
     /// Seconds of training of every epoch that began and ended in this run, by its number.
     pub epoch_seconds: Vec<(usize, f64)>,
     pub report: Report,

@@ -23,7 +23,7 @@ pub struct TrainOptions<'a> {
     pub stop: &'a AtomicBool,
     /// The file that gets a block with the run's timings at its end.
     pub training_log: Option<&'a Path>,
-    /// Writes a trace of the run to this file, or to `trace.json` in its folder.
+    /// Writes a trace of the run to this file, or to `trace.pftrace` in its folder.
     pub trace: Option<Option<&'a Path>>,
     /// Receives everything that happens.
     pub on_event: &'a mut dyn FnMut(&Event),

@@ -12,6 +12,7 @@
 //!   samples.txt        what the model wrote at the end
 //!   profile.txt        the profiling report; profile.json is the same for machines
 //!   report.html        all of this as a page: see crate::report
+//!   trace.pftrace      when everything ran, if it is asked for: see trace.rs
 //!   finished           is there once all steps are done
 //!   .lock              see lock.rs
 //! ```

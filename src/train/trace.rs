@@ -1,21 +1,20 @@
-//! The trace of a run: recorded by its device's profiler, written at its end.
+//! The trace of a run: recorded by its device's profiler, and written while the run goes on.
 
 use super::options::TrainOptions;
 use crate::profile::Trace;
 use crate::{Device, Error, Result};
 use std::fs::File;
-use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The trace's name in a run's folder.
-const TRACE: &str = "trace.json";
+const TRACE: &str = "trace.pftrace";
 
 /// A trace under way, until it is dropped.
 pub(super) struct RunTrace {
     trace: Arc<Trace>,
     device: Device,
-    /// `None`: into the run's folder.
+    /// `None` until the run's folder is there.
     file: Option<PathBuf>,
 }
 
@@ -23,29 +22,43 @@ impl RunTrace {
     /// Begins the trace that is asked for, if one is.
     ///
     /// # Errors
-    /// If its file cannot be written.
+    /// If its file cannot be created.
     pub(super) fn begin(options: &TrainOptions) -> Result<Option<RunTrace>> {
         let Some(file) = options.trace else { return Ok(None) };
-        file.map_or(Ok(()), |file| create(file).map(drop))?;
-        let trace = Arc::new(Trace::new(options.started));
         let device = options.device.clone();
-        device.profiler().set_trace(Some(trace.clone()));
-        Ok(Some(RunTrace { trace, device, file: file.map(Path::to_path_buf) }))
+        let trace = Arc::new(Trace::new(options.started, &device.describe()));
+        let mut trace = RunTrace { trace, device, file: None };
+        file.map_or(Ok(()), |file| trace.open(file.to_path_buf()))?;
+        trace.device.profiler().set_trace(Some(trace.trace.clone()));
+        Ok(Some(trace))
+    }
+
+    /// Writes it into the run's folder if it has no other place.
+    ///
+    /// # Errors
+    /// If its file cannot be created.
+    pub(super) fn open_in(&mut self, folder: &Path) -> Result<()> {
+        if self.file.is_none() { self.open(folder.join(TRACE)) } else { Ok(()) }
+    }
+
+    fn open(&mut self, file: PathBuf) -> Result<()> {
+        let out = File::create(&file).map_err(|e| Error::io("create", &file, e))?;
+        self.trace.write_to(Box::new(out));
+        self.file = Some(file);
+        Ok(())
     }
 
     pub(super) fn recorder(&self) -> Arc<Trace> {
         self.trace.clone()
     }
 
-    /// Writes it, of the run in this folder. Returns what should be said about it.
+    /// Writes what is left of it. Returns what should be said about it.
     ///
     /// # Errors
-    /// If the file cannot be written.
-    pub(super) fn write(&self, folder: &Path) -> Result<String> {
-        let file = self.file.clone().unwrap_or_else(|| folder.join(TRACE));
-        let mut out = BufWriter::new(create(&file)?);
-        let written = self.trace.write(&self.device.describe(), &mut out).and_then(|()| out.flush());
-        written.map_err(|e| Error::io("write", &file, e))?;
+    /// If any of it could not be written.
+    pub(super) fn finish(&self) -> Result<String> {
+        let file = self.file.as_deref().unwrap_or(Path::new(TRACE));
+        self.trace.finish().map_err(|e| Error::io("write", file, e))?;
         let ends = self.trace.full().map_or(String::new(), |(at, events)| {
             format!("; it ends {:.1} s after the start, where it had {events} events", at.as_secs_f64())
         });
@@ -56,9 +69,7 @@ impl RunTrace {
 impl Drop for RunTrace {
     fn drop(&mut self) {
         self.device.profiler().set_trace(None);
+        // Of a run that failed too, whose own error is what is told.
+        let _ = self.trace.finish();
     }
-}
-
-fn create(file: &Path) -> Result<File> {
-    File::create(file).map_err(|e| Error::io("create", file, e))
 }

@@ -42,6 +42,50 @@ fn the_planned_peak_of_a_gpu_is_that_of_the_run() {
     }
 }
 
+/// As on a GPU, and to the byte: the CPU's pool rounds up to cache lines alone.
+#[test]
+fn the_planned_peak_of_the_cpu_is_that_of_the_run() {
+    for more in [
+        &["--batch-size", "1"][..],
+        &["--n-embd", "64", "--batch-size", "32", "--set", "model.dropout=0.1"],
+        &["--set", "model.block_size=48", "--set", "train.grad_accum_steps=3", "--set", "model.tie_embeddings=false"],
+        &["--n-layer", "3", "--set", "model.bias=false", "--set", "optimizer.kind=sgd"],
+        &["--set", "model.kind=llama", "--set", "model.n_kv_head=1", "--set", "model.bias=false"],
+        &[
+            "--set",
+            "model.kind=qwen3",
+            "--set",
+            "model.bias=false",
+            "--batch-size",
+            "7",
+            "--set",
+            "data.tokenizer=word",
+        ],
+    ] {
+        let sandbox = Sandbox::new();
+        let of = |command| {
+            let cpu = [command, "tiny.toml", "--device", "cpu", "--threads", "2", "--json"];
+            sandbox.run(&[&cpu[..], more].concat()).succeeds()
+        };
+        let planned = of("plan").json()["memory"].clone();
+        let end = json_lines(&of("train").stdout).pop().unwrap();
+        let (measured, kinds) = (&end["profile"]["memory"], &end["profile"]["memory"]["peak_by_kind"]);
+        eprintln!("{more:?}: planned {}, {} in the run", planned["peak"], measured["peak_bytes"]);
+        assert_eq!(planned["peak"], end["peak_memory_bytes"], "{more:?}: planned {planned}, in the run {measured}");
+        for (plan, kind) in [
+            ("weights", "parameters"),
+            ("gradients", "gradients"),
+            ("moments", "optimizer_state"),
+            ("activations", "activations"),
+            ("workspace", "scratch"),
+            ("other", "other"),
+        ] {
+            assert_eq!(planned[plan], kinds[kind], "{more:?}: {kind}");
+        }
+        assert_eq!(measured["peak_bytes"], end["peak_memory_bytes"]);
+    }
+}
+
 #[test]
 fn a_run_that_does_not_fit_is_told_so_before_it_begins() {
     let sandbox = Sandbox::new();

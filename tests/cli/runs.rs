@@ -1,6 +1,6 @@
 //! `rustyflow train`: what it prints and what it leaves behind.
 
-use crate::sandbox::{Sandbox, TINY_RUN, corpus, has_gpu, json_lines};
+use crate::sandbox::{Run, Sandbox, TINY_RUN, corpus, has_gpu, json_lines};
 use rustyflow::testing::assert_close;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
@@ -90,19 +90,33 @@ fn a_run_ends_in_a_short_summary_unless_the_profile_is_asked_for() {
     assert!(sandbox.read(format!("{TINY_RUN}/profile.txt")).contains("Largest kernels"));
 }
 
-#[test]
-fn a_run_on_a_gpu_reports_its_memory_by_kind() {
-    if !has_gpu() {
-        return;
-    }
-    let sandbox = Sandbox::new();
-    let lines = json_lines(&sandbox.train_on_gpu(&["--json"]).succeeds().stdout);
+/// Of a run that prints events: memory by kind, in its profile for machines and in the one to be read.
+fn reports_memory_by_kind(sandbox: &Sandbox, run: Run, device: &str) {
+    let lines = json_lines(&run.succeeds().stdout);
     let end = lines.iter().find(|l| l["kind"] == "end").expect("an end");
-    let memory = &end["profile"]["memory"];
+    let folder = end["folder"].as_str().unwrap();
+    let profile: Value = serde_json::from_str(&sandbox.read(format!("{folder}/profile.json"))).unwrap();
+    let memory = &profile["memory"];
     let kinds = memory["peak_by_kind"].as_object().expect("an object").values();
     assert_eq!(kinds.map(|bytes| bytes.as_u64().unwrap()).sum::<u64>(), memory["peak_bytes"].as_u64().unwrap());
-    let report = sandbox.read(format!("{}/profile.txt", end["folder"].as_str().unwrap()));
-    assert!(report.contains("  - GPU memory: ") && report.contains("optimizer state "), "{report}");
+    assert!(memory["peak_bytes"].as_u64() > Some(0) && memory["peak_bytes"] == end["peak_memory_bytes"], "{memory}");
+    let report = sandbox.read(format!("{folder}/profile.txt"));
+    assert!(report.contains(&format!("  - {device} memory: ")) && report.contains("optimizer state "), "{report}");
+}
+
+#[test]
+fn a_run_on_the_cpu_reports_its_memory_by_kind() {
+    let sandbox = Sandbox::new();
+    reports_memory_by_kind(&sandbox, sandbox.train(&["--json"]), "CPU");
+    sandbox.train(&[]).succeeds().prints(&["CPU memory    ", "  - CPU memory: "]);
+}
+
+#[test]
+fn a_run_on_a_gpu_reports_its_memory_by_kind() {
+    if has_gpu() {
+        let sandbox = Sandbox::new();
+        reports_memory_by_kind(&sandbox, sandbox.train_on_gpu(&["--json"]), "GPU");
+    }
 }
 
 #[test]

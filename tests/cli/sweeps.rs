@@ -22,6 +22,19 @@ fn a_sweep_trains_every_combination_and_ends_in_a_table_with_the_best_first() {
 }
 
 #[test]
+fn every_run_of_a_sweep_tells_its_own_peak_of_memory() {
+    let sandbox = Sandbox::new();
+    sweep(&sandbox, &["--set", "train.batch_size=8,2"]).succeeds();
+    let [large, small] = ["8", "2"].map(|size| {
+        let profile = sandbox.read(format!("s/batch_size={size}/profile.json"));
+        let profile: serde_json::Value = serde_json::from_str(&profile).unwrap();
+        profile["memory"]["peak_bytes"].as_u64().unwrap()
+    });
+    // The second run has the smaller batches.
+    assert!(0 < small && small < large, "{small} and {large}");
+}
+
+#[test]
 fn a_sweep_goes_on_where_it_ended_and_keeps_what_is_finished() {
     let sandbox = Sandbox::new();
     sweep(&sandbox, &["--set", "run.seed=1,2"]).succeeds();

@@ -1,4 +1,4 @@
-//! `train --tui`: what is left in the terminal, and what happens where there is none.
+//! `train --tui`: what is left in the terminal, and what happens where there is none. And the bar without it.
 
 use crate::sandbox::{Run, Sandbox, TINY_RUN};
 use std::process::Command;
@@ -76,6 +76,17 @@ fn the_terminal_is_given_back_with_the_summary_in_it() {
         assert!(after.contains(part), "{part:?} is missing in {after}");
     }
     assert!(!after.contains('\x1b') || after.starts_with("\x1b[?25h"), "nothing is drawn any more: {after:?}");
+}
+
+#[test]
+fn the_bar_tells_no_time_left_before_the_first_step() {
+    let sandbox = Sandbox::new();
+    let command = "train --config tiny.toml --device cpu --threads 1 --max-steps 1000 --set train.eval_every=0";
+    let Some(run) = in_terminal(&sandbox, "", command) else { return };
+    let (early, late): (Vec<&str>, Vec<&str>) =
+        run.stdout.split('\r').filter(|bar| bar.contains("/1000  ")).partition(|bar| bar.contains(" 0/1000  "));
+    assert!(!early.is_empty() && !early.iter().any(|bar| bar.contains("ETA")), "{early:?}");
+    assert!(late.iter().any(|bar| bar.contains(" ETA ")), "{late:?}");
 }
 
 #[test]

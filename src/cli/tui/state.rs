@@ -150,13 +150,9 @@ impl State {
         notes.iter().flat_map(|note| note.trim().lines()).for_each(|line| self.add_line(line.into()));
         if self.memory_at.is_none_or(|at| at.elapsed() >= SECOND) {
             self.memory_at = Some(Instant::now());
-            self.memory = match self.device.memory() {
-                Some(gpu) => {
-                    let [used, peak] = [gpu.used_bytes, gpu.peak_bytes].map(|bytes| size_text(bytes as u64));
-                    Some(format!("{used}, {peak} at most"))
-                }
-                None => resident_bytes().map(size_text),
-            };
+            let memory = self.device.memory();
+            let [used, peak] = [memory.used_bytes, memory.peak_bytes].map(|bytes| size_text(bytes as u64));
+            self.memory = Some(format!("{used}, {peak} at most"));
         }
     }
 
@@ -174,11 +170,4 @@ impl State {
         let left = self.total_steps.saturating_sub(self.step);
         (done >= 2).then(|| self.elapsed().mul_f64(left as f64 / done as f64))
     }
-}
-
-/// Memory that the process occupies, where the system says so in the way of Linux.
-fn resident_bytes() -> Option<u64> {
-    let text = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = text.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
 }

@@ -15,6 +15,7 @@
 //! Formats: tensorflow/core/lib/io/record_writer.h, tensorboard/compat/proto/event.proto and summary.proto.
 
 use super::{Record, Sink};
+use crate::protobuf::Message;
 use crate::train::run_folder::RunFolder;
 use crate::{Error, Result};
 use crc::{CRC_32_ISCSI, Crc};
@@ -57,7 +58,7 @@ impl TensorBoard {
 
     fn write(&mut self, event: &Event) -> Result<()> {
         // One write: whoever reads meanwhile sees whole records.
-        self.file.write_all(&framed(&event.encoded())).map_err(|e| Error::io("write", &self.path, e))
+        self.file.write_all(&framed(event.message().encoded())).map_err(|e| Error::io("write", &self.path, e))
     }
 }
 
@@ -98,61 +99,27 @@ enum What {
 }
 
 impl Event {
-    fn encoded(&self) -> Vec<u8> {
-        let mut event = Vec::new();
-        event.extend(tag(1, FIXED64));
-        event.extend((self.time.as_microsecond() as f64 / 1e6).to_le_bytes()); // wall_time
+    fn message(&self) -> Message {
+        let mut event = Message::default().double(1, self.time.as_microsecond() as f64 / 1e6); // wall_time
         // Zero is what a missing field means.
         if self.step > 0 {
-            event.extend(tag(2, VARINT));
-            put_varint(&mut event, self.step as u64);
+            event = event.varint(2, self.step as u64);
         }
         match &self.what {
-            What::Version => put_bytes(&mut event, 3, b"brain.Event:2"),
+            What::Version => event.bytes(3, b"brain.Event:2"),
             What::Start => {
-                const START: u8 = 1;
-                let status = [tag(1, VARINT).as_slice(), &[START]].concat();
-                put_bytes(&mut event, 7, &status);
+                const START: u64 = 1;
+                event.message(7, &Message::default().varint(1, START))
             }
             What::Scalars(scalars) => {
-                let mut summary = Vec::new();
-                for (name, value) in scalars {
-                    let mut scalar = Vec::new();
-                    put_bytes(&mut scalar, 1, name.as_bytes());
-                    scalar.extend(tag(2, FIXED32));
-                    scalar.extend(value.to_le_bytes()); // simple_value
-                    put_bytes(&mut summary, 1, &scalar);
-                }
-                put_bytes(&mut event, 5, &summary);
+                let summary = scalars.iter().fold(Message::default(), |summary, (name, value)| {
+                    // tag, simple_value
+                    summary.message(1, &Message::default().bytes(1, name.as_bytes()).float(2, *value))
+                });
+                event.message(5, &summary)
             }
         }
-        event
     }
-}
-
-// Protobuf's wire types: https://protobuf.dev/programming-guides/encoding/
-const VARINT: u8 = 0;
-const FIXED64: u8 = 1;
-const BYTES: u8 = 2;
-const FIXED32: u8 = 5;
-
-/// What goes before the value of a field, whose number is at most 15.
-fn tag(field: u8, wire_type: u8) -> [u8; 1] {
-    [field << 3 | wire_type]
-}
-
-fn put_varint(bytes: &mut Vec<u8>, mut value: u64) {
-    while value >= 0x80 {
-        bytes.push(value as u8 | 0x80);
-        value >>= 7;
-    }
-    bytes.push(value as u8);
-}
-
-fn put_bytes(bytes: &mut Vec<u8>, field: u8, value: &[u8]) {
-    bytes.extend(tag(field, BYTES));
-    put_varint(bytes, value.len() as u64);
-    bytes.extend(value);
 }
 
 /// A TFRecord of this data.
@@ -180,7 +147,7 @@ mod tests {
             [(0, What::Version, VERSION), (301, What::Start, START), (300, What::Scalars(scalars), SCALARS)]
         {
             let time = Timestamp::from_microsecond(1_700_000_000_250_000).unwrap();
-            let written = framed(&Event { time, step, what }.encoded());
+            let written = framed(Event { time, step, what }.message().encoded());
             let hex: String = written.iter().map(|byte| format!("{byte:02x}")).collect();
             assert_eq!(hex, expected);
         }
@@ -202,7 +169,7 @@ mod tests {
         let record = Record::new(&event).unwrap();
         board.add(&record, &mut folder).unwrap();
         let start = Event { time: record.time, step: 301, what: What::Start };
-        assert_eq!(fs::read(&board.path).unwrap()[before..], framed(&start.encoded()));
+        assert_eq!(fs::read(&board.path).unwrap()[before..], framed(start.message().encoded()));
     }
 
     #[test]

@@ -25,7 +25,8 @@ impl Trainer<'_> {
         let epochs = self.loader.epochs_at(self.state.position);
         let seconds = self.clock.spent(Phase::Training).as_secs_f64();
         let device = &self.options.device;
-        let mut report = Report::new(&device.profiler().take(), seconds, epochs - self.began_at.1, device.memory());
+        let (profile, epochs_here) = (device.profiler().take(), epochs - self.began_at.1);
+        let mut report = Report::new(&profile, device.is_gpu(), seconds, epochs_here, device.memory());
         let interrupted = !self.is_done() || (!self.out_of_patience && self.evaluation_is_due());
         self.save(false)?;
         self.timed(Phase::Checkpoints, Trainer::finish_saving)?;
@@ -49,8 +50,8 @@ impl Trainer<'_> {
             self.report(Event::Note(format!("the run's timings are in its folder alone: {error}")))?;
         }
         if let Some(trace) = &self.trace {
-            let written = trace.write(self.folder.path());
-            self.report(Event::Note(written.unwrap_or_else(|error| format!("there is no trace: {error}"))))?;
+            let written = trace.finish();
+            self.report(Event::Note(written.unwrap_or_else(|error| format!("the trace is cut short: {error}"))))?;
         }
         self.write_page()?;
         self.report(finished)?;
@@ -75,7 +76,7 @@ impl Trainer<'_> {
             best_loss: self.state.best.map(|best| best.loss),
             best_step: self.state.best.filter(|_| self.config.checkpoint.keep_best).map(|best| best.step),
             tokens_per_s: ((self.state.step - first_step) * self.tokens_per_step()) as f64 / seconds.max(1e-9),
-            peak_memory_bytes: device.memory().map(|memory| memory.peak_bytes),
+            peak_memory_bytes: device.memory().peak_bytes,
             epoch_seconds: std::mem::take(&mut self.epoch_seconds),
             report,
         }

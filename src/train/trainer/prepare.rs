@@ -87,7 +87,8 @@ impl<'a> Trainer<'a> {
     /// # Errors
     /// Those of [`train`](crate::train::train) that can be known before the first step.
     pub(in crate::train) fn prepare(resolved: &Resolved, mut options: TrainOptions<'a>) -> Result<Trainer<'a>> {
-        let trace = RunTrace::begin(&options)?;
+        options.device.reset_peak_memory();
+        let mut trace = RunTrace::begin(&options)?;
         let mut clock = WallClock::new(options.started, Phase::Device, trace.as_ref().map(RunTrace::recorder));
         let device = options.device.clone();
         options.training_log.map_or(Ok(()), log::check)?;
@@ -118,6 +119,7 @@ impl<'a> Trainer<'a> {
             Some(resumed) => resume(&resolved, resumed, &model_config, &state, &mut *options.on_event, &device)?,
             None => create(&resolved, &model_config, &device)?,
         };
+        trace.as_mut().map_or(Ok(()), |trace| trace.open_in(opened.folder.path()))?;
         clock.enter(Phase::Unaccounted);
         let start = start(&resolved.config, &data, &opened, &state, steps_per_epoch, &device);
         if let tokens @ 0..2 = data.prepared.validation.len() {
