@@ -259,6 +259,10 @@ impl Resolved {
             }
             is_default
         };
+        let model = &mut self.config.model;
+        if derive("model.embd_dropout", "that of model.dropout") {
+            model.embd_dropout = model.dropout;
+        }
         let train = &mut self.config.train;
         if derive("train.min_learning_rate", "a tenth of learning_rate") {
             train.min_learning_rate = train.learning_rate / 10.0;
