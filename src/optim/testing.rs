@@ -1,6 +1,7 @@
 //! A module for tests, with every kind of parameter.
 
 use crate::nn::{Embedding, LayerNorm, Linear, Module, Norm, Parameter, init_keys, join};
+use crate::ops::Criterion;
 use crate::{Result, Tensor};
 
 /// The next token from the last, by a table, a layer norm and a matrix.
@@ -35,7 +36,7 @@ impl Net {
     pub fn loss(&self, ids: &Tensor, scale: Option<&Tensor>) -> Result<Tensor> {
         let head = self.head.weight.operand();
         let x = self.norm.forward(&self.embed.forward(ids)?, head.dtype())?; // (N, C)
-        self.linear.forward(&x)?.linear_cross_entropy(head, ids, scale)
+        self.linear.forward(&x)?.linear_cross_entropy(head, ids, Criterion::default(), scale)
     }
 }
 
