@@ -148,6 +148,8 @@ pub struct ModelConfig {
     pub vocab_multiple: usize,
     /// The probability that dropout zeroes a value in training, in [0, 1). Default 0.
     pub dropout: f64,
+    /// The same of the embeddings alone, in [0, 1). Default `dropout`.
+    pub embd_dropout: f64,
     /// Whether Linear and LayerNorm layers have a bias. Default true.
     pub bias: bool,
     /// Whether the output layer uses the token embedding's weights. Default true.
@@ -188,6 +190,7 @@ impl Default for ModelConfig {
             block_size: 128,
             vocab_multiple: 1,
             dropout: 0.0,
+            embd_dropout: 0.0,
             bias: true,
             tie_embeddings: true,
             n_kv_head: 0,
@@ -249,6 +252,8 @@ pub struct TrainConfig {
     pub eval_batches: usize,
     /// The largest norm of all gradients together; a larger one is scaled down to it. Default 1; 0 turns it off.
     pub grad_clip: f64,
+    /// How much of each target's probability is spread evenly over the vocabulary, in [0, 1). Default 0.
+    pub label_smoothing: f64,
 }
 
 impl Default for TrainConfig {
@@ -268,6 +273,7 @@ impl Default for TrainConfig {
             eval_every: 250,
             eval_batches: 0,
             grad_clip: 1.0,
+            label_smoothing: 0.0,
         }
     }
 }

@@ -108,6 +108,7 @@ fn ranges(c: &Checker) -> Result<()> {
             "between 0 and 1",
         ),
         ("model.dropout", model.dropout, in_unit(model.dropout), "at least 0 and below 1"),
+        ("model.embd_dropout", model.embd_dropout, in_unit(model.embd_dropout), "at least 0 and below 1"),
         ("model.norm_eps", model.norm_eps, is_inside_unit(model.norm_eps), "between 0 and 1"),
         ("model.rope_theta", model.rope_theta, model.rope_theta > 0.0, "above 0"),
         ("model.rope_factor", model.rope_factor, model.rope_factor > 0.0, "above 0"),
@@ -122,6 +123,7 @@ fn ranges(c: &Checker) -> Result<()> {
         ("train.min_learning_rate", train.min_learning_rate, train.min_learning_rate >= 0.0, "at least 0"),
         ("train.plateau_factor", train.plateau_factor, is_inside_unit(train.plateau_factor), "between 0 and 1"),
         ("train.grad_clip", train.grad_clip, train.grad_clip >= 0.0, "at least 0 (0 turns clipping off)"),
+        ("train.label_smoothing", train.label_smoothing, in_unit(train.label_smoothing), "at least 0 and below 1"),
         ("optimizer.beta1", optimizer.beta1, in_unit(optimizer.beta1), "at least 0 and below 1"),
         ("optimizer.beta2", optimizer.beta2, in_unit(optimizer.beta2), "at least 0 and below 1"),
         // As the f32 that it becomes: 1e-60 would be the zero that it is there to prevent.

@@ -138,11 +138,13 @@ fn numbers_out_of_their_range() {
     for (key, values) in [
         ("data.validation_fraction", ["0.0", "1.0"]),
         ("model.dropout", ["-0.1", "1.0"]),
+        ("model.embd_dropout", ["-0.1", "1.0"]),
         ("train.learning_rate", ["-0.001", "0.0"]),
         ("train.min_learning_rate", ["-1.0", "-0.1"]),
         ("train.plateau_factor", ["0.0", "1.0"]),
         ("train.epochs", ["0.0", "-1.0"]),
         ("train.grad_clip", ["-1.0", "-0.5"]),
+        ("train.label_smoothing", ["-0.1", "1.0"]),
         ("optimizer.beta1", ["-0.1", "1.0"]),
         ("optimizer.beta2", ["-0.1", "1.0"]),
         ("optimizer.eps", ["0.0", "1e-60"]),

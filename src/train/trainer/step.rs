@@ -1,13 +1,25 @@
 //! One update: micro-batches forward and backward, the hook, the optimizer.
 
 use super::Trainer;
+use crate::config::Config;
 use crate::data::{Batch, IGNORE_INDEX, Loader, Position};
 use crate::nn::Dropout;
+use crate::ops::Criterion;
 use crate::profile::Span;
 use crate::train::events::{Event, Step};
 use crate::train::in_flight::{InFlight, PendingStep};
 use crate::{Error, Result, Tensor};
 use std::time::Instant;
+
+/// What a run minimizes. Evaluations measure the plain loss instead.
+pub(in crate::train) fn criterion(config: &Config) -> Criterion<'static> {
+    Criterion { label_smoothing: config.train.label_smoothing as f32, class_weights: None }
+}
+
+/// What pass number `pass` of a run drops.
+pub(in crate::train) fn pass_dropout(config: &Config, pass: u64) -> Dropout {
+    Dropout::new(config.model.dropout as f32, config.run.seed, pass).of_embeddings(config.model.embd_dropout as f32)
+}
 
 /// Of so many steps one gets a timestamp around every kernel.
 const PROFILE_EVERY: usize = 50;
@@ -78,13 +90,13 @@ impl Trainer<'_> {
         let (start, end) = (part * rows / self.micro_batches, (part + 1) * rows / self.micro_batches);
         let targets = &batch.targets[start * t..end * t];
         let ids = Tensor::from_u32(&batch.ids[start * t..end * t], [end - start, t], &self.options.device)?; // (B, T)
-        let dropout = Dropout::new(c.model.dropout as f32, c.run.seed, pass).from_sequence(start);
+        let dropout = pass_dropout(c, pass).from_sequence(start);
         let predicted = |targets: &[u32]| targets.iter().filter(|&&target| target != IGNORE_INDEX).count() as f32;
         // The mean over a micro-batch counts by the number of its tokens.
         let is_whole = self.micro_batches == 1;
         let weight = if is_whole { 1.0 } else { predicted(targets) / predicted(&batch.targets).max(1.0) };
         let targets = Tensor::from_u32(targets, [end - start, t], &self.options.device)?; // (B, T)
-        let loss = self.model.loss(&ids, &targets, &dropout, self.optimizer.loss_scale())?;
+        let loss = self.model.loss(&ids, &targets, &dropout, criterion(c), self.optimizer.loss_scale())?;
         let weight = weight / c.train.grad_accum_steps as f32;
         if weight == 1.0 { Ok(loss) } else { loss.scale(weight) }
     }
