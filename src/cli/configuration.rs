@@ -3,6 +3,7 @@
 use super::{cache, device, output};
 use crate::Error;
 use crate::config::{Config, Layers, Precision, QUICKSTART, Resolved, process_environment};
+use crate::train::take_shape_of_init;
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 
@@ -23,6 +24,9 @@ pub struct RunFlags {
     /// char, word, bpe, gpt2, or the path of a tokenizer.json (data.tokenizer)
     #[arg(long)]
     tokenizer: Option<String>,
+    /// Begin with the weights, shape and tokenizer of a model in this folder (model.init)
+    #[arg(long, value_name = "DIR")]
+    init: Option<String>,
     /// Layers (model.n_layer)
     #[arg(long, value_name = "N")]
     n_layer: Option<String>,
@@ -96,6 +100,8 @@ impl RunFlags {
     pub fn resolve(&self, otherwise: Option<&Path>, more: &[Flag]) -> Result<Resolved> {
         let mut layers = match self.config().or(otherwise) {
             Some(path) => Layers::new().file(path)?,
+            // The quickstart has a shape of its own.
+            None if self.init.is_some() => Layers::new(),
             None => Layers::new().toml_str("the built-in quickstart", QUICKSTART)?,
         };
         layers = layers.environment(process_environment())?;
@@ -105,6 +111,7 @@ impl RunFlags {
         let flags = [
             ("--corpus", "data.corpus", self.corpus.clone()),
             ("--tokenizer", "data.tokenizer", self.tokenizer.clone()),
+            ("--init", "model.init", self.init.clone()),
             ("--n-layer", "model.n_layer", self.n_layer.clone()),
             ("--n-head", "model.n_head", self.n_head.clone()),
             ("--n-embd", "model.n_embd", self.n_embd.clone()),
@@ -121,6 +128,7 @@ impl RunFlags {
 /// The configuration of these layers. If the corpus is standard input, its text is kept in a file.
 pub fn build(layers: Layers) -> Result<Resolved> {
     let mut resolved = layers.build()?;
+    take_shape_of_init(&mut resolved)?;
     if resolved.config.data.corpus == "-" {
         resolved.config.data.corpus = kept_standard_input()?;
     }

@@ -9,7 +9,7 @@ use toml::{Table, Value};
 use super::choice::{MatmulF32, OptimizerKind, Schedule};
 use super::keys::{self, KEYS, Key, Named};
 use super::origin::Origin;
-use super::schema::Config;
+use super::schema::{Config, ModelConfig};
 use super::{env_file, toml_file, validate, wrong};
 use crate::error::{Error, Result};
 
@@ -250,6 +250,32 @@ impl Resolved {
         }
     }
 
+    /// Gives a value that nobody set; `how` says what it follows from.
+    pub fn derive(&mut self, key: &str, how: &'static str, set: impl FnOnce(&mut Config)) {
+        if self.origin(key).is_default() {
+            set(&mut self.config);
+            self.origins.insert(key.into(), Origin::Derived(how));
+        }
+    }
+
+    /// Takes over `[model]`: values that nobody set become those, and values that were set must be the same.
+    ///
+    /// # Errors
+    /// If one is not.
+    pub fn follow_model(&mut self, model: ModelConfig, how: &'static str) -> Result<()> {
+        let after = Config { model, ..self.config.clone() };
+        for change in self.config.changes(&after) {
+            let origin = self.origin(change.key);
+            if !origin.is_default() {
+                let message = format!("is {}, but {} {how}: leave it out", change.before, change.after);
+                return Err(wrong(origin, change.key, message));
+            }
+            self.origins.insert(change.key.into(), Origin::Derived(how));
+        }
+        self.config = after;
+        Ok(())
+    }
+
     /// Fills in the defaults that follow from other values.
     fn derive_defaults(&mut self) {
         let mut derive = |key: &str, how| {
@@ -264,6 +290,9 @@ impl Resolved {
             model.embd_dropout = model.dropout;
         }
         let train = &mut self.config.train;
+        if !self.config.model.init.is_empty() && derive("train.learning_rate", "low, as the model has learned before") {
+            train.learning_rate = 1e-4;
+        }
         let (min_learning_rate, how) = match train.schedule {
             Schedule::Wsd => (0.0, "none, for train.schedule is wsd"),
             Schedule::Plateau => (0.0, "none, for train.schedule is plateau"),

@@ -133,6 +133,9 @@ impl Default for DataConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelConfig {
+    /// A folder with a model in Hugging Face's layout: the run begins with its weights, and takes its shape and, where
+    /// `data.tokenizer` is not set, its tokenizer. Default empty: random weights.
+    pub init: String,
     /// The family, such as `gpt2`. Default `gpt2`.
     pub kind: String,
     /// Transformer blocks. Default 4.
@@ -143,6 +146,8 @@ pub struct ModelConfig {
     pub n_embd: usize,
     /// Tokens of context. Default 128.
     pub block_size: usize,
+    /// Tokens that the model can tell apart. Default 0: those of the tokenizer, filled up as `vocab_multiple` says.
+    pub vocab_size: usize,
     /// The vocabulary is filled up to a multiple of this with tokens that never occur and are never drawn. Tensor cores
     /// multiply only by a vocabulary that is a multiple of 4; 64 makes 50,304 of GPT-2's 50,257 tokens. Default 1.
     pub vocab_multiple: usize,
@@ -183,11 +188,13 @@ pub struct ModelConfig {
 impl Default for ModelConfig {
     fn default() -> Self {
         ModelConfig {
+            init: String::new(),
             kind: "gpt2".into(),
             n_layer: 4,
             n_head: 4,
             n_embd: 128,
             block_size: 128,
+            vocab_size: 0,
             vocab_multiple: 1,
             dropout: 0.0,
             embd_dropout: 0.0,

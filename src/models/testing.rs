@@ -174,6 +174,10 @@ impl hf::Mapping for MlpMapping {
         None
     }
 
+    fn positions(&self) -> Option<&'static str> {
+        None
+    }
+
     fn ignores(&self, _: &ModelConfig, _: &str) -> bool {
         false
     }

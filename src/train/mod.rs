@@ -12,6 +12,7 @@ mod events;
 mod families;
 mod guard;
 mod in_flight;
+mod init;
 mod line_files;
 mod lock;
 mod log;
@@ -35,6 +36,7 @@ pub use checkpoint::{Best, DataHash, Evaluated, FoundCheckpoint, GuardState, Pla
 pub use data_spec::data_spec;
 pub use evaluate::{Evaluation, Windows, evaluate};
 pub use events::{Event, LossScale, Start, Step, Summary};
+pub use init::take_shape_of_init;
 pub use lock::check_unused;
 pub use log::TRAINING_LOG;
 pub use options::TrainOptions;

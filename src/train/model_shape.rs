@@ -23,6 +23,15 @@ pub(super) fn model_config(resolved: &Resolved, tokens: usize) -> Result<ModelCo
         let message = format!("model.kind is {:?}, which has no use for it; \"llama\" and \"qwen3\" have", model.kind);
         return Err(wrong(key, message));
     }
+    let vocab_size = match model.vocab_size {
+        0 => tokens.next_multiple_of(model.vocab_multiple),
+        size if size >= tokens => size,
+        size => {
+            let message =
+                format!("is {size}, and the tokenizer has {tokens} tokens: each needs a row of the embedding");
+            return Err(wrong("model.vocab_size", message));
+        }
+    };
     let head_dim = if model.head_dim > 0 { model.head_dim } else { model.n_embd / model.n_head };
     if kind.is_llama() && (!head_dim.is_multiple_of(2) || head_dim > 128) {
         let key = if model.head_dim > 0 { "model.head_dim" } else { "model.n_head" };
@@ -31,7 +40,7 @@ pub(super) fn model_config(resolved: &Resolved, tokens: usize) -> Result<ModelCo
     }
     Ok(ModelConfig {
         kind,
-        vocab_size: tokens.next_multiple_of(model.vocab_multiple),
+        vocab_size,
         block_size: model.block_size,
         n_layer: model.n_layer,
         n_head: model.n_head,

@@ -10,6 +10,7 @@ mod checkpoints;
 mod configuration;
 mod data;
 mod doctor;
+mod elsewhere;
 #[cfg(unix)]
 mod guards;
 #[cfg(unix)]

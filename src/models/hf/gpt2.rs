@@ -134,6 +134,10 @@ impl Mapping for Gpt2Mapping {
         (has_bias && !config.bias).then(|| (name.replace(".weight", ".bias"), shape.last_dim()))
     }
 
+    fn positions(&self) -> Option<&'static str> {
+        Some("wpe.weight")
+    }
+
     /// Masks, which older files hold; the head, where it is the embedding; the zeros of biases.
     fn ignores(&self, config: &ModelConfig, name: &str) -> bool {
         name.ends_with(".attn.bias")

@@ -248,6 +248,10 @@ impl Mapping for LlamaMapping {
         None
     }
 
+    fn positions(&self) -> Option<&'static str> {
+        None
+    }
+
     /// The frequencies of rotary positions, which older files hold; the head, where it is the embedding.
     fn ignores(&self, config: &ModelConfig, name: &str) -> bool {
         name.ends_with(".rotary_emb.inv_freq") || (config.tie_embeddings && name == "lm_head.weight")

@@ -47,6 +47,9 @@ pub trait Mapping {
     /// one does without.
     fn zeros_beside(&self, config: &ModelConfig, name: &str, shape: &Shape) -> Option<(String, usize)>;
 
+    /// The parameter with a row for each position, if positions are learned.
+    fn positions(&self) -> Option<&'static str>;
+
     /// Whether a tensor of this name may be there and is not needed: a constant, or a copy of another.
     fn ignores(&self, config: &ModelConfig, name: &str) -> bool;
 }
@@ -108,9 +111,18 @@ impl Weights {
 /// # Errors
 /// If a file is missing, damaged, of no known family, or does not hold exactly the parameters its config implies.
 pub fn load(folder: &Path) -> Result<Box<dyn LanguageModel>> {
-    let path = folder.join(CONFIG);
-    let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
-    let config = read_config(&text).map_err(|message| Error::Checkpoint { path: path.clone(), message })?;
+    load_with_context(folder, usize::MAX)
+}
+
+/// As [`load`], with a context of so many tokens if that is fewer than it was made for: of learned positions the first
+/// ones stay.
+///
+/// # Errors
+/// Those of [`load`].
+pub fn load_with_context(folder: &Path, block_size: usize) -> Result<Box<dyn LanguageModel>> {
+    let mut config = read_shape(folder)?;
+    let cropped = config.kind.hf().positions().filter(|_| block_size < config.block_size);
+    config.block_size = config.block_size.min(block_size);
     let files = WeightFiles::open(folder)?;
     let damaged = |message: String| Error::Checkpoint { path: files.path.clone(), message };
 
@@ -124,7 +136,7 @@ pub fn load(folder: &Path) -> Result<Box<dyn LanguageModel>> {
     let (mut result, mut used) = (Ok(()), HashSet::new());
     model.visit_parameters("", &mut |name, parameter| {
         if result.is_ok() {
-            result = read_parameter(&files, &config, name, parameter, &mut used);
+            result = read_parameter(&files, &config, name, parameter, cropped, &mut used);
         }
     });
     result?;
@@ -138,12 +150,24 @@ pub fn load(folder: &Path) -> Result<Box<dyn LanguageModel>> {
     }
 }
 
-/// Reads the parameter `name` into `parameter`, whose shape it must have; the names of its tensors become used.
+/// The shape that the `config.json` of a folder describes.
+///
+/// # Errors
+/// If it is missing, describes no model, or one that is not computed here.
+pub fn read_shape(folder: &Path) -> Result<ModelConfig> {
+    let path = folder.join(CONFIG);
+    let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
+    read_config(&text).map_err(|message| Error::Checkpoint { path, message })
+}
+
+/// Reads the parameter `name` into `parameter`, whose shape it must have; the names of its tensors become used. `cropped`, if it is that, may have more
+/// rows.
 fn read_parameter(
     files: &WeightFiles,
     config: &ModelConfig,
     name: &str,
     parameter: &Tensor,
+    cropped: Option<&str>,
     used: &mut HashSet<String>,
 ) -> Result<()> {
     let (kind, prefix) = (config.kind, config.kind.hf().prefix());
@@ -160,13 +184,17 @@ fn read_parameter(
             Error::Checkpoint { path: files.path.clone(), message }
         })?;
         let wrong = |message| Error::Checkpoint { path: tensor.file.to_path_buf(), message };
-        if tensor.shape != &shape[..] {
+        let is_cropped = cropped == Some(short) && tensor.shape.len() == 2 && tensor.shape[0] > shape[0];
+        let first = usize::from(is_cropped);
+        if tensor.shape.get(first..) != Some(&shape[first..]) {
             return Err(wrong(format!("{short} has shape {:?}, config.json implies {shape}", tensor.shape)));
         }
         add_values(&tensor, &mut values)
             .map_err(|dtype| wrong(format!("{short} is {dtype:?}; expected F32, F16 or BF16")))?;
         used.insert(name.to_string());
     }
+    // Of cropped positions the first ones.
+    values.truncate(parameter.len());
     parameter.write_bytes(bytemuck::cast_slice(&values))
 }
 

@@ -4,13 +4,14 @@ use super::Trainer;
 use crate::config::{self, Config, Resolved, TrainLength};
 use crate::data::{Corpus, Loader, Prepared, Progress, Tokenizer, Tokens};
 use crate::generate::check_prompt;
-use crate::models::{LanguageModel, ModelConfig, build, load};
+use crate::models::{LanguageModel, ModelConfig, load};
 use crate::optim::{LearningRate, Optimizer, ParameterArena, Schedule};
 use crate::profile::{Phase, WallClock};
 use crate::train::checkpoint::{CONFIG, Checkpoint, DataHash, OPTIMIZER, TOKENIZER, TrainerState, Writer};
 use crate::train::data_spec::data_spec;
 use crate::train::events::{Event, Start};
 use crate::train::guard::Monitor;
+use crate::train::init::first_model;
 use crate::train::log;
 use crate::train::model_shape::model_config;
 use crate::train::options::TrainOptions;
@@ -243,7 +244,7 @@ fn create(resolved: &Resolved, shape: &ModelConfig, device: &Device) -> Result<O
     let config_text = resolved.to_toml();
     folder.write(CONFIG, &config_text)?;
     let made = sinks::open(&config.log, &mut folder, 0).and_then(|sinks| {
-        let model = build(shape, config.run.seed)?;
+        let model = first_model(resolved, shape)?;
         Ok((sinks, on_device(model, config, device)?))
     });
     match made {
@@ -271,7 +272,7 @@ fn resume(
     let Resumed { mut folder, checkpoint, mut notes, .. } = resumed;
     let model = match &checkpoint {
         Some(checkpoint) => load(&checkpoint.path)?,
-        None => build(shape, config.run.seed)?,
+        None => first_model(resolved, shape)?,
     };
     if model.config() != shape {
         let message = format!("its model is {:?}, the run's configuration implies {shape:?}", model.config());

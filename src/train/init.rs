@@ -1,0 +1,96 @@
+//! A run that begins with a model from elsewhere: its shape and tokenizer become the configuration's.
+
+use crate::config::{self, Resolved, RopeScaling};
+use crate::models::{LanguageModel, ModelConfig, build, hf};
+use crate::nn;
+use crate::{Error, Result};
+use std::path::Path;
+
+/// Fills in what follows from `model.init`: the shape of the model in that folder, and its tokenizer. Without it, or
+/// where the configuration is that of a run that has begun, nothing changes.
+///
+/// # Errors
+/// If there is no model in the folder, or a key that was set says otherwise.
+pub fn take_shape_of_init(resolved: &mut Resolved) -> Result<()> {
+    let its = &resolved.config.model;
+    // A run's own config.toml has the vocabulary, and with it all else that was taken from the folder.
+    if its.init.is_empty() || its.vocab_size > 0 {
+        return Ok(());
+    }
+    let init = its.init.clone();
+    let place = resolved.origin("model.init").to_string();
+    let shape = hf::read_shape(Path::new(&init)).map_err(|error| Error::Config {
+        place,
+        key: "model.init".into(),
+        message: error.to_string(),
+    })?;
+    let mut there = keys_of(&shape, its);
+    if !resolved.origin("model.block_size").is_default() {
+        if its.block_size > there.block_size {
+            return Err(Error::Config {
+                place: resolved.origin("model.block_size").to_string(),
+                key: "model.block_size".into(),
+                message: format!("is {}, the context of the model in {init} is {}", its.block_size, there.block_size),
+            });
+        }
+        there.block_size = its.block_size;
+    }
+    resolved.follow_model(there, "in model.init")?;
+    resolved.derive("data.tokenizer", "that of model.init", |config| config.data.tokenizer = init);
+    Ok(())
+}
+
+/// The `[model]` that describes this shape, with what is no shape as in `its`.
+fn keys_of(shape: &ModelConfig, its: &config::ModelConfig) -> config::ModelConfig {
+    let mut keys = config::ModelConfig {
+        kind: shape.kind.as_str().into(),
+        n_layer: shape.n_layer,
+        n_head: shape.n_head,
+        n_embd: shape.n_embd,
+        block_size: shape.block_size,
+        vocab_size: shape.vocab_size,
+        tie_embeddings: shape.tie_embeddings,
+        ..its.clone()
+    };
+    let Some(llama) = &shape.llama else {
+        keys.bias = shape.bias;
+        return keys;
+    };
+    keys.n_kv_head = llama.n_kv_head;
+    keys.head_dim = llama.head_dim;
+    keys.intermediate_size = llama.intermediate_size;
+    keys.qkv_bias = llama.qkv_bias;
+    keys.sliding_window = llama.sliding_window.unwrap_or(0);
+    // The shortest number that is this f32: 1e-6, and not 9.999999974752427e-7.
+    keys.norm_eps = llama.norm_eps.to_string().parse().expect("it was written as a number");
+    keys.rope_theta = llama.rope_theta;
+    match llama.rope_scaling {
+        None => {}
+        Some(nn::RopeScaling::Linear { factor }) => {
+            (keys.rope_scaling, keys.rope_factor) = (RopeScaling::Linear, factor);
+        }
+        Some(nn::RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_block_size }) => {
+            (keys.rope_scaling, keys.rope_factor) = (RopeScaling::Llama3, factor);
+            (keys.rope_low_freq_factor, keys.rope_high_freq_factor) = (low_freq_factor, high_freq_factor);
+            keys.rope_original_block_size = original_block_size;
+        }
+    }
+    keys
+}
+
+/// The model that a run begins with: that of `model.init`, or one with random weights.
+///
+/// # Errors
+/// If it cannot be read, or is not of this shape.
+pub(super) fn first_model(resolved: &Resolved, shape: &ModelConfig) -> Result<Box<dyn LanguageModel>> {
+    let init = &resolved.config.model.init;
+    if init.is_empty() {
+        return build(shape, resolved.config.run.seed);
+    }
+    let model = hf::load_with_context(Path::new(init), shape.block_size)?;
+    if model.config() == shape {
+        return Ok(model);
+    }
+    let message = format!("the model there is {:?}, the configuration implies {shape:?}", model.config());
+    Err(Error::Config { place: resolved.origin("model.init").to_string(), key: "model.init".into(), message })
+}

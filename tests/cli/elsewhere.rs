@@ -1,0 +1,127 @@
+//! Models from elsewhere: folders as other programs write them, and runs that begin with them.
+
+use crate::sandbox::{Sandbox, TINY_RUN};
+use half::{bf16, f16};
+use safetensors::tensor::{Dtype, SafeTensors, TensorView};
+use serde_json::json;
+use std::fs;
+
+const EVAL: [&str; 6] = ["eval", "--text", "corpus.txt", "--device", "cpu", "--json"];
+
+/// A trained model, and the same in `there`: in three shards, one for each type of number, without the prefix of names,
+/// with what older versions of transformers wrote besides, and with nothing of ours.
+fn in_parts() -> Sandbox {
+    let sandbox = Sandbox::trained();
+    let from = sandbox.path(format!("{TINY_RUN}/checkpoints/step-000006"));
+    fs::create_dir(sandbox.path("there")).unwrap();
+    for name in ["config.json", "tokenizer.json"] {
+        fs::copy(from.join(name), sandbox.path("there").join(name)).unwrap();
+    }
+    let bytes = fs::read(from.join("model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut shards: [Vec<(String, Dtype, Vec<usize>, Vec<u8>)>; 3] = Default::default();
+    for (i, (name, view)) in file.tensors().into_iter().enumerate() {
+        let values: Vec<f32> = bytemuck::pod_collect_to_vec(view.data());
+        let (dtype, data) = match i % 3 {
+            0 => (Dtype::F32, view.data().to_vec()),
+            1 => (Dtype::F16, values.iter().flat_map(|&x| f16::from_f32(x).to_le_bytes()).collect()),
+            _ => (Dtype::BF16, values.iter().flat_map(|&x| bf16::from_f32(x).to_le_bytes()).collect()),
+        };
+        let name = name.strip_prefix("transformer.").unwrap_or(&name).to_string();
+        shards[i % 3].push((name, dtype, view.shape().to_vec(), data));
+    }
+    shards[0].push(("h.0.attn.bias".into(), Dtype::U8, vec![1, 1, 2, 2], vec![1, 0, 1, 1]));
+    let mut map = serde_json::Map::new();
+    for (i, shard) in shards.iter().enumerate() {
+        let file = format!("model-0000{}-of-00003.safetensors", i + 1);
+        map.extend(shard.iter().map(|(name, ..)| (name.clone(), json!(file))));
+        let views = shard
+            .iter()
+            .map(|(name, dtype, shape, data)| (name.clone(), TensorView::new(*dtype, shape.clone(), data).unwrap()));
+        sandbox.write(format!("there/{file}"), safetensors::serialize(views, None).unwrap());
+    }
+    sandbox.write("there/model.safetensors.index.json", json!({ "metadata": {}, "weight_map": map }).to_string());
+    sandbox
+}
+
+fn loss(sandbox: &Sandbox, model: &str) -> f64 {
+    sandbox.run(&[&EVAL[..], &["--model", model]].concat()).succeeds().json()["loss"].as_f64().unwrap()
+}
+
+#[test]
+fn a_folder_in_shards_of_other_types_is_read() {
+    let sandbox = in_parts();
+    let (here, there) = (loss(&sandbox, TINY_RUN), loss(&sandbox, "there"));
+    // Half of the numbers have 8 or 11 bits.
+    assert!((here - there).abs() < 0.01 && here != there, "{here} and {there}");
+    let text = ["generate", "--model", "there", "--prompt", "the", "--device", "cpu"];
+    sandbox.run(&text).succeeds().prints(&["the"]);
+}
+
+#[test]
+fn a_run_begins_with_the_weights_the_shape_and_the_tokenizer_of_a_folder() {
+    let sandbox = in_parts();
+    // One step that changes nothing.
+    let still = ["--max-steps", "1", "--learning-rate", "1e-30", "--set", "data.validation_fraction=0.5"];
+    let train = ["train", "--init", "there", "--corpus", "corpus.txt", "--device", "cpu", "--name", "on"];
+    sandbox.run(&[&train[..], &still].concat()).succeeds();
+    assert_eq!(loss(&sandbox, "runs/on"), loss(&sandbox, "there"));
+    let config = sandbox.read("runs/on/config.toml");
+    let line = |key: &str| config.lines().find(|line| line.starts_with(&format!("{key} = "))).unwrap().to_string();
+    for (key, told) in [("n_layer", "= 1 "), ("n_embd", "= 16 "), ("block_size", "= 16 "), ("vocab_size", "= ")] {
+        assert!(line(key).contains(told) && line(key).contains("in model.init"), "{}", line(key));
+    }
+    assert!(line("tokenizer").contains("there"), "{}", line("tokenizer"));
+
+    // What it needs is its own from here on.
+    fs::remove_dir_all(sandbox.path("there")).unwrap();
+    let on = ["train", "--resume", "runs/on", "--max-steps", "3", "--set", "train.warmup_steps=0"];
+    sandbox.run(&on).succeeds().prints(&["resumed    after step 1"]);
+}
+
+#[test]
+fn a_shorter_context_is_taken_and_anything_else_that_differs_is_refused() {
+    let sandbox = in_parts();
+    let train = |further: &[&str]| {
+        let args = ["train", "--init", "there", "--corpus", "corpus.txt", "--device", "cpu", "--max-steps", "1"];
+        sandbox.run(&[&args[..], further].concat())
+    };
+    train(&["--block-size", "8", "--name", "short"]).succeeds();
+    let config = sandbox.read("runs/short/checkpoints/step-000001/config.json");
+    assert!(config.contains("\"n_positions\": 8"), "{config}");
+    train(&["--block-size", "17"]).fails_with(&["--block-size: model.block_size", "is 17", "there", "16"]);
+    train(&["--n-layer", "2"]).fails_with(&["--n-layer: model.n_layer", "is 2, but 1 in model.init"]);
+    train(&["--set", "model.kind=llama"]).fails_with(&["model.kind", "\"gpt2\" in model.init"]);
+    train(&["--tokenizer", "bpe", "--set", "data.vocab_size=300"])
+        .fails_with(&["model.vocab_size", "tokenizer has 300"]);
+    sandbox.run(&["train", "--init", "nowhere"]).fails_with(&["--init: model.init", "nowhere/config.json"]);
+    assert_eq!(sandbox.names_in("runs"), ["corpus-L1-H2-E16-cpu", "short"], "nothing else was begun");
+}
+
+#[test]
+fn what_is_wrong_with_a_folder_is_said_by_file_and_tensor() {
+    let sandbox = in_parts();
+    let eval = |told: &[&str]| {
+        sandbox.run(&[&EVAL[..], &["--model", "there"]].concat()).fails_with(told);
+    };
+    let shard = "there/model-00002-of-00003.safetensors";
+    let whole = fs::read(sandbox.path(shard)).unwrap();
+    fs::remove_file(sandbox.path(shard)).unwrap();
+    eval(&["model.safetensors.index.json", "model-00002-of-00003.safetensors", "missing"]);
+    sandbox.write(shard, &whole[..whole.len() - 2]);
+    eval(&["model-00002-of-00003.safetensors", "is damaged"]);
+    sandbox.write(shard, &whole);
+    let config = sandbox.read("there/config.json");
+    sandbox.write("there/config.json", config.replace("\"n_positions\": 16", "\"n_positions\": 15"));
+    eval(&["wpe.weight has shape [16, 16], config.json implies [15, 16]"]);
+    sandbox.write("there/config.json", config.replace("\"n_layer\": 1", "\"n_layer\": 2"));
+    eval(&["has no tensor h.1."]);
+    sandbox.write("there/config.json", config.replace("gelu_new", "relu"));
+    eval(&["there/config.json", "activation_function is \"relu\""]);
+    sandbox.write("there/config.json", config);
+    for name in sandbox.names_in("there").iter().filter(|name| name.starts_with("model")) {
+        fs::remove_file(sandbox.path("there").join(name)).unwrap();
+    }
+    sandbox.write("there/pytorch_model.bin", "pickled");
+    eval(&["there/pytorch_model.bin", "save_pretrained('there')"]);
+}
