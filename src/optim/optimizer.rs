@@ -61,7 +61,7 @@ pub(super) struct State {
     pub first: Tensor,
     /// v, of the rules that have one.
     pub second: Option<Tensor>,
-    pub(super) muon: Option<Muon>,
+    pub muon: Option<Muon>,
 }
 
 /// An optimizer and what it remembers.
