@@ -60,6 +60,7 @@ pub(super) const KEYS: &[Key] = &[
     key("model.block_size", Kind::Count),
     key("model.vocab_multiple", Kind::Count),
     key("model.dropout", Kind::Real),
+    key("model.embd_dropout", Kind::Real),
     key("model.bias", Kind::Flag),
     key("model.tie_embeddings", Kind::Flag),
     key("model.n_kv_head", Kind::Count),

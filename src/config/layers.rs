@@ -259,6 +259,10 @@ impl Resolved {
             }
             is_default
         };
+        let model = &mut self.config.model;
+        if derive("model.embd_dropout", "that of model.dropout") {
+            model.embd_dropout = model.dropout;
+        }
         let train = &mut self.config.train;
         let (min_learning_rate, how) = match train.schedule {
             Schedule::Wsd => (0.0, "none, for train.schedule is wsd"),

@@ -148,6 +148,8 @@ pub struct ModelConfig {
     pub vocab_multiple: usize,
     /// The probability that dropout zeroes a value in training, in [0, 1). Default 0.
     pub dropout: f64,
+    /// The same of the embeddings alone, in [0, 1). Default `dropout`.
+    pub embd_dropout: f64,
     /// Whether Linear and LayerNorm layers have a bias. Default true.
     pub bias: bool,
     /// Whether the output layer uses the token embedding's weights. Default true.
@@ -188,6 +190,7 @@ impl Default for ModelConfig {
             block_size: 128,
             vocab_multiple: 1,
             dropout: 0.0,
+            embd_dropout: 0.0,
             bias: true,
             tie_embeddings: true,
             n_kv_head: 0,

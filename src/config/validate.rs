@@ -108,6 +108,7 @@ fn ranges(c: &Checker) -> Result<()> {
             "between 0 and 1",
         ),
         ("model.dropout", model.dropout, in_unit(model.dropout), "at least 0 and below 1"),
+        ("model.embd_dropout", model.embd_dropout, in_unit(model.embd_dropout), "at least 0 and below 1"),
         ("model.norm_eps", model.norm_eps, is_inside_unit(model.norm_eps), "between 0 and 1"),
         ("model.rope_theta", model.rope_theta, model.rope_theta > 0.0, "above 0"),
         ("model.rope_factor", model.rope_factor, model.rope_factor > 0.0, "above 0"),

@@ -68,7 +68,7 @@ impl LanguageModel for Gpt2 {
         let start = self.config.first_position(ids, cache)?;
         let x = self.wte.forward(ids)?.add(&self.positions(start, ids)?)?; // (B, T, C)
         // A kernel of its own here alone: it follows a sum, of which one term repeats, where the others precede one.
-        let x = dropout.apply(x)?;
+        let x = dropout.apply_to_embeddings(x)?;
         let mut stream = ResidualStream::new(x, self.head().dtype());
         for (i, block) in self.h.iter().enumerate() {
             stream = block.forward(stream, dropout, cache.map(|cache| cache.layer(i)))?;

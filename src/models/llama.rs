@@ -52,7 +52,7 @@ impl LanguageModel for Llama {
 
     fn hidden(&self, ids: &Tensor, dropout: &Dropout, cache: Option<&KvCache>) -> Result<Tensor> {
         self.config.first_position(ids, cache)?;
-        let x = dropout.apply(self.embed_tokens.forward(ids)?)?; // (B, T, C)
+        let x = dropout.apply_to_embeddings(self.embed_tokens.forward(ids)?)?; // (B, T, C)
         let rotary = self.rotary.table(&ids.device())?;
         let mut stream = ResidualStream::new(x, self.head().dtype());
         for (i, layer) in self.layers.iter().enumerate() {

@@ -247,6 +247,7 @@ impl Module for LayerNorm {
 #[derive(Debug)]
 pub struct Dropout {
     probability: f32,
+    of_embeddings: f32,
     seed: u64,
     first_sequence: usize,
     drawn: Cell<u64>,
@@ -262,7 +263,12 @@ impl Dropout {
     pub fn new(probability: f32, seed: u64, pass: u64) -> Dropout {
         // Odd multiplier: different passes keep different seeds.
         let seed = seed ^ pass.wrapping_mul(0xd1b5_4a32_d192_ed03);
-        Dropout { probability, seed, first_sequence: 0, drawn: Cell::new(0) }
+        Dropout { probability, of_embeddings: probability, seed, first_sequence: 0, drawn: Cell::new(0) }
+    }
+
+    /// The same with a probability of their own for embeddings.
+    pub fn of_embeddings(self, probability: f32) -> Dropout {
+        Dropout { of_embeddings: probability, ..self }
     }
 
     /// The same for a slice of the batch that begins with this sequence: it drops what it would in the whole batch.
@@ -272,21 +278,25 @@ impl Dropout {
 
     /// The stream of the next place that drops, `None` if nothing is dropped.
     pub fn next(&self) -> Option<(f32, Key)> {
-        if self.probability == 0.0 {
+        self.next_with(self.probability)
+    }
+
+    fn next_with(&self, probability: f32) -> Option<(f32, Key)> {
+        if probability == 0.0 {
             return None;
         }
         let place = self.drawn.get();
         self.drawn.set(place + 1);
         let key = Key::new(self.seed.wrapping_add(place.wrapping_mul(0x2545_f491_4f6c_dd1d)));
-        Some((self.probability, key.slice(self.first_sequence)))
+        Some((probability, key.slice(self.first_sequence)))
     }
 
-    /// x with elements dropped and the others scaled up (Srivastava et al. 2014).
+    /// Embeddings x with elements dropped and the others scaled up (Srivastava et al. 2014).
     ///
     /// # Errors
     /// If `x` is not f32.
-    pub fn apply(&self, x: Tensor) -> Result<Tensor> {
-        match self.next() {
+    pub fn apply_to_embeddings(&self, x: Tensor) -> Result<Tensor> {
+        match self.next_with(self.of_embeddings) {
             Some((probability, key)) => x.dropout(probability, key),
             None => Ok(x),
         }
@@ -308,6 +318,20 @@ mod tests {
         assert!(mean.abs() < 0.03, "mean {mean}");
         assert!((variance - 4.0).abs() < 0.1, "variance {variance}");
         assert!((kurtosis - 3.0).abs() < 0.08, "kurtosis {kurtosis}");
+    }
+
+    #[test]
+    fn embeddings_are_dropped_with_a_probability_of_their_own() {
+        let x = Tensor::from_f32(&[1.0; 1000], [1000], &Device::Cpu).unwrap();
+        let kept = |dropout: &Dropout| {
+            let values = dropout.apply_to_embeddings(x.clone()).unwrap().to_f32().unwrap();
+            values.iter().filter(|value| **value != 0.0).count()
+        };
+        let alone = Dropout::new(0.0, 1, 1).of_embeddings(0.5);
+        assert!((400..600).contains(&kept(&alone)) && alone.next().is_none());
+        let others = Dropout::new(0.2, 1, 1).of_embeddings(0.0);
+        assert_eq!((kept(&others), others.next()), (1000, Dropout::new(0.2, 1, 1).next()));
+        assert!((750..850).contains(&kept(&Dropout::new(0.2, 1, 1))));
     }
 
     #[test]

@@ -84,7 +84,8 @@ mod tests {
             stream.add(a.clone(), &dropout).unwrap();
             stream.add(b.clone(), &dropout).unwrap();
             let got = stream.norm(&norm).unwrap();
-            let sum = x.add(&same.apply(a.clone()).unwrap()).unwrap();
+            let (probability, key) = same.next().unwrap();
+            let sum = x.add(&a.dropout(probability, key).unwrap()).unwrap();
             let (_, want) = norm.forward_add(&sum, &b, same.next(), DType::F32).unwrap();
             assert_eq!(got.to_f32().unwrap(), want.to_f32().unwrap(), "{device}");
             // A second norm sees the same sum; nothing is added twice.

@@ -25,6 +25,7 @@ const EVERY_KEY: &[(&str, &str)] = &[
     ("model.block_size", "8"),
     ("model.vocab_multiple", "8"),
     ("model.dropout", "0.1"),
+    ("model.embd_dropout", "0.05"),
     ("model.bias", "false"),
     ("model.tie_embeddings", "false"),
     ("model.n_kv_head", "1"),

@@ -89,6 +89,14 @@ fn momentum_follows_the_optimizer() {
 }
 
 #[test]
+fn the_dropout_of_embeddings_follows_that_of_the_model() {
+    let resolved = load("[model]\ndropout = 0.2").unwrap();
+    assert_eq!(resolved.config.model.embd_dropout, 0.2);
+    assert_eq!(resolved.origin("model.embd_dropout").to_string(), "default: that of model.dropout");
+    assert_eq!(load("[model]\ndropout = 0.2\nembd_dropout = 0").unwrap().config.model.embd_dropout, 0.0);
+}
+
+#[test]
 fn a_short_run_shortens_the_default_warm_up() {
     let resolved = load("[train]\nmax_steps = 20").unwrap();
     assert_eq!(resolved.config.train.warmup_steps, 2);

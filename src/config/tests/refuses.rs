@@ -138,6 +138,7 @@ fn numbers_out_of_their_range() {
     for (key, values) in [
         ("data.validation_fraction", ["0.0", "1.0"]),
         ("model.dropout", ["-0.1", "1.0"]),
+        ("model.embd_dropout", ["-0.1", "1.0"]),
         ("train.learning_rate", ["-0.001", "0.0"]),
         ("train.min_learning_rate", ["-1.0", "-0.1"]),
         ("train.plateau_factor", ["0.0", "1.0"]),

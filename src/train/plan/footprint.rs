@@ -6,6 +6,7 @@ use crate::nn::Dropout;
 use crate::optim::{Optimizer, ParameterArena};
 use crate::profile::{Cost, MemoryStats};
 use crate::tensor::{DryRun, no_grad, with_weights_on};
+use crate::train::trainer::pass_dropout;
 use crate::train::update_rules::on_device;
 use crate::{DType, Device, Result, Tensor};
 
@@ -62,13 +63,11 @@ struct Batch<'a> {
 impl Batch<'_> {
     /// As `Trainer::train_step`.
     fn update(&self, parameters: &ParameterArena, optimizer: &mut Optimizer, micro_batches: usize) -> Result<()> {
-        let dropout = self.config.model.dropout as f32;
         parameters.zero_gradients();
         let mut total: Option<Tensor> = None;
         for pass in 0..micro_batches {
-            let dropout = Dropout::new(dropout, self.config.run.seed, pass as u64);
             let weight = 1.0 / micro_batches as f32;
-            let loss = self.loss(&dropout, optimizer.loss_scale(), weight)?;
+            let loss = self.loss(&pass_dropout(self.config, pass as u64), optimizer.loss_scale(), weight)?;
             loss.backward()?;
             total = Some(match total {
                 None => loss.detach(),

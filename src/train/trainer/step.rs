@@ -1,6 +1,7 @@
 //! One update: micro-batches forward and backward, the hook, the optimizer.
 
 use super::Trainer;
+use crate::config::Config;
 use crate::data::{Batch, IGNORE_INDEX, Loader, Position};
 use crate::nn::Dropout;
 use crate::profile::Span;
@@ -8,6 +9,11 @@ use crate::train::events::{Event, Step};
 use crate::train::in_flight::{InFlight, PendingStep};
 use crate::{Error, Result, Tensor};
 use std::time::Instant;
+
+/// What pass number `pass` of a run drops.
+pub(in crate::train) fn pass_dropout(config: &Config, pass: u64) -> Dropout {
+    Dropout::new(config.model.dropout as f32, config.run.seed, pass).of_embeddings(config.model.embd_dropout as f32)
+}
 
 /// Of so many steps one gets a timestamp around every kernel.
 const PROFILE_EVERY: usize = 50;
@@ -78,7 +84,7 @@ impl Trainer<'_> {
         let (start, end) = (part * rows / self.micro_batches, (part + 1) * rows / self.micro_batches);
         let targets = &batch.targets[start * t..end * t];
         let ids = Tensor::from_u32(&batch.ids[start * t..end * t], [end - start, t], &self.options.device)?; // (B, T)
-        let dropout = Dropout::new(c.model.dropout as f32, c.run.seed, pass).from_sequence(start);
+        let dropout = pass_dropout(c, pass).from_sequence(start);
         let predicted = |targets: &[u32]| targets.iter().filter(|&&target| target != IGNORE_INDEX).count() as f32;
         // The mean over a micro-batch counts by the number of its tokens.
         let is_whole = self.micro_batches == 1;
