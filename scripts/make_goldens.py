@@ -128,9 +128,12 @@ def attention(qkv: Tensor, n_head: int, causal: bool) -> Tensor:
     return (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, C3 // 3)
 
 
-def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
-    """The mean over the rows whose target is not ignored."""
-    return F.cross_entropy(logits, targets, ignore_index=IGNORE)
+def cross_entropy(
+    logits: Tensor, targets: Tensor, label_smoothing: float = 0.0, class_weights: list[float] | None = None
+) -> Tensor:
+    """The mean over the rows whose target is not ignored, over their weights if classes have some."""
+    weight = None if class_weights is None else torch.tensor(class_weights, dtype=logits.dtype)
+    return F.cross_entropy(logits, targets, weight, ignore_index=IGNORE, label_smoothing=label_smoothing)
 
 
 # What each op means. The attributes of a case are the keyword arguments.
@@ -163,7 +166,8 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "attention": attention,
     "embedding": lambda ids, table: F.embedding(ids, table),
     "cross_entropy": cross_entropy,
-    "linear_cross_entropy": lambda h, weight, targets: cross_entropy(h @ weight.mT, targets),
+    "linear_cross_entropy": lambda h, weight, targets, **criterion: (
+        cross_entropy(h @ weight.mT, targets, **criterion)),
     "sum": lambda x, dim: x.sum(dim),
     "mean": lambda x, dim: x.mean(dim),
     "max": lambda x, dim: x.amax(dim),
@@ -262,6 +266,15 @@ def op_cases() -> list[Case]:
     add("cross_entropy_6x17", "cross_entropy", lambda d: [d.normal(6, 17, std=2.0), targets(d, 6, 17)])
     add("linear_cross_entropy_6x8_17x8", "linear_cross_entropy",
         lambda d: [d.normal(6, 8), d.normal(17, 8), targets(d, 6, 17)])
+
+    for suffix, smoothing, weighted in [("smoothed", 0.1, False), ("weighted", 0.0, True), ("both", 0.3, True)]:
+        # Class 0 counts nothing.
+        criterion = {"label_smoothing": smoothing} | (
+            {"class_weights": [(i % 7) * 0.375 for i in range(19)]} if weighted else {})
+        add(f"cross_entropy_9x19_{suffix}", "cross_entropy",
+            lambda d: [d.normal(9, 19, std=2.0), targets(d, 9, 19)], **criterion)
+        add(f"linear_cross_entropy_9x5_19x5_{suffix}", "linear_cross_entropy",
+            lambda d: [d.normal(9, 5), d.normal(19, 5), targets(d, 9, 19)], **criterion)
 
     # Whole dimensions; the reduced one is dropped from the shape.
     for op in ["sum", "mean", "max"]:

@@ -2,22 +2,29 @@
 //
 // Passes over (rows, vocab): LANES threads share a row, and ROWS rows a workgroup; thread `lane` of a row takes
 // the elements (or groups of four) lane, lane + LANES, .. Passes over rows: one workgroup of 256 threads, each summing
-// every 256th row, then a tree. All sums run in a fixed order. Logits and their gradient are stored as {{ T }}.
+// every 256th row, then a tree. All sums run in a fixed order. Logits and their gradient are stored as the type T.
 {{ interface }}
 
 const IGNORED = 0xffffffffu;
+{% set general = weighted or (pass != "count" and pass != "mean" and smoothing) %}
 
 {% if pass == "count" or pass == "mean" %}
 {% if pass == "mean" %}
 var<workgroup> sums: array<f32, 256>;
 {% endif %}
-var<workgroup> counts: array<u32, 256>;
+{% set number = "f32" if weighted else "u32" %}
+// Of rows with a target, or of their targets' weights.
+var<workgroup> counts: array<{{ number }}, 256>;
 
 {{ entry(256) }}
-    var rows = 0u;
+    var rows = {{ number }}(0);
     var sum = 0.0;
     for (var row = thread; row < params.rows; row += 256u) {
+        {% if weighted %}
+        if (targets[row] < params.vocab) { rows += class_weights[targets[row]]; }
+        {% else %}
         rows += select(1u, 0u, targets[row] == IGNORED);
+        {% endif %}
         {% if pass == "mean" %}
         sum += losses[row];
         {% endif %}
@@ -38,7 +45,11 @@ var<workgroup> counts: array<u32, 256>;
     if (thread == 0u) {
         valid[0] = f32(counts[0]);
         {% if pass == "mean" %}
+        {% if weighted %}
+        loss[0] = sums[0] * select(1.0 / counts[0], 0.0, counts[0] == 0.0);
+        {% else %}
         loss[0] = sums[0] / f32(max(counts[0], 1u));
+        {% endif %}
         {% endif %}
     }
 }
@@ -61,6 +72,10 @@ const ROWS = {{ threads }}u / LANES;
 // Of every thread the maximum of its elements, and the sum of exp(element - maximum).
 var<workgroup> row_maxes: array<f32, {{ threads }}>;
 var<workgroup> row_sums: array<f32, {{ threads }}>;
+{% if smoothing %}
+// Of every thread the sum of weight * (the target's logit - element).
+var<workgroup> row_spreads: array<f32, {{ threads }}>;
+{% endif %}
 
 // The largest of the elements, and their sum.
 fn most(x: {{ element }}) -> f32 {
@@ -87,15 +102,34 @@ fn logit(row: u32, i: u32) -> f32 {
 }
 {% endif %}
 
+{% if weighted %}
+fn weight_of(label: u32) -> f32 {
+    if (label >= params.vocab) { return 0.0; }
+    {% if vector %}
+    return class_weights[label / 4u][label % 4u];
+    {% else %}
+    return class_weights[label];
+    {% endif %}
+}
+{% endif %}
+
 {% if pass != "rows" %}
-// The gradient of x, the i-th {{ element }} of its row.
-fn gradient(x: {{ element }}, i: u32, label: u32, row_max: f32, inv_sum: f32, factor: f32) -> {{ element }} {
+// The gradient of x, the i-th {{ element }} of its row{{ ", whose target keeps the weight own" if general }}.
+fn gradient(
+    x: {{ element }}, i: u32, label: u32, row_max: f32, inv_sum: f32, factor: f32{{ ", own: f32" if general }},
+) -> {{ element }} {
     {% if vector %}
     let onehot = select(vec4<f32>(0.0), vec4<f32>(1.0), vec4<u32>(0u, 1u, 2u, 3u) + i * 4u == vec4<u32>(label));
     {% else %}
     let onehot = select(0.0, 1.0, i == label);
     {% endif %}
+    {% if general %}
+    {% set spread = " + params.share" ~ (" * class_weights[i]" if weighted else "") if smoothing else "" %}
+    let dx = (exp(x - row_max) * inv_sum - (own * onehot{{ spread }})) * factor;
+    return select(dx, {{ element }}(0.0), label == IGNORED);
+    {% else %}
     return select((exp(x - row_max) * inv_sum - onehot) * factor, {{ element }}(0.0), label == IGNORED);
+    {% endif %}
 }
 {% endif %}
 
@@ -110,11 +144,21 @@ fn gradient(x: {{ element }}, i: u32, label: u32, row_max: f32, inv_sum: f32, fa
     if (inside) { label = targets[row]; }
     let broken = label != IGNORED && label >= params.vocab;
     let nan = bitcast<f32>(params.nan);
+    {% if general %}
+    let own = params.kept{{ " * weight_of(label)" if weighted }};
+    let total = {{ "own" if weighted else "1.0" }}
+        {{- " + params.share * weight_sum[0]" if weighted and smoothing }};
+    {% endif %}
 
     {% if pass != "backward" %}
     var row_max = -3.4e38;
     var row_sum = 0.0;
     var next = lane;
+    {% if smoothing %}
+    var target_logit = 0.0;
+    if (inside && label < params.vocab) { target_logit = logit(row, label); }
+    var row_spread = 0.0;
+    {% endif %}
     // Four at a time keep four loads in flight.
     for (; next + 3u * LANES < steps; next += 4u * LANES) {
         {% for j in range(4) %}
@@ -124,18 +168,32 @@ fn gradient(x: {{ element }}, i: u32, label: u32, row_max: f32, inv_sum: f32, fa
         row_sum = row_sum * exp(row_max - new_max)
             + across((exp(x0 - new_max) + exp(x1 - new_max)) + (exp(x2 - new_max) + exp(x3 - new_max)));
         row_max = new_max;
+        {% if smoothing %}
+        {% for j in range(4) %}
+        row_spread += across((target_logit - x{{ j }})
+            {{- " * class_weights[next + " ~ j ~ "u * LANES]" if weighted }});
+        {% endfor %}
+        {% endif %}
     }
     for (; next < steps; next += LANES) {
         let x = {{ element }}(logits[first + next]);
         let new_max = max(row_max, most(x));
         row_sum = row_sum * exp(row_max - new_max) + across(exp(x - new_max));
         row_max = new_max;
+        {% if smoothing %}
+        row_spread += across((target_logit - x){{ " * class_weights[next]" if weighted }});
+        {% endif %}
     }
+    {% if not smoothing %}
     // Before the barriers, because the classifier overwrites it after them.
     var target_logit = 0.0;
     if (inside && label < params.vocab) { target_logit = logit(row, label); }
+    {% endif %}
     row_maxes[thread] = row_max;
     row_sums[thread] = row_sum;
+    {% if smoothing %}
+    row_spreads[thread] = row_spread;
+    {% endif %}
     for (var half = LANES / 2u; half > 0u; half /= 2u) {
         workgroupBarrier();
         if (lane < half) {
@@ -143,13 +201,22 @@ fn gradient(x: {{ element }}, i: u32, label: u32, row_max: f32, inv_sum: f32, fa
             row_sums[thread] = row_sums[thread] * exp(row_maxes[thread] - new_max)
                 + row_sums[thread + half] * exp(row_maxes[thread + half] - new_max);
             row_maxes[thread] = new_max;
+            {% if smoothing %}
+            row_spreads[thread] += row_spreads[thread + half];
+            {% endif %}
         }
     }
     workgroupBarrier();
     row_max = row_maxes[thread - lane];
     row_sum = row_sums[thread - lane];
     if (inside && lane == 0u) {
+        {% if general %}
+        let row_loss = total * (row_max - target_logit + log(row_sum))
+            {{- " + params.share * row_spreads[thread]" if smoothing }};
+        losses[row] = select(select(row_loss, nan, broken), 0.0, label == IGNORED);
+        {% else %}
         losses[row] = select(select(row_max - target_logit + log(row_sum), nan, broken), 0.0, label == IGNORED);
+        {% endif %}
         {% if pass == "rows" %}
         max_and_sum[row] = vec2<f32>(row_max, row_sum);
         {% endif %}
@@ -164,14 +231,19 @@ fn gradient(x: {{ element }}, i: u32, label: u32, row_max: f32, inv_sum: f32, fa
         row_max = max_and_sum[row].x;
         row_sum = max_and_sum[row].y;
     }
-    var factor = grad_output[0] / max(valid[0], 1.0);
+    {% set scale = "grad_output[0]" %}
     {% set result = "dlogits" %}
     {% else %}
-    var factor = loss_scale[0] / max(valid[0], 1.0);
+    {% set scale = "loss_scale[0]" %}
     {% set result = "logits" %}
     {% endif %}
+    {% if weighted %}
+    var factor = {{ scale }} * select(1.0 / valid[0], 0.0, valid[0] == 0.0);
+    {% else %}
+    var factor = {{ scale }} / max(valid[0], 1.0);
+    {% endif %}
     factor = select(factor, nan, broken);
-    let inv_sum = 1.0 / row_sum;
+    let inv_sum = {{ "total" if general else "1.0" }} / row_sum;
     var at = lane;
     for (; at + 3u * LANES < steps; at += 4u * LANES) {
         {% for j in range(4) %}
@@ -179,13 +251,13 @@ fn gradient(x: {{ element }}, i: u32, label: u32, row_max: f32, inv_sum: f32, fa
         {% endfor %}
         {% for j in range(4) %}
         {{ result }}[first + at + {{ j }}u * LANES] = {{ stored }}(
-            gradient(x{{ j }}, at + {{ j }}u * LANES, label, row_max, inv_sum, factor),
+            gradient(x{{ j }}, at + {{ j }}u * LANES, label, row_max, inv_sum, factor{{ ", own" if general }}),
         );
         {% endfor %}
     }
     for (; at < steps; at += LANES) {
         {{ result }}[first + at] = {{ stored }}(
-            gradient({{ element }}(logits[first + at]), at, label, row_max, inv_sum, factor),
+            gradient({{ element }}(logits[first + at]), at, label, row_max, inv_sum, factor{{ ", own" if general }}),
         );
     }
     {% endif %}

@@ -6,7 +6,7 @@ mod common;
 
 use rustyflow::models::{self, Gpt2, LanguageModel, ModelConfig, ModelKind};
 use rustyflow::nn::{Dropout, LinearLayout, Module, Parameter};
-use rustyflow::ops::Heads;
+use rustyflow::ops::{Criterion, Heads};
 use rustyflow::optim::{AdjustLr, Group, Kind, Optimizer, ParameterArena};
 use rustyflow::testing::worst_error;
 use rustyflow::{DType, Device, Result, Tensor};
@@ -106,6 +106,17 @@ impl Comparison {
     }
 }
 
+/// A loss with the label smoothing and class weights that a case names.
+fn with_criterion(attrs: &Value, device: &Device, loss: impl Fn(Criterion) -> Result<Tensor>) -> Result<Tensor> {
+    let number = |value: &Value| value.as_f64().unwrap() as f32;
+    let weights = attrs.get("class_weights").map(|weights| {
+        let weights: Vec<f32> = weights.as_array().unwrap().iter().map(number).collect();
+        Tensor::from_f32(&weights, [weights.len()], device).unwrap()
+    });
+    let label_smoothing = attrs.get("label_smoothing").map_or(0.0, number);
+    loss(Criterion { label_smoothing, class_weights: weights.as_ref() })
+}
+
 /// Applies the op that a case names.
 fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
     let flag = |name: &str| attrs[name].as_bool().unwrap();
@@ -143,8 +154,10 @@ fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
             x[0].causal_attention(Heads::multi_head(size("n_head")), None, None)
         }
         "embedding" => x[1].embedding(&x[0]),
-        "cross_entropy" => x[0].cross_entropy(&x[1]),
-        "linear_cross_entropy" => x[0].linear_cross_entropy(&x[1], &x[2], None),
+        "cross_entropy" => with_criterion(attrs, &x[0].device(), |criterion| x[0].cross_entropy(&x[1], criterion)),
+        "linear_cross_entropy" => {
+            with_criterion(attrs, &x[0].device(), |criterion| x[0].linear_cross_entropy(&x[1], &x[2], criterion, None))
+        }
         "sum" => x[0].sum(size("dim")),
         "mean" => x[0].mean(size("dim")),
         "max" => x[0].max(size("dim")),
@@ -195,7 +208,7 @@ fn check_ops(device: &Device, tolerance: impl Fn(f32) -> f32) {
     }
     // Counted apart from the files, so that a case that is lost there is missed here.
     let stored = golden.file().names().iter().filter(|name| name.contains("/grad_in")).count();
-    assert_eq!((executed, gradients), (70, stored), "cases executed, gradients compared");
+    assert_eq!((executed, gradients), (76, stored), "cases executed, gradients compared");
     comparison.finish(device);
 }
 
@@ -276,7 +289,7 @@ fn check_model(device: &Device) {
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     for (step, &learning_rate) in learning_rates.iter().enumerate() {
         parameters.zero_gradients();
-        let loss = model.loss(&ids, &targets, &Dropout::off(), None).unwrap();
+        let loss = model.loss(&ids, &targets, &Dropout::off(), Criterion::default(), None).unwrap();
         loss.backward().unwrap();
         if step == 0 {
             comparison.check("loss", "loss", &[loss.item().unwrap()], &golden.values("loss"), 2e-6);
@@ -355,7 +368,7 @@ fn check_hf_model(name: &str, device: &Device) {
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     for (step, learning_rate) in golden.values("lr").into_iter().enumerate() {
         parameters.zero_gradients();
-        let loss = model.loss(&ids, &targets, &Dropout::off(), None).unwrap();
+        let loss = model.loss(&ids, &targets, &Dropout::off(), Criterion::default(), None).unwrap();
         loss.backward().unwrap();
         if step == 0 {
             for (parameter, tensor) in model.parameters() {

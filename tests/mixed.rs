@@ -4,6 +4,7 @@
 use rustyflow::gpu::{AdapterChoice, Gpu, Limits};
 use rustyflow::models::{Gpt2, LanguageModel, ModelConfig, ModelKind};
 use rustyflow::nn::{Dropout, Module};
+use rustyflow::ops::Criterion;
 use rustyflow::ops::random::Key;
 use rustyflow::optim::{Kind, Optimizer, ParameterArena};
 use rustyflow::tensor::DryRun;
@@ -61,7 +62,10 @@ impl Training {
     fn backward(&self) -> f32 {
         self.parameters.zero_gradients();
         let dropout = Dropout::new(0.1, 1, 1);
-        let loss = self.model.loss(&self.ids, &self.targets, &dropout, self.optimizer.loss_scale()).unwrap();
+        let loss = self
+            .model
+            .loss(&self.ids, &self.targets, &dropout, Criterion::default(), self.optimizer.loss_scale())
+            .unwrap();
         loss.backward().unwrap();
         loss.item().unwrap()
     }
@@ -109,7 +113,10 @@ fn a_step_converts_nothing_in_a_pass_of_its_own() {
     let dry_run = DryRun::new(Limits { f16: true, ..Limits::WEBGPU_DEFAULT });
     let mut training = Training::new(&Device::DryRun(dry_run.clone()), DType::F16, ADAMW, true);
     dry_run.take_plans();
-    let loss = training.model.loss(&training.ids, &training.targets, &Dropout::new(0.1, 1, 1), None).unwrap();
+    let loss = training
+        .model
+        .loss(&training.ids, &training.targets, &Dropout::new(0.1, 1, 1), Criterion::default(), None)
+        .unwrap();
     loss.backward().unwrap();
     training.optimizer.step(&training.parameters, 1e-3).unwrap();
     let plans = dry_run.take_plans();

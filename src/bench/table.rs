@@ -4,7 +4,7 @@
 use crate::nn::{LinearLayout, Module, Parameter};
 use crate::ops::inputs::{AROUND_ZERO, POSITIVE, Values, domain, draw};
 use crate::ops::random::Key;
-use crate::ops::{BINARY, Heads, UNARY};
+use crate::ops::{BINARY, Criterion, Heads, UNARY};
 use crate::optim::{AdjustLr, Kind, Optimizer, ParameterArena};
 use crate::tensor::{DType, no_grad};
 use crate::{Device, Result, Tensor};
@@ -311,7 +311,7 @@ fn losses(s: &Sizes) -> Vec<Row> {
     let targets = |rows| (vec![rows], Values::Targets(v as u32));
     // Weights so small that logits are around 1.
     let classifier = |rows| vec![(vec![rows, c], AROUND_ZERO), (vec![v, c], Values::Uniform(-0.1, 0.1)), targets(rows)];
-    let fused = |x: &[Tensor]| x[0].linear_cross_entropy(&x[1], &x[2], None);
+    let fused = |x: &[Tensor]| x[0].linear_cross_entropy(&x[1], &x[2], Criterion::default(), None);
     // Two chunks of the largest that a GPU takes.
     let more = 2 * rows;
     vec![
@@ -320,7 +320,7 @@ fn losses(s: &Sizes) -> Vec<Row> {
             format!("{rows}x{v}"),
             vec![(vec![rows, v], AROUND_ZERO), targets(rows)],
             &[],
-            |x| x[0].cross_entropy(&x[1]),
+            |x| x[0].cross_entropy(&x[1], Criterion::default()),
         ),
         Row::both("linear_cross_entropy", format!("{more}x{v}x{c}"), classifier(more), &[1], fused),
         Row::forward("linear_cross_entropy", format!("{rows}x{v}x{c}, no gradient"), classifier(rows), fused),

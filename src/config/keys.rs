@@ -89,6 +89,7 @@ pub(super) const KEYS: &[Key] = &[
     key("train.eval_every", Kind::Count),
     key("train.eval_batches", Kind::Count),
     key("train.grad_clip", Kind::Real),
+    key("train.label_smoothing", Kind::Real),
     key("optimizer.kind", Kind::Choice(OptimizerKind::CHOICES)),
     key("optimizer.beta1", Kind::Real),
     key("optimizer.beta2", Kind::Real),

@@ -252,6 +252,8 @@ pub struct TrainConfig {
     pub eval_batches: usize,
     /// The largest norm of all gradients together; a larger one is scaled down to it. Default 1; 0 turns it off.
     pub grad_clip: f64,
+    /// How much of each target's probability is spread evenly over the vocabulary, in [0, 1). Default 0.
+    pub label_smoothing: f64,
 }
 
 impl Default for TrainConfig {
@@ -271,6 +273,7 @@ impl Default for TrainConfig {
             eval_every: 250,
             eval_batches: 0,
             grad_clip: 1.0,
+            label_smoothing: 0.0,
         }
     }
 }

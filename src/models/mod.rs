@@ -20,6 +20,7 @@ pub use kv_cache::{KvCache, KvView};
 pub use llama::Llama;
 
 use crate::nn::{Dropout, Module};
+use crate::ops::Criterion;
 use crate::tensor::no_grad;
 use crate::{DType, Device, Error, Result, Tensor};
 
@@ -55,12 +56,20 @@ pub trait LanguageModel: Module + Send + Sync {
     }
 
     /// The mean cross-entropy, in nats, of predicting `targets` (B, T) from `ids` (B, T); ignored labels do not count.
-    /// Gradients, but not the loss, are multiplied by `loss_scale` (1), if there is one.
+    /// `criterion` says how classes are weighed. Gradients, but not the loss, are multiplied by `loss_scale` (1), if
+    /// there is one.
     ///
     /// # Errors
     /// If the shapes do not fit.
-    fn loss(&self, ids: &Tensor, targets: &Tensor, dropout: &Dropout, loss_scale: Option<&Tensor>) -> Result<Tensor> {
-        self.hidden(ids, dropout, None)?.linear_cross_entropy(self.head(), targets, loss_scale)
+    fn loss(
+        &self,
+        ids: &Tensor,
+        targets: &Tensor,
+        dropout: &Dropout,
+        criterion: Criterion,
+        loss_scale: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        self.hidden(ids, dropout, None)?.linear_cross_entropy(self.head(), targets, criterion, loss_scale)
     }
 
     /// The unnormalized log-probabilities of every next token: ids (B, T) -> (B, T, V), f32.

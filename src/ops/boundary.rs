@@ -148,9 +148,21 @@ fn losses() -> Vec<Row> {
     let of = |dtype| [Spec::new([2, 4], dtype), Spec::new([5, 4], dtype), u32(&[2]), f32(&[1])];
     // A loss scale of more elements is what the optimizer has: the scale, and what it counts.
     let chunked = "0 rank+1, 1 dim0+1, 2 rank+1, 3 rank+1, 3 rank-1, 3 scalar, 3 dim0+1";
-    let loss = |x: &[Tensor]| x[0].linear_cross_entropy(&x[1], &x[2], Some(&x[3]));
+    let loss = |x: &[Tensor]| x[0].linear_cross_entropy(&x[1], &x[2], Criterion::default(), Some(&x[3]));
+    fn weighed_by(weights: &Tensor) -> Criterion<'_> {
+        Criterion { label_smoothing: 0.1, class_weights: Some(weights) }
+    }
+    let weighted = [&of(DType::F32)[..3], &[f32(&[5])]].concat();
     vec![
-        row("cross_entropy", &[f32(&[2, 3]), u32(&[2])], "0 rank+1, 0 dim1+1, 1 rank+1", |x| x[0].cross_entropy(&x[1])),
+        row("cross_entropy", &[f32(&[2, 3]), u32(&[2]), f32(&[3])], "0 rank+1, 1 rank+1", move |x| {
+            x[0].cross_entropy(&x[1], weighed_by(&x[2].detach()))
+        }),
+        row("linear_cross_entropy", &weighted, "0 rank+1, 2 rank+1", move |x| {
+            x[0].linear_cross_entropy(&x[1], &x[2], weighed_by(&x[3].detach()), None)
+        }),
+        row("cross_entropy", &[f32(&[2, 3]), u32(&[2])], "0 rank+1, 0 dim1+1, 1 rank+1", |x| {
+            x[0].cross_entropy(&x[1], Criterion::default())
+        }),
         row("linear_cross_entropy", &of(DType::F32), chunked, loss),
         row("linear_cross_entropy", &of(DType::F16), chunked, loss),
     ]
@@ -296,6 +308,12 @@ fn ids(device: &Device) -> Tensor {
     Tensor::zeros([2, 3], DType::U32, device).unwrap()
 }
 
+fn smoothed_by(label_smoothing: f32, device: &Device) -> Result<()> {
+    let targets = Tensor::zeros([2], DType::U32, device)?;
+    let criterion = Criterion { label_smoothing, class_weights: None };
+    x(&[2, 3], device).cross_entropy(&targets, criterion).map(drop)
+}
+
 fn arguments_of_ops() -> Vec<(&'static str, Attempt)> {
     vec![
         ("sum", |d| x(&[2, 3], d).sum(2).map(drop)),
@@ -323,6 +341,15 @@ fn arguments_of_ops() -> Vec<(&'static str, Attempt)> {
         ("add_layer_norm", |d| {
             let dropout = Some((1.0, KEY));
             x(&[2, 3], d).add_layer_norm(&x(&[2, 3], d), dropout, DType::F32, &x(&[3], d), None, 1e-5).map(drop)
+        }),
+        ("cross_entropy", |d| smoothed_by(1.1, d)),
+        ("cross_entropy", |d| smoothed_by(-0.1, d)),
+        ("cross_entropy", |d| smoothed_by(f32::NAN, d)),
+        ("linear_cross_entropy", |d| {
+            let targets = Tensor::zeros([2], DType::U32, d)?;
+            let weights = x(&[5], d).requires_grad()?;
+            let criterion = Criterion { class_weights: Some(&weights), ..Criterion::default() };
+            x(&[2, 3], d).linear_cross_entropy(&x(&[5, 3], d), &targets, criterion, None).map(drop)
         }),
         ("swiglu", |d| x(&[2, 3], d).swiglu().map(drop)),
         ("swiglu", |d| x(&[], d).swiglu().map(drop)),

@@ -14,7 +14,9 @@
 //! and 16 x 1024 tokens that saves two tensors of 3.3 GB. (The fused classifier of llm.c, and Liger Kernel, Hsu et al.
 //! 2024.)
 
-use super::cross_entropy::{CountValid, FusedSoftmaxCrossEntropy, MeanLoss, RowLosses, expect_targets};
+use super::cross_entropy::{
+    CountValid, Criterion, FusedSoftmaxCrossEntropy, MeanLoss, RowLosses, Weighing, expect_targets,
+};
 use super::matmul::MatMul;
 use super::*;
 use crate::gpu::{Limits, Operand, Plan, buffer, param};
@@ -179,16 +181,16 @@ impl Tensor {
     }
 
     /// The mean cross-entropy () of the logits `h weight^T`, h (..., C) being this tensor and `weight` (V, C), against
-    /// u32
-    /// `targets` (...): [`Tensor::cross_entropy`] without a tensor of all logits. Gradients, but not the loss, are
+    /// u32 `targets` (...): [`Tensor::cross_entropy`] without a tensor of all logits. Gradients, but not the loss, are
     /// multiplied by the first element of `loss_scale`, of f32, if there is one.
     ///
     /// # Errors
-    /// If shapes or types do not fit, or there is no row at all.
+    /// If shapes, types or the criterion do not fit, or there is no row at all.
     pub fn linear_cross_entropy(
         &self,
         weight: &Tensor,
         targets: &Tensor,
+        criterion: Criterion,
         loss_scale: Option<&Tensor>,
     ) -> Result<Tensor> {
         const OP: &str = "linear_cross_entropy";
@@ -211,18 +213,20 @@ impl Tensor {
                 return Err(shape_error(OP, "a loss scale", scale.spec()));
             }
         }
-        let operands = [self, weight, targets].into_iter().chain(loss_scale).collect::<Vec<_>>();
-        common_device(OP, &operands)?;
+        let (weighing, class_weights) = criterion.prepare(OP, vocab)?;
+        let operands = [self, weight, targets].into_iter().chain(loss_scale).chain(&class_weights);
+        common_device(OP, &operands.collect::<Vec<_>>())?;
         let chunk = chunk_rows(rows, vocab, self.dtype(), &self.device());
-        in_chunks(self, weight, targets, loss_scale, chunk)
+        in_chunks(self, weight, targets, (weighing, &class_weights), loss_scale, chunk)
     }
 }
 
-/// The loss, `chunk` rows at a time. The shapes have been checked.
+/// The loss, `chunk` rows at a time, with the inputs that follow the others of kernels. The shapes have been checked.
 fn in_chunks(
     h: &Tensor,
     weight: &Tensor,
     targets: &Tensor,
+    (weighing, class_weights): (Weighing, &[Tensor]),
     loss_scale: Option<&Tensor>,
     chunk: usize,
 ) -> Result<Tensor> {
@@ -244,7 +248,7 @@ fn in_chunks(
         Some(scale) => scale.clone(),
         None => Tensor::full(1.0, [1], &device)?,
     };
-    let valid = scratch(&CountValid, &[&targets])?;
+    let valid = scratch(&CountValid, &with(&[&targets], class_weights))?;
     for start in (0..rows).step_by(chunk) {
         let count = chunk.min(rows - start);
         let (h, targets, losses) = (h_rows.rows(start, count), targets.rows(start, count), losses.rows(start, count));
@@ -252,11 +256,11 @@ fn in_chunks(
         let logits = scratch(&product, &[&h, weight])?; // (count, V)
         if dh.is_none() && !wanted(weight) {
             let norms = empty(&Shape::from([count, 2]), DType::F32, MemoryKind::Scratch)?;
-            run_into(&RowLosses, &[&logits, &targets], &[&losses, &norms])?;
+            run_into(&RowLosses { weighing }, &with(&[&logits, &targets], class_weights), &[&losses, &norms])?;
             continue;
         }
-        let classifier = FusedSoftmaxCrossEntropy { vocab, logits: logits.dtype() };
-        run_into(&classifier, &[&targets, &valid, &loss_scale], &[&losses, &logits])?;
+        let classifier = FusedSoftmaxCrossEntropy { vocab, logits: logits.dtype(), weighing };
+        run_into(&classifier, &with(&[&targets, &valid, &loss_scale], class_weights), &[&losses, &logits])?;
         let dx = logits;
         if let Some(dh) = &dh_rows {
             let product = MatMul { out: dh.dtype(), ..MatMul::default() };
@@ -268,8 +272,13 @@ fn in_chunks(
             dweight = Some(WeightGradient { others: others.take(), dx, h });
         }
     }
-    let loss = scratch(&MeanLoss, &[&losses, &targets])?;
+    let loss = scratch(&MeanLoss, &with(&[&losses, &targets], class_weights))?;
     Ok(record(Box::new(LinearCrossEntropy { dh, dweight }), &[h, weight], vec![loss]).remove(0))
+}
+
+/// The inputs of a kernel, and those that follow them.
+fn with<'a>(inputs: &[&'a Tensor], more: &'a [Tensor]) -> Vec<&'a Tensor> {
+    inputs.iter().copied().chain(more).collect()
 }
 
 #[cfg(test)]
@@ -296,10 +305,23 @@ mod tests {
         assert_close(what, &got.to_f32().unwrap(), &want.to_f32().unwrap(), 1e-6, 1e-6);
     }
 
+    /// The plain loss, and all that can be asked for.
+    fn criteria(class_weights: &Tensor) -> [Criterion<'_>; 4] {
+        let criterion = |label_smoothing, class_weights| Criterion { label_smoothing, class_weights };
+        let weights = Some(class_weights);
+        [criterion(0.0, None), criterion(0.2, None), criterion(0.0, weights), criterion(0.2, weights)]
+    }
+
+    fn class_weights(vocab: usize, device: &Device) -> Tensor {
+        let values: Vec<f32> = (0..vocab).map(|i| (i % 5) as f32 / 2.0).collect();
+        Tensor::from_f32(&values, [vocab], device).unwrap()
+    }
+
     #[test]
     fn any_chunking_gives_the_loss_and_gradients_of_the_separate_ops() {
         for device in Device::for_tests() {
-            for factor in [None, Some(-2.5)] {
+            let weights = class_weights(37, &device);
+            for (criterion, factor) in criteria(&weights).into_iter().flat_map(|c| [(c, None), (c, Some(-2.5))]) {
                 let backward = |loss: &Tensor| match factor {
                     None => loss.backward().unwrap(),
                     Some(factor) => loss.scale(factor).unwrap().backward().unwrap(),
@@ -307,14 +329,17 @@ mod tests {
                 let [h, weight, targets] = inputs(&device);
                 let product = MatMul { trans_b: true, ..MatMul::default() };
                 let logits = crate::tensor::apply(product, &[&h, &weight]).unwrap().remove(0);
-                let want = logits.cross_entropy(&targets).unwrap();
+                let want = logits.cross_entropy(&targets, criterion).unwrap();
                 backward(&want);
+                let (weighing, more) = criterion.prepare("linear_cross_entropy", 37).unwrap();
                 for chunk in [64, 128, 192, 256] {
                     let [h2, weight2, _] = inputs(&device);
-                    let loss = in_chunks(&h2, &weight2, &targets, None, chunk).unwrap();
-                    expect_close(&format!("{device}: loss"), &loss, &want);
+                    let loss = in_chunks(&h2, &weight2, &targets, (weighing, &more), None, chunk).unwrap();
+                    let at = format!("{device}, {chunk} rows, {weighing:?}, {factor:?}");
+                    expect_close(&format!("{at}: loss"), &loss, &want);
+                    let plain = no_grad(|| in_chunks(&h2, &weight2, &targets, (weighing, &more), None, chunk));
+                    expect_close(&format!("{at}: loss without gradients"), &plain.unwrap(), &want);
                     backward(&loss);
-                    let at = format!("{device}, {chunk} rows, {factor:?}");
                     expect_close(&format!("{at}: dh"), h2.grad().unwrap(), h.grad().unwrap());
                     expect_close(&format!("{at}: dweight"), weight2.grad().unwrap(), weight.grad().unwrap());
                 }
@@ -326,7 +351,7 @@ mod tests {
     #[test]
     fn long_rows_have_the_loss_and_gradients_of_the_cpu() {
         let Some(gpu) = gpu_for_tests().map(Device::Gpu) else { return };
-        for vocab in [8200, 2051] {
+        for (vocab, which) in [(8200, 0), (8200, 3), (2051, 0), (2051, 3)] {
             let [cpu, gpu] = [&Device::Cpu, &gpu].map(|device| {
                 let wave = |n: usize, step: f32| (0..n).map(|i| 3.0 * (i as f32 * step).sin()).collect::<Vec<f32>>();
                 let tensor = |shape: [usize; 2], step| {
@@ -335,12 +360,14 @@ mod tests {
                 };
                 let (h, weight) = (tensor([5, 4], 0.7), tensor([vocab, 4], 1.3));
                 let targets = Tensor::from_u32(&[0, 7, vocab as u32 - 1, IGNORED, 1025], [5], device).unwrap();
-                let loss = h.linear_cross_entropy(&weight, &targets, None).unwrap();
+                let class_weights = class_weights(vocab, device);
+                let criterion = criteria(&class_weights)[which];
+                let loss = h.linear_cross_entropy(&weight, &targets, criterion, None).unwrap();
                 loss.backward().unwrap();
                 [loss.clone(), h.grad().unwrap().clone(), weight.grad().unwrap().clone()]
             });
             for (i, (gpu, cpu)) in gpu.iter().zip(&cpu).enumerate() {
-                expect_close(&format!("{vocab}: {i}"), gpu, cpu);
+                expect_close(&format!("{vocab}, criterion {which}: {i}"), gpu, cpu);
             }
         }
     }
@@ -349,9 +376,9 @@ mod tests {
     fn gradients_of_two_losses_add_up() {
         for device in Device::for_tests() {
             let [h, weight, targets] = inputs(&device);
-            h.linear_cross_entropy(&weight, &targets, None).unwrap().backward().unwrap();
+            h.linear_cross_entropy(&weight, &targets, Criterion::default(), None).unwrap().backward().unwrap();
             let [once_h, once_weight] = [&h, &weight].map(|t| t.grad().unwrap().scale(2.0).unwrap());
-            h.linear_cross_entropy(&weight, &targets, None).unwrap().backward().unwrap();
+            h.linear_cross_entropy(&weight, &targets, Criterion::default(), None).unwrap().backward().unwrap();
             expect_close(&format!("{device}: dh"), h.grad().unwrap(), &once_h);
             expect_close(&format!("{device}: dweight"), weight.grad().unwrap(), &once_weight);
         }
@@ -361,8 +388,8 @@ mod tests {
     fn without_gradients_the_loss_is_the_same_and_nothing_is_recorded() {
         for device in Device::for_tests() {
             let [h, weight, targets] = inputs(&device);
-            let want = h.linear_cross_entropy(&weight, &targets, None).unwrap();
-            let loss = no_grad(|| h.linear_cross_entropy(&weight, &targets, None)).unwrap();
+            let want = h.linear_cross_entropy(&weight, &targets, Criterion::default(), None).unwrap();
+            let loss = no_grad(|| h.linear_cross_entropy(&weight, &targets, Criterion::default(), None)).unwrap();
             expect_close(&format!("{device}"), &loss, &want);
             assert!(loss.backward().is_err(), "{device}");
         }
@@ -382,7 +409,10 @@ mod tests {
     fn refuses_shapes_that_do_not_fit() {
         let [h, weight, targets] = inputs(&Device::Cpu);
         for (weight, targets) in [(&h, &targets), (&weight, &weight), (&weight, &targets.rows(0, 1))] {
-            assert!(h.linear_cross_entropy(weight, targets, None).is_err(), "{weight:?} {targets:?}");
+            assert!(
+                h.linear_cross_entropy(weight, targets, Criterion::default(), None).is_err(),
+                "{weight:?} {targets:?}"
+            );
         }
     }
 }

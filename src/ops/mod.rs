@@ -37,7 +37,7 @@ mod boundary;
 pub use attention::Heads;
 use attention::MAX_HEAD_SIZE;
 pub(crate) use binary::METHODS as BINARY;
-pub use cross_entropy::IGNORED;
+pub use cross_entropy::{Criterion, IGNORED};
 pub(crate) use matmul::MatMul;
 pub use matmul::{MatmulTuning, Throughput};
 pub(crate) use unary::METHODS as UNARY;

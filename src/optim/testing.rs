@@ -2,6 +2,7 @@
 
 use super::{AdjustLr, Group, Kind, Optimizer, ParameterArena};
 use crate::nn::{Embedding, LayerNorm, Linear, Module, Norm, Parameter, init_keys, join};
+use crate::ops::Criterion;
 use crate::{DType, Device, Result, Tensor};
 
 pub const ADAMW: Kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
@@ -57,7 +58,7 @@ impl Net {
     pub fn loss(&self, ids: &Tensor, scale: Option<&Tensor>) -> Result<Tensor> {
         let head = self.head.weight.operand();
         let x = self.norm.forward(&self.embed.forward(ids)?, head.dtype())?; // (N, C)
-        self.linear.forward(&x)?.linear_cross_entropy(head, ids, scale)
+        self.linear.forward(&x)?.linear_cross_entropy(head, ids, Criterion::default(), scale)
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::data::{Coverage, IGNORE_INDEX, Tokens, eval_windows};
 use crate::models::LanguageModel;
 use crate::nn::Dropout;
+use crate::ops::Criterion;
 use crate::tensor::no_grad;
 use crate::{Result, Tensor};
 use serde::{Deserialize, Serialize};
@@ -82,7 +83,7 @@ pub fn evaluate(
         let loss = no_grad(|| {
             let ids = Tensor::from_u32(&ids, [batch, context], &device)?; // (B, T)
             let targets = Tensor::from_u32(&targets, [batch, context], &device)?; // (B, T)
-            model.loss(&ids, &targets, &Dropout::off(), None)?.read_later()
+            model.loss(&ids, &targets, &Dropout::off(), Criterion::default(), None)?.read_later()
         })?;
         predicted += count;
         readings.push((loss, count));

@@ -4,7 +4,7 @@ use rustyflow::gpu::{Launch, Limits, Operand, PARAMS_BYTES, Plan};
 use rustyflow::models::{LlamaConfig, ModelConfig, ModelKind, build};
 use rustyflow::nn::{Dropout, Parameter};
 use rustyflow::ops::random::Key;
-use rustyflow::ops::{Heads, cases};
+use rustyflow::ops::{Criterion, Heads, cases};
 use rustyflow::optim::{AdjustLr, Group, Kind, Optimizer, ParameterArena};
 use rustyflow::tensor::DryRun;
 use rustyflow::{DType, Device, Tensor};
@@ -156,7 +156,11 @@ fn model_steps(device: &Device) {
         let (ids, targets) = (zeros(&[2, t], DType::U32, device), zeros(&[2, t], DType::U32, device));
         parameters.zero_gradients(); // the first gradients replace what is there, the second are added
         for dropout in [Dropout::off(), Dropout::new(0.1, 1, 0)] {
-            model.loss(&ids, &targets, &dropout, optimizer.loss_scale()).unwrap().backward().unwrap();
+            model
+                .loss(&ids, &targets, &dropout, Criterion::default(), optimizer.loss_scale())
+                .unwrap()
+                .backward()
+                .unwrap();
         }
         optimizer.step(&parameters, 1e-3).unwrap();
         model.logits(&ids).unwrap();

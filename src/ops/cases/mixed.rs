@@ -2,9 +2,9 @@
 //! devices add up in another order.
 
 use super::{Apply, Case, Values};
-use crate::ops::Heads;
 use crate::ops::inputs::{AROUND_ZERO, draw};
 use crate::ops::random::Key;
+use crate::ops::{Criterion, Heads};
 use crate::{DType, Result, Tensor};
 
 pub(super) fn all(cases: &mut Vec<Case>) {
@@ -195,7 +195,19 @@ fn losses(cases: &mut Vec<Case>) {
             4e-3,
             Box::new(|x| {
                 let scale = Tensor::full(1024.0, [1], &x[0].device())?;
-                half(&x[0])?.linear_cross_entropy(&half(&x[1])?, &x[2], Some(&scale))
+                half(&x[0])?.linear_cross_entropy(&half(&x[1])?, &x[2], Criterion::default(), Some(&scale))
+            }),
+        );
+        push(
+            format!("linear_cross_entropy/f16/weighed/{rows}x{c}x{vocab}"),
+            vec![(vec![rows, c], AROUND_ZERO), (vec![vocab, c], spread), (vec![rows], Values::Targets(vocab as u32))],
+            4e-3,
+            Box::new(move |x| {
+                let weights: Vec<f32> = (0..vocab).map(|i| (i % 5) as f32 / 2.0).collect();
+                let weights = Tensor::from_f32(&weights, [vocab], &x[0].device())?;
+                let criterion = Criterion { label_smoothing: 0.3, class_weights: Some(&weights) };
+                let scale = Tensor::full(1024.0, [1], &x[0].device())?;
+                half(&x[0])?.linear_cross_entropy(&half(&x[1])?, &x[2], criterion, Some(&scale))
             }),
         );
     }

@@ -2,6 +2,7 @@
 //! numerical ones, the GPU against the CPU (by `doctor` too), every shader variant. `bench/table.rs` has a row for each
 //! of these ops as well.
 
+mod losses;
 mod mixed;
 
 pub use super::inputs::Values;
@@ -64,7 +65,7 @@ pub fn all() -> Vec<Case> {
     matmul(&mut cases);
     reduce(&mut cases);
     attention(&mut cases);
-    losses(&mut cases);
+    losses::all(&mut cases);
     softmax(&mut cases);
     feed_forward(&mut cases);
     swiglu(&mut cases);
@@ -247,31 +248,6 @@ fn attention(cases: &mut Vec<Case>) {
     let qkv = (vec![1, 65, 3 * 2 * 8], LARGE);
     let case = Case::new("attention/large", vec![qkv], |x| x[0].causal_attention(Heads::multi_head(2), None, None));
     cases.push(case.tolerance(2e-2, 1e-3).not_smooth());
-}
-
-fn losses(cases: &mut Vec<Case>) {
-    // log(sum exp) of up to 4,099 terms: a handful of roundings of numbers below 20.
-    for (shape, v) in [(vec![1], 1), (vec![2, 4], 3), (vec![6], 17), (vec![7, 9], 65), (vec![40], 512), (vec![3], 4099)]
-    {
-        let logits = ([&shape[..], &[v]].concat(), AROUND_ZERO);
-        let inputs = vec![logits, (shape.clone(), Values::Targets(v as u32))];
-        let case = Case::new(format!("cross_entropy/{shape:?}x{v}"), inputs, |x| x[0].cross_entropy(&x[1]));
-        cases.push(case.tolerance(5e-6, 5e-6));
-    }
-    // The same relative error, of logits up to 3e4.
-    let inputs = vec![(vec![6, 65], Values::Uniform(-3e4, 3e4)), (vec![6], Values::Targets(65))];
-    let case = Case::new("cross_entropy/large", inputs, |x| x[0].cross_entropy(&x[1]));
-    cases.push(case.tolerance(5e-6, 5e-6).not_smooth());
-    for (shape, c, v) in [(vec![6], 8, 17), (vec![1], 1, 1), (vec![3, 50], 20, 65)] {
-        let inputs = vec![
-            ([&shape[..], &[c]].concat(), AROUND_ZERO),
-            (vec![v, c], Values::Uniform(-0.5, 0.5)),
-            (shape.clone(), Values::Targets(v as u32)),
-        ];
-        let name = format!("linear_cross_entropy/{shape:?}x{c}x{v}");
-        let case = Case::new(name, inputs, |x| x[0].linear_cross_entropy(&x[1], &x[2], None));
-        cases.push(case.tolerance(5e-6, 5e-6));
-    }
 }
 
 fn softmax(cases: &mut Vec<Case>) {

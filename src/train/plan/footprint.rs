@@ -3,10 +3,11 @@
 use crate::config::Config;
 use crate::models::{LanguageModel, ModelConfig, build};
 use crate::nn::Dropout;
+use crate::ops::Criterion;
 use crate::optim::{Optimizer, ParameterArena};
 use crate::profile::{Cost, MemoryStats};
 use crate::tensor::{DryRun, no_grad, with_weights_on};
-use crate::train::trainer::pass_dropout;
+use crate::train::trainer::{criterion, pass_dropout};
 use crate::train::update_rules::on_device;
 use crate::{DType, Device, Result, Tensor};
 
@@ -46,7 +47,7 @@ impl Footprint {
         dry_run.take_costs();
         batch.update(&parameters, &mut optimizer, micro_batches)?;
         let update = dry_run.take_costs();
-        no_grad(|| batch.loss(&Dropout::off(), None, 1.0))?;
+        no_grad(|| batch.loss(&Dropout::off(), Criterion::default(), None, 1.0))?;
         Ok(Footprint { memory: dry_run.memory(), update, evaluation: dry_run.take_costs() })
     }
 }
@@ -67,7 +68,8 @@ impl Batch<'_> {
         let mut total: Option<Tensor> = None;
         for pass in 0..micro_batches {
             let weight = 1.0 / micro_batches as f32;
-            let loss = self.loss(&pass_dropout(self.config, pass as u64), optimizer.loss_scale(), weight)?;
+            let dropout = pass_dropout(self.config, pass as u64);
+            let loss = self.loss(&dropout, criterion(self.config), optimizer.loss_scale(), weight)?;
             loss.backward()?;
             total = Some(match total {
                 None => loss.detach(),
@@ -78,9 +80,15 @@ impl Batch<'_> {
     }
 
     /// As `Trainer::loss`: only what is returned is held while backward runs.
-    fn loss(&self, dropout: &Dropout, loss_scale: Option<&Tensor>, weight: f32) -> Result<Tensor> {
+    fn loss(
+        &self,
+        dropout: &Dropout,
+        criterion: Criterion,
+        loss_scale: Option<&Tensor>,
+        weight: f32,
+    ) -> Result<Tensor> {
         let tokens = || Tensor::zeros(self.shape, DType::U32, self.device);
-        let loss = self.model.loss(&tokens()?, &tokens()?, dropout, loss_scale)?;
+        let loss = self.model.loss(&tokens()?, &tokens()?, dropout, criterion, loss_scale)?;
         if weight == 1.0 { Ok(loss) } else { loss.scale(weight) }
     }
 }

@@ -8,7 +8,7 @@ mod step;
 mod tests;
 
 pub(super) use prepare::{check_configured_precision, total_steps};
-pub(super) use step::pass_dropout;
+pub(super) use step::{criterion, pass_dropout};
 
 use super::checkpoint::{Best, Evaluated, GENERATION, Request, TrainerState, Writer};
 use super::evaluate::{Windows, evaluate};

@@ -4,11 +4,17 @@ use super::Trainer;
 use crate::config::Config;
 use crate::data::{Batch, IGNORE_INDEX, Loader, Position};
 use crate::nn::Dropout;
+use crate::ops::Criterion;
 use crate::profile::Span;
 use crate::train::events::{Event, Step};
 use crate::train::in_flight::{InFlight, PendingStep};
 use crate::{Error, Result, Tensor};
 use std::time::Instant;
+
+/// What a run minimizes. Evaluations measure the plain loss instead.
+pub(in crate::train) fn criterion(config: &Config) -> Criterion<'static> {
+    Criterion { label_smoothing: config.train.label_smoothing as f32, class_weights: None }
+}
 
 /// What pass number `pass` of a run drops.
 pub(in crate::train) fn pass_dropout(config: &Config, pass: u64) -> Dropout {
@@ -90,7 +96,7 @@ impl Trainer<'_> {
         let is_whole = self.micro_batches == 1;
         let weight = if is_whole { 1.0 } else { predicted(targets) / predicted(&batch.targets).max(1.0) };
         let targets = Tensor::from_u32(targets, [end - start, t], &self.options.device)?; // (B, T)
-        let loss = self.model.loss(&ids, &targets, &dropout, self.optimizer.loss_scale())?;
+        let loss = self.model.loss(&ids, &targets, &dropout, criterion(c), self.optimizer.loss_scale())?;
         let weight = weight / c.train.grad_accum_steps as f32;
         if weight == 1.0 { Ok(loss) } else { loss.scale(weight) }
     }

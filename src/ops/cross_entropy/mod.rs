@@ -8,28 +8,50 @@
 //! (m and s stay apart, because m + log s would drown log s in the rounding of a large m,) over the n rows whose target
 //! is not [`IGNORED`]; with n = 0 the loss and the gradient are 0. A target that is neither below V nor `IGNORED` makes
 //! the loss and its row of the gradient NaN: nothing is read out of bounds, and the mistake shows in the first step.
+//!
+//! A [`Criterion`] with label smoothing e or class weights w (V; ones if there are none), of sum S, asks for more:
+//! ```text
+//! own_r = (1 - e) w[t_r]    share = e / V    total_r = own_r + share S    n = sum_r w[t_r]
+//! loss = 1/n sum_r (total_r (m_r - x_r[t_r] + log s_r) + share sum_j w_j (x_r[t_r] - x_rj))
+//! dx_rj = (total_r exp(x_rj - m_r) / s_r - own_r [j = t_r] - share w_j) / n * dloss
+//! ```
+//! which is PyTorch's `label_smoothing` and `weight`. The differences from the target's logit keep logits that are all
+//! far from 0 from drowning the sum. Where all targets have the weight 0, the loss and the gradient are 0.
+
+mod criterion;
+mod rows;
+
+pub use criterion::Criterion;
+pub(super) use criterion::Weighing;
 
 use super::*;
-use crate::cpu::{map_and_sum, math, maximum, sum_of, vectorized};
-use crate::gpu::{Buffer, Limits, Operand, Plan, buffer, param};
+use crate::gpu::{Limits, Operand, Plan, buffer, param};
 use crate::shader;
 use crate::tensor::{Grads, Shape};
-use rayon::prelude::*;
+use rows::{Classes, classify, count_valid, gradients, mean_loss, over_valid, row_losses};
 
 /// The target of a row that has none.
 pub const IGNORED: u32 = u32::MAX;
 
+// If classes are weighted, the inputs of all these kernels end in the class weights (V) and their sum ().
+
 /// Outputs: loss (), max_and_sum (rows, 2) of m and s, n (). Inputs: logits (..., V), targets (...).
-struct CrossEntropy;
+struct CrossEntropy {
+    weighing: Weighing,
+}
 
 /// dlogits (..., V). Inputs: logits, targets, max_and_sum, n, dloss.
-struct CrossEntropyBackward;
+struct CrossEntropyBackward {
+    weighing: Weighing,
+}
 
-/// n (): how many rows have a target. Input: targets.
+/// n (): how many rows have a target, or the sum of the targets' weights. Input: targets.
 pub(super) struct CountValid;
 
 /// Losses (rows) and max_and_sum (rows, 2). Inputs: logits (rows, V), targets (rows).
-pub(super) struct RowLosses;
+pub(super) struct RowLosses {
+    pub weighing: Weighing,
+}
 
 /// Losses (rows), and loss_scale * dlogits / dloss in place of the logits (rows, V), which are the second output, read
 /// and overwritten. Inputs: targets (rows), n, and loss_scale (1).
@@ -37,6 +59,7 @@ pub(super) struct FusedSoftmaxCrossEntropy {
     pub vocab: usize,
     /// The type of the logits.
     pub logits: DType,
+    pub weighing: Weighing,
 }
 
 /// loss (): the sum of losses (rows) over n; and n (). Inputs: losses, targets (rows).
@@ -58,125 +81,88 @@ pub(super) fn expect_targets(op: &'static str, rows: usize, targets: &Spec) -> R
 /// Threads of a workgroup, of which some or all share a row.
 const THREADS: usize = 256;
 
-/// A launch of the shader, with up to `most` threads for a row: `workgroups` is 1 for the passes over rows.
-fn launch(
-    most: usize,
+/// A pass of the shader over rows of logits, with up to `most` threads for a row; `weights` says which input the class
+/// weights are, if there are any.
+struct RowPass {
     pass: &'static str,
+    most: usize,
     rows: usize,
     vocab: usize,
     logits: DType,
-    operands: &[(&'static str, Operand)],
-) -> Launch {
-    let vector = vocab.is_multiple_of(4);
-    let steps = if vector { vocab / 4 } else { vocab };
-    // About four elements a thread at least: a row of 65 would waste most of a workgroup.
-    let lanes = steps.div_ceil(4).next_power_of_two().clamp(8, most);
-    let threads = lanes.max(THREADS);
-    let (values, workgroups) = match pass {
-        "count" | "mean" => (vec![("pass", pass.into()), ("T", logits.name().into())], 1),
-        _ => {
-            let values = vec![
-                ("pass", pass.into()),
-                ("T", logits.name().into()),
-                ("vector", vector.into()),
-                ("lanes", lanes.into()),
-                ("threads", threads.into()),
-            ];
-            (values, (rows * lanes).div_ceil(threads))
+    weighing: Weighing,
+    weights: usize,
+}
+
+impl RowPass {
+    fn launch(self, operands: &[(&'static str, Operand)]) -> Launch {
+        let RowPass { pass, most, rows, vocab, logits, weighing, weights } = self;
+        let Weighing { smoothing, weighted } = weighing;
+        let vector = vocab.is_multiple_of(4);
+        let steps = if vector { vocab / 4 } else { vocab };
+        // About four elements a thread at least: a row of 65 would waste most of a workgroup.
+        let lanes = steps.div_ceil(4).next_power_of_two().clamp(8, most);
+        let threads = lanes.max(THREADS);
+        let values = vec![
+            ("pass", pass.into()),
+            ("T", logits.name().into()),
+            ("vector", vector.into()),
+            ("lanes", lanes.into()),
+            ("threads", threads.into()),
+            ("weighted", weighted.into()),
+            ("smoothing", (smoothing > 0.0).into()),
+        ];
+        let element = |name| match name {
+            "targets" => "u32",
+            "max_and_sum" => "vec2<f32>",
+            "logits" | "dlogits" => logits.wgsl(if vector { 4 } else { 1 }),
+            "class_weights" if vector => "vec4<f32>",
+            _ => "f32",
+        };
+        let class_weights = weighted.then_some(("class_weights", Operand::Input(weights)));
+        let weight_sum = (weighted && smoothing > 0.0).then_some(("weight_sum", Operand::Input(weights + 1)));
+        let operands = operands.iter().copied().chain(class_weights).chain(weight_sum);
+        let buffers = operands.map(|(name, operand)| buffer(name, element(name), operand)).collect();
+        let mut params = vec![
+            param("rows", rows),
+            param("vocab", vocab),
+            // As bits, because a WGSL constant may not be a NaN.
+            param("nan", f32::NAN.to_bits()),
+        ];
+        if !weighing.is_plain() {
+            let (kept, share) = weighing.shares(vocab);
+            params.extend([param("kept", kept), param("share", share)]);
         }
-    };
-    let element = |name| match name {
-        "targets" => "u32",
-        "max_and_sum" => "vec2<f32>",
-        "logits" | "dlogits" => logits.wgsl(if vector { 4 } else { 1 }),
-        _ => "f32",
-    };
-    let buffers: Vec<Buffer> = operands.iter().map(|&(name, operand)| buffer(name, element(name), operand)).collect();
-    let params = vec![
-        param("rows", rows),
-        param("vocab", vocab),
-        // As bits, because a WGSL constant may not be a NaN.
-        param("nan", f32::NAN.to_bits()),
-    ];
-    Launch { shader: shader!("cross_entropy"), values, buffers, params, workgroups }
-}
-
-/// A row's m, which is finite even if all of the row is -infinity.
-#[inline(always)]
-fn finite_max(x: &[f32]) -> f32 {
-    maximum(x).max(f32::MIN)
-}
-
-/// A row's m and s.
-#[inline(always)]
-fn max_and_sum_of(x: &[f32]) -> [f32; 2] {
-    let row_max = finite_max(x);
-    let sum = sum_of(
-        [x],
-        #[inline(always)]
-        |[x]| math::exp(x - row_max),
-    );
-    [row_max, sum]
-}
-
-/// x = e^(x - m); m and s.
-#[inline(always)]
-fn exponentiate(x: &mut [f32]) -> [f32; 2] {
-    let row_max = finite_max(x);
-    let sum = map_and_sum(
-        x,
-        #[inline(always)]
-        |x| math::exp(x - row_max),
-    );
-    [row_max, sum]
-}
-
-/// The loss of a row whose target has the logit `target_logit`, if there is such a logit.
-fn row_loss(target_logit: Option<f32>, target: u32, [row_max, sum]: [f32; 2]) -> f32 {
-    match (target, target_logit) {
-        (IGNORED, _) => 0.0,
-        (_, Some(x)) => row_max - x + sum.ln(),
-        (_, None) => f32::NAN,
+        let workgroups = (rows * lanes).div_ceil(threads);
+        Launch { shader: shader!("cross_entropy"), values, buffers, params, workgroups }
     }
 }
 
-/// x = (e / s - onehot) * factor, where x holds e = e^(x - m).
-#[inline(always)]
-fn row_gradient(x: &mut [f32], target: u32, sum: f32, factor: f32) {
-    if target == IGNORED {
-        return x.fill(0.0);
-    }
-    let factor = if (target as usize) < x.len() { factor } else { f32::NAN };
-    let inv_sum = 1.0 / sum;
-    let target_grad = x.get(target as usize).map(|e| (e * inv_sum - 1.0) * factor);
-    for x in x.iter_mut() {
-        *x = *x * inv_sum * factor;
-    }
-    if let (Some(x), Some(target_grad)) = (x.get_mut(target as usize), target_grad) {
-        *x = target_grad;
-    }
+/// A pass of one workgroup over what there is of each row: "count" or "mean". `class_weights` are (vocab).
+fn over_rows(
+    pass: &'static str,
+    rows: usize,
+    operands: &[(&'static str, Operand)],
+    class_weights: Option<(Operand, usize)>,
+) -> Launch {
+    let element = |name| if name == "targets" { "u32" } else { "f32" };
+    let weighted = class_weights.is_some();
+    let (weights, vocab) = class_weights.unzip();
+    let weights = weights.map(|operand| ("class_weights", operand));
+    let operands = operands.iter().copied().chain(weights);
+    let buffers = operands.map(|(name, operand)| buffer(name, element(name), operand)).collect();
+    let params = [param("rows", rows)].into_iter().chain(vocab.map(|vocab| param("vocab", vocab))).collect();
+    let values = vec![("pass", pass.into()), ("weighted", weighted.into())];
+    Launch { shader: shader!("cross_entropy"), values, buffers, params, workgroups: 1 }
 }
 
-fn count_valid(targets: &[u32]) -> f32 {
-    targets.iter().filter(|&&t| t != IGNORED).count() as f32
+/// The class weights as an operand of such a pass, and their number, if this input is there.
+fn weights_operand(inputs: &[&Spec], i: usize) -> Option<(Operand, usize)> {
+    inputs.get(i).map(|weights| (Operand::Input(i), weights.shape.elements()))
 }
 
-fn mean_loss(losses: &[f32], valid: f32) -> f32 {
-    (losses.iter().map(|&x| f64::from(x)).sum::<f64>() / f64::from(valid.max(1.0))) as f32
-}
-
-fn row_losses(logits: &[f32], targets: &[u32], losses: &mut [f32], max_and_sum: &mut [f32]) {
-    let vocab = logits.len() / targets.len().max(1);
-    let rows = losses.par_iter_mut().zip(max_and_sum.par_chunks_mut(2)).zip(targets).enumerate();
-    rows.with_min_len(CHUNK.div_ceil(vocab.max(1))).for_each(|(row, ((loss, max_and_sum), &target))| {
-        let x = &logits[row * vocab..][..vocab];
-        let of_row = vectorized(
-            #[inline(always)]
-            || max_and_sum_of(x),
-        );
-        *loss = row_loss(x.get(target as usize).copied(), target, of_row);
-        max_and_sum.copy_from_slice(&of_row);
-    });
+/// How rows are weighed on the CPU; `None` for the plain loss.
+fn classes<'a>(weighing: Weighing, inputs: &[View<'a>]) -> Option<Classes<'a>> {
+    (!weighing.is_plain()).then(|| Classes::new(weighing, inputs))
 }
 
 impl Kernel for CrossEntropy {
@@ -202,9 +188,10 @@ impl Kernel for CrossEntropy {
         let [loss, max_and_sum, valid] = outputs else { unreachable!("three outputs") };
         let targets = inputs[1].u32();
         let mut losses = vec![0.0; targets.len()];
-        row_losses(inputs[0].f32(), targets, &mut losses, max_and_sum.f32());
-        valid.f32()[0] = count_valid(targets);
-        loss.f32()[0] = mean_loss(&losses, valid.f32()[0]);
+        let classes = classes(self.weighing, &inputs[2..]);
+        row_losses(inputs[0].f32(), targets, &mut losses, max_and_sum.f32(), classes);
+        valid.f32()[0] = count_valid(targets, inputs.get(2).map(View::f32));
+        loss.f32()[0] = mean_loss(&losses, valid.f32()[0], self.weighing.weighted);
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
@@ -213,25 +200,27 @@ impl Kernel for CrossEntropy {
         let (logits, targets) = (("logits", Input(0)), ("targets", Input(1)));
         let rows_of = [logits, targets, ("losses", Scratch(0)), ("max_and_sum", Output(1))];
         let mean_of = [("losses", ReadScratch(0)), targets, ("loss", Output(0)), ("valid", Output(2))];
+        let (logits, weighing) = (DType::F32, self.weighing);
+        let pass = RowPass { pass: "rows", most: THREADS, rows, vocab, logits, weighing, weights: 2 };
         Plan {
             scratch: vec![4 * rows], // losses
-            launches: vec![
-                launch(THREADS, "rows", rows, vocab, DType::F32, &rows_of),
-                launch(THREADS, "mean", rows, vocab, DType::F32, &mean_of),
-            ],
+            launches: vec![pass.launch(&rows_of), over_rows("mean", rows, &mean_of, weights_operand(inputs, 2))],
         }
     }
 }
 
 impl Op for CrossEntropy {
     fn saves(&self) -> Saves {
-        Saves { inputs: &[0, 1], outputs: &[1, 2] }
+        Saves { inputs: &[0, 1, 2, 3], outputs: &[1, 2] }
     }
 
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dloss) = &grad_output[0] else { return Ok(()) };
-        let inputs = [saved.input(0), saved.input(1), saved.output(1), saved.output(2), dloss];
-        grads.accumulate(0, grads.run_one(&CrossEntropyBackward, &inputs)?)
+        let mut inputs = vec![saved.input(0), saved.input(1), saved.output(1), saved.output(2), dloss];
+        if self.weighing.weighted {
+            inputs.extend([saved.input(2), saved.input(3)]);
+        }
+        grads.accumulate(0, grads.run_one(&CrossEntropyBackward { weighing: self.weighing }, &inputs)?)
     }
 }
 
@@ -249,22 +238,10 @@ impl Kernel for CrossEntropyBackward {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let [logits, targets, max_and_sum, valid, dloss] = inputs else { unreachable!("five inputs") };
-        let (targets, max_and_sum, vocab) = (targets.u32(), max_and_sum.f32(), logits.spec.shape.last_dim());
-        let factor = dloss.f32()[0] / valid.f32()[0].max(1.0);
-        let rows = outputs[0].f32().par_chunks_mut(vocab).zip(logits.f32().par_chunks(vocab)).enumerate();
-        rows.with_min_len(CHUNK.div_ceil(vocab)).for_each(|(row, (dx, x))| {
-            let (row_max, sum) = (max_and_sum[2 * row], max_and_sum[2 * row + 1]);
-            vectorized(
-                #[inline(always)]
-                || {
-                    for (dx, x) in dx.iter_mut().zip(x) {
-                        *dx = math::exp(x - row_max);
-                    }
-                    row_gradient(dx, targets[row], sum, factor);
-                },
-            );
-        });
+        let [logits, targets, max_and_sum, valid, dloss, weights @ ..] = inputs else { unreachable!("five inputs") };
+        let factor = over_valid(f64::from(dloss.f32()[0]), valid.f32()[0], self.weighing.weighted) as f32;
+        let classes = classes(self.weighing, weights);
+        gradients(logits.f32(), targets.u32(), max_and_sum.f32(), factor, classes, &mut outputs[0]);
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
@@ -278,7 +255,9 @@ impl Kernel for CrossEntropyBackward {
             ("dlogits", Output(0)),
         ];
         let (rows, vocab) = (inputs[0].shape.rows(), inputs[0].shape.last_dim());
-        Plan::one(launch(THREADS, "backward", rows, vocab, DType::F32, &operands))
+        let (logits, weighing) = (DType::F32, self.weighing);
+        let pass = RowPass { pass: "backward", most: THREADS, rows, vocab, logits, weighing, weights: 5 };
+        Plan::one(pass.launch(&operands))
     }
 }
 
@@ -288,7 +267,7 @@ impl Kernel for CountValid {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        expect_dtype(self.name(), DType::U32, inputs)?;
+        expect_dtype(self.name(), DType::U32, &inputs[..1])?;
         Ok(vec![scalar()])
     }
 
@@ -297,12 +276,12 @@ impl Kernel for CountValid {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        outputs[0].f32()[0] = count_valid(inputs[0].u32());
+        outputs[0].f32()[0] = count_valid(inputs[0].u32(), inputs.get(1).map(View::f32));
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         let operands = [("targets", Operand::Input(0)), ("valid", Operand::Output(0))];
-        Plan::one(launch(THREADS, "count", inputs[0].shape.elements(), 1, DType::F32, &operands))
+        Plan::one(over_rows("count", inputs[0].shape.elements(), &operands, weights_operand(inputs, 1)))
     }
 }
 
@@ -323,14 +302,15 @@ impl Kernel for MeanLoss {
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         let [loss, valid] = outputs else { unreachable!("two outputs") };
-        valid.f32()[0] = count_valid(inputs[1].u32());
-        loss.f32()[0] = mean_loss(inputs[0].f32(), valid.f32()[0]);
+        let weights = inputs.get(2).map(View::f32);
+        valid.f32()[0] = count_valid(inputs[1].u32(), weights);
+        loss.f32()[0] = mean_loss(inputs[0].f32(), valid.f32()[0], weights.is_some());
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output};
         let operands = [("losses", Input(0)), ("targets", Input(1)), ("loss", Output(0)), ("valid", Output(1))];
-        Plan::one(launch(THREADS, "mean", inputs[0].shape.elements(), 1, DType::F32, &operands))
+        Plan::one(over_rows("mean", inputs[0].shape.elements(), &operands, weights_operand(inputs, 2)))
     }
 }
 
@@ -351,7 +331,8 @@ impl Kernel for RowLosses {
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         let [losses, max_and_sum] = outputs else { unreachable!("two outputs") };
-        row_losses(inputs[0].f32(), inputs[1].u32(), losses.f32(), max_and_sum.f32());
+        let classes = classes(self.weighing, &inputs[2..]);
+        row_losses(inputs[0].f32(), inputs[1].u32(), losses.f32(), max_and_sum.f32(), classes);
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
@@ -359,7 +340,9 @@ impl Kernel for RowLosses {
         let (logits, targets) = (("logits", Input(0)), ("targets", Input(1)));
         let operands = [logits, targets, ("losses", Output(0)), ("max_and_sum", Output(1))];
         let (rows, vocab) = (inputs[0].shape.rows(), inputs[0].shape.last_dim());
-        Plan::one(launch(THREADS, "rows", rows, vocab, inputs[0].dtype, &operands))
+        let (logits, weighing) = (inputs[0].dtype, self.weighing);
+        let pass = RowPass { pass: "rows", most: THREADS, rows, vocab, logits, weighing, weights: 2 };
+        Plan::one(pass.launch(&operands))
     }
 }
 
@@ -381,20 +364,10 @@ impl Kernel for FusedSoftmaxCrossEntropy {
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         let [losses, logits] = outputs else { unreachable!("two outputs") };
-        let targets = inputs[0].u32();
-        let factor = inputs[2].f32()[0] / inputs[1].f32()[0].max(1.0);
-        let rows = logits.f32().par_chunks_mut(self.vocab).zip(losses.f32()).zip(targets);
-        rows.with_min_len(CHUNK.div_ceil(self.vocab)).for_each(|((x, loss), &target)| {
-            let target_logit = x.get(target as usize).copied();
-            vectorized(
-                #[inline(always)]
-                || {
-                    let max_and_sum = exponentiate(x);
-                    *loss = row_loss(target_logit, target, max_and_sum);
-                    row_gradient(x, target, max_and_sum[1], factor);
-                },
-            );
-        });
+        let scale = f64::from(inputs[2].f32()[0]);
+        let factor = over_valid(scale, inputs[1].f32()[0], self.weighing.weighted) as f32;
+        let classes = classes(self.weighing, &inputs[3..]);
+        classify(logits.f32(), inputs[0].u32(), losses.f32(), factor, self.vocab, classes);
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
@@ -409,7 +382,9 @@ impl Kernel for FusedSoftmaxCrossEntropy {
         // A row is read twice. With as many threads to it as there can be, few rows are in work at once, and the second
         // time it comes from the cache.
         let most = 1 << limits.workgroup_threads.clamp(256, 1024).ilog2();
-        Plan::one(launch(most, "classifier", inputs[0].shape.elements(), self.vocab, self.logits, &operands))
+        let &FusedSoftmaxCrossEntropy { vocab, logits, weighing } = self;
+        let rows = inputs[0].shape.elements();
+        Plan::one(RowPass { pass: "classifier", most, rows, vocab, logits, weighing, weights: 3 }.launch(&operands))
     }
 }
 
@@ -418,8 +393,11 @@ impl Tensor {
     /// [`IGNORED`]; 0 if there is none, NaN if a target is neither below V nor `IGNORED`.
     ///
     /// # Errors
-    /// If the logits are not f32, the targets not u32, or there are not as many targets as rows of logits.
-    pub fn cross_entropy(&self, targets: &Tensor) -> Result<Tensor> {
-        apply_one(CrossEntropy, &[self, targets])
+    /// If the logits are not f32, the targets not u32, there are not as many targets as rows of logits, or the
+    /// criterion does not fit.
+    pub fn cross_entropy(&self, targets: &Tensor, criterion: Criterion) -> Result<Tensor> {
+        let (weighing, weights) = criterion.prepare("cross_entropy", self.shape().last_dim())?;
+        let inputs = [self, targets].into_iter().chain(&weights).collect::<Vec<_>>();
+        apply_one(CrossEntropy { weighing }, &inputs)
     }
 }
