@@ -2,7 +2,7 @@
 //
 // Passes over (rows, vocab): LANES threads share a row, and ROWS rows a workgroup; thread `lane` of a row takes
 // the elements (or groups of four) lane, lane + LANES, .. Passes over rows: one workgroup of 256 threads, each summing
-// every 256th row, then a tree. All sums run in a fixed order. Logits and their gradient are stored as {{ T }}.
+// every 256th row, then a tree. All sums run in a fixed order. Logits and their gradient are stored as the type T.
 {{ interface }}
 
 const IGNORED = 0xffffffffu;

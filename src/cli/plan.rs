@@ -89,7 +89,12 @@ fn print(plan: &RunPlan) -> Result<()> {
         None => String::new(),
     };
     output::line(format_args!("batch      {}{largest}", plan.batch_size))?;
-    output::line(format_args!("step       {} tokens, {} FLOP", plan.tokens_per_step, short(plan.flops_per_step)))?;
+    let recomputed = match plan.recompute_flops_per_step {
+        0.0 => String::new(),
+        flops => format!(", and {} more that recomputes blocks", short(flops)),
+    };
+    let flops = short(plan.flops_per_step);
+    output::line(format_args!("step       {} tokens, {flops} FLOP{recomputed}", plan.tokens_per_step))?;
     output::line(format_args!(
         "run        {} steps, {:.2} epochs of {} tokens, {} FLOP",
         plan.steps,

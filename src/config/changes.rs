@@ -38,6 +38,7 @@ const CHANGEABLE: &[&str] = &[
     "train.eval_every",
     "train.eval_batches",
     "train.grad_clip",
+    "train.recompute",
     "optimizer.muon_learning_rate",
     "checkpoint",
     "guard",

@@ -66,6 +66,16 @@ choice! {
 }
 
 choice! {
+    /// Which activations backward computes again instead of keeping them.
+    Recompute {
+        /// None: all that backward needs is kept.
+        None = "none",
+        /// Those of each block, of which only its inputs are kept.
+        Block = "block",
+    }
+}
+
+choice! {
     /// How the angles of rotary positions are stretched for longer contexts.
     RopeScaling {
         /// Not at all.

@@ -2,7 +2,9 @@
 
 use toml::Value;
 
-use super::choice::{AdjustLr, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, RopeScaling, Schedule};
+use super::choice::{
+    AdjustLr, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, Recompute, RopeScaling, Schedule,
+};
 
 /// What a key takes.
 #[derive(Clone, Copy, Debug)]
@@ -92,6 +94,7 @@ pub(super) const KEYS: &[Key] = &[
     key("train.eval_batches", Kind::Count),
     key("train.grad_clip", Kind::Real),
     key("train.label_smoothing", Kind::Real),
+    key("train.recompute", Kind::Choice(Recompute::CHOICES)),
     key("optimizer.kind", Kind::Choice(OptimizerKind::CHOICES)),
     key("optimizer.beta1", Kind::Real),
     key("optimizer.beta2", Kind::Real),

@@ -40,7 +40,9 @@ use std::fmt::Display;
 use crate::error::Error;
 
 pub use changes::Change;
-pub use choice::{AdjustLr, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, RopeScaling, Schedule};
+pub use choice::{
+    AdjustLr, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, Recompute, RopeScaling, Schedule,
+};
 pub use keys::current_word;
 #[cfg(feature = "cli")]
 pub(crate) use keys::nearest;

@@ -7,7 +7,9 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::choice::{AdjustLr, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, RopeScaling, Schedule};
+use super::choice::{
+    AdjustLr, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, Recompute, RopeScaling, Schedule,
+};
 
 /// Everything that a run can be told.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -261,6 +263,8 @@ pub struct TrainConfig {
     pub grad_clip: f64,
     /// How much of each target's probability is spread evenly over the vocabulary, in [0, 1). Default 0.
     pub label_smoothing: f64,
+    /// `none` or `block`. Default `none`.
+    pub recompute: Recompute,
 }
 
 impl Default for TrainConfig {
@@ -281,6 +285,7 @@ impl Default for TrainConfig {
             eval_batches: 0,
             grad_clip: 1.0,
             label_smoothing: 0.0,
+            recompute: Recompute::None,
         }
     }
 }

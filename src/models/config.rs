@@ -168,6 +168,12 @@ impl ModelConfig {
         self.kind.0.train_flops_per_token(self)
     }
 
+    /// What computing all blocks forward once more adds to that: a third of all but what the head costs.
+    pub fn recompute_flops_per_token(&self) -> f64 {
+        let head = (6 * self.vocab_size * self.n_embd) as f64;
+        (self.train_flops_per_token() - head) / 3.0
+    }
+
     /// The parameters that grow with each of the sizes: one of them is the largest.
     pub fn largest_tensors(&self) -> Vec<LargeTensor> {
         self.kind.0.largest_tensors(self)

@@ -24,6 +24,7 @@ pub struct Gpt2 {
     ln_f: LayerNorm,
     /// (V, C); `None` where the head is tied to `wte`.
     lm_head: Option<Embedding>,
+    recompute: bool,
 }
 
 impl Gpt2 {
@@ -45,7 +46,7 @@ impl Gpt2 {
         let h = (0..c.n_layer).map(|_| Block::new(c, &mut keys)).collect::<Result<_>>()?;
         let ln_f = LayerNorm::new(c.n_embd, c.bias)?;
         let lm_head = (!c.tie_embeddings).then(|| Embedding::new(c.vocab_size, c.n_embd, STD, keys())).transpose()?;
-        Ok(Gpt2 { wte, wpe, h, ln_f, lm_head, config })
+        Ok(Gpt2 { wte, wpe, h, ln_f, lm_head, recompute: false, config })
     }
 
     /// The vector of each position, (T, C), of T positions that begin with `start`.
@@ -71,9 +72,18 @@ impl LanguageModel for Gpt2 {
         let x = dropout.apply_to_embeddings(x)?;
         let mut stream = ResidualStream::new(x, self.head().dtype());
         for (i, block) in self.h.iter().enumerate() {
-            stream = block.forward(stream, dropout, cache.map(|cache| cache.layer(i)))?;
+            stream = if self.recompute && cache.is_none() {
+                let block = block.clone();
+                stream.recomputed(dropout, move |stream, dropout| block.forward(stream, dropout, None))?
+            } else {
+                block.forward(stream, dropout, cache.map(|cache| cache.layer(i)))?
+            };
         }
         stream.norm(&self.ln_f)
+    }
+
+    fn set_recompute(&mut self, recompute: bool) {
+        self.recompute = recompute;
     }
 
     fn head(&self) -> &Tensor {
@@ -82,6 +92,7 @@ impl LanguageModel for Gpt2 {
 }
 
 /// One layer: attention and the feed-forward layer, each a branch of the normalized stream that is added to it.
+#[derive(Clone)]
 pub struct Block {
     ln_1: LayerNorm,
     attn: CausalSelfAttention,
@@ -120,6 +131,7 @@ impl Block {
 }
 
 /// Every token attends to itself and to all before it.
+#[derive(Clone)]
 pub struct CausalSelfAttention {
     c_attn: Linear,
     c_proj: Linear,
@@ -141,6 +153,7 @@ impl CausalSelfAttention {
 }
 
 /// Each token by itself, 4C wide in between.
+#[derive(Clone)]
 pub struct Mlp {
     c_fc: Linear,
     c_proj: Linear,

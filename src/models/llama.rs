@@ -24,6 +24,7 @@ pub struct Llama {
     /// (V, C); `None` where the head is tied to `embed_tokens`.
     lm_head: Option<Embedding>,
     rotary: Rotary,
+    recompute: bool,
 }
 
 impl Llama {
@@ -41,7 +42,7 @@ impl Llama {
         let norm = RmsNorm::new(c.n_embd, l.norm_eps)?;
         let lm_head = (!c.tie_embeddings).then(|| Embedding::new(c.vocab_size, c.n_embd, STD, keys())).transpose()?;
         let rotary = Rotary::new(c.block_size, l.head_dim, l.rope_theta, l.rope_scaling);
-        Ok(Llama { embed_tokens, layers, norm, lm_head, rotary, config })
+        Ok(Llama { embed_tokens, layers, norm, lm_head, rotary, recompute: false, config })
     }
 }
 
@@ -56,9 +57,18 @@ impl LanguageModel for Llama {
         let rotary = self.rotary.table(&ids.device())?;
         let mut stream = ResidualStream::new(x, self.head().dtype());
         for (i, layer) in self.layers.iter().enumerate() {
-            stream = layer.forward(stream, &rotary, dropout, cache.map(|cache| cache.layer(i)))?;
+            stream = if self.recompute && cache.is_none() {
+                let (layer, rotary) = (layer.clone(), rotary.clone());
+                stream.recomputed(dropout, move |stream, dropout| layer.forward(stream, &rotary, dropout, None))?
+            } else {
+                layer.forward(stream, &rotary, dropout, cache.map(|cache| cache.layer(i)))?
+            };
         }
         stream.norm(&self.norm)
+    }
+
+    fn set_recompute(&mut self, recompute: bool) {
+        self.recompute = recompute;
     }
 
     fn head(&self) -> &Tensor {
@@ -67,6 +77,7 @@ impl LanguageModel for Llama {
 }
 
 /// One layer: attention and the feed-forward layer, each a branch of the normalized stream that is added to it.
+#[derive(Clone)]
 pub struct Block {
     input_layernorm: RmsNorm,
     self_attn: Attention,
@@ -116,6 +127,7 @@ impl Block {
 }
 
 /// Every token attends to itself and to those before it, as far as the window reaches.
+#[derive(Clone)]
 pub struct Attention {
     /// Queries, keys and values at once.
     qkv_proj: Linear,
@@ -142,6 +154,7 @@ impl Attention {
 }
 
 /// Each token by itself, F wide in between.
+#[derive(Clone)]
 pub struct Mlp {
     /// What is let through, and how much of it: gates first.
     gate_up_proj: Linear,

@@ -47,6 +47,10 @@ pub trait LanguageModel: Module + Send + Sync {
     /// If the shapes do not fit, or all tokens together do not fit the context.
     fn hidden(&self, ids: &Tensor, dropout: &Dropout, cache: Option<&KvCache>) -> Result<Tensor>;
 
+    /// Whether backward computes the activations of each block again instead of keeping them. The results are the same
+    /// to the bit; at first they are kept.
+    fn set_recompute(&mut self, recompute: bool);
+
     /// The weight of the classifier, (V, C), as an operand of matmuls.
     fn head(&self) -> &Tensor;
 

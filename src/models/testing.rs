@@ -65,6 +65,9 @@ impl LanguageModel for MlpModel {
         stream.norm(&self.norm_f)
     }
 
+    /// It has no blocks.
+    fn set_recompute(&mut self, _: bool) {}
+
     fn head(&self) -> &Tensor {
         self.head.weight.operand()
     }

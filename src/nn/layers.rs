@@ -7,7 +7,7 @@ use crate::profile::MemoryKind;
 use crate::tensor::{Spec, weights_device};
 use crate::{DType, Device, Result, Shape, Tensor};
 use rayon::prelude::*;
-use std::cell::Cell;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The streams that initial weights are drawn from, one for each tensor in the order in which they are asked for.
 pub fn init_keys(seed: u64) -> impl FnMut() -> Key {
@@ -46,6 +46,7 @@ fn constant(value: f32, len: usize) -> Result<Tensor> {
 
 /// y = x W + b, with W of shape (inputs, outputs) as in GPT-2's `Conv1D`, or y = x W^T + b, with (outputs, inputs) as
 /// in `torch.nn.Linear`: its parameter's [`LinearLayout`] says which.
+#[derive(Clone)]
 pub struct Linear {
     pub weight: Parameter,
     pub bias: Option<Parameter>,
@@ -160,6 +161,7 @@ pub trait Norm {
 }
 
 /// Layer normalization over the last dimension (Ba, Kiros, Hinton 2016), with PyTorch's epsilon.
+#[derive(Clone)]
 pub struct LayerNorm {
     pub weight: Parameter,
     pub bias: Option<Parameter>,
@@ -196,6 +198,7 @@ impl Norm for LayerNorm {
 }
 
 /// RMS normalization over the last dimension (Zhang and Sennrich 2019).
+#[derive(Clone)]
 pub struct RmsNorm {
     pub weight: Parameter,
     /// Added to the mean square.
@@ -250,7 +253,7 @@ pub struct Dropout {
     of_embeddings: f32,
     seed: u64,
     first_sequence: usize,
-    drawn: Cell<u64>,
+    drawn: AtomicU64,
 }
 
 impl Dropout {
@@ -263,7 +266,7 @@ impl Dropout {
     pub fn new(probability: f32, seed: u64, pass: u64) -> Dropout {
         // Odd multiplier: different passes keep different seeds.
         let seed = seed ^ pass.wrapping_mul(0xd1b5_4a32_d192_ed03);
-        Dropout { probability, of_embeddings: probability, seed, first_sequence: 0, drawn: Cell::new(0) }
+        Dropout { probability, of_embeddings: probability, seed, first_sequence: 0, drawn: AtomicU64::new(0) }
     }
 
     /// The same with a probability of their own for embeddings.
@@ -276,6 +279,11 @@ impl Dropout {
         Dropout { first_sequence, ..self }
     }
 
+    /// Goes on where `other`, which began as a clone of this, has come to.
+    pub(super) fn go_on_from(&self, other: &Dropout) {
+        self.drawn.store(other.drawn.load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
     /// The stream of the next place that drops, `None` if nothing is dropped.
     pub fn next(&self) -> Option<(f32, Key)> {
         self.next_with(self.probability)
@@ -285,8 +293,7 @@ impl Dropout {
         if probability == 0.0 {
             return None;
         }
-        let place = self.drawn.get();
-        self.drawn.set(place + 1);
+        let place = self.drawn.fetch_add(1, Ordering::Relaxed);
         let key = Key::new(self.seed.wrapping_add(place.wrapping_mul(0x2545_f491_4f6c_dd1d)));
         Some((probability, key.slice(self.first_sequence)))
     }
@@ -300,6 +307,13 @@ impl Dropout {
             Some((probability, key)) => x.dropout(probability, key),
             None => Ok(x),
         }
+    }
+}
+
+/// Drops what this one will drop.
+impl Clone for Dropout {
+    fn clone(&self) -> Dropout {
+        Dropout { drawn: AtomicU64::new(self.drawn.load(Ordering::Relaxed)), ..*self }
     }
 }
 

@@ -8,6 +8,7 @@
 
 use super::{Dropout, Norm};
 use crate::ops::random::Key;
+use crate::tensor::recompute;
 use crate::{DType, Result, Tensor};
 
 /// x, and the branch that is not added to it yet.
@@ -50,6 +51,34 @@ impl ResidualStream {
         let (x, normal) = norm.forward_add(&self.x, &value, dropout, self.operand)?;
         self.x = x;
         Ok(normal)
+    }
+
+    /// The stream after a block, of whose activations only the stream before it is kept: backward computes the others
+    /// again ([`recompute`]).
+    ///
+    /// # Errors
+    /// Those of the block.
+    pub fn recomputed(
+        self,
+        dropout: &Dropout,
+        block: impl Fn(ResidualStream, &Dropout) -> Result<ResidualStream> + Send + Sync + 'static,
+    ) -> Result<ResidualStream> {
+        let ResidualStream { x, pending, operand } = self;
+        let (branch, dropped) = pending.map(|Branch { value, dropout }| (value, dropout)).unzip();
+        let inputs: Vec<&Tensor> = [&x].into_iter().chain(&branch).collect();
+        let before = dropout.clone();
+        let segment = move |inputs: &[Tensor]| {
+            // Each time from the same place: the same elements are dropped.
+            let dropout = before.clone();
+            let pending = inputs.get(1).zip(dropped).map(|(value, dropout)| Branch { value: value.clone(), dropout });
+            let after = block(ResidualStream { x: inputs[0].clone(), pending, operand }, &dropout)?;
+            let (branch, dropped) = after.pending.map(|Branch { value, dropout }| (value, dropout)).unzip();
+            Ok(([after.x].into_iter().chain(branch).collect(), (dropped, dropout)))
+        };
+        let (mut outputs, (dropped, after)) = recompute(&inputs, segment)?;
+        dropout.go_on_from(&after);
+        let pending = dropped.map(|dropout| Branch { value: outputs.remove(1), dropout });
+        Ok(ResidualStream { x: outputs.remove(0), pending, operand })
     }
 
     /// Adds the branch that is pending without a norm.

@@ -94,6 +94,11 @@ pub(crate) fn record(op: Box<dyn Op>, inputs: &[&Tensor], outputs: Vec<Tensor>) 
     if !grad_enabled() || !needed {
         return outputs;
     }
+    record_node(op, inputs, outputs)
+}
+
+/// [`record`], whether or not an input needs a gradient.
+pub(super) fn record_node(op: Box<dyn Op>, inputs: &[&Tensor], outputs: Vec<Tensor>) -> Vec<Tensor> {
     let saves = op.saves();
     let keep = |tensors: &[&Tensor], which: &[usize]| {
         // Detached: an output that its own node kept alive would never be freed.
@@ -164,7 +169,26 @@ impl Grads<'_> {
     /// # Errors
     /// Those of the addition.
     pub fn accumulate(&mut self, i: usize, gradient: Tensor) -> Result<()> {
-        match &self.edges[i] {
+        let edges = self.edges;
+        self.accumulate_at(&edges[i], gradient)
+    }
+
+    /// This tensor as input `i` stands on the tape: the gradient of what is computed from it goes where that of the
+    /// input does.
+    pub(super) fn attach(&self, i: usize, input: &Tensor) -> Tensor {
+        Tensor::from_parts(input.spec().clone(), input.storage().clone(), self.edges[i].clone())
+    }
+
+    /// Adds `gradient` to that of `output`, which was computed during this backward: its node takes its turn next.
+    ///
+    /// # Errors
+    /// Those of the addition.
+    pub(super) fn continue_from(&mut self, output: &Tensor, gradient: Tensor) -> Result<()> {
+        self.accumulate_at(output.edge(), gradient)
+    }
+
+    fn accumulate_at(&mut self, edge: &Edge, gradient: Tensor) -> Result<()> {
+        match edge {
             Edge::None => Ok(()),
             Edge::Leaf(sum) => sum.add(&gradient),
             Edge::Node(node, output) => {

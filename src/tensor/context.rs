@@ -31,6 +31,12 @@ pub fn no_grad<T>(body: impl FnOnce() -> T) -> T {
     body()
 }
 
+/// Runs `body` with recording, within [`no_grad`] too.
+pub(super) fn with_grad<T>(body: impl FnOnce() -> T) -> T {
+    let _restore = Restore(Some(GRAD_ENABLED.replace(true)), |before| GRAD_ENABLED.set(before));
+    body()
+}
+
 /// Whether operations are recorded now.
 pub fn grad_enabled() -> bool {
     GRAD_ENABLED.get()

@@ -9,6 +9,7 @@ mod fill;
 mod gradient;
 mod kernel;
 mod readback;
+mod recompute;
 mod shape;
 mod transfer;
 mod upcast;
@@ -26,6 +27,7 @@ pub use gradient::Gradient;
 pub use kernel::{Kernel, View, ViewMut};
 pub(crate) use kernel::{common_device, run, run_as, run_into};
 pub use readback::{Bytes, Readback};
+pub(crate) use recompute::recompute;
 pub use shape::{DType, Shape, Spec};
 
 use crate::profile::MemoryKind;

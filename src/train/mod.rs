@@ -21,6 +21,8 @@ mod options;
 mod plan;
 mod precision;
 mod prompt;
+#[cfg(test)]
+mod recompute;
 mod record;
 mod resume;
 mod run;

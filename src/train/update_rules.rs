@@ -1,6 +1,6 @@
 //! From the configuration to the rules that update the parameters, and to what those remember.
 
-use crate::config::{self, Config, OptimizerKind};
+use crate::config::{self, Config, OptimizerKind, Recompute};
 use crate::models::{LanguageModel, ModelConfig};
 use crate::nn::Parameter;
 use crate::optim::{AdjustLr, Group, Kind, Optimizer, ParameterArena};
@@ -11,12 +11,13 @@ use crate::{Device, Result};
 const MATRICES: usize = 0;
 const OTHERS: usize = 1;
 
-/// The model with its parameters on the device, and their optimizer.
+/// The model as it is trained, with its parameters on the device, and their optimizer.
 pub(in crate::train) fn on_device(
     mut model: Box<dyn LanguageModel>,
     config: &Config,
     device: &Device,
 ) -> Result<(Box<dyn LanguageModel>, ParameterArena, Optimizer)> {
+    model.set_recompute(config.train.recompute == Recompute::Block);
     let group_of = |_: &str, parameter: &Parameter| number(config, parameter.linear.is_some());
     let parameters = ParameterArena::grouped(&mut *model, device, operands(config.device.precision), &group_of)?;
     let optimizer = Optimizer::with_groups(&parameters, &|number| group(config, number), config.train.grad_clip)?;

@@ -19,8 +19,8 @@ pub(super) fn rates(config: &Config, device: &Device) -> Option<Rates> {
         let Ok(earlier) = Layers::new().file(&run.join(CONFIG)).and_then(Layers::build) else { return false };
         let of = |c: &Config| {
             let t = &c.train;
-            let split = c.device.matmul_f32;
-            (c.model.clone(), c.data.clone(), t.batch_size, t.grad_accum_steps, c.device.precision, split)
+            let kernels = (c.device.precision, c.device.matmul_f32, t.recompute);
+            (c.model.clone(), c.data.clone(), t.batch_size, t.grad_accum_steps, kernels)
         };
         of(&earlier.config) == of(config) && computed_on(run).is_some_and(|name| name == device.name())
     };

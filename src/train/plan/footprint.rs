@@ -28,7 +28,7 @@ impl Footprint {
     ///
     /// # Errors
     /// If there is no such model.
-    pub(super) fn new(
+    pub(in crate::train) fn new(
         config: &Config,
         shape: &ModelConfig,
         batch_size: usize,

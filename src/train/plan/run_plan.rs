@@ -2,7 +2,7 @@
 
 use super::footprint::Footprint;
 use super::{Plan, available_memory_bytes, earlier};
-use crate::config::{Config, Resolved};
+use crate::config::{Config, Recompute, Resolved};
 use crate::data::{Corpus, Loader, Position};
 use crate::models::ModelConfig;
 use crate::profile::{Cost, MemoryKind, Roofline};
@@ -35,7 +35,11 @@ pub struct RunPlan {
     pub tokens_per_step: usize,
     pub steps: usize,
     pub epochs: f64,
+    /// Of the model, forward and backward: what utilization is measured by (MFU, Chowdhery et al. 2022).
     pub flops_per_step: f64,
+    /// What is computed a second time besides, for `train.recompute`.
+    pub recompute_flops_per_step: f64,
+    /// Of the model.
     pub flops: f64,
     /// `None` until [`RunPlan::estimate`].
     pub time: Option<TimePlan>,
@@ -129,6 +133,10 @@ pub fn plan_run(resolved: &Resolved, device: &Device, data_dir: &Path, cache_dir
         steps,
         epochs: steps as f64 / steps_per_epoch,
         flops_per_step,
+        recompute_flops_per_step: match t.recompute {
+            Recompute::None => 0.0,
+            Recompute::Block => shape.recompute_flops_per_token() * tokens_per_step as f64,
+        },
         flops: flops_per_step * steps as f64,
         time: None,
         work: Work {
@@ -169,8 +177,9 @@ impl RunPlan {
             }
             Rates::Earlier { run, tokens_per_s } => {
                 let step = self.tokens_per_step as f64 / tokens_per_s;
-                // Forward is a third of the work.
-                let evaluation = (self.batch_size * self.model.block_size) as f64 / tokens_per_s / 3.0;
+                // Forward is a third of the work of the model.
+                let share = self.flops_per_step / (self.flops_per_step + self.recompute_flops_per_step) / 3.0;
+                let evaluation = (self.batch_size * self.model.block_size) as f64 / tokens_per_s * share;
                 let run = run.display();
                 (step, evaluation, format!("{run}, a finished run of the same model and batch on this device"))
             }

@@ -157,6 +157,24 @@ fn a_run_gives_up_after_so_many_rollbacks() {
 }
 
 #[test]
+fn label_smoothing_is_what_is_minimized_and_not_what_evaluations_measure() {
+    for device in Device::for_tests() {
+        let losses = ["0.0", "0.5"].map(|smoothing| {
+            let dir = tempfile::tempdir().unwrap();
+            let smoothing = format!("train.label_smoothing={smoothing}");
+            // So small that the weights stay as they are.
+            let settings = ["train.max_steps=1", "train.learning_rate=1e-30", "model.dropout=0.2", &smoothing];
+            let (events, loss) = train_with_damage(&configuration(dir.path(), &settings), &device, &[]);
+            let finished = |event: &Event| if let Event::Finished(s) = event { s.validation.clone() } else { None };
+            (loss.unwrap(), events.iter().find_map(finished).unwrap().loss)
+        });
+        let [(plain, validation), (smoothed, same)] = losses;
+        assert_eq!(validation, same, "{device}");
+        assert_ne!(plain, smoothed, "{device}");
+    }
+}
+
+#[test]
 fn a_run_without_patience_ends_when_the_validation_loss_rises() {
     let dir = tempfile::tempdir().unwrap();
     let settings = ["guard.patience=2", "train.eval_every=3", "train.learning_rate=3", "train.warmup_steps=0"];
