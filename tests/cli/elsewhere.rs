@@ -113,7 +113,7 @@ fn what_is_wrong_with_a_folder_is_said_by_file_and_tensor() {
     sandbox.write(shard, &whole);
     let config = sandbox.read("there/config.json");
     sandbox.write("there/config.json", config.replace("\"n_positions\": 16", "\"n_positions\": 15"));
-    eval(&["wpe.weight has shape [16, 16], config.json implies [15, 16]"]);
+    eval(&["wpe.weight has shape [16, 16], config.json implies (15, 16)"]);
     sandbox.write("there/config.json", config.replace("\"n_layer\": 1", "\"n_layer\": 2"));
     eval(&["has no tensor h.1."]);
     sandbox.write("there/config.json", config.replace("gelu_new", "relu"));
