@@ -330,6 +330,7 @@ fn arguments_of_ops() -> Vec<(&'static str, Attempt)> {
         ("reshape", |d| x(&[0], d).reshape(WRAPS).map(drop)),
         ("to_dtype", |d| x(&[2, 3], d).to_dtype(DType::U32).map(drop)),
         ("to_dtype", |d| ids(d).to_dtype(DType::F32).map(drop)),
+        ("cast_into", |d| x(&[2, 3], d).cast_into(&x(&[7], d))),
         ("dropout", |d| x(&[2, 3], d).dropout(1.0, KEY).map(drop)),
         ("dropout", |d| x(&[2, 3], d).dropout(-0.1, KEY).map(drop)),
         ("dropout", |d| x(&[2, 3], d).dropout(f32::NAN, KEY).map(drop)),

@@ -85,6 +85,10 @@ fn changes(before: &Config, resolved: &Resolved, path: &Path) -> Result<Vec<Stri
     let mut changes = before.changes(&resolved.config);
     // A warm-up that nobody set follows from the number of steps, which is not known yet.
     changes.retain(|change| change.key != "train.warmup_steps" || !resolved.origin(change.key).is_default());
+    // Nor is one told that only follows from another.
+    if changes.iter().any(|change| change.key == "model.dropout") {
+        changes.retain(|change| change.key != "model.embd_dropout" || !resolved.origin(change.key).is_default());
+    }
     let refused: Vec<_> = changes.iter().filter(|change| !change.is_allowed_on_resume()).collect();
     if let Some(first) = refused.first() {
         let others: Vec<&str> = refused[1..].iter().map(|change| change.key).collect();
