@@ -298,7 +298,8 @@ fn peaks_or_note(device: &Device, operands: DType) -> Option<Roofline> {
 
 fn step_line(t: &StepTiming, precision: &str) -> String {
     format!(
-        "rustyflow {} {precision} B={} T={}: {:.3} ms/step, {:.0} tok/s, {:.2} us/token, {:.2} GiB, loss {:.4}, host {:.1}%",
+        "rustyflow {} {precision} B={} T={}: {:.3} ms/step, {:.0} tok/s, {:.2} us/token, {:.2} GiB, loss {:.4}, \
+         host {:.1}%",
         t.case,
         t.batch_size,
         t.context,

@@ -13,6 +13,9 @@ fn a_folder_of_notes_trains_and_says_what_it_is_made_of() {
     sandbox.write("notes/d.png", "no text");
     let run = sandbox.train(&["--corpus", "notes", "--max-steps", "1", "--name", "x"]).succeeds();
     run.prints(&["text       3 files, 7.2 kB, 4 documents (2 for validation); skipped 1: 1 .png"]);
+    let stats = sandbox.run(&["data", "stats", "--corpus", "notes", "--tokenizer", "char", "--json"]).succeeds().json();
+    let counts = ["files", "documents", "held_out"].map(|key| stats[key].as_u64().unwrap());
+    assert_eq!((counts, &stats["skipped"][".png"]), ([3, 4, 2], &1.into()), "{stats}");
     let tokenizer = sandbox.read("runs/x/checkpoints/step-000001/tokenizer.json");
     assert!(tokenizer.contains("<|endoftext|>"), "{tokenizer}");
     let run = sandbox.run(&["eval", "--model", "runs/x", "--text", "notes", "--json", "--device", "cpu"]).succeeds();
@@ -109,7 +112,9 @@ fn stats_tell_tokens_and_the_most_frequent() {
     let text = corpus();
     assert_eq!(words as usize, text.split_whitespace().count() + text.matches('\n').count());
     assert_eq!(stats["most_frequent"][0][0], "the", "{stats}");
-    sandbox.run(&["data", "stats", "--corpus", "corpus.txt"]).succeeds().prints(&["bytes a token", "most frequent"]);
+    let of_environment = [("RUSTYFLOW_DATA__CORPUS", "corpus.txt"), ("RUSTYFLOW_DATA__TOKENIZER", "char")];
+    let run = sandbox.run_with(&["data", "stats"], &of_environment).succeeds();
+    run.prints(&["corpus         corpus: ", "tokenizer      char, ", "bytes a token", "most frequent"]);
 }
 
 /// Before token files, a text took 25 times its size: this one would have needed 800 MB.

@@ -1,6 +1,7 @@
 //! What is said of a run before it begins, and what it comes to.
 
-use crate::sandbox::{Sandbox, TINY_RUN, has_gpu, json_lines};
+use crate::sandbox::{Run, Sandbox, TINY_RUN, has_gpu, json_lines};
+use serde_json::Value;
 
 #[test]
 fn a_plan_names_memory_steps_and_time_and_writes_nothing() {
@@ -83,6 +84,35 @@ fn the_planned_peak_of_the_cpu_is_that_of_the_run() {
             assert_eq!(planned[plan], kinds[kind], "{more:?}: {kind}");
         }
         assert_eq!(measured["peak_bytes"], end["peak_memory_bytes"]);
+    }
+}
+
+/// Of a run that prints events: memory by kind, in its profile for machines and in the one to be read.
+fn reports_memory_by_kind(sandbox: &Sandbox, run: Run, device: &str) {
+    let lines = json_lines(&run.succeeds().stdout);
+    let end = lines.iter().find(|l| l["kind"] == "end").expect("an end");
+    let folder = end["folder"].as_str().unwrap();
+    let profile: Value = serde_json::from_str(&sandbox.read(format!("{folder}/profile.json"))).unwrap();
+    let memory = &profile["memory"];
+    let kinds = memory["peak_by_kind"].as_object().expect("an object").values();
+    assert_eq!(kinds.map(|bytes| bytes.as_u64().unwrap()).sum::<u64>(), memory["peak_bytes"].as_u64().unwrap());
+    assert!(memory["peak_bytes"].as_u64() > Some(0) && memory["peak_bytes"] == end["peak_memory_bytes"], "{memory}");
+    let report = sandbox.read(format!("{folder}/profile.txt"));
+    assert!(report.contains(&format!("  - {device} memory: ")) && report.contains("optimizer state "), "{report}");
+}
+
+#[test]
+fn a_run_on_the_cpu_reports_its_memory_by_kind() {
+    let sandbox = Sandbox::new();
+    reports_memory_by_kind(&sandbox, sandbox.train(&["--json"]), "CPU");
+    sandbox.train(&[]).succeeds().prints(&["CPU memory    ", "  - CPU memory: "]);
+}
+
+#[test]
+fn a_run_on_a_gpu_reports_its_memory_by_kind() {
+    if has_gpu() {
+        let sandbox = Sandbox::new();
+        reports_memory_by_kind(&sandbox, sandbox.train_on_gpu(&["--json"]), "GPU");
     }
 }
 

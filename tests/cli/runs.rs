@@ -1,6 +1,6 @@
 //! `rustyflow train`: what it prints and what it leaves behind.
 
-use crate::sandbox::{Run, Sandbox, TINY_RUN, corpus, has_gpu, json_lines};
+use crate::sandbox::{Sandbox, TINY_RUN, corpus, has_gpu, json_lines};
 use rustyflow::testing::assert_close;
 use serde_json::Value;
 use std::io::{BufRead, BufReader};
@@ -58,6 +58,8 @@ fn the_report_has_its_documented_form() {
     assert!(percent > 0.0 && percent <= 100.0, "{percent}");
     let host = lines.next().unwrap();
     assert!(host.starts_with("  - Host: data ") && host.contains(" s, other ") && host.ends_with("%)"), "{host}");
+    let memory = lines.next().unwrap();
+    assert!(memory.starts_with("  - CPU memory: ") && memory.ends_with(" buffers"), "{memory}");
     let wall = lines.next().unwrap();
     assert!(wall.starts_with("  - Run: ") && wall.contains(" s on the wall: ") && wall.ends_with("%)"), "{wall}");
     let average = lines.next().unwrap();
@@ -88,35 +90,6 @@ fn a_run_ends_in_a_short_summary_unless_the_profile_is_asked_for() {
     assert!(summary.contains("[AVG_EPOCH_TIME] ") && !summary.contains("Largest kernels"), "{summary}");
     assert!(summary.lines().count() < 16 && !summary.contains("TFLOP/s"), "{summary}");
     assert!(sandbox.read(format!("{TINY_RUN}/profile.txt")).contains("Largest kernels"));
-}
-
-/// Of a run that prints events: memory by kind, in its profile for machines and in the one to be read.
-fn reports_memory_by_kind(sandbox: &Sandbox, run: Run, device: &str) {
-    let lines = json_lines(&run.succeeds().stdout);
-    let end = lines.iter().find(|l| l["kind"] == "end").expect("an end");
-    let folder = end["folder"].as_str().unwrap();
-    let profile: Value = serde_json::from_str(&sandbox.read(format!("{folder}/profile.json"))).unwrap();
-    let memory = &profile["memory"];
-    let kinds = memory["peak_by_kind"].as_object().expect("an object").values();
-    assert_eq!(kinds.map(|bytes| bytes.as_u64().unwrap()).sum::<u64>(), memory["peak_bytes"].as_u64().unwrap());
-    assert!(memory["peak_bytes"].as_u64() > Some(0) && memory["peak_bytes"] == end["peak_memory_bytes"], "{memory}");
-    let report = sandbox.read(format!("{folder}/profile.txt"));
-    assert!(report.contains(&format!("  - {device} memory: ")) && report.contains("optimizer state "), "{report}");
-}
-
-#[test]
-fn a_run_on_the_cpu_reports_its_memory_by_kind() {
-    let sandbox = Sandbox::new();
-    reports_memory_by_kind(&sandbox, sandbox.train(&["--json"]), "CPU");
-    sandbox.train(&[]).succeeds().prints(&["CPU memory    ", "  - CPU memory: "]);
-}
-
-#[test]
-fn a_run_on_a_gpu_reports_its_memory_by_kind() {
-    if has_gpu() {
-        let sandbox = Sandbox::new();
-        reports_memory_by_kind(&sandbox, sandbox.train_on_gpu(&["--json"]), "GPU");
-    }
 }
 
 #[test]
@@ -218,8 +191,10 @@ fn every_epoch_has_a_line() {
         let expected = format!("\n  epoch {number:<10}{:.2}\n", line["seconds"].as_f64().unwrap());
         assert!(log.contains(&expected), "{expected:?} is missing in {log}");
     }
-    let run = sandbox.train(&["--epochs", "2", "--name", "plain"]).succeeds();
-    run.prints(&["\nepoch     1  0."]);
+    // But not where lines would be all that is seen.
+    let run = sandbox.train(&["--epochs", "40", "--name", "plain", "--set", "train.eval_every=0"]).succeeds();
+    let run = run.prints(&["\nepoch     1  0."]);
+    assert!(run.stdout.matches("\nepoch ").count() < 20, "{run:?}");
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! `train --tui`: what is left in the terminal, and what happens where there is none. And the bar without it.
 
 use crate::sandbox::{Run, Sandbox, TINY_RUN};
-use std::process::Command;
+use std::io::Write;
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 const ENTER: &str = "\x1b[?1049h";
 const LEAVE: &str = "\x1b[?1049l";
@@ -29,6 +31,11 @@ fn fails_with_what_writes_to_the_same_place() {
 /// Runs the command in a terminal of 100 by 30, in a shell that was prepared so; `None` where there is no `script` to
 /// make one.
 fn in_terminal(sandbox: &Sandbox, prepare: &str, command: &str) -> Option<Run> {
+    in_terminal_with_key(sandbox, prepare, command, None)
+}
+
+/// As [`in_terminal`], with this key pressed once the command has had a second.
+fn in_terminal_with_key(sandbox: &Sandbox, prepare: &str, command: &str, key: Option<&[u8]>) -> Option<Run> {
     if !Command::new("script").arg("--version").output().is_ok_and(|output| output.status.success()) {
         eprintln!("SKIPPED, no `script` of util-linux");
         return None;
@@ -44,7 +51,13 @@ fn in_terminal(sandbox: &Sandbox, prepare: &str, command: &str) -> Option<Run> {
             None => script.env_remove(name),
         };
     }
-    let run = Run::new(script.env("TERM", "xterm").output().expect("it starts"));
+    script.env("TERM", "xterm").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = script.spawn().expect("it starts");
+    if let Some(key) = key {
+        std::thread::sleep(Duration::from_secs(1));
+        child.stdin.as_mut().expect("it is a pipe").write_all(key).expect("it reads");
+    }
+    let run = Run::new(child.wait_with_output().expect("it ends"));
     let stdout = run.stdout.replace("\r\n", "\n");
     Some(Run { stdout, ..run })
 }
@@ -76,6 +89,18 @@ fn the_terminal_is_given_back_with_the_summary_in_it() {
         assert!(after.contains(part), "{part:?} is missing in {after}");
     }
     assert!(!after.contains('\x1b') || after.starts_with("\x1b[?25h"), "nothing is drawn any more: {after:?}");
+}
+
+#[test]
+fn q_stops_the_run_as_an_interrupt_does() {
+    let sandbox = Sandbox::new();
+    // Without it the run lasts half a minute.
+    let command = "train --config tiny.toml --device cpu --threads 1 --tui --max-steps 30000";
+    let Some(run) = in_terminal_with_key(&sandbox, "", command, Some(b"q")) else { return };
+    let after = after_the_view(&run);
+    for part in ["interrupted before 30000", "--resume runs/", "code 130\n"] {
+        assert!(after.contains(part), "{part:?} is missing in {after}");
+    }
 }
 
 #[test]

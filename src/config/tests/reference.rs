@@ -35,6 +35,9 @@ fn the_schema_has_every_key_with_its_default() {
             assert_eq!(of_key["default"], defaults[section][name], "{}", key.name);
         }
     }
+    // What no key has is an error, for editors too.
+    let sections = keys::SECTIONS.iter().map(|section| &schema["properties"][section]);
+    assert!([&schema].into_iter().chain(sections).all(|object| object["additionalProperties"] == false), "{schema}");
     // And `[recipe]`.
     assert_eq!(schema["properties"].as_object().unwrap().len(), keys::SECTIONS.len() + 1);
 }
