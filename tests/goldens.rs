@@ -445,7 +445,7 @@ fn check_optimizers(device: &Device) {
         let kinds = [kind, Kind::AdamW { beta1, beta2, eps }];
         let is_other = |_: &str, parameter: &Parameter| usize::from(parameter.linear.is_none());
         let arena = ParameterArena::grouped(&mut parameters, device, DType::F32, &is_other).unwrap();
-        let group = |number: usize| Group { kind: kinds[number], lr_scale: 1.0, weight_decay };
+        let group = |number: usize| Group::new(kinds[number], weight_decay);
         let mut optimizer = Optimizer::with_groups(&arena, &group, number(settings, "grad_clip")).unwrap();
         for (step, learning_rate) in golden.description["lr"].as_array().unwrap().iter().enumerate() {
             for (name, tensor) in parameters.parameters() {

@@ -25,6 +25,8 @@ pub(super) enum Kind {
     Choice(&'static [&'static str]),
     /// A [`DeviceKind`].
     Device,
+    /// A list of tables, each a [`GroupConfig`](super::GroupConfig).
+    Groups,
 }
 
 /// One key of the schema.
@@ -105,6 +107,7 @@ pub(super) const KEYS: &[Key] = &[
     key("optimizer.ns_steps", Kind::Count),
     key("optimizer.adjust_lr", Kind::Choice(AdjustLr::CHOICES)),
     key("optimizer.muon_learning_rate", Kind::Real),
+    key("optimizer.group", Kind::Groups),
     key("checkpoint.every", Kind::Count),
     key("checkpoint.keep_last", Kind::Count),
     key("checkpoint.keep_best", Kind::Flag),
@@ -199,6 +202,7 @@ impl Key {
                 let texts = text.split(',').map(str::trim).filter(|text| !text.is_empty());
                 Value::Array(texts.map(|text| Value::String(text.into())).collect())
             }
+            Kind::Groups => text.parse().unwrap_or_else(|_| Value::String(text.into())),
             // TOML refuses `.5`, `1.` and `+.5e3`, which people type.
             Kind::Real => text.parse().ok().or_else(|| number(text)).unwrap_or_else(|| Value::String(text.into())),
             Kind::Flag | Kind::Count | Kind::Seed => text.parse().unwrap_or_else(|_| Value::String(text.into())),
@@ -244,7 +248,38 @@ impl Key {
                 Err(_) => refuse("one of auto, cpu, gpu, gpu:N (such as gpu:1)", &Value::String(word)),
             },
             (Kind::Device, value) => refuse("one of auto, cpu, gpu, gpu:N (such as gpu:1)", &value),
+            (Kind::Groups, Value::Array(groups)) => {
+                let groups = groups
+                    .into_iter()
+                    .enumerate()
+                    .map(|(i, group)| check_group(group).map_err(|message| format!("number {}: {message}", i + 1)));
+                Ok(Value::Array(groups.collect::<Result<_, _>>()?))
+            }
+            (Kind::Groups, value) => refuse("tables under [[optimizer.group]]", &value),
         }
+    }
+}
+
+/// A [`GroupConfig`](super::GroupConfig) with its defaults, or what is wrong with it.
+fn check_group(value: Value) -> Result<Value, String> {
+    let Value::Table(mut group) = value else {
+        return Err(format!("expected a table with the key match, got {}", describe(&value)));
+    };
+    if let Some(unknown) = group.keys().find(|key| !["match", "lr_scale", "weight_decay"].contains(&key.as_str())) {
+        return Err(format!("unknown key {unknown}; the keys of a group are match, lr_scale, weight_decay"));
+    }
+    group.entry("lr_scale").or_insert(Value::Float(1.0));
+    for name in ["lr_scale", "weight_decay"] {
+        let number = Key { name, kind: Kind::Real };
+        if let Some(value) = group.remove(name) {
+            let value = number.check(value).map_err(|message| format!("{name}: {message}"))?;
+            group.insert(name.into(), value);
+        }
+    }
+    match group.get("match") {
+        Some(Value::String(_)) => Ok(Value::Table(group)),
+        Some(value) => Err(format!("match: expected a text in quotes, got {}", describe(value))),
+        None => Err("match is missing: it says which parameters are in the group, as in match = \"*.wte*\"".into()),
     }
 }
 

@@ -51,8 +51,8 @@ pub use origin::Origin;
 pub use recipe::{RECIPES, Recipe, RecipeTime};
 pub use reference::{json_schema, template};
 pub use schema::{
-    CheckpointConfig, Config, DataConfig, DeviceConfig, GenerateConfig, GuardConfig, LogConfig, ModelConfig,
-    OptimizerConfig, RunConfig, TrainConfig, TrainLength,
+    CheckpointConfig, Config, DataConfig, DeviceConfig, GenerateConfig, GroupConfig, GuardConfig, LogConfig,
+    ModelConfig, OptimizerConfig, RunConfig, TrainConfig, TrainLength,
 };
 
 /// The configuration that is used when none is named: it trains on the sample corpus that ships.

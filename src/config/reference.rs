@@ -93,6 +93,16 @@ fn values(kind: Kind) -> Value {
         Kind::Seed => json!({ "type": "integer", "minimum": 0, "maximum": i64::MAX }),
         Kind::Real => json!({ "type": "number" }),
         Kind::Choice(words) => json!({ "type": "string", "enum": words }),
+        Kind::Groups => json!({ "type": "array", "items": {
+            "type": "object",
+            "additionalProperties": false,
+            "required": ["match"],
+            "properties": {
+                "match": { "type": "string" },
+                "lr_scale": { "type": "number" },
+                "weight_decay": { "type": "number" },
+            },
+        } }),
         Kind::Device => json!({ "type": "string", "pattern": "^(auto|cpu|gpu(:[0-9]+)?)$" }),
     }
 }

@@ -325,6 +325,23 @@ pub struct OptimizerConfig {
     pub adjust_lr: AdjustLr,
     /// The highest learning rate of the matrices of `muon`; the schedule is the same. Default 0: `train.learning_rate`.
     pub muon_learning_rate: f64,
+    /// Parameters with a learning rate or weight decay of their own. Default none.
+    pub group: Vec<GroupConfig>,
+}
+
+/// `[[optimizer.group]]`: parameters with a learning rate or weight decay of their own. The first group that a name
+/// matches is the parameter's.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GroupConfig {
+    /// A pattern of names, in which `*` stands for any text.
+    #[serde(rename = "match")]
+    pub pattern: String,
+    /// Multiplies the learning rate. Default 1.
+    pub lr_scale: f64,
+    /// Weight decay of every parameter that matches, biases and norms too. Default unset: that of the others.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weight_decay: Option<f64>,
 }
 
 impl Default for OptimizerConfig {
@@ -340,6 +357,7 @@ impl Default for OptimizerConfig {
             ns_steps: 5,
             adjust_lr: AdjustLr::MatchRmsAdamW,
             muon_learning_rate: 0.0,
+            group: Vec::new(),
         }
     }
 }

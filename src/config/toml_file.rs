@@ -49,7 +49,7 @@ pub(super) fn read(place: &str, text: &str) -> Result<Layer> {
     Ok(layer)
 }
 
-/// The value without its place in the text; a table comes out empty, for no key takes one.
+/// The value without its place in the text.
 fn plain(value: &DeValue<'_>) -> std::result::Result<Value, String> {
     Ok(match value {
         DeValue::String(text) => Value::String(text.to_string()),
@@ -60,7 +60,13 @@ fn plain(value: &DeValue<'_>) -> std::result::Result<Value, String> {
         DeValue::Array(values) => {
             Value::Array(values.iter().map(|value| plain(value.get_ref())).collect::<std::result::Result<_, _>>()?)
         }
-        DeValue::Table(_) => Value::Table(toml::Table::new()),
+        DeValue::Table(entries) => {
+            let entry = |(key, value): (_, &toml::Spanned<DeValue<'_>>)| {
+                let key: &toml::Spanned<std::borrow::Cow<'_, str>> = key;
+                Ok((key.get_ref().to_string(), plain(value.get_ref())?))
+            };
+            Value::Table(entries.iter().map(entry).collect::<std::result::Result<_, String>>()?)
+        }
     })
 }
 

@@ -27,6 +27,7 @@ pub(super) fn validate(resolved: &Resolved) -> Result<()> {
     heads(&c)?;
     vocabulary(&c)?;
     scale(&c)?;
+    groups(&c)?;
     learning_rate(&c)
 }
 
@@ -225,6 +226,22 @@ fn scale(c: &Checker) -> Result<()> {
     if parameters > MAX_PARAMETERS {
         let message = format!("the model would have {parameters} parameters; make n_layer or n_embd smaller");
         return Err(c.fail(&["model.n_embd", "model.n_layer", "model.block_size", "data.vocab_size"], message));
+    }
+    Ok(())
+}
+
+/// Groups of parameters: whether their patterns match any is known once there is a model.
+fn groups(c: &Checker) -> Result<()> {
+    for (i, group) in c.config().optimizer.group.iter().enumerate() {
+        let fail = |message: String| Err(c.fail(&["optimizer.group"], format!("number {}: {message}", i + 1)));
+        if let Err(error) = globset::Glob::new(&group.pattern) {
+            return fail(format!("match = {:?} is no pattern: {}", group.pattern, error.kind()));
+        }
+        for (name, x) in [("lr_scale", group.lr_scale), ("weight_decay", group.weight_decay.unwrap_or(0.0))] {
+            if x < 0.0 {
+                return fail(format!("{name}: expected a number, at least 0, got {x:?}"));
+            }
+        }
     }
     Ok(())
 }

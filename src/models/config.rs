@@ -2,7 +2,7 @@
 
 use super::{FAMILIES, KvCache, LanguageModel, hf};
 use crate::nn::RopeScaling;
-use crate::{Error, Result, Tensor};
+use crate::{Error, Result, Shape, Tensor};
 use serde::{Serialize, Serializer};
 use std::fmt;
 use std::str::FromStr;
@@ -161,6 +161,12 @@ impl ModelConfig {
     /// How many of those are weights of linear layers, which its blocks are made of.
     pub fn block_matrices(&self) -> usize {
         self.kind.0.block_matrices(self)
+    }
+
+    /// What the parameter that is called `name` here, of this shape, is called in `model.safetensors`: several names if
+    /// it is stored there in parts.
+    pub fn tensor_names(&self, name: &str, shape: &Shape) -> Vec<String> {
+        self.kind.hf().tensors(self, name, shape).into_iter().map(|(name, _)| name).collect()
     }
 
     /// Floating-point operations that one token of training costs, forward and backward.

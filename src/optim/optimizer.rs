@@ -51,6 +51,15 @@ pub struct Group {
     /// Multiplies the learning rate.
     pub lr_scale: f64,
     pub weight_decay: f64,
+    /// Whether vectors, such as biases and the scales of norms, decay as well.
+    pub decays_vectors: bool,
+}
+
+impl Group {
+    /// At the learning rate itself, with this decay of matrices and embeddings.
+    pub fn new(kind: Kind, weight_decay: f64) -> Group {
+        Group { kind, lr_scale: 1.0, weight_decay, decays_vectors: false }
+    }
 }
 
 /// A group, the part of the arenas that holds it, and what is remembered of it.
@@ -84,8 +93,7 @@ impl Optimizer {
     /// If the device has no memory left for the moments, or the rule is Muon and there are other parameters than
     /// weights of linear layers.
     pub fn new(parameters: &ParameterArena, kind: Kind, weight_decay: f64, grad_clip: f64) -> Result<Optimizer> {
-        let group = Group { kind, lr_scale: 1.0, weight_decay };
-        Optimizer::with_groups(parameters, &|_| group, grad_clip)
+        Optimizer::with_groups(parameters, &|_| Group::new(kind, weight_decay), grad_clip)
     }
 
     /// A fresh optimizer that updates each group of [`ParameterArena::grouped`] as `group_of` its number says.
@@ -210,6 +218,8 @@ impl Step<'_> {
             Kind::Sgd { momentum } => (Rule::Sgd, momentum, 0.0, 0.0),
             Kind::Muon { .. } => unreachable!("it updates whole matrices"),
         };
+        let Segment { range: whole, decay_end, .. } = &state.segment;
+        let decay_end = if state.group.decays_vectors { whole.end } else { *decay_end };
         Update {
             rule,
             learning_rate: self.learning_rate as f32,
@@ -221,8 +231,8 @@ impl Step<'_> {
             correction1: (1.0 / (1.0 - beta1.powi(t))) as f32,
             correction2: (1.0 / (1.0 - beta2.powi(t))) as f32,
             scale: self.scale,
-            decay_end: state.segment.decay_end.saturating_sub(range.start).min(range.len()),
-            counts: self.counts && range.start == state.segment.range.start,
+            decay_end: decay_end.saturating_sub(range.start).min(range.len()),
+            counts: self.counts && range.start == whole.start,
         }
     }
 }

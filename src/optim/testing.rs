@@ -21,7 +21,7 @@ pub fn optimizer(module: &mut dyn Module, device: &Device, kind: Kind) -> (Param
     let is_muon = matches!(kind, Kind::Muon { .. });
     let group_of = |_: &str, parameter: &Parameter| usize::from(is_muon && parameter.linear.is_none());
     let parameters = ParameterArena::grouped(module, device, DType::F32, &group_of).unwrap();
-    let group = |number: usize| Group { kind: [kind, ADAMW][number], lr_scale: 1.0, weight_decay: 0.1 };
+    let group = |number: usize| Group::new([kind, ADAMW][number], 0.1);
     let optimizer = Optimizer::with_groups(&parameters, &group, 1.0).unwrap();
     (parameters, optimizer)
 }

@@ -1,25 +1,27 @@
 //! From the configuration to the rules that update the parameters, and to what those remember.
 
-use crate::config::{self, Config, OptimizerKind, Recompute};
+use crate::config::{self, Config, GroupConfig, OptimizerKind, Recompute};
 use crate::models::{LanguageModel, ModelConfig};
 use crate::nn::Parameter;
 use crate::optim::{AdjustLr, Group, Kind, Optimizer, ParameterArena};
 use crate::train::precision::operands;
-use crate::{Device, Result};
-
-/// The number of the group of the matrices in blocks, where Muon updates those; of all others.
-const MATRICES: usize = 0;
-const OTHERS: usize = 1;
+use crate::{Device, Error, Result};
+use globset::{Glob, GlobMatcher};
+use std::collections::HashMap;
 
 /// The model as it is trained, with its parameters on the device, and their optimizer.
+///
+/// # Errors
+/// If a group has no parameters, or the device has no memory left.
 pub(in crate::train) fn on_device(
     mut model: Box<dyn LanguageModel>,
     config: &Config,
     device: &Device,
 ) -> Result<(Box<dyn LanguageModel>, ParameterArena, Optimizer)> {
     model.set_recompute(config.train.recompute == Recompute::Block);
-    let group_of = |_: &str, parameter: &Parameter| number(config, parameter.linear.is_some());
-    let parameters = ParameterArena::grouped(&mut *model, device, operands(config.device.precision), &group_of)?;
+    let numbers = numbers(config, &mut *model)?;
+    let number_of = |name: &str, _: &Parameter| numbers[name];
+    let parameters = ParameterArena::grouped(&mut *model, device, operands(config.device.precision), &number_of)?;
     let optimizer = Optimizer::with_groups(&parameters, &|number| group(config, number), config.train.grad_clip)?;
     Ok((model, parameters, optimizer))
 }
@@ -27,20 +29,82 @@ pub(in crate::train) fn on_device(
 /// How many numbers the optimizer remembers of a model.
 pub(in crate::train) fn moments(config: &Config, model: &ModelConfig) -> usize {
     let (all, matrices) = (model.parameter_count(), model.block_matrices());
-    let of = |is_matrix| group(config, number(config, is_matrix)).kind.moments();
+    let of = |is_matrix| group(config, number(config, 0, is_matrix)).kind.moments();
     matrices * of(true) + (all - matrices) * of(false)
 }
 
-/// The group of a matrix in a block, or of another parameter.
-fn number(config: &Config, is_matrix: bool) -> usize {
-    if config.optimizer.kind == OptimizerKind::Muon && is_matrix { MATRICES } else { OTHERS }
+/// The number of the parameters of group `own` of the configuration, or of no group if there are not so many: two for
+/// each, as Muon updates matrices in blocks apart from the rest.
+fn number(config: &Config, own: usize, is_matrix: bool) -> usize {
+    let by_muon = config.optimizer.kind == OptimizerKind::Muon && is_matrix;
+    2 * own + usize::from(!by_muon)
 }
 
+/// The number of every parameter, by its name.
+fn numbers(config: &Config, model: &mut dyn LanguageModel) -> Result<HashMap<String, usize>> {
+    let groups = &config.optimizer.group;
+    let invalid = |i: usize, message: String| Error::Invalid(format!("optimizer.group number {}: {message}", i + 1));
+    let pattern = |group: &GroupConfig| Glob::new(&group.pattern).map(|glob| glob.compile_matcher());
+    let patterns = groups.iter().enumerate().map(|(i, group)| pattern(group).map_err(|e| invalid(i, e.to_string())));
+    let patterns = patterns.collect::<Result<Vec<GlobMatcher>>>()?;
+    let mut parameters = Vec::new();
+    let shape = model.config().clone();
+    model.visit_parameters("", &mut |name, parameter| {
+        let names = shape.tensor_names(name, parameter.shape());
+        parameters.push((name.to_string(), names, parameter.linear.is_some()));
+    });
+    // How many match each pattern, and how many of those no earlier one.
+    let (mut matched, mut members) = (vec![0; groups.len()], vec![0; groups.len()]);
+    let mut numbers = HashMap::new();
+    for (name, names, is_matrix) in &parameters {
+        let mut own = groups.len();
+        for (i, pattern) in patterns.iter().enumerate() {
+            if matches(pattern, name, names).map_err(|message| invalid(i, message))? {
+                matched[i] += 1;
+                own = own.min(i);
+            }
+        }
+        members.iter_mut().skip(own).take(1).for_each(|members| *members += 1);
+        numbers.insert(name.clone(), number(config, own, *is_matrix));
+    }
+    match members.iter().position(|&members| members == 0) {
+        Some(i) if matched[i] == 0 => {
+            let some: Vec<&str> = parameters.iter().take(8).map(|(name, ..)| &**name).collect();
+            let (pattern, count) = (&groups[i].pattern, parameters.len());
+            let some = some.join(", ");
+            Err(invalid(i, format!("match = {pattern:?} matches none of {count} parameters, such as {some}")))
+        }
+        Some(i) => {
+            let pattern = &groups[i].pattern;
+            Err(invalid(i, format!("all that match = {pattern:?} matches is in the groups before it; put it first")))
+        }
+        None => Ok(numbers),
+    }
+}
+
+/// Whether a pattern means the parameter `name`, which `model.safetensors` has under these names.
+fn matches(pattern: &GlobMatcher, name: &str, stored: &[String]) -> std::result::Result<bool, String> {
+    let (named, others): (Vec<&String>, Vec<&String>) = stored.iter().partition(|stored| pattern.is_match(stored));
+    if pattern.is_match(name) || others.is_empty() {
+        return Ok(true);
+    }
+    match named.first() {
+        Some(named) => Err(format!(
+            "match = {:?} matches {named} and not {}, which are one parameter here and in one group: \
+             write a pattern that matches {name}",
+            pattern.glob().glob(),
+            others[0]
+        )),
+        None => Ok(false),
+    }
+}
+
+/// How the parameters of this number are updated.
 fn group(config: &Config, number: usize) -> Group {
-    let o = &config.optimizer;
+    let (o, by_muon) = (&config.optimizer, number.is_multiple_of(2));
     let adamw = Kind::AdamW { beta1: o.beta1, beta2: o.beta2, eps: o.eps };
     let kind = match o.kind {
-        OptimizerKind::Muon if number == MATRICES => Kind::Muon {
+        OptimizerKind::Muon if by_muon => Kind::Muon {
             momentum: o.momentum,
             nesterov: o.nesterov,
             ns_steps: o.ns_steps,
@@ -53,9 +117,16 @@ fn group(config: &Config, number: usize) -> Group {
         OptimizerKind::Adam => Kind::Adam { beta1: o.beta1, beta2: o.beta2, eps: o.eps },
         OptimizerKind::Sgd => Kind::Sgd { momentum: o.momentum },
     };
-    let has_own_rate = matches!(kind, Kind::Muon { .. }) && o.muon_learning_rate > 0.0;
+    let has_own_rate = by_muon && o.muon_learning_rate > 0.0;
     let lr_scale = if has_own_rate { o.muon_learning_rate / config.train.learning_rate } else { 1.0 };
-    Group { kind, lr_scale, weight_decay: o.weight_decay }
+    let own = o.group.get(number / 2);
+    let own_decay = own.and_then(|own| own.weight_decay);
+    Group {
+        kind,
+        lr_scale: lr_scale * own.map_or(1.0, |own| own.lr_scale),
+        weight_decay: own_decay.unwrap_or(o.weight_decay),
+        decays_vectors: own_decay.is_some(),
+    }
 }
 
 #[cfg(test)]
@@ -111,8 +182,87 @@ mod tests {
     fn muon_may_have_a_learning_rate_of_its_own() {
         let mut config = Config::default();
         (config.optimizer.kind, config.train.learning_rate) = (OptimizerKind::Muon, 0.01);
-        assert_eq!([MATRICES, OTHERS].map(|number| group(&config, number).lr_scale), [1.0, 1.0]);
+        assert_eq!([0, 1].map(|number| group(&config, number).lr_scale), [1.0, 1.0]);
         config.optimizer.muon_learning_rate = 0.02;
-        assert_eq!([MATRICES, OTHERS].map(|number| group(&config, number).lr_scale), [2.0, 1.0]);
+        assert_eq!([0, 1].map(|number| group(&config, number).lr_scale), [2.0, 1.0]);
+    }
+
+    fn with_groups(kind: &str, groups: &[(&str, f64, Option<f64>)]) -> Config {
+        let mut config = Config::default();
+        (config.optimizer.kind, config.optimizer.weight_decay) = (kind.parse().unwrap(), 0.0);
+        let group = |&(pattern, lr_scale, weight_decay): &(&str, f64, Option<f64>)| GroupConfig {
+            pattern: pattern.into(),
+            lr_scale,
+            weight_decay,
+        };
+        config.optimizer.group = groups.iter().map(group).collect();
+        config
+    }
+
+    /// After one update with gradients of -1, by how much each parameter has changed.
+    fn changes(config: &Config, model: &ModelConfig) -> HashMap<String, Vec<f32>> {
+        let (mut model, arena, mut optimizer) = on_device(build(model, 1).unwrap(), config, &Device::Cpu).unwrap();
+        let before = arena.values().to_f32().unwrap();
+        for (_, tensor) in model.parameters() {
+            tensor.grad().unwrap().write_bytes(bytemuck::cast_slice(&vec![-1f32; tensor.len()])).unwrap();
+        }
+        optimizer.step(&arena, 0.01).unwrap();
+        let after = arena.values().to_f32().unwrap();
+        let of = |entry: &crate::optim::Entry| {
+            let pairs = before[entry.range()].iter().zip(&after[entry.range()]);
+            (entry.name.clone(), pairs.map(|(b, a)| b - a).collect())
+        };
+        arena.entries.iter().map(of).collect()
+    }
+
+    #[test]
+    fn the_first_group_that_matches_sets_rate_and_decay() {
+        let model = testing::small(65, 16, 2, 24);
+        let largest =
+            |changes: &HashMap<String, Vec<f32>>, name: &str| changes[name].iter().fold(0f32, |m, x| m.max(x.abs()));
+        for kind in OptimizerKind::CHOICES {
+            let plain = changes(&with_groups(kind, &[]), &model);
+            let groups = [("*.wte.*", 0.0, None), ("*wte*", 3.0, None), ("*.bias", 2.0, None)];
+            let error = on_device(build(&model, 1).unwrap(), &with_groups(kind, &groups), &Device::Cpu).err().unwrap();
+            assert!(error.to_string().contains("number 2: all that match = \"*wte*\" matches"), "{error}");
+            let groups = [("*.wte.*", 0.0, None), ("*w?e*", 3.0, Some(0.0)), ("*.bias", 2.0, None)];
+            let scaled = changes(&with_groups(kind, &groups), &model);
+            assert!(scaled["wte.weight"].iter().all(|change| *change == 0.0), "{kind}");
+            for (name, by) in [("wpe.weight", 3.0), ("h.0.mlp.c_fc.bias", 2.0), ("h.0.mlp.c_fc.weight", 1.0)] {
+                let factor = largest(&scaled, name) / largest(&plain, name);
+                assert!((factor - by).abs() < 0.01, "{kind} {name}: {factor}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_decay_that_is_set_is_one_of_vectors_too() {
+        let model = testing::small_llama("qwen3");
+        for kind in OptimizerKind::CHOICES {
+            let plain = changes(&with_groups(kind, &[]), &model);
+            let decayed = changes(&with_groups(kind, &[("*norm.weight", 1.0, Some(50.0))]), &model);
+            for (name, change) in &plain {
+                assert_eq!(decayed[name] != *change, name.ends_with("norm.weight"), "{kind} {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_those_of_the_model_and_of_its_file() {
+        let model = testing::small_llama("llama");
+        let numbers = |pattern: &str| {
+            let config = with_groups("adamw", &[(pattern, 1.0, None)]);
+            let numbers = numbers(&config, &mut *build(&model, 1).unwrap()).map_err(|error| error.to_string())?;
+            Ok::<_, String>(numbers.values().filter(|number| **number < 2).count())
+        };
+        assert_eq!(numbers("layers.0.mlp.gate_up_proj.weight"), Ok(1));
+        assert_eq!(numbers("model.layers.0.mlp.{gate,up}_proj.weight"), Ok(1));
+        assert_eq!(numbers("model.layers.[01].mlp.*"), Ok(4));
+        assert_eq!(numbers("*"), Ok(14));
+        let error = numbers("*.q_proj.*").unwrap_err();
+        let parts = ["number 1", "model.layers.0.self_attn.q_proj.weight and not", "k_proj", "qkv_proj.weight"];
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        let error = numbers("*.wte.*").unwrap_err();
+        assert!(error.contains("\"*.wte.*\" matches none of 14 parameters, such as embed_tokens.weight"), "{error}");
     }
 }

@@ -151,7 +151,7 @@ fn model_steps(device: &Device) {
         // What Muon does not update, AdamW does.
         let group_of = |_: &str, parameter: &Parameter| usize::from(kind == muon && parameter.linear.is_none());
         let parameters = ParameterArena::grouped(&mut *model, device, products, &group_of).unwrap();
-        let group = |number: usize| Group { kind: [kind, kinds[0]][number], lr_scale: 1.0, weight_decay: 0.1 };
+        let group = |number: usize| Group::new([kind, kinds[0]][number], 0.1);
         let mut optimizer = Optimizer::with_groups(&parameters, &group, 1.0).unwrap();
         let (ids, targets) = (zeros(&[2, t], DType::U32, device), zeros(&[2, t], DType::U32, device));
         parameters.zero_gradients(); // the first gradients replace what is there, the second are added

@@ -4,6 +4,7 @@ mod agreement;
 mod damaged_files;
 mod env_files;
 mod explaining;
+mod groups;
 mod layering;
 mod recipes;
 mod reference;

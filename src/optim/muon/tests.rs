@@ -158,11 +158,8 @@ fn a_rate_of_its_own_scales_the_matrices_alone() {
         let mut net = Net::new(1);
         let group_of = |_: &str, parameter: &Parameter| usize::from(parameter.linear.is_none());
         let arena = ParameterArena::grouped(&mut net, &Device::Cpu, DType::F32, &group_of).unwrap();
-        let group = |number: usize| Group {
-            kind: [KINDS[3], ADAMW][number],
-            lr_scale: [lr_scale, 1.0][number],
-            weight_decay: 0.0,
-        };
+        let group =
+            |number: usize| Group { lr_scale: [lr_scale, 1.0][number], ..Group::new([KINDS[3], ADAMW][number], 0.0) };
         let mut both = Optimizer::with_groups(&arena, &group, 0.0).unwrap();
         let before = arena.values().to_f32().unwrap();
         arena.gradients().write_bytes(bytemuck::cast_slice(&vec![1f32; arena.trainable_len()])).unwrap();
