@@ -5,8 +5,8 @@
     cargo build --release
     python3 scripts/check_transformers.py
 
-Trains a tiny model of each family for some steps, loads its checkpoint by AutoModelForCausalLM, and compares: the class,
-that no weight is missing or left over, the loss over a text that `rustyflow eval` prints, and 24 tokens that
+Trains a tiny model of each family for some steps, loads its checkpoint by AutoModelForCausalLM, and compares: the
+class, that no weight is missing or left over, the loss over a text that `rustyflow eval` prints, and 24 tokens that
 `rustyflow generate` writes at temperature 0. Run by hand; exits with 1 if a family differs.
 """
 import json
@@ -38,7 +38,8 @@ FAMILIES = {
 
 def checkpoint(folder, name, settings):
     settings = ["data.tokenizer=bpe", "data.vocab_size=300", "model.n_layer=2", "model.n_head=4", "model.n_embd=48",
-                f"model.block_size={T}", "train.max_steps=60", "train.learning_rate=0.01", f"run.name={name}", *settings]
+                f"model.block_size={T}", "train.max_steps=60", "train.learning_rate=0.01", f"run.name={name}",
+                *settings]
     command = [BINARY, "train", "--quiet", "--device", "cpu", *(f"--set={s}" for s in settings)]
     subprocess.run(command, cwd=folder, check=True, stdout=subprocess.DEVNULL)
     return folder / "runs" / name / "checkpoints/step-000060"

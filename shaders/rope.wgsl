@@ -1,6 +1,6 @@
 // Rotary position embedding of packed queries and keys{{ ", normalized before" if norm }}, and its gradient
-// (src/ops/rope.rs), in units of {{ vector }} elements that are stored as {{ T }}. {{ lanes }} threads share a head, each
-// with one unit of either half.
+// (src/ops/rope.rs), in units of {{ vector }} elements that are stored as {{ T }}. {{ lanes }} threads share a head,
+// each with one unit of either half.
 {% set F = "f32" if vector == 1 else "vec4<f32>" %}
 {% set E = F | replace("f32", T) %}
 {{ interface }}

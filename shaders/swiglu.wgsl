@@ -1,5 +1,5 @@
-// SwiGLU of rows of two halves, gates and values, and its gradient (src/ops/swiglu.rs), in units of {{ vector }} elements
-// that are stored as {{ T }}.
+// SwiGLU of rows of two halves, gates and values, and its gradient (src/ops/swiglu.rs), in units of {{ vector }}
+// elements that are stored as {{ T }}.
 {% set F = "f32" if vector == 1 else "vec4<f32>" %}
 {% set E = F | replace("f32", T) %}
 {{ interface }}

@@ -132,8 +132,8 @@ choice! {
 choice! {
     /// How Muon's learning rate follows from the shape of a matrix.
     AdjustLr {
-        /// Times 0.2 sqrt(max(outputs, inputs)): updates are as large as AdamW's, and so are learning rates (Liu et al.,
-        /// 2025).
+        /// Times 0.2 sqrt(max(outputs, inputs)): updates are as large as AdamW's, and so are learning rates (Liu et
+        /// al., 2025).
         MatchRmsAdamW = "match_rms_adamw",
         /// Times sqrt(max(1, outputs / inputs)) (Jordan et al., 2024).
         Original = "original",

@@ -1,7 +1,7 @@
 //! Llama (Touvron et al. 2023) and what is built like it, with the names of Hugging Face, read from the top down:
-//! [`Llama`] -> [`Block`] -> [`Attention`], [`Mlp`]. Without biases, with RMS norms, rotary positions, SwiGLU, and fewer
-//! heads of keys than of queries if so asked. Qwen2 has a bias at queries, keys and values, Qwen3 (`qwen3.rs`) a norm at
-//! every head of queries and keys, Mistral a sliding window.
+//! [`Llama`] -> [`Block`] -> [`Attention`], [`Mlp`]. Without biases, with RMS norms, rotary positions, SwiGLU, and
+//! fewer heads of keys than of queries if so asked. Qwen2 has a bias at queries, keys and values, Qwen3 (`qwen3.rs`) a
+//! norm at every head of queries and keys, Mistral a sliding window.
 //!
 //! Shapes: B sequences of T tokens, width C = `n_embd`, H = `n_head`, K = `n_kv_head`, D = `head_dim`, F =
 //! `intermediate_size`, vocabulary V.

@@ -1,15 +1,16 @@
 //! Rotary position embedding (Su et al. 2021) of packed queries and keys, after RMS normalization of each head if there
-//! are weights for it (QK-norm, Henry et al. 2020). Values pass unchanged. Shapes: packed qkv (B, T, P) of n_head query,
-//! n_kv_head key and n_kv_head value heads of D elements each; table (positions, D), cosines and then sines of D/2
-//! angles; weights (D) of queries and of keys -> (B, T, P).
+//! are weights for it (QK-norm, Henry et al. 2020). Values pass unchanged. Shapes: packed qkv (B, T, P) of n_head
+//! query, n_kv_head key and n_kv_head value heads of D elements each; table (positions, D), cosines and then sines of
+//! D/2 angles; weights (D) of queries and of keys -> (B, T, P).
 //!
-//! Of each head x of token t, with i < D/2 and c_i, s_i from row start + t of the table, in the pairing of Hugging Face:
+//! Of each head x of token t, with i < D/2 and c_i, s_i from row start + t of the table, in the pairing of Hugging
+//! Face:
 //! ```text
 //! n = x / sqrt(average(x^2) + eps)    z = n weight                                  (z = x without weights)
 //! y_i = z_i c_i - z_(i+D/2) s_i       y_(i+D/2) = z_(i+D/2) c_i + z_i s_i
 //! ```
-//! Backward turns dy back by the same angles, which gives dz; with weights dn = dz weight, dx = (dn - n average(dn n)) /
-//! sqrt(..), and dweight sums dz n over all tokens and heads of a kind, in chunks of tokens that [`SumRows`] adds up.
+//! Backward turns dy back by the same angles, which gives dz; with weights dn = dz weight, dx = (dn - n average(dn n))
+//! / sqrt(..), and dweight sums dz n over all tokens and heads of a kind, in chunks of tokens that [`SumRows`] adds up.
 //!
 //! In generation the same pass writes keys and values to the rows of the cache that begin at `start`.
 
@@ -329,8 +330,8 @@ impl Tensor {
         Ok(apply(op, &rope_inputs(self, table, norm))?.remove(0))
     }
 
-    /// [`Tensor::rope`] of (1, n, P) tokens that follow `start` others, in f32; their keys and values are written to the
-    /// rows of `cache` (T, 2 n_kv_head head size) from `start` on. For inference: nothing is recorded on the tape.
+    /// [`Tensor::rope`] of (1, n, P) tokens that follow `start` others, in f32; their keys and values are written to
+    /// the rows of `cache` (T, 2 n_kv_head head size) from `start` on. For inference: nothing is recorded on the tape.
     ///
     /// # Errors
     /// Those of [`Tensor::rope`], or if the cache is of other heads or full.

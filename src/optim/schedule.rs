@@ -13,7 +13,8 @@ pub enum Schedule {
     Wsd {
         decay_steps: usize,
     },
-    /// The peak, divided as validation asks for it, down to the minimum (as `torch.optim.lr_scheduler.ReduceLROnPlateau`).
+    /// The peak, divided as validation asks for it, down to the minimum (as
+    /// `torch.optim.lr_scheduler.ReduceLROnPlateau`).
     Plateau,
 }
 

@@ -2,8 +2,8 @@
 //! "Training Deep Nets with Sublinear Memory Cost"; PyTorch's `checkpoint`).
 //!
 //! Backward runs the segment once more, with the tape on and attached to where the inputs came from. Then it goes on
-//! through these new nodes, as if they had been on the tape all along: the same kernels run in the same order and add to
-//! the same gradients, so the bits are those of a segment that was kept.
+//! through these new nodes, as if they had been on the tape all along: the same kernels run in the same order and add
+//! to the same gradients, so the bits are those of a segment that was kept.
 
 use super::Tensor;
 use super::autograd::{Edge, Grads, Op, Saved, Saves, record_node};

@@ -8,6 +8,9 @@ use std::fs;
 
 const EVAL: [&str; 6] = ["eval", "--text", "corpus.txt", "--device", "cpu", "--json"];
 
+/// A tensor: name, type, shape, bytes.
+type Stored = (String, Dtype, Vec<usize>, Vec<u8>);
+
 /// A trained model, and the same in `there`: in three shards, one for each type of number, without the prefix of names,
 /// with what older versions of transformers wrote besides, and with nothing of ours.
 fn in_parts() -> Sandbox {
@@ -19,7 +22,7 @@ fn in_parts() -> Sandbox {
     }
     let bytes = fs::read(from.join("model.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
-    let mut shards: [Vec<(String, Dtype, Vec<usize>, Vec<u8>)>; 3] = Default::default();
+    let mut shards: [Vec<Stored>; 3] = Default::default();
     for (i, (name, view)) in file.tensors().into_iter().enumerate() {
         let values: Vec<f32> = bytemuck::pod_collect_to_vec(view.data());
         let (dtype, data) = match i % 3 {

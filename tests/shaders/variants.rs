@@ -112,8 +112,8 @@ fn large_f32_matmuls(device: &Device) {
     }
 }
 
-/// A training step of models with dropout under each optimizer: a small GPT-2, one without biases and a head of its own,
-/// one of GPT-2's vocabulary and head size, and Llamas with a window.
+/// A training step of models with dropout under each optimizer: a small GPT-2, one without biases and a head of its
+/// own, one of GPT-2's vocabulary and head size, and Llamas with a window.
 fn model_steps(device: &Device) {
     let (beta1, beta2, eps) = (0.9, 0.95, 1e-8);
     let kinds = [Kind::AdamW { beta1, beta2, eps }, Kind::Adam { beta1, beta2, eps }, Kind::Sgd { momentum: 0.9 }];

@@ -322,7 +322,8 @@ mod tests {
                 "rope_scaling.factor is no number above 0",
             ),
             (
-                json!({ "model_type": "qwen2", "sliding_window": 4, "use_sliding_window": true, "max_window_layers": 1 }),
+                json!({ "model_type": "qwen2", "sliding_window": 4, "use_sliding_window": true,
+                    "max_window_layers": 1 }),
                 "max_window_layers is above 0",
             ),
             (

@@ -105,8 +105,8 @@ impl Weights {
     }
 }
 
-/// Loads what [`Weights`] or Hugging Face wrote, on the CPU: a model of whichever family it is. The files are mapped, so
-/// that beside the model there is never more in memory than its largest tensor.
+/// Loads what [`Weights`] or Hugging Face wrote, on the CPU: a model of whichever family it is. The files are mapped,
+/// so that beside the model there is never more in memory than its largest tensor.
 ///
 /// # Errors
 /// If a file is missing, damaged, of no known family, or does not hold exactly the parameters its config implies.
@@ -160,8 +160,8 @@ pub fn read_shape(folder: &Path) -> Result<ModelConfig> {
     read_config(&text).map_err(|message| Error::Checkpoint { path, message })
 }
 
-/// Reads the parameter `name` into `parameter`, whose shape it must have; the names of its tensors become used. `cropped`, if it is that, may have more
-/// rows.
+/// Reads the parameter `name` into `parameter`, whose shape it must have; the names of its tensors become used.
+/// `cropped`, if it is that, may have more rows.
 fn read_parameter(
     files: &WeightFiles,
     config: &ModelConfig,
