@@ -36,7 +36,9 @@ pub fn take_shape_of_init(resolved: &mut Resolved) -> Result<()> {
         there.block_size = its.block_size;
     }
     resolved.follow_model(there, "in model.init")?;
-    resolved.derive("data.tokenizer", "that of model.init", |config| config.data.tokenizer = init);
+    // With a slash it is a path even where the folder is gone: a run that has begun has a tokenizer of its own.
+    let tokenizer = format!("{}/", init.trim_end_matches(['/', '\\']));
+    resolved.derive("data.tokenizer", "that of model.init", |config| config.data.tokenizer = tokenizer);
     Ok(())
 }
 

@@ -67,7 +67,7 @@ const EVERY_KEY: &[(&str, &str)] = &[
     ("optimizer.ns_steps", "4"),
     ("optimizer.adjust_lr", "original"),
     ("optimizer.muon_learning_rate", "0.02"),
-    ("optimizer.group", "[{ lr_scale = 0.5, match = \"*.weight\" }]"),
+    ("optimizer.group", "[{ match = \"*.weight\", lr_scale = 0.5 }]"),
     ("checkpoint.every", "2"),
     ("checkpoint.keep_last", "1"),
     ("checkpoint.keep_best", "false"),
