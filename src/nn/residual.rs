@@ -54,7 +54,7 @@ impl ResidualStream {
     }
 
     /// The stream after a block, of whose activations only the stream before it is kept: backward computes the others
-    /// again ([`recompute`]).
+    /// again (`tensor::recompute`).
     ///
     /// # Errors
     /// Those of the block.
