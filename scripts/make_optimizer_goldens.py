@@ -12,7 +12,8 @@ PyTorch computes them in float32 (`float32_error`). Gradients are drawn; their n
 
 torch.optim.Muon makes matrices orthogonal in bfloat16. Here its iteration is replaced by the same one in the type of
 the gradient; `bfloat16_difference` says how far its own ends from the goldens. Each of the matrices that a weight fuses
-is a parameter of its own to it, stored as (outputs, inputs).
+is a parameter of its own to it, stored as (outputs, inputs). PyTorch has no Lion: that case is the update of its
+paper (Chen et al. 2023, algorithm 2), in the order of its authors' PyTorch code: the decay comes first.
 
 How to read the numbers: `scripts/make_goldens.py`, whose settings these are. Everything is computed in float64 from
 values that are float32, so the whole tolerance belongs to the implementation under test.
@@ -45,6 +46,7 @@ PARAMETERS = {
 CASES = {
     "muon": {"momentum": 0.95, "nesterov": True, "ns_steps": 5, "adjust_lr": "match_rms_adamw", "grad_clip": 10.0},
     "muon-original": {"momentum": 0.9, "nesterov": False, "ns_steps": 3, "adjust_lr": "original", "grad_clip": 0.0},
+    "lion": {"beta1": 0.9, "beta2": 0.99, "grad_clip": 10.0},
 }
 
 
@@ -125,11 +127,32 @@ def run(given: dict[str, Tensor], settings: dict, dtype: torch.dtype, in_bfloat1
     return {name: whole(name, [piece.detach() for piece in its]) for name, its in params.items()}
 
 
+class Lion(torch.optim.Optimizer):
+    """The weights decay, then move by the sign of the interpolated momentum, which is updated last."""
+
+    def __init__(self, params, betas: tuple[float, float], weight_decay: float = 0.0) -> None:
+        super().__init__(params, {"lr": 0.0, "betas": betas, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for group in self.param_groups:
+            beta1, beta2 = group["betas"]
+            for p in group["params"]:
+                m = self.state[p].get("m", torch.zeros_like(p))
+                p *= 1 - group["lr"] * group["weight_decay"]
+                p -= group["lr"] * torch.sign(beta1 * m + (1 - beta1) * p.grad)
+                self.state[p]["m"] = beta2 * m + (1 - beta2) * p.grad
+
+
 def optimizers_of(params: dict[str, list[Tensor]], settings: dict) -> list[torch.optim.Optimizer]:
     def of(belongs) -> list[Tensor]:
         return [piece for name, its in params.items() if belongs(name) for piece in its]
 
     decay = ADAMW["weight_decay"]
+    if "beta1" in settings:
+        matrices = {"params": of(lambda name: len(PARAMETERS[name][0]) == 2), "weight_decay": decay}
+        vectors = {"params": of(lambda name: len(PARAMETERS[name][0]) == 1), "weight_decay": 0.0}
+        return [Lion([matrices, vectors], betas=(settings["beta1"], settings["beta2"]))]
     muon = torch.optim.Muon(of(lambda name: PARAMETERS[name][1]), momentum=settings["momentum"], weight_decay=decay,
                             nesterov=settings["nesterov"], ns_steps=settings["ns_steps"],
                             adjust_lr_fn=settings["adjust_lr"])

@@ -14,7 +14,7 @@
     let decay = select(0.0, params.weight_decay, i * 4u < params.decay_end);
     var value = values[i];
     var g = gradients[i] * gradient_scale();
-    {% if rule == "adamw" %}
+    {% if rule == "adamw" or rule == "lion" %}
     value *= 1.0 - params.learning_rate * decay;
     {% else %}
     g += decay * value;
@@ -23,6 +23,10 @@
     let m = params.beta1 * first[i] + g;
     first[i] = m;
     value -= params.learning_rate * m;
+    {% elif rule == "lion" %}
+    let m = first[i];
+    value -= params.learning_rate * sign(params.beta1 * m + (1.0 - params.beta1) * g);
+    first[i] = params.beta2 * m + (1.0 - params.beta2) * g;
     {% else %}
     let m = params.beta1 * first[i] + (1.0 - params.beta1) * g;
     let v = params.beta2 * second[i] + (1.0 - params.beta2) * g * g;

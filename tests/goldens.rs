@@ -413,10 +413,25 @@ impl Module for Parameters {
     }
 }
 
+fn number(value: &Value, name: &str) -> f64 {
+    value[name].as_f64().unwrap_or_else(|| panic!("no {name}"))
+}
+
+fn muon(settings: &Value) -> Kind {
+    Kind::Muon {
+        momentum: number(settings, "momentum"),
+        nesterov: settings["nesterov"].as_bool().unwrap(),
+        ns_steps: number(settings, "ns_steps") as usize,
+        adjust_lr: match settings["adjust_lr"].as_str().unwrap() {
+            "original" => AdjustLr::Original,
+            _ => AdjustLr::MatchRmsAdamW,
+        },
+    }
+}
+
 /// Ten steps of given gradients, `scripts/make_optimizer_goldens.py` says how. PyTorch's own float32 is off by 3e-7.
 fn check_optimizers(device: &Device) {
     let golden = Golden::read("optimizers");
-    let number = |value: &Value, name: &str| value[name].as_f64().unwrap_or_else(|| panic!("no {name}"));
     let adamw = &golden.description["adamw"];
     let [beta1, beta2, eps, weight_decay] = ["beta1", "beta2", "eps", "weight_decay"].map(|name| number(adamw, name));
     let mut comparison = Comparison::default();
@@ -433,16 +448,10 @@ fn check_optimizers(device: &Device) {
             parameter.linear = linear;
             parameters.0.push((name.to_string(), parameter));
         }
-        let kind = Kind::Muon {
-            momentum: number(settings, "momentum"),
-            nesterov: settings["nesterov"].as_bool().unwrap(),
-            ns_steps: number(settings, "ns_steps") as usize,
-            adjust_lr: match settings["adjust_lr"].as_str().unwrap() {
-                "original" => AdjustLr::Original,
-                _ => AdjustLr::MatchRmsAdamW,
-            },
+        let kinds = match case.as_str() {
+            "lion" => [Kind::Lion { beta1: number(settings, "beta1"), beta2: number(settings, "beta2") }; 2],
+            _ => [muon(settings), Kind::AdamW { beta1, beta2, eps }],
         };
-        let kinds = [kind, Kind::AdamW { beta1, beta2, eps }];
         let is_other = |_: &str, parameter: &Parameter| usize::from(parameter.linear.is_none());
         let arena = ParameterArena::grouped(&mut parameters, device, DType::F32, &is_other).unwrap();
         let group = |number: usize| Group::new(kinds[number], weight_decay);

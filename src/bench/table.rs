@@ -393,6 +393,7 @@ fn optimizers(s: &Sizes) -> Vec<Row> {
         ("adamw", Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }),
         ("adam", Kind::Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8 }),
         ("sgd", Kind::Sgd { momentum: 0.9 }),
+        ("lion", Kind::Lion { beta1: 0.9, beta2: 0.99 }),
         ("muon", muon),
     ];
     let rows = s.vocab + 12 * s.n_layer * s.width;

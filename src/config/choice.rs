@@ -124,6 +124,8 @@ choice! {
         Adam = "adam",
         /// Stochastic gradient descent with momentum.
         Sgd = "sgd",
+        /// The sign of a momentum, with weight decay apart from the gradient (Chen et al., 2023).
+        Lion = "lion",
         /// Momentum made orthogonal, of the matrices in blocks (Jordan et al., 2024); AdamW of everything else.
         Muon = "muon",
     }

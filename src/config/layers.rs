@@ -305,6 +305,9 @@ impl Resolved {
         if optimizer.kind == OptimizerKind::Muon && derive("optimizer.momentum", "what is usual for muon") {
             optimizer.momentum = 0.95;
         }
+        if optimizer.kind == OptimizerKind::Lion && derive("optimizer.beta2", "what is usual for lion") {
+            optimizer.beta2 = 0.99;
+        }
         if let Some(max_steps) = train.max_steps {
             self.shorten_default_warmup(max_steps);
         }

@@ -305,11 +305,12 @@ impl TrainConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimizerConfig {
-    /// `adamw`, `adam`, `sgd` or `muon`. Default `adamw`.
+    /// `adamw`, `adam`, `sgd`, `lion` or `muon`. Default `adamw`.
     pub kind: OptimizerKind,
-    /// Decay of Adam's mean of gradients, in [0, 1). Default 0.9.
+    /// Decay of Adam's mean of gradients, in [0, 1); of `lion` the part of the momentum in an update. Default 0.9.
     pub beta1: f64,
-    /// Decay of Adam's mean of squared gradients, in [0, 1). Default 0.95.
+    /// Decay of Adam's mean of squared gradients, and of the momentum of `lion`, in [0, 1). Default 0.95, of `lion`
+    /// 0.99.
     pub beta2: f64,
     /// Added to Adam's denominator. Default 1e-8.
     pub eps: f64,

@@ -25,6 +25,10 @@ pub enum Kind {
     Sgd {
         momentum: f64,
     },
+    Lion {
+        beta1: f64,
+        beta2: f64,
+    },
     /// Only of weights of linear layers.
     Muon {
         momentum: f64,
@@ -39,7 +43,7 @@ impl Kind {
     pub fn moments(&self) -> usize {
         match self {
             Kind::AdamW { .. } | Kind::Adam { .. } => 2,
-            Kind::Sgd { .. } | Kind::Muon { .. } => 1,
+            Kind::Sgd { .. } | Kind::Lion { .. } | Kind::Muon { .. } => 1,
         }
     }
 }
@@ -66,7 +70,7 @@ impl Group {
 pub(super) struct State {
     pub group: Group,
     pub segment: Segment,
-    /// m (the momentum of SGD and Muon).
+    /// m (the momentum of SGD, Lion and Muon).
     pub first: Tensor,
     /// v, of the rules that have one.
     pub second: Option<Tensor>,
@@ -216,6 +220,7 @@ impl Step<'_> {
             Kind::AdamW { beta1, beta2, eps } => (Rule::AdamW, beta1, beta2, eps),
             Kind::Adam { beta1, beta2, eps } => (Rule::Adam, beta1, beta2, eps),
             Kind::Sgd { momentum } => (Rule::Sgd, momentum, 0.0, 0.0),
+            Kind::Lion { beta1, beta2 } => (Rule::Lion, beta1, beta2, 0.0),
             Kind::Muon { .. } => unreachable!("it updates whole matrices"),
         };
         let Segment { range: whole, decay_end, .. } = &state.segment;

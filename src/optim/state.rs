@@ -46,7 +46,7 @@ impl Optimizer {
         for state in &self.states {
             let names = match state.group.kind {
                 Kind::Sgd { .. } | Kind::Muon { .. } => ["momentum_buffer", ""],
-                Kind::AdamW { .. } | Kind::Adam { .. } => ["exp_avg", "exp_avg_sq"],
+                Kind::AdamW { .. } | Kind::Adam { .. } | Kind::Lion { .. } => ["exp_avg", "exp_avg_sq"],
             };
             let tensors = [Some(&state.first), state.second.as_ref()];
             let range = || state.segment.range.clone();

@@ -8,11 +8,12 @@ use crate::{DType, Device, Result, Tensor};
 pub const ADAMW: Kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
 
 /// One of each rule.
-pub const KINDS: [Kind; 4] = [
+pub const KINDS: [Kind; 5] = [
     ADAMW,
     Kind::Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8 },
     Kind::Sgd { momentum: 0.9 },
     Kind::Muon { momentum: 0.95, nesterov: true, ns_steps: 5, adjust_lr: AdjustLr::MatchRmsAdamW },
+    Kind::Lion { beta1: 0.9, beta2: 0.99 },
 ];
 
 /// The arena and the optimizer of a module, with a decay of 0.1 and clipping at 1. What Muon does not update, AdamW

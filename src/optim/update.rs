@@ -1,4 +1,5 @@
-//! The kernels of AdamW, Adam and SGD, with clipping by the global norm, each as one pass over a part of the arenas.
+//! The kernels of AdamW, Adam, SGD and Lion, with clipping by the global norm, each as one pass over a part of the
+//! arenas.
 //!
 //! ```text
 //! norm = sqrt(sum g^2),  g <- g min(1, clip / (norm + 1e-6))                    as torch.nn.utils.clip_grad_norm_
@@ -6,6 +7,7 @@
 //!         p <- p - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)           Loshchilov and Hutter 2019
 //! Adam:   the same with g <- g + decay p instead of the first step              Kingma and Ba 2015
 //! SGD:    g <- g + decay p;  m <- momentum m + g;  p <- p - lr m                 as torch.optim.SGD
+//! Lion:   p <- p (1 - lr decay) - lr sign(b1 m + (1 - b1) g);  m <- b2 m + (1 - b2) g    Chen et al. 2023; sign(0) = 0
 //! ```
 //! Where the norm is not finite, nothing is updated and the update counts as skipped. In mixed precision the gradients
 //! are divided by the scale of the loss first, whose overflows are not counted (`loss_scale.rs`), and the same pass
@@ -124,6 +126,7 @@ pub(super) enum Rule {
     AdamW,
     Adam,
     Sgd,
+    Lion,
 }
 
 impl Rule {
@@ -131,13 +134,13 @@ impl Rule {
     pub fn moments(self) -> usize {
         match self {
             Rule::AdamW | Rule::Adam => 2,
-            Rule::Sgd => 1,
+            Rule::Sgd | Rule::Lion => 1,
         }
     }
 }
 
-/// One update. Inputs: gradients (N), sum of squared gradients (1). Outputs, changed in place: values, m, v unless the
-/// rule is SGD, and the count of skipped updates, (1) of u32. Mixed, the second input is (2), the other element what
+/// One update. Inputs: gradients (N), sum of squared gradients (1). Outputs, changed in place: values, m, v if the
+/// rule has it, and the count of skipped updates, (1) of u32. Mixed, the second input is (2), the other element what
 /// gradients are multiplied by, 0 to change nothing; and a last output is the values as f16.
 pub(super) struct Update {
     pub rule: Rule,
@@ -155,6 +158,30 @@ pub(super) struct Update {
 }
 
 impl Update {
+    /// SGD of elements that all decay alike.
+    #[inline(always)]
+    fn sgd(&self, clip: f32, decay: f32, p: &mut [f32], m: &mut [f32], g: &[f32]) {
+        for ((p, m), g) in p.iter_mut().zip(m).zip(g) {
+            *m = self.beta1 * *m + (g * clip + decay * *p);
+            *p -= self.learning_rate * *m;
+        }
+    }
+
+    /// Lion of elements that all decay alike.
+    #[inline(always)]
+    fn lion(&self, clip: f32, decay: f32, p: &mut [f32], m: &mut [f32], g: &[f32]) {
+        let &Update { learning_rate: lr, beta1, beta2, .. } = self;
+        let kept = 1.0 - lr * decay;
+        for ((p, m), g) in p.iter_mut().zip(m).zip(g) {
+            let g = g * clip;
+            let c = beta1 * *m + (1.0 - beta1) * g;
+            // Not `signum`, which is 1 of 0: what never had a gradient stays.
+            let sign = f32::from(c > 0.0) - f32::from(c < 0.0);
+            *p = *p * kept - lr * sign;
+            *m = beta2 * *m + (1.0 - beta2) * g;
+        }
+    }
+
     /// Adam or AdamW of elements that all decay alike.
     #[inline(always)]
     fn adam(&self, clip: f32, decay: f32, p: &mut [f32], m: &mut [f32], v: &mut [f32], g: &[f32]) {
@@ -176,6 +203,7 @@ impl Kernel for Update {
             Rule::AdamW => "adamw",
             Rule::Adam => "adam",
             Rule::Sgd => "sgd",
+            Rule::Lion => "lion",
         }
     }
 
@@ -203,17 +231,22 @@ impl Kernel for Update {
             Factor::Overflow => return,
             Factor::NotFinite => return skipped[0].u32()[0] += u32::from(self.counts),
         };
-        let &Update { learning_rate: lr, beta1, .. } = self;
         let decayed = |chunk: usize, len: usize| self.decay_end.saturating_sub(chunk * CHUNK).min(len);
         match outputs {
             [values, m] => {
                 let chunks = values.f32().par_chunks_mut(CHUNK).zip(m.f32().par_chunks_mut(CHUNK));
                 chunks.zip(gradients.par_chunks(CHUNK)).enumerate().for_each(|(chunk, ((p, m), g))| {
                     let decayed = decayed(chunk, p.len());
-                    for (i, ((p, m), g)) in p.iter_mut().zip(m).zip(g).enumerate() {
-                        let decay = if i < decayed { self.weight_decay } else { 0.0 };
-                        *m = beta1 * *m + (g * clip + decay * *p);
-                        *p -= lr * *m;
+                    let ((p, p_rest), (m, m_rest)) = (p.split_at_mut(decayed), m.split_at_mut(decayed));
+                    let (g, g_rest) = g.split_at(decayed);
+                    for (decay, p, m, g) in [(self.weight_decay, p, m, g), (0.0, p_rest, m_rest, g_rest)] {
+                        vectorized(
+                            #[inline(always)]
+                            || match self.rule {
+                                Rule::Lion => self.lion(clip, decay, p, m, g),
+                                _ => self.sgd(clip, decay, p, m, g),
+                            },
+                        );
                     }
                 });
             }

@@ -116,6 +116,7 @@ fn group(config: &Config, number: usize) -> Group {
         OptimizerKind::AdamW | OptimizerKind::Muon => adamw,
         OptimizerKind::Adam => Kind::Adam { beta1: o.beta1, beta2: o.beta2, eps: o.eps },
         OptimizerKind::Sgd => Kind::Sgd { momentum: o.momentum },
+        OptimizerKind::Lion => Kind::Lion { beta1: o.beta1, beta2: o.beta2 },
     };
     let has_own_rate = by_muon && o.muon_learning_rate > 0.0;
     let lr_scale = if has_own_rate { o.muon_learning_rate / config.train.learning_rate } else { 1.0 };

@@ -89,6 +89,14 @@ fn momentum_follows_the_optimizer() {
 }
 
 #[test]
+fn beta2_follows_the_optimizer() {
+    let of = |text: &str| load(text).unwrap().config.optimizer.beta2;
+    assert_eq!(of("optimizer.kind = \"muon\""), 0.95);
+    assert_eq!(of("optimizer.kind = \"lion\""), 0.99);
+    assert_eq!(of("[optimizer]\nkind = \"lion\"\nbeta2 = 0.95"), 0.95);
+}
+
+#[test]
 fn the_dropout_of_embeddings_follows_that_of_the_model() {
     let resolved = load("[model]\ndropout = 0.2").unwrap();
     assert_eq!(resolved.config.model.embd_dropout, 0.2);

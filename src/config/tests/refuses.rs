@@ -83,7 +83,7 @@ fn a_value_of_the_wrong_type() {
 fn a_word_that_is_no_choice() {
     let message = error_of(load("[train]\nschedule = \"cosin\""));
     assert_has(&message, &["a.toml:2", "train.schedule", "cosine, linear, constant, wsd, plateau", "\"cosin\""]);
-    assert_has(&error_of(load("[optimizer]\nkind = \"lamb\"")), &["adamw, adam, sgd, muon"]);
+    assert_has(&error_of(load("[optimizer]\nkind = \"lamb\"")), &["adamw, adam, sgd, lion, muon"]);
     assert_has(&error_of(load("[device]\nprecision = \"f64\"")), &["f32, mixed"]);
     for device in ["tpu", "gpu:", "gpu:x", "gpu:-1", "gpu:99999999999999999999"] {
         let message = error_of(load(&format!("[device]\nkind = \"{device}\"")));
