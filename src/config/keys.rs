@@ -96,6 +96,7 @@ pub(super) const KEYS: &[Key] = &[
     key("train.eval_batches", Kind::Count),
     key("train.grad_clip", Kind::Real),
     key("train.label_smoothing", Kind::Real),
+    key("train.ema_decay", Kind::Real),
     key("train.recompute", Kind::Choice(Recompute::CHOICES)),
     key("optimizer.kind", Kind::Choice(OptimizerKind::CHOICES)),
     key("optimizer.beta1", Kind::Real),

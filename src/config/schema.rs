@@ -263,6 +263,8 @@ pub struct TrainConfig {
     pub grad_clip: f64,
     /// How much of each target's probability is spread evenly over the vocabulary, in [0, 1). Default 0.
     pub label_smoothing: f64,
+    /// The decay of an average of the weights that is evaluated and saved instead of them, in [0, 1). Default 0: none.
+    pub ema_decay: f64,
     /// `none` or `block`. Default `none`.
     pub recompute: Recompute,
 }
@@ -285,6 +287,7 @@ impl Default for TrainConfig {
             eval_batches: 0,
             grad_clip: 1.0,
             label_smoothing: 0.0,
+            ema_decay: 0.0,
             recompute: Recompute::None,
         }
     }

@@ -3,6 +3,7 @@
 //! Muon updates matrices, those of one shape in the same launches.
 
 mod arena;
+mod ema;
 mod loss_scale;
 mod muon;
 mod newton_schulz;

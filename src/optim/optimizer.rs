@@ -1,6 +1,7 @@
 //! An optimizer: what it remembers of every group of parameters, and one update of all of them.
 
 use super::arena::{ALIGN, Entry, ParameterArena, Segment};
+use super::ema::Ema;
 use super::loss_scale::LossScale;
 use super::muon::{AdjustLr, Muon, Workspace};
 use super::update::{GradientScale, Rule, SumOfSquares, Update};
@@ -88,6 +89,7 @@ pub struct Optimizer {
     pub(super) loss_scale: Option<LossScale>,
     /// Updates that were skipped, (1) of u32.
     skipped: Tensor,
+    pub(super) ema: Option<Ema>,
 }
 
 impl Optimizer {
@@ -116,7 +118,31 @@ impl Optimizer {
         let loss_scale = parameters.halves.is_some().then(|| LossScale::new(&device)).transpose()?;
         let skipped = Tensor::zeros([1], DType::U32, &device)?;
         let scale = GradientScale { grad_clip: grad_clip as f32, mixed: loss_scale.is_some() };
-        Ok(Optimizer { states, scale, steps: 0, loss_scale, skipped })
+        Ok(Optimizer { states, scale, steps: 0, loss_scale, skipped, ema: None })
+    }
+
+    /// From now on keeps an exponential moving average of the weights; `decay` is its largest one.
+    ///
+    /// # Errors
+    /// If the device has no memory left.
+    pub fn keep_averages(&mut self, parameters: &ParameterArena, decay: f64) -> Result<()> {
+        self.ema = Some(Ema::new(parameters, decay)?);
+        Ok(())
+    }
+
+    /// The averages of the weights that are trained, if it keeps them: as the arena of the values, as far as that is
+    /// trained.
+    pub fn averages(&self) -> Option<&Tensor> {
+        self.ema.as_ref().map(|ema| &ema.averages)
+    }
+
+    /// Lets weights and averages change places, if it keeps averages: the model then computes with those, until it is
+    /// called again.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub fn swap_averages(&self, parameters: &ParameterArena) -> Result<()> {
+        self.ema.as_ref().map_or(Ok(()), |ema| ema.swap(parameters))
     }
 
     /// How many updates were skipped, because the gradients' norm was not finite, since this optimizer was made: one
@@ -159,6 +185,9 @@ impl Optimizer {
                 (Some(muon), Some(workspace)) => muon.update(state, &step, workspace)?,
                 _ => step.elementwise(state)?,
             }
+        }
+        if let Some(ema) = &self.ema {
+            ema.update(parameters, &squares, self.scale, self.steps)?;
         }
         Ok(squares)
     }

@@ -1,7 +1,9 @@
 //! What an optimizer remembers, as a safetensors file: `exp_avg.<parameter>`, `exp_avg_sq.<parameter>` and
-//! `momentum_buffer.<parameter>`, in PyTorch's names. One tensor per parameter, so that the file does not depend on how
-//! arenas are laid out.
+//! `momentum_buffer.<parameter>`, in PyTorch's names; and where averages of the weights are kept, the weights as they
+//! are trained, `trained.<parameter>`, because `model.safetensors` has the averages then. One tensor per parameter, so
+//! that the file does not depend on how arenas are laid out.
 
+use super::optimizer::{bindable_ranges, slice};
 use super::{Entry, Kind, Optimizer, ParameterArena};
 use crate::tensor::Bytes;
 use crate::{Error, Result, Tensor};
@@ -20,6 +22,11 @@ pub struct Moment {
 impl Moment {
     /// The state of the loss scale in mixed precision: three f32 that belong to no parameter.
     const LOSS_SCALE: Moment = Moment { name: "loss_scale", range: 0..0 };
+
+    /// The weights as they are trained, beside averages of them: from the start of the arena of the values.
+    pub fn trained(parameters: &ParameterArena) -> Moment {
+        Moment { name: "trained", range: 0..parameters.trainable_len() }
+    }
 
     /// The parameters that it is of, and the bytes of each in its tensor.
     fn parts<'a>(&self, entries: &'a [Entry]) -> impl Iterator<Item = (&'a Entry, Range<usize>)> {
@@ -57,7 +64,8 @@ impl Optimizer {
         moments
     }
 
-    /// Takes up where an optimizer was after `steps` updates, whose moments are in the file at `path`.
+    /// Takes up where an optimizer was after `steps` updates, whose moments are in the file at `path`. If it keeps
+    /// averages, the values of the parameters are taken for those, and replaced by the weights in the file.
     ///
     /// # Errors
     /// If the file is missing or damaged, or does not hold exactly the moments that these parameters and this rule
@@ -66,7 +74,13 @@ impl Optimizer {
         let bytes = std::fs::read(path).map_err(|e| Error::io("read", path, e))?;
         let wrong = |message: String| Error::Checkpoint { path: path.to_path_buf(), message };
         let file = SafeTensors::deserialize(&bytes).map_err(|e| wrong(format!("is damaged: {e}")))?;
-        let moments = self.moments();
+        let mut moments = self.moments();
+        let trained = Moment::trained(parameters);
+        let weights = slice(&parameters.values, &trained.range);
+        if let Some(ema) = &self.ema {
+            ema.take_values(parameters)?;
+            moments.push((trained, &weights));
+        }
         let of_moment = |(moment, _): &(Moment, &Tensor)| match *moment == Moment::LOSS_SCALE {
             true => 1,
             false => moment.parts(&parameters.entries).count(),
@@ -102,7 +116,9 @@ impl Optimizer {
             tensor.write_bytes(&flat)?;
         }
         self.steps = steps;
-        Ok(())
+        bindable_ranges(&(0..weights.len()), &weights.device())
+            .iter()
+            .try_for_each(|range| parameters.copy_to_halves(range))
     }
 }
 

@@ -6,7 +6,7 @@ use super::checkpoint::{Snapshot, TrainerState};
 use super::events::{LossScale, Step};
 use crate::models::{ModelConfig, Weights};
 use crate::optim::{Moment, Moments, Optimizer, ParameterArena};
-use crate::tensor::Readback;
+use crate::tensor::{Bytes, Readback};
 use crate::{Error, Result, Tensor};
 
 /// Something on its way from the device.
@@ -32,7 +32,8 @@ impl InFlight {
                 numbers.try_fold(true, |all, number| Ok(all & number.has_arrived()?))
             }
             InFlight::Snapshot(snapshot) => {
-                let mut arenas = snapshot.values.iter_mut().chain(snapshot.moments.iter_mut().map(|(_, arena)| arena));
+                let moments = snapshot.moments.iter_mut().map(|(_, arena)| arena);
+                let mut arenas = snapshot.values.iter_mut().chain(moments).chain(&mut snapshot.averages);
                 arenas.try_fold(true, |all, arena| Ok(all & arena.has_arrived()?))
             }
         }
@@ -89,6 +90,8 @@ pub(super) struct PendingSnapshot {
     state: TrainerState,
     values: Vec<Readback>,
     moments: Vec<(Moment, Readback)>,
+    /// The averages of the weights, if the run keeps any: they are the model's weights then.
+    averages: Option<Readback>,
     /// Whether it is to be the `best`.
     pub(super) best: bool,
 }
@@ -107,7 +110,8 @@ impl PendingSnapshot {
         let moments = optimizer.moments().into_iter().map(|(moment, tensor)| Ok((moment, read_back(tensor)?)));
         let moments = moments.collect::<Result<_>>()?;
         let values = parameters.stored().map(read_back).collect::<Result<_>>()?;
-        Ok(PendingSnapshot { state, values, moments, best })
+        let averages = optimizer.averages().map(read_back).transpose()?;
+        Ok(PendingSnapshot { state, values, moments, averages, best })
     }
 
     /// The snapshot, once all has arrived.
@@ -121,14 +125,27 @@ impl PendingSnapshot {
         pretrained: Vec<(&'static str, String)>,
         config_text: String,
     ) -> Result<Snapshot> {
-        let values = self.values.into_iter().map(Readback::wait).collect::<Result<_>>()?;
+        let mut values = self.values.into_iter().map(Readback::wait).collect::<Result<Vec<_>>>()?;
         let moments = self.moments.into_iter().map(|(moment, bytes)| Ok((moment, bytes.wait()?)));
+        let mut moments = moments.collect::<Result<Vec<_>>>()?;
+        if let Some(averages) = self.averages {
+            let averages = with_frozen(averages.wait()?, &values[0]);
+            moments.push((Moment::trained(parameters), std::mem::replace(&mut values[0], averages)));
+        }
         Ok(Snapshot {
             weights: Weights::new(config.clone(), parameters, values),
-            moments: Moments::new(parameters, moments.collect::<Result<_>>()?),
+            moments: Moments::new(parameters, moments),
             pretrained,
             state: self.state,
             config: config_text,
         })
+    }
+}
+
+/// Averages of what is trained, with what is frozen after them as it is in the arena of the values.
+fn with_frozen(averages: Bytes, values: &Bytes) -> Bytes {
+    match &values[averages.len()..] {
+        [] => averages,
+        frozen => Bytes::owned([&averages[..], frozen].concat()),
     }
 }

@@ -22,15 +22,19 @@ pub(in crate::train) fn on_device(
     let numbers = numbers(config, &mut *model)?;
     let number_of = |name: &str, _: &Parameter| numbers[name];
     let parameters = ParameterArena::grouped(&mut *model, device, operands(config.device.precision), &number_of)?;
-    let optimizer = Optimizer::with_groups(&parameters, &|number| group(config, number), config.train.grad_clip)?;
+    let mut optimizer = Optimizer::with_groups(&parameters, &|number| group(config, number), config.train.grad_clip)?;
+    if config.train.ema_decay > 0.0 {
+        optimizer.keep_averages(&parameters, config.train.ema_decay)?;
+    }
     Ok((model, parameters, optimizer))
 }
 
-/// How many numbers the optimizer remembers of a model.
+/// How many numbers the optimizer remembers of a model, averages of weights included.
 pub(in crate::train) fn moments(config: &Config, model: &ModelConfig) -> usize {
     let (all, matrices) = (model.parameter_count(), model.block_matrices());
     let of = |is_matrix| group(config, number(config, 0, is_matrix)).kind.moments();
-    matrices * of(true) + (all - matrices) * of(false)
+    let averages = if config.train.ema_decay > 0.0 { all } else { 0 };
+    matrices * of(true) + (all - matrices) * of(false) + averages
 }
 
 /// The number of the parameters of group `own` of the configuration, or of no group if there are not so many: two for
@@ -153,6 +157,11 @@ mod tests {
             };
             let remembered: usize = optimizer.moments().iter().map(|(moment, _)| inside(&moment.range)).sum();
             assert_eq!(moments(&config, model), remembered, "{kind}: {model:?}");
+            assert!(optimizer.averages().is_none());
+            config.train.ema_decay = 0.9;
+            let (_, arena, optimizer) = on_device(build(model, 1).unwrap(), &config, &device).unwrap();
+            assert_eq!(optimizer.averages().unwrap().len(), arena.trainable_len());
+            assert_eq!(moments(&config, model), remembered + model.parameter_count(), "{kind}: {model:?}");
         }
     }
 

@@ -56,6 +56,7 @@ const EVERY_KEY: &[(&str, &str)] = &[
     ("train.eval_batches", "1"),
     ("train.grad_clip", "0.5"),
     ("train.label_smoothing", "0.1"),
+    ("train.ema_decay", "0.5"),
     ("train.recompute", "block"),
     ("optimizer.kind", "adam"),
     ("optimizer.beta1", "0.8"),

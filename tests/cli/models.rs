@@ -50,6 +50,27 @@ fn eval_measures_what_training_measured() {
 }
 
 #[test]
+fn a_checkpoint_is_of_the_averages_that_were_evaluated() {
+    let sandbox = Sandbox::new();
+    // A learning rate at which the weights move far in each of the last steps.
+    let settings = ["train.max_steps=40", "train.learning_rate=0.05", "train.schedule=constant", "train.eval_every=20"];
+    let settings = settings.map(|s| ["--set", s]).concat();
+    for (name, decay) in [("plain", "0.0"), ("averaged", "0.99")] {
+        let decay = format!("train.ema_decay={decay}");
+        sandbox.train(&[&settings[..], &["--name", name, "--set", &decay]].concat()).succeeds();
+    }
+    let losses = |name: &str| sandbox.losses(&format!("runs/{name}"), "eval");
+    let (plain, averaged) = (losses("plain"), losses("averaged"));
+    assert_eq!((plain.len(), averaged.len()), (2, 2));
+    assert_ne!(plain, averaged);
+    // Training is the same: only what is evaluated is not.
+    assert_eq!(sandbox.losses("runs/plain", "train"), sandbox.losses("runs/averaged", "train"));
+    let args = ["eval", "--device", "cpu", "--threads", "1", "--json", "--model", "runs/averaged/last"];
+    let of_checkpoint = sandbox.run(&args).succeeds().json()["loss"].as_f64().unwrap();
+    assert!((of_checkpoint - averaged[1]).abs() < 1e-5 * averaged[1], "{of_checkpoint}, in training {averaged:?}");
+}
+
+#[test]
 fn eval_asks_for_a_text_where_the_checkpoint_names_none() {
     let sandbox = Sandbox::trained();
     for name in ["config.json", "model.safetensors", "tokenizer.json"] {

@@ -154,6 +154,7 @@ fn model_steps(device: &Device) {
         let parameters = ParameterArena::grouped(&mut *model, device, products, &group_of).unwrap();
         let group = |number: usize| Group::new([kind, kinds[0]][number], 0.1);
         let mut optimizer = Optimizer::with_groups(&parameters, &group, 1.0).unwrap();
+        optimizer.keep_averages(&parameters, 0.9).unwrap();
         let (ids, targets) = (zeros(&[2, t], DType::U32, device), zeros(&[2, t], DType::U32, device));
         parameters.zero_gradients(); // the first gradients replace what is there, the second are added
         for dropout in [Dropout::off(), Dropout::new(0.1, 1, 0)] {
@@ -164,6 +165,7 @@ fn model_steps(device: &Device) {
                 .unwrap();
         }
         optimizer.step(&parameters, 1e-3).unwrap();
+        optimizer.swap_averages(&parameters).unwrap();
         model.logits(&ids).unwrap();
         let mut cache = model.kv_cache().unwrap();
         for tokens in [3, 1] {

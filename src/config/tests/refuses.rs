@@ -145,6 +145,7 @@ fn numbers_out_of_their_range() {
         ("train.epochs", ["0.0", "-1.0"]),
         ("train.grad_clip", ["-1.0", "-0.5"]),
         ("train.label_smoothing", ["-0.1", "1.0"]),
+        ("train.ema_decay", ["-0.1", "1.0"]),
         ("optimizer.beta1", ["-0.1", "1.0"]),
         ("optimizer.beta2", ["-0.1", "1.0"]),
         ("optimizer.eps", ["0.0", "1e-60"]),

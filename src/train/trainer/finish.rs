@@ -127,9 +127,11 @@ impl Trainer<'_> {
         let tokens = self.tokenizer.vocab_size();
         let sampling = Sampling { tokens, temperature: g.temperature, top_k: g.top_k, top_p: g.top_p, seed: g.seed };
         let mut ids = prompt.clone();
-        generate(&*self.model, &prompt, most_tokens, &sampling, &mut |id| {
-            ids.push(id);
-            Ok(if stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+        self.with_averages(|run| {
+            generate(&*run.model, &prompt, most_tokens, &sampling, &mut |id| {
+                ids.push(id);
+                Ok(if stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+            })
         })?;
         Ok(self.tokenizer.decode(&ids)?.trim_start_matches('\n').to_string())
     }

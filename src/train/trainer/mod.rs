@@ -215,7 +215,8 @@ impl Trainer<'_> {
             batch_size: self.config.train.batch_size.div_ceil(self.micro_batches),
             max_batches: self.config.train.eval_batches * self.micro_batches,
         };
-        let result = evaluate(&*self.model, &self.validation, &self.coverage, windows, self.options.stop);
+        let result =
+            self.with_averages(|run| evaluate(&*run.model, &run.validation, &run.coverage, windows, run.options.stop));
         self.options.device.profiler().restore(measured);
         let Some(result) = result? else { return Ok(()) };
         if !result.loss.is_finite() {
@@ -245,6 +246,14 @@ impl Trainer<'_> {
             self.save(true)?;
         }
         Ok(())
+    }
+
+    /// Does something with the averages of the weights in their place, if the run keeps any.
+    fn with_averages<T>(&self, body: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
+        self.optimizer.swap_averages(&self.parameters)?;
+        let result = body(self);
+        let swapped = self.optimizer.swap_averages(&self.parameters);
+        result.and_then(|value| swapped.map(|()| value))
     }
 
     /// Lets the learning rate of `train.schedule = "plateau"` fall where the validation loss has not for long enough.
