@@ -17,11 +17,12 @@ use std::sync::Once;
 pub type Entry = fn(&Path, &[u8]);
 
 /// Each entry under the name of its target and of the folder with its seeds.
-pub const ENTRIES: [(&str, Entry); 8] = [
+pub const ENTRIES: [(&str, Entry); 9] = [
     ("config", config),
     ("env", env),
     ("tokenizer", tokenizer),
     ("model", model),
+    ("index", index),
     ("moments", moments),
     ("manifest", manifest),
     ("state", state),
@@ -80,6 +81,18 @@ pub fn model(folder: &Path, bytes: &[u8]) {
     put(folder, "config.json", &bytes[..end]);
     put(folder, "model.safetensors", bytes.get(end + 1..).unwrap_or_default());
     let _ = models::load(folder);
+}
+
+/// `model.safetensors.index.json`, beside a model's `config.json` and a shard with all of its tensors.
+pub fn index(folder: &Path, bytes: &[u8]) {
+    let folder = folder.join("sharded");
+    fs::create_dir_all(&folder).expect("a folder can be made");
+    let model = include_bytes!("seeds/model/tiny");
+    let end = model.iter().position(|&byte| byte == 0).expect("the config ends there");
+    put(&folder, "config.json", &model[..end]);
+    put(&folder, "1.safetensors", &model[end + 1..]);
+    put(&folder, "model.safetensors.index.json", bytes);
+    let _ = models::load(&folder);
 }
 
 /// `optimizer.safetensors` of the least model there is.

@@ -45,11 +45,11 @@ def checkpoint(folder, name, settings):
     return folder / "runs" / name / "checkpoints/step-000060"
 
 
-def loss(model, ids):
-    """The mean over windows of T side by side, as `eval` takes it."""
+def loss(model, ids, context=T):
+    """The mean over windows of the context side by side, as `eval` takes it."""
     total = 0.0
-    for at in range(0, len(ids) - 1, T):
-        window = torch.tensor([ids[at:at + T + 1]])
+    for at in range(0, len(ids) - 1, context):
+        window = torch.tensor([ids[at:at + context + 1]])
         logits = model(window[:, :-1]).logits[0]
         total += torch.nn.functional.cross_entropy(logits.double(), window[0, 1:], reduction="sum").item()
     return total / (len(ids) - 1)

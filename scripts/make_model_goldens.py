@@ -2,9 +2,10 @@
 """Write small models of Hugging Face's families, and what they compute, for the tests to compare rustyflow with.
 
     pip install torch transformers safetensors
-    python scripts/make_model_goldens.py --out tests/goldens/models
+    python scripts/make_model_goldens.py --out tests/goldens/models [--only NAME]
 
-One folder for each model: `config.json` and `model.safetensors` as `save_pretrained` writes them, and
+One folder for each model: `config.json` and `model.safetensors` as `save_pretrained` writes them, of `llama-shards` in
+bf16, in shards, without the head and so without a prefix of names; and
 `golden.safetensors` with one batch (`ids`, `targets`, of which some are ignored), `logits`, `loss`, `grad.<name>`, and
 ten AdamW steps on that batch, with the norm of the gradient clipped: `lr`, `losses` before each update, `grad_norms`
 before clipping, `after10.<name>`. `golden.json` says what PyTorch itself loses when it computes the same in float32.
@@ -42,6 +43,8 @@ def models() -> dict[str, transformers.PretrainedConfig]:
                                    rope_parameters=LLAMA3, rms_norm_eps=1e-5),
         "llama-mqa": t.LlamaConfig(**SIZES, num_key_value_heads=1, tie_word_embeddings=True, rms_norm_eps=1e-6,
                                    rope_parameters={"rope_type": "linear", "rope_theta": 50.0, "factor": 2.5}),
+        "llama-shards": t.LlamaConfig(**SIZES, num_key_value_heads=4, head_dim=8, tie_word_embeddings=True,
+                                      rms_norm_eps=1e-6),
         "mistral": t.MistralConfig(**SIZES, num_key_value_heads=2, head_dim=8, tie_word_embeddings=False,
                                    sliding_window=5),
         "qwen2": t.Qwen2Config(**SIZES, num_key_value_heads=2, tie_word_embeddings=True, use_sliding_window=False),
@@ -52,21 +55,33 @@ def models() -> dict[str, transformers.PretrainedConfig]:
     }
 
 
+# Name: the class of number that the folder has, and the bytes of a shard.
+STORED = {"llama-shards": (torch.bfloat16, "8KB")}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write the golden files of the models.")
     parser.add_argument("--out", type=Path, default=Path("tests/goldens/models"), help="folder to write to")
-    out: Path = parser.parse_args().out
+    parser.add_argument("--only", choices=models(), help="write this one alone")
+    args = parser.parse_args()
+    out: Path = args.out
     torch.set_num_threads(1)  # one order of summation, whatever the machine
     for name, config in models().items():
-        write(out / name, name, config)
+        if args.only in (None, name):
+            write(out / name, name, config)
 
 
 def write(folder: Path, name: str, config: transformers.PretrainedConfig) -> None:
     """Draws until no gradient is so small that Adam, which divides it by its size, makes steps of its rounding."""
-    attempts = (attempt(Draw(f"{name} {i}"), config) for i in range(10))
+    stored = STORED.get(name, (torch.float32, None))[0]
+    attempts = (attempt(Draw(f"{name} {i}"), config, stored) for i in range(10))
     model, weights, given, want, errors = next(a for a in attempts if a[-1]["after10"] < 1e-5)
     load(model.float(), weights)
-    model.save_pretrained(folder)
+    if name in STORED:
+        dtype, shard = STORED[name]
+        model.to(dtype).base_model.save_pretrained(folder, max_shard_size=shard)
+    else:
+        model.save_pretrained(folder)
     for extra in folder.glob("generation_config.json"):
         extra.unlink()
     file = {name: tensor if tensor.dtype == torch.int64 else tensor.float() for name, tensor in (given | want).items()}
@@ -77,10 +92,10 @@ def write(folder: Path, name: str, config: transformers.PretrainedConfig) -> Non
     print(folder, rounded(errors))
 
 
-def attempt(draw: Draw, config: transformers.PretrainedConfig) -> tuple:
-    """A model, its weights, the batch, what it computes, and PyTorch's own errors."""
+def attempt(draw: Draw, config: transformers.PretrainedConfig, stored: torch.dtype) -> tuple:
+    """A model, its weights as `stored` holds them, the batch, what it computes, and PyTorch's own errors."""
     model = transformers.AutoModelForCausalLM.from_config(config)
-    weights = {name: random_weight(name, p, draw) for name, p in model.named_parameters()}
+    weights = {name: random_weight(name, p, draw).to(stored).float() for name, p in model.named_parameters()}
     given = {"ids": draw.integers(VOCAB, B, T), "targets": draw.integers(VOCAB, B, T), "lr": torch.tensor(LR)}
     for b, t in [(0, 0), (0, 16), (1, 7), (2, 15), (2, 16)]:
         given["targets"][b, t] = IGNORE

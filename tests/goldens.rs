@@ -391,7 +391,7 @@ fn check_hf_model(name: &str, device: &Device) {
     comparison.finish(device);
 }
 
-const HF_MODELS: [&str; 6] = ["llama-gqa", "llama-mqa", "mistral", "qwen2", "qwen3", "qwen3-untied"];
+const HF_MODELS: [&str; 7] = ["llama-gqa", "llama-mqa", "llama-shards", "mistral", "qwen2", "qwen3", "qwen3-untied"];
 
 #[test]
 fn models_of_hugging_face_train_as_in_transformers_on_the_cpu() {

@@ -118,6 +118,8 @@ fn what_is_wrong_with_a_folder_is_said_by_file_and_tensor() {
     eval(&["model.safetensors.index.json", "model-00002-of-00003.safetensors", "missing"]);
     sandbox.write(shard, &whole[..whole.len() - 2]);
     eval(&["model-00002-of-00003.safetensors", "is damaged"]);
+    sandbox.write(shard, [&(1_u64 << 63).to_le_bytes()[..], &whole[8..]].concat());
+    eval(&["model-00002-of-00003.safetensors", "is damaged"]);
     sandbox.write(shard, &whole);
     let config = sandbox.read("there/config.json");
     sandbox.write("there/config.json", config.replace("\"n_positions\": 16", "\"n_positions\": 15"));
@@ -132,4 +134,76 @@ fn what_is_wrong_with_a_folder_is_said_by_file_and_tensor() {
     }
     sandbox.write("there/pytorch_model.bin", "pickled");
     eval(&["there/pytorch_model.bin", "save_pretrained('there')"]);
+}
+
+#[test]
+fn an_index_that_leads_elsewhere_or_is_no_index_is_refused() {
+    let sandbox = in_parts();
+    let path = "there/model.safetensors.index.json";
+    let whole = sandbox.read(path);
+    let eval = |index: &str, told: &[&str]| {
+        sandbox.write(path, index);
+        sandbox.run(&[&EVAL[..], &["--model", "there"]].concat()).fails_with(told);
+    };
+    let first = "model-00001-of-00003.safetensors";
+    for other in ["../there/model-00001-of-00003.safetensors", "/etc/passwd", "a\\\\b", "."] {
+        eval(&whole.replacen(first, other, 1), &["index.json: names", "which is not a file of this folder"]);
+    }
+    for (index, told) in
+        [("", "is damaged"), ("[]", "is damaged"), (r#"{"weight_map": {"wte.weight": 1}}"#, "is damaged")]
+    {
+        eval(index, &["model.safetensors.index.json", told]);
+    }
+    #[cfg(unix)]
+    {
+        fs::rename(sandbox.path("there").join(first), sandbox.path("elsewhere")).unwrap();
+        std::os::unix::fs::symlink(sandbox.path("elsewhere"), sandbox.path("there").join(first)).unwrap();
+        eval(&whole, &["index.json: names", first, "a link to", "outside of this folder"]);
+        fs::rename(sandbox.path("elsewhere"), sandbox.path("there").join(first)).unwrap();
+    }
+    sandbox.write("there/model-00002-of-00003.safetensors", fs::read(sandbox.path("there").join(first)).unwrap());
+    eval(&whole, &["model-00002-of-00003.safetensors: has the tensor", "and so has", first]);
+}
+
+#[test]
+fn a_tokenizer_that_is_larger_than_the_embedding_is_refused() {
+    let sandbox = in_parts();
+    sandbox
+        .write("there/config.json", sandbox.read("there/config.json").replace("\"vocab_size\": ", "\"vocab_size\": 1"));
+    let eval = [&EVAL[..], &["--model", "there"]].concat();
+    // More rows than there are.
+    sandbox.run(&eval).fails_with(&["wte.weight has shape [", "config.json implies (1"]);
+    let sandbox = in_parts();
+    let tokenizer: serde_json::Value = serde_json::from_str(&sandbox.read("there/tokenizer.json")).unwrap();
+    let mut larger = tokenizer.clone();
+    larger["model"]["vocab"]["\u{e9}"] = json!(tokenizer["model"]["vocab"].as_object().unwrap().len());
+    sandbox.write("there/tokenizer.json", larger.to_string());
+    sandbox.run(&eval).fails_with(&["there: tokenizer.json has", "tokens, the model", "do not belong together"]);
+    let train = ["train", "--init", "there", "--corpus", "corpus.txt", "--device", "cpu", "--max-steps", "1"];
+    sandbox.run(&train).fails_with(&["model.vocab_size", "the tokenizer has", "each needs a row of the embedding"]);
+}
+
+#[test]
+fn what_a_config_asks_for_and_is_not_computed_is_refused_by_its_key() {
+    let sandbox = in_parts();
+    let config: serde_json::Value = serde_json::from_str(&sandbox.read("there/config.json")).unwrap();
+    for (key, value, told) in [
+        (
+            "quantization_config",
+            json!({ "quant_method": "gptq", "bits": 4 }),
+            "quantization_config is there (\"gptq\")",
+        ),
+        ("scale_attn_by_inverse_layer_idx", json!(true), "scale_attn_by_inverse_layer_idx is true"),
+        ("add_cross_attention", json!(true), "add_cross_attention is true"),
+        ("n_inner", json!(65), "n_inner is 65"),
+        ("model_type", json!("mamba"), "model_type is \"mamba\"; rustyflow reads"),
+    ] {
+        let mut changed = config.clone();
+        changed[key] = value;
+        sandbox.write("there/config.json", changed.to_string());
+        for command in [&EVAL[..], &["generate", "--device", "cpu"]] {
+            let run = sandbox.run(&[command, &["--model", "there"]].concat());
+            run.fails_with(&["there/config.json", told]);
+        }
+    }
 }

@@ -12,6 +12,7 @@ mod recognise;
 mod segment;
 mod splitter;
 mod stream;
+mod vocab_and_merges;
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,6 +26,7 @@ use crate::data::Corpus;
 use crate::error::{Error, Result};
 use encode::Worker;
 use segment::Boundary;
+use vocab_and_merges::read_vocab_and_merges;
 
 pub use coverage::Coverage;
 pub(super) use segment::Segment;
@@ -151,7 +153,7 @@ impl Tokenizer {
                         ),
                     ));
                 }
-                Tokenizer::from_document("gpt2", &recipe::read_vocab_and_merges(&folder)?)
+                Tokenizer::from_document("gpt2", &read_vocab_and_merges(&folder)?)
             }
             TokenizerSpec::Path(path) if path.is_dir() => Tokenizer::from_folder(path),
             TokenizerSpec::Path(path) => Tokenizer::from_file(path),
@@ -170,7 +172,7 @@ impl Tokenizer {
         if file.exists() || !folder.join("vocab.json").exists() {
             return Tokenizer::from_file(&file);
         }
-        Tokenizer::from_document(&folder.display().to_string(), &recipe::read_vocab_and_merges(folder)?)
+        Tokenizer::from_document(&folder.display().to_string(), &read_vocab_and_merges(folder)?)
     }
 
     /// Loads a `tokenizer.json`. Truncation and padding that it asks for are ignored: texts are encoded whole.

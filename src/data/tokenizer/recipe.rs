@@ -6,7 +6,6 @@
 //!   and pairs are merged in the order in which training found them.
 
 use std::collections::{BTreeSet, HashMap};
-use std::path::Path;
 use std::sync::mpsc::sync_channel;
 
 use serde_json::{Map, Value, json};
@@ -18,21 +17,25 @@ use super::segment::{Boundary, Segmenter};
 use super::splitter::{GPT2, Splitter};
 use super::{BPE_SAMPLE_BYTES, encode, error};
 use crate::data::corpus::{Corpus, Piece, Split};
-use crate::data::read_text;
-use crate::error::{Error, Result};
+use crate::error::Result;
 
 /// The end of a line, and a word outside the vocabulary, as WikiText writes them.
 pub(super) const EOS: &str = "<eos>";
 const UNKNOWN: &str = "<unk>";
 
 /// The token that separates documents in GPT-2's vocabulary.
-const END_OF_TEXT: &str = "<|endoftext|>";
+pub(super) const END_OF_TEXT: &str = "<|endoftext|>";
 
 /// GPT-2's token as a special one, with this id.
 fn end_of_text(id: impl Into<Value>) -> Value {
+    special_token(id, END_OF_TEXT)
+}
+
+/// A token that is found in a text before it is split.
+pub(super) fn special_token(id: impl Into<Value>, content: &str) -> Value {
     json!({
         "id": id.into(),
-        "content": END_OF_TEXT,
+        "content": content,
         "single_word": false,
         "lstrip": false,
         "rstrip": false,
@@ -162,7 +165,7 @@ fn each_segment(
     })
 }
 
-fn byte_level_document(vocab: Value, merges: Value) -> Value {
+pub(super) fn byte_level_document(vocab: Value, merges: Value) -> Value {
     let byte_level = json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": true});
     let model = json!({
         "type": "BPE",
@@ -249,34 +252,6 @@ impl Sample {
         self.taken += if takes { bytes as f64 } else { 0.0 };
         takes
     }
-}
-
-/// Reads `vocab.json` and `merges.txt`, GPT-2's own format.
-pub(super) fn read_vocab_and_merges(folder: &Path) -> Result<Value> {
-    let read = |name: &str| {
-        let path = folder.join(name);
-        Ok::<_, Error>((path.display().to_string(), read_text(&path)?))
-    };
-    let (path, vocab) = read("vocab.json")?;
-    let vocab: Map<String, Value> = serde_json::from_str(&vocab)
-        .map_err(|cause| error(&path, format!("expected an object of tokens and ids: {cause}")))?;
-    let (path, text) = read("merges.txt")?;
-    let mut merges = vec![];
-    for (number, line) in text.lines().enumerate() {
-        if line.is_empty() || (number == 0 && line.starts_with("#version")) {
-            continue;
-        }
-        match line.split(' ').collect::<Vec<_>>()[..] {
-            [left, right] => merges.push(json!([left, right])),
-            _ => return Err(error(&path, format!("line {}: expected two tokens, got {line:?}", number + 1))),
-        }
-    }
-    let end = vocab.get(END_OF_TEXT).cloned();
-    let mut document = byte_level_document(Value::Object(vocab), Value::Array(merges));
-    if let Some(id) = end {
-        document["added_tokens"] = json!([end_of_text(id)]);
-    }
-    Ok(document)
 }
 
 /// The character that stands for a byte in byte-level vocabularies: itself if it is printable, otherwise the next of

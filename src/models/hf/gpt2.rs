@@ -98,7 +98,9 @@ impl Mapping for Gpt2Mapping {
 
     fn read_config(&self, text: &str) -> Result<ModelConfig, String> {
         let json: ConfigJson = from_json(text)?;
-        computes("activation_function", &json.activation_function, &ACTIVATION.to_string())?;
+        // Two names of one function.
+        let activation = json.activation_function.filter(|name| name != "gelu_pytorch_tanh");
+        computes("activation_function", &activation, &ACTIVATION.to_string())?;
         computes("scale_attn_weights", &json.scale_attn_weights, &true)?;
         computes("scale_attn_by_inverse_layer_idx", &json.scale_attn_by_inverse_layer_idx, &false)?;
         computes("add_cross_attention", &json.add_cross_attention, &false)?;
@@ -169,6 +171,7 @@ mod tests {
         with("transformers_version", json!("5.0")).unwrap();
         with("architectures", json!(null)).unwrap();
         with("n_inner", json!(32)).unwrap();
+        with("activation_function", json!("gelu_pytorch_tanh")).unwrap();
         with("layer_norm_epsilon", json!(1e-5)).unwrap();
         with("add_cross_attention", json!(false)).unwrap();
     }

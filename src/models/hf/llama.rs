@@ -1,10 +1,10 @@
 //! Llama and its relatives as Hugging Face writes them: `LlamaForCausalLM`, `Qwen2ForCausalLM` (with a bias at queries,
 //! keys and values), `MistralForCausalLM` (with a sliding window) and `Qwen3ForCausalLM` (with QK-norm).
 
+use super::rope::{read_rope, write_rope};
 use super::{Mapping, computes, from_json, size};
 use crate::Shape;
 use crate::models::{LlamaConfig, ModelConfig};
-use crate::nn::RopeScaling;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -36,83 +36,56 @@ struct ConfigJson {
     rope_scaling: Option<Map<String, Value>>,
     /// Both of those, since transformers 5.
     rope_parameters: Option<Map<String, Value>>,
+    partial_rotary_factor: Option<f64>,
 }
 
 pub struct LlamaMapping {
     pub qk_norm: bool,
 }
 
-/// How rotary angles are made: theta and the scaling.
-fn write_rope(l: &LlamaConfig) -> Value {
-    match l.rope_scaling {
-        None => json!({ "rope_type": "default", "rope_theta": l.rope_theta }),
-        Some(RopeScaling::Linear { factor }) => {
-            json!({ "rope_type": "linear", "factor": factor, "rope_theta": l.rope_theta })
-        }
-        Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_block_size }) => json!({
-            "rope_type": "llama3",
-            "factor": factor,
-            "low_freq_factor": low_freq_factor,
-            "high_freq_factor": high_freq_factor,
-            "original_max_position_embeddings": original_block_size,
-            "rope_theta": l.rope_theta,
-        }),
-    }
-}
-
-fn read_rope(json: &ConfigJson) -> Result<(f64, Option<RopeScaling>), String> {
-    let (key, given) = match (&json.rope_parameters, &json.rope_scaling) {
-        (Some(parameters), _) => ("rope_parameters", parameters.clone()),
-        (None, scaling) => ("rope_scaling", scaling.clone().unwrap_or_default()),
-    };
-    let number = |name: &str| given.get(name).and_then(Value::as_f64);
-    let needed =
-        |name: &str| number(name).filter(|x| *x > 0.0).ok_or_else(|| format!("{key}.{name} is no number above 0"));
-    let theta = number("rope_theta").or(json.rope_theta).unwrap_or(10_000.0);
-    if theta <= 0.0 {
-        return Err(format!("rope_theta is {theta}; expected a number above 0"));
-    }
-    let kind = given.get("rope_type").or(given.get("type")).and_then(Value::as_str).unwrap_or("default");
-    let scaling = match kind {
-        "default" => None,
-        "linear" => Some(RopeScaling::Linear { factor: needed("factor")? }),
-        "llama3" => {
-            let (low_freq_factor, high_freq_factor) = (needed("low_freq_factor")?, needed("high_freq_factor")?);
-            if high_freq_factor <= low_freq_factor {
-                return Err(format!("{key}.high_freq_factor is not above low_freq_factor"));
-            }
-            let original_block_size = needed("original_max_position_embeddings")? as usize;
-            let factor = needed("factor")?;
-            Some(RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_block_size })
-        }
-        other => return Err(format!("{key}.rope_type is {other:?}; rustyflow computes default, linear and llama3")),
-    };
-    Ok((theta, scaling))
-}
-
 /// The window of all layers; layers of both kinds are refused.
 fn read_window(json: &ConfigJson, model_type: &str, n_layer: usize) -> Result<Option<usize>, String> {
     let window = json.sliding_window.map(|window| size("sliding_window", Some(window), 1 << 24)).transpose()?;
     // Qwen has a switch, Mistral uses what is there, and Llama knows no window.
-    let by_switch = json.use_sliding_window.unwrap_or(false) && json.max_window_layers.unwrap_or(0) == 0;
-    let used = match model_type {
-        "llama" => false,
-        "mistral" => true,
-        _ => by_switch,
+    let window = match model_type {
+        "llama" => None,
+        "mistral" => window,
+        _ => window.filter(|_| json.use_sliding_window.unwrap_or(false)),
     };
+    // The first of Qwen's layers have none; 28 is transformers' default.
+    let first = match model_type {
+        "mistral" => 0,
+        _ => json.max_window_layers.unwrap_or(28).min(n_layer as u64) as usize,
+    };
+    let sliding = if window.is_some() { n_layer - first } else { 0 };
     if let Some(types) = &json.layer_types {
-        let sliding = types.iter().filter(|kind| *kind == "sliding_attention").count();
-        if sliding != 0 && sliding != n_layer {
-            return Err(format!(
-                "layer_types has {sliding} sliding layers of {n_layer}; rustyflow computes all or none"
-            ));
-        }
-        return Ok(window.filter(|_| sliding > 0));
+        return read_layer_types(types, n_layer, window);
     }
-    if json.use_sliding_window == Some(true) && !used {
-        return Err("max_window_layers is above 0; rustyflow computes a window in all layers or none".into());
+    if sliding != 0 && sliding != n_layer {
+        return Err(format!(
+            "max_window_layers is {first}; rustyflow computes a window in all {n_layer} layers, which is 0, or in none"
+        ));
     }
-    Ok(window.filter(|_| used))
+    Ok(window.filter(|_| sliding > 0))
+}
+
+/// The window where `layer_types` says which layers have it.
+fn read_layer_types(types: &[String], n_layer: usize, window: Option<usize>) -> Result<Option<usize>, String> {
+    const KINDS: [&str; 2] = ["full_attention", "sliding_attention"];
+    if let Some(other) = types.iter().find(|kind| !KINDS.contains(&kind.as_str())) {
+        return Err(format!("layer_types has {other:?}; rustyflow computes {:?} and {:?}", KINDS[0], KINDS[1]));
+    }
+    if types.len() != n_layer {
+        return Err(format!("layer_types names {} layers, num_hidden_layers is {n_layer}", types.len()));
+    }
+    let sliding = types.iter().filter(|kind| *kind == KINDS[1]).count();
+    if sliding != 0 && sliding != n_layer {
+        return Err(format!("layer_types has {sliding} sliding layers of {n_layer}; rustyflow computes all or none"));
+    }
+    if sliding != 0 && window.is_none() {
+        return Err("layer_types has sliding layers, and sliding_window and use_sliding_window say no window".into());
+    }
+    Ok(window.filter(|_| sliding > 0))
 }
 
 impl LlamaMapping {
@@ -179,13 +152,17 @@ impl Mapping for LlamaMapping {
     fn read_config(&self, text: &str) -> Result<ModelConfig, String> {
         let json: ConfigJson = from_json(text)?;
         let model_type = json.model_type.clone().unwrap_or_default();
-        computes("hidden_act", &json.hidden_act, &"silu".to_string())?;
-        computes("attention_bias", &json.attention_bias, &false)?;
+        // Two names of one function.
+        computes("hidden_act", &json.hidden_act.clone().filter(|name| name != "swish"), &"silu".to_string())?;
+        // Qwen2 has a bias whatever this says.
+        computes("attention_bias", &json.attention_bias.filter(|_| model_type != "qwen2"), &false)?;
+        computes("partial_rotary_factor", &json.partial_rotary_factor, &1.0)?;
         computes("mlp_bias", &json.mlp_bias, &false)?;
         let n_layer = size("num_hidden_layers", json.num_hidden_layers, 1 << 12)?;
         let n_head = size("num_attention_heads", json.num_attention_heads, 1 << 16)?;
         let n_embd = size("hidden_size", json.hidden_size, 1 << 20)?;
-        let (rope_theta, rope_scaling) = read_rope(&json)?;
+        let (rope_theta, rope_scaling) =
+            read_rope(json.rope_theta, json.rope_scaling.as_ref(), json.rope_parameters.as_ref())?;
         let head_dim = match (json.head_dim, self.qk_norm) {
             // What transformers takes where it is not there.
             (None, true) => 128,
@@ -262,6 +239,7 @@ impl Mapping for LlamaMapping {
 mod tests {
     use super::*;
     use crate::models::testing::small_llama;
+    use crate::nn::RopeScaling;
 
     fn round_trip(mapping: &LlamaMapping, config: &ModelConfig) -> Value {
         let text = mapping.write_config(config);
@@ -313,27 +291,44 @@ mod tests {
             (json!({ "hidden_act": "gelu" }), r#"hidden_act is "gelu"; rustyflow computes "silu""#),
             (json!({ "attention_bias": true }), "attention_bias is true"),
             (json!({ "mlp_bias": true }), "mlp_bias is true"),
+            (json!({ "partial_rotary_factor": 0.5 }), "partial_rotary_factor is 0.5"),
             (json!({ "num_key_value_heads": 0 }), "num_key_value_heads is 0"),
             (json!({ "rms_norm_eps": 0.0 }), "rms_norm_eps is 0"),
             (json!({ "rope_parameters": { "rope_type": "yarn" } }), r#"rope_parameters.rope_type is "yarn""#),
-            (json!({ "rope_parameters": { "rope_type": "linear" } }), "rope_parameters.factor is no number above 0"),
+            (
+                json!({ "rope_parameters": { "rope_type": "linear" } }),
+                "rope_parameters.factor is missing, a number above 0",
+            ),
             (
                 json!({ "rope_parameters": null, "rope_scaling": { "type": "linear", "factor": -1 } }),
-                "rope_scaling.factor is no number above 0",
+                "rope_scaling.factor is -1, no number above 0",
             ),
             (
                 json!({ "model_type": "qwen2", "sliding_window": 4, "use_sliding_window": true,
                     "max_window_layers": 1 }),
-                "max_window_layers is above 0",
+                "max_window_layers is 1; rustyflow computes a window in all 2 layers",
             ),
             (
                 json!({ "model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"] }),
                 "layer_types has 1 sliding layers of 2",
             ),
+            (
+                json!({ "layer_types": ["full_attention", "chunked_attention"] }),
+                r#"layer_types has "chunked_attention""#,
+            ),
+            (json!({ "layer_types": ["full_attention"] }), "layer_types names 1 layers, num_hidden_layers is 2"),
+            (
+                json!({ "model_type": "qwen2", "sliding_window": 4, "use_sliding_window": false,
+                    "layer_types": ["sliding_attention", "sliding_attention"] }),
+                "layer_types has sliding layers, and",
+            ),
         ] {
             let error = with(changes).unwrap_err();
             assert!(error.contains(told), "{error:?} lacks {told:?}");
         }
+        let beyond = json!({ "model_type": "qwen2", "sliding_window": 4, "use_sliding_window": true,
+            "max_window_layers": 2, "attention_bias": true, "hidden_act": "swish" });
+        assert_eq!(with(beyond).unwrap().llama().sliding_window, None);
         let older = json!({ "rope_parameters": null, "rope_theta": 5e5, "rope_scaling": null });
         assert_eq!(with(older).unwrap().llama().rope_theta, 5e5);
     }

@@ -3,6 +3,7 @@
 
 mod gpt2;
 mod llama;
+mod rope;
 mod weight_files;
 
 pub(super) use gpt2::Gpt2Mapping;
@@ -17,10 +18,14 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::Read;
 use std::path::Path;
 use weight_files::{StoredTensor, WEIGHTS, WeightFiles};
 
 const CONFIG: &str = "config.json";
+/// Those of language models have a few thousand; names of classes may make it many more.
+const MOST_CONFIG_BYTES: u64 = 1 << 24;
 
 /// How Hugging Face writes the models of a family.
 pub trait Mapping {
@@ -156,8 +161,20 @@ pub fn load_with_context(folder: &Path, block_size: usize) -> Result<Box<dyn Lan
 /// If it is missing, describes no model, or one that is not computed here.
 pub fn read_shape(folder: &Path) -> Result<ModelConfig> {
     let path = folder.join(CONFIG);
-    let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
+    let text = read_limited(&path, MOST_CONFIG_BYTES)?;
     read_config(&text).map_err(|message| Error::Checkpoint { path, message })
+}
+
+/// A text of a folder that others may have written: what is longer than any such file is not read.
+fn read_limited(path: &Path, most: u64) -> Result<String> {
+    let file = File::open(path).map_err(|e| Error::io("read", path, e))?;
+    let mut text = String::new();
+    file.take(most + 1).read_to_string(&mut text).map_err(|e| Error::io("read", path, e))?;
+    if text.len() as u64 > most {
+        let message = format!("is longer than {most} bytes, which no file of its name is: download it again");
+        return Err(Error::Checkpoint { path: path.to_path_buf(), message });
+    }
+    Ok(text)
 }
 
 /// Reads the parameter `name` into `parameter`, whose shape it must have; the names of its tensors become used.
@@ -215,8 +232,16 @@ fn read_config(text: &str) -> std::result::Result<ModelConfig, String> {
     #[derive(Deserialize)]
     struct Any {
         model_type: Option<String>,
+        quantization_config: Option<Value>,
     }
-    let Any { model_type } = from_json(text)?;
+    let Any { model_type, quantization_config } = from_json(text)?;
+    if let Some(quantization) = quantization_config {
+        let method = quantization.get("quant_method").unwrap_or(&quantization);
+        return Err(format!(
+            "quantization_config is there ({method}); rustyflow reads weights that are not quantized, as f32, f16 or \
+             bf16: take the folder that this one was made from"
+        ));
+    }
     let its = model_type.as_deref().unwrap_or("nothing");
     let mut mappings = ModelKind::all().map(ModelKind::hf);
     let mapping = mappings.find(|mapping| mapping.model_types().contains(&its)).ok_or_else(|| {

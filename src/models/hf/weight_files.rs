@@ -1,5 +1,6 @@
 //! The tensors of a folder, mapped into memory: `model.safetensors`, or the shards that its index lists.
 
+use super::read_limited;
 use crate::{Error, Result};
 use memmap2::Mmap;
 use safetensors::tensor::{Dtype, Metadata, SafeTensors};
@@ -10,6 +11,8 @@ use std::path::{Component, Path, PathBuf};
 
 pub const WEIGHTS: &str = "model.safetensors";
 pub const INDEX: &str = "model.safetensors.index.json";
+/// Those of models with a hundred thousand tensors have ten million.
+const MOST_INDEX_BYTES: u64 = 1 << 26;
 /// What older versions of transformers wrote, by Python's pickle.
 const PICKLES: [&str; 2] = ["pytorch_model.bin", "pytorch_model.bin.index.json"];
 
@@ -63,28 +66,29 @@ impl WeightFiles {
             return Ok(WeightFiles { shards: vec![shard], path: single, tensors });
         }
         let damaged = |message: String| Error::Checkpoint { path: index.clone(), message };
-        let text = std::fs::read_to_string(&index).map_err(|e| Error::io("read", &index, e))?;
+        let text = read_limited(&index, MOST_INDEX_BYTES)?;
         let Index { weight_map } = serde_json::from_str(&text).map_err(|e| damaged(format!("is damaged: {e}")))?;
         let names: BTreeSet<&String> = weight_map.values().collect();
-        let mut shards = Vec::new();
-        for name in &names {
-            if !is_file_name(name) {
-                return Err(damaged(format!("names {name:?}, which is not a file of this folder")));
-            }
-            let path = folder.join(name);
-            if !path.is_file() {
-                return Err(damaged(format!("names {name:?}, which is missing: download it again")));
-            }
-            shards.push(Shard::open(path)?);
+        if names.is_empty() {
+            return Err(damaged("names no file".into()));
         }
-        let place = |name: &String| names.iter().position(|its| *its == name).expect("it is one of them");
+        let shards = names.iter().map(|name| open_shard(folder, name, &damaged)).collect::<Result<Vec<Shard>>>()?;
         let mut tensors = BTreeMap::new();
+        for (place, shard) in shards.iter().enumerate() {
+            for name in shard.header.tensors().into_keys() {
+                if let Some(other) = tensors.insert(name.clone(), place) {
+                    let other = shards[other].path.display();
+                    return Err(Error::Checkpoint {
+                        path: shard.path.clone(),
+                        message: format!("has the tensor {name}, and so has {other}: which of them counts is not said"),
+                    });
+                }
+            }
+        }
         for (tensor, file) in &weight_map {
-            let shard = place(file);
-            if shards[shard].header.info(tensor).is_none() {
+            if tensors.get(tensor).is_none_or(|place| shards[*place].path != folder.join(file)) {
                 return Err(damaged(format!("says that {tensor} is in {file}, and it is not")));
             }
-            tensors.insert(tensor.clone(), shard);
         }
         Ok(WeightFiles { shards, path: index, tensors })
     }
@@ -120,6 +124,27 @@ impl Shard {
             .map_err(|e| Error::Checkpoint { path: path.clone(), message: format!("is damaged: {e}") })?;
         Ok(Shard { path, map, header, data: 8 + length })
     }
+}
+
+/// Opens a file that the index names.
+fn open_shard(folder: &Path, name: &str, damaged: &dyn Fn(String) -> Error) -> Result<Shard> {
+    if !is_file_name(name) {
+        return Err(damaged(format!("names {name:?}, which is not a file of this folder")));
+    }
+    let path = folder.join(name);
+    if !path.is_file() {
+        return Err(damaged(format!("names {name:?}, which is missing: download it again")));
+    }
+    let real = |path: &Path| path.canonicalize().map_err(|e| Error::io("find", path, e));
+    let target = real(&path)?;
+    // In the cache of Hugging Face's programs, files are links into the folder of blobs beside that of snapshots.
+    let blobs = real(folder)?.ancestors().nth(2).map(|model| model.join("blobs"));
+    let blobs = blobs.and_then(|blobs| blobs.canonicalize().ok());
+    if !(target.starts_with(real(folder)?) || blobs.is_some_and(|blobs| target.starts_with(blobs))) {
+        let target = target.display();
+        return Err(damaged(format!("names {name:?}, a link to {target} outside of this folder: copy the file here")));
+    }
+    Shard::open(path)
 }
 
 /// Whether this is the name of a file, and no path to elsewhere.
@@ -189,7 +214,54 @@ mod tests {
             fs::write(dir.path().join("1.safetensors"), damage).unwrap();
             refused(&["1.safetensors", "is damaged"]);
         }
-        fs::write(dir.path().join(INDEX), r#"{"weight_map": 3}"#).unwrap();
-        refused(&[INDEX, "is damaged"]);
+        for index in
+            [&b"{"[..], b"", b"[1]", b"\xff\xfe", br#"{"weight_map": 3}"#, br#"{"weight_map": {"a": 3}}"#, b"{}"]
+        {
+            fs::write(dir.path().join(INDEX), index).unwrap();
+            refused(&[INDEX]);
+        }
+        index(dir.path(), "{}");
+        refused(&[INDEX, "names no file"]);
+        // Zeros of which the disk holds none.
+        File::create(dir.path().join(INDEX)).unwrap().set_len(1 << 40).unwrap();
+        refused(&[INDEX, "is longer than 67108864 bytes"]);
+    }
+
+    #[test]
+    fn a_tensor_in_two_shards_is_refused_and_one_that_the_index_lacks_is_found() {
+        let dir = tempfile::tempdir().unwrap();
+        shard(dir.path(), "1.safetensors", "a", 1.5);
+        shard(dir.path(), "2.safetensors", "a", 2.5);
+        shard(dir.path(), "3.safetensors", "b", 3.5);
+        index(dir.path(), r#"{"a": "1.safetensors", "c": "3.safetensors"}"#);
+        let error = |path: &Path| WeightFiles::open(path).err().expect("an error").to_string();
+        assert!(error(dir.path()).contains("says that c is in 3.safetensors, and it is not"));
+        index(dir.path(), r#"{"a": "1.safetensors", "b": "3.safetensors"}"#);
+        assert_eq!(WeightFiles::open(dir.path()).unwrap().names().collect::<Vec<_>>(), ["a", "b"]);
+        index(dir.path(), r#"{"a": "1.safetensors", "b": "2.safetensors"}"#);
+        let message = error(dir.path());
+        assert!(message.contains("2.safetensors: has the tensor a, and so has"), "{message}");
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_shard_may_be_a_link_to_a_blob_and_to_nowhere_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let model = dir.path().join("models--org--name");
+        let folder = model.join("snapshots/0123");
+        [folder.clone(), model.join("blobs")].iter().for_each(|folder| fs::create_dir_all(folder).unwrap());
+        let link = |target: &str| {
+            let path = folder.join("1.safetensors");
+            let _ = fs::remove_file(&path);
+            std::os::unix::fs::symlink(target, path).unwrap();
+        };
+        index(&folder, r#"{"a": "1.safetensors"}"#);
+        shard(&model.join("blobs"), "abc", "a", 1.5);
+        link("../../blobs/abc");
+        assert!(WeightFiles::open(&folder).is_ok());
+        shard(dir.path(), "elsewhere", "a", 1.5);
+        link("../../../elsewhere");
+        let error = WeightFiles::open(&folder).err().expect("an error").to_string();
+        assert!(error.contains("\"1.safetensors\", a link to") && error.contains("outside of this folder"), "{error}");
     }
 }
