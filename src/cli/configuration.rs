@@ -1,6 +1,6 @@
 //! The flags that say what to train, and the configuration they make with the layers below them.
 
-use super::{cache, device, output};
+use super::{cache, device, hub, output};
 use crate::Error;
 use crate::config::{Config, Layers, Precision, QUICKSTART, Resolved, process_environment};
 use crate::train::take_shape_of_init;
@@ -24,7 +24,7 @@ pub struct RunFlags {
     /// char, word, bpe, gpt2, or the path of a tokenizer.json (data.tokenizer)
     #[arg(long)]
     tokenizer: Option<String>,
-    /// Begin with the weights, shape and tokenizer of a model in this folder (model.init)
+    /// Begin with the weights, shape and tokenizer of the model in this folder, or fetched by this name (model.init)
     #[arg(long, value_name = "DIR")]
     init: Option<String>,
     /// Layers (model.n_layer)
@@ -128,6 +128,20 @@ impl RunFlags {
 /// The configuration of these layers. If the corpus is standard input, its text is kept in a file.
 pub fn build(layers: Layers) -> Result<Resolved> {
     let mut resolved = layers.build()?;
+    let init = &resolved.config.model.init;
+    // A run that has begun needs it no more, and has a vocabulary.
+    if !init.is_empty() && resolved.config.model.vocab_size == 0 {
+        let folder = hub::folder_of(Path::new(init)).or_else(|advice| {
+            let Some(advice) = advice else { return Ok(init.into()) };
+            let place = resolved.origin("model.init").to_string();
+            Err(Error::Config {
+                place,
+                key: "model.init".into(),
+                message: format!("no folder is called {init}; {advice}"),
+            })
+        })?;
+        resolved.config.model.init = folder.display().to_string();
+    }
     take_shape_of_init(&mut resolved)?;
     if resolved.config.data.corpus == "-" {
         resolved.config.data.corpus = kept_standard_input()?;

@@ -83,11 +83,7 @@ pub fn run(command: Command) -> Result<()> {
             Ok(())
         }
         Command::Fetch { name, data_dir, base_url } => {
-            let bar = ProgressBar::no_length().with_style(
-                ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} ETA {eta}")
-                    .expect("the template is valid"),
-            );
-            bar.set_message(name.clone());
+            let bar = download_bar(&name);
             let folder = fetch(&name, &data_dir, base_url.as_deref(), &mut |done, total| {
                 if let Some(total) = total {
                     bar.set_length(total);
@@ -101,6 +97,16 @@ pub fn run(command: Command) -> Result<()> {
         Command::Prepare(args) => prepare(&args, false),
         Command::Stats(args) => prepare(&args, true),
     }
+}
+
+/// How far a download is, on a terminal.
+pub fn download_bar(name: &str) -> ProgressBar {
+    let bar = ProgressBar::no_length().with_style(
+        ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} ETA {eta}")
+            .expect("the template is valid"),
+    );
+    bar.set_message(name.to_string());
+    bar
 }
 
 fn prepare(args: &Prepare, with_counts: bool) -> Result<()> {

@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 #[derive(clap::Args)]
 #[command(after_help = super::examples::EVAL)]
 pub struct Args {
-    /// A run's folder or a checkpoint's; without it, the newest run in runs/
+    /// A run's folder, a checkpoint's, or the name of a fetched model; without it, the newest run in runs/
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
     /// A text to evaluate on: a file, or a folder of them

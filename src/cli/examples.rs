@@ -36,6 +36,11 @@ pub const GENERATE: &str = "Examples:
   rustyflow generate --prompt \"One morning\"
   rustyflow generate --model runs/my-run --prompt \"To be\" --temperature 0.7 --top-p 0.9";
 
+pub const FETCH: &str = "Examples:
+  rustyflow fetch openai-community/gpt2                     then: train --init, eval or generate --model, by that name
+  rustyflow fetch Qwen/Qwen3-0.6B --revision main --exclude \"*.md\"
+  HF_TOKEN=... rustyflow fetch meta-llama/Llama-3.2-1B      one whose conditions were accepted";
+
 pub const DEVICES: &str = "Examples:
   rustyflow devices
   rustyflow devices --measure                               autotunes the matmul kernels anew";

@@ -16,7 +16,7 @@ use std::time::Instant;
 #[derive(clap::Args)]
 #[command(after_help = super::examples::GENERATE)]
 pub struct Args {
-    /// A run's folder or a checkpoint's; without it, the newest run in runs/
+    /// A run's folder, a checkpoint's, or the name of a fetched model; without it, the newest run in runs/
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
     /// The text to continue; - reads it from standard input

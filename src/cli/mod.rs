@@ -10,7 +10,9 @@ mod devices;
 mod doctor;
 mod eval;
 mod examples;
+mod fetch;
 mod generate;
+mod hub;
 mod interrupt;
 mod model;
 mod output;
@@ -66,6 +68,8 @@ enum Command {
     Eval(eval::Args),
     /// Continue a text
     Generate(generate::Args),
+    /// Fetch a model of Hugging Face's hub, into the cache that its own programs use
+    Fetch(fetch::Args),
     /// List, look at, compare and remove runs
     #[command(subcommand)]
     Runs(runs::Command),
@@ -99,6 +103,7 @@ impl Command {
             Command::VerifyResume(args) => args.json,
             Command::Eval(args) => args.json,
             Command::Generate(args) => args.json,
+            Command::Fetch(args) => args.json,
             Command::Runs(command) => command.is_for_machines(),
             Command::Devices(args) => args.json,
             Command::Doctor(args) => args.json,
@@ -125,6 +130,7 @@ pub fn main() -> ExitCode {
         Command::VerifyResume(args) => verify_resume::run(args, &interrupts),
         Command::Eval(args) => eval::run(args),
         Command::Generate(args) => generate::run(args, &interrupts),
+        Command::Fetch(args) => fetch::run(args),
         Command::Runs(command) => runs::run(command),
         Command::Devices(args) => devices::run(args),
         Command::Doctor(args) => doctor::run(&args),

@@ -1,6 +1,6 @@
 //! Loads a trained model with its tokenizer.
 
-use super::output;
+use super::{hub, output};
 use crate::config::Layers;
 use crate::data::Tokenizer;
 use crate::models::{self, LanguageModel};
@@ -9,10 +9,15 @@ use crate::{DType, Device, Error};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 
-/// The folder of the checkpoint in `path` (itself one, or a run's), or of the newest run.
+/// The folder of the checkpoint in `path` (itself one, or a run's), of the model that was fetched by that name, or of
+/// the newest run.
 pub fn find(path: Option<&Path>) -> Result<PathBuf> {
     let run = match path {
-        Some(path) => path.to_path_buf(),
+        Some(path) => hub::folder_of(path).or_else(|advice| {
+            let Some(advice) = advice else { return Ok(path.to_path_buf()) };
+            let message = "is not a folder; give a run's folder or a checkpoint's, as in runs/<name>";
+            Err(Error::Checkpoint { path: path.to_path_buf(), message: format!("{message}; {advice}") })
+        })?,
         None => newest_run(Path::new("runs"))?,
     };
     let FoundCheckpoint { folder, damaged } = find_checkpoint(&run)?;

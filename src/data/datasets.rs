@@ -28,15 +28,15 @@ pub(super) struct RemoteFile {
     /// Name in the data set's folder.
     pub(super) local: &'static str,
     pub(super) size_bytes: u64,
-    pub(super) hash: Hash,
+    pub(super) hash: Hash<'static>,
 }
 
 /// The published hash of a file, in hexadecimal.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Hash {
-    Sha256(&'static str),
+pub(super) enum Hash<'a> {
+    Sha256(&'a str),
     /// The id that git gives the file's contents: SHA-1 of `blob <length>\0` and the bytes.
-    GitBlob(&'static str),
+    GitBlob(&'a str),
 }
 
 /// Every data set that [`fetch`](super::fetch) knows.
@@ -98,9 +98,9 @@ pub const DATASETS: &[Dataset] = &[
     },
 ];
 
-impl Hash {
+impl<'a> Hash<'a> {
     /// Whether the file has this hash: `Ok(Err((expected, got)))` if not.
-    pub(super) fn matches(self, path: &Path) -> Result<std::result::Result<(), (&'static str, String)>> {
+    pub(super) fn matches(self, path: &Path) -> Result<std::result::Result<(), (&'a str, String)>> {
         let read = |error| Error::io("read", path, error);
         let file = File::open(path).map_err(read)?;
         let size = file.metadata().map_err(read)?.len();

@@ -1,14 +1,19 @@
-//! Brings public data sets into the data folder.
+//! Brings public data sets into the data folder, and downloads files for `hub` too.
 //!
-//! A file is written to `<file>.part`, checked against its published hash, and only then given its name: a file that is
-//! there is complete. What was cut off is continued with a `Range` request, in the same call or a later one.
+//! A file is written under another name, of data sets `<file>.part`, checked against its published hash, and only then
+//! given its own: a file that is there is complete. What was cut off is continued with a `Range` request, in the same
+//! call or a later one.
 
 use std::fs::OpenOptions;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::datasets::{DATASETS, Dataset, RemoteFile};
+use ureq::Body;
+use ureq::config::RedirectAuthHeaders;
+use ureq::http::Response;
+
+use super::datasets::{DATASETS, Dataset, Hash};
 use crate::error::{Error, Result};
 
 /// Attempts per file before giving up on a connection that keeps failing.
@@ -49,7 +54,11 @@ fn fetch_dataset(
         let target = folder.join(file.local);
         if !(target.is_file() && file.hash.matches(&target)?.is_ok()) {
             let url = format!("{base_url}/{}", file.remote);
-            fetch_file(file, &url, &target, &mut |done| on_progress(before + done, Some(total)))?;
+            let mut part = target.as_os_str().to_owned();
+            part.push(".part");
+            let (part, size_bytes, hash) = (PathBuf::from(part), file.size_bytes, file.hash);
+            let download = Download { url, size_bytes, hash, part: &part, target: &target, site: &Site::default() };
+            download.fetch(&mut |done| on_progress(before + done, Some(total)))?;
         }
         before += file.size_bytes;
         on_progress(before, Some(total));
@@ -57,90 +66,134 @@ fn fetch_dataset(
     Ok(folder)
 }
 
+/// What all files of one server have in common.
+#[derive(Default)]
+pub(super) struct Site<'a> {
+    /// Says who asks.
+    pub(super) token: Option<&'a str>,
+    /// What to do about a refusal with this status.
+    pub(super) advice: Option<fn(u16) -> String>,
+}
+
+/// A file to download.
+pub(super) struct Download<'a> {
+    pub(super) url: String,
+    pub(super) size_bytes: u64,
+    pub(super) hash: Hash<'a>,
+    /// Where it is written until it is complete.
+    pub(super) part: &'a Path,
+    pub(super) target: &'a Path,
+    pub(super) site: &'a Site<'a>,
+}
+
 /// How one attempt ended short of success.
-enum Failure {
+pub(super) enum Failure {
     /// Trying again may help: the connection failed or was cut off, or the server is overloaded.
     Passing(String),
     /// Trying again will not help.
     Lasting(Error),
 }
 
-fn fetch_file(file: &RemoteFile, url: &str, target: &Path, on_progress: &mut dyn FnMut(u64)) -> Result<()> {
-    let mut part = target.as_os_str().to_owned();
-    part.push(".part");
-    let part = PathBuf::from(part);
-    let failed = |message: String| Error::Download { url: url.to_string(), message };
-    let mut attempt = 1;
+/// Tries until it succeeds, fails for good, or has failed [`ATTEMPTS`] times; then `advice` says what to do.
+pub(super) fn retry<T>(
+    url: &str,
+    advice: &str,
+    mut attempt: impl FnMut() -> std::result::Result<T, Failure>,
+) -> Result<T> {
+    let mut count = 1;
     loop {
-        match fetch_rest(file, url, &part, on_progress) {
-            Ok(()) => break,
+        match attempt() {
+            Ok(done) => return Ok(done),
             Err(Failure::Lasting(error)) => return Err(error),
-            Err(Failure::Passing(message)) if attempt == ATTEMPTS => {
-                return Err(failed(format!(
-                    "{message} ({ATTEMPTS} attempts); run the command again to continue, or put the file at {} \
-                    yourself",
-                    target.display()
-                )));
+            Err(Failure::Passing(message)) if count == ATTEMPTS => {
+                let message = format!("{message} ({ATTEMPTS} attempts); {advice}");
+                return Err(Error::Download { url: url.to_string(), message });
             }
             Err(Failure::Passing(_)) => {
-                std::thread::sleep(Duration::from_millis(250) * attempt);
-                attempt += 1;
+                std::thread::sleep(Duration::from_millis(250) * count);
+                count += 1;
             }
         }
     }
-    if let Err((expected, got)) = file.hash.matches(&part)? {
-        std::fs::remove_file(&part).map_err(|error| Error::io("remove", &part, error))?;
-        return Err(failed(format!(
-            "wrong bytes: expected the hash {expected}, got {got}; the download was deleted, run the command again"
-        )));
-    }
-    std::fs::rename(&part, target).map_err(|error| Error::io("rename", &part, error))
 }
 
-/// Fetches what `part` does not hold yet and appends it.
-fn fetch_rest(
-    file: &RemoteFile,
-    url: &str,
-    part: &Path,
-    on_progress: &mut dyn FnMut(u64),
-) -> std::result::Result<(), Failure> {
-    let discard = || std::fs::remove_file(part).map_err(|error| Failure::Lasting(Error::io("remove", part, error)));
-    let mut done = part.metadata().map_or(0, |metadata| metadata.len());
-    if done > file.size_bytes {
-        discard()?;
-        done = 0;
+impl Site<'_> {
+    /// The answer to a request for `url` from byte `start` on.
+    pub(super) fn get(&self, url: &str, start: u64) -> std::result::Result<Response<Body>, Failure> {
+        let mut request = agent().get(url);
+        if start > 0 {
+            request = request.header("Range", format!("bytes={start}-"));
+        }
+        if let Some(token) = self.token {
+            request = request.header("Authorization", format!("Bearer {token}"));
+        }
+        request.call().map_err(|error| Failure::Passing(error.to_string()))
     }
-    if done == file.size_bytes {
-        return Ok(());
+
+    /// What an answer that brings nothing means.
+    pub(super) fn refusal(&self, url: &str, response: &Response<Body>) -> Failure {
+        let status = response.status();
+        if matches!(status.as_u16(), 408 | 429 | 500..) {
+            return Failure::Passing(format!("the server answered {status}"));
+        }
+        let why = response.headers().get("x-error-message").and_then(|why| why.to_str().ok());
+        let why = why.map_or(String::new(), |why| format!(" ({})", why.trim_end_matches('.')));
+        let advice = self.advice.map_or(String::new(), |advice| advice(status.as_u16()));
+        let message = format!("the server answered {status}{why}{advice}");
+        Failure::Lasting(Error::Download { url: url.to_string(), message })
     }
-    let agent = agent();
-    let request = agent.get(url);
-    let request = if done > 0 { request.header("Range", format!("bytes={done}-")) } else { request };
-    let mut response = request.call().map_err(|error| Failure::Passing(error.to_string()))?;
-    let status = response.status();
-    let continues = response.headers().get("Content-Range").and_then(|range| range.to_str().ok()).map(str::to_string);
-    match status.as_u16() {
-        206 if continues.is_some_and(|range| range.starts_with(&format!("bytes {done}-"))) => {}
-        // The whole file again, from a server that does not do ranges.
-        200 if done > 0 => {
+}
+
+impl Download<'_> {
+    /// Brings the file to its place. What `part` holds is continued.
+    pub(super) fn fetch(&self, on_progress: &mut dyn FnMut(u64)) -> Result<()> {
+        let Download { url, part, target, .. } = self;
+        let advice = format!("run the command again to continue, or put the file at {} yourself", target.display());
+        retry(url, &advice, || self.fetch_rest(on_progress))?;
+        if let Err((expected, got)) = self.hash.matches(part)? {
+            std::fs::remove_file(part).map_err(|error| Error::io("remove", part, error))?;
+            let message = format!(
+                "wrong bytes: expected the hash {expected}, got {got}; the download was deleted, run the command again"
+            );
+            return Err(Error::Download { url: url.clone(), message });
+        }
+        std::fs::rename(part, target).map_err(|error| Error::io("rename", part, error))
+    }
+
+    /// Fetches what `part` does not hold yet and appends it.
+    fn fetch_rest(&self, on_progress: &mut dyn FnMut(u64)) -> std::result::Result<(), Failure> {
+        let &Download { ref url, size_bytes, part, site, .. } = self;
+        let discard = || std::fs::remove_file(part).map_err(|error| Failure::Lasting(Error::io("remove", part, error)));
+        let mut done = part.metadata().map_or(0, |metadata| metadata.len());
+        if done > size_bytes {
             discard()?;
             done = 0;
         }
-        200 => {}
-        // A range other than the one asked for: what is there cannot be continued.
-        206 | 416 if done > 0 => {
-            discard()?;
-            return Err(Failure::Passing(format!("the server cannot continue the download ({status})")));
+        if done == size_bytes && part.is_file() {
+            return Ok(());
         }
-        408 | 429 | 500.. => return Err(Failure::Passing(format!("the server answered {status}"))),
-        _ => {
-            let message = format!("the server answered {status}");
-            return Err(Failure::Lasting(Error::Download { url: url.to_string(), message }));
+        let mut response = site.get(url, done)?;
+        let status = response.status();
+        let range = response.headers().get("Content-Range").and_then(|range| range.to_str().ok()).map(str::to_string);
+        match status.as_u16() {
+            206 if range.is_some_and(|range| range.starts_with(&format!("bytes {done}-"))) => {}
+            // The whole file again, from a server that does not do ranges.
+            200 if done > 0 => {
+                discard()?;
+                done = 0;
+            }
+            200 => {}
+            // A range other than the one asked for: what is there cannot be continued.
+            206 | 416 if done > 0 => {
+                discard()?;
+                return Err(Failure::Passing(format!("the server cannot continue the download ({status})")));
+            }
+            _ => return Err(site.refusal(url, &response)),
         }
+        // One byte more than is due tells a file that is too long, without filling the disk with it.
+        let body = response.body_mut().as_reader().take(size_bytes - done + 1);
+        append(body, part, done, size_bytes, on_progress)
     }
-    // One byte more than is due tells a file that is too long, without filling the disk with it.
-    let body = response.body_mut().as_reader().take(file.size_bytes - done + 1);
-    append(body, part, done, file.size_bytes, on_progress)
 }
 
 /// Appends `body` to `part`, which has `done` bytes of the `size_bytes` that it shall have.
@@ -178,6 +231,8 @@ fn agent() -> ureq::Agent {
         .timeout_recv_response(Some(Duration::from_secs(30)))
         // Against a connection that hangs; a slow one that still delivers is not cut.
         .timeout_per_read(Some(Duration::from_secs(30)))
+        // To a link of the same server, and never to the storage that it may lead to.
+        .redirect_auth_headers(RedirectAuthHeaders::SameHost)
         .user_agent(concat!("rustyflow/", env!("CARGO_PKG_VERSION")))
         .build()
         .new_agent()
@@ -185,7 +240,7 @@ fn agent() -> ureq::Agent {
 
 #[cfg(test)]
 mod tests {
-    use super::super::datasets::Hash;
+    use super::super::datasets::RemoteFile;
     use super::*;
     use sha2::{Digest, Sha256};
     use std::io::{BufRead, BufReader};

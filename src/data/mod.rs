@@ -4,7 +4,8 @@
 //! - [`Tokenizer`]: text to token ids and back: characters, words, byte-level BPE, GPT-2's, or a `tokenizer.json`.
 //! - [`DataSpec`]: makes [`Tokens`] of a corpus, in files that are mapped into memory and kept for the next run.
 //! - [`Loader`]: an endless, resumable stream of shuffled batches; [`eval_windows`] goes over a split once, in order.
-//! - `fetch`, with the feature `cli`: brings a data set into the data folder, checked by its hash.
+//! - `fetch`, with the feature `cli`: brings a data set into the data folder, checked by its hash; `Hub`: a model into
+//!   the cache of Hugging Face's programs.
 //!
 //! Nothing here knows of tensors or devices: ids leave as `u32`.
 
@@ -16,6 +17,8 @@ mod datasets;
 mod download;
 mod eval_windows;
 mod folder;
+#[cfg(feature = "cli")]
+mod hub;
 mod loader;
 mod prepare;
 mod random;
@@ -30,6 +33,8 @@ pub use datasets::{DATASETS, Dataset};
 #[cfg(feature = "cli")]
 pub use download::fetch;
 pub use eval_windows::{EvalWindows, eval_windows};
+#[cfg(feature = "cli")]
+pub use hub::{Fetched, Hub, HubCache, ModelName, Selection};
 pub use loader::{Batch, IGNORE_INDEX, Loader, Position};
 pub use prepare::{DataSpec, Meta, Prepared, Progress, encode_split};
 pub use source::read_text;

@@ -11,6 +11,7 @@ mod configuration;
 mod data;
 mod doctor;
 mod elsewhere;
+mod fetching;
 #[cfg(unix)]
 mod guards;
 #[cfg(unix)]

@@ -1,0 +1,72 @@
+//! Hugging Face's hub, as the environment tells its own programs of it: `HF_ENDPOINT`, `HF_TOKEN`, `HF_HOME`,
+//! `HF_HUB_CACHE`, `HF_HUB_OFFLINE`.
+
+use crate::Error;
+use crate::data::{Hub, HubCache, ModelName};
+use std::env;
+use std::path::{Path, PathBuf};
+
+/// A variable that is set to something.
+fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.trim().is_empty())
+}
+
+/// A variable that names a folder or file; `~` stands for the user's own folder.
+fn path(name: &str) -> Option<PathBuf> {
+    let value = variable(name)?;
+    let below = value.strip_prefix("~/").and_then(|rest| Some(etcetera::home_dir().ok()?.join(rest)));
+    Some(below.unwrap_or(value.into()))
+}
+
+/// Where the hub's programs keep what they need.
+fn home() -> crate::Result<PathBuf> {
+    let caches = || path("XDG_CACHE_HOME").or_else(|| Some(etcetera::home_dir().ok()?.join(".cache")));
+    let home = path("HF_HOME").or_else(|| Some(caches()?.join("huggingface")));
+    home.ok_or_else(|| Error::Invalid("this user has no folder for caches: name one in HF_HOME".into()))
+}
+
+fn cache() -> crate::Result<HubCache> {
+    let set = path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE"));
+    Ok(HubCache::new(set.map_or_else(|| Ok(home()?.join("hub")), Ok::<_, Error>)?))
+}
+
+/// The token that says who asks, if there is one: of the environment, or the file that `hf auth login` writes.
+fn token() -> crate::Result<Option<String>> {
+    let set = variable("HF_TOKEN").or_else(|| variable("HUGGING_FACE_HUB_TOKEN"));
+    let file = path("HF_TOKEN_PATH").map_or_else(|| Ok(home()?.join("token")), Ok::<_, Error>)?;
+    let token = match set {
+        Some(token) => token,
+        None if file.is_file() => std::fs::read_to_string(&file).map_err(|e| Error::io("read", &file, e))?,
+        None => return Ok(None),
+    };
+    let token = token.trim();
+    if !token.chars().all(|c| c.is_ascii_graphic()) {
+        return Err(Error::Invalid(format!("the token in HF_TOKEN or {} is none: it has blanks", file.display())));
+    }
+    Ok(Some(token.to_string()).filter(|token| !token.is_empty()))
+}
+
+/// The server, and the cache.
+pub fn hub() -> crate::Result<Hub> {
+    let is_set = |value: String| ["1", "true", "yes", "on"].contains(&value.to_lowercase().as_str());
+    if variable("HF_HUB_OFFLINE").is_some_and(is_set) {
+        return Err(Error::Invalid("HF_HUB_OFFLINE is set, so nothing is fetched: unset it".into()));
+    }
+    let endpoint = variable("HF_ENDPOINT").unwrap_or("https://huggingface.co".into());
+    let endpoint = endpoint.trim().trim_end_matches('/').to_string();
+    Ok(Hub { endpoint, token: token()?, cache: cache()? })
+}
+
+/// The folder that is meant: this one, or that of a model of this name that was fetched. `Err` holds what to do where
+/// there is neither; `None` there is nothing to advise.
+pub fn folder_of(given: &Path) -> Result<PathBuf, Option<String>> {
+    let name = || given.to_str()?.parse::<ModelName>().ok();
+    match name() {
+        _ if given.exists() => Ok(given.to_path_buf()),
+        None => Err(None),
+        Some(name) => {
+            let found = cache().ok().and_then(|cache| cache.find(&name, "main"));
+            found.ok_or_else(|| Some(format!("a model of this name on the hub is fetched by `rustyflow fetch {name}`")))
+        }
+    }
+}

@@ -1,0 +1,15 @@
+//! Models of Hugging Face's hub, in the cache that its own programs use and read (`cache.rs`): what one of them has
+//! fetched no other fetches again.
+
+mod cache;
+mod fetch;
+mod listing;
+
+pub use cache::{HubCache, ModelName};
+pub use fetch::{Fetched, Hub, Selection};
+
+/// A part of a URL's path.
+fn escaped(text: &str, slash: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) || slash.as_bytes().contains(&byte);
+    text.bytes().map(|byte| if plain(byte) { char::from(byte).into() } else { format!("%{byte:02X}") }).collect()
+}
