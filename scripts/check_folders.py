@@ -11,7 +11,9 @@ names with and without their prefix, `tokenizer.json` or `vocab.json` and `merge
 
 - the logits of a text with those of transformers, computed in float32 from the same stored weights: the largest
   difference is at most 1e-4 of the largest logit;
-- the loss that `rustyflow eval` prints, and 200 tokens that `rustyflow generate` writes at temperature 0;
+- the loss that `rustyflow eval` prints, in windows side by side and with `--stride`, and how it answers multiple-choice
+  questions (`--choices`): accuracy, that by likelihood per byte, and the likelihood of the right answers;
+- 200 tokens that `rustyflow generate` writes at temperature 0;
 - and, after some steps of `rustyflow train --init FOLDER`, the same of the checkpoint that this leaves.
 
 Checkpoints of runs from scratch: `check_transformers.py`. Run by hand; exits with 1 if anything differs.
@@ -144,6 +146,12 @@ def compare(name, work, folder):
     ours = numpy.frombuffer(done.stdout, dtype="<f4").reshape(CONTEXT, -1)
     error = abs(ours - theirs).max() / abs(theirs).max() if ours.shape == theirs.shape else numpy.inf
     losses = rustyflow(work, "eval", "--model", folder, "--text", "text.txt")["loss"], loss(model, ids, CONTEXT)
+    strided = (rustyflow(work, "eval", "--model", folder, "--text", "text.txt", "--stride", "96")["loss"],
+               strided_loss(model, ids, CONTEXT, 96))
+    questions = list(questions_of(SAMPLE.read_text()))
+    (work / "questions.jsonl").write_text("".join(json.dumps(question) + "\n" for question, _ in questions))
+    told_here = rustyflow(work, "eval", "--model", folder, "--choices", "questions.jsonl")
+    told_there = answers(model, tokenizer, questions)
     start = tokenizer(PROMPT, return_tensors="pt")
     written = model.generate(**start, max_new_tokens=NEW_TOKENS, do_sample=False, top_k=None, top_p=None,
                              temperature=None, pad_token_id=0)[0]
@@ -153,8 +161,57 @@ def compare(name, work, folder):
         "no weight missing": not told["missing_keys"],
         f"logits off by {error:.1e}": error <= 1e-4,
         f"loss {losses[0]:.6f} and {losses[1]:.6f}": abs(losses[0] - losses[1]) < 1e-5 * losses[1],
+        f"loss with a stride {strided[0]:.6f} and {strided[1]:.6f}": abs(strided[0] - strided[1]) < 1e-5 * strided[1],
+        f"answers {told_here['correct']} and {told_here['correct_norm']} per byte of {len(questions)}, there "
+        f"{told_there[0]} and {told_there[1]}, loss {told_here['answer_loss']:.6f} and {told_there[2]:.6f}":
+            (told_here["correct"], told_here["correct_norm"]) == told_there[:2]
+            and abs(told_here["answer_loss"] - told_there[2]) < 1e-5 * told_there[2],
         f"the same {here['tokens']} tokens, {len(set(written.tolist()))} different ones": there == here["text"],
     })
+
+
+def strided_loss(model, ids, context, stride):
+    """The mean over all tokens but the first, each with at least `context - stride` before it, as transformers' guide
+    to perplexity has it; a window has one more target than there, that after its last token."""
+    total, counted = 0.0, 0
+    for start in range(0, len(ids), stride):
+        end = min(start + context, len(ids) - 1)
+        targets = torch.tensor([ids[start + 1:end + 1]])
+        targets[:, :counted - start] = -100
+        logits = model(torch.tensor([ids[start:end]])).logits[0]
+        total += torch.nn.functional.cross_entropy(logits.double(), targets[0], reduction="sum").item()
+        counted = end
+        if end == len(ids) - 1:
+            return total / (len(ids) - 1)
+
+
+def questions_of(text, count=40):
+    """How sentences go on, beside the ends of others; the right one is named in each of the three ways."""
+    sentences = [s.split() for s in text.replace("\n", " ").split(".") if len(s.split()) >= 6][:count]
+    ends = [" ".join(s[len(s) // 2:]) for s in sentences]
+    for i, words in enumerate(sentences):
+        choices = [ends[(i + k * 7) % len(ends)] for k in range(4)]
+        place = i * 5 % 4
+        choices[0], choices[place] = choices[place], choices[0]
+        answer = [place, "ABCD"[place], choices[place]][i % 3] if choices.count(choices[place]) == 1 else place
+        yield {"question": " ".join(words[:len(words) // 2]), "choices": choices, "answer": answer}, place
+
+
+def answers(model, tokenizer, questions):
+    """Right by likelihood, right by that per byte, and the mean loss of the right answers: lm-evaluation-harness."""
+    right, right_norm, total = 0, 0, 0.0
+    for question, place in questions:
+        start = len(tokenizer(question["question"])["input_ids"])
+        sums = []
+        for choice in question["choices"]:
+            ids = torch.tensor([tokenizer(question["question"] + " " + choice)["input_ids"]])
+            logs = model(ids[:, :-1]).logits[0].double().log_softmax(-1)
+            sums.append(logs.gather(1, ids[0, 1:, None])[start - 1:].sum().item())
+        per_byte = [log / len(choice.encode()) for log, choice in zip(sums, question["choices"])]
+        right += int(numpy.argmax(sums) == place)
+        right_norm += int(numpy.argmax(per_byte) == place)
+        total -= sums[place]
+    return right, right_norm, total / len(questions)
 
 
 def report(name, checks):

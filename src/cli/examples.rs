@@ -30,7 +30,8 @@ pub const VERIFY_RESUME: &str = "Examples:
 pub const EVAL: &str = "Examples:
   rustyflow eval                                            the newest run, on its validation split
   rustyflow eval --model runs/my-run --text novel.txt
-  rustyflow eval --model runs/my-run --corpus wikitext-2 --split test --stride 32";
+  rustyflow eval --model runs/my-run --corpus wikitext-2 --split test --stride 32
+  rustyflow eval --model openai-community/gpt2 --choices questions.jsonl";
 
 pub const GENERATE: &str = "Examples:
   rustyflow generate --prompt \"One morning\"

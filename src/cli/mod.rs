@@ -64,7 +64,7 @@ enum Command {
     Reproduce(reproduce::Args),
     /// Check that an interrupted and resumed run is the same to the bit
     VerifyResume(verify_resume::Args),
-    /// Measure loss, perplexity and bits per byte over a whole text
+    /// Measure loss, perplexity and bits per byte over a whole text, or accuracy on multiple choice
     Eval(eval::Args),
     /// Continue a text
     Generate(generate::Args),

@@ -10,6 +10,7 @@
 //! Nothing here knows of tensors or devices: ids leave as `u32`.
 
 mod cache;
+mod choices;
 mod corpus;
 #[cfg(feature = "cli")]
 mod datasets;
@@ -27,6 +28,7 @@ mod token_files;
 mod tokenizer;
 mod tokens;
 
+pub use choices::{Question, read_questions};
 pub use corpus::{Corpus, CorpusSpec, Piece, Split, Summary};
 #[cfg(feature = "cli")]
 pub use datasets::{DATASETS, Dataset};

@@ -4,6 +4,7 @@
 //! arrives while later steps are computed.
 
 mod checkpoint;
+mod choices;
 mod data_spec;
 mod diagnosis;
 mod evaluate;
@@ -35,6 +36,7 @@ mod update_rules;
 mod verify;
 
 pub use checkpoint::{Best, DataHash, Evaluated, FoundCheckpoint, GuardState, Plateau, TrainerState, find_checkpoint};
+pub use choices::{ChoiceEvaluation, evaluate_choices};
 pub use data_spec::data_spec;
 pub use evaluate::{Evaluation, Windows, evaluate};
 pub use events::{Event, LossScale, Start, Step, Summary};

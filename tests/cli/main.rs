@@ -7,6 +7,7 @@ mod bad_input;
 mod bench;
 mod caches;
 mod checkpoints;
+mod choices;
 mod configuration;
 mod data;
 mod doctor;

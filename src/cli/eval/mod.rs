@@ -1,10 +1,12 @@
-//! `rustyflow eval`: how well a model predicts a text.
+//! `rustyflow eval`: how well a model predicts a text, or answers questions.
+
+mod choices;
 
 use super::{at_least_one, cache, configuration, device, model, output};
-use crate::Error;
 use crate::config::DataConfig;
 use crate::data::{Corpus, CorpusSpec, Split, encode_split};
 use crate::train::{Windows, data_spec, evaluate};
+use crate::{Device, Error};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
@@ -18,6 +20,9 @@ pub struct Args {
     /// A text to evaluate on: a file, or a folder of them
     #[arg(long, value_name = "PATH", conflicts_with = "corpus")]
     text: Option<PathBuf>,
+    /// Or multiple-choice questions: a JSON object with question, choices and answer on each line
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "corpus", "stride"])]
+    choices: Option<PathBuf>,
     /// Or a corpus, as in the configuration [default: the one that the model was trained on]
     #[arg(long)]
     corpus: Option<String>,
@@ -34,7 +39,7 @@ pub struct Args {
     /// Tokens from one window to the next; less than the context lets every token see more before it [default: context]
     #[arg(long, value_name = "N")]
     stride: Option<usize>,
-    /// Windows computed at once
+    /// Windows, or choices, computed at once
     #[arg(long, default_value_t = 16, value_name = "N", value_parser = at_least_one)]
     batch_size: usize,
     /// Where data sets are kept
@@ -48,16 +53,34 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let folder = model::find(args.model.as_deref())?;
-    let Text { corpus, split, name: source } = Text::open(&args, &folder)?;
-    let config = configuration::of_environment()?;
-    let device = device::open(&args.device.over(&config.device))?;
-    let (model, tokenizer) = model::load(&folder, &device)?;
-    let block_size = model.config().block_size;
-    let context = args.context.unwrap_or(block_size);
-    if context == 0 || context > block_size {
-        return Err(Error::Invalid(format!("--context is {context}; the model's is 1 to {block_size}")).into());
+    match &args.choices {
+        Some(path) => choices::run(&args, path),
+        None => on_text(&args),
     }
+}
+
+impl Args {
+    fn open_device(&self) -> Result<Device> {
+        let config = configuration::of_environment()?;
+        device::open(&self.device.over(&config.device))
+    }
+
+    /// The tokens that the model looks at, of so many that it can.
+    fn context(&self, block_size: usize) -> crate::Result<usize> {
+        let context = self.context.unwrap_or(block_size);
+        if context == 0 || context > block_size {
+            return Err(Error::Invalid(format!("--context is {context}; the model's is 1 to {block_size}")));
+        }
+        Ok(context)
+    }
+}
+
+fn on_text(args: &Args) -> Result<()> {
+    let folder = model::find(args.model.as_deref())?;
+    let Text { corpus, split, name: source } = Text::open(args, &folder)?;
+    let device = args.open_device()?;
+    let (model, tokenizer) = model::load(&folder, &device)?;
+    let context = args.context(model.config().block_size)?;
     let stride = args.stride.unwrap_or(context);
     if stride == 0 || stride > context {
         return Err(Error::Invalid(format!("--stride is {stride}; expected 1 to the context, {context}")).into());
