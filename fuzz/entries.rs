@@ -5,6 +5,7 @@
 
 use rustyflow::config::Layers;
 use rustyflow::data::{Corpus, CorpusSpec, Loader, Piece, Split, Tokenizer};
+use rustyflow::models::gguf::GgufFile;
 use rustyflow::models::{self, Gpt2, ModelConfig, ModelKind};
 use rustyflow::optim::{Kind, Optimizer, ParameterArena};
 use rustyflow::train::{TrainerState, find_checkpoint};
@@ -17,7 +18,7 @@ use std::sync::Once;
 pub type Entry = fn(&Path, &[u8]);
 
 /// Each entry under the name of its target and of the folder with its seeds.
-pub const ENTRIES: [(&str, Entry); 9] = [
+pub const ENTRIES: [(&str, Entry); 10] = [
     ("config", config),
     ("env", env),
     ("tokenizer", tokenizer),
@@ -27,6 +28,7 @@ pub const ENTRIES: [(&str, Entry); 9] = [
     ("manifest", manifest),
     ("state", state),
     ("corpus", corpus),
+    ("gguf", gguf),
 ];
 
 /// Runs an entry in a folder of this process.
@@ -153,5 +155,17 @@ pub fn corpus(folder: &Path, bytes: &[u8]) {
             corpus.read(split, add).expect("it was read before");
         }
         assert_eq!(read, text);
+    }
+}
+
+/// A GGUF file: every tensor of one that opens can be read.
+pub fn gguf(folder: &Path, bytes: &[u8]) {
+    let path = put(folder, "model.gguf", bytes);
+    if let Ok(file) = GgufFile::open(&path) {
+        for name in file.names() {
+            let (_, shape) = file.spec(name).expect("it has the tensor");
+            let values = file.tensor(name).expect("it has the tensor");
+            assert_eq!(values.len(), shape.iter().product::<usize>());
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! What can be said of a model before there is one: its family, its shape, and the sizes that follow from both.
 
-use super::{FAMILIES, KvCache, LanguageModel, hf};
+use super::{FAMILIES, KvCache, LanguageModel, gguf, hf};
 use crate::nn::RopeScaling;
 use crate::{Error, Result, Shape, Tensor};
 use serde::{Serialize, Serializer};
@@ -41,6 +41,9 @@ pub trait Family: Sync {
 
     /// How Hugging Face writes such a model.
     fn hf(&self) -> &dyn hf::Mapping;
+
+    /// How llama.cpp has such a model, if it has.
+    fn gguf(&self) -> Option<&dyn gguf::Mapping>;
 }
 
 /// A parameter that may be too large for a device.
@@ -80,6 +83,10 @@ impl ModelKind {
 
     pub(super) fn hf(self) -> &'static dyn hf::Mapping {
         self.0.hf()
+    }
+
+    pub(super) fn gguf(self) -> Option<&'static dyn gguf::Mapping> {
+        self.0.gguf()
     }
 }
 

@@ -6,7 +6,7 @@
 //! In mixed precision (parameters with an f16 copy) the operands and results of matmuls are f16: what leaves a layer
 //! norm, and all that attention and the feed-forward layer compute from it. The residual stream stays f32.
 
-use super::{Family, KvCache, KvView, LanguageModel, LargeTensor, ModelConfig, hf};
+use super::{Family, KvCache, KvView, LanguageModel, LargeTensor, ModelConfig, gguf, hf};
 use crate::nn::{Dropout, Embedding, LayerNorm, Linear, Module, Parameter, ResidualStream, init_keys, join};
 use crate::ops::Heads;
 use crate::ops::random::Key;
@@ -264,5 +264,9 @@ impl Family for Gpt2Family {
 
     fn hf(&self) -> &dyn hf::Mapping {
         &hf::Gpt2Mapping
+    }
+
+    fn gguf(&self) -> Option<&dyn gguf::Mapping> {
+        Some(&gguf::Gpt2Mapping)
     }
 }

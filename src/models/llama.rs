@@ -6,7 +6,7 @@
 //! Shapes: B sequences of T tokens, width C = `n_embd`, H = `n_head`, K = `n_kv_head`, D = `head_dim`, F =
 //! `intermediate_size`, vocabulary V.
 
-use super::{Family, KvCache, KvView, LanguageModel, LargeTensor, LlamaConfig, ModelConfig, hf};
+use super::{Family, KvCache, KvView, LanguageModel, LargeTensor, LlamaConfig, ModelConfig, gguf, hf};
 use crate::nn::{Dropout, Embedding, Linear, Module, Parameter, ResidualStream, RmsNorm, Rotary, init_keys, join};
 use crate::ops::Heads;
 use crate::ops::random::Key;
@@ -207,8 +207,12 @@ impl Module for Mlp {
 }
 
 /// What is known of Llama, Qwen2 and Mistral of any size.
-pub(super) const FAMILY: LlamaFamily =
-    LlamaFamily { kind: "llama", qk_norm: false, mapping: hf::LlamaMapping { qk_norm: false } };
+pub(super) const FAMILY: LlamaFamily = LlamaFamily {
+    kind: "llama",
+    qk_norm: false,
+    mapping: hf::LlamaMapping { qk_norm: false },
+    gguf: gguf::LlamaMapping { qk_norm: false },
+};
 
 /// A family of models that are built like a Llama.
 pub(super) struct LlamaFamily {
@@ -216,6 +220,7 @@ pub(super) struct LlamaFamily {
     /// Whether every head of queries and keys has a norm.
     pub qk_norm: bool,
     pub mapping: hf::LlamaMapping,
+    pub gguf: gguf::LlamaMapping,
 }
 
 impl Family for LlamaFamily {
@@ -279,6 +284,10 @@ impl Family for LlamaFamily {
 
     fn hf(&self) -> &dyn hf::Mapping {
         &self.mapping
+    }
+
+    fn gguf(&self) -> Option<&dyn gguf::Mapping> {
+        Some(&self.gguf)
     }
 }
 

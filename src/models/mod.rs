@@ -5,6 +5,7 @@
 //! says how to add one.
 
 mod config;
+pub mod gguf;
 mod gpt2;
 pub mod hf;
 mod kv_cache;

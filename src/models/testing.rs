@@ -1,6 +1,6 @@
 //! What tests need: a small model, and a second family, as small as one can be, that no other code knows.
 
-use super::{Family, KvCache, LanguageModel, LargeTensor, LlamaConfig, ModelConfig, ModelKind, hf};
+use super::{Family, KvCache, LanguageModel, LargeTensor, LlamaConfig, ModelConfig, ModelKind, gguf, hf};
 use crate::nn::{Dropout, Embedding, LayerNorm, Linear, Module, Parameter, ResidualStream, init_keys, join};
 use crate::{DType, Result, Shape, Tensor};
 use serde::{Deserialize, Serialize};
@@ -125,6 +125,10 @@ impl Family for MlpFamily {
 
     fn hf(&self) -> &dyn hf::Mapping {
         &MlpMapping
+    }
+
+    fn gguf(&self) -> Option<&dyn gguf::Mapping> {
+        None
     }
 }
 

@@ -57,7 +57,8 @@ impl Rotary {
 }
 
 impl RopeScaling {
-    fn apply(self, frequency: f64) -> f64 {
+    /// The frequency, in radians per token, that takes the place of this one.
+    pub fn apply(self, frequency: f64) -> f64 {
         match self {
             RopeScaling::Linear { factor } => frequency / factor,
             RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, original_block_size } => {
