@@ -38,9 +38,11 @@ pub use eval_windows::{EvalWindows, eval_windows};
 #[cfg(feature = "cli")]
 pub use hub::{Fetched, Hub, HubCache, ModelName, Selection};
 pub use loader::{Batch, IGNORE_INDEX, Loader, Position};
-pub use prepare::{DataSpec, Meta, Prepared, Progress, encode_split};
+pub use prepare::{DataSpec, Meta, Prepared, Progress, encode_beginning, encode_split};
 pub use source::read_text;
-pub use tokenizer::{BPE_SAMPLE_BYTES, Coverage, TextStream, Tokenizer, TokenizerSpec};
+pub use tokenizer::{
+    BPE_SAMPLE_BYTES, Coverage, LlamaCppTokenizer, NamedTokens, TextStream, TokenKind, Tokenizer, TokenizerSpec,
+};
 pub use tokens::{TokenType, Tokens};
 
 /// The program that writes the sample, so that a test can compare what it makes with what ships.

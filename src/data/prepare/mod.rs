@@ -397,6 +397,27 @@ pub fn encode_split(corpus: &Corpus, split: Split, tokenizer: &Tokenizer) -> Res
     Ok((all.into(), measured.coverage(tokenizer)?))
 }
 
+/// The first tokens of a split, so many at most: no more of the text is read than they take.
+///
+/// # Errors
+/// If the text cannot be read, or holds what the tokenizer lacks.
+pub fn encode_beginning(corpus: &Corpus, split: Split, tokenizer: &Tokenizer, most: usize) -> Result<Tokens> {
+    if let Some(files) = &corpus.tokens {
+        let (tokens, _) = files.split(split, tokenizer)?;
+        return Ok(tokens.slice(0..most.min(tokens.len())));
+    }
+    let mut all = vec![];
+    let result = encode(corpus, split, tokenizer, &mut |_, ids| {
+        all.extend(ids);
+        if all.len() < most { Ok(()) } else { Err(Error::Invalid("not needed".into())) }
+    });
+    if all.len() < most {
+        result?;
+    }
+    all.truncate(most);
+    Ok(all.into())
+}
+
 /// Hands over the text of a split and its tokens, in order, part by part. Returns how often it was cut where that may
 /// have changed tokens.
 fn encode(

@@ -6,6 +6,7 @@
 
 mod coverage;
 mod encode;
+mod llama_cpp;
 mod pretrained;
 mod recipe;
 mod recognise;
@@ -29,6 +30,7 @@ use segment::Boundary;
 use vocab_and_merges::read_vocab_and_merges;
 
 pub use coverage::Coverage;
+pub use llama_cpp::{LlamaCppTokenizer, NamedTokens, TokenKind};
 pub(super) use segment::Segment;
 pub use stream::TextStream;
 

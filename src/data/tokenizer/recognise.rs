@@ -71,7 +71,7 @@ fn byte_level(inner: &Tokenizer, vocab: &HashMap<String, u32>, model: &BPE) -> O
 }
 
 /// The pattern by which a byte-level pre-tokenizer splits.
-fn pattern(inner: &Tokenizer) -> Option<String> {
+pub(super) fn pattern(inner: &Tokenizer) -> Option<String> {
     match inner.get_pre_tokenizer()? {
         PreTokenizerWrapper::ByteLevel(bytes) => {
             (bytes.use_regex && !bytes.add_prefix_space).then(|| splitter::GPT2.to_string())

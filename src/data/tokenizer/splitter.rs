@@ -22,6 +22,12 @@ const PATTERNS: [&str; 3] = [
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
 
+/// What llama.cpp calls one of the known patterns.
+pub(super) fn llama_cpp_name(pattern: &str) -> Option<&'static str> {
+    let names = ["gpt-2", "llama-bpe", "qwen2"];
+    PATTERNS.iter().zip(names).find(|(known, _)| **known == pattern).map(|(_, name)| name)
+}
+
 /// How they all end.
 const WHITE_SPACE: &str = r"|\s+(?!\S)|\s+";
 
