@@ -4,6 +4,7 @@
 mod gpt2;
 mod llama;
 mod rope;
+pub mod shards;
 mod weight_files;
 
 pub(super) use gpt2::Gpt2Mapping;

@@ -1,0 +1,282 @@
+//! Writes a model as transformers' `save_pretrained` does: `config.json` and safetensors of a type, in files of a size
+//! at most.
+
+use super::weight_files::{INDEX, WEIGHTS};
+use super::{CONFIG, Mapping};
+use crate::models::{LanguageModel, ModelConfig};
+use crate::{Error, Result, Shape, Tensor};
+use half::{bf16, f16};
+use safetensors::tensor::{Dtype, SafeTensorError, View};
+use serde_json::{Map, Value, json};
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::path::Path;
+
+/// What of a folder's `config.json` is no shape, and yet needed by whoever runs the model.
+const SPECIAL_IDS: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
+
+/// How the numbers in safetensors are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StoredType {
+    F32,
+    F16,
+    Bf16,
+}
+
+impl StoredType {
+    /// As PyTorch calls it.
+    fn torch_name(self) -> &'static str {
+        match self {
+            StoredType::F32 => "float32",
+            StoredType::F16 => "float16",
+            StoredType::Bf16 => "bfloat16",
+        }
+    }
+
+    fn size_bytes(self) -> usize {
+        if self == StoredType::F32 { 4 } else { 2 }
+    }
+}
+
+/// A tensor that becomes bytes when it is written.
+struct Stored {
+    name: String,
+    shape: Vec<usize>,
+    dtype: StoredType,
+    /// The parameter and where this tensor begins in it; without one it is zeros.
+    values: Option<(Tensor, usize)>,
+}
+
+impl Stored {
+    fn values(&self) -> Result<Vec<f32>> {
+        let count = self.shape.iter().product();
+        match &self.values {
+            None => Ok(vec![0.0; count]),
+            Some((parameter, start)) => Ok(parameter.to_f32()?[*start..start + count].to_vec()),
+        }
+    }
+
+    /// Refuses a number that would become infinite.
+    fn check(&self) -> Result<()> {
+        if self.dtype != StoredType::F16 {
+            return Ok(());
+        }
+        match self.values()?.into_iter().find(|x| x.is_finite() && f16::from_f32(*x).is_infinite()) {
+            None => Ok(()),
+            Some(x) => {
+                let name = &self.name;
+                Err(Error::Invalid(format!("{name} holds {x}, which f16 cannot: write --dtype f32 or bf16")))
+            }
+        }
+    }
+}
+
+impl View for &Stored {
+    fn dtype(&self) -> Dtype {
+        match self.dtype {
+            StoredType::F32 => Dtype::F32,
+            StoredType::F16 => Dtype::F16,
+            StoredType::Bf16 => Dtype::BF16,
+        }
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        let values = self.values().expect("the values of a tensor on the CPU can be read");
+        Cow::Owned(match self.dtype {
+            StoredType::F32 => bytemuck::cast_slice(&values).to_vec(),
+            StoredType::F16 => values.iter().flat_map(|x| f16::from_f32(*x).to_le_bytes()).collect(),
+            StoredType::Bf16 => values.iter().flat_map(|x| bf16::from_f32(*x).to_le_bytes()).collect(),
+        })
+    }
+
+    fn data_len(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.size_bytes()
+    }
+}
+
+/// The tensors of `model.safetensors`, in the order of the model.
+fn tensors(model: &mut dyn LanguageModel, dtype: StoredType) -> Vec<Stored> {
+    let config = model.config().clone();
+    let hf: &dyn Mapping = config.kind.hf();
+    let mut all = vec![];
+    for (name, parameter) in model.parameters() {
+        let mut start = 0;
+        for (name, shape) in hf.tensors(&config, &name, parameter.shape()) {
+            let values = Some((parameter.clone(), start));
+            start += shape.elements();
+            all.push(Stored { name, shape: shape.to_vec(), dtype, values });
+        }
+        if let Some((name, length)) = hf.zeros_beside(&config, &name, parameter.shape()) {
+            let (name, shape) = hf.tensors(&config, &name, &Shape::from([length])).remove(0);
+            all.push(Stored { name, shape: shape.to_vec(), dtype, values: None });
+        }
+    }
+    all
+}
+
+/// The tensors of each file: in their order, as many as fit; one that is larger than a file has a file of its own
+/// (`split_torch_state_dict_into_shards` of huggingface_hub).
+fn split(tensors: Vec<Stored>, max_bytes: usize) -> Vec<Vec<Stored>> {
+    let (mut shards, mut current, mut bytes) = (vec![], vec![], 0);
+    for tensor in tensors {
+        let size = (&tensor).data_len();
+        if size > max_bytes {
+            shards.push(vec![tensor]);
+            continue;
+        }
+        if bytes + size > max_bytes {
+            shards.push(std::mem::take(&mut current));
+            bytes = 0;
+        }
+        bytes += size;
+        current.push(tensor);
+    }
+    if !current.is_empty() {
+        shards.push(current);
+    }
+    shards
+}
+
+/// `config.json` of a model, with what of the `config.json` of `source` is no shape.
+fn config_text(config: &ModelConfig, dtype: StoredType, source: &Path) -> String {
+    let written = config.kind.hf().write_config(config);
+    let mut json: Map<String, Value> = serde_json::from_str(&written).expect("it was written as an object");
+    json.insert("torch_dtype".into(), dtype.torch_name().into());
+    let theirs = fs::read_to_string(source.join(CONFIG)).unwrap_or_default();
+    let theirs: Map<String, Value> = serde_json::from_str(&theirs).unwrap_or_default();
+    for key in SPECIAL_IDS {
+        if let Some(id) = theirs.get(key).filter(|id| !id.is_null()) {
+            json.insert(key.into(), id.clone());
+        }
+    }
+    serde_json::to_string_pretty(&json).expect("plain values serialize")
+}
+
+/// Writes a model on the CPU, which was loaded from `source`, into a folder; the names of the files. One with more than
+/// `max_bytes` of tensors is written in several files and an index.
+///
+/// # Errors
+/// If a number has no place in the type, or a file cannot be written.
+pub fn write(
+    model: &mut dyn LanguageModel,
+    dtype: StoredType,
+    max_bytes: usize,
+    source: &Path,
+    folder: &Path,
+) -> Result<Vec<String>> {
+    let put = |name: &str, text: &str| {
+        let path = folder.join(name);
+        fs::write(&path, text).map_err(|e| Error::io("write", path, e))
+    };
+    put(CONFIG, &config_text(model.config(), dtype, source))?;
+    let all = tensors(model, dtype);
+    all.iter().try_for_each(Stored::check)?;
+    let total: usize = all.iter().map(|tensor| tensor.data_len()).sum();
+    let shards = split(all, max_bytes);
+    let (count, mut names, mut places) = (shards.len(), vec![CONFIG.to_string()], std::collections::BTreeMap::new());
+    for (i, shard) in shards.iter().enumerate() {
+        let name = match count {
+            1 => WEIGHTS.to_string(),
+            _ => format!("model-{:05}-of-{count:05}.safetensors", i + 1),
+        };
+        write_shard(shard, &folder.join(&name))?;
+        places.extend(shard.iter().map(|tensor| (tensor.name.clone(), name.clone())));
+        names.push(name);
+    }
+    if count > 1 {
+        let index = json!({ "metadata": { "total_size": total }, "weight_map": places });
+        put(INDEX, &serde_json::to_string_pretty(&index).expect("plain values serialize"))?;
+        names.push(INDEX.into());
+    }
+    Ok(names)
+}
+
+fn write_shard(shard: &[Stored], path: &Path) -> Result<()> {
+    let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+    let views = shard.iter().map(|tensor| (&tensor.name[..], tensor));
+    safetensors::serialize_to_file(views, Some(metadata), path).map_err(|error| match error {
+        SafeTensorError::IoError(error) => Error::io("write", path, error),
+        other => Error::Checkpoint { path: path.to_path_buf(), message: format!("cannot be made: {other}") },
+    })?;
+    File::open(path).and_then(|file| file.sync_all()).map_err(|e| Error::io("flush", path, e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::testing::{small, small_llama};
+    use crate::models::{build, load};
+
+    fn values(model: &mut dyn LanguageModel) -> Vec<f32> {
+        model.parameters().into_iter().flat_map(|(_, tensor)| tensor.to_f32().unwrap()).collect()
+    }
+
+    /// The names and sizes of the shards, of tensors of these bytes.
+    fn sizes(tensors: &[usize], max_bytes: usize) -> Vec<Vec<usize>> {
+        let stored = |bytes: &usize| Stored {
+            name: String::new(),
+            shape: vec![bytes / 4],
+            dtype: StoredType::F32,
+            values: None,
+        };
+        let shards = split(tensors.iter().map(stored).collect(), max_bytes);
+        shards.into_iter().map(|shard| shard.iter().map(|tensor| tensor.data_len()).collect()).collect()
+    }
+
+    #[test]
+    fn files_are_filled_in_order_and_what_is_too_large_has_one_of_its_own() {
+        assert_eq!(sizes(&[40, 40, 40], 120), [[40, 40, 40]]);
+        assert_eq!(sizes(&[40, 40, 40], 100), [vec![40, 40], vec![40]]);
+        // As there: the file that is being filled goes on behind the large one.
+        assert_eq!(sizes(&[40, 200, 40, 40], 100), [vec![200], vec![40, 40], vec![40]]);
+    }
+
+    #[test]
+    fn what_is_written_in_any_type_and_number_of_files_is_read_as_the_same() {
+        for config in [small(50, 12, 4, 16), small_llama("llama"), small_llama("qwen3")] {
+            for (dtype, bits, max_bytes) in
+                [(StoredType::F32, 24, 1 << 30), (StoredType::F32, 24, 2000), (StoredType::F16, 11, 3000)]
+            {
+                let dir = tempfile::tempdir().unwrap();
+                let mut model = build(&config, 3).unwrap();
+                let names = write(&mut *model, dtype, max_bytes, dir.path(), dir.path()).unwrap();
+                let whole = names.contains(&WEIGHTS.to_string());
+                assert_eq!((whole, names.contains(&INDEX.to_string())), (max_bytes == 1 << 30, max_bytes < 1 << 30));
+                let mut read = load(dir.path()).unwrap();
+                assert_eq!(read.config(), &config);
+                for (x, y) in values(&mut *model).iter().zip(values(&mut *read)) {
+                    // f16 below 2^-14 has fewer bits.
+                    assert!((x - y).abs() <= x.abs() * 0.5f32.powi(bits) + if bits == 11 { 3e-8 } else { 0.0 });
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn config_json_names_the_type_and_keeps_the_ids_of_special_tokens() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join(CONFIG), r#"{"eos_token_id": [3, 4], "bos_token_id": null, "vocab_size": 1}"#)
+            .unwrap();
+        let text = config_text(&small_llama("llama"), StoredType::Bf16, dir.path());
+        let json: Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&json["torch_dtype"], &json["eos_token_id"]), (&json!("bfloat16"), &json!([3, 4])));
+        assert_eq!((&json["bos_token_id"], &json["vocab_size"]), (&Value::Null, &json!(50)));
+    }
+
+    #[test]
+    fn a_weight_beyond_f16_is_refused_by_name() {
+        let mut model = build(&small(5, 4, 1, 8), 0).unwrap();
+        let (_, tensor) = model.parameters().remove(0);
+        let mut changed = tensor.to_f32().unwrap();
+        changed[3] = 7e4;
+        tensor.write_bytes(bytemuck::cast_slice(&changed)).unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        let error = write(&mut *model, StoredType::F16, 1 << 30, dir.path(), dir.path()).unwrap_err().to_string();
+        assert!(error.contains("transformer.wte.weight holds 70000, which f16 cannot"), "{error}");
+    }
+}
