@@ -42,6 +42,11 @@ pub const FETCH: &str = "Examples:
   rustyflow fetch Qwen/Qwen3-0.6B --revision main --exclude \"*.md\"
   HF_TOKEN=... rustyflow fetch meta-llama/Llama-3.2-1B      one whose conditions were accepted";
 
+pub const EXPORT: &str = "Examples:
+  rustyflow export runs/my-run --output my.gguf --format gguf --dtype q8_0
+  rustyflow export runs/my-run --output my-model --format safetensors --dtype bf16 --max-shard-size 200MB
+  rustyflow export openai-community/gpt2 --output gpt2.gguf --format gguf --text novel.txt";
+
 pub const DEVICES: &str = "Examples:
   rustyflow devices
   rustyflow devices --measure                               autotunes the matmul kernels anew";

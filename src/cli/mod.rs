@@ -10,6 +10,7 @@ mod devices;
 mod doctor;
 mod eval;
 mod examples;
+mod export;
 mod fetch;
 mod generate;
 mod hub;
@@ -70,6 +71,8 @@ enum Command {
     Generate(generate::Args),
     /// Fetch a model of Hugging Face's hub, into the cache that its own programs use
     Fetch(fetch::Args),
+    /// Write a model as other programs read it: GGUF for llama.cpp, or safetensors for transformers
+    Export(export::Args),
     /// List, look at, compare and remove runs
     #[command(subcommand)]
     Runs(runs::Command),
@@ -104,6 +107,7 @@ impl Command {
             Command::Eval(args) => args.json,
             Command::Generate(args) => args.json,
             Command::Fetch(args) => args.json,
+            Command::Export(args) => args.json,
             Command::Runs(command) => command.is_for_machines(),
             Command::Devices(args) => args.json,
             Command::Doctor(args) => args.json,
@@ -131,6 +135,7 @@ pub fn main() -> ExitCode {
         Command::Eval(args) => eval::run(args),
         Command::Generate(args) => generate::run(args, &interrupts),
         Command::Fetch(args) => fetch::run(args),
+        Command::Export(args) => export::run(&args),
         Command::Runs(command) => runs::run(command),
         Command::Devices(args) => devices::run(args),
         Command::Doctor(args) => doctor::run(&args),

@@ -9,6 +9,7 @@ mod data_spec;
 mod diagnosis;
 mod evaluate;
 mod events;
+pub mod export;
 #[cfg(test)]
 mod families;
 mod guard;

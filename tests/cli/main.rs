@@ -12,6 +12,7 @@ mod configuration;
 mod data;
 mod doctor;
 mod elsewhere;
+mod exporting;
 mod fetching;
 #[cfg(unix)]
 mod guards;

@@ -124,11 +124,7 @@ struct Text {
 impl Text {
     /// The text to evaluate the checkpoint in this folder on.
     fn open(args: &Args, folder: &Path) -> Result<Text> {
-        let cache = cache::folder();
-        let open = |data: &DataConfig, validation_fraction: f64| {
-            let spec = data_spec(data, &args.data_dir, cache.as_deref());
-            Corpus::open(&CorpusSpec { validation_fraction, ..spec.corpus }, &mut |_| {})
-        };
+        let open = |data: &DataConfig, validation_fraction: f64| open_corpus(data, validation_fraction, &args.data_dir);
         if let Some(path) = &args.text {
             std::fs::metadata(path).map_err(|error| Error::io("read", path, error))?;
             let name = path.display().to_string();
@@ -158,8 +154,15 @@ impl Text {
     }
 }
 
+/// The text that this configuration names, with so much of it for validation.
+pub fn open_corpus(data: &DataConfig, validation_fraction: f64, data_dir: &Path) -> crate::Result<Corpus> {
+    let cache = cache::folder();
+    let spec = data_spec(data, data_dir, cache.as_deref());
+    Corpus::open(&CorpusSpec { validation_fraction, ..spec.corpus }, &mut |_| {})
+}
+
 /// The data of the run that left this checkpoint, if it says so.
-fn trained_on(folder: &Path) -> Result<Option<DataConfig>> {
+pub fn trained_on(folder: &Path) -> Result<Option<DataConfig>> {
     let Some(layers) = model::trained_with(folder)? else { return Ok(None) };
     Ok(Some(layers.build()?.config.data))
 }

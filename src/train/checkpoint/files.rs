@@ -32,6 +32,14 @@ impl Files {
     /// # Errors
     /// If it cannot be written; the old one is then untouched.
     pub fn replace(&self, path: &Path, bytes: &[u8]) -> Result<()> {
+        self.replace_by(path, |file, _| self.attempt("write", path, || file.write_all(bytes)))
+    }
+
+    /// As [`Files::replace`], written by `write`, which gets the file and the name that it has until it is complete.
+    ///
+    /// # Errors
+    /// If it cannot be created or `write` fails; the old one is then untouched.
+    pub fn replace_by<T>(&self, path: &Path, write: impl FnOnce(&mut File, &Path) -> Result<T>) -> Result<T> {
         let folder = path.parent().unwrap_or(Path::new("."));
         let mut builder = tempfile::Builder::new();
         builder.prefix(UNFINISHED.0).suffix(UNFINISHED.1);
@@ -39,10 +47,12 @@ impl Files {
         #[cfg(unix)]
         builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
         let mut file = self.attempt("create", path, || builder.tempfile_in(folder))?;
-        self.attempt("write", path, || file.write_all(bytes))?;
+        let name = file.path().to_path_buf();
+        let result = write(file.as_file_mut(), &name)?;
         self.attempt("flush", path, || file.as_file().sync_all())?;
         self.attempt("rename", path, || file.persist(path).map_err(|e| e.error))?;
-        self.sync_folder(folder)
+        self.sync_folder(folder)?;
+        Ok(result)
     }
 
     /// Removes what a killed process left of files that it was replacing in a folder.
@@ -102,6 +112,8 @@ impl Files {
     /// If the folder cannot be read.
     pub fn sync_folder(&self, path: &Path) -> Result<()> {
         if cfg!(unix) {
+            // Of a relative name the folder may be nothing.
+            let path = if path == Path::new("") { Path::new(".") } else { path };
             self.attempt("flush", path, || File::open(path).and_then(|folder| folder.sync_all()))?;
         }
         Ok(())

@@ -32,6 +32,6 @@ pub(super) use find::{Checkpoint, models, newest_good};
 pub(super) use layout::{
     CONFIG, CSV, GENERATION, MANIFEST, METRICS, OPTIMIZER, SAMPLES, STATE, TOKENIZER, checkpoints, resolve_ref,
 };
-pub(super) use snapshot::{Snapshot, recover};
+pub(super) use snapshot::{Snapshot, beside, put_in_place, recover};
 pub(super) use store::{Checkpoints, Request};
 pub(super) use writer::Writer;

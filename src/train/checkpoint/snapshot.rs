@@ -60,7 +60,11 @@ impl Snapshot {
     }
 }
 
-fn put_in_place(files: &Files, unfinished: &Path, target: &Path) -> Result<()> {
+/// Gives a complete folder its name, in place of one that may be there.
+///
+/// # Errors
+/// If a name cannot be changed.
+pub fn put_in_place(files: &Files, unfinished: &Path, target: &Path) -> Result<()> {
     if !target.exists() {
         return files.rename(unfinished, target);
     }
@@ -93,7 +97,7 @@ pub fn recover(files: &Files, run: &Path) -> Result<()> {
 }
 
 /// `.step-000500.unfinished`
-fn beside(target: &Path, what: &str) -> PathBuf {
+pub fn beside(target: &Path, what: &str) -> PathBuf {
     let name = target.file_name().unwrap_or_default().to_string_lossy();
     target.with_file_name(format!(".{name}.{what}"))
 }

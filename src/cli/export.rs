@@ -1,0 +1,202 @@
+//! `rustyflow export`: writes a model as other programs read it, and checks what it wrote.
+
+use super::eval::{open_corpus, trained_on};
+use super::{configuration, device, model, output};
+use crate::Error;
+use crate::config::DataConfig;
+use crate::data::{Split, Tokenizer, Tokens, encode_beginning};
+use crate::models::gguf::GgmlType;
+use crate::models::hf::shards::StoredType;
+use crate::tensor::Device;
+use crate::train::export::{ExportOptions, Exported, Form, check_output, export};
+use anyhow::Result;
+use clap::ValueEnum;
+use std::path::{Path, PathBuf};
+
+/// Tokens on which the model and what was written of it are compared.
+const CHECKED_TOKENS: usize = 2049;
+
+#[derive(clap::Args)]
+#[command(after_help = super::examples::EXPORT)]
+pub struct Args {
+    /// A run's folder, a checkpoint's, one of Hugging Face's, or the name of a fetched model; without it, the newest run
+    #[arg(value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// The file (gguf) or folder (safetensors) to write
+    #[arg(long, short, value_name = "PATH")]
+    output: PathBuf,
+    /// gguf, one file for llama.cpp, or safetensors, a folder for transformers
+    #[arg(long, value_name = "FORMAT")]
+    format: Format,
+    /// How weights are stored: f32, f16, bf16, and of gguf also q8_0 and q4_0
+    #[arg(long, default_value = "f32", value_name = "TYPE")]
+    dtype: Type,
+    /// The largest file of safetensors: a number with KB, MB, GB or nothing behind it [default: 5GB]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    max_shard_size: Option<usize>,
+    /// Replace what is there
+    #[arg(long)]
+    force: bool,
+    /// A text to compare on [default: the run's validation text, or else the sample corpus]
+    #[arg(long, value_name = "PATH")]
+    text: Option<PathBuf>,
+    /// Where data sets are kept
+    #[arg(long, default_value = "data", value_name = "DIR")]
+    data_dir: PathBuf,
+    /// Print one JSON object instead
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    device: device::Flags,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Format {
+    Gguf,
+    Safetensors,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Type {
+    F32,
+    F16,
+    Bf16,
+    #[value(name = "q8_0")]
+    Q8_0,
+    #[value(name = "q4_0")]
+    Q4_0,
+}
+
+/// "200MB" as bytes: decimal, as transformers counts.
+fn size(text: &str) -> Result<usize, String> {
+    let units = [("KB", 1_000), ("MB", 1_000_000), ("GB", 1_000_000_000), ("", 1)];
+    let found = units.iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?.trim(), *bytes)));
+    let size = found.and_then(|(number, bytes)| number.parse::<usize>().ok()?.checked_mul(bytes));
+    size.filter(|size| *size > 0).ok_or_else(|| "expected a size above zero, as in 200MB or 5GB".to_string())
+}
+
+impl Args {
+    fn form(&self) -> Result<Form, Error> {
+        let wrong = |message: &str| Err(Error::Invalid(message.into()));
+        let form = match (self.format, self.dtype) {
+            (Format::Gguf, Type::F32) => Form::Gguf(GgmlType::F32),
+            (Format::Gguf, Type::F16) => Form::Gguf(GgmlType::F16),
+            (Format::Gguf, Type::Bf16) => Form::Gguf(GgmlType::Bf16),
+            (Format::Gguf, Type::Q8_0) => Form::Gguf(GgmlType::Q8_0),
+            (Format::Gguf, Type::Q4_0) => Form::Gguf(GgmlType::Q4_0),
+            (Format::Safetensors, dtype) => {
+                let dtype = match dtype {
+                    Type::F32 => StoredType::F32,
+                    Type::F16 => StoredType::F16,
+                    Type::Bf16 => StoredType::Bf16,
+                    Type::Q8_0 | Type::Q4_0 => {
+                        return wrong("--dtype q8_0 and q4_0 are types of --format gguf; safetensors: f32, f16, bf16");
+                    }
+                };
+                Form::Safetensors(dtype, self.max_shard_size.unwrap_or(5_000_000_000))
+            }
+        };
+        match (form, self.max_shard_size) {
+            (Form::Gguf(_), Some(_)) => wrong("--max-shard-size is of --format safetensors; gguf writes one file"),
+            _ => Ok(form),
+        }
+    }
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    let form = args.form()?;
+    check_output(&args.output, form, args.force)?;
+    let folder = model::find(args.model.as_deref())?;
+    let config = configuration::of_environment()?;
+    let device = device::open(&args.device.over(&config.device))?;
+    let (model, tokenizer) = model::load(&folder, &Device::Cpu)?;
+    let (tokens, text) = text(args, &folder, &tokenizer)?;
+    let options = ExportOptions { source: &folder, output: &args.output, form, force: args.force, device };
+    let exported = export(model, &tokenizer, &tokens, &options)?;
+    if args.json {
+        return Ok(output::line(json(&folder, &text, &exported))?);
+    }
+    print(&folder, &text, &exported)
+}
+
+/// The text to compare on, as tokens, and what to call it.
+fn text(args: &Args, folder: &Path, tokenizer: &Tokenizer) -> Result<(Tokens, String)> {
+    let open = |data: &DataConfig, fraction: f64, split: Split| {
+        encode_beginning(&open_corpus(data, fraction, &args.data_dir)?, split, tokenizer, CHECKED_TOKENS)
+    };
+    let of = |corpus: &str| DataConfig { corpus: corpus.into(), ..DataConfig::default() };
+    if let Some(path) = &args.text {
+        std::fs::metadata(path).map_err(|error| Error::io("read", path, error))?;
+        let name = path.display().to_string();
+        return Ok((open(&of(&name), 0.0, Split::Train)?, name));
+    }
+    // Standard input is gone, and to wait for more of it would be no answer.
+    if let Some(data) = trained_on(folder)?.filter(|data| data.corpus != "-") {
+        match open(&data, data.validation_fraction, Split::Validation) {
+            Ok(tokens) => return Ok((tokens, format!("{} validation", data.corpus))),
+            Err(error) => output::note(format_args!(
+                "note: compared on another text than the run's validation text, which cannot be read: {error}"
+            )),
+        }
+    }
+    match open(&of("sample"), 0.0, Split::Train) {
+        Ok(tokens) => Ok((tokens, "the sample corpus".into())),
+        // Characters that it has no tokens for.
+        Err(_) => {
+            let most = tokenizer.vocab_size() as u32;
+            let tokens: Vec<u32> = (0..most).cycle().take(512).collect();
+            Ok((tokens.into(), "all tokens in turn, because its tokenizer lacks some of the sample corpus".into()))
+        }
+    }
+}
+
+fn print(folder: &Path, text: &str, exported: &Exported) -> Result<()> {
+    let Exported { files, size_bytes, unquantized, added_end, comparison: c } = exported;
+    output::line(format_args!("model          {}", folder.display()))?;
+    for (i, file) in files.iter().enumerate() {
+        output::line(format_args!("{}{}", if i == 0 { "written        " } else { "               " }, file.display()))?;
+    }
+    output::line(format_args!("size           {} bytes", output::short(*size_bytes as f64)))?;
+    if let Some(first) = unquantized.first() {
+        output::line(format_args!(
+            "kept as f16    {} matrices whose rows are no multiple of 32, as {first}",
+            unquantized.len()
+        ))?;
+    }
+    if *added_end {
+        output::line(
+            "added          <|endoftext|>, never to be drawn: without an end, llama.cpp takes the token 2 for it",
+        )?;
+    }
+    output::line(format_args!("compared on    {text}, {} tokens predicted", c.tokens))?;
+    output::line(format_args!("loss           {:.4} before, {:.4} after", c.loss_before, c.loss_after))?;
+    output::line(format_args!("logits         differ by {:.2e} at most", c.largest_difference))?;
+    output::line(format_args!("likeliest      the same token at {:.2}% of positions", 100.0 * c.same_top_token))?;
+    Ok(())
+}
+
+fn json(folder: &Path, text: &str, exported: &Exported) -> serde_json::Value {
+    let mut json = serde_json::to_value(&exported.comparison).expect("plain values serialize");
+    json["model"] = serde_json::json!(folder);
+    json["text"] = text.into();
+    json["files"] = serde_json::json!(exported.files);
+    json["size_bytes"] = exported.size_bytes.into();
+    json["unquantized"] = serde_json::json!(exported.unquantized);
+    json["added_end"] = exported.added_end.into();
+    json
+}
+
+#[cfg(test)]
+mod tests {
+    use super::size;
+
+    #[test]
+    fn sizes_are_decimal() {
+        for (text, bytes) in [("200MB", 200_000_000), ("5 GB", 5_000_000_000), ("10KB", 10_000), ("7", 7)] {
+            assert_eq!(size(text), Ok(bytes));
+        }
+        for text in ["", "MB", "0", "-1MB", "1.5GB", "1TB", "99999999999999999999GB"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+}
