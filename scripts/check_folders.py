@@ -7,7 +7,8 @@
 
 Makes a folder of every family in awkward shapes: odd vocabularies and widths, one to four heads of queries per head of
 keys, tied and untied, in one file or in shards of 200 kB, stored as f32, f16 or bf16, with a head or as the base class,
-names with and without their prefix, `tokenizer.json` or `vocab.json` and `merges.txt`. Compares
+names with and without their prefix, `tokenizer.json` (with and without a token that begins texts) or `vocab.json` and
+`merges.txt`. Compares
 
 - the logits of a text with those of transformers, computed in float32 from the same stored weights: the largest
   difference is at most 1e-4 of the largest logit;
@@ -63,7 +64,8 @@ FOLDERS = {
     "gpt2, untied, bf16, vocab.json": (gpt2(2, 62, tie_word_embeddings=False), 177,
                                        {"dtype": "bfloat16", "vocab_json": True}),
     "llama 4:4, f32, shards": (llama("Llama", 4, 4, 72), 163, {"shard": True}),
-    "llama 4:1, bf16, tied": (llama("Llama", 4, 1, 88, tie_word_embeddings=True), 139, {"dtype": "bfloat16"}),
+    "llama 4:1, bf16, tied, <s>": (llama("Llama", 4, 1, 88, tie_word_embeddings=True), 139,
+                                   {"dtype": "bfloat16", "bos": True}),
     "llama 6:3, f16, stretched, shards": (llama("Llama", 6, 3, 84, rope_parameters=LLAMA3), 251,
                                           {"dtype": "float16", "shard": True}),
     "llama 3:1, wide heads, linear": (
@@ -88,13 +90,18 @@ FOLDERS = {
 }
 
 
-def tokenizer_of(folder, size, vocab_json):
-    """Byte-level BPE of exactly so many tokens, all of them text: what they decode to can be compared."""
+def tokenizer_of(folder, size, vocab_json=False, bos=False):
+    """Byte-level BPE of exactly so many tokens, all of them text: what they decode to can be compared. With `bos` the
+    last of them is put before every text, as Llama's tokenizers do."""
     pipeline = tokenizers.Tokenizer(tokenizers.models.BPE())
     pipeline.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     pipeline.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(vocab_size=size, show_progress=False, initial_alphabet=[])
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=size - bos, show_progress=False, initial_alphabet=[])
     pipeline.train_from_iterator([SAMPLE.read_text()], trainer)
+    if bos:
+        pipeline.add_special_tokens(["<s>"])
+        pipeline.post_processor = tokenizers.processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", size - 1)])
     assert pipeline.get_vocab_size() == size
     if vocab_json:
         pipeline.model.save(str(folder))
@@ -139,7 +146,7 @@ def compare(name, work, folder):
                  else transformers.GPT2Tokenizer).from_pretrained(folder)
     text = SAMPLE.read_text()[-2500:]
     (work / "text.txt").write_text(text)
-    ids = tokenizer(text)["input_ids"]
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"]
     theirs = model(torch.tensor([ids[:CONTEXT]])).logits[0].numpy()
     done = subprocess.run([LOGITS, folder], input=" ".join(map(str, ids[:CONTEXT])).encode(), check=True,
                           capture_output=True)
@@ -155,7 +162,8 @@ def compare(name, work, folder):
     start = tokenizer(PROMPT, return_tensors="pt")
     written = model.generate(**start, max_new_tokens=NEW_TOKENS, do_sample=False, top_k=None, top_p=None,
                              temperature=None, pad_token_id=0)[0]
-    there = tokenizer.decode(written, clean_up_tokenization_spaces=False)
+    bos = len(tokenizer("")["input_ids"])
+    there = tokenizer.decode(written[bos:], clean_up_tokenization_spaces=False)
     here = rustyflow(work, "generate", "--model", folder, "-p", PROMPT, "-n", str(NEW_TOKENS), "-t", "0")
     return report(name, {
         "no weight missing": not told["missing_keys"],
@@ -224,7 +232,7 @@ def check(work, name, config, size, further):
     folder = work / name.replace(" ", "-").replace(",", "")
     folder.mkdir()
     further = dict(further)
-    tokenizer = tokenizer_of(folder, size, further.pop("vocab_json", False))
+    tokenizer = tokenizer_of(folder, size, further.pop("vocab_json", False), further.pop("bos", False))
     make(folder, config(len(tokenizer)), **further)
     good = compare(name, work, folder)
     run = folder.name + "-run"

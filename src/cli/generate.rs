@@ -87,7 +87,9 @@ pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
         }
         Ok(())
     };
-    for &id in if given.is_empty() { &[][..] } else { &whole } {
+    // What stands before every text is no text.
+    let first = tokenizer.begin_of_text()?.len();
+    for &id in if given.is_empty() { &[][..] } else { &whole[first..] } {
         let piece = stream.push(id)?;
         show(&piece, &mut text)?;
     }

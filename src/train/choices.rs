@@ -83,18 +83,15 @@ fn row(tokenizer: &Tokenizer, question: &str, choice: &str, context: usize) -> R
     let is_apart = question.ends_with(char::is_whitespace) || choice.starts_with(char::is_whitespace);
     let space = if is_apart || question.is_empty() { "" } else { " " };
     let before = question.trim_end();
-    let (mut ids, start) = if before.is_empty() {
+    let mut first = tokenizer.begin_of_text()?;
+    if before.is_empty() && first.is_empty() {
         // The first token of a text is not predicted, so something must stand before it.
-        let first = tokenizer.end_of_text().map_or_else(|| prompt_ids(tokenizer, ""), |(id, _)| Ok(vec![id]))?;
-        let start = first.len();
-        ([first, tokenizer.encode(&format!("{question}{choice}"))?].concat(), start)
-    } else {
-        let ids = tokenizer.encode(&format!("{question}{space}{choice}"))?;
-        // Where the end of the question and the choice make one token, that one is predicted.
-        let start = tokenizer.encode(before)?.len().min(ids.len().saturating_sub(1));
-        (ids, start)
-    };
-    let start = start.max(1);
+        first = tokenizer.end_of_text().map_or_else(|| prompt_ids(tokenizer, ""), |(id, _)| Ok(vec![id]))?;
+    }
+    let its = tokenizer.encode(&format!("{question}{space}{choice}"))?;
+    // Where the end of the question and the choice make one token, that one is predicted.
+    let start = first.len() + tokenizer.encode(before)?.len().min(its.len().saturating_sub(1));
+    let (mut ids, start) = ([first, its].concat(), start.max(1));
     if start >= ids.len() {
         return Err(Error::Invalid(format!("the tokenizer makes no token of the choice {choice:?}")));
     }

@@ -64,6 +64,27 @@ fn a_folder_in_shards_of_other_types_is_read() {
 }
 
 #[test]
+fn what_the_tokenizer_puts_before_texts_is_seen_by_the_model_and_not_shown() {
+    let sandbox = in_parts();
+    let generate = || {
+        let args = ["generate", "--model", "there", "--prompt", "the", "--device", "cpu", "-n", "5", "-t", "0"];
+        sandbox.run(&args).succeeds().stdout
+    };
+    let before = generate();
+    let mut tokenizer: serde_json::Value = serde_json::from_str(&sandbox.read("there/tokenizer.json")).unwrap();
+    let single = json!([{ "SpecialToken": { "id": "w", "type_id": 0 } }, { "Sequence": { "id": "A", "type_id": 0 } }]);
+    let first = json!({ "w": { "id": "w", "ids": [tokenizer["model"]["vocab"]["w"]], "tokens": ["w"] } });
+    tokenizer["post_processor"] =
+        json!({ "type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": first });
+    sandbox.write("there/tokenizer.json", tokenizer.to_string());
+    let after = generate();
+    assert!(after.starts_with("the") && after.len() == before.len(), "{before:?} and {after:?}");
+    // A prompt that fills the context of 16 has no room for what stands before it.
+    let full = ["generate", "--model", "there", "--prompt", "the dog sees the", "--device", "cpu", "-n", "1"];
+    assert!(sandbox.run(&full).succeeds().stderr.contains("the prompt has 17 tokens"));
+}
+
+#[test]
 fn a_run_begins_with_the_weights_the_shape_and_the_tokenizer_of_a_folder() {
     let sandbox = in_parts();
     // One step that changes nothing.

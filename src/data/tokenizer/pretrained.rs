@@ -45,6 +45,21 @@ impl Tokenizer {
         self.inner.to_string(true).map_err(|cause| error(&self.name, cause.to_string()))
     }
 
+    /// What the pipeline puts before every text: `<s>` of Llama's and Mistral's tokenizers, nothing of most others. Texts
+    /// are encoded without it, because they may be parts of others.
+    ///
+    /// # Errors
+    /// If the parts of the pipeline contradict each other.
+    pub fn begin_of_text(&self) -> Result<Vec<u32>> {
+        if self.inner.get_post_processor().is_none() {
+            return Ok(vec![]);
+        }
+        let ids = |special| self.guarded(|inner| Ok(inner.encode("a", special)?.get_ids().to_vec()));
+        let (plain, whole) = (ids(false)?, ids(true)?);
+        let at = whole.windows(plain.len().max(1)).position(|ids| ids == plain).unwrap_or(0);
+        Ok(whole[..at].to_vec())
+    }
+
     /// Id and text of the token that ends a document, if there is one.
     pub fn end_of_text(&self) -> Option<(u32, &'static str)> {
         let added = self.inner.get_added_tokens_decoder();

@@ -396,6 +396,28 @@ fn transformers_is_told_to_keep_to_the_pipeline() {
     assert_eq!(gpt2.end_of_text(), Some((5, "<|endoftext|>")));
 }
 
+#[test]
+fn what_a_pipeline_puts_before_texts_is_told_and_no_part_of_them() {
+    let mut document = with_added_token(5, "<s>");
+    assert!(load(&document).unwrap().begin_of_text().unwrap().is_empty());
+    let special = |id: &str| serde_json::json!({"SpecialToken": {"id": id, "type_id": 0}});
+    let text = serde_json::json!({"Sequence": {"id": "A", "type_id": 0}});
+    let template = |single: Value| {
+        let token = serde_json::json!({"id": "<s>", "ids": [5], "tokens": ["<s>"]});
+        serde_json::json!({"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": {"<s>": token}})
+    };
+    for (single, first) in [
+        (serde_json::json!([special("<s>"), text]), vec![5]),
+        (serde_json::json!([text, special("<s>")]), vec![]),
+        (serde_json::json!([special("<s>"), special("<s>"), text, special("<s>")]), vec![5, 5]),
+    ] {
+        document["post_processor"] = template(single);
+        let tokenizer = load(&document).unwrap();
+        assert_eq!(tokenizer.begin_of_text().unwrap(), first);
+        assert_eq!(tokenizer.encode("ab").unwrap(), [0, 1]);
+    }
+}
+
 /// Five characters, and a special token.
 fn with_added_token(id: u32, content: &str) -> Value {
     let mut document = recipe::char_vocabulary("abcde".chars().collect());
