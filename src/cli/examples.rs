@@ -40,7 +40,9 @@ pub const GENERATE: &str = "Examples:
 pub const FETCH: &str = "Examples:
   rustyflow fetch openai-community/gpt2                     then: train --init, eval or generate --model, by that name
   rustyflow fetch Qwen/Qwen3-0.6B --revision main --exclude \"*.md\"
-  HF_TOKEN=... rustyflow fetch meta-llama/Llama-3.2-1B      one whose conditions were accepted";
+  rustyflow fetch org/name --include \"*.json\"              other files than those that using the model takes
+
+HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE and HF_HUB_OFFLINE mean what they mean to Hugging Face's own programs.";
 
 pub const EXPORT: &str = "Examples:
   rustyflow export runs/my-run --output my.gguf --format gguf --dtype q8_0

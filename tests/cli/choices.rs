@@ -72,6 +72,8 @@ fn a_file_that_holds_no_questions_is_refused_by_its_line() {
         sandbox.write("questions.jsonl", format!("{good}\n{line}\n"));
         eval(&sandbox, &[]).fails_with(&["questions.jsonl", told]);
     }
+    let both = eval(&sandbox, &["--text", "corpus.txt"]);
+    assert!(both.code == Some(2) && both.stderr.contains("cannot be used with"), "{both:?}");
     sandbox.write("questions.jsonl", "");
     eval(&sandbox, &[]).fails_with(&["questions.jsonl: has no question"]);
 }

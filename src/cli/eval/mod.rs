@@ -21,7 +21,7 @@ pub struct Args {
     #[arg(long, value_name = "PATH", conflicts_with = "corpus")]
     text: Option<PathBuf>,
     /// Or multiple-choice questions: a JSON object with question, choices and answer on each line
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "corpus", "stride"])]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "corpus", "split", "validation_fraction", "stride"])]
     choices: Option<PathBuf>,
     /// Or a corpus, as in the configuration [default: the one that the model was trained on]
     #[arg(long)]

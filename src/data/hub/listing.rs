@@ -7,6 +7,9 @@ use crate::data::download::{Failure, Site, retry};
 use crate::error::{Error, Result};
 use serde::Deserialize;
 
+/// Bytes that a file may have: more than any disk, and so few that sums of them are numbers.
+const MOST_BYTES: u64 = 1 << 50;
+
 /// The files of a commit.
 #[derive(Debug)]
 pub struct Listing {
@@ -87,7 +90,7 @@ fn parse(text: &str) -> std::result::Result<Listing, String> {
             Some(large) => (Some(large.size), Some(large.sha256), 64),
             None => (sibling.size, sibling.blob_id, 40),
         };
-        match (size, etag.filter(|etag| is_hash(etag, digits))) {
+        match (size.filter(|size| *size <= MOST_BYTES), etag.filter(|etag| is_hash(etag, digits))) {
             (Some(size_bytes), Some(etag)) => Ok(RemoteFile { name, size_bytes, etag }),
             _ => Err(format!("the server's list tells no size and hash of {name:?}")),
         }
@@ -123,6 +126,7 @@ mod tests {
             (COMMIT, file("/etc/passwd", COMMIT), "outside of the model's folder"),
             (COMMIT, file("a\\..\\b", COMMIT), "outside of the model's folder"),
             (COMMIT, file("config.json", "../../x"), "no size and hash of \"config.json\""),
+            (COMMIT, json!([{ "rfilename": "a", "size": u64::MAX, "blobId": COMMIT }]), "no size and hash of \"a\""),
             (COMMIT, json!([{ "rfilename": "config.json" }]), "no size and hash of \"config.json\""),
             (COMMIT, json!(3), "cannot be read"),
         ] {
