@@ -1,6 +1,6 @@
 //! Models as llama.cpp reads them: GGUF (version 3), one file with the shape, the tokenizer and the tensors.
 //!
-//! A file is a header, then tensors, each at a multiple of [`ALIGNMENT`]. All numbers are little-endian.
+//! A file is a header, then tensors, each at a multiple of `ALIGNMENT`. All numbers are little-endian.
 //! ```text
 //! "GGUF"  version u32  tensors u64  values u64
 //! of each value:   key, type u32, value
@@ -133,7 +133,7 @@ fn mapping(config: &ModelConfig) -> Result<(&'static dyn Mapping, &'static str)>
     Ok((mapping, architecture))
 }
 
-/// Loads what [`write`] wrote of a model of this shape, on the CPU.
+/// Loads what [`write()`] wrote of a model of this shape, on the CPU.
 ///
 /// # Errors
 /// If the file is damaged, or does not hold exactly such a model.
