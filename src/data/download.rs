@@ -149,7 +149,16 @@ impl Download<'_> {
     pub(super) fn fetch(&self, on_progress: &mut dyn FnMut(u64)) -> Result<()> {
         let Download { url, part, target, .. } = self;
         let advice = format!("run the command again to continue, or put the file at {} yourself", target.display());
-        retry(url, &advice, || self.fetch_rest(on_progress))?;
+        let length = || part.metadata().map_or(0, |metadata| metadata.len());
+        loop {
+            let before = length();
+            match retry(url, &advice, || self.fetch_rest(on_progress)) {
+                Ok(()) => break,
+                // A long file over a connection that is cut again and again arrives all the same.
+                Err(Error::Download { .. }) if length() > before => {}
+                Err(error) => return Err(error),
+            }
+        }
         if let Err((expected, got)) = self.hash.matches(part)? {
             std::fs::remove_file(part).map_err(|error| Error::io("remove", part, error))?;
             let message = format!(
@@ -394,11 +403,27 @@ mod tests {
 
     #[test]
     fn gives_up_after_several_cuts_and_keeps_what_it_has() {
-        let nothing = || answer("206 Partial Content", "Content-Range: bytes 20-51/52\r\n", 32, b"");
-        let (dir, server) = (tempdir().unwrap(), Server::start(vec![cut_off_at(20), nothing(), nothing(), nothing()]));
+        let nothing = answer("206 Partial Content", "Content-Range: bytes 20-51/52\r\n", 32, b"");
+        // Four attempts, of which the first brought something, and four that brought nothing.
+        let answers = [vec![cut_off_at(20)], vec![nothing; 7]].concat();
+        let (dir, server) = (tempdir().unwrap(), Server::start(answers));
         let error = fetch_from(&server, dir.path()).unwrap_err().to_string();
         assert!(error.contains("cut off after 20") && error.contains("4 attempts"), "{error}");
         assert_eq!(std::fs::read(part(dir.path())).unwrap(), &CONTENT[..20]);
+    }
+
+    #[test]
+    fn goes_on_for_as_long_as_something_arrives() {
+        let ten_from = |start| {
+            let mut answer = rest_from(start);
+            answer.truncate(answer.len() - (CONTENT.len() - start - 10));
+            answer
+        };
+        let answers = vec![cut_off_at(10), ten_from(10), ten_from(20), ten_from(30), ten_from(40), rest_from(50)];
+        let (dir, server) = (tempdir().unwrap(), Server::start(answers));
+        fetch_from(&server, dir.path()).unwrap();
+        assert_complete(dir.path());
+        assert_eq!(server.requests().len(), 6);
     }
 
     #[test]
