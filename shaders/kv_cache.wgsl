@@ -5,8 +5,9 @@
 // One thread per number kept.
 
 {{ for_each(1) }}
-    let at = (i / params.width + 1u) * params.packed - params.width;
-    cache[params.start * params.width + i] = qkv[at + i % params.width];
+    let row = i / params.width;
+    let kept = row / params.tokens * params.room + params.start + row % params.tokens;
+    cache[kept * params.width + i % params.width] = qkv[(row + 1u) * params.packed - params.width + i % params.width];
 }
 {% else %}
 // Split-KV: the keys of a query are cut into splits of {{ split_keys }}. In the pass "split" a workgroup has one of
@@ -15,7 +16,7 @@
 // head against each other.
 {% if pass == "split" %}
 // Of each split the largest score, the sum of exp(score - largest), and the values weighted by these:
-// (n, heads, splits, 2 + head size).
+// (B, n, heads, splits, 2 + head size).
 
 const COLUMNS = {{ columns }}u;
 const SPLIT_KEYS = {{ split_keys }}u;
@@ -42,15 +43,16 @@ fn {{ name }}(value: f32, thread: u32) -> f32 {
 
 {{ entry(split_keys) }}
     let row = workgroup / params.splits / params.n_head;
-    let keys = params.start + row + 1u;
+    let keys = params.start + row % params.queries + 1u;
     let first_key = keys - min(keys, params.window);
     let first = workgroup % params.splits * SPLIT_KEYS;
     // Beyond the last query, and where causality or the window leaves a split empty; all threads leave together.
-    if (row >= params.queries || first >= keys || first + SPLIT_KEYS <= first_key) { return; }
+    if (row >= params.rows || first >= keys || first + SPLIT_KEYS <= first_key) { return; }
     let width = params.n_kv_head * params.head_size;
     let query_head = workgroup / params.splits % params.n_head;
     let head = query_head / (params.n_head / params.n_kv_head) * params.head_size;
     let packed = params.n_head * params.head_size + 2u * width;
+    let sequence = row / params.queries * params.room; // its first row in the cache
     if (thread < params.head_size) {
         query[thread] = params.scale * qkv[row * packed + query_head * params.head_size + thread];
     }
@@ -59,7 +61,7 @@ fn {{ name }}(value: f32, thread: u32) -> f32 {
     var score = -3.4e38;
     if (inside) {
         score = 0.0;
-        let at = (first + thread) * 2u * width + head;
+        let at = (sequence + first + thread) * 2u * width + head;
         for (var e = 0u; e < params.head_size; e++) { score += query[e] * cache[at + e]; }
     }
     let row_max = largest(score, thread);
@@ -73,7 +75,7 @@ fn {{ name }}(value: f32, thread: u32) -> f32 {
         let at = width + head + column;
         for (var j = thread / COLUMNS; first + j < keys && j < SPLIT_KEYS; j += 4u * GROUPS) {
             let four = vec4<u32>(0u, 1u, 2u, 3u) * GROUPS + j;
-            let rows = min(first + four, vec4<u32>(keys - 1u)) * 2u * width + at;
+            let rows = (sequence + min(first + four, vec4<u32>(keys - 1u))) * 2u * width + at;
             let key = min(four, vec4<u32>(SPLIT_KEYS - 1u));
             let seen = select(
                 vec4<f32>(0.0),
@@ -104,12 +106,12 @@ fn {{ name }}(value: f32, thread: u32) -> f32 {
     let i = workgroup * 64u + thread;
     let head = i / params.head_size; // of all queries
     let row = head / params.n_head;
-    if (row >= params.queries) { return; }
+    if (row >= params.rows) { return; }
     let length = 2u + params.head_size;
     let splits = head * params.splits * length;
-    let keys = params.start + row + 1u;
+    let keys = params.start + row % params.queries + 1u;
     let first = splits + (keys - min(keys, params.window)) / {{ split_keys }}u * length; // the first split with a key
-    let end = splits + (params.start + row) / {{ split_keys }}u * length; // the last split with a key
+    let end = splits + (keys - 1u) / {{ split_keys }}u * length; // the last split with a key
     var row_max = -3.4e38;
     for (var at = first; at <= end; at += length) { row_max = max(row_max, partials[at]); }
     var row_sum = 0.0;

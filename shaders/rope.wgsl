@@ -76,7 +76,8 @@ fn across(value: {{ F }}) -> f32 {
     result[at + HALF] = {{ E }}(b);
     {% if append %}
     if (head >= params.n_head) {
-        let kept = ((params.start + row) * 2u * params.n_kv_head + head - params.n_head) * 2u * HALF + lane;
+        let kept_row = row / params.time * params.room + params.start + row % params.time;
+        let kept = (kept_row * 2u * params.n_kv_head + head - params.n_head) * 2u * HALF + lane;
         cache[kept] = a;
         cache[kept + HALF] = b;
     }

@@ -62,7 +62,7 @@ pub fn time_generate(
 
 /// Milliseconds until each new token was there.
 fn time_tokens(model: &dyn LanguageModel, prompt: &[u32], new_tokens: usize) -> Result<Vec<f64>> {
-    let greedy = Sampling { tokens: model.config().vocab_size, temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
+    let greedy = Sampling::greedy(model.config().vocab_size);
     let mut ms = Vec::new();
     let mut before = Instant::now();
     generate(model, prompt, new_tokens, &greedy, &mut |_| {

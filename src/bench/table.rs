@@ -230,7 +230,7 @@ fn layers(s: &Sizes) -> Vec<Row> {
     let sizes = [vec![b, t, c], vec![c, 4 * c], vec![4 * c, c], vec![4 * c], vec![c]];
     let mlp = sizes.map(|shape| (shape, Values::Uniform(-0.1, 0.1))).to_vec();
     let qkv = || vec![(vec![b, t, 3 * c], AROUND_ZERO)];
-    let new_token = vec![(vec![1, 1, 3 * c], AROUND_ZERO), (vec![t, 2 * c], AROUND_ZERO)];
+    let new_token = vec![(vec![1, 1, 3 * c], AROUND_ZERO), (vec![1, t, 2 * c], AROUND_ZERO)];
     let heads = format!("{b}x{t}, {n_head} heads of {}", c / n_head);
     let dropout = Some((0.1, Key::new(3)));
     let linear = vec![x.clone(), (vec![c, 3 * c], AROUND_ZERO), (vec![3 * c], AROUND_ZERO)];

@@ -128,6 +128,9 @@ pub(super) const KEYS: &[Key] = &[
     key("generate.temperature", Kind::Real),
     key("generate.top_k", Kind::Count),
     key("generate.top_p", Kind::Real),
+    key("generate.min_p", Kind::Real),
+    key("generate.repetition_penalty", Kind::Real),
+    key("generate.stop", Kind::Texts),
     key("generate.seed", Kind::Seed),
 ];
 

@@ -452,6 +452,12 @@ pub struct GenerateConfig {
     pub top_k: usize,
     /// Sample among the likeliest tokens that together have this probability, in (0, 1]. Default 1: off.
     pub top_p: f64,
+    /// Sample among tokens at least this part as likely as the likeliest, in [0, 1]. Default 0: off.
+    pub min_p: f64,
+    /// Divides the logits above 0 of tokens that are in the text, and multiplies those below. Default 1: off.
+    pub repetition_penalty: f64,
+    /// The text ends where one of these begins. Default none.
+    pub stop: Vec<String>,
     /// Seeds the sampling. Default 1337.
     pub seed: u64,
 }
@@ -464,6 +470,9 @@ impl Default for GenerateConfig {
             temperature: 0.8,
             top_k: 0,
             top_p: 1.0,
+            min_p: 0.0,
+            repetition_penalty: 1.0,
+            stop: Vec::new(),
             seed: 1337,
         }
     }

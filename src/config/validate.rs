@@ -146,6 +146,13 @@ fn ranges(c: &Checker) -> Result<()> {
             "above 0 and at most 1",
         ),
         ("generate.temperature", generate.temperature, generate.temperature >= 0.0, "at least 0"),
+        ("generate.min_p", generate.min_p, (0.0..=1.0).contains(&generate.min_p), "0 to 1 (0 is off)"),
+        (
+            "generate.repetition_penalty",
+            generate.repetition_penalty,
+            generate.repetition_penalty > 0.0,
+            "above 0 (1 is off)",
+        ),
         ("generate.top_p", generate.top_p, generate.top_p > 0.0 && generate.top_p <= 1.0, "above 0 and at most 1"),
     ] {
         c.ensure(holds, key, expected, x)?;
@@ -162,7 +169,9 @@ fn is_inside_unit(x: f64) -> bool {
 
 /// Names and paths.
 fn texts(c: &Checker) -> Result<()> {
-    let Config { run, data, .. } = c.config();
+    let Config { run, data, generate, .. } = c.config();
+    let stop = &generate.stop;
+    c.ensure(stop.iter().all(|stop| !stop.is_empty()), "generate.stop", "texts of one character or more", stop)?;
     for (key, text) in [("run.dir", &run.dir), ("data.corpus", &data.corpus), ("data.tokenizer", &data.tokenizer)] {
         c.ensure(!text.trim().is_empty(), key, "a name or a path", text)?;
     }

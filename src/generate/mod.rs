@@ -1,17 +1,35 @@
 //! Text from a trained model, one token at a time.
 
 mod sampler;
+mod text;
 
 pub use sampler::{Sampler, Sampling};
+pub use text::TextWriter;
 
 use crate::models::{LanguageModel, ModelConfig};
 use crate::{Error, Result, Tensor};
 use std::ops::ControlFlow;
 
+/// A text to be continued, and how.
+#[derive(Clone, Copy)]
+pub struct Request<'a> {
+    pub prompt: &'a [u32],
+    pub sampling: &'a Sampling,
+}
+
+/// A text that is being continued.
+struct Continuation {
+    /// The prompt, and what was drawn.
+    ids: Vec<u32>,
+    sampler: Sampler,
+    ended: bool,
+}
+
 /// Continues `prompt` by up to `max_new_tokens` tokens, handing each to `on_token` as soon as it is drawn.
 ///
-/// Once prompt and continuation are longer than the model's context, it sees the last `block_size` tokens. Until then
-/// only what is new is computed; from there on every token has another position each time, and all of them are.
+/// The model computes only what is new, until prompt and continuation fill its context. Then it forgets all but the
+/// last half of its context, computes those tokens again at their new positions, and goes on: it always sees the last
+/// half of its context at least, and a token costs no more on average than before.
 ///
 /// # Errors
 /// If the prompt is empty, longer than the context, or names a token that the model does not have.
@@ -22,26 +40,67 @@ pub fn generate(
     sampling: &Sampling,
     on_token: &mut dyn FnMut(u32) -> Result<ControlFlow<()>>,
 ) -> Result<()> {
-    check_prompt(model.config(), prompt)?;
-    let context = model.config().block_size;
-    let mut sampler = Sampler::new(sampling)?;
-    let mut ids = prompt.to_vec();
-    let mut cache = model.kv_cache()?;
+    generate_batch(model, &[Request { prompt, sampling }], max_new_tokens, &mut |_, id| on_token(id))
+}
+
+/// As [`generate`], of several texts at once, whose prompts have as many tokens: `on_token` gets the number of the text
+/// with each token, and ends that text alone.
+///
+/// # Errors
+/// Those of [`generate`], or if the prompts differ in length.
+pub fn generate_batch(
+    model: &dyn LanguageModel,
+    requests: &[Request],
+    max_new_tokens: usize,
+    on_token: &mut dyn FnMut(usize, u32) -> Result<ControlFlow<()>>,
+) -> Result<()> {
+    let Some(first) = requests.first() else { return Ok(()) };
+    let (mut len, context) = (first.prompt.len(), model.config().block_size);
+    let mut texts = Vec::new();
+    for Request { prompt, sampling } in requests {
+        check_prompt(model.config(), prompt)?;
+        if prompt.len() != len {
+            let message = format!("prompts of {len} and {} tokens make no batch: they must have as many", prompt.len());
+            return Err(Error::Invalid(message));
+        }
+        texts.push(Continuation { ids: prompt.to_vec(), sampler: Sampler::new(sampling)?, ended: false });
+    }
+    let mut cache = model.kv_cache(texts.len(), len.saturating_add(max_new_tokens))?;
+    // Of the tokens that the cache holds.
+    let mut begin = 0;
     for _ in 0..max_new_tokens {
-        if ids.len() > context {
+        if len - begin > context {
+            begin = len - (context / 2).max(1);
             cache.clear();
         }
-        let window = &ids[ids.len().saturating_sub(context)..];
-        let new = &window[cache.tokens()..];
-        let new = Tensor::from_u32(new, [1, new.len()], &model.device())?; // (1, T)
-        let logits = model.next_token_logits(&new, &mut cache)?.to_f32()?; // (1, V)
-        let id = sampler.draw(&logits)?;
-        ids.push(id);
-        if on_token(id)?.is_break() {
+        let new = begin + cache.tokens()..len;
+        let ids: Vec<u32> = texts.iter().flat_map(|text| &text.ids[new.clone()]).copied().collect();
+        let ids = Tensor::from_u32(&ids, [texts.len(), new.len()], &model.device())?; // (B, T)
+        let logits = model.next_token_logits(&ids, &mut cache)?.to_f32()?; // (B, V)
+        let rows = logits.chunks(logits.len() / texts.len());
+        for (i, (text, logits)) in texts.iter_mut().zip(rows).enumerate() {
+            text.add(logits, &mut |id| on_token(i, id))?;
+        }
+        len += 1;
+        if texts.iter().all(|text| text.ended) {
             break;
         }
     }
     Ok(())
+}
+
+impl Continuation {
+    /// Draws the next token. One that has ended gets some token, so that all of a batch are as long.
+    fn add(&mut self, logits: &[f32], on_token: &mut dyn FnMut(u32) -> Result<ControlFlow<()>>) -> Result<()> {
+        if self.ended {
+            self.ids.push(0);
+            return Ok(());
+        }
+        let id = self.sampler.draw(logits, &self.ids)?;
+        self.ids.push(id);
+        self.ended = on_token(id)?.is_break();
+        Ok(())
+    }
 }
 
 /// Text without the control characters that a model may have learnt and a terminal would act on.
@@ -81,23 +140,37 @@ mod tests {
     use crate::models::{build, testing};
     use crate::tensor::no_grad;
 
+    /// A GPT-2 and Llamas, one with a window, of a vocabulary of 50 and a context of 12.
+    fn configs() -> [ModelConfig; 4] {
+        let gpt2 = ModelConfig { n_layer: 2, tie_embeddings: false, ..testing::small(50, 12, 2, 24) };
+        let mut windowed = testing::small_llama("llama");
+        windowed.llama.as_mut().unwrap().sliding_window = Some(5);
+        [gpt2, testing::small_llama("llama"), testing::small_llama("qwen3"), windowed]
+    }
+
+    fn model(config: &ModelConfig, device: &Device) -> Box<dyn LanguageModel> {
+        let mut model = build(config, 3).unwrap();
+        model.to_device(device).unwrap();
+        model
+    }
+
     #[test]
-    fn tokens_are_those_of_a_model_that_sees_its_whole_context_each_time() {
+    fn tokens_are_those_of_a_model_that_sees_the_same_tokens_each_time() {
         for device in Device::for_tests() {
-            let gpt2 = ModelConfig { n_layer: 2, tie_embeddings: false, ..testing::small(50, 12, 2, 24) };
-            let mut windowed = testing::small_llama("llama");
-            windowed.llama.as_mut().unwrap().sliding_window = Some(5);
-            for config in [gpt2, testing::small_llama("llama"), testing::small_llama("qwen3"), windowed] {
-                let mut model = build(&config, 3).unwrap();
-                model.to_device(&device).unwrap();
-                let greedy = Sampling { tokens: 50, temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
+            for config in configs() {
+                let model = model(&config, &device);
+                let greedy = Sampling::greedy(50);
                 for prompt in [&[7, 11, 7][..], &[1], &[5; 12]] {
-                    let mut expected = prompt.to_vec();
+                    let (mut expected, mut begin) = (prompt.to_vec(), 0);
                     for _ in 0..20 {
-                        let window = &expected[expected.len().saturating_sub(12)..];
+                        if expected.len() - begin > 12 {
+                            begin = expected.len() - 6;
+                        }
+                        let window = &expected[begin..];
                         let ids = Tensor::from_u32(window, [1, window.len()], &device).unwrap();
                         let logits = no_grad(|| model.logits(&ids)).unwrap().to_f32().unwrap();
-                        expected.push(Sampler::new(&greedy).unwrap().draw(&logits[logits.len() - 50..]).unwrap());
+                        let mut sampler = Sampler::new(&greedy).unwrap();
+                        expected.push(sampler.draw(&logits[logits.len() - 50..], &expected).unwrap());
                     }
                     let mut got = prompt.to_vec();
                     let mut keep = |id| {
@@ -107,6 +180,39 @@ mod tests {
                     generate(&*model, prompt, 20, &greedy, &mut keep).unwrap();
                     assert_eq!(got, expected, "{device}, {config:?}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn texts_of_a_batch_are_those_that_each_would_be_alone() {
+        for device in Device::for_tests() {
+            for config in configs() {
+                let model = model(&config, &device);
+                let prompts = [[7, 11, 7], [1, 2, 3], [49, 0, 5]];
+                let samplings = [3, 4, 5].map(|seed| Sampling { temperature: 1.0, seed, ..Sampling::greedy(50) });
+                let request = |i: usize| Request { prompt: &prompts[i], sampling: &samplings[i] };
+                // The second ends early, the others go on beyond the context.
+                let lengths = [20, 4, 20];
+                let run = |requests: &[Request], lengths: &[usize]| {
+                    let mut texts = vec![Vec::new(); requests.len()];
+                    let mut keep = |i: usize, id| {
+                        let text: &mut Vec<u32> = &mut texts[i];
+                        text.push(id);
+                        let ends = text.len() == lengths[i];
+                        Ok(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+                    };
+                    generate_batch(&*model, requests, 20, &mut keep).unwrap();
+                    texts
+                };
+                let together = run(&[0, 1, 2].map(request), &lengths);
+                for (i, text) in together.iter().enumerate() {
+                    assert_eq!(text.len(), lengths[i]);
+                    assert_eq!(*text, run(&[request(i)], &[lengths[i]])[0], "{device}, {config:?}: text {i}");
+                }
+                let uneven = [request(0), Request { prompt: &[1], ..request(1) }];
+                let error = generate_batch(&*model, &uneven, 1, &mut |_, _| unreachable!()).unwrap_err();
+                assert!(error.to_string().contains("3 and 1 tokens make no batch"), "{error}");
             }
         }
     }

@@ -2,32 +2,38 @@
 
 use crate::{DType, Device, Result, Tensor};
 
-/// The keys and values of the tokens so far, of each layer.
+/// The keys and values of the tokens so far, of each layer, for sequences of the same length.
 pub struct KvCache {
-    /// Each (T, W), T the context and W the numbers that a layer keeps of a token.
+    /// Each (B, T, W), T the most tokens of a sequence and W the numbers that a layer keeps of a token.
     layers: Vec<Tensor>,
+    sequences: usize,
     tokens: usize,
 }
 
 /// The keys and values that one layer keeps, and of how many tokens they are.
 #[derive(Clone, Copy)]
 pub struct KvView<'a> {
-    /// (T, W)
+    /// (B, T, W)
     pub cache: &'a Tensor,
     pub tokens: usize,
 }
 
 impl KvCache {
-    /// An empty one for this many layers, which keep `width` numbers of each of `context` tokens.
+    /// An empty one for this many layers, which keep `width` numbers of each of `room` tokens of each sequence.
     ///
     /// # Errors
     /// If the device has no memory left.
-    pub(super) fn new(layers: usize, context: usize, width: usize, device: &Device) -> Result<KvCache> {
-        let layer = |_| Tensor::zeros([context, width], DType::F32, device);
-        Ok(KvCache { layers: (0..layers).map(layer).collect::<Result<_>>()?, tokens: 0 })
+    pub(super) fn new(layers: usize, [sequences, room, width]: [usize; 3], device: &Device) -> Result<KvCache> {
+        let layer = |_| Tensor::zeros([sequences, room, width], DType::F32, device);
+        Ok(KvCache { layers: (0..layers).map(layer).collect::<Result<_>>()?, sequences, tokens: 0 })
     }
 
-    /// How many tokens it holds.
+    /// How many sequences it is for.
+    pub fn sequences(&self) -> usize {
+        self.sequences
+    }
+
+    /// How many tokens of each it holds.
     pub fn tokens(&self) -> usize {
         self.tokens
     }

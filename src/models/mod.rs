@@ -41,8 +41,8 @@ pub trait LanguageModel: Module + Send + Sync {
     /// Its family and shape.
     fn config(&self) -> &ModelConfig;
 
-    /// The final hidden states: ids (B, T) -> (B, T, C), of the head's type. With a cache B is 1, and the ids follow
-    /// the tokens in it: keys and values of the new ones are written there, but not counted yet.
+    /// The final hidden states: ids (B, T) -> (B, T, C), of the head's type. With a cache, of as many sequences, the
+    /// ids follow the tokens in it: keys and values of the new ones are written there, but not counted yet.
     ///
     /// # Errors
     /// If the shapes do not fit, or all tokens together do not fit the context.
@@ -86,34 +86,36 @@ pub trait LanguageModel: Module + Send + Sync {
         h.matmul_transposed(self.head(), false, true)?.to_dtype(DType::F32)
     }
 
-    /// An empty cache for [`LanguageModel::next_token_logits`].
+    /// An empty cache for [`LanguageModel::next_token_logits`], of so many sequences of up to `tokens` tokens, or
+    /// as many as the context has if that is fewer.
     ///
     /// # Errors
     /// If the device has no memory left.
-    fn kv_cache(&self) -> Result<KvCache> {
+    fn kv_cache(&self, sequences: usize, tokens: usize) -> Result<KvCache> {
         let (layers, width) = self.config().kv_cache();
-        KvCache::new(layers, self.config().block_size, width, &self.device())
+        KvCache::new(layers, [sequences, tokens.min(self.config().block_size), width], &self.device())
     }
 
-    /// The logits of the token after the last of ids (1, T), which follow those in the cache and are added to it: (1,
-    /// V), f32. For inference: nothing is recorded on the tape.
+    /// The logits of the tokens after the last ones of ids (B, T), which follow those in the cache and are added to it:
+    /// (B, V), f32. For inference: nothing is recorded on the tape.
     ///
     /// # Errors
     /// If the shapes or the cache do not fit, or all tokens together do not fit the context.
     fn next_token_logits(&self, ids: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
-        let (own, layers) = (self.config().kv_cache().0, cache.layers());
-        if ids.shape()[..] != [1, ids.len()] || ids.is_empty() || layers != own {
-            let shape = ids.shape();
+        let (own, layers, b) = (self.config().kv_cache().0, cache.layers(), cache.sequences());
+        let (shape, t) = (ids.shape(), ids.shape().last_dim());
+        if shape[..] != [b, t] || ids.is_empty() || layers != own {
             return Err(Error::Invalid(format!(
-                "next_token_logits: ids (1, T) with T above 0 and a cache of {own} layers, got {shape} and {layers}"
+                "next_token_logits: ids ({b}, T) with T above 0 and a cache of {own} layers, got {shape} and {layers}"
             )));
         }
         no_grad(|| {
-            let h = self.hidden(ids, &Dropout::off(), Some(cache))?; // (1, T, C)
-            let (t, c) = (ids.len(), h.shape().last_dim());
+            let h = self.hidden(ids, &Dropout::off(), Some(cache))?; // (B, T, C)
+            let c = h.shape().last_dim();
             cache.advance(t);
-            let last = Tensor::from_u32(&[t as u32 - 1], [1], &ids.device())?;
-            let last = h.to_dtype(DType::F32)?.reshape([t, c])?.embedding(&last)?.to_dtype(h.dtype())?; // (1, C)
+            let last: Vec<u32> = (1..=b).map(|sequence| (sequence * t - 1) as u32).collect();
+            let last = Tensor::from_u32(&last, [b], &ids.device())?;
+            let last = h.to_dtype(DType::F32)?.reshape([b * t, c])?.embedding(&last)?.to_dtype(h.dtype())?; // (B, C)
             last.matmul_transposed(self.head(), false, true)?.to_dtype(DType::F32)
         })
     }

@@ -125,10 +125,10 @@ fn layers() -> Vec<Row> {
             x[0].causal_attention(Heads::multi_head(2), None, DROPOUT)
         }),
         // For inference: nothing is recorded.
-        row("append_kv", &[f32(&[1, 2, 12]), f32(&[5, 8])], "0 f16, 0 dim1+1, 1 dim0+1", |x| {
+        row("append_kv", &[f32(&[2, 2, 12]), f32(&[2, 5, 8])], "0 f16, 0 dim1+1, 1 dim1+1", |x| {
             no_grad(|| x[0].append_kv(Heads::multi_head(2), &x[1], 1))
         }),
-        row("cached_attention", &[f32(&[1, 2, 12]), f32(&[5, 8])], "0 dim1+1, 1 dim0+1", |x| {
+        row("cached_attention", &[f32(&[2, 2, 12]), f32(&[2, 5, 8])], "0 dim1+1, 1 dim1+1", |x| {
             no_grad(|| x[0].cached_attention(Heads::multi_head(2), &x[1], 1))
         }),
         row("swiglu", &[f32(&[2, 3, 6])], "0 f16, 0 rank+1, 0 rank-1, 0 dim0+1, 0 dim1+1", |x| x[0].swiglu()),
@@ -138,7 +138,7 @@ fn layers() -> Vec<Row> {
         }),
         row("rope", &rope[..2], "0 f16, 0 dim0+1, 1 dim0+1", |x| x[0].rope(GROUPED, &x[1], None)),
         row("rope", &rope, "0 f16, 0 dim0+1, 1 dim0+1", |x| x[0].rope(GROUPED, &x[1], Some((1e-6, [&x[2], &x[3]])))),
-        row("rope_append", &[f32(&[1, 2, 16]), f32(&[3, 4]), f32(&[5, 8])], "0 f16, 1 dim0+1, 2 dim0+1", |x| {
+        row("rope_append", &[f32(&[2, 2, 16]), f32(&[3, 4]), f32(&[2, 5, 8])], "0 f16, 1 dim0+1, 2 dim1+1", |x| {
             no_grad(|| x[0].rope_append(GROUPED, &x[1], None, &x[2], 1))
         }),
     ]
@@ -367,9 +367,11 @@ fn arguments_of_ops() -> Vec<(&'static str, Attempt)> {
         ("rope", |d| x(&[1, 2, 4 * 130], d).rope(GROUPED, &x(&[2, 130], d), None).map(drop)),
         ("rope", |d| x(&[1, 2, 16], d).rope(Heads::multi_head(usize::MAX), &x(&[2, 4], d), None).map(drop)),
         ("rope", |d| x(&[1, 2, 16], d).rope(Heads::multi_head(0), &x(&[2, 4], d), None).map(drop)),
-        ("rope_append", |d| x(&[1, 2, 16], d).rope_append(GROUPED, &x(&[9, 4], d), None, &x(&[5, 8], d), 4).map(drop)),
         ("rope_append", |d| {
-            x(&[1, 2, 16], d).rope_append(GROUPED, &x(&[2, 4], d), None, &x(&[5, 8], d), usize::MAX).map(drop)
+            x(&[1, 2, 16], d).rope_append(GROUPED, &x(&[9, 4], d), None, &x(&[1, 5, 8], d), 4).map(drop)
+        }),
+        ("rope_append", |d| {
+            x(&[1, 2, 16], d).rope_append(GROUPED, &x(&[2, 4], d), None, &x(&[1, 5, 8], d), usize::MAX).map(drop)
         }),
         ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(Heads::multi_head(0), None, None).map(drop)),
         ("causal_attention", |d| x(&[1, 2, 12], d).causal_attention(Heads::multi_head(3), None, None).map(drop)),
@@ -386,9 +388,11 @@ fn arguments_of_ops() -> Vec<(&'static str, Attempt)> {
             x(&[1, 2, 12], d).causal_attention(Heads::multi_head(2), None, Some((f32::NAN, KEY))).map(drop)
         }),
         ("causal_attention", |d| x(&[1, 2, 3 * 129], d).causal_attention(Heads::multi_head(1), None, None).map(drop)),
-        ("cached_attention", |d| x(&[1, 2, 12], d).cached_attention(Heads::multi_head(2), &x(&[5, 8], d), 4).map(drop)),
         ("cached_attention", |d| {
-            x(&[1, 2, 12], d).cached_attention(Heads::multi_head(2), &x(&[5, 8], d), usize::MAX).map(drop)
+            x(&[1, 2, 12], d).cached_attention(Heads::multi_head(2), &x(&[1, 5, 8], d), 4).map(drop)
+        }),
+        ("cached_attention", |d| {
+            x(&[1, 2, 12], d).cached_attention(Heads::multi_head(2), &x(&[1, 5, 8], d), usize::MAX).map(drop)
         }),
     ]
 }

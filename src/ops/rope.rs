@@ -14,6 +14,7 @@
 //!
 //! In generation the same pass writes keys and values to the rows of the cache that begin at `start`.
 
+use super::attention::copy_kv;
 use super::reduce::SumRows;
 use super::*;
 use crate::cpu::{sum_of, vectorized};
@@ -34,7 +35,7 @@ struct Rope {
     start: usize,
     /// Turns back: what backward does where there is no normalization.
     inverse: bool,
-    /// (T, 2 n_kv_head D): the cache.
+    /// (B, T, 2 n_kv_head D): the cache.
     cache: Option<Spec>,
 }
 
@@ -113,6 +114,7 @@ impl Rope {
             param("n_head", self.heads.n_head),
             param("n_kv_head", self.heads.n_kv_head),
             param("start", self.start),
+            param("room", self.cache.as_ref().map_or(0, |cache| cache.shape[1])),
             param("chunk", CHUNK),
             param("sign", if self.inverse { -1.0 } else { 1.0f32 }),
             param("eps", self.eps.unwrap_or(0.0)),
@@ -208,9 +210,7 @@ impl Kernel for Rope {
             );
         });
         if let [cache] = cache {
-            let kept = cache.spec.shape.last_dim();
-            let rows = y.f32().chunks(width).zip(cache.f32().chunks_mut(kept).skip(self.start));
-            rows.for_each(|(y, row)| row.copy_from_slice(&y[width - kept..]));
+            copy_kv(inputs[0].spec, y.f32(), cache, self.start);
         }
     }
 
@@ -330,8 +330,9 @@ impl Tensor {
         Ok(apply(op, &rope_inputs(self, table, norm))?.remove(0))
     }
 
-    /// [`Tensor::rope`] of (1, n, P) tokens that follow `start` others, in f32; their keys and values are written to
-    /// the rows of `cache` (T, 2 n_kv_head head size) from `start` on. For inference: nothing is recorded on the tape.
+    /// [`Tensor::rope`] of (B, n, P) tokens that follow `start` others in each sequence, in f32; their keys and values
+    /// are written to the rows of `cache` (B, T, 2 n_kv_head head size) from `start` on. For inference: nothing is
+    /// recorded on the tape.
     ///
     /// # Errors
     /// Those of [`Tensor::rope`], or if the cache is of other heads or full.

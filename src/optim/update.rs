@@ -308,3 +308,31 @@ impl Kernel for Update {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use crate::optim::testing::{KINDS, Net};
+    use crate::optim::{Optimizer, ParameterArena};
+    use crate::{DType, Device};
+
+    /// The sign of 0 is 0 for Lion.
+    #[test]
+    fn what_never_had_a_gradient_stays() {
+        for (device, kind) in Device::for_tests().iter().flat_map(|device| KINDS.map(|kind| (device.clone(), kind))) {
+            if matches!(kind, crate::optim::Kind::Muon { .. }) {
+                continue; // The matrices it makes orthogonal are never 0.
+            }
+            let arena = ParameterArena::new(&mut Net::new(1), &device, DType::F32).unwrap();
+            let mut optimizer = Optimizer::new(&arena, kind, 0.0, 1.0).unwrap();
+            let before = arena.values().to_f32().unwrap();
+            let gradient: Vec<f32> = (0..arena.trainable_len()).map(|i| if i % 3 == 0 { 0.5 } else { 0.0 }).collect();
+            for _ in 0..3 {
+                arena.gradients().write_bytes(bytemuck::cast_slice(&gradient)).unwrap();
+                optimizer.step(&arena, 0.1).unwrap();
+            }
+            let after = arena.values().to_f32().unwrap();
+            let stays = before.iter().zip(&after).enumerate().all(|(i, (b, a))| (b == a) == (i % 3 != 0));
+            assert!(stays, "{device} {kind:?}");
+        }
+    }
+}

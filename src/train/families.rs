@@ -103,7 +103,7 @@ fn check_family(kind: &str, named: &str) {
         // To the end of the context and no further: rows begin with the first letter in training, and a row that
         // begins elsewhere is what no family has learned.
         let mut written = vec![0, 1, 2, 3];
-        let greedy = Sampling { tokens: 8, temperature: 0.0, top_k: 0, top_p: 1.0, seed: 0 };
+        let greedy = Sampling::greedy(8);
         generate(&*model, &[0, 1, 2, 3], 4, &greedy, &mut |id| {
             written.push(id);
             Ok(ControlFlow::Continue(()))

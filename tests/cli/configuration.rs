@@ -88,6 +88,9 @@ const EVERY_KEY: &[(&str, &str)] = &[
     ("generate.temperature", "0.7"),
     ("generate.top_k", "5"),
     ("generate.top_p", "0.9"),
+    ("generate.min_p", "0.05"),
+    ("generate.repetition_penalty", "1.2"),
+    ("generate.stop", "[\"owl\"]"),
     ("generate.seed", "3"),
 ];
 

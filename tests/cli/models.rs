@@ -174,7 +174,8 @@ fn without_temperature_the_seed_does_not_matter() {
 fn generate_prints_json_for_machines() {
     let sandbox = Sandbox::trained();
     let json: Value = serde_json::from_str(&generate(&sandbox, &["--json", "--prompt", "the"])).unwrap();
-    assert_eq!(json["tokens"], 30);
+    assert_eq!((&json["prompt_tokens"], &json["new_tokens"], &json["stopped"]), (&3.into(), &30.into(), &false.into()));
+    assert!(json["seconds"].as_f64().unwrap() > 0.0);
     assert!(json["text"].as_str().unwrap().starts_with("the"));
     assert!(json["tokens_per_s"].as_f64().unwrap() > 0.0);
 }

@@ -167,9 +167,9 @@ fn model_steps(device: &Device) {
         optimizer.step(&parameters, 1e-3).unwrap();
         optimizer.swap_averages(&parameters).unwrap();
         model.logits(&ids).unwrap();
-        let mut cache = model.kv_cache().unwrap();
+        let mut cache = model.kv_cache(2, t).unwrap();
         for tokens in [3, 1] {
-            model.next_token_logits(&zeros(&[1, tokens], DType::U32, device), &mut cache).unwrap();
+            model.next_token_logits(&zeros(&[2, tokens], DType::U32, device), &mut cache).unwrap();
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Attention of new tokens to themselves and to all before them, whose keys and values are kept: each costs time that
 //! grows with the tokens before it, where attention of the whole context would grow with their square.
-//! Shapes: packed qkv (1, n, P) of the tokens number `start` to `start + n`, cache (T, 2 K) of keys | values, K =
-//! n_kv_head head_size -> y (1, n, C).
+//! Shapes: packed qkv (B, n, P) of the tokens number `start` to `start + n` of each sequence, cache (B, T, 2 K) of keys
+//! | values, K = n_kv_head head_size -> y (B, n, C).
 
 use super::{Attention, Dims, Heads, cpu};
 use crate::gpu::{Buffer, Launch, Limits, Operand, Plan, Value, buffer, param};
@@ -15,7 +15,7 @@ const SPLIT_KEYS: usize = 128;
 /// Writes k | v of qkv to the rows of the cache, the output, that begin at `start`. The others keep what they hold.
 struct AppendKv {
     start: usize,
-    /// (T, 2 K)
+    /// (B, T, 2 K)
     cache: Spec,
 }
 
@@ -40,21 +40,41 @@ impl Kernel for AppendKv {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let (packed, kept) = (inputs[0].spec.shape.last_dim(), self.cache.shape.last_dim());
-        let rows = inputs[0].f32().chunks(packed).zip(outputs[0].f32().chunks_mut(kept).skip(self.start));
-        rows.for_each(|(qkv, row)| row.copy_from_slice(&qkv[packed - kept..]));
+        copy_kv(inputs[0].spec, inputs[0].f32(), &mut outputs[0], self.start);
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        let (packed, width) = (inputs[0].shape.last_dim(), self.cache.shape.last_dim());
+        let ([_, tokens, packed], [_, room, width]) = (sizes(inputs[0]), sizes(&self.cache));
         let len = inputs[0].shape.rows() * width;
         Plan::one(Launch {
             shader: shader!("kv_cache"),
             values: vec![("pass", "append".into())],
             buffers: vec![buffer("qkv", "f32", Operand::Input(0)), buffer("cache", "f32", Operand::Output(0))],
-            params: vec![param("len", len), param("packed", packed), param("width", width), param("start", self.start)],
+            params: vec![
+                param("len", len),
+                param("packed", packed),
+                param("width", width),
+                param("start", self.start),
+                param("tokens", tokens),
+                param("room", room),
+            ],
             workgroups: len.div_ceil(256),
         })
+    }
+}
+
+/// The sizes of a tensor of three dimensions, which `check_cache` has made sure of.
+fn sizes(spec: &Spec) -> [usize; 3] {
+    spec.shape[..].try_into().expect("three dimensions")
+}
+
+/// Copies the last elements of each row of x (B, n, P) to the rows of the cache (B, T, 2 K) from `start` on.
+pub(in crate::ops) fn copy_kv(of: &Spec, x: &[f32], cache: &mut ViewMut, start: usize) {
+    let ([_, new, packed], [_, room, kept]) = (sizes(of), sizes(cache.spec));
+    let sequences = x.chunks((new * packed).max(1)).zip(cache.f32().chunks_mut((room * kept).max(1)));
+    for (x, cache) in sequences {
+        let rows = x.chunks(packed).zip(cache.chunks_mut(kept).skip(start));
+        rows.for_each(|(x, row)| row.copy_from_slice(&x[packed - kept..]));
     }
 }
 
@@ -80,7 +100,8 @@ impl Kernel for CachedAttention {
         let window = self.op.heads.window.unwrap_or(usize::MAX);
         let pairs: usize = (self.start + 1..=self.start + d.time).map(|keys| keys.min(window)).sum();
         let kept = (self.start + d.time).min(window.saturating_add(d.time)) * 2 * d.kv_width();
-        Cost { flops: (4 * pairs * d.width()) as f64, bytes: (4 * kept) as f64 + inputs[0].size_bytes() as f64 }
+        let flops = (4 * d.batch * pairs * d.width()) as f64;
+        Cost { flops, bytes: (4 * d.batch * kept) as f64 + inputs[0].size_bytes() as f64 }
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
@@ -90,7 +111,7 @@ impl Kernel for CachedAttention {
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output, ReadScratch, Scratch};
-        let d = self.dims(inputs[0]);
+        let (d, [_, room, _]) = (self.dims(inputs[0]), sizes(inputs[1]));
         let columns = d.head_size.next_power_of_two();
         let splits = (self.start + d.time).div_ceil(SPLIT_KEYS);
         let launch = |values: Vec<(&'static str, Value)>, buffers: Vec<Buffer>, workgroups| Launch {
@@ -99,6 +120,8 @@ impl Kernel for CachedAttention {
             buffers,
             params: vec![
                 param("queries", d.time),
+                param("rows", d.batch * d.time),
+                param("room", room),
                 param("n_head", d.n_head),
                 param("n_kv_head", d.n_kv_head),
                 param("window", self.op.heads.window.unwrap_or(usize::MAX).min(self.start + d.time)),
@@ -113,7 +136,7 @@ impl Kernel for CachedAttention {
         let split = vec![("pass", "split".into()), split_keys, ("columns", columns.into())];
         let combine = vec![("pass", "combine".into()), split_keys];
         let floats = |name, operand| buffer(name, "f32", operand);
-        let partials = d.time * d.n_head * splits;
+        let partials = d.batch * d.time * d.n_head * splits;
         Plan {
             scratch: vec![4 * partials * (2 + d.head_size)],
             launches: vec![
@@ -125,7 +148,7 @@ impl Kernel for CachedAttention {
                 launch(
                     combine,
                     vec![floats("partials", ReadScratch(0)), floats("y", Output(0))],
-                    (d.time * d.width()).div_ceil(64),
+                    (d.batch * d.time * d.width()).div_ceil(64),
                 ),
             ],
         }
@@ -133,7 +156,7 @@ impl Kernel for CachedAttention {
 }
 
 impl Heads {
-    /// Checks that the keys and values of packed (1, n, P) can be written to rows of a cache from `start` on.
+    /// Checks that the keys and values of packed (B, n, P) can be written to rows of a cache from `start` on.
     ///
     /// # Errors
     /// If the heads do not fit, or the cache is full.
@@ -142,21 +165,17 @@ impl Heads {
         let op = Attention { heads: self, documents: false, dropout: None };
         op.output_specs(&[qkv])?;
         let d = op.dims(qkv);
-        if d.batch != 1 {
-            return Err(shape_error(name, "packed (1, n, P)", qkv));
+        let (batch, kept, end) = (d.batch, 2 * d.kv_width(), start.saturating_add(d.time));
+        match cache.shape[..] {
+            [sequences, room, width] if sequences == batch && width == kept && end <= room => Ok(()),
+            _ => Err(shape_error(name, format!("a cache ({batch}, {end} or more, {kept})"), cache)),
         }
-        let room = cache.shape.rows();
-        if cache.shape[..] != [room, 2 * d.kv_width()] || d.time > room.saturating_sub(start) {
-            let expected = format!("a cache ({} or more, {})", start.saturating_add(d.time), 2 * d.kv_width());
-            return Err(shape_error(name, expected, cache));
-        }
-        Ok(())
     }
 }
 
 impl Tensor {
-    /// Writes the keys and values of packed (1, n, P), of n tokens that follow `start` others, to the rows of `cache`
-    /// (T, 2 K), f32, from `start` on, with K = n_kv_head head_size. Returns qkv in f32, for
+    /// Writes the keys and values of packed (B, n, P), of n tokens that follow `start` others in each sequence, to the
+    /// rows of `cache` (B, T, 2 K), f32, from `start` on, with K = n_kv_head head_size. Returns qkv in f32, for
     /// [`Tensor::cached_attention`]. For inference: nothing is recorded on the tape.
     ///
     /// # Errors
@@ -168,10 +187,10 @@ impl Tensor {
         Ok(qkv)
     }
 
-    /// Causal attention of packed (1, n, P) queries, keys and values, f32, those of [`Tensor::causal_attention`], of n
-    /// tokens that follow `start` others: (1, n, C). The keys and values of all are in the first rows of `cache` (T, 2
-    /// K), where [`Tensor::append_kv`] or [`Tensor::rope_append`] wrote them. For inference: nothing is recorded on the
-    /// tape.
+    /// Causal attention of packed (B, n, P) queries, keys and values, f32, those of [`Tensor::causal_attention`], of n
+    /// tokens that follow `start` others in each sequence: (B, n, C). The keys and values of all are in the first rows
+    /// of each sequence in `cache` (B, T, 2 K), where [`Tensor::append_kv`] or [`Tensor::rope_append`] wrote them. For
+    /// inference: nothing is recorded on the tape.
     ///
     /// # Errors
     /// If the shapes do not fit.

@@ -83,17 +83,19 @@ pub(super) fn forward(op: &Attention, d: Dims, qkv: &[f32], starts: Option<&[u32
     });
 }
 
-/// y (1, n, C) of the queries in packed (1, n, P), of tokens that follow `before` others: the keys and values of all
-/// are in the cache (before + n or more, 2 n_kv_head head_size).
+/// y (B, n, C) of the queries in packed (B, n, P), of tokens that follow `before` others: the keys and values of all
+/// are in the cache (B, before + n or more, 2 n_kv_head head_size).
 pub(super) fn cached(op: &Attention, d: Dims, before: usize, qkv: &[f32], cache: &[f32], y: &mut [f32]) {
     if y.is_empty() {
         return;
     }
-    tiles(y, d.width(), d.time, d.head_size).enumerate().for_each(|(head, y)| {
-        let q = Matrix::rows(&qkv[PackedHeads::of(d, head).q..], d.packed_width());
-        let kv_head = head / d.group() * d.head_size;
+    let of_sequence = cache.len() / d.batch;
+    tiles(y, d.width(), d.time, d.head_size).enumerate().for_each(|(batch_head, y)| {
+        let (batch, head) = (batch_head / d.n_head, batch_head % d.n_head);
+        let [q, ..] = PackedHeads::of(d, head).matrices(d, batch, qkv);
+        let kv_head = batch * of_sequence + head / d.group() * d.head_size;
         let [k, v] = [0, d.kv_width()].map(|part| Matrix::rows(&cache[part + kv_head..], 2 * d.kv_width()));
-        forward_head(op, d, head, [q, k, v], (before, None), y, None);
+        forward_head(op, d, batch_head, [q, k, v], (before, None), y, None);
     });
 }
 

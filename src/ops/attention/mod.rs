@@ -28,6 +28,7 @@ mod coop;
 mod cpu;
 mod heads;
 
+pub(super) use cached::copy_kv;
 pub use heads::Heads;
 
 use super::matmul::H200;

@@ -295,36 +295,32 @@ fn tokens_whose_keys_are_kept_get_the_attention_of_the_whole() {
             (280, (2, 2, Some(150)), 5),
         ] {
             let heads = Heads { n_head: heads.0, n_kv_head: heads.1, window: heads.2 };
-            let d = dims(&Attention { heads, documents: false, dropout: None }, 1, time, head_size);
-            let width = d.packed_width();
-            let values = uniform(time * width, 11);
-            let qkv = Tensor::from_f32(&values, [1, time, width], &device).unwrap();
+            // Two sequences, in a cache that has room for more.
+            let d = dims(&Attention { heads, documents: false, dropout: None }, 2, time, head_size);
+            let (width, room) = (d.packed_width(), time + 3);
+            let values = uniform(2 * time * width, 11);
+            let qkv = Tensor::from_f32(&values, [2, time, width], &device).unwrap();
             let want = qkv.causal_attention(heads, None, None).unwrap().to_f32().unwrap();
-            let cache = Tensor::full(f32::NAN, [time, 2 * d.kv_width()], &device).unwrap();
-            let (mut got, mut start) = (Vec::new(), 0);
+            let cache = Tensor::full(f32::NAN, [2, room, 2 * d.kv_width()], &device).unwrap();
+            let (mut got, mut start) = ([Vec::<f32>::new(), Vec::new()], 0);
             for tokens in [3, 1, 1, 2].into_iter().chain(std::iter::repeat(60)) {
                 // The last ones singly: those that fill a split of keys and that begin one.
                 let tokens = tokens.min((time - start).div_ceil(2));
-                let part = Tensor::from_f32(&values[start * width..][..tokens * width], [1, tokens, width], &device);
-                got.extend(
-                    part.unwrap()
-                        .append_kv(heads, &cache, start)
-                        .unwrap()
-                        .cached_attention(heads, &cache, start)
-                        .unwrap()
-                        .to_f32()
-                        .unwrap(),
-                );
+                let of = |sequence: usize| &values[(sequence * time + start) * width..][..tokens * width];
+                let part = Tensor::from_f32(&[of(0), of(1)].concat(), [2, tokens, width], &device).unwrap();
+                let part = part.append_kv(heads, &cache, start).unwrap();
+                let y = part.cached_attention(heads, &cache, start).unwrap().to_f32().unwrap();
+                got.iter_mut().zip(y.chunks(y.len() / 2)).for_each(|(got, y)| got.extend(y));
                 start += tokens;
                 if start == time {
                     break;
                 }
             }
             // Sums of at most 300 terms below 1, each rounded to 6e-8, in another order.
-            assert_close(format!("{device}, {time}, {heads:?} x {head_size}"), &got, &want, 2e-6, 0.0);
+            assert_close(format!("{device}, {time}, {heads:?} x {head_size}"), &got.concat(), &want, 2e-6, 0.0);
 
-            let one = Tensor::from_f32(&values[..width], [1, 1, width], &device).unwrap();
-            assert!(one.append_kv(heads, &cache, time).is_err(), "the cache is full");
+            let one = Tensor::from_f32(&values[..2 * width], [2, 1, width], &device).unwrap();
+            assert!(one.append_kv(heads, &cache, room).is_err(), "the cache is full");
             assert!(one.cached_attention(heads, &qkv, 0).is_err(), "no cache");
         }
     }

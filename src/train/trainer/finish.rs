@@ -1,7 +1,7 @@
 //! What a run leaves besides checkpoints and metrics: samples, the profile, the sums, and the page that shows them.
 
 use super::Trainer;
-use crate::generate::{Sampling, generate, printable};
+use crate::generate::{Sampling, TextWriter, generate, printable};
 use crate::profile::{Phase, Report};
 use crate::report::{RunRecord, run_page};
 use crate::train::checkpoint::SAMPLES;
@@ -124,15 +124,20 @@ impl Trainer<'_> {
     fn sample(&self, most_tokens: usize, stop: impl Fn() -> bool) -> Result<String> {
         let g = &self.config.generate;
         let prompt = prompt_ids(&self.tokenizer, &g.prompt)?;
-        let tokens = self.tokenizer.vocab_size();
-        let sampling = Sampling { tokens, temperature: g.temperature, top_k: g.top_k, top_p: g.top_p, seed: g.seed };
-        let mut ids = prompt.clone();
+        let sampling = Sampling::of(g, self.tokenizer.vocab_size());
+        let mut writer = TextWriter::new(&self.tokenizer, &g.stop);
+        let mut text = String::new();
+        for id in &prompt {
+            text.push_str(&writer.push_prompt(*id)?);
+        }
         self.with_averages(|run| {
             generate(&*run.model, &prompt, most_tokens, &sampling, &mut |id| {
-                ids.push(id);
-                Ok(if stop() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+                text.push_str(&writer.push(id)?);
+                let ends = writer.is_stopped() || stop();
+                Ok(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
             })
         })?;
-        Ok(self.tokenizer.decode(&ids)?.trim_start_matches('\n').to_string())
+        text.push_str(&writer.finish()?);
+        Ok(text.trim_start_matches('\n').to_string())
     }
 }

@@ -322,7 +322,8 @@ impl Trainer<'_> {
 
     /// What transformers reads beside the model: the tokenizer, and how `[generate]` samples.
     fn pretrained_files(&self) -> Result<Vec<(&'static str, String)>> {
-        let GenerateConfig { temperature, top_k, top_p, max_new_tokens, .. } = self.config.generate;
+        let &GenerateConfig { temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens, .. } =
+            &self.config.generate;
         let mut files = Vec::from(self.tokenizer.pretrained_files(self.config.model.block_size)?);
         // A temperature of 0 takes the likeliest token.
         let mut generation = json!({ "max_new_tokens": max_new_tokens, "do_sample": temperature > 0.0 });
@@ -330,6 +331,12 @@ impl Trainer<'_> {
             generation["temperature"] = temperature.into();
             generation["top_k"] = top_k.into();
             generation["top_p"] = top_p.into();
+            if min_p > 0.0 {
+                generation["min_p"] = min_p.into();
+            }
+        }
+        if repetition_penalty != 1.0 {
+            generation["repetition_penalty"] = repetition_penalty.into();
         }
         if let Some((id, _)) = self.tokenizer.end_of_text() {
             generation["eos_token_id"] = id.into();
