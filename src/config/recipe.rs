@@ -15,6 +15,8 @@ pub const RECIPES: &[(&str, &str)] = &[
     ("quickstart", QUICKSTART),
     ("shakespeare-char", include_str!("../../configs/shakespeare-char.toml")),
     ("shakespeare-char-cpu", include_str!("../../configs/shakespeare-char-cpu.toml")),
+    ("shakespeare-modern-cpu", include_str!("../../configs/shakespeare-modern-cpu.toml")),
+    ("qwen3-tiny", include_str!("../../configs/qwen3-tiny.toml")),
 ];
 
 /// What a run is to come to.
