@@ -99,7 +99,17 @@ impl View for &Stored {
     }
 }
 
-/// The tensors of `model.safetensors`, in the order of the model.
+/// The order in which transformers writes tensors: name by name between the points, numbers as numbers and before
+/// names.
+fn order(name: &str) -> Vec<(bool, u64, &str)> {
+    let part = |part| match str::parse(part) {
+        Ok(number) => (false, number, ""),
+        Err(_) => (true, 0, part),
+    };
+    name.split('.').map(part).collect()
+}
+
+/// The tensors of `model.safetensors`, in order.
 fn tensors(model: &mut dyn LanguageModel, dtype: StoredType) -> Vec<Stored> {
     let config = model.config().clone();
     let hf: &dyn Mapping = config.kind.hf();
@@ -116,6 +126,7 @@ fn tensors(model: &mut dyn LanguageModel, dtype: StoredType) -> Vec<Stored> {
             all.push(Stored { name, shape: shape.to_vec(), dtype, values: None });
         }
     }
+    all.sort_by(|a, b| order(&a.name).cmp(&order(&b.name)));
     all
 }
 
@@ -189,7 +200,8 @@ pub fn write(
         names.push(name);
     }
     if count > 1 {
-        let index = json!({ "metadata": { "total_size": total }, "weight_map": places });
+        let metadata = json!({ "total_parameters": total / dtype.size_bytes(), "total_size": total });
+        let index = json!({ "metadata": metadata, "weight_map": places });
         put(INDEX, &serde_json::to_string_pretty(&index).expect("plain values serialize"))?;
         names.push(INDEX.into());
     }
@@ -234,6 +246,13 @@ mod tests {
         assert_eq!(sizes(&[40, 40, 40], 100), [vec![40, 40], vec![40]]);
         // As there: the file that is being filled goes on behind the large one.
         assert_eq!(sizes(&[40, 200, 40, 40], 100), [vec![200], vec![40, 40], vec![40]]);
+    }
+
+    #[test]
+    fn tensors_are_in_the_order_of_transformers() {
+        let mut names = ["h.10.b", "lm_head.weight", "h.2.ln_1", "h.2.attn.c", "wte.weight"];
+        names.sort_by_key(|name| order(name));
+        assert_eq!(names, ["h.2.attn.c", "h.2.ln_1", "h.10.b", "lm_head.weight", "wte.weight"]);
     }
 
     #[test]
