@@ -80,7 +80,13 @@ impl Tokenizer {
             Kind::Other => return Err(refused("its pipeline is neither char, byte-level BPE nor one that is known")),
         };
         let mut tokens = self.tokens(rows, model == "llama").map_err(|why| refused(&why))?;
-        let template = self.added_beginning();
+        let before = self.begin_of_text()?;
+        if before.len() > 1 {
+            return Err(refused(&format!(
+                "it puts {} tokens before every text, and llama.cpp one at most",
+                before.len()
+            )));
+        }
         let id = |token: &str| self.inner.token_to_id(token);
         let mut suppressed: Vec<u32> =
             (0..).zip(&tokens).filter(|(_, (_, kind))| *kind == TokenKind::Unused).map(|(id, _)| id).collect();
@@ -97,8 +103,8 @@ impl Tokenizer {
             }
             end
         });
-        let begin = template.as_deref().or(named.begin.as_deref()).and_then(id).unwrap_or(end);
-        Ok(LlamaCppTokenizer { model, pre, tokens, merges, begin, adds_begin: template.is_some(), end, suppressed })
+        let begin = before.first().copied().or(named.begin.as_deref().and_then(id)).unwrap_or(end);
+        Ok(LlamaCppTokenizer { model, pre, tokens, merges, begin, adds_begin: !before.is_empty(), end, suppressed })
     }
 
     /// The tokens of so many rows, each under a text of its own.
@@ -155,14 +161,6 @@ impl Tokenizer {
             pair => format!("{} {}", pair[0].as_str().unwrap_or_default(), pair[1].as_str().unwrap_or_default()),
         };
         model["merges"].as_array().into_iter().flatten().map(pair).collect()
-    }
-
-    /// The token that the pipeline puts before every text.
-    fn added_beginning(&self) -> Option<String> {
-        let processor = serde_json::to_value(self.inner.get_post_processor()).unwrap_or_default();
-        let several = processor["processors"].as_array().cloned().unwrap_or_else(|| vec![processor.clone()]);
-        let template = several.into_iter().find(|one| one["type"] == "TemplateProcessing")?;
-        template["single"][0]["SpecialToken"]["id"].as_str().map(str::to_string)
     }
 }
 
