@@ -19,7 +19,7 @@ const CHECKED_TOKENS: usize = 2049;
 #[derive(clap::Args)]
 #[command(after_help = super::examples::EXPORT)]
 pub struct Args {
-    /// A run's folder, a checkpoint's, one of Hugging Face's, or the name of a fetched model; without it, the newest run
+    /// A run's folder, a checkpoint's, one of Hugging Face, or the name of a fetched model; without it, the newest run
     #[arg(value_name = "DIR")]
     model: Option<PathBuf>,
     /// The file (gguf) or folder (safetensors) to write
