@@ -38,7 +38,7 @@ pub const GENERATE: &str = "Examples:
   rustyflow generate --model runs/my-run --prompt \"To be\" --temperature 0.7 --min-p 0.05
   rustyflow generate --prompt \"1.\" --stop \"2.\" --samples 4       four texts at once, each up to the stop string
   rustyflow generate --prompts prompts.txt --json             a text for each line, in batches
-  rustyflow generate --logit-bias \"the=-2\" --repetition-penalty 1.2";
+  rustyflow generate --logit-bias \" the=-2\" --repetition-penalty 1.2";
 
 pub const FETCH: &str = "Examples:
   rustyflow fetch openai-community/gpt2                     then: train --init, eval or generate --model, by that name
