@@ -4,7 +4,7 @@
 #![allow(dead_code)] // each fuzz target uses one
 
 use rustyflow::config::Layers;
-use rustyflow::data::{Corpus, CorpusSpec, Loader, Piece, Split, Tokenizer};
+use rustyflow::data::{ChatSpec, ChatTemplate, Corpus, CorpusSpec, Loader, Piece, Split, Tokenizer};
 use rustyflow::models::gguf::GgufFile;
 use rustyflow::models::{self, Gpt2, ModelConfig, ModelKind};
 use rustyflow::optim::{Kind, Optimizer, ParameterArena};
@@ -18,7 +18,7 @@ use std::sync::Once;
 pub type Entry = fn(&Path, &[u8]);
 
 /// Each entry under the name of its target and of the folder with its seeds.
-pub const ENTRIES: [(&str, Entry); 10] = [
+pub const ENTRIES: [(&str, Entry); 12] = [
     ("config", config),
     ("env", env),
     ("tokenizer", tokenizer),
@@ -29,6 +29,8 @@ pub const ENTRIES: [(&str, Entry); 10] = [
     ("state", state),
     ("corpus", corpus),
     ("gguf", gguf),
+    ("template", template),
+    ("jsonl", jsonl),
 ];
 
 /// Runs an entry in a folder of this process.
@@ -73,7 +75,7 @@ pub fn tokenizer(folder: &Path, bytes: &[u8]) {
             let _ = tokenizer.decode(&ids);
         }
         let _ = tokenizer.decode(&[0, 1, most, u32::MAX]);
-        let _ = tokenizer.pretrained_files(8);
+        let _ = tokenizer.pretrained_files(8, &serde_json::Map::new());
     }
 }
 
@@ -141,7 +143,8 @@ pub fn state(_: &Path, bytes: &[u8]) {
 pub fn corpus(folder: &Path, bytes: &[u8]) {
     let path = put(folder, "corpus.txt", bytes);
     let (files, corpus) = (&[][..], &*path.display().to_string());
-    let spec = CorpusSpec { corpus, files, validation_fraction: 0.1, data_dir: folder, cache: None };
+    let chat = ChatSpec::default();
+    let spec = CorpusSpec { corpus, files, validation_fraction: 0.1, data_dir: folder, cache: None, chat };
     if let Ok(corpus) = Corpus::open(&spec, &mut |_| {}) {
         let text = bytes.strip_prefix("\u{feff}".as_bytes()).unwrap_or(bytes);
         let mut read = vec![];
@@ -166,6 +169,32 @@ pub fn gguf(folder: &Path, bytes: &[u8]) {
             let (_, shape) = file.spec(name).expect("it has the tensor");
             let values = file.tensor(name).expect("it has the tensor");
             assert_eq!(values.len(), shape.iter().product::<usize>());
+        }
+    }
+}
+
+/// A chat template: it writes a conversation or says why not, and comes to an end.
+pub fn template(_: &Path, bytes: &[u8]) {
+    let Ok(source) = std::str::from_utf8(bytes) else { return };
+    let message = |role: &str, content: &str| serde_json::json!({"role": role, "content": content});
+    let messages = [message("user", "a"), message("assistant", "b"), message("user", "c"), message("assistant", "d")];
+    if let Ok(template) = ChatTemplate::new("fuzz", source, serde_json::Map::new())
+        && let (Ok(whole), Ok(turns)) = (template.render(&messages, None, false), template.turns(&messages, None))
+    {
+        let joined: String = turns.into_iter().map(|turn| turn.text).collect();
+        assert_eq!(joined, whole);
+    }
+}
+
+/// Documents in JSON Lines, conversations among them.
+pub fn jsonl(folder: &Path, bytes: &[u8]) {
+    let path = put(folder, "corpus.jsonl", bytes);
+    let (files, corpus) = (&[][..], &*path.display().to_string());
+    let chat = ChatSpec { template: "chatml", folder: None };
+    let spec = CorpusSpec { corpus, files, validation_fraction: 0.3, data_dir: folder, cache: None, chat };
+    if let Ok(corpus) = Corpus::open(&spec, &mut |_| {}) {
+        for split in [Split::Train, Split::Validation] {
+            corpus.read(split, &mut |_| Ok(())).expect("it was read before");
         }
     }
 }

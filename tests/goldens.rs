@@ -289,7 +289,7 @@ fn check_model(device: &Device) {
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     for (step, &learning_rate) in learning_rates.iter().enumerate() {
         parameters.zero_gradients();
-        let loss = model.loss(&ids, &targets, &Dropout::off(), Criterion::default(), None).unwrap();
+        let loss = model.loss(&ids, &targets, None, &Dropout::off(), Criterion::default(), None).unwrap();
         loss.backward().unwrap();
         if step == 0 {
             comparison.check("loss", "loss", &[loss.item().unwrap()], &golden.values("loss"), 2e-6);
@@ -368,7 +368,7 @@ fn check_hf_model(name: &str, device: &Device) {
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     for (step, learning_rate) in golden.values("lr").into_iter().enumerate() {
         parameters.zero_gradients();
-        let loss = model.loss(&ids, &targets, &Dropout::off(), Criterion::default(), None).unwrap();
+        let loss = model.loss(&ids, &targets, None, &Dropout::off(), Criterion::default(), None).unwrap();
         loss.backward().unwrap();
         if step == 0 {
             for (parameter, tensor) in model.parameters() {
@@ -402,6 +402,21 @@ fn models_of_hugging_face_train_as_in_transformers_on_the_cpu() {
 fn models_of_hugging_face_train_as_in_transformers_on_the_gpu() {
     let Some(gpu) = common::gpu() else { return };
     HF_MODELS.iter().for_each(|name| check_hf_model(name, &gpu));
+}
+
+/// The model of an adapter with the adapter in its weights, as PEFT computes both apart.
+#[test]
+fn adapters_are_added_as_by_peft() {
+    for name in ["gpt2", "llama", "qwen3"] {
+        let golden = Golden::read(&format!("adapters/{name}/golden"));
+        let model = models::load(&folder().join("adapters").join(name)).unwrap();
+        let logits = model.logits(&golden.tensor("ids", &Device::Cpu)).unwrap().to_f32().unwrap();
+        let mut comparison = Comparison::default();
+        comparison.check("logits", &format!("{name}: logits"), &logits, &golden.values("logits"), 1e-5);
+        comparison.finish(&Device::Cpu);
+        let without = number(&golden.description, "without_adapter");
+        assert!(without > 0.1, "{name}: the adapter changes nothing");
+    }
 }
 
 /// Parameters alone.

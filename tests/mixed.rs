@@ -64,7 +64,7 @@ impl Training {
         let dropout = Dropout::new(0.1, 1, 1);
         let loss = self
             .model
-            .loss(&self.ids, &self.targets, &dropout, Criterion::default(), self.optimizer.loss_scale())
+            .loss(&self.ids, &self.targets, None, &dropout, Criterion::default(), self.optimizer.loss_scale())
             .unwrap();
         loss.backward().unwrap();
         loss.item().unwrap()
@@ -115,7 +115,7 @@ fn a_step_converts_nothing_in_a_pass_of_its_own() {
     dry_run.take_plans();
     let loss = training
         .model
-        .loss(&training.ids, &training.targets, &Dropout::new(0.1, 1, 1), Criterion::default(), None)
+        .loss(&training.ids, &training.targets, None, &Dropout::new(0.1, 1, 1), Criterion::default(), None)
         .unwrap();
     loss.backward().unwrap();
     training.optimizer.step(&training.parameters, 1e-3).unwrap();

@@ -24,6 +24,9 @@ pub struct RunFlags {
     /// char, word, bpe, gpt2, or the path of a tokenizer.json (data.tokenizer)
     #[arg(long)]
     tokenizer: Option<String>,
+    /// One document in each row of a batch, instead of as many as there is room for (data.packing = "off")
+    #[arg(long)]
+    no_pack: bool,
     /// Begin with the weights, shape and tokenizer of the model in this folder, or fetched by this name (model.init)
     #[arg(long, value_name = "DIR")]
     init: Option<String>,
@@ -111,6 +114,7 @@ impl RunFlags {
         let flags = [
             ("--corpus", "data.corpus", self.corpus.clone()),
             ("--tokenizer", "data.tokenizer", self.tokenizer.clone()),
+            ("--no-pack", "data.packing", self.no_pack.then(|| "off".to_string())),
             ("--init", "model.init", self.init.clone()),
             ("--n-layer", "model.n_layer", self.n_layer.clone()),
             ("--n-head", "model.n_head", self.n_head.clone()),

@@ -47,6 +47,10 @@ pub const FETCH: &str = "Examples:
 
 HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE and HF_HUB_OFFLINE mean what they mean to Hugging Face's own programs.";
 
+pub const MERGE: &str = "Examples:
+  rustyflow merge my-adapter --output my-model              a folder that transformers loads
+  rustyflow merge my-adapter --output my-model --dtype bf16 --max-shard-size 2GB";
+
 pub const EXPORT: &str = "Examples:
   rustyflow export runs/my-run --output my.gguf --format gguf --dtype q8_0
   rustyflow export runs/my-run --output my-model --format safetensors --dtype bf16 --max-shard-size 200MB

@@ -7,6 +7,7 @@ use crate::config::DataConfig;
 use crate::data::{Split, Tokenizer, Tokens, encode_beginning};
 use crate::models::gguf::GgmlType;
 use crate::models::hf::shards::StoredType;
+use crate::models::hf::tokenizer_folder;
 use crate::tensor::Device;
 use crate::train::export::{ExportOptions, Exported, Form, check_output, export};
 use anyhow::Result;
@@ -22,12 +23,19 @@ pub struct Args {
     /// A run's folder, a checkpoint's, one of Hugging Face, or the name of a fetched model; without it, the newest run
     #[arg(value_name = "DIR")]
     model: Option<PathBuf>,
-    /// The file (gguf) or folder (safetensors) to write
-    #[arg(long, short, value_name = "PATH")]
-    output: PathBuf,
     /// gguf, one file for llama.cpp, or safetensors, a folder for transformers
     #[arg(long, value_name = "FORMAT")]
     format: Format,
+    #[command(flatten)]
+    pub written: Written,
+}
+
+/// What is written, where, and how it is checked.
+#[derive(clap::Args)]
+pub struct Written {
+    /// The file (gguf) or folder (safetensors) to write
+    #[arg(long, short, value_name = "PATH")]
+    output: PathBuf,
     /// How weights are stored: f32, f16, bf16, and of gguf also q8_0 and q4_0
     #[arg(long, default_value = "f32", value_name = "TYPE")]
     dtype: Type,
@@ -51,7 +59,7 @@ pub struct Args {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Format {
+pub enum Format {
     Gguf,
     Safetensors,
 }
@@ -75,10 +83,10 @@ fn size(text: &str) -> Result<usize, String> {
     size.filter(|size| *size > 0).ok_or_else(|| "expected a size above zero, as in 200MB or 5GB".to_string())
 }
 
-impl Args {
-    fn form(&self) -> Result<Form, Error> {
+impl Written {
+    fn form(&self, format: Format) -> Result<Form, Error> {
         let wrong = |message: &str| Err(Error::Invalid(message.into()));
-        let form = match (self.format, self.dtype) {
+        let form = match (format, self.dtype) {
             (Format::Gguf, Type::F32) => Form::Gguf(GgmlType::F32),
             (Format::Gguf, Type::F16) => Form::Gguf(GgmlType::F16),
             (Format::Gguf, Type::Bf16) => Form::Gguf(GgmlType::Bf16),
@@ -104,14 +112,21 @@ impl Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    let form = args.form()?;
+    write(args.model.as_deref(), args.format, &args.written)
+}
+
+/// Writes the model of a folder, of a name, or of the newest run.
+pub fn write(model: Option<&Path>, format: Format, args: &Written) -> Result<()> {
+    let form = args.form(format)?;
     check_output(&args.output, form, args.force)?;
-    let folder = model::find(args.model.as_deref())?;
+    let folder = model::find(model)?;
     let config = configuration::of_environment()?;
     let device = device::open(&args.device.over(&config.device))?;
     let (model, tokenizer) = model::load(&folder, &Device::Cpu)?;
     let (tokens, text) = text(args, &folder, &tokenizer)?;
-    let options = ExportOptions { source: &folder, output: &args.output, form, force: args.force, device };
+    // An adapter without a tokenizer has that of its model.
+    let source = tokenizer_folder(&folder)?;
+    let options = ExportOptions { source: &source, output: &args.output, form, force: args.force, device };
     let exported = export(model, &tokenizer, &tokens, &options)?;
     if args.json {
         return Ok(output::line(json(&folder, &text, &exported))?);
@@ -120,9 +135,9 @@ pub fn run(args: &Args) -> Result<()> {
 }
 
 /// The text to compare on, as tokens, and what to call it.
-fn text(args: &Args, folder: &Path, tokenizer: &Tokenizer) -> Result<(Tokens, String)> {
+fn text(args: &Written, folder: &Path, tokenizer: &Tokenizer) -> Result<(Tokens, String)> {
     let open = |data: &DataConfig, fraction: f64, split: Split| {
-        encode_beginning(&open_corpus(data, fraction, &args.data_dir)?, split, tokenizer, CHECKED_TOKENS)
+        encode_beginning(&open_corpus(data, fraction, &args.data_dir, folder)?, split, tokenizer, CHECKED_TOKENS)
     };
     let of = |corpus: &str| DataConfig { corpus: corpus.into(), ..DataConfig::default() };
     if let Some(path) = &args.text {

@@ -15,6 +15,7 @@ mod fetch;
 mod generate;
 mod hub;
 mod interrupt;
+mod merge;
 mod model;
 mod output;
 mod plan;
@@ -73,6 +74,8 @@ enum Command {
     Fetch(fetch::Args),
     /// Write a model as other programs read it: GGUF for llama.cpp, or safetensors for transformers
     Export(export::Args),
+    /// Add an adapter (LoRA) to the weights of its model, and write that as a model like any other
+    Merge(merge::Args),
     /// List, look at, compare and remove runs
     #[command(subcommand)]
     Runs(runs::Command),
@@ -107,7 +110,8 @@ impl Command {
             Command::Eval(args) => args.json,
             Command::Generate(args) => args.json,
             Command::Fetch(args) => args.json,
-            Command::Export(args) => args.json,
+            Command::Export(args) => args.written.json,
+            Command::Merge(args) => args.written.json,
             Command::Runs(command) => command.is_for_machines(),
             Command::Devices(args) => args.json,
             Command::Doctor(args) => args.json,
@@ -136,6 +140,7 @@ pub fn main() -> ExitCode {
         Command::Generate(args) => generate::run(args, &interrupts),
         Command::Fetch(args) => fetch::run(args),
         Command::Export(args) => export::run(&args),
+        Command::Merge(args) => merge::run(&args),
         Command::Runs(command) => runs::run(command),
         Command::Devices(args) => devices::run(args),
         Command::Doctor(args) => doctor::run(&args),

@@ -35,7 +35,7 @@ pub fn trained_with(folder: &Path) -> crate::Result<Option<Layers>> {
 
 /// The model in a checkpoint's folder, on `device`.
 pub fn load(folder: &Path, device: &Device) -> Result<(Box<dyn LanguageModel>, Tokenizer)> {
-    let tokenizer = Tokenizer::from_folder(folder)?;
+    let tokenizer = Tokenizer::from_folder(&models::hf::tokenizer_folder(folder)?)?;
     let mut model = models::load(folder)?;
     if tokenizer.vocab_size() > model.config().vocab_size {
         return Err(Error::Checkpoint {

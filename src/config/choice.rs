@@ -66,6 +66,21 @@ choice! {
 }
 
 choice! {
+    /// How documents become rows of a batch.
+    Packing {
+        /// `documents` where some of their text is only read: prompts, and what others than the assistant say. Else
+        /// `stream`.
+        Auto = "auto",
+        /// One after the other, cut into windows wherever they end; a token sees all of its window before it.
+        Stream = "stream",
+        /// As many whole documents in a row as it has room for; none sees another.
+        Documents = "documents",
+        /// One document in each row.
+        Off = "off",
+    }
+}
+
+choice! {
     /// Which activations backward computes again instead of keeping them.
     Recompute {
         /// None: all that backward needs is kept.

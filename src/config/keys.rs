@@ -3,7 +3,7 @@
 use toml::Value;
 
 use super::choice::{
-    AdjustLr, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, Recompute, RopeScaling, Schedule,
+    AdjustLr, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule,
 };
 
 /// What a key takes.
@@ -57,6 +57,8 @@ pub(super) const KEYS: &[Key] = &[
     key("data.tokenizer", Kind::Text),
     key("data.vocab_size", Kind::Count),
     key("data.validation_fraction", Kind::Real),
+    key("data.chat_template", Kind::Text),
+    key("data.packing", Kind::Choice(Packing::CHOICES)),
     key("model.init", Kind::Text),
     key("model.kind", Kind::Text),
     key("model.n_layer", Kind::Count),

@@ -41,7 +41,7 @@ use crate::error::Error;
 
 pub use changes::Change;
 pub use choice::{
-    AdjustLr, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, Recompute, RopeScaling, Schedule,
+    AdjustLr, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule,
 };
 pub use keys::current_word;
 #[cfg(feature = "cli")]

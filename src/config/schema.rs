@@ -8,7 +8,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::choice::{
-    AdjustLr, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Precision, Recompute, RopeScaling, Schedule,
+    AdjustLr, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule,
 };
 
 /// Everything that a run can be told.
@@ -117,6 +117,11 @@ pub struct DataConfig {
     pub vocab_size: usize,
     /// The share of a corpus without a validation split of its own that is held out, in (0, 1). Default 0.1.
     pub validation_fraction: f64,
+    /// How conversations are written: `chatml`, or the path of a template in Jinja. Default empty: the template in the
+    /// tokenizer's folder.
+    pub chat_template: String,
+    /// `auto`, `stream`, `documents` or `off`: how documents become rows of a batch. Default `auto`.
+    pub packing: Packing,
 }
 
 impl Default for DataConfig {
@@ -127,6 +132,8 @@ impl Default for DataConfig {
             tokenizer: "bpe".into(),
             vocab_size: 2048,
             validation_fraction: 0.1,
+            chat_template: String::new(),
+            packing: Packing::Auto,
         }
     }
 }

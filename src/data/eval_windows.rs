@@ -1,6 +1,8 @@
 //! Token windows for evaluation.
 
+use super::documents::Packing;
 use super::loader::{IGNORE_INDEX, check_length};
+use super::rows::{Row, Rows};
 use super::tokens::Tokens;
 use crate::error::{Error, Result};
 
@@ -10,8 +12,11 @@ use crate::error::{Error, Result};
 /// their targets are [`IGNORE_INDEX`], and they only give later ones more context. `stride == context` is the quick
 /// way, a smaller stride gives every target at least `context - stride` tokens of context.
 ///
-/// Items are `(ids, targets)`, each of length `context`; the last window is padded with id 0 and [`IGNORE_INDEX`].
-/// Fails for fewer than 2 tokens, or a stride that is 0 or above `context`.
+/// The last window is padded with id 0 and [`IGNORE_INDEX`]. Of documents that are not one stream, the windows are rows
+/// of whole ones instead, and `stride` does not matter. What is not to be predicted has [`IGNORE_INDEX`] as well.
+///
+/// # Errors
+/// Fewer than 2 tokens, or a stride that is 0 or above `context`.
 pub fn eval_windows(tokens: &Tokens, context: usize, stride: usize) -> Result<EvalWindows<'_>> {
     check_length(tokens.len())?;
     if stride == 0 || stride > context {
@@ -19,11 +24,47 @@ pub fn eval_windows(tokens: &Tokens, context: usize, stride: usize) -> Result<Ev
             "the stride of an evaluation must be between 1 and the context of {context}, got {stride}"
         )));
     }
-    Ok(EvalWindows { tokens, context, stride, start: 0, counted: 0 })
+    Ok(EvalWindows(match tokens.packing() {
+        Packing::Stream => Kind::Stream(Stream { tokens, context, stride, start: 0, counted: 0 }),
+        _ => Kind::Rows { rows: Rows::new(tokens.clone(), context)?, next: 0 },
+    }))
 }
 
 /// The iterator that [`eval_windows`] returns.
-pub struct EvalWindows<'a> {
+pub struct EvalWindows<'a>(Kind<'a>);
+
+enum Kind<'a> {
+    Stream(Stream<'a>),
+    Rows { rows: Rows, next: usize },
+}
+
+impl Iterator for EvalWindows<'_> {
+    type Item = Row;
+
+    fn next(&mut self) -> Option<Row> {
+        match &mut self.0 {
+            Kind::Stream(stream) => stream.next(),
+            Kind::Rows { rows, next } => {
+                let row = (*next < rows.len()).then(|| rows.row(*next));
+                *next += 1;
+                row
+            }
+        }
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = match &self.0 {
+            Kind::Stream(stream) => stream.left(),
+            Kind::Rows { rows, next } => rows.len().saturating_sub(*next),
+        };
+        (left, Some(left))
+    }
+}
+
+impl ExactSizeIterator for EvalWindows<'_> {}
+
+/// Windows over one text.
+struct Stream<'a> {
     tokens: &'a Tokens,
     context: usize,
     stride: usize,
@@ -32,10 +73,8 @@ pub struct EvalWindows<'a> {
     counted: usize,
 }
 
-impl Iterator for EvalWindows<'_> {
-    type Item = (Vec<u32>, Vec<u32>);
-
-    fn next(&mut self) -> Option<(Vec<u32>, Vec<u32>)> {
+impl Stream<'_> {
+    fn next(&mut self) -> Option<Row> {
         let inputs = self.tokens.len() - 1;
         if self.counted == inputs {
             return None;
@@ -44,23 +83,20 @@ impl Iterator for EvalWindows<'_> {
         let mut ids = vec![0; self.context];
         let mut targets = vec![IGNORE_INDEX; self.context];
         self.tokens.copy(self.start, &mut ids[..end - self.start]);
-        self.tokens.copy(self.counted + 1, &mut targets[self.counted - self.start..end - self.start]);
+        self.tokens.copy_targets(self.counted + 1, &mut targets[self.counted - self.start..end - self.start]);
         self.counted = end;
         self.start += self.stride;
-        Some((ids, targets))
+        Some(Row { ids, targets, starts: None })
     }
 
-    fn size_hint(&self) -> (usize, Option<usize>) {
+    fn left(&self) -> usize {
         let inputs = self.tokens.len() - 1;
-        let left = match inputs - self.counted {
+        match inputs - self.counted {
             0 => 0,
             _ => 1 + inputs.saturating_sub(self.start + self.context).div_ceil(self.stride),
-        };
-        (left, Some(left))
+        }
     }
 }
-
-impl ExactSizeIterator for EvalWindows<'_> {}
 
 #[cfg(test)]
 mod tests {
@@ -81,7 +117,7 @@ mod tests {
             assert_eq!(windows.len(), announced, "{count} tokens");
             let pairs: Vec<(u32, u32)> = windows
                 .into_iter()
-                .flat_map(|(ids, targets)| {
+                .flat_map(|Row { ids, targets, .. }| {
                     assert_eq!((ids.len(), targets.len()), (context, context));
                     ids.into_iter().zip(targets).filter(|(_, target)| *target != IGNORE_INDEX).collect::<Vec<_>>()
                 })
@@ -94,7 +130,7 @@ mod tests {
     #[test]
     fn evaluation_with_a_stride_gives_context_to_every_later_target() {
         let tokens = tokens(30);
-        for (ids, targets) in eval_windows(&tokens, 8, 3).unwrap().skip(1) {
+        for Row { ids, targets, .. } in eval_windows(&tokens, 8, 3).unwrap().skip(1) {
             assert_eq!(targets[..5], [IGNORE_INDEX; 5]);
             assert!(ids[..5].iter().all(|&id| id >= 100));
         }

@@ -4,17 +4,21 @@
 //! so that windows do not start at the same places every time. The pieces before the offset and after the last whole
 //! window are windows too, only shorter: they are padded with id 0 and [`IGNORE_INDEX`] targets. So every token that
 //! has a successor is an input exactly once per epoch. The windows are shuffled, and batches run on across the end of
-//! an epoch: no window is dropped.
+//! an epoch: no window is dropped. Of documents that are not one stream, the windows are rows of whole ones
+//! (`rows.rs`), the same in every epoch.
 //!
 //! Offset and order depend on nothing but `(seed, epoch)`, so a loader started at any [`Position`] gives what an
 //! uninterrupted one gives from there on.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use serde::{Deserialize, Serialize};
 
+use super::documents::Packing;
 use super::random::SplitMix64;
+use super::rows::{Row, Rows};
 use super::tokens::Tokens;
 use crate::error::{Error, Result};
 
@@ -39,13 +43,15 @@ pub struct Batch {
     pub ids: Vec<u32>,
     /// The token that follows each input, (B, T), row-major; [`IGNORE_INDEX`] where there is none.
     pub targets: Vec<u32>,
+    /// Where in its row the document of each input begins, (B, T), row-major; `None` if rows are one text each.
+    pub starts: Option<Vec<u32>>,
     /// Where the loader stands after this batch: start there to continue.
     pub position: Position,
 }
 
 /// An endless source of batches, made by a thread of its own that ends when the loader is dropped.
 pub struct Loader {
-    plan: Plan,
+    plan: Arc<Plan>,
     /// `None` only while dropping: the thread ends when this end of the channel is gone.
     batches: Option<Receiver<Batch>>,
     thread: Option<JoinHandle<()>>,
@@ -54,8 +60,8 @@ pub struct Loader {
 impl Loader {
     /// A loader over `tokens` that begins at `start` (the default position for a new run).
     ///
-    /// Fails if there are fewer than 2 tokens, if the stream is shorter than one window and its target, or if a size
-    /// is 0.
+    /// Fails if there are fewer than 2 tokens, if a stream is shorter than one window and its target, if nothing of
+    /// documents is to be predicted, or if a size is 0.
     pub fn new(tokens: Tokens, batch_size: usize, block_size: usize, seed: u64, start: Position) -> Result<Loader> {
         if batch_size == 0 || block_size == 0 {
             return Err(Error::Invalid(format!(
@@ -63,7 +69,13 @@ impl Loader {
             )));
         }
         check_length(tokens.len())?;
-        if tokens.len() <= block_size {
+        let cut = match tokens.packing() {
+            Packing::Stream => Cut::Stream { inputs: tokens.len() - 1, tokens },
+            _ => Cut::Rows(Rows::new(tokens, block_size)?),
+        };
+        if let Cut::Stream { tokens, .. } = &cut
+            && tokens.len() <= block_size
+        {
             return Err(Error::Invalid(format!(
                 "the text has {} tokens, but a context (block_size) of {block_size} needs at least {}: \
                  use more text or set model.block_size to at most {}",
@@ -72,7 +84,7 @@ impl Loader {
                 tokens.len() - 1
             )));
         }
-        let plan = Plan { inputs: tokens.len() - 1, block_size, batch_size, seed };
+        let plan = Arc::new(Plan { cut, block_size, batch_size, seed });
         let most = plan.windows_at(0) as u64 + 1;
         if most > u64::from(u32::MAX) {
             return Err(Error::Invalid(format!(
@@ -93,7 +105,10 @@ impl Loader {
         let (sender, batches) = sync_channel(BATCHES_AHEAD);
         let thread = std::thread::Builder::new()
             .name("loader".to_string())
-            .spawn(move || produce(&tokens, plan, start, &sender))
+            .spawn({
+                let plan = plan.clone();
+                move || produce(&plan, start, &sender)
+            })
             .map_err(|error| Error::Invalid(format!("cannot start the loader's thread: {error}")))?;
         Ok(Loader { plan, batches: Some(batches), thread: Some(thread) })
     }
@@ -112,8 +127,25 @@ impl Loader {
     /// Batches per epoch on average over epochs.
     pub fn batches_per_epoch(&self) -> f64 {
         // Windows are the cells, T wide and with a uniformly random phase, that meet the n inputs: (n + T - 1) / T.
-        let Plan { inputs, block_size, batch_size, .. } = self.plan;
-        (inputs + block_size - 1) as f64 / block_size as f64 / batch_size as f64
+        let Plan { cut, block_size, batch_size, .. } = &*self.plan;
+        let windows = match cut {
+            Cut::Stream { inputs, .. } => (inputs + block_size - 1) as f64 / *block_size as f64,
+            Cut::Rows(rows) => rows.len() as f64,
+        };
+        windows / *batch_size as f64
+    }
+
+    /// Whether rows hold documents apart from each other.
+    pub fn is_in_documents(&self) -> bool {
+        matches!(self.plan.cut, Cut::Rows(_))
+    }
+
+    /// What a user should know of how documents became rows.
+    pub fn note(&self) -> Option<String> {
+        match &self.plan.cut {
+            Cut::Stream { .. } => None,
+            Cut::Rows(rows) => Some(rows.note()),
+        }
     }
 
     /// Epochs done at `position`, with the fraction of the current one.
@@ -133,14 +165,22 @@ impl Drop for Loader {
     }
 }
 
-/// The sizes that fix how epochs are cut.
-#[derive(Clone, Copy)]
+/// What fixes how epochs are cut.
 struct Plan {
-    /// Tokens that have a successor: one fewer than there are tokens.
-    inputs: usize,
+    cut: Cut,
     block_size: usize,
     batch_size: usize,
     seed: u64,
+}
+
+/// What windows are cut from.
+enum Cut {
+    Stream {
+        tokens: Tokens,
+        /// Tokens that have a successor: one fewer than there are tokens.
+        inputs: usize,
+    },
+    Rows(Rows),
 }
 
 impl Plan {
@@ -156,7 +196,10 @@ impl Plan {
     }
 
     fn windows_at(&self, offset: usize) -> usize {
-        usize::from(offset > 0) + (self.inputs - offset).div_ceil(self.block_size)
+        match &self.cut {
+            Cut::Stream { inputs, .. } => usize::from(offset > 0) + (inputs - offset).div_ceil(self.block_size),
+            Cut::Rows(rows) => rows.len(),
+        }
     }
 
     fn windows_in_epoch(&self, epoch: u64) -> usize {
@@ -164,58 +207,69 @@ impl Plan {
     }
 
     /// An epoch's windows in the order in which they are handed out.
-    fn epoch(&self, epoch: u64) -> Epoch {
+    fn epoch(&self, epoch: u64) -> Epoch<'_> {
         let mut random = self.random(epoch);
         let offset = self.offset(&mut random);
         // Numbers of 4 bytes, and not ranges: of a corpus larger than memory there are millions.
         let mut order: Vec<u32> = (0..self.windows_at(offset) as u32).collect();
         random.shuffle(&mut order);
-        Epoch { plan: *self, offset, order }
+        Epoch { plan: self, offset, order }
     }
 }
 
 /// The order of one epoch.
-struct Epoch {
-    plan: Plan,
+struct Epoch<'a> {
+    plan: &'a Plan,
     offset: usize,
     /// The numbers of windows, counted from the start of the text.
     order: Vec<u32>,
 }
 
-impl Epoch {
-    /// The inputs `start..end` of the window that is handed out as number `place`; `None` at the epoch's end.
-    fn window(&self, place: u64) -> Option<(usize, usize)> {
-        let Plan { inputs, block_size, .. } = self.plan;
+impl Epoch<'_> {
+    /// The window that is handed out as number `place`; `None` at the epoch's end.
+    fn window(&self, place: u64) -> Option<Row> {
         let number = *self.order.get(usize::try_from(place).ok()?)? as usize;
-        if self.offset > 0 && number == 0 {
-            return Some((0, self.offset));
-        }
-        let start = self.offset + (number - usize::from(self.offset > 0)) * block_size;
-        Some((start, (start + block_size).min(inputs)))
+        let block_size = self.plan.block_size;
+        let (tokens, inputs) = match &self.plan.cut {
+            Cut::Rows(rows) => return Some(rows.row(number)),
+            Cut::Stream { tokens, inputs } => (tokens, *inputs),
+        };
+        let (start, end) = if self.offset > 0 && number == 0 {
+            (0, self.offset)
+        } else {
+            let start = self.offset + (number - usize::from(self.offset > 0)) * block_size;
+            (start, (start + block_size).min(inputs))
+        };
+        let (mut ids, mut targets) = (vec![0; block_size], vec![IGNORE_INDEX; block_size]);
+        tokens.copy(start, &mut ids[..end - start]);
+        tokens.copy_targets(start + 1, &mut targets[..end - start]);
+        Some(Row { ids, targets, starts: None })
     }
 }
 
 /// The body of the loader's thread: makes batches until nobody wants them.
-fn produce(tokens: &Tokens, plan: Plan, start: Position, sender: &SyncSender<Batch>) {
+fn produce(plan: &Plan, start: Position, sender: &SyncSender<Batch>) {
     let Position { mut epoch, mut window } = start;
     let mut order = plan.epoch(epoch);
     loop {
         let size = plan.batch_size * plan.block_size;
-        let mut ids = vec![0; size];
-        let mut targets = vec![IGNORE_INDEX; size];
-        let rows = ids.chunks_exact_mut(plan.block_size).zip(targets.chunks_exact_mut(plan.block_size));
-        for (ids, targets) in rows {
-            let (start, end) = order.window(window).unwrap_or_else(|| {
+        let (mut ids, mut targets) = (Vec::with_capacity(size), Vec::with_capacity(size));
+        let mut starts: Option<Vec<u32>> = None;
+        for _ in 0..plan.batch_size {
+            let row = order.window(window).unwrap_or_else(|| {
                 epoch += 1;
                 window = 0;
                 order = plan.epoch(epoch);
                 order.window(window).expect("every epoch has a window")
             });
-            tokens.copy(start, &mut ids[..end - start]);
-            tokens.copy(start + 1, &mut targets[..end - start]);
+            ids.extend(row.ids);
+            targets.extend(row.targets);
+            if let Some(of_row) = row.starts {
+                starts.get_or_insert_default().extend(of_row);
+            }
             window += 1;
         }
-        if sender.send(Batch { ids, targets, position: Position { epoch, window } }).is_err() {
+        if sender.send(Batch { ids, targets, starts, position: Position { epoch, window } }).is_err() {
             return;
         }
     }

@@ -1,6 +1,7 @@
 //! From text to batches: corpora and how they are split, tokenizers, downloads, and the loader.
 //!
 //! - [`Corpus`]: text of any size, split into training, validation and perhaps test.
+//! - [`ChatTemplate`]: how conversations become text.
 //! - [`Tokenizer`]: text to token ids and back: characters, words, byte-level BPE, GPT-2's, or a `tokenizer.json`.
 //! - [`DataSpec`]: makes [`Tokens`] of a corpus, in files that are mapped into memory and kept for the next run.
 //! - [`Loader`]: an endless, resumable stream of shuffled batches; [`eval_windows`] goes over a split once, in order.
@@ -10,28 +11,34 @@
 //! Nothing here knows of tensors or devices: ids leave as `u32`.
 
 mod cache;
+mod chat;
 mod choices;
 mod corpus;
 #[cfg(feature = "cli")]
 mod datasets;
+mod documents;
 #[cfg(feature = "cli")]
 mod download;
 mod eval_windows;
 mod folder;
 #[cfg(feature = "cli")]
 mod hub;
+mod json_lines;
 mod loader;
 mod prepare;
 mod random;
+mod rows;
 mod source;
 mod token_files;
 mod tokenizer;
 mod tokens;
 
+pub use chat::{ChatSpec, ChatTemplate, Turn};
 pub use choices::{Question, read_questions};
 pub use corpus::{Corpus, CorpusSpec, Piece, Split, Summary};
 #[cfg(feature = "cli")]
 pub use datasets::{DATASETS, Dataset};
+pub use documents::Packing;
 #[cfg(feature = "cli")]
 pub use download::fetch;
 pub use eval_windows::{EvalWindows, eval_windows};
@@ -39,6 +46,7 @@ pub use eval_windows::{EvalWindows, eval_windows};
 pub use hub::{Fetched, Hub, HubCache, ModelName, Selection};
 pub use loader::{Batch, IGNORE_INDEX, Loader, Position};
 pub use prepare::{DataSpec, Meta, Prepared, Progress, encode_beginning, encode_split};
+pub use rows::Row;
 pub use source::read_text;
 pub use tokenizer::{
     BPE_SAMPLE_BYTES, Coverage, LlamaCppTokenizer, NamedTokens, TextStream, TokenKind, Tokenizer, TokenizerSpec,

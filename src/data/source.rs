@@ -4,10 +4,13 @@ use std::borrow::Cow;
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind, Read};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
+use super::chat::ChatTemplate;
+use super::json_lines::read_json_lines;
 use crate::error::{Error, Result};
 
 /// A part of a document, or its end.
@@ -15,20 +18,35 @@ use crate::error::{Error, Result};
 pub enum Piece<'a> {
     /// The next part of its text; never empty.
     Text(&'a str),
+    /// The next part of its text, of which no token is predicted: a question, say. Never empty.
+    Prompt(&'a str),
+    /// The end, which the tokenizer's token for it may mark.
     End,
+    /// The end of a conversation, whose template marks it.
+    EndOfChat,
+}
+
+impl<'a> Piece<'a> {
+    /// Its text, predicted or not.
+    pub fn text(self) -> Option<&'a str> {
+        match self {
+            Piece::Text(text) | Piece::Prompt(text) => Some(text),
+            Piece::End | Piece::EndOfChat => None,
+        }
+    }
 }
 
 /// What takes the pieces.
 pub type Sink<'a> = dyn FnMut(Piece) -> Result<()> + 'a;
 
 /// Bytes that are read at once.
-const READ_BYTES: usize = 1 << 20;
+pub(super) const READ_BYTES: usize = 1 << 20;
 
 /// A file with documents, or a text in memory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Source {
     Memory(Cow<'static, str>),
-    File { path: PathBuf, format: Format, compression: Compression },
+    File { path: PathBuf, format: Format, compression: Compression, chat: Option<Arc<ChatTemplate>> },
 }
 
 /// How a file holds documents.
@@ -36,7 +54,7 @@ pub(super) enum Source {
 pub(super) enum Format {
     /// One document: the text.
     Text,
-    /// A document per line, an object whose `text` it is.
+    /// A document per line, an object: see `json_lines.rs`.
     JsonLines,
     /// A document per row, whose column `text` it is.
     Parquet,
@@ -58,7 +76,23 @@ impl Source {
             "parquet" => Format::Parquet,
             _ => Format::Text,
         };
-        Source::File { path: path.to_path_buf(), format, compression }
+        Source::File { path: path.to_path_buf(), format, compression, chat: None }
+    }
+
+    /// The same, whose conversations are written like this.
+    pub(super) fn with_chat(mut self, template: &Arc<ChatTemplate>) -> Source {
+        if let Source::File { format: Format::JsonLines, chat, .. } = &mut self {
+            *chat = Some(template.clone());
+        }
+        self
+    }
+
+    /// The template that writes its conversations.
+    pub(super) fn template(&self) -> Option<&str> {
+        match self {
+            Source::File { chat: Some(chat), .. } => Some(chat.source()),
+            _ => None,
+        }
     }
 
     /// Where it is, if it is a file.
@@ -86,10 +120,10 @@ impl Source {
                 sink(Piece::End)
             }
             Source::File { path, format: Format::Parquet, .. } => read_parquet(path, sink),
-            Source::File { path, format, compression } => {
+            Source::File { path, format, compression, chat } => {
                 let reader = open(path, *compression)?;
                 match format {
-                    Format::JsonLines => read_json_lines(path, reader, sink),
+                    Format::JsonLines => read_json_lines(path, reader, chat.as_deref(), sink),
                     _ => read_document(path, reader, sink),
                 }
             }
@@ -104,7 +138,7 @@ impl Source {
 pub fn read_text(path: &Path) -> Result<String> {
     let mut all = String::new();
     read_document(path, open(path, Compression::None)?, &mut |piece| {
-        if let Piece::Text(text) = piece {
+        if let Some(text) = piece.text() {
             all.push_str(text);
         }
         Ok(())
@@ -187,7 +221,7 @@ impl Read for Frames {
     }
 }
 
-fn bad(path: &Path, message: String) -> Error {
+pub(super) fn bad(path: &Path, message: String) -> Error {
     Error::Corpus { path: path.to_path_buf(), message }
 }
 
@@ -234,38 +268,7 @@ fn read_document(path: &Path, mut reader: Box<dyn Read>, sink: &mut Sink) -> Res
     }
 }
 
-/// What of a line is read.
-#[derive(serde::Deserialize)]
-struct Line<'a> {
-    #[serde(borrow)]
-    text: Option<Cow<'a, str>>,
-}
-
-fn read_json_lines(path: &Path, reader: Box<dyn Read>, sink: &mut Sink) -> Result<()> {
-    let mut reader = BufReader::with_capacity(READ_BYTES, reader);
-    let mut line = vec![];
-    for number in 1.. {
-        line.clear();
-        if reader.read_until(b'\n', &mut line).map_err(|error| Error::io("read", path, error))? == 0 {
-            break;
-        }
-        let line = if number == 1 { line.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&line) } else { &line };
-        if line.trim_ascii().is_empty() {
-            continue;
-        }
-        let Line { text } = serde_json::from_slice(line)
-            .map_err(|error| bad(path, format!("line {number}: expected an object with the key \"text\": {error}")))?;
-        let text = text.ok_or_else(|| {
-            let keys: serde_json::Map<String, serde_json::Value> = serde_json::from_slice(line).unwrap_or_default();
-            let keys: Vec<_> = keys.keys().map(String::as_str).collect();
-            bad(path, format!("line {number}: has no \"text\"; its keys are {}", keys.join(", ")))
-        })?;
-        take_document(&text, sink)?;
-    }
-    Ok(())
-}
-
-fn take_document(text: &str, sink: &mut Sink) -> Result<()> {
+pub(super) fn take_document(text: &str, sink: &mut Sink) -> Result<()> {
     if text.is_empty() {
         return Ok(());
     }

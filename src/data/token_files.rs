@@ -7,6 +7,7 @@ use sha2::{Digest, Sha256};
 
 use super::cache;
 use super::corpus::Split;
+use super::documents::{Documents, Packing};
 use super::prepare::{DataSpec, META, Meta, Prepared, TOKENIZER, TRAIN, VALIDATION};
 use super::tokenizer::{Coverage, Tokenizer, TokenizerSpec};
 use super::tokens::{TokenType, Tokens};
@@ -86,16 +87,22 @@ impl TokenFiles {
         &self.survey.sha256
     }
 
+    /// Where is written what documents a token file holds.
+    fn documents_of(&self, path: &Path) -> PathBuf {
+        path.with_extension("documents")
+    }
+
     fn map(&self, path: &Path) -> Result<Tokens> {
         // nanoGPT's are of 2 bytes.
         Tokens::map(path, self.meta.as_ref().map_or(TokenType::U16, |meta| meta.token_type), None)
     }
 
-    /// Training and validation. Where there is no file for validation, the last ones are.
+    /// Training and validation, packed as [`DataSpec`] says. Where there is no file for validation, the last ones are.
     ///
     /// # Errors
-    /// If a file cannot be read, or an id is not of a vocabulary of so many tokens.
-    pub(super) fn splits(&self, vocab_size: usize) -> Result<[Tokens; 2]> {
+    /// If a file cannot be read, or an id is not of a vocabulary of so many tokens; or documents are to be packed that
+    /// are not known.
+    pub(super) fn splits(&self, vocab_size: usize, packing: Option<Packing>) -> Result<[Tokens; 2]> {
         if self.survey.most as usize >= vocab_size {
             let message = format!(
                 "holds the token {}, but the tokenizer has {vocab_size}: it is not the one that made them \
@@ -104,9 +111,24 @@ impl TokenFiles {
             );
             return Err(Error::Corpus { path: self.train.clone(), message });
         }
+        let has_prompts = self.meta.as_ref().is_some_and(|meta| meta.has_prompts);
+        let packing = Packing::or_default(packing, has_prompts);
         let train = self.map(&self.train)?;
+        let is_whole = self.validation.is_some() && self.documents_of(&self.train).is_file();
+        if !is_whole && (has_prompts || packing != Packing::Stream) {
+            let message = "holds tokens of which is not known where documents end and what is predicted: leave \
+                           data.packing out, or prepare the text again by `rustyflow data prepare`";
+            return Err(Error::Corpus { path: self.train.clone(), message: message.to_string() });
+        }
         if let Some(path) = &self.validation {
-            return Ok([train, self.map(path)?]);
+            let in_documents = |path: &Path, tokens: Tokens| match is_whole {
+                true => {
+                    let documents = Documents::read(&self.documents_of(path), tokens.len())?;
+                    tokens.in_documents(documents, packing)
+                }
+                false => Ok(tokens),
+            };
+            return Ok([in_documents(&self.train, train)?, in_documents(path, self.map(path)?)?]);
         }
         let kept = train.len() - (train.len() as f64 * self.validation_fraction).round() as usize;
         Ok([train.slice(0..kept), train.slice(kept..train.len())])
@@ -116,8 +138,13 @@ impl TokenFiles {
     ///
     /// # Errors
     /// Those of [`splits`](TokenFiles::splits).
-    pub(super) fn split(&self, split: Split, tokenizer: &Tokenizer) -> Result<(Tokens, Coverage)> {
-        let [train, validation] = self.splits(tokenizer.vocab_size())?;
+    pub(super) fn split(
+        &self,
+        split: Split,
+        tokenizer: &Tokenizer,
+        packing: Option<Packing>,
+    ) -> Result<(Tokens, Coverage)> {
+        let [train, validation] = self.splits(tokenizer.vocab_size(), packing)?;
         let tokens = if split == Split::Train { train } else { validation };
         let coverage = coverage(&tokens, tokenizer)?;
         Ok((tokens, coverage))
@@ -146,7 +173,7 @@ impl TokenFiles {
                 return Err(Error::Corpus { path: self.train.clone(), message });
             }
         };
-        let [train, validation] = self.splits(tokenizer.vocab_size())?;
+        let [train, validation] = self.splits(tokenizer.vocab_size(), spec.packing)?;
         let meta = Meta {
             version: env!("CARGO_PKG_VERSION").to_string(),
             corpus: name.to_string(),
@@ -161,6 +188,7 @@ impl TokenFiles {
                 Some(meta) => meta.coverage,
                 None => coverage(&validation, &tokenizer)?,
             },
+            has_prompts: self.meta.as_ref().is_some_and(|meta| meta.has_prompts),
             notes: vec![],
         };
         Ok(Prepared { folder, tokenizer, train, validation, meta })

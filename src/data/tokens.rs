@@ -15,6 +15,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
+use super::documents::{Document, Documents, Packing};
+use super::loader::IGNORE_INDEX;
 use crate::error::{Error, Result};
 
 /// Token ids that may be more than fit in memory. A clone shares them.
@@ -23,6 +25,9 @@ pub struct Tokens {
     storage: Arc<Storage>,
     /// Those of them that are meant.
     range: Range<usize>,
+    /// What is known of its documents.
+    documents: Option<Arc<Documents>>,
+    packing: Packing,
 }
 
 enum Storage {
@@ -61,11 +66,56 @@ impl TokenType {
 impl From<Vec<u32>> for Tokens {
     fn from(ids: Vec<u32>) -> Tokens {
         let range = 0..ids.len();
-        Tokens { storage: Arc::new(Storage::Memory(ids)), range }
+        Tokens::of(Storage::Memory(ids), range)
     }
 }
 
 impl Tokens {
+    fn of(storage: Storage, range: Range<usize>) -> Tokens {
+        Tokens { storage: Arc::new(storage), range, documents: None, packing: Packing::Stream }
+    }
+
+    /// The same as documents, to be packed like this.
+    ///
+    /// # Errors
+    /// If they are not of so many tokens.
+    pub(super) fn in_documents(self, documents: Documents, packing: Packing) -> Result<Tokens> {
+        let (own, its) = (self.len(), documents.tokens());
+        if own as u64 != its {
+            return Err(Error::Invalid(format!("documents of {its} tokens cannot be those of {own}")));
+        }
+        Ok(Tokens { documents: Some(Arc::new(documents)), packing, ..self })
+    }
+
+    /// How its documents become rows.
+    pub(super) fn packing(&self) -> Packing {
+        self.packing
+    }
+
+    /// Its documents, in order: all of it, if none are known.
+    pub(super) fn documents(&self) -> impl Iterator<Item = Document> {
+        let all = Document { start: 0, end: self.len() as u64, has_prompt: false };
+        let known = self.documents.as_deref();
+        known.map(Documents::iter).into_iter().flatten().chain(known.is_none().then_some(all))
+    }
+
+    /// How many of its tokens are predicted when all are read once.
+    pub fn targets(&self) -> usize {
+        let of_document = |document: Document| {
+            // The first has none before it to be predicted from.
+            let count = (document.end - document.start).saturating_sub(1) as usize;
+            let mut predicted = count;
+            if let Some(documents) = &self.documents {
+                documents.each_unpredicted(document.start + 1, count, |range| predicted -= range.len());
+            }
+            predicted
+        };
+        match self.packing {
+            Packing::Stream => of_document(Document { start: 0, end: self.len() as u64, has_prompt: false }),
+            _ => self.documents().map(of_document).sum(),
+        }
+    }
+
     /// Maps a token file. `folder`, if given, is removed when the last clone is dropped.
     ///
     /// # Errors
@@ -81,17 +131,17 @@ impl Tokens {
         // SAFETY: nobody writes to a token file: it is written elsewhere, and gets its name when it is complete.
         let map = if length == 0 { None } else { Some(unsafe { Mmap::map(&file) }.map_err(failed)?) };
         let range = 0..length as usize / id.bytes();
-        Ok(Tokens { storage: Arc::new(Storage::Mapped { map, id, _folder: folder }), range })
+        Ok(Tokens::of(Storage::Mapped { map, id, _folder: folder }, range))
     }
 
-    /// The same from number `range.start` up to `range.end`.
+    /// The same from number `range.start` up to `range.end`, as one document.
     ///
     /// # Panics
     /// If there are fewer.
     pub(super) fn slice(&self, range: Range<usize>) -> Tokens {
         assert!(range.end <= self.len(), "{range:?} of {} tokens", self.len());
         let range = self.range.start + range.start..self.range.start + range.end;
-        Tokens { storage: self.storage.clone(), range }
+        Tokens { storage: self.storage.clone(), range, documents: None, packing: Packing::Stream }
     }
 
     pub fn len(&self) -> usize {
@@ -121,6 +171,17 @@ impl Tokens {
                 let all: &[u32] = bytemuck::cast_slice(map);
                 ids.iter_mut().zip(&all[range]).for_each(|(id, from)| *id = u32::from_le(*from));
             }
+        }
+    }
+
+    /// Copies the ids from number `start` on into `targets`, with [`IGNORE_INDEX`] for those that are not predicted.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub(super) fn copy_targets(&self, start: usize, targets: &mut [u32]) {
+        self.copy(start, targets);
+        if let Some(documents) = &self.documents {
+            documents.each_unpredicted(start as u64, targets.len(), |range| targets[range].fill(IGNORE_INDEX));
         }
     }
 

@@ -6,7 +6,7 @@
 //! In mixed precision (parameters with an f16 copy) the operands and results of matmuls are f16: what leaves a layer
 //! norm, and all that attention and the feed-forward layer compute from it. The residual stream stays f32.
 
-use super::{Family, KvCache, KvView, LanguageModel, LargeTensor, ModelConfig, gguf, hf};
+use super::{Documents, Family, KvCache, KvView, LanguageModel, LargeTensor, ModelConfig, gguf, hf};
 use crate::nn::{Dropout, Embedding, LayerNorm, Linear, Module, Parameter, ResidualStream, init_keys, join};
 use crate::ops::Heads;
 use crate::ops::random::Key;
@@ -50,7 +50,10 @@ impl Gpt2 {
     }
 
     /// The vector of each position, (T, C), of T positions that begin with `start`.
-    fn positions(&self, start: usize, ids: &Tensor) -> Result<Tensor> {
+    fn positions(&self, start: usize, ids: &Tensor, documents: Option<&Documents>) -> Result<Tensor> {
+        if let Some(documents) = documents {
+            return self.wpe.forward(&documents.positions); // (B, T, C)
+        }
         let t = ids.shape().last_dim();
         if t == self.config.block_size {
             return Ok(self.wpe.weight.value.clone()); // every position
@@ -65,18 +68,26 @@ impl LanguageModel for Gpt2 {
         &self.config
     }
 
-    fn hidden(&self, ids: &Tensor, dropout: &Dropout, cache: Option<&KvCache>) -> Result<Tensor> {
+    fn hidden(
+        &self,
+        ids: &Tensor,
+        documents: Option<&Documents>,
+        dropout: &Dropout,
+        cache: Option<&KvCache>,
+    ) -> Result<Tensor> {
         let start = self.config.first_position(ids, cache)?;
-        let x = self.wte.forward(ids)?.add(&self.positions(start, ids)?)?; // (B, T, C)
+        let x = self.wte.forward(ids)?.add(&self.positions(start, ids, documents)?)?; // (B, T, C)
         // A kernel of its own here alone: it follows a sum, of which one term repeats, where the others precede one.
         let x = dropout.apply_to_embeddings(x)?;
+        let starts = documents.map(|documents| &documents.starts);
         let mut stream = ResidualStream::new(x, self.head().dtype());
         for (i, block) in self.h.iter().enumerate() {
             stream = if self.recompute && cache.is_none() {
-                let block = block.clone();
-                stream.recomputed(dropout, move |stream, dropout| block.forward(stream, dropout, None))?
+                let (block, starts) = (block.clone(), starts.cloned());
+                stream
+                    .recomputed(dropout, move |stream, dropout| block.forward(stream, starts.as_ref(), dropout, None))?
             } else {
-                block.forward(stream, dropout, cache.map(|cache| cache.layer(i)))?
+                block.forward(stream, starts, dropout, cache.map(|cache| cache.layer(i)))?
             };
         }
         stream.norm(&self.ln_f)
@@ -120,10 +131,16 @@ impl Block {
         })
     }
 
-    /// The stream (B, T, C), with both branches added to it.
-    fn forward(&self, mut stream: ResidualStream, dropout: &Dropout, kv: Option<KvView>) -> Result<ResidualStream> {
+    /// The stream (B, T, C), with both branches added to it. Documents begin at `starts`, if there are any.
+    fn forward(
+        &self,
+        mut stream: ResidualStream,
+        starts: Option<&Tensor>,
+        dropout: &Dropout,
+        kv: Option<KvView>,
+    ) -> Result<ResidualStream> {
         let x = stream.norm(&self.ln_1)?;
-        stream.add(self.attn.forward(&x, dropout, kv)?, dropout)?;
+        stream.add(self.attn.forward(&x, starts, dropout, kv)?, dropout)?;
         let x = stream.norm(&self.ln_2)?;
         stream.add(self.mlp.forward(&x)?, dropout)?;
         Ok(stream)
@@ -139,10 +156,10 @@ pub struct CausalSelfAttention {
 }
 
 impl CausalSelfAttention {
-    fn forward(&self, x: &Tensor, dropout: &Dropout, kv: Option<KvView>) -> Result<Tensor> {
+    fn forward(&self, x: &Tensor, starts: Option<&Tensor>, dropout: &Dropout, kv: Option<KvView>) -> Result<Tensor> {
         let qkv = self.c_attn.forward(x)?; // (B, T, 3C)
         let y = match kv {
-            None => qkv.causal_attention(self.heads, None, dropout.next())?, // (B, T, C)
+            None => qkv.causal_attention(self.heads, starts, dropout.next())?, // (B, T, C)
             Some(KvView { cache, tokens }) => {
                 let y = qkv.append_kv(self.heads, cache, tokens)?.cached_attention(self.heads, cache, tokens)?;
                 y.to_dtype(x.dtype())?

@@ -6,7 +6,7 @@
 //! Shapes: B sequences of T tokens, width C = `n_embd`, H = `n_head`, K = `n_kv_head`, D = `head_dim`, F =
 //! `intermediate_size`, vocabulary V.
 
-use super::{Family, KvCache, KvView, LanguageModel, LargeTensor, LlamaConfig, ModelConfig, gguf, hf};
+use super::{Documents, Family, KvCache, KvView, LanguageModel, LargeTensor, LlamaConfig, ModelConfig, gguf, hf};
 use crate::nn::{Dropout, Embedding, Linear, Module, Parameter, ResidualStream, RmsNorm, Rotary, init_keys, join};
 use crate::ops::Heads;
 use crate::ops::random::Key;
@@ -51,17 +51,26 @@ impl LanguageModel for Llama {
         &self.config
     }
 
-    fn hidden(&self, ids: &Tensor, dropout: &Dropout, cache: Option<&KvCache>) -> Result<Tensor> {
+    fn hidden(
+        &self,
+        ids: &Tensor,
+        documents: Option<&Documents>,
+        dropout: &Dropout,
+        cache: Option<&KvCache>,
+    ) -> Result<Tensor> {
         self.config.first_position(ids, cache)?;
         let x = dropout.apply_to_embeddings(self.embed_tokens.forward(ids)?)?; // (B, T, C)
         let rotary = self.rotary.table(&ids.device())?;
+        let starts = documents.map(|documents| &documents.starts);
         let mut stream = ResidualStream::new(x, self.head().dtype());
         for (i, layer) in self.layers.iter().enumerate() {
             stream = if self.recompute && cache.is_none() {
-                let (layer, rotary) = (layer.clone(), rotary.clone());
-                stream.recomputed(dropout, move |stream, dropout| layer.forward(stream, &rotary, dropout, None))?
+                let (layer, rotary, starts) = (layer.clone(), rotary.clone(), starts.cloned());
+                stream.recomputed(dropout, move |stream, dropout| {
+                    layer.forward(stream, &rotary, starts.as_ref(), dropout, None)
+                })?
             } else {
-                layer.forward(stream, &rotary, dropout, cache.map(|cache| cache.layer(i)))?
+                layer.forward(stream, &rotary, starts, dropout, cache.map(|cache| cache.layer(i)))?
             };
         }
         stream.norm(&self.norm)
@@ -110,16 +119,17 @@ impl Block {
         })
     }
 
-    /// The stream (B, T, C), with both branches added to it.
+    /// The stream (B, T, C), with both branches added to it. Documents begin at `starts`, if there are any.
     fn forward(
         &self,
         mut stream: ResidualStream,
         rotary: &Tensor,
+        starts: Option<&Tensor>,
         dropout: &Dropout,
         kv: Option<KvView>,
     ) -> Result<ResidualStream> {
         let x = stream.norm(&self.input_layernorm)?;
-        stream.add(self.self_attn.forward(&x, rotary, dropout, kv)?, dropout)?;
+        stream.add(self.self_attn.forward(&x, rotary, starts, dropout, kv)?, dropout)?;
         let x = stream.norm(&self.post_attention_layernorm)?;
         stream.add(self.mlp.forward(&x)?, dropout)?;
         Ok(stream)
@@ -138,12 +148,19 @@ pub struct Attention {
 }
 
 impl Attention {
-    fn forward(&self, x: &Tensor, rotary: &Tensor, dropout: &Dropout, kv: Option<KvView>) -> Result<Tensor> {
+    fn forward(
+        &self,
+        x: &Tensor,
+        rotary: &Tensor,
+        starts: Option<&Tensor>,
+        dropout: &Dropout,
+        kv: Option<KvView>,
+    ) -> Result<Tensor> {
         let norm = self.q_norm.as_ref().zip(self.k_norm.as_ref());
         let norm = norm.map(|(q, k)| (q.eps, [&*q.weight, &*k.weight]));
         let qkv = self.qkv_proj.forward(x)?; // (B, T, (H + 2K) D)
         let y = match kv {
-            None => qkv.rope(self.heads, rotary, norm)?.causal_attention(self.heads, None, dropout.next())?,
+            None => qkv.rope(self.heads, rotary, norm)?.causal_attention(self.heads, starts, dropout.next())?,
             Some(KvView { cache, tokens }) => {
                 let qkv = qkv.rope_append(self.heads, rotary, norm, cache, tokens)?;
                 qkv.cached_attention(self.heads, cache, tokens)?.to_dtype(x.dtype())?

@@ -5,6 +5,7 @@
 //! says how to add one.
 
 mod config;
+mod documents;
 pub mod gguf;
 mod gpt2;
 pub mod hf;
@@ -15,6 +16,7 @@ mod qwen3;
 pub(crate) mod testing;
 
 pub use config::{Family, LargeTensor, LlamaConfig, ModelConfig, ModelKind, build};
+pub use documents::Documents;
 pub use gpt2::{Block, CausalSelfAttention, Gpt2, Mlp};
 pub use hf::{Weights, load};
 pub use kv_cache::{KvCache, KvView};
@@ -41,12 +43,19 @@ pub trait LanguageModel: Module + Send + Sync {
     /// Its family and shape.
     fn config(&self) -> &ModelConfig;
 
-    /// The final hidden states: ids (B, T) -> (B, T, C), of the head's type. With a cache, of as many sequences, the
-    /// ids follow the tokens in it: keys and values of the new ones are written there, but not counted yet.
+    /// The final hidden states: ids (B, T) -> (B, T, C), of the head's type. No token sees one of another of the
+    /// `documents`, if there are any. With a cache, of as many sequences, there are none, and the ids follow the tokens
+    /// in it: keys and values of the new ones are written there, but not counted yet.
     ///
     /// # Errors
     /// If the shapes do not fit, or all tokens together do not fit the context.
-    fn hidden(&self, ids: &Tensor, dropout: &Dropout, cache: Option<&KvCache>) -> Result<Tensor>;
+    fn hidden(
+        &self,
+        ids: &Tensor,
+        documents: Option<&Documents>,
+        dropout: &Dropout,
+        cache: Option<&KvCache>,
+    ) -> Result<Tensor>;
 
     /// Whether backward computes the activations of each block again instead of keeping them. The results are the same
     /// to the bit; at first they are kept.
@@ -60,7 +69,8 @@ pub trait LanguageModel: Module + Send + Sync {
         self.head().device()
     }
 
-    /// The mean cross-entropy, in nats, of predicting `targets` (B, T) from `ids` (B, T); ignored labels do not count.
+    /// The mean cross-entropy, in nats, of predicting `targets` (B, T) from `ids` (B, T), which may be several
+    /// `documents`; ignored labels do not count.
     /// `criterion` says how classes are weighed. Gradients, but not the loss, are multiplied by `loss_scale` (1), if
     /// there is one.
     ///
@@ -70,11 +80,12 @@ pub trait LanguageModel: Module + Send + Sync {
         &self,
         ids: &Tensor,
         targets: &Tensor,
+        documents: Option<&Documents>,
         dropout: &Dropout,
         criterion: Criterion,
         loss_scale: Option<&Tensor>,
     ) -> Result<Tensor> {
-        self.hidden(ids, dropout, None)?.linear_cross_entropy(self.head(), targets, criterion, loss_scale)
+        self.hidden(ids, documents, dropout, None)?.linear_cross_entropy(self.head(), targets, criterion, loss_scale)
     }
 
     /// The unnormalized log-probabilities of every next token: ids (B, T) -> (B, T, V), f32.
@@ -82,7 +93,7 @@ pub trait LanguageModel: Module + Send + Sync {
     /// # Errors
     /// If the shapes do not fit.
     fn logits(&self, ids: &Tensor) -> Result<Tensor> {
-        let h = self.hidden(ids, &Dropout::off(), None)?; // (B, T, C)
+        let h = self.hidden(ids, None, &Dropout::off(), None)?; // (B, T, C)
         h.matmul_transposed(self.head(), false, true)?.to_dtype(DType::F32)
     }
 
@@ -110,7 +121,7 @@ pub trait LanguageModel: Module + Send + Sync {
             )));
         }
         no_grad(|| {
-            let h = self.hidden(ids, &Dropout::off(), Some(cache))?; // (B, T, C)
+            let h = self.hidden(ids, None, &Dropout::off(), Some(cache))?; // (B, T, C)
             let c = h.shape().last_dim();
             cache.advance(t);
             let last: Vec<u32> = (1..=b).map(|sequence| (sequence * t - 1) as u32).collect();

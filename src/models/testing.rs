@@ -1,6 +1,6 @@
 //! What tests need: a small model, and a second family, as small as one can be, that no other code knows.
 
-use super::{Family, KvCache, LanguageModel, LargeTensor, LlamaConfig, ModelConfig, ModelKind, gguf, hf};
+use super::{Documents, Family, KvCache, LanguageModel, LargeTensor, LlamaConfig, ModelConfig, ModelKind, gguf, hf};
 use crate::nn::{Dropout, Embedding, LayerNorm, Linear, Module, Parameter, ResidualStream, init_keys, join};
 use crate::{DType, Result, Shape, Tensor};
 use serde::{Deserialize, Serialize};
@@ -57,7 +57,13 @@ impl LanguageModel for MlpModel {
         &self.config
     }
 
-    fn hidden(&self, ids: &Tensor, dropout: &Dropout, cache: Option<&KvCache>) -> Result<Tensor> {
+    fn hidden(
+        &self,
+        ids: &Tensor,
+        _: Option<&Documents>,
+        dropout: &Dropout,
+        cache: Option<&KvCache>,
+    ) -> Result<Tensor> {
         self.config.first_position(ids, cache)?;
         let mut stream = ResidualStream::new(self.embed.forward(ids)?, self.head().dtype()); // (B, T, C)
         let x = stream.norm(&self.norm)?;

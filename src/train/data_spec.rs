@@ -1,7 +1,7 @@
 //! From `[data]` to the text and the tokenizer that it means.
 
-use crate::config::DataConfig;
-use crate::data::{CorpusSpec, DataSpec};
+use crate::config::{self, DataConfig};
+use crate::data::{ChatSpec, CorpusSpec, DataSpec, Packing};
 use std::path::Path;
 
 /// The text that the configuration means, and its tokenizer. Data sets are in `data_dir`, token files are kept in
@@ -13,6 +13,24 @@ pub fn data_spec<'a>(data: &'a DataConfig, data_dir: &'a Path, cache: Option<&'a
         validation_fraction: data.validation_fraction,
         data_dir,
         cache,
+        chat: chat_spec(data),
     };
-    DataSpec { corpus, tokenizer: &data.tokenizer, vocab_size: data.vocab_size }
+    DataSpec { corpus, tokenizer: &data.tokenizer, vocab_size: data.vocab_size, packing: packing(data) }
+}
+
+/// Where the chat template is that the configuration means: that of the tokenizer, unless it names one.
+pub fn chat_spec(data: &DataConfig) -> ChatSpec<'_> {
+    let tokenizer = Path::new(&data.tokenizer);
+    let folder = if tokenizer.is_dir() { Some(tokenizer) } else { tokenizer.parent() };
+    ChatSpec { template: &data.chat_template, folder: folder.filter(|folder| !folder.as_os_str().is_empty()) }
+}
+
+/// How documents become rows; `None` leaves it to what they are.
+pub fn packing(data: &DataConfig) -> Option<Packing> {
+    match data.packing {
+        config::Packing::Auto => None,
+        config::Packing::Stream => Some(Packing::Stream),
+        config::Packing::Documents => Some(Packing::Documents),
+        config::Packing::Off => Some(Packing::Off),
+    }
 }

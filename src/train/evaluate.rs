@@ -1,7 +1,7 @@
 //! The loss over a whole split of a corpus.
 
 use crate::data::{Coverage, IGNORE_INDEX, Tokens, eval_windows};
-use crate::models::LanguageModel;
+use crate::models::{Documents, LanguageModel};
 use crate::nn::Dropout;
 use crate::ops::Criterion;
 use crate::tensor::no_grad;
@@ -49,8 +49,8 @@ pub struct Windows {
     pub max_batches: usize,
 }
 
-/// Evaluates `model` on `tokens`, which keep so much of their text. Every token but the first is predicted
-/// once. `None` if `stop` was set before the end.
+/// Evaluates `model` on `tokens`, which keep so much of their text. Every token but the first is predicted once, or of
+/// documents that have prompts every token of an answer. `None` if `stop` was set before the end.
 ///
 /// # Errors
 /// If there are fewer than two tokens, or the device reported an error.
@@ -70,10 +70,11 @@ pub fn evaluate(
         if stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let (mut ids, mut targets) = (Vec::new(), Vec::new());
-        for (row_ids, row_targets) in rows.by_ref().take(batch_size) {
-            ids.extend(row_ids);
-            targets.extend(row_targets);
+        let (mut ids, mut targets, mut starts) = (Vec::new(), Vec::new(), Vec::new());
+        for row in rows.by_ref().take(batch_size) {
+            ids.extend(row.ids);
+            targets.extend(row.targets);
+            starts.extend(row.starts.unwrap_or_default());
         }
         if ids.is_empty() {
             break;
@@ -81,9 +82,11 @@ pub fn evaluate(
         let count = targets.iter().filter(|&&t| t != IGNORE_INDEX).count();
         let batch = ids.len() / context;
         let loss = no_grad(|| {
-            let ids = Tensor::from_u32(&ids, [batch, context], &device)?; // (B, T)
-            let targets = Tensor::from_u32(&targets, [batch, context], &device)?; // (B, T)
-            model.loss(&ids, &targets, &Dropout::off(), Criterion::default(), None)?.read_later()
+            let shape = [batch, context];
+            let documents = (!starts.is_empty()).then(|| Documents::new(&starts, shape, &device)).transpose()?;
+            let ids = Tensor::from_u32(&ids, shape, &device)?; // (B, T)
+            let targets = Tensor::from_u32(&targets, shape, &device)?; // (B, T)
+            model.loss(&ids, &targets, documents.as_ref(), &Dropout::off(), Criterion::default(), None)?.read_later()
         })?;
         predicted += count;
         readings.push((loss, count));
@@ -95,7 +98,7 @@ pub fn evaluate(
     }
     let loss = total / predicted.max(1) as f64;
     // Where only a part was evaluated, its share of the bytes is taken to be its share of the tokens.
-    let bytes = coverage.decodable_bytes as f64 * predicted as f64 / (tokens.len() - 1).max(1) as f64;
+    let bytes = coverage.decodable_bytes as f64 * predicted as f64 / tokens.targets().max(1) as f64;
     Ok(Some(Evaluation {
         loss,
         perplexity: loss.exp(),

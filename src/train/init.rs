@@ -37,7 +37,8 @@ pub fn take_shape_of_init(resolved: &mut Resolved) -> Result<()> {
     }
     resolved.follow_model(there, "in model.init")?;
     // With a slash it is a path even where the folder is gone: a run that has begun has a tokenizer of its own.
-    let tokenizer = format!("{}/", init.trim_end_matches(['/', '\\']));
+    let folder = hf::tokenizer_folder(Path::new(&init))?;
+    let tokenizer = format!("{}/", folder.display().to_string().trim_end_matches(['/', '\\']));
     resolved.derive("data.tokenizer", "that of model.init", |config| config.data.tokenizer = tokenizer);
     Ok(())
 }

@@ -38,7 +38,7 @@ mod verify;
 
 pub use checkpoint::{Best, DataHash, Evaluated, FoundCheckpoint, GuardState, Plateau, TrainerState, find_checkpoint};
 pub use choices::{ChoiceEvaluation, evaluate_choices};
-pub use data_spec::data_spec;
+pub use data_spec::{data_spec, packing};
 pub use evaluate::{Evaluation, Windows, evaluate};
 pub use events::{Event, LossScale, Start, Step, Summary};
 pub use init::take_shape_of_init;

@@ -121,7 +121,7 @@ fn a_long_context_takes_a_fifth_of_the_activations_and_the_work_that_was_told() 
             let (recompute, precision) =
                 (format!("train.recompute={recompute}"), format!("device.precision={precision}"));
             let resolved = configuration(dir.path(), &[&recompute, &precision, "model.dropout=0"]);
-            Footprint::new(&resolved.config, &shape, 1, 1, &device).unwrap()
+            Footprint::new(&resolved.config, &shape, 1, 1, false, &device).unwrap()
         };
         let (kept, recomputed) = (of("none"), of("block"));
         let activations = |footprint: &Footprint| footprint.memory.peak_by_kind[MemoryKind::Activations] as f64;

@@ -18,6 +18,8 @@ const EVERY_KEY: &[(&str, &str)] = &[
     ("data.tokenizer", "char"),
     ("data.vocab_size", "300"),
     ("data.validation_fraction", "0.25"),
+    ("data.chat_template", "chatml"),
+    ("data.packing", "off"),
     ("model.init", ""),
     ("model.kind", "llama"),
     ("model.n_layer", "1"),

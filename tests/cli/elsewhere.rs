@@ -233,3 +233,77 @@ fn what_a_config_asks_for_and_is_not_computed_is_refused_by_its_key() {
         }
     }
 }
+
+/// Beside the trained model a folder `adapter` for it, whose B is zero but in the last column; its configuration is
+/// this one with these keys changed.
+fn adapter(sandbox: &Sandbox, changes: serde_json::Value) {
+    let checkpoint = format!("../{TINY_RUN}/checkpoints/step-000006");
+    let mut config = json!({"peft_type": "LORA", "base_model_name_or_path": checkpoint, "r": 2, "lora_alpha": 4});
+    config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+    sandbox.write("adapter/adapter_config.json", config.to_string());
+    let bytes = |values: &[f32]| -> Vec<u8> { values.iter().flat_map(|x| x.to_le_bytes()).collect() };
+    let (a, b) = (bytes(&[0.25; 2 * 16]), bytes(&(0..64 * 2).map(|i| (i % 2) as f32).collect::<Vec<f32>>()));
+    let name = |letter: &str| format!("base_model.model.transformer.h.0.mlp.c_fc.lora_{letter}.weight");
+    let view = |shape: [usize; 2], bytes| TensorView::new(Dtype::F32, shape.to_vec(), bytes).unwrap();
+    let tensors = [(name("A"), view([2, 16], &a)), (name("B"), view([64, 2], &b))];
+    sandbox.write("adapter/adapter_model.safetensors", safetensors::serialize(tensors, None).unwrap());
+}
+
+#[test]
+fn an_adapter_is_added_to_the_model_that_it_names() {
+    let sandbox = Sandbox::trained();
+    adapter(&sandbox, json!({}));
+    let plain = loss(&sandbox, TINY_RUN);
+    let adapted = loss(&sandbox, "adapter");
+    assert_ne!(plain, adapted);
+    // A run that begins with it begins there, with the tokenizer of its model.
+    let still = ["--max-steps", "1", "--learning-rate", "1e-30", "--set", "data.validation_fraction=0.5"];
+    let train = ["train", "--init", "adapter", "--corpus", "corpus.txt", "--device", "cpu", "--name", "on"];
+    sandbox.run(&[&train[..], &still].concat()).succeeds();
+    assert_eq!(loss(&sandbox, "runs/on"), adapted);
+}
+
+#[test]
+fn an_adapter_that_is_no_sum_of_weights_or_for_another_model_is_refused() {
+    let sandbox = Sandbox::trained();
+    let refused = |changes: serde_json::Value, told: &[&str]| {
+        adapter(&sandbox, changes);
+        sandbox.run(&[&EVAL[..], &["--model", "adapter"]].concat()).fails_with(told);
+    };
+    refused(json!({"use_dora": true}), &["adapter/adapter_config.json", "use_dora is true"]);
+    refused(json!({"modules_to_save": ["lm_head"]}), &["modules_to_save", "lm_head"]);
+    refused(json!({"base_model_name_or_path": "org/name"}), &["base_model_name_or_path", "org/name"]);
+    refused(json!({"base_model_name_or_path": "../adapter"}), &["base_model_name_or_path"]);
+    sandbox.write("adapter/config.json", "{}");
+    refused(json!({"base_model_name_or_path": "."}), &["an adapter itself"]);
+    fs::remove_file(sandbox.path("adapter/config.json")).unwrap();
+    adapter(&sandbox, json!({}));
+    let bytes = fs::read(sandbox.path("adapter/adapter_model.safetensors")).unwrap();
+    let mut renamed = bytes.clone();
+    for at in 0..bytes.len() - 4 {
+        if &bytes[at..at + 4] == b".h.0" {
+            renamed[at + 3] = b'9';
+        }
+    }
+    sandbox.write("adapter/adapter_model.safetensors", renamed);
+    let eval = |told: &[&str]| {
+        sandbox.run(&[&EVAL[..], &["--model", "adapter"]].concat()).fails_with(told);
+    };
+    eval(&["adapter_model.safetensors", "h.9.mlp.c_fc.lora_A.weight", "has no place"]);
+    sandbox.write("adapter/adapter_model.safetensors", &bytes[..bytes.len() - 4]);
+    eval(&["adapter_model.safetensors", "is damaged"]);
+    fs::remove_file(sandbox.path("adapter/adapter_model.safetensors")).unwrap();
+    sandbox.write("adapter/adapter_model.bin", "pickled");
+    eval(&["adapter_model.bin", "save_pretrained"]);
+}
+
+#[test]
+fn a_merged_model_is_the_base_with_the_adapter_and_has_its_tokenizer() {
+    let sandbox = Sandbox::trained();
+    adapter(&sandbox, json!({}));
+    let merge = ["merge", "adapter", "--output", "merged", "--device", "cpu"];
+    sandbox.run(&merge).succeeds().prints(&["merged/model.safetensors", "logits         differ by 0.00e0 at most"]);
+    assert_eq!(loss(&sandbox, "merged"), loss(&sandbox, "adapter"));
+    assert!(sandbox.exists("merged/tokenizer.json"));
+    sandbox.run(&["merge", TINY_RUN, "--output", "x"]).fails_with(&[TINY_RUN, "no adapter", "rustyflow export"]);
+}

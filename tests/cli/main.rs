@@ -14,6 +14,7 @@ mod doctor;
 mod elsewhere;
 mod exporting;
 mod fetching;
+mod finetuning;
 mod generating;
 #[cfg(unix)]
 mod guards;

@@ -159,7 +159,7 @@ fn model_steps(device: &Device) {
         parameters.zero_gradients(); // the first gradients replace what is there, the second are added
         for dropout in [Dropout::off(), Dropout::new(0.1, 1, 0)] {
             model
-                .loss(&ids, &targets, &dropout, Criterion::default(), optimizer.loss_scale())
+                .loss(&ids, &targets, None, &dropout, Criterion::default(), optimizer.loss_scale())
                 .unwrap()
                 .backward()
                 .unwrap();

@@ -4,8 +4,8 @@ mod choices;
 
 use super::{at_least_one, cache, configuration, device, model, output};
 use crate::config::DataConfig;
-use crate::data::{Corpus, CorpusSpec, Split, encode_split};
-use crate::train::{Windows, data_spec, evaluate};
+use crate::data::{ChatSpec, Corpus, CorpusSpec, Packing, Split, encode_split};
+use crate::train::{Windows, data_spec, evaluate, packing};
 use crate::{Device, Error};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
@@ -77,7 +77,7 @@ impl Args {
 
 fn on_text(args: &Args) -> Result<()> {
     let folder = model::find(args.model.as_deref())?;
-    let Text { corpus, split, name: source } = Text::open(args, &folder)?;
+    let Text { corpus, split, packing, name: source } = Text::open(args, &folder)?;
     let device = args.open_device()?;
     let (model, tokenizer) = model::load(&folder, &device)?;
     let context = args.context(model.config().block_size)?;
@@ -88,7 +88,7 @@ fn on_text(args: &Args) -> Result<()> {
     let windows = Windows { context, stride, batch_size: args.batch_size, max_batches: 0 };
     // Ctrl-C ends this command as it ends any other: there is nothing to save.
     let never = AtomicBool::new(false);
-    let (tokens, coverage) = encode_split(&corpus, split, &tokenizer)?;
+    let (tokens, coverage) = encode_split(&corpus, split, &tokenizer, packing)?;
     let result = evaluate(&*model, &tokens, &coverage, windows, &never)?.expect("nothing sets the flag");
     if args.json {
         let mut json = serde_json::to_value(&result)?;
@@ -117,6 +117,7 @@ fn on_text(args: &Args) -> Result<()> {
 struct Text {
     corpus: Corpus,
     split: Split,
+    packing: Option<Packing>,
     /// What to call it.
     name: String,
 }
@@ -124,12 +125,12 @@ struct Text {
 impl Text {
     /// The text to evaluate the checkpoint in this folder on.
     fn open(args: &Args, folder: &Path) -> Result<Text> {
-        let open = |data: &DataConfig, validation_fraction: f64| open_corpus(data, validation_fraction, &args.data_dir);
+        let open = |data: &DataConfig, fraction: f64| open_corpus(data, fraction, &args.data_dir, folder);
         if let Some(path) = &args.text {
             std::fs::metadata(path).map_err(|error| Error::io("read", path, error))?;
             let name = path.display().to_string();
             let corpus = open(&DataConfig { corpus: name.clone(), ..DataConfig::default() }, 0.0)?;
-            return Ok(Text { corpus, split: Split::Train, name });
+            return Ok(Text { corpus, split: Split::Train, packing: None, name });
         }
         let data = match (&args.corpus, trained_on(folder)) {
             (None, Ok(Some(of_run))) => of_run,
@@ -150,15 +151,25 @@ impl Text {
             other => return Err(Error::Invalid(format!("--split {other}: expected train, validation or test")).into()),
         };
         let name = format!("{} {}", corpus.name, args.split);
-        Ok(Text { corpus, split, name })
+        Ok(Text { corpus, split, packing: packing(&data), name })
     }
 }
 
-/// The text that this configuration names, with so much of it for validation.
-pub fn open_corpus(data: &DataConfig, validation_fraction: f64, data_dir: &Path) -> crate::Result<Corpus> {
+/// The text that this configuration names, with so much of it for validation. Conversations are written as the model in
+/// `folder` does, where no other template is named.
+pub fn open_corpus(
+    data: &DataConfig,
+    validation_fraction: f64,
+    data_dir: &Path,
+    folder: &Path,
+) -> crate::Result<Corpus> {
     let cache = cache::folder();
     let spec = data_spec(data, data_dir, cache.as_deref());
-    Corpus::open(&CorpusSpec { validation_fraction, ..spec.corpus }, &mut |_| {})
+    let mut chat = spec.corpus.chat;
+    if chat.template.is_empty() || !chat.is_there() {
+        chat = ChatSpec { template: "", folder: Some(folder) };
+    }
+    Corpus::open(&CorpusSpec { validation_fraction, chat, ..spec.corpus }, &mut |_| {})
 }
 
 /// The data of the run that left this checkpoint, if it says so.

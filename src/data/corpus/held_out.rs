@@ -90,7 +90,7 @@ impl HeldOut {
             if self.holds(document) == (side == Side::HeldOut) {
                 sink(piece)?;
             }
-            document += u64::from(piece == Piece::End);
+            document += u64::from(piece.text().is_none());
             Ok(())
         };
         sources.iter().try_for_each(|source| source.read(&mut take))
@@ -100,18 +100,19 @@ impl HeldOut {
 /// What lies before `place`, or from it on.
 fn read_part(sources: &[Source], place: u64, side: Side, sink: &mut Sink) -> Result<()> {
     let mut offset = 0;
-    let mut take = |piece: Piece| match piece {
-        Piece::Text(text) => {
+    let mut take = |piece: Piece| match piece.text() {
+        Some(text) => {
             // A place that is no boundary of characters is of a file that has changed since.
             let cut = place.saturating_sub(offset).min(text.len() as u64) as usize;
             let (kept, held_out) = text.split_at_checked(cut).unwrap_or((text, ""));
             offset += text.len() as u64;
             match if side == Side::Kept { kept } else { held_out } {
                 "" => Ok(()),
+                part if matches!(piece, Piece::Prompt(_)) => sink(Piece::Prompt(part)),
                 part => sink(Piece::Text(part)),
             }
         }
-        Piece::End => sink(piece),
+        None => sink(piece),
     };
     sources.iter().try_for_each(|source| source.read(&mut take))
 }

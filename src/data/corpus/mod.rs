@@ -9,8 +9,10 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::SystemTime;
 
+use super::chat::{ChatSpec, ChatTemplate};
 use super::folder::{Files, find_files, split_files};
 use super::source::{Sink, Source, extension};
 use super::token_files::TokenFiles;
@@ -35,6 +37,8 @@ pub struct CorpusSpec<'a> {
     pub data_dir: &'a Path,
     /// Where what was learnt of a text is kept for the next time.
     pub cache: Option<&'a Path>,
+    /// How conversations are written.
+    pub chat: ChatSpec<'a>,
 }
 
 /// A part of a corpus.
@@ -114,8 +118,8 @@ impl Corpus {
     ///
     /// - `sample`: the little stories inside the binary;
     /// - `wikitext-2`, `tinyshakespeare`: what `rustyflow data fetch` has put into `data_dir`;
-    /// - a file: one text, or documents (`.jsonl` with a `text` in every object, `.parquet` with a column `text`),
-    ///   plain or with `.gz` or `.zst`;
+    /// - a file: one text, or documents (`.jsonl` with a text, a prompt and its completion, or a conversation in every
+    ///   object; `.parquet` with a column `text`), plain or with `.gz` or `.zst`;
     /// - a folder with files called `train...` and perhaps `valid...` and `test...`;
     /// - a folder with `train.bin` and perhaps `val.bin`, or a file that ends in `.bin`: tokens, as nanoGPT writes
     ///   them;
@@ -137,7 +141,10 @@ impl Corpus {
         if let Some(files) = TokenFiles::find(Path::new(spec.corpus), fraction) {
             return survey::survey_tokens(&name_of(Path::new(spec.corpus)), files, spec);
         }
-        let Found { name, sources, files } = find(spec)?;
+        let Found { name, mut sources, files } = find(spec)?;
+        if let Some(template) = ChatTemplate::find(&spec.chat)?.map(Arc::new) {
+            sources = sources.map(|all| all.into_iter().map(|source| source.with_chat(&template)).collect());
+        }
         let summary = Summary {
             files: sources.iter().map(Vec::len).sum(),
             skipped: files.skipped,
@@ -157,8 +164,14 @@ impl Corpus {
     pub fn of_texts(name: &str, train: &str, validation: &str, test: Option<&str>) -> Result<Corpus> {
         let memory = |text: &str| vec![Source::Memory(Cow::Owned(text.to_string()))];
         let sources = [memory(train), memory(validation), test.map_or(vec![], memory)];
-        let spec =
-            CorpusSpec { corpus: name, files: &[], validation_fraction: 0.0, data_dir: Path::new(""), cache: None };
+        let spec = CorpusSpec {
+            corpus: name,
+            files: &[],
+            validation_fraction: 0.0,
+            data_dir: Path::new(""),
+            cache: None,
+            chat: ChatSpec::default(),
+        };
         let corpus = Corpus {
             name: name.to_string(),
             sha256: String::new(),

@@ -32,7 +32,8 @@ pub(super) fn survey(mut corpus: Corpus, spec: &CorpusSpec, on_read: &mut dyn Fn
         sources.iter().map(of_source).collect::<Option<Vec<_>>>()
     };
     let files: Option<Vec<_>> = corpus.sources.iter().enumerate().map(of_split).collect();
-    let memo = files.and_then(|files| memo(spec, &files.concat()));
+    let template = corpus.sources.iter().flatten().find_map(Source::template);
+    let memo = files.and_then(|files| memo(spec, template, &files.concat()));
     let known: Option<Survey> = memo.as_deref().and_then(cache::load);
     let survey = match known {
         Some(survey) => survey,
@@ -53,7 +54,7 @@ pub(super) fn survey(mut corpus: Corpus, spec: &CorpusSpec, on_read: &mut dyn Fn
 /// A corpus of token files.
 pub(super) fn survey_tokens(name: &str, files: TokenFiles, spec: &CorpusSpec) -> Result<Corpus> {
     let known_by: Vec<_> = files.known_by().into_iter().map(|path| (0, path)).collect();
-    let files = files.survey(memo(spec, &known_by).as_deref())?;
+    let files = files.survey(memo(spec, None, &known_by).as_deref())?;
     let paths = files.paths();
     let bytes = paths.iter().filter_map(|path| Some(path.metadata().ok()?.len())).sum();
     Ok(Corpus {
@@ -68,10 +69,10 @@ pub(super) fn survey_tokens(name: &str, files: TokenFiles, spec: &CorpusSpec) ->
 }
 
 /// Where what reading these files told is kept: named after their names, sizes and times, and the numbers of their
-/// splits. `None` if there is no such place, or a file tells no time.
-fn memo(spec: &CorpusSpec, files: &[(usize, PathBuf)]) -> Option<PathBuf> {
+/// splits, and the chat template. `None` if there is no such place, or a file tells no time.
+fn memo(spec: &CorpusSpec, template: Option<&str>, files: &[(usize, PathBuf)]) -> Option<PathBuf> {
     let mut hash = Sha256::new();
-    hash.update(format!("{} {:?}\n", env!("CARGO_PKG_VERSION"), spec.validation_fraction));
+    hash.update(format!("{} {:?} {template:?}\n", env!("CARGO_PKG_VERSION"), spec.validation_fraction));
     for (number, path) in files {
         let metadata = path.metadata().ok()?;
         let time = metadata.modified().ok()?.duration_since(UNIX_EPOCH).ok()?;
@@ -92,17 +93,21 @@ fn read(corpus: &Corpus, spec: &CorpusSpec, on_read: &mut dyn FnMut(u64)) -> Res
             let before = bytes;
             let mut size = 0;
             source.read(&mut |piece| {
-                match piece {
-                    Piece::Text(text) => {
+                match piece.text() {
+                    Some(text) => {
+                        // The same text asked or answered is another corpus.
+                        if let Piece::Prompt(_) = piece {
+                            hash.update([0xfd]);
+                        }
                         hash.update(text);
                         size += text.len() as u64;
                         bytes += text.len() as u64;
                         on_read(bytes);
                     }
-                    Piece::End => {
+                    None => {
                         documents += 1;
-                        // No text holds this byte, so it tells where documents end.
-                        hash.update([0xff]);
+                        // No text holds these bytes, so they tell where documents end.
+                        hash.update([if piece == Piece::End { 0xff } else { 0xfc }]);
                         if number == 0 && sizes.len() <= MOST_WEIGHED {
                             sizes.push(size);
                         }
@@ -158,7 +163,7 @@ fn exact_point(bytes: u64, fraction: f64) -> u64 {
 fn line_before(corpus: &Corpus, bytes: u64, exact: u64) -> Result<u64> {
     let (mut offset, mut line, mut character) = (0, None, 0);
     corpus.read(Split::Train, &mut |piece| {
-        if let Piece::Text(text) = piece
+        if let Some(text) = piece.text()
             && offset < exact
         {
             let within = ((exact - offset) as usize).min(text.len());
@@ -166,7 +171,7 @@ fn line_before(corpus: &Corpus, bytes: u64, exact: u64) -> Result<u64> {
             character = offset + within as u64;
             line = text[..within].rfind('\n').map(|newline| offset + newline as u64 + 1).or(line);
         }
-        if let Piece::Text(text) = piece {
+        if let Some(text) = piece.text() {
             offset += text.len() as u64;
         }
         Ok(())

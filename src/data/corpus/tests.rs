@@ -13,7 +13,10 @@ fn folder(files: &[(&str, &str)]) -> TempDir {
 
 fn open(corpus: &str, files: &[&str], data_dir: &Path, validation_fraction: f64) -> Result<Corpus> {
     let files: Vec<String> = files.iter().map(|pattern| pattern.to_string()).collect();
-    Corpus::open(&CorpusSpec { corpus, files: &files, validation_fraction, data_dir, cache: None }, &mut |_| {})
+    Corpus::open(
+        &CorpusSpec { corpus, files: &files, validation_fraction, data_dir, cache: None, chat: ChatSpec::default() },
+        &mut |_| {},
+    )
 }
 
 /// A corpus with the text of its splits; documents are parted by `|`.
@@ -277,7 +280,14 @@ fn what_was_learnt_of_files_is_remembered_until_they_change() {
     let (dir, cache) = (folder(&[("a.txt", "abc\n"), ("b.txt", "def\n")]), tempdir().unwrap());
     let read = || {
         let (corpus, cache) = (dir.path().to_str().unwrap(), Some(cache.path()));
-        let spec = CorpusSpec { corpus, files: &[], validation_fraction: 0.5, data_dir: Path::new("data"), cache };
+        let spec = CorpusSpec {
+            corpus,
+            files: &[],
+            validation_fraction: 0.5,
+            data_dir: Path::new("data"),
+            cache,
+            chat: ChatSpec::default(),
+        };
         let mut bytes = 0;
         let corpus = Corpus::open(&spec, &mut |read| bytes = read).unwrap();
         (corpus.sha256.clone(), corpus.summary.clone(), Loaded::new(corpus).train, bytes)

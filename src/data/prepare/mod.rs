@@ -1,28 +1,31 @@
 //! From a corpus to token files: on all cores, in memory that does not grow with the text, and once: the files are kept
 //! for the next run.
 
+mod encode;
+mod measured;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
 use std::time::{Duration, SystemTime};
 
-use rayon::prelude::*;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tempfile::TempDir;
 
-use super::corpus::{Corpus, CorpusSpec, Piece, Split};
-use super::tokenizer::{BPE_SAMPLE_BYTES, Coverage, Segment, Tokenizer, TokenizerSpec};
+use super::cache;
+use super::corpus::{Corpus, CorpusSpec, Split};
+use super::documents::{Documents, Packing};
+use super::tokenizer::{BPE_SAMPLE_BYTES, Coverage, Tokenizer, TokenizerSpec};
 use super::tokens::{TokenType, TokenWriter, Tokens};
-use super::{cache, source::Sink};
 use crate::cache::hex;
 use crate::error::{Error, Result};
+use encode::encode;
+use measured::Measured;
+
+pub use encode::{encode_beginning, encode_split};
 
 /// Changes with everything that gives the same text other tokens, or writes them in another way.
-const FORMAT: u32 = 1;
-
-/// Text of the validation split on which is measured what its tokens keep, bytes.
-const COVERAGE_BYTES: usize = 1 << 22;
+const FORMAT: u32 = 2;
 
 /// How long token files are kept that no run uses.
 const KEEP_UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -30,6 +33,9 @@ const KEEP_UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);
 /// The files of a folder of tokens, of which `rustyflow data prepare` makes one and the cache holds many.
 pub(super) const TRAIN: &str = "train.bin";
 pub(super) const VALIDATION: &str = "val.bin";
+/// See `documents.rs`.
+pub(super) const TRAIN_DOCUMENTS: &str = "train.documents";
+pub(super) const VALIDATION_DOCUMENTS: &str = "val.documents";
 pub(super) const META: &str = "meta.json";
 pub(super) const TOKENIZER: &str = "tokenizer.json";
 
@@ -41,6 +47,8 @@ pub struct DataSpec<'a> {
     pub tokenizer: &'a str,
     /// See [`Tokenizer::build`].
     pub vocab_size: usize,
+    /// How documents become rows; `None` is rows of documents where they have prompts, and otherwise a stream.
+    pub packing: Option<Packing>,
 }
 
 /// How far the preparation is.
@@ -80,6 +88,9 @@ pub struct Meta {
     pub tokens_sha256: String,
     /// What of the validation text its tokens keep, measured on its first 4 MiB.
     pub coverage: Coverage,
+    /// Whether some of it is read and not predicted.
+    #[serde(default)]
+    pub has_prompts: bool,
     /// What a user should know.
     pub notes: Vec<String>,
 }
@@ -115,7 +126,7 @@ impl DataSpec<'_> {
                 Some(tokenizer) => tokenizer,
                 None => Tokenizer::from_file(&folder.join(TOKENIZER))?.with_name(self.tokenizer),
             };
-            return open(folder, tokenizer, None);
+            return self.open(folder, tokenizer, None);
         }
         let tokenizer = match known {
             Some(tokenizer) => tokenizer,
@@ -125,13 +136,13 @@ impl DataSpec<'_> {
         write(corpus, &tokenizer, partial.path(), on_progress)?;
         let path = partial.path().to_path_buf();
         let Some(folder) = folder.filter(|_| is_kept) else {
-            return open(&path, tokenizer, Some(Arc::new(partial)));
+            return self.open(&path, tokenizer, Some(Arc::new(partial)));
         };
         // What is there already is damaged, or of a run that was quicker: then its files are the same.
         let taken = std::fs::rename(&path, &folder).is_ok()
             || is_whole(&folder)
             || (std::fs::rename(&folder, path.join("damaged")).is_ok() && publish(&path, &folder));
-        if taken { open(&folder, tokenizer, None) } else { open(&path, tokenizer, Some(Arc::new(partial))) }
+        if taken { self.open(&folder, tokenizer, None) } else { self.open(&path, tokenizer, Some(Arc::new(partial))) }
     }
 
     /// Writes the token files of `corpus` into a folder that holds none yet, with the tokenizer and `meta.json`.
@@ -139,7 +150,7 @@ impl DataSpec<'_> {
     /// # Errors
     /// Those of [`DataSpec::prepare`], or if there are such files.
     pub fn write_to(&self, corpus: &Corpus, folder: &Path, on_progress: &mut dyn FnMut(Progress)) -> Result<Prepared> {
-        for name in [TRAIN, VALIDATION, META] {
+        for name in [TRAIN, VALIDATION, TRAIN_DOCUMENTS, VALIDATION_DOCUMENTS, META] {
             if folder.join(name).exists() {
                 let message = format!("holds {name} already: name another folder, or remove it");
                 return Err(Error::Corpus { path: folder.to_path_buf(), message });
@@ -156,10 +167,26 @@ impl DataSpec<'_> {
         let partial = partial_in(folder).map_err(failed)?;
         write(corpus, &tokenizer, partial.path(), on_progress)?;
         // The training tokens last: without them the folder is no corpus.
-        for name in [TOKENIZER, META, VALIDATION, TRAIN] {
+        for name in [TOKENIZER, META, VALIDATION_DOCUMENTS, TRAIN_DOCUMENTS, VALIDATION, TRAIN] {
             std::fs::rename(partial.path().join(name), folder.join(name)).map_err(failed)?;
         }
-        open(folder, tokenizer, None)
+        self.open(folder, tokenizer, None)
+    }
+
+    /// Opens a folder of tokens.
+    fn open(&self, folder: &Path, tokenizer: Tokenizer, temporary: Option<Arc<TempDir>>) -> Result<Prepared> {
+        let meta: Meta = cache::load(&folder.join(META)).ok_or_else(|| Error::Corpus {
+            path: folder.join(META),
+            message: "is damaged: remove the folder, and it is made again".to_string(),
+        })?;
+        let packing = Packing::or_default(self.packing, meta.has_prompts);
+        let map = |name: &str, documents: &str| {
+            let tokens = Tokens::map(&folder.join(name), meta.token_type, temporary.clone())?;
+            let documents = Documents::read(&folder.join(documents), tokens.len())?;
+            tokens.in_documents(documents, packing)
+        };
+        let (train, validation) = (map(TRAIN, TRAIN_DOCUMENTS)?, map(VALIDATION, VALIDATION_DOCUMENTS)?);
+        Ok(Prepared { folder: folder.to_path_buf(), tokenizer, train, validation, meta })
     }
 
     /// Where the tokens are kept. What a run of another version has built need not be what this one builds: its tokens
@@ -211,7 +238,9 @@ fn is_whole(folder: &Path) -> bool {
     let holds = |name: &str, tokens: u64| {
         folder.join(name).metadata().is_ok_and(|data| data.len() == tokens * meta.token_type.bytes() as u64)
     };
-    holds(TRAIN, meta.train_tokens) && holds(VALIDATION, meta.validation_tokens) && folder.join(TOKENIZER).is_file()
+    holds(TRAIN, meta.train_tokens)
+        && holds(VALIDATION, meta.validation_tokens)
+        && [TRAIN_DOCUMENTS, VALIDATION_DOCUMENTS, TOKENIZER].iter().all(|name| folder.join(name).is_file())
 }
 
 /// A folder that is no result yet, and whether it is in the cache. Where that cannot be written it is among temporary
@@ -243,16 +272,6 @@ fn remove_unused(kept: &Path) {
     }
 }
 
-/// Opens a folder of tokens.
-fn open(folder: &Path, tokenizer: Tokenizer, temporary: Option<Arc<TempDir>>) -> Result<Prepared> {
-    let meta: Meta = cache::load(&folder.join(META)).ok_or_else(|| Error::Corpus {
-        path: folder.join(META),
-        message: "is damaged: remove the folder, and it is made again".to_string(),
-    })?;
-    let map = |name: &str| Tokens::map(&folder.join(name), meta.token_type, temporary.clone());
-    Ok(Prepared { folder: folder.to_path_buf(), tokenizer, train: map(TRAIN)?, validation: map(VALIDATION)?, meta })
-}
-
 /// Writes the tokens of a corpus into a folder.
 ///
 /// # Errors
@@ -268,19 +287,28 @@ pub(super) fn write(
     let mut forced = 0;
     let mut hash = Sha256::new();
     let mut measured = Measured::new();
-    let mut counts = [0; 2];
-    for (split, name) in [(Split::Train, TRAIN), (Split::Validation, VALIDATION)] {
+    let (mut counts, mut has_prompts) = ([0; 2], false);
+    let files = [(Split::Train, TRAIN, TRAIN_DOCUMENTS), (Split::Validation, VALIDATION, VALIDATION_DOCUMENTS)];
+    for (split, name, documents_name) in files {
         let mut file = TokenWriter::create(&folder.join(name), token_type)?;
-        forced += encode(corpus, split, tokenizer, &mut |text, ids| {
-            done += text.len() as u64;
+        let mut documents = Documents::default();
+        forced += encode(corpus, split, tokenizer, &mut |part| {
+            done += part.text.len() as u64;
             on_progress(Progress { task: "tokenizing", done, total });
             if split == Split::Validation {
-                measured.add(tokenizer, text, ids)?;
+                measured.add(tokenizer, &part)?;
             }
-            file.write(ids)
+            documents.add(part.ids.len(), part.predicted, part.ends);
+            file.write(part.ids)
         })?;
+        documents.write(&folder.join(documents_name))?;
+        has_prompts |= documents.has_prompts();
         counts[usize::from(split == Split::Validation)] = file.tokens;
         hash.update(file.finish()?);
+        // Which tokens are predicted is part of what is learnt.
+        if documents.has_prompts() {
+            hash.update(documents.bytes());
+        }
     }
     corpus.check_unchanged()?;
     let [train_tokens, validation_tokens] = counts;
@@ -295,6 +323,7 @@ pub(super) fn write(
         text_sha256: corpus.sha256.clone(),
         tokens_sha256: hex(&hash.finalize()),
         coverage: measured.coverage(tokenizer)?,
+        has_prompts,
         notes: notes(corpus, tokenizer, forced),
     };
     let put = |name: &str, text: &str| {
@@ -320,166 +349,6 @@ fn notes(corpus: &Corpus, tokenizer: &Tokenizer, forced: usize) -> Vec<String> {
         notes.push(format!("{forced} stretches of more than 4 MB without a place to cut were cut within a word"));
     }
     notes
-}
-
-/// Measures what tokens keep of the beginning of a text, document by document.
-struct Measured {
-    /// Of the document that is read.
-    text: String,
-    ids: Vec<u32>,
-    /// Of those before.
-    bytes: usize,
-    tokens: usize,
-    kept: Coverage,
-    /// Of the whole text, measured or not.
-    all_bytes: usize,
-}
-
-impl Measured {
-    fn new() -> Measured {
-        let kept = Coverage { decodable_bytes: 0, unknown_share: 0.0, lossless: true };
-        Measured { text: String::new(), ids: vec![], bytes: 0, tokens: 0, kept, all_bytes: 0 }
-    }
-
-    /// Takes the next part of a text and its tokens; no text is the end of a document.
-    fn add(&mut self, tokenizer: &Tokenizer, text: &str, ids: &[u32]) -> Result<()> {
-        self.all_bytes += text.len();
-        if text.is_empty() {
-            return self.end_document(tokenizer);
-        }
-        if self.bytes + self.text.len() < COVERAGE_BYTES {
-            self.text.push_str(text);
-            self.ids.extend(ids);
-        }
-        Ok(())
-    }
-
-    fn end_document(&mut self, tokenizer: &Tokenizer) -> Result<()> {
-        // Of most documents of a long text nothing is measured.
-        if self.text.is_empty() {
-            return Ok(());
-        }
-        let (text, ids) = (std::mem::take(&mut self.text), std::mem::take(&mut self.ids));
-        let Coverage { decodable_bytes, unknown_share, lossless } = tokenizer.coverage(&text, &ids)?;
-        let unknown = self.kept.unknown_share * self.tokens as f64 + unknown_share * ids.len() as f64;
-        self.bytes += text.len();
-        self.tokens += ids.len();
-        self.kept = Coverage {
-            decodable_bytes: self.kept.decodable_bytes + decodable_bytes,
-            unknown_share: unknown / self.tokens.max(1) as f64,
-            lossless: self.kept.lossless && lossless,
-        };
-        Ok(())
-    }
-
-    fn coverage(mut self, tokenizer: &Tokenizer) -> Result<Coverage> {
-        self.end_document(tokenizer)?;
-        let scale = self.all_bytes as f64 / self.bytes.max(1) as f64;
-        let decodable_bytes = (self.kept.decodable_bytes as f64 * scale).round() as usize;
-        Ok(Coverage { decodable_bytes, ..self.kept })
-    }
-}
-
-/// The tokens of a split in memory, and what they keep of its text.
-///
-/// # Errors
-/// Those of [`DataSpec::prepare`].
-pub fn encode_split(corpus: &Corpus, split: Split, tokenizer: &Tokenizer) -> Result<(Tokens, Coverage)> {
-    if let Some(files) = &corpus.tokens {
-        return files.split(split, tokenizer);
-    }
-    let (mut all, mut measured) = (vec![], Measured::new());
-    encode(corpus, split, tokenizer, &mut |text, ids| {
-        measured.add(tokenizer, text, ids)?;
-        all.extend(ids);
-        Ok(())
-    })?;
-    Ok((all.into(), measured.coverage(tokenizer)?))
-}
-
-/// The first tokens of a split, so many at most: no more of the text is read than they take.
-///
-/// # Errors
-/// If the text cannot be read, or holds what the tokenizer lacks.
-pub fn encode_beginning(corpus: &Corpus, split: Split, tokenizer: &Tokenizer, most: usize) -> Result<Tokens> {
-    if let Some(files) = &corpus.tokens {
-        let (tokens, _) = files.split(split, tokenizer)?;
-        return Ok(tokens.slice(0..most.min(tokens.len())));
-    }
-    let mut all = vec![];
-    let result = encode(corpus, split, tokenizer, &mut |_, ids| {
-        all.extend(ids);
-        if all.len() < most { Ok(()) } else { Err(Error::Invalid("not needed".into())) }
-    });
-    if all.len() < most {
-        result?;
-    }
-    all.truncate(most);
-    Ok(all.into())
-}
-
-/// Hands over the text of a split and its tokens, in order, part by part. Returns how often it was cut where that may
-/// have changed tokens.
-fn encode(
-    corpus: &Corpus,
-    split: Split,
-    tokenizer: &Tokenizer,
-    take: &mut dyn FnMut(&str, &[u32]) -> Result<()>,
-) -> Result<usize> {
-    let separator = corpus.has_documents().then(|| tokenizer.end_of_text().map(|(id, _)| id));
-    // So many segments at once that no core waits for the slowest for long.
-    let at_once = 4 * rayon::current_num_threads();
-    let (sender, segments) = sync_channel::<Segment>(at_once);
-    std::thread::scope(|scope| {
-        let reader = scope.spawn(move || {
-            let mut segmenter = tokenizer.segmenter();
-            // It fails if nobody takes segments any more: then there is an error already.
-            let mut send = |segment| sender.send(segment).map_err(|_| Error::Invalid("not needed".into()));
-            read(corpus, split, separator == Some(None), &mut |piece| match piece {
-                Piece::Text(text) => segmenter.push(text, &mut send),
-                Piece::End => segmenter.end_document(&mut send),
-            })?;
-            Ok(segmenter.forced)
-        });
-        let result = take_all(segments, at_once, tokenizer, separator.flatten(), take);
-        let panicked = || Error::Invalid(format!("{}: reading it failed: a file is damaged", corpus.name));
-        let read = reader.join().unwrap_or_else(|_| Err(panicked()));
-        result.and(read)
-    })
-}
-
-/// Reads a split; with `breaks`, every document ends in a line break.
-fn read(corpus: &Corpus, split: Split, breaks: bool, sink: &mut Sink) -> Result<()> {
-    let mut ends_line = true;
-    corpus.read(split, &mut |piece| {
-        match piece {
-            Piece::Text(text) => ends_line = text.ends_with('\n'),
-            Piece::End if breaks && !ends_line => sink(Piece::Text("\n"))?,
-            Piece::End => {}
-        }
-        sink(piece)
-    })
-}
-
-fn take_all(
-    segments: Receiver<Segment>,
-    at_once: usize,
-    tokenizer: &Tokenizer,
-    separator: Option<u32>,
-    take: &mut dyn FnMut(&str, &[u32]) -> Result<()>,
-) -> Result<()> {
-    while let Ok(first) = segments.recv() {
-        let batch: Vec<Segment> = std::iter::once(first).chain(segments.iter().take(at_once - 1)).collect();
-        let encoded: Vec<Result<Vec<u32>>> =
-            batch.par_iter().map(|segment| tokenizer.encode_segment(&segment.text, segment.offset)).collect();
-        for (segment, ids) in batch.iter().zip(encoded) {
-            take(&segment.text, &ids?)?;
-            if let Some(separator) = separator.filter(|_| segment.ends) {
-                take("", &[separator])?;
-            }
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 use super::*;
-use crate::data::{Loader, Position, TokenType};
+use crate::data::{ChatSpec, Loader, Position, TokenType};
 use std::fs;
 use tempfile::tempdir;
 
@@ -13,8 +13,15 @@ fn prepare(corpus: &Path, tokenizer: &str, cache: Option<&Path>) -> Result<(Prep
 }
 
 fn spec<'a>(corpus: &'a str, tokenizer: &'a str, cache: Option<&'a Path>) -> DataSpec<'a> {
-    let corpus = CorpusSpec { corpus, files: &[], validation_fraction: 0.25, data_dir: Path::new("data"), cache };
-    DataSpec { corpus, tokenizer, vocab_size: 300 }
+    let corpus = CorpusSpec {
+        corpus,
+        files: &[],
+        validation_fraction: 0.25,
+        data_dir: Path::new("data"),
+        cache,
+        chat: ChatSpec::default(),
+    };
+    DataSpec { corpus, tokenizer, vocab_size: 300, packing: None }
 }
 
 fn all(tokens: &Tokens) -> Vec<u32> {

@@ -41,7 +41,7 @@ impl Tokenizer {
             segments.push(segment);
             Ok(())
         };
-        segmenter.push(text, &mut take)?;
+        segmenter.push(text, true, &mut take)?;
         segmenter.end_document(&mut take)?;
         let ids: Vec<Vec<u32>> =
             segments.par_iter().map(|s| self.encode_segment(&s.text, s.offset)).collect::<Result<_>>()?;

@@ -13,16 +13,21 @@ const END_OF_TEXT: [&str; 3] = ["<|endoftext|>", "<|end_of_text|>", "</s>"];
 
 impl Tokenizer {
     /// The names and texts of the files from which `AutoTokenizer.from_pretrained` makes this tokenizer, for a model
-    /// with a context of so many tokens.
+    /// with a context of so many tokens. `named` are special tokens by what transformers calls them, where they are
+    /// known: without that, the end of a text is the beginning too.
     ///
     /// # Errors
     /// If the pipeline cannot be written, which one that was read can.
-    pub fn pretrained_files(&self, context: usize) -> Result<[(&'static str, String); 3]> {
+    pub fn pretrained_files(&self, context: usize, named: &Map<String, Value>) -> Result<[(&'static str, String); 3]> {
         let pipeline = self.to_json()?;
-        let special: Map<String, Value> = match self.end_of_text() {
+        let mut special: Map<String, Value> = match self.end_of_text() {
             Some((_, token)) => ["bos_token", "eos_token"].map(|key| (key.into(), json!(token))).into_iter().collect(),
             None => Map::new(),
         };
+        let added = self.inner.get_added_tokens_decoder();
+        let is_added = |token: &Value| added.values().any(|added| Some(added.content.as_str()) == token.as_str());
+        special
+            .extend(named.iter().filter(|(_, token)| is_added(token)).map(|(key, token)| (key.clone(), token.clone())));
         let mut config = json!({
             "tokenizer_class": "PreTrainedTokenizerFast",
             "model_max_length": context,
@@ -45,8 +50,8 @@ impl Tokenizer {
         self.inner.to_string(true).map_err(|cause| error(&self.name, cause.to_string()))
     }
 
-    /// What the pipeline puts before every text: `<s>` of Llama's and Mistral's tokenizers, nothing of most others. Texts
-    /// are encoded without it, because they may be parts of others.
+    /// What the pipeline puts before every text: `<s>` of Llama's and Mistral's tokenizers, nothing of most others.
+    /// Texts are encoded without it, because they may be parts of others.
     ///
     /// # Errors
     /// If the parts of the pipeline contradict each other.

@@ -16,7 +16,7 @@ use tokenizers::{Model as _, Trainer as _};
 use super::segment::{Boundary, Segmenter};
 use super::splitter::{GPT2, Splitter};
 use super::{BPE_SAMPLE_BYTES, encode, error};
-use crate::data::corpus::{Corpus, Piece, Split};
+use crate::data::corpus::{Corpus, Split};
 use crate::error::Result;
 
 /// The end of a line, and a word outside the vocabulary, as WikiText writes them.
@@ -77,7 +77,7 @@ pub(super) fn char_document(corpus: &Corpus) -> Result<Value> {
     let mut chars = BTreeSet::new();
     for split in Split::ALL {
         corpus.read(split, &mut |piece| {
-            if let Piece::Text(text) = piece {
+            if let Some(text) = piece.text() {
                 chars.extend(text.chars());
             }
             Ok(())
@@ -159,9 +159,10 @@ fn each_segment(
     take: &mut dyn FnMut(String) -> Result<()>,
 ) -> Result<()> {
     let mut segmenter = Segmenter::new(boundary, None);
-    corpus.read(split, &mut |piece| match piece {
-        Piece::Text(text) => segmenter.push(text, &mut |segment| take(segment.text)),
-        Piece::End => segmenter.end_document(&mut |segment| take(segment.text)),
+    corpus.read(split, &mut |piece| match piece.text() {
+        // Words at the edge of a prompt are those of the whole text: near enough to count them.
+        Some(text) => segmenter.push(text, true, &mut |segment| take(segment.text)),
+        None => segmenter.end_document(&mut |segment| take(segment.text)),
     })
 }
 

@@ -84,6 +84,8 @@ pub(crate) struct Segment {
     pub text: String,
     /// Where it begins in its document, bytes.
     pub offset: u64,
+    /// Whether its tokens are predicted.
+    pub predicted: bool,
     /// Whether the document ends with it.
     pub ends: bool,
 }
@@ -93,6 +95,8 @@ pub(crate) struct Segmenter<'a> {
     boundary: &'a Boundary,
     added: Option<&'a AhoCorasick>,
     pending: String,
+    /// Whether the tokens of that are predicted.
+    predicted: bool,
     offset: u64,
     /// Cuts at places that are not safe, because a text of [`MOST_BYTES`] had none that is.
     pub forced: usize,
@@ -100,14 +104,24 @@ pub(crate) struct Segmenter<'a> {
 
 impl<'a> Segmenter<'a> {
     pub(super) fn new(boundary: &'a Boundary, added: Option<&'a AhoCorasick>) -> Segmenter<'a> {
-        Segmenter { boundary, added, pending: String::new(), offset: 0, forced: 0 }
+        Segmenter { boundary, added, pending: String::new(), predicted: true, offset: 0, forced: 0 }
     }
 
-    /// Takes the next piece of the document.
+    /// Takes the next piece of the document. Where pieces that are predicted meet others there is always a cut: what
+    /// is generated follows a prompt that is encoded by itself.
     ///
     /// # Errors
     /// Those of `emit`.
-    pub(crate) fn push(&mut self, piece: &str, emit: &mut dyn FnMut(Segment) -> Result<()>) -> Result<()> {
+    pub(crate) fn push(
+        &mut self,
+        piece: &str,
+        predicted: bool,
+        emit: &mut dyn FnMut(Segment) -> Result<()>,
+    ) -> Result<()> {
+        if predicted != self.predicted && !self.pending.is_empty() {
+            self.emit(self.pending.len(), false, emit)?;
+        }
+        self.predicted = predicted;
         let mut rest = piece;
         while !rest.is_empty() {
             let (part, after) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
@@ -144,7 +158,7 @@ impl<'a> Segmenter<'a> {
         let text = std::mem::replace(&mut self.pending, rest);
         let offset = self.offset;
         self.offset += cut as u64;
-        emit(Segment { text, offset, ends })
+        emit(Segment { text, offset, predicted: self.predicted, ends })
     }
 
     /// Of a text that has become long and has no usual place to cut: languages without spaces, or data.

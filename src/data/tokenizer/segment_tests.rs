@@ -121,7 +121,7 @@ fn text_without_spaces_is_cut_too() {
     for piece in text.as_bytes().chunks(900_000 / 36 * 36) {
         let piece = std::str::from_utf8(piece).unwrap_or_else(|_| panic!("pieces end with a character"));
         segmenter
-            .push(piece, &mut |segment| {
+            .push(piece, true, &mut |segment| {
                 segments.push(segment);
                 Ok(())
             })
@@ -143,7 +143,7 @@ fn a_word_beyond_all_measure_is_cut_and_counted() {
     let mut bytes = 0;
     for _ in 0..20 {
         segmenter
-            .push(&"a".repeat(1 << 20), &mut |segment| {
+            .push(&"a".repeat(1 << 20), true, &mut |segment| {
                 assert_eq!(segment.offset, bytes);
                 bytes += segment.text.len() as u64;
                 Ok(())

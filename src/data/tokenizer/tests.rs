@@ -22,7 +22,7 @@ pub(super) fn sample() -> String {
 fn reload(tokenizer: &Tokenizer) -> Tokenizer {
     let dir = tempdir().unwrap();
     let path = dir.path().join("tokenizer.json");
-    std::fs::write(&path, &tokenizer.pretrained_files(8).unwrap()[0].1).unwrap();
+    std::fs::write(&path, &tokenizer.pretrained_files(8, &serde_json::Map::new()).unwrap()[0].1).unwrap();
     Tokenizer::from_file(&path).unwrap()
 }
 
@@ -188,7 +188,7 @@ fn a_folder_with_vocab_and_merges_is_a_tokenizer() {
 #[test]
 fn a_folder_with_a_tokenizer_json_is_a_tokenizer() {
     let dir = tempdir().unwrap();
-    let [(_, json), ..] = build(TokenizerSpec::Char, "abc").pretrained_files(8).unwrap();
+    let [(_, json), ..] = build(TokenizerSpec::Char, "abc").pretrained_files(8, &serde_json::Map::new()).unwrap();
     std::fs::write(dir.path().join("tokenizer.json"), json).unwrap();
     let spec = TokenizerSpec::Path(dir.path().to_path_buf());
     assert_eq!(Tokenizer::build(&spec, 0, &corpus("x"), Path::new("data")).unwrap().name(), "char");
@@ -371,7 +371,7 @@ fn what_the_tokens_keep_of_a_text_is_told() {
 #[test]
 fn transformers_is_told_to_keep_to_the_pipeline() {
     let files = |tokenizer: &Tokenizer| {
-        let files = tokenizer.pretrained_files(32).unwrap();
+        let files = tokenizer.pretrained_files(32, &serde_json::Map::new()).unwrap();
         assert_eq!(
             files.each_ref().map(|f| f.0),
             ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
@@ -404,7 +404,8 @@ fn what_a_pipeline_puts_before_texts_is_told_and_no_part_of_them() {
     let text = serde_json::json!({"Sequence": {"id": "A", "type_id": 0}});
     let template = |single: Value| {
         let token = serde_json::json!({"id": "<s>", "ids": [5], "tokens": ["<s>"]});
-        serde_json::json!({"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": {"<s>": token}})
+        let special = serde_json::json!({"<s>": token});
+        serde_json::json!({"type": "TemplateProcessing", "single": single, "pair": single, "special_tokens": special})
     };
     for (single, first) in [
         (serde_json::json!([special("<s>"), text]), vec![5]),

@@ -1,6 +1,7 @@
 //! Saves and loads models as Hugging Face's transformers do: `config.json` and `model.safetensors`, which
 //! `from_pretrained` reads. Each family says what its `config.json` holds and how its tensors are called ([`Mapping`]).
 
+mod adapter;
 mod gpt2;
 mod llama;
 mod rope;
@@ -21,7 +22,7 @@ use serde_json::{Map, Value};
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::Read;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use weight_files::{StoredTensor, WEIGHTS, WeightFiles};
 
 const CONFIG: &str = "config.json";
@@ -114,6 +115,8 @@ impl Weights {
 /// Loads what [`Weights`] or Hugging Face wrote, on the CPU: a model of whichever family it is. The files are mapped,
 /// so that beside the model there is never more in memory than its largest tensor.
 ///
+/// Of a folder with an adapter of PEFT's it is the model that the adapter is for, with the adapter in its weights.
+///
 /// # Errors
 /// If a file is missing, damaged, of no known family, or does not hold exactly the parameters its config implies.
 pub fn load(folder: &Path) -> Result<Box<dyn LanguageModel>> {
@@ -126,6 +129,11 @@ pub fn load(folder: &Path) -> Result<Box<dyn LanguageModel>> {
 /// # Errors
 /// Those of [`load`].
 pub fn load_with_context(folder: &Path, block_size: usize) -> Result<Box<dyn LanguageModel>> {
+    if let Some(adapter) = adapter::open(folder)? {
+        let mut model = load_with_context(&adapter.base, block_size)?;
+        adapter.merge_into(&mut *model)?;
+        return Ok(model);
+    }
     let mut config = read_shape(folder)?;
     let cropped = config.kind.hf().positions().filter(|_| block_size < config.block_size);
     config.block_size = config.block_size.min(block_size);
@@ -156,12 +164,29 @@ pub fn load_with_context(folder: &Path, block_size: usize) -> Result<Box<dyn Lan
     }
 }
 
-/// The shape that the `config.json` of a folder describes.
+/// The folder with the weights: of one that holds an adapter that of its model, of any other itself.
+///
+/// # Errors
+/// If the adapter's model is not there, or the adapter is more than a product added to its weights.
+pub fn weights_folder(folder: &Path) -> Result<PathBuf> {
+    Ok(adapter::base_of(folder)?.unwrap_or_else(|| folder.to_path_buf()))
+}
+
+/// The folder with the tokenizer: of one that holds an adapter and no tokenizer that of its model, of any other itself.
+///
+/// # Errors
+/// Those of [`weights_folder`].
+pub fn tokenizer_folder(folder: &Path) -> Result<PathBuf> {
+    let has_own = ["tokenizer.json", "vocab.json"].iter().any(|name| folder.join(name).is_file());
+    if has_own { Ok(folder.to_path_buf()) } else { weights_folder(folder) }
+}
+
+/// The shape that the `config.json` of a folder describes, or of the model that its adapter is for.
 ///
 /// # Errors
 /// If it is missing, describes no model, or one that is not computed here.
 pub fn read_shape(folder: &Path) -> Result<ModelConfig> {
-    let path = folder.join(CONFIG);
+    let path = weights_folder(folder)?.join(CONFIG);
     let text = read_limited(&path, MOST_CONFIG_BYTES)?;
     read_config(&text).map_err(|message| Error::Checkpoint { path, message })
 }

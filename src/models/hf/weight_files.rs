@@ -61,9 +61,7 @@ impl WeightFiles {
             {
                 return Err(pickled(folder, name));
             }
-            let shard = Shard::open(single.clone())?;
-            let tensors = shard.header.tensors().into_keys().map(|name| (name, 0)).collect();
-            return Ok(WeightFiles { shards: vec![shard], path: single, tensors });
+            return WeightFiles::of_file(single);
         }
         let damaged = |message: String| Error::Checkpoint { path: index.clone(), message };
         let text = read_limited(&index, MOST_INDEX_BYTES)?;
@@ -91,6 +89,16 @@ impl WeightFiles {
             }
         }
         Ok(WeightFiles { shards, path: index, tensors })
+    }
+
+    /// Opens one file and reads its header.
+    ///
+    /// # Errors
+    /// If it is missing or damaged.
+    pub fn of_file(path: PathBuf) -> Result<WeightFiles> {
+        let shard = Shard::open(path.clone())?;
+        let tensors = shard.header.tensors().into_keys().map(|name| (name, 0)).collect();
+        Ok(WeightFiles { shards: vec![shard], path, tensors })
     }
 
     /// The names of all tensors, in the order of the alphabet.

@@ -26,7 +26,7 @@ pub struct FoundCheckpoint {
 pub fn find_checkpoint(path: &Path) -> Result<FoundCheckpoint> {
     let missing = |message: String| Error::Checkpoint { path: path.to_path_buf(), message };
     // One of Hugging Face's may be in parts, or in a form that loading it refuses.
-    if path.join(MODEL).exists() || path.join("config.json").is_file() {
+    if [MODEL, "config.json", "adapter_config.json"].iter().any(|name| path.join(name).exists()) {
         verify_model(path)?;
         return Ok(FoundCheckpoint { folder: path.to_path_buf(), damaged: Vec::new() });
     }

@@ -10,6 +10,8 @@ pub const SAMPLES: &str = "samples.jsonl";
 /// The configuration, of a run and of a checkpoint.
 pub const CONFIG: &str = "config.toml";
 pub const TOKENIZER: &str = "tokenizer.json";
+/// How conversations are written.
+pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
 /// How transformers samples from the model.
 pub const GENERATION: &str = "generation_config.json";
 pub const OPTIMIZER: &str = "optimizer.safetensors";

@@ -30,7 +30,8 @@ pub use state::{Best, DataHash, Evaluated, GuardState, Plateau, TrainerState};
 pub(super) use files::Files;
 pub(super) use find::{Checkpoint, models, newest_good};
 pub(super) use layout::{
-    CONFIG, CSV, GENERATION, MANIFEST, METRICS, OPTIMIZER, SAMPLES, STATE, TOKENIZER, checkpoints, resolve_ref,
+    CHAT_TEMPLATE, CONFIG, CSV, GENERATION, MANIFEST, METRICS, OPTIMIZER, SAMPLES, STATE, TOKENIZER, checkpoints,
+    resolve_ref,
 };
 pub(super) use snapshot::{Snapshot, beside, put_in_place, recover};
 pub(super) use store::{Checkpoints, Request};

@@ -1,6 +1,6 @@
 //! Compares what was exported with the model that it came from.
 
-use crate::data::{IGNORE_INDEX, Tokens, eval_windows};
+use crate::data::{IGNORE_INDEX, Row, Tokens, eval_windows};
 use crate::models::LanguageModel;
 use crate::tensor::no_grad;
 use crate::{Device, Error, Result, Tensor};
@@ -61,7 +61,7 @@ pub fn compare(
     after.to_device(device)?;
     let context = before.config().block_size.min(CONTEXT);
     let (mut count, mut losses, mut same, mut largest, mut magnitude) = (0, [0.0; 2], 0, 0.0_f32, 1.0_f32);
-    for (ids, targets) in eval_windows(tokens, context, context)? {
+    for Row { ids, targets, .. } in eval_windows(tokens, context, context)? {
         let (x, x_row) = logits(&*before, &ids, device)?;
         let (y, y_row) = logits(&*after, &ids, device)?;
         for (i, target) in targets.into_iter().enumerate().filter(|(_, target)| *target != IGNORE_INDEX) {

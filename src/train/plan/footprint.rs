@@ -1,7 +1,7 @@
 //! What the steps of a run take, found by taking some on a device that computes nothing.
 
 use crate::config::Config;
-use crate::models::{LanguageModel, ModelConfig, build};
+use crate::models::{Documents, LanguageModel, ModelConfig, build};
 use crate::nn::Dropout;
 use crate::ops::Criterion;
 use crate::optim::{Optimizer, ParameterArena};
@@ -9,7 +9,7 @@ use crate::profile::{Cost, MemoryStats};
 use crate::tensor::{DryRun, no_grad, with_weights_on};
 use crate::train::trainer::{criterion, pass_dropout};
 use crate::train::update_rules::on_device;
-use crate::{DType, Device, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor};
 
 /// What a run takes of its device.
 #[derive(Debug, Clone)]
@@ -24,7 +24,7 @@ pub struct Footprint {
 
 impl Footprint {
     /// Of a run with batches of `batch_size` on this device, or one of the same limits, in updates of so many
-    /// micro-batches.
+    /// micro-batches; with `in_documents` their rows are not one text each.
     ///
     /// # Errors
     /// If there is no such model.
@@ -33,6 +33,7 @@ impl Footprint {
         shape: &ModelConfig,
         batch_size: usize,
         micro_batches: usize,
+        in_documents: bool,
         device: &Device,
     ) -> Result<Footprint> {
         let dry_run = if device.is_gpu() { DryRun::new(device.limits().clone()) } else { DryRun::cpu() };
@@ -41,7 +42,8 @@ impl Footprint {
         let weights = if device.is_gpu() { Device::DryRun(DryRun::cpu()) } else { device.clone() };
         let model = with_weights_on(weights, || build(shape, config.run.seed))?;
         let (model, parameters, mut optimizer) = on_device(model, config, &device)?;
-        let batch = Batch { model: &*model, config, shape: [batch_size, shape.block_size], device: &device };
+        let shape = [batch_size, shape.block_size];
+        let batch = Batch { model: &*model, config, shape, in_documents, device: &device };
         // From the second update on there is a gradient to be replaced.
         batch.update(&parameters, &mut optimizer, micro_batches)?;
         dry_run.take_costs();
@@ -58,6 +60,7 @@ struct Batch<'a> {
     config: &'a Config,
     /// (B, T)
     shape: [usize; 2],
+    in_documents: bool,
     device: &'a Device,
 }
 
@@ -88,7 +91,10 @@ impl Batch<'_> {
         weight: f32,
     ) -> Result<Tensor> {
         let tokens = || Tensor::zeros(self.shape, DType::U32, self.device);
-        let loss = self.model.loss(&tokens()?, &tokens()?, dropout, criterion, loss_scale)?;
+        let documents =
+            self.in_documents.then(|| Ok::<_, Error>(Documents { starts: tokens()?, positions: tokens()? }));
+        let documents = documents.transpose()?;
+        let loss = self.model.loss(&tokens()?, &tokens()?, documents.as_ref(), dropout, criterion, loss_scale)?;
         if weight == 1.0 { Ok(loss) } else { loss.scale(weight) }
     }
 }

@@ -111,10 +111,10 @@ pub fn plan_run(resolved: &Resolved, device: &Device, data_dir: &Path, cache_dir
     let steps = total_steps(t.length(), steps_per_epoch);
     resolved.clone().fit_warmup(steps)?;
     let sizes = sizes(config, &shape, t.batch_size);
-    let fits = |batch_size| fits(config, &shape, batch_size, device);
+    let fits = |batch_size| fits(config, &shape, batch_size, text.in_documents, device);
     // Sizes beyond what a tensor can index have no kernels that could be planned.
     sizes.check_device(&Device::Cpu)?;
-    let footprint = Footprint::new(config, &shape, t.batch_size, t.grad_accum_steps, device)?;
+    let footprint = Footprint::new(config, &shape, t.batch_size, t.grad_accum_steps, text.in_documents, device)?;
     let flops_per_step = sizes.train_flops_per_token * tokens_per_step as f64;
     let windows = text.validation_tokens.saturating_sub(1).div_ceil(shape.block_size);
     let most = if t.eval_batches == 0 { usize::MAX } else { t.eval_batches };
@@ -229,14 +229,21 @@ fn host_bytes(sizes: &Plan, footprint: &Footprint, device: &Device) -> u64 {
 }
 
 /// Why a run with batches of this size cannot be; `None` if it can.
-fn fits(config: &Config, shape: &ModelConfig, batch_size: usize, device: &Device) -> Result<Option<String>> {
+fn fits(
+    config: &Config,
+    shape: &ModelConfig,
+    batch_size: usize,
+    in_documents: bool,
+    device: &Device,
+) -> Result<Option<String>> {
     let sizes = sizes(config, shape, batch_size);
     match sizes.check_device(device) {
         Err(error @ (Error::GpuLimit { .. } | Error::Invalid(_))) => return Ok(Some(error.to_string())),
         result => result?,
     }
     // Two micro-batches take as much as any number of them.
-    let footprint = Footprint::new(config, shape, batch_size, config.train.grad_accum_steps.min(2), device)?;
+    let micro_batches = config.train.grad_accum_steps.min(2);
+    let footprint = Footprint::new(config, shape, batch_size, micro_batches, in_documents, device)?;
     let needs = |what: &str, needed: u64, available: Option<u64>| {
         let available = available.filter(|available| needed > *available)?;
         Some(format!("{what} needs {} MiB, of {} MiB to spare", needed.div_ceil(1 << 20), available >> 20))
@@ -273,6 +280,8 @@ struct TextSize {
     train_tokens: usize,
     validation_tokens: usize,
     batches_per_epoch: f64,
+    /// Whether rows hold documents apart from each other.
+    in_documents: bool,
 }
 
 /// Counts the tokens as a run does: by making them.
@@ -288,6 +297,7 @@ fn text_size(config: &Config, data_dir: &Path, cache_dir: Option<&Path>) -> Resu
         train_tokens,
         validation_tokens: prepared.validation.len(),
         batches_per_epoch: loader.batches_per_epoch(),
+        in_documents: loader.is_in_documents(),
     })
 }
 

@@ -10,7 +10,7 @@ mod tests;
 pub(super) use prepare::{check_configured_precision, total_steps};
 pub(super) use step::{criterion, pass_dropout};
 
-use super::checkpoint::{Best, Evaluated, GENERATION, Request, TrainerState, Writer};
+use super::checkpoint::{Best, CHAT_TEMPLATE, Evaluated, GENERATION, Request, TrainerState, Writer};
 use super::evaluate::{Windows, evaluate};
 use super::events::Event;
 use super::guard::{self, Anomaly, Monitor};
@@ -21,12 +21,12 @@ use super::sinks::{Record, Sink};
 use super::step_hook::StepHook;
 use super::trace::RunTrace;
 use crate::config::{self, Config, GenerateConfig};
-use crate::data::{Coverage, Loader, Position, Tokenizer, Tokens};
+use crate::data::{ChatTemplate, Coverage, Loader, Position, Tokenizer, Tokens};
 use crate::models::LanguageModel;
 use crate::optim::{LearningRate, Optimizer, ParameterArena};
 use crate::profile::{Phase, WallClock};
 use crate::{Error, Result};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -44,6 +44,7 @@ pub(super) struct Trainer<'a> {
     /// `run.json`
     record: Value,
     tokenizer: Tokenizer,
+    chat_template: Option<ChatTemplate>,
     /// Of the training split.
     tokens: Tokens,
     validation: Tokens,
@@ -324,7 +325,10 @@ impl Trainer<'_> {
     fn pretrained_files(&self) -> Result<Vec<(&'static str, String)>> {
         let &GenerateConfig { temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens, .. } =
             &self.config.generate;
-        let mut files = Vec::from(self.tokenizer.pretrained_files(self.config.model.block_size)?);
+        let (context, none) = (self.config.model.block_size, Map::new());
+        let named = self.chat_template.as_ref().map_or(&none, ChatTemplate::tokens);
+        let mut files = Vec::from(self.tokenizer.pretrained_files(context, named)?);
+        files.extend(self.chat_template.as_ref().map(|template| (CHAT_TEMPLATE, template.source().to_string())));
         // A temperature of 0 takes the likeliest token.
         let mut generation = json!({ "max_new_tokens": max_new_tokens, "do_sample": temperature > 0.0 });
         if temperature > 0.0 {

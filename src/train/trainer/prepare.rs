@@ -2,7 +2,7 @@
 
 use super::Trainer;
 use crate::config::{self, Config, Resolved, TrainLength};
-use crate::data::{Corpus, Loader, Prepared, Progress, Tokenizer, Tokens};
+use crate::data::{ChatSpec, ChatTemplate, Corpus, Loader, Prepared, Progress, Tokenizer, Tokens};
 use crate::generate::check_prompt;
 use crate::models::{LanguageModel, ModelConfig, load};
 use crate::optim::{LearningRate, Optimizer, ParameterArena, Schedule};
@@ -34,6 +34,7 @@ use std::time::{Duration, Instant};
 struct Data {
     corpus: Corpus,
     prepared: Prepared,
+    chat_template: Option<ChatTemplate>,
     hash: DataHash,
 }
 
@@ -50,7 +51,13 @@ impl Data {
                 checkpoint.path.display()
             ),
         };
-        let spec = data_spec(data, options.data_dir, options.cache_dir);
+        let mut spec = data_spec(data, options.data_dir, options.cache_dir);
+        if let Some(checkpoint) = checkpoint
+            && !spec.corpus.chat.is_there()
+        {
+            // The folder that the run began with may be gone.
+            spec.corpus.chat = ChatSpec { template: "", folder: Some(&checkpoint.path) };
+        }
         let mut last_shown = None;
         let mut show = |progress: Progress| {
             // Whoever watches a bar sees no more than ten steps a second.
@@ -78,7 +85,7 @@ impl Data {
         {
             return Err(changed("data.tokenizer", "the tokens that it makes of the text are", checkpoint));
         }
-        Ok(Data { corpus, prepared, hash })
+        Ok(Data { corpus, prepared, chat_template: ChatTemplate::find(&spec.corpus.chat)?, hash })
     }
 }
 
@@ -128,7 +135,8 @@ impl<'a> Trainer<'a> {
                 format!("the validation split has {tokens} token(s): nothing is evaluated, and no checkpoint is best");
             (options.on_event)(&Event::Note(text));
         }
-        data.prepared.meta.notes.iter().for_each(|note| (options.on_event)(&Event::Note(note.clone())));
+        let notes = data.prepared.meta.notes.iter().cloned().chain(loader.note());
+        notes.for_each(|note| (options.on_event)(&Event::Note(note)));
         let record = record::begin(&opened.folder, &start)?;
         (options.on_event)(&Event::Started(Box::new(start)));
         device.profiler().take();
@@ -140,6 +148,7 @@ impl<'a> Trainer<'a> {
             sinks,
             record,
             tokenizer: data.prepared.tokenizer,
+            chat_template: data.chat_template,
             validation: data.prepared.validation,
             coverage: data.prepared.meta.coverage,
             model,

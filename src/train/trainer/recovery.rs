@@ -1,6 +1,7 @@
 //! Acts on the guard's verdicts: goes back to a checkpoint, or ends the run with a diagnosis.
 
 use super::Trainer;
+use super::step::{next_batches, predicted};
 use crate::data::{Loader, Position};
 use crate::models::load;
 use crate::train::checkpoint::{Checkpoint, GuardState, OPTIMIZER, TrainerState, newest_good};
@@ -108,12 +109,13 @@ impl Trainer<'_> {
         for (at, position) in suspects {
             let tokens = self.tokens.clone();
             let mut loader = Loader::new(tokens, c.train.batch_size, c.model.block_size, c.run.seed, position)?;
-            for micro in 0..accum {
-                let batch = loader.next_batch();
+            let batches = next_batches(&mut loader, accum);
+            let targets = predicted(&batches);
+            for (micro, batch) in batches.iter().enumerate() {
                 self.parameters.zero_gradients();
                 let pass = ((at - 1) * accum + micro) as u64;
                 let found = first_non_finite(&self.parameters, |before_backward| {
-                    let losses = (0..self.micro_batches).map(|part| self.loss(&batch, part, pass));
+                    let losses = (0..self.micro_batches).map(|part| self.loss(batch, part, pass, targets));
                     let losses = losses.collect::<Result<Vec<_>>>()?;
                     before_backward();
                     losses.iter().try_for_each(Tensor::backward)

@@ -3,6 +3,7 @@
 use super::Trainer;
 use crate::config::Config;
 use crate::data::{Batch, IGNORE_INDEX, Loader, Position};
+use crate::models::Documents;
 use crate::nn::Dropout;
 use crate::ops::Criterion;
 use crate::profile::Span;
@@ -21,6 +22,20 @@ pub(in crate::train) fn pass_dropout(config: &Config, pass: u64) -> Dropout {
     Dropout::new(config.model.dropout as f32, config.run.seed, pass).of_embeddings(config.model.embd_dropout as f32)
 }
 
+/// The batches of one step.
+pub(super) fn next_batches(loader: &mut Loader, accum: usize) -> Vec<Batch> {
+    (0..accum).map(|_| loader.next_batch()).collect()
+}
+
+/// How many tokens batches have to predict.
+pub(super) fn predicted(batches: &[Batch]) -> usize {
+    batches.iter().map(|batch| count_predicted(&batch.targets)).sum()
+}
+
+fn count_predicted(targets: &[u32]) -> usize {
+    targets.iter().filter(|&&target| target != IGNORE_INDEX).count()
+}
+
 /// Of so many steps one gets a timestamp around every kernel.
 const PROFILE_EVERY: usize = 50;
 
@@ -31,16 +46,15 @@ impl Trainer<'_> {
         device.begin_step(self.state.step % PROFILE_EVERY == 5);
         let accum = self.config.train.grad_accum_steps;
         self.unconfirmed.push_back((self.state.step + 1, self.state.position));
+        let batches = device.profiler().span(Span::Data, || next_batches(&mut self.loader, accum));
+        self.state.position = batches.last().expect("there is at least one").position;
+        let targets = predicted(&batches);
+        self.parameters.zero_gradients();
         let mut total_loss: Option<Tensor> = None;
-        for micro in 0..accum {
-            let batch = device.profiler().span(Span::Data, || self.loader.next_batch());
-            self.state.position = batch.position;
-            if micro == 0 {
-                self.parameters.zero_gradients();
-            }
+        for (micro, batch) in batches.iter().enumerate() {
             let pass = (self.state.step * accum + micro) as u64;
             for part in 0..self.micro_batches {
-                let loss = self.loss(&batch, part, pass)?;
+                let loss = self.loss(batch, part, pass, targets)?;
                 loss.backward()?;
                 total_loss = Some(match total_loss {
                     None => loss.detach(),
@@ -82,22 +96,22 @@ impl Trainer<'_> {
             || self.state.step == self.state.total_steps
     }
 
-    /// What micro-batch number `part` of a batch contributes to the mean loss of a step, with the dropout masks that
-    /// its sequences have in the whole batch.
-    pub(super) fn loss(&self, batch: &Batch, part: usize, pass: u64) -> Result<Tensor> {
-        let c = &self.config;
+    /// What micro-batch number `part` of a batch contributes to the mean loss over the `predicted` tokens of a step,
+    /// with the dropout masks that its sequences have in the whole batch.
+    pub(super) fn loss(&self, batch: &Batch, part: usize, pass: u64, predicted: usize) -> Result<Tensor> {
+        let (c, device) = (&self.config, &self.options.device);
         let (rows, t) = (c.train.batch_size, c.model.block_size);
         let (start, end) = (part * rows / self.micro_batches, (part + 1) * rows / self.micro_batches);
-        let targets = &batch.targets[start * t..end * t];
-        let ids = Tensor::from_u32(&batch.ids[start * t..end * t], [end - start, t], &self.options.device)?; // (B, T)
+        let (tokens, shape) = (start * t..end * t, [end - start, t]);
+        let ids = Tensor::from_u32(&batch.ids[tokens.clone()], shape, device)?; // (B, T)
+        let targets = Tensor::from_u32(&batch.targets[tokens.clone()], shape, device)?; // (B, T)
+        let starts = batch.starts.as_ref().map(|starts| Documents::new(&starts[tokens.clone()], shape, device));
         let dropout = pass_dropout(c, pass).from_sequence(start);
-        let predicted = |targets: &[u32]| targets.iter().filter(|&&target| target != IGNORE_INDEX).count() as f32;
-        // The mean over a micro-batch counts by the number of its tokens.
-        let is_whole = self.micro_batches == 1;
-        let weight = if is_whole { 1.0 } else { predicted(targets) / predicted(&batch.targets).max(1.0) };
-        let targets = Tensor::from_u32(targets, [end - start, t], &self.options.device)?; // (B, T)
-        let loss = self.model.loss(&ids, &targets, &dropout, criterion(c), self.optimizer.loss_scale())?;
-        let weight = weight / c.train.grad_accum_steps as f32;
+        let loss_scale = self.optimizer.loss_scale();
+        let loss = self.model.loss(&ids, &targets, starts.transpose()?.as_ref(), &dropout, criterion(c), loss_scale)?;
+        // The mean over a micro-batch counts by the number of its tokens, of which short documents and prompts leave
+        // more or fewer.
+        let weight = count_predicted(&batch.targets[tokens]) as f32 / predicted.max(1) as f32;
         if weight == 1.0 { Ok(loss) } else { loss.scale(weight) }
     }
 

@@ -234,7 +234,7 @@ fn loss_and_gradients(trainer: &mut Trainer, batch: &Batch, parts: usize) -> (f3
     trainer.parameters.zero_gradients();
     let mut total = 0.0;
     for part in 0..parts {
-        let loss = trainer.loss(batch, part, 7).unwrap();
+        let loss = trainer.loss(batch, part, 7, step::predicted(std::slice::from_ref(batch))).unwrap();
         loss.backward().unwrap();
         total += loss.to_f32().unwrap()[0];
     }
@@ -294,9 +294,10 @@ fn the_hook_runs_once_per_update_after_all_micro_batches_and_before_the_optimize
             // What the step should find: the sum over its batches.
             let position = trainer.state.position;
             trainer.parameters.zero_gradients();
-            for micro in 0..3 {
-                let batch = trainer.loader.next_batch();
-                trainer.loss(&batch, 0, 3 * step as u64 + micro).unwrap().backward().unwrap();
+            let batches = step::next_batches(&mut trainer.loader, 3);
+            for (micro, batch) in batches.iter().enumerate() {
+                let pass = (3 * step + micro) as u64;
+                trainer.loss(batch, 0, pass, step::predicted(&batches)).unwrap().backward().unwrap();
             }
             let gradients = trainer.parameters.gradients().to_f32().unwrap();
             assert!(gradients.iter().any(|g| *g != 0.0));

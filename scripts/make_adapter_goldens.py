@@ -1,0 +1,84 @@
+#!/usr/bin/env python3
+"""Write small adapters as PEFT saves them, and what their models compute with them, for the tests to compare rustyflow
+with.
+
+    pip install torch transformers safetensors peft
+    python scripts/make_adapter_goldens.py --models tests/goldens/models --out tests/goldens/adapters
+
+One folder for each adapter, with `adapter_config.json` and `adapter_model.safetensors` as `save_pretrained` writes
+them, which name the folder of their model as it is seen from there; and `golden.safetensors` with one batch (`ids`) and
+its `logits`. They are computed in float64 from values that are float32, so the whole tolerance belongs to the
+implementation under test. `golden.json` says what PyTorch itself loses in float32.
+"""
+
+import argparse
+import json
+import os
+from pathlib import Path
+
+import peft
+import torch
+import transformers
+from safetensors.torch import save_file
+
+from make_goldens import scaled_error, versions
+
+B, T = 2, 13
+GPT2 = {"vocab_size": 37, "n_positions": T, "n_embd": 20, "n_layer": 2, "n_head": 4, "use_cache": False,
+        "bos_token_id": None, "eos_token_id": None, "attn_implementation": "eager"}
+# Name: the model's folder, and what is adapted. A bare c_proj is that of attention and that of the MLP.
+ADAPTERS = {
+    "gpt2": ("gpt2-base", dict(r=3, lora_alpha=5, target_modules=["c_attn", "c_proj"], fan_in_fan_out=True)),
+    "llama": ("llama-gqa", dict(r=4, lora_alpha=6, target_modules=["q_proj", "v_proj", "down_proj"], use_rslora=True,
+                                rank_pattern={"down_proj": 2}, alpha_pattern={"self_attn.v_proj": 9})),
+    "qwen3": ("qwen3", dict(r=2, lora_alpha=8, target_modules="all-linear")),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--models", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    torch.manual_seed(1)
+    base = transformers.GPT2LMHeadModel(transformers.GPT2Config(**GPT2))
+    with torch.no_grad():
+        for parameter in base.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    base.save_pretrained(args.out / "gpt2-base")
+    for name, (base, settings) in ADAPTERS.items():
+        folder = args.out / name
+        model_folder = (args.out if base == "gpt2-base" else args.models) / base
+        write(folder, model_folder, settings)
+
+
+def write(folder: Path, model_folder: Path, settings: dict) -> None:
+    base = transformers.AutoModelForCausalLM.from_pretrained(model_folder, attn_implementation="eager")
+    config = peft.LoraConfig(task_type="CAUSAL_LM", lora_dropout=0.1, **settings)
+    model = peft.get_peft_model(base, config)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_" in name:
+                parameter.copy_(0.3 * torch.randn_like(parameter))
+    model.eval()
+    model.save_pretrained(folder)
+    its_config = folder / "adapter_config.json"
+    saved = json.loads(its_config.read_text()) | {"base_model_name_or_path": os.path.relpath(model_folder, folder)}
+    saved["target_modules"].sort()  # a set: its order changes from run to run
+    its_config.write_text(json.dumps(saved, indent=2) + "\n")
+    (folder / "README.md").unlink(missing_ok=True)
+    ids = torch.randint(0, base.config.vocab_size, (B, T))
+    in_f32 = model(ids).logits.detach()
+    logits = model.double()(ids).logits.detach()
+    without = base.double().eval()
+    with model.disable_adapter():
+        distance = scaled_error(without(ids).logits.detach(), logits)
+    save_file({"ids": ids, "logits": logits.float()}, folder / "golden.safetensors")
+    note = {"versions": versions() | {"peft": peft.__version__}, "float32_error": scaled_error(in_f32, logits),
+            "without_adapter": distance}
+    (folder / "golden.json").write_text(json.dumps(note, indent=1) + "\n")
+    print(folder, note)
+
+
+if __name__ == "__main__":
+    main()

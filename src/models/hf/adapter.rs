@@ -1,0 +1,308 @@
+//! Adapters by low rank (LoRA, Hu et al. 2021) as Hugging Face's PEFT saves them: `adapter_config.json` and
+//! `adapter_model.safetensors` in a folder that names the model they are for. They are added to its weights,
+//!
+//! ```text
+//! W' = W + (alpha / r) B A        A (r, inputs), B (outputs, r)        with rsLoRA alpha / sqrt(r)
+//! ```
+//!
+//! so that from there on the model is like any other.
+
+use super::weight_files::WeightFiles;
+use super::{StoredTensor, add_values, from_json};
+use crate::models::{LanguageModel, ModelConfig};
+use crate::nn::Parameter;
+use crate::{Device, Error, Result, Shape, Tensor};
+use serde::Deserialize;
+use serde_json::Value;
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+
+const CONFIG: &str = "adapter_config.json";
+const WEIGHTS: &str = "adapter_model.safetensors";
+const PICKLE: &str = "adapter_model.bin";
+/// What PEFT puts before the names of a model's modules.
+const PREFIX: &str = "base_model.model.";
+
+/// Keys of `adapter_config.json` that do not change what is computed: how an adapter was learnt, where it is (which its
+/// tensors' names tell), and versions.
+const UNUSED: [&str; 21] = [
+    "auto_mapping",
+    "base_model_name_or_path",
+    "corda_config",
+    "ensure_weight_tying",
+    "eva_config",
+    "exclude_modules",
+    "fan_in_fan_out",
+    "inference_mode",
+    "layers_pattern",
+    "layers_to_transform",
+    "loftq_config",
+    "lora_dropout",
+    "lora_ga_config",
+    "megatron_core",
+    "peft_version",
+    "qalora_group_size",
+    "r",
+    "rank_pattern",
+    "revision",
+    "target_modules",
+    "task_type",
+];
+
+/// What `init_lora_weights` may begin with that changes the model's own weights before the adapter is learnt.
+const CHANGING_INITS: [&str; 5] = ["pissa", "olora", "loftq", "corda", "lora_ga"];
+
+/// `adapter_config.json`, as far as it says what is computed. Ranks follow from the tensors.
+#[derive(Debug, Deserialize)]
+struct AdapterConfig {
+    peft_type: Option<String>,
+    base_model_name_or_path: Option<String>,
+    lora_alpha: Option<f64>,
+    use_rslora: Option<bool>,
+    bias: Option<String>,
+    alpha_pattern: Option<BTreeMap<String, f64>>,
+    init_lora_weights: Option<Value>,
+    /// The other keys.
+    #[serde(flatten)]
+    others: BTreeMap<String, Value>,
+}
+
+/// An adapter and the folder of the model that it is for.
+pub struct Adapter {
+    config: AdapterConfig,
+    files: WeightFiles,
+    pub base: PathBuf,
+}
+
+/// The folder of the model for which a folder holds an adapter; `None` if it holds none.
+///
+/// # Errors
+/// If the adapter is none that can be added to a model's weights, or its model is not there.
+pub fn base_of(folder: &Path) -> Result<Option<PathBuf>> {
+    Ok(config_of(folder)?.map(|(_, base)| base))
+}
+
+/// The adapter in a folder, if it holds one.
+///
+/// # Errors
+/// Those of [`base_of`], or if its tensors are missing or damaged.
+pub fn open(folder: &Path) -> Result<Option<Adapter>> {
+    let Some((config, base)) = config_of(folder)? else { return Ok(None) };
+    let path = folder.join(WEIGHTS);
+    if !path.exists() && folder.join(PICKLE).is_file() {
+        let message = format!(
+            "is a pickle, which may run any program: load it by PEFT's PeftModel.from_pretrained, and save it by \
+             save_pretrained, which writes {WEIGHTS}"
+        );
+        return Err(Error::Checkpoint { path: folder.join(PICKLE), message });
+    }
+    Ok(Some(Adapter { config, files: WeightFiles::of_file(path)?, base }))
+}
+
+fn config_of(folder: &Path) -> Result<Option<(AdapterConfig, PathBuf)>> {
+    let path = folder.join(CONFIG);
+    if !path.is_file() {
+        return Ok(None);
+    }
+    let text = std::fs::read_to_string(&path).map_err(|e| Error::io("read", &path, e))?;
+    let wrong = |message: String| Error::Checkpoint { path: path.clone(), message };
+    let config: AdapterConfig = from_json(&text).map_err(wrong)?;
+    config.check().map_err(wrong)?;
+    let name = config.base_model_name_or_path.clone().unwrap_or_default();
+    // As it is written, or beside the adapter.
+    let places = [PathBuf::from(&name), folder.join(&name)];
+    let is_there = |place: &&PathBuf| !name.is_empty() && place.join("config.json").is_file();
+    let base = places.iter().find(is_there).ok_or_else(|| {
+        let message = format!(
+            "base_model_name_or_path is {name:?}, and no model's folder is there: write the path of the model that the \
+             adapter is for"
+        );
+        wrong(message)
+    })?;
+    if base.join(CONFIG).is_file() {
+        return Err(wrong(format!(
+            "base_model_name_or_path is {name:?}, which is an adapter itself: merge that first"
+        )));
+    }
+    Ok(Some((config, base.clone())))
+}
+
+impl AdapterConfig {
+    /// Refuses what is more than a product added to weights, by the name of the key.
+    fn check(&self) -> std::result::Result<(), String> {
+        let refuse = |key: &str, value: String| Err(format!("{key} is {value}, which rustyflow does not compute"));
+        if self.peft_type.as_deref() != Some("LORA") {
+            return refuse("peft_type", self.peft_type.clone().unwrap_or("missing".into()));
+        }
+        match &self.bias {
+            Some(bias) if bias != "none" => return refuse("bias", format!("{bias:?}")),
+            _ => {}
+        }
+        if let Some(Value::String(how)) = &self.init_lora_weights
+            && CHANGING_INITS.iter().any(|name| how.to_lowercase().starts_with(name))
+        {
+            return refuse("init_lora_weights", format!("{how:?}"));
+        }
+        let is_off = |value: &Value| match value {
+            Value::Null | Value::Bool(false) => true,
+            Value::Array(all) => all.is_empty(),
+            Value::Object(all) => all.is_empty(),
+            _ => false,
+        };
+        let is_unknown = |(key, value): &(&String, &Value)| !UNUSED.contains(&key.as_str()) && !is_off(value);
+        if let Some((key, value)) = self.others.iter().find(is_unknown) {
+            return refuse(key, value.to_string());
+        }
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.');
+        match self.alpha_pattern.iter().flatten().find(|(key, _)| !key.chars().all(is_plain)) {
+            Some((key, _)) => refuse("alpha_pattern", format!("{key:?}")),
+            None => Ok(()),
+        }
+    }
+
+    /// What B A of this rank is multiplied by in a module.
+    fn scale(&self, module: &str, rank: usize) -> f64 {
+        let is_meant = |key: &str| module == key || module.ends_with(&format!(".{key}"));
+        let own = self.alpha_pattern.iter().flatten().find(|(key, _)| is_meant(key)).map(|(_, alpha)| *alpha);
+        let alpha = own.or(self.lora_alpha).unwrap_or(8.0);
+        if self.use_rslora == Some(true) { alpha / (rank as f64).sqrt() } else { alpha / rank as f64 }
+    }
+}
+
+impl Adapter {
+    /// Adds it to the weights of a model on the CPU.
+    ///
+    /// # Errors
+    /// If it is for a model of another shape.
+    pub fn merge_into(&self, model: &mut dyn LanguageModel) -> Result<()> {
+        let shape = model.config().clone();
+        let (mut result, mut used) = (Ok(()), HashSet::new());
+        model.visit_parameters("", &mut |name, parameter| {
+            if result.is_ok() && parameter.linear.is_some() {
+                result = self.merge_parameter(&shape, name, parameter, &mut used);
+            }
+        });
+        result?;
+        match self.files.names().find(|name| !used.contains(*name)) {
+            None => Ok(()),
+            Some(name) => {
+                let kind = shape.kind.as_str();
+                let message =
+                    format!("has a tensor {name}, for which the {kind} in {} has no place", self.base.display());
+                Err(Error::Checkpoint { path: self.files.path.clone(), message })
+            }
+        }
+    }
+
+    fn merge_parameter(
+        &self,
+        shape: &ModelConfig,
+        name: &str,
+        parameter: &Parameter,
+        used: &mut HashSet<String>,
+    ) -> Result<()> {
+        let hf = shape.kind.hf();
+        let outputs_first = parameter.linear.as_ref().is_some_and(|layout| layout.outputs_first);
+        let mut values: Option<Vec<f32>> = None;
+        let mut offset = 0;
+        for (tensor, its) in hf.tensors(shape, name, parameter.shape()) {
+            let module = tensor.strip_suffix(".weight").unwrap_or(&tensor);
+            let (inputs, outputs) = if outputs_first { (its[1], its[0]) } else { (its[0], its[1]) };
+            if let Some(delta) = self.product(hf.prefix(), module, [outputs, inputs], used)? {
+                if values.is_none() {
+                    values = Some(parameter.to_f32()?);
+                }
+                let own = &mut values.as_mut().expect("they were read")[offset..offset + its.elements()];
+                for (i, value) in own.iter_mut().enumerate() {
+                    let at = if outputs_first { i } else { i % outputs * inputs + i / outputs };
+                    *value += delta[at];
+                }
+            }
+            offset += its.elements();
+        }
+        values.map_or(Ok(()), |values| parameter.write_bytes(bytemuck::cast_slice(&values)))
+    }
+
+    /// The scaled B A of a module, (outputs, inputs), if it has one.
+    fn product(
+        &self,
+        prefix: &str,
+        module: &str,
+        [outputs, inputs]: [usize; 2],
+        used: &mut HashSet<String>,
+    ) -> Result<Option<Vec<f32>>> {
+        let short = module.strip_prefix(prefix).unwrap_or(module);
+        let found = [module, short].into_iter().find_map(|module| {
+            let [a, b] = ["A", "B"].map(|letter| format!("{PREFIX}{module}.lora_{letter}.weight"));
+            Some((self.files.tensor(&a)?, self.files.tensor(&b)?, [a, b]))
+        });
+        let Some((a, b, names)) = found else { return Ok(None) };
+        let rank = a.shape.first().copied().unwrap_or(0);
+        if rank == 0 || a.shape != [rank, inputs] || b.shape != [outputs, rank] {
+            let message = format!(
+                "lora_A {:?} and lora_B {:?} of {module} are not (r, {inputs}) and ({outputs}, r), which its model's \
+                 weight takes",
+                a.shape, b.shape
+            );
+            return Err(Error::Checkpoint { path: self.files.path.clone(), message });
+        }
+        let [a, b] = [(&a, [rank, inputs]), (&b, [outputs, rank])].map(|(tensor, shape)| on_cpu(tensor, shape.into()));
+        used.extend(names);
+        let scale = self.config.scale(module, rank) as f32;
+        Ok(Some(b?.matmul(&a?)?.scale(scale)?.to_f32()?))
+    }
+}
+
+fn on_cpu(tensor: &StoredTensor, shape: Shape) -> Result<Tensor> {
+    let mut values = vec![];
+    add_values(tensor, &mut values).map_err(|dtype| Error::Checkpoint {
+        path: tensor.file.to_path_buf(),
+        message: format!("holds tensors of {dtype:?}; expected F32, F16 or BF16"),
+    })?;
+    Tensor::from_f32(&values, shape, &Device::Cpu)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn parsed(change: Value) -> std::result::Result<AdapterConfig, String> {
+        let mut config = json!({"peft_type": "LORA", "r": 4, "lora_alpha": 6, "bias": "none", "use_dora": false,
+            "modules_to_save": null, "rank_pattern": {}, "init_lora_weights": true, "target_parameters": []});
+        config.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+        let config: AdapterConfig = from_json(&config.to_string())?;
+        config.check().map(|()| config)
+    }
+
+    #[test]
+    fn what_is_not_a_product_added_to_weights_is_refused_by_name() {
+        for (key, value) in [
+            ("peft_type", json!("IA3")),
+            ("use_dora", json!(true)),
+            ("lora_bias", json!(true)),
+            ("bias", json!("all")),
+            ("modules_to_save", json!(["lm_head"])),
+            ("init_lora_weights", json!("pissa_niter_16")),
+            ("trainable_token_indices", json!([1, 2])),
+            ("target_parameters", json!(["a.weight"])),
+            ("layer_replication", json!([[0, 2]])),
+            ("alpha_pattern", json!({"^h\\.0": 3})),
+            ("use_of_tomorrow", json!({"a": 1})),
+        ] {
+            let error = parsed(json!({key: value})).unwrap_err();
+            assert!(error.starts_with(key) && error.contains("does not compute"), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_scale_is_that_of_the_module() {
+        let scale = |change: Value, module: &str| parsed(change).unwrap().scale(module, 4);
+        assert_eq!(scale(json!({}), "h.0.attn.c_attn"), 1.5);
+        assert_eq!(scale(json!({"use_rslora": true}), "h.0.attn.c_attn"), 3.0);
+        let own = json!({"alpha_pattern": {"attn.c_proj": 20}});
+        assert_eq!(scale(own.clone(), "h.0.attn.c_proj"), 5.0);
+        assert_eq!(scale(own.clone(), "h.0.mlp.c_proj"), 1.5);
+        assert_eq!(scale(own, "h.0.xattn.c_proj"), 1.5);
+    }
+}
