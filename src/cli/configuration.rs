@@ -3,7 +3,7 @@
 use super::{cache, device, hub, output};
 use crate::Error;
 use crate::config::{Config, Layers, Precision, QUICKSTART, Resolved, process_environment};
-use crate::train::take_shape_of_init;
+use crate::train::{find_checkpoint, run_config, take_shape_of_init};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 
@@ -27,7 +27,8 @@ pub struct RunFlags {
     /// One document in each row of a batch, instead of as many as there is room for (data.packing = "off")
     #[arg(long)]
     no_pack: bool,
-    /// Begin with the weights, shape and tokenizer of the model in this folder, or fetched by this name (model.init)
+    /// Begin with the weights, shape and tokenizer of the model in this folder or run, or fetched by this name
+    /// (model.init)
     #[arg(long, value_name = "DIR")]
     init: Option<String>,
     /// Layers (model.n_layer)
@@ -98,6 +99,11 @@ impl RunFlags {
         self.file.as_deref().or(self.config.as_deref())
     }
 
+    /// Whether nothing was named that another shape comes from.
+    pub fn is_quickstart(&self) -> bool {
+        self.config().is_none() && self.init.is_none()
+    }
+
     /// The configuration in force: defaults < file < environment < --set < flags. Where no file was named it is
     /// `otherwise`, or else the built-in quickstart. `more` are flags that one command alone has.
     pub fn resolve(&self, otherwise: Option<&Path>, more: &[Flag]) -> Result<Resolved> {
@@ -144,6 +150,8 @@ pub fn build(layers: Layers) -> Result<Resolved> {
                 message: format!("no folder is called {init}; {advice}"),
             })
         })?;
+        // Of a run it is its best checkpoint, as for `eval` and `generate`.
+        let folder = if run_config(&folder).is_ok() { find_checkpoint(&folder)?.folder } else { folder };
         resolved.config.model.init = folder.display().to_string();
     }
     take_shape_of_init(&mut resolved)?;

@@ -120,7 +120,7 @@ pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
         (true, _) => show_json(),
         (false, true) => Box::new(|_| Ok(())),
         (false, false) => {
-            let is_built_in = flags.run.config().is_none() && run.is_none();
+            let is_built_in = flags.run.is_quickstart() && run.is_none();
             let mut show = view(&args, &device);
             Box::new(move |event| {
                 if is_built_in && matches!(event, Event::Started(_)) {

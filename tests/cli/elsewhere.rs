@@ -92,6 +92,11 @@ fn a_run_begins_with_the_weights_the_shape_and_the_tokenizer_of_a_folder() {
     let train = ["train", "--init", "there", "--corpus", "corpus.txt", "--device", "cpu", "--name", "on"];
     sandbox.run(&[&train[..], &still].concat()).succeeds();
     assert_eq!(loss(&sandbox, "runs/on"), loss(&sandbox, "there"));
+    // A run stands for its best checkpoint.
+    let train = ["train", "--init", TINY_RUN, "--corpus", "corpus.txt", "--device", "cpu", "--name", "of-run"];
+    let run = sandbox.run(&[&train[..], &still].concat()).succeeds();
+    assert!(!run.stdout.contains("quickstart"), "{}", run.stdout);
+    assert_eq!(loss(&sandbox, "runs/of-run"), loss(&sandbox, TINY_RUN));
     let config = sandbox.read("runs/on/config.toml");
     let line = |section: &str, key: &str| {
         let of_section = config.lines().skip_while(|line| *line != format!("[{section}]"));
