@@ -40,6 +40,12 @@ pub const GENERATE: &str = "Examples:
   rustyflow generate --prompts prompts.txt --json             a text for each line, in batches
   rustyflow generate --logit-bias \" the=-2\" --repetition-penalty 1.2";
 
+pub const CHAT: &str = "Examples:
+  rustyflow chat                                            with the newest run's model
+  rustyflow chat --model Qwen/Qwen3-0.6B --system \"Be brief.\" --temperature 0.6
+  rustyflow chat --model runs/my-run --chat-template chatml
+  rustyflow chat --json < questions.txt > answers.jsonl     a line, an answer";
+
 pub const FETCH: &str = "Examples:
   rustyflow fetch openai-community/gpt2                     then: train --init, eval or generate --model, by that name
   rustyflow fetch Qwen/Qwen3-0.6B --revision main --exclude \"*.md\"

@@ -14,8 +14,19 @@ pub struct Interrupts {
     signal: AtomicI32,
     /// Whether the command was asked to stop.
     stop: AtomicBool,
-    /// What is said to whoever asks it to; `None` where a signal ends the process at once.
-    stopping: Mutex<Option<&'static str>>,
+    reaction: Mutex<Reaction>,
+}
+
+/// What the next signal does.
+#[derive(Default, Clone, Copy)]
+enum Reaction {
+    /// It ends the process.
+    #[default]
+    End,
+    /// It ends the process, and the line of a prompt that the cursor stands in.
+    EndAtPrompt,
+    /// It asks the command to stop, with these words, if any; the one after it ends the process.
+    Ask(&'static str),
 }
 
 /// That a command stopped before its end, because a signal asked it to. It has said so itself.
@@ -55,19 +66,41 @@ impl Interrupts {
 
     fn receive(&self, signal: i32) {
         self.signal.store(signal, Ordering::Relaxed);
-        let stopping = *self.stopping.lock().unwrap_or_else(PoisonError::into_inner);
-        match stopping {
-            Some(message) if !self.stop.swap(true, Ordering::Relaxed) => output::note(message),
-            _ => {
-                tui::terminal::leave();
-                exit(128 + signal)
+        let reaction = *self.reaction.lock().unwrap_or_else(PoisonError::into_inner);
+        match reaction {
+            Reaction::Ask(words) if !self.stop.swap(true, Ordering::Relaxed) => {
+                if !words.is_empty() {
+                    output::note(words);
+                }
+                return;
             }
+            Reaction::EndAtPrompt => output::note(""),
+            Reaction::End | Reaction::Ask(_) => {}
         }
+        tui::terminal::leave();
+        exit(128 + signal)
     }
 
-    /// From here on the first signal asks the command to stop, with these words, and the second ends the process.
+    fn react(&self, reaction: Reaction) {
+        *self.reaction.lock().unwrap_or_else(PoisonError::into_inner) = reaction;
+    }
+
+    /// From here on the first signal asks the command to stop, with these words, if any, and the second ends the
+    /// process.
     pub fn stop_after(&self, message: &'static str) {
-        *self.stopping.lock().unwrap_or_else(PoisonError::into_inner) = Some(message);
+        self.react(Reaction::Ask(message));
+    }
+
+    /// From here on the next signal ends the process again, `at_prompt` with the line that the cursor stands in. What
+    /// was asked to stop has stopped.
+    pub fn end_at_once(&self, at_prompt: bool) {
+        self.react(if at_prompt { Reaction::EndAtPrompt } else { Reaction::End });
+        self.stop.store(false, Ordering::Relaxed);
+    }
+
+    /// Whether it was SIGTERM that came, which is meant for the whole command.
+    pub fn is_terminated(&self) -> bool {
+        self.signal.load(Ordering::Relaxed) == SIGTERM
     }
 
     /// Set when the command is to stop.

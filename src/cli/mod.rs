@@ -2,6 +2,7 @@
 
 mod bench;
 mod cache;
+mod chat;
 mod config;
 mod configuration;
 mod data;
@@ -22,6 +23,7 @@ mod plan;
 mod progress;
 mod reproduce;
 mod runs;
+mod sampling;
 mod shell;
 mod sweep;
 mod train;
@@ -70,6 +72,8 @@ enum Command {
     Eval(eval::Args),
     /// Continue a text
     Generate(generate::Args),
+    /// Talk with a model, line by line, as its chat template writes conversations
+    Chat(chat::Args),
     /// Fetch a model of Hugging Face's hub, into the cache that its own programs use
     Fetch(fetch::Args),
     /// Write a model as other programs read it: GGUF for llama.cpp, or safetensors for transformers
@@ -109,6 +113,7 @@ impl Command {
             Command::VerifyResume(args) => args.json,
             Command::Eval(args) => args.json,
             Command::Generate(args) => args.json,
+            Command::Chat(args) => args.json,
             Command::Fetch(args) => args.json,
             Command::Export(args) => args.written.json,
             Command::Merge(args) => args.written.json,
@@ -138,6 +143,7 @@ pub fn main() -> ExitCode {
         Command::VerifyResume(args) => verify_resume::run(args, &interrupts),
         Command::Eval(args) => eval::run(args),
         Command::Generate(args) => generate::run(args, &interrupts),
+        Command::Chat(args) => chat::run(args, &interrupts),
         Command::Fetch(args) => fetch::run(args),
         Command::Export(args) => export::run(&args),
         Command::Merge(args) => merge::run(&args),
@@ -205,7 +211,7 @@ mod tests {
 
     /// The words of a line as a shell splits it, up to a comment or a redirection.
     fn words(line: &str) -> Vec<String> {
-        let line = line.split("   ").next().unwrap().split(" > ").next().unwrap();
+        let line = ["   ", " > ", " < "].iter().fold(line, |line, end| line.split(end).next().unwrap());
         let quoted = line.split('"').enumerate();
         let parts = quoted.flat_map(|(i, part)| match i % 2 {
             0 => part.split_whitespace().map(String::from).collect(),

@@ -11,7 +11,7 @@ use std::path::Path;
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Serde, Value as Jinja};
 use minijinja::{Environment, ErrorKind, State};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::error::{Error, Result};
 
@@ -168,6 +168,22 @@ impl ChatTemplate {
         template.render(Serde(&context)).map_err(|error| bad(&self.name, &describe(&error)))
     }
 
+    /// What it writes after an answer, by which the end of one is known: `<|im_end|>`, `</s>`. White space after that
+    /// is left out, as models do; where there is nothing else, it is what ends an answer. `system` are the messages
+    /// that a conversation begins with.
+    ///
+    /// # Errors
+    /// Those of [`render`](ChatTemplate::render).
+    pub fn end_of_answer(&self, system: &[Value]) -> Result<String> {
+        const ANSWER: &str = "answer-7f3a";
+        let message = |role: &str, content: &str| json!({"role": role, "content": content});
+        let messages = [system, &[message("user", "question"), message("assistant", ANSWER)]].concat();
+        let text = self.render(&messages, None, false)?;
+        let end = text.rfind(ANSWER).map_or("", |at| &text[at + ANSWER.len()..]);
+        let without_space = end.trim_end();
+        Ok(if without_space.is_empty() { end } else { without_space }.to_string())
+    }
+
     /// The text of a conversation in parts: what the assistant says, and what it only reads. What it says is what the
     /// template marks by `{% generation %}`. Without such marks, it is what follows when an answer is added to the
     /// messages before it.
@@ -285,7 +301,6 @@ fn bad(name: &str, message: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn template(source: &str) -> ChatTemplate {
         let tokens = special_tokens(json!({"bos_token": "<s>", "eos_token": {"content": "</s>"}}).as_object().unwrap());
@@ -310,6 +325,22 @@ mod tests {
         let chatml = ChatTemplate::find(&ChatSpec { template: "chatml", folder: None }).unwrap().unwrap();
         let text = chatml.render(&messages()[..1], None, true).unwrap();
         assert_eq!(text, "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+    }
+
+    #[test]
+    fn what_ends_an_answer_is_what_the_template_writes_after_it() {
+        let chatml = ChatTemplate::find(&ChatSpec { template: "chatml", folder: None }).unwrap().unwrap();
+        let system = [json!({"role": "system", "content": "Be brief."})];
+        for (template, system, expected) in [
+            (chatml.clone(), &[][..], "<|im_end|>"),
+            (chatml, &system, "<|im_end|>"),
+            (template(INSTRUCT), &[], "</s>"),
+            (template("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"), &[], "\n"),
+            (template("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"), &[], ""),
+        ] {
+            assert_eq!(template.end_of_answer(system).unwrap(), expected);
+        }
+        assert!(template(INSTRUCT).end_of_answer(&system).unwrap_err().to_string().contains("only users"));
     }
 
     #[test]

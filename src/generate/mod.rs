@@ -1,12 +1,14 @@
 //! Text from a trained model, one token at a time.
 
 mod sampler;
+mod session;
 mod text;
 
 pub use sampler::{Sampler, Sampling};
+pub use session::Session;
 pub use text::TextWriter;
 
-use crate::models::{LanguageModel, ModelConfig};
+use crate::models::{KvCache, LanguageModel, ModelConfig};
 use crate::{Error, Result, Tensor};
 use std::ops::ControlFlow;
 
@@ -71,12 +73,11 @@ pub fn generate_batch(
     for _ in 0..max_new_tokens {
         if len - begin > context {
             begin = len - (context / 2).max(1);
-            cache.clear();
+            cache.truncate(0);
         }
         let new = begin + cache.tokens()..len;
         let ids: Vec<u32> = texts.iter().flat_map(|text| &text.ids[new.clone()]).copied().collect();
-        let ids = Tensor::from_u32(&ids, [texts.len(), new.len()], &model.device())?; // (B, T)
-        let logits = model.next_token_logits(&ids, &mut cache)?.to_f32()?; // (B, V)
+        let logits = next_logits(model, &ids, &mut cache)?; // (B, V)
         let rows = logits.chunks(logits.len() / texts.len());
         for (i, (text, logits)) in texts.iter_mut().zip(rows).enumerate() {
             text.add(logits, &mut |id| on_token(i, id))?;
@@ -87,6 +88,13 @@ pub fn generate_batch(
         }
     }
     Ok(())
+}
+
+/// The logits of the tokens after `ids`, (B, T) in one row, which follow those in the cache.
+fn next_logits(model: &dyn LanguageModel, ids: &[u32], cache: &mut KvCache) -> Result<Vec<f32>> {
+    let b = cache.sequences();
+    let ids = Tensor::from_u32(ids, [b, ids.len() / b], &model.device())?; // (B, T)
+    model.next_token_logits(&ids, cache)?.to_f32() // (B, V)
 }
 
 impl Continuation {

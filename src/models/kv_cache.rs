@@ -48,9 +48,9 @@ impl KvCache {
         KvView { cache: &self.layers[i], tokens: self.tokens }
     }
 
-    /// Forgets all tokens.
-    pub fn clear(&mut self) {
-        self.tokens = 0;
+    /// Forgets all but the first so many tokens, if it holds more.
+    pub fn truncate(&mut self, tokens: usize) {
+        self.tokens = self.tokens.min(tokens);
     }
 
     /// Counts tokens that every layer has added.

@@ -2,7 +2,7 @@
 
 use crate::sandbox::{Run, Sandbox, TINY_RUN, corpus};
 use rustyflow::ops::random::splitmix64;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -151,6 +151,45 @@ fn interrupted_text_ends_with_its_line() {
     interrupt(&child);
     let run = finish(child, stdout).ends_with(130);
     assert!(run.stdout.ends_with('\n'), "{run:?}");
+}
+
+/// A conversation with a model that talks for seconds, and its first words.
+fn chat(sandbox: &Sandbox) -> (Child, Output) {
+    let args = ["chat", "--device", "cpu", "--threads", "1", "--chat-template", "plain.jinja", "-n", "4000000000"];
+    // The first token is the line break, which ends an answer.
+    let mut command = sandbox.command(&[&args[..], &["--logit-bias", "0=-inf"]].concat());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    child.stdin.as_mut().unwrap().write_all(b"the\n").unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    stdout.read_exact(&mut [0; 20]).unwrap();
+    (child, stdout)
+}
+
+#[test]
+fn an_interrupt_ends_an_answer_and_not_the_conversation() {
+    let sandbox = Sandbox::new();
+    sandbox.write("corpus.txt", corpus().repeat(10));
+    sandbox.write("plain.jinja", "{% for m in messages %}{{ m.content }}\n{% endfor %}");
+    sandbox.train(&["--block-size", "8192", "--batch-size", "1", "--max-steps", "1"]).succeeds();
+    let (mut child, stdout) = chat(&sandbox);
+    interrupt(&child);
+    child.stdin.as_mut().unwrap().write_all(b"/save talk.jsonl\n").unwrap();
+    drop(child.stdin.take());
+    let run = finish(child, stdout).succeeds();
+    let saved: serde_json::Value = serde_json::from_str(&sandbox.read("talk.jsonl")).unwrap();
+    let answer = saved["messages"][1]["content"].as_str().unwrap();
+    assert!(run.stdout.ends_with('\n') && (20..7000).contains(&answer.len()), "{}: {run:?}", answer.len());
+    // Where nothing is under way the signal ends the program: here it waits for the next line.
+    let (child, mut stdout) = chat(&sandbox);
+    interrupt(&child);
+    stdout.read_until(b'\n', &mut vec![]).unwrap();
+    std::thread::sleep(Duration::from_millis(500));
+    interrupt(&child);
+    finish(child, stdout).ends_with(130);
+    let (child, stdout) = chat(&sandbox);
+    send("-TERM", &child);
+    finish(child, stdout).ends_with(143);
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod sandbox;
 mod bad_input;
 mod bench;
 mod caches;
+mod chatting;
 mod checkpoints;
 mod choices;
 mod configuration;

@@ -35,7 +35,7 @@ fn in_terminal(sandbox: &Sandbox, prepare: &str, command: &str) -> Option<Run> {
 }
 
 /// As [`in_terminal`], with this key pressed once the command has had a second.
-fn in_terminal_with_key(sandbox: &Sandbox, prepare: &str, command: &str, key: Option<&[u8]>) -> Option<Run> {
+pub fn in_terminal_with_key(sandbox: &Sandbox, prepare: &str, command: &str, key: Option<&[u8]>) -> Option<Run> {
     if !Command::new("script").arg("--version").output().is_ok_and(|output| output.status.success()) {
         eprintln!("SKIPPED, no `script` of util-linux");
         return None;

@@ -1,8 +1,8 @@
 //! Several texts, in batches of prompts that have as many tokens.
 
-use super::{Prompt, finish_json};
+use super::Prompt;
 use crate::cli::interrupt::{Interrupted, Interrupts};
-use crate::cli::output;
+use crate::cli::{output, sampling};
 use crate::data::Tokenizer;
 use crate::generate::{Request, Sampling, TextWriter, generate_batch, printable};
 use crate::models::LanguageModel;
@@ -91,7 +91,7 @@ fn print(texts: &[Text], seconds: f64, prompts: usize, settings: &Settings) -> R
     }
     if settings.json {
         let prompt_tokens = texts.iter().map(|text| text.prompt.ids.len()).sum();
-        let mut total = finish_json(prompt_tokens, new_tokens, seconds);
+        let mut total = sampling::speed(prompt_tokens, new_tokens, seconds);
         total["kind"] = "total".into();
         total["texts"] = texts.len().into();
         output::line(total)?;

@@ -4,16 +4,16 @@ mod many;
 mod prompts;
 
 use super::interrupt::{Interrupted, Interrupts};
+use super::sampling::{self, SamplingFlags};
 use super::{at_least_one, configuration, device, model, output};
 use crate::Error;
-use crate::config::{GenerateConfig, process_environment};
 use crate::data::Tokenizer;
-use crate::generate::{Sampler, Sampling, TextWriter, check_prompt, generate, printable};
+use crate::generate::{Sampling, TextWriter, check_prompt, generate, printable};
 use crate::models::{LanguageModel, ModelConfig};
 use crate::train::prompt_ids;
-use anyhow::{Result, bail};
+use anyhow::Result;
 use std::ops::ControlFlow;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -35,33 +35,8 @@ pub struct Args {
     /// Texts for each prompt, at once; the second is that of the next seed, and so on
     #[arg(long, value_name = "N", default_value = "1", value_parser = at_least_one)]
     samples: usize,
-    /// Tokens to write at most [default: the run's, 200]
-    #[arg(long, short = 'n', value_name = "N", value_parser = at_least_one)]
-    max_tokens: Option<usize>,
-    /// Below 1 safer, above 1 wilder, 0 always the likeliest token [default: the run's, 0.8]
-    #[arg(long, short, value_name = "T", allow_negative_numbers = true)]
-    temperature: Option<f64>,
-    /// Choose among the K likeliest tokens only; 0 for all [default: the run's, 0]
-    #[arg(long, value_name = "K")]
-    top_k: Option<usize>,
-    /// Choose among the likeliest tokens that reach this probability together; 1 for all [default: the run's, 1]
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    top_p: Option<f64>,
-    /// Choose among tokens at least this part as likely as the likeliest; 0 for all [default: the run's, 0]
-    #[arg(long, value_name = "P", allow_negative_numbers = true)]
-    min_p: Option<f64>,
-    /// Above 1, tokens of the text become less likely [default: the run's, 1]
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
-    repetition_penalty: Option<f64>,
-    /// End where this text begins, which is not printed; several times for several [default: the run's, none]
-    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
-    stop: Vec<String>,
-    /// Add to the logit of a token, given by its number or text: 13=-5, the=2, or -inf for never; several times
-    #[arg(long, value_name = "TOKEN=BIAS", allow_hyphen_values = true)]
-    logit_bias: Vec<String>,
-    /// The same seed writes the same text [default: the run's, 1337]
-    #[arg(long)]
-    seed: Option<u64>,
+    #[command(flatten)]
+    sampling: SamplingFlags,
     /// Print one JSON object with the text and the speed instead; of several texts one for each, and the speed last
     #[arg(long)]
     pub json: bool,
@@ -75,14 +50,7 @@ pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
     let folder = model::find(args.model.as_deref())?;
     let (model, tokenizer) = model::load(&folder, &device)?;
     tracing::info!("model {}", folder.display());
-    let defaults = of_run(&folder).unwrap_or_else(|error| {
-        output::note(format_args!("warning: the run's [generate] is not used: {error}"));
-        None
-    });
-    let settings = args.over(defaults.unwrap_or(config.generate))?;
-    let mut sampling = Sampling::of(&settings, tokenizer.vocab_size());
-    let biases = args.logit_bias.iter().map(|given| prompts::logit_bias(given, &tokenizer));
-    sampling.logit_bias = biases.collect::<Result<_>>()?;
+    let (settings, sampling) = args.sampling.over_run(&folder, config.generate, &tokenizer)?;
     let given = match &args.prompts {
         Some(path) => prompts::of_file(path)?,
         None => vec![prompts::one(&args.prompt, args.prompt_file.as_deref())?],
@@ -90,7 +58,6 @@ pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
     // Before a prompt is shown, so that an error does not follow on half a line.
     let prompts = given.into_iter().map(|text| Prompt::new(text, &tokenizer, model.config()));
     let prompts = prompts.collect::<Result<Vec<_>>>()?;
-    Sampler::new(&sampling)?;
     interrupts.stop_after("\nstopping after this token; press Ctrl-C again to stop at once");
     let (max_new_tokens, samples, json) = (settings.max_new_tokens, args.samples, args.json);
     if args.prompts.is_none() && samples == 1 {
@@ -99,26 +66,6 @@ pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
     }
     let settings = many::Settings { sampling: &sampling, stops: &settings.stop, samples, max_new_tokens, json };
     many::write(&*model, &tokenizer, &prompts, &settings, interrupts)
-}
-
-impl Args {
-    /// What the flags say of how text is sampled, over these values.
-    fn over(&self, defaults: GenerateConfig) -> Result<GenerateConfig> {
-        if self.stop.iter().any(String::is_empty) {
-            bail!("--stop: an empty text ends every text at once; leave it out");
-        }
-        Ok(GenerateConfig {
-            max_new_tokens: self.max_tokens.unwrap_or(defaults.max_new_tokens),
-            temperature: self.temperature.unwrap_or(defaults.temperature),
-            top_k: self.top_k.unwrap_or(defaults.top_k),
-            top_p: self.top_p.unwrap_or(defaults.top_p),
-            min_p: self.min_p.unwrap_or(defaults.min_p),
-            repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
-            stop: if self.stop.is_empty() { defaults.stop } else { self.stop.clone() },
-            seed: self.seed.unwrap_or(defaults.seed),
-            prompt: defaults.prompt,
-        })
-    }
 }
 
 /// A text to continue.
@@ -186,7 +133,7 @@ fn write_one(
     show(&writer.finish()?, &mut text)?;
     let seconds = started.elapsed().as_secs_f64();
     if json {
-        let mut object = finish_json(prompt.ids.len(), tokens, seconds);
+        let mut object = sampling::speed(prompt.ids.len(), tokens, seconds);
         object["text"] = text.into();
         object["stopped"] = stopped.into();
         output::line(object)?;
@@ -195,19 +142,4 @@ fn write_one(
         tracing::info!("{tokens} tokens, {:.2} ms each", 1e3 * seconds / (tokens as f64).max(1.0));
     }
     if stop.load(Ordering::Relaxed) { Err(Interrupted.into()) } else { Ok(()) }
-}
-
-/// What was computed and how fast: the prompt's tokens too are in the time.
-fn finish_json(prompt_tokens: usize, new_tokens: usize, seconds: f64) -> serde_json::Value {
-    serde_json::json!({
-        "prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "seconds": seconds,
-        "tokens_per_s": new_tokens as f64 / seconds.max(1e-9),
-    })
-}
-
-/// What the run was to generate and how, if it says so, with what the environment says of that.
-fn of_run(folder: &Path) -> Result<Option<GenerateConfig>> {
-    let Some(layers) = model::trained_with(folder)? else { return Ok(None) };
-    let about_this = process_environment().filter(|(name, _)| name.starts_with("RUSTYFLOW_GENERATE__"));
-    Ok(Some(layers.environment(about_this)?.build()?.config.generate))
 }

@@ -1,7 +1,7 @@
-//! What `rustyflow generate` is given: prompts, and biases of tokens.
+//! The prompts that `rustyflow generate` is given.
 
 use crate::Error;
-use crate::data::{Tokenizer, read_text};
+use crate::data::read_text;
 use anyhow::{Result, bail};
 use serde_json::Value;
 use std::path::Path;
@@ -42,27 +42,5 @@ fn of_json(path: &Path, number: usize, line: &str) -> Result<String> {
         },
         Ok(_) => bail!("{}:{number}: {expected}", path.display()),
         Err(error) => bail!("{}:{number}: {expected}: {error}", path.display()),
-    }
-}
-
-/// `TOKEN=BIAS`: a token by its number or its text, which may be in quotes, and what is added to its logit.
-pub(super) fn logit_bias(given: &str, tokenizer: &Tokenizer) -> Result<(u32, f32)> {
-    let Some((token, bias)) = given.rsplit_once('=') else {
-        bail!("--logit-bias {given}: expected TOKEN=BIAS, as in 13=-5 or \"the=2\"");
-    };
-    let Ok(bias) = bias.trim().parse::<f32>() else {
-        bail!("--logit-bias {given}: {bias:?} is no number; -inf never draws the token");
-    };
-    if let Ok(id) = token.parse() {
-        return Ok((id, bias));
-    }
-    let text = token.strip_prefix('"').and_then(|token| token.strip_suffix('"')).unwrap_or(token);
-    match tokenizer.encode(text)?[..] {
-        [id] => Ok((id, bias)),
-        ref ids => bail!(
-            "--logit-bias {given}: {text:?} is {} tokens ({ids:?}), and a bias is of one; give each of them a bias by \
-             its number",
-            ids.len()
-        ),
     }
 }

@@ -1,0 +1,115 @@
+//! How tokens are chosen and where a text ends: the flags of commands that write text, over what the model's run says.
+
+use super::{at_least_one, model, output};
+use crate::config::{GenerateConfig, process_environment};
+use crate::data::Tokenizer;
+use crate::generate::{Sampler, Sampling};
+use anyhow::{Result, bail};
+use std::path::Path;
+
+#[derive(clap::Args)]
+pub struct SamplingFlags {
+    /// Tokens to write at most [default: the run's, 200]
+    #[arg(long, short = 'n', value_name = "N", value_parser = at_least_one)]
+    max_tokens: Option<usize>,
+    /// Below 1 safer, above 1 wilder, 0 always the likeliest token [default: the run's, 0.8]
+    #[arg(long, short, value_name = "T", allow_negative_numbers = true)]
+    temperature: Option<f64>,
+    /// Choose among the K likeliest tokens only; 0 for all [default: the run's, 0]
+    #[arg(long, value_name = "K")]
+    top_k: Option<usize>,
+    /// Choose among the likeliest tokens that reach this probability together; 1 for all [default: the run's, 1]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    top_p: Option<f64>,
+    /// Choose among tokens at least this part as likely as the likeliest; 0 for all [default: the run's, 0]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    min_p: Option<f64>,
+    /// Above 1, tokens of the text become less likely [default: the run's, 1]
+    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    repetition_penalty: Option<f64>,
+    /// End where this text begins, which is not printed; several times for several [default: the run's, none]
+    #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
+    stop: Vec<String>,
+    /// Add to the logit of a token, given by its number or text: 13=-5, the=2, or -inf for never; several times
+    #[arg(long, value_name = "TOKEN=BIAS", allow_hyphen_values = true)]
+    logit_bias: Vec<String>,
+    /// The same seed writes the same text [default: the run's, 1337]
+    #[arg(long)]
+    seed: Option<u64>,
+}
+
+impl SamplingFlags {
+    /// What they say over the `[generate]` of the run that made the model in `folder`, or else over these defaults.
+    pub fn over_run(
+        &self,
+        folder: &Path,
+        defaults: GenerateConfig,
+        tokenizer: &Tokenizer,
+    ) -> Result<(GenerateConfig, Sampling)> {
+        let of_run = of_run(folder).unwrap_or_else(|error| {
+            output::note(format_args!("warning: the run's [generate] is not used: {error}"));
+            None
+        });
+        let settings = self.over(of_run.unwrap_or(defaults))?;
+        let mut sampling = Sampling::of(&settings, tokenizer.vocab_size());
+        let biases = self.logit_bias.iter().map(|given| logit_bias(given, tokenizer));
+        sampling.logit_bias = biases.collect::<Result<_>>()?;
+        // Refused here, before anything is computed.
+        Sampler::new(&sampling)?;
+        Ok((settings, sampling))
+    }
+
+    fn over(&self, defaults: GenerateConfig) -> Result<GenerateConfig> {
+        if self.stop.iter().any(String::is_empty) {
+            bail!("--stop: an empty text ends every text at once; leave it out");
+        }
+        Ok(GenerateConfig {
+            max_new_tokens: self.max_tokens.unwrap_or(defaults.max_new_tokens),
+            temperature: self.temperature.unwrap_or(defaults.temperature),
+            top_k: self.top_k.unwrap_or(defaults.top_k),
+            top_p: self.top_p.unwrap_or(defaults.top_p),
+            min_p: self.min_p.unwrap_or(defaults.min_p),
+            repetition_penalty: self.repetition_penalty.unwrap_or(defaults.repetition_penalty),
+            stop: if self.stop.is_empty() { defaults.stop } else { self.stop.clone() },
+            seed: self.seed.unwrap_or(defaults.seed),
+            prompt: defaults.prompt,
+        })
+    }
+}
+
+/// What the run was to generate and how, if it says so, with what the environment says of that.
+fn of_run(folder: &Path) -> Result<Option<GenerateConfig>> {
+    let Some(layers) = model::trained_with(folder)? else { return Ok(None) };
+    let about_this = process_environment().filter(|(name, _)| name.starts_with("RUSTYFLOW_GENERATE__"));
+    Ok(Some(layers.environment(about_this)?.build()?.config.generate))
+}
+
+/// `TOKEN=BIAS`: a token by its number or its text, which may be in quotes, and what is added to its logit.
+fn logit_bias(given: &str, tokenizer: &Tokenizer) -> Result<(u32, f32)> {
+    let Some((token, bias)) = given.rsplit_once('=') else {
+        bail!("--logit-bias {given}: expected TOKEN=BIAS, as in 13=-5 or \"the=2\"");
+    };
+    let Ok(bias) = bias.trim().parse::<f32>() else {
+        bail!("--logit-bias {given}: {bias:?} is no number; -inf never draws the token");
+    };
+    if let Ok(id) = token.parse() {
+        return Ok((id, bias));
+    }
+    let text = token.strip_prefix('"').and_then(|token| token.strip_suffix('"')).unwrap_or(token);
+    match tokenizer.encode(text)?[..] {
+        [id] => Ok((id, bias)),
+        ref ids => bail!(
+            "--logit-bias {given}: {text:?} is {} tokens ({ids:?}), and a bias is of one; give each of them a bias by \
+             its number",
+            ids.len()
+        ),
+    }
+}
+
+/// What was computed and how fast: the prompt's tokens too are in the time.
+pub fn speed(prompt_tokens: usize, new_tokens: usize, seconds: f64) -> serde_json::Value {
+    serde_json::json!({
+        "prompt_tokens": prompt_tokens, "new_tokens": new_tokens, "seconds": seconds,
+        "tokens_per_s": new_tokens as f64 / seconds.max(1e-9),
+    })
+}

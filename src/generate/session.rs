@@ -1,0 +1,149 @@
+//! A text that grows by turns, as a conversation does: what was computed of it is kept for the next turn.
+
+use super::{Sampler, Sampling, check_prompt, next_logits};
+use crate::Result;
+use crate::models::{KvCache, LanguageModel};
+use std::ops::ControlFlow;
+
+/// Tokens that there is room for at first. A cache for the whole context may take gigabytes that few texts need.
+const ROOM: usize = 1024;
+
+/// A model, and what it has computed of one text.
+pub struct Session<'a> {
+    model: &'a dyn LanguageModel,
+    sampler: Sampler,
+    /// The text. The cache holds the first of its tokens, all or all but the last, and has room for `room`.
+    ids: Vec<u32>,
+    cache: KvCache,
+    room: usize,
+}
+
+impl<'a> Session<'a> {
+    /// One without a text. All turns draw from one stream of random numbers.
+    ///
+    /// # Errors
+    /// If a number of `sampling` lies outside its range, or the device has no memory left.
+    pub fn new(model: &'a dyn LanguageModel, sampling: &Sampling) -> Result<Session<'a>> {
+        let room = ROOM.min(model.config().block_size);
+        let cache = model.kv_cache(1, room)?;
+        Ok(Session { model, sampler: Sampler::new(sampling)?, ids: vec![], cache, room })
+    }
+
+    /// Makes `prompt` the text and continues it by up to `max_new_tokens` tokens, or until it fills the model's
+    /// context, handing each to `on_token` as soon as it is drawn. Returns how many of the prompt's tokens were
+    /// computed: those after the beginning that it shares with the text before, or all where the cache had to grow.
+    ///
+    /// # Errors
+    /// If the prompt is empty, longer than the context, or names a token that the model does not have; or the device
+    /// reported an error.
+    pub fn generate(
+        &mut self,
+        prompt: &[u32],
+        max_new_tokens: usize,
+        on_token: &mut dyn FnMut(u32) -> Result<ControlFlow<()>>,
+    ) -> Result<usize> {
+        check_prompt(self.model.config(), prompt)?;
+        let context = self.model.config().block_size;
+        let max_new_tokens = max_new_tokens.min(context - prompt.len());
+        self.make_room(prompt.len() + max_new_tokens)?;
+        let shared = self.ids.iter().zip(prompt).take_while(|(old, new)| old == new).count();
+        // The last token is computed in any case: the first that is drawn follows from it.
+        self.cache.truncate(shared.min(prompt.len() - 1));
+        let computed = prompt.len() - self.cache.tokens();
+        self.ids = prompt.to_vec();
+        for _ in 0..max_new_tokens {
+            let logits = next_logits(self.model, &self.ids[self.cache.tokens()..], &mut self.cache)?; // (1, V)
+            let id = self.sampler.draw(&logits, &self.ids)?;
+            self.ids.push(id);
+            if on_token(id)?.is_break() {
+                break;
+            }
+        }
+        Ok(computed)
+    }
+
+    /// A cache for so many tokens, at least twice as many as before so that it seldom grows.
+    fn make_room(&mut self, tokens: usize) -> Result<()> {
+        if tokens > self.room {
+            let room = tokens.max(2 * self.room).min(self.model.config().block_size);
+            self.cache = self.model.kv_cache(1, room)?;
+            self.room = room;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+    use crate::generate::generate;
+    use crate::models::{build, testing};
+
+    fn keep(text: &mut Vec<u32>) -> impl FnMut(u32) -> Result<ControlFlow<()>> {
+        |id| {
+            text.push(id);
+            Ok(ControlFlow::Continue(()))
+        }
+    }
+
+    #[test]
+    fn a_turn_is_what_the_whole_text_would_be_continued_by_and_computes_what_is_new() {
+        let mut windowed = testing::small_llama("llama");
+        windowed.llama.as_mut().unwrap().sliding_window = Some(5);
+        for device in Device::for_tests() {
+            for config in [testing::small(50, 12, 2, 24), testing::small_llama("qwen3"), windowed.clone()] {
+                let mut model = build(&config, 3).unwrap();
+                model.to_device(&device).unwrap();
+                let sampling = Sampling::greedy(50);
+                let mut session = Session::new(&*model, &sampling).unwrap();
+                let mut turn = |prompt: &[u32], count: usize| {
+                    let (mut got, mut expected) = (vec![], vec![]);
+                    let computed = session.generate(prompt, count, &mut keep(&mut got)).unwrap();
+                    let room = count.min(12 - prompt.len());
+                    generate(&*model, prompt, room, &sampling, &mut keep(&mut expected)).unwrap();
+                    assert_eq!(got, expected, "{device}, {config:?}: {prompt:?}");
+                    (computed, got)
+                };
+                let (computed, answer) = turn(&[7, 11, 7], 2);
+                assert_eq!((computed, answer.len()), (3, 2));
+                // Of the answer the last token was drawn and not computed.
+                let further = [&[7, 11, 7], &answer[..], &[4]].concat();
+                assert_eq!(turn(&further, 1).0, 2);
+                // As it is; another end; another beginning; and no more than the context holds.
+                assert_eq!(turn(&further, 3).0, 1);
+                assert_eq!(turn(&[&further[..4], &[9, 9]].concat(), 1).0, 2);
+                let (computed, answer) = turn(&[5; 10], 9);
+                assert_eq!((computed, answer.len()), (10, 2));
+            }
+        }
+    }
+
+    #[test]
+    fn a_cache_that_has_grown_holds_nothing_of_before() {
+        let model = build(&testing::small(50, ROOM * 3, 2, 24), 3).unwrap();
+        let sampling = Sampling::greedy(50);
+        let mut session = Session::new(&*model, &sampling).unwrap();
+        let prompt = vec![3; ROOM - 2];
+        assert_eq!(session.generate(&prompt, 2, &mut keep(&mut vec![])).unwrap(), prompt.len());
+        let (mut got, mut expected) = (vec![], vec![]);
+        assert_eq!(session.generate(&prompt, 3, &mut keep(&mut got)).unwrap(), prompt.len());
+        assert_eq!(session.room, 2 * ROOM);
+        generate(&*model, &prompt, 3, &sampling, &mut keep(&mut expected)).unwrap();
+        assert_eq!(got, expected);
+        assert_eq!(session.generate(&prompt, 3, &mut keep(&mut vec![])).unwrap(), 1);
+    }
+
+    #[test]
+    fn turns_draw_further_numbers() {
+        let model = build(&testing::small(50, 12, 2, 24), 3).unwrap();
+        let sampling = Sampling { temperature: 5.0, seed: 1, ..Sampling::greedy(50) };
+        let mut session = Session::new(&*model, &sampling).unwrap();
+        let mut turn = || {
+            let mut answer = vec![];
+            session.generate(&[1, 2], 8, &mut keep(&mut answer)).unwrap();
+            answer
+        };
+        assert_ne!(turn(), turn());
+    }
+}
