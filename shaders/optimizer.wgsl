@@ -35,7 +35,7 @@
     value -= params.learning_rate * (m * params.correction1) / (sqrt(v * params.correction2) + params.eps);
     {% endif %}
     values[i] = value;
-    {% if mixed %}
+    {% if has_halves %}
     halves[i] = vec4<f16>(value);
     {% endif %}
 }

@@ -29,9 +29,9 @@ fn cos4(x: vec4<f32>) -> vec4<f32> { return sin_quarter(x, vec4<i32>(1)); }
 {% endif %}
 
 {{ for_each(4) }}
-    let {{ operand_name }} = operand[i];
+    let {{ operand_name }} = vec4<f32>(operand[i]);
     {% if derivative %}
-    let dy = grad_output[i];
+    let dy = vec4<f32>(grad_output[i]);
     {% endif %}
-    result[i] = {{ expression }};
+    result[i] = vec4<{{ T }}>({{ expression }});
 }

@@ -54,6 +54,7 @@ pub const FETCH: &str = "Examples:
 HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_CACHE and HF_HUB_OFFLINE mean what they mean to Hugging Face's own programs.";
 
 pub const MERGE: &str = "Examples:
+  rustyflow merge runs/my-lora --output my-model            a run that trained adapters
   rustyflow merge my-adapter --output my-model              a folder that transformers loads
   rustyflow merge my-adapter --output my-model --dtype bf16 --max-shard-size 2GB";
 

@@ -1,6 +1,7 @@
 //! `rustyflow merge`: adds an adapter to the weights of the model that it is for, and writes a model like any other.
 
 use super::export::{self, Format, Written};
+use super::model;
 use crate::Error;
 use crate::models::hf;
 use anyhow::Result;
@@ -9,7 +10,7 @@ use std::path::PathBuf;
 #[derive(clap::Args)]
 #[command(after_help = super::examples::MERGE)]
 pub struct Args {
-    /// The adapter's folder, as PEFT saves it; its adapter_config.json names the folder of the model
+    /// A run that trained adapters, or the folder of an adapter as PEFT saves it, which names that of the model
     #[arg(value_name = "DIR")]
     adapter: PathBuf,
     #[command(flatten)]
@@ -17,9 +18,10 @@ pub struct Args {
 }
 
 pub fn run(args: &Args) -> Result<()> {
-    if hf::weights_folder(&args.adapter)? == args.adapter {
+    let folder = model::find(Some(&args.adapter))?;
+    if hf::weights_folder(&folder)? == folder {
         let message = "holds no adapter (it has no adapter_config.json); `rustyflow export` writes models".to_string();
-        return Err(Error::Checkpoint { path: args.adapter.clone(), message }.into());
+        return Err(Error::Checkpoint { path: folder, message }.into());
     }
-    export::write(Some(&args.adapter), Format::Safetensors, &args.written)
+    export::write(Some(&folder), Format::Safetensors, &args.written)
 }

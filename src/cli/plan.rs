@@ -60,6 +60,12 @@ fn print(plan: &RunPlan) -> Result<()> {
         m.block_size,
         m.vocab_size
     ))?;
+    if let Some(adapters) = plan.adapters {
+        output::line(format_args!(
+            "adapters   {} parameters are trained, the model is frozen",
+            short(adapters as f64)
+        ))?;
+    }
     let available = memory
         .available
         .map_or("which does not say how much it has".into(), |bytes| format!("which has {}", mib(bytes)));

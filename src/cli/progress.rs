@@ -120,6 +120,9 @@ impl View {
             m.n_embd,
             m.block_size
         ))?;
+        if let Some(adapters) = &s.adapters {
+            output::line(format_args!("adapters   {adapters}"))?;
+        }
         output::line(format_args!(
             "training   {} of {} tokens, {:.2} epochs, {} of warm-up",
             counted(s.total_steps, "step"),

@@ -54,6 +54,16 @@ choice! {
 }
 
 choice! {
+    /// What weights that are not trained are stored as.
+    BaseDtype {
+        /// 32-bit floats.
+        F32 = "f32",
+        /// 16-bit floats alone: half the memory, and matmuls of 16-bit operands.
+        F16 = "f16",
+    }
+}
+
+choice! {
     /// How a GPU multiplies matrices of 32-bit floats.
     MatmulF32 {
         /// Decided when a run begins: `split-fp16` where that was measured to be faster and as precise, else `fma`.

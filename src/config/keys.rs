@@ -3,7 +3,8 @@
 use toml::Value;
 
 use super::choice::{
-    AdjustLr, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule,
+    AdjustLr, BaseDtype, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling,
+    Schedule,
 };
 
 /// What a key takes.
@@ -83,6 +84,11 @@ pub(super) const KEYS: &[Key] = &[
     key("model.rope_low_freq_factor", Kind::Real),
     key("model.rope_high_freq_factor", Kind::Real),
     key("model.rope_original_block_size", Kind::Count),
+    key("lora.rank", Kind::Count),
+    key("lora.alpha", Kind::Real),
+    key("lora.dropout", Kind::Real),
+    key("lora.targets", Kind::Texts),
+    key("lora.base_dtype", Kind::Choice(BaseDtype::CHOICES)),
     key("train.batch_size", Kind::Count),
     key("train.grad_accum_steps", Kind::Count),
     key("train.max_steps", Kind::Count),
@@ -138,7 +144,7 @@ pub(super) const KEYS: &[Key] = &[
 
 /// The sections, in the order of the schema.
 pub(super) const SECTIONS: &[&str] =
-    &["run", "device", "data", "model", "train", "optimizer", "checkpoint", "guard", "log", "generate"];
+    &["run", "device", "data", "model", "lora", "train", "optimizer", "checkpoint", "guard", "log", "generate"];
 
 /// Former names of keys, and the current ones. They are read for one version, with a warning.
 pub(super) const RENAMED_KEYS: &[(&str, &str)] = &[("device.f32_products", "device.matmul_f32")];
@@ -314,6 +320,12 @@ pub(super) fn unknown_key(name: &str, spell: impl Fn(&Key) -> String) -> String 
         let key_score = similarity(last, its_last);
         (key_score >= CLOSE).then_some(2.0 * key_score + similarity(section, its_section))
     };
+    // In a section that is no misspelling of another, the name may be that of several keys.
+    let is_section = SECTIONS.contains(&section) || section.is_empty();
+    let same: Vec<String> = KEYS.iter().filter(|key| key.parts().1 == last).map(&spell).collect();
+    if is_section && same.len() > 1 {
+        return format!("unknown key, did you mean `{}`?", same.join("` or `"));
+    }
     let scored = KEYS.iter().filter_map(|key| closeness(&key).map(|score| (score, key)));
     // The first of equals, so that the answer does not depend on how a maximum breaks ties.
     let nearest = scored.reduce(|best, next| if next.0 > best.0 { next } else { best });

@@ -41,7 +41,8 @@ use crate::error::Error;
 
 pub use changes::Change;
 pub use choice::{
-    AdjustLr, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule,
+    AdjustLr, BaseDtype, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling,
+    Schedule,
 };
 pub use keys::current_word;
 #[cfg(feature = "cli")]
@@ -52,7 +53,7 @@ pub use recipe::{RECIPES, Recipe, RecipeTime};
 pub use reference::{json_schema, template};
 pub use schema::{
     CheckpointConfig, Config, DataConfig, DeviceConfig, GenerateConfig, GroupConfig, GuardConfig, LogConfig,
-    ModelConfig, OptimizerConfig, RunConfig, TrainConfig, TrainLength,
+    LoraConfig, ModelConfig, OptimizerConfig, RunConfig, TrainConfig, TrainLength,
 };
 
 /// The configuration that is used when none is named: it trains on the sample corpus that ships.

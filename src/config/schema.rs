@@ -3,12 +3,16 @@
 //! Real numbers are `f64` so that `0.001` is written back as `0.001`; whoever computes with them narrows them.
 //! A `Config` is made by [`Layers`](super::Layers), which checks it; `Config::default()` passes those checks.
 
+mod model;
+
+pub use model::{LoraConfig, ModelConfig};
+
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
 use super::choice::{
-    AdjustLr, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule,
+    AdjustLr, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, Schedule,
 };
 
 /// Everything that a run can be told.
@@ -23,6 +27,8 @@ pub struct Config {
     pub data: DataConfig,
     /// The shape of the model.
     pub model: ModelConfig,
+    /// Adapters of low rank, which are trained instead of the model's weights.
+    pub lora: LoraConfig,
     /// How long and how fast to train.
     pub train: TrainConfig,
     /// The update rule.
@@ -134,93 +140,6 @@ impl Default for DataConfig {
             validation_fraction: 0.1,
             chat_template: String::new(),
             packing: Packing::Auto,
-        }
-    }
-}
-
-/// `[model]`: the shape of the model, in the names of GPT-2, and of Llama for what GPT-2 has not.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct ModelConfig {
-    /// A folder with a model in Hugging Face's layout: the run begins with its weights, and takes its shape and, where
-    /// `data.tokenizer` is not set, its tokenizer. Default empty: random weights.
-    pub init: String,
-    /// The family, such as `gpt2`. Default `gpt2`.
-    pub kind: String,
-    /// Transformer blocks. Default 4.
-    pub n_layer: usize,
-    /// Attention heads per block; divides `n_embd`. Default 4.
-    pub n_head: usize,
-    /// Channels of the residual stream. Default 128.
-    pub n_embd: usize,
-    /// Tokens of context. Default 128.
-    pub block_size: usize,
-    /// Tokens that the model can tell apart. Default 0: those of the tokenizer, filled up as `vocab_multiple` says.
-    pub vocab_size: usize,
-    /// The vocabulary is filled up to a multiple of this with tokens that never occur and are never drawn. Tensor cores
-    /// multiply only by a vocabulary that is a multiple of 4; 64 makes 50,304 of GPT-2's 50,257 tokens. Default 1.
-    pub vocab_multiple: usize,
-    /// The probability that dropout zeroes a value in training, in [0, 1). Default 0.
-    pub dropout: f64,
-    /// The same of the embeddings alone, in [0, 1). Default `dropout`.
-    pub embd_dropout: f64,
-    /// Whether Linear and LayerNorm layers have a bias. Default true.
-    pub bias: bool,
-    /// Whether the output layer uses the token embedding's weights. Default true.
-    pub tie_embeddings: bool,
-    /// Heads of keys and values, each read by as many heads of queries; divides `n_head`. Default 0: `n_head`.
-    pub n_kv_head: usize,
-    /// Elements of a head. Default 0: `n_embd / n_head`.
-    pub head_dim: usize,
-    /// The width of the feed-forward layer. Default 0: 8/3 of `n_embd`, filled up to a multiple of 64.
-    pub intermediate_size: usize,
-    /// Whether queries, keys and values have a bias, as in Qwen2. Default false.
-    pub qkv_bias: bool,
-    /// The most tokens that one sees, itself included. Default 0: all before it.
-    pub sliding_window: usize,
-    /// Added to the mean square in norms. Default 1e-5.
-    pub norm_eps: f64,
-    /// The base of the frequencies of rotary positions. Default 10000.
-    pub rope_theta: f64,
-    /// `none`, `linear` or `llama3`. Default `none`.
-    pub rope_scaling: RopeScaling,
-    /// What angles are divided by. Default 1.
-    pub rope_factor: f64,
-    /// Frequencies of fewer periods in `rope_original_block_size` tokens are divided. Default 1.
-    pub rope_low_freq_factor: f64,
-    /// Frequencies of more periods are not. Default 4.
-    pub rope_high_freq_factor: f64,
-    /// The context that the angles were made for. Default 8192.
-    pub rope_original_block_size: usize,
-}
-
-impl Default for ModelConfig {
-    fn default() -> Self {
-        ModelConfig {
-            init: String::new(),
-            kind: "gpt2".into(),
-            n_layer: 4,
-            n_head: 4,
-            n_embd: 128,
-            block_size: 128,
-            vocab_size: 0,
-            vocab_multiple: 1,
-            dropout: 0.0,
-            embd_dropout: 0.0,
-            bias: true,
-            tie_embeddings: true,
-            n_kv_head: 0,
-            head_dim: 0,
-            intermediate_size: 0,
-            qkv_bias: false,
-            sliding_window: 0,
-            norm_eps: 1e-5,
-            rope_theta: 10_000.0,
-            rope_scaling: RopeScaling::None,
-            rope_factor: 1.0,
-            rope_low_freq_factor: 1.0,
-            rope_high_freq_factor: 4.0,
-            rope_original_block_size: 8192,
         }
     }
 }

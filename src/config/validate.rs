@@ -2,10 +2,10 @@
 //!
 //! An error is placed at the value that was set last (in the highest layer), for that is the one to mend.
 
-use super::choice::Schedule;
+use super::choice::{OptimizerKind, Schedule};
 use super::layers::Resolved;
 use super::origin::Origin;
-use super::schema::{Config, TrainLength};
+use super::schema::{Config, LoraConfig, TrainLength};
 use super::wrong;
 use crate::error::{Error, Result};
 
@@ -28,6 +28,7 @@ pub(super) fn validate(resolved: &Resolved) -> Result<()> {
     vocabulary(&c)?;
     scale(&c)?;
     groups(&c)?;
+    lora(&c)?;
     learning_rate(&c)
 }
 
@@ -99,7 +100,7 @@ fn sizes(c: &Checker) -> Result<()> {
 
 /// Real numbers, each in its interval.
 fn ranges(c: &Checker) -> Result<()> {
-    let Config { data, model, train, optimizer, guard, generate, .. } = c.config();
+    let Config { data, model, lora, train, optimizer, guard, generate, .. } = c.config();
     let in_unit = |x: f64| (0.0..1.0).contains(&x);
     for (key, x, holds, expected) in [
         (
@@ -120,6 +121,8 @@ fn ranges(c: &Checker) -> Result<()> {
             model.rope_high_freq_factor > model.rope_low_freq_factor,
             "above model.rope_low_freq_factor",
         ),
+        ("lora.alpha", lora.alpha, lora.alpha >= 0.0, "at least 0 (0 is twice the rank)"),
+        ("lora.dropout", lora.dropout, in_unit(lora.dropout), "at least 0 and below 1"),
         ("train.learning_rate", train.learning_rate, train.learning_rate > 0.0, "above 0"),
         ("train.min_learning_rate", train.min_learning_rate, train.min_learning_rate >= 0.0, "at least 0"),
         ("train.plateau_factor", train.plateau_factor, is_inside_unit(train.plateau_factor), "between 0 and 1"),
@@ -252,6 +255,46 @@ fn groups(c: &Checker) -> Result<()> {
                 return fail(format!("{name}: expected a number, at least 0, got {x:?}"));
             }
         }
+    }
+    Ok(())
+}
+
+/// Adapters are for a model that is there, and a rank is small beside the sizes of its layers.
+fn lora(c: &Checker) -> Result<()> {
+    let Config { model, lora, optimizer, .. } = c.config();
+    if lora.rank == 0 {
+        let nothing = LoraConfig::default();
+        let set = [
+            ("lora.alpha", lora.alpha != nothing.alpha),
+            ("lora.dropout", lora.dropout != nothing.dropout),
+            ("lora.targets", lora.targets != nothing.targets),
+            ("lora.base_dtype", lora.base_dtype != nothing.base_dtype),
+        ];
+        return match set.iter().find(|(_, is_set)| *is_set) {
+            None => Ok(()),
+            Some((key, _)) => {
+                let message = "is set, and lora.rank is 0: all weights would be trained; set lora.rank, as in 8";
+                Err(c.fail(&[key], message))
+            }
+        };
+    }
+    c.ensure(lora.rank <= 1024, "lora.rank", "at most 1024", lora.rank)?;
+    c.ensure(!lora.targets.is_empty(), "lora.targets", "names of layers, or all-linear", &lora.targets)?;
+    if model.init.is_empty() {
+        let message = format!(
+            "{}, and model.init names no model: adapters are learned beside weights that are there; set model.init \
+             (--init), or lora.rank 0",
+            c.tell("lora.rank", lora.rank)
+        );
+        return Err(c.fail(&["lora.rank", "model.init"], message));
+    }
+    if optimizer.kind == OptimizerKind::Muon {
+        let message = format!(
+            "{}, and {}: muon orthogonalizes the updates of whole weights, of which none is trained; use adamw",
+            c.tell("optimizer.kind", "muon"),
+            c.tell("lora.rank", lora.rank)
+        );
+        return Err(c.fail(&["optimizer.kind", "lora.rank"], message));
     }
     Ok(())
 }

@@ -142,7 +142,7 @@ impl Block {
         let x = stream.norm(&self.ln_1)?;
         stream.add(self.attn.forward(&x, starts, dropout, kv)?, dropout)?;
         let x = stream.norm(&self.ln_2)?;
-        stream.add(self.mlp.forward(&x)?, dropout)?;
+        stream.add(self.mlp.forward(&x, dropout)?, dropout)?;
         Ok(stream)
     }
 }
@@ -157,7 +157,7 @@ pub struct CausalSelfAttention {
 
 impl CausalSelfAttention {
     fn forward(&self, x: &Tensor, starts: Option<&Tensor>, dropout: &Dropout, kv: Option<KvView>) -> Result<Tensor> {
-        let qkv = self.c_attn.forward(x)?; // (B, T, 3C)
+        let qkv = self.c_attn.forward(x, dropout)?; // (B, T, 3C)
         let y = match kv {
             None => qkv.causal_attention(self.heads, starts, dropout.next())?, // (B, T, C)
             Some(KvView { cache, tokens }) => {
@@ -165,7 +165,7 @@ impl CausalSelfAttention {
                 y.to_dtype(x.dtype())?
             }
         };
-        self.c_proj.forward(&y)
+        self.c_proj.forward(&y, dropout)
     }
 }
 
@@ -177,8 +177,11 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        // c_proj(gelu(c_fc(x)))
+    fn forward(&self, x: &Tensor, dropout: &Dropout) -> Result<Tensor> {
+        if ![&self.c_fc, &self.c_proj].iter().all(|linear| linear.is_plain(x.dtype())) {
+            return self.c_proj.forward(&self.c_fc.forward(x, dropout)?.gelu()?, dropout);
+        }
+        // The same in one op.
         let biases = self.c_fc.bias.as_deref().zip(self.c_proj.bias.as_deref());
         x.feed_forward(self.c_fc.weight.operand(), self.c_proj.weight.operand(), biases)
     }

@@ -131,7 +131,7 @@ impl Block {
         let x = stream.norm(&self.input_layernorm)?;
         stream.add(self.self_attn.forward(&x, rotary, starts, dropout, kv)?, dropout)?;
         let x = stream.norm(&self.post_attention_layernorm)?;
-        stream.add(self.mlp.forward(&x)?, dropout)?;
+        stream.add(self.mlp.forward(&x, dropout)?, dropout)?;
         Ok(stream)
     }
 }
@@ -158,7 +158,7 @@ impl Attention {
     ) -> Result<Tensor> {
         let norm = self.q_norm.as_ref().zip(self.k_norm.as_ref());
         let norm = norm.map(|(q, k)| (q.eps, [&*q.weight, &*k.weight]));
-        let qkv = self.qkv_proj.forward(x)?; // (B, T, (H + 2K) D)
+        let qkv = self.qkv_proj.forward(x, dropout)?; // (B, T, (H + 2K) D)
         let y = match kv {
             None => qkv.rope(self.heads, rotary, norm)?.causal_attention(self.heads, starts, dropout.next())?,
             Some(KvView { cache, tokens }) => {
@@ -166,7 +166,7 @@ impl Attention {
                 qkv.cached_attention(self.heads, cache, tokens)?.to_dtype(x.dtype())?
             }
         }; // (B, T, H D)
-        self.o_proj.forward(&y)
+        self.o_proj.forward(&y, dropout)
     }
 }
 
@@ -179,8 +179,8 @@ pub struct Mlp {
 }
 
 impl Mlp {
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.down_proj.forward(&self.gate_up_proj.forward(x)?.swiglu()?)
+    fn forward(&self, x: &Tensor, dropout: &Dropout) -> Result<Tensor> {
+        self.down_proj.forward(&self.gate_up_proj.forward(x, dropout)?.swiglu()?, dropout)
     }
 }
 

@@ -11,6 +11,7 @@ mod gpt2;
 pub mod hf;
 mod kv_cache;
 mod llama;
+mod lora;
 mod qwen3;
 #[cfg(test)]
 pub(crate) mod testing;
@@ -18,9 +19,10 @@ pub(crate) mod testing;
 pub use config::{Family, LargeTensor, LlamaConfig, ModelConfig, ModelKind, build};
 pub use documents::Documents;
 pub use gpt2::{Block, CausalSelfAttention, Gpt2, Mlp};
-pub use hf::{Weights, load};
+pub use hf::{AdapterWeights, ModelWeights, Weights, load, read_adapters};
 pub use kv_cache::{KvCache, KvView};
 pub use llama::Llama;
+pub use lora::Lora;
 
 use crate::nn::{Dropout, Module};
 use crate::ops::Criterion;

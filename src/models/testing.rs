@@ -67,7 +67,7 @@ impl LanguageModel for MlpModel {
         self.config.first_position(ids, cache)?;
         let mut stream = ResidualStream::new(self.embed.forward(ids)?, self.head().dtype()); // (B, T, C)
         let x = stream.norm(&self.norm)?;
-        stream.add(self.hidden.forward(&x)?.to_dtype(DType::F32)?.gelu()?, dropout)?;
+        stream.add(self.hidden.forward(&x, dropout)?.to_dtype(DType::F32)?.gelu()?, dropout)?;
         stream.norm(&self.norm_f)
     }
 

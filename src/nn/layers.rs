@@ -92,10 +92,19 @@ impl Linear {
     ///
     /// # Errors
     /// If the shape does not fit.
-    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, dropout: &Dropout) -> Result<Tensor> {
         let weight = self.weight.operand();
         let outputs_first = self.weight.linear.as_ref().is_some_and(|layout| layout.outputs_first);
-        x.to_dtype(weight.dtype())?.linear(weight, outputs_first, self.bias.as_deref())?.to_dtype(x.dtype())
+        let y = x.to_dtype(weight.dtype())?.linear(weight, outputs_first, self.bias.as_deref())?.to_dtype(x.dtype())?;
+        match &self.weight.low_rank {
+            None => Ok(y),
+            Some(low_rank) => low_rank.add_to(y, x, dropout),
+        }
+    }
+
+    /// Whether all that it computes of an x of this type is one GEMM, so that others may take its place.
+    pub fn is_plain(&self, dtype: DType) -> bool {
+        self.weight.low_rank.is_none() && self.weight.operand().dtype() == dtype
     }
 }
 
@@ -104,6 +113,11 @@ impl Module for Linear {
         visit(&join(prefix, "weight"), &mut self.weight);
         if let Some(bias) = &mut self.bias {
             visit(&join(prefix, "bias"), bias);
+        }
+        if let Some(low_rank) = &mut self.weight.low_rank {
+            visit(&join(prefix, "lora_A.weight"), &mut low_rank.a);
+            visit(&join(prefix, "lora_B.weight"), &mut low_rank.b);
+            visit(&join(prefix, "lora_scales"), &mut low_rank.scales);
         }
     }
 }
@@ -251,6 +265,7 @@ impl Module for LayerNorm {
 pub struct Dropout {
     probability: f32,
     of_embeddings: f32,
+    of_adapters: f32,
     seed: u64,
     first_sequence: usize,
     drawn: AtomicU64,
@@ -266,12 +281,18 @@ impl Dropout {
     pub fn new(probability: f32, seed: u64, pass: u64) -> Dropout {
         // Odd multiplier: different passes keep different seeds.
         let seed = seed ^ pass.wrapping_mul(0xd1b5_4a32_d192_ed03);
-        Dropout { probability, of_embeddings: probability, seed, first_sequence: 0, drawn: AtomicU64::new(0) }
+        let (of_embeddings, drawn) = (probability, AtomicU64::new(0));
+        Dropout { probability, of_embeddings, of_adapters: 0.0, seed, first_sequence: 0, drawn }
     }
 
     /// The same with a probability of their own for embeddings.
     pub fn of_embeddings(self, probability: f32) -> Dropout {
         Dropout { of_embeddings: probability, ..self }
+    }
+
+    /// The same with a probability for what adapters are given.
+    pub fn of_adapters(self, probability: f32) -> Dropout {
+        Dropout { of_adapters: probability, ..self }
     }
 
     /// The same for a slice of the batch that begins with this sequence: it drops what it would in the whole batch.
@@ -306,6 +327,14 @@ impl Dropout {
         match self.next_with(self.of_embeddings) {
             Some((probability, key)) => x.dropout(probability, key),
             None => Ok(x),
+        }
+    }
+
+    /// What an adapter is given of x, f32 or f16: the same, with a probability of its own.
+    pub(super) fn apply_to_adapter(&self, x: &Tensor) -> Result<Tensor> {
+        match self.next_with(self.of_adapters) {
+            Some((probability, key)) => x.to_dtype(DType::F32)?.dropout(probability, key)?.to_dtype(x.dtype()),
+            None => Ok(x.clone()),
         }
     }
 }

@@ -1,10 +1,12 @@
 //! The layers that models are built from. A module owns its parameters as tensors and knows their names.
 
 mod layers;
+mod low_rank;
 mod residual;
 mod rotary;
 
 pub use layers::{Dropout, Embedding, LayerNorm, Linear, Norm, RmsNorm, init_keys};
+pub use low_rank::LowRank;
 pub use residual::ResidualStream;
 pub use rotary::{RopeScaling, Rotary};
 
@@ -29,6 +31,8 @@ pub struct Parameter {
     pub half: Option<Tensor>,
     /// Of the weights of linear layers: what else is a matrix, such as an embedding, has none.
     pub linear: Option<LinearLayout>,
+    /// Of the weight of a linear layer, what is learned beside it.
+    pub low_rank: Option<Box<LowRank>>,
     trainable: bool,
 }
 
@@ -69,7 +73,7 @@ impl Parameter {
 
 impl From<Tensor> for Parameter {
     fn from(value: Tensor) -> Parameter {
-        Parameter { value, half: None, linear: None, trainable: true }
+        Parameter { value, half: None, linear: None, low_rank: None, trainable: true }
     }
 }
 

@@ -11,6 +11,7 @@
 //! computes dy w2^T: two passes over tensors of the widest layer fewer in each direction.
 
 use super::matmul::{Epilogue, MatMul, linear_gradients};
+use super::reduce::SumRows;
 use super::*;
 use crate::tensor::{Grads, record, run};
 
@@ -18,7 +19,8 @@ use crate::tensor::{Grads, record, run};
 struct FeedForward {
     /// gelu'(u).
     derivative: Tensor,
-    h: Tensor,
+    /// `None` where the gradient of w2 is not wanted.
+    h: Option<Tensor>,
     bias: bool,
 }
 
@@ -27,24 +29,33 @@ impl Op for FeedForward {
         Saves { inputs: &[0, 1, 2], outputs: &[] }
     }
 
+    fn saves_for(&self, wanted: &dyn Fn(usize) -> bool) -> Saves {
+        if wanted(1) { self.saves() } else { Saves { inputs: &[1, 2], outputs: &[] } }
+    }
+
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
-        let (x, w1, w2) = (saved.input(0), saved.input(1), saved.input(2));
-        let (dy, x, h) = (&dy.as_rows(), &x.as_rows(), &self.h.as_rows());
-        let out = [(0, x), (1, w1), (2, w2)].map(|(i, input)| grads.dtype(i, input));
-        // Input `weight + 2` is the bias of input `weight`, if there are biases.
-        let parameters = |grads: &mut Grads, weight: usize, x: &Tensor, dy: &Tensor| match self.bias {
-            true => linear_gradients(grads, [weight, weight + 2], x, dy, out[weight]),
-            false => {
+        let (w1, w2, dy) = (saved.input(1), saved.input(2), &dy.as_rows());
+        // All operands are of one type.
+        let out = [0, 1, 2].map(|i| grads.dtype(i, w1));
+        // Input `weight + 2` is the bias of input `weight`, if there are biases. Without x the weight is frozen.
+        let parameters = |grads: &mut Grads, weight: usize, x: Option<&Tensor>, dy: &Tensor| match x {
+            Some(x) if self.bias => linear_gradients(grads, [weight, weight + 2], &x.as_rows(), dy, out[weight]),
+            Some(x) => {
                 let product = |accumulate| MatMul { trans_a: true, accumulate, out: out[weight], ..MatMul::default() };
-                grads.accumulate_with(weight, &[x, dy], product)
+                grads.accumulate_with(weight, &[&x.as_rows(), dy], product)
             }
+            None if self.bias => {
+                let len = dy.shape().last_dim();
+                grads.accumulate_with(weight + 2, &[dy], |accumulate| SumRows { accumulate, len, outputs: 1 })
+            }
+            None => Ok(()),
         };
-        parameters(grads, 2, h, dy)?;
+        parameters(grads, 2, self.h.as_ref(), dy)?;
         let product =
             MatMul { trans_b: true, epilogue: Epilogue::Multiply, out: self.derivative.dtype(), ..MatMul::default() };
         let du = &grads.run_one(&product, &[dy, w2, &self.derivative])?;
-        parameters(grads, 1, x, du)?;
+        parameters(grads, 1, saved.has_input(0).then(|| saved.input(0)), du)?;
         let input_gradient = |accumulate| MatMul { trans_b: true, accumulate, out: out[0], ..MatMul::default() };
         grads.accumulate_with(0, &[du, w1], input_gradient)
     }
@@ -67,7 +78,7 @@ impl Tensor {
         let second = MatMul { bias: biases.is_some(), out: self.dtype(), ..MatMul::default() };
         let y = run(&second, &[&[&h, w2], &biases.map_or(vec![], |(_, b2)| vec![b2])[..]].concat())?;
         let inputs = [&[self, w1, w2], &biases.map_or(vec![], |(b1, b2)| vec![b1, b2])[..]].concat();
-        let op = FeedForward { derivative, h, bias: biases.is_some() };
+        let op = FeedForward { derivative, h: w2.needs_grad().then_some(h), bias: biases.is_some() };
         Ok(record(Box::new(op), &inputs, y).remove(0))
     }
 }

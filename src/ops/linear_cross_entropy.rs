@@ -22,7 +22,7 @@ use super::*;
 use crate::gpu::{Limits, Operand, Plan, buffer, param};
 use crate::profile::MemoryKind;
 use crate::shader;
-use crate::tensor::{Device, Edge, Grads, common_device, grad_enabled, record, run_as, run_into};
+use crate::tensor::{Device, Edge, Grads, common_device, record, run_as, run_into};
 use rayon::prelude::*;
 
 /// Logits held at a time. Large enough that the matmuls with the weight run at full speed and that reading and writing
@@ -231,13 +231,12 @@ fn in_chunks(
     chunk: usize,
 ) -> Result<Tensor> {
     let (rows, vocab, device) = (h.shape().rows(), weight.shape()[0], h.device());
-    let wanted = |t: &Tensor| grad_enabled() && !matches!(t.edge(), Edge::None);
     let empty = |shape: &Shape, dtype, kind| Tensor::empty(Spec::new(shape.clone(), dtype), &device, kind);
     let scratch = |kernel: &dyn Kernel, inputs: &[&Tensor]| -> Result<Tensor> {
         Ok(run_as(MemoryKind::Scratch, kernel, inputs)?.remove(0))
     };
     let dh = || empty(h.shape(), h.dtype(), MemoryKind::Gradients);
-    let dh = wanted(h).then(dh).transpose()?;
+    let dh = h.needs_grad().then(dh).transpose()?;
     let (mut others, mut dweight) = (None, None);
 
     let flat = |t: &Tensor| t.view(Shape::from([rows, t.len() / rows]), Edge::None);
@@ -254,7 +253,7 @@ fn in_chunks(
         let (h, targets, losses) = (h_rows.rows(start, count), targets.rows(start, count), losses.rows(start, count));
         let product = MatMul { trans_b: true, out: h.dtype(), ..MatMul::default() };
         let logits = scratch(&product, &[&h, weight])?; // (count, V)
-        if dh.is_none() && !wanted(weight) {
+        if dh.is_none() && !weight.needs_grad() {
             let norms = empty(&Shape::from([count, 2]), DType::F32, MemoryKind::Scratch)?;
             run_into(&RowLosses { weighing }, &with(&[&logits, &targets], class_weights), &[&losses, &norms])?;
             continue;
@@ -266,9 +265,9 @@ fn in_chunks(
             let product = MatMul { out: dh.dtype(), ..MatMul::default() };
             run_into(&product, &[&dx, weight], &[&dh.rows(start, count)])?;
         }
-        if wanted(weight) && start + count < rows {
+        if weight.needs_grad() && start + count < rows {
             WeightGradient::add(&mut others, &dx, &h)?;
-        } else if wanted(weight) {
+        } else if weight.needs_grad() {
             dweight = Some(WeightGradient { others: others.take(), dx, h });
         }
     }

@@ -14,6 +14,7 @@ mod embedding;
 mod feed_forward;
 mod layer_norm;
 mod linear_cross_entropy;
+mod low_rank;
 mod matmul;
 mod permute;
 pub mod random;

@@ -1,4 +1,4 @@
-//! Elementwise functions of one tensor. Shapes: any -> the same.
+//! Elementwise functions of one tensor, of f32 or f16; computed in f32. Shapes: any -> the same.
 //!
 //! An op is one row of [`functions!`]: its name, what backward keeps, y and dx as WGSL and as Rust.
 
@@ -62,7 +62,7 @@ macro_rules! functions {
             $($(#[$doc])*
             ///
             /// # Errors
-            /// If the tensor is not f32.
+            /// If the tensor is neither f32 nor f16.
             pub fn $name(&self) -> Result<Tensor> {
                 apply_one(Unary { function: &rows::$name, factor: 1.0 }, &[self])
             })*
@@ -114,7 +114,7 @@ impl Tensor {
     /// `factor * x`.
     ///
     /// # Errors
-    /// If the tensor is not f32.
+    /// If the tensor is neither f32 nor f16.
     pub fn scale(&self, factor: f32) -> Result<Tensor> {
         apply_one(Unary { function: &SCALE, factor }, &[self])
     }
@@ -168,12 +168,13 @@ struct Unary {
 struct Derivative(Unary);
 
 impl Unary {
-    fn plan(self, derivative: bool, elements: usize) -> Plan {
+    fn plan(self, derivative: bool, x: &Spec) -> Plan {
         let Unary { function, factor } = self;
+        let elements = x.shape.elements();
         let kept = if function.keeps == Keeps::Output { "y" } else { "x" };
-        let mut buffers = vec![buffer("operand", "vec4<f32>", Operand::Input(0))];
-        buffers.extend(derivative.then_some(buffer("grad_output", "vec4<f32>", Operand::Input(1))));
-        buffers.push(buffer("result", "vec4<f32>", Operand::Output(0)));
+        let mut buffers = vec![buffer("operand", x.dtype.wgsl(4), Operand::Input(0))];
+        buffers.extend(derivative.then_some(buffer("grad_output", x.dtype.wgsl(4), Operand::Input(1))));
+        buffers.push(buffer("result", x.dtype.wgsl(4), Operand::Output(0)));
         let (operand, expression) = match derivative {
             true => (kept, function.wgsl_derivative),
             false => ("x", function.wgsl),
@@ -181,6 +182,7 @@ impl Unary {
         Plan::one(Launch {
             shader: shader!("unary"),
             values: vec![
+                ("T", x.dtype.name().into()),
                 ("operand_name", operand.into()),
                 ("expression", expression.into()),
                 ("derivative", derivative.into()),
@@ -198,7 +200,9 @@ impl Kernel for Unary {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        expect_f32(self.name(), inputs)?;
+        if inputs[0].dtype == DType::U32 {
+            expect_f32(self.name(), inputs)?;
+        }
         Ok(vec![inputs[0].clone()])
     }
 
@@ -211,7 +215,7 @@ impl Kernel for Unary {
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        self.plan(false, inputs[0].shape.elements())
+        self.plan(false, inputs[0])
     }
 }
 
@@ -257,6 +261,6 @@ impl Kernel for Derivative {
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        self.0.plan(true, inputs[1].shape.elements())
+        self.0.plan(true, inputs[1])
     }
 }

@@ -152,6 +152,16 @@ impl ParameterArena {
         arenas.into_iter().map(|arena| arena.slice_flat(entry.offset, entry.shape.clone())).collect()
     }
 
+    /// The f32 values of what is trained, from the start of their arena.
+    pub fn trained(&self) -> Tensor {
+        self.values.slice_flat(0, [self.trainable_len()].into())
+    }
+
+    /// Whether some matmuls are of f16, so that gradients are scaled to survive it.
+    pub(super) fn has_f16(&self) -> bool {
+        self.halves.is_some() || self.f16_only.is_some()
+    }
+
     /// All f32 values: the arena that the offsets of their entries count in.
     pub fn values(&self) -> &Tensor {
         &self.values

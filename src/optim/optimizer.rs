@@ -85,7 +85,7 @@ pub struct Optimizer {
     scale: GradientScale,
     /// Updates done so far.
     pub(super) steps: u64,
-    /// In mixed precision.
+    /// Where matmuls are of f16.
     pub(super) loss_scale: Option<LossScale>,
     /// Updates that were skipped, (1) of u32.
     skipped: Tensor,
@@ -115,7 +115,7 @@ impl Optimizer {
         let device = parameters.values.device();
         let states = parameters.segments.iter().map(|segment| State::new(parameters, segment, group_of(segment.group)));
         let states = states.collect::<Result<_>>()?;
-        let loss_scale = parameters.halves.is_some().then(|| LossScale::new(&device)).transpose()?;
+        let loss_scale = parameters.has_f16().then(|| LossScale::new(&device)).transpose()?;
         let skipped = Tensor::zeros([1], DType::U32, &device)?;
         let scale = GradientScale { grad_clip: grad_clip as f32, mixed: loss_scale.is_some() };
         Ok(Optimizer { states, scale, steps: 0, loss_scale, skipped, ema: None })
@@ -265,6 +265,7 @@ impl Step<'_> {
             correction1: (1.0 / (1.0 - beta1.powi(t))) as f32,
             correction2: (1.0 / (1.0 - beta2.powi(t))) as f32,
             scale: self.scale,
+            halves: self.parameters.halves.is_some(),
             decay_end: decay_end.saturating_sub(range.start).min(range.len()),
             counts: self.counts && range.start == whole.start,
         }

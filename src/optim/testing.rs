@@ -1,7 +1,7 @@
 //! What tests need: a module with every kind of parameter, and one of each optimizer.
 
 use super::{AdjustLr, Group, Kind, Optimizer, ParameterArena};
-use crate::nn::{Embedding, LayerNorm, Linear, Module, Norm, Parameter, init_keys, join};
+use crate::nn::{Dropout, Embedding, LayerNorm, Linear, Module, Norm, Parameter, init_keys, join};
 use crate::ops::Criterion;
 use crate::{DType, Device, Result, Tensor};
 
@@ -59,7 +59,7 @@ impl Net {
     pub fn loss(&self, ids: &Tensor, scale: Option<&Tensor>) -> Result<Tensor> {
         let head = self.head.weight.operand();
         let x = self.norm.forward(&self.embed.forward(ids)?, head.dtype())?; // (N, C)
-        self.linear.forward(&x)?.linear_cross_entropy(head, ids, Criterion::default(), scale)
+        self.linear.forward(&x, &Dropout::off())?.linear_cross_entropy(head, ids, Criterion::default(), scale)
     }
 }
 

@@ -152,6 +152,8 @@ pub(super) struct Update {
     pub correction1: f32,
     pub correction2: f32,
     pub scale: GradientScale,
+    /// Whether values have f16 copies.
+    pub halves: bool,
     pub decay_end: usize,
     /// Whether a skipped update is counted: once, though an arena may need several launches.
     pub counts: bool,
@@ -210,21 +212,21 @@ impl Kernel for Update {
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
         let mut outputs = vec![inputs[0].clone(); 1 + self.rule.moments()];
         outputs.push(Spec::new([1], DType::U32));
-        outputs.extend(self.scale.mixed.then(|| Spec::new(inputs[0].shape.clone(), DType::F16)));
+        outputs.extend(self.halves.then(|| Spec::new(inputs[0].shape.clone(), DType::F16)));
         Ok(outputs)
     }
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
         let elements = inputs[0].shape.elements() as f64;
         let states = 1 + self.rule.moments();
-        let halves = if self.scale.mixed { outputs[states + 1].size_bytes() as f64 } else { 0.0 };
+        let halves = if self.halves { outputs[states + 1].size_bytes() as f64 } else { 0.0 };
         Cost { flops: 14.0 * elements, bytes: 4.0 * elements * (1 + 2 * states) as f64 + halves }
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         const CHUNK: usize = 1 << 14;
         let gradients = inputs[0].f32();
-        let (outputs, halves) = outputs.split_at_mut(outputs.len() - self.scale.mixed as usize);
+        let (outputs, halves) = outputs.split_at_mut(outputs.len() - self.halves as usize);
         let (outputs, skipped) = outputs.split_at_mut(outputs.len() - 1);
         let clip = match self.scale.factor(inputs[1].f32()) {
             Factor::Is(factor) => factor,
@@ -285,7 +287,7 @@ impl Kernel for Update {
         let names = ["first", "second"].into_iter().take(moments);
         buffers.extend(names.zip(1..).map(|(name, output)| buffer(name, "vec4<f32>", Operand::Output(output))));
         buffers.push(buffer("skipped", "u32", Operand::Output(1 + moments)));
-        buffers.extend(self.scale.mixed.then_some(buffer("halves", "vec4<f16>", Operand::Output(2 + moments))));
+        buffers.extend(self.halves.then_some(buffer("halves", "vec4<f16>", Operand::Output(2 + moments))));
         let params = vec![
             param("len", len),
             param("decay_end", self.decay_end),
@@ -301,7 +303,11 @@ impl Kernel for Update {
         ];
         Plan::one(Launch {
             shader: shader!("optimizer"),
-            values: vec![("rule", self.name().into()), ("mixed", self.scale.mixed.into())],
+            values: vec![
+                ("rule", self.name().into()),
+                ("mixed", self.scale.mixed.into()),
+                ("has_halves", self.halves.into()),
+            ],
             buffers,
             params,
             workgroups: len.div_ceil(1024),

@@ -8,7 +8,7 @@ use crate::{Error, Result, shader};
 use rayon::prelude::*;
 
 /// output = output + input, the one kernel whose output is also read.
-pub(super) struct AddInto {
+pub(crate) struct AddInto {
     /// The type of the output.
     pub into: DType,
 }

@@ -6,7 +6,7 @@
 //! activations go as the gradient passes them. Gradients of leaves are added in place.
 
 use super::accumulate::{AddInto, Sum};
-use super::context::{grad_enabled, no_grad};
+use super::context::no_grad;
 use super::{DType, Gradient, Kernel, Shape, Tensor, run, run_as, run_into};
 use crate::profile::MemoryKind;
 use crate::{Error, Result};
@@ -18,6 +18,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 pub trait Op: Send + Sync {
     /// Which inputs and outputs backward needs; all others may be freed right after forward.
     fn saves(&self) -> Saves;
+
+    /// [`Op::saves`] where gradients of these inputs alone are wanted: beside what is frozen, some ops need less.
+    fn saves_for(&self, _wanted: &dyn Fn(usize) -> bool) -> Saves {
+        self.saves()
+    }
 
     /// Hands each input gradient that is needed to `grads`, given what was saved and the gradients of the outputs.
     /// `grad_output[i]` is `None` where output `i` did not take part in the loss.
@@ -41,7 +46,7 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// Input `i`, which [`Op::saves`] must have named.
+    /// Input `i`, which [`Op::saves_for`] must have named.
     pub fn input(&self, i: usize) -> &Tensor {
         self.inputs[i].as_ref().expect("backward uses an input that `saves` does not name")
     }
@@ -90,8 +95,7 @@ pub(crate) fn apply(op: impl Kernel + Op + 'static, inputs: &[&Tensor]) -> Resul
 
 /// Puts outputs that were computed from `inputs` on the tape.
 pub(crate) fn record(op: Box<dyn Op>, inputs: &[&Tensor], outputs: Vec<Tensor>) -> Vec<Tensor> {
-    let needed = inputs.iter().any(|t| !matches!(t.edge(), Edge::None));
-    if !grad_enabled() || !needed {
+    if !inputs.iter().any(|t| t.needs_grad()) {
         return outputs;
     }
     record_node(op, inputs, outputs)
@@ -99,7 +103,7 @@ pub(crate) fn record(op: Box<dyn Op>, inputs: &[&Tensor], outputs: Vec<Tensor>) 
 
 /// [`record`], whether or not an input needs a gradient.
 pub(super) fn record_node(op: Box<dyn Op>, inputs: &[&Tensor], outputs: Vec<Tensor>) -> Vec<Tensor> {
-    let saves = op.saves();
+    let saves = op.saves_for(&|i| !matches!(inputs[i].edge(), Edge::None));
     let keep = |tensors: &[&Tensor], which: &[usize]| {
         // Detached: an output that its own node kept alive would never be freed.
         tensors.iter().enumerate().map(|(i, t)| which.contains(&i).then(|| t.detach())).collect()
@@ -294,7 +298,7 @@ pub(crate) fn backward_from(root: &Tensor, seed: Tensor, ones: bool) -> Result<(
 
 impl Tensor {
     /// Whether nothing else can see this tensor's memory, so that it may be changed in place.
-    fn owns_its_memory(&self) -> bool {
+    pub(crate) fn owns_its_memory(&self) -> bool {
         self.uniquely_owned() && self.storage().is_unique()
     }
 

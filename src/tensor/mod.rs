@@ -14,6 +14,7 @@ mod shape;
 mod transfer;
 mod upcast;
 
+pub(crate) use accumulate::AddInto;
 pub use autograd::{Edge, Grads, Op, Saved, Saves};
 pub(crate) use autograd::{apply, backward_from, record};
 pub use context::{grad_enabled, no_grad};
@@ -162,6 +163,11 @@ impl Tensor {
 
     pub(crate) fn edge(&self) -> &Edge {
         &self.0.edge
+    }
+
+    /// Whether what is computed from it is recorded on the tape.
+    pub(crate) fn needs_grad(&self) -> bool {
+        grad_enabled() && !matches!(self.edge(), Edge::None)
     }
 
     /// Whether this is the only handle to the tensor. Its memory may still be shared: see `owns_its_memory`.

@@ -4,7 +4,9 @@ use super::evaluate::Evaluation;
 use crate::data::{Progress, Summary as Text};
 use crate::models::ModelConfig;
 use crate::profile::Report;
+use serde::Serialize;
 use serde_json::{Value, json};
+use std::fmt;
 use std::path::PathBuf;
 
 /// Something that happened.
@@ -72,6 +74,8 @@ pub struct Start {
     pub tokens: usize,
     pub model: ModelConfig,
     pub parameters: usize,
+    /// `None` where all parameters are trained.
+    pub adapters: Option<Adapters>,
     pub train_tokens: usize,
     pub validation_tokens: usize,
     pub tokens_per_step: usize,
@@ -81,6 +85,17 @@ pub struct Start {
     pub epochs: f64,
     /// Steps in which the learning rate rises.
     pub warmup_steps: usize,
+}
+
+/// Adapters of low rank that are trained beside a model that is not.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Adapters {
+    /// How many numbers are trained.
+    pub parameters: usize,
+    pub rank: usize,
+    pub targets: Vec<String>,
+    /// What the frozen weights of linear layers are stored as.
+    pub base: &'static str,
 }
 
 /// The numbers of a logged step.
@@ -117,6 +132,8 @@ pub struct Summary {
     pub precision: String,
     pub model: ModelConfig,
     pub parameters: usize,
+    /// `None` where all parameters are trained.
+    pub adapters: Option<Adapters>,
     pub steps: usize,
     pub total_steps: usize,
     pub epochs: f64,
@@ -135,6 +152,13 @@ pub struct Summary {
     pub report: Report,
 }
 
+impl fmt::Display for Adapters {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Adapters { parameters, rank, targets, base } = self;
+        write!(f, "{parameters} parameters of rank {rank} ({}); the model is frozen, in {base}", targets.join(", "))
+    }
+}
+
 impl Event {
     /// The event as a line for machines; those that happen at every step have none.
     pub fn json(&self) -> Option<Value> {
@@ -145,7 +169,7 @@ impl Event {
                 "kind": "start", "folder": s.folder, "device": s.device, "precision": s.precision, "corpus": s.corpus,
                 "text": { "files": s.text.files, "bytes": s.text.bytes, "documents": s.text.documents,
                     "held_out": s.text.held_out, "skipped": s.text.skipped },
-                "tokenizer": s.tokenizer, "model": s.model, "parameters": s.parameters,
+                "tokenizer": s.tokenizer, "model": s.model, "parameters": s.parameters, "adapters": s.adapters,
                 "train_tokens": s.train_tokens, "validation_tokens": s.validation_tokens,
                 "tokens_per_step": s.tokens_per_step, "first_step": s.first_step, "total_steps": s.total_steps,
                 "epochs": s.epochs, "warmup_steps": s.warmup_steps,

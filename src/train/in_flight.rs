@@ -4,7 +4,7 @@
 
 use super::checkpoint::{Snapshot, TrainerState};
 use super::events::{LossScale, Step};
-use crate::models::{ModelConfig, Weights};
+use crate::models::Weights;
 use crate::optim::{Moment, Moments, Optimizer, ParameterArena};
 use crate::tensor::{Bytes, Readback};
 use crate::{Error, Result, Tensor};
@@ -84,6 +84,14 @@ impl PendingStep {
     }
 }
 
+/// What of a model a checkpoint holds.
+#[derive(Clone, Copy)]
+pub(super) enum Contents {
+    Model,
+    /// Of one that is frozen.
+    Adapters,
+}
+
 /// A snapshot whose weights and moments are on their way.
 pub(super) struct PendingSnapshot {
     /// Without the values that follow from the numbers of steps in flight.
@@ -105,23 +113,27 @@ impl PendingSnapshot {
         state: TrainerState,
         parameters: &ParameterArena,
         optimizer: &Optimizer,
+        contents: Contents,
         best: bool,
     ) -> Result<PendingSnapshot> {
         let moments = optimizer.moments().into_iter().map(|(moment, tensor)| Ok((moment, read_back(tensor)?)));
         let moments = moments.collect::<Result<_>>()?;
-        let values = parameters.stored().map(read_back).collect::<Result<_>>()?;
+        let values = match contents {
+            Contents::Model => parameters.stored().map(read_back).collect::<Result<_>>()?,
+            Contents::Adapters => vec![read_back(&parameters.trained())?],
+        };
         let averages = optimizer.averages().map(read_back).transpose()?;
         Ok(PendingSnapshot { state, values, moments, averages, best })
     }
 
-    /// The snapshot, once all has arrived.
+    /// The snapshot, once all has arrived: `weights` makes what is saved of the arenas' bytes.
     ///
     /// # Errors
     /// If the driver reported an error.
     pub(super) fn snapshot(
         self,
-        config: &ModelConfig,
         parameters: &ParameterArena,
+        weights: impl FnOnce(Vec<Bytes>) -> Weights,
         pretrained: Vec<(&'static str, String)>,
         config_text: String,
     ) -> Result<Snapshot> {
@@ -133,7 +145,7 @@ impl PendingSnapshot {
             moments.push((Moment::trained(parameters), std::mem::replace(&mut values[0], averages)));
         }
         Ok(Snapshot {
-            weights: Weights::new(config.clone(), parameters, values),
+            weights: weights(values),
             moments: Moments::new(parameters, moments),
             pretrained,
             state: self.state,

@@ -1,7 +1,8 @@
 //! A run that begins with a model from elsewhere: its shape and tokenizer become the configuration's.
 
-use crate::config::{self, Resolved, RopeScaling};
-use crate::models::{LanguageModel, ModelConfig, build, hf};
+use super::adapters::lora;
+use crate::config::{self, Config, Resolved, RopeScaling};
+use crate::models::{LanguageModel, ModelConfig, build, hf, load, read_adapters};
 use crate::nn;
 use crate::{Error, Result};
 use std::path::Path;
@@ -81,19 +82,39 @@ fn keys_of(shape: &ModelConfig, its: &config::ModelConfig) -> config::ModelConfi
     keys
 }
 
-/// The model that a run begins with: that of `model.init`, or one with random weights.
+/// The model that a run begins with: that of `model.init`, or one with random weights; with adapters if there are to be
+/// any.
 ///
 /// # Errors
-/// If it cannot be read, or is not of this shape.
-pub(super) fn first_model(resolved: &Resolved, shape: &ModelConfig) -> Result<Box<dyn LanguageModel>> {
-    let init = &resolved.config.model.init;
-    if init.is_empty() {
-        return build(shape, resolved.config.run.seed);
+/// If it cannot be read, is not of this shape, or cannot be adapted as asked.
+pub(super) fn first_model(config: &Config, shape: &ModelConfig) -> Result<Box<dyn LanguageModel>> {
+    let init = Path::new(&config.model.init);
+    if init == Path::new("") {
+        return build(shape, config.run.seed);
     }
-    let model = hf::load_with_context(Path::new(init), shape.block_size)?;
-    if model.config() == shape {
-        return Ok(model);
+    let lora = lora(config);
+    if lora.is_some() && hf::weights_folder(init)? != init {
+        let message = "is an adapter itself, and adapters are trained beside a model's weights: `rustyflow merge` \
+                       makes one of them"
+            .into();
+        return Err(Error::Checkpoint { path: init.to_path_buf(), message });
     }
-    let message = format!("the model there is {:?}, the configuration implies {shape:?}", model.config());
-    Err(Error::Config { place: resolved.origin("model.init").to_string(), key: "model.init".into(), message })
+    let mut model = hf::load_with_context(init, shape.block_size)?;
+    if model.config() != shape {
+        let message = format!("holds the model {:?}, the configuration implies {shape:?}", model.config());
+        return Err(Error::Checkpoint { path: init.to_path_buf(), message });
+    }
+    lora.map_or(Ok(()), |lora| lora.adapt(&mut *model, config.run.seed))?;
+    Ok(model)
+}
+
+/// The model of a run as it is in one of its checkpoints.
+///
+/// # Errors
+/// If that, or the model that its adapters are for, cannot be read or is not of this shape.
+pub(super) fn model_at(checkpoint: &Path, config: &Config, shape: &ModelConfig) -> Result<Box<dyn LanguageModel>> {
+    let Some(lora) = lora(config) else { return load(checkpoint) };
+    let mut model = first_model(config, shape)?;
+    read_adapters(checkpoint, &lora, &mut *model)?;
+    Ok(model)
 }

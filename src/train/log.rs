@@ -49,6 +49,9 @@ fn block(s: &Summary) -> String {
         "model             L{} H{} E{} context {} vocabulary {}: {} parameters",
         m.n_layer, m.n_head, m.n_embd, m.block_size, m.vocab_size, s.parameters
     );
+    if let Some(adapters) = &s.adapters {
+        let _ = writeln!(text, "adapters          {adapters}");
+    }
     let stopped = if s.interrupted { ", interrupted" } else { "" };
     let _ = writeln!(text, "steps             {} of {} ({:.2} epochs{stopped})", s.steps, s.total_steps, s.epochs);
     let _ = writeln!(text, "seconds per epoch {:.2}", s.report.seconds_per_epoch);

@@ -3,6 +3,7 @@
 //! The host only records work. The loss of a step is read back if it is logged, and then without waiting: the number
 //! arrives while later steps are computed.
 
+mod adapters;
 mod checkpoint;
 mod choices;
 mod data_spec;

@@ -16,8 +16,10 @@ use crate::{DType, Device, Error, Result};
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     pub parameters: usize,
-    /// Bytes of the f32 parameters.
+    /// Bytes of the parameters: f32, or f16 of those that are stored so alone.
     pub parameter_bytes: u64,
+    /// Bytes of the values in a checkpoint.
+    pub saved_bytes: u64,
     /// Bytes of their f16 copies in mixed precision.
     pub half_bytes: u64,
     /// Bytes of their gradients, 0 without an optimizer.
@@ -28,6 +30,16 @@ pub struct Plan {
     pub largest: Vec<TensorSize>,
     /// Floating-point operations of training on one token, forward and backward.
     pub train_flops_per_token: f64,
+}
+
+/// What is trained of a model.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trained {
+    pub parameters: usize,
+    /// How many numbers the optimizer remembers.
+    pub moments: usize,
+    /// Where only adapters are trained, what the frozen weights of linear layers are stored as.
+    pub frozen: Option<DType>,
 }
 
 /// A tensor that may be too large.
@@ -41,19 +53,36 @@ pub struct TensorSize {
 }
 
 impl Plan {
-    /// Of a model, a pass over `tokens` tokens with matrix operands of type `operands`, and how many numbers its
-    /// optimizer remembers, if it is trained.
-    pub fn new(model: &ModelConfig, tokens: usize, operands: DType, moments: Option<usize>) -> Plan {
+    /// Of a model, a pass over `tokens` tokens with matrix operands of type `operands`, and what is trained of it.
+    pub fn new(model: &ModelConfig, tokens: usize, operands: DType, trained: Option<&Trained>) -> Plan {
         let parameters = model.parameter_count();
-        let arena = |dtype: DType| (dtype.size_bytes() * parameters) as u64;
+        let bytes = |dtype: DType, count: usize| (dtype.size_bytes() * count) as u64;
+        let f16_only = match trained.and_then(|trained| trained.frozen) {
+            Some(DType::F16) => model.block_matrices(),
+            _ => 0,
+        };
+        let adapters = trained.map_or(0, |trained| if trained.frozen.is_some() { trained.parameters } else { 0 });
+        let in_f32 = parameters - f16_only + adapters;
+        let of_trained = |of: fn(&Trained) -> usize| trained.map_or(0, |trained| bytes(DType::F32, of(trained)));
         Plan {
             parameters,
-            parameter_bytes: arena(DType::F32),
-            half_bytes: if operands == DType::F16 { arena(DType::F16) } else { 0 },
-            gradient_bytes: moments.map_or(0, |_| arena(DType::F32)),
-            moment_bytes: moments.map_or(0, |moments| (DType::F32.size_bytes() * moments) as u64),
+            parameter_bytes: bytes(DType::F32, in_f32) + bytes(DType::F16, f16_only),
+            half_bytes: if operands == DType::F16 { bytes(DType::F16, in_f32) } else { 0 },
+            gradient_bytes: of_trained(|trained| trained.parameters),
+            moment_bytes: of_trained(|trained| trained.moments),
+            saved_bytes: match trained {
+                Some(Trained { frozen: Some(_), parameters, .. }) => bytes(DType::F32, *parameters),
+                _ => bytes(DType::F32, parameters),
+            },
             largest: largest_tensors(model, tokens, operands),
-            train_flops_per_token: model.train_flops_per_token(),
+            train_flops_per_token: match trained {
+                // What would be the gradients of weights.
+                Some(Trained { frozen: Some(_), .. }) => {
+                    model.train_flops_per_token()
+                        - 2.0 * (model.block_matrices() + model.vocab_size * model.n_embd) as f64
+                }
+                _ => model.train_flops_per_token(),
+            },
         }
     }
 
@@ -98,7 +127,7 @@ impl Plan {
     /// Bytes of the machine's memory that writing a checkpoint takes.
     fn checkpoint_bytes(&self, on_gpu: bool) -> u64 {
         // What is saved, off the device, and the longer of the two files that are encoded from it one after the other.
-        let (values, moments) = (self.parameter_bytes, self.moment_bytes);
+        let (values, moments) = (self.saved_bytes, self.moment_bytes);
         let staged = values + moments;
         if on_gpu {
             // The buffers are kept for the next snapshot.
@@ -169,6 +198,28 @@ mod tests {
         crate::models::testing::small(vocab_size, 64, 1, n_embd)
     }
 
+    /// All of a model, of each parameter of which so many numbers are remembered.
+    fn trained(model: &ModelConfig, moments: usize) -> Trained {
+        let parameters = model.parameter_count();
+        Trained { parameters, moments: moments * parameters, frozen: None }
+    }
+
+    #[test]
+    fn of_a_frozen_model_only_adapters_have_gradients_and_are_saved() {
+        let model = model(65, 64);
+        let (n, linear) = (model.parameter_count() as u64, model.block_matrices() as u64);
+        let plan = |operands, frozen| {
+            let trained = Trained { parameters: 100, moments: 200, frozen: Some(frozen) };
+            Plan::new(&model, 1024, operands, Some(&trained))
+        };
+        let of = |plan: Plan| [plan.parameter_bytes, plan.half_bytes, plan.gradient_bytes, plan.moment_bytes];
+        assert_eq!(of(plan(DType::F32, DType::F32)), [4 * (n + 100), 0, 400, 800]);
+        assert_eq!(of(plan(DType::F16, DType::F32)), [4 * (n + 100), 2 * (n + 100), 400, 800]);
+        let in_f32 = n - linear + 100;
+        assert_eq!(of(plan(DType::F16, DType::F16)), [4 * in_f32 + 2 * linear, 2 * in_f32, 400, 800]);
+        assert_eq!(plan(DType::F32, DType::F32).saved_bytes, 400);
+    }
+
     #[test]
     fn a_small_model_fits() {
         check_size(&model(65, 64), 1024, DType::F32, &Device::Cpu).unwrap();
@@ -193,7 +244,8 @@ mod tests {
     #[test]
     fn parameters_gradients_and_moments_are_counted_in_bytes() {
         let model = model(65, 64);
-        let plan = Plan::new(&model, 1024, DType::F16, Some(2 * model.parameter_count()));
+        let trained = |moments: usize| trained(&model, moments);
+        let plan = Plan::new(&model, 1024, DType::F16, Some(&trained(2)));
         let n = model.parameter_count() as u64;
         let bytes = [plan.parameter_bytes, plan.half_bytes, plan.gradient_bytes, plan.moment_bytes];
         assert_eq!(bytes, [4 * n, 2 * n, 4 * n, 8 * n]);
@@ -207,8 +259,8 @@ mod tests {
         let (adamw, sgd) = (2, 1);
         let model = model(65, 64);
         let bytes_per_parameter = |moments: usize, on_gpu| {
-            let moments = moments * model.parameter_count();
-            let bytes = Plan::new(&model, 1024, DType::F32, Some(moments)).host_bytes(on_gpu);
+            let trained = trained(&model, moments);
+            let bytes = Plan::new(&model, 1024, DType::F32, Some(&trained)).host_bytes(on_gpu);
             bytes / model.parameter_count() as u64
         };
         // Value, gradient, moments; their copies without the gradient; model.safetensors.

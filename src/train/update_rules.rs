@@ -4,6 +4,8 @@ use crate::config::{self, Config, GroupConfig, OptimizerKind, Recompute};
 use crate::models::{LanguageModel, ModelConfig};
 use crate::nn::Parameter;
 use crate::optim::{AdjustLr, Group, Kind, Optimizer, ParameterArena};
+use crate::train::adapters::{self, lora};
+use crate::train::plan::Trained;
 use crate::train::precision::operands;
 use crate::{Device, Error, Result};
 use globset::{Glob, GlobMatcher};
@@ -29,12 +31,24 @@ pub(in crate::train) fn on_device(
     Ok((model, parameters, optimizer))
 }
 
-/// How many numbers the optimizer remembers of a model, averages of weights included.
-pub(in crate::train) fn moments(config: &Config, model: &ModelConfig) -> usize {
-    let (all, matrices) = (model.parameter_count(), model.block_matrices());
+/// How many numbers of a model of this shape are trained, and remembered by the optimizer, averages of weights
+/// included.
+///
+/// # Errors
+/// If there is no such model, or it cannot be adapted as asked.
+pub(in crate::train) fn trained(config: &Config, model: &ModelConfig) -> Result<Trained> {
+    let lora = lora(config);
+    let (parameters, matrices) = match &lora {
+        None => (model.parameter_count(), model.block_matrices()),
+        Some(lora) => (adapters::count(lora, model)?, 0),
+    };
     let of = |is_matrix| group(config, number(config, 0, is_matrix)).kind.moments();
-    let averages = if config.train.ema_decay > 0.0 { all } else { 0 };
-    matrices * of(true) + (all - matrices) * of(false) + averages
+    let averages = if config.train.ema_decay > 0.0 { parameters } else { 0 };
+    Ok(Trained {
+        parameters,
+        moments: matrices * of(true) + (parameters - matrices) * of(false) + averages,
+        frozen: lora.map(|lora| lora.base),
+    })
 }
 
 /// The number of the parameters of group `own` of the configuration, or of no group if there are not so many: two for
@@ -51,15 +65,20 @@ fn numbers(config: &Config, model: &mut dyn LanguageModel) -> Result<HashMap<Str
     let pattern = |group: &GroupConfig| Glob::new(&group.pattern).map(|glob| glob.compile_matcher());
     let patterns = groups.iter().enumerate().map(|(i, group)| pattern(group).map_err(|e| invalid(i, e.to_string())));
     let patterns = patterns.collect::<Result<Vec<GlobMatcher>>>()?;
-    let mut parameters = Vec::new();
+    let (mut parameters, mut numbers) = (Vec::new(), HashMap::new());
     let shape = model.config().clone();
     model.visit_parameters("", &mut |name, parameter| {
-        let names = shape.tensor_names(name, parameter.shape());
+        if !parameter.is_trainable() {
+            numbers.insert(name.to_string(), 0);
+            return;
+        }
+        // An adapter has one name.
+        let is_adapter = name.contains("lora_");
+        let names = if is_adapter { vec![] } else { shape.tensor_names(name, parameter.shape()) };
         parameters.push((name.to_string(), names, parameter.linear.is_some()));
     });
     // How many match each pattern, and how many of those no earlier one.
     let (mut matched, mut members) = (vec![0; groups.len()], vec![0; groups.len()]);
-    let mut numbers = HashMap::new();
     for (name, names, is_matrix) in &parameters {
         let mut own = groups.len();
         for (i, pattern) in patterns.iter().enumerate() {
@@ -156,12 +175,16 @@ mod tests {
                 entries.map(|entry| entry.shape.elements()).sum::<usize>()
             };
             let remembered: usize = optimizer.moments().iter().map(|(moment, _)| inside(&moment.range)).sum();
-            assert_eq!(moments(&config, model), remembered, "{kind}: {model:?}");
+            assert_eq!(trained(&config, model).unwrap().moments, remembered, "{kind}: {model:?}");
             assert!(optimizer.averages().is_none());
             config.train.ema_decay = 0.9;
             let (_, arena, optimizer) = on_device(build(model, 1).unwrap(), &config, &device).unwrap();
             assert_eq!(optimizer.averages().unwrap().len(), arena.trainable_len());
-            assert_eq!(moments(&config, model), remembered + model.parameter_count(), "{kind}: {model:?}");
+            assert_eq!(
+                trained(&config, model).unwrap().moments,
+                remembered + model.parameter_count(),
+                "{kind}: {model:?}"
+            );
         }
     }
 

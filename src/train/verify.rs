@@ -1,6 +1,6 @@
 //! Shows that resuming changes nothing: the same run once in one go and once in two halves, compared to the bit.
 
-use super::checkpoint::{METRICS, OPTIMIZER};
+use super::checkpoint::{ADAPTERS, METRICS, MODEL, OPTIMIZER};
 use super::events::{Event, Summary};
 use super::options::TrainOptions;
 use super::run::train;
@@ -99,7 +99,7 @@ fn compare(
         differences.extend(tensors_that_differ(&left, &right).into_iter().map(|tensor| format!("{name}: {tensor}")));
         Ok(left.len())
     };
-    let weights_bytes = both("model.safetensors")?;
+    let weights_bytes = both(if resolved.config.lora.rank > 0 { ADAPTERS } else { MODEL })?;
     let optimizer_bytes = both(OPTIMIZER)?;
     let [left, right] = [timeless_metrics(&whole)?, timeless_metrics(&resumed)?];
     if left != right {

@@ -3,6 +3,7 @@
 #[path = "../common/sandbox.rs"]
 mod sandbox;
 
+mod adapting;
 mod bad_input;
 mod bench;
 mod caches;

@@ -231,6 +231,7 @@ mod tests {
             tokens: 65,
             model: crate::models::testing::small(65, 16, 1, 16),
             parameters: 3940,
+            adapters: None,
             train_tokens: 1000,
             validation_tokens: 100,
             tokens_per_step: 64,

@@ -6,10 +6,12 @@ mod gpt2;
 mod llama;
 mod rope;
 pub mod shards;
+mod trained_adapter;
 mod weight_files;
 
 pub(super) use gpt2::Gpt2Mapping;
 pub(super) use llama::LlamaMapping;
+pub use trained_adapter::{AdapterWeights, read_adapters};
 
 use super::{LanguageModel, ModelConfig, ModelKind, build};
 use crate::optim::{Entry, ParameterArena};
@@ -61,19 +63,38 @@ pub trait Mapping {
     fn ignores(&self, config: &ModelConfig, name: &str) -> bool;
 }
 
-/// The parameters of a model as they were at one moment, off their device: they can be encoded on another thread while
-/// the model learns on.
-pub struct Weights {
+/// What a checkpoint holds of a model as it was at one moment, off its device: it can be encoded on another thread
+/// while the model learns on.
+pub enum Weights {
+    Model(ModelWeights),
+    Adapters(AdapterWeights),
+}
+
+impl Weights {
+    /// The names and contents of the files that [`load`] reads.
+    ///
+    /// # Errors
+    /// If the tensors make no file, which no model's do.
+    pub fn encode(self) -> Result<[(&'static str, Vec<u8>); 2]> {
+        match self {
+            Weights::Model(weights) => weights.encode(),
+            Weights::Adapters(weights) => weights.encode(),
+        }
+    }
+}
+
+/// All parameters of a model.
+pub struct ModelWeights {
     config: ModelConfig,
     entries: Vec<Entry>,
     /// Of the entries that are f32, and if there are any of those that are f16.
     arenas: Vec<Bytes>,
 }
 
-impl Weights {
-    /// The parameters of a model of this shape, from the contents of the arenas that [`ParameterArena::stored`] names.
-    pub fn new(config: ModelConfig, parameters: &ParameterArena, arenas: Vec<Bytes>) -> Weights {
-        Weights { config, entries: parameters.entries.clone(), arenas }
+impl ModelWeights {
+    /// Those of a model of this shape, from the contents of the arenas that [`ParameterArena::stored`] names.
+    pub fn new(config: ModelConfig, parameters: &ParameterArena, arenas: Vec<Bytes>) -> ModelWeights {
+        ModelWeights { config, entries: parameters.entries.clone(), arenas }
     }
 
     /// The names and contents of the files that [`load`] reads.
@@ -112,8 +133,8 @@ impl Weights {
     }
 }
 
-/// Loads what [`Weights`] or Hugging Face wrote, on the CPU: a model of whichever family it is. The files are mapped,
-/// so that beside the model there is never more in memory than its largest tensor.
+/// Loads what [`ModelWeights`] or Hugging Face wrote, on the CPU: a model of whichever family it is. The files are
+/// mapped, so that beside the model there is never more in memory than its largest tensor.
 ///
 /// Of a folder with an adapter of PEFT's it is the model that the adapter is for, with the adapter in its weights.
 ///

@@ -1,7 +1,7 @@
 //! The ops of mixed precision: operands and most results are f16, and differ by a unit in the last of its 11 bits where
 //! devices add up in another order.
 
-use super::{Apply, Case, Values};
+use super::{Apply, Case, Values, scales};
 use crate::ops::inputs::{AROUND_ZERO, draw};
 use crate::ops::random::Key;
 use crate::ops::{Criterion, Heads};
@@ -10,6 +10,8 @@ use crate::{DType, Result, Tensor};
 pub(super) fn all(cases: &mut Vec<Case>) {
     matmul(cases);
     feed_forward(cases);
+    low_rank(cases);
+    gelu(cases);
     layer_norm(cases);
     attention(cases);
     losses(cases);
@@ -67,6 +69,28 @@ fn feed_forward(cases: &mut Vec<Case>) {
             4e-3,
             Box::new(|x| single(&half(&x[0])?.feed_forward(&half(&x[1])?, &half(&x[2])?, Some((&x[3], &x[4])))?)),
         );
+    }
+}
+
+fn low_rank(cases: &mut Vec<Case>) {
+    // y, x, a, b and the scales: of one matrix, and of two with a gap between them.
+    for (rows, c, rank, outputs) in [(33, 17, 3, vec![(0, 20)]), (130, 128, 8, vec![(0, 64), (96, 132)])] {
+        let (of_b, scales) = scales(rank, &outputs);
+        let [n, columns] = of_b;
+        let inputs = [vec![rows, n], vec![rows, c], vec![columns, c], vec![n, columns]];
+        let inputs = inputs.map(|shape| (shape, Values::Uniform(-0.3, 0.3))).to_vec();
+        let apply: Apply = Box::new(move |x| {
+            let scales = Tensor::from_f32(&scales, of_b, &x[0].device())?;
+            single(&half(&x[0])?.add_low_rank(&half(&x[1])?, &half(&x[2])?, &x[3], &scales)?)
+        });
+        cases.push(case(format!("add_low_rank/f16/{rows}x{c}x{rank}x{n}"), inputs, 4e-3, apply));
+    }
+}
+
+fn gelu(cases: &mut Vec<Case>) {
+    for shape in [vec![17], vec![33, 128]] {
+        let apply: Apply = Box::new(|x| single(&half(&x[0])?.gelu()?));
+        cases.push(case(format!("gelu/f16/{shape:?}"), vec![(shape, AROUND_ZERO)], 2e-3, apply));
     }
 }
 

@@ -68,6 +68,7 @@ pub fn all() -> Vec<Case> {
     losses::all(&mut cases);
     softmax(&mut cases);
     feed_forward(&mut cases);
+    low_rank(&mut cases);
     swiglu(&mut cases);
     rope(&mut cases);
     layer_norm(&mut cases);
@@ -276,6 +277,35 @@ fn feed_forward(cases: &mut Vec<Case>) {
         let apply = |x: &[Tensor]| x[0].feed_forward(&x[1], &x[2], None);
         let name = format!("feed_forward/no bias/{shape:?}x{c}x{f}x{d}");
         cases.push(Case::new(name, inputs[..3].to_vec(), apply).tolerance(2e-5, 1e-5));
+    }
+}
+
+/// The shape and values of the scales of an adapter of this rank for matrices that make these outputs: zero where the
+/// columns of one meet the rows of another.
+fn scales(rank: usize, outputs: &[(usize, usize)]) -> ([usize; 2], Vec<f32>) {
+    let (n, columns) = (outputs.iter().map(|(_, end)| *end).max().unwrap_or(0), rank * outputs.len());
+    let of = |i: usize| {
+        let (start, end) = outputs[i % columns / rank];
+        if (start..end).contains(&(i / columns)) { 1.5 } else { 0.0 }
+    };
+    ([n, columns], (0..n * columns).map(of).collect())
+}
+
+fn low_rank(cases: &mut Vec<Case>) {
+    for (shape, k, rank, outputs) in [
+        (vec![2, 3], 5, 2, vec![(0, 7)]),
+        (vec![65], 17, 4, vec![(0, 20), (28, 36)]),
+        (vec![3, 16], 64, 1, vec![(0, 8)]),
+    ] {
+        let (of_b, scales) = scales(rank, &outputs);
+        let [n, columns] = of_b;
+        let sizes = [[&shape[..], &[n]].concat(), [&shape[..], &[k]].concat(), vec![columns, k], vec![n, columns]];
+        let name = format!("add_low_rank/{shape:?}x{k}x{rank}x{n}");
+        let apply = move |x: &[Tensor]| {
+            let scales = Tensor::from_f32(&scales, of_b, &x[0].device())?;
+            x[0].clone().add_low_rank(&x[1], &x[2], &x[3], &scales)
+        };
+        cases.push(Case::new(name, sizes.map(|shape| (shape, AROUND_ZERO)).to_vec(), apply).tolerance(2e-5, 1e-5));
     }
 }
 

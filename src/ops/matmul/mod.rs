@@ -170,23 +170,30 @@ impl Op for MatMul {
         Saves { inputs: &[0, 1], outputs: &[] }
     }
 
+    /// Activations that a frozen weight was multiplied with are not needed.
+    fn saves_for(&self, wanted: &dyn Fn(usize) -> bool) -> Saves {
+        if wanted(1) { self.saves() } else { Saves { inputs: &[1], outputs: &[] } }
+    }
+
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
-        let (a, b) = (saved.input(0), saved.input(1));
-        let out = [grads.dtype(0, a), grads.dtype(1, b)];
-        let product = |input: usize, trans_a, trans_b| {
-            move |accumulate| MatMul { trans_a, trans_b, accumulate, out: out[input], ..MatMul::default() }
-        };
-        // da = dy op(b)^T, itself transposed if a is stored so.
-        if self.trans_a {
-            grads.accumulate_with(0, &[b, dy], product(0, self.trans_b, true))?;
-        } else {
-            grads.accumulate_with(0, &[dy, b], product(0, false, !self.trans_b))?;
+        let product =
+            |out, trans_a, trans_b| move |accumulate| MatMul { trans_a, trans_b, accumulate, out, ..MatMul::default() };
+        if grads.needs_grad(0) {
+            // da = dy op(b)^T, itself transposed if a is stored so. Both operands are of one type.
+            let b = saved.input(1);
+            let out = grads.dtype(0, b);
+            if self.trans_a {
+                grads.accumulate_with(0, &[b, dy], product(out, self.trans_b, true))?;
+            } else {
+                grads.accumulate_with(0, &[dy, b], product(out, false, !self.trans_b))?;
+            }
         }
         if self.bias {
             // `linear` alone has a bias, and transposes no x.
-            if !self.trans_b {
-                return linear_gradients(grads, [1, 2], &a.as_rows(), &dy.as_rows(), out[1]);
+            if !self.trans_b && grads.needs_grad(1) {
+                let a = saved.input(0);
+                return linear_gradients(grads, [1, 2], &a.as_rows(), &dy.as_rows(), grads.dtype(1, a));
             }
             let len = dy.shape().last_dim();
             grads.accumulate_with(2, &[dy], |accumulate| SumRows { accumulate, len, outputs: 1 })?;
@@ -194,6 +201,8 @@ impl Op for MatMul {
         if !grads.needs_grad(1) {
             return Ok(());
         }
+        let (a, b) = (saved.input(0), saved.input(1));
+        let out = grads.dtype(1, b);
         // db = op(a)^T dy, itself transposed if b is stored so. A shared b sums over the whole batch: as one long
         // GEMM where the rows of a follow each other, else matrix by matrix.
         let shared = b.shape().len() == 2 && a.shape().len() > 2;
@@ -205,9 +214,9 @@ impl Op for MatMul {
             (a, dy)
         };
         let (left, right, kernel) = if self.trans_b {
-            (dy, a, product(1, true, self.trans_a))
+            (dy, a, product(out, true, self.trans_a))
         } else {
-            (a, dy, product(1, !self.trans_a, false))
+            (a, dy, product(out, !self.trans_a, false))
         };
         if shared && self.trans_a {
             let per_batch = grads.run_one(&kernel(false), &[left, right])?;

@@ -7,7 +7,7 @@ use super::layout::{MANIFEST, METRICS, TOKENIZER, checkpoints};
 use super::snapshot::{Snapshot, recover};
 use super::state::{DataHash, TrainerState};
 use super::store::{Checkpoints, Request};
-use crate::models::{Weights, build, testing};
+use crate::models::{ModelWeights, Weights, build, testing};
 use crate::optim::{Kind, Moments, Optimizer, ParameterArena};
 use crate::tensor::Bytes;
 use crate::{DType, Device, Error};
@@ -23,7 +23,11 @@ fn snapshot(step: usize) -> Snapshot {
     let moments = optimizer.moments().into_iter().map(|(name, m)| (name, Bytes::owned(m.to_bytes().unwrap())));
     let data = DataHash { text_sha256: String::new(), tokens_sha256: String::new() };
     Snapshot {
-        weights: Weights::new(config, &parameters, vec![Bytes::owned(parameters.values().to_bytes().unwrap())]),
+        weights: Weights::Model(ModelWeights::new(
+            config,
+            &parameters,
+            vec![Bytes::owned(parameters.values().to_bytes().unwrap())],
+        )),
         moments: Moments::new(&parameters, moments.collect()),
         pretrained: vec![(TOKENIZER, "{}".into())],
         state: TrainerState { step, ..TrainerState::new(&Device::Cpu, data, 10) },

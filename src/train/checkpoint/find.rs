@@ -1,6 +1,6 @@
 //! Finds the checkpoint that a path means, and the one that a run resumes from.
 
-use super::layout::{MANIFEST, MODEL, STATE, TOKENIZER, checkpoints, resolve_ref};
+use super::layout::{ADAPTER_CONFIG, ADAPTERS, MANIFEST, MODEL, STATE, TOKENIZER, checkpoints, resolve_ref};
 use super::manifest::Manifest;
 use super::state::TrainerState;
 use crate::{Error, Result};
@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 
 /// The files that using a model takes.
 const MODEL_FILES: [&str; 3] = ["config.json", MODEL, TOKENIZER];
+/// Those of adapters, whose model has a folder of its own.
+const ADAPTER_FILES: [&str; 3] = [ADAPTER_CONFIG, ADAPTERS, TOKENIZER];
 
 /// A folder with a model.
 #[derive(Debug)]
@@ -26,7 +28,7 @@ pub struct FoundCheckpoint {
 pub fn find_checkpoint(path: &Path) -> Result<FoundCheckpoint> {
     let missing = |message: String| Error::Checkpoint { path: path.to_path_buf(), message };
     // One of Hugging Face's may be in parts, or in a form that loading it refuses.
-    if [MODEL, "config.json", "adapter_config.json"].iter().any(|name| path.join(name).exists()) {
+    if [MODEL, "config.json", ADAPTER_CONFIG].iter().any(|name| path.join(name).exists()) {
         verify_model(path)?;
         return Ok(FoundCheckpoint { folder: path.to_path_buf(), damaged: Vec::new() });
     }
@@ -75,7 +77,10 @@ pub fn models(run: &Path) -> Vec<PathBuf> {
 /// checked.
 fn verify_model(folder: &Path) -> Result<()> {
     match Manifest::read(folder)? {
-        Some(manifest) => MODEL_FILES.iter().try_for_each(|name| manifest.check(folder, name)),
+        Some(manifest) => {
+            let files = if folder.join(ADAPTER_CONFIG).exists() { ADAPTER_FILES } else { MODEL_FILES };
+            files.iter().try_for_each(|name| manifest.check(folder, name))
+        }
         None => Ok(()),
     }
 }

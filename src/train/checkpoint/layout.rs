@@ -17,7 +17,10 @@ pub const GENERATION: &str = "generation_config.json";
 pub const OPTIMIZER: &str = "optimizer.safetensors";
 pub const STATE: &str = "trainer_state.json";
 pub const MANIFEST: &str = "manifest.json";
-pub(super) const MODEL: &str = "model.safetensors";
+pub const MODEL: &str = "model.safetensors";
+/// Of a run that trains adapters, what is there instead of the model, and in which form.
+pub const ADAPTERS: &str = "adapter_model.safetensors";
+pub(super) const ADAPTER_CONFIG: &str = "adapter_config.json";
 
 /// `step-000500`
 pub(super) fn checkpoint_name(step: usize) -> String {

@@ -5,7 +5,8 @@
 //!
 //! ```text
 //! step-000500/
-//!   config.json model.safetensors                  the model, in Hugging Face's layout
+//!   config.json model.safetensors                  the model, in Hugging Face's layout; or its adapters in PEFT's:
+//!                                                  adapter_config.json adapter_model.safetensors
 //!   tokenizer.json tokenizer_config.json special_tokens_map.json generation_config.json
 //!                                                  its tokenizer and how to sample, as transformers reads them
 //!   optimizer.safetensors trainer_state.json       what training needs to resume
@@ -30,8 +31,8 @@ pub use state::{Best, DataHash, Evaluated, GuardState, Plateau, TrainerState};
 pub(super) use files::Files;
 pub(super) use find::{Checkpoint, models, newest_good};
 pub(super) use layout::{
-    CHAT_TEMPLATE, CONFIG, CSV, GENERATION, MANIFEST, METRICS, OPTIMIZER, SAMPLES, STATE, TOKENIZER, checkpoints,
-    resolve_ref,
+    ADAPTERS, CHAT_TEMPLATE, CONFIG, CSV, GENERATION, MANIFEST, METRICS, MODEL, OPTIMIZER, SAMPLES, STATE, TOKENIZER,
+    checkpoints, resolve_ref,
 };
 pub(super) use snapshot::{Snapshot, beside, put_in_place, recover};
 pub(super) use store::{Checkpoints, Request};

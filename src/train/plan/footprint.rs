@@ -7,6 +7,7 @@ use crate::ops::Criterion;
 use crate::optim::{Optimizer, ParameterArena};
 use crate::profile::{Cost, MemoryStats};
 use crate::tensor::{DryRun, no_grad, with_weights_on};
+use crate::train::adapters::lora;
 use crate::train::trainer::{criterion, pass_dropout};
 use crate::train::update_rules::on_device;
 use crate::{DType, Device, Error, Result, Tensor};
@@ -40,7 +41,11 @@ impl Footprint {
         let device = Device::DryRun(dry_run.clone());
         // Initial weights are made on the CPU, whose memory keeps what they took.
         let weights = if device.is_gpu() { Device::DryRun(DryRun::cpu()) } else { device.clone() };
-        let model = with_weights_on(weights, || build(shape, config.run.seed))?;
+        let model = with_weights_on(weights, || {
+            let mut model = build(shape, config.run.seed)?;
+            lora(config).map_or(Ok(()), |lora| lora.adapt(&mut *model, 0))?;
+            Ok(model)
+        })?;
         let (model, parameters, mut optimizer) = on_device(model, config, &device)?;
         let shape = [batch_size, shape.block_size];
         let batch = Batch { model: &*model, config, shape, in_documents, device: &device };

@@ -6,11 +6,12 @@ use crate::config::{Config, Recompute, Resolved};
 use crate::data::{Corpus, Loader, Position};
 use crate::models::ModelConfig;
 use crate::profile::{Cost, MemoryKind, Roofline};
+use crate::train::adapters::lora;
 use crate::train::data_spec::data_spec;
 use crate::train::model_shape::model_config;
 use crate::train::precision::operands;
 use crate::train::trainer::{check_configured_precision, total_steps};
-use crate::train::update_rules::moments;
+use crate::train::update_rules::trained;
 use crate::{Device, Error, Result};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -21,6 +22,8 @@ pub struct RunPlan {
     pub device: String,
     pub model: ModelConfig,
     pub parameters: usize,
+    /// How many numbers adapters have, where those alone are trained.
+    pub adapters: Option<usize>,
     pub memory: MemoryPlan,
     /// Of the machine, bytes: what a checkpoint takes; on the CPU the run too.
     pub host_bytes: u64,
@@ -110,7 +113,7 @@ pub fn plan_run(resolved: &Resolved, device: &Device, data_dir: &Path, cache_dir
     let steps_per_epoch = text.batches_per_epoch / t.grad_accum_steps as f64;
     let steps = total_steps(t.length(), steps_per_epoch);
     resolved.clone().fit_warmup(steps)?;
-    let sizes = sizes(config, &shape, t.batch_size);
+    let sizes = sizes(config, &shape, t.batch_size)?;
     let fits = |batch_size| fits(config, &shape, batch_size, text.in_documents, device);
     // Sizes beyond what a tensor can index have no kernels that could be planned.
     sizes.check_device(&Device::Cpu)?;
@@ -121,6 +124,7 @@ pub fn plan_run(resolved: &Resolved, device: &Device, data_dir: &Path, cache_dir
     Ok(RunPlan {
         device: device.describe(),
         parameters: sizes.parameters,
+        adapters: lora(config).map(|_| sizes.gradient_bytes as usize / 4),
         host_bytes: host_bytes(&sizes, &footprint, device),
         host_available_bytes: available_memory_bytes(),
         does_not_fit: fits(t.batch_size)?,
@@ -214,9 +218,9 @@ impl MemoryPlan {
     }
 }
 
-fn sizes(config: &Config, shape: &ModelConfig, batch_size: usize) -> Plan {
+fn sizes(config: &Config, shape: &ModelConfig, batch_size: usize) -> Result<Plan> {
     let operands = operands(config.device.precision);
-    Plan::new(shape, batch_size * shape.block_size, operands, Some(moments(config, shape)))
+    Ok(Plan::new(shape, batch_size * shape.block_size, operands, Some(&trained(config, shape)?)))
 }
 
 /// Bytes of the machine's memory that a run takes at most.
@@ -236,7 +240,7 @@ fn fits(
     in_documents: bool,
     device: &Device,
 ) -> Result<Option<String>> {
-    let sizes = sizes(config, shape, batch_size);
+    let sizes = sizes(config, shape, batch_size)?;
     match sizes.check_device(device) {
         Err(error @ (Error::GpuLimit { .. } | Error::Invalid(_))) => return Ok(Some(error.to_string())),
         result => result?,

@@ -1,6 +1,7 @@
 //! What a run leaves besides checkpoints and metrics: samples, the profile, the sums, and the page that shows them.
 
 use super::Trainer;
+use super::prepare::adapters;
 use crate::generate::{Sampling, TextWriter, generate, printable};
 use crate::profile::{Phase, Report};
 use crate::report::{RunRecord, run_page};
@@ -66,6 +67,7 @@ impl Trainer<'_> {
             device: device.describe(),
             precision: describe_precision(self.config.device.precision, device, self.model.config()),
             parameters: self.model.config().parameter_count(),
+            adapters: adapters(&self.config, &self.parameters),
             model: self.model.config().clone(),
             steps: self.state.step,
             total_steps: self.state.total_steps,

@@ -10,11 +10,12 @@ mod tests;
 pub(super) use prepare::{check_configured_precision, total_steps};
 pub(super) use step::{criterion, pass_dropout};
 
+use super::adapters::lora;
 use super::checkpoint::{Best, CHAT_TEMPLATE, Evaluated, GENERATION, Request, TrainerState, Writer};
 use super::evaluate::{Windows, evaluate};
 use super::events::Event;
 use super::guard::{self, Anomaly, Monitor};
-use super::in_flight::{InFlight, PendingSnapshot, PendingStep};
+use super::in_flight::{Contents, InFlight, PendingSnapshot, PendingStep};
 use super::options::TrainOptions;
 use super::run_folder::RunFolder;
 use super::sinks::{Record, Sink};
@@ -22,12 +23,14 @@ use super::step_hook::StepHook;
 use super::trace::RunTrace;
 use crate::config::{self, Config, GenerateConfig};
 use crate::data::{ChatTemplate, Coverage, Loader, Position, Tokenizer, Tokens};
-use crate::models::LanguageModel;
+use crate::models::{AdapterWeights, LanguageModel, ModelWeights, Weights};
 use crate::optim::{LearningRate, Optimizer, ParameterArena};
 use crate::profile::{Phase, WallClock};
+use crate::tensor::Bytes;
 use crate::{Error, Result};
 use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
+use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -300,7 +303,8 @@ impl Trainer<'_> {
         if self.finish_saving()? {
             return Ok(());
         }
-        let pending = PendingSnapshot::new(self.state.clone(), &self.parameters, &self.optimizer, best)?;
+        let contents = if self.config.lora.rank > 0 { Contents::Adapters } else { Contents::Model };
+        let pending = PendingSnapshot::new(self.state.clone(), &self.parameters, &self.optimizer, contents, best)?;
         self.in_flight.push_back(InFlight::Snapshot(Box::new(pending)));
         self.saved = Some(now);
         self.take_arrived(false).map(drop)
@@ -311,7 +315,7 @@ impl Trainer<'_> {
         let best = pending.best;
         let appended = self.folder.lines().so_far()?;
         let (pretrained, config) = (self.pretrained_files()?, self.config_text.clone());
-        let mut snapshot = pending.snapshot(self.model.config(), &self.parameters, pretrained, config)?;
+        let mut snapshot = pending.snapshot(&self.parameters, |values| self.weights(values), pretrained, config)?;
         // Every step up to the snapshot's has been reported, and none after it.
         snapshot.state.train_loss = self.state.train_loss;
         snapshot.state.guard.losses.clone_from(&self.state.guard.losses);
@@ -319,6 +323,21 @@ impl Trainer<'_> {
         let appended = appended.handles;
         let request = Request { snapshot, appended, best, keep_last: self.config.checkpoint.keep_last };
         self.writer.begin(self.folder.checkpoints(), request)
+    }
+
+    /// What a checkpoint keeps of the model, of the bytes of its values: all of them, or the adapters that are trained.
+    fn weights(&self, mut values: Vec<Bytes>) -> Weights {
+        let shape = self.model.config();
+        match lora(&self.config) {
+            None => Weights::Model(ModelWeights::new(shape.clone(), &self.parameters, values)),
+            Some(lora) => {
+                // So that it is found from everywhere.
+                let init = Path::new(&self.config.model.init);
+                let base = init.canonicalize().unwrap_or_else(|_| init.to_path_buf()).display().to_string();
+                let values = values.swap_remove(0);
+                Weights::Adapters(AdapterWeights::new(lora, base, shape, &self.parameters, values))
+            }
+        }
     }
 
     /// What transformers reads beside the model: the tokenizer, and how `[generate]` samples.

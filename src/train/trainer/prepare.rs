@@ -4,14 +4,15 @@ use super::Trainer;
 use crate::config::{self, Config, Resolved, TrainLength};
 use crate::data::{ChatSpec, ChatTemplate, Corpus, Loader, Prepared, Progress, Tokenizer, Tokens};
 use crate::generate::check_prompt;
-use crate::models::{LanguageModel, ModelConfig, load};
+use crate::models::{LanguageModel, ModelConfig};
 use crate::optim::{LearningRate, Optimizer, ParameterArena, Schedule};
 use crate::profile::{Phase, WallClock};
+use crate::train::adapters::{check_base, lora};
 use crate::train::checkpoint::{CONFIG, Checkpoint, DataHash, OPTIMIZER, TOKENIZER, TrainerState, Writer};
 use crate::train::data_spec::data_spec;
-use crate::train::events::{Event, Start};
+use crate::train::events::{Adapters, Event, Start};
 use crate::train::guard::Monitor;
-use crate::train::init::first_model;
+use crate::train::init::{first_model, model_at};
 use crate::train::log;
 use crate::train::model_shape::model_config;
 use crate::train::options::TrainOptions;
@@ -24,7 +25,7 @@ use crate::train::run_folder::RunFolder;
 use crate::train::sinks::{self, Sink};
 use crate::train::step_hook::SingleDevice;
 use crate::train::trace::RunTrace;
-use crate::train::update_rules::{moments, on_device};
+use crate::train::update_rules::{on_device, trained};
 use crate::{Device, Error, Result};
 use std::collections::VecDeque;
 use std::path::Path;
@@ -189,7 +190,8 @@ pub(in crate::train) fn check_configured_precision(resolved: &Resolved, device: 
 /// Checks that the device can bind what training takes, and that the machine has the memory.
 fn check_sizes(config: &Config, model: &ModelConfig, device: &Device) -> Result<()> {
     let tokens = config.train.batch_size * config.model.block_size;
-    let plan = Plan::new(model, tokens, operands(config.device.precision), Some(moments(config, model)));
+    check_base(config, device)?;
+    let plan = Plan::new(model, tokens, operands(config.device.precision), Some(&trained(config, model)?));
     plan.check_device(device)?;
     plan.check_memory(device)
 }
@@ -224,6 +226,7 @@ fn start(
         tokenizer: data.prepared.tokenizer.name().to_string(),
         tokens: data.prepared.tokenizer.vocab_size(),
         parameters: model.parameter_count(),
+        adapters: adapters(config, &opened.parameters),
         model,
         train_tokens: data.prepared.train.len(),
         validation_tokens: data.prepared.validation.len(),
@@ -233,6 +236,17 @@ fn start(
         epochs: state.total_steps as f64 / steps_per_epoch,
         warmup_steps: config.train.warmup_steps,
     }
+}
+
+/// The adapters that are trained, if the model itself is not.
+pub(super) fn adapters(config: &Config, parameters: &ParameterArena) -> Option<Adapters> {
+    let trained = parameters.entries.iter().filter(|entry| entry.trainable);
+    lora(config).map(|lora| Adapters {
+        parameters: trained.map(|entry| entry.shape.elements()).sum(),
+        rank: lora.rank,
+        targets: lora.targets,
+        base: lora.base.name(),
+    })
 }
 
 /// The run's folder, and what is trained in it.
@@ -253,7 +267,7 @@ fn create(resolved: &Resolved, shape: &ModelConfig, device: &Device) -> Result<O
     let config_text = resolved.to_toml();
     folder.write(CONFIG, &config_text)?;
     let made = sinks::open(&config.log, &mut folder, 0).and_then(|sinks| {
-        let model = first_model(resolved, shape)?;
+        let model = first_model(config, shape)?;
         Ok((sinks, on_device(model, config, device)?))
     });
     match made {
@@ -280,8 +294,8 @@ fn resume(
     let config_text = resumed.config_text(resolved);
     let Resumed { mut folder, checkpoint, mut notes, .. } = resumed;
     let model = match &checkpoint {
-        Some(checkpoint) => load(&checkpoint.path)?,
-        None => first_model(resolved, shape)?,
+        Some(checkpoint) => model_at(&checkpoint.path, config, shape)?,
+        None => first_model(config, shape)?,
     };
     if model.config() != shape {
         let message = format!("its model is {:?}, the run's configuration implies {shape:?}", model.config());

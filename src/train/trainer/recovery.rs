@@ -3,11 +3,11 @@
 use super::Trainer;
 use super::step::{next_batches, predicted};
 use crate::data::{Loader, Position};
-use crate::models::load;
 use crate::train::checkpoint::{Checkpoint, GuardState, OPTIMIZER, TrainerState, newest_good};
 use crate::train::diagnosis::first_non_finite;
 use crate::train::events::{Event, Step};
 use crate::train::guard::{self, Anomaly, Monitor, Verdict};
+use crate::train::init::model_at;
 use crate::{Error, Result, Tensor};
 
 impl Trainer<'_> {
@@ -64,7 +64,7 @@ impl Trainer<'_> {
             learning_rate_factor: self.state.guard.learning_rate_factor * self.config.guard.learning_rate_factor,
             ..checkpoint.state.guard.clone()
         };
-        let mut model = load(&checkpoint.path)?;
+        let mut model = model_at(&checkpoint.path, &self.config, self.model.config())?;
         self.parameters.take_values(&mut *model)?;
         let state = &checkpoint.state;
         self.optimizer.restore(&self.parameters, &checkpoint.path.join(OPTIMIZER), state.step as u64)?;

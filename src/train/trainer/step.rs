@@ -19,7 +19,9 @@ pub(in crate::train) fn criterion(config: &Config) -> Criterion<'static> {
 
 /// What pass number `pass` of a run drops.
 pub(in crate::train) fn pass_dropout(config: &Config, pass: u64) -> Dropout {
-    Dropout::new(config.model.dropout as f32, config.run.seed, pass).of_embeddings(config.model.embd_dropout as f32)
+    let (model, adapters) = (&config.model, config.lora.dropout as f32);
+    let dropout = Dropout::new(model.dropout as f32, config.run.seed, pass);
+    dropout.of_embeddings(model.embd_dropout as f32).of_adapters(adapters)
 }
 
 /// The batches of one step.

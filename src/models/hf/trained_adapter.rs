@@ -1,0 +1,157 @@
+//! The adapters that a run trains, in PEFT's files: `adapter_config.json` and `adapter_model.safetensors` with
+//! `lora_A` (r, inputs) and `lora_B` (outputs, r) of each matrix that is adapted. Matrices that are one weight here are
+//! apart there.
+
+use super::adapter::{CONFIG, PREFIX, WEIGHTS};
+use super::weight_files::WeightFiles;
+use super::{StoredTensor, add_values};
+use crate::models::lora::{Adapted, Lora, endings};
+use crate::models::{LanguageModel, ModelConfig};
+use crate::nn::LinearLayout;
+use crate::optim::{Entry, ParameterArena};
+use crate::tensor::Bytes;
+use crate::{Error, Result};
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::json;
+use std::collections::HashMap;
+use std::path::Path;
+
+/// The A and B of a weight: where they lie in the arena, and of which matrices they are.
+struct OfWeight {
+    a: Entry,
+    b: Entry,
+    matrices: Vec<Adapted>,
+}
+
+/// Adapters as they were at one moment, off their device.
+pub struct AdapterWeights {
+    lora: Lora,
+    base: String,
+    /// GPT-2 stores weights as (inputs, outputs).
+    fan_in_fan_out: bool,
+    weights: Vec<OfWeight>,
+    /// What the arena of the values begins with: all that is trained.
+    values: Bytes,
+}
+
+impl AdapterWeights {
+    /// Those of a model of this shape, for the model in the folder `base`, or of that name.
+    pub fn new(lora: Lora, base: String, config: &ModelConfig, parameters: &ParameterArena, values: Bytes) -> Self {
+        let entries = &parameters.entries;
+        let find = |name: String| entries.iter().find(|entry| entry.name == name).cloned();
+        let of_weight = |entry: &Entry| {
+            let (stem, outputs_first) = (entry.name.strip_suffix("weight")?, entry.linear.as_ref()?.outputs_first);
+            let [a, b] = ["A", "B"].map(|letter| find(format!("{stem}lora_{letter}.weight")));
+            let matrices = lora.adapted(config, &entry.name, &entry.shape, outputs_first);
+            Some(OfWeight { a: a?, b: b?, matrices })
+        };
+        let weights = entries.iter().filter_map(of_weight).collect();
+        let is_transposed = |entry: &Entry| entry.linear.as_ref().is_some_and(|layout| !layout.outputs_first);
+        AdapterWeights { fan_in_fan_out: entries.iter().any(is_transposed), lora, base, weights, values }
+    }
+
+    /// The names and contents of PEFT's files.
+    ///
+    /// # Errors
+    /// If the tensors make no file, which no adapter's do.
+    pub fn encode(self) -> Result<[(&'static str, Vec<u8>); 2]> {
+        let values: &[f32] = &bytemuck::pod_collect_to_vec::<u8, f32>(&self.values);
+        let rank = self.lora.rank;
+        let mut tensors: Vec<(String, [usize; 2], Vec<f32>)> = Vec::new();
+        for OfWeight { a, b, matrices } in &self.weights {
+            let (inputs, columns) = (a.shape.last_dim(), b.shape.last_dim());
+            let (a, b) = (&values[a.range()], &values[b.range()]);
+            for (i, Adapted { module, outputs }) in matrices.iter().enumerate() {
+                let own_a = a[i * rank * inputs..(i + 1) * rank * inputs].to_vec();
+                let row = |output: usize| &b[output * columns + i * rank..][..rank];
+                let own_b = outputs.clone().flat_map(row).copied().collect();
+                tensors.push((name(module, "A"), [rank, inputs], own_a));
+                tensors.push((name(module, "B"), [outputs.len(), rank], own_b));
+            }
+        }
+        let views = tensors.iter().map(|(name, shape, values)| {
+            let view = TensorView::new(Dtype::F32, shape.to_vec(), bytemuck::cast_slice(values));
+            (name.clone(), view.expect("a tensor's values fit its shape"))
+        });
+        let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
+        let weights = safetensors::serialize(views, Some(metadata))
+            .map_err(|e| Error::Invalid(format!("{WEIGHTS} cannot be made: {e}")))?;
+        Ok([(CONFIG, self.config().into_bytes()), (WEIGHTS, weights)])
+    }
+
+    /// `adapter_config.json`.
+    fn config(&self) -> String {
+        let Lora { rank, alpha, dropout, .. } = self.lora;
+        let modules = self.weights.iter().flat_map(|weight| weight.matrices.iter().map(|matrix| &*matrix.module));
+        // PEFT takes names by their ends too. A bare end that means more than what is adapted here is not written.
+        let named: Vec<&str> = match self.lora.targets.iter().any(|target| target == crate::models::lora::ALL_LINEAR) {
+            true => endings(modules),
+            false => self.lora.targets.iter().map(String::as_str).collect(),
+        };
+        let config = json!({
+            "peft_type": "LORA", "task_type": "CAUSAL_LM", "base_model_name_or_path": self.base, "r": rank,
+            "lora_alpha": alpha, "lora_dropout": dropout, "target_modules": named, "bias": "none",
+            "fan_in_fan_out": self.fan_in_fan_out, "inference_mode": true, "init_lora_weights": true,
+            "use_rslora": false, "use_dora": false, "modules_to_save": null, "rank_pattern": {}, "alpha_pattern": {},
+            "layers_to_transform": null, "layers_pattern": null, "revision": null,
+        });
+        serde_json::to_string_pretty(&config).expect("plain values serialize")
+    }
+}
+
+/// Gives the adapters of a model on the CPU the values in a folder that [`AdapterWeights`] wrote.
+///
+/// # Errors
+/// If a file is missing or damaged, or has not exactly the tensors of these adapters.
+pub fn read_adapters(folder: &Path, lora: &Lora, model: &mut dyn LanguageModel) -> Result<()> {
+    let (config, files) = (model.config().clone(), WeightFiles::of_file(folder.join(WEIGHTS))?);
+    let (mut result, mut count) = (Ok(()), 0);
+    model.visit_parameters("", &mut |weight, parameter| {
+        let (Some(low_rank), Some(LinearLayout { outputs_first, .. })) = (&parameter.low_rank, &parameter.linear)
+        else {
+            return;
+        };
+        let matrices = lora.adapted(&config, weight, parameter.shape(), *outputs_first);
+        count += 2 * matrices.len();
+        let (mut a, mut b) = (Vec::new(), vec![0.0; low_rank.b.len()]);
+        let columns = low_rank.b.shape().last_dim();
+        let mut read = || {
+            for (i, Adapted { module, outputs }) in matrices.iter().enumerate() {
+                a.extend(values(&files, &name(module, "A"), [lora.rank, low_rank.a.shape().last_dim()])?);
+                let own = values(&files, &name(module, "B"), [outputs.len(), lora.rank])?;
+                for (output, own) in outputs.clone().zip(own.chunks(lora.rank)) {
+                    b[output * columns + i * lora.rank..][..lora.rank].copy_from_slice(own);
+                }
+            }
+            low_rank.a.write_bytes(bytemuck::cast_slice(&a))?;
+            low_rank.b.write_bytes(bytemuck::cast_slice(&b))
+        };
+        if result.is_ok() {
+            result = read();
+        }
+    });
+    result?;
+    match files.names().count() {
+        there if there == count => Ok(()),
+        there => {
+            let message = format!("has {there} tensors, the adapters of this model are {count}");
+            Err(Error::Checkpoint { path: files.path, message })
+        }
+    }
+}
+
+fn name(module: &str, letter: &str) -> String {
+    format!("{PREFIX}{module}.lora_{letter}.weight")
+}
+
+/// The values of a tensor of this shape.
+fn values(files: &WeightFiles, name: &str, shape: [usize; 2]) -> Result<Vec<f32>> {
+    let wrong = |message: String| Error::Checkpoint { path: files.path.clone(), message };
+    let tensor: StoredTensor = files.tensor(name).ok_or_else(|| wrong(format!("has no tensor {name}")))?;
+    if tensor.shape != shape {
+        return Err(wrong(format!("{name} has shape {:?}, the configuration implies {shape:?}", tensor.shape)));
+    }
+    let mut values = Vec::with_capacity(shape[0] * shape[1]);
+    add_values(&tensor, &mut values).map_err(|dtype| wrong(format!("{name} is {dtype:?}; expected F32")))?;
+    Ok(values)
+}

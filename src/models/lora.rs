@@ -1,0 +1,344 @@
+//! Adapters of low rank beside the linear layers of a model that is frozen (LoRA, Hu et al. 2021): which layers get
+//! one, by the names that Hugging Face gives them.
+
+use super::{LanguageModel, ModelConfig};
+use crate::nn::{LinearLayout, LowRank, Parameter, init_keys};
+use crate::{DType, Error, Result, Shape};
+use half::f16;
+use std::ops::Range;
+
+/// The word for all linear layers but the head, as in PEFT.
+pub const ALL_LINEAR: &str = "all-linear";
+
+/// How a model is adapted.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Lora {
+    /// Of A (r, inputs) and B (outputs, r).
+    pub rank: usize,
+    /// B A is multiplied by alpha / r.
+    pub alpha: f64,
+    /// The probability with which elements of what A is given are dropped.
+    pub dropout: f64,
+    /// Names of layers, or how those end: `q_proj`, `mlp.c_proj`, or `all-linear`.
+    pub targets: Vec<String>,
+    /// What the frozen weights of linear layers are stored as.
+    pub base: DType,
+}
+
+/// A matrix that is adapted, of those that a weight is made of.
+#[derive(Debug, Clone, PartialEq)]
+pub(super) struct Adapted {
+    /// Its name in `model.safetensors`, without `.weight`.
+    pub module: String,
+    /// Of the outputs of the weight.
+    pub outputs: Range<usize>,
+}
+
+impl Lora {
+    /// The matrices of a weight that are adapted, in their order.
+    pub(super) fn adapted(&self, config: &ModelConfig, name: &str, shape: &Shape, outputs_first: bool) -> Vec<Adapted> {
+        let mut start = 0;
+        let tensors = config.kind.hf().tensors(config, name, shape).into_iter();
+        let matrices = tensors.map(|(tensor, shape)| {
+            let outputs = start..start + if outputs_first { shape[0] } else { shape.last_dim() };
+            start = outputs.end;
+            Adapted { module: tensor.strip_suffix(".weight").unwrap_or(&tensor).to_string(), outputs }
+        });
+        matrices.filter(|matrix| self.targets.iter().any(|target| is_meant(target, &matrix.module))).collect()
+    }
+
+    /// Freezes a model on the CPU and puts adapters beside its linear layers, the same for the same seed.
+    ///
+    /// # Errors
+    /// If a target is no layer of the model, a weight cannot be stored as asked, or memory is used up.
+    pub fn adapt(&self, model: &mut dyn LanguageModel, seed: u64) -> Result<()> {
+        let config = model.config().clone();
+        self.check_targets(model)?;
+        let (mut result, mut keys) = (Ok(()), init_keys(seed ^ 0x4c6f_5241));
+        model.visit_parameters("", &mut |name, parameter| {
+            // An adapter is visited after the weight that it was put beside.
+            if result.is_err() || name.contains("lora_") {
+                return;
+            }
+            result = self.freeze(name, parameter).and_then(|()| {
+                let Some(LinearLayout { outputs_first, .. }) = parameter.linear else { return Ok(()) };
+                let adapted = self.adapted(&config, name, parameter.shape(), outputs_first);
+                let outputs: Vec<_> = adapted.into_iter().map(|matrix| matrix.outputs).collect();
+                let [rows, columns] = [parameter.shape()[0], parameter.shape()[1]];
+                let (inputs, all) = if outputs_first { (columns, rows) } else { (rows, columns) };
+                if !outputs.is_empty() {
+                    let scale = (self.alpha / self.rank as f64) as f32;
+                    let low_rank = LowRank::new(inputs, all, &outputs, self.rank, scale, keys())?;
+                    parameter.low_rank = Some(Box::new(low_rank));
+                }
+                Ok(())
+            });
+        });
+        result
+    }
+
+    fn freeze(&self, name: &str, parameter: &mut Parameter) -> Result<()> {
+        parameter.freeze();
+        if self.base != DType::F16 || parameter.linear.is_none() {
+            return Ok(());
+        }
+        if parameter.device().has_values() {
+            let largest = parameter.to_f32()?.into_iter().fold(0.0, |largest: f32, value| largest.max(value.abs()));
+            if largest > f16::MAX.to_f32() {
+                return Err(Error::Invalid(format!(
+                    "lora.base_dtype is f16, and {name} holds {largest}, where f16 ends at 65504; use f32"
+                )));
+            }
+        }
+        parameter.freeze_as_f16()
+    }
+
+    /// Refuses a target that means no layer.
+    fn check_targets(&self, model: &mut dyn LanguageModel) -> Result<()> {
+        let modules = linear_modules(model);
+        match self.targets.iter().find(|target| !modules.iter().any(|module| is_meant(target, module))) {
+            None => Ok(()),
+            Some(target) => {
+                let ends = endings(modules.iter().map(String::as_str)).join(", ");
+                let kind = model.config().kind.as_str();
+                Err(Error::Invalid(format!(
+                    "lora.targets: {target:?} is no linear layer of this {kind}; there are {ends}, and {ALL_LINEAR}"
+                )))
+            }
+        }
+    }
+}
+
+/// The names of all linear layers but the head, as in `model.safetensors`, without `.weight`.
+fn linear_modules(model: &mut dyn LanguageModel) -> Vec<String> {
+    let (config, mut modules) = (model.config().clone(), Vec::new());
+    model.visit_parameters("", &mut |name, parameter| {
+        if parameter.linear.is_some() {
+            let tensors = config.kind.hf().tensors(&config, name, parameter.shape()).into_iter();
+            modules.extend(tensors.map(|(tensor, _)| tensor.strip_suffix(".weight").unwrap_or(&tensor).to_string()));
+        }
+    });
+    modules
+}
+
+/// The last part of each name, once.
+pub(super) fn endings<'a>(modules: impl Iterator<Item = &'a str>) -> Vec<&'a str> {
+    let mut ends: Vec<&str> = Vec::new();
+    for module in modules {
+        let end = module.rsplit('.').next().unwrap_or(module);
+        if !ends.contains(&end) {
+            ends.push(end);
+        }
+    }
+    ends
+}
+
+/// Whether a target means this module: all do, or it is its name or its end.
+fn is_meant(target: &str, module: &str) -> bool {
+    target == ALL_LINEAR || module == target || module.ends_with(&format!(".{target}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::{AdapterWeights, build, load, read_adapters, testing};
+    use crate::nn::Dropout;
+    use crate::ops::Criterion;
+    use crate::optim::ParameterArena;
+    use crate::tensor::Bytes;
+    use crate::testing::assert_close;
+    use crate::{Device, Tensor};
+
+    fn configs() -> [ModelConfig; 3] {
+        let gpt2 = ModelConfig { n_layer: 2, ..testing::small(50, 12, 4, 16) };
+        [gpt2, testing::small_llama("llama"), testing::small_llama("qwen3")]
+    }
+
+    fn lora(targets: &[&str]) -> Lora {
+        let targets = targets.iter().map(|target| target.to_string()).collect();
+        Lora { rank: 3, alpha: 4.5, dropout: 0.0, targets, base: DType::F32 }
+    }
+
+    /// All layers, and of what is stored as one weight the first and the last alone; of GPT-2 both `c_proj`.
+    fn targets(config: &ModelConfig) -> [Vec<&'static str>; 2] {
+        let some = if config.llama.is_some() { vec!["q_proj", "v_proj", "mlp.up_proj"] } else { vec!["c_proj"] };
+        [vec![ALL_LINEAR], some]
+    }
+
+    /// A model whose adapters have come to something.
+    fn adapted(config: &ModelConfig, lora: &Lora) -> Box<dyn LanguageModel> {
+        let mut model = build(config, 3).unwrap();
+        lora.adapt(&mut *model, 5).unwrap();
+        model.visit_parameters("", &mut |name, parameter| {
+            if name.ends_with("lora_B.weight") {
+                let values: Vec<f32> = (0..parameter.len()).map(|i| (i as f32 * 0.37).sin() * 0.2).collect();
+                parameter.write_bytes(bytemuck::cast_slice(&values)).unwrap();
+            }
+        });
+        model
+    }
+
+    fn loss(model: &dyn LanguageModel, device: &Device) -> Tensor {
+        let ids = |step: u32| {
+            let ids: Vec<u32> = (0..14).map(|i| (i * i * step + 3 * i) % 50).collect();
+            Tensor::from_u32(&ids, [2, 7], device).unwrap()
+        };
+        model.loss(&ids(7), &ids(5), None, &Dropout::off(), Criterion::default(), None).unwrap()
+    }
+
+    /// The gradient of a parameter, as (rows, columns).
+    fn gradient(arena: &ParameterArena, name: &str) -> Tensor {
+        let entry = arena.entries.iter().find(|entry| entry.name == name).unwrap();
+        arena.of_entry(entry)[1].to_device(&Device::Cpu).unwrap()
+    }
+
+    /// W' = W + s B A learns as A and B do: dB = s dW' A^T and dA = s B^T dW', of each matrix.
+    #[test]
+    fn loss_and_gradients_are_those_of_the_weights_that_adapters_come_to() {
+        for device in Device::for_tests() {
+            for (config, which) in configs().iter().flat_map(|config| [(config, 0), (config, 1)]) {
+                let lora = lora(&targets(config)[which]);
+                let mut model = adapted(config, &lora);
+                let mut whole = build(config, 3).unwrap();
+                let mut sums = std::collections::HashMap::new();
+                model.visit_parameters("", &mut |name, parameter| {
+                    let Some(low_rank) = &parameter.low_rank else { return };
+                    let b = low_rank.b.mul(&low_rank.scales).unwrap(); // (outputs, n r)
+                    let a = low_rank.a.value.clone();
+                    let outputs_first = parameter.linear.as_ref().unwrap().outputs_first;
+                    let sum = b.matmul(&a).unwrap();
+                    let sum = if outputs_first { sum } else { sum.permute(&[1, 0]).unwrap() };
+                    sums.insert(name.to_string(), (sum, a, b, low_rank.scales.value.clone(), outputs_first));
+                });
+                assert_eq!(sums.len(), if which == 0 { 8 } else { 4 });
+                whole.visit_parameters("", &mut |name, parameter| {
+                    if let Some((sum, ..)) = sums.get(name) {
+                        let value = parameter.add(sum).unwrap();
+                        parameter.write_bytes(&value.to_bytes().unwrap()).unwrap();
+                    }
+                });
+                let arena = ParameterArena::new(&mut *model, &device, DType::F32).unwrap();
+                let of_whole = ParameterArena::new(&mut *whole, &device, DType::F32).unwrap();
+                let [own, of_sum] = [&model, &whole].map(|model| {
+                    let loss = loss(&**model, &device);
+                    loss.backward().unwrap();
+                    loss.item().unwrap()
+                });
+                assert!((own - of_sum).abs() < 2e-6, "{own} and {of_sum}");
+                for (name, (_, a, b, scales, outputs_first)) in &sums {
+                    let dw = gradient(&of_whole, name);
+                    let dw = if *outputs_first { dw } else { dw.permute(&[1, 0]).unwrap() }; // (outputs, inputs)
+                    let da = b.matmul_transposed(&dw, true, false).unwrap();
+                    let db = dw.matmul_transposed(a, false, true).unwrap().mul(scales).unwrap();
+                    let stem = name.strip_suffix("weight").unwrap();
+                    for (letter, want) in [("A", da), ("B", db)] {
+                        let own = gradient(&arena, &format!("{stem}lora_{letter}.weight")).to_f32().unwrap();
+                        let what = format!("{device}, {name}, {letter}");
+                        assert_close(&what, &own, &want.to_f32().unwrap(), 1e-6, 1e-4);
+                        assert!(own.iter().any(|g| g.abs() > 1e-5), "{what}");
+                    }
+                }
+                let trained: Vec<&str> = arena.entries.iter().filter(|e| e.trainable).map(|e| &*e.name).collect();
+                assert!(trained.len() == 2 * sums.len() && trained.iter().all(|name| name.contains("lora_")));
+            }
+        }
+    }
+
+    #[test]
+    fn blocks_that_are_computed_again_give_the_same_bits() {
+        for device in Device::for_tests() {
+            for config in configs() {
+                let gradients = [false, true].map(|recompute| {
+                    let mut model = adapted(&config, &lora(&targets(&config)[1]));
+                    model.set_recompute(recompute);
+                    let arena = ParameterArena::new(&mut *model, &device, DType::F32).unwrap();
+                    loss(&*model, &device).backward().unwrap();
+                    arena.gradients().to_bytes().unwrap()
+                });
+                assert!(gradients[0] == gradients[1] && gradients[0].iter().any(|byte| *byte != 0), "{device}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_saved_is_read_back_and_loads_as_the_model_that_it_comes_to() {
+        for (config, which) in configs().iter().flat_map(|config| [(config, 0), (config, 1)]) {
+            let dir = tempfile::tempdir().unwrap();
+            let (base, folder) = (dir.path().join("base"), dir.path().join("adapter"));
+            let save = |folder: &std::path::Path, files: [(&str, Vec<u8>); 2]| {
+                std::fs::create_dir(folder).unwrap();
+                files.iter().for_each(|(name, bytes)| std::fs::write(folder.join(name), bytes).unwrap());
+            };
+            let mut whole = build(config, 3).unwrap();
+            let arena = ParameterArena::new(&mut *whole, &Device::Cpu, DType::F32).unwrap();
+            let values = vec![Bytes::owned(arena.values().to_bytes().unwrap())];
+            save(&base, crate::models::ModelWeights::new(config.clone(), &arena, values).encode().unwrap());
+            let lora = lora(&targets(config)[which]);
+            let mut model = adapted(config, &lora);
+            let arena = ParameterArena::new(&mut *model, &Device::Cpu, DType::F32).unwrap();
+            // What no gradient reaches stays zero: those parts of B are not saved.
+            let values = Bytes::owned(arena.trained().to_bytes().unwrap());
+            let adapters =
+                AdapterWeights::new(lora.clone(), base.display().to_string(), config, &arena, values).encode().unwrap();
+            save(&folder, adapters);
+            let mut read = build(config, 3).unwrap();
+            lora.adapt(&mut *read, 99).unwrap();
+            read_adapters(&folder, &lora, &mut *read).unwrap();
+            let merged = load(&folder).unwrap();
+            let own = loss(&*model, &Device::Cpu).item().unwrap();
+            assert_eq!(loss(&*read, &Device::Cpu).item().unwrap(), own);
+            assert!((loss(&*merged, &Device::Cpu).item().unwrap() - own).abs() < 2e-6);
+            assert!((loss(&*load(&base).unwrap(), &Device::Cpu).item().unwrap() - own).abs() > 1e-3);
+            let others = Lora { rank: 4, ..lora.clone() };
+            let mut of_another_rank = build(config, 3).unwrap();
+            others.adapt(&mut *of_another_rank, 5).unwrap();
+            let error = read_adapters(&folder, &others, &mut *of_another_rank).unwrap_err().to_string();
+            assert!(error.contains("adapter_model.safetensors") && error.contains("lora_A"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_adapted_is_refused_by_name() {
+        let refused = |config: &ModelConfig, lora: Lora| lora.adapt(&mut *build(config, 1).unwrap(), 1).unwrap_err();
+        let [gpt2, llama, _] = &configs();
+        let error = refused(gpt2, lora(&["c_attn", "q_proj"])).to_string();
+        assert!(error.contains("\"q_proj\"") && error.contains("c_attn, c_proj, c_fc, and all-linear"), "{error}");
+        let error = refused(llama, lora(&["proj"])).to_string();
+        assert!(error.contains("\"proj\"") && error.contains("q_proj, k_proj, v_proj, o_proj"), "{error}");
+        let mut model = build(gpt2, 1).unwrap();
+        model.visit_parameters("", &mut |name, parameter| {
+            if name == "h.1.mlp.c_fc.weight" {
+                parameter.write_bytes(bytemuck::cast_slice(&vec![7e4f32; parameter.len()])).unwrap();
+            }
+        });
+        let lora = Lora { base: DType::F16, ..lora(&[ALL_LINEAR]) };
+        let error = lora.adapt(&mut *model, 1).unwrap_err().to_string();
+        assert!(error.contains("lora.base_dtype") && error.contains("h.1.mlp.c_fc.weight"), "{error}");
+    }
+
+    /// In f16 the frozen weights are rounded to 11 bits; gradients are of f32 and large enough by the loss scale.
+    #[test]
+    fn a_base_of_f16_gives_nearly_the_same() {
+        for device in Device::for_tests().into_iter().filter(|device| !device.is_gpu() || device.has_f16()) {
+            for config in configs() {
+                let [exact, rounded] = [DType::F32, DType::F16].map(|base| {
+                    let mut model = adapted(&config, &Lora { base, ..lora(&[ALL_LINEAR]) });
+                    let arena = ParameterArena::new(&mut *model, &device, DType::F32).unwrap();
+                    let scale = Tensor::full(1024.0, [1], &device).unwrap();
+                    let ids = Tensor::from_u32(&[3, 5, 8, 13, 21, 34], [2, 3], &device).unwrap();
+                    let criterion = Criterion::default();
+                    let loss = model.loss(&ids, &ids, None, &Dropout::off(), criterion, Some(&scale)).unwrap();
+                    loss.backward().unwrap();
+                    let gradients = arena.gradients().to_f32().unwrap();
+                    assert_eq!(arena.stored().count(), if base == DType::F16 { 2 } else { 1 });
+                    (loss.item().unwrap(), gradients.iter().map(|g| g / 1024.0).collect::<Vec<f32>>())
+                });
+                assert!((exact.0 - rounded.0).abs() < 3e-3, "{device}: {} and {}", exact.0, rounded.0);
+                let norm = |values: &[f32]| values.iter().map(|v| f64::from(v * v)).sum::<f64>().sqrt();
+                let difference: Vec<f32> = exact.1.iter().zip(&rounded.1).map(|(a, b)| a - b).collect();
+                let share = norm(&difference) / norm(&exact.1);
+                assert!(share < 0.01 && norm(&difference) > 0.0, "{device}, {}: {share}", config.kind.as_str());
+            }
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! `[lora]`: adapters beside a model that stays as it is.
+
+use crate::sandbox::{Sandbox, TINY_RUN, has_gpu};
+use std::fs;
+
+/// A run of adapters beside the model in [`TINY_RUN`], with all that has a state.
+const LORA: [&str; 16] = [
+    "--init",
+    TINY_RUN,
+    "--corpus",
+    "corpus.txt",
+    "--name",
+    "lora",
+    "--batch-size",
+    "4",
+    "--set",
+    "lora.rank=2",
+    "--set",
+    "lora.dropout=0.1",
+    "--set",
+    "train.eval_every=4",
+    "--learning-rate",
+    "0.02",
+];
+const EIGHT_STEPS: [&str; 4] = ["--max-steps", "8", "--device", "cpu"];
+
+fn train(sandbox: &Sandbox, further: &[&str]) -> crate::sandbox::Run {
+    sandbox.run(&[&["train"], &LORA[..], further].concat())
+}
+
+fn loss(sandbox: &Sandbox, model: &str) -> f64 {
+    let eval = ["eval", "--model", model, "--corpus", "corpus.txt", "--device", "cpu", "--json"];
+    sandbox.run(&eval).succeeds().json()["loss"].as_f64().unwrap()
+}
+
+#[test]
+fn a_run_trains_adapters_alone_and_is_a_model_like_any_other() {
+    let sandbox = Sandbox::trained();
+    let before = fs::read(sandbox.path(format!("{TINY_RUN}/checkpoints/step-000006/model.safetensors"))).unwrap();
+    train(&sandbox, &EIGHT_STEPS)
+        .succeeds()
+        .prints(&["adapters", "of rank 2 (all-linear); the model is frozen, in f32"]);
+    let folder = "runs/lora/checkpoints/step-000008";
+    assert!(
+        sandbox.exists(format!("{folder}/adapter_config.json")) && sandbox.exists(format!("{folder}/tokenizer.json"))
+    );
+    assert!(!sandbox.exists(format!("{folder}/model.safetensors")) && !sandbox.exists(format!("{folder}/config.json")));
+    // 2 x (16 + 48) + 2 x (16 + 16) + 2 x (16 + 64) x 2 numbers of four bytes, and a header.
+    let bytes = fs::metadata(sandbox.path(format!("{folder}/adapter_model.safetensors"))).unwrap().len();
+    assert!((2048..4096).contains(&bytes), "{bytes}");
+    let after = fs::read(sandbox.path(format!("{TINY_RUN}/checkpoints/step-000006/model.safetensors"))).unwrap();
+    assert!(before == after);
+    let evaluated = sandbox.metrics("runs/lora");
+    let last = evaluated.iter().rfind(|line| line["kind"] == "eval").unwrap()["loss"].as_f64().unwrap();
+    let best = loss(&sandbox, "runs/lora");
+    assert!(best < loss(&sandbox, TINY_RUN), "{best}");
+    assert!((loss(&sandbox, folder) - last).abs() < 1e-5, "{last}");
+    sandbox.run(&["generate", "--model", "runs/lora", "--prompt", "the", "--device", "cpu"]).succeeds();
+    let merge = ["merge", "runs/lora", "--output", "merged", "--device", "cpu"];
+    sandbox.run(&merge).succeeds().prints(&["merged/model.safetensors"]);
+    assert_eq!(loss(&sandbox, "merged"), best);
+}
+
+#[test]
+fn a_resumed_run_of_adapters_is_the_same_to_the_bit() {
+    let sandbox = Sandbox::trained();
+    let verify = |further: &[&str]| {
+        let args = [&["verify-resume", "--steps", "3", "--device", "cpu"], &LORA[..4], &LORA[8..], further].concat();
+        sandbox.run(&args).succeeds().prints(&["identical to the bit"]);
+    };
+    verify(&["--set", "model.dropout=0.1", "--set", "train.recompute=block"]);
+    verify(&["--set", "lora.base_dtype=f16", "--set", "train.ema_decay=0.9"]);
+    if has_gpu() {
+        let on_gpu = ["--device", "gpu", "--allow-software-gpu"];
+        let args = [&["verify-resume", "--steps", "3"], &on_gpu[..], &LORA[..4], &LORA[8..]].concat();
+        sandbox.run(&args).succeeds().prints(&["identical to the bit"]);
+        sandbox.run(&[&args[..], &["--precision", "mixed", "--set", "lora.base_dtype=f16"]].concat()).succeeds();
+    }
+}
+
+#[test]
+fn what_cannot_be_adapted_says_what_to_do() {
+    let sandbox = Sandbox::trained();
+    let refused = |setting: &str, told: &[&str]| {
+        train(&sandbox, &[&EIGHT_STEPS[..], &["--set", setting]].concat()).fails_with(told);
+        assert!(!sandbox.exists("runs/lora"), "{setting}");
+    };
+    refused("lora.targets=q_proj", &["lora.targets", "\"q_proj\"", "c_attn, c_proj, c_fc, and all-linear"]);
+    refused("optimizer.kind=muon", &["optimizer.kind", "muon", "use adamw"]);
+    refused("lora.rank=5000", &["lora.rank", "at most 1024"]);
+    let without = ["train", "--device", "cpu", "--set"];
+    sandbox.run(&[&without[..], &["lora.rank=4"]].concat()).fails_with(&["lora.rank", "model.init", "--init"]);
+    sandbox.run(&[&without[..], &["lora.targets=c_attn"]].concat()).fails_with(&["lora.targets", "set lora.rank"]);
+    train(&sandbox, &EIGHT_STEPS).succeeds();
+    // The adapters of adapters are nobody's.
+    let again = ["train", "--init", "runs/lora", "--corpus", "corpus.txt", "--name", "again", "--set", "lora.rank=2"];
+    sandbox.run(&[&again[..], &EIGHT_STEPS].concat()).fails_with(&["is an adapter itself", "rustyflow merge"]);
+    // A run that goes on needs the model that it began with.
+    let resume = ["train", "--resume", "runs/lora", "--max-steps", "10"];
+    sandbox.run(&[&resume[..], &["--set", "lora.rank=3"]].concat()).fails_with(&["lora.rank", "may not change"]);
+    fs::rename(sandbox.path(TINY_RUN), sandbox.path("elsewhere")).unwrap();
+    sandbox.run(&resume).fails_with(&[TINY_RUN]);
+    let eval = ["eval", "--model", "runs/lora", "--corpus", "corpus.txt", "--device", "cpu"];
+    sandbox.run(&eval).fails_with(&["adapter_config.json", "base_model_name_or_path", TINY_RUN]);
+}
