@@ -18,12 +18,13 @@ use std::sync::Once;
 pub type Entry = fn(&Path, &[u8]);
 
 /// Each entry under the name of its target and of the folder with its seeds.
-pub const ENTRIES: [(&str, Entry); 12] = [
+pub const ENTRIES: [(&str, Entry); 13] = [
     ("config", config),
     ("env", env),
     ("tokenizer", tokenizer),
     ("model", model),
     ("index", index),
+    ("adapter", adapter),
     ("moments", moments),
     ("manifest", manifest),
     ("state", state),
@@ -96,6 +97,18 @@ pub fn index(folder: &Path, bytes: &[u8]) {
     put(&folder, "config.json", &model[..end]);
     put(&folder, "1.safetensors", &model[end + 1..]);
     put(&folder, "model.safetensors.index.json", bytes);
+    let _ = models::load(&folder);
+}
+
+/// `adapter_config.json`, a zero byte, `adapter_model.safetensors`, of an adapter to the least model there is.
+pub fn adapter(folder: &Path, bytes: &[u8]) {
+    let folder = folder.join("adapter");
+    let base = folder.join("base");
+    fs::create_dir_all(&base).expect("a folder can be made");
+    model(&base, include_bytes!("seeds/model/tiny"));
+    let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+    put(&folder, "adapter_config.json", &bytes[..end]);
+    put(&folder, "adapter_model.safetensors", bytes.get(end + 1..).unwrap_or_default());
     let _ = models::load(&folder);
 }
 

@@ -49,7 +49,7 @@ fn cross_entropy(row: &[f32], target: u32) -> f64 {
 /// never drawn.
 ///
 /// # Errors
-/// If a logit of `after` is not finite, or `is_exact` and logits differ; or the device reported an error.
+/// If a logit is not finite, or `is_exact` and logits differ; or the device reported an error.
 pub fn compare(
     mut before: Box<dyn LanguageModel>,
     mut after: Box<dyn LanguageModel>,
@@ -66,8 +66,10 @@ pub fn compare(
         let (y, y_row) = logits(&*after, &ids, device)?;
         for (i, target) in targets.into_iter().enumerate().filter(|(_, target)| *target != IGNORE_INDEX) {
             let (x, y) = (&x[i * x_row..][..x_row], &y[i * y_row..][..x_row]);
-            if let Some(wrong) = y.iter().find(|y| !y.is_finite()) {
-                return Err(Error::Invalid(format!("what was exported computes {wrong}: the model was not written")));
+            for (whose, logits) in [("the model", x), ("what was exported", y)] {
+                if let Some(wrong) = logits.iter().find(|logit| !logit.is_finite()) {
+                    return Err(Error::Invalid(format!("{whose} computes {wrong}: nothing was written")));
+                }
             }
             losses[0] += cross_entropy(x, target);
             losses[1] += cross_entropy(y, target);
