@@ -10,6 +10,10 @@
     if (row < params.vocabulary) {
         value = table[row * params.width + i % params.width];
     }
+    {% if positions %}
+    let position = params.start + i / params.width % params.tokens;
+    value += positions[position * params.width + i % params.width];
+    {% endif %}
     result[i] = value;
 }
 

@@ -15,6 +15,7 @@
 // the head is narrower than the workgroup, groups of threads share the keys. The pass "combine" weighs the splits of a
 // head against each other.
 {% if pass == "split" %}
+// With `appends` there is one query for each sequence, whose key and value are put into the cache too.
 // Of each split the largest score, the sum of exp(score - largest), and the values weighted by these:
 // (B, n, heads, splits, 2 + head size).
 
@@ -59,7 +60,18 @@ fn {{ name }}(value: f32, thread: u32) -> f32 {
     workgroupBarrier();
     let inside = first + thread < keys && first + thread >= first_key;
     var score = -3.4e38;
+    {% if appends %}
+    // The last key is not in the cache yet: it is in qkv.
+    let kept = params.start;
+    let own = row * packed + params.n_head * params.head_size + head;
+    if (first + thread == kept) {
+        score = 0.0;
+        for (var e = 0u; e < params.head_size; e++) { score += query[e] * qkv[own + e]; }
+    } else if (inside) {
+    {% else %}
+    let kept = keys;
     if (inside) {
+    {% endif %}
         score = 0.0;
         let at = (sequence + first + thread) * 2u * width + head;
         for (var e = 0u; e < params.head_size; e++) { score += query[e] * cache[at + e]; }
@@ -73,17 +85,31 @@ fn {{ name }}(value: f32, thread: u32) -> f32 {
     var values = vec4<f32>(0.0);
     if (column < params.head_size) {
         let at = width + head + column;
-        for (var j = thread / COLUMNS; first + j < keys && j < SPLIT_KEYS; j += 4u * GROUPS) {
+        for (var j = thread / COLUMNS; first + j < kept && j < SPLIT_KEYS; j += 4u * GROUPS) {
             let four = vec4<u32>(0u, 1u, 2u, 3u) * GROUPS + j;
-            let rows = (sequence + min(first + four, vec4<u32>(keys - 1u))) * 2u * width + at;
+            let rows = (sequence + min(first + four, vec4<u32>(kept - 1u))) * 2u * width + at;
             let key = min(four, vec4<u32>(SPLIT_KEYS - 1u));
             let seen = select(
                 vec4<f32>(0.0),
                 vec4<f32>(weights[key.x], weights[key.y], weights[key.z], weights[key.w]),
+                {% if appends %}
+                four < vec4<u32>(min(SPLIT_KEYS, kept - first)),
+                {% else %}
                 four < vec4<u32>(SPLIT_KEYS),
+                {% endif %}
             );
             values += seen * vec4<f32>(cache[rows.x], cache[rows.y], cache[rows.z], cache[rows.w]);
         }
+        {% if appends %}
+        if (first + SPLIT_KEYS > kept && thread < COLUMNS) {
+            values.x += weights[kept - first] * qkv[own + width + column];
+            if (query_head % (params.n_head / params.n_kv_head) == 0u) {
+                let place = (sequence + kept) * 2u * width + head + column;
+                cache[place] = qkv[own + column];
+                cache[place + width] = qkv[own + width + column];
+            }
+        }
+        {% endif %}
     }
     let slot = workgroup * (2u + params.head_size);
     if (thread == 0u) {

@@ -3,7 +3,7 @@
 use super::table::{AROUND_THE_OP, Row, Sizes, Work, gemms, table};
 use crate::profile::{KernelTotal, Roofline};
 use crate::testing::worst_error;
-use crate::{DType, Device, Error, Result};
+use crate::{DType, Device, Error, Result, Tensor};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -180,9 +180,17 @@ fn difference_from_cpu(row: &Row, work: &mut Work) -> Result<f64> {
     let want = row.prepare(&Device::Cpu)?()?;
     let mut worst = if got.len() == want.len() { 0.0 } else { f64::INFINITY };
     for (got, want) in got.iter().zip(&want) {
-        worst = largest_difference(&got.to_f32()?, &want.to_f32()?).max(worst);
+        worst = largest_difference(&numbers(got)?, &numbers(want)?).max(worst);
     }
     Ok(worst)
+}
+
+/// The elements of a tensor; of ids, which are whole numbers, too.
+fn numbers(tensor: &Tensor) -> Result<Vec<f32>> {
+    if tensor.dtype() != DType::U32 {
+        return tensor.to_f32();
+    }
+    Ok(tensor.to_u32()?.into_iter().map(|id| id as f32).collect())
 }
 
 /// The largest |difference| over root mean square + |value|; infinite if anything is not finite.

@@ -4,6 +4,7 @@
 use crate::nn::{LinearLayout, Module, Parameter};
 use crate::ops::inputs::{AROUND_ZERO, POSITIVE, Values, domain, draw};
 use crate::ops::random::Key;
+use crate::ops::sample::Draw;
 use crate::ops::{BINARY, Criterion, Heads, UNARY};
 use crate::optim::{AdjustLr, Kind, Optimizer, ParameterArena};
 use crate::tensor::{DType, no_grad};
@@ -167,6 +168,9 @@ pub(super) const AROUND_THE_OP: [&str; 2] = ["add_gradient", "cast"];
 
 const SEED: u64 = 7;
 
+/// Of adapters.
+const RANK: usize = 16;
+
 /// Every row.
 pub fn table(s: &Sizes) -> Vec<Row> {
     let mut rows = matmul(s);
@@ -234,6 +238,8 @@ fn layers(s: &Sizes) -> Vec<Row> {
     let heads = format!("{b}x{t}, {n_head} heads of {}", c / n_head);
     let dropout = Some((0.1, Key::new(3)));
     let linear = vec![x.clone(), (vec![c, 3 * c], AROUND_ZERO), (vec![3 * c], AROUND_ZERO)];
+    let adapter = [vec![b, t, 3 * c], vec![b, t, c], vec![RANK, c], vec![3 * c, RANK], vec![3 * c, RANK]];
+    let adapter = adapter.map(|shape| (shape, AROUND_ZERO)).to_vec();
     let summed = vec![x.clone(), vector.clone(), vector.clone(), x.clone()];
     let per_head = [vec![t, c / n_head], vec![c / n_head], vec![c / n_head]].map(|shape| (shape, AROUND_ZERO));
     let rotated = [qkv(), per_head.to_vec()].concat();
@@ -255,13 +261,17 @@ fn layers(s: &Sizes) -> Vec<Row> {
             new_token,
             move |x| {
                 let heads = Heads::multi_head(n_head);
-                x[0].append_kv(heads, &x[1], t - 1)?.cached_attention(heads, &x[1], t - 1)
+                x[0].append_and_attend(heads, &x[1], t - 1)
             },
         ),
         half_attention(&heads, qkv(), n_head, None),
         half_attention(&format!("{heads}, dropout"), qkv(), n_head, dropout),
         Row::both("feed_forward", format!("{}x{c}, {} between", b * t, 4 * c), mlp, &[1, 2, 3, 4], |x| {
             x[0].feed_forward(&x[1], &x[2], Some((&x[3], &x[4])))
+        }),
+        Row::both("add_low_rank", format!("{}x{}x{c}, rank {RANK}", b * t, 3 * c), adapter, &[2, 3], |x| {
+            // What backward adds up is what the adapter learns; the scales are given.
+            x[0].clone().add_low_rank(&x[1], &x[2], &x[3], &x[4].detach())
         }),
         Row::both(
             "layer_norm",
@@ -295,7 +305,24 @@ fn layers(s: &Sizes) -> Vec<Row> {
         Row::both("embedding", format!("{} of {}x{c}", b * t, s.vocab), vec![table, ids], &[0], |x| {
             x[0].embedding(&x[1])
         }),
+        sample("the softmax", s.vocab, |draw| draw),
+        sample("top-k 200 and top-p 0.9", s.vocab, |draw| Draw { top_k: 200, top_p: 0.9, ..draw }),
     ]
+}
+
+/// The next tokens of a few texts.
+fn sample(from: &str, vocabulary: usize, change: fn(Draw) -> Draw) -> Row {
+    const TEXTS: usize = 16;
+    Row::new("sample", format!("{TEXTS}x{vocabulary}, {from}"), move |device| {
+        let logits = draw(&[(vec![TEXTS, vocabulary], Values::Uniform(-8.0, 8.0))], device, SEED)?.remove(0);
+        let of_text = |text: usize| {
+            let key = Key::new(text as u64);
+            let (tokens, top_k) = (vocabulary as u32, u32::MAX);
+            change(Draw { tokens, temperature: 0.8, top_k, top_p: 1.0, min_p: 0.0, penalty: 1.0, key })
+        };
+        let settings = Draw::to_tensor(&(0..TEXTS).map(of_text).collect::<Vec<_>>(), device)?;
+        Ok(Box::new(move || Ok(vec![logits.sample(&settings, None, None, 0)?])))
+    })
 }
 
 /// Attention that stores f16.

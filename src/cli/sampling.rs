@@ -3,7 +3,7 @@
 use super::{at_least_one, model, output};
 use crate::config::{GenerateConfig, process_environment};
 use crate::data::Tokenizer;
-use crate::generate::{Sampler, Sampling};
+use crate::generate::Sampling;
 use anyhow::{Result, bail};
 use std::path::Path;
 
@@ -55,7 +55,7 @@ impl SamplingFlags {
         let biases = self.logit_bias.iter().map(|given| logit_bias(given, tokenizer));
         sampling.logit_bias = biases.collect::<Result<_>>()?;
         // Refused here, before anything is computed.
-        Sampler::new(&sampling)?;
+        sampling.check()?;
         Ok((settings, sampling))
     }
 

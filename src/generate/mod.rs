@@ -1,15 +1,17 @@
 //! Text from a trained model, one token at a time.
 
+mod decode;
 mod sampler;
 mod session;
 mod text;
 
-pub use sampler::{Sampler, Sampling};
+pub use sampler::Sampling;
 pub use session::Session;
 pub use text::TextWriter;
 
-use crate::models::{KvCache, LanguageModel, ModelConfig};
-use crate::{Error, Result, Tensor};
+use crate::models::{LanguageModel, ModelConfig};
+use crate::{Error, Result};
+use decode::{Continuation, decode};
 use std::ops::ControlFlow;
 
 /// A text to be continued, and how.
@@ -17,14 +19,6 @@ use std::ops::ControlFlow;
 pub struct Request<'a> {
     pub prompt: &'a [u32],
     pub sampling: &'a Sampling,
-}
-
-/// A text that is being continued.
-struct Continuation {
-    /// The prompt, and what was drawn.
-    ids: Vec<u32>,
-    sampler: Sampler,
-    ended: bool,
 }
 
 /// Continues `prompt` by up to `max_new_tokens` tokens, handing each to `on_token` as soon as it is drawn.
@@ -57,58 +51,18 @@ pub fn generate_batch(
     on_token: &mut dyn FnMut(usize, u32) -> Result<ControlFlow<()>>,
 ) -> Result<()> {
     let Some(first) = requests.first() else { return Ok(()) };
-    let (mut len, context) = (first.prompt.len(), model.config().block_size);
-    let mut texts = Vec::new();
+    let len = first.prompt.len();
     for Request { prompt, sampling } in requests {
         check_prompt(model.config(), prompt)?;
+        sampling.check()?;
         if prompt.len() != len {
             let message = format!("prompts of {len} and {} tokens make no batch: they must have as many", prompt.len());
             return Err(Error::Invalid(message));
         }
-        texts.push(Continuation { ids: prompt.to_vec(), sampler: Sampler::new(sampling)?, ended: false });
     }
+    let mut texts: Vec<_> = requests.iter().map(|request| Continuation::new(request.prompt)).collect();
     let mut cache = model.kv_cache(texts.len(), len.saturating_add(max_new_tokens))?;
-    // Of the tokens that the cache holds.
-    let mut begin = 0;
-    for _ in 0..max_new_tokens {
-        if len - begin > context {
-            begin = len - (context / 2).max(1);
-            cache.truncate(0);
-        }
-        let new = begin + cache.tokens()..len;
-        let ids: Vec<u32> = texts.iter().flat_map(|text| &text.ids[new.clone()]).copied().collect();
-        let logits = next_logits(model, &ids, &mut cache)?; // (B, V)
-        let rows = logits.chunks(logits.len() / texts.len());
-        for (i, (text, logits)) in texts.iter_mut().zip(rows).enumerate() {
-            text.add(logits, &mut |id| on_token(i, id))?;
-        }
-        len += 1;
-        if texts.iter().all(|text| text.ended) {
-            break;
-        }
-    }
-    Ok(())
-}
-
-/// The logits of the tokens after `ids`, (B, T) in one row, which follow those in the cache.
-fn next_logits(model: &dyn LanguageModel, ids: &[u32], cache: &mut KvCache) -> Result<Vec<f32>> {
-    let b = cache.sequences();
-    let ids = Tensor::from_u32(ids, [b, ids.len() / b], &model.device())?; // (B, T)
-    model.next_token_logits(&ids, cache)?.to_f32() // (B, V)
-}
-
-impl Continuation {
-    /// Draws the next token. One that has ended gets some token, so that all of a batch are as long.
-    fn add(&mut self, logits: &[f32], on_token: &mut dyn FnMut(u32) -> Result<ControlFlow<()>>) -> Result<()> {
-        if self.ended {
-            self.ids.push(0);
-            return Ok(());
-        }
-        let id = self.sampler.draw(logits, &self.ids)?;
-        self.ids.push(id);
-        self.ended = on_token(id)?.is_break();
-        Ok(())
-    }
+    decode(model, &mut texts, requests, &mut cache, max_new_tokens, 0, on_token).map(drop)
 }
 
 /// Text without the control characters that a model may have learnt and a terminal would act on.
@@ -145,6 +99,7 @@ pub fn check_prompt(model: &ModelConfig, prompt: &[u32]) -> Result<()> {
 mod tests {
     use super::*;
     use crate::Device;
+    use crate::Tensor;
     use crate::models::{build, testing};
     use crate::tensor::no_grad;
 
@@ -177,8 +132,8 @@ mod tests {
                         let window = &expected[begin..];
                         let ids = Tensor::from_u32(window, [1, window.len()], &device).unwrap();
                         let logits = no_grad(|| model.logits(&ids)).unwrap().to_f32().unwrap();
-                        let mut sampler = Sampler::new(&greedy).unwrap();
-                        expected.push(sampler.draw(&logits[logits.len() - 50..], &expected).unwrap());
+                        let last = &logits[logits.len() - 50..];
+                        expected.push((0..50).max_by(|&a, &b| last[a].total_cmp(&last[b])).unwrap() as u32);
                     }
                     let mut got = prompt.to_vec();
                     let mut keep = |id| {

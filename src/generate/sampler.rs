@@ -1,10 +1,11 @@
-//! Draws a token from a model's logits.
+//! How tokens are drawn from a model's logits: what a user says of it, and what a batch of texts needs for it on its
+//! device (`ops/sample.rs`).
 
+use super::Request;
 use crate::config::GenerateConfig;
 use crate::ops::random::Key;
-use crate::{Error, Result};
-use std::borrow::Cow;
-use std::collections::BTreeSet;
+use crate::ops::sample::{Draw, NO_TOKEN, NOT_FINITE};
+use crate::{Device, Error, Result, Tensor};
 
 /// How a token is drawn. The parts are applied in their order here, as transformers does.
 #[derive(Debug, Clone, PartialEq)]
@@ -50,18 +51,11 @@ impl Sampling {
     }
 }
 
-/// Draws tokens, one after the other.
-pub struct Sampler {
-    sampling: Sampling,
-    key: Key,
-    drawn: u32,
-}
-
-impl Sampler {
+impl Sampling {
     /// # Errors
     /// If there are no tokens, or a number lies outside its range.
-    pub fn new(sampling: &Sampling) -> Result<Sampler> {
-        let Sampling { tokens, temperature, top_p, min_p, repetition_penalty, .. } = *sampling;
+    pub fn check(&self) -> Result<()> {
+        let Sampling { tokens, temperature, top_p, min_p, repetition_penalty, .. } = *self;
         if tokens == 0 {
             return Err(Error::Invalid("there is no token to draw: the tokenizer has none".into()));
         }
@@ -81,112 +75,109 @@ impl Sampler {
             }
         }
         let is_wrong = |&&(id, bias): &&(u32, f32)| id as usize >= tokens || bias.is_nan() || bias == f32::INFINITY;
-        if let Some((id, bias)) = sampling.logit_bias.iter().find(is_wrong) {
+        if let Some((id, bias)) = self.logit_bias.iter().find(is_wrong) {
             return Err(Error::Invalid(format!(
                 "logit bias {id}={bias}; expected a token below {tokens} and a number, or -inf to never draw it"
             )));
         }
-        Ok(Sampler { sampling: sampling.clone(), key: Key::new(sampling.seed), drawn: 0 })
+        Ok(())
     }
 
-    /// A token, given the unnormalized log-probability of each, and the tokens of the text so far.
-    ///
-    /// # Errors
-    /// If a logit is NaN or infinity, which a model computes that is broken; or biases leave no token.
-    pub fn draw(&mut self, logits: &[f32], text: &[u32]) -> Result<u32> {
-        let (order, weights) = self.weights(logits, text)?;
-        if self.sampling.temperature == 0.0 {
-            return Ok(order[0]);
+    /// As the kernel takes it.
+    fn draw(&self) -> Draw {
+        let count = |n: usize| u32::try_from(n).unwrap_or(u32::MAX);
+        Draw {
+            tokens: count(self.tokens),
+            // Below that a GPU may take it for 0 and divide by it.
+            temperature: Some(self.temperature as f32).filter(|t| *t >= f32::MIN_POSITIVE).unwrap_or(0.0),
+            top_k: if self.top_k == 0 { u32::MAX } else { count(self.top_k) },
+            top_p: self.top_p as f32,
+            min_p: self.min_p as f32,
+            penalty: self.repetition_penalty as f32,
+            key: Key::new(self.seed),
         }
-        let uniform = (f64::from(self.key.bits(self.drawn)) + 0.5) / 4_294_967_296.0;
-        self.drawn = self.drawn.wrapping_add(1);
-        let mut left = uniform * weights.iter().sum::<f64>();
-        for (weight, &id) in weights.iter().zip(&order) {
-            left -= weight;
-            if left <= 0.0 {
-                return Ok(id);
-            }
-        }
-        Ok(order[weights.len() - 1]) // rounding
     }
 
-    /// The tokens that may be drawn, and of each a number in proportion to its probability. There may be more tokens
-    /// than numbers: those are not drawn.
-    fn weights(&self, logits: &[f32], text: &[u32]) -> Result<(Vec<u32>, Vec<f64>)> {
-        if logits.iter().any(|l| l.is_nan() || *l == f32::INFINITY) {
-            let text = "the model computes NaN or infinity: its weights are damaged, or training diverged";
-            return Err(Error::Invalid(text.into()));
+    /// What is added to each of so many logits; `None` if nothing is.
+    fn bias(&self, vocabulary: usize) -> Option<Vec<f32>> {
+        let mut bias = vec![0.0; vocabulary];
+        for &(id, added) in &self.logit_bias {
+            bias.get_mut(id as usize).into_iter().for_each(|bias| *bias += added);
         }
-        let logits = &*self.adjusted(logits, text);
-        let tokens = self.sampling.tokens.min(logits.len());
-        // Ascending, these are the tokens from the likeliest on, and equals in the order of their ids.
-        let key = |id: u32| u64::from(!ordered(logits[id as usize])) << 32 | u64::from(id);
-        let mut keys: Vec<u64> = (0..tokens as u32).map(key).collect();
-        let likeliest = *keys.iter().min().expect("there are tokens") as u32;
-        let largest = f64::from(logits[likeliest as usize]);
-        if largest == f64::NEG_INFINITY {
-            return Err(Error::Invalid("the logit biases leave no token to draw".into()));
-        }
-        let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
-        if temperature == 0.0 {
-            return Ok((vec![likeliest], vec![1.0]));
-        }
-        let fewer = (1..keys.len()).contains(&top_k);
-        if fewer {
-            keys.select_nth_unstable(top_k - 1);
-            keys.truncate(top_k);
-        }
-        if fewer || top_p < 1.0 || min_p > 0.0 {
-            keys.sort_unstable();
-        }
-        let order: Vec<u32> = keys.into_iter().map(|key| key as u32).collect();
-        let mut weights: Vec<f64> =
-            order.iter().map(|&i| ((f64::from(logits[i as usize]) - largest) / temperature).exp()).collect();
-        if top_p < 1.0 {
-            let total: f64 = weights.iter().sum();
-            let mut sum = 0.0;
-            let kept = weights.iter().take_while(|&&w| {
-                let before = sum;
-                sum += w / total;
-                before < top_p
-            });
-            let kept = kept.count();
-            weights.truncate(kept);
-        }
-        if min_p > 0.0 {
-            // The weight of the likeliest is 1.
-            weights.truncate(weights.partition_point(|&weight| weight >= min_p));
-        }
-        Ok((order, weights))
+        (!self.logit_bias.is_empty()).then_some(bias)
     }
 
-    /// The logits with biases, and with the penalty of the tokens in the text.
-    fn adjusted<'a>(&self, logits: &'a [f32], text: &[u32]) -> Cow<'a, [f32]> {
-        let Sampling { logit_bias, repetition_penalty, .. } = &self.sampling;
-        let mut logits = Cow::Borrowed(logits);
-        for &(id, bias) in logit_bias {
-            if let Some(logit) = logits.to_mut().get_mut(id as usize) {
-                *logit += bias;
-            }
+    /// Which tokens of a vocabulary are in a text; `None` if that does not count.
+    fn seen(&self, text: &[u32], vocabulary: usize) -> Option<Vec<u32>> {
+        let mut seen = vec![0; vocabulary];
+        for &id in text {
+            seen[id as usize] = 1;
         }
-        let penalty = *repetition_penalty as f32;
-        if penalty != 1.0 {
-            // Once each, however often it is there.
-            let in_text: BTreeSet<u32> = text.iter().copied().collect();
-            for id in in_text {
-                if let Some(logit) = logits.to_mut().get_mut(id as usize) {
-                    *logit = if *logit < 0.0 { *logit * penalty } else { *logit / penalty };
-                }
-            }
-        }
-        logits
+        (self.repetition_penalty != 1.0).then_some(seen)
     }
 }
 
-/// The bits of a number, turned so that larger numbers have larger ones: the order of `f32::total_cmp`.
-fn ordered(x: f32) -> u32 {
-    let bits = x.to_bits();
-    if x.is_sign_negative() { !bits } else { bits | 1 << 31 }
+/// Draws the tokens of a batch of texts, one after the other, where the logits are.
+pub(super) struct Sampler {
+    settings: Tensor,
+    /// (B, V), if any text has them.
+    bias: Option<Tensor>,
+    /// Which tokens are in the texts, (B, V), if that counts in any.
+    seen: Option<Tensor>,
+    /// The number of the next draw.
+    number: u32,
+}
+
+impl Sampler {
+    /// Of these texts, whose tokens are below `vocabulary`. The draws are numbered from `number` on.
+    ///
+    /// # Errors
+    /// If a number of a sampling lies outside its range, or the device has no memory left.
+    pub fn new(requests: &[Request], vocabulary: usize, device: &Device, number: u32) -> Result<Sampler> {
+        requests.iter().try_for_each(|request| request.sampling.check())?;
+        let draws: Vec<Draw> = requests.iter().map(|request| request.sampling.draw()).collect();
+        let shape = [requests.len(), vocabulary];
+        let bias = rows(requests.iter().map(|request| request.sampling.bias(vocabulary)), vocabulary);
+        let seen = rows(requests.iter().map(|request| request.sampling.seen(request.prompt, vocabulary)), vocabulary);
+        Ok(Sampler {
+            settings: Draw::to_tensor(&draws, device)?,
+            bias: bias.map(|bias| Tensor::from_f32(&bias, shape, device)).transpose()?,
+            seen: seen.map(|seen| Tensor::from_u32(&seen, shape, device)).transpose()?,
+            number,
+        })
+    }
+
+    /// The next token of each text, (B), given the logits of each, (B, V).
+    ///
+    /// # Errors
+    /// If there are not as many texts, or the device reported an error.
+    pub fn draw(&mut self, logits: &Tensor) -> Result<Tensor> {
+        let number = self.number;
+        self.number = number.wrapping_add(1);
+        logits.sample(&self.settings, self.bias.as_ref(), self.seen.as_ref(), number)
+    }
+}
+
+/// Rows of so many numbers, one after the other; those that are missing are zeros, and if all are there is nothing.
+fn rows<T: Default + Clone>(rows: impl Iterator<Item = Option<Vec<T>>>, length: usize) -> Option<Vec<T>> {
+    let rows: Vec<_> = rows.collect();
+    let filled = |row: Option<Vec<T>>| row.unwrap_or_else(|| vec![T::default(); length]);
+    rows.iter().any(Option::is_some).then(|| rows.into_iter().flat_map(filled).collect())
+}
+
+/// The token that was drawn.
+///
+/// # Errors
+/// If none could be, why.
+pub(super) fn drawn(id: u32) -> Result<u32> {
+    match id {
+        NOT_FINITE => {
+            let text = "the model computes NaN or infinity: its weights are damaged, or training diverged";
+            Err(Error::Invalid(text.into()))
+        }
+        NO_TOKEN => Err(Error::Invalid("the logit biases leave no token to draw".into())),
+        id => Ok(id),
+    }
 }
 
 #[cfg(test)]
@@ -195,80 +186,8 @@ mod tests {
 
     const LOGITS: [f32; 4] = [0.0, 2.0, 1.0, -1.0];
 
-    fn counts(sampling: Sampling) -> [usize; 4] {
-        let mut sampler = Sampler::new(&sampling).unwrap();
-        let mut counts = [0; 4];
-        for _ in 0..20_000 {
-            counts[sampler.draw(&LOGITS, &[]).unwrap() as usize] += 1;
-        }
-        counts
-    }
-
     fn plain() -> Sampling {
         Sampling { temperature: 1.0, seed: 5, ..Sampling::greedy(4) }
-    }
-
-    #[test]
-    fn draws_tokens_as_often_as_their_probability() {
-        let total: f64 = LOGITS.iter().map(|l| f64::from(*l).exp()).sum();
-        for (count, logit) in counts(plain()).iter().zip(LOGITS) {
-            let expected = f64::from(logit).exp() / total * 20_000.0;
-            // Five standard deviations of a binomial count.
-            assert!((*count as f64 - expected).abs() < 5.0 * expected.sqrt(), "{count} for {expected}");
-        }
-    }
-
-    #[test]
-    fn zero_temperature_takes_the_likeliest() {
-        assert_eq!(counts(Sampling { temperature: 0.0, ..plain() }), [0, 20_000, 0, 0]);
-    }
-
-    #[test]
-    fn the_order_is_that_of_a_sort_by_likelihood_and_id() {
-        let logits = [0.5, -0.0, 3.0, 0.0, f32::NEG_INFINITY, 3.0, -2.0, f32::MAX, -f32::MAX, 1e-40];
-        let mut sorted: Vec<u32> = (0..10).collect();
-        sorted.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
-        let mut keys: Vec<u32> = (0..10).collect();
-        keys.sort_by_key(|&id| (!ordered(logits[id as usize]), id));
-        assert_eq!(keys, sorted);
-        // Of equals the first; never one that the k likeliest, or the likeliest that reach p, leave out.
-        let logits = [1.0, 2.0, 2.0, 0.0, 2.0];
-        let draws = |top_k, top_p, temperature| {
-            let sampling = Sampling { temperature, top_k, top_p, seed: 9, ..Sampling::greedy(5) };
-            let mut sampler = Sampler::new(&sampling).unwrap();
-            let mut drawn: Vec<u32> = (0..2000).map(|_| sampler.draw(&logits, &[]).unwrap()).collect();
-            drawn.sort_unstable();
-            drawn.dedup();
-            drawn
-        };
-        assert_eq!(draws(0, 1.0, 0.0), [1]);
-        for (top_k, expected) in [(1, &[1][..]), (2, &[1, 2]), (3, &[1, 2, 4]), (4, &[0, 1, 2, 4])] {
-            assert_eq!(draws(top_k, 1.0, 1.0), expected, "top {top_k}");
-        }
-        for top_k in [0, 5, 6] {
-            assert_eq!(draws(top_k, 1.0, 1.0), [0, 1, 2, 3, 4], "top {top_k}");
-        }
-        assert_eq!(draws(4, 0.5, 1.0), [1, 2]); // 0.29 each, of four
-    }
-
-    #[test]
-    fn what_fills_up_the_vocabulary_is_never_drawn() {
-        let counts = counts(Sampling { tokens: 1, ..plain() });
-        assert_eq!(counts, [20_000, 0, 0, 0]);
-    }
-
-    #[test]
-    fn top_k_keeps_the_k_likeliest() {
-        let counts = counts(Sampling { top_k: 2, ..plain() });
-        assert!(counts[0] == 0 && counts[3] == 0 && counts[1] > 0 && counts[2] > 0, "{counts:?}");
-    }
-
-    #[test]
-    fn top_p_keeps_the_fewest_that_reach_it() {
-        // Probabilities: 0.087, 0.644, 0.237, 0.032.
-        assert_eq!(counts(Sampling { top_p: 0.6, ..plain() }), [0, 20_000, 0, 0]);
-        let counts = counts(Sampling { top_p: 0.7, ..plain() });
-        assert!(counts[0] == 0 && counts[3] == 0 && counts[2] > 0, "{counts:?}");
     }
 
     #[test]
@@ -286,32 +205,33 @@ mod tests {
             Sampling { logit_bias: vec![(4, 1.0)], ..plain() },
             Sampling { logit_bias: vec![(0, f32::NAN)], ..plain() },
         ] {
-            assert!(Sampler::new(&sampling).is_err(), "{sampling:?}");
+            assert!(sampling.check().is_err(), "{sampling:?}");
         }
-        assert!(Sampler::new(&plain()).unwrap().draw(&[0.0, f32::NAN], &[]).is_err());
     }
 
     #[test]
-    fn min_p_keeps_what_is_that_part_as_likely_as_the_likeliest() {
-        // e^-1 = 0.37, e^-2 = 0.14, e^-3 = 0.05 of it.
-        let counts = counts(Sampling { min_p: 0.2, ..plain() });
-        assert!(counts[0] == 0 && counts[3] == 0 && counts[2] > 0, "{counts:?}");
-        let mut greedy = Sampler::new(&Sampling { min_p: 0.2, ..Sampling::greedy(4) }).unwrap();
-        assert_eq!(greedy.draw(&LOGITS, &[]).unwrap(), 1);
-    }
-
-    #[test]
-    fn biases_and_penalties_change_greedy_choices_too() {
-        let draw = |sampling: &Sampling, text: &[u32]| Sampler::new(sampling).unwrap().draw(&LOGITS, text);
-        let penalized = Sampling { repetition_penalty: 3.0, ..Sampling::greedy(4) };
-        assert_eq!(draw(&penalized, &[]).unwrap(), 1);
-        assert_eq!(draw(&penalized, &[1, 1, 9]).unwrap(), 2, "once, and a token beyond the vocabulary is passed over");
+    fn biases_and_penalties_change_greedy_choices_of_their_own_text_alone() {
         let biased = |logit_bias| Sampling { logit_bias, ..Sampling::greedy(4) };
-        assert_eq!(draw(&biased(vec![(3, 3.5)]), &[]).unwrap(), 3);
-        let never = biased(vec![(1, f32::NEG_INFINITY)]);
-        assert_eq!(draw(&never, &[]).unwrap(), 2);
-        let none = biased((0..4).map(|id| (id, f32::NEG_INFINITY)).collect());
-        assert!(draw(&none, &[]).unwrap_err().to_string().contains("leave no token"));
+        let penalized = Sampling { repetition_penalty: 3.0, ..Sampling::greedy(4) };
+        let texts = [
+            (Sampling::greedy(4), &[1][..], [1, 1, 1]),
+            // 2/3 is less than 1; then 1/3 is.
+            (penalized.clone(), &[1, 1], [2, 1, 1]),
+            (penalized, &[], [1, 2, 1]),
+            (biased(vec![(3, 3.5)]), &[], [3, 3, 3]),
+            (biased(vec![(1, f32::NEG_INFINITY)]), &[], [2, 2, 2]),
+            (biased((0..4).map(|id| (id, f32::NEG_INFINITY)).collect()), &[], [NO_TOKEN; 3]),
+        ];
+        for device in Device::for_tests() {
+            let requests = texts.each_ref().map(|(sampling, prompt, _)| Request { prompt, sampling });
+            let mut sampler = Sampler::new(&requests, 4, &device, 0).unwrap();
+            let logits = Tensor::from_f32(&LOGITS.repeat(texts.len()), [texts.len(), 4], &device).unwrap();
+            for turn in 0..3 {
+                let ids = sampler.draw(&logits).unwrap().to_u32().unwrap();
+                assert_eq!(ids, texts.each_ref().map(|(_, _, expected)| expected[turn]), "{device}: {turn}");
+            }
+        }
+        assert!(drawn(NO_TOKEN).unwrap_err().to_string().contains("leave no token"));
     }
 
     /// `scripts/make_sampling_goldens.py`: what transformers makes of logits.
@@ -334,12 +254,13 @@ mod tests {
                 min_p: number("min_p", 0.0),
                 ..Sampling::greedy(logits.len())
             };
-            let (order, weights) = Sampler::new(&sampling).unwrap().weights(&logits, &text).unwrap();
-            let (mut got, total) = (vec![0.0; logits.len()], weights.iter().sum::<f64>());
-            weights.iter().zip(order).for_each(|(weight, id)| got[id as usize] = weight / total);
-            for (id, (got, want)) in got.iter().zip(numbers(&case["probabilities"])).enumerate() {
-                // transformers computes in f32.
-                assert!((got - want).abs() < 1e-6 && (*got > 0.0) == (want > 0.0), "{case}: token {id}: {got}");
+            let (bias, seen) = (sampling.bias(logits.len()), sampling.seen(&text, logits.len()));
+            let weights = sampling.draw().weights(&logits, bias.as_deref(), seen.as_deref()).unwrap();
+            let total: f64 = weights.iter().map(|weight| f64::from(*weight)).sum();
+            for (id, (weight, want)) in weights.iter().zip(numbers(&case["probabilities"])).enumerate() {
+                // Both compute in f32.
+                let got = f64::from(*weight) / total;
+                assert!((got - want).abs() < 1e-6 && (got > 0.0) == (want > 0.0), "{case}: token {id}: {got}");
             }
         }
     }

@@ -1,6 +1,7 @@
 //! A text that grows by turns, as a conversation does: what was computed of it is kept for the next turn.
 
-use super::{Sampler, Sampling, check_prompt, next_logits};
+use super::decode::{Continuation, decode};
+use super::{Request, Sampling, check_prompt};
 use crate::Result;
 use crate::models::{KvCache, LanguageModel};
 use std::ops::ControlFlow;
@@ -11,8 +12,11 @@ const ROOM: usize = 1024;
 /// A model, and what it has computed of one text.
 pub struct Session<'a> {
     model: &'a dyn LanguageModel,
-    sampler: Sampler,
-    /// The text. The cache holds the first of its tokens, all or all but the last, and has room for `room`.
+    sampling: Sampling,
+    /// The number of the next draw.
+    number: u32,
+    /// The text. The cache holds the first of its tokens, all or all but the last, and has room for `room`; what it holds
+    /// beyond them is not of the text.
     ids: Vec<u32>,
     cache: KvCache,
     room: usize,
@@ -26,7 +30,8 @@ impl<'a> Session<'a> {
     pub fn new(model: &'a dyn LanguageModel, sampling: &Sampling) -> Result<Session<'a>> {
         let room = ROOM.min(model.config().block_size);
         let cache = model.kv_cache(1, room)?;
-        Ok(Session { model, sampler: Sampler::new(sampling)?, ids: vec![], cache, room })
+        sampling.check()?;
+        Ok(Session { model, sampling: sampling.clone(), number: 0, ids: vec![], cache, room })
     }
 
     /// Makes `prompt` the text and continues it by up to `max_new_tokens` tokens, or until it fills the model's
@@ -51,14 +56,12 @@ impl<'a> Session<'a> {
         self.cache.truncate(shared.min(prompt.len() - 1));
         let computed = prompt.len() - self.cache.tokens();
         self.ids = prompt.to_vec();
-        for _ in 0..max_new_tokens {
-            let logits = next_logits(self.model, &self.ids[self.cache.tokens()..], &mut self.cache)?; // (1, V)
-            let id = self.sampler.draw(&logits, &self.ids)?;
-            self.ids.push(id);
-            if on_token(id)?.is_break() {
-                break;
-            }
-        }
+        let mut text = Continuation::new(prompt);
+        let (texts, request) = (std::slice::from_mut(&mut text), Request { prompt, sampling: &self.sampling });
+        let on_token = &mut |_, id| on_token(id);
+        let max = max_new_tokens;
+        self.number = decode(self.model, texts, &[request], &mut self.cache, max, self.number, on_token)?;
+        self.ids = text.ids;
         Ok(computed)
     }
 

@@ -357,7 +357,7 @@ impl Gpu {
     ///
     /// # Errors
     /// If the driver reported an error.
-    fn submit(&self) -> Result<()> {
+    pub fn submit(&self) -> Result<()> {
         self.submit_recorded(&mut self.recorder())
     }
 
@@ -406,7 +406,7 @@ impl Gpu {
         self.recorder().timestamps.as_mut().map_or(Ok(()), Timestamps::collect)
     }
 
-    fn wait(&self, submission_index: Option<wgpu::SubmissionIndex>) -> Result<()> {
+    pub(super) fn wait(&self, submission_index: Option<wgpu::SubmissionIndex>) -> Result<()> {
         let poll = || self.0.device.poll(wgpu::PollType::Wait { submission_index, timeout: None });
         self.0.profiler.span(Span::Wait, poll).map_err(|e| Error::Gpu(e.to_string()))?;
         self.check()

@@ -4,7 +4,7 @@ use super::Gpu;
 use crate::{Error, Result};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 const WAITING: u8 = 0;
 const READY: u8 = 1;
@@ -41,6 +41,8 @@ impl StagingPool {
 pub(super) struct Staging {
     pub buffer: wgpu::Buffer,
     state: Arc<AtomicU8>,
+    /// What the copy into it was submitted with.
+    submission: Arc<OnceLock<wgpu::SubmissionIndex>>,
 }
 
 impl Staging {
@@ -54,7 +56,7 @@ impl Staging {
                 mapped_at_creation: false,
             })
         });
-        Staging { buffer, state: Arc::new(AtomicU8::new(WAITING)) }
+        Staging { buffer, state: Arc::new(AtomicU8::new(WAITING)), submission: Arc::default() }
     }
 
     /// Asks for the mapping; call after the copy into the buffer was submitted.
@@ -64,6 +66,12 @@ impl Staging {
         self.buffer.map_async(wgpu::MapMode::Read, .., move |result| {
             state.store(if result.is_ok() { READY } else { FAILED }, Ordering::Release);
         });
+    }
+
+    /// Tells what the copy into it was submitted with.
+    pub fn submitted(&self, index: wgpu::SubmissionIndex) {
+        // One that is used again, as those of timestamps, is not waited for by itself.
+        let _ = self.submission.set(index);
     }
 
     /// The first `size` bytes if they have arrived; unmaps the buffer, so it can be used again.
@@ -135,12 +143,15 @@ impl PendingReadback {
         Ok(self.staging.mapped()?.map(mapped))
     }
 
-    /// Submits what is recorded and waits for the bytes.
+    /// Waits for the bytes, and not for what was submitted after them; submits what is recorded if they are of that.
     ///
     /// # Errors
     /// If the GPU reported an error.
     pub fn wait(self) -> Result<Vec<u8>> {
-        self.gpu.synchronize()?;
+        match self.staging.submission.get() {
+            Some(index) => self.gpu.wait(Some(index.clone()))?,
+            None => self.gpu.synchronize()?,
+        }
         self.staging.take(self.size)?.ok_or_else(|| Error::Gpu("a read-back did not arrive".into()))
     }
 }

@@ -163,6 +163,7 @@ impl Recorder {
         let index = self.queue.submit([encoder.finish()]);
         for staging in self.to_map.drain(..) {
             staging.map();
+            staging.submitted(index.clone());
         }
         if let Some(timestamps) = &mut self.timestamps {
             timestamps.submitted(timed);

@@ -49,8 +49,8 @@ impl Gpt2 {
         Ok(Gpt2 { wte, wpe, h, ln_f, lm_head, recompute: false, config })
     }
 
-    /// The vector of each position, (T, C), of T positions that begin with `start`.
-    fn positions(&self, start: usize, ids: &Tensor, documents: Option<&Documents>) -> Result<Tensor> {
+    /// The vector of each position, (T, C).
+    fn positions(&self, ids: &Tensor, documents: Option<&Documents>) -> Result<Tensor> {
         if let Some(documents) = documents {
             return self.wpe.forward(&documents.positions); // (B, T, C)
         }
@@ -58,7 +58,7 @@ impl Gpt2 {
         if t == self.config.block_size {
             return Ok(self.wpe.weight.value.clone()); // every position
         }
-        let positions: Vec<u32> = (start as u32..(start + t) as u32).collect();
+        let positions: Vec<u32> = (0..t as u32).collect();
         self.wpe.forward(&Tensor::from_u32(&positions, [t], &ids.device())?)
     }
 }
@@ -76,7 +76,10 @@ impl LanguageModel for Gpt2 {
         cache: Option<&KvCache>,
     ) -> Result<Tensor> {
         let start = self.config.first_position(ids, cache)?;
-        let x = self.wte.forward(ids)?.add(&self.positions(start, ids, documents)?)?; // (B, T, C)
+        let x = match cache {
+            Some(_) => self.wte.weight.embedding_at(ids, &self.wpe.weight, start)?,
+            None => self.wte.forward(ids)?.add(&self.positions(ids, documents)?)?,
+        }; // (B, T, C)
         // A kernel of its own here alone: it follows a sum, of which one term repeats, where the others precede one.
         let x = dropout.apply_to_embeddings(x)?;
         let starts = documents.map(|documents| &documents.starts);
@@ -160,10 +163,7 @@ impl CausalSelfAttention {
         let qkv = self.c_attn.forward(x, dropout)?; // (B, T, 3C)
         let y = match kv {
             None => qkv.causal_attention(self.heads, starts, dropout.next())?, // (B, T, C)
-            Some(KvView { cache, tokens }) => {
-                let y = qkv.append_kv(self.heads, cache, tokens)?.cached_attention(self.heads, cache, tokens)?;
-                y.to_dtype(x.dtype())?
-            }
+            Some(KvView { cache, tokens }) => qkv.append_and_attend(self.heads, cache, tokens)?.to_dtype(x.dtype())?,
         };
         self.c_proj.forward(&y, dropout)
     }

@@ -126,10 +126,18 @@ pub trait LanguageModel: Module + Send + Sync {
             let h = self.hidden(ids, None, &Dropout::off(), Some(cache))?; // (B, T, C)
             let c = h.shape().last_dim();
             cache.advance(t);
-            let last: Vec<u32> = (1..=b).map(|sequence| (sequence * t - 1) as u32).collect();
-            let last = Tensor::from_u32(&last, [b], &ids.device())?;
-            let last = h.to_dtype(DType::F32)?.reshape([b * t, c])?.embedding(&last)?.to_dtype(h.dtype())?; // (B, C)
+            let h = h.reshape([b * t, c])?;
+            // A step of generation has no other tokens.
+            let last = if t == 1 { h } else { last_tokens(&h, b)? }; // (B, C)
             last.matmul_transposed(self.head(), false, true)?.to_dtype(DType::F32)
         })
     }
+}
+
+/// Of hidden states (B T, C) those of the last token of each of B sequences, (B, C).
+fn last_tokens(h: &Tensor, b: usize) -> Result<Tensor> {
+    let t = h.shape().rows() / b;
+    let last: Vec<u32> = (1..=b).map(|sequence| (sequence * t - 1) as u32).collect();
+    let last = Tensor::from_u32(&last, [b], &h.device())?;
+    h.to_dtype(DType::F32)?.embedding(&last)?.to_dtype(h.dtype())
 }

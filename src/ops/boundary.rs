@@ -128,8 +128,14 @@ fn layers() -> Vec<Row> {
             x[0].causal_attention(Heads::multi_head(2), None, DROPOUT)
         }),
         // For inference: nothing is recorded.
-        row("append_kv", &[f32(&[2, 2, 12]), f32(&[2, 5, 8])], "0 f16, 0 dim1+1, 1 dim1+1", |x| {
-            no_grad(|| x[0].append_kv(Heads::multi_head(2), &x[1], 1))
+        row("embedding_at", &[f32(&[5, 4]), u32(&[2, 3]), f32(&[4, 4])], "0 dim0+1, 1 dim0+1, 2 dim0+1", |x| {
+            no_grad(|| x[0].embedding_at(&x[1], &x[2], 1))
+        }),
+        row("append_and_attend", &[f32(&[2, 2, 12]), f32(&[2, 5, 8])], "0 f16, 0 dim1+1, 1 dim1+1", |x| {
+            no_grad(|| x[0].append_and_attend(Heads::multi_head(2), &x[1], 1))
+        }),
+        row("sample", &[f32(&[2, 5]), u32(&[2, 8]), f32(&[2, 5]), u32(&[2, 5])], "", |x| {
+            x[0].sample(&x[1], Some(&x[2]), Some(&x[3]), 0)
         }),
         row("cached_attention", &[f32(&[2, 2, 12]), f32(&[2, 5, 8])], "0 dim1+1, 1 dim1+1", |x| {
             no_grad(|| x[0].cached_attention(Heads::multi_head(2), &x[1], 1))

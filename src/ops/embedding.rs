@@ -15,13 +15,18 @@ use super::*;
 use crate::cpu::with_scratch;
 use crate::gpu::{Buffer, Limits, Operand, Param, Plan, Value, buffer, param};
 use crate::shader;
-use crate::tensor::Grads;
+use crate::tensor::{Grads, run};
 use rayon::prelude::*;
 
 /// Inputs: table, ids.
 struct Embedding {
     vocabulary: usize,
     c: usize,
+}
+
+/// table[ids[b, t]] + positions[start + t], (B, T, C). Inputs: table, ids (B, T), positions (P, C).
+struct EmbeddingAt {
+    start: usize,
 }
 
 /// dtable. Inputs: dy, ids.
@@ -72,25 +77,75 @@ impl Kernel for Embedding {
     }
 
     fn gpu(&self, _: &[&Spec], outputs: &[&Spec], _: &Limits) -> Plan {
-        let (vector, type_name) = vector(self.c);
-        let len = outputs[0].shape.elements() / vector;
-        Plan::one(Launch {
-            shader: shader!("embedding"),
-            values: vec![("mode", "forward".into()), ("T", type_name.into())],
-            buffers: vec![
-                buffer("table", type_name, Operand::Input(0)),
-                buffer("ids", "u32", Operand::Input(1)),
-                buffer("result", type_name, Operand::Output(0)),
-            ],
-            params: vec![
-                param("len", len),
-                param("width", self.c / vector),
-                param("vocabulary", self.vocabulary),
-                // As a parameter, because WGSL has no way to write it.
-                param("nan", f32::NAN),
-            ],
-            workgroups: len.div_ceil(256),
-        })
+        Plan::one(forward(self.vocabulary, outputs[0]))
+    }
+}
+
+/// Writes the rows that the ids name.
+fn forward(vocabulary: usize, result: &Spec) -> Launch {
+    let c = result.shape.last_dim();
+    let (vector, type_name) = vector(c);
+    let len = result.shape.elements() / vector;
+    Launch {
+        shader: shader!("embedding"),
+        values: vec![("mode", "forward".into()), ("T", type_name.into()), ("positions", false.into())],
+        buffers: vec![
+            buffer("table", type_name, Operand::Input(0)),
+            buffer("ids", "u32", Operand::Input(1)),
+            buffer("result", type_name, Operand::Output(0)),
+        ],
+        params: vec![
+            param("len", len),
+            param("width", c / vector),
+            param("vocabulary", vocabulary),
+            // As a parameter, because WGSL has no way to write it.
+            param("nan", f32::NAN),
+        ],
+        workgroups: len.div_ceil(256),
+    }
+}
+
+impl Kernel for EmbeddingAt {
+    fn name(&self) -> &'static str {
+        "embedding_at"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        let &[table, ids, positions] = inputs else { unreachable!("it has three inputs") };
+        let c = table.shape.last_dim();
+        let one = Embedding { vocabulary: table.shape.rows(), c }.output_specs(&inputs[..2]);
+        expect_f32(self.name(), &[positions])?;
+        let end = self.start.saturating_add(ids.shape.last_dim());
+        if ids.shape.len() != 2 || !matches!(positions.shape[..], [count, its_c] if its_c == c && end <= count) {
+            let expected = format!("ids (B, T) and vectors ({end} or more, {c}) of positions");
+            return Err(shape_error(self.name(), expected, format!("{} and {}", ids.shape, positions.shape)));
+        }
+        one
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        // Two rows read for each written.
+        let bytes = inputs[1].size_bytes() + 3 * outputs[0].size_bytes();
+        Cost { flops: outputs[0].shape.elements() as f64, bytes: bytes as f64 }
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let (table, positions) = (inputs[0].spec, inputs[2].f32());
+        let c = table.shape.last_dim();
+        Embedding { vocabulary: table.shape.rows(), c }.cpu(&inputs[..2], outputs);
+        let row = c * inputs[1].spec.shape.last_dim();
+        for y in outputs[0].f32().chunks_mut(row.max(1)) {
+            y.iter_mut().zip(&positions[self.start * c..]).for_each(|(y, position)| *y += position);
+        }
+    }
+
+    fn gpu(&self, inputs: &[&Spec], outputs: &[&Spec], _: &Limits) -> Plan {
+        let mut launch = forward(inputs[0].shape.rows(), outputs[0]);
+        let type_name = launch.buffers[0].element;
+        launch.values = vec![("mode", "forward".into()), ("T", type_name.into()), ("positions", true.into())];
+        launch.buffers.push(buffer("positions", type_name, Operand::Input(2)));
+        launch.params.extend([param("start", self.start), param("tokens", inputs[1].shape.last_dim())]);
+        Plan::one(launch)
     }
 }
 
@@ -212,5 +267,14 @@ impl Tensor {
     pub fn embedding(&self, ids: &Tensor) -> Result<Tensor> {
         let (vocabulary, c) = (self.shape().rows(), self.shape().last_dim());
         apply_one(Embedding { vocabulary, c }, &[self, ids])
+    }
+
+    /// The rows of this table (V, C) that `ids` (B, T) of u32 name, plus those of `positions` (P, C) from `start` on:
+    /// (B, T, C). For inference: nothing is recorded on the tape.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::embedding`], or if there are not so many positions.
+    pub(crate) fn embedding_at(&self, ids: &Tensor, positions: &Tensor, start: usize) -> Result<Tensor> {
+        Ok(run(&EmbeddingAt { start }, &[self, ids, positions])?.remove(0))
     }
 }

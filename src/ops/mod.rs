@@ -21,6 +21,7 @@ pub mod random;
 mod reduce;
 mod reshape;
 mod rope;
+pub mod sample;
 mod softmax;
 mod swiglu;
 mod unary;

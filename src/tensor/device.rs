@@ -8,6 +8,9 @@ use crate::{Error, Result};
 use std::fmt;
 use std::sync::Arc;
 
+/// Submits that may be unfinished: enough that a GPU never runs dry, few enough that Ctrl-C acts at once.
+const SUBMITS_IN_FLIGHT: usize = 6;
+
 /// The processor, or an opened GPU.
 #[derive(Debug, Clone)]
 pub enum Device {
@@ -103,11 +106,20 @@ impl Device {
     /// # Errors
     /// If the driver reported an error.
     pub fn end_step(&self) -> Result<()> {
-        /// Submits that may be unfinished: enough that the GPU never runs dry, few enough that Ctrl-C acts at once.
-        const SUBMITS_IN_FLIGHT: usize = 6;
         match self {
             Device::Cpu | Device::DryRun(_) => Ok(()),
             Device::Gpu(gpu) => gpu.flush_if_idle().and_then(|()| gpu.throttle(SUBMITS_IN_FLIGHT)),
+        }
+    }
+
+    /// Hands over what is recorded, of which something is awaited.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub fn submit(&self) -> Result<()> {
+        match self {
+            Device::Cpu | Device::DryRun(_) => Ok(()),
+            Device::Gpu(gpu) => gpu.submit().and_then(|()| gpu.throttle(SUBMITS_IN_FLIGHT)),
         }
     }
 

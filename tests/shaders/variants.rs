@@ -169,7 +169,12 @@ fn model_steps(device: &Device) {
         model.logits(&ids).unwrap();
         let mut cache = model.kv_cache(2, t).unwrap();
         for tokens in [3, 1] {
-            model.next_token_logits(&zeros(&[2, tokens], DType::U32, device), &mut cache).unwrap();
+            let logits = model.next_token_logits(&zeros(&[2, tokens], DType::U32, device), &mut cache).unwrap();
+            let (bias, seen) = (logits.detach(), zeros(logits.shape(), DType::U32, device));
+            for [has_bias, has_seen] in [[false, false], [false, true], [true, false], [true, true]] {
+                let (bias, seen) = (has_bias.then_some(&bias), has_seen.then_some(&seen));
+                logits.sample(&zeros(&[2, 8], DType::U32, device), bias, seen, 0).unwrap();
+            }
         }
     }
 }

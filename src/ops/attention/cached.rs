@@ -6,6 +6,7 @@
 use super::{Attention, Dims, Heads, cpu};
 use crate::gpu::{Buffer, Launch, Limits, Operand, Plan, Value, buffer, param};
 use crate::ops::*;
+use crate::profile::MemoryKind;
 use crate::shader;
 use crate::tensor::{run, run_into};
 
@@ -19,10 +20,13 @@ struct AppendKv {
     cache: Spec,
 }
 
-/// y. Inputs: qkv, and the cache with its keys and values.
+/// y. Inputs: qkv, and the cache with its keys and values. Where those are to be appended, the cache is the second output
+/// instead.
 struct CachedAttention {
     op: Attention,
     start: usize,
+    /// The cache to which keys and values are appended.
+    append: Option<Spec>,
 }
 
 impl Kernel for AppendKv {
@@ -44,22 +48,27 @@ impl Kernel for AppendKv {
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        let ([_, tokens, packed], [_, room, width]) = (sizes(inputs[0]), sizes(&self.cache));
-        let len = inputs[0].shape.rows() * width;
-        Plan::one(Launch {
-            shader: shader!("kv_cache"),
-            values: vec![("pass", "append".into())],
-            buffers: vec![buffer("qkv", "f32", Operand::Input(0)), buffer("cache", "f32", Operand::Output(0))],
-            params: vec![
-                param("len", len),
-                param("packed", packed),
-                param("width", width),
-                param("start", self.start),
-                param("tokens", tokens),
-                param("room", room),
-            ],
-            workgroups: len.div_ceil(256),
-        })
+        Plan::one(append(inputs[0], &self.cache, self.start, Operand::Output(0)))
+    }
+}
+
+/// Writes the keys and values of the input qkv to the cache, the operand `written`.
+fn append(qkv: &Spec, cache: &Spec, start: usize, written: Operand) -> Launch {
+    let ([_, tokens, packed], [_, room, width]) = (sizes(qkv), sizes(cache));
+    let len = qkv.shape.rows() * width;
+    Launch {
+        shader: shader!("kv_cache"),
+        values: vec![("pass", "append".into())],
+        buffers: vec![buffer("qkv", "f32", Operand::Input(0)), buffer("cache", "f32", written)],
+        params: vec![
+            param("len", len),
+            param("packed", packed),
+            param("width", width),
+            param("start", start),
+            param("tokens", tokens),
+            param("room", room),
+        ],
+        workgroups: len.div_ceil(256),
     }
 }
 
@@ -91,7 +100,8 @@ impl Kernel for CachedAttention {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        Ok(vec![Spec::new(inputs[0].shape.with_last_dim(self.dims(inputs[0]).width()), DType::F32)])
+        let y = Spec::new(inputs[0].shape.with_last_dim(self.dims(inputs[0]).width()), DType::F32);
+        Ok([y].into_iter().chain(self.append.clone()).collect())
     }
 
     fn cost(&self, inputs: &[&Spec], _: &[&Spec]) -> Cost {
@@ -105,13 +115,26 @@ impl Kernel for CachedAttention {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let d = self.dims(inputs[0].spec);
-        cpu::cached(&self.op, d, self.start, inputs[0].f32(), inputs[1].f32(), outputs[0].f32());
+        let (d, qkv) = (self.dims(inputs[0].spec), inputs[0].f32());
+        match outputs {
+            [y] => cpu::cached(&self.op, d, self.start, qkv, inputs[1].f32(), y.f32()),
+            [y, cache] => {
+                copy_kv(inputs[0].spec, qkv, cache, self.start);
+                cpu::cached(&self.op, d, self.start, qkv, cache.f32(), y.f32());
+            }
+            _ => unreachable!("it has one output or two"),
+        }
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output, ReadScratch, Scratch};
-        let (d, [_, room, _]) = (self.dims(inputs[0]), sizes(inputs[1]));
+        let (d, [_, room, _]) = (self.dims(inputs[0]), sizes(self.append.as_ref().unwrap_or_else(|| inputs[1])));
+        // One token's key and value need not be in the cache for itself to see them; those of several are put there first.
+        let (appends, first) = match &self.append {
+            Some(cache) if d.time > 1 => (false, Some(append(inputs[0], cache, self.start, Output(1)))),
+            cache => (cache.is_some(), None),
+        };
+        let cache = if self.append.is_some() { Output(1) } else { Input(1) };
         let columns = d.head_size.next_power_of_two();
         let splits = (self.start + d.time).div_ceil(SPLIT_KEYS);
         let launch = |values: Vec<(&'static str, Value)>, buffers: Vec<Buffer>, workgroups| Launch {
@@ -133,25 +156,22 @@ impl Kernel for CachedAttention {
             workgroups,
         };
         let split_keys = ("split_keys", SPLIT_KEYS.into());
-        let split = vec![("pass", "split".into()), split_keys, ("columns", columns.into())];
+        let split = vec![
+            ("pass", "split".into()),
+            split_keys,
+            ("columns", columns.into()),
+            ("appends", appends.into()),
+            ("cache_is_output", self.append.is_some().into()),
+        ];
         let combine = vec![("pass", "combine".into()), split_keys];
         let floats = |name, operand| buffer(name, "f32", operand);
         let partials = d.batch * d.time * d.n_head * splits;
-        Plan {
-            scratch: vec![4 * partials * (2 + d.head_size)],
-            launches: vec![
-                launch(
-                    split,
-                    vec![floats("qkv", Input(0)), floats("cache", Input(1)), floats("partials", Scratch(0))],
-                    partials,
-                ),
-                launch(
-                    combine,
-                    vec![floats("partials", ReadScratch(0)), floats("y", Output(0))],
-                    (d.batch * d.time * d.width()).div_ceil(64),
-                ),
-            ],
-        }
+        let buffers = vec![floats("qkv", Input(0)), floats("cache", cache), floats("partials", Scratch(0))];
+        let split = launch(split, buffers, partials);
+        let buffers = vec![floats("partials", ReadScratch(0)), floats("y", Output(0))];
+        let combine = launch(combine, buffers, (d.batch * d.time * d.width()).div_ceil(64));
+        let launches = first.into_iter().chain([split, combine]).collect();
+        Plan { scratch: vec![4 * partials * (2 + d.head_size)], launches }
     }
 }
 
@@ -174,22 +194,29 @@ impl Heads {
 }
 
 impl Tensor {
-    /// Writes the keys and values of packed (B, n, P), of n tokens that follow `start` others in each sequence, to the
-    /// rows of `cache` (B, T, 2 K), f32, from `start` on, with K = n_kv_head head_size. Returns qkv in f32, for
-    /// [`Tensor::cached_attention`]. For inference: nothing is recorded on the tape.
+    /// [`Tensor::cached_attention`] of f32 or f16, which itself writes the keys and values of the n tokens to the rows of
+    /// `cache` (B, T, 2 K), f32, from `start` on: (B, n, C) of f32.
     ///
     /// # Errors
     /// If the shapes do not fit, or the cache is full.
-    pub(crate) fn append_kv(&self, heads: Heads, cache: &Tensor, start: usize) -> Result<Tensor> {
+    pub(crate) fn append_and_attend(&self, heads: Heads, cache: &Tensor, start: usize) -> Result<Tensor> {
         let qkv = self.to_dtype(DType::F32)?;
-        heads.check_cache("append_kv", qkv.spec(), cache.spec(), start)?;
-        run_into(&AppendKv { start, cache: cache.spec().clone() }, &[&qkv], &[cache])?;
-        Ok(qkv)
+        heads.check_cache("append_and_attend", qkv.spec(), cache.spec(), start)?;
+        if start == 0 {
+            run_into(&AppendKv { start, cache: cache.spec().clone() }, &[&qkv], &[cache])?;
+            return qkv.cached_attention(heads, cache, start);
+        }
+        let op = Attention { heads, documents: false, dropout: None };
+        let kernel = CachedAttention { op, start, append: Some(cache.spec().clone()) };
+        let y = Spec::new(qkv.shape().with_last_dim(kernel.dims(qkv.spec()).width()), DType::F32);
+        let y = Tensor::empty(y, &qkv.device(), MemoryKind::Activations)?;
+        run_into(&kernel, &[&qkv], &[&y, cache])?;
+        Ok(y)
     }
 
     /// Causal attention of packed (B, n, P) queries, keys and values, f32, those of [`Tensor::causal_attention`], of n
     /// tokens that follow `start` others in each sequence: (B, n, C). The keys and values of all are in the first rows
-    /// of each sequence in `cache` (B, T, 2 K), where [`Tensor::append_kv`] or [`Tensor::rope_append`] wrote them. For
+    /// of each sequence in `cache` (B, T, 2 K), where [`Tensor::rope_append`] wrote them. For
     /// inference: nothing is recorded on the tape.
     ///
     /// # Errors
@@ -201,6 +228,6 @@ impl Tensor {
             return self.causal_attention(heads, None, None);
         }
         let op = Attention { heads, documents: false, dropout: None };
-        Ok(run(&CachedAttention { op, start }, &[self, cache])?.remove(0))
+        Ok(run(&CachedAttention { op, start, append: None }, &[self, cache])?.remove(0))
     }
 }

@@ -308,8 +308,10 @@ fn tokens_whose_keys_are_kept_get_the_attention_of_the_whole() {
                 let tokens = tokens.min((time - start).div_ceil(2));
                 let of = |sequence: usize| &values[(sequence * time + start) * width..][..tokens * width];
                 let part = Tensor::from_f32(&[of(0), of(1)].concat(), [2, tokens, width], &device).unwrap();
-                let part = part.append_kv(heads, &cache, start).unwrap();
-                let y = part.cached_attention(heads, &cache, start).unwrap().to_f32().unwrap();
+                let y = part.append_and_attend(heads, &cache, start).unwrap().to_f32().unwrap();
+                // Now that they are there, as of a model whose keys were put there before.
+                let again = part.cached_attention(heads, &cache, start).unwrap().to_f32().unwrap();
+                assert_close(format!("{device}, {time}, {heads:?} x {head_size}, again"), &again, &y, 1e-6, 0.0);
                 got.iter_mut().zip(y.chunks(y.len() / 2)).for_each(|(got, y)| got.extend(y));
                 start += tokens;
                 if start == time {
@@ -320,7 +322,7 @@ fn tokens_whose_keys_are_kept_get_the_attention_of_the_whole() {
             assert_close(format!("{device}, {time}, {heads:?} x {head_size}"), &got.concat(), &want, 2e-6, 0.0);
 
             let one = Tensor::from_f32(&values[..2 * width], [2, 1, width], &device).unwrap();
-            assert!(one.append_kv(heads, &cache, room).is_err(), "the cache is full");
+            assert!(one.append_and_attend(heads, &cache, room).is_err(), "the cache is full");
             assert!(one.cached_attention(heads, &qkv, 0).is_err(), "no cache");
         }
     }

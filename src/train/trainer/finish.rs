@@ -106,10 +106,11 @@ impl Trainer<'_> {
     /// the same samples as one that was never stopped.
     pub(super) fn add_sample(&mut self) -> Result<()> {
         let tokens = SHORT_SAMPLE.min(self.config.generate.max_new_tokens);
-        // The profile is of training alone.
-        let measured = self.options.device.profiler().take();
-        let sample = self.sample(tokens, || false);
-        self.options.device.profiler().restore(measured);
+        // The profile is of training alone, so nothing of the sample may end later.
+        let device = &self.options.device;
+        let measured = device.profiler().take();
+        let sample = self.sample(tokens, || false).and_then(|text| device.synchronize().map(|()| text));
+        device.profiler().restore(measured);
         match sample {
             Ok(text) => {
                 let step = self.state.step;

@@ -1,0 +1,118 @@
+//! The steps of generation: the model computes the logits of the next token of each text, and the device draws it. The
+//! host sees the tokens later: it gives the device the next steps meanwhile, so that the device never waits for it.
+
+use super::Request;
+use super::sampler::{Sampler, drawn};
+use crate::models::{KvCache, LanguageModel};
+use crate::tensor::{Edge, Readback};
+use crate::{Result, Tensor};
+use std::collections::VecDeque;
+use std::ops::ControlFlow;
+
+/// Steps that a device may have been given whose tokens the host has not seen. What it computes of a text beyond its
+/// end is in vain.
+const STEPS_AHEAD: usize = 3;
+
+/// A text that is being continued.
+pub(super) struct Continuation {
+    /// The prompt, and what was drawn.
+    pub ids: Vec<u32>,
+    pub ended: bool,
+}
+
+impl Continuation {
+    pub fn new(prompt: &[u32]) -> Continuation {
+        Continuation { ids: prompt.to_vec(), ended: false }
+    }
+}
+
+/// The steps that a device has been given.
+struct Steps<'a> {
+    model: &'a dyn LanguageModel,
+    cache: &'a mut KvCache,
+    sampler: Sampler,
+    /// The tokens that were drawn last, (B).
+    last: Option<Tensor>,
+    /// Those that the host has not seen, from the oldest on.
+    unseen: VecDeque<Readback>,
+}
+
+impl Steps<'_> {
+    /// Computes ids, (B, T) in one row, which follow those in the cache, and draws the next token of each text.
+    fn begin(&mut self, ids: &[u32]) -> Result<()> {
+        let b = self.cache.sequences();
+        self.step(&Tensor::from_u32(ids, [b, ids.len() / b], &self.model.device())?)
+    }
+
+    /// The same of the tokens that were drawn last.
+    fn go_on(&mut self) -> Result<()> {
+        let last = self.last.take().expect("a step before");
+        let b = last.len();
+        self.step(&last.view([b, 1].into(), Edge::None))
+    }
+
+    fn step(&mut self, ids: &Tensor) -> Result<()> {
+        let logits = self.model.next_token_logits(ids, self.cache)?; // (B, V)
+        let ids = self.sampler.draw(&logits)?;
+        self.unseen.push_back(ids.read_later()?);
+        ids.device().submit()?;
+        self.last = Some(ids);
+        Ok(())
+    }
+
+    /// The tokens of the oldest step, if they have arrived or are to be waited for.
+    fn take(&mut self, wait: bool) -> Result<Option<Vec<u32>>> {
+        let Some(oldest) = self.unseen.front_mut() else { return Ok(None) };
+        if !wait && !oldest.has_arrived()? {
+            return Ok(None);
+        }
+        let oldest = self.unseen.pop_front().expect("it is there");
+        Ok(Some(bytemuck::pod_collect_to_vec(&oldest.wait()?)))
+    }
+}
+
+/// Continues `texts`, which are as long as each other, by up to `max_new_tokens` tokens, handing each to `on_token`
+/// with the number of its text, as soon as it is seen. The cache may hold the first tokens of the texts, but not all.
+/// Draws are numbered from `number` on; returns that of the next. Once a text and its continuation fill the model's
+/// context, its beginning is forgotten as [`super::generate`] says.
+pub(super) fn decode(
+    model: &dyn LanguageModel,
+    texts: &mut [Continuation],
+    requests: &[Request],
+    cache: &mut KvCache,
+    max_new_tokens: usize,
+    number: u32,
+    on_token: &mut dyn FnMut(usize, u32) -> Result<ControlFlow<()>>,
+) -> Result<u32> {
+    let (length, context) = (texts[0].ids.len(), model.config().block_size);
+    let sampler = Sampler::new(requests, model.config().vocab_size, &model.device(), number)?;
+    let mut steps = Steps { model, cache, sampler, last: None, unseen: VecDeque::new() };
+    // The first token that the model sees, the steps that the device was given, and those whose tokens were seen.
+    let (mut begin, mut given, mut seen) = (0, 0, 0);
+    while seen < max_new_tokens && texts.iter().any(|text| !text.ended) {
+        let forgets = length + given - begin > context;
+        // What is forgotten is computed again from what the host has seen.
+        let can_give = given < max_new_tokens && steps.unseen.len() < STEPS_AHEAD && (!forgets || seen == given);
+        if can_give {
+            if forgets {
+                begin = length + given - (context / 2).max(1);
+                steps.cache.truncate(0);
+            }
+            if forgets || given == 0 {
+                let new = begin + steps.cache.tokens()..length + given;
+                let ids: Vec<u32> = texts.iter().flat_map(|text| &text.ids[new.clone()]).copied().collect();
+                steps.begin(&ids)?;
+            } else {
+                steps.go_on()?;
+            }
+            given += 1;
+        }
+        let Some(ids) = steps.take(!can_give)? else { continue };
+        seen += 1;
+        for (i, (text, id)) in texts.iter_mut().zip(ids).enumerate() {
+            text.ids.push(id);
+            text.ended = text.ended || on_token(i, drawn(id)?)?.is_break();
+        }
+    }
+    Ok(number.wrapping_add(seen as u32))
+}
