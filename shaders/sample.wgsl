@@ -1,9 +1,9 @@
-// Draws the next token of each text (src/ops/sample.rs). One workgroup per text; its threads take every {{ threads }}-th
-// token, but where the order of ids counts, as many in a row.
+// Draws the next token of each text (src/ops/sample.rs). One workgroup per text; its threads take every
+// {{ threads }}-th token, but where the order of ids counts, as many in a row.
 //
-// What is kept of the tokens is told by one threshold. The k-th largest, and the last that top-p needs, are found bit by
-// bit, from the highest on: by how many tokens, or how much weight, are at least that large. Ranks are the bits of a
-// logit, turned so that larger logits have larger ones.
+// What is kept of the tokens is told by one threshold. The k-th largest, and the last that top-p needs, are found bit
+// by bit, from the highest on: by how many tokens, or how much weight, are at least that large. Ranks are the bits of
+// a logit, turned so that larger logits have larger ones.
 {{ interface }}
 
 const THREADS = {{ threads }}u;
@@ -72,7 +72,7 @@ fn portion(id: u32, tied: u32) -> f32 {
     return select(select(0.0, 1.0, its == tied), select(0.0, weight, weight >= min_p), tied == 0u);
 }
 
-// In the order of ids, the first token at which the sum of portions exceeds a share of their sum, or, of ties, a number.
+// In the order of ids, the first token at which the sum of portions exceeds a share of their sum; of ties, a number.
 fn locate(share: f32, tied: u32) -> u32 {
     let chunk = (tokens + THREADS - 1u) / THREADS;
     let begin = min(thread_id * chunk, tokens);

@@ -21,8 +21,8 @@ const CHATML: &str = "{% for message in messages %}{{ '<|im_start|>' + message['
     {% else %}{{ message['content'] + '<|im_end|>' }}{% endif %}{{ '\\n' }}{% endfor %}\
     {% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}";
 
-/// What rendering a conversation may take: an instruction is one, and so are 64 bytes that it makes. So it is done within
-/// some 0.2 s and 128 MiB.
+/// What rendering a conversation may take: an instruction is one, and so are 64 bytes that it makes. So it is done
+/// within some 0.2 s and 128 MiB.
 const FUEL: u64 = 2_000_000;
 
 /// Enclose what a template marks by `{% generation %}`. Private to this program, by Unicode's rules.

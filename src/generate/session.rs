@@ -15,8 +15,8 @@ pub struct Session<'a> {
     sampling: Sampling,
     /// The number of the next draw.
     number: u32,
-    /// The text. The cache holds the first of its tokens, all or all but the last, and has room for `room`; what it holds
-    /// beyond them is not of the text.
+    /// The text. The cache holds the first of its tokens, all or all but the last, and has room for `room`; what it
+    /// holds beyond them is not of the text.
     ids: Vec<u32>,
     cache: KvCache,
     room: usize,

@@ -138,6 +138,10 @@ impl Gpu {
         match self.0 {}
     }
 
+    pub fn submit(&self) -> Result<()> {
+        match self.0 {}
+    }
+
     pub fn poll(&self) -> Result<()> {
         match self.0 {}
     }

@@ -20,8 +20,8 @@ struct AppendKv {
     cache: Spec,
 }
 
-/// y. Inputs: qkv, and the cache with its keys and values. Where those are to be appended, the cache is the second output
-/// instead.
+/// y. Inputs: qkv, and the cache with its keys and values. Where those are to be appended, the cache is the second
+/// output instead.
 struct CachedAttention {
     op: Attention,
     start: usize,
@@ -129,7 +129,7 @@ impl Kernel for CachedAttention {
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output, ReadScratch, Scratch};
         let (d, [_, room, _]) = (self.dims(inputs[0]), sizes(self.append.as_ref().unwrap_or_else(|| inputs[1])));
-        // One token's key and value need not be in the cache for itself to see them; those of several are put there first.
+        // One token sees its own key and value without the cache; those of several are put there first.
         let (appends, first) = match &self.append {
             Some(cache) if d.time > 1 => (false, Some(append(inputs[0], cache, self.start, Output(1)))),
             cache => (cache.is_some(), None),
@@ -194,8 +194,8 @@ impl Heads {
 }
 
 impl Tensor {
-    /// [`Tensor::cached_attention`] of f32 or f16, which itself writes the keys and values of the n tokens to the rows of
-    /// `cache` (B, T, 2 K), f32, from `start` on: (B, n, C) of f32.
+    /// [`Tensor::cached_attention`] of f32 or f16, which itself writes the keys and values of the n tokens to the rows
+    /// of `cache` (B, T, 2 K), f32, from `start` on: (B, n, C) of f32.
     ///
     /// # Errors
     /// If the shapes do not fit, or the cache is full.
