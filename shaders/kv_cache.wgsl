@@ -7,7 +7,8 @@
 {{ for_each(1) }}
     let row = i / params.width;
     let kept = row / params.tokens * params.room + params.start + row % params.tokens;
-    cache[kept * params.width + i % params.width] = qkv[(row + 1u) * params.packed - params.width + i % params.width];
+    let number = qkv[(row + 1u) * params.packed - params.width + i % params.width];
+    cache[kept * params.width + i % params.width] = f32(number);
 }
 {% else %}
 // Split-KV: the keys of a query are cut into splits of {{ split_keys }}. In the pass "split" a workgroup has one of
@@ -55,7 +56,7 @@ fn {{ name }}(value: f32, thread: u32) -> f32 {
     let packed = params.n_head * params.head_size + 2u * width;
     let sequence = row / params.queries * params.room; // its first row in the cache
     if (thread < params.head_size) {
-        query[thread] = params.scale * qkv[row * packed + query_head * params.head_size + thread];
+        query[thread] = params.scale * f32(qkv[row * packed + query_head * params.head_size + thread]);
     }
     workgroupBarrier();
     let inside = first + thread < keys && first + thread >= first_key;
@@ -66,7 +67,7 @@ fn {{ name }}(value: f32, thread: u32) -> f32 {
     let own = row * packed + params.n_head * params.head_size + head;
     if (first + thread == kept) {
         score = 0.0;
-        for (var e = 0u; e < params.head_size; e++) { score += query[e] * qkv[own + e]; }
+        for (var e = 0u; e < params.head_size; e++) { score += query[e] * f32(qkv[own + e]); }
     } else if (inside) {
     {% else %}
     let kept = keys;
@@ -102,11 +103,11 @@ fn {{ name }}(value: f32, thread: u32) -> f32 {
         }
         {% if appends %}
         if (first + SPLIT_KEYS > kept && thread < COLUMNS) {
-            values.x += weights[kept - first] * qkv[own + width + column];
+            values.x += weights[kept - first] * f32(qkv[own + width + column]);
             if (query_head % (params.n_head / params.n_kv_head) == 0u) {
                 let place = (sequence + kept) * 2u * width + head + column;
-                cache[place] = qkv[own + column];
-                cache[place + width] = qkv[own + width + column];
+                cache[place] = f32(qkv[own + column]);
+                cache[place + width] = f32(qkv[own + width + column]);
             }
         }
         {% endif %}
@@ -147,7 +148,7 @@ fn {{ name }}(value: f32, thread: u32) -> f32 {
         row_sum += weight * partials[at + 1u];
         value += weight * partials[at + 2u + i % params.head_size];
     }
-    y[i] = value / row_sum;
+    y[i] = {{ T }}(value / row_sum);
 }
 {% endif %}
 {% endif %}

@@ -9,7 +9,7 @@ mod table;
 #[cfg(feature = "cli")]
 mod verify;
 
-pub use generate::{GenerateTiming, time_generate};
+pub use generate::{GenerateTiming, random_model, time_generate};
 pub use ops::{OpTiming, Peaks, measure_peaks, measure_roofline, select, time_row};
 #[cfg(feature = "cli")]
 pub use plot::plot_steps;

@@ -1,11 +1,11 @@
 //! `rustyflow bench`: what a device can do.
 
-use super::{at_least_one, device, output};
+use super::{at_least_one, device, model, output};
 use crate::bench::{
     GenerateTiming, OpTiming, Peaks, Sizes, StepCase, StepTiming, gemms, measure_peaks, measure_roofline, plot_steps,
-    select, step_cases, time_generate, time_row, time_step,
+    random_model, select, step_cases, time_generate, time_row, time_step,
 };
-use crate::config::{DeviceConfig, Precision};
+use crate::config::{DeviceConfig, Precision, WeightDtype};
 use crate::profile::Roofline;
 use crate::train::{check_precision, operands};
 use crate::{DType, Device, Error};
@@ -90,6 +90,12 @@ pub struct GenerateArgs {
     /// Tokens to write after each prompt
     #[arg(long, value_name = "N", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
     new_tokens: u32,
+    /// Texts continued at once
+    #[arg(long, value_name = "B", default_value_t = 1, value_parser = at_least_one)]
+    batch_size: usize,
+    /// What matmuls read: f32 or f16
+    #[arg(long, value_name = "DTYPE", default_value_t = WeightDtype::F32)]
+    dtype: WeightDtype,
     /// Print one JSON object per prompt instead
     #[arg(long)]
     json: bool,
@@ -327,11 +333,16 @@ fn generate(args: &GenerateArgs) -> Result<()> {
         cases.push((case, if args.prompt_tokens.is_empty() { lengths } else { args.prompt_tokens.clone() }));
     }
     let device = device::open(&args.device.over(&DeviceConfig::default()))?;
+    if args.dtype == WeightDtype::F16 {
+        model::check_f16(&device)?;
+    }
     for (case, lengths) in &cases {
-        time_generate(case, &device, lengths, new_tokens, &mut |timing| {
+        let mut model = random_model(case)?;
+        model::to_device(&mut *model, args.dtype, &device)?;
+        time_generate(case, &*model, args.batch_size, lengths, new_tokens, &mut |timing| {
             let text = match args.json {
                 true => serde_json::to_string(&timing).expect("plain numbers"),
-                false => generate_line(&timing),
+                false => generate_line(&timing, args.dtype),
             };
             output::line(text).map_err(|e| Error::io("write to", "standard output", e))
         })?;
@@ -339,9 +350,10 @@ fn generate(args: &GenerateArgs) -> Result<()> {
     Ok(())
 }
 
-fn generate_line(t: &GenerateTiming) -> String {
+fn generate_line(t: &GenerateTiming, dtype: WeightDtype) -> String {
     format!(
-        "rustyflow {} f32, prompt of {} tokens and {} new: {:.3} ms to the first, then {:.3} ms/token, {:.1} tok/s",
-        t.case, t.prompt_tokens, t.new_tokens, t.first_token_ms, t.ms_per_token, t.tokens_per_s
+        "rustyflow {} {dtype} B={}, prompt of {} tokens and {} new: {:.3} ms to the first, then {:.3} ms/token, {:.1} \
+         tok/s",
+        t.case, t.batch_size, t.prompt_tokens, t.new_tokens, t.first_token_ms, t.ms_per_token, t.tokens_per_s
     )
 }

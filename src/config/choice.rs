@@ -55,7 +55,7 @@ choice! {
 
 choice! {
     /// What weights that are not trained are stored as.
-    BaseDtype {
+    WeightDtype {
         /// 32-bit floats.
         F32 = "f32",
         /// 16-bit floats alone: half the memory, and matmuls of 16-bit operands.

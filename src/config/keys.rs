@@ -3,8 +3,8 @@
 use toml::Value;
 
 use super::choice::{
-    AdjustLr, BaseDtype, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling,
-    Schedule,
+    AdjustLr, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule,
+    WeightDtype,
 };
 
 /// What a key takes.
@@ -88,7 +88,7 @@ pub(super) const KEYS: &[Key] = &[
     key("lora.alpha", Kind::Real),
     key("lora.dropout", Kind::Real),
     key("lora.targets", Kind::Texts),
-    key("lora.base_dtype", Kind::Choice(BaseDtype::CHOICES)),
+    key("lora.base_dtype", Kind::Choice(WeightDtype::CHOICES)),
     key("train.batch_size", Kind::Count),
     key("train.grad_accum_steps", Kind::Count),
     key("train.max_steps", Kind::Count),

@@ -41,8 +41,8 @@ use crate::error::Error;
 
 pub use changes::Change;
 pub use choice::{
-    AdjustLr, BaseDtype, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling,
-    Schedule,
+    AdjustLr, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule,
+    WeightDtype,
 };
 pub use keys::current_word;
 #[cfg(feature = "cli")]

@@ -116,3 +116,42 @@ pub(super) fn decode(
     }
     Ok(number.wrapping_add(seen as u32))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::Limits;
+    use crate::models::{ModelConfig, build, testing};
+    use crate::ops::sample::Draw;
+    use crate::tensor::DryRun;
+    use crate::{DType, Device};
+    use std::collections::BTreeMap;
+
+    /// What the host pays for a token is the number of its launches: each costs it microseconds, however little it does.
+    #[test]
+    fn a_token_takes_few_launches() {
+        let gpt2 = ModelConfig { n_layer: 12, ..testing::small(50_257, 1024, 12, 768) };
+        // Of a layer the norm, the four GEMMs and two passes of attention; of a Llama SwiGLU and RoPE too. Beside those
+        // the embedding, the last norm, the head, and the draw.
+        for (config, of_layer) in [(gpt2, 8), (testing::small_llama("qwen3"), 10)] {
+            let dry_run = DryRun::new(Limits::WEBGPU_DEFAULT);
+            let device = Device::DryRun(dry_run.clone());
+            let mut model = build(&config, 1).unwrap();
+            model.to_device(&device).unwrap();
+            let settings = Tensor::zeros([1, Draw::WORDS], DType::U32, &device).unwrap();
+            let mut cache = model.kv_cache(1, 12).unwrap();
+            for tokens in [3, 1] {
+                dry_run.take_plans();
+                let ids = Tensor::zeros([1, tokens], DType::U32, &device).unwrap();
+                let logits = model.next_token_logits(&ids, &mut cache).unwrap();
+                logits.sample(&settings, None, None, 0).unwrap();
+            }
+            let mut launches = BTreeMap::new();
+            for (name, plan) in dry_run.take_plans() {
+                *launches.entry(name).or_insert(0) += plan.launches.len();
+            }
+            let all: usize = launches.values().sum();
+            assert_eq!(all, config.n_layer * of_layer + 4, "{}: {launches:?}", config.kind.as_str());
+        }
+    }
+}

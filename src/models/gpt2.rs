@@ -163,7 +163,7 @@ impl CausalSelfAttention {
         let qkv = self.c_attn.forward(x, dropout)?; // (B, T, 3C)
         let y = match kv {
             None => qkv.causal_attention(self.heads, starts, dropout.next())?, // (B, T, C)
-            Some(KvView { cache, tokens }) => qkv.append_and_attend(self.heads, cache, tokens)?.to_dtype(x.dtype())?,
+            Some(KvView { cache, tokens }) => qkv.append_and_attend(self.heads, cache, tokens)?,
         };
         self.c_proj.forward(&y, dropout)
     }

@@ -1,10 +1,9 @@
 //! Adapters of low rank beside the linear layers of a model that is frozen (LoRA, Hu et al. 2021): which layers get
 //! one, by the names that Hugging Face gives them.
 
-use super::{LanguageModel, ModelConfig};
+use super::{LanguageModel, ModelConfig, f16_weights};
 use crate::nn::{LinearLayout, LowRank, Parameter, init_keys};
 use crate::{DType, Error, Result, Shape};
-use half::f16;
 use std::ops::Range;
 
 /// The word for all linear layers but the head, as in PEFT.
@@ -82,14 +81,7 @@ impl Lora {
         if self.base != DType::F16 || parameter.linear.is_none() {
             return Ok(());
         }
-        if parameter.device().has_values() {
-            let largest = parameter.to_f32()?.into_iter().fold(0.0, |largest: f32, value| largest.max(value.abs()));
-            if largest > f16::MAX.to_f32() {
-                return Err(Error::Invalid(format!(
-                    "lora.base_dtype is f16, and {name} holds {largest}, where f16 ends at 65504; use f32"
-                )));
-            }
-        }
+        f16_weights::check("lora.base_dtype", name, parameter)?;
         parameter.freeze_as_f16()
     }
 

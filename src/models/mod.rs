@@ -6,6 +6,7 @@
 
 mod config;
 mod documents;
+mod f16_weights;
 pub mod gguf;
 mod gpt2;
 pub mod hf;
@@ -18,6 +19,7 @@ pub(crate) mod testing;
 
 pub use config::{Family, LargeTensor, LlamaConfig, ModelConfig, ModelKind, build};
 pub use documents::Documents;
+pub use f16_weights::to_device_as_f16;
 pub use gpt2::{Block, CausalSelfAttention, Gpt2, Mlp};
 pub use hf::{AdapterWeights, ModelWeights, Weights, load, read_adapters};
 pub use kv_cache::{KvCache, KvView};
@@ -129,7 +131,7 @@ pub trait LanguageModel: Module + Send + Sync {
             let h = h.reshape([b * t, c])?;
             // A step of generation has no other tokens.
             let last = if t == 1 { h } else { last_tokens(&h, b)? }; // (B, C)
-            last.matmul_transposed(self.head(), false, true)?.to_dtype(DType::F32)
+            last.matmul_to_f32(self.head())
         })
     }
 }

@@ -101,6 +101,12 @@ fn matmuls() -> Vec<Row> {
         row("matmul_transposed", &[f32(&[4, 3]), f32(&[5, 4])], "0 rank+1, 0 dim1+1, 1 dim0+1", |x| {
             x[0].matmul_transposed(&x[1], true, true)
         }),
+        row(
+            "matmul_to_f32",
+            &[f16(&[2, 3, 4]), f16(&[5, 4])],
+            "0 rank+1, 0 rank-1, 0 dim0+1, 0 dim1+1, 1 dim0+1",
+            |x| x[0].detach().matmul_to_f32(&x[1]),
+        ),
         row("linear", &[f32(&[2, 3, 4]), f32(&[4, 5]), f32(&[5])], linear, |x| x[0].linear(&x[1], false, Some(&x[2]))),
         row("linear", &[f16(&[2, 3, 4]), f16(&[4, 5]), f32(&[5])], linear, |x| x[0].linear(&x[1], false, Some(&x[2]))),
         row("add_low_rank", &low_rank, "", |x| x[0].clone().add_low_rank(&x[1], &x[2], &x[3], &x[4])),
@@ -137,7 +143,7 @@ fn layers() -> Vec<Row> {
         row("sample", &[f32(&[2, 5]), u32(&[2, 8]), f32(&[2, 5]), u32(&[2, 5])], "", |x| {
             x[0].sample(&x[1], Some(&x[2]), Some(&x[3]), 0)
         }),
-        row("cached_attention", &[f32(&[2, 2, 12]), f32(&[2, 5, 8])], "0 dim1+1, 1 dim1+1", |x| {
+        row("cached_attention", &[f32(&[2, 2, 12]), f32(&[2, 5, 8])], "0 f16, 0 dim1+1, 1 dim1+1", |x| {
             no_grad(|| x[0].cached_attention(Heads::multi_head(2), &x[1], 1))
         }),
         row("swiglu", &[f32(&[2, 3, 6])], "0 f16, 0 rank+1, 0 rank-1, 0 dim0+1, 0 dim1+1", |x| x[0].swiglu()),

@@ -46,7 +46,7 @@ pub struct Draw {
 
 impl Draw {
     /// Words of a row of settings.
-    const WORDS: usize = 8;
+    pub const WORDS: usize = 8;
 
     fn words(&self) -> [u32; Draw::WORDS] {
         let [temperature, top_p, min_p, penalty] =

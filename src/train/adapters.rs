@@ -1,6 +1,6 @@
 //! `[lora]`: from the configuration to the adapters that a run trains beside its model.
 
-use crate::config::{BaseDtype, Config};
+use crate::config::{Config, WeightDtype};
 use crate::models::{Lora, ModelConfig, build};
 use crate::tensor::{DryRun, with_weights_on};
 use crate::{DType, Device, Error, Result};
@@ -14,8 +14,8 @@ pub fn lora(config: &Config) -> Option<Lora> {
         dropout: l.dropout,
         targets: l.targets.clone(),
         base: match l.base_dtype {
-            BaseDtype::F32 => DType::F32,
-            BaseDtype::F16 => DType::F16,
+            WeightDtype::F32 => DType::F32,
+            WeightDtype::F16 => DType::F16,
         },
     })
 }

@@ -177,8 +177,12 @@ fn generate_times_tokens_after_prompts_of_several_lengths() {
         assert!(number(line, "first_token_ms") > 0.0, "{line}");
         assert!((number(line, "ms_per_token") * number(line, "tokens_per_s") / 1e3 - 1.0).abs() < 1e-9, "{line}");
     }
+    let batch =
+        generate(&["--prompt-tokens", "4", "--new-tokens", "3", "--batch-size", "5", "--json"]).succeeds().json();
+    assert!((number(&batch, "ms_per_token") * number(&batch, "tokens_per_s") / 5e3 - 1.0).abs() < 1e-9, "{batch}");
     let run = generate(&["--new-tokens", "1"]).succeeds();
-    run.prints(&["prompt of 1 tokens and 1 new", "prompt of 63 tokens", "ms/token"]);
+    run.prints(&["f32 B=1, prompt of 1 tokens and 1 new", "prompt of 63 tokens", "ms/token"]);
+    generate(&["--dtype", "f16"]).fails_with(&["--dtype f16", "the CPU"]);
     generate(&["--prompt-tokens", "65"]).fails_with(&["--prompt-tokens 65", "cpu-small", "64"]);
 }
 

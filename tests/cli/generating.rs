@@ -1,6 +1,6 @@
 //! `rustyflow generate`: how tokens are chosen, where a text ends, and several at once.
 
-use crate::sandbox::{Run, Sandbox, TINY_RUN, json_lines};
+use crate::sandbox::{Run, Sandbox, TINY_RUN, has_gpu, json_lines};
 
 fn generate(sandbox: &Sandbox, further: &[&str]) -> Run {
     let args = ["generate", "--device", "cpu", "--threads", "1", "--model", TINY_RUN, "-n", "30"];
@@ -129,4 +129,30 @@ fn prompts_of_a_file_are_continued_as_each_would_be_alone() {
     generate(&sandbox, &["--prompts", "bad.jsonl"]).fails_with(&["bad.jsonl:2: expected {\"prompt\""]);
     sandbox.write("empty.txt", "\n \n");
     generate(&sandbox, &["--prompts", "empty.txt"]).fails_with(&["empty.txt: has no prompt"]);
+}
+
+#[test]
+fn a_gpu_writes_the_same_text_and_nearly_the_same_in_f16() {
+    if !has_gpu() {
+        return;
+    }
+    let sandbox = Sandbox::trained();
+    let on_gpu = |further: &[&str]| {
+        let args = ["generate", "--device", "gpu", "--allow-software-gpu", "--model", TINY_RUN, "-n", "30"];
+        sandbox.run(&[&args, further].concat()).succeeds().stdout
+    };
+    for sampling in [&["-t", "0"][..], &["--top-k", "5", "--top-p", "0.9", "--repetition-penalty", "1.2"]] {
+        assert_eq!(on_gpu(sampling).trim_end(), text(&sandbox, sampling).trim_end(), "{sampling:?}");
+    }
+    let two = [&["--samples", "2", "--json"][..], &["--stop", " "]].concat();
+    let lines = |run: &str| json_lines(run).into_iter().map(|line| line["text"].clone()).collect::<Vec<_>>();
+    assert_eq!(lines(&on_gpu(&two)), lines(&generate(&sandbox, &two).succeeds().stdout));
+    // Rounded, but of a model that has learnt letters and words.
+    let half = on_gpu(&["-t", "0", "--dtype", "f16"]);
+    assert_eq!(half[..8], text(&sandbox, &["-t", "0"])[..8]);
+    sandbox.run(&["generate", "--device", "cpu", "--model", TINY_RUN, "--dtype", "f16"]).fails_with(&[
+        "--dtype f16",
+        "the CPU computes with 32-bit floats",
+        "--device gpu",
+    ]);
 }

@@ -7,6 +7,7 @@ use super::interrupt::{Interrupted, Interrupts};
 use super::sampling::{self, SamplingFlags};
 use super::{configuration, device, model, output};
 use crate::Error;
+use crate::config::WeightDtype;
 use crate::data::{ChatSpec, ChatTemplate, Tokenizer};
 use crate::generate::{Sampling, Session, TextWriter, printable};
 use crate::models::{LanguageModel, hf};
@@ -42,6 +43,9 @@ pub struct Args {
     /// Print one JSON object for each answer instead, with the speed
     #[arg(long)]
     pub json: bool,
+    /// What matmuls read: f32; or f16, half the memory and on a GPU faster, rounded to 11 bits
+    #[arg(long, value_name = "DTYPE", default_value_t = WeightDtype::F32)]
+    dtype: WeightDtype,
     #[command(flatten)]
     device: device::Flags,
 }
@@ -51,7 +55,7 @@ pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
     let folder = model::find(args.model.as_deref())?;
     let template = template(&folder, args.chat_template.as_deref().unwrap_or(&config.data.chat_template))?;
     let device = device::open(&args.device.over(&config.device))?;
-    let (model, tokenizer) = model::load(&folder, &device)?;
+    let (model, tokenizer) = model::load_as(args.dtype, &folder, &device)?;
     let (settings, sampling) = args.sampling.over_run(&folder, config.generate, &tokenizer)?;
     let conversation = Conversation::new(&template, &tokenizer, args.system.as_deref());
     let ending = Ending::new(&folder, &template, conversation.system(), &tokenizer, settings.stop)?;

@@ -1,6 +1,6 @@
 //! What is trained: the shape of the model, and adapters beside it.
 
-use crate::config::choice::{BaseDtype, RopeScaling};
+use crate::config::choice::{RopeScaling, WeightDtype};
 use serde::{Deserialize, Serialize};
 
 /// `[model]`: the shape of the model, in the names of GPT-2, and of Llama for what GPT-2 has not.
@@ -103,12 +103,12 @@ pub struct LoraConfig {
     /// The layers that get adapters, by their names in `model.safetensors` or how those end. Default `all-linear`.
     pub targets: Vec<String>,
     /// What the frozen weights of linear layers are stored as, `f32` or `f16`. Default `f32`.
-    pub base_dtype: BaseDtype,
+    pub base_dtype: WeightDtype,
 }
 
 impl Default for LoraConfig {
     fn default() -> Self {
         let (rank, alpha, dropout) = (0, 0.0, 0.0);
-        LoraConfig { rank, alpha, dropout, targets: vec!["all-linear".into()], base_dtype: BaseDtype::F32 }
+        LoraConfig { rank, alpha, dropout, targets: vec!["all-linear".into()], base_dtype: WeightDtype::F32 }
     }
 }

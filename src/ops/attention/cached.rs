@@ -58,8 +58,8 @@ fn append(qkv: &Spec, cache: &Spec, start: usize, written: Operand) -> Launch {
     let len = qkv.shape.rows() * width;
     Launch {
         shader: shader!("kv_cache"),
-        values: vec![("pass", "append".into())],
-        buffers: vec![buffer("qkv", "f32", Operand::Input(0)), buffer("cache", "f32", written)],
+        values: vec![("pass", "append".into()), ("T", qkv.dtype.name().into())],
+        buffers: vec![buffer("qkv", qkv.dtype.name(), Operand::Input(0)), buffer("cache", "f32", written)],
         params: vec![
             param("len", len),
             param("packed", packed),
@@ -100,7 +100,7 @@ impl Kernel for CachedAttention {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        let y = Spec::new(inputs[0].shape.with_last_dim(self.dims(inputs[0]).width()), DType::F32);
+        let y = Spec::new(inputs[0].shape.with_last_dim(self.dims(inputs[0]).width()), inputs[0].dtype);
         Ok([y].into_iter().chain(self.append.clone()).collect())
     }
 
@@ -156,19 +156,22 @@ impl Kernel for CachedAttention {
             workgroups,
         };
         let split_keys = ("split_keys", SPLIT_KEYS.into());
+        let element = inputs[0].dtype.name();
         let split = vec![
             ("pass", "split".into()),
+            ("T", element.into()),
             split_keys,
             ("columns", columns.into()),
             ("appends", appends.into()),
             ("cache_is_output", self.append.is_some().into()),
         ];
-        let combine = vec![("pass", "combine".into()), split_keys];
+        let combine = vec![("pass", "combine".into()), ("T", element.into()), split_keys];
         let floats = |name, operand| buffer(name, "f32", operand);
         let partials = d.batch * d.time * d.n_head * splits;
-        let buffers = vec![floats("qkv", Input(0)), floats("cache", cache), floats("partials", Scratch(0))];
+        let qkv = buffer("qkv", element, Input(0));
+        let buffers = vec![qkv, floats("cache", cache), floats("partials", Scratch(0))];
         let split = launch(split, buffers, partials);
-        let buffers = vec![floats("partials", ReadScratch(0)), floats("y", Output(0))];
+        let buffers = vec![floats("partials", ReadScratch(0)), buffer("y", element, Output(0))];
         let combine = launch(combine, buffers, (d.batch * d.time * d.width()).div_ceil(64));
         let launches = first.into_iter().chain([split, combine]).collect();
         Plan { scratch: vec![4 * partials * (2 + d.head_size)], launches }
@@ -181,7 +184,10 @@ impl Heads {
     /// # Errors
     /// If the heads do not fit, or the cache is full.
     pub(crate) fn check_cache(self, name: &'static str, qkv: &Spec, cache: &Spec, start: usize) -> Result<()> {
-        expect_dtype(name, DType::F32, &[qkv, cache])?;
+        expect_f32(name, &[cache])?;
+        if qkv.dtype != DType::F16 {
+            expect_f32(name, &[qkv])?;
+        }
         let op = Attention { heads: self, documents: false, dropout: None };
         op.output_specs(&[qkv])?;
         let d = op.dims(qkv);
@@ -194,27 +200,26 @@ impl Heads {
 }
 
 impl Tensor {
-    /// [`Tensor::cached_attention`] of f32 or f16, which itself writes the keys and values of the n tokens to the rows
-    /// of `cache` (B, T, 2 K), f32, from `start` on: (B, n, C) of f32.
+    /// [`Tensor::cached_attention`], which itself writes the keys and values of the n tokens to the rows of `cache`
+    /// (B, T, 2 K), f32, from `start` on: (B, n, C).
     ///
     /// # Errors
     /// If the shapes do not fit, or the cache is full.
     pub(crate) fn append_and_attend(&self, heads: Heads, cache: &Tensor, start: usize) -> Result<Tensor> {
-        let qkv = self.to_dtype(DType::F32)?;
-        heads.check_cache("append_and_attend", qkv.spec(), cache.spec(), start)?;
+        heads.check_cache("append_and_attend", self.spec(), cache.spec(), start)?;
         if start == 0 {
-            run_into(&AppendKv { start, cache: cache.spec().clone() }, &[&qkv], &[cache])?;
-            return qkv.cached_attention(heads, cache, start);
+            run_into(&AppendKv { start, cache: cache.spec().clone() }, &[self], &[cache])?;
+            return self.cached_attention(heads, cache, start);
         }
         let op = Attention { heads, documents: false, dropout: None };
         let kernel = CachedAttention { op, start, append: Some(cache.spec().clone()) };
-        let y = Spec::new(qkv.shape().with_last_dim(kernel.dims(qkv.spec()).width()), DType::F32);
-        let y = Tensor::empty(y, &qkv.device(), MemoryKind::Activations)?;
-        run_into(&kernel, &[&qkv], &[&y, cache])?;
+        let y = kernel.output_specs(&[self.spec()])?.remove(0);
+        let y = Tensor::empty(y, &self.device(), MemoryKind::Activations)?;
+        run_into(&kernel, &[self], &[&y, cache])?;
         Ok(y)
     }
 
-    /// Causal attention of packed (B, n, P) queries, keys and values, f32, those of [`Tensor::causal_attention`], of n
+    /// Causal attention of packed (B, n, P) queries, keys and values, f32 or f16, those of [`Tensor::causal_attention`], of n
     /// tokens that follow `start` others in each sequence: (B, n, C). The keys and values of all are in the first rows
     /// of each sequence in `cache` (B, T, 2 K), where [`Tensor::rope_append`] wrote them. For
     /// inference: nothing is recorded on the tape.

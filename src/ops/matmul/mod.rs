@@ -13,6 +13,7 @@
 
 mod autotune;
 mod cpu;
+mod matvec;
 mod plan;
 mod select;
 mod tiles;
@@ -25,7 +26,7 @@ pub(super) use tiles::H200;
 use super::reduce::SumRows;
 use super::*;
 use crate::gpu::{Limits, Plan};
-use crate::tensor::{Edge, Grads};
+use crate::tensor::{Edge, Grads, run};
 
 /// What a GEMM does with its result before storing it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -161,6 +162,9 @@ impl Kernel for MatMul {
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
         let d = self.checked_dims(inputs);
         let dtype = inputs[0].dtype;
+        if matvec::is_for(self, &d) {
+            return matvec::plan(self, &d, dtype);
+        }
         self.plan(&d, dtype, TileConfig::cached(self, &d, dtype, limits), limits)
     }
 }
@@ -271,6 +275,18 @@ impl Tensor {
             return Err(shape_error("matmul", "a batch on the left too", format!("{a} and {b}")));
         }
         apply_one(MatMul { trans_a, trans_b, out: self.dtype(), ..MatMul::default() }, &[self, other])
+    }
+
+    /// `self other^T` in f32, (..., K) by (N, K), both f32 or both f16. For inference: nothing is recorded on the tape.
+    ///
+    /// # Errors
+    /// If the shapes do not fit or the tensors are not both f32 or both f16.
+    pub(crate) fn matmul_to_f32(&self, other: &Tensor) -> Result<Tensor> {
+        if other.shape().len() != 2 {
+            return Err(shape_error("matmul_to_f32", "a right side of two dimensions", other.shape()));
+        }
+        let op = MatMul { trans_b: true, ..MatMul::default() };
+        Ok(run(&op, &[self, other])?.remove(0))
     }
 
     /// `self weight + bias`: (..., K) by (K, N), plus (N) in every row, the layout of GPT-2's `Conv1D`; or with

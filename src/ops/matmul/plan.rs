@@ -143,7 +143,7 @@ impl Launches<'_> {
         if self.splits > 1 {
             [operands, self.partials(["c", "sums"], c, Operand::Scratch)].concat()
         } else {
-            self.with_epilogue(operands, c)
+            with_epilogue(self.op, operands, c)
         }
     }
 
@@ -162,7 +162,7 @@ impl Launches<'_> {
                 ("sums", op.sums.into()),
                 ("epilogue", op.epilogue.name().into()),
             ],
-            buffers: self.with_epilogue(partials, op.out.name()),
+            buffers: with_epilogue(op, partials, op.out.name()),
             params: vec![param("len", d.m * d.n), param("n", d.n), param("splits", self.splits)],
             workgroups: (d.m * d.n + if op.sums { d.n } else { 0 }).div_ceil(256),
         }
@@ -174,19 +174,18 @@ impl Launches<'_> {
         buffers.extend(self.op.sums.then_some(buffer(names[1], "f32", operand(self.partial + 1))));
         buffers
     }
+}
 
-    /// `buffers`, then what the epilogue reads and writes.
-    fn with_epilogue(&self, mut buffers: Vec<Buffer>, element: &'static str) -> Vec<Buffer> {
-        let op = self.op;
-        let factors = buffer("factors", element, Operand::Input(2 + op.bias as usize));
-        let activated = buffer("activated", element, Operand::Output(1));
-        buffers.extend(op.bias.then_some(buffer("bias", "f32", Operand::Input(2))));
-        buffers.extend((op.epilogue == Epilogue::Multiply).then_some(factors));
-        buffers.push(buffer("c", element, Operand::Output(0)));
-        buffers.extend((op.epilogue == Epilogue::Gelu).then_some(activated));
-        buffers.extend(op.sums.then_some(buffer("sums", "f32", Operand::Output(1))));
-        buffers
-    }
+/// `buffers`, then what the epilogue reads and writes.
+pub(super) fn with_epilogue(op: &MatMul, mut buffers: Vec<Buffer>, element: &'static str) -> Vec<Buffer> {
+    let factors = buffer("factors", element, Operand::Input(2 + op.bias as usize));
+    let activated = buffer("activated", element, Operand::Output(1));
+    buffers.extend(op.bias.then_some(buffer("bias", "f32", Operand::Input(2))));
+    buffers.extend((op.epilogue == Epilogue::Multiply).then_some(factors));
+    buffers.push(buffer("c", element, Operand::Output(0)));
+    buffers.extend((op.epilogue == Epilogue::Gelu).then_some(activated));
+    buffers.extend(op.sums.then_some(buffer("sums", "f32", Operand::Output(1))));
+    buffers
 }
 
 /// Writes b (N, K) to the plan's first scratch buffer as (K, N).

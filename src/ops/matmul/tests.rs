@@ -284,3 +284,25 @@ fn each_parameter_gets_the_same_gradient_alone() {
         }
     }
 }
+
+/// Those of `matvec`, and the first that are not: of few and many outputs, of whole vectors and not.
+#[test]
+fn gemms_of_a_few_rows_are_those_of_the_cpu() {
+    let Some(gpu) = Device::for_tests().into_iter().find(Device::is_gpu) else { return };
+    for rows in 1..=5 {
+        for [k, n] in [[1, 1], [3, 5], [4, 4], [129, 65], [33, 1028], [260, 130], [700, 516], [64, 5000]] {
+            for outputs_first in [false, true] {
+                let weight = if outputs_first { [n, k] } else { [k, n] };
+                let on = |device: &Device| {
+                    let x = Tensor::from_f32(&values(rows * k, 1), [rows, k], device).unwrap();
+                    let w = Tensor::from_f32(&values(k * n, 2), weight, device).unwrap();
+                    let bias = Tensor::from_f32(&values(n, 3), [n], device).unwrap();
+                    x.linear(&w, outputs_first, Some(&bias)).unwrap().to_f32().unwrap()
+                };
+                // As above: sums of k products below 1, each rounded to 6e-8 of a partial sum of about sqrt(k).
+                let what = format!("{rows}x{n}x{k}, outputs first: {outputs_first}");
+                assert_close(what, &on(&gpu), &on(&Device::Cpu), 6e-8 * k as f64 + 1e-6, 1e-6);
+            }
+        }
+    }
+}

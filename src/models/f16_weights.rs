@@ -1,0 +1,104 @@
+//! Weights of 16-bit floats alone: half the memory, and half of what each step reads. Of the frozen base of adapters, and
+//! of models that are used and not trained.
+
+use super::LanguageModel;
+use crate::nn::Parameter;
+use crate::{DType, Device, Error, Result};
+use half::f16;
+
+/// Whether the values of a parameter can be f16; `setting` asked for that.
+///
+/// # Errors
+/// If one is too large.
+pub(super) fn check(setting: &str, name: &str, parameter: &Parameter) -> Result<()> {
+    if !parameter.device().has_values() {
+        return Ok(());
+    }
+    let largest = parameter.to_f32()?.into_iter().fold(0.0, |largest: f32, value| largest.max(value.abs()));
+    if largest <= f16::MAX.to_f32() {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!("{setting} is f16, and {name} holds {largest}, where f16 ends at 65504; use f32")))
+}
+
+/// Moves a model that is only used from here on to a device, the operands of its matmuls as f16. An embedding that is
+/// the head too stays f32 beside that: its rows begin the residual stream. `setting` asked for it.
+///
+/// # Errors
+/// If a weight is too large for f16, or the device cannot store f16 or has no memory left.
+pub fn to_device_as_f16(model: &mut dyn LanguageModel, setting: &str, device: &Device) -> Result<()> {
+    let (head, is_tied) = (model.head().clone(), model.config().tie_embeddings);
+    each(model, |name, parameter| match parameter {
+        _ if parameter.value.overlaps(&head) => check(setting, name, parameter),
+        _ if parameter.linear.is_some() => check(setting, name, parameter).and_then(|()| parameter.freeze_as_f16()),
+        _ => Ok(()),
+    })?;
+    model.to_device(device)?;
+    let head = model.head().clone();
+    each(model, |_, parameter| match parameter {
+        _ if !parameter.value.overlaps(&head) => Ok(()),
+        _ if is_tied => parameter.to_dtype(DType::F16).map(|half| parameter.half = Some(half)),
+        _ => parameter.freeze_as_f16(),
+    })
+}
+
+/// Calls `visit` with every parameter, up to the first error.
+fn each(model: &mut dyn LanguageModel, mut visit: impl FnMut(&str, &mut Parameter) -> Result<()>) -> Result<()> {
+    let mut result = Ok(());
+    model.visit_parameters("", &mut |name, parameter| {
+        if result.is_ok() {
+            result = visit(name, parameter);
+        }
+    });
+    result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Tensor;
+    use crate::models::testing::{small, small_llama};
+    use crate::models::{ModelConfig, build};
+    use crate::testing::assert_close;
+
+    #[test]
+    fn logits_are_nearly_those_of_f32_with_a_cache_and_without() {
+        let untied = ModelConfig { tie_embeddings: false, ..small(50, 12, 2, 24) };
+        for device in Device::for_tests().into_iter().filter(Device::has_f16) {
+            for config in [small(50, 12, 2, 24), untied.clone(), small_llama("llama"), small_llama("qwen3")] {
+                let [mut single, mut half] = [(); 2].map(|()| build(&config, 3).unwrap());
+                single.to_device(&device).unwrap();
+                to_device_as_f16(&mut *half, "--dtype", &device).unwrap();
+                half.visit_parameters("", &mut |name, parameter| {
+                    let is_f16 = parameter.linear.is_some() || name == "lm_head.weight";
+                    assert_eq!(parameter.dtype() == DType::F16, is_f16, "{name}");
+                });
+                let all = [1, 7, 11, 7, 3];
+                let mut caches = [&single, &half].map(|model| model.kv_cache(1, 5).unwrap());
+                for part in [&all[..3], &all[3..4], &all[4..]] {
+                    let ids = Tensor::from_u32(part, [1, part.len()], &device).unwrap();
+                    let next = |i: usize, model: &dyn LanguageModel, caches: &mut [_; 2]| {
+                        model.next_token_logits(&ids, &mut caches[i]).unwrap().to_f32().unwrap()
+                    };
+                    let (want, got) = (next(0, &*single, &mut caches), next(1, &*half, &mut caches));
+                    // 11 bits, through a few layers whose results are of size 1.
+                    assert_close(format!("{device}, {config:?}"), &got, &want, 4e-3, 0.0);
+                    assert!(got != want, "{device}: nothing was rounded");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn weights_that_are_too_large_are_refused() {
+        let mut model = build(&small(50, 12, 2, 24), 3).unwrap();
+        model.visit_parameters("", &mut |name, parameter| {
+            if name == "h.0.mlp.c_fc.weight" {
+                let len = parameter.len();
+                parameter.write_bytes(bytemuck::cast_slice(&vec![-70_000.0_f32; len])).unwrap();
+            }
+        });
+        let error = to_device_as_f16(&mut *model, "--dtype", &Device::Cpu).unwrap_err().to_string();
+        assert!(error.contains("--dtype is f16") && error.contains("h.0.mlp.c_fc.weight holds 70000"), "{error}");
+    }
+}
