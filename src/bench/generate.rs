@@ -34,8 +34,8 @@ pub fn random_model(case: &StepCase) -> Result<Box<dyn LanguageModel>> {
     build(&case.config, 0)
 }
 
-/// Continues `batch_size` random prompts of each of these lengths with the model of a case, and hands the timing of each
-/// length to `on_timing`.
+/// Continues `batch_size` random prompts of each of these lengths with the model of a case, and hands the timing of
+/// each length to `on_timing`.
 ///
 /// # Errors
 /// If a prompt does not fit the model, or the device reported an error or has no memory left.

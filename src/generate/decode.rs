@@ -127,7 +127,7 @@ mod tests {
     use crate::{DType, Device};
     use std::collections::BTreeMap;
 
-    /// What the host pays for a token is the number of its launches: each costs it microseconds, however little it does.
+    /// What the host pays for a token is the number of its launches: each costs it microseconds, however small it is.
     #[test]
     fn a_token_takes_few_launches() {
         let gpt2 = ModelConfig { n_layer: 12, ..testing::small(50_257, 1024, 12, 768) };

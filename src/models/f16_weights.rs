@@ -1,5 +1,5 @@
-//! Weights of 16-bit floats alone: half the memory, and half of what each step reads. Of the frozen base of adapters, and
-//! of models that are used and not trained.
+//! Weights of 16-bit floats alone: half the memory, and half of what each step reads. Of the frozen base of adapters,
+//! and of models that are used and not trained.
 
 use super::LanguageModel;
 use crate::nn::Parameter;

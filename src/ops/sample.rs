@@ -251,7 +251,7 @@ impl Kernel for Sample {
 
 impl Tensor {
     /// The next token of each text, (B) of u32, drawn from logits (B, V) by the settings of [`Draw::to_tensor`];
-    /// [`NOT_FINITE`] or [`NO_TOKEN`] where there is none. `bias` (B, V) is added to the logits. `seen` (B, V) of u32 is
+    /// [`NOT_FINITE`] or [`NO_TOKEN`] where there is none. `bias` (B, V) is added to the logits. `seen` (B, V), u32, is
     /// not 0 where a token is in the text, and is told of the one that is drawn; without it no penalty is counted.
     /// `number` is that of the draw, from which its random numbers follow.
     ///

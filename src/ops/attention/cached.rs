@@ -219,7 +219,7 @@ impl Tensor {
         Ok(y)
     }
 
-    /// Causal attention of packed (B, n, P) queries, keys and values, f32 or f16, those of [`Tensor::causal_attention`], of n
+    /// Causal attention of packed (B, n, P) queries, keys and values, those of [`Tensor::causal_attention`], of n
     /// tokens that follow `start` others in each sequence: (B, n, C). The keys and values of all are in the first rows
     /// of each sequence in `cache` (B, T, 2 K), where [`Tensor::rope_append`] wrote them. For
     /// inference: nothing is recorded on the tape.
