@@ -2,7 +2,7 @@
 //!
 //! Modules import only from those to their left:
 //! `error, profile, report <- gpu, cpu <- tensor <- ops <- nn, optim <- models <- generate <- train <- bench <- cli`;
-//! `config` and `data` import only `error` and `cache`, `testing` and `protobuf` nothing. `docs/design.md` is the
+//! `config` and `data` import only `error` and the caches, `testing` and `protobuf` nothing. `docs/design.md` is the
 //! map.
 
 pub mod bench;
@@ -15,6 +15,9 @@ pub mod data;
 pub mod error;
 pub mod generate;
 pub mod gpu;
+// The command writes it too.
+#[cfg_attr(not(feature = "cli"), allow(dead_code))]
+pub mod hub_cache;
 pub mod models;
 pub mod nn;
 pub mod ops;

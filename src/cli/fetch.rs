@@ -1,7 +1,8 @@
 //! `rustyflow fetch`: brings a model of Hugging Face's hub into the cache that its own programs use.
 
 use super::{data, hub, output};
-use crate::data::{Fetched, ModelName, Selection};
+use crate::data::{Fetched, Selection};
+use crate::hub_cache::ModelName;
 use anyhow::Result;
 
 #[derive(clap::Args)]

@@ -2,38 +2,14 @@
 //! `HF_HUB_CACHE`, `HF_HUB_OFFLINE`.
 
 use crate::Error;
-use crate::data::{Hub, HubCache, ModelName};
-use std::env;
+use crate::data::Hub;
+use crate::hub_cache::{HubCache, ModelName, home, path_in, variable};
 use std::path::{Path, PathBuf};
-
-/// A variable that is set to something.
-fn variable(name: &str) -> Option<String> {
-    env::var(name).ok().filter(|value| !value.trim().is_empty())
-}
-
-/// A variable that names a folder or file; `~` stands for the user's own folder.
-fn path(name: &str) -> Option<PathBuf> {
-    let value = variable(name)?;
-    let below = value.strip_prefix("~/").and_then(|rest| Some(etcetera::home_dir().ok()?.join(rest)));
-    Some(below.unwrap_or(value.into()))
-}
-
-/// Where the hub's programs keep what they need.
-fn home() -> crate::Result<PathBuf> {
-    let caches = || path("XDG_CACHE_HOME").or_else(|| Some(etcetera::home_dir().ok()?.join(".cache")));
-    let home = path("HF_HOME").or_else(|| Some(caches()?.join("huggingface")));
-    home.ok_or_else(|| Error::Invalid("this user has no folder for caches: name one in HF_HOME".into()))
-}
-
-fn cache() -> crate::Result<HubCache> {
-    let set = path("HF_HUB_CACHE").or_else(|| path("HUGGINGFACE_HUB_CACHE"));
-    Ok(HubCache::new(set.map_or_else(|| Ok(home()?.join("hub")), Ok::<_, Error>)?))
-}
 
 /// The token that says who asks, if there is one: of the environment, or the file that `hf auth login` writes.
 fn token() -> crate::Result<Option<String>> {
     let set = variable("HF_TOKEN").or_else(|| variable("HUGGING_FACE_HUB_TOKEN"));
-    let file = path("HF_TOKEN_PATH").map_or_else(|| Ok(home()?.join("token")), Ok::<_, Error>)?;
+    let file = path_in("HF_TOKEN_PATH").map_or_else(|| Ok(home()?.join("token")), Ok::<_, Error>)?;
     let token = match set {
         Some(token) => token,
         None if file.is_file() => std::fs::read_to_string(&file).map_err(|e| Error::io("read", &file, e))?,
@@ -54,7 +30,7 @@ pub fn hub() -> crate::Result<Hub> {
     }
     let endpoint = variable("HF_ENDPOINT").unwrap_or("https://huggingface.co".into());
     let endpoint = endpoint.trim().trim_end_matches('/').to_string();
-    Ok(Hub { endpoint, token: token()?, cache: cache()? })
+    Ok(Hub { endpoint, token: token()?, cache: HubCache::of_user()? })
 }
 
 /// The folder that is meant: this one, or that of a model of this name that was fetched. `Err` holds what to do where
@@ -65,7 +41,7 @@ pub fn folder_of(given: &Path) -> Result<PathBuf, Option<String>> {
         _ if given.exists() => Ok(given.to_path_buf()),
         None => Err(None),
         Some(name) => {
-            let found = cache().ok().and_then(|cache| cache.find(&name, "main"));
+            let found = HubCache::of_user().ok().and_then(|cache| cache.find(&name, "main"));
             found.ok_or_else(|| Some(format!("a model of this name on the hub is fetched by `rustyflow fetch {name}`")))
         }
     }

@@ -43,7 +43,7 @@ pub use documents::Packing;
 pub use download::fetch;
 pub use eval_windows::{EvalWindows, eval_windows};
 #[cfg(feature = "cli")]
-pub use hub::{Fetched, Hub, HubCache, ModelName, Selection};
+pub use hub::{Fetched, Hub, Selection};
 pub use loader::{Batch, IGNORE_INDEX, Loader, Position};
 pub use prepare::{DataSpec, Meta, Prepared, Progress, encode_beginning, encode_split};
 pub use rows::Row;

@@ -103,3 +103,32 @@ fn what_cannot_be_adapted_says_what_to_do() {
     let eval = ["eval", "--model", "runs/lora", "--corpus", "corpus.txt", "--device", "cpu"];
     sandbox.run(&eval).fails_with(&["adapter_config.json", "base_model_name_or_path", TINY_RUN]);
 }
+
+#[test]
+fn the_model_of_an_adapter_may_be_one_that_was_fetched() {
+    let sandbox = Sandbox::trained();
+    train(&sandbox, &EIGHT_STEPS).succeeds();
+    let expected = loss(&sandbox, "runs/lora/checkpoints/step-000008");
+    // As PEFT writes it: the adapter alone, for a model by its name on the hub.
+    let last = sandbox.path("runs/lora/checkpoints/step-000008");
+    fs::create_dir(sandbox.path("adapter")).unwrap();
+    fs::copy(last.join("adapter_model.safetensors"), sandbox.path("adapter/adapter_model.safetensors")).unwrap();
+    let mut config: serde_json::Value =
+        serde_json::from_slice(&fs::read(last.join("adapter_config.json")).unwrap()).unwrap();
+    let base = config["base_model_name_or_path"].take();
+    config["base_model_name_or_path"] = "org/small".into();
+    sandbox.write("adapter/adapter_config.json", config.to_string());
+    let eval = ["eval", "--model", "adapter", "--corpus", "corpus.txt", "--device", "cpu", "--json"];
+    let cache = sandbox.path("hub");
+    let variables = [("HF_HUB_CACHE", cache.to_str().unwrap())];
+    let told = ["adapter_config.json", "\"org/small\"", "rustyflow fetch org/small"];
+    sandbox.run_with(&eval, &variables).fails_with(&told);
+    let model = cache.join("models--org--small");
+    let commit = "0123456789abcdef0123456789abcdef01234567";
+    fs::create_dir_all(model.join("snapshots")).unwrap();
+    fs::create_dir_all(model.join("refs")).unwrap();
+    fs::write(model.join("refs/main"), commit).unwrap();
+    fs::rename(base.as_str().unwrap(), model.join("snapshots").join(commit)).unwrap();
+    let found = sandbox.run_with(&eval, &variables).succeeds().json();
+    assert_eq!(found["loss"].as_f64().unwrap(), expected);
+}

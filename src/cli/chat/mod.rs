@@ -43,7 +43,7 @@ pub struct Args {
     /// Print one JSON object for each answer instead, with the speed
     #[arg(long)]
     pub json: bool,
-    /// What matmuls read: f32; or f16, half the memory and on a GPU faster, rounded to 11 bits
+    /// What matmuls read: f32; or, on a GPU, f16, which is half the memory and rounded to 11 bits
     #[arg(long, value_name = "DTYPE", default_value_t = WeightDtype::F32)]
     dtype: WeightDtype,
     #[command(flatten)]

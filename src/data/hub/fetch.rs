@@ -1,10 +1,10 @@
 //! Fetches the files of a model into the hub's cache.
 
-use super::cache::{HubCache, ModelName, Place};
 use super::escaped;
 use super::listing::{Listing, RemoteFile, list};
 use crate::data::download::{Download, Site};
 use crate::error::{Error, Result};
+use crate::hub_cache::{HubCache, ModelName, Place};
 use globset::Glob;
 use std::path::PathBuf;
 

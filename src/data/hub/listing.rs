@@ -1,10 +1,10 @@
 //! What the hub has of a model: the commit of a revision, and its files with sizes and hashes.
 
-use super::cache::{ModelName, is_hash, is_inside};
 use super::escaped;
 use crate::data::datasets::Hash;
 use crate::data::download::{Failure, Site, retry};
 use crate::error::{Error, Result};
+use crate::hub_cache::{ModelName, is_hash, is_inside};
 use serde::Deserialize;
 
 /// Bytes that a file may have: more than any disk, and so few that sums of them are numbers.

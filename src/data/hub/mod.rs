@@ -1,11 +1,9 @@
-//! Models of Hugging Face's hub, in the cache that its own programs use and read (`cache.rs`): what one of them has
+//! Models of Hugging Face's hub, in the cache that its own programs use and read (`hub_cache.rs`): what one of them has
 //! fetched no other fetches again.
 
-mod cache;
 mod fetch;
 mod listing;
 
-pub use cache::{HubCache, ModelName};
 pub use fetch::{Fetched, Hub, Selection};
 
 /// A part of a URL's path.

@@ -9,6 +9,7 @@
 
 use super::weight_files::WeightFiles;
 use super::{StoredTensor, add_values, from_json};
+use crate::hub_cache::{HubCache, ModelName};
 use crate::models::{LanguageModel, ModelConfig};
 use crate::nn::Parameter;
 use crate::{Device, Error, Result, Shape, Tensor};
@@ -109,22 +110,32 @@ fn config_of(folder: &Path) -> Result<Option<(AdapterConfig, PathBuf)>> {
     let config: AdapterConfig = from_json(&text).map_err(wrong)?;
     config.check().map_err(wrong)?;
     let name = config.base_model_name_or_path.clone().unwrap_or_default();
-    // As it is written, or beside the adapter.
-    let places = [PathBuf::from(&name), folder.join(&name)];
-    let is_there = |place: &&PathBuf| !name.is_empty() && place.join("config.json").is_file();
-    let base = places.iter().find(is_there).ok_or_else(|| {
-        let message = format!(
-            "base_model_name_or_path is {name:?}, and no model's folder is there: write the path of the model that the \
-             adapter is for"
-        );
-        wrong(message)
-    })?;
+    let base = find_base(folder, &name).map_err(wrong)?;
     if base.join(CONFIG).is_file() {
         return Err(wrong(format!(
             "base_model_name_or_path is {name:?}, which is an adapter itself: merge that first"
         )));
     }
-    Ok(Some((config, base.clone())))
+    Ok(Some((config, base)))
+}
+
+/// The folder of the model that an adapter names: as it is written, beside the adapter, or what was fetched of the hub
+/// by that name.
+fn find_base(folder: &Path, name: &str) -> std::result::Result<PathBuf, String> {
+    let of_hub = name.parse::<ModelName>().ok();
+    let fetched = || HubCache::of_user().ok()?.find(of_hub.as_ref()?, "main");
+    let mut places = [PathBuf::from(name), folder.join(name)].into_iter();
+    let is_there = |place: &PathBuf| !name.is_empty() && place.join("config.json").is_file();
+    places.find(is_there).or_else(fetched).ok_or_else(|| {
+        let fetch = match &of_hub {
+            Some(model) if !name.is_empty() => format!(", or run `rustyflow fetch {model}`"),
+            _ => String::new(),
+        };
+        format!(
+            "base_model_name_or_path is {name:?}, and no model's folder is there: write the path of the model that the \
+             adapter is for{fetch}"
+        )
+    })
 }
 
 impl AdapterConfig {

@@ -135,6 +135,13 @@ mod tests {
     #[test]
     fn a_difference_where_there_must_be_none_is_an_error() {
         assert!(compared(0.5, true).unwrap_err().to_string().contains("differs from the model by"));
-        assert!(compared(f32::NAN, false).unwrap_err().to_string().contains("computes NaN"));
+        let error = compared(f32::NAN, false).unwrap_err().to_string();
+        assert!(error.contains("what was exported computes NaN"), "{error}");
+        let config = small(11, 8, 2, 8);
+        let (mut broken, good) = (build(&config, 1).unwrap(), build(&config, 1).unwrap());
+        let (_, tensor) = broken.parameters().remove(0);
+        tensor.write_bytes(bytemuck::cast_slice(&vec![f32::NAN; tensor.len()])).unwrap();
+        let error = compare(broken, good, &tokens(), &Device::Cpu, false).unwrap_err().to_string();
+        assert!(error.contains("the model computes NaN"), "{error}");
     }
 }

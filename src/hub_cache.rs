@@ -1,4 +1,4 @@
-//! Where the hub's programs keep what they fetched:
+//! Where Hugging Face's programs keep what they fetched of its hub, and so do we:
 //!
 //! ```text
 //! models--org--name/
@@ -9,6 +9,7 @@
 //! ```
 
 use crate::error::{Error, Result};
+use std::env;
 use std::fmt;
 use std::fs::{self, File};
 use std::path::{Component, Path, PathBuf};
@@ -48,9 +49,37 @@ pub struct HubCache {
     folder: PathBuf,
 }
 
+/// A variable that is set to something.
+pub(crate) fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.trim().is_empty())
+}
+
+/// A variable that names a folder or file; `~` stands for the user's own folder.
+pub(crate) fn path_in(name: &str) -> Option<PathBuf> {
+    let value = variable(name)?;
+    let below = value.strip_prefix("~/").and_then(|rest| Some(etcetera::home_dir().ok()?.join(rest)));
+    Some(below.unwrap_or(value.into()))
+}
+
+/// Where the hub's programs keep what they need: `HF_HOME`, or their place among the user's caches.
+pub(crate) fn home() -> Result<PathBuf> {
+    let caches = || path_in("XDG_CACHE_HOME").or_else(|| Some(etcetera::home_dir().ok()?.join(".cache")));
+    let home = path_in("HF_HOME").or_else(|| Some(caches()?.join("huggingface")));
+    home.ok_or_else(|| Error::Invalid("this user has no folder for caches: name one in HF_HOME".into()))
+}
+
 impl HubCache {
     pub fn new(folder: PathBuf) -> HubCache {
         HubCache { folder }
+    }
+
+    /// That of this user: `HF_HUB_CACHE`, or the folder `hub` where the hub's programs keep what they need.
+    ///
+    /// # Errors
+    /// If the user has no folder for caches.
+    pub fn of_user() -> Result<HubCache> {
+        let set = path_in("HF_HUB_CACHE").or_else(|| path_in("HUGGINGFACE_HUB_CACHE"));
+        Ok(HubCache::new(set.map_or_else(|| Ok(home()?.join("hub")), Ok::<_, Error>)?))
     }
 
     /// The files of a model's revision, if it was fetched.
@@ -62,25 +91,25 @@ impl HubCache {
     }
 
     /// Where this model has its files.
-    pub(super) fn place(&self, model: &ModelName) -> Place {
+    pub(crate) fn place(&self, model: &ModelName) -> Place {
         let name = format!("models--{}", model.0.replace('/', "--"));
         Place { locks: self.folder.join(".locks").join(&name), folder: self.folder.join(name) }
     }
 }
 
 /// The folders of one model.
-pub(super) struct Place {
+pub(crate) struct Place {
     folder: PathBuf,
     locks: PathBuf,
 }
 
 impl Place {
-    pub(super) fn blob(&self, etag: &str) -> PathBuf {
+    pub(crate) fn blob(&self, etag: &str) -> PathBuf {
         self.folder.join("blobs").join(etag)
     }
 
     /// The folder of a commit; `None` if it is no commit.
-    pub(super) fn snapshot(&self, commit: &str) -> Option<PathBuf> {
+    pub(crate) fn snapshot(&self, commit: &str) -> Option<PathBuf> {
         is_hash(commit, 40).then(|| self.folder.join("snapshots").join(commit))
     }
 
@@ -90,7 +119,7 @@ impl Place {
     }
 
     /// Makes the folders that a download needs.
-    pub(super) fn create(&self) -> Result<()> {
+    pub(crate) fn create(&self) -> Result<()> {
         let folders = [self.folder.join("blobs"), self.locks.clone()];
         folders
             .iter()
@@ -99,7 +128,7 @@ impl Place {
 
     /// Waits until no other process fetches this file; the lock ends with the handle. The hub's own programs lock the
     /// same file in the same way.
-    pub(super) fn lock(&self, etag: &str) -> Result<File> {
+    pub(crate) fn lock(&self, etag: &str) -> Result<File> {
         let path = self.locks.join(format!("{etag}.lock"));
         let file = File::create(&path).map_err(|error| Error::io("create", &path, error))?;
         file.lock().map_err(|error| Error::io("lock", &path, error))?;
@@ -107,7 +136,7 @@ impl Place {
     }
 
     /// Gives a blob its name in the files of a commit.
-    pub(super) fn link(&self, snapshot: &Path, name: &str, etag: &str) -> Result<()> {
+    pub(crate) fn link(&self, snapshot: &Path, name: &str, etag: &str) -> Result<()> {
         let path = snapshot.join(name);
         let folder = path.parent().expect("it is below the snapshot");
         fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error))?;
@@ -128,20 +157,20 @@ impl Place {
     }
 
     /// Notes which commit a revision is.
-    pub(super) fn set_reference(&self, revision: &str, commit: &str) -> Result<()> {
+    pub(crate) fn set_reference(&self, revision: &str, commit: &str) -> Result<()> {
         let Some(path) = self.reference(revision).filter(|_| revision != commit) else { return Ok(()) };
         crate::cache::replace(&path, commit.as_bytes()).map_err(|error| Error::io("write", &path, error))
     }
 }
 
 /// Whether a path leads to somewhere below the folder that it is relative to.
-pub(super) fn is_inside(path: &str) -> bool {
+pub(crate) fn is_inside(path: &str) -> bool {
     let mut parts = Path::new(path).components();
     !path.is_empty() && !path.contains(['\\', ':']) && parts.all(|part| matches!(part, Component::Normal(_)))
 }
 
 /// Whether this is a hash of so many hexadecimal digits.
-pub(super) fn is_hash(text: &str, digits: usize) -> bool {
+pub(crate) fn is_hash(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
