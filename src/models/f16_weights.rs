@@ -73,6 +73,7 @@ mod tests {
                     let is_f16 = parameter.linear.is_some() || name == "lm_head.weight";
                     assert_eq!(parameter.dtype() == DType::F16, is_f16, "{name}");
                 });
+                assert_eq!(half.head().dtype(), DType::F16, "{config:?}");
                 let all = [1, 7, 11, 7, 3];
                 let mut caches = [&single, &half].map(|model| model.kv_cache(1, 5).unwrap());
                 for part in [&all[..3], &all[3..4], &all[4..]] {

@@ -278,3 +278,25 @@ impl Tensor {
         Ok(run(&EmbeddingAt { start }, &[self, ids, positions])?.remove(0))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+
+    #[test]
+    fn positions_are_added_from_the_start_on_to_every_sequence() {
+        for device in Device::for_tests() {
+            for c in [4, 3] {
+                let numbers = |rows: usize, each: f32| (0..rows * c).map(|i| each * i as f32).collect::<Vec<f32>>();
+                let table = Tensor::from_f32(&numbers(5, 1.0), [5, c], &device).unwrap();
+                let positions = Tensor::from_f32(&numbers(6, 100.0), [6, c], &device).unwrap();
+                let ids = Tensor::from_u32(&[4, 0, 1, 3, 3, 2], [2, 3], &device).unwrap();
+                let numbered = Tensor::from_u32(&[2, 3, 4], [3], &device).unwrap();
+                let want = table.embedding(&ids).unwrap().add(&positions.embedding(&numbered).unwrap()).unwrap();
+                let got = table.embedding_at(&ids, &positions, 2).unwrap();
+                assert_eq!((got.shape(), got.to_f32().unwrap()), (want.shape(), want.to_f32().unwrap()), "{device}");
+            }
+        }
+    }
+}
