@@ -16,7 +16,7 @@
 // the head is narrower than the workgroup, groups of threads share the keys. The pass "combine" weighs the splits of a
 // head against each other.
 {% if pass == "split" %}
-// With `appends` there is one query for each sequence, whose key and value are put into the cache too.
+// Where a split is `alone` it is the result. With `appends` there is one query for each sequence, whose key and value are put into the cache too.
 // Of each split the largest score, the sum of exp(score - largest), and the values weighted by these:
 // (B, n, heads, splits, 2 + head size).
 
@@ -112,18 +112,24 @@ fn {{ name }}(value: f32, thread: u32) -> f32 {
         }
         {% endif %}
     }
+    {% if not alone %}
     let slot = workgroup * (2u + params.head_size);
     if (thread == 0u) {
         partials[slot] = row_max;
         partials[slot + 1u] = row_sum;
     }
+    {% endif %}
     workgroupBarrier();
     var value = values.x + values.y + values.z + values.w;
     weights[thread] = value;
     workgroupBarrier();
     if (thread < params.head_size) {
         for (var group = 1u; group < GROUPS; group++) { value += weights[thread + group * COLUMNS]; }
+        {% if alone %}
+        y[workgroup * params.head_size + thread] = {{ T }}(value / row_sum);
+        {% else %}
         partials[slot + 2u + thread] = value;
+        {% endif %}
     }
 }
 {% else %}

@@ -131,16 +131,17 @@ mod tests {
     #[test]
     fn a_token_takes_few_launches() {
         let gpt2 = ModelConfig { n_layer: 12, ..testing::small(50_257, 1024, 12, 768) };
-        // Of a layer the norm, the four GEMMs and two passes of attention; of a Llama SwiGLU and RoPE too. Beside those
-        // the embedding, the last norm, the head, and the draw.
-        for (config, of_layer) in [(gpt2, 8), (testing::small_llama("qwen3"), 10)] {
+        // Of a layer two norms, four GEMMs and attention, in two passes if there are many keys; of a Llama SwiGLU and
+        // RoPE too. Beside those the embedding, the last norm, the head, and the draw.
+        let qwen3 = testing::small_llama("qwen3");
+        for (config, prompt, of_layer) in [(&gpt2, 127, 7), (&gpt2, 128, 8), (&qwen3, 3, 9)] {
             let dry_run = DryRun::new(Limits::WEBGPU_DEFAULT);
             let device = Device::DryRun(dry_run.clone());
-            let mut model = build(&config, 1).unwrap();
+            let mut model = build(config, 1).unwrap();
             model.to_device(&device).unwrap();
             let settings = Tensor::zeros([1, Draw::WORDS], DType::U32, &device).unwrap();
-            let mut cache = model.kv_cache(1, 12).unwrap();
-            for tokens in [3, 1] {
+            let mut cache = model.kv_cache(1, prompt + 1).unwrap();
+            for tokens in [prompt, 1] {
                 dry_run.take_plans();
                 let ids = Tensor::zeros([1, tokens], DType::U32, &device).unwrap();
                 let logits = model.next_token_logits(&ids, &mut cache).unwrap();

@@ -10,13 +10,15 @@ const WAITING: u8 = 0;
 const READY: u8 = 1;
 const FAILED: u8 = 2;
 
-/// Buffers that are kept for the next read of that size: to pin gigabytes of memory takes a large part of a second.
-/// Small ones are made anew.
+/// Buffers that are kept for the next read of that size: to make a small one takes longer than to fill it, and to pin
+/// gigabytes of memory a large part of a second.
 #[derive(Clone, Default)]
 pub(super) struct StagingPool(Arc<Mutex<Vec<wgpu::Buffer>>>);
 
 impl StagingPool {
-    const MIN_BYTES: u64 = 1 << 20;
+    /// Smaller ones are kept while there are fewer than this, whatever their sizes.
+    const LARGE: u64 = 1 << 20;
+    const MOST: usize = 32;
 
     fn take(&self, size: u64) -> Option<wgpu::Buffer> {
         let mut buffers = self.0.lock().unwrap_or_else(|p| p.into_inner());
@@ -29,9 +31,11 @@ impl StagingPool {
         self.0.lock().unwrap_or_else(|p| p.into_inner()).clear();
     }
 
+    /// Keeps a buffer that is not mapped.
     fn keep(&self, buffer: wgpu::Buffer) {
-        if buffer.size() >= StagingPool::MIN_BYTES {
-            self.0.lock().unwrap_or_else(|p| p.into_inner()).push(buffer);
+        let mut buffers = self.0.lock().unwrap_or_else(|p| p.into_inner());
+        if buffer.size() >= StagingPool::LARGE || buffers.len() < StagingPool::MOST {
+            buffers.push(buffer);
         }
     }
 }
@@ -152,6 +156,9 @@ impl PendingReadback {
             Some(index) => self.gpu.wait(Some(index.clone()))?,
             None => self.gpu.synchronize()?,
         }
-        self.staging.take(self.size)?.ok_or_else(|| Error::Gpu("a read-back did not arrive".into()))
+        let bytes = self.staging.take(self.size)?;
+        let bytes = bytes.ok_or_else(|| Error::Gpu("a read-back did not arrive".into()))?;
+        self.staging_pool.keep(self.staging.buffer);
+        Ok(bytes)
     }
 }

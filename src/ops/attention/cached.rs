@@ -163,15 +163,20 @@ impl Kernel for CachedAttention {
             split_keys,
             ("columns", columns.into()),
             ("appends", appends.into()),
+            ("alone", (splits == 1).into()),
             ("cache_is_output", self.append.is_some().into()),
         ];
         let combine = vec![("pass", "combine".into()), ("T", element.into()), split_keys];
         let floats = |name, operand| buffer(name, "f32", operand);
         let partials = d.batch * d.time * d.n_head * splits;
-        let qkv = buffer("qkv", element, Input(0));
-        let buffers = vec![qkv, floats("cache", cache), floats("partials", Scratch(0))];
-        let split = launch(split, buffers, partials);
-        let buffers = vec![floats("partials", ReadScratch(0)), buffer("y", element, Output(0))];
+        let operands = [buffer("qkv", element, Input(0)), floats("cache", cache)];
+        let y = buffer("y", element, Output(0));
+        if splits == 1 {
+            let split = launch(split, [&operands[..], &[y]].concat(), partials);
+            return Plan { scratch: vec![], launches: first.into_iter().chain([split]).collect() };
+        }
+        let split = launch(split, [&operands[..], &[floats("partials", Scratch(0))]].concat(), partials);
+        let buffers = vec![floats("partials", ReadScratch(0)), y];
         let combine = launch(combine, buffers, (d.batch * d.time * d.width()).div_ceil(64));
         let launches = first.into_iter().chain([split, combine]).collect();
         Plan { scratch: vec![4 * partials * (2 + d.head_size)], launches }
