@@ -1,10 +1,10 @@
 //! Times generation: how long each new token takes, after prompts of several lengths.
 
 use super::StepCase;
-use crate::Result;
 use crate::generate::{Request, Sampling, generate_batch};
 use crate::models::{LanguageModel, build};
 use crate::ops::random::Key;
+use crate::{DType, Result};
 use serde::Serialize;
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -24,6 +24,9 @@ pub struct GenerateTiming {
     pub ms_per_token: f64,
     /// Of all texts.
     pub tokens_per_s: f64,
+    /// What such a step must read at least: the weights of linear layers and of the head, and the keys and values of
+    /// the texts, on the mean of the new tokens.
+    pub bytes_read: f64,
 }
 
 /// The model of a case, with random weights, on the CPU.
@@ -69,9 +72,18 @@ pub fn time_generate(
             first_token_ms,
             ms_per_token,
             tokens_per_s: 1e3 * batch_size as f64 / ms_per_token,
+            bytes_read: bytes_read(model, batch_size, length as f64 + new_tokens as f64 / 2.0),
         })?;
     }
     Ok(())
+}
+
+/// What a step reads of a model and of the keys and values of so many texts of this length.
+fn bytes_read(model: &dyn LanguageModel, texts: usize, tokens: f64) -> f64 {
+    let (config, weight) = (model.config(), model.head().dtype().size_bytes());
+    let weights = config.block_matrices() + config.vocab_size * config.n_embd;
+    let (layers, width) = config.kv_cache();
+    (weight * weights) as f64 + tokens * (DType::F32.size_bytes() * texts * layers * width) as f64
 }
 
 /// Milliseconds until each new token of all texts was there.

@@ -12,7 +12,7 @@ mod verify;
 pub use generate::{GenerateTiming, random_model, time_generate};
 pub use ops::{OpTiming, Peaks, measure_peaks, measure_roofline, select, time_row};
 #[cfg(feature = "cli")]
-pub use plot::plot_steps;
+pub use plot::{plot_generate, plot_steps};
 pub use step::{StepCase, StepTiming, step_cases, time_step};
 pub use table::{Row, Sizes, gemms};
 #[cfg(feature = "cli")]

@@ -1,6 +1,7 @@
-//! Draws step timings: tokens per second against the batch size, and the time of a token against the context.
+//! Draws timings: of steps tokens per second against the batch size, and the time of a token against the context; of
+//! generation the time of a token against the tokens before it.
 
-use super::StepTiming;
+use super::{GenerateTiming, StepTiming};
 use crate::{Error, Result};
 use plotters::coord::Shift;
 use plotters::coord::ranged1d::ValueFormatter;
@@ -34,13 +35,42 @@ pub fn plot_steps(timings: &[StepTiming]) -> Result<Option<String>> {
     Ok(Some(svg))
 }
 
+/// The time of a token against the tokens before it, as SVG; `None` if no model has several lengths.
+///
+/// # Errors
+/// If the drawing fails.
+pub fn plot_generate(timings: &[GenerateTiming]) -> Result<Option<String>> {
+    let mut curves = Vec::new();
+    for group in groups(timings, |t| (t.case, t.batch_size), |t| t.prompt_tokens) {
+        let points: Points = group.iter().map(|t| (t.prompt_tokens as f64, t.ms_per_token)).collect();
+        let (_, ms) = points[0];
+        let expected = |t: &&GenerateTiming| (t.prompt_tokens as f64, ms * t.bytes_read / group[0].bytes_read);
+        let in_proportion = group.iter().map(expected).collect();
+        curves.push(Curve { name: format!("{} B={}", group[0].case, group[0].batch_size), points, expected: false });
+        let name = "in proportion to the bytes that are read".into();
+        curves.push(Curve { name, points: in_proportion, expected: true });
+    }
+    if curves.is_empty() {
+        return Ok(None);
+    }
+    let mut svg = String::new();
+    draw_generate(&mut svg, &curves).map_err(|e| Error::Invalid(format!("cannot draw the timings: {e}")))?;
+    Ok(Some(svg))
+}
+
+fn draw_generate(svg: &mut String, curves: &[Curve]) -> Drawn {
+    let root = SVGBackend::with_string(svg, (560, 400)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let [x, y] = [range(curves, |p| p.0, 1.0), range(curves, |p| p.1, 1.25)];
+    let mut chart = builder(&root, "Time of a new token").build_cartesian_2d(0.0..1.05 * x.end, 0.0..y.end)?;
+    panel(&mut chart, ["tokens before it", "milliseconds per token"], curves, SeriesLabelPosition::LowerRight)?;
+    root.present()?;
+    Ok(())
+}
+
 /// Timings that have `key` in common, sorted by `x`; only where there are several.
-fn groups<K: PartialEq>(
-    timings: &[StepTiming],
-    key: impl Fn(&StepTiming) -> K,
-    x: impl Fn(&StepTiming) -> usize,
-) -> Vec<Vec<&StepTiming>> {
-    let mut groups: Vec<Vec<&StepTiming>> = Vec::new();
+fn groups<T, K: PartialEq>(timings: &[T], key: impl Fn(&T) -> K, x: impl Fn(&T) -> usize) -> Vec<Vec<&T>> {
+    let mut groups: Vec<Vec<&T>> = Vec::new();
     for timing in timings {
         match groups.iter_mut().find(|group| key(group[0]) == key(timing)) {
             Some(group) => group.push(timing),

@@ -2,8 +2,8 @@
 
 use super::{at_least_one, device, model, output};
 use crate::bench::{
-    GenerateTiming, OpTiming, Peaks, Sizes, StepCase, StepTiming, gemms, measure_peaks, measure_roofline, plot_steps,
-    random_model, select, step_cases, time_generate, time_row, time_step,
+    GenerateTiming, OpTiming, Peaks, Sizes, StepCase, StepTiming, gemms, measure_peaks, measure_roofline,
+    plot_generate, plot_steps, random_model, select, step_cases, time_generate, time_row, time_step,
 };
 use crate::config::{DeviceConfig, Precision, WeightDtype};
 use crate::profile::Roofline;
@@ -96,6 +96,9 @@ pub struct GenerateArgs {
     /// What matmuls read: f32 or f16
     #[arg(long, value_name = "DTYPE", default_value_t = WeightDtype::F32)]
     dtype: WeightDtype,
+    /// Draw the time of a token against the tokens before it into this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
     /// Print one JSON object per prompt instead
     #[arg(long)]
     json: bool,
@@ -238,9 +241,7 @@ fn step(args: &StepArgs) -> Result<()> {
     if args.svg.is_some() && args.batch_size.len() < 2 && args.context.len() < 2 {
         bail!(nothing_to_plot);
     }
-    // Created before anything is measured: a path that cannot be written should fail now.
-    let create = |path: &PathBuf| File::create(path).map_err(|e| Error::io("create", path, e));
-    let svg_file = args.svg.as_ref().map(create).transpose()?;
+    let svg_file = create(args.svg.as_ref())?;
     let operands = operands(args.precision);
     let (mut timings, mut peaks) = (Vec::new(), None::<Option<_>>);
     for case in &cases {
@@ -277,6 +278,12 @@ fn step(args: &StepArgs) -> Result<()> {
         file.write_all(svg.as_bytes()).map_err(|e| Error::io("write", path, e))?;
     }
     Ok(())
+}
+
+/// The file of a plot, made before anything is measured: a path that cannot be written should fail then.
+fn create(path: Option<&PathBuf>) -> Result<Option<File>> {
+    let create = |path: &PathBuf| File::create(path).map_err(|e| Error::io("create", path, e));
+    Ok(path.map(create).transpose()?)
 }
 
 /// Every combination of case, context and batch size that was asked for.
@@ -336,6 +343,11 @@ fn generate(args: &GenerateArgs) -> Result<()> {
     if args.dtype == WeightDtype::F16 {
         model::check_f16(&device)?;
     }
+    let nothing_to_plot = "--svg: there is nothing to plot against; give several values to --prompt-tokens";
+    if args.svg.is_some() && cases.iter().all(|(_, lengths)| lengths.len() < 2) {
+        bail!(nothing_to_plot);
+    }
+    let (svg_file, mut timings) = (create(args.svg.as_ref())?, Vec::new());
     for (case, lengths) in &cases {
         let mut model = random_model(case)?;
         model::to_device(&mut *model, args.dtype, &device)?;
@@ -344,8 +356,13 @@ fn generate(args: &GenerateArgs) -> Result<()> {
                 true => serde_json::to_string(&timing).expect("plain numbers"),
                 false => generate_line(&timing, args.dtype),
             };
+            timings.push(timing);
             output::line(text).map_err(|e| Error::io("write to", "standard output", e))
         })?;
+    }
+    if let (Some(path), Some(mut file)) = (&args.svg, svg_file) {
+        let Some(svg) = plot_generate(&timings)? else { bail!(nothing_to_plot) };
+        file.write_all(svg.as_bytes()).map_err(|e| Error::io("write", path, e))?;
     }
     Ok(())
 }
@@ -353,7 +370,14 @@ fn generate(args: &GenerateArgs) -> Result<()> {
 fn generate_line(t: &GenerateTiming, dtype: WeightDtype) -> String {
     format!(
         "rustyflow {} {dtype} B={}, prompt of {} tokens and {} new: {:.3} ms to the first, then {:.3} ms/token, {:.1} \
-         tok/s",
-        t.case, t.batch_size, t.prompt_tokens, t.new_tokens, t.first_token_ms, t.ms_per_token, t.tokens_per_s
+         tok/s, {:.0} GB/s",
+        t.case,
+        t.batch_size,
+        t.prompt_tokens,
+        t.new_tokens,
+        t.first_token_ms,
+        t.ms_per_token,
+        t.tokens_per_s,
+        1e-6 * t.bytes_read / t.ms_per_token
     )
 }

@@ -93,7 +93,8 @@ pub const BENCH_STEP: &str = "Examples:
   rustyflow bench step --case gpt2-124m --device gpu --batch-size 1 --batch-size 4 --svg speed.svg";
 
 pub const BENCH_GENERATE: &str = "Examples:
-  rustyflow bench generate --case gpt2-124m --device gpu";
+  rustyflow bench generate --case gpt2-124m --device gpu
+  rustyflow bench generate --case gpt2-124m --device gpu --dtype f16 --batch-size 64 --svg tokens.svg";
 
 pub const DATA_FETCH: &str = "Examples:
   rustyflow data fetch wikitext-2

@@ -21,7 +21,8 @@ pub struct Request<'a> {
     pub sampling: &'a Sampling,
 }
 
-/// Continues `prompt` by up to `max_new_tokens` tokens, handing each to `on_token` as soon as it is drawn.
+/// Continues `prompt` by up to `max_new_tokens` tokens, handing each to `on_token` as soon as it arrives. A GPU may be
+/// computing a few more by then, which are lost if the text ends.
 ///
 /// The model computes only what is new, until prompt and continuation fill its context. Then it forgets all but the
 /// last half of its context, computes those tokens again at their new positions, and goes on: it always sees the last

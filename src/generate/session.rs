@@ -35,7 +35,7 @@ impl<'a> Session<'a> {
     }
 
     /// Makes `prompt` the text and continues it by up to `max_new_tokens` tokens, or until it fills the model's
-    /// context, handing each to `on_token` as soon as it is drawn. Returns how many of the prompt's tokens were
+    /// context, handing each to `on_token` as soon as it arrives. Returns how many of the prompt's tokens were
     /// computed: those after the beginning that it shares with the text before, or all where the cache had to grow.
     ///
     /// # Errors
@@ -135,6 +135,32 @@ mod tests {
         generate(&*model, &prompt, 3, &sampling, &mut keep(&mut expected)).unwrap();
         assert_eq!(got, expected);
         assert_eq!(session.generate(&prompt, 3, &mut keep(&mut vec![])).unwrap(), 1);
+    }
+
+    /// A GPU has computed further than the host has seen by then, the CPU has not.
+    #[test]
+    fn a_turn_that_is_broken_off_leaves_nothing_behind() {
+        let sampling =
+            Sampling { temperature: 1.0, repetition_penalty: 1.3, top_k: 20, seed: 3, ..Sampling::greedy(50) };
+        let turns = Device::for_tests().into_iter().map(|device| {
+            let mut model = build(&testing::small_llama("qwen3"), 3).unwrap();
+            model.to_device(&device).unwrap();
+            let mut session = Session::new(&*model, &sampling).unwrap();
+            let mut text = vec![7, 11];
+            for end in [4, 5, 9] {
+                let prompt = text.clone();
+                session
+                    .generate(&prompt, 10, &mut |id| {
+                        text.push(id);
+                        Ok(if text.len() == end { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
+                    })
+                    .unwrap();
+                assert_eq!(session.ids, text, "{device}");
+            }
+            text
+        });
+        let turns: Vec<_> = turns.collect();
+        assert!(turns.iter().all(|text| *text == turns[0] && text.len() == 9), "{turns:?}");
     }
 
     #[test]

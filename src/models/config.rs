@@ -211,7 +211,7 @@ impl ModelConfig {
     }
 
     /// How many layers keep keys and values, and how many numbers each keeps of a token.
-    pub(super) fn kv_cache(&self) -> (usize, usize) {
+    pub(crate) fn kv_cache(&self) -> (usize, usize) {
         self.kind.0.kv_cache(self)
     }
 

@@ -182,6 +182,11 @@ fn generate_times_tokens_after_prompts_of_several_lengths() {
     assert!((number(&batch, "ms_per_token") * number(&batch, "tokens_per_s") / 5e3 - 1.0).abs() < 1e-9, "{batch}");
     let run = generate(&["--new-tokens", "1"]).succeeds();
     run.prints(&["f32 B=1, prompt of 1 tokens and 1 new", "prompt of 63 tokens", "ms/token"]);
+    generate(&["--prompt-tokens", "1,8", "--svg", "a.svg"]).succeeds();
+    let svg = sandbox.read("a.svg");
+    assert!(svg.contains("cpu-small B=1") && svg.contains("milliseconds per token"), "{svg}");
+    generate(&["--prompt-tokens", "8", "--svg", "b.svg"]).fails_with(&["--svg", "--prompt-tokens"]);
+    assert!(!sandbox.exists("b.svg"));
     generate(&["--dtype", "f16"]).fails_with(&["--dtype f16", "the CPU"]);
     generate(&["--prompt-tokens", "65"]).fails_with(&["--prompt-tokens 65", "cpu-small", "64"]);
 }
