@@ -1,6 +1,9 @@
 // Keys and values that are kept, and attention to them (src/ops/attention/cached.rs).
 {{ interface }}
 
+{% set F = "f32" if vector == 1 else "vec4<f32>" %}
+{% set E = F | replace("f32", T) %}
+{% set K = F | replace("f32", C) %}
 {% if pass == "append" %}
 // One thread per number kept.
 
@@ -8,7 +11,7 @@
     let row = i / params.width;
     let kept = row / params.tokens * params.room + params.start + row % params.tokens;
     let number = qkv[(row + 1u) * params.packed - params.width + i % params.width];
-    cache[kept * params.width + i % params.width] = f32(number);
+    cache[kept * params.width + i % params.width] = {{ C }}(number);
 }
 {% else %}
 // Split-KV: the keys of a query are cut into splits of {{ split_keys }}. In the pass "split" a workgroup has one of
@@ -16,17 +19,19 @@
 // the head is narrower than the workgroup, groups of threads share the keys. The pass "combine" weighs the splits of a
 // head against each other.
 {% if pass == "split" %}
-// Where a split is `alone` it is the result. With `appends` there is one query for each sequence, whose key and value are put into the cache too.
+// Where a split is `alone` it is the result. With `appends` there is one query for each sequence, whose key and value
+// are put into the cache too.
 // Of each split the largest score, the sum of exp(score - largest), and the values weighted by these:
-// (B, n, heads, splits, 2 + head size).
+// (B, n, heads, splits, 2 + head size). Everything else is in units of {{ vector }} elements.
 
 const COLUMNS = {{ columns }}u;
 const SPLIT_KEYS = {{ split_keys }}u;
 const GROUPS = SPLIT_KEYS / COLUMNS;
 
-var<workgroup> query: array<f32, SPLIT_KEYS>;
+var<workgroup> query: array<{{ F }}, COLUMNS>;
 var<workgroup> weights: array<f32, SPLIT_KEYS>;
 var<workgroup> reduced: array<f32, SPLIT_KEYS>;
+var<workgroup> gathered: array<{{ F }}, SPLIT_KEYS>;
 
 {% set larger = "max(reduced[thread], reduced[thread + half])" %}
 {% set added = "reduced[thread] + reduced[thread + half]" %}
@@ -50,42 +55,42 @@ fn {{ name }}(value: f32, thread: u32) -> f32 {
     let first = workgroup % params.splits * SPLIT_KEYS;
     // Beyond the last query, and where causality or the window leaves a split empty; all threads leave together.
     if (row >= params.rows || first >= keys || first + SPLIT_KEYS <= first_key) { return; }
-    let width = params.n_kv_head * params.head_size;
+    let size = params.head_size / {{ vector }}u;
+    let width = params.n_kv_head * size;
     let query_head = workgroup / params.splits % params.n_head;
-    let head = query_head / (params.n_head / params.n_kv_head) * params.head_size;
-    let packed = params.n_head * params.head_size + 2u * width;
+    let head = query_head / (params.n_head / params.n_kv_head) * size;
+    let packed = params.n_head * size + 2u * width;
     let sequence = row / params.queries * params.room; // its first row in the cache
-    if (thread < params.head_size) {
-        query[thread] = params.scale * f32(qkv[row * packed + query_head * params.head_size + thread]);
+    if (thread < size) {
+        query[thread] = params.scale * {{ F }}(qkv[row * packed + query_head * size + thread]);
     }
     workgroupBarrier();
     let inside = first + thread < keys && first + thread >= first_key;
-    var score = -3.4e38;
+    var products = {{ F }}(0.0);
     {% if appends %}
     // The last key is not in the cache yet: it is in qkv.
     let kept = params.start;
-    let own = row * packed + params.n_head * params.head_size + head;
+    let own = row * packed + params.n_head * size + head;
     if (first + thread == kept) {
-        score = 0.0;
-        for (var e = 0u; e < params.head_size; e++) { score += query[e] * f32(qkv[own + e]); }
+        for (var e = 0u; e < size; e++) { products += query[e] * {{ F }}(qkv[own + e]); }
     } else if (inside) {
     {% else %}
     let kept = keys;
     if (inside) {
     {% endif %}
-        score = 0.0;
         let at = (sequence + first + thread) * 2u * width + head;
-        for (var e = 0u; e < params.head_size; e++) { score += query[e] * cache[at + e]; }
+        for (var e = 0u; e < size; e++) { products += query[e] * {{ F }}(cache[at + e]); }
     }
-    let row_max = largest(score, thread);
-    let weight = select(0.0, exp(score - row_max), inside);
+    {% set total = "products" if vector == 1 else "(products.x + products.y) + (products.z + products.w)" %}
+    let row_max = largest(select(-3.4e38, {{ total }}, inside), thread);
+    let weight = select(0.0, exp({{ total }} - row_max), inside);
     weights[thread] = weight;
     let row_sum = sum(weight, thread); // whose barriers make the weights visible
     let column = thread % COLUMNS;
-    // Four at a time keep four loads in flight; beyond the last key weights are 0, and its value is as good as any.
-    var values = vec4<f32>(0.0);
-    if (column < params.head_size) {
+    var value = {{ F }}(0.0);
+    if (column < size) {
         let at = width + head + column;
+        // Four loads in flight; beyond the last key weights are 0, and its value is as good as any.
         for (var j = thread / COLUMNS; first + j < kept && j < SPLIT_KEYS; j += 4u * GROUPS) {
             let four = vec4<u32>(0u, 1u, 2u, 3u) * GROUPS + j;
             let rows = (sequence + min(first + four, vec4<u32>(kept - 1u))) * 2u * width + at;
@@ -99,15 +104,16 @@ fn {{ name }}(value: f32, thread: u32) -> f32 {
                 four < vec4<u32>(SPLIT_KEYS),
                 {% endif %}
             );
-            values += seen * vec4<f32>(cache[rows.x], cache[rows.y], cache[rows.z], cache[rows.w]);
+            let v = array({{ F }}(cache[rows.x]), {{ F }}(cache[rows.y]), {{ F }}(cache[rows.z]), {{ F }}(cache[rows.w]));
+            value += (seen.x * v[0] + seen.y * v[1]) + (seen.z * v[2] + seen.w * v[3]);
         }
         {% if appends %}
         if (first + SPLIT_KEYS > kept && thread < COLUMNS) {
-            values.x += weights[kept - first] * f32(qkv[own + width + column]);
+            value += weights[kept - first] * {{ F }}(qkv[own + width + column]);
             if (query_head % (params.n_head / params.n_kv_head) == 0u) {
                 let place = (sequence + kept) * 2u * width + head + column;
-                cache[place] = f32(qkv[own + column]);
-                cache[place + width] = f32(qkv[own + width + column]);
+                cache[place] = {{ K }}(qkv[own + column]);
+                cache[place + width] = {{ K }}(qkv[own + width + column]);
             }
         }
         {% endif %}
@@ -119,16 +125,18 @@ fn {{ name }}(value: f32, thread: u32) -> f32 {
         partials[slot + 1u] = row_sum;
     }
     {% endif %}
+    gathered[thread] = value;
     workgroupBarrier();
-    var value = values.x + values.y + values.z + values.w;
-    weights[thread] = value;
-    workgroupBarrier();
-    if (thread < params.head_size) {
-        for (var group = 1u; group < GROUPS; group++) { value += weights[thread + group * COLUMNS]; }
+    if (thread < size) {
+        for (var group = 1u; group < GROUPS; group++) { value += gathered[thread + group * COLUMNS]; }
         {% if alone %}
-        y[workgroup * params.head_size + thread] = {{ T }}(value / row_sum);
-        {% else %}
+        y[workgroup * size + thread] = {{ E }}(value / row_sum);
+        {% elif vector == 1 %}
         partials[slot + 2u + thread] = value;
+        {% else %}
+        {% for part in ["x", "y", "z", "w"] %}
+        partials[slot + 2u + 4u * thread + {{ loop.index0 }}u] = value.{{ part }};
+        {% endfor %}
         {% endif %}
     }
 }

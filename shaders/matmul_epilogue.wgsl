@@ -20,6 +20,8 @@ if (n{{ j }} < params.n)
     {% if epilogue == "gelu" %}
     c[{{ i }}] = {{ T_out }}(gelu_derivative(vec4<f32>(value)).x);
     activated[{{ i }}] = {{ T_out }}(gelu(vec4<f32>(value)).x);
+    {% elif epilogue == "gelu_only" %}
+    c[{{ i }}] = {{ T_out }}(gelu(vec4<f32>(value)).x);
     {% else %}
     c[{{ i }}] = {{ T_out }}(value);
     {% endif %}

@@ -1,10 +1,16 @@
 // C = A B [+ C] [+ bias] of {{ rows }} rows of A, then the epilogue (src/ops/matmul/matvec.rs). What takes time is to
 // read B once: a workgroup computes {{ "some outputs, " if trans_b }}{{ "a few columns, " if not trans_b }}and its
 // threads share k.
+{% if norm %}
+// A is the {{ norm }} norm of the residual stream x{{ " + branch, which the first workgroup writes too" if branch }}
+// (src/ops/norm_linear.rs): every workgroup computes it, which takes less time than a launch.
+{% endif %}
 {{ interface }}
 {% include "matmul_epilogue" %}
 
 {% set V = "vec4<f32>" if vector else "f32" %}
+{# What lies along k in A and, if it is transposed, in B. #}
+{% set A = "vec4<f32>" if vector and trans_b else "f32" %}
 // Threads that share an output, or a vector of them, and how many of those a workgroup has.
 const SHARE = {{ share }}u;
 const OUTPUTS = {{ 256 // share }}u;
@@ -17,7 +23,55 @@ var<workgroup> totals: array<f32, 256>;
 var<workgroup> totals: array<{{ V }}, 256>;
 {% endif %}
 
+{% if norm %}
+var<workgroup> normal: array<{{ A }}, {{ rows * steps }}>;
+var<workgroup> reduced: array<f32, 256>;
+
+// The sum over all threads and, of vectors, their elements.
+fn row_sum(value: {{ A }}, thread: u32) -> f32 {
+    workgroupBarrier();
+    reduced[thread] = {{ "dot(value, vec4<f32>(1.0))" if A != "f32" else "value" }};
+    for (var half = 128u; half > 0u; half /= 2u) {
+        workgroupBarrier();
+        if (thread < half) { reduced[thread] += reduced[thread + half]; }
+    }
+    workgroupBarrier();
+    return reduced[0];
+}
+{% endif %}
+
 {{ entry(256) }}
+    {% if norm %}
+    {% for r in range(rows) %}
+    {
+        var total = {{ A }}(0.0);
+        for (var k = thread; k < params.steps; k += 256u) {
+            let at = {{ r }}u * params.steps + k;
+            let value = x[at]{{ " + " ~ A ~ "(branch[at])" if branch }};
+            {% if branch %}
+            if (workgroup == 0u) { stream[at] = value; }
+            {% endif %}
+            normal[at] = value;
+            total += {{ "value" if norm == "layer" else "value * value" }};
+        }
+        {% if norm == "layer" %}
+        let mean = {{ A }}(row_sum(total, thread) * params.per_element);
+        total = {{ A }}(0.0);
+        for (var k = thread; k < params.steps; k += 256u) {
+            let centred = normal[{{ r }}u * params.steps + k] - mean;
+            normal[{{ r }}u * params.steps + k] = centred;
+            total += centred * centred;
+        }
+        {% endif %}
+        let rstd = 1.0 / sqrt(row_sum(total, thread) * params.per_element + params.eps);
+        for (var k = thread; k < params.steps; k += 256u) {
+            let at = {{ r }}u * params.steps + k;
+            normal[at] = normal[at] * rstd * norm_weight[k]{{ " + norm_bias[k]" if norm_bias }};
+        }
+    }
+    {% endfor %}
+    workgroupBarrier();
+    {% endif %}
     {% if trans_b %}
     let lane = thread % SHARE;
     let output = workgroup * OUTPUTS + thread / SHARE;
@@ -39,7 +93,7 @@ var<workgroup> totals: array<{{ V }}, 256>;
         {% endfor %}
         {% for r in range(rows) %}
         {% for j in range(4) %}
-        {% set a = "a[" ~ r ~ "u * params.steps + at" ~ j ~ "]" %}
+        {% set a = ("normal[" if norm else "a[") ~ r ~ "u * params.steps + at" ~ j ~ "]" %}
         sum{{ r }} += {{ V ~ "(" ~ a ~ ")" if trans_b else "f32(" ~ a ~ ")" }} * b{{ j }};
         {% endfor %}
         {% endfor %}

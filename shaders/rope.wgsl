@@ -3,6 +3,7 @@
 // each with one unit of either half.
 {% set F = "f32" if vector == 1 else "vec4<f32>" %}
 {% set E = F | replace("f32", T) %}
+{% set K = F | replace("f32", C) %}
 {{ interface }}
 
 const HALF = {{ half }}u;
@@ -78,8 +79,8 @@ fn across(value: {{ F }}) -> f32 {
     if (head >= params.n_head) {
         let kept_row = row / params.time * params.room + params.start + row % params.time;
         let kept = (kept_row * 2u * params.n_kv_head + head - params.n_head) * 2u * HALF + lane;
-        cache[kept] = a;
-        cache[kept + HALF] = b;
+        cache[kept] = {{ K }}(a);
+        cache[kept + HALF] = {{ K }}(b);
     }
     {% endif %}
 }

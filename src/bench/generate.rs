@@ -1,10 +1,12 @@
 //! Times generation: how long each new token takes, after prompts of several lengths.
 
 use super::StepCase;
+use super::step::warm_up;
+use crate::Result;
 use crate::generate::{Request, Sampling, generate_batch};
 use crate::models::{LanguageModel, build};
 use crate::ops::random::Key;
-use crate::{DType, Result};
+use crate::profile::Report;
 use serde::Serialize;
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -27,6 +29,9 @@ pub struct GenerateTiming {
     /// What such a step must read at least: the weights of linear layers and of the head, and the keys and values of
     /// the texts, on the mean of the new tokens.
     pub bytes_read: f64,
+    /// Of the time, 0 to 1, in which no kernel ran: the prompt's included, as in the report.
+    pub host_share: f64,
+    pub report: Report,
 }
 
 /// The model of a case, with random weights, on the CPU.
@@ -50,14 +55,35 @@ pub fn time_generate(
     new_tokens: usize,
     on_timing: &mut dyn FnMut(GenerateTiming) -> Result<()>,
 ) -> Result<()> {
-    let key = Key::new(1);
+    let (key, device) = (Key::new(1), model.device());
+    let mut is_warm = false;
     for &length in prompt_tokens {
         let id = |i: usize| key.bits(i as u32) % case.config.vocab_size as u32;
         let ids: Vec<u32> = (0..batch_size * length).map(id).collect();
         let prompts: Vec<&[u32]> = ids.chunks(length).collect();
         // The first time compiles the shaders of every length and fills the pools.
-        time_tokens(model, &prompts, new_tokens)?;
+        let mut once = || time_tokens(model, &prompts, new_tokens).map(drop);
+        if is_warm {
+            once()?
+        } else {
+            warm_up(&device, &mut once)?
+        }
+        is_warm = true;
+        device.profiler().take();
+        let started = Instant::now();
         let mut ms = time_tokens(model, &prompts, new_tokens)?;
+        device.synchronize()?;
+        let elapsed = started.elapsed().as_secs_f64();
+        let mut measured = device.profiler().take();
+        if device.is_gpu() {
+            // Timestamps around every kernel slow a step a little: these are not in the figures above.
+            device.time_kernels(true);
+            time_tokens(model, &prompts, new_tokens)?;
+            device.synchronize()?;
+            device.time_kernels(false);
+            measured.kernels = device.profiler().take().kernels;
+        }
+        let report = Report::new(&measured, device.is_gpu(), elapsed, 1.0, device.memory());
         let first_token_ms = ms[0];
         if ms.len() > 1 {
             ms.remove(0);
@@ -73,6 +99,8 @@ pub fn time_generate(
             ms_per_token,
             tokens_per_s: 1e3 * batch_size as f64 / ms_per_token,
             bytes_read: bytes_read(model, batch_size, length as f64 + new_tokens as f64 / 2.0),
+            host_share: report.host_share(),
+            report,
         })?;
     }
     Ok(())
@@ -83,7 +111,7 @@ fn bytes_read(model: &dyn LanguageModel, texts: usize, tokens: f64) -> f64 {
     let (config, weight) = (model.config(), model.head().dtype().size_bytes());
     let weights = config.block_matrices() + config.vocab_size * config.n_embd;
     let (layers, width) = config.kv_cache();
-    (weight * weights) as f64 + tokens * (DType::F32.size_bytes() * texts * layers * width) as f64
+    weight as f64 * (weights as f64 + tokens * (texts * layers * width) as f64)
 }
 
 /// Milliseconds until each new token of all texts was there.

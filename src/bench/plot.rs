@@ -61,9 +61,9 @@ pub fn plot_generate(timings: &[GenerateTiming]) -> Result<Option<String>> {
 fn draw_generate(svg: &mut String, curves: &[Curve]) -> Drawn {
     let root = SVGBackend::with_string(svg, (560, 400)).into_drawing_area();
     root.fill(&WHITE)?;
-    let [x, y] = [range(curves, |p| p.0, 1.0), range(curves, |p| p.1, 1.25)];
+    let [x, y] = [range(curves, |p| p.0, 1.0), range(curves, |p| p.1, 1.5)];
     let mut chart = builder(&root, "Time of a new token").build_cartesian_2d(0.0..1.05 * x.end, 0.0..y.end)?;
-    panel(&mut chart, ["tokens before it", "milliseconds per token"], curves, SeriesLabelPosition::LowerRight)?;
+    panel(&mut chart, ["tokens before it", "milliseconds per token"], curves, SeriesLabelPosition::UpperLeft)?;
     root.present()?;
     Ok(())
 }

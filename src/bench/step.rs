@@ -94,7 +94,8 @@ pub fn time_step(case: &StepCase, device: &Device, operands: DType, steps: usize
         device.end_step()?;
         Ok(loss)
     };
-    warm_up(device, &mut step)?;
+    // As many steps before the device is waited for as keep it busy.
+    warm_up(device, &mut || (0..3).try_for_each(|_| step().map(drop)))?;
     device.profiler().take();
     let (mut seconds, mut total, mut loss) = (Vec::new(), 0.0, None);
     for _ in 0..rounds {
@@ -143,20 +144,16 @@ fn random_tokens(case: &StepCase, seed: u64, device: &Device) -> Result<Tensor> 
     Tensor::from_u32(&ids, shape, device)
 }
 
-/// Steps until shaders are compiled, buffers pooled and caches filled, and then until a GPU runs at its full clock.
-fn warm_up(device: &Device, step: &mut impl FnMut() -> Result<Tensor>) -> Result<()> {
-    /// Steps before the device is waited for.
-    const STEPS: usize = 3;
+/// Runs something until shaders are compiled, buffers pooled and caches filled, and then until a GPU runs at its full
+/// clock.
+pub(super) fn warm_up(device: &Device, body: &mut dyn FnMut() -> Result<()>) -> Result<()> {
     /// A GPU that was idle may need more than one under load.
     const SECONDS_OF_GPU: f64 = 2.0;
-    let mut steps = || -> Result<()> {
-        (0..STEPS).try_for_each(|_| step().map(drop))?;
-        device.synchronize()
-    };
-    steps()?;
+    let mut body = || body().and_then(|()| device.synchronize());
+    body()?;
     let started = Instant::now();
     while device.is_hardware_gpu() && started.elapsed().as_secs_f64() < SECONDS_OF_GPU {
-        steps()?;
+        body()?;
     }
     Ok(())
 }

@@ -99,6 +99,9 @@ pub struct GenerateArgs {
     /// Draw the time of a token against the tokens before it into this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
+    /// Add the time by kernel, the prompt's included
+    #[arg(long)]
+    profile: bool,
     /// Print one JSON object per prompt instead
     #[arg(long)]
     json: bool,
@@ -354,6 +357,7 @@ fn generate(args: &GenerateArgs) -> Result<()> {
         time_generate(case, &*model, args.batch_size, lengths, new_tokens, &mut |timing| {
             let text = match args.json {
                 true => serde_json::to_string(&timing).expect("plain numbers"),
+                false if args.profile => format!("{}\n{}", generate_line(&timing, args.dtype), timing.report.text()),
                 false => generate_line(&timing, args.dtype),
             };
             timings.push(timing);
@@ -370,7 +374,7 @@ fn generate(args: &GenerateArgs) -> Result<()> {
 fn generate_line(t: &GenerateTiming, dtype: WeightDtype) -> String {
     format!(
         "rustyflow {} {dtype} B={}, prompt of {} tokens and {} new: {:.3} ms to the first, then {:.3} ms/token, {:.1} \
-         tok/s, {:.0} GB/s",
+         tok/s, {:.0} GB/s, host {:.1}%",
         t.case,
         t.batch_size,
         t.prompt_tokens,
@@ -378,6 +382,7 @@ fn generate_line(t: &GenerateTiming, dtype: WeightDtype) -> String {
         t.first_token_ms,
         t.ms_per_token,
         t.tokens_per_s,
-        1e-6 * t.bytes_read / t.ms_per_token
+        1e-6 * t.bytes_read / t.ms_per_token,
+        100.0 * t.host_share
     )
 }

@@ -142,10 +142,13 @@ impl Block {
         dropout: &Dropout,
         kv: Option<KvView>,
     ) -> Result<ResidualStream> {
-        let x = stream.norm(&self.ln_1)?;
-        stream.add(self.attn.forward(&x, starts, dropout, kv)?, dropout)?;
-        let x = stream.norm(&self.ln_2)?;
-        stream.add(self.mlp.forward(&x, dropout)?, dropout)?;
+        let qkv = stream.norm_linear(&self.ln_1, &self.attn.c_attn, dropout)?; // (B, T, 3C)
+        stream.add(self.attn.forward(&qkv, starts, dropout, kv)?, dropout)?;
+        let branch = match stream.norm_linear_gelu(&self.ln_2, &self.mlp.c_fc)? {
+            Some(h) => self.mlp.c_proj.forward(&h, dropout)?,
+            None => self.mlp.forward(&stream.norm(&self.ln_2)?, dropout)?,
+        };
+        stream.add(branch, dropout)?;
         Ok(stream)
     }
 }
@@ -159,8 +162,8 @@ pub struct CausalSelfAttention {
 }
 
 impl CausalSelfAttention {
-    fn forward(&self, x: &Tensor, starts: Option<&Tensor>, dropout: &Dropout, kv: Option<KvView>) -> Result<Tensor> {
-        let qkv = self.c_attn.forward(x, dropout)?; // (B, T, 3C)
+    /// Of packed queries, keys and values.
+    fn forward(&self, qkv: &Tensor, starts: Option<&Tensor>, dropout: &Dropout, kv: Option<KvView>) -> Result<Tensor> {
         let y = match kv {
             None => qkv.causal_attention(self.heads, starts, dropout.next())?, // (B, T, C)
             Some(KvView { cache, tokens }) => qkv.append_and_attend(self.heads, cache, tokens)?,

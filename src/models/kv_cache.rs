@@ -23,8 +23,13 @@ impl KvCache {
     ///
     /// # Errors
     /// If the device has no memory left.
-    pub(super) fn new(layers: usize, [sequences, room, width]: [usize; 3], device: &Device) -> Result<KvCache> {
-        let layer = |_| Tensor::zeros([sequences, room, width], DType::F32, device);
+    pub(super) fn new(
+        layers: usize,
+        [sequences, room, width]: [usize; 3],
+        dtype: DType,
+        device: &Device,
+    ) -> Result<KvCache> {
+        let layer = |_| Tensor::zeros([sequences, room, width], dtype, device);
         Ok(KvCache { layers: (0..layers).map(layer).collect::<Result<_>>()?, sequences, tokens: 0 })
     }
 

@@ -128,10 +128,10 @@ impl Block {
         dropout: &Dropout,
         kv: Option<KvView>,
     ) -> Result<ResidualStream> {
-        let x = stream.norm(&self.input_layernorm)?;
-        stream.add(self.self_attn.forward(&x, rotary, starts, dropout, kv)?, dropout)?;
-        let x = stream.norm(&self.post_attention_layernorm)?;
-        stream.add(self.mlp.forward(&x, dropout)?, dropout)?;
+        let qkv = stream.norm_linear(&self.input_layernorm, &self.self_attn.qkv_proj, dropout)?; // (B, T, (H + 2K) D)
+        stream.add(self.self_attn.forward(&qkv, rotary, starts, dropout, kv)?, dropout)?;
+        let gate_up = stream.norm_linear(&self.post_attention_layernorm, &self.mlp.gate_up_proj, dropout)?;
+        stream.add(self.mlp.down_proj.forward(&gate_up.swiglu()?, dropout)?, dropout)?;
         Ok(stream)
     }
 }
@@ -148,9 +148,10 @@ pub struct Attention {
 }
 
 impl Attention {
+    /// Of packed queries, keys and values.
     fn forward(
         &self,
-        x: &Tensor,
+        qkv: &Tensor,
         rotary: &Tensor,
         starts: Option<&Tensor>,
         dropout: &Dropout,
@@ -158,12 +159,11 @@ impl Attention {
     ) -> Result<Tensor> {
         let norm = self.q_norm.as_ref().zip(self.k_norm.as_ref());
         let norm = norm.map(|(q, k)| (q.eps, [&*q.weight, &*k.weight]));
-        let qkv = self.qkv_proj.forward(x, dropout)?; // (B, T, (H + 2K) D)
         let y = match kv {
             None => qkv.rope(self.heads, rotary, norm)?.causal_attention(self.heads, starts, dropout.next())?,
             Some(KvView { cache, tokens }) => {
                 let qkv = qkv.rope_append(self.heads, rotary, norm, cache, tokens)?;
-                qkv.cached_attention(self.heads, cache, tokens)?.to_dtype(x.dtype())?
+                qkv.cached_attention(self.heads, cache, tokens)?
             }
         }; // (B, T, H D)
         self.o_proj.forward(&y, dropout)
@@ -176,12 +176,6 @@ pub struct Mlp {
     /// What is let through, and how much of it: gates first.
     gate_up_proj: Linear,
     down_proj: Linear,
-}
-
-impl Mlp {
-    fn forward(&self, x: &Tensor, dropout: &Dropout) -> Result<Tensor> {
-        self.down_proj.forward(&self.gate_up_proj.forward(x, dropout)?.swiglu()?, dropout)
-    }
 }
 
 impl Module for Llama {

@@ -102,13 +102,14 @@ pub trait LanguageModel: Module + Send + Sync {
     }
 
     /// An empty cache for [`LanguageModel::next_token_logits`], of so many sequences of up to `tokens` tokens, or
-    /// as many as the context has if that is fewer.
+    /// as many as the context has if that is fewer. Its numbers are of the type of what matmuls read.
     ///
     /// # Errors
     /// If the device has no memory left.
     fn kv_cache(&self, sequences: usize, tokens: usize) -> Result<KvCache> {
         let (layers, width) = self.config().kv_cache();
-        KvCache::new(layers, [sequences, tokens.min(self.config().block_size), width], &self.device())
+        let sizes = [sequences, tokens.min(self.config().block_size), width];
+        KvCache::new(layers, sizes, self.head().dtype(), &self.device())
     }
 
     /// The logits of the tokens after the last ones of ids (B, T), which follow those in the cache and are added to it:

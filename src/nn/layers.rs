@@ -3,6 +3,7 @@
 use super::{LinearLayout, Module, Parameter, join};
 use crate::cpu::CHUNK;
 use crate::ops::random::Key;
+use crate::ops::{LinearRef, NormRef};
 use crate::profile::MemoryKind;
 use crate::tensor::{Spec, weights_device};
 use crate::{DType, Device, Result, Shape, Tensor};
@@ -102,6 +103,13 @@ impl Linear {
         }
     }
 
+    /// What it computes with, if it has no adapters.
+    pub(super) fn parts(&self, gelu: bool) -> Option<LinearRef<'_>> {
+        let outputs_first = self.weight.linear.as_ref().is_some_and(|layout| layout.outputs_first);
+        let (weight, bias) = (self.weight.operand(), self.bias.as_deref());
+        self.weight.low_rank.is_none().then_some(LinearRef { weight, outputs_first, bias, gelu })
+    }
+
     /// Whether all that it computes of an x of this type is one GEMM, so that others may take its place.
     pub fn is_plain(&self, dtype: DType) -> bool {
         self.weight.low_rank.is_none() && self.weight.operand().dtype() == dtype
@@ -172,6 +180,9 @@ pub trait Norm {
         dropout: Option<(f32, Key)>,
         out: DType,
     ) -> Result<(Tensor, Tensor)>;
+
+    /// What it computes with.
+    fn parts(&self) -> NormRef<'_>;
 }
 
 /// Layer normalization over the last dimension (Ba, Kiros, Hinton 2016), with PyTorch's epsilon.
@@ -209,6 +220,10 @@ impl Norm for LayerNorm {
     ) -> Result<(Tensor, Tensor)> {
         x.add_layer_norm(branch, dropout, out, &self.weight, self.bias.as_deref(), LayerNorm::EPS)
     }
+
+    fn parts(&self) -> NormRef<'_> {
+        NormRef { weight: &self.weight, bias: self.bias.as_deref(), eps: LayerNorm::EPS, rms: false }
+    }
 }
 
 /// RMS normalization over the last dimension (Zhang and Sennrich 2019).
@@ -242,6 +257,10 @@ impl Norm for RmsNorm {
         out: DType,
     ) -> Result<(Tensor, Tensor)> {
         x.add_rms_norm(branch, dropout, out, &self.weight, self.eps)
+    }
+
+    fn parts(&self) -> NormRef<'_> {
+        NormRef { weight: &self.weight, bias: None, eps: self.eps, rms: true }
     }
 }
 

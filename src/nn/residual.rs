@@ -6,7 +6,7 @@
 //!
 //! Shapes: all tensors are (..., C).
 
-use super::{Dropout, Norm};
+use super::{Dropout, Linear, Norm};
 use crate::ops::random::Key;
 use crate::tensor::recompute;
 use crate::{DType, Result, Tensor};
@@ -51,6 +51,37 @@ impl ResidualStream {
         let (x, normal) = norm.forward_add(&self.x, &value, dropout, self.operand)?;
         self.x = x;
         Ok(normal)
+    }
+
+    /// What a linear layer makes of the stream, normalized.
+    ///
+    /// # Errors
+    /// If the shapes of stream, branch, norm and layer differ.
+    pub fn norm_linear(&mut self, norm: &impl Norm, linear: &Linear, dropout: &Dropout) -> Result<Tensor> {
+        match self.fused(norm, linear, false)? {
+            Some(y) => Ok(y),
+            None => linear.forward(&self.norm(norm)?, dropout),
+        }
+    }
+
+    /// GELU of [`ResidualStream::norm_linear`], if that is one launch: in a step of generation.
+    ///
+    /// # Errors
+    /// Those of [`ResidualStream::norm_linear`].
+    pub fn norm_linear_gelu(&mut self, norm: &impl Norm, linear: &Linear) -> Result<Option<Tensor>> {
+        self.fused(norm, linear, true)
+    }
+
+    /// Norm and layer as one launch, where that is better.
+    fn fused(&mut self, norm: &impl Norm, linear: &Linear, gelu: bool) -> Result<Option<Tensor>> {
+        let drops = self.pending.as_ref().is_some_and(|branch| branch.dropout.is_some());
+        let Some(parts) = linear.parts(gelu).filter(|_| !drops && self.x.prefers_norm_linear()) else {
+            return Ok(None);
+        };
+        let branch = self.pending.take().map(|branch| branch.value);
+        let (x, y) = self.x.norm_linear(branch.as_ref(), norm.parts(), parts, self.operand)?;
+        self.x = x;
+        Ok(Some(y))
     }
 
     /// The stream after a block, of whose activations only the stream before it is kept: backward computes the others

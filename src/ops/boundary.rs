@@ -137,13 +137,23 @@ fn layers() -> Vec<Row> {
         row("embedding_at", &[f32(&[5, 4]), u32(&[2, 3]), f32(&[4, 4])], "0 dim0+1, 1 dim0+1, 2 dim0+1", |x| {
             no_grad(|| x[0].embedding_at(&x[1], &x[2], 1))
         }),
-        row("append_and_attend", &[f32(&[2, 2, 12]), f32(&[2, 5, 8])], "0 f16, 0 dim1+1, 1 dim1+1", |x| {
+        row("append_and_attend", &[f32(&[2, 2, 12]), f32(&[2, 5, 8])], "0 f16, 1 f16, 0 dim1+1, 1 dim1+1", |x| {
             no_grad(|| x[0].append_and_attend(Heads::multi_head(2), &x[1], 1))
         }),
         row("sample", &[f32(&[2, 5]), u32(&[2, 8]), f32(&[2, 5]), u32(&[2, 5])], "", |x| {
             x[0].sample(&x[1], Some(&x[2]), Some(&x[3]), 0)
         }),
-        row("cached_attention", &[f32(&[2, 2, 12]), f32(&[2, 5, 8])], "0 f16, 0 dim1+1, 1 dim1+1", |x| {
+        row(
+            "norm_linear",
+            &[f32(&[2, 4]), f32(&[4]), f32(&[4]), f32(&[2, 4]), f32(&[4, 3]), f32(&[3])],
+            "3 f16, 4 f16",
+            |x| {
+                let norm = NormRef { weight: &x[1], bias: Some(&x[2]), eps: 1e-5, rms: false };
+                let linear = LinearRef { weight: &x[4], outputs_first: false, bias: Some(&x[5]), gelu: false };
+                no_grad(|| x[0].norm_linear(Some(&x[3]), norm, linear, DType::F32)).map(|(_, y)| y)
+            },
+        ),
+        row("cached_attention", &[f32(&[2, 2, 12]), f32(&[2, 5, 8])], "0 f16, 1 f16, 0 dim1+1, 1 dim1+1", |x| {
             no_grad(|| x[0].cached_attention(Heads::multi_head(2), &x[1], 1))
         }),
         row("swiglu", &[f32(&[2, 3, 6])], "0 f16, 0 rank+1, 0 rank-1, 0 dim0+1, 0 dim1+1", |x| x[0].swiglu()),
@@ -153,9 +163,12 @@ fn layers() -> Vec<Row> {
         }),
         row("rope", &rope[..2], "0 f16, 0 dim0+1, 1 dim0+1", |x| x[0].rope(GROUPED, &x[1], None)),
         row("rope", &rope, "0 f16, 0 dim0+1, 1 dim0+1", |x| x[0].rope(GROUPED, &x[1], Some((1e-6, [&x[2], &x[3]])))),
-        row("rope_append", &[f32(&[2, 2, 16]), f32(&[3, 4]), f32(&[2, 5, 8])], "0 f16, 1 dim0+1, 2 dim1+1", |x| {
-            no_grad(|| x[0].rope_append(GROUPED, &x[1], None, &x[2], 1))
-        }),
+        row(
+            "rope_append",
+            &[f32(&[2, 2, 16]), f32(&[3, 4]), f32(&[2, 5, 8])],
+            "0 f16, 2 f16, 1 dim0+1, 2 dim1+1",
+            |x| no_grad(|| x[0].rope_append(GROUPED, &x[1], None, &x[2], 1)),
+        ),
     ]
 }
 

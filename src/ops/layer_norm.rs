@@ -30,17 +30,17 @@ use rayon::prelude::*;
 
 /// Inputs: x, weight, bias if there is one, and the branch if there is one. Outputs: y, the statistics (2, rows), and
 /// with a branch the sum.
-struct LayerNorm {
-    eps: f32,
+pub(super) struct LayerNorm {
+    pub eps: f32,
     /// Whether the mean is left out.
-    rms: bool,
-    has_bias: bool,
+    pub rms: bool,
+    pub has_bias: bool,
     /// The type of the branch, if there is one.
-    branch: Option<DType>,
+    pub branch: Option<DType>,
     /// Of the branch.
-    dropout: Option<Mask>,
+    pub dropout: Option<Mask>,
     /// The type of y.
-    out: DType,
+    pub out: DType,
 }
 
 /// Outputs: dx, the branch's gradient if `branch` gives a type for it, and if there are `parameters` their partial sums

@@ -16,6 +16,7 @@ mod layer_norm;
 mod linear_cross_entropy;
 mod low_rank;
 mod matmul;
+mod norm_linear;
 mod permute;
 pub mod random;
 mod reduce;
@@ -42,6 +43,8 @@ pub(crate) use binary::METHODS as BINARY;
 pub use cross_entropy::{Criterion, IGNORED};
 pub(crate) use matmul::MatMul;
 pub use matmul::{MatmulTuning, Throughput};
+pub(crate) use norm_linear::LinearRef;
+pub use norm_linear::NormRef;
 pub(crate) use unary::METHODS as UNARY;
 
 use crate::cpu::CHUNK;

@@ -102,6 +102,7 @@ impl Rope {
         let values = vec![
             ("pass", pass.into()),
             ("T", dtype.name().into()),
+            ("C", self.cache.as_ref().map_or(DType::F32, |cache| cache.dtype).name().into()),
             ("vector", d.vector().into()),
             ("half", d.half().into()),
             ("lanes", d.lanes().into()),
@@ -223,7 +224,7 @@ impl Kernel for Rope {
         if self.eps.is_some() {
             buffers.extend([of("q_weight", DType::F32, Input(2)), of("k_weight", DType::F32, Input(3))]);
         }
-        buffers.extend(self.cache.is_some().then(|| of("cache", DType::F32, Output(1))));
+        buffers.extend(self.cache.as_ref().map(|cache| of("cache", cache.dtype, Output(1))));
         let workgroups = (d.rows * d.packed).div_ceil(THREADS / d.lanes());
         self.launch("forward", d, dtype, buffers, workgroups)
     }
@@ -330,9 +331,9 @@ impl Tensor {
         Ok(apply(op, &rope_inputs(self, table, norm))?.remove(0))
     }
 
-    /// [`Tensor::rope`] of (B, n, P) tokens that follow `start` others in each sequence, in f32; their keys and values
-    /// are written to the rows of `cache` (B, T, 2 n_kv_head head size) from `start` on. For inference: nothing is
-    /// recorded on the tape.
+    /// [`Tensor::rope`] of (B, n, P) tokens that follow `start` others in each sequence; their keys and values are
+    /// written to the rows of `cache` (B, T, 2 n_kv_head head size), f32 or f16, from `start` on. For inference:
+    /// nothing is recorded on the tape.
     ///
     /// # Errors
     /// Those of [`Tensor::rope`], or if the cache is of other heads or full.
@@ -344,11 +345,10 @@ impl Tensor {
         cache: &Tensor,
         start: usize,
     ) -> Result<Tensor> {
-        let qkv = self.to_dtype(DType::F32)?;
-        heads.check_cache("rope_append", qkv.spec(), cache.spec(), start)?;
-        let op = Rope { cache: Some(cache.spec().clone()), ..qkv.rope_op(heads, norm.map(|(eps, _)| eps), start)? };
-        let y = Tensor::empty(qkv.spec().clone(), &qkv.device(), MemoryKind::Activations)?;
-        run_into(&op, &rope_inputs(&qkv, table, norm), &[&y, cache])?;
+        heads.check_cache("rope_append", self.spec(), cache.spec(), start)?;
+        let op = Rope { cache: Some(cache.spec().clone()), ..self.rope_op(heads, norm.map(|(eps, _)| eps), start)? };
+        let y = Tensor::empty(self.spec().clone(), &self.device(), MemoryKind::Activations)?;
+        run_into(&op, &rope_inputs(self, table, norm), &[&y, cache])?;
         Ok(y)
     }
 

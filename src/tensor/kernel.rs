@@ -16,6 +16,11 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
+    /// f32 values that are no tensor's.
+    pub(crate) fn of(spec: &'a Spec, values: &'a [f32]) -> View<'a> {
+        View { spec, bytes: bytemuck::cast_slice(values) }
+    }
+
     /// The elements as f32 (the kernel's `output_specs` has checked the type).
     pub fn f32(&self) -> &'a [f32] {
         debug_assert_eq!(self.spec.dtype, DType::F32);
@@ -35,7 +40,12 @@ pub struct ViewMut<'a> {
     pub(super) bytes: &'a mut [u8],
 }
 
-impl ViewMut<'_> {
+impl<'a> ViewMut<'a> {
+    /// f32 values that are no tensor's.
+    pub(crate) fn of(spec: &'a Spec, values: &'a mut [f32]) -> ViewMut<'a> {
+        ViewMut { spec, bytes: bytemuck::cast_slice_mut(values) }
+    }
+
     /// The elements as f32.
     pub fn f32(&mut self) -> &mut [f32] {
         debug_assert_eq!(self.spec.dtype, DType::F32);

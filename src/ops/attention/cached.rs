@@ -40,7 +40,8 @@ impl Kernel for AppendKv {
 
     fn cost(&self, inputs: &[&Spec], _: &[&Spec]) -> Cost {
         // The keys and values of the input, read and written.
-        Cost { flops: 0.0, bytes: (8 * inputs[0].shape.rows() * self.cache.shape.last_dim()) as f64 }
+        let kept = inputs[0].shape.rows() * self.cache.shape.last_dim();
+        Cost { flops: 0.0, bytes: (kept * (inputs[0].dtype.size_bytes() + self.cache.dtype.size_bytes())) as f64 }
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
@@ -58,8 +59,13 @@ fn append(qkv: &Spec, cache: &Spec, start: usize, written: Operand) -> Launch {
     let len = qkv.shape.rows() * width;
     Launch {
         shader: shader!("kv_cache"),
-        values: vec![("pass", "append".into()), ("T", qkv.dtype.name().into())],
-        buffers: vec![buffer("qkv", qkv.dtype.name(), Operand::Input(0)), buffer("cache", "f32", written)],
+        values: vec![
+            ("pass", "append".into()),
+            ("T", qkv.dtype.name().into()),
+            ("C", cache.dtype.name().into()),
+            ("vector", 1usize.into()),
+        ],
+        buffers: vec![buffer("qkv", qkv.dtype.name(), Operand::Input(0)), buffer("cache", cache.dtype.name(), written)],
         params: vec![
             param("len", len),
             param("packed", packed),
@@ -92,6 +98,11 @@ impl CachedAttention {
     fn dims(&self, qkv: &Spec) -> Dims {
         self.op.dims(qkv)
     }
+
+    /// Of what is kept.
+    fn cache<'a>(&'a self, inputs: &[&'a Spec]) -> &'a Spec {
+        self.append.as_ref().unwrap_or_else(|| inputs[1])
+    }
 }
 
 impl Kernel for CachedAttention {
@@ -111,7 +122,8 @@ impl Kernel for CachedAttention {
         let pairs: usize = (self.start + 1..=self.start + d.time).map(|keys| keys.min(window)).sum();
         let kept = (self.start + d.time).min(window.saturating_add(d.time)) * 2 * d.kv_width();
         let flops = (4 * d.batch * pairs * d.width()) as f64;
-        Cost { flops, bytes: (4 * d.batch * kept) as f64 + inputs[0].size_bytes() as f64 }
+        let size = self.cache(inputs).dtype.size_bytes();
+        Cost { flops, bytes: (size * d.batch * kept) as f64 + inputs[0].size_bytes() as f64 }
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
@@ -128,14 +140,16 @@ impl Kernel for CachedAttention {
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output, ReadScratch, Scratch};
-        let (d, [_, room, _]) = (self.dims(inputs[0]), sizes(self.append.as_ref().unwrap_or_else(|| inputs[1])));
+        let (d, cache) = (self.dims(inputs[0]), self.cache(inputs));
+        let ([_, room, _], kept) = (sizes(cache), cache.dtype);
         // One token sees its own key and value without the cache; those of several are put there first.
         let (appends, first) = match &self.append {
             Some(cache) if d.time > 1 => (false, Some(append(inputs[0], cache, self.start, Output(1)))),
             cache => (cache.is_some(), None),
         };
         let cache = if self.append.is_some() { Output(1) } else { Input(1) };
-        let columns = d.head_size.next_power_of_two();
+        let vector = if d.head_size.is_multiple_of(4) { 4 } else { 1 };
+        let columns = (d.head_size / vector).next_power_of_two();
         let splits = (self.start + d.time).div_ceil(SPLIT_KEYS);
         let launch = |values: Vec<(&'static str, Value)>, buffers: Vec<Buffer>, workgroups| Launch {
             shader: shader!("kv_cache"),
@@ -160,23 +174,28 @@ impl Kernel for CachedAttention {
         let split = vec![
             ("pass", "split".into()),
             ("T", element.into()),
+            ("C", kept.name().into()),
+            ("vector", vector.into()),
             split_keys,
             ("columns", columns.into()),
             ("appends", appends.into()),
             ("alone", (splits == 1).into()),
             ("cache_is_output", self.append.is_some().into()),
         ];
-        let combine = vec![("pass", "combine".into()), ("T", element.into()), split_keys];
+        let plain = [("C", "f32".into()), ("vector", 1usize.into())];
+        let combine =
+            [("pass", "combine".into()), ("T", element.into()), split_keys].into_iter().chain(plain).collect();
         let floats = |name, operand| buffer(name, "f32", operand);
         let partials = d.batch * d.time * d.n_head * splits;
-        let operands = [buffer("qkv", element, Input(0)), floats("cache", cache)];
-        let y = buffer("y", element, Output(0));
+        let vectors = |name, dtype: DType, operand| buffer(name, dtype.wgsl(vector), operand);
+        let operands = [vectors("qkv", inputs[0].dtype, Input(0)), vectors("cache", kept, cache)];
         if splits == 1 {
+            let y = vectors("y", inputs[0].dtype, Output(0));
             let split = launch(split, [&operands[..], &[y]].concat(), partials);
             return Plan { scratch: vec![], launches: first.into_iter().chain([split]).collect() };
         }
         let split = launch(split, [&operands[..], &[floats("partials", Scratch(0))]].concat(), partials);
-        let buffers = vec![floats("partials", ReadScratch(0)), y];
+        let buffers = vec![floats("partials", ReadScratch(0)), buffer("y", element, Output(0))];
         let combine = launch(combine, buffers, (d.batch * d.time * d.width()).div_ceil(64));
         let launches = first.into_iter().chain([split, combine]).collect();
         Plan { scratch: vec![4 * partials * (2 + d.head_size)], launches }
@@ -189,10 +208,7 @@ impl Heads {
     /// # Errors
     /// If the heads do not fit, or the cache is full.
     pub(crate) fn check_cache(self, name: &'static str, qkv: &Spec, cache: &Spec, start: usize) -> Result<()> {
-        expect_f32(name, &[cache])?;
-        if qkv.dtype != DType::F16 {
-            expect_f32(name, &[qkv])?;
-        }
+        [qkv, cache].iter().filter(|spec| spec.dtype != DType::F16).try_for_each(|spec| expect_f32(name, &[spec]))?;
         let op = Attention { heads: self, documents: false, dropout: None };
         op.output_specs(&[qkv])?;
         let d = op.dims(qkv);
@@ -206,7 +222,7 @@ impl Heads {
 
 impl Tensor {
     /// [`Tensor::cached_attention`], which itself writes the keys and values of the n tokens to the rows of `cache`
-    /// (B, T, 2 K), f32, from `start` on: (B, n, C).
+    /// (B, T, 2 K), f32 or f16, from `start` on: (B, n, C).
     ///
     /// # Errors
     /// If the shapes do not fit, or the cache is full.

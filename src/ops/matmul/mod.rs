@@ -13,7 +13,7 @@
 
 mod autotune;
 mod cpu;
-mod matvec;
+pub(super) mod matvec;
 mod plan;
 mod select;
 mod tiles;
