@@ -52,6 +52,10 @@ pub enum Error {
     #[error("the GPU was lost: {0}")]
     DeviceLost(String),
 
+    /// The ranks of a job cannot go on together: one of them ended, or did not come in time.
+    #[error("{0}")]
+    Communication(String),
+
     /// A value of the configuration is wrong: `place` names the file, variable or flag, `key` the key in it.
     #[error("{place}: {key}: {message}")]
     Config { place: String, key: String, message: String },

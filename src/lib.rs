@@ -1,7 +1,7 @@
 //! Train GPT-style language models on any GPU through wgpu, or on the CPU.
 //!
 //! Modules import only from those to their left:
-//! `error, profile, report <- gpu, cpu <- tensor <- ops <- nn, optim <- models <- generate <- train <- bench <- cli`;
+//! `error, profile, report, comm <- gpu, cpu <- tensor <- ops <- nn, optim <- models <- generate <- train <- bench <- cli`;
 //! `config` and `data` import only `error` and the caches, `testing` and `protobuf` nothing. `docs/design.md` is the
 //! map.
 
@@ -9,6 +9,7 @@ pub mod bench;
 mod cache;
 #[cfg(feature = "cli")]
 pub mod cli;
+pub mod comm;
 pub mod config;
 mod cpu;
 pub mod data;

@@ -34,6 +34,7 @@ fn a_lost_device_is_opened_again_once_and_the_run_goes_on_from_the_last_checkpoi
             &resolved,
             TrainOptions {
                 device: first,
+                others: &[],
                 started: Instant::now(),
                 reopen: Some(&reopen),
                 data_dir: Path::new("data"),

@@ -177,7 +177,7 @@ fn kept_standard_input() -> Result<String> {
 /// These layers with what the flags about the device set.
 pub fn with_device(layers: Layers, device: &device::Flags) -> crate::Result<Layers> {
     let flags = [
-        ("--device", "device.kind", text(device.device)),
+        ("--device", "device.kind", text(device.device.clone())),
         ("--matmul-f32", "device.matmul_f32", text(device.matmul_f32())),
         ("--threads", "device.threads", text(device.threads)),
         ("--allow-fallback", "device.allow_fallback", text(device.allow_fallback.then_some(true))),

@@ -1,7 +1,7 @@
 //! Opens the device that was asked for, and says what was chosen and why. Nothing falls back silently.
 
 use super::{cache, output};
-use crate::config::{DeviceConfig, DeviceKind, MatmulF32, Resolved, current_word};
+use crate::config::{DeviceConfig, DeviceKind, Devices, MatmulF32, Resolved, current_word};
 use crate::gpu::{AdapterChoice, Gpu, adapters};
 use crate::ops::MatmulTuning;
 use crate::{Device, cpu};
@@ -11,9 +11,10 @@ use std::path::Path;
 /// The flags that every command which computes has.
 #[derive(Clone, clap::Args)]
 pub struct Flags {
-    /// Where to compute: auto, cpu, gpu, or gpu:N as `rustyflow devices` numbers them
+    /// Where to compute: auto, cpu, gpu, or gpu:N as `rustyflow devices` numbers them; `train` takes several: gpu:all,
+    /// gpu:0,1, gpu:0,cpu
     #[arg(long, value_name = "DEVICE")]
-    pub device: Option<DeviceKind>,
+    pub device: Option<Devices>,
 
     /// Use the CPU if the GPU asked for cannot be opened
     #[arg(long)]
@@ -40,7 +41,7 @@ impl Flags {
     /// The device section of a configuration with these flags on top.
     pub fn over(&self, config: &DeviceConfig) -> DeviceConfig {
         DeviceConfig {
-            kind: self.device.unwrap_or(config.kind),
+            kind: self.device.clone().unwrap_or_else(|| config.kind.clone()),
             allow_fallback: self.allow_fallback || config.allow_fallback,
             allow_software: self.allow_software_gpu || config.allow_software,
             matmul_f32: self.matmul_f32().unwrap_or(config.matmul_f32),
@@ -72,22 +73,49 @@ const FORMER: &str = "the next version will not read the former name";
 
 /// The opened device, and why it was chosen if that was left open.
 pub fn open(config: &DeviceConfig) -> Result<Device> {
-    open_with(config, false)
+    open_with(config, single(config)?, false)
 }
 
 /// As [`open`], for commands that compute for long: the matmul kernels of a GPU are autotuned first, if they never
 /// were.
 pub fn open_autotuned(config: &DeviceConfig) -> Result<Device> {
-    open_with(config, true)
+    open_with(config, single(config)?, true)
 }
 
-/// As [`open`] or [`open_autotuned`], for a run: `device.matmul_f32` is definite afterwards, and goes into the run's
-/// config.toml, so that no later measurement changes its bits. `kept` is the value of a run that is resumed.
-pub fn open_for_run(resolved: &mut Resolved, kept: Option<MatmulF32>, tune: bool) -> Result<Device> {
+/// The device, where there can be one only.
+fn single(config: &DeviceConfig) -> Result<DeviceKind> {
+    let several = || anyhow::anyhow!("device {}: only `train` computes on several devices; give one", config.kind);
+    config.kind.single().ok_or_else(several)
+}
+
+/// As [`open`] or [`open_autotuned`], for a run, which may compute on several devices: `device.matmul_f32` is definite
+/// afterwards, and goes into the run's config.toml, so that no later measurement changes its bits. `kept` is the value
+/// of a run that is resumed.
+pub fn open_for_run(resolved: &mut Resolved, kept: Option<MatmulF32>, tune: bool) -> Result<Vec<Device>> {
     keep(resolved, kept);
-    let device = open_with(&resolved.config.device, tune)?;
-    resolve_matmul_f32(resolved, &device);
-    Ok(device)
+    let kinds = expand(&resolved.config.device)?;
+    let first = open_with(&resolved.config.device, kinds[0], tune)?;
+    resolve_matmul_f32(resolved, &first);
+    let others = kinds[1..].iter().map(|&kind| open_with(&resolved.config.device, kind, tune));
+    std::iter::once(Ok(first)).chain(others).collect()
+}
+
+/// The devices that are asked for, one by one.
+fn expand(config: &DeviceConfig) -> Result<Vec<DeviceKind>> {
+    let mut kinds = Vec::new();
+    for &kind in config.kind.kinds() {
+        if kind != DeviceKind::AllGpus {
+            kinds.push(kind);
+            continue;
+        }
+        let before = kinds.len();
+        let usable = adapters().into_iter().filter(|adapter| config.allow_software || !adapter.is_software());
+        kinds.extend(usable.map(|adapter| DeviceKind::Gpu(Some(adapter.index))));
+        if kinds.len() == before {
+            bail!("--device gpu:all: this machine has no GPU; `rustyflow devices` lists what it has");
+        }
+    }
+    Ok(kinds)
 }
 
 /// Makes `device.matmul_f32` definite on a device that is open.
@@ -115,10 +143,10 @@ fn effective_matmul_f32(device: &Device) -> (MatmulF32, &'static str) {
     (if device.split_fp16() { MatmulF32::SplitFp16 } else { MatmulF32::Fma }, how)
 }
 
-fn open_with(config: &DeviceConfig, tune: bool) -> Result<Device> {
+fn open_with(config: &DeviceConfig, kind: DeviceKind, tune: bool) -> Result<Device> {
     check_threads(config.threads)?;
     cpu::set_threads(if config.threads == 0 { num_cpus::get_physical() } else { config.threads });
-    let device = choose(config, tune)?;
+    let device = choose(config, kind, tune)?;
     if config.matmul_f32 == MatmulF32::SplitFp16 && !device.split_fp16() {
         let why = match device.adapter() {
             None => "the CPU has no tensor cores".to_string(),
@@ -140,7 +168,7 @@ fn check_threads(threads: usize) -> Result<()> {
     bail!("device.threads is {threads}, and {why}; 0 takes one per core (--threads)")
 }
 
-fn choose(config: &DeviceConfig, tune: bool) -> Result<Device> {
+fn choose(config: &DeviceConfig, kind: DeviceKind, tune: bool) -> Result<Device> {
     let open = |index| -> Result<Device> {
         let choice = AdapterChoice {
             index,
@@ -155,8 +183,9 @@ fn choose(config: &DeviceConfig, tune: bool) -> Result<Device> {
             how => gpu.with_split_fp16(how == MatmulF32::SplitFp16),
         }))
     };
-    match config.kind {
+    match kind {
         DeviceKind::Cpu => Ok(Device::Cpu),
+        DeviceKind::AllGpus => unreachable!("expanded before"),
         DeviceKind::Gpu(index) => or_fall_back(config, gpu_number(index).and_then(open)),
         // Whoever names an adapter wants that one.
         DeviceKind::Auto if names_adapter() => or_fall_back(config, gpu_number(None).and_then(open)),

@@ -29,7 +29,8 @@ pub fn run(args: &Args) -> Result<()> {
 
 /// Prints the plan of a run; `kept` is the `device.matmul_f32` of one that is resumed.
 pub fn show(resolved: &mut Resolved, kept: Option<MatmulF32>, flags: &TrainFlags, json: bool) -> Result<()> {
-    let device = device::open_for_run(resolved, kept, true)?;
+    // The first of several stands for all.
+    let device = device::open_for_run(resolved, kept, true)?.swap_remove(0);
     let mut plan = plan_run(resolved, &device, &flags.run.data_dir, cache::folder().as_deref())?;
     if let Some(rates) = rates(&plan, resolved, &device) {
         plan.estimate(&rates);

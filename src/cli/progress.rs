@@ -4,7 +4,7 @@ use super::data::Bar;
 use super::output::{self, short};
 use crate::generate::printable;
 use crate::profile::size_text;
-use crate::train::{Evaluation, Event, Start, Step, Summary};
+use crate::train::{Evaluation, Event, Start, Step, Summary, rank_table};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use std::fmt;
 use std::io::{self, IsTerminal};
@@ -205,6 +205,9 @@ fn write_remaining(state: &ProgressState, out: &mut dyn fmt::Write) {
 
 fn finish(s: &Summary, profile: bool) -> io::Result<()> {
     output::line(if profile { s.report.text() } else { s.report.summary() })?;
+    if !s.ranks.is_empty() {
+        output::line(rank_table(&s.ranks))?;
+    }
     let number = |loss: Option<f64>| loss.map_or("-".to_string(), |l| format!("{l:.4}"));
     let validation = s.validation.as_ref().map(|v| v.loss);
     let stopped = if s.interrupted { format!(", interrupted before {}", s.total_steps) } else { String::new() };

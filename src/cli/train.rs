@@ -41,7 +41,8 @@ pub type Show = Box<dyn FnMut(&Event) -> io::Result<()>>;
 
 /// What a run takes from its command.
 pub struct Context<'a> {
-    pub device: &'a Device,
+    /// One for each rank; the first leads.
+    pub devices: &'a [Device],
     pub data_dir: &'a Path,
     /// When the command began.
     pub started: Instant,
@@ -60,10 +61,14 @@ pub fn train_and_show(
 ) -> Result<(Summary, io::Result<()>), Error> {
     let mut shown = Ok(());
     let cache = cache::folder();
+    let (first, others) = context.devices.split_first().expect("one device at least");
+    let reopen = || device::open(&resolved.config.device).map_err(|e| Error::DeviceLost(e.to_string()));
     let options = TrainOptions {
-        device: context.device.clone(),
+        device: first.clone(),
+        others,
         started: context.started,
-        reopen: Some(&|| device::open(&resolved.config.device).map_err(|e| Error::DeviceLost(e.to_string()))),
+        // Of several devices the others have lost a part of the gradients: that ends the job.
+        reopen: if others.is_empty() { Some(&reopen) } else { None },
         data_dir: context.data_dir,
         cache_dir: cache.as_deref(),
         resume: context.resume,
@@ -115,13 +120,13 @@ pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
     if args.dry_run {
         return plan::show(&mut resolved, kept, flags, args.json);
     }
-    let device = device::open_for_run(&mut resolved, kept, true)?;
+    let devices = device::open_for_run(&mut resolved, kept, true)?;
     let show: Show = match (args.json, quiet) {
         (true, _) => show_json(),
         (false, true) => Box::new(|_| Ok(())),
         (false, false) => {
             let is_built_in = flags.run.is_quickstart() && run.is_none();
-            let mut show = view(&args, &device);
+            let mut show = view(&args, &devices[0]);
             Box::new(move |event| {
                 if is_built_in && matches!(event, Event::Started(_)) {
                     output::line("config     the built-in quickstart")?;
@@ -132,7 +137,7 @@ pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
     };
     let data_dir = &flags.run.data_dir;
     let trace = args.trace.as_ref().map(Option::as_deref);
-    let context = Context { device: &device, data_dir, started, resume: run.as_deref(), interrupts, trace };
+    let context = Context { devices: &devices, data_dir, started, resume: run.as_deref(), interrupts, trace };
     let (summary, shown) = train_and_show(&resolved, &context, show)?;
     if !args.json && shown.is_ok() {
         say_where(&summary, quiet)?;

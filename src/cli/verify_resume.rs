@@ -2,6 +2,7 @@
 
 use super::interrupt::Interrupts;
 use super::{cache, configuration, device, output};
+use crate::Device;
 use crate::train::verify_resume;
 use anyhow::{Result, bail};
 
@@ -23,15 +24,16 @@ pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
     interrupts.stop_after("\nstopping after this step; press Ctrl-C again to stop at once");
     let mut resolved = args.configuration.resolve(None, &[])?;
     configuration::warn(&resolved);
-    let device = device::open_for_run(&mut resolved, None, false)?;
+    let devices = device::open_for_run(&mut resolved, None, false)?;
     let (data_dir, cache) = (&args.configuration.data_dir, cache::folder());
     let steps = args.steps as usize;
-    let verified = verify_resume(&resolved, steps, &device, data_dir, cache.as_deref(), interrupts.stop())?;
+    let verified = verify_resume(&resolved, steps, &devices, data_dir, cache.as_deref(), interrupts.stop())?;
     let steps = verified.steps;
     if args.json {
         output::line(serde_json::to_value(&verified)?)?;
     } else {
-        output::line(format_args!("device        {}", device.describe()))?;
+        let described: Vec<String> = devices.iter().map(Device::describe).collect();
+        output::line(format_args!("device        {}", described.join(", ")))?;
         output::line(format_args!("compared      {} steps in one go, and {steps} + {steps} resumed", 2 * steps))?;
         output::line(format_args!(
             "these are     {} bytes of weights, {} bytes of optimizer state, {} lines of metrics",

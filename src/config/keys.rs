@@ -3,9 +3,9 @@
 use toml::Value;
 
 use super::choice::{
-    AdjustLr, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule,
-    WeightDtype,
+    AdjustLr, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule, WeightDtype,
 };
+use super::devices::{self, Devices};
 
 /// What a key takes.
 #[derive(Clone, Copy, Debug)]
@@ -24,7 +24,7 @@ pub(super) enum Kind {
     Real,
     /// One of these words.
     Choice(&'static [&'static str]),
-    /// A [`DeviceKind`].
+    /// [`Devices`].
     Device,
     /// A list of tables, each a [`GroupConfig`](super::GroupConfig).
     Groups,
@@ -106,6 +106,8 @@ pub(super) const KEYS: &[Key] = &[
     key("train.label_smoothing", Kind::Real),
     key("train.ema_decay", Kind::Real),
     key("train.recompute", Kind::Choice(Recompute::CHOICES)),
+    key("train.reduce_dtype", Kind::Choice(WeightDtype::CHOICES)),
+    key("train.comm_timeout", Kind::Real),
     key("optimizer.kind", Kind::Choice(OptimizerKind::CHOICES)),
     key("optimizer.beta1", Kind::Real),
     key("optimizer.beta2", Kind::Real),
@@ -255,11 +257,11 @@ impl Key {
                 false => refuse(&format!("one of {}", choices.join(", ")), &Value::String(word)),
             },
             (Kind::Choice(choices), value) => refuse(&format!("one of {}", choices.join(", ")), &value),
-            (Kind::Device, Value::String(word)) => match word.parse::<DeviceKind>() {
-                Ok(kind) => Ok(Value::String(kind.to_string())),
-                Err(_) => refuse("one of auto, cpu, gpu, gpu:N (such as gpu:1)", &Value::String(word)),
+            (Kind::Device, Value::String(word)) => match word.parse::<Devices>() {
+                Ok(devices) => Ok(Value::String(devices.to_string())),
+                Err(_) => refuse(devices::EXPECTED, &Value::String(word)),
             },
-            (Kind::Device, value) => refuse("one of auto, cpu, gpu, gpu:N (such as gpu:1)", &value),
+            (Kind::Device, value) => refuse(devices::EXPECTED, &value),
             (Kind::Groups, Value::Array(groups)) => {
                 let groups = groups
                     .into_iter()

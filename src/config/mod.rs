@@ -21,6 +21,7 @@
 
 mod changes;
 mod choice;
+mod devices;
 mod env_file;
 mod explain;
 mod keys;
@@ -41,9 +42,9 @@ use crate::error::Error;
 
 pub use changes::Change;
 pub use choice::{
-    AdjustLr, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule,
-    WeightDtype,
+    AdjustLr, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule, WeightDtype,
 };
+pub use devices::{DeviceKind, Devices};
 pub use keys::current_word;
 #[cfg(feature = "cli")]
 pub(crate) use keys::nearest;

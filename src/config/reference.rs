@@ -103,6 +103,8 @@ fn values(kind: Kind) -> Value {
                 "weight_decay": { "type": "number" },
             },
         } }),
-        Kind::Device => json!({ "type": "string", "pattern": "^(auto|cpu|gpu(:[0-9]+)?)$" }),
+        Kind::Device => {
+            json!({ "type": "string", "pattern": "^(auto|(cpu|gpu(:([0-9]+|all))?)(,(cpu|[0-9]+|gpu(:([0-9]+|all))?))*)$" })
+        }
     }
 }

@@ -12,8 +12,9 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::choice::{
-    AdjustLr, DeviceKind, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, Schedule,
+    AdjustLr, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, Schedule, WeightDtype,
 };
+use super::devices::Devices;
 
 /// Everything that a run can be told.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -81,8 +82,8 @@ impl Default for RunConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DeviceConfig {
-    /// `auto`, `cpu`, `gpu` or `gpu:N`. Default `auto`.
-    pub kind: DeviceKind,
+    /// `auto`, `cpu`, `gpu`, `gpu:N`, or several, which train together: `gpu:all`, `gpu:0,1`. Default `auto`.
+    pub kind: Devices,
     /// `f32` or `mixed`. Default `f32`.
     pub precision: Precision,
     /// `auto`, `fma` or `split-fp16`. Default `auto`; a run writes down what it came to.
@@ -98,7 +99,7 @@ pub struct DeviceConfig {
 impl Default for DeviceConfig {
     fn default() -> Self {
         DeviceConfig {
-            kind: DeviceKind::Auto,
+            kind: Devices::default(),
             precision: Precision::F32,
             matmul_f32: MatmulF32::Auto,
             threads: 0,
@@ -193,6 +194,10 @@ pub struct TrainConfig {
     pub ema_decay: f64,
     /// `none` or `block`. Default `none`.
     pub recompute: Recompute,
+    /// What gradients are sent as between devices, `f32` or `f16`. Default `f32`.
+    pub reduce_dtype: WeightDtype,
+    /// Seconds that a device waits for another one, before the job ends. Default 60.
+    pub comm_timeout: f64,
 }
 
 impl Default for TrainConfig {
@@ -215,6 +220,8 @@ impl Default for TrainConfig {
             label_smoothing: 0.0,
             ema_decay: 0.0,
             recompute: Recompute::None,
+            reduce_dtype: WeightDtype::F32,
+            comm_timeout: 60.0,
         }
     }
 }

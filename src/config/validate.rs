@@ -129,6 +129,12 @@ fn ranges(c: &Checker) -> Result<()> {
         ("train.grad_clip", train.grad_clip, train.grad_clip >= 0.0, "at least 0 (0 turns clipping off)"),
         ("train.label_smoothing", train.label_smoothing, in_unit(train.label_smoothing), "at least 0 and below 1"),
         ("train.ema_decay", train.ema_decay, in_unit(train.ema_decay), "at least 0 and below 1 (0 keeps no average)"),
+        (
+            "train.comm_timeout",
+            train.comm_timeout,
+            (1.0..=86_400.0).contains(&train.comm_timeout),
+            "1 to 86400 seconds",
+        ),
         ("optimizer.beta1", optimizer.beta1, in_unit(optimizer.beta1), "at least 0 and below 1"),
         ("optimizer.beta2", optimizer.beta2, in_unit(optimizer.beta2), "at least 0 and below 1"),
         // As the f32 that it becomes: 1e-60 would be the zero that it is there to prevent.

@@ -8,6 +8,7 @@
 //! f16_only | frozen |                      f16: all there is of them
 //! ```
 
+use super::optimizer::bindable_ranges;
 use crate::cpu::CHUNK;
 use crate::nn::{LinearLayout, Module, Parameter};
 use crate::profile::MemoryKind;
@@ -189,6 +190,15 @@ impl ParameterArena {
         let Some(halves) = &self.halves else { return Ok(()) };
         let part = |arena: &Tensor| arena.slice_flat(range.start, [range.len()].into());
         part(&self.values).cast_into(&part(halves))
+    }
+
+    /// Rounds the f16 copies of all values anew, if there are any: for whoever has written values.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub fn refresh_halves(&self) -> Result<()> {
+        let ranges = bindable_ranges(&(0..self.values.len()), &self.values.device());
+        ranges.iter().try_for_each(|range| self.copy_to_halves(range))
     }
 
     /// Forgets the gradients collected so far.

@@ -3,7 +3,7 @@
 //! are trained, `trained.<parameter>`, because `model.safetensors` has the averages then. One tensor per parameter, so
 //! that the file does not depend on how arenas are laid out.
 
-use super::optimizer::{bindable_ranges, slice};
+use super::optimizer::slice;
 use super::{Entry, Kind, Optimizer, ParameterArena};
 use crate::tensor::Bytes;
 use crate::{Error, Result, Tensor};
@@ -115,10 +115,13 @@ impl Optimizer {
             }
             tensor.write_bytes(&flat)?;
         }
-        self.steps = steps;
-        bindable_ranges(&(0..weights.len()), &weights.device())
-            .iter()
-            .try_for_each(|range| parameters.copy_to_halves(range))
+        self.set_updates(steps);
+        parameters.refresh_halves()
+    }
+
+    /// Goes on as after so many updates: for whoever has written the moments.
+    pub fn set_updates(&mut self, updates: u64) {
+        self.steps = updates;
     }
 }
 

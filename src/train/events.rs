@@ -1,6 +1,7 @@
 //! The events of a run, for its observer. The trainer prints nothing itself.
 
 use super::evaluate::Evaluation;
+use super::ranks::RankTimes;
 use crate::data::{Progress, Summary as Text};
 use crate::models::ModelConfig;
 use crate::profile::Report;
@@ -149,6 +150,8 @@ pub struct Summary {
     pub peak_memory_bytes: usize,
     /// Seconds of training of every epoch that began and ended in this run, by its number.
     pub epoch_seconds: Vec<(usize, f64)>,
+    /// What the time of each rank went into, if there are several.
+    pub ranks: Vec<RankTimes>,
     pub report: Report,
 }
 
@@ -205,7 +208,7 @@ impl Event {
                 "interrupted": s.interrupted, "train_loss": s.train_loss, "validation": s.validation,
                 "best_loss": s.best_loss, "best_step": s.best_step,
                 "tokens_per_s": s.tokens_per_s.round(), "peak_memory_bytes": s.peak_memory_bytes,
-                "profile": s.report,
+                "profile": s.report, "ranks": s.ranks,
             }),
         })
     }

@@ -42,6 +42,7 @@ fn run(
     let (data_dir, training_log, device) = (Path::new("data"), None, device.clone());
     let options = TrainOptions {
         device,
+        others: &[],
         started: Instant::now(),
         reopen: None,
         data_dir,

@@ -9,6 +9,8 @@ use std::time::Instant;
 /// What a run needs besides its configuration.
 pub struct TrainOptions<'a> {
     pub device: Device,
+    /// The devices of the other ranks of this process, which share the sequences of each step with it.
+    pub others: &'a [Device],
     /// When the command began, from where the report counts.
     pub started: Instant,
     /// Opens the device again if it is lost; without it, that ends the run.

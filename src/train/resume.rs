@@ -3,7 +3,7 @@
 use super::checkpoint::{CONFIG, Checkpoint, Files, STATE, newest_good, recover};
 use super::run_folder::RunFolder;
 use crate::config::{Config, Layers, Resolved};
-use crate::{Device, Error, Result};
+use crate::{Error, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -40,7 +40,7 @@ impl Resumed {
     ///
     /// # Errors
     /// If it may not, if all its checkpoints are damaged, or if the folder cannot be written to.
-    pub(super) fn open(path: &Path, resolved: &Resolved, device: &Device) -> Result<Resumed> {
+    pub(super) fn open(path: &Path, resolved: &Resolved, device: &str) -> Result<Resumed> {
         let config = run_config(path)?;
         let folder = RunFolder::open(path)?;
         recover(&Files::default(), path)?;
@@ -50,12 +50,11 @@ impl Resumed {
             Some(Checkpoint { path, state }) => {
                 let before = Layers::new().file(&path.join(CONFIG))?.build()?.config;
                 notes.extend(changes(&before, resolved, path)?);
-                if state.device != device.name() {
+                if state.device != device {
                     notes.push(format!(
                         "the run was computed on {}, it goes on on {}: its numbers may differ in the last digits from \
                          those of a run on one device",
-                        state.device,
-                        device.name()
+                        state.device, device
                     ));
                 }
                 let version = env!("CARGO_PKG_VERSION");

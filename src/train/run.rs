@@ -14,8 +14,7 @@ use std::time::Instant;
 /// If a run cannot be resumed or may not be with this configuration, if the corpus, the tokenizer, the model or the
 /// run's folder cannot be made, if the device reports an error, or [`Error::Diverged`].
 pub fn train(resolved: &Resolved, options: TrainOptions) -> Result<Summary> {
-    let TrainOptions { device, started, reopen, data_dir, cache_dir, resume, stop, training_log, trace, on_event } =
-        options;
+    let TrainOptions { on_event, reopen, .. } = options;
     let mut folder = None;
     let first = {
         let on_event = &mut |event: &Event| {
@@ -24,30 +23,14 @@ pub fn train(resolved: &Resolved, options: TrainOptions) -> Result<Summary> {
             }
             on_event(event);
         };
-        run(
-            resolved,
-            TrainOptions { device, started, reopen, data_dir, cache_dir, resume, stop, training_log, trace, on_event },
-        )
+        let device = options.device.clone();
+        run(resolved, TrainOptions { device, on_event, ..options })
     };
     match (first, reopen, &folder) {
         (Err(error @ Error::DeviceLost(_)), Some(open), Some(folder)) => {
             on_event(&Event::Note(format!("{error}: opening it again, to go on from the last checkpoint")));
             let (started, device, resume) = (Instant::now(), open()?, Some(&**folder));
-            run(
-                resolved,
-                TrainOptions {
-                    device,
-                    started,
-                    reopen,
-                    data_dir,
-                    cache_dir,
-                    resume,
-                    stop,
-                    training_log,
-                    trace,
-                    on_event,
-                },
-            )
+            run(resolved, TrainOptions { device, started, resume, on_event, ..options })
         }
         (result, ..) => result,
     }

@@ -1,21 +1,41 @@
 //! What happens between backward and the optimizer.
 
-use crate::Result;
 use crate::optim::ParameterArena;
+use crate::{Result, Tensor};
 
-/// Runs once for each update, after the gradients of all its micro-batches are accumulated and before the optimizer
-/// uses them. Several devices would average their gradients here.
+/// Runs around the last backward pass of each update, and before the optimizer uses the gradients: several devices sum
+/// theirs here (`ranks/reduce.rs`).
 pub(super) trait StepHook {
+    /// Runs the last backward pass of an update, after which the gradients of all its passes are accumulated. It may
+    /// look at them as they are completed.
+    ///
+    /// # Errors
+    /// Those of `backward`, and whatever ends the run.
+    fn last_backward(&mut self, parameters: &ParameterArena, backward: &mut dyn FnMut() -> Result<()>) -> Result<()>;
+
+    /// Completes the gradients, and the loss of the update, of which this device has computed a part.
+    ///
     /// # Errors
     /// Whatever ends the run.
-    fn after_backward(&mut self, parameters: &ParameterArena) -> Result<()>;
+    fn after_backward(&mut self, parameters: &ParameterArena, loss: Tensor) -> Result<Tensor>;
+
+    /// Whether no other device takes part, so that a step can be computed again.
+    fn is_alone(&self) -> bool;
 }
 
 /// One device: its gradients are those of the step.
 pub(super) struct SingleDevice;
 
 impl StepHook for SingleDevice {
-    fn after_backward(&mut self, _: &ParameterArena) -> Result<()> {
-        Ok(())
+    fn last_backward(&mut self, _: &ParameterArena, backward: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        backward()
+    }
+
+    fn after_backward(&mut self, _: &ParameterArena, loss: Tensor) -> Result<Tensor> {
+        Ok(loss)
+    }
+
+    fn is_alone(&self) -> bool {
+        true
     }
 }

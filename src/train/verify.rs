@@ -36,13 +36,13 @@ pub struct Verified {
 pub fn verify_resume(
     resolved: &Resolved,
     steps: usize,
-    device: &Device,
+    devices: &[Device],
     data_dir: &Path,
     cache_dir: Option<&Path>,
     stop: &AtomicBool,
 ) -> Result<Verified> {
     let folder = Path::new(&resolved.config.run.dir).join(format!("verify-resume-{}", std::process::id()));
-    let result = compare(resolved, steps, device, data_dir, cache_dir, stop, &folder);
+    let result = compare(resolved, steps, devices, data_dir, cache_dir, stop, &folder);
     if result.as_ref().is_ok_and(|verified| !verified.differences.is_empty()) {
         return result.map(|verified| Verified { folder: Some(folder), ..verified });
     }
@@ -54,7 +54,7 @@ pub fn verify_resume(
 fn compare(
     resolved: &Resolved,
     steps: usize,
-    device: &Device,
+    devices: &[Device],
     data_dir: &Path,
     cache_dir: Option<&Path>,
     stop: &AtomicBool,
@@ -65,7 +65,8 @@ fn compare(
         let path = folder.join(name);
         let halt = AtomicBool::new(false);
         let options = TrainOptions {
-            device: device.clone(),
+            device: devices[0].clone(),
+            others: &devices[1..],
             started: Instant::now(),
             reopen: None,
             data_dir,

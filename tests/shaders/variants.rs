@@ -132,6 +132,8 @@ fn model_steps(device: &Device) {
     };
     let wide = ModelConfig { vocab_size: 50_257, block_size: 512, n_layer: 1, n_head: 2, n_embd: 128, ..small.clone() };
     let untied = ModelConfig { bias: false, tie_embeddings: false, ..small.clone() };
+    // Heads that are no whole vectors, and several splits of keys.
+    let odd = ModelConfig { block_size: 256, n_layer: 1, n_embd: 27, ..small.clone() };
     let products = [DType::F32].into_iter().chain(device.has_f16().then_some(DType::F16));
     let llama = LlamaConfig {
         n_kv_head: 1,
@@ -145,8 +147,9 @@ fn model_steps(device: &Device) {
     };
     let llama = ModelConfig { kind: ModelKind::LLAMA, bias: false, llama: Some(llama), ..small.clone() };
     let qwen3 = ModelConfig { kind: "qwen3".parse().unwrap(), ..llama.clone() };
-    let models = [(small, kinds[0]), (untied, kinds[1]), (wide, kinds[2]), (llama, lion), (qwen3, muon)];
-    for (products, (config, kind)) in products.flat_map(|products| models.clone().map(|model| (products, model))) {
+    let gpt2s = [(small, kinds[0]), (untied, kinds[1]), (wide, kinds[2]), (odd, kinds[0])];
+    let models = gpt2s.into_iter().chain([(llama, lion), (qwen3, muon)]);
+    for (products, (config, kind)) in products.flat_map(|products| models.clone().map(move |model| (products, model))) {
         let t = config.block_size;
         let mut model = build(&config, 1).unwrap();
         // What Muon does not update, AdamW does.

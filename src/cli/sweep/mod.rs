@@ -46,13 +46,13 @@ struct Planned {
 
 pub fn run(args: &Args, interrupts: &Interrupts) -> Result<()> {
     let (dir, mut planned) = plan(args)?;
-    let device = open_device(&mut planned)?;
+    let devices = open_devices(&mut planned)?;
     fs::create_dir_all(&dir).map_err(|e| Error::io("create", &dir, e))?;
     let mut rows = table::load(&dir)?;
     for (index, run) in planned.iter().enumerate() {
         let row = match kept(run, &rows)? {
             Some(row) => row,
-            None => train(run, &device, args, interrupts)?,
+            None => train(run, &devices, args, interrupts)?,
         };
         rows.retain(|other| other.name != row.name);
         let text = format!("[{}/{}] {}  {}", index + 1, planned.len(), row.name, row.outcome());
@@ -99,12 +99,12 @@ fn plan(args: &Args) -> Result<(PathBuf, Vec<Planned>)> {
     Ok((dir, planned))
 }
 
-/// The one device of all runs; what `device.matmul_f32` comes to on it goes into each.
-fn open_device(planned: &mut [Planned]) -> Result<Device> {
+/// The devices of all runs; what `device.matmul_f32` comes to on them goes into each.
+fn open_devices(planned: &mut [Planned]) -> Result<Vec<Device>> {
     let (first, others) = planned.split_first_mut().expect("a sweep has runs");
-    let device = device::open_for_run(&mut first.resolved, None, true)?;
-    others.iter_mut().for_each(|run| device::resolve_matmul_f32(&mut run.resolved, &device));
-    Ok(device)
+    let devices = device::open_for_run(&mut first.resolved, None, true)?;
+    others.iter_mut().for_each(|run| device::resolve_matmul_f32(&mut run.resolved, &devices[0]));
+    Ok(devices)
 }
 
 /// The row of a run that needs no more training: it is finished, or diverged.
@@ -137,7 +137,7 @@ fn kept(run: &Planned, rows: &[Row]) -> Result<Option<Row>> {
 }
 
 /// Trains one run, or goes on with it.
-fn train(run: &Planned, device: &Device, args: &Args, interrupts: &Interrupts) -> Result<Row> {
+fn train(run: &Planned, devices: &[Device], args: &Args, interrupts: &Interrupts) -> Result<Row> {
     let bar = ProgressBar::no_length();
     let style = ProgressStyle::with_template("{msg}  {wide_bar:.cyan/238} {pos}/{len} ETA {eta}");
     bar.set_style(style.expect("the template is valid"));
@@ -154,7 +154,7 @@ fn train(run: &Planned, device: &Device, args: &Args, interrupts: &Interrupts) -
     };
     let resume = run.folder.join("config.toml").is_file().then_some(&*run.folder);
     let context = Context {
-        device,
+        devices,
         data_dir: &args.flags.run.data_dir,
         started: Instant::now(),
         resume,

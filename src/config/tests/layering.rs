@@ -147,8 +147,8 @@ fn a_whole_number_is_fine_where_a_real_one_is_expected() {
 #[test]
 fn set_takes_toml_values_and_bare_words() {
     let set = |assignment: &str| Layers::new().set(assignment).unwrap().build().unwrap().config;
-    assert_eq!(set("device.kind=gpu:1").device.kind, DeviceKind::Gpu(Some(1)));
-    assert_eq!(set("device.kind=\"cpu\"").device.kind, DeviceKind::Cpu);
+    assert_eq!(set("device.kind=gpu:1").device.kind, DeviceKind::Gpu(Some(1)).into());
+    assert_eq!(set("device.kind=\"cpu\"").device.kind, DeviceKind::Cpu.into());
     assert_eq!(set("generate.prompt=Once upon = a time").generate.prompt, "Once upon = a time");
     assert_eq!(set("generate.prompt=\"a\\nb\"").generate.prompt, "a\nb");
     assert_eq!(set("generate.prompt=").generate.prompt, "");

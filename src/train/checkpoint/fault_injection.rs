@@ -30,7 +30,7 @@ fn snapshot(step: usize) -> Snapshot {
         )),
         moments: Moments::new(&parameters, moments.collect()),
         pretrained: vec![(TOKENIZER, "{}".into())],
-        state: TrainerState { step, ..TrainerState::new(&Device::Cpu, data, 10) },
+        state: TrainerState { step, ..TrainerState::new(Device::Cpu.name(), data, 10) },
         config: String::new(),
     }
 }

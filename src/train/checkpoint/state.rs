@@ -1,6 +1,5 @@
 //! `trainer_state.json` of a checkpoint: all that a run must know to go on, besides weights, moments and configuration.
 
-use crate::Device;
 use crate::config::TrainConfig;
 use crate::data::Position;
 use crate::train::evaluate::Evaluation;
@@ -16,7 +15,7 @@ use std::collections::BTreeMap;
 pub struct TrainerState {
     /// The rustyflow that saved it.
     pub version: String,
-    /// What it computed on: the same bits are promised on the same device only.
+    /// What it computed on, all of it: the same bits are promised on the same devices only.
     pub device: String,
     pub data: DataHash,
     /// Updates done.
@@ -113,10 +112,10 @@ impl TrainerState {
     }
 
     /// That of a run which has not begun.
-    pub(in crate::train) fn new(device: &Device, data: DataHash, total_steps: usize) -> TrainerState {
+    pub(in crate::train) fn new(device: String, data: DataHash, total_steps: usize) -> TrainerState {
         TrainerState {
             version: env!("CARGO_PKG_VERSION").into(),
-            device: device.name(),
+            device,
             data,
             step: 0,
             total_steps,

@@ -8,7 +8,7 @@ use crate::optim::{Optimizer, ParameterArena};
 use crate::profile::{Cost, MemoryStats};
 use crate::tensor::{DryRun, no_grad, with_weights_on};
 use crate::train::adapters::lora;
-use crate::train::trainer::{criterion, pass_dropout};
+use crate::train::replica::{criterion, pass_dropout};
 use crate::train::update_rules::on_device;
 use crate::{DType, Device, Error, Result, Tensor};
 

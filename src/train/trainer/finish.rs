@@ -10,8 +10,9 @@ use crate::train::events::{Event, Summary};
 use crate::train::log;
 use crate::train::precision::describe_precision;
 use crate::train::prompt::prompt_ids;
+use crate::train::ranks::{RankTimes, named, rank_table};
 use crate::train::record;
-use crate::{Error, Result};
+use crate::{Device, Error, Result};
 use serde_json::json;
 use std::ops::ControlFlow;
 use std::sync::atomic::Ordering;
@@ -23,7 +24,8 @@ impl Trainer<'_> {
     /// Saves the last state, writes a sample, and sums up.
     pub(in crate::train) fn finish(mut self) -> Result<Summary> {
         self.take_arrived(true)?;
-        let epochs = self.loader.epochs_at(self.state.position);
+        let ranks = self.end_ranks()?;
+        let epochs = self.replica.loader.epochs_at(self.state.position);
         let seconds = self.clock.spent(Phase::Training).as_secs_f64();
         let device = &self.options.device;
         let (profile, epochs_here) = (device.profiler().take(), epochs - self.began_at.1);
@@ -40,9 +42,9 @@ impl Trainer<'_> {
             self.report(Event::Sample(sample))?;
         }
         report.wall = Some(self.clock.times());
-        self.folder.write("profile.txt", &report.text())?;
+        self.folder.write("profile.txt", &(report.text() + &rank_table(&ranks)))?;
         self.folder.write("profile.json", &record::pretty(&report))?;
-        let summary = self.summary(report, interrupted, epochs, seconds);
+        let summary = Summary { ranks, ..self.summary(report, interrupted, epochs, seconds) };
         let finished = Event::Finished(Box::new(summary.clone()));
         record::end(&self.folder, &mut self.record, &finished)?;
         self.folder.mark_finished(!interrupted)?;
@@ -59,16 +61,26 @@ impl Trainer<'_> {
         Ok(summary)
     }
 
+    /// Ends the other ranks, and tells what their time went into.
+    fn end_ranks(&mut self) -> Result<Vec<RankTimes>> {
+        let ranks = self.leader.times(&self.replica)?;
+        self.leader.stop(None);
+        for RankTimes { rank, notes, .. } in &ranks {
+            notes.iter().try_for_each(|note| self.report(Event::Note(format!("rank {rank}: {note}"))))?;
+        }
+        Ok(ranks)
+    }
+
     fn summary(&mut self, report: Report, interrupted: bool, epochs: f64, seconds: f64) -> Summary {
         let (first_step, _) = self.began_at;
         let device = &self.options.device;
         Summary {
             folder: self.folder.path().to_path_buf(),
-            device: device.describe(),
-            precision: describe_precision(self.config.device.precision, device, self.model.config()),
-            parameters: self.model.config().parameter_count(),
-            adapters: adapters(&self.config, &self.parameters),
-            model: self.model.config().clone(),
+            device: named(device, self.options.others, Device::describe),
+            precision: describe_precision(self.config.device.precision, device, self.replica.model.config()),
+            parameters: self.replica.model.config().parameter_count(),
+            adapters: adapters(&self.config, &self.replica.parameters),
+            model: self.replica.model.config().clone(),
             steps: self.state.step,
             total_steps: self.state.total_steps,
             epochs,
@@ -80,12 +92,14 @@ impl Trainer<'_> {
             tokens_per_s: ((self.state.step - first_step) * self.tokens_per_step()) as f64 / seconds.max(1e-9),
             peak_memory_bytes: device.memory().peak_bytes,
             epoch_seconds: std::mem::take(&mut self.epoch_seconds),
+            ranks: Vec::new(),
             report,
         }
     }
 
     /// Notes what ended the run, and shows what led to it.
     pub(in crate::train) fn fail(&mut self, error: &Error) -> Result<()> {
+        self.leader.stop(Some(&error.to_string()));
         if let Err(error) = record::fail(&self.folder, &mut self.record, error) {
             self.report(Event::Note(format!("the run's folder does not say what ended it: {error}")))?;
         }
@@ -134,7 +148,7 @@ impl Trainer<'_> {
             text.push_str(&writer.push_prompt(*id)?);
         }
         self.with_averages(|run| {
-            generate(&*run.model, &prompt, most_tokens, &sampling, &mut |id| {
+            generate(&*run.replica.model, &prompt, most_tokens, &sampling, &mut |id| {
                 text.push_str(&writer.push(id)?);
                 let ends = writer.is_stopped() || stop();
                 Ok(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })

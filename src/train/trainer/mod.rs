@@ -8,7 +8,6 @@ mod step;
 mod tests;
 
 pub(super) use prepare::{check_configured_precision, total_steps};
-pub(super) use step::{criterion, pass_dropout};
 
 use super::adapters::lora;
 use super::checkpoint::{Best, CHAT_TEMPLATE, Evaluated, GENERATION, Request, TrainerState, Writer};
@@ -17,26 +16,28 @@ use super::events::Event;
 use super::guard::{self, Anomaly, Monitor};
 use super::in_flight::{Contents, InFlight, PendingSnapshot, PendingStep};
 use super::options::TrainOptions;
+use super::ranks::Leader;
+use super::replica::Replica;
 use super::run_folder::RunFolder;
 use super::sinks::{Record, Sink};
-use super::step_hook::StepHook;
 use super::trace::RunTrace;
+use crate::Result;
 use crate::config::{self, Config, GenerateConfig};
-use crate::data::{ChatTemplate, Coverage, Loader, Position, Tokenizer, Tokens};
-use crate::models::{AdapterWeights, LanguageModel, ModelWeights, Weights};
-use crate::optim::{LearningRate, Optimizer, ParameterArena};
+use crate::data::{ChatTemplate, Coverage, Position, Tokenizer, Tokens};
+use crate::models::{AdapterWeights, ModelWeights, Weights};
+use crate::optim::LearningRate;
 use crate::profile::{Phase, WallClock};
 use crate::tensor::Bytes;
-use crate::{Error, Result};
 use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 /// A run under way.
 pub(super) struct Trainer<'a> {
-    config: Config,
+    config: Arc<Config>,
     /// `config.toml`
     config_text: String,
     options: TrainOptions<'a>,
@@ -48,26 +49,19 @@ pub(super) struct Trainer<'a> {
     record: Value,
     tokenizer: Tokenizer,
     chat_template: Option<ChatTemplate>,
-    /// Of the training split.
-    tokens: Tokens,
     validation: Tokens,
     /// Bytes of the validation text.
     coverage: Coverage,
-    model: Box<dyn LanguageModel>,
-    parameters: ParameterArena,
-    optimizer: Optimizer,
+    /// Of this device, which leads the others.
+    replica: Replica,
+    leader: Leader,
     learning_rate: LearningRate,
-    step_hook: Box<dyn StepHook>,
-    loader: Loader,
     state: TrainerState,
     /// The state that the last checkpoint holds, or will.
     saved: Option<TrainerState>,
     monitor: Monitor,
     /// Steps that the guard has not seen to be good yet, and the position of the loader before each.
     unconfirmed: VecDeque<(usize, Position)>,
-    /// Passes that a batch of the configured size is computed in: more than one where the device's memory does not
-    /// suffice.
-    micro_batches: usize,
     /// Whether the validation loss has not fallen for so long that the run is at its end.
     out_of_patience: bool,
     /// What is on its way from the device, in its order.
@@ -103,10 +97,7 @@ impl Trainer<'_> {
                 continue;
             }
             let epoch = self.epoch();
-            match self.timed(Phase::Training, Trainer::train_step) {
-                Err(error @ Error::OutOfMemory { .. }) => self.split_micro_batches(error)?,
-                result => result?,
-            }
+            self.timed(Phase::Training, Trainer::train_step)?;
             if self.epoch() > epoch {
                 self.end_epoch(self.epoch())?;
             }
@@ -117,7 +108,7 @@ impl Trainer<'_> {
 
     /// Whole passes over the text so far.
     fn epoch(&self) -> usize {
-        self.loader.epochs_at(self.state.position) as usize
+        self.replica.loader.epochs_at(self.state.position) as usize
     }
 
     /// Books and reports the time of an epoch that has just ended. A GPU may be a few steps behind.
@@ -216,11 +207,12 @@ impl Trainer<'_> {
             context,
             stride: context,
             // In as many parts as training, where memory is short: the same windows if the parts are equal.
-            batch_size: self.config.train.batch_size.div_ceil(self.micro_batches),
-            max_batches: self.config.train.eval_batches * self.micro_batches,
+            batch_size: self.config.train.batch_size.div_ceil(self.replica.micro_batches),
+            max_batches: self.config.train.eval_batches * self.replica.micro_batches,
         };
-        let result =
-            self.with_averages(|run| evaluate(&*run.model, &run.validation, &run.coverage, windows, run.options.stop));
+        let result = self.with_averages(|run| {
+            evaluate(&*run.replica.model, &run.validation, &run.coverage, windows, run.options.stop)
+        });
         self.options.device.profiler().restore(measured);
         let Some(result) = result? else { return Ok(()) };
         if !result.loss.is_finite() {
@@ -254,9 +246,9 @@ impl Trainer<'_> {
 
     /// Does something with the averages of the weights in their place, if the run keeps any.
     fn with_averages<T>(&self, body: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
-        self.optimizer.swap_averages(&self.parameters)?;
+        self.replica.optimizer.swap_averages(&self.replica.parameters)?;
         let result = body(self);
-        let swapped = self.optimizer.swap_averages(&self.parameters);
+        let swapped = self.replica.optimizer.swap_averages(&self.replica.parameters);
         result.and_then(|value| swapped.map(|()| value))
     }
 
@@ -303,8 +295,15 @@ impl Trainer<'_> {
         if self.finish_saving()? {
             return Ok(());
         }
+        self.leader.align(&self.replica)?;
         let contents = if self.config.lora.rank > 0 { Contents::Adapters } else { Contents::Model };
-        let pending = PendingSnapshot::new(self.state.clone(), &self.parameters, &self.optimizer, contents, best)?;
+        let pending = PendingSnapshot::new(
+            self.state.clone(),
+            &self.replica.parameters,
+            &self.replica.optimizer,
+            contents,
+            best,
+        )?;
         self.in_flight.push_back(InFlight::Snapshot(Box::new(pending)));
         self.saved = Some(now);
         self.take_arrived(false).map(drop)
@@ -315,7 +314,8 @@ impl Trainer<'_> {
         let best = pending.best;
         let appended = self.folder.lines().so_far()?;
         let (pretrained, config) = (self.pretrained_files()?, self.config_text.clone());
-        let mut snapshot = pending.snapshot(&self.parameters, |values| self.weights(values), pretrained, config)?;
+        let mut snapshot =
+            pending.snapshot(&self.replica.parameters, |values| self.weights(values), pretrained, config)?;
         // Every step up to the snapshot's has been reported, and none after it.
         snapshot.state.train_loss = self.state.train_loss;
         snapshot.state.guard.losses.clone_from(&self.state.guard.losses);
@@ -327,15 +327,15 @@ impl Trainer<'_> {
 
     /// What a checkpoint keeps of the model, of the bytes of its values: all of them, or the adapters that are trained.
     fn weights(&self, mut values: Vec<Bytes>) -> Weights {
-        let shape = self.model.config();
+        let shape = self.replica.model.config();
         match lora(&self.config) {
-            None => Weights::Model(ModelWeights::new(shape.clone(), &self.parameters, values)),
+            None => Weights::Model(ModelWeights::new(shape.clone(), &self.replica.parameters, values)),
             Some(lora) => {
                 // So that it is found from everywhere.
                 let init = Path::new(&self.config.model.init);
                 let base = init.canonicalize().unwrap_or_else(|_| init.to_path_buf()).display().to_string();
                 let values = values.swap_remove(0);
-                Weights::Adapters(AdapterWeights::new(lora, base, shape, &self.parameters, values))
+                Weights::Adapters(AdapterWeights::new(lora, base, shape, &self.replica.parameters, values))
             }
         }
     }

@@ -19,16 +19,18 @@ use crate::train::options::TrainOptions;
 use crate::train::plan::Plan;
 use crate::train::precision::{check_precision, describe_precision, operands};
 use crate::train::prompt::prompt_ids;
+use crate::train::ranks::{Share, Started, named, start_threads};
 use crate::train::record;
+use crate::train::replica::Replica;
 use crate::train::resume::Resumed;
 use crate::train::run_folder::RunFolder;
 use crate::train::sinks::{self, Sink};
-use crate::train::step_hook::SingleDevice;
 use crate::train::trace::RunTrace;
 use crate::train::update_rules::{on_device, trained};
 use crate::{Device, Error, Result};
 use std::collections::VecDeque;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// The text that a run learns from, as tokens.
@@ -101,8 +103,8 @@ impl<'a> Trainer<'a> {
         let mut clock = WallClock::new(options.started, Phase::Device, trace.as_ref().map(RunTrace::recorder));
         let device = options.device.clone();
         options.training_log.map_or(Ok(()), log::check)?;
-        check_configured_precision(resolved, &device)?;
-        let resumed = options.resume.map(|run| Resumed::open(run, resolved, &device)).transpose()?;
+        let names = named(&device, options.others, Device::name);
+        let resumed = options.resume.map(|run| Resumed::open(run, resolved, &names)).transpose()?;
         let checkpoint = resumed.as_ref().and_then(|resumed| resumed.checkpoint.as_ref());
         clock.enter(Phase::Text);
         let data = Data::load(resolved, &mut options, checkpoint)?;
@@ -117,8 +119,12 @@ impl<'a> Trainer<'a> {
         let model_config = model_config(&resolved, prepared.tokenizer.vocab_size())?;
         check_prompt(&model_config, &prompt_ids(&prepared.tokenizer, &resolved.config.generate.prompt)?)?;
         check_validation(&resolved, &prepared.validation)?;
-        check_sizes(&resolved.config, &model_config, &device)?;
-        let state = initial_state(checkpoint, &device, data.hash.clone(), total_steps);
+        for device in [&device].into_iter().chain(options.others) {
+            check_configured_precision(&resolved, device)?;
+            check_sizes(&resolved.config, &model_config, device)?;
+        }
+        Share::all(&resolved.config, 1 + options.others.len())?;
+        let state = initial_state(checkpoint, names, data.hash.clone(), total_steps);
         let saved = checkpoint.map(|checkpoint| checkpoint.state.comparable());
         if let Some(resumed) = &resumed {
             check_length(&resolved, resumed, &state)?;
@@ -130,7 +136,8 @@ impl<'a> Trainer<'a> {
         };
         trace.as_mut().map_or(Ok(()), |trace| trace.open_in(opened.folder.path()))?;
         clock.enter(Phase::Unaccounted);
-        let start = start(&resolved.config, &data, &opened, &state, steps_per_epoch, &device);
+        let described = named(&device, options.others, Device::describe);
+        let start = start(&resolved.config, &data, &opened, &state, steps_per_epoch, (&device, described));
         if let tokens @ 0..2 = data.prepared.validation.len() {
             let text =
                 format!("the validation split has {tokens} token(s): nothing is evaluated, and no checkpoint is best");
@@ -141,8 +148,28 @@ impl<'a> Trainer<'a> {
         let record = record::begin(&opened.folder, &start)?;
         (options.on_event)(&Event::Started(Box::new(start)));
         device.profiler().take();
-        let config = resolved.config;
+        let config = Arc::new(resolved.config);
         let Opened { folder, sinks, config_text, model, parameters, optimizer } = opened;
+        let learning_rate = learning_rate(&config, total_steps);
+        let tokens = data.prepared.train;
+        let Started { mut leader, hook, share } =
+            start_threads(&config, &model_config, &device, options.others, &tokens)?;
+        let began_at = (state.step, loader.epochs_at(position));
+        let (micro_batches, notes) = (1, Vec::new());
+        let replica = Replica {
+            config: config.clone(),
+            device,
+            model,
+            parameters,
+            optimizer,
+            tokens,
+            loader,
+            share,
+            micro_batches,
+            hook,
+            notes,
+        };
+        leader.load(&replica, position, state.step as u64)?;
         Ok(Trainer {
             config_text,
             folder,
@@ -152,22 +179,17 @@ impl<'a> Trainer<'a> {
             chat_template: data.chat_template,
             validation: data.prepared.validation,
             coverage: data.prepared.meta.coverage,
-            model,
-            parameters,
-            optimizer,
-            learning_rate: learning_rate(&config, total_steps),
+            replica,
+            leader,
+            learning_rate,
             config,
             saved,
-            began_at: (state.step, loader.epochs_at(position)),
+            began_at,
             epoch_seconds: Vec::new(),
-            epoch_began: (loader.epochs_at(position).fract() == 0.0).then_some(Duration::ZERO),
-            loader,
-            tokens: data.prepared.train,
+            epoch_began: (began_at.1.fract() == 0.0).then_some(Duration::ZERO),
             in_flight: VecDeque::new(),
-            step_hook: Box::new(SingleDevice),
             monitor: Monitor::default(),
             unconfirmed: VecDeque::new(),
-            micro_batches: 1,
             out_of_patience: false,
             writer: Writer::default(),
             last_logged: (state.step, clock.spent(Phase::Unaccounted)),
@@ -197,7 +219,7 @@ fn check_sizes(config: &Config, model: &ModelConfig, device: &Device) -> Result<
 }
 
 /// The state of the checkpoint, but of this version and this device; or that of a new run.
-fn initial_state(checkpoint: Option<&Checkpoint>, device: &Device, data: DataHash, total_steps: usize) -> TrainerState {
+fn initial_state(checkpoint: Option<&Checkpoint>, device: String, data: DataHash, total_steps: usize) -> TrainerState {
     let new = TrainerState::new(device, data, total_steps);
     match checkpoint {
         Some(Checkpoint { state, .. }) => {
@@ -214,12 +236,12 @@ fn start(
     opened: &Opened,
     state: &TrainerState,
     steps_per_epoch: f64,
-    device: &Device,
+    (device, described): (&Device, String),
 ) -> Start {
     let model = opened.model.config().clone();
     Start {
         folder: opened.folder.path().to_path_buf(),
-        device: device.describe(),
+        device: described,
         precision: describe_precision(config.device.precision, device, &model),
         corpus: data.corpus.name.clone(),
         text: data.corpus.summary.clone(),

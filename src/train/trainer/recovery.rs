@@ -1,13 +1,15 @@
 //! Acts on the guard's verdicts: goes back to a checkpoint, or ends the run with a diagnosis.
 
 use super::Trainer;
-use super::step::{next_batches, predicted};
+
 use crate::data::{Loader, Position};
 use crate::train::checkpoint::{Checkpoint, GuardState, OPTIMIZER, TrainerState, newest_good};
 use crate::train::diagnosis::first_non_finite;
 use crate::train::events::{Event, Step};
 use crate::train::guard::{self, Anomaly, Monitor, Verdict};
 use crate::train::init::model_at;
+use crate::train::ranks::Share;
+use crate::train::replica::{next_batches, predicted};
 use crate::{Error, Result, Tensor};
 
 impl Trainer<'_> {
@@ -64,15 +66,20 @@ impl Trainer<'_> {
             learning_rate_factor: self.state.guard.learning_rate_factor * self.config.guard.learning_rate_factor,
             ..checkpoint.state.guard.clone()
         };
-        let mut model = model_at(&checkpoint.path, &self.config, self.model.config())?;
-        self.parameters.take_values(&mut *model)?;
+        let mut model = model_at(&checkpoint.path, &self.config, self.replica.model.config())?;
+        self.replica.parameters.take_values(&mut *model)?;
         let state = &checkpoint.state;
-        self.optimizer.restore(&self.parameters, &checkpoint.path.join(OPTIMIZER), state.step as u64)?;
+        self.replica.optimizer.restore(
+            &self.replica.parameters,
+            &checkpoint.path.join(OPTIMIZER),
+            state.step as u64,
+        )?;
         // Steps that were in flight may have been skipped as well.
-        let overflows = self.optimizer.loss_scale().map_or(Ok(0), |scale| Ok(scale.to_f32()?[2] as u64))?;
-        self.monitor = Monitor { skipped: self.optimizer.skipped().to_u32()?[0], overflows, skips_in_a_row: 0 };
+        let overflows = self.replica.optimizer.loss_scale().map_or(Ok(0), |scale| Ok(scale.to_f32()?[2] as u64))?;
+        self.monitor = Monitor { skipped: self.replica.optimizer.skipped().to_u32()?[0], overflows, skips_in_a_row: 0 };
         self.unconfirmed.clear();
-        self.start_loader(state.position)?;
+        self.replica.start_loader(state.position)?;
+        self.leader.load(&self.replica, state.position, state.step as u64)?;
         self.folder.lines().truncate(&state.appended)?;
         let best = state.best.filter(|_| self.config.checkpoint.keep_best).map(|best| best.step);
         self.folder.checkpoints().roll_back(state.step, best)?;
@@ -107,15 +114,18 @@ impl Trainer<'_> {
             suspects.push((self.state.step + 1, self.state.position));
         }
         for (at, position) in suspects {
-            let tokens = self.tokens.clone();
+            let tokens = self.replica.tokens.clone();
             let mut loader = Loader::new(tokens, c.train.batch_size, c.model.block_size, c.run.seed, position)?;
             let batches = next_batches(&mut loader, accum);
             let targets = predicted(&batches);
+            // The sequences of all devices.
+            let pieces = Share::whole(c.train.batch_size, accum).pieces(self.replica.micro_batches);
             for (micro, batch) in batches.iter().enumerate() {
-                self.parameters.zero_gradients();
+                self.replica.parameters.zero_gradients();
                 let pass = ((at - 1) * accum + micro) as u64;
-                let found = first_non_finite(&self.parameters, |before_backward| {
-                    let losses = (0..self.micro_batches).map(|part| self.loss(batch, part, pass, targets));
+                let found = first_non_finite(&self.replica.parameters, |before_backward| {
+                    let own = pieces.iter().filter(|piece| piece.batch == micro);
+                    let losses = own.map(|piece| self.replica.loss(batch, piece, pass, targets));
                     let losses = losses.collect::<Result<Vec<_>>>()?;
                     before_backward();
                     losses.iter().try_for_each(Tensor::backward)

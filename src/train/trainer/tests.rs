@@ -1,9 +1,12 @@
 //! Runs that go bad, and steps that are computed in parts.
 
 use super::*;
-use crate::Device;
 use crate::config::{Layers, Resolved};
 use crate::data::Batch;
+use crate::optim::ParameterArena;
+use crate::train::replica::{next_batches, predicted};
+use crate::train::step_hook::StepHook;
+use crate::{Device, Tensor};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex};
@@ -19,6 +22,7 @@ fn options<'a>(device: &Device, stop: &'a AtomicBool, on_event: &'a mut dyn FnMu
     let (device, data_dir) = (device.clone(), Path::new("data"));
     TrainOptions {
         device,
+        others: &[],
         started: Instant::now(),
         reopen: None,
         data_dir,
@@ -61,8 +65,8 @@ fn train_with_damage(
     let mut outcome = trainer.run();
     for (_, name, value) in damages {
         assert!(stop.swap(false, Ordering::Relaxed), "the run came to the damage");
-        let entry = trainer.parameters.entries.iter().find(|entry| entry.name == *name).unwrap();
-        let tensors = trainer.parameters.of_entry(entry);
+        let entry = trainer.replica.parameters.entries.iter().find(|entry| entry.name == *name).unwrap();
+        let tensors = trainer.replica.parameters.of_entry(entry);
         let mut values = tensors[0].to_f32().unwrap();
         values[3] = *value;
         tensors[0].write_bytes(bytemuck::cast_slice(&values)).unwrap();
@@ -230,15 +234,14 @@ fn a_pass_that_is_finite_has_nothing_to_tell() {
 
 /// The loss of a batch and its gradients, computed in so many parts.
 fn loss_and_gradients(trainer: &mut Trainer, batch: &Batch, parts: usize) -> (f32, Vec<f32>) {
-    trainer.micro_batches = parts;
-    trainer.parameters.zero_gradients();
+    trainer.replica.parameters.zero_gradients();
     let mut total = 0.0;
-    for part in 0..parts {
-        let loss = trainer.loss(batch, part, 7, step::predicted(std::slice::from_ref(batch))).unwrap();
+    for piece in trainer.replica.share.pieces(parts) {
+        let loss = trainer.replica.loss(batch, &piece, 7, predicted(std::slice::from_ref(batch))).unwrap();
         loss.backward().unwrap();
         total += loss.to_f32().unwrap()[0];
     }
-    (total, trainer.parameters.gradients().to_f32().unwrap())
+    (total, trainer.replica.parameters.gradients().to_f32().unwrap())
 }
 
 #[test]
@@ -254,7 +257,7 @@ fn a_batch_in_parts_has_the_loss_and_gradients_of_the_whole_with_dropout() {
         let resolved = configuration(dir.path(), &settings);
         let (stop, on_event) = (AtomicBool::new(false), &mut |_: &Event| {});
         let mut trainer = Trainer::prepare(&resolved, options(&device, &stop, on_event)).unwrap();
-        let batch = trainer.loader.next_batch();
+        let batch = trainer.replica.loader.next_batch();
         let (whole_loss, whole) = loss_and_gradients(&mut trainer, &batch, 1);
         let largest = whole.iter().fold(0.0, |largest: f32, g| largest.max(g.abs()));
         assert!(largest > 0.01, "{largest}");
@@ -273,10 +276,18 @@ fn a_batch_in_parts_has_the_loss_and_gradients_of_the_whole_with_dropout() {
 struct Recorder(Arc<Mutex<Vec<[Vec<f32>; 2]>>>);
 
 impl StepHook for Recorder {
-    fn after_backward(&mut self, parameters: &ParameterArena) -> Result<()> {
+    fn last_backward(&mut self, _: &ParameterArena, backward: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        backward()
+    }
+
+    fn after_backward(&mut self, parameters: &ParameterArena, loss: Tensor) -> Result<Tensor> {
         let both = [parameters.gradients().to_f32()?, parameters.values().to_f32()?];
         self.0.lock().unwrap().push(both);
-        Ok(())
+        Ok(loss)
+    }
+
+    fn is_alone(&self) -> bool {
+        true
     }
 }
 
@@ -288,25 +299,29 @@ fn the_hook_runs_once_per_update_after_all_micro_batches_and_before_the_optimize
         let (stop, on_event) = (AtomicBool::new(false), &mut |_: &Event| {});
         let mut trainer = Trainer::prepare(&resolved, options(&device, &stop, on_event)).unwrap();
         let calls = Arc::new(Mutex::new(Vec::new()));
-        trainer.step_hook = Box::new(Recorder(calls.clone()));
+        trainer.replica.hook = Box::new(Recorder(calls.clone()));
         for step in 0..2 {
-            let weights = trainer.parameters.values().to_f32().unwrap();
+            let weights = trainer.replica.parameters.values().to_f32().unwrap();
             // What the step should find: the sum over its batches.
             let position = trainer.state.position;
-            trainer.parameters.zero_gradients();
-            let batches = step::next_batches(&mut trainer.loader, 3);
-            for (micro, batch) in batches.iter().enumerate() {
-                let pass = (3 * step + micro) as u64;
-                trainer.loss(batch, 0, pass, step::predicted(&batches)).unwrap().backward().unwrap();
+            trainer.replica.parameters.zero_gradients();
+            let batches = next_batches(&mut trainer.replica.loader, 3);
+            for piece in trainer.replica.share.pieces(1) {
+                let (batch, pass) = (&batches[piece.batch], (3 * step + piece.batch) as u64);
+                trainer.replica.loss(batch, &piece, pass, predicted(&batches)).unwrap().backward().unwrap();
             }
-            let gradients = trainer.parameters.gradients().to_f32().unwrap();
+            let gradients = trainer.replica.parameters.gradients().to_f32().unwrap();
             assert!(gradients.iter().any(|g| *g != 0.0));
-            trainer.start_loader(position).unwrap();
+            trainer.replica.start_loader(position).unwrap();
             trainer.train_step().unwrap();
             let calls = calls.lock().unwrap();
             assert_eq!(calls.len(), step + 1, "{device}: one call for each update");
             assert_eq!(calls[step], [gradients, weights.clone()], "{device}, step {step}");
-            assert_ne!(trainer.parameters.values().to_f32().unwrap(), weights, "{device}: then comes the update");
+            assert_ne!(
+                trainer.replica.parameters.values().to_f32().unwrap(),
+                weights,
+                "{device}: then comes the update"
+            );
         }
     }
 }

@@ -1,0 +1,75 @@
+//! What a rank says it calls, so that ranks that are out of step hear of it instead of mixing up their data.
+
+use std::fmt;
+
+use super::wire::Wire;
+
+/// One call of one rank.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Call {
+    pub kind: Kind,
+    /// How many values or bytes this rank brings.
+    pub length: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Kind {
+    AllReduceF32,
+    AllReduceF16,
+    /// Values of rank 0, for all of them; see `ThreadComm::share`.
+    Share,
+    Broadcast,
+    AllGather,
+    Barrier,
+}
+
+impl Call {
+    pub fn all_reduce(values: &[f32], wire: Wire) -> Call {
+        let kind = match wire {
+            Wire::F32 => Kind::AllReduceF32,
+            Wire::F16 => Kind::AllReduceF16,
+        };
+        Call { kind, length: values.len() }
+    }
+
+    /// What is wrong if these are the calls of the ranks, which `name` names; `None` if they belong together.
+    pub fn disagreement(calls: &[Call], name: impl Fn(usize) -> String) -> Option<String> {
+        let first = *calls.first()?;
+        let other = calls.iter().position(|call| !call.belongs_to(first))?;
+        Some(format!("the ranks are out of step: {} calls {first}, {} calls {}", name(0), name(other), calls[other]))
+    }
+
+    fn belongs_to(self, other: Call) -> bool {
+        self.kind == other.kind && (self.length == other.length || !self.kind.has_one_length())
+    }
+}
+
+impl Kind {
+    /// Whether all ranks have to bring the same number of values.
+    fn has_one_length(self) -> bool {
+        matches!(self, Kind::AllReduceF32 | Kind::AllReduceF16 | Kind::Share)
+    }
+}
+
+impl fmt::Display for Call {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        if self.kind.has_one_length() {
+            write!(f, "{} of {} values", self.kind, self.length)
+        } else {
+            write!(f, "{}", self.kind)
+        }
+    }
+}
+
+impl fmt::Display for Kind {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        f.write_str(match self {
+            Kind::AllReduceF32 => "all_reduce (f32)",
+            Kind::AllReduceF16 => "all_reduce (f16)",
+            Kind::Share => "share",
+            Kind::Broadcast => "broadcast",
+            Kind::AllGather => "all_gather",
+            Kind::Barrier => "barrier",
+        })
+    }
+}

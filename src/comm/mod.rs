@@ -1,0 +1,71 @@
+//! Communication between the ranks of a job, whether they are threads, processes or both.
+//!
+//! A [`Communicator`] makes the calls of one rank: [`threads`] makes those of one process, `MpiComm` (feature `mpi`)
+//! is for one rank per process, and [`Hierarchy`] for processes of several ranks each. [`Background`] makes the calls
+//! in a thread of its own, so that the rank goes on computing meanwhile.
+//!
+//! Sums are the same bits on every rank and in every run: each element is added in f32, beginning with the value of
+//! rank 0, in the order of the ranks. So [`ThreadComm`] and `MpiComm` agree too for as many ranks.
+
+mod background;
+mod call;
+mod hierarchy;
+mod meeting;
+#[cfg(feature = "mpi")]
+mod mpi;
+mod threads;
+mod wire;
+mod worker;
+
+pub use background::{Background, Pending};
+pub use hierarchy::Hierarchy;
+#[cfg(feature = "mpi")]
+pub use mpi::MpiComm;
+pub use threads::{ThreadComm, threads};
+pub use wire::Wire;
+
+use crate::Result;
+
+/// What the ranks of a job do together. Every rank must make the same calls in the same order.
+///
+/// Each call waits for the other ranks and fails if one of them ended, aborted, made another call or did not come in
+/// time. After a failure every later call fails for the same reason.
+pub trait Communicator: Send {
+    /// The number of this rank, below [`size`](Communicator::size).
+    fn rank(&self) -> usize;
+
+    /// How many ranks there are.
+    fn size(&self) -> usize;
+
+    /// Replaces `values` by their sums over all ranks, added in f32 in the order of the ranks: the same bits on all of
+    /// them, whatever the timing. With [`Wire::F16`] the values and the sums are rounded to f16.
+    ///
+    /// # Errors
+    /// If the ranks did not all make this call with as many values. `values` may then hold some of the sums.
+    fn all_reduce(&mut self, values: &mut [f32], wire: Wire) -> Result<()>;
+
+    /// Replaces `bytes` by those of rank 0, which may be of another length.
+    ///
+    /// # Errors
+    /// If the ranks did not all make this call.
+    fn broadcast(&mut self, bytes: &mut Vec<u8>) -> Result<()>;
+
+    /// The bytes of every rank, in the order of the ranks, on every rank. Their lengths may differ.
+    ///
+    /// # Errors
+    /// If the ranks did not all make this call.
+    fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
+
+    /// Returns when every rank has called it.
+    ///
+    /// # Errors
+    /// If the ranks did not all make this call.
+    fn barrier(&mut self) -> Result<()>;
+
+    /// Ends the job for all ranks: whoever waits for this rank, or will, gets an error that names the rank and the
+    /// reason.
+    fn abort(&mut self, reason: &str);
+}
+
+#[cfg(test)]
+mod testing;

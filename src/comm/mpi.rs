@@ -1,0 +1,258 @@
+//! Ranks that are processes of an MPI job.
+//!
+//! `MPI_SUM` adds in an order of its own, so sums are made here: each rank gets its slice of the values from all ranks
+//! (all-to-all), adds it up in their order, and all ranks gather the slices. That is as many bytes as the reduction of
+//! MPI would send.
+//!
+//! Every call first gathers what each rank calls. So ranks that are out of step hear of it, and know all lengths.
+//!
+//! All operations of MPI are begun without waiting and polled, so that a rank that is frozen ends the job when the
+//! timeout is over. MPI itself cannot go on after the loss of a rank: then the job can only be aborted.
+
+use std::fmt::Display;
+use std::io::Write;
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+use mpi::Threading;
+use mpi::environment::Universe;
+use mpi::request::{Request, Scope};
+use mpi::traits::{Communicator as _, CommunicatorCollectives, Root};
+
+use super::call::{Call, Kind};
+use super::{Communicator, Wire};
+use crate::{Error, Result};
+
+/// Values that are summed at a time. It bounds the staging memory (two times 16 MiB and a slice) and keeps counts far
+/// below the `i32` that MPI has for them.
+const CHUNK: usize = 1 << 22;
+
+/// Bytes that are broadcast at a time, for the same reasons.
+const BYTES: usize = 1 << 26;
+
+/// A poll that finds nothing is followed by the next at once, for an answer takes a few microseconds; then by one after
+/// other threads had their turn; and after 2 ms by one after a sleep, as then somebody is late and the processor is
+/// better used by those who compute.
+const SPINS: u32 = 64;
+const YIELDS_FOR: Duration = Duration::from_millis(2);
+const SLEEP: Duration = Duration::from_micros(50);
+
+/// What calls are on their way, by their place.
+const KINDS: [Kind; 5] = [Kind::AllReduceF32, Kind::AllReduceF16, Kind::Broadcast, Kind::AllGather, Kind::Barrier];
+
+/// The rank of this process in the MPI job.
+///
+/// It belongs to the thread that made it, which is the only one that MPI allows to make calls: calls from others fail,
+/// and it has to be dropped there too. (`Background::start` makes it in its thread.)
+///
+/// Dropping it finalizes MPI, which waits for all ranks to do so. So a rank that cannot go on has to
+/// [`abort`](Communicator::abort); dropping it in a panic does that.
+pub struct MpiComm {
+    link: Link,
+    failure: Option<String>,
+    staging: Staging,
+}
+
+/// What all calls need.
+struct Link {
+    /// Communicators hold raw handles and cannot change threads, but this can, and gives the world whenever asked.
+    universe: Universe,
+    thread: ThreadId,
+    rank: usize,
+    size: usize,
+    local_rank: usize,
+    timeout: Option<Duration>,
+}
+
+/// Memory of an all-reduce, kept from call to call.
+#[derive(Default)]
+struct Staging {
+    /// This rank's values, then all sums.
+    whole: Vec<u8>,
+    /// This rank's slice of every rank's values.
+    slices: Vec<u8>,
+    sums: Vec<u8>,
+}
+
+impl MpiComm {
+    /// Joins the job that `mpirun` or the like started; without a launcher it is a job of one rank. MPI can be
+    /// initialized once per process.
+    ///
+    /// A rank that lets this one wait for longer than `timeout` ends the job; `None` waits without end.
+    ///
+    /// # Errors
+    /// If MPI was initialized before, or does not allow other threads beside the one that calls it.
+    pub fn init(timeout: Option<Duration>) -> Result<MpiComm> {
+        let (universe, threading) = mpi::initialize_with_threading(Threading::Funneled)
+            .ok_or_else(|| Error::Communication("MPI can be initialized only once per process".to_string()))?;
+        if threading < Threading::Funneled {
+            return Err(Error::Communication("this MPI library does not support programs with threads".to_string()));
+        }
+        let world = universe.world();
+        let (rank, size) = (index(world.rank()), index(world.size()));
+        // Keyed by rank, so that the ranks of a host keep their order.
+        let local_rank = index(world.split_shared(world.rank()).rank());
+        let thread = std::thread::current().id();
+        let link = Link { universe, thread, rank, size, local_rank, timeout };
+        Ok(MpiComm { link, failure: None, staging: Staging::default() })
+    }
+
+    /// The number of this rank among those of its host, such as to choose a GPU by.
+    pub fn local_rank(&self) -> usize {
+        self.link.local_rank
+    }
+
+    /// Tells all ranks of this call and gives the lengths of theirs.
+    fn agree(&mut self, call: Call) -> Result<Vec<usize>> {
+        if let Some(reason) = &self.failure {
+            return Err(Error::Communication(reason.clone()));
+        }
+        if std::thread::current().id() != self.link.thread {
+            return Err(Error::Invalid("MPI can be used only in the thread that initialized it".to_string()));
+        }
+        let code = KINDS.iter().position(|kind| *kind == call.kind).unwrap_or(KINDS.len());
+        let (own, mut all) = ([code as u64, call.length as u64], vec![[0_u64; 2]; self.link.size]);
+        let flat = all.as_flattened_mut();
+        let world = self.link.universe.world();
+        mpi::request::scope(|scope| {
+            self.link.complete(world.immediate_all_gather_into(scope, &own, flat), call.kind);
+        });
+        let calls: Option<Vec<Call>> = all
+            .iter()
+            .map(|&[code, length]| Some(Call { kind: *KINDS.get(code as usize)?, length: length as usize }))
+            .collect();
+        let disagreement = match &calls {
+            Some(calls) => Call::disagreement(calls, |rank| format!("rank {rank}")),
+            None => Some("the ranks do not run the same version of the program".to_string()),
+        };
+        match (disagreement, calls) {
+            (None, Some(calls)) => Ok(calls.iter().map(|call| call.length).collect()),
+            (reason, _) => Err(Error::Communication(self.failure.insert(reason.unwrap_or_default()).clone())),
+        }
+    }
+
+    fn all_reduce_chunk(&mut self, values: &mut [f32], wire: Wire, kind: Kind) {
+        let MpiComm { link, staging: Staging { whole, slices, sums }, .. } = self;
+        // All slices are of one length: what is past the values is never looked at.
+        let slice = values.len().div_ceil(link.size) * wire.width();
+        let encoded = values.len() * wire.width();
+        whole.resize(slice * link.size, 0);
+        slices.resize(slice * link.size, 0);
+        sums.resize(slice, 0);
+        wire.encode(values, &mut whole[..encoded]);
+        let world = link.universe.world();
+        mpi::request::scope(|scope| {
+            link.complete(world.immediate_all_to_all_into(scope, &whole[..], &mut slices[..]), kind);
+        });
+        wire.sum(slices.chunks_exact(slice), sums);
+        mpi::request::scope(|scope| {
+            link.complete(world.immediate_all_gather_into(scope, &sums[..], &mut whole[..]), kind);
+        });
+        wire.decode(&whole[..encoded], values);
+    }
+}
+
+impl Communicator for MpiComm {
+    fn rank(&self) -> usize {
+        self.link.rank
+    }
+
+    fn size(&self) -> usize {
+        self.link.size
+    }
+
+    fn all_reduce(&mut self, values: &mut [f32], wire: Wire) -> Result<()> {
+        let call = Call::all_reduce(values, wire);
+        self.agree(call)?;
+        for chunk in values.chunks_mut(CHUNK) {
+            self.all_reduce_chunk(chunk, wire, call.kind);
+        }
+        Ok(())
+    }
+
+    fn broadcast(&mut self, bytes: &mut Vec<u8>) -> Result<()> {
+        let kind = Kind::Broadcast;
+        let lengths = self.agree(Call { kind, length: bytes.len() })?;
+        bytes.resize(lengths[0], 0);
+        self.link.share(0, bytes, kind);
+        Ok(())
+    }
+
+    fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let kind = Kind::AllGather;
+        let lengths = self.agree(Call { kind, length: bytes.len() })?;
+        let mut all: Vec<Vec<u8>> = lengths.iter().map(|length| vec![0; *length]).collect();
+        all[self.link.rank].copy_from_slice(bytes);
+        for (rank, bytes) in all.iter_mut().enumerate() {
+            self.link.share(rank, bytes, kind);
+        }
+        Ok(all)
+    }
+
+    fn barrier(&mut self) -> Result<()> {
+        self.agree(Call { kind: Kind::Barrier, length: 0 }).map(drop)
+    }
+
+    /// Ends all processes of the job, this one as well.
+    fn abort(&mut self, reason: &str) {
+        self.link.end_job(format_args!("aborts the job: {reason}"));
+    }
+}
+
+impl Drop for MpiComm {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.abort("it panicked");
+        }
+    }
+}
+
+impl Link {
+    /// Gives the bytes of `root` to all ranks, which have as many.
+    fn share(&self, root: usize, bytes: &mut [u8], kind: Kind) {
+        let world = self.universe.world();
+        let root = world.process_at_rank(root as i32);
+        for chunk in bytes.chunks_mut(BYTES) {
+            mpi::request::scope(|scope| self.complete(root.immediate_broadcast_into(scope, chunk), kind));
+        }
+    }
+
+    /// Waits until the operation is done, or ends the job when the time is up.
+    fn complete<'a, D: ?Sized, S: Scope<'a>>(&self, mut request: Request<'a, D, S>, kind: Kind) {
+        let start = Instant::now();
+        let mut spins = SPINS;
+        loop {
+            match request.test() {
+                Ok(_) => return,
+                Err(unfinished) => request = unfinished,
+            }
+            if spins > 0 {
+                spins -= 1;
+                std::hint::spin_loop();
+                continue;
+            }
+            let waited = start.elapsed();
+            if let Some(timeout) = self.timeout.filter(|timeout| waited > *timeout) {
+                let seconds = timeout.as_secs_f64();
+                self.end_job(format_args!("no answer from the others for {seconds} s in {kind}"));
+            }
+            if waited < YIELDS_FOR {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(SLEEP);
+            }
+        }
+    }
+
+    fn end_job(&self, why: impl Display) -> ! {
+        // In one piece, as other ranks may write too. Without a standard error there is nobody to tell.
+        let line = format!("rank {}: {why}\n", self.rank);
+        let _ = std::io::stderr().write_all(line.as_bytes());
+        self.universe.world().abort(1)
+    }
+}
+
+/// A rank or a count of MPI, which are never negative.
+fn index(number: i32) -> usize {
+    usize::try_from(number).unwrap_or_default()
+}

@@ -1,0 +1,108 @@
+//! Training on several devices: each is a rank, with the whole model and its share of the sequences of every step
+//! (data parallelism). Gradients are summed over all ranks before each update (`reduce.rs`), so that all make the same
+//! one: what one device computes with accumulation, several compute without.
+//!
+//! Rank 0 leads (`lead.rs`): it has the run's folder, decides, evaluates and saves, and sends the others commands,
+//! which they follow (`follow.rs`). So no two ranks can decide differently.
+
+mod follow;
+mod lead;
+mod reduce;
+mod share;
+#[cfg(test)]
+mod tests;
+
+pub(super) use lead::{Leader, Started, start_threads};
+pub(super) use share::{Piece, Share};
+
+use crate::comm::Wire;
+use crate::config::{Config, WeightDtype};
+use crate::optim::{Optimizer, ParameterArena};
+use crate::{Device, Result, Tensor};
+use serde::{Deserialize, Serialize};
+
+/// What rank 0 tells the others to do.
+#[derive(Debug, Serialize, Deserialize)]
+enum Command {
+    /// Begin with a batch of this place in the text, with the weights and moments that follow, after so many updates.
+    Load {
+        position: crate::data::Position,
+        updates: u64,
+    },
+    /// The update of this number, from 0.
+    Update {
+        step: usize,
+        learning_rate: f64,
+    },
+    /// Take the weights and moments that follow: devices of other kinds round differently.
+    Align,
+    /// Tell what your time went into.
+    Report,
+    Stop,
+}
+
+/// Where a rank's time went, in seconds, since it began.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct RankTimes {
+    pub rank: usize,
+    /// "gpu:1 NVIDIA H200 (vulkan)"
+    pub device: String,
+    /// Sequences of a step that it computes.
+    pub sequences: usize,
+    /// In updates without what follows.
+    pub compute: f64,
+    /// Of waiting for sums: for slower ranks, and for what is not hidden behind the computation.
+    pub waiting: f64,
+    /// In which its gradients were on their way, also while it computed.
+    pub communication: f64,
+    /// What a user should know.
+    pub notes: Vec<String>,
+}
+
+/// "cpu", or "2 x NVIDIA H200 (vulkan) + cpu" of several devices, as `name` calls each.
+pub(super) fn named(device: &Device, others: &[Device], name: fn(&Device) -> String) -> String {
+    let names: Vec<String> = [device].into_iter().chain(others).map(name).collect();
+    let alike = names.chunk_by(|a, b| a == b).map(|alike| match alike {
+        [name] => name.clone(),
+        names => format!("{} x {}", names.len(), names[0]),
+    });
+    alike.collect::<Vec<_>>().join(" + ")
+}
+
+/// A line for each rank, under a heading: what its time went into. Nothing of a rank alone.
+pub fn rank_table(ranks: &[RankTimes]) -> String {
+    let Some(first) = ranks.first() else { return String::new() };
+    let width = ranks.iter().map(|rank| rank.device.len()).fold("device".len(), usize::max);
+    let mut text = format!("\n  rank  {:<width$}  sequences  compute s  waiting s  communication s\n", "device");
+    for RankTimes { rank, device, sequences, compute, waiting, communication, .. } in ranks {
+        text += &format!(
+            "  {rank:>4}  {device:<width$}  {sequences:>9}  {compute:>9.2}  {waiting:>9.2}  {communication:>15.2}\n"
+        );
+    }
+    let share = 100.0 * first.waiting / (first.compute + first.waiting).max(1e-9);
+    text + &format!("  rank 0 waited for sums of gradients {share:.1}% of its updates\n")
+}
+
+/// What gradients are sent as.
+fn wire(config: &Config) -> Wire {
+    match config.train.reduce_dtype {
+        WeightDtype::F32 => Wire::F32,
+        WeightDtype::F16 => Wire::F16,
+    }
+}
+
+/// All that must be the same on every rank: the values of the parameters, and what the optimizer remembers.
+fn state_of<'a>(parameters: &'a ParameterArena, optimizer: &'a Optimizer) -> Vec<&'a Tensor> {
+    let moments = optimizer.moments().into_iter().map(|(_, tensor)| tensor);
+    parameters.stored().chain(moments).collect()
+}
+
+/// Writes the state that `next` gives, tensor by tensor.
+fn take_state(
+    parameters: &ParameterArena,
+    optimizer: &Optimizer,
+    mut next: impl FnMut() -> Result<Vec<u8>>,
+) -> Result<()> {
+    state_of(parameters, optimizer).into_iter().try_for_each(|tensor| tensor.write_bytes(&next()?))?;
+    parameters.refresh_halves()
+}

@@ -1,0 +1,219 @@
+//! Several ranks compute what one does with accumulation.
+
+use crate::config::{Layers, Resolved};
+use crate::gpu::gpu_for_tests;
+use crate::train::{Event, Summary, TrainOptions, train};
+use crate::{Device, Error};
+use safetensors::SafeTensors;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+/// Steps of four batches of 4 sequences, with dropout.
+fn configuration(dir: &Path, name: &str, settings: &[&str]) -> Resolved {
+    let text = format!(
+        "[run]\ndir = {dir:?}\nname = {name:?}\n[data]\ntokenizer = \"char\"\n[model]\nn_layer = 2\nn_head = 2\n\
+         n_embd = 16\nblock_size = 16\ndropout = 0.1\n[train]\nbatch_size = 4\ngrad_accum_steps = 4\nmax_steps = 50\n\
+         eval_every = 20\neval_batches = 2\nlearning_rate = 0.003\ngrad_clip = 0\ncomm_timeout = 20\n[checkpoint]\n\
+         every = 10\n[log]\nevery = 1\n[generate]\nmax_new_tokens = 1\n"
+    );
+    let layers = Layers::new().toml_str("test.toml", &text).unwrap();
+    settings.iter().fold(layers, |layers, setting| layers.set(setting).unwrap()).build().unwrap()
+}
+
+/// What a run came to: its summary, and the loss of every step that was logged.
+struct Run {
+    summary: Summary,
+    losses: Vec<f64>,
+    notes: Vec<String>,
+}
+
+/// Trains on these devices, until `stop_at` if that is a step of the run.
+fn run(resolved: &Resolved, devices: &[Device], resume: bool, stop_at: usize) -> Result<Run, Error> {
+    let (stop, mut losses, mut notes) = (AtomicBool::new(false), Vec::new(), Vec::new());
+    let folder = Path::new(&resolved.config.run.dir).join(&resolved.config.run.name);
+    let options = TrainOptions {
+        device: devices[0].clone(),
+        others: &devices[1..],
+        started: Instant::now(),
+        reopen: None,
+        data_dir: Path::new("data"),
+        cache_dir: None,
+        resume: resume.then_some(&*folder),
+        stop: &stop,
+        training_log: None,
+        trace: None,
+        on_event: &mut |event| match event {
+            Event::Step(step) => losses.push(step.loss),
+            Event::Note(note) => notes.push(note.clone()),
+            Event::Progress { step } if *step == stop_at => stop.store(true, Ordering::Relaxed),
+            _ => {}
+        },
+    };
+    let summary = train(resolved, options)?;
+    Ok(Run { summary, losses, notes })
+}
+
+fn trained(dir: &Path, name: &str, devices: &[Device], settings: &[&str]) -> Run {
+    run(&configuration(dir, name, settings), devices, false, 0).unwrap()
+}
+
+/// The weights of a run's last checkpoint.
+fn weights(run: &Run) -> BTreeMap<String, Vec<f32>> {
+    let name = fs::read_to_string(run.summary.folder.join("last")).unwrap();
+    let file = fs::read(run.summary.folder.join("checkpoints").join(name.trim()).join("model.safetensors")).unwrap();
+    let tensors = SafeTensors::deserialize(&file).unwrap();
+    tensors.iter().map(|(name, view)| (name.to_string(), bytemuck::pod_collect_to_vec(view.data()))).collect()
+}
+
+fn largest_difference(a: &Run, b: &Run) -> f32 {
+    let (a, b) = (weights(a), weights(b));
+    assert!(a.keys().eq(b.keys()));
+    let differences = a.values().flatten().zip(b.values().flatten()).map(|(a, b)| (a - b).abs());
+    differences
+        .fold(0.0, |largest, difference| if difference > largest || difference.is_nan() { difference } else { largest })
+}
+
+fn largest_loss_difference(a: &Run, b: &Run) -> f64 {
+    assert_eq!(a.losses.len(), b.losses.len());
+    let differences = a.losses.iter().zip(&b.losses).map(|(a, b)| (a - b).abs());
+    differences
+        .fold(0.0, |largest, difference| if difference > largest || difference.is_nan() { difference } else { largest })
+}
+
+/// Devices that take part in one job.
+fn teams() -> Vec<Vec<Device>> {
+    let mut teams = vec![vec![Device::Cpu; 2], vec![Device::Cpu; 4]];
+    if let (Some(first), Some(second)) = (gpu_for_tests(), gpu_for_tests()) {
+        let gpus = [Device::Gpu(first), Device::Gpu(second)];
+        teams.extend([gpus.to_vec(), vec![Device::Cpu, gpus[0].clone()], vec![gpus[1].clone(), Device::Cpu]]);
+    }
+    teams
+}
+
+/// One step of plain SGD at a learning rate of 1: the weights have lost their gradients.
+#[test]
+fn the_gradients_of_a_step_are_those_of_one_rank() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = [
+        "train.max_steps=1",
+        "train.learning_rate=1",
+        "optimizer.kind=sgd",
+        "optimizer.momentum=0",
+        "train.warmup_steps=0",
+    ];
+    for kind in ["gpt2", "qwen3"] {
+        let kind_set = format!("model.kind={kind}");
+        let settings = [&settings[..], &[&kind_set]].concat();
+        for (i, team) in teams().iter().enumerate() {
+            let [one, all] = [&team[..1], team].map(|devices| {
+                let name = format!("{kind}-{i}-{}", devices.len());
+                trained(dir.path(), &name, devices, &settings)
+            });
+            let difference = largest_difference(&one, &all);
+            assert!(difference < 1e-6, "{kind}, {team:?}: {difference}");
+            assert!(largest_loss_difference(&one, &all) < 1e-6, "{kind}, {team:?}");
+        }
+    }
+}
+
+#[test]
+fn losses_of_adamw_and_weights_of_sgd_stay_those_of_one_rank() {
+    let dir = tempfile::tempdir().unwrap();
+    for (i, team) in teams().iter().enumerate() {
+        let both = |optimizer: &'static str| {
+            [&team[..1], team].map(|devices| {
+                let name = format!("{i}-{optimizer}-{}", devices.len());
+                trained(dir.path(), &name, devices, &[&format!("optimizer.kind={optimizer}")])
+            })
+        };
+        let [one, all] = both("adamw");
+        assert_eq!(one.losses.len(), 50);
+        let difference = largest_loss_difference(&one, &all);
+        assert!(difference < 1e-5, "{team:?}: {difference}");
+        assert_eq!(all.summary.ranks.len(), team.len());
+        // Adam amplifies rounding where a gradient is zero.
+        let [one, all] = both("sgd");
+        let difference = largest_difference(&one, &all);
+        assert!(difference < 1e-6, "{team:?}: {difference}");
+    }
+}
+
+#[test]
+fn two_runs_of_as_many_ranks_have_the_same_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    for (i, team) in teams().iter().enumerate() {
+        // Gradients that are clipped, a rank that computes in parts of batches, and bits that are lost on the way.
+        let settings = [
+            "train.grad_clip=0.5",
+            "train.max_steps=12",
+            "train.batch_size=8",
+            "train.grad_accum_steps=1",
+            "train.reduce_dtype=f16",
+        ];
+        let [a, b] = ["a", "b"].map(|name| trained(dir.path(), &format!("{i}{name}"), team, &settings));
+        assert_eq!(a.losses, b.losses, "{team:?}");
+        assert!(weights(&a) == weights(&b), "{team:?}");
+    }
+}
+
+/// Also where the devices round differently: all have the same bits after a checkpoint.
+#[test]
+fn a_run_that_is_resumed_has_the_bits_of_one_that_never_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    for (i, team) in teams().iter().enumerate() {
+        let settings = ["train.max_steps=24", "train.ema_decay=0.9", "optimizer.kind=muon"];
+        let [whole, halves] =
+            ["whole", "halves"].map(|name| configuration(dir.path(), &format!("{i}{name}"), &settings));
+        let whole = run(&whole, team, false, 0).unwrap();
+        assert_eq!(run(&halves, team, false, 10).unwrap().summary.steps, 10);
+        let resumed = run(&halves, team, true, 0).unwrap();
+        assert!(weights(&whole) == weights(&resumed), "{team:?}");
+        assert_eq!(whole.losses[10..], resumed.losses, "{team:?}");
+        assert!(resumed.notes.iter().all(|note| !note.contains("goes on on")), "{:?}", resumed.notes);
+    }
+}
+
+/// The same sequences in the same order, so that only sums differ.
+#[test]
+fn a_run_can_go_on_with_another_number_of_ranks_and_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let [whole, parts] = ["whole", "parts"].map(|name| configuration(dir.path(), name, &["train.max_steps=30"]));
+    let whole = run(&whole, &[Device::Cpu], false, 0).unwrap();
+    run(&parts, &vec![Device::Cpu; 4], false, 10).unwrap();
+    let two = run(&parts, &vec![Device::Cpu; 2], true, 20).unwrap();
+    assert!(two.notes.iter().any(|note| note.contains("4 x cpu") && note.contains("2 x cpu")), "{:?}", two.notes);
+    let one = run(&parts, &[Device::Cpu], true, 0).unwrap();
+    let losses = two.losses.iter().chain(&one.losses);
+    let difference = losses.zip(&whole.losses[10..]).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(difference < 1e-5 && one.losses.len() == 10, "{difference}");
+}
+
+#[test]
+fn sequences_that_cannot_be_divided_are_refused_before_there_is_a_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let resolved = configuration(dir.path(), "a", &["train.batch_size=5", "train.grad_accum_steps=1"]);
+    let error = run(&resolved, &vec![Device::Cpu; 3], false, 0).map(drop).unwrap_err().to_string();
+    assert!(error.contains("5 x 1 = 5 sequences") && error.contains("a multiple of 3"), "{error}");
+    assert!(!dir.path().join("a").exists());
+}
+
+/// An error of one rank is that of the job, which ends.
+#[test]
+fn a_rank_that_fails_ends_the_job_with_its_reason() {
+    let Some(gpu) = gpu_for_tests() else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let resolved = configuration(dir.path(), "a", &["train.max_steps=100000"]);
+    let lost = gpu.clone();
+    let killer = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_secs(2));
+        lost.lose_for_tests();
+    });
+    let started = Instant::now();
+    let error = run(&resolved, &[Device::Cpu, Device::Gpu(gpu)], false, 0).map(drop).unwrap_err().to_string();
+    killer.join().unwrap();
+    assert!(error.contains("rank 1") && error.contains("lost"), "{error}");
+    assert!(started.elapsed().as_secs() < 15, "{:?}", started.elapsed());
+}

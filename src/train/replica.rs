@@ -1,0 +1,166 @@
+//! What each device has of a run: the whole model, its optimizer, and a share of the sequences of every step.
+
+use super::ranks::{Piece, Share};
+use super::step_hook::StepHook;
+use crate::config::Config;
+use crate::data::{Batch, IGNORE_INDEX, Loader, Position, Tokens};
+use crate::models::{Documents, LanguageModel};
+use crate::nn::Dropout;
+use crate::ops::Criterion;
+use crate::optim::{Optimizer, ParameterArena};
+use crate::profile::Span;
+use crate::{Device, Error, Result, Tensor};
+use std::sync::Arc;
+
+/// What a run minimizes. Evaluations measure the plain loss instead.
+pub(in crate::train) fn criterion(config: &Config) -> Criterion<'static> {
+    Criterion { label_smoothing: config.train.label_smoothing as f32, class_weights: None }
+}
+
+/// What pass number `pass` of a run drops.
+pub(in crate::train) fn pass_dropout(config: &Config, pass: u64) -> Dropout {
+    let (model, adapters) = (&config.model, config.lora.dropout as f32);
+    let dropout = Dropout::new(model.dropout as f32, config.run.seed, pass);
+    dropout.of_embeddings(model.embd_dropout as f32).of_adapters(adapters)
+}
+
+/// The batches of one step.
+pub(super) fn next_batches(loader: &mut Loader, accum: usize) -> Vec<Batch> {
+    (0..accum).map(|_| loader.next_batch()).collect()
+}
+
+/// How many tokens batches have to predict.
+pub(super) fn predicted(batches: &[Batch]) -> usize {
+    batches.iter().map(|batch| count_predicted(&batch.targets)).sum()
+}
+
+fn count_predicted(targets: &[u32]) -> usize {
+    targets.iter().filter(|&&target| target != IGNORE_INDEX).count()
+}
+
+/// What one device has of a run.
+pub(super) struct Replica {
+    pub config: Arc<Config>,
+    pub device: Device,
+    pub model: Box<dyn LanguageModel>,
+    pub parameters: ParameterArena,
+    pub optimizer: Optimizer,
+    /// Of the training split.
+    pub tokens: Tokens,
+    pub loader: Loader,
+    /// The sequences of each step that this device computes.
+    pub share: Share,
+    /// Passes that its part of a batch is computed in: more than one where the device's memory does not suffice.
+    pub micro_batches: usize,
+    pub hook: Box<dyn StepHook>,
+    /// What a user should know and has not been told.
+    pub notes: Vec<String>,
+}
+
+/// An update, whose numbers are still being computed.
+pub(super) struct Update {
+    /// The mean over all tokens of the step that are predicted, on all devices.
+    pub loss: Tensor,
+    /// The first element is the sum of the squared gradients.
+    pub squares: Tensor,
+    /// Where the loader stands after it.
+    pub position: Position,
+}
+
+impl Replica {
+    /// Update number `step`, from 0: forward and backward over this device's share of the next batches, then the
+    /// optimizer. On a GPU this only records and submits.
+    ///
+    /// # Errors
+    /// If the device reported an error, has no memory for a single sequence, or the ranks cannot go on together.
+    pub fn update(&mut self, step: usize, learning_rate: f64) -> Result<Update> {
+        let accum = self.config.train.grad_accum_steps;
+        let batches = self.device.profiler().span(Span::Data, || next_batches(&mut self.loader, accum));
+        let position = batches.last().expect("there is at least one").position;
+        loop {
+            let loss = match self.gradients(&batches, step) {
+                Err(error @ Error::OutOfMemory { .. }) => {
+                    self.split_micro_batches(error)?;
+                    continue;
+                }
+                loss => self.hook.after_backward(&self.parameters, loss?)?,
+            };
+            match self.optimizer.step(&self.parameters, learning_rate) {
+                // Nothing was updated yet. Others have used the sums already.
+                Err(error @ Error::OutOfMemory { .. }) if self.hook.is_alone() => self.split_micro_batches(error)?,
+                squares => return Ok(Update { loss, squares: squares?, position }),
+            }
+        }
+    }
+
+    /// This device's part of the loss of a step; its part of the gradients is in the arena.
+    fn gradients(&mut self, batches: &[Batch], step: usize) -> Result<Tensor> {
+        let targets = predicted(batches);
+        self.parameters.zero_gradients();
+        let pieces = self.share.pieces(self.micro_batches);
+        let mut total: Option<Tensor> = None;
+        for (i, piece) in pieces.iter().enumerate() {
+            let pass = (step * self.config.train.grad_accum_steps + piece.batch) as u64;
+            let loss = self.loss(&batches[piece.batch], piece, pass, targets)?;
+            if i + 1 < pieces.len() {
+                loss.backward()?;
+            } else {
+                self.hook.last_backward(&self.parameters, &mut || loss.backward())?;
+            }
+            total = Some(match total {
+                None => loss.detach(),
+                Some(total) => total.add(&loss.detach())?,
+            });
+        }
+        Ok(total.expect("every device has a sequence"))
+    }
+
+    /// What a part of a batch contributes to the mean loss over the `predicted` tokens of a step, with the dropout
+    /// masks that its sequences have in the whole batch.
+    pub fn loss(&self, batch: &Batch, piece: &Piece, pass: u64, predicted: usize) -> Result<Tensor> {
+        let (c, device, t) = (&self.config, &self.device, self.config.model.block_size);
+        let (tokens, shape) = (piece.rows.start * t..piece.rows.end * t, [piece.rows.len(), t]);
+        let ids = Tensor::from_u32(&batch.ids[tokens.clone()], shape, device)?; // (B, T)
+        let targets = Tensor::from_u32(&batch.targets[tokens.clone()], shape, device)?; // (B, T)
+        let starts = batch.starts.as_ref().map(|starts| Documents::new(&starts[tokens.clone()], shape, device));
+        let dropout = pass_dropout(c, pass).from_sequence(piece.rows.start);
+        let loss_scale = self.optimizer.loss_scale();
+        let loss = self.model.loss(&ids, &targets, starts.transpose()?.as_ref(), &dropout, criterion(c), loss_scale)?;
+        // The mean over a part counts by the number of its tokens, of which short documents and prompts leave more or
+        // fewer.
+        let weight = count_predicted(&batch.targets[tokens]) as f32 / predicted.max(1) as f32;
+        if weight == 1.0 { Ok(loss) } else { loss.scale(weight) }
+    }
+
+    /// After a step that found too little memory: from now on each part of a batch in twice as many passes.
+    ///
+    /// # Errors
+    /// That of the step, if a pass is one sequence already.
+    fn split_micro_batches(&mut self, error: Error) -> Result<()> {
+        let passes = |splits| self.share.pieces(splits).len();
+        let (before, splits) = (passes(self.micro_batches), (2 * self.micro_batches).min(self.config.train.batch_size));
+        if passes(splits) == before {
+            return Err(error);
+        }
+        self.micro_batches = splits;
+        let pieces = self.share.pieces(splits);
+        let (rows, passes) = (pieces.iter().map(|piece| piece.rows.len()).max().unwrap_or(1), pieces.len());
+        let first = error.to_string();
+        let first = first.lines().next().unwrap_or_default();
+        self.notes.push(format!(
+            "{first}: going on with batches of {rows}, accumulated over {passes} passes; a step is of as many tokens \
+             as before"
+        ));
+        Ok(())
+    }
+
+    /// Lets batches start at this position.
+    ///
+    /// # Errors
+    /// If the text has no such place.
+    pub fn start_loader(&mut self, position: Position) -> Result<()> {
+        let (t, block_size) = (&self.config.train, self.config.model.block_size);
+        self.loader = Loader::new(self.tokens.clone(), t.batch_size, block_size, self.config.run.seed, position)?;
+        Ok(())
+    }
+}
