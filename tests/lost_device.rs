@@ -35,6 +35,7 @@ fn a_lost_device_is_opened_again_once_and_the_run_goes_on_from_the_last_checkpoi
             TrainOptions {
                 device: first,
                 others: &[],
+                launch: None,
                 started: Instant::now(),
                 reopen: Some(&reopen),
                 data_dir: Path::new("data"),

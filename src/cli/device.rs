@@ -1,6 +1,7 @@
 //! Opens the device that was asked for, and says what was chosen and why. Nothing falls back silently.
 
 use super::{cache, output};
+use crate::comm::Launch;
 use crate::config::{DeviceConfig, DeviceKind, Devices, MatmulF32, Resolved, current_word};
 use crate::gpu::{AdapterChoice, Gpu, adapters};
 use crate::ops::MatmulTuning;
@@ -98,6 +99,15 @@ pub fn open_for_run(resolved: &mut Resolved, kept: Option<MatmulF32>, tune: bool
     resolve_matmul_f32(resolved, &first);
     let others = kinds[1..].iter().map(|&kind| open_with(&resolved.config.device, kind, tune));
     std::iter::once(Ok(first)).chain(others).collect()
+}
+
+/// Where several processes of a job run on one machine, each takes a GPU of its own, unless it is told which.
+pub fn choose_of_machine(config: &mut DeviceConfig, launch: Option<Launch>) {
+    let (Some(launch), Some(DeviceKind::Auto | DeviceKind::Gpu(None))) = (launch, config.kind.single()) else { return };
+    let gpus: Vec<usize> = adapters().into_iter().filter(|a| !a.is_software()).map(|a| a.index).collect();
+    if !gpus.is_empty() && !names_adapter() {
+        config.kind = DeviceKind::Gpu(Some(gpus[launch.local % gpus.len()])).into();
+    }
 }
 
 /// The devices that are asked for, one by one.

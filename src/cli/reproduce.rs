@@ -36,8 +36,15 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<()> {
     let mut resolved = configuration::with_device(layers, &args.device)?.build()?;
     let devices = device::open_for_run(&mut resolved, None, true)?;
     let show = if args.json { show_json() } else { show_progress(false) };
-    let context =
-        Context { devices: &devices, data_dir: &args.data_dir, started, resume: None, interrupts, trace: None };
+    let context = Context {
+        devices: &devices,
+        data_dir: &args.data_dir,
+        started,
+        resume: None,
+        interrupts,
+        launch: None,
+        trace: None,
+    };
     let (summary, shown) = train_and_show(&resolved, &context, show)?;
     if summary.interrupted {
         return Err(Interrupted.into());

@@ -2,8 +2,9 @@
 
 use super::interrupt::{Interrupted, Interrupts};
 use super::{cache, configuration, device, output, plan, progress, tui};
+use crate::comm::Launch;
 use crate::config::{Layers, Resolved};
-use crate::train::{Event, Summary, TRAINING_LOG, TrainOptions, newest_unfinished_run, run_config, train};
+use crate::train::{Event, Summary, TRAINING_LOG, TrainOptions, follow, newest_unfinished_run, run_config, train};
 use crate::{Device, Error};
 use anyhow::Result;
 use std::io;
@@ -49,6 +50,8 @@ pub struct Context<'a> {
     /// The run to go on with.
     pub resume: Option<&'a Path>,
     pub interrupts: &'a Interrupts,
+    /// Where this process is one of several of a job.
+    pub launch: Option<Launch>,
     /// Where its trace is to go: see [`TrainOptions::trace`].
     pub trace: Option<Option<&'a Path>>,
 }
@@ -66,6 +69,7 @@ pub fn train_and_show(
     let options = TrainOptions {
         device: first.clone(),
         others,
+        launch: context.launch,
         started: context.started,
         // Of several devices the others have lost a part of the gradients: that ends the job.
         reopen: if others.is_empty() { Some(&reopen) } else { None },
@@ -120,7 +124,12 @@ pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
     if args.dry_run {
         return plan::show(&mut resolved, kept, flags, args.json);
     }
+    let launch = Launch::of_process()?;
+    device::choose_of_machine(&mut resolved.config.device, launch);
     let devices = device::open_for_run(&mut resolved, kept, true)?;
+    if let Some(launch) = launch.filter(|launch| launch.process > 0) {
+        return take_part(&resolved, &devices, &flags.run.data_dir, launch, interrupts);
+    }
     let show: Show = match (args.json, quiet) {
         (true, _) => show_json(),
         (false, true) => Box::new(|_| Ok(())),
@@ -137,12 +146,56 @@ pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
     };
     let data_dir = &flags.run.data_dir;
     let trace = args.trace.as_ref().map(Option::as_deref);
-    let context = Context { devices: &devices, data_dir, started, resume: run.as_deref(), interrupts, trace };
+    let context = Context { devices: &devices, data_dir, started, resume: run.as_deref(), interrupts, launch, trace };
     let (summary, shown) = train_and_show(&resolved, &context, show)?;
     if !args.json && shown.is_ok() {
         say_where(&summary, quiet)?;
     }
     if summary.interrupted { Err(Interrupted.into()) } else { Ok(()) }
+}
+
+/// An error that another process tells the user of.
+#[derive(Debug)]
+pub struct ToldByRank0;
+
+impl std::fmt::Display for ToldByRank0 {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str("rank 0 tells what happened")
+    }
+}
+
+impl std::error::Error for ToldByRank0 {}
+
+/// Follows rank 0, which shows the run and has its folder.
+fn take_part(
+    resolved: &Resolved,
+    devices: &[Device],
+    data_dir: &Path,
+    launch: Launch,
+    interrupts: &Interrupts,
+) -> Result<()> {
+    let cache = cache::folder();
+    // A signal is for rank 0, which saves and then ends all.
+    interrupts.stop_after("stopping once rank 0 has saved");
+    let options = TrainOptions {
+        device: devices[0].clone(),
+        others: &devices[1..],
+        launch: Some(launch),
+        started: Instant::now(),
+        reopen: None,
+        data_dir,
+        cache_dir: cache.as_deref(),
+        resume: None,
+        stop: interrupts.stop(),
+        training_log: None,
+        trace: None,
+        on_event: &mut |_| {},
+    };
+    follow(resolved, options).map_err(|error| match error {
+        // Rank 0 says it.
+        Error::Communication(_) => ToldByRank0.into(),
+        error => error.into(),
+    })
 }
 
 /// What shows the run to a person.

@@ -10,6 +10,7 @@
 mod background;
 mod call;
 mod hierarchy;
+mod launch;
 mod meeting;
 #[cfg(feature = "mpi")]
 mod mpi;
@@ -19,6 +20,7 @@ mod worker;
 
 pub use background::{Background, Pending};
 pub use hierarchy::Hierarchy;
+pub use launch::Launch;
 #[cfg(feature = "mpi")]
 pub use mpi::MpiComm;
 pub use threads::{ThreadComm, threads};
@@ -65,6 +67,36 @@ pub trait Communicator: Send {
     /// Ends the job for all ranks: whoever waits for this rank, or will, gets an error that names the rank and the
     /// reason.
     fn abort(&mut self, reason: &str);
+}
+
+impl Communicator for Box<dyn Communicator> {
+    fn rank(&self) -> usize {
+        (**self).rank()
+    }
+
+    fn size(&self) -> usize {
+        (**self).size()
+    }
+
+    fn all_reduce(&mut self, values: &mut [f32], wire: Wire) -> Result<()> {
+        (**self).all_reduce(values, wire)
+    }
+
+    fn broadcast(&mut self, bytes: &mut Vec<u8>) -> Result<()> {
+        (**self).broadcast(bytes)
+    }
+
+    fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        (**self).all_gather(bytes)
+    }
+
+    fn barrier(&mut self) -> Result<()> {
+        (**self).barrier()
+    }
+
+    fn abort(&mut self, reason: &str) {
+        (**self).abort(reason);
+    }
 }
 
 #[cfg(test)]

@@ -43,6 +43,7 @@ fn run(
     let options = TrainOptions {
         device,
         others: &[],
+        launch: None,
         started: Instant::now(),
         reopen: None,
         data_dir,

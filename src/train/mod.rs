@@ -53,6 +53,6 @@ pub use precision::{check_precision, describe_precision, operands};
 pub use prompt::prompt_ids;
 pub use ranks::{RankTimes, rank_table};
 pub use resume::run_config;
-pub use run::train;
+pub use run::{follow, train};
 pub use run_folder::{RunFolder, newest_run, newest_unfinished_run, remove_run};
 pub use verify::{Verified, verify_resume};

@@ -1,6 +1,7 @@
 //! What a run needs besides its configuration.
 
 use super::events::Event;
+use crate::comm::Launch;
 use crate::{Device, Result};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -11,6 +12,8 @@ pub struct TrainOptions<'a> {
     pub device: Device,
     /// The devices of the other ranks of this process, which share the sequences of each step with it.
     pub others: &'a [Device],
+    /// Where this process is one of several that a launcher of MPI programs has started.
+    pub launch: Option<Launch>,
     /// When the command began, from where the report counts.
     pub started: Instant,
     /// Opens the device again if it is lost; without it, that ends the run.

@@ -32,6 +32,7 @@ fn run(resolved: &Resolved, device: &Device, resume: Option<&Path>, until: usize
     let options = TrainOptions {
         device: device.clone(),
         others: &[],
+        launch: None,
         started: Instant::now(),
         reopen: None,
         data_dir: Path::new("data"),
@@ -95,7 +96,8 @@ fn a_resumed_run_is_the_same_to_the_bit() {
         let dir = tempfile::tempdir().unwrap();
         let resolved = configuration(dir.path(), &["train.recompute=block", "model.kind=llama"]);
         let stop = AtomicBool::new(false);
-        let verified = verify_resume(&resolved, 3, std::slice::from_ref(&device), Path::new("data"), None, &stop).unwrap();
+        let verified =
+            verify_resume(&resolved, 3, std::slice::from_ref(&device), Path::new("data"), None, &stop).unwrap();
         assert!(verified.differences.is_empty(), "{device}: {:?}", verified.differences);
     }
 }

@@ -2,7 +2,7 @@
 
 use super::events::{Event, Summary};
 use super::options::TrainOptions;
-use super::trainer::Trainer;
+use super::trainer::{self, Trainer};
 use crate::config::Resolved;
 use crate::{Error, Result};
 use std::time::Instant;
@@ -34,6 +34,15 @@ pub fn train(resolved: &Resolved, options: TrainOptions) -> Result<Summary> {
         }
         (result, ..) => result,
     }
+}
+
+/// Takes part in a job whose rank 0 is in another process: `options.launch` has a place other than the first.
+///
+/// # Errors
+/// If the text, the configuration or the program are others than on rank 0, the devices cannot be used, or whatever
+/// ends the job.
+pub fn follow(resolved: &Resolved, options: TrainOptions) -> Result<()> {
+    trainer::follow(resolved, options)
 }
 
 /// Prepares, trains and finishes, on one device.

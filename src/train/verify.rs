@@ -67,6 +67,7 @@ fn compare(
         let options = TrainOptions {
             device: devices[0].clone(),
             others: &devices[1..],
+            launch: None,
             started: Instant::now(),
             reopen: None,
             data_dir,

@@ -27,6 +27,7 @@ mod killing;
 mod looking;
 mod models;
 mod plans;
+mod ranks;
 mod resuming;
 mod runs;
 #[cfg(unix)]

@@ -155,6 +155,7 @@ fn train(run: &Planned, devices: &[Device], args: &Args, interrupts: &Interrupts
     let resume = run.folder.join("config.toml").is_file().then_some(&*run.folder);
     let context = Context {
         devices,
+        launch: None,
         data_dir: &args.flags.run.data_dir,
         started: Instant::now(),
         resume,

@@ -1,6 +1,7 @@
 //! Every rank but 0: it does what rank 0 says.
 
 use super::reduce::DataParallel;
+use super::team::{Make, check_alike};
 use super::{Command, RankTimes, Share, take_state, wire};
 use crate::comm::Background;
 use crate::config::Config;
@@ -15,7 +16,11 @@ use std::time::{Duration, Instant};
 
 /// What a rank begins with.
 pub(super) struct Follower {
-    pub comm: Arc<Background>,
+    pub make: Make,
+    /// How long its communicator may have nothing to do before rank 0 says that it lives.
+    pub idle: Duration,
+    /// What has to be the same on all ranks.
+    pub identity: Vec<u8>,
     pub config: Arc<Config>,
     pub shape: ModelConfig,
     pub device: Device,
@@ -23,20 +28,30 @@ pub(super) struct Follower {
     pub tokens: Tokens,
 }
 
-/// Follows rank 0 until it says that the job is done. An error ends the job for all ranks.
+/// [`run`] in a thread of a process whose first rank tells of its errors.
 pub(super) fn follow(follower: Follower) {
-    let comm = follower.comm.clone();
-    match run(follower) {
-        // All know of it.
-        Ok(()) | Err(Error::Communication(_)) => {}
-        Err(error) => comm.abort(&error.to_string()),
-    }
+    // All ranks have heard of it.
+    drop(run(follower));
 }
 
-fn run(follower: Follower) -> Result<()> {
-    let comm = follower.comm.clone();
+/// Follows rank 0 until it says that the job is done. An error ends the job for all ranks.
+///
+/// # Errors
+/// Whatever ends the job.
+pub(super) fn run(mut follower: Follower) -> Result<()> {
+    let make = std::mem::replace(&mut follower.make, Box::new(|| unreachable!("it is made once")));
+    let comm = Arc::new(Background::start(make, Some(follower.idle))?);
+    check_alike(&comm, std::mem::take(&mut follower.identity))?;
+    obey(follower, &comm).inspect_err(|error| match error {
+        // All know of it.
+        Error::Communication(_) => {}
+        error => comm.abort(&error.to_string()),
+    })
+}
+
+fn obey(follower: Follower, comm: &Arc<Background>) -> Result<()> {
     let waited: Arc<Mutex<Duration>> = Arc::default();
-    let mut replica = replica(follower, waited.clone())?;
+    let mut replica = replica(follower, comm.clone(), waited.clone())?;
     let mut updating = Duration::ZERO;
     loop {
         let command = comm.receive()?;
@@ -58,7 +73,7 @@ fn run(follower: Follower) -> Result<()> {
             Command::Report => {
                 let waited = *waited.lock().unwrap_or_else(PoisonError::into_inner);
                 let notes = std::mem::take(&mut replica.notes);
-                let times = RankTimes::new(&comm, &replica, updating, waited, notes);
+                let times = RankTimes::new(comm, &replica, updating, waited, notes);
                 comm.all_gather(serde_json::to_vec(&times).expect("plain values"))?;
             }
             Command::Stop => return Ok(()),
@@ -67,8 +82,8 @@ fn run(follower: Follower) -> Result<()> {
 }
 
 /// The model and its optimizer, whose numbers rank 0 is about to send.
-fn replica(follower: Follower, waited: Arc<Mutex<Duration>>) -> Result<Replica> {
-    let Follower { comm, config, shape, device, share, tokens } = follower;
+fn replica(follower: Follower, comm: Arc<Background>, waited: Arc<Mutex<Duration>>) -> Result<Replica> {
+    let Follower { config, shape, device, share, tokens, .. } = follower;
     // Rank 0 alone evaluates, by averages if there are any.
     let mut own = Config::clone(&config);
     own.train.ema_decay = 0.0;

@@ -1,15 +1,13 @@
 //! Rank 0: it tells the other ranks what to do, and does the same.
 
-use super::follow::{Follower, follow};
 use super::reduce::DataParallel;
-use super::{Command, RankTimes, Share, state_of, wire};
-use crate::comm::{Background, threads};
-use crate::config::Config;
-use crate::data::{Position, Tokens};
-use crate::models::ModelConfig;
+use super::team::Begun;
+use super::{Command, RankTimes, Share, Team, state_of, wire};
+use crate::comm::Background;
+use crate::data::Position;
 use crate::train::replica::{Replica, Update};
 use crate::train::step_hook::{SingleDevice, StepHook};
-use crate::{Device, Error, Result};
+use crate::{Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -43,48 +41,24 @@ pub(in crate::train) struct Started {
     pub share: Share,
 }
 
-/// Starts a thread for each of the other devices of a process, if there are any.
+/// Brings the ranks of a job together, if there are several.
 ///
 /// # Errors
-/// If the sequences of a step cannot be divided among the devices, or a thread cannot be started.
-pub(in crate::train) fn start_threads(
-    config: &Arc<Config>,
-    shape: &ModelConfig,
-    device: &Device,
-    others: &[Device],
-    tokens: &Tokens,
-) -> Result<Started> {
-    let (shares, waited) = (Share::all(config, 1 + others.len())?, Arc::default());
-    if others.is_empty() {
+/// Those of [`Team::begin`].
+pub(in crate::train) fn start(team: &Team) -> Result<Started> {
+    let waited = Arc::default();
+    if team.size() == 1 {
         let leader = Leader { job: None, updating: Duration::ZERO, waited };
-        return Ok(Started { leader, hook: Box::new(SingleDevice), share: shares[0].clone() });
+        let share = Share::all(team.config, 1)?.remove(0);
+        return Ok(Started { leader, hook: Box::new(SingleDevice), share });
     }
-    let timeout = Duration::from_secs_f64(config.train.comm_timeout);
-    let names: Vec<String> = [device].into_iter().chain(others).map(Device::describe).collect();
-    let mut ranks = threads(shares.len(), Some(timeout), &names).into_iter();
-    let mut begin = || {
-        let comm = ranks.next().expect("as many as devices");
-        Background::start(move || Ok(comm), Some(timeout / 4)).map(Arc::new)
-    };
-    let comm = begin()?;
-    let mut threads = Vec::new();
-    for (device, share) in others.iter().zip(&shares[1..]) {
-        let follower = Follower {
-            comm: begin()?,
-            config: config.clone(),
-            shape: shape.clone(),
-            device: device.clone(),
-            share: share.clone(),
-            tokens: tokens.clone(),
-        };
-        let thread = std::thread::Builder::new().name("rank".into()).spawn(move || follow(follower));
-        threads.push(thread.map_err(|e| Error::Communication(format!("cannot start a rank's thread: {e}")))?);
-    }
-    let hook = DataParallel::new(comm.clone(), wire(config), Arc::clone(&waited));
-    let are_alike = others.iter().all(|other| other.name() == device.name());
+    let Begun { comm, threads, share } = team.begin()?;
+    let hook = DataParallel::new(comm.clone(), wire(team.config), Arc::clone(&waited));
+    // What other processes compute on is not known here.
+    let are_alike = team.launch.is_none() && team.others.iter().all(|other| other.name() == team.device.name());
     let job = Job { comm, threads, are_alike, since_aligned: 0 };
     let leader = Leader { job: Some(job), updating: Duration::ZERO, waited };
-    Ok(Started { leader, hook: Box::new(hook), share: shares[0].clone() })
+    Ok(Started { leader, hook: Box::new(hook), share })
 }
 
 impl Leader {

@@ -9,11 +9,13 @@ mod follow;
 mod lead;
 mod reduce;
 mod share;
+mod team;
 #[cfg(test)]
 mod tests;
 
-pub(super) use lead::{Leader, Started, start_threads};
+pub(super) use lead::{Leader, Started, start};
 pub(super) use share::{Piece, Share};
+pub(super) use team::Team;
 
 use crate::comm::Wire;
 use crate::config::{Config, WeightDtype};

@@ -37,6 +37,7 @@ fn run(resolved: &Resolved, devices: &[Device], resume: bool, stop_at: usize) ->
     let options = TrainOptions {
         device: devices[0].clone(),
         others: &devices[1..],
+        launch: None,
         started: Instant::now(),
         reopen: None,
         data_dir: Path::new("data"),

@@ -7,7 +7,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 
-pub(super) use prepare::{check_configured_precision, total_steps};
+pub(super) use prepare::{check_configured_precision, follow, total_steps};
 
 use super::adapters::lora;
 use super::checkpoint::{Best, CHAT_TEMPLATE, Evaluated, GENERATION, Request, TrainerState, Writer};

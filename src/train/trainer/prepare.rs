@@ -19,7 +19,7 @@ use crate::train::options::TrainOptions;
 use crate::train::plan::Plan;
 use crate::train::precision::{check_precision, describe_precision, operands};
 use crate::train::prompt::prompt_ids;
-use crate::train::ranks::{Share, Started, named, start_threads};
+use crate::train::ranks::{self, Share, Started, Team, named};
 use crate::train::record;
 use crate::train::replica::Replica;
 use crate::train::resume::Resumed;
@@ -123,7 +123,8 @@ impl<'a> Trainer<'a> {
             check_configured_precision(&resolved, device)?;
             check_sizes(&resolved.config, &model_config, device)?;
         }
-        Share::all(&resolved.config, 1 + options.others.len())?;
+        let processes = options.launch.map_or(1, |launch| launch.processes);
+        Share::all(&resolved.config, processes * (1 + options.others.len()))?;
         let state = initial_state(checkpoint, names, data.hash.clone(), total_steps);
         let saved = checkpoint.map(|checkpoint| checkpoint.state.comparable());
         if let Some(resumed) = &resumed {
@@ -153,7 +154,7 @@ impl<'a> Trainer<'a> {
         let learning_rate = learning_rate(&config, total_steps);
         let tokens = data.prepared.train;
         let Started { mut leader, hook, share } =
-            start_threads(&config, &model_config, &device, options.others, &tokens)?;
+            ranks::start(&team(&config, &model_config, &state.data, &tokens, &options))?;
         let began_at = (state.step, loader.epochs_at(position));
         let (micro_batches, notes) = (1, Vec::new());
         let replica = Replica {
@@ -199,6 +200,33 @@ impl<'a> Trainer<'a> {
             options,
         })
     }
+}
+
+/// The ranks of this process.
+fn team<'a>(
+    config: &'a Arc<Config>,
+    shape: &'a ModelConfig,
+    data: &'a DataHash,
+    tokens: &'a Tokens,
+    options: &'a TrainOptions,
+) -> Team<'a> {
+    let TrainOptions { device, others, launch, .. } = options;
+    Team { config, shape, data, tokens, device, others, launch: *launch }
+}
+
+/// Takes part in a job that rank 0, in another process, leads.
+///
+/// # Errors
+/// What can be known before the first step, and whatever ends the job.
+pub(in crate::train) fn follow(resolved: &Resolved, mut options: TrainOptions) -> Result<()> {
+    let data = Data::load(resolved, &mut options, None)?;
+    let shape = model_config(resolved, data.prepared.tokenizer.vocab_size())?;
+    for device in [&options.device].into_iter().chain(options.others) {
+        check_configured_precision(resolved, device)?;
+        check_sizes(&resolved.config, &shape, device)?;
+    }
+    let config = Arc::new(resolved.config.clone());
+    team(&config, &shape, &data.hash, &data.prepared.train, &options).follow()
 }
 
 pub(in crate::train) fn check_configured_precision(resolved: &Resolved, device: &Device) -> Result<()> {

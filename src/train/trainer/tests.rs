@@ -23,6 +23,7 @@ fn options<'a>(device: &Device, stop: &'a AtomicBool, on_event: &'a mut dyn FnMu
     TrainOptions {
         device,
         others: &[],
+        launch: None,
         started: Instant::now(),
         reopen: None,
         data_dir,

@@ -1,0 +1,76 @@
+//! What a launcher such as `mpirun` or `srun` tells the processes that it starts.
+
+use crate::{Error, Result};
+
+/// The place of a process in a job of several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Launch {
+    /// The number of this process, below `processes`.
+    pub process: usize,
+    pub processes: usize,
+    /// Its number among those of its machine.
+    pub local: usize,
+}
+
+/// The variables that launchers set: number, count, number on the machine. Open MPI; MPICH and Intel MPI; Slurm, where
+/// it starts MPI programs itself.
+const LAUNCHERS: [[&str; 3]; 3] = [
+    ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK"],
+    ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID"],
+    ["PMIX_RANK", "SLURM_NTASKS", "SLURM_LOCALID"],
+];
+
+impl Launch {
+    /// Of this process; `None` if it was started alone.
+    ///
+    /// # Errors
+    /// If a launcher has started several, and this program was built without MPI.
+    pub fn of_process() -> Result<Option<Launch>> {
+        Launch::of(&|name| std::env::var(name).ok(), cfg!(feature = "mpi"))
+    }
+
+    fn of(variable: &dyn Fn(&str) -> Option<String>, has_mpi: bool) -> Result<Option<Launch>> {
+        let number = |name| variable(name)?.trim().parse::<usize>().ok();
+        let found = LAUNCHERS.iter().find_map(|[process, processes, local]| {
+            let (process, processes) = (number(process)?, number(processes)?);
+            Some(Launch { process, processes, local: number(local).unwrap_or(process) })
+        });
+        let Some(launch) = found.filter(|launch| launch.processes > 1) else { return Ok(None) };
+        if !has_mpi {
+            return Err(Error::Communication(format!(
+                "a launcher has started {} processes, but this rustyflow was built without MPI: build it with \
+                 `cargo build --release --features mpi`, or start one process",
+                launch.processes
+            )));
+        }
+        Ok(Some(launch))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(variables: &[(&str, &str)], has_mpi: bool) -> Result<Option<Launch>> {
+        let variable = |name: &str| variables.iter().find(|(n, _)| *n == name).map(|(_, value)| value.to_string());
+        Launch::of(&variable, has_mpi)
+    }
+
+    #[test]
+    fn launchers_are_known_by_their_variables() {
+        let open_mpi =
+            [("OMPI_COMM_WORLD_RANK", "3"), ("OMPI_COMM_WORLD_SIZE", "4"), ("OMPI_COMM_WORLD_LOCAL_RANK", "1")];
+        assert_eq!(of(&open_mpi, true).unwrap(), Some(Launch { process: 3, processes: 4, local: 1 }));
+        let mpich = [("PMI_RANK", "1"), ("PMI_SIZE", "2")];
+        assert_eq!(of(&mpich, true).unwrap(), Some(Launch { process: 1, processes: 2, local: 1 }));
+        let alone = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "1")];
+        assert_eq!(of(&alone, false).unwrap(), None);
+        assert_eq!(of(&[("SLURM_NTASKS", "4")], false).unwrap(), None, "a job of Slurm that is no MPI program");
+    }
+
+    #[test]
+    fn several_processes_without_mpi_are_refused() {
+        let error = of(&[("PMI_RANK", "1"), ("PMI_SIZE", "2")], false).unwrap_err().to_string();
+        assert!(error.contains("2 processes") && error.contains("--features mpi"), "{error}");
+    }
+}

@@ -1,0 +1,184 @@
+//! The ranks of a process, and how they come together: a thread for each further device, and MPI for processes.
+
+use super::Share;
+use super::follow::{Follower, follow, run};
+use crate::comm::{Background, Communicator, Hierarchy, Launch, ThreadComm, threads};
+use crate::config::Config;
+use crate::data::Tokens;
+use crate::models::ModelConfig;
+use crate::train::checkpoint::DataHash;
+use crate::{Device, Error, Result};
+use serde::{Deserialize, Serialize};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// What the ranks of a process begin with.
+pub(in crate::train) struct Team<'a> {
+    pub config: &'a Arc<Config>,
+    pub shape: &'a ModelConfig,
+    pub data: &'a DataHash,
+    pub tokens: &'a Tokens,
+    /// Of the first rank.
+    pub device: &'a Device,
+    /// Of the others.
+    pub others: &'a [Device],
+    /// Where this process is one of several.
+    pub launch: Option<Launch>,
+}
+
+/// What rank 0 leads with.
+pub(super) struct Begun {
+    pub comm: Arc<Background>,
+    /// Of the other ranks of its process.
+    pub threads: Vec<JoinHandle<()>>,
+    pub share: Share,
+}
+
+/// Makes the communicator of a rank in the thread that it is to have.
+pub(super) type Make = Box<dyn FnOnce() -> Result<Box<dyn Communicator>> + Send>;
+
+/// What has to be the same on all ranks.
+#[derive(Serialize, Deserialize)]
+struct Identity {
+    version: String,
+    config: Config,
+    data: DataHash,
+}
+
+impl Team<'_> {
+    /// How many ranks the job has.
+    pub fn size(&self) -> usize {
+        self.launch.map_or(1, |launch| launch.processes) * (1 + self.others.len())
+    }
+
+    fn timeout(&self) -> Duration {
+        Duration::from_secs_f64(self.config.train.comm_timeout)
+    }
+
+    /// The rank with this number in the process.
+    fn follower(&self, local: usize, shares: &[Share], make: Make) -> Follower {
+        let first = self.launch.map_or(0, |launch| launch.process) * (1 + self.others.len());
+        Follower {
+            make,
+            idle: self.timeout() / 4,
+            identity: self.identity(),
+            config: self.config.clone(),
+            shape: self.shape.clone(),
+            device: if local == 0 { self.device.clone() } else { self.others[local - 1].clone() },
+            share: shares[first + local].clone(),
+            tokens: self.tokens.clone(),
+        }
+    }
+
+    fn identity(&self) -> Vec<u8> {
+        let (version, config, data) =
+            (env!("CARGO_PKG_VERSION").to_string(), Config::clone(self.config), self.data.clone());
+        serde_json::to_vec(&Identity { version, config, data }).expect("plain values")
+    }
+
+    /// How each rank of this process makes its communicator.
+    fn makes(&self) -> Vec<Make> {
+        let (timeout, has_mpi) = (self.timeout(), self.launch.is_some());
+        if self.others.is_empty() {
+            return vec![Box::new(move || across(timeout))];
+        }
+        // Longer than that between processes, so that an error names the process that did not come.
+        let inside = if has_mpi { timeout.mul_f64(1.25) } else { timeout };
+        let names: Vec<String> = [self.device].into_iter().chain(self.others).map(Device::describe).collect();
+        let ranks = threads(names.len(), Some(inside), &names).into_iter().enumerate();
+        ranks.map(|(local, inner)| -> Make { Box::new(move || join(inner, local == 0, has_mpi, timeout)) }).collect()
+    }
+
+    /// Starts the ranks of all devices but the first. Gives the communicator of that one, once all ranks have come.
+    ///
+    /// # Errors
+    /// If the sequences of a step cannot be divided, a thread cannot be started, or the ranks were not started alike.
+    pub(super) fn begin(&self) -> Result<Begun> {
+        let shares = Share::all(self.config, self.size())?;
+        let mut makes = self.makes();
+        let own = makes.remove(0);
+        let threads = self.start(makes, &shares)?;
+        let comm = Arc::new(Background::start(own, Some(self.timeout() / 4))?);
+        check_alike(&comm, self.identity())?;
+        Ok(Begun { comm, threads, share: shares[0].clone() })
+    }
+
+    /// Follows rank 0, which is in another process, until it says that the job is done.
+    ///
+    /// # Errors
+    /// As [`Team::begin`], and whatever ends the job.
+    pub fn follow(&self) -> Result<()> {
+        let shares = Share::all(self.config, self.size())?;
+        let mut makes = self.makes();
+        let own = self.follower(0, &shares, makes.remove(0));
+        let threads = self.start(makes, &shares)?;
+        let result = run(own);
+        threads.into_iter().for_each(|thread| drop(thread.join()));
+        result
+    }
+
+    fn start(&self, makes: Vec<Make>, shares: &[Share]) -> Result<Vec<JoinHandle<()>>> {
+        let mut threads = Vec::new();
+        for (i, make) in makes.into_iter().enumerate() {
+            let follower = self.follower(i + 1, shares, make);
+            let thread = std::thread::Builder::new().name("rank".into()).spawn(move || follow(follower));
+            threads.push(thread.map_err(|e| Error::Communication(format!("cannot start a rank's thread: {e}")))?);
+        }
+        Ok(threads)
+    }
+}
+
+/// The communicator between processes.
+#[cfg(feature = "mpi")]
+fn across(timeout: Duration) -> Result<Box<dyn Communicator>> {
+    Ok(Box::new(crate::comm::MpiComm::init(Some(timeout))?))
+}
+
+#[cfg(not(feature = "mpi"))]
+fn across(_: Duration) -> Result<Box<dyn Communicator>> {
+    Err(Error::Communication("this rustyflow was built without MPI".into()))
+}
+
+/// The communicator of a rank beside others of its process, of which the first speaks for all to other processes.
+fn join(inner: ThreadComm, is_first: bool, has_mpi: bool, timeout: Duration) -> Result<Box<dyn Communicator>> {
+    if !has_mpi {
+        return Ok(Box::new(inner));
+    }
+    let outer = is_first.then(|| across(timeout)).transpose()?;
+    Ok(Box::new(Hierarchy::new(inner, outer)?))
+}
+
+/// Checks that all ranks were started with the same configuration, text and version.
+///
+/// # Errors
+/// If they were not: the same error on all of them.
+pub(super) fn check_alike(comm: &Background, identity: Vec<u8>) -> Result<()> {
+    let all = comm.all_gather(identity)?;
+    let read = |bytes: &Vec<u8>| serde_json::from_slice::<Identity>(bytes);
+    let other = |rank: usize, what: String| {
+        Err(Error::Communication(format!(
+            "the ranks were not started alike: {what} on rank {rank}; start all with the same program, configuration \
+             and text"
+        )))
+    };
+    let Ok(first) = read(&all[0]) else { return other(0, "another version of rustyflow".into()) };
+    for (rank, bytes) in all.iter().enumerate().skip(1) {
+        let Ok(Identity { version, config, data }) = read(bytes) else {
+            return other(rank, "another version of rustyflow".into());
+        };
+        if version != first.version {
+            return other(rank, format!("rustyflow is {} on rank 0 and {version}", first.version));
+        }
+        let mut changes = first.config.changes(&config);
+        // What a rank computes on is its own matter.
+        changes.retain(|change| !change.key.starts_with("device.") || change.key == "device.precision");
+        if let Some(change) = changes.first() {
+            return other(rank, format!("{} is {} on rank 0 and {}", change.key, change.before, change.after));
+        }
+        if data != first.data {
+            return other(rank, "the text or its tokens are others than on rank 0".into());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,53 @@
+//! `train --device` with several devices.
+
+use crate::sandbox::{Sandbox, TINY_RUN, json_lines};
+
+const CPUS: [&str; 3] = ["--config", "tiny.toml", "--threads=1"];
+
+#[test]
+fn several_devices_train_one_run_and_tell_what_their_time_went_into() {
+    let sandbox = Sandbox::new();
+    sandbox.train(&["--name", "one"]).succeeds();
+    let two = [&["train", "--device", "cpu,cpu"], &CPUS[..], &["--json"]].concat();
+    let run = sandbox.run(&two).succeeds();
+    let lines = json_lines(&run.stdout);
+    let end = lines.iter().find(|line| line["kind"] == "end").unwrap();
+    assert_eq!(end["ranks"].as_array().unwrap().len(), 2, "{end}");
+    assert_eq!(end["ranks"][1]["sequences"], 2, "{end}");
+    assert!(lines[0]["device"].as_str().unwrap().starts_with("2 x cpu"), "{}", lines[0]);
+    let (one, two) = (sandbox.losses("runs/one", "train"), sandbox.losses(TINY_RUN, "train"));
+    assert_eq!(one.len(), two.len());
+    assert!(one.iter().zip(&two).all(|(a, b)| (a - b).abs() < 1e-5), "{one:?} {two:?}");
+    assert!(sandbox.read(format!("{TINY_RUN}/profile.txt")).contains("rank  device"));
+    assert!(sandbox.read(format!("{TINY_RUN}/config.toml")).contains("kind = \"cpu,cpu\""));
+    sandbox.run(&["generate", "--model", TINY_RUN]).succeeds();
+}
+
+#[test]
+fn devices_that_cannot_work_together_are_refused() {
+    let sandbox = Sandbox::new();
+    let train = |device: &str| sandbox.run(&[&["train", "--device", device], &CPUS[..]].concat());
+    train("cpu,cpu,cpu").fails_with(&["4 x 1 = 4 sequences a step", "among 3 ranks", "a multiple of 3"]);
+    train("cpu,gpu:77").fails_with(&["77"]);
+    assert!(!sandbox.exists("runs"));
+    let generate = sandbox.run(&["generate", "--device", "cpu,cpu", "--model", "x"]);
+    generate.fails_with(&["cpu,cpu", "only `train`"]);
+}
+
+#[test]
+fn a_launcher_of_several_processes_needs_mpi() {
+    if cfg!(feature = "mpi") {
+        return;
+    }
+    let sandbox = Sandbox::new();
+    let variables = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")];
+    let train = [&["train", "--device", "cpu"], &CPUS[..]].concat();
+    sandbox.run_with(&train, &variables).fails_with(&["2 processes", "--features mpi"]);
+}
+
+#[test]
+fn a_resumed_run_on_several_devices_is_the_same_to_the_bit() {
+    let sandbox = Sandbox::new();
+    let args = ["verify-resume", "--config", "tiny.toml", "--device", "cpu,cpu", "--threads", "1", "--steps", "3"];
+    sandbox.run(&args).succeeds().prints(&["identical to the bit", "cpu (1 threads), cpu (1 threads)"]);
+}
