@@ -144,7 +144,7 @@ impl MpiComm {
         mpi::request::scope(|scope| {
             link.complete(world.immediate_all_to_all_into(scope, &whole[..], &mut slices[..]), kind);
         });
-        wire.sum(slices.chunks_exact(slice), sums);
+        wire.sum(&slices.chunks_exact(slice).collect::<Vec<_>>(), sums);
         mpi::request::scope(|scope| {
             link.complete(world.immediate_all_gather_into(scope, &sums[..], &mut whole[..]), kind);
         });

@@ -12,9 +12,9 @@ use super::meeting::Meeting;
 use super::{Communicator, Wire};
 use crate::Result;
 
-/// Values of a chunk, 1 MiB in f32, so that they stay in the caches from step to step. The ranks meet twice for each,
-/// which takes some ten microseconds, a tenth of the time to add them.
-const CHUNK: usize = 1 << 18;
+/// Values of a chunk, 16 MiB in f32: the ranks meet twice for each, which takes ten microseconds, or a hundred where
+/// threads wake up slowly, and should be little beside the time to add them.
+const CHUNK: usize = 1 << 22;
 
 /// One rank of several in a process; see [`threads`].
 ///
@@ -93,7 +93,8 @@ impl ThreadComm {
             let mut sums = write(&slots[self.rank].sums);
             sums.resize(bytes.len(), 0);
             let handed_in: Vec<_> = slots.iter().map(|slot| read(&slot.handed_in)).collect();
-            wire.sum(handed_in.iter().map(|values| &values[bytes.clone()]), &mut sums);
+            let parts: Vec<&[u8]> = handed_in.iter().map(|values| &values[bytes.clone()]).collect();
+            wire.sum(&parts, &mut sums);
         }
         self.meet(call)?;
         for (rank, slot) in slots.iter().enumerate() {

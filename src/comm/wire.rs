@@ -2,6 +2,7 @@
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
+use rayon::prelude::*;
 
 /// The type that values have on their way between ranks. They are summed in f32 in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,6 +16,9 @@ pub enum Wire {
 /// Values that are converted at a time: few enough that they stay in the first-level cache, and on the stack.
 const PIECE: usize = 1024;
 
+/// Values of a task: below that one thread is as fast as several.
+const TASK: usize = 1 << 17;
+
 impl Wire {
     /// Bytes of one value.
     pub(super) fn width(self) -> usize {
@@ -26,6 +30,11 @@ impl Wire {
 
     /// Writes `values`, `n` of them, as `n * width` bytes.
     pub(super) fn encode(self, values: &[f32], bytes: &mut [u8]) {
+        let tasks = bytes.par_chunks_mut(TASK * self.width()).zip(values.par_chunks(TASK));
+        tasks.for_each(|(bytes, values)| self.encode_part(values, bytes));
+    }
+
+    fn encode_part(self, values: &[f32], bytes: &mut [u8]) {
         match self {
             Wire::F32 => bytes.copy_from_slice(bytemuck::cast_slice(values)),
             // The bytes may lie at odd addresses, so they are converted by way of an array of halves.
@@ -42,6 +51,11 @@ impl Wire {
 
     /// Reads `n` values from `n * width` bytes.
     pub(super) fn decode(self, bytes: &[u8], values: &mut [f32]) {
+        let tasks = values.par_chunks_mut(TASK).zip(bytes.par_chunks(TASK * self.width()));
+        tasks.for_each(|(values, bytes)| self.decode_part(bytes, values));
+    }
+
+    fn decode_part(self, bytes: &[u8], values: &mut [f32]) {
         match self {
             Wire::F32 => bytemuck::cast_slice_mut(values).copy_from_slice(bytes),
             Wire::F16 => {
@@ -58,23 +72,27 @@ impl Wire {
     /// Adds up encoded `parts` of equal lengths, one of each rank, in their order, and encodes the sums.
     ///
     /// The sum begins with the first part, not with 0, so that one rank's -0 stays -0.
-    pub(super) fn sum<'a>(self, parts: impl Iterator<Item = &'a [u8]> + Clone, sums: &mut [u8]) {
-        let bytes = PIECE * self.width();
-        let (mut sum, mut part) = ([0.0; PIECE], [0.0; PIECE]);
-        for (number, sums) in sums.chunks_mut(bytes).enumerate() {
-            let length = sums.len() / self.width();
-            let (sum, part) = (&mut sum[..length], &mut part[..length]);
-            for (rank, encoded) in parts.clone().enumerate() {
-                let encoded = &encoded[number * bytes..][..sums.len()];
-                if rank == 0 {
-                    self.decode(encoded, sum);
-                } else {
-                    self.decode(encoded, part);
-                    sum.iter_mut().zip(&*part).for_each(|(sum, value)| *sum += value);
+    pub(super) fn sum(self, parts: &[&[u8]], sums: &mut [u8]) {
+        let bytes = TASK * self.width();
+        sums.par_chunks_mut(bytes).enumerate().for_each(|(task, sums)| {
+            let (mut sum, mut part) = ([0.0; PIECE], [0.0; PIECE]);
+            let mut at = task * bytes;
+            for sums in sums.chunks_mut(PIECE * self.width()) {
+                let length = sums.len() / self.width();
+                let (sum, part) = (&mut sum[..length], &mut part[..length]);
+                for (rank, encoded) in parts.iter().enumerate() {
+                    let encoded = &encoded[at..][..sums.len()];
+                    if rank == 0 {
+                        self.decode_part(encoded, sum);
+                    } else {
+                        self.decode_part(encoded, part);
+                        sum.iter_mut().zip(&*part).for_each(|(sum, value)| *sum += value);
+                    }
                 }
+                self.encode_part(sum, sums);
+                at += sums.len();
             }
-            self.encode(sum, sums);
-        }
+        });
     }
 }
 
@@ -108,7 +126,7 @@ mod tests {
             .map(|values| bytemuck::cast_slice(values).to_vec())
             .collect();
         let mut sums = [0; 8];
-        Wire::F32.sum(bytes.iter().map(Vec::as_slice), &mut sums);
+        Wire::F32.sum(&bytes.iter().map(Vec::as_slice).collect::<Vec<_>>(), &mut sums);
         let sums: Vec<f32> = bytemuck::pod_collect_to_vec(&sums);
         // 1e8 + 1 is 1e8 in f32.
         assert_eq!(sums.iter().map(|sum| sum.to_bits()).collect::<Vec<_>>(), [0.0_f32.to_bits(), (-0.0_f32).to_bits()]);

@@ -4,7 +4,7 @@ use super::pipeline_cache::PipelineCache;
 use super::pipelines::Pipelines;
 use super::plan::{ChoiceCache, Limits, Operand, Plan};
 use super::pool::{GpuSlice, Pool};
-use super::readback::{PendingReadback, Staging, StagingPool};
+use super::readback::{PendingReadback, Staging, StagingPool, UploadPool};
 use super::recorder::Recorder;
 use super::timestamps::Timestamps;
 use super::{AdapterChoice, AdapterInfo, adapter};
@@ -50,6 +50,7 @@ struct Context {
     /// Kernels recorded before the next submit happens by itself.
     kernels_per_submit: AtomicUsize,
     staging_pool: StagingPool,
+    upload_pool: UploadPool,
     /// The first error that the driver reported outside a call.
     fault: Arc<Mutex<Option<Fault>>>,
     /// The most memory that is taken, bytes.
@@ -121,6 +122,7 @@ impl Gpu {
             submissions,
             kernels_per_submit,
             staging_pool,
+            upload_pool: UploadPool::default(),
             fault,
             memory_bytes,
         };
@@ -209,6 +211,7 @@ impl Gpu {
                 self.recorder().pipelines.forget_bind_groups();
                 self.0.pool.release_free();
                 self.0.staging_pool.release();
+                self.0.upload_pool.release();
                 self.0.device.poll(wgpu::PollType::Poll).map_err(|e| Error::Gpu(e.to_string()))?;
                 make()
             }
@@ -298,13 +301,19 @@ impl Gpu {
         let size = bytes.len().next_multiple_of(4) as u64;
         let usage = wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC;
         let descriptor = wgpu::BufferDescriptor { label: Some("upload"), size, usage, mapped_at_creation: true };
-        let from = self.retry_after_trim(|| self.made(bytes.len(), || self.0.device.create_buffer(&descriptor)))?;
+        let from = match self.0.upload_pool.take(size) {
+            Some(mapped) => mapped,
+            None => self.retry_after_trim(|| self.made(bytes.len(), || self.0.device.create_buffer(&descriptor)))?,
+        };
         let mut mapped = from.get_mapped_range_mut(..).map_err(|e| Error::Gpu(e.to_string()))?;
-        mapped.slice(..bytes.len()).copy_from_slice(bytes);
+        write(mapped.slice(..bytes.len()), bytes);
         drop(mapped);
         from.unmap();
         let mut recorder = self.recorder();
         recorder.write(&from, slice.into());
+        if size >= UploadPool::LARGE {
+            recorder.to_map_again.push((from, self.0.upload_pool.clone()));
+        }
         if recorder.uploaded >= LARGE_UPLOAD { self.submit_recorded(&mut recorder) } else { Ok(()) }
     }
 
@@ -431,6 +440,22 @@ impl Gpu {
             None => Ok(()),
         }
     }
+}
+
+/// Copies bytes to mapped memory, which may be a card's, seen through the bus: many threads write it faster than one.
+fn write(to: wgpu::WriteOnly<[u8]>, from: &[u8]) {
+    const TASK: usize = 1 << 20;
+    let (parts, mut rest) = to.into_chunks::<TASK>();
+    let own = from.chunks_exact(TASK);
+    rest.copy_from_slice(own.remainder());
+    if parts.is_empty() {
+        return;
+    }
+    rayon::in_place_scope(|scope| {
+        for (part, own) in parts.into_iter().zip(own) {
+            scope.spawn(move |_| wgpu::WriteOnly::<[u8]>::from(part).copy_from_slice(own));
+        }
+    });
 }
 
 impl fmt::Debug for Gpu {

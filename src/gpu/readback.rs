@@ -40,6 +40,41 @@ impl StagingPool {
     }
 }
 
+/// Buffers to write from, which are mapped again once the GPU has read them: the memory of new ones is slow at first.
+#[derive(Clone, Default)]
+pub(super) struct UploadPool(Arc<Mutex<Vec<wgpu::Buffer>>>);
+
+impl UploadPool {
+    /// Smaller ones are not kept.
+    pub const LARGE: u64 = 1 << 20;
+    /// The most bytes that are kept.
+    const MOST: u64 = 1 << 30;
+
+    /// A mapped buffer of this size, if there is one.
+    pub fn take(&self, size: u64) -> Option<wgpu::Buffer> {
+        let mut buffers = self.0.lock().unwrap_or_else(|p| p.into_inner());
+        let place = buffers.iter().position(|buffer| buffer.size() == size)?;
+        Some(buffers.swap_remove(place))
+    }
+
+    /// Maps a buffer again, whose copy was submitted, and keeps it then.
+    pub fn map_again(&self, buffer: wgpu::Buffer) {
+        let (pool, kept) = (self.clone(), buffer.clone());
+        buffer.map_async(wgpu::MapMode::Write, .., move |result| {
+            let mut buffers = pool.0.lock().unwrap_or_else(|p| p.into_inner());
+            let bytes: u64 = buffers.iter().map(wgpu::Buffer::size).sum();
+            if result.is_ok() && bytes + kept.size() <= UploadPool::MOST {
+                buffers.push(kept);
+            }
+        });
+    }
+
+    /// Gives back what is kept.
+    pub fn release(&self) {
+        self.0.lock().unwrap_or_else(|p| p.into_inner()).clear();
+    }
+}
+
 /// A mappable buffer and whether its mapping has arrived.
 #[derive(Clone)]
 pub(super) struct Staging {
@@ -152,13 +187,18 @@ impl PendingReadback {
     /// # Errors
     /// If the GPU reported an error.
     pub fn wait(self) -> Result<Vec<u8>> {
+        self.wait_mapped().map(|bytes| bytes.to_vec())
+    }
+
+    /// [`PendingReadback::wait`], with the bytes where they arrived.
+    ///
+    /// # Errors
+    /// If the GPU reported an error.
+    pub fn wait_mapped(self) -> Result<MappedBytes> {
         match self.staging.submission.get() {
             Some(index) => self.gpu.wait(Some(index.clone()))?,
             None => self.gpu.synchronize()?,
         }
-        let bytes = self.staging.take(self.size)?;
-        let bytes = bytes.ok_or_else(|| Error::Gpu("a read-back did not arrive".into()))?;
-        self.staging_pool.keep(self.staging.buffer);
-        Ok(bytes)
+        self.try_read()?.ok_or_else(|| Error::Gpu("a read-back did not arrive".into()))
     }
 }

@@ -7,7 +7,7 @@ use super::params::{Uniforms, words};
 use super::pipelines::{Pipeline, Pipelines};
 use super::plan::{Launch, grid};
 use super::pool::GpuSlice;
-use super::readback::Staging;
+use super::readback::{Staging, UploadPool};
 use super::timestamps::Timestamps;
 use crate::profile::{Cost, Profiler, Span};
 use std::sync::Arc;
@@ -74,6 +74,8 @@ pub(super) struct Recorder {
     commands: Vec<Command>,
     /// Staging buffers whose copy is recorded, to be mapped after the submit.
     to_map: Vec<Staging>,
+    /// Buffers whose copy is recorded, to be written again after it.
+    pub to_map_again: Vec<(wgpu::Buffer, UploadPool)>,
     /// Kernels recorded, their operations, and bytes to be copied to the GPU.
     pub kernels: usize,
     pub flops: f64,
@@ -86,7 +88,7 @@ impl Recorder {
     pub fn new(device: wgpu::Device, queue: wgpu::Queue, pipelines: Pipelines, profiler: Arc<Profiler>) -> Recorder {
         let timestamps = Timestamps::new(&device, &queue, profiler.clone());
         let uniforms = pipelines.params_layout.as_ref().map(|layout| Uniforms::new(&device, layout));
-        let (commands, to_map) = (Vec::new(), Vec::new());
+        let (commands, to_map, to_map_again) = (Vec::new(), Vec::new(), Vec::new());
         Recorder {
             device,
             queue,
@@ -96,6 +98,7 @@ impl Recorder {
             timestamps,
             commands,
             to_map,
+            to_map_again,
             kernels: 0,
             flops: 0.0,
             uploaded: 0,
@@ -164,6 +167,9 @@ impl Recorder {
         for staging in self.to_map.drain(..) {
             staging.map();
             staging.submitted(index.clone());
+        }
+        for (buffer, pool) in self.to_map_again.drain(..) {
+            pool.map_again(buffer);
         }
         if let Some(timestamps) = &mut self.timestamps {
             timestamps.submitted(timed);

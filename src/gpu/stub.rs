@@ -55,6 +55,10 @@ impl PendingReadback {
         match self.0 {}
     }
 
+    pub fn wait_mapped(self) -> Result<MappedBytes> {
+        match self.0 {}
+    }
+
     pub fn wait(self) -> Result<Vec<u8>> {
         match self.0 {}
     }

@@ -40,7 +40,7 @@ impl Readback {
     pub fn wait(self) -> Result<Bytes> {
         match self.0 {
             State::Ready(bytes) => Ok(bytes),
-            State::Pending(readback) => readback.wait().map(Bytes::owned),
+            State::Pending(readback) => readback.wait_mapped().map(|bytes| Bytes(Memory::Mapped(bytes))),
         }
     }
 }

@@ -12,6 +12,7 @@ use crate::train::step_hook::StepHook;
 use crate::{Error, Result, Tensor};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
+use rayon::prelude::*;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
@@ -47,6 +48,8 @@ struct State {
     /// Those that are being sent, in their order, and which they are.
     sent: Vec<Sending>,
     is_sent: Vec<bool>,
+    /// Memory of buckets that were taken, for the next ones: new memory is slow at first.
+    spare: Vec<Vec<f32>>,
     error: Option<Error>,
 }
 
@@ -140,7 +143,7 @@ impl State {
             if !readback.has_arrived()? {
                 break;
             }
-            sending.sum(comm, wire)?;
+            sending.sum(comm, wire, &mut self.spare)?;
         }
         Ok(())
     }
@@ -148,14 +151,13 @@ impl State {
 
 impl Sending {
     /// Begins to sum it, waiting until it is on the host.
-    fn sum(&mut self, comm: &Background, wire: Wire) -> Result<()> {
+    fn sum(&mut self, comm: &Background, wire: Wire, spare: &mut Vec<Vec<f32>>) -> Result<()> {
         *self = match std::mem::replace(self, Sending::Taken) {
             Sending::Reading(readback, dtype) => {
                 let bytes = readback.wait()?;
-                let values = match dtype {
-                    DType::F16 => widened(&bytes),
-                    _ => bytemuck::pod_collect_to_vec(&bytes),
-                };
+                let mut values = spare.pop().unwrap_or_default();
+                values.resize(bytes.len() / dtype.size_bytes(), 0.0);
+                copy(&bytes, dtype, &mut values);
                 Sending::Summing(comm.begin_all_reduce(values, wire))
             }
             sending => sending,
@@ -164,12 +166,14 @@ impl Sending {
     }
 }
 
-/// f16 values as f32.
-fn widened(bytes: &[u8]) -> Vec<f32> {
-    let halves: Vec<f16> = bytemuck::pod_collect_to_vec(bytes);
-    let mut values = vec![0.0; halves.len()];
-    halves.convert_to_f32_slice(&mut values);
-    values
+/// The values of a bucket that has arrived, as f32.
+fn copy(bytes: &[u8], dtype: DType, values: &mut [f32]) {
+    const TASK: usize = 1 << 17;
+    let tasks = values.par_chunks_mut(TASK).zip(bytes.par_chunks(TASK * dtype.size_bytes()));
+    tasks.for_each(|(values, bytes)| match dtype {
+        DType::F16 => bytemuck::cast_slice::<u8, f16>(bytes).convert_to_f32_slice(values),
+        _ => bytemuck::cast_slice_mut(values).copy_from_slice(bytes),
+    });
 }
 
 impl StepHook for DataParallel {
@@ -197,7 +201,8 @@ impl StepHook for DataParallel {
         loss.device().submit()?;
         let mut waited = Duration::ZERO;
         for i in 0..order.len() {
-            state.sent[i].sum(&self.comm, self.wire)?;
+            let State { sent, spare, .. } = &mut *state;
+            sent[i].sum(&self.comm, self.wire, spare)?;
             // The communicator has one to sum while another is written back.
             if i > 0 {
                 waited += state.take(order, i - 1)?;
@@ -229,6 +234,7 @@ impl State {
         let sums = pending.wait()?;
         let waited = started.elapsed();
         self.buckets[order[place]].write_bytes(bytemuck::cast_slice(&sums))?;
+        self.spare.push(sums);
         Ok(waited)
     }
 }
