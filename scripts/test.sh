@@ -5,7 +5,7 @@
 #     bash scripts/test.sh
 #
 # Needs Rust with rustfmt and clippy, and a Vulkan driver. On Debian and Ubuntu, as root, it installs Mesa's software
-# driver where there is no Vulkan at all.
+# driver where there is no Vulkan at all, and Open MPI.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -55,6 +55,7 @@ provide_vulkan
 
 # Tests skip what needs a GPU where there is none; here a GPU is there, so that would hide a failure.
 export RUSTYFLOW_REQUIRE_GPU=1
+[[ -z "${CI:-}" ]] || export RUSTYFLOW_REQUIRE_MPI=1
 # Mesa warns about a missing or shared folder once per process.
 XDG_RUNTIME_DIR="$(mktemp -d)"
 export XDG_RUNTIME_DIR
@@ -74,6 +75,8 @@ step "tests within WebGPU's default limits" env RUSTYFLOW_GPU_LIMITS=default \
     cargo test --quiet --test ops --test goldens --test training
 # The kernels of the GPUs that have cooperative matrices, which the software driver of most systems has not.
 step "cooperative matrices" bash scripts/test_coop.sh
+# Several processes, which `mpirun` starts.
+step "processes" bash scripts/test_mpi.sh
 # Reads and writes outside of an allocation, which no result need show.
 step "memory errors on the CPU" bash scripts/test_asan.sh
 # Examples compile with the tests; this one must also keep up with the template that it renders.

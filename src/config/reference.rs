@@ -104,7 +104,8 @@ fn values(kind: Kind) -> Value {
             },
         } }),
         Kind::Device => {
-            json!({ "type": "string", "pattern": "^(auto|(cpu|gpu(:([0-9]+|all))?)(,(cpu|[0-9]+|gpu(:([0-9]+|all))?))*)$" })
+            let device = "cpu|gpu(:([0-9]+|all))?";
+            json!({ "type": "string", "pattern": format!("^(auto|({device})(,({device}|[0-9]+))*)$") })
         }
     }
 }
