@@ -39,6 +39,7 @@ const CHANGEABLE: &[&str] = &[
     "train.eval_batches",
     "train.grad_clip",
     "train.recompute",
+    "train.device_batch",
     "train.reduce_dtype",
     "train.comm_timeout",
     "optimizer.muon_learning_rate",

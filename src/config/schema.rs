@@ -194,6 +194,8 @@ pub struct TrainConfig {
     pub ema_decay: f64,
     /// `none` or `block`. Default `none`.
     pub recompute: Recompute,
+    /// In what proportion the devices share the sequences of a step, a number for each. Default empty: all the same.
+    pub device_batch: Vec<usize>,
     /// What gradients are sent as between devices, `f32` or `f16`. Default `f32`.
     pub reduce_dtype: WeightDtype,
     /// Seconds that a device waits for another one, before the job ends. Default 60.
@@ -220,6 +222,7 @@ impl Default for TrainConfig {
             label_smoothing: 0.0,
             ema_decay: 0.0,
             recompute: Recompute::None,
+            device_batch: Vec::new(),
             reduce_dtype: WeightDtype::F32,
             comm_timeout: 60.0,
         }

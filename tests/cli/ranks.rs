@@ -21,6 +21,13 @@ fn several_devices_train_one_run_and_tell_what_their_time_went_into() {
     assert!(sandbox.read(format!("{TINY_RUN}/profile.txt")).contains("rank  device"));
     assert!(sandbox.read(format!("{TINY_RUN}/config.toml")).contains("kind = \"cpu,cpu\""));
     sandbox.run(&["generate", "--model", TINY_RUN]).succeeds();
+    // Three of four sequences on one of them.
+    let uneven =
+        [&["train", "--device", "cpu,cpu", "--set", "train.device_batch=1,3", "--name", "b"], &CPUS[..]].concat();
+    sandbox.run(&uneven).succeeds();
+    let uneven = sandbox.losses("runs/b", "train");
+    assert!(one.iter().zip(&uneven).all(|(a, b)| (a - b).abs() < 1e-5), "{one:?} {uneven:?}");
+    assert!(sandbox.read("runs/b/profile.txt").contains("          3 "));
 }
 
 #[test]
@@ -28,6 +35,14 @@ fn devices_that_cannot_work_together_are_refused() {
     let sandbox = Sandbox::new();
     let train = |device: &str| sandbox.run(&[&["train", "--device", device], &CPUS[..]].concat());
     train("cpu,cpu,cpu").fails_with(&["4 x 1 = 4 sequences a step", "among 3 ranks", "a multiple of 3"]);
+    let uneven = |parts: &str, devices: &str| {
+        let set = format!("train.device_batch={parts}");
+        sandbox.run(&[&["train", "--device", devices, "--set", &set], &CPUS[..]].concat())
+    };
+    uneven("[3, 2]", "cpu,cpu").fails_with(&["[3, 2]", "a multiple of 5"]);
+    uneven("3", "cpu,cpu").fails_with(&["has 1 numbers", "2 rank(s)"]);
+    uneven("some", "cpu,cpu").fails_with(&["train.device_batch", "a list of whole numbers"]);
+    uneven("0,1", "cpu,cpu").fails_with(&["train.device_batch", "above 0"]);
     train("cpu,gpu:77").fails_with(&["77"]);
     assert!(!sandbox.exists("runs"));
     let generate = sandbox.run(&["generate", "--device", "cpu,cpu", "--model", "x"]);

@@ -52,10 +52,8 @@ pub(in crate::train) fn start(team: &Team) -> Result<Started> {
         let share = Share::all(team.config, 1)?.remove(0);
         return Ok(Started { leader, hook: Box::new(SingleDevice), share });
     }
-    let Begun { comm, threads, share } = team.begin()?;
+    let Begun { comm, threads, share, are_alike } = team.begin()?;
     let hook = DataParallel::new(comm.clone(), wire(team.config), Arc::clone(&waited));
-    // What other processes compute on is not known here.
-    let are_alike = team.launch.is_none() && team.others.iter().all(|other| other.name() == team.device.name());
     let job = Job { comm, threads, are_alike, since_aligned: 0 };
     let leader = Leader { job: Some(job), updating: Duration::ZERO, waited };
     Ok(Started { leader, hook: Box::new(hook), share })

@@ -32,7 +32,17 @@ impl Share {
     /// If the sequences of a step cannot be divided so.
     pub fn all(config: &Config, ranks: usize) -> Result<Vec<Share>> {
         let (batch_size, batches) = (config.train.batch_size, config.train.grad_accum_steps);
-        (0..ranks).map(|rank| Share::of(rank, &vec![1; ranks], batch_size, batches)).collect()
+        let parts = match &config.train.device_batch[..] {
+            [] => vec![1; ranks],
+            parts if parts.len() == ranks => parts.to_vec(),
+            parts => {
+                return Err(Error::Invalid(format!(
+                    "train.device_batch = {parts:?} has {} numbers, and the job has {ranks} rank(s): give one for each",
+                    parts.len()
+                )));
+            }
+        };
+        (0..ranks).map(|rank| Share::of(rank, &parts, batch_size, batches)).collect()
     }
 
     /// The sequences of one rank of several, of which each has as many as `parts` says, or all the same.

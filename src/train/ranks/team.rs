@@ -33,14 +33,17 @@ pub(super) struct Begun {
     /// Of the other ranks of its process.
     pub threads: Vec<JoinHandle<()>>,
     pub share: Share,
+    /// Whether the devices of all ranks round alike, so that the same updates leave the same bits.
+    pub are_alike: bool,
 }
 
 /// Makes the communicator of a rank in the thread that it is to have.
 pub(super) type Make = Box<dyn FnOnce() -> Result<Box<dyn Communicator>> + Send>;
 
-/// What has to be the same on all ranks.
+/// What has to be the same on all ranks, but for the device.
 #[derive(Serialize, Deserialize)]
 struct Identity {
+    device: String,
     version: String,
     config: Config,
     data: DataHash,
@@ -59,22 +62,23 @@ impl Team<'_> {
     /// The rank with this number in the process.
     fn follower(&self, local: usize, shares: &[Share], make: Make) -> Follower {
         let first = self.launch.map_or(0, |launch| launch.process) * (1 + self.others.len());
+        let device = if local == 0 { self.device } else { &self.others[local - 1] };
         Follower {
             make,
             idle: self.timeout() / 4,
-            identity: self.identity(),
+            identity: self.identity(device),
             config: self.config.clone(),
             shape: self.shape.clone(),
-            device: if local == 0 { self.device.clone() } else { self.others[local - 1].clone() },
+            device: device.clone(),
             share: shares[first + local].clone(),
             tokens: self.tokens.clone(),
         }
     }
 
-    fn identity(&self) -> Vec<u8> {
+    fn identity(&self, device: &Device) -> Vec<u8> {
         let (version, config, data) =
             (env!("CARGO_PKG_VERSION").to_string(), Config::clone(self.config), self.data.clone());
-        serde_json::to_vec(&Identity { version, config, data }).expect("plain values")
+        serde_json::to_vec(&Identity { device: device.name(), version, config, data }).expect("plain values")
     }
 
     /// How each rank of this process makes its communicator.
@@ -100,8 +104,8 @@ impl Team<'_> {
         let own = makes.remove(0);
         let threads = self.start(makes, &shares)?;
         let comm = Arc::new(Background::start(own, Some(self.timeout() / 4))?);
-        check_alike(&comm, self.identity())?;
-        Ok(Begun { comm, threads, share: shares[0].clone() })
+        let are_alike = check_alike(&comm, self.identity(self.device))?;
+        Ok(Begun { comm, threads, share: shares[0].clone(), are_alike })
     }
 
     /// Follows rank 0, which is in another process, until it says that the job is done.
@@ -149,11 +153,12 @@ fn join(inner: ThreadComm, is_first: bool, has_mpi: bool, timeout: Duration) -> 
     Ok(Box::new(Hierarchy::new(inner, outer)?))
 }
 
-/// Checks that all ranks were started with the same configuration, text and version.
+/// Checks that all ranks were started with the same configuration, text and version; whether they compute on the same
+/// kind of device.
 ///
 /// # Errors
 /// If they were not: the same error on all of them.
-pub(super) fn check_alike(comm: &Background, identity: Vec<u8>) -> Result<()> {
+pub(super) fn check_alike(comm: &Background, identity: Vec<u8>) -> Result<bool> {
     let all = comm.all_gather(identity)?;
     let read = |bytes: &Vec<u8>| serde_json::from_slice::<Identity>(bytes);
     let other = |rank: usize, what: String| {
@@ -162,11 +167,13 @@ pub(super) fn check_alike(comm: &Background, identity: Vec<u8>) -> Result<()> {
              and text"
         )))
     };
+    let mut are_alike = true;
     let Ok(first) = read(&all[0]) else { return other(0, "another version of rustyflow".into()) };
     for (rank, bytes) in all.iter().enumerate().skip(1) {
-        let Ok(Identity { version, config, data }) = read(bytes) else {
+        let Ok(Identity { device, version, config, data }) = read(bytes) else {
             return other(rank, "another version of rustyflow".into());
         };
+        are_alike &= device == first.device;
         if version != first.version {
             return other(rank, format!("rustyflow is {} on rank 0 and {version}", first.version));
         }
@@ -180,5 +187,5 @@ pub(super) fn check_alike(comm: &Background, identity: Vec<u8>) -> Result<()> {
             return other(rank, "the text or its tokens are others than on rank 0".into());
         }
     }
-    Ok(())
+    Ok(are_alike)
 }
