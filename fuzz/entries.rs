@@ -7,7 +7,7 @@ use rustyflow::config::Layers;
 use rustyflow::data::{ChatSpec, ChatTemplate, Corpus, CorpusSpec, Loader, Piece, Split, Tokenizer};
 use rustyflow::models::gguf::GgufFile;
 use rustyflow::models::{self, Gpt2, ModelConfig, ModelKind};
-use rustyflow::optim::{Kind, Optimizer, ParameterArena};
+use rustyflow::optim::{Kind, Optimizer, ParameterArena, SavedMoments};
 use rustyflow::train::{TrainerState, find_checkpoint};
 use rustyflow::{DType, Device};
 use std::fs;
@@ -114,7 +114,7 @@ pub fn adapter(folder: &Path, bytes: &[u8]) {
 
 /// `optimizer.safetensors` of the least model there is.
 pub fn moments(folder: &Path, bytes: &[u8]) {
-    let path = put(folder, "optimizer.safetensors", bytes);
+    let path = folder.join("optimizer.safetensors");
     let shape = ModelConfig {
         kind: ModelKind::GPT2,
         vocab_size: 3,
@@ -130,7 +130,12 @@ pub fn moments(folder: &Path, bytes: &[u8]) {
     let parameters = ParameterArena::new(&mut model, &Device::Cpu, DType::F32).expect("an arena");
     let kind = Kind::Sgd { momentum: 0.9 };
     let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).expect("an optimizer");
-    let _ = optimizer.restore(&parameters, &path, 1);
+    if let Ok(saved) = SavedMoments::new(&path, bytes) {
+        let _ = saved.outer_momentum(&parameters);
+        for (rank, ranks) in [(0, 1), (1, 2)] {
+            let _ = optimizer.restore(&parameters, &saved, 1, rank, ranks);
+        }
+    }
 }
 
 /// `manifest.json` of a model's folder.

@@ -120,6 +120,14 @@ impl Background {
         self.submit(move |worker| worker.call(|communicator| communicator.all_gather(&bytes))).wait()
     }
 
+    /// The bytes of every rank, in the order of the ranks, on rank 0; nothing on the others.
+    ///
+    /// # Errors
+    /// As [`Communicator::gather`].
+    pub fn gather(&self, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
+        self.submit(move |worker| worker.call(|communicator| communicator.gather(&bytes))).wait()
+    }
+
     /// Returns when every rank has called it, after all calls that were begun before.
     ///
     /// # Errors
@@ -256,7 +264,10 @@ mod tests {
         on_all(background(3, 5000 * MS, None), |rank| {
             let pending = rank.begin_all_reduce(vec![1.0; 10], Wire::F16);
             assert_eq!(rank.broadcast(vec![rank.rank() as u8]).unwrap(), [0]);
-            assert_eq!(rank.all_gather(vec![1; rank.rank()]).unwrap(), [vec![], vec![1], vec![1, 1]]);
+            let parts = [vec![], vec![1], vec![1, 1]];
+            assert_eq!(rank.all_gather(vec![1; rank.rank()]).unwrap(), parts);
+            let gathered = rank.gather(vec![1; rank.rank()]).unwrap();
+            assert!(if rank.rank() == 0 { gathered == parts } else { gathered.is_empty() });
             rank.barrier().unwrap();
             assert_eq!(pending.wait().unwrap(), [3.0; 10]);
         });

@@ -20,6 +20,7 @@ pub(super) enum Kind {
     Share,
     Broadcast,
     AllGather,
+    Gather,
     Barrier,
 }
 
@@ -69,6 +70,7 @@ impl fmt::Display for Kind {
             Kind::Share => "share",
             Kind::Broadcast => "broadcast",
             Kind::AllGather => "all_gather",
+            Kind::Gather => "gather",
             Kind::Barrier => "barrier",
         })
     }

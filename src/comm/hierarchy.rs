@@ -110,6 +110,18 @@ impl Communicator for Hierarchy {
         decode(&all)
     }
 
+    fn gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let mut all = self.inside(|inner| inner.gather(bytes))?;
+        if self.processes > 1 {
+            self.across(|outer| {
+                // As in `all_gather`.
+                all = decode(&outer.gather(&encode(&all))?.concat())?;
+                Ok(())
+            })?;
+        }
+        Ok(all)
+    }
+
     fn barrier(&mut self) -> Result<()> {
         self.inside(ThreadComm::barrier)?;
         self.across(|outer| outer.barrier())?;
@@ -233,6 +245,8 @@ mod tests {
             assert_eq!(bytes, [0; 5]);
             let all = rank.all_gather(&vec![number as u8; number]).unwrap();
             assert_eq!(all, [vec![], vec![1; 1], vec![2; 2], vec![3; 3]]);
+            let gathered = rank.gather(&vec![number as u8; number]).unwrap();
+            assert!(if number == 0 { gathered == all } else { gathered.is_empty() }, "{gathered:?}");
             rank.barrier().unwrap();
         });
     }
@@ -247,6 +261,7 @@ mod tests {
                     rank.all_reduce(&mut values, Wire::F32).unwrap();
                     assert_eq!((values, rank.size()), ([2.0], 2));
                     assert_eq!(rank.all_gather(&[7]).unwrap(), [[7], [7]]);
+                    assert_eq!(rank.gather(&[7]).unwrap().len(), if rank.rank() == 0 { 2 } else { 0 });
                     rank.barrier().unwrap();
                 });
             }

@@ -58,6 +58,12 @@ pub trait Communicator: Send {
     /// If the ranks did not all make this call.
     fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
 
+    /// The bytes of every rank, in the order of the ranks, on rank 0; nothing on the others. Their lengths may differ.
+    ///
+    /// # Errors
+    /// If the ranks did not all make this call.
+    fn gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
+
     /// Returns when every rank has called it.
     ///
     /// # Errors
@@ -88,6 +94,10 @@ impl Communicator for Box<dyn Communicator> {
 
     fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
         (**self).all_gather(bytes)
+    }
+
+    fn gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        (**self).gather(bytes)
     }
 
     fn barrier(&mut self) -> Result<()> {

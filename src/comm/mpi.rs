@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use mpi::Threading;
 use mpi::environment::Universe;
 use mpi::request::{Request, Scope};
-use mpi::traits::{Communicator as _, CommunicatorCollectives, Root};
+use mpi::traits::{Communicator as _, CommunicatorCollectives, Destination, Root, Source};
 
 use super::call::{Call, Kind};
 use super::{Communicator, Wire};
@@ -38,7 +38,8 @@ const YIELDS_FOR: Duration = Duration::from_millis(2);
 const SLEEP: Duration = Duration::from_micros(50);
 
 /// What calls are on their way, by their place.
-const KINDS: [Kind; 5] = [Kind::AllReduceF32, Kind::AllReduceF16, Kind::Broadcast, Kind::AllGather, Kind::Barrier];
+const KINDS: [Kind; 6] =
+    [Kind::AllReduceF32, Kind::AllReduceF16, Kind::Broadcast, Kind::AllGather, Kind::Gather, Kind::Barrier];
 
 /// The rank of this process in the MPI job.
 ///
@@ -189,6 +190,21 @@ impl Communicator for MpiComm {
         Ok(all)
     }
 
+    fn gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        let kind = Kind::Gather;
+        let lengths = self.agree(Call { kind, length: bytes.len() })?;
+        if self.link.rank != 0 {
+            self.link.send(bytes, kind);
+            return Ok(Vec::new());
+        }
+        let mut all = vec![bytes.to_vec()];
+        all.extend(lengths[1..].iter().map(|length| vec![0; *length]));
+        for (rank, bytes) in all.iter_mut().enumerate().skip(1) {
+            self.link.receive(rank, bytes, kind);
+        }
+        Ok(all)
+    }
+
     fn barrier(&mut self) -> Result<()> {
         self.agree(Call { kind: Kind::Barrier, length: 0 }).map(drop)
     }
@@ -214,6 +230,23 @@ impl Link {
         let root = world.process_at_rank(root as i32);
         for chunk in bytes.chunks_mut(BYTES) {
             mpi::request::scope(|scope| self.complete(root.immediate_broadcast_into(scope, chunk), kind));
+        }
+    }
+
+    /// Sends bytes to rank 0, which [`receive`](Link::receive)s as many.
+    fn send(&self, bytes: &[u8], kind: Kind) {
+        let world = self.universe.world();
+        let root = world.process_at_rank(0);
+        for chunk in bytes.chunks(BYTES) {
+            mpi::request::scope(|scope| self.complete(root.immediate_send(scope, chunk), kind));
+        }
+    }
+
+    fn receive(&self, rank: usize, bytes: &mut [u8], kind: Kind) {
+        let world = self.universe.world();
+        let other = world.process_at_rank(rank as i32);
+        for chunk in bytes.chunks_mut(BYTES) {
+            mpi::request::scope(|scope| self.complete(other.immediate_receive_into(scope, chunk), kind));
         }
     }
 

@@ -110,6 +110,18 @@ impl ThreadComm {
         if values.is_empty() { self.meet(call) } else { Ok(()) }
     }
 
+    /// The bytes of every rank, if this one `takes` them.
+    fn collect(&self, bytes: &[u8], kind: Kind, takes: bool) -> Result<Vec<Vec<u8>>> {
+        self.shared.meeting.check()?;
+        let call = Call { kind, length: bytes.len() };
+        self.hand_in(bytes);
+        self.meet(call)?;
+        let slots = self.shared.slots.iter().filter(|_| takes);
+        let all = slots.map(|slot| read(&slot.handed_in).clone()).collect();
+        self.meet(call)?;
+        Ok(all)
+    }
+
     fn hand_in(&self, bytes: &[u8]) {
         let mut own = write(&self.shared.slots[self.rank].handed_in);
         own.clear();
@@ -151,13 +163,11 @@ impl Communicator for ThreadComm {
     }
 
     fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.shared.meeting.check()?;
-        let call = Call { kind: Kind::AllGather, length: bytes.len() };
-        self.hand_in(bytes);
-        self.meet(call)?;
-        let all = self.shared.slots.iter().map(|slot| read(&slot.handed_in).clone()).collect();
-        self.meet(call)?;
-        Ok(all)
+        self.collect(bytes, Kind::AllGather, true)
+    }
+
+    fn gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.collect(bytes, Kind::Gather, self.rank == 0)
     }
 
     fn barrier(&mut self) -> Result<()> {
@@ -286,6 +296,8 @@ mod tests {
         let expected = vec![vec![0; 2], vec![], vec![2; 5], vec![3; 1]];
         let all = on_all(ranks(4), |comm| comm.all_gather(&expected[comm.rank()]).unwrap());
         assert!(all.iter().all(|gathered| *gathered == expected), "{all:?}");
+        let all = on_all(ranks(4), |comm| comm.gather(&expected[comm.rank()]).unwrap());
+        assert!(all[0] == expected && all[1..].iter().all(Vec::is_empty), "{all:?}");
     }
 
     /// The errors of ranks 0 and 2 in an all-reduce, and in a call after it, while rank 1 does something else.

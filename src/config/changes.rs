@@ -41,6 +41,7 @@ const CHANGEABLE: &[&str] = &[
     "train.recompute",
     "train.device_batch",
     "train.reduce_dtype",
+    "train.shard_optimizer",
     "train.comm_timeout",
     "optimizer.muon_learning_rate",
     "checkpoint",

@@ -110,6 +110,8 @@ pub(super) const KEYS: &[Key] = &[
     key("train.recompute", Kind::Choice(Recompute::CHOICES)),
     key("train.device_batch", Kind::Counts),
     key("train.reduce_dtype", Kind::Choice(WeightDtype::CHOICES)),
+    key("train.shard_optimizer", Kind::Flag),
+    key("train.sync_every", Kind::Count),
     key("train.comm_timeout", Kind::Real),
     key("optimizer.kind", Kind::Choice(OptimizerKind::CHOICES)),
     key("optimizer.beta1", Kind::Real),

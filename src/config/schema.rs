@@ -198,6 +198,10 @@ pub struct TrainConfig {
     pub device_batch: Vec<usize>,
     /// What gradients are sent as between devices, `f32` or `f16`. Default `f32`.
     pub reduce_dtype: WeightDtype,
+    /// Whether the devices divide what the optimizer remembers among them. Default false.
+    pub shard_optimizer: bool,
+    /// Optimizer steps that the devices make apart before they meet. Default 0: they make each step together.
+    pub sync_every: usize,
     /// Seconds that a device waits for another one, before the job ends. Default 60.
     pub comm_timeout: f64,
 }
@@ -224,6 +228,8 @@ impl Default for TrainConfig {
             recompute: Recompute::None,
             device_batch: Vec::new(),
             reduce_dtype: WeightDtype::F32,
+            shard_optimizer: false,
+            sync_every: 0,
             comm_timeout: 60.0,
         }
     }

@@ -29,6 +29,7 @@ pub(super) fn validate(resolved: &Resolved) -> Result<()> {
     scale(&c)?;
     groups(&c)?;
     lora(&c)?;
+    ranks(&c)?;
     learning_rate(&c)
 }
 
@@ -170,6 +171,32 @@ fn ranges(c: &Checker) -> Result<()> {
     c.ensure((1..=65_536).contains(&multiple), "model.vocab_multiple", "1 to 65536", multiple)?;
     let epochs = train.epochs.unwrap_or(1.0);
     c.ensure(epochs > 0.0 && epochs <= 1e6, "train.epochs", "above 0 and at most a million", epochs)
+}
+
+/// Devices that train apart are the same only where they meet.
+fn ranks(c: &Checker) -> Result<()> {
+    let Config { train, checkpoint, .. } = c.config();
+    let (every, sync) = (train.sync_every, "train.sync_every");
+    if every == 0 {
+        return Ok(());
+    }
+    for (key, steps) in [("train.eval_every", train.eval_every), ("checkpoint.every", checkpoint.every)] {
+        if !steps.is_multiple_of(every) {
+            let told = c.tell(sync, every);
+            let message = format!("is {steps}; {told}, and the devices are the same only then: set a multiple of it");
+            return Err(c.fail(&[key, sync], format!("{key} {message}")));
+        }
+    }
+    let apart = |key: &str, why: &str| {
+        Err(c.fail(&[sync, key], format!("{} goes without {}: {why}", c.tell(sync, every), c.tell(key, "set"))))
+    };
+    if train.shard_optimizer {
+        return apart("train.shard_optimizer", "devices that train apart have moments of their own");
+    }
+    if train.ema_decay > 0.0 {
+        return apart("train.ema_decay", "the weights of a device are nobody's between two meetings");
+    }
+    Ok(())
 }
 
 fn is_inside_unit(x: f64) -> bool {

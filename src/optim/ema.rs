@@ -181,7 +181,8 @@ mod tests {
     fn step(arena: &ParameterArena, optimizer: &mut Optimizer, gradient: impl Fn(usize) -> f32) {
         let gradients: Vec<f32> = (0..arena.trainable_len()).map(gradient).collect();
         arena.gradients().write_bytes(bytemuck::cast_slice(&gradients)).unwrap();
-        optimizer.step(arena, 0.1).unwrap();
+        let squares = optimizer.step(arena, 0.1).unwrap();
+        optimizer.average(arena, &squares).unwrap();
     }
 
     fn bits(tensor: &Tensor) -> Vec<u8> {
@@ -269,7 +270,8 @@ mod tests {
         let (arena, mut optimizer) = optimizer(&mut Net::new(1), &Device::DryRun(dry_run.clone()), KINDS[0]);
         optimizer.keep_averages(&arena, 0.9).unwrap();
         dry_run.take_plans();
-        optimizer.step(&arena, 0.1).unwrap();
+        let squares = optimizer.step(&arena, 0.1).unwrap();
+        optimizer.average(&arena, &squares).unwrap();
         optimizer.swap_averages(&arena).unwrap();
         let plans = dry_run.take_plans();
         let count = |name| plans.iter().filter(|(kernel, _)| *kernel == name).count();

@@ -9,13 +9,15 @@ mod muon;
 mod newton_schulz;
 mod optimizer;
 mod schedule;
+mod shard;
 mod state;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod update;
 
 pub use arena::{Entry, ParameterArena, Segment};
 pub use muon::AdjustLr;
 pub use optimizer::{Group, Kind, Optimizer};
 pub use schedule::{LearningRate, Schedule};
-pub use state::{Moment, Moments};
+pub use shard::shards;
+pub use state::{Moment, Moments, SavedMoments};

@@ -80,7 +80,7 @@ pub(super) struct State {
 
 /// An optimizer and what it remembers.
 pub struct Optimizer {
-    /// In the order of the arenas.
+    /// In the order of the arenas; of the part that it updates.
     pub(super) states: Vec<State>,
     scale: GradientScale,
     /// Updates done so far.
@@ -90,6 +90,9 @@ pub struct Optimizer {
     /// Updates that were skipped, (1) of u32.
     skipped: Tensor,
     pub(super) ema: Option<Ema>,
+    part: Range<usize>,
+    /// Moments of parameters, of all parts: as many tensors has a file of them.
+    pub(super) tensors: usize,
 }
 
 impl Optimizer {
@@ -112,13 +115,37 @@ impl Optimizer {
         group_of: &dyn Fn(usize) -> Group,
         grad_clip: f64,
     ) -> Result<Optimizer> {
+        Optimizer::of_part(parameters, group_of, grad_clip, &(0..parameters.trainable_len()))
+    }
+
+    /// [`Optimizer::with_groups`] of a part of the arenas, one of [`shards`](super::shards): it updates and remembers
+    /// only that, by the norm of all gradients.
+    ///
+    /// # Errors
+    /// Those of [`Optimizer::new`].
+    pub fn of_part(
+        parameters: &ParameterArena,
+        group_of: &dyn Fn(usize) -> Group,
+        grad_clip: f64,
+        part: &Range<usize>,
+    ) -> Result<Optimizer> {
         let device = parameters.values.device();
-        let states = parameters.segments.iter().map(|segment| State::new(parameters, segment, group_of(segment.group)));
+        let segments = parameters.segments.iter().filter_map(|segment| segment.within(part));
+        let states = segments.map(|segment| State::new(parameters, segment.clone(), group_of(segment.group)));
         let states = states.collect::<Result<_>>()?;
         let loss_scale = parameters.has_f16().then(|| LossScale::new(&device)).transpose()?;
         let skipped = Tensor::zeros([1], DType::U32, &device)?;
         let scale = GradientScale { grad_clip: grad_clip as f32, mixed: loss_scale.is_some() };
-        Ok(Optimizer { states, scale, steps: 0, loss_scale, skipped, ema: None })
+        let trained = parameters.entries.iter().filter(|entry| entry.trainable);
+        let segment_of = |entry: &Entry| parameters.segments.iter().find(|s| s.range.contains(&entry.offset));
+        let moments = trained.filter_map(segment_of).map(|segment| group_of(segment.group).kind.moments());
+        let tensors = moments.sum();
+        Ok(Optimizer { states, scale, steps: 0, loss_scale, skipped, ema: None, part: part.clone(), tensors })
+    }
+
+    /// The elements of the arenas that it updates.
+    pub fn part(&self) -> &Range<usize> {
+        &self.part
     }
 
     /// From now on keeps an exponential moving average of the weights; `decay` is its largest one.
@@ -157,8 +184,9 @@ impl Optimizer {
         self.loss_scale.as_ref().map(|scale| &scale.state)
     }
 
-    /// Updates all parameters from the gradients collected, and returns a tensor, still on the device, whose first
-    /// element is the sum of the squared gradients before clipping: the square of the global norm.
+    /// Updates its part of the parameters from the gradients collected, and returns a tensor, still on the device,
+    /// whose first element is the sum of the squared gradients before clipping: the square of the global norm. Whoever
+    /// [keeps averages](Optimizer::keep_averages) calls [`Optimizer::average`] next.
     ///
     /// # Errors
     /// If the device has no memory left for what the update takes, or the driver reported an error.
@@ -186,15 +214,21 @@ impl Optimizer {
                 _ => step.elementwise(state)?,
             }
         }
-        if let Some(ema) = &self.ema {
-            ema.update(parameters, &squares, self.scale, self.steps)?;
-        }
         Ok(squares)
+    }
+
+    /// Lets the averages, if it keeps any, follow the weights, once all are updated; `squares` is what
+    /// [`Optimizer::step`] returned.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub fn average(&self, parameters: &ParameterArena, squares: &Tensor) -> Result<()> {
+        self.ema.as_ref().map_or(Ok(()), |ema| ema.update(parameters, squares, self.scale, self.steps))
     }
 }
 
 impl State {
-    fn new(parameters: &ParameterArena, segment: &Segment, group: Group) -> Result<State> {
+    fn new(parameters: &ParameterArena, segment: Segment, group: Group) -> Result<State> {
         let device = parameters.values.device();
         let zeros = || Tensor::zeros_as(MemoryKind::OptimizerState, [segment.range.len()], DType::F32, &device);
         let muon = match group.kind {
@@ -205,7 +239,7 @@ impl State {
             _ => None,
         };
         let second = (group.kind.moments() == 2).then(zeros).transpose()?;
-        Ok(State { group, segment: segment.clone(), first: zeros()?, second, muon })
+        Ok(State { group, first: zeros()?, second, muon, segment })
     }
 }
 

@@ -1,7 +1,9 @@
 //! What an optimizer remembers, as a safetensors file: `exp_avg.<parameter>`, `exp_avg_sq.<parameter>` and
 //! `momentum_buffer.<parameter>`, in PyTorch's names; and where averages of the weights are kept, the weights as they
 //! are trained, `trained.<parameter>`, because `model.safetensors` has the averages then. One tensor per parameter, so
-//! that the file does not depend on how arenas are laid out.
+//! that the file does not depend on how arenas are laid out, nor on how several ranks divide them. Ranks that train
+//! apart (`train.sync_every`) have moments of their own, those of rank 3 as `rank3.exp_avg.<parameter>`, and together
+//! `outer_momentum.<parameter>`.
 
 use super::optimizer::slice;
 use super::{Entry, Kind, Optimizer, ParameterArena};
@@ -17,24 +19,56 @@ pub struct Moment {
     pub name: &'static str,
     /// The elements of the arenas that it is of: its own follow each other as they do.
     pub range: Range<usize>,
+    /// Whose it is, where ranks have moments of their own.
+    pub rank: usize,
 }
 
+const FIRST: &str = "exp_avg";
+const SECOND: &str = "exp_avg_sq";
+const MOMENTUM: &str = "momentum_buffer";
+/// The state of the loss scale in mixed precision: three f32 that belong to no parameter.
+const LOSS_SCALE: &str = "loss_scale";
+const TRAINED: &str = "trained";
+const OUTER_MOMENTUM: &str = "outer_momentum";
+
 impl Moment {
-    /// The state of the loss scale in mixed precision: three f32 that belong to no parameter.
-    const LOSS_SCALE: Moment = Moment { name: "loss_scale", range: 0..0 };
+    /// The moment of this name, if there is such a one.
+    pub fn named(name: &str, range: Range<usize>, rank: usize) -> Option<Moment> {
+        let names = [FIRST, SECOND, MOMENTUM, LOSS_SCALE];
+        names.into_iter().find(|known| *known == name).map(|name| Moment { name, range, rank })
+    }
+
+    fn new(name: &'static str, range: Range<usize>) -> Moment {
+        Moment { name, range, rank: 0 }
+    }
 
     /// The weights as they are trained, beside averages of them: from the start of the arena of the values.
     pub fn trained(parameters: &ParameterArena) -> Moment {
-        Moment { name: "trained", range: 0..parameters.trainable_len() }
+        Moment::new(TRAINED, 0..parameters.trainable_len())
     }
 
-    /// The parameters that it is of, and the bytes of each in its tensor.
-    fn parts<'a>(&self, entries: &'a [Entry]) -> impl Iterator<Item = (&'a Entry, Range<usize>)> {
+    /// What the outer step of ranks that train apart remembers.
+    pub fn outer(parameters: &ParameterArena) -> Moment {
+        Moment::new(OUTER_MOMENTUM, 0..parameters.trainable_len())
+    }
+
+    pub fn is_loss_scale(&self) -> bool {
+        self.name == LOSS_SCALE
+    }
+
+    /// "exp_avg", "rank3.exp_avg"
+    fn full_name(&self) -> String {
+        if self.rank == 0 { self.name.to_string() } else { format!("rank{}.{}", self.rank, self.name) }
+    }
+
+    /// The parameters that it is of: the bytes of each in its tensor, and those of the parameter that these are.
+    fn parts<'a>(&self, entries: &'a [Entry]) -> impl Iterator<Item = (&'a Entry, Range<usize>, Range<usize>)> {
         let Range { start, end } = self.range;
-        let is_inside = move |entry: &&Entry| entry.trainable && (start..end).contains(&entry.offset);
-        entries.iter().filter(is_inside).map(move |entry| {
-            let first = 4 * (entry.offset - start);
-            (entry, first..first + 4 * entry.shape.elements())
+        entries.iter().filter(|entry| entry.trainable).filter_map(move |entry| {
+            let of = entry.range();
+            let (first, last) = (of.start.max(start), of.end.min(end));
+            let bytes = |from: usize| 4 * (first - from)..4 * (last - from);
+            (first < last).then(|| (entry, bytes(start), bytes(of.start)))
         })
     }
 }
@@ -46,34 +80,44 @@ pub struct Moments {
     tensors: Vec<(Moment, Bytes)>,
 }
 
+/// A file of moments that was read.
+pub struct SavedMoments<'a> {
+    path: &'a Path,
+    file: SafeTensors<'a>,
+}
+
 impl Optimizer {
     /// All that it remembers; with a scale of the loss, that too.
     pub fn moments(&self) -> Vec<(Moment, &Tensor)> {
         let mut moments = Vec::new();
         for state in &self.states {
             let names = match state.group.kind {
-                Kind::Sgd { .. } | Kind::Muon { .. } => ["momentum_buffer", ""],
-                Kind::AdamW { .. } | Kind::Adam { .. } | Kind::Lion { .. } => ["exp_avg", "exp_avg_sq"],
+                Kind::Sgd { .. } | Kind::Muon { .. } => [MOMENTUM, ""],
+                Kind::AdamW { .. } | Kind::Adam { .. } | Kind::Lion { .. } => [FIRST, SECOND],
             };
             let tensors = [Some(&state.first), state.second.as_ref()];
-            let range = || state.segment.range.clone();
             let named = names.into_iter().zip(tensors);
-            moments.extend(named.filter_map(|(name, tensor)| Some((Moment { name, range: range() }, tensor?))));
+            let moment = |name| Moment::new(name, state.segment.range.clone());
+            moments.extend(named.filter_map(|(name, tensor)| Some((moment(name), tensor?))));
         }
-        moments.extend(self.loss_scale().map(|scale| (Moment::LOSS_SCALE, scale)));
+        moments.extend(self.loss_scale().map(|scale| (Moment::new(LOSS_SCALE, 0..0), scale)));
         moments
     }
 
-    /// Takes up where an optimizer was after `steps` updates, whose moments are in the file at `path`. If it keeps
-    /// averages, the values of the parameters are taken for those, and replaced by the weights in the file.
+    /// Takes up where an optimizer was after `steps` updates: that of this rank of `ranks`, if as many have saved
+    /// moments of their own, else the mean of all that have. If it keeps averages, the values of the parameters are
+    /// taken for those, and replaced by the weights in the file.
     ///
     /// # Errors
-    /// If the file is missing or damaged, or does not hold exactly the moments that these parameters and this rule
-    /// have.
-    pub fn restore(&mut self, parameters: &ParameterArena, path: &Path, steps: u64) -> Result<()> {
-        let bytes = std::fs::read(path).map_err(|e| Error::io("read", path, e))?;
-        let wrong = |message: String| Error::Checkpoint { path: path.to_path_buf(), message };
-        let file = SafeTensors::deserialize(&bytes).map_err(|e| wrong(format!("is damaged: {e}")))?;
+    /// If the file does not hold exactly the moments that these parameters and this rule have.
+    pub fn restore(
+        &mut self,
+        parameters: &ParameterArena,
+        saved: &SavedMoments,
+        steps: u64,
+        rank: usize,
+        ranks: usize,
+    ) -> Result<()> {
         let mut moments = self.moments();
         let trained = Moment::trained(parameters);
         let weights = slice(&parameters.values, &trained.range);
@@ -81,38 +125,21 @@ impl Optimizer {
             ema.take_values(parameters)?;
             moments.push((trained, &weights));
         }
-        let of_moment = |(moment, _): &(Moment, &Tensor)| match *moment == Moment::LOSS_SCALE {
-            true => 1,
-            false => moment.parts(&parameters.entries).count(),
+        saved.check_count(self.tensors + usize::from(self.loss_scale.is_some()), self.ema.is_some())?;
+        let sources = match saved.ranks() {
+            there if there == ranks => rank..rank + 1,
+            there => 0..there,
         };
-        let expected: usize = moments.iter().map(of_moment).sum();
-        if file.len() != expected {
-            return Err(wrong(format!("has {} tensors, this optimizer needs {expected}", file.len())));
-        }
         for (moment, tensor) in moments {
-            if moment == Moment::LOSS_SCALE {
-                let name = moment.name;
-                let view = file.tensor(name).map_err(|_| wrong(format!("has no tensor {name}")))?;
-                let numbers: Vec<f32> = match (view.dtype(), view.shape()) {
-                    (Dtype::F32, [3]) => bytemuck::pod_collect_to_vec(view.data()),
-                    (dtype, shape) => return Err(wrong(format!("{name} is {dtype:?} {shape:?}, not F32 [3]"))),
-                };
-                if numbers.iter().any(|n| !n.is_finite() || *n < 0.0) || numbers[0] < 1.0 {
-                    return Err(wrong(format!("{name} is {numbers:?}: no scale of a loss")));
-                }
-                tensor.write_bytes(view.data())?;
+            let of = |rank| Moment { rank, ..moment.clone() };
+            if moment.is_loss_scale() {
+                // Means of powers of two would be none.
+                tensor.write_bytes(saved.loss_scale(&of(sources.start))?)?;
                 continue;
             }
-            let mut flat = vec![0; tensor.spec().size_bytes()];
-            for (entry, range) in moment.parts(&parameters.entries) {
-                let name = format!("{}.{}", moment.name, entry.name);
-                let view = file.tensor(&name).map_err(|_| wrong(format!("has no tensor {name}")))?;
-                if view.shape() != &entry.shape[..] || view.dtype() != Dtype::F32 {
-                    let (dtype, shape) = (view.dtype(), view.shape());
-                    return Err(wrong(format!("{name} is {dtype:?} {shape:?}, the model implies F32 {}", entry.shape)));
-                }
-                flat[range].copy_from_slice(view.data());
-            }
+            // The weights are the same on all ranks.
+            let sources = if moment.name == TRAINED { 0..1 } else { sources.clone() };
+            let flat = saved.mean(&parameters.entries, sources.map(of), tensor.spec().size_bytes())?;
             tensor.write_bytes(&flat)?;
         }
         self.set_updates(steps);
@@ -125,27 +152,128 @@ impl Optimizer {
     }
 }
 
+impl<'a> SavedMoments<'a> {
+    /// The moments in these bytes of the file at `path`.
+    ///
+    /// # Errors
+    /// If the file is damaged.
+    pub fn new(path: &'a Path, bytes: &'a [u8]) -> Result<SavedMoments<'a>> {
+        let damaged = |e| Error::Checkpoint { path: path.to_path_buf(), message: format!("is damaged: {e}") };
+        Ok(SavedMoments { path, file: SafeTensors::deserialize(bytes).map_err(damaged)? })
+    }
+
+    /// How many ranks have saved moments of their own.
+    pub fn ranks(&self) -> usize {
+        let rank = |name: &&str| name.strip_prefix("rank")?.split_once('.')?.0.parse::<usize>().ok();
+        let ranks = self.file.names().into_iter().filter_map(|name| rank(&name));
+        1 + ranks.max().unwrap_or(0).min(self.file.len())
+    }
+
+    /// The outer momentum of ranks that train apart, as the arena of what is trained; zeros if there is none.
+    ///
+    /// # Errors
+    /// If it is not of these parameters.
+    pub fn outer_momentum(&self, parameters: &ParameterArena) -> Result<Vec<f32>> {
+        let outer = Moment::outer(parameters);
+        let is_there = self.file.names().iter().any(|name| name.starts_with(OUTER_MOMENTUM));
+        let own = is_there.then_some(outer).into_iter();
+        Ok(bytemuck::pod_collect_to_vec(&self.mean(&parameters.entries, own, 4 * parameters.trainable_len())?))
+    }
+
+    /// Checks that it has as many tensors of each rank as one has; and those of the weights, if they are trained
+    /// beside averages.
+    fn check_count(&self, of_rank: usize, averages: bool) -> Result<()> {
+        let ignored = |name: &&str| !averages && name.starts_with(TRAINED) || name.starts_with(OUTER_MOMENTUM);
+        let names = self.file.names();
+        let weights = names.iter().filter(|name| averages && name.starts_with(TRAINED)).count();
+        let (there, ranks) = (names.iter().filter(|name| !ignored(name)).count() - weights, self.ranks());
+        if there == of_rank * ranks {
+            return Ok(());
+        }
+        let of = if ranks > 1 { format!(" of {ranks} ranks") } else { String::new() };
+        Err(self.wrong(format!("has {there} tensors{of}, this optimizer needs {}", of_rank * ranks)))
+    }
+
+    fn loss_scale(&self, moment: &Moment) -> Result<&'_ [u8]> {
+        let name = moment.full_name();
+        let bytes = self.floats(&name, &[3])?;
+        let numbers: Vec<f32> = bytemuck::pod_collect_to_vec(bytes);
+        if numbers.iter().any(|n| !n.is_finite() || *n < 0.0) || numbers[0] < 1.0 {
+            return Err(self.wrong(format!("{name} is {numbers:?}: no scale of a loss")));
+        }
+        Ok(bytes)
+    }
+
+    /// The mean of these moments of the same parameters, each of so many bytes; zeros of none.
+    fn mean(&self, entries: &[Entry], moments: impl ExactSizeIterator<Item = Moment>, size: usize) -> Result<Vec<u8>> {
+        let (mut flat, weight) = (vec![0; size], 1.0 / moments.len() as f32);
+        for moment in moments {
+            for (entry, range, of_entry) in moment.parts(entries) {
+                let bytes = self.floats(&format!("{}.{}", moment.full_name(), entry.name), &entry.shape)?;
+                let (sum, bytes) = (&mut flat[range], &bytes[of_entry]);
+                if weight == 1.0 {
+                    sum.copy_from_slice(bytes);
+                    continue;
+                }
+                for (sum, own) in sum.as_chunks_mut().0.iter_mut().zip(bytes.as_chunks().0) {
+                    *sum = (f32::from_le_bytes(*sum) + weight * f32::from_le_bytes(*own)).to_le_bytes();
+                }
+            }
+        }
+        Ok(flat)
+    }
+
+    /// The bytes of the f32 of this name and shape.
+    fn floats(&self, name: &str, shape: &[usize]) -> Result<&'_ [u8]> {
+        let view = self.file.tensor(name).map_err(|_| self.wrong(format!("has no tensor {name}")))?;
+        if view.shape() != shape || view.dtype() != Dtype::F32 {
+            let (dtype, there) = (view.dtype(), view.shape());
+            return Err(self.wrong(format!("{name} is {dtype:?} {there:?}, the model implies F32 {shape:?}")));
+        }
+        Ok(view.data())
+    }
+
+    fn wrong(&self, message: String) -> Error {
+        Error::Checkpoint { path: self.path.to_path_buf(), message }
+    }
+}
+
 impl Moments {
     /// Those of these parameters, as [`Optimizer::moments`] gives them, each with its bytes.
     pub fn new(parameters: &ParameterArena, tensors: Vec<(Moment, Bytes)>) -> Moments {
         Moments { entries: parameters.entries.clone(), tensors }
     }
 
-    /// The contents of the file that [`Optimizer::restore`] reads.
+    /// The same with the parts of a moment that different ranks have joined.
+    pub fn joined(mut self) -> Moments {
+        let is_next = |(a, _): &(Moment, Bytes), (b, _): &(Moment, Bytes)| {
+            (a.rank, a.name, a.range.end) == (b.rank, b.name, b.range.start) && !a.is_loss_scale()
+        };
+        self.tensors.sort_by_key(|(moment, _)| (moment.rank, moment.name, moment.range.start));
+        let joined = self.tensors.chunk_by(is_next).map(|parts| {
+            let ((first, _), (last, _)) = (&parts[0], &parts[parts.len() - 1]);
+            let moment = Moment { range: first.range.start..last.range.end, ..first.clone() };
+            (moment, Bytes::owned(parts.iter().flat_map(|(_, bytes)| bytes.iter().copied()).collect()))
+        });
+        Moments { tensors: joined.collect(), entries: self.entries }
+    }
+
+    /// The contents of the file that [`SavedMoments`] reads.
     ///
     /// # Errors
     /// If the tensors make no file, which no optimizer's do.
     pub fn encode(self) -> Result<Vec<u8>> {
         let mut views = Vec::new();
         for (moment, bytes) in &self.tensors {
-            if *moment == Moment::LOSS_SCALE {
+            if moment.is_loss_scale() {
                 let view = TensorView::new(Dtype::F32, vec![bytes.len() / 4], bytes);
-                views.push((moment.name.to_string(), view.expect("whole numbers of four bytes")));
+                views.push((moment.full_name(), view.expect("whole numbers of four bytes")));
                 continue;
             }
-            for (entry, range) in moment.parts(&self.entries) {
-                let view = TensorView::new(Dtype::F32, entry.shape.to_vec(), &bytes[range]);
-                views.push((format!("{}.{}", moment.name, entry.name), view.expect("a tensor's bytes fit its shape")));
+            for (entry, range, _) in moment.parts(&self.entries) {
+                let view = TensorView::new(Dtype::F32, entry.shape.to_vec(), &bytes[range])
+                    .map_err(|e| Error::Invalid(format!("{} of {} is not whole: {e}", moment.name, entry.name)))?;
+                views.push((format!("{}.{}", moment.full_name(), entry.name), view));
             }
         }
         safetensors::serialize(views, None).map_err(|e| Error::Invalid(format!("the moments make no file: {e}")))
@@ -171,10 +299,17 @@ mod tests {
         Moments::new(parameters, arenas.collect()).encode().unwrap()
     }
 
+    fn restore(optimizer: &mut Optimizer, parameters: &ParameterArena, path: &Path) -> Result<()> {
+        let bytes = std::fs::read(path).unwrap();
+        optimizer.restore(parameters, &SavedMoments::new(path, &bytes)?, 3, 0, 1)
+    }
+
     /// A step with other gradients each time.
     fn step(optimizer: &mut Optimizer, parameters: &ParameterArena, number: usize) {
-        let values: Vec<f32> =
-            (0..parameters.trainable_len()).map(|i| ((i * 7 + number * 13) % 11) as f32 - 5.0).collect();
+        let mut values = vec![0.0; parameters.trainable_len()];
+        for i in parameters.entries.iter().flat_map(Entry::range) {
+            values[i] = ((i * 7 + number * 13) % 11) as f32 - 5.0;
+        }
         parameters.gradients().write_bytes(bytemuck::cast_slice(&values)).unwrap();
         optimizer.step(parameters, 0.1).unwrap();
     }
@@ -189,7 +324,7 @@ mod tests {
             std::fs::write(&path, encode(&parameters, &optimizer)).unwrap();
             let (mut other_model, other_parameters, mut other) = setup(kind);
             other_parameters.values.write_bytes(&parameters.values.to_bytes().unwrap()).unwrap();
-            other.restore(&other_parameters, &path, 3).unwrap();
+            restore(&mut other, &other_parameters, &path).unwrap();
             step(&mut optimizer, &parameters, 3);
             step(&mut other, &other_parameters, 3);
             for ((name, left), (_, right)) in model.parameters().iter().zip(other_model.parameters()) {
@@ -235,13 +370,48 @@ mod tests {
         let (_model, parameters, optimizer) = setup(KINDS[0]);
         std::fs::write(&path, encode(&parameters, &optimizer)).unwrap();
         let (_model, parameters, mut sgd) = setup(KINDS[2]);
-        let error = sgd.restore(&parameters, &path, 1).unwrap_err().to_string();
+        let error = restore(&mut sgd, &parameters, &path).unwrap_err().to_string();
         assert!(error.contains("optimizer.safetensors") && error.contains("tensors"), "{error}");
         let (_model, mut parameters, mut adamw) = setup(KINDS[0]);
         parameters.entries[0].name = "other".into();
-        let error = adamw.restore(&parameters, &path, 1).unwrap_err().to_string();
+        let error = restore(&mut adamw, &parameters, &path).unwrap_err().to_string();
         assert!(error.contains("has no tensor exp_avg.other"), "{error}");
         std::fs::write(&path, b"short").unwrap();
-        assert!(adamw.restore(&parameters, &path, 1).unwrap_err().to_string().contains("is damaged"));
+        assert!(restore(&mut adamw, &parameters, &path).unwrap_err().to_string().contains("is damaged"));
+    }
+
+    /// Ranks that trained apart: each takes its own, one alone and others take the mean.
+    #[test]
+    fn moments_of_several_ranks_are_each_ranks_or_their_mean() {
+        let (_model, parameters, mut optimizer) = setup(KINDS[0]);
+        let mut tensors = Vec::new();
+        for rank in 0..3 {
+            step(&mut optimizer, &parameters, rank);
+            let of = |(moment, t): (Moment, &Tensor)| (Moment { rank, ..moment }, Bytes::owned(t.to_bytes().unwrap()));
+            tensors.extend(optimizer.moments().into_iter().map(of));
+        }
+        let momentum: Vec<f32> = (0..parameters.trainable_len()).map(|i| i as f32).collect();
+        let bytes = Bytes::owned(bytemuck::cast_slice(&momentum).to_vec());
+        let all: Vec<Vec<f32>> =
+            tensors.iter().map(|(_, bytes): &(Moment, Bytes)| bytemuck::pod_collect_to_vec(bytes)).collect();
+        tensors.push((Moment::outer(&parameters), bytes));
+        let file = Moments::new(&parameters, tensors).encode().unwrap();
+        let saved = SavedMoments::new("a".as_ref(), &file).unwrap();
+        assert_eq!(saved.ranks(), 3);
+        let mut taken = |rank, ranks| {
+            optimizer.restore(&parameters, &saved, 3, rank, ranks).unwrap();
+            optimizer.moments().iter().map(|(_, tensor)| tensor.to_f32().unwrap()).collect::<Vec<_>>()
+        };
+        for rank in 0..3 {
+            assert!(taken(rank, 3) == all[2 * rank..][..2], "{rank}");
+        }
+        for (i, moment) in taken(1, 2).iter().enumerate() {
+            let mean = |j: usize| (all[i][j] + all[2 + i][j] + all[4 + i][j]) / 3.0;
+            assert!(moment.iter().enumerate().all(|(j, value)| (value - mean(j)).abs() < 1e-5), "{i}");
+        }
+        let outer = saved.outer_momentum(&parameters).unwrap();
+        for entry in parameters.entries.iter() {
+            assert_eq!(outer[entry.range()], momentum[entry.range()]);
+        }
     }
 }

@@ -98,6 +98,8 @@ pub(super) struct PendingSnapshot {
     state: TrainerState,
     values: Vec<Readback>,
     moments: Vec<(Moment, Readback)>,
+    /// Of other ranks, and of their outer step.
+    further: Vec<(Moment, Bytes)>,
     /// The averages of the weights, if the run keeps any: they are the model's weights then.
     averages: Option<Readback>,
     /// Whether it is to be the `best`.
@@ -105,7 +107,7 @@ pub(super) struct PendingSnapshot {
 }
 
 impl PendingSnapshot {
-    /// Asks the device for weights and moments as they are now.
+    /// Asks the device for weights and moments as they are now, beside which those are saved that others have.
     ///
     /// # Errors
     /// If the driver reported an error.
@@ -113,6 +115,7 @@ impl PendingSnapshot {
         state: TrainerState,
         parameters: &ParameterArena,
         optimizer: &Optimizer,
+        further: Vec<(Moment, Bytes)>,
         contents: Contents,
         best: bool,
     ) -> Result<PendingSnapshot> {
@@ -123,7 +126,7 @@ impl PendingSnapshot {
             Contents::Adapters => vec![read_back(&parameters.trained())?],
         };
         let averages = optimizer.averages().map(read_back).transpose()?;
-        Ok(PendingSnapshot { state, values, moments, averages, best })
+        Ok(PendingSnapshot { state, values, moments, further, averages, best })
     }
 
     /// The snapshot, once all has arrived: `weights` makes what is saved of the arenas' bytes.
@@ -146,7 +149,10 @@ impl PendingSnapshot {
         }
         Ok(Snapshot {
             weights: weights(values),
-            moments: Moments::new(parameters, moments),
+            moments: match self.further {
+                further if further.is_empty() => Moments::new(parameters, moments),
+                further => Moments::new(parameters, moments.into_iter().chain(further).collect()).joined(),
+            },
             pretrained,
             state: self.state,
             config: config_text,

@@ -1,6 +1,6 @@
 //! What each device has of a run: the whole model, its optimizer, and a share of the sequences of every step.
 
-use super::ranks::{Piece, Share};
+use super::ranks::{Piece, Place, Share};
 use super::step_hook::StepHook;
 use crate::config::Config;
 use crate::data::{Batch, IGNORE_INDEX, Loader, Position, Tokens};
@@ -48,6 +48,7 @@ pub(super) struct Replica {
     /// Of the training split.
     pub tokens: Tokens,
     pub loader: Loader,
+    pub place: Place,
     /// The sequences of each step that this device computes.
     pub share: Share,
     /// Passes that its part of a batch is computed in: more than one where the device's memory does not suffice.
@@ -59,7 +60,7 @@ pub(super) struct Replica {
 
 /// An update, whose numbers are still being computed.
 pub(super) struct Update {
-    /// The mean over all tokens of the step that are predicted, on all devices.
+    /// The mean over all tokens of the step that are predicted: on all devices, or where they train apart on this one.
     pub loss: Tensor,
     /// The first element is the sum of the squared gradients.
     pub squares: Tensor,
@@ -88,16 +89,24 @@ impl Replica {
             match self.optimizer.step(&self.parameters, learning_rate) {
                 // Nothing was updated yet. Others have used the sums already.
                 Err(error @ Error::OutOfMemory { .. }) if self.hook.is_alone() => self.split_micro_batches(error)?,
-                squares => return Ok(Update { loss, squares: squares?, position }),
+                squares => {
+                    let squares = squares?;
+                    self.hook.after_update(&self.parameters, &self.optimizer)?;
+                    self.optimizer.average(&self.parameters, &squares)?;
+                    return Ok(Update { loss, squares, position });
+                }
             }
         }
     }
 
     /// This device's part of the loss of a step; its part of the gradients is in the arena.
     fn gradients(&mut self, batches: &[Batch], step: usize) -> Result<Tensor> {
-        let targets = predicted(batches);
         self.parameters.zero_gradients();
         let pieces = self.share.pieces(self.micro_batches);
+        let targets = match self.config.train.sync_every {
+            0 => predicted(batches),
+            _ => pieces.iter().map(|piece| count_predicted(self.targets(&batches[piece.batch], piece))).sum(),
+        };
         let mut total: Option<Tensor> = None;
         for (i, piece) in pieces.iter().enumerate() {
             let pass = (step * self.config.train.grad_accum_steps + piece.batch) as u64;
@@ -115,20 +124,27 @@ impl Replica {
         Ok(total.expect("every device has a sequence"))
     }
 
+    fn targets<'a>(&self, batch: &'a Batch, piece: &Piece) -> &'a [u32] {
+        let t = self.config.model.block_size;
+        &batch.targets[piece.rows.start * t..piece.rows.end * t]
+    }
+
     /// What a part of a batch contributes to the mean loss over the `predicted` tokens of a step, with the dropout
     /// masks that its sequences have in the whole batch.
     pub fn loss(&self, batch: &Batch, piece: &Piece, pass: u64, predicted: usize) -> Result<Tensor> {
         let (c, device, t) = (&self.config, &self.device, self.config.model.block_size);
         let (tokens, shape) = (piece.rows.start * t..piece.rows.end * t, [piece.rows.len(), t]);
         let ids = Tensor::from_u32(&batch.ids[tokens.clone()], shape, device)?; // (B, T)
-        let targets = Tensor::from_u32(&batch.targets[tokens.clone()], shape, device)?; // (B, T)
-        let starts = batch.starts.as_ref().map(|starts| Documents::new(&starts[tokens.clone()], shape, device));
+        let targets = self.targets(batch, piece);
+        let count = count_predicted(targets);
+        let targets = Tensor::from_u32(targets, shape, device)?; // (B, T)
+        let starts = batch.starts.as_ref().map(|starts| Documents::new(&starts[tokens], shape, device));
         let dropout = pass_dropout(c, pass).from_sequence(piece.rows.start);
         let loss_scale = self.optimizer.loss_scale();
         let loss = self.model.loss(&ids, &targets, starts.transpose()?.as_ref(), &dropout, criterion(c), loss_scale)?;
         // The mean over a part counts by the number of its tokens, of which short documents and prompts leave more or
         // fewer.
-        let weight = count_predicted(&batch.targets[tokens]) as f32 / predicted.max(1) as f32;
+        let weight = count as f32 / predicted.max(1) as f32;
         if weight == 1.0 { Ok(loss) } else { loss.scale(weight) }
     }
 

@@ -1,8 +1,10 @@
 //! Finds where a run left off, and checks that it may continue with this configuration.
 
-use super::checkpoint::{CONFIG, Checkpoint, Files, STATE, newest_good, recover};
+use super::checkpoint::{CONFIG, Checkpoint, Files, OPTIMIZER, STATE, newest_good, recover};
+use super::ranks::Place;
 use super::run_folder::RunFolder;
 use crate::config::{Config, Layers, Resolved};
+use crate::optim::{Optimizer, ParameterArena, SavedMoments};
 use crate::{Error, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -77,6 +79,24 @@ impl Resumed {
             _ => resolved.to_toml(),
         }
     }
+}
+
+/// Takes up where the optimizer was that the rank at this place had at a checkpoint. Gives how many ranks had moments
+/// of their own.
+///
+/// # Errors
+/// If it has not exactly the moments that these parameters and this rule have.
+pub(super) fn restore(
+    optimizer: &mut Optimizer,
+    parameters: &ParameterArena,
+    checkpoint: &Checkpoint,
+    Place { rank, ranks }: Place,
+) -> Result<usize> {
+    let path = checkpoint.path.join(OPTIMIZER);
+    let bytes = fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
+    let saved = SavedMoments::new(&path, &bytes)?;
+    optimizer.restore(parameters, &saved, checkpoint.state.step as u64, rank, ranks)?;
+    Ok(saved.ranks())
 }
 
 /// Messages about values that are not those of the checkpoint at `path`.

@@ -1,6 +1,6 @@
-//! What happens between backward and the optimizer.
+//! What happens between backward and the optimizer, and after it.
 
-use crate::optim::ParameterArena;
+use crate::optim::{Optimizer, ParameterArena};
 use crate::{Result, Tensor};
 
 /// Runs around the last backward pass of each update, and before the optimizer uses the gradients: several devices sum
@@ -19,11 +19,17 @@ pub(super) trait StepHook {
     /// Whatever ends the run.
     fn after_backward(&mut self, parameters: &ParameterArena, loss: Tensor) -> Result<Tensor>;
 
+    /// Completes the parameters, of which the optimizer of this device may have updated a part.
+    ///
+    /// # Errors
+    /// Whatever ends the run.
+    fn after_update(&mut self, parameters: &ParameterArena, optimizer: &Optimizer) -> Result<()>;
+
     /// Whether no other device takes part, so that a step can be computed again.
     fn is_alone(&self) -> bool;
 }
 
-/// One device: its gradients are those of the step.
+/// One device, or one that trains apart from others: its gradients are those of its step.
 pub(super) struct SingleDevice;
 
 impl StepHook for SingleDevice {
@@ -33,6 +39,10 @@ impl StepHook for SingleDevice {
 
     fn after_backward(&mut self, _: &ParameterArena, loss: Tensor) -> Result<Tensor> {
         Ok(loss)
+    }
+
+    fn after_update(&mut self, _: &ParameterArena, _: &Optimizer) -> Result<()> {
+        Ok(())
     }
 
     fn is_alone(&self) -> bool {

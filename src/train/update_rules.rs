@@ -3,15 +3,16 @@
 use crate::config::{self, Config, GroupConfig, OptimizerKind, Recompute};
 use crate::models::{LanguageModel, ModelConfig};
 use crate::nn::Parameter;
-use crate::optim::{AdjustLr, Group, Kind, Optimizer, ParameterArena};
+use crate::optim::{AdjustLr, Group, Kind, Optimizer, ParameterArena, shards};
 use crate::train::adapters::{self, lora};
 use crate::train::plan::Trained;
 use crate::train::precision::operands;
+use crate::train::ranks::Place;
 use crate::{Device, Error, Result};
 use globset::{Glob, GlobMatcher};
 use std::collections::HashMap;
 
-/// The model as it is trained, with its parameters on the device, and their optimizer.
+/// The model as it is trained, with its parameters on the device, and the optimizer that the rank at this place has.
 ///
 /// # Errors
 /// If a group has no parameters, or the device has no memory left.
@@ -19,12 +20,16 @@ pub(in crate::train) fn on_device(
     mut model: Box<dyn LanguageModel>,
     config: &Config,
     device: &Device,
+    place: Place,
 ) -> Result<(Box<dyn LanguageModel>, ParameterArena, Optimizer)> {
     model.set_recompute(config.train.recompute == Recompute::Block);
     let numbers = numbers(config, &mut *model)?;
     let number_of = |name: &str, _: &Parameter| numbers[name];
     let parameters = ParameterArena::grouped(&mut *model, device, operands(config.device.precision), &number_of)?;
-    let mut optimizer = Optimizer::with_groups(&parameters, &|number| group(config, number), config.train.grad_clip)?;
+    let group_of = |number| group(config, number);
+    let ranks = if config.train.shard_optimizer { place.ranks } else { 1 };
+    let part = shards(&parameters, &group_of, ranks).swap_remove(place.rank % ranks);
+    let mut optimizer = Optimizer::of_part(&parameters, &group_of, config.train.grad_clip, &part)?;
     if config.train.ema_decay > 0.0 {
         optimizer.keep_averages(&parameters, config.train.ema_decay)?;
     }
@@ -169,7 +174,7 @@ mod tests {
             let mut config = Config::default();
             config.optimizer.kind = kind.parse().unwrap();
             let device = Device::DryRun(DryRun::cpu());
-            let (_, arena, optimizer) = on_device(build(model, 1).unwrap(), &config, &device).unwrap();
+            let (_, arena, optimizer) = on_device(build(model, 1).unwrap(), &config, &device, Place::ALONE).unwrap();
             let inside = |range: &std::ops::Range<usize>| {
                 let entries = arena.entries.iter().filter(|entry| range.contains(&entry.offset));
                 entries.map(|entry| entry.shape.elements()).sum::<usize>()
@@ -178,7 +183,7 @@ mod tests {
             assert_eq!(trained(&config, model).unwrap().moments, remembered, "{kind}: {model:?}");
             assert!(optimizer.averages().is_none());
             config.train.ema_decay = 0.9;
-            let (_, arena, optimizer) = on_device(build(model, 1).unwrap(), &config, &device).unwrap();
+            let (_, arena, optimizer) = on_device(build(model, 1).unwrap(), &config, &device, Place::ALONE).unwrap();
             assert_eq!(optimizer.averages().unwrap().len(), arena.trainable_len());
             assert_eq!(
                 trained(&config, model).unwrap().moments,
@@ -201,7 +206,7 @@ mod tests {
             ),
         ] {
             let device = Device::DryRun(DryRun::cpu());
-            let (_, arena, optimizer) = on_device(build(&model, 1).unwrap(), &config, &device).unwrap();
+            let (_, arena, optimizer) = on_device(build(&model, 1).unwrap(), &config, &device, Place::ALONE).unwrap();
             let moments = optimizer.moments();
             let (of_muon, _) = moments.iter().find(|(moment, _)| moment.name == "momentum_buffer").unwrap();
             let is_matrix = |shape: &crate::Shape| shape.len() == 2;
@@ -234,7 +239,8 @@ mod tests {
 
     /// After one update with gradients of -1, by how much each parameter has changed.
     fn changes(config: &Config, model: &ModelConfig) -> HashMap<String, Vec<f32>> {
-        let (mut model, arena, mut optimizer) = on_device(build(model, 1).unwrap(), config, &Device::Cpu).unwrap();
+        let (mut model, arena, mut optimizer) =
+            on_device(build(model, 1).unwrap(), config, &Device::Cpu, Place::ALONE).unwrap();
         let before = arena.values().to_f32().unwrap();
         for (_, tensor) in model.parameters() {
             tensor.grad().unwrap().write_bytes(bytemuck::cast_slice(&vec![-1f32; tensor.len()])).unwrap();
@@ -256,7 +262,9 @@ mod tests {
         for kind in OptimizerKind::CHOICES {
             let plain = changes(&with_groups(kind, &[]), &model);
             let groups = [("*.wte.*", 0.0, None), ("*wte*", 3.0, None), ("*.bias", 2.0, None)];
-            let error = on_device(build(&model, 1).unwrap(), &with_groups(kind, &groups), &Device::Cpu).err().unwrap();
+            let error = on_device(build(&model, 1).unwrap(), &with_groups(kind, &groups), &Device::Cpu, Place::ALONE)
+                .err()
+                .unwrap();
             assert!(error.to_string().contains("number 2: all that match = \"*wte*\" matches"), "{error}");
             let groups = [("*.wte.*", 0.0, None), ("*w?e*", 3.0, Some(0.0)), ("*.bias", 2.0, None)];
             let scaled = changes(&with_groups(kind, &groups), &model);

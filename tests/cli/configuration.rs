@@ -62,6 +62,8 @@ const EVERY_KEY: &[(&str, &str)] = &[
     ("train.recompute", "block"),
     ("train.device_batch", "[2]"),
     ("train.reduce_dtype", "f16"),
+    ("train.shard_optimizer", "true"),
+    ("train.sync_every", "0"),
     ("train.comm_timeout", "30.0"),
     ("lora.rank", "0"),
     ("lora.alpha", "0.0"),

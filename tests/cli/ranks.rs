@@ -50,6 +50,23 @@ fn devices_that_cannot_work_together_are_refused() {
 }
 
 #[test]
+fn what_does_not_go_with_training_apart_is_refused() {
+    let sandbox = Sandbox::new();
+    let apart = |settings: &[&str]| {
+        let settings = ["train.sync_every=2", "train.eval_every=2", "checkpoint.every=2"].iter().chain(settings);
+        let settings = settings.flat_map(|setting| ["--set", setting]).collect::<Vec<_>>();
+        sandbox.run(&[&["train", "--device", "cpu,cpu"], &CPUS[..], &settings].concat())
+    };
+    apart(&["train.eval_every=3"]).fails_with(&["train.eval_every is 3", "train.sync_every is 2", "a multiple of it"]);
+    apart(&["checkpoint.every=5"]).fails_with(&["checkpoint.every is 5", "train.sync_every is 2"]);
+    apart(&["train.shard_optimizer=true"]).fails_with(&["train.shard_optimizer", "moments of their own"]);
+    apart(&["train.ema_decay=0.5"]).fails_with(&["train.ema_decay", "between two meetings"]);
+    assert!(!sandbox.exists("runs"));
+    apart(&[]).succeeds();
+    assert!(sandbox.read(format!("{TINY_RUN}/config.toml")).contains("sync_every = 2"));
+}
+
+#[test]
 fn a_launcher_of_several_processes_needs_mpi() {
     if cfg!(feature = "mpi") {
         return;

@@ -78,6 +78,27 @@ fn processes_have_the_bits_of_threads_and_the_losses_of_one() {
     }
 }
 
+/// With what the optimizer remembers divided, and training apart: also what other processes remember is saved.
+#[test]
+fn processes_that_divide_moments_or_train_apart_have_the_bits_of_threads() {
+    let sandbox = Sandbox::new();
+    for (i, setting) in ["train.shard_optimizer=true", "train.sync_every=5"].into_iter().enumerate() {
+        let settings = |name| ["--set", setting, "--set", "train.device_batch=[2,1,1]", "--name", name];
+        let [a, b] = [format!("threads{i}"), format!("processes{i}")];
+        sandbox.run(&train("cpu,cpu,cpu", &settings(&a))).succeeds();
+        run(&sandbox, 3, &train("cpu", &settings(&b))).succeeds();
+        assert!(outcome(&sandbox, &format!("runs/{a}")) == outcome(&sandbox, &format!("runs/{b}")), "{setting}");
+        // Those of several devices add their sums in another order.
+        let settings = |name| ["--set", setting, "--name", name];
+        let [a, b] = [format!("four{i}"), format!("two-by-two{i}")];
+        sandbox.run(&train("cpu,cpu,cpu,cpu", &settings(&a))).succeeds();
+        run(&sandbox, 2, &train("cpu,cpu", &settings(&b))).succeeds();
+        close(&sandbox.losses(&format!("runs/{a}"), "train"), &sandbox.losses(&format!("runs/{b}"), "train"), 1e-5);
+        let [four, two_by_two] = [a, b].map(|name| outcome(&sandbox, &format!("runs/{name}"))[1].len());
+        assert_eq!(four, two_by_two, "{setting}: as many moments");
+    }
+}
+
 #[test]
 fn processes_of_several_devices_agree_too() {
     let sandbox = Sandbox::new();

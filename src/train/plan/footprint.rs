@@ -8,6 +8,7 @@ use crate::optim::{Optimizer, ParameterArena};
 use crate::profile::{Cost, MemoryStats};
 use crate::tensor::{DryRun, no_grad, with_weights_on};
 use crate::train::adapters::lora;
+use crate::train::ranks::Place;
 use crate::train::replica::{criterion, pass_dropout};
 use crate::train::update_rules::on_device;
 use crate::{DType, Device, Error, Result, Tensor};
@@ -46,7 +47,7 @@ impl Footprint {
             lora(config).map_or(Ok(()), |lora| lora.adapt(&mut *model, 0))?;
             Ok(model)
         })?;
-        let (model, parameters, mut optimizer) = on_device(model, config, &device)?;
+        let (model, parameters, mut optimizer) = on_device(model, config, &device, Place::ALONE)?;
         let shape = [batch_size, shape.block_size];
         let batch = Batch { model: &*model, config, shape, in_documents, device: &device };
         // From the second update on there is a gradient to be replaced.
@@ -84,7 +85,8 @@ impl Batch<'_> {
                 Some(total) => total.add(&loss.detach())?,
             });
         }
-        optimizer.step(parameters, 1e-3).map(drop)
+        let squares = optimizer.step(parameters, 1e-3)?;
+        optimizer.average(parameters, &squares)
     }
 
     /// As `Trainer::loss`: only what is returned is held while backward runs.

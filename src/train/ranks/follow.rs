@@ -1,12 +1,14 @@
 //! Every rank but 0: it does what rank 0 says.
 
-use super::reduce::DataParallel;
+use super::outer::Outer;
 use super::team::{Make, check_alike};
-use super::{Command, RankTimes, Share, take_state, wire};
+use super::{Command, Place, RankTimes, Share, between_steps, moments, take_state};
 use crate::comm::Background;
 use crate::config::Config;
 use crate::data::{Loader, Position, Tokens};
 use crate::models::ModelConfig;
+use crate::optim::SavedMoments;
+use crate::train::checkpoint::OPTIMIZER;
 use crate::train::init::first_model;
 use crate::train::replica::Replica;
 use crate::train::update_rules::on_device;
@@ -51,7 +53,7 @@ pub(super) fn run(mut follower: Follower) -> Result<()> {
 
 fn obey(follower: Follower, comm: &Arc<Background>) -> Result<()> {
     let waited: Arc<Mutex<Duration>> = Arc::default();
-    let mut replica = replica(follower, comm.clone(), waited.clone())?;
+    let (mut replica, mut outer) = replica(follower, comm, &waited)?;
     let mut updating = Duration::ZERO;
     loop {
         let command = comm.receive()?;
@@ -59,17 +61,22 @@ fn obey(follower: Follower, comm: &Arc<Background>) -> Result<()> {
         let next = || comm.broadcast(Vec::new());
         match serde_json::from_slice(&command).map_err(wrong)? {
             Command::Load { position, updates } => {
-                take_state(&replica.parameters, &replica.optimizer, next)?;
-                replica.optimizer.set_updates(updates);
+                load(&mut replica, outer.as_mut(), updates, next)?;
                 replica.start_loader(position)?;
             }
             Command::Align => take_state(&replica.parameters, &replica.optimizer, next)?,
-            Command::Update { step, learning_rate } => {
+            Command::Updates { step, learning_rates } => {
+                for (step, learning_rate) in (step..).zip(learning_rates) {
+                    let started = Instant::now();
+                    replica.update(step, learning_rate)?;
+                    updating += started.elapsed();
+                    replica.device.end_step()?;
+                }
                 let started = Instant::now();
-                replica.update(step, learning_rate)?;
+                outer.as_mut().map_or(Ok(()), |outer| outer.step(&replica.parameters))?;
                 updating += started.elapsed();
-                replica.device.end_step()?;
             }
+            Command::Moments => moments::send(comm, &replica.optimizer)?,
             Command::Report => {
                 let waited = *waited.lock().unwrap_or_else(PoisonError::into_inner);
                 let notes = std::mem::take(&mut replica.notes);
@@ -81,17 +88,46 @@ fn obey(follower: Follower, comm: &Arc<Background>) -> Result<()> {
     }
 }
 
+/// Takes weights, and the file of moments if there is one, as rank 0 sends them.
+fn load(
+    replica: &mut Replica,
+    outer: Option<&mut Outer>,
+    updates: u64,
+    mut next: impl FnMut() -> Result<Vec<u8>>,
+) -> Result<()> {
+    let Replica { parameters, optimizer, .. } = replica;
+    parameters.stored().try_for_each(|tensor| tensor.write_bytes(&next()?))?;
+    let file = next()?;
+    let saved = (!file.is_empty()).then(|| SavedMoments::new(OPTIMIZER.as_ref(), &file)).transpose()?;
+    match &saved {
+        Some(saved) => {
+            let Place { rank, ranks } = replica.place.of_moments(&replica.config);
+            optimizer.restore(parameters, saved, updates, rank, ranks)?;
+        }
+        None => {
+            optimizer.set_updates(updates);
+            parameters.refresh_halves()?;
+        }
+    }
+    outer.map_or(Ok(()), |outer| outer.load(parameters, saved.as_ref()))
+}
+
 /// The model and its optimizer, whose numbers rank 0 is about to send.
-fn replica(follower: Follower, comm: Arc<Background>, waited: Arc<Mutex<Duration>>) -> Result<Replica> {
+fn replica(
+    follower: Follower,
+    comm: &Arc<Background>,
+    waited: &Arc<Mutex<Duration>>,
+) -> Result<(Replica, Option<Outer>)> {
+    let place = Place { rank: comm.rank(), ranks: comm.size() };
     let Follower { config, shape, device, share, tokens, .. } = follower;
     // Rank 0 alone evaluates, by averages if there are any.
     let mut own = Config::clone(&config);
     own.train.ema_decay = 0.0;
-    let (model, parameters, optimizer) = on_device(first_model(&own, &shape)?, &own, &device)?;
+    let (model, parameters, optimizer) = on_device(first_model(&own, &shape)?, &own, &device, place)?;
     let (t, block_size) = (&config.train, config.model.block_size);
     let loader = Loader::new(tokens.clone(), t.batch_size, block_size, config.run.seed, Position::default())?;
-    let hook = Box::new(DataParallel::new(comm, wire(&config), waited));
-    Ok(Replica {
+    let (hook, outer) = between_steps(&config, comm, &share, waited);
+    let replica = Replica {
         config,
         device,
         model,
@@ -99,9 +135,11 @@ fn replica(follower: Follower, comm: Arc<Background>, waited: Arc<Mutex<Duration
         optimizer,
         tokens,
         loader,
+        place,
         share,
         micro_batches: 1,
         hook,
         notes: vec![],
-    })
+    };
+    Ok((replica, outer))
 }

@@ -1,13 +1,17 @@
 //! Rank 0: it tells the other ranks what to do, and does the same.
 
-use super::reduce::DataParallel;
+use super::outer::Outer;
 use super::team::Begun;
-use super::{Command, RankTimes, Share, Team, state_of, wire};
+use super::{Command, RankTimes, Share, Team, between_steps, moments, state_of, wire};
 use crate::comm::Background;
 use crate::data::Position;
+use crate::optim::{Moment, SavedMoments};
+use crate::tensor::Bytes;
+use crate::train::checkpoint::OPTIMIZER;
 use crate::train::replica::{Replica, Update};
 use crate::train::step_hook::{SingleDevice, StepHook};
 use crate::{Error, Result};
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -15,6 +19,10 @@ use std::time::{Duration, Instant};
 /// Leads the other ranks, if there are any.
 pub(in crate::train) struct Leader {
     job: Option<Job>,
+    /// Of ranks that train apart.
+    outer: Option<Outer>,
+    /// The step after which a round ends that has begun: for ranks that train together each update is one.
+    round_end: Option<usize>,
     /// How long this rank has been in updates, and has waited in them.
     updating: Duration,
     waited: Arc<Mutex<Duration>>,
@@ -26,6 +34,8 @@ struct Job {
     threads: Vec<JoinHandle<()>>,
     /// Whether the devices round alike, so that the same updates leave the same bits.
     are_alike: bool,
+    /// Whether rank 0 has all that the others have.
+    has_one_state: bool,
     /// Updates since all had the same bits.
     since_aligned: usize,
 }
@@ -46,46 +56,127 @@ pub(in crate::train) struct Started {
 /// # Errors
 /// Those of [`Team::begin`].
 pub(in crate::train) fn start(team: &Team) -> Result<Started> {
-    let waited = Arc::default();
+    let waited: Arc<Mutex<Duration>> = Arc::default();
+    let (config, is_apart) = (team.config, team.config.train.sync_every > 0);
+    let leads = |job, outer| Leader { job, outer, round_end: None, updating: Duration::ZERO, waited: waited.clone() };
     if team.size() == 1 {
-        let leader = Leader { job: None, updating: Duration::ZERO, waited };
-        let share = Share::all(team.config, 1)?.remove(0);
-        return Ok(Started { leader, hook: Box::new(SingleDevice), share });
+        let outer = is_apart.then(|| Outer::new(None, wire(config), 1.0, waited.clone()));
+        let share = Share::all(config, 1)?.remove(0);
+        return Ok(Started { leader: leads(None, outer), hook: Box::new(SingleDevice), share });
     }
     let Begun { comm, threads, share, are_alike } = team.begin()?;
-    let hook = DataParallel::new(comm.clone(), wire(team.config), Arc::clone(&waited));
-    let job = Job { comm, threads, are_alike, since_aligned: 0 };
-    let leader = Leader { job: Some(job), updating: Duration::ZERO, waited };
-    Ok(Started { leader, hook: Box::new(hook), share })
+    let (hook, outer) = between_steps(config, &comm, &share, &waited);
+    let has_one_state = !is_apart && !config.train.shard_optimizer;
+    // Where each weight is computed by one rank, or by all from the same sums, the bits are the same.
+    let are_alike = are_alike || !has_one_state;
+    let job = Job { comm, threads, are_alike, has_one_state, since_aligned: 0 };
+    Ok(Started { leader: leads(Some(job), outer), hook, share })
 }
 
 impl Leader {
-    /// One update, on every rank.
+    /// Update number `step` of `total`, on every rank, at the learning rate that `rate` gives for it. Ranks that train
+    /// apart meet after it, if it ends their round.
     ///
     /// # Errors
     /// Those of [`Replica::update`] on any rank.
-    pub fn update(&mut self, replica: &mut Replica, step: usize, learning_rate: f64) -> Result<Update> {
-        let Some(job) = &mut self.job else { return replica.update(step, learning_rate) };
-        if job.since_aligned >= ALIGN_EVERY {
-            job.align(replica)?;
-        }
-        job.send(&Command::Update { step, learning_rate })?;
+    pub fn update(
+        &mut self,
+        replica: &mut Replica,
+        step: usize,
+        total: usize,
+        rate: &dyn Fn(usize) -> f64,
+    ) -> Result<Update> {
+        let end = match self.round_end {
+            Some(end) => end,
+            None => self.begin_round(replica, step, total, rate)?,
+        };
         let started = Instant::now();
-        let update = replica.update(step, learning_rate);
+        let update = replica.update(step, rate(step))?;
+        if step + 1 == end {
+            self.end_round(replica)?;
+        }
         self.updating += started.elapsed();
-        job.comm.end();
-        job.since_aligned += 1;
-        update
+        Ok(update)
     }
 
-    /// Has all ranks begin as this one, at a place in the text and after so many updates.
+    /// Tells the others of the next updates: one, or as many as they make apart. Gives the step after the last.
+    fn begin_round(
+        &mut self,
+        replica: &Replica,
+        step: usize,
+        total: usize,
+        rate: &dyn Fn(usize) -> f64,
+    ) -> Result<usize> {
+        let end = match replica.config.train.sync_every {
+            0 => step + 1,
+            every => ((step / every + 1) * every).min(total.max(step + 1)),
+        };
+        if let Some(job) = &mut self.job {
+            if job.since_aligned >= ALIGN_EVERY {
+                job.align(replica)?;
+            }
+            job.send(&Command::Updates { step, learning_rates: (step..end).map(rate).collect() })?;
+        }
+        self.round_end = Some(end);
+        Ok(end)
+    }
+
+    fn end_round(&mut self, replica: &Replica) -> Result<()> {
+        self.round_end = None;
+        if let Some(outer) = &mut self.outer {
+            outer.step(&replica.parameters)?;
+        }
+        if let Some(job) = &mut self.job {
+            job.comm.end();
+            job.since_aligned += 1;
+        }
+        Ok(())
+    }
+
+    /// Meets the others before the round of ranks that train apart is over here, whose result is to be replaced.
     ///
     /// # Errors
     /// If the ranks cannot go on together.
-    pub fn load(&mut self, replica: &Replica, position: Position, updates: u64) -> Result<()> {
+    pub fn abandon_round(&mut self, replica: &Replica) -> Result<()> {
+        if self.round_end.is_some() { self.end_round(replica) } else { Ok(()) }
+    }
+
+    /// Whether all ranks have the same weights, as they do but for rounding unless they train apart.
+    pub fn is_between_rounds(&self) -> bool {
+        self.round_end.is_none()
+    }
+
+    /// Has all ranks begin as this one, at a place in the text and after so many updates; with the moments of a
+    /// checkpoint if there is one.
+    ///
+    /// # Errors
+    /// If the moments cannot be read, or the ranks cannot go on together.
+    pub fn load(
+        &mut self,
+        replica: &Replica,
+        position: Position,
+        updates: u64,
+        checkpoint: Option<&Path>,
+    ) -> Result<()> {
+        if self.job.is_none() && self.outer.is_none() {
+            return Ok(());
+        }
+        let path = checkpoint.map(|checkpoint| checkpoint.join(OPTIMIZER));
+        let read = |path: &PathBuf| std::fs::read(path).map_err(|e| Error::io("read", path, e));
+        let file = path.as_ref().map(read).transpose()?.unwrap_or_default();
+        let saved = path.as_ref().map(|path| SavedMoments::new(path, &file)).transpose()?;
+        if let Some(outer) = &mut self.outer {
+            outer.load(&replica.parameters, saved.as_ref())?;
+        }
         let Some(job) = &mut self.job else { return Ok(()) };
         job.send(&Command::Load { position, updates })?;
-        job.share_state(replica)
+        for tensor in replica.parameters.stored() {
+            job.comm.broadcast(tensor.to_bytes()?)?;
+        }
+        job.comm.broadcast(file)?;
+        job.comm.end();
+        job.since_aligned = 0;
+        Ok(())
     }
 
     /// Gives all ranks the same bits, if their devices may have left others: a run that is resumed begins so.
@@ -94,6 +185,23 @@ impl Leader {
     /// If the ranks cannot go on together.
     pub fn align(&mut self, replica: &Replica) -> Result<()> {
         self.job.as_mut().map_or(Ok(()), |job| job.align(replica))
+    }
+
+    /// What the others remember that this rank does not, for a checkpoint.
+    ///
+    /// # Errors
+    /// If the ranks cannot go on together.
+    pub fn further_moments(&self, replica: &Replica) -> Result<Vec<(Moment, Bytes)>> {
+        let mut further = Vec::new();
+        if let Some(job) = self.job.as_ref().filter(|job| !job.has_one_state) {
+            job.send(&Command::Moments)?;
+            further = moments::receive(&job.comm, self.outer.is_none())?;
+            job.comm.end();
+        }
+        if let Some(outer) = &self.outer {
+            further.push((Moment::outer(&replica.parameters), Bytes::owned(outer.momentum())));
+        }
+        Ok(further)
     }
 
     /// What the time of each rank went into; nothing of one alone.
@@ -138,11 +246,6 @@ impl Job {
             return Ok(());
         }
         self.send(&Command::Align)?;
-        self.share_state(replica)
-    }
-
-    /// Sends weights and moments to the other ranks.
-    fn share_state(&mut self, replica: &Replica) -> Result<()> {
         for tensor in state_of(&replica.parameters, &replica.optimizer) {
             self.comm.broadcast(tensor.to_bytes()?)?;
         }
@@ -173,6 +276,8 @@ impl RankTimes {
             compute: updating.saturating_sub(waited).as_secs_f64(),
             waiting: waited.as_secs_f64(),
             communication: comm.busy().as_secs_f64(),
+            memory: replica.device.memory().peak_bytes,
+            moments: replica.optimizer.moments().iter().map(|(_, tensor)| tensor.spec().size_bytes()).sum(),
             notes,
         }
     }

@@ -2,11 +2,15 @@
 //! (data parallelism). Gradients are summed over all ranks before each update (`reduce.rs`), so that all make the same
 //! one: what one device computes with accumulation, several compute without.
 //!
+//! With `train.sync_every` they train apart instead, and meet after so many updates (`outer.rs`).
+//!
 //! Rank 0 leads (`lead.rs`): it has the run's folder, decides, evaluates and saves, and sends the others commands,
 //! which they follow (`follow.rs`). So no two ranks can decide differently.
 
 mod follow;
 mod lead;
+mod moments;
+mod outer;
 mod reduce;
 mod share;
 mod team;
@@ -17,25 +21,34 @@ pub(super) use lead::{Leader, Started, start};
 pub(super) use share::{Piece, Share};
 pub(super) use team::Team;
 
-use crate::comm::Wire;
+use crate::comm::{Background, Wire};
 use crate::config::{Config, WeightDtype};
 use crate::optim::{Optimizer, ParameterArena};
+use crate::profile::size_text;
+use crate::train::step_hook::{SingleDevice, StepHook};
 use crate::{Device, Result, Tensor};
+use outer::Outer;
+use reduce::DataParallel;
 use serde::{Deserialize, Serialize};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 /// What rank 0 tells the others to do.
 #[derive(Debug, Serialize, Deserialize)]
 enum Command {
-    /// Begin with a batch of this place in the text, with the weights and moments that follow, after so many updates.
+    /// Begin with a batch of this place in the text, with the weights and the file of moments that follow, after so
+    /// many updates.
     Load {
         position: crate::data::Position,
         updates: u64,
     },
-    /// The update of this number, from 0.
-    Update {
+    /// The updates from this number on, the first being 0. Ranks that train apart meet after the last.
+    Updates {
         step: usize,
-        learning_rate: f64,
+        learning_rates: Vec<f64>,
     },
+    /// Send what your optimizer remembers.
+    Moments,
     /// Take the weights and moments that follow: devices of other kinds round differently.
     Align,
     /// Tell what your time went into.
@@ -53,12 +66,32 @@ pub struct RankTimes {
     pub sequences: usize,
     /// In updates without what follows.
     pub compute: f64,
-    /// Of waiting for sums: for slower ranks, and for what is not hidden behind the computation.
+    /// Of waiting for the others: for slower ranks, and for what is not hidden behind the computation.
     pub waiting: f64,
     /// In which its gradients were on their way, also while it computed.
     pub communication: f64,
+    /// The most that the device held, in bytes.
+    pub memory: usize,
+    /// Bytes of what its optimizer remembers.
+    pub moments: usize,
     /// What a user should know.
     pub notes: Vec<String>,
+}
+
+/// Which rank of how many.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    pub rank: usize,
+    pub ranks: usize,
+}
+
+impl Place {
+    pub const ALONE: Place = Place { rank: 0, ranks: 1 };
+
+    /// Whose moments are its own, of those that have moments of their own.
+    pub fn of_moments(self, config: &Config) -> Place {
+        if config.train.sync_every > 0 { self } else { Place::ALONE }
+    }
 }
 
 /// "cpu", or "2 x NVIDIA H200 (vulkan) + cpu" of several devices, as `name` calls each.
@@ -75,14 +108,17 @@ pub(super) fn named(device: &Device, others: &[Device], name: fn(&Device) -> Str
 pub fn rank_table(ranks: &[RankTimes]) -> String {
     let Some(first) = ranks.first() else { return String::new() };
     let width = ranks.iter().map(|rank| rank.device.len()).fold("device".len(), usize::max);
-    let mut text = format!("\n  rank  {:<width$}  sequences  compute s  waiting s  communication s\n", "device");
-    for RankTimes { rank, device, sequences, compute, waiting, communication, .. } in ranks {
+    let columns = "sequences  compute s  waiting s  communication s      memory  of it moments";
+    let mut text = format!("\n  rank  {:<width$}  {columns}\n", "device");
+    for RankTimes { rank, device, sequences, compute, waiting, communication, memory, moments, .. } in ranks {
+        let [memory, moments] = [*memory, *moments].map(|bytes| size_text(bytes as u64));
         text += &format!(
-            "  {rank:>4}  {device:<width$}  {sequences:>9}  {compute:>9.2}  {waiting:>9.2}  {communication:>15.2}\n"
+            "  {rank:>4}  {device:<width$}  {sequences:>9}  {compute:>9.2}  {waiting:>9.2}  {communication:>15.2}  \
+             {memory:>10}  {moments:>13}\n"
         );
     }
     let share = 100.0 * first.waiting / (first.compute + first.waiting).max(1e-9);
-    text + &format!("  rank 0 waited for sums of gradients {share:.1}% of its updates\n")
+    text + &format!("  rank 0 waited for the others {share:.1}% of its updates\n")
 }
 
 /// What gradients are sent as.
@@ -91,6 +127,22 @@ fn wire(config: &Config) -> Wire {
         WeightDtype::F32 => Wire::F32,
         WeightDtype::F16 => Wire::F16,
     }
+}
+
+/// What a rank of several does between backward and the optimizer, and where it trains apart from the others, when
+/// they meet.
+fn between_steps(
+    config: &Config,
+    comm: &Arc<Background>,
+    share: &Share,
+    waited: &Arc<Mutex<Duration>>,
+) -> (Box<dyn StepHook>, Option<Outer>) {
+    let (wire, waited, train) = (wire(config), Arc::clone(waited), &config.train);
+    if train.sync_every == 0 {
+        return (Box::new(DataParallel::new(comm.clone(), wire, waited)), None);
+    }
+    let weight = share.len() as f32 / (train.batch_size * train.grad_accum_steps) as f32;
+    (Box::new(SingleDevice), Some(Outer::new(Some(comm.clone()), wire, weight, waited)))
 }
 
 /// All that must be the same on every rank: the values of the parameters, and what the optimizer remembers.

@@ -6,7 +6,7 @@
 //! first, and sums are in the order of the ranks, so that the result does not depend on timing.
 
 use crate::comm::{Background, Pending, Wire};
-use crate::optim::ParameterArena;
+use crate::optim::{Optimizer, ParameterArena};
 use crate::tensor::{DType, Readback, with_hook};
 use crate::train::step_hook::StepHook;
 use crate::{Error, Result, Tensor};
@@ -217,6 +217,28 @@ impl StepHook for DataParallel {
         state.is_sent.fill(false);
         *self.waited.lock().unwrap_or_else(PoisonError::into_inner) += waited;
         Ok(loss)
+    }
+
+    /// Gives this rank's part of the parameters to the others, and takes theirs.
+    fn after_update(&mut self, parameters: &ParameterArena, optimizer: &Optimizer) -> Result<()> {
+        let own = optimizer.part();
+        if own.len() == parameters.trainable_len() {
+            return Ok(());
+        }
+        let part = |start: usize, len: usize| parameters.values().slice_flat(start, [len].into());
+        let bytes = if own.is_empty() { vec![] } else { part(own.start, own.len()).to_bytes()? };
+        let started = Instant::now();
+        let parts = self.comm.all_gather(bytes)?;
+        *self.waited.lock().unwrap_or_else(PoisonError::into_inner) += started.elapsed();
+        let mut start = 0;
+        for bytes in parts {
+            let len = bytes.len() / size_of::<f32>();
+            if len > 0 && start != own.start {
+                part(start, len).write_bytes(&bytes)?;
+            }
+            start += len;
+        }
+        parameters.refresh_halves()
     }
 
     fn is_alone(&self) -> bool {

@@ -61,10 +61,16 @@ fn trained(dir: &Path, name: &str, devices: &[Device], settings: &[&str]) -> Run
     run(&configuration(dir, name, settings), devices, false, 0).unwrap()
 }
 
+/// Weights and moments of a run's last checkpoint.
+fn files(run: &Run) -> [Vec<u8>; 2] {
+    let name = fs::read_to_string(run.summary.folder.join("last")).unwrap();
+    let folder = run.summary.folder.join("checkpoints").join(name.trim());
+    ["model.safetensors", "optimizer.safetensors"].map(|name| fs::read(folder.join(name)).unwrap())
+}
+
 /// The weights of a run's last checkpoint.
 fn weights(run: &Run) -> BTreeMap<String, Vec<f32>> {
-    let name = fs::read_to_string(run.summary.folder.join("last")).unwrap();
-    let file = fs::read(run.summary.folder.join("checkpoints").join(name.trim()).join("model.safetensors")).unwrap();
+    let [file, _] = files(run);
     let tensors = SafeTensors::deserialize(&file).unwrap();
     tensors.iter().map(|(name, view)| (name.to_string(), bytemuck::pod_collect_to_vec(view.data()))).collect()
 }
@@ -190,6 +196,97 @@ fn a_run_can_go_on_with_another_number_of_ranks_and_says_so() {
     let losses = two.losses.iter().chain(&one.losses);
     let are_close = losses.zip(&whole.losses[10..]).all(|(a, b)| (a - b).abs() < 1e-5);
     assert!(are_close && one.losses.len() == 10, "{:?} {:?}, whole {:?}", two.losses, one.losses, whole.losses);
+}
+
+/// With moments divided among them ranks make the same updates, and leave the same checkpoint.
+#[test]
+fn ranks_that_divide_the_moments_compute_what_whole_ones_do() {
+    let dir = tempfile::tempdir().unwrap();
+    for (i, team) in teams().iter().enumerate() {
+        let settings = ["train.max_steps=24", "train.ema_decay=0.9", "train.shard_optimizer=true"];
+        let [whole, sharded] = [&settings[..2], &settings[..]].map(|settings| {
+            let name = format!("{i}-{}", settings.len());
+            trained(dir.path(), &name, team, settings)
+        });
+        let devices_are_alike = team.iter().all(|device| device.name() == team[0].name());
+        if devices_are_alike {
+            assert_eq!(whole.losses, sharded.losses, "{team:?}");
+            assert!(files(&whole) == files(&sharded), "{team:?}");
+        } else {
+            assert!(largest_loss_difference(&whole, &sharded) < 1e-5, "{team:?}");
+        }
+        let moments = |run: &Run| run.summary.ranks.iter().map(|rank| rank.moments).collect::<Vec<_>>();
+        let (whole, parts) = (moments(&whole), moments(&sharded));
+        assert_eq!(parts.iter().sum::<usize>(), whole[0], "{team:?}");
+        assert!(parts.iter().all(|part| *part <= whole[0] / team.len() + 1024), "{parts:?} of {whole:?}");
+        // It stops, goes on divided among as many, and then on one alone.
+        let halves = configuration(dir.path(), &format!("{i}-halves"), &settings);
+        run(&halves, team, false, 10).unwrap();
+        run(&halves, team, true, 20).unwrap();
+        let losses = run(&halves, &team[..1], true, 0).unwrap().losses;
+        let differences = losses.iter().zip(&sharded.losses[20..]).map(|(a, b)| (a - b).abs());
+        assert!(losses.len() == 4 && differences.fold(0.0, f64::max) < 1e-5, "{team:?}");
+    }
+}
+
+/// What a step of SGD after each of which the ranks meet comes to does not depend on their number.
+#[test]
+fn ranks_that_meet_after_each_step_of_sgd_compute_what_one_does() {
+    let dir = tempfile::tempdir().unwrap();
+    // Few steps: a weight of 0.5 rounds each change by 3e-8, which the outer momentum makes up to seven times larger.
+    let settings = ["optimizer.kind=sgd", "optimizer.momentum=0", "train.max_steps=6", "train.sync_every=1"];
+    for (i, team) in teams().iter().enumerate() {
+        let [one, all] =
+            [&team[..1], team].map(|team| trained(dir.path(), &format!("{i}-{}", team.len()), team, &settings));
+        let plain = trained(dir.path(), &format!("{i}-plain"), &team[..1], &settings[..3]);
+        let difference = largest_difference(&one, &all);
+        assert!(difference < 1e-6, "{team:?}: {difference}");
+        assert!(largest_difference(&one, &plain) > 1e-4, "the outer step does something");
+    }
+}
+
+const APART: [&str; 4] = ["train.sync_every=5", "train.max_steps=23", "train.eval_every=10", "checkpoint.every=10"];
+
+#[test]
+fn ranks_that_train_apart_go_on_from_a_checkpoint_to_the_bit() {
+    let dir = tempfile::tempdir().unwrap();
+    for (i, team) in teams().iter().enumerate() {
+        for dtype in ["f32", "f16"] {
+            let dtype_set = format!("train.reduce_dtype={dtype}");
+            let settings = [&APART[..], &[&dtype_set]].concat();
+            let [whole, halves] =
+                ["whole", "halves"].map(|name| configuration(dir.path(), &format!("{i}{dtype}{name}"), &settings));
+            let whole = run(&whole, team, false, 0).unwrap();
+            // It stops where the ranks meet next.
+            assert_eq!(run(&halves, team, false, 7).unwrap().summary.steps, 10);
+            let resumed = run(&halves, team, true, 0).unwrap();
+            assert!(files(&whole) == files(&resumed), "{team:?} {dtype}");
+            assert_eq!(whole.losses[10..], resumed.losses, "{team:?} {dtype}");
+            assert!(whole.losses[22] < whole.losses[0] - 0.1, "it learns: {:?}", whole.losses);
+        }
+    }
+}
+
+#[test]
+fn another_number_of_ranks_takes_the_mean_of_the_moments_and_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let parts = configuration(dir.path(), "parts", &APART);
+    run(&parts, &vec![Device::Cpu; 4], false, 10).unwrap();
+    let two = run(&parts, &vec![Device::Cpu; 2], true, 0).unwrap();
+    let said = |note: &String| note.contains("moments of 4 devices") && note.contains("on 2 each begins");
+    assert!(two.notes.iter().any(said), "{:?}", two.notes);
+    assert_eq!(two.losses.len(), 13);
+}
+
+/// A run goes back while the others are in the middle of a round: as often as it may, for what the outer step has
+/// spoilt does not depend on the learning rate.
+#[test]
+fn ranks_that_train_apart_go_back_together() {
+    let dir = tempfile::tempdir().unwrap();
+    let spikes = ["train.learning_rate=3", "train.warmup_steps=40", "train.max_steps=60", "guard.spike_z=5"];
+    let settings = [&APART[..], &spikes, &["guard.spike_window=8", "guard.max_rollbacks=2"]].concat();
+    let error = run(&configuration(dir.path(), "a", &settings), &vec![Device::Cpu; 2], false, 0).map(drop).unwrap_err();
+    assert!(matches!(error, Error::Diverged { rollbacks: 2, .. }), "{error}");
 }
 
 #[test]

@@ -24,6 +24,7 @@ impl Trainer<'_> {
     /// Saves the last state, writes a sample, and sums up.
     pub(in crate::train) fn finish(mut self) -> Result<Summary> {
         self.take_arrived(true)?;
+        self.save(false)?;
         let ranks = self.end_ranks()?;
         let epochs = self.replica.loader.epochs_at(self.state.position);
         let seconds = self.clock.spent(Phase::Training).as_secs_f64();
@@ -31,7 +32,6 @@ impl Trainer<'_> {
         let (profile, epochs_here) = (device.profiler().take(), epochs - self.began_at.1);
         let mut report = Report::new(&profile, device.is_gpu(), seconds, epochs_here, device.memory());
         let interrupted = !self.is_done() || (!self.out_of_patience && self.evaluation_is_due());
-        self.save(false)?;
         self.timed(Phase::Checkpoints, Trainer::finish_saving)?;
         if !interrupted {
             let sample = self.timed(Phase::Sampling, |trainer| {

@@ -90,7 +90,7 @@ impl Trainer<'_> {
             }
             let stop = self.options.stop.load(Ordering::Relaxed);
             // At the end, what is still in flight may cause a rollback.
-            if stop || (self.is_done() && !self.take_arrived(true)?) {
+            if (stop && self.leader.is_between_rounds()) || (self.is_done() && !self.take_arrived(true)?) {
                 return Ok(());
             }
             if self.is_done() {
@@ -296,11 +296,13 @@ impl Trainer<'_> {
             return Ok(());
         }
         self.leader.align(&self.replica)?;
+        let further = self.leader.further_moments(&self.replica)?;
         let contents = if self.config.lora.rank > 0 { Contents::Adapters } else { Contents::Model };
         let pending = PendingSnapshot::new(
             self.state.clone(),
             &self.replica.parameters,
             &self.replica.optimizer,
+            further,
             contents,
             best,
         )?;

@@ -8,7 +8,7 @@ use crate::models::{LanguageModel, ModelConfig};
 use crate::optim::{LearningRate, Optimizer, ParameterArena, Schedule};
 use crate::profile::{Phase, WallClock};
 use crate::train::adapters::{check_base, lora};
-use crate::train::checkpoint::{CONFIG, Checkpoint, DataHash, OPTIMIZER, TOKENIZER, TrainerState, Writer};
+use crate::train::checkpoint::{CONFIG, Checkpoint, DataHash, TOKENIZER, TrainerState, Writer};
 use crate::train::data_spec::data_spec;
 use crate::train::events::{Adapters, Event, Start};
 use crate::train::guard::Monitor;
@@ -19,10 +19,10 @@ use crate::train::options::TrainOptions;
 use crate::train::plan::Plan;
 use crate::train::precision::{check_precision, describe_precision, operands};
 use crate::train::prompt::prompt_ids;
-use crate::train::ranks::{self, Share, Started, Team, named};
+use crate::train::ranks::{self, Place, Share, Started, Team, named};
 use crate::train::record;
 use crate::train::replica::Replica;
-use crate::train::resume::Resumed;
+use crate::train::resume::{Resumed, restore};
 use crate::train::run_folder::RunFolder;
 use crate::train::sinks::{self, Sink};
 use crate::train::trace::RunTrace;
@@ -124,16 +124,18 @@ impl<'a> Trainer<'a> {
             check_sizes(&resolved.config, &model_config, device)?;
         }
         let processes = options.launch.map_or(1, |launch| launch.processes);
-        Share::all(&resolved.config, processes * (1 + options.others.len()))?;
+        let place = Place { rank: 0, ranks: processes * (1 + options.others.len()) };
+        Share::all(&resolved.config, place.ranks)?;
         let state = initial_state(checkpoint, names, data.hash.clone(), total_steps);
         let saved = checkpoint.map(|checkpoint| checkpoint.state.comparable());
+        let checkpoint_path = checkpoint.map(|checkpoint| checkpoint.path.clone());
         if let Some(resumed) = &resumed {
             check_length(&resolved, resumed, &state)?;
         }
         clock.enter(Phase::Model);
         let opened = match resumed {
-            Some(resumed) => resume(&resolved, resumed, &model_config, &state, &mut *options.on_event, &device)?,
-            None => create(&resolved, &model_config, &device)?,
+            Some(resumed) => resume(&resolved, resumed, &model_config, &state, &mut *options.on_event, &device, place)?,
+            None => create(&resolved, &model_config, &device, place)?,
         };
         trace.as_mut().map_or(Ok(()), |trace| trace.open_in(opened.folder.path()))?;
         clock.enter(Phase::Unaccounted);
@@ -165,12 +167,13 @@ impl<'a> Trainer<'a> {
             optimizer,
             tokens,
             loader,
+            place,
             share,
             micro_batches,
             hook,
             notes,
         };
-        leader.load(&replica, position, state.step as u64)?;
+        leader.load(&replica, position, state.step as u64, checkpoint_path.as_deref())?;
         Ok(Trainer {
             config_text,
             folder,
@@ -310,7 +313,7 @@ struct Opened {
 }
 
 /// A new run.
-fn create(resolved: &Resolved, shape: &ModelConfig, device: &Device) -> Result<Opened> {
+fn create(resolved: &Resolved, shape: &ModelConfig, device: &Device, place: Place) -> Result<Opened> {
     let config = &resolved.config;
     let kind = if device.is_gpu() { "gpu" } else { "cpu" };
     let mut folder = RunFolder::create(Path::new(&config.run.dir), &config.run_name(kind))?;
@@ -318,7 +321,7 @@ fn create(resolved: &Resolved, shape: &ModelConfig, device: &Device) -> Result<O
     folder.write(CONFIG, &config_text)?;
     let made = sinks::open(&config.log, &mut folder, 0).and_then(|sinks| {
         let model = first_model(config, shape)?;
-        Ok((sinks, on_device(model, config, device)?))
+        Ok((sinks, on_device(model, config, device, place)?))
     });
     match made {
         Ok((sinks, (model, parameters, optimizer))) => {
@@ -339,6 +342,7 @@ fn resume(
     state: &TrainerState,
     on_event: &mut dyn FnMut(&Event),
     device: &Device,
+    place: Place,
 ) -> Result<Opened> {
     let config = &resolved.config;
     let config_text = resumed.config_text(resolved);
@@ -351,9 +355,15 @@ fn resume(
         let message = format!("its model is {:?}, the run's configuration implies {shape:?}", model.config());
         return Err(Error::Checkpoint { path: folder.path().to_path_buf(), message });
     }
-    let (model, parameters, mut optimizer) = on_device(model, config, device)?;
+    let (model, parameters, mut optimizer) = on_device(model, config, device, place)?;
     if let Some(checkpoint) = &checkpoint {
-        optimizer.restore(&parameters, &checkpoint.path.join(OPTIMIZER), state.step as u64)?;
+        let there = restore(&mut optimizer, &parameters, checkpoint, place.of_moments(config))?;
+        if there > 1 && there != place.ranks {
+            notes.push(format!(
+                "the checkpoint has moments of {there} devices that trained apart: on {} each begins with their mean",
+                place.ranks
+            ));
+        }
     }
     // All that can fail has succeeded: from here on the folder is changed.
     folder.mark_finished(false)?;

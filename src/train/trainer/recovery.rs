@@ -3,13 +3,14 @@
 use super::Trainer;
 
 use crate::data::{Loader, Position};
-use crate::train::checkpoint::{Checkpoint, GuardState, OPTIMIZER, TrainerState, newest_good};
+use crate::train::checkpoint::{Checkpoint, GuardState, TrainerState, newest_good};
 use crate::train::diagnosis::first_non_finite;
 use crate::train::events::{Event, Step};
 use crate::train::guard::{self, Anomaly, Monitor, Verdict};
 use crate::train::init::model_at;
 use crate::train::ranks::Share;
-use crate::train::replica::{next_batches, predicted};
+use crate::train::replica::{Replica, next_batches, predicted};
+use crate::train::resume::restore;
 use crate::{Error, Result, Tensor};
 
 impl Trainer<'_> {
@@ -66,20 +67,18 @@ impl Trainer<'_> {
             learning_rate_factor: self.state.guard.learning_rate_factor * self.config.guard.learning_rate_factor,
             ..checkpoint.state.guard.clone()
         };
+        self.leader.abandon_round(&self.replica)?;
         let mut model = model_at(&checkpoint.path, &self.config, self.replica.model.config())?;
         self.replica.parameters.take_values(&mut *model)?;
         let state = &checkpoint.state;
-        self.replica.optimizer.restore(
-            &self.replica.parameters,
-            &checkpoint.path.join(OPTIMIZER),
-            state.step as u64,
-        )?;
+        let Replica { config, parameters, optimizer, place, .. } = &mut self.replica;
+        restore(optimizer, parameters, checkpoint, place.of_moments(config))?;
         // Steps that were in flight may have been skipped as well.
         let overflows = self.replica.optimizer.loss_scale().map_or(Ok(0), |scale| Ok(scale.to_f32()?[2] as u64))?;
         self.monitor = Monitor { skipped: self.replica.optimizer.skipped().to_u32()?[0], overflows, skips_in_a_row: 0 };
         self.unconfirmed.clear();
         self.replica.start_loader(state.position)?;
-        self.leader.load(&self.replica, state.position, state.step as u64)?;
+        self.leader.load(&self.replica, state.position, state.step as u64, Some(&checkpoint.path))?;
         self.folder.lines().truncate(&state.appended)?;
         let best = state.best.filter(|_| self.config.checkpoint.keep_best).map(|best| best.step);
         self.folder.checkpoints().roll_back(state.step, best)?;

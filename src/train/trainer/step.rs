@@ -2,6 +2,7 @@
 
 use super::Trainer;
 use crate::Result;
+use crate::train::checkpoint::TrainerState;
 use crate::train::events::{Event, Step};
 use crate::train::in_flight::{InFlight, PendingStep};
 use crate::train::replica::Update;
@@ -16,10 +17,10 @@ impl Trainer<'_> {
         let (device, started) = (self.options.device.clone(), Instant::now());
         device.begin_step(self.state.step % PROFILE_EVERY == 5);
         self.unconfirmed.push_back((self.state.step + 1, self.state.position));
-        let learning_rate =
-            self.learning_rate.at(self.state.step, self.state.plateau.factor) * self.state.guard.learning_rate_factor;
-        let Update { loss, squares, position } =
-            self.leader.update(&mut self.replica, self.state.step, learning_rate)?;
+        let TrainerState { plateau, guard, step, total_steps, .. } = &self.state;
+        let rate = |step| self.learning_rate.at(step, plateau.factor) * guard.learning_rate_factor;
+        let learning_rate = rate(*step);
+        let Update { loss, squares, position } = self.leader.update(&mut self.replica, *step, *total_steps, &rate)?;
         self.state.position = position;
         self.state.step += 1;
         for note in std::mem::take(&mut self.replica.notes) {

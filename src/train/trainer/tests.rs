@@ -3,7 +3,7 @@
 use super::*;
 use crate::config::{Layers, Resolved};
 use crate::data::Batch;
-use crate::optim::ParameterArena;
+use crate::optim::{Optimizer, ParameterArena};
 use crate::train::replica::{next_batches, predicted};
 use crate::train::step_hook::StepHook;
 use crate::{Device, Tensor};
@@ -285,6 +285,10 @@ impl StepHook for Recorder {
         let both = [parameters.gradients().to_f32()?, parameters.values().to_f32()?];
         self.0.lock().unwrap().push(both);
         Ok(loss)
+    }
+
+    fn after_update(&mut self, _: &ParameterArena, _: &Optimizer) -> Result<()> {
+        Ok(())
     }
 
     fn is_alone(&self) -> bool {

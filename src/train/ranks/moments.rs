@@ -1,0 +1,53 @@
+//! The moments that other ranks have and rank 0 does not: those of their parts of the parameters
+//! (`train.shard_optimizer`), or of their own training (`train.sync_every`).
+
+use crate::comm::Background;
+use crate::optim::{Moment, Optimizer};
+use crate::tensor::Bytes;
+use crate::{Error, Result};
+use serde::{Deserialize, Serialize};
+use std::ops::Range;
+
+/// A moment, whose bytes follow.
+#[derive(Serialize, Deserialize)]
+struct Header {
+    name: String,
+    range: Range<usize>,
+    bytes: usize,
+}
+
+/// Sends what this rank's optimizer remembers to rank 0.
+pub(super) fn send(comm: &Background, optimizer: &Optimizer) -> Result<()> {
+    let (mut headers, mut all) = (Vec::new(), Vec::new());
+    for (Moment { name, range, .. }, tensor) in optimizer.moments() {
+        let bytes = tensor.to_bytes()?;
+        headers.push(Header { name: name.into(), range, bytes: bytes.len() });
+        all.extend(bytes);
+    }
+    comm.gather(serde_json::to_vec(&headers).expect("plain values"))?;
+    comm.gather(all)?;
+    Ok(())
+}
+
+/// What the optimizers of the other ranks remember, on rank 0. Where they are parts of one, `are_parts`, they have one
+/// scale of the loss, which rank 0 has too.
+pub(super) fn receive(comm: &Background, are_parts: bool) -> Result<Vec<(Moment, Bytes)>> {
+    let headers = comm.gather(Vec::new())?;
+    let bytes = comm.gather(Vec::new())?;
+    let mut moments = Vec::new();
+    for (rank, (headers, bytes)) in headers.iter().zip(&bytes).enumerate().skip(1) {
+        let wrong = || Error::Communication(format!("rank {rank} sent what is no moment of an optimizer"));
+        let headers: Vec<Header> = serde_json::from_slice(headers).map_err(|_| wrong())?;
+        let mut rest = &bytes[..];
+        for Header { name, range, bytes } in headers {
+            let own;
+            (own, rest) = rest.split_at_checked(bytes).ok_or_else(wrong)?;
+            let owner = if are_parts { 0 } else { rank };
+            let moment = Moment::named(&name, range, owner).ok_or_else(wrong)?;
+            if !(are_parts && moment.is_loss_scale()) {
+                moments.push((moment, Bytes::owned(own.to_vec())));
+            }
+        }
+    }
+    Ok(moments)
+}
