@@ -11,6 +11,7 @@ pub const TRAIN: &str = "Examples:
 
 pub const PLAN: &str = "Examples:
   rustyflow plan configs/gpt2-124m.toml --device gpu        memory, time and the largest batch
+  rustyflow plan configs/gpt2-124m.toml --ranks 8 --network 25Gbps     what several machines would gain
   rustyflow plan --n-layer 12 --n-embd 768 --json           for a script";
 
 pub const SWEEP: &str = "Examples:

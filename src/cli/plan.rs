@@ -4,10 +4,10 @@ use super::configuration::{self, TrainFlags};
 use super::output::{self, short};
 use super::{cache, device, examples};
 use crate::Device;
-use crate::bench::{Sizes, measure_roofline};
+use crate::bench::{Sizes, measure_exchange, measure_roofline};
 use crate::config::{MatmulF32, Resolved};
 use crate::profile::size_text;
-use crate::train::{Rates, RunPlan, operands, plan_run};
+use crate::train::{Cluster, ClusterPlan, Rates, RunPlan, Speed, operands, plan_run};
 use anyhow::Result;
 use std::time::Duration;
 
@@ -16,26 +16,72 @@ use std::time::Duration;
 pub struct Args {
     #[command(flatten)]
     flags: TrainFlags,
+    /// How fast the run would be on up to so many devices, a rank each
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    ranks: Option<u16>,
+    /// What each rank can send in a second, while it receives as much: 25Gbps, 100Mbps; without it, all ranks are in
+    /// one machine
+    #[arg(long, value_name = "RATE", value_parser = bytes_per_s, requires = "ranks")]
+    network: Option<f64>,
     /// Print one JSON object instead
     #[arg(long)]
     pub json: bool,
 }
 
+/// Bytes a second of a rate such as "25Gbps".
+fn bytes_per_s(text: &str) -> Result<f64, String> {
+    let lower = text.to_ascii_lowercase();
+    let units = [("tbps", 1e12), ("gbps", 1e9), ("mbps", 1e6), ("kbps", 1e3)];
+    let split = units.iter().find_map(|(unit, bits)| Some((lower.strip_suffix(unit)?.trim(), bits)));
+    let rate = split.and_then(|(number, bits)| Some(number.parse::<f64>().ok()? * bits / 8.0));
+    let rate = rate.filter(|rate| rate.is_finite() && *rate > 0.0);
+    rate.ok_or_else(|| "give a number with Kbps, Mbps, Gbps or Tbps, as in 25Gbps".into())
+}
+
 pub fn run(args: &Args) -> Result<()> {
     let mut resolved = args.flags.resolve(None)?;
     configuration::warn(&resolved);
-    show(&mut resolved, None, &args.flags, args.json)
+    let ranks = args.ranks.map(|ranks| (usize::from(ranks), args.network));
+    show(&mut resolved, None, &args.flags, ranks, args.json)
 }
 
-/// Prints the plan of a run; `kept` is the `device.matmul_f32` of one that is resumed.
-pub fn show(resolved: &mut Resolved, kept: Option<MatmulF32>, flags: &TrainFlags, json: bool) -> Result<()> {
+/// Prints the plan of a run; `kept` is the `device.matmul_f32` of one that is resumed. With `ranks`, their number and
+/// the network between them, also what they would gain.
+pub fn show(
+    resolved: &mut Resolved,
+    kept: Option<MatmulF32>,
+    flags: &TrainFlags,
+    ranks: Option<(usize, Option<f64>)>,
+    json: bool,
+) -> Result<()> {
     // The first of several stands for all.
     let device = device::open_for_run(resolved, kept, true)?.swap_remove(0);
     let mut plan = plan_run(resolved, &device, &flags.run.data_dir, cache::folder().as_deref())?;
-    if let Some(rates) = rates(&plan, resolved, &device) {
-        plan.estimate(&rates);
+    let rates = rates(&plan, resolved, &device);
+    if let Some(rates) = &rates {
+        plan.estimate(rates);
     }
-    if json { Ok(output::line(serde_json::to_value(&plan)?)?) } else { print(&plan) }
+    let cluster = match ranks {
+        None => None,
+        Some((ranks, network_bytes_per_s)) => {
+            let host_seconds_per_byte = measure_exchange(&device)?;
+            let peaks = match &rates {
+                Some(Rates::Peaks(peaks)) => Some(peaks),
+                _ => None,
+            };
+            let cluster = Cluster { ranks, network_bytes_per_s, host_seconds_per_byte };
+            plan.on_cluster(&resolved.config, cluster, &device, peaks)?
+        }
+    };
+    if json {
+        let mut value = serde_json::to_value(&plan)?;
+        if let Some(cluster) = &cluster {
+            value["cluster"] = serde_json::to_value(cluster)?;
+        }
+        return Ok(output::line(value)?);
+    }
+    print(&plan)?;
+    cluster.map_or(Ok(()), |cluster| print_cluster(&cluster))
 }
 
 /// What the device does, from an earlier run or else measured.
@@ -120,6 +166,37 @@ fn print(plan: &RunPlan) -> Result<()> {
         ))?;
         output::line(format_args!("           from {}", time.source))?;
     }
+    Ok(())
+}
+
+fn print_cluster(plan: &ClusterPlan) -> Result<()> {
+    let Cluster { network_bytes_per_s, host_seconds_per_byte, .. } = plan.cluster;
+    let network = network_bytes_per_s
+        .map_or("ranks in one machine".into(), |rate| format!("a network of {}bit/s to each rank", short(rate * 8.0)));
+    let sent = size_text(plan.exchanged_bytes as u64);
+    output::line(format_args!(
+        "\nranks      {network}; an exchange is of {sent} each way, {:.1} GB/s of it on the host",
+        1e-9 / host_seconds_per_byte
+    ))?;
+    let apart = format!("apart for {} steps", plan.sync_every);
+    output::line(format_args!("                                     an all-reduce a step       {apart}"))?;
+    output::line(format_args!(
+        "           ranks  rows  compute ms   step ms  waiting  speed-up    step ms  waiting  speed-up"
+    ))?;
+    let first = &plan.rows[0];
+    for row in &plan.rows {
+        let of = |speed: &Speed, one: &Speed| {
+            let (waiting, faster) = (100.0 * speed.communication, speed.tokens_per_s / one.tokens_per_s);
+            format!("{:>8.1}  {waiting:>6.1}%  {faster:>7.2}x", speed.ms_per_step)
+        };
+        let (together, apart) = (of(&row.together, &first.together), of(&row.apart, &first.apart));
+        let (ranks, rows, compute) = (row.ranks, row.sequences, row.compute_ms);
+        output::line(format_args!("           {ranks:>5}  {rows:>4}  {compute:>10.1}  {together}   {apart}"))?;
+    }
+    let [together, apart] = plan.pays_to;
+    output::line(format_args!(
+        "           twice as many are 1.3 times as fast or more up to {together} with an all-reduce, {apart} apart"
+    ))?;
     Ok(())
 }
 

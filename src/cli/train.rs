@@ -122,7 +122,7 @@ pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
     let of_run = |path: &Path| Layers::new().file(path).and_then(Layers::build);
     let kept = run_config.as_deref().map(of_run).transpose()?.map(|run| run.config.device.matmul_f32);
     if args.dry_run {
-        return plan::show(&mut resolved, kept, flags, args.json);
+        return plan::show(&mut resolved, kept, flags, None, args.json);
     }
     let launch = Launch::of_process()?;
     device::choose_of_machine(&mut resolved.config.device, launch);

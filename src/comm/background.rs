@@ -117,7 +117,12 @@ impl Background {
     /// # Errors
     /// As [`Communicator::all_gather`].
     pub fn all_gather(&self, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-        self.submit(move |worker| worker.call(|communicator| communicator.all_gather(&bytes))).wait()
+        self.begin_all_gather(bytes).wait()
+    }
+
+    /// Begins an all-gather, as [`Communicator::all_gather`].
+    pub fn begin_all_gather(&self, bytes: Vec<u8>) -> Pending<Vec<Vec<u8>>> {
+        self.submit(move |worker| worker.call(|communicator| communicator.all_gather(&bytes)))
     }
 
     /// The bytes of every rank, in the order of the ranks, on rank 0; nothing on the others.

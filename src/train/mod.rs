@@ -48,7 +48,9 @@ pub use init::take_shape_of_init;
 pub use lock::check_unused;
 pub use log::TRAINING_LOG;
 pub use options::TrainOptions;
-pub use plan::{Footprint, Plan, Rates, RunPlan, TimePlan, check_size, plan_run};
+pub use plan::{
+    Cluster, ClusterPlan, ClusterRow, Footprint, Plan, Rates, RunPlan, Speed, TimePlan, check_size, plan_run,
+};
 pub use precision::{check_precision, describe_precision, operands};
 pub use prompt::prompt_ids;
 pub use ranks::{RankTimes, rank_table};

@@ -1,10 +1,12 @@
 //! The sizes of a model in training, computed before memory for it is requested: bytes, the largest tensors, FLOPs. Of
 //! a whole run: what its steps take (`footprint.rs`), how long they are and how long it is (`run_plan.rs`).
 
+mod cluster;
 mod earlier;
 mod footprint;
 mod run_plan;
 
+pub use cluster::{Cluster, ClusterPlan, ClusterRow, Speed};
 pub use footprint::Footprint;
 pub use run_plan::{Rates, RunPlan, TimePlan, plan_run};
 

@@ -131,3 +131,25 @@ fn a_finished_run_of_the_same_model_says_how_fast_the_next_one_is() {
     plan(&[]).prints(&[&format!("from {TINY_RUN}, a finished run of the same model")]);
     plan(&["--n-embd", "32"]).prints(&["from the work of every kernel at the device's peaks"]);
 }
+
+#[test]
+fn a_plan_tells_what_more_ranks_would_gain() {
+    let sandbox = Sandbox::new();
+    let plan =
+        |more: &[&str]| sandbox.run(&[&["plan", "tiny.toml", "--device", "cpu", "--threads", "1"], more].concat());
+    let cluster = plan(&["--ranks", "4", "--network", "100Mbps", "--json"]).succeeds().json()["cluster"].clone();
+    assert_eq!(cluster["cluster"]["network_bytes_per_s"], 12.5e6, "{cluster}");
+    let rows = cluster["rows"].as_array().unwrap();
+    let numbers = |key: &str| rows.iter().map(|row| row[key].as_u64().unwrap()).collect::<Vec<_>>();
+    assert_eq!((numbers("ranks"), numbers("sequences")), (vec![1, 2, 4], vec![4, 2, 1]));
+    let waiting = |way: &str| rows[2][way]["communication"].as_f64().unwrap();
+    assert!(waiting("together") > waiting("apart") && waiting("apart") > 0.0, "{cluster}");
+    plan(&["--ranks", "4"]).succeeds().prints(&["ranks in one machine", "an all-reduce a step"]);
+    plan(&["--ranks", "3"]).fails_with(&["4 sequences a step", "a multiple of 3"]);
+    for (wrong, told) in
+        [(&["--ranks", "4", "--network", "25"][..], "as in 25Gbps"), (&["--network", "25Gbps"], "--ranks")]
+    {
+        let run = plan(wrong);
+        assert!(run.code == Some(2) && run.stderr.contains(told), "{run:#?}");
+    }
+}

@@ -10,6 +10,7 @@ use crate::train::adapters::lora;
 use crate::train::data_spec::data_spec;
 use crate::train::model_shape::model_config;
 use crate::train::precision::operands;
+use crate::train::ranks::Share;
 use crate::train::trainer::{check_configured_precision, total_steps};
 use crate::train::update_rules::trained;
 use crate::{Device, Error, Result};
@@ -97,6 +98,21 @@ struct Work {
     /// Of each evaluation.
     batches: usize,
     on_hardware_gpu: bool,
+    /// Whether rows hold documents apart from each other.
+    in_documents: bool,
+    /// Of the gradients.
+    trained_bytes: u64,
+}
+
+impl Work {
+    /// How long these kernels take at the device's peaks.
+    fn seconds(&self, peaks: &Roofline, costs: &[Cost]) -> f64 {
+        /// What starting a kernel and filling a GPU takes: launches that do almost nothing take 5 to 20 us on an H200.
+        const START_SECONDS: f64 = 5e-6;
+        let start = if self.on_hardware_gpu { START_SECONDS } else { 0.0 };
+        let bound = |cost: &Cost| (cost.flops / 1e12 / peaks.tflops).max(cost.bytes / 1e9 / peaks.gb_per_s);
+        costs.iter().map(|cost| bound(cost) + start).sum()
+    }
 }
 
 /// Sizes, counts and limits of the run that `resolved` describes. Nothing is written but token
@@ -148,6 +164,8 @@ pub fn plan_run(resolved: &Resolved, device: &Device, data_dir: &Path, cache_dir
             evaluations: evaluations(steps, t.eval_every),
             batches: windows.div_ceil(t.batch_size).min(most),
             on_hardware_gpu: device.is_hardware_gpu(),
+            in_documents: text.in_documents,
+            trained_bytes: sizes.gradient_bytes,
         },
         model: shape,
     })
@@ -159,19 +177,35 @@ impl RunPlan {
         earlier::rates(config, device)
     }
 
+    /// What the part of a step that is `share` takes at the device's peaks.
+    ///
+    /// # Errors
+    /// If there is no such model.
+    pub(super) fn share_seconds(
+        &self,
+        config: &Config,
+        share: &Share,
+        device: &Device,
+        peaks: &Roofline,
+    ) -> Result<f64> {
+        let pieces = share.pieces(1);
+        let rows = pieces.iter().map(|piece| piece.rows.len()).max().unwrap_or(1);
+        let footprint = Footprint::new(config, &self.model, rows, pieces.len(), self.work.in_documents, device)?;
+        Ok(self.work.seconds(peaks, &footprint.update))
+    }
+
+    /// Bytes of the gradients.
+    pub(super) fn trained_bytes(&self) -> f64 {
+        self.work.trained_bytes as f64
+    }
+
     /// Fills in the time.
     pub fn estimate(&mut self, rates: &Rates) {
-        /// What starting a kernel and filling a GPU takes: launches that do almost nothing take 5 to 20 us on an H200.
-        const START_SECONDS: f64 = 5e-6;
-        let Work { footprint, evaluations, batches, on_hardware_gpu } = &self.work;
-        let of_peaks = |peaks: &Roofline, costs: &[Cost]| -> f64 {
-            let start = if *on_hardware_gpu { START_SECONDS } else { 0.0 };
-            let bound = |cost: &Cost| (cost.flops / 1e12 / peaks.tflops).max(cost.bytes / 1e9 / peaks.gb_per_s);
-            costs.iter().map(|cost| bound(cost) + start).sum()
-        };
+        let Work { footprint, evaluations, batches, .. } = &self.work;
         let (step, evaluation, source) = match rates {
             Rates::Peaks(peaks) => {
-                let [step, evaluation] = [&footprint.update, &footprint.evaluation].map(|costs| of_peaks(peaks, costs));
+                let [step, evaluation] =
+                    [&footprint.update, &footprint.evaluation].map(|costs| self.work.seconds(peaks, costs));
                 let source = format!(
                     "the work of every kernel at the device's peaks just now, {:.3} TFLOP/s in {} GEMMs and {:.0} \
                      GB/s: large models come within twice of that, small ones, whose kernels are short, do not",

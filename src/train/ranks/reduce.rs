@@ -23,6 +23,9 @@ use std::time::{Duration, Instant};
 /// early.
 const BUCKET: usize = 1 << 22;
 
+/// Parameters of a rank's part that are sent at a time.
+const PIECE: usize = 1 << 21;
+
 /// The gradients of one rank of several.
 pub(super) struct DataParallel {
     comm: Arc<Background>,
@@ -30,6 +33,8 @@ pub(super) struct DataParallel {
     /// The buckets, in the order in which they are sent; `None` before the first update.
     order: Option<Vec<usize>>,
     state: Rc<RefCell<State>>,
+    /// The part of the parameters that each rank updates, once that is known.
+    parts: Vec<Range<usize>>,
     /// How long the rank has waited for sums.
     waited: Arc<Mutex<Duration>>,
 }
@@ -64,7 +69,46 @@ enum Sending {
 
 impl DataParallel {
     pub fn new(comm: Arc<Background>, wire: Wire, waited: Arc<Mutex<Duration>>) -> DataParallel {
-        DataParallel { comm, wire, order: None, state: Rc::default(), waited }
+        DataParallel { comm, wire, order: None, state: Rc::default(), parts: Vec::new(), waited }
+    }
+
+    /// Gives this rank's part of the parameters to the others, and takes theirs: piece by piece, one of which is copied
+    /// from the device while another is sent.
+    fn gather_parts(&mut self, parameters: &ParameterArena, own: &Range<usize>) -> Result<()> {
+        if self.parts.is_empty() {
+            let words = [own.start as u64, own.end as u64];
+            let all = self.comm.all_gather(bytemuck::cast_slice(&words).into())?;
+            let part = |bytes: Vec<u8>| match bytemuck::pod_collect_to_vec::<u8, u64>(&bytes)[..] {
+                [start, end] => Ok(start as usize..end as usize),
+                _ => Err(Error::Communication("a rank sent what is no part of the parameters".into())),
+            };
+            self.parts = all.into_iter().map(part).collect::<Result<_>>()?;
+        }
+        let piece = |part: &Range<usize>, i: usize| {
+            let at = |i: usize| (part.start + i * PIECE).min(part.end);
+            let Range { start, end } = at(i)..at(i + 1);
+            (start < end).then(|| parameters.values().slice_flat(start, [end - start].into()))
+        };
+        let pieces = self.parts.iter().map(|part| part.len().div_ceil(PIECE)).max().unwrap_or_default();
+        let read = (0..pieces).map(|i| piece(own, i).map(|values| values.read_later()).transpose());
+        let read = read.collect::<Result<Vec<Option<Readback>>>>()?;
+        parameters.values().device().submit()?;
+        let (rank, started) = (self.comm.rank(), Instant::now());
+        let take = |i: usize, pending: Pending<Vec<Vec<u8>>>| -> Result<()> {
+            let others = self.parts.iter().zip(pending.wait()?).enumerate().filter(|(of, _)| *of != rank);
+            others.filter_map(|(_, (part, bytes))| Some(piece(part, i)?.write_bytes(&bytes))).collect()
+        };
+        let mut last = None;
+        for (i, read) in read.into_iter().enumerate() {
+            let bytes = read.map_or(Ok(Vec::new()), |read| Ok::<_, Error>(read.wait()?.to_vec()))?;
+            let pending = self.comm.begin_all_gather(bytes);
+            if let Some((i, before)) = last.replace((i, pending)) {
+                take(i, before)?;
+            }
+        }
+        last.map_or(Ok(()), |(i, pending)| take(i, pending))?;
+        *self.waited.lock().unwrap_or_else(PoisonError::into_inner) += started.elapsed();
+        Ok(())
     }
 
     /// Cuts the arena into buckets, once.
@@ -219,25 +263,11 @@ impl StepHook for DataParallel {
         Ok(loss)
     }
 
-    /// Gives this rank's part of the parameters to the others, and takes theirs.
     fn after_update(&mut self, parameters: &ParameterArena, optimizer: &Optimizer) -> Result<()> {
-        let own = optimizer.part();
-        if own.len() == parameters.trainable_len() {
+        if optimizer.part().len() == parameters.trainable_len() {
             return Ok(());
         }
-        let part = |start: usize, len: usize| parameters.values().slice_flat(start, [len].into());
-        let bytes = if own.is_empty() { vec![] } else { part(own.start, own.len()).to_bytes()? };
-        let started = Instant::now();
-        let parts = self.comm.all_gather(bytes)?;
-        *self.waited.lock().unwrap_or_else(PoisonError::into_inner) += started.elapsed();
-        let mut start = 0;
-        for bytes in parts {
-            let len = bytes.len() / size_of::<f32>();
-            if len > 0 && start != own.start {
-                part(start, len).write_bytes(&bytes)?;
-            }
-            start += len;
-        }
+        self.gather_parts(parameters, optimizer.part())?;
         parameters.refresh_halves()
     }
 
