@@ -136,6 +136,22 @@ def cross_entropy(
     return F.cross_entropy(logits, targets, weight, ignore_index=IGNORE, label_smoothing=label_smoothing)
 
 
+def recurrent(cell: Callable[..., tuple], states: int) -> Callable[..., Tensor]:
+    """A stack of layers, without biases if there are two parameters for each direction: y (T, B, D H), and the
+    final states, those of each layer and direction brought to its columns of y and added up."""
+
+    def apply(x: Tensor, *tensors: Tensor, layers: int, directions: int, bias: bool) -> Tensor:
+        state, parameters = tensors[:states], tensors[states:]
+        y, *finals = cell(x, state if states > 1 else state[0], parameters, bias, layers, 0.0, True, directions == 2,
+                          False)
+        for factor, final in enumerate(finals, 2):
+            B, H = final.shape[1:]
+            y = y + factor * final.view(layers, directions, B, H).transpose(1, 2).reshape(layers, B, -1).sum(0)
+        return y
+
+    return apply
+
+
 # What each op means. The attributes of a case are the keyword arguments.
 OPS: dict[str, Callable[..., Tensor]] = {
     "matmul": matmul,
@@ -172,6 +188,9 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "mean": lambda x, dim: x.mean(dim),
     "max": lambda x, dim: x.amax(dim),
     "permute": lambda x, dims: x.permute(dims),
+    "rnn": recurrent(torch._VF.rnn_tanh, 1),
+    "lstm": recurrent(torch._VF.lstm, 2),
+    "gru": recurrent(torch._VF.gru, 1),
 }
 
 
@@ -281,6 +300,21 @@ def op_cases() -> list[Case]:
         for dim in range(3):
             add(f"{op}_3x4x5_dim{dim}", op, lambda d: [d.normal(3, 4, 5)], dim=dim)
     add("permute_2x3x4_201", "permute", lambda d: [d.normal(2, 3, 4)], dims=[2, 0, 1])
+
+    # Recurrent layers.
+    def stack(d: Draw, gates: int, states: int, layers: int, directions: int, bias: bool) -> list[Tensor]:
+        T, B, I, H = 4, 3, 5, 6
+        inputs = [d.normal(T, B, I)] + [d.normal(layers * directions, B, H) for _ in range(states)]
+        for layer in range(layers):
+            for _ in range(directions):
+                shapes = [(gates * H, directions * H if layer else I), (gates * H, H)] + [(gates * H,)] * 2 * bias
+                inputs += [d.normal(*shape, std=0.5) for shape in shapes]
+        return inputs
+
+    for op, gates, states in [("rnn", 1, 1), ("lstm", 4, 2), ("gru", 3, 1)]:
+        for layers, directions, bias in [(1, 1, True), (2, 2, True), (2, 1, False)]:
+            attrs = {"layers": layers, "directions": directions, "bias": bias}
+            add(f"{op}_{layers}_{directions}_{bias}", op, lambda d: stack(d, gates, states, **attrs), **attrs)
 
     return cases
 

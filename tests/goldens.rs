@@ -6,7 +6,7 @@ mod common;
 
 use rustyflow::models::{self, Gpt2, LanguageModel, ModelConfig, ModelKind};
 use rustyflow::nn::{Dropout, LinearLayout, Module, Parameter};
-use rustyflow::ops::{Criterion, Heads};
+use rustyflow::ops::{Criterion, Heads, RecurrentRef};
 use rustyflow::optim::{AdjustLr, Group, Kind, Optimizer, ParameterArena};
 use rustyflow::testing::worst_error;
 use rustyflow::{DType, Device, Result, Tensor};
@@ -117,6 +117,30 @@ fn with_criterion(attrs: &Value, device: &Device, loss: impl Fn(Criterion) -> Re
     loss(Criterion { label_smoothing, class_weights: weights.as_ref() })
 }
 
+/// A stack of layers as `scripts/make_goldens.py` has it: y and what is made of the final states.
+fn recurrent(op: &str, x: &[Tensor], layers: usize, directions: usize, bias: bool) -> Result<Tensor> {
+    let states = if op == "lstm" { 2 } else { 1 };
+    let each = if bias { 4 } else { 2 };
+    let (mut y, mut finals) = (x[0].clone(), x[1..1 + states].to_vec());
+    for (layer, parameters) in x[1 + states..].chunks(each * directions).enumerate() {
+        let directions: Vec<RecurrentRef> = (parameters.chunks(each))
+            .map(|p| RecurrentRef { weight_ih: &p[0], weight_hh: &p[1], bias: bias.then(|| [&p[2], &p[3]]) })
+            .collect();
+        (y, finals) = match op {
+            "lstm" => y.lstm(layer, &directions, [&finals[0], &finals[1]]).map(|(y, finals)| (y, finals.to_vec()))?,
+            "gru" => y.gru(layer, &directions, &finals[0]).map(|(y, h)| (y, vec![h]))?,
+            _ => y.rnn(layer, &directions, &finals[0]).map(|(y, h)| (y, vec![h]))?,
+        };
+    }
+    for (number, last) in finals.iter().enumerate() {
+        let &[_, batch, hidden] = &last.shape()[..] else { unreachable!("(L D, B, H)") };
+        let last = last.reshape([layers, directions, batch, hidden])?.permute(&[0, 2, 1, 3])?;
+        let last = last.reshape([layers, batch, directions * hidden])?.sum(0)?;
+        y = y.add(&last.scale((2 + number) as f32)?)?;
+    }
+    Ok(y)
+}
+
 /// Applies the op that a case names.
 fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
     let flag = |name: &str| attrs[name].as_bool().unwrap();
@@ -166,6 +190,7 @@ fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
                 attrs["dims"].as_array().unwrap().iter().map(|d| d.as_u64().unwrap() as usize).collect();
             x[0].permute(&dims)
         }
+        "rnn" | "lstm" | "gru" => recurrent(op, x, size("layers"), size("directions"), flag("bias")),
         _ => panic!("the golden files have an op that this test does not know: {op}"),
     }
 }
@@ -208,7 +233,7 @@ fn check_ops(device: &Device, tolerance: impl Fn(f32) -> f32) {
     }
     // Counted apart from the files, so that a case that is lost there is missed here.
     let stored = golden.file().names().iter().filter(|name| name.contains("/grad_in")).count();
-    assert_eq!((executed, gradients), (76, stored), "cases executed, gradients compared");
+    assert_eq!((executed, gradients), (85, stored), "cases executed, gradients compared");
     comparison.finish(device);
 }
 

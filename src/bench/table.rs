@@ -5,7 +5,7 @@ use crate::nn::{LinearLayout, Module, Parameter};
 use crate::ops::inputs::{AROUND_ZERO, POSITIVE, Values, domain, draw};
 use crate::ops::random::Key;
 use crate::ops::sample::Draw;
-use crate::ops::{BINARY, Criterion, Heads, UNARY};
+use crate::ops::{BINARY, Criterion, Heads, RecurrentRef, UNARY};
 use crate::optim::{AdjustLr, Kind, Optimizer, ParameterArena};
 use crate::tensor::{DType, no_grad};
 use crate::{Device, Result, Tensor};
@@ -175,6 +175,7 @@ const RANK: usize = 16;
 pub fn table(s: &Sizes) -> Vec<Row> {
     let mut rows = matmul(s);
     rows.extend(layers(s));
+    rows.extend(recurrent(s));
     rows.extend(losses(s));
     rows.extend(elementwise(s));
     rows.extend(movement(s));
@@ -308,6 +309,29 @@ fn layers(s: &Sizes) -> Vec<Row> {
         sample("the softmax", s.vocab, |draw| draw),
         sample("top-k 200 and top-p 0.9", s.vocab, |draw| Draw { top_k: 200, top_p: 0.9, ..draw }),
     ]
+}
+
+/// Layers of B texts in half a context of steps.
+fn recurrent(s: &Sizes) -> Vec<Row> {
+    let (steps, batch, c) = (s.context / 2, s.batch, s.width);
+    let row = |cell: &'static str, gates: usize, states: usize| {
+        let parameters = [vec![gates * c, c], vec![gates * c, c], vec![gates * c], vec![gates * c]];
+        let shapes = [vec![vec![steps, batch, c]], vec![vec![1, batch, c]; states], parameters.to_vec()].concat();
+        // Weights so small that no gate is at its end.
+        let bound = 1.0 / (c as f32).sqrt();
+        let inputs = shapes.into_iter().map(|shape| (shape, Values::Uniform(-bound, bound))).collect();
+        let parameters: &[usize] = if states == 2 { &[3, 4, 5, 6] } else { &[2, 3, 4, 5] };
+        Row::both(cell, format!("{steps} steps of {batch}x{c}"), inputs, parameters, move |x| {
+            let [weight_ih, weight_hh, bias_ih, bias_hh] = &x[1 + states..] else { unreachable!("four parameters") };
+            let direction = [RecurrentRef { weight_ih, weight_hh, bias: Some([bias_ih, bias_hh]) }];
+            Ok(match cell {
+                "lstm" => x[0].lstm(0, &direction, [&x[1], &x[2]])?.0,
+                "gru" => x[0].gru(0, &direction, &x[1])?.0,
+                _ => x[0].rnn(0, &direction, &x[1])?.0,
+            })
+        })
+    };
+    vec![row("rnn", 1, 1), row("lstm", 4, 2), row("gru", 3, 1)]
 }
 
 /// The next tokens of a few texts.

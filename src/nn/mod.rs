@@ -2,11 +2,13 @@
 
 mod layers;
 mod low_rank;
+mod recurrent;
 mod residual;
 mod rotary;
 
 pub use layers::{Dropout, Embedding, LayerNorm, Linear, Norm, RmsNorm, init_keys};
 pub use low_rank::LowRank;
+pub use recurrent::{Gru, Lstm, RecurrentConfig, Rnn};
 pub use residual::ResidualStream;
 pub use rotary::{RopeScaling, Rotary};
 

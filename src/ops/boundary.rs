@@ -48,7 +48,7 @@ const DROPOUT: Option<(f32, Key)> = Some((0.5, KEY));
 const GROUPED: Heads = Heads { n_head: 2, n_kv_head: 1, window: None };
 
 fn rows() -> Vec<Row> {
-    [elementwise(), shapes(), matmuls(), layers(), losses()].into_iter().flatten().collect()
+    [elementwise(), shapes(), matmuls(), layers(), recurrent(), losses()].into_iter().flatten().collect()
 }
 
 fn elementwise() -> Vec<Row> {
@@ -169,6 +169,24 @@ fn layers() -> Vec<Row> {
             "0 f16, 2 f16, 1 dim0+1, 2 dim1+1",
             |x| no_grad(|| x[0].rope_append(GROUPED, &x[1], None, &x[2], 1)),
         ),
+    ]
+}
+
+fn recurrent() -> Vec<Row> {
+    // x, h, c of an LSTM, then W_ih, W_hh, b_ih, b_hh; all that may differ is the number of steps, and of an RNN and a
+    // GRU that of the layers.
+    let operands = |gates: usize, states: usize| {
+        let parameters = [&[gates * 3, 4][..], &[gates * 3, 3], &[gates * 3], &[gates * 3]];
+        let shapes = [vec![&[5usize, 2, 4][..]], vec![&[1, 2, 3][..]; states], parameters.to_vec()].concat();
+        shapes.into_iter().map(f32).collect::<Vec<_>>()
+    };
+    fn parameters(x: &[Tensor]) -> [RecurrentRef<'_>; 1] {
+        [RecurrentRef { weight_ih: &x[0], weight_hh: &x[1], bias: Some([&x[2], &x[3]]) }]
+    }
+    vec![
+        row("rnn", &operands(1, 1), "0 dim0+1, 1 dim0+1", |x| Ok(x[0].rnn(0, &parameters(&x[2..]), &x[1])?.0)),
+        row("lstm", &operands(4, 2), "0 dim0+1", |x| Ok(x[0].lstm(0, &parameters(&x[3..]), [&x[1], &x[2]])?.0)),
+        row("gru", &operands(3, 1), "0 dim0+1, 1 dim0+1", |x| Ok(x[0].gru(0, &parameters(&x[2..]), &x[1])?.0)),
     ]
 }
 
@@ -422,7 +440,18 @@ fn arguments_of_ops() -> Vec<(&'static str, Attempt)> {
         ("cached_attention", |d| {
             x(&[1, 2, 12], d).cached_attention(Heads::multi_head(2), &x(&[1, 5, 8], d), usize::MAX).map(drop)
         }),
+        ("rnn", |d| x(&[2, 3, 4], d).rnn(0, &[], &x(&[1, 3, 5], d)).map(drop)),
+        ("rnn", |d| recurrent_layer(usize::MAX, 1, d)),
+        ("rnn", |d| recurrent_layer(1, 1, d)),
+        ("rnn", |d| recurrent_layer(0, 3, d)),
     ]
+}
+
+/// Of a stack of one layer.
+fn recurrent_layer(layer: usize, directions: usize, device: &Device) -> Result<()> {
+    let (weight_ih, weight_hh) = (&x(&[5, 4], device), &x(&[5, 5], device));
+    let directions = vec![RecurrentRef { weight_ih, weight_hh, bias: None }; directions];
+    x(&[2, 3, 4], device).rnn(layer, &directions, &x(&[directions.len(), 3, 5], device)).map(drop)
 }
 
 fn arguments_of_tensors() -> Vec<(&'static str, Attempt)> {

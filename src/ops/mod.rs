@@ -19,6 +19,7 @@ mod matmul;
 mod norm_linear;
 mod permute;
 pub mod random;
+mod recurrent;
 mod reduce;
 mod reshape;
 mod rope;
@@ -45,6 +46,7 @@ pub(crate) use matmul::MatMul;
 pub use matmul::{MatmulTuning, Throughput};
 pub(crate) use norm_linear::LinearRef;
 pub use norm_linear::NormRef;
+pub use recurrent::RecurrentRef;
 pub(crate) use unary::METHODS as UNARY;
 
 use crate::cpu::CHUNK;

@@ -4,6 +4,7 @@
 
 mod losses;
 mod mixed;
+mod recurrent;
 
 pub use super::inputs::Values;
 
@@ -76,6 +77,7 @@ pub fn all() -> Vec<Case> {
     dropout(&mut cases);
     shapes(&mut cases);
     cast(&mut cases);
+    recurrent::all(&mut cases);
     mixed::all(&mut cases);
     cases
 }
