@@ -191,6 +191,9 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "rnn": recurrent(torch._VF.rnn_tanh, 1),
     "lstm": recurrent(torch._VF.lstm, 2),
     "gru": recurrent(torch._VF.gru, 1),
+    "conv1d": F.conv1d,
+    "conv2d": F.conv2d,
+    "conv_transpose2d": F.conv_transpose2d,
 }
 
 
@@ -315,6 +318,21 @@ def op_cases() -> list[Case]:
         for layers, directions, bias in [(1, 1, True), (2, 2, True), (2, 1, False)]:
             attrs = {"layers": layers, "directions": directions, "bias": bias}
             add(f"{op}_{layers}_{directions}_{bias}", op, lambda d: stack(d, gates, states, **attrs), **attrs)
+
+    # Images: stride, padding, dilation, groups and bias, by themselves and together.
+    def conv(name: str, op: str, x: tuple, weight: tuple, bias: int, **attrs) -> None:
+        add(name, op, lambda d: [d.normal(*x), d.normal(*weight)] + [d.normal(bias)] * (bias > 0), **attrs)
+
+    conv("conv2d_plain", "conv2d", (2, 3, 5, 7), (4, 3, 3, 2), 4)
+    conv("conv2d_padded", "conv2d", (2, 3, 5, 4), (5, 3, 3, 3), 0, padding=[1, 2])
+    conv("conv2d_strided", "conv2d", (2, 2, 9, 8), (3, 2, 3, 3), 3, stride=[2, 3], padding=[1, 1])
+    conv("conv2d_all", "conv2d", (2, 4, 9, 10), (6, 2, 3, 2), 6,
+         stride=[2, 1], padding=[2, 1], dilation=[2, 3], groups=2)
+    conv("conv2d_depthwise", "conv2d", (1, 3, 6, 5), (6, 1, 3, 3), 6, padding=[1, 1], groups=3)
+    conv("conv_transpose2d_plain", "conv_transpose2d", (2, 3, 4, 3), (3, 4, 3, 2), 4)
+    conv("conv_transpose2d_all", "conv_transpose2d", (2, 4, 4, 3), (4, 3, 3, 2), 6,
+         stride=[2, 3], padding=[1, 1], output_padding=[1, 2], dilation=[1, 2], groups=2)
+    conv("conv1d_all", "conv1d", (3, 4, 11), (6, 2, 3), 6, stride=[2], padding=[2], dilation=[2], groups=2)
 
     return cases
 

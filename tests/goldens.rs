@@ -6,7 +6,7 @@ mod common;
 
 use rustyflow::models::{self, Gpt2, LanguageModel, ModelConfig, ModelKind};
 use rustyflow::nn::{Dropout, LinearLayout, Module, Parameter};
-use rustyflow::ops::{Criterion, Heads, RecurrentRef};
+use rustyflow::ops::{ConvOptions, Criterion, Heads, RecurrentRef};
 use rustyflow::optim::{AdjustLr, Group, Kind, Optimizer, ParameterArena};
 use rustyflow::testing::worst_error;
 use rustyflow::{DType, Device, Result, Tensor};
@@ -141,6 +141,23 @@ fn recurrent(op: &str, x: &[Tensor], layers: usize, directions: usize, bias: boo
     Ok(y)
 }
 
+/// Height and width of what a case names, of sequences the default and the only number.
+fn pair(attrs: &Value, name: &str, default: usize) -> [usize; 2] {
+    let number = |value: &Value| value.as_u64().unwrap() as usize;
+    match attrs.get(name).and_then(Value::as_array).map(Vec::as_slice) {
+        None => [default; 2],
+        Some([length]) => [default, number(length)],
+        Some(both) => [number(&both[0]), number(&both[1])],
+    }
+}
+
+fn conv_options(attrs: &Value) -> ConvOptions {
+    let [stride, padding, dilation] =
+        [("stride", 1), ("padding", 0), ("dilation", 1)].map(|(name, default)| pair(attrs, name, default));
+    let groups = attrs.get("groups").map_or(1, |groups| groups.as_u64().unwrap() as usize);
+    ConvOptions { stride, padding, dilation, groups }
+}
+
 /// Applies the op that a case names.
 fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
     let flag = |name: &str| attrs[name].as_bool().unwrap();
@@ -191,6 +208,12 @@ fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
             x[0].permute(&dims)
         }
         "rnn" | "lstm" | "gru" => recurrent(op, x, size("layers"), size("directions"), flag("bias")),
+        "conv2d" => x[0].conv2d(&x[1], x.get(2), conv_options(attrs)),
+        "conv_transpose2d" => {
+            let output_padding = pair(attrs, "output_padding", 0);
+            x[0].conv_transpose2d(&x[1], x.get(2), conv_options(attrs), output_padding)
+        }
+        "conv1d" => x[0].conv1d(&x[1], x.get(2), conv_options(attrs)),
         _ => panic!("the golden files have an op that this test does not know: {op}"),
     }
 }
@@ -233,7 +256,7 @@ fn check_ops(device: &Device, tolerance: impl Fn(f32) -> f32) {
     }
     // Counted apart from the files, so that a case that is lost there is missed here.
     let stored = golden.file().names().iter().filter(|name| name.contains("/grad_in")).count();
-    assert_eq!((executed, gradients), (85, stored), "cases executed, gradients compared");
+    assert_eq!((executed, gradients), (93, stored), "cases executed, gradients compared");
     comparison.finish(device);
 }
 

@@ -5,7 +5,7 @@ use crate::nn::{LinearLayout, Module, Parameter};
 use crate::ops::inputs::{AROUND_ZERO, POSITIVE, Values, domain, draw};
 use crate::ops::random::Key;
 use crate::ops::sample::Draw;
-use crate::ops::{BINARY, Criterion, Heads, RecurrentRef, UNARY};
+use crate::ops::{BINARY, ConvOptions, Criterion, Heads, RecurrentRef, UNARY};
 use crate::optim::{AdjustLr, Kind, Optimizer, ParameterArena};
 use crate::tensor::{DType, no_grad};
 use crate::{Device, Result, Tensor};
@@ -176,6 +176,7 @@ pub fn table(s: &Sizes) -> Vec<Row> {
     let mut rows = matmul(s);
     rows.extend(layers(s));
     rows.extend(recurrent(s));
+    rows.extend(images(s));
     rows.extend(losses(s));
     rows.extend(elementwise(s));
     rows.extend(movement(s));
@@ -308,6 +309,30 @@ fn layers(s: &Sizes) -> Vec<Row> {
         }),
         sample("the softmax", s.vocab, |draw| draw),
         sample("top-k 200 and top-p 0.9", s.vocab, |draw| Draw { top_k: 200, top_p: 0.9, ..draw }),
+    ]
+}
+
+/// The convolutions of ResNet-18 (He et al. 2016) on images of 224 x 224 pixels, or of a quarter of its channels and
+/// pixels.
+fn images(s: &Sizes) -> Vec<Row> {
+    let (batch, part) = (2 * s.batch, if s.width < 512 { 4 } else { 1 });
+    let conv = |c_in: usize, c_out: usize, size: usize, kernel: usize, stride: usize| {
+        let (c_in, c_out, size) = (if c_in > 3 { c_in / part } else { c_in }, c_out / part, size / part);
+        let bound = 1.0 / ((c_in * kernel * kernel) as f32).sqrt();
+        let weight = (vec![c_out, c_in, kernel, kernel], Values::Uniform(-bound, bound));
+        let inputs = vec![(vec![batch, c_in, size, size], AROUND_ZERO), weight];
+        let shape = format!("{batch}x{c_in}x{size}x{size} to {c_out}, {kernel}x{kernel}, stride {stride}");
+        let options = ConvOptions { stride: [stride; 2], padding: [kernel / 2; 2], ..ConvOptions::default() };
+        Row::both("conv2d", shape, inputs, &[1], move |x| x[0].conv2d(&x[1], None, options))
+    };
+    vec![
+        conv(3, 64, 224, 7, 2),
+        conv(64, 64, 56, 3, 1),
+        conv(64, 128, 56, 3, 2),
+        conv(64, 128, 56, 1, 2),
+        conv(128, 128, 28, 3, 1),
+        conv(256, 256, 14, 3, 1),
+        conv(512, 512, 7, 3, 1),
     ]
 }
 

@@ -48,7 +48,7 @@ const DROPOUT: Option<(f32, Key)> = Some((0.5, KEY));
 const GROUPED: Heads = Heads { n_head: 2, n_kv_head: 1, window: None };
 
 fn rows() -> Vec<Row> {
-    [elementwise(), shapes(), matmuls(), layers(), recurrent(), losses()].into_iter().flatten().collect()
+    [elementwise(), shapes(), matmuls(), layers(), recurrent(), images(), losses()].into_iter().flatten().collect()
 }
 
 fn elementwise() -> Vec<Row> {
@@ -187,6 +187,24 @@ fn recurrent() -> Vec<Row> {
         row("rnn", &operands(1, 1), "0 dim0+1, 1 dim0+1", |x| Ok(x[0].rnn(0, &parameters(&x[2..]), &x[1])?.0)),
         row("lstm", &operands(4, 2), "0 dim0+1", |x| Ok(x[0].lstm(0, &parameters(&x[3..]), [&x[1], &x[2]])?.0)),
         row("gru", &operands(3, 1), "0 dim0+1, 1 dim0+1", |x| Ok(x[0].gru(0, &parameters(&x[2..]), &x[1])?.0)),
+    ]
+}
+
+const CONV: ConvOptions = ConvOptions { stride: [2, 1], padding: [1, 0], dilation: [1, 2], groups: 2 };
+
+fn images() -> Vec<Row> {
+    // Of the weight the number of outputs is any that the groups divide.
+    let (x, weight) = (f32(&[2, 4, 5, 6]), f32(&[6, 2, 3, 2]));
+    let [sizes, sequence] = ["0 dim0+1, 0 dim2+1, 0 dim3+1, 1 dim2+1, 1 dim3+1", "0 dim0+1, 0 dim2+1, 1 dim2+1"];
+    let outputs = "0 dim0+1, 0 dim2+1, 0 dim3+1, 1 dim2+1, 1 dim3+1";
+    vec![
+        row("conv2d", &[x.clone(), weight, f32(&[6])], sizes, |x| x[0].conv2d(&x[1], Some(&x[2]), CONV)),
+        row("conv_transpose2d", &[x, f32(&[4, 3, 3, 2]), f32(&[6])], outputs, |x| {
+            x[0].conv_transpose2d(&x[1], Some(&x[2]), CONV, [1, 0])
+        }),
+        row("conv1d", &[f32(&[2, 4, 6]), f32(&[6, 2, 2]), f32(&[6])], sequence, |x| {
+            x[0].conv1d(&x[1], Some(&x[2]), ConvOptions { groups: 2, ..ConvOptions::default() })
+        }),
     ]
 }
 
@@ -440,11 +458,34 @@ fn arguments_of_ops() -> Vec<(&'static str, Attempt)> {
         ("cached_attention", |d| {
             x(&[1, 2, 12], d).cached_attention(Heads::multi_head(2), &x(&[1, 5, 8], d), usize::MAX).map(drop)
         }),
+        ("conv2d", |d| convolved(ConvOptions { stride: [0, 1], ..CONV }, d)),
+        ("conv2d", |d| convolved(ConvOptions { stride: [usize::MAX; 2], ..CONV }, d)),
+        ("conv2d", |d| convolved(ConvOptions { padding: [usize::MAX; 2], ..CONV }, d)),
+        ("conv2d", |d| convolved(ConvOptions { dilation: [1, 0], ..CONV }, d)),
+        ("conv2d", |d| convolved(ConvOptions { dilation: [usize::MAX; 2], ..CONV }, d)),
+        ("conv2d", |d| convolved(ConvOptions { groups: 0, ..CONV }, d)),
+        ("conv2d", |d| convolved(ConvOptions { groups: usize::MAX, ..CONV }, d)),
+        ("conv_transpose2d", |d| transposed(CONV, [2, 0], d)),
+        ("conv_transpose2d", |d| transposed(CONV, [usize::MAX; 2], d)),
+        ("conv_transpose2d", |d| transposed(ConvOptions { stride: [usize::MAX; 2], ..CONV }, [0; 2], d)),
+        ("conv_transpose2d", |d| transposed(ConvOptions { padding: [usize::MAX; 2], ..CONV }, [0; 2], d)),
+        ("conv_transpose2d", |d| transposed(ConvOptions { padding: [99; 2], ..CONV }, [0; 2], d)),
+        ("conv_transpose2d", |d| transposed(ConvOptions { groups: usize::MAX, ..CONV }, [0; 2], d)),
+        ("conv1d", |d| x(&[2, 4, 6], d).conv1d(&x(&[6, 2, 2], d), None, CONV).map(drop)),
         ("rnn", |d| x(&[2, 3, 4], d).rnn(0, &[], &x(&[1, 3, 5], d)).map(drop)),
         ("rnn", |d| recurrent_layer(usize::MAX, 1, d)),
         ("rnn", |d| recurrent_layer(1, 1, d)),
         ("rnn", |d| recurrent_layer(0, 3, d)),
     ]
+}
+
+fn convolved(options: ConvOptions, device: &Device) -> Result<()> {
+    x(&[2, 4, 5, 6], device).conv2d(&x(&[6, 2, 3, 2], device), None, options).map(drop)
+}
+
+fn transposed(options: ConvOptions, output_padding: [usize; 2], device: &Device) -> Result<()> {
+    let weight = x(&[4, 3, 3, 2], device);
+    x(&[2, 4, 5, 6], device).conv_transpose2d(&weight, None, options, output_padding).map(drop)
 }
 
 /// Of a stack of one layer.

@@ -8,6 +8,7 @@
 mod attention;
 mod binary;
 mod cast;
+mod conv;
 mod cross_entropy;
 mod dropout;
 mod embedding;
@@ -41,6 +42,7 @@ mod boundary;
 pub use attention::Heads;
 use attention::MAX_HEAD_SIZE;
 pub(crate) use binary::METHODS as BINARY;
+pub use conv::ConvOptions;
 pub use cross_entropy::{Criterion, IGNORED};
 pub(crate) use matmul::MatMul;
 pub use matmul::{MatmulTuning, Throughput};

@@ -2,6 +2,7 @@
 //! numerical ones, the GPU against the CPU (by `doctor` too), every shader variant. `bench/table.rs` has a row for each
 //! of these ops as well.
 
+mod conv;
 mod losses;
 mod mixed;
 mod recurrent;
@@ -77,6 +78,7 @@ pub fn all() -> Vec<Case> {
     dropout(&mut cases);
     shapes(&mut cases);
     cast(&mut cases);
+    conv::all(&mut cases);
     recurrent::all(&mut cases);
     mixed::all(&mut cases);
     cases
