@@ -152,6 +152,14 @@ def recurrent(cell: Callable[..., tuple], states: int) -> Callable[..., Tensor]:
     return apply
 
 
+def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, training: bool, momentum: float) -> Tensor:
+    """With running statistics that are no inputs; what becomes of them is added to each channel."""
+    mean = torch.linspace(-1, 1, x.shape[1]).to(x.dtype)
+    variance = torch.linspace(0.5, 2, x.shape[1]).to(x.dtype)
+    y = F.batch_norm(x, mean, variance, weight, bias, training, momentum)
+    return y + (2 * mean + 3 * variance).view(-1, *[1] * (x.dim() - 2))
+
+
 # What each op means. The attributes of a case are the keyword arguments.
 OPS: dict[str, Callable[..., Tensor]] = {
     "matmul": matmul,
@@ -194,6 +202,14 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "conv1d": F.conv1d,
     "conv2d": F.conv2d,
     "conv_transpose2d": F.conv_transpose2d,
+    "max_pool2d": F.max_pool2d,
+    "avg_pool2d": F.avg_pool2d,
+    "adaptive_avg_pool2d": F.adaptive_avg_pool2d,
+    "max_pool1d": F.max_pool1d,
+    "avg_pool1d": F.avg_pool1d,
+    "adaptive_avg_pool1d": F.adaptive_avg_pool1d,
+    "batch_norm": batch_norm,
+    "group_norm": lambda x, weight, bias, groups: F.group_norm(x, groups, weight, bias),
 }
 
 
@@ -333,6 +349,30 @@ def op_cases() -> list[Case]:
     conv("conv_transpose2d_all", "conv_transpose2d", (2, 4, 4, 3), (4, 3, 3, 2), 6,
          stride=[2, 3], padding=[1, 1], output_padding=[1, 2], dilation=[1, 2], groups=2)
     conv("conv1d_all", "conv1d", (3, 4, 11), (6, 2, 3), 6, stride=[2], padding=[2], dilation=[2], groups=2)
+
+    def pool(name: str, op: str, x: tuple, **attrs) -> None:
+        add(name, op, lambda d: [d.normal(*x)], **attrs)
+
+    overlapping = {"kernel_size": [3, 3], "stride": [2, 1], "padding": [1, 1]}
+    for op in ["max_pool2d", "avg_pool2d"]:
+        pool(f"{op}_plain", op, (2, 3, 5, 6), kernel_size=[2, 2])
+        pool(f"{op}_overlapping", op, (2, 3, 7, 6), **overlapping)
+    pool("max_pool2d_dilated", "max_pool2d", (1, 2, 9, 8), **overlapping, dilation=[2, 2])
+    pool("avg_pool2d_without_padding", "avg_pool2d", (1, 2, 7, 6), **overlapping, count_include_pad=False)
+    pool("adaptive_avg_pool2d_3x4", "adaptive_avg_pool2d", (2, 3, 7, 10), output_size=[3, 4])
+    pool("adaptive_avg_pool2d_5x1", "adaptive_avg_pool2d", (1, 2, 3, 4), output_size=[5, 1])
+    for op in ["max_pool1d", "avg_pool1d"]:
+        pool(op, op, (2, 3, 11), kernel_size=[3], stride=[2], padding=[1])
+    pool("adaptive_avg_pool1d", "adaptive_avg_pool1d", (2, 3, 11), output_size=[4])
+
+    def norm(name: str, op: str, x: tuple, **attrs) -> None:
+        add(name, op, lambda d: [2.0 * d.normal(*x) + 0.5, 1.0 + 0.1 * d.normal(x[1]), 0.1 * d.normal(x[1])], **attrs)
+
+    for training in [True, False]:
+        norm(f"batch_norm_7x5_{training}", "batch_norm", (7, 5), training=training, momentum=0.1)
+        norm(f"batch_norm_3x4x5x6_{training}", "batch_norm", (3, 4, 5, 6), training=training, momentum=0.3)
+    norm("group_norm_2x6x5x3", "group_norm", (2, 6, 5, 3), groups=3)
+    norm("group_norm_3x6", "group_norm", (3, 6), groups=2)
 
     return cases
 

@@ -5,7 +5,7 @@ use crate::nn::{LinearLayout, Module, Parameter};
 use crate::ops::inputs::{AROUND_ZERO, POSITIVE, Values, domain, draw};
 use crate::ops::random::Key;
 use crate::ops::sample::Draw;
-use crate::ops::{BINARY, ConvOptions, Criterion, Heads, RecurrentRef, UNARY};
+use crate::ops::{BINARY, ConvOptions, Criterion, Heads, PoolOptions, RecurrentRef, UNARY};
 use crate::optim::{AdjustLr, Kind, Optimizer, ParameterArena};
 use crate::tensor::{DType, no_grad};
 use crate::{Device, Result, Tensor};
@@ -312,7 +312,7 @@ fn layers(s: &Sizes) -> Vec<Row> {
     ]
 }
 
-/// The convolutions of ResNet-18 (He et al. 2016) on images of 224 x 224 pixels, or of a quarter of its channels and
+/// The layers of ResNet-18 (He et al. 2016) on images of 224 x 224 pixels, or of a quarter of its channels and
 /// pixels.
 fn images(s: &Sizes) -> Vec<Row> {
     let (batch, part) = (2 * s.batch, if s.width < 512 { 4 } else { 1 });
@@ -325,7 +325,24 @@ fn images(s: &Sizes) -> Vec<Row> {
         let options = ConvOptions { stride: [stride; 2], padding: [kernel / 2; 2], ..ConvOptions::default() };
         Row::both("conv2d", shape, inputs, &[1], move |x| x[0].conv2d(&x[1], None, options))
     };
+    let first = (vec![batch, 64 / part, 112 / part, 112 / part], AROUND_ZERO);
+    let shape = move || format!("{batch}x{}x{1}x{1}", 64 / part, 112 / part);
+    let parameters = || vec![(vec![64 / part], AROUND_ZERO); 2];
+    let norm = |op, apply: fn(&[Tensor]) -> Result<Tensor>| {
+        Row::both(op, shape(), [vec![first.clone()], parameters()].concat(), &[1, 2], apply)
+    };
+    let pool = |op, apply: fn(&[Tensor]) -> Result<Tensor>| Row::both(op, shape(), vec![first.clone()], &[], apply);
     vec![
+        norm("batch_norm", |x| {
+            let running = [Tensor::full(0.0, [x[1].len()], &x[0].device())?, x[1].detach().scale(1.0)?];
+            x[0].batch_norm([&running[0], &running[1]], &x[1], &x[2], Some(0.1), 1e-5)
+        }),
+        norm("group_norm", |x| x[0].group_norm(8, &x[1], &x[2], 1e-5)),
+        pool("max_pool2d", |x| {
+            x[0].max_pool2d(PoolOptions { stride: [2; 2], padding: [1; 2], ..PoolOptions::new([3; 2]) })
+        }),
+        pool("avg_pool2d", |x| x[0].avg_pool2d(PoolOptions::new([2; 2]))),
+        pool("adaptive_avg_pool2d", |x| x[0].adaptive_avg_pool2d([1; 2])),
         conv(3, 64, 224, 7, 2),
         conv(64, 64, 56, 3, 1),
         conv(64, 128, 56, 3, 2),

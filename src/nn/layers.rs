@@ -56,7 +56,7 @@ pub(super) fn uniform(shape: impl Into<Shape>, bound: f32, key: Key) -> Result<T
     Tensor::from_f32(&values, shape, &Device::Cpu)
 }
 
-fn constant(value: f32, len: usize) -> Result<Tensor> {
+pub(super) fn constant(value: f32, len: usize) -> Result<Tensor> {
     Tensor::from_f32(&vec![value; len], [len], &Device::Cpu)
 }
 

@@ -6,6 +6,7 @@
 //! benchmark.
 
 mod attention;
+mod batch_norm;
 mod binary;
 mod cast;
 mod conv;
@@ -19,6 +20,7 @@ mod low_rank;
 mod matmul;
 mod norm_linear;
 mod permute;
+mod pool;
 pub mod random;
 mod recurrent;
 mod reduce;
@@ -48,6 +50,7 @@ pub(crate) use matmul::MatMul;
 pub use matmul::{MatmulTuning, Throughput};
 pub(crate) use norm_linear::LinearRef;
 pub use norm_linear::NormRef;
+pub use pool::PoolOptions;
 pub use recurrent::RecurrentRef;
 pub(crate) use unary::METHODS as UNARY;
 
