@@ -89,25 +89,37 @@ impl Pool {
         }
     }
 
+    /// The elements of window `i` in one dimension that are inside, by their numbers.
+    fn inside(&self, dim: usize, i: usize) -> Range<usize> {
+        let PoolOptions { kernel, stride, padding, dilation, .. } = self.options;
+        let number = |place: usize| place.saturating_sub(i * stride[dim]).div_ceil(dilation[dim]).min(kernel[dim]);
+        number(padding[dim])..number(self.from[dim] + padding[dim])
+    }
+
     /// The largest elements of a plane.
     fn largest(&self, x: &[f32], y: &mut [f32], places: &mut [u32]) {
-        let PoolOptions { kernel, stride, padding, dilation, .. } = self.options;
-        let inside = |dim: usize, i: usize, k: usize| {
-            (i * stride[dim] + k * dilation[dim]).checked_sub(padding[dim]).filter(|place| *place < self.from[dim])
-        };
-        for (output, (y, place)) in y.iter_mut().zip(places).enumerate() {
-            let (i, j) = (output / self.to[1], output % self.to[1]);
-            let mut best: Option<usize> = None;
-            for row in (0..kernel[0]).filter_map(|k| inside(0, i, k)) {
-                for at in (0..kernel[1]).filter_map(|k| inside(1, j, k)).map(|column| row * self.from[1] + column) {
-                    // What is not a number stays, as in PyTorch.
-                    if best.is_none_or(|best| x[at] > x[best] || x[at].is_nan()) {
-                        best = Some(at);
+        let PoolOptions { stride, padding, dilation, .. } = self.options;
+        let width = self.from[1];
+        let columns: Vec<Range<usize>> = (0..self.to[1]).map(|j| self.inside(1, j)).collect();
+        let lines = y.chunks_exact_mut(self.to[1]).zip(places.chunks_exact_mut(self.to[1])).enumerate();
+        for (i, (y, places)) in lines {
+            let rows = self.inside(0, i);
+            let row_of = |k: usize| i * stride[0] + k * dilation[0] - padding[0];
+            for (j, ((y, place), columns)) in y.iter_mut().zip(places).zip(&columns).enumerate() {
+                let column_of = |l: usize| j * stride[1] + l * dilation[1] - padding[1];
+                // `pool` checks that every window has an element inside.
+                let mut best = row_of(rows.start) * width + column_of(columns.start);
+                let mut largest = x[best];
+                for line in rows.clone().map(|k| row_of(k) * width) {
+                    for at in columns.clone().map(|l| line + column_of(l)) {
+                        // What is not a number stays, as in PyTorch.
+                        if x[at] > largest || x[at].is_nan() {
+                            (best, largest) = (at, x[at]);
+                        }
                     }
                 }
+                (*y, *place) = (largest, best as u32);
             }
-            let best = best.expect("every window has an element inside: `pool` checks that");
-            (*y, *place) = (x[best], best as u32);
         }
     }
 

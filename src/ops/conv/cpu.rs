@@ -80,6 +80,11 @@ fn gather_line(source: &[f32], x: isize, stride: isize, line: &mut [f32]) {
     let first = (x + from as isize * stride) as usize;
     if stride == 1 {
         inside.copy_from_slice(&source[first..][..to - from]);
+    } else if stride == 2 {
+        // In pairs, of which the last may be half: a loop that compilers turn into shuffles.
+        let (last, others) = inside.split_last_mut().expect("it is not empty");
+        *last = source[first + 2 * others.len()];
+        others.iter_mut().zip(source[first..].chunks_exact(2)).for_each(|(line, pair)| *line = pair[0]);
     } else {
         inside.iter_mut().zip(source[first..].iter().step_by(stride as usize)).for_each(|(line, x)| *line = *x);
     }
