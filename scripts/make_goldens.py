@@ -136,6 +136,30 @@ def cross_entropy(
     return F.cross_entropy(logits, targets, weight, ignore_index=IGNORE, label_smoothing=label_smoothing)
 
 
+def recurrent(cell: Callable[..., tuple], states: int) -> Callable[..., Tensor]:
+    """A stack of layers, without biases if there are two parameters for each direction: y (T, B, D H), and the
+    final states, those of each layer and direction brought to its columns of y and added up."""
+
+    def apply(x: Tensor, *tensors: Tensor, layers: int, directions: int, bias: bool) -> Tensor:
+        state, parameters = tensors[:states], tensors[states:]
+        y, *finals = cell(x, state if states > 1 else state[0], parameters, bias, layers, 0.0, True, directions == 2,
+                          False)
+        for factor, final in enumerate(finals, 2):
+            B, H = final.shape[1:]
+            y = y + factor * final.view(layers, directions, B, H).transpose(1, 2).reshape(layers, B, -1).sum(0)
+        return y
+
+    return apply
+
+
+def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, training: bool, momentum: float) -> Tensor:
+    """With running statistics that are no inputs; what becomes of them is added to each channel."""
+    mean = torch.linspace(-1, 1, x.shape[1]).to(x.dtype)
+    variance = torch.linspace(0.5, 2, x.shape[1]).to(x.dtype)
+    y = F.batch_norm(x, mean, variance, weight, bias, training, momentum)
+    return y + (2 * mean + 3 * variance).view(-1, *[1] * (x.dim() - 2))
+
+
 # What each op means. The attributes of a case are the keyword arguments.
 OPS: dict[str, Callable[..., Tensor]] = {
     "matmul": matmul,
@@ -172,6 +196,20 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "mean": lambda x, dim: x.mean(dim),
     "max": lambda x, dim: x.amax(dim),
     "permute": lambda x, dims: x.permute(dims),
+    "rnn": recurrent(torch._VF.rnn_tanh, 1),
+    "lstm": recurrent(torch._VF.lstm, 2),
+    "gru": recurrent(torch._VF.gru, 1),
+    "conv1d": F.conv1d,
+    "conv2d": F.conv2d,
+    "conv_transpose2d": F.conv_transpose2d,
+    "max_pool2d": F.max_pool2d,
+    "avg_pool2d": F.avg_pool2d,
+    "adaptive_avg_pool2d": F.adaptive_avg_pool2d,
+    "max_pool1d": F.max_pool1d,
+    "avg_pool1d": F.avg_pool1d,
+    "adaptive_avg_pool1d": F.adaptive_avg_pool1d,
+    "batch_norm": batch_norm,
+    "group_norm": lambda x, weight, bias, groups: F.group_norm(x, groups, weight, bias),
 }
 
 
@@ -281,6 +319,60 @@ def op_cases() -> list[Case]:
         for dim in range(3):
             add(f"{op}_3x4x5_dim{dim}", op, lambda d: [d.normal(3, 4, 5)], dim=dim)
     add("permute_2x3x4_201", "permute", lambda d: [d.normal(2, 3, 4)], dims=[2, 0, 1])
+
+    # Recurrent layers.
+    def stack(d: Draw, gates: int, states: int, layers: int, directions: int, bias: bool) -> list[Tensor]:
+        T, B, I, H = 4, 3, 5, 6
+        inputs = [d.normal(T, B, I)] + [d.normal(layers * directions, B, H) for _ in range(states)]
+        for layer in range(layers):
+            for _ in range(directions):
+                shapes = [(gates * H, directions * H if layer else I), (gates * H, H)] + [(gates * H,)] * 2 * bias
+                inputs += [d.normal(*shape, std=0.5) for shape in shapes]
+        return inputs
+
+    for op, gates, states in [("rnn", 1, 1), ("lstm", 4, 2), ("gru", 3, 1)]:
+        for layers, directions, bias in [(1, 1, True), (2, 2, True), (2, 1, False)]:
+            attrs = {"layers": layers, "directions": directions, "bias": bias}
+            add(f"{op}_{layers}_{directions}_{bias}", op, lambda d: stack(d, gates, states, **attrs), **attrs)
+
+    # Images: stride, padding, dilation, groups and bias, by themselves and together.
+    def conv(name: str, op: str, x: tuple, weight: tuple, bias: int, **attrs) -> None:
+        add(name, op, lambda d: [d.normal(*x), d.normal(*weight)] + [d.normal(bias)] * (bias > 0), **attrs)
+
+    conv("conv2d_plain", "conv2d", (2, 3, 5, 7), (4, 3, 3, 2), 4)
+    conv("conv2d_padded", "conv2d", (2, 3, 5, 4), (5, 3, 3, 3), 0, padding=[1, 2])
+    conv("conv2d_strided", "conv2d", (2, 2, 9, 8), (3, 2, 3, 3), 3, stride=[2, 3], padding=[1, 1])
+    conv("conv2d_all", "conv2d", (2, 4, 9, 10), (6, 2, 3, 2), 6,
+         stride=[2, 1], padding=[2, 1], dilation=[2, 3], groups=2)
+    conv("conv2d_depthwise", "conv2d", (1, 3, 6, 5), (6, 1, 3, 3), 6, padding=[1, 1], groups=3)
+    conv("conv_transpose2d_plain", "conv_transpose2d", (2, 3, 4, 3), (3, 4, 3, 2), 4)
+    conv("conv_transpose2d_all", "conv_transpose2d", (2, 4, 4, 3), (4, 3, 3, 2), 6,
+         stride=[2, 3], padding=[1, 1], output_padding=[1, 2], dilation=[1, 2], groups=2)
+    conv("conv1d_all", "conv1d", (3, 4, 11), (6, 2, 3), 6, stride=[2], padding=[2], dilation=[2], groups=2)
+
+    def pool(name: str, op: str, x: tuple, **attrs) -> None:
+        add(name, op, lambda d: [d.normal(*x)], **attrs)
+
+    overlapping = {"kernel_size": [3, 3], "stride": [2, 1], "padding": [1, 1]}
+    for op in ["max_pool2d", "avg_pool2d"]:
+        pool(f"{op}_plain", op, (2, 3, 5, 6), kernel_size=[2, 2])
+        pool(f"{op}_overlapping", op, (2, 3, 7, 6), **overlapping)
+    pool("max_pool2d_dilated", "max_pool2d", (1, 2, 9, 8), **overlapping, dilation=[2, 2])
+    pool("avg_pool2d_without_padding", "avg_pool2d", (1, 2, 7, 6), **overlapping, count_include_pad=False)
+    pool("adaptive_avg_pool2d_3x4", "adaptive_avg_pool2d", (2, 3, 7, 10), output_size=[3, 4])
+    pool("adaptive_avg_pool2d_5x1", "adaptive_avg_pool2d", (1, 2, 3, 4), output_size=[5, 1])
+    for op in ["max_pool1d", "avg_pool1d"]:
+        pool(op, op, (2, 3, 11), kernel_size=[3], stride=[2], padding=[1])
+    pool("adaptive_avg_pool1d", "adaptive_avg_pool1d", (2, 3, 11), output_size=[4])
+
+    def norm(name: str, op: str, x: tuple, **attrs) -> None:
+        add(name, op, lambda d: [2.0 * d.normal(*x) + 0.5, 1.0 + 0.1 * d.normal(x[1]), 0.1 * d.normal(x[1])], **attrs)
+
+    for training in [True, False]:
+        norm(f"batch_norm_7x5_{training}", "batch_norm", (7, 5), training=training, momentum=0.1)
+        norm(f"batch_norm_3x4x5x6_{training}", "batch_norm", (3, 4, 5, 6), training=training, momentum=0.3)
+    norm("group_norm_2x6x5x3", "group_norm", (2, 6, 5, 3), groups=3)
+    norm("group_norm_3x6", "group_norm", (3, 6), groups=2)
 
     return cases
 

@@ -41,7 +41,22 @@ pub(super) fn normal(shape: impl Into<Shape>, std: f32, key: Key) -> Result<Tens
     Tensor::from_f32(&values, shape, &Device::Cpu)
 }
 
-fn constant(value: f32, len: usize) -> Result<Tensor> {
+/// Values drawn from a uniform distribution within `bound` of 0, on the CPU.
+pub(super) fn uniform(shape: impl Into<Shape>, bound: f32, key: Key) -> Result<Tensor> {
+    let shape = shape.into();
+    if let Some(device) = weights_device() {
+        return Tensor::empty(Spec::new(shape, DType::F32), &device, MemoryKind::Parameters);
+    }
+    let mut values = vec![0.0; shape.elements()];
+    values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
+        for (i, value) in values.iter_mut().enumerate() {
+            *value = bound * (key.bits((chunk * CHUNK + i) as u32) as f32 / 2_147_483_648.0 - 1.0);
+        }
+    });
+    Tensor::from_f32(&values, shape, &Device::Cpu)
+}
+
+pub(super) fn constant(value: f32, len: usize) -> Result<Tensor> {
     Tensor::from_f32(&vec![value; len], [len], &Device::Cpu)
 }
 

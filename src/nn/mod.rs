@@ -1,12 +1,18 @@
 //! The layers that models are built from. A module owns its parameters as tensors and knows their names.
 
+mod batch_norm;
+mod conv;
 mod layers;
 mod low_rank;
+mod recurrent;
 mod residual;
 mod rotary;
 
+pub use batch_norm::{BatchNorm, GroupNorm};
+pub use conv::{AvgPool2d, Conv1d, Conv2d, ConvTranspose2d, MaxPool2d};
 pub use layers::{Dropout, Embedding, LayerNorm, Linear, Norm, RmsNorm, init_keys};
 pub use low_rank::LowRank;
+pub use recurrent::{Gru, Lstm, RecurrentConfig, Rnn};
 pub use residual::ResidualStream;
 pub use rotary::{RopeScaling, Rotary};
 
@@ -91,6 +97,11 @@ pub trait Module {
     /// `prefix`, as in "h.0.attn.c_attn.weight".
     fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter));
 
+    /// Calls `visit` with the name and the place of every buffer: f32 tensors that belong to the module's state and are
+    /// not learned, such as the running averages of a batch norm. A module made of others that have some passes this
+    /// on.
+    fn visit_buffers(&mut self, _prefix: &str, _visit: &mut dyn FnMut(&str, &mut Tensor)) {}
+
     /// The name and value of every parameter.
     fn parameters(&mut self) -> Vec<(String, Tensor)> {
         let mut all = Vec::new();
@@ -98,7 +109,8 @@ pub trait Module {
         all
     }
 
-    /// Moves every parameter to a device, as plain values without gradients: f32, or f16 of those that are f16 only.
+    /// Moves every parameter to a device, as plain values without gradients: f32, or f16 of those that are f16 only;
+    /// and every buffer.
     ///
     /// # Errors
     /// If the device has no memory left.
@@ -107,6 +119,20 @@ pub trait Module {
         self.visit_parameters("", &mut |_, parameter| {
             if result.is_ok() {
                 result = parameter.to_device(device).map(|moved| parameter.store(moved.detach(), None));
+            }
+        });
+        result.and_then(|()| self.buffers_to_device(device))
+    }
+
+    /// Moves every buffer to a device.
+    ///
+    /// # Errors
+    /// If the device has no memory left.
+    fn buffers_to_device(&mut self, device: &Device) -> Result<()> {
+        let mut result = Ok(());
+        self.visit_buffers("", &mut |_, buffer| {
+            if result.is_ok() {
+                result = buffer.to_device(device).map(|moved| *buffer = moved);
             }
         });
         result

@@ -48,7 +48,7 @@ const DROPOUT: Option<(f32, Key)> = Some((0.5, KEY));
 const GROUPED: Heads = Heads { n_head: 2, n_kv_head: 1, window: None };
 
 fn rows() -> Vec<Row> {
-    [elementwise(), shapes(), matmuls(), layers(), losses()].into_iter().flatten().collect()
+    [elementwise(), shapes(), matmuls(), layers(), recurrent(), images(), losses()].into_iter().flatten().collect()
 }
 
 fn elementwise() -> Vec<Row> {
@@ -169,6 +169,57 @@ fn layers() -> Vec<Row> {
             "0 f16, 2 f16, 1 dim0+1, 2 dim1+1",
             |x| no_grad(|| x[0].rope_append(GROUPED, &x[1], None, &x[2], 1)),
         ),
+    ]
+}
+
+fn recurrent() -> Vec<Row> {
+    // x, h, c of an LSTM, then W_ih, W_hh, b_ih, b_hh; all that may differ is the number of steps, and of an RNN and a
+    // GRU that of the layers.
+    let operands = |gates: usize, states: usize| {
+        let parameters = [&[gates * 3, 4][..], &[gates * 3, 3], &[gates * 3], &[gates * 3]];
+        let shapes = [vec![&[5usize, 2, 4][..]], vec![&[1, 2, 3][..]; states], parameters.to_vec()].concat();
+        shapes.into_iter().map(f32).collect::<Vec<_>>()
+    };
+    fn parameters(x: &[Tensor]) -> [RecurrentRef<'_>; 1] {
+        [RecurrentRef { weight_ih: &x[0], weight_hh: &x[1], bias: Some([&x[2], &x[3]]) }]
+    }
+    vec![
+        row("rnn", &operands(1, 1), "0 dim0+1, 1 dim0+1", |x| Ok(x[0].rnn(0, &parameters(&x[2..]), &x[1])?.0)),
+        row("lstm", &operands(4, 2), "0 dim0+1", |x| Ok(x[0].lstm(0, &parameters(&x[3..]), [&x[1], &x[2]])?.0)),
+        row("gru", &operands(3, 1), "0 dim0+1, 1 dim0+1", |x| Ok(x[0].gru(0, &parameters(&x[2..]), &x[1])?.0)),
+    ]
+}
+
+const CONV: ConvOptions = ConvOptions { stride: [2, 1], padding: [1, 0], dilation: [1, 2], groups: 2 };
+
+fn images() -> Vec<Row> {
+    // Of the weight the number of outputs is any that the groups divide.
+    let (x, weight) = (f32(&[2, 4, 5, 6]), f32(&[6, 2, 3, 2]));
+    let [sizes, sequence] = ["0 dim0+1, 0 dim2+1, 0 dim3+1, 1 dim2+1, 1 dim3+1", "0 dim0+1, 0 dim2+1, 1 dim2+1"];
+    let (pooled, sequences) = ("0 dim0+1, 0 dim1+1, 0 dim2+1, 0 dim3+1", "0 dim0+1, 0 dim1+1, 0 dim2+1");
+    let norm = [f32(&[2, 4, 3]), f32(&[4]), f32(&[4]), f32(&[4]), f32(&[4])];
+    let rows = "0 dim0+1, 0 dim2+1";
+    fn running(x: &[Tensor]) -> [&Tensor; 2] {
+        [&x[3], &x[4]]
+    }
+    let outputs = "0 dim0+1, 0 dim2+1, 0 dim3+1, 1 dim2+1, 1 dim3+1";
+    vec![
+        row("conv2d", &[x.clone(), weight, f32(&[6])], sizes, |x| x[0].conv2d(&x[1], Some(&x[2]), CONV)),
+        row("conv_transpose2d", &[x, f32(&[4, 3, 3, 2]), f32(&[6])], outputs, |x| {
+            x[0].conv_transpose2d(&x[1], Some(&x[2]), CONV, [1, 0])
+        }),
+        row("max_pool2d", &[f32(&[2, 3, 5, 6])], pooled, |x| x[0].max_pool2d(PoolOptions::new([2; 2]))),
+        row("avg_pool2d", &[f32(&[2, 3, 5, 6])], pooled, |x| x[0].avg_pool2d(PoolOptions::new([2; 2]))),
+        row("adaptive_avg_pool2d", &[f32(&[2, 3, 5, 6])], pooled, |x| x[0].adaptive_avg_pool2d([2; 2])),
+        row("max_pool1d", &[f32(&[2, 3, 6])], sequences, |x| x[0].max_pool1d(PoolOptions::new([1, 2]))),
+        row("avg_pool1d", &[f32(&[2, 3, 6])], sequences, |x| x[0].avg_pool1d(PoolOptions::new([1, 2]))),
+        row("adaptive_avg_pool1d", &[f32(&[2, 3, 6])], sequences, |x| x[0].adaptive_avg_pool1d(2)),
+        row("batch_norm", &norm, rows, |x| x[0].batch_norm(running(x), &x[1], &x[2], None, 1e-5)),
+        row("batch_norm", &norm, rows, |x| x[0].batch_norm(running(x), &x[1], &x[2], Some(0.1), 1e-5)),
+        row("group_norm", &norm[..3], rows, |x| x[0].group_norm(2, &x[1], &x[2], 1e-5)),
+        row("conv1d", &[f32(&[2, 4, 6]), f32(&[6, 2, 2]), f32(&[6])], sequence, |x| {
+            x[0].conv1d(&x[1], Some(&x[2]), ConvOptions { groups: 2, ..ConvOptions::default() })
+        }),
     ]
 }
 
@@ -422,7 +473,65 @@ fn arguments_of_ops() -> Vec<(&'static str, Attempt)> {
         ("cached_attention", |d| {
             x(&[1, 2, 12], d).cached_attention(Heads::multi_head(2), &x(&[1, 5, 8], d), usize::MAX).map(drop)
         }),
+        ("conv2d", |d| convolved(ConvOptions { stride: [0, 1], ..CONV }, d)),
+        ("conv2d", |d| convolved(ConvOptions { stride: [usize::MAX; 2], ..CONV }, d)),
+        ("conv2d", |d| convolved(ConvOptions { padding: [usize::MAX; 2], ..CONV }, d)),
+        ("conv2d", |d| convolved(ConvOptions { dilation: [1, 0], ..CONV }, d)),
+        ("conv2d", |d| convolved(ConvOptions { dilation: [usize::MAX; 2], ..CONV }, d)),
+        ("conv2d", |d| convolved(ConvOptions { groups: 0, ..CONV }, d)),
+        ("conv2d", |d| convolved(ConvOptions { groups: usize::MAX, ..CONV }, d)),
+        ("conv_transpose2d", |d| transposed(CONV, [2, 0], d)),
+        ("conv_transpose2d", |d| transposed(CONV, [usize::MAX; 2], d)),
+        ("conv_transpose2d", |d| transposed(ConvOptions { stride: [usize::MAX; 2], ..CONV }, [0; 2], d)),
+        ("conv_transpose2d", |d| transposed(ConvOptions { padding: [usize::MAX; 2], ..CONV }, [0; 2], d)),
+        ("conv_transpose2d", |d| transposed(ConvOptions { padding: [99; 2], ..CONV }, [0; 2], d)),
+        ("conv_transpose2d", |d| transposed(ConvOptions { groups: usize::MAX, ..CONV }, [0; 2], d)),
+        ("max_pool2d", |d| pooled(PoolOptions { padding: [2; 2], ..PoolOptions::new([3; 2]) }, d)),
+        ("max_pool2d", |d| pooled(PoolOptions::new([0, 2]), d)),
+        ("max_pool2d", |d| pooled(PoolOptions::new([6, 2]), d)),
+        ("max_pool2d", |d| pooled(PoolOptions { stride: [0; 2], ..PoolOptions::new([2; 2]) }, d)),
+        ("max_pool2d", |d| pooled(PoolOptions { stride: [usize::MAX; 2], ..PoolOptions::new([2; 2]) }, d)),
+        ("max_pool2d", |d| pooled(PoolOptions { dilation: [usize::MAX; 2], ..PoolOptions::new([2; 2]) }, d)),
+        ("max_pool2d", |d| pooled(PoolOptions { dilation: [0; 2], ..PoolOptions::new([2; 2]) }, d)),
+        ("max_pool2d", |d| pooled(PoolOptions { padding: [usize::MAX; 2], ..PoolOptions::new([usize::MAX; 2]) }, d)),
+        ("avg_pool2d", |d| {
+            let options = PoolOptions { dilation: [2; 2], ..PoolOptions::new([2; 2]) };
+            x(&[2, 3, 5, 6], d).avg_pool2d(options).map(drop)
+        }),
+        ("adaptive_avg_pool2d", |d| x(&[2, 3, 5, 6], d).adaptive_avg_pool2d([0, 1]).map(drop)),
+        ("adaptive_avg_pool2d", |d| x(&[2, 3, 5, 6], d).adaptive_avg_pool2d([usize::MAX, 1]).map(drop)),
+        ("batch_norm", |d| {
+            let one = x(&[3], d);
+            x(&[1, 3], d).batch_norm([&one.detach(), &one.detach()], &one, &one, Some(0.1), 1e-5).map(drop)
+        }),
+        ("group_norm", |d| x(&[2, 4], d).group_norm(0, &x(&[4], d), &x(&[4], d), 1e-5).map(drop)),
+        ("group_norm", |d| x(&[2, 4], d).group_norm(3, &x(&[4], d), &x(&[4], d), 1e-5).map(drop)),
+        ("conv1d", |d| x(&[2, 4, 6], d).conv1d(&x(&[6, 2, 2], d), None, CONV).map(drop)),
+        ("rnn", |d| x(&[2, 3, 4], d).rnn(0, &[], &x(&[1, 3, 5], d)).map(drop)),
+        ("rnn", |d| recurrent_layer(usize::MAX, 1, d)),
+        ("rnn", |d| recurrent_layer(1, 1, d)),
+        ("rnn", |d| recurrent_layer(0, 3, d)),
     ]
+}
+
+fn convolved(options: ConvOptions, device: &Device) -> Result<()> {
+    x(&[2, 4, 5, 6], device).conv2d(&x(&[6, 2, 3, 2], device), None, options).map(drop)
+}
+
+fn pooled(options: PoolOptions, device: &Device) -> Result<()> {
+    x(&[2, 3, 5, 6], device).max_pool2d(options).map(drop)
+}
+
+fn transposed(options: ConvOptions, output_padding: [usize; 2], device: &Device) -> Result<()> {
+    let weight = x(&[4, 3, 3, 2], device);
+    x(&[2, 4, 5, 6], device).conv_transpose2d(&weight, None, options, output_padding).map(drop)
+}
+
+/// Of a stack of one layer.
+fn recurrent_layer(layer: usize, directions: usize, device: &Device) -> Result<()> {
+    let (weight_ih, weight_hh) = (&x(&[5, 4], device), &x(&[5, 5], device));
+    let directions = vec![RecurrentRef { weight_ih, weight_hh, bias: None }; directions];
+    x(&[2, 3, 4], device).rnn(layer, &directions, &x(&[directions.len(), 3, 5], device)).map(drop)
 }
 
 fn arguments_of_tensors() -> Vec<(&'static str, Attempt)> {

@@ -6,8 +6,10 @@
 //! benchmark.
 
 mod attention;
+mod batch_norm;
 mod binary;
 mod cast;
+mod conv;
 mod cross_entropy;
 mod dropout;
 mod embedding;
@@ -18,7 +20,9 @@ mod low_rank;
 mod matmul;
 mod norm_linear;
 mod permute;
+mod pool;
 pub mod random;
+mod recurrent;
 mod reduce;
 mod reshape;
 mod rope;
@@ -40,11 +44,14 @@ mod boundary;
 pub use attention::Heads;
 use attention::MAX_HEAD_SIZE;
 pub(crate) use binary::METHODS as BINARY;
+pub use conv::ConvOptions;
 pub use cross_entropy::{Criterion, IGNORED};
 pub(crate) use matmul::MatMul;
 pub use matmul::{MatmulTuning, Throughput};
 pub(crate) use norm_linear::LinearRef;
 pub use norm_linear::NormRef;
+pub use pool::PoolOptions;
+pub use recurrent::RecurrentRef;
 pub(crate) use unary::METHODS as UNARY;
 
 use crate::cpu::CHUNK;

@@ -75,9 +75,9 @@ pub struct ParameterArena {
 }
 
 impl ParameterArena {
-    /// Moves a module's parameters into arenas on `device`; the module then uses them there, and the gradients of those
-    /// that are trained collect in an arena beside them. If `operands` of matmuls are to be f16, a further one holds
-    /// copies of the values for them.
+    /// Moves a module's parameters into arenas on `device`, and its buffers there; the module then uses them there, and
+    /// the gradients of those that are trained collect in an arena beside them. If `operands` of matmuls are to be f16,
+    /// a further one holds copies of the values for them.
     ///
     /// # Errors
     /// If there is nothing to train, a parameter is f16 that is not frozen, or the device cannot hold them.
@@ -105,6 +105,7 @@ impl ParameterArena {
         let gradients = Tensor::zeros_as(MemoryKind::Gradients, [trainable_len], DType::F32, device)?;
         let mut arena = ParameterArena { entries, segments, values, gradients, grads: Vec::new(), halves, f16_only };
         module.visit_parameters("", &mut |name, parameter| arena.take(name, parameter));
+        module.buffers_to_device(device)?;
         Ok(arena)
     }
 

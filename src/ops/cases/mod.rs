@@ -2,8 +2,12 @@
 //! numerical ones, the GPU against the CPU (by `doctor` too), every shader variant. `bench/table.rs` has a row for each
 //! of these ops as well.
 
+mod batch_norm;
+mod conv;
 mod losses;
 mod mixed;
+mod pool;
+mod recurrent;
 
 pub use super::inputs::Values;
 
@@ -76,6 +80,10 @@ pub fn all() -> Vec<Case> {
     dropout(&mut cases);
     shapes(&mut cases);
     cast(&mut cases);
+    conv::all(&mut cases);
+    pool::all(&mut cases);
+    batch_norm::all(&mut cases);
+    recurrent::all(&mut cases);
     mixed::all(&mut cases);
     cases
 }

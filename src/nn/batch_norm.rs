@@ -1,0 +1,123 @@
+//! Batch and group norms with PyTorch's parameter and buffer names.
+
+use super::layers::constant;
+use super::{Module, Parameter, join};
+use crate::{Result, Tensor};
+
+/// `torch.nn.BatchNorm1d` of (N, C) or (N, C, L), and `BatchNorm2d` of (N, C, H, W): in training by the statistics of
+/// the batch, in evaluation by their running averages.
+pub struct BatchNorm {
+    /// (C)
+    pub weight: Parameter,
+    /// (C)
+    pub bias: Parameter,
+    /// (C), buffers.
+    pub running_mean: Tensor,
+    pub running_var: Tensor,
+    /// What a batch replaces of the running averages.
+    pub momentum: f32,
+}
+
+impl BatchNorm {
+    /// Added to the variance.
+    pub const EPS: f32 = 1e-5;
+
+    /// Weight one, bias zero, running mean zero and variance one, momentum 0.1.
+    ///
+    /// # Errors
+    /// If memory is used up.
+    pub fn new(channels: usize) -> Result<BatchNorm> {
+        let [ones, zeros] = [1.0, 0.0].map(|value| move || constant(value, channels));
+        let (weight, bias) = (ones()?.into(), zeros()?.into());
+        Ok(BatchNorm { weight, bias, running_mean: zeros()?, running_var: ones()?, momentum: 0.1 })
+    }
+
+    /// (N, C, ...) to the same. In `training` the running averages follow the batch.
+    ///
+    /// # Errors
+    /// If the shape does not fit, or in training there are no two elements of each channel.
+    pub fn forward(&self, x: &Tensor, training: bool) -> Result<Tensor> {
+        let running = [&self.running_mean, &self.running_var];
+        x.batch_norm(running, &self.weight, &self.bias, training.then_some(self.momentum), BatchNorm::EPS)
+    }
+}
+
+impl Module for BatchNorm {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
+        visit(&join(prefix, "weight"), &mut self.weight);
+        visit(&join(prefix, "bias"), &mut self.bias);
+    }
+
+    fn visit_buffers(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Tensor)) {
+        visit(&join(prefix, "running_mean"), &mut self.running_mean);
+        visit(&join(prefix, "running_var"), &mut self.running_var);
+    }
+}
+
+/// `torch.nn.GroupNorm` of (N, C, ...).
+pub struct GroupNorm {
+    pub groups: usize,
+    /// (C)
+    pub weight: Parameter,
+    /// (C)
+    pub bias: Parameter,
+}
+
+impl GroupNorm {
+    /// Added to the variance.
+    pub const EPS: f32 = 1e-5;
+
+    /// Weight one, bias zero.
+    ///
+    /// # Errors
+    /// If memory is used up.
+    pub fn new(groups: usize, channels: usize) -> Result<GroupNorm> {
+        let (weight, bias) = (constant(1.0, channels)?.into(), constant(0.0, channels)?.into());
+        Ok(GroupNorm { groups, weight, bias })
+    }
+
+    /// (N, C, ...) to the same.
+    ///
+    /// # Errors
+    /// If the shape does not fit.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.group_norm(self.groups, &self.weight, &self.bias, GroupNorm::EPS)
+    }
+}
+
+impl Module for GroupNorm {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
+        visit(&join(prefix, "weight"), &mut self.weight);
+        visit(&join(prefix, "bias"), &mut self.bias);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::optim::ParameterArena;
+    use crate::{DType, Device};
+
+    #[test]
+    fn buffers_go_where_the_parameters_go_and_follow_batches() {
+        for device in Device::for_tests() {
+            let mut norm = BatchNorm::new(2).unwrap();
+            let arena = ParameterArena::new(&mut norm, &device, DType::F32).unwrap();
+            assert_eq!(arena.trainable_len(), 256, "buffers are not trained");
+            let mut names = Vec::new();
+            norm.visit_buffers("bn1", &mut |name, buffer| {
+                names.push(name.to_string());
+                assert!(buffer.device().same(&device), "{name}");
+            });
+            assert_eq!(names, ["bn1.running_mean", "bn1.running_var"]);
+            let x = Tensor::from_f32(&[1.0, 0.0, 3.0, 4.0], [2, 2], &device).unwrap();
+            norm.forward(&x, false).unwrap();
+            assert_eq!(norm.running_mean.to_f32().unwrap(), [0.0, 0.0]);
+            norm.forward(&x, true).unwrap();
+            let mean = norm.running_mean.to_f32().unwrap();
+            crate::testing::assert_close(&device, &mean, &[0.2f32, 0.2], 1e-6, 0.0);
+            norm.to_device(&Device::Cpu).unwrap();
+            assert!(norm.running_var.device().same(&Device::Cpu) && norm.weight.device().same(&Device::Cpu));
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! Recurrent layers with PyTorch's parameter names, shapes and initial values: `torch.nn.RNN` (tanh), `LSTM` and `GRU`
+//! with the sequence first.
+
+use super::layers::uniform;
+use super::{Dropout, Module, Parameter, join};
+use crate::ops::RecurrentRef;
+use crate::ops::random::Key;
+use crate::{DType, Result, Tensor};
+
+/// The sizes of a stack of recurrent layers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecurrentConfig {
+    /// I
+    pub input_size: usize,
+    /// H
+    pub hidden_size: usize,
+    /// L
+    pub num_layers: usize,
+    pub bias: bool,
+    /// Whether a second direction begins at the last step: D = 2.
+    pub bidirectional: bool,
+}
+
+/// One direction of one layer.
+struct Direction {
+    /// (G H, I), of all layers but the first (G H, D H)
+    weight_ih: Parameter,
+    /// (G H, H)
+    weight_hh: Parameter,
+    /// `bias_ih` and `bias_hh`, (G H)
+    bias: Option<[Parameter; 2]>,
+}
+
+impl Direction {
+    fn as_ref(&self) -> RecurrentRef<'_> {
+        let bias = self.bias.as_ref().map(|biases| biases.each_ref().map(|bias| &**bias));
+        RecurrentRef { weight_ih: &self.weight_ih, weight_hh: &self.weight_hh, bias }
+    }
+}
+
+/// Layers whose cells have G gates.
+struct Stack {
+    config: RecurrentConfig,
+    /// Of each layer its directions.
+    layers: Vec<Vec<Direction>>,
+}
+
+impl Stack {
+    /// All values uniform within 1 / sqrt(H).
+    fn new(config: RecurrentConfig, gates: usize, mut keys: impl FnMut() -> Key) -> Result<Stack> {
+        let RecurrentConfig { input_size, hidden_size, num_layers, bias, bidirectional } = config;
+        let (directions, width) = (1 + usize::from(bidirectional), gates * hidden_size);
+        let bound = 1.0 / (hidden_size as f32).sqrt();
+        let mut parameter = |shape: &[usize]| uniform(shape, bound, keys()).map(Parameter::from);
+        let mut direction = |inputs: usize| {
+            let (weight_ih, weight_hh) = (parameter(&[width, inputs])?, parameter(&[width, hidden_size])?);
+            let bias = if bias { Some([parameter(&[width])?, parameter(&[width])?]) } else { None };
+            Ok(Direction { weight_ih, weight_hh, bias })
+        };
+        let inputs = (0..num_layers).map(|layer| if layer == 0 { input_size } else { directions * hidden_size });
+        let layers = inputs.map(|inputs| (0..directions).map(|_| direction(inputs)).collect::<Result<_>>());
+        Ok(Stack { config, layers: layers.collect::<Result<_>>()? })
+    }
+
+    /// The states given, or `count` of zeros (L D, B, H).
+    fn states(&self, x: &Tensor, given: Option<&[Tensor]>, count: usize) -> Result<Vec<Tensor>> {
+        if let Some(states) = given {
+            return Ok(states.to_vec());
+        }
+        let RecurrentConfig { hidden_size, num_layers, bidirectional, .. } = self.config;
+        let batch = x.shape().get(1).copied().unwrap_or(0);
+        let shape = [num_layers * (1 + usize::from(bidirectional)), batch, hidden_size];
+        (0..count).map(|_| Tensor::zeros(shape, DType::F32, &x.device())).collect()
+    }
+
+    /// `layer` computes one layer of x and the states; y of the last one, and the states.
+    fn forward(
+        &self,
+        x: &Tensor,
+        mut states: Vec<Tensor>,
+        dropout: &Dropout,
+        layer: impl Fn(&Tensor, usize, &[RecurrentRef], &[Tensor]) -> Result<(Tensor, Vec<Tensor>)>,
+    ) -> Result<(Tensor, Vec<Tensor>)> {
+        let mut y = x.clone();
+        for (number, directions) in self.layers.iter().enumerate() {
+            if let Some((probability, key)) = if number > 0 { dropout.next() } else { None } {
+                y = y.dropout(probability, key)?;
+            }
+            let directions: Vec<RecurrentRef> = directions.iter().map(Direction::as_ref).collect();
+            (y, states) = layer(&y, number, &directions, &states)?;
+        }
+        Ok((y, states))
+    }
+}
+
+impl Module for Stack {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
+        for (number, directions) in self.layers.iter_mut().enumerate() {
+            for (direction, suffix) in directions.iter_mut().zip(["", "_reverse"]) {
+                let name = |what: &str| join(prefix, &format!("{what}_l{number}{suffix}"));
+                visit(&name("weight_ih"), &mut direction.weight_ih);
+                visit(&name("weight_hh"), &mut direction.weight_hh);
+                if let Some([bias_ih, bias_hh]) = &mut direction.bias {
+                    visit(&name("bias_ih"), bias_ih);
+                    visit(&name("bias_hh"), bias_hh);
+                }
+            }
+        }
+    }
+}
+
+/// `torch.nn.RNN`: h' = tanh(W_ih x + b_ih + W_hh h + b_hh) (Elman 1990).
+pub struct Rnn(Stack);
+
+impl Rnn {
+    /// Parameters uniform within 1 / sqrt(H), each drawn with a key of its own.
+    ///
+    /// # Errors
+    /// If memory is used up.
+    pub fn new(config: RecurrentConfig, keys: impl FnMut() -> Key) -> Result<Rnn> {
+        Stack::new(config, 1, keys).map(Rnn)
+    }
+
+    /// x (T, B, I) to y (T, B, D H) and the state h after the last step (L D, B, H), begun with zeros if none are
+    /// given. `dropout` drops elements of what one layer gives to the next.
+    ///
+    /// # Errors
+    /// If a shape does not fit.
+    pub fn forward(&self, x: &Tensor, h: Option<&Tensor>, dropout: &Dropout) -> Result<(Tensor, Tensor)> {
+        let first = self.0.states(x, h.map(std::slice::from_ref), 1)?;
+        let (y, mut states) = self.0.forward(x, first, dropout, |x, layer, directions, states| {
+            let (y, h) = x.rnn(layer, directions, &states[0])?;
+            Ok((y, vec![h]))
+        })?;
+        Ok((y, states.remove(0)))
+    }
+}
+
+impl Module for Rnn {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.0.visit_parameters(prefix, visit);
+    }
+}
+
+/// `torch.nn.LSTM` (Hochreiter and Schmidhuber 1997), with the gates i, f, g, o.
+pub struct Lstm(Stack);
+
+impl Lstm {
+    /// Parameters uniform within 1 / sqrt(H), each drawn with a key of its own.
+    ///
+    /// # Errors
+    /// If memory is used up.
+    pub fn new(config: RecurrentConfig, keys: impl FnMut() -> Key) -> Result<Lstm> {
+        Stack::new(config, 4, keys).map(Lstm)
+    }
+
+    /// x (T, B, I) to y (T, B, D H) and the states h and c after the last step (L D, B, H), begun with zeros if none
+    /// are given. `dropout` drops elements of what one layer gives to the next.
+    ///
+    /// # Errors
+    /// If a shape does not fit.
+    pub fn forward(
+        &self,
+        x: &Tensor,
+        states: Option<&[Tensor; 2]>,
+        dropout: &Dropout,
+    ) -> Result<(Tensor, [Tensor; 2])> {
+        let first = self.0.states(x, states.map(<[Tensor; 2]>::as_slice), 2)?;
+        let (y, mut states) = self.0.forward(x, first, dropout, |x, layer, directions, states| {
+            let (y, states) = x.lstm(layer, directions, [&states[0], &states[1]])?;
+            Ok((y, states.to_vec()))
+        })?;
+        Ok((y, [states.remove(0), states.remove(0)]))
+    }
+}
+
+impl Module for Lstm {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.0.visit_parameters(prefix, visit);
+    }
+}
+
+/// `torch.nn.GRU` (Cho et al. 2014), with the gates r, z, n.
+pub struct Gru(Stack);
+
+impl Gru {
+    /// Parameters uniform within 1 / sqrt(H), each drawn with a key of its own.
+    ///
+    /// # Errors
+    /// If memory is used up.
+    pub fn new(config: RecurrentConfig, keys: impl FnMut() -> Key) -> Result<Gru> {
+        Stack::new(config, 3, keys).map(Gru)
+    }
+
+    /// x (T, B, I) to y (T, B, D H) and the state h after the last step (L D, B, H), begun with zeros if none are
+    /// given. `dropout` drops elements of what one layer gives to the next.
+    ///
+    /// # Errors
+    /// If a shape does not fit.
+    pub fn forward(&self, x: &Tensor, h: Option<&Tensor>, dropout: &Dropout) -> Result<(Tensor, Tensor)> {
+        let first = self.0.states(x, h.map(std::slice::from_ref), 1)?;
+        let (y, mut states) = self.0.forward(x, first, dropout, |x, layer, directions, states| {
+            let (y, h) = x.gru(layer, directions, &states[0])?;
+            Ok((y, vec![h]))
+        })?;
+        Ok((y, states.remove(0)))
+    }
+}
+
+impl Module for Gru {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.0.visit_parameters(prefix, visit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+    use crate::nn::init_keys;
+
+    const CONFIG: RecurrentConfig =
+        RecurrentConfig { input_size: 3, hidden_size: 4, num_layers: 2, bias: true, bidirectional: true };
+
+    #[test]
+    fn parameters_have_the_names_and_shapes_of_pytorch() {
+        let mut lstm = Lstm::new(CONFIG, init_keys(1)).unwrap();
+        let described: Vec<String> =
+            lstm.parameters().iter().map(|(name, value)| format!("{name} {}", value.shape())).collect();
+        let of = |layer: &str, inputs: &str| {
+            let suffixes = [layer.to_string(), format!("{layer}_reverse")];
+            let of_direction = |suffix: String| {
+                let (weights, biases) = (["weight_ih", "weight_hh"], ["bias_ih", "bias_hh"]);
+                let weights = weights.iter().zip([inputs, "4"]).map(|(name, n)| format!("{name}_{suffix} (16, {n})"));
+                let biases = biases.iter().map(|name| format!("{name}_{suffix} (16)"));
+                weights.chain(biases).collect::<Vec<_>>()
+            };
+            suffixes.into_iter().flat_map(of_direction).collect::<Vec<_>>()
+        };
+        assert_eq!(described, [of("l0", "3"), of("l1", "8")].concat());
+        assert!(lstm.parameters().iter().all(|(_, value)| value.to_f32().unwrap().iter().all(|v| v.abs() <= 0.5)));
+    }
+
+    #[test]
+    fn a_sequence_in_two_parts_is_that_in_one() {
+        let config = RecurrentConfig { bidirectional: false, ..CONFIG };
+        let x: Vec<f32> = (0..6 * 2 * 3).map(|i| (i as f32 * 0.7).sin()).collect();
+        let part = |steps: std::ops::Range<usize>| {
+            let values = &x[steps.start * 6..steps.end * 6];
+            Tensor::from_f32(values, [steps.len(), 2, 3], &Device::Cpu).unwrap()
+        };
+        let lstm = Lstm::new(config, init_keys(1)).unwrap();
+        let (gru, rnn) = (Gru::new(config, init_keys(1)).unwrap(), Rnn::new(config, init_keys(1)).unwrap());
+        let off = Dropout::off();
+        type Layer<'a> = dyn Fn(&Tensor, Option<Vec<Tensor>>) -> (Tensor, Vec<Tensor>) + 'a;
+        let layers: [&Layer; 3] = [
+            &|x, states| {
+                let states = states.map(|states| [states[0].clone(), states[1].clone()]);
+                let (y, states) = lstm.forward(x, states.as_ref(), &off).unwrap();
+                (y, states.to_vec())
+            },
+            &|x, states| gru.forward(x, states.as_ref().map(|s| &s[0]), &off).map(|(y, h)| (y, vec![h])).unwrap(),
+            &|x, states| rnn.forward(x, states.as_ref().map(|s| &s[0]), &off).map(|(y, h)| (y, vec![h])).unwrap(),
+        ];
+        for layer in layers {
+            let (whole, finals) = layer(&part(0..6), None);
+            let (first, states) = layer(&part(0..2), None);
+            let (second, states) = layer(&part(2..6), Some(states));
+            let parts = [first.to_f32().unwrap(), second.to_f32().unwrap()].concat();
+            crate::testing::assert_close("y", &parts, &whole.to_f32().unwrap(), 1e-6, 0.0);
+            for (state, last) in states.iter().zip(&finals) {
+                crate::testing::assert_close("state", &state.to_f32().unwrap(), &last.to_f32().unwrap(), 1e-6, 0.0);
+            }
+        }
+    }
+
+    #[test]
+    fn dropout_stands_between_layers_alone() {
+        let x = Tensor::full(0.5, [2, 3, 3], &Device::Cpu).unwrap();
+        let differs = |num_layers: usize| {
+            let gru = Gru::new(RecurrentConfig { num_layers, ..CONFIG }, init_keys(1)).unwrap();
+            let y = |dropout: &Dropout| gru.forward(&x, None, dropout).unwrap().0.to_f32().unwrap();
+            y(&Dropout::off()) != y(&Dropout::new(0.5, 1, 1))
+        };
+        assert_eq!([differs(1), differs(2)], [false, true]);
+    }
+}

@@ -1,0 +1,177 @@
+//! Batch normalization (Ioffe and Szegedy 2015) and group normalization (Wu and He 2018). Shapes: x (N, C, ...) -> the
+//! same; weight and bias (C).
+//!
+//! ```text
+//! n = (x - mean) rstd, rstd = 1 / sqrt(variance + eps), y = n weight + bias
+//! dx = rstd (g - average(g) - n average(g n)), g = dy weight;  dweight = sum dy n;  dbias = sum dy
+//! ```
+//! Mean, variance and averages are of a set of planes, what x holds for one N and one C: in a batch norm those of a
+//! channel, in a group norm those of a group of channels for one N. Each plane is reduced by itself, its squares around
+//! its own mean, then the planes of a set (Chan, Golub, LeVeque 1983): nothing cancels, and the order is that of the
+//! shape.
+//!
+//! In evaluation the statistics of a batch norm are running averages, given to it; dx = rstd g.
+
+mod kernel;
+
+use super::reduce::SumRows;
+use super::*;
+use crate::tensor::{Grads, record, run, run_into};
+use kernel::{InputGradient, Moments, Normalize, PlaneSums, Planes, UpdateRunning};
+
+/// Inputs: x, weight, bias.
+struct ChannelNorm {
+    planes: Planes,
+    eps: f32,
+    /// Mean and variance of each set.
+    statistics: [Tensor; 2],
+    /// Whether the statistics are those of x, so that they depend on it.
+    of_x: bool,
+}
+
+impl Op for ChannelNorm {
+    fn saves(&self) -> Saves {
+        Saves { inputs: &[0, 1], outputs: &[] }
+    }
+
+    fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &grad_output[0] else { return Ok(()) };
+        let &ChannelNorm { planes, eps, of_x, .. } = self;
+        let ([mean, variance], x) = (&self.statistics, saved.input(0));
+        // (N, 2 C): what each plane adds to the gradients of the weight and of the bias.
+        let sums = grads.run_one(&PlaneSums { planes, eps }, &[dy, x, mean, variance])?;
+        let parameters = |accumulate| SumRows { accumulate, len: planes.channels, outputs: 2 };
+        grads.accumulate_all_with(&[1, 2], &[&sums], parameters)?;
+        if !grads.needs_grad(0) {
+            return Ok(());
+        }
+        let kernel = InputGradient { planes, eps, of_x };
+        let dx = grads.run_one(&kernel, &[dy, x, mean, variance, saved.input(1), &sums])?;
+        grads.accumulate(0, dx)
+    }
+}
+
+/// The planes of x, of so many sets; fails unless weight and bias fit.
+fn planes(op: &'static str, x: &Tensor, parameters: &[&Tensor], groups: Option<usize>) -> Result<Planes> {
+    let all: Vec<&Spec> = [x].iter().chain(parameters).map(|tensor| tensor.spec()).collect();
+    expect_f32(op, &all)?;
+    let &[batch, channels, ref rest @ ..] = &x.shape()[..] else {
+        return Err(shape_error(op, "x (N, C, ...)", x.shape()));
+    };
+    if let Some(other) = parameters.iter().find(|parameter| parameter.shape()[..] != [channels]) {
+        return Err(shape_error(op, format!("a tensor of shape ({channels}) for each channel"), other.shape()));
+    }
+    let size: usize = rest.iter().product();
+    if channels == 0 || size == 0 || groups.is_some_and(|groups| groups == 0 || !channels.is_multiple_of(groups)) {
+        let expected = format!("channels and elements of each, which groups divide ({groups:?})");
+        return Err(shape_error(op, expected, x.shape()));
+    }
+    Ok(Planes { batch, channels, size, groups })
+}
+
+/// Normalizes x with these statistics, as an op.
+fn normalize(op: ChannelNorm, [x, weight, bias]: [&Tensor; 3]) -> Result<Tensor> {
+    let [mean, variance] = &op.statistics;
+    let y = run(&Normalize { planes: op.planes, eps: op.eps }, &[x, mean, variance, weight, bias])?;
+    Ok(record(Box::new(op), &[x, weight, bias], y).remove(0))
+}
+
+fn moments(planes: Planes, x: &Tensor) -> Result<[Tensor; 2]> {
+    let mut outputs = run(&Moments { planes }, &[x])?;
+    Ok([outputs.remove(0), outputs.remove(0)])
+}
+
+impl Tensor {
+    /// Batch normalization of (N, C, ...) with a weight and a bias (C). In training, which gives the `momentum`, by the
+    /// mean and the variance of each channel, which then take that part of the running ones (C), the variance as n / (n
+    /// - 1) of itself; in evaluation by the running ones.
+    ///
+    /// # Errors
+    /// If a tensor is not f32 or its shape does not fit, there are no channels, or in training not two elements for
+    /// each.
+    pub fn batch_norm(
+        &self,
+        running: [&Tensor; 2],
+        weight: &Tensor,
+        bias: &Tensor,
+        momentum: Option<f32>,
+        eps: f32,
+    ) -> Result<Tensor> {
+        let op = "batch_norm";
+        let parameters = [running[0], running[1], weight, bias];
+        let planes = planes(op, self, &parameters, None)?;
+        crate::tensor::common_device(op, &[&[self], &parameters[..]].concat())?;
+        let statistics = match momentum {
+            None => {
+                // A copy, because they may change before backward.
+                let copy = |running: &Tensor| running.detach().scale(1.0);
+                [copy(running[0])?, copy(running[1])?]
+            }
+            Some(momentum) => {
+                let count = planes.batch * planes.size;
+                if count < 2 {
+                    return Err(shape_error(op, "two elements or more of each channel", self.shape()));
+                }
+                let statistics = moments(planes, self)?;
+                let update = UpdateRunning { channels: planes.channels, momentum, count };
+                run_into(&update, &[&statistics[0], &statistics[1]], &running)?;
+                statistics
+            }
+        };
+        let op = ChannelNorm { planes, eps, statistics, of_x: momentum.is_some() };
+        normalize(op, [self, weight, bias])
+    }
+
+    /// Group normalization of (N, C, ...): by the mean and the variance of each of `groups` parts of the channels for
+    /// each N, then with a weight and a bias (C).
+    ///
+    /// # Errors
+    /// If a tensor is not f32 or its shape does not fit, there are no channels, or the groups do not divide them.
+    pub fn group_norm(&self, groups: usize, weight: &Tensor, bias: &Tensor, eps: f32) -> Result<Tensor> {
+        let planes = planes("group_norm", self, &[weight, bias], Some(groups))?;
+        crate::tensor::common_device("group_norm", &[self, weight, bias])?;
+        let op = ChannelNorm { planes, eps, statistics: moments(planes, self)?, of_x: true };
+        normalize(op, [self, weight, bias])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+    use crate::testing::assert_close;
+
+    #[test]
+    fn running_statistics_follow_those_of_the_batches() {
+        for device in Device::for_tests() {
+            let of = |values: &[f32]| Tensor::from_f32(values, [values.len()], &device).unwrap();
+            let x = Tensor::from_f32(&[1.0, 10.0, 3.0, 30.0, 5.0, 80.0], [3, 2], &device).unwrap();
+            let (mean, variance, one, zero) = (of(&[1.0, 2.0]), of(&[1.0, 4.0]), of(&[1.0; 2]), of(&[0.0; 2]));
+            x.batch_norm([&mean, &variance], &one, &zero, Some(0.25), 0.0).unwrap();
+            // Means 3 and 40, variances 4 and 1300 with n - 1.
+            assert_close(&device, &mean.to_f32().unwrap(), &[1.5, 11.5f32], 1e-5, 0.0);
+            assert_close(&device, &variance.to_f32().unwrap(), &[1.75, 328.0f32], 1e-4, 0.0);
+            let y = x.batch_norm([&mean, &variance], &one, &zero, None, 0.0).unwrap();
+            assert_eq!(mean.to_f32().unwrap()[0], 1.5, "evaluation changes nothing");
+            let want = |x: f32, channel: usize| (x - [1.5, 11.5][channel]) / [1.75f32, 328.0][channel].sqrt();
+            let want: Vec<f32> = x.to_f32().unwrap().iter().enumerate().map(|(i, x)| want(*x, i % 2)).collect();
+            assert_close(&device, &y.to_f32().unwrap(), &want, 1e-5, 1e-5);
+        }
+    }
+
+    #[test]
+    fn a_mean_far_from_zero_costs_no_digits_of_the_variance() {
+        for device in Device::for_tests() {
+            let values: Vec<f32> = (0..600).map(|i| 4096.0 + (i % 7) as f32).collect();
+            let x = Tensor::from_f32(&values, [2, 1, 300], &device).unwrap();
+            let [one, zero] = [1.0, 0.0].map(|value| Tensor::full(value, [1], &device).unwrap());
+            let mean = values.iter().map(|x| f64::from(*x)).sum::<f64>() / 600.0;
+            let variance = values.iter().map(|x| (f64::from(*x) - mean).powi(2)).sum::<f64>() / 600.0;
+            let want: Vec<f64> = values.iter().map(|x| (f64::from(*x) - mean) / variance.sqrt()).collect();
+            let running = [&zero.detach(), &one.scale(1.0).unwrap()].map(Tensor::clone);
+            let y = x.batch_norm([&running[0], &running[1]], &one, &zero.scale(1.0).unwrap(), Some(0.1), 0.0).unwrap();
+            // Rounding of the mean alone: 2.4e-4 of values whose deviation is 2.
+            assert_close(&device, &y.to_f32().unwrap(), &want, 3e-4, 0.0);
+        }
+    }
+}

@@ -1,0 +1,377 @@
+//! Pooling of images: the largest or the average of each window. Shapes: x (B, C, H, W) -> y (B, C, H', W').
+//!
+//! ```text
+//! max_pool2d           y = largest x of the window, the first of equal ones; dx = dy where that came from
+//! avg_pool2d           y = average of the window; dx = dy / its size, from every window that holds the pixel
+//! adaptive_avg_pool2d  the same, with window i of rows floor(i H / H') to ceil((i + 1) H / H')
+//! H' = (H + 2 p - d (K - 1) - 1) / s + 1              stride s, padding p, dilation d
+//! ```
+//! Forward keeps where each largest element lies in its plane. Backward gathers: each pixel looks at the windows that
+//! may hold it, in a fixed order.
+
+use super::conv::positions;
+use super::*;
+use crate::gpu::{Buffer, Limits, Operand, Plan, buffer, param};
+use crate::shader;
+use crate::tensor::{Grads, apply};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// The windows of a pooling layer, (height, width) each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PoolOptions {
+    pub kernel: [usize; 2],
+    /// Pixels between neighbouring windows.
+    pub stride: [usize; 2],
+    /// Pixels on each side that are no candidates for the largest, and zeros for the average: at most half the kernel.
+    pub padding: [usize; 2],
+    /// Pixels between neighbouring elements of a window; 1 for averages.
+    pub dilation: [usize; 2],
+    /// Whether the average counts the padding.
+    pub count_include_pad: bool,
+}
+
+impl PoolOptions {
+    /// Windows of this size side by side, as is PyTorch's default.
+    pub fn new(kernel: [usize; 2]) -> PoolOptions {
+        PoolOptions { kernel, stride: kernel, padding: [0; 2], dilation: [1; 2], count_include_pad: true }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PoolKind {
+    Max,
+    Average,
+    AdaptiveAverage,
+}
+use PoolKind::*;
+
+/// Outputs: y, and of the largest where they lie (u32, an index into the plane). Input: x.
+#[derive(Clone, Copy)]
+struct Pool {
+    kind: PoolKind,
+    /// Those of [`AdaptiveAverage`] are not used.
+    options: PoolOptions,
+    planes: usize,
+    from: [usize; 2],
+    to: [usize; 2],
+}
+
+/// dx. Inputs: dy, and of the largest where they lie.
+struct PoolBackward(Pool);
+
+impl Pool {
+    /// The pixels of window `i` in one dimension, without the padding. Of the largest only with dilation 1.
+    fn window(&self, dim: usize, i: usize) -> Range<usize> {
+        let (from, to) = (self.from[dim], self.to[dim]);
+        if self.kind == AdaptiveAverage {
+            return i * from / to..((i + 1) * from).div_ceil(to);
+        }
+        let start = i * self.options.stride[dim];
+        let end = start + self.options.kernel[dim];
+        start.saturating_sub(self.options.padding[dim])..end.saturating_sub(self.options.padding[dim]).min(from)
+    }
+
+    /// By how much the sum of the window at (i, j) is divided.
+    fn count(&self, window: &[Range<usize>; 2]) -> f32 {
+        match self.kind == Average && self.options.count_include_pad {
+            true => (self.options.kernel[0] * self.options.kernel[1]) as f32,
+            false => (window[0].len() * window[1].len()) as f32,
+        }
+    }
+
+    /// Calls `visit` with every output of a plane and its window.
+    fn windows(&self, mut visit: impl FnMut(usize, [Range<usize>; 2])) {
+        for i in 0..self.to[0] {
+            for j in 0..self.to[1] {
+                visit(i * self.to[1] + j, [self.window(0, i), self.window(1, j)]);
+            }
+        }
+    }
+
+    /// The elements of window `i` in one dimension that are inside, by their numbers.
+    fn inside(&self, dim: usize, i: usize) -> Range<usize> {
+        let PoolOptions { kernel, stride, padding, dilation, .. } = self.options;
+        let number = |place: usize| place.saturating_sub(i * stride[dim]).div_ceil(dilation[dim]).min(kernel[dim]);
+        number(padding[dim])..number(self.from[dim] + padding[dim])
+    }
+
+    /// The largest elements of a plane.
+    fn largest(&self, x: &[f32], y: &mut [f32], places: &mut [u32]) {
+        let PoolOptions { stride, padding, dilation, .. } = self.options;
+        let width = self.from[1];
+        let columns: Vec<Range<usize>> = (0..self.to[1]).map(|j| self.inside(1, j)).collect();
+        let lines = y.chunks_exact_mut(self.to[1]).zip(places.chunks_exact_mut(self.to[1])).enumerate();
+        for (i, (y, places)) in lines {
+            let rows = self.inside(0, i);
+            let row_of = |k: usize| i * stride[0] + k * dilation[0] - padding[0];
+            for (j, ((y, place), columns)) in y.iter_mut().zip(places).zip(&columns).enumerate() {
+                let column_of = |l: usize| j * stride[1] + l * dilation[1] - padding[1];
+                // `pool` checks that every window has an element inside.
+                let mut best = row_of(rows.start) * width + column_of(columns.start);
+                let mut largest = x[best];
+                for line in rows.clone().map(|k| row_of(k) * width) {
+                    for at in columns.clone().map(|l| line + column_of(l)) {
+                        // What is not a number stays, as in PyTorch.
+                        if x[at] > largest || x[at].is_nan() {
+                            (best, largest) = (at, x[at]);
+                        }
+                    }
+                }
+                (*y, *place) = (largest, best as u32);
+            }
+        }
+    }
+
+    fn shape(&self, spec: &Spec, [height, width]: [usize; 2]) -> Shape {
+        [spec.shape[0], spec.shape[1], height, width].into()
+    }
+
+    fn plan(&self, pass: &'static str, buffers: Vec<Buffer>, each: [usize; 2]) -> Plan {
+        let PoolOptions { kernel, stride, padding, dilation, count_include_pad } = self.options;
+        let len = self.planes * each[0] * each[1];
+        let pairs = [
+            (["from_h", "from_w"], self.from),
+            (["to_h", "to_w"], self.to),
+            (["kernel_h", "kernel_w"], kernel),
+            (["stride_h", "stride_w"], stride),
+            (["padding_h", "padding_w"], padding),
+            (["dilation_h", "dilation_w"], dilation),
+        ];
+        let both = pairs.into_iter().flat_map(|(names, values)| [0, 1].map(|dim| param(names[dim], values[dim])));
+        Plan::one(Launch {
+            shader: shader!("pool"),
+            values: vec![
+                ("pass", pass.into()),
+                ("adaptive", (self.kind == AdaptiveAverage).into()),
+                ("with_padding", (self.kind == Average && count_include_pad).into()),
+            ],
+            buffers,
+            params: [param("len", len)].into_iter().chain(both).collect(),
+            workgroups: len.div_ceil(256),
+        })
+    }
+}
+
+impl Kernel for Pool {
+    fn name(&self) -> &'static str {
+        match self.kind {
+            Max => "max_pool2d",
+            Average => "avg_pool2d",
+            AdaptiveAverage => "adaptive_avg_pool2d",
+        }
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        let shape = self.shape(inputs[0], self.to);
+        let places = (self.kind == Max).then(|| Spec::new(shape.clone(), DType::U32));
+        Ok([Spec::new(shape, DType::F32)].into_iter().chain(places).collect())
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        let window = match self.kind {
+            AdaptiveAverage => self.from[0] * self.from[1] / (self.to[0] * self.to[1]),
+            _ => self.options.kernel[0] * self.options.kernel[1],
+        };
+        streaming_cost(window * outputs[0].shape.elements(), inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let [from, to] = [self.from, self.to].map(|[height, width]| height * width);
+        let (y, places) = outputs.split_first_mut().expect("the first is y");
+        let planes = y.f32().par_chunks_mut(to).zip(inputs[0].f32().par_chunks(from));
+        if let [places] = places {
+            return planes.zip(places.u32().par_chunks_mut(to)).for_each(|((y, x), places)| self.largest(x, y, places));
+        }
+        planes.for_each(|(y, x)| {
+            self.windows(|output, window| {
+                let rows = window[0].clone().map(|row| &x[row * self.from[1]..][window[1].clone()]);
+                y[output] = rows.map(|row| row.iter().sum::<f32>()).sum::<f32>() / self.count(&window);
+            });
+        });
+    }
+
+    fn gpu(&self, _: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        let mut buffers = vec![buffer("x", "f32", Operand::Input(0)), buffer("y", "f32", Operand::Output(0))];
+        buffers.extend((self.kind == Max).then_some(buffer("places", "u32", Operand::Output(1))));
+        self.plan(if self.kind == Max { "max" } else { "average" }, buffers, self.to)
+    }
+}
+
+impl Op for Pool {
+    fn saves(&self) -> Saves {
+        Saves { inputs: &[], outputs: if self.kind == Max { &[1] } else { &[] } }
+    }
+
+    fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &grad_output[0] else { return Ok(()) };
+        let inputs = if self.kind == Max { vec![dy, saved.output(1)] } else { vec![dy] };
+        grads.accumulate(0, grads.run_one(&PoolBackward(*self), &inputs)?)
+    }
+}
+
+impl Kernel for PoolBackward {
+    fn name(&self) -> &'static str {
+        match self.0.kind {
+            Max => "max_pool2d_backward",
+            Average => "avg_pool2d_backward",
+            AdaptiveAverage => "adaptive_avg_pool2d_backward",
+        }
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![Spec::new(self.0.shape(inputs[0], self.0.from), DType::F32)])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        streaming_cost(outputs[0].shape.elements(), inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let pool = &self.0;
+        let [from, to] = [pool.from, pool.to].map(|[height, width]| height * width);
+        let planes = outputs[0].f32().par_chunks_mut(from).zip(inputs[0].f32().par_chunks(to));
+        if pool.kind == Max {
+            return planes.zip(inputs[1].u32().par_chunks(to)).for_each(|((dx, dy), places)| {
+                dx.fill(0.0);
+                places.iter().zip(dy).for_each(|(place, dy)| dx[*place as usize] += dy);
+            });
+        }
+        planes.for_each(|(dx, dy)| {
+            dx.fill(0.0);
+            pool.windows(|output, window| {
+                let each = dy[output] / pool.count(&window);
+                for row in window[0].clone() {
+                    dx[row * pool.from[1]..][window[1].clone()].iter_mut().for_each(|dx| *dx += each);
+                }
+            });
+        });
+    }
+
+    fn gpu(&self, _: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        let pool = &self.0;
+        let mut buffers = vec![buffer("grad_output", "f32", Operand::Input(0))];
+        buffers.extend((pool.kind == Max).then_some(buffer("places", "u32", Operand::Input(1))));
+        buffers.push(buffer("result", "f32", Operand::Output(0)));
+        pool.plan(if pool.kind == Max { "max_backward" } else { "average_backward" }, buffers, pool.from)
+    }
+}
+
+/// Pools x, whose outputs have the size that `to` finds for each dimension.
+fn pool(
+    op: &'static str,
+    x: &Tensor,
+    kind: PoolKind,
+    options: PoolOptions,
+    to: impl Fn(usize, usize) -> Option<usize>,
+) -> Result<Tensor> {
+    expect_f32(op, &[x.spec()])?;
+    let &[batch, channels, height, width] = &x.shape()[..] else {
+        return Err(shape_error(op, "x (B, C, H, W)", x.shape()));
+    };
+    let (true, Some(to_h), Some(to_w)) = (height * width > 0, to(0, height), to(1, width)) else {
+        return Err(shape_error(op, format!("an image that the windows fit on, with {options:?}"), x.shape()));
+    };
+    let pool = Pool { kind, options, planes: batch * channels, from: [height, width], to: [to_h, to_w] };
+    Ok(apply(pool, &[x])?.remove(0))
+}
+
+/// The size of a pooled dimension, if windows fit on it: each must have an element inside.
+fn pooled(options: PoolOptions, dim: usize, size: usize) -> Option<usize> {
+    let PoolOptions { kernel, stride, padding, dilation, .. } = options;
+    let (kernel, padding, dilation) = (kernel[dim], padding[dim], dilation[dim]);
+    let inside = padding <= kernel / 2 && (padding == 0 || dilation <= size);
+    if inside { positions(size, kernel, stride[dim], padding, dilation) } else { None }
+}
+
+/// A method for sequences (B, C, L), which are images of height 1.
+fn of_sequence(op: &'static str, x: &Tensor, pool: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    let &[batch, channels, length] = &x.shape()[..] else {
+        return Err(shape_error(op, "x (B, C, L)", x.shape()));
+    };
+    let y = pool(&x.reshape([batch, channels, 1, length])?)?;
+    y.reshape([batch, channels, y.shape()[3]])
+}
+
+impl Tensor {
+    /// The largest element of each window of (B, C, H, W), whose gradient goes to the first of equal ones.
+    ///
+    /// # Errors
+    /// If the tensor is not f32 of four dimensions, no window fits, or the padding is more than half the kernel.
+    pub fn max_pool2d(&self, options: PoolOptions) -> Result<Tensor> {
+        pool("max_pool2d", self, Max, options, |dim, size| pooled(options, dim, size))
+    }
+
+    /// The average of each window of (B, C, H, W).
+    ///
+    /// # Errors
+    /// Those of [`Tensor::max_pool2d`], or if the windows are dilated.
+    pub fn avg_pool2d(&self, options: PoolOptions) -> Result<Tensor> {
+        let to = |dim: usize, size: usize| pooled(options, dim, size).filter(|_| options.dilation == [1; 2]);
+        pool("avg_pool2d", self, Average, options, to)
+    }
+
+    /// The averages of `to` windows (height, width) that cover (B, C, H, W) evenly.
+    ///
+    /// # Errors
+    /// If the tensor is not f32 of four dimensions, or there are no windows or too many.
+    pub fn adaptive_avg_pool2d(&self, to: [usize; 2]) -> Result<Tensor> {
+        // Kernels multiply the two with 32 bits.
+        let fits = |to: usize, size: usize| to.checked_add(1)?.checked_mul(size).filter(|n| *n <= u32::MAX as usize);
+        let to = |dim: usize, size: usize| fits(to[dim], size).map(|_| to[dim]).filter(|to| *to > 0);
+        pool("adaptive_avg_pool2d", self, AdaptiveAverage, PoolOptions::new([1; 2]), to)
+    }
+
+    /// [`Tensor::max_pool2d`] of sequences (B, C, L), with the second of each of the options; the first are those of a
+    /// height of 1.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::max_pool2d`].
+    pub fn max_pool1d(&self, options: PoolOptions) -> Result<Tensor> {
+        of_sequence("max_pool1d", self, |x| x.max_pool2d(options))
+    }
+
+    /// [`Tensor::avg_pool2d`] of sequences (B, C, L): see [`Tensor::max_pool1d`].
+    ///
+    /// # Errors
+    /// Those of [`Tensor::avg_pool2d`].
+    pub fn avg_pool1d(&self, options: PoolOptions) -> Result<Tensor> {
+        of_sequence("avg_pool1d", self, |x| x.avg_pool2d(options))
+    }
+
+    /// The averages of `to` windows that cover sequences (B, C, L) evenly.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::adaptive_avg_pool2d`].
+    pub fn adaptive_avg_pool1d(&self, to: usize) -> Result<Tensor> {
+        of_sequence("adaptive_avg_pool1d", self, |x| x.adaptive_avg_pool2d([1, to]))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+
+    #[test]
+    fn of_equal_elements_the_first_gets_the_gradient() {
+        for device in Device::for_tests() {
+            let x = Tensor::from_f32(&[1.0; 16], [1, 1, 4, 4], &device).unwrap().requires_grad().unwrap();
+            // Windows overlap, and the first element of those at the upper and left edge is padding.
+            let options = PoolOptions { stride: [2; 2], padding: [1; 2], ..PoolOptions::new([3; 2]) };
+            let y = x.max_pool2d(options).unwrap();
+            y.backward_with(&Tensor::from_f32(&[1.0, 2.0, 4.0, 8.0], [1, 1, 2, 2], &device).unwrap()).unwrap();
+            let mut want = [0.0; 16];
+            (want[0], want[1], want[4], want[5]) = (1.0, 2.0, 4.0, 8.0);
+            assert_eq!(x.grad().unwrap().to_f32().unwrap(), want, "{device}");
+        }
+    }
+
+    #[test]
+    fn a_window_without_an_element_inside_is_refused() {
+        // Elements at -1 and 1 of a single pixel.
+        let options = PoolOptions { padding: [1; 2], dilation: [2; 2], ..PoolOptions::new([2; 2]) };
+        let x = Tensor::from_f32(&[1.0], [1, 1, 1, 1], &Device::Cpu).unwrap();
+        assert!(matches!(x.max_pool2d(options), Err(Error::Shape { .. })));
+    }
+}
