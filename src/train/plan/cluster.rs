@@ -6,8 +6,8 @@
 //! together    = compute + max(exchange - what backward hides of it, 0)    a step with an all-reduce
 //! apart       = compute + exchange / H                                    train.sync_every = H
 //! ```
-//! `bytes` are those of what is trained, as `train.reduce_dtype` sends it. `host` is what a rank's machine takes to copy
-//! and add a byte, measured; the network is what the user says of it. Backward is two thirds of the computation, and
+//! `bytes` are those of what is trained, as `train.reduce_dtype` sends it. `host` is what a rank's machine takes to
+//! copy and add a byte, measured; the network is what the user says of it. Backward is two thirds of the computation, and
 //! hides the exchange of all buckets but the last; on a CPU nothing of what the host does, for it computes too. What a
 //! switch or ranks that share a network card make of it is not in the model.
 
@@ -73,8 +73,8 @@ pub struct Speed {
 }
 
 impl RunPlan {
-    /// The run on `cluster.ranks` ranks, and on fewer: at these peaks, or scaled from the time of the whole step that was
-    /// estimated from an earlier run.
+    /// The run on `cluster.ranks` ranks, and on fewer: at these peaks, or scaled from the time of the whole step that
+    /// was estimated from an earlier run.
     ///
     /// # Errors
     /// If the sequences of a step cannot be divided among so many.
@@ -104,8 +104,8 @@ impl RunPlan {
     }
 }
 
-/// Of so many bytes of f32 that are trained; `rows` are the numbers of ranks, the sequences and the seconds in which one
-/// computes its part. On a CPU, `on_host`, the host's part of the exchange is not hidden.
+/// Of so many bytes of f32 that are trained; `rows` are the numbers of ranks, the sequences and the seconds in which
+/// one computes its part. On a CPU, `on_host`, the host's part of the exchange is not hidden.
 fn plan(
     config: &Config,
     cluster: Cluster,
