@@ -34,7 +34,7 @@ How to read the numbers
     `float32_error` counts it apart as `after10_key_bias`.
 
     A target of -100 is ignored (`u32::MAX` in rustyflow). No input of relu is zero and no two candidates
-    of max or maximum are equal, so conventions for ties and kinks play no part.
+    of maximum or minimum are equal, so conventions for ties and kinks play no part.
 """
 
 import argparse
@@ -110,7 +110,8 @@ def run_op(case: Case, grad_out: Tensor, dtype: torch.dtype) -> dict[str, Tensor
     inputs = [x.to(dtype).requires_grad_() if x.is_floating_point() else x for x in case.inputs]
     out = OPS[case.op](*inputs, **case.attrs)
     out.backward(grad_out.to(dtype))
-    grads = {f"grad_in{i}": x.grad for i, x in enumerate(inputs) if x.is_floating_point()}
+    grads = {f"grad_in{i}": torch.zeros_like(x) if x.grad is None else x.grad  # None of what is only compared
+             for i, x in enumerate(inputs) if x.is_floating_point()}
     return {"out0": out.detach()} | grads
 
 
@@ -136,6 +137,15 @@ def cross_entropy(
     return F.cross_entropy(logits, targets, weight, ignore_index=IGNORE, label_smoothing=label_smoothing)
 
 
+def compare(x: Tensor, y: Tensor, a: Tensor, b: Tensor, by: str) -> Tensor:
+    """The choice between a and b by a comparison."""
+    return torch.where(getattr(torch, by)(x, y), a, b)
+
+
+def part(x: Tensor, dim: int, start: int, end: int, step: int) -> Tensor:
+    return x[(slice(None),) * dim + (slice(start, end, step),)]
+
+
 # What each op means. The attributes of a case are the keyword arguments.
 OPS: dict[str, Callable[..., Tensor]] = {
     "matmul": matmul,
@@ -144,6 +154,9 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "mul": torch.mul,
     "div": torch.div,
     "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "pow": torch.pow,
+    "compare": compare,
     "scale": lambda x, factor: x * factor,
     "neg": torch.neg,
     "exp": torch.exp,
@@ -172,6 +185,19 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "mean": lambda x, dim: x.mean(dim),
     "max": lambda x, dim: x.amax(dim),
     "permute": lambda x, dims: x.permute(dims),
+    "narrow": torch.narrow,
+    "slice": part,
+    "split": lambda x, size, dim, part: x.split(size, dim)[part],
+    "flip": torch.flip,
+    "expand": lambda x, shape: x.expand(shape),
+    "pad": lambda x, padding, value: F.pad(x, [n for pair in reversed(padding) for n in pair], value=value),
+    "cat": lambda *tensors, dim: torch.cat(tensors, dim),
+    "stack": lambda *tensors, dim: torch.stack(tensors, dim),
+    "tril": torch.tril,
+    "triu": torch.triu,
+    "gather": lambda x, index, dim: x.gather(dim, index),
+    "index_select": lambda x, index, dim: x.index_select(dim, index),
+    "scatter_add": lambda x, index, source, dim: x.scatter_add(dim, index, source),
 }
 
 
@@ -211,12 +237,22 @@ def op_cases() -> list[Case]:
         if not flags["transpose_a"]:
             add(f"matmul_3d_2d_{suffix}", "matmul", lambda d: [d.normal(4, *a_shape), d.normal(*b_shape)], **flags)
 
-    # Two tensors, element by element; the shape of b is that of a or its trailing dims.
-    for op in ["add", "sub", "mul", "div", "maximum"]:
-        for b_shape in [(2, 3, 5), (3, 5), (5,)]:
-            name = f"{op}_2x3x5_{'x'.join(map(str, b_shape))}"
+    # Two tensors, element by element; the shape of b is that of a or its trailing dims, or both are broadcast.
+    pairs = [((2, 3, 5), (2, 3, 5)), ((2, 3, 5), (3, 5)), ((2, 3, 5), (5,)),
+             ((3, 1), (2, 1, 4)), ((5,), (2, 3, 1)), ((), (3,))]
+    for op in ["add", "sub", "mul", "div", "maximum", "minimum", "pow"]:
+        for a_shape, b_shape in pairs:
+            name = f"{op}_{'x'.join(map(str, a_shape))}_{'x'.join(map(str, b_shape))}"
             add(name, op, lambda d: [
-                d.normal(2, 3, 5), d.away_from_zero(*b_shape) if op == "div" else d.normal(*b_shape)])
+                d.positive(*a_shape) if op == "pow" else d.normal(*a_shape),
+                d.away_from_zero(*b_shape) if op == "div" else d.normal(*b_shape)])
+    # Whole powers of what is negative, and of 0: constants, because a gradient of the exponent is no number there.
+    add("pow_negative", "pow", lambda d: [
+        torch.cat([d.away_from_zero(16), torch.zeros(2)]), torch.arange(18) % 5])
+    for op in ["eq", "ne", "lt", "le", "gt", "ge"]:
+        # So coarse that some are equal.
+        add(f"compare_{op}", "compare", lambda d: [
+            d.normal(3, 1).round(), d.normal(1, 7).round(), d.normal(2, 3, 7), d.normal(7)], by=op)
 
     # One tensor, element by element. The wide ones reach well into their flat tails.
     wide = {"sin", "cos", "gelu", "silu", "sigmoid", "tanh"}
@@ -281,6 +317,28 @@ def op_cases() -> list[Case]:
         for dim in range(3):
             add(f"{op}_3x4x5_dim{dim}", op, lambda d: [d.normal(3, 4, 5)], dim=dim)
     add("permute_2x3x4_201", "permute", lambda d: [d.normal(2, 3, 4)], dims=[2, 0, 1])
+
+    # Parts, and what is larger.
+    add("narrow_3x7x2", "narrow", lambda d: [d.normal(3, 7, 2)], dim=1, start=2, length=4)
+    add("slice_3x7x2", "slice", lambda d: [d.normal(3, 7, 2)], dim=1, start=1, end=7, step=3)
+    add("slice_9", "slice", lambda d: [d.normal(9)], dim=0, start=0, end=9, step=2)
+    add("split_7x3", "split", lambda d: [d.normal(7, 3)], size=3, dim=0, part=2)
+    add("flip_2x3x4", "flip", lambda d: [d.normal(2, 3, 4)], dims=[0, 2])
+    add("expand_3x1", "expand", lambda d: [d.normal(3, 1)], shape=[2, 3, 4])
+    add("pad_2x3", "pad", lambda d: [d.normal(2, 3)], padding=[[1, 0], [2, 1]], value=-1.5)
+    add("cat_2x3_2x4_2x1", "cat", lambda d: [d.normal(2, 3), d.normal(2, 4), d.normal(2, 1)], dim=1)
+    add("stack_2x3", "stack", lambda d: [d.normal(2, 3), d.normal(2, 3)], dim=1)
+    for op in ["tril", "triu"]:
+        for diagonal in [-1, 0, 2]:
+            add(f"{op}_2x4x5_{diagonal}", op, lambda d: [d.normal(2, 4, 5)], diagonal=diagonal)
+    # Lookups: some repeated, some never, an index that is shorter than the tensor.
+    add("gather_3x5", "gather", lambda d: [d.normal(3, 5), d.integers(5, 3, 8)], dim=1)
+    add("gather_4x3x2", "gather", lambda d: [d.normal(4, 3, 2), d.integers(4, 5, 2, 1)], dim=0)
+    add("index_select_3x5x2", "index_select", lambda d: [d.normal(3, 5, 2), d.integers(5, 7)], dim=1)
+    add("scatter_add_3x5", "scatter_add", lambda d: [
+        d.normal(3, 5), d.integers(5, 3, 8), d.normal(3, 8)], dim=1)
+    add("scatter_add_4x3x2", "scatter_add", lambda d: [
+        d.normal(4, 3, 2), d.integers(4, 5, 2, 1), d.normal(5, 2, 1)], dim=0)
 
     return cases
 

@@ -3,13 +3,15 @@
 //! are exact to half a unit in the last place, so the whole difference is ours.
 
 mod common;
+#[path = "common/golden_ops.rs"]
+mod golden_ops;
 
 use rustyflow::models::{self, Gpt2, LanguageModel, ModelConfig, ModelKind};
 use rustyflow::nn::{Dropout, LinearLayout, Module, Parameter};
-use rustyflow::ops::{Criterion, Heads};
+use rustyflow::ops::Criterion;
 use rustyflow::optim::{AdjustLr, Group, Kind, Optimizer, ParameterArena};
 use rustyflow::testing::worst_error;
-use rustyflow::{DType, Device, Result, Tensor};
+use rustyflow::{DType, Device, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -106,70 +108,6 @@ impl Comparison {
     }
 }
 
-/// A loss with the label smoothing and class weights that a case names.
-fn with_criterion(attrs: &Value, device: &Device, loss: impl Fn(Criterion) -> Result<Tensor>) -> Result<Tensor> {
-    let number = |value: &Value| value.as_f64().unwrap() as f32;
-    let weights = attrs.get("class_weights").map(|weights| {
-        let weights: Vec<f32> = weights.as_array().unwrap().iter().map(number).collect();
-        Tensor::from_f32(&weights, [weights.len()], device).unwrap()
-    });
-    let label_smoothing = attrs.get("label_smoothing").map_or(0.0, number);
-    loss(Criterion { label_smoothing, class_weights: weights.as_ref() })
-}
-
-/// Applies the op that a case names.
-fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
-    let flag = |name: &str| attrs[name].as_bool().unwrap();
-    let number = |name: &str| attrs[name].as_f64().unwrap() as f32;
-    let size = |name: &str| attrs[name].as_u64().unwrap() as usize;
-    match op {
-        "matmul" => x[0].matmul_transposed(&x[1], flag("transpose_a"), flag("transpose_b")),
-        "add" => x[0].add(&x[1]),
-        "sub" => x[0].sub(&x[1]),
-        "mul" => x[0].mul(&x[1]),
-        "div" => x[0].div(&x[1]),
-        "maximum" => x[0].maximum(&x[1]),
-        "scale" => x[0].scale(number("factor")),
-        "neg" => x[0].neg(),
-        "exp" => x[0].exp(),
-        "log" => x[0].log(),
-        "sqrt" => x[0].sqrt(),
-        "recip" => x[0].recip(),
-        "sin" => x[0].sin(),
-        "cos" => x[0].cos(),
-        "relu" => x[0].relu(),
-        "gelu" => x[0].gelu(),
-        "silu" => x[0].silu(),
-        "sigmoid" => x[0].sigmoid(),
-        "tanh" => x[0].tanh(),
-        "softmax" => x[0].softmax(),
-        "add_layer_norm" => {
-            let (sum, normal) = x[0].add_layer_norm(&x[1], None, DType::F32, &x[2], Some(&x[3]), number("eps"))?;
-            sum.add(&normal)
-        }
-        "feed_forward" => x[0].feed_forward(&x[1], &x[2], Some((&x[3], &x[4]))),
-        "layer_norm" => x[0].layer_norm(&x[1], Some(&x[2]), number("eps")),
-        "attention" => {
-            assert!(flag("causal"), "all attention here is causal");
-            x[0].causal_attention(Heads::multi_head(size("n_head")), None, None)
-        }
-        "embedding" => x[1].embedding(&x[0]),
-        "cross_entropy" => with_criterion(attrs, &x[0].device(), |criterion| x[0].cross_entropy(&x[1], criterion)),
-        "linear_cross_entropy" => {
-            with_criterion(attrs, &x[0].device(), |criterion| x[0].linear_cross_entropy(&x[1], &x[2], criterion, None))
-        }
-        "sum" => x[0].sum(size("dim")),
-        "mean" => x[0].mean(size("dim")),
-        "max" => x[0].max(size("dim")),
-        "permute" => {
-            let dims: Vec<usize> =
-                attrs["dims"].as_array().unwrap().iter().map(|d| d.as_u64().unwrap() as usize).collect();
-            x[0].permute(&dims)
-        }
-        _ => panic!("the golden files have an op that this test does not know: {op}"),
-    }
-}
-
 /// `tolerance` gives the largest error of an op from PyTorch's own.
 fn check_ops(device: &Device, tolerance: impl Fn(f32) -> f32) {
     let golden = Golden::read("ops");
@@ -185,7 +123,7 @@ fn check_ops(device: &Device, tolerance: impl Fn(f32) -> f32) {
                 if x.dtype() == rustyflow::DType::F32 { x.requires_grad().unwrap() } else { x }
             })
             .collect();
-        let y = apply(op, &case["attrs"], &inputs).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let y = golden_ops::apply(op, &case["attrs"], &inputs).unwrap_or_else(|e| panic!("{name}: {e}"));
         let grad_output = golden.tensor(&format!("{name}/grad_out0"), device);
         // PyTorch's scalars have no dimensions.
         assert!(
@@ -208,7 +146,7 @@ fn check_ops(device: &Device, tolerance: impl Fn(f32) -> f32) {
     }
     // Counted apart from the files, so that a case that is lost there is missed here.
     let stored = golden.file().names().iter().filter(|name| name.contains("/grad_in")).count();
-    assert_eq!((executed, gradients), (76, stored), "cases executed, gradients compared");
+    assert_eq!((executed, gradients), (130, stored), "cases executed, gradients compared");
     comparison.finish(device);
 }
 

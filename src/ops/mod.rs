@@ -6,18 +6,22 @@
 //! benchmark.
 
 mod attention;
+mod axes;
 mod binary;
+mod broadcast;
 mod cast;
+mod compare;
 mod cross_entropy;
 mod dropout;
 mod embedding;
 mod feed_forward;
+mod gather;
 mod layer_norm;
 mod linear_cross_entropy;
 mod low_rank;
 mod matmul;
+mod movement;
 mod norm_linear;
-mod permute;
 pub mod random;
 mod reduce;
 mod reshape;
@@ -25,6 +29,7 @@ mod rope;
 pub mod sample;
 mod softmax;
 mod swiglu;
+mod triangular;
 mod unary;
 
 #[cfg(all(feature = "cli", not(feature = "testing")))]
@@ -40,6 +45,7 @@ mod boundary;
 pub use attention::Heads;
 use attention::MAX_HEAD_SIZE;
 pub(crate) use binary::METHODS as BINARY;
+pub(crate) use compare::COMPARISONS;
 pub use cross_entropy::{Criterion, IGNORED};
 pub(crate) use matmul::MatMul;
 pub use matmul::{MatmulTuning, Throughput};

@@ -16,8 +16,9 @@
 use super::*;
 use crate::cpu::{sum_of, vectorized, with_scratch};
 use crate::gpu::{Limits, Operand, Plan, buffer, param};
+use crate::profile::MemoryKind;
 use crate::shader;
-use crate::tensor::{Grads, Shape};
+use crate::tensor::{Edge, Grads, Shape, run_as};
 use rayon::prelude::*;
 
 /// How the elements of a dimension become one.
@@ -289,6 +290,28 @@ impl Op for Reduce {
         };
         grads.accumulate(0, dx)
     }
+}
+
+/// The sum of `x` over what was repeated to its shape from this one.
+pub(super) fn sum_to(mut x: Tensor, shape: &Shape) -> Result<Tensor> {
+    let before = x.shape().len() - shape.len();
+    let repeated = |dim: usize| dim < before || shape[dim - before] != x.shape()[dim];
+    // The lengths of neighbouring dimensions that are all repeated, or none.
+    let mut groups: Vec<(bool, usize)> = Vec::new();
+    for dim in (0..x.shape().len()).filter(|&dim| x.shape()[dim] != 1) {
+        match groups.last_mut() {
+            Some((of, size)) if *of == repeated(dim) => *size *= x.shape()[dim],
+            _ => groups.push((repeated(dim), x.shape()[dim])),
+        }
+    }
+    while let Some(group) = groups.iter().rposition(|(repeated, _)| *repeated) {
+        let size = |groups: &[(bool, usize)]| groups.iter().map(|(_, size)| size).product();
+        let from = Shape::from([size(&groups[..group]), groups[group].1, size(&groups[group + 1..])]);
+        let sum = Reduce { kind: Sum, dim: 1, from: from.clone() };
+        x = run_as(MemoryKind::Gradients, &sum, &[&x.view(from, Edge::None)])?.remove(0);
+        groups.remove(group);
+    }
+    Ok(if x.shape() == shape { x } else { x.view(shape.clone(), Edge::None) })
 }
 
 impl Kernel for SumRows {

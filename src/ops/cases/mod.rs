@@ -4,12 +4,13 @@
 
 mod losses;
 mod mixed;
+mod movement;
 
 pub use super::inputs::Values;
 
 use super::inputs::{AROUND_ZERO, POSITIVE, domain, draw};
 use super::random::Key;
-use super::{BINARY, Heads, UNARY};
+use super::{BINARY, COMPARISONS, Heads, UNARY};
 use crate::tensor::{DType, Tensor};
 use crate::{Device, Result};
 
@@ -62,6 +63,7 @@ pub fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     unary(&mut cases);
     binary(&mut cases);
+    compare(&mut cases);
     matmul(&mut cases);
     reduce(&mut cases);
     attention(&mut cases);
@@ -74,7 +76,7 @@ pub fn all() -> Vec<Case> {
     layer_norm(&mut cases);
     embedding(&mut cases);
     dropout(&mut cases);
-    shapes(&mut cases);
+    movement::all(&mut cases);
     cast(&mut cases);
     mixed::all(&mut cases);
     cases
@@ -133,24 +135,73 @@ fn reduce(cases: &mut Vec<Case>) {
     cases.push(Case::new("max/large", vec![(vec![300, 3], LARGE)], large).not_smooth());
 }
 
+/// Shapes that are broadcast: b repeated as a whole, then any other way; in rank 6, of a scalar, and of nothing.
+const PAIRS: [(&[usize], &[usize]); 22] = [
+    (&[1], &[1]),
+    (&[17], &[17]),
+    (&[3, 65], &[65]),
+    (&[2, 3, 5], &[3, 5]),
+    (&[129, 4], &[4]),
+    (&[5, 7], &[]),
+    (&[2, 5000], &[5000]),
+    (&[129, 65], &[129, 65]),
+    (&[2, 3], &[1, 3]),
+    (&[0, 3], &[3]),
+    (&[5], &[3, 5]),
+    (&[], &[17]),
+    (&[3], &[1, 3]),
+    (&[65, 1], &[1, 129]),
+    (&[129, 1], &[129, 65]),
+    (&[2, 1, 5], &[3, 1]),
+    (&[2, 3, 4], &[2, 1, 4]),
+    (&[4100, 2], &[4100, 1]),
+    (&[1, 4100], &[3, 1]),
+    (&[2, 1, 3, 1, 2, 1], &[1, 3, 1, 2, 1, 5]),
+    (&[0, 1], &[1, 4]),
+    (&[0, 1], &[5, 1, 4]),
+];
+
 fn binary(cases: &mut Vec<Case>) {
-    let shapes: [(&[usize], &[usize]); 8] = [
-        (&[1], &[1]),
-        (&[17], &[17]),
-        (&[3, 65], &[65]),
-        (&[2, 3, 5], &[3, 5]),
-        (&[129, 4], &[4]),
-        (&[5, 7], &[]),
-        (&[2, 5000], &[5000]),
-        (&[129, 65], &[129, 65]),
-    ];
-    for (a, b) in shapes {
+    for (a, b) in PAIRS {
         for &(name, op) in BINARY {
-            let inputs = vec![(a.to_vec(), AROUND_ZERO), (b.to_vec(), POSITIVE)];
+            let inputs = vec![(a.to_vec(), domain(name)), (b.to_vec(), POSITIVE)];
             let case = Case::new(format!("{name}/{a:?}{b:?}"), inputs, move |x| op(&x[0], &x[1]));
             // The gradient of a repeated b sums up to a few hundred terms.
             let case = case.tolerance(2e-5, 1e-5);
-            cases.push(if name == "maximum" { case.not_smooth() } else { case });
+            cases.push(if matches!(name, "maximum" | "minimum") { case.not_smooth() } else { case });
+        }
+    }
+    // Powers of what is negative, by whole numbers: of these, finite differences leave the domain.
+    let apply = |x: &[Tensor]| {
+        let exponents: Vec<f32> = (0..7).map(|i| i as f32 - 3.0).collect();
+        x[0].pow(&Tensor::from_f32(&exponents, [7], &x[0].device())?)
+    };
+    // Cubes of reciprocals of numbers down to 0.01.
+    let inputs = vec![(vec![65, 7], AROUND_ZERO)];
+    cases.push(Case::new("pow/negative", inputs, apply).tolerance(2e-5, 2e-5).not_smooth());
+}
+
+/// What a mask keeps, so that there is something to differentiate.
+fn compare(cases: &mut Vec<Case>) {
+    for (a, b) in PAIRS {
+        for &(name, op) in COMPARISONS {
+            let inputs = vec![(a.to_vec(), AROUND_ZERO), (b.to_vec(), AROUND_ZERO)];
+            let apply = move |x: &[Tensor]| op(&x[0], &x[1])?.mul(&x[0]);
+            cases.push(Case::new(format!("{name}/{a:?}{b:?}"), inputs, apply).tolerance(2e-6, 2e-6).not_smooth());
+            // Of token ids many are equal.
+            let inputs = vec![(a.to_vec(), Values::Ids(4)), (b.to_vec(), Values::Ids(4)), (b.to_vec(), AROUND_ZERO)];
+            let apply = move |x: &[Tensor]| op(&x[0], &x[1])?.mul(&x[2]);
+            cases.push(Case::new(format!("{name}/ids/{a:?}{b:?}"), inputs, apply).tolerance(2e-5, 2e-6));
+        }
+        // The mask is of the shape of a, of b, or of one element.
+        for (mask, what) in [(a, "a"), (b, "b"), (&[][..], "all")] {
+            let inputs = vec![(mask.to_vec(), Values::Ids(2)), (a.to_vec(), AROUND_ZERO), (b.to_vec(), AROUND_ZERO)];
+            let apply = |x: &[Tensor]| {
+                let zero = Tensor::zeros([], DType::U32, &x[0].device())?;
+                x[0].ne(&zero)?.where_cond(&x[1], &x[2])
+            };
+            let case = Case::new(format!("where_cond/mask of {what}/{a:?}{b:?}"), inputs, apply);
+            cases.push(case.tolerance(2e-5, 2e-6));
         }
     }
 }
@@ -429,32 +480,6 @@ fn dropout(cases: &mut Vec<Case>) {
             cases.push(Case::new(format!("dropout/{p}/{shape:?}"), inputs, move |x| x[0].dropout(p, key)));
         }
     }
-}
-
-/// Ops that only move elements: exact.
-fn shapes(cases: &mut Vec<Case>) {
-    let permutations: [(&[usize], &[usize]); 10] = [
-        (&[1], &[0]),
-        (&[17], &[0]),
-        (&[17, 65], &[1, 0]),
-        (&[64, 32], &[1, 0]),
-        (&[3, 17, 129], &[2, 0, 1]),
-        (&[3, 17, 129], &[0, 2, 1]),
-        (&[2, 5, 3, 8], &[0, 2, 1, 3]),
-        (&[2, 5, 3, 7], &[0, 2, 1, 3]),
-        (&[2, 1, 5, 3, 4], &[4, 1, 3, 0, 2]),
-        (&[2, 3, 5, 3, 4], &[3, 1, 2, 0, 4]),
-    ];
-    for (shape, dims) in permutations {
-        let inputs = vec![(shape.to_vec(), AROUND_ZERO)];
-        let case = Case::new(format!("permute/{shape:?}/{dims:?}"), inputs, move |x| x[0].permute(dims));
-        cases.push(case.tolerance(0.0, 0.0));
-    }
-    let inputs = vec![(vec![3, 65], AROUND_ZERO)];
-    // The permutations on both sides make value and gradient depend on the shapes of the view.
-    let apply = |x: &[Tensor]| x[0].permute(&[1, 0])?.reshape([13, 15])?.permute(&[1, 0]);
-    let case = Case::new("reshape/[3, 65]", inputs, apply);
-    cases.push(case.tolerance(0.0, 0.0));
 }
 
 fn cast(cases: &mut Vec<Case>) {

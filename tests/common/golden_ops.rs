@@ -1,0 +1,108 @@
+//! The ops of `tests/goldens/ops.json` by their names there.
+
+use rustyflow::ops::{Criterion, Heads};
+use rustyflow::{DType, Device, Result, Tensor};
+use serde_json::Value;
+
+/// A loss with the label smoothing and class weights that a case names.
+fn with_criterion(attrs: &Value, device: &Device, loss: impl Fn(Criterion) -> Result<Tensor>) -> Result<Tensor> {
+    let number = |value: &Value| value.as_f64().unwrap() as f32;
+    let weights = attrs.get("class_weights").map(|weights| {
+        let weights: Vec<f32> = weights.as_array().unwrap().iter().map(number).collect();
+        Tensor::from_f32(&weights, [weights.len()], device).unwrap()
+    });
+    let label_smoothing = attrs.get("label_smoothing").map_or(0.0, number);
+    loss(Criterion { label_smoothing, class_weights: weights.as_ref() })
+}
+
+/// Whole numbers as f32.
+fn as_f32(x: &Tensor) -> Result<Tensor> {
+    if x.dtype() != DType::U32 {
+        return Ok(x.clone());
+    }
+    let values: Vec<f32> = x.to_u32()?.into_iter().map(|n| n as f32).collect();
+    Tensor::from_f32(&values, x.shape().clone(), &x.device())
+}
+
+fn compare(by: &str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+    match by {
+        "eq" => a.eq(b),
+        "ne" => a.ne(b),
+        "lt" => a.lt(b),
+        "le" => a.le(b),
+        "gt" => a.gt(b),
+        "ge" => a.ge(b),
+        _ => panic!("the golden files have a comparison that this test does not know: {by}"),
+    }
+}
+
+/// Applies the op that a case names.
+pub fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
+    let flag = |name: &str| attrs[name].as_bool().unwrap();
+    let number = |name: &str| attrs[name].as_f64().unwrap() as f32;
+    let size = |name: &str| attrs[name].as_u64().unwrap() as usize;
+    let sizes = |name: &str| -> Vec<usize> {
+        attrs[name].as_array().unwrap().iter().map(|size| size.as_u64().unwrap() as usize).collect()
+    };
+    match op {
+        "matmul" => x[0].matmul_transposed(&x[1], flag("transpose_a"), flag("transpose_b")),
+        "add" => x[0].add(&x[1]),
+        "sub" => x[0].sub(&x[1]),
+        "mul" => x[0].mul(&x[1]),
+        "div" => x[0].div(&x[1]),
+        "maximum" => x[0].maximum(&x[1]),
+        "minimum" => x[0].minimum(&x[1]),
+        "pow" => x[0].pow(&as_f32(&x[1])?),
+        "compare" => compare(attrs["by"].as_str().unwrap(), &x[0], &x[1])?.where_cond(&x[2], &x[3]),
+        "scale" => x[0].scale(number("factor")),
+        "neg" => x[0].neg(),
+        "exp" => x[0].exp(),
+        "log" => x[0].log(),
+        "sqrt" => x[0].sqrt(),
+        "recip" => x[0].recip(),
+        "sin" => x[0].sin(),
+        "cos" => x[0].cos(),
+        "relu" => x[0].relu(),
+        "gelu" => x[0].gelu(),
+        "silu" => x[0].silu(),
+        "sigmoid" => x[0].sigmoid(),
+        "tanh" => x[0].tanh(),
+        "softmax" => x[0].softmax(),
+        "add_layer_norm" => {
+            let (sum, normal) = x[0].add_layer_norm(&x[1], None, DType::F32, &x[2], Some(&x[3]), number("eps"))?;
+            sum.add(&normal)
+        }
+        "feed_forward" => x[0].feed_forward(&x[1], &x[2], Some((&x[3], &x[4]))),
+        "layer_norm" => x[0].layer_norm(&x[1], Some(&x[2]), number("eps")),
+        "attention" => {
+            assert!(flag("causal"), "all attention here is causal");
+            x[0].causal_attention(Heads::multi_head(size("n_head")), None, None)
+        }
+        "embedding" => x[1].embedding(&x[0]),
+        "cross_entropy" => with_criterion(attrs, &x[0].device(), |criterion| x[0].cross_entropy(&x[1], criterion)),
+        "linear_cross_entropy" => {
+            with_criterion(attrs, &x[0].device(), |criterion| x[0].linear_cross_entropy(&x[1], &x[2], criterion, None))
+        }
+        "sum" => x[0].sum(size("dim")),
+        "mean" => x[0].mean(size("dim")),
+        "max" => x[0].max(size("dim")),
+        "permute" => x[0].permute(&sizes("dims")),
+        "narrow" => x[0].narrow(size("dim"), size("start"), size("length")),
+        "slice" => x[0].slice(size("dim"), size("start")..size("end"), size("step")),
+        "split" => Ok(x[0].split(size("size"), size("dim"))?.remove(size("part"))),
+        "flip" => x[0].flip(&sizes("dims")),
+        "expand" => x[0].expand(sizes("shape")),
+        "pad" => {
+            let pair = |pair: &Value| (pair[0].as_u64().unwrap() as usize, pair[1].as_u64().unwrap() as usize);
+            x[0].pad(&attrs["padding"].as_array().unwrap().iter().map(pair).collect::<Vec<_>>(), number("value"))
+        }
+        "cat" => Tensor::cat(&x.iter().collect::<Vec<_>>(), size("dim")),
+        "stack" => Tensor::stack(&x.iter().collect::<Vec<_>>(), size("dim")),
+        "tril" => x[0].tril(attrs["diagonal"].as_i64().unwrap()),
+        "triu" => x[0].triu(attrs["diagonal"].as_i64().unwrap()),
+        "gather" => x[0].gather(size("dim"), &x[1]),
+        "index_select" => x[0].index_select(size("dim"), &x[1]),
+        "scatter_add" => x[0].scatter_add(size("dim"), &x[1], &x[2]),
+        _ => panic!("the golden files have an op that this test does not know: {op}"),
+    }
+}
