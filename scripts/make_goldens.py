@@ -34,7 +34,7 @@ How to read the numbers
     `float32_error` counts it apart as `after10_key_bias`.
 
     A target of -100 is ignored (`u32::MAX` in rustyflow). No input of relu is zero and no two candidates
-    of maximum or minimum are equal, so conventions for ties and kinks play no part.
+    of maximum, minimum, argmax or argmin are equal; only `max` and `min` have cases with ties.
 """
 
 import argparse
@@ -181,9 +181,16 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "cross_entropy": cross_entropy,
     "linear_cross_entropy": lambda h, weight, targets, **criterion: (
         cross_entropy(h @ weight.mT, targets, **criterion)),
-    "sum": lambda x, dim: x.sum(dim),
-    "mean": lambda x, dim: x.mean(dim),
-    "max": lambda x, dim: x.amax(dim),
+    "sum": torch.sum,
+    "mean": torch.mean,
+    "max": torch.amax,
+    "min": torch.amin,
+    "prod": torch.prod,
+    "var": torch.var,
+    "logsumexp": torch.logsumexp,
+    # The elements that it names.
+    "argmax": lambda x, dim: x.gather(dim, x.argmax(dim, keepdim=True)),
+    "argmin": lambda x, dim: x.gather(dim, x.argmin(dim, keepdim=True)),
     "permute": lambda x, dims: x.permute(dims),
     "narrow": torch.narrow,
     "slice": part,
@@ -312,10 +319,23 @@ def op_cases() -> list[Case]:
         add(f"linear_cross_entropy_9x5_19x5_{suffix}", "linear_cross_entropy",
             lambda d: [d.normal(9, 5), d.normal(19, 5), targets(d, 9, 19)], **criterion)
 
-    # Whole dimensions; the reduced one is dropped from the shape.
-    for op in ["sum", "mean", "max"]:
+    # Whole dimensions; those reduced are dropped from the shape, or kept as 1.
+    for op in ["sum", "mean", "max", "min", "prod", "var", "logsumexp", "argmax", "argmin"]:
+        correction = {"correction": 1} if op == "var" else {}
         for dim in range(3):
-            add(f"{op}_3x4x5_dim{dim}", op, lambda d: [d.normal(3, 4, 5)], dim=dim)
+            add(f"{op}_3x4x5_dim{dim}", op, lambda d: [d.normal(3, 4, 5)], dim=dim, **correction)
+        if op not in ["prod", "argmax", "argmin"]:  # PyTorch has these of one dimension alone
+            for dims in [[0, 2], [1, 2], [0, 1, 2]]:
+                name = f"{op}_3x4x5_dims{''.join(map(str, dims))}"
+                add(name, op, lambda d: [d.normal(3, 4, 5)], dim=dims, keepdim=True, **correction)
+    add("var_3x4_population", "var", lambda d: [d.normal(3, 4)], dim=1, correction=0)
+    add("logsumexp_5x17_large", "logsumexp", large_rows, dim=1)
+    # So coarse that several are the largest, which share the gradient.
+    for op in ["max", "min"]:
+        add(f"{op}_5x17_ties", op, lambda d: [d.normal(5, 17).round()], dim=1)
+    # Rows with no factor of 0, with one, and with two.
+    add("prod_3x5_zeros", "prod", lambda d: [d.normal(3, 5).index_put(
+        (torch.tensor([1, 2, 2]), torch.tensor([3, 0, 4])), torch.tensor(0.0))], dim=1)
     add("permute_2x3x4_201", "permute", lambda d: [d.normal(2, 3, 4)], dims=[2, 0, 1])
 
     # Parts, and what is larger.

@@ -2,10 +2,10 @@
 //! model worth training.
 
 use crate::nn::{LinearLayout, Module, Parameter};
-use crate::ops::inputs::{AROUND_ZERO, POSITIVE, Values, domain, draw};
+use crate::ops::inputs::{AROUND_ONE, AROUND_ZERO, POSITIVE, Values, domain, draw};
 use crate::ops::random::Key;
 use crate::ops::sample::Draw;
-use crate::ops::{BINARY, COMPARISONS, Criterion, Heads, UNARY};
+use crate::ops::{BINARY, COMPARISONS, Criterion, Heads, REDUCTIONS, UNARY};
 use crate::optim::{AdjustLr, Kind, Optimizer, ParameterArena};
 use crate::tensor::{DType, no_grad};
 use crate::{Device, Result, Tensor};
@@ -388,15 +388,20 @@ fn elementwise(s: &Sizes) -> Vec<Row> {
 
 /// Reductions, and ops that only move elements.
 fn movement(s: &Sizes) -> Vec<Row> {
-    type Reduce = fn(&Tensor, usize) -> Result<Tensor>;
     let (b, t, c, n_head) = (s.batch, s.context, s.width, s.n_head);
     let flat = || vec![(vec![b * t, c], AROUND_ZERO)];
     let shape = || format!("{}x{c}", b * t);
     let mut rows = Vec::new();
-    let reductions: [(&str, Reduce); 3] = [("sum", Tensor::sum), ("mean", Tensor::mean), ("max", Tensor::max)];
-    for (op, apply) in reductions {
+    for &(op, apply) in REDUCTIONS.iter().filter(|(op, _)| !op.ends_with("_keepdim")) {
         for (dim, of) in [(0, "columns"), (1, "rows")] {
-            rows.push(Row::both(op, format!("{} of {}", of, shape()), flat(), &[], move |x| apply(&x[0], dim)));
+            let values = if op == "prod" { AROUND_ONE } else { AROUND_ZERO };
+            let (inputs, shape) = (vec![(vec![b * t, c], values)], format!("{} of {}", of, shape()));
+            let apply = move |x: &[Tensor]| apply(&x[0], &[dim]);
+            // Numbers of elements have no gradient.
+            rows.push(match op {
+                "argmax" | "argmin" => Row::forward(op, shape, inputs, apply),
+                _ => Row::both(op, shape, inputs, &[], apply),
+            });
         }
     }
     let heads = vec![(vec![b, t, n_head, c / n_head], AROUND_ZERO)];

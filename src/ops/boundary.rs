@@ -78,10 +78,8 @@ fn shapes() -> Vec<Row> {
     let x = [f32(&[2, 3])];
     let reduced = "0 rank+1, 0 rank-1, 0 dim0+1, 0 dim1+1";
     let any_type = "0 f16, 0 u32, 0 rank+1, 0 dim0+1, 0 dim1+1";
-    vec![
-        row("sum", &x, reduced, |x| x[0].sum(0)),
-        row("mean", &x, reduced, |x| x[0].mean(0)),
-        row("max", &x, reduced, |x| x[0].max(0)),
+    let reductions = REDUCTIONS.iter().map(|&(op, apply)| row(op, &x, reduced, move |x| apply(&x[0], &[0])));
+    let others = vec![
         row("permute", &x, "0 f16, 0 u32, 0 dim0+1, 0 dim1+1", |x| x[0].permute(&[1, 0])),
         row("narrow", &x, any_type, |x| x[0].narrow(1, 1, 1)),
         row("slice", &x, any_type, |x| x[0].slice(1, 0..2, 2)),
@@ -108,7 +106,8 @@ fn shapes() -> Vec<Row> {
             "0 dim0+1, 0 dim1+1, 1 rank+1, 1 rank-1, 1 scalar, 1 dim0+1, 1 dim1+1",
             |x| x[0].embedding(&x[1]),
         ),
-    ]
+    ];
+    reductions.chain(others).collect()
 }
 
 fn matmuls() -> Vec<Row> {
@@ -373,6 +372,12 @@ fn arguments_of_ops() -> Vec<(&'static str, Attempt)> {
         ("mean", |d| x(&[2, 3], d).mean(usize::MAX).map(drop)),
         ("max", |d| x(&[2, 3], d).max(2).map(drop)),
         ("max", |d| x(&[2, 0], d).max(1).map(drop)),
+        ("min", |d| x(&[2, 0], d).min(..).map(drop)),
+        ("argmax", |d| x(&[2, 0], d).argmax(1).map(drop)),
+        ("sum", |d| x(&[2, 3], d).sum([0, 0]).map(drop)),
+        ("var", |d| x(&[2, 3], d).var([0, 2], 1).map(drop)),
+        ("logsumexp", |d| x(&[2, 3], d).logsumexp(usize::MAX).map(drop)),
+        ("prod", |d| x(&[2; 7], d).prod([0, 2]).map(drop)),
         ("permute", |d| x(&[2, 3], d).permute(&[0]).map(drop)),
         ("permute", |d| x(&[2, 3], d).permute(&[0, 0]).map(drop)),
         ("permute", |d| x(&[2, 3], d).permute(&[1, 2]).map(drop)),
@@ -567,6 +572,7 @@ fn every_method_that_can_fail_has_a_row() {
     fallible_methods(&sources.join("tensor"), &["pub fn "], &mut methods);
     let of_two = BINARY.iter().chain(COMPARISONS);
     let elementwise = UNARY.iter().map(|(name, _)| name).chain(of_two.map(|(name, _)| name));
+    let elementwise = elementwise.chain(REDUCTIONS.iter().map(|(name, _)| name));
     methods.extend(elementwise.map(|name| name.to_string()));
     let of_table = rows().into_iter().map(|row| row.op);
     let tested: BTreeSet<&str> = of_table.chain(other_arguments().into_iter().map(|(op, _)| op)).collect();

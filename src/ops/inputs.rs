@@ -15,6 +15,7 @@ pub enum Values {
 }
 
 pub(crate) const AROUND_ZERO: Values = Values::Uniform(-2.0, 2.0);
+pub(crate) const AROUND_ONE: Values = Values::Uniform(0.9, 1.1);
 pub(crate) const POSITIVE: Values = Values::Uniform(0.3, 3.0);
 
 /// Values for which an elementwise function is defined, of its first tensor if it has two.

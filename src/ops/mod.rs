@@ -51,6 +51,8 @@ pub(crate) use matmul::MatMul;
 pub use matmul::{MatmulTuning, Throughput};
 pub(crate) use norm_linear::LinearRef;
 pub use norm_linear::NormRef;
+pub use reduce::Dims;
+pub(crate) use reduce::METHODS as REDUCTIONS;
 pub(crate) use unary::METHODS as UNARY;
 
 use crate::cpu::CHUNK;

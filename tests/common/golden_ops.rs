@@ -36,6 +36,25 @@ fn compare(by: &str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     }
 }
 
+fn reduce(op: &str, x: &Tensor, dims: &[usize], keepdim: bool, correction: usize) -> Result<Tensor> {
+    match (op, keepdim) {
+        ("sum", false) => x.sum(dims),
+        ("sum", true) => x.sum_keepdim(dims),
+        ("mean", false) => x.mean(dims),
+        ("mean", true) => x.mean_keepdim(dims),
+        ("max", false) => x.max(dims),
+        ("max", true) => x.max_keepdim(dims),
+        ("min", false) => x.min(dims),
+        ("min", true) => x.min_keepdim(dims),
+        ("prod", false) => x.prod(dims),
+        ("var", false) => x.var(dims, correction),
+        ("var", true) => x.var_keepdim(dims, correction),
+        ("logsumexp", false) => x.logsumexp(dims),
+        ("logsumexp", true) => x.logsumexp_keepdim(dims),
+        _ => panic!("the golden files have a reduction that this test does not know: {op}"),
+    }
+}
+
 /// Applies the op that a case names.
 pub fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
     let flag = |name: &str| attrs[name].as_bool().unwrap();
@@ -83,9 +102,13 @@ pub fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
         "linear_cross_entropy" => {
             with_criterion(attrs, &x[0].device(), |criterion| x[0].linear_cross_entropy(&x[1], &x[2], criterion, None))
         }
-        "sum" => x[0].sum(size("dim")),
-        "mean" => x[0].mean(size("dim")),
-        "max" => x[0].max(size("dim")),
+        "sum" | "mean" | "max" | "min" | "prod" | "var" | "logsumexp" => {
+            let dims = if attrs["dim"].is_array() { sizes("dim") } else { vec![size("dim")] };
+            let correction = attrs.get("correction").map_or(0, |correction| correction.as_u64().unwrap() as usize);
+            reduce(op, &x[0], &dims, attrs.get("keepdim").is_some(), correction)
+        }
+        "argmax" => x[0].gather(size("dim"), &x[0].argmax_keepdim(size("dim"))?),
+        "argmin" => x[0].gather(size("dim"), &x[0].argmin_keepdim(size("dim"))?),
         "permute" => x[0].permute(&sizes("dims")),
         "narrow" => x[0].narrow(size("dim"), size("start"), size("length")),
         "slice" => x[0].slice(size("dim"), size("start")..size("end"), size("step")),

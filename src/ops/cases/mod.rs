@@ -5,6 +5,7 @@
 mod losses;
 mod mixed;
 mod movement;
+mod reduce;
 
 pub use super::inputs::Values;
 
@@ -65,7 +66,7 @@ pub fn all() -> Vec<Case> {
     binary(&mut cases);
     compare(&mut cases);
     matmul(&mut cases);
-    reduce(&mut cases);
+    reduce::all(&mut cases);
     attention(&mut cases);
     losses::all(&mut cases);
     softmax(&mut cases);
@@ -99,40 +100,6 @@ fn unary(cases: &mut Vec<Case>) {
             cases.push(case.tolerance(2e-6, 2e-5).not_smooth());
         }
     }
-}
-
-fn reduce(cases: &mut Vec<Case>) {
-    type Method = fn(&Tensor, usize) -> Result<Tensor>;
-    let ops: [(&str, Method); 3] = [("sum", Tensor::sum), ("mean", Tensor::mean), ("max", Tensor::max)];
-    // One element; short and long rows; few and many columns; enough rows for two passes in each direction.
-    let shapes: [(&[usize], usize); 14] = [
-        (&[1], 0),
-        (&[17], 0),
-        (&[5000], 0),
-        (&[1, 5000], 1),
-        (&[3, 65, 129], 0),
-        (&[3, 65, 129], 1),
-        (&[3, 65, 129], 2),
-        (&[129, 3], 1),
-        (&[129, 17], 0),
-        (&[3000, 65], 0),
-        (&[3000, 1], 0),
-        (&[2, 1500, 3], 1),
-        (&[1000, 3], 0),
-        (&[2, 3, 1, 5], 2),
-    ];
-    for (name, op) in ops {
-        for (shape, dim) in shapes {
-            let inputs = vec![(shape.to_vec(), AROUND_ZERO)];
-            let case = Case::new(format!("{name}/{shape:?}/{dim}"), inputs, move |x| op(&x[0], dim));
-            // 5000 terms of size 2 in another order: about sqrt(5000) roundings of partial sums near 100.
-            let case = case.tolerance(1e-4, 2e-6);
-            // The largest element changes while others overtake it: a kink.
-            cases.push(if name == "max" { case.not_smooth() } else { case });
-        }
-    }
-    let large = |x: &[Tensor]| x[0].max(0);
-    cases.push(Case::new("max/large", vec![(vec![300, 3], LARGE)], large).not_smooth());
 }
 
 /// Shapes that are broadcast: b repeated as a whole, then any other way; in rank 6, of a scalar, and of nothing.
