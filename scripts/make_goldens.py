@@ -170,7 +170,17 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "silu": F.silu,
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
+    "abs": torch.abs,
+    "sign": torch.sign,
+    "floor": torch.floor,
+    "clamp": torch.clamp,
+    "powf": torch.pow,
+    "leaky_relu": F.leaky_relu,
+    "elu": F.elu,
+    "softplus": F.softplus,
+    "hardswish": F.hardswish,
     "softmax": lambda x: x.softmax(-1),
+    "log_softmax": lambda x: x.log_softmax(-1),
     "layer_norm": lambda x, weight, bias, eps: F.layer_norm(x, weight.shape, weight, bias, eps),
     # Both results, the sum and its norm, as one.
     "add_layer_norm": lambda x, branch, weight, bias, eps: (
@@ -262,14 +272,21 @@ def op_cases() -> list[Case]:
             d.normal(3, 1).round(), d.normal(1, 7).round(), d.normal(2, 3, 7), d.normal(7)], by=op)
 
     # One tensor, element by element. The wide ones reach well into their flat tails.
-    wide = {"sin", "cos", "gelu", "silu", "sigmoid", "tanh"}
-    positive = {"log", "sqrt", "recip"}
-    for op in ["scale", "neg", "exp", "log", "sqrt", "recip", "sin", "cos",
-               "relu", "gelu", "silu", "sigmoid", "tanh"]:
-        attrs = {"factor": 0.37} if op == "scale" else {}
+    wide = {"sin", "cos", "gelu", "silu", "sigmoid", "tanh", "floor", "elu", "softplus", "hardswish"}
+    positive = {"log", "sqrt", "recip", "powf"}
+    constants = {"scale": {"factor": 0.37}, "clamp": {"min": -0.5, "max": 1.0}, "powf": {"exponent": 2.5},
+                 "leaky_relu": {"negative_slope": 0.01}, "elu": {"alpha": 1.3}}
+    for op in ["scale", "neg", "exp", "log", "sqrt", "recip", "sin", "cos", "relu", "gelu", "silu", "sigmoid", "tanh",
+               "abs", "sign", "floor", "clamp", "powf", "leaky_relu", "elu", "softplus", "hardswish"]:
+        attrs = constants.get(op, {})
         for shape in [(17,), (3, 65)]:
             add(f"{op}_{'x'.join(map(str, shape))}", op, lambda d: [
                 d.positive(*shape) if op in positive else d.normal(*shape, std=3.0 if op in wide else 1.0)], **attrs)
+
+    add("powf_square", "powf", lambda d: [d.normal(17)], exponent=2.0)
+    add("powf_cube_of_zero", "powf", lambda d: [torch.zeros(3)], exponent=3.0)
+    add("clamp_above", "clamp", lambda d: [d.normal(17)], max=0.3)
+    add("abs_zero", "abs", lambda d: [torch.zeros(3)])
 
     # Rows.
     def large_rows(d: Draw) -> list[Tensor]:
@@ -288,6 +305,8 @@ def op_cases() -> list[Case]:
 
     add("softmax_5x17", "softmax", lambda d: [d.normal(5, 17)])
     add("softmax_5x17_large", "softmax", large_rows)
+    add("log_softmax_5x17", "log_softmax", lambda d: [d.normal(5, 17)])
+    add("log_softmax_5x17_large", "log_softmax", large_rows)
     add("layer_norm_5x17", "layer_norm", layer_norm_inputs, eps=1e-5)
 
     add("add_layer_norm_5x17", "add_layer_norm",
@@ -498,7 +517,7 @@ def gpt2_float32_error(got: dict[str, Tensor], want: dict[str, Tensor]) -> dict[
 
 
 def scaled_error(got: Tensor, want: Tensor) -> float:
-    return float((got.double() - want).abs().max() / want.abs().max())
+    return float((got.double() - want).abs().max() / (want.abs().max() or 1.0))  # a step's gradient is 0
 
 
 def rounded(errors: dict[str, float]) -> dict[str, float]:

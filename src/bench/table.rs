@@ -302,6 +302,9 @@ fn layers(s: &Sizes) -> Vec<Row> {
             x[0].rope(Heads::multi_head(n_head), &x[1].detach(), Some((1e-6, [&x[2], &x[3]])))
         }),
         Row::both("softmax", format!("{}x{t}", b * t), vec![(vec![b * t, t], AROUND_ZERO)], &[], |x| x[0].softmax()),
+        Row::both("log_softmax", format!("{}x{t}", b * t), vec![(vec![b * t, t], AROUND_ZERO)], &[], |x| {
+            x[0].log_softmax()
+        }),
         Row::both("embedding", format!("{} of {}x{c}", b * t, s.vocab), vec![table, ids], &[0], |x| {
             x[0].embedding(&x[1])
         }),
@@ -356,9 +359,8 @@ fn losses(s: &Sizes) -> Vec<Row> {
 
 fn elementwise(s: &Sizes) -> Vec<Row> {
     let (b, t, c) = (s.batch, s.context, s.width);
-    let scale: fn(&Tensor) -> Result<Tensor> = |x| x.scale(0.37);
     let mut rows = Vec::new();
-    for &(op, apply) in UNARY.iter().chain(&[("scale", scale)]) {
+    for &(op, apply) in UNARY {
         // Activations are those of a feed-forward layer.
         let width = if matches!(op, "gelu" | "silu") { 4 * c } else { c };
         let inputs = vec![(vec![b, t, width], domain(op))];

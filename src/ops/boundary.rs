@@ -57,8 +57,8 @@ fn elementwise() -> Vec<Row> {
     let any: &'static str = "0 f16, 0 rank+1, 0 rank-1, 0 scalar, 0 dim0+1, 0 dim1+1";
     let unary = UNARY.iter().map(|&(op, apply)| row(op, &one, any, move |x| apply(&x[0])));
     let others = [
-        row("scale", &one, any, |x| x[0].scale(2.0)),
         row("softmax", &one, ANY_SHAPE, |x| x[0].softmax()),
+        row("log_softmax", &one, ANY_SHAPE, |x| x[0].log_softmax()),
         row("dropout", &one, ANY_SHAPE, |x| x[0].dropout(0.5, KEY)),
     ];
     let broadcast = "0 rank+1, 0 rank-1, 0 scalar, 0 dim0+1, 1 rank+1, 1 rank-1, 1 scalar";

@@ -20,7 +20,7 @@ pub(crate) const POSITIVE: Values = Values::Uniform(0.3, 3.0);
 
 /// Values for which an elementwise function is defined, of its first tensor if it has two.
 pub(crate) fn domain(function: &str) -> Values {
-    if matches!(function, "log" | "sqrt" | "recip" | "pow") { POSITIVE } else { AROUND_ZERO }
+    if matches!(function, "log" | "sqrt" | "recip" | "pow" | "powf") { POSITIVE } else { AROUND_ZERO }
 }
 
 /// Tensors of these shapes and values, the same for every device: drawn from `seed`.

@@ -86,7 +86,20 @@ pub fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
         "silu" => x[0].silu(),
         "sigmoid" => x[0].sigmoid(),
         "tanh" => x[0].tanh(),
+        "abs" => x[0].abs(),
+        "sign" => x[0].sign(),
+        "floor" => x[0].floor(),
+        "clamp" => {
+            let bound = |name: &str, open: f32| attrs.get(name).map_or(open, |_| number(name));
+            x[0].clamp(bound("min", f32::NEG_INFINITY), bound("max", f32::INFINITY))
+        }
+        "powf" => x[0].powf(number("exponent")),
+        "leaky_relu" => x[0].leaky_relu(number("negative_slope")),
+        "elu" => x[0].elu(number("alpha")),
+        "softplus" => x[0].softplus(),
+        "hardswish" => x[0].hardswish(),
         "softmax" => x[0].softmax(),
+        "log_softmax" => x[0].log_softmax(),
         "add_layer_norm" => {
             let (sum, normal) = x[0].add_layer_norm(&x[1], None, DType::F32, &x[2], Some(&x[3]), number("eps"))?;
             sum.add(&normal)

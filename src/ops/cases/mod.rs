@@ -83,13 +83,16 @@ pub fn all() -> Vec<Case> {
     cases
 }
 
+/// Whether finite differences make sense: not beside a kink, nor of a function of steps, which has no slope.
+fn is_smooth(function: &str) -> bool {
+    !matches!(function, "relu" | "abs" | "sign" | "floor" | "clamp" | "leaky_relu" | "elu" | "maximum" | "minimum")
+}
+
 const LARGE: Values = Values::Uniform(-80.0, 80.0);
 
 fn unary(cases: &mut Vec<Case>) {
-    let scale: fn(&Tensor) -> Result<Tensor> = |x| x.scale(0.37);
-    for &(name, op) in UNARY.iter().chain(&[("scale", scale)]) {
-        // A kink makes finite differences meaningless.
-        let (values, smooth) = (domain(name), name != "relu");
+    for &(name, op) in UNARY {
+        let (values, smooth) = (domain(name), is_smooth(name));
         for shape in [vec![1], vec![17], vec![3, 65], vec![129, 129]] {
             let case = Case::new(format!("{name}/{shape:?}"), vec![(shape, values)], move |x| op(&x[0]));
             cases.push(Case { smooth, ..case });
@@ -135,7 +138,7 @@ fn binary(cases: &mut Vec<Case>) {
             let case = Case::new(format!("{name}/{a:?}{b:?}"), inputs, move |x| op(&x[0], &x[1]));
             // The gradient of a repeated b sums up to a few hundred terms.
             let case = case.tolerance(2e-5, 1e-5);
-            cases.push(if matches!(name, "maximum" | "minimum") { case.not_smooth() } else { case });
+            cases.push(Case { smooth: is_smooth(name), ..case });
         }
     }
     // Powers of what is negative, by whole numbers: of these, finite differences leave the domain.
@@ -274,12 +277,16 @@ fn softmax(cases: &mut Vec<Case>) {
         [vec![1], vec![17], vec![17, 1], vec![129, 3], vec![3, 65], vec![2, 3, 129], vec![3, 1025], vec![1, 5000]]
     {
         let inputs = vec![(shape.clone(), AROUND_ZERO)];
-        cases.push(Case::new(format!("softmax/{shape:?}"), inputs, |x| x[0].softmax()));
+        cases.push(Case::new(format!("softmax/{shape:?}"), inputs.clone(), |x| x[0].softmax()));
+        // The gradient has the sum of up to 5000 gradients of 1.
+        let case = Case::new(format!("log_softmax/{shape:?}"), inputs, |x| x[0].log_softmax());
+        cases.push(case.tolerance(2e-5, 2e-6));
     }
     // Overflows unless the largest is subtracted. Vulkan grants exp(x) an error of 3 + 2|x| units in the last place,
     // but e^-160 is nothing beside the largest term.
     let inputs = vec![(vec![17, 65], LARGE)];
-    cases.push(Case::new("softmax/large", inputs, |x| x[0].softmax()).tolerance(2e-6, 2e-5).not_smooth());
+    cases.push(Case::new("softmax/large", inputs.clone(), |x| x[0].softmax()).tolerance(2e-6, 2e-5).not_smooth());
+    cases.push(Case::new("log_softmax/large", inputs, |x| x[0].log_softmax()).tolerance(2e-5, 2e-5).not_smooth());
 }
 
 fn feed_forward(cases: &mut Vec<Case>) {
