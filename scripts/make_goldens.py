@@ -34,7 +34,7 @@ How to read the numbers
     `float32_error` counts it apart as `after10_key_bias`.
 
     A target of -100 is ignored (`u32::MAX` in rustyflow). No input of relu is zero and no two candidates
-    of max or maximum are equal, so conventions for ties and kinks play no part.
+    of maximum, minimum, argmax or argmin are equal; only `max` and `min` have cases with ties.
 """
 
 import argparse
@@ -110,7 +110,8 @@ def run_op(case: Case, grad_out: Tensor, dtype: torch.dtype) -> dict[str, Tensor
     inputs = [x.to(dtype).requires_grad_() if x.is_floating_point() else x for x in case.inputs]
     out = OPS[case.op](*inputs, **case.attrs)
     out.backward(grad_out.to(dtype))
-    grads = {f"grad_in{i}": x.grad for i, x in enumerate(inputs) if x.is_floating_point()}
+    grads = {f"grad_in{i}": torch.zeros_like(x) if x.grad is None else x.grad  # None of what is only compared
+             for i, x in enumerate(inputs) if x.is_floating_point()}
     return {"out0": out.detach()} | grads
 
 
@@ -158,6 +159,13 @@ def batch_norm(x: Tensor, weight: Tensor, bias: Tensor, training: bool, momentum
     variance = torch.linspace(0.5, 2, x.shape[1]).to(x.dtype)
     y = F.batch_norm(x, mean, variance, weight, bias, training, momentum)
     return y + (2 * mean + 3 * variance).view(-1, *[1] * (x.dim() - 2))
+def compare(x: Tensor, y: Tensor, a: Tensor, b: Tensor, by: str) -> Tensor:
+    """The choice between a and b by a comparison."""
+    return torch.where(getattr(torch, by)(x, y), a, b)
+
+
+def part(x: Tensor, dim: int, start: int, end: int, step: int) -> Tensor:
+    return x[(slice(None),) * dim + (slice(start, end, step),)]
 
 
 # What each op means. The attributes of a case are the keyword arguments.
@@ -168,6 +176,9 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "mul": torch.mul,
     "div": torch.div,
     "maximum": torch.maximum,
+    "minimum": torch.minimum,
+    "pow": torch.pow,
+    "compare": compare,
     "scale": lambda x, factor: x * factor,
     "neg": torch.neg,
     "exp": torch.exp,
@@ -181,7 +192,17 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "silu": F.silu,
     "sigmoid": torch.sigmoid,
     "tanh": torch.tanh,
+    "abs": torch.abs,
+    "sign": torch.sign,
+    "floor": torch.floor,
+    "clamp": torch.clamp,
+    "powf": torch.pow,
+    "leaky_relu": F.leaky_relu,
+    "elu": F.elu,
+    "softplus": F.softplus,
+    "hardswish": F.hardswish,
     "softmax": lambda x: x.softmax(-1),
+    "log_softmax": lambda x: x.log_softmax(-1),
     "layer_norm": lambda x, weight, bias, eps: F.layer_norm(x, weight.shape, weight, bias, eps),
     # Both results, the sum and its norm, as one.
     "add_layer_norm": lambda x, branch, weight, bias, eps: (
@@ -192,9 +213,16 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "cross_entropy": cross_entropy,
     "linear_cross_entropy": lambda h, weight, targets, **criterion: (
         cross_entropy(h @ weight.mT, targets, **criterion)),
-    "sum": lambda x, dim: x.sum(dim),
-    "mean": lambda x, dim: x.mean(dim),
-    "max": lambda x, dim: x.amax(dim),
+    "sum": torch.sum,
+    "mean": torch.mean,
+    "max": torch.amax,
+    "min": torch.amin,
+    "prod": torch.prod,
+    "var": torch.var,
+    "logsumexp": torch.logsumexp,
+    # The elements that it names.
+    "argmax": lambda x, dim: x.gather(dim, x.argmax(dim, keepdim=True)),
+    "argmin": lambda x, dim: x.gather(dim, x.argmin(dim, keepdim=True)),
     "permute": lambda x, dims: x.permute(dims),
     "rnn": recurrent(torch._VF.rnn_tanh, 1),
     "lstm": recurrent(torch._VF.lstm, 2),
@@ -210,6 +238,19 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "adaptive_avg_pool1d": F.adaptive_avg_pool1d,
     "batch_norm": batch_norm,
     "group_norm": lambda x, weight, bias, groups: F.group_norm(x, groups, weight, bias),
+    "narrow": torch.narrow,
+    "slice": part,
+    "split": lambda x, size, dim, part: x.split(size, dim)[part],
+    "flip": torch.flip,
+    "expand": lambda x, shape: x.expand(shape),
+    "pad": lambda x, padding, value: F.pad(x, [n for pair in reversed(padding) for n in pair], value=value),
+    "cat": lambda *tensors, dim: torch.cat(tensors, dim),
+    "stack": lambda *tensors, dim: torch.stack(tensors, dim),
+    "tril": torch.tril,
+    "triu": torch.triu,
+    "gather": lambda x, index, dim: x.gather(dim, index),
+    "index_select": lambda x, index, dim: x.index_select(dim, index),
+    "scatter_add": lambda x, index, source, dim: x.scatter_add(dim, index, source),
 }
 
 
@@ -249,22 +290,39 @@ def op_cases() -> list[Case]:
         if not flags["transpose_a"]:
             add(f"matmul_3d_2d_{suffix}", "matmul", lambda d: [d.normal(4, *a_shape), d.normal(*b_shape)], **flags)
 
-    # Two tensors, element by element; the shape of b is that of a or its trailing dims.
-    for op in ["add", "sub", "mul", "div", "maximum"]:
-        for b_shape in [(2, 3, 5), (3, 5), (5,)]:
-            name = f"{op}_2x3x5_{'x'.join(map(str, b_shape))}"
+    # Two tensors, element by element; the shape of b is that of a or its trailing dims, or both are broadcast.
+    pairs = [((2, 3, 5), (2, 3, 5)), ((2, 3, 5), (3, 5)), ((2, 3, 5), (5,)),
+             ((3, 1), (2, 1, 4)), ((5,), (2, 3, 1)), ((), (3,))]
+    for op in ["add", "sub", "mul", "div", "maximum", "minimum", "pow"]:
+        for a_shape, b_shape in pairs:
+            name = f"{op}_{'x'.join(map(str, a_shape))}_{'x'.join(map(str, b_shape))}"
             add(name, op, lambda d: [
-                d.normal(2, 3, 5), d.away_from_zero(*b_shape) if op == "div" else d.normal(*b_shape)])
+                d.positive(*a_shape) if op == "pow" else d.normal(*a_shape),
+                d.away_from_zero(*b_shape) if op == "div" else d.normal(*b_shape)])
+    # Whole powers of what is negative, and of 0: constants, because a gradient of the exponent is no number there.
+    add("pow_negative", "pow", lambda d: [
+        torch.cat([d.away_from_zero(16), torch.zeros(2)]), torch.arange(18) % 5])
+    for op in ["eq", "ne", "lt", "le", "gt", "ge"]:
+        # So coarse that some are equal.
+        add(f"compare_{op}", "compare", lambda d: [
+            d.normal(3, 1).round(), d.normal(1, 7).round(), d.normal(2, 3, 7), d.normal(7)], by=op)
 
     # One tensor, element by element. The wide ones reach well into their flat tails.
-    wide = {"sin", "cos", "gelu", "silu", "sigmoid", "tanh"}
-    positive = {"log", "sqrt", "recip"}
-    for op in ["scale", "neg", "exp", "log", "sqrt", "recip", "sin", "cos",
-               "relu", "gelu", "silu", "sigmoid", "tanh"]:
-        attrs = {"factor": 0.37} if op == "scale" else {}
+    wide = {"sin", "cos", "gelu", "silu", "sigmoid", "tanh", "floor", "elu", "softplus", "hardswish"}
+    positive = {"log", "sqrt", "recip", "powf"}
+    constants = {"scale": {"factor": 0.37}, "clamp": {"min": -0.5, "max": 1.0}, "powf": {"exponent": 2.5},
+                 "leaky_relu": {"negative_slope": 0.01}, "elu": {"alpha": 1.3}}
+    for op in ["scale", "neg", "exp", "log", "sqrt", "recip", "sin", "cos", "relu", "gelu", "silu", "sigmoid", "tanh",
+               "abs", "sign", "floor", "clamp", "powf", "leaky_relu", "elu", "softplus", "hardswish"]:
+        attrs = constants.get(op, {})
         for shape in [(17,), (3, 65)]:
             add(f"{op}_{'x'.join(map(str, shape))}", op, lambda d: [
                 d.positive(*shape) if op in positive else d.normal(*shape, std=3.0 if op in wide else 1.0)], **attrs)
+
+    add("powf_square", "powf", lambda d: [d.normal(17)], exponent=2.0)
+    add("powf_cube_of_zero", "powf", lambda d: [torch.zeros(3)], exponent=3.0)
+    add("clamp_above", "clamp", lambda d: [d.normal(17)], max=0.3)
+    add("abs_zero", "abs", lambda d: [torch.zeros(3)])
 
     # Rows.
     def large_rows(d: Draw) -> list[Tensor]:
@@ -283,6 +341,8 @@ def op_cases() -> list[Case]:
 
     add("softmax_5x17", "softmax", lambda d: [d.normal(5, 17)])
     add("softmax_5x17_large", "softmax", large_rows)
+    add("log_softmax_5x17", "log_softmax", lambda d: [d.normal(5, 17)])
+    add("log_softmax_5x17_large", "log_softmax", large_rows)
     add("layer_norm_5x17", "layer_norm", layer_norm_inputs, eps=1e-5)
 
     add("add_layer_norm_5x17", "add_layer_norm",
@@ -314,10 +374,23 @@ def op_cases() -> list[Case]:
         add(f"linear_cross_entropy_9x5_19x5_{suffix}", "linear_cross_entropy",
             lambda d: [d.normal(9, 5), d.normal(19, 5), targets(d, 9, 19)], **criterion)
 
-    # Whole dimensions; the reduced one is dropped from the shape.
-    for op in ["sum", "mean", "max"]:
+    # Whole dimensions; those reduced are dropped from the shape, or kept as 1.
+    for op in ["sum", "mean", "max", "min", "prod", "var", "logsumexp", "argmax", "argmin"]:
+        correction = {"correction": 1} if op == "var" else {}
         for dim in range(3):
-            add(f"{op}_3x4x5_dim{dim}", op, lambda d: [d.normal(3, 4, 5)], dim=dim)
+            add(f"{op}_3x4x5_dim{dim}", op, lambda d: [d.normal(3, 4, 5)], dim=dim, **correction)
+        if op not in ["prod", "argmax", "argmin"]:  # PyTorch has these of one dimension alone
+            for dims in [[0, 2], [1, 2], [0, 1, 2]]:
+                name = f"{op}_3x4x5_dims{''.join(map(str, dims))}"
+                add(name, op, lambda d: [d.normal(3, 4, 5)], dim=dims, keepdim=True, **correction)
+    add("var_3x4_population", "var", lambda d: [d.normal(3, 4)], dim=1, correction=0)
+    add("logsumexp_5x17_large", "logsumexp", large_rows, dim=1)
+    # So coarse that several are the largest, which share the gradient.
+    for op in ["max", "min"]:
+        add(f"{op}_5x17_ties", op, lambda d: [d.normal(5, 17).round()], dim=1)
+    # Rows with no factor of 0, with one, and with two.
+    add("prod_3x5_zeros", "prod", lambda d: [d.normal(3, 5).index_put(
+        (torch.tensor([1, 2, 2]), torch.tensor([3, 0, 4])), torch.tensor(0.0))], dim=1)
     add("permute_2x3x4_201", "permute", lambda d: [d.normal(2, 3, 4)], dims=[2, 0, 1])
 
     # Recurrent layers.
@@ -373,6 +446,27 @@ def op_cases() -> list[Case]:
         norm(f"batch_norm_3x4x5x6_{training}", "batch_norm", (3, 4, 5, 6), training=training, momentum=0.3)
     norm("group_norm_2x6x5x3", "group_norm", (2, 6, 5, 3), groups=3)
     norm("group_norm_3x6", "group_norm", (3, 6), groups=2)
+    # Parts, and what is larger.
+    add("narrow_3x7x2", "narrow", lambda d: [d.normal(3, 7, 2)], dim=1, start=2, length=4)
+    add("slice_3x7x2", "slice", lambda d: [d.normal(3, 7, 2)], dim=1, start=1, end=7, step=3)
+    add("slice_9", "slice", lambda d: [d.normal(9)], dim=0, start=0, end=9, step=2)
+    add("split_7x3", "split", lambda d: [d.normal(7, 3)], size=3, dim=0, part=2)
+    add("flip_2x3x4", "flip", lambda d: [d.normal(2, 3, 4)], dims=[0, 2])
+    add("expand_3x1", "expand", lambda d: [d.normal(3, 1)], shape=[2, 3, 4])
+    add("pad_2x3", "pad", lambda d: [d.normal(2, 3)], padding=[[1, 0], [2, 1]], value=-1.5)
+    add("cat_2x3_2x4_2x1", "cat", lambda d: [d.normal(2, 3), d.normal(2, 4), d.normal(2, 1)], dim=1)
+    add("stack_2x3", "stack", lambda d: [d.normal(2, 3), d.normal(2, 3)], dim=1)
+    for op in ["tril", "triu"]:
+        for diagonal in [-1, 0, 2]:
+            add(f"{op}_2x4x5_{diagonal}", op, lambda d: [d.normal(2, 4, 5)], diagonal=diagonal)
+    # Lookups: some repeated, some never, an index that is shorter than the tensor.
+    add("gather_3x5", "gather", lambda d: [d.normal(3, 5), d.integers(5, 3, 8)], dim=1)
+    add("gather_4x3x2", "gather", lambda d: [d.normal(4, 3, 2), d.integers(4, 5, 2, 1)], dim=0)
+    add("index_select_3x5x2", "index_select", lambda d: [d.normal(3, 5, 2), d.integers(5, 7)], dim=1)
+    add("scatter_add_3x5", "scatter_add", lambda d: [
+        d.normal(3, 5), d.integers(5, 3, 8), d.normal(3, 8)], dim=1)
+    add("scatter_add_4x3x2", "scatter_add", lambda d: [
+        d.normal(4, 3, 2), d.integers(4, 5, 2, 1), d.normal(5, 2, 1)], dim=0)
 
     return cases
 
@@ -512,7 +606,7 @@ def gpt2_float32_error(got: dict[str, Tensor], want: dict[str, Tensor]) -> dict[
 
 
 def scaled_error(got: Tensor, want: Tensor) -> float:
-    return float((got.double() - want).abs().max() / want.abs().max())
+    return float((got.double() - want).abs().max() / (want.abs().max() or 1.0))  # a step's gradient is 0
 
 
 def rounded(errors: dict[str, float]) -> dict[str, float]:

@@ -1,6 +1,6 @@
-// An elementwise function of a and b or a gradient of it, whose expression is a row of src/ops/binary.rs; b repeats
-// every
-// `len_b` elements. One thread per four elements of a.
+// An elementwise function of a and b, or a gradient of it, whose expression is a row of src/ops/binary.rs or
+// compare.rs. One thread per four elements of the result. Either b repeats every `len_b` elements, or all operands are
+// walked by strides (src/ops/broadcast.rs).
 {{ interface }}
 
 // How much of the gradient of a maximum goes to the first of two.
@@ -9,12 +9,30 @@ fn wins(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> {
 }
 
 {{ for_each(4) }}
-    let a = first[i];
+    {% if strided %}
+    var rest = i * 4u + vec4<u32>(0u, 1u, 2u, 3u);
+    {% for name in ["a", "b", "c"][:operands] %}
+    var {{ name }}_at = vec4<u32>(0u);
+    {% endfor %}
+    {% for d in range(rank)|reverse %}
+    let index{{ d }} = rest % params.size{{ d }};
+    rest /= params.size{{ d }};
+    {% for name in ["a", "b", "c"][:operands] %}
+    {{ name }}_at += index{{ d }} * params.{{ name }}{{ d }};
+    {% endfor %}
+    {% endfor %}
+    {% for name in ["a", "b", "c"][:operands] %}
+    let {{ name }} = vec4<{{ T }}>({{ name }}_values[{{ name }}_at.x], {{ name }}_values[{{ name }}_at.y],
+        {{ name }}_values[{{ name }}_at.z], {{ name }}_values[{{ name }}_at.w]);
+    {% endfor %}
+    {% else %}
+    let a = a_values[i];
     {% if vec_b %}
-    let b = second[i % ((params.len_b + 3u) / 4u)];
+    let b = b_values[i % ((params.len_b + 3u) / 4u)];
     {% else %}
     let at = (i * 4u + vec4<u32>(0u, 1u, 2u, 3u)) % params.len_b;
-    let b = vec4<f32>(second[at.x], second[at.y], second[at.z], second[at.w]);
+    let b = vec4<{{ T }}>(b_values[at.x], b_values[at.y], b_values[at.z], b_values[at.w]);
+    {% endif %}
     {% endif %}
     {% if gradient %}
     let dy = grad_output[i];

@@ -39,3 +39,24 @@ fn gelu_derivative(x: vec4<f32>) -> vec4<f32> {
     let s = gelu_sigmoid(x);
     return s + x * s * (1.0 - s) * 1.5957691 * (1.0 + 3.0 * 0.044715 * x * x);
 }
+
+// a^b as in C: negative a only with whole b; anything to the power of 0 is 1, and so is 1 to any power.
+fn power(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> {
+    let zero = vec4<f32>(0.0);
+    let whole = b == floor(b);
+    let odd = whole & (b * 0.5 != floor(b * 0.5));
+    let magnitude = pow(abs(a), b);
+    var y = select(magnitude, -magnitude, (a < zero) & odd);
+    // The square root of a negative number is NaN, which WGSL has no way to write.
+    y = select(y, sqrt(a), (a < zero) & !whole);
+    y = select(y, select(zero, 1.0 / abs(a), b < zero), a == zero);
+    return select(y, vec4<f32>(1.0), (b == zero) | (a == vec4<f32>(1.0)));
+}
+// The derivatives of a^b with respect to a, 0 where b is, and to b, 0 where a is.
+fn power_by_base(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> {
+    return select(b * power(a, b - 1.0), vec4<f32>(0.0), b == vec4<f32>(0.0));
+}
+fn power_by_exponent(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> {
+    let zero = vec4<f32>(0.0);
+    return select(power(a, b) * log(a), zero, (a == zero) & (b >= zero));
+}

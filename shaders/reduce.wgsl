@@ -1,21 +1,22 @@
-// Reduces the middle dimension of (outer, n, inner) (src/ops/reduce.rs), and broadcasts gradients back over it.
+// Reduces the middle dimension of (outer, n, inner) (src/ops/reduce/), and takes gradients back over it.
 //
 // Reducing: outputs are numbered along (outer, inner). A workgroup holds {{ cols }} outputs; {{ lanes }} threads
 // share each, taking every {{ lanes }}-th row of their chunk of n, and are summed as a tree. The chunks of one output
 // are separate workgroups, whose results (outer, chunks, inner) a second launch reduces. Where each result's part of
 // inner is a multiple of four, and inner long enough, an "output" is a vector of four. With two results, inner is the
-// one after the other.
+// one after the other. What an element counts as, may depend on its row and on `c`, a number of its output.
 {{ interface }}
 
 {% if mode == "reduce" %}
-var<workgroup> totals: array<{{ T }}, 256>;
+alias T = {{ T }};
+alias X = {{ X }};
+var<workgroup> totals: array<T, 256>;
 
-fn join(a: {{ T }}, b: {{ T }}) -> {{ T }} {
-    {% if kind == "max" %}
-    return max(a, b);
-    {% else %}
-    return a + b;
-    {% endif %}
+fn join(a: T, b: T) -> T {
+    return {{ join }};
+}
+fn element(x: X, {{ "c: X, " if has_center }}row: u32) -> T {
+    return {{ element }};
 }
 
 {{ entry(256) }}
@@ -36,11 +37,22 @@ fn join(a: {{ T }}, b: {{ T }}) -> {{ T }} {
     let first = chunk * params.chunk;
     let last = min(first + params.chunk, params.n);
     let start = outer * params.n * params.inner + i;
-    var total = {{ T }}(0.0);
+    {% set c = "c, " if has_center else "" %}
+    {% if has_center %}
+    var c = X(0.0);
+    {% endif %}
+    {% if identity == "first" %}
+    var total = T(0.0);
+    {% else %}
+    var total = T({{ identity }});
+    {% endif %}
     if (used) {
-        {% if kind == "max" %}
+        {% if has_center %}
+        c = center[column];
+        {% endif %}
+        {% if identity == "first" %}
         // An element of the chunk, not a constant: a maximum of what is all -infinity must be that.
-        total = {{ T }}(x[start + first * params.inner]);
+        if (first < last) { total = T(x_values[start + first * params.inner]); }
         {% endif %}
         // Eight sums at a time keep eight loads in flight.
         {% for j in range(8) %}
@@ -51,11 +63,11 @@ fn join(a: {{ T }}, b: {{ T }}) -> {{ T }} {
         for (; row + {{ 7 * lanes }}u < last; row += {{ 8 * lanes }}u) {
             let at = start + row * params.inner;
             {% for j in range(8) %}
-            a{{ j }} = join(a{{ j }}, {{ T }}(x[at + {{ j }}u * step]));
+            a{{ j }} = join(a{{ j }}, element(X(x_values[at + {{ j }}u * step]), {{ c }}row + {{ j * lanes }}u));
             {% endfor %}
         }
         for (; row < last; row += {{ lanes }}u) {
-            a0 = join(a0, {{ T }}(x[start + row * params.inner]));
+            a0 = join(a0, element(X(x_values[start + row * params.inner]), {{ c }}row));
         }
         total = join(join(join(a0, a1), join(a2, a3)), join(join(a4, a5), join(a6, a7)));
     }
@@ -70,7 +82,8 @@ fn join(a: {{ T }}, b: {{ T }}) -> {{ T }} {
     }
     if (used && lane == 0u) {
         let at = (outer * params.chunks + chunk) * params.inner + i;
-        let value = params.factor * totals[mine];
+        let total = totals[mine];
+        let value = {{ finish }};
         {% set add = "+=" if accumulate else "=" %}
         {% if results == 2 %}
         let half = params.inner / 2u;
@@ -87,20 +100,16 @@ fn join(a: {{ T }}, b: {{ T }}) -> {{ T }} {
     result[i] = params.factor * grad_output[i / params.inner / params.n * params.inner + i % params.inner];
 }
 
-{% elif mode == "max_backward" %}
-// dx = dy at the first maximum of each output, else 0. One thread per element of dx; those that equal the maximum
-// look for an earlier one, from the front, so that many equal ones find it soon.
+{% elif mode == "backward" %}
+// dx of x, dy and what else belongs to an output: `c` and `d`. One thread per element of dx.
 {{ for_each(1) }}
-    let outer = i / params.inner / params.n;
-    let column = outer * params.inner + i % params.inner;
-    var gradient = 0.0;
-    if (x[i] == maximum[column]) {
-        var first = outer * params.n * params.inner + i % params.inner;
-        while (first < i && x[first] != maximum[column]) {
-            first += params.inner;
-        }
-        if (first == i) { gradient = grad_output[column]; }
-    }
-    result[i] = gradient;
+    let column = i / params.inner / params.n * params.inner + i % params.inner;
+    let x = x_values[i];
+    let c = c_values[column];
+    {% if has_d %}
+    let d = d_values[column];
+    {% endif %}
+    let dy = grad_output[column];
+    result[i] = {{ expression }};
 }
 {% endif %}

@@ -1,5 +1,5 @@
-// Softmax over rows of n, and its derivative (src/ops/softmax.rs). {{ lanes }} threads share a row, each taking every
-// {{ lanes }}-th element; a workgroup holds 256 / {{ lanes }} rows.
+// Softmax over rows of n, its logarithm, and their derivatives (src/ops/softmax.rs). {{ lanes }} threads share a row,
+// each taking every {{ lanes }}-th element; a workgroup holds 256 / {{ lanes }} rows.
 {{ interface }}
 
 var<workgroup> shared_values: array<f32, 256>;
@@ -38,11 +38,15 @@ fn row_max(value: f32, thread: u32, lane: u32) -> f32 {
     {% if derivative %}
     var product = 0.0;
     for (var i = lane; i < n; i += {{ lanes }}u) {
-        product += grad_output[first + i] * y[first + i];
+        product += grad_output[first + i]{{ "" if log else " * y[first + i]" }};
     }
     product = row_sum(product, thread, lane);
     for (var i = lane; i < n; i += {{ lanes }}u) {
+        {% if log %}
+        result[first + i] = grad_output[first + i] - exp(y[first + i]) * product;
+        {% else %}
         result[first + i] = y[first + i] * (grad_output[first + i] - product);
+        {% endif %}
     }
     {% else %}
     // An element of the row, so that a row of nothing but -infinity gives NaN as in PyTorch.
@@ -56,9 +60,17 @@ fn row_max(value: f32, thread: u32, lane: u32) -> f32 {
     for (var i = lane; i < n; i += {{ lanes }}u) {
         total += exp(x[first + i] - largest);
     }
+    {% if log %}
+    let log_sum = log(row_sum(total, thread, lane));
+    {% else %}
     let scale = 1.0 / row_sum(total, thread, lane);
+    {% endif %}
     for (var i = lane; i < n; i += {{ lanes }}u) {
+        {% if log %}
+        result[first + i] = (x[first + i] - largest) - log_sum;
+        {% else %}
         result[first + i] = exp(x[first + i] - largest) * scale;
+        {% endif %}
     }
     {% endif %}
 }

@@ -3,13 +3,15 @@
 //! are exact to half a unit in the last place, so the whole difference is ours.
 
 mod common;
+#[path = "common/golden_ops.rs"]
+mod golden_ops;
 
 use rustyflow::models::{self, Gpt2, LanguageModel, ModelConfig, ModelKind};
 use rustyflow::nn::{Dropout, LinearLayout, Module, Parameter};
-use rustyflow::ops::{ConvOptions, Criterion, Heads, PoolOptions, RecurrentRef};
+use rustyflow::ops::Criterion;
 use rustyflow::optim::{AdjustLr, Group, Kind, Optimizer, ParameterArena};
 use rustyflow::testing::worst_error;
-use rustyflow::{DType, Device, Result, Tensor};
+use rustyflow::{DType, Device, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
@@ -106,150 +108,6 @@ impl Comparison {
     }
 }
 
-/// A loss with the label smoothing and class weights that a case names.
-fn with_criterion(attrs: &Value, device: &Device, loss: impl Fn(Criterion) -> Result<Tensor>) -> Result<Tensor> {
-    let number = |value: &Value| value.as_f64().unwrap() as f32;
-    let weights = attrs.get("class_weights").map(|weights| {
-        let weights: Vec<f32> = weights.as_array().unwrap().iter().map(number).collect();
-        Tensor::from_f32(&weights, [weights.len()], device).unwrap()
-    });
-    let label_smoothing = attrs.get("label_smoothing").map_or(0.0, number);
-    loss(Criterion { label_smoothing, class_weights: weights.as_ref() })
-}
-
-/// A stack of layers as `scripts/make_goldens.py` has it: y and what is made of the final states.
-fn recurrent(op: &str, x: &[Tensor], layers: usize, directions: usize, bias: bool) -> Result<Tensor> {
-    let states = if op == "lstm" { 2 } else { 1 };
-    let each = if bias { 4 } else { 2 };
-    let (mut y, mut finals) = (x[0].clone(), x[1..1 + states].to_vec());
-    for (layer, parameters) in x[1 + states..].chunks(each * directions).enumerate() {
-        let directions: Vec<RecurrentRef> = (parameters.chunks(each))
-            .map(|p| RecurrentRef { weight_ih: &p[0], weight_hh: &p[1], bias: bias.then(|| [&p[2], &p[3]]) })
-            .collect();
-        (y, finals) = match op {
-            "lstm" => y.lstm(layer, &directions, [&finals[0], &finals[1]]).map(|(y, finals)| (y, finals.to_vec()))?,
-            "gru" => y.gru(layer, &directions, &finals[0]).map(|(y, h)| (y, vec![h]))?,
-            _ => y.rnn(layer, &directions, &finals[0]).map(|(y, h)| (y, vec![h]))?,
-        };
-    }
-    for (number, last) in finals.iter().enumerate() {
-        let &[_, batch, hidden] = &last.shape()[..] else { unreachable!("(L D, B, H)") };
-        let last = last.reshape([layers, directions, batch, hidden])?.permute(&[0, 2, 1, 3])?;
-        let last = last.reshape([layers, batch, directions * hidden])?.sum(0)?;
-        y = y.add(&last.scale((2 + number) as f32)?)?;
-    }
-    Ok(y)
-}
-
-/// Height and width of what a case names, of sequences the default and the only number.
-fn pair(attrs: &Value, name: &str, default: usize) -> [usize; 2] {
-    let number = |value: &Value| value.as_u64().unwrap() as usize;
-    match attrs.get(name).and_then(Value::as_array).map(Vec::as_slice) {
-        None => [default; 2],
-        Some([length]) => [default, number(length)],
-        Some(both) => [number(&both[0]), number(&both[1])],
-    }
-}
-
-fn conv_options(attrs: &Value) -> ConvOptions {
-    let [stride, padding, dilation] =
-        [("stride", 1), ("padding", 0), ("dilation", 1)].map(|(name, default)| pair(attrs, name, default));
-    let groups = attrs.get("groups").map_or(1, |groups| groups.as_u64().unwrap() as usize);
-    ConvOptions { stride, padding, dilation, groups }
-}
-
-fn pool_options(attrs: &Value) -> PoolOptions {
-    let plain = PoolOptions::new(pair(attrs, "kernel_size", 1));
-    let stride = if attrs.get("stride").is_some() { pair(attrs, "stride", 1) } else { plain.stride };
-    let [padding, dilation] = [("padding", 0), ("dilation", 1)].map(|(name, default)| pair(attrs, name, default));
-    let count_include_pad = attrs.get("count_include_pad").is_none_or(|flag| flag.as_bool().unwrap());
-    PoolOptions { stride, padding, dilation, count_include_pad, ..plain }
-}
-
-/// With running statistics that are no inputs; what becomes of them is added to each channel.
-fn batch_norm(x: &[Tensor], momentum: Option<f32>) -> Result<Tensor> {
-    let shape = x[0].shape().clone();
-    let channels = shape[1];
-    let between = |from: f32, to: f32| {
-        let values = (0..channels).map(|i| from + (to - from) * i as f32 / (channels - 1) as f32);
-        Tensor::from_f32(&values.collect::<Vec<_>>(), [channels], &x[0].device())
-    };
-    let running = [between(-1.0, 1.0)?, between(0.5, 2.0)?];
-    let y = x[0].batch_norm([&running[0], &running[1]], &x[1], &x[2], momentum, 1e-5)?;
-    let last = running[0].scale(2.0)?.add(&running[1].scale(3.0)?)?;
-    // The channels last, and back.
-    let rows = y.reshape([shape[0], channels, shape[2..].iter().product()])?.permute(&[0, 2, 1])?;
-    rows.add(&last)?.permute(&[0, 2, 1])?.reshape(shape)
-}
-
-/// Applies the op that a case names.
-fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
-    let flag = |name: &str| attrs[name].as_bool().unwrap();
-    let number = |name: &str| attrs[name].as_f64().unwrap() as f32;
-    let size = |name: &str| attrs[name].as_u64().unwrap() as usize;
-    match op {
-        "matmul" => x[0].matmul_transposed(&x[1], flag("transpose_a"), flag("transpose_b")),
-        "add" => x[0].add(&x[1]),
-        "sub" => x[0].sub(&x[1]),
-        "mul" => x[0].mul(&x[1]),
-        "div" => x[0].div(&x[1]),
-        "maximum" => x[0].maximum(&x[1]),
-        "scale" => x[0].scale(number("factor")),
-        "neg" => x[0].neg(),
-        "exp" => x[0].exp(),
-        "log" => x[0].log(),
-        "sqrt" => x[0].sqrt(),
-        "recip" => x[0].recip(),
-        "sin" => x[0].sin(),
-        "cos" => x[0].cos(),
-        "relu" => x[0].relu(),
-        "gelu" => x[0].gelu(),
-        "silu" => x[0].silu(),
-        "sigmoid" => x[0].sigmoid(),
-        "tanh" => x[0].tanh(),
-        "softmax" => x[0].softmax(),
-        "add_layer_norm" => {
-            let (sum, normal) = x[0].add_layer_norm(&x[1], None, DType::F32, &x[2], Some(&x[3]), number("eps"))?;
-            sum.add(&normal)
-        }
-        "feed_forward" => x[0].feed_forward(&x[1], &x[2], Some((&x[3], &x[4]))),
-        "layer_norm" => x[0].layer_norm(&x[1], Some(&x[2]), number("eps")),
-        "attention" => {
-            assert!(flag("causal"), "all attention here is causal");
-            x[0].causal_attention(Heads::multi_head(size("n_head")), None, None)
-        }
-        "embedding" => x[1].embedding(&x[0]),
-        "cross_entropy" => with_criterion(attrs, &x[0].device(), |criterion| x[0].cross_entropy(&x[1], criterion)),
-        "linear_cross_entropy" => {
-            with_criterion(attrs, &x[0].device(), |criterion| x[0].linear_cross_entropy(&x[1], &x[2], criterion, None))
-        }
-        "sum" => x[0].sum(size("dim")),
-        "mean" => x[0].mean(size("dim")),
-        "max" => x[0].max(size("dim")),
-        "permute" => {
-            let dims: Vec<usize> =
-                attrs["dims"].as_array().unwrap().iter().map(|d| d.as_u64().unwrap() as usize).collect();
-            x[0].permute(&dims)
-        }
-        "rnn" | "lstm" | "gru" => recurrent(op, x, size("layers"), size("directions"), flag("bias")),
-        "conv2d" => x[0].conv2d(&x[1], x.get(2), conv_options(attrs)),
-        "conv_transpose2d" => {
-            let output_padding = pair(attrs, "output_padding", 0);
-            x[0].conv_transpose2d(&x[1], x.get(2), conv_options(attrs), output_padding)
-        }
-        "conv1d" => x[0].conv1d(&x[1], x.get(2), conv_options(attrs)),
-        "max_pool2d" => x[0].max_pool2d(pool_options(attrs)),
-        "avg_pool2d" => x[0].avg_pool2d(pool_options(attrs)),
-        "adaptive_avg_pool2d" => x[0].adaptive_avg_pool2d(pair(attrs, "output_size", 1)),
-        "max_pool1d" => x[0].max_pool1d(pool_options(attrs)),
-        "avg_pool1d" => x[0].avg_pool1d(pool_options(attrs)),
-        "adaptive_avg_pool1d" => x[0].adaptive_avg_pool1d(pair(attrs, "output_size", 1)[1]),
-        "batch_norm" => batch_norm(x, flag("training").then_some(number("momentum"))),
-        "group_norm" => x[0].group_norm(size("groups"), &x[1], &x[2], 1e-5),
-        _ => panic!("the golden files have an op that this test does not know: {op}"),
-    }
-}
-
 /// `tolerance` gives the largest error of an op from PyTorch's own.
 fn check_ops(device: &Device, tolerance: impl Fn(f32) -> f32) {
     let golden = Golden::read("ops");
@@ -265,7 +123,7 @@ fn check_ops(device: &Device, tolerance: impl Fn(f32) -> f32) {
                 if x.dtype() == rustyflow::DType::F32 { x.requires_grad().unwrap() } else { x }
             })
             .collect();
-        let y = apply(op, &case["attrs"], &inputs).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let y = golden_ops::apply(op, &case["attrs"], &inputs).unwrap_or_else(|e| panic!("{name}: {e}"));
         let grad_output = golden.tensor(&format!("{name}/grad_out0"), device);
         // PyTorch's scalars have no dimensions.
         assert!(
@@ -288,7 +146,7 @@ fn check_ops(device: &Device, tolerance: impl Fn(f32) -> f32) {
     }
     // Counted apart from the files, so that a case that is lost there is missed here.
     let stored = golden.file().names().iter().filter(|name| name.contains("/grad_in")).count();
-    assert_eq!((executed, gradients), (110, stored), "cases executed, gradients compared");
+    assert_eq!((executed, gradients), (229, stored), "cases executed, gradients compared");
     comparison.finish(device);
 }
 

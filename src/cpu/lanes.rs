@@ -28,6 +28,16 @@ fn largest(lanes: &[f32; LANES]) -> f32 {
     combine(lanes, |a, b| if a > b { a } else { b })
 }
 
+#[inline(never)]
+fn smallest(lanes: &[f32; LANES]) -> f32 {
+    combine(lanes, |a, b| if a < b { a } else { b })
+}
+
+#[inline(never)]
+fn all_together(lanes: &[f32; LANES]) -> f32 {
+    combine(lanes, |a, b| a * b)
+}
+
 /// Element `i` of each.
 #[inline(always)]
 fn at<const N: usize>(slices: &[impl AsRef<[f32]>; N], i: usize) -> [f32; N] {
@@ -92,6 +102,32 @@ pub fn maximum(x: &[f32]) -> f32 {
     rest.iter().fold(largest(&lanes), |a, b| a.max(*b))
 }
 
+/// The smallest element, infinity if there is none. Unspecified if one is NaN.
+#[inline(always)]
+pub fn minimum(x: &[f32]) -> f32 {
+    let mut lanes = [f32::INFINITY; LANES];
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane = if *x < *lane { *x } else { *lane };
+        }
+    }
+    rest.iter().fold(smallest(&lanes), |a, b| a.min(*b))
+}
+
+/// The product of `factor` over the elements.
+#[inline(always)]
+pub fn product_of(x: &[f32], factor: impl Fn(f32) -> f32) -> f32 {
+    let mut lanes = [1.0; LANES];
+    let (chunks, rest) = x.as_chunks::<LANES>();
+    for chunk in chunks {
+        for (lane, x) in lanes.iter_mut().zip(chunk) {
+            *lane *= factor(*x);
+        }
+    }
+    rest.iter().fold(all_together(&lanes), |product, x| product * factor(*x))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,6 +140,12 @@ mod tests {
             assert_eq!(sum_of([&x], |[x]| x), sum, "{n}");
             assert_eq!(sum_of([&x, &x], |[a, b]| a * b), squares, "{n}");
             assert_eq!(maximum(&x), x.iter().copied().fold(f32::NEG_INFINITY, f32::max), "{n}");
+            assert_eq!(minimum(&x), x.iter().copied().fold(f32::INFINITY, f32::min), "{n}");
+            // Powers of two, whose products are exact.
+            let (powers, product) =
+                (x.iter().map(|x| 0.5 + (x % 3.0) * 0.5), |all: &[f32]| all.iter().product::<f32>());
+            let powers: Vec<f32> = powers.map(|x| if x == 1.5 { 2.0 } else { x }).collect();
+            assert_eq!(product_of(&powers, |x| 2.0 * x) / product(&powers), 2.0f32.powi(n), "{n}");
             let mut doubled = x.clone();
             assert_eq!(map_and_sum(&mut doubled, |x| 2.0 * x), 2.0 * sum, "{n}");
             assert!(doubled.iter().zip(&x).all(|(d, x)| *d == 2.0 * x), "{n}");

@@ -9,7 +9,7 @@ mod simd;
 
 pub use buffer::{CpuSlice, memory, reset_peak_memory};
 pub use gemm::{Matrix, Tile, packed_tiles, product, tiles};
-pub use lanes::{map_and_sum, maximum, sum_of};
+pub use lanes::{map_and_sum, maximum, minimum, product_of, sum_of};
 pub use scratch::with_scratch;
 pub use simd::vectorized;
 

@@ -1,28 +1,25 @@
-//! Elementwise functions of two tensors. The second may lack leading dimensions: its shape must be a suffix of the
-//! first's, and it is repeated over the rest. Shapes: (..., S), (S) -> (..., S).
+//! Elementwise functions of two tensors, which are repeated to one shape as in NumPy (`broadcast.rs`).
 //!
 //! An op is one row of [`functions!`]: its name, then y, da and db as WGSL and as Rust.
 //!
-//! The gradient of a repeated b is the sum over its repetitions, in two passes without races ([`SumRows`]).
+//! The gradient of a repeated operand is the sum over its repetitions, in two passes without races ([`SumRows`],
+//! [`sum_to`]).
 
-use super::reduce::SumRows;
+use super::broadcast::{Zip, broadcast_shape, only_b_repeats, plan, zip};
+use super::reduce::{SumRows, sum_to};
 use super::*;
-use crate::gpu::{Launch, Limits, Operand, Plan, buffer, param};
-use crate::shader;
+use crate::cpu::vectorized;
+use crate::gpu::{Limits, Plan};
 use crate::tensor::Grads;
-use rayon::prelude::*;
 
 /// What is computed from a, b and, for gradients, dy: an index into the arrays of a [`Function`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Part {
     Value,
+    /// Per element of y, like db: the sum over repetitions comes after.
     GradA,
-    /// Per element of a; the sum over repetitions comes after.
     GradB,
 }
-
-/// (a, b, dy, result).
-type Compute = fn(&[f32], &[f32], &[f32], &mut [f32]);
 
 /// An elementwise function of two tensors, written for both devices.
 struct Function {
@@ -31,7 +28,7 @@ struct Function {
     linear: bool,
     /// y, da and db in terms of `a`, `b` and `dy`: vec4<f32>.
     wgsl: [&'static str; 3],
-    cpu: [Compute; 3],
+    cpu: [Zip<f32>; 3],
 }
 
 /// Each row defines a `Tensor` method and its gradients: y, da and db as WGSL on vectors, then as Rust on numbers.
@@ -50,9 +47,9 @@ macro_rules! functions {
                 linear: $linear,
                 wgsl: [$y_wgsl, $da_wgsl, $db_wgsl],
                 cpu: [
-                    |a, b, dy, y| map(a, b, dy, y, |$a, $b, $dy| $y),
-                    |a, b, dy, y| map(a, b, dy, y, |$a, $b, $dy| $da),
-                    |a, b, dy, y| map(a, b, dy, y, |$a, $b, $dy| $db),
+                    |a, b, dy, y| map(a, b, dy, y, #[inline(always)] |$a: f32, $b: f32, $dy: f32| $y),
+                    |a, b, dy, y| map(a, b, dy, y, #[inline(always)] |$a: f32, $b: f32, $dy: f32| $da),
+                    |a, b, dy, y| map(a, b, dy, y, #[inline(always)] |$a: f32, $b: f32, $dy: f32| $db),
                 ],
             };)*
         }
@@ -65,12 +62,13 @@ macro_rules! functions {
         impl Tensor {
             $($(#[$doc])*
             ///
-            /// The shape of `other` must end this tensor's shape.
+            /// Shapes are broadcast as in NumPy.
             ///
             /// # Errors
-            /// If it does not, or a tensor is not f32.
+            /// If they differ in a dimension in which neither is 1, or a tensor is not f32.
             pub fn $name(&self, other: &Tensor) -> Result<Tensor> {
-                apply_one(Binary(&rows::$name), &[self, other])
+                let shapes = [self.shape().clone(), other.shape().clone()];
+                apply_one(Binary { function: &rows::$name, shapes }, &[self, other])
             })*
         }
     };
@@ -88,9 +86,16 @@ functions! {
     /// The larger of both, elementwise. Between equals each gets half the gradient, as in PyTorch.
     maximum, linear: false: "select(b, a, a > b)", "dy * wins(a, b)", "dy * wins(b, a)",
         |a, b, dy| if a > b { a } else { b }, dy * wins(a, b), dy * wins(b, a);
+    /// The smaller of both, elementwise. Between equals each gets half the gradient, as in PyTorch.
+    minimum, linear: false: "select(b, a, a < b)", "dy * wins(b, a)", "dy * wins(a, b)",
+        |a, b, dy| if a < b { a } else { b }, dy * wins(b, a), dy * wins(a, b);
+    /// `self ^ other`, elementwise. A negative base has a power if the exponent is whole, and no gradient of that.
+    pow, linear: false: "power(a, b)", "dy * power_by_base(a, b)", "dy * power_by_exponent(a, b)",
+        |a, b, dy| a.powf(b), dy * power_by_base(a, b), dy * power_by_exponent(a, b);
 }
 
 /// How much of the gradient of a maximum goes to the first of two.
+#[inline(always)]
 fn wins(a: f32, b: f32) -> f32 {
     if a > b {
         1.0
@@ -101,72 +106,43 @@ fn wins(a: f32, b: f32) -> f32 {
     }
 }
 
-/// y[i] = f(a[i], b[i mod len b], dy[i]); `dy` may be empty where f does not look at it.
-fn map(a: &[f32], b: &[f32], dy: &[f32], y: &mut [f32], f: impl Fn(f32, f32, f32) -> f32 + Sync) {
-    // Chunks of whole repetitions of b, so that the inner loop runs over plain slices.
-    let repetitions = (CHUNK / b.len().max(1)).max(1);
-    let chunk = if b.len() < a.len() { repetitions * b.len() } else { CHUNK };
-    y.par_chunks_mut(chunk).enumerate().for_each(|(i, y)| {
-        let start = i * chunk;
-        let span = b.len().min(y.len());
-        for (j, y) in y.chunks_mut(span).enumerate() {
-            let at = start + j * span;
-            let a = &a[at..at + y.len()];
-            let b = if b.len() < chunk { &b[..y.len()] } else { &b[at % b.len()..][..y.len()] };
-            match dy.get(at..at + y.len()) {
-                Some(dy) => y.iter_mut().zip(a).zip(b).zip(dy).for_each(|(((y, a), b), dy)| *y = f(*a, *b, *dy)),
-                None => y.iter_mut().zip(a).zip(b).for_each(|((y, a), b)| *y = f(*a, *b, 0.0)),
-            }
-        }
-    });
+/// The derivative of a^b with respect to a: 0 where b is.
+#[inline(always)]
+pub(super) fn power_by_base(a: f32, b: f32) -> f32 {
+    if b == 0.0 { 0.0 } else { b * a.powf(b - 1.0) }
 }
 
-/// A row applied to two tensors.
-#[derive(Clone, Copy)]
-struct Binary(&'static Function);
+/// The derivative of a^b with respect to b: 0 where a is, unless a^b is infinite there.
+#[inline(always)]
+fn power_by_exponent(a: f32, b: f32) -> f32 {
+    if a == 0.0 && b >= 0.0 { 0.0 } else { a.powf(b) * a.ln() }
+}
 
-impl Binary {
-    fn compute(self, part: Part, a: &[f32], b: &[f32], dy: &[f32], result: &mut [f32]) {
-        (self.0.cpu[part as usize])(a, b, dy, result);
-    }
+/// y[i] = f(a[i], b[i], dy[i]); `dy` may be empty where f does not look at it.
+fn map(a: &[f32], b: &[f32], dy: &[f32], y: &mut [f32], f: impl Fn(f32, f32, f32) -> f32) {
+    vectorized(
+        #[inline(always)]
+        || match dy {
+            [] => y.iter_mut().zip(a).zip(b).for_each(|((y, a), b)| *y = f(*a, *b, 0.0)),
+            dy => y.iter_mut().zip(a).zip(b).zip(dy).for_each(|(((y, a), b), dy)| *y = f(*a, *b, *dy)),
+        },
+    );
+}
 
-    fn plan(self, part: Part, a: &Spec, b: &Spec) -> Plan {
-        let elements = a.shape.elements();
-        let len_b = b.shape.elements();
-        // Vectors of b line up with those of a if b is repeated in whole vectors, or not at all.
-        let vec_b = len_b.is_multiple_of(4) || len_b == elements;
-        let mut buffers = vec![
-            buffer("first", "vec4<f32>", Operand::Input(0)),
-            buffer("second", DType::F32.wgsl(if vec_b { 4 } else { 1 }), Operand::Input(1)),
-        ];
-        buffers.extend((part != Part::Value).then_some(buffer("grad_output", "vec4<f32>", Operand::Input(2))));
-        buffers.push(buffer("result", "vec4<f32>", Operand::Output(0)));
-        Plan::one(Launch {
-            shader: shader!("binary"),
-            values: vec![
-                ("expression", self.0.wgsl[part as usize].into()),
-                ("gradient", (part != Part::Value).into()),
-                ("vec_b", vec_b.into()),
-            ],
-            buffers,
-            params: vec![param("len", elements), param("len_b", len_b)],
-            workgroups: elements.div_ceil(1024),
-        })
-    }
+/// A row applied to two tensors of these shapes.
+struct Binary {
+    function: &'static Function,
+    shapes: [Shape; 2],
 }
 
 impl Kernel for Binary {
     fn name(&self) -> &'static str {
-        self.0.name
+        self.function.name
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
         expect_f32(self.name(), inputs)?;
-        let (a, b) = (&inputs[0].shape, &inputs[1].shape);
-        if !a.ends_with(b) {
-            return Err(shape_error(self.name(), format!("a second shape that ends the first, {a}"), b));
-        }
-        Ok(vec![inputs[0].clone()])
+        Ok(vec![Spec::new(broadcast_shape(self.name(), [&inputs[0].shape, &inputs[1].shape])?, DType::F32)])
     }
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
@@ -174,47 +150,48 @@ impl Kernel for Binary {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        self.compute(Part::Value, inputs[0].f32(), inputs[1].f32(), &[], outputs[0].f32());
+        let [a, b] = [0, 1].map(|i: usize| (&inputs[i].spec.shape, inputs[i].f32()));
+        zip(&outputs[0].spec.shape, [a, b], &[], outputs[0].f32(), self.function.cpu[Part::Value as usize]);
     }
 
-    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        self.plan(Part::Value, inputs[0], inputs[1])
+    fn gpu(&self, inputs: &[&Spec], outputs: &[&Spec], _: &Limits) -> Plan {
+        plan(self.function.wgsl[Part::Value as usize], false, [inputs[0], inputs[1]], &outputs[0].shape)
     }
 }
 
 impl Op for Binary {
     fn saves(&self) -> Saves {
-        // A linear function needs only the shape of b, but that of a is the output's and b is small or shared anyway.
-        Saves { inputs: if self.0.linear { &[1] } else { &[0, 1] }, outputs: &[] }
+        Saves { inputs: if self.function.linear { &[] } else { &[0, 1] }, outputs: &[] }
     }
 
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
-        let b = saved.input(1);
-        let a = if saved.has_input(0) { saved.input(0) } else { dy };
-        let gradient = |grads: &Grads, part: Part| match self.0.wgsl[part as usize] {
+        let [a, b] = [0, 1].map(|i| if saved.has_input(i) { saved.input(i) } else { dy });
+        let gradient = |grads: &Grads, part: Part| match self.function.wgsl[part as usize] {
             "dy" => Ok(dy.detach()), // Nothing to launch.
-            _ => grads.run_one(&Gradient { op: *self, part }, &[a, b, dy]),
+            _ => grads.run_one(&Gradient { function: self.function, part }, &[a, b, dy]),
         };
+        let [a, b] = &self.shapes;
         if grads.needs_grad(0) {
             let da = gradient(grads, Part::GradA)?;
-            grads.accumulate(0, da)?;
+            grads.accumulate(0, sum_to(da, a)?)?;
         }
         if grads.needs_grad(1) {
             let db = gradient(grads, Part::GradB)?;
-            if b.len() == db.len() {
-                grads.accumulate(1, db)?;
+            if only_b_repeats(dy.shape(), a, b) && b.elements() != db.len() {
+                let len = b.elements();
+                grads.accumulate_with(1, &[&db], |accumulate| SumRows { accumulate, len, outputs: 1 })?;
             } else {
-                grads.accumulate_with(1, &[&db], |accumulate| SumRows { accumulate, len: b.len(), outputs: 1 })?;
+                grads.accumulate(1, sum_to(db, b)?)?;
             }
         }
         Ok(())
     }
 }
 
-/// The gradient with respect to a or (before summing repetitions) b. Inputs: a, b, dy.
+/// The gradient with respect to a or b, before summing repetitions. Inputs: a, b, dy.
 struct Gradient {
-    op: Binary,
+    function: &'static Function,
     part: Part,
 }
 
@@ -224,7 +201,7 @@ impl Kernel for Gradient {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        Ok(vec![inputs[0].clone()])
+        Ok(vec![inputs[2].clone()])
     }
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
@@ -232,11 +209,11 @@ impl Kernel for Gradient {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let (a, b, dy) = (inputs[0].f32(), inputs[1].f32(), inputs[2].f32());
-        self.op.compute(self.part, a, b, dy, outputs[0].f32());
+        let [a, b] = [0, 1].map(|i: usize| (&inputs[i].spec.shape, inputs[i].f32()));
+        zip(&outputs[0].spec.shape, [a, b], inputs[2].f32(), outputs[0].f32(), self.function.cpu[self.part as usize]);
     }
 
-    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        self.op.plan(self.part, inputs[0], inputs[1])
+    fn gpu(&self, inputs: &[&Spec], outputs: &[&Spec], _: &Limits) -> Plan {
+        plan(self.function.wgsl[self.part as usize], true, [inputs[0], inputs[1]], &outputs[0].shape)
     }
 }

@@ -8,6 +8,7 @@ use crate::Device;
 use crate::gpu::{AdapterChoice, Gpu};
 use crate::tensor::{Edge, no_grad};
 use std::collections::BTreeSet;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 type Apply = dyn Fn(&[Tensor]) -> Result<Tensor>;
@@ -56,25 +57,47 @@ fn elementwise() -> Vec<Row> {
     let any: &'static str = "0 f16, 0 rank+1, 0 rank-1, 0 scalar, 0 dim0+1, 0 dim1+1";
     let unary = UNARY.iter().map(|&(op, apply)| row(op, &one, any, move |x| apply(&x[0])));
     let others = [
-        row("scale", &one, any, |x| x[0].scale(2.0)),
         row("softmax", &one, ANY_SHAPE, |x| x[0].softmax()),
+        row("log_softmax", &one, ANY_SHAPE, |x| x[0].log_softmax()),
         row("dropout", &one, ANY_SHAPE, |x| x[0].dropout(0.5, KEY)),
     ];
-    let suffix = "0 rank+1, 0 rank-1, 0 dim0+1, 1 rank-1, 1 scalar";
-    let empty = row("add", &[f32(&[2, 0]), f32(&[0])], suffix, |x| x[0].add(&x[1]));
+    let broadcast = "0 rank+1, 0 rank-1, 0 scalar, 0 dim0+1, 1 rank+1, 1 rank-1, 1 scalar";
+    let of_none = "0 rank+1, 0 rank-1, 0 scalar, 0 dim0+1, 0 dim1+1, 1 rank+1, 1 rank-1, 1 scalar, 1 dim0+1";
+    let empty = row("add", &[f32(&[2, 0]), f32(&[0])], of_none, |x| x[0].add(&x[1]));
+    let pair = [f32(&[2, 3]), f32(&[3])];
     let binary =
-        BINARY.iter().map(|&(op, apply)| row(op, &[f32(&[2, 3]), f32(&[3])], suffix, move |x| apply(&x[0], &x[1])));
-    unary.chain(others).chain(binary).chain([empty]).collect()
+        BINARY.iter().chain(COMPARISONS).map(|&(op, apply)| row(op, &pair, broadcast, move |x| apply(&x[0], &x[1])));
+    let chosen = "0 rank+1, 0 rank-1, 0 scalar, 1 rank+1, 1 rank-1, 1 scalar, 2 rank+1, 2 rank-1, 2 scalar";
+    let choice = row("where_cond", &[f32(&[2, 3]), f32(&[2, 3]), f32(&[3])], chosen, |x| x[0].where_cond(&x[1], &x[2]));
+    let ids = [u32(&[2, 3]), u32(&[3])];
+    let of_ids = COMPARISONS.iter().map(|&(op, apply)| row(op, &ids, broadcast, move |x| apply(&x[0], &x[1])));
+    unary.chain(others).chain(binary).chain(of_ids).chain([empty, choice]).collect()
 }
 
 fn shapes() -> Vec<Row> {
     let x = [f32(&[2, 3])];
     let reduced = "0 rank+1, 0 rank-1, 0 dim0+1, 0 dim1+1";
-    vec![
-        row("sum", &x, reduced, |x| x[0].sum(0)),
-        row("mean", &x, reduced, |x| x[0].mean(0)),
-        row("max", &x, reduced, |x| x[0].max(0)),
-        row("permute", &x, "0 u32, 0 dim0+1, 0 dim1+1", |x| x[0].permute(&[1, 0])),
+    let any_type = "0 f16, 0 u32, 0 rank+1, 0 dim0+1, 0 dim1+1";
+    let reductions = REDUCTIONS.iter().map(|&(op, apply)| row(op, &x, reduced, move |x| apply(&x[0], &[0])));
+    let others = vec![
+        row("permute", &x, "0 f16, 0 u32, 0 dim0+1, 0 dim1+1", |x| x[0].permute(&[1, 0])),
+        row("narrow", &x, any_type, |x| x[0].narrow(1, 1, 1)),
+        row("slice", &x, any_type, |x| x[0].slice(1, 0..2, 2)),
+        row("split", &x, any_type, |x| Ok(x[0].split(2, 1)?.remove(0))),
+        row("flip", &x, any_type, |x| x[0].flip(&[1])),
+        row("expand", &x, "0 f16, 0 u32, 0 rank+1, 0 rank-1, 0 scalar", |x| x[0].expand([4, 2, 3])),
+        row("pad", &x, "0 f16, 0 u32, 0 dim0+1, 0 dim1+1", |x| x[0].pad(&[(1, 0), (0, 2)], 0.5)),
+        row("cat", &[f32(&[2, 3]), f32(&[2, 4])], "0 dim1+1, 1 dim1+1", |x| Tensor::cat(&[&x[0], &x[1]], 1)),
+        row("stack", &[f32(&[2, 3]), f32(&[2, 3])], "", |x| Tensor::stack(&[&x[0], &x[1]], 1)),
+        row("tril", &x, "0 f16, 0 rank+1, 0 dim0+1, 0 dim1+1", |x| x[0].tril(0)),
+        row("triu", &x, "0 f16, 0 rank+1, 0 dim0+1, 0 dim1+1", |x| x[0].triu(0)),
+        row("gather", &[f32(&[2, 3]), u32(&[2, 2])], "0 dim0+1, 0 dim1+1, 1 dim1+1", |x| x[0].gather(1, &x[1])),
+        row("index_select", &[f32(&[2, 3]), u32(&[2])], "0 rank+1, 0 dim0+1, 0 dim1+1, 1 dim0+1", |x| {
+            x[0].index_select(1, &x[1])
+        }),
+        row("scatter_add", &[f32(&[2, 3]), u32(&[2, 2]), f32(&[2, 2])], "0 dim0+1, 0 dim1+1", |x| {
+            x[0].scatter_add(1, &x[1], &x[2])
+        }),
         row("reshape", &x, "0 f16, 0 u32, 0 rank+1", |x| x[0].reshape([3, 2])),
         row("to_dtype", &x, "0 f16, 0 rank+1, 0 rank-1, 0 scalar, 0 dim0+1, 0 dim1+1", |x| x[0].to_dtype(DType::F16)),
         row(
@@ -83,7 +106,8 @@ fn shapes() -> Vec<Row> {
             "0 dim0+1, 0 dim1+1, 1 rank+1, 1 rank-1, 1 scalar, 1 dim0+1, 1 dim1+1",
             |x| x[0].embedding(&x[1]),
         ),
-    ]
+    ];
+    reductions.chain(others).collect()
 }
 
 fn matmuls() -> Vec<Row> {
@@ -399,11 +423,45 @@ fn arguments_of_ops() -> Vec<(&'static str, Attempt)> {
         ("mean", |d| x(&[2, 3], d).mean(usize::MAX).map(drop)),
         ("max", |d| x(&[2, 3], d).max(2).map(drop)),
         ("max", |d| x(&[2, 0], d).max(1).map(drop)),
+        ("min", |d| x(&[2, 0], d).min(..).map(drop)),
+        ("argmax", |d| x(&[2, 0], d).argmax(1).map(drop)),
+        ("sum", |d| x(&[2, 3], d).sum([0, 0]).map(drop)),
+        ("var", |d| x(&[2, 3], d).var([0, 2], 1).map(drop)),
+        ("logsumexp", |d| x(&[2, 3], d).logsumexp(usize::MAX).map(drop)),
+        ("prod", |d| x(&[2; 7], d).prod([0, 2]).map(drop)),
         ("permute", |d| x(&[2, 3], d).permute(&[0]).map(drop)),
         ("permute", |d| x(&[2, 3], d).permute(&[0, 0]).map(drop)),
         ("permute", |d| x(&[2, 3], d).permute(&[1, 2]).map(drop)),
         ("permute", |d| x(&[2, 3], d).permute(&[0, 1, usize::MAX]).map(drop)),
-        ("permute", |d| x(&[1; 6], d).permute(&[5, 4, 3, 2, 1, 0]).map(drop)),
+        ("permute", |d| x(&[1; 7], d).permute(&[6, 5, 4, 3, 2, 1, 0]).map(drop)),
+        ("add", |d| x(&[2, 1, 2, 1, 2, 1, 2], d).add(&x(&[1, 2, 1, 2, 1, 2, 1], d)).map(drop)),
+        ("narrow", |d| x(&[2, 3], d).narrow(2, 0, 1).map(drop)),
+        ("narrow", |d| x(&[2, 3], d).narrow(1, 1, 3).map(drop)),
+        ("narrow", |d| x(&[2, 3], d).narrow(1, 1, usize::MAX).map(drop)),
+        ("narrow", |d| x(&[1; 7], d).narrow(0, 0, 1).map(drop)),
+        ("slice", |d| x(&[2, 3], d).slice(1, 0..3, 0).map(drop)),
+        ("slice", |d| x(&[2, 3], d).slice(1, Range { start: 2, end: 1 }, 1).map(drop)),
+        ("slice", |d| x(&[2, 3], d).slice(usize::MAX, 0..1, 1).map(drop)),
+        ("split", |d| x(&[2, 3], d).split(0, 1).map(drop)),
+        ("split", |d| x(&[2, 3], d).split(1, 2).map(drop)),
+        ("flip", |d| x(&[2, 3], d).flip(&[2]).map(drop)),
+        ("flip", |d| x(&[2, 3], d).flip(&[1, 1]).map(drop)),
+        ("expand", |d| x(&[2, 3], d).expand([3]).map(drop)),
+        ("expand", |d| x(&[2, 3], d).expand([3, 3]).map(drop)),
+        ("expand", |d| x(&[1], d).expand(WRAPS).map(drop)),
+        ("expand", |d| x(&[1], d).expand([1; 7]).map(drop)),
+        ("pad", |d| x(&[2, 3], d).pad(&[(1, 1)], 0.0).map(drop)),
+        ("pad", |d| x(&[2, 3], d).pad(&[(0, 0), (usize::MAX, 0)], 0.0).map(drop)),
+        ("pad", |d| x(&[2, 3], d).pad(&[(WRAPS[0], 0), (WRAPS[0], 0)], 0.0).map(drop)),
+        ("cat", |_| Tensor::cat(&[], 0).map(drop)),
+        ("cat", |d| Tensor::cat(&[&x(&[2, 3], d)], 2).map(drop)),
+        ("cat", |d| Tensor::cat(&[&x(&[], d)], 0).map(drop)),
+        ("stack", |_| Tensor::stack(&[], 0).map(drop)),
+        ("stack", |d| Tensor::stack(&[&x(&[2, 3], d)], 3).map(drop)),
+        ("stack", |d| Tensor::stack(&[&x(&[1; 6], d)], 0).map(drop)),
+        ("gather", |d| x(&[2, 3], d).gather(2, &ids(d)).map(drop)),
+        ("index_select", |d| x(&[2, 3], d).index_select(2, &ids(d).reshape([6])?).map(drop)),
+        ("scatter_add", |d| x(&[2, 3], d).scatter_add(usize::MAX, &ids(d), &x(&[2, 3], d)).map(drop)),
         ("reshape", |d| x(&[2, 3], d).reshape([7]).map(drop)),
         ("reshape", |d| x(&[2, 3], d).reshape([usize::MAX, 2]).map(drop)),
         ("reshape", |d| x(&[0], d).reshape(WRAPS).map(drop)),
@@ -621,7 +679,9 @@ fn every_method_that_can_fail_has_a_row() {
     let sources = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     fallible_methods(&sources.join("ops"), &["pub fn ", "pub(crate) fn "], &mut methods);
     fallible_methods(&sources.join("tensor"), &["pub fn "], &mut methods);
-    let elementwise = UNARY.iter().map(|(name, _)| name).chain(BINARY.iter().map(|(name, _)| name));
+    let of_two = BINARY.iter().chain(COMPARISONS);
+    let elementwise = UNARY.iter().map(|(name, _)| name).chain(of_two.map(|(name, _)| name));
+    let elementwise = elementwise.chain(REDUCTIONS.iter().map(|(name, _)| name));
     methods.extend(elementwise.map(|name| name.to_string()));
     let of_table = rows().into_iter().map(|row| row.op);
     let tested: BTreeSet<&str> = of_table.chain(other_arguments().into_iter().map(|(op, _)| op)).collect();

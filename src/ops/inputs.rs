@@ -15,11 +15,12 @@ pub enum Values {
 }
 
 pub(crate) const AROUND_ZERO: Values = Values::Uniform(-2.0, 2.0);
+pub(crate) const AROUND_ONE: Values = Values::Uniform(0.9, 1.1);
 pub(crate) const POSITIVE: Values = Values::Uniform(0.3, 3.0);
 
-/// Values for which an elementwise function of one tensor is defined.
+/// Values for which an elementwise function is defined, of its first tensor if it has two.
 pub(crate) fn domain(function: &str) -> Values {
-    if matches!(function, "log" | "sqrt" | "recip") { POSITIVE } else { AROUND_ZERO }
+    if matches!(function, "log" | "sqrt" | "recip" | "pow" | "powf") { POSITIVE } else { AROUND_ZERO }
 }
 
 /// Tensors of these shapes and values, the same for every device: drawn from `seed`.

@@ -6,20 +6,24 @@
 //! benchmark.
 
 mod attention;
+mod axes;
 mod batch_norm;
 mod binary;
+mod broadcast;
 mod cast;
+mod compare;
 mod conv;
 mod cross_entropy;
 mod dropout;
 mod embedding;
 mod feed_forward;
+mod gather;
 mod layer_norm;
 mod linear_cross_entropy;
 mod low_rank;
 mod matmul;
+mod movement;
 mod norm_linear;
-mod permute;
 mod pool;
 pub mod random;
 mod recurrent;
@@ -29,6 +33,7 @@ mod rope;
 pub mod sample;
 mod softmax;
 mod swiglu;
+mod triangular;
 mod unary;
 
 #[cfg(all(feature = "cli", not(feature = "testing")))]
@@ -44,6 +49,7 @@ mod boundary;
 pub use attention::Heads;
 use attention::MAX_HEAD_SIZE;
 pub(crate) use binary::METHODS as BINARY;
+pub(crate) use compare::COMPARISONS;
 pub use conv::ConvOptions;
 pub use cross_entropy::{Criterion, IGNORED};
 pub(crate) use matmul::MatMul;
@@ -52,6 +58,8 @@ pub(crate) use norm_linear::LinearRef;
 pub use norm_linear::NormRef;
 pub use pool::PoolOptions;
 pub use recurrent::RecurrentRef;
+pub use reduce::Dims;
+pub(crate) use reduce::METHODS as REDUCTIONS;
 pub(crate) use unary::METHODS as UNARY;
 
 use crate::cpu::CHUNK;

@@ -1,7 +1,9 @@
-//! Softmax over the last dimension. Shapes: (..., n) -> (..., n).
+//! Softmax over the last dimension, and its logarithm. Shapes: (..., n) -> (..., n).
 //!
 //! y = e^(x - m) / sum e^(x - m) with m the largest x of the row: no exponent is above 0, so nothing overflows.
 //! dx = y (dy - sum(dy y)).
+//!
+//! The logarithm: y = x - m - log sum e^(x - m), dx = dy - e^y sum(dy).
 
 use super::*;
 use crate::cpu::{map_and_sum, math, maximum, sum_of, vectorized};
@@ -10,12 +12,16 @@ use crate::shader;
 use crate::tensor::Grads;
 use rayon::prelude::*;
 
-struct Softmax;
+struct Softmax {
+    log: bool,
+}
 
 /// dx. Inputs: y, dy.
-struct SoftmaxBackward;
+struct SoftmaxBackward {
+    log: bool,
+}
 
-fn plan(spec: &Spec, derivative: bool) -> Plan {
+fn plan(spec: &Spec, log: bool, derivative: bool) -> Plan {
     let (rows, n) = (spec.shape.rows(), spec.shape.last_dim());
     // Four elements or more per thread.
     let lanes = n.div_ceil(4).next_power_of_two().min(256);
@@ -24,7 +30,7 @@ fn plan(spec: &Spec, derivative: bool) -> Plan {
     buffers.push(buffer("result", "f32", Operand::Output(0)));
     Plan::one(Launch {
         shader: shader!("softmax"),
-        values: vec![("lanes", (lanes as u32).into()), ("derivative", derivative.into())],
+        values: vec![("lanes", (lanes as u32).into()), ("log", log.into()), ("derivative", derivative.into())],
         buffers,
         params: vec![param("rows", rows), param("n", n)],
         workgroups: rows.div_ceil(256 / lanes),
@@ -33,7 +39,7 @@ fn plan(spec: &Spec, derivative: bool) -> Plan {
 
 impl Kernel for Softmax {
     fn name(&self) -> &'static str {
-        "softmax"
+        if self.log { "log_softmax" } else { "softmax" }
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
@@ -55,6 +61,13 @@ impl Kernel for Softmax {
                 #[inline(always)]
                 || {
                     let largest = maximum(y);
+                    if self.log {
+                        let log_sum = sum_of([&*y], |[x]| math::exp(x - largest)).ln();
+                        for y in y.iter_mut() {
+                            *y = (*y - largest) - log_sum;
+                        }
+                        return;
+                    }
                     let sum = map_and_sum(
                         y,
                         #[inline(always)]
@@ -70,7 +83,7 @@ impl Kernel for Softmax {
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        plan(inputs[0], false)
+        plan(inputs[0], self.log, false)
     }
 }
 
@@ -81,13 +94,13 @@ impl Op for Softmax {
 
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
-        grads.accumulate(0, grads.run_one(&SoftmaxBackward, &[saved.output(0), dy])?)
+        grads.accumulate(0, grads.run_one(&SoftmaxBackward { log: self.log }, &[saved.output(0), dy])?)
     }
 }
 
 impl Kernel for SoftmaxBackward {
     fn name(&self) -> &'static str {
-        "softmax_backward"
+        if self.log { "log_softmax_backward" } else { "softmax_backward" }
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
@@ -105,6 +118,13 @@ impl Kernel for SoftmaxBackward {
             vectorized(
                 #[inline(always)]
                 || {
+                    if self.log {
+                        let sum = sum_of([dy], |[dy]| dy);
+                        for ((dx, y), dy) in dx.iter_mut().zip(y).zip(dy) {
+                            *dx = dy - math::exp(*y) * sum;
+                        }
+                        return;
+                    }
                     let dot = sum_of([y, dy], |[y, dy]| y * dy);
                     for ((dx, y), dy) in dx.iter_mut().zip(y).zip(dy) {
                         *dx = y * (dy - dot);
@@ -115,7 +135,7 @@ impl Kernel for SoftmaxBackward {
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        plan(inputs[0], true)
+        plan(inputs[0], self.log, true)
     }
 }
 
@@ -125,6 +145,14 @@ impl Tensor {
     /// # Errors
     /// If the tensor is not f32.
     pub fn softmax(&self) -> Result<Tensor> {
-        apply_one(Softmax, &[self])
+        apply_one(Softmax { log: false }, &[self])
+    }
+
+    /// The logarithm of the softmax over the last dimension, precise where that is near 0.
+    ///
+    /// # Errors
+    /// If the tensor is not f32.
+    pub fn log_softmax(&self) -> Result<Tensor> {
+        apply_one(Softmax { log: true }, &[self])
     }
 }

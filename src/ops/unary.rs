@@ -2,6 +2,7 @@
 //!
 //! An op is one row of [`functions!`]: its name, what backward keeps, y and dx as WGSL and as Rust.
 
+use super::binary::power_by_base;
 use super::*;
 use crate::cpu::{math, vectorized};
 use crate::gpu::{Limits, Operand, Plan, buffer, param};
@@ -17,24 +18,29 @@ enum Keeps {
     Output,
 }
 
+/// At most two; those that a function has not are 0.
+type Constants = [f32; 2];
+
 /// An elementwise function, written for both devices.
 struct Function {
     name: &'static str,
+    /// The names of its constants.
+    constants: &'static [&'static str],
     keeps: Keeps,
-    /// y, in terms of `x` and the constant `params.factor`: vec4<f32>.
+    /// y, in terms of `x` and of constants such as `params.factor`: vec4<f32>.
     wgsl: &'static str,
-    /// dx, in terms of `dy`, the constant, and of what is kept: `x` or `y`.
+    /// dx, in terms of `dy`, the constants, and of what is kept: `x` or `y`.
     wgsl_derivative: &'static str,
-    /// y of (x, factor).
-    cpu: fn(&[f32], f32, &mut [f32]),
-    /// dx of (what is kept, dy, factor).
-    cpu_derivative: fn(&[f32], &[f32], f32, &mut [f32]),
+    /// y of x.
+    cpu: fn(&[f32], Constants, &mut [f32]),
+    /// dx of what is kept, and dy.
+    cpu_derivative: fn(&[f32], &[f32], Constants, &mut [f32]),
 }
 
-/// Each row defines a `Tensor` method without arguments and its derivative: y and dx as WGSL on vectors, then as Rust
-/// on numbers.
+/// Each row defines a `Tensor` method and its derivative: y and dx as WGSL on vectors, then as Rust on numbers. Its
+/// arguments are constants, each with a value that it is tested with.
 macro_rules! functions {
-    ($($(#[$doc:meta])* $name:ident keeps $keeps:ident:
+    ($($(#[$doc:meta])* $name:ident($($constant:ident = $sample:literal),*) keeps $keeps:ident:
         $wgsl:literal, $derivative:literal,
         |$x:ident| $y:expr, |$kept:ident, $dy:ident| $dx:expr;)*) => {
         /// The rows, by the names of their methods.
@@ -44,11 +50,18 @@ macro_rules! functions {
 
             $(pub(super) static $name: Function = Function {
                 name: stringify!($name),
+                constants: &[$(stringify!($constant)),*],
                 keeps: Keeps::$keeps,
                 wgsl: $wgsl,
                 wgsl_derivative: $derivative,
-                cpu: |x, _, y| map(x, y, #[inline(always)] |$x: f32| $y),
-                cpu_derivative: |kept, dy, _, dx| {
+                #[allow(unused_variables)] // Not every derivative looks at all constants.
+                cpu: |x, constants, y| {
+                    let [$($constant,)* ..] = constants;
+                    map(x, y, #[inline(always)] |$x: f32| $y)
+                },
+                #[allow(unused_variables)]
+                cpu_derivative: |kept, dy, constants, dx| {
+                    let [$($constant,)* ..] = constants;
                     map2(kept, dy, dx, #[inline(always)] |$kept: f32, $dy: f32| $dx)
                 },
             };)*
@@ -56,15 +69,15 @@ macro_rules! functions {
 
         /// Every row's name and method: what is tested and timed of one is tested and timed of all.
         pub(crate) const METHODS: &[(&str, fn(&Tensor) -> Result<Tensor>)] =
-            &[$((stringify!($name), Tensor::$name),)*];
+            &[$((stringify!($name), |x| x.$name($($sample),*)),)*];
 
         impl Tensor {
             $($(#[$doc])*
             ///
             /// # Errors
             /// If the tensor is neither f32 nor f16.
-            pub fn $name(&self) -> Result<Tensor> {
-                apply_one(Unary { function: &rows::$name, factor: 1.0 }, &[self])
+            pub fn $name(&self $(, $constant: f32)*) -> Result<Tensor> {
+                apply_one(Unary { function: &rows::$name, constants: constants(&[$($constant),*]) }, &[self])
             })*
         }
     };
@@ -72,52 +85,95 @@ macro_rules! functions {
 
 functions! {
     /// `-x`.
-    neg keeps Nothing: "-x", "-dy", |x| -x, |_kept, dy| -dy;
+    neg() keeps Nothing: "-x", "-dy", |x| -x, |_kept, dy| -dy;
     /// `e^x`.
-    exp keeps Output: "exp(x)", "dy * y", |x| math::exp(x), |y, dy| dy * y;
+    exp() keeps Output: "exp(x)", "dy * y", |x| math::exp(x), |y, dy| dy * y;
     /// The natural logarithm.
-    log keeps Input: "log(x)", "dy / x", |x| x.ln(), |x, dy| dy / x;
+    log() keeps Input: "log(x)", "dy / x", |x| x.ln(), |x, dy| dy / x;
     /// The square root.
-    sqrt keeps Output: "sqrt(x)", "dy * 0.5 / y", |x| x.sqrt(), |y, dy| dy * 0.5 / y;
+    sqrt() keeps Output: "sqrt(x)", "dy * 0.5 / y", |x| x.sqrt(), |y, dy| dy * 0.5 / y;
     /// `1 / x`.
-    recip keeps Output: "1.0 / x", "-dy * y * y", |x| x.recip(), |y, dy| -dy * y * y;
+    recip() keeps Output: "1.0 / x", "-dy * y * y", |x| x.recip(), |y, dy| -dy * y * y;
     /// The sine of an angle in radians.
-    sin keeps Input: "sin4(x)", "dy * cos4(x)", |x| x.sin(), |x, dy| dy * x.cos();
+    sin() keeps Input: "sin4(x)", "dy * cos4(x)", |x| x.sin(), |x, dy| dy * x.cos();
     /// The cosine of an angle in radians.
-    cos keeps Input: "cos4(x)", "-dy * sin4(x)", |x| x.cos(), |x, dy| -dy * x.sin();
+    cos() keeps Input: "cos4(x)", "-dy * sin4(x)", |x| x.cos(), |x, dy| -dy * x.sin();
     /// `max(x, 0)`.
-    relu keeps Output: "max(x, vec4<f32>(0.0))", "select(vec4<f32>(0.0), dy, y > vec4<f32>(0.0))",
+    relu() keeps Output: "max(x, vec4<f32>(0.0))", "select(vec4<f32>(0.0), dy, y > vec4<f32>(0.0))",
         |x| x.max(0.0), |y, dy| if y > 0.0 { dy } else { 0.0 };
     /// GELU (Hendrycks and Gimpel 2016) in the tanh form of GPT-2: `x/2 (1 + tanh(sqrt(2/pi) (x + 0.044715 x^3)))`.
-    gelu keeps Input: "gelu(x)", "dy * gelu_derivative(x)",
+    gelu() keeps Input: "gelu(x)", "dy * gelu_derivative(x)",
         |x| gelu_and_derivative(x)[0], |x, dy| dy * gelu_and_derivative(x)[1];
     /// `x sigmoid(x)`.
-    silu keeps Input: "x * sigmoid4(x)", "dy * (sigmoid4(x) + x * sigmoid4(x) * (1.0 - sigmoid4(x)))",
+    silu() keeps Input: "x * sigmoid4(x)", "dy * (sigmoid4(x) + x * sigmoid4(x) * (1.0 - sigmoid4(x)))",
         |x| x * math::sigmoid(x), |x, dy| dy * (math::sigmoid(x) + x * math::sigmoid(x) * (1.0 - math::sigmoid(x)));
     /// `1 / (1 + e^-x)`.
-    sigmoid keeps Output: "sigmoid4(x)", "dy * y * (1.0 - y)", |x| math::sigmoid(x), |y, dy| dy * y * (1.0 - y);
+    sigmoid() keeps Output: "sigmoid4(x)", "dy * y * (1.0 - y)", |x| math::sigmoid(x), |y, dy| dy * y * (1.0 - y);
     /// The hyperbolic tangent.
-    tanh keeps Output: "tanh4(x)", "dy * (1.0 - y * y)", |x| math::tanh(x), |y, dy| dy * (1.0 - y * y);
+    tanh() keeps Output: "tanh4(x)", "dy * (1.0 - y * y)", |x| math::tanh(x), |y, dy| dy * (1.0 - y * y);
+    /// `factor * x`.
+    scale(factor = 0.37) keeps Nothing: "params.factor * x", "params.factor * dy",
+        |x| factor * x, |_kept, dy| factor * dy;
+    /// `|x|`. The gradient at 0 is 0, as in PyTorch.
+    abs() keeps Input: "abs(x)", "dy * sign(x)", |x| x.abs(), |x, dy| dy * sign_of(x);
+    /// -1, 0 or 1. The gradient is 0.
+    sign() keeps Nothing: "sign(x)", "vec4<f32>(0.0)", |x| sign_of(x), |_kept, _dy| 0.0;
+    /// The largest whole number that is not larger. The gradient is 0.
+    floor() keeps Nothing: "floor(x)", "vec4<f32>(0.0)", |x| x.floor(), |_kept, _dy| 0.0;
+    /// x, but at least `min`, and at most `max`; infinities leave a side open. No gradient flows where x is outside.
+    clamp(min = -0.5, max = 1.0) keeps Input: "min(max(x, vec4<f32>(params.min)), vec4<f32>(params.max))",
+        "select(vec4<f32>(0.0), dy, (x >= vec4<f32>(params.min)) & (x <= vec4<f32>(params.max)))",
+        |x| at_most(at_least(x, min), max), |x, dy| if x >= min && x <= max { dy } else { 0.0 };
+    /// `x ^ exponent`. A negative x has a power if the exponent is whole.
+    powf(exponent = 2.5) keeps Input: "power(x, vec4<f32>(params.exponent))",
+        "dy * power_by_base(x, vec4<f32>(params.exponent))",
+        |x| x.powf(exponent), |x, dy| dy * power_by_base(x, exponent);
+    /// x where it is positive, else `negative_slope * x`.
+    leaky_relu(negative_slope = 0.01) keeps Input: "select(params.negative_slope * x, x, x > vec4<f32>(0.0))",
+        "select(params.negative_slope * dy, dy, x > vec4<f32>(0.0))",
+        |x| if x > 0.0 { x } else { negative_slope * x }, |x, dy| if x > 0.0 { dy } else { negative_slope * dy };
+    /// x where it is positive, else `alpha (e^x - 1)` (Clevert et al. 2015).
+    elu(alpha = 1.3) keeps Input: "select(params.alpha * (exp(min(x, vec4<f32>(0.0))) - 1.0), x, x > vec4<f32>(0.0))",
+        "select(dy * params.alpha * exp(min(x, vec4<f32>(0.0))), dy, x > vec4<f32>(0.0))",
+        |x| if x > 0.0 { x } else { alpha * (math::exp(x) - 1.0) },
+        |x, dy| if x > 0.0 { dy } else { dy * alpha * math::exp(x) };
+    /// `log(1 + e^x)`.
+    softplus() keeps Input: "max(x, vec4<f32>(0.0)) + log(1.0 + exp(-abs(x)))", "dy * sigmoid4(x)",
+        |x| x.max(0.0) + (1.0 + math::exp(-x.abs())).ln(), |x, dy| dy * math::sigmoid(x);
+    /// `x min(max(x + 3, 0), 6) / 6` (Howard et al. 2019).
+    hardswish() keeps Input: "x * clamp(x + 3.0, vec4<f32>(0.0), vec4<f32>(6.0)) / 6.0",
+        "dy * select(select(x / 3.0 + 0.5, vec4<f32>(1.0), x >= vec4<f32>(3.0)), vec4<f32>(0.0), x <= vec4<f32>(-3.0))",
+        |x| x * at_most(at_least(x + 3.0, 0.0), 6.0) / 6.0,
+        |x, dy| dy * if x <= -3.0 { 0.0 } else if x >= 3.0 { 1.0 } else { x / 3.0 + 0.5 };
 }
 
-/// The one function with a constant.
-static SCALE: Function = Function {
-    name: "scale",
-    keeps: Keeps::Nothing,
-    wgsl: "params.factor * x",
-    wgsl_derivative: "params.factor * dy",
-    cpu: |x, c, y| map(x, y, |x| c * x),
-    cpu_derivative: |_, dy, c, dx| map(dy, dx, |dy| c * dy),
-};
+/// As many as a kernel has room for.
+fn constants(given: &[f32]) -> Constants {
+    std::array::from_fn(|i| given.get(i).copied().unwrap_or(0.0))
+}
 
-impl Tensor {
-    /// `factor * x`.
-    ///
-    /// # Errors
-    /// If the tensor is neither f32 nor f16.
-    pub fn scale(&self, factor: f32) -> Result<Tensor> {
-        apply_one(Unary { function: &SCALE, factor }, &[self])
+/// -1, 0 or 1.
+#[inline(always)]
+fn sign_of(x: f32) -> f32 {
+    if x > 0.0 {
+        1.0
+    } else if x < 0.0 {
+        -1.0
+    } else {
+        0.0
     }
+}
+
+/// The larger of both; NaN stays what it is.
+#[inline(always)]
+fn at_least(x: f32, bound: f32) -> f32 {
+    if x < bound { bound } else { x }
+}
+
+/// The smaller of both; NaN stays what it is.
+#[inline(always)]
+fn at_most(x: f32, bound: f32) -> f32 {
+    if x > bound { bound } else { x }
 }
 
 fn map(x: &[f32], y: &mut [f32], f: impl Fn(f32) -> f32 + Sync) {
@@ -161,7 +217,7 @@ pub(super) fn gelu_and_derivative(x: f32) -> [f32; 2] {
 #[derive(Clone, Copy)]
 struct Unary {
     function: &'static Function,
-    factor: f32,
+    constants: Constants,
 }
 
 /// dx. Inputs: what was kept (dy where nothing was), dy.
@@ -169,7 +225,7 @@ struct Derivative(Unary);
 
 impl Unary {
     fn plan(self, derivative: bool, x: &Spec) -> Plan {
-        let Unary { function, factor } = self;
+        let Unary { function, constants } = self;
         let elements = x.shape.elements();
         let kept = if function.keeps == Keeps::Output { "y" } else { "x" };
         let mut buffers = vec![buffer("operand", x.dtype.wgsl(4), Operand::Input(0))];
@@ -179,6 +235,7 @@ impl Unary {
             true => (kept, function.wgsl_derivative),
             false => ("x", function.wgsl),
         };
+        let constants = function.constants.iter().zip(constants).map(|(name, value)| param(name, value));
         Plan::one(Launch {
             shader: shader!("unary"),
             values: vec![
@@ -188,7 +245,7 @@ impl Unary {
                 ("derivative", derivative.into()),
             ],
             buffers,
-            params: vec![param("len", elements), param("factor", factor)],
+            params: std::iter::once(param("len", elements)).chain(constants).collect(),
             workgroups: elements.div_ceil(1024),
         })
     }
@@ -211,7 +268,7 @@ impl Kernel for Unary {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        (self.function.cpu)(inputs[0].f32(), self.factor, outputs[0].f32());
+        (self.function.cpu)(inputs[0].f32(), self.constants, outputs[0].f32());
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
@@ -257,7 +314,7 @@ impl Kernel for Derivative {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        (self.0.function.cpu_derivative)(inputs[0].f32(), inputs[1].f32(), self.0.factor, outputs[0].f32());
+        (self.0.function.cpu_derivative)(inputs[0].f32(), inputs[1].f32(), self.0.constants, outputs[0].f32());
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {

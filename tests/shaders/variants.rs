@@ -167,7 +167,8 @@ fn model_steps(device: &Device) {
                 .backward()
                 .unwrap();
         }
-        optimizer.step(&parameters, 1e-3).unwrap();
+        let squares = optimizer.step(&parameters, 1e-3).unwrap();
+        optimizer.average(&parameters, &squares).unwrap();
         optimizer.swap_averages(&parameters).unwrap();
         model.logits(&ids).unwrap();
         let mut cache = model.kv_cache(2, t).unwrap();

@@ -2,16 +2,16 @@
 //! devices add up in another order.
 
 use super::{Apply, Case, Values, scales};
-use crate::ops::inputs::{AROUND_ZERO, draw};
+use crate::ops::inputs::{AROUND_ZERO, domain, draw};
 use crate::ops::random::Key;
-use crate::ops::{Criterion, Heads};
+use crate::ops::{Criterion, Heads, UNARY};
 use crate::{DType, Result, Tensor};
 
 pub(super) fn all(cases: &mut Vec<Case>) {
     matmul(cases);
     feed_forward(cases);
     low_rank(cases);
-    gelu(cases);
+    unary(cases);
     layer_norm(cases);
     attention(cases);
     losses(cases);
@@ -87,11 +87,13 @@ fn low_rank(cases: &mut Vec<Case>) {
     }
 }
 
-fn gelu(cases: &mut Vec<Case>) {
-    for shape in [vec![17], vec![33, 128]] {
-        let apply: Apply = Box::new(|x| single(&half(&x[0])?.gelu()?));
-        cases.push(case(format!("gelu/f16/{shape:?}"), vec![(shape, AROUND_ZERO)], 2e-3, apply));
+fn unary(cases: &mut Vec<Case>) {
+    for &(name, op) in UNARY {
+        let apply: Apply = Box::new(move |x| single(&op(&half(&x[0])?)?));
+        cases.push(case(format!("{name}/f16"), vec![(vec![17], domain(name))], 2e-3, apply));
     }
+    let apply: Apply = Box::new(|x| single(&half(&x[0])?.gelu()?));
+    cases.push(case("gelu/f16/33x128".into(), vec![(vec![33, 128], AROUND_ZERO)], 2e-3, apply));
 }
 
 fn layer_norm(cases: &mut Vec<Case>) {

@@ -6,14 +6,16 @@ mod batch_norm;
 mod conv;
 mod losses;
 mod mixed;
+mod movement;
 mod pool;
 mod recurrent;
+mod reduce;
 
 pub use super::inputs::Values;
 
 use super::inputs::{AROUND_ZERO, POSITIVE, domain, draw};
 use super::random::Key;
-use super::{BINARY, Heads, UNARY};
+use super::{BINARY, COMPARISONS, Heads, UNARY};
 use crate::tensor::{DType, Tensor};
 use crate::{Device, Result};
 
@@ -66,8 +68,9 @@ pub fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     unary(&mut cases);
     binary(&mut cases);
+    compare(&mut cases);
     matmul(&mut cases);
-    reduce(&mut cases);
+    reduce::all(&mut cases);
     attention(&mut cases);
     losses::all(&mut cases);
     softmax(&mut cases);
@@ -78,7 +81,7 @@ pub fn all() -> Vec<Case> {
     layer_norm(&mut cases);
     embedding(&mut cases);
     dropout(&mut cases);
-    shapes(&mut cases);
+    movement::all(&mut cases);
     cast(&mut cases);
     conv::all(&mut cases);
     pool::all(&mut cases);
@@ -88,13 +91,16 @@ pub fn all() -> Vec<Case> {
     cases
 }
 
+/// Whether finite differences make sense: not beside a kink, nor of a function of steps, which has no slope.
+fn is_smooth(function: &str) -> bool {
+    !matches!(function, "relu" | "abs" | "sign" | "floor" | "clamp" | "leaky_relu" | "elu" | "maximum" | "minimum")
+}
+
 const LARGE: Values = Values::Uniform(-80.0, 80.0);
 
 fn unary(cases: &mut Vec<Case>) {
-    let scale: fn(&Tensor) -> Result<Tensor> = |x| x.scale(0.37);
-    for &(name, op) in UNARY.iter().chain(&[("scale", scale)]) {
-        // A kink makes finite differences meaningless.
-        let (values, smooth) = (domain(name), name != "relu");
+    for &(name, op) in UNARY {
+        let (values, smooth) = (domain(name), is_smooth(name));
         for shape in [vec![1], vec![17], vec![3, 65], vec![129, 129]] {
             let case = Case::new(format!("{name}/{shape:?}"), vec![(shape, values)], move |x| op(&x[0]));
             cases.push(Case { smooth, ..case });
@@ -107,58 +113,73 @@ fn unary(cases: &mut Vec<Case>) {
     }
 }
 
-fn reduce(cases: &mut Vec<Case>) {
-    type Method = fn(&Tensor, usize) -> Result<Tensor>;
-    let ops: [(&str, Method); 3] = [("sum", Tensor::sum), ("mean", Tensor::mean), ("max", Tensor::max)];
-    // One element; short and long rows; few and many columns; enough rows for two passes in each direction.
-    let shapes: [(&[usize], usize); 14] = [
-        (&[1], 0),
-        (&[17], 0),
-        (&[5000], 0),
-        (&[1, 5000], 1),
-        (&[3, 65, 129], 0),
-        (&[3, 65, 129], 1),
-        (&[3, 65, 129], 2),
-        (&[129, 3], 1),
-        (&[129, 17], 0),
-        (&[3000, 65], 0),
-        (&[3000, 1], 0),
-        (&[2, 1500, 3], 1),
-        (&[1000, 3], 0),
-        (&[2, 3, 1, 5], 2),
-    ];
-    for (name, op) in ops {
-        for (shape, dim) in shapes {
-            let inputs = vec![(shape.to_vec(), AROUND_ZERO)];
-            let case = Case::new(format!("{name}/{shape:?}/{dim}"), inputs, move |x| op(&x[0], dim));
-            // 5000 terms of size 2 in another order: about sqrt(5000) roundings of partial sums near 100.
-            let case = case.tolerance(1e-4, 2e-6);
-            // The largest element changes while others overtake it: a kink.
-            cases.push(if name == "max" { case.not_smooth() } else { case });
-        }
-    }
-    let large = |x: &[Tensor]| x[0].max(0);
-    cases.push(Case::new("max/large", vec![(vec![300, 3], LARGE)], large).not_smooth());
-}
+/// Shapes that are broadcast: b repeated as a whole, then any other way; in rank 6, of a scalar, and of nothing.
+const PAIRS: [(&[usize], &[usize]); 22] = [
+    (&[1], &[1]),
+    (&[17], &[17]),
+    (&[3, 65], &[65]),
+    (&[2, 3, 5], &[3, 5]),
+    (&[129, 4], &[4]),
+    (&[5, 7], &[]),
+    (&[2, 5000], &[5000]),
+    (&[129, 65], &[129, 65]),
+    (&[2, 3], &[1, 3]),
+    (&[0, 3], &[3]),
+    (&[5], &[3, 5]),
+    (&[], &[17]),
+    (&[3], &[1, 3]),
+    (&[65, 1], &[1, 129]),
+    (&[129, 1], &[129, 65]),
+    (&[2, 1, 5], &[3, 1]),
+    (&[2, 3, 4], &[2, 1, 4]),
+    (&[4100, 2], &[4100, 1]),
+    (&[1, 4100], &[3, 1]),
+    (&[2, 1, 3, 1, 2, 1], &[1, 3, 1, 2, 1, 5]),
+    (&[0, 1], &[1, 4]),
+    (&[0, 1], &[5, 1, 4]),
+];
 
 fn binary(cases: &mut Vec<Case>) {
-    let shapes: [(&[usize], &[usize]); 8] = [
-        (&[1], &[1]),
-        (&[17], &[17]),
-        (&[3, 65], &[65]),
-        (&[2, 3, 5], &[3, 5]),
-        (&[129, 4], &[4]),
-        (&[5, 7], &[]),
-        (&[2, 5000], &[5000]),
-        (&[129, 65], &[129, 65]),
-    ];
-    for (a, b) in shapes {
+    for (a, b) in PAIRS {
         for &(name, op) in BINARY {
-            let inputs = vec![(a.to_vec(), AROUND_ZERO), (b.to_vec(), POSITIVE)];
+            let inputs = vec![(a.to_vec(), domain(name)), (b.to_vec(), POSITIVE)];
             let case = Case::new(format!("{name}/{a:?}{b:?}"), inputs, move |x| op(&x[0], &x[1]));
             // The gradient of a repeated b sums up to a few hundred terms.
             let case = case.tolerance(2e-5, 1e-5);
-            cases.push(if name == "maximum" { case.not_smooth() } else { case });
+            cases.push(Case { smooth: is_smooth(name), ..case });
+        }
+    }
+    // Powers of what is negative, by whole numbers: of these, finite differences leave the domain.
+    let apply = |x: &[Tensor]| {
+        let exponents: Vec<f32> = (0..7).map(|i| i as f32 - 3.0).collect();
+        x[0].pow(&Tensor::from_f32(&exponents, [7], &x[0].device())?)
+    };
+    // Cubes of reciprocals of numbers down to 0.01.
+    let inputs = vec![(vec![65, 7], AROUND_ZERO)];
+    cases.push(Case::new("pow/negative", inputs, apply).tolerance(2e-5, 2e-5).not_smooth());
+}
+
+/// What a mask keeps, so that there is something to differentiate.
+fn compare(cases: &mut Vec<Case>) {
+    for (a, b) in PAIRS {
+        for &(name, op) in COMPARISONS {
+            let inputs = vec![(a.to_vec(), AROUND_ZERO), (b.to_vec(), AROUND_ZERO)];
+            let apply = move |x: &[Tensor]| op(&x[0], &x[1])?.mul(&x[0]);
+            cases.push(Case::new(format!("{name}/{a:?}{b:?}"), inputs, apply).tolerance(2e-6, 2e-6).not_smooth());
+            // Of token ids many are equal.
+            let inputs = vec![(a.to_vec(), Values::Ids(4)), (b.to_vec(), Values::Ids(4)), (b.to_vec(), AROUND_ZERO)];
+            let apply = move |x: &[Tensor]| op(&x[0], &x[1])?.mul(&x[2]);
+            cases.push(Case::new(format!("{name}/ids/{a:?}{b:?}"), inputs, apply).tolerance(2e-5, 2e-6));
+        }
+        // The mask is of the shape of a, of b, or of one element.
+        for (mask, what) in [(a, "a"), (b, "b"), (&[][..], "all")] {
+            let inputs = vec![(mask.to_vec(), Values::Ids(2)), (a.to_vec(), AROUND_ZERO), (b.to_vec(), AROUND_ZERO)];
+            let apply = |x: &[Tensor]| {
+                let zero = Tensor::zeros([], DType::U32, &x[0].device())?;
+                x[0].ne(&zero)?.where_cond(&x[1], &x[2])
+            };
+            let case = Case::new(format!("where_cond/mask of {what}/{a:?}{b:?}"), inputs, apply);
+            cases.push(case.tolerance(2e-5, 2e-6));
         }
     }
 }
@@ -264,12 +285,16 @@ fn softmax(cases: &mut Vec<Case>) {
         [vec![1], vec![17], vec![17, 1], vec![129, 3], vec![3, 65], vec![2, 3, 129], vec![3, 1025], vec![1, 5000]]
     {
         let inputs = vec![(shape.clone(), AROUND_ZERO)];
-        cases.push(Case::new(format!("softmax/{shape:?}"), inputs, |x| x[0].softmax()));
+        cases.push(Case::new(format!("softmax/{shape:?}"), inputs.clone(), |x| x[0].softmax()));
+        // The gradient has the sum of up to 5000 gradients of 1.
+        let case = Case::new(format!("log_softmax/{shape:?}"), inputs, |x| x[0].log_softmax());
+        cases.push(case.tolerance(2e-5, 2e-6));
     }
     // Overflows unless the largest is subtracted. Vulkan grants exp(x) an error of 3 + 2|x| units in the last place,
     // but e^-160 is nothing beside the largest term.
     let inputs = vec![(vec![17, 65], LARGE)];
-    cases.push(Case::new("softmax/large", inputs, |x| x[0].softmax()).tolerance(2e-6, 2e-5).not_smooth());
+    cases.push(Case::new("softmax/large", inputs.clone(), |x| x[0].softmax()).tolerance(2e-6, 2e-5).not_smooth());
+    cases.push(Case::new("log_softmax/large", inputs, |x| x[0].log_softmax()).tolerance(2e-5, 2e-5).not_smooth());
 }
 
 fn feed_forward(cases: &mut Vec<Case>) {
@@ -437,32 +462,6 @@ fn dropout(cases: &mut Vec<Case>) {
             cases.push(Case::new(format!("dropout/{p}/{shape:?}"), inputs, move |x| x[0].dropout(p, key)));
         }
     }
-}
-
-/// Ops that only move elements: exact.
-fn shapes(cases: &mut Vec<Case>) {
-    let permutations: [(&[usize], &[usize]); 10] = [
-        (&[1], &[0]),
-        (&[17], &[0]),
-        (&[17, 65], &[1, 0]),
-        (&[64, 32], &[1, 0]),
-        (&[3, 17, 129], &[2, 0, 1]),
-        (&[3, 17, 129], &[0, 2, 1]),
-        (&[2, 5, 3, 8], &[0, 2, 1, 3]),
-        (&[2, 5, 3, 7], &[0, 2, 1, 3]),
-        (&[2, 1, 5, 3, 4], &[4, 1, 3, 0, 2]),
-        (&[2, 3, 5, 3, 4], &[3, 1, 2, 0, 4]),
-    ];
-    for (shape, dims) in permutations {
-        let inputs = vec![(shape.to_vec(), AROUND_ZERO)];
-        let case = Case::new(format!("permute/{shape:?}/{dims:?}"), inputs, move |x| x[0].permute(dims));
-        cases.push(case.tolerance(0.0, 0.0));
-    }
-    let inputs = vec![(vec![3, 65], AROUND_ZERO)];
-    // The permutations on both sides make value and gradient depend on the shapes of the view.
-    let apply = |x: &[Tensor]| x[0].permute(&[1, 0])?.reshape([13, 15])?.permute(&[1, 0]);
-    let case = Case::new("reshape/[3, 65]", inputs, apply);
-    cases.push(case.tolerance(0.0, 0.0));
 }
 
 fn cast(cases: &mut Vec<Case>) {
