@@ -123,6 +123,23 @@ fn ranks_that_were_started_differently_are_refused_with_one_message() {
     assert!(!run.stderr.contains("panicked"), "{run:#?}");
 }
 
+/// The same configuration in two folders, where the text has another end.
+#[test]
+fn ranks_with_other_texts_are_refused_with_one_message() {
+    let sandboxes = ["first", "other"].map(|end| {
+        let sandbox = Sandbox::new();
+        sandbox.write("text.txt", format!("{} {end}", "once upon a time ".repeat(200)));
+        sandbox
+    });
+    let args = train("cpu", &["--corpus", "text.txt"]);
+    let mut command = mpirun(&sandboxes[0], 1, &args);
+    let other = sandboxes[1].command(&args);
+    command.args([":", "-n", "1", "-wdir"]).arg(sandboxes[1].path("")).arg(other.get_program()).args(other.get_args());
+    let run = Run::new(command.output().unwrap());
+    assert_eq!(run.stderr.matches("the text or its tokens differ from rank 0's").count(), 1, "{run:#?}");
+    assert_ne!(run.code, Some(0));
+}
+
 #[test]
 fn sequences_that_cannot_be_divided_are_refused() {
     let sandbox = Sandbox::new();

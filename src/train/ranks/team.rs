@@ -184,8 +184,56 @@ pub(super) fn check_alike(comm: &Background, identity: Vec<u8>) -> Result<bool> 
             return other(rank, format!("{} is {} on rank 0 and {}", change.key, change.before, change.after));
         }
         if data != first.data {
-            return other(rank, "the text or its tokens are others than on rank 0".into());
+            return other(rank, "the text or its tokens differ from rank 0's".into());
         }
     }
     Ok(are_alike)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What two ranks are told that were started with these identities.
+    fn told(identities: [Vec<u8>; 2]) -> Vec<Result<bool>> {
+        let ranks = threads(2, Some(Duration::from_secs(20)), &[]).into_iter().zip(identities);
+        let check = |(comm, identity)| {
+            move || check_alike(&Background::start(move || Ok::<ThreadComm, Error>(comm), None).unwrap(), identity)
+        };
+        std::thread::scope(|scope| {
+            let handles: Vec<_> = ranks.map(|rank| scope.spawn(check(rank))).collect();
+            handles.into_iter().map(|handle| handle.join().unwrap()).collect()
+        })
+    }
+
+    #[test]
+    fn ranks_of_other_versions_texts_or_configurations_are_refused_on_all_with_one_message() {
+        let first = Identity {
+            device: "cpu".into(),
+            version: "1.0.0".into(),
+            config: Config::default(),
+            data: DataHash { text_sha256: "a".into(), tokens_sha256: "b".into() },
+        };
+        let bytes = |value: &serde_json::Value| serde_json::to_vec(value).unwrap();
+        let same = serde_json::to_value(&first).unwrap();
+        let mut device = same.clone();
+        device["device"] = "gpu".into();
+        assert!(told([bytes(&same), bytes(&same)]).into_iter().all(|alike| alike.unwrap()));
+        assert!(told([bytes(&same), bytes(&device)]).into_iter().all(|alike| !alike.unwrap()));
+        for (at, value, message) in [
+            ("/version", serde_json::json!("2.0.0"), "rustyflow is 1.0.0 on rank 0 and 2.0.0 on rank 1"),
+            ("/data/text_sha256", serde_json::json!("c"), "the text or its tokens differ from rank 0's on rank 1"),
+            ("/data/tokens_sha256", serde_json::json!("c"), "the text or its tokens differ"),
+            ("/config/train/batch_size", serde_json::json!(7), "train.batch_size is 16 on rank 0 and 7 on rank 1"),
+            ("/config/train", serde_json::json!(7), "another version of rustyflow on rank 1"),
+        ] {
+            let mut other = same.clone();
+            *other.pointer_mut(at).unwrap() = value;
+            let errors: Vec<String> = told([bytes(&same), bytes(&other)])
+                .into_iter()
+                .map(|refused| refused.unwrap_err().to_string())
+                .collect();
+            assert!(errors[0].contains(message) && errors[0] == errors[1], "{errors:?}");
+        }
+    }
 }
