@@ -107,8 +107,7 @@ speed() {
     train "${model[@]}" --name all-reduce
     train "${model[@]}" --name apart --set train.sync_every=50
     train "${model[@]}" --name apart-f16 --set train.sync_every=50 --set train.reduce_dtype=f16
-    "$rustyflow" train "${model[@]}" --data-dir "$sample" --device cpu --threads 1 -q --name one \
-        --set run.dir="$work/runs"
+    (cd "$work" && "$rustyflow" train "${model[@]}" --data-dir "$sample" --device cpu --threads 1 -q --name one)
     for run in one all-reduce apart apart-f16; do
         python3 - "$work/runs/$run" <<'PY'
 import json, sys

@@ -1,22 +1,21 @@
 //! What the machine of a rank takes to exchange gradients, without a network.
 
-use crate::comm::{Communicator, Wire, threads};
-use crate::profile::MemoryKind;
-use crate::tensor::{DType, Spec};
-use crate::{Device, Result, Tensor};
+use super::measure_copies;
+use crate::comm::{Communicator, ThreadComm, Wire, threads};
+use crate::{Device, Result};
 use std::time::Instant;
 
-/// Seconds that a byte of f32 takes from the device to the host, in a sum over two ranks, and back; the fastest of a few
-/// rounds.
+/// Seconds that a byte of f32 takes from the device to the host, in a sum over two ranks, the fastest of a few rounds,
+/// and back.
 ///
 /// # Errors
-/// If the device has no 16 MiB to spare, or no thread can be started.
+/// Those of [`measure_copies`].
 pub fn measure_exchange(device: &Device) -> Result<f64> {
     const VALUES: usize = 1 << 22;
     const ROUNDS: usize = 5;
     let bytes = (size_of::<f32>() * VALUES) as f64;
     let sums = std::thread::scope(|scope| {
-        let rank = |mut comm: crate::comm::ThreadComm| {
+        let rank = |mut comm: ThreadComm| {
             scope.spawn(move || {
                 let (mut values, mut best) = (vec![1.0; VALUES], f64::INFINITY);
                 for _ in 0..ROUNDS {
@@ -31,15 +30,6 @@ pub fn measure_exchange(device: &Device) -> Result<f64> {
         let ended = ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|e| std::panic::resume_unwind(e)));
         ended.collect::<Result<Vec<f64>>>()
     })?;
-    let spec = Spec::new([VALUES], DType::F32);
-    let tensor = Tensor::from_bytes_as(MemoryKind::Other, &vec![0; 4 * VALUES], spec, device)?;
-    let mut copies = f64::INFINITY;
-    for _ in 0..ROUNDS {
-        let started = Instant::now();
-        let values = tensor.to_bytes()?;
-        tensor.write_bytes(&values)?;
-        device.synchronize()?;
-        copies = copies.min(started.elapsed().as_secs_f64());
-    }
-    Ok((sums.into_iter().fold(0.0, f64::max) + copies) / bytes)
+    let [up, down] = measure_copies(device)?;
+    Ok(sums.into_iter().fold(0.0, f64::max) / bytes + 1e-9 / up + 1e-9 / down)
 }

@@ -1,5 +1,6 @@
 //! Measures what a device can do, on random data: single kernels, whole training steps, and generation.
 
+#[cfg(feature = "cli")]
 mod exchange;
 mod generate;
 mod ops;
@@ -10,6 +11,7 @@ mod table;
 #[cfg(feature = "cli")]
 mod verify;
 
+#[cfg(feature = "cli")]
 pub use exchange::measure_exchange;
 pub use generate::{GenerateTiming, random_model, time_generate};
 pub use ops::{OpTiming, Peaks, measure_peaks, measure_roofline, select, time_row};

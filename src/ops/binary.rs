@@ -55,7 +55,7 @@ macro_rules! functions {
         }
 
         /// Every row's name and method: what is tested and timed of one is tested and timed of all.
-        #[allow(clippy::type_complexity)]
+        #[allow(clippy::type_complexity)] // A name for the type would be said here alone.
         pub(crate) const METHODS: &[(&str, fn(&Tensor, &Tensor) -> Result<Tensor>)] =
             &[$((stringify!($name), Tensor::$name),)*];
 

@@ -29,7 +29,7 @@ struct Compare(&'static Comparison);
 macro_rules! comparisons {
     ($($(#[$doc:meta])* $name:ident $operator:tt;)*) => {
         /// Every row's name and method: what is tested and timed of one is tested and timed of all.
-        #[allow(clippy::type_complexity)]
+        #[allow(clippy::type_complexity)] // A name for the type would be said here alone.
         pub(crate) const COMPARISONS: &[(&str, fn(&Tensor, &Tensor) -> Result<Tensor>)] =
             &[$((stringify!($name), Tensor::$name),)*];
 

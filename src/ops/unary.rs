@@ -59,7 +59,7 @@ macro_rules! functions {
                     let [$($constant,)* ..] = constants;
                     map(x, y, #[inline(always)] |$x: f32| $y)
                 },
-                #[allow(unused_variables)]
+                #[allow(unused_variables)] // As above.
                 cpu_derivative: |kept, dy, constants, dx| {
                     let [$($constant,)* ..] = constants;
                     map2(kept, dy, dx, #[inline(always)] |$kept: f32, $dy: f32| $dx)

@@ -226,7 +226,7 @@ impl Reduction {
 macro_rules! reductions {
     ($($(#[$doc:meta])* $name:ident $keepdim:ident ($($arg:ident: $type:ty = $sample:literal)?) $op:expr;)*) => {
         /// Every row's name and methods: what is tested and timed of one is tested and timed of all.
-        #[allow(clippy::type_complexity)]
+        #[allow(clippy::type_complexity)] // A name for the type would be said here alone.
         pub(crate) const METHODS: &[(&str, fn(&Tensor, &[usize]) -> Result<Tensor>)] = &[$(
             (stringify!($name), |x, dims| x.$name(dims $(, { let $arg: $type = $sample; $arg })?)),
             (stringify!($keepdim), |x, dims| x.$keepdim(dims $(, { let $arg: $type = $sample; $arg })?)),

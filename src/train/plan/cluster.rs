@@ -7,22 +7,19 @@
 //! apart       = compute + exchange / H                                    train.sync_every = H
 //! ```
 //! `bytes` are those of what is trained, as `train.reduce_dtype` sends it. `host` is what a rank's machine takes to
-//! copy and add a byte, measured; the network is what the user says of it. Backward is two thirds of the computation, and
-//! hides the exchange of all buckets but the last; on a CPU nothing of what the host does, for it computes too. What a
-//! switch or ranks that share a network card make of it is not in the model.
+//! copy and add a byte, measured; the network is what the user says of it. Backward is two thirds of the computation,
+//! and hides the exchange of all buckets but the last; on a CPU nothing of what the host does, for it computes too. What
+//! a switch or ranks that share a network card make of it is not in the model.
 
 use super::run_plan::RunPlan;
 use crate::config::{Config, WeightDtype};
 use crate::profile::Roofline;
-use crate::train::ranks::Share;
+use crate::train::ranks::{BUCKET, Share};
 use crate::{Device, Result};
 use serde::Serialize;
 
 /// Of an exchange between processes: messages, and threads that wake up.
 const LATENCY_SECONDS: f64 = 100e-6;
-
-/// Bytes of a bucket of gradients in f32 (`ranks/reduce.rs`).
-const BUCKET_BYTES: f64 = (16 << 20) as f64;
 
 /// Steps between meetings that are planned with if the run has none.
 const SYNC_EVERY: usize = 50;
@@ -116,7 +113,7 @@ fn plan(
 ) -> ClusterPlan {
     let train = &config.train;
     let sent = if train.reduce_dtype == WeightDtype::F16 { bytes / 2.0 } else { bytes };
-    let buckets = (bytes / BUCKET_BYTES).ceil().max(1.0);
+    let buckets = (bytes / (size_of::<f32>() * BUCKET) as f64).ceil().max(1.0);
     let sync_every = if train.sync_every > 0 { train.sync_every } else { SYNC_EVERY };
     let speed = |compute: f64, waiting: f64| Speed {
         ms_per_step: 1e3 * (compute + waiting),

@@ -8,6 +8,7 @@
 //! ```
 //! The mean is weighted by the sequences of each rank. Only this communicates: for slow networks.
 
+use super::BUCKET;
 use crate::Result;
 use crate::comm::{Background, Wire};
 use crate::optim::{ParameterArena, SavedMoments};
@@ -18,9 +19,6 @@ use std::time::{Duration, Instant};
 /// Of the outer step, those of the paper.
 const LEARNING_RATE: f32 = 0.7;
 const MOMENTUM: f32 = 0.9;
-
-/// Values that are sent at a time.
-const BUCKET: usize = 1 << 22;
 
 /// What changes are multiplied by where they are sent as f16, whose smallest numbers are 6e-8: a thousandth of a weight
 /// keeps its 11 bits then, and a sum of changes may come to 63.
@@ -168,9 +166,8 @@ mod tests {
             // Rounding of values up to 1, and of changes that are sent as f16 (11 bits of 0.01).
             for (wire, most) in [(Wire::F32, 1e-6), (Wire::F16, 3e-5)] {
                 let (values, momentum) = after_two_rounds(wire, weights, false);
-                let differences = values.iter().zip(expected(weights)).map(|(value, want)| f64::from(*value) - want);
-                let worst = differences.map(f64::abs).fold(0.0, f64::max);
-                assert!(worst < most, "{weights:?} {wire:?}: {worst}");
+                let mut pairs = values.iter().zip(expected(weights));
+                assert!(pairs.all(|(value, want)| (f64::from(*value) - want).abs() < most), "{weights:?} {wire:?}");
                 assert!(momentum.iter().any(|m| *m != 0.0));
             }
         }

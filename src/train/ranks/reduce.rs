@@ -5,6 +5,7 @@
 //! is summed by the communicator's thread. All ranks send their buckets in the order in which rank 0 completed them
 //! first, and sums are in the order of the ranks, so that the result does not depend on timing.
 
+use super::BUCKET;
 use crate::comm::{Background, Pending, Wire};
 use crate::optim::{Optimizer, ParameterArena};
 use crate::tensor::{DType, Readback, with_hook};
@@ -18,10 +19,6 @@ use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-
-/// Elements of a bucket: large enough that a sum is no matter of latency, small enough that the first are on their way
-/// early.
-const BUCKET: usize = 1 << 22;
 
 /// Parameters of a rank's part that are sent at a time.
 const PIECE: usize = 1 << 21;
