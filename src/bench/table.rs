@@ -498,6 +498,7 @@ fn copies(s: &Sizes) -> Vec<Row> {
     let index = |rows: usize, columns: usize, below: usize| (vec![rows, columns], Values::Ids(below as u32));
     let scattered = vec![flat().remove(0), index(b * t, half, c), (vec![b * t, half], AROUND_ZERO)];
     let few = (vec![t], Values::Ids(c as u32));
+    let rows = vec![(vec![b, t, c], AROUND_ZERO), (vec![half], Values::Ids(t as u32))];
     vec![
         Row::both("narrow", of(&format!("{half} columns")), flat(), &[], move |x| x[0].narrow(1, half, half)),
         Row::both("slice", of("every other row"), flat(), &[], move |x| x[0].slice(0, 0..b * t, 2)),
@@ -517,6 +518,7 @@ fn copies(s: &Sizes) -> Vec<Row> {
         Row::both("index_select", of(&format!("{t} columns")), [flat(), vec![few]].concat(), &[], |x| {
             x[0].index_select(1, &x[1])
         }),
+        Row::both("index_select", format!("{half} rows of {b}x{t}x{c}"), rows, &[], |x| x[0].index_select(1, &x[1])),
         Row::both("scatter_add", of(&format!("{half} columns")), scattered, &[], |x| x[0].scatter_add(1, &x[1], &x[2])),
     ]
 }
