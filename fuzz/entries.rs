@@ -4,7 +4,7 @@
 #![allow(dead_code)] // each fuzz target uses one
 
 use rustyflow::config::Layers;
-use rustyflow::data::{ChatSpec, ChatTemplate, Corpus, CorpusSpec, Loader, Piece, Split, Tokenizer};
+use rustyflow::data::{ChatSpec, ChatTemplate, Corpus, CorpusSpec, Loader, Order, Piece, Split, Tokenizer};
 use rustyflow::models::gguf::GgufFile;
 use rustyflow::models::{self, Gpt2, ModelConfig, ModelKind};
 use rustyflow::optim::{Kind, Optimizer, ParameterArena, SavedMoments};
@@ -150,7 +150,8 @@ pub fn manifest(folder: &Path, bytes: &[u8]) {
 /// `trainer_state.json`: where it says that the loader stands, the loader starts or says that it cannot.
 pub fn state(_: &Path, bytes: &[u8]) {
     if let Ok(state) = serde_json::from_slice::<TrainerState>(bytes)
-        && let Ok(mut loader) = Loader::new((0..100).collect::<Vec<u32>>().into(), 2, 8, 1, state.position)
+        && let Ok(mut loader) =
+            Loader::new((0..100).collect::<Vec<u32>>().into(), Order::Shuffled, 2, 8, 1, state.position)
     {
         let batch = loader.next_batch();
         assert!(loader.epochs_at(batch.position).is_finite());

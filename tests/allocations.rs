@@ -1,7 +1,7 @@
 //! Training on the CPU asks the system for no memory once its buffers are there: a counting allocator watches whole
 //! steps.
 
-use rustyflow::models::{Gpt2, LanguageModel, ModelConfig, ModelKind};
+use rustyflow::models::{Gpt2, LanguageModel, ModelConfig, ModelKind, Past};
 use rustyflow::nn::Dropout;
 use rustyflow::ops::Criterion;
 use rustyflow::optim::{Kind, Optimizer, ParameterArena};
@@ -69,7 +69,9 @@ fn steps_on_the_cpu_ask_for_no_memory_but_for_bookkeeping() {
     let [ids, targets] = [1, 2].map(|seed| Tensor::from_u32(&tokens(seed), [4, 64], &Device::Cpu).unwrap());
     let mut step = |number: u64| {
         parameters.zero_gradients();
-        let loss = model.loss(&ids, &targets, None, &Dropout::new(0.1, 1, number), Criterion::default(), None).unwrap();
+        let loss = model
+            .loss(&ids, &targets, Past::Nothing, &Dropout::new(0.1, 1, number), Criterion::default(), None)
+            .unwrap();
         loss.backward().unwrap();
         optimizer.step(&parameters, 1e-3).unwrap();
     };

@@ -6,7 +6,7 @@ mod common;
 #[path = "common/golden_ops.rs"]
 mod golden_ops;
 
-use rustyflow::models::{self, Gpt2, LanguageModel, ModelConfig, ModelKind};
+use rustyflow::models::{self, Gpt2, LanguageModel, ModelConfig, ModelKind, Past};
 use rustyflow::nn::{Dropout, LinearLayout, Module, Parameter};
 use rustyflow::ops::Criterion;
 use rustyflow::optim::{AdjustLr, Group, Kind, Optimizer, ParameterArena};
@@ -227,7 +227,7 @@ fn check_model(device: &Device) {
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     for (step, &learning_rate) in learning_rates.iter().enumerate() {
         parameters.zero_gradients();
-        let loss = model.loss(&ids, &targets, None, &Dropout::off(), Criterion::default(), None).unwrap();
+        let loss = model.loss(&ids, &targets, Past::Nothing, &Dropout::off(), Criterion::default(), None).unwrap();
         loss.backward().unwrap();
         if step == 0 {
             comparison.check("loss", "loss", &[loss.item().unwrap()], &golden.values("loss"), 2e-6);
@@ -306,7 +306,7 @@ fn check_hf_model(name: &str, device: &Device) {
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     for (step, learning_rate) in golden.values("lr").into_iter().enumerate() {
         parameters.zero_gradients();
-        let loss = model.loss(&ids, &targets, None, &Dropout::off(), Criterion::default(), None).unwrap();
+        let loss = model.loss(&ids, &targets, Past::Nothing, &Dropout::off(), Criterion::default(), None).unwrap();
         loss.backward().unwrap();
         if step == 0 {
             for (parameter, tensor) in model.parameters() {

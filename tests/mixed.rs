@@ -2,7 +2,7 @@
 //! an overflow.
 
 use rustyflow::gpu::{AdapterChoice, Gpu, Limits};
-use rustyflow::models::{Gpt2, LanguageModel, ModelConfig, ModelKind};
+use rustyflow::models::{Gpt2, LanguageModel, ModelConfig, ModelKind, Past};
 use rustyflow::nn::{Dropout, Module};
 use rustyflow::ops::Criterion;
 use rustyflow::ops::random::Key;
@@ -64,7 +64,7 @@ impl Training {
         let dropout = Dropout::new(0.1, 1, 1);
         let loss = self
             .model
-            .loss(&self.ids, &self.targets, None, &dropout, Criterion::default(), self.optimizer.loss_scale())
+            .loss(&self.ids, &self.targets, Past::Nothing, &dropout, Criterion::default(), self.optimizer.loss_scale())
             .unwrap();
         loss.backward().unwrap();
         loss.item().unwrap()
@@ -115,7 +115,7 @@ fn a_step_converts_nothing_in_a_pass_of_its_own() {
     dry_run.take_plans();
     let loss = training
         .model
-        .loss(&training.ids, &training.targets, None, &Dropout::new(0.1, 1, 1), Criterion::default(), None)
+        .loss(&training.ids, &training.targets, Past::Nothing, &Dropout::new(0.1, 1, 1), Criterion::default(), None)
         .unwrap();
     loss.backward().unwrap();
     training.optimizer.step(&training.parameters, 1e-3).unwrap();

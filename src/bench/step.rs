@@ -1,6 +1,6 @@
 //! Times a training step on random tokens: forward, backward, clipping, AdamW.
 
-use crate::models::{LlamaConfig, ModelConfig, ModelKind, build};
+use crate::models::{LlamaConfig, ModelConfig, ModelKind, Past, build};
 use crate::nn::Dropout;
 use crate::ops::Criterion;
 use crate::ops::random::Key;
@@ -88,7 +88,8 @@ pub fn time_step(case: &StepCase, device: &Device, operands: DType, steps: usize
     let (ids, targets) = (random_tokens(case, 1, device)?, random_tokens(case, 2, device)?);
     let mut step = || -> Result<Tensor> {
         parameters.zero_gradients();
-        let loss = model.loss(&ids, &targets, None, &Dropout::off(), Criterion::default(), optimizer.loss_scale())?;
+        let loss =
+            model.loss(&ids, &targets, Past::Nothing, &Dropout::off(), Criterion::default(), optimizer.loss_scale())?;
         loss.backward()?;
         optimizer.step(&parameters, 6e-4)?;
         device.end_step()?;

@@ -2,6 +2,7 @@
 
 use super::configuration::{self, TrainFlags};
 use super::output::{self, short};
+use super::progress::shape_words;
 use super::{cache, device, examples};
 use crate::Device;
 use crate::bench::{Sizes, measure_exchange, measure_roofline};
@@ -99,12 +100,9 @@ fn print(plan: &RunPlan) -> Result<()> {
     let mib = |bytes: u64| size_text(bytes);
     output::line(format_args!("device     {}", plan.device))?;
     output::line(format_args!(
-        "model      {} parameters: {} layers, {} heads, width {}, context {}, vocabulary {}",
+        "model      {} parameters: {}, vocabulary {}",
         short(plan.parameters as f64),
-        m.n_layer,
-        m.n_head,
-        m.n_embd,
-        m.block_size,
+        shape_words(m),
         m.vocab_size
     ))?;
     if let Some(adapters) = plan.adapters {

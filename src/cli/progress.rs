@@ -3,6 +3,7 @@
 use super::data::Bar;
 use super::output::{self, short};
 use crate::generate::printable;
+use crate::models::ModelConfig;
 use crate::profile::size_text;
 use crate::train::{Evaluation, Event, Start, Step, Summary, rank_table};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
@@ -112,14 +113,7 @@ impl View {
             s.tokens
         ))?;
         output::line(format_args!("text       {}", s.text))?;
-        output::line(format_args!(
-            "model      {} parameters: {}, {}, width {}, context {}",
-            short(s.parameters as f64),
-            counted(m.n_layer, "layer"),
-            counted(m.n_head, "head"),
-            m.n_embd,
-            m.block_size
-        ))?;
+        output::line(format_args!("model      {} parameters: {}", short(s.parameters as f64), shape_words(m)))?;
         if let Some(adapters) = &s.adapters {
             output::line(format_args!("adapters   {adapters}"))?;
         }
@@ -253,6 +247,16 @@ fn bits_per_byte(result: &Evaluation) -> String {
             format!("bits per decodable byte {bits_per_byte:.3} ({:.1}% unknown)", 100.0 * unknown_share)
         }
     }
+}
+
+/// "4 layers, 4 heads, width 128, context 128"; "2 lstm layers, width 650, gradients through 35 tokens".
+pub fn shape_words(m: &ModelConfig) -> String {
+    if m.is_recurrent() {
+        let layers = counted(m.n_layer, &format!("{} layer", m.kind.as_str()));
+        return format!("{layers}, width {}, gradients through {}", m.n_embd, counted(m.block_size, "token"));
+    }
+    let (layers, heads) = (counted(m.n_layer, "layer"), counted(m.n_head, "head"));
+    format!("{layers}, {heads}, width {}, context {}", m.n_embd, m.block_size)
 }
 
 /// "1 step", "2 steps".

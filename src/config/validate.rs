@@ -216,6 +216,9 @@ fn texts(c: &Checker) -> Result<()> {
     c.ensure(is_folder_name, "run.name", "the name of one folder (run.dir says where)", &run.name)
 }
 
+/// Kinds of models that are recurrent instead: they pass over `model.n_head`.
+const WITHOUT_HEADS: [&str; 3] = ["lstm", "gru", "rnn"];
+
 /// Every head gets the same number of channels, unless it has a size of its own; and as many heads of queries read each
 /// head of keys.
 fn heads(c: &Checker) -> Result<()> {
@@ -229,7 +232,7 @@ fn heads(c: &Checker) -> Result<()> {
         );
         return Err(c.fail(&["model.n_kv_head", "model.n_head"], message));
     }
-    if model.head_dim > 0 || n_embd % n_head == 0 {
+    if model.head_dim > 0 || n_embd % n_head == 0 || WITHOUT_HEADS.contains(&model.kind.as_str()) {
         return Ok(());
     }
     let below = n_embd / n_head * n_head;

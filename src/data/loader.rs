@@ -7,6 +7,8 @@
 //! an epoch: no window is dropped. Of documents that are not one stream, the windows are rows of whole ones
 //! (`rows.rs`), the same in every epoch.
 //!
+//! For models that carry a state from batch to batch, windows are not shuffled ([`Order::Continued`]).
+//!
 //! Offset and order depend on nothing but `(seed, epoch)`, so a loader started at any [`Position`] gives what an
 //! uninterrupted one gives from there on.
 
@@ -16,6 +18,7 @@ use std::thread::JoinHandle;
 
 use serde::{Deserialize, Serialize};
 
+use super::continued::Continued;
 use super::documents::Packing;
 use super::random::SplitMix64;
 use super::rows::{Row, Rows};
@@ -45,8 +48,20 @@ pub struct Batch {
     pub targets: Vec<u32>,
     /// Where in its row the document of each input begins, (B, T), row-major; `None` if rows are one text each.
     pub starts: Option<Vec<u32>>,
+    /// Whether its rows do not go on where those of the batch before ended.
+    pub begins: bool,
     /// Where the loader stands after this batch: start there to continue.
     pub position: Position,
+}
+
+/// In which order a text is handed out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Order {
+    /// Windows at random.
+    #[default]
+    Shuffled,
+    /// Each row goes on where that of the batch before ended, until the epoch does ([`Continued`]).
+    Continued,
 }
 
 /// An endless source of batches, made by a thread of its own that ends when the loader is dropped.
@@ -60,9 +75,17 @@ pub struct Loader {
 impl Loader {
     /// A loader over `tokens` that begins at `start` (the default position for a new run).
     ///
-    /// Fails if there are fewer than 2 tokens, if a stream is shorter than one window and its target, if nothing of
+    /// # Errors
+    /// If there are fewer than 2 tokens, if a stream is shorter than one window and its target, if nothing of
     /// documents is to be predicted, or if a size is 0.
-    pub fn new(tokens: Tokens, batch_size: usize, block_size: usize, seed: u64, start: Position) -> Result<Loader> {
+    pub fn new(
+        tokens: Tokens,
+        order: Order,
+        batch_size: usize,
+        block_size: usize,
+        seed: u64,
+        start: Position,
+    ) -> Result<Loader> {
         if batch_size == 0 || block_size == 0 {
             return Err(Error::Invalid(format!(
                 "batch_size and block_size must be at least 1, got {batch_size} and {block_size}"
@@ -70,6 +93,7 @@ impl Loader {
         }
         check_length(tokens.len())?;
         let cut = match tokens.packing() {
+            _ if order == Order::Continued => Cut::Continued(Continued::new(tokens, batch_size, block_size)?),
             Packing::Stream => Cut::Stream { inputs: tokens.len() - 1, tokens },
             _ => Cut::Rows(Rows::new(tokens, block_size)?),
         };
@@ -131,6 +155,7 @@ impl Loader {
         let windows = match cut {
             Cut::Stream { inputs, .. } => (inputs + block_size - 1) as f64 / *block_size as f64,
             Cut::Rows(rows) => rows.len() as f64,
+            Cut::Continued(text) => text.rows() as f64,
         };
         windows / *batch_size as f64
     }
@@ -143,7 +168,7 @@ impl Loader {
     /// What a user should know of how documents became rows.
     pub fn note(&self) -> Option<String> {
         match &self.plan.cut {
-            Cut::Stream { .. } => None,
+            Cut::Stream { .. } | Cut::Continued(_) => None,
             Cut::Rows(rows) => Some(rows.note()),
         }
     }
@@ -181,6 +206,7 @@ enum Cut {
         inputs: usize,
     },
     Rows(Rows),
+    Continued(Continued),
 }
 
 impl Plan {
@@ -199,6 +225,7 @@ impl Plan {
         match &self.cut {
             Cut::Stream { inputs, .. } => usize::from(offset > 0) + (inputs - offset).div_ceil(self.block_size),
             Cut::Rows(rows) => rows.len(),
+            Cut::Continued(text) => text.rows(),
         }
     }
 
@@ -211,7 +238,10 @@ impl Plan {
         let mut random = self.random(epoch);
         let offset = self.offset(&mut random);
         // Numbers of 4 bytes, and not ranges: of a corpus larger than memory there are millions.
-        let mut order: Vec<u32> = (0..self.windows_at(offset) as u32).collect();
+        let mut order: Vec<u32> = match self.cut {
+            Cut::Continued(_) => Vec::new(),
+            _ => (0..self.windows_at(offset) as u32).collect(),
+        };
         random.shuffle(&mut order);
         Epoch { plan: self, offset, order }
     }
@@ -221,17 +251,22 @@ impl Plan {
 struct Epoch<'a> {
     plan: &'a Plan,
     offset: usize,
-    /// The numbers of windows, counted from the start of the text.
+    /// The numbers of windows, counted from the start of the text; none where each goes on from another.
     order: Vec<u32>,
 }
 
 impl Epoch<'_> {
     /// The window that is handed out as number `place`; `None` at the epoch's end.
     fn window(&self, place: u64) -> Option<Row> {
-        let number = *self.order.get(usize::try_from(place).ok()?)? as usize;
+        let place = usize::try_from(place).ok()?;
+        if let Cut::Continued(text) = &self.plan.cut {
+            return (place < text.rows()).then(|| text.row(place));
+        }
+        let number = *self.order.get(place)? as usize;
         let block_size = self.plan.block_size;
         let (tokens, inputs) = match &self.plan.cut {
             Cut::Rows(rows) => return Some(rows.row(number)),
+            Cut::Continued(text) => return Some(text.row(number)),
             Cut::Stream { tokens, inputs } => (tokens, *inputs),
         };
         let (start, end) = if self.offset > 0 && number == 0 {
@@ -255,10 +290,11 @@ fn produce(plan: &Plan, start: Position, sender: &SyncSender<Batch>) {
         let size = plan.batch_size * plan.block_size;
         let (mut ids, mut targets) = (Vec::with_capacity(size), Vec::with_capacity(size));
         let mut starts: Option<Vec<u32>> = None;
+        let mut begins = !matches!(plan.cut, Cut::Continued(_)) || window == 0;
         for _ in 0..plan.batch_size {
             let row = order.window(window).unwrap_or_else(|| {
                 epoch += 1;
-                window = 0;
+                (window, begins) = (0, true);
                 order = plan.epoch(epoch);
                 order.window(window).expect("every epoch has a window")
             });
@@ -269,7 +305,7 @@ fn produce(plan: &Plan, start: Position, sender: &SyncSender<Batch>) {
             }
             window += 1;
         }
-        if sender.send(Batch { ids, targets, starts, position: Position { epoch, window } }).is_err() {
+        if sender.send(Batch { ids, targets, starts, begins, position: Position { epoch, window } }).is_err() {
             return;
         }
     }
@@ -294,7 +330,7 @@ mod tests {
     }
 
     fn loader(count: u32, batch_size: usize, block_size: usize, seed: u64) -> Loader {
-        Loader::new(tokens(count), batch_size, block_size, seed, Position::default()).unwrap()
+        Loader::new(tokens(count), Order::Shuffled, batch_size, block_size, seed, Position::default()).unwrap()
     }
 
     /// The (input, target) pairs of `windows` windows, without the ignored ones.
@@ -335,6 +371,26 @@ mod tests {
             assert!(batch.targets[length..].iter().all(|&t| t == IGNORE_INDEX));
         }
         assert!(padded > 0, "11 inputs in windows of 8 leave something to pad");
+    }
+
+    #[test]
+    fn continued_rows_begin_anew_with_each_epoch_and_resume_anywhere() {
+        let new = |start| Loader::new(tokens(50), Order::Continued, 4, 5, 1, start).unwrap();
+        let mut loader = new(Position::default());
+        assert_eq!((loader.windows_in_epoch(0), loader.batches_per_epoch()), (12, 3.0));
+        let all: Vec<Batch> = (0..7).map(|_| loader.next_batch()).collect();
+        assert_eq!(all.iter().map(|batch| batch.begins).collect::<Vec<_>>(), [0, 1, 2, 0, 1, 2, 0].map(|i| i == 0));
+        for (i, batch) in all.iter().enumerate() {
+            assert_eq!(batch.ids, all[i % 3].ids, "every epoch is cut alike");
+            if !batch.begins {
+                let [last, first] = [&all[i - 1].targets[4..], &batch.ids[..]].map(|row| row.iter().step_by(5));
+                // The last piece ends early.
+                assert!(last.zip(first).take(3).all(|(target, id)| target == id));
+            }
+        }
+        for done in 1..6 {
+            assert_eq!(new(all[done].position).next_batch(), all[done + 1]);
+        }
     }
 
     #[test]
@@ -383,7 +439,7 @@ mod tests {
             all.push(uninterrupted.next_batch());
         }
         for done in 0..all.len() - 1 {
-            let mut resumed = Loader::new(tokens(60), 3, 8, 11, all[done].position).unwrap();
+            let mut resumed = Loader::new(tokens(60), Order::Shuffled, 3, 8, 11, all[done].position).unwrap();
             assert_eq!(resumed.next_batch(), all[done + 1], "after batch {done}");
         }
     }
@@ -407,27 +463,29 @@ mod tests {
     #[test]
     fn fewer_than_two_tokens_are_refused() {
         for count in [0, 1] {
-            let error = Loader::new(tokens(count), 1, 8, 0, Position::default()).err().unwrap();
+            let error = Loader::new(tokens(count), Order::Shuffled, 1, 8, 0, Position::default()).err().unwrap();
             assert!(error.to_string().contains("at least 2"), "{error}");
         }
     }
 
     #[test]
     fn a_text_shorter_than_the_context_is_refused_with_both_lengths() {
-        let error = Loader::new(tokens(8), 1, 8, 0, Position::default()).err().unwrap().to_string();
+        let error = Loader::new(tokens(8), Order::Shuffled, 1, 8, 0, Position::default()).err().unwrap().to_string();
         assert!(error.contains("8 tokens") && error.contains("at least 9") && error.contains("at most 7"), "{error}");
-        assert!(Loader::new(tokens(9), 1, 8, 0, Position::default()).is_ok());
+        assert!(Loader::new(tokens(9), Order::Shuffled, 1, 8, 0, Position::default()).is_ok());
     }
 
     #[test]
     fn a_position_outside_its_epoch_is_refused() {
         let start = Position { epoch: 0, window: 1000 };
-        assert!(Loader::new(tokens(20), 1, 8, 0, start).err().unwrap().to_string().contains("window 1000"));
+        assert!(
+            Loader::new(tokens(20), Order::Shuffled, 1, 8, 0, start).err().unwrap().to_string().contains("window 1000")
+        );
     }
 
     #[test]
     fn sizes_of_zero_are_refused() {
-        assert!(Loader::new(tokens(20), 0, 8, 0, Position::default()).is_err());
-        assert!(Loader::new(tokens(20), 1, 0, 0, Position::default()).is_err());
+        assert!(Loader::new(tokens(20), Order::Shuffled, 0, 8, 0, Position::default()).is_err());
+        assert!(Loader::new(tokens(20), Order::Shuffled, 1, 0, 0, Position::default()).is_err());
     }
 }

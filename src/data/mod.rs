@@ -4,7 +4,8 @@
 //! - [`ChatTemplate`]: how conversations become text.
 //! - [`Tokenizer`]: text to token ids and back: characters, words, byte-level BPE, GPT-2's, or a `tokenizer.json`.
 //! - [`DataSpec`]: makes [`Tokens`] of a corpus, in files that are mapped into memory and kept for the next run.
-//! - [`Loader`]: an endless, resumable stream of shuffled batches; [`eval_windows`] goes over a split once, in order.
+//! - [`Loader`]: an endless, resumable stream of batches, shuffled or [`Continued`]; [`eval_windows`] goes over a split
+//!   once, in order.
 //! - `fetch`, with the feature `cli`: brings a data set into the data folder, checked by its hash; `Hub`: a model into
 //!   the cache of Hugging Face's programs.
 //!
@@ -13,6 +14,7 @@
 mod cache;
 mod chat;
 mod choices;
+mod continued;
 mod corpus;
 #[cfg(feature = "cli")]
 mod datasets;
@@ -35,6 +37,7 @@ mod tokens;
 
 pub use chat::{ChatSpec, ChatTemplate, Turn};
 pub use choices::{Question, read_questions};
+pub use continued::Continued;
 pub use corpus::{Corpus, CorpusSpec, Piece, Split, Summary};
 #[cfg(feature = "cli")]
 pub use datasets::{DATASETS, Dataset};
@@ -44,7 +47,7 @@ pub use download::fetch;
 pub use eval_windows::{EvalWindows, eval_windows};
 #[cfg(feature = "cli")]
 pub use hub::{Fetched, Hub, Selection};
-pub use loader::{Batch, IGNORE_INDEX, Loader, Position};
+pub use loader::{Batch, IGNORE_INDEX, Loader, Order, Position};
 pub use prepare::{DataSpec, Meta, Prepared, Progress, encode_beginning, encode_split};
 pub use rows::Row;
 pub use source::read_text;

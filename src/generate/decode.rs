@@ -3,7 +3,7 @@
 
 use super::Request;
 use super::sampler::{Sampler, drawn};
-use crate::models::{KvCache, LanguageModel};
+use crate::models::{Cache, LanguageModel};
 use crate::tensor::{Edge, Readback};
 use crate::{Result, Tensor};
 use std::collections::VecDeque;
@@ -29,7 +29,7 @@ impl Continuation {
 /// The steps that a device has been given.
 struct Steps<'a> {
     model: &'a dyn LanguageModel,
-    cache: &'a mut KvCache,
+    cache: &'a mut Cache,
     sampler: Sampler,
     /// The tokens that were drawn last, (B).
     last: Option<Tensor>,
@@ -79,12 +79,12 @@ pub(super) fn decode(
     model: &dyn LanguageModel,
     texts: &mut [Continuation],
     requests: &[Request],
-    cache: &mut KvCache,
+    cache: &mut Cache,
     max_new_tokens: usize,
     number: u32,
     on_token: &mut dyn FnMut(usize, u32) -> Result<ControlFlow<()>>,
 ) -> Result<u32> {
-    let (length, context) = (texts[0].ids.len(), model.config().block_size);
+    let (length, context) = (texts[0].ids.len(), model.config().context());
     let sampler = Sampler::new(requests, model.config().vocab_size, &model.device(), number)?;
     let mut steps = Steps { model, cache, sampler, last: None, unseen: VecDeque::new() };
     // The first token that the model sees, the steps that the device was given, and those whose tokens were seen.
@@ -96,7 +96,7 @@ pub(super) fn decode(
         if can_give {
             if forgets {
                 begin = length + given - (context / 2).max(1);
-                steps.cache.truncate(0);
+                steps.cache.truncate(0)?;
             }
             if forgets || given == 0 {
                 let new = begin + steps.cache.tokens()..length + given;
@@ -140,7 +140,7 @@ mod tests {
             let mut model = build(config, 1).unwrap();
             model.to_device(&device).unwrap();
             let settings = Tensor::zeros([1, Draw::WORDS], DType::U32, &device).unwrap();
-            let mut cache = model.kv_cache(1, prompt + 1).unwrap();
+            let mut cache = model.cache(1, prompt + 1).unwrap();
             for tokens in [prompt, 1] {
                 dry_run.take_plans();
                 let ids = Tensor::zeros([1, tokens], DType::U32, &device).unwrap();

@@ -26,7 +26,8 @@ pub struct Request<'a> {
 ///
 /// The model computes only what is new, until prompt and continuation fill its context. Then it forgets all but the
 /// last half of its context, computes those tokens again at their new positions, and goes on: it always sees the last
-/// half of its context at least, and a token costs no more on average than before.
+/// half of its context at least, and a token costs no more on average than before. A recurrent model's state goes on
+/// without end.
 ///
 /// # Errors
 /// If the prompt is empty, longer than the context, or names a token that the model does not have.
@@ -62,7 +63,7 @@ pub fn generate_batch(
         }
     }
     let mut texts: Vec<_> = requests.iter().map(|request| Continuation::new(request.prompt)).collect();
-    let mut cache = model.kv_cache(texts.len(), len.saturating_add(max_new_tokens))?;
+    let mut cache = model.cache(texts.len(), len.saturating_add(max_new_tokens))?;
     decode(model, &mut texts, requests, &mut cache, max_new_tokens, 0, on_token).map(drop)
 }
 
@@ -76,7 +77,7 @@ pub fn printable(text: &str) -> String {
 /// # Errors
 /// If the prompt is empty, longer than the context, or names a token that the model does not have.
 pub fn check_prompt(model: &ModelConfig, prompt: &[u32]) -> Result<()> {
-    let context = model.block_size;
+    let context = model.context();
     if prompt.is_empty() {
         return Err(Error::Invalid("the prompt holds no token; give the model something to continue".into()));
     }

@@ -3,7 +3,7 @@
 use super::decode::{Continuation, decode};
 use super::{Request, Sampling, check_prompt};
 use crate::Result;
-use crate::models::{KvCache, LanguageModel};
+use crate::models::{Cache, LanguageModel};
 use std::ops::ControlFlow;
 
 /// Tokens that there is room for at first. A cache for the whole context may take gigabytes that few texts need.
@@ -18,7 +18,7 @@ pub struct Session<'a> {
     /// The text. The cache holds the first of its tokens, all or all but the last, and has room for `room`; what it
     /// holds beyond them is not of the text.
     ids: Vec<u32>,
-    cache: KvCache,
+    cache: Cache,
     room: usize,
 }
 
@@ -28,8 +28,8 @@ impl<'a> Session<'a> {
     /// # Errors
     /// If a number of `sampling` lies outside its range, or the device has no memory left.
     pub fn new(model: &'a dyn LanguageModel, sampling: &Sampling) -> Result<Session<'a>> {
-        let room = ROOM.min(model.config().block_size);
-        let cache = model.kv_cache(1, room)?;
+        let room = ROOM.min(model.config().context());
+        let cache = model.cache(1, room)?;
         sampling.check()?;
         Ok(Session { model, sampling: sampling.clone(), number: 0, ids: vec![], cache, room })
     }
@@ -48,12 +48,12 @@ impl<'a> Session<'a> {
         on_token: &mut dyn FnMut(u32) -> Result<ControlFlow<()>>,
     ) -> Result<usize> {
         check_prompt(self.model.config(), prompt)?;
-        let context = self.model.config().block_size;
+        let context = self.model.config().context();
         let max_new_tokens = max_new_tokens.min(context - prompt.len());
         self.make_room(prompt.len() + max_new_tokens)?;
         let shared = self.ids.iter().zip(prompt).take_while(|(old, new)| old == new).count();
         // The last token is computed in any case: the first that is drawn follows from it.
-        self.cache.truncate(shared.min(prompt.len() - 1));
+        self.cache.truncate(shared.min(prompt.len() - 1))?;
         let computed = prompt.len() - self.cache.tokens();
         self.ids = prompt.to_vec();
         let mut text = Continuation::new(prompt);
@@ -68,8 +68,8 @@ impl<'a> Session<'a> {
     /// A cache for so many tokens, at least twice as many as before so that it seldom grows.
     fn make_room(&mut self, tokens: usize) -> Result<()> {
         if tokens > self.room {
-            let room = tokens.max(2 * self.room).min(self.model.config().block_size);
-            self.cache = self.model.kv_cache(1, room)?;
+            let room = tokens.max(2 * self.room).min(self.model.config().context());
+            self.cache = self.model.cache(1, room)?;
             self.room = room;
         }
         Ok(())

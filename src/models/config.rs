@@ -1,6 +1,6 @@
 //! What can be said of a model before there is one: its family, its shape, and the sizes that follow from both.
 
-use super::{FAMILIES, KvCache, LanguageModel, gguf, hf};
+use super::{FAMILIES, LanguageModel, Past, gguf, hf};
 use crate::nn::RopeScaling;
 use crate::{Error, Result, Shape, Tensor};
 use serde::{Serialize, Serializer};
@@ -38,6 +38,11 @@ pub trait Family: Sync {
 
     /// How many layers keep keys and values, and how many numbers each keeps of a token.
     fn kv_cache(&self, config: &ModelConfig) -> (usize, usize);
+
+    /// How many states its layers carry from token to token, each (L, B, C); none if they have attention instead.
+    fn states(&self) -> usize {
+        0
+    }
 
     /// How Hugging Face writes such a model.
     fn hf(&self) -> &dyn hf::Mapping;
@@ -79,6 +84,11 @@ impl ModelKind {
     /// Whether its models have [`LlamaConfig`].
     pub fn is_llama(self) -> bool {
         self.0.is_llama()
+    }
+
+    /// Whether its layers carry a state from token to token, and so from batch to batch, instead of looking back.
+    pub fn is_recurrent(self) -> bool {
+        self.0.states() > 0
     }
 
     pub(super) fn hf(self) -> &'static dyn hf::Mapping {
@@ -197,6 +207,21 @@ impl ModelConfig {
         self.kind.0.widest_activation(self)
     }
 
+    /// Whether its layers carry a state from token to token, and so from batch to batch, instead of looking back.
+    pub fn is_recurrent(&self) -> bool {
+        self.kind.is_recurrent()
+    }
+
+    /// How many such states: none of a model with attention.
+    pub(crate) fn states(&self) -> usize {
+        self.kind.0.states()
+    }
+
+    /// The most tokens that it can look at. A recurrent model has no limit: its state goes on.
+    pub fn context(&self) -> usize {
+        if self.is_recurrent() { usize::MAX } else { self.block_size }
+    }
+
     /// Elements of a head of attention.
     pub fn head_size(&self) -> usize {
         self.llama.as_ref().map_or(self.n_embd / self.n_head.max(1), |llama| llama.head_dim)
@@ -215,12 +240,12 @@ impl ModelConfig {
         self.kind.0.kv_cache(self)
     }
 
-    /// The position of the first of ids (B, T): after those in the cache, if there is one.
+    /// The position of the first of ids (B, T): after those of the past.
     ///
     /// # Errors
     /// If all together do not fit the context.
-    pub(super) fn first_position(&self, ids: &Tensor, cache: Option<&KvCache>) -> Result<usize> {
-        let first = cache.map_or(0, KvCache::tokens);
+    pub(super) fn first_position(&self, ids: &Tensor, past: &Past) -> Result<usize> {
+        let first = past.tokens();
         let (end, context) = (first + ids.shape().last_dim(), self.block_size);
         if end > context {
             return Err(Error::Invalid(format!(

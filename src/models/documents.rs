@@ -91,7 +91,9 @@ mod tests {
                     let shape = [rows, ids.len() / rows];
                     let documents = starts.map(|starts| Documents::new(starts, shape, &device).unwrap());
                     let (ids, targets) = (tensor(ids, shape), tensor(targets, shape));
-                    model.loss(&ids, &targets, documents.as_ref(), &Dropout::off(), Criterion::default(), None).unwrap()
+                    model
+                        .loss(&ids, &targets, documents.as_ref().into(), &Dropout::off(), Criterion::default(), None)
+                        .unwrap()
                 };
             let whole = loss(&*packed, &ids, &targets, Some(&starts), 2);
             whole.backward().unwrap();
@@ -114,7 +116,7 @@ mod tests {
             assert!((stream - sum).abs() > 1e-3, "{name}: {stream} {sum}");
             let shape = [2, 16];
             let hidden = |documents: Option<&Documents>| {
-                let h = packed.hidden(&tensor(&ids, shape), documents, &Dropout::off(), None).unwrap();
+                let h = packed.hidden(&tensor(&ids, shape), documents.into(), &Dropout::off()).unwrap();
                 h.to_dtype(DType::F32).unwrap().to_f32().unwrap()
             };
             let at = Documents::new(&starts, shape, &device).unwrap();

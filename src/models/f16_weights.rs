@@ -75,7 +75,7 @@ mod tests {
                 });
                 assert_eq!(half.head().dtype(), DType::F16, "{config:?}");
                 let all = [1, 7, 11, 7, 3];
-                let mut caches = [&single, &half].map(|model| model.kv_cache(1, 5).unwrap());
+                let mut caches = [&single, &half].map(|model| model.cache(1, 5).unwrap());
                 for part in [&all[..3], &all[3..4], &all[4..]] {
                     let ids = Tensor::from_u32(part, [1, part.len()], &device).unwrap();
                     let next = |i: usize, model: &dyn LanguageModel, caches: &mut [_; 2]| {

@@ -6,7 +6,7 @@
 //! In mixed precision (parameters with an f16 copy) the operands and results of matmuls are f16: what leaves a layer
 //! norm, and all that attention and the feed-forward layer compute from it. The residual stream stays f32.
 
-use super::{Documents, Family, KvCache, KvView, LanguageModel, LargeTensor, ModelConfig, gguf, hf};
+use super::{Documents, Family, KvView, LanguageModel, LargeTensor, ModelConfig, Past, gguf, hf};
 use crate::nn::{Dropout, Embedding, LayerNorm, Linear, Module, Parameter, ResidualStream, init_keys, join};
 use crate::ops::Heads;
 use crate::ops::random::Key;
@@ -68,29 +68,23 @@ impl LanguageModel for Gpt2 {
         &self.config
     }
 
-    fn hidden(
-        &self,
-        ids: &Tensor,
-        documents: Option<&Documents>,
-        dropout: &Dropout,
-        cache: Option<&KvCache>,
-    ) -> Result<Tensor> {
-        let start = self.config.first_position(ids, cache)?;
-        let x = match cache {
-            Some(_) => self.wte.weight.embedding_at(ids, &self.wpe.weight, start)?,
-            None => self.wte.forward(ids)?.add(&self.positions(ids, documents)?)?,
+    fn hidden(&self, ids: &Tensor, past: Past, dropout: &Dropout) -> Result<Tensor> {
+        let start = self.config.first_position(ids, &past)?;
+        let x = match past.is_cache() {
+            true => self.wte.weight.embedding_at(ids, &self.wpe.weight, start)?,
+            false => self.wte.forward(ids)?.add(&self.positions(ids, past.documents())?)?,
         }; // (B, T, C)
         // A kernel of its own here alone: it follows a sum, of which one term repeats, where the others precede one.
         let x = dropout.apply_to_embeddings(x)?;
-        let starts = documents.map(|documents| &documents.starts);
+        let starts = past.documents().map(|documents| &documents.starts);
         let mut stream = ResidualStream::new(x, self.head().dtype());
         for (i, block) in self.h.iter().enumerate() {
-            stream = if self.recompute && cache.is_none() {
+            stream = if self.recompute && !past.is_cache() {
                 let (block, starts) = (block.clone(), starts.cloned());
                 stream
                     .recomputed(dropout, move |stream, dropout| block.forward(stream, starts.as_ref(), dropout, None))?
             } else {
-                block.forward(stream, starts, dropout, cache.map(|cache| cache.layer(i)))?
+                block.forward(stream, starts, dropout, past.layer(i)?)?
             };
         }
         stream.norm(&self.ln_f)

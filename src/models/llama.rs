@@ -6,7 +6,7 @@
 //! Shapes: B sequences of T tokens, width C = `n_embd`, H = `n_head`, K = `n_kv_head`, D = `head_dim`, F =
 //! `intermediate_size`, vocabulary V.
 
-use super::{Documents, Family, KvCache, KvView, LanguageModel, LargeTensor, LlamaConfig, ModelConfig, gguf, hf};
+use super::{Family, KvView, LanguageModel, LargeTensor, LlamaConfig, ModelConfig, Past, gguf, hf};
 use crate::nn::{Dropout, Embedding, Linear, Module, Parameter, ResidualStream, RmsNorm, Rotary, init_keys, join};
 use crate::ops::Heads;
 use crate::ops::random::Key;
@@ -51,26 +51,20 @@ impl LanguageModel for Llama {
         &self.config
     }
 
-    fn hidden(
-        &self,
-        ids: &Tensor,
-        documents: Option<&Documents>,
-        dropout: &Dropout,
-        cache: Option<&KvCache>,
-    ) -> Result<Tensor> {
-        self.config.first_position(ids, cache)?;
+    fn hidden(&self, ids: &Tensor, past: Past, dropout: &Dropout) -> Result<Tensor> {
+        self.config.first_position(ids, &past)?;
         let x = dropout.apply_to_embeddings(self.embed_tokens.forward(ids)?)?; // (B, T, C)
         let rotary = self.rotary.table(&ids.device())?;
-        let starts = documents.map(|documents| &documents.starts);
+        let starts = past.documents().map(|documents| &documents.starts);
         let mut stream = ResidualStream::new(x, self.head().dtype());
         for (i, layer) in self.layers.iter().enumerate() {
-            stream = if self.recompute && cache.is_none() {
+            stream = if self.recompute && !past.is_cache() {
                 let (layer, rotary, starts) = (layer.clone(), rotary.clone(), starts.cloned());
                 stream.recomputed(dropout, move |stream, dropout| {
                     layer.forward(stream, &rotary, starts.as_ref(), dropout, None)
                 })?
             } else {
-                layer.forward(stream, &rotary, starts, dropout, cache.map(|cache| cache.layer(i)))?
+                layer.forward(stream, &rotary, starts, dropout, past.layer(i)?)?
             };
         }
         stream.norm(&self.norm)

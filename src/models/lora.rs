@@ -133,7 +133,7 @@ fn is_meant(target: &str, module: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::models::{AdapterWeights, build, load, read_adapters, testing};
+    use crate::models::{AdapterWeights, Past, build, load, read_adapters, testing};
     use crate::nn::Dropout;
     use crate::ops::Criterion;
     use crate::optim::ParameterArena;
@@ -175,7 +175,7 @@ mod tests {
             let ids: Vec<u32> = (0..14).map(|i| (i * i * step + 3 * i) % 50).collect();
             Tensor::from_u32(&ids, [2, 7], device).unwrap()
         };
-        model.loss(&ids(7), &ids(5), None, &Dropout::off(), Criterion::default(), None).unwrap()
+        model.loss(&ids(7), &ids(5), Past::Nothing, &Dropout::off(), Criterion::default(), None).unwrap()
     }
 
     /// The gradient of a parameter, as (rows, columns).
@@ -319,7 +319,7 @@ mod tests {
                     let scale = Tensor::full(1024.0, [1], &device).unwrap();
                     let ids = Tensor::from_u32(&[3, 5, 8, 13, 21, 34], [2, 3], &device).unwrap();
                     let criterion = Criterion::default();
-                    let loss = model.loss(&ids, &ids, None, &Dropout::off(), criterion, Some(&scale)).unwrap();
+                    let loss = model.loss(&ids, &ids, Past::Nothing, &Dropout::off(), criterion, Some(&scale)).unwrap();
                     loss.backward().unwrap();
                     let gradients = arena.gradients().to_f32().unwrap();
                     assert_eq!(arena.stored().count(), if base == DType::F16 { 2 } else { 1 });

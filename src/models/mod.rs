@@ -4,25 +4,26 @@
 //! A family is a file beside this one, a row of [`FAMILIES`], and how Hugging Face writes it (`hf/`). CONTRIBUTING.md
 //! says how to add one.
 
+mod cache;
 mod config;
 mod documents;
 mod f16_weights;
 pub mod gguf;
 mod gpt2;
 pub mod hf;
-mod kv_cache;
 mod llama;
 mod lora;
 mod qwen3;
+mod recurrent;
 #[cfg(test)]
 pub(crate) mod testing;
 
+pub use cache::{Cache, KvView, Past};
 pub use config::{Family, LargeTensor, LlamaConfig, ModelConfig, ModelKind, build};
 pub use documents::Documents;
 pub use f16_weights::to_device_as_f16;
 pub use gpt2::{Block, CausalSelfAttention, Gpt2, Mlp};
 pub use hf::{AdapterWeights, ModelWeights, Weights, load, read_adapters};
-pub use kv_cache::{KvCache, KvView};
 pub use llama::Llama;
 pub use lora::Lora;
 
@@ -36,6 +37,9 @@ pub const FAMILIES: &[&dyn Family] = &[
     &gpt2::Gpt2Family,
     &llama::FAMILY,
     &qwen3::FAMILY,
+    &recurrent::LSTM,
+    &recurrent::GRU,
+    &recurrent::RNN,
     #[cfg(test)]
     &testing::MlpFamily,
 ];
@@ -47,19 +51,13 @@ pub trait LanguageModel: Module + Send + Sync {
     /// Its family and shape.
     fn config(&self) -> &ModelConfig;
 
-    /// The final hidden states: ids (B, T) -> (B, T, C), of the head's type. No token sees one of another of the
-    /// `documents`, if there are any. With a cache, of as many sequences, there are none, and the ids follow the tokens
-    /// in it: keys and values of the new ones are written there, but not counted yet.
+    /// The final hidden states: ids (B, T) -> (B, T, C), of the head's type. They follow the tokens of the `past`; what
+    /// is to be known of them later is written to its cache, if there is one, but not counted yet. Models with
+    /// attention take a cache for inference alone.
     ///
     /// # Errors
-    /// If the shapes do not fit, or all tokens together do not fit the context.
-    fn hidden(
-        &self,
-        ids: &Tensor,
-        documents: Option<&Documents>,
-        dropout: &Dropout,
-        cache: Option<&KvCache>,
-    ) -> Result<Tensor>;
+    /// If the shapes do not fit, all tokens together do not fit the context, or the model cannot keep documents apart.
+    fn hidden(&self, ids: &Tensor, past: Past, dropout: &Dropout) -> Result<Tensor>;
 
     /// Whether backward computes the activations of each block again instead of keeping them. The results are the same
     /// to the bit; at first they are kept.
@@ -73,8 +71,8 @@ pub trait LanguageModel: Module + Send + Sync {
         self.head().device()
     }
 
-    /// The mean cross-entropy, in nats, of predicting `targets` (B, T) from `ids` (B, T), which may be several
-    /// `documents`; ignored labels do not count.
+    /// The mean cross-entropy, in nats, of predicting `targets` (B, T) from `ids` (B, T) and the `past`; ignored labels
+    /// do not count.
     /// `criterion` says how classes are weighed. Gradients, but not the loss, are multiplied by `loss_scale` (1), if
     /// there is one.
     ///
@@ -84,12 +82,12 @@ pub trait LanguageModel: Module + Send + Sync {
         &self,
         ids: &Tensor,
         targets: &Tensor,
-        documents: Option<&Documents>,
+        past: Past,
         dropout: &Dropout,
         criterion: Criterion,
         loss_scale: Option<&Tensor>,
     ) -> Result<Tensor> {
-        self.hidden(ids, documents, dropout, None)?.linear_cross_entropy(self.head(), targets, criterion, loss_scale)
+        self.hidden(ids, past, dropout)?.linear_cross_entropy(self.head(), targets, criterion, loss_scale)
     }
 
     /// The unnormalized log-probabilities of every next token: ids (B, T) -> (B, T, V), f32.
@@ -97,7 +95,7 @@ pub trait LanguageModel: Module + Send + Sync {
     /// # Errors
     /// If the shapes do not fit.
     fn logits(&self, ids: &Tensor) -> Result<Tensor> {
-        let h = self.hidden(ids, None, &Dropout::off(), None)?; // (B, T, C)
+        let h = self.hidden(ids, Past::Nothing, &Dropout::off())?; // (B, T, C)
         h.matmul_transposed(self.head(), false, true)?.to_dtype(DType::F32)
     }
 
@@ -106,10 +104,15 @@ pub trait LanguageModel: Module + Send + Sync {
     ///
     /// # Errors
     /// If the device has no memory left.
-    fn kv_cache(&self, sequences: usize, tokens: usize) -> Result<KvCache> {
-        let (layers, width) = self.config().kv_cache();
-        let sizes = [sequences, tokens.min(self.config().block_size), width];
-        KvCache::new(layers, sizes, self.head().dtype(), &self.device())
+    fn cache(&self, sequences: usize, tokens: usize) -> Result<Cache> {
+        let (config, device) = (self.config(), self.device());
+        if config.is_recurrent() {
+            let state = |_| Tensor::zeros([config.n_layer, sequences, config.n_embd], DType::F32, &device);
+            return Ok(Cache::of_states((0..config.states()).map(state).collect::<Result<_>>()?));
+        }
+        let (layers, width) = config.kv_cache();
+        let sizes = [sequences, tokens.min(config.block_size), width];
+        Cache::keys_and_values(layers, sizes, self.head().dtype(), &device)
     }
 
     /// The logits of the tokens after the last ones of ids (B, T), which follow those in the cache and are added to it:
@@ -117,16 +120,19 @@ pub trait LanguageModel: Module + Send + Sync {
     ///
     /// # Errors
     /// If the shapes or the cache do not fit, or all tokens together do not fit the context.
-    fn next_token_logits(&self, ids: &Tensor, cache: &mut KvCache) -> Result<Tensor> {
-        let (own, layers, b) = (self.config().kv_cache().0, cache.layers(), cache.sequences());
+    fn next_token_logits(&self, ids: &Tensor, cache: &mut Cache) -> Result<Tensor> {
+        let own = (self.config().kv_cache().0, self.config().states());
+        let (kept, b) = ((cache.layers(), cache.states().len()), cache.sequences());
         let (shape, t) = (ids.shape(), ids.shape().last_dim());
-        if shape[..] != [b, t] || ids.is_empty() || layers != own {
+        if shape[..] != [b, t] || ids.is_empty() || kept != own {
             return Err(Error::Invalid(format!(
-                "next_token_logits: ids ({b}, T) with T above 0 and a cache of {own} layers, got {shape} and {layers}"
+                "next_token_logits: ids ({b}, T) with T above 0 and a cache of {} layers and {} states, got {shape}, {} \
+                 and {}",
+                own.0, own.1, kept.0, kept.1
             )));
         }
         no_grad(|| {
-            let h = self.hidden(ids, None, &Dropout::off(), Some(cache))?; // (B, T, C)
+            let h = self.hidden(ids, Past::Cache(cache), &Dropout::off())?; // (B, T, C)
             let c = h.shape().last_dim();
             cache.advance(t);
             let h = h.reshape([b * t, c])?;

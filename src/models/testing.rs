@@ -1,6 +1,6 @@
 //! What tests need: a small model, and a second family, as small as one can be, that no other code knows.
 
-use super::{Documents, Family, KvCache, LanguageModel, LargeTensor, LlamaConfig, ModelConfig, ModelKind, gguf, hf};
+use super::{Family, LanguageModel, LargeTensor, LlamaConfig, ModelConfig, ModelKind, Past, gguf, hf};
 use crate::nn::{Dropout, Embedding, LayerNorm, Linear, Module, Parameter, ResidualStream, init_keys, join};
 use crate::{DType, Result, Shape, Tensor};
 use serde::{Deserialize, Serialize};
@@ -57,14 +57,8 @@ impl LanguageModel for MlpModel {
         &self.config
     }
 
-    fn hidden(
-        &self,
-        ids: &Tensor,
-        _: Option<&Documents>,
-        dropout: &Dropout,
-        cache: Option<&KvCache>,
-    ) -> Result<Tensor> {
-        self.config.first_position(ids, cache)?;
+    fn hidden(&self, ids: &Tensor, past: Past, dropout: &Dropout) -> Result<Tensor> {
+        self.config.first_position(ids, &past)?;
         let mut stream = ResidualStream::new(self.embed.forward(ids)?, self.head().dtype()); // (B, T, C)
         let x = stream.norm(&self.norm)?;
         stream.add(self.hidden.forward(&x, dropout)?.to_dtype(DType::F32)?.gelu()?, dropout)?;

@@ -5,7 +5,7 @@
 
 use super::prompt_ids;
 use crate::data::{Question, Tokenizer};
-use crate::models::LanguageModel;
+use crate::models::{LanguageModel, Past};
 use crate::nn::Dropout;
 use crate::ops::Criterion;
 use crate::tensor::no_grad;
@@ -115,7 +115,7 @@ fn log_likelihoods(model: &dyn LanguageModel, rows: &[&Row]) -> Result<Vec<f64>>
         ids[..row.ids.len() - 1].copy_from_slice(&row.ids[..row.ids.len() - 1]);
     }
     let readings = no_grad(|| {
-        let h = model.hidden(&Tensor::from_u32(&ids, [b, t], &device)?, None, &Dropout::off(), None)?; // (B, T, C)
+        let h = model.hidden(&Tensor::from_u32(&ids, [b, t], &device)?, Past::Nothing, &Dropout::off())?; // (B, T, C)
         let (c, dtype) = (h.shape().last_dim(), h.dtype());
         let h = h.to_dtype(DType::F32)?.reshape([b * t, c])?;
         let reading = |(i, row): (usize, &&Row)| {

@@ -1,11 +1,11 @@
 //! The loss over a whole split of a corpus.
 
-use crate::data::{Coverage, IGNORE_INDEX, Tokens, eval_windows};
-use crate::models::{Documents, LanguageModel};
+use crate::data::{Continued, Coverage, IGNORE_INDEX, Row, Tokens, eval_windows};
+use crate::models::{Documents, LanguageModel, Past};
 use crate::nn::Dropout;
 use crate::ops::Criterion;
 use crate::tensor::no_grad;
-use crate::{Result, Tensor};
+use crate::{Error, Result, Tensor};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -50,10 +50,11 @@ pub struct Windows {
 }
 
 /// Evaluates `model` on `tokens`, which keep so much of their text. Every token but the first is predicted once, or of
-/// documents that have prompts every token of an answer. `None` if `stop` was set before the end.
+/// documents that have prompts every token of an answer. A recurrent model reads `batch_size` pieces of the text side by
+/// side, each from its beginning to its end. `None` if `stop` was set before the end.
 ///
 /// # Errors
-/// If there are fewer than two tokens, or the device reported an error.
+/// If there are fewer than two tokens, windows of a recurrent model overlap, or the device reported an error.
 pub fn evaluate(
     model: &dyn LanguageModel,
     tokens: &Tokens,
@@ -63,7 +64,8 @@ pub fn evaluate(
 ) -> Result<Option<Evaluation>> {
     let Windows { context, stride, batch_size, max_batches } = windows;
     let device = model.device();
-    let mut rows = eval_windows(tokens, context, stride)?;
+    let mut rows = rows(model, tokens, &windows)?;
+    let mut carried = model.config().is_recurrent().then(|| model.cache(batch_size, context)).transpose()?;
     let (mut readings, mut predicted) = (Vec::new(), 0);
     let most = if max_batches == 0 { usize::MAX } else { max_batches };
     while readings.len() < most {
@@ -86,7 +88,8 @@ pub fn evaluate(
             let documents = (!starts.is_empty()).then(|| Documents::new(&starts, shape, &device)).transpose()?;
             let ids = Tensor::from_u32(&ids, shape, &device)?; // (B, T)
             let targets = Tensor::from_u32(&targets, shape, &device)?; // (B, T)
-            model.loss(&ids, &targets, documents.as_ref(), &Dropout::off(), Criterion::default(), None)?.read_later()
+            let past = carried.as_mut().map_or(documents.as_ref().into(), Past::Cache);
+            model.loss(&ids, &targets, past, &Dropout::off(), Criterion::default(), None)?.read_later()
         })?;
         predicted += count;
         readings.push((loss, count));
@@ -109,4 +112,24 @@ pub fn evaluate(
         context,
         stride,
     }))
+}
+
+/// The rows that a model evaluates a text in.
+fn rows<'a>(
+    model: &dyn LanguageModel,
+    tokens: &'a Tokens,
+    &Windows { context, stride, batch_size, .. }: &Windows,
+) -> Result<Box<dyn Iterator<Item = Row> + 'a>> {
+    if !model.config().is_recurrent() {
+        return Ok(Box::new(eval_windows(tokens, context, stride)?));
+    }
+    if stride != context {
+        let kind = model.config().kind.as_str();
+        return Err(Error::Invalid(format!(
+            "a model of kind {kind:?} goes on from where it was: it takes no stride of {stride} other than its {context} \
+             tokens"
+        )));
+    }
+    let text = Continued::new(tokens.clone(), batch_size, context)?;
+    Ok(Box::new((0..text.rows()).map(move |place| text.row(place))))
 }

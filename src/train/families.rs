@@ -73,6 +73,39 @@ fn a_qwen3_is_trained_evaluated_resumed_loaded_and_generates() {
     check_family("qwen3", "Qwen3ForCausalLM");
 }
 
+#[test]
+fn recurrent_models_are_trained_evaluated_resumed_loaded_and_generate() {
+    for kind in ["lstm", "gru", "rnn"] {
+        check_family(kind, &format!("\"model_type\": \"{kind}\""));
+    }
+}
+
+#[test]
+fn a_recurrent_model_that_is_resumed_knows_what_it_has_read() {
+    for device in Device::for_tests() {
+        let dir = tempfile::tempdir().unwrap();
+        let resolved = configuration(dir.path(), "lstm", "f32");
+        let folder = dir.path().join("a");
+        let weights = || fs::read(find_checkpoint(&folder).unwrap().folder.join("model.safetensors")).unwrap();
+        run(&resolved, &device, None, usize::MAX).unwrap();
+        let whole = weights();
+        fs::remove_dir_all(&folder).unwrap();
+        run(&resolved, &device, None, 13).unwrap();
+        run(&resolved, &device, Some(&folder), 29).unwrap();
+        run(&resolved, &device, Some(&folder), usize::MAX).unwrap();
+        assert!(whole == weights(), "{device}: other weights");
+
+        // Without that file it is an error, and not a new beginning.
+        fs::remove_dir_all(&folder).unwrap();
+        run(&resolved, &device, None, 13).unwrap();
+        for checkpoint in fs::read_dir(folder.join("checkpoints")).unwrap() {
+            fs::remove_file(checkpoint.unwrap().path().join("recurrent_state.safetensors")).unwrap();
+        }
+        let Err(error) = run(&resolved, &device, Some(&folder), usize::MAX) else { panic!("no error") };
+        assert!(error.to_string().contains("recurrent_state.safetensors"), "{error}");
+    }
+}
+
 /// `named` is in its `config.json`.
 fn check_family(kind: &str, named: &str) {
     let mixed = crate::gpu::gpu_for_tests().map(|gpu| (Device::Gpu(gpu), "mixed"));
@@ -121,7 +154,10 @@ fn an_unknown_family_is_refused_with_the_known_ones_before_anything_is_made() {
     let dir = tempfile::tempdir().unwrap();
     let Err(error) = run(&configuration(dir.path(), "gpt3", "f32"), &Device::Cpu, None, 0) else { panic!("no error") };
     let message = error.to_string();
-    assert_eq!(message, "test.toml:10: model.kind: expected one of gpt2, llama, qwen3, mlp, got \"gpt3\"");
+    assert_eq!(
+        message,
+        "test.toml:10: model.kind: expected one of gpt2, llama, qwen3, lstm, gru, rnn, mlp, got \"gpt3\""
+    );
     assert!(matches!(error, Error::Config { .. }) && !dir.path().join("a").exists());
 }
 

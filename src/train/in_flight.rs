@@ -2,12 +2,14 @@
 //! copies both in the order of its queue, so they do not contain later steps. The host takes them once they have
 //! arrived and never waits.
 
+use super::carried;
 use super::checkpoint::{Snapshot, TrainerState};
 use super::events::{LossScale, Step};
-use crate::models::Weights;
+use super::replica::Replica;
+use crate::models::{Cache, Weights};
 use crate::optim::{Moment, Moments, Optimizer, ParameterArena};
 use crate::tensor::{Bytes, Readback};
-use crate::{Error, Result, Tensor};
+use crate::{Error, Result, Shape, Tensor};
 
 /// Something on its way from the device.
 pub(super) enum InFlight {
@@ -33,7 +35,8 @@ impl InFlight {
             }
             InFlight::Snapshot(snapshot) => {
                 let moments = snapshot.moments.iter_mut().map(|(_, arena)| arena);
-                let mut arenas = snapshot.values.iter_mut().chain(moments).chain(&mut snapshot.averages);
+                let states = snapshot.carried.iter_mut().map(|(_, state)| state);
+                let mut arenas = snapshot.values.iter_mut().chain(moments).chain(states).chain(&mut snapshot.averages);
                 arenas.try_fold(true, |all, arena| Ok(all & arena.has_arrived()?))
             }
         }
@@ -102,6 +105,8 @@ pub(super) struct PendingSnapshot {
     further: Vec<(Moment, Bytes)>,
     /// The averages of the weights, if the run keeps any: they are the model's weights then.
     averages: Option<Readback>,
+    /// What a recurrent model knows of the text so far.
+    carried: Vec<(Shape, Readback)>,
     /// Whether it is to be the `best`.
     pub(super) best: bool,
 }
@@ -113,8 +118,7 @@ impl PendingSnapshot {
     /// If the driver reported an error.
     pub(super) fn new(
         state: TrainerState,
-        parameters: &ParameterArena,
-        optimizer: &Optimizer,
+        Replica { parameters, optimizer, carried, .. }: &Replica,
         further: Vec<(Moment, Bytes)>,
         contents: Contents,
         best: bool,
@@ -126,7 +130,9 @@ impl PendingSnapshot {
             Contents::Adapters => vec![read_back(&parameters.trained())?],
         };
         let averages = optimizer.averages().map(read_back).transpose()?;
-        Ok(PendingSnapshot { state, values, moments, further, averages, best })
+        let states = carried.iter().flat_map(Cache::states);
+        let carried = states.map(|state| Ok((state.shape().clone(), read_back(state)?))).collect::<Result<_>>()?;
+        Ok(PendingSnapshot { state, values, moments, further, averages, carried, best })
     }
 
     /// The snapshot, once all has arrived: `weights` makes what is saved of the arenas' bytes.
@@ -147,7 +153,10 @@ impl PendingSnapshot {
             let averages = with_frozen(averages.wait()?, &values[0]);
             moments.push((Moment::trained(parameters), std::mem::replace(&mut values[0], averages)));
         }
+        let carried = self.carried.into_iter().map(|(shape, state)| Ok((shape, state.wait()?)));
+        let carried = carried.collect::<Result<Vec<_>>>()?;
         Ok(Snapshot {
+            carried: (!carried.is_empty()).then(|| carried::encode(&carried)).transpose()?,
             weights: weights(values),
             moments: match self.further {
                 further if further.is_empty() => Moments::new(parameters, moments),

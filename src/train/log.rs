@@ -46,8 +46,14 @@ fn block(s: &Summary) -> String {
     let _ = writeln!(text, "precision         {}", s.precision);
     let _ = writeln!(
         text,
-        "model             L{} H{} E{} context {} vocabulary {}: {} parameters",
-        m.n_layer, m.n_head, m.n_embd, m.block_size, m.vocab_size, s.parameters
+        "model             {}L{} H{} E{} context {} vocabulary {}: {} parameters",
+        if m.is_recurrent() { format!("{} ", m.kind.as_str()) } else { String::new() },
+        m.n_layer,
+        m.n_head,
+        m.n_embd,
+        m.block_size,
+        m.vocab_size,
+        s.parameters
     );
     if let Some(adapters) = &s.adapters {
         let _ = writeln!(text, "adapters          {adapters}");

@@ -4,6 +4,7 @@
 //! arrives while later steps are computed.
 
 mod adapters;
+mod carried;
 mod checkpoint;
 mod choices;
 mod data_spec;

@@ -16,12 +16,16 @@ pub(super) fn model_config(resolved: &Resolved, tokens: usize) -> Result<ModelCo
         key: key.into(),
         message,
     };
-    let kind: ModelKind = model.kind.parse().map_err(|message| wrong("model.kind", message))?;
+    let kind = model_kind(resolved)?;
     if !kind.is_llama()
         && let Some(key) = set_for_llama(&resolved.config)
     {
         let message = format!("model.kind is {:?}, which has no use for it; \"llama\" and \"qwen3\" have", model.kind);
         return Err(wrong(key, message));
+    }
+    if kind.is_recurrent() && resolved.config.train.recompute != config::Recompute::None {
+        let message = format!("model.kind is {:?}, whose layers are not computed again; leave it out", model.kind);
+        return Err(wrong("train.recompute", message));
     }
     let vocab_size = match model.vocab_size {
         0 => tokens.next_multiple_of(model.vocab_multiple),
@@ -43,12 +47,22 @@ pub(super) fn model_config(resolved: &Resolved, tokens: usize) -> Result<ModelCo
         vocab_size,
         block_size: model.block_size,
         n_layer: model.n_layer,
-        n_head: model.n_head,
+        // Layers without attention have no heads.
+        n_head: if kind.is_recurrent() { 1 } else { model.n_head },
         n_embd: model.n_embd,
         bias: model.bias && !kind.is_llama(),
         tie_embeddings: model.tie_embeddings,
         llama: kind.is_llama().then(|| llama(model, head_dim)),
     })
+}
+
+/// The family that a configuration names.
+///
+/// # Errors
+/// If there is no such family.
+pub(super) fn model_kind(resolved: &Resolved) -> Result<ModelKind> {
+    let (place, key) = (resolved.origin("model.kind").to_string(), "model.kind".into());
+    resolved.config.model.kind.parse().map_err(|message| Error::Config { place, key, message })
 }
 
 fn llama(model: &config::ModelConfig, head_dim: usize) -> LlamaConfig {

@@ -3,8 +3,8 @@
 use super::ranks::{Piece, Place, Share};
 use super::step_hook::StepHook;
 use crate::config::Config;
-use crate::data::{Batch, IGNORE_INDEX, Loader, Position, Tokens};
-use crate::models::{Documents, LanguageModel};
+use crate::data::{Batch, IGNORE_INDEX, Loader, Order, Position, Tokens};
+use crate::models::{Cache, Documents, LanguageModel, ModelKind, Past};
 use crate::nn::Dropout;
 use crate::ops::Criterion;
 use crate::optim::{Optimizer, ParameterArena};
@@ -22,6 +22,15 @@ pub(in crate::train) fn pass_dropout(config: &Config, pass: u64) -> Dropout {
     let (model, adapters) = (&config.model, config.lora.dropout as f32);
     let dropout = Dropout::new(model.dropout as f32, config.run.seed, pass);
     dropout.of_embeddings(model.embd_dropout as f32).of_adapters(adapters)
+}
+
+/// The loader of a run, from a position on.
+///
+/// # Errors
+/// If the text is too short or has no such place, or a recurrent model cannot read it.
+pub(in crate::train) fn loader(config: &Config, kind: ModelKind, tokens: Tokens, from: Position) -> Result<Loader> {
+    let order = if kind.is_recurrent() { Order::Continued } else { Order::Shuffled };
+    Loader::new(tokens, order, config.train.batch_size, config.model.block_size, config.run.seed, from)
 }
 
 /// The batches of one step.
@@ -53,6 +62,8 @@ pub(super) struct Replica {
     pub share: Share,
     /// Passes that its part of a batch is computed in: more than one where the device's memory does not suffice.
     pub micro_batches: usize,
+    /// What a recurrent model knows of the text after the last batch, for each of its sequences.
+    pub carried: Option<Cache>,
     pub hook: Box<dyn StepHook>,
     /// What a user should know and has not been told.
     pub notes: Vec<String>,
@@ -79,7 +90,9 @@ impl Replica {
         let batches = self.device.profiler().span(Span::Data, || next_batches(&mut self.loader, accum));
         let position = batches.last().expect("there is at least one").position;
         loop {
-            let loss = match self.gradients(&batches, step) {
+            // What an update takes up is replaced only when it is made: it may have to begin again.
+            let mut carried = self.carried.clone();
+            let loss = match self.gradients(&batches, step, &mut carried) {
                 Err(error @ Error::OutOfMemory { .. }) => {
                     self.split_micro_batches(error)?;
                     continue;
@@ -91,6 +104,7 @@ impl Replica {
                 Err(error @ Error::OutOfMemory { .. }) if self.hook.is_alone() => self.split_micro_batches(error)?,
                 squares => {
                     let squares = squares?;
+                    self.carried = carried;
                     self.hook.after_update(&self.parameters, &self.optimizer)?;
                     self.optimizer.average(&self.parameters, &squares)?;
                     return Ok(Update { loss, squares, position });
@@ -100,7 +114,7 @@ impl Replica {
     }
 
     /// This device's part of the loss of a step; its part of the gradients is in the arena.
-    fn gradients(&mut self, batches: &[Batch], step: usize) -> Result<Tensor> {
+    fn gradients(&mut self, batches: &[Batch], step: usize, carried: &mut Option<Cache>) -> Result<Tensor> {
         self.parameters.zero_gradients();
         let pieces = self.share.pieces(self.micro_batches);
         let targets = match self.config.train.sync_every {
@@ -110,7 +124,9 @@ impl Replica {
         let mut total: Option<Tensor> = None;
         for (i, piece) in pieces.iter().enumerate() {
             let pass = (step * self.config.train.grad_accum_steps + piece.batch) as u64;
-            let loss = self.loss(&batches[piece.batch], piece, pass, targets)?;
+            let loss = self.carrying_on(carried, &batches[piece.batch], piece, |past| {
+                self.loss(&batches[piece.batch], piece, past, pass, targets)
+            })?;
             if i + 1 < pieces.len() {
                 loss.backward()?;
             } else {
@@ -129,19 +145,51 @@ impl Replica {
         &batch.targets[piece.rows.start * t..piece.rows.end * t]
     }
 
+    /// Does something with a part of a batch and what a recurrent model knows of the text before it; afterwards it knows
+    /// of that part too. Of any other model nothing is known.
+    fn carrying_on<T>(
+        &self,
+        carried: &mut Option<Cache>,
+        batch: &Batch,
+        piece: &Piece,
+        compute: impl FnOnce(Option<&mut Cache>) -> Result<T>,
+    ) -> Result<T> {
+        let (rows, all) = (piece.rows.clone(), self.config.train.batch_size);
+        let Some(whole) = carried else { return compute(None) };
+        if batch.begins && rows.start == 0 {
+            *whole = self.model.cache(all, 0)?;
+        }
+        if rows.len() == all {
+            return compute(Some(whole));
+        }
+        let mut part = whole.rows(rows.clone())?;
+        let value = compute(Some(&mut part))?;
+        *whole = whole.with_rows(rows.start, &part)?;
+        Ok(value)
+    }
+
     /// What a part of a batch contributes to the mean loss over the `predicted` tokens of a step, with the dropout
     /// masks that its sequences have in the whole batch.
-    pub fn loss(&self, batch: &Batch, piece: &Piece, pass: u64, predicted: usize) -> Result<Tensor> {
+    pub fn loss(
+        &self,
+        batch: &Batch,
+        piece: &Piece,
+        carried: Option<&mut Cache>,
+        pass: u64,
+        predicted: usize,
+    ) -> Result<Tensor> {
         let (c, device, t) = (&self.config, &self.device, self.config.model.block_size);
         let (tokens, shape) = (piece.rows.start * t..piece.rows.end * t, [piece.rows.len(), t]);
         let ids = Tensor::from_u32(&batch.ids[tokens.clone()], shape, device)?; // (B, T)
         let targets = self.targets(batch, piece);
         let count = count_predicted(targets);
         let targets = Tensor::from_u32(targets, shape, device)?; // (B, T)
-        let starts = batch.starts.as_ref().map(|starts| Documents::new(&starts[tokens], shape, device));
+        let documents =
+            batch.starts.as_ref().map(|starts| Documents::new(&starts[tokens], shape, device)).transpose()?;
+        let past = carried.map_or(documents.as_ref().into(), Past::Cache);
         let dropout = pass_dropout(c, pass).from_sequence(piece.rows.start);
         let loss_scale = self.optimizer.loss_scale();
-        let loss = self.model.loss(&ids, &targets, starts.transpose()?.as_ref(), &dropout, criterion(c), loss_scale)?;
+        let loss = self.model.loss(&ids, &targets, past, &dropout, criterion(c), loss_scale)?;
         // The mean over a part counts by the number of its tokens, of which short documents and prompts leave more or
         // fewer.
         let weight = count as f32 / predicted.max(1) as f32;
@@ -175,8 +223,7 @@ impl Replica {
     /// # Errors
     /// If the text has no such place.
     pub fn start_loader(&mut self, position: Position) -> Result<()> {
-        let (t, block_size) = (&self.config.train, self.config.model.block_size);
-        self.loader = Loader::new(self.tokens.clone(), t.batch_size, block_size, self.config.run.seed, position)?;
+        self.loader = loader(&self.config, self.model.config().kind, self.tokens.clone(), position)?;
         Ok(())
     }
 }

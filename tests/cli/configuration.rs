@@ -293,7 +293,7 @@ fn init_writes_a_file_that_trains_and_never_writes_over_one() {
     let sandbox = Sandbox::new();
     sandbox.run(&["config", "init", "my.toml"]).succeeds().prints(&["rustyflow train my.toml"]);
     let text = sandbox.read("my.toml");
-    assert!(text.contains("#n_layer = 4\n") && text.contains("# Transformer blocks."), "{text}");
+    assert!(text.contains("#n_layer = 4\n") && text.contains("# Transformer blocks, or recurrent layers."), "{text}");
     sandbox.run(&["config", "show", "my.toml"]).succeeds().prints(&["n_layer = 4"]);
     sandbox.write("my.toml", "mine");
     let run = sandbox.run(&["config", "init", "my.toml"]);

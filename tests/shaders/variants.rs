@@ -1,7 +1,7 @@
 //! Every launch that is asked for on several kinds of GPU, found by planning and without running any.
 
 use rustyflow::gpu::{Launch, Limits, Operand, PARAMS_BYTES, Plan};
-use rustyflow::models::{LlamaConfig, ModelConfig, ModelKind, build};
+use rustyflow::models::{LlamaConfig, ModelConfig, ModelKind, Past, build};
 use rustyflow::nn::{Dropout, Parameter};
 use rustyflow::ops::random::Key;
 use rustyflow::ops::{Criterion, Heads, cases};
@@ -162,7 +162,7 @@ fn model_steps(device: &Device) {
         parameters.zero_gradients(); // the first gradients replace what is there, the second are added
         for dropout in [Dropout::off(), Dropout::new(0.1, 1, 0)] {
             model
-                .loss(&ids, &targets, None, &dropout, Criterion::default(), optimizer.loss_scale())
+                .loss(&ids, &targets, Past::Nothing, &dropout, Criterion::default(), optimizer.loss_scale())
                 .unwrap()
                 .backward()
                 .unwrap();
@@ -171,7 +171,7 @@ fn model_steps(device: &Device) {
         optimizer.average(&parameters, &squares).unwrap();
         optimizer.swap_averages(&parameters).unwrap();
         model.logits(&ids).unwrap();
-        let mut cache = model.kv_cache(2, t).unwrap();
+        let mut cache = model.cache(2, t).unwrap();
         // Then what needs several splits of keys, where the context holds so many.
         for tokens in [3, 1].into_iter().chain((t > 200).then_some([180, 1]).into_iter().flatten()) {
             let logits = model.next_token_logits(&zeros(&[2, tokens], DType::U32, device), &mut cache).unwrap();

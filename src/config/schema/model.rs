@@ -10,15 +10,17 @@ pub struct ModelConfig {
     /// A folder with a model in Hugging Face's layout: the run begins with its weights, and takes its shape and, where
     /// `data.tokenizer` is not set, its tokenizer. Default empty: random weights.
     pub init: String,
-    /// The family, such as `gpt2`. Default `gpt2`.
+    /// The family: `gpt2`, `llama` (Qwen2 and Mistral too), `qwen3`, or recurrent, `lstm`, `gru` or `rnn`. Default
+    /// `gpt2`.
     pub kind: String,
-    /// Transformer blocks. Default 4.
+    /// Transformer blocks, or recurrent layers. Default 4.
     pub n_layer: usize,
-    /// Attention heads per block; divides `n_embd`. Default 4.
+    /// Attention heads per block; divides `n_embd`. Recurrent models have none. Default 4.
     pub n_head: usize,
-    /// Channels of the residual stream. Default 128.
+    /// Channels of the residual stream, or of a recurrent layer's state. Default 128.
     pub n_embd: usize,
-    /// Tokens of context. Default 128.
+    /// Tokens of context; of a recurrent model those that gradients go back through (truncated backpropagation through
+    /// time), while its state goes on from batch to batch. Default 128.
     pub block_size: usize,
     /// Tokens that the model can tell apart. Default 0: those of the tokenizer, filled up as `vocab_multiple` says.
     pub vocab_size: usize,

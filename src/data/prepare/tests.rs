@@ -1,5 +1,5 @@
 use super::*;
-use crate::data::{ChatSpec, Loader, Position, TokenType};
+use crate::data::{ChatSpec, Loader, Order, Position, TokenType};
 use std::fs;
 use tempfile::tempdir;
 
@@ -214,8 +214,8 @@ fn loaders_take_mapped_tokens_as_they_take_others() {
         let mapped = Tokens::map(&path, token_type, None).unwrap();
         assert_eq!(all(&mapped), ids);
         assert_eq!(all(&mapped.slice(10..900).slice(5..20)), ids[15..30]);
-        let mut loaders =
-            [mapped, ids.clone().into()].map(|tokens| Loader::new(tokens, 3, 16, 7, Position::default()).unwrap());
+        let mut loaders = [mapped, ids.clone().into()]
+            .map(|tokens| Loader::new(tokens, Order::Shuffled, 3, 16, 7, Position::default()).unwrap());
         for _ in 0..50 {
             let [left, right] = loaders.each_mut().map(Loader::next_batch);
             assert_eq!(left, right);

@@ -4,6 +4,7 @@
 mod adapter;
 mod gpt2;
 mod llama;
+mod recurrent;
 mod rope;
 pub mod shards;
 mod trained_adapter;
@@ -11,6 +12,7 @@ mod weight_files;
 
 pub(super) use gpt2::Gpt2Mapping;
 pub(super) use llama::LlamaMapping;
+pub(super) use recurrent::RecurrentMapping;
 pub use trained_adapter::{AdapterWeights, read_adapters};
 
 use super::{LanguageModel, ModelConfig, ModelKind, build};

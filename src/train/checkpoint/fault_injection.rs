@@ -23,6 +23,7 @@ fn snapshot(step: usize) -> Snapshot {
     let moments = optimizer.moments().into_iter().map(|(name, m)| (name, Bytes::owned(m.to_bytes().unwrap())));
     let data = DataHash { text_sha256: String::new(), tokens_sha256: String::new() };
     Snapshot {
+        carried: None,
         weights: Weights::Model(ModelWeights::new(
             config,
             &parameters,

@@ -15,6 +15,8 @@ pub const CHAT_TEMPLATE: &str = "chat_template.jinja";
 /// How transformers samples from the model.
 pub const GENERATION: &str = "generation_config.json";
 pub const OPTIMIZER: &str = "optimizer.safetensors";
+/// What a recurrent model knows of the text so far.
+pub const CARRIED: &str = "recurrent_state.safetensors";
 pub const STATE: &str = "trainer_state.json";
 pub const MANIFEST: &str = "manifest.json";
 pub const MODEL: &str = "model.safetensors";

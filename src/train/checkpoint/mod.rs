@@ -9,7 +9,8 @@
 //!                                                  adapter_config.json adapter_model.safetensors
 //!   tokenizer.json tokenizer_config.json special_tokens_map.json generation_config.json
 //!                                                  its tokenizer and how to sample, as transformers reads them
-//!   optimizer.safetensors trainer_state.json       what training needs to resume
+//!   optimizer.safetensors trainer_state.json       what training needs to resume; of a recurrent model also
+//!                                                  recurrent_state.safetensors
 //!   config.toml                                    the run's configuration at that step
 //!   manifest.json                                  size and SHA-256 of each of these
 //! ```
@@ -31,8 +32,8 @@ pub use state::{Best, DataHash, Evaluated, GuardState, Plateau, TrainerState};
 pub(super) use files::Files;
 pub(super) use find::{Checkpoint, models, newest_good};
 pub(super) use layout::{
-    ADAPTERS, CHAT_TEMPLATE, CONFIG, CSV, GENERATION, MANIFEST, METRICS, MODEL, OPTIMIZER, SAMPLES, STATE, TOKENIZER,
-    checkpoints, resolve_ref,
+    ADAPTERS, CARRIED, CHAT_TEMPLATE, CONFIG, CSV, GENERATION, MANIFEST, METRICS, MODEL, OPTIMIZER, SAMPLES, STATE,
+    TOKENIZER, checkpoints, resolve_ref,
 };
 pub(super) use snapshot::{Snapshot, beside, put_in_place, recover};
 pub(super) use store::{Checkpoints, Request};

@@ -1,7 +1,7 @@
 //! Everything that a checkpoint holds, and how it becomes a folder.
 
 use super::files::Files;
-use super::layout::{CONFIG, OPTIMIZER, STATE, checkpoints_folder};
+use super::layout::{CARRIED, CONFIG, OPTIMIZER, STATE, checkpoints_folder};
 use super::manifest::Manifest;
 use super::state::TrainerState;
 use crate::Result;
@@ -14,6 +14,8 @@ use std::path::{Path, PathBuf};
 pub struct Snapshot {
     pub weights: Weights,
     pub moments: Moments,
+    /// The contents of `recurrent_state.safetensors`, of a recurrent model.
+    pub carried: Option<Vec<u8>>,
     /// The names and texts of the tokenizer's files, and of others that transformers reads.
     pub pretrained: Vec<(&'static str, String)>,
     pub state: TrainerState,
@@ -52,6 +54,7 @@ impl Snapshot {
             add(name, text.as_bytes())?;
         }
         add(OPTIMIZER, &self.moments.encode()?)?;
+        self.carried.iter().try_for_each(|bytes| add(CARRIED, bytes))?;
         let state = serde_json::to_string_pretty(&self.state).expect("plain values serialize");
         add(STATE, state.as_bytes())?;
         add(CONFIG, self.config.as_bytes())?;

@@ -101,7 +101,8 @@ impl Batch<'_> {
         let documents =
             self.in_documents.then(|| Ok::<_, Error>(Documents { starts: tokens()?, positions: tokens()? }));
         let documents = documents.transpose()?;
-        let loss = self.model.loss(&tokens()?, &tokens()?, documents.as_ref(), dropout, criterion, loss_scale)?;
+        let loss =
+            self.model.loss(&tokens()?, &tokens()?, documents.as_ref().into(), dropout, criterion, loss_scale)?;
         if weight == 1.0 { Ok(loss) } else { loss.scale(weight) }
     }
 }

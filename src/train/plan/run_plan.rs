@@ -3,14 +3,15 @@
 use super::footprint::Footprint;
 use super::{Plan, available_memory_bytes, earlier};
 use crate::config::{Config, Recompute, Resolved};
-use crate::data::{Corpus, Loader, Position};
-use crate::models::ModelConfig;
+use crate::data::{Corpus, Position};
+use crate::models::{ModelConfig, ModelKind};
 use crate::profile::{Cost, MemoryKind, Roofline};
 use crate::train::adapters::lora;
 use crate::train::data_spec::data_spec;
-use crate::train::model_shape::model_config;
+use crate::train::model_shape::{model_config, model_kind};
 use crate::train::precision::operands;
 use crate::train::ranks::Share;
+use crate::train::replica::loader;
 use crate::train::trainer::{check_configured_precision, total_steps};
 use crate::train::update_rules::trained;
 use crate::{Device, Error, Result};
@@ -123,7 +124,7 @@ impl Work {
 pub fn plan_run(resolved: &Resolved, device: &Device, data_dir: &Path, cache_dir: Option<&Path>) -> Result<RunPlan> {
     check_configured_precision(resolved, device)?;
     let (config, t) = (&resolved.config, &resolved.config.train);
-    let text = text_size(config, data_dir, cache_dir)?;
+    let text = text_size(config, model_kind(resolved)?, data_dir, cache_dir)?;
     let shape = model_config(resolved, text.vocab_size)?;
     let tokens_per_step = t.batch_size * t.grad_accum_steps * shape.block_size;
     let steps_per_epoch = text.batches_per_epoch / t.grad_accum_steps as f64;
@@ -323,13 +324,12 @@ struct TextSize {
 }
 
 /// Counts the tokens as a run does: by making them.
-fn text_size(config: &Config, data_dir: &Path, cache_dir: Option<&Path>) -> Result<TextSize> {
+fn text_size(config: &Config, kind: ModelKind, data_dir: &Path, cache_dir: Option<&Path>) -> Result<TextSize> {
     let spec = data_spec(&config.data, data_dir, cache_dir);
     let corpus = Corpus::open(&spec.corpus, &mut |_| {})?;
     let prepared = spec.prepare(&corpus, None, &mut |_| {})?;
-    let (batch_size, block_size) = (config.train.batch_size, config.model.block_size);
     let train_tokens = prepared.train.len();
-    let loader = Loader::new(prepared.train, batch_size, block_size, config.run.seed, Position::default())?;
+    let loader = loader(config, kind, prepared.train, Position::default())?;
     Ok(TextSize {
         vocab_size: prepared.tokenizer.vocab_size(),
         train_tokens,

@@ -5,12 +5,12 @@ use super::team::{Make, check_alike};
 use super::{Command, Place, RankTimes, Share, between_steps, moments, take_state};
 use crate::comm::Background;
 use crate::config::Config;
-use crate::data::{Loader, Position, Tokens};
+use crate::data::{Position, Tokens};
 use crate::models::ModelConfig;
 use crate::optim::SavedMoments;
 use crate::train::checkpoint::OPTIMIZER;
 use crate::train::init::first_model;
-use crate::train::replica::Replica;
+use crate::train::replica::{Replica, loader};
 use crate::train::update_rules::on_device;
 use crate::{Device, Error, Result};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -124,8 +124,7 @@ fn replica(
     let mut own = Config::clone(&config);
     own.train.ema_decay = 0.0;
     let (model, parameters, optimizer) = on_device(first_model(&own, &shape)?, &own, &device, place)?;
-    let (t, block_size) = (&config.train, config.model.block_size);
-    let loader = Loader::new(tokens.clone(), t.batch_size, block_size, config.run.seed, Position::default())?;
+    let loader = loader(&config, shape.kind, tokens.clone(), Position::default())?;
     let (hook, outer) = between_steps(&config, comm, &share, waited);
     let replica = Replica {
         config,
@@ -138,6 +137,7 @@ fn replica(
         place,
         share,
         micro_batches: 1,
+        carried: None,
         hook,
         notes: vec![],
     };

@@ -2,12 +2,13 @@
 
 use super::Trainer;
 use crate::config::{self, Config, Resolved, TrainLength};
-use crate::data::{ChatSpec, ChatTemplate, Corpus, Loader, Prepared, Progress, Tokenizer, Tokens};
+use crate::data::{ChatSpec, ChatTemplate, Corpus, Prepared, Progress, Tokenizer, Tokens};
 use crate::generate::check_prompt;
-use crate::models::{LanguageModel, ModelConfig};
+use crate::models::{Cache, LanguageModel, ModelConfig};
 use crate::optim::{LearningRate, Optimizer, ParameterArena, Schedule};
 use crate::profile::{Phase, WallClock};
 use crate::train::adapters::{check_base, lora};
+use crate::train::carried;
 use crate::train::checkpoint::{CONFIG, Checkpoint, DataHash, TOKENIZER, TrainerState, Writer};
 use crate::train::data_spec::data_spec;
 use crate::train::events::{Adapters, Event, Start};
@@ -21,7 +22,7 @@ use crate::train::precision::{check_precision, describe_precision, operands};
 use crate::train::prompt::prompt_ids;
 use crate::train::ranks::{self, Place, Share, Started, Team, named};
 use crate::train::record;
-use crate::train::replica::Replica;
+use crate::train::replica::{Replica, loader};
 use crate::train::resume::{Resumed, restore};
 use crate::train::run_folder::RunFolder;
 use crate::train::sinks::{self, Sink};
@@ -109,14 +110,14 @@ impl<'a> Trainer<'a> {
         clock.enter(Phase::Text);
         let data = Data::load(resolved, &mut options, checkpoint)?;
         let prepared = &data.prepared;
-        let (t, block_size) = (&resolved.config.train, resolved.config.model.block_size);
+        let model_config = model_config(resolved, prepared.tokenizer.vocab_size())?;
+        let t = &resolved.config.train;
         let position = checkpoint.map(|c| c.state.position).unwrap_or_default();
-        let loader = Loader::new(prepared.train.clone(), t.batch_size, block_size, resolved.config.run.seed, position)?;
+        let loader = loader(&resolved.config, model_config.kind, prepared.train.clone(), position)?;
         let steps_per_epoch = loader.batches_per_epoch() / t.grad_accum_steps as f64;
         let total_steps = total_steps(t.length(), steps_per_epoch);
         let mut resolved = resolved.clone();
         resolved.fit_warmup(total_steps)?;
-        let model_config = model_config(&resolved, prepared.tokenizer.vocab_size())?;
         check_prompt(&model_config, &prompt_ids(&prepared.tokenizer, &resolved.config.generate.prompt)?)?;
         check_validation(&resolved, &prepared.validation)?;
         for device in [&device].into_iter().chain(options.others) {
@@ -126,6 +127,7 @@ impl<'a> Trainer<'a> {
         let processes = options.launch.map_or(1, |launch| launch.processes);
         let place = Place { rank: 0, ranks: processes * (1 + options.others.len()) };
         Share::all(&resolved.config, place.ranks)?;
+        check_ranks(&resolved, &model_config, place.ranks)?;
         let state = initial_state(checkpoint, names, data.hash.clone(), total_steps);
         let saved = checkpoint.map(|checkpoint| checkpoint.state.comparable());
         let checkpoint_path = checkpoint.map(|checkpoint| checkpoint.path.clone());
@@ -158,6 +160,7 @@ impl<'a> Trainer<'a> {
         let Started { mut leader, hook, share } =
             ranks::start(&team(&config, &model_config, &state.data, &tokens, &options))?;
         let began_at = (state.step, loader.epochs_at(position));
+        let carried = carried_at(checkpoint_path.as_deref(), &*model, config.train.batch_size)?;
         let (micro_batches, notes) = (1, Vec::new());
         let replica = Replica {
             config: config.clone(),
@@ -170,6 +173,7 @@ impl<'a> Trainer<'a> {
             place,
             share,
             micro_batches,
+            carried,
             hook,
             notes,
         };
@@ -205,6 +209,35 @@ impl<'a> Trainer<'a> {
     }
 }
 
+/// What a recurrent model knows of the text that a run has read: nothing yet of a new one.
+pub(super) fn carried_at(
+    checkpoint: Option<&Path>,
+    model: &dyn LanguageModel,
+    sequences: usize,
+) -> Result<Option<Cache>> {
+    let shape = model.config();
+    shape.is_recurrent().then_some(()).map_or(Ok(None), |()| match checkpoint {
+        Some(checkpoint) => carried::read(checkpoint, shape, sequences, &model.device()).map(Some),
+        None => model.cache(sequences, 0).map(Some),
+    })
+}
+
+/// Refuses what a recurrent model cannot be trained on: each batch goes on from the one before.
+fn check_ranks(resolved: &Resolved, shape: &ModelConfig, ranks: usize) -> Result<()> {
+    if ranks == 1 || !shape.is_recurrent() {
+        return Ok(());
+    }
+    Err(Error::Config {
+        place: resolved.origin("model.kind").to_string(),
+        key: "model.kind".into(),
+        message: format!(
+            "a model of kind {:?} goes on from batch to batch and is trained on one device, not {ranks}: give one with \
+             --device",
+            shape.kind.as_str()
+        ),
+    })
+}
+
 /// The ranks of this process.
 fn team<'a>(
     config: &'a Arc<Config>,
@@ -224,6 +257,7 @@ fn team<'a>(
 pub(in crate::train) fn follow(resolved: &Resolved, mut options: TrainOptions) -> Result<()> {
     let data = Data::load(resolved, &mut options, None)?;
     let shape = model_config(resolved, data.prepared.tokenizer.vocab_size())?;
+    check_ranks(resolved, &shape, options.launch.map_or(1, |launch| launch.processes))?;
     for device in [&options.device].into_iter().chain(options.others) {
         check_configured_precision(resolved, device)?;
         check_sizes(&resolved.config, &shape, device)?;

@@ -1,15 +1,16 @@
 //! Acts on the guard's verdicts: goes back to a checkpoint, or ends the run with a diagnosis.
 
 use super::Trainer;
+use super::prepare::carried_at;
 
-use crate::data::{Loader, Position};
+use crate::data::Position;
 use crate::train::checkpoint::{Checkpoint, GuardState, TrainerState, newest_good};
 use crate::train::diagnosis::first_non_finite;
 use crate::train::events::{Event, Step};
 use crate::train::guard::{self, Anomaly, Monitor, Verdict};
 use crate::train::init::model_at;
 use crate::train::ranks::Share;
-use crate::train::replica::{Replica, next_batches, predicted};
+use crate::train::replica::{Replica, loader, next_batches, predicted};
 use crate::train::resume::restore;
 use crate::{Error, Result, Tensor};
 
@@ -78,6 +79,8 @@ impl Trainer<'_> {
         self.monitor = Monitor { skipped: self.replica.optimizer.skipped().to_u32()?[0], overflows, skips_in_a_row: 0 };
         self.unconfirmed.clear();
         self.replica.start_loader(state.position)?;
+        let sequences = self.config.train.batch_size;
+        self.replica.carried = carried_at(Some(&checkpoint.path), &*self.replica.model, sequences)?;
         self.leader.load(&self.replica, state.position, state.step as u64, Some(&checkpoint.path))?;
         self.folder.lines().truncate(&state.appended)?;
         let best = state.best.filter(|_| self.config.checkpoint.keep_best).map(|best| best.step);
@@ -114,7 +117,7 @@ impl Trainer<'_> {
         }
         for (at, position) in suspects {
             let tokens = self.replica.tokens.clone();
-            let mut loader = Loader::new(tokens, c.train.batch_size, c.model.block_size, c.run.seed, position)?;
+            let mut loader = loader(c, self.replica.model.config().kind, tokens, position)?;
             let batches = next_batches(&mut loader, accum);
             let targets = predicted(&batches);
             // The sequences of all devices.
@@ -124,7 +127,7 @@ impl Trainer<'_> {
                 let pass = ((at - 1) * accum + micro) as u64;
                 let found = first_non_finite(&self.replica.parameters, |before_backward| {
                     let own = pieces.iter().filter(|piece| piece.batch == micro);
-                    let losses = own.map(|piece| self.replica.loss(batch, piece, pass, targets));
+                    let losses = own.map(|piece| self.replica.loss(batch, piece, None, pass, targets));
                     let losses = losses.collect::<Result<Vec<_>>>()?;
                     before_backward();
                     losses.iter().try_for_each(Tensor::backward)

@@ -238,7 +238,7 @@ fn loss_and_gradients(trainer: &mut Trainer, batch: &Batch, parts: usize) -> (f3
     trainer.replica.parameters.zero_gradients();
     let mut total = 0.0;
     for piece in trainer.replica.share.pieces(parts) {
-        let loss = trainer.replica.loss(batch, &piece, 7, predicted(std::slice::from_ref(batch))).unwrap();
+        let loss = trainer.replica.loss(batch, &piece, None, 7, predicted(std::slice::from_ref(batch))).unwrap();
         loss.backward().unwrap();
         total += loss.to_f32().unwrap()[0];
     }
@@ -313,7 +313,7 @@ fn the_hook_runs_once_per_update_after_all_micro_batches_and_before_the_optimize
             let batches = next_batches(&mut trainer.replica.loader, 3);
             for piece in trainer.replica.share.pieces(1) {
                 let (batch, pass) = (&batches[piece.batch], (3 * step + piece.batch) as u64);
-                trainer.replica.loss(batch, &piece, pass, predicted(&batches)).unwrap().backward().unwrap();
+                trainer.replica.loss(batch, &piece, None, pass, predicted(&batches)).unwrap().backward().unwrap();
             }
             let gradients = trainer.replica.parameters.gradients().to_f32().unwrap();
             assert!(gradients.iter().any(|g| *g != 0.0));

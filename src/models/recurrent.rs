@@ -1,0 +1,203 @@
+//! Recurrent language models, as in pytorch/examples' `word_language_model`: an embedding, a stack of LSTM, GRU or Elman
+//! layers, and a head that may share the embedding's weight (Zaremba et al. 2014; Press and Wolf 2017). Its head has no
+//! bias, which PyTorch's example has. Hidden states are as wide as the embedding.
+//!
+//! Shapes: B sequences of T tokens, width C = `n_embd`, vocabulary V.
+//!
+//! In mixed precision only the head is computed in f16: a step of these layers is too small a matmul to gain by it.
+
+use super::{Family, LanguageModel, LargeTensor, ModelConfig, Past, gguf, hf};
+use crate::nn::{Dropout, Embedding, Gru, Lstm, Module, Parameter, RecurrentConfig, Rnn, init_keys, join};
+use crate::{Error, Result, Tensor};
+
+/// Standard deviation of the initial embedding: that of uniform values within 0.1, as in PyTorch's example.
+const STD: f32 = 0.058;
+
+/// A model that carries what it knows of a text in the states of its layers.
+pub struct Recurrent {
+    config: ModelConfig,
+    encoder: Embedding,
+    rnn: Layers,
+    /// (V, C); `None` where the head is tied to `encoder`.
+    decoder: Option<Embedding>,
+}
+
+/// The layers, of one kind.
+enum Layers {
+    Lstm(Lstm),
+    Gru(Gru),
+    Rnn(Rnn),
+}
+
+impl Layers {
+    /// x (T, B, C) to y (T, B, C) and the states after the last step, begun with those given, or zeros.
+    fn forward(&self, x: &Tensor, states: &[Tensor], dropout: &Dropout) -> Result<(Tensor, Vec<Tensor>)> {
+        match self {
+            Layers::Lstm(lstm) => {
+                let states = <&[Tensor; 2]>::try_from(states).ok();
+                lstm.forward(x, states, dropout).map(|(y, states)| (y, states.into()))
+            }
+            Layers::Gru(gru) => gru.forward(x, states.first(), dropout).map(|(y, h)| (y, vec![h])),
+            Layers::Rnn(rnn) => rnn.forward(x, states.first(), dropout).map(|(y, h)| (y, vec![h])),
+        }
+    }
+
+    fn module(&mut self) -> &mut dyn Module {
+        match self {
+            Layers::Lstm(lstm) => lstm,
+            Layers::Gru(gru) => gru,
+            Layers::Rnn(rnn) => rnn,
+        }
+    }
+}
+
+impl LanguageModel for Recurrent {
+    fn config(&self) -> &ModelConfig {
+        &self.config
+    }
+
+    /// Where the past is a cache, no gradient goes back to it: that is what truncates backpropagation through time.
+    fn hidden(&self, ids: &Tensor, mut past: Past, dropout: &Dropout) -> Result<Tensor> {
+        if past.documents().is_some() {
+            let kind = self.config.kind.as_str();
+            return Err(Error::Invalid(format!("a model of kind {kind:?} cannot keep documents in a row apart")));
+        }
+        let x = dropout.apply_to_embeddings(self.encoder.forward(ids)?)?; // (B, T, C)
+        let states = match &past {
+            Past::Cache(cache) => cache.states(),
+            _ => &[],
+        };
+        let (y, states) = self.rnn.forward(&x.permute(&[1, 0, 2])?, states, dropout)?; // (T, B, C)
+        if let Past::Cache(cache) = &mut past {
+            cache.set_states(&states);
+        }
+        let y = y.permute(&[1, 0, 2])?; // (B, T, C)
+        let y = match dropout.next() {
+            Some((probability, key)) => y.dropout(probability, key)?,
+            None => y,
+        };
+        y.to_dtype(self.head().dtype())
+    }
+
+    /// Its layers keep few activations, and are computed once.
+    fn set_recompute(&mut self, _: bool) {}
+
+    fn head(&self) -> &Tensor {
+        self.decoder.as_ref().unwrap_or(&self.encoder).weight.operand()
+    }
+}
+
+impl Module for Recurrent {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
+        self.encoder.visit_parameters(&join(prefix, "encoder"), visit);
+        self.rnn.module().visit_parameters(&join(prefix, "rnn"), visit);
+        if let Some(decoder) = &mut self.decoder {
+            decoder.visit_parameters(&join(prefix, "decoder"), visit);
+        }
+    }
+}
+
+/// Long short-term memory (Hochreiter and Schmidhuber 1997).
+pub(super) const LSTM: RecurrentFamily = RecurrentFamily {
+    kind: "lstm",
+    gates: 4,
+    states: 2,
+    layers: |config, keys| Lstm::new(config, keys).map(Layers::Lstm),
+    mapping: hf::RecurrentMapping { kind: "lstm", rnn_type: "LSTM" },
+};
+
+/// Gated recurrent units (Cho et al. 2014).
+pub(super) const GRU: RecurrentFamily = RecurrentFamily {
+    kind: "gru",
+    gates: 3,
+    states: 1,
+    layers: |config, keys| Gru::new(config, keys).map(Layers::Gru),
+    mapping: hf::RecurrentMapping { kind: "gru", rnn_type: "GRU" },
+};
+
+/// Elman's network (1990) with tanh.
+pub(super) const RNN: RecurrentFamily = RecurrentFamily {
+    kind: "rnn",
+    gates: 1,
+    states: 1,
+    layers: |config, keys| Rnn::new(config, keys).map(Layers::Rnn),
+    mapping: hf::RecurrentMapping { kind: "rnn", rnn_type: "RNN_TANH" },
+};
+
+/// Models of one kind of layer.
+pub(super) struct RecurrentFamily {
+    kind: &'static str,
+    /// Matrices of inputs, and as many of states, in a layer.
+    gates: usize,
+    states: usize,
+    layers: fn(RecurrentConfig, &mut dyn FnMut() -> crate::ops::random::Key) -> Result<Layers>,
+    mapping: hf::RecurrentMapping,
+}
+
+impl Family for RecurrentFamily {
+    fn kind(&self) -> &'static str {
+        self.kind
+    }
+
+    fn is_llama(&self) -> bool {
+        false
+    }
+
+    fn build(&self, config: &ModelConfig, seed: u64) -> Result<Box<dyn LanguageModel>> {
+        let (v, c) = (config.vocab_size, config.n_embd);
+        if [v, c, config.block_size, config.n_layer].contains(&0) {
+            return Err(Error::Invalid(format!("a model needs sizes above zero, got {config:?}")));
+        }
+        let mut keys = init_keys(seed);
+        let encoder = Embedding::new(v, c, STD, keys())?;
+        let (num_layers, bias) = (config.n_layer, config.bias);
+        let sizes = RecurrentConfig { input_size: c, hidden_size: c, num_layers, bias, bidirectional: false };
+        let rnn = (self.layers)(sizes, &mut keys)?;
+        let decoder = (!config.tie_embeddings).then(|| Embedding::new(v, c, STD, keys())).transpose()?;
+        Ok(Box::new(Recurrent { encoder, rnn, decoder, config: config.clone() }))
+    }
+
+    fn parameter_count(&self, m: &ModelConfig) -> usize {
+        let embeddings = if m.tie_embeddings { 1 } else { 2 } * m.vocab_size * m.n_embd;
+        embeddings + self.block_matrices(m) + m.bias as usize * m.n_layer * 2 * self.gates * m.n_embd
+    }
+
+    fn block_matrices(&self, m: &ModelConfig) -> usize {
+        m.n_layer * 2 * self.gates * m.n_embd * m.n_embd
+    }
+
+    /// 6 per parameter that takes part in a matmul.
+    fn train_flops_per_token(&self, m: &ModelConfig) -> f64 {
+        6.0 * (self.block_matrices(m) + m.vocab_size * m.n_embd) as f64
+    }
+
+    fn largest_tensors(&self, m: &ModelConfig) -> Vec<LargeTensor> {
+        let [v, c, gates] = [m.vocab_size, m.n_embd, self.gates].map(|n| n as u64);
+        [
+            ("encoder.weight", v * c, "use a smaller vocabulary or model.n_embd"),
+            ("rnn.weight_ih_l0", gates * c * c, "use a smaller model.n_embd"),
+        ]
+        .map(|(name, elements, remedy)| LargeTensor { name, elements, remedy })
+        .into()
+    }
+
+    fn widest_activation(&self, m: &ModelConfig) -> usize {
+        self.gates * m.n_embd
+    }
+
+    fn kv_cache(&self, _: &ModelConfig) -> (usize, usize) {
+        (0, 0)
+    }
+
+    fn states(&self) -> usize {
+        self.states
+    }
+
+    fn hf(&self) -> &dyn hf::Mapping {
+        &self.mapping
+    }
+
+    fn gguf(&self) -> Option<&dyn gguf::Mapping> {
+        None
+    }
+}
