@@ -129,12 +129,46 @@ def attention(qkv: Tensor, n_head: int, causal: bool) -> Tensor:
     return (scores.softmax(-1) @ v).transpose(1, 2).reshape(B, T, C3 // 3)
 
 
+def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, **options) -> Tensor:
+    """A mask of integers is one of booleans."""
+    if mask is not None and not mask.is_floating_point():
+        mask = mask.bool()
+    return F.scaled_dot_product_attention(q, k, v, mask, **options)
+
+
+def multi_head_attention(*tensors: Tensor, n_head: int, causal: bool) -> Tensor:
+    """`torch.nn.MultiheadAttention` with `batch_first` by its parameters, of one sequence or of three."""
+    *sequences, in_weight, in_bias, out_weight, out_bias = tensors
+    q, k, v = sequences if len(sequences) == 3 else sequences * 3
+    layer = torch.nn.MultiheadAttention(q.shape[-1], n_head, batch_first=True, dtype=q.dtype)
+    parameters = {"in_proj_weight": in_weight, "in_proj_bias": in_bias,
+                  "out_proj.weight": out_weight, "out_proj.bias": out_bias}
+    mask = torch.ones(q.shape[1], k.shape[1], dtype=torch.bool).triu(1) if causal else None  # True hides here
+    return torch.func.functional_call(layer, parameters, (q, k, v), {"attn_mask": mask, "need_weights": False})[0]
+
+
 def cross_entropy(
     logits: Tensor, targets: Tensor, label_smoothing: float = 0.0, class_weights: list[float] | None = None
 ) -> Tensor:
     """The mean over the rows whose target is not ignored, over their weights if classes have some."""
     weight = None if class_weights is None else torch.tensor(class_weights, dtype=logits.dtype)
     return F.cross_entropy(logits, targets, weight, ignore_index=IGNORE, label_smoothing=label_smoothing)
+
+
+def loss_of_rows(loss: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The loss of targets that number classes, the last dimension of x; PyTorch has them second."""
+
+    def apply(x: Tensor, targets: Tensor, class_weights: list[float] | None = None, **options) -> Tensor:
+        weight = None if class_weights is None else torch.tensor(class_weights, dtype=x.dtype)
+        return loss(x.movedim(-1, 1), targets, weight, ignore_index=IGNORE, **options)
+
+    return apply
+
+
+def cosine_embedding_loss(a: Tensor, b: Tensor, margin: float, reduction: str) -> Tensor:
+    """Every third pair should point apart."""
+    target = torch.tensor([-1.0 if i % 3 == 2 else 1.0 for i in range(len(a))]).to(a.dtype)
+    return F.cosine_embedding_loss(a, b, target, margin, reduction=reduction)
 
 
 def recurrent(cell: Callable[..., tuple], states: int) -> Callable[..., Tensor]:
@@ -209,10 +243,23 @@ OPS: dict[str, Callable[..., Tensor]] = {
         x + branch + F.layer_norm(x + branch, weight.shape, weight, bias, eps)),
     "feed_forward": lambda x, w1, w2, b1, b2: F.gelu(x @ w1 + b1, approximate="tanh") @ w2 + b2,
     "attention": attention,
+    "scaled_dot_product_attention": dot_product_attention,
+    "multi_head_attention": multi_head_attention,
     "embedding": lambda ids, table: F.embedding(ids, table),
     "cross_entropy": cross_entropy,
     "linear_cross_entropy": lambda h, weight, targets, **criterion: (
         cross_entropy(h @ weight.mT, targets, **criterion)),
+    "mse_loss": F.mse_loss,
+    "l1_loss": F.l1_loss,
+    "huber_loss": F.huber_loss,
+    "smooth_l1_loss": F.smooth_l1_loss,
+    "binary_cross_entropy_with_logits": lambda x, target, reduction, pos_weight=None: (
+        F.binary_cross_entropy_with_logits(x, target, reduction=reduction, pos_weight=(
+            None if pos_weight is None else torch.tensor(pos_weight, dtype=x.dtype)))),
+    "kl_div": F.kl_div,
+    "nll_loss": loss_of_rows(F.nll_loss),
+    "cross_entropy_loss": loss_of_rows(F.cross_entropy),
+    "cosine_embedding_loss": cosine_embedding_loss,
     "sum": torch.sum,
     "mean": torch.mean,
     "max": torch.amax,
@@ -360,6 +407,29 @@ def op_cases() -> list[Case]:
         return ids
 
     add("attention_causal", "attention", lambda d: [d.normal(2, 9, 36)], n_head=3, causal=True)
+    def attend(name: str, q: tuple, k: tuple, v: tuple, mask: Callable[[Draw], list[Tensor]], **options) -> None:
+        add(f"scaled_dot_product_attention_{name}", "scaled_dot_product_attention",
+            lambda d: [d.normal(*q), d.normal(*k), d.normal(*v)] + mask(d), **options)
+
+    def hides_all_of_a_query(d: Draw) -> list[Tensor]:
+        mask = d.integers(2, 2, 1, 5, 7)
+        mask[1, 0, 3] = 0
+        return [mask]
+
+    cross = [(2, 3, 5, 6), (2, 3, 7, 6), (2, 3, 7, 4)]
+    attend("cross", *cross, lambda d: [])
+    attend("cross_causal", *cross, lambda d: [], is_causal=True)
+    attend("scaled", *cross, lambda d: [], scale=0.7)
+    attend("causal", *[(2, 3, 9, 6)] * 3, lambda d: [], is_causal=True)
+    attend("causal_scaled", *[(2, 9, 6)] * 3, lambda d: [], is_causal=True, scale=0.7)
+    attend("added", *cross, lambda d: [d.normal(3, 5, 7)])
+    attend("added_to_keys", *cross, lambda d: [d.normal(2, 1, 1, 7)])
+    attend("kept", *cross, hides_all_of_a_query)
+    for name, sequences in [("self", [(2, 9, 12)]), ("cross", [(2, 5, 12), (2, 9, 12), (2, 9, 12)])]:
+        for causal in [False, True]:
+            shapes = sequences + [(36, 12), (36,), (12, 12), (12,)]
+            add(f"multi_head_attention_{name}_{causal}", "multi_head_attention",
+                lambda d: [d.normal(*shape, std=0.5) for shape in shapes], n_head=3, causal=causal)
     add("embedding_2x5_7x3", "embedding", ids_with_a_gap)
     add("cross_entropy_6x17", "cross_entropy", lambda d: [d.normal(6, 17, std=2.0), targets(d, 6, 17)])
     add("linear_cross_entropy_6x8_17x8", "linear_cross_entropy",
@@ -373,6 +443,36 @@ def op_cases() -> list[Case]:
             lambda d: [d.normal(9, 19, std=2.0), targets(d, 9, 19)], **criterion)
         add(f"linear_cross_entropy_9x5_19x5_{suffix}", "linear_cross_entropy",
             lambda d: [d.normal(9, 5), d.normal(19, 5), targets(d, 9, 19)], **criterion)
+
+    # Losses of pairs; those of l1_loss have no equal elements. Then of rows of classes, of which 0 counts nothing.
+    constants = {"huber_loss": {"delta": 0.7}, "smooth_l1_loss": {"beta": 0.7}}
+    for reduction in ["mean", "sum", "none"]:
+        for op in ["mse_loss", "l1_loss", "huber_loss", "smooth_l1_loss"]:
+            add(f"{op}_3x17_{reduction}", op, lambda d: [d.normal(3, 17), d.normal(3, 17)],
+                reduction=reduction, **constants.get(op, {}))
+        for suffix, weights in [("", {}), ("_weighted", {"pos_weight": [0.25 + 0.5 * i for i in range(7)]})]:
+            add(f"binary_cross_entropy_with_logits_5x7_{reduction}{suffix}", "binary_cross_entropy_with_logits",
+                lambda d: [d.normal(5, 7, std=3.0), d.normal(5, 7).sigmoid()], reduction=reduction, **weights)
+        # A gradient of the target is wanted too, so that no target is 0.
+        add(f"kl_div_5x7_{reduction}", "kl_div",
+            lambda d: [d.normal(5, 7).log_softmax(-1), d.normal(5, 7).softmax(-1)], reduction=reduction)
+        add(f"kl_div_5x7_{reduction}_log", "kl_div",
+            lambda d: [d.normal(5, 7).log_softmax(-1), d.normal(5, 7).log_softmax(-1)],
+            reduction=reduction, log_target=True)
+        for suffix, weights in [("", {}), ("_weighted", {"class_weights": [(i % 7) * 0.375 for i in range(19)]})]:
+            add(f"nll_loss_9x19_{reduction}{suffix}", "nll_loss",
+                lambda d: [d.normal(9, 19).log_softmax(-1), targets(d, 9, 19)], reduction=reduction, **weights)
+            if reduction != "mean":
+                for smoothing in [0.0, 0.2]:
+                    add(f"cross_entropy_loss_9x19_{reduction}{suffix}_{smoothing}", "cross_entropy_loss",
+                        lambda d: [d.normal(9, 19, std=2.0), targets(d, 9, 19)],
+                        reduction=reduction, label_smoothing=smoothing, **weights)
+        add(f"cosine_embedding_loss_8x5_{reduction}", "cosine_embedding_loss",
+            lambda d: [d.normal(8, 5), d.normal(8, 5)], margin=-0.5, reduction=reduction)
+    # More dimensions than one of targets.
+    add("cross_entropy_loss_2x3x5", "cross_entropy_loss",
+        lambda d: [d.normal(2, 3, 5), d.integers(5, 2, 3)], reduction="none")
+    add("smooth_l1_loss_of_0", "smooth_l1_loss", lambda d: [d.normal(17), d.normal(17)], reduction="none", beta=0.0)
 
     # Whole dimensions; those reduced are dropped from the shape, or kept as 1.
     for op in ["sum", "mean", "max", "min", "prod", "var", "logsumexp", "argmax", "argmin"]:

@@ -6,6 +6,7 @@
 {{ interface }}
 
 const IGNORED = 0xffffffffu;
+{% set backward = pass == "backward" or pass == "backward of rows" %}
 {% set general = weighted or (pass != "count" and pass != "mean" and smoothing) %}
 
 {% if pass == "count" or pass == "mean" %}
@@ -68,7 +69,7 @@ const ROWS = {{ threads }}u / LANES;
 // The logits' gradient, given the maximum and the sum of each row.
 {% endif %}
 
-{% if pass != "backward" %}
+{% if not backward %}
 // Of every thread the maximum of its elements, and the sum of exp(element - maximum).
 var<workgroup> row_maxes: array<f32, {{ threads }}>;
 var<workgroup> row_sums: array<f32, {{ threads }}>;
@@ -150,7 +151,7 @@ fn gradient(
         {{- " + params.share * weight_sum[0]" if weighted and smoothing }};
     {% endif %}
 
-    {% if pass != "backward" %}
+    {% if not backward %}
     var row_max = -3.4e38;
     var row_sum = 0.0;
     var next = lane;
@@ -224,20 +225,22 @@ fn gradient(
     {% endif %}
 
     {% if pass != "rows" %}
-    {% if pass == "backward" %}
+    {% if backward %}
     var row_max = 0.0;
     var row_sum = 1.0;
     if (inside) {
         row_max = max_and_sum[row].x;
         row_sum = max_and_sum[row].y;
     }
-    {% set scale = "grad_output[0]" %}
+    {% set scale = "select(0.0, grad_output[row], inside)" if pass == "backward of rows" else "grad_output[0]" %}
     {% set result = "dlogits" %}
     {% else %}
     {% set scale = "loss_scale[0]" %}
     {% set result = "logits" %}
     {% endif %}
-    {% if weighted %}
+    {% if pass == "backward of rows" %}
+    var factor = {{ scale }};
+    {% elif weighted %}
     var factor = {{ scale }} * select(1.0 / valid[0], 0.0, valid[0] == 0.0);
     {% else %}
     var factor = {{ scale }} / max(valid[0], 1.0);

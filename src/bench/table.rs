@@ -5,7 +5,10 @@ use crate::nn::{LinearLayout, Module, Parameter};
 use crate::ops::inputs::{AROUND_ONE, AROUND_ZERO, POSITIVE, Values, domain, draw};
 use crate::ops::random::Key;
 use crate::ops::sample::Draw;
-use crate::ops::{BINARY, COMPARISONS, ConvOptions, Criterion, Heads, PoolOptions, REDUCTIONS, RecurrentRef, UNARY};
+use crate::ops::{
+    AttentionMask, AttentionOptions, BINARY, COMPARISONS, ConvOptions, Criterion, Heads, LOSSES, PoolOptions,
+    REDUCTIONS, RecurrentRef, Reduction, UNARY,
+};
 use crate::optim::{AdjustLr, Kind, Optimizer, ParameterArena};
 use crate::tensor::{DType, no_grad};
 use crate::{Device, Result, Tensor};
@@ -178,6 +181,7 @@ pub fn table(s: &Sizes) -> Vec<Row> {
     rows.extend(recurrent(s));
     rows.extend(images(s));
     rows.extend(losses(s));
+    rows.extend(further_losses(s));
     rows.extend(elementwise(s));
     rows.extend(movement(s));
     rows.extend(optimizers(s));
@@ -266,6 +270,7 @@ fn layers(s: &Sizes) -> Vec<Row> {
                 x[0].append_and_attend(heads, &x[1], t - 1)
             },
         ),
+        masked_attention([b.div_ceil(4), n_head, t, c / n_head]),
         half_attention(&heads, qkv(), n_head, None),
         half_attention(&format!("{heads}, dropout"), qkv(), n_head, dropout),
         Row::both("feed_forward", format!("{}x{c}, {} between", b * t, 4 * c), mlp, &[1, 2, 3, 4], |x| {
@@ -394,6 +399,17 @@ fn sample(from: &str, vocabulary: usize, change: fn(Draw) -> Draw) -> Row {
     })
 }
 
+/// Attention with a mask that is added, as learned biases of positions are.
+fn masked_attention(shape: [usize; 4]) -> Row {
+    let [batch, n_head, t, head_size] = shape;
+    let name = format!("{batch}x{t}, {n_head} heads of {head_size}, a mask");
+    let inputs = [vec![(shape.to_vec(), AROUND_ZERO); 3], vec![(vec![n_head, t, t], AROUND_ZERO)]].concat();
+    Row::both("scaled_dot_product_attention", name, inputs, &[3], |x| {
+        let mask = Some(AttentionMask::Additive(&x[3]));
+        x[0].scaled_dot_product_attention(&x[1], &x[2], AttentionOptions { mask, ..AttentionOptions::default() })
+    })
+}
+
 /// Attention that stores f16.
 fn half_attention(heads: &str, qkv: Inputs, n_head: usize, dropout: Option<(f32, Key)>) -> Row {
     let row = Row::both("attention", format!("f16 {heads}"), qkv, &[], move |x| {
@@ -421,6 +437,32 @@ fn losses(s: &Sizes) -> Vec<Row> {
         Row::both("linear_cross_entropy", format!("{more}x{v}x{c}"), classifier(more), &[1], fused),
         Row::forward("linear_cross_entropy", format!("{rows}x{v}x{c}, no gradient"), classifier(rows), fused),
     ]
+}
+
+/// Losses of rows of classes, of pairs of elements, and of pairs of vectors.
+fn further_losses(s: &Sizes) -> Vec<Row> {
+    let (tokens, c, v, rows) = (s.tokens(), s.width, s.vocab, s.logit_rows);
+    let classes = || vec![(vec![rows, v], AROUND_ZERO), (vec![rows], Values::Targets(v as u32))];
+    let pair = || vec![(vec![tokens, c], AROUND_ZERO), (vec![tokens, c], POSITIVE)];
+    let shape = || format!("{tokens}x{c}");
+    let weighted = [pair(), vec![(vec![c], POSITIVE)]].concat();
+    let directions = [pair(), vec![(vec![tokens], AROUND_ZERO)]].concat();
+    let of_pairs = LOSSES
+        .iter()
+        .map(|&(op, apply)| Row::both(op, shape(), pair(), &[], move |x| apply(&x[0], &x[1], Reduction::Mean)));
+    let others = vec![
+        Row::both("binary_cross_entropy_with_logits", format!("{}, weighted", shape()), weighted, &[], |x| {
+            x[0].binary_cross_entropy_with_logits(&x[1], Some(&x[2].detach()), Reduction::Mean)
+        }),
+        Row::both("cosine_embedding_loss", shape(), directions, &[], |x| {
+            x[0].cosine_embedding_loss(&x[1], &x[2].sign()?.detach(), 0.0, Reduction::Mean)
+        }),
+        Row::both("cross_entropy_loss", format!("{rows}x{v}"), classes(), &[], |x| {
+            x[0].cross_entropy_loss(&x[1], Criterion::default(), Reduction::None)
+        }),
+        Row::both("nll_loss", format!("{rows}x{v}"), classes(), &[], |x| x[0].nll_loss(&x[1], None, Reduction::Mean)),
+    ];
+    of_pairs.chain(others).collect()
 }
 
 fn elementwise(s: &Sizes) -> Vec<Row> {

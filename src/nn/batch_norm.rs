@@ -1,11 +1,11 @@
 //! Batch and group norms with PyTorch's parameter and buffer names.
 
-use super::layers::constant;
+use super::init::constant;
 use super::{Module, Parameter, join};
 use crate::{Result, Tensor};
 
 /// `torch.nn.BatchNorm1d` of (N, C) or (N, C, L), and `BatchNorm2d` of (N, C, H, W): in training by the statistics of
-/// the batch, in evaluation by their running averages.
+/// the batch, in evaluation by their running averages ([`Module::set_training`]).
 pub struct BatchNorm {
     /// (C)
     pub weight: Parameter,
@@ -16,29 +16,30 @@ pub struct BatchNorm {
     pub running_var: Tensor,
     /// What a batch replaces of the running averages.
     pub momentum: f32,
+    training: bool,
 }
 
 impl BatchNorm {
     /// Added to the variance.
     pub const EPS: f32 = 1e-5;
 
-    /// Weight one, bias zero, running mean zero and variance one, momentum 0.1.
+    /// Weight one, bias zero, running mean zero and variance one, momentum 0.1; in training.
     ///
     /// # Errors
     /// If memory is used up.
     pub fn new(channels: usize) -> Result<BatchNorm> {
-        let [ones, zeros] = [1.0, 0.0].map(|value| move || constant(value, channels));
+        let [ones, zeros] = [1.0, 0.0].map(|value| move || constant([channels], value));
         let (weight, bias) = (ones()?.into(), zeros()?.into());
-        Ok(BatchNorm { weight, bias, running_mean: zeros()?, running_var: ones()?, momentum: 0.1 })
+        Ok(BatchNorm { weight, bias, running_mean: zeros()?, running_var: ones()?, momentum: 0.1, training: true })
     }
 
-    /// (N, C, ...) to the same. In `training` the running averages follow the batch.
+    /// (N, C, ...) to the same. In training the running averages follow the batch.
     ///
     /// # Errors
     /// If the shape does not fit, or in training there are no two elements of each channel.
-    pub fn forward(&self, x: &Tensor, training: bool) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let running = [&self.running_mean, &self.running_var];
-        x.batch_norm(running, &self.weight, &self.bias, training.then_some(self.momentum), BatchNorm::EPS)
+        x.batch_norm(running, &self.weight, &self.bias, self.training.then_some(self.momentum), BatchNorm::EPS)
     }
 }
 
@@ -51,6 +52,10 @@ impl Module for BatchNorm {
     fn visit_buffers(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Tensor)) {
         visit(&join(prefix, "running_mean"), &mut self.running_mean);
         visit(&join(prefix, "running_var"), &mut self.running_var);
+    }
+
+    fn set_training(&mut self, training: bool) {
+        self.training = training;
     }
 }
 
@@ -72,7 +77,7 @@ impl GroupNorm {
     /// # Errors
     /// If memory is used up.
     pub fn new(groups: usize, channels: usize) -> Result<GroupNorm> {
-        let (weight, bias) = (constant(1.0, channels)?.into(), constant(0.0, channels)?.into());
+        let (weight, bias) = (constant([channels], 1.0)?.into(), constant([channels], 0.0)?.into());
         Ok(GroupNorm { groups, weight, bias })
     }
 
@@ -111,9 +116,11 @@ mod tests {
             });
             assert_eq!(names, ["bn1.running_mean", "bn1.running_var"]);
             let x = Tensor::from_f32(&[1.0, 0.0, 3.0, 4.0], [2, 2], &device).unwrap();
-            norm.forward(&x, false).unwrap();
+            norm.set_training(false);
+            norm.forward(&x).unwrap();
             assert_eq!(norm.running_mean.to_f32().unwrap(), [0.0, 0.0]);
-            norm.forward(&x, true).unwrap();
+            norm.set_training(true);
+            norm.forward(&x).unwrap();
             let mean = norm.running_mean.to_f32().unwrap();
             crate::testing::assert_close(&device, &mean, &[0.2f32, 0.2], 1e-6, 0.0);
             norm.to_device(&Device::Cpu).unwrap();

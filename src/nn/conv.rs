@@ -1,6 +1,6 @@
 //! Convolutions and pooling with PyTorch's parameter names, shapes and initial values.
 
-use super::layers::uniform;
+use super::init::uniform;
 use super::{Module, Parameter, join};
 use crate::ops::random::Key;
 use crate::ops::{ConvOptions, PoolOptions};
@@ -17,8 +17,8 @@ impl Parameters {
     fn new(shape: &[usize], bias: Option<usize>, mut keys: impl FnMut() -> Key) -> Result<Parameters> {
         let fan_in: usize = shape[1..].iter().product();
         let bound = 1.0 / (fan_in.max(1) as f32).sqrt();
-        let weight = uniform(shape, bound, keys())?.into();
-        let bias = bias.map(|channels| uniform([channels], bound, keys())).transpose()?;
+        let weight = uniform(shape, -bound, bound, keys())?.into();
+        let bias = bias.map(|channels| uniform([channels], -bound, bound, keys())).transpose()?;
         Ok(Parameters { weight, bias: bias.map(Parameter::from) })
     }
 }
@@ -166,6 +166,31 @@ impl AvgPool2d {
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.avg_pool2d(self.0)
     }
+}
+
+/// `torch.nn.AdaptiveAvgPool2d`: (B, C, H, W) to (B, C) of this height and width.
+#[derive(Debug, Clone, Copy)]
+pub struct AdaptiveAvgPool2d(pub [usize; 2]);
+
+impl AdaptiveAvgPool2d {
+    /// # Errors
+    /// If the shape does not fit.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.adaptive_avg_pool2d(self.0)
+    }
+}
+
+/// Pooling has no parameters.
+impl Module for MaxPool2d {
+    fn visit_parameters(&mut self, _: &str, _: &mut dyn FnMut(&str, &mut Parameter)) {}
+}
+
+impl Module for AvgPool2d {
+    fn visit_parameters(&mut self, _: &str, _: &mut dyn FnMut(&str, &mut Parameter)) {}
+}
+
+impl Module for AdaptiveAvgPool2d {
+    fn visit_parameters(&mut self, _: &str, _: &mut dyn FnMut(&str, &mut Parameter)) {}
 }
 
 #[cfg(test)]

@@ -1,13 +1,10 @@
 //! Layers with PyTorch's names and GPT-2's layouts.
 
+use super::init::{constant, normal};
 use super::{LinearLayout, Module, Parameter, join};
-use crate::cpu::CHUNK;
 use crate::ops::random::Key;
 use crate::ops::{LinearRef, NormRef};
-use crate::profile::MemoryKind;
-use crate::tensor::{Spec, weights_device};
-use crate::{DType, Device, Result, Shape, Tensor};
-use rayon::prelude::*;
+use crate::{DType, Device, Result, Tensor};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The streams that initial weights are drawn from, one for each tensor in the order in which they are asked for.
@@ -17,47 +14,6 @@ pub fn init_keys(seed: u64) -> impl FnMut() -> Key {
         drawn += 1;
         Key::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(drawn))
     }
-}
-
-/// Values drawn from a normal distribution with mean 0 (Box and Muller 1958), on the CPU.
-pub(super) fn normal(shape: impl Into<Shape>, std: f32, key: Key) -> Result<Tensor> {
-    let shape = shape.into();
-    if let Some(device) = weights_device() {
-        return Tensor::empty(Spec::new(shape, DType::F32), &device, MemoryKind::Parameters);
-    }
-    let unit = |counter: usize| (key.bits(counter as u32) as f32 + 0.5) / 4_294_967_296.0;
-    let mut values = vec![0.0; shape.elements()];
-    values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
-        for (pair, values) in values.chunks_mut(2).enumerate() {
-            // Two uniform numbers make two normal ones; a chunk holds whole pairs.
-            let first = chunk * CHUNK + 2 * pair;
-            let radius = (-2.0 * unit(first).min(1.0).ln()).sqrt();
-            let angle = std::f32::consts::TAU * unit(first + 1);
-            for (value, part) in values.iter_mut().zip([angle.cos(), angle.sin()]) {
-                *value = std * radius * part;
-            }
-        }
-    });
-    Tensor::from_f32(&values, shape, &Device::Cpu)
-}
-
-/// Values drawn from a uniform distribution within `bound` of 0, on the CPU.
-pub(super) fn uniform(shape: impl Into<Shape>, bound: f32, key: Key) -> Result<Tensor> {
-    let shape = shape.into();
-    if let Some(device) = weights_device() {
-        return Tensor::empty(Spec::new(shape, DType::F32), &device, MemoryKind::Parameters);
-    }
-    let mut values = vec![0.0; shape.elements()];
-    values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
-        for (i, value) in values.iter_mut().enumerate() {
-            *value = bound * (key.bits((chunk * CHUNK + i) as u32) as f32 / 2_147_483_648.0 - 1.0);
-        }
-    });
-    Tensor::from_f32(&values, shape, &Device::Cpu)
-}
-
-pub(super) fn constant(value: f32, len: usize) -> Result<Tensor> {
-    Tensor::from_f32(&vec![value; len], [len], &Device::Cpu)
 }
 
 /// y = x W + b, with W of shape (inputs, outputs) as in GPT-2's `Conv1D`, or y = x W^T + b, with (outputs, inputs) as
@@ -83,7 +39,7 @@ impl Linear {
     /// # Errors
     /// If memory is used up.
     pub fn fused(inputs: usize, outputs: &[usize], bias: bool, std: f32, key: Key) -> Result<Linear> {
-        let weight = normal([inputs, outputs.iter().sum()], std, key)?;
+        let weight = normal([inputs, outputs.iter().sum()], 0.0, std, key)?;
         Linear::of(weight, LinearLayout { outputs_first: false, outputs: outputs.into() }, bias)
     }
 
@@ -92,11 +48,12 @@ impl Linear {
     /// # Errors
     /// If memory is used up.
     pub fn outputs_first(inputs: usize, outputs: &[usize], bias: bool, std: f32, key: Key) -> Result<Linear> {
-        let weight = normal([outputs.iter().sum(), inputs], std, key)?;
+        let weight = normal([outputs.iter().sum(), inputs], 0.0, std, key)?;
         Linear::of(weight, LinearLayout { outputs_first: true, outputs: outputs.into() }, bias)
     }
 
-    fn of(weight: Tensor, layout: LinearLayout, bias: bool) -> Result<Linear> {
+    /// A layer of this weight, with a bias of zeros or without one.
+    pub(super) fn of(weight: Tensor, layout: LinearLayout, bias: bool) -> Result<Linear> {
         let outputs: usize = layout.outputs.iter().sum();
         let bias = bias.then(|| Tensor::zeros([outputs], DType::F32, &Device::Cpu)).transpose()?;
         let weight = Parameter { linear: Some(layout), ..weight.into() };
@@ -157,7 +114,7 @@ impl Embedding {
     /// # Errors
     /// If memory is used up.
     pub fn new(ids: usize, width: usize, std: f32, key: Key) -> Result<Embedding> {
-        Ok(Embedding { weight: normal([ids, width], std, key)?.into() })
+        Ok(Embedding { weight: normal([ids, width], 0.0, std, key)?.into() })
     }
 
     /// u32 (...) -> (..., width)
@@ -216,8 +173,8 @@ impl LayerNorm {
     /// # Errors
     /// If memory is used up.
     pub fn new(width: usize, bias: bool) -> Result<LayerNorm> {
-        let bias = bias.then(|| constant(0.0, width)).transpose()?;
-        Ok(LayerNorm { weight: constant(1.0, width)?.into(), bias: bias.map(Parameter::from) })
+        let bias = bias.then(|| constant([width], 0.0)).transpose()?;
+        Ok(LayerNorm { weight: constant([width], 1.0)?.into(), bias: bias.map(Parameter::from) })
     }
 }
 
@@ -255,7 +212,7 @@ impl RmsNorm {
     /// # Errors
     /// If memory is used up.
     pub fn new(width: usize, eps: f32) -> Result<RmsNorm> {
-        Ok(RmsNorm { weight: constant(1.0, width)?.into(), eps })
+        Ok(RmsNorm { weight: constant([width], 1.0)?.into(), eps })
     }
 }
 
@@ -386,7 +343,7 @@ mod tests {
 
     #[test]
     fn normal_values_have_the_right_moments() {
-        let values = normal([100, 1000], 2.0, Key::new(3)).unwrap().to_f32().unwrap();
+        let values = normal([100, 1000], 0.0, 2.0, Key::new(3)).unwrap().to_f32().unwrap();
         let n = values.len() as f64;
         let mean = values.iter().map(|v| f64::from(*v)).sum::<f64>() / n;
         let variance = values.iter().map(|v| (f64::from(*v) - mean).powi(2)).sum::<f64>() / n;

@@ -1,22 +1,31 @@
 //! The layers that models are built from. A module owns its parameters as tensors and knows their names.
 
+mod attention;
 mod batch_norm;
 mod conv;
+mod dropout;
+pub mod init;
+mod layer;
 mod layers;
 mod low_rank;
 mod recurrent;
 mod residual;
 mod rotary;
+mod state_dict;
 
+pub use attention::MultiHeadAttention;
 pub use batch_norm::{BatchNorm, GroupNorm};
-pub use conv::{AvgPool2d, Conv1d, Conv2d, ConvTranspose2d, MaxPool2d};
+pub use conv::{AdaptiveAvgPool2d, AvgPool2d, Conv1d, Conv2d, ConvTranspose2d, MaxPool2d};
+pub use dropout::{Dropout2d, DropoutLayer};
+pub use layer::{Activation, Flatten, Layer, Sequential};
 pub use layers::{Dropout, Embedding, LayerNorm, Linear, Norm, RmsNorm, init_keys};
 pub use low_rank::LowRank;
 pub use recurrent::{Gru, Lstm, RecurrentConfig, Rnn};
 pub use residual::ResidualStream;
 pub use rotary::{RopeScaling, Rotary};
+pub use state_dict::StateDict;
 
-use crate::{DType, Device, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor};
 use std::ops::Deref;
 
 /// How the weight of a linear layer is stored.
@@ -71,6 +80,27 @@ impl Parameter {
         Ok(())
     }
 
+    /// Gives it other values, where its own are: what shares their memory, such as an arena, has them too. A gradient
+    /// stays as it is. What was computed from it before must not be differentiated after.
+    ///
+    /// # Errors
+    /// If they are not f32 or f16 of its shape.
+    pub fn assign(&self, values: &Tensor) -> Result<()> {
+        const OP: &str = "assign";
+        if values.shape() != self.value.shape() {
+            let (expected, got) = (self.value.shape().to_string(), values.shape().to_string());
+            return Err(Error::Shape { op: OP, expected, got });
+        }
+        if values.dtype() == DType::U32 {
+            return Err(Error::DType { op: OP, expected: "f32 or f16", got: values.dtype().name() });
+        }
+        let values = values.detach().to_device(&Device::Cpu)?;
+        for place in [Some(&self.value), self.half.as_ref()].into_iter().flatten() {
+            place.write_bytes(&values.to_dtype(place.dtype())?.to_bytes()?)?;
+        }
+        Ok(())
+    }
+
     /// Uses these tensors, which hold its values, from here on.
     pub(crate) fn store(&mut self, value: Tensor, half: Option<Tensor>) {
         (self.value, self.half) = (value, half);
@@ -101,6 +131,27 @@ pub trait Module {
     /// not learned, such as the running averages of a batch norm. A module made of others that have some passes this
     /// on.
     fn visit_buffers(&mut self, _prefix: &str, _visit: &mut dyn FnMut(&str, &mut Tensor)) {}
+
+    /// Says whether what follows is training, as for a module that is new, or evaluation: of the layers here, batch
+    /// norms and dropouts then compute something else. A module made of others passes this on.
+    fn set_training(&mut self, _training: bool) {}
+
+    /// Copies of all parameters and buffers, by their names.
+    ///
+    /// # Errors
+    /// If the device reported an error.
+    fn state_dict(&mut self) -> Result<StateDict> {
+        StateDict::of(self)
+    }
+
+    /// Gives every parameter and buffer the values that `state` has under its name, where its own are.
+    ///
+    /// # Errors
+    /// If a tensor is missing, one is there that the module does not have, or one has another shape: nothing is changed
+    /// then, and the message names them all.
+    fn load_state_dict(&mut self, state: &StateDict) -> Result<()> {
+        state.load_into(self)
+    }
 
     /// The name and value of every parameter.
     fn parameters(&mut self) -> Vec<(String, Tensor)> {

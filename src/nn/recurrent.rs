@@ -1,7 +1,7 @@
 //! Recurrent layers with PyTorch's parameter names, shapes and initial values: `torch.nn.RNN` (tanh), `LSTM` and `GRU`
 //! with the sequence first.
 
-use super::layers::uniform;
+use super::init::uniform;
 use super::{Dropout, Module, Parameter, join};
 use crate::ops::RecurrentRef;
 use crate::ops::random::Key;
@@ -51,7 +51,7 @@ impl Stack {
         let RecurrentConfig { input_size, hidden_size, num_layers, bias, bidirectional } = config;
         let (directions, width) = (1 + usize::from(bidirectional), gates * hidden_size);
         let bound = 1.0 / (hidden_size as f32).sqrt();
-        let mut parameter = |shape: &[usize]| uniform(shape, bound, keys()).map(Parameter::from);
+        let mut parameter = |shape: &[usize]| uniform(shape, -bound, bound, keys()).map(Parameter::from);
         let mut direction = |inputs: usize| {
             let (weight_ih, weight_hh) = (parameter(&[width, inputs])?, parameter(&[width, hidden_size])?);
             let bias = if bias { Some([parameter(&[width])?, parameter(&[width])?]) } else { None };

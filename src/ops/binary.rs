@@ -5,11 +5,11 @@
 //! The gradient of a repeated operand is the sum over its repetitions, in two passes without races ([`SumRows`],
 //! [`sum_to`]).
 
-use super::broadcast::{Zip, broadcast_shape, only_b_repeats, plan, zip};
+use super::broadcast::{broadcast_shape, only_b_repeats, plan, zip};
 use super::reduce::{SumRows, sum_to};
 use super::*;
 use crate::cpu::vectorized;
-use crate::gpu::{Limits, Plan};
+use crate::gpu::{Limits, Param, Plan, param};
 use crate::tensor::Grads;
 
 /// What is computed from a, b and, for gradients, dy: an index into the arrays of a [`Function`].
@@ -21,15 +21,47 @@ enum Part {
     GradB,
 }
 
+/// (a, b, dy, constant, result), all of one length; dy may be empty where the function does not look at it.
+type ZipWith = fn(&[f32], &[f32], &[f32], f32, &mut [f32]);
+
 /// An elementwise function of two tensors, written for both devices.
-struct Function {
-    name: &'static str,
+pub(super) struct Function {
+    pub name: &'static str,
+    /// The name of its constant; without one that is 0.
+    pub constant: Option<&'static str>,
     /// Whether the gradients do without a and b.
-    linear: bool,
-    /// y, da and db in terms of `a`, `b` and `dy`: vec4<f32>.
-    wgsl: [&'static str; 3],
-    cpu: [Zip<f32>; 3],
+    pub linear: bool,
+    /// y, da and db in terms of `a`, `b`, `dy` and a constant such as `params.delta`: vec4<f32>.
+    pub wgsl: [&'static str; 3],
+    pub cpu: [ZipWith; 3],
 }
+
+/// A [`Function`]: y, da and db as WGSL on vectors, then as Rust on numbers.
+macro_rules! function {
+    ($name:ident($($constant:ident)?), linear: $linear:literal:
+        $y_wgsl:literal, $da_wgsl:literal, $db_wgsl:literal,
+        |$a:ident, $b:ident, $dy:ident| $y:expr, $da:expr, $db:expr) => {
+        Function {
+            name: stringify!($name),
+            constant: [$(Some(stringify!($constant)),)? None][0],
+            linear: $linear,
+            wgsl: [$y_wgsl, $da_wgsl, $db_wgsl],
+            cpu: [
+                function!(@cpu ($($constant)?) |$a, $b, $dy| $y),
+                function!(@cpu ($($constant)?) |$a, $b, $dy| $da),
+                function!(@cpu ($($constant)?) |$a, $b, $dy| $db),
+            ],
+        }
+    };
+    (@cpu ($($constant:ident)?) |$a:ident, $b:ident, $dy:ident| $result:expr) => {
+        |a, b, dy, _constant, y| {
+            $(let $constant = _constant;)?
+            #[allow(unused_variables)] // Not every part looks at all three.
+            let () = map(a, b, dy, y, #[inline(always)] |$a: f32, $b: f32, $dy: f32| $result);
+        }
+    };
+}
+pub(super) use function;
 
 /// Each row defines a `Tensor` method and its gradients: y, da and db as WGSL on vectors, then as Rust on numbers.
 macro_rules! functions {
@@ -41,17 +73,8 @@ macro_rules! functions {
         mod rows {
             use super::*;
 
-            $(#[allow(unused_variables)] // Not every gradient looks at all three.
-            pub(super) static $name: Function = Function {
-                name: stringify!($name),
-                linear: $linear,
-                wgsl: [$y_wgsl, $da_wgsl, $db_wgsl],
-                cpu: [
-                    |a, b, dy, y| map(a, b, dy, y, #[inline(always)] |$a: f32, $b: f32, $dy: f32| $y),
-                    |a, b, dy, y| map(a, b, dy, y, #[inline(always)] |$a: f32, $b: f32, $dy: f32| $da),
-                    |a, b, dy, y| map(a, b, dy, y, #[inline(always)] |$a: f32, $b: f32, $dy: f32| $db),
-                ],
-            };)*
+            $(pub(super) static $name: Function = function!($name(), linear: $linear:
+                $y_wgsl, $da_wgsl, $db_wgsl, |$a, $b, $dy| $y, $da, $db);)*
         }
 
         /// Every row's name and method: what is tested and timed of one is tested and timed of all.
@@ -67,8 +90,7 @@ macro_rules! functions {
             /// # Errors
             /// If they differ in a dimension in which neither is 1, or a tensor is not f32.
             pub fn $name(&self, other: &Tensor) -> Result<Tensor> {
-                let shapes = [self.shape().clone(), other.shape().clone()];
-                apply_one(Binary { function: &rows::$name, shapes }, &[self, other])
+                Binary::apply(&rows::$name, 0.0, [self, other])
             })*
         }
     };
@@ -119,7 +141,7 @@ fn power_by_exponent(a: f32, b: f32) -> f32 {
 }
 
 /// y[i] = f(a[i], b[i], dy[i]); `dy` may be empty where f does not look at it.
-fn map(a: &[f32], b: &[f32], dy: &[f32], y: &mut [f32], f: impl Fn(f32, f32, f32) -> f32) {
+pub(super) fn map(a: &[f32], b: &[f32], dy: &[f32], y: &mut [f32], f: impl Fn(f32, f32, f32) -> f32) {
     vectorized(
         #[inline(always)]
         || match dy {
@@ -130,9 +152,32 @@ fn map(a: &[f32], b: &[f32], dy: &[f32], y: &mut [f32], f: impl Fn(f32, f32, f32
 }
 
 /// A row applied to two tensors of these shapes.
-struct Binary {
+pub(super) struct Binary {
     function: &'static Function,
+    constant: f32,
     shapes: [Shape; 2],
+}
+
+impl Binary {
+    /// # Errors
+    /// If the shapes do not fit each other, or a tensor is not f32.
+    pub fn apply(function: &'static Function, constant: f32, operands: [&Tensor; 2]) -> Result<Tensor> {
+        let shapes = operands.map(|x| x.shape().clone());
+        apply_one(Binary { function, constant, shapes }, &operands)
+    }
+}
+
+impl Function {
+    fn compute(&self, part: Part, constant: f32, inputs: &[View], dy: &[f32], output: &mut ViewMut) {
+        let [a, b] = [0, 1].map(|i: usize| (&inputs[i].spec.shape, inputs[i].f32()));
+        let f = self.cpu[part as usize];
+        zip(&output.spec.shape, [a, b], dy, output.f32(), |a, b, dy, y| f(a, b, dy, constant, y));
+    }
+
+    fn plan(&self, part: Part, constant: f32, inputs: &[&Spec], to: &Shape) -> Plan {
+        let constants: Vec<Param> = self.constant.map(|name| param(name, constant)).into_iter().collect();
+        plan(self.wgsl[part as usize], part != Part::Value, [inputs[0], inputs[1]], &constants, to)
+    }
 }
 
 impl Kernel for Binary {
@@ -150,12 +195,11 @@ impl Kernel for Binary {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let [a, b] = [0, 1].map(|i: usize| (&inputs[i].spec.shape, inputs[i].f32()));
-        zip(&outputs[0].spec.shape, [a, b], &[], outputs[0].f32(), self.function.cpu[Part::Value as usize]);
+        self.function.compute(Part::Value, self.constant, inputs, &[], &mut outputs[0]);
     }
 
     fn gpu(&self, inputs: &[&Spec], outputs: &[&Spec], _: &Limits) -> Plan {
-        plan(self.function.wgsl[Part::Value as usize], false, [inputs[0], inputs[1]], &outputs[0].shape)
+        self.function.plan(Part::Value, self.constant, inputs, &outputs[0].shape)
     }
 }
 
@@ -169,7 +213,10 @@ impl Op for Binary {
         let [a, b] = [0, 1].map(|i| if saved.has_input(i) { saved.input(i) } else { dy });
         let gradient = |grads: &Grads, part: Part| match self.function.wgsl[part as usize] {
             "dy" => Ok(dy.detach()), // Nothing to launch.
-            _ => grads.run_one(&Gradient { function: self.function, part }, &[a, b, dy]),
+            _ => {
+                let kernel = Gradient { function: self.function, constant: self.constant, part };
+                grads.run_one(&kernel, &[a, b, dy])
+            }
         };
         let [a, b] = &self.shapes;
         if grads.needs_grad(0) {
@@ -192,6 +239,7 @@ impl Op for Binary {
 /// The gradient with respect to a or b, before summing repetitions. Inputs: a, b, dy.
 struct Gradient {
     function: &'static Function,
+    constant: f32,
     part: Part,
 }
 
@@ -209,11 +257,10 @@ impl Kernel for Gradient {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let [a, b] = [0, 1].map(|i: usize| (&inputs[i].spec.shape, inputs[i].f32()));
-        zip(&outputs[0].spec.shape, [a, b], inputs[2].f32(), outputs[0].f32(), self.function.cpu[self.part as usize]);
+        self.function.compute(self.part, self.constant, inputs, inputs[2].f32(), &mut outputs[0]);
     }
 
     fn gpu(&self, inputs: &[&Spec], outputs: &[&Spec], _: &Limits) -> Plan {
-        plan(self.function.wgsl[self.part as usize], true, [inputs[0], inputs[1]], &outputs[0].shape)
+        self.function.plan(self.part, self.constant, inputs, &outputs[0].shape)
     }
 }

@@ -147,6 +147,9 @@ fn layers() -> Vec<Row> {
     let norm = [f32(&[2, 3]), f32(&[3]), f32(&[3])];
     let rows = "0 rank+1, 0 rank-1, 0 dim0+1";
     let sum = [&norm[..], &[f32(&[2, 3])]].concat();
+    let attention = [f32(&[2, 3, 4]), f32(&[2, 5, 4]), f32(&[2, 5, 7])];
+    let any_width = "0 dim1+1, 2 dim2+1";
+    let [repeated, mask] = ["2 dim2+1, 3 rank+1, 3 rank-1, 3 scalar", "2 dim2+1, 3 rank-1, 3 scalar"];
     let rope = [f32(&[2, 3, 16]), f32(&[3, 4]), f32(&[4]), f32(&[4])];
     vec![
         row("layer_norm", &norm, rows, |x| x[0].layer_norm(&x[1], Some(&x[2]), 1e-5)),
@@ -156,6 +159,22 @@ fn layers() -> Vec<Row> {
         }),
         row("causal_attention", &[f32(&[2, 4, 12])], "0 f16, 0 dim0+1, 0 dim1+1", |x| {
             x[0].causal_attention(Heads::multi_head(2), None, DROPOUT)
+        }),
+        row("scaled_dot_product_attention", &attention, any_width, |x| {
+            x[0].scaled_dot_product_attention(&x[1], &x[2], AttentionOptions::default())
+        }),
+        row("scaled_dot_product_attention", &[&attention[..], &[f32(&[3, 5])]].concat(), repeated, |x| {
+            let mask = Some(AttentionMask::Additive(&x[3]));
+            x[0].scaled_dot_product_attention(&x[1], &x[2], AttentionOptions { mask, ..AttentionOptions::default() })
+        }),
+        row("scaled_dot_product_attention", &[&attention[..], &[f32(&[2, 3, 5])]].concat(), mask, |x| {
+            let (mask, causal) = (Some(AttentionMask::Keep(&x[3])), true);
+            let options = AttentionOptions { mask, causal, dropout: DROPOUT, ..AttentionOptions::default() };
+            x[0].scaled_dot_product_attention(&x[1], &x[2], options)
+        }),
+        row("scaled_dot_product_attention", &[f32(&[2, 3, 4]), f32(&[2, 3, 4]), f32(&[2, 3, 4])], any_width, |x| {
+            let options = AttentionOptions { causal: true, ..AttentionOptions::default() };
+            x[0].scaled_dot_product_attention(&x[1], &x[2], options)
         }),
         // For inference: nothing is recorded.
         row("embedding_at", &[f32(&[5, 4]), u32(&[2, 3]), f32(&[4, 4])], "0 dim0+1, 1 dim0+1, 2 dim0+1", |x| {
@@ -256,7 +275,10 @@ fn losses() -> Vec<Row> {
         Criterion { label_smoothing: 0.1, class_weights: Some(weights) }
     }
     let weighted = [&of(DType::F32)[..3], &[f32(&[5])]].concat();
-    vec![
+    let pair = [f32(&[2, 3]), f32(&[2, 3])];
+    let pairs = LOSSES.iter().map(|&(op, apply)| row(op, &pair, "", move |x| apply(&x[0], &x[1], Reduction::None)));
+    let of_classes = [f32(&[2, 3]), u32(&[2])];
+    let rows = vec![
         row("cross_entropy", &[f32(&[2, 3]), u32(&[2]), f32(&[3])], "0 rank+1, 1 rank+1", move |x| {
             x[0].cross_entropy(&x[1], weighed_by(&x[2].detach()))
         }),
@@ -268,7 +290,24 @@ fn losses() -> Vec<Row> {
         }),
         row("linear_cross_entropy", &of(DType::F32), chunked, loss),
         row("linear_cross_entropy", &of(DType::F16), chunked, loss),
-    ]
+        row(
+            "binary_cross_entropy_with_logits",
+            &[&pair[..], &[f32(&[3])]].concat(),
+            "2 rank+1, 2 scalar, 2 rank-1",
+            |x| x[0].binary_cross_entropy_with_logits(&x[1], Some(&x[2].detach()), Reduction::None),
+        ),
+        row("cross_entropy_loss", &of_classes, "0 rank+1, 0 dim1+1, 1 rank+1", |x| {
+            x[0].cross_entropy_loss(&x[1], Criterion::default(), Reduction::None)
+        }),
+        row("nll_loss", &of_classes, "0 rank+1, 0 dim1+1, 1 rank+1", |x| x[0].nll_loss(&x[1], None, Reduction::Mean)),
+        row("nll_loss", &[&of_classes[..], &[f32(&[3])]].concat(), "0 rank+1, 1 rank+1", |x| {
+            x[0].nll_loss(&x[1], Some(&x[2].detach()), Reduction::Sum)
+        }),
+        row("cosine_embedding_loss", &[&pair[..], &[f32(&[2])]].concat(), "", |x| {
+            x[0].cosine_embedding_loss(&x[1], &x[2].detach(), 0.5, Reduction::None)
+        }),
+    ];
+    pairs.chain(rows).collect()
 }
 
 /// Operands of which one differs from the row's.
@@ -489,6 +528,17 @@ fn arguments_of_ops() -> Vec<(&'static str, Attempt)> {
             let criterion = Criterion { class_weights: Some(&weights), ..Criterion::default() };
             x(&[2, 3], d).linear_cross_entropy(&x(&[5, 3], d), &targets, criterion, None).map(drop)
         }),
+        ("huber_loss", |d| x(&[2], d).huber_loss(&x(&[2], d), 0.0, Reduction::None).map(drop)),
+        ("huber_loss", |d| x(&[2], d).huber_loss(&x(&[2], d), f32::NAN, Reduction::None).map(drop)),
+        ("smooth_l1_loss", |d| x(&[2], d).smooth_l1_loss(&x(&[2], d), -1.0, Reduction::None).map(drop)),
+        ("binary_cross_entropy_with_logits", |d| {
+            let weight = x(&[2], d).requires_grad()?;
+            x(&[2], d).binary_cross_entropy_with_logits(&x(&[2], d), Some(&weight), Reduction::None).map(drop)
+        }),
+        ("nll_loss", |d| {
+            let weights = x(&[3], d).requires_grad()?;
+            x(&[6, 3], d).nll_loss(&ids(d), Some(&weights), Reduction::None).map(drop)
+        }),
         ("swiglu", |d| x(&[2, 3], d).swiglu().map(drop)),
         ("swiglu", |d| x(&[], d).swiglu().map(drop)),
         ("swiglu", |d| ids(d).swiglu().map(drop)),
@@ -525,6 +575,15 @@ fn arguments_of_ops() -> Vec<(&'static str, Attempt)> {
             x(&[1, 2, 12], d).causal_attention(Heads::multi_head(2), None, Some((f32::NAN, KEY))).map(drop)
         }),
         ("causal_attention", |d| x(&[1, 2, 3 * 129], d).causal_attention(Heads::multi_head(1), None, None).map(drop)),
+        ("scaled_dot_product_attention", |d| {
+            let options = AttentionOptions { dropout: Some((1.0, KEY)), ..AttentionOptions::default() };
+            x(&[2, 3, 4], d).scaled_dot_product_attention(&x(&[2, 3, 4], d), &x(&[2, 3, 4], d), options).map(drop)
+        }),
+        ("scaled_dot_product_attention", |d| {
+            let (causal, dropout) = (true, Some((f32::NAN, KEY)));
+            let options = AttentionOptions { causal, dropout, ..AttentionOptions::default() };
+            x(&[2, 3, 4], d).scaled_dot_product_attention(&x(&[2, 3, 4], d), &x(&[2, 3, 4], d), options).map(drop)
+        }),
         ("cached_attention", |d| {
             x(&[1, 2, 12], d).cached_attention(Heads::multi_head(2), &x(&[1, 5, 8], d), 4).map(drop)
         }),

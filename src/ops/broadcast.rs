@@ -7,7 +7,7 @@
 use super::axes::{Axis, MAX_RANK, axis_params, collapse, for_each_run, strides};
 use super::*;
 use crate::cpu::with_scratch;
-use crate::gpu::{Operand, Plan, buffer, param};
+use crate::gpu::{Operand, Param, Plan, buffer, param};
 use crate::shader;
 use bytemuck::Pod;
 use rayon::prelude::*;
@@ -60,7 +60,7 @@ pub(super) fn zip<T: Pod + Send + Sync>(
     [(a_shape, a), (b_shape, b)]: [(&Shape, &[T]); 2],
     dy: &[f32],
     y: &mut [f32],
-    f: Zip<T>,
+    f: impl Fn(&[T], &[T], &[f32], &mut [f32]) + Sync,
 ) {
     let part = |at: usize, len: usize| dy.get(at..at + len).unwrap_or_default();
     if y.is_empty() {
@@ -114,15 +114,22 @@ pub(super) fn operand_run<'a, T: Pod, const N: usize>(
     repeated
 }
 
-/// The launch of an expression in terms of `a`, `b` and, for gradients, `dy` (Input(2), of the shape `to`).
-pub(super) fn plan(expression: &'static str, gradient: bool, [a, b]: [&Spec; 2], to: &Shape) -> Plan {
+/// The launch of an expression in terms of `a`, `b`, of these constants as `params`, and for gradients of `dy`
+/// (Input(2), of the shape `to`).
+pub(super) fn plan(
+    expression: &'static str,
+    gradient: bool,
+    [a, b]: [&Spec; 2],
+    constants: &[Param],
+    to: &Shape,
+) -> Plan {
     let elements = to.elements();
     if elements == 0 {
         return Plan::default(); // whose dimensions need not fit parameters
     }
     if !only_b_repeats(to, &a.shape, &b.shape) {
         let axes = broadcast_axes(to, [&a.shape, &b.shape]);
-        return strided_plan(expression, gradient, [a.dtype, b.dtype], &axes, elements);
+        return strided_plan(expression, gradient, [a.dtype, b.dtype], &axes, constants, elements);
     }
     let len_b = b.shape.elements();
     // Vectors of b line up with those of a if b is repeated in whole vectors, or not at all.
@@ -143,7 +150,7 @@ pub(super) fn plan(expression: &'static str, gradient: bool, [a, b]: [&Spec; 2],
             ("vec_b", vec_b.into()),
         ],
         buffers,
-        params: vec![param("len", elements), param("len_b", len_b)],
+        params: [&[param("len", elements), param("len_b", len_b)], constants].concat(),
         workgroups: elements.div_ceil(1024),
     })
 }
@@ -154,6 +161,7 @@ pub(super) fn strided_plan<const N: usize>(
     gradient: bool,
     types: [DType; N],
     axes: &[Axis<N>],
+    constants: &[Param],
     elements: usize,
 ) -> Plan {
     let names = ["a_values", "b_values", "c_values"];
@@ -172,7 +180,7 @@ pub(super) fn strided_plan<const N: usize>(
             ("rank", axes.len().into()),
         ],
         buffers,
-        params: [vec![param("len", elements)], axis_params(axes)].concat(),
+        params: [&[param("len", elements)], &axis_params(axes)[..], constants].concat(),
         workgroups: elements.div_ceil(1024),
     })
 }

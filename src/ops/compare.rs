@@ -101,7 +101,7 @@ impl Kernel for Compare {
     }
 
     fn gpu(&self, inputs: &[&Spec], outputs: &[&Spec], _: &Limits) -> Plan {
-        plan(self.0.wgsl, false, [inputs[0], inputs[1]], &outputs[0].shape)
+        plan(self.0.wgsl, false, [inputs[0], inputs[1]], &[], &outputs[0].shape)
     }
 }
 
@@ -162,7 +162,7 @@ impl Kernel for Where {
         let (expression, elements) = ("select(c, b, a != vec4<f32>(0.0))", outputs[0].shape.elements());
         match elements {
             0 => Plan::default(), // whose dimensions need not fit parameters
-            _ => strided_plan(expression, false, [DType::F32; 3], &axes, elements),
+            _ => strided_plan(expression, false, [DType::F32; 3], &axes, &[], elements),
         }
     }
 }
@@ -227,7 +227,7 @@ impl Kernel for Masked {
             false => "select(vec4<f32>(0.0), b, a != vec4<f32>(0.0))",
             true => "select(vec4<f32>(0.0), b, a == vec4<f32>(0.0))",
         };
-        plan(expression, false, [inputs[0], inputs[1]], &outputs[0].shape)
+        plan(expression, false, [inputs[0], inputs[1]], &[], &outputs[0].shape)
     }
 }
 

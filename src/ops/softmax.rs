@@ -17,8 +17,8 @@ struct Softmax {
 }
 
 /// dx. Inputs: y, dy.
-struct SoftmaxBackward {
-    log: bool,
+pub(super) struct SoftmaxBackward {
+    pub log: bool,
 }
 
 fn plan(spec: &Spec, log: bool, derivative: bool) -> Plan {

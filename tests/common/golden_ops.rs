@@ -1,18 +1,88 @@
 //! The ops of `tests/goldens/ops.json` by their names there.
 
-use rustyflow::ops::{ConvOptions, Criterion, Heads, PoolOptions, RecurrentRef};
+use rustyflow::nn::{DropoutLayer, Module, MultiHeadAttention, init_keys};
+use rustyflow::ops::{
+    AttentionMask, AttentionOptions, ConvOptions, Criterion, Heads, PoolOptions, RecurrentRef, Reduction,
+};
 use rustyflow::{DType, Device, Result, Tensor};
 use serde_json::Value;
 
+/// A list of numbers that a case may have, on a device.
+fn numbers(attrs: &Value, name: &str, device: &Device) -> Option<Tensor> {
+    let numbers = attrs.get(name)?.as_array().unwrap().iter();
+    let numbers: Vec<f32> = numbers.map(|value| value.as_f64().unwrap() as f32).collect();
+    Some(Tensor::from_f32(&numbers, [numbers.len()], device).unwrap())
+}
+
 /// A loss with the label smoothing and class weights that a case names.
 fn with_criterion(attrs: &Value, device: &Device, loss: impl Fn(Criterion) -> Result<Tensor>) -> Result<Tensor> {
-    let number = |value: &Value| value.as_f64().unwrap() as f32;
-    let weights = attrs.get("class_weights").map(|weights| {
-        let weights: Vec<f32> = weights.as_array().unwrap().iter().map(number).collect();
-        Tensor::from_f32(&weights, [weights.len()], device).unwrap()
-    });
-    let label_smoothing = attrs.get("label_smoothing").map_or(0.0, number);
+    let weights = numbers(attrs, "class_weights", device);
+    let label_smoothing = attrs.get("label_smoothing").map_or(0.0, |value| value.as_f64().unwrap() as f32);
     loss(Criterion { label_smoothing, class_weights: weights.as_ref() })
+}
+
+fn dot_product_attention(attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
+    let kept = x.get(3).filter(|mask| mask.dtype() == DType::U32).map(as_f32).transpose()?;
+    let mask = match &kept {
+        Some(kept) => Some(AttentionMask::Keep(kept)),
+        None => x.get(3).map(AttentionMask::Additive),
+    };
+    let scale = attrs.get("scale").map(|scale| scale.as_f64().unwrap() as f32);
+    let options = AttentionOptions { mask, causal: attrs.get("is_causal").is_some(), scale, dropout: None };
+    x[0].scaled_dot_product_attention(&x[1], &x[2], options)
+}
+
+/// Of one sequence or of three, which the parameters follow.
+fn multi_head_attention(x: &[Tensor], n_head: usize, causal: bool) -> Result<Tensor> {
+    let (sequences, parameters) = x.split_at(x.len() - 4);
+    let width = sequences[0].shape()[2];
+    let mut layer = MultiHeadAttention::new(width, n_head, true, DropoutLayer::new(0.0, 0), init_keys(1))?;
+    let mut given = parameters.iter();
+    let mut names = Vec::new();
+    layer.visit_parameters("", &mut |name, parameter| {
+        parameter.value = given.next().unwrap().clone();
+        names.push(name.to_string());
+    });
+    assert_eq!(names, ["in_proj_weight", "in_proj_bias", "out_proj.weight", "out_proj.bias"]);
+    match sequences {
+        [x] => layer.forward(x, None, causal),
+        [q, k, v] => layer.forward_cross(q, k, v, None, causal),
+        _ => unreachable!("one sequence or three"),
+    }
+}
+
+fn reduction(attrs: &Value) -> Reduction {
+    match attrs["reduction"].as_str().unwrap() {
+        "mean" => Reduction::Mean,
+        "sum" => Reduction::Sum,
+        "none" => Reduction::None,
+        other => panic!("the golden files have a reduction that this test does not know: {other}"),
+    }
+}
+
+fn loss(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
+    let (by, device) = (reduction(attrs), x[0].device());
+    let number = |name: &str| attrs[name].as_f64().unwrap() as f32;
+    match op {
+        "mse_loss" => x[0].mse_loss(&x[1], by),
+        "l1_loss" => x[0].l1_loss(&x[1], by),
+        "huber_loss" => x[0].huber_loss(&x[1], number("delta"), by),
+        "smooth_l1_loss" => x[0].smooth_l1_loss(&x[1], number("beta"), by),
+        "kl_div" => x[0].kl_div(&x[1], attrs.get("log_target").is_some(), by),
+        "binary_cross_entropy_with_logits" => {
+            let weight = numbers(attrs, "pos_weight", &device);
+            x[0].binary_cross_entropy_with_logits(&x[1], weight.as_ref(), by)
+        }
+        "nll_loss" => x[0].nll_loss(&x[1], numbers(attrs, "class_weights", &device).as_ref(), by),
+        "cross_entropy_loss" => {
+            with_criterion(attrs, &device, |criterion| x[0].cross_entropy_loss(&x[1], criterion, by))
+        }
+        _ => {
+            let target: Vec<f32> = (0..x[0].shape()[0]).map(|i| if i % 3 == 2 { -1.0 } else { 1.0 }).collect();
+            let target = Tensor::from_f32(&target, [target.len()], &device)?;
+            x[0].cosine_embedding_loss(&x[1], &target, number("margin"), by)
+        }
+    }
 }
 
 /// Whole numbers as f32.
@@ -175,11 +245,22 @@ pub fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
             assert!(flag("causal"), "all attention here is causal");
             x[0].causal_attention(Heads::multi_head(size("n_head")), None, None)
         }
+        "scaled_dot_product_attention" => dot_product_attention(attrs, x),
+        "multi_head_attention" => multi_head_attention(x, size("n_head"), flag("causal")),
         "embedding" => x[1].embedding(&x[0]),
         "cross_entropy" => with_criterion(attrs, &x[0].device(), |criterion| x[0].cross_entropy(&x[1], criterion)),
         "linear_cross_entropy" => {
             with_criterion(attrs, &x[0].device(), |criterion| x[0].linear_cross_entropy(&x[1], &x[2], criterion, None))
         }
+        "mse_loss"
+        | "l1_loss"
+        | "huber_loss"
+        | "smooth_l1_loss"
+        | "kl_div"
+        | "binary_cross_entropy_with_logits"
+        | "nll_loss"
+        | "cross_entropy_loss"
+        | "cosine_embedding_loss" => loss(op, attrs, x),
         "sum" | "mean" | "max" | "min" | "prod" | "var" | "logsumexp" => {
             let dims = if attrs["dim"].is_array() { sizes("dim") } else { vec![size("dim")] };
             let correction = attrs.get("correction").map_or(0, |correction| correction.as_u64().unwrap() as usize);

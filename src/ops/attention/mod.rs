@@ -21,14 +21,17 @@
 //! dS once more, the GPU keeps it for a block of queries at a time, as many as make it grow with T and not with T x T.
 //!
 //! Of f16, cooperative matrices multiply where the GPU has some (`coop.rs`). Generation keeps keys and values
-//! (`cached.rs`).
+//! (`cached.rs`). With masks, or of a sequence to another, attention is made of matmuls (`dot_product.rs`).
 
 mod cached;
 mod coop;
 mod cpu;
+mod dot_product;
 mod heads;
+mod masked_softmax;
 
 pub(super) use cached::copy_kv;
+pub use dot_product::{AttentionMask, AttentionOptions};
 pub use heads::Heads;
 
 use super::matmul::H200;
@@ -50,7 +53,7 @@ pub struct Attention {
 }
 
 /// Largest head: beyond it the accumulators of a thread would not stay in registers.
-pub(super) const MAX_HEAD_SIZE: usize = 128;
+pub(crate) const MAX_HEAD_SIZE: usize = 128;
 
 /// The sizes that all loops are made of.
 #[derive(Debug, Clone, Copy)]

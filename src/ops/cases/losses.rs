@@ -1,13 +1,17 @@
-//! Losses: plain, with label smoothing, and with class weights.
+//! Losses: of classes, plain, with label smoothing, and with class weights; and of two tensors.
 
-use super::{Case, Values};
-use crate::ops::Criterion;
-use crate::ops::inputs::AROUND_ZERO;
+use super::{Case, LARGE, Values};
+use crate::ops::inputs::{AROUND_ZERO, POSITIVE};
+use crate::ops::{Criterion, LOSSES, Reduction};
 use crate::{Result, Tensor};
+use std::collections::BTreeSet;
 
 pub(super) fn all(cases: &mut Vec<Case>) {
     plain(cases);
     weighed(cases);
+    rows_of_classes(cases);
+    pairs(cases);
+    cosine(cases);
 }
 
 fn plain(cases: &mut Vec<Case>) {
@@ -37,12 +41,14 @@ fn plain(cases: &mut Vec<Case>) {
     }
 }
 
-/// Label smoothing and class weights, the first of which is 0.
+/// The first of which is 0.
+fn class_weights(v: usize, x: &Tensor) -> Result<Tensor> {
+    let values: Vec<f32> = (0..v).map(|i| (i % 5) as f32 / 2.0).collect();
+    Tensor::from_f32(&values, [v], &x.device())
+}
+
+/// Label smoothing and class weights.
 fn weighed(cases: &mut Vec<Case>) {
-    let class_weights = |v: usize, x: &Tensor| {
-        let values: Vec<f32> = (0..v).map(|i| (i % 5) as f32 / 2.0).collect();
-        Tensor::from_f32(&values, [v], &x.device())
-    };
     for (label_smoothing, weighted) in [(0.1, false), (0.0, true), (0.3, true)] {
         let apply = move |v: usize, x: &Tensor, loss: &dyn Fn(Criterion) -> Result<Tensor>| {
             let weights = class_weights(v, x)?;
@@ -73,4 +79,91 @@ fn weighed(cases: &mut Vec<Case>) {
     let smoothed = Criterion { label_smoothing: 0.1, class_weights: None };
     let case = Case::new("cross_entropy/0.1/large", inputs, move |x| x[0].cross_entropy(&x[1], smoothed));
     cases.push(case.tolerance(5e-6, 5e-6).not_smooth());
+}
+
+const REDUCTIONS: [Reduction; 3] = [Reduction::Mean, Reduction::Sum, Reduction::None];
+
+/// The losses of rows, and their sum; of log-probabilities, and of logits.
+fn rows_of_classes(cases: &mut Vec<Case>) {
+    for (shape, v) in [(vec![1], 1), (vec![6], 17), (vec![7, 9], 65), (vec![3], 4099)] {
+        for (label_smoothing, weighted) in [(0.0, false), (0.1, false), (0.0, true), (0.3, true)] {
+            for by in REDUCTIONS {
+                let inputs =
+                    vec![([&shape[..], &[v]].concat(), AROUND_ZERO), (shape.clone(), Values::Targets(v as u32))];
+                let name = format!("{label_smoothing}/{weighted}/{by:?}/{shape:?}x{v}");
+                let weights = move |x: &Tensor| weighted.then(|| class_weights(v, x)).transpose();
+                let case = Case::new(format!("cross_entropy_loss/{name}"), inputs.clone(), move |x| {
+                    let weights = weights(&x[0])?;
+                    let criterion = Criterion { label_smoothing, class_weights: weights.as_ref() };
+                    x[0].cross_entropy_loss(&x[1], criterion, by)
+                });
+                // As of their mean; the sum has up to 63 of them.
+                cases.push(case.tolerance(2e-5, 5e-6));
+                if label_smoothing == 0.0 {
+                    let case = Case::new(format!("nll_loss/{name}"), inputs, move |x| {
+                        x[0].nll_loss(&x[1], weights(&x[0])?.as_ref(), by)
+                    });
+                    cases.push(case.tolerance(2e-5, 2e-6));
+                }
+            }
+        }
+    }
+}
+
+/// Losses of each element of two tensors.
+fn pairs(cases: &mut Vec<Case>) {
+    let weighted = |x: &[Tensor], by| x[0].binary_cross_entropy_with_logits(&x[1], Some(&x[2].detach()), by);
+    for shape in [vec![], vec![17], vec![3, 65], vec![0, 3], vec![2, 3, 700]] {
+        for by in REDUCTIONS {
+            if by == Reduction::Mean && shape.contains(&0) {
+                continue; // NaN, which no tolerance allows: a test of its own.
+            }
+            for (number, &(name, op)) in LOSSES.iter().enumerate() {
+                let inputs = vec![(shape.clone(), AROUND_ZERO), (shape.clone(), POSITIVE)];
+                let case =
+                    Case::new(format!("{name}/{number}/{by:?}/{shape:?}"), inputs, move |x| op(&x[0], &x[1], by));
+                // Sums of up to 4200 numbers around 1, e^3 at most.
+                let case = case.tolerance(2e-5, 1e-5);
+                cases.push(if matches!(name, "l1_loss" | "huber_loss" | "smooth_l1_loss") {
+                    case.not_smooth()
+                } else {
+                    case
+                });
+            }
+            // Weights of all elements, of the last dimension, and of the others.
+            let last = shape.last().copied().into_iter().collect();
+            let others = shape.split_last().map_or(vec![], |(_, others)| [others, &[1]].concat());
+            for weights in BTreeSet::from([shape.clone(), last, others]) {
+                let name = format!("binary_cross_entropy_with_logits/{weights:?}/{by:?}/{shape:?}");
+                let inputs = vec![(shape.clone(), AROUND_ZERO), (shape.clone(), AROUND_ZERO), (weights, POSITIVE)];
+                cases.push(Case::new(name, inputs, move |x| weighted(x, by)).tolerance(2e-5, 1e-5));
+            }
+        }
+    }
+    // Nothing overflows. A product of up to 80 rounds by 4e-6, unless it is fused with the sum.
+    let inputs = vec![(vec![65], LARGE), (vec![65], Values::Uniform(0.0, 1.0)), (vec![1], POSITIVE)];
+    let plain = |x: &[Tensor]| x[0].binary_cross_entropy_with_logits(&x[1], None, Reduction::None);
+    let case = Case::new("binary_cross_entropy_with_logits/large", inputs[..2].to_vec(), plain);
+    cases.push(case.tolerance(2e-5, 2e-5).not_smooth());
+    let case =
+        Case::new("binary_cross_entropy_with_logits/weighted/large", inputs, move |x| weighted(x, Reduction::None));
+    cases.push(case.tolerance(2e-5, 2e-5).not_smooth());
+}
+
+fn cosine(cases: &mut Vec<Case>) {
+    for (shape, c) in [(vec![], 3), (vec![4], 1), (vec![3, 2], 65), (vec![129], 17)] {
+        for by in REDUCTIONS {
+            let vectors = ([&shape[..], &[c]].concat(), AROUND_ZERO);
+            let inputs = vec![vectors.clone(), vectors, (shape.clone(), AROUND_ZERO)];
+            let name = format!("cosine_embedding_loss/{by:?}/{shape:?}x{c}");
+            // All cosines are above the margin, where the loss has a kink.
+            let case = Case::new(name, inputs, move |x| {
+                let target = x[2].sign()?.detach();
+                x[0].cosine_embedding_loss(&x[1], &target, -2.0, by)
+            });
+            // Of numbers the cosine is 1 or -1.
+            let case = case.tolerance(2e-5, 1e-5);
+            cases.push(if c == 1 { case.not_smooth() } else { case });
+        }
+    }
 }

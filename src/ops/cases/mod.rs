@@ -2,6 +2,7 @@
 //! numerical ones, the GPU against the CPU (by `doctor` too), every shader variant. `bench/table.rs` has a row for each
 //! of these ops as well.
 
+mod attention;
 mod batch_norm;
 mod conv;
 mod losses;
@@ -71,7 +72,7 @@ pub fn all() -> Vec<Case> {
     compare(&mut cases);
     matmul(&mut cases);
     reduce::all(&mut cases);
-    attention(&mut cases);
+    attention::all(&mut cases);
     losses::all(&mut cases);
     softmax(&mut cases);
     feed_forward(&mut cases);
@@ -228,56 +229,6 @@ fn matmul(cases: &mut Vec<Case>) {
         let case = Case::new(format!("linear/2x{rows}x{k}x{n}"), inputs, |x| x[0].linear(&x[1], false, Some(&x[2])));
         cases.push(case.tolerance(tolerance(k.max(n).max(2 * rows)), 1e-6));
     }
-}
-
-fn attention(cases: &mut Vec<Case>) {
-    // Sums of up to 128 products and of up to 129 keys, in an order of each device's own; exp on top.
-    let (atol, rtol) = (5e-6, 1e-5);
-    let sizes = [
-        ([2, 1], 1, 1),
-        ([1, 3], 2, 3),
-        ([2, 17], 3, 8),
-        ([1, 65], 2, 17),
-        ([1, 129], 1, 32),
-        ([1, 66], 2, 64),
-        ([1, 40], 1, 80),
-        ([1, 129], 1, 128),
-    ];
-    for ([b, t], n_head, head_size) in sizes {
-        let name = format!("attention/{b}x{t}/{n_head}x{head_size}");
-        let qkv = (vec![b, t, 3 * n_head * head_size], AROUND_ZERO);
-        let case = Case::new(name, vec![qkv], move |x| x[0].causal_attention(Heads::multi_head(n_head), None, None));
-        cases.push(case.tolerance(atol, rtol));
-    }
-    for (t, head_size) in [(33, 8), (130, 5)] {
-        let qkv = (vec![2, t, 6 * head_size], AROUND_ZERO);
-        let dropout = Some((0.25, Key::new(3)));
-        let case = Case::new(format!("attention/dropout/{t}x{head_size}"), vec![qkv], move |x| {
-            x[0].causal_attention(Heads::multi_head(2), None, dropout)
-        });
-        cases.push(case.tolerance(atol, rtol));
-    }
-    // Groups of queries, a window, and documents that begin at tokens 3 and 40.
-    for (n_head, n_kv_head, window, documents) in
-        [(4, 2, None, false), (6, 1, None, false), (2, 2, Some(33), false), (4, 2, None, true), (2, 1, Some(7), true)]
-    {
-        let heads = Heads { n_head, n_kv_head, window };
-        for head_size in if documents { 5..6 } else { 8..9 } {
-            let qkv = (vec![2, 70, (n_head + 2 * n_kv_head) * head_size], AROUND_ZERO);
-            let name = format!("attention/{n_head}:{n_kv_head}/{window:?}/{documents}/{head_size}");
-            let case = Case::new(name, vec![qkv], move |x| {
-                let starts = (0..140).map(|i| [0, 3, 40][[3, 40].iter().filter(|start| i % 70 >= **start).count()]);
-                let starts = Tensor::from_u32(&starts.collect::<Vec<_>>(), [2, 70], &x[0].device())?;
-                x[0].causal_attention(heads, documents.then_some(&starts), Some((0.25, Key::new(3))))
-            });
-            cases.push(case.tolerance(atol, rtol));
-        }
-    }
-    // Scores around 10,000, where one unit in the last place is 1e-3: so much of itself may a probability be off that
-    // is neither 0 nor 1. Few are, so outputs of up to 80 and gradients of up to 250 show a part of that.
-    let qkv = (vec![1, 65, 3 * 2 * 8], LARGE);
-    let case = Case::new("attention/large", vec![qkv], |x| x[0].causal_attention(Heads::multi_head(2), None, None));
-    cases.push(case.tolerance(2e-2, 1e-3).not_smooth());
 }
 
 fn softmax(cases: &mut Vec<Case>) {

@@ -40,9 +40,11 @@ struct CrossEntropy {
     weighing: Weighing,
 }
 
-/// dlogits (..., V). Inputs: logits, targets, max_and_sum, n, dloss.
+/// dlogits (..., V). Inputs: logits, targets, max_and_sum, n, dloss; of `rows` whose losses are not averaged, dlosses
+/// (rows) in place of the last two.
 struct CrossEntropyBackward {
     weighing: Weighing,
+    rows: bool,
 }
 
 /// n (): how many rows have a target, or the sum of the targets' weights. Input: targets.
@@ -220,7 +222,39 @@ impl Op for CrossEntropy {
         if self.weighing.weighted {
             inputs.extend([saved.input(2), saved.input(3)]);
         }
-        grads.accumulate(0, grads.run_one(&CrossEntropyBackward { weighing: self.weighing }, &inputs)?)
+        let kernel = CrossEntropyBackward { weighing: self.weighing, rows: false };
+        grads.accumulate(0, grads.run_one(&kernel, &inputs)?)
+    }
+}
+
+impl Op for RowLosses {
+    fn saves(&self) -> Saves {
+        Saves { inputs: &[0, 1, 2, 3], outputs: &[1] }
+    }
+
+    fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dlosses) = &grad_output[0] else { return Ok(()) };
+        let mut inputs = vec![saved.input(0), saved.input(1), saved.output(1), dlosses];
+        if self.weighing.weighted {
+            inputs.extend([saved.input(2), saved.input(3)]);
+        }
+        let kernel = CrossEntropyBackward { weighing: self.weighing, rows: true };
+        grads.accumulate(0, grads.run_one(&kernel, &inputs)?)
+    }
+}
+
+impl Op for MeanLoss {
+    fn saves(&self) -> Saves {
+        Saves { inputs: &[0], outputs: &[1] }
+    }
+
+    /// dloss / n for every row, 0 if n is.
+    fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dloss) = &grad_output[0] else { return Ok(()) };
+        let valid = saved.output(1);
+        let zero = Tensor::zeros(Shape::default(), DType::F32, &dloss.device())?;
+        let each = valid.ne(&zero)?.where_cond(&dloss.div(valid)?, &zero)?;
+        grads.accumulate(0, each.expand(saved.input(0).shape().clone())?)
     }
 }
 
@@ -238,25 +272,28 @@ impl Kernel for CrossEntropyBackward {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let [logits, targets, max_and_sum, valid, dloss, weights @ ..] = inputs else { unreachable!("five inputs") };
-        let factor = over_valid(f64::from(dloss.f32()[0]), valid.f32()[0], self.weighing.weighted) as f32;
-        let classes = classes(self.weighing, weights);
-        gradients(logits.f32(), targets.u32(), max_and_sum.f32(), factor, classes, &mut outputs[0]);
+        let [logits, targets, max_and_sum, others @ ..] = inputs else { unreachable!("four inputs or more") };
+        let (logits, targets, max_and_sum) = (logits.f32(), targets.u32(), max_and_sum.f32());
+        if self.rows {
+            let (dlosses, classes) = (others[0].f32(), classes(self.weighing, &others[1..]));
+            return gradients(logits, targets, max_and_sum, |row| dlosses[row], classes, &mut outputs[0]);
+        }
+        let [valid, dloss] = [0, 1].map(|i: usize| others[i].f32()[0]);
+        let factor = over_valid(f64::from(dloss), valid, self.weighing.weighted) as f32;
+        gradients(logits, targets, max_and_sum, |_| factor, classes(self.weighing, &others[2..]), &mut outputs[0]);
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output};
-        let operands = [
-            ("logits", Input(0)),
-            ("targets", Input(1)),
-            ("max_and_sum", Input(2)),
-            ("valid", Input(3)),
-            ("grad_output", Input(4)),
-            ("dlogits", Output(0)),
-        ];
+        let of_rows = [("logits", Input(0)), ("targets", Input(1)), ("max_and_sum", Input(2))];
+        let (pass, weights, given) = match self.rows {
+            true => ("backward of rows", 4, vec![("grad_output", Input(3))]),
+            false => ("backward", 5, vec![("valid", Input(3)), ("grad_output", Input(4))]),
+        };
+        let operands = [&of_rows[..], &given, &[("dlogits", Output(0))]].concat();
         let (rows, vocab) = (inputs[0].shape.rows(), inputs[0].shape.last_dim());
         let (logits, weighing) = (DType::F32, self.weighing);
-        let pass = RowPass { pass: "backward", most: THREADS, rows, vocab, logits, weighing, weights: 5 };
+        let pass = RowPass { pass, most: THREADS, rows, vocab, logits, weighing, weights };
         Plan::one(pass.launch(&operands))
     }
 }

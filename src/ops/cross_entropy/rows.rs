@@ -201,12 +201,12 @@ pub(super) fn row_losses(
     });
 }
 
-/// dx (rows, V), given m and s of each row and what the gradient of every row is multiplied by.
+/// dx (rows, V), given m and s of each row and what its gradient is multiplied by.
 pub(super) fn gradients(
     logits: &[f32],
     targets: &[u32],
     max_and_sum: &[f32],
-    factor: f32,
+    factor: impl Fn(usize) -> f32 + Sync,
     classes: Option<Classes>,
     dlogits: &mut ViewMut,
 ) {
@@ -214,6 +214,7 @@ pub(super) fn gradients(
     let dlogits = dlogits.f32();
     let rows = dlogits.par_chunks_mut(vocab).zip(logits.par_chunks(vocab)).enumerate();
     rows.with_min_len(CHUNK.div_ceil(vocab)).for_each(|(row, (dx, x))| {
+        let factor = factor(row);
         let (row_max, sum) = (max_and_sum[2 * row], max_and_sum[2 * row + 1]);
         vectorized(
             #[inline(always)]
