@@ -128,7 +128,7 @@ pub fn moments(folder: &Path, bytes: &[u8]) {
     };
     let mut model = Gpt2::new(shape, 0).expect("a model");
     let parameters = ParameterArena::new(&mut model, &Device::Cpu, DType::F32).expect("an arena");
-    let kind = Kind::Sgd { momentum: 0.9 };
+    let kind = Kind::Sgd { momentum: 0.9, nesterov: false };
     let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).expect("an optimizer");
     if let Ok(saved) = SavedMoments::new(&path, bytes) {
         let _ = saved.outer_momentum(&parameters);

@@ -8,7 +8,7 @@
 `grad.<step>.<name>`, and the weights after them by case, `after10.<case>.<name>`. `optimizers.json` says which
 parameters are weights of linear layers, how they are stored (`outputs_first`) and which matrices they fuse
 (`outputs`), and what the cases are: settings, learning rates, and how far the same steps end from the goldens where
-PyTorch computes them in float32 (`float32_error`). Gradients are drawn; their norm is clipped, all together.
+PyTorch computes them in float32 (`float32_error`); and the rates of its learning-rate schedulers (`schedules`). Gradients are drawn; their norm is clipped, all together.
 
 torch.optim.Muon makes matrices orthogonal in bfloat16. Here its iteration is replaced by the same one in the type of
 the gradient; `bfloat16_difference` says how far its own ends from the goldens. Each of the matrices that a weight fuses
@@ -47,6 +47,28 @@ CASES = {
     "muon": {"momentum": 0.95, "nesterov": True, "ns_steps": 5, "adjust_lr": "match_rms_adamw", "grad_clip": 10.0},
     "muon-original": {"momentum": 0.9, "nesterov": False, "ns_steps": 3, "adjust_lr": "original", "grad_clip": 0.0},
     "lion": {"beta1": 0.9, "beta2": 0.99, "grad_clip": 10.0},
+    "adam": {"beta1": 0.9, "beta2": 0.95, "eps": 1e-8, "grad_clip": 10.0},
+    "sgd": {"momentum": 0.9, "grad_clip": 10.0},
+    "sgd-plain": {"momentum": 0.0, "grad_clip": 0.0},
+    "nag": {"momentum": 0.9, "grad_clip": 10.0},
+    "rmsprop": {"alpha": 0.99, "eps": 1e-8, "momentum": 0.0, "centered": False, "grad_clip": 10.0},
+    "rmsprop-momentum": {"alpha": 0.9, "eps": 1e-8, "momentum": 0.9, "centered": False, "grad_clip": 0.0},
+    "rmsprop-centered": {"alpha": 0.9, "eps": 1e-8, "momentum": 0.0, "centered": True, "grad_clip": 10.0},
+    "rmsprop-both": {"alpha": 0.95, "eps": 1e-8, "momentum": 0.8, "centered": True, "grad_clip": 10.0},
+}
+
+
+# Of a peak of 0.1. `warmup_steps` come first, and are among `total_steps`.
+PEAK, STEPS = 0.1, 30
+SCHEDULES = {
+    "constant": {"kind": "constant"},
+    "linear": {"kind": "linear", "minimum": 0.01, "total_steps": 25},
+    "cosine": {"kind": "cosine", "minimum": 0.01, "total_steps": 25},
+    "cosine-warmup": {"kind": "cosine", "minimum": 0.01, "total_steps": 25, "warmup_steps": 6},
+    "step": {"kind": "step", "every": 4, "factor": 0.5},
+    "exponential-warmup": {"kind": "exponential", "factor": 0.9, "warmup_steps": 3},
+    "one-cycle": {"kind": "one-cycle", "total_steps": 30},
+    "one-cycle-short": {"kind": "one-cycle", "total_steps": 3},
 }
 
 
@@ -64,18 +86,56 @@ def main() -> None:
 
     tensors, cases = dict(given), {}
     for name, settings in CASES.items():
-        want = run(given, settings, torch.float64)
-        got = run(given, settings, torch.float32)
+        want = run(given, name, settings, torch.float64)
+        got = run(given, name, settings, torch.float32)
         cases[name] = settings | {"float32_error": rounded(errors(got, want))}
         if name.startswith("muon"):
-            bfloat16 = errors(run(given, settings, torch.float32, in_bfloat16=True), want)
+            bfloat16 = errors(run(given, name, settings, torch.float32, in_bfloat16=True), want)
             cases[name] |= {"bfloat16_difference": {key: float(f"{error:.1e}") for key, error in bfloat16.items()}}
         tensors |= {f"after10.{name}.{parameter}": tensor.float() for parameter, tensor in want.items()}
         print(name, cases[name])
     save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, out / "optimizers.safetensors")
-    description = {"versions": versions(), "adamw": ADAMW, "lr": LR, "cases": cases,
+    schedules = {name: settings | {"peak": PEAK, "rates": rates(settings)} for name, settings in SCHEDULES.items()}
+    description = {"versions": versions(), "adamw": ADAMW, "lr": LR, "cases": cases, "schedules": schedules,
                    "parameters": [{"name": name, "linear": linear} for name, (_, linear) in PARAMETERS.items()]}
     (out / "optimizers.json").write_text(json.dumps(description, indent=2) + "\n")
+
+
+def rates(settings: dict) -> list[float]:
+    """The learning rates of the first steps."""
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=PEAK)
+    warmup, total = settings.get("warmup_steps", 0), settings.get("total_steps", STEPS)
+    schedulers = torch.optim.lr_scheduler
+
+    def main_part() -> schedulers.LRScheduler:
+        match settings["kind"]:
+            case "constant":
+                return schedulers.ConstantLR(optimizer, factor=1.0)
+            case "linear":
+                return schedulers.LinearLR(optimizer, 1.0, settings["minimum"] / PEAK, total_iters=total - warmup)
+            case "cosine":
+                return schedulers.CosineAnnealingLR(optimizer, T_max=total - warmup, eta_min=settings["minimum"])
+            case "step":
+                return schedulers.StepLR(optimizer, step_size=settings["every"], gamma=settings["factor"])
+            case "exponential":
+                return schedulers.ExponentialLR(optimizer, gamma=settings["factor"])
+            case "one-cycle":
+                return schedulers.OneCycleLR(optimizer, max_lr=PEAK, total_steps=total)
+
+    if warmup:
+        # (t + 1) / (warmup + 1) of the peak at step t.
+        rise = schedulers.LinearLR(optimizer, 1 / (warmup + 1), 1.0, total_iters=warmup)
+        scheduler = schedulers.SequentialLR(optimizer, [rise, main_part()], milestones=[warmup])
+    else:
+        scheduler = main_part()
+    rates = []
+    # PyTorch's cosine rises again after its minimum, and one cycle has no further steps.
+    for step in range(min(STEPS, total)):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        if step + 1 < min(STEPS, total):
+            scheduler.step()
+    return rates
 
 
 def gradient(draw: Draw, shape: tuple[int, ...]) -> Tensor:
@@ -106,11 +166,12 @@ def whole(name: str, tensors: list[Tensor]) -> Tensor:
     return fused if linear["outputs_first"] else fused.T
 
 
-def run(given: dict[str, Tensor], settings: dict, dtype: torch.dtype, in_bfloat16: bool = False) -> dict[str, Tensor]:
+def run(given: dict[str, Tensor], case: str, settings: dict, dtype: torch.dtype,
+        in_bfloat16: bool = False) -> dict[str, Tensor]:
     """The weights after the steps, computed in `dtype`."""
     params = {name: [torch.nn.Parameter(piece.to(dtype, copy=True)) for piece in pieces(name, given[f"weight.{name}"])]
               for name in PARAMETERS}
-    optimizers = optimizers_of(params, settings)
+    optimizers = optimizers_of(params, case, settings)
     own = _muon._zeropower_via_newtonschulz
     _muon._zeropower_via_newtonschulz = own if in_bfloat16 else newton_schulz
     for step, lr in enumerate(LR):
@@ -144,15 +205,15 @@ class Lion(torch.optim.Optimizer):
                 self.state[p]["m"] = beta2 * m + (1 - beta2) * p.grad
 
 
-def optimizers_of(params: dict[str, list[Tensor]], settings: dict) -> list[torch.optim.Optimizer]:
+def optimizers_of(params: dict[str, list[Tensor]], case: str, settings: dict) -> list[torch.optim.Optimizer]:
     def of(belongs) -> list[Tensor]:
         return [piece for name, its in params.items() if belongs(name) for piece in its]
 
     decay = ADAMW["weight_decay"]
-    if "beta1" in settings:
+    if not case.startswith("muon"):
         matrices = {"params": of(lambda name: len(PARAMETERS[name][0]) == 2), "weight_decay": decay}
         vectors = {"params": of(lambda name: len(PARAMETERS[name][0]) == 1), "weight_decay": 0.0}
-        return [Lion([matrices, vectors], betas=(settings["beta1"], settings["beta2"]))]
+        return [elementwise([matrices, vectors], case, settings)]
     muon = torch.optim.Muon(of(lambda name: PARAMETERS[name][1]), momentum=settings["momentum"], weight_decay=decay,
                             nesterov=settings["nesterov"], ns_steps=settings["ns_steps"],
                             adjust_lr_fn=settings["adjust_lr"])
@@ -161,6 +222,17 @@ def optimizers_of(params: dict[str, list[Tensor]], settings: dict) -> list[torch
                                {"params": of(lambda name: is_other(name, 1)), "weight_decay": 0.0}],
                               betas=(ADAMW["beta1"], ADAMW["beta2"]), eps=ADAMW["eps"], foreach=False)
     return [muon, adamw]
+
+
+def elementwise(groups: list[dict], case: str, settings: dict) -> torch.optim.Optimizer:
+    own = {name: value for name, value in settings.items() if name != "grad_clip"}
+    if case == "lion":
+        return Lion(groups, betas=(own["beta1"], own["beta2"]))
+    if case == "adam":
+        return torch.optim.Adam(groups, betas=(own["beta1"], own["beta2"]), eps=own["eps"], foreach=False)
+    if case.startswith("rmsprop"):
+        return torch.optim.RMSprop(groups, **own, foreach=False)
+    return torch.optim.SGD(groups, **own, nesterov=case == "nag", foreach=False)
 
 
 def newton_schulz(grad: Tensor, coefficients: tuple[float, float, float], steps: int, eps: float) -> Tensor:

@@ -68,6 +68,10 @@ pub enum Error {
     #[error("{}: {message}", path.display())]
     Corpus { path: PathBuf, message: String },
 
+    /// A data set could not hand over a sample.
+    #[error("sample {index} of the data set: {message}")]
+    Sample { index: usize, message: String },
+
     /// A tokenizer could not be read, trained or applied.
     #[error("tokenizer {name}: {message}")]
     Tokenizer { name: String, message: String },

@@ -9,7 +9,7 @@ mod golden_ops;
 use rustyflow::models::{self, Gpt2, LanguageModel, ModelConfig, ModelKind, Past};
 use rustyflow::nn::{Dropout, LinearLayout, Module, Parameter};
 use rustyflow::ops::Criterion;
-use rustyflow::optim::{AdjustLr, Group, Kind, Optimizer, ParameterArena};
+use rustyflow::optim::{AdjustLr, Group, Kind, LearningRate, Optimizer, ParameterArena};
 use rustyflow::testing::worst_error;
 use rustyflow::{DType, Device, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors};
@@ -382,6 +382,21 @@ fn muon(settings: &Value) -> Kind {
     }
 }
 
+/// The rule of a case that all parameters are updated by.
+fn elementwise(case: &str, settings: &Value) -> Kind {
+    let of = |name: &str| number(settings, name);
+    match case {
+        "lion" => Kind::Lion { beta1: of("beta1"), beta2: of("beta2") },
+        "adam" => Kind::Adam { beta1: of("beta1"), beta2: of("beta2"), eps: of("eps") },
+        "sgd" | "sgd-plain" | "nag" => Kind::Sgd { momentum: of("momentum"), nesterov: case == "nag" },
+        case if case.starts_with("rmsprop") => {
+            let centered = settings["centered"].as_bool().unwrap();
+            Kind::RmsProp { alpha: of("alpha"), eps: of("eps"), momentum: of("momentum"), centered }
+        }
+        case => panic!("no rule of the name {case}"),
+    }
+}
+
 /// Ten steps of given gradients, `scripts/make_optimizer_goldens.py` says how. PyTorch's own float32 is off by 3e-7.
 fn check_optimizers(device: &Device) {
     let golden = Golden::read("optimizers");
@@ -402,8 +417,8 @@ fn check_optimizers(device: &Device) {
             parameters.0.push((name.to_string(), parameter));
         }
         let kinds = match case.as_str() {
-            "lion" => [Kind::Lion { beta1: number(settings, "beta1"), beta2: number(settings, "beta2") }; 2],
-            _ => [muon(settings), Kind::AdamW { beta1, beta2, eps }],
+            case if case.starts_with("muon") => [muon(settings), Kind::AdamW { beta1, beta2, eps }],
+            case => [elementwise(case, settings); 2],
         };
         let is_other = |_: &str, parameter: &Parameter| usize::from(parameter.linear.is_none());
         let arena = ParameterArena::grouped(&mut parameters, device, DType::F32, &is_other).unwrap();
@@ -422,6 +437,32 @@ fn check_optimizers(device: &Device) {
         }
     }
     comparison.finish(device);
+}
+
+/// PyTorch's schedulers multiply the last rate by something, step by step, which leaves a few bits.
+#[test]
+fn learning_rates_are_those_of_pytorch() {
+    let golden = Golden::read("optimizers");
+    let schedules = golden.description["schedules"].as_object().unwrap();
+    assert_eq!(schedules.len(), 8);
+    for (name, settings) in schedules {
+        let of = |key: &str| number(settings, key);
+        let (peak, total) = (of("peak"), || of("total_steps") as usize);
+        let rate = match settings["kind"].as_str().unwrap() {
+            "constant" => LearningRate::constant(peak),
+            "linear" => LearningRate::linear(peak, of("minimum"), total()),
+            "cosine" => LearningRate::cosine(peak, of("minimum"), total()),
+            "step" => LearningRate::step(peak, of("every") as usize, of("factor")),
+            "exponential" => LearningRate::exponential(peak, of("factor")),
+            "one-cycle" => LearningRate::one_cycle(peak, total()),
+            kind => panic!("no schedule of the name {kind}"),
+        };
+        let rate = rate.warm_up(settings["warmup_steps"].as_u64().unwrap_or(0) as usize);
+        for (step, want) in settings["rates"].as_array().unwrap().iter().enumerate() {
+            let (got, want) = (rate.of_step(step), want.as_f64().unwrap());
+            assert!((got - want).abs() <= 1e-12 * want, "{name}, step {step}: {got}, PyTorch has {want}");
+        }
+    }
 }
 
 #[test]

@@ -580,7 +580,8 @@ fn optimizers(s: &Sizes) -> Vec<Row> {
     let kinds = [
         ("adamw", Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 }),
         ("adam", Kind::Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8 }),
-        ("sgd", Kind::Sgd { momentum: 0.9 }),
+        ("sgd", Kind::Sgd { momentum: 0.9, nesterov: false }),
+        ("rmsprop", Kind::RmsProp { alpha: 0.99, eps: 1e-8, momentum: 0.0, centered: false }),
         ("lion", Kind::Lion { beta1: 0.9, beta2: 0.99 }),
         ("muon", muon),
     ];

@@ -149,6 +149,10 @@ choice! {
         Adam = "adam",
         /// Stochastic gradient descent with momentum.
         Sgd = "sgd",
+        /// The same with Nesterov's momentum, which looks ahead (Nesterov, 1983).
+        Nag = "nag",
+        /// Gradients divided by the root of the mean of their squares (Tieleman and Hinton, 2012).
+        RmsProp = "rmsprop",
         /// The sign of a momentum, with weight decay apart from the gradient (Chen et al., 2023).
         Lion = "lion",
         /// Momentum made orthogonal, of the matrices in blocks (Jordan et al., 2024); AdamW of everything else.

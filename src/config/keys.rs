@@ -119,6 +119,8 @@ pub(super) const KEYS: &[Key] = &[
     key("optimizer.eps", Kind::Real),
     key("optimizer.weight_decay", Kind::Real),
     key("optimizer.momentum", Kind::Real),
+    key("optimizer.alpha", Kind::Real),
+    key("optimizer.centered", Kind::Flag),
     key("optimizer.nesterov", Kind::Flag),
     key("optimizer.ns_steps", Kind::Count),
     key("optimizer.adjust_lr", Kind::Choice(AdjustLr::CHOICES)),

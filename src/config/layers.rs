@@ -305,6 +305,9 @@ impl Resolved {
         if optimizer.kind == OptimizerKind::Muon && derive("optimizer.momentum", "what is usual for muon") {
             optimizer.momentum = 0.95;
         }
+        if optimizer.kind == OptimizerKind::RmsProp && derive("optimizer.momentum", "none, as is usual for rmsprop") {
+            optimizer.momentum = 0.0;
+        }
         if optimizer.kind == OptimizerKind::Lion && derive("optimizer.beta2", "what is usual for lion") {
             optimizer.beta2 = 0.99;
         }

@@ -250,19 +250,23 @@ impl TrainConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimizerConfig {
-    /// `adamw`, `adam`, `sgd`, `lion` or `muon`. Default `adamw`.
+    /// `adamw`, `adam`, `sgd`, `nag`, `rmsprop`, `lion` or `muon`. Default `adamw`.
     pub kind: OptimizerKind,
     /// Decay of Adam's mean of gradients, in [0, 1); of `lion` the part of the momentum in an update. Default 0.9.
     pub beta1: f64,
     /// Decay of Adam's mean of squared gradients, and of the momentum of `lion`, in [0, 1). Default 0.95, of `lion`
     /// 0.99.
     pub beta2: f64,
-    /// Added to Adam's denominator. Default 1e-8.
+    /// Added to the denominator of Adam and of `rmsprop`. Default 1e-8.
     pub eps: f64,
     /// Weight decay of parameters with two or more dimensions. Default 0.1.
     pub weight_decay: f64,
-    /// Momentum of `sgd` and `muon`, in [0, 1). Default 0.9, of `muon` 0.95.
+    /// Momentum of `sgd`, `nag`, `rmsprop` and `muon`, in [0, 1). Default 0.9, of `muon` 0.95, of `rmsprop` 0.
     pub momentum: f64,
+    /// Decay of the mean of squared gradients of `rmsprop`, in [0, 1). Default 0.99.
+    pub alpha: f64,
+    /// Whether `rmsprop` divides by the deviation of gradients from their mean. Default false.
+    pub centered: bool,
     /// Whether `muon` looks ahead by Nesterov's momentum. Default true.
     pub nesterov: bool,
     /// Iterations that make the matrices of `muon` orthogonal, 1 to 99. Default 5.
@@ -299,6 +303,8 @@ impl Default for OptimizerConfig {
             eps: 1e-8,
             weight_decay: 0.1,
             momentum: 0.9,
+            alpha: 0.99,
+            centered: false,
             nesterov: true,
             ns_steps: 5,
             adjust_lr: AdjustLr::MatchRmsAdamW,

@@ -142,6 +142,7 @@ fn ranges(c: &Checker) -> Result<()> {
         ("optimizer.eps", optimizer.eps, optimizer.eps as f32 > 0.0, "above 0 as a 32-bit number"),
         ("optimizer.weight_decay", optimizer.weight_decay, optimizer.weight_decay >= 0.0, "at least 0"),
         ("optimizer.momentum", optimizer.momentum, in_unit(optimizer.momentum), "at least 0 and below 1"),
+        ("optimizer.alpha", optimizer.alpha, in_unit(optimizer.alpha), "at least 0 and below 1"),
         (
             "optimizer.muon_learning_rate",
             optimizer.muon_learning_rate,

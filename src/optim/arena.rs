@@ -337,7 +337,8 @@ mod tests {
             // No gradient at all: nothing changes.
             parameters.zero_gradients();
             let before = parameters.values().to_f32().unwrap();
-            let mut optimizer = Optimizer::new(&parameters, Kind::Sgd { momentum: 0.9 }, 0.0, 1.0).unwrap();
+            let mut optimizer =
+                Optimizer::new(&parameters, Kind::Sgd { momentum: 0.9, nesterov: false }, 0.0, 1.0).unwrap();
             optimizer.step(&parameters, 0.1).unwrap();
             assert_eq!(parameters.values().to_f32().unwrap(), before, "{device}");
         }

@@ -130,7 +130,7 @@ impl Muon {
             unreachable!("the group has matrices")
         };
         let (arena, start) = (step.parameters, state.segment.range.start);
-        let of_moment = |range: &Range<usize>| slice(&state.first, &(range.start - start..range.end - start));
+        let of_moment = |range: &Range<usize>| slice(&state.moments[0], &(range.start - start..range.end - start));
         let momentum = momentum as f32;
         let ranges = bindable_ranges(&state.segment.range, &arena.values.device());
         for range in &ranges {

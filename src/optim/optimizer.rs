@@ -7,7 +7,7 @@ use super::muon::{AdjustLr, Muon, Workspace};
 use super::update::{GradientScale, Rule, SumOfSquares, Update};
 use crate::profile::MemoryKind;
 use crate::tensor::{DType, run, run_into};
-use crate::{Device, Result, Tensor};
+use crate::{Device, Error, Result, Tensor};
 use std::ops::Range;
 
 /// Which rule updates parameters.
@@ -23,8 +23,17 @@ pub enum Kind {
         beta2: f64,
         eps: f64,
     },
+    /// Nesterov's looks ahead along the momentum.
     Sgd {
         momentum: f64,
+        nesterov: bool,
+    },
+    /// `alpha` is the decay of the mean of squared gradients; centered subtracts the square of their mean.
+    RmsProp {
+        alpha: f64,
+        eps: f64,
+        momentum: f64,
+        centered: bool,
     },
     Lion {
         beta1: f64,
@@ -42,9 +51,42 @@ pub enum Kind {
 impl Kind {
     /// How many numbers it remembers of each parameter.
     pub fn moments(&self) -> usize {
-        match self {
-            Kind::AdamW { .. } | Kind::Adam { .. } => 2,
-            Kind::Sgd { .. } | Kind::Lion { .. } | Kind::Muon { .. } => 1,
+        self.moment_names().len()
+    }
+
+    /// PyTorch's names of what it remembers, in the order of [`State::moments`].
+    pub(super) fn moment_names(&self) -> &'static [&'static str] {
+        match *self {
+            Kind::AdamW { .. } | Kind::Adam { .. } => &["exp_avg", "exp_avg_sq"],
+            Kind::Lion { .. } => &["exp_avg"],
+            Kind::Sgd { .. } | Kind::Muon { .. } => &["momentum_buffer"],
+            Kind::RmsProp { momentum, centered, .. } => match (momentum > 0.0, centered) {
+                (false, false) => &["square_avg"],
+                (true, false) => &["square_avg", "momentum_buffer"],
+                (false, true) => &["square_avg", "grad_avg"],
+                (true, true) => &["square_avg", "momentum_buffer", "grad_avg"],
+            },
+        }
+    }
+
+    /// Fails on a setting with which no update makes sense.
+    fn check(&self) -> Result<()> {
+        // A denominator of 0 would divide what never had a gradient by 0.
+        let eps_is_wrong = |eps: f64| !(eps as f32 > 0.0 && eps.is_finite());
+        let (decays, eps) = match *self {
+            Kind::AdamW { beta1, beta2, eps } | Kind::Adam { beta1, beta2, eps } => {
+                ([("beta1", beta1), ("beta2", beta2)], Some(eps))
+            }
+            Kind::Lion { beta1, beta2 } => ([("beta1", beta1), ("beta2", beta2)], None),
+            Kind::Sgd { momentum, .. } | Kind::Muon { momentum, .. } => ([("momentum", momentum); 2], None),
+            Kind::RmsProp { alpha, momentum, eps, .. } => ([("alpha", alpha), ("momentum", momentum)], Some(eps)),
+        };
+        if let Some((name, value)) = decays.into_iter().find(|(_, value)| !(0.0..1.0).contains(value)) {
+            return Err(Error::Invalid(format!("optimizer: {name} must be at least 0 and below 1, got {value}")));
+        }
+        match eps.filter(|&eps| eps_is_wrong(eps)) {
+            Some(eps) => Err(Error::Invalid(format!("optimizer: eps must be above 0 as a 32-bit number, got {eps}"))),
+            None => Ok(()),
         }
     }
 }
@@ -71,10 +113,8 @@ impl Group {
 pub(super) struct State {
     pub group: Group,
     pub segment: Segment,
-    /// m (the momentum of SGD, Lion and Muon).
-    pub first: Tensor,
-    /// v, of the rules that have one.
-    pub second: Option<Tensor>,
+    /// As [`Kind::moment_names`] names them.
+    pub moments: Vec<Tensor>,
     pub muon: Option<Muon>,
 }
 
@@ -99,8 +139,8 @@ impl Optimizer {
     /// A fresh optimizer that updates all these parameters alike.
     ///
     /// # Errors
-    /// If the device has no memory left for the moments, or the rule is Muon and there are other parameters than
-    /// weights of linear layers.
+    /// If the device has no memory left for the moments, a setting is out of its range, or the rule is Muon and there
+    /// are other parameters than weights of linear layers.
     pub fn new(parameters: &ParameterArena, kind: Kind, weight_decay: f64, grad_clip: f64) -> Result<Optimizer> {
         Optimizer::with_groups(parameters, &|_| Group::new(kind, weight_decay), grad_clip)
     }
@@ -230,7 +270,9 @@ impl Optimizer {
 impl State {
     fn new(parameters: &ParameterArena, segment: Segment, group: Group) -> Result<State> {
         let device = parameters.values.device();
-        let zeros = || Tensor::zeros_as(MemoryKind::OptimizerState, [segment.range.len()], DType::F32, &device);
+        group.kind.check()?;
+        let zeros =
+            |_: &&'static str| Tensor::zeros_as(MemoryKind::OptimizerState, [segment.range.len()], DType::F32, &device);
         let muon = match group.kind {
             Kind::Muon { .. } => {
                 let is_inside = |entry: &&Entry| entry.trainable && segment.range.contains(&entry.offset);
@@ -238,8 +280,8 @@ impl State {
             }
             _ => None,
         };
-        let second = (group.kind.moments() == 2).then(zeros).transpose()?;
-        Ok(State { group, first: zeros()?, second, muon, segment })
+        let moments = group.kind.moment_names().iter().map(zeros).collect::<Result<_>>()?;
+        Ok(State { group, moments, muon, segment })
     }
 }
 
@@ -265,11 +307,10 @@ impl Step<'_> {
             let in_arena = |arena: &Tensor| slice(arena, &range);
             let of_moment = |moment: &Tensor| slice(moment, &(range.start - start..range.end - start));
             let (gradient, value) = (in_arena(self.parameters.gradients()), in_arena(&self.parameters.values));
-            let first = of_moment(&state.first);
-            let second = state.second.as_ref().map(of_moment);
+            let moments: Vec<Tensor> = state.moments.iter().map(of_moment).collect();
             let half = self.parameters.halves.as_ref().map(in_arena);
-            let mut outputs = vec![&value, &first];
-            outputs.extend(&second);
+            let mut outputs = vec![&value];
+            outputs.extend(&moments);
             outputs.push(self.skipped);
             outputs.extend(&half);
             run_into(&kernel, &[&gradient, self.squares], &outputs)?;
@@ -282,7 +323,10 @@ impl Step<'_> {
         let (rule, beta1, beta2, eps) = match state.group.kind {
             Kind::AdamW { beta1, beta2, eps } => (Rule::AdamW, beta1, beta2, eps),
             Kind::Adam { beta1, beta2, eps } => (Rule::Adam, beta1, beta2, eps),
-            Kind::Sgd { momentum } => (Rule::Sgd, momentum, 0.0, 0.0),
+            Kind::Sgd { momentum, nesterov } => (Rule::Sgd { nesterov }, momentum, 0.0, 0.0),
+            Kind::RmsProp { alpha, eps, momentum, centered } => {
+                (Rule::RmsProp { has_momentum: momentum > 0.0, centered }, momentum, alpha, eps)
+            }
             Kind::Lion { beta1, beta2 } => (Rule::Lion, beta1, beta2, 0.0),
             Kind::Muon { .. } => unreachable!("it updates whole matrices"),
         };
@@ -290,6 +334,7 @@ impl Step<'_> {
         let decay_end = if state.group.decays_vectors { whole.end } else { *decay_end };
         Update {
             rule,
+            moments: state.group.kind.moment_names(),
             learning_rate: self.learning_rate as f32,
             beta1: beta1 as f32,
             beta2: beta2 as f32,

@@ -1,12 +1,12 @@
-//! What an optimizer remembers, as a safetensors file: `exp_avg.<parameter>`, `exp_avg_sq.<parameter>` and
-//! `momentum_buffer.<parameter>`, in PyTorch's names; and where averages of the weights are kept, the weights as they
+//! What an optimizer remembers, as a safetensors file: `exp_avg.<parameter>`, `exp_avg_sq.<parameter>`,
+//! `momentum_buffer.<parameter>` and so on, in PyTorch's names; and where averages of the weights are kept, the weights as they
 //! are trained, `trained.<parameter>`, because `model.safetensors` has the averages then. One tensor per parameter, so
 //! that the file does not depend on how arenas are laid out, nor on how several ranks divide them. Ranks that train
 //! apart (`train.sync_every`) have moments of their own, those of rank 3 as `rank3.exp_avg.<parameter>`, and together
 //! `outer_momentum.<parameter>`.
 
 use super::optimizer::slice;
-use super::{Entry, Kind, Optimizer, ParameterArena};
+use super::{Entry, Optimizer, ParameterArena};
 use crate::tensor::Bytes;
 use crate::{Error, Result, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
@@ -23,9 +23,8 @@ pub struct Moment {
     pub rank: usize,
 }
 
-const FIRST: &str = "exp_avg";
-const SECOND: &str = "exp_avg_sq";
-const MOMENTUM: &str = "momentum_buffer";
+/// Of the rules: `Kind::moment_names`.
+const OF_RULES: [&str; 5] = ["exp_avg", "exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg"];
 /// The state of the loss scale in mixed precision: three f32 that belong to no parameter.
 const LOSS_SCALE: &str = "loss_scale";
 const TRAINED: &str = "trained";
@@ -34,8 +33,7 @@ const OUTER_MOMENTUM: &str = "outer_momentum";
 impl Moment {
     /// The moment of this name, if there is such a one.
     pub fn named(name: &str, range: Range<usize>, rank: usize) -> Option<Moment> {
-        let names = [FIRST, SECOND, MOMENTUM, LOSS_SCALE];
-        names.into_iter().find(|known| *known == name).map(|name| Moment { name, range, rank })
+        OF_RULES.into_iter().chain([LOSS_SCALE]).find(|known| *known == name).map(|name| Moment { name, range, rank })
     }
 
     fn new(name: &'static str, range: Range<usize>) -> Moment {
@@ -91,14 +89,8 @@ impl Optimizer {
     pub fn moments(&self) -> Vec<(Moment, &Tensor)> {
         let mut moments = Vec::new();
         for state in &self.states {
-            let names = match state.group.kind {
-                Kind::Sgd { .. } | Kind::Muon { .. } => [MOMENTUM, ""],
-                Kind::AdamW { .. } | Kind::Adam { .. } | Kind::Lion { .. } => [FIRST, SECOND],
-            };
-            let tensors = [Some(&state.first), state.second.as_ref()];
-            let named = names.into_iter().zip(tensors);
-            let moment = |name| Moment::new(name, state.segment.range.clone());
-            moments.extend(named.filter_map(|(name, tensor)| Some((moment(name), tensor?))));
+            let named = state.group.kind.moment_names().iter().zip(&state.moments);
+            moments.extend(named.map(|(name, tensor)| (Moment::new(name, state.segment.range.clone()), tensor)));
         }
         moments.extend(self.loss_scale().map(|scale| (Moment::new(LOSS_SCALE, 0..0), scale)));
         moments
@@ -285,6 +277,7 @@ mod tests {
     use super::*;
     use crate::Device;
     use crate::nn::Module;
+    use crate::optim::Kind;
     use crate::optim::testing::{self, KINDS, Net};
 
     fn setup(kind: Kind) -> (Net, ParameterArena, Optimizer) {

@@ -7,13 +7,16 @@ use crate::{DType, Device, Result, Tensor};
 
 pub const ADAMW: Kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
 
-/// One of each rule.
-pub const KINDS: [Kind; 5] = [
+/// One of each rule, and of those with more moments.
+pub const KINDS: [Kind; 8] = [
     ADAMW,
     Kind::Adam { beta1: 0.9, beta2: 0.95, eps: 1e-8 },
-    Kind::Sgd { momentum: 0.9 },
+    Kind::Sgd { momentum: 0.9, nesterov: false },
     Kind::Muon { momentum: 0.95, nesterov: true, ns_steps: 5, adjust_lr: AdjustLr::MatchRmsAdamW },
     Kind::Lion { beta1: 0.9, beta2: 0.99 },
+    Kind::Sgd { momentum: 0.9, nesterov: true },
+    Kind::RmsProp { alpha: 0.99, eps: 1e-8, momentum: 0.0, centered: false },
+    Kind::RmsProp { alpha: 0.9, eps: 1e-8, momentum: 0.9, centered: true },
 ];
 
 /// The arena and the optimizer of a module, with a decay of 0.1 and clipping at 1. What Muon does not update, AdamW

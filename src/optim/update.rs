@@ -1,4 +1,4 @@
-//! The kernels of AdamW, Adam, SGD and Lion, with clipping by the global norm, each as one pass over a part of the
+//! The kernels of AdamW, Adam, SGD, RMSprop and Lion, with clipping by the global norm, each as one pass over a part of the
 //! arenas.
 //!
 //! ```text
@@ -7,6 +7,10 @@
 //!         p <- p - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)           Loshchilov and Hutter 2019
 //! Adam:   the same with g <- g + decay p instead of the first step              Kingma and Ba 2015
 //! SGD:    g <- g + decay p;  m <- momentum m + g;  p <- p - lr m                 as torch.optim.SGD
+//!         Nesterov:  p <- p - lr (g + momentum m)  instead of the last step
+//! RMSprop: g <- g + decay p;  v <- alpha v + (1 - alpha) g^2;  s <- g / (sqrt(v) + eps)
+//!         m <- momentum m + s;  p <- p - lr m                                    as torch.optim.RMSprop
+//!         centered:  c <- alpha c + (1 - alpha) g,  and v - c^2 (no less than 0) under the root
 //! Lion:   p <- p (1 - lr decay) - lr sign(b1 m + (1 - b1) g);  m <- b2 m + (1 - b2) g    Chen et al. 2023; sign(0) = 0
 //! ```
 //! Where the norm is not finite, nothing is updated and the update counts as skipped. In mixed precision the gradients
@@ -125,27 +129,22 @@ impl GradientScale {
 pub(super) enum Rule {
     AdamW,
     Adam,
-    Sgd,
+    Sgd { nesterov: bool },
+    RmsProp { has_momentum: bool, centered: bool },
     Lion,
 }
 
-impl Rule {
-    /// How many moments it reads and writes.
-    pub fn moments(self) -> usize {
-        match self {
-            Rule::AdamW | Rule::Adam => 2,
-            Rule::Sgd | Rule::Lion => 1,
-        }
-    }
-}
-
-/// One update. Inputs: gradients (N), sum of squared gradients (1). Outputs, changed in place: values, m, v if the
-/// rule has it, and the count of skipped updates, (1) of u32. Mixed, the second input is (2), the other element what
+/// One update. Inputs: gradients (N), sum of squared gradients (1). Outputs, changed in place: values, the moments, and
+/// the count of skipped updates, (1) of u32. Mixed, the second input is (2), the other element what
 /// gradients are multiplied by, 0 to change nothing; and a last output is the values as f16.
 pub(super) struct Update {
     pub rule: Rule,
+    /// The names of the moments in their order, which those of the buffers are.
+    pub moments: &'static [&'static str],
     pub learning_rate: f32,
+    /// Of SGD and RMSprop the momentum.
     pub beta1: f32,
+    /// Of RMSprop alpha.
     pub beta2: f32,
     pub eps: f32,
     pub weight_decay: f32,
@@ -159,13 +158,81 @@ pub(super) struct Update {
     pub counts: bool,
 }
 
+/// Elements that one thread updates at a time.
+const CHUNK: usize = 1 << 14;
+
+/// The first `at` elements of each, and the rest.
+fn split<const N: usize>(states: [&mut [f32]; N], at: usize) -> [[&mut [f32]; N]; 2] {
+    let mut parts = states.map(|state| state.split_at_mut(at));
+    let first = parts.each_mut().map(|(first, _)| std::mem::take(first));
+    [first, parts.map(|(_, rest)| rest)]
+}
+
 impl Update {
+    /// Calls `update` with what elements decay by, with the values and moments of as many as one thread updates at a
+    /// time, and with their gradients.
+    fn all<const N: usize>(
+        &self,
+        outputs: &mut [ViewMut],
+        gradients: &[f32],
+        update: impl Fn(f32, [&mut [f32]; N], &[f32]) + Sync,
+    ) {
+        let outputs: &mut [ViewMut; N] = outputs.try_into().expect("output_specs names values and moments");
+        self.part(0, outputs.each_mut().map(ViewMut::f32), gradients, &update);
+    }
+
+    /// [`Update::all`] of a part of the elements, which starts at this one.
+    fn part<const N: usize>(
+        &self,
+        start: usize,
+        states: [&mut [f32]; N],
+        gradients: &[f32],
+        update: &(impl Fn(f32, [&mut [f32]; N], &[f32]) + Sync),
+    ) {
+        let len = gradients.len();
+        if len > CHUNK {
+            let middle = (len / 2).next_multiple_of(CHUNK);
+            let ([left, right], (g, g_rest)) = (split(states, middle), gradients.split_at(middle));
+            let halves = (|| self.part(start, left, g, update), || self.part(start + middle, right, g_rest, update));
+            rayon::join(halves.0, halves.1);
+            return;
+        }
+        let decayed = self.decay_end.saturating_sub(start).min(len);
+        let ([states, rest], (g, g_rest)) = (split(states, decayed), gradients.split_at(decayed));
+        update(self.weight_decay, states, g);
+        update(0.0, rest, g_rest);
+    }
+
     /// SGD of elements that all decay alike.
     #[inline(always)]
     fn sgd(&self, clip: f32, decay: f32, p: &mut [f32], m: &mut [f32], g: &[f32]) {
+        let nesterov = self.rule == Rule::Sgd { nesterov: true };
         for ((p, m), g) in p.iter_mut().zip(m).zip(g) {
-            *m = self.beta1 * *m + (g * clip + decay * *p);
-            *p -= self.learning_rate * *m;
+            let g = g * clip + decay * *p;
+            *m = self.beta1 * *m + g;
+            *p -= self.learning_rate * if nesterov { g + self.beta1 * *m } else { *m };
+        }
+    }
+
+    /// RMSprop of elements that all decay alike, of which some have a momentum and a mean.
+    #[inline(always)]
+    fn rmsprop(&self, clip: f32, decay: f32, [p, v]: [&mut [f32]; 2], further: [Option<&mut [f32]>; 2], g: &[f32]) {
+        let &Update { learning_rate: lr, beta1: momentum, beta2: alpha, eps, .. } = self;
+        let [mut m, mut mean] = further;
+        for (i, ((p, v), g)) in p.iter_mut().zip(v).zip(g).enumerate() {
+            let g = g * clip + decay * *p;
+            *v = alpha * *v + (1.0 - alpha) * g * g;
+            let mut variance = *v;
+            if let Some(mean) = &mut mean {
+                mean[i] = alpha * mean[i] + (1.0 - alpha) * g;
+                variance = (variance - mean[i] * mean[i]).max(0.0);
+            }
+            let mut step = g / (variance.sqrt() + eps);
+            if let Some(m) = &mut m {
+                m[i] = momentum * m[i] + step;
+                step = m[i];
+            }
+            *p -= lr * step;
         }
     }
 
@@ -204,13 +271,14 @@ impl Kernel for Update {
         match self.rule {
             Rule::AdamW => "adamw",
             Rule::Adam => "adam",
-            Rule::Sgd => "sgd",
+            Rule::Sgd { .. } => "sgd",
+            Rule::RmsProp { .. } => "rmsprop",
             Rule::Lion => "lion",
         }
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        let mut outputs = vec![inputs[0].clone(); 1 + self.rule.moments()];
+        let mut outputs = vec![inputs[0].clone(); 1 + self.moments.len()];
         outputs.push(Spec::new([1], DType::U32));
         outputs.extend(self.halves.then(|| Spec::new(inputs[0].shape.clone(), DType::F16)));
         Ok(outputs)
@@ -218,13 +286,12 @@ impl Kernel for Update {
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
         let elements = inputs[0].shape.elements() as f64;
-        let states = 1 + self.rule.moments();
+        let states = 1 + self.moments.len();
         let halves = if self.halves { outputs[states + 1].size_bytes() as f64 } else { 0.0 };
         Cost { flops: 14.0 * elements, bytes: 4.0 * elements * (1 + 2 * states) as f64 + halves }
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        const CHUNK: usize = 1 << 14;
         let gradients = inputs[0].f32();
         let (outputs, halves) = outputs.split_at_mut(outputs.len() - self.halves as usize);
         let (outputs, skipped) = outputs.split_at_mut(outputs.len() - 1);
@@ -233,43 +300,51 @@ impl Kernel for Update {
             Factor::Overflow => return,
             Factor::NotFinite => return skipped[0].u32()[0] += u32::from(self.counts),
         };
-        let decayed = |chunk: usize, len: usize| self.decay_end.saturating_sub(chunk * CHUNK).min(len);
-        match outputs {
-            [values, m] => {
-                let chunks = values.f32().par_chunks_mut(CHUNK).zip(m.f32().par_chunks_mut(CHUNK));
-                chunks.zip(gradients.par_chunks(CHUNK)).enumerate().for_each(|(chunk, ((p, m), g))| {
-                    let decayed = decayed(chunk, p.len());
-                    let ((p, p_rest), (m, m_rest)) = (p.split_at_mut(decayed), m.split_at_mut(decayed));
-                    let (g, g_rest) = g.split_at(decayed);
-                    for (decay, p, m, g) in [(self.weight_decay, p, m, g), (0.0, p_rest, m_rest, g_rest)] {
-                        vectorized(
-                            #[inline(always)]
-                            || match self.rule {
-                                Rule::Lion => self.lion(clip, decay, p, m, g),
-                                _ => self.sgd(clip, decay, p, m, g),
-                            },
-                        );
-                    }
-                });
-            }
-            [values, m, v] => {
-                let chunks = values.f32().par_chunks_mut(CHUNK).zip(m.f32().par_chunks_mut(CHUNK));
-                let chunks = chunks.zip(v.f32().par_chunks_mut(CHUNK)).zip(gradients.par_chunks(CHUNK));
-                chunks.enumerate().for_each(|(chunk, (((p, m), v), g))| {
-                    let decayed = decayed(chunk, p.len());
-                    let ((p, p_rest), (m, m_rest)) = (p.split_at_mut(decayed), m.split_at_mut(decayed));
-                    let ((v, v_rest), (g, g_rest)) = (v.split_at_mut(decayed), g.split_at(decayed));
+        match self.rule {
+            Rule::AdamW | Rule::Adam => self.all(outputs, gradients, |decay, [p, m, v], g| {
+                vectorized(
+                    #[inline(always)]
+                    || self.adam(clip, decay, p, m, v, g),
+                )
+            }),
+            Rule::Sgd { .. } => self.all(outputs, gradients, |decay, [p, m], g| {
+                vectorized(
+                    #[inline(always)]
+                    || self.sgd(clip, decay, p, m, g),
+                )
+            }),
+            Rule::Lion => self.all(outputs, gradients, |decay, [p, m], g| {
+                vectorized(
+                    #[inline(always)]
+                    || self.lion(clip, decay, p, m, g),
+                )
+            }),
+            Rule::RmsProp { has_momentum: false, centered: false } => {
+                self.all(outputs, gradients, |decay, pv: [&mut [f32]; 2], g| {
                     vectorized(
                         #[inline(always)]
-                        || self.adam(clip, self.weight_decay, p, m, v, g),
-                    );
-                    vectorized(
-                        #[inline(always)]
-                        || self.adam(clip, 0.0, p_rest, m_rest, v_rest, g_rest),
-                    );
+                        || self.rmsprop(clip, decay, pv, [None, None], g),
+                    )
                 });
             }
-            _ => unreachable!("output_specs names two or three outputs"),
+            Rule::RmsProp { has_momentum, centered: false }
+            | Rule::RmsProp { centered: true, has_momentum: has_momentum @ false } => {
+                self.all(outputs, gradients, |decay, [p, v, further], g| {
+                    let further = if has_momentum { [Some(further), None] } else { [None, Some(further)] };
+                    vectorized(
+                        #[inline(always)]
+                        || self.rmsprop(clip, decay, [p, v], further, g),
+                    )
+                });
+            }
+            Rule::RmsProp { has_momentum: true, centered: true } => {
+                self.all(outputs, gradients, |decay, [p, v, m, mean], g| {
+                    vectorized(
+                        #[inline(always)]
+                        || self.rmsprop(clip, decay, [p, v], [Some(m), Some(mean)], g),
+                    )
+                });
+            }
         }
         if let [halves] = halves {
             halves.f32().copy_from_slice(outputs[0].f32());
@@ -278,14 +353,15 @@ impl Kernel for Update {
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         let len = inputs[0].shape.elements();
-        let moments = self.rule.moments();
+        let moments = self.moments.len();
         let mut buffers = vec![
             buffer("gradients", "vec4<f32>", Operand::Input(0)),
             GradientScale::buffer(1),
             buffer("values", "vec4<f32>", Operand::Output(0)),
         ];
-        let names = ["first", "second"].into_iter().take(moments);
-        buffers.extend(names.zip(1..).map(|(name, output)| buffer(name, "vec4<f32>", Operand::Output(output))));
+        buffers.extend(
+            self.moments.iter().zip(1..).map(|(name, output)| buffer(name, "vec4<f32>", Operand::Output(output))),
+        );
         buffers.push(buffer("skipped", "u32", Operand::Output(1 + moments)));
         buffers.extend(self.halves.then_some(buffer("halves", "vec4<f16>", Operand::Output(2 + moments))));
         let params = vec![
@@ -305,6 +381,9 @@ impl Kernel for Update {
             shader: shader!("optimizer"),
             values: vec![
                 ("rule", self.name().into()),
+                ("nesterov", (self.rule == Rule::Sgd { nesterov: true }).into()),
+                ("has_momentum", self.moments.contains(&"momentum_buffer").into()),
+                ("centered", self.moments.contains(&"grad_avg").into()),
                 ("mixed", self.scale.mixed.into()),
                 ("has_halves", self.halves.into()),
             ],

@@ -3,6 +3,7 @@
 use super::evaluate::Evaluation;
 use super::ranks::RankTimes;
 use crate::data::{Progress, Summary as Text};
+pub use crate::fit::LossScale;
 use crate::models::ModelConfig;
 use crate::profile::Report;
 use serde::Serialize;
@@ -114,14 +115,6 @@ pub struct Step {
     pub tokens_per_s: f64,
     /// In mixed precision.
     pub loss_scale: Option<LossScale>,
-}
-
-/// What gradients are multiplied by on their way through f16.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct LossScale {
-    pub scale: f64,
-    /// Updates that were skipped so far because the scale was too large.
-    pub overflows: u64,
 }
 
 /// What a run came to.

@@ -4,8 +4,9 @@
 
 use super::carried;
 use super::checkpoint::{Snapshot, TrainerState};
-use super::events::{LossScale, Step};
+use super::events::Step;
 use super::replica::Replica;
+use crate::fit::{Numbers, PendingNumbers};
 use crate::models::{Cache, Weights};
 use crate::optim::{Moment, Moments, Optimizer, ParameterArena};
 use crate::tensor::{Bytes, Readback};
@@ -29,10 +30,7 @@ impl InFlight {
     /// Whether all of it is there. Never waits.
     pub(super) fn has_arrived(&mut self) -> Result<bool> {
         match self {
-            InFlight::Step(step) => {
-                let mut numbers = step.numbers.iter_mut().chain(&mut step.loss_scale);
-                numbers.try_fold(true, |all, number| Ok(all & number.has_arrived()?))
-            }
+            InFlight::Step(step) => step.numbers.has_arrived(),
             InFlight::Snapshot(snapshot) => {
                 let moments = snapshot.moments.iter_mut().map(|(_, arena)| arena);
                 let states = snapshot.carried.iter_mut().map(|(_, state)| state);
@@ -46,7 +44,11 @@ impl InFlight {
 /// Begins to read a tensor. That there is no memory for it is no reason to compute the step again in smaller batches:
 /// the update is made, and its memory is free again.
 fn read_back(tensor: &Tensor) -> Result<Readback> {
-    tensor.read_later().map_err(|error| match error {
+    unless_no_memory(tensor.read_later())
+}
+
+fn unless_no_memory<T>(read: Result<T>) -> Result<T> {
+    read.map_err(|error| match error {
         Error::OutOfMemory { .. } => {
             let text = error.to_string();
             let why = text.lines().next().unwrap_or_default();
@@ -59,16 +61,12 @@ fn read_back(tensor: &Tensor) -> Result<Readback> {
 /// A logged step without the numbers that are still being computed.
 pub(super) struct PendingStep {
     step: Step,
-    /// The loss, the sum of squared gradients, and the count of skipped updates: the first element of each.
-    numbers: [Readback; 3],
-    /// In mixed precision the state of the loss scale.
-    loss_scale: Option<Readback>,
+    numbers: PendingNumbers,
 }
 
 impl PendingStep {
     pub(super) fn new(step: Step, loss: &Tensor, squares: &Tensor, optimizer: &Optimizer) -> Result<PendingStep> {
-        let numbers = [read_back(loss)?, read_back(squares)?, read_back(optimizer.skipped())?];
-        Ok(PendingStep { step, numbers, loss_scale: optimizer.loss_scale().map(read_back).transpose()? })
+        Ok(PendingStep { step, numbers: unless_no_memory(PendingNumbers::new(loss, squares, optimizer))? })
     }
 
     /// The step with its loss and norm, and the count of skipped updates, once they have arrived.
@@ -76,14 +74,8 @@ impl PendingStep {
     /// # Errors
     /// If the driver reported an error.
     pub(super) fn numbers(self) -> Result<(Step, u32)> {
-        let word = |number: Readback| Ok::<u32, Error>(bytemuck::pod_read_unaligned(&number.wait()?[..4]));
-        let [loss, squares, skipped] = self.numbers.map(word);
-        let [loss, squares] = [loss?, squares?].map(|bits| f64::from(f32::from_bits(bits)));
-        let loss_scale = self.loss_scale.map(Readback::wait).transpose()?.map(|state| {
-            let [scale, _, overflows]: [f32; 3] = bytemuck::pod_read_unaligned(&state);
-            LossScale { scale: f64::from(scale), overflows: overflows as u64 }
-        });
-        Ok((Step { loss, grad_norm: squares.sqrt(), loss_scale, ..self.step }, skipped?))
+        let Numbers { loss, grad_norm, skipped, loss_scale } = self.numbers.wait()?;
+        Ok((Step { loss, grad_norm, loss_scale, ..self.step }, skipped))
     }
 }
 

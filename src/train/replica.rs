@@ -4,6 +4,7 @@ use super::ranks::{Piece, Place, Share};
 use super::step_hook::StepHook;
 use crate::config::Config;
 use crate::data::{Batch, IGNORE_INDEX, Loader, Order, Position, Tokens};
+use crate::fit::LossSum;
 use crate::models::{Cache, Documents, LanguageModel, ModelKind, Past};
 use crate::nn::Dropout;
 use crate::ops::Criterion;
@@ -121,7 +122,7 @@ impl Replica {
             0 => predicted(batches),
             _ => pieces.iter().map(|piece| count_predicted(self.targets(&batches[piece.batch], piece))).sum(),
         };
-        let mut total: Option<Tensor> = None;
+        let mut total = LossSum::default();
         for (i, piece) in pieces.iter().enumerate() {
             let pass = (step * self.config.train.grad_accum_steps + piece.batch) as u64;
             let loss = self.carrying_on(carried, &batches[piece.batch], piece, |past| {
@@ -132,12 +133,9 @@ impl Replica {
             } else {
                 self.hook.last_backward(&self.parameters, &mut || loss.backward())?;
             }
-            total = Some(match total {
-                None => loss.detach(),
-                Some(total) => total.add(&loss.detach())?,
-            });
+            total.add(&loss)?;
         }
-        Ok(total.expect("every device has a sequence"))
+        Ok(total.total().expect("every device has a sequence"))
     }
 
     fn targets<'a>(&self, batch: &'a Batch, piece: &Piece) -> &'a [u32] {

@@ -143,7 +143,11 @@ fn group(config: &Config, number: usize) -> Group {
         },
         OptimizerKind::AdamW | OptimizerKind::Muon => adamw,
         OptimizerKind::Adam => Kind::Adam { beta1: o.beta1, beta2: o.beta2, eps: o.eps },
-        OptimizerKind::Sgd => Kind::Sgd { momentum: o.momentum },
+        OptimizerKind::Sgd => Kind::Sgd { momentum: o.momentum, nesterov: false },
+        OptimizerKind::Nag => Kind::Sgd { momentum: o.momentum, nesterov: true },
+        OptimizerKind::RmsProp => {
+            Kind::RmsProp { alpha: o.alpha, eps: o.eps, momentum: o.momentum, centered: o.centered }
+        }
         OptimizerKind::Lion => Kind::Lion { beta1: o.beta1, beta2: o.beta2 },
     };
     let has_own_rate = by_muon && o.muon_learning_rate > 0.0;

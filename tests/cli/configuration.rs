@@ -76,6 +76,8 @@ const EVERY_KEY: &[(&str, &str)] = &[
     ("optimizer.eps", "0.001"),
     ("optimizer.weight_decay", "0.2"),
     ("optimizer.momentum", "0.5"),
+    ("optimizer.alpha", "0.9"),
+    ("optimizer.centered", "true"),
     ("optimizer.nesterov", "false"),
     ("optimizer.ns_steps", "4"),
     ("optimizer.adjust_lr", "original"),

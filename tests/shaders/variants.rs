@@ -116,8 +116,13 @@ fn large_f32_matmuls(device: &Device) {
 /// own, one of GPT-2's vocabulary and head size, and Llamas with a window.
 fn model_steps(device: &Device) {
     let (beta1, beta2, eps) = (0.9, 0.95, 1e-8);
-    let kinds = [Kind::AdamW { beta1, beta2, eps }, Kind::Adam { beta1, beta2, eps }, Kind::Sgd { momentum: 0.9 }];
+    let kinds = [
+        Kind::AdamW { beta1, beta2, eps },
+        Kind::Adam { beta1, beta2, eps },
+        Kind::Sgd { momentum: 0.9, nesterov: true },
+    ];
     let lion = Kind::Lion { beta1, beta2: 0.99 };
+    let rmsprop = Kind::RmsProp { alpha: 0.99, eps, momentum: 0.9, centered: true };
     let muon = Kind::Muon { momentum: 0.95, nesterov: true, ns_steps: 2, adjust_lr: AdjustLr::Original };
     let small = ModelConfig {
         kind: ModelKind::GPT2,
@@ -148,7 +153,7 @@ fn model_steps(device: &Device) {
     let llama = ModelConfig { kind: ModelKind::LLAMA, bias: false, llama: Some(llama), ..small.clone() };
     let qwen3 = ModelConfig { kind: "qwen3".parse().unwrap(), ..llama.clone() };
     let gpt2s = [(small, kinds[0]), (untied, kinds[1]), (wide, kinds[2]), (odd, kinds[0])];
-    let models = gpt2s.into_iter().chain([(llama, lion), (qwen3, muon)]);
+    let models = gpt2s.into_iter().chain([(llama.clone(), lion), (llama, rmsprop), (qwen3, muon)]);
     for (products, (config, kind)) in products.flat_map(|products| models.clone().map(move |model| (products, model))) {
         let t = config.block_size;
         let mut model = build(&config, 1).unwrap();

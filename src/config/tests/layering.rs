@@ -86,6 +86,9 @@ fn momentum_follows_the_optimizer() {
     assert_eq!(of("optimizer.kind = \"sgd\""), 0.9);
     assert_eq!(of("optimizer.kind = \"muon\""), 0.95);
     assert_eq!(of("[optimizer]\nkind = \"muon\"\nmomentum = 0.9"), 0.9);
+    assert_eq!(of("optimizer.kind = \"nag\""), 0.9);
+    assert_eq!(of("optimizer.kind = \"rmsprop\""), 0.0);
+    assert_eq!(of("[optimizer]\nkind = \"rmsprop\"\nmomentum = 0.9"), 0.9);
 }
 
 #[test]

@@ -83,7 +83,7 @@ fn a_value_of_the_wrong_type() {
 fn a_word_that_is_no_choice() {
     let message = error_of(load("[train]\nschedule = \"cosin\""));
     assert_has(&message, &["a.toml:2", "train.schedule", "cosine, linear, constant, wsd, plateau", "\"cosin\""]);
-    assert_has(&error_of(load("[optimizer]\nkind = \"lamb\"")), &["adamw, adam, sgd, lion, muon"]);
+    assert_has(&error_of(load("[optimizer]\nkind = \"lamb\"")), &["adamw, adam, sgd, nag, rmsprop, lion, muon"]);
     assert_has(&error_of(load("[device]\nprecision = \"f64\"")), &["f32, mixed"]);
     for device in ["tpu", "gpu:", "gpu:x", "gpu:-1", "gpu:99999999999999999999"] {
         let message = error_of(load(&format!("[device]\nkind = \"{device}\"")));
@@ -154,6 +154,7 @@ fn numbers_out_of_their_range() {
         ("optimizer.eps", ["0.0", "1e-60"]),
         ("optimizer.weight_decay", ["-0.1", "-1.0"]),
         ("optimizer.momentum", ["-0.1", "1.0"]),
+        ("optimizer.alpha", ["-0.1", "1.0"]),
         ("optimizer.ns_steps", ["0", "100"]),
         ("optimizer.muon_learning_rate", ["-0.1", "-1.0"]),
         ("generate.temperature", ["-0.1", "-1.0"]),

@@ -148,7 +148,7 @@ fn mixed_precision_gets_f16_copies_of_what_was_updated() {
 /// Values, f16 copies and momentum.
 fn muon_state(arena: &ParameterArena, muon: &Optimizer) -> Vec<Vec<u8>> {
     let halves = arena.halves.as_ref().map(|halves| halves.to_bytes().unwrap());
-    let tensors = [arena.values(), &muon.states[0].first].map(|tensor| tensor.to_bytes().unwrap());
+    let tensors = [arena.values(), &muon.states[0].moments[0]].map(|tensor| tensor.to_bytes().unwrap());
     tensors.into_iter().chain(halves).collect()
 }
 

@@ -1,6 +1,7 @@
 //! What the steps of a run take, found by taking some on a device that computes nothing.
 
 use crate::config::Config;
+use crate::fit::LossSum;
 use crate::models::{Documents, LanguageModel, ModelConfig, build};
 use crate::nn::Dropout;
 use crate::ops::Criterion;
@@ -74,16 +75,13 @@ impl Batch<'_> {
     /// As `Trainer::train_step`.
     fn update(&self, parameters: &ParameterArena, optimizer: &mut Optimizer, micro_batches: usize) -> Result<()> {
         parameters.zero_gradients();
-        let mut total: Option<Tensor> = None;
+        let mut total = LossSum::default();
         for pass in 0..micro_batches {
             let weight = 1.0 / micro_batches as f32;
             let dropout = pass_dropout(self.config, pass as u64);
             let loss = self.loss(&dropout, criterion(self.config), optimizer.loss_scale(), weight)?;
             loss.backward()?;
-            total = Some(match total {
-                None => loss.detach(),
-                Some(total) => total.add(&loss.detach())?,
-            });
+            total.add(&loss)?;
         }
         let squares = optimizer.step(parameters, 1e-3)?;
         optimizer.average(parameters, &squares)
