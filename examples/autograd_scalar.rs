@@ -8,9 +8,10 @@
 
 mod common;
 
-use common::{COLOURS, Outcome, Svg, arguments, shade};
+use common::{COLOURS, Outcome, Svg, arguments, exit, shade};
 use rustyflow::{Device, Result, Tensor};
 use std::path::Path;
+use std::process::ExitCode;
 
 /// A number in the expression: where it comes from, and what collects its gradient.
 struct Node {
@@ -141,7 +142,9 @@ pub fn run(folder: &Path) -> Outcome<[f32; 3]> {
 }
 
 #[allow(dead_code)] // A test runs the rest.
-fn main() -> Outcome<()> {
-    let (folder, _) = arguments(1)?;
-    run(&folder).map(|_| ())
+fn main() -> ExitCode {
+    exit(|| {
+        let (folder, _) = arguments(1)?;
+        run(&folder).map(|_| ())
+    })
 }

@@ -8,7 +8,7 @@
 
 mod common;
 
-use common::{COLOURS, Outcome, Svg, arguments, shade, uniform};
+use common::{COLOURS, Outcome, Svg, arguments, exit, shade, uniform};
 use flate2::read::GzDecoder;
 use rustyflow::fit::{Array, Arrays, DataLoader, LoaderOptions, Trainer, TrainerOptions};
 use rustyflow::nn::{Conv2d, Dropout, Linear, Module, Parameter, init_keys, join};
@@ -18,6 +18,7 @@ use rustyflow::tensor::no_grad;
 use rustyflow::{Device, Result, Tensor};
 use std::io::Read;
 use std::path::Path;
+use std::process::ExitCode;
 use std::time::Instant;
 
 const BATCH: usize = 64;
@@ -163,8 +164,10 @@ fn draw(digits: &Digits, read: &[u32]) -> Svg {
 }
 
 #[allow(dead_code)] // A test runs the rest.
-fn main() -> Outcome<()> {
-    rustyflow::set_threads(0);
-    let (folder, epochs) = arguments(15)?;
-    run(&folder, epochs, &Device::Cpu).map(|_| ())
+fn main() -> ExitCode {
+    exit(|| {
+        rustyflow::set_threads(0);
+        let (folder, epochs) = arguments(15)?;
+        run(&folder, epochs, &Device::Cpu).map(|_| ())
+    })
 }

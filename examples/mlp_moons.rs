@@ -8,13 +8,14 @@
 
 mod common;
 
-use common::{COLOURS, Outcome, Svg, arguments, shade, uniform};
+use common::{COLOURS, Outcome, Svg, arguments, exit, shade, uniform};
 use rustyflow::fit::{Trainer, TrainerOptions};
 use rustyflow::nn::{Dropout, Linear, Module, Parameter, init_keys, join};
 use rustyflow::optim::{Kind, LearningRate};
 use rustyflow::tensor::no_grad;
 use rustyflow::{Device, Result, Tensor};
 use std::path::Path;
+use std::process::ExitCode;
 use std::time::Instant;
 
 const POINTS: usize = 100;
@@ -122,8 +123,10 @@ fn draw(model: &Mlp, points: &[[f32; 2]], sides: &[f32], device: &Device) -> Res
 }
 
 #[allow(dead_code)] // A test runs the rest.
-fn main() -> Outcome<()> {
-    rustyflow::set_threads(0);
-    let (folder, steps) = arguments(100)?;
-    run(&folder, steps, &Device::Cpu).map(|_| ())
+fn main() -> ExitCode {
+    exit(|| {
+        rustyflow::set_threads(0);
+        let (folder, steps) = arguments(100)?;
+        run(&folder, steps, &Device::Cpu).map(|_| ())
+    })
 }

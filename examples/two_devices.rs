@@ -1,20 +1,21 @@
 //! A model whose first half is on one device and the second on another: activations go over, gradients come back.
 //!
-//!     cargo run --release --example two_devices -- [FOLDER] [STEPS] [--software]
+//!     cargo run --release --example two_devices -- [FOLDER] [STEPS] [--allow-software-gpu]
 //!
 //! The first half is on the GPU, the second on the CPU. It learns a curve, and so does the same model on the CPU alone:
-//! both end alike. `--software` takes a GPU that is a program on the processor, such as Mesa's lavapipe. Writes
-//! `two_devices.svg`, both losses and both curves, into FOLDER, target/examples if there is none.
+//! both end alike. `--allow-software-gpu` takes a GPU that is a program on the processor, such as Mesa's lavapipe.
+//! Writes `two_devices.svg`, both losses and both curves, into FOLDER, target/examples if there is none.
 
 mod common;
 
-use common::{COLOURS, Outcome, Svg, arguments};
+use common::{COLOURS, Outcome, Svg, arguments, exit};
 use rustyflow::gpu::{AdapterChoice, Gpu};
 use rustyflow::nn::{Dropout, Linear, Module, init_keys};
 use rustyflow::optim::{Kind, LearningRate, Optimizer, ParameterArena};
 use rustyflow::tensor::no_grad;
 use rustyflow::{DType, Device, Result, Tensor};
 use std::path::Path;
+use std::process::ExitCode;
 
 const POINTS: usize = 64;
 const WIDTH: usize = 32;
@@ -132,9 +133,11 @@ fn panel(svg: &mut Svg, left: f64, title: &str, curves: &[&[f32]]) {
 }
 
 #[allow(dead_code)] // A test runs the rest.
-fn main() -> Outcome<()> {
-    let (folder, steps) = arguments(400)?;
-    let allow_software = std::env::args().any(|argument| argument == "--software");
-    let gpu = Device::Gpu(Gpu::open(&AdapterChoice { allow_software, ..AdapterChoice::default() })?);
-    run(&folder, steps, [&gpu, &Device::Cpu]).map(|_| ())
+fn main() -> ExitCode {
+    exit(|| {
+        let (folder, steps) = arguments(400)?;
+        let allow_software = std::env::args().any(|argument| argument == "--allow-software-gpu");
+        let gpu = Device::Gpu(Gpu::open(&AdapterChoice { allow_software, ..AdapterChoice::default() })?);
+        run(&folder, steps, [&gpu, &Device::Cpu]).map(|_| ())
+    })
 }

@@ -6,9 +6,10 @@
 
 `optimizers.safetensors` has parameters of odd shapes, `weight.<name>`, the gradients of ten steps,
 `grad.<step>.<name>`, and the weights after them by case, `after10.<case>.<name>`. `optimizers.json` says which
-parameters are weights of linear layers, how they are stored (`outputs_first`) and which matrices they fuse
-(`outputs`), and what the cases are: settings, learning rates, and how far the same steps end from the goldens where
-PyTorch computes them in float32 (`float32_error`); and the rates of its learning-rate schedulers (`schedules`). Gradients are drawn; their norm is clipped, all together.
+parameters are weights of linear layers, how they are stored (`outputs_first`) and which matrices they fuse (`outputs`),
+and what the cases are: settings, learning rates, and how far the same steps end from the goldens where PyTorch computes
+them in float32 (`float32_error`); and the rates of its learning-rate schedulers (`schedules`). Gradients are drawn;
+their norm is clipped, all together.
 
 torch.optim.Muon makes matrices orthogonal in bfloat16. Here its iteration is replaced by the same one in the type of
 the gradient; `bfloat16_difference` says how far its own ends from the goldens. Each of the matrices that a weight fuses

@@ -1,9 +1,8 @@
 //! Train GPT-style language models on any GPU through wgpu, or on the CPU.
 //!
-//! Modules import only from those to their left:
-//! `error, profile, report, comm <- gpu, cpu <- tensor <- ops <- nn, optim <- models, fit <- generate <- train <- bench
-//! <- cli`; `config` and `data` import only `error` and the caches, `testing` and `protobuf` nothing. `docs/design.md` is
-//! the map.
+//! Modules import only from those to their left: `error, profile, report, comm <- gpu, cpu <- tensor <- ops <- nn,
+//! optim <- models, fit <- generate <- train <- bench <- cli`; `config` and `data` import only `error` and the caches,
+//! `testing` and `protobuf` nothing. `docs/design.md` is the map.
 
 pub mod bench;
 mod cache;

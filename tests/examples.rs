@@ -1,5 +1,7 @@
 //! The examples that train something do what their first lines say.
 
+#![allow(clippy::duplicate_mod)] // Each example takes along what they share.
+
 mod common;
 
 #[path = "../examples/autograd_scalar.rs"]

@@ -5,9 +5,21 @@
 use std::error::Error;
 use std::fmt::{Display, Write};
 use std::path::{Path, PathBuf};
+use std::process::ExitCode;
 
 /// What an example returns, whatever went wrong.
 pub type Outcome<T> = Result<T, Box<dyn Error>>;
+
+/// What `main` returns after this, of an error its message.
+pub fn exit(main: impl FnOnce() -> Outcome<()>) -> ExitCode {
+    match main() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
 
 /// The first argument, the folder for pictures, or `target/examples`; and the number that follows, if there is one.
 pub fn arguments(steps: usize) -> Outcome<(PathBuf, usize)> {
@@ -50,9 +62,8 @@ impl Svg {
 
     /// A box with an edge and round corners.
     pub fn frame(&mut self, [x, y]: [f64; 2], [width, height]: [f64; 2], fill: &str, edge: &str) {
-        self.add(format_args!(
-            r#"<rect x="{x:.2}" y="{y:.2}" width="{width:.2}" height="{height:.2}" rx="4" fill="{fill}" stroke="{edge}"/>"#
-        ));
+        let place = format!(r#"x="{x:.2}" y="{y:.2}" width="{width:.2}" height="{height:.2}" rx="4""#);
+        self.add(format_args!(r#"<rect {place} fill="{fill}" stroke="{edge}"/>"#));
     }
 
     pub fn circle(&mut self, [x, y]: [f64; 2], radius: f64, fill: &str) {
@@ -67,9 +78,8 @@ impl Svg {
     pub fn curve(&mut self, points: &[[f64; 2]], colour: &str, dashes: &str) {
         let points: Vec<String> = points.iter().map(|[x, y]| format!("{x:.2},{y:.2}")).collect();
         let points = points.join(" ");
-        self.add(format_args!(
-            r#"<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5" stroke-dasharray="{dashes}"/>"#
-        ));
+        let style = format!(r#"stroke="{colour}" stroke-width="1.5" stroke-dasharray="{dashes}""#);
+        self.add(format_args!(r#"<polyline points="{points}" fill="none" {style}/>"#));
     }
 
     /// Text around x.

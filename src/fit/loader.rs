@@ -1,7 +1,7 @@
 //! Batches of a data set, made ahead of time by threads.
 //!
-//! Batch number k of a run through some epochs is made by thread k modulo their number, each of which has a queue of its
-//! own: the order of the batches depends on nothing but the seed and the epoch. A thread also uploads its batches, so
+//! Batch number k of a run through some epochs is made by thread k modulo their number, each of which has its own
+//! queue: the order of the batches depends on nothing but the seed and the epoch. A thread also uploads its batches, so
 //! that a GPU gets the next one while it computes with this one.
 
 use super::dataset::{Array, Dataset, collate};

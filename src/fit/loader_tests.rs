@@ -14,8 +14,10 @@ fn loader(count: usize, options: LoaderOptions) -> DataLoader {
     DataLoader::new(numbers(count), options, &Device::Cpu).unwrap()
 }
 
-/// Where each batch is from, and all that is in it.
-fn contents(batches: Batches) -> Vec<(u64, usize, Vec<usize>, Vec<f32>, Vec<u32>)> {
+/// Where a batch is from, and all that is in it.
+type Contents = (u64, usize, Vec<usize>, Vec<f32>, Vec<u32>);
+
+fn contents(batches: Batches) -> Vec<Contents> {
     let contents = |batch: Result<Batch>| {
         let batch = batch.unwrap();
         let (epoch, number, indices) = (batch.epoch, batch.number, batch.indices.clone());
@@ -90,10 +92,12 @@ fn smaller_batches_are_left_out_if_asked_for() {
     assert_eq!(sizes, [4; 4]);
 }
 
+type Sample = fn() -> Result<Vec<Array>>;
+
 /// Samples of which one cannot be read, in one way or another, and each of which takes a while.
 struct Broken {
     at: usize,
-    how: fn() -> Result<Vec<Array>>,
+    how: Sample,
     asked: Arc<AtomicUsize>,
 }
 
@@ -111,7 +115,7 @@ impl Dataset for Broken {
 
 #[test]
 fn what_is_wrong_with_a_sample_is_said_with_its_index() {
-    let ways: [(fn() -> Result<Vec<Array>>, &[&str]); 5] = [
+    let ways: [(Sample, &[&str]); 5] = [
         (|| Err(Error::Invalid("no such file".into())), &["no such file"]),
         (|| panic!("out of {}", "luck"), &["panicked", "out of luck"]),
         (|| Ok(vec![Array::f32(&[0.0; 3], [3])?]), &["(3)", "sample 18 is", "(2)"]),

@@ -1,9 +1,9 @@
 //! What an optimizer remembers, as a safetensors file: `exp_avg.<parameter>`, `exp_avg_sq.<parameter>`,
-//! `momentum_buffer.<parameter>` and so on, in PyTorch's names; and where averages of the weights are kept, the weights as they
-//! are trained, `trained.<parameter>`, because `model.safetensors` has the averages then. One tensor per parameter, so
-//! that the file does not depend on how arenas are laid out, nor on how several ranks divide them. Ranks that train
-//! apart (`train.sync_every`) have moments of their own, those of rank 3 as `rank3.exp_avg.<parameter>`, and together
-//! `outer_momentum.<parameter>`.
+//! `momentum_buffer.<parameter>` and so on, in PyTorch's names; and where averages of the weights are kept, the weights
+//! as they are trained, `trained.<parameter>`, because `model.safetensors` has the averages then. One tensor per
+//! parameter, so that the file does not depend on how arenas are laid out, nor on how several ranks divide them. Ranks
+//! that train apart (`train.sync_every`) have moments of their own, those of rank 3 as `rank3.exp_avg.<parameter>`, and
+//! together `outer_momentum.<parameter>`.
 
 use super::optimizer::slice;
 use super::{Entry, Optimizer, ParameterArena};

@@ -1,5 +1,5 @@
-//! The kernels of AdamW, Adam, SGD, RMSprop and Lion, with clipping by the global norm, each as one pass over a part of the
-//! arenas.
+//! The kernels of AdamW, Adam, SGD, RMSprop and Lion, with clipping by the global norm, each as one pass over a part of
+//! the arenas.
 //!
 //! ```text
 //! norm = sqrt(sum g^2),  g <- g min(1, clip / (norm + 1e-6))                    as torch.nn.utils.clip_grad_norm_

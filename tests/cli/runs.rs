@@ -372,7 +372,8 @@ fn accumulated_gradients_are_those_of_the_whole_batch() {
 #[test]
 fn every_optimizer_lowers_the_loss() {
     let sandbox = Sandbox::new();
-    for (kind, learning_rate) in [("adamw", "1e-2"), ("adam", "1e-2"), ("sgd", "1e-1")] {
+    let kinds = [("adamw", "1e-2"), ("adam", "1e-2"), ("sgd", "1e-1"), ("nag", "1e-1"), ("rmsprop", "3e-3")];
+    for (kind, learning_rate) in kinds {
         let settings = [
             &format!("optimizer.kind={kind}"),
             &format!("train.learning_rate={learning_rate}"),
