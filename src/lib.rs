@@ -1,8 +1,8 @@
 //! Train GPT-style language models on any GPU through wgpu, or on the CPU.
 //!
 //! Modules import only from those to their left:
-//! `error, profile, report, comm <- gpu, cpu <- tensor <- ops <- nn, optim <- models <- generate <- train <- bench <-
-//! cli`; `config` and `data` import only `error` and the caches, `testing` and `protobuf` nothing. `docs/design.md` is
+//! `error, profile, report, comm <- gpu, cpu <- tensor <- ops <- custom, nn, optim <- models <- generate <- train <-
+//! bench <- cli`; `config` and `data` import only `error` and the caches, `testing` and `protobuf` nothing. `docs/design.md` is
 //! the map.
 
 pub mod bench;
@@ -12,6 +12,7 @@ pub mod cli;
 pub mod comm;
 pub mod config;
 mod cpu;
+pub mod custom;
 pub mod data;
 pub mod error;
 pub mod generate;

@@ -31,6 +31,8 @@ mod recorder;
 mod shader;
 #[cfg(feature = "gpu")]
 mod timestamps;
+#[cfg(feature = "gpu")]
+mod translate;
 
 #[cfg(not(feature = "gpu"))]
 mod stub;
@@ -51,13 +53,22 @@ pub use {
     pool::GpuSlice,
     readback::{MappedBytes, PendingReadback},
     shader::{render, source_of},
+    translate::{CheckedShader, check_wgsl, translate},
 };
 
 #[cfg(not(feature = "gpu"))]
-pub use stub::{Gpu, GpuSlice, MappedBytes, PendingReadback, adapters};
+pub use stub::{Gpu, GpuSlice, MappedBytes, PendingReadback, adapters, check_wgsl, translate};
 
 use serde::Serialize;
 use std::path::PathBuf;
+
+/// What is wrong with a shader.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WgslError {
+    /// The line of the WGSL text, the first is 1, if it is one line's fault.
+    pub line: Option<usize>,
+    pub message: String,
+}
 
 /// Which adapter to open.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
