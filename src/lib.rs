@@ -14,6 +14,7 @@ pub mod config;
 mod cpu;
 pub mod custom;
 pub mod data;
+mod device_kind;
 pub mod error;
 pub mod generate;
 pub mod gpu;

@@ -68,6 +68,11 @@ impl Loader {
                 "batch_size and block_size must be at least 1, got {batch_size} and {block_size}"
             )));
         }
+        // As many ids, and as many targets, are in memory for several batches at once.
+        let batches = batch_size.checked_mul(block_size).and_then(|ids| ids.checked_mul(2 * BATCHES_AHEAD));
+        if batches.is_none_or(|ids| Vec::<u32>::new().try_reserve_exact(ids).is_err()) {
+            return Err(Error::Invalid(format!("no memory holds batches of {batch_size} x {block_size} tokens")));
+        }
         check_length(tokens.len())?;
         let cut = match tokens.packing() {
             Packing::Stream => Cut::Stream { inputs: tokens.len() - 1, tokens },
@@ -257,7 +262,7 @@ fn produce(plan: &Plan, start: Position, sender: &SyncSender<Batch>) {
         let mut starts: Option<Vec<u32>> = None;
         for _ in 0..plan.batch_size {
             let row = order.window(window).unwrap_or_else(|| {
-                epoch += 1;
+                epoch = epoch.wrapping_add(1);
                 window = 0;
                 order = plan.epoch(epoch);
                 order.window(window).expect("every epoch has a window")

@@ -59,7 +59,9 @@ pub use {
 #[cfg(not(feature = "gpu"))]
 pub use stub::{Gpu, GpuSlice, MappedBytes, PendingReadback, adapters, check_wgsl, translate};
 
+use crate::profile::size_text;
 use serde::Serialize;
+use std::fmt;
 use std::path::PathBuf;
 
 /// What is wrong with a shader.
@@ -105,6 +107,26 @@ pub struct AdapterInfo {
     pub subgroup_size: [u32; 2],
     /// Those that rustyflow has a use for, of "f16", "subgroups", "timestamps", "cooperative-matrix", "pipeline-cache".
     pub features: Vec<&'static str>,
+}
+
+/// Its name, memory and limits, and features: three lines.
+impl fmt::Display for AdapterInfo {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let [low, high] = self.subgroup_size;
+        let subgroups = if low == high { low.to_string() } else { format!("{low} to {high}") };
+        let memory = self.memory_bytes.map_or("memory not known".into(), |m| format!("{} of memory", size_text(m)));
+        writeln!(f, "gpu:{}    {} ({}, {}, driver {})", self.index, self.name, self.kind, self.backend, self.driver)?;
+        writeln!(
+            f,
+            "         {memory}; largest buffer {}, binding {}; workgroups of {} threads with {}; subgroups of \
+            {subgroups}",
+            size_text(self.max_buffer_bytes),
+            size_text(self.max_binding_bytes),
+            self.max_workgroup_threads,
+            size_text(u64::from(self.workgroup_memory_bytes)),
+        )?;
+        write!(f, "         {}", self.features.join(", "))
+    }
 }
 
 impl AdapterInfo {

@@ -99,6 +99,10 @@ impl Gpu {
         match self.0 {}
     }
 
+    pub fn counts(&self) -> (u64, u64) {
+        match self.0 {}
+    }
+
     pub fn profiler(&self) -> &Profiler {
         match self.0 {}
     }

@@ -25,6 +25,7 @@ pub(super) fn normal(shape: impl Into<Shape>, std: f32, key: Key) -> Result<Tens
     if let Some(device) = weights_device() {
         return Tensor::empty(Spec::new(shape, DType::F32), &device, MemoryKind::Parameters);
     }
+    let tensor = Tensor::empty(Spec::new(shape.clone(), DType::F32), &Device::Cpu, MemoryKind::Other)?;
     let unit = |counter: usize| (key.bits(counter as u32) as f32 + 0.5) / 4_294_967_296.0;
     let mut values = vec![0.0; shape.elements()];
     values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
@@ -38,7 +39,8 @@ pub(super) fn normal(shape: impl Into<Shape>, std: f32, key: Key) -> Result<Tens
             }
         }
     });
-    Tensor::from_f32(&values, shape, &Device::Cpu)
+    tensor.write_bytes(bytemuck::cast_slice(&values))?;
+    Ok(tensor)
 }
 
 /// Values drawn from a uniform distribution within `bound` of 0, on the CPU.
@@ -47,17 +49,24 @@ pub(super) fn uniform(shape: impl Into<Shape>, bound: f32, key: Key) -> Result<T
     if let Some(device) = weights_device() {
         return Tensor::empty(Spec::new(shape, DType::F32), &device, MemoryKind::Parameters);
     }
+    let tensor = Tensor::empty(Spec::new(shape.clone(), DType::F32), &Device::Cpu, MemoryKind::Other)?;
     let mut values = vec![0.0; shape.elements()];
     values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
         for (i, value) in values.iter_mut().enumerate() {
             *value = bound * (key.bits((chunk * CHUNK + i) as u32) as f32 / 2_147_483_648.0 - 1.0);
         }
     });
-    Tensor::from_f32(&values, shape, &Device::Cpu)
+    tensor.write_bytes(bytemuck::cast_slice(&values))?;
+    Ok(tensor)
 }
 
 pub(super) fn constant(value: f32, len: usize) -> Result<Tensor> {
-    Tensor::from_f32(&vec![value; len], [len], &Device::Cpu)
+    Tensor::full(value, [len], &Device::Cpu)
+}
+
+/// All outputs; more than can be counted are refused where they would be allocated.
+fn total(outputs: &[usize]) -> usize {
+    outputs.iter().fold(0, |sum: usize, outputs| sum.saturating_add(*outputs))
 }
 
 /// y = x W + b, with W of shape (inputs, outputs) as in GPT-2's `Conv1D`, or y = x W^T + b, with (outputs, inputs) as
@@ -83,7 +92,7 @@ impl Linear {
     /// # Errors
     /// If memory is used up.
     pub fn fused(inputs: usize, outputs: &[usize], bias: bool, std: f32, key: Key) -> Result<Linear> {
-        let weight = normal([inputs, outputs.iter().sum()], std, key)?;
+        let weight = normal([inputs, total(outputs)], std, key)?;
         Linear::of(weight, LinearLayout { outputs_first: false, outputs: outputs.into() }, bias)
     }
 
@@ -92,12 +101,12 @@ impl Linear {
     /// # Errors
     /// If memory is used up.
     pub fn outputs_first(inputs: usize, outputs: &[usize], bias: bool, std: f32, key: Key) -> Result<Linear> {
-        let weight = normal([outputs.iter().sum(), inputs], std, key)?;
+        let weight = normal([total(outputs), inputs], std, key)?;
         Linear::of(weight, LinearLayout { outputs_first: true, outputs: outputs.into() }, bias)
     }
 
     fn of(weight: Tensor, layout: LinearLayout, bias: bool) -> Result<Linear> {
-        let outputs: usize = layout.outputs.iter().sum();
+        let outputs = total(&layout.outputs);
         let bias = bias.then(|| Tensor::zeros([outputs], DType::F32, &Device::Cpu)).transpose()?;
         let weight = Parameter { linear: Some(layout), ..weight.into() };
         Ok(Linear { weight, bias: bias.map(Parameter::from) })

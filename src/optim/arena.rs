@@ -42,7 +42,7 @@ pub struct Entry {
 impl Entry {
     /// Its elements in the arena of its type.
     pub fn range(&self) -> Range<usize> {
-        self.offset..self.offset + self.shape.elements()
+        self.offset..self.offset.saturating_add(self.shape.elements())
     }
 }
 
@@ -144,8 +144,11 @@ impl ParameterArena {
         Ok(())
     }
 
-    /// The value of a parameter, its gradient if it is trained, and in mixed precision the value as f16.
+    /// The value of a parameter, its gradient if it is trained, and in mixed precision the value as f16; nothing of an
+    /// entry that is none of these arenas.
     pub fn of_entry(&self, entry: &Entry) -> Vec<Tensor> {
+        let is_own = |own: &&Entry| (own.offset, &own.shape, own.dtype) == (entry.offset, &entry.shape, entry.dtype);
+        let Some(entry) = self.entries.iter().find(is_own) else { return Vec::new() };
         let arenas: Vec<&Tensor> = match (entry.dtype, entry.trainable) {
             (DType::F16, _) => self.f16_only.iter().collect(),
             (_, true) => [&self.values, self.gradients()].into_iter().chain(&self.halves).collect(),

@@ -7,7 +7,7 @@ use super::muon::{AdjustLr, Muon, Workspace};
 use super::update::{GradientScale, Rule, SumOfSquares, Update};
 use crate::profile::MemoryKind;
 use crate::tensor::{DType, run, run_into};
-use crate::{Device, Result, Tensor};
+use crate::{Device, Error, Result, Tensor};
 use std::ops::Range;
 
 /// Which rule updates parameters.
@@ -129,6 +129,10 @@ impl Optimizer {
         grad_clip: f64,
         part: &Range<usize>,
     ) -> Result<Optimizer> {
+        if part.start > part.end || part.end > parameters.trainable_len() || !part.start.is_multiple_of(ALIGN) {
+            let all = parameters.trainable_len();
+            return Err(Error::Invalid(format!("{part:?} is no part of {all} parameters, as `shards` makes them")));
+        }
         let device = parameters.values.device();
         let segments = parameters.segments.iter().filter_map(|segment| segment.within(part));
         let states = segments.map(|segment| State::new(parameters, segment.clone(), group_of(segment.group)));
@@ -153,6 +157,7 @@ impl Optimizer {
     /// # Errors
     /// If the device has no memory left.
     pub fn keep_averages(&mut self, parameters: &ParameterArena, decay: f64) -> Result<()> {
+        self.expect_made_for(parameters)?;
         self.ema = Some(Ema::new(parameters, decay)?);
         Ok(())
     }
@@ -169,6 +174,7 @@ impl Optimizer {
     /// # Errors
     /// If the driver reported an error.
     pub fn swap_averages(&self, parameters: &ParameterArena) -> Result<()> {
+        self.expect_made_for(parameters)?;
         self.ema.as_ref().map_or(Ok(()), |ema| ema.swap(parameters))
     }
 
@@ -191,6 +197,7 @@ impl Optimizer {
     /// # Errors
     /// If the device has no memory left for what the update takes, or the driver reported an error.
     pub fn step(&mut self, parameters: &ParameterArena, learning_rate: f64) -> Result<Tensor> {
+        self.expect_made_for(parameters)?;
         let mut squares = sum_of_squares(parameters.gradients())?;
         if let Some(scale) = &self.loss_scale {
             squares = scale.step(&squares)?;
@@ -223,7 +230,23 @@ impl Optimizer {
     /// # Errors
     /// If the driver reported an error.
     pub fn average(&self, parameters: &ParameterArena, squares: &Tensor) -> Result<()> {
+        self.expect_made_for(parameters)?;
         self.ema.as_ref().map_or(Ok(()), |ema| ema.update(parameters, squares, self.scale, self.steps))
+    }
+}
+
+impl Optimizer {
+    /// Fails with parameters that it cannot be of.
+    pub(super) fn expect_made_for(&self, parameters: &ParameterArena) -> Result<()> {
+        let fits = |state: &State| {
+            let segment = parameters.segments.iter().find_map(|segment| segment.within(&state.segment.range));
+            segment.is_some_and(|segment| segment.range == state.segment.range)
+        };
+        let (own, theirs) = (self.skipped.device(), parameters.values.device());
+        if self.states.iter().all(fits) && own.same(&theirs) && self.loss_scale.is_some() == parameters.has_f16() {
+            return Ok(());
+        }
+        Err(Error::Invalid("the optimizer was made for other parameters".into()))
     }
 }
 
