@@ -43,3 +43,8 @@ pub use tensor::{DType, Device, Shape, Tensor};
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// Those of docs/library.md.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/library.md")]
+struct Library;
