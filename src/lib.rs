@@ -2,8 +2,8 @@
 //!
 //! Modules import only from those to their left:
 //! `error, profile, report, comm <- gpu, cpu <- tensor <- ops <- custom, nn, optim <- models <- generate <- train <-
-//! bench <- cli`; `config` and `data` import only `error` and the caches, `testing` and `protobuf` nothing. `docs/design.md` is
-//! the map.
+//! bench <- cli`; `config` and `data` import only `error`, the caches and the names of devices, `testing` and `protobuf`
+//! nothing. `docs/design.md` is the map.
 
 pub mod bench;
 mod cache;

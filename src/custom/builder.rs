@@ -126,8 +126,8 @@ impl Builder {
         Builder { has_cpu: true, ..self }
     }
 
-    /// The gradient of each input, in their order, by ops of this library and other custom ones; `None` for one that has
-    /// none. Without this the op refuses inputs that need a gradient.
+    /// The gradient of each input, in their order, by ops of this library and other custom ones; `None` for one that
+    /// has none. Without this the op refuses inputs that need a gradient.
     pub fn backward(
         mut self,
         backward: impl Fn(&OutputGrads) -> Result<Vec<Option<Tensor>>> + Send + Sync + 'static,
@@ -160,8 +160,8 @@ impl Builder {
     /// The op, if nothing is missing.
     ///
     /// # Errors
-    /// [`Error::Invalid`] with what is missing, twice there or too much. Its WGSL is looked at by [`check`](super::check)
-    /// and before it first runs on a GPU.
+    /// [`Error::Invalid`] with what is missing, twice there or too much. Its WGSL is looked at by
+    /// [`check`](super::check) and before it first runs on a GPU.
     pub fn build(self) -> Result<CustomOp> {
         let Definition { name, inputs, ref outputs, ref params, keeps, tolerance, .. } = self.definition;
         let fail = |what: String| Err(Error::Invalid(format!("custom op {name}: {what}")));

@@ -13,7 +13,8 @@ use crate::{Device, Result};
 ///   immediates;
 /// - the CPU and every GPU of this machine, software ones included, compute the same within
 ///   [`tolerance`](super::Builder::tolerance), finite, and write every element;
-/// - the gradients of f32 inputs agree with finite differences (of steps around 0.02), and those of GPUs with the CPU's;
+/// - the gradients of f32 inputs agree with finite differences (of steps around 0.02), and those of GPUs with the
+///   CPU's;
 /// - operands of other types, ranks and lengths are refused with an error, or, if its `specs` accepts them, computed
 ///   alike everywhere, and never end in a panic.
 ///

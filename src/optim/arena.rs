@@ -263,7 +263,11 @@ impl Layout {
 fn flatten(entries: &[Entry], dtype: DType, len: usize, tensors: &[(String, Tensor)]) -> Result<Vec<f32>> {
     let mut flat = vec![0.0; len];
     for entry in entries.iter().filter(|entry| entry.dtype == dtype) {
-        let (_, tensor) = tensors.iter().find(|(name, _)| *name == entry.name).expect("the same parameters");
+        let same = |(name, tensor): &&(String, Tensor)| *name == entry.name && *tensor.shape() == entry.shape;
+        let (_, tensor) = tensors.iter().find(same).ok_or_else(|| {
+            let (name, shape) = (&entry.name, &entry.shape);
+            Error::Invalid(format!("the other module has no parameter {name} of shape {shape}"))
+        })?;
         flat[entry.offset..][..tensor.len()].copy_from_slice(&tensor.to_f32()?);
     }
     Ok(flat)

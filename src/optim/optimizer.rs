@@ -91,6 +91,8 @@ pub struct Optimizer {
     skipped: Tensor,
     pub(super) ema: Option<Ema>,
     part: Range<usize>,
+    /// Of all parts.
+    trainable_len: usize,
     /// Moments of parameters, of all parts: as many tensors has a file of them.
     pub(super) tensors: usize,
 }
@@ -144,7 +146,8 @@ impl Optimizer {
         let segment_of = |entry: &Entry| parameters.segments.iter().find(|s| s.range.contains(&entry.offset));
         let moments = trained.filter_map(segment_of).map(|segment| group_of(segment.group).kind.moments());
         let tensors = moments.sum();
-        Ok(Optimizer { states, scale, steps: 0, loss_scale, skipped, ema: None, part: part.clone(), tensors })
+        let (part, trainable_len) = (part.clone(), parameters.trainable_len());
+        Ok(Optimizer { states, scale, steps: 0, loss_scale, skipped, ema: None, part, trainable_len, tensors })
     }
 
     /// The elements of the arenas that it updates.
@@ -231,6 +234,10 @@ impl Optimizer {
     /// If the driver reported an error.
     pub fn average(&self, parameters: &ParameterArena, squares: &Tensor) -> Result<()> {
         self.expect_made_for(parameters)?;
+        if squares.is_empty() || squares.dtype() != DType::F32 {
+            let (expected, got) = ("what `step` returned, f32 (1) or longer".into(), squares.spec().to_string());
+            return Err(Error::Shape { op: "average", expected, got });
+        }
         self.ema.as_ref().map_or(Ok(()), |ema| ema.update(parameters, squares, self.scale, self.steps))
     }
 }
@@ -238,12 +245,11 @@ impl Optimizer {
 impl Optimizer {
     /// Fails with parameters that it cannot be of.
     pub(super) fn expect_made_for(&self, parameters: &ParameterArena) -> Result<()> {
-        let fits = |state: &State| {
-            let segment = parameters.segments.iter().find_map(|segment| segment.within(&state.segment.range));
-            segment.is_some_and(|segment| segment.range == state.segment.range)
-        };
+        let segments = parameters.segments.iter().filter_map(|segment| segment.within(&self.part));
+        let is_same = segments.eq(self.states.iter().map(|state| state.segment.clone()));
         let (own, theirs) = (self.skipped.device(), parameters.values.device());
-        if self.states.iter().all(fits) && own.same(&theirs) && self.loss_scale.is_some() == parameters.has_f16() {
+        let has_length = self.trainable_len == parameters.trainable_len();
+        if is_same && has_length && own.same(&theirs) && self.loss_scale.is_some() == parameters.has_f16() {
             return Ok(());
         }
         Err(Error::Invalid("the optimizer was made for other parameters".into()))

@@ -3,8 +3,8 @@
 use super::{Defined, HUGE, LARGE, Refused, Row};
 use rustyflow::Result;
 use rustyflow::data::{
-    ChatSpec, ChatTemplate, Corpus, CorpusSpec, Loader, Piece, Position, Split, Tokenizer, TokenizerSpec, Tokens,
-    encode_beginning, encode_split, eval_windows, read_questions, read_text,
+    ChatSpec, ChatTemplate, Corpus, CorpusSpec, DataSpec, Loader, NamedTokens, Piece, Position, Split, Tokenizer,
+    TokenizerSpec, Tokens, encode_beginning, encode_split, eval_windows, read_questions, read_text,
 };
 use serde_json::json;
 use std::path::Path;
@@ -32,6 +32,10 @@ fn tokenizer() -> Result<Tokenizer> {
 fn spec(corpus: &str, validation_fraction: f64) -> CorpusSpec<'_> {
     let (files, data_dir) = (&[], Path::new(NOWHERE));
     CorpusSpec { corpus, files, validation_fraction, data_dir, cache: None, chat: ChatSpec::default() }
+}
+
+fn data_spec() -> DataSpec<'static> {
+    DataSpec { corpus: spec("sample", 0.1), tokenizer: "no such kind", vocab_size: HUGE, packing: None }
 }
 
 fn template() -> Result<ChatTemplate> {
@@ -88,13 +92,17 @@ fn texts() -> Vec<Row> {
         ("Corpus::open", Refused, |_| Corpus::open(&spec("README.md", f64::NAN), &mut |_| ()).map(drop)),
         ("Corpus::open", Refused, |_| Corpus::open(&spec("README.md", 1.5), &mut |_| ()).map(drop)),
         ("Corpus::open", Refused, |_| Corpus::open(&spec("README.md", -0.5), &mut |_| ()).map(drop)),
-        ("Corpus::of_texts", Defined, |_| Corpus::of_texts("", "", "", None).map(drop)),
+        ("Corpus::of_texts", Refused, |_| Corpus::of_texts("", "", "", None).map(drop)),
         ("Corpus::has", Defined, |_| {
             corpus()?.has(Split::Test);
             Ok(())
         }),
         ("Corpus::read", Refused, |_| {
             corpus()?.read(Split::Train, &mut |_: Piece| Err(rustyflow::Error::Invalid("enough".into())))
+        }),
+        ("DataSpec::prepare", Refused, |_| data_spec().prepare(&corpus()?, None, &mut |_| ()).map(drop)),
+        ("DataSpec::write_to", Refused, |_| {
+            data_spec().write_to(&corpus()?, Path::new("Cargo.toml"), &mut |_| ()).map(drop)
         }),
         ("encode_beginning", Defined, |_| encode_beginning(&corpus()?, Split::Train, &tokenizer()?, HUGE).map(drop)),
         ("encode_split", Defined, |_| encode_split(&corpus()?, Split::Train, &tokenizer()?, None).map(drop)),
@@ -108,7 +116,7 @@ fn tokenizers() -> Vec<Row> {
         ("Tokenizer::build", Refused, |_| {
             Tokenizer::build(&TokenizerSpec::Bpe, 0, &corpus()?, Path::new(NOWHERE)).map(drop)
         }),
-        ("Tokenizer::build", Defined, |_| {
+        ("Tokenizer::build", Refused, |_| {
             Tokenizer::build(&TokenizerSpec::Bpe, HUGE, &corpus()?, Path::new(NOWHERE)).map(drop)
         }),
         ("Tokenizer::from_folder", Refused, |_| Tokenizer::from_folder(Path::new(NOWHERE)).map(drop)),
@@ -122,6 +130,13 @@ fn tokenizers() -> Vec<Row> {
         ("Tokenizer::with_name", Defined, |_| {
             assert_eq!(tokenizer()?.with_name("").name(), "");
             Ok(())
+        }),
+        ("Tokenizer::for_llama_cpp", Refused, |_| {
+            let bpe = Tokenizer::build(&TokenizerSpec::Bpe, 260, &corpus()?, Path::new(NOWHERE))?;
+            bpe.for_llama_cpp(HUGE, &NamedTokens::default()).map(drop)
+        }),
+        ("Tokenizer::pretrained_files", Defined, |_| {
+            tokenizer()?.pretrained_files(HUGE, &Default::default()).map(drop)
         }),
         ("TextStream::push", Refused, |_| tokenizer()?.stream().push(u32::MAX).map(drop)),
     ]
