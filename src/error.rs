@@ -25,6 +25,10 @@ pub enum Error {
     #[error("two operands share memory: {0}")]
     Aliasing(String),
 
+    /// The WGSL of a custom op does not compile: `place` says in which line of which text.
+    #[error("{op}: {place}: {message}")]
+    Wgsl { op: &'static str, place: String, message: String },
+
     /// `backward` was called on something that has no gradient.
     #[error("backward: {0}")]
     Autograd(String),

@@ -1,8 +1,9 @@
 //! Train GPT-style language models on any GPU through wgpu, or on the CPU.
 //!
-//! Modules import only from those to their left: `error, profile, report, comm <- gpu, cpu <- tensor <- ops <- nn,
-//! optim <- models, fit <- generate <- train <- bench <- cli`; `config` and `data` import only `error` and the caches,
-//! `testing` and `protobuf` nothing. `docs/design.md` is the map.
+//! Modules import only from those to their left:
+//! `error, profile, report, comm <- gpu, cpu <- tensor <- ops <- custom, nn, optim <- models, fit <- generate <- train <-
+//! bench <- cli`; `config` and `data` import only `error`, the caches and the names of devices, `testing` and `protobuf`
+//! nothing. `docs/design.md` is the map.
 
 pub mod bench;
 mod cache;
@@ -11,7 +12,9 @@ pub mod cli;
 pub mod comm;
 pub mod config;
 mod cpu;
+pub mod custom;
 pub mod data;
+mod device_kind;
 pub mod error;
 pub mod fit;
 pub mod generate;
@@ -41,3 +44,8 @@ pub use tensor::{DType, Device, Shape, Tensor};
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
+
+/// Those of docs/library.md.
+#[cfg(doctest)]
+#[doc = include_str!("../docs/library.md")]
+struct Library;

@@ -33,7 +33,6 @@ fn error(got: f64, want: f64, allowed: f64) -> f64 {
 
 /// What is wrong with `got`, if an element is further from `want` than `allowed` (see [`worst_error`]): how many
 /// elements, the first and the worst of them.
-#[cfg(feature = "testing")]
 pub fn difference<G, W>(got: &[G], want: &[W], allowed: impl Fn(usize, f64) -> f64) -> Option<String>
 where
     G: Copy + Into<f64>,

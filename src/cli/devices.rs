@@ -2,9 +2,9 @@
 
 use super::output;
 use super::{cache, device};
-use crate::gpu::{AdapterChoice, AdapterInfo, Gpu, adapters};
+use crate::Device;
+use crate::gpu::{AdapterChoice, AdapterInfo, Gpu};
 use crate::ops::MatmulTuning;
-use crate::profile::size_text;
 use anyhow::{Context, Result};
 use std::collections::HashSet;
 
@@ -20,13 +20,16 @@ pub struct Args {
 }
 
 pub fn run(args: Args) -> Result<()> {
-    let (adapters, cores, threads) = (adapters(), num_cpus::get_physical(), num_cpus::get());
+    let mut devices = Device::list();
+    let cpu = devices.remove(0);
+    let adapters: Vec<AdapterInfo> = devices.into_iter().filter_map(|device| device.adapter).collect();
     if args.measure {
         measure(&adapters)?;
     }
     if args.json {
         let cache = cache::folder();
         let tuning = |info: &AdapterInfo| cache.as_ref().and_then(|cache| MatmulTuning::load(cache, info));
+        let [cores, threads] = cpu.cores.unwrap_or_default();
         let cpu = serde_json::json!({ "physical_cores": cores, "logical_cores": threads });
         let described = |info: &AdapterInfo| {
             let mut value = serde_json::to_value(info)?;
@@ -37,7 +40,7 @@ pub fn run(args: Args) -> Result<()> {
         output::line(serde_json::json!({ "cpu": cpu, "adapters": adapters }))?;
         return Ok(());
     }
-    output::line(format_args!("cpu      {cores} physical cores, {threads} logical"))?;
+    output::line(&cpu)?;
     print(&adapters)
 }
 
@@ -45,19 +48,7 @@ pub fn run(args: Args) -> Result<()> {
 pub fn print(adapters: &[AdapterInfo]) -> Result<()> {
     let cache = cache::folder();
     for a in adapters {
-        let [low, high] = a.subgroup_size;
-        let subgroups = if low == high { low.to_string() } else { format!("{low} to {high}") };
-        output::line(format_args!("gpu:{}    {} ({}, {}, driver {})", a.index, a.name, a.kind, a.backend, a.driver))?;
-        let memory = a.memory_bytes.map_or("memory not known".to_string(), |m| format!("{} of memory", size_text(m)));
-        output::line(format_args!(
-            "         {memory}; largest buffer {}, binding {}; workgroups of {} threads with {}; subgroups of \
-            {subgroups}",
-            size_text(a.max_buffer_bytes),
-            size_text(a.max_binding_bytes),
-            a.max_workgroup_threads,
-            size_text(u64::from(a.workgroup_memory_bytes)),
-        ))?;
-        output::line(format_args!("         {}", a.features.join(", ")))?;
+        output::line(a)?;
         if a.is_software() {
             output::line("         software: computes on the processor; only with --allow-software-gpu")?;
         } else if let Some(tuning) = cache.as_ref().and_then(|cache| MatmulTuning::load(cache, a)) {

@@ -1,5 +1,6 @@
 //! What a run computes on, as users write it: `auto`, `cpu`, `gpu`, `gpu:1`, or several of them.
 
+pub use crate::device_kind::DeviceKind;
 use std::fmt;
 use std::str::FromStr;
 
@@ -8,20 +9,6 @@ use serde::{Deserialize, Serialize};
 /// What `--device` and `device.kind` expect.
 pub(super) const EXPECTED: &str =
     "one of auto, cpu, gpu, gpu:N (such as gpu:1), or several: gpu:all, gpu:0,1,3, gpu:0,cpu";
-
-/// One device that is asked for.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum DeviceKind {
-    /// The best GPU if there is one, else the CPU.
-    #[default]
-    Auto,
-    /// The CPU.
-    Cpu,
-    /// A GPU: the one with this index in the list of adapters, or the best one.
-    Gpu(Option<usize>),
-    /// Every hardware GPU.
-    AllGpus,
-}
 
 /// The devices that are asked for, one for each rank of a process: one at least.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,18 +43,6 @@ impl From<DeviceKind> for Devices {
     }
 }
 
-impl fmt::Display for DeviceKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            DeviceKind::Auto => f.pad("auto"),
-            DeviceKind::Cpu => f.pad("cpu"),
-            DeviceKind::Gpu(None) => f.pad("gpu"),
-            DeviceKind::Gpu(Some(index)) => f.pad(&format!("gpu:{index}")),
-            DeviceKind::AllGpus => f.pad("gpu:all"),
-        }
-    }
-}
-
 impl fmt::Display for Devices {
     /// As short as it can be written: `gpu:0,1,cpu`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -91,15 +66,11 @@ impl FromStr for Devices {
         let unknown = || format!("expected {EXPECTED}; got `{text}`");
         let mut kinds: Vec<DeviceKind> = Vec::new();
         for word in text.split(',') {
-            let index = |word: &str| word.parse().map(|index| DeviceKind::Gpu(Some(index))).map_err(|_| unknown());
-            kinds.push(match (word, kinds.last()) {
-                ("auto", _) => DeviceKind::Auto,
-                ("cpu", _) => DeviceKind::Cpu,
-                ("gpu", _) => DeviceKind::Gpu(None),
-                ("gpu:all", _) => DeviceKind::AllGpus,
+            kinds.push(match (word.parse(), kinds.last()) {
+                (Ok(kind), _) => kind,
                 // `gpu:0,1`
-                (word, Some(DeviceKind::Gpu(Some(_)))) if !word.starts_with("gpu:") => index(word)?,
-                (word, _) => index(word.strip_prefix("gpu:").ok_or_else(unknown)?)?,
+                (Err(_), Some(DeviceKind::Gpu(Some(_)))) => DeviceKind::Gpu(Some(word.parse().map_err(|_| unknown())?)),
+                (Err(_), _) => return Err(unknown()),
             });
         }
         // What `auto` comes to is one device.

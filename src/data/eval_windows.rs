@@ -24,6 +24,9 @@ pub fn eval_windows(tokens: &Tokens, context: usize, stride: usize) -> Result<Ev
             "the stride of an evaluation must be between 1 and the context of {context}, got {stride}"
         )));
     }
+    if context.checked_mul(2).is_none_or(|ids| Vec::<u32>::new().try_reserve_exact(ids).is_err()) {
+        return Err(Error::Invalid(format!("no memory holds windows of {context} tokens")));
+    }
     Ok(EvalWindows(match tokens.packing() {
         Packing::Stream => Kind::Stream(Stream { tokens, context, stride, start: 0, counted: 0 }),
         _ => Kind::Rows { rows: Rows::new(tokens.clone(), context)?, next: 0 },

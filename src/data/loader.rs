@@ -91,6 +91,11 @@ impl Loader {
                 "batch_size and block_size must be at least 1, got {batch_size} and {block_size}"
             )));
         }
+        // As many ids, and as many targets, are in memory for several batches at once.
+        let batches = batch_size.checked_mul(block_size).and_then(|ids| ids.checked_mul(2 * BATCHES_AHEAD));
+        if batches.is_none_or(|ids| Vec::<u32>::new().try_reserve_exact(ids).is_err()) {
+            return Err(Error::Invalid(format!("no memory holds batches of {batch_size} x {block_size} tokens")));
+        }
         check_length(tokens.len())?;
         let cut = match tokens.packing() {
             _ if order == Order::Continued => Cut::Continued(Continued::new(tokens, batch_size, block_size)?),
@@ -293,7 +298,7 @@ fn produce(plan: &Plan, start: Position, sender: &SyncSender<Batch>) {
         let mut begins = !matches!(plan.cut, Cut::Continued(_)) || window == 0;
         for _ in 0..plan.batch_size {
             let row = order.window(window).unwrap_or_else(|| {
-                epoch += 1;
+                epoch = epoch.wrapping_add(1);
                 (window, begins) = (0, true);
                 order = plan.epoch(epoch);
                 order.window(window).expect("every epoch has a window")

@@ -156,7 +156,7 @@ impl Tokens {
     ///
     /// # Panics
     /// If there are fewer.
-    pub fn copy(&self, start: usize, ids: &mut [u32]) {
+    pub(crate) fn copy(&self, start: usize, ids: &mut [u32]) {
         assert!(start + ids.len() <= self.len(), "{} ids from {start} on, of {}", ids.len(), self.len());
         let start = self.range.start + start;
         let range = start..start + ids.len();

@@ -12,7 +12,7 @@ use crate::profile::{Cost, MemoryKind, MemoryStats, Profiler, Span};
 use crate::{Error, Result};
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -49,6 +49,8 @@ struct Context {
     submissions: Mutex<VecDeque<wgpu::SubmissionIndex>>,
     /// Kernels recorded before the next submit happens by itself.
     kernels_per_submit: AtomicUsize,
+    /// Kernels recorded and submits made, ever.
+    counts: [AtomicU64; 2],
     staging_pool: StagingPool,
     upload_pool: UploadPool,
     /// The first error that the driver reported outside a call.
@@ -121,6 +123,7 @@ impl Gpu {
             recorder,
             submissions,
             kernels_per_submit,
+            counts: Default::default(),
             staging_pool,
             upload_pool: UploadPool::default(),
             fault,
@@ -157,6 +160,12 @@ impl Gpu {
     pub fn with_split_fp16(self, on: bool) -> Gpu {
         let limits = Limits { split_fp16: on && self.1.coop_matrix > 0, ..Limits::clone(&self.1) };
         Gpu(self.0, Arc::new(limits))
+    }
+
+    /// Kernels recorded, and submits made, since it was opened.
+    pub fn counts(&self) -> (u64, u64) {
+        let [kernels, submits] = self.0.counts.each_ref().map(|count| count.load(Ordering::Relaxed));
+        (kernels, submits)
     }
 
     /// Where its kernels' times are booked.
@@ -280,6 +289,7 @@ impl Gpu {
         });
         let mut recorder = self.recorder();
         recorder.kernel(name, cost, launches);
+        self.0.counts[0].fetch_add(1, Ordering::Relaxed);
         let rate = recorder.timestamps.as_ref().and_then(|timestamps| timestamps.flops_per_second);
         let flops = rate.map_or(FLOPS_PER_SUBMIT, |rate| rate * SECONDS_PER_SUBMIT);
         let enough =
@@ -373,6 +383,7 @@ impl Gpu {
     fn submit_recorded(&self, recorder: &mut Recorder) -> Result<()> {
         let submission = recorder.submit();
         if submission.is_some() {
+            self.0.counts[1].fetch_add(1, Ordering::Relaxed);
             let kernels = &self.0.kernels_per_submit;
             kernels.store((2 * kernels.load(Ordering::Relaxed)).min(KERNELS_PER_SUBMIT), Ordering::Relaxed);
         }

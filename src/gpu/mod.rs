@@ -31,6 +31,8 @@ mod recorder;
 mod shader;
 #[cfg(feature = "gpu")]
 mod timestamps;
+#[cfg(feature = "gpu")]
+mod translate;
 
 #[cfg(not(feature = "gpu"))]
 mod stub;
@@ -51,13 +53,24 @@ pub use {
     pool::GpuSlice,
     readback::{MappedBytes, PendingReadback},
     shader::{render, source_of},
+    translate::{CheckedShader, check_wgsl, translate},
 };
 
 #[cfg(not(feature = "gpu"))]
-pub use stub::{Gpu, GpuSlice, MappedBytes, PendingReadback, adapters};
+pub use stub::{Gpu, GpuSlice, MappedBytes, PendingReadback, adapters, check_wgsl, translate};
 
+use crate::profile::size_text;
 use serde::Serialize;
+use std::fmt;
 use std::path::PathBuf;
+
+/// What is wrong with a shader.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WgslError {
+    /// The line of the WGSL text, the first is 1, if it is one line's fault.
+    pub line: Option<usize>,
+    pub message: String,
+}
 
 /// Which adapter to open.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -94,6 +107,26 @@ pub struct AdapterInfo {
     pub subgroup_size: [u32; 2],
     /// Those that rustyflow has a use for, of "f16", "subgroups", "timestamps", "cooperative-matrix", "pipeline-cache".
     pub features: Vec<&'static str>,
+}
+
+/// Its name, memory and limits, and features: three lines.
+impl fmt::Display for AdapterInfo {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let [low, high] = self.subgroup_size;
+        let subgroups = if low == high { low.to_string() } else { format!("{low} to {high}") };
+        let memory = self.memory_bytes.map_or("memory not known".into(), |m| format!("{} of memory", size_text(m)));
+        writeln!(f, "gpu:{}    {} ({}, {}, driver {})", self.index, self.name, self.kind, self.backend, self.driver)?;
+        writeln!(
+            f,
+            "         {memory}; largest buffer {}, binding {}; workgroups of {} threads with {}; subgroups of \
+            {subgroups}",
+            size_text(self.max_buffer_bytes),
+            size_text(self.max_binding_bytes),
+            self.max_workgroup_threads,
+            size_text(u64::from(self.workgroup_memory_bytes)),
+        )?;
+        write!(f, "         {}", self.features.join(", "))
+    }
 }
 
 impl AdapterInfo {

@@ -133,11 +133,11 @@ impl Pipelines {
             label: Some(name),
             source: wgpu::ShaderSource::Wgsl(shader::source_of(launch, &self.limits).into()),
         };
-        let checks = match cfg!(debug_assertions) {
+        let checks = match cfg!(debug_assertions) || launch.shader.checked {
             true => wgpu::ShaderRuntimeChecks::checked(),
             false => wgpu::ShaderRuntimeChecks::unchecked(),
         };
-        // SAFETY: the shaders are our own, end their loops, and are tested with the checks on.
+        // SAFETY: the shaders without checks are our own, end their loops, and are tested with the checks on.
         let module = unsafe { self.device.create_shader_module_trusted(descriptor, checks) };
         let words = 4 * launch.params.len();
         assert!(words <= PARAMS_BYTES, "{name}: {words} bytes of parameters");

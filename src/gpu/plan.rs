@@ -12,6 +12,8 @@ use std::sync::{Arc, OnceLock};
 pub struct Shader {
     pub name: &'static str,
     pub source: &'static str,
+    /// Whether every index is checked, in release builds too: of text that is not tested here (`custom`).
+    pub checked: bool,
 }
 
 /// `shader!("softmax")` embeds `shaders/softmax.wgsl`.
@@ -22,6 +24,7 @@ macro_rules! shader {
         $crate::gpu::Shader {
             name: $name,
             source: include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/shaders/", $name, ".wgsl")),
+            checked: false,
         }
     };
 }

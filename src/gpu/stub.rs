@@ -1,6 +1,6 @@
 //! Stands in for the GPU in builds without the feature `gpu`: types that no value can have.
 
-use super::{AdapterChoice, AdapterInfo, Limits, Plan};
+use super::{AdapterChoice, AdapterInfo, Launch, Limits, Plan, WgslError};
 use crate::profile::{Cost, MemoryKind, MemoryStats, Profiler};
 use crate::{Error, Result};
 use std::convert::Infallible;
@@ -33,6 +33,16 @@ impl std::ops::Deref for MappedBytes {
 /// None: this build cannot see adapters.
 pub fn adapters() -> Vec<AdapterInfo> {
     Vec::new()
+}
+
+/// Always right: this build cannot read WGSL, and has no GPU that would run it.
+pub fn check_wgsl(_launch: &Launch, _limits: &Limits) -> std::result::Result<(), (WgslError, String)> {
+    Ok(())
+}
+
+/// Always an error.
+pub fn translate(_launch: &Launch, _limits: &Limits) -> std::result::Result<(), String> {
+    Err("this rustyflow was built without GPU support".into())
 }
 
 impl GpuSlice {
@@ -86,6 +96,10 @@ impl Gpu {
     }
 
     pub fn with_split_fp16(self, _on: bool) -> Gpu {
+        match self.0 {}
+    }
+
+    pub fn counts(&self) -> (u64, u64) {
         match self.0 {}
     }
 

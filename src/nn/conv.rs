@@ -15,7 +15,7 @@ struct Parameters {
 
 impl Parameters {
     fn new(shape: &[usize], bias: Option<usize>, mut keys: impl FnMut() -> Key) -> Result<Parameters> {
-        let fan_in: usize = shape[1..].iter().product();
+        let fan_in: usize = shape[1..].iter().fold(1, |product: usize, dim| product.saturating_mul(*dim));
         let bound = 1.0 / (fan_in.max(1) as f32).sqrt();
         let weight = uniform(shape, -bound, bound, keys())?.into();
         let bias = bias.map(|channels| uniform([channels], -bound, bound, keys())).transpose()?;

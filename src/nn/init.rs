@@ -58,9 +58,12 @@ fn drawn(shape: Shape, of_chunk: impl Fn(usize, &mut [f32]) + Sync) -> Result<Te
     if let Some(device) = weights_device() {
         return Tensor::empty(Spec::new(shape, DType::F32), &device, MemoryKind::Parameters);
     }
+    // What no memory holds is refused here.
+    let tensor = Tensor::empty(Spec::new(shape.clone(), DType::F32), &Device::Cpu, MemoryKind::Other)?;
     let mut values = vec![0.0; shape.elements()];
     values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| of_chunk(chunk * CHUNK, values));
-    Tensor::from_f32(&values, shape, &Device::Cpu)
+    tensor.write_bytes(bytemuck::cast_slice(&values))?;
+    Ok(tensor)
 }
 
 /// The same value everywhere.
@@ -68,8 +71,7 @@ fn drawn(shape: Shape, of_chunk: impl Fn(usize, &mut [f32]) + Sync) -> Result<Te
 /// # Errors
 /// If memory is used up.
 pub fn constant(shape: impl Into<Shape>, value: f32) -> Result<Tensor> {
-    let shape = shape.into();
-    Tensor::from_f32(&vec![value; shape.elements()], shape, &Device::Cpu)
+    Tensor::full(value, shape, &Device::Cpu)
 }
 
 /// From a normal distribution (Box and Muller 1958).

@@ -16,6 +16,11 @@ pub fn init_keys(seed: u64) -> impl FnMut() -> Key {
     }
 }
 
+/// All outputs; more than can be counted are refused where they would be allocated.
+fn total(outputs: &[usize]) -> usize {
+    outputs.iter().fold(0, |sum: usize, outputs| sum.saturating_add(*outputs))
+}
+
 /// y = x W + b, with W of shape (inputs, outputs) as in GPT-2's `Conv1D`, or y = x W^T + b, with (outputs, inputs) as
 /// in `torch.nn.Linear`: its parameter's [`LinearLayout`] says which.
 #[derive(Clone)]
@@ -39,7 +44,7 @@ impl Linear {
     /// # Errors
     /// If memory is used up.
     pub fn fused(inputs: usize, outputs: &[usize], bias: bool, std: f32, key: Key) -> Result<Linear> {
-        let weight = normal([inputs, outputs.iter().sum()], 0.0, std, key)?;
+        let weight = normal([inputs, total(outputs)], 0.0, std, key)?;
         Linear::of(weight, LinearLayout { outputs_first: false, outputs: outputs.into() }, bias)
     }
 
@@ -48,13 +53,13 @@ impl Linear {
     /// # Errors
     /// If memory is used up.
     pub fn outputs_first(inputs: usize, outputs: &[usize], bias: bool, std: f32, key: Key) -> Result<Linear> {
-        let weight = normal([outputs.iter().sum(), inputs], 0.0, std, key)?;
+        let weight = normal([total(outputs), inputs], 0.0, std, key)?;
         Linear::of(weight, LinearLayout { outputs_first: true, outputs: outputs.into() }, bias)
     }
 
     /// A layer of this weight, with a bias of zeros or without one.
     pub(super) fn of(weight: Tensor, layout: LinearLayout, bias: bool) -> Result<Linear> {
-        let outputs: usize = layout.outputs.iter().sum();
+        let outputs = total(&layout.outputs);
         let bias = bias.then(|| Tensor::zeros([outputs], DType::F32, &Device::Cpu)).transpose()?;
         let weight = Parameter { linear: Some(layout), ..weight.into() };
         Ok(Linear { weight, bias: bias.map(Parameter::from) })

@@ -36,7 +36,7 @@ impl LowRank {
         scale: f32,
         key: Key,
     ) -> Result<LowRank> {
-        let columns = adapted.len() * rank;
+        let columns = adapted.len().saturating_mul(rank);
         let bound = 1.0 / (inputs as f32).sqrt();
         let a = made([columns, inputs], |i| bound * (key.bits(i as u32) as f32 / 2_147_483_648.0 - 1.0))?;
         let b = made([outputs, columns], |_| 0.0)?;
@@ -61,11 +61,13 @@ fn made(shape: [usize; 2], value: impl Fn(usize) -> f32 + Sync) -> Result<Tensor
     if let Some(device) = weights_device() {
         return Tensor::empty(Spec::new(shape, DType::F32), &device, MemoryKind::Parameters);
     }
-    let mut values = vec![0.0; shape[0] * shape[1]];
+    let tensor = Tensor::empty(Spec::new(shape, DType::F32), &Device::Cpu, MemoryKind::Other)?;
+    let mut values = vec![0.0; tensor.len()];
     values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
         values.iter_mut().enumerate().for_each(|(i, v)| *v = value(chunk * CHUNK + i));
     });
-    Tensor::from_f32(&values, shape, &Device::Cpu)
+    tensor.write_bytes(bytemuck::cast_slice(&values))?;
+    Ok(tensor)
 }
 
 #[cfg(test)]

@@ -49,7 +49,7 @@ impl Stack {
     /// All values uniform within 1 / sqrt(H).
     fn new(config: RecurrentConfig, gates: usize, mut keys: impl FnMut() -> Key) -> Result<Stack> {
         let RecurrentConfig { input_size, hidden_size, num_layers, bias, bidirectional } = config;
-        let (directions, width) = (1 + usize::from(bidirectional), gates * hidden_size);
+        let (directions, width) = (1 + usize::from(bidirectional), hidden_size.saturating_mul(gates));
         let bound = 1.0 / (hidden_size as f32).sqrt();
         let mut parameter = |shape: &[usize]| uniform(shape, -bound, bound, keys()).map(Parameter::from);
         let mut direction = |inputs: usize| {
@@ -57,7 +57,8 @@ impl Stack {
             let bias = if bias { Some([parameter(&[width])?, parameter(&[width])?]) } else { None };
             Ok(Direction { weight_ih, weight_hh, bias })
         };
-        let inputs = (0..num_layers).map(|layer| if layer == 0 { input_size } else { directions * hidden_size });
+        let inputs =
+            (0..num_layers).map(|layer| if layer == 0 { input_size } else { hidden_size.saturating_mul(directions) });
         let layers = inputs.map(|inputs| (0..directions).map(|_| direction(inputs)).collect::<Result<_>>());
         Ok(Stack { config, layers: layers.collect::<Result<_>>()? })
     }
@@ -69,7 +70,7 @@ impl Stack {
         }
         let RecurrentConfig { hidden_size, num_layers, bidirectional, .. } = self.config;
         let batch = x.shape().get(1).copied().unwrap_or(0);
-        let shape = [num_layers * (1 + usize::from(bidirectional)), batch, hidden_size];
+        let shape = [num_layers.saturating_mul(1 + usize::from(bidirectional)), batch, hidden_size];
         (0..count).map(|_| Tensor::zeros(shape, DType::F32, &x.device())).collect()
     }
 

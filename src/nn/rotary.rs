@@ -19,18 +19,23 @@ pub enum RopeScaling {
 /// The cosines and sines of every position, computed once for the device that needs them.
 pub struct Rotary {
     positions: usize,
-    /// Angles per position, D/2.
-    frequencies: Vec<f64>,
+    head_size: usize,
+    theta: f64,
+    scaling: Option<RopeScaling>,
     table: Mutex<Option<Tensor>>,
 }
 
 impl Rotary {
     /// Of so many positions, for heads of D elements: frequency i is theta^(-2i/D).
     pub fn new(positions: usize, head_size: usize, theta: f64, scaling: Option<RopeScaling>) -> Rotary {
-        let frequency = |i: usize| theta.powf(-2.0 * i as f64 / head_size as f64);
-        let scaled = |frequency: f64| scaling.map_or(frequency, |scaling| scaling.apply(frequency));
-        let frequencies = (0..head_size / 2).map(|i| scaled(frequency(i))).collect();
-        Rotary { positions, frequencies, table: Mutex::default() }
+        Rotary { positions, head_size, theta, scaling, table: Mutex::default() }
+    }
+
+    /// Angles per position, D/2.
+    fn frequencies(&self) -> Vec<f64> {
+        let frequency = |i: usize| self.theta.powf(-2.0 * i as f64 / self.head_size as f64);
+        let scaled = |frequency: f64| self.scaling.map_or(frequency, |scaling| scaling.apply(frequency));
+        (0..self.head_size / 2).map(|i| scaled(frequency(i))).collect()
     }
 
     /// (positions, D): of each position the cosines of all angles, then their sines.
@@ -42,16 +47,18 @@ impl Rotary {
         if let Some(table) = table.as_ref().filter(|table| table.device().same(device)) {
             return Ok(table.clone());
         }
-        let shape = [self.positions, 2 * self.frequencies.len()];
-        let made = if device.has_values() {
+        let shape = [self.positions, self.head_size / 2 * 2];
+        // Where it has no room, nothing is computed.
+        let made = Tensor::zeros(shape, DType::F32, device)?;
+        if device.has_values() {
+            let frequencies = self.frequencies();
             let row = |position: usize| {
-                let angles = self.frequencies.iter().map(move |frequency| position as f64 * frequency);
+                let angles = frequencies.iter().map(move |frequency| position as f64 * frequency);
                 angles.clone().map(f64::cos).chain(angles.map(f64::sin)).map(|value| value as f32)
             };
-            Tensor::from_f32(&(0..self.positions).flat_map(row).collect::<Vec<_>>(), shape, device)?
-        } else {
-            Tensor::zeros(shape, DType::F32, device)?
-        };
+            let values: Vec<f32> = (0..self.positions).flat_map(row).collect();
+            made.write_bytes(bytemuck::cast_slice(&values))?;
+        }
         Ok(table.insert(made).clone())
     }
 }

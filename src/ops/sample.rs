@@ -79,7 +79,7 @@ impl Draw {
 
     /// Of each token a number in proportion to its probability, and at a temperature of 0 that of the largest alone;
     /// or the id that says why there are none. `seen` is not 0 for tokens in the text.
-    pub fn weights(
+    pub(crate) fn weights(
         &self,
         logits: &[f32],
         bias: Option<&[f32]>,
@@ -111,7 +111,7 @@ impl Draw {
             }
             _ => {}
         }
-        let top_k = self.top_k as usize;
+        let top_k = self.top_k.max(1) as usize;
         if top_k < ranks.len() {
             ranks.select_nth_unstable(top_k - 1);
             ranks.truncate(top_k);

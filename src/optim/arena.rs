@@ -42,7 +42,7 @@ pub struct Entry {
 impl Entry {
     /// Its elements in the arena of its type.
     pub fn range(&self) -> Range<usize> {
-        self.offset..self.offset + self.shape.elements()
+        self.offset..self.offset.saturating_add(self.shape.elements())
     }
 }
 
@@ -144,8 +144,11 @@ impl ParameterArena {
         Ok(())
     }
 
-    /// The value of a parameter, its gradient if it is trained, and in mixed precision the value as f16.
+    /// The value of a parameter, its gradient if it is trained, and in mixed precision the value as f16; nothing of an
+    /// entry that is none of these arenas.
     pub fn of_entry(&self, entry: &Entry) -> Vec<Tensor> {
+        let is_own = |own: &&Entry| (own.offset, &own.shape, own.dtype) == (entry.offset, &entry.shape, entry.dtype);
+        let Some(entry) = self.entries.iter().find(is_own) else { return Vec::new() };
         let arenas: Vec<&Tensor> = match (entry.dtype, entry.trainable) {
             (DType::F16, _) => self.f16_only.iter().collect(),
             (_, true) => [&self.values, self.gradients()].into_iter().chain(&self.halves).collect(),
@@ -260,7 +263,11 @@ impl Layout {
 fn flatten(entries: &[Entry], dtype: DType, len: usize, tensors: &[(String, Tensor)]) -> Result<Vec<f32>> {
     let mut flat = vec![0.0; len];
     for entry in entries.iter().filter(|entry| entry.dtype == dtype) {
-        let (_, tensor) = tensors.iter().find(|(name, _)| *name == entry.name).expect("the same parameters");
+        let same = |(name, tensor): &&(String, Tensor)| *name == entry.name && *tensor.shape() == entry.shape;
+        let (_, tensor) = tensors.iter().find(same).ok_or_else(|| {
+            let (name, shape) = (&entry.name, &entry.shape);
+            Error::Invalid(format!("the other module has no parameter {name} of shape {shape}"))
+        })?;
         flat[entry.offset..][..tensor.len()].copy_from_slice(&tensor.to_f32()?);
     }
     Ok(flat)

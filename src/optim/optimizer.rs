@@ -131,6 +131,8 @@ pub struct Optimizer {
     skipped: Tensor,
     pub(super) ema: Option<Ema>,
     part: Range<usize>,
+    /// Of all parts.
+    trainable_len: usize,
     /// Moments of parameters, of all parts: as many tensors has a file of them.
     pub(super) tensors: usize,
 }
@@ -169,6 +171,10 @@ impl Optimizer {
         grad_clip: f64,
         part: &Range<usize>,
     ) -> Result<Optimizer> {
+        if part.start > part.end || part.end > parameters.trainable_len() || !part.start.is_multiple_of(ALIGN) {
+            let all = parameters.trainable_len();
+            return Err(Error::Invalid(format!("{part:?} is no part of {all} parameters, as `shards` makes them")));
+        }
         let device = parameters.values.device();
         let segments = parameters.segments.iter().filter_map(|segment| segment.within(part));
         let states = segments.map(|segment| State::new(parameters, segment.clone(), group_of(segment.group)));
@@ -180,7 +186,8 @@ impl Optimizer {
         let segment_of = |entry: &Entry| parameters.segments.iter().find(|s| s.range.contains(&entry.offset));
         let moments = trained.filter_map(segment_of).map(|segment| group_of(segment.group).kind.moments());
         let tensors = moments.sum();
-        Ok(Optimizer { states, scale, steps: 0, loss_scale, skipped, ema: None, part: part.clone(), tensors })
+        let (part, trainable_len) = (part.clone(), parameters.trainable_len());
+        Ok(Optimizer { states, scale, steps: 0, loss_scale, skipped, ema: None, part, trainable_len, tensors })
     }
 
     /// The elements of the arenas that it updates.
@@ -193,6 +200,7 @@ impl Optimizer {
     /// # Errors
     /// If the device has no memory left.
     pub fn keep_averages(&mut self, parameters: &ParameterArena, decay: f64) -> Result<()> {
+        self.expect_made_for(parameters)?;
         self.ema = Some(Ema::new(parameters, decay)?);
         Ok(())
     }
@@ -209,6 +217,7 @@ impl Optimizer {
     /// # Errors
     /// If the driver reported an error.
     pub fn swap_averages(&self, parameters: &ParameterArena) -> Result<()> {
+        self.expect_made_for(parameters)?;
         self.ema.as_ref().map_or(Ok(()), |ema| ema.swap(parameters))
     }
 
@@ -231,6 +240,7 @@ impl Optimizer {
     /// # Errors
     /// If the device has no memory left for what the update takes, or the driver reported an error.
     pub fn step(&mut self, parameters: &ParameterArena, learning_rate: f64) -> Result<Tensor> {
+        self.expect_made_for(parameters)?;
         let mut squares = sum_of_squares(parameters.gradients())?;
         if let Some(scale) = &self.loss_scale {
             squares = scale.step(&squares)?;
@@ -263,7 +273,26 @@ impl Optimizer {
     /// # Errors
     /// If the driver reported an error.
     pub fn average(&self, parameters: &ParameterArena, squares: &Tensor) -> Result<()> {
+        self.expect_made_for(parameters)?;
+        if squares.is_empty() || squares.dtype() != DType::F32 {
+            let (expected, got) = ("what `step` returned, f32 (1) or longer".into(), squares.spec().to_string());
+            return Err(Error::Shape { op: "average", expected, got });
+        }
         self.ema.as_ref().map_or(Ok(()), |ema| ema.update(parameters, squares, self.scale, self.steps))
+    }
+}
+
+impl Optimizer {
+    /// Fails with parameters that it cannot be of.
+    pub(super) fn expect_made_for(&self, parameters: &ParameterArena) -> Result<()> {
+        let segments = parameters.segments.iter().filter_map(|segment| segment.within(&self.part));
+        let is_same = segments.eq(self.states.iter().map(|state| state.segment.clone()));
+        let (own, theirs) = (self.skipped.device(), parameters.values.device());
+        let has_length = self.trainable_len == parameters.trainable_len();
+        if is_same && has_length && own.same(&theirs) && self.loss_scale.is_some() == parameters.has_f16() {
+            return Ok(());
+        }
+        Err(Error::Invalid("the optimizer was made for other parameters".into()))
     }
 }
 

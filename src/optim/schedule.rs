@@ -104,7 +104,7 @@ impl LearningRate {
     /// what [`Schedule::Plateau`] has come to so far.
     pub fn at(&self, step: usize, plateau_factor: f64) -> f64 {
         if step < self.warmup_steps {
-            return self.peak * (step + 1) as f64 / (self.warmup_steps + 1) as f64;
+            return self.peak * (step as f64 + 1.0) / (self.warmup_steps as f64 + 1.0);
         }
         let length = self.total_steps.saturating_sub(self.warmup_steps).max(1);
         let since = step - self.warmup_steps;
@@ -115,7 +115,7 @@ impl LearningRate {
             Schedule::Wsd { decay_steps } => match self.total_steps.saturating_sub(step) {
                 left if left > decay_steps => return self.peak,
                 // The warm-up backwards: already the first of these steps is below the peak.
-                left => left as f64 / (decay_steps + 1) as f64,
+                left => left as f64 / (decay_steps as f64 + 1.0),
             },
             Schedule::Step { every, factor } => return self.peak * factor.powf((since / every.max(1)) as f64),
             Schedule::Exponential { factor } => return self.peak * factor.powf(since as f64),

@@ -6,11 +6,15 @@ use super::optimizer::{Group, Kind};
 use std::ops::Range;
 
 /// As many parts of the trained parameters as `ranks`, one after the other and as equal as may be: what Muon updates is
-/// cut between matrices. Of few parameters the last parts may be empty.
+/// cut between matrices. Of few parameters the last parts may be empty; for no ranks there are none.
 pub fn shards(parameters: &ParameterArena, group_of: &dyn Fn(usize) -> Group, ranks: usize) -> Vec<Range<usize>> {
+    if ranks == 0 {
+        return Vec::new();
+    }
     let len = parameters.trainable_len();
     let each = len.div_ceil(ranks).next_multiple_of(ALIGN);
-    let mut ends: Vec<usize> = (1..ranks).map(|rank| cut(parameters, group_of, (rank * each).min(len))).collect();
+    let mut ends: Vec<usize> =
+        (1..ranks).map(|rank| cut(parameters, group_of, rank.saturating_mul(each).min(len))).collect();
     ends.push(len);
     let starts = [0].into_iter().chain(ends.clone());
     starts.zip(&ends).map(|(start, &end)| start..end).collect()

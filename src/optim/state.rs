@@ -110,6 +110,7 @@ impl Optimizer {
         rank: usize,
         ranks: usize,
     ) -> Result<()> {
+        self.expect_made_for(parameters)?;
         let mut moments = self.moments();
         let trained = Moment::trained(parameters);
         let weights = slice(&parameters.values, &trained.range);

@@ -84,6 +84,8 @@ impl Serialize for BytesByKind {
 pub struct MemoryStats {
     /// In use by tensors now.
     pub used_bytes: usize,
+    /// What for: these add up to it.
+    pub used_by_kind: BytesByKind,
     /// The most that was in use since the peak was reset, or ever.
     pub peak_bytes: usize,
     /// What it was used for then: these add up to the peak.
@@ -92,13 +94,21 @@ pub struct MemoryStats {
     pub reserved_bytes: usize,
     /// Buffers obtained so.
     pub buffers: usize,
+    /// Allocations ever: of them, those that found no buffer waiting in the pool obtained one.
+    pub allocations: u64,
+}
+
+impl MemoryStats {
+    /// What waits in the pool for tensors to come.
+    pub fn cached_bytes(&self) -> usize {
+        self.reserved_bytes.saturating_sub(self.used_bytes)
+    }
 }
 
 /// Counts what a pool hands out and gets back.
 #[derive(Debug, Default)]
 pub struct MemoryCount {
     stats: MemoryStats,
-    used_by_kind: BytesByKind,
 }
 
 impl MemoryCount {
@@ -108,17 +118,18 @@ impl MemoryCount {
             self.stats.reserved_bytes += bytes;
             self.stats.buffers += 1;
         }
-        self.used_by_kind[kind] += bytes;
+        self.stats.allocations += 1;
+        self.stats.used_by_kind[kind] += bytes;
         self.stats.used_bytes += bytes;
         if self.stats.used_bytes > self.stats.peak_bytes {
             self.stats.peak_bytes = self.stats.used_bytes;
-            self.stats.peak_by_kind = self.used_by_kind;
+            self.stats.peak_by_kind = self.stats.used_by_kind;
         }
     }
 
     /// It waits in the pool.
     pub fn give_back(&mut self, bytes: usize, kind: MemoryKind) {
-        self.used_by_kind[kind] -= bytes;
+        self.stats.used_by_kind[kind] -= bytes;
         self.stats.used_bytes -= bytes;
     }
 
@@ -131,7 +142,7 @@ impl MemoryCount {
     /// From here on the peak is the most that is in use after this.
     pub fn reset_peak(&mut self) {
         self.stats.peak_bytes = self.stats.used_bytes;
-        self.stats.peak_by_kind = self.used_by_kind;
+        self.stats.peak_by_kind = self.stats.used_by_kind;
     }
 
     pub fn stats(&self) -> MemoryStats {
@@ -178,7 +189,9 @@ mod tests {
         count.take(200, MemoryKind::Scratch, true);
         let stats = count.stats();
         assert_eq!((stats.peak_bytes, stats.peak_by_kind[MemoryKind::Activations], stats.buffers), (300, 0, 3));
-        assert_eq!((stats.used_bytes, stats.reserved_bytes), (300, 1200));
+        assert_eq!((stats.used_bytes, stats.reserved_bytes, stats.cached_bytes()), (300, 1200, 900));
+        assert_eq!((stats.used_by_kind[MemoryKind::Scratch], stats.used_by_kind.total()), (200, 300));
+        assert_eq!(stats.allocations, 3);
     }
 
     #[test]

@@ -73,6 +73,27 @@ pub struct Profile {
     pub spans: BTreeMap<Span, f64>,
 }
 
+impl Profile {
+    /// Both together.
+    pub fn joined(mut self, other: Profile) -> Profile {
+        for (name, more) in other.kernels {
+            let total = self.kernels.entry(name).or_default();
+            total.calls += more.calls;
+            total.seconds += more.seconds;
+            total.flops += more.flops;
+            total.bytes += more.bytes;
+        }
+        for (name, count) in other.recorded {
+            *self.recorded.entry(name).or_default() += count;
+        }
+        for (span, seconds) in other.spans {
+            *self.spans.entry(span).or_default() += seconds;
+        }
+        self.gpu_busy_seconds += other.gpu_busy_seconds;
+        self
+    }
+}
+
 /// The measurements of one device since they were last taken. Several threads may book there.
 #[derive(Debug, Default)]
 pub struct Profiler(Mutex<Measured>);

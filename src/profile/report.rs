@@ -3,7 +3,7 @@
 
 use super::{BesidePeaks, MemoryKind, MemoryStats, Profile, Roofline, Span, WallTime, roofline, size_text};
 use serde::Serialize;
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
 /// One line of the table by kernel.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -201,6 +201,21 @@ impl Report {
         if self.sampled {
             text.push_str("  (times by kernel come from sampled steps, as shares of the GPU time of all steps)\n");
         }
+    }
+}
+
+/// Of any code that was measured: its time, its memory, and the table by kernel.
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        let mut text = format!(
+            "{}: {:.3} ms, of which kernels {:.3} ms\nmemory: {}\n",
+            self.device,
+            self.training_seconds * 1e3,
+            self.kernel_seconds * 1e3,
+            memory_text(&self.memory)
+        );
+        self.write_kernels(&mut text);
+        f.write_str(&text)
     }
 }
 

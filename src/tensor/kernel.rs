@@ -6,7 +6,15 @@ use crate::cpu::{self, CpuSlice};
 use crate::gpu::{Limits, Plan};
 use crate::profile::{Cost, MemoryKind};
 use crate::{Error, Result};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
+
+/// Kernels that the CPU has run.
+static CPU_KERNELS: AtomicU64 = AtomicU64::new(0);
+
+pub(super) fn cpu_kernels() -> u64 {
+    CPU_KERNELS.load(Ordering::Relaxed)
+}
 
 /// An input of a CPU kernel.
 #[derive(Clone, Copy)]
@@ -129,6 +137,7 @@ fn launch(kernel: &dyn Kernel, inputs: &[&Tensor], outputs: &[&Tensor]) -> Resul
         }
         Storage::Cpu(_) => {
             let started = Instant::now();
+            CPU_KERNELS.fetch_add(1, Ordering::Relaxed);
             let read: Vec<&CpuSlice> = inputs.iter().map(|t| t.storage().cpu()).collect();
             let write: Vec<&CpuSlice> = outputs.iter().map(|t| t.storage().cpu()).collect();
             CpuSlice::with_slices(&read, &write, |read, write| {

@@ -4,6 +4,7 @@ mod accumulate;
 mod autograd;
 mod context;
 mod device;
+mod devices;
 mod dry_run;
 mod fill;
 mod gradient;
@@ -20,6 +21,7 @@ pub(crate) use autograd::{apply, backward_from, record};
 pub use context::{grad_enabled, no_grad};
 pub(crate) use context::{weights_device, with_hook, with_weights_on};
 pub use device::{Device, Storage};
+pub use devices::{DeviceInfo, DeviceStats};
 #[cfg(not(feature = "testing"))]
 pub(crate) use dry_run::DryRun;
 #[cfg(feature = "testing")]

@@ -109,6 +109,10 @@ impl Tokenizer {
 
     /// The tokens of so many rows, each under a text of its own.
     fn tokens(&self, rows: usize, is_sentence_piece: bool) -> std::result::Result<Vec<(String, TokenKind)>, String> {
+        // Each becomes a text.
+        if rows > 1 << 24 {
+            return Err(format!("no model has {rows} rows"));
+        }
         let added = self.inner.get_added_tokens_decoder();
         let token = |id: u32| match (added.get(&id), self.inner.id_to_token(id)) {
             (Some(token), _) if token.special => (token.content.clone(), TokenKind::Control),

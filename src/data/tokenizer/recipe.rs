@@ -181,6 +181,9 @@ pub(super) fn byte_level_document(vocab: Value, merges: Value) -> Value {
     document(Value::Null, byte_level.clone(), byte_level, model)
 }
 
+/// Far more than any tokenizer has: memory for so many is asked for before training.
+const MAX_BPE_VOCAB: usize = 1 << 24;
+
 /// Trains byte-level BPE, on a sample of a long text. The same text and size give the same tokenizer: equal counts are
 /// decided by the lower ids.
 pub(super) fn train_bpe(corpus: &Corpus, vocab_size: usize) -> Result<Value> {
@@ -190,6 +193,9 @@ pub(super) fn train_bpe(corpus: &Corpus, vocab_size: usize) -> Result<Value> {
         let least = 256 + separators;
         let message = format!("vocab_size must be at least {least}, one token per byte, got {vocab_size}");
         return Err(error("bpe", message));
+    }
+    if vocab_size > MAX_BPE_VOCAB {
+        return Err(error("bpe", format!("vocab_size must be at most {MAX_BPE_VOCAB}, got {vocab_size}")));
     }
     let mut trainer = BpeTrainer::builder()
         .vocab_size(vocab_size - separators)
