@@ -24,11 +24,15 @@ impl Continued {
     /// Cuts a text into `pieces` of windows of `block_size` tokens.
     ///
     /// # Errors
-    /// If there are fewer than two tokens, a size is 0, or the text is one of documents that stay apart.
+    /// If there are fewer than two tokens, a size is 0 or beyond any memory, or the text is one of documents that stay
+    /// apart.
     pub fn new(tokens: Tokens, pieces: usize, block_size: usize) -> Result<Continued> {
         check_length(tokens.len())?;
         if pieces == 0 || block_size == 0 {
             return Err(Error::Invalid(format!("{pieces} pieces of windows of {block_size} tokens hold no text")));
+        }
+        if pieces.checked_mul(block_size).is_none_or(|ids| Vec::<u32>::new().try_reserve_exact(ids).is_err()) {
+            return Err(Error::Invalid(format!("no memory holds batches of {pieces} x {block_size} tokens")));
         }
         if tokens.packing() != Packing::Stream {
             return Err(Error::Invalid(
@@ -51,11 +55,12 @@ impl Continued {
         self.windows
     }
 
-    /// Row number `place`, below [`Continued::rows`]: that of piece `place % B`.
+    /// Row number `place`: that of piece `place % B`. From [`Continued::rows`] on all is padding.
     pub fn row(&self, place: usize) -> Row {
         let (batch, piece) = (place / self.pieces, place % self.pieces);
         let inputs = self.tokens.len() - 1;
-        let start = ((piece * self.windows + batch) * self.block_size).min(inputs);
+        let window = if batch < self.windows { piece * self.windows + batch } else { usize::MAX };
+        let start = window.saturating_mul(self.block_size).min(inputs);
         let len = self.block_size.min(inputs - start);
         let (mut ids, mut targets) = (vec![0; self.block_size], vec![IGNORE_INDEX; self.block_size]);
         self.tokens.copy(start, &mut ids[..len]);

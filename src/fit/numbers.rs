@@ -56,7 +56,7 @@ impl PendingNumbers {
     ///
     /// # Errors
     /// If there is no memory to read into, or the driver reported an error.
-    pub fn new(loss: &Tensor, squares: &Tensor, optimizer: &Optimizer) -> Result<PendingNumbers> {
+    pub(crate) fn new(loss: &Tensor, squares: &Tensor, optimizer: &Optimizer) -> Result<PendingNumbers> {
         PendingNumbers::of([loss, squares, optimizer.skipped()], optimizer.loss_scale())
     }
 

@@ -38,7 +38,7 @@ impl MultiHeadAttention {
         };
         // Of `torch.nn.Linear`: `kaiming_uniform` for a slope of sqrt(5).
         let gain = init::Nonlinearity::LeakyRelu(5f32.sqrt()).gain();
-        let in_proj = linear(&[width; 3], init::xavier_uniform([3 * width, width], 1.0, keys())?)?;
+        let in_proj = linear(&[width; 3], init::xavier_uniform([width.saturating_mul(3), width], 1.0, keys())?)?;
         let out_proj = linear(&[width], init::kaiming_uniform([width, width], init::Fan::In, gain, keys())?)?;
         Ok(MultiHeadAttention { in_proj, out_proj, dropout, n_head })
     }

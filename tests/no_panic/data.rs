@@ -3,8 +3,8 @@
 use super::{Defined, HUGE, LARGE, Refused, Row};
 use rustyflow::Result;
 use rustyflow::data::{
-    ChatSpec, ChatTemplate, Corpus, CorpusSpec, DataSpec, Loader, Order, NamedTokens, Piece, Position, Split, Tokenizer,
-    TokenizerSpec, Tokens, encode_beginning, encode_split, eval_windows, read_questions, read_text,
+    ChatSpec, ChatTemplate, Continued, Corpus, CorpusSpec, DataSpec, Loader, NamedTokens, Order, Piece, Position,
+    Split, Tokenizer, TokenizerSpec, Tokens, encode_beginning, encode_split, eval_windows, read_questions, read_text,
 };
 use serde_json::json;
 use std::path::Path;
@@ -48,6 +48,17 @@ pub fn rows() -> Vec<Row> {
 
 fn loading() -> Vec<Row> {
     vec![
+        ("Continued::new", Refused, |_| Continued::new(tokens(20), 0, 4).map(drop)),
+        ("Continued::new", Refused, |_| Continued::new(tokens(20), 2, 0).map(drop)),
+        ("Continued::new", Refused, |_| Continued::new(tokens(1), 2, 4).map(drop)),
+        ("Continued::new", Refused, |_| Continued::new(tokens(20), HUGE, HUGE).map(drop)),
+        ("Continued::row", Defined, |_| {
+            let text = Continued::new(tokens(20), 3, 4)?;
+            for place in [text.rows(), HUGE - 1, HUGE] {
+                assert_eq!(text.row(place).ids.len(), 4);
+            }
+            Ok(())
+        }),
         ("Loader::new", Refused, |_| loader(0, 4, Position::default()).map(drop)),
         ("Loader::new", Refused, |_| loader(2, 0, Position::default()).map(drop)),
         ("Loader::new", Refused, |_| loader(2, HUGE, Position::default()).map(drop)),

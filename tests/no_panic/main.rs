@@ -4,6 +4,7 @@
 
 mod data;
 mod device;
+mod fit;
 mod nn;
 mod optim;
 mod sources;
@@ -28,7 +29,7 @@ use Want::{Defined, Refused};
 type Row = (&'static str, Want, fn(&Device) -> Result<()>);
 
 fn rows() -> Vec<Row> {
-    [nn::rows(), optim::rows(), data::rows(), device::rows()].concat()
+    [nn::rows(), optim::rows(), data::rows(), device::rows(), fit::rows()].concat()
 }
 
 /// Shapes whose elements cannot be counted, are more than any memory holds, or wrap around to few.

@@ -2,8 +2,9 @@
 
 use super::{Defined, HUGE, LARGE, Refused, Row, ids, zeros};
 use rustyflow::nn::{
-    AvgPool2d, BatchNorm, Conv1d, Conv2d, ConvTranspose2d, Dropout, Embedding, GroupNorm, Gru, LayerNorm, Linear,
-    LowRank, Lstm, MaxPool2d, Module, RecurrentConfig, ResidualStream, RmsNorm, Rnn, RopeScaling, Rotary, init_keys,
+    AdaptiveAvgPool2d, AvgPool2d, BatchNorm, Conv1d, Conv2d, ConvTranspose2d, Dropout, Dropout2d, DropoutLayer,
+    Embedding, GroupNorm, Gru, Layer, LayerNorm, Linear, LowRank, Lstm, MaxPool2d, Module, MultiHeadAttention,
+    Parameter, RecurrentConfig, ResidualStream, RmsNorm, Rnn, RopeScaling, Rotary, Sequential, StateDict, init_keys,
 };
 use rustyflow::ops::random::Key;
 use rustyflow::ops::{ConvOptions, PoolOptions};
@@ -31,7 +32,64 @@ fn stream(device: &Device) -> Result<ResidualStream> {
 }
 
 pub fn rows() -> Vec<Row> {
-    [linear_layers(), norms(), images(), recurrent(), others()].concat()
+    [linear_layers(), norms(), images(), recurrent(), attention(), containers(), others()].concat()
+}
+
+fn self_attention(device: &Device) -> Result<MultiHeadAttention> {
+    on(device, MultiHeadAttention::new(4, 2, true, DropoutLayer::new(0.0, 1), init_keys(1))?)
+}
+
+fn attention() -> Vec<Row> {
+    vec![
+        ("MultiHeadAttention::new", Refused, |_| {
+            MultiHeadAttention::new(4, 0, true, DropoutLayer::new(0.0, 1), init_keys(1)).map(drop)
+        }),
+        ("MultiHeadAttention::new", Refused, |_| {
+            MultiHeadAttention::new(5, 2, true, DropoutLayer::new(0.0, 1), init_keys(1)).map(drop)
+        }),
+        ("MultiHeadAttention::new", Refused, |_| {
+            MultiHeadAttention::new(HUGE, 1, true, DropoutLayer::new(0.0, 1), init_keys(1)).map(drop)
+        }),
+        ("MultiHeadAttention::forward", Refused, |d| {
+            self_attention(d)?.forward(&zeros([2, 3, 5], d)?, None, true).map(drop)
+        }),
+        ("MultiHeadAttention::forward", Refused, |d| self_attention(d)?.forward(&zeros([], d)?, None, false).map(drop)),
+        ("MultiHeadAttention::forward", Defined, |d| {
+            self_attention(d)?.forward(&zeros([0, 3, 4], d)?, None, true)?.to_f32().map(drop)
+        }),
+        ("MultiHeadAttention::forward_cross", Refused, |d| {
+            let (q, kv) = (zeros([2, 3, 4], d)?, zeros([1, 5, 4], d)?);
+            self_attention(d)?.forward_cross(&q, &kv, &kv, None, false).map(drop)
+        }),
+        ("MultiHeadAttention::forward_cross", Refused, |d| {
+            let x = zeros([3, 4], d)?;
+            self_attention(d)?.forward_cross(&x, &x, &ids([3, 4], d)?, None, false).map(drop)
+        }),
+    ]
+}
+
+fn containers() -> Vec<Row> {
+    vec![
+        ("DropoutLayer::new", Refused, |d| DropoutLayer::new(f32::NAN, 1).forward(&zeros([2], d)?).map(drop)),
+        ("DropoutLayer::forward", Refused, |d| DropoutLayer::new(0.5, 1).forward(&ids([2], d)?).map(drop)),
+        ("DropoutLayer::forward", Defined, |d| DropoutLayer::new(0.5, 1).forward(&zeros([0], d)?)?.to_f32().map(drop)),
+        ("Dropout2d::new", Refused, |d| Dropout2d::new(2.0, 1).forward(&zeros([1, 2, 3, 3], d)?).map(drop)),
+        ("Dropout2d::forward", Refused, |d| Dropout2d::new(0.5, 1).forward(&zeros([2], d)?).map(drop)),
+        ("Dropout2d::forward", Refused, |d| Dropout2d::new(0.5, 1).forward(&ids([1, 2, 3], d)?).map(drop)),
+        ("AdaptiveAvgPool2d::forward", Refused, |d| {
+            AdaptiveAvgPool2d([0, 1]).forward(&zeros([1, 1, 4, 4], d)?).map(drop)
+        }),
+        ("AdaptiveAvgPool2d::forward", Refused, |d| AdaptiveAvgPool2d([2, 2]).forward(&zeros([4], d)?).map(drop)),
+        ("Sequential::new", Defined, |d| Layer::forward(&Sequential::new(vec![]), &zeros([2], d)?).map(drop)),
+        ("Sequential::then", Refused, |d| {
+            let layers = Sequential::new(vec![]).then(AvgPool2d(PoolOptions::new([2, 2])));
+            Layer::forward(&layers, &zeros([2], d)?).map(drop)
+        }),
+        ("Parameter::assign", Refused, |d| Parameter::from(zeros([2], d)?).assign(&zeros([3], d)?)),
+        ("Parameter::assign", Refused, |d| Parameter::from(zeros([2], d)?).assign(&ids([2], d)?)),
+        ("StateDict::load", Refused, |_| StateDict::load("/there/is/no/such/file").map(drop)),
+        ("StateDict::save", Refused, |_| linear(&Device::Cpu)?.state_dict()?.save("/dev/null/file")),
+    ]
 }
 
 fn linear_layers() -> Vec<Row> {

@@ -41,7 +41,7 @@ fn foreign_entry() -> Entry {
 }
 
 pub fn rows() -> Vec<Row> {
-    [arenas(), optimizers(), moments()].concat()
+    [arenas(), schedules(), optimizers(), moments()].concat()
 }
 
 fn arenas() -> Vec<Row> {
@@ -85,6 +85,26 @@ fn arenas() -> Vec<Row> {
     ]
 }
 
+/// Rates of every step are numbers, if not always sensible ones.
+fn schedules() -> Vec<Row> {
+    fn at_all_steps(rate: LearningRate) -> Result<()> {
+        for step in [0, 1, HUGE - 1, HUGE] {
+            rate.of_step(step);
+        }
+        Ok(())
+    }
+    vec![
+        ("LearningRate::constant", Defined, |_| at_all_steps(LearningRate::constant(f64::NAN))),
+        ("LearningRate::linear", Defined, |_| at_all_steps(LearningRate::linear(1.0, f64::INFINITY, 0))),
+        ("LearningRate::cosine", Defined, |_| at_all_steps(LearningRate::cosine(-1.0, f64::NAN, HUGE))),
+        ("LearningRate::step", Defined, |_| at_all_steps(LearningRate::step(1.0, 0, f64::NAN))),
+        ("LearningRate::exponential", Defined, |_| at_all_steps(LearningRate::exponential(1.0, f64::INFINITY))),
+        ("LearningRate::one_cycle", Defined, |_| at_all_steps(LearningRate::one_cycle(1.0, 0))),
+        ("LearningRate::warm_up", Defined, |_| at_all_steps(LearningRate::linear(1.0, 0.0, 3).warm_up(HUGE))),
+        ("LearningRate::of_step", Defined, |_| at_all_steps(LearningRate::one_cycle(1.0, HUGE).warm_up(1))),
+    ]
+}
+
 fn optimizers() -> Vec<Row> {
     vec![
         ("Group::new", Defined, |_| {
@@ -93,7 +113,7 @@ fn optimizers() -> Vec<Row> {
         }),
         // Biases are no matrices.
         ("Optimizer::new", Refused, |d| Optimizer::new(&arena(2, d)?, MUON, 0.1, 1.0).map(drop)),
-        ("Optimizer::new", Defined, |d| Optimizer::new(&arena(2, d)?, NANS, f64::NAN, f64::NAN).map(drop)),
+        ("Optimizer::new", Refused, |d| Optimizer::new(&arena(2, d)?, NANS, f64::NAN, f64::NAN).map(drop)),
         ("Optimizer::with_groups", Refused, |d| {
             Optimizer::with_groups(&arena(2, d)?, &|_| Group::new(MUON, 0.1), 1.0).map(drop)
         }),
@@ -114,7 +134,7 @@ fn optimizers() -> Vec<Row> {
         }),
         ("Optimizer::step", Defined, |d| {
             let parameters = arena(2, d)?;
-            let mut optimizer = Optimizer::new(&parameters, NANS, f64::NAN, f64::NAN)?;
+            let mut optimizer = Optimizer::new(&parameters, ADAMW, f64::NAN, f64::NAN)?;
             optimizer.step(&parameters, f64::NAN)?.to_f32().map(drop)
         }),
         ("Optimizer::step", Refused, |d| sgd(&arena(400, d)?)?.step(&arena(2, d)?, 0.1).map(drop)),
