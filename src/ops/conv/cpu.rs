@@ -43,11 +43,11 @@ impl Window {
             let plane = &source[channel * height * width..][..height * width];
             let dy = vertical.start + (tap / horizontal.taps) as isize * vertical.step;
             let x = horizontal.start + (tap % horizontal.taps) as isize * horizontal.step;
-            let mut pixel = pixels.start;
+            // Lines of small images are so short that a division for each would cost more than what it copies.
+            let (mut a, mut b) = (pixels.start / horizontal.count, pixels.start % horizontal.count);
             let mut rest = out;
-            while pixel < pixels.end {
-                let (a, b) = (pixel / horizontal.count, pixel % horizontal.count);
-                let here = (horizontal.count - b).min(pixels.end - pixel);
+            while !rest.is_empty() {
+                let here = (horizontal.count - b).min(rest.len());
                 let (line, others) = rest.split_at_mut(here);
                 let y = a as isize * vertical.stride + dy;
                 match usize::try_from(y) {
@@ -58,7 +58,7 @@ impl Window {
                     _ => line.fill(0.0),
                 }
                 rest = others;
-                pixel += here;
+                (a, b) = (a + 1, 0);
             }
         }
     }
@@ -68,12 +68,14 @@ impl Window {
 fn gather_line(source: &[f32], x: isize, stride: isize, line: &mut [f32]) {
     let width = source.len() as isize;
     // The first i that is inside, and the first that is beyond.
-    let first_at = |bound: isize| ((bound - x).max(0) as usize).div_ceil(stride as usize).min(line.len());
+    let first_at = |bound: isize| {
+        let apart = (bound - x).max(0) as usize;
+        if stride == 1 { apart.min(line.len()) } else { apart.div_ceil(stride as usize).min(line.len()) }
+    };
     let (from, to) = (first_at(0), first_at(width));
     let (before, rest) = line.split_at_mut(from);
     let (inside, after) = rest.split_at_mut(to - from);
-    before.fill(0.0);
-    after.fill(0.0);
+    before.iter_mut().chain(after).for_each(|outside| *outside = 0.0);
     if inside.is_empty() {
         return;
     }
