@@ -55,7 +55,11 @@ provide_vulkan
 
 # Tests skip what needs a GPU where there is none; here a GPU is there, so that would hide a failure.
 export RUSTYFLOW_REQUIRE_GPU=1
-[[ -z "${CI:-}" ]] || export RUSTYFLOW_REQUIRE_MPI=1
+if [[ -n "${CI:-}" ]]; then
+    export RUSTYFLOW_REQUIRE_MPI=1
+    # What is built once needs neither.
+    export CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=none
+fi
 # Mesa warns about a missing or shared folder once per process.
 XDG_RUNTIME_DIR="$(mktemp -d)"
 export XDG_RUNTIME_DIR
@@ -71,8 +75,12 @@ step "build of the library alone" cargo clippy --quiet --lib --no-default-featur
 step "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps
 step "tests" cargo test
 # The kernels that a GPU runs which grants no more than WebGPU promises.
-step "tests within WebGPU's default limits" env RUSTYFLOW_GPU_LIMITS=default \
-    cargo test --quiet --test ops --test goldens --test training
+within_default_limits() (
+    export RUSTYFLOW_GPU_LIMITS=default
+    cargo test --quiet --test goldens --test training
+    cargo test --quiet --test ops gpu_agrees
+)
+step "tests within WebGPU's default limits" within_default_limits
 # The kernels of the GPUs that have cooperative matrices, which the software driver of most systems has not.
 step "cooperative matrices" bash scripts/test_coop.sh
 # Several processes, which `mpirun` starts.

@@ -8,6 +8,8 @@ mod common;
 mod autograd_scalar;
 #[path = "../examples/cnn_digits.rs"]
 mod cnn_digits;
+#[path = "../examples/lstm_text.rs"]
+mod lstm_text;
 #[path = "../examples/mlp_moons.rs"]
 mod mlp_moons;
 #[path = "../examples/two_devices.rs"]
@@ -41,6 +43,14 @@ fn the_convolutional_network_reads_digits() {
     assert!(accuracy >= 0.98, "{accuracy}");
     // The matrix, and 35 digits of 64 pixels.
     picture(dir.path(), "cnn_digits.svg", "<rect", 100 + 35 * 64);
+}
+
+#[test]
+fn the_lstm_expects_more_and_more_of_a_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let [early, late] = [3, 60].map(|steps| lstm_text::run(dir.path(), steps, &Device::Cpu).unwrap());
+    assert!(late < 3.6 && late < early - 0.5, "{early} and {late}");
+    picture(dir.path(), "lstm_text.svg", "<rect", 1000);
 }
 
 /// The numbers of micrograd's page.

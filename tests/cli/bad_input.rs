@@ -199,7 +199,8 @@ fn what_is_too_large_for_the_gpu_is_refused_before_memory_is_asked_for() {
         return;
     }
     let sandbox = Sandbox::new();
-    // Larger than any adapter binds or a test machine holds.
+    // Larger than any adapter binds or a test machine holds. To fill that much would take minutes; a build for tests
+    // plans without optimization.
     for (settings, parts) in [
         (["model.n_embd=32000", "model.n_head=1"], ["h.0.attn.c_attn.weight", "use a smaller model.n_embd"]),
         (["model.n_embd=16", "model.block_size=200000000"], ["model.block_size", ""]),
@@ -207,7 +208,7 @@ fn what_is_too_large_for_the_gpu_is_refused_before_memory_is_asked_for() {
     ] {
         let started = Instant::now();
         sandbox.train_on_gpu(&settings.map(|s| ["--set", s]).concat()).fails_with(&parts);
-        assert!(started.elapsed() < Duration::from_secs(3), "{settings:?}: {:?}", started.elapsed());
+        assert!(started.elapsed() < Duration::from_secs(20), "{settings:?}: {:?}", started.elapsed());
     }
     assert_eq!(sandbox.runs(), [""; 0]);
 }
