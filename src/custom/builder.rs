@@ -12,7 +12,7 @@ const MAX_BUFFERS: usize = 8;
 /// Positions that `keeps` takes of an op's inputs, when it is told nothing.
 const ALL: [usize; MAX_BUFFERS] = [0, 1, 2, 3, 4, 5, 6, 7];
 
-/// Collects the parts of a [`CustomOp`]: made by [`CustomOp::elementwise`] or [`CustomOp::new`], it ends with
+/// Collects the parts of a [`CustomOp`]: made by [`CustomOp::elementwise`] or [`CustomOp::builder`], it ends with
 /// [`Builder::build`].
 #[must_use]
 pub struct Builder {
@@ -42,7 +42,7 @@ impl CustomOp {
 
     /// An op of any shapes and types. `specs` says of its inputs whether they fit ([`Error::Shape`], [`Error::DType`])
     /// and what its outputs are; it is called before anything else, with as many inputs as there are names.
-    pub fn new(
+    pub fn builder(
         name: &'static str,
         inputs: &'static [&'static str],
         outputs: &'static [&'static str],

@@ -14,7 +14,7 @@ type Size = Box<dyn Fn(&[&Spec], &[&Spec]) -> usize + Send + Sync>;
 type Cpu = Box<dyn Fn(&[View], &mut [ViewMut]) + Send + Sync>;
 type Backward = Box<dyn Fn(&OutputGrads) -> Result<Vec<Option<Tensor>>> + Send + Sync>;
 
-/// An op that an application defines; clones are the same op. [`CustomOp::elementwise`] and [`CustomOp::new`] begin
+/// An op that an application defines; clones are the same op. [`CustomOp::elementwise`] and [`CustomOp::builder`] begin
 /// one.
 #[derive(Clone)]
 pub struct CustomOp(Arc<Definition>);

@@ -39,7 +39,7 @@ fn rows() -> CustomOp {
         }
         Ok(vec![Spec::new([rows], DType::F32), Spec::new([rows], DType::U32)])
     };
-    CustomOp::new("rows", &["x", "ids"], &["sums", "highest"], specs)
+    CustomOp::builder("rows", &["x", "ids"], &["sums", "highest"], specs)
         .size("columns", |x, _| x[0].shape.last_dim())
         .declarations("var<workgroup> parts: array<f32, 64>;\nfn weight(id: u32) -> f32 { return 1.0 + f32(id); }")
         .wgsl_by_workgroup(
@@ -121,7 +121,7 @@ fn what_is_wrong_is_named() {
     assert!(grads(|g| Ok(vec![Some(g.input(1)?.clone())])).contains("square asks for kept input 1"));
     assert!(check::<[Tensor; 1]>(&right(), &[]).unwrap().into_result().is_err());
     // Of an operand that `specs` should have refused.
-    let accepts_all = CustomOp::new("first", &["x"], &["y"], |_| Ok(vec![Spec::new([1], DType::F32)]))
+    let accepts_all = CustomOp::builder("first", &["x"], &["y"], |_| Ok(vec![Spec::new([1], DType::F32)]))
         .wgsl("y[i] = x[i];")
         .cpu(|x, y| y[0].f32()[0] = x[0].f32()[0])
         .build();
@@ -227,7 +227,7 @@ fn parts_that_make_no_sense_are_refused() {
         (complete(&["x", "x"]), "two operands are called x"),
         (complete(&["y"]), "two operands are called y"),
         (complete(&[]), "needs an input"),
-        (CustomOp::new("op", &["x"], &[], specs).wgsl("").cpu(|_, _| {}), "needs an input"),
+        (CustomOp::builder("op", &["x"], &[], specs).wgsl("").cpu(|_, _| {}), "needs an input"),
         (complete(nine), "more than 8 operands"),
         (complete(&["x"]).param("len", 1u32), "two parameters are called len"),
         (params, "two parameters are called a"),
@@ -258,7 +258,7 @@ fn operands_that_do_not_fit_are_refused() {
     let error = sum.apply(&[&x.requires_grad().unwrap(), &x]).unwrap_err();
     assert!(matches!(&error, Error::Autograd(what) if what.contains("sum has no backward")), "{error}");
     assert!(no_grad(|| sum.apply(&[&x.requires_grad().unwrap(), &x])).is_ok());
-    let too_few = CustomOp::new("few", &["x"], &["y"], |_| Ok(vec![])).wgsl("").cpu(|_, _| {}).build().unwrap();
+    let too_few = CustomOp::builder("few", &["x"], &["y"], |_| Ok(vec![])).wgsl("").cpu(|_, _| {}).build().unwrap();
     assert!(matches!(too_few.apply(&[&x]), Err(Error::Shape { op: "few", .. })));
     let Some(gpu) = gpu_for_tests().map(Device::Gpu) else { return };
     assert!(matches!(sum.apply(&[&x, &x.to_device(&gpu).unwrap()]), Err(Error::DeviceMismatch { op: "sum", .. })));
