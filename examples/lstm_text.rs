@@ -3,9 +3,9 @@
 //!
 //!     cargo run --release --example lstm_text -- [FOLDER] [STEPS]
 //!
-//! The text is read as 16 pieces side by side, 64 characters at a time; the state goes on from batch to batch, gradients
-//! do not (truncated backpropagation through time). Writes `lstm_text.svg` into FOLDER, target/examples if there is
-//! none: a story that it has not seen, every character the darker the less the network expected it.
+//! The text is read as 16 pieces side by side, 64 characters at a time; the state goes on from batch to batch,
+//! gradients do not (truncated backpropagation through time). Writes `lstm_text.svg` into FOLDER, target/examples if
+//! there is none: a story that it has not seen, every character the darker the less the network expected it.
 
 mod common;
 

@@ -97,7 +97,9 @@ fn target(x: f32) -> f32 {
 pub fn run(folder: &Path, steps: usize, devices: [&Device; 2]) -> Outcome<[f32; 2]> {
     let [losses, curve, weights] = train(devices, steps)?;
     let [alone, alone_curve, alone_weights] = train([&Device::Cpu; 2], steps)?;
-    let difference = weights.iter().zip(&alone_weights).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let difference = weights.iter().zip(&alone_weights).map(|(a, b)| (a - b).abs());
+    // Which takes a NaN for the largest.
+    let difference = difference.max_by(f32::total_cmp).unwrap_or(0.0);
     let loss = losses[steps - 1];
     println!("first half on {}, second on {}", devices[0].describe(), devices[1].describe());
     println!("loss {loss:.6} after {steps} steps, {:.6} on the CPU alone", alone[steps - 1]);

@@ -1,9 +1,9 @@
 //! Train GPT-style language models on any GPU through wgpu, or on the CPU.
 //!
 //! Modules import only from those to their left:
-//! `error, profile, report, comm <- gpu, cpu <- tensor <- ops <- custom, nn, optim <- models, fit <- generate <- train <-
-//! bench <- cli`; `config` and `data` import only `error`, the caches and the names of devices, `testing` and `protobuf`
-//! nothing. `docs/design.md` is the map.
+//! `error, profile, report, comm <- gpu, cpu <- tensor <- ops <- custom, nn, optim <- models, fit <- generate <- train
+//! <- bench <- cli`; `config` and `data` import only `error`, the caches and the names of devices, `testing` and
+//! `protobuf` nothing. `docs/design.md` is the map.
 
 pub mod bench;
 mod cache;

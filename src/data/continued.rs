@@ -2,7 +2,7 @@
 //! through time): a text is cut into B pieces of one length, and row b of batch i is window i of piece b.
 
 use super::documents::Packing;
-use super::loader::{IGNORE_INDEX, check_length};
+use super::loader::{IGNORE_INDEX, check_length, check_memory};
 use super::rows::Row;
 use super::tokens::Tokens;
 use crate::error::{Error, Result};
@@ -31,9 +31,7 @@ impl Continued {
         if pieces == 0 || block_size == 0 {
             return Err(Error::Invalid(format!("{pieces} pieces of windows of {block_size} tokens hold no text")));
         }
-        if pieces.checked_mul(block_size).is_none_or(|ids| Vec::<u32>::new().try_reserve_exact(ids).is_err()) {
-            return Err(Error::Invalid(format!("no memory holds batches of {pieces} x {block_size} tokens")));
-        }
+        check_memory(pieces, block_size, 1)?;
         if tokens.packing() != Packing::Stream {
             return Err(Error::Invalid(
                 "a recurrent model reads its text as one stream, through which it carries its state: documents cannot \

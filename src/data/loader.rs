@@ -55,10 +55,9 @@ pub struct Batch {
 }
 
 /// In which order a text is handed out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
     /// Windows at random.
-    #[default]
     Shuffled,
     /// Each row goes on where that of the batch before ended, until the epoch does ([`Continued`]).
     Continued,
@@ -92,10 +91,7 @@ impl Loader {
             )));
         }
         // As many ids, and as many targets, are in memory for several batches at once.
-        let batches = batch_size.checked_mul(block_size).and_then(|ids| ids.checked_mul(2 * BATCHES_AHEAD));
-        if batches.is_none_or(|ids| Vec::<u32>::new().try_reserve_exact(ids).is_err()) {
-            return Err(Error::Invalid(format!("no memory holds batches of {batch_size} x {block_size} tokens")));
-        }
+        check_memory(batch_size, block_size, 2 * BATCHES_AHEAD)?;
         check_length(tokens.len())?;
         let cut = match tokens.packing() {
             _ if order == Order::Continued => Cut::Continued(Continued::new(tokens, batch_size, block_size)?),
@@ -264,16 +260,13 @@ impl Epoch<'_> {
     /// The window that is handed out as number `place`; `None` at the epoch's end.
     fn window(&self, place: u64) -> Option<Row> {
         let place = usize::try_from(place).ok()?;
-        if let Cut::Continued(text) = &self.plan.cut {
-            return (place < text.rows()).then(|| text.row(place));
-        }
-        let number = *self.order.get(place)? as usize;
-        let block_size = self.plan.block_size;
-        let (tokens, inputs) = match &self.plan.cut {
-            Cut::Rows(rows) => return Some(rows.row(number)),
-            Cut::Continued(text) => return Some(text.row(number)),
-            Cut::Stream { tokens, inputs } => (tokens, *inputs),
+        let number = || self.order.get(place).map(|number| *number as usize);
+        let (tokens, inputs, number) = match &self.plan.cut {
+            Cut::Continued(text) => return (place < text.rows()).then(|| text.row(place)),
+            Cut::Rows(rows) => return number().map(|number| rows.row(number)),
+            Cut::Stream { tokens, inputs } => (tokens, *inputs, number()?),
         };
+        let block_size = self.plan.block_size;
         let (start, end) = if self.offset > 0 && number == 0 {
             (0, self.offset)
         } else {
@@ -314,6 +307,15 @@ fn produce(plan: &Plan, start: Position, sender: &SyncSender<Batch>) {
             return;
         }
     }
+}
+
+/// Fails if no memory holds so many times the tokens of a batch.
+pub(super) fn check_memory(batch_size: usize, block_size: usize, times: usize) -> Result<()> {
+    let ids = batch_size.checked_mul(block_size).and_then(|ids| ids.checked_mul(times));
+    if ids.is_none_or(|ids| Vec::<u32>::new().try_reserve_exact(ids).is_err()) {
+        return Err(Error::Invalid(format!("no memory holds batches of {batch_size} x {block_size} tokens")));
+    }
+    Ok(())
 }
 
 pub(super) fn check_length(tokens: usize) -> Result<()> {

@@ -126,8 +126,8 @@ pub trait LanguageModel: Module + Send + Sync {
         let (shape, t) = (ids.shape(), ids.shape().last_dim());
         if shape[..] != [b, t] || ids.is_empty() || kept != own {
             return Err(Error::Invalid(format!(
-                "next_token_logits: ids ({b}, T) with T above 0 and a cache of {} layers and {} states, got {shape}, {} \
-                 and {}",
+                "next_token_logits: ids ({b}, T) with T above 0 and a cache of {} layers and {} states, got {shape}, \
+                 {} and {}",
                 own.0, own.1, kept.0, kept.1
             )));
         }

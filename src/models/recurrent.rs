@@ -1,6 +1,6 @@
-//! Recurrent language models, as in pytorch/examples' `word_language_model`: an embedding, a stack of LSTM, GRU or Elman
-//! layers, and a head that may share the embedding's weight (Zaremba et al. 2014; Press and Wolf 2017). Its head has no
-//! bias, which PyTorch's example has. Hidden states are as wide as the embedding.
+//! Recurrent language models, as in pytorch/examples' `word_language_model`: an embedding, a stack of LSTM, GRU or
+//! Elman layers, and a head that may share the embedding's weight (Zaremba et al. 2014; Press and Wolf 2017). Its head
+//! has no bias, which PyTorch's example has. Hidden states are as wide as the embedding.
 //!
 //! Shapes: B sequences of T tokens, width C = `n_embd`, vocabulary V.
 //!
@@ -99,34 +99,30 @@ impl Module for Recurrent {
 
 /// Long short-term memory (Hochreiter and Schmidhuber 1997).
 pub(super) const LSTM: RecurrentFamily = RecurrentFamily {
-    kind: "lstm",
     gates: 4,
     states: 2,
     layers: |config, keys| Lstm::new(config, keys).map(Layers::Lstm),
-    mapping: hf::RecurrentMapping { kind: "lstm", rnn_type: "LSTM" },
+    mapping: hf::RecurrentMapping { kind: &["lstm"], rnn_type: "LSTM" },
 };
 
 /// Gated recurrent units (Cho et al. 2014).
 pub(super) const GRU: RecurrentFamily = RecurrentFamily {
-    kind: "gru",
     gates: 3,
     states: 1,
     layers: |config, keys| Gru::new(config, keys).map(Layers::Gru),
-    mapping: hf::RecurrentMapping { kind: "gru", rnn_type: "GRU" },
+    mapping: hf::RecurrentMapping { kind: &["gru"], rnn_type: "GRU" },
 };
 
 /// Elman's network (1990) with tanh.
 pub(super) const RNN: RecurrentFamily = RecurrentFamily {
-    kind: "rnn",
     gates: 1,
     states: 1,
     layers: |config, keys| Rnn::new(config, keys).map(Layers::Rnn),
-    mapping: hf::RecurrentMapping { kind: "rnn", rnn_type: "RNN_TANH" },
+    mapping: hf::RecurrentMapping { kind: &["rnn"], rnn_type: "RNN_TANH" },
 };
 
 /// Models of one kind of layer.
 pub(super) struct RecurrentFamily {
-    kind: &'static str,
     /// Matrices of inputs, and as many of states, in a layer.
     gates: usize,
     states: usize,
@@ -136,7 +132,7 @@ pub(super) struct RecurrentFamily {
 
 impl Family for RecurrentFamily {
     fn kind(&self) -> &'static str {
-        self.kind
+        self.mapping.kind[0]
     }
 
     fn is_llama(&self) -> bool {

@@ -170,7 +170,7 @@ mod tests {
         assert_eq!(described, want);
         assert_eq!(layer.parameters()[0].0, "in_proj_weight");
         let [in_proj, out_proj] = [&layer.in_proj, &layer.out_proj]
-            .map(|linear| linear.weight.to_f32().unwrap().into_iter().fold(0.0f32, |most, w| most.max(w.abs())));
+            .map(|linear| linear.weight.to_f32().unwrap().into_iter().map(f32::abs).max_by(f32::total_cmp).unwrap());
         // sqrt(6 / 48) and 1 / sqrt(12).
         assert!(in_proj <= 0.353_554 && in_proj > 0.34 && out_proj <= 0.288_676 && out_proj > 0.27);
     }

@@ -209,7 +209,7 @@ mod tests {
         let n = values.len() as f64;
         let mean = values.iter().sum::<f64>() / n;
         let variance = values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n;
-        [mean, variance.sqrt(), values.iter().fold(0.0, |most, v| v.abs().max(most))]
+        [mean, variance.sqrt(), values.iter().map(|v| v.abs()).max_by(f64::total_cmp).unwrap()]
     }
 
     fn assert_uniform(tensor: Result<Tensor>, bound: f64) {

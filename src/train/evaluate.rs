@@ -50,8 +50,8 @@ pub struct Windows {
 }
 
 /// Evaluates `model` on `tokens`, which keep so much of their text. Every token but the first is predicted once, or of
-/// documents that have prompts every token of an answer. A recurrent model reads `batch_size` pieces of the text side by
-/// side, each from its beginning to its end. `None` if `stop` was set before the end.
+/// documents that have prompts every token of an answer. A recurrent model reads `batch_size` pieces of the text side
+/// by side, each from its beginning to its end. `None` if `stop` was set before the end.
 ///
 /// # Errors
 /// If there are fewer than two tokens, windows of a recurrent model overlap, or the device reported an error.
@@ -126,8 +126,8 @@ fn rows<'a>(
     if stride != context {
         let kind = model.config().kind.as_str();
         return Err(Error::Invalid(format!(
-            "a model of kind {kind:?} goes on from where it was: it takes no stride of {stride} other than its {context} \
-             tokens"
+            "a model of kind {kind:?} goes on from where it was: it takes no stride of {stride} other than its \
+             {context} tokens"
         )));
     }
     let text = Continued::new(tokens.clone(), batch_size, context)?;

@@ -143,8 +143,8 @@ impl Replica {
         &batch.targets[piece.rows.start * t..piece.rows.end * t]
     }
 
-    /// Does something with a part of a batch and what a recurrent model knows of the text before it; afterwards it knows
-    /// of that part too. Of any other model nothing is known.
+    /// Does something with a part of a batch and what a recurrent model knows of the text before it; afterwards it
+    /// knows of that part too. Of any other model nothing is known.
     fn carrying_on<T>(
         &self,
         carried: &mut Option<Cache>,

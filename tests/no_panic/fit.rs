@@ -63,7 +63,7 @@ fn batches() -> Vec<Row> {
             loader(3, LoaderOptions::of(2), d)?.epoch(u64::MAX)?.try_for_each(|batch| batch.map(drop))
         }),
         ("DataLoader::epochs", Defined, |d| {
-            #[allow(clippy::reversed_empty_ranges)]
+            #[allow(clippy::reversed_empty_ranges)] // It is what is tested.
             let backwards = 5..3;
             assert!(loader(3, LoaderOptions::of(2), d)?.epochs(backwards)?.next().is_none());
             let mut last = loader(3, LoaderOptions::of(2), d)?.epochs(u64::MAX - 1..u64::MAX)?;

@@ -124,7 +124,7 @@ fn optimizers() -> Vec<Row> {
             Optimizer::of_part(&arena(2, d)?, &|_| Group::new(ADAMW, 0.1), 1.0, &(1..5)).map(drop)
         }),
         ("Optimizer::of_part", Refused, |d| {
-            #[allow(clippy::reversed_empty_ranges)]
+            #[allow(clippy::reversed_empty_ranges)] // It is what is tested.
             let backwards = 128..0;
             Optimizer::of_part(&arena(2, d)?, &|_| Group::new(ADAMW, 0.1), 1.0, &backwards).map(drop)
         }),

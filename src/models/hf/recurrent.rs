@@ -28,18 +28,15 @@ struct ConfigJson {
 }
 
 pub struct RecurrentMapping {
-    pub kind: &'static str,
+    /// `model.kind`, and its `model_type`.
+    pub kind: &'static [&'static str; 1],
     /// In PyTorch's words.
     pub rnn_type: &'static str,
 }
 
 impl Mapping for RecurrentMapping {
     fn model_types(&self) -> &'static [&'static str] {
-        match self.kind {
-            "lstm" => &["lstm"],
-            "gru" => &["gru"],
-            _ => &["rnn"],
-        }
+        self.kind
     }
 
     fn prefix(&self) -> &'static str {
@@ -49,7 +46,7 @@ impl Mapping for RecurrentMapping {
     fn write_config(&self, config: &ModelConfig) -> String {
         let json = ConfigJson {
             architectures: ["RNNModel"],
-            model_type: self.kind,
+            model_type: self.kind[0],
             rnn_type: Some(self.rnn_type.into()),
             vocab_size: Some(config.vocab_size as u64),
             n_embd: Some(config.n_embd as u64),
@@ -67,7 +64,7 @@ impl Mapping for RecurrentMapping {
         let json: ConfigJson = from_json(text)?;
         computes("rnn_type", &json.rnn_type, &self.rnn_type.to_string())?;
         Ok(ModelConfig {
-            kind: self.kind.parse()?,
+            kind: self.kind[0].parse()?,
             vocab_size: size("vocab_size", json.vocab_size, 1 << 24)?,
             block_size: size("bptt", json.bptt, 1 << 24)?,
             n_layer: size("n_layer", json.n_layer, 1 << 12)?,

@@ -114,8 +114,8 @@ fn gpu_with_split_fp16() -> Option<Gpu> {
     Some(gpu)
 }
 
-/// Those that a shader is compiled for within seconds: all, but on a CPU, where the largest takes a minute for each. They
-/// are one template.
+/// Those that a shader is compiled for within seconds: all, but on a CPU, where the largest takes a minute for each.
+/// They are one template.
 fn quick_tiles(gpu: &Gpu) -> Vec<Tile> {
     let all = Tile::SPLIT_FP16.into_iter().filter(|tile| tile.fits(gpu.limits()));
     let is_quick = |tile: &Tile| !gpu.info().is_software() || tile.bm * tile.bn <= 64 * 64;

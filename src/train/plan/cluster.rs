@@ -8,8 +8,8 @@
 //! ```
 //! `bytes` are those of what is trained, as `train.reduce_dtype` sends it. `host` is what a rank's machine takes to
 //! copy and add a byte, measured; the network is what the user says of it. Backward is two thirds of the computation,
-//! and hides the exchange of all buckets but the last; on a CPU nothing of what the host does, for it computes too. What
-//! a switch or ranks that share a network card make of it is not in the model.
+//! and hides the exchange of all buckets but the last; on a CPU nothing of what the host does, for it computes too.
+//! What a switch or ranks that share a network card make of it is not in the model.
 
 use super::run_plan::RunPlan;
 use crate::config::{Config, WeightDtype};

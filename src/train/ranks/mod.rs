@@ -78,8 +78,8 @@ pub struct RankTimes {
     pub notes: Vec<String>,
 }
 
-/// Numbers that are exchanged at a time: so many that a sum is no matter of latency, so few that the first gradients are
-/// on their way early.
+/// Numbers that are exchanged at a time: so many that a sum is no matter of latency, so few that the first gradients
+/// are on their way early.
 pub(super) const BUCKET: usize = 1 << 22;
 
 /// Which rank of how many.

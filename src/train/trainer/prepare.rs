@@ -4,7 +4,7 @@ use super::Trainer;
 use crate::config::{self, Config, Resolved, TrainLength};
 use crate::data::{ChatSpec, ChatTemplate, Corpus, Prepared, Progress, Tokenizer, Tokens};
 use crate::generate::check_prompt;
-use crate::models::{Cache, LanguageModel, ModelConfig};
+use crate::models::{LanguageModel, ModelConfig};
 use crate::optim::{LearningRate, Optimizer, ParameterArena, Schedule};
 use crate::profile::{Phase, WallClock};
 use crate::train::adapters::{check_base, lora};
@@ -160,7 +160,7 @@ impl<'a> Trainer<'a> {
         let Started { mut leader, hook, share } =
             ranks::start(&team(&config, &model_config, &state.data, &tokens, &options))?;
         let began_at = (state.step, loader.epochs_at(position));
-        let carried = carried_at(checkpoint_path.as_deref(), &*model, config.train.batch_size)?;
+        let carried = carried::at(checkpoint_path.as_deref(), &*model, config.train.batch_size)?;
         let (micro_batches, notes) = (1, Vec::new());
         let replica = Replica {
             config: config.clone(),
@@ -207,19 +207,6 @@ impl<'a> Trainer<'a> {
             options,
         })
     }
-}
-
-/// What a recurrent model knows of the text that a run has read: nothing yet of a new one.
-pub(super) fn carried_at(
-    checkpoint: Option<&Path>,
-    model: &dyn LanguageModel,
-    sequences: usize,
-) -> Result<Option<Cache>> {
-    let shape = model.config();
-    shape.is_recurrent().then_some(()).map_or(Ok(None), |()| match checkpoint {
-        Some(checkpoint) => carried::read(checkpoint, shape, sequences, &model.device()).map(Some),
-        None => model.cache(sequences, 0).map(Some),
-    })
 }
 
 /// Refuses what a recurrent model cannot be trained on: each batch goes on from the one before.

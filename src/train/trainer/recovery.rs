@@ -1,9 +1,9 @@
 //! Acts on the guard's verdicts: goes back to a checkpoint, or ends the run with a diagnosis.
 
 use super::Trainer;
-use super::prepare::carried_at;
 
 use crate::data::Position;
+use crate::train::carried;
 use crate::train::checkpoint::{Checkpoint, GuardState, TrainerState, newest_good};
 use crate::train::diagnosis::first_non_finite;
 use crate::train::events::{Event, Step};
@@ -80,7 +80,7 @@ impl Trainer<'_> {
         self.unconfirmed.clear();
         self.replica.start_loader(state.position)?;
         let sequences = self.config.train.batch_size;
-        self.replica.carried = carried_at(Some(&checkpoint.path), &*self.replica.model, sequences)?;
+        self.replica.carried = carried::at(Some(&checkpoint.path), &*self.replica.model, sequences)?;
         self.leader.load(&self.replica, state.position, state.step as u64, Some(&checkpoint.path))?;
         self.folder.lines().truncate(&state.appended)?;
         let best = state.best.filter(|_| self.config.checkpoint.keep_best).map(|best| best.step);
