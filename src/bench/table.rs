@@ -323,7 +323,7 @@ fn layers(s: &Sizes) -> Vec<Row> {
 /// The layers of ResNet-18 (He et al. 2016) on images of 224 x 224 pixels, or of a quarter of its channels and
 /// pixels.
 fn images(s: &Sizes) -> Vec<Row> {
-    let (batch, part) = (2 * s.batch, if s.width < 512 { 4 } else { 1 });
+    let (batch, part) = if s.width < 512 { (2 * s.batch, 4) } else { (4 * s.batch, 1) };
     let conv = |c_in: usize, c_out: usize, size: usize, kernel: usize, stride: usize| {
         let (c_in, c_out, size) = (if c_in > 3 { c_in / part } else { c_in }, c_out / part, size / part);
         let bound = 1.0 / ((c_in * kernel * kernel) as f32).sqrt();
