@@ -127,6 +127,7 @@ impl Launches<'_> {
                 ("side", limits.coop_matrix.into()),
                 ("subgroup", limits.subgroup_size.into()),
                 ("split_fp16", (mma == MmaKind::SplitFp16).into()),
+                ("unroll", unroll(mma, limits).into()),
             ]);
         }
         values
@@ -174,6 +175,12 @@ impl Launches<'_> {
         buffers.extend(self.op.sums.then_some(buffer(names[1], "f32", operand(self.partial + 1))));
         buffers
     }
+}
+
+/// How many steps of k a turn of the loop over k takes. The H200 gains from four with f16 operands; the loop of
+/// split-fp16 is too long for its instruction caches.
+fn unroll(mma: MmaKind, limits: &Limits) -> usize {
+    if mma == MmaKind::Coop && limits.coop_matrix == 16 { 4 } else { 1 }
 }
 
 /// `buffers`, then what the epilogue reads and writes.
