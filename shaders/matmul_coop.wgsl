@@ -157,14 +157,11 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
     {% if split_fp16 %}
     {% include "matmul_split_fp16" %}
     {% else %}
-    {# By hand: drivers do not unroll a loop with barriers. #}
+    {# By hand: drivers do not unroll a loop with barriers. The number of steps is a multiple. #}
     for (var first = 0u; first < steps; first += {{ unroll }}u) {
         {% for u in range(unroll) %}
         {
         let step = first + {{ u }}u;
-        {% if u > 0 %}
-        if (step >= steps) { break; }
-        {% endif %}
         {{ declare_loads() }}
         {{ load_tiles("step") }}
         {{ add_columns() }}
