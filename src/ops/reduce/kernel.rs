@@ -197,9 +197,8 @@ fn tile(dims: ReduceDims, vector: usize) -> (usize, usize) {
         let lanes = (dims.n / 4).div_ceil(each).next_power_of_two().min(256);
         return (256 / lanes, lanes);
     }
-    // At least 128 bytes of neighbouring outputs: a cache line of a row. Of many rows, chunks are enough workgroups.
-    let many = dims.outer * dims.inner > 32 * FEW_WORKGROUPS || dims.n >= 32 * WORKGROUPS;
-    let most = if vector == 1 || many { 8 } else { 32 };
+    // At least 128 bytes of neighbouring outputs: a cache line of a row.
+    let most = if vector == 1 || dims.outer * dims.inner > 32 * FEW_WORKGROUPS { 8 } else { 32 };
     let lanes = if dims.inner >= 32 {
         dims.n.next_power_of_two().min(most)
     } else {
