@@ -532,6 +532,16 @@ def op_cases() -> list[Case]:
         pool(f"{op}_overlapping", op, (2, 3, 7, 6), **overlapping)
     pool("max_pool2d_dilated", "max_pool2d", (1, 2, 9, 8), **overlapping, dilation=[2, 2])
     pool("avg_pool2d_without_padding", "avg_pool2d", (1, 2, 7, 6), **overlapping, count_include_pad=False)
+    # The last windows are not whole, or, of the third, left out.
+    for op in ["max_pool2d", "avg_pool2d"]:
+        pool(f"{op}_ceil", op, (2, 3, 5, 7), kernel_size=[2, 2], ceil_mode=True)
+        pool(f"{op}_ceil_padded", op, (1, 2, 8, 10), kernel_size=[3, 3], stride=[2, 4], padding=[1, 1], ceil_mode=True)
+        pool(f"{op}_ceil_apart", op, (1, 2, 3, 7), kernel_size=[2, 3], stride=[3, 3], padding=[1, 1], ceil_mode=True)
+        pool(op.replace("2d", "1d_ceil"), op.replace("2d", "1d"), (2, 3, 12),
+             kernel_size=[5], stride=[3], padding=[2], ceil_mode=True)
+    pool("avg_pool2d_ceil_without_padding", "avg_pool2d", (1, 2, 8, 10), kernel_size=[3, 3], stride=[2, 4],
+         padding=[1, 1], ceil_mode=True, count_include_pad=False)
+    pool("max_pool2d_ceil_dilated", "max_pool2d", (1, 2, 10, 8), **overlapping, dilation=[2, 2], ceil_mode=True)
     pool("adaptive_avg_pool2d_3x4", "adaptive_avg_pool2d", (2, 3, 7, 10), output_size=[3, 4])
     pool("adaptive_avg_pool2d_5x1", "adaptive_avg_pool2d", (1, 2, 3, 4), output_size=[5, 1])
     for op in ["max_pool1d", "avg_pool1d"]:
@@ -559,6 +569,20 @@ def op_cases() -> list[Case]:
     for op in ["tril", "triu"]:
         for diagonal in [-1, 0, 2]:
             add(f"{op}_2x4x5_{diagonal}", op, lambda d: [d.normal(2, 4, 5)], diagonal=diagonal)
+    # Dimensions counted from the last.
+    for op in ["sum", "mean", "max", "var", "logsumexp"]:
+        correction = {"correction": 1} if op == "var" else {}
+        add(f"{op}_3x4x5_from_the_last", op, lambda d: [d.normal(3, 4, 5)], dim=[-1, -3], **correction)
+    add("permute_from_the_last", "permute", lambda d: [d.normal(2, 3, 4)], dims=[-1, 0, -2])
+    add("narrow_from_the_last", "narrow", lambda d: [d.normal(3, 7, 2)], dim=-2, start=2, length=4)
+    add("split_from_the_last", "split", lambda d: [d.normal(7, 3)], size=2, dim=-1, part=1)
+    add("flip_from_the_last", "flip", lambda d: [d.normal(2, 3, 4)], dims=[-1, 0])
+    add("cat_from_the_last", "cat", lambda d: [d.normal(2, 3), d.normal(4, 3)], dim=-2)
+    add("stack_from_the_last", "stack", lambda d: [d.normal(2, 3), d.normal(2, 3)], dim=-1)
+    add("gather_from_the_last", "gather", lambda d: [d.normal(4, 3, 2), d.integers(3, 4, 5, 1)], dim=-2)
+    add("index_select_from_the_last", "index_select", lambda d: [d.normal(3, 5, 2), d.integers(5, 7)], dim=-2)
+    add("scatter_add_from_the_last", "scatter_add", lambda d: [
+        d.normal(3, 5), d.integers(5, 3, 8), d.normal(3, 8)], dim=-1)
     # Lookups: some repeated, some never, an index that is shorter than the tensor.
     add("gather_3x5", "gather", lambda d: [d.normal(3, 5), d.integers(5, 3, 8)], dim=1)
     add("gather_4x3x2", "gather", lambda d: [d.normal(4, 3, 2), d.integers(4, 5, 2, 1)], dim=0)
