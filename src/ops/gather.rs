@@ -150,10 +150,14 @@ impl Tensor {
     /// is NaN.
     ///
     /// # Errors
-    /// If the shapes do not fit, this tensor is not f32 or the index not u32.
+    /// If the shapes do not fit, this tensor is neither f32 nor f16, or the index is not u32.
     pub fn gather(&self, dim: impl Into<Dim>, index: &Tensor) -> Result<Tensor> {
+        let dim = dim.into();
+        if self.dtype() == DType::F16 {
+            return in_f32(self, |x| x.gather(dim, index));
+        }
         expect_f32("gather", &[self.spec()])?;
-        let dim = dim.into().number("gather", self.shape())?;
+        let dim = dim.number("gather", self.shape())?;
         let reached = self.reached_by("gather", dim, index)?;
         let longer = (0..reached.len()).filter(|&i| reached[i] < self.shape()[i]);
         let x = longer.into_iter().try_fold(self.clone(), |x, i| x.narrow(i, 0, reached[i]))?;
@@ -165,12 +169,16 @@ impl Tensor {
     /// the index is not below this dimension's length, the result is NaN.
     ///
     /// # Errors
-    /// If there is no such dimension, the index has not one, this tensor is not f32 or the index not u32.
+    /// If there is no such dimension, the index has not one, this tensor is neither f32 nor f16, or the index is not u32.
     pub fn index_select(&self, dim: impl Into<Dim>, index: &Tensor) -> Result<Tensor> {
+        let dim = dim.into();
+        if self.dtype() == DType::F16 {
+            return in_f32(self, |x| x.index_select(dim, index));
+        }
         expect_f32("index_select", &[self.spec()])?;
         expect_dtype("index_select", DType::U32, &[index.spec()])?;
         let shape = self.shape();
-        let dim = dim.into().number("index_select", shape)?;
+        let dim = dim.number("index_select", shape)?;
         let [n] = &index.shape()[..] else { return Err(shape_error("index_select", "an index (n)", index.shape())) };
         let (outer, inner): (usize, usize) = (shape[..dim].iter().product(), shape[dim + 1..].iter().product());
         let selected = [&shape[..dim], &[*n], &shape[dim + 1..]].concat();

@@ -95,6 +95,23 @@ fn expect_dtype(op: &'static str, expected: DType, specs: &[&Spec]) -> Result<()
     }
 }
 
+/// Fails unless all specs are f32, or all f16.
+fn expect_float(op: &'static str, specs: &[&Spec]) -> Result<()> {
+    match specs.first() {
+        Some(first) if first.dtype == DType::F16 => expect_dtype(op, DType::F16, specs),
+        _ => expect_f32(op, specs),
+    }
+}
+
+/// What `op` makes of x, computed in f32 if that is f16; what it makes is then f16 too, unless it is u32.
+fn in_f32(x: &Tensor, op: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    if x.dtype() != DType::F16 {
+        return op(x);
+    }
+    let y = op(&x.to_dtype(DType::F32)?)?;
+    if y.dtype() == DType::U32 { Ok(y) } else { y.to_dtype(DType::F16) }
+}
+
 /// The cost of a kernel that reads its inputs once, writes its outputs once, and does `flops` operations.
 fn streaming_cost(flops: usize, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
     let bytes: usize = inputs.iter().chain(outputs).map(|s| s.size_bytes()).sum();

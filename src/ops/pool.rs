@@ -273,6 +273,9 @@ fn pool(
     options: PoolOptions,
     to: impl Fn(usize, usize) -> Option<usize>,
 ) -> Result<Tensor> {
+    if x.dtype() == DType::F16 {
+        return in_f32(x, |x| pool(op, x, kind, options, to));
+    }
     expect_f32(op, &[x.spec()])?;
     let &[batch, channels, height, width] = &x.shape()[..] else {
         return Err(shape_error(op, "x (B, C, H, W)", x.shape()));
@@ -313,7 +316,7 @@ impl Tensor {
     /// The largest element of each window of (B, C, H, W), whose gradient goes to the first of equal ones.
     ///
     /// # Errors
-    /// If the tensor is not f32 of four dimensions, no window fits, or the padding is more than half the kernel.
+    /// If the tensor is not f32 or f16 of four dimensions, no window fits, or the padding is more than half the kernel.
     pub fn max_pool2d(&self, options: PoolOptions) -> Result<Tensor> {
         pool("max_pool2d", self, Max, options, |dim, size| pooled(options, dim, size))
     }
@@ -330,7 +333,7 @@ impl Tensor {
     /// The averages of `to` windows (height, width) that cover (B, C, H, W) evenly.
     ///
     /// # Errors
-    /// If the tensor is not f32 of four dimensions, or there are no windows or too many.
+    /// If the tensor is not f32 or f16 of four dimensions, or there are no windows or too many.
     pub fn adaptive_avg_pool2d(&self, to: [usize; 2]) -> Result<Tensor> {
         // Kernels multiply the two with 32 bits.
         let fits = |to: usize, size: usize| to.checked_add(1)?.checked_mul(size).filter(|n| *n <= u32::MAX as usize);

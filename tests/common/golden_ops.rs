@@ -186,7 +186,8 @@ fn batch_norm(x: &[Tensor], momentum: Option<f32>) -> Result<Tensor> {
     let y = x[0].batch_norm([&running[0], &running[1]], &x[1], &x[2], momentum, 1e-5)?;
     let last = running[0].scale(2.0)?.add(&running[1].scale(3.0)?)?;
     // The channels last, and back.
-    let rows = y.reshape([shape[0], channels, shape[2..].iter().product()])?.permute(&[0, 2, 1])?;
+    let rows =
+        y.to_dtype(DType::F32)?.reshape([shape[0], channels, shape[2..].iter().product()])?.permute(&[0, 2, 1])?;
     rows.add(&last)?.permute(&[0, 2, 1])?.reshape(shape)
 }
 
@@ -252,9 +253,9 @@ pub fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
         "multi_head_attention" => multi_head_attention(x, size("n_head"), flag("causal")),
         "embedding" => x[1].embedding(&x[0]),
         "cross_entropy" => with_criterion(attrs, &x[0].device(), |criterion| x[0].cross_entropy(&x[1], criterion)),
-        "linear_cross_entropy" => {
-            with_criterion(attrs, &x[0].device(), |criterion| x[0].linear_cross_entropy(&x[1], &x[2], criterion, None))
-        }
+        "linear_cross_entropy" => with_criterion(attrs, &x[0].device(), |criterion| {
+            x[0].linear_cross_entropy_with_bias(&x[1], x.get(3), &x[2], criterion, None)
+        }),
         "mse_loss"
         | "l1_loss"
         | "huber_loss"

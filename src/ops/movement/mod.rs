@@ -47,8 +47,7 @@ impl Op for Back {
                 grads.accumulate_with(0, &[dy], |accumulate| Window { accumulate, ..window.clone() })
             }
             Back::Window(window) => grads.accumulate(0, grads.run_one(window, &[dy])?),
-            // Sums are f32.
-            Back::Sum(shape) => grads.accumulate(0, sum_to(dy.to_dtype(DType::F32)?, shape)?.to_dtype(dy.dtype())?),
+            Back::Sum(shape) => grads.accumulate(0, sum_to(dy.detach(), shape)?),
         }
     }
 }

@@ -76,7 +76,12 @@ impl Op for Reduce {
 }
 
 /// The sum of `x` over what was repeated to its shape from this one.
-pub(super) fn sum_to(mut x: Tensor, shape: &Shape) -> Result<Tensor> {
+pub(super) fn sum_to(x: Tensor, shape: &Shape) -> Result<Tensor> {
+    if x.shape() == shape {
+        return Ok(x);
+    }
+    let dtype = x.dtype();
+    let mut x = x.to_dtype(DType::F32)?;
     let before = x.shape().len() - shape.len();
     let repeated = |dim: usize| dim < before || shape[dim - before] != x.shape()[dim];
     // The lengths of neighbouring dimensions that are all repeated, or none.
@@ -95,7 +100,7 @@ pub(super) fn sum_to(mut x: Tensor, shape: &Shape) -> Result<Tensor> {
         x = run_as(MemoryKind::Gradients, &sum, &[&x])?.remove(0);
         groups.remove(group);
     }
-    Ok(if x.shape() == shape { x } else { x.view(shape.clone(), Edge::None) })
+    x.view(shape.clone(), Edge::None).to_dtype(dtype)
 }
 
 /// A tensor whose reduced dimensions lie side by side, and what is left of them.
@@ -130,6 +135,10 @@ impl Tensor {
     }
 
     fn reduce(&self, op: Reduction, dims: &[Dim], keepdim: bool) -> Result<Tensor> {
+        in_f32(self, |x| x.reduce_f32(op, dims, keepdim))
+    }
+
+    fn reduce_f32(&self, op: Reduction, dims: &[Dim], keepdim: bool) -> Result<Tensor> {
         let Sides { x, dims, to } = self.sides(op.name(), dims, keepdim)?;
         let mean = 1.0 / dims.n as f32;
         let (about, kind, factor) = match op {
@@ -203,7 +212,7 @@ macro_rules! reductions {
             $($(#[$doc])*
             ///
             /// # Errors
-            /// If the tensor is not f32, has no such dimension, or it is named twice.
+            /// If the tensor is neither f32 nor f16, has no such dimension, or it is named twice.
             pub fn $name(&self, dims: impl Dims $(, $arg: $type)?) -> Result<Tensor> {
                 self.reduce($op, &dims.dims(self.shape().len()), false)
             }
