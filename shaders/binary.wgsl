@@ -22,7 +22,8 @@ fn wins(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> {
     {% endfor %}
     {% endfor %}
     {% for name in ["a", "b", "c"][:operands] %}
-    let {{ name }} = vec4<{{ T }}>({{ T }}({{ name }}_values[{{ name }}_at.x]), {{ T }}({{ name }}_values[{{ name }}_at.y]),
+    let {{ name }} = vec4<{{ T }}>(
+        {{ T }}({{ name }}_values[{{ name }}_at.x]), {{ T }}({{ name }}_values[{{ name }}_at.y]),
         {{ T }}({{ name }}_values[{{ name }}_at.z]), {{ T }}({{ name }}_values[{{ name }}_at.w]));
     {% endfor %}
     {% else %}
@@ -31,7 +32,8 @@ fn wins(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> {
     let b = vec4<{{ T }}>(b_values[i % ((params.len_b + 3u) / 4u)]);
     {% else %}
     let at = (i * 4u + vec4<u32>(0u, 1u, 2u, 3u)) % params.len_b;
-    let b = vec4<{{ T }}>({{ T }}(b_values[at.x]), {{ T }}(b_values[at.y]), {{ T }}(b_values[at.z]), {{ T }}(b_values[at.w]));
+    let b = vec4<{{ T }}>(
+        {{ T }}(b_values[at.x]), {{ T }}(b_values[at.y]), {{ T }}(b_values[at.z]), {{ T }}(b_values[at.w]));
     {% endif %}
     {% endif %}
     {% if gradient %}

@@ -133,8 +133,8 @@ pub trait Module {
     fn visit_buffers(&mut self, _prefix: &str, _visit: &mut dyn FnMut(&str, &mut Tensor)) {}
 
     /// Calls `visit` with the name and the place of every count that belongs to the module's state, such as the passes
-    /// that a dropout has made: which elements it drops follows from that. A module made of others that have some passes
-    /// this on. They are no part of a [`StateDict`], but of what `fit::Trainer` saves.
+    /// that a dropout has made: which elements it drops follows from that. A module made of others that have some
+    /// passes this on. They are no part of a [`StateDict`], but of what `fit::Trainer` saves.
     fn visit_counts(&mut self, _prefix: &str, _visit: &mut dyn FnMut(&str, &mut u64)) {}
 
     /// Says whether what follows is training, as for a module that is new, or evaluation: of the layers here, batch

@@ -169,7 +169,8 @@ impl Tensor {
     /// the index is not below this dimension's length, the result is NaN.
     ///
     /// # Errors
-    /// If there is no such dimension, the index has not one, this tensor is neither f32 nor f16, or the index is not u32.
+    /// If there is no such dimension, the index has not one, this tensor is neither f32 nor f16, or the index is not
+    /// u32.
     pub fn index_select(&self, dim: impl Into<Dim>, index: &Tensor) -> Result<Tensor> {
         let dim = dim.into();
         if self.dtype() == DType::F16 {

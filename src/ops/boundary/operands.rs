@@ -25,8 +25,10 @@ fn elementwise() -> Vec<Row> {
     let binary =
         BINARY.iter().chain(COMPARISONS).map(|&(op, apply)| row(op, &pair, broadcast, move |x| apply(&x[0], &x[1])));
     let halves = [f16(&[2, 3]), f16(&[3])];
-    let of_halves =
-        BINARY.iter().chain(COMPARISONS).map(|&(op, apply)| row(op, &halves, broadcast, move |x| apply(&x[0], &x[1])));
+    let of_halves = BINARY[..1]
+        .iter()
+        .chain(&COMPARISONS[..1])
+        .map(|&(op, apply)| row(op, &halves, broadcast, move |x| apply(&x[0], &x[1])));
     let chosen = "0 f16, 0 rank+1, 0 rank-1, 0 scalar, 1 rank+1, 1 rank-1, 1 scalar, 2 rank+1, 2 rank-1, 2 scalar";
     let choice = row("where_cond", &[f32(&[2, 3]), f32(&[2, 3]), f32(&[3])], chosen, |x| x[0].where_cond(&x[1], &x[2]));
     let ids = [u32(&[2, 3]), u32(&[3])];
