@@ -48,6 +48,24 @@ step() {
     times+=("$(printf '%5d s  %s' "$((SECONDS - started))" "$name")")
 }
 
+# Runs beside the steps that follow, with what they leave of the machine; `finish` shows what it said.
+beside() {
+    local name="$1"
+    shift
+    # In a process group of its own, which can be ended as one.
+    set -m
+    nice "$@" >"$beside_log" 2>&1 &
+    set +m
+    beside_pid="$!" beside_name="$name"
+}
+finish() {
+    local status=0
+    wait "$beside_pid" || status="$?"
+    beside_pid=""
+    cat "$beside_log"
+    return "$status"
+}
+
 need cargo "install Rust from https://rustup.rs" cargo --version
 need rustfmt "rustup component add rustfmt" cargo fmt --version
 need clippy "rustup component add clippy" cargo clippy --version
@@ -63,7 +81,12 @@ fi
 # Mesa warns about a missing or shared folder once per process.
 XDG_RUNTIME_DIR="$(mktemp -d)"
 export XDG_RUNTIME_DIR
-trap 'rm -rf "$XDG_RUNTIME_DIR"' EXIT
+beside_log="$(mktemp)" beside_pid=""
+trap '[[ -z "$beside_pid" ]] || kill -- "-$beside_pid" 2>/dev/null || true; rm -rf "$XDG_RUNTIME_DIR" "$beside_log"' EXIT
+
+# Reads and writes outside of an allocation, which no result need show. Everything is compiled anew for them, which the
+# checks of single crates below leave a core for.
+beside "memory errors on the CPU" bash scripts/test_asan.sh
 
 # What fails fast comes first. Clippy, the build without GPU and the documentation share the checked dependencies;
 # only the tests need them compiled.
@@ -85,8 +108,7 @@ step "tests within WebGPU's default limits" within_default_limits
 step "cooperative matrices" bash scripts/test_coop.sh
 # Several processes, which `mpirun` starts.
 step "processes" bash scripts/test_mpi.sh
-# Reads and writes outside of an allocation, which no result need show.
-step "memory errors on the CPU" bash scripts/test_asan.sh
+step "$beside_name, the rest" finish
 # Examples compile with the tests; this one must also keep up with the template that it renders.
 step "an example" cargo run --quiet --example gemm_lab -- shaders/matmul.wgsl 68x72x36 tn 32x32x16x4x4
 step "an op of an application" cargo run --quiet --example custom_kernel -- cpu target/snake.svg

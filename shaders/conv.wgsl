@@ -42,14 +42,8 @@ const OUTSIDE = -1073741824;
             {% if pass == "weight" %}
             let inside = k < k_end;
             let at = (image * params.groups + part) * params.m * params.pixels + y * params.result_w + x;
-            {% elif pass == "forward" %}
-            let at = part * params.m * k_end + k;
-            {% elif strided %}
-            let tap = k % taps;
-            let at = (part * params.channels + k / taps) * params.m * row_of_weight
-                + (first_h + tap / taps_w * params.every_h) * params.kernel_w + first_w + tap % taps_w * params.every_w;
             {% else %}
-            let at = (part * params.channels + k / {{ taps }}u) * params.m * {{ taps }}u + k % {{ taps }}u;
+            {% include "conv_weight" %}
             {% endif %}
             {% for l in range(loads_a) %}
             next_a{{ l }} = 0.0;
@@ -148,59 +142,7 @@ const OUTSIDE = -1073741824;
     {% endfor %}
     {% else %}
     let k_begin = 0u;
-    {% if pass == "forward" %}
-    let k_end = params.channels * {{ taps }}u;
-    let row_of_weight = k_end;
-    let count_h = params.result_h;
-    let count_w = params.result_w;
-    let start_h = -i32(params.padding_h);
-    let start_w = -i32(params.padding_w);
-    let step_h = i32(params.dilation_h);
-    let step_w = i32(params.dilation_w);
-    let by_h = params.stride_h;
-    let by_w = params.stride_w;
-    {% elif strided %}
-    // The pixels of one residue, and the kernel elements that reach them: every so many from the first.
-    let residue_h = of_part / params.groups / params.residues_w;
-    let residue_w = of_part / params.groups % params.residues_w;
-    let count_h = (params.result_h - residue_h + params.stride_h - 1u) / params.stride_h;
-    let count_w = (params.result_w - residue_w + params.stride_w - 1u) / params.stride_w;
-    var first_h = 0u;
-    while (first_h < params.kernel_h
-            && first_h * params.dilation_h % params.stride_h != (residue_h + params.padding_h) % params.stride_h) {
-        first_h += 1u;
-    }
-    var first_w = 0u;
-    while (first_w < params.kernel_w
-            && first_w * params.dilation_w % params.stride_w != (residue_w + params.padding_w) % params.stride_w) {
-        first_w += 1u;
-    }
-    let taps_h = (params.kernel_h - first_h + params.every_h - 1u) / params.every_h;
-    // No division by zero, where there are none.
-    let taps_w = max((params.kernel_w - first_w + params.every_w - 1u) / params.every_w, 1u);
-    let taps = max(taps_h * taps_w, 1u);
-    let k_end = select(params.channels * taps, 0u, first_h == params.kernel_h || first_w == params.kernel_w);
-    let row_of_weight = params.kernel_h * params.kernel_w;
-    let start_h = (i32(residue_h + params.padding_h) - i32(first_h * params.dilation_h)) / i32(params.stride_h);
-    let start_w = (i32(residue_w + params.padding_w) - i32(first_w * params.dilation_w)) / i32(params.stride_w);
-    let step_h = -i32(params.every_h * params.dilation_h / params.stride_h);
-    let step_w = -i32(params.every_w * params.dilation_w / params.stride_w);
-    let by_h = 1u;
-    let by_w = 1u;
-    {% else %}
-    let k_end = params.channels * {{ taps }}u;
-    let row_of_weight = {{ taps }}u;
-    let count_h = params.result_h;
-    let count_w = params.result_w;
-    let start_h = i32(params.padding_h);
-    let start_w = i32(params.padding_w);
-    let step_h = -i32(params.dilation_h);
-    let step_w = -i32(params.dilation_w);
-    let by_h = 1u;
-    let by_w = 1u;
-    {% endif %}
-    let pixels = count_h * count_w;
-    let columns = params.batch * pixels;
+    {% include "conv_pixels" %}
     let b_k = thread / 32u;
     {% for e in range(columns_b) %}
     let n{{ e }} = tile_col + thread % 32u + {{ 32 * e }}u;

@@ -157,7 +157,11 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
     {% if split_fp16 %}
     {% include "matmul_split_fp16" %}
     {% else %}
-    for (var step = 0u; step < steps; step += 1u) {
+    {# By hand: drivers do not unroll a loop with barriers. The number of steps is a multiple. #}
+    for (var first = 0u; first < steps; first += {{ unroll }}u) {
+        {% for u in range(unroll) %}
+        {
+        let step = first + {{ u }}u;
         {{ declare_loads() }}
         {{ load_tiles("step") }}
         {{ add_columns() }}
@@ -186,6 +190,8 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
         }
         {% endfor %}
         workgroupBarrier();
+        }
+        {% endfor %}
     }
     {% endif %}
 

@@ -3,8 +3,9 @@
 // Reducing: outputs are numbered along (outer, inner). A workgroup holds {{ cols }} outputs; {{ lanes }} threads
 // share each, taking every {{ lanes }}-th row of their chunk of n, and are summed as a tree. The chunks of one output
 // are separate workgroups, whose results (outer, chunks, inner) a second launch reduces. Where each result's part of
-// inner is a multiple of four, and inner long enough, an "output" is a vector of four. With two results, inner is the
-// one after the other. What an element counts as, may depend on its row and on `c`, a number of its output.
+// inner is a multiple of four, and inner long enough, an "output" is a vector of four; where inner is 1 and n a multiple
+// of four, elements are loaded in fours (`wide`). With two results, inner is the one after the other. What an element
+// counts as, may depend on its row and on `c`, a number of its output.
 {{ interface }}
 
 {% if mode == "reduce" %}
@@ -52,12 +53,33 @@ fn element(x: X, {{ "c: X, " if has_center }}row: u32) -> T {
         {% endif %}
         {% if identity == "first" %}
         // An element of the chunk, not a constant: a maximum of what is all -infinity must be that.
-        if (first < last) { total = T(x_values[start + first * params.inner]); }
+        if (first < last) { total = T({{ "x_values[(start + first) / 4u].x" if wide else "x_values[start + first * params.inner]" }}); }
         {% endif %}
         // Eight sums at a time keep eight loads in flight.
         {% for j in range(8) %}
         var a{{ j }} = total;
         {% endfor %}
+        {% if wide %}
+        var row = first + lane * 4u;
+        for (; row + {{ 12 * lanes }}u < last; row += {{ 16 * lanes }}u) {
+            let at = (start + row) / 4u;
+            {% for j in range(4) %}
+            let x{{ j }} = x_values[at + {{ j * lanes }}u];
+            {% endfor %}
+            {% for j in range(4) %}
+            {% for e in range(4) %}
+            {% set a = "a" ~ (j % 2 * 4 + e) %}
+            {{ a }} = join({{ a }}, element(X(x{{ j }}[{{ e }}]), {{ c }}row + {{ 4 * j * lanes + e }}u));
+            {% endfor %}
+            {% endfor %}
+        }
+        for (; row < last; row += {{ 4 * lanes }}u) {
+            let x = x_values[(start + row) / 4u];
+            {% for e in range(4) %}
+            a{{ e }} = join(a{{ e }}, element(X(x[{{ e }}]), {{ c }}row + {{ e }}u));
+            {% endfor %}
+        }
+        {% else %}
         let step = {{ lanes }}u * params.inner;
         var row = first + lane;
         for (; row + {{ 7 * lanes }}u < last; row += {{ 8 * lanes }}u) {
@@ -69,6 +91,7 @@ fn element(x: X, {{ "c: X, " if has_center }}row: u32) -> T {
         for (; row < last; row += {{ lanes }}u) {
             a0 = join(a0, element(X(x_values[start + row * params.inner]), {{ c }}row));
         }
+        {% endif %}
         total = join(join(join(a0, a1), join(a2, a3)), join(join(a4, a5), join(a6, a7)));
     }
 
@@ -95,21 +118,42 @@ fn element(x: X, {{ "c: X, " if has_center }}row: u32) -> T {
 }
 
 {% elif mode == "broadcast" %}
-// dx = factor * dy of its output. One thread per element of dx.
-{{ for_each(1) }}
+// dx = factor * dy of its output. One thread per element of dx, or four: of as many outputs, or of one (`along_n`).
+{{ for_each(vector) }}
+    {% if along_n %}
+    result[i] = vec4<f32>(params.factor * grad_output[i * 4u / params.n]);
+    {% else %}
     result[i] = params.factor * grad_output[i / params.inner / params.n * params.inner + i % params.inner];
+    {% endif %}
 }
 
 {% elif mode == "backward" %}
-// dx of x, dy and what else belongs to an output: `c` and `d`. One thread per element of dx.
-{{ for_each(1) }}
+// dx of x, dy and what else belongs to an output: `c` and `d`. Elements to a thread as above.
+fn derivative(x: f32, c: f32, {{ "d: f32, " if has_d }}dy: f32) -> f32 {
+    return {{ expression }};
+}
+
+{{ for_each(vector) }}
+    {% if along_n %}
+    let column = i * 4u / params.n;
+    {% else %}
     let column = i / params.inner / params.n * params.inner + i % params.inner;
+    {% endif %}
     let x = x_values[i];
     let c = c_values[column];
     {% if has_d %}
     let d = d_values[column];
     {% endif %}
     let dy = grad_output[column];
-    result[i] = {{ expression }};
+    {% if vector == 1 %}
+    result[i] = derivative(x, c, {{ "d, " if has_d }}dy);
+    {% else %}
+    result[i] = vec4<f32>(
+        {% for e in range(4) %}
+        {% set of = "" if along_n else "[" ~ e ~ "]" %}
+        derivative(x[{{ e }}], c{{ of }}, {{ "d" ~ of ~ ", " if has_d }}dy{{ of }}),
+        {% endfor %}
+    );
+    {% endif %}
 }
 {% endif %}

@@ -184,6 +184,7 @@ pub fn table(s: &Sizes) -> Vec<Row> {
     rows.extend(further_losses(s));
     rows.extend(elementwise(s));
     rows.extend(movement(s));
+    rows.extend(streams(s));
     rows.extend(optimizers(s));
     rows
 }
@@ -323,7 +324,7 @@ fn layers(s: &Sizes) -> Vec<Row> {
 /// The layers of ResNet-18 (He et al. 2016) on images of 224 x 224 pixels, or of a quarter of its channels and
 /// pixels.
 fn images(s: &Sizes) -> Vec<Row> {
-    let (batch, part) = (2 * s.batch, if s.width < 512 { 4 } else { 1 });
+    let (batch, part) = if s.width < 512 { (2 * s.batch, 4) } else { (4 * s.batch, 1) };
     let conv = |c_in: usize, c_out: usize, size: usize, kernel: usize, stride: usize| {
         let (c_in, c_out, size) = (if c_in > 3 { c_in / part } else { c_in }, c_out / part, size / part);
         let bound = 1.0 / ((c_in * kernel * kernel) as f32).sqrt();
@@ -493,6 +494,24 @@ fn elementwise(s: &Sizes) -> Vec<Row> {
     }));
     let dropped = vec![(vec![b, t, c], AROUND_ZERO)];
     rows.push(Row::both("dropout", format!("{}x{c}", b * t), dropped, &[], |x| x[0].dropout(0.1, Key::new(5))));
+    rows
+}
+
+/// Tensors larger than any cache: how near to copies a few ops come that read or write each element once.
+fn streams(s: &Sizes) -> Vec<Row> {
+    let (n, c) = (s.stream / 1024, 1024);
+    let x = || (vec![n, c], AROUND_ZERO);
+    let shape = || format!("{n}x{c}");
+    let mut rows = vec![
+        Row::forward("exp", shape(), vec![x()], |x| x[0].exp()),
+        Row::forward("mul", shape(), vec![x(), x()], |x| x[0].mul(&x[1])),
+    ];
+    for (dim, of) in [(0, "columns"), (1, "rows")] {
+        let shape = || format!("{of} of {n}x{c}");
+        rows.push(Row::both("sum", shape(), vec![x()], &[], move |x| x[0].sum(dim)));
+        rows.push(Row::both("max", shape(), vec![x()], &[], move |x| x[0].max(dim)));
+        rows.push(Row::both("logsumexp", shape(), vec![x()], &[], move |x| x[0].logsumexp(dim)));
+    }
     rows
 }
 

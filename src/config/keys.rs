@@ -5,6 +5,7 @@ use toml::Value;
 use super::choice::{
     AdjustLr, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule, WeightDtype,
 };
+use super::device_batch;
 use super::devices::{self, Devices};
 
 /// What a key takes.
@@ -18,8 +19,8 @@ pub(super) enum Kind {
     Flag,
     /// A whole number that the GPU can index with, which is at most `u32::MAX`.
     Count,
-    /// A list of such numbers; outside of TOML, with commas between them.
-    Counts,
+    /// [`DeviceBatch`](super::DeviceBatch); outside of TOML, numbers with commas between them.
+    DeviceBatch,
     /// A whole number of up to 63 bits (TOML has no larger ones).
     Seed,
     /// A finite number that fits in 32-bit floats, for those are what it will be used in.
@@ -108,7 +109,7 @@ pub(super) const KEYS: &[Key] = &[
     key("train.label_smoothing", Kind::Real),
     key("train.ema_decay", Kind::Real),
     key("train.recompute", Kind::Choice(Recompute::CHOICES)),
-    key("train.device_batch", Kind::Counts),
+    key("train.device_batch", Kind::DeviceBatch),
     key("train.reduce_dtype", Kind::Choice(WeightDtype::CHOICES)),
     key("train.shard_optimizer", Kind::Flag),
     key("train.sync_every", Kind::Count),
@@ -223,7 +224,7 @@ impl Key {
                 let texts = text.split(',').map(str::trim).filter(|text| !text.is_empty());
                 Value::Array(texts.map(|text| Value::String(text.into())).collect())
             }
-            Kind::Counts => match text.starts_with('[') {
+            Kind::DeviceBatch => match text.starts_with('[') {
                 true => text.parse().unwrap_or_else(|_| Value::String(text.into())),
                 false => {
                     let counts = text.split(',').map(|count| count.trim().parse().map(Value::Integer));
@@ -260,12 +261,13 @@ impl Key {
             (Kind::Flag, value) => refuse("true or false", &value),
             (Kind::Count, Value::Integer(n)) if (0..=i64::from(u32::MAX)).contains(&n) => Ok(Value::Integer(n)),
             (Kind::Count, value) => refuse("a whole number from 0 to 4294967295", &value),
-            (Kind::Counts, Value::Array(counts))
+            (Kind::DeviceBatch, Value::String(word)) if word == "auto" => Ok(Value::String(word)),
+            (Kind::DeviceBatch, Value::Array(counts))
                 if counts.iter().all(|count| count.as_integer().is_some_and(|n| n > 0)) =>
             {
                 Ok(Value::Array(counts))
             }
-            (Kind::Counts, value) => refuse("a list of whole numbers above 0, as in [16, 4]", &value),
+            (Kind::DeviceBatch, value) => refuse(device_batch::EXPECTED, &value),
             (Kind::Seed, Value::Integer(n)) if n >= 0 => Ok(Value::Integer(n)),
             (Kind::Seed, value) => refuse("a whole number from 0 to 9223372036854775807", &value),
             (Kind::Real, Value::Integer(n)) => Ok(Value::Float(n as f64)),

@@ -7,6 +7,7 @@ use std::path::Path;
 use toml::{Table, Value};
 
 use super::choice::{MatmulF32, OptimizerKind, Schedule};
+use super::device_batch::DeviceBatch;
 use super::keys::{self, KEYS, Key, Named};
 use super::origin::Origin;
 use super::schema::{Config, ModelConfig};
@@ -247,6 +248,14 @@ impl Resolved {
         if self.config.device.matmul_f32 == MatmulF32::Auto {
             self.config.device.matmul_f32 = value;
             self.origins.insert("device.matmul_f32".into(), Origin::Settled(how));
+        }
+    }
+
+    /// Replaces `train.device_batch = "auto"` by what it came to, as [`Resolved::resolve_matmul_f32`] does.
+    pub fn resolve_device_batch(&mut self, parts: Vec<usize>, how: &'static str) {
+        if self.config.train.device_batch == DeviceBatch::AUTO {
+            self.config.train.device_batch = DeviceBatch::Parts(parts);
+            self.origins.insert("train.device_batch".into(), Origin::Settled(how));
         }
     }
 

@@ -21,6 +21,7 @@
 
 mod changes;
 mod choice;
+mod device_batch;
 mod devices;
 mod env_file;
 mod explain;
@@ -44,6 +45,7 @@ pub use changes::Change;
 pub use choice::{
     AdjustLr, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule, WeightDtype,
 };
+pub use device_batch::DeviceBatch;
 pub use devices::{DeviceKind, Devices};
 pub use keys::current_word;
 #[cfg(feature = "cli")]

@@ -90,7 +90,10 @@ fn values(kind: Kind) -> Value {
         Kind::Texts => json!({ "type": "array", "items": { "type": "string" } }),
         Kind::Flag => json!({ "type": "boolean" }),
         Kind::Count => json!({ "type": "integer", "minimum": 0, "maximum": u32::MAX }),
-        Kind::Counts => json!({ "type": "array", "items": { "type": "integer", "minimum": 1, "maximum": u32::MAX } }),
+        Kind::DeviceBatch => {
+            let parts = json!({ "type": "array", "items": { "type": "integer", "minimum": 1, "maximum": u32::MAX } });
+            json!({ "anyOf": [parts, { "type": "string", "enum": ["auto"] }] })
+        }
         Kind::Seed => json!({ "type": "integer", "minimum": 0, "maximum": i64::MAX }),
         Kind::Real => json!({ "type": "number" }),
         Kind::Choice(words) => json!({ "type": "string", "enum": words }),

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::choice::{
     AdjustLr, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, Schedule, WeightDtype,
 };
+use super::device_batch::DeviceBatch;
 use super::devices::Devices;
 
 /// Everything that a run can be told.
@@ -194,8 +195,9 @@ pub struct TrainConfig {
     pub ema_decay: f64,
     /// `none` or `block`. Default `none`.
     pub recompute: Recompute,
-    /// In what proportion the devices share the sequences of a step, a number for each. Default empty: all the same.
-    pub device_batch: Vec<usize>,
+    /// In what proportion the devices share the sequences of a step: a number for each, or `auto`. Default empty: all
+    /// the same.
+    pub device_batch: DeviceBatch,
     /// What gradients are sent as between devices, `f32` or `f16`. Default `f32`.
     pub reduce_dtype: WeightDtype,
     /// Whether the devices divide what the optimizer remembers among them. Default false.
@@ -226,7 +228,7 @@ impl Default for TrainConfig {
             label_smoothing: 0.0,
             ema_decay: 0.0,
             recompute: Recompute::None,
-            device_batch: Vec::new(),
+            device_batch: DeviceBatch::default(),
             reduce_dtype: WeightDtype::F32,
             shard_optimizer: false,
             sync_every: 0,

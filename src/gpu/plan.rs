@@ -303,10 +303,12 @@ impl fmt::Debug for ChoiceCache {
 pub const PARAMS_BYTES: usize = 128;
 
 /// Names and texts of what templates may include: `{% include "matmul_epilogue" %}`.
-pub const INCLUDES: [(&str, &str); 7] = [
+pub const INCLUDES: [(&str, &str); 9] = [
     ("attention_blocks", include_str!("../../shaders/attention_blocks.wgsl")),
     ("attention_common", include_str!("../../shaders/attention_common.wgsl")),
     ("attention_coop_common", include_str!("../../shaders/attention_coop_common.wgsl")),
+    ("conv_pixels", include_str!("../../shaders/conv_pixels.wgsl")),
+    ("conv_weight", include_str!("../../shaders/conv_weight.wgsl")),
     ("gradient_scale", include_str!("../../shaders/gradient_scale.wgsl")),
     ("matmul_epilogue", include_str!("../../shaders/matmul_epilogue.wgsl")),
     ("matmul_split_fp16", include_str!("../../shaders/matmul_split_fp16.wgsl")),

@@ -1,7 +1,7 @@
 //! What each device has of a run: the whole model, its optimizer, and a share of the sequences of every step.
 
 use super::ranks::{Piece, Place, Share};
-use super::step_hook::StepHook;
+use super::step_hook::{SingleDevice, StepHook};
 use crate::config::Config;
 use crate::data::{Batch, IGNORE_INDEX, Loader, Order, Position, Tokens};
 use crate::fit::LossSum;
@@ -12,6 +12,7 @@ use crate::optim::{Optimizer, ParameterArena};
 use crate::profile::Span;
 use crate::{Device, Error, Result, Tensor};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// What a run minimizes. Evaluations measure the plain loss instead.
 pub(in crate::train) fn criterion(config: &Config) -> Criterion<'static> {
@@ -81,6 +82,63 @@ pub(super) struct Update {
 }
 
 impl Replica {
+    /// One that computes all of a step, as a device alone does.
+    pub fn new(
+        config: Arc<Config>,
+        device: Device,
+        (model, parameters, optimizer): (Box<dyn LanguageModel>, ParameterArena, Optimizer),
+        tokens: Tokens,
+        loader: Loader,
+        place: Place,
+    ) -> Replica {
+        let share = Share::whole(config.train.batch_size, config.train.grad_accum_steps);
+        Replica {
+            config,
+            device,
+            model,
+            parameters,
+            optimizer,
+            tokens,
+            loader,
+            place,
+            share,
+            micro_batches: 1,
+            carried: None,
+            hook: Box::new(SingleDevice),
+            notes: Vec::new(),
+        }
+    }
+
+    /// How long forward and backward of so many sequences take: the least of a few times, the first of which prepares
+    /// the device. Updates nothing.
+    ///
+    /// # Errors
+    /// If the device reported an error, or has no memory for a single sequence.
+    pub fn seconds_of(&mut self, sequences: usize) -> Result<f64> {
+        let (config, tokens) = (&self.config, self.tokens.clone());
+        let mut loader = loader(config, self.model.config().kind, tokens, Position::default())?;
+        let batches = next_batches(&mut loader, config.train.grad_accum_steps);
+        let own = std::mem::replace(&mut self.share, Share::first(sequences, config.train.batch_size));
+        let (mut least, mut times, began) = (f64::INFINITY, 0, Instant::now());
+        while times < 2 || (times < 4 && began.elapsed() < Duration::from_secs(4)) {
+            let started = Instant::now();
+            match self.gradients(&batches, 0, &mut None) {
+                Err(error @ Error::OutOfMemory { .. }) => self.split_micro_batches(error)?,
+                loss => {
+                    loss?.to_bytes()?;
+                    self.device.synchronize()?;
+                    least = least.min(started.elapsed().as_secs_f64());
+                    times += 1;
+                }
+            }
+        }
+        self.share = own;
+        (self.micro_batches, self.notes) = (1, Vec::new());
+        self.device.reset_peak_memory();
+        self.device.profiler().take();
+        Ok(least)
+    }
+
     /// Update number `step`, from 0: forward and backward over this device's share of the next batches, then the
     /// optimizer. On a GPU this only records and submits.
     ///

@@ -3,7 +3,7 @@
 use super::checkpoint::{CONFIG, Checkpoint, Files, OPTIMIZER, STATE, newest_good, recover};
 use super::ranks::Place;
 use super::run_folder::RunFolder;
-use crate::config::{Config, Layers, Resolved};
+use crate::config::{Config, DeviceBatch, Layers, Resolved};
 use crate::optim::{Optimizer, ParameterArena, SavedMoments};
 use crate::{Error, Result};
 use std::fs;
@@ -38,11 +38,11 @@ pub fn run_config(run: &Path) -> Result<PathBuf> {
 
 impl Resumed {
     /// Opens the run at `path`, finds its newest checkpoint that is not damaged, and checks that it may continue as
-    /// `resolved` says.
+    /// `resolved` says. What was measured of so many ranks stays.
     ///
     /// # Errors
     /// If it may not, if all its checkpoints are damaged, or if the folder cannot be written to.
-    pub(super) fn open(path: &Path, resolved: &Resolved, device: &str) -> Result<Resumed> {
+    pub(super) fn open(path: &Path, resolved: &mut Resolved, device: &str, ranks: usize) -> Result<Resumed> {
         let config = run_config(path)?;
         let folder = RunFolder::open(path)?;
         recover(&Files::default(), path)?;
@@ -51,6 +51,11 @@ impl Resumed {
         match &checkpoint {
             Some(Checkpoint { path, state }) => {
                 let before = Layers::new().file(&path.join(CONFIG))?.build()?.config;
+                if let DeviceBatch::Parts(parts) = &before.train.device_batch
+                    && parts.len() == ranks
+                {
+                    resolved.resolve_device_batch(parts.clone(), "as the run began");
+                }
                 notes.extend(changes(&before, resolved, path)?);
                 if state.device != device {
                     notes.push(format!(

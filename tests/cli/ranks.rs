@@ -31,6 +31,28 @@ fn several_devices_train_one_run_and_tell_what_their_time_went_into() {
 }
 
 #[test]
+fn how_devices_share_a_step_can_be_measured_and_stays() {
+    let sandbox = Sandbox::new();
+    let auto = ["train", "--device", "cpu,cpu", "--set", "train.device_batch=auto", "--name", "a"];
+    sandbox.run(&[&auto[..], &CPUS[..]].concat()).succeeds();
+    let line = |text: String| text.lines().find(|line| line.starts_with("device_batch")).unwrap().to_string();
+    let first = line(sandbox.read("runs/a/config.toml"));
+    let parts = first.split(['[', ']']).nth(1).unwrap().split(',').map(|part| part.trim().parse::<usize>().unwrap());
+    let parts: Vec<usize> = parts.collect();
+    assert!(parts.len() == 2 && parts.iter().sum::<usize>() == 4 && !parts.contains(&0), "{first}");
+    assert!(first.contains("measured at the start"), "{first}");
+    // A run that goes on shares a step as it began, also where `auto` is asked for again.
+    let on = ["--resume", "runs/a", "--set", "train.max_steps=9"];
+    sandbox.run(&[&auto[..], &CPUS[..], &on[..]].concat()).succeeds();
+    let again = line(sandbox.read("runs/a/config.toml"));
+    assert_eq!(again.split('#').next().unwrap().trim(), first.split('#').next().unwrap().trim());
+    assert!(again.contains("as the run began"), "{again}");
+    // There have to be as many sequences as devices.
+    let few = sandbox.run(&[&auto[..5], &CPUS[..], &["--name", "b", "--batch-size", "1"]].concat());
+    few.fails_with(&["1 x 1 = 1 sequences", "2 ranks"]);
+}
+
+#[test]
 fn devices_that_cannot_work_together_are_refused() {
     let sandbox = Sandbox::new();
     let train = |device: &str| sandbox.run(&[&["train", "--device", device], &CPUS[..]].concat());

@@ -1,5 +1,6 @@
-//! Convolutions: odd sizes, kernels of one element and as large as the image, every option by itself and together, both
-//! kinds of tiles, whole and partial; groups of one channel.
+//! Convolutions: odd sizes, kernels of one element and as large as the image, every option by itself and together, all
+//! kinds of tiles, whole and partial; one to four channels, which have a shader of their own, and more; groups of one
+//! channel.
 
 use super::{Case, Values};
 use crate::ops::ConvOptions;
@@ -23,7 +24,7 @@ fn inputs(x: &[usize], weight: &[usize], outputs: usize, bias: bool) -> Vec<(Vec
 }
 
 pub(super) fn all(cases: &mut Vec<Case>) {
-    let sizes: [([usize; 4], [usize; 4], ConvOptions); 14] = [
+    let sizes: [([usize; 4], [usize; 4], ConvOptions); 16] = [
         ([1, 1, 1, 1], [1, 1, 1, 1], PLAIN),
         ([2, 3, 5, 7], [4, 3, 1, 1], PLAIN),
         ([2, 3, 7, 5], [5, 3, 3, 2], PLAIN),
@@ -33,8 +34,10 @@ pub(super) fn all(cases: &mut Vec<Case>) {
         // The gradient of the weight in several parts, added up afterwards.
         ([2, 3, 33, 31], [36, 3, 7, 7], options([2; 2], [3; 2], [1; 2], 1)),
         ([2, 4, 9, 7], [6, 4, 3, 3], STRIDED),
+        ([2, 5, 9, 7], [3, 5, 3, 3], STRIDED),
         // Pixels that no element of the kernel reaches, and residues that have none.
         ([2, 3, 8, 9], [4, 3, 1, 2], options([3, 4], [0, 1], [1; 2], 1)),
+        ([2, 6, 8, 9], [4, 6, 1, 2], options([3, 4], [0, 1], [1; 2], 1)),
         ([1, 2, 3, 5], [2, 2, 2, 2], options([5, 7], [2, 4], [1; 2], 1)),
         ([2, 2, 11, 10], [3, 2, 3, 3], options([1; 2], [2, 3], [3, 2], 1)),
         ([2, 4, 12, 13], [6, 2, 3, 4], options([2, 3], [2, 1], [2, 4], 2)),

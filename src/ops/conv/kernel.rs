@@ -43,6 +43,8 @@ const TILES: [Tile; 3] = [
 ];
 /// For few channels.
 const FLAT: Tile = Tile { bm: 32, bn: 128, bk: 16, tm: 4, tn: 4 };
+/// With so few rows a thread computes all of them (`shaders/conv_direct.wgsl`), of up to four pixels.
+const DIRECT_ROWS: usize = 4;
 /// Two workgroups on each of the 132 processors of the largest GPUs.
 const ENOUGH: usize = 264;
 
@@ -60,10 +62,9 @@ impl Tile {
         TILES.into_iter().find(fits).unwrap_or(TILES[2])
     }
 
-    fn values(&self, pass: &'static str) -> Vec<(&'static str, Value)> {
+    fn values(&self) -> Vec<(&'static str, Value)> {
         let Tile { bm, bn, bk, tm, tn } = *self;
-        let sizes = [("BM", bm), ("BN", bn), ("BK", bk), ("TM", tm), ("TN", tn)];
-        [("pass", pass.into())].into_iter().chain(sizes.map(|(name, size)| (name, size.into()))).collect()
+        [("BM", bm), ("BN", bn), ("BK", bk), ("TM", tm), ("TN", tn)].map(|(name, size)| (name, size.into())).to_vec()
     }
 }
 
@@ -134,19 +135,29 @@ impl Conv {
         // Of the residue that has the most.
         let columns = g.batch * to[0].div_ceil(residues[0]) * to[1].div_ceil(residues[1]);
         let parts = g.groups() * residues[0] * residues[1];
-        let tile = Tile::select(m, columns, parts);
-        let [tiles_m, tiles_n] = tile.count(m, columns);
-        let vec_out = !strided && (to[0] * to[1]).is_multiple_of(4);
-        let mut values = tile.values(if forward { "forward" } else { "input" });
+        let direct = m <= DIRECT_ROWS;
+        let (mut values, [tiles_m, tiles_n]) = if direct {
+            let each = if columns * parts >= ENOUGH * 4 * 256 { 4 } else { 1 };
+            (vec![("M", m.into()), ("TN", each.into())], [1, columns.div_ceil(each * 256)])
+        } else {
+            let tile = Tile::select(m, columns, parts);
+            (tile.values(), tile.count(m, columns))
+        };
+        let vec_out = !direct && !strided && (to[0] * to[1]).is_multiple_of(4);
+        values.push(("pass", if forward { "forward" } else { "input" }.into()));
         // Divisions by constants are cheap; the taps of a residue are no constants.
         let kernel = if strided { [0; 2] } else { g.kernel };
         values.extend([("KH", kernel[0].into()), ("KW", kernel[1].into())]);
-        values.extend([("strided", strided.into()), ("vec_out", vec_out.into()), ("bias", self.bias.into())]);
+        values.extend([("strided", strided.into()), ("bias", self.bias.into())]);
         let mut buffers = vec![buffer("input", "f32", Operand::Input(0)), buffer("weight", "f32", Operand::Input(1))];
         buffers.extend(self.bias.then_some(buffer("bias", "f32", Operand::Input(2))));
         buffers.push(buffer("result", DType::F32.wgsl(if vec_out { 4 } else { 1 }), Operand::Output(0)));
         let mut params = vec![param("m", m), param("channels", channels), param("groups", g.groups())];
-        params.extend([param("batch", g.batch), param("tiles_m", tiles_m), param("tiles_n", tiles_n)]);
+        params.extend([param("batch", g.batch), param("tiles_n", tiles_n)]);
+        if !direct {
+            values.push(("vec_out", vec_out.into()));
+            params.push(param("tiles_m", tiles_m));
+        }
         params.extend(both(["input_h", "input_w"], from));
         params.extend(both(["result_h", "result_w"], to));
         params.extend(self.options());
@@ -157,7 +168,8 @@ impl Conv {
             params.extend(both(["residues", "residues_w"], [residues[0] * residues[1], residues[1]]));
         }
         let workgroups = tiles_m * tiles_n * parts;
-        Plan::one(Launch { shader: shader!("conv"), values, buffers, params, workgroups })
+        let shader = if direct { shader!("conv_direct") } else { shader!("conv") };
+        Plan::one(Launch { shader, values, buffers, params, workgroups })
     }
 
     /// Each element of the weight, in so many parts of all pixels that there are enough workgroups; then their sum.
@@ -178,7 +190,8 @@ impl Conv {
         let k_slice = k.div_ceil((2 * ENOUGH).div_ceil(tiles).min(most)).next_multiple_of(tile.bk).max(tile.bk);
         let splits = k.div_ceil(k_slice).max(1);
         let split = splits > 1;
-        let mut values = tile.values("weight");
+        let mut values = tile.values();
+        values.push(("pass", "weight".into()));
         values.extend([("KH", g.kernel[0].into()), ("KW", g.kernel[1].into())]);
         values.extend([("strided", false.into()), ("vec_out", false.into())]);
         values.push(("accumulate", (self.accumulate && !split).into()));

@@ -3,7 +3,7 @@
 use super::kernel::ReduceDims;
 use super::*;
 use crate::cpu::{math, vectorized};
-use crate::gpu::{Limits, Operand, Plan, buffer, param};
+use crate::gpu::{Limits, Operand, Plan, Value, buffer, param};
 use crate::shader;
 use rayon::prelude::*;
 
@@ -40,19 +40,42 @@ impl Kernel for BroadcastDim {
     }
 
     fn gpu(&self, _: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        let ReduceDims { n, inner, .. } = self.dims;
-        let len = self.dims.elements();
+        let (n, len) = (self.dims.n, self.dims.elements());
         if len == 0 {
             return Plan::default(); // whose dimensions need not fit parameters
         }
+        let Vectors { elements, values, of_output, inner } = vectors(self.dims);
         Plan::one(Launch {
             shader: shader!("reduce"),
-            values: vec![("mode", "broadcast".into()), ("cols", 0usize.into()), ("lanes", 0usize.into())],
-            buffers: vec![buffer("grad_output", "f32", Operand::Input(0)), buffer("result", "f32", Operand::Output(0))],
+            values: [vec![("mode", "broadcast".into())], values].concat(),
+            buffers: vec![
+                buffer("grad_output", of_output, Operand::Input(0)),
+                buffer("result", DType::F32.wgsl(elements), Operand::Output(0)),
+            ],
             params: vec![param("len", len), param("n", n), param("inner", inner), param("factor", self.factor)],
-            workgroups: len.div_ceil(256),
+            workgroups: len.div_ceil(256 * elements),
         })
     }
+}
+
+/// How the threads of a gradient divide its elements.
+struct Vectors {
+    /// Of each thread.
+    elements: usize,
+    values: Vec<(&'static str, Value)>,
+    /// The type of what belongs to the outputs of a thread.
+    of_output: &'static str,
+    /// In units of those.
+    inner: usize,
+}
+
+fn vectors(dims: ReduceDims) -> Vectors {
+    let (elements, along_n) = dims.vector();
+    let width = if along_n { 1 } else { elements };
+    let values = [("vector", elements.into()), ("along_n", along_n.into())];
+    let unused = [("cols", 0usize.into()), ("lanes", 0usize.into())];
+    let values = values.into_iter().chain(unused).collect();
+    Vectors { elements, values, of_output: DType::F32.wgsl(width), inner: dims.inner / width }
 }
 
 /// What a gradient is in terms of x, dy and what else belongs to an output, `c` and `d`.
@@ -151,29 +174,28 @@ impl Kernel for ReduceBackward {
     }
 
     fn gpu(&self, _: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        let ReduceDims { n, inner, .. } = self.dims;
-        let (len, has_d) = (self.dims.elements(), self.has_d());
+        let (n, len, has_d) = (self.dims.n, self.dims.elements(), self.has_d());
         if len == 0 {
             return Plan::default(); // whose dimensions need not fit parameters
         }
         let factor = if let Derivative::Deviation(factor) = self.derivative { factor } else { 1.0 };
+        let Vectors { elements, values, of_output, inner } = vectors(self.dims);
+        let of_x = DType::F32.wgsl(elements);
         let mut buffers =
-            vec![buffer("x_values", "f32", Operand::Input(0)), buffer("c_values", "f32", Operand::Input(1))];
-        buffers.extend(has_d.then_some(buffer("d_values", "f32", Operand::Input(2))));
-        buffers.push(buffer("grad_output", "f32", Operand::Input(buffers.len())));
-        buffers.push(buffer("result", "f32", Operand::Output(0)));
+            vec![buffer("x_values", of_x, Operand::Input(0)), buffer("c_values", of_output, Operand::Input(1))];
+        buffers.extend(has_d.then_some(buffer("d_values", of_output, Operand::Input(2))));
+        buffers.push(buffer("grad_output", of_output, Operand::Input(buffers.len())));
+        buffers.push(buffer("result", of_x, Operand::Output(0)));
         Plan::one(Launch {
             shader: shader!("reduce"),
-            values: vec![
-                ("mode", "backward".into()),
-                ("expression", self.wgsl().into()),
-                ("has_d", has_d.into()),
-                ("cols", 0usize.into()),
-                ("lanes", 0usize.into()),
-            ],
+            values: [
+                vec![("mode", "backward".into()), ("expression", self.wgsl().into()), ("has_d", has_d.into())],
+                values,
+            ]
+            .concat(),
             buffers,
             params: vec![param("len", len), param("n", n), param("inner", inner), param("factor", factor)],
-            workgroups: len.div_ceil(256),
+            workgroups: len.div_ceil(256 * elements),
         })
     }
 }

@@ -43,6 +43,13 @@ impl ReduceDims {
     pub fn elements(self) -> usize {
         self.outer * self.n * self.inner
     }
+
+    /// Elements of x that a thread of the GPU computes, and whether they have one output: four where they are whole
+    /// vectors of it.
+    pub fn vector(self) -> (usize, bool) {
+        let along_n = self.inner == 1 && self.n.is_multiple_of(4);
+        (if along_n || self.inner.is_multiple_of(4) { 4 } else { 1 }, along_n)
+    }
 }
 
 impl ReduceKind {
@@ -184,8 +191,15 @@ fn in_vectors(dims: ReduceDims, outputs: usize) -> (ReduceDims, usize) {
 
 /// Outputs per workgroup, and threads that share each.
 fn tile(dims: ReduceDims, vector: usize) -> (usize, usize) {
-    // At least 128 bytes of neighbouring outputs: a cache line of a row.
-    let most = if vector == 1 || dims.outer * dims.inner > 32 * FEW_WORKGROUPS { 8 } else { 32 };
+    if dims.vector().1 {
+        // Eight vectors for each thread where there are outputs enough.
+        let each = if dims.outer >= 8 * WORKGROUPS { 8 } else { 2 };
+        let lanes = (dims.n / 4).div_ceil(each).next_power_of_two().min(256);
+        return (256 / lanes, lanes);
+    }
+    // At least 128 bytes of neighbouring outputs: a cache line of a row. Of many rows, chunks are enough workgroups.
+    let many = dims.outer * dims.inner > 32 * FEW_WORKGROUPS || dims.n >= 32 * WORKGROUPS;
+    let most = if vector == 1 || many { 8 } else { 32 };
     let lanes = if dims.inner >= 32 {
         dims.n.next_power_of_two().min(most)
     } else {
@@ -202,6 +216,7 @@ fn split(dims: ReduceDims) -> (usize, usize) {
     let blocks = (dims.outer * dims.inner).div_ceil(cols).max(1);
     let chunks = WORKGROUPS.div_ceil(blocks).min(dims.n.div_ceil(16 * lanes)).max(1);
     let chunk = dims.n.div_ceil(chunks).max(1);
+    let chunk = if dims.vector().1 { chunk.next_multiple_of(4) } else { chunk };
     (chunk, dims.n.div_ceil(chunk).max(1))
 }
 
@@ -217,7 +232,8 @@ fn reduce_launch(dims: ReduceDims, chunk: usize, steps: [&'static str; 4], pass:
     let [identity, element, join, finish] = steps;
     // Of numbers of rows, and of what counts.
     let total = if number.name == "last" { DType::U32 } else { DType::F32 };
-    let mut buffers = vec![buffer("x_values", dtype.wgsl(vector), x)];
+    let wide = dims.vector().1;
+    let mut buffers = vec![buffer("x_values", dtype.wgsl(if wide { 4 } else { vector }), x)];
     buffers.extend(has_center.then_some(buffer("center", DType::F32.wgsl(vector), Operand::Input(1))));
     let names = ["result", "second"].into_iter().zip(&results);
     buffers.extend(names.map(|(name, result)| buffer(name, total.wgsl(vector), *result)));
@@ -236,6 +252,7 @@ fn reduce_launch(dims: ReduceDims, chunk: usize, steps: [&'static str; 4], pass:
             ("cols", cols.into()),
             ("lanes", lanes.into()),
             ("inner_is_one", (inner == 1).into()),
+            ("wide", wide.into()),
             ("accumulate", accumulate.into()),
             ("results", results.len().into()),
         ],

@@ -2,9 +2,9 @@
 
 use super::outer::Outer;
 use super::team::{Make, check_alike};
-use super::{Command, Place, RankTimes, Share, between_steps, moments, take_state};
+use super::{Command, Place, RankTimes, join, moments, take_state};
 use crate::comm::Background;
-use crate::config::Config;
+use crate::config::{Config, DeviceBatch};
 use crate::data::{Position, Tokens};
 use crate::models::ModelConfig;
 use crate::optim::SavedMoments;
@@ -26,7 +26,6 @@ pub(super) struct Follower {
     pub config: Arc<Config>,
     pub shape: ModelConfig,
     pub device: Device,
-    pub share: Share,
     pub tokens: Tokens,
 }
 
@@ -43,17 +42,18 @@ pub(super) fn follow(follower: Follower) {
 pub(super) fn run(mut follower: Follower) -> Result<()> {
     let make = std::mem::replace(&mut follower.make, Box::new(|| unreachable!("it is made once")));
     let comm = Arc::new(Background::start(make, Some(follower.idle))?);
-    check_alike(&comm, std::mem::take(&mut follower.identity))?;
-    obey(follower, &comm).inspect_err(|error| match error {
+    let device_batch = check_alike(&comm, std::mem::take(&mut follower.identity))?.device_batch;
+    obey(follower, &comm, &device_batch).inspect_err(|error| match error {
         // All know of it.
         Error::Communication(_) => {}
         error => comm.abort(&error.to_string()),
     })
 }
 
-fn obey(follower: Follower, comm: &Arc<Background>) -> Result<()> {
+fn obey(follower: Follower, comm: &Arc<Background>, device_batch: &DeviceBatch) -> Result<()> {
     let waited: Arc<Mutex<Duration>> = Arc::default();
-    let (mut replica, mut outer) = replica(follower, comm, &waited)?;
+    let mut replica = replica(follower, Place { rank: comm.rank(), ranks: comm.size() })?;
+    let mut outer = join(&mut replica, comm, device_batch, &waited)?;
     let mut updating = Duration::ZERO;
     loop {
         let command = comm.receive()?;
@@ -113,33 +113,12 @@ fn load(
 }
 
 /// The model and its optimizer, whose numbers rank 0 is about to send.
-fn replica(
-    follower: Follower,
-    comm: &Arc<Background>,
-    waited: &Arc<Mutex<Duration>>,
-) -> Result<(Replica, Option<Outer>)> {
-    let place = Place { rank: comm.rank(), ranks: comm.size() };
-    let Follower { config, shape, device, share, tokens, .. } = follower;
+fn replica(follower: Follower, place: Place) -> Result<Replica> {
+    let Follower { config, shape, device, tokens, .. } = follower;
     // Rank 0 alone evaluates, by averages if there are any.
     let mut own = Config::clone(&config);
     own.train.ema_decay = 0.0;
-    let (model, parameters, optimizer) = on_device(first_model(&own, &shape)?, &own, &device, place)?;
+    let trained = on_device(first_model(&own, &shape)?, &own, &device, place)?;
     let loader = loader(&config, shape.kind, tokens.clone(), Position::default())?;
-    let (hook, outer) = between_steps(&config, comm, &share, waited);
-    let replica = Replica {
-        config,
-        device,
-        model,
-        parameters,
-        optimizer,
-        tokens,
-        loader,
-        place,
-        share,
-        micro_batches: 1,
-        carried: None,
-        hook,
-        notes: vec![],
-    };
-    Ok((replica, outer))
+    Ok(Replica::new(config, device, trained, tokens, loader, place))
 }

@@ -2,14 +2,13 @@
 
 use super::outer::Outer;
 use super::team::Begun;
-use super::{Command, RankTimes, Share, Team, between_steps, moments, state_of, wire};
+use super::{Command, RankTimes, Share, Team, join, moments, state_of, wire};
 use crate::comm::Background;
 use crate::data::Position;
 use crate::optim::{Moment, SavedMoments};
 use crate::tensor::Bytes;
 use crate::train::checkpoint::OPTIMIZER;
 use crate::train::replica::{Replica, Update};
-use crate::train::step_hook::{SingleDevice, StepHook};
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -44,33 +43,26 @@ struct Job {
 /// 0.
 const ALIGN_EVERY: usize = 50;
 
-/// What the ranks of this process begin with: who leads, and what rank 0 does between backward and the optimizer.
-pub(in crate::train) struct Started {
-    pub leader: Leader,
-    pub hook: Box<dyn StepHook>,
-    pub share: Share,
-}
-
-/// Brings the ranks of a job together, if there are several.
+/// Brings the ranks of a job together, if there are several, of which this replica is the first.
 ///
 /// # Errors
-/// Those of [`Team::begin`].
-pub(in crate::train) fn start(team: &Team) -> Result<Started> {
+/// Those of [`Team::begin`], and of measuring how fast each is.
+pub(in crate::train) fn start(team: &Team, replica: &mut Replica) -> Result<Leader> {
     let waited: Arc<Mutex<Duration>> = Arc::default();
     let (config, is_apart) = (team.config, team.config.train.sync_every > 0);
     let leads = |job, outer| Leader { job, outer, round_end: None, updating: Duration::ZERO, waited: waited.clone() };
     if team.size() == 1 {
         let outer = is_apart.then(|| Outer::new(None, wire(config), 1.0, waited.clone()));
-        let share = Share::all(config, 1)?.remove(0);
-        return Ok(Started { leader: leads(None, outer), hook: Box::new(SingleDevice), share });
+        replica.share = Share::all(config, 1)?.remove(0);
+        return Ok(leads(None, outer));
     }
-    let Begun { comm, threads, share, are_alike } = team.begin()?;
-    let (hook, outer) = between_steps(config, &comm, &share, &waited);
+    let Begun { comm, threads, are_alike, device_batch } = team.begin()?;
+    let outer = join(replica, &comm, &device_batch, &waited)?;
     let has_one_state = !is_apart && !config.train.shard_optimizer;
     // Where each weight is computed by one rank, or by all from the same sums, the bits are the same.
     let are_alike = are_alike || !has_one_state;
     let job = Job { comm, threads, are_alike, has_one_state, since_aligned: 0 };
-    Ok(Started { leader: leads(Some(job), outer), hook, share })
+    Ok(leads(Some(job), outer))
 }
 
 impl Leader {

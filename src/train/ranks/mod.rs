@@ -11,21 +11,22 @@ mod follow;
 mod lead;
 mod moments;
 mod outer;
+mod pace;
 mod reduce;
 mod share;
 mod team;
 #[cfg(test)]
 mod tests;
 
-pub(super) use lead::{Leader, Started, start};
+pub(super) use lead::{Leader, start};
 pub(super) use share::{Piece, Share};
 pub(super) use team::Team;
 
 use crate::comm::{Background, Wire};
-use crate::config::{Config, WeightDtype};
+use crate::config::{Config, DeviceBatch, WeightDtype};
 use crate::optim::{Optimizer, ParameterArena};
 use crate::profile::size_text;
-use crate::train::step_hook::{SingleDevice, StepHook};
+use crate::train::replica::Replica;
 use crate::{Device, Result, Tensor};
 use outer::Outer;
 use reduce::DataParallel;
@@ -133,20 +134,31 @@ fn wire(config: &Config) -> Wire {
     }
 }
 
-/// What a rank of several does between backward and the optimizer, and where it trains apart from the others, when
-/// they meet.
-fn between_steps(
-    config: &Config,
+/// Makes a replica one of several: gives it its share of a step, which may have to be measured on all, and what it does
+/// between backward and the optimizer; where it trains apart from the others, when they meet.
+///
+/// # Errors
+/// If the sequences cannot be divided, a device cannot be measured, or the ranks cannot go on together.
+fn join(
+    replica: &mut Replica,
     comm: &Arc<Background>,
-    share: &Share,
+    device_batch: &DeviceBatch,
     waited: &Arc<Mutex<Duration>>,
-) -> (Box<dyn StepHook>, Option<Outer>) {
-    let (wire, waited, train) = (wire(config), Arc::clone(waited), &config.train);
-    if train.sync_every == 0 {
-        return (Box::new(DataParallel::new(comm.clone(), wire, waited)), None);
+) -> Result<Option<Outer>> {
+    let mut config = Config::clone(&replica.config);
+    config.train.device_batch = device_batch.clone();
+    if matches!(device_batch, DeviceBatch::Measured(_)) {
+        config.train.device_batch = DeviceBatch::Parts(pace::measured(comm, replica)?);
     }
-    let weight = share.len() as f32 / (train.batch_size * train.grad_accum_steps) as f32;
-    (Box::new(SingleDevice), Some(Outer::new(Some(comm.clone()), wire, weight, waited)))
+    replica.share = Share::all(&config, comm.size())?.remove(comm.rank());
+    replica.config = Arc::new(config);
+    let (config, waited) = (&replica.config, Arc::clone(waited));
+    if config.train.sync_every == 0 {
+        replica.hook = Box::new(DataParallel::new(comm.clone(), wire(config), waited));
+        return Ok(None);
+    }
+    let weight = replica.share.len() as f32 / (config.train.batch_size * config.train.grad_accum_steps) as f32;
+    Ok(Some(Outer::new(Some(comm.clone()), wire(config), weight, waited)))
 }
 
 /// All that must be the same on every rank: the values of the parameters, and what the optimizer remembers.

@@ -1,6 +1,6 @@
 //! Which sequences of a step each rank computes.
 
-use crate::config::Config;
+use crate::config::{Config, DeviceBatch};
 use crate::{Error, Result};
 use std::ops::Range;
 
@@ -26,21 +26,28 @@ impl Share {
         Share { rows: 0..batch_size * batches, batch_size }
     }
 
-    /// The sequences of each of so many ranks.
+    /// The first sequences of a step.
+    pub fn first(sequences: usize, batch_size: usize) -> Share {
+        Share { rows: 0..sequences, batch_size }
+    }
+
+    /// The sequences of each of so many ranks; about as many on each, where that is to be measured.
     ///
     /// # Errors
     /// If the sequences of a step cannot be divided so.
     pub fn all(config: &Config, ranks: usize) -> Result<Vec<Share>> {
         let (batch_size, batches) = (config.train.batch_size, config.train.grad_accum_steps);
-        let parts = match &config.train.device_batch[..] {
-            [] => vec![1; ranks],
-            parts if parts.len() == ranks => parts.to_vec(),
-            parts => {
+        let parts = match &config.train.device_batch {
+            DeviceBatch::Parts(parts) if parts.is_empty() => vec![1; ranks],
+            DeviceBatch::Parts(parts) if parts.len() == ranks => parts.clone(),
+            DeviceBatch::Parts(parts) => {
                 return Err(Error::Invalid(format!(
-                    "train.device_batch = {parts:?} has {} numbers, and the job has {ranks} rank(s): give one for each",
+                    "train.device_batch = {parts:?} has {} numbers, and the job has {ranks} rank(s): give one for \
+                     each, or auto",
                     parts.len()
                 )));
             }
+            DeviceBatch::Measured(_) => divided(&vec![1.0; ranks], batch_size * batches),
         };
         (0..ranks).map(|rank| Share::of(rank, &parts, batch_size, batches)).collect()
     }
@@ -87,9 +94,46 @@ impl Share {
     }
 }
 
+/// `all` sequences in proportion to speeds, at least one for each, if there are so many.
+pub(super) fn divided(speeds: &[f64], all: usize) -> Vec<usize> {
+    let total: f64 = speeds.iter().sum();
+    let ideal: Vec<f64> = speeds.iter().map(|speed| all as f64 * speed / total).collect();
+    let mut parts: Vec<usize> = ideal.iter().map(|ideal| (*ideal as usize).max(1)).collect();
+    // How far each is from what it should have.
+    let missing = |parts: &[usize], i: usize| ideal[i] - parts[i] as f64;
+    while parts.iter().sum::<usize>() < all {
+        let most = (0..parts.len()).max_by(|&a, &b| missing(&parts, a).total_cmp(&missing(&parts, b)));
+        parts[most.expect("there is a device")] += 1;
+    }
+    while parts.iter().sum::<usize>() > all {
+        let more_than_one = (0..parts.len()).filter(|&i| parts[i] > 1);
+        let Some(least) = more_than_one.min_by(|&a, &b| missing(&parts, a).total_cmp(&missing(&parts, b))) else {
+            break;
+        };
+        parts[least] -= 1;
+    }
+    parts
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn sequences_are_divided_by_speed() {
+        for (speeds, all, parts) in [
+            (vec![1.0, 1.0], 8, vec![4, 4]),
+            (vec![1.0, 1.0, 1.0], 8, vec![2, 3, 3]),
+            (vec![30.0, 10.0], 16, vec![12, 4]),
+            (vec![1e6, 1.0], 16, vec![15, 1]),
+            (vec![1e6, 1.0, 1.0], 3, vec![1, 1, 1]),
+            (vec![10.0, 1.0, 1.0, 1.0], 6, vec![3, 1, 1, 1]),
+            // More devices than sequences: refused elsewhere.
+            (vec![1.0, 1.0], 1, vec![1, 1]),
+        ] {
+            assert_eq!(divided(&speeds, all), parts, "{speeds:?} {all}");
+        }
+    }
 
     /// Every sequence of a step once, in its order.
     #[test]

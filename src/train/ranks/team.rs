@@ -3,7 +3,7 @@
 use super::Share;
 use super::follow::{Follower, follow, run};
 use crate::comm::{Background, Communicator, Hierarchy, Launch, ThreadComm, threads};
-use crate::config::Config;
+use crate::config::{Config, DeviceBatch};
 use crate::data::Tokens;
 use crate::models::ModelConfig;
 use crate::train::checkpoint::DataHash;
@@ -32,9 +32,18 @@ pub(super) struct Begun {
     pub comm: Arc<Background>,
     /// Of the other ranks of its process.
     pub threads: Vec<JoinHandle<()>>,
-    pub share: Share,
     /// Whether the devices of all ranks round alike, so that the same updates leave the same bits.
     pub are_alike: bool,
+    pub device_batch: DeviceBatch,
+}
+
+/// What [`check_alike`] finds out.
+#[derive(Debug, PartialEq)]
+pub(super) struct Alike {
+    /// Whether all devices are of one kind.
+    pub devices: bool,
+    /// That of rank 0. One that is resumed knows what `auto` came to, the others may not.
+    pub device_batch: DeviceBatch,
 }
 
 /// Makes the communicator of a rank in the thread that it is to have.
@@ -60,8 +69,7 @@ impl Team<'_> {
     }
 
     /// The rank with this number in the process.
-    fn follower(&self, local: usize, shares: &[Share], make: Make) -> Follower {
-        let first = self.launch.map_or(0, |launch| launch.process) * (1 + self.others.len());
+    fn follower(&self, local: usize, make: Make) -> Follower {
         let device = if local == 0 { self.device } else { &self.others[local - 1] };
         Follower {
             make,
@@ -70,7 +78,6 @@ impl Team<'_> {
             config: self.config.clone(),
             shape: self.shape.clone(),
             device: device.clone(),
-            share: shares[first + local].clone(),
             tokens: self.tokens.clone(),
         }
     }
@@ -99,13 +106,13 @@ impl Team<'_> {
     /// # Errors
     /// If the sequences of a step cannot be divided, a thread cannot be started, or the ranks were not started alike.
     pub(super) fn begin(&self) -> Result<Begun> {
-        let shares = Share::all(self.config, self.size())?;
+        Share::all(self.config, self.size())?;
         let mut makes = self.makes();
         let own = makes.remove(0);
-        let threads = self.start(makes, &shares)?;
+        let threads = self.start(makes)?;
         let comm = Arc::new(Background::start(own, Some(self.timeout() / 4))?);
-        let are_alike = check_alike(&comm, self.identity(self.device))?;
-        Ok(Begun { comm, threads, share: shares[0].clone(), are_alike })
+        let Alike { devices: are_alike, device_batch } = check_alike(&comm, self.identity(self.device))?;
+        Ok(Begun { comm, threads, are_alike, device_batch })
     }
 
     /// Follows rank 0, which is in another process, until it says that the job is done.
@@ -113,19 +120,19 @@ impl Team<'_> {
     /// # Errors
     /// As [`Team::begin`], and whatever ends the job.
     pub fn follow(&self) -> Result<()> {
-        let shares = Share::all(self.config, self.size())?;
+        Share::all(self.config, self.size())?;
         let mut makes = self.makes();
-        let own = self.follower(0, &shares, makes.remove(0));
-        let threads = self.start(makes, &shares)?;
+        let own = self.follower(0, makes.remove(0));
+        let threads = self.start(makes)?;
         let result = run(own);
         threads.into_iter().for_each(|thread| drop(thread.join()));
         result
     }
 
-    fn start(&self, makes: Vec<Make>, shares: &[Share]) -> Result<Vec<JoinHandle<()>>> {
+    fn start(&self, makes: Vec<Make>) -> Result<Vec<JoinHandle<()>>> {
         let mut threads = Vec::new();
         for (i, make) in makes.into_iter().enumerate() {
-            let follower = self.follower(i + 1, shares, make);
+            let follower = self.follower(i + 1, make);
             let thread = std::thread::Builder::new().name("rank".into()).spawn(move || follow(follower));
             threads.push(thread.map_err(|e| Error::Communication(format!("cannot start a rank's thread: {e}")))?);
         }
@@ -153,12 +160,11 @@ fn join(inner: ThreadComm, is_first: bool, has_mpi: bool, timeout: Duration) -> 
     Ok(Box::new(Hierarchy::new(inner, outer)?))
 }
 
-/// Checks that all ranks were started with the same configuration, text and version; whether they compute on the same
-/// kind of device.
+/// Checks that all ranks were started with the same configuration, text and version.
 ///
 /// # Errors
 /// If they were not: the same error on all of them.
-pub(super) fn check_alike(comm: &Background, identity: Vec<u8>) -> Result<bool> {
+pub(super) fn check_alike(comm: &Background, identity: Vec<u8>) -> Result<Alike> {
     let all = comm.all_gather(identity)?;
     let read = |bytes: &Vec<u8>| serde_json::from_slice::<Identity>(bytes);
     let other = |rank: usize, what: String| {
@@ -167,19 +173,22 @@ pub(super) fn check_alike(comm: &Background, identity: Vec<u8>) -> Result<bool> 
              and text"
         )))
     };
-    let mut are_alike = true;
+    let mut devices = true;
     let Ok(first) = read(&all[0]) else { return other(0, "another version of rustyflow".into()) };
     for (rank, bytes) in all.iter().enumerate().skip(1) {
         let Ok(Identity { device, version, config, data }) = read(bytes) else {
             return other(rank, "another version of rustyflow".into());
         };
-        are_alike &= device == first.device;
+        devices &= device == first.device;
         if version != first.version {
             return other(rank, format!("rustyflow is {} on rank 0 and {version}", first.version));
         }
         let mut changes = first.config.changes(&config);
         // What a rank computes on is its own matter.
-        changes.retain(|change| !change.key.starts_with("device.") || change.key == "device.precision");
+        changes.retain(|change| match change.key {
+            "train.device_batch" => config.train.device_batch != DeviceBatch::AUTO,
+            key => !key.starts_with("device.") || key == "device.precision",
+        });
         if let Some(change) = changes.first() {
             return other(rank, format!("{} is {} on rank 0 and {}", change.key, change.before, change.after));
         }
@@ -187,7 +196,7 @@ pub(super) fn check_alike(comm: &Background, identity: Vec<u8>) -> Result<bool> 
             return other(rank, "the text or its tokens differ from rank 0's".into());
         }
     }
-    Ok(are_alike)
+    Ok(Alike { devices, device_batch: first.config.train.device_batch })
 }
 
 #[cfg(test)]
@@ -195,7 +204,7 @@ mod tests {
     use super::*;
 
     /// What two ranks are told that were started with these identities.
-    fn told(identities: [Vec<u8>; 2]) -> Vec<Result<bool>> {
+    fn told(identities: [Vec<u8>; 2]) -> Vec<Result<Alike>> {
         let ranks = threads(2, Some(Duration::from_secs(20)), &[]).into_iter().zip(identities);
         let check = |(comm, identity)| {
             move || check_alike(&Background::start(move || Ok::<ThreadComm, Error>(comm), None).unwrap(), identity)
@@ -218,12 +227,21 @@ mod tests {
         let same = serde_json::to_value(&first).unwrap();
         let mut device = same.clone();
         device["device"] = "gpu".into();
-        assert!(told([bytes(&same), bytes(&same)]).into_iter().all(|alike| alike.unwrap()));
-        assert!(told([bytes(&same), bytes(&device)]).into_iter().all(|alike| !alike.unwrap()));
+        assert!(told([bytes(&same), bytes(&same)]).into_iter().all(|alike| alike.unwrap().devices));
+        assert!(told([bytes(&same), bytes(&device)]).into_iter().all(|alike| !alike.unwrap().devices));
+        // A run that goes on with what was measured, and one that has not heard of it.
+        let mut measured = same.clone();
+        measured["config"]["train"]["device_batch"] = serde_json::json!([3, 1]);
+        let mut auto = same.clone();
+        auto["config"]["train"]["device_batch"] = "auto".into();
+        for alike in told([bytes(&measured), bytes(&auto)]) {
+            assert_eq!(alike.unwrap().device_batch, DeviceBatch::Parts(vec![3, 1]));
+        }
         for (at, value, message) in [
             ("/version", serde_json::json!("2.0.0"), "rustyflow is 1.0.0 on rank 0 and 2.0.0 on rank 1"),
             ("/data/text_sha256", serde_json::json!("c"), "the text or its tokens differ from rank 0's on rank 1"),
             ("/data/tokens_sha256", serde_json::json!("c"), "the text or its tokens differ"),
+            ("/config/train/device_batch", serde_json::json!([1, 3]), "train.device_batch is"),
             ("/config/train/batch_size", serde_json::json!(7), "train.batch_size is 16 on rank 0 and 7 on rank 1"),
             ("/config/train", serde_json::json!(7), "another version of rustyflow on rank 1"),
         ] {

@@ -1,7 +1,7 @@
 //! What happens before the first step. What is to fail should fail here.
 
 use super::Trainer;
-use crate::config::{self, Config, Resolved, TrainLength};
+use crate::config::{self, Config, DeviceBatch, Resolved, TrainLength};
 use crate::data::{ChatSpec, ChatTemplate, Corpus, Prepared, Progress, Tokenizer, Tokens};
 use crate::generate::check_prompt;
 use crate::models::{LanguageModel, ModelConfig};
@@ -20,7 +20,7 @@ use crate::train::options::TrainOptions;
 use crate::train::plan::Plan;
 use crate::train::precision::{check_precision, describe_precision, operands};
 use crate::train::prompt::prompt_ids;
-use crate::train::ranks::{self, Place, Share, Started, Team, named};
+use crate::train::ranks::{self, Place, Share, Team, named};
 use crate::train::record;
 use crate::train::replica::{Replica, loader};
 use crate::train::resume::{Resumed, restore};
@@ -105,18 +105,20 @@ impl<'a> Trainer<'a> {
         let device = options.device.clone();
         options.training_log.map_or(Ok(()), log::check)?;
         let names = named(&device, options.others, Device::name);
-        let resumed = options.resume.map(|run| Resumed::open(run, resolved, &names)).transpose()?;
+        let mut resolved = resolved.clone();
+        let processes = options.launch.map_or(1, |launch| launch.processes);
+        let place = Place { rank: 0, ranks: processes * (1 + options.others.len()) };
+        let resumed = options.resume.map(|run| Resumed::open(run, &mut resolved, &names, place.ranks)).transpose()?;
         let checkpoint = resumed.as_ref().and_then(|resumed| resumed.checkpoint.as_ref());
         clock.enter(Phase::Text);
-        let data = Data::load(resolved, &mut options, checkpoint)?;
+        let data = Data::load(&resolved, &mut options, checkpoint)?;
         let prepared = &data.prepared;
-        let model_config = model_config(resolved, prepared.tokenizer.vocab_size())?;
+        let model_config = model_config(&resolved, prepared.tokenizer.vocab_size())?;
         let t = &resolved.config.train;
         let position = checkpoint.map(|c| c.state.position).unwrap_or_default();
         let loader = loader(&resolved.config, model_config.kind, prepared.train.clone(), position)?;
         let steps_per_epoch = loader.batches_per_epoch() / t.grad_accum_steps as f64;
         let total_steps = total_steps(t.length(), steps_per_epoch);
-        let mut resolved = resolved.clone();
         resolved.fit_warmup(total_steps)?;
         check_prompt(&model_config, &prompt_ids(&prepared.tokenizer, &resolved.config.generate.prompt)?)?;
         check_validation(&resolved, &prepared.validation)?;
@@ -124,8 +126,6 @@ impl<'a> Trainer<'a> {
             check_configured_precision(&resolved, device)?;
             check_sizes(&resolved.config, &model_config, device)?;
         }
-        let processes = options.launch.map_or(1, |launch| launch.processes);
-        let place = Place { rank: 0, ranks: processes * (1 + options.others.len()) };
         Share::all(&resolved.config, place.ranks)?;
         check_ranks(&resolved, &model_config, place.ranks)?;
         let state = initial_state(checkpoint, names, data.hash.clone(), total_steps);
@@ -153,30 +153,27 @@ impl<'a> Trainer<'a> {
         let record = record::begin(&opened.folder, &start)?;
         (options.on_event)(&Event::Started(Box::new(start)));
         device.profiler().take();
-        let config = Arc::new(resolved.config);
-        let Opened { folder, sinks, config_text, model, parameters, optimizer } = opened;
+        let config = Arc::new(resolved.config.clone());
+        let Opened { folder, sinks, mut config_text, model, parameters, optimizer } = opened;
         let learning_rate = learning_rate(&config, total_steps);
         let tokens = data.prepared.train;
-        let Started { mut leader, hook, share } =
-            ranks::start(&team(&config, &model_config, &state.data, &tokens, &options))?;
         let began_at = (state.step, loader.epochs_at(position));
         let carried = carried::at(checkpoint_path.as_deref(), &*model, config.train.batch_size)?;
-        let (micro_batches, notes) = (1, Vec::new());
-        let replica = Replica {
-            config: config.clone(),
-            device,
-            model,
-            parameters,
-            optimizer,
-            tokens,
-            loader,
-            place,
-            share,
-            micro_batches,
-            carried,
-            hook,
-            notes,
-        };
+        let trained = (model, parameters, optimizer);
+        let mut replica = Replica::new(config.clone(), device, trained, tokens.clone(), loader, place);
+        replica.carried = carried;
+        let team = team(&config, &model_config, &state.data, &tokens, &options);
+        let mut leader = ranks::start(&team, &mut replica)?;
+        let config = replica.config.clone();
+        if let DeviceBatch::Parts(parts) = &config.train.device_batch
+            && resolved.config.train.device_batch == DeviceBatch::AUTO
+        {
+            resolved.resolve_device_batch(parts.clone(), "by the speed of each device, measured at the start");
+            config_text = resolved.to_toml();
+            folder.write(CONFIG, &config_text)?;
+            let shares = format!("the devices compute {parts:?} of the sequences of a step, as fast as each is");
+            (options.on_event)(&Event::Note(shares));
+        }
         leader.load(&replica, position, state.step as u64, checkpoint_path.as_deref())?;
         Ok(Trainer {
             config_text,
