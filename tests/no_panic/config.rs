@@ -40,6 +40,10 @@ pub fn rows() -> Vec<Row> {
             defaults()?.resolve_matmul_f32(MatmulF32::Auto, "");
             Ok(())
         }),
+        ("Resolved::resolve_device_batch", Defined, |_| {
+            defaults()?.resolve_device_batch(vec![0, HUGE], "");
+            Ok(())
+        }),
         ("Resolved::derive", Defined, |_| {
             defaults()?.derive("no.key", "", |_| ());
             Ok(())
