@@ -76,6 +76,7 @@ class Case:
     op: str
     attrs: dict
     inputs: list[Tensor]  # float32, or int64 for ids and targets
+    halves: int = 0  # so many of the first inputs hold values of float16, and are tested as such
 
 
 def ops_golden() -> tuple[dict[str, Tensor], dict]:
@@ -85,16 +86,20 @@ def ops_golden() -> tuple[dict[str, Tensor], dict]:
     for case in op_cases():
         shape = OPS[case.op](*case.inputs, **case.attrs).shape
         grad_out = Draw(f"{case.name}/grad_out0").normal(*shape)
+        if case.halves:
+            grad_out = grad_out.half().float()
 
         want = run_op(case, grad_out, torch.float64)
         got = run_op(case, grad_out, torch.float32)
         error = max(scaled_error(got[key], want[key]) for key in want)
-        float32_error[case.op] = max(error, float32_error.get(case.op, 0.0))
+        if not case.halves:
+            float32_error[case.op] = max(error, float32_error.get(case.op, 0.0))
 
         saved = {f"in{i}": tensor for i, tensor in enumerate(case.inputs)} | {"grad_out0": grad_out} | want
         assert all(torch.isfinite(tensor).all() for tensor in saved.values()), case.name
         tensors |= {f"{case.name}/{key}": tensor for key, tensor in saved.items()}
-        listing.append({"name": case.name, "op": case.op, "attrs": case.attrs, "inputs": len(case.inputs)})
+        listing.append({"name": case.name, "op": case.op, "attrs": case.attrs, "inputs": len(case.inputs)} | (
+            {"halves": case.halves} if case.halves else {}))
 
     assert len({case["name"] for case in listing}) == len(listing), "two cases share a name"
     return tensors, {
@@ -247,8 +252,8 @@ OPS: dict[str, Callable[..., Tensor]] = {
     "multi_head_attention": multi_head_attention,
     "embedding": lambda ids, table: F.embedding(ids, table),
     "cross_entropy": cross_entropy,
-    "linear_cross_entropy": lambda h, weight, targets, **criterion: (
-        cross_entropy(h @ weight.mT, targets, **criterion)),
+    "linear_cross_entropy": lambda h, weight, targets, bias=None, **criterion: (
+        cross_entropy(F.linear(h, weight, bias), targets, **criterion)),
     "mse_loss": F.mse_loss,
     "l1_loss": F.l1_loss,
     "huber_loss": F.huber_loss,
@@ -443,6 +448,8 @@ def op_cases() -> list[Case]:
             lambda d: [d.normal(9, 19, std=2.0), targets(d, 9, 19)], **criterion)
         add(f"linear_cross_entropy_9x5_19x5_{suffix}", "linear_cross_entropy",
             lambda d: [d.normal(9, 5), d.normal(19, 5), targets(d, 9, 19)], **criterion)
+        add(f"linear_cross_entropy_9x5_19x5_19_{suffix}", "linear_cross_entropy",
+            lambda d: [d.normal(9, 5), d.normal(19, 5), targets(d, 9, 19), d.normal(19)], **criterion)
 
     # Losses of pairs; those of l1_loss have no equal elements. Then of rows of classes, of which 0 counts nothing.
     constants = {"huber_loss": {"delta": 0.7}, "smooth_l1_loss": {"beta": 0.7}}
@@ -532,6 +539,16 @@ def op_cases() -> list[Case]:
         pool(f"{op}_overlapping", op, (2, 3, 7, 6), **overlapping)
     pool("max_pool2d_dilated", "max_pool2d", (1, 2, 9, 8), **overlapping, dilation=[2, 2])
     pool("avg_pool2d_without_padding", "avg_pool2d", (1, 2, 7, 6), **overlapping, count_include_pad=False)
+    # The last windows are not whole, or, of the third, left out.
+    for op in ["max_pool2d", "avg_pool2d"]:
+        pool(f"{op}_ceil", op, (2, 3, 5, 7), kernel_size=[2, 2], ceil_mode=True)
+        pool(f"{op}_ceil_padded", op, (1, 2, 8, 10), kernel_size=[3, 3], stride=[2, 4], padding=[1, 1], ceil_mode=True)
+        pool(f"{op}_ceil_apart", op, (1, 2, 3, 7), kernel_size=[2, 3], stride=[3, 3], padding=[1, 1], ceil_mode=True)
+        pool(op.replace("2d", "1d_ceil"), op.replace("2d", "1d"), (2, 3, 12),
+             kernel_size=[5], stride=[3], padding=[2], ceil_mode=True)
+    pool("avg_pool2d_ceil_without_padding", "avg_pool2d", (1, 2, 8, 10), kernel_size=[3, 3], stride=[2, 4],
+         padding=[1, 1], ceil_mode=True, count_include_pad=False)
+    pool("max_pool2d_ceil_dilated", "max_pool2d", (1, 2, 10, 8), **overlapping, dilation=[2, 2], ceil_mode=True)
     pool("adaptive_avg_pool2d_3x4", "adaptive_avg_pool2d", (2, 3, 7, 10), output_size=[3, 4])
     pool("adaptive_avg_pool2d_5x1", "adaptive_avg_pool2d", (1, 2, 3, 4), output_size=[5, 1])
     for op in ["max_pool1d", "avg_pool1d"]:
@@ -559,6 +576,20 @@ def op_cases() -> list[Case]:
     for op in ["tril", "triu"]:
         for diagonal in [-1, 0, 2]:
             add(f"{op}_2x4x5_{diagonal}", op, lambda d: [d.normal(2, 4, 5)], diagonal=diagonal)
+    # Dimensions counted from the last.
+    for op in ["sum", "mean", "max", "var", "logsumexp"]:
+        correction = {"correction": 1} if op == "var" else {}
+        add(f"{op}_3x4x5_from_the_last", op, lambda d: [d.normal(3, 4, 5)], dim=[-1, -3], **correction)
+    add("permute_from_the_last", "permute", lambda d: [d.normal(2, 3, 4)], dims=[-1, 0, -2])
+    add("narrow_from_the_last", "narrow", lambda d: [d.normal(3, 7, 2)], dim=-2, start=2, length=4)
+    add("split_from_the_last", "split", lambda d: [d.normal(7, 3)], size=2, dim=-1, part=1)
+    add("flip_from_the_last", "flip", lambda d: [d.normal(2, 3, 4)], dims=[-1, 0])
+    add("cat_from_the_last", "cat", lambda d: [d.normal(2, 3), d.normal(4, 3)], dim=-2)
+    add("stack_from_the_last", "stack", lambda d: [d.normal(2, 3), d.normal(2, 3)], dim=-1)
+    add("gather_from_the_last", "gather", lambda d: [d.normal(4, 3, 2), d.integers(3, 4, 5, 1)], dim=-2)
+    add("index_select_from_the_last", "index_select", lambda d: [d.normal(3, 5, 2), d.integers(5, 7)], dim=-2)
+    add("scatter_add_from_the_last", "scatter_add", lambda d: [
+        d.normal(3, 5), d.integers(5, 3, 8), d.normal(3, 8)], dim=-1)
     # Lookups: some repeated, some never, an index that is shorter than the tensor.
     add("gather_3x5", "gather", lambda d: [d.normal(3, 5), d.integers(5, 3, 8)], dim=1)
     add("gather_4x3x2", "gather", lambda d: [d.normal(4, 3, 2), d.integers(4, 5, 2, 1)], dim=0)
@@ -567,6 +598,35 @@ def op_cases() -> list[Case]:
         d.normal(3, 5), d.integers(5, 3, 8), d.normal(3, 8)], dim=1)
     add("scatter_add_4x3x2", "scatter_add", lambda d: [
         d.normal(4, 3, 2), d.integers(4, 5, 2, 1), d.normal(5, 2, 1)], dim=0)
+
+    # What also takes float16: the first inputs, of all ops but norms all of floats.
+    def half(op: str, inputs: Callable[[Draw], list[Tensor]], halves: int, **attrs) -> None:
+        name = f"{op}_f16"
+        given = inputs(Draw(name))
+        rounded = [x.half().float() if i < halves else x for i, x in enumerate(given)]
+        cases.append(Case(name, op, attrs, rounded, halves))
+
+    for op in ["add", "sub", "mul", "div", "maximum", "minimum", "pow"]:
+        half(op, lambda d: [d.positive(2, 3, 5) if op == "pow" else d.normal(2, 3, 5),
+                            d.away_from_zero(3, 1) if op == "div" else d.normal(3, 1)], 2)
+    half("compare", lambda d: [d.normal(3, 1), d.normal(1, 7), d.normal(2, 3, 7), d.normal(7)], 4, by="lt")
+    for op in ["softmax", "log_softmax"]:
+        half(op, lambda d: [d.normal(5, 17)], 1)
+    for op in ["sum", "mean", "max", "min", "prod", "var", "logsumexp", "argmax", "argmin"]:
+        half(op, lambda d: [d.normal(3, 4, 5)], 1, dim=1, **({"correction": 1} if op == "var" else {}))
+    half("gather", lambda d: [d.normal(3, 5), d.integers(5, 3, 8)], 1, dim=1)
+    half("index_select", lambda d: [d.normal(3, 5, 2), d.integers(5, 7)], 1, dim=1)
+    half("conv2d", lambda d: [d.normal(2, 4, 9, 10), d.normal(6, 2, 3, 2), d.normal(6)], 3,
+         stride=[2, 1], padding=[2, 1], dilation=[2, 3], groups=2)
+    half("conv_transpose2d", lambda d: [d.normal(2, 3, 4, 3), d.normal(3, 4, 3, 2), d.normal(4)], 3)
+    half("conv1d", lambda d: [d.normal(3, 4, 11), d.normal(6, 2, 3), d.normal(6)], 3, stride=[2], padding=[2], groups=2)
+    for op in ["max_pool2d", "avg_pool2d"]:
+        half(op, lambda d: [d.normal(2, 3, 7, 6)], 1, **overlapping)
+    half("adaptive_avg_pool2d", lambda d: [d.normal(2, 3, 7, 10)], 1, output_size=[3, 4])
+    for op, attrs in [("batch_norm", {"training": True, "momentum": 0.1}), ("group_norm", {"groups": 2}),
+                      ("layer_norm", {"eps": 1e-5})]:
+        shape = (5, 6) if op == "layer_norm" else (5, 6, 3)
+        half(op, lambda d: [2.0 * d.normal(*shape) + 0.5, 1.0 + 0.1 * d.normal(6), 0.1 * d.normal(6)], 1, **attrs)
 
     return cases
 

@@ -18,12 +18,17 @@ fn rows(i: u32) -> vec2<u32> {
 fn columns(i: u32) -> vec2<u32> {
     return window(i, params.from_w, params.to_w, params.kernel_w, params.stride_w, params.padding_w);
 }
-// What their sum is multiplied by.
-fn share(rows: vec2<u32>, columns: vec2<u32>) -> f32 {
+// What the sum of window (i, j) is multiplied by.
+fn share(i: u32, j: u32) -> f32 {
     {% if with_padding %}
-    return 1.0 / f32(params.kernel_h * params.kernel_w);
+    // The last windows may reach beyond the padding.
+    let height = min(params.kernel_h, params.from_h + 2u * params.padding_h - i * params.stride_h);
+    let width = min(params.kernel_w, params.from_w + 2u * params.padding_w - j * params.stride_w);
+    return 1.0 / f32(height * width);
     {% else %}
-    return 1.0 / f32((rows.y - rows.x) * (columns.y - columns.x));
+    let down = rows(i);
+    let right = columns(j);
+    return 1.0 / f32((down.y - down.x) * (right.y - right.x));
     {% endif %}
 }
 {% endif %}
@@ -68,7 +73,7 @@ fn share(rows: vec2<u32>, columns: vec2<u32>) -> f32 {
             sum += x[plane + y_at * params.from_w + x_at];
         }
     }
-    y[i] = sum * share(down, right);
+    y[i] = sum * share(row, column);
     {% elif pass == "max_backward" %}
     // Output (a, b) has this pixel as element (k, l) of its window if a stride + k dilation = row + padding.
     let pixel = row * params.from_w + column;
@@ -105,7 +110,7 @@ fn share(rows: vec2<u32>, columns: vec2<u32>) -> f32 {
     var sum = 0.0;
     for (var a = a_first; a < a_end; a++) {
         for (var b = b_first; b < b_end; b++) {
-            sum += grad_output[plane + a * params.to_w + b] * share(rows(a), columns(b));
+            sum += grad_output[plane + a * params.to_w + b] * share(a, b);
         }
     }
     result[i] = sum;

@@ -38,27 +38,27 @@ fn row_max(value: f32, thread: u32, lane: u32) -> f32 {
     {% if derivative %}
     var product = 0.0;
     for (var i = lane; i < n; i += {{ lanes }}u) {
-        product += grad_output[first + i]{{ "" if log else " * y[first + i]" }};
+        product += f32(grad_output[first + i]){{ "" if log else " * f32(y[first + i])" }};
     }
     product = row_sum(product, thread, lane);
     for (var i = lane; i < n; i += {{ lanes }}u) {
         {% if log %}
-        result[first + i] = grad_output[first + i] - exp(y[first + i]) * product;
+        result[first + i] = {{ T }}(f32(grad_output[first + i]) - exp(f32(y[first + i])) * product);
         {% else %}
-        result[first + i] = y[first + i] * (grad_output[first + i] - product);
+        result[first + i] = {{ T }}(f32(y[first + i]) * (f32(grad_output[first + i]) - product));
         {% endif %}
     }
     {% else %}
     // An element of the row, so that a row of nothing but -infinity gives NaN as in PyTorch.
     var largest = 0.0;
-    if (n > 0u) { largest = x[first]; }
+    if (n > 0u) { largest = f32(x[first]); }
     for (var i = lane; i < n; i += {{ lanes }}u) {
-        largest = max(largest, x[first + i]);
+        largest = max(largest, f32(x[first + i]));
     }
     largest = row_max(largest, thread, lane);
     var total = 0.0;
     for (var i = lane; i < n; i += {{ lanes }}u) {
-        total += exp(x[first + i] - largest);
+        total += exp(f32(x[first + i]) - largest);
     }
     {% if log %}
     let log_sum = log(row_sum(total, thread, lane));
@@ -67,9 +67,9 @@ fn row_max(value: f32, thread: u32, lane: u32) -> f32 {
     {% endif %}
     for (var i = lane; i < n; i += {{ lanes }}u) {
         {% if log %}
-        result[first + i] = (x[first + i] - largest) - log_sum;
+        result[first + i] = {{ T }}((f32(x[first + i]) - largest) - log_sum);
         {% else %}
-        result[first + i] = exp(x[first + i] - largest) * scale;
+        result[first + i] = {{ T }}(exp(f32(x[first + i]) - largest) * scale);
         {% endif %}
     }
     {% endif %}

@@ -108,22 +108,28 @@ impl Comparison {
     }
 }
 
-/// `tolerance` gives the largest error of an op from PyTorch's own.
-fn check_ops(device: &Device, tolerance: impl Fn(f32) -> f32) {
+/// Computes the cases in f32, or those that have inputs of f16 with these; `tolerance` gives the largest error of an op
+/// from PyTorch's own.
+fn check_ops(device: &Device, of_f16: bool, tolerance: impl Fn(f32) -> f32) {
     let golden = Golden::read("ops");
     let mut comparison = Comparison::default();
     let (mut executed, mut gradients) = (0, 0);
-    for case in golden.description["cases"].as_array().unwrap() {
+    let halves = |case: &Value| case.get("halves").map_or(0, |halves| halves.as_u64().unwrap() as usize);
+    let cases = golden.description["cases"].as_array().unwrap().iter();
+    for case in cases.filter(|case| (halves(case) > 0) == of_f16) {
         let (name, op) = (case["name"].as_str().unwrap(), case["op"].as_str().unwrap());
         let tolerance = tolerance(golden.float32_error(op));
         let count = case["inputs"].as_u64().unwrap() as usize;
         let inputs: Vec<Tensor> = (0..count)
             .map(|i| {
                 let x = golden.tensor(&format!("{name}/in{i}"), device);
-                if x.dtype() == rustyflow::DType::F32 { x.requires_grad().unwrap() } else { x }
+                if x.dtype() == DType::F32 { x.requires_grad().unwrap() } else { x }
             })
             .collect();
-        let y = golden_ops::apply(op, &case["attrs"], &inputs).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let operand = |(i, x): (usize, &Tensor)| if i < halves(case) { x.to_dtype(DType::F16) } else { Ok(x.clone()) };
+        let operands = inputs.iter().enumerate().map(operand).collect::<Result<Vec<_>, _>>().unwrap();
+        let y = golden_ops::apply(op, &case["attrs"], &operands).unwrap_or_else(|e| panic!("{name}: {e}"));
+        let y = y.to_dtype(DType::F32).unwrap();
         let grad_output = golden.tensor(&format!("{name}/grad_out0"), device);
         // PyTorch's scalars have no dimensions.
         assert!(
@@ -145,15 +151,16 @@ fn check_ops(device: &Device, tolerance: impl Fn(f32) -> f32) {
         executed += 1;
     }
     // Counted apart from the files, so that a case that is lost there is missed here.
-    let stored = golden.file().names().iter().filter(|name| name.contains("/grad_in")).count();
-    assert_eq!((executed, gradients), (284, stored), "cases executed, gradients compared");
+    let of_kind = |name: &&&str| name.contains("/grad_in") && name.contains("_f16/") == of_f16;
+    let stored = golden.file().names().iter().filter(of_kind).count();
+    assert_eq!((executed, gradients), (if of_f16 { 30 } else { 311 }, stored), "cases executed, gradients compared");
     comparison.finish(device);
 }
 
 #[test]
 fn ops_agree_with_pytorch_on_the_cpu() {
     // As good as PyTorch's float32, up to other roundings and another order of summation.
-    check_ops(&Device::Cpu, |pytorch| 5e-7 + 4.0 * pytorch);
+    check_ops(&Device::Cpu, false, |pytorch| 5e-7 + 4.0 * pytorch);
 }
 
 #[test]
@@ -161,7 +168,15 @@ fn ops_agree_with_pytorch_on_the_gpu() {
     let Some(gpu) = common::gpu() else { return };
     // GPUs may divide with an error of 2.5 units in the last place and compute exp, sin and their like with more:
     // 3e-7 and about 1e-6 near 1, of which a gradient takes a few.
-    check_ops(&gpu, |pytorch| 5e-6 + 4.0 * pytorch);
+    check_ops(&gpu, false, |pytorch| 5e-6 + 4.0 * pytorch);
+}
+
+#[test]
+fn ops_of_f16_agree_with_pytorch() {
+    for device in [Device::Cpu].into_iter().chain(common::gpu()).filter(|device| !device.is_gpu() || device.has_f16()) {
+        // Results are rounded to 11 bits, and so are gradients, of what was saved as such: 2^-11 = 4.9e-4 each.
+        check_ops(&device, true, |_| 1e-3);
+    }
 }
 
 /// The GPT-2 of the golden files with its first weights, and how it is trained.

@@ -36,6 +36,7 @@
 mod dataset;
 mod loader;
 mod numbers;
+mod saved;
 mod trainer;
 mod worker;
 

@@ -59,11 +59,11 @@ impl TrainerOptions {
 /// The parameters of a module on a device, and their optimizer. The module itself stays with the caller, who computes
 /// losses with it.
 pub struct Trainer {
-    parameters: ParameterArena,
-    optimizer: Optimizer,
+    pub(super) parameters: ParameterArena,
+    pub(super) optimizer: Optimizer,
     learning_rate: LearningRate,
     device: Device,
-    updates: usize,
+    pub(super) updates: usize,
 }
 
 /// An update, whose numbers may still be being computed.

@@ -170,6 +170,24 @@ pub struct LlamaConfig {
 }
 
 impl ModelConfig {
+    /// Fails unless all sizes are above 0, and none is beyond what a `config.json` may say: their products can be
+    /// counted.
+    pub(super) fn check_sizes(&self) -> Result<()> {
+        let sizes = [
+            ("vocab_size", self.vocab_size, 1 << 24),
+            ("block_size", self.block_size, 1 << 24),
+            ("n_layer", self.n_layer, 1 << 12),
+            ("n_head", self.n_head, 1 << 20),
+            ("n_embd", self.n_embd, 1 << 20),
+        ];
+        match sizes.iter().find(|(_, size, most)| !(1..=*most).contains(size)) {
+            Some((name, size, most)) => {
+                Err(Error::Invalid(format!("{name} of a model must be from 1 to {most}, got {size}")))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// How many numbers the model learns.
     pub fn parameter_count(&self) -> usize {
         self.kind.0.parameter_count(self)

@@ -1,6 +1,6 @@
 //! Rows that hold several documents, one after the other: none sees another, and each begins at position 0.
 
-use crate::{Device, Result, Tensor};
+use crate::{Device, Error, Result, Tensor};
 
 /// Which tokens of a batch belong together.
 #[derive(Clone)]
@@ -16,9 +16,12 @@ impl Documents {
     /// Of rows (B, T) whose tokens belong to documents that begin at `starts`, each in its row.
     ///
     /// # Errors
-    /// If the device has no memory left.
+    /// If they are not as many as the tokens, one begins behind its token, or the device has no memory left.
     pub fn new(starts: &[u32], shape: [usize; 2], device: &Device) -> Result<Documents> {
-        let positions: Vec<u32> = starts.iter().enumerate().map(|(i, start)| (i % shape[1]) as u32 - start).collect();
+        let position = |(i, start): (usize, &u32)| ((i % shape[1].max(1)) as u32).checked_sub(*start);
+        let Some(positions) = starts.iter().enumerate().map(position).collect::<Option<Vec<u32>>>() else {
+            return Err(Error::Invalid("a token comes before the beginning of its document".into()));
+        };
         let tensor = |values: &[u32]| Tensor::from_u32(values, shape, device);
         Ok(Documents { starts: tensor(starts)?, positions: tensor(&positions)? })
     }

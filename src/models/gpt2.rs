@@ -6,7 +6,7 @@
 //! In mixed precision (parameters with an f16 copy) the operands and results of matmuls are f16: what leaves a layer
 //! norm, and all that attention and the feed-forward layer compute from it. The residual stream stays f32.
 
-use super::{Documents, Family, KvView, LanguageModel, LargeTensor, ModelConfig, Past, gguf, hf};
+use super::{Documents, Family, KvView, LanguageModel, LargeTensor, ModelConfig, ModelKind, Past, gguf, hf};
 use crate::nn::{Dropout, Embedding, LayerNorm, Linear, Module, Parameter, ResidualStream, init_keys, join};
 use crate::ops::Heads;
 use crate::ops::random::Key;
@@ -31,11 +31,12 @@ impl Gpt2 {
     /// A model with random weights on the CPU, the same for the same seed.
     ///
     /// # Errors
-    /// If the heads do not divide the width, a size is zero, or memory is used up.
+    /// If the heads do not divide the width, a size is 0 or larger than any model's, or memory is used up.
     pub fn new(config: ModelConfig, seed: u64) -> Result<Gpt2> {
         let c = &config;
-        if [c.vocab_size, c.block_size, c.n_layer, c.n_head, c.n_embd].contains(&0) {
-            return Err(Error::Invalid(format!("a model needs sizes above zero, got {config:?}")));
+        c.check_sizes()?;
+        if c.kind != ModelKind::GPT2 {
+            return Err(Error::Invalid(format!("these are not the sizes of a GPT-2: {config:?}")));
         }
         if !c.n_embd.is_multiple_of(c.n_head) {
             return Err(Error::Invalid(format!("n_embd {} is not divisible by n_head {}", c.n_embd, c.n_head)));

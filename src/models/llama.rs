@@ -299,10 +299,14 @@ impl Family for LlamaFamily {
 impl ModelConfig {
     /// Fails if there is no Llama of these sizes.
     fn check_llama(&self) -> Result<()> {
-        let l = self.llama();
-        let sizes = [self.vocab_size, self.block_size, self.n_layer, self.n_head, self.n_embd];
-        let told = if sizes.contains(&0) || [l.n_kv_head, l.head_dim, l.intermediate_size].contains(&0) {
+        self.check_sizes()?;
+        let Some(l) = self.llama.as_ref().filter(|_| self.kind.is_llama()) else {
+            return Err(Error::Invalid(format!("these are not the sizes of a Llama: {self:?}")));
+        };
+        let told = if [l.n_kv_head, l.head_dim, l.intermediate_size].contains(&0) {
             format!("a model needs sizes above zero, got {self:?}")
+        } else if l.intermediate_size > 1 << 24 {
+            format!("intermediate_size of a model must be at most {}, got {}", 1 << 24, l.intermediate_size)
         } else if !self.n_head.is_multiple_of(l.n_kv_head) {
             format!("n_head {} is not divisible by n_kv_head {}", self.n_head, l.n_kv_head)
         } else if !l.head_dim.is_multiple_of(2) || l.head_dim > 128 {

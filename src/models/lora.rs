@@ -49,8 +49,11 @@ impl Lora {
     /// Freezes a model on the CPU and puts adapters beside its linear layers, the same for the same seed.
     ///
     /// # Errors
-    /// If a target is no layer of the model, a weight cannot be stored as asked, or memory is used up.
+    /// If the rank is 0, a target is no layer of the model, a weight cannot be stored as asked, or memory is used up.
     pub fn adapt(&self, model: &mut dyn LanguageModel, seed: u64) -> Result<()> {
+        if self.rank == 0 {
+            return Err(Error::Invalid("adapters of rank 0 learn nothing".into()));
+        }
         let config = model.config().clone();
         self.check_targets(model)?;
         let (mut result, mut keys) = (Ok(()), init_keys(seed ^ 0x4c6f_5241));

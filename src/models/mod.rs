@@ -44,7 +44,8 @@ pub const FAMILIES: &[&dyn Family] = &[
     &testing::MlpFamily,
 ];
 
-/// A model that predicts the next token. Its family says how hidden states come about; all else follows from those.
+/// A model that predicts the next token. Its family says how hidden states come about; all else follows from those. It
+/// has parameters alone: no buffers and no counts ([`Module::visit_buffers`]), which checkpoints do not hold.
 ///
 /// Shapes: B sequences of T tokens, width C, vocabulary V.
 pub trait LanguageModel: Module + Send + Sync {
@@ -65,6 +66,11 @@ pub trait LanguageModel: Module + Send + Sync {
 
     /// The weight of the classifier, (V, C), as an operand of matmuls.
     fn head(&self) -> &Tensor;
+
+    /// What the classifier adds, f32 (V), if it adds anything.
+    fn head_bias(&self) -> Option<&Tensor> {
+        None
+    }
 
     /// Where the parameters are.
     fn device(&self) -> Device {
@@ -87,7 +93,8 @@ pub trait LanguageModel: Module + Send + Sync {
         criterion: Criterion,
         loss_scale: Option<&Tensor>,
     ) -> Result<Tensor> {
-        self.hidden(ids, past, dropout)?.linear_cross_entropy(self.head(), targets, criterion, loss_scale)
+        let h = self.hidden(ids, past, dropout)?; // (B, T, C)
+        h.linear_cross_entropy_with_bias(self.head(), self.head_bias(), targets, criterion, loss_scale)
     }
 
     /// The unnormalized log-probabilities of every next token: ids (B, T) -> (B, T, V), f32.
@@ -96,7 +103,7 @@ pub trait LanguageModel: Module + Send + Sync {
     /// If the shapes do not fit.
     fn logits(&self, ids: &Tensor) -> Result<Tensor> {
         let h = self.hidden(ids, Past::Nothing, &Dropout::off())?; // (B, T, C)
-        h.matmul_transposed(self.head(), false, true)?.to_dtype(DType::F32)
+        h.linear(self.head(), true, self.head_bias())?.to_dtype(DType::F32)
     }
 
     /// An empty cache for [`LanguageModel::next_token_logits`], of so many sequences of up to `tokens` tokens, or
@@ -138,7 +145,7 @@ pub trait LanguageModel: Module + Send + Sync {
             let h = h.reshape([b * t, c])?;
             // A step of generation has no other tokens.
             let last = if t == 1 { h } else { last_tokens(&h, b)? }; // (B, C)
-            last.matmul_to_f32(self.head())
+            last.linear_to_f32(self.head(), self.head_bias())
         })
     }
 }

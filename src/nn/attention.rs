@@ -129,6 +129,10 @@ impl Module for MultiHeadAttention {
         self.out_proj.visit_parameters(&join(prefix, "out_proj"), visit);
     }
 
+    fn visit_counts(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut u64)) {
+        self.dropout.visit_counts(&join(prefix, "dropout"), visit);
+    }
+
     fn set_training(&mut self, training: bool) {
         self.dropout.set_training(training);
     }

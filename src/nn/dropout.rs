@@ -1,6 +1,6 @@
 //! Dropout as layers, which count their passes themselves. [`Dropout`] is what models are given for each pass.
 
-use super::{Dropout, Module, Parameter};
+use super::{Dropout, Module, Parameter, join};
 use crate::ops::random::Key;
 use crate::{Error, Result, Tensor};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,6 +58,10 @@ impl DropoutLayer {
 impl Module for DropoutLayer {
     fn visit_parameters(&mut self, _: &str, _: &mut dyn FnMut(&str, &mut Parameter)) {}
 
+    fn visit_counts(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut u64)) {
+        visit(&join(prefix, "passes"), self.0.passed.get_mut());
+    }
+
     fn set_training(&mut self, training: bool) {
         self.0.training = training;
     }
@@ -92,6 +96,10 @@ impl Dropout2d {
 
 impl Module for Dropout2d {
     fn visit_parameters(&mut self, _: &str, _: &mut dyn FnMut(&str, &mut Parameter)) {}
+
+    fn visit_counts(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut u64)) {
+        visit(&join(prefix, "passes"), self.0.passed.get_mut());
+    }
 
     fn set_training(&mut self, training: bool) {
         self.0.training = training;

@@ -143,6 +143,12 @@ impl Module for Sequential {
         }
     }
 
+    fn visit_counts(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut u64)) {
+        for (number, layer) in self.layers.iter_mut().enumerate() {
+            layer.visit_counts(&join(prefix, &number.to_string()), visit);
+        }
+    }
+
     fn set_training(&mut self, training: bool) {
         self.layers.iter_mut().for_each(|layer| layer.set_training(training));
     }

@@ -11,7 +11,7 @@ mod low_rank;
 mod recurrent;
 mod residual;
 mod rotary;
-mod state_dict;
+pub(crate) mod state_dict;
 
 pub use attention::MultiHeadAttention;
 pub use batch_norm::{BatchNorm, GroupNorm};
@@ -131,6 +131,11 @@ pub trait Module {
     /// not learned, such as the running averages of a batch norm. A module made of others that have some passes this
     /// on.
     fn visit_buffers(&mut self, _prefix: &str, _visit: &mut dyn FnMut(&str, &mut Tensor)) {}
+
+    /// Calls `visit` with the name and the place of every count that belongs to the module's state, such as the passes
+    /// that a dropout has made: which elements it drops follows from that. A module made of others that have some
+    /// passes this on. They are no part of a [`StateDict`], but of what `fit::Trainer` saves.
+    fn visit_counts(&mut self, _prefix: &str, _visit: &mut dyn FnMut(&str, &mut u64)) {}
 
     /// Says whether what follows is training, as for a module that is new, or evaluation: of the layers here, batch
     /// norms and dropouts then compute something else. A module made of others passes this on.

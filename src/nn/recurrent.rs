@@ -5,7 +5,10 @@ use super::init::uniform;
 use super::{Dropout, Module, Parameter, join};
 use crate::ops::RecurrentRef;
 use crate::ops::random::Key;
-use crate::{DType, Result, Tensor};
+use crate::{DType, Error, Result, Tensor};
+
+/// As many as a model's `config.json` may name.
+const MOST_LAYERS: usize = 1 << 12;
 
 /// The sizes of a stack of recurrent layers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +52,9 @@ impl Stack {
     /// All values uniform within 1 / sqrt(H).
     fn new(config: RecurrentConfig, gates: usize, mut keys: impl FnMut() -> Key) -> Result<Stack> {
         let RecurrentConfig { input_size, hidden_size, num_layers, bias, bidirectional } = config;
+        if num_layers > MOST_LAYERS {
+            return Err(Error::Invalid(format!("num_layers must be at most {MOST_LAYERS}, got {num_layers}")));
+        }
         let (directions, width) = (1 + usize::from(bidirectional), hidden_size.saturating_mul(gates));
         let bound = 1.0 / (hidden_size as f32).sqrt();
         let mut parameter = |shape: &[usize]| uniform(shape, -bound, bound, keys()).map(Parameter::from);
@@ -117,7 +123,7 @@ impl Rnn {
     /// Parameters uniform within 1 / sqrt(H), each drawn with a key of its own.
     ///
     /// # Errors
-    /// If memory is used up.
+    /// If there are more than 4,096 layers, or memory is used up.
     pub fn new(config: RecurrentConfig, keys: impl FnMut() -> Key) -> Result<Rnn> {
         Stack::new(config, 1, keys).map(Rnn)
     }
@@ -150,7 +156,7 @@ impl Lstm {
     /// Parameters uniform within 1 / sqrt(H), each drawn with a key of its own.
     ///
     /// # Errors
-    /// If memory is used up.
+    /// If there are more than 4,096 layers, or memory is used up.
     pub fn new(config: RecurrentConfig, keys: impl FnMut() -> Key) -> Result<Lstm> {
         Stack::new(config, 4, keys).map(Lstm)
     }
@@ -188,7 +194,7 @@ impl Gru {
     /// Parameters uniform within 1 / sqrt(H), each drawn with a key of its own.
     ///
     /// # Errors
-    /// If memory is used up.
+    /// If there are more than 4,096 layers, or memory is used up.
     pub fn new(config: RecurrentConfig, keys: impl FnMut() -> Key) -> Result<Gru> {
         Stack::new(config, 3, keys).map(Gru)
     }

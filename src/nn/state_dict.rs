@@ -5,7 +5,7 @@ use crate::tensor::Spec;
 use crate::{DType, Device, Error, Result, Tensor, cache};
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 /// The values of a module's parameters and buffers, by their names: f32, or f16 of parameters that are f16 alone.
@@ -72,22 +72,26 @@ impl StateDict {
     /// # Errors
     /// If a tensor cannot be read, or the file not written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        let path = path.as_ref();
-        let bytes = self.tensors.iter().map(|(name, tensor)| Ok((name, tensor.spec(), tensor.to_bytes()?)));
-        let bytes = bytes.collect::<Result<Vec<_>>>()?;
-        let damaged = |error: safetensors::SafeTensorError| checkpoint_error(path, format!("cannot be made: {error}"));
-        let views = bytes.iter().map(|(name, spec, bytes)| {
-            let dtype = match spec.dtype {
+        let metadata = [("format".to_string(), "pt".to_string())].into();
+        write(path.as_ref(), self.parts("")?, Some(metadata))
+    }
+
+    /// Its tensors as parts of a file, with `prefix` before their names.
+    pub(crate) fn parts(&self, prefix: &str) -> Result<Vec<Part>> {
+        let part = |(name, tensor): (&String, &Tensor)| {
+            let dtype = match tensor.dtype() {
                 DType::F32 => Dtype::F32,
                 DType::F16 => Dtype::F16,
                 DType::U32 => Dtype::U32,
             };
-            Ok((name, TensorView::new(dtype, spec.shape.to_vec(), bytes).map_err(damaged)?))
-        });
-        let views = views.collect::<Result<Vec<_>>>()?;
-        let metadata = [("format".to_string(), "pt".to_string())].into();
-        let file = safetensors::serialize(views, Some(metadata)).map_err(damaged)?;
-        cache::replace(path, &file).map_err(|error| Error::io("write", path, error))
+            Ok(Part {
+                name: format!("{prefix}{name}"),
+                dtype,
+                shape: tensor.shape().to_vec(),
+                bytes: tensor.to_bytes()?,
+            })
+        };
+        self.tensors.iter().map(part).collect()
     }
 
     /// Reads a file of safetensors with tensors of f32, f16 or bf16, the last of which become f32.
@@ -97,10 +101,14 @@ impl StateDict {
     pub fn load(path: impl AsRef<Path>) -> Result<StateDict> {
         let path = path.as_ref();
         let bytes = std::fs::read(path).map_err(|error| Error::io("read", path, error))?;
-        let file = SafeTensors::deserialize(&bytes);
-        let file = file.map_err(|error| checkpoint_error(path, format!("is damaged: {error}")))?;
+        StateDict::of_file(path, &parse(path, &bytes)?, "")
+    }
+
+    /// The tensors of a file whose names start with `prefix`, without it.
+    pub(crate) fn of_file(path: &Path, file: &SafeTensors, prefix: &str) -> Result<StateDict> {
         let mut tensors = BTreeMap::new();
         for (name, view) in file.iter().filter(|(name, _)| !name.ends_with(NOT_NEEDED)) {
+            let Some(name) = name.strip_prefix(prefix) else { continue };
             let shape = view.shape().to_vec();
             let tensor = match view.dtype() {
                 Dtype::F32 => Tensor::from_bytes(view.data(), Spec::new(shape, DType::F32), &Device::Cpu)?,
@@ -122,6 +130,30 @@ impl StateDict {
         }
         Ok(StateDict { tensors })
     }
+}
+
+/// A tensor that is to be written.
+pub(crate) struct Part {
+    pub name: String,
+    pub dtype: Dtype,
+    pub shape: Vec<usize>,
+    pub bytes: Vec<u8>,
+}
+
+/// Writes a file of safetensors in place of one that may be there: whole or not at all.
+pub(crate) fn write(path: &Path, parts: Vec<Part>, metadata: Option<HashMap<String, String>>) -> Result<()> {
+    let damaged = |error: safetensors::SafeTensorError| checkpoint_error(path, format!("cannot be made: {error}"));
+    let views = parts.iter().map(|Part { name, dtype, shape, bytes }| {
+        Ok((name, TensorView::new(*dtype, shape.clone(), bytes).map_err(damaged)?))
+    });
+    let views = views.collect::<Result<Vec<_>>>()?;
+    let file = safetensors::serialize(views, metadata).map_err(damaged)?;
+    cache::replace(path, &file).map_err(|error| Error::io("write", path, error))
+}
+
+/// What is in the bytes of a file.
+pub(crate) fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<SafeTensors<'a>> {
+    SafeTensors::deserialize(bytes).map_err(|error| checkpoint_error(path, format!("is damaged: {error}")))
 }
 
 fn checkpoint_error(path: &Path, message: String) -> Error {

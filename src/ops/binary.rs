@@ -88,7 +88,7 @@ macro_rules! functions {
             /// Shapes are broadcast as in NumPy.
             ///
             /// # Errors
-            /// If they differ in a dimension in which neither is 1, or a tensor is not f32.
+            /// If they differ in a dimension in which neither is 1, or are not both f32 or both f16.
             pub fn $name(&self, other: &Tensor) -> Result<Tensor> {
                 Binary::apply(&rows::$name, 0.0, [self, other])
             })*
@@ -160,7 +160,7 @@ pub(super) struct Binary {
 
 impl Binary {
     /// # Errors
-    /// If the shapes do not fit each other, or a tensor is not f32.
+    /// If the shapes do not fit each other, or the tensors are not both f32 or both f16.
     pub fn apply(function: &'static Function, constant: f32, operands: [&Tensor; 2]) -> Result<Tensor> {
         let shapes = operands.map(|x| x.shape().clone());
         apply_one(Binary { function, constant, shapes }, &operands)
@@ -174,7 +174,7 @@ impl Function {
         zip(&output.spec.shape, [a, b], dy, output.f32(), |a, b, dy, y| f(a, b, dy, constant, y));
     }
 
-    fn plan(&self, part: Part, constant: f32, inputs: &[&Spec], to: &Shape) -> Plan {
+    fn plan(&self, part: Part, constant: f32, inputs: &[&Spec], to: &Spec) -> Plan {
         let constants: Vec<Param> = self.constant.map(|name| param(name, constant)).into_iter().collect();
         plan(self.wgsl[part as usize], part != Part::Value, [inputs[0], inputs[1]], &constants, to)
     }
@@ -186,8 +186,8 @@ impl Kernel for Binary {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        expect_f32(self.name(), inputs)?;
-        Ok(vec![Spec::new(broadcast_shape(self.name(), [&inputs[0].shape, &inputs[1].shape])?, DType::F32)])
+        expect_float(self.name(), inputs)?;
+        Ok(vec![Spec::new(broadcast_shape(self.name(), [&inputs[0].shape, &inputs[1].shape])?, inputs[0].dtype)])
     }
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
@@ -199,7 +199,7 @@ impl Kernel for Binary {
     }
 
     fn gpu(&self, inputs: &[&Spec], outputs: &[&Spec], _: &Limits) -> Plan {
-        self.function.plan(Part::Value, self.constant, inputs, &outputs[0].shape)
+        self.function.plan(Part::Value, self.constant, inputs, outputs[0])
     }
 }
 
@@ -225,7 +225,8 @@ impl Op for Binary {
         }
         if grads.needs_grad(1) {
             let db = gradient(grads, Part::GradB)?;
-            if only_b_repeats(dy.shape(), a, b) && b.elements() != db.len() {
+            // Sums of rows are f32.
+            if only_b_repeats(dy.shape(), a, b) && b.elements() != db.len() && db.dtype() == DType::F32 {
                 let len = b.elements();
                 grads.accumulate_with(1, &[&db], |accumulate| SumRows { accumulate, len, outputs: 1 })?;
             } else {
@@ -261,6 +262,6 @@ impl Kernel for Gradient {
     }
 
     fn gpu(&self, inputs: &[&Spec], outputs: &[&Spec], _: &Limits) -> Plan {
-        self.function.plan(self.part, self.constant, inputs, &outputs[0].shape)
+        self.function.plan(self.part, self.constant, inputs, outputs[0])
     }
 }

@@ -115,21 +115,21 @@ pub(super) fn operand_run<'a, T: Pod, const N: usize>(
 }
 
 /// The launch of an expression in terms of `a`, `b`, of these constants as `params`, and for gradients of `dy`
-/// (Input(2), of the shape `to`).
+/// (Input(2), a tensor like `to`).
 pub(super) fn plan(
     expression: &'static str,
     gradient: bool,
     [a, b]: [&Spec; 2],
     constants: &[Param],
-    to: &Shape,
+    to: &Spec,
 ) -> Plan {
-    let elements = to.elements();
+    let elements = to.shape.elements();
     if elements == 0 {
         return Plan::default(); // whose dimensions need not fit parameters
     }
-    if !only_b_repeats(to, &a.shape, &b.shape) {
-        let axes = broadcast_axes(to, [&a.shape, &b.shape]);
-        return strided_plan(expression, gradient, [a.dtype, b.dtype], &axes, constants, elements);
+    if !only_b_repeats(&to.shape, &a.shape, &b.shape) {
+        let axes = broadcast_axes(&to.shape, [&a.shape, &b.shape]);
+        return strided_plan(expression, gradient, [a.dtype, b.dtype], &axes, constants, to);
     }
     let len_b = b.shape.elements();
     // Vectors of b line up with those of a if b is repeated in whole vectors, or not at all.
@@ -138,21 +138,29 @@ pub(super) fn plan(
         buffer("a_values", a.dtype.wgsl(4), Operand::Input(0)),
         buffer("b_values", b.dtype.wgsl(if vec_b { 4 } else { 1 }), Operand::Input(1)),
     ];
-    buffers.extend(gradient.then_some(buffer("grad_output", "vec4<f32>", Operand::Input(2))));
-    buffers.push(buffer("result", "vec4<f32>", Operand::Output(0)));
+    buffers.extend(gradient.then_some(buffer("grad_output", to.dtype.wgsl(4), Operand::Input(2))));
+    buffers.push(buffer("result", to.dtype.wgsl(4), Operand::Output(0)));
     Plan::one(Launch {
         shader: shader!("binary"),
         values: vec![
             ("expression", expression.into()),
             ("gradient", gradient.into()),
             ("strided", false.into()),
-            ("T", b.dtype.name().into()),
+            ("T", computed(b.dtype).into()),
+            ("T_a", a.dtype.name().into()),
+            ("T_b", b.dtype.name().into()),
+            ("T_out", to.dtype.name().into()),
             ("vec_b", vec_b.into()),
         ],
         buffers,
         params: [&[param("len", elements), param("len_b", len_b)], constants].concat(),
         workgroups: elements.div_ceil(1024),
     })
+}
+
+/// The type that elements of this one are computed in.
+fn computed(dtype: DType) -> &'static str {
+    if dtype == DType::U32 { "u32" } else { "f32" }
 }
 
 /// [`plan`] for operands of any strides: a, b, and with a third `c` too.
@@ -162,23 +170,27 @@ pub(super) fn strided_plan<const N: usize>(
     types: [DType; N],
     axes: &[Axis<N>],
     constants: &[Param],
-    elements: usize,
+    to: &Spec,
 ) -> Plan {
+    let elements = to.shape.elements();
     let names = ["a_values", "b_values", "c_values"];
     let operands = (0..N).map(|i| buffer(names[i], types[i].wgsl(1), Operand::Input(i)));
     let mut buffers: Vec<_> = operands.collect();
-    buffers.extend(gradient.then_some(buffer("grad_output", "vec4<f32>", Operand::Input(N))));
-    buffers.push(buffer("result", "vec4<f32>", Operand::Output(0)));
+    buffers.extend(gradient.then_some(buffer("grad_output", to.dtype.wgsl(4), Operand::Input(N))));
+    buffers.push(buffer("result", to.dtype.wgsl(4), Operand::Output(0)));
+    let type_names = ["T_a", "T_b", "T_c"].into_iter().zip(types);
+    let values = [
+        ("expression", expression.into()),
+        ("gradient", gradient.into()),
+        ("strided", true.into()),
+        ("T", computed(types[0]).into()),
+        ("T_out", to.dtype.name().into()),
+        ("operands", N.into()),
+        ("rank", axes.len().into()),
+    ];
     Plan::one(Launch {
         shader: shader!("binary"),
-        values: vec![
-            ("expression", expression.into()),
-            ("gradient", gradient.into()),
-            ("strided", true.into()),
-            ("T", types[0].name().into()),
-            ("operands", N.into()),
-            ("rank", axes.len().into()),
-        ],
+        values: values.into_iter().chain(type_names.map(|(name, dtype)| (name, dtype.name().into()))).collect(),
         buffers,
         params: [&[param("len", elements)], &axis_params(axes)[..], constants].concat(),
         workgroups: elements.div_ceil(1024),

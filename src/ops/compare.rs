@@ -40,7 +40,7 @@ macro_rules! comparisons {
             /// as in NumPy.
             ///
             /// # Errors
-            /// If the shapes do not fit, or the tensors are not both f32 or both u32.
+            /// If the shapes do not fit, or the tensors are not of one type.
             pub fn $name(&self, other: &Tensor) -> Result<Tensor> {
                 static COMPARISON: Comparison = Comparison {
                     name: stringify!($name),
@@ -82,8 +82,7 @@ impl Kernel for Compare {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        let expected = if inputs[0].dtype == DType::U32 { DType::U32 } else { DType::F32 };
-        expect_dtype(self.name(), expected, inputs)?;
+        expect_dtype(self.name(), inputs[0].dtype, inputs)?;
         Ok(vec![Spec::new(broadcast_shape(self.name(), [&inputs[0].shape, &inputs[1].shape])?, DType::F32)])
     }
 
@@ -101,7 +100,7 @@ impl Kernel for Compare {
     }
 
     fn gpu(&self, inputs: &[&Spec], outputs: &[&Spec], _: &Limits) -> Plan {
-        plan(self.0.wgsl, false, [inputs[0], inputs[1]], &[], &outputs[0].shape)
+        plan(self.0.wgsl, false, [inputs[0], inputs[1]], &[], outputs[0])
     }
 }
 
@@ -122,9 +121,12 @@ impl Kernel for Where {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        expect_f32(self.name(), inputs)?;
+        if inputs[0].dtype == DType::U32 {
+            expect_f32(self.name(), &inputs[..1])?;
+        }
+        expect_float(self.name(), &inputs[1..])?;
         let shapes = [&inputs[0].shape, &inputs[1].shape, &inputs[2].shape];
-        Ok(vec![Spec::new(broadcast_shape(self.name(), shapes)?, DType::F32)])
+        Ok(vec![Spec::new(broadcast_shape(self.name(), shapes)?, inputs[1].dtype)])
     }
 
     fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
@@ -159,10 +161,10 @@ impl Kernel for Where {
     fn gpu(&self, inputs: &[&Spec], outputs: &[&Spec], _: &Limits) -> Plan {
         let shapes = [&inputs[0].shape, &inputs[1].shape, &inputs[2].shape];
         let axes = broadcast_axes(&outputs[0].shape, shapes);
-        let (expression, elements) = ("select(c, b, a != vec4<f32>(0.0))", outputs[0].shape.elements());
-        match elements {
+        let types = [0, 1, 2].map(|i: usize| inputs[i].dtype);
+        match outputs[0].shape.elements() {
             0 => Plan::default(), // whose dimensions need not fit parameters
-            _ => strided_plan(expression, false, [DType::F32; 3], &axes, &[], elements),
+            _ => strided_plan("select(c, b, a != vec4<f32>(0.0))", false, types, &axes, &[], outputs[0]),
         }
     }
 }
@@ -227,7 +229,7 @@ impl Kernel for Masked {
             false => "select(vec4<f32>(0.0), b, a != vec4<f32>(0.0))",
             true => "select(vec4<f32>(0.0), b, a == vec4<f32>(0.0))",
         };
-        plan(expression, false, [inputs[0], inputs[1]], &[], &outputs[0].shape)
+        plan(expression, false, [inputs[0], inputs[1]], &[], outputs[0])
     }
 }
 
@@ -243,7 +245,7 @@ impl Tensor {
     /// gradient.
     ///
     /// # Errors
-    /// If the shapes do not fit, or a tensor is not f32.
+    /// If the shapes do not fit, the mask is neither f32 nor f16, or `a` and `b` are not both f32 or both f16.
     pub fn where_cond(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         apply_one(Where { shapes: [a.shape().clone(), b.shape().clone()] }, &[&self.detach(), a, b])
     }

@@ -123,13 +123,13 @@ impl Tensor {
     /// elements, on every device. With `p` = 0 it is the tensor itself.
     ///
     /// # Errors
-    /// If `p` is not in 0..1 or the tensor is not f32.
+    /// If `p` is not in 0..1 or the tensor is neither f32 nor f16.
     pub fn dropout(&self, p: f32, key: Key) -> Result<Tensor> {
         let mask = Mask::new("dropout", p, key, self.shape())?;
-        self.expect_dtype("dropout", DType::F32)?;
+        expect_float("dropout", &[self.spec()])?;
         if p == 0.0 {
             return Ok(self.clone());
         }
-        apply_one(Dropout { mask, name: "dropout" }, &[self])
+        in_f32(self, |x| apply_one(Dropout { mask, name: "dropout" }, &[x]))
     }
 }

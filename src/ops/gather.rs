@@ -139,9 +139,8 @@ impl Tensor {
     fn reached_by(&self, op: &'static str, dim: usize, index: &Tensor) -> Result<Shape> {
         let (shape, index) = (self.shape(), index.shape());
         let reached = |i: usize| if i == dim { shape[i] } else { index[i] };
-        if dim >= shape.len() || index.len() != shape.len() || (0..shape.len()).any(|i| reached(i) > shape[i]) {
-            let expected = format!("a dimension {dim} and, but for it, an index of at most {shape}");
-            return Err(shape_error(op, expected, index));
+        if index.len() != shape.len() || (0..shape.len()).any(|i| reached(i) > shape[i]) {
+            return Err(shape_error(op, format!("an index of at most {shape} but in dimension {dim}"), index));
         }
         Ok((0..shape.len()).map(reached).collect::<Vec<_>>().into())
     }
@@ -151,9 +150,14 @@ impl Tensor {
     /// is NaN.
     ///
     /// # Errors
-    /// If the shapes do not fit, this tensor is not f32 or the index not u32.
-    pub fn gather(&self, dim: usize, index: &Tensor) -> Result<Tensor> {
+    /// If the shapes do not fit, this tensor is neither f32 nor f16, or the index is not u32.
+    pub fn gather(&self, dim: impl Into<Dim>, index: &Tensor) -> Result<Tensor> {
+        let dim = dim.into();
+        if self.dtype() == DType::F16 {
+            return in_f32(self, |x| x.gather(dim, index));
+        }
         expect_f32("gather", &[self.spec()])?;
+        let dim = dim.number("gather", self.shape())?;
         let reached = self.reached_by("gather", dim, index)?;
         let longer = (0..reached.len()).filter(|&i| reached[i] < self.shape()[i]);
         let x = longer.into_iter().try_fold(self.clone(), |x, i| x.narrow(i, 0, reached[i]))?;
@@ -165,14 +169,18 @@ impl Tensor {
     /// the index is not below this dimension's length, the result is NaN.
     ///
     /// # Errors
-    /// If there is no such dimension, the index has not one, this tensor is not f32 or the index not u32.
-    pub fn index_select(&self, dim: usize, index: &Tensor) -> Result<Tensor> {
+    /// If there is no such dimension, the index has not one, this tensor is neither f32 nor f16, or the index is not
+    /// u32.
+    pub fn index_select(&self, dim: impl Into<Dim>, index: &Tensor) -> Result<Tensor> {
+        let dim = dim.into();
+        if self.dtype() == DType::F16 {
+            return in_f32(self, |x| x.index_select(dim, index));
+        }
         expect_f32("index_select", &[self.spec()])?;
         expect_dtype("index_select", DType::U32, &[index.spec()])?;
         let shape = self.shape();
-        let (true, [n]) = (dim < shape.len(), &index.shape()[..]) else {
-            return Err(shape_error("index_select", format!("a dimension {dim}, and an index (n)"), index.shape()));
-        };
+        let dim = dim.number("index_select", shape)?;
+        let [n] = &index.shape()[..] else { return Err(shape_error("index_select", "an index (n)", index.shape())) };
         let (outer, inner): (usize, usize) = (shape[..dim].iter().product(), shape[dim + 1..].iter().product());
         let selected = [&shape[..dim], &[*n], &shape[dim + 1..]].concat();
         if outer > 1 && inner < SHORT_ROW {
@@ -191,8 +199,9 @@ impl Tensor {
     ///
     /// # Errors
     /// If the shapes do not fit, a tensor is not f32 or the index not u32.
-    pub fn scatter_add(&self, dim: usize, index: &Tensor, source: &Tensor) -> Result<Tensor> {
+    pub fn scatter_add(&self, dim: impl Into<Dim>, index: &Tensor, source: &Tensor) -> Result<Tensor> {
         expect_f32("scatter_add", &[self.spec(), source.spec()])?;
+        let dim = dim.into().number("scatter_add", self.shape())?;
         if index.shape() != source.shape() {
             return Err(shape_error("scatter_add", format!("a source {}", index.shape()), source.shape()));
         }

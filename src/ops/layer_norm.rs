@@ -419,13 +419,18 @@ impl Kernel for Backward {
 }
 
 impl Tensor {
+    /// The same in f32, if it is f16.
+    fn f16_as_f32(&self) -> Result<Tensor> {
+        if self.dtype() == DType::F16 { self.to_dtype(DType::F32) } else { Ok(self.clone()) }
+    }
+
     /// Normalizes each row (the last dimension, C) to mean 0 and variance 1, then scales by `weight` (C) and shifts by
-    /// `bias` (C).
+    /// `bias` (C); of the type of this tensor.
     ///
     /// # Errors
-    /// If a tensor is not f32, or the weight or bias is not of shape (C).
+    /// If this tensor is neither f32 nor f16, or the weight or bias is not f32 (C).
     pub fn layer_norm(&self, weight: &Tensor, bias: Option<&Tensor>, eps: f32) -> Result<Tensor> {
-        self.layer_norm_to(DType::F32, weight, bias, eps)
+        self.layer_norm_to(self.dtype(), weight, bias, eps)
     }
 
     /// [`Tensor::layer_norm`] with a result of type `out`, f32 or f16.
@@ -433,7 +438,8 @@ impl Tensor {
     /// # Errors
     /// Those of [`Tensor::layer_norm`], or if `out` is u32.
     pub fn layer_norm_to(&self, out: DType, weight: &Tensor, bias: Option<&Tensor>, eps: f32) -> Result<Tensor> {
-        let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).collect();
+        let x = self.f16_as_f32()?;
+        let inputs: Vec<&Tensor> = [&x, weight].into_iter().chain(bias).collect();
         let op = LayerNorm { eps, rms: false, has_bias: bias.is_some(), branch: None, dropout: None, out };
         Ok(apply(op, &inputs)?.remove(0))
     }
@@ -445,7 +451,7 @@ impl Tensor {
     /// Those of [`Tensor::layer_norm_to`].
     pub fn rms_norm_to(&self, out: DType, weight: &Tensor, eps: f32) -> Result<Tensor> {
         let op = LayerNorm { eps, rms: true, has_bias: false, branch: None, dropout: None, out };
-        Ok(apply(op, &[self, weight])?.remove(0))
+        Ok(apply(op, &[&self.f16_as_f32()?, weight])?.remove(0))
     }
 
     /// The sum of this tensor, the residual stream, and `branch`, what a layer adds to it; and that sum normalized as

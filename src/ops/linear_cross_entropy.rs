@@ -1,10 +1,11 @@
-//! The classifier of a language model and its loss in one: cross-entropy of `h weight^T`, without ever holding all
-//! logits. Shapes: h (..., C), weight (V, C), targets (...) -> loss ().
+//! The classifier of a language model and its loss in one: cross-entropy of `h weight^T [+ bias]`, without ever holding
+//! all logits. Shapes: h (..., C), weight (V, C), bias (V), targets (...) -> loss ().
 //!
 //! Rows are taken in chunks. Of each chunk the logits are computed, then replaced by their gradient
 //! ([`FusedSoftmaxCrossEntropy`]), then multiplied into the gradients of h and of the weight, in forward:
 //! ```text
 //! x = h weight^T    dx = (softmax(x) - onehot) / n    dh = dx weight    dweight = sum over chunks of dx^T h
+//!       [+ bias]                                                      dbias = sum of the rows of dx
 //! ```
 //! In mixed precision h and weight are f16, and so are logits, dx and dh. dx is below 1 / n, too small for f16: it is
 //! multiplied by a loss scale (Micikevicius et al. 2018), and all gradients that follow from it are that much larger.
@@ -18,6 +19,7 @@ use super::cross_entropy::{
     CountValid, Criterion, FusedSoftmaxCrossEntropy, MeanLoss, RowLosses, Weighing, expect_targets,
 };
 use super::matmul::MatMul;
+use super::reduce::SumRows;
 use super::*;
 use crate::gpu::{Limits, Operand, Plan, buffer, param};
 use crate::profile::MemoryKind;
@@ -40,10 +42,11 @@ const WHOLE_TILES: usize = 128;
 /// Chunks start at as many rows as make this many bytes for every width: GPUs ask it of where bindings start.
 const ALIGN_BYTES: usize = 256;
 
-/// The gradients of h and weight for a loss gradient of 1, as far as forward has computed them.
+/// The gradients of h, weight and bias for a loss gradient of 1, as far as forward has computed them.
 struct LinearCrossEntropy {
     dh: Option<Tensor>,
     dweight: Option<WeightGradient>,
+    dbias: Option<Tensor>,
 }
 
 /// dweight = what all chunks but the last come to, if there are others, + dx^T h of the last.
@@ -87,6 +90,9 @@ impl Op for LinearCrossEntropy {
         };
         if let Some(dh) = &self.dh {
             give(grads, 0, dh)?;
+        }
+        if let Some(dbias) = &self.dbias {
+            give(grads, 2, dbias)?;
         }
         let Some(WeightGradient { others, dx, h }) = &self.dweight else { return Ok(()) };
         let mut others = others.clone();
@@ -193,6 +199,21 @@ impl Tensor {
         criterion: Criterion,
         loss_scale: Option<&Tensor>,
     ) -> Result<Tensor> {
+        self.linear_cross_entropy_with_bias(weight, None, targets, criterion, loss_scale)
+    }
+
+    /// [`Tensor::linear_cross_entropy`] of `h weight^T + bias`, with the f32 bias (V) if there is one.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::linear_cross_entropy`], and if the bias is not f32 (V).
+    pub fn linear_cross_entropy_with_bias(
+        &self,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        targets: &Tensor,
+        criterion: Criterion,
+        loss_scale: Option<&Tensor>,
+    ) -> Result<Tensor> {
         const OP: &str = "linear_cross_entropy";
         expect_dtype(OP, self.dtype(), &[weight.spec()])?;
         if self.dtype() == DType::U32 {
@@ -207,6 +228,12 @@ impl Tensor {
             }
         };
         expect_targets(OP, rows, targets.spec())?;
+        if let Some(bias) = bias {
+            expect_f32(OP, &[bias.spec()])?;
+            if bias.shape()[..] != [vocab] {
+                return Err(shape_error(OP, format!("a bias ({vocab})"), bias.shape()));
+            }
+        }
         if let Some(scale) = loss_scale {
             expect_f32(OP, &[scale.spec()])?;
             if scale.is_empty() {
@@ -214,17 +241,17 @@ impl Tensor {
             }
         }
         let (weighing, class_weights) = criterion.prepare(OP, vocab)?;
-        let operands = [self, weight, targets].into_iter().chain(loss_scale).chain(&class_weights);
+        let operands = [self, weight, targets].into_iter().chain(bias).chain(loss_scale).chain(&class_weights);
         common_device(OP, &operands.collect::<Vec<_>>())?;
         let chunk = chunk_rows(rows, vocab, self.dtype(), &self.device());
-        in_chunks(self, weight, targets, (weighing, &class_weights), loss_scale, chunk)
+        in_chunks(self, (weight, bias), targets, (weighing, &class_weights), loss_scale, chunk)
     }
 }
 
 /// The loss, `chunk` rows at a time, with the inputs that follow the others of kernels. The shapes have been checked.
 fn in_chunks(
     h: &Tensor,
-    weight: &Tensor,
+    (weight, bias): (&Tensor, Option<&Tensor>),
     targets: &Tensor,
     (weighing, class_weights): (Weighing, &[Tensor]),
     loss_scale: Option<&Tensor>,
@@ -237,7 +264,8 @@ fn in_chunks(
     };
     let dh = || empty(h.shape(), h.dtype(), MemoryKind::Gradients);
     let dh = h.needs_grad().then(dh).transpose()?;
-    let (mut others, mut dweight) = (None, None);
+    let bias_needs_grad = bias.is_some_and(Tensor::needs_grad);
+    let (mut others, mut dweight, mut dbias) = (None, None, None);
 
     let flat = |t: &Tensor| t.view(Shape::from([rows, t.len() / rows]), Edge::None);
     let (h_rows, dh_rows) = (flat(h), dh.as_ref().map(flat)); // (R, C)
@@ -251,9 +279,9 @@ fn in_chunks(
     for start in (0..rows).step_by(chunk) {
         let count = chunk.min(rows - start);
         let (h, targets, losses) = (h_rows.rows(start, count), targets.rows(start, count), losses.rows(start, count));
-        let product = MatMul { trans_b: true, out: h.dtype(), ..MatMul::default() };
-        let logits = scratch(&product, &[&h, weight])?; // (count, V)
-        if dh.is_none() && !weight.needs_grad() {
+        let product = MatMul { trans_b: true, bias: bias.is_some(), out: h.dtype(), ..MatMul::default() };
+        let logits = scratch(&product, &[&h, weight].into_iter().chain(bias).collect::<Vec<_>>())?; // (count, V)
+        if dh.is_none() && !weight.needs_grad() && !bias_needs_grad {
             let norms = empty(&Shape::from([count, 2]), DType::F32, MemoryKind::Scratch)?;
             run_into(&RowLosses { weighing }, &with(&[&logits, &targets], class_weights), &[&losses, &norms])?;
             continue;
@@ -265,6 +293,13 @@ fn in_chunks(
             let product = MatMul { out: dh.dtype(), ..MatMul::default() };
             run_into(&product, &[&dx, weight], &[&dh.rows(start, count)])?;
         }
+        if bias_needs_grad {
+            let sums = |accumulate| SumRows { accumulate, len: vocab, outputs: 1 };
+            match &dbias {
+                Some(sum) => run_into(&sums(true), &[&dx], &[sum])?,
+                None => dbias = Some(run_as(MemoryKind::Gradients, &sums(false), &[&dx])?.remove(0)),
+            }
+        }
         if weight.needs_grad() && start + count < rows {
             WeightGradient::add(&mut others, &dx, &h)?;
         } else if weight.needs_grad() {
@@ -272,7 +307,8 @@ fn in_chunks(
         }
     }
     let loss = scratch(&MeanLoss, &with(&[&losses, &targets], class_weights))?;
-    Ok(record(Box::new(LinearCrossEntropy { dh, dweight }), &[h, weight], vec![loss]).remove(0))
+    let inputs: Vec<&Tensor> = [h, weight].into_iter().chain(bias).collect();
+    Ok(record(Box::new(LinearCrossEntropy { dh, dweight, dbias }), &inputs, vec![loss]).remove(0))
 }
 
 /// The inputs of a kernel, and those that follow them.
@@ -320,27 +356,38 @@ mod tests {
     fn any_chunking_gives_the_loss_and_gradients_of_the_separate_ops() {
         for device in Device::for_tests() {
             let weights = class_weights(37, &device);
-            for (criterion, factor) in criteria(&weights).into_iter().flat_map(|c| [(c, None), (c, Some(-2.5))]) {
+            let bias = || {
+                let bias: Vec<f32> = (0..37).map(|i| (i as f32).cos()).collect();
+                Tensor::from_f32(&bias, [37], &device).unwrap().requires_grad().unwrap()
+            };
+            let cases = criteria(&weights).into_iter().flat_map(|c| [(c, None, false), (c, Some(-2.5), true)]);
+            for (criterion, factor, is_biased) in cases {
                 let backward = |loss: &Tensor| match factor {
                     None => loss.backward().unwrap(),
                     Some(factor) => loss.scale(factor).unwrap().backward().unwrap(),
                 };
                 let [h, weight, targets] = inputs(&device);
-                let product = MatMul { trans_b: true, ..MatMul::default() };
-                let logits = crate::tensor::apply(product, &[&h, &weight]).unwrap().remove(0);
+                let bias1 = is_biased.then(bias);
+                let logits = h.linear(&weight, true, bias1.as_ref()).unwrap();
                 let want = logits.cross_entropy(&targets, criterion).unwrap();
                 backward(&want);
                 let (weighing, more) = criterion.prepare("linear_cross_entropy", 37).unwrap();
                 for chunk in [64, 128, 192, 256] {
-                    let [h2, weight2, _] = inputs(&device);
-                    let loss = in_chunks(&h2, &weight2, &targets, (weighing, &more), None, chunk).unwrap();
+                    let ([h2, weight2, _], bias2) = (inputs(&device), is_biased.then(bias));
+                    let loss =
+                        in_chunks(&h2, (&weight2, bias2.as_ref()), &targets, (weighing, &more), None, chunk).unwrap();
                     let at = format!("{device}, {chunk} rows, {weighing:?}, {factor:?}");
                     expect_close(&format!("{at}: loss"), &loss, &want);
-                    let plain = no_grad(|| in_chunks(&h2, &weight2, &targets, (weighing, &more), None, chunk));
+                    let plain = no_grad(|| {
+                        in_chunks(&h2, (&weight2, bias2.as_ref()), &targets, (weighing, &more), None, chunk)
+                    });
                     expect_close(&format!("{at}: loss without gradients"), &plain.unwrap(), &want);
                     backward(&loss);
                     expect_close(&format!("{at}: dh"), h2.grad().unwrap(), h.grad().unwrap());
                     expect_close(&format!("{at}: dweight"), weight2.grad().unwrap(), weight.grad().unwrap());
+                    for (bias2, bias1) in bias2.iter().zip(&bias1) {
+                        expect_close(&format!("{at}: dbias"), bias2.grad().unwrap(), bias1.grad().unwrap());
+                    }
                 }
             }
         }

@@ -14,6 +14,7 @@ mod cast;
 mod compare;
 mod conv;
 mod cross_entropy;
+mod dims;
 mod dropout;
 mod embedding;
 mod feed_forward;
@@ -53,6 +54,7 @@ pub(crate) use binary::METHODS as BINARY;
 pub(crate) use compare::COMPARISONS;
 pub use conv::ConvOptions;
 pub use cross_entropy::{Criterion, IGNORED};
+pub use dims::{Dim, Dims};
 pub(crate) use losses::METHODS as LOSSES;
 pub use losses::Reduction;
 pub(crate) use matmul::MatMul;
@@ -61,7 +63,6 @@ pub(crate) use norm_linear::LinearRef;
 pub use norm_linear::NormRef;
 pub use pool::PoolOptions;
 pub use recurrent::RecurrentRef;
-pub use reduce::Dims;
 pub(crate) use reduce::METHODS as REDUCTIONS;
 pub(crate) use unary::METHODS as UNARY;
 
@@ -92,6 +93,23 @@ fn expect_dtype(op: &'static str, expected: DType, specs: &[&Spec]) -> Result<()
         Some(s) => Err(Error::DType { op, expected: expected.name(), got: s.dtype.name() }),
         None => Ok(()),
     }
+}
+
+/// Fails unless all specs are f32, or all f16.
+fn expect_float(op: &'static str, specs: &[&Spec]) -> Result<()> {
+    match specs.first() {
+        Some(first) if first.dtype == DType::F16 => expect_dtype(op, DType::F16, specs),
+        _ => expect_f32(op, specs),
+    }
+}
+
+/// What `op` makes of x, computed in f32 if that is f16; what it makes is then f16 too, unless it is u32.
+fn in_f32(x: &Tensor, op: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    if x.dtype() != DType::F16 {
+        return op(x);
+    }
+    let y = op(&x.to_dtype(DType::F32)?)?;
+    if y.dtype() == DType::U32 { Ok(y) } else { y.to_dtype(DType::F16) }
 }
 
 /// The cost of a kernel that reads its inputs once, writes its outputs once, and does `flops` operations.

@@ -6,6 +6,9 @@
 //! adaptive_avg_pool2d  the same, with window i of rows floor(i H / H') to ceil((i + 1) H / H')
 //! H' = (H + 2 p - d (K - 1) - 1) / s + 1              stride s, padding p, dilation d
 //! ```
+//! H' is rounded down, or up in ceil mode, where windows that would begin behind the pixels are left out. What a window
+//! reaches beyond the padding is not there: it is no candidate and does not count.
+//!
 //! Forward keeps where each largest element lies in its plane. Backward gathers: each pixel looks at the windows that
 //! may hold it, in a fixed order.
 
@@ -29,12 +32,15 @@ pub struct PoolOptions {
     pub dilation: [usize; 2],
     /// Whether the average counts the padding.
     pub count_include_pad: bool,
+    /// Whether there is a window for the pixels that remain where not all windows fit whole.
+    pub ceil_mode: bool,
 }
 
 impl PoolOptions {
     /// Windows of this size side by side, as is PyTorch's default.
     pub fn new(kernel: [usize; 2]) -> PoolOptions {
-        PoolOptions { kernel, stride: kernel, padding: [0; 2], dilation: [1; 2], count_include_pad: true }
+        let (padding, dilation) = ([0; 2], [1; 2]);
+        PoolOptions { kernel, stride: kernel, padding, dilation, count_include_pad: true, ceil_mode: false }
     }
 }
 
@@ -72,19 +78,21 @@ impl Pool {
         start.saturating_sub(self.options.padding[dim])..end.saturating_sub(self.options.padding[dim]).min(from)
     }
 
-    /// By how much the sum of the window at (i, j) is divided.
-    fn count(&self, window: &[Range<usize>; 2]) -> f32 {
+    /// How many elements of window `i` in one dimension the average counts.
+    fn count(&self, dim: usize, i: usize) -> usize {
+        let PoolOptions { kernel, stride, padding, .. } = self.options;
         match self.kind == Average && self.options.count_include_pad {
-            true => (self.options.kernel[0] * self.options.kernel[1]) as f32,
-            false => (window[0].len() * window[1].len()) as f32,
+            true => kernel[dim].min(self.from[dim] + 2 * padding[dim] - i * stride[dim]),
+            false => self.window(dim, i).len(),
         }
     }
 
-    /// Calls `visit` with every output of a plane and its window.
-    fn windows(&self, mut visit: impl FnMut(usize, [Range<usize>; 2])) {
+    /// Calls `visit` with every output of a plane, its window, and by how much the sum of that is divided.
+    fn windows(&self, mut visit: impl FnMut(usize, [Range<usize>; 2], f32)) {
         for i in 0..self.to[0] {
             for j in 0..self.to[1] {
-                visit(i * self.to[1] + j, [self.window(0, i), self.window(1, j)]);
+                let count = self.count(0, i) * self.count(1, j);
+                visit(i * self.to[1] + j, [self.window(0, i), self.window(1, j)], count as f32);
             }
         }
     }
@@ -128,7 +136,7 @@ impl Pool {
     }
 
     fn plan(&self, pass: &'static str, buffers: Vec<Buffer>, each: [usize; 2]) -> Plan {
-        let PoolOptions { kernel, stride, padding, dilation, count_include_pad } = self.options;
+        let PoolOptions { kernel, stride, padding, dilation, count_include_pad, .. } = self.options;
         let len = self.planes * each[0] * each[1];
         let pairs = [
             (["from_h", "from_w"], self.from),
@@ -184,9 +192,9 @@ impl Kernel for Pool {
             return planes.zip(places.u32().par_chunks_mut(to)).for_each(|((y, x), places)| self.largest(x, y, places));
         }
         planes.for_each(|(y, x)| {
-            self.windows(|output, window| {
+            self.windows(|output, window, count| {
                 let rows = window[0].clone().map(|row| &x[row * self.from[1]..][window[1].clone()]);
-                y[output] = rows.map(|row| row.iter().sum::<f32>()).sum::<f32>() / self.count(&window);
+                y[output] = rows.map(|row| row.iter().sum::<f32>()).sum::<f32>() / count;
             });
         });
     }
@@ -239,8 +247,8 @@ impl Kernel for PoolBackward {
         }
         planes.for_each(|(dx, dy)| {
             dx.fill(0.0);
-            pool.windows(|output, window| {
-                let each = dy[output] / pool.count(&window);
+            pool.windows(|output, window, count| {
+                let each = dy[output] / count;
                 for row in window[0].clone() {
                     dx[row * pool.from[1]..][window[1].clone()].iter_mut().for_each(|dx| *dx += each);
                 }
@@ -265,6 +273,9 @@ fn pool(
     options: PoolOptions,
     to: impl Fn(usize, usize) -> Option<usize>,
 ) -> Result<Tensor> {
+    if x.dtype() == DType::F16 {
+        return in_f32(x, |x| pool(op, x, kind, options, to));
+    }
     expect_f32(op, &[x.spec()])?;
     let &[batch, channels, height, width] = &x.shape()[..] else {
         return Err(shape_error(op, "x (B, C, H, W)", x.shape()));
@@ -278,10 +289,18 @@ fn pool(
 
 /// The size of a pooled dimension, if windows fit on it: each must have an element inside.
 fn pooled(options: PoolOptions, dim: usize, size: usize) -> Option<usize> {
-    let PoolOptions { kernel, stride, padding, dilation, .. } = options;
-    let (kernel, padding, dilation) = (kernel[dim], padding[dim], dilation[dim]);
-    let inside = padding <= kernel / 2 && (padding == 0 || dilation <= size);
-    if inside { positions(size, kernel, stride[dim], padding, dilation) } else { None }
+    let PoolOptions { kernel, stride, padding, dilation, ceil_mode, .. } = options;
+    let (kernel, stride, padding, dilation) = (kernel[dim], stride[dim], padding[dim], dilation[dim]);
+    if padding > kernel / 2 || (padding > 0 && dilation > size) {
+        return None;
+    }
+    if !ceil_mode {
+        return positions(size, kernel, stride, padding, dilation);
+    }
+    // As many as on a dimension that is longer by what a last window may lack, but for one behind the pixels.
+    let lacking = stride.checked_sub(1)?;
+    let count = positions(size.checked_add(lacking)?, kernel, stride, padding, dilation)?;
+    Some(if (count - 1) * stride >= size + padding { count - 1 } else { count })
 }
 
 /// A method for sequences (B, C, L), which are images of height 1.
@@ -297,7 +316,7 @@ impl Tensor {
     /// The largest element of each window of (B, C, H, W), whose gradient goes to the first of equal ones.
     ///
     /// # Errors
-    /// If the tensor is not f32 of four dimensions, no window fits, or the padding is more than half the kernel.
+    /// If the tensor is not f32 or f16 of four dimensions, no window fits, or the padding is more than half the kernel.
     pub fn max_pool2d(&self, options: PoolOptions) -> Result<Tensor> {
         pool("max_pool2d", self, Max, options, |dim, size| pooled(options, dim, size))
     }
@@ -314,7 +333,7 @@ impl Tensor {
     /// The averages of `to` windows (height, width) that cover (B, C, H, W) evenly.
     ///
     /// # Errors
-    /// If the tensor is not f32 of four dimensions, or there are no windows or too many.
+    /// If the tensor is not f32 or f16 of four dimensions, or there are no windows or too many.
     pub fn adaptive_avg_pool2d(&self, to: [usize; 2]) -> Result<Tensor> {
         // Kernels multiply the two with 32 bits.
         let fits = |to: usize, size: usize| to.checked_add(1)?.checked_mul(size).filter(|n| *n <= u32::MAX as usize);

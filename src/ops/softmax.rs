@@ -3,7 +3,7 @@
 //! y = e^(x - m) / sum e^(x - m) with m the largest x of the row: no exponent is above 0, so nothing overflows.
 //! dx = y (dy - sum(dy y)).
 //!
-//! The logarithm: y = x - m - log sum e^(x - m), dx = dy - e^y sum(dy).
+//! The logarithm: y = x - m - log sum e^(x - m), dx = dy - e^y sum(dy). Of f16 all is computed in f32.
 
 use super::*;
 use crate::cpu::{map_and_sum, math, maximum, sum_of, vectorized};
@@ -25,12 +25,18 @@ fn plan(spec: &Spec, log: bool, derivative: bool) -> Plan {
     let (rows, n) = (spec.shape.rows(), spec.shape.last_dim());
     // Four elements or more per thread.
     let lanes = n.div_ceil(4).next_power_of_two().min(256);
-    let mut buffers = vec![buffer(if derivative { "y" } else { "x" }, "f32", Operand::Input(0))];
-    buffers.extend(derivative.then_some(buffer("grad_output", "f32", Operand::Input(1))));
-    buffers.push(buffer("result", "f32", Operand::Output(0)));
+    let element = spec.dtype.name();
+    let mut buffers = vec![buffer(if derivative { "y" } else { "x" }, element, Operand::Input(0))];
+    buffers.extend(derivative.then_some(buffer("grad_output", element, Operand::Input(1))));
+    buffers.push(buffer("result", element, Operand::Output(0)));
     Plan::one(Launch {
         shader: shader!("softmax"),
-        values: vec![("lanes", (lanes as u32).into()), ("log", log.into()), ("derivative", derivative.into())],
+        values: vec![
+            ("lanes", (lanes as u32).into()),
+            ("log", log.into()),
+            ("derivative", derivative.into()),
+            ("T", element.into()),
+        ],
         buffers,
         params: vec![param("rows", rows), param("n", n)],
         workgroups: rows.div_ceil(256 / lanes),
@@ -43,7 +49,7 @@ impl Kernel for Softmax {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        expect_f32(self.name(), inputs)?;
+        expect_float(self.name(), inputs)?;
         Ok(vec![inputs[0].clone()])
     }
 
@@ -143,7 +149,7 @@ impl Tensor {
     /// Softmax over the last dimension: every row becomes positive and sums to 1.
     ///
     /// # Errors
-    /// If the tensor is not f32.
+    /// If the tensor is neither f32 nor f16.
     pub fn softmax(&self) -> Result<Tensor> {
         apply_one(Softmax { log: false }, &[self])
     }
@@ -151,7 +157,7 @@ impl Tensor {
     /// The logarithm of the softmax over the last dimension, precise where that is near 0.
     ///
     /// # Errors
-    /// If the tensor is not f32.
+    /// If the tensor is neither f32 nor f16.
     pub fn log_softmax(&self) -> Result<Tensor> {
         apply_one(Softmax { log: true }, &[self])
     }

@@ -139,6 +139,11 @@ impl Optimizer {
         parameters.refresh_halves()
     }
 
+    /// Updates done so far.
+    pub fn updates(&self) -> u64 {
+        self.steps
+    }
+
     /// Goes on as after so many updates: for whoever has written the moments.
     pub fn set_updates(&mut self, updates: u64) {
         self.steps = updates;

@@ -14,6 +14,9 @@ const COLOURS: [&str; 6] = ["36", "33", "35", "32", "34", "31"];
 /// Characters that the numbers beside the axis take.
 const MARGIN: usize = 9;
 
+/// Columns and rows that any terminal has.
+const LARGEST: usize = 1 << 10;
+
 /// What is drawn in a cell: the dots, and the curve that drew there last.
 #[derive(Clone, Copy, Default)]
 struct Cell {
@@ -34,7 +37,7 @@ pub fn plot(curves: &[Curve], width: usize, height: usize, colour: bool) -> Stri
         return String::new();
     }
     let ((x0, x1), (y0, y1)) = (range(|p| p.0), range(|p| p.1));
-    let (columns, rows) = (width.saturating_sub(MARGIN + 2).max(10), height.max(3));
+    let (columns, rows) = (width.saturating_sub(MARGIN + 2).clamp(10, LARGEST), height.clamp(3, LARGEST));
     let (wide, high) = (2 * columns - 1, 4 * rows - 1);
     let dot = |&(x, y): &(f64, f64)| {
         let at = |part: f64, most: usize| (part * most as f64).round() as usize;

@@ -21,8 +21,8 @@ pub(super) struct Series {
 /// The indices of the points that a chart of so many columns needs, whether its axis is linear or logarithmic: of each
 /// column the first, the last, the lowest and the highest, and the first that is no number.
 pub fn thin(x: &[f64], y: &[f64], columns: usize) -> Vec<usize> {
-    let count = x.len().min(y.len());
-    if count <= 8 * columns {
+    let (count, columns) = (x.len().min(y.len()), columns.max(1));
+    if count <= columns.saturating_mul(8) {
         return (0..count).collect();
     }
     let mut kept = vec![false; count];

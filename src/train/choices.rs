@@ -46,7 +46,8 @@ struct Row {
 /// Answers every question, `batch_size` choices at once, with a context of so many tokens.
 ///
 /// # Errors
-/// If a text cannot be tokenized or a choice does not fit the context: in which line. If the device reported an error.
+/// If a text cannot be tokenized, a choice does not fit the context, or the answer is none of them: in which line. If
+/// `batch_size` is 0, or the device reported an error.
 pub fn evaluate_choices(
     model: &dyn LanguageModel,
     tokenizer: &Tokenizer,
@@ -54,8 +55,15 @@ pub fn evaluate_choices(
     context: usize,
     batch_size: usize,
 ) -> Result<ChoiceEvaluation> {
+    if batch_size == 0 {
+        return Err(Error::Invalid("a batch must have a choice: batch_size is 0".into()));
+    }
     let mut rows = vec![];
     for question in questions {
+        if question.answer >= question.choices.len() {
+            let (line, answer) = (question.line, question.answer);
+            return Err(Error::Invalid(format!("line {line}: there is no choice {answer}, counted from 0")));
+        }
         for choice in &question.choices {
             let row = row(tokenizer, &question.question, choice, context);
             rows.push(row.map_err(|error| Error::Invalid(format!("line {}: {error}", question.line)))?);
@@ -95,7 +103,7 @@ fn row(tokenizer: &Tokenizer, question: &str, choice: &str, context: usize) -> R
     if start >= ids.len() {
         return Err(Error::Invalid(format!("the tokenizer makes no token of the choice {choice:?}")));
     }
-    let beyond = ids.len().saturating_sub(context + 1);
+    let beyond = ids.len().saturating_sub(context.saturating_add(1));
     if beyond >= start {
         let tokens = ids.len() - start;
         let message = format!("the choice {choice:?} has {tokens} tokens, the context holds {context}");
@@ -114,6 +122,7 @@ fn log_likelihoods(model: &dyn LanguageModel, rows: &[&Row]) -> Result<Vec<f64>>
     for (row, ids) in rows.iter().zip(ids.chunks_exact_mut(t)) {
         ids[..row.ids.len() - 1].copy_from_slice(&row.ids[..row.ids.len() - 1]);
     }
+    let (head, bias) = (model.head(), model.head_bias());
     let readings = no_grad(|| {
         let h = model.hidden(&Tensor::from_u32(&ids, [b, t], &device)?, Past::Nothing, &Dropout::off())?; // (B, T, C)
         let (c, dtype) = (h.shape().last_dim(), h.dtype());
@@ -123,7 +132,7 @@ fn log_likelihoods(model: &dyn LanguageModel, rows: &[&Row]) -> Result<Vec<f64>>
             let places: Vec<u32> = (0..n).map(|k| (i * t + row.start - 1 + k) as u32).collect();
             let h = h.embedding(&Tensor::from_u32(&places, [n], &device)?)?.to_dtype(dtype)?; // (N, C)
             let targets = Tensor::from_u32(&row.ids[row.start..], [n], &device)?;
-            let loss = h.linear_cross_entropy(model.head(), &targets, Criterion::default(), None)?;
+            let loss = h.linear_cross_entropy_with_bias(head, bias, &targets, Criterion::default(), None)?;
             Ok((loss.read_later()?, n))
         };
         rows.iter().enumerate().map(reading).collect::<Result<Vec<_>>>()

@@ -54,7 +54,8 @@ pub struct Windows {
 /// by side, each from its beginning to its end. `None` if `stop` was set before the end.
 ///
 /// # Errors
-/// If there are fewer than two tokens, windows of a recurrent model overlap, or the device reported an error.
+/// If there are fewer than two tokens or no windows, those of a recurrent model overlap, or the device reported an
+/// error.
 pub fn evaluate(
     model: &dyn LanguageModel,
     tokens: &Tokens,
@@ -63,6 +64,9 @@ pub fn evaluate(
     stop: &AtomicBool,
 ) -> Result<Option<Evaluation>> {
     let Windows { context, stride, batch_size, max_batches } = windows;
+    if batch_size == 0 {
+        return Err(Error::Invalid("a batch must have a window: batch_size is 0".into()));
+    }
     let device = model.device();
     let mut rows = rows(model, tokens, &windows)?;
     let mut carried = model.config().is_recurrent().then(|| model.cache(batch_size, context)).transpose()?;

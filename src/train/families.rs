@@ -125,6 +125,8 @@ fn check_family(kind: &str, named: &str) {
         let mut model = models::load(&checkpoint).unwrap();
         let elements: usize = model.parameters().iter().map(|(_, tensor)| tensor.len()).sum();
         assert_eq!((model.config(), summary.parameters), (&summary.model, elements), "{device}");
+        model.visit_buffers("", &mut |name, _| panic!("{name}: checkpoints of language models have no buffers"));
+        model.visit_counts("", &mut |name, _| panic!("{name}: nor counts"));
         model.to_device(&device).unwrap();
 
         let ids: Vec<u32> = (0..64).map(|i| i % 8).collect();

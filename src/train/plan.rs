@@ -152,7 +152,7 @@ pub fn check_size(model: &ModelConfig, tokens: usize, operands: DType, device: &
 fn largest_tensors(model: &ModelConfig, tokens: usize, operands: DType) -> Vec<TensorSize> {
     let activation = LargeTensor {
         name: "the widest activation of a pass",
-        elements: (model.widest_activation() * tokens) as u64,
+        elements: model.widest_activation().saturating_mul(tokens) as u64,
         remedy: "use a smaller batch (train.batch_size, with train.grad_accum_steps to make up for it) or \
                  model.block_size",
     };
@@ -160,7 +160,7 @@ fn largest_tensors(model: &ModelConfig, tokens: usize, operands: DType) -> Vec<T
     let sized = |(LargeTensor { name, elements, remedy }, dtype): (LargeTensor, DType)| TensorSize {
         name,
         elements,
-        bytes: elements * dtype.size_bytes() as u64,
+        bytes: elements.saturating_mul(dtype.size_bytes() as u64),
         hint: remedy,
     };
     weights.chain([(activation, operands)]).map(sized).collect()

@@ -32,7 +32,7 @@ pub struct Verified {
 /// and compares weights, optimizer state and metrics. Model, data, batches and optimizer are those of `resolved`.
 ///
 /// # Errors
-/// If a run fails or is stopped.
+/// If there is no step or no device, or a run fails or is stopped.
 pub fn verify_resume(
     resolved: &Resolved,
     steps: usize,
@@ -41,6 +41,10 @@ pub fn verify_resume(
     cache_dir: Option<&Path>,
     stop: &AtomicBool,
 ) -> Result<Verified> {
+    if !(1..=usize::MAX / 2).contains(&steps) || devices.is_empty() {
+        let devices = devices.len();
+        return Err(Error::Invalid(format!("halves of {steps} steps on {devices} device(s) are nothing to compare")));
+    }
     let folder = Path::new(&resolved.config.run.dir).join(format!("verify-resume-{}", std::process::id()));
     let result = compare(resolved, steps, devices, data_dir, cache_dir, stop, &folder);
     if result.as_ref().is_ok_and(|verified| !verified.differences.is_empty()) {

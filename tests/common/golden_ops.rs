@@ -106,7 +106,7 @@ fn compare(by: &str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     }
 }
 
-fn reduce(op: &str, x: &Tensor, dims: &[usize], keepdim: bool, correction: usize) -> Result<Tensor> {
+fn reduce(op: &str, x: &Tensor, dims: &[i64], keepdim: bool, correction: usize) -> Result<Tensor> {
     match (op, keepdim) {
         ("sum", false) => x.sum(dims),
         ("sum", true) => x.sum_keepdim(dims),
@@ -171,7 +171,7 @@ fn pool_options(attrs: &Value) -> PoolOptions {
     let stride = if attrs.get("stride").is_some() { pair(attrs, "stride", 1) } else { plain.stride };
     let [padding, dilation] = [("padding", 0), ("dilation", 1)].map(|(name, default)| pair(attrs, name, default));
     let count_include_pad = attrs.get("count_include_pad").is_none_or(|flag| flag.as_bool().unwrap());
-    PoolOptions { stride, padding, dilation, count_include_pad, ..plain }
+    PoolOptions { stride, padding, dilation, count_include_pad, ceil_mode: attrs.get("ceil_mode").is_some(), ..plain }
 }
 
 /// With running statistics that are no inputs; what becomes of them is added to each channel.
@@ -186,7 +186,8 @@ fn batch_norm(x: &[Tensor], momentum: Option<f32>) -> Result<Tensor> {
     let y = x[0].batch_norm([&running[0], &running[1]], &x[1], &x[2], momentum, 1e-5)?;
     let last = running[0].scale(2.0)?.add(&running[1].scale(3.0)?)?;
     // The channels last, and back.
-    let rows = y.reshape([shape[0], channels, shape[2..].iter().product()])?.permute(&[0, 2, 1])?;
+    let rows =
+        y.to_dtype(DType::F32)?.reshape([shape[0], channels, shape[2..].iter().product()])?.permute(&[0, 2, 1])?;
     rows.add(&last)?.permute(&[0, 2, 1])?.reshape(shape)
 }
 
@@ -198,6 +199,9 @@ pub fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
     let sizes = |name: &str| -> Vec<usize> {
         attrs[name].as_array().unwrap().iter().map(|size| size.as_u64().unwrap() as usize).collect()
     };
+    let dim = || attrs["dim"].as_i64().unwrap();
+    let dims =
+        |name: &str| -> Vec<i64> { attrs[name].as_array().unwrap().iter().map(|dim| dim.as_i64().unwrap()).collect() };
     match op {
         "matmul" => x[0].matmul_transposed(&x[1], flag("transpose_a"), flag("transpose_b")),
         "add" => x[0].add(&x[1]),
@@ -249,9 +253,9 @@ pub fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
         "multi_head_attention" => multi_head_attention(x, size("n_head"), flag("causal")),
         "embedding" => x[1].embedding(&x[0]),
         "cross_entropy" => with_criterion(attrs, &x[0].device(), |criterion| x[0].cross_entropy(&x[1], criterion)),
-        "linear_cross_entropy" => {
-            with_criterion(attrs, &x[0].device(), |criterion| x[0].linear_cross_entropy(&x[1], &x[2], criterion, None))
-        }
+        "linear_cross_entropy" => with_criterion(attrs, &x[0].device(), |criterion| {
+            x[0].linear_cross_entropy_with_bias(&x[1], x.get(3), &x[2], criterion, None)
+        }),
         "mse_loss"
         | "l1_loss"
         | "huber_loss"
@@ -262,29 +266,29 @@ pub fn apply(op: &str, attrs: &Value, x: &[Tensor]) -> Result<Tensor> {
         | "cross_entropy_loss"
         | "cosine_embedding_loss" => loss(op, attrs, x),
         "sum" | "mean" | "max" | "min" | "prod" | "var" | "logsumexp" => {
-            let dims = if attrs["dim"].is_array() { sizes("dim") } else { vec![size("dim")] };
+            let dims = if attrs["dim"].is_array() { dims("dim") } else { vec![dim()] };
             let correction = attrs.get("correction").map_or(0, |correction| correction.as_u64().unwrap() as usize);
             reduce(op, &x[0], &dims, attrs.get("keepdim").is_some(), correction)
         }
-        "argmax" => x[0].gather(size("dim"), &x[0].argmax_keepdim(size("dim"))?),
-        "argmin" => x[0].gather(size("dim"), &x[0].argmin_keepdim(size("dim"))?),
-        "permute" => x[0].permute(&sizes("dims")),
-        "narrow" => x[0].narrow(size("dim"), size("start"), size("length")),
-        "slice" => x[0].slice(size("dim"), size("start")..size("end"), size("step")),
-        "split" => Ok(x[0].split(size("size"), size("dim"))?.remove(size("part"))),
-        "flip" => x[0].flip(&sizes("dims")),
+        "argmax" => x[0].gather(dim(), &x[0].argmax_keepdim(dim())?),
+        "argmin" => x[0].gather(dim(), &x[0].argmin_keepdim(dim())?),
+        "permute" => x[0].permute(&dims("dims")),
+        "narrow" => x[0].narrow(dim(), size("start"), size("length")),
+        "slice" => x[0].slice(dim(), size("start")..size("end"), size("step")),
+        "split" => Ok(x[0].split(size("size"), dim())?.remove(size("part"))),
+        "flip" => x[0].flip(&dims("dims")),
         "expand" => x[0].expand(sizes("shape")),
         "pad" => {
             let pair = |pair: &Value| (pair[0].as_u64().unwrap() as usize, pair[1].as_u64().unwrap() as usize);
             x[0].pad(&attrs["padding"].as_array().unwrap().iter().map(pair).collect::<Vec<_>>(), number("value"))
         }
-        "cat" => Tensor::cat(&x.iter().collect::<Vec<_>>(), size("dim")),
-        "stack" => Tensor::stack(&x.iter().collect::<Vec<_>>(), size("dim")),
+        "cat" => Tensor::cat(&x.iter().collect::<Vec<_>>(), dim()),
+        "stack" => Tensor::stack(&x.iter().collect::<Vec<_>>(), dim()),
         "tril" => x[0].tril(attrs["diagonal"].as_i64().unwrap()),
         "triu" => x[0].triu(attrs["diagonal"].as_i64().unwrap()),
-        "gather" => x[0].gather(size("dim"), &x[1]),
-        "index_select" => x[0].index_select(size("dim"), &x[1]),
-        "scatter_add" => x[0].scatter_add(size("dim"), &x[1], &x[2]),
+        "gather" => x[0].gather(dim(), &x[1]),
+        "index_select" => x[0].index_select(dim(), &x[1]),
+        "scatter_add" => x[0].scatter_add(dim(), &x[1], &x[2]),
         "rnn" | "lstm" | "gru" => recurrent(op, x, size("layers"), size("directions"), flag("bias")),
         "conv2d" => x[0].conv2d(&x[1], x.get(2), conv_options(attrs)),
         "conv_transpose2d" => {

@@ -9,7 +9,7 @@ use rustyflow::data::{
 use serde_json::json;
 use std::path::Path;
 
-const NOWHERE: &str = "/there/is/no/such/folder";
+pub const NOWHERE: &str = "/there/is/no/such/folder";
 const LAST: Position = Position { epoch: u64::MAX, window: 0 };
 const BEYOND: Position = Position { epoch: 0, window: u64::MAX };
 
@@ -25,7 +25,7 @@ fn corpus() -> Result<Corpus> {
     Corpus::of_texts("text", "a text", "another", None)
 }
 
-fn tokenizer() -> Result<Tokenizer> {
+pub fn tokenizer() -> Result<Tokenizer> {
     Tokenizer::build(&TokenizerSpec::Char, 0, &corpus()?, Path::new(NOWHERE))
 }
 

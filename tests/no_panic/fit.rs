@@ -96,6 +96,18 @@ fn updates() -> Vec<Row> {
             trainer.set_learning_rate(LearningRate::step(f64::INFINITY, 0, f64::NAN));
             trainer.step(|| loss(&model, 3, d)).map(drop)
         }),
+        ("Trainer::save", Refused, |d| {
+            let [(_, trainer), (mut other, _)] = [trainer(d, options())?, trainer(d, options())?];
+            trainer.save(&mut other, "no folder/no file")
+        }),
+        ("Trainer::save", Refused, |d| {
+            let (mut model, trainer) = trainer(d, options())?;
+            trainer.save(&mut model, "")
+        }),
+        ("Trainer::load", Refused, |d| {
+            let (mut model, mut trainer) = trainer(d, options())?;
+            trainer.load(&mut model, "Cargo.toml")
+        }),
         ("Trainer::keep_averages", Refused, |d| trainer(d, options())?.1.keep_averages(1.0)),
         ("Trainer::step", Refused, |d| {
             let (model, mut trainer) = trainer(d, options())?;

@@ -2,12 +2,18 @@
 //! panic. What ops do with tensors that do not fit is in `src/ops/boundary.rs`. A function of a public type that takes
 //! an argument has a row here, by its name in the sources: a test asks for it.
 
+mod comm;
+mod config;
 mod data;
 mod device;
 mod fit;
+mod generate;
+mod models;
 mod nn;
 mod optim;
+mod report;
 mod sources;
+mod train;
 
 use rustyflow::gpu::gpu_for_tests;
 use rustyflow::{DType, Device, Error, Result, Shape, Tensor};
@@ -29,7 +35,8 @@ use Want::{Defined, Refused};
 type Row = (&'static str, Want, fn(&Device) -> Result<()>);
 
 fn rows() -> Vec<Row> {
-    [nn::rows(), optim::rows(), data::rows(), device::rows(), fit::rows()].concat()
+    let library = [nn::rows(), optim::rows(), data::rows(), device::rows(), fit::rows()].concat();
+    [library, models::rows(), generate::rows(), comm::rows(), train::rows(), config::rows(), report::rows()].concat()
 }
 
 /// Shapes whose elements cannot be counted, are more than any memory holds, or wrap around to few.

@@ -15,6 +15,7 @@ const PLAIN: ConvOptions = ConvOptions { stride: [1; 2], padding: [0; 2], dilati
 const SIZES: RecurrentConfig =
     RecurrentConfig { input_size: 3, hidden_size: 2, num_layers: 1, bias: true, bidirectional: true };
 const HUGE_SIZES: RecurrentConfig = RecurrentConfig { hidden_size: HUGE, ..SIZES };
+const HUGE_STACK: RecurrentConfig = RecurrentConfig { num_layers: HUGE, ..SIZES };
 const NO_LAYERS: RecurrentConfig = RecurrentConfig { num_layers: 0, ..SIZES };
 
 /// The layer, moved to the device.
@@ -200,6 +201,9 @@ fn recurrent() -> Vec<Row> {
         ("Rnn::new", Refused, |_| Rnn::new(HUGE_SIZES, init_keys(1)).map(drop)),
         ("Lstm::new", Refused, |_| Lstm::new(HUGE_SIZES, init_keys(1)).map(drop)),
         ("Gru::new", Refused, |_| Gru::new(HUGE_SIZES, init_keys(1)).map(drop)),
+        ("Rnn::new", Refused, |_| Rnn::new(HUGE_STACK, init_keys(1)).map(drop)),
+        ("Lstm::new", Refused, |_| Lstm::new(HUGE_STACK, init_keys(1)).map(drop)),
+        ("Gru::new", Refused, |_| Gru::new(HUGE_STACK, init_keys(1)).map(drop)),
         ("Rnn::forward", Refused, |d| {
             on(d, Rnn::new(SIZES, init_keys(1))?)?.forward(&zeros([2, 1, 4], d)?, None, &Dropout::off()).map(drop)
         }),

@@ -102,8 +102,18 @@ impl ModelWeights {
     /// The names and contents of the files that [`load`] reads.
     ///
     /// # Errors
-    /// If the tensors make no file, which no model's do.
+    /// If the arenas are not those of the parameters.
     pub fn encode(self) -> Result<[(&'static str, Vec<u8>); 2]> {
+        let arena_of = |dtype: &DType| self.arenas.get(usize::from(*dtype == DType::F16));
+        let is_whole = |entry: &Entry| {
+            arena_of(&entry.dtype).is_some_and(|arena| entry.range().end * entry.dtype.size_bytes() <= arena.len())
+        };
+        if let Some(entry) = self.entries.iter().find(|entry| !is_whole(entry)) {
+            return Err(Error::Invalid(format!(
+                "the arenas are not those of the parameters: {} is missing",
+                entry.name
+            )));
+        }
         let (config, hf) = (&self.config, self.config.kind.hf());
         let mut views: Vec<(String, TensorView)> = Vec::new();
         let mut add = |name: &str, dtype: Dtype, shape: Vec<usize>, bytes| {

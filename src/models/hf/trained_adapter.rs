@@ -53,10 +53,18 @@ impl AdapterWeights {
     /// The names and contents of PEFT's files.
     ///
     /// # Errors
-    /// If the tensors make no file, which no adapter's do.
+    /// If the values are not those of the adapters.
     pub fn encode(self) -> Result<[(&'static str, Vec<u8>); 2]> {
         let values: &[f32] = &bytemuck::pod_collect_to_vec::<u8, f32>(&self.values);
         let rank = self.lora.rank;
+        let fits = |OfWeight { a, b, matrices }: &OfWeight| {
+            let rows = Some(matrices.len().saturating_mul(rank));
+            let is_there = a.range().end.max(b.range().end) <= values.len();
+            is_there && a.shape.first().copied() == rows && b.shape.get(1).copied() == rows
+        };
+        if let Some(OfWeight { a, .. }) = self.weights.iter().find(|weight| !fits(weight)) {
+            return Err(Error::Invalid(format!("the values are not those of the adapter {}", a.name)));
+        }
         let mut tensors: Vec<(String, [usize; 2], Vec<f32>)> = Vec::new();
         for OfWeight { a, b, matrices } in &self.weights {
             let (inputs, columns) = (a.shape.last_dim(), b.shape.last_dim());

@@ -87,9 +87,20 @@ impl Tensor {
     /// - 1) of itself; in evaluation by the running ones.
     ///
     /// # Errors
-    /// If a tensor is not f32 or its shape does not fit, there are no channels, or in training not two elements for
-    /// each.
+    /// If this tensor is neither f32 nor f16, another not f32, or a shape does not fit, there are no channels, or in
+    /// training not two elements for each.
     pub fn batch_norm(
+        &self,
+        running: [&Tensor; 2],
+        weight: &Tensor,
+        bias: &Tensor,
+        momentum: Option<f32>,
+        eps: f32,
+    ) -> Result<Tensor> {
+        in_f32(self, |x| x.batch_norm_f32(running, weight, bias, momentum, eps))
+    }
+
+    fn batch_norm_f32(
         &self,
         running: [&Tensor; 2],
         weight: &Tensor,
@@ -126,8 +137,13 @@ impl Tensor {
     /// each N, then with a weight and a bias (C).
     ///
     /// # Errors
-    /// If a tensor is not f32 or its shape does not fit, there are no channels, or the groups do not divide them.
+    /// If this tensor is neither f32 nor f16, another not f32, or a shape does not fit, there are no channels, or the
+    /// groups do not divide them.
     pub fn group_norm(&self, groups: usize, weight: &Tensor, bias: &Tensor, eps: f32) -> Result<Tensor> {
+        in_f32(self, |x| x.group_norm_f32(groups, weight, bias, eps))
+    }
+
+    fn group_norm_f32(&self, groups: usize, weight: &Tensor, bias: &Tensor, eps: f32) -> Result<Tensor> {
         let planes = planes("group_norm", self, &[weight, bias], Some(groups))?;
         crate::tensor::common_device("group_norm", &[self, weight, bias])?;
         let op = ChannelNorm { planes, eps, statistics: moments(planes, self)?, of_x: true };

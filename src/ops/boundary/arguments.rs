@@ -39,6 +39,22 @@ fn arguments_of_ops() -> Vec<(&'static str, Attempt)> {
         ("var", |d| x(&[2, 3], d).var([0, 2], 1).map(drop)),
         ("logsumexp", |d| x(&[2, 3], d).logsumexp(usize::MAX).map(drop)),
         ("prod", |d| x(&[2; 7], d).prod([0, 2]).map(drop)),
+        ("sum", |d| x(&[2, 3], d).sum(-3).map(drop)),
+        ("sum", |d| x(&[], d).sum(-1).map(drop)),
+        ("mean", |d| x(&[2, 3], d).mean(i64::MIN).map(drop)),
+        ("var", |d| x(&[2, 3], d).var([1, -1], 1).map(drop)),
+        ("permute", |d| x(&[2, 3], d).permute(&[0, -2]).map(drop)),
+        ("permute", |d| x(&[2, 3], d).permute(&[0, -3]).map(drop)),
+        ("narrow", |d| x(&[2, 3], d).narrow(-3, 0, 1).map(drop)),
+        ("slice", |d| x(&[2, 3], d).slice(isize::MIN, 0..1, 1).map(drop)),
+        ("split", |d| x(&[2, 3], d).split(1, -3).map(drop)),
+        ("flip", |d| x(&[2, 3], d).flip(&[-3]).map(drop)),
+        ("flip", |d| x(&[2, 3], d).flip(&[0, -2]).map(drop)),
+        ("cat", |d| Tensor::cat(&[&x(&[2, 3], d)], -3).map(drop)),
+        ("stack", |d| Tensor::stack(&[&x(&[2, 3], d)], -4).map(drop)),
+        ("gather", |d| x(&[2, 3], d).gather(-3, &ids(d)).map(drop)),
+        ("index_select", |d| x(&[2, 3], d).index_select(-3, &ids(d).reshape([6])?).map(drop)),
+        ("scatter_add", |d| x(&[2, 3], d).scatter_add(i64::MIN, &ids(d), &x(&[2, 3], d)).map(drop)),
         ("permute", |d| x(&[2, 3], d).permute(&[0]).map(drop)),
         ("permute", |d| x(&[2, 3], d).permute(&[0, 0]).map(drop)),
         ("permute", |d| x(&[2, 3], d).permute(&[1, 2]).map(drop)),
@@ -182,6 +198,18 @@ fn arguments_of_ops() -> Vec<(&'static str, Attempt)> {
         ("max_pool2d", |d| pooled(PoolOptions { dilation: [usize::MAX; 2], ..PoolOptions::new([2; 2]) }, d)),
         ("max_pool2d", |d| pooled(PoolOptions { dilation: [0; 2], ..PoolOptions::new([2; 2]) }, d)),
         ("max_pool2d", |d| pooled(PoolOptions { padding: [usize::MAX; 2], ..PoolOptions::new([usize::MAX; 2]) }, d)),
+        ("max_pool2d", |d| pooled(PoolOptions { stride: [2; 2], ceil_mode: true, ..PoolOptions::new([7, 2]) }, d)),
+        ("max_pool2d", |d| pooled(PoolOptions { stride: [0; 2], ceil_mode: true, ..PoolOptions::new([2; 2]) }, d)),
+        ("max_pool2d", |d| {
+            pooled(PoolOptions { stride: [usize::MAX; 2], ceil_mode: true, ..PoolOptions::new([2; 2]) }, d)
+        }),
+        ("max_pool2d", |d| pooled(PoolOptions { ceil_mode: true, ..PoolOptions::new([usize::MAX; 2]) }, d)),
+        ("max_pool2d", |d| {
+            pooled(
+                PoolOptions { padding: [usize::MAX / 4; 2], ceil_mode: true, ..PoolOptions::new([usize::MAX; 2]) },
+                d,
+            )
+        }),
         ("avg_pool2d", |d| {
             let options = PoolOptions { dilation: [2; 2], ..PoolOptions::new([2; 2]) };
             x(&[2, 3, 5, 6], d).avg_pool2d(options).map(drop)

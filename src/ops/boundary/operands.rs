@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// Of an op that takes any shape.
-const ANY_SHAPE: &str = "0 rank+1, 0 rank-1, 0 scalar, 0 dim0+1, 0 dim1+1";
+/// Of an op that takes any shape, of f32 or f16.
+const ANY: &str = "0 f16, 0 rank+1, 0 rank-1, 0 scalar, 0 dim0+1, 0 dim1+1";
 const DROPOUT: Option<(f32, Key)> = Some((0.5, KEY));
 
 pub(super) fn rows() -> Vec<Row> {
@@ -12,12 +12,11 @@ pub(super) fn rows() -> Vec<Row> {
 
 fn elementwise() -> Vec<Row> {
     let one = [f32(&[2, 3])];
-    let any: &'static str = "0 f16, 0 rank+1, 0 rank-1, 0 scalar, 0 dim0+1, 0 dim1+1";
-    let unary = UNARY.iter().map(|&(op, apply)| row(op, &one, any, move |x| apply(&x[0])));
+    let unary = UNARY.iter().map(|&(op, apply)| row(op, &one, ANY, move |x| apply(&x[0])));
     let others = [
-        row("softmax", &one, ANY_SHAPE, |x| x[0].softmax()),
-        row("log_softmax", &one, ANY_SHAPE, |x| x[0].log_softmax()),
-        row("dropout", &one, ANY_SHAPE, |x| x[0].dropout(0.5, KEY)),
+        row("softmax", &one, ANY, |x| x[0].softmax()),
+        row("log_softmax", &one, ANY, |x| x[0].log_softmax()),
+        row("dropout", &one, ANY, |x| x[0].dropout(0.5, KEY)),
     ];
     let broadcast = "0 rank+1, 0 rank-1, 0 scalar, 0 dim0+1, 1 rank+1, 1 rank-1, 1 scalar";
     let of_none = "0 rank+1, 0 rank-1, 0 scalar, 0 dim0+1, 0 dim1+1, 1 rank+1, 1 rank-1, 1 scalar, 1 dim0+1";
@@ -25,16 +24,21 @@ fn elementwise() -> Vec<Row> {
     let pair = [f32(&[2, 3]), f32(&[3])];
     let binary =
         BINARY.iter().chain(COMPARISONS).map(|&(op, apply)| row(op, &pair, broadcast, move |x| apply(&x[0], &x[1])));
-    let chosen = "0 rank+1, 0 rank-1, 0 scalar, 1 rank+1, 1 rank-1, 1 scalar, 2 rank+1, 2 rank-1, 2 scalar";
+    let halves = [f16(&[2, 3]), f16(&[3])];
+    let of_halves = BINARY[..1]
+        .iter()
+        .chain(&COMPARISONS[..1])
+        .map(|&(op, apply)| row(op, &halves, broadcast, move |x| apply(&x[0], &x[1])));
+    let chosen = "0 f16, 0 rank+1, 0 rank-1, 0 scalar, 1 rank+1, 1 rank-1, 1 scalar, 2 rank+1, 2 rank-1, 2 scalar";
     let choice = row("where_cond", &[f32(&[2, 3]), f32(&[2, 3]), f32(&[3])], chosen, |x| x[0].where_cond(&x[1], &x[2]));
     let ids = [u32(&[2, 3]), u32(&[3])];
     let of_ids = COMPARISONS.iter().map(|&(op, apply)| row(op, &ids, broadcast, move |x| apply(&x[0], &x[1])));
-    unary.chain(others).chain(binary).chain(of_ids).chain([empty, choice]).collect()
+    unary.chain(others).chain(binary).chain(of_halves).chain(of_ids).chain([empty, choice]).collect()
 }
 
 fn shapes() -> Vec<Row> {
     let x = [f32(&[2, 3])];
-    let reduced = "0 rank+1, 0 rank-1, 0 dim0+1, 0 dim1+1";
+    let reduced = "0 f16, 0 rank+1, 0 rank-1, 0 dim0+1, 0 dim1+1";
     let any_type = "0 f16, 0 u32, 0 rank+1, 0 dim0+1, 0 dim1+1";
     let reductions = REDUCTIONS.iter().map(|&(op, apply)| row(op, &x, reduced, move |x| apply(&x[0], &[0])));
     let others = vec![
@@ -49,8 +53,8 @@ fn shapes() -> Vec<Row> {
         row("stack", &[f32(&[2, 3]), f32(&[2, 3])], "", |x| Tensor::stack(&[&x[0], &x[1]], 1)),
         row("tril", &x, "0 f16, 0 rank+1, 0 dim0+1, 0 dim1+1", |x| x[0].tril(0)),
         row("triu", &x, "0 f16, 0 rank+1, 0 dim0+1, 0 dim1+1", |x| x[0].triu(0)),
-        row("gather", &[f32(&[2, 3]), u32(&[2, 2])], "0 dim0+1, 0 dim1+1, 1 dim1+1", |x| x[0].gather(1, &x[1])),
-        row("index_select", &[f32(&[2, 3]), u32(&[2])], "0 rank+1, 0 dim0+1, 0 dim1+1, 1 dim0+1", |x| {
+        row("gather", &[f32(&[2, 3]), u32(&[2, 2])], "0 f16, 0 dim0+1, 0 dim1+1, 1 dim1+1", |x| x[0].gather(1, &x[1])),
+        row("index_select", &[f32(&[2, 3]), u32(&[2])], "0 f16, 0 rank+1, 0 dim0+1, 0 dim1+1, 1 dim0+1", |x| {
             x[0].index_select(1, &x[1])
         }),
         row("scatter_add", &[f32(&[2, 3]), u32(&[2, 2]), f32(&[2, 2])], "0 dim0+1, 0 dim1+1", |x| {
@@ -84,11 +88,14 @@ fn matmuls() -> Vec<Row> {
             x[0].matmul_transposed(&x[1], true, true)
         }),
         row(
-            "matmul_to_f32",
+            "linear_to_f32",
             &[f16(&[2, 3, 4]), f16(&[5, 4])],
             "0 rank+1, 0 rank-1, 0 dim0+1, 0 dim1+1, 1 dim0+1",
-            |x| x[0].detach().matmul_to_f32(&x[1]),
+            |x| x[0].detach().linear_to_f32(&x[1], None),
         ),
+        row("linear_to_f32", &[f32(&[2, 3, 4]), f32(&[5, 4]), f32(&[5])], linear, |x| {
+            x[0].detach().linear_to_f32(&x[1], Some(&x[2]))
+        }),
         row("linear", &[f32(&[2, 3, 4]), f32(&[4, 5]), f32(&[5])], linear, |x| x[0].linear(&x[1], false, Some(&x[2]))),
         row("linear", &[f16(&[2, 3, 4]), f16(&[4, 5]), f32(&[5])], linear, |x| x[0].linear(&x[1], false, Some(&x[2]))),
         row("add_low_rank", &low_rank, "", |x| x[0].clone().add_low_rank(&x[1], &x[2], &x[3], &x[4])),
@@ -103,7 +110,7 @@ fn matmuls() -> Vec<Row> {
 
 fn layers() -> Vec<Row> {
     let norm = [f32(&[2, 3]), f32(&[3]), f32(&[3])];
-    let rows = "0 rank+1, 0 rank-1, 0 dim0+1";
+    let rows = "0 f16, 0 rank+1, 0 rank-1, 0 dim0+1";
     let sum = [&norm[..], &[f32(&[2, 3])]].concat();
     let attention = [f32(&[2, 3, 4]), f32(&[2, 5, 4]), f32(&[2, 5, 7])];
     let any_width = "0 dim1+1, 2 dim2+1";
@@ -194,14 +201,17 @@ fn recurrent() -> Vec<Row> {
 fn images() -> Vec<Row> {
     // Of the weight the number of outputs is any that the groups divide.
     let (x, weight) = (f32(&[2, 4, 5, 6]), f32(&[6, 2, 3, 2]));
-    let [sizes, sequence] = ["0 dim0+1, 0 dim2+1, 0 dim3+1, 1 dim2+1, 1 dim3+1", "0 dim0+1, 0 dim2+1, 1 dim2+1"];
-    let (pooled, sequences) = ("0 dim0+1, 0 dim1+1, 0 dim2+1, 0 dim3+1", "0 dim0+1, 0 dim1+1, 0 dim2+1");
+    let (sizes, sequence) = (
+        "0 f16, 1 f16, 2 f16, 0 dim0+1, 0 dim2+1, 0 dim3+1, 1 dim2+1, 1 dim3+1",
+        "0 f16, 1 f16, 2 f16, 0 dim0+1, 0 dim2+1, 1 dim2+1",
+    );
+    let (pooled, sequences) = ("0 f16, 0 dim0+1, 0 dim1+1, 0 dim2+1, 0 dim3+1", "0 f16, 0 dim0+1, 0 dim1+1, 0 dim2+1");
     let norm = [f32(&[2, 4, 3]), f32(&[4]), f32(&[4]), f32(&[4]), f32(&[4])];
-    let rows = "0 dim0+1, 0 dim2+1";
+    let rows = "0 f16, 0 dim0+1, 0 dim2+1";
     fn running(x: &[Tensor]) -> [&Tensor; 2] {
         [&x[3], &x[4]]
     }
-    let outputs = "0 dim0+1, 0 dim2+1, 0 dim3+1, 1 dim2+1, 1 dim3+1";
+    let outputs = "0 f16, 1 f16, 2 f16, 0 dim0+1, 0 dim2+1, 0 dim3+1, 1 dim2+1, 1 dim3+1";
     vec![
         row("conv2d", &[x.clone(), weight, f32(&[6])], sizes, |x| x[0].conv2d(&x[1], Some(&x[2]), CONV)),
         row("conv_transpose2d", &[x, f32(&[4, 3, 3, 2]), f32(&[6])], outputs, |x| {
@@ -231,6 +241,7 @@ fn losses() -> Vec<Row> {
         Criterion { label_smoothing: 0.1, class_weights: Some(weights) }
     }
     let weighted = [&of(DType::F32)[..3], &[f32(&[5])]].concat();
+    let biased = weighted.clone();
     let pair = [f32(&[2, 3]), f32(&[2, 3])];
     let pairs = LOSSES.iter().map(|&(op, apply)| row(op, &pair, "", move |x| apply(&x[0], &x[1], Reduction::None)));
     let of_classes = [f32(&[2, 3]), u32(&[2])];
@@ -243,6 +254,9 @@ fn losses() -> Vec<Row> {
         }),
         row("cross_entropy", &[f32(&[2, 3]), u32(&[2])], "0 rank+1, 0 dim1+1, 1 rank+1", |x| {
             x[0].cross_entropy(&x[1], Criterion::default())
+        }),
+        row("linear_cross_entropy_with_bias", &biased, "0 rank+1, 2 rank+1", |x| {
+            x[0].linear_cross_entropy_with_bias(&x[1], Some(&x[3]), &x[2], Criterion::default(), None)
         }),
         row("linear_cross_entropy", &of(DType::F32), chunked, loss),
         row("linear_cross_entropy", &of(DType::F16), chunked, loss),

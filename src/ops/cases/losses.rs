@@ -36,7 +36,13 @@ fn plain(cases: &mut Vec<Case>) {
             (shape.clone(), Values::Targets(v as u32)),
         ];
         let name = format!("linear_cross_entropy/{shape:?}x{c}x{v}");
-        let case = Case::new(name, inputs, |x| x[0].linear_cross_entropy(&x[1], &x[2], Criterion::default(), None));
+        let case =
+            Case::new(name, inputs.clone(), |x| x[0].linear_cross_entropy(&x[1], &x[2], Criterion::default(), None));
+        cases.push(case.tolerance(5e-6, 5e-6));
+        let inputs = [inputs, vec![(vec![v], AROUND_ZERO)]].concat();
+        let case = Case::new(format!("linear_cross_entropy/bias/{shape:?}x{c}x{v}"), inputs, |x| {
+            x[0].linear_cross_entropy_with_bias(&x[1], Some(&x[3]), &x[2], Criterion::default(), None)
+        });
         cases.push(case.tolerance(5e-6, 5e-6));
     }
 }

@@ -2,9 +2,9 @@
 //! devices add up in another order.
 
 use super::{Apply, Case, Values, scales};
-use crate::ops::inputs::{AROUND_ZERO, domain, draw};
+use crate::ops::inputs::{AROUND_ZERO, POSITIVE, domain, draw};
 use crate::ops::random::Key;
-use crate::ops::{Criterion, Heads, UNARY};
+use crate::ops::{BINARY, Criterion, Heads, UNARY};
 use crate::{DType, Result, Tensor};
 
 pub(super) fn all(cases: &mut Vec<Case>) {
@@ -12,6 +12,7 @@ pub(super) fn all(cases: &mut Vec<Case>) {
     feed_forward(cases);
     low_rank(cases);
     unary(cases);
+    binary(cases);
     layer_norm(cases);
     attention(cases);
     losses(cases);
@@ -94,6 +95,30 @@ fn unary(cases: &mut Vec<Case>) {
     }
     let apply: Apply = Box::new(|x| single(&half(&x[0])?.gelu()?));
     cases.push(case("gelu/f16/33x128".into(), vec![(vec![33, 128], AROUND_ZERO)], 2e-3, apply));
+}
+
+/// Of operands in vectors, and of one function not in vectors and walked by strides; comparisons, and what they choose.
+fn binary(cases: &mut Vec<Case>) {
+    let mut push = |name, inputs, apply| cases.push(case(name, inputs, 4e-3, apply));
+    for (a, b) in [(vec![3, 64], vec![64]), (vec![3, 65], vec![65]), (vec![3, 1], vec![2, 1, 4])] {
+        for &(name, apply) in BINARY.iter().filter(|(name, _)| b == [64] || *name == "mul") {
+            let inputs =
+                vec![(a.clone(), domain(name)), (b.clone(), if name == "div" { POSITIVE } else { AROUND_ZERO })];
+            let apply: Apply = Box::new(move |x| single(&apply(&half(&x[0])?, &half(&x[1])?)?));
+            push(format!("{name}/f16/{a:?}/{b:?}"), inputs, apply);
+        }
+    }
+    let inputs = vec![(vec![3, 1], AROUND_ZERO), (vec![2, 1, 4], AROUND_ZERO)];
+    let choice: Apply = Box::new(|x| {
+        let [a, b] = [half(&x[0])?, half(&x[1])?];
+        single(&a.lt(&b)?.where_cond(&a, &b)?)
+    });
+    push("where_cond/f16".into(), inputs, choice);
+    for (rows, n) in [(5, 17), (3, 300)] {
+        let inputs = || vec![(vec![rows, n], AROUND_ZERO)];
+        push(format!("softmax/f16/{rows}x{n}"), inputs(), Box::new(|x| single(&half(&x[0])?.softmax()?)));
+        push(format!("log_softmax/f16/{rows}x{n}"), inputs(), Box::new(|x| single(&half(&x[0])?.log_softmax()?)));
+    }
 }
 
 fn layer_norm(cases: &mut Vec<Case>) {
@@ -222,6 +247,21 @@ fn losses(cases: &mut Vec<Case>) {
             Box::new(|x| {
                 let scale = Tensor::full(1024.0, [1], &x[0].device())?;
                 half(&x[0])?.linear_cross_entropy(&half(&x[1])?, &x[2], Criterion::default(), Some(&scale))
+            }),
+        );
+        push(
+            format!("linear_cross_entropy/f16/bias/{rows}x{c}x{vocab}"),
+            vec![
+                (vec![rows, c], AROUND_ZERO),
+                (vec![vocab, c], spread),
+                (vec![rows], Values::Targets(vocab as u32)),
+                (vec![vocab], AROUND_ZERO),
+            ],
+            4e-3,
+            Box::new(|x| {
+                let (h, weight, bias) = (half(&x[0])?, half(&x[1])?, Some(&x[3]));
+                let scale = Tensor::full(1024.0, [1], &x[0].device())?;
+                h.linear_cross_entropy_with_bias(&weight, bias, &x[2], Criterion::default(), Some(&scale))
             }),
         );
         push(

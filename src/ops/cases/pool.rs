@@ -7,13 +7,19 @@ use crate::tensor::Tensor;
 
 pub(super) fn all(cases: &mut Vec<Case>) {
     let plain = |kernel| PoolOptions::new(kernel);
-    let sizes: [([usize; 4], PoolOptions); 6] = [
+    let ceil = |stride, padding, kernel| PoolOptions { stride, padding, ceil_mode: true, ..plain(kernel) };
+    let sizes: [([usize; 4], PoolOptions); 10] = [
         ([1, 1, 1, 1], plain([1; 2])),
         ([2, 3, 6, 9], plain([2, 3])),
         ([2, 3, 7, 5], plain([2; 2])),
         ([2, 2, 9, 8], PoolOptions { stride: [2, 1], padding: [1; 2], ..plain([3; 2]) }),
         ([1, 3, 11, 10], PoolOptions { stride: [5, 4], padding: [0, 1], ..plain([2; 2]) }),
         ([3, 17, 12, 12], PoolOptions { stride: [2; 2], padding: [1; 2], ..plain([3; 2]) }),
+        // Last windows that reach beyond the pixels, beyond the padding, beyond a whole image; one that is left out.
+        ([2, 3, 7, 5], ceil([2; 2], [0; 2], [2; 2])),
+        ([1, 3, 8, 10], ceil([2, 4], [1; 2], [3; 2])),
+        ([2, 1, 3, 2], ceil([3; 2], [1, 0], [2, 3])),
+        ([1, 2, 6, 5], ceil([4, 3], [1, 2], [3, 5])),
     ];
     for (x, options) in sizes {
         let inputs = vec![(x.to_vec(), AROUND_ZERO)];

@@ -100,7 +100,7 @@ fn geometry(op: &'static str, image: &Shape, weight: &Shape, options: ConvOption
     Ok(Geometry { batch, c_in, c_out, image: image_size, result: [result_h, result_w], kernel, options })
 }
 
-/// Applies one pass to x as an op.
+/// Applies one pass to x as an op. What is f16 is computed in f32; the result is of x's type.
 fn convolve(
     op: &'static str,
     x: &Tensor,
@@ -109,6 +109,10 @@ fn convolve(
     geometry: Geometry,
     transposed: bool,
 ) -> Result<Tensor> {
+    if [x, weight].into_iter().chain(bias).any(|tensor| tensor.dtype() == DType::F16) {
+        let (weight, bias) = (weight.to_dtype(DType::F32)?, bias.map(|bias| bias.to_dtype(DType::F32)).transpose()?);
+        return in_f32(x, |x| convolve(op, x, &weight, bias.as_ref(), geometry, transposed));
+    }
     let inputs: Vec<&Tensor> = [x, weight].into_iter().chain(bias).collect();
     expect_f32(op, &inputs.iter().map(|input| input.spec()).collect::<Vec<_>>())?;
     let channels = geometry.groups() * if transposed { geometry.c_in } else { geometry.c_out };
@@ -123,10 +127,10 @@ fn convolve(
 
 impl Tensor {
     /// The convolution of images (B, C, H, W) with a weight (C', C / groups, KH, KW), plus a bias (C'):
-    /// (B, C', H', W').
+    /// (B, C', H', W'), of the type of the images.
     ///
     /// # Errors
-    /// If a tensor is not f32, a shape does not fit, or the kernel has no position.
+    /// If a tensor is neither f32 nor f16, a shape does not fit, or the kernel has no position.
     pub fn conv2d(&self, weight: &Tensor, bias: Option<&Tensor>, options: ConvOptions) -> Result<Tensor> {
         let geometry = geometry("conv2d", self.shape(), weight.shape(), options)?;
         convolve("conv2d", self, weight, bias, geometry, false)

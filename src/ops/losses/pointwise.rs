@@ -6,6 +6,7 @@ use crate::cpu::math;
 use crate::ops::binary::{Binary, Function, function, map};
 
 fn apply(function: &'static Function, constant: f32, [x, target]: [&Tensor; 2], by: Reduction) -> Result<Tensor> {
+    expect_f32(function.name, &[x.spec(), target.spec()])?;
     expect_same_shape(function.name, x, target)?;
     by.apply(Binary::apply(function, constant, [x, target])?)
 }

@@ -116,7 +116,7 @@ impl Kernel for WeightedBce {
         let axes = broadcast_axes(&outputs[0].shape, shapes);
         match outputs[0].shape.elements() {
             0 => Plan::default(), // whose dimensions need not fit parameters
-            elements => strided_plan(expression, self.part != Part::Value, [DType::F32; 3], &axes, &[], elements),
+            _ => strided_plan(expression, self.part != Part::Value, [DType::F32; 3], &axes, &[], outputs[0]),
         }
     }
 }

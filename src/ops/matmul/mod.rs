@@ -277,16 +277,18 @@ impl Tensor {
         apply_one(MatMul { trans_a, trans_b, out: self.dtype(), ..MatMul::default() }, &[self, other])
     }
 
-    /// `self other^T` in f32, (..., K) by (N, K), both f32 or both f16. For inference: nothing is recorded on the tape.
+    /// `self weight^T [+ bias]` in f32, (..., K) by (N, K), both f32 or both f16, plus an f32 (N) in every row. For
+    /// inference: nothing is recorded on the tape.
     ///
     /// # Errors
     /// If the shapes do not fit or the tensors are not both f32 or both f16.
-    pub(crate) fn matmul_to_f32(&self, other: &Tensor) -> Result<Tensor> {
-        if other.shape().len() != 2 {
-            return Err(shape_error("matmul_to_f32", "a right side of two dimensions", other.shape()));
+    pub(crate) fn linear_to_f32(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        if weight.shape().len() != 2 {
+            return Err(shape_error("linear_to_f32", "a weight of two dimensions", weight.shape()));
         }
-        let op = MatMul { trans_b: true, ..MatMul::default() };
-        Ok(run(&op, &[self, other])?.remove(0))
+        let op = MatMul { trans_b: true, bias: bias.is_some(), ..MatMul::default() };
+        let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).collect();
+        Ok(run(&op, &inputs)?.remove(0))
     }
 
     /// `self weight + bias`: (..., K) by (K, N), plus (N) in every row, the layout of GPT-2's `Conv1D`; or with

@@ -136,9 +136,9 @@ impl Op for Cat {
     }
 }
 
-fn cat(name: &'static str, tensors: &[&Tensor], dim: usize) -> Result<Tensor> {
+fn cat(name: &'static str, tensors: &[&Tensor], dim: Dim) -> Result<Tensor> {
     let Some(first) = tensors.first() else { return Err(shape_error(name, "at least one tensor", "none")) };
-    first.expect_dims(name, &[dim])?;
+    let dim = first.dim_number(name, dim)?;
     apply_one(Cat { name, dim, shapes: tensors.iter().map(|x| x.shape().clone()).collect() }, tensors)
 }
 
@@ -147,25 +147,26 @@ impl Tensor {
     ///
     /// # Errors
     /// If there is none, they have no such dimension or more than six, or they differ in type or in another dimension.
-    pub fn cat(tensors: &[&Tensor], dim: usize) -> Result<Tensor> {
-        cat("cat", tensors, dim)
+    pub fn cat(tensors: &[&Tensor], dim: impl Into<Dim>) -> Result<Tensor> {
+        cat("cat", tensors, dim.into())
     }
 
     /// Tensors of one shape along a new dimension `dim`: three of (B, C) are (B, 3, C) for dimension 1. Copies.
     ///
     /// # Errors
-    /// If there is none, they differ in shape or type, they have less than `dim` dimensions, or there would be more
-    /// than six.
-    pub fn stack(tensors: &[&Tensor], dim: usize) -> Result<Tensor> {
+    /// If there is none, they differ in shape or type, there would be no dimension `dim`, or more than six.
+    pub fn stack(tensors: &[&Tensor], dim: impl Into<Dim>) -> Result<Tensor> {
         let Some(first) = tensors.first() else { return Err(shape_error("stack", "at least one tensor", "none")) };
-        if dim > first.shape().len() {
-            return Err(shape_error("stack", format!("tensors of at least {dim} dimensions"), first.shape()));
-        }
+        let (dim, rank) = (dim.into(), first.shape().len());
+        let Some(dim) = dim.of_rank(rank + 1) else {
+            let expected = format!("a new dimension from -{} to {rank}", rank + 1);
+            return Err(shape_error("stack", expected, format!("dimension {dim} of tensors {}", first.shape())));
+        };
         if let Some(other) = tensors.iter().find(|x| x.shape() != first.shape()) {
             return Err(shape_error("stack", first.shape().to_string(), other.shape()));
         }
         let with_one = |x: &&Tensor| x.reshape([&x.shape()[..dim], &[1], &x.shape()[dim..]].concat());
         let each = tensors.iter().map(with_one).collect::<Result<Vec<_>>>()?;
-        cat("stack", &each.iter().collect::<Vec<_>>(), dim)
+        cat("stack", &each.iter().collect::<Vec<_>>(), dim.into())
     }
 }

@@ -17,6 +17,7 @@ mod strided;
 mod window;
 
 use super::axes::{Axis, MAX_RANK, collapse, strides};
+use super::dims::distinct;
 use super::reduce::sum_to;
 use super::*;
 use crate::tensor::{Grads, record, run};
@@ -46,8 +47,7 @@ impl Op for Back {
                 grads.accumulate_with(0, &[dy], |accumulate| Window { accumulate, ..window.clone() })
             }
             Back::Window(window) => grads.accumulate(0, grads.run_one(window, &[dy])?),
-            // Sums are f32.
-            Back::Sum(shape) => grads.accumulate(0, sum_to(dy.to_dtype(DType::F32)?, shape)?.to_dtype(dy.dtype())?),
+            Back::Sum(shape) => grads.accumulate(0, sum_to(dy.detach(), shape)?),
         }
     }
 }
@@ -57,36 +57,43 @@ impl Tensor {
         Ok(record(Box::new(back), &[self], run(kernel, &[self])?).remove(0))
     }
 
-    /// Fails unless there are dimensions `dims`, and not too many in all.
-    fn expect_dims(&self, op: &'static str, dims: &[usize]) -> Result<()> {
-        let rank = self.shape().len();
-        if rank > MAX_RANK {
-            return Err(shape_error(op, format!("a tensor of at most {MAX_RANK} dimensions"), self.shape()));
+    /// Fails if there are more dimensions than kernels take.
+    fn expect_few_dims(&self, op: &'static str) -> Result<()> {
+        match self.shape().len() > MAX_RANK {
+            true => Err(shape_error(op, format!("a tensor of at most {MAX_RANK} dimensions"), self.shape())),
+            false => Ok(()),
         }
-        match dims.iter().find(|dim| **dim >= rank) {
-            Some(dim) => Err(shape_error(op, format!("a tensor that has dimension {dim}"), self.shape())),
-            None => Ok(()),
-        }
+    }
+
+    /// The number of a dimension, if there are not too many in all.
+    fn dim_number(&self, op: &'static str, dim: Dim) -> Result<usize> {
+        self.expect_few_dims(op)?;
+        dim.number(op, self.shape())
     }
 
     /// The dimensions in another order: (B, T, H, D).permute(&[0, 2, 1, 3]) is (B, H, T, D). Copies.
     ///
     /// # Errors
     /// If `dims` does not name each dimension once, or there are more than six.
-    pub fn permute(&self, dims: &[usize]) -> Result<Tensor> {
-        let mut inverse = vec![usize::MAX; self.shape().len()];
-        self.expect_dims("permute", dims)?;
-        dims.iter().enumerate().for_each(|(i, &dim)| inverse[dim] = i);
-        if dims.len() != inverse.len() || inverse.contains(&usize::MAX) {
+    pub fn permute(&self, dims: &[impl Into<Dim> + Copy]) -> Result<Tensor> {
+        self.permuted(&dims.dims(self.shape().len()))
+    }
+
+    fn permuted(&self, dims: &[Dim]) -> Result<Tensor> {
+        self.expect_few_dims("permute")?;
+        let numbers = distinct("permute", dims, self.shape())?;
+        if numbers.len() != self.shape().len() {
             let got = format!("{dims:?} of {}", self.shape());
             return Err(shape_error("permute", "each dimension once", got));
         }
+        let mut inverse = vec![0; numbers.len()];
+        numbers.iter().enumerate().for_each(|(i, &dim)| inverse[dim] = i);
         let copy = |shape: &Shape, dims: &[usize]| {
             let strides = strides(shape);
             let axes = dims.iter().map(|&dim| (shape[dim], strides[dim]));
             StridedCopy::new("permute", axes, 0)
         };
-        let kernel = copy(self.shape(), dims);
+        let kernel = copy(self.shape(), &numbers);
         let back = copy(&kernel.shape, &inverse);
         self.moved(&kernel, Back::Copy(back))
     }
@@ -95,8 +102,8 @@ impl Tensor {
     ///
     /// # Errors
     /// If there is no such dimension or it has not so many elements, or there are more than six dimensions.
-    pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Tensor> {
-        self.slice_as("narrow", dim, start..start.saturating_add(len), 1)
+    pub fn narrow(&self, dim: impl Into<Dim>, start: usize, len: usize) -> Result<Tensor> {
+        self.slice_as("narrow", dim.into(), start..start.saturating_add(len), 1)
     }
 
     /// Every `step`-th element of a range of dimension `dim`: x.slice(0, 1..6, 2) has elements 1, 3 and 5. Copies.
@@ -104,12 +111,12 @@ impl Tensor {
     /// # Errors
     /// If there is no such dimension, the range does not lie within it, the step is 0, or there are more than six
     /// dimensions.
-    pub fn slice(&self, dim: usize, range: Range<usize>, step: usize) -> Result<Tensor> {
-        self.slice_as("slice", dim, range, step)
+    pub fn slice(&self, dim: impl Into<Dim>, range: Range<usize>, step: usize) -> Result<Tensor> {
+        self.slice_as("slice", dim.into(), range, step)
     }
 
-    fn slice_as(&self, op: &'static str, dim: usize, range: Range<usize>, step: usize) -> Result<Tensor> {
-        self.expect_dims(op, &[dim])?;
+    fn slice_as(&self, op: &'static str, dim: Dim, range: Range<usize>, step: usize) -> Result<Tensor> {
+        let dim = self.dim_number(op, dim)?;
         let shape = self.shape();
         if step == 0 || range.start > range.end || range.end > shape[dim] {
             let expected = format!("a range within the {} elements of dimension {dim}, and steps", shape[dim]);
@@ -124,9 +131,9 @@ impl Tensor {
     ///
     /// # Errors
     /// If there is no such dimension, `size` is 0, or there are more than six dimensions.
-    pub fn split(&self, size: usize, dim: usize) -> Result<Vec<Tensor>> {
-        self.expect_dims("split", &[dim])?;
-        let len = self.shape()[dim];
+    pub fn split(&self, size: usize, dim: impl Into<Dim>) -> Result<Vec<Tensor>> {
+        let dim = dim.into();
+        let len = self.shape()[self.dim_number("split", dim)?];
         if size == 0 {
             return Err(shape_error("split", "parts that are not empty", size));
         }
@@ -139,11 +146,13 @@ impl Tensor {
     ///
     /// # Errors
     /// If there is no such dimension, one is named twice, or there are more than six.
-    pub fn flip(&self, dims: &[usize]) -> Result<Tensor> {
-        self.expect_dims("flip", dims)?;
-        if (1..dims.len()).any(|i| dims[..i].contains(&dims[i])) {
-            return Err(shape_error("flip", "each dimension at most once", format!("{dims:?}")));
-        }
+    pub fn flip(&self, dims: &[impl Into<Dim> + Copy]) -> Result<Tensor> {
+        self.flipped(&dims.dims(self.shape().len()))
+    }
+
+    fn flipped(&self, dims: &[Dim]) -> Result<Tensor> {
+        self.expect_few_dims("flip")?;
+        let dims = distinct("flip", dims, self.shape())?;
         let (shape, strides) = (self.shape(), strides(self.shape()));
         let sign = |dim: usize| if dims.contains(&dim) { -1 } else { 1 };
         let last = dims.iter().map(|&dim| shape[dim].saturating_sub(1).wrapping_mul(strides[dim] as usize));
@@ -184,7 +193,7 @@ impl Tensor {
     /// # Errors
     /// If there are not as many pairs as dimensions, or more than six.
     pub fn pad(&self, padding: &[(usize, usize)], value: f32) -> Result<Tensor> {
-        self.expect_dims("pad", &[])?;
+        self.expect_few_dims("pad")?;
         let shape = self.shape();
         if padding.len() != shape.len() {
             let expected = format!("what stands before and after each dimension of {shape}");

@@ -246,6 +246,7 @@ fn reduce_launch(dims: ReduceDims, chunk: usize, steps: [&'static str; 4], pass:
             ("finish", finish.into()),
             ("has_center", has_center.into()),
             ("T", total.wgsl(vector).into()),
+            ("T_in", dtype.name().into()),
             ("X", if dtype == DType::U32 { DType::U32 } else { DType::F32 }.wgsl(vector).into()),
             ("cols", cols.into()),
             ("lanes", lanes.into()),

@@ -21,42 +21,12 @@ mod sum_rows;
 
 pub(super) use sum_rows::SumRows;
 
+use super::dims::distinct;
 use super::*;
 use crate::profile::MemoryKind;
 use crate::tensor::{Edge, Grads, run, run_as};
 use backward::{BroadcastDim, Derivative, ReduceBackward};
 use kernel::{Reduce, ReduceDims, ReduceKind};
-use std::ops::RangeFull;
-
-/// Dimensions of a tensor: one, several, or `..` for all.
-pub trait Dims {
-    /// Their numbers, for a tensor of this rank.
-    fn numbers(&self, rank: usize) -> Vec<usize>;
-}
-
-impl Dims for usize {
-    fn numbers(&self, _: usize) -> Vec<usize> {
-        vec![*self]
-    }
-}
-
-impl Dims for &[usize] {
-    fn numbers(&self, _: usize) -> Vec<usize> {
-        self.to_vec()
-    }
-}
-
-impl<const N: usize> Dims for [usize; N] {
-    fn numbers(&self, _: usize) -> Vec<usize> {
-        self.to_vec()
-    }
-}
-
-impl Dims for RangeFull {
-    fn numbers(&self, rank: usize) -> Vec<usize> {
-        (0..rank).collect()
-    }
-}
 
 impl Op for Reduce {
     fn saves(&self) -> Saves {
@@ -106,7 +76,12 @@ impl Op for Reduce {
 }
 
 /// The sum of `x` over what was repeated to its shape from this one.
-pub(super) fn sum_to(mut x: Tensor, shape: &Shape) -> Result<Tensor> {
+pub(super) fn sum_to(x: Tensor, shape: &Shape) -> Result<Tensor> {
+    if x.shape() == shape {
+        return Ok(x);
+    }
+    let dtype = x.dtype();
+    let mut x = x.to_dtype(DType::F32)?;
     let before = x.shape().len() - shape.len();
     let repeated = |dim: usize| dim < before || shape[dim - before] != x.shape()[dim];
     // The lengths of neighbouring dimensions that are all repeated, or none.
@@ -125,7 +100,7 @@ pub(super) fn sum_to(mut x: Tensor, shape: &Shape) -> Result<Tensor> {
         x = run_as(MemoryKind::Gradients, &sum, &[&x])?.remove(0);
         groups.remove(group);
     }
-    Ok(if x.shape() == shape { x } else { x.view(shape.clone(), Edge::None) })
+    x.view(shape.clone(), Edge::None).to_dtype(dtype)
 }
 
 /// A tensor whose reduced dimensions lie side by side, and what is left of them.
@@ -136,13 +111,10 @@ struct Sides {
 }
 
 impl Tensor {
-    fn sides(&self, op: &'static str, numbers: &[usize], keepdim: bool) -> Result<Sides> {
+    fn sides(&self, op: &'static str, dims: &[Dim], keepdim: bool) -> Result<Sides> {
         expect_f32(op, &[self.spec()])?;
         let (shape, rank) = (self.shape(), self.shape().len());
-        let twice = |(i, dim): (usize, &usize)| numbers[..i].contains(dim);
-        if numbers.iter().any(|dim| *dim >= rank) || numbers.iter().enumerate().any(twice) {
-            return Err(shape_error(op, format!("a tensor that has each of the dimensions {numbers:?}"), shape));
-        }
+        let numbers = distinct(op, dims, shape)?;
         let (dropped, kept): (Vec<usize>, Vec<usize>) = (0..rank).partition(|dim| numbers.contains(dim));
         let to: Vec<usize> = match keepdim {
             true => (0..rank).map(|dim| if numbers.contains(&dim) { 1 } else { shape[dim] }).collect(),
@@ -162,8 +134,12 @@ impl Tensor {
         Ok(Sides { x, dims, to: to.into() })
     }
 
-    fn reduce(&self, op: Reduction, numbers: &[usize], keepdim: bool) -> Result<Tensor> {
-        let Sides { x, dims, to } = self.sides(op.name(), numbers, keepdim)?;
+    fn reduce(&self, op: Reduction, dims: &[Dim], keepdim: bool) -> Result<Tensor> {
+        in_f32(self, |x| x.reduce_f32(op, dims, keepdim))
+    }
+
+    fn reduce_f32(&self, op: Reduction, dims: &[Dim], keepdim: bool) -> Result<Tensor> {
+        let Sides { x, dims, to } = self.sides(op.name(), dims, keepdim)?;
         let mean = 1.0 / dims.n as f32;
         let (about, kind, factor) = match op {
             Reduction::Sum => (None, ReduceKind::Sum, 1.0),
@@ -236,9 +212,9 @@ macro_rules! reductions {
             $($(#[$doc])*
             ///
             /// # Errors
-            /// If the tensor is not f32, has no such dimension, or it is named twice.
+            /// If the tensor is neither f32 nor f16, has no such dimension, or it is named twice.
             pub fn $name(&self, dims: impl Dims $(, $arg: $type)?) -> Result<Tensor> {
-                self.reduce($op, &dims.numbers(self.shape().len()), false)
+                self.reduce($op, &dims.dims(self.shape().len()), false)
             }
 
             #[doc = concat!("[`Tensor::", stringify!($name), "`], but the dimensions stay, with length 1.")]
@@ -246,14 +222,14 @@ macro_rules! reductions {
             /// # Errors
             /// The same.
             pub fn $keepdim(&self, dims: impl Dims $(, $arg: $type)?) -> Result<Tensor> {
-                self.reduce($op, &dims.numbers(self.shape().len()), true)
+                self.reduce($op, &dims.dims(self.shape().len()), true)
             })*
         }
     };
 }
 
 reductions! {
-    /// The sum over dimensions, which are dropped: of (B, T, C), `sum(1)` is (B, C), `sum([0, 1])` is (C), and
+    /// The sum over dimensions, which are dropped: of (B, T, C), `sum(-1)` is (B, T), `sum([0, 1])` is (C), and
     /// `sum(..)` is a scalar.
     sum sum_keepdim () Reduction::Sum;
     /// The mean over dimensions, which are dropped. NaN if they are empty.

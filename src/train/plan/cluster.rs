@@ -15,7 +15,7 @@ use super::run_plan::RunPlan;
 use crate::config::{Config, WeightDtype};
 use crate::profile::Roofline;
 use crate::train::ranks::{BUCKET, Share};
-use crate::{Device, Result};
+use crate::{Device, Error, Result};
 use serde::Serialize;
 
 /// Of an exchange between processes: messages, and threads that wake up.
@@ -82,6 +82,14 @@ impl RunPlan {
         device: &Device,
         peaks: Option<&Roofline>,
     ) -> Result<Option<ClusterPlan>> {
+        let (batch_size, batches) = (config.train.batch_size, config.train.grad_accum_steps);
+        if !(1..=batch_size * batches).contains(&cluster.ranks) {
+            let ranks = cluster.ranks;
+            return Err(Error::Invalid(format!(
+                "train.batch_size x train.grad_accum_steps is {batch_size} x {batches} sequences a step, which cannot \
+                 be divided among {ranks} ranks"
+            )));
+        }
         Share::all(config, cluster.ranks)?;
         let Some(time) = &self.time else { return Ok(None) };
         let counts = (0..).map(|power| 1 << power).take_while(|count| *count < cluster.ranks).chain([cluster.ranks]);
