@@ -93,7 +93,7 @@ pub fn panel_product(
     store: impl FnMut(usize, &[[f32; PANEL]; ROWS]),
 ) {
     let len = places.len();
-    let width = if len == 0 { PANEL } else { panel.len() / len };
+    let width = panel.len().checked_div(len).unwrap_or(PANEL);
     assert!(matches!(width, HALF | PANEL) && panel.len() == len * width, "panel_product: a panel");
     Arch::new().dispatch(Product { source, rows, places, panel, width, store });
 }

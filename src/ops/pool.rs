@@ -169,9 +169,8 @@ fn larger(best: (usize, f32), next: (usize, f32)) -> (usize, f32) {
 fn largest_of<const N: usize>(x: &[f32], first: usize, width: usize) -> (usize, f32) {
     let mut best = (first, x[first]);
     for line in (first..).step_by(width).take(N) {
-        let elements = &x[line..line + N];
-        for l in 0..N {
-            best = larger(best, (line + l, elements[l]));
+        for (at, element) in (line..).zip(&x[line..line + N]) {
+            best = larger(best, (at, *element));
         }
     }
     best
