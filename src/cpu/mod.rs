@@ -4,14 +4,18 @@ mod buffer;
 mod gemm;
 mod lanes;
 pub mod math;
+mod panels;
 mod scratch;
 mod simd;
+mod transpose;
 
 pub use buffer::{CpuSlice, memory, reset_peak_memory};
 pub use gemm::{Matrix, Tile, packed_tiles, product, tiles};
 pub use lanes::{map_and_sum, maximum, minimum, product_of, sum_of};
+pub use panels::{PANEL, Places, ROWS, pack_panel, packed_len, panel_product, panel_width};
 pub use scratch::with_scratch;
 pub use simd::vectorized;
+pub use transpose::transpose;
 
 use crate::profile::Profiler;
 

@@ -104,28 +104,31 @@ impl Pool {
         number(padding[dim])..number(self.from[dim] + padding[dim])
     }
 
-    /// The largest elements of a plane.
-    fn largest(&self, x: &[f32], y: &mut [f32], places: &mut [u32]) {
+    /// The largest elements of a plane; `inside` has what is inside of each row and each column of windows.
+    #[inline(always)]
+    fn largest(&self, inside: &[Vec<Range<usize>>; 2], x: &[f32], y: &mut [f32], places: &mut [u32]) {
         let PoolOptions { stride, padding, dilation, .. } = self.options;
-        let width = self.from[1];
-        let columns: Vec<Range<usize>> = (0..self.to[1]).map(|j| self.inside(1, j)).collect();
-        let lines = y.chunks_exact_mut(self.to[1]).zip(places.chunks_exact_mut(self.to[1])).enumerate();
-        for (i, (y, places)) in lines {
-            let rows = self.inside(0, i);
+        let (width, [rows, columns]) = (self.from[1], inside);
+        let lines = y.chunks_exact_mut(self.to[1]).zip(places.chunks_exact_mut(self.to[1]));
+        for (i, (rows, (y, places))) in rows.iter().zip(lines).enumerate() {
             let row_of = |k: usize| i * stride[0] + k * dilation[0] - padding[0];
-            for (j, ((y, place), columns)) in y.iter_mut().zip(places).zip(&columns).enumerate() {
+            for (j, (columns, (y, place))) in columns.iter().zip(y.iter_mut().zip(places)).enumerate() {
                 let column_of = |l: usize| j * stride[1] + l * dilation[1] - padding[1];
                 // `pool` checks that every window has an element inside.
-                let mut best = row_of(rows.start) * width + column_of(columns.start);
-                let mut largest = x[best];
-                for line in rows.clone().map(|k| row_of(k) * width) {
-                    for at in columns.clone().map(|l| line + column_of(l)) {
-                        // What is not a number stays, as in PyTorch.
-                        if x[at] > largest || x[at].is_nan() {
-                            (best, largest) = (at, x[at]);
+                let first = row_of(rows.start) * width + column_of(columns.start);
+                let (best, largest) = match [rows.len(), columns.len()] {
+                    [2, 2] if dilation == [1; 2] => largest_of::<2>(x, first, width),
+                    [3, 3] if dilation == [1; 2] => largest_of::<3>(x, first, width),
+                    _ => {
+                        let mut best = (first, x[first]);
+                        for line in rows.clone().map(|k| row_of(k) * width) {
+                            for at in columns.clone().map(|l| line + column_of(l)) {
+                                best = larger(best, (at, x[at]));
+                            }
                         }
+                        best
                     }
-                }
+                };
                 (*y, *place) = (largest, best as u32);
             }
         }
@@ -161,6 +164,26 @@ impl Pool {
     }
 }
 
+/// Of an element and the largest so far, each with its place, the one that a maximum takes: what is not a number stays,
+/// as in PyTorch. Without branches, which cannot be foretold.
+#[inline(always)]
+fn larger(best: (usize, f32), next: (usize, f32)) -> (usize, f32) {
+    let better = (next.1 > best.1) | next.1.is_nan();
+    (if better { next.0 } else { best.0 }, if better { next.1 } else { best.1 })
+}
+
+/// The largest of N x N elements of lines of this width, from `first` on, and its place.
+#[inline(always)]
+fn largest_of<const N: usize>(x: &[f32], first: usize, width: usize) -> (usize, f32) {
+    let mut best = (first, x[first]);
+    for line in (first..).step_by(width).take(N) {
+        for (at, element) in (line..).zip(&x[line..line + N]) {
+            best = larger(best, (at, *element));
+        }
+    }
+    best
+}
+
 impl Kernel for Pool {
     fn name(&self) -> &'static str {
         match self.kind {
@@ -189,7 +212,9 @@ impl Kernel for Pool {
         let (y, places) = outputs.split_first_mut().expect("the first is y");
         let planes = y.f32().par_chunks_mut(to).zip(inputs[0].f32().par_chunks(from));
         if let [places] = places {
-            return planes.zip(places.u32().par_chunks_mut(to)).for_each(|((y, x), places)| self.largest(x, y, places));
+            let inside = [0, 1].map(|dim| (0..self.to[dim]).map(|i| self.inside(dim, i)).collect());
+            let planes = planes.zip(places.u32().par_chunks_mut(to)).with_min_len((CHUNK / from).max(1));
+            return planes.for_each(|((y, x), places)| self.largest(&inside, x, y, places));
         }
         planes.for_each(|(y, x)| {
             self.windows(|output, window, count| {

@@ -1,107 +1,34 @@
-//! Convolution on the CPU: blocks of pixels are gathered into scratch memory, a row for each element of the kernel
-//! (im2col), and multiplied by `gemm`. Blocks follow from the shapes alone, so the number of threads does not change a
-//! result.
+//! Convolution on the CPU: eight pixels by 32 channels at a time (eight elements of the kernel by 32 channels for the
+//! weight's gradient) are summed up in registers, from a copy of the image with zeros around it and from packed
+//! weights (`cpu/panels.rs`). Each sum is in the order of channels and kernel elements, so neither the blocks in which
+//! it is computed nor the number of threads change a result; the blocks of the weight's gradient follow from the shapes.
 
-use super::geometry::{Axis, Geometry};
-use crate::cpu::{Matrix, product, tiles, with_scratch};
+use super::geometry::Geometry;
+use super::window::{Layout, Window};
+use crate::cpu::{
+    PANEL, Places, ROWS, Tile, pack_panel, packed_len, panel_product, panel_width, threads, tiles, with_scratch,
+};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Elements of a gathered block: half a megabyte stays in the second-level cache.
-const BLOCK: usize = 1 << 17;
-
-/// What a kernel reads, in both dimensions, and the width of its source.
-#[derive(Clone, Copy)]
-struct Window {
-    axes: [Axis; 2],
-    /// Height and width of the source.
-    source: [usize; 2],
-}
-
-impl Window {
-    fn pixels(&self) -> usize {
-        self.axes[0].count * self.axes[1].count
-    }
-
-    fn taps(&self) -> usize {
-        self.axes[0].taps * self.axes[1].taps
-    }
-
-    /// Whether what it gathers of a channel is the channel itself.
-    fn is_identity(&self) -> bool {
-        let plain = |axis: &Axis, size| (axis.count, axis.taps, axis.stride, axis.start) == (size, 1, 1, 0);
-        plain(&self.axes[0], self.source[0]) && plain(&self.axes[1], self.source[1])
-    }
-
-    /// Writes to `out` (rows, pixels) what elements `rows` of (channels, taps) read of `source` (channels, H, W) for
-    /// these pixels.
-    fn gather(&self, source: &[f32], rows: Range<usize>, pixels: Range<usize>, out: &mut [f32]) {
-        let [vertical, horizontal] = self.axes;
-        let [height, width] = self.source;
-        for (row, out) in rows.zip(out.chunks_exact_mut(pixels.len())) {
-            let (channel, tap) = (row / self.taps(), row % self.taps());
-            let plane = &source[channel * height * width..][..height * width];
-            let dy = vertical.start + (tap / horizontal.taps) as isize * vertical.step;
-            let x = horizontal.start + (tap % horizontal.taps) as isize * horizontal.step;
-            // Lines of small images are so short that a division for each would cost more than what it copies.
-            let (mut a, mut b) = (pixels.start / horizontal.count, pixels.start % horizontal.count);
-            let mut rest = out;
-            while !rest.is_empty() {
-                let here = (horizontal.count - b).min(rest.len());
-                let (line, others) = rest.split_at_mut(here);
-                let y = a as isize * vertical.stride + dy;
-                match usize::try_from(y) {
-                    Ok(y) if y < height => {
-                        let from = x + b as isize * horizontal.stride;
-                        gather_line(&plane[y * width..][..width], from, horizontal.stride, line);
-                    }
-                    _ => line.fill(0.0),
-                }
-                rest = others;
-                (a, b) = (a + 1, 0);
-            }
-        }
-    }
-}
-
-/// `line[i] = source[x + i stride]`, zero where that is outside.
-fn gather_line(source: &[f32], x: isize, stride: isize, line: &mut [f32]) {
-    let width = source.len() as isize;
-    // The first i that is inside, and the first that is beyond.
-    let first_at = |bound: isize| {
-        let apart = (bound - x).max(0) as usize;
-        if stride == 1 { apart.min(line.len()) } else { apart.div_ceil(stride as usize).min(line.len()) }
-    };
-    let (from, to) = (first_at(0), first_at(width));
-    let (before, rest) = line.split_at_mut(from);
-    let (inside, after) = rest.split_at_mut(to - from);
-    before.iter_mut().chain(after).for_each(|outside| *outside = 0.0);
-    if inside.is_empty() {
-        return;
-    }
-    let first = (x + from as isize * stride) as usize;
-    if stride == 1 {
-        inside.copy_from_slice(&source[first..][..to - from]);
-    } else if stride == 2 {
-        // In pairs, of which the last may be half: a loop that compilers turn into shuffles.
-        let (last, others) = inside.split_last_mut().expect("it is not empty");
-        *last = source[first + 2 * others.len()];
-        others.iter_mut().zip(source[first..].chunks_exact(2)).for_each(|(line, pair)| *line = pair[0]);
-    } else {
-        inside.iter_mut().zip(source[first..].iter().step_by(stride as usize)).for_each(|(line, x)| *line = *x);
-    }
-}
-
-/// Pixels of a block: about [`BLOCK`] gathered elements, and blocks of equal size.
-fn block(rows: usize, pixels: usize) -> usize {
-    let most = (BLOCK / rows.max(1)).clamp(64, 4096);
-    pixels.div_ceil(pixels.div_ceil(most).max(1)).max(1)
-}
+/// Elements that a block copies of the source: a quarter of a megabyte leaves room for weights in the second-level
+/// cache.
+const BLOCK: usize = 1 << 16;
+/// Pixels of a block.
+const MOST_PIXELS: usize = 4096;
 
 /// result = the convolution of the image with the weight, plus the bias of each channel if there is one.
 pub(super) fn forward(g: &Geometry, image: &[f32], weight: &[f32], bias: Option<&[f32]>, result: &mut [f32]) {
     let window = Window { axes: [g.forward(0), g.forward(1)], source: g.image };
-    convolve(g, window, [g.c_in, g.c_out], image, weight, bias, result);
+    let (k, m) = (g.c_in * window.taps(), g.c_out);
+    let of_group = packed_len(k, m);
+    with_scratch(g.groups() * of_group, |packed| {
+        packed.par_chunks_mut(of_group).zip(weight.par_chunks(m * k)).for_each(|(packed, weight)| {
+            let panels = (0..m).step_by(PANEL).zip(packed.chunks_mut(PANEL * k));
+            panels.for_each(|(first, panel)| pack_panel(weight, k, [k, m], first, panel));
+        });
+        convolve(g, window, [g.c_in, m], image, packed, bias, result);
+    });
 }
 
 /// The gradient of the image from that of the result; or the forward pass of the transposed convolution, with a bias.
@@ -116,93 +43,225 @@ pub(super) fn input_gradient(
     for [y, x] in residues {
         let axes = [g.input_gradient(0, y), g.input_gradient(1, x)];
         let window = Window { axes, source: g.result };
-        let (k, kernel) = (g.c_out * window.taps(), g.kernel_size());
-        // (groups, c_in, c_out taps): rows of neighbouring elements, as the forward pass has them.
-        with_scratch(g.groups() * g.c_in * k, |rows| {
-            rows.par_chunks_mut(k.max(1)).enumerate().for_each(|(row, out)| {
-                let (group, c_in) = (row / g.c_in, row % g.c_in);
-                for (i, out) in out.iter_mut().enumerate() {
-                    let (c_out, tap) = (i / window.taps(), i % window.taps());
-                    let [j, i] = [tap / axes[1].taps, tap % axes[1].taps];
-                    let element = (axes[0].first + j * axes[0].every) * g.kernel[1] + axes[1].first + i * axes[1].every;
-                    *out = weight[((group * g.c_out + c_out) * g.c_in + c_in) * kernel + element];
-                }
-            });
-            convolve(g, window, [g.c_out, g.c_in], grad_result, rows, bias, grad_image);
+        let (taps, kernel, m) = (window.taps(), g.kernel_size(), g.c_in);
+        let elements: Vec<usize> = (0..taps)
+            .map(|tap| {
+                let [j, i] = [tap / axes[1].taps, tap % axes[1].taps];
+                (axes[0].first + j * axes[0].every) * g.kernel[1] + axes[1].first + i * axes[1].every
+            })
+            .collect();
+        // Panels (c_out taps, c_in) of each group.
+        let (k, of_group) = (g.c_out * taps, packed_len(g.c_out * taps, m));
+        with_scratch(g.groups() * of_group, |packed| {
+            packed.par_chunks_mut(of_group.max(1)).zip(weight.par_chunks(g.c_out * m * kernel)).for_each(
+                |(packed, weight)| {
+                    for (first, panel) in (0..m).step_by(PANEL).zip(packed.chunks_mut(PANEL * k)) {
+                        let width = panel_width(first, m);
+                        for (of_output, lines) in weight.chunks_exact(m * kernel).zip(panel.chunks_mut(taps * width)) {
+                            for (element, line) in elements.iter().zip(lines.chunks_exact_mut(width)) {
+                                let columns = width.min(m - first);
+                                let from = of_output[first * kernel + element..].iter().step_by(kernel);
+                                line[..columns].iter_mut().zip(from).for_each(|(out, x)| *out = *x);
+                                line[columns..].fill(0.0);
+                            }
+                        }
+                    }
+                },
+            );
+            convolve(g, window, [g.c_out, m], grad_result, packed, bias, grad_image);
         });
     }
 }
 
-/// target (B, groups m, pixels) = weight (groups, m, channels taps) times what the window gathers of the source (B,
-/// groups channels, H, W).
+/// How many images and lines a block has, so that it copies about [`BLOCK`] elements.
+fn block(window: &Window, channels: usize) -> [usize; 2] {
+    let [vertical, horizontal] = window.axes;
+    let of_line = channels * horizontal.count.max(window.source[1]) * vertical.stride as usize;
+    let most = (BLOCK / of_line).min(MOST_PIXELS / horizontal.count).max(1);
+    // As even as they can be.
+    let lines = vertical.count.div_ceil(vertical.count.div_ceil(most));
+    [(most / vertical.count).max(1), lines]
+}
+
+/// Eight pixels of a block, or what is left of them: the number of each one's image, and its place there.
+#[derive(Clone)]
+struct Pixels {
+    images: [usize; ROWS],
+    targets: [usize; ROWS],
+    count: usize,
+}
+
+/// Where the pixels of so many images, `apart` elements apart, and of these lines are read, in eights, of which the
+/// last is filled up with the first of its pixels; and where they are in images of this width.
+fn pixels(
+    layout: &Layout,
+    window: &Window,
+    width: usize,
+    [images, apart]: [usize; 2],
+    lines: Range<usize>,
+) -> (Vec<[usize; ROWS]>, Vec<Pixels>) {
+    let [vertical, horizontal] = window.axes;
+    let (begin, count) = (layout.begin(lines.start), images * lines.len() * horizontal.count);
+    let mut rows = vec![[0; ROWS]; count.div_ceil(ROWS)];
+    let mut pixels = vec![Pixels { images: [0; ROWS], targets: [0; ROWS], count: ROWS }; rows.len()];
+    let mut number = 0;
+    for image in 0..images {
+        for (a, line) in lines.clone().enumerate() {
+            let read = begin + image * apart + a * layout.line;
+            let target = (vertical.at + line * vertical.apart) * width + horizontal.at;
+            for b in 0..horizontal.count {
+                let (eight, r) = (number / ROWS, number % ROWS);
+                rows[eight][r] = read + b * layout.pixel;
+                pixels[eight].images[r] = image;
+                pixels[eight].targets[r] = target + b * horizontal.apart;
+                number += 1;
+            }
+        }
+    }
+    if let (Some(rows), Some(pixels)) = (rows.last_mut(), pixels.last_mut()) {
+        pixels.count = count - (count - 1) / ROWS * ROWS;
+        let first = rows[0];
+        rows[pixels.count..].fill(first);
+    }
+    (rows, pixels)
+}
+
+/// How a pass is shared out: a task has all pixels of some images, or some lines of one, and goes through them by
+/// blocks of lines.
+struct Cut {
+    images: usize,
+    lines_of_task: usize,
+    tasks_of_image: usize,
+    lines_of_block: usize,
+}
+
+impl Cut {
+    /// Tasks of lines of an image only if lines are neighbours in the target.
+    fn new(window: &Window, channels: usize, batch: usize, dense: bool) -> Cut {
+        let ([images, lines], height) = (block(window, channels), window.axes[0].count);
+        let enough = 2 * threads();
+        let tasks = if dense { height.div_ceil(lines).max(enough.div_ceil(batch)).min(height) } else { 1 };
+        let lines_of_task = height.div_ceil(tasks);
+        Cut {
+            images: images.min(batch.div_ceil(enough)),
+            lines_of_task,
+            tasks_of_image: height.div_ceil(lines_of_task),
+            lines_of_block: lines.min(lines_of_task),
+        }
+    }
+}
+
+/// target (B, groups m, pixels) = weight (groups, m, channels taps) times what the window reads of the source (B,
+/// groups channels, H, W). The weight is packed, for each group panels (channels taps, m).
 fn convolve(
     g: &Geometry,
     window: Window,
     [channels, m]: [usize; 2],
     source: &[f32],
-    weight: &[f32],
+    packed: &[f32],
     bias: Option<&[f32]>,
     target: &mut [f32],
 ) {
-    let (k, pixels) = (channels * window.taps(), window.pixels());
-    if pixels == 0 || target.is_empty() {
+    let (k, groups, [vertical, horizontal]) = (channels * window.taps(), g.groups(), window.axes);
+    if window.pixels() == 0 || target.is_empty() {
         return;
     }
+    let plane = target.len() / (g.batch * groups * m);
+    let dense = vertical.apart * horizontal.apart == 1;
+    let width = if dense { horizontal.count } else { g.image[1] };
+    let cut = Cut::new(&window, channels, g.batch, dense);
+    let columns = if dense { cut.lines_of_task * width } else { plane };
+    let layout = window.layout(channels, cut.lines_of_block);
     let of_source = channels * window.source[0] * window.source[1];
-    let columns = block(k, pixels);
-    // The product for a block of pixels of an image's group, handed to `multiply` with the gathered matrix (k, pixels).
-    let gathered = |part: usize, range: Range<usize>, multiply: &mut dyn FnMut(Matrix, Matrix)| {
-        let source = &source[part * of_source..][..of_source];
-        let weight = Matrix::rows(&weight[part % g.groups() * m * k..][..m * k], k);
-        if window.is_identity() {
-            return multiply(weight, Matrix::rows(source, pixels).skip_columns(range.start));
-        }
-        with_scratch(k * range.len(), |block| {
-            window.gather(source, 0..k, range.clone(), block);
-            multiply(weight, Matrix::rows(block, range.len()));
-        });
-    };
-    let bias_of = |part: usize| bias.map(|bias| &bias[part % g.groups() * m..][..m]);
-    if window.axes.iter().all(|axis| axis.apart == 1) {
-        let across = pixels.div_ceil(columns);
-        tiles(target, pixels, m, columns).enumerate().for_each(|(i, mut tile)| {
-            let (part, first) = (i / across, i % across * columns);
-            if let Some(bias) = bias_of(part) {
-                bias.iter().enumerate().for_each(|(row, bias)| tile.row(row).fill(*bias));
-            }
-            let range = first..(first + columns).min(pixels);
-            gathered(part, range, &mut |a, b| tile.product(0..m, bias.is_some(), k, a, b));
-        });
-        return;
-    }
-    // Pixels that are apart: through scratch memory, one image's group after the other.
-    let [vertical, horizontal] = window.axes;
-    let width = g.image[1];
-    target.par_chunks_mut(m * g.image_pixels()).enumerate().for_each(|(part, target)| {
-        for first in (0..pixels).step_by(columns) {
-            let range = first..(first + columns).min(pixels);
-            with_scratch(m * range.len(), |block| {
-                let sizes = [m, range.len(), k];
-                gathered(part, range.clone(), &mut |a, b| product(block, range.len(), false, sizes, a, b));
-                for (row, block) in block.chunks_exact(range.len()).enumerate() {
-                    let bias = bias_of(part).map_or(0.0, |bias| bias[row]);
-                    let plane = &mut target[row * g.image_pixels()..][..g.image_pixels()];
-                    for (pixel, value) in range.clone().zip(block) {
-                        let y = vertical.at + pixel / horizontal.count * vertical.apart;
-                        let x = horizontal.at + pixel % horizontal.count * horizontal.apart;
-                        plane[y * width + x] = value + bias;
+    let apart = layout.apart(groups * of_source);
+    tiles(target, plane, cut.images * groups * m, columns).enumerate().for_each(|(task, mut tile)| {
+        let first_image = task / cut.tasks_of_image * cut.images;
+        let images = cut.images.min(g.batch - first_image);
+        let top = task % cut.tasks_of_image * cut.lines_of_task;
+        let bottom = (top + cut.lines_of_task).min(vertical.count);
+        let before = if dense { top * width } else { 0 };
+        with_scratch(images * layout.copied, |copy| {
+            for first in (top..bottom).step_by(cut.lines_of_block) {
+                let lines = first..(first + cut.lines_of_block).min(bottom);
+                let (rows, pixels) = pixels(&layout, &window, width, [images, apart], lines.clone());
+                for group in 0..groups {
+                    let part = |image: usize| &source[((first_image + image) * groups + group) * of_source..];
+                    for (image, copy) in copy.chunks_exact_mut(layout.copied.max(1)).enumerate() {
+                        layout.copy(&part(image)[..of_source], lines.clone(), copy);
+                    }
+                    let read = if layout.copied == 0 { part(0) } else { &*copy };
+                    let packed = &packed[group * packed_len(k, m)..];
+                    for column in (0..m).step_by(PANEL) {
+                        let panel = &packed[column * k..(column + panel_width(column, m)) * k];
+                        let target = Target {
+                            channels: groups * m,
+                            first: group * m + column,
+                            count: PANEL.min(m - column),
+                            before,
+                            bias: bias.map(|bias| &bias[group * m + column..]),
+                        };
+                        panel_product(
+                            read,
+                            &rows,
+                            &layout.places,
+                            panel,
+                            #[inline(always)]
+                            |eight, out| target.store(&mut tile, &pixels[eight], out),
+                        );
                     }
                 }
-            });
-        }
+            }
+        });
     });
 }
 
-/// Columns of the weight's gradient that a task computes.
-const COLUMNS: usize = 96;
+/// Which rows of a tile a panel's results are.
+struct Target<'a> {
+    /// Rows of an image, and the first of these.
+    channels: usize,
+    first: usize,
+    count: usize,
+    /// Pixels of an image before the tile's.
+    before: usize,
+    bias: Option<&'a [f32]>,
+}
 
-/// The gradient of the weight (groups c_out, c_in taps), added to what is there if `accumulate`: a task has some
-/// columns of a group, and goes through all images.
+impl Target<'_> {
+    #[inline(always)]
+    fn store(&self, tile: &mut Tile, pixels: &Pixels, out: &[[f32; PANEL]; ROWS]) {
+        let last = pixels.count - 1;
+        let side_by_side = last == ROWS - 1
+            && pixels.images[0] == pixels.images[last]
+            && pixels.targets[last] - pixels.targets[0] == last;
+        let mut columns = [[0.0; ROWS]; PANEL];
+        for c in 0..PANEL {
+            for r in 0..ROWS {
+                columns[c][r] = out[r][c];
+            }
+        }
+        for (c, column) in columns.iter().enumerate().take(self.count) {
+            let bias = match self.bias {
+                Some(bias) => bias[c],
+                None => 0.0,
+            };
+            if side_by_side {
+                let row = tile.row(pixels.images[0] * self.channels + self.first + c);
+                let line = &mut row[pixels.targets[0] - self.before..][..ROWS];
+                for r in 0..ROWS {
+                    line[r] = column[r] + bias;
+                }
+            } else {
+                for r in 0..pixels.count {
+                    let row = tile.row(pixels.images[r] * self.channels + self.first + c);
+                    row[pixels.targets[r] - self.before] = column[r] + bias;
+                }
+            }
+        }
+    }
+}
+
+/// The gradient of the weight (groups c_out, c_in taps), added to what is there if `accumulate`: block after block of
+/// images and lines, of each of which tasks have some elements of the kernel.
 pub(super) fn weight_gradient(
     g: &Geometry,
     image: &[f32],
@@ -211,29 +270,112 @@ pub(super) fn weight_gradient(
     grad_weight: &mut [f32],
 ) {
     let window = Window { axes: [g.forward(0), g.forward(1)], source: g.image };
-    let (n, pixels) = (g.c_in * window.taps(), window.pixels());
-    if g.batch == 0 && !accumulate {
-        grad_weight.fill(0.0);
-    }
-    let columns = n.div_ceil(n.div_ceil(COLUMNS));
-    let across = n.div_ceil(columns);
-    let of_image = g.c_in * g.image_pixels();
-    tiles(grad_weight, n, g.c_out, columns).enumerate().for_each(|(i, mut tile)| {
-        let (group, first) = (i / across, i % across * columns);
-        let rows = first..(first + columns).min(n);
-        let at_once = block(rows.len(), pixels);
-        for (number, part) in (0..g.batch).map(|image| image * g.groups() + group).enumerate() {
-            let image = &image[part * of_image..][..of_image];
-            let dy = Matrix::rows(&grad_result[part * g.c_out * pixels..][..g.c_out * pixels], pixels);
-            for first in (0..pixels).step_by(at_once) {
-                let range = first..(first + at_once).min(pixels);
-                let add = accumulate || number + first > 0;
-                with_scratch(rows.len() * range.len(), |block| {
-                    window.gather(image, rows.clone(), range.clone(), block);
-                    let gathered = Matrix::rows(block, range.len()).transposed();
-                    tile.product(0..g.c_out, add, range.len(), dy.skip_columns(first), gathered);
-                });
+    let (k, m) = (g.c_in * window.taps(), g.c_out);
+    let ([images, lines], height) = (block(&window, g.c_in), window.axes[0].count);
+    let images = images.min((MOST_PIXELS / window.pixels()).max(1));
+    let pass = WeightGradient { g, window, layout: window.layout(g.c_in, lines), image, grad_result };
+    let list = pass.layout.places.list();
+    let elements: Vec<[usize; ROWS]> =
+        list.chunks(ROWS).map(|eight| std::array::from_fn(|r| eight[r.min(eight.len() - 1)])).collect();
+    let panels = m.div_ceil(PANEL);
+    let of_group = elements.len() * panels * ROWS * PANEL;
+    with_scratch(g.groups() * of_group, |sums| {
+        sums.fill(0.0);
+        for first_image in (0..g.batch).step_by(images) {
+            let images = first_image..(first_image + images).min(g.batch);
+            for first in (0..height).step_by(lines) {
+                let lines = first..(first + lines).min(height);
+                let places = pass.places(images.len(), lines.clone());
+                for (group, sums) in sums.chunks_exact_mut(of_group).enumerate() {
+                    pass.add_block(group, images.clone(), lines.clone(), &places, &elements, sums);
+                }
             }
         }
+        grad_weight.par_chunks_mut(m * k).zip(sums.par_chunks(of_group)).for_each(|(weight, sums)| {
+            for (c, weight) in weight.chunks_exact_mut(k).enumerate() {
+                for (eight, weight) in weight.chunks_mut(ROWS).enumerate() {
+                    let sums = &sums[(eight * panels + c / PANEL) * ROWS * PANEL + c % PANEL..];
+                    for (weight, sum) in weight.iter_mut().zip(sums.iter().step_by(PANEL)) {
+                        *weight = if accumulate { *weight + sum } else { *sum };
+                    }
+                }
+            }
+        });
     });
+}
+
+struct WeightGradient<'a> {
+    g: &'a Geometry,
+    window: Window,
+    layout: Layout,
+    image: &'a [f32],
+    grad_result: &'a [f32],
+}
+
+impl WeightGradient<'_> {
+    fn of_image(&self) -> usize {
+        self.g.c_in * self.g.image_pixels()
+    }
+
+    /// Where the pixels of so many images and of these lines are read.
+    fn places(&self, images: usize, lines: Range<usize>) -> Places {
+        let (layout, width) = (&self.layout, self.window.axes[1].count);
+        let apart = layout.apart(self.g.groups() * self.of_image());
+        let mut places = Vec::with_capacity(images * lines.len() * width);
+        for image in 0..images {
+            for line in 0..lines.len() {
+                let first = layout.begin(lines.start) + image * apart + line * layout.line;
+                places.extend((0..width).map(|column| first + column * layout.pixel));
+            }
+        }
+        Places::new(places)
+    }
+
+    /// Adds the products of a block to the sums of a group, (k / 8, panels, 8, [`PANEL`]). `elements` has eight of the
+    /// kernel for each of the first dimension.
+    fn add_block(
+        &self,
+        group: usize,
+        images: Range<usize>,
+        lines: Range<usize>,
+        places: &Places,
+        elements: &[[usize; ROWS]],
+        sums: &mut [f32],
+    ) {
+        let &WeightGradient { g, window, ref layout, image, grad_result } = self;
+        let (m, count, plane, width) = (g.c_out, places.len(), window.pixels(), window.axes[1].count);
+        let of_block = lines.len() * width;
+        let part = |i: usize| (images.start + i) * g.groups() + group;
+        with_scratch(packed_len(count, m) + images.len() * layout.copied, |scratch| {
+            let (packed, copy) = scratch.split_at_mut(packed_len(count, m));
+            // Panels of the gradient (pixels, m).
+            for (first, panel) in (0..m).step_by(PANEL).zip(packed.chunks_mut(PANEL * count)) {
+                panel.par_chunks_mut(of_block * panel_width(first, m)).enumerate().for_each(|(i, panel)| {
+                    let dy = &grad_result[part(i) * m * plane + lines.start * width..];
+                    pack_panel(dy, plane, [of_block, m], first, panel);
+                });
+            }
+            copy.par_chunks_mut(layout.copied.max(1)).enumerate().for_each(|(i, copy)| {
+                layout.copy(&image[part(i) * self.of_image()..][..self.of_image()], lines.clone(), copy);
+            });
+            let read = if layout.copied == 0 { &image[part(0) * self.of_image()..] } else { &*copy };
+            let of_eight = m.div_ceil(PANEL) * ROWS * PANEL;
+            sums.par_chunks_mut(of_eight).zip(elements.par_iter()).for_each(|(sums, rows)| {
+                for (panel, sums) in packed.chunks(PANEL * count).zip(sums.chunks_exact_mut(ROWS * PANEL)) {
+                    panel_product(
+                        read,
+                        std::slice::from_ref(rows),
+                        places,
+                        panel,
+                        #[inline(always)]
+                        |_, out| {
+                            for (sum, x) in sums.iter_mut().zip(out.as_flattened()) {
+                                *sum += x;
+                            }
+                        },
+                    );
+                }
+            });
+        });
+    }
 }

@@ -16,6 +16,7 @@
 mod cpu;
 mod geometry;
 mod kernel;
+mod window;
 
 use super::reduce::SumRows;
 use super::*;

@@ -1,11 +1,11 @@
 //! GEMM on the CPU. Each task computes a block of rows with bias and epilogue, while it is in the cache, by `gemm` on
-//! its own thread; or a block of columns, if there are more columns than rows and neither bias nor epilogue.
+//! its own thread; or a block of columns, if there are more columns than rows and no epilogue, and no bias or few rows.
 //!
 //! `gemm` on one thread reaches 90 to 98% of a core's peak on blocks of 64 rows or more. Its own threading scales less
 //! well: it packs one operand on one thread, and leaves bias and GELU as separate passes.
 
 use super::{Dims, Epilogue, MatMul, unary};
-use crate::cpu::{Matrix, product, threads, tiles, vectorized, with_scratch};
+use crate::cpu::{Matrix, product, threads, tiles, transpose, vectorized, with_scratch};
 use rayon::prelude::*;
 
 /// Tasks for each thread: two, so that one that is held up costs the others less.
@@ -14,6 +14,11 @@ const TASKS_PER_THREAD: usize = 2;
 /// Elements between columns of a transposed b from which on it pays to transpose it first: with 512 the 768x128
 /// GEMMs of a small GPT take 0.93 ms instead of 1.05, with 128 they would take 1.04 instead of 0.92.
 const FAR_APART: usize = 512;
+
+/// So few rows do not make up for a copy of b, which `gemm` makes of columns that are not whole vectors.
+const FEW_ROWS: usize = 64;
+/// Numbers of the widest vector.
+const LANES: usize = 16;
 
 /// The inputs. Slices that the kernel does not use are empty.
 pub(super) struct Operands<'a> {
@@ -27,7 +32,7 @@ pub(super) struct Operands<'a> {
 
 /// `y`; or, if that is the epilogue, GELU's derivative there and `activated`, GELU of it.
 pub(super) fn compute(kernel: &MatMul, d: &Dims, operands: Operands, y: &mut [f32], activated: &mut [f32]) {
-    let plain = !kernel.bias && kernel.epilogue == Epilogue::None;
+    let plain = (!kernel.bias || d.m <= FEW_ROWS) && kernel.epilogue == Epilogue::None;
     if d.batch == 1 && d.n > d.m && d.m * d.k > 0 && plain {
         return in_columns(kernel, d, operands, y);
     }
@@ -35,7 +40,7 @@ pub(super) fn compute(kernel: &MatMul, d: &Dims, operands: Operands, y: &mut [f3
     // Each task would pack b for itself, and slowly if its columns are far apart.
     if d.batch == 1 && kernel.trans_b && rows < d.m && d.k >= FAR_APART {
         with_scratch(d.n * d.k, |b| {
-            transpose(operands.b, b, d.n, d.k);
+            transpose(operands.b, d.k, b, d.n);
             in_blocks(&MatMul { trans_b: false, ..*kernel }, d, rows, Operands { b, ..operands }, y, activated);
         });
     } else {
@@ -50,17 +55,31 @@ fn block_rows(m: usize, n: usize, threads: usize) -> usize {
     let (typical, least) = if n > 64 { (64, 32) } else { (80, 65) };
     let most = m / typical;
     let tasks = if most < threads { most } else { (most / threads).min(TASKS_PER_THREAD) * threads };
-    let mut rows = (1..=tasks).rev().map(|tasks| m.div_ceil(tasks).next_multiple_of(8));
+    let mut rows = (1..=tasks).rev().map(|tasks| m.div_ceil(tasks).next_multiple_of(LANES));
     rows.find(|rows| m.is_multiple_of(*rows) || m % rows >= least).unwrap_or(m)
 }
 
 /// By blocks of columns: with many columns, tasks for blocks of rows would each pack all of b.
 fn in_columns(kernel: &MatMul, d: &Dims, operands: Operands, y: &mut [f32]) {
-    let columns = block_rows(d.n, d.m, threads());
-    let a = stored(operands.a, kernel.trans_a, d.m, d.k);
-    let b = stored(operands.b, kernel.trans_b, d.k, d.n);
-    tiles(y, d.n, d.m, columns).enumerate().for_each(|(i, mut tile)| {
-        tile.product(0..d.m, kernel.accumulate, d.k, a, b.skip_columns(i * columns));
+    let &Dims { m, n, k, .. } = d;
+    let a = stored(operands.a, kernel.trans_a, m, k);
+    let b = stored(operands.b, kernel.trans_b, k, n);
+    // Columns that fill no vector are multiplied by themselves, so that `gemm` reads the others where they lie.
+    let apart = if m <= FEW_ROWS && !kernel.trans_b && n > LANES { n % LANES } else { 0 };
+    let columns = block_rows(n - apart, m, threads());
+    tiles(y, n, m, columns).enumerate().for_each(|(i, mut tile)| {
+        let first = i * columns;
+        let all = first..(first + columns).min(n);
+        if kernel.bias {
+            (0..m).for_each(|row| tile.row(row).copy_from_slice(&operands.bias[all.clone()]));
+        }
+        for part in [all.start..all.end.min(n - apart), all.start.max(n - apart)..all.end] {
+            if !part.is_empty() {
+                let mut tile = tile.columns(part.start - first..part.end - first);
+                let b = b.skip_columns(part.start);
+                tile.product(0..m, kernel.accumulate || kernel.bias, k, a, b);
+            }
+        }
     });
 }
 
@@ -103,27 +122,6 @@ fn in_blocks(kernel: &MatMul, d: &Dims, rows: usize, operands: Operands, y: &mut
             y.iter_mut().zip(factors).for_each(|(y, factor)| *y *= factor);
         }),
     }
-}
-
-/// Writes b (rows, columns) to `out` as (columns, rows), in squares whose lines all stay in the cache.
-fn transpose(b: &[f32], out: &mut [f32], rows: usize, columns: usize) {
-    const SIDE: usize = 16;
-    out.par_chunks_mut(SIDE * rows).enumerate().for_each(|(strip, out)| {
-        let left = strip * SIDE;
-        let width = SIDE.min(columns - left);
-        for top in (0..rows).step_by(SIDE) {
-            let height = SIDE.min(rows - top);
-            let mut square = [[0.0; SIDE]; SIDE];
-            for (r, line) in square.iter_mut().enumerate().take(height) {
-                line[..width].copy_from_slice(&b[(top + r) * columns + left..][..width]);
-            }
-            for c in 0..width {
-                for (r, out) in out[c * rows + top..][..height].iter_mut().enumerate() {
-                    *out = square[r][c];
-                }
-            }
-        }
-    });
 }
 
 #[cfg(test)]

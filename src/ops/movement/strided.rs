@@ -1,6 +1,7 @@
 //! Reads x at strides, which may be 0 or negative: y[i0, i1, ..] = x[offset + i0 stride0 + i1 stride1 + ..].
 
 use super::*;
+use crate::cpu::transpose;
 use crate::gpu::{Limits, Operand, Plan, buffer, param};
 use crate::ops::axes::{axis_params, for_each_run};
 use crate::shader;
@@ -24,7 +25,13 @@ impl StridedCopy {
         StridedCopy { name, shape, axes: collapse(axes), offset }
     }
 
-    fn copy<T: Copy + Send + Sync>(&self, x: &[T], y: &mut [T]) {
+    fn copy<T: Copy + Default + Send + Sync>(&self, x: &[T], y: &mut [T]) {
+        // The transpose of a matrix.
+        if let [Axis { strides: [1], .. }, Axis { size, strides: [ld] }] = self.axes[..]
+            && ld > 1
+        {
+            return transpose(&x[self.offset..], ld as usize, y, size);
+        }
         let inner = self.axes.last().expect("axes are never empty").strides[0];
         y.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, y)| {
             for_each_run(&self.axes, self.offset, chunk * CHUNK, y, |[place], y| match inner {

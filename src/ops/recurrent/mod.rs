@@ -103,9 +103,12 @@ impl Recurrence {
             .collect::<Result<_>>()?;
         let (gates, h_prev) = (kept(self.kind.saved() * hidden)?, kept(hidden)?);
         let c_prev = (states.len() > 1).then(|| kept(hidden)).transpose()?;
-        let product = MatMul { trans_b: true, bias: bias_hh.is_some(), ..MatMul::default() };
+        // The CPU would transpose the weight anew for each step.
+        let trans_b = steps == 1 || y.device().is_gpu();
+        let weight = if trans_b { weight_hh.detach() } else { weight_hh.detach().permute(&[1, 0])? };
+        let product = MatMul { trans_b, bias: bias_hh.is_some(), ..MatMul::default() };
         for step in self.steps(direction) {
-            let h_gates = run(&product, &present(&[Some(&current[0]), Some(weight_hh), bias_hh]))?.remove(0);
+            let h_gates = run(&product, &present(&[Some(&current[0]), Some(&weight), bias_hh]))?.remove(0);
             let cell = Cell { kind: self.kind, sizes: self.sizes, step, kept_steps, direction };
             let outputs = [Some(&current[0]), Some(y), Some(&gates), Some(&h_prev), current.get(1), c_prev.as_ref()];
             run_into(&cell, &[x_gates, &h_gates], &present(&outputs))?;
