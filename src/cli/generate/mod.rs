@@ -11,7 +11,7 @@ use crate::config::WeightDtype;
 use crate::data::Tokenizer;
 use crate::generate::{Sampling, TextWriter, check_prompt, generate, printable};
 use crate::models::{LanguageModel, ModelConfig};
-use crate::train::prompt_ids;
+use crate::train::{load_model, prompt_ids};
 use anyhow::Result;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -52,7 +52,7 @@ pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
     let config = configuration::of_environment()?;
     let device = device::open(&args.device.over(&config.device))?;
     let folder = model::find(args.model.as_deref())?;
-    let (model, tokenizer) = model::load_as(args.dtype, &folder, &device)?;
+    let (model, tokenizer) = load_model(args.dtype, &folder, &device)?;
     tracing::info!("model {}", folder.display());
     let (settings, sampling) = args.sampling.over_run(&folder, config.generate, &tokenizer)?;
     let given = match &args.prompts {
