@@ -59,7 +59,7 @@ pub use plan::{
     Cluster, ClusterPlan, ClusterRow, Footprint, Plan, Rates, RunPlan, Speed, TimePlan, check_size, plan_run,
 };
 pub use precision::{check_precision, describe_precision, operands};
-pub use prompt::prompt_ids;
+pub use prompt::{Prompt, prompt_ids};
 pub use ranks::{RankTimes, rank_table};
 pub use resume::run_config;
 pub use run::{follow, train};
