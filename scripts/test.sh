@@ -85,6 +85,7 @@ step "tests within WebGPU's default limits" within_default_limits
 step "cooperative matrices" bash scripts/test_coop.sh
 # Several processes, which `mpirun` starts.
 step "processes" bash scripts/test_mpi.sh
+step "the Python package" bash scripts/test_python.sh
 # Reads and writes outside of an allocation, which no result need show.
 step "memory errors on the CPU" bash scripts/test_asan.sh
 # Examples compile with the tests; this one must also keep up with the template that it renders.

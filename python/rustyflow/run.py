@@ -9,9 +9,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Union, overload
-
-from typing_extensions import Literal
+from typing import Any, Literal, Union, overload
 
 from ._rustyflow import Tokenizer, _bench_ops, _bench_step, _config_keys, _Model, _train
 
@@ -86,9 +84,13 @@ class Model(_Model):
     """A trained language model and its tokenizer: what `load` returns."""
 
     @overload
-    def generate(self, prompt: str = "", *, stream: Literal[False] = False, echo: bool = True, **settings: Any) -> str: ...
+    def generate(
+        self, prompt: str = "", *, stream: Literal[False] = False, echo: bool = True, **settings: Any
+    ) -> str: ...
     @overload
-    def generate(self, prompt: str = "", *, stream: Literal[True], echo: bool = True, **settings: Any) -> Iterator[str]: ...
+    def generate(
+        self, prompt: str = "", *, stream: Literal[True], echo: bool = True, **settings: Any
+    ) -> Iterator[str]: ...
 
     def generate(
         self, prompt: str = "", *, stream: bool = False, echo: bool = True, **settings: Any
@@ -132,8 +134,8 @@ class Model(_Model):
     def eval(
         self, text: str | os.PathLike[str], context: int | None = None, stride: int | None = None, batch_size: int = 16
     ) -> dict[str, Any]:
-        """How well it predicts a text, or the text in a file or folder (a `Path`): a dict with "loss" in nats per token,
-        "perplexity", "bits_per_byte" and more.
+        """How well it predicts a text, or the text in a file or folder (a `Path`): a dict with "loss" in nats per
+        token, "perplexity", "bits_per_byte" and more.
         """
         if not isinstance(text, str):
             return self._evaluate(os.fspath(text), context, stride, batch_size)
@@ -146,8 +148,8 @@ class Model(_Model):
 def load(path: PathLike, device: str = "auto", dtype: str = "f32") -> Model:
     """The model in a run's folder, a checkpoint's, one of Hugging Face's, or that was fetched by this name.
 
-    `device` "auto" is the first hardware GPU, or the CPU where there is none. With `dtype` "f16" a GPU keeps the weights
-    as 16-bit floats.
+    `device` "auto" is the first hardware GPU, or the CPU where there is none. With `dtype` "f16" a GPU keeps the
+    weights as 16-bit floats.
     """
     return Model(Path(path), device, dtype)
 

@@ -68,6 +68,11 @@ pub fn dtype(name: &str) -> PyResult<DType> {
 #[derive(Clone, Copy)]
 pub struct Pair(pub [usize; 2]);
 
+impl Pair {
+    pub const ZERO: Pair = Pair([0; 2]);
+    pub const ONE: Pair = Pair([1; 2]);
+}
+
 impl<'py> FromPyObject<'_, 'py> for Pair {
     type Error = PyErr;
 

@@ -1,5 +1,5 @@
-//! Between Python's numbers, NumPy's arrays and tensors. Elements are copied both ways: a tensor's memory belongs to the
-//! kernels, which never see it change.
+//! Between Python's numbers, NumPy's arrays and tensors. Elements are copied both ways: a tensor's memory belongs to
+//! the kernels, which never see it change.
 
 use crate::arguments::dtype as dtype_of;
 use crate::device::open;

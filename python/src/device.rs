@@ -12,8 +12,8 @@ use std::sync::{Mutex, Once, PoisonError};
 /// The GPUs that are open.
 static GPUS: Mutex<Vec<Device>> = Mutex::new(Vec::new());
 
-/// Starts the threads of the CPU's kernels, one for each physical core, if they do not run yet. The thread that calls
-/// this first is among them, so small kernels that it computes wait for no other.
+/// Starts the threads of the CPU's kernels, one for each core, if they do not run yet. The thread that calls this first
+/// is among them, so small kernels that it computes wait for no other.
 #[inline]
 pub fn start_threads() {
     static STARTED: Once = Once::new();

@@ -197,7 +197,10 @@ fn pairs(py: Python, x: &Tensor, parts: Vec<Part>) -> PyResult<PyTensor> {
     let (Some(Part::Ids(rows)), Some(Part::Ids(columns))) = (parts.next(), parts.next()) else {
         return Err(PyIndexError::new_err("two tensors of ids index the first two dimensions"));
     };
-    let is_whole = |(i, part): (usize, Part)| matches!(part, Part::Slice { start: 0, stop, step: 1 } if x.shape().get(i + 2) == Some(&stop));
+    let is_whole = |(i, part): (usize, Part)| match part {
+        Part::Slice { start: 0, stop, step: 1 } => x.shape().get(i + 2) == Some(&stop),
+        _ => false,
+    };
     if !parts.enumerate().all(is_whole) {
         return Err(PyIndexError::new_err("after two tensors of ids an index has whole dimensions alone"));
     }

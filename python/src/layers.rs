@@ -1,5 +1,5 @@
-//! What layers compute, as functions of tensors by the names of `torch.nn.functional`. The modules of `rustyflow.nn` are
-//! Python and call these.
+//! What layers compute, as functions of tensors by the names of `torch.nn.functional`. The modules of `rustyflow.nn`
+//! are Python and call these.
 
 use crate::arguments::Pair;
 use crate::errors::OrRaise;
@@ -92,7 +92,7 @@ fn dropout(py: Python, x: &PyTensor, p: f32, training: bool) -> PyResult<PyTenso
 /// Images (B, C, H, W) convolved with `weight` (C', C / groups, KH, KW), plus `bias` (C'): (B, C', H', W'). Stride,
 /// padding and dilation are a number or a pair.
 #[pyfunction]
-#[pyo3(signature = (x, weight, bias = None, stride = Pair([1; 2]), padding = Pair([0; 2]), dilation = Pair([1; 2]), groups = 1))]
+#[pyo3(signature = (x, weight, bias = None, stride = Pair::ONE, padding = Pair::ZERO, dilation = Pair::ONE, groups = 1))]
 #[allow(clippy::too_many_arguments)] // PyTorch's.
 fn conv2d(
     py: Python,
@@ -111,7 +111,8 @@ fn conv2d(
 
 /// The transpose of the convolution with `weight` (C, C' / groups, KH, KW): (B, C, H, W) to (B, C', H', W').
 #[pyfunction]
-#[pyo3(signature = (x, weight, bias = None, stride = Pair([1; 2]), padding = Pair([0; 2]), output_padding = Pair([0; 2]), groups = 1, dilation = Pair([1; 2])))]
+#[pyo3(signature = (x, weight, bias = None, stride = Pair::ONE, padding = Pair::ZERO, output_padding = Pair::ZERO,
+    groups = 1, dilation = Pair::ONE))]
 #[allow(clippy::too_many_arguments)] // PyTorch's.
 fn conv_transpose2d(
     py: Python,
@@ -166,7 +167,7 @@ fn pool_options(kernel_size: Pair, stride: Option<Pair>, padding: Pair) -> PoolO
 
 /// The largest element of each window of (B, C, H, W).
 #[pyfunction]
-#[pyo3(signature = (x, kernel_size, stride = None, padding = Pair([0; 2])))]
+#[pyo3(signature = (x, kernel_size, stride = None, padding = Pair::ZERO))]
 fn max_pool2d(py: Python, x: &PyTensor, kernel_size: Pair, stride: Option<Pair>, padding: Pair) -> PyResult<PyTensor> {
     let (x, options) = (x.get(), pool_options(kernel_size, stride, padding));
     compute(py, || x.max_pool2d(options))
@@ -174,7 +175,7 @@ fn max_pool2d(py: Python, x: &PyTensor, kernel_size: Pair, stride: Option<Pair>,
 
 /// The average of each window of (B, C, H, W).
 #[pyfunction]
-#[pyo3(signature = (x, kernel_size, stride = None, padding = Pair([0; 2])))]
+#[pyo3(signature = (x, kernel_size, stride = None, padding = Pair::ZERO))]
 fn avg_pool2d(py: Python, x: &PyTensor, kernel_size: Pair, stride: Option<Pair>, padding: Pair) -> PyResult<PyTensor> {
     let (x, options) = (x.get(), pool_options(kernel_size, stride, padding));
     compute(py, || x.avg_pool2d(options))
@@ -190,7 +191,8 @@ fn adaptive_avg_pool2d(py: Python, x: &PyTensor, output_size: Pair) -> PyResult<
 /// The mean of `value` (..., S, E) by the attention of `query` (..., T, D) to `key` (..., S, D): (..., T, E).
 /// `attn_mask` is added to the scores; with `keep` it says which keys a query sees, where it is not 0.
 #[pyfunction]
-#[pyo3(signature = (query, key, value, attn_mask = None, dropout_p = 0.0, is_causal = false, scale = None, keep = false))]
+#[pyo3(signature = (query, key, value, attn_mask = None, dropout_p = 0.0, is_causal = false, scale = None,
+    keep = false))]
 #[allow(clippy::too_many_arguments)] // PyTorch's.
 fn scaled_dot_product_attention(
     py: Python,

@@ -216,7 +216,7 @@ impl PyTensor {
     /// What cannot be: tensors do not change. The message says what can.
     pub fn refuse_assignment() -> PyErr {
         PyTypeError::new_err(
-            "the elements of a tensor are not assigned; use where(), cat() or scatter_add(), or `data = values` for all",
+            "a tensor's elements are not assigned; use where(), cat() or scatter_add(), or `data = values` for all",
         )
     }
 }

@@ -1,5 +1,5 @@
-//! Operators: `a + b`, `a @ b`, `a < b`, `a += b`. The other side may be a tensor, a number, or what NumPy makes an array
-//! of.
+//! Operators: `a + b`, `a @ b`, `a < b`, `a += b`. The other side may be a tensor, a number, or what NumPy makes an
+//! array of.
 
 use crate::convert::of_array;
 use crate::errors::OrRaise;

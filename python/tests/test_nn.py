@@ -127,7 +127,10 @@ def test_losses_are_their_formulas(device):
         (rf.losses.cross_entropy(x, targets, reduction="none"), -log_p[range(5), ids]),
         (rf.losses.cross_entropy(x, targets, ignore_index=1), -log_p[[0, 1, 4], [0, 2, 0]].mean()),
         (rf.losses.nll_loss(x.log_softmax(), targets, reduction="sum"), -log_p[range(5), ids].sum()),
-        (nn.CrossEntropyLoss(label_smoothing=0.1)(x, targets), -(0.9 * log_p[range(5), ids] + 0.1 * log_p.mean(1)).mean()),
+        (
+            nn.CrossEntropyLoss(label_smoothing=0.1)(x, targets),
+            -(0.9 * log_p[range(5), ids] + 0.1 * log_p.mean(1)).mean(),
+        ),
         (
             rf.losses.binary_cross_entropy_with_logits(x, t.sigmoid()),
             (p * np.log1p(np.exp(-a)) + (1 - p) * np.log1p(np.exp(a))).mean(),

@@ -56,7 +56,7 @@ class _Recurrent(Module):
 
 
 class RNN(_Recurrent):
-    """Elman's network with tanh: x (T, B, I), or (B, T, I) with `batch_first`, to y of D H numbers and h (L D, B, H)."""
+    """Elman's network with tanh: x (T, B, I), or (B, T, I) with `batch_first`, to y (.., D H) and h (L D, B, H)."""
 
     kind = "rnn"
     gates = 1

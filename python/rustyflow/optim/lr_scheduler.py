@@ -66,8 +66,15 @@ class OneCycleLR(LRScheduler):
         div_factor: float = 25.0,
         final_div_factor: float = 1e4,
     ) -> None:
-        shape = {"pct_start": pct_start, "div_factor": div_factor, "final_div_factor": final_div_factor}
-        super().__init__(optimizer, _LearningRate("one_cycle", max_lr, total_steps=total_steps, **shape).of_step)
+        rate = _LearningRate(
+            "one_cycle",
+            max_lr,
+            total_steps=total_steps,
+            pct_start=pct_start,
+            div_factor=div_factor,
+            final_div_factor=final_div_factor,
+        )
+        super().__init__(optimizer, rate.of_step)
 
 
 class LambdaLR(LRScheduler):
