@@ -108,6 +108,7 @@ step "tests within WebGPU's default limits" within_default_limits
 step "cooperative matrices" bash scripts/test_coop.sh
 # Several processes, which `mpirun` starts.
 step "processes" bash scripts/test_mpi.sh
+step "the Python package" bash scripts/test_python.sh
 step "$beside_name, the rest" finish
 # Examples compile with the tests; this one must also keep up with the template that it renders.
 step "an example" cargo run --quiet --example gemm_lab -- shaders/matmul.wgsl 68x72x36 tn 32x32x16x4x4

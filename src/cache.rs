@@ -1,8 +1,10 @@
 //! Files that outlast the process, in the folder of caches: losing one costs time, never a result.
 
+use etcetera::base_strategy::{BaseStrategy, choose_native_strategy};
+use std::env;
 use std::fs;
 use std::io::{Error, Result, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Once;
 
 /// Writes a file whole or not at all, so that nobody reads half of it.
@@ -46,6 +48,19 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
 /// Bytes in hexadecimal digits, as hashes are written.
 pub(crate) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// `RUSTYFLOW_CACHE_DIR`, or `rustyflow` in the user's folder of caches. It need not exist.
+pub fn user_folder() -> Option<PathBuf> {
+    let set = env::var_os("RUSTYFLOW_CACHE_DIR").filter(|value| !value.is_empty()).map(PathBuf::from);
+    let folder = set.or_else(|| Some(choose_native_strategy().ok()?.cache_dir().join("rustyflow")));
+    if folder.is_none() {
+        tracing::warn!(
+            "this user has no folder for caches, so every run compiles its shaders anew; name one in \
+            RUSTYFLOW_CACHE_DIR"
+        );
+    }
+    folder
 }
 
 #[cfg(test)]

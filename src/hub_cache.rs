@@ -174,6 +174,23 @@ pub(crate) fn is_hash(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
+/// The folder that is meant: this one, or that of a model of this name that was fetched. `Err` holds what to do where
+/// there is neither; `None` there is nothing to advise.
+///
+/// # Errors
+/// What to do.
+pub fn folder_of(given: &Path) -> std::result::Result<PathBuf, Option<String>> {
+    let name = || given.to_str()?.parse::<ModelName>().ok();
+    match name() {
+        _ if given.exists() => Ok(given.to_path_buf()),
+        None => Err(None),
+        Some(name) => {
+            let found = HubCache::of_user().ok().and_then(|cache| cache.find(&name, "main"));
+            found.ok_or_else(|| Some(format!("a model of this name on the hub is fetched by `rustyflow fetch {name}`")))
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -36,6 +36,7 @@ mod testing;
 pub mod testing;
 pub mod train;
 
+pub use cache::user_folder as user_cache_folder;
 pub use cpu::set_threads;
 pub use error::{Error, Result};
 pub use tensor::{DType, Device, Shape, Tensor};

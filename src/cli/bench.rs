@@ -1,13 +1,13 @@
 //! `rustyflow bench`: what a device can do.
 
-use super::{at_least_one, device, model, output};
+use super::{at_least_one, device, output};
 use crate::bench::{
     GenerateTiming, OpTiming, Peaks, Sizes, StepCase, StepTiming, gemms, measure_peaks, measure_roofline,
     plot_generate, plot_steps, random_model, select, step_cases, time_generate, time_row, time_step,
 };
 use crate::config::{DeviceConfig, Precision, WeightDtype};
 use crate::profile::Roofline;
-use crate::train::{check_precision, operands};
+use crate::train::{check_f16_weights, check_precision, move_model, operands};
 use crate::{DType, Device, Error};
 use anyhow::{Result, bail};
 use std::fs::File;
@@ -344,7 +344,7 @@ fn generate(args: &GenerateArgs) -> Result<()> {
     }
     let device = device::open(&args.device.over(&DeviceConfig::default()))?;
     if args.dtype == WeightDtype::F16 {
-        model::check_f16(&device)?;
+        check_f16_weights(&device)?;
     }
     let nothing_to_plot = "--svg: there is nothing to plot against; give several values to --prompt-tokens";
     if args.svg.is_some() && cases.iter().all(|(_, lengths)| lengths.len() < 2) {
@@ -353,7 +353,7 @@ fn generate(args: &GenerateArgs) -> Result<()> {
     let (svg_file, mut timings) = (create(args.svg.as_ref())?, Vec::new());
     for (case, lengths) in &cases {
         let mut model = random_model(case)?;
-        model::to_device(&mut *model, args.dtype, &device)?;
+        move_model(&mut *model, args.dtype, &device)?;
         time_generate(case, &*model, args.batch_size, lengths, new_tokens, &mut |timing| {
             let text = match args.json {
                 true => serde_json::to_string(&timing).expect("plain numbers"),

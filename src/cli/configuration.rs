@@ -1,9 +1,9 @@
 //! The flags that say what to train, and the configuration they make with the layers below them.
 
-use super::{cache, device, hub, output};
+use super::{cache, device, output};
 use crate::Error;
 use crate::config::{Config, Layers, Precision, QUICKSTART, Resolved, process_environment};
-use crate::train::{find_checkpoint, run_config, take_shape_of_init};
+use crate::train::find_init;
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 
@@ -138,23 +138,7 @@ impl RunFlags {
 /// The configuration of these layers. If the corpus is standard input, its text is kept in a file.
 pub fn build(layers: Layers) -> Result<Resolved> {
     let mut resolved = layers.build()?;
-    let init = &resolved.config.model.init;
-    // A run that has begun needs it no more, and has a vocabulary.
-    if !init.is_empty() && resolved.config.model.vocab_size == 0 {
-        let folder = hub::folder_of(Path::new(init)).or_else(|advice| {
-            let Some(advice) = advice else { return Ok(init.into()) };
-            let place = resolved.origin("model.init").to_string();
-            Err(Error::Config {
-                place,
-                key: "model.init".into(),
-                message: format!("no folder is called {init}; {advice}"),
-            })
-        })?;
-        // Of a run it is its best checkpoint, as for `eval` and `generate`.
-        let folder = if run_config(&folder).is_ok() { find_checkpoint(&folder)?.folder } else { folder };
-        resolved.config.model.init = folder.display().to_string();
-    }
-    take_shape_of_init(&mut resolved)?;
+    find_init(&mut resolved)?;
     if resolved.config.data.corpus == "-" {
         resolved.config.data.corpus = kept_standard_input()?;
     }

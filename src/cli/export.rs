@@ -1,7 +1,6 @@
 //! `rustyflow export`: writes a model as other programs read it, and checks what it wrote.
 
-use super::eval::{open_corpus, trained_on};
-use super::{configuration, device, model, output};
+use super::{cache, configuration, device, model, output};
 use crate::Error;
 use crate::config::DataConfig;
 use crate::data::{Split, Tokenizer, Tokens, encode_beginning};
@@ -10,6 +9,7 @@ use crate::models::hf::shards::StoredType;
 use crate::models::hf::tokenizer_folder;
 use crate::tensor::Device;
 use crate::train::export::{ExportOptions, Exported, Form, check_output, export};
+use crate::train::{corpus_for_model, trained_on};
 use anyhow::Result;
 use clap::ValueEnum;
 use std::path::{Path, PathBuf};
@@ -137,7 +137,12 @@ pub fn write(model: Option<&Path>, format: Format, args: &Written) -> Result<()>
 /// The text to compare on, as tokens, and what to call it.
 fn text(args: &Written, folder: &Path, tokenizer: &Tokenizer) -> Result<(Tokens, String)> {
     let open = |data: &DataConfig, fraction: f64, split: Split| {
-        encode_beginning(&open_corpus(data, fraction, &args.data_dir, folder)?, split, tokenizer, CHECKED_TOKENS)
+        encode_beginning(
+            &corpus_for_model(data, fraction, &args.data_dir, cache::folder().as_deref(), folder)?,
+            split,
+            tokenizer,
+            CHECKED_TOKENS,
+        )
     };
     let of = |corpus: &str| DataConfig { corpus: corpus.into(), ..DataConfig::default() };
     if let Some(path) = &args.text {

@@ -3,8 +3,7 @@
 
 use crate::Error;
 use crate::data::Hub;
-use crate::hub_cache::{HubCache, ModelName, home, path_in, variable};
-use std::path::{Path, PathBuf};
+use crate::hub_cache::{HubCache, home, path_in, variable};
 
 /// The token that says who asks, if there is one: of the environment, or the file that `hf auth login` writes.
 fn token() -> crate::Result<Option<String>> {
@@ -31,18 +30,4 @@ pub fn hub() -> crate::Result<Hub> {
     let endpoint = variable("HF_ENDPOINT").unwrap_or("https://huggingface.co".into());
     let endpoint = endpoint.trim().trim_end_matches('/').to_string();
     Ok(Hub { endpoint, token: token()?, cache: HubCache::of_user()? })
-}
-
-/// The folder that is meant: this one, or that of a model of this name that was fetched. `Err` holds what to do where
-/// there is neither; `None` there is nothing to advise.
-pub fn folder_of(given: &Path) -> Result<PathBuf, Option<String>> {
-    let name = || given.to_str()?.parse::<ModelName>().ok();
-    match name() {
-        _ if given.exists() => Ok(given.to_path_buf()),
-        None => Err(None),
-        Some(name) => {
-            let found = HubCache::of_user().ok().and_then(|cache| cache.find(&name, "main"));
-            found.ok_or_else(|| Some(format!("a model of this name on the hub is fetched by `rustyflow fetch {name}`")))
-        }
-    }
 }

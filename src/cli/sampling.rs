@@ -1,9 +1,10 @@
 //! How tokens are chosen and where a text ends: the flags of commands that write text, over what the model's run says.
 
-use super::{at_least_one, model, output};
-use crate::config::{GenerateConfig, process_environment};
+use super::{at_least_one, output};
+use crate::config::GenerateConfig;
 use crate::data::Tokenizer;
 use crate::generate::Sampling;
+use crate::train::generates_with;
 use anyhow::{Result, bail};
 use std::path::Path;
 
@@ -46,7 +47,7 @@ impl SamplingFlags {
         defaults: GenerateConfig,
         tokenizer: &Tokenizer,
     ) -> Result<(GenerateConfig, Sampling)> {
-        let of_run = of_run(folder).unwrap_or_else(|error| {
+        let of_run = generates_with(folder).unwrap_or_else(|error| {
             output::note(format_args!("warning: the run's [generate] is not used: {error}"));
             None
         });
@@ -75,13 +76,6 @@ impl SamplingFlags {
             prompt: defaults.prompt,
         })
     }
-}
-
-/// What the run was to generate and how, if it says so, with what the environment says of that.
-fn of_run(folder: &Path) -> Result<Option<GenerateConfig>> {
-    let Some(layers) = model::trained_with(folder)? else { return Ok(None) };
-    let about_this = process_environment().filter(|(name, _)| name.starts_with("RUSTYFLOW_GENERATE__"));
-    Ok(Some(layers.environment(about_this)?.build()?.config.generate))
 }
 
 /// `TOKEN=BIAS`: a token by its number or its text, which may be in quotes, and what is added to its logit.

@@ -4,7 +4,9 @@ use super::interrupt::{Interrupted, Interrupts};
 use super::{cache, configuration, device, output, plan, progress, tui};
 use crate::comm::Launch;
 use crate::config::{Layers, Resolved};
-use crate::train::{Event, Summary, TRAINING_LOG, TrainOptions, follow, newest_unfinished_run, run_config, train};
+use crate::train::{
+    Event, Summary, TRAINING_LOG, TrainOptions, choose_of_machine, follow, newest_unfinished_run, run_config, train,
+};
 use crate::{Device, Error};
 use anyhow::Result;
 use std::io;
@@ -125,7 +127,7 @@ pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
         return plan::show(&mut resolved, kept, flags, None, args.json);
     }
     let launch = Launch::of_process()?;
-    device::choose_of_machine(&mut resolved.config.device, launch);
+    choose_of_machine(&mut resolved.config.device, launch);
     let devices = device::open_for_run(&mut resolved, kept, true)?;
     if let Some(launch) = launch.filter(|launch| launch.process > 0) {
         return take_part(&resolved, &devices, &flags.run.data_dir, launch, interrupts);

@@ -80,6 +80,24 @@ pub struct Node {
     record: Mutex<Option<Record>>,
 }
 
+/// Frees the nodes that only this one has kept, one after the other: a long chain would need more stack than a thread
+/// has if each freed the next.
+impl Drop for Node {
+    fn drop(&mut self) {
+        let take = |node: &mut Node| node.record.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let mut records: Vec<Record> = take(self).into_iter().collect();
+        while let Some(record) = records.pop() {
+            for edge in record.edges {
+                if let Edge::Node(node, _) = edge
+                    && let Some(mut node) = Arc::into_inner(node)
+                {
+                    records.extend(take(&mut node));
+                }
+            }
+        }
+    }
+}
+
 /// What a node loses when it is differentiated.
 struct Record {
     op: Box<dyn Op>,
@@ -305,5 +323,20 @@ impl Tensor {
     /// The same memory under another shape, as an op on the tape.
     pub(crate) fn record_view(&self, op: impl Op + 'static, shape: Shape) -> Tensor {
         record(Box::new(op), &[self], vec![self.view(shape, Edge::None)]).remove(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Device, Tensor};
+
+    /// Of 200 bytes of stack for each node, no thread would have enough.
+    #[test]
+    fn a_chain_of_any_length_is_freed_and_differentiated() {
+        let leaf = Tensor::full(1.0, [1], &Device::Cpu).unwrap().requires_grad().unwrap();
+        let chain = || (0..50_000).fold(leaf.clone(), |x, _| x.neg().unwrap());
+        drop(chain());
+        chain().backward().unwrap();
+        assert_eq!(leaf.grad().unwrap().to_f32().unwrap(), [1.0]);
     }
 }

@@ -31,6 +31,12 @@ pub fn no_grad<T>(body: impl FnOnce() -> T) -> T {
     body()
 }
 
+/// Switches recording on or off for what this thread computes from here on, and says what it was: for whoever cannot
+/// give a closure to [`no_grad`].
+pub fn set_grad_enabled(on: bool) -> bool {
+    GRAD_ENABLED.replace(on)
+}
+
 /// Runs `body` with recording, within [`no_grad`] too.
 pub(super) fn with_grad<T>(body: impl FnOnce() -> T) -> T {
     let _restore = Restore(Some(GRAD_ENABLED.replace(true)), |before| GRAD_ENABLED.set(before));
@@ -65,5 +71,26 @@ pub(super) fn call_hook(name: &'static str, inputs: &[&Tensor], outputs: &[&Tens
     if let Some(mut hook) = HOOK.take() {
         hook(name, inputs, outputs);
         HOOK.set(Some(hook));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tensor::DType;
+
+    #[test]
+    fn what_is_recorded_follows_the_switch_and_the_leaves() {
+        let x = Tensor::zeros([2], DType::F32, &Device::Cpu).unwrap();
+        let leaf = x.requires_grad().unwrap();
+        assert!(!x.tracks_grad() && leaf.tracks_grad() && leaf.neg().unwrap().tracks_grad());
+        assert!(set_grad_enabled(false));
+        assert!(!leaf.neg().unwrap().tracks_grad() && no_grad(|| !grad_enabled()) && !grad_enabled());
+        assert!(!set_grad_enabled(true));
+        leaf.neg().unwrap().sum(0).unwrap().backward().unwrap();
+        assert_eq!(leaf.grad().unwrap().to_f32().unwrap(), [-1.0; 2]);
+        leaf.zero_grad();
+        x.zero_grad();
+        assert_eq!(leaf.grad().unwrap().to_f32().unwrap(), [0.0; 2]);
     }
 }

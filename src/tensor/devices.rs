@@ -4,7 +4,7 @@ use super::Device;
 use crate::cpu;
 use crate::device_kind::DeviceKind;
 use crate::gpu::{AdapterChoice, AdapterInfo, Gpu, adapters};
-use crate::profile::{MemoryStats, Report};
+use crate::profile::{MemoryStats, Profile, Report};
 use crate::{Error, Result};
 use serde::Serialize;
 use std::fmt;
@@ -108,17 +108,58 @@ impl Device {
     /// # Errors
     /// Those of `body`, or if the driver reported an error.
     pub fn profile<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<(T, Report)> {
+        let profiling = self.begin_profile()?;
+        let result = body();
+        let report = profiling.end();
+        Ok((result?, report?))
+    }
+
+    /// [`Device::profile`] of what is computed until [`Profiling::end`].
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub fn begin_profile(&self) -> Result<Profiling> {
         self.synchronize()?;
-        let before = self.profiler().take();
+        let before = Some(self.profiler().take());
         self.time_kernels(true);
-        let started = Instant::now();
-        let result = body().and_then(|value| self.synchronize().map(|()| value));
-        let seconds = started.elapsed().as_secs_f64();
-        self.time_kernels(false);
-        let measured = self.profiler().take();
-        let report = Report::new(&measured, self.is_gpu(), seconds, 0.0, self.memory());
-        self.profiler().restore(before.joined(measured));
-        Ok((result?, report))
+        Ok(Profiling { device: self.clone(), before, started: Instant::now() })
+    }
+}
+
+/// A measurement of a device that is under way. Dropped, it ends without a report.
+pub struct Profiling {
+    device: Device,
+    /// What others had measured.
+    before: Option<Profile>,
+    started: Instant,
+}
+
+impl Profiling {
+    /// Waits for the device, and says where its time went since the measurement began.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub fn end(mut self) -> Result<Report> {
+        let device = self.device.clone();
+        let result = device.synchronize();
+        let seconds = self.started.elapsed().as_secs_f64();
+        let measured = self.stop();
+        result.map(|()| Report::new(&measured, device.is_gpu(), seconds, 0.0, device.memory()))
+    }
+
+    /// Gives back what others had measured, with what was measured since.
+    fn stop(&mut self) -> Profile {
+        let Some(before) = self.before.take() else { return Profile::default() };
+        self.device.time_kernels(false);
+        let measured = self.device.profiler().take();
+        self.device.profiler().restore(before.joined(measured.clone()));
+        measured
+    }
+}
+
+impl Drop for Profiling {
+    fn drop(&mut self) {
+        self.stop();
     }
 }
 

@@ -18,10 +18,10 @@ mod upcast;
 pub(crate) use accumulate::AddInto;
 pub use autograd::{Edge, Grads, Op, Saved, Saves};
 pub(crate) use autograd::{apply, backward_from, record};
-pub use context::{grad_enabled, no_grad};
+pub use context::{grad_enabled, no_grad, set_grad_enabled};
 pub(crate) use context::{weights_device, with_hook, with_weights_on};
 pub use device::{Device, Storage};
-pub use devices::{DeviceInfo, DeviceStats};
+pub use devices::{DeviceInfo, DeviceStats, Profiling};
 #[cfg(not(feature = "testing"))]
 pub(crate) use dry_run::DryRun;
 #[cfg(feature = "testing")]
@@ -204,6 +204,18 @@ impl Tensor {
         match &self.0.edge {
             Edge::Leaf(gradient) => Some(gradient.sum()),
             _ => None,
+        }
+    }
+
+    /// Whether a gradient reaches it: it is a leaf that collects one, or was computed from one.
+    pub fn tracks_grad(&self) -> bool {
+        !matches!(self.edge(), Edge::None)
+    }
+
+    /// Forgets the gradient collected so far. Nothing happens to a tensor that collects none.
+    pub fn zero_grad(&self) {
+        if let Edge::Leaf(gradient) = self.edge() {
+            gradient.zero_lazily();
         }
     }
 

@@ -1,11 +1,35 @@
 //! A run that begins with a model from elsewhere: its shape and tokenizer become the configuration's.
 
 use super::adapters::lora;
+use super::{find_checkpoint, run_config};
 use crate::config::{self, Config, Resolved, RopeScaling};
+use crate::hub_cache::folder_of;
 use crate::models::{LanguageModel, ModelConfig, build, hf, load, read_adapters};
 use crate::nn;
 use crate::{Error, Result};
 use std::path::Path;
+
+/// Finds the folder that `model.init` means, by its path or by the name of a fetched model, and takes the shape of the
+/// model in it.
+///
+/// # Errors
+/// If there is no such folder, or those of [`take_shape_of_init`].
+pub fn find_init(resolved: &mut Resolved) -> Result<()> {
+    let init = &resolved.config.model.init;
+    // A run that has begun needs it no more, and has a vocabulary.
+    if !init.is_empty() && resolved.config.model.vocab_size == 0 {
+        let folder = folder_of(Path::new(init)).or_else(|advice| {
+            let Some(advice) = advice else { return Ok(init.into()) };
+            let place = resolved.origin("model.init").to_string();
+            let message = format!("no folder is called {init}; {advice}");
+            Err(Error::Config { place, key: "model.init".into(), message })
+        })?;
+        // Of a run it is its best checkpoint, as for `eval` and `generate`.
+        let folder = if run_config(&folder).is_ok() { find_checkpoint(&folder)?.folder } else { folder };
+        resolved.config.model.init = folder.display().to_string();
+    }
+    take_shape_of_init(resolved)
+}
 
 /// Fills in what follows from `model.init`: the shape of the model in that folder, and its tokenizer. Without it, or
 /// where the configuration is that of a run that has begun, nothing changes.

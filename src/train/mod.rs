@@ -18,9 +18,11 @@ mod guard;
 mod in_flight;
 mod init;
 mod line_files;
+mod loading;
 mod lock;
 mod log;
 mod model_shape;
+mod opening;
 mod options;
 mod plan;
 mod precision;
@@ -45,15 +47,19 @@ pub use choices::{ChoiceEvaluation, evaluate_choices};
 pub use data_spec::{data_spec, packing};
 pub use evaluate::{Evaluation, Windows, evaluate};
 pub use events::{Event, LossScale, Start, Step, Summary};
-pub use init::take_shape_of_init;
+pub use init::{find_init, take_shape_of_init};
+pub use loading::{
+    check_f16_weights, corpus_for_model, find_model, generates_with, load_model, move_model, trained_on, trained_with,
+};
 pub use lock::check_unused;
 pub use log::TRAINING_LOG;
+pub use opening::{Opening, choose_of_machine, resolve_matmul_f32};
 pub use options::TrainOptions;
 pub use plan::{
     Cluster, ClusterPlan, ClusterRow, Footprint, Plan, Rates, RunPlan, Speed, TimePlan, check_size, plan_run,
 };
 pub use precision::{check_precision, describe_precision, operands};
-pub use prompt::prompt_ids;
+pub use prompt::{Prompt, prompt_ids};
 pub use ranks::{RankTimes, rank_table};
 pub use resume::run_config;
 pub use run::{follow, train};

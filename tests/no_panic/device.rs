@@ -43,5 +43,10 @@ pub fn rows() -> Vec<Row> {
             rustyflow::tensor::no_grad(|| ());
             Ok(())
         }),
+        ("set_grad_enabled", Defined, |_| {
+            let before = rustyflow::tensor::set_grad_enabled(false);
+            assert!(!rustyflow::tensor::set_grad_enabled(before));
+            Ok(())
+        }),
     ]
 }

@@ -11,6 +11,7 @@ use crate::config::WeightDtype;
 use crate::data::{ChatSpec, ChatTemplate, Tokenizer};
 use crate::generate::{Sampling, Session, TextWriter, printable};
 use crate::models::{LanguageModel, hf};
+use crate::train::load_model;
 use anyhow::{Result, bail};
 use conversation::{Conversation, Prompt};
 use ending::Ending;
@@ -55,7 +56,7 @@ pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
     let folder = model::find(args.model.as_deref())?;
     let template = template(&folder, args.chat_template.as_deref().unwrap_or(&config.data.chat_template))?;
     let device = device::open(&args.device.over(&config.device))?;
-    let (model, tokenizer) = model::load_as(args.dtype, &folder, &device)?;
+    let (model, tokenizer) = load_model(args.dtype, &folder, &device)?;
     let (settings, sampling) = args.sampling.over_run(&folder, config.generate, &tokenizer)?;
     let conversation = Conversation::new(&template, &tokenizer, args.system.as_deref());
     let ending = Ending::new(&folder, &template, conversation.system(), &tokenizer, settings.stop)?;

@@ -4,8 +4,8 @@ mod choices;
 
 use super::{at_least_one, cache, configuration, device, model, output};
 use crate::config::DataConfig;
-use crate::data::{ChatSpec, Corpus, CorpusSpec, Packing, Split, encode_split};
-use crate::train::{Windows, data_spec, evaluate, packing};
+use crate::data::{Corpus, Packing, Split, encode_split};
+use crate::train::{Windows, corpus_for_model, evaluate, packing, trained_on};
 use crate::{Device, Error};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
@@ -62,7 +62,7 @@ pub fn run(args: Args) -> Result<()> {
 impl Args {
     fn open_device(&self) -> Result<Device> {
         let config = configuration::of_environment()?;
-        device::open(&self.device.over(&config.device))
+        Ok(device::open(&self.device.over(&config.device))?)
     }
 
     /// The tokens that the model looks at, of so many that it can.
@@ -125,7 +125,10 @@ struct Text {
 impl Text {
     /// The text to evaluate the checkpoint in this folder on.
     fn open(args: &Args, folder: &Path) -> Result<Text> {
-        let open = |data: &DataConfig, fraction: f64| open_corpus(data, fraction, &args.data_dir, folder);
+        let cache = cache::folder();
+        let open = |data: &DataConfig, fraction: f64| {
+            corpus_for_model(data, fraction, &args.data_dir, cache.as_deref(), folder)
+        };
         if let Some(path) = &args.text {
             std::fs::metadata(path).map_err(|error| Error::io("read", path, error))?;
             let name = path.display().to_string();
@@ -138,7 +141,7 @@ impl Text {
                 let message = "does not say what the model was trained on; give --text PATH or --corpus NAME".into();
                 return Err(Error::Checkpoint { path: folder.to_path_buf(), message }.into());
             }
-            (None, Err(error)) => return Err(error),
+            (None, Err(error)) => return Err(error.into()),
             (Some(corpus), Ok(Some(of_run))) if of_run.corpus == *corpus => of_run,
             (Some(corpus), _) => DataConfig { corpus: corpus.clone(), ..DataConfig::default() },
         };
@@ -153,27 +156,4 @@ impl Text {
         let name = format!("{} {}", corpus.name, args.split);
         Ok(Text { corpus, split, packing: packing(&data), name })
     }
-}
-
-/// The text that this configuration names, with so much of it for validation. Conversations are written as the model in
-/// `folder` does, where no other template is named.
-pub fn open_corpus(
-    data: &DataConfig,
-    validation_fraction: f64,
-    data_dir: &Path,
-    folder: &Path,
-) -> crate::Result<Corpus> {
-    let cache = cache::folder();
-    let spec = data_spec(data, data_dir, cache.as_deref());
-    let mut chat = spec.corpus.chat;
-    if chat.template.is_empty() || !chat.is_there() {
-        chat = ChatSpec { template: "", folder: Some(folder) };
-    }
-    Corpus::open(&CorpusSpec { validation_fraction, chat, ..spec.corpus }, &mut |_| {})
-}
-
-/// The data of the run that left this checkpoint, if it says so.
-pub fn trained_on(folder: &Path) -> Result<Option<DataConfig>> {
-    let Some(layers) = model::trained_with(folder)? else { return Ok(None) };
-    Ok(Some(layers.build()?.config.data))
 }

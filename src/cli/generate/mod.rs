@@ -9,9 +9,9 @@ use super::{at_least_one, configuration, device, model, output};
 use crate::Error;
 use crate::config::WeightDtype;
 use crate::data::Tokenizer;
-use crate::generate::{Sampling, TextWriter, check_prompt, generate, printable};
+use crate::generate::{Sampling, TextWriter, generate, printable};
 use crate::models::{LanguageModel, ModelConfig};
-use crate::train::prompt_ids;
+use crate::train::{Prompt, load_model};
 use anyhow::Result;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -52,7 +52,7 @@ pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
     let config = configuration::of_environment()?;
     let device = device::open(&args.device.over(&config.device))?;
     let folder = model::find(args.model.as_deref())?;
-    let (model, tokenizer) = model::load_as(args.dtype, &folder, &device)?;
+    let (model, tokenizer) = load_model(args.dtype, &folder, &device)?;
     tracing::info!("model {}", folder.display());
     let (settings, sampling) = args.sampling.over_run(&folder, config.generate, &tokenizer)?;
     let given = match &args.prompts {
@@ -60,8 +60,8 @@ pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
         None => vec![prompts::one(&args.prompt, args.prompt_file.as_deref())?],
     };
     // Before a prompt is shown, so that an error does not follow on half a line.
-    let prompts = given.into_iter().map(|text| Prompt::new(text, &tokenizer, model.config()));
-    let prompts = prompts.collect::<Result<Vec<_>>>()?;
+    let prompts = given.iter().map(|text| prompt(text, &tokenizer, model.config()));
+    let prompts = prompts.collect::<crate::Result<Vec<_>>>()?;
     interrupts.stop_after("\nstopping after this token; press Ctrl-C again to stop at once");
     let (max_new_tokens, samples, json) = (settings.max_new_tokens, args.samples, args.json);
     if args.prompts.is_none() && samples == 1 {
@@ -72,36 +72,17 @@ pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
     many::write(&*model, &tokenizer, &prompts, &settings, interrupts)
 }
 
-/// A text to continue.
-struct Prompt {
-    /// All of its tokens.
-    whole: Vec<u32>,
-    /// How many of them are no text: what stands before every text, and of an empty prompt all.
-    hidden: usize,
-    /// What the model sees of it.
-    ids: Vec<u32>,
-}
-
-impl Prompt {
-    fn new(text: String, tokenizer: &Tokenizer, shape: &ModelConfig) -> Result<Prompt> {
-        let whole = prompt_ids(tokenizer, &text)?;
-        let context = shape.block_size;
-        let ids = whole[whole.len().saturating_sub(context)..].to_vec();
-        if ids.len() < whole.len() {
-            output::note(format_args!(
-                "note: the prompt has {} tokens, and the model looks at {context}: it sees the last of them alone",
-                whole.len()
-            ));
-        }
-        check_prompt(shape, &ids)?;
-        let hidden = if text.is_empty() { whole.len() } else { tokenizer.begin_of_text()?.len() };
-        Ok(Prompt { whole, hidden, ids })
+/// The prompt, and a note where the model does not see all of it.
+fn prompt(text: &str, tokenizer: &Tokenizer, shape: &ModelConfig) -> crate::Result<Prompt> {
+    let prompt = Prompt::new(text, tokenizer, shape)?;
+    if prompt.ids.len() < prompt.whole.len() {
+        output::note(format_args!(
+            "note: the prompt has {} tokens, and the model looks at {}: it sees the last of them alone",
+            prompt.whole.len(),
+            shape.block_size
+        ));
     }
-
-    /// The tokens that the text begins with.
-    fn shown(&self) -> &[u32] {
-        &self.whole[self.hidden..]
-    }
+    Ok(prompt)
 }
 
 /// Writes one text as it is drawn.

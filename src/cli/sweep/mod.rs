@@ -8,7 +8,7 @@ use super::interrupt::{Interrupted, Interrupts};
 use super::train::{Context, train_and_show};
 use super::{device, examples, output};
 use crate::config::{Layers, Resolved};
-use crate::train::{Event, Summary};
+use crate::train::{Event, Summary, resolve_matmul_f32};
 use crate::{Device, Error};
 use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -103,7 +103,7 @@ fn plan(args: &Args) -> Result<(PathBuf, Vec<Planned>)> {
 fn open_devices(planned: &mut [Planned]) -> Result<Vec<Device>> {
     let (first, others) = planned.split_first_mut().expect("a sweep has runs");
     let devices = device::open_for_run(&mut first.resolved, None, true)?;
-    others.iter_mut().for_each(|run| device::resolve_matmul_f32(&mut run.resolved, &devices[0]));
+    others.iter_mut().for_each(|run| resolve_matmul_f32(&mut run.resolved, &devices[0]));
     Ok(devices)
 }
 

@@ -1,0 +1,107 @@
+"""What layers compute, as functions: `torch.nn.functional`'s names."""
+
+from __future__ import annotations
+
+from .._rustyflow import (
+    Tensor,
+    adaptive_avg_pool2d,
+    avg_pool2d,
+    batch_norm,
+    conv1d,
+    conv2d,
+    conv_transpose2d,
+    dropout,
+    embedding,
+    group_norm,
+    layer_norm,
+    linear,
+    max_pool2d,
+    rms_norm,
+    scaled_dot_product_attention,
+)
+from ..losses import (
+    binary_cross_entropy_with_logits,
+    cosine_embedding_loss,
+    cross_entropy,
+    huber_loss,
+    kl_div,
+    l1_loss,
+    mse_loss,
+    nll_loss,
+    smooth_l1_loss,
+)
+
+
+def relu(x: Tensor) -> Tensor:
+    """`max(x, 0)`."""
+    return x.relu()
+
+
+def gelu(x: Tensor) -> Tensor:
+    """GELU in the tanh form of GPT-2."""
+    return x.gelu()
+
+
+def silu(x: Tensor) -> Tensor:
+    """`x sigmoid(x)`."""
+    return x.silu()
+
+
+def tanh(x: Tensor) -> Tensor:
+    """The hyperbolic tangent."""
+    return x.tanh()
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """`1 / (1 + e^-x)`."""
+    return x.sigmoid()
+
+
+def softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """e^x over its sum along `dim`."""
+    return x.softmax(dim)
+
+
+def log_softmax(x: Tensor, dim: int = -1) -> Tensor:
+    """The logarithm of `softmax`."""
+    return x.log_softmax(dim)
+
+
+def one_hot(ids: Tensor, num_classes: int) -> Tensor:
+    """Of ids (...) rows of numbers (..., C), f32: 1 at the id, else 0."""
+    return ids.one_hot(num_classes)
+
+
+__all__ = [
+    "adaptive_avg_pool2d",
+    "avg_pool2d",
+    "batch_norm",
+    "binary_cross_entropy_with_logits",
+    "conv1d",
+    "conv2d",
+    "conv_transpose2d",
+    "cosine_embedding_loss",
+    "cross_entropy",
+    "dropout",
+    "embedding",
+    "gelu",
+    "group_norm",
+    "huber_loss",
+    "kl_div",
+    "l1_loss",
+    "layer_norm",
+    "linear",
+    "log_softmax",
+    "max_pool2d",
+    "mse_loss",
+    "nll_loss",
+    "one_hot",
+    "relu",
+    "rms_norm",
+    "scaled_dot_product_attention",
+    "sigmoid",
+    "silu",
+    "smooth_l1_loss",
+    "softmax",
+    "tanh",
+]

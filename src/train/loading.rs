@@ -1,0 +1,125 @@
+//! A trained model with its tokenizer, from a run's folder, a checkpoint's, or the name of a fetched model.
+
+use super::{FoundCheckpoint, check_size, find_checkpoint};
+use crate::config::{DataConfig, GenerateConfig, Layers, WeightDtype, process_environment};
+use crate::data::{ChatSpec, Corpus, CorpusSpec, Tokenizer};
+use crate::hub_cache::folder_of;
+use crate::models::{self, LanguageModel};
+use crate::{DType, Device, Error, Result};
+use std::path::{Path, PathBuf};
+
+/// The folder of the checkpoint in `path` (itself one, or a run's), or of the model that was fetched by that name.
+/// `note` is told which checkpoints are damaged.
+///
+/// # Errors
+/// If there is no such folder, or no checkpoint in it that is as it was written.
+pub fn find_model(path: &Path, note: &dyn Fn(&str)) -> Result<PathBuf> {
+    let run = folder_of(path).or_else(|advice| {
+        let Some(advice) = advice else { return Ok(path.to_path_buf()) };
+        let message = "is not a folder; give a run's folder or a checkpoint's, as in runs/<name>";
+        Err(Error::Checkpoint { path: path.to_path_buf(), message: format!("{message}; {advice}") })
+    })?;
+    let FoundCheckpoint { folder, damaged } = find_checkpoint(&run)?;
+    for error in damaged {
+        note(&format!("warning: {error}; using {}", folder.display()));
+    }
+    Ok(folder)
+}
+
+/// The configuration that a checkpoint was trained with, if it has one.
+///
+/// # Errors
+/// If its config.toml cannot be read.
+pub fn trained_with(folder: &Path) -> Result<Option<Layers>> {
+    let path = folder.join("config.toml");
+    path.exists().then(|| Layers::new().file(&path)).transpose()
+}
+
+/// The data of the run that left this checkpoint, if it says so.
+///
+/// # Errors
+/// If its config.toml cannot be read.
+pub fn trained_on(folder: &Path) -> Result<Option<DataConfig>> {
+    let Some(layers) = trained_with(folder)? else { return Ok(None) };
+    Ok(Some(layers.build()?.config.data))
+}
+
+/// What the run that left this checkpoint was to generate and how, if it says so, with what the environment says of
+/// that.
+///
+/// # Errors
+/// If its config.toml or the environment cannot be read.
+pub fn generates_with(folder: &Path) -> Result<Option<GenerateConfig>> {
+    let Some(layers) = trained_with(folder)? else { return Ok(None) };
+    let about_this = process_environment().filter(|(name, _)| name.starts_with("RUSTYFLOW_GENERATE__"));
+    Ok(Some(layers.environment(about_this)?.build()?.config.generate))
+}
+
+/// The model in a checkpoint's folder, on `device`, with the operands of its matmuls of this type, and its tokenizer.
+///
+/// # Errors
+/// If a file is missing or damaged, the two do not belong together, or the device cannot hold the model.
+pub fn load_model(dtype: WeightDtype, folder: &Path, device: &Device) -> Result<(Box<dyn LanguageModel>, Tokenizer)> {
+    if dtype == WeightDtype::F16 {
+        check_f16_weights(device)?;
+    }
+    let tokenizer = Tokenizer::from_folder(&models::hf::tokenizer_folder(folder)?)?;
+    let mut model = models::load(folder)?;
+    if tokenizer.vocab_size() > model.config().vocab_size {
+        return Err(Error::Checkpoint {
+            path: folder.to_path_buf(),
+            message: format!(
+                "tokenizer.json has {} tokens, the model {}: they do not belong together",
+                tokenizer.vocab_size(),
+                model.config().vocab_size
+            ),
+        });
+    }
+    check_size(model.config(), model.config().block_size, DType::F32, device)?;
+    move_model(&mut *model, dtype, device)?;
+    Ok((model, tokenizer))
+}
+
+/// Moves a model that is only used to a device.
+///
+/// # Errors
+/// If the device has no memory left.
+pub fn move_model(model: &mut dyn LanguageModel, dtype: WeightDtype, device: &Device) -> Result<()> {
+    match dtype {
+        WeightDtype::F32 => model.to_device(device),
+        WeightDtype::F16 => models::to_device_as_f16(model, "--dtype", device),
+    }
+}
+
+/// Whether a device gains anything by weights of 16 bits.
+///
+/// # Errors
+/// If it does not.
+pub fn check_f16_weights(device: &Device) -> Result<()> {
+    let why = match device.adapter() {
+        None => "the CPU computes with 32-bit floats alone; use f32, or --device gpu".to_string(),
+        Some(adapter) if !device.has_f16() => format!("{} does not store 16-bit floats; use f32", adapter.name),
+        Some(_) => return Ok(()),
+    };
+    Err(Error::Invalid(format!("--dtype f16: {why}")))
+}
+
+/// The text that this configuration names, with so much of it for validation, for the model in `folder`. Conversations
+/// are written as that model does, where no other template is named.
+///
+/// # Errors
+/// If there is no such text, or it cannot be read.
+pub fn corpus_for_model(
+    data: &DataConfig,
+    validation_fraction: f64,
+    data_dir: &Path,
+    cache: Option<&Path>,
+    folder: &Path,
+) -> Result<Corpus> {
+    let spec = super::data_spec(data, data_dir, cache);
+    let mut chat = spec.corpus.chat;
+    if chat.template.is_empty() || !chat.is_there() {
+        chat = ChatSpec { template: "", folder: Some(folder) };
+    }
+    Corpus::open(&CorpusSpec { validation_fraction, chat, ..spec.corpus }, &mut |_| {})
+}
