@@ -92,16 +92,19 @@ beside "memory errors on the CPU" bash scripts/test_asan.sh
 # only the tests need them compiled.
 step "imports point left" bash scripts/check_layers.sh
 step "format" cargo fmt --check
-step "lints" cargo clippy --quiet --all-targets -- -D warnings
+step "lints" cargo clippy --quiet -p rustyflow -p rustyflow-python --all-targets -- -D warnings
 step "build without GPU" cargo clippy --quiet --no-default-features --features cli -- -D warnings
 step "build of the library alone" cargo clippy --quiet --lib --no-default-features --features gpu -- -D warnings
 step "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps
-step "tests" cargo test
+# With the Python package, which has no tests of Cargo's: so its dependencies have the features that they have when it
+# is built below, and are compiled once.
+test=(cargo test -p rustyflow -p rustyflow-python)
+step "tests" "${test[@]}"
 # The kernels that a GPU runs which grants no more than WebGPU promises.
 within_default_limits() (
     export RUSTYFLOW_GPU_LIMITS=default
-    cargo test --quiet --test goldens --test training
-    cargo test --quiet --test ops gpu_agrees
+    "${test[@]}" --quiet --test goldens --test training
+    "${test[@]}" --quiet --test ops gpu_agrees
 )
 step "tests within WebGPU's default limits" within_default_limits
 # The kernels of the GPUs that have cooperative matrices, which the software driver of most systems has not.
@@ -111,10 +114,11 @@ step "processes" bash scripts/test_mpi.sh
 step "the Python package" bash scripts/test_python.sh
 step "$beside_name, the rest" finish
 # Examples compile with the tests; this one must also keep up with the template that it renders.
-step "an example" cargo run --quiet --example gemm_lab -- shaders/matmul.wgsl 68x72x36 tn 32x32x16x4x4
-step "an op of an application" cargo run --quiet --example custom_kernel -- cpu target/snake.svg
+examples="${CARGO_TARGET_DIR:-target}/debug/examples"
+step "an example" "$examples/gemm_lab" shaders/matmul.wgsl 68x72x36 tn 32x32x16x4x4
+step "an op of an application" "$examples/custom_kernel" cpu "$examples/snake.svg"
 # The same as the crate of its own that it is; the folder shares what the library alone was checked with.
-step "an application" env CARGO_TARGET_DIR=target cargo check --quiet --locked \
+step "an application" env CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}" cargo check --quiet --locked \
     --manifest-path examples/custom_kernel/Cargo.toml
 
 printf '\nall passed\n'

@@ -112,18 +112,20 @@ export MESA_SHADER_CACHE_DIR="$cache/shaders"
 mkdir -p "$MESA_SHADER_CACHE_DIR"
 
 # Cargo starts what it has built by the loader of the newer system, which finds that system's libraries and no others.
+# The Python package is there for the features of dependencies: scripts/test.sh.
 on_mesa() {
-    local command="$1"
-    shift
-    cargo "$command" --config "target.'cfg(all())'.runner = ['$loader', '--library-path', '${loader%/*}']" "$@"
+    cargo test -p rustyflow -p rustyflow-python \
+        --config "target.'cfg(all())'.runner = ['$loader', '--library-path', '${loader%/*}']" "$@"
 }
-devices="$(on_mesa run --quiet -- devices)"
+# With integration tests comes the command.
+on_mesa --quiet --no-run --test mixed
+devices="$("$loader" --library-path "${loader%/*}" "${CARGO_TARGET_DIR:-target}/debug/rustyflow" devices)"
 grep -q cooperative-matrix <<<"$devices" || fail "this Mesa has no cooperative matrices; delete $mesa for a newer one:
 $devices"
 
 # A name that no test has any more would pass unnoticed.
 tests() {
-    on_mesa test "$@" | tee "$runtime/output"
+    on_mesa "$@" | tee "$runtime/output"
     grep -q '^running [1-9]' "$runtime/output" || fail "no test is called so: cargo test $*"
 }
 tests --test mixed

@@ -24,5 +24,6 @@ if ! has_mpi; then
     [[ -z "${RUSTYFLOW_REQUIRE_MPI:-}" ]]
     exit
 fi
-cargo clippy --quiet --features mpi --all-targets -- -D warnings
-cargo test --features mpi --test mpi
+# The Python package is there for the features of dependencies: scripts/test.sh.
+cargo clippy --quiet -p rustyflow -p rustyflow-python --features rustyflow/mpi --all-targets -- -D warnings
+cargo test -p rustyflow -p rustyflow-python --features rustyflow/mpi --test mpi

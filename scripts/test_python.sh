@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Tests the Python package: lints of its crate, a wheel built and installed into a fresh environment, pytest (which runs
+# Tests the Python package: a wheel built and installed into a fresh environment, pytest (which runs
 # the examples and the notebook, and checks their types), and what the extension depends on.
 #
 #     bash scripts/test_python.sh [arguments of pytest]
@@ -35,9 +35,8 @@ python3 -m venv "$venv"
     nbformat ipykernel || skip "pip cannot install what the tests need"
 
 cargo fmt -p rustyflow-python --check
-cargo clippy --quiet -p rustyflow-python -- -D warnings
-# Of this profile the tests have compiled most dependencies.
-"$venv/bin/maturin" build --quiet --profile dev --manifest-path python/Cargo.toml --interpreter "$venv/bin/python" \
+# With the command's features and of this profile the other tests have compiled the dependencies.
+"$venv/bin/maturin" build --quiet --profile dev --features cli --manifest-path python/Cargo.toml --interpreter "$venv/bin/python" \
     --out "$wheels"
 "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps "$wheels"/*.whl
 
@@ -54,7 +53,7 @@ fi
 
 # The command that these models are compared with, as the other tests built it.
 RUSTYFLOW_BINARY="$PWD/target/debug/rustyflow"
-[[ -x "$RUSTYFLOW_BINARY" ]] || cargo build --quiet
+[[ -x "$RUSTYFLOW_BINARY" ]] || cargo build --quiet --features cli -p rustyflow -p rustyflow-python
 export RUSTYFLOW_BINARY
 # Mesa warns about a missing folder once per process.
 export XDG_RUNTIME_DIR="${XDG_RUNTIME_DIR:-$(mktemp -d)}"
