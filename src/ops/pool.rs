@@ -105,31 +105,37 @@ impl Pool {
     }
 
     /// The largest elements of a plane; `inside` has what is inside of each row and each column of windows.
-    #[inline(always)]
     fn largest(&self, inside: &[Vec<Range<usize>>; 2], x: &[f32], y: &mut [f32], places: &mut [u32]) {
-        let PoolOptions { stride, padding, dilation, .. } = self.options;
+        let PoolOptions { kernel, stride, padding, dilation, .. } = self.options;
         let (width, [rows, columns]) = (self.from[1], inside);
+        // Of a line, the windows without padding: they lie side by side.
+        let is_whole = |columns: &Range<usize>| columns.len() == kernel[1];
+        let first = columns.iter().position(is_whole).unwrap_or(columns.len());
+        let whole = first..columns.iter().rposition(is_whole).map_or(first, |last| last + 1);
         let lines = y.chunks_exact_mut(self.to[1]).zip(places.chunks_exact_mut(self.to[1]));
         for (i, (rows, (y, places))) in rows.iter().zip(lines).enumerate() {
             let row_of = |k: usize| i * stride[0] + k * dilation[0] - padding[0];
-            for (j, (columns, (y, place))) in columns.iter().zip(y.iter_mut().zip(places)).enumerate() {
-                let column_of = |l: usize| j * stride[1] + l * dilation[1] - padding[1];
+            let column_of = |j: usize, l: usize| j * stride[1] + l * dilation[1] - padding[1];
+            let mut done = 0..0;
+            if rows.len() == kernel[0] && dilation == [1; 2] && !whole.is_empty() {
+                let at = row_of(0) * width + column_of(whole.start, 0);
+                let (y, places) = (&mut y[whole.clone()], &mut places[whole.clone()]);
+                done = whole.clone();
+                match (kernel, stride[1]) {
+                    ([2, 2], 2) => largest_of_line::<2, 2>(x, at, width, y, places),
+                    ([3, 3], 2) => largest_of_line::<3, 2>(x, at, width, y, places),
+                    _ => done = 0..0,
+                }
+            }
+            for j in (0..done.start).chain(done.end..self.to[1]) {
                 // `pool` checks that every window has an element inside.
-                let first = row_of(rows.start) * width + column_of(columns.start);
-                let (best, largest) = match [rows.len(), columns.len()] {
-                    [2, 2] if dilation == [1; 2] => largest_of::<2>(x, first, width),
-                    [3, 3] if dilation == [1; 2] => largest_of::<3>(x, first, width),
-                    _ => {
-                        let mut best = (first, x[first]);
-                        for line in rows.clone().map(|k| row_of(k) * width) {
-                            for at in columns.clone().map(|l| line + column_of(l)) {
-                                best = larger(best, (at, x[at]));
-                            }
-                        }
-                        best
+                let first = row_of(rows.start) * width + column_of(j, columns[j].start);
+                (y[j], places[j]) = (x[first], first as u32);
+                for line in rows.clone().map(|k| row_of(k) * width) {
+                    for at in columns[j].clone().map(|l| line + column_of(j, l)) {
+                        larger((&mut y[j], &mut places[j]), x[at], at as u32);
                     }
-                };
-                (*y, *place) = (largest, best as u32);
+                }
             }
         }
     }
@@ -164,24 +170,47 @@ impl Pool {
     }
 }
 
-/// Of an element and the largest so far, each with its place, the one that a maximum takes: what is not a number stays,
-/// as in PyTorch. Without branches, which cannot be foretold.
-#[inline(always)]
-fn larger(best: (usize, f32), next: (usize, f32)) -> (usize, f32) {
-    let better = (next.1 > best.1) | next.1.is_nan();
-    (if better { next.0 } else { best.0 }, if better { next.1 } else { best.1 })
+/// Takes an element for the largest so far if it is larger; what is not a number stays, as in PyTorch.
+fn larger((largest, place): (&mut f32, &mut u32), x: f32, at: u32) {
+    if x > *largest || x.is_nan() {
+        (*largest, *place) = (x, at);
+    }
 }
 
-/// The largest of N x N elements of lines of this width, from `first` on, and its place.
-#[inline(always)]
-fn largest_of<const N: usize>(x: &[f32], first: usize, width: usize) -> (usize, f32) {
-    let mut best = (first, x[first]);
-    for line in (first..).step_by(width).take(N) {
-        for (at, element) in (line..).zip(&x[line..line + N]) {
-            best = larger(best, (at, *element));
+/// The largest elements of windows of N x N elements side by side, S columns apart, of lines of this width; the first
+/// window begins with element `first`. Which element is the largest cannot be foretold, so there is no branch on it:
+/// first the largest number is found, then its place.
+fn largest_of_line<const N: usize, const S: usize>(
+    x: &[f32],
+    first: usize,
+    width: usize,
+    y: &mut [f32],
+    places: &mut [u32],
+) {
+    let reach = (y.len() - 1) * S + N;
+    let lines: [&[f32]; N] = std::array::from_fn(|k| &x[first + k * width..][..reach]);
+    let at = |j: usize, k: usize, l: usize| (first + k * width + j * S + l) as u32;
+    for (j, (y, place)) in y.iter_mut().zip(places).enumerate() {
+        let (mut largest, mut not_a_number) = (lines[0][j * S], false);
+        for line in lines {
+            for x in &line[j * S..j * S + N] {
+                largest = if *x > largest { *x } else { largest };
+                not_a_number |= x.is_nan();
+            }
+        }
+        (*y, *place) = (largest, at(j, 0, 0));
+        // From the last to the first: that of equal elements which comes first is the one.
+        for (k, line) in lines.iter().enumerate().rev() {
+            for l in (0..N).rev() {
+                *place = if line[j * S + l] >= largest { at(j, k, l) } else { *place };
+            }
+        }
+        if not_a_number {
+            for (k, l) in (0..N).flat_map(|k| (0..N).map(move |l| (k, l))) {
+                larger((y, place), lines[k][j * S + l], at(j, k, l));
+            }
         }
     }
-    best
 }
 
 impl Kernel for Pool {
@@ -409,6 +438,19 @@ mod tests {
             (want[0], want[1], want[4], want[5]) = (1.0, 2.0, 4.0, 8.0);
             assert_eq!(x.grad().unwrap().to_f32().unwrap(), want, "{device}");
         }
+    }
+
+    #[test]
+    fn what_is_not_a_number_is_the_largest_and_gets_the_gradient() {
+        // A line of whole windows, which is computed without branches.
+        let x = [1.0, f32::NAN, f32::NAN, 2.0, 7.0, 5.0, 3.0, 3.0, 2.0, 3.0, f32::NAN, 1.0, 7.0, 6.0, 3.0, 3.0];
+        let want = [0.0, 1.0, 0.0, 0.0, 4.0, 0.0, 8.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0]; // the last of two
+        let x = Tensor::from_f32(&x, [1, 1, 2, 8], &Device::Cpu).unwrap().requires_grad().unwrap();
+        let y = x.max_pool2d(PoolOptions::new([2; 2])).unwrap();
+        let largest = y.to_f32().unwrap();
+        assert!(largest[0].is_nan() && largest[1].is_nan() && largest[2..] == [7.0, 3.0], "{largest:?}");
+        y.backward_with(&Tensor::from_f32(&[1.0, 2.0, 4.0, 8.0], [1, 1, 1, 4], &Device::Cpu).unwrap()).unwrap();
+        assert_eq!(x.grad().unwrap().to_f32().unwrap(), want);
     }
 
     #[test]

@@ -234,7 +234,7 @@ impl Target<'_> {
             && pixels.images[0] == pixels.images[last]
             && pixels.targets[last] - pixels.targets[0] == last;
         let mut columns = [[0.0; ROWS]; PANEL];
-        for c in 0..PANEL {
+        for c in 0..panel_width(0, self.count) {
             for r in 0..ROWS {
                 columns[c][r] = out[r][c];
             }
