@@ -2,11 +2,12 @@
 """Time a training step of the examples beside the same program in PyTorch, on the CPU.
 
     pip install torch
-    cargo build --release --example mlp_moons --example cnn_digits
+    cargo build --release --example mlp_moons --example cnn_digits --example lstm_text
     python scripts/bench_examples.py --threads 2
 
 Both have the same layers, batch and optimizer. PyTorch is eager, as its tutorials write it, and is given its data the
-fastest way: the moons are one batch, a batch of digits is taken by `index_select` from tensors that lie in memory. The
+fastest way: the moons are one batch, a batch of digits is taken by `index_select` from tensors that lie in memory, and
+the letters are one batch of random ones. To time one core, `taskset -c 1` before the command and `--threads 1`. The
 examples' time is what they print: batches by `DataLoader` included, the first step too. Programs take turns, each
 several times; the table has the fastest of each, and the medians.
 """
@@ -33,10 +34,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--moons-steps", type=int, default=3000)
     parser.add_argument("--digits-epochs", type=int, default=15)
+    parser.add_argument("--letters-steps", type=int, default=200)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     print(f"torch {torch.__version__}, {args.threads} threads, {args.rounds} rounds")
-    programs = [("mlp_moons", args.moons_steps, moons), ("cnn_digits", args.digits_epochs, digits)]
+    programs = [("mlp_moons", args.moons_steps, moons), ("cnn_digits", args.digits_epochs, digits),
+                ("lstm_text", args.letters_steps, letters)]
     print(f"{'':12} {'rustyflow ms':>20} {'PyTorch ms':>20} {'ratio':>7}   (fastest, median)")
     for name, length, program in programs:
         own, others = [], []
@@ -89,6 +92,38 @@ def digits(epochs: int) -> float:
             F.cross_entropy(model(x.index_select(0, indices)), y.index_select(0, indices)).backward()
             optimizer.step()
             scheduler.step()
+    return 1e3 * (time.perf_counter() - started) / steps
+
+
+class Letters(nn.Module):
+    """The network of examples/lstm_text.rs."""
+
+    def __init__(self, characters: int, width: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(characters, width)
+        self.lstm = nn.LSTM(width, width)
+        self.head = nn.Linear(width, characters)
+
+    def forward(self, ids: torch.Tensor, state: tuple | None) -> tuple:
+        y, state = self.lstm(self.embedding(ids), state)
+        return self.head(y).flatten(0, 1), tuple(part.detach() for part in state)
+
+
+def letters(steps: int) -> float:
+    """Milliseconds of a step of examples/lstm_text.rs."""
+    characters = len(set((ROOT / "data/sample.txt").read_text(encoding="utf-8")))
+    model, state = Letters(characters, 96), None
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps, 5e-4)
+    x, y = torch.randint(characters, (64, 16)), torch.randint(characters, (64 * 16,))
+    started = time.perf_counter()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        scores, state = model(x, state)
+        F.cross_entropy(scores, y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
     return 1e3 * (time.perf_counter() - started) / steps
 
 

@@ -154,6 +154,8 @@ mod tests {
             [128, 96, 1031],
             [70, 577, 96],
             [128, 513, 771],
+            // Few rows, with columns left over that fill no vector.
+            [20, 650, 300],
         ];
         for sizes in sizes {
             for (trans_a, trans_b) in [(false, false), (false, true), (true, false)] {
