@@ -1,7 +1,7 @@
 //! Convolution on the CPU: eight pixels by 32 channels at a time (eight elements of the kernel by 32 channels for the
 //! weight's gradient) are summed up in registers, from a copy of the image with zeros around it and from packed
 //! weights (`cpu/panels.rs`). Each sum is in the order of channels and kernel elements, so neither the blocks in which
-//! it is computed nor the number of threads change a result; the blocks of the weight's gradient follow from the shapes.
+//! it is computed nor the number of threads change a result. The blocks of the weight's gradient follow from the shape.
 
 use super::geometry::Geometry;
 use super::window::{Layout, Window};

@@ -23,7 +23,8 @@ enum Form {
     Gathered,
 }
 
-/// Where a block of lines is read: element i of (channels, taps) for pixel (a, b) at `a * line + b * pixel + places[i]`.
+/// Where a block of lines is read: element i of (channels, taps) for pixel (a, b) at
+/// `a * line + b * pixel + places[i]`.
 pub(super) struct Layout {
     window: Window,
     channels: usize,
