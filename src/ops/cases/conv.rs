@@ -44,6 +44,9 @@ pub(super) fn all(cases: &mut Vec<Case>) {
         // One channel for each.
         ([2, 5, 6, 7], [10, 1, 3, 3], options([1; 2], [1; 2], [1; 2], 5)),
         ([2, 130, 6, 6], [132, 130, 3, 3], PADDED),
+        // A kernel that reaches far beyond the image, and more pixels than the CPU takes at a time.
+        ([2, 3, 5, 6], [4, 3, 3, 3], options([1; 2], [30, 29], [30; 2], 1)),
+        ([1, 1, 70, 70], [2, 1, 3, 3], PADDED),
     ];
     for (x, weight, options) in sizes {
         let name = format!("{x:?}/{weight:?}/{options:?}");
