@@ -24,7 +24,7 @@ fn inputs(x: &[usize], weight: &[usize], outputs: usize, bias: bool) -> Vec<(Vec
 }
 
 pub(super) fn all(cases: &mut Vec<Case>) {
-    let sizes: [([usize; 4], [usize; 4], ConvOptions); 16] = [
+    let sizes: [([usize; 4], [usize; 4], ConvOptions); 18] = [
         ([1, 1, 1, 1], [1, 1, 1, 1], PLAIN),
         ([2, 3, 5, 7], [4, 3, 1, 1], PLAIN),
         ([2, 3, 7, 5], [5, 3, 3, 2], PLAIN),
