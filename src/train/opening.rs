@@ -54,7 +54,7 @@ impl Opening<'_> {
     ///
     /// # Errors
     /// If the driver reported an error.
-    pub fn autotune(&self, gpu: Gpu, cache: &Path) -> Result<MatmulTuning> {
+    pub(crate) fn autotune(&self, gpu: Gpu, cache: &Path) -> Result<MatmulTuning> {
         (self.note)(&format!("autotuning the matmul kernels of {}, once: a few seconds", gpu.info().name));
         let tuning = MatmulTuning::measure(&gpu)?;
         tuning.store(cache, gpu.info());

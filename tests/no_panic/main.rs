@@ -8,6 +8,7 @@ mod data;
 mod device;
 mod fit;
 mod generate;
+mod loading;
 mod models;
 mod nn;
 mod optim;
@@ -36,7 +37,17 @@ type Row = (&'static str, Want, fn(&Device) -> Result<()>);
 
 fn rows() -> Vec<Row> {
     let library = [nn::rows(), optim::rows(), data::rows(), device::rows(), fit::rows()].concat();
-    [library, models::rows(), generate::rows(), comm::rows(), train::rows(), config::rows(), report::rows()].concat()
+    [
+        library,
+        models::rows(),
+        generate::rows(),
+        comm::rows(),
+        train::rows(),
+        loading::rows(),
+        config::rows(),
+        report::rows(),
+    ]
+    .concat()
 }
 
 /// Shapes whose elements cannot be counted, are more than any memory holds, or wrap around to few.
