@@ -48,24 +48,6 @@ step() {
     times+=("$(printf '%5d s  %s' "$((SECONDS - started))" "$name")")
 }
 
-# Runs beside the steps that follow, with what they leave of the machine; `finish` shows what it said.
-beside() {
-    local name="$1"
-    shift
-    # In a process group of its own, which can be ended as one.
-    set -m
-    nice "$@" >"$beside_log" 2>&1 &
-    set +m
-    beside_pid="$!" beside_name="$name"
-}
-finish() {
-    local status=0
-    wait "$beside_pid" || status="$?"
-    beside_pid=""
-    cat "$beside_log"
-    return "$status"
-}
-
 need cargo "install Rust from https://rustup.rs" cargo --version
 need rustfmt "rustup component add rustfmt" cargo fmt --version
 need clippy "rustup component add clippy" cargo clippy --version
@@ -81,12 +63,7 @@ fi
 # Mesa warns about a missing or shared folder once per process.
 XDG_RUNTIME_DIR="$(mktemp -d)"
 export XDG_RUNTIME_DIR
-beside_log="$(mktemp)" beside_pid=""
-trap '[[ -z "$beside_pid" ]] || kill -- "-$beside_pid" 2>/dev/null || true; rm -rf "$XDG_RUNTIME_DIR" "$beside_log"' EXIT
-
-# Reads and writes outside of an allocation, which no result need show. Everything is compiled anew for them, which the
-# checks of single crates below leave a core for.
-beside "memory errors on the CPU" bash scripts/test_asan.sh
+trap 'rm -rf "$XDG_RUNTIME_DIR"' EXIT
 
 # What fails fast comes first. Clippy, the build without GPU and the documentation share the checked dependencies;
 # only the tests need them compiled.
@@ -112,7 +89,9 @@ step "cooperative matrices" bash scripts/test_coop.sh
 # Several processes, which `mpirun` starts.
 step "processes" bash scripts/test_mpi.sh
 step "the Python package" bash scripts/test_python.sh
-step "$beside_name, the rest" finish
+# Reads and writes outside of an allocation, which no result need show. Everything is compiled anew for them: where there
+# is no time for that, RUSTYFLOW_ASAN=0 leaves it out.
+[[ "${RUSTYFLOW_ASAN:-1}" == 0 ]] || step "memory errors on the CPU" bash scripts/test_asan.sh
 # Examples compile with the tests; this one must also keep up with the template that it renders.
 examples="${CARGO_TARGET_DIR:-target}/debug/examples"
 step "an example" "$examples/gemm_lab" shaders/matmul.wgsl 68x72x36 tn 32x32x16x4x4
