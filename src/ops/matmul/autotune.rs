@@ -163,7 +163,7 @@ impl MatmulTuning {
     }
 
     /// Measurements by which split-fp16 is preferred, or not.
-    #[cfg(all(test, feature = "cli"))]
+    #[cfg(test)]
     pub(crate) fn for_tests(gpu: &Gpu, prefers_split_fp16: bool) -> MatmulTuning {
         let uniform = |gflops| Throughput { nn: gflops, nt: gflops, tn: gflops };
         let all = |tiles: &[Tile], gflops| tiles.iter().map(|tile| (tile.name(), uniform(gflops))).collect();
