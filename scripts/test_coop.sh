@@ -129,6 +129,7 @@ tests() {
     grep -q '^running [1-9]' "$runtime/output" || fail "no test is called so: cargo test $*"
 }
 tests --test mixed
-tests --lib split_fp16
-tests --lib a_batch_in_parts_has_the_loss_and_gradients_of_the_whole_with_dropout
+# Not --lib, which would build the Python package's too.
+tests --tests split_fp16
+tests --tests a_batch_in_parts_has_the_loss_and_gradients_of_the_whole_with_dropout
 tests --test ops gpu_agrees_with_cpu_in_f16
