@@ -89,8 +89,8 @@ step "cooperative matrices" bash scripts/test_coop.sh
 # Several processes, which `mpirun` starts.
 step "processes" bash scripts/test_mpi.sh
 step "the Python package" bash scripts/test_python.sh
-# Reads and writes outside of an allocation, which no result need show. Everything is compiled anew for them: where there
-# is no time for that, RUSTYFLOW_ASAN=0 leaves it out.
+# Reads and writes outside of an allocation, which no result need show. Everything is compiled anew for them: where
+# there is no time for that, RUSTYFLOW_ASAN=0 leaves it out.
 [[ "${RUSTYFLOW_ASAN:-1}" == 0 ]] || step "memory errors on the CPU" bash scripts/test_asan.sh
 # Examples compile with the tests; this one must also keep up with the template that it renders.
 examples="${CARGO_TARGET_DIR:-target}/debug/examples"

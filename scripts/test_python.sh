@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tests the Python package: a wheel built and installed into a fresh environment, pytest (which runs
-# the examples and the notebook, and checks their types), and what the extension depends on.
+# Tests the Python package: a wheel built and installed into a fresh environment, pytest (which runs the examples and
+# the notebook, and checks their types), and what the extension depends on.
 #
 #     bash scripts/test_python.sh [arguments of pytest]
 #
@@ -36,8 +36,8 @@ python3 -m venv "$venv"
 
 cargo fmt -p rustyflow-python --check
 # With the command's features and of this profile the other tests have compiled the dependencies.
-"$venv/bin/maturin" build --quiet --profile dev --features cli --manifest-path python/Cargo.toml --interpreter "$venv/bin/python" \
-    --out "$wheels"
+"$venv/bin/maturin" build --quiet --profile dev --features cli --manifest-path python/Cargo.toml \
+    --interpreter "$venv/bin/python" --out "$wheels"
 "$venv/bin/pip" install --quiet --disable-pip-version-check --no-deps "$wheels"/*.whl
 
 # libc and its companions, and no loader of any GPU: that is looked for when the program runs.

@@ -3,9 +3,9 @@
 // Reducing: outputs are numbered along (outer, inner). A workgroup holds {{ cols }} outputs; {{ lanes }} threads
 // share each, taking every {{ lanes }}-th row of their chunk of n, and are summed as a tree. The chunks of one output
 // are separate workgroups, whose results (outer, chunks, inner) a second launch reduces. Where each result's part of
-// inner is a multiple of four, and inner long enough, an "output" is a vector of four; where inner is 1 and n a multiple
-// of four, elements are loaded in fours (`wide`). With two results, inner is the one after the other. What an element
-// counts as, may depend on its row and on `c`, a number of its output.
+// inner is a multiple of four, and inner long enough, an "output" is a vector of four; where inner is 1 and n a
+// multiple of four, elements are loaded in fours (`wide`). With two results, inner is the one after the other. What an
+// element counts as, may depend on its row and on `c`, a number of its output.
 {{ interface }}
 
 {% if mode == "reduce" %}

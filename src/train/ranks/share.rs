@@ -23,7 +23,7 @@ pub(in crate::train) struct Piece {
 impl Share {
     /// All sequences.
     pub fn whole(batch_size: usize, batches: usize) -> Share {
-        Share { rows: 0..batch_size * batches, batch_size }
+        Share::first(batch_size * batches, batch_size)
     }
 
     /// The first sequences of a step.
