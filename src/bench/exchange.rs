@@ -1,7 +1,7 @@
 //! What the machine of a rank takes to exchange gradients, without a network.
 
 use super::measure_copies;
-use crate::comm::{Communicator, ThreadComm, Wire, threads};
+use crate::comm::{Communicator, Encoded, ThreadComm, Wire, threads};
 use crate::{Device, Result};
 use std::time::Instant;
 
@@ -17,10 +17,10 @@ pub fn measure_exchange(device: &Device) -> Result<f64> {
     let sums = std::thread::scope(|scope| {
         let rank = |mut comm: ThreadComm| {
             scope.spawn(move || {
-                let (mut values, mut best) = (vec![1.0; VALUES], f64::INFINITY);
+                let (values, mut best) = (Encoded::new(vec![1.0; VALUES], Wire::F32), f64::INFINITY);
                 for _ in 0..ROUNDS {
                     let started = Instant::now();
-                    comm.all_reduce(&mut values, Wire::F32)?;
+                    comm.all_reduce(values.clone())?;
                     best = best.min(started.elapsed().as_secs_f64());
                 }
                 Ok(best)

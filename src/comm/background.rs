@@ -19,7 +19,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::worker::{Job, Shared, Worker};
-use super::{Communicator, Wire};
+use super::{Communicator, Encoded, Sums};
 use crate::{Error, Result};
 
 /// A communicator in a thread of its own, which makes the calls in the order in which they are asked for.
@@ -91,13 +91,9 @@ impl Background {
         self.size
     }
 
-    /// Begins an all-reduce, as [`Communicator::all_reduce`]; the sums come back by [`Pending::wait`], in the same
-    /// memory.
-    pub fn begin_all_reduce(&self, mut values: Vec<f32>, wire: Wire) -> Pending<Vec<f32>> {
-        self.submit(move |worker| {
-            worker.call(|communicator| communicator.all_reduce(&mut values, wire))?;
-            Ok(values)
-        })
+    /// Begins an all-reduce, as [`Communicator::all_reduce`]; the sums come by [`Pending::wait`].
+    pub fn begin_all_reduce(&self, values: Encoded) -> Pending<Sums> {
+        self.submit(move |worker| worker.call(|communicator| communicator.all_reduce(values)))
     }
 
     /// The bytes of rank 0; those of the others are ignored.
@@ -229,7 +225,7 @@ mod tests {
 
     use super::*;
     use crate::comm::testing::{bits, input, sums_in_order};
-    use crate::comm::threads;
+    use crate::comm::{Wire, threads};
 
     const MS: Duration = Duration::from_millis(1);
 
@@ -250,12 +246,12 @@ mod tests {
     fn an_all_reduce_runs_while_the_rank_does_something_else() {
         let waits = on_all(background(2, 5000 * MS, None), |rank| {
             let pending: Vec<_> =
-                (0..4).map(|_| rank.begin_all_reduce(input(rank.rank(), 100_003, 0), Wire::F32)).collect();
+                (0..4).map(|_| rank.begin_all_reduce(Encoded::new(input(rank.rank(), 100_003, 0), Wire::F32))).collect();
             std::thread::sleep(1000 * MS);
             let busy = rank.busy();
             let start = Instant::now();
             for sums in pending {
-                assert!(bits(&sums.wait().unwrap()) == bits(&sums_in_order(2, 100_003, Wire::F32)));
+                assert!(bits(&sums.wait().unwrap().to_f32()) == bits(&sums_in_order(2, 100_003, Wire::F32)));
             }
             assert!(rank.busy() == busy && busy > Duration::ZERO, "nothing was left to do: {busy:?}");
             start.elapsed()
@@ -267,14 +263,14 @@ mod tests {
     #[test]
     fn calls_are_made_in_order() {
         on_all(background(3, 5000 * MS, None), |rank| {
-            let pending = rank.begin_all_reduce(vec![1.0; 10], Wire::F16);
+            let pending = rank.begin_all_reduce(Encoded::new(vec![1.0; 10], Wire::F16));
             assert_eq!(rank.broadcast(vec![rank.rank() as u8]).unwrap(), [0]);
             let parts = [vec![], vec![1], vec![1, 1]];
             assert_eq!(rank.all_gather(vec![1; rank.rank()]).unwrap(), parts);
             let gathered = rank.gather(vec![1; rank.rank()]).unwrap();
             assert!(if rank.rank() == 0 { gathered == parts } else { gathered.is_empty() });
             rank.barrier().unwrap();
-            assert_eq!(pending.wait().unwrap(), [3.0; 10]);
+            assert_eq!(pending.wait().unwrap().to_f32(), [3.0; 10]);
         });
     }
 
@@ -320,7 +316,7 @@ mod tests {
                     // Longer than `idle`: a heartbeat here would meet the all-reduce of rank 1.
                     std::thread::sleep(5 * MS);
                 }
-                assert_eq!(rank.begin_all_reduce(vec![1.0], Wire::F32).wait().unwrap(), [2.0]);
+                assert_eq!(rank.begin_all_reduce(Encoded::new(vec![1.0], Wire::F32)).wait().unwrap().to_f32(), [2.0]);
             }
         });
     }
@@ -346,7 +342,7 @@ mod tests {
             if rank.rank() == 1 {
                 rank.abort("no memory");
             }
-            rank.begin_all_reduce(vec![1.0], Wire::F32).wait().unwrap_err().to_string()
+            rank.begin_all_reduce(Encoded::new(vec![1.0], Wire::F32)).wait().unwrap_err().to_string()
         });
         assert_eq!(errors, ["rank 1 aborted: no memory"; 2]);
     }

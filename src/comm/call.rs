@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::wire::Wire;
+use super::{Encoded, Wire};
 
 /// One call of one rank.
 #[derive(Debug, Clone, Copy)]
@@ -16,7 +16,7 @@ pub(super) struct Call {
 pub(super) enum Kind {
     AllReduceF32,
     AllReduceF16,
-    /// Values of rank 0, for all of them; see `ThreadComm::share`.
+    /// Sums of rank 0, for all of them; see `ThreadComm::share`.
     Share,
     Broadcast,
     AllGather,
@@ -25,12 +25,12 @@ pub(super) enum Kind {
 }
 
 impl Call {
-    pub fn all_reduce(values: &[f32], wire: Wire) -> Call {
-        let kind = match wire {
+    pub fn all_reduce(values: &Encoded) -> Call {
+        let kind = match values.wire() {
             Wire::F32 => Kind::AllReduceF32,
             Wire::F16 => Kind::AllReduceF16,
         };
-        Call { kind, length: values.len() }
+        Call { kind, length: values.values() }
     }
 
     /// What is wrong if these are the calls of the ranks, which `name` names; `None` if they belong together.
@@ -48,7 +48,7 @@ impl Call {
 impl Kind {
     /// Whether all ranks have to bring the same number of values.
     fn has_one_length(self) -> bool {
-        matches!(self, Kind::AllReduceF32 | Kind::AllReduceF16 | Kind::Share)
+        matches!(self, Kind::AllReduceF32 | Kind::AllReduceF16)
     }
 }
 

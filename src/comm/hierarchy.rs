@@ -5,10 +5,10 @@
 //!
 //! A sum is that of the processes' sums in the order of the processes, each of which is added in the order of its
 //! ranks: `(r0 + r1) + (r2 + r3)` for two processes of two ranks. These are the same bits on all ranks and in every
-//! run, but others than `((r0 + r1) + r2) + r3`, which as many ranks in one process give. With [`Wire::F16`] the
+//! run, but others than `((r0 + r1) + r2) + r3`, which as many ranks in one process give. With [`Wire::F16`](super::Wire::F16) the
 //! processes' sums are rounded too.
 
-use super::{Communicator, ThreadComm, Wire};
+use super::{Communicator, Encoded, Sums, ThreadComm};
 use crate::{Error, Result};
 
 /// One rank of several processes. Its number is `process * ranks per process + number inside`.
@@ -81,13 +81,18 @@ impl Communicator for Hierarchy {
         self.processes * self.inner.size()
     }
 
-    fn all_reduce(&mut self, values: &mut [f32], wire: Wire) -> Result<()> {
-        self.inside(|inner| inner.all_reduce(values, wire))?;
+    fn all_reduce(&mut self, values: Encoded) -> Result<Sums> {
+        let wire = values.wire();
+        let sums = self.inside(|inner| inner.all_reduce(values))?;
         if self.processes == 1 {
-            return Ok(());
+            return Ok(sums);
         }
-        self.across(|outer| outer.all_reduce(values, wire))?;
-        self.inside(|inner| inner.share(values))
+        let mut total = None;
+        self.across(|outer| {
+            total = Some(outer.all_reduce(sums.into_encoded())?);
+            Ok(())
+        })?;
+        self.inside(|inner| inner.share(total, wire))
     }
 
     fn broadcast(&mut self, bytes: &mut Vec<u8>) -> Result<()> {
@@ -179,8 +184,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::comm::testing::{bits, input};
-    use crate::comm::threads;
+    use crate::comm::testing::{bits, input, reduced};
+    use crate::comm::{Wire, threads};
 
     /// What `run` gives for each rank of processes with these numbers of ranks, in their order.
     fn on_processes<T: Send>(locals: &[usize], run: impl Fn(Result<Hierarchy>) -> T + Sync) -> Vec<T> {
@@ -216,9 +221,8 @@ mod tests {
             let expected = bits(&add(add(of(0), of(1)), add(of(2), of(3))));
             let all = on_processes(&[2, 2], |rank| {
                 let mut rank = rank.unwrap();
-                let mut values = of(rank.rank());
-                rank.all_reduce(&mut values, Wire::F32).unwrap();
-                bits(&values)
+                let own = of(rank.rank());
+                bits(&reduced(&mut rank, own, Wire::F32).unwrap())
             });
             assert!(all.iter().all(|sums| *sums == expected), "{length} values");
         }
@@ -228,9 +232,8 @@ mod tests {
     fn sums_by_f16_are_the_same_on_all() {
         let all = on_processes(&[2, 2], |rank| {
             let mut rank = rank.unwrap();
-            let mut values = input(rank.rank(), 1000, 0);
-            rank.all_reduce(&mut values, Wire::F16).unwrap();
-            bits(&values)
+            let own = input(rank.rank(), 1000, 0);
+            bits(&reduced(&mut rank, own, Wire::F16).unwrap())
         });
         assert!(all.iter().all(|sums| *sums == all[0]));
     }
@@ -257,9 +260,7 @@ mod tests {
             for inner in threads(2, None, &[]) {
                 scope.spawn(move || {
                     let mut rank = Hierarchy::new(inner, None).unwrap();
-                    let mut values = [1.0];
-                    rank.all_reduce(&mut values, Wire::F32).unwrap();
-                    assert_eq!((values, rank.size()), ([2.0], 2));
+                    assert_eq!((reduced(&mut rank, vec![1.0], Wire::F32).unwrap(), rank.size()), (vec![2.0], 2));
                     assert_eq!(rank.all_gather(&[7]).unwrap(), [[7], [7]]);
                     assert_eq!(rank.gather(&[7]).unwrap().len(), if rank.rank() == 0 { 2 } else { 0 });
                     rank.barrier().unwrap();
@@ -295,7 +296,7 @@ mod tests {
             if rank.rank() == 1 {
                 return String::new();
             }
-            rank.all_reduce(&mut [1.0; 5], Wire::F32).unwrap_err().to_string()
+            reduced(&mut rank, vec![1.0; 5], Wire::F32).unwrap_err().to_string()
         });
         let inside = "rank 1 (cpu:1) ended";
         let outside = format!("rank 0 (process 0) aborted: {inside}");

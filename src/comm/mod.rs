@@ -9,6 +9,7 @@
 
 mod background;
 mod call;
+mod encoded;
 mod hierarchy;
 mod launch;
 mod meeting;
@@ -19,6 +20,7 @@ mod wire;
 mod worker;
 
 pub use background::{Background, Pending};
+pub use encoded::{Encoded, Sums};
 pub use hierarchy::Hierarchy;
 pub use launch::Launch;
 #[cfg(feature = "mpi")]
@@ -39,12 +41,12 @@ pub trait Communicator: Send {
     /// How many ranks there are.
     fn size(&self) -> usize;
 
-    /// Replaces `values` by their sums over all ranks, added in f32 in the order of the ranks: the same bits on all of
-    /// them, whatever the timing. With [`Wire::F16`] the values and the sums are rounded to f16.
+    /// The sums of the ranks' values, added in f32 in the order of the ranks: the same bits on all of them, whatever
+    /// the timing. With [`Wire::F16`] the values and the sums are rounded to f16.
     ///
     /// # Errors
-    /// If the ranks did not all make this call with as many values. `values` may then hold some of the sums.
-    fn all_reduce(&mut self, values: &mut [f32], wire: Wire) -> Result<()>;
+    /// If the ranks did not all make this call with as many values of one wire.
+    fn all_reduce(&mut self, values: Encoded) -> Result<Sums>;
 
     /// Replaces `bytes` by those of rank 0, which may be of another length.
     ///
@@ -84,8 +86,8 @@ impl Communicator for Box<dyn Communicator> {
         (**self).size()
     }
 
-    fn all_reduce(&mut self, values: &mut [f32], wire: Wire) -> Result<()> {
-        (**self).all_reduce(values, wire)
+    fn all_reduce(&mut self, values: Encoded) -> Result<Sums> {
+        (**self).all_reduce(values)
     }
 
     fn broadcast(&mut self, bytes: &mut Vec<u8>) -> Result<()> {

@@ -20,7 +20,8 @@ use mpi::request::{Request, Scope};
 use mpi::traits::{Communicator as _, CommunicatorCollectives, Destination, Root, Source};
 
 use super::call::{Call, Kind};
-use super::{Communicator, Wire};
+use super::encoded::Reused;
+use super::{Communicator, Encoded, Sums, Wire};
 use crate::{Error, Result};
 
 /// Values that are summed at a time. It bounds the staging memory (two times 16 MiB and a slice) and keeps counts far
@@ -52,6 +53,7 @@ pub struct MpiComm {
     link: Link,
     failure: Option<String>,
     staging: Staging,
+    sums: Reused,
 }
 
 /// What all calls need.
@@ -68,10 +70,11 @@ struct Link {
 /// Memory of an all-reduce, kept from call to call.
 #[derive(Default)]
 struct Staging {
-    /// This rank's values, then all sums.
+    /// This rank's values and then all sums, where they are not as many as slices of one length hold.
     whole: Vec<u8>,
     /// This rank's slice of every rank's values.
     slices: Vec<u8>,
+    /// Its sums.
     sums: Vec<u8>,
 }
 
@@ -95,7 +98,7 @@ impl MpiComm {
         let local_rank = index(world.split_shared(world.rank()).rank());
         let thread = std::thread::current().id();
         let link = Link { universe, thread, rank, size, local_rank, timeout };
-        Ok(MpiComm { link, failure: None, staging: Staging::default() })
+        Ok(MpiComm { link, failure: None, staging: Staging::default(), sums: Reused::default() })
     }
 
     /// The number of this rank among those of its host, such as to choose a GPU by.
@@ -131,26 +134,6 @@ impl MpiComm {
             (reason, _) => Err(Error::Communication(self.failure.insert(reason.unwrap_or_default()).clone())),
         }
     }
-
-    fn all_reduce_chunk(&mut self, values: &mut [f32], wire: Wire, kind: Kind) {
-        let MpiComm { link, staging: Staging { whole, slices, sums }, .. } = self;
-        // All slices are of one length: what is past the values is never looked at.
-        let slice = values.len().div_ceil(link.size) * wire.width();
-        let encoded = values.len() * wire.width();
-        whole.resize(slice * link.size, 0);
-        slices.resize(slice * link.size, 0);
-        sums.resize(slice, 0);
-        wire.encode(values, &mut whole[..encoded]);
-        let world = link.universe.world();
-        mpi::request::scope(|scope| {
-            link.complete(world.immediate_all_to_all_into(scope, &whole[..], &mut slices[..]), kind);
-        });
-        wire.sum(&slices.chunks_exact(slice).collect::<Vec<_>>(), sums);
-        mpi::request::scope(|scope| {
-            link.complete(world.immediate_all_gather_into(scope, &sums[..], &mut whole[..]), kind);
-        });
-        wire.decode(&whole[..encoded], values);
-    }
 }
 
 impl Communicator for MpiComm {
@@ -162,13 +145,16 @@ impl Communicator for MpiComm {
         self.link.size
     }
 
-    fn all_reduce(&mut self, values: &mut [f32], wire: Wire) -> Result<()> {
-        let call = Call::all_reduce(values, wire);
+    fn all_reduce(&mut self, values: Encoded) -> Result<Sums> {
+        let (call, wire, values) = (Call::all_reduce(&values), values.wire(), values.memory());
         self.agree(call)?;
-        for chunk in values.chunks_mut(CHUNK) {
-            self.all_reduce_chunk(chunk, wire, call.kind);
-        }
-        Ok(())
+        let chunk = CHUNK * wire.width();
+        let sums = self.sums.filled(values.len(), |sums| {
+            for (values, sums) in values.chunks(chunk).zip(sums.chunks_mut(chunk)) {
+                self.link.all_reduce(values, sums, wire, call.kind, &mut self.staging);
+            }
+        });
+        Ok(Sums::new(wire, vec![sums]))
     }
 
     fn broadcast(&mut self, bytes: &mut Vec<u8>) -> Result<()> {
@@ -224,6 +210,33 @@ impl Drop for MpiComm {
 }
 
 impl Link {
+    /// The sums of encoded values over all ranks, which have as many.
+    fn all_reduce(&self, values: &[u8], all: &mut [u8], wire: Wire, kind: Kind, staging: &mut Staging) {
+        let Staging { whole, slices, sums } = staging;
+        let world = self.universe.world();
+        // All slices are of one length: what is past the values is never looked at.
+        let slice = (values.len() / wire.width()).div_ceil(self.size) * wire.width();
+        slices.resize(slice * self.size, 0);
+        sums.resize(slice, 0);
+        let is_even = slice * self.size == values.len();
+        if !is_even {
+            whole.resize(slice * self.size, 0);
+            whole[..values.len()].copy_from_slice(values);
+        }
+        let own = if is_even { values } else { &whole[..] };
+        mpi::request::scope(|scope| {
+            self.complete(world.immediate_all_to_all_into(scope, own, &mut slices[..]), kind);
+        });
+        wire.sum(&slices.chunks_exact(slice).collect::<Vec<_>>(), sums);
+        mpi::request::scope(|scope| {
+            let into = if is_even { &mut all[..] } else { &mut whole[..] };
+            self.complete(world.immediate_all_gather_into(scope, &sums[..], into), kind);
+        });
+        if !is_even {
+            all.copy_from_slice(&whole[..values.len()]);
+        }
+    }
+
     /// Gives the bytes of `root` to all ranks, which have as many.
     fn share(&self, root: usize, bytes: &mut [u8], kind: Kind) {
         let world = self.universe.world();

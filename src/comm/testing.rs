@@ -2,7 +2,8 @@
 
 use half::f16;
 
-use super::{Communicator, Wire};
+use super::{Communicator, Encoded, Wire};
+use crate::Result;
 
 /// Values of many magnitudes, so that the order of a sum shows in its bits.
 pub fn input(rank: usize, length: usize, seed: u64) -> Vec<f32> {
@@ -33,6 +34,11 @@ pub fn sums_in_order(size: usize, length: usize, wire: Wire) -> Vec<f32> {
             round(sum)
         })
         .collect()
+}
+
+/// The sums of values over all ranks.
+pub fn reduced(comm: &mut impl Communicator, values: Vec<f32>, wire: Wire) -> Result<Vec<f32>> {
+    comm.all_reduce(Encoded::new(values, wire)).map(|sums| sums.to_f32())
 }
 
 pub fn bits(values: &[f32]) -> Vec<u32> {

@@ -1,20 +1,17 @@
 //! Ranks that are threads of one process.
 //!
-//! An all-reduce goes through its values in chunks. Each rank hands in its values of a chunk, adds up its own slice of
-//! it over all ranks, and takes the slices of the others. So the work is shared, and the memory is bounded and reused.
+//! In an all-reduce each rank hands in its values, adds up its own slice of them over all ranks, and takes the slices
+//! of the others, all in the memory where they are: between threads nothing is copied.
 
 use std::ops::Range;
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
 use super::call::{Call, Kind};
+use super::encoded::{Memory, Reused};
 use super::meeting::Meeting;
-use super::{Communicator, Wire};
+use super::{Communicator, Encoded, Sums, Wire};
 use crate::Result;
-
-/// Values of a chunk, 16 MiB in f32: the ranks meet twice for each, which takes ten microseconds, or a hundred where
-/// threads wake up slowly, and should be little beside the time to add them.
-const CHUNK: usize = 1 << 22;
 
 /// One rank of several in a process; see [`threads`].
 ///
@@ -22,6 +19,7 @@ const CHUNK: usize = 1 << 22;
 pub struct ThreadComm {
     rank: usize,
     shared: Arc<Shared>,
+    sums: Reused,
 }
 
 struct Shared {
@@ -33,9 +31,9 @@ struct Shared {
 /// slot or reads those of all.
 #[derive(Default)]
 struct Slot {
-    handed_in: RwLock<Vec<u8>>,
-    /// The sums of this rank's slice of a chunk.
-    sums: RwLock<Vec<u8>>,
+    handed_in: RwLock<Option<Memory>>,
+    /// The sums of this rank's slice.
+    sums: RwLock<Option<Memory>>,
 }
 
 /// Makes `size` ranks that communicate with each other, one for each of as many threads.
@@ -45,7 +43,7 @@ struct Slot {
 pub fn threads(size: usize, timeout: Option<Duration>, names: &[String]) -> Vec<ThreadComm> {
     let slots = (0..size).map(|_| Slot::default()).collect();
     let shared = Arc::new(Shared { meeting: Meeting::new(size, timeout, names), slots });
-    (0..size).map(|rank| ThreadComm { rank, shared: shared.clone() }).collect()
+    (0..size).map(|rank| ThreadComm { rank, shared: shared.clone(), sums: Reused::default() }).collect()
 }
 
 impl ThreadComm {
@@ -59,73 +57,24 @@ impl ThreadComm {
         self.shared.meeting.end(reason);
     }
 
-    /// Replaces `values` by those of rank 0, of as many.
+    /// The sums that rank 0 brings; the others bring none.
     ///
     /// # Errors
-    /// If the ranks did not all make this call with as many values.
-    pub(super) fn share(&mut self, values: &mut [f32]) -> Result<()> {
-        let call = Call { kind: Kind::Share, length: values.len() };
-        self.begin(values, call)?;
-        for chunk in values.chunks_mut(CHUNK) {
-            if self.rank == 0 {
-                self.hand_in(bytemuck::cast_slice(chunk));
-            }
-            self.meet(call)?;
-            if self.rank != 0 {
-                Wire::F32.decode(&read(&self.shared.slots[0].handed_in), chunk);
-            }
-            self.meet(call)?;
-        }
-        Ok(())
+    /// If the ranks did not all make this call.
+    pub(super) fn share(&mut self, sums: Option<Sums>, wire: Wire) -> Result<Sums> {
+        let handed_in = sums.map(|sums| sums.into_encoded().memory());
+        self.exchange(Kind::Share, handed_in, |slots| Sums::new(wire, vec![taken(&slots[0].handed_in)]))
     }
 
-    fn all_reduce_chunk(&mut self, values: &mut [f32], wire: Wire, call: Call) -> Result<()> {
-        let (size, length, slots) = (self.size(), values.len(), &self.shared.slots);
-        {
-            let mut own = write(&slots[self.rank].handed_in);
-            own.resize(length * wire.width(), 0);
-            wire.encode(values, &mut own);
-        }
-        self.meet(call)?;
-        {
-            let Range { start, end } = slice(length, self.rank, size);
-            let bytes = start * wire.width()..end * wire.width();
-            let mut sums = write(&slots[self.rank].sums);
-            sums.resize(bytes.len(), 0);
-            let handed_in: Vec<_> = slots.iter().map(|slot| read(&slot.handed_in)).collect();
-            let parts: Vec<&[u8]> = handed_in.iter().map(|values| &values[bytes.clone()]).collect();
-            wire.sum(&parts, &mut sums);
-        }
-        self.meet(call)?;
-        for (rank, slot) in slots.iter().enumerate() {
-            wire.decode(&read(&slot.sums), &mut values[slice(length, rank, size)]);
-        }
-        Ok(())
-    }
-
-    /// Checks that nothing has failed, for after that others may still be reading what this rank handed in. Without
-    /// values there is no chunk to meet for, so the ranks meet here.
-    fn begin(&self, values: &[f32], call: Call) -> Result<()> {
+    /// Hands in bytes, and takes of all ranks' what `take` does.
+    fn exchange<T>(&self, kind: Kind, own: Option<Memory>, take: impl FnOnce(&[Slot]) -> T) -> Result<T> {
         self.shared.meeting.check()?;
-        if values.is_empty() { self.meet(call) } else { Ok(()) }
-    }
-
-    /// The bytes of every rank, if this one `takes` them.
-    fn collect(&self, bytes: &[u8], kind: Kind, takes: bool) -> Result<Vec<Vec<u8>>> {
-        self.shared.meeting.check()?;
-        let call = Call { kind, length: bytes.len() };
-        self.hand_in(bytes);
+        let call = Call { kind, length: own.as_ref().map_or(0, |own| own.len()) };
+        hand(&self.shared.slots[self.rank].handed_in, own);
         self.meet(call)?;
-        let slots = self.shared.slots.iter().filter(|_| takes);
-        let all = slots.map(|slot| read(&slot.handed_in).clone()).collect();
+        let result = take(&self.shared.slots);
         self.meet(call)?;
-        Ok(all)
-    }
-
-    fn hand_in(&self, bytes: &[u8]) {
-        let mut own = write(&self.shared.slots[self.rank].handed_in);
-        own.clear();
-        own.extend_from_slice(bytes);
+        Ok(result)
     }
 
     fn meet(&self, call: Call) -> Result<()> {
@@ -142,32 +91,40 @@ impl Communicator for ThreadComm {
         self.shared.slots.len()
     }
 
-    fn all_reduce(&mut self, values: &mut [f32], wire: Wire) -> Result<()> {
-        let call = Call::all_reduce(values, wire);
-        self.begin(values, call)?;
-        values.chunks_mut(CHUNK).try_for_each(|chunk| self.all_reduce_chunk(chunk, wire, call))
+    fn all_reduce(&mut self, values: Encoded) -> Result<Sums> {
+        let (size, slots, wire) = (self.size(), &self.shared.slots, values.wire());
+        let (call, length) = (Call::all_reduce(&values), values.values());
+        self.shared.meeting.check()?;
+        hand(&slots[self.rank].handed_in, Some(values.memory()));
+        self.meet(call)?;
+        let Range { start, end } = slice(length, self.rank, size);
+        let bytes = start * wire.width()..end * wire.width();
+        let handed_in: Vec<Memory> = slots.iter().map(|slot| taken(&slot.handed_in)).collect();
+        let parts: Vec<&[u8]> = handed_in.iter().map(|values| &values[bytes.clone()]).collect();
+        let sums = self.sums.filled(bytes.len(), |sums| wire.sum(&parts, sums));
+        drop(handed_in);
+        hand(&slots[self.rank].sums, Some(sums));
+        self.meet(call)?;
+        // All have added up what this rank handed in. Its sums they may still have to take.
+        hand(&slots[self.rank].handed_in, None);
+        Ok(Sums::new(wire, slots.iter().map(|slot| taken(&slot.sums)).collect()))
     }
 
     fn broadcast(&mut self, bytes: &mut Vec<u8>) -> Result<()> {
-        self.shared.meeting.check()?;
-        let call = Call { kind: Kind::Broadcast, length: bytes.len() };
-        if self.rank == 0 {
-            self.hand_in(bytes);
-        }
-        self.meet(call)?;
-        if self.rank != 0 {
-            bytes.clear();
-            bytes.extend_from_slice(&read(&self.shared.slots[0].handed_in));
-        }
-        self.meet(call)
+        let own: Option<Memory> = (self.rank == 0).then(|| Arc::new(std::mem::take(bytes)) as Memory);
+        *bytes = self.exchange(Kind::Broadcast, own, |slots| taken(&slots[0].handed_in).to_vec())?;
+        Ok(())
     }
 
     fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.collect(bytes, Kind::AllGather, true)
+        let all = |slots: &[Slot]| slots.iter().map(|slot| taken(&slot.handed_in).to_vec()).collect();
+        self.exchange(Kind::AllGather, Some(Arc::new(bytes.to_vec())), all)
     }
 
     fn gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        self.collect(bytes, Kind::Gather, self.rank == 0)
+        let leads = self.rank == 0;
+        let all = |slots: &[Slot]| slots.iter().filter(|_| leads).map(|slot| taken(&slot.handed_in).to_vec()).collect();
+        self.exchange(Kind::Gather, Some(Arc::new(bytes.to_vec())), all)
     }
 
     fn barrier(&mut self) -> Result<()> {
@@ -192,12 +149,14 @@ fn slice(length: usize, rank: usize, size: usize) -> Range<usize> {
     length * rank / size..length * (rank + 1) / size
 }
 
-fn read<T>(lock: &RwLock<T>) -> RwLockReadGuard<'_, T> {
-    lock.read().unwrap_or_else(PoisonError::into_inner)
+fn hand(place: &RwLock<Option<Memory>>, memory: Option<Memory>) {
+    *place.write().unwrap_or_else(PoisonError::into_inner) = memory;
 }
 
-fn write<T>(lock: &RwLock<T>) -> RwLockWriteGuard<'_, T> {
-    lock.write().unwrap_or_else(PoisonError::into_inner)
+/// What a rank has handed in, without a copy.
+fn taken(place: &RwLock<Option<Memory>>) -> Memory {
+    let memory = place.read().unwrap_or_else(PoisonError::into_inner).clone();
+    memory.unwrap_or_else(|| Arc::new(Vec::new()))
 }
 
 #[cfg(test)]
@@ -205,7 +164,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::comm::testing::{bits, input, on_all, sums_in_order};
+    use crate::comm::testing::{bits, input, on_all, reduced, sums_in_order};
 
     const SHORT: Option<Duration> = Some(Duration::from_millis(200));
 
@@ -224,9 +183,8 @@ mod tests {
                 let random = input(comm.rank(), 1, seed)[0].to_bits() >> 8;
                 std::thread::sleep(Duration::from_micros(u64::from(random % 2000)));
             }
-            let mut values = input(comm.rank(), length, 0);
-            comm.all_reduce(&mut values, wire).unwrap();
-            bits(&values)
+            let values = input(comm.rank(), length, 0);
+            bits(&reduced(comm, values, wire).unwrap())
         })
     }
 
@@ -245,16 +203,33 @@ mod tests {
     }
 
     #[test]
-    fn more_than_a_chunk_is_summed_and_shared() {
-        let length = 2 * CHUNK + 3;
-        let expected = bits(&sums_in_order(3, length, Wire::F32));
-        assert!(reduce(3, length, Wire::F32, None).iter().all(|sums| *sums == expected));
+    fn sums_of_rank_0_are_shared() {
+        let (length, expected) = (10_003, bits(&sums_in_order(3, 10_003, Wire::F32)));
         let shared = on_all(ranks(3), |comm| {
-            let mut values = input(comm.rank(), length, 0);
-            comm.share(&mut values).unwrap();
-            bits(&values)
+            let sums = comm.all_reduce(Encoded::new(input(comm.rank(), length, 0), Wire::F32)).unwrap();
+            assert_eq!(sums.parts().len(), 3);
+            let own = (comm.rank() == 0).then_some(sums);
+            bits(&comm.share(own, Wire::F32).unwrap().to_f32())
         });
-        assert!(shared.iter().all(|values| *values == bits(&input(0, length, 0))));
+        assert!(shared.iter().all(|sums| *sums == expected));
+    }
+
+    /// Sums that nobody has taken yet stay as they are while others are made.
+    #[test]
+    fn memory_is_used_again_once_it_is_free() {
+        on_all(ranks(2), |comm| {
+            let mut reduce = |value: f32| comm.all_reduce(Encoded::new(vec![value; 1000], Wire::F32)).unwrap();
+            let kept: Vec<_> = (0..3).map(|i| reduce(i as f32)).collect();
+            for (i, sums) in kept.iter().enumerate() {
+                assert_eq!(sums.to_f32(), [2.0 * i as f32; 1000]);
+            }
+            drop(kept);
+            for i in 0..20 {
+                assert_eq!(reduce(i as f32).to_f32(), [2.0 * i as f32; 1000]);
+            }
+            // Another rank may still be taking one.
+            assert!(comm.sums.len() <= 5, "{}", comm.sums.len());
+        });
     }
 
     #[test]
@@ -270,9 +245,8 @@ mod tests {
         on_all(ranks(3), |comm| {
             for (length, wire) in [(7, Wire::F32), (1000, Wire::F16), (2, Wire::F32), (0, Wire::F16), (999, Wire::F32)]
             {
-                let mut values = input(comm.rank(), length, 0);
-                comm.all_reduce(&mut values, wire).unwrap();
-                assert_eq!(bits(&values), bits(&sums_in_order(3, length, wire)), "{length} values");
+                let sums = reduced(comm, input(comm.rank(), length, 0), wire).unwrap();
+                assert_eq!(bits(&sums), bits(&sums_in_order(3, length, wire)), "{length} values");
                 comm.barrier().unwrap();
             }
         });
@@ -313,7 +287,7 @@ mod tests {
                             rank_1(comm);
                             return None;
                         }
-                        let first = comm.all_reduce(&mut [1.0; 10], Wire::F32).unwrap_err().to_string();
+                        let first = reduced(&mut comm, vec![1.0; 10], Wire::F32).unwrap_err().to_string();
                         assert_eq!(comm.barrier().unwrap_err().to_string(), first, "the first reason stays");
                         Some(first)
                     })
@@ -366,7 +340,7 @@ mod tests {
         let expected = "the ranks are out of step: rank 0 (cpu:0) calls all_reduce (f32) of 10 values, \
                         rank 1 (cpu:1) calls barrier";
         assert_eq!(errors, [expected; 2]);
-        let errors = errors_without_rank_1(|mut comm| drop(comm.all_reduce(&mut [0.0; 11], Wire::F32)));
+        let errors = errors_without_rank_1(|mut comm| drop(reduced(&mut comm, vec![0.0; 11], Wire::F32)));
         assert!(errors[0].contains("of 10 values") && errors[0].contains("of 11 values"), "{errors:?}");
     }
 

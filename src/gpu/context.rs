@@ -299,24 +299,30 @@ impl Gpu {
         if due { self.submit_recorded(&mut recorder) } else { Ok(()) }
     }
 
-    /// Records replacing the contents of `slice` by `bytes`: what was recorded before still sees the old ones.
+    /// Records replacing the contents of `slice` by the bytes of all parts: what was recorded before still sees the old
+    /// ones.
     ///
     /// # Errors
     /// If there is no memory to write from, or the driver reported an error.
-    pub fn upload(&self, slice: &GpuSlice, bytes: &[u8]) -> Result<()> {
-        assert_eq!(bytes.len(), slice.size, "upload size");
-        if bytes.is_empty() {
+    pub fn upload(&self, slice: &GpuSlice, parts: &[&[u8]]) -> Result<()> {
+        let bytes: usize = parts.iter().map(|part| part.len()).sum();
+        assert_eq!(bytes, slice.size, "upload size");
+        if bytes == 0 {
             return Ok(());
         }
-        let size = bytes.len().next_multiple_of(4) as u64;
+        let size = bytes.next_multiple_of(4) as u64;
         let usage = wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC;
         let descriptor = wgpu::BufferDescriptor { label: Some("upload"), size, usage, mapped_at_creation: true };
         let from = match self.0.upload_pool.take(size) {
             Some(mapped) => mapped,
-            None => self.retry_after_trim(|| self.made(bytes.len(), || self.0.device.create_buffer(&descriptor)))?,
+            None => self.retry_after_trim(|| self.made(bytes, || self.0.device.create_buffer(&descriptor)))?,
         };
         let mut mapped = from.get_mapped_range_mut(..).map_err(|e| Error::Gpu(e.to_string()))?;
-        write(mapped.slice(..bytes.len()), bytes);
+        let mut start = 0;
+        for part in parts {
+            write(mapped.slice(start..start + part.len()), part);
+            start += part.len();
+        }
         drop(mapped);
         from.unmap();
         let mut recorder = self.recorder();

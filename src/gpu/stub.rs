@@ -136,7 +136,7 @@ impl Gpu {
         match self.0 {}
     }
 
-    pub fn upload(&self, _slice: &GpuSlice, _bytes: &[u8]) -> Result<()> {
+    pub fn upload(&self, _slice: &GpuSlice, _parts: &[&[u8]]) -> Result<()> {
         match self.0 {}
     }
 

@@ -10,16 +10,29 @@ impl Tensor {
     /// # Errors
     /// If there are more or fewer bytes than the tensor has, or the driver reported an error.
     pub fn write_bytes(&self, bytes: &[u8]) -> Result<()> {
-        if bytes.len() != self.spec().size_bytes() {
+        self.write_parts(&[bytes])
+    }
+
+    /// As [`Tensor::write_bytes`], with bytes that lie in several places.
+    pub(crate) fn write_parts(&self, parts: &[&[u8]]) -> Result<()> {
+        let bytes: usize = parts.iter().map(|part| part.len()).sum();
+        if bytes != self.spec().size_bytes() {
             return Err(Error::Shape {
                 op: "write_bytes",
                 expected: format!("{} bytes for {}", self.spec().size_bytes(), self.spec()),
-                got: format!("{} bytes", bytes.len()),
+                got: format!("{bytes} bytes"),
             });
         }
         match self.storage() {
-            Storage::Cpu(slice) => CpuSlice::with_slices(&[], &[slice], |_, out| out[0].copy_from_slice(bytes)),
-            Storage::Gpu(gpu, slice) => gpu.upload(slice, bytes),
+            Storage::Cpu(slice) => CpuSlice::with_slices(&[], &[slice], |_, out| {
+                let mut rest = &mut *out[0];
+                for part in parts {
+                    let (first, others) = std::mem::take(&mut rest).split_at_mut(part.len());
+                    first.copy_from_slice(part);
+                    rest = others;
+                }
+            }),
+            Storage::Gpu(gpu, slice) => gpu.upload(slice, parts),
             Storage::DryRun(_) => Ok(()),
         }
     }

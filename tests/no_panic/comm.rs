@@ -1,7 +1,7 @@
 //! Ranks that talk: alone, with nothing to say, and after one has ended.
 
 use super::{Defined, Refused, Row};
-use rustyflow::comm::{Background, Communicator, Hierarchy, ThreadComm, Wire, threads};
+use rustyflow::comm::{Background, Communicator, Encoded, Hierarchy, ThreadComm, Wire, threads};
 use rustyflow::{Error, Result};
 use std::time::Duration;
 
@@ -23,8 +23,14 @@ pub fn rows() -> Vec<Row> {
     vec![
         ("threads", Defined, |_| {
             assert!(threads(0, None, &[]).is_empty());
-            alone().all_reduce(&mut [], Wire::F16)
+            alone().all_reduce(Encoded::new(vec![], Wire::F16)).map(drop)
         }),
+        ("Encoded::new", Defined, |_| {
+            assert_eq!(Encoded::new(vec![], Wire::F32).values(), 0);
+            Ok(())
+        }),
+        ("Encoded::of_bytes", Refused, |_| Encoded::of_bytes(vec![0; 7], Wire::F32).map(drop)),
+        ("Encoded::of_bytes", Defined, |_| Encoded::of_bytes(vec![0; 7 * 2], Wire::F16).map(drop)),
         ("Hierarchy::new", Defined, |_| {
             let mut rank = Hierarchy::new(alone(), Some(Box::new(alone())))?;
             assert_eq!(rank.all_gather(&[7])?, [[7]]);
@@ -37,11 +43,12 @@ pub fn rows() -> Vec<Row> {
             Background::start(|| Err::<ThreadComm, _>(Error::Invalid("by the maker".into())), None).map(drop)
         }),
         ("Background::begin_all_reduce", Defined, |_| {
-            assert_eq!(background()?.begin_all_reduce(vec![f32::NAN, 1e9], Wire::F16).wait()?.len(), 2);
+            let values = Encoded::new(vec![f32::NAN, 1e9], Wire::F16);
+            assert_eq!(background()?.begin_all_reduce(values).wait()?.to_f32().len(), 2);
             Ok(())
         }),
         ("Background::begin_all_reduce", Refused, |_| {
-            forsaken()?.begin_all_reduce(vec![1.0], Wire::F32).wait().map(drop)
+            forsaken()?.begin_all_reduce(Encoded::new(vec![1.0], Wire::F32)).wait().map(drop)
         }),
         ("Background::broadcast", Defined, |_| background()?.broadcast(vec![]).map(drop)),
         ("Background::broadcast", Refused, |_| forsaken()?.broadcast(vec![1]).map(drop)),

@@ -10,7 +10,7 @@
 
 use super::BUCKET;
 use crate::Result;
-use crate::comm::{Background, Wire};
+use crate::comm::{Background, Encoded, Wire};
 use crate::optim::{ParameterArena, SavedMoments};
 use rayon::prelude::*;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -73,9 +73,11 @@ impl Outer {
         let means: Vec<Vec<f32>> = match &self.comm {
             None => changes.collect(),
             Some(comm) => {
-                let pending: Vec<_> = changes.map(|changes| comm.begin_all_reduce(changes, self.wire)).collect();
+                let encoded = changes.map(|changes| Encoded::new(changes, self.wire));
+                let pending: Vec<_> = encoded.map(|changes| comm.begin_all_reduce(changes)).collect();
                 let started = Instant::now();
-                let means = pending.into_iter().map(|pending| pending.wait()).collect::<Result<_>>()?;
+                let means = pending.into_iter().map(|pending| Ok(pending.wait()?.to_f32()));
+                let means = means.collect::<Result<_>>()?;
                 *self.waited.lock().unwrap_or_else(PoisonError::into_inner) += started.elapsed();
                 means
             }

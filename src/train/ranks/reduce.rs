@@ -6,14 +6,12 @@
 //! first, and sums are in the order of the ranks, so that the result does not depend on timing.
 
 use super::BUCKET;
-use crate::comm::{Background, Pending, Wire};
+use crate::comm::{Background, Encoded, Pending, Sums, Wire};
 use crate::optim::{Optimizer, ParameterArena};
-use crate::tensor::{DType, Readback, with_hook};
+use crate::profile::MemoryKind;
+use crate::tensor::{DType, Readback, Spec, with_hook};
 use crate::train::step_hook::StepHook;
 use crate::{Error, Result, Tensor};
-use half::f16;
-use half::slice::HalfFloatSliceExt;
-use rayon::prelude::*;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::rc::Rc;
@@ -50,8 +48,6 @@ struct State {
     /// Those that are being sent, in their order, and which they are.
     sent: Vec<Sending>,
     is_sent: Vec<bool>,
-    /// Memory of buckets that were taken, for the next ones: new memory is slow at first.
-    spare: Vec<Vec<f32>>,
     error: Option<Error>,
 }
 
@@ -60,7 +56,7 @@ enum Sending {
     /// To the host, in this type.
     Reading(Readback, DType),
     /// To the other ranks and back.
-    Summing(Pending<Vec<f32>>),
+    Summing(Pending<Sums>),
     Taken,
 }
 
@@ -165,7 +161,7 @@ impl State {
         }
     }
 
-    /// Begins to copy the next buckets to the host.
+    /// Begins to copy the next buckets to the host, from which they go on while backward computes others.
     fn send(&mut self, order: &[usize], count: usize, wire: Wire) -> Result<()> {
         for &bucket in &order[self.sent.len()..][..count] {
             let values = &self.buckets[bucket];
@@ -174,7 +170,7 @@ impl State {
             self.sent.push(Sending::Reading(values.to_dtype(dtype)?.read_later()?, dtype));
             self.is_sent[bucket] = true;
         }
-        Ok(())
+        self.buckets[0].device().submit()
     }
 
     /// Begins to sum what has arrived on the host. Never waits.
@@ -184,7 +180,7 @@ impl State {
             if !readback.has_arrived()? {
                 break;
             }
-            sending.sum(comm, wire, &mut self.spare)?;
+            sending.sum(comm, wire)?;
         }
         Ok(())
     }
@@ -192,29 +188,20 @@ impl State {
 
 impl Sending {
     /// Begins to sum it, waiting until it is on the host.
-    fn sum(&mut self, comm: &Background, wire: Wire, spare: &mut Vec<Vec<f32>>) -> Result<()> {
+    fn sum(&mut self, comm: &Background, wire: Wire) -> Result<()> {
         *self = match std::mem::replace(self, Sending::Taken) {
             Sending::Reading(readback, dtype) => {
                 let bytes = readback.wait()?;
-                let mut values = spare.pop().unwrap_or_default();
-                values.resize(bytes.len() / dtype.size_bytes(), 0.0);
-                copy(&bytes, dtype, &mut values);
-                Sending::Summing(comm.begin_all_reduce(values, wire))
+                let values = match (wire, dtype) {
+                    (Wire::F16, DType::F32) => Encoded::new(bytemuck::pod_collect_to_vec(&bytes), wire),
+                    _ => Encoded::of_bytes(bytes, wire)?,
+                };
+                Sending::Summing(comm.begin_all_reduce(values))
             }
             sending => sending,
         };
         Ok(())
     }
-}
-
-/// The values of a bucket that has arrived, as f32.
-fn copy(bytes: &[u8], dtype: DType, values: &mut [f32]) {
-    const TASK: usize = 1 << 17;
-    let tasks = values.par_chunks_mut(TASK).zip(bytes.par_chunks(TASK * dtype.size_bytes()));
-    tasks.for_each(|(values, bytes)| match dtype {
-        DType::F16 => bytemuck::cast_slice::<u8, f16>(bytes).convert_to_f32_slice(values),
-        _ => bytemuck::cast_slice_mut(values).copy_from_slice(bytes),
-    });
 }
 
 impl StepHook for DataParallel {
@@ -242,17 +229,16 @@ impl StepHook for DataParallel {
         loss.device().submit()?;
         let mut waited = Duration::ZERO;
         for i in 0..order.len() {
-            let State { sent, spare, .. } = &mut *state;
-            sent[i].sum(&self.comm, self.wire, spare)?;
+            state.sent[i].sum(&self.comm, self.wire)?;
             // The communicator has one to sum while another is written back.
             if i > 0 {
-                waited += state.take(order, i - 1)?;
+                waited += state.take(order, i - 1, self.wire)?;
             }
         }
-        let loss_sum = self.comm.begin_all_reduce(bytemuck::pod_collect_to_vec(&loss_here.wait()?), Wire::F32);
-        waited += state.take(order, order.len() - 1)?;
+        let loss_sum = self.comm.begin_all_reduce(Encoded::of_bytes(loss_here.wait()?, Wire::F32)?);
+        waited += state.take(order, order.len() - 1, self.wire)?;
         let started = Instant::now();
-        let loss = Tensor::from_f32(&loss_sum.wait()?, loss.shape().clone(), &loss.device())?;
+        let loss = Tensor::from_f32(&loss_sum.wait()?.to_f32(), loss.shape().clone(), &loss.device())?;
         waited += started.elapsed();
         state.sent.clear();
         state.is_sent.fill(false);
@@ -275,15 +261,24 @@ impl StepHook for DataParallel {
 
 impl State {
     /// Writes the sums of a bucket to the arena, and says how long they were waited for.
-    fn take(&mut self, order: &[usize], place: usize) -> Result<Duration> {
+    fn take(&mut self, order: &[usize], place: usize, wire: Wire) -> Result<Duration> {
         let Sending::Summing(pending) = std::mem::replace(&mut self.sent[place], Sending::Taken) else {
             unreachable!("it was begun before")
         };
         let started = Instant::now();
         let sums = pending.wait()?;
         let waited = started.elapsed();
-        self.buckets[order[place]].write_bytes(bytemuck::cast_slice(&sums))?;
-        self.spare.push(sums);
+        let bucket = &self.buckets[order[place]];
+        match wire {
+            Wire::F32 => bucket.write_parts(&sums.parts())?,
+            Wire::F16 if bucket.device().has_f16() => {
+                let spec = Spec::new(bucket.shape().clone(), DType::F16);
+                let halves = Tensor::empty(spec, &bucket.device(), MemoryKind::Other)?;
+                halves.write_parts(&sums.parts())?;
+                halves.cast_into(bucket)?;
+            }
+            Wire::F16 => bucket.write_bytes(bytemuck::cast_slice(&sums.to_f32()))?,
+        }
         Ok(waited)
     }
 }
