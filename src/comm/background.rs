@@ -91,9 +91,13 @@ impl Background {
         self.size
     }
 
-    /// Begins an all-reduce, as [`Communicator::all_reduce`]; the sums come by [`Pending::wait`].
-    pub fn begin_all_reduce(&self, values: Encoded) -> Pending<Sums> {
-        self.submit(move |worker| worker.call(|communicator| communicator.all_reduce(values)))
+    /// Begins an all-reduce, as [`Communicator::all_reduce`], of what `values` gives, which the thread calls when it is
+    /// its turn: it may wait, such as for a device. The sums come by [`Pending::wait`].
+    pub fn begin_all_reduce(&self, values: impl FnOnce() -> Result<Encoded> + Send + 'static) -> Pending<Sums> {
+        self.submit(move |worker| {
+            let values = values()?;
+            worker.call(|communicator| communicator.all_reduce(values))
+        })
     }
 
     /// The bytes of rank 0; those of the others are ignored.
@@ -242,11 +246,15 @@ mod tests {
         })
     }
 
+    fn values(values: Vec<f32>, wire: Wire) -> impl FnOnce() -> Result<Encoded> + Send + 'static {
+        move || Ok(Encoded::new(values, wire))
+    }
+
     #[test]
     fn an_all_reduce_runs_while_the_rank_does_something_else() {
         let waits = on_all(background(2, 5000 * MS, None), |rank| {
             let pending: Vec<_> =
-                (0..4).map(|_| rank.begin_all_reduce(Encoded::new(input(rank.rank(), 100_003, 0), Wire::F32))).collect();
+                (0..4).map(|_| rank.begin_all_reduce(values(input(rank.rank(), 100_003, 0), Wire::F32))).collect();
             std::thread::sleep(1000 * MS);
             let busy = rank.busy();
             let start = Instant::now();
@@ -263,7 +271,7 @@ mod tests {
     #[test]
     fn calls_are_made_in_order() {
         on_all(background(3, 5000 * MS, None), |rank| {
-            let pending = rank.begin_all_reduce(Encoded::new(vec![1.0; 10], Wire::F16));
+            let pending = rank.begin_all_reduce(values(vec![1.0; 10], Wire::F16));
             assert_eq!(rank.broadcast(vec![rank.rank() as u8]).unwrap(), [0]);
             let parts = [vec![], vec![1], vec![1, 1]];
             assert_eq!(rank.all_gather(vec![1; rank.rank()]).unwrap(), parts);
@@ -316,7 +324,7 @@ mod tests {
                     // Longer than `idle`: a heartbeat here would meet the all-reduce of rank 1.
                     std::thread::sleep(5 * MS);
                 }
-                assert_eq!(rank.begin_all_reduce(Encoded::new(vec![1.0], Wire::F32)).wait().unwrap().to_f32(), [2.0]);
+                assert_eq!(rank.begin_all_reduce(values(vec![1.0], Wire::F32)).wait().unwrap().to_f32(), [2.0]);
             }
         });
     }
@@ -342,7 +350,7 @@ mod tests {
             if rank.rank() == 1 {
                 rank.abort("no memory");
             }
-            rank.begin_all_reduce(Encoded::new(vec![1.0], Wire::F32)).wait().unwrap_err().to_string()
+            rank.begin_all_reduce(values(vec![1.0], Wire::F32)).wait().unwrap_err().to_string()
         });
         assert_eq!(errors, ["rank 1 aborted: no memory"; 2]);
     }

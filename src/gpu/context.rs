@@ -318,11 +318,7 @@ impl Gpu {
             None => self.retry_after_trim(|| self.made(bytes, || self.0.device.create_buffer(&descriptor)))?,
         };
         let mut mapped = from.get_mapped_range_mut(..).map_err(|e| Error::Gpu(e.to_string()))?;
-        let mut start = 0;
-        for part in parts {
-            write(mapped.slice(start..start + part.len()), part);
-            start += part.len();
-        }
+        write(mapped.slice(..bytes), parts);
         drop(mapped);
         from.unmap();
         let mut recorder = self.recorder();
@@ -375,6 +371,10 @@ impl Gpu {
         }
         let ahead = submissions.len();
         drop(submissions);
+        if ahead == 0 {
+            // As after `synchronize`: what is recorded next is waited for.
+            self.0.kernels_per_submit.store(KERNELS_WHEN_IDLE, Ordering::Relaxed);
+        }
         if ahead < SUBMITS_AHEAD { self.submit() } else { Ok(()) }
     }
 
@@ -459,18 +459,20 @@ impl Gpu {
     }
 }
 
-/// Copies bytes to mapped memory, which may be a card's, seen through the bus: many threads write it faster than one.
-fn write(to: wgpu::WriteOnly<[u8]>, from: &[u8]) {
-    const TASK: usize = 1 << 20;
-    let (parts, mut rest) = to.into_chunks::<TASK>();
-    let own = from.chunks_exact(TASK);
-    rest.copy_from_slice(own.remainder());
-    if parts.is_empty() {
-        return;
-    }
+/// Copies the bytes of all parts to mapped memory, which may be a card's, seen through the bus: four threads fill that,
+/// once they are awake.
+fn write(mut to: wgpu::WriteOnly<[u8]>, parts: &[&[u8]]) {
+    const TASK: usize = 1 << 24;
     rayon::in_place_scope(|scope| {
-        for (part, own) in parts.into_iter().zip(own) {
-            scope.spawn(move |_| wgpu::WriteOnly::<[u8]>::from(part).copy_from_slice(own));
+        for part in parts {
+            let (whole, rest) = std::mem::take(&mut to).split_at(part.len());
+            to = rest;
+            let (tasks, mut last) = whole.into_chunks::<TASK>();
+            let own = part.chunks_exact(TASK);
+            for (to, own) in tasks.into_iter().zip(own.clone()) {
+                scope.spawn(move |_| wgpu::WriteOnly::<[u8]>::from(to).copy_from_slice(own));
+            }
+            last.copy_from_slice(own.remainder());
         }
     });
 }

@@ -199,6 +199,12 @@ impl PendingReadback {
             Some(index) => self.gpu.wait(Some(index.clone()))?,
             None => self.gpu.synchronize()?,
         }
-        self.try_read()?.ok_or_else(|| Error::Gpu("a read-back did not arrive".into()))
+        loop {
+            if let Some(bytes) = self.try_read()? {
+                return Ok(bytes);
+            }
+            // Another thread that waited has been told of it first.
+            std::thread::yield_now();
+        }
     }
 }

@@ -44,11 +44,11 @@ pub fn rows() -> Vec<Row> {
         }),
         ("Background::begin_all_reduce", Defined, |_| {
             let values = Encoded::new(vec![f32::NAN, 1e9], Wire::F16);
-            assert_eq!(background()?.begin_all_reduce(values).wait()?.to_f32().len(), 2);
+            assert_eq!(background()?.begin_all_reduce(|| Ok(values)).wait()?.to_f32().len(), 2);
             Ok(())
         }),
         ("Background::begin_all_reduce", Refused, |_| {
-            forsaken()?.begin_all_reduce(Encoded::new(vec![1.0], Wire::F32)).wait().map(drop)
+            forsaken()?.begin_all_reduce(|| Ok(Encoded::new(vec![1.0], Wire::F32))).wait().map(drop)
         }),
         ("Background::broadcast", Defined, |_| background()?.broadcast(vec![]).map(drop)),
         ("Background::broadcast", Refused, |_| forsaken()?.broadcast(vec![1]).map(drop)),

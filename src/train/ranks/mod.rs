@@ -17,6 +17,7 @@ mod share;
 mod team;
 #[cfg(test)]
 mod tests;
+mod writer;
 
 pub(super) use lead::{Leader, start};
 pub(super) use share::{Piece, Share};
@@ -154,7 +155,7 @@ fn join(
     replica.config = Arc::new(config);
     let (config, waited) = (&replica.config, Arc::clone(waited));
     if config.train.sync_every == 0 {
-        replica.hook = Box::new(DataParallel::new(comm.clone(), wire(config), waited));
+        replica.hook = Box::new(DataParallel::new(comm.clone(), wire(config), waited)?);
         return Ok(None);
     }
     let weight = replica.share.len() as f32 / (config.train.batch_size * config.train.grad_accum_steps) as f32;

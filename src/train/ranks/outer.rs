@@ -74,7 +74,7 @@ impl Outer {
             None => changes.collect(),
             Some(comm) => {
                 let encoded = changes.map(|changes| Encoded::new(changes, self.wire));
-                let pending: Vec<_> = encoded.map(|changes| comm.begin_all_reduce(changes)).collect();
+                let pending: Vec<_> = encoded.map(|changes| comm.begin_all_reduce(|| Ok(changes))).collect();
                 let started = Instant::now();
                 let means = pending.into_iter().map(|pending| Ok(pending.wait()?.to_f32()));
                 let means = means.collect::<Result<_>>()?;

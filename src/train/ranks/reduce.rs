@@ -1,15 +1,21 @@
 //! Sums the gradients of all ranks, bucket by bucket, while backward still computes others.
 //!
 //! A bucket is a range of the arena of gradients. In the first update each rank counts the kernels of its last backward
-//! pass that write to each bucket; from then on a bucket is complete when as many have run, is copied to the host, and
-//! is summed by the communicator's thread. All ranks send their buckets in the order in which rank 0 completed them
-//! first, and sums are in the order of the ranks, so that the result does not depend on timing.
+//! pass that write to each bucket; from then on a bucket is complete when as many have run, and goes its way:
+//!
+//! ```text
+//! the rank's thread         records and submits a copy to the host, and goes on with backward
+//! the communicator's        waits for the copy, sums it with those of the other ranks
+//! the writer's              waits for the sums, writes them to the arena
+//! ```
+//! All ranks send their buckets in the order in which rank 0 completed them first, and sums are in the order of the
+//! ranks, so that the result does not depend on timing.
 
 use super::BUCKET;
-use crate::comm::{Background, Encoded, Pending, Sums, Wire};
+use super::writer::Writer;
+use crate::comm::{Background, Encoded, Pending, Wire};
 use crate::optim::{Optimizer, ParameterArena};
-use crate::profile::MemoryKind;
-use crate::tensor::{DType, Readback, Spec, with_hook};
+use crate::tensor::{DType, Readback, with_hook};
 use crate::train::step_hook::StepHook;
 use crate::{Error, Result, Tensor};
 use std::cell::RefCell;
@@ -28,6 +34,7 @@ pub(super) struct DataParallel {
     /// The buckets, in the order in which they are sent; `None` before the first update.
     order: Option<Vec<usize>>,
     state: Rc<RefCell<State>>,
+    writer: Writer,
     /// The part of the parameters that each rank updates, once that is known.
     parts: Vec<Range<usize>>,
     /// How long the rank has waited for sums.
@@ -45,24 +52,18 @@ struct State {
     written: Vec<usize>,
     last: Vec<usize>,
     kernels: usize,
-    /// Those that are being sent, in their order, and which they are.
-    sent: Vec<Sending>,
+    /// How many are on their way, and which.
+    sent: usize,
     is_sent: Vec<bool>,
     error: Option<Error>,
 }
 
-/// A bucket on its way.
-enum Sending {
-    /// To the host, in this type.
-    Reading(Readback, DType),
-    /// To the other ranks and back.
-    Summing(Pending<Sums>),
-    Taken,
-}
-
 impl DataParallel {
-    pub fn new(comm: Arc<Background>, wire: Wire, waited: Arc<Mutex<Duration>>) -> DataParallel {
-        DataParallel { comm, wire, order: None, state: Rc::default(), parts: Vec::new(), waited }
+    /// # Errors
+    /// If there is no thread to be had.
+    pub fn new(comm: Arc<Background>, wire: Wire, waited: Arc<Mutex<Duration>>) -> Result<DataParallel> {
+        let writer = Writer::start(comm.clone(), wire)?;
+        Ok(DataParallel { comm, wire, order: None, state: Rc::default(), writer, parts: Vec::new(), waited })
     }
 
     /// Gives this rank's part of the parameters to the others, and takes theirs: piece by piece, one of which is copied
@@ -137,7 +138,7 @@ impl DataParallel {
 
 impl State {
     /// Counts a kernel's outputs; sends what is complete.
-    fn look(&mut self, order: Option<&[usize]>, outputs: &[&Tensor], comm: &Background, wire: Wire) {
+    fn look(&mut self, order: Option<&[usize]>, outputs: &[&Tensor], wire: Wire, writer: &Writer) {
         self.kernels += 1;
         for (i, bucket) in self.buckets.iter().enumerate() {
             if !outputs.iter().any(|output| output.overlaps(bucket)) {
@@ -153,53 +154,27 @@ impl State {
         }
         let Some(order) = order else { return };
         let is_complete = |&&bucket: &&usize| self.written[bucket] >= self.expected[bucket];
-        let complete = order[self.sent.len()..].iter().take_while(is_complete).count();
+        let complete = order[self.sent..].iter().take_while(is_complete).count();
         if complete > 0
-            && let Err(error) = self.send(order, complete, wire).and_then(|()| self.sum_arrived(comm, wire))
+            && let Err(error) = self.send(order, complete, wire, writer)
         {
             self.error.get_or_insert(error);
         }
     }
 
-    /// Begins to copy the next buckets to the host, from which they go on while backward computes others.
-    fn send(&mut self, order: &[usize], count: usize, wire: Wire) -> Result<()> {
-        for &bucket in &order[self.sent.len()..][..count] {
+    /// Lets the next buckets go their way. Never waits.
+    fn send(&mut self, order: &[usize], count: usize, wire: Wire, writer: &Writer) -> Result<()> {
+        for &bucket in &order[self.sent..][..count] {
             let values = &self.buckets[bucket];
             // Of a GPU half of the bytes are copied then.
             let dtype = if wire == Wire::F16 && values.device().has_f16() { DType::F16 } else { DType::F32 };
-            self.sent.push(Sending::Reading(values.to_dtype(dtype)?.read_later()?, dtype));
+            let readback = values.to_dtype(dtype)?.read_later()?;
+            // Now, and not with the next kernels or buckets: it is to be on its way while they are computed and copied.
+            values.device().submit()?;
+            writer.sum(readback, dtype, values.clone());
             self.is_sent[bucket] = true;
+            self.sent += 1;
         }
-        self.buckets[0].device().submit()
-    }
-
-    /// Begins to sum what has arrived on the host. Never waits.
-    fn sum_arrived(&mut self, comm: &Background, wire: Wire) -> Result<()> {
-        for sending in self.sent.iter_mut() {
-            let Sending::Reading(readback, _) = sending else { continue };
-            if !readback.has_arrived()? {
-                break;
-            }
-            sending.sum(comm, wire)?;
-        }
-        Ok(())
-    }
-}
-
-impl Sending {
-    /// Begins to sum it, waiting until it is on the host.
-    fn sum(&mut self, comm: &Background, wire: Wire) -> Result<()> {
-        *self = match std::mem::replace(self, Sending::Taken) {
-            Sending::Reading(readback, dtype) => {
-                let bytes = readback.wait()?;
-                let values = match (wire, dtype) {
-                    (Wire::F16, DType::F32) => Encoded::new(bytemuck::pod_collect_to_vec(&bytes), wire),
-                    _ => Encoded::of_bytes(bytes, wire)?,
-                };
-                Sending::Summing(comm.begin_all_reduce(values))
-            }
-            sending => sending,
-        };
         Ok(())
     }
 }
@@ -207,9 +182,9 @@ impl Sending {
 impl StepHook for DataParallel {
     fn last_backward(&mut self, parameters: &ParameterArena, backward: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         self.prepare(parameters);
-        let (state, comm, wire, order) = (self.state.clone(), self.comm.clone(), self.wire, self.order.clone());
+        let (state, wire, order, writer) = (self.state.clone(), self.wire, self.order.clone(), self.writer.clone());
         let look = move |_, _: &[&Tensor], outputs: &[&Tensor]| {
-            state.borrow_mut().look(order.as_deref(), outputs, &comm, wire);
+            state.borrow_mut().look(order.as_deref(), outputs, wire, &writer);
         };
         with_hook(Box::new(look), backward)?;
         self.state.borrow_mut().error.take().map_or(Ok(()), Err)
@@ -223,26 +198,17 @@ impl StepHook for DataParallel {
         parameters.gradients();
         let order = self.order.as_deref().expect("agreed");
         let mut state = self.state.borrow_mut();
-        let rest = order.len() - state.sent.len();
-        state.send(order, rest, self.wire)?;
+        let rest = order.len() - state.sent;
+        state.send(order, rest, self.wire, &self.writer)?;
         let loss_here = loss.read_later()?;
         loss.device().submit()?;
-        let mut waited = Duration::ZERO;
-        for i in 0..order.len() {
-            state.sent[i].sum(&self.comm, self.wire)?;
-            // The communicator has one to sum while another is written back.
-            if i > 0 {
-                waited += state.take(order, i - 1, self.wire)?;
-            }
-        }
-        let loss_sum = self.comm.begin_all_reduce(Encoded::of_bytes(loss_here.wait()?, Wire::F32)?);
-        waited += state.take(order, order.len() - 1, self.wire)?;
-        let started = Instant::now();
+        let loss_sum = self.comm.begin_all_reduce(move || Encoded::of_bytes(loss_here.wait()?, Wire::F32));
+        let arrived = self.writer.finish()?;
         let loss = Tensor::from_f32(&loss_sum.wait()?.to_f32(), loss.shape().clone(), &loss.device())?;
-        waited += started.elapsed();
-        state.sent.clear();
+        state.sent = 0;
         state.is_sent.fill(false);
-        *self.waited.lock().unwrap_or_else(PoisonError::into_inner) += waited;
+        // What was summed before is hidden behind the computation.
+        *self.waited.lock().unwrap_or_else(PoisonError::into_inner) += arrived.elapsed();
         Ok(loss)
     }
 
@@ -256,29 +222,5 @@ impl StepHook for DataParallel {
 
     fn is_alone(&self) -> bool {
         false
-    }
-}
-
-impl State {
-    /// Writes the sums of a bucket to the arena, and says how long they were waited for.
-    fn take(&mut self, order: &[usize], place: usize, wire: Wire) -> Result<Duration> {
-        let Sending::Summing(pending) = std::mem::replace(&mut self.sent[place], Sending::Taken) else {
-            unreachable!("it was begun before")
-        };
-        let started = Instant::now();
-        let sums = pending.wait()?;
-        let waited = started.elapsed();
-        let bucket = &self.buckets[order[place]];
-        match wire {
-            Wire::F32 => bucket.write_parts(&sums.parts())?,
-            Wire::F16 if bucket.device().has_f16() => {
-                let spec = Spec::new(bucket.shape().clone(), DType::F16);
-                let halves = Tensor::empty(spec, &bucket.device(), MemoryKind::Other)?;
-                halves.write_parts(&sums.parts())?;
-                halves.cast_into(bucket)?;
-            }
-            Wire::F16 => bucket.write_bytes(bytemuck::cast_slice(&sums.to_f32()))?,
-        }
-        Ok(waited)
     }
 }

@@ -1,0 +1,123 @@
+//! The threads of a rank that write sums of gradients to its device, while the rank computes others.
+
+use crate::comm::{Background, Encoded, Pending, Sums, Wire};
+use crate::profile::MemoryKind;
+use crate::tensor::{DType, Readback, Spec};
+use crate::{Error, Result, Tensor};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+/// Each writes a tensor alone: to wake up others for a part of it takes as long as the part. So many fill the bus.
+const THREADS: usize = 4;
+
+/// Sums over all ranks what is read from a device, and writes it back. Its threads end with the last clone.
+#[derive(Clone)]
+pub(super) struct Writer {
+    comm: Arc<Background>,
+    wire: Wire,
+    jobs: Sender<Job>,
+    shared: Arc<Shared>,
+}
+
+/// Sums on their way, and where they go.
+type Job = (Pending<Sums>, Tensor);
+
+struct Shared {
+    state: Mutex<State>,
+    finished: Condvar,
+}
+
+struct State {
+    /// Tensors that are not written yet.
+    open: usize,
+    /// The first error since [`Writer::finish`].
+    result: Result<()>,
+    /// When the last of what is to be summed was on the host.
+    arrived: Instant,
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Writer {
+    /// Starts the threads.
+    ///
+    /// # Errors
+    /// If there are none to be had.
+    pub fn start(comm: Arc<Background>, wire: Wire) -> Result<Writer> {
+        let (jobs, queue) = channel();
+        let queue = Arc::new(Mutex::new(queue));
+        let state = State { open: 0, result: Ok(()), arrived: Instant::now() };
+        let shared = Arc::new(Shared { state: Mutex::new(state), finished: Condvar::new() });
+        for _ in 0..THREADS {
+            let (queue, shared) = (queue.clone(), shared.clone());
+            let thread = std::thread::Builder::new().name("writer of sums".to_string());
+            let started = thread.spawn(move || write_all(&queue, &shared, wire));
+            started
+                .map_err(|error| Error::Communication(format!("cannot start a thread that writes sums: {error}")))?;
+        }
+        Ok(Writer { comm, wire, jobs, shared })
+    }
+
+    /// Begins to sum what is read, which has this type, and to write it to a tensor of f32. Never waits. All ranks call
+    /// it for the same tensors in the same order.
+    pub fn sum(&self, readback: Readback, dtype: DType, to: Tensor) {
+        let (wire, shared) = (self.wire, self.shared.clone());
+        let sums = self.comm.begin_all_reduce(move || {
+            let bytes = readback.wait()?;
+            shared.lock().arrived = Instant::now();
+            match (wire, dtype) {
+                (Wire::F16, DType::F32) => Ok(Encoded::new(bytemuck::pod_collect_to_vec(&bytes), wire)),
+                _ => Encoded::of_bytes(bytes, wire),
+            }
+        });
+        self.shared.lock().open += 1;
+        self.jobs.send((sums, to)).expect("the threads last as long as this");
+    }
+
+    /// Waits until all sums are written, and says when the last values had arrived from the device.
+    ///
+    /// # Errors
+    /// The first that a sum or a write gave.
+    pub fn finish(&self) -> Result<Instant> {
+        let is_open = |state: &mut State| state.open > 0;
+        let state = self.shared.finished.wait_while(self.shared.lock(), is_open);
+        let mut state = state.unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut state.result, Ok(()))?;
+        Ok(state.arrived)
+    }
+}
+
+/// What each thread does: writes the next sums of the queue, until it is closed.
+fn write_all(queue: &Mutex<Receiver<Job>>, shared: &Shared, wire: Wire) {
+    loop {
+        let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
+        let Ok((sums, to)) = job else { return };
+        let written = sums.wait().and_then(|sums| write(&sums, &to, wire));
+        let mut state = shared.lock();
+        state.open -= 1;
+        if state.result.is_ok() {
+            state.result = written;
+        }
+        if state.open == 0 {
+            shared.finished.notify_all();
+        }
+    }
+}
+
+fn write(sums: &Sums, to: &Tensor, wire: Wire) -> Result<()> {
+    match wire {
+        Wire::F32 => to.write_parts(&sums.parts()),
+        Wire::F16 if to.device().has_f16() => {
+            let spec = Spec::new(to.shape().clone(), DType::F16);
+            let halves = Tensor::empty(spec, &to.device(), MemoryKind::Other)?;
+            halves.write_parts(&sums.parts())?;
+            halves.cast_into(to)
+        }
+        Wire::F16 => to.write_bytes(bytemuck::cast_slice(&sums.to_f32())),
+    }
+}
