@@ -3,10 +3,12 @@
 use crate::convert::as_python;
 use crate::errors::OrRaise;
 use crate::operators::forget_numbers;
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use rustyflow::config::DeviceKind;
 use rustyflow::tensor::DeviceInfo;
 use rustyflow::{Device, Error, set_threads};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 
 /// The GPUs that are open.
@@ -16,8 +18,30 @@ static GPUS: Mutex<Vec<Device>> = Mutex::new(Vec::new());
 /// is among them, so small kernels that it computes wait for no other.
 #[inline]
 pub fn start_threads() {
-    static STARTED: Once = Once::new();
     STARTED.call_once(|| set_threads(0));
+}
+
+static STARTED: Once = Once::new();
+
+/// Whether this process was forked from one whose threads computed: they are not here, and what waits for them hangs.
+static FORKED: AtomicBool = AtomicBool::new(false);
+
+/// Python calls this in a process that was forked.
+#[pyfunction]
+fn _after_fork() {
+    FORKED.store(STARTED.is_completed(), Ordering::Relaxed);
+}
+
+/// Fails in a process that cannot compute because it was forked from one that had.
+#[inline]
+pub fn expect_threads() -> PyResult<()> {
+    if FORKED.load(Ordering::Relaxed) {
+        return Err(PyRuntimeError::new_err(
+            "this process was forked from one that had computed, without its threads: start processes by the method \
+             \"spawn\" of multiprocessing",
+        ));
+    }
+    Ok(())
 }
 
 /// The device of this name, as [`Device::open`] knows it.
@@ -113,5 +137,6 @@ pub fn add_to(m: &Bound<PyModule>) -> PyResult<()> {
     m.add_function(wrap_pyfunction!(synchronize, m)?)?;
     m.add_function(wrap_pyfunction!(device_stats, m)?)?;
     m.add_function(wrap_pyfunction!(set_threads_of_python, m)?)?;
+    m.add_function(wrap_pyfunction!(_after_fork, m)?)?;
     m.add_function(wrap_pyfunction!(_close, m)?)
 }

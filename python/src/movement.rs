@@ -3,7 +3,7 @@
 use crate::arguments::{dim as dim_of, dims as dims_of, integers, shape_of};
 use crate::errors::OrRaise;
 use crate::tensor::{PyTensor, compute};
-use pyo3::exceptions::{PyTypeError, PyValueError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use rustyflow::Tensor;
@@ -211,12 +211,5 @@ impl PyTensor {
 impl PyTensor {
     fn ndim_of(&self) -> usize {
         self.get().shape().len()
-    }
-
-    /// What cannot be: tensors do not change. The message says what can.
-    pub fn refuse_assignment() -> PyErr {
-        PyTypeError::new_err(
-            "a tensor's elements are not assigned; use where(), cat() or scatter_add(), or `data = values` for all",
-        )
     }
 }

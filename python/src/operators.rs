@@ -2,6 +2,7 @@
 //! array of.
 
 use crate::convert::of_array;
+use crate::device::expect_threads;
 use crate::errors::OrRaise;
 use crate::tensor::{PyTensor, compute};
 use pyo3::basic::CompareOp;
@@ -146,6 +147,11 @@ pub fn matmul(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     }
 }
 
+/// 1 where a mask is not 0, else 0.
+pub fn is_set(x: &Tensor) -> Result<Tensor> {
+    x.ne(&number(0.0, x)?)
+}
+
 /// The shape that two are repeated to; where they do not fit, the ops say so.
 fn broadcast(a: &[usize], b: &[usize]) -> Vec<usize> {
     let rank = a.len().max(b.len());
@@ -225,14 +231,48 @@ impl PyTensor {
         compute(py, || x.abs())
     }
 
-    fn __matmul__(&self, py: Python, other: &PyTensor) -> PyResult<PyTensor> {
+    fn __matmul__(&self, py: Python, other: Operand) -> PyResult<PyTensor> {
         self.matmul(py, other)
     }
 
+    fn __rmatmul__(&self, py: Python, other: Operand) -> PyResult<PyTensor> {
+        let x = self.get();
+        let other = other.beside(&x)?;
+        compute(py, || matmul(&other, &x))
+    }
+
     /// The matrix product: (..., M, K) by (..., K, N), with leading dimensions broadcast; vectors as in PyTorch.
-    fn matmul(&self, py: Python, other: &PyTensor) -> PyResult<PyTensor> {
-        let (x, other) = (self.get(), other.get());
+    fn matmul(&self, py: Python, other: Operand) -> PyResult<PyTensor> {
+        let x = self.get();
+        let other = other.beside(&x)?;
         compute(py, || matmul(&x, &other))
+    }
+
+    /// Of masks: 1 where both are not 0.
+    fn __and__(&self, py: Python, other: Operand) -> PyResult<PyTensor> {
+        let x = self.get();
+        let other = other.beside(&x)?;
+        compute(py, || is_set(&x)?.mul(&is_set(&other)?))
+    }
+
+    /// Of masks: 1 where one or both are not 0.
+    fn __or__(&self, py: Python, other: Operand) -> PyResult<PyTensor> {
+        let x = self.get();
+        let other = other.beside(&x)?;
+        compute(py, || is_set(&x)?.maximum(&is_set(&other)?))
+    }
+
+    /// Of a mask: 1 where it is 0.
+    fn __invert__(&self, py: Python) -> PyResult<PyTensor> {
+        let x = self.get();
+        compute(py, || x.eq(&number(0.0, &x)?))
+    }
+
+    /// Whether an element equals a number: `3 in ids`.
+    fn __contains__(&self, py: Python, value: f64) -> PyResult<bool> {
+        let x = self.get();
+        expect_threads()?;
+        py.detach(|| Ok(x.eq(&number(value, &x)?)?.to_f32()?.contains(&1.0))).or_raise()
     }
 
     fn __richcmp__(&self, py: Python, other: Operand, op: CompareOp) -> PyResult<PyTensor> {
@@ -271,7 +311,7 @@ impl PyTensor {
 
 impl PyTensor {
     /// `x += y` lets this object stand for the result; a parameter gets its values, and only where nothing is recorded.
-    fn become_(&self, py: Python, result: &PyTensor) -> PyResult<()> {
+    pub fn become_(&self, py: Python, result: &PyTensor) -> PyResult<()> {
         let result = result.get();
         if self.get().grad().is_none() {
             self.put(result);

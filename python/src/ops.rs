@@ -2,8 +2,8 @@
 
 use crate::arguments::{dim as dim_of, dims as dims_of};
 use crate::errors::OrRaise;
-use crate::operators::Operand;
-use crate::tensor::{PyTensor, compute, compute_two};
+use crate::operators::{Operand, is_set, number};
+use crate::tensor::{PyTensor, cast, compute, compute_two};
 use pyo3::prelude::*;
 use rustyflow::{Result, Tensor};
 
@@ -230,6 +230,27 @@ impl PyTensor {
     fn elu(&self, py: Python, alpha: f32) -> PyResult<PyTensor> {
         let x = self.get();
         compute(py, || x.elu(alpha))
+    }
+}
+
+#[pymethods]
+impl PyTensor {
+    /// `value` where `mask` is not 0, else these elements.
+    fn masked_fill(&self, py: Python, mask: &PyTensor, value: f64) -> PyResult<PyTensor> {
+        let (x, mask) = (self.get(), mask.get());
+        compute(py, || mask.where_cond(&cast(&number(value, &x)?, x.dtype())?, &x))
+    }
+
+    /// Of a mask: 1 if all elements are not 0, else 0, (). Of none 1.
+    fn all(&self, py: Python) -> PyResult<PyTensor> {
+        let x = self.get();
+        compute(py, || is_set(&x)?.prod(..))
+    }
+
+    /// Of a mask: 1 if an element is not 0, else 0, (). Of none 0.
+    fn any(&self, py: Python) -> PyResult<PyTensor> {
+        let x = self.get();
+        compute(py, || is_set(&is_set(&x)?.sum(..)?))
     }
 }
 

@@ -5,10 +5,11 @@ use crate::tensor::{PyTensor, compute};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use rustyflow::nn::{LinearLayout, Module, Parameter};
-use rustyflow::optim::{AdjustLr, Group, Kind, Optimizer, ParameterArena};
-use rustyflow::{DType, Error};
+use rustyflow::optim::{AdjustLr, Entry, Group, Kind, Moment, Optimizer, ParameterArena};
+use rustyflow::{DType, Device, Error, Result, Tensor};
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::ops::Range;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// The parameters of a program as the library's optimizers take them.
 struct Parameters(Vec<(String, Parameter)>);
@@ -84,7 +85,10 @@ impl PyOptimizer {
         for (number, (parameter, group)) in parameters.iter().enumerate() {
             let tensor = parameter.get().get();
             if tensor.grad().is_none() {
-                let message = format!("parameter {number}, {}, is no leaf that requires a gradient", tensor.spec());
+                let message = format!(
+                    "parameter {number}, {}, is no leaf that requires a gradient; leave frozen ones out",
+                    tensor.spec()
+                );
                 return Err(PyValueError::new_err(message));
             }
             if parameters[..number].iter().any(|(other, _)| other.is(parameter)) {
@@ -136,16 +140,87 @@ impl PyOptimizer {
             return Err(PyRuntimeError::new_err(message));
         }
         compute(py, || {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            let State { arena, optimizer } = &mut *state;
+            let State { arena, optimizer } = &mut *self.state();
             let squares = optimizer.step(arena, lr)?;
             arena.gradients().device().end_step()?;
             Ok(squares)
         })
     }
 
+    /// Updates made so far.
+    fn updates(&self) -> u64 {
+        self.state().optimizer.updates()
+    }
+
+    /// What is remembered of each parameter: its number, PyTorch's name of the moment, and a copy on the CPU.
+    fn moments(&self, py: Python) -> PyResult<Vec<(usize, &'static str, PyTensor)>> {
+        let copied = py.detach(|| -> Result<Vec<_>> {
+            let State { arena, optimizer } = &*self.state();
+            let mut copies = Vec::new();
+            for (moment, tensor) in optimizer.moments() {
+                let values = tensor.to_f32()?;
+                for (number, entry, range) in entries_of(arena, &moment) {
+                    let copy = Tensor::from_f32(&values[range], entry.shape.clone(), &Device::Cpu)?;
+                    copies.push((number, moment.name, PyTensor::new(copy)));
+                }
+            }
+            Ok(copies)
+        });
+        copied.or_raise()
+    }
+
+    /// Goes on as after so many updates, with these moments of the same parameters and names as `moments` gives.
+    fn restore(&self, py: Python, updates: u64, moments: HashMap<(usize, String), Py<PyTensor>>) -> PyResult<()> {
+        let given: HashMap<_, _> = moments.iter().map(|(key, tensor)| (key, tensor.get().get())).collect();
+        let restored = py.detach(|| -> Result<()> {
+            let State { arena, optimizer } = &mut *self.state();
+            let mut written = Vec::new();
+            for (moment, tensor) in optimizer.moments() {
+                let mut values = vec![0.0; tensor.len()];
+                for (number, entry, range) in entries_of(arena, &moment) {
+                    let name = format!("{} of parameter {number}", moment.name);
+                    let missing = || Error::Invalid(format!("the state of this optimizer has no {name}"));
+                    let own = given.get(&(number, moment.name.to_string())).ok_or_else(missing)?;
+                    if own.shape() != &entry.shape {
+                        let (own, shape) = (own.shape(), &entry.shape);
+                        return Err(Error::Invalid(format!("{name} is {own}, and the parameter {shape}")));
+                    }
+                    values[range].copy_from_slice(&own.to_dtype(DType::F32)?.to_f32()?);
+                }
+                written.push((tensor, values));
+            }
+            // Nothing is written unless all of it fits.
+            for (tensor, values) in written {
+                let bytes: Vec<u8> = values.into_iter().flat_map(f32::to_le_bytes).collect();
+                tensor.write_bytes(&bytes)?;
+            }
+            optimizer.set_updates(updates);
+            Ok(())
+        });
+        restored.or_raise()
+    }
+
     /// Sets all gradients to zero.
     fn zero_grad(&self, py: Python) {
-        py.detach(|| self.state.lock().unwrap_or_else(PoisonError::into_inner).arena.zero_gradients());
+        py.detach(|| self.state().arena.zero_gradients());
     }
+}
+
+impl PyOptimizer {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The parameters that a moment is of: their numbers, and where each begins and ends in it.
+fn entries_of<'a>(
+    arena: &'a ParameterArena,
+    moment: &Moment,
+) -> impl Iterator<Item = (usize, &'a Entry, Range<usize>)> + use<'a> {
+    let all = moment.range.clone();
+    arena.entries.iter().filter_map(move |entry| {
+        let Range { start, end } = entry.range();
+        let number = entry.name.parse().ok()?;
+        all.contains(&start).then(|| (number, entry, start - all.start..end - all.start))
+    })
 }

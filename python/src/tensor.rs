@@ -2,9 +2,10 @@
 
 use crate::arguments::dtype;
 use crate::convert::{self, to_numpy};
-use crate::device::open;
+use crate::device::{expect_threads, open};
 use crate::errors::OrRaise;
-use pyo3::exceptions::{PyRuntimeError, PyTypeError, PyValueError};
+use crate::operators::number;
+use pyo3::exceptions::{PyAttributeError, PyRuntimeError, PyTypeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use rustyflow::{DType, Device, Result, Tensor};
@@ -59,7 +60,7 @@ impl PyTensor {
     /// Gives the tensor these values, where its own are.
     pub fn assign(&self, values: &Tensor) -> Result<()> {
         let tensor = self.get();
-        let values = values.detach().to_dtype(tensor.dtype())?;
+        let values = cast(&values.detach(), tensor.dtype())?;
         if values.shape() != tensor.shape() {
             let (expected, got) = (tensor.shape().to_string(), values.shape().to_string());
             return Err(rustyflow::Error::Shape { op: "assign", expected, got });
@@ -71,12 +72,23 @@ impl PyTensor {
 /// Computes a tensor while other Python threads run.
 #[inline]
 pub fn compute(py: Python, f: impl FnOnce() -> Result<Tensor> + Send) -> PyResult<PyTensor> {
+    expect_threads()?;
     py.detach(f).map(PyTensor::new).or_raise()
 }
 
 /// The same of two tensors.
 pub fn compute_two(py: Python, f: impl FnOnce() -> Result<(Tensor, Tensor)> + Send) -> PyResult<(PyTensor, PyTensor)> {
+    expect_threads()?;
     py.detach(f).map(|(a, b)| (PyTensor::new(a), PyTensor::new(b))).or_raise()
+}
+
+/// A tensor as another type of elements; ids become numbers too, which the library leaves to its callers.
+pub fn cast(x: &Tensor, dtype: DType) -> Result<Tensor> {
+    if x.dtype() != DType::U32 || dtype == DType::U32 {
+        return x.to_dtype(dtype);
+    }
+    let numbers: Vec<f32> = x.to_u32()?.into_iter().map(|id| id as f32).collect();
+    Tensor::from_f32(&numbers, x.shape().clone(), &x.device())?.to_dtype(dtype)
 }
 
 #[pymethods]
@@ -205,6 +217,7 @@ impl PyTensor {
     /// kept for it is freed on the way.
     #[pyo3(signature = (gradient = None))]
     fn backward(&self, py: Python, gradient: Option<&PyTensor>) -> PyResult<()> {
+        expect_threads()?;
         let (tensor, gradient) = (self.get(), gradient.map(PyTensor::get));
         py.detach(|| match gradient {
             None => tensor.backward(),
@@ -234,6 +247,22 @@ impl PyTensor {
     fn copy_<'py>(slf: &Bound<'py, Self>, py: Python, values: &PyTensor) -> PyResult<Bound<'py, Self>> {
         slf.get().set_data(py, values)?;
         Ok(slf.clone())
+    }
+
+    /// Writes one number where all values are; returns itself.
+    fn fill_<'py>(slf: &Bound<'py, Self>, py: Python, value: f64) -> PyResult<Bound<'py, Self>> {
+        let held = slf.get();
+        py.detach(|| {
+            let tensor = held.get();
+            held.assign(&number(value, &tensor)?.expand(tensor.shape().clone())?)
+        })
+        .or_raise()?;
+        Ok(slf.clone())
+    }
+
+    /// Writes zero where all values are, `p.grad.zero_()`; returns itself.
+    fn zero_<'py>(slf: &Bound<'py, Self>, py: Python) -> PyResult<Bound<'py, Self>> {
+        Self::fill_(slf, py, 0.0)
     }
 
     /// A copy of the values, which gradients flow through.
@@ -266,7 +295,7 @@ impl PyTensor {
         }
         let moved = py.detach(|| {
             let moved = to_device.map_or(Ok(tensor.clone()), |name| tensor.to_device(&open(&name)?))?;
-            to_dtype.map_or(Ok(moved.clone()), |dtype| moved.to_dtype(dtype))
+            to_dtype.map_or(Ok(moved.clone()), |dtype| cast(&moved, dtype))
         });
         Py::new(py, PyTensor::new(moved.or_raise()?))
     }
@@ -301,13 +330,13 @@ impl PyTensor {
     /// The tensor as f32.
     fn float(&self, py: Python) -> PyResult<PyTensor> {
         let tensor = self.get();
-        compute(py, || tensor.to_dtype(DType::F32))
+        compute(py, || cast(&tensor, DType::F32))
     }
 
     /// The tensor as f16.
     fn half(&self, py: Python) -> PyResult<PyTensor> {
         let tensor = self.get();
-        compute(py, || tensor.to_dtype(DType::F16))
+        compute(py, || cast(&tensor, DType::F16))
     }
 
     /// The only element, as a number of Python. Waits for the device.
@@ -358,6 +387,17 @@ impl PyTensor {
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
         self.expect_cpu("__dlpack_device__")?;
         Ok((1, 0))
+    }
+
+    /// Of methods that PyTorch has and this has not: `x.add_(y)`.
+    fn __getattr__(&self, name: &str) -> PyResult<Py<PyAny>> {
+        let message = match name.strip_suffix('_').filter(|plain| !plain.is_empty() && !plain.ends_with('_')) {
+            Some(plain) => format!(
+                "a Tensor has no {name}: what is computed is another one; write x = x.{plain}(..) or x.copy_(y)"
+            ),
+            None => format!("a Tensor has no {name}"),
+        };
+        Err(PyAttributeError::new_err(message))
     }
 
     fn __len__(&self) -> PyResult<usize> {

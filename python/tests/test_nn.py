@@ -1,6 +1,7 @@
 """Modules, losses and optimizers, beside NumPy's arithmetic and PyTorch's formulas."""
 
 import math
+import pickle
 
 import numpy as np
 import pytest
@@ -22,13 +23,41 @@ def test_a_module_names_what_it_learns():
 
     net = Net()
     names = [name for name, _ in net.named_parameters()]
-    assert names == ["body.0.weight", "body.0.bias", "body.2.weight", "body.2.bias", "scale"]
+    assert names == ["scale", "body.0.weight", "body.0.bias", "body.2.weight", "body.2.bias"]
+    assert [name for name, _ in net.named_modules()] == ["", "body", "body.0", "body.1", "body.2"]
+    assert [buffer.tolist() for buffer in net.buffers()] == [[0] * 4, [1] * 4]
     assert [name for name, _ in net.named_buffers()] == ["body.2.running_mean", "body.2.running_var"]
     assert net(rf.randn(5, 3)).shape == (5, 4)
     assert "in_features=3" in repr(net) and "(2): BatchNorm1d" in repr(net)
     assert not any(module.training for module in net.eval().modules())
     with pytest.raises(NotImplementedError, match="Module defines no forward"):
         nn.Module()(1)
+
+
+def test_frozen_parameters_stay_part_of_the_state(gpu):
+    net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    net[0].requires_grad_(False)
+    assert [p.requires_grad for p in net.parameters()] == [False, False, True, True]
+    assert len(net.state_dict()) == 4 and all(p.device == gpu for p in net.to(gpu).parameters())
+    with pytest.raises(ValueError, match="leave frozen ones out"):
+        optim.SGD(net.parameters())
+    before = net.state_dict()
+    optimizer = optim.SGD((p for p in net.parameters() if p.requires_grad), 0.1)
+    net(rf.ones(4, 2, device=gpu)).sum().backward()
+    optimizer.step()
+    moved = [before[name].tolist() != t.tolist() for name, t in net.state_dict().items()]
+    assert moved == [False, False, True, True]
+
+
+def test_what_is_no_module_is_refused():
+    class Hasty(nn.Module):
+        def __init__(self):
+            self.layer = nn.Linear(1, 1)
+
+    with pytest.raises(AttributeError, match="super"):
+        Hasty()
+    with pytest.raises(TypeError, match="holds modules"):
+        nn.Sequential(rf.zeros(2))
 
 
 def test_a_shared_parameter_comes_once():
@@ -60,6 +89,8 @@ def test_states_go_through_files(tmp_path, device):
     with pytest.raises(ValueError, match="0.bias is missing; extra is unexpected; 3.bias is"):
         second.load_state_dict(state)
     assert all(before[name].tolist() == t.tolist() for name, t in second.state_dict().items())
+    second.load_state_dict({"3.weight": np.ones((2, 12)), "extra": rf.zeros(1)}, strict=False)
+    assert second[3].weight.tolist() == [[1] * 12] * 2 and second[0].bias.tolist() == before["0.bias"].tolist()
     with pytest.raises(OSError):
         rf.load_file(tmp_path / "none")
     path.write_bytes(b"short")
@@ -192,6 +223,52 @@ def test_every_optimizer_lowers_the_loss(device):
             losses.append(loss.item())
         assert losses[-1] < 0.9 * losses[0], make
         assert optimizer.grad_norm() > 0
+
+
+@pytest.mark.parametrize("make", [optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.Lion, optim.Muon])
+def test_a_restored_optimizer_goes_on_to_the_bit(device, make):
+    def begin():
+        w, v = rf.ones(2, 3, device=device, requires_grad=True), rf.full((1, 3), 2.0, device=device, requires_grad=True)
+        # The order of groups in memory is not that of the parameters.
+        groups = [{"params": [w], "lr": 0.02}, {"params": [v]}]
+        optimizer = make(groups, lr=0.05, **({"momentum": 0.9} if make is optim.SGD else {}))
+        return [w, v], optimizer, optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+
+    def step(parameters, optimizer, scheduler):
+        optimizer.zero_grad()
+        (parameters[0] ** 3 * parameters[1]).sum().backward()
+        optimizer.step()
+        scheduler.step()
+
+    first = begin()
+    for _ in range(3):
+        step(*first)
+    saved = pickle.loads(pickle.dumps([[p.numpy() for p in first[0]], *(its.state_dict() for its in first[1:])]))
+    parameters, optimizer, scheduler = second = begin()
+    step(*second)
+    for parameter, values in zip(parameters, saved[0]):
+        parameter.data = rf.tensor(values, device=device)
+    optimizer.load_state_dict(saved[1])
+    scheduler.load_state_dict(saved[2])
+    for _ in range(3):
+        step(*first)
+        step(*second)
+    assert [p.tolist() for p in parameters] == [p.tolist() for p in first[0]] and optimizer.lr == first[1].lr
+
+
+def test_the_state_of_another_optimizer_is_refused():
+    def of(make, *shape):
+        return make([rf.ones(*shape, requires_grad=True)])
+
+    adam = of(optim.Adam, 2)
+    state = adam.state_dict()
+    assert state["state"][0]["step"] == 0 and set(state["state"][0]) == {"step", "exp_avg", "exp_avg_sq"}
+    for other, message in [(of(optim.RMSprop, 2), "no square_avg of parameter 0"), (of(optim.Adam, 3), "is \\(2\\)")]:
+        with pytest.raises(ValueError, match=message):
+            other.load_state_dict(state)
+    for wrong in [{}, {"lr": 1.0, "state": {}}, {**state, "more": 1}]:
+        with pytest.raises(ValueError, match="the state of an optimizer has"):
+            adam.load_state_dict(wrong)
 
 
 def test_groups_have_rates_and_decays_of_their_own():

@@ -124,6 +124,24 @@ for _ in range(10):
     assert "panicked" not in result.stderr and "Fatal" not in result.stderr, result.stderr
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows does not fork")
+def test_a_forked_process_raises_instead_of_hanging():
+    program = """
+import os, rustyflow as rf
+x = rf.ones(512, 512)
+y = x @ x
+if os.fork() == 0:
+    try:
+        x @ x
+    except RuntimeError as error:
+        os._exit(7 if "spawn" in str(error) else 1)
+    os._exit(1)
+assert os.waitstatus_to_exitcode(os.wait()[1]) == 7
+assert (x @ x).tolist() == y.tolist()
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
 def test_it_is_imported_without_a_gpu_or_a_loader():
     program = """
 import os

@@ -101,6 +101,9 @@ def test_operands_may_be_arrays():
     for y in [x + array, array + x]:
         assert isinstance(y, rf.Tensor) and y.tolist() == [4, 6]
     assert (np.float32(2) * x).tolist() == [2, 4]
+    matrix = np.float32([[1, 2], [3, 4]])
+    for y in [x @ matrix, x @ rf.tensor(matrix), x.numpy() @ rf.tensor(matrix)]:
+        assert isinstance(y, rf.Tensor) and y.tolist() == [7, 10]
     with pytest.raises(TypeError):
         x + "text"
     assert (x == None) is False  # noqa: E711: what stands for nothing is no operand.
@@ -133,18 +136,95 @@ def test_indices_are_numpys(device):
     assert [row.shape for row in x] == [(4, 5)] * 3 and len(x) == 3
 
 
+def test_ids_are_indexed_by_ids(device):
+    array = np.arange(12).reshape(3, 4)
+    x = rf.tensor(array, device=device)
+    for index in [[2, 0], (slice(None), [3, 3, 1]), ([0, 2], [1, 3])]:
+        assert (x[index].numpy() == array[index]).all(), index
+    assert (x[rf.tensor([[2], [0]])].numpy() == array[[[2], [0]]]).all()
+    with pytest.raises(IndexError, match="outside"):
+        x[rf.tensor([3], device=device)]
+    assert x.float().tolist() == array.tolist()
+
+
+def test_masks_choose(device):
+    array = np.float32([[1, -2, 3], [-4, 5, -6]])
+    x = rf.tensor(array, device=device)
+    assert x[x > 0].tolist() == [1, 3, 5] and x[x > 9].shape == (0,)
+    assert x[[False, True]].tolist() == x[np.array([False, True])].tolist() == [[-4, 5, -6]]
+    assert x[(x > 0) & ~(x > 2) | (x == -6)].tolist() == [1, -6]
+    assert (x.masked_fill(x < 0, 7.0).numpy() == np.where(array < 0, 7, array)).all()
+    assert ((x > -9).all().item(), (x > 0).all().item(), (x > 4).any().item(), (x > 9).any().item()) == (1, 0, 1, 0)
+    assert rf.allclose(x, array) and rf.allclose(x, x + 1e-6) and not rf.allclose(x, x + 0.01)
+    assert 5 in x and 9 not in x and 2 in rf.arange(3, device=device)
+
+
+def test_elements_are_assigned_as_in_numpy(device):
+    for dtype in [np.float32, np.uint32]:
+        array = np.arange(24).reshape(2, 3, 4).astype(dtype)
+        x = rf.tensor(array, device=device)
+        values = np.arange(3, dtype=dtype).reshape(3, 1) + 100
+        steps = [(0, 7), ((1, 2, 3), 5), ((slice(None), 1), 9), ((Ellipsis, slice(1, 3)), values), ([1, 0], 2)]
+        steps += [((slice(None), [2, 0]), 3), (([0, 1], [2, 0]), array[1, :2] + 50), (slice(0, 0), 1), (Ellipsis, 4)]
+        for index, value in steps:
+            array[index] = value
+            x[index] = rf.tensor(value, device=device) if isinstance(value, np.ndarray) else value
+            assert x.dtype == ("f32" if dtype == np.float32 else "u32") and (x.numpy() == array).all(), index
+    y = rf.tensor([0.0, -2.0, 3.0], device=device)
+    y[0] += 1
+    y[y < 0] = 0
+    y[[2, 2]] = np.float32([8, 9])
+    assert y.tolist() == [1, 0, 9], "the last value stays"
+    wrong = [(3, 1, IndexError), (0, [1], TypeError), (0, "a", TypeError), (0, rf.ones(2), ValueError)]
+    for index, value, error in wrong:
+        with pytest.raises(error):
+            y[index] = value
+    assert y.tolist() == [1, 0, 9]
+
+
+def test_gradients_flow_through_assignment(device):
+    w, v = rf.ones(2, 3, device=device, requires_grad=True), rf.ones(3, device=device, requires_grad=True)
+    x = w * 2
+    before = x.detach()
+    x[1] = v * 5
+    (x * x).sum().backward()
+    assert w.grad.tolist() == [[8, 8, 8], [0, 0, 0]] and v.grad.tolist() == [50] * 3
+    assert before.tolist() == [[2] * 3] * 2
+    with pytest.raises(RuntimeError, match="no_grad"):
+        w[0] = 3.0
+    with rf.no_grad():
+        w[0, 1:] = 3.0
+    assert w.tolist() == [[1, 3, 3], [1, 1, 1]] and w.is_leaf
+    w.grad.zero_()
+    assert w.grad.tolist() == [[0] * 3] * 2 and w.grad.fill_(2.0).tolist() == [[2] * 3] * 2
+    with pytest.raises(AttributeError, match=r"x = x.add\(..\)"):
+        w.add_(1)
+    assert not hasattr(w, "is_cuda")
+
+
+def test_functions_are_methods():
+    x = rf.tensor([[1.0, -2.0]])
+    for name in ["exp", "relu", "abs", "sum", "softmax", "argmax", "flatten"]:
+        assert getattr(rf, name)(x).tolist() == getattr(x, name)().tolist(), name
+    assert rf.matmul(x, x.T).tolist() == [[5]] and rf.zeros_like(x).tolist() == [[0, 0]]
+    assert rf.ones_like(rf.arange(2)).tolist() == [1, 1] and rf.eye(2).tolist() == [[1, 0], [0, 1]]
+    np.testing.assert_allclose(rf.linspace(-1, 1, 5).numpy(), np.linspace(-1, 1, 5), atol=1e-6)
+    assert rf.linspace(3, 5, 1).tolist() == [3] and rf.linspace(0, 1, 0).shape == (0,)
+
+
 def test_wrong_indices_are_refused():
     x = rf.zeros(3, 4)
     for index in [3, -4, (0, 4), (0, 0, 0), [3], (Ellipsis, Ellipsis)]:
         with pytest.raises(IndexError):
             x[index]
-    for index in [True, "a", 1.5, [0.5]]:
+    for index in [True, "a", 1.5, [0.5], (0, rf.ones(4))]:
         with pytest.raises(TypeError):
             x[index]
+    for mask in [rf.ones(2), rf.ones(4, 3), rf.ones(3, 4, 1), [True, False]]:
+        with pytest.raises(IndexError, match="mask"):
+            x[mask]
     with pytest.raises(ValueError, match="flip"):
         x[::-1]
-    with pytest.raises(TypeError, match="not assigned"):
-        x[0] = 1.0
     with pytest.raises(IndexError):
         x.sum(2)
     with pytest.raises(IndexError):

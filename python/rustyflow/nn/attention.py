@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._rustyflow import Tensor, scaled_dot_product_attention, zeros
+from .._rustyflow import Tensor, linear, scaled_dot_product_attention, zeros
 from . import init
 from .layers import Linear
 from .module import Module, Parameter
@@ -30,7 +30,7 @@ class MultiheadAttention(Module):
     ) -> Tensor:
         weights, biases = self.in_proj_weight.chunk(3), self.in_proj_bias.chunk(3)
         q, k, v = (
-            (x @ weight.T + bias).reshape(x.shape[0], x.shape[1], self.num_heads, -1).transpose(1, 2)
+            linear(x, weight, bias).reshape(x.shape[0], x.shape[1], self.num_heads, -1).transpose(1, 2)
             for x, weight, bias in zip((query, key, value), weights, biases)
         )
         p = self.dropout if self.training else 0.0

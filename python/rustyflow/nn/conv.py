@@ -24,14 +24,23 @@ def _pair(size: Size) -> tuple[int, int]:
     return (size, size) if isinstance(size, int) else size
 
 
-def _bound(fan_in: int) -> float:
-    return 1.0 / math.sqrt(max(fan_in, 1))
-
-
-class Conv2d(Module):
-    """Images (B, in_channels, H, W) to (B, out_channels, H', W')."""
+class _Conv(Module):
+    """What convolutions have in common: a weight (out, in / groups, *kernel), of a transposed one (in, out / groups,
+    *kernel), and a bias (out), uniform within 1 / sqrt(in / groups * kernel).
+    """
 
     bias: Tensor | None
+
+    def __init__(self, out_channels: int, shape: tuple[int, ...], groups: int, bias: bool) -> None:
+        super().__init__()
+        self.groups = groups
+        bound = 1.0 / math.sqrt(max(math.prod(shape[1:]), 1))
+        self.weight = uniform(bound, *shape)
+        self.bias = uniform(bound, out_channels) if bias else None
+
+
+class Conv2d(_Conv):
+    """Images (B, in_channels, H, W) to (B, out_channels, H', W')."""
 
     def __init__(
         self,
@@ -44,22 +53,15 @@ class Conv2d(Module):
         groups: int = 1,
         bias: bool = True,
     ) -> None:
-        super().__init__()
-        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        height, width = _pair(kernel_size)
-        channels = in_channels // max(groups, 1)
-        bound = _bound(channels * height * width)
-        self.weight = uniform(bound, out_channels, channels, height, width)
-        self.bias = uniform(bound, out_channels) if bias else None
+        super().__init__(out_channels, (out_channels, in_channels // max(groups, 1), *_pair(kernel_size)), groups, bias)
+        self.stride, self.padding, self.dilation = stride, padding, dilation
 
     def forward(self, x: Tensor) -> Tensor:
         return conv2d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
-class ConvTranspose2d(Module):
+class ConvTranspose2d(_Conv):
     """The transpose of a convolution: (B, in_channels, H, W) to (B, out_channels, H', W')."""
-
-    bias: Tensor | None
 
     def __init__(
         self,
@@ -73,24 +75,16 @@ class ConvTranspose2d(Module):
         bias: bool = True,
         dilation: Size = 1,
     ) -> None:
-        super().__init__()
-        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        self.output_padding = output_padding
-        height, width = _pair(kernel_size)
-        channels = out_channels // max(groups, 1)
-        bound = _bound(channels * height * width)
-        self.weight = uniform(bound, in_channels, channels, height, width)
-        self.bias = uniform(bound, out_channels) if bias else None
+        super().__init__(out_channels, (in_channels, out_channels // max(groups, 1), *_pair(kernel_size)), groups, bias)
+        self.stride, self.padding, self.output_padding, self.dilation = stride, padding, output_padding, dilation
 
     def forward(self, x: Tensor) -> Tensor:
         moved = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
         return conv_transpose2d(x, self.weight, self.bias, *moved)
 
 
-class Conv1d(Module):
+class Conv1d(_Conv):
     """Sequences (B, in_channels, L) to (B, out_channels, L')."""
-
-    bias: Tensor | None
 
     def __init__(
         self,
@@ -103,34 +97,28 @@ class Conv1d(Module):
         groups: int = 1,
         bias: bool = True,
     ) -> None:
-        super().__init__()
-        self.stride, self.padding, self.dilation, self.groups = stride, padding, dilation, groups
-        channels = in_channels // max(groups, 1)
-        bound = _bound(channels * kernel_size)
-        self.weight = uniform(bound, out_channels, channels, kernel_size)
-        self.bias = uniform(bound, out_channels) if bias else None
+        super().__init__(out_channels, (out_channels, in_channels // max(groups, 1), kernel_size), groups, bias)
+        self.stride, self.padding, self.dilation = stride, padding, dilation
 
     def forward(self, x: Tensor) -> Tensor:
         return conv1d(x, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
 
-class MaxPool2d(Module):
-    """The largest element of each window of (B, C, H, W)."""
-
+class _Pool(Module):
     def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> None:
         super().__init__()
         self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
+
+
+class MaxPool2d(_Pool):
+    """The largest element of each window of (B, C, H, W)."""
 
     def forward(self, x: Tensor) -> Tensor:
         return max_pool2d(x, self.kernel_size, self.stride, self.padding)
 
 
-class AvgPool2d(Module):
+class AvgPool2d(_Pool):
     """The average of each window of (B, C, H, W)."""
-
-    def __init__(self, kernel_size: Size, stride: Size | None = None, padding: Size = 0) -> None:
-        super().__init__()
-        self.kernel_size, self.stride, self.padding = kernel_size, stride, padding
 
     def forward(self, x: Tensor) -> Tensor:
         return avg_pool2d(x, self.kernel_size, self.stride, self.padding)

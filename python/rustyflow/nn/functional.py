@@ -19,17 +19,8 @@ from .._rustyflow import (
     rms_norm,
     scaled_dot_product_attention,
 )
-from ..losses import (
-    binary_cross_entropy_with_logits,
-    cosine_embedding_loss,
-    cross_entropy,
-    huber_loss,
-    kl_div,
-    l1_loss,
-    mse_loss,
-    nll_loss,
-    smooth_l1_loss,
-)
+from .. import losses
+from ..losses import *  # noqa: F403
 
 
 def relu(x: Tensor) -> Tensor:
@@ -76,32 +67,24 @@ __all__ = [
     "adaptive_avg_pool2d",
     "avg_pool2d",
     "batch_norm",
-    "binary_cross_entropy_with_logits",
     "conv1d",
     "conv2d",
     "conv_transpose2d",
-    "cosine_embedding_loss",
-    "cross_entropy",
     "dropout",
     "embedding",
     "gelu",
     "group_norm",
-    "huber_loss",
-    "kl_div",
-    "l1_loss",
     "layer_norm",
     "linear",
     "log_softmax",
     "max_pool2d",
-    "mse_loss",
-    "nll_loss",
     "one_hot",
     "relu",
     "rms_norm",
     "scaled_dot_product_attention",
     "sigmoid",
     "silu",
-    "smooth_l1_loss",
     "softmax",
     "tanh",
 ]
+__all__ += losses.__all__

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Callable
 
 from .._rustyflow import _LearningRate
@@ -23,6 +24,15 @@ class LRScheduler:
     def get_last_lr(self) -> list[float]:
         """The rate in force."""
         return [self.optimizer.lr]
+
+    def state_dict(self) -> dict[str, int]:
+        """How far it is."""
+        return {"last_epoch": self.last_epoch}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Goes on where one was that was made with the same arguments."""
+        self.last_epoch = state["last_epoch"]
+        self.optimizer.lr = self._rate(self.last_epoch)
 
 
 class StepLR(LRScheduler):
