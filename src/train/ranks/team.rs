@@ -106,7 +106,7 @@ impl Team<'_> {
     /// # Errors
     /// If the sequences of a step cannot be divided, a thread cannot be started, or the ranks were not started alike.
     pub(super) fn begin(&self) -> Result<Begun> {
-        Share::all(self.config, self.size())?;
+        Share::all(self.config, self.shape.kind, self.size())?;
         let mut makes = self.makes();
         let own = makes.remove(0);
         let threads = self.start(makes)?;
@@ -120,7 +120,7 @@ impl Team<'_> {
     /// # Errors
     /// As [`Team::begin`], and whatever ends the job.
     pub fn follow(&self) -> Result<()> {
-        Share::all(self.config, self.size())?;
+        Share::all(self.config, self.shape.kind, self.size())?;
         let mut makes = self.makes();
         let own = self.follower(0, makes.remove(0));
         let threads = self.start(makes)?;
