@@ -266,7 +266,7 @@ impl Gpu {
     /// Records a kernel's launches. `name` is what the profile calls it, `cost` what it must compute and move.
     ///
     /// # Errors
-    /// If scratch memory is not to be had or the driver reported an error.
+    /// If the plan binds what is not there, scratch memory is not to be had, or the driver reported an error.
     pub fn run(
         &self,
         name: &'static str,
@@ -276,6 +276,7 @@ impl Gpu {
         outputs: &[&GpuSlice],
     ) -> Result<()> {
         let started = Instant::now();
+        plan.check_operands(name, inputs.len(), outputs.len())?;
         let scratch = plan.scratch.iter().map(|&size| self.alloc(size, MemoryKind::Scratch));
         let scratch = scratch.collect::<Result<Vec<_>>>()?;
         let range = |binding: &Operand| match *binding {
@@ -302,9 +303,12 @@ impl Gpu {
     /// Records replacing the contents of `slice` by `bytes`: what was recorded before still sees the old ones.
     ///
     /// # Errors
-    /// If there is no memory to write from, or the driver reported an error.
+    /// If they are not as many bytes, there is no memory to write from, or the driver reported an error.
     pub fn upload(&self, slice: &GpuSlice, bytes: &[u8]) -> Result<()> {
-        assert_eq!(bytes.len(), slice.size, "upload size");
+        if bytes.len() != slice.size {
+            let (got, size) = (bytes.len(), slice.size);
+            return Err(Error::Invalid(format!("upload: a slice of {size} bytes takes as many, not {got}")));
+        }
         if bytes.is_empty() {
             return Ok(());
         }

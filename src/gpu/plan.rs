@@ -3,6 +3,7 @@
 //!
 //! Ops build a [`Plan`]; only the rest of this module turns it into commands.
 
+use crate::{Error, Result};
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -183,6 +184,24 @@ impl Plan {
     /// A plan of one launch without scratch.
     pub fn one(launch: Launch) -> Plan {
         Plan { scratch: Vec::new(), launches: vec![launch] }
+    }
+
+    /// # Errors
+    /// If the plan of `kernel` binds what is not there.
+    #[cfg_attr(not(feature = "gpu"), allow(dead_code))]
+    pub(super) fn check_operands(&self, kernel: &str, inputs: usize, outputs: usize) -> Result<()> {
+        let bound = self.launches.iter().flat_map(|launch| &launch.buffers).map(|buffer| buffer.operand);
+        for operand in bound {
+            let (i, count) = match operand {
+                Operand::Input(i) => (i, inputs),
+                Operand::Output(i) => (i, outputs),
+                Operand::Scratch(i) | Operand::ReadScratch(i) => (i, self.scratch.len()),
+            };
+            if i >= count {
+                return Err(Error::Invalid(format!("{kernel}: its plan binds {operand:?}, and there are {count}")));
+            }
+        }
+        Ok(())
     }
 }
 

@@ -4,14 +4,17 @@
 
 mod comm;
 mod config;
+mod custom;
 mod data;
 mod device;
 mod fit;
 mod generate;
+mod gpu;
 mod loading;
 mod models;
 mod nn;
 mod optim;
+mod profile;
 mod report;
 mod sources;
 mod train;
@@ -46,6 +49,9 @@ fn rows() -> Vec<Row> {
         loading::rows(),
         config::rows(),
         report::rows(),
+        gpu::rows(),
+        profile::rows(),
+        custom::rows(),
     ]
     .concat()
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Where the public types of the library are defined that are not ops of tensors, which `src/ops/boundary.rs` tests.
-const FOLDERS: [&str; 11] = [
+const FOLDERS: [&str; 14] = [
     "src/nn",
     "src/optim",
     "src/data",
@@ -16,6 +16,9 @@ const FOLDERS: [&str; 11] = [
     "src/train",
     "src/config",
     "src/report",
+    "src/gpu",
+    "src/profile",
+    "src/custom",
 ];
 
 /// Types of tests alone, or that no one outside can have; what `boundary.rs` has rows of; downloads, which
