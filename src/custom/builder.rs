@@ -165,6 +165,12 @@ impl Builder {
     pub fn build(self) -> Result<CustomOp> {
         let Definition { name, inputs, ref outputs, ref params, keeps, tolerance, .. } = self.definition;
         let fail = |what: String| Err(Error::Invalid(format!("custom op {name}: {what}")));
+        if let Some((name, value)) = params.iter().find_map(|(name, source)| match source {
+            ParamSource::Fixed(ParamValue::TooLarge(value)) => Some((name, value)),
+            _ => None,
+        }) {
+            return fail(format!("params.{name} is {value}, and a u32 is at most {}", u32::MAX));
+        }
         if inputs.is_empty() || outputs.is_empty() {
             return fail("it needs an input, which says on which device it runs, and an output".into());
         }

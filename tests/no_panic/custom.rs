@@ -51,6 +51,7 @@ pub fn rows() -> Vec<Row> {
             let builder = CustomOp::builder("none", &["x"], &[], |_| Ok(vec![]));
             builder.param("a", f32::NAN).param("a", 1u32).build().map(drop)
         }),
+        ("Builder::param", Refused, |_| copy().param("a", HUGE).build().map(drop)),
         ("Builder::size", Refused, |d| {
             let op = copy().size("size", |_, _| HUGE).build()?;
             if d.is_gpu() { op.apply(&[&zeros([3], d)?]).map(drop) } else { Err(Error::Invalid("of GPUs".into())) }

@@ -110,7 +110,7 @@ pub fn rows() -> Vec<Row> {
             Ok(())
         }),
         ("param", Defined, |_| {
-            assert!(f32::from_bits(param("", f32::NAN).bits).is_nan());
+            assert!(f32::from_bits(param("", f32::NAN).bits).is_nan() && param("", HUGE).bits == u32::MAX);
             Ok(())
         }),
         ("grid", Defined, |_| {

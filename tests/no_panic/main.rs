@@ -2,6 +2,7 @@
 //! panic. What ops do with tensors that do not fit is in `src/ops/boundary.rs`. A function of a public type that takes
 //! an argument has a row here, by its name in the sources: a test asks for it.
 
+mod bench;
 mod comm;
 mod config;
 mod custom;
@@ -52,6 +53,7 @@ fn rows() -> Vec<Row> {
         gpu::rows(),
         profile::rows(),
         custom::rows(),
+        bench::rows(),
     ]
     .concat()
 }
