@@ -107,8 +107,8 @@ pub struct Param {
     pub bits: u32,
 }
 
-/// `param("len", len)` is a u32 in the shader, `param("scale", scale)` with a float an f32. A size beyond 32 bits, which
-/// no kernel that runs on a GPU has, becomes the largest u32.
+/// `param("len", len)` is a u32 in the shader, `param("scale", scale)` with a float an f32. A size beyond 32 bits,
+/// which no kernel that runs on a GPU has, becomes the largest u32.
 pub fn param(name: &'static str, value: impl Into<ParamValue>) -> Param {
     match value.into() {
         ParamValue::U32(bits) => Param { name, kind: "u32", bits },

@@ -8,8 +8,8 @@ use rustyflow::ops::Criterion;
 use rustyflow::optim::ParameterArena;
 use rustyflow::{DType, Device, Tensor};
 
-/// Tolerances are some twenty times PyTorch's own float32 errors, which each `golden.json` states: 2e-7 for logits, 6e-7
-/// for states and gradients, of chains of 14 tokens.
+/// Tolerances are some twenty times PyTorch's own float32 errors, which each `golden.json` states: 2e-7 for logits,
+/// 6e-7 for states and gradients, of chains of 14 tokens.
 pub fn check(device: &Device) {
     let mut comparison = Comparison::default();
     for (kind, states) in [("lstm", &["h", "c"][..]), ("gru", &["h"]), ("rnn", &["h"])] {
