@@ -1,10 +1,12 @@
 //! Agreement with PyTorch: every op, and models with ten optimizer steps, on the CPU and on the GPU.
-//! `scripts/make_goldens.py` and `make_model_goldens.py` wrote the files and explain them; the numbers of the former
-//! are exact to half a unit in the last place, so the whole difference is ours.
+//! `scripts/make_goldens.py` and its like wrote the files and explain them; its numbers are exact to half a unit in the
+//! last place, so the whole difference is ours.
 
 mod common;
 #[path = "common/golden_ops.rs"]
 mod golden_ops;
+#[path = "common/golden_recurrent.rs"]
+mod golden_recurrent;
 
 use rustyflow::models::{self, Gpt2, LanguageModel, ModelConfig, ModelKind, Past};
 use rustyflow::nn::{Dropout, LinearLayout, Module, Parameter};
@@ -355,6 +357,11 @@ fn models_of_hugging_face_train_as_in_transformers_on_the_cpu() {
 fn models_of_hugging_face_train_as_in_transformers_on_the_gpu() {
     let Some(gpu) = common::gpu() else { return };
     HF_MODELS.iter().for_each(|name| check_hf_model(name, &gpu));
+}
+
+#[test]
+fn recurrent_models_compute_as_in_pytorch() {
+    [Device::Cpu].iter().chain(&common::gpu()).for_each(golden_recurrent::check);
 }
 
 /// The model of an adapter with the adapter in its weights, as PEFT computes both apart.

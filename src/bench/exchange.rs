@@ -14,6 +14,7 @@ pub fn measure_exchange(device: &Device) -> Result<f64> {
     const VALUES: usize = 1 << 22;
     const ROUNDS: usize = 5;
     let bytes = (size_of::<f32>() * VALUES) as f64;
+    let ranks = threads(2, None, &[])?;
     let sums = std::thread::scope(|scope| {
         let rank = |mut comm: ThreadComm| {
             scope.spawn(move || {
@@ -26,7 +27,7 @@ pub fn measure_exchange(device: &Device) -> Result<f64> {
                 Ok(best)
             })
         };
-        let ranks: Vec<_> = threads(2, None, &[]).into_iter().map(rank).collect();
+        let ranks: Vec<_> = ranks.into_iter().map(rank).collect();
         let ended = ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|e| std::panic::resume_unwind(e)));
         ended.collect::<Result<Vec<f64>>>()
     })?;

@@ -1,12 +1,12 @@
 //! Times generation: how long each new token takes, after prompts of several lengths.
 
 use super::StepCase;
-use super::step::warm_up;
-use crate::Result;
+use super::step::{random_ids, warm_up};
 use crate::generate::{Request, Sampling, generate_batch};
 use crate::models::{LanguageModel, build};
 use crate::ops::random::Key;
 use crate::profile::Report;
+use crate::{Error, Result};
 use serde::Serialize;
 use std::ops::ControlFlow;
 use std::time::Instant;
@@ -46,7 +46,8 @@ pub fn random_model(case: &StepCase) -> Result<Box<dyn LanguageModel>> {
 /// each length to `on_timing`.
 ///
 /// # Errors
-/// If a prompt does not fit the model, or the device reported an error or has no memory left.
+/// If nothing is to be written or read, a prompt does not fit the model, or the device reported an error or has no
+/// memory left.
 pub fn time_generate(
     case: &StepCase,
     model: &dyn LanguageModel,
@@ -55,11 +56,15 @@ pub fn time_generate(
     new_tokens: usize,
     on_timing: &mut dyn FnMut(GenerateTiming) -> Result<()>,
 ) -> Result<()> {
-    let (key, device) = (Key::new(1), model.device());
+    if batch_size == 0 || new_tokens == 0 || prompt_tokens.contains(&0) {
+        return Err(Error::Invalid(format!(
+            "{batch_size} texts of {new_tokens} tokens after {prompt_tokens:?} take no time: give at least 1 of each"
+        )));
+    }
+    let device = model.device();
     let mut is_warm = false;
     for &length in prompt_tokens {
-        let id = |i: usize| key.bits(i as u32) % case.config.vocab_size as u32;
-        let ids: Vec<u32> = (0..batch_size * length).map(id).collect();
+        let ids = random_ids(Key::new(1), [batch_size, length], case.config.vocab_size)?;
         let prompts: Vec<&[u32]> = ids.chunks(length).collect();
         // The first time compiles the shaders of every length and fills the pools.
         let mut once = || time_tokens(model, &prompts, new_tokens).map(drop);

@@ -49,8 +49,9 @@ pub struct OpTiming {
 /// What the device does at best.
 ///
 /// # Errors
-/// If it has no timestamps, or reported an error.
+/// If it has no timestamps or cannot hold such sizes, or reported an error.
 pub fn measure_peaks(device: &Device, sizes: &Sizes) -> Result<Peaks> {
+    sizes.check()?;
     Ok(Peaks {
         tflops: best_gemm(device, sizes, DType::F32)?,
         f16_tflops: device.has_f16().then(|| best_gemm(device, sizes, DType::F16)).transpose()?,
@@ -61,8 +62,9 @@ pub fn measure_peaks(device: &Device, sizes: &Sizes) -> Result<Peaks> {
 /// The part of [`measure_peaks`] that kernels are compared with where GEMMs are of `dtype`.
 ///
 /// # Errors
-/// If the device has no timestamps or no such GEMMs, or reported an error.
+/// If the device has no timestamps or no such GEMMs or cannot hold such sizes, or reported an error.
 pub fn measure_roofline(device: &Device, sizes: &Sizes, dtype: DType) -> Result<Roofline> {
+    sizes.check()?;
     let tflops = best_gemm(device, sizes, dtype)?;
     Ok(Roofline { dtype: dtype.name(), tflops, gb_per_s: best_stream(device, sizes)? })
 }
@@ -203,8 +205,9 @@ fn largest_difference(got: &[f32], want: &[f32]) -> f64 {
 /// The rows of the ops named in `only` (all if it is empty).
 ///
 /// # Errors
-/// If there is no such op.
+/// If there is no such op, or a size that makes no sense.
 pub fn select(sizes: &Sizes, only: &[String]) -> Result<Vec<Row>> {
+    sizes.check()?;
     let mut rows = table(sizes);
     let mut names: Vec<&str> = Vec::new();
     for row in &rows {

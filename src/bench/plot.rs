@@ -22,8 +22,9 @@ struct Curve {
 /// A panel for each of the two that `timings` have several values for, as SVG; `None` if that is neither.
 ///
 /// # Errors
-/// If the drawing fails.
+/// If a speed is no number above 0, or the drawing fails.
 pub fn plot_steps(timings: &[StepTiming]) -> Result<Option<String>> {
+    expect_measured(timings.iter().flat_map(|t| [t.batch_size as f64, t.tokens_per_s]))?;
     let [by_batch, by_context] = [batch_curves(timings), context_curves(timings)];
     let panels = [!by_batch.is_empty(), !by_context.is_empty()].into_iter().filter(|&drawn| drawn).count();
     if panels == 0 {
@@ -38,8 +39,9 @@ pub fn plot_steps(timings: &[StepTiming]) -> Result<Option<String>> {
 /// The time of a token against the tokens before it, as SVG; `None` if no model has several lengths.
 ///
 /// # Errors
-/// If the drawing fails.
+/// If a time is no number above 0, or the drawing fails.
 pub fn plot_generate(timings: &[GenerateTiming]) -> Result<Option<String>> {
+    expect_measured(timings.iter().flat_map(|t| [t.ms_per_token, t.bytes_read]))?;
     let mut curves = Vec::new();
     for group in groups(timings, |t| (t.case, t.batch_size), |t| t.prompt_tokens) {
         let points: Points = group.iter().map(|t| (t.prompt_tokens as f64, t.ms_per_token)).collect();
@@ -56,6 +58,14 @@ pub fn plot_generate(timings: &[GenerateTiming]) -> Result<Option<String>> {
     let mut svg = String::new();
     draw_generate(&mut svg, &curves).map_err(|e| Error::Invalid(format!("cannot draw the timings: {e}")))?;
     Ok(Some(svg))
+}
+
+/// Fails at a number that no axis has, and at those that were not measured.
+fn expect_measured(mut numbers: impl Iterator<Item = f64>) -> Result<()> {
+    match numbers.find(|number| !(number.is_finite() && *number > 0.0)) {
+        Some(number) => Err(Error::Invalid(format!("timings with {number} in them cannot be drawn"))),
+        None => Ok(()),
+    }
 }
 
 fn draw_generate(svg: &mut String, curves: &[Curve]) -> Drawn {

@@ -7,7 +7,7 @@ use crate::ops::random::Key;
 use crate::optim::{Kind, Optimizer, ParameterArena};
 use crate::profile::Report;
 use crate::train::check_size;
-use crate::{DType, Device, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor};
 use serde::Serialize;
 use std::time::Instant;
 
@@ -76,11 +76,17 @@ fn case(
 /// precision.
 ///
 /// # Errors
-/// If the model does not fit the device or the device reported an error.
+/// If there is nothing to time, the model does not fit the device, or the device reported an error.
 pub fn time_step(case: &StepCase, device: &Device, operands: DType, steps: usize, rounds: usize) -> Result<StepTiming> {
     let config = &case.config;
+    if steps == 0 || rounds == 0 || case.batch_size == 0 {
+        let batch = case.batch_size;
+        return Err(Error::Invalid(format!(
+            "{rounds} rounds of {steps} steps of {batch} sequences take no time: give at least 1 of each"
+        )));
+    }
     device.reset_peak_memory();
-    check_size(config, case.batch_size * config.block_size, operands, device)?;
+    check_size(config, case.batch_size.saturating_mul(config.block_size), operands, device)?;
     let mut model = build(config, 0)?;
     let parameters = ParameterArena::new(&mut *model, device, operands)?;
     let kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
@@ -139,10 +145,21 @@ pub fn time_step(case: &StepCase, device: &Device, operands: DType, steps: usize
 
 /// A batch (B, T) of token ids.
 fn random_tokens(case: &StepCase, seed: u64, device: &Device) -> Result<Tensor> {
-    let (shape, vocab_size) = ([case.batch_size, case.config.block_size], case.config.vocab_size as u32);
-    let key = Key::new(seed);
-    let ids: Vec<u32> = (0..shape[0] * shape[1]).map(|i| key.bits(i as u32) % vocab_size).collect();
-    Tensor::from_u32(&ids, shape, device)
+    let shape = [case.batch_size, case.config.block_size];
+    Tensor::from_u32(&random_ids(Key::new(seed), shape, case.config.vocab_size)?, shape, device)
+}
+
+/// Token ids (B, T) below V.
+///
+/// # Errors
+/// If V is 0, or no memory holds them.
+pub(super) fn random_ids(key: Key, [b, t]: [usize; 2], vocab_size: usize) -> Result<Vec<u32>> {
+    let (count, mut ids) = (b.saturating_mul(t), Vec::new());
+    if vocab_size == 0 || ids.try_reserve_exact(count).is_err() {
+        return Err(Error::Invalid(format!("there are no {b} x {t} ids below {vocab_size}, or no memory for them")));
+    }
+    ids.extend((0..count).map(|i| key.bits(i as u32) % vocab_size as u32));
+    Ok(ids)
 }
 
 /// Runs something until shaders are compiled, buffers pooled and caches filled, and then until a GPU runs at its full

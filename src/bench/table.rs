@@ -11,7 +11,7 @@ use crate::ops::{
 };
 use crate::optim::{AdjustLr, Kind, Optimizer, ParameterArena};
 use crate::tensor::{DType, no_grad};
-use crate::{Device, Result, Tensor};
+use crate::{Device, Error, Result, Tensor};
 use std::rc::Rc;
 
 /// The sizes that the rows are made of.
@@ -68,6 +68,18 @@ impl Sizes {
     /// The sizes that a device can work through in a minute or so.
     pub fn for_device(device: &Device) -> Sizes {
         if device.is_hardware_gpu() { Sizes::GPT2 } else { Sizes::SMALL }
+    }
+
+    /// # Errors
+    /// If one is 0, or they are so large that what is made of them cannot be counted.
+    pub(super) fn check(&self) -> Result<()> {
+        let &Sizes { name, batch, context, width, n_head, n_layer, vocab, square, logit_rows, stream } = self;
+        let small = [batch, context, width, n_head, n_layer, vocab, square, logit_rows];
+        // Products of three, and a few times that, are below 2^63.
+        if small.iter().chain([&stream]).any(|n| *n == 0) || small.iter().any(|n| *n > 1 << 19) || stream > 1 << 32 {
+            return Err(Error::Invalid(format!("the sizes {name:?} must be above 0, and no larger than a model's")));
+        }
+        Ok(())
     }
 
     /// B * T.

@@ -234,7 +234,7 @@ mod tests {
     const MS: Duration = Duration::from_millis(1);
 
     fn background(size: usize, timeout: Duration, idle: Option<Duration>) -> Vec<Background> {
-        let ranks = threads(size, Some(timeout), &[]).into_iter();
+        let ranks = threads(size, Some(timeout), &[]).unwrap().into_iter();
         ranks.map(|comm| Background::start(move || Ok(comm), idle).unwrap()).collect()
     }
 

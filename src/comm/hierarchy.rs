@@ -191,14 +191,14 @@ mod tests {
     fn on_processes<T: Send>(locals: &[usize], run: impl Fn(Result<Hierarchy>) -> T + Sync) -> Vec<T> {
         let timeout = |seconds| Some(Duration::from_secs(seconds));
         let names: Vec<String> = (0..locals.len()).map(|process| format!("process {process}")).collect();
-        let outer = threads(locals.len(), timeout(10), &names);
+        let outer = threads(locals.len(), timeout(10), &names).unwrap();
         let run = &run;
         std::thread::scope(|scope| {
             let mut handles = Vec::new();
             for (outer, &local) in outer.into_iter().zip(locals) {
                 let names: Vec<String> = (0..local).map(|rank| format!("cpu:{rank}")).collect();
                 let mut outer = Some(Box::new(outer) as Box<dyn Communicator>);
-                for inner in threads(local, timeout(20), &names) {
+                for inner in threads(local, timeout(20), &names).unwrap() {
                     let outer = outer.take();
                     handles.push(scope.spawn(move || run(Hierarchy::new(inner, outer))));
                 }
@@ -257,7 +257,7 @@ mod tests {
     #[test]
     fn one_process_needs_no_outer() {
         std::thread::scope(|scope| {
-            for inner in threads(2, None, &[]) {
+            for inner in threads(2, None, &[]).unwrap() {
                 scope.spawn(move || {
                     let mut rank = Hierarchy::new(inner, None).unwrap();
                     assert_eq!((reduced(&mut rank, vec![1.0], Wire::F32).unwrap(), rank.size()), (vec![2.0], 2));

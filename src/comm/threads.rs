@@ -11,7 +11,10 @@ use super::call::{Call, Kind};
 use super::encoded::{Memory, Reused};
 use super::meeting::Meeting;
 use super::{Communicator, Encoded, Sums, Wire};
-use crate::Result;
+use crate::{Error, Result};
+
+/// More threads than any process is given.
+const MOST_RANKS: usize = 1 << 16;
 
 /// One rank of several in a process; see [`threads`].
 ///
@@ -40,10 +43,16 @@ struct Slot {
 ///
 /// A rank that lets the others wait for longer than `timeout` makes them fail; `None` waits without end. Errors call
 /// the ranks by their number and by `names`, such as `gpu:1`.
-pub fn threads(size: usize, timeout: Option<Duration>, names: &[String]) -> Vec<ThreadComm> {
+///
+/// # Errors
+/// If there are more than 65,536.
+pub fn threads(size: usize, timeout: Option<Duration>, names: &[String]) -> Result<Vec<ThreadComm>> {
+    if size > MOST_RANKS {
+        return Err(Error::Invalid(format!("threads: {size} ranks, and a process has at most {MOST_RANKS}")));
+    }
     let slots = (0..size).map(|_| Slot::default()).collect();
     let shared = Arc::new(Shared { meeting: Meeting::new(size, timeout, names), slots });
-    (0..size).map(|rank| ThreadComm { rank, shared: shared.clone(), sums: Reused::default() }).collect()
+    Ok((0..size).map(|rank| ThreadComm { rank, shared: shared.clone(), sums: Reused::default() }).collect())
 }
 
 impl ThreadComm {
@@ -173,7 +182,7 @@ mod tests {
     }
 
     fn ranks(size: usize) -> Vec<ThreadComm> {
-        threads(size, Some(Duration::from_secs(20)), &names(size))
+        threads(size, Some(Duration::from_secs(20)), &names(size)).unwrap()
     }
 
     /// The bits of what each rank gets from an all-reduce of its input, delayed at random by up to 2 ms if `seed`.
@@ -279,6 +288,7 @@ mod tests {
         let start = Instant::now();
         let errors = std::thread::scope(|scope| {
             let handles: Vec<_> = threads(3, SHORT, &names(3))
+                .unwrap()
                 .into_iter()
                 .map(|mut comm| {
                     let rank_1 = &rank_1;
@@ -353,7 +363,7 @@ mod tests {
 
     #[test]
     fn without_a_timeout_a_late_rank_is_waited_for() {
-        on_all(threads(2, None, &[]), |comm| {
+        on_all(threads(2, None, &[]).unwrap(), |comm| {
             std::thread::sleep(Duration::from_millis(300 * comm.rank() as u64));
             comm.barrier().unwrap();
         });

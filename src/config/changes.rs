@@ -2,6 +2,7 @@
 
 use super::keys::KEYS;
 use super::schema::Config;
+use crate::error::{Error, Result};
 use toml::{Table, Value};
 
 /// A key with two values.
@@ -60,8 +61,14 @@ impl Change {
 
 impl Config {
     /// What is different in `after`, in the order of the schema.
-    pub fn changes(&self, after: &Config) -> Vec<Change> {
-        let [before, after] = [self, after].map(|c| Table::try_from(c).expect("a checked configuration is TOML"));
+    ///
+    /// # Errors
+    /// If one has a number above 2^63 - 1, which TOML has not.
+    pub fn changes(&self, after: &Config) -> Result<Vec<Change>> {
+        let table = |config| {
+            Table::try_from(config).map_err(|e| Error::Invalid(format!("a configuration cannot be compared: {e}")))
+        };
+        let [before, after] = [table(self)?, table(after)?];
         let text = |value: Option<&Value>| value.map_or("unset".into(), Value::to_string);
         let mut changes = Vec::new();
         for key in KEYS {
@@ -71,7 +78,7 @@ impl Config {
                 changes.push(Change { key: key.name, before: text(before), after: text(after) });
             }
         }
-        changes
+        Ok(changes)
     }
 }
 
@@ -83,12 +90,12 @@ mod tests {
     fn changes_are_found_and_judged_key_by_key() {
         let before = Config::default();
         let mut after = before.clone();
-        assert_eq!(before.changes(&after), []);
+        assert_eq!(before.changes(&after).unwrap(), []);
         after.model.n_embd = 64;
         after.train.max_steps = None;
         after.train.epochs = Some(2.0);
         after.log.every = 7;
-        let changes = before.changes(&after);
+        let changes = before.changes(&after).unwrap();
         let told: Vec<(&str, &str, &str, bool)> =
             changes.iter().map(|c| (c.key, &*c.before, &*c.after, c.is_allowed_on_resume())).collect();
         assert_eq!(

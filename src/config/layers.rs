@@ -273,7 +273,7 @@ impl Resolved {
     /// If one is not.
     pub fn follow_model(&mut self, model: ModelConfig, how: &'static str) -> Result<()> {
         let after = Config { model, ..self.config.clone() };
-        for change in self.config.changes(&after) {
+        for change in self.config.changes(&after)? {
             let origin = self.origin(change.key);
             if !origin.is_default() {
                 let message = format!("is {}, but {} {how}: leave it out", change.before, change.after);

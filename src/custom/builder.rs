@@ -165,6 +165,15 @@ impl Builder {
     pub fn build(self) -> Result<CustomOp> {
         let Definition { name, inputs, ref outputs, ref params, keeps, tolerance, .. } = self.definition;
         let fail = |what: String| Err(Error::Invalid(format!("custom op {name}: {what}")));
+        if let Some((name, value)) = params.iter().find_map(|(name, source)| match source {
+            ParamSource::Fixed(ParamValue::TooLarge(value)) => Some((name, value)),
+            _ => None,
+        }) {
+            return fail(format!("params.{name} is {value}, and a u32 is at most {}", u32::MAX));
+        }
+        if inputs.is_empty() || outputs.is_empty() {
+            return fail("it needs an input, which says on which device it runs, and an output".into());
+        }
         let names = inputs.iter().chain(outputs).copied();
         for word in [name].into_iter().chain(names.clone()).chain(params.iter().map(|(name, _)| *name)) {
             let mut letters = word.chars();
@@ -183,9 +192,6 @@ impl Builder {
                 "two parameters are called {twice} (`len` is the number of elements of {})",
                 outputs[0]
             ));
-        }
-        if inputs.is_empty() || outputs.is_empty() {
-            return fail("it needs an input, which says on which device it runs, and an output".into());
         }
         if names.count() > MAX_BUFFERS {
             return fail(format!("more than {MAX_BUFFERS} operands, which is what every GPU can bind"));

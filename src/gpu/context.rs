@@ -266,7 +266,7 @@ impl Gpu {
     /// Records a kernel's launches. `name` is what the profile calls it, `cost` what it must compute and move.
     ///
     /// # Errors
-    /// If scratch memory is not to be had or the driver reported an error.
+    /// If the plan binds what is not there, scratch memory is not to be had, or the driver reported an error.
     pub fn run(
         &self,
         name: &'static str,
@@ -276,6 +276,7 @@ impl Gpu {
         outputs: &[&GpuSlice],
     ) -> Result<()> {
         let started = Instant::now();
+        plan.check_operands(name, inputs.len(), outputs.len())?;
         let scratch = plan.scratch.iter().map(|&size| self.alloc(size, MemoryKind::Scratch));
         let scratch = scratch.collect::<Result<Vec<_>>>()?;
         let range = |binding: &Operand| match *binding {
@@ -303,10 +304,13 @@ impl Gpu {
     /// ones.
     ///
     /// # Errors
-    /// If there is no memory to write from, or the driver reported an error.
+    /// If they are not as many bytes, there is no memory to write from, or the driver reported an error.
     pub fn upload(&self, slice: &GpuSlice, parts: &[&[u8]]) -> Result<()> {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
-        assert_eq!(bytes, slice.size, "upload size");
+        if bytes != slice.size {
+            let size = slice.size;
+            return Err(Error::Invalid(format!("upload: a slice of {size} bytes takes as many, not {bytes}")));
+        }
         if bytes == 0 {
             return Ok(());
         }

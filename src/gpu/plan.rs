@@ -3,6 +3,7 @@
 //!
 //! Ops build a [`Plan`]; only the rest of this module turns it into commands.
 
+use crate::{Error, Result};
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -106,11 +107,13 @@ pub struct Param {
     pub bits: u32,
 }
 
-/// `param("len", len)` is a u32 in the shader, `param("scale", scale)` with a float an f32.
+/// `param("len", len)` is a u32 in the shader, `param("scale", scale)` with a float an f32. A size beyond 32 bits,
+/// which no kernel that runs on a GPU has, becomes the largest u32.
 pub fn param(name: &'static str, value: impl Into<ParamValue>) -> Param {
     match value.into() {
         ParamValue::U32(bits) => Param { name, kind: "u32", bits },
         ParamValue::F32(value) => Param { name, kind: "f32", bits: value.to_bits() },
+        ParamValue::TooLarge(_) => Param { name, kind: "u32", bits: u32::MAX },
     }
 }
 
@@ -119,6 +122,8 @@ pub fn param(name: &'static str, value: impl Into<ParamValue>) -> Param {
 pub enum ParamValue {
     U32(u32),
     F32(f32),
+    /// A size that 32 bits do not hold.
+    TooLarge(usize),
 }
 
 impl From<u32> for ParamValue {
@@ -136,7 +141,7 @@ impl From<f32> for ParamValue {
 /// Sizes and counts: shaders compute with 32 bits, and no tensor on a GPU has more elements.
 impl From<usize> for ParamValue {
     fn from(value: usize) -> ParamValue {
-        ParamValue::U32(u32::try_from(value).expect("tensors have at most 2^32 - 1 elements"))
+        u32::try_from(value).map_or(ParamValue::TooLarge(value), ParamValue::U32)
     }
 }
 
@@ -183,6 +188,24 @@ impl Plan {
     /// A plan of one launch without scratch.
     pub fn one(launch: Launch) -> Plan {
         Plan { scratch: Vec::new(), launches: vec![launch] }
+    }
+
+    /// # Errors
+    /// If the plan of `kernel` binds what is not there.
+    #[cfg_attr(not(feature = "gpu"), allow(dead_code))]
+    pub(super) fn check_operands(&self, kernel: &str, inputs: usize, outputs: usize) -> Result<()> {
+        let bound = self.launches.iter().flat_map(|launch| &launch.buffers).map(|buffer| buffer.operand);
+        for operand in bound {
+            let (i, count) = match operand {
+                Operand::Input(i) => (i, inputs),
+                Operand::Output(i) => (i, outputs),
+                Operand::Scratch(i) | Operand::ReadScratch(i) => (i, self.scratch.len()),
+            };
+            if i >= count {
+                return Err(Error::Invalid(format!("{kernel}: its plan binds {operand:?}, and there are {count}")));
+            }
+        }
+        Ok(())
     }
 }
 

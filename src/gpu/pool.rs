@@ -20,7 +20,7 @@ pub struct GpuSlice {
 
 impl GpuSlice {
     /// The part that starts at `offset` bytes (a multiple of 256) and has `size` bytes.
-    pub fn slice(&self, offset: usize, size: usize) -> GpuSlice {
+    pub(crate) fn slice(&self, offset: usize, size: usize) -> GpuSlice {
         let fits = offset.checked_add(size).is_some_and(|end| end <= self.size);
         assert!(offset.is_multiple_of(ALIGN) && fits, "slice {offset}+{size} of {}", self.size);
         GpuSlice { buffer: self.buffer.clone(), offset: self.offset + offset, size }

@@ -51,7 +51,7 @@ impl GpuSlice {
         match self.0 {}
     }
 
-    pub fn slice(&self, _offset: usize, _size: usize) -> GpuSlice {
+    pub(crate) fn slice(&self, _offset: usize, _size: usize) -> GpuSlice {
         match self.0 {}
     }
 

@@ -1,7 +1,7 @@
 //! Inputs of ops for tests and benchmarks, drawn alike on every device.
 
 use super::random::splitmix64;
-use crate::{Device, Result, Tensor};
+use crate::{Device, Error, Result, Shape, Tensor};
 
 /// How the values of an input are drawn.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -24,11 +24,17 @@ pub(crate) fn domain(function: &str) -> Values {
 }
 
 /// Tensors of these shapes and values, the same for every device: drawn from `seed`.
+///
+/// # Errors
+/// If the host or the device has no memory left.
 pub fn draw(inputs: &[(Vec<usize>, Values)], device: &Device, seed: u64) -> Result<Vec<Tensor>> {
     let mut state = seed;
     let mut uniform = move || (splitmix64(&mut state) >> 40) as f32 / (1u64 << 24) as f32;
     let of_input = |(shape, values): &(Vec<usize>, Values)| {
-        let elements = shape.iter().product();
+        let elements = Shape::from(shape.clone()).elements();
+        if Vec::<u32>::new().try_reserve_exact(elements).is_err() {
+            return Err(Error::Invalid(format!("no memory holds a tensor of {shape:?}")));
+        }
         match *values {
             Values::Uniform(low, high) => {
                 let data: Vec<f32> = (0..elements).map(|_| low + (high - low) * uniform()).collect();

@@ -9,7 +9,8 @@ mod roofline;
 mod trace;
 mod wall_clock;
 
-pub use memory::{BytesByKind, MemoryCount, MemoryKind, MemoryStats, size_text};
+pub(crate) use memory::MemoryCount;
+pub use memory::{BytesByKind, MemoryKind, MemoryStats, size_text};
 pub use report::{HostTime, KernelRow, Report};
 pub use roofline::{BesidePeaks, Bound, Roofline};
 pub use trace::{Trace, Track};
@@ -78,13 +79,14 @@ impl Profile {
     pub fn joined(mut self, other: Profile) -> Profile {
         for (name, more) in other.kernels {
             let total = self.kernels.entry(name).or_default();
-            total.calls += more.calls;
+            total.calls = total.calls.saturating_add(more.calls);
             total.seconds += more.seconds;
             total.flops += more.flops;
             total.bytes += more.bytes;
         }
         for (name, count) in other.recorded {
-            *self.recorded.entry(name).or_default() += count;
+            let total = self.recorded.entry(name).or_default();
+            *total = total.saturating_add(count);
         }
         for (span, seconds) in other.spans {
             *self.spans.entry(span).or_default() += seconds;

@@ -134,8 +134,8 @@ impl Trace {
         elapsed: Duration,
         note: Option<(&'static str, u64)>,
     ) {
-        let start = start.saturating_duration_since(self.began).as_nanos() as u64;
-        let end = start + elapsed.as_nanos() as u64;
+        let start = start.saturating_duration_since(self.began);
+        let [start, end] = [start, start.saturating_add(elapsed)].map(nanoseconds);
         let mut recording = self.recording();
         if recording.events >= MOST_EVENTS {
             if recording.full_at.is_none() {
@@ -174,13 +174,18 @@ impl Trace {
     pub fn finish(&self) -> io::Result<()> {
         let mut recording = self.recording();
         if let Some(error) = recording.clock_error.take() {
-            let note = ("gpu_clock_error_ns", error.as_nanos() as u64);
+            let note = ("gpu_clock_error_ns", nanoseconds(error));
             let at = recording.ended[Track::Passes as usize];
             recording.begin(Track::Passes, INSTANT, "clock", at, Some(note));
         }
         recording.flush();
         recording.error.take().map_or(Ok(()), Err)
     }
+}
+
+/// As much as 64 bits hold: 584 years.
+fn nanoseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 impl Recording {

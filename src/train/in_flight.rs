@@ -5,6 +5,7 @@
 use super::carried;
 use super::checkpoint::{Snapshot, TrainerState};
 use super::events::Step;
+use super::ranks::Further;
 use super::replica::Replica;
 use crate::fit::{Numbers, PendingNumbers};
 use crate::models::{Cache, Weights};
@@ -94,24 +95,24 @@ pub(super) struct PendingSnapshot {
     values: Vec<Readback>,
     moments: Vec<(Moment, Readback)>,
     /// Of other ranks, and of their outer step.
-    further: Vec<(Moment, Bytes)>,
+    further: Further,
     /// The averages of the weights, if the run keeps any: they are the model's weights then.
     averages: Option<Readback>,
-    /// What a recurrent model knows of the text so far.
+    /// What a recurrent model knows of the text so far, of this rank's sequences.
     carried: Vec<(Shape, Readback)>,
     /// Whether it is to be the `best`.
     pub(super) best: bool,
 }
 
 impl PendingSnapshot {
-    /// Asks the device for weights and moments as they are now, beside which those are saved that others have.
+    /// Asks the device for weights, moments and states as they are now, beside which those are saved that others have.
     ///
     /// # Errors
     /// If the driver reported an error.
     pub(super) fn new(
         state: TrainerState,
         Replica { parameters, optimizer, carried, .. }: &Replica,
-        further: Vec<(Moment, Bytes)>,
+        further: Further,
         contents: Contents,
         best: bool,
     ) -> Result<PendingSnapshot> {
@@ -147,10 +148,11 @@ impl PendingSnapshot {
         }
         let carried = self.carried.into_iter().map(|(shape, state)| Ok((shape, state.wait()?)));
         let carried = carried.collect::<Result<Vec<_>>>()?;
+        let of_all = |own: Vec<u8>| carried::join(&[vec![own], self.further.carried].concat());
         Ok(Snapshot {
-            carried: (!carried.is_empty()).then(|| carried::encode(&carried)).transpose()?,
+            carried: (!carried.is_empty()).then(|| carried::encode(&carried).and_then(of_all)).transpose()?,
             weights: weights(values),
-            moments: match self.further {
+            moments: match self.further.moments {
                 further if further.is_empty() => Moments::new(parameters, moments),
                 further => Moments::new(parameters, moments.into_iter().chain(further).collect()).joined(),
             },

@@ -1,6 +1,7 @@
 //! What each device has of a run: the whole model, its optimizer, and a share of the sequences of every step.
 
-use super::ranks::{Piece, Place, Share};
+use super::carried;
+use super::ranks::{Piece, Place, Sequences, Share};
 use super::step_hook::{SingleDevice, StepHook};
 use crate::config::Config;
 use crate::data::{Batch, IGNORE_INDEX, Loader, Order, Position, Tokens};
@@ -11,6 +12,7 @@ use crate::ops::Criterion;
 use crate::optim::{Optimizer, ParameterArena};
 use crate::profile::Span;
 use crate::{Device, Error, Result, Tensor};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -64,7 +66,7 @@ pub(super) struct Replica {
     pub share: Share,
     /// Passes that its part of a batch is computed in: more than one where the device's memory does not suffice.
     pub micro_batches: usize,
-    /// What a recurrent model knows of the text after the last batch, for each of its sequences.
+    /// What a recurrent model knows of the text after the last batch, for each of this device's sequences.
     pub carried: Option<Cache>,
     pub hook: Box<dyn StepHook>,
     /// What a user should know and has not been told.
@@ -86,12 +88,13 @@ impl Replica {
     pub fn new(
         config: Arc<Config>,
         device: Device,
-        (model, parameters, optimizer): (Box<dyn LanguageModel>, ParameterArena, Optimizer),
+        trained: (Box<dyn LanguageModel>, ParameterArena, Optimizer),
         tokens: Tokens,
         loader: Loader,
         place: Place,
     ) -> Replica {
-        let share = Share::whole(config.train.batch_size, config.train.grad_accum_steps);
+        let share = Share::whole(Sequences::new(&config, trained.0.config().kind));
+        let (model, parameters, optimizer) = trained;
         Replica {
             config,
             device,
@@ -115,10 +118,10 @@ impl Replica {
     /// # Errors
     /// If the device reported an error, or has no memory for a single sequence.
     pub fn seconds_of(&mut self, sequences: usize) -> Result<f64> {
-        let (config, tokens) = (&self.config, self.tokens.clone());
-        let mut loader = loader(config, self.model.config().kind, tokens, Position::default())?;
+        let (config, kind, tokens) = (&self.config, self.model.config().kind, self.tokens.clone());
+        let mut loader = loader(config, kind, tokens, Position::default())?;
         let batches = next_batches(&mut loader, config.train.grad_accum_steps);
-        let own = std::mem::replace(&mut self.share, Share::first(sequences, config.train.batch_size));
+        let own = std::mem::replace(&mut self.share, Share::first(sequences, Sequences::new(config, kind)));
         let (mut least, mut times, began) = (f64::INFINITY, 0, Instant::now());
         while times < 2 || (times < 4 && began.elapsed() < Duration::from_secs(4)) {
             let started = Instant::now();
@@ -210,17 +213,17 @@ impl Replica {
         piece: &Piece,
         compute: impl FnOnce(Option<&mut Cache>) -> Result<T>,
     ) -> Result<T> {
-        let (rows, all) = (piece.rows.clone(), self.config.train.batch_size);
-        let Some(whole) = carried else { return compute(None) };
-        if batch.begins && rows.start == 0 {
-            *whole = self.model.cache(all, 0)?;
+        let (Some(own), Some(rows)) = (carried, self.share.continued()) else { return compute(None) };
+        if batch.begins && piece.rows.start == rows.start {
+            *own = self.model.cache(rows.len(), 0)?;
         }
-        if rows.len() == all {
-            return compute(Some(whole));
+        if piece.rows == rows {
+            return compute(Some(own));
         }
-        let mut part = whole.rows(rows.clone())?;
+        let start = piece.rows.start - rows.start;
+        let mut part = own.rows(start..start + piece.rows.len())?;
         let value = compute(Some(&mut part))?;
-        *whole = whole.with_rows(rows.start, &part)?;
+        *own = own.with_rows(start, &part)?;
         Ok(value)
     }
 
@@ -271,6 +274,23 @@ impl Replica {
             "{first}: going on with batches of {rows}, accumulated over {passes} passes; a step is of as many tokens \
              as before"
         ));
+        Ok(())
+    }
+
+    /// Lets a recurrent model know what a checkpoint's file at `path` says of the text before this device's sequences:
+    /// nothing if it is empty.
+    ///
+    /// # Errors
+    /// If it is of another model, or the device has no memory left.
+    pub fn carry_on_from(&mut self, path: &Path, file: &[u8]) -> Result<()> {
+        let Some(rows) = self.share.continued() else { return Ok(()) };
+        self.carried = Some(match file {
+            [] => self.model.cache(rows.len(), 0)?,
+            file => {
+                let all = self.config.train.batch_size;
+                carried::decode(path, file, self.model.config(), all, &self.device)?.rows(rows)?
+            }
+        });
         Ok(())
     }
 

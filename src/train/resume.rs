@@ -106,7 +106,7 @@ pub(super) fn restore(
 
 /// Messages about values that are not those of the checkpoint at `path`.
 fn changes(before: &Config, resolved: &Resolved, path: &Path) -> Result<Vec<String>> {
-    let mut changes = before.changes(&resolved.config);
+    let mut changes = before.changes(&resolved.config)?;
     // A warm-up that nobody set follows from the number of steps, which is not known yet.
     changes.retain(|change| change.key != "train.warmup_steps" || !resolved.origin(change.key).is_default());
     // Nor is one told that only follows from another.

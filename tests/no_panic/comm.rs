@@ -1,13 +1,13 @@
 //! Ranks that talk: alone, with nothing to say, and after one has ended.
 
-use super::{Defined, Refused, Row};
+use super::{Defined, HUGE, Refused, Row};
 use rustyflow::comm::{Background, Communicator, Encoded, Hierarchy, ThreadComm, Wire, threads};
 use rustyflow::{Error, Result};
 use std::time::Duration;
 
 /// The only rank of a job.
 fn alone() -> ThreadComm {
-    threads(1, Some(Duration::ZERO), &[]).remove(0)
+    threads(1, Some(Duration::ZERO), &[]).unwrap().remove(0)
 }
 
 fn background() -> Result<Background> {
@@ -16,15 +16,16 @@ fn background() -> Result<Background> {
 
 /// One of two ranks, of which the other never comes.
 fn forsaken() -> Result<Background> {
-    Background::start(|| Ok(threads(2, Some(Duration::from_millis(5)), &[]).remove(0)), Some(Duration::ZERO))
+    Background::start(|| Ok(threads(2, Some(Duration::from_millis(5)), &[])?.remove(0)), Some(Duration::ZERO))
 }
 
 pub fn rows() -> Vec<Row> {
     vec![
         ("threads", Defined, |_| {
-            assert!(threads(0, None, &[]).is_empty());
+            assert!(threads(0, None, &[])?.is_empty());
             alone().all_reduce(Encoded::new(vec![], Wire::F16)).map(drop)
         }),
+        ("threads", Refused, |_| threads(HUGE, None, &[]).map(drop)),
         ("Encoded::new", Defined, |_| {
             assert_eq!(Encoded::new(vec![], Wire::F32).values(), 0);
             Ok(())
@@ -37,7 +38,7 @@ pub fn rows() -> Vec<Row> {
             rank.barrier()
         }),
         ("Hierarchy::new", Refused, |_| {
-            Hierarchy::new(threads(2, Some(Duration::ZERO), &[]).remove(1), Some(Box::new(alone()))).map(drop)
+            Hierarchy::new(threads(2, Some(Duration::ZERO), &[])?.remove(1), Some(Box::new(alone()))).map(drop)
         }),
         ("Background::start", Refused, |_| {
             Background::start(|| Err::<ThreadComm, _>(Error::Invalid("by the maker".into())), None).map(drop)

@@ -62,8 +62,13 @@ pub fn rows() -> Vec<Row> {
             Ok(())
         }),
         ("Config::changes", Defined, |_| {
-            assert!(Config::default().changes(&Config::default()).is_empty());
+            assert!(Config::default().changes(&Config::default())?.is_empty());
             Ok(())
+        }),
+        ("Config::changes", Refused, |_| {
+            let mut config = Config::default();
+            config.train.batch_size = HUGE;
+            Config::default().changes(&config).map(drop)
         }),
         ("current_word", Defined, |_| {
             assert!(current_word("", "").is_none());

@@ -2,16 +2,20 @@
 //! panic. What ops do with tensors that do not fit is in `src/ops/boundary.rs`. A function of a public type that takes
 //! an argument has a row here, by its name in the sources: a test asks for it.
 
+mod bench;
 mod comm;
 mod config;
+mod custom;
 mod data;
 mod device;
 mod fit;
 mod generate;
+mod gpu;
 mod loading;
 mod models;
 mod nn;
 mod optim;
+mod profile;
 mod report;
 mod sources;
 mod train;
@@ -46,6 +50,10 @@ fn rows() -> Vec<Row> {
         loading::rows(),
         config::rows(),
         report::rows(),
+        gpu::rows(),
+        profile::rows(),
+        custom::rows(),
+        bench::rows(),
     ]
     .concat()
 }

@@ -114,7 +114,7 @@ fn kept(run: &Planned, rows: &[Row]) -> Result<Option<Row>> {
         return Ok(None);
     }
     let before = Layers::new().file(&config)?.build()?.config;
-    let changes = before.changes(&run.resolved.config);
+    let changes = before.changes(&run.resolved.config)?;
     // How many steps `epochs` makes, and so the warm-up, is written down once the text is loaded.
     if let Some(change) = changes.iter().find(|change| change.key != "train.warmup_steps") {
         bail!(

@@ -15,7 +15,7 @@ use super::run_plan::RunPlan;
 use crate::config::{Config, WeightDtype};
 use crate::profile::Roofline;
 use crate::train::ranks::{BUCKET, Share};
-use crate::{Device, Error, Result};
+use crate::{Device, Result};
 use serde::Serialize;
 
 /// Of an exchange between processes: messages, and threads that wake up.
@@ -82,21 +82,13 @@ impl RunPlan {
         device: &Device,
         peaks: Option<&Roofline>,
     ) -> Result<Option<ClusterPlan>> {
-        let (batch_size, batches) = (config.train.batch_size, config.train.grad_accum_steps);
-        if !(1..=batch_size * batches).contains(&cluster.ranks) {
-            let ranks = cluster.ranks;
-            return Err(Error::Invalid(format!(
-                "train.batch_size x train.grad_accum_steps is {batch_size} x {batches} sequences a step, which cannot \
-                 be divided among {ranks} ranks"
-            )));
-        }
-        Share::all(config, cluster.ranks)?;
+        Share::all(config, self.model.kind, cluster.ranks)?;
         let Some(time) = &self.time else { return Ok(None) };
         let counts = (0..).map(|power| 1 << power).take_while(|count| *count < cluster.ranks).chain([cluster.ranks]);
-        let counts = counts.filter(|count| Share::all(config, *count).is_ok()).collect::<Vec<usize>>();
+        let counts = counts.filter(|count| Share::all(config, self.model.kind, *count).is_ok()).collect::<Vec<usize>>();
         let mut rows = Vec::new();
         for &ranks in &counts {
-            let shares = Share::all(config, ranks)?;
+            let shares = Share::all(config, self.model.kind, ranks)?;
             let most = shares.iter().max_by_key(|share| share.len()).expect("there is a rank");
             let part = most.len() as f64 / (config.train.batch_size * config.train.grad_accum_steps) as f64;
             let compute = match peaks {

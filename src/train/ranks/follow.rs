@@ -8,7 +8,8 @@ use crate::config::{Config, DeviceBatch};
 use crate::data::{Position, Tokens};
 use crate::models::ModelConfig;
 use crate::optim::SavedMoments;
-use crate::train::checkpoint::OPTIMIZER;
+use crate::train::carried;
+use crate::train::checkpoint::{CARRIED, OPTIMIZER};
 use crate::train::init::first_model;
 use crate::train::replica::{Replica, loader};
 use crate::train::update_rules::on_device;
@@ -77,6 +78,10 @@ fn obey(follower: Follower, comm: &Arc<Background>, device_batch: &DeviceBatch) 
                 updating += started.elapsed();
             }
             Command::Moments => moments::send(comm, &replica.optimizer)?,
+            Command::Carried => {
+                let known = replica.carried.as_ref().map_or(Ok(Vec::new()), carried::encode_now)?;
+                comm.gather(known)?;
+            }
             Command::Report => {
                 let waited = *waited.lock().unwrap_or_else(PoisonError::into_inner);
                 let notes = std::mem::take(&mut replica.notes);
@@ -88,7 +93,7 @@ fn obey(follower: Follower, comm: &Arc<Background>, device_batch: &DeviceBatch) 
     }
 }
 
-/// Takes weights, and the file of moments if there is one, as rank 0 sends them.
+/// Takes weights, and the files of moments and of what is known of the text if there are any, as rank 0 sends them.
 fn load(
     replica: &mut Replica,
     outer: Option<&mut Outer>,
@@ -97,7 +102,7 @@ fn load(
 ) -> Result<()> {
     let Replica { parameters, optimizer, .. } = replica;
     parameters.stored().try_for_each(|tensor| tensor.write_bytes(&next()?))?;
-    let file = next()?;
+    let (file, known) = (next()?, next()?);
     let saved = (!file.is_empty()).then(|| SavedMoments::new(OPTIMIZER.as_ref(), &file)).transpose()?;
     match &saved {
         Some(saved) => {
@@ -109,7 +114,8 @@ fn load(
             parameters.refresh_halves()?;
         }
     }
-    outer.map_or(Ok(()), |outer| outer.load(parameters, saved.as_ref()))
+    outer.map_or(Ok(()), |outer| outer.load(parameters, saved.as_ref()))?;
+    replica.carry_on_from(CARRIED.as_ref(), &known)
 }
 
 /// The model and its optimizer, whose numbers rank 0 is about to send.

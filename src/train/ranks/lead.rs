@@ -7,7 +7,8 @@ use crate::comm::Background;
 use crate::data::Position;
 use crate::optim::{Moment, SavedMoments};
 use crate::tensor::Bytes;
-use crate::train::checkpoint::OPTIMIZER;
+use crate::train::carried;
+use crate::train::checkpoint::{CARRIED, OPTIMIZER};
 use crate::train::replica::{Replica, Update};
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -25,6 +26,14 @@ pub(in crate::train) struct Leader {
     /// How long this rank has been in updates, and has waited in them.
     updating: Duration,
     waited: Arc<Mutex<Duration>>,
+}
+
+/// What the ranks other than 0 have, and their outer step.
+#[derive(Default)]
+pub(in crate::train) struct Further {
+    pub moments: Vec<(Moment, Bytes)>,
+    /// Of a recurrent model, what each rank knows of the text, as the file of a checkpoint.
+    pub carried: Vec<Vec<u8>>,
 }
 
 /// Several ranks.
@@ -53,7 +62,7 @@ pub(in crate::train) fn start(team: &Team, replica: &mut Replica) -> Result<Lead
     let leads = |job, outer| Leader { job, outer, round_end: None, updating: Duration::ZERO, waited: waited.clone() };
     if team.size() == 1 {
         let outer = is_apart.then(|| Outer::new(None, wire(config), 1.0, waited.clone()));
-        replica.share = Share::all(config, 1)?.remove(0);
+        replica.share = Share::all(config, team.shape.kind, 1)?.remove(0);
         return Ok(leads(None, outer));
     }
     let Begun { comm, threads, are_alike, device_batch } = team.begin()?;
@@ -139,17 +148,19 @@ impl Leader {
     }
 
     /// Has all ranks begin as this one, at a place in the text and after so many updates; with the moments of a
-    /// checkpoint if there is one.
+    /// checkpoint if there is one, and with what a recurrent model knew of the text then.
     ///
     /// # Errors
-    /// If the moments cannot be read, or the ranks cannot go on together.
+    /// If a file of the checkpoint cannot be read, or the ranks cannot go on together.
     pub fn load(
         &mut self,
-        replica: &Replica,
+        replica: &mut Replica,
         position: Position,
         updates: u64,
         checkpoint: Option<&Path>,
     ) -> Result<()> {
+        let known = carried::read(checkpoint, replica.model.config())?;
+        replica.carry_on_from(&checkpoint.unwrap_or(Path::new("")).join(CARRIED), &known)?;
         if self.job.is_none() && self.outer.is_none() {
             return Ok(());
         }
@@ -166,6 +177,7 @@ impl Leader {
             job.comm.broadcast(tensor.to_bytes()?)?;
         }
         job.comm.broadcast(file)?;
+        job.comm.broadcast(known)?;
         job.comm.end();
         job.since_aligned = 0;
         Ok(())
@@ -179,19 +191,24 @@ impl Leader {
         self.job.as_mut().map_or(Ok(()), |job| job.align(replica))
     }
 
-    /// What the others remember that this rank does not, for a checkpoint.
+    /// What a checkpoint is to have and this rank has not.
     ///
     /// # Errors
     /// If the ranks cannot go on together.
-    pub fn further_moments(&self, replica: &Replica) -> Result<Vec<(Moment, Bytes)>> {
-        let mut further = Vec::new();
+    pub fn further(&self, replica: &Replica) -> Result<Further> {
+        let mut further = Further::default();
         if let Some(job) = self.job.as_ref().filter(|job| !job.has_one_state) {
             job.send(&Command::Moments)?;
-            further = moments::receive(&job.comm, self.outer.is_none())?;
+            further.moments = moments::receive(&job.comm, self.outer.is_none())?;
             job.comm.end();
         }
         if let Some(outer) = &self.outer {
-            further.push((Moment::outer(&replica.parameters), Bytes::owned(outer.momentum())));
+            further.moments.push((Moment::outer(&replica.parameters), Bytes::owned(outer.momentum())));
+        }
+        if let Some(job) = self.job.as_ref().filter(|_| replica.carried.is_some()) {
+            job.send(&Command::Carried)?;
+            further.carried = job.comm.gather(Vec::new())?.split_off(1);
+            job.comm.end();
         }
         Ok(further)
     }

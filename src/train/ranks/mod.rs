@@ -19,8 +19,8 @@ mod team;
 mod tests;
 mod writer;
 
-pub(super) use lead::{Leader, start};
-pub(super) use share::{Piece, Share};
+pub(super) use lead::{Further, Leader, start};
+pub(super) use share::{Piece, Sequences, Share};
 pub(super) use team::Team;
 
 use crate::comm::{Background, Wire};
@@ -38,8 +38,8 @@ use std::time::Duration;
 /// What rank 0 tells the others to do.
 #[derive(Debug, Serialize, Deserialize)]
 enum Command {
-    /// Begin with a batch of this place in the text, with the weights and the file of moments that follow, after so
-    /// many updates.
+    /// Begin with a batch of this place in the text, with the weights and the files of moments and of what is known of
+    /// the text that follow, after so many updates.
     Load {
         position: crate::data::Position,
         updates: u64,
@@ -51,6 +51,8 @@ enum Command {
     },
     /// Send what your optimizer remembers.
     Moments,
+    /// Send what your model, a recurrent one, knows of the text.
+    Carried,
     /// Take the weights and moments that follow: devices of other kinds round differently.
     Align,
     /// Tell what your time went into.
@@ -151,7 +153,7 @@ fn join(
     if matches!(device_batch, DeviceBatch::Measured(_)) {
         config.train.device_batch = DeviceBatch::Parts(pace::measured(comm, replica)?);
     }
-    replica.share = Share::all(&config, comm.size())?.remove(comm.rank());
+    replica.share = Share::all(&config, replica.model.config().kind, comm.size())?.remove(comm.rank());
     replica.config = Arc::new(config);
     let (config, waited) = (&replica.config, Arc::clone(waited));
     if config.train.sync_every == 0 {

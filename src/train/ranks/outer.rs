@@ -117,7 +117,7 @@ mod tests {
 
     /// What three ranks go on with after two rounds, sent as `wire`, and their momentum, from rank 1.
     fn after_two_rounds(wire: Wire, weights: [f32; 3], saved: bool) -> (Vec<f32>, Vec<f32>) {
-        let ranks = threads(3, Some(Duration::from_secs(20)), &[]);
+        let ranks = threads(3, Some(Duration::from_secs(20)), &[]).unwrap();
         let run = |rank: usize, comm| {
             let comm = Background::start(move || Ok(comm), None).unwrap();
             let arena = ParameterArena::new(&mut Net::new(1), &Device::Cpu, DType::F32).unwrap();

@@ -1,7 +1,7 @@
 //! How many sequences of a step each rank computes, where that follows from how fast it is:
 //! `train.device_batch = "auto"`.
 
-use super::share::divided;
+use super::share::{Sequences, divided};
 use crate::Result;
 use crate::comm::Background;
 use crate::train::replica::Replica;
@@ -15,8 +15,7 @@ const ROUNDS: usize = 3;
 /// # Errors
 /// If a device has no memory for a single sequence, or the ranks cannot go on together.
 pub(super) fn measured(comm: &Background, replica: &mut Replica) -> Result<Vec<usize>> {
-    let train = &replica.config.train;
-    let all = train.batch_size * train.grad_accum_steps;
+    let all = Sequences::new(&replica.config, replica.model.config().kind).divided();
     let mut parts = divided(&vec![1.0; comm.size()], all);
     for _ in 0..ROUNDS {
         let seconds = replica.seconds_of(parts[comm.rank()])?;

@@ -1,14 +1,54 @@
 //! Which sequences of a step each rank computes.
 
 use crate::config::{Config, DeviceBatch};
+use crate::models::ModelKind;
 use crate::{Error, Result};
 use std::ops::Range;
 
-/// The sequences of one rank, of all those of a step, counted over its batches: `batch_size * grad_accum_steps`.
+/// The sequences of a step: batches of one size.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::train) struct Sequences {
+    batch_size: usize,
+    batches: usize,
+    /// Whether each batch goes on from the one before, so that a rank has the same rows of every batch.
+    continued: bool,
+}
+
+impl Sequences {
+    /// Those of a run that trains a model of this kind.
+    pub fn new(config: &Config, kind: ModelKind) -> Sequences {
+        let (batch_size, batches) = (config.train.batch_size, config.train.grad_accum_steps);
+        Sequences { batch_size, batches, continued: kind.is_recurrent() }
+    }
+
+    /// How many are divided among the ranks: all of them, or those of one batch as those of every other.
+    pub fn divided(self) -> usize {
+        if self.continued { self.batch_size } else { self.batch_size * self.batches }
+    }
+
+    /// How many are to be divided, and among whom they cannot be.
+    fn error(self, how: &str) -> Error {
+        let Sequences { batch_size, batches, continued } = self;
+        Error::Invalid(match continued {
+            true => format!(
+                "train.batch_size is {batch_size} sequences, of which each rank of a recurrent model computes the same \
+                 in every batch: they cannot be divided {how}"
+            ),
+            false => format!(
+                "train.batch_size x train.grad_accum_steps is {batch_size} x {batches} = {} sequences a step, which \
+                 cannot be divided {how}",
+                self.divided()
+            ),
+        })
+    }
+}
+
+/// The sequences of one rank, of those that are [divided](Sequences::divided): counted over the batches of a step, or
+/// in each batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::train) struct Share {
     rows: Range<usize>,
-    batch_size: usize,
+    of: Sequences,
 }
 
 /// A part of a batch that is computed in one pass.
@@ -22,21 +62,24 @@ pub(in crate::train) struct Piece {
 
 impl Share {
     /// All sequences.
-    pub fn whole(batch_size: usize, batches: usize) -> Share {
-        Share::first(batch_size * batches, batch_size)
+    pub fn whole(of: Sequences) -> Share {
+        Share::first(of.divided(), of)
     }
 
-    /// The first sequences of a step.
-    pub fn first(sequences: usize, batch_size: usize) -> Share {
-        Share { rows: 0..sequences, batch_size }
+    /// The first sequences of those that are divided.
+    pub fn first(sequences: usize, of: Sequences) -> Share {
+        Share { rows: 0..sequences, of }
     }
 
     /// The sequences of each of so many ranks; about as many on each, where that is to be measured.
     ///
     /// # Errors
     /// If the sequences of a step cannot be divided so.
-    pub fn all(config: &Config, ranks: usize) -> Result<Vec<Share>> {
-        let (batch_size, batches) = (config.train.batch_size, config.train.grad_accum_steps);
+    pub fn all(config: &Config, kind: ModelKind, ranks: usize) -> Result<Vec<Share>> {
+        let of = Sequences::new(config, kind);
+        if !(1..=of.divided()).contains(&ranks) {
+            return Err(of.error(&format!("among {ranks} ranks")));
+        }
         let parts = match &config.train.device_batch {
             DeviceBatch::Parts(parts) if parts.is_empty() => vec![1; ranks],
             DeviceBatch::Parts(parts) if parts.len() == ranks => parts.clone(),
@@ -47,47 +90,50 @@ impl Share {
                     parts.len()
                 )));
             }
-            DeviceBatch::Measured(_) => divided(&vec![1.0; ranks], batch_size * batches),
+            DeviceBatch::Measured(_) => divided(&vec![1.0; ranks], of.divided()),
         };
-        (0..ranks).map(|rank| Share::of(rank, &parts, batch_size, batches)).collect()
+        (0..ranks).map(|rank| Share::of(rank, &parts, of)).collect()
     }
 
     /// The sequences of one rank of several, of which each has as many as `parts` says, or all the same.
     ///
     /// # Errors
     /// If the sequences cannot be divided so.
-    pub fn of(rank: usize, parts: &[usize], batch_size: usize, batches: usize) -> Result<Share> {
-        let (all, unit) = (batch_size * batches, parts.iter().sum::<usize>());
+    pub fn of(rank: usize, parts: &[usize], of: Sequences) -> Result<Share> {
+        let (all, unit) = (of.divided(), parts.iter().sum::<usize>());
         if unit == 0 || parts.contains(&0) || !all.is_multiple_of(unit) {
-            let ranks = parts.len();
-            let how = match parts.iter().all(|part| *part == 1) {
-                true => format!("among {ranks} ranks: make the product a multiple of {ranks}"),
-                false => format!("as train.device_batch = {parts:?} says: make the product a multiple of {unit}"),
-            };
-            return Err(Error::Invalid(format!(
-                "train.batch_size x train.grad_accum_steps is {batch_size} x {batches} = {all} sequences a step, which \
-                 cannot be divided {how}"
-            )));
+            let (ranks, what) = (parts.len(), if of.continued { "it" } else { "the product" });
+            return Err(of.error(&match parts.iter().all(|part| *part == 1) {
+                true => format!("among {ranks} ranks: make {what} a multiple of {ranks}"),
+                false => format!("as train.device_batch = {parts:?} says: make {what} a multiple of {unit}"),
+            }));
         }
         let before: usize = parts[..rank].iter().sum();
         let times = all / unit;
-        Ok(Share { rows: before * times..(before + parts[rank]) * times, batch_size })
+        Ok(Share { rows: before * times..(before + parts[rank]) * times, of })
     }
 
-    /// How many they are.
+    /// How many of a step they are.
     pub fn len(&self) -> usize {
-        self.rows.len()
+        if self.of.continued { self.rows.len() * self.of.batches } else { self.rows.len() }
+    }
+
+    /// Which of every batch they are, where each batch goes on from the one before.
+    pub fn continued(&self) -> Option<Range<usize>> {
+        self.of.continued.then(|| self.rows.clone())
     }
 
     /// Them as parts of batches, each in `splits` passes, or in as many as it has sequences.
     pub fn pieces(&self, splits: usize) -> Vec<Piece> {
+        let Sequences { batch_size, batches, continued } = self.of;
+        let of_batch = |batch: usize| {
+            let first = if continued { 0 } else { batch * batch_size };
+            self.rows.start.max(first) - first..self.rows.end.min(first + batch_size).saturating_sub(first)
+        };
         let mut pieces = Vec::new();
-        for batch in self.rows.start / self.batch_size..self.rows.end.div_ceil(self.batch_size) {
-            let first = batch * self.batch_size;
-            let start = self.rows.start.max(first) - first;
-            let end = self.rows.end.min(first + self.batch_size) - first;
-            let (rows, splits) = (end - start, splits.min(end - start));
-            let at = |part: usize| start + part * rows / splits;
+        for (batch, rows) in (0..batches).map(|batch| (batch, of_batch(batch))) {
+            let splits = splits.min(rows.len());
+            let at = |part: usize| rows.start + part * rows.len() / splits;
             pieces.extend((0..splits).map(|part| Piece { batch, rows: at(part)..at(part + 1) }));
         }
         pieces
@@ -135,18 +181,32 @@ mod tests {
         }
     }
 
-    /// Every sequence of a step once, in its order.
+    fn sequences(batch_size: usize, batches: usize) -> Sequences {
+        Sequences { batch_size, batches, continued: false }
+    }
+
+    /// Every sequence of a step once; in its order, or of a recurrent model a rank's of every batch together.
     #[test]
     fn shares_are_the_whole_step() {
         for (batch_size, batches, parts) in
             [(12, 1, vec![1; 4]), (8, 3, vec![1, 1]), (4, 8, vec![1; 8]), (5, 4, vec![3, 2, 5]), (6, 1, vec![1])]
         {
-            for splits in [1, 2, 3, 100] {
-                let shares = (0..parts.len()).map(|rank| Share::of(rank, &parts, batch_size, batches).unwrap());
-                let pieces: Vec<Piece> = shares.flat_map(|share| share.pieces(splits)).collect();
+            for (splits, continued) in [(1, false), (2, false), (3, false), (100, false), (1, true), (3, true)] {
+                let of = Sequences { batch_size, batches, continued };
+                if continued && !batch_size.is_multiple_of(parts.iter().sum()) {
+                    assert!(Share::of(0, &parts, of).is_err());
+                    continue;
+                }
+                let shares: Vec<Share> = (0..parts.len()).map(|rank| Share::of(rank, &parts, of).unwrap()).collect();
+                assert_eq!(shares.iter().map(Share::len).sum::<usize>(), batch_size * batches);
+                let pieces: Vec<Piece> = shares.iter().flat_map(|share| share.pieces(splits)).collect();
                 let rows = pieces.iter().flat_map(|piece| piece.rows.clone().map(|row| (piece.batch, row)));
+                let mut rows: Vec<(usize, usize)> = rows.collect();
+                if continued {
+                    rows.sort_unstable();
+                }
                 let all = (0..batches).flat_map(|batch| (0..batch_size).map(move |row| (batch, row)));
-                assert_eq!(rows.collect::<Vec<_>>(), all.collect::<Vec<_>>(), "{parts:?} in {splits}");
+                assert_eq!(rows, all.collect::<Vec<_>>(), "{parts:?} in {splits}");
             }
         }
     }
@@ -154,16 +214,28 @@ mod tests {
     #[test]
     fn one_rank_computes_batch_by_batch() {
         let piece = |batch, rows| Piece { batch, rows };
-        assert_eq!(Share::whole(4, 2).pieces(1), [piece(0, 0..4), piece(1, 0..4)]);
-        assert_eq!(Share::whole(5, 1).pieces(2), [piece(0, 0..2), piece(0, 2..5)]);
-        assert_eq!(Share::of(1, &[1, 1], 8, 3).unwrap().pieces(1), [piece(1, 4..8), piece(2, 0..8)]);
+        assert_eq!(Share::whole(sequences(4, 2)).pieces(1), [piece(0, 0..4), piece(1, 0..4)]);
+        assert_eq!(Share::whole(sequences(5, 1)).pieces(2), [piece(0, 0..2), piece(0, 2..5)]);
+        assert_eq!(Share::of(1, &[1, 1], sequences(8, 3)).unwrap().pieces(1), [piece(1, 4..8), piece(2, 0..8)]);
+    }
+
+    #[test]
+    fn a_rank_of_a_recurrent_model_has_the_same_rows_of_every_batch() {
+        let piece = |batch, rows| Piece { batch, rows };
+        let share = Share::of(1, &[3, 1], Sequences { continued: true, ..sequences(8, 2) }).unwrap();
+        assert_eq!((share.continued(), share.len()), (Some(6..8), 4));
+        assert_eq!(share.pieces(1), [piece(0, 6..8), piece(1, 6..8)]);
+        assert_eq!(Share::of(1, &[1, 1], sequences(8, 3)).unwrap().continued(), None);
     }
 
     #[test]
     fn what_cannot_be_divided_is_refused() {
-        let error = Share::of(0, &[1, 1, 1], 16, 2).unwrap_err().to_string();
+        let error = Share::of(0, &[1, 1, 1], sequences(16, 2)).unwrap_err().to_string();
         assert!(error.contains("16 x 2 = 32 sequences") && error.contains("a multiple of 3"), "{error}");
-        let error = Share::of(0, &[16, 4], 16, 2).unwrap_err().to_string();
+        let error = Share::of(0, &[16, 4], sequences(16, 2)).unwrap_err().to_string();
         assert!(error.contains("train.device_batch = [16, 4]") && error.contains("a multiple of 20"), "{error}");
+        let of = Sequences { continued: true, ..sequences(5, 2) };
+        let error = Share::of(0, &[1, 1], of).unwrap_err().to_string();
+        assert!(error.contains("batch_size is 5 sequences") && error.contains("make it a multiple of 2"), "{error}");
     }
 }

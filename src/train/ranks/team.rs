@@ -89,16 +89,17 @@ impl Team<'_> {
     }
 
     /// How each rank of this process makes its communicator.
-    fn makes(&self) -> Vec<Make> {
+    fn makes(&self) -> Result<Vec<Make>> {
         let (timeout, has_mpi) = (self.timeout(), self.launch.is_some());
         if self.others.is_empty() {
-            return vec![Box::new(move || across(timeout))];
+            return Ok(vec![Box::new(move || across(timeout))]);
         }
         // Longer than that between processes, so that an error names the process that did not come.
         let inside = if has_mpi { timeout.mul_f64(1.25) } else { timeout };
         let names: Vec<String> = [self.device].into_iter().chain(self.others).map(Device::describe).collect();
-        let ranks = threads(names.len(), Some(inside), &names).into_iter().enumerate();
-        ranks.map(|(local, inner)| -> Make { Box::new(move || join(inner, local == 0, has_mpi, timeout)) }).collect()
+        let ranks = threads(names.len(), Some(inside), &names)?.into_iter().enumerate();
+        let make = |(local, inner)| -> Make { Box::new(move || join(inner, local == 0, has_mpi, timeout)) };
+        Ok(ranks.map(make).collect())
     }
 
     /// Starts the ranks of all devices but the first. Gives the communicator of that one, once all ranks have come.
@@ -106,8 +107,8 @@ impl Team<'_> {
     /// # Errors
     /// If the sequences of a step cannot be divided, a thread cannot be started, or the ranks were not started alike.
     pub(super) fn begin(&self) -> Result<Begun> {
-        Share::all(self.config, self.size())?;
-        let mut makes = self.makes();
+        Share::all(self.config, self.shape.kind, self.size())?;
+        let mut makes = self.makes()?;
         let own = makes.remove(0);
         let threads = self.start(makes)?;
         let comm = Arc::new(Background::start(own, Some(self.timeout() / 4))?);
@@ -120,8 +121,8 @@ impl Team<'_> {
     /// # Errors
     /// As [`Team::begin`], and whatever ends the job.
     pub fn follow(&self) -> Result<()> {
-        Share::all(self.config, self.size())?;
-        let mut makes = self.makes();
+        Share::all(self.config, self.shape.kind, self.size())?;
+        let mut makes = self.makes()?;
         let own = self.follower(0, makes.remove(0));
         let threads = self.start(makes)?;
         let result = run(own);
@@ -183,7 +184,7 @@ pub(super) fn check_alike(comm: &Background, identity: Vec<u8>) -> Result<Alike>
         if version != first.version {
             return other(rank, format!("rustyflow is {} on rank 0 and {version}", first.version));
         }
-        let mut changes = first.config.changes(&config);
+        let mut changes = first.config.changes(&config)?;
         // What a rank computes on is its own matter.
         changes.retain(|change| match change.key {
             "train.device_batch" => config.train.device_batch != DeviceBatch::AUTO,
@@ -205,7 +206,7 @@ mod tests {
 
     /// What two ranks are told that were started with these identities.
     fn told(identities: [Vec<u8>; 2]) -> Vec<Result<Alike>> {
-        let ranks = threads(2, Some(Duration::from_secs(20)), &[]).into_iter().zip(identities);
+        let ranks = threads(2, Some(Duration::from_secs(20)), &[]).unwrap().into_iter().zip(identities);
         let check = |(comm, identity)| {
             move || check_alike(&Background::start(move || Ok::<ThreadComm, Error>(comm), None).unwrap(), identity)
         };

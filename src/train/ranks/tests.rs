@@ -111,7 +111,7 @@ fn the_gradients_of_a_step_are_those_of_one_rank() {
         "optimizer.momentum=0",
         "train.warmup_steps=0",
     ];
-    for kind in ["gpt2", "qwen3"] {
+    for kind in ["gpt2", "qwen3", "lstm"] {
         let kind_set = format!("model.kind={kind}");
         let settings = [&settings[..], &[&kind_set]].concat();
         for (i, team) in teams().iter().enumerate() {
@@ -287,6 +287,67 @@ fn ranks_that_train_apart_go_back_together() {
     let settings = [&APART[..], &spikes, &["guard.spike_window=8", "guard.max_rollbacks=2"]].concat();
     let error = run(&configuration(dir.path(), "a", &settings), &vec![Device::Cpu; 2], false, 0).map(drop).unwrap_err();
     assert!(matches!(error, Error::Diverged { rollbacks: 2, .. }), "{error}");
+}
+
+/// Steps of two batches of a text whose epochs end within steps.
+fn recurrent(dir: &Path, name: &str, settings: &[&str]) -> Resolved {
+    let text = dir.join("text.txt");
+    fs::write(&text, "the cat sat on the mat; a dog dug a den. ".repeat(20)).unwrap();
+    let corpus = format!("data.corpus={}", text.display());
+    let common = [&*corpus, "model.kind=gru", "model.block_size=10", "train.grad_accum_steps=2", "train.eval_every=0"];
+    configuration(dir, name, &[&common, settings].concat())
+}
+
+#[test]
+fn ranks_of_a_recurrent_model_carry_the_states_of_their_rows() {
+    let dir = tempfile::tempdir().unwrap();
+    for (i, team) in teams().iter().enumerate() {
+        let [one, all] = [&team[..1], team].map(|team| {
+            let settings = ["model.kind=lstm"];
+            run(&recurrent(dir.path(), &format!("{i}-{}", team.len()), &settings), team, false, 0).unwrap()
+        });
+        let difference = largest_loss_difference(&one, &all);
+        assert!(all.losses.len() == 50 && difference < 1e-5, "{team:?}: {difference}");
+        assert!(all.losses[49] < all.losses[0] - 0.2, "it learns: {:?}", all.losses);
+        let difference = states(&one).zip(states(&all)).fold(0.0, |most: f32, (a, b)| most.max((a - b).abs()));
+        assert!(difference < 1e-5, "{team:?}: {difference}");
+    }
+}
+
+#[test]
+fn a_recurrent_model_goes_on_on_several_ranks_to_the_bit_and_on_another_number() {
+    let dir = tempfile::tempdir().unwrap();
+    for (i, team) in teams().iter().enumerate() {
+        for (apart, every) in [("together", "train.sync_every=0"), ("apart", "train.sync_every=5")] {
+            let settings = [every, "train.max_steps=20"];
+            let [whole, halves] =
+                ["whole", "halves"].map(|name| recurrent(dir.path(), &format!("{i}{apart}{name}"), &settings));
+            let whole = run(&whole, team, false, 0).unwrap();
+            assert_eq!(run(&halves, team, false, 10).unwrap().summary.steps, 10);
+            let resumed = run(&halves, team, true, 0).unwrap();
+            assert_eq!(whole.losses[10..], resumed.losses, "{team:?} {apart}");
+            assert!(files(&whole) == files(&resumed) && states(&whole).eq(states(&resumed)), "{team:?} {apart}");
+        }
+    }
+    let settings = ["train.max_steps=30"];
+    let [whole, parts] = ["whole", "parts"].map(|name| recurrent(dir.path(), name, &settings));
+    let whole = run(&whole, &[Device::Cpu], false, 0).unwrap();
+    run(&parts, &vec![Device::Cpu; 4], false, 10).unwrap();
+    let two = run(&parts, &vec![Device::Cpu; 2], true, 20).unwrap();
+    let one = run(&parts, &[Device::Cpu], true, 0).unwrap();
+    let losses = two.losses.iter().chain(&one.losses);
+    let are_close = losses.zip(&whole.losses[10..]).all(|(a, b)| (a - b).abs() < 1e-5);
+    assert!(are_close && one.losses.len() == 10, "{:?} {:?}, whole {:?}", two.losses, one.losses, whole.losses);
+}
+
+/// What a recurrent model knew at a run's last checkpoint.
+fn states(run: &Run) -> impl Iterator<Item = f32> {
+    let name = fs::read_to_string(run.summary.folder.join("last")).unwrap();
+    let path = run.summary.folder.join("checkpoints").join(name.trim()).join("recurrent_state.safetensors");
+    let file = fs::read(path).unwrap();
+    let tensors = SafeTensors::deserialize(&file).unwrap();
+    let of = |name| bytemuck::pod_collect_to_vec::<u8, f32>(tensors.tensor(name).unwrap().data());
+    ["h", "c"].into_iter().take(tensors.len()).flat_map(of).collect::<Vec<f32>>().into_iter()
 }
 
 #[test]

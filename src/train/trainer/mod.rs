@@ -296,7 +296,7 @@ impl Trainer<'_> {
             return Ok(());
         }
         self.leader.align(&self.replica)?;
-        let further = self.leader.further_moments(&self.replica)?;
+        let further = self.leader.further(&self.replica)?;
         let contents = if self.config.lora.rank > 0 { Contents::Adapters } else { Contents::Model };
         let pending = PendingSnapshot::new(self.state.clone(), &self.replica, further, contents, best)?;
         self.in_flight.push_back(InFlight::Snapshot(Box::new(pending)));

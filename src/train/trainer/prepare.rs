@@ -8,7 +8,6 @@ use crate::models::{LanguageModel, ModelConfig};
 use crate::optim::{LearningRate, Optimizer, ParameterArena, Schedule};
 use crate::profile::{Phase, WallClock};
 use crate::train::adapters::{check_base, lora};
-use crate::train::carried;
 use crate::train::checkpoint::{CONFIG, Checkpoint, DataHash, TOKENIZER, TrainerState, Writer};
 use crate::train::data_spec::data_spec;
 use crate::train::events::{Adapters, Event, Start};
@@ -126,8 +125,7 @@ impl<'a> Trainer<'a> {
             check_configured_precision(&resolved, device)?;
             check_sizes(&resolved.config, &model_config, device)?;
         }
-        Share::all(&resolved.config, place.ranks)?;
-        check_ranks(&resolved, &model_config, place.ranks)?;
+        Share::all(&resolved.config, model_config.kind, place.ranks)?;
         let state = initial_state(checkpoint, names, data.hash.clone(), total_steps);
         let saved = checkpoint.map(|checkpoint| checkpoint.state.comparable());
         let checkpoint_path = checkpoint.map(|checkpoint| checkpoint.path.clone());
@@ -158,10 +156,8 @@ impl<'a> Trainer<'a> {
         let learning_rate = learning_rate(&config, total_steps);
         let tokens = data.prepared.train;
         let began_at = (state.step, loader.epochs_at(position));
-        let carried = carried::at(checkpoint_path.as_deref(), &*model, config.train.batch_size)?;
         let trained = (model, parameters, optimizer);
         let mut replica = Replica::new(config.clone(), device, trained, tokens.clone(), loader, place);
-        replica.carried = carried;
         let team = team(&config, &model_config, &state.data, &tokens, &options);
         let mut leader = ranks::start(&team, &mut replica)?;
         let config = replica.config.clone();
@@ -174,7 +170,7 @@ impl<'a> Trainer<'a> {
             let shares = format!("the devices compute {parts:?} of the sequences of a step, as fast as each is");
             (options.on_event)(&Event::Note(shares));
         }
-        leader.load(&replica, position, state.step as u64, checkpoint_path.as_deref())?;
+        leader.load(&mut replica, position, state.step as u64, checkpoint_path.as_deref())?;
         Ok(Trainer {
             config_text,
             folder,
@@ -206,22 +202,6 @@ impl<'a> Trainer<'a> {
     }
 }
 
-/// Refuses what a recurrent model cannot be trained on: each batch goes on from the one before.
-fn check_ranks(resolved: &Resolved, shape: &ModelConfig, ranks: usize) -> Result<()> {
-    if ranks == 1 || !shape.is_recurrent() {
-        return Ok(());
-    }
-    Err(Error::Config {
-        place: resolved.origin("model.kind").to_string(),
-        key: "model.kind".into(),
-        message: format!(
-            "a model of kind {:?} goes on from batch to batch and is trained on one device, not {ranks}: give one with \
-             --device",
-            shape.kind.as_str()
-        ),
-    })
-}
-
 /// The ranks of this process.
 fn team<'a>(
     config: &'a Arc<Config>,
@@ -241,7 +221,6 @@ fn team<'a>(
 pub(in crate::train) fn follow(resolved: &Resolved, mut options: TrainOptions) -> Result<()> {
     let data = Data::load(resolved, &mut options, None)?;
     let shape = model_config(resolved, data.prepared.tokenizer.vocab_size())?;
-    check_ranks(resolved, &shape, options.launch.map_or(1, |launch| launch.processes))?;
     for device in [&options.device].into_iter().chain(options.others) {
         check_configured_precision(resolved, device)?;
         check_sizes(&resolved.config, &shape, device)?;

@@ -3,13 +3,12 @@
 use super::Trainer;
 
 use crate::data::Position;
-use crate::train::carried;
 use crate::train::checkpoint::{Checkpoint, GuardState, TrainerState, newest_good};
 use crate::train::diagnosis::first_non_finite;
 use crate::train::events::{Event, Step};
 use crate::train::guard::{self, Anomaly, Monitor, Verdict};
 use crate::train::init::model_at;
-use crate::train::ranks::Share;
+use crate::train::ranks::{Sequences, Share};
 use crate::train::replica::{Replica, loader, next_batches, predicted};
 use crate::train::resume::restore;
 use crate::{Error, Result, Tensor};
@@ -79,9 +78,7 @@ impl Trainer<'_> {
         self.monitor = Monitor { skipped: self.replica.optimizer.skipped().to_u32()?[0], overflows, skips_in_a_row: 0 };
         self.unconfirmed.clear();
         self.replica.start_loader(state.position)?;
-        let sequences = self.config.train.batch_size;
-        self.replica.carried = carried::at(Some(&checkpoint.path), &*self.replica.model, sequences)?;
-        self.leader.load(&self.replica, state.position, state.step as u64, Some(&checkpoint.path))?;
+        self.leader.load(&mut self.replica, state.position, state.step as u64, Some(&checkpoint.path))?;
         self.folder.lines().truncate(&state.appended)?;
         let best = state.best.filter(|_| self.config.checkpoint.keep_best).map(|best| best.step);
         self.folder.checkpoints().roll_back(state.step, best)?;
@@ -121,7 +118,8 @@ impl Trainer<'_> {
             let batches = next_batches(&mut loader, accum);
             let targets = predicted(&batches);
             // The sequences of all devices.
-            let pieces = Share::whole(c.train.batch_size, accum).pieces(self.replica.micro_batches);
+            let pieces =
+                Share::whole(Sequences::new(c, self.replica.model.config().kind)).pieces(self.replica.micro_batches);
             for (micro, batch) in batches.iter().enumerate() {
                 self.replica.parameters.zero_gradients();
                 let pass = ((at - 1) * accum + micro) as u64;
