@@ -91,7 +91,7 @@ fn uniform(len: usize, seed: u64) -> Vec<f32> {
 
 fn upload(gpu: &Gpu, values: &[f32]) -> GpuSlice {
     let slice = gpu.alloc(4 * values.len(), MemoryKind::Other).expect("memory");
-    gpu.upload(&slice, bytemuck::cast_slice(values)).expect("upload");
+    gpu.upload(&slice, &[bytemuck::cast_slice(values)]).expect("upload");
     slice
 }
 
