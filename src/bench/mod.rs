@@ -9,6 +9,8 @@ mod plot;
 mod step;
 mod table;
 #[cfg(feature = "cli")]
+mod tune;
+#[cfg(feature = "cli")]
 mod verify;
 
 #[cfg(feature = "cli")]
@@ -19,5 +21,7 @@ pub use ops::{OpTiming, Peaks, measure_peaks, measure_roofline, select, time_row
 pub use plot::{plot_generate, plot_steps};
 pub use step::{StepCase, StepTiming, step_cases, time_step};
 pub use table::{Row, Sizes, gemms};
+#[cfg(feature = "cli")]
+pub use tune::compare_tunings;
 #[cfg(feature = "cli")]
 pub use verify::{OpCheck, measure_copies, verify_ops};

@@ -196,3 +196,28 @@ fn a_step_in_mixed_precision_is_for_gpus() {
     let step = ["bench", "step", "--case", "cpu-small", "--precision", "mixed"];
     Sandbox::new().run(&[&step[..], &CPU[..]].concat()).fails_with(&["--precision", "16-bit floats", "on the CPU"]);
 }
+
+#[test]
+fn tune_keeps_what_it_measures_where_training_finds_it() {
+    if !has_gpu() {
+        return;
+    }
+    // Of WebGPU's default limits, so that few kernels are to be compiled.
+    let limits = [("RUSTYFLOW_GPU_LIMITS", "default")];
+    let sandbox = Sandbox::with_own_cache();
+    let tune = [&["bench", "tune", "--seconds", "0", "--json"], &GPU[..]].concat();
+    let told = sandbox.run_with(&tune, &limits).succeeds().json();
+    let tiles = told["tiles"].as_object().expect("tiles");
+    assert!(tiles.len() >= 3 && tiles.values().all(|tile| number(tile, "nn") > 0.0), "{told}");
+    let gemms = told["gemms"].as_array().expect("GEMMs");
+    assert!(gemms.len() > 10, "{told}");
+    for gemm in gemms {
+        assert!(number(gemm, "default_us") > 0.0 && number(gemm, "chosen_us") > 0.0, "{gemm}");
+        let same = gemm["default_tile"] == gemm["chosen_tile"];
+        assert!(!same || gemm["default_us"] == gemm["chosen_us"], "the same tile is timed once: {gemm}");
+    }
+    assert_eq!(told["matmul_f32"], serde_json::json!({ "before": "fma", "after": "fma" }));
+    let kept = sandbox.run(&["devices", "--json"]).succeeds().json()["adapters"][0]["matmul_gflops"].clone();
+    assert_eq!(kept, told["tiles"], "where every later start finds it");
+    sandbox.run(&["bench", "tune", "--device", "cpu"]).fails_with(&["device cpu", "GPU's kernels", "gpu:0"]);
+}
