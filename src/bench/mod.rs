@@ -3,6 +3,8 @@
 #[cfg(feature = "cli")]
 mod exchange;
 mod generate;
+#[cfg(feature = "cli")]
+mod hardware;
 mod ops;
 #[cfg(feature = "cli")]
 mod plot;
@@ -16,6 +18,8 @@ mod verify;
 #[cfg(feature = "cli")]
 pub use exchange::measure_exchange;
 pub use generate::{GenerateTiming, random_model, time_generate};
+#[cfg(feature = "cli")]
+pub use hardware::{HardwareReport, hardware_table};
 pub use ops::{OpTiming, Peaks, measure_peaks, measure_roofline, select, time_row};
 #[cfg(feature = "cli")]
 pub use plot::{plot_generate, plot_steps};

@@ -1,5 +1,6 @@
 //! `rustyflow bench`: what a device can do.
 
+mod report;
 mod tune;
 
 use super::{at_least_one, device, output};
@@ -26,6 +27,8 @@ pub enum Command {
     Generate(GenerateArgs),
     /// Measure the GPU's matmul kernels at length, keep that for every later run, and say what it gained
     Tune(tune::Args),
+    /// Write one file about this device: what it is, the rates of its kernels, a training step
+    Report(report::Args),
 }
 
 #[derive(clap::Args)]
@@ -121,6 +124,7 @@ impl Command {
             Command::Step(args) => args.json,
             Command::Generate(args) => args.json,
             Command::Tune(args) => args.json,
+            Command::Report(args) => args.is_for_machines(),
         }
     }
 }
@@ -131,6 +135,7 @@ pub fn run(command: Command) -> Result<()> {
         Command::Step(args) => step(&args),
         Command::Generate(args) => generate(&args),
         Command::Tune(args) => tune::run(&args),
+        Command::Report(args) => report::run(&args),
     }
 }
 

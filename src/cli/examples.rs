@@ -101,6 +101,10 @@ pub const BENCH_TUNE: &str = "Examples:
   rustyflow bench tune                                      the first hardware GPU, for half a minute
   rustyflow bench tune --device gpu:1 --seconds 120";
 
+pub const BENCH_REPORT: &str = "Examples:
+  rustyflow bench report --device gpu --out docs/hardware/my-gpu.json
+  rustyflow bench report --table docs/hardware/*.json";
+
 pub const DATA_FETCH: &str = "Examples:
   rustyflow data fetch wikitext-2
   rustyflow data fetch gpt2";

@@ -2,6 +2,8 @@
 
 use crate::sandbox::{Sandbox, has_gpu, json_lines};
 use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 const CPU: [&str; 4] = ["--device", "cpu", "--threads", "1"];
 const GPU: [&str; 3] = ["--device", "gpu", "--allow-software-gpu"];
@@ -220,4 +222,42 @@ fn tune_keeps_what_it_measures_where_training_finds_it() {
     let kept = sandbox.run(&["devices", "--json"]).succeeds().json()["adapters"][0]["matmul_gflops"].clone();
     assert_eq!(kept, told["tiles"], "where every later start finds it");
     sandbox.run(&["bench", "tune", "--device", "cpu"]).fails_with(&["device cpu", "GPU's kernels", "gpu:0"]);
+}
+
+#[test]
+fn report_writes_one_file_that_table_reads() {
+    let sandbox = Sandbox::new();
+    let report = ["bench", "report", "--seconds", "0", "--out", "cpu.json"];
+    let run = sandbox.run(&[&report[..], &CPU].concat()).succeeds();
+    let told: Value = serde_json::from_str(&sandbox.read("cpu.json")).unwrap();
+    assert!(number(&told["peaks"], "tflops") > 0.0 && number(&told["peaks"], "gb_per_s") > 0.0, "{told}");
+    let step = &told["steps"][0];
+    assert_eq!((&step["case"], &step["precision"]), (&"cpu-small".into(), &"f32".into()), "{told}");
+    assert!(number(step, "ms_per_step") > 0.0 && told["adapter"].is_null(), "{told}");
+    let left_out = told["left_out"].as_array().expect("what no time was left for");
+    assert!(left_out.iter().any(|what| what.as_str().unwrap().starts_with("attention")), "{told}");
+    let table = sandbox.run(&["bench", "report", "--table", "cpu.json", "cpu.json"]).succeeds().stdout;
+    let row = format!("cpu-small f32: {:.0} tokens/s", number(step, "tokens_per_s"));
+    assert_eq!(table.matches(&row).count(), 2, "{table}");
+    assert!(run.stdout.contains(&row), "{run:?}");
+    sandbox.run(&["bench", "report", "--table", "corpus.txt"]).fails_with(&["corpus.txt", "bench report"]);
+    sandbox.run(&["bench", "report", "--out", "missing/x.json"]).fails_with(&["cannot create missing/x.json"]);
+}
+
+/// What people with other hardware send in.
+#[test]
+fn the_table_in_the_readme_is_that_of_the_reports() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let entries = fs::read_dir(root.join("docs/hardware")).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<PathBuf> = entries.filter(|path| path.extension().is_some_and(|name| name == "json")).collect();
+    files.sort();
+    let files = files.iter().map(|path| path.to_str().unwrap());
+    let args: Vec<&str> = ["bench", "report", "--table"].into_iter().chain(files).collect();
+    let table = Sandbox::new().run(&args).succeeds().stdout;
+    assert!(table.lines().count() > 2, "no report");
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    assert!(
+        readme.contains(&table),
+        "README.md lacks what `rustyflow bench report --table docs/hardware/*.json` prints:\n{table}"
+    );
 }
