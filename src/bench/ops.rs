@@ -4,13 +4,13 @@ use super::table::{AROUND_THE_OP, Row, Sizes, Work, gemms, table};
 use crate::profile::{KernelTotal, Roofline};
 use crate::testing::worst_error;
 use crate::{DType, Device, Error, Result, Tensor};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// The rates that the device reached at what suits it best: large GEMMs, and reading and writing tensors
 /// larger than any cache.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Peaks {
     /// 10^12 f32 operations per second.
     pub tflops: f64,
@@ -40,7 +40,7 @@ pub struct OpTiming {
     pub bound: &'static str,
     /// The row's largest difference from the CPU, of outputs and gradients: |difference| over root mean square +
     /// |value|.
-    /// `None` on the CPU.
+    /// `None` on the CPU, and where it was not compared.
     pub difference: Option<f64>,
     /// Whether that is within the row's tolerance.
     pub agrees: bool,
@@ -95,6 +95,22 @@ fn best(device: &Device, rows: impl IntoIterator<Item = Row>, rate: fn(&KernelTo
 pub fn time_row(row: &Row, device: &Device, peaks: &Peaks) -> Result<Vec<OpTiming>> {
     let mut work = row.prepare(device)?;
     let difference = device.is_gpu().then(|| difference_from_cpu(row, &mut work)).transpose()?;
+    timings(row, device, work, peaks, difference)
+}
+
+/// [`time_row`] without the check, which takes the CPU longer than the row takes the GPU.
+#[cfg(feature = "cli")]
+pub(super) fn time_unchecked(row: &Row, device: &Device, peaks: &Peaks) -> Result<Vec<OpTiming>> {
+    timings(row, device, row.prepare(device)?, peaks, None)
+}
+
+fn timings(
+    row: &Row,
+    device: &Device,
+    mut work: Work,
+    peaks: &Peaks,
+    difference: Option<f64>,
+) -> Result<Vec<OpTiming>> {
     let mut kernels = time(device, &mut work)?;
     for other in AROUND_THE_OP.into_iter().filter(|&other| other != row.op) {
         kernels.remove(other);

@@ -223,28 +223,27 @@ pub fn gemms(dtype: DType, m: usize, n: usize, k: usize) -> [Row; 3] {
     })
 }
 
-fn matmul(s: &Sizes) -> Vec<Row> {
+/// Large square GEMMs and those of a training step: which of the layouts nn, nt and tn, and M, N and K.
+pub fn step_gemms(s: &Sizes) -> Vec<(usize, [usize; 3])> {
+    let [nn, nt, tn] = [0, 1, 2];
     let (tokens, c, v, rows) = (s.tokens(), s.width, s.vocab, s.logit_rows);
-    let mut all = Vec::new();
-    for dtype in [DType::F32, DType::F16] {
-        let gemms = |m, n, k| gemms(dtype, m, n, k);
-        all.extend(gemms(s.square, s.square, s.square));
-        // A linear layer from `inputs` to `outputs`: y = x w, dx = dy w^T, dw = x^T dy.
-        for (inputs, outputs) in [(c, 4 * c), (4 * c, c), (c, c), (c, 3 * c)] {
-            let [y, _, _] = gemms(tokens, outputs, inputs);
-            let [_, dx, _] = gemms(tokens, inputs, outputs);
-            let [_, _, dw] = gemms(inputs, outputs, tokens);
-            all.extend([y, dx, dw]);
-        }
-        // The classifier, whose weight is (V, C): logits = h w^T, dh = dlogits w, dw = dlogits^T h; and the other
-        // layouts.
-        let [nn, logits, _] = gemms(rows, v, c);
-        let [dh, _, _] = gemms(rows, c, v);
-        let [_, _, dw] = gemms(v, c, rows);
-        let [_, _, dw_transposed] = gemms(c, v, rows);
-        all.extend([logits, nn, dh, dw, dw_transposed]);
+    let mut all: Vec<_> = [nn, nt, tn].map(|layout| (layout, [s.square; 3])).to_vec();
+    // A linear layer from `inputs` to `outputs`: y = x w, dx = dy w^T, dw = x^T dy.
+    for (inputs, outputs) in [(c, 4 * c), (4 * c, c), (c, c), (c, 3 * c)] {
+        let (y, dx) = ((nn, [tokens, outputs, inputs]), (nt, [tokens, inputs, outputs]));
+        all.extend([y, dx, (tn, [inputs, outputs, tokens])]);
     }
+    // The classifier, whose weight is (V, C): logits = h w^T, dh = dlogits w, dw = dlogits^T h; and the other layouts.
+    all.extend([(nt, [rows, v, c]), (nn, [rows, v, c]), (nn, [rows, c, v]), (tn, [v, c, rows]), (tn, [c, v, rows])]);
     all
+}
+
+fn matmul(s: &Sizes) -> Vec<Row> {
+    let rows = |dtype| {
+        let row = move |(layout, [m, n, k]): (usize, [usize; 3])| gemms(dtype, m, n, k).into_iter().nth(layout);
+        step_gemms(s).into_iter().filter_map(row)
+    };
+    rows(DType::F32).chain(rows(DType::F16)).collect()
 }
 
 fn layers(s: &Sizes) -> Vec<Row> {

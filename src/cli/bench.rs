@@ -1,5 +1,8 @@
 //! `rustyflow bench`: what a device can do.
 
+mod report;
+mod tune;
+
 use super::{at_least_one, device, output};
 use crate::bench::{
     GenerateTiming, OpTiming, Peaks, Sizes, StepCase, StepTiming, gemms, measure_peaks, measure_roofline,
@@ -22,6 +25,10 @@ pub enum Command {
     Step(StepArgs),
     /// Time each new token of a continuation, by a model of random weights
     Generate(GenerateArgs),
+    /// Measure the GPU's matmul kernels at length, keep that for every later run, and say what it gained
+    Tune(tune::Args),
+    /// Write one file about this device: what it is, the rates of its kernels, a training step
+    Report(report::Args),
 }
 
 #[derive(clap::Args)]
@@ -116,6 +123,8 @@ impl Command {
             Command::Ops(args) => args.json,
             Command::Step(args) => args.json,
             Command::Generate(args) => args.json,
+            Command::Tune(args) => args.json,
+            Command::Report(args) => args.is_for_machines(),
         }
     }
 }
@@ -125,6 +134,8 @@ pub fn run(command: Command) -> Result<()> {
         Command::Ops(args) => ops(&args),
         Command::Step(args) => step(&args),
         Command::Generate(args) => generate(&args),
+        Command::Tune(args) => tune::run(&args),
+        Command::Report(args) => report::run(&args),
     }
 }
 

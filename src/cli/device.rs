@@ -2,9 +2,8 @@
 
 use super::{cache, output};
 use crate::config::{DeviceConfig, Devices, MatmulF32, Resolved, current_word};
-use crate::gpu::Gpu;
-use crate::ops::MatmulTuning;
-use crate::train::Opening;
+use crate::ops::Effort;
+use crate::train::{Opening, Tuned};
 use crate::{Device, Result};
 use std::path::Path;
 
@@ -86,9 +85,9 @@ pub fn open_for_run(resolved: &mut Resolved, kept: Option<MatmulF32>, tune: bool
     opening(cache::folder().as_deref()).open_for_run(resolved, kept, tune)
 }
 
-/// As [`Opening::autotune`].
-pub fn autotune(gpu: Gpu, cache: &Path) -> Result<MatmulTuning> {
-    opening(None).autotune(gpu, cache)
+/// As [`Opening::tune`].
+pub fn tune(config: &DeviceConfig, effort: &Effort) -> Result<Tuned> {
+    opening(cache::folder().as_deref()).tune(config, effort)
 }
 
 /// What was chosen and why is told on standard error.

@@ -1,12 +1,10 @@
 //! `rustyflow devices`: every adapter with its limits, features and memory.
 
-use super::output;
-use super::{cache, device};
+use super::{cache, output};
 use crate::Device;
-use crate::gpu::{AdapterChoice, AdapterInfo, Gpu};
+use crate::gpu::AdapterInfo;
 use crate::ops::MatmulTuning;
-use anyhow::{Context, Result};
-use std::collections::HashSet;
+use anyhow::Result;
 
 #[derive(clap::Args)]
 #[command(after_help = super::examples::DEVICES)]
@@ -14,18 +12,12 @@ pub struct Args {
     /// Print one JSON object instead
     #[arg(long)]
     pub json: bool,
-    /// Autotune the matmul kernels of every hardware adapter anew
-    #[arg(long)]
-    measure: bool,
 }
 
 pub fn run(args: Args) -> Result<()> {
     let mut devices = Device::list();
     let cpu = devices.remove(0);
     let adapters: Vec<AdapterInfo> = devices.into_iter().filter_map(|device| device.adapter).collect();
-    if args.measure {
-        measure(&adapters)?;
-    }
     if args.json {
         let cache = cache::folder();
         let tuning = |info: &AdapterInfo| cache.as_ref().and_then(|cache| MatmulTuning::load(cache, info));
@@ -55,30 +47,13 @@ pub fn print(adapters: &[AdapterInfo]) -> Result<()> {
             let highest = f64::from(tuning.highest()) / 1e3;
             output::line(format_args!("         matmul kernels autotuned: up to {highest:.1} TFLOP/s in f32"))?;
         } else {
-            output::line("         matmul kernels not autotuned yet: `rustyflow train` does it once")?;
+            output::line(
+                "         matmul kernels not autotuned yet: `rustyflow train` does it once, `bench tune` at length",
+            )?;
         }
     }
     if adapters.is_empty() {
         output::line("no GPU adapter: a GPU needs its vendor's Vulkan driver (Metal on macOS, DirectX 12 on Windows)")?;
-    }
-    Ok(())
-}
-
-/// Measures one adapter of each kind.
-fn measure(adapters: &[AdapterInfo]) -> Result<()> {
-    let cache =
-        cache::folder().context("there is no folder to keep measurements in: name one in RUSTYFLOW_CACHE_DIR")?;
-    let mut done = HashSet::new();
-    let hardware: Vec<_> = adapters.iter().filter(|a| !a.is_software()).collect();
-    if hardware.is_empty() {
-        output::note("nothing to measure: there is no hardware adapter");
-    }
-    for info in hardware {
-        if done.insert((&info.name, &info.backend, &info.driver)) {
-            let choice =
-                AdapterChoice { index: Some(info.index), cache: Some(cache.clone()), ..AdapterChoice::default() };
-            device::autotune(Gpu::open(&choice)?, &cache)?;
-        }
     }
     Ok(())
 }

@@ -66,7 +66,7 @@ pub const EXPORT: &str = "Examples:
 
 pub const DEVICES: &str = "Examples:
   rustyflow devices
-  rustyflow devices --measure                               autotunes the matmul kernels anew";
+  rustyflow devices --json";
 
 pub const DOCTOR: &str = "Examples:
   rustyflow doctor                                          whether this machine can be trusted to train
@@ -96,6 +96,14 @@ pub const BENCH_STEP: &str = "Examples:
 pub const BENCH_GENERATE: &str = "Examples:
   rustyflow bench generate --case gpt2-124m --device gpu
   rustyflow bench generate --case gpt2-124m --device gpu --dtype f16 --batch-size 64 --svg tokens.svg";
+
+pub const BENCH_TUNE: &str = "Examples:
+  rustyflow bench tune                                      the first hardware GPU, for half a minute
+  rustyflow bench tune --device gpu:1 --seconds 120";
+
+pub const BENCH_REPORT: &str = "Examples:
+  rustyflow bench report --device gpu --out docs/hardware/my-gpu.json
+  rustyflow bench report --table docs/hardware/*.json";
 
 pub const DATA_FETCH: &str = "Examples:
   rustyflow data fetch wikitext-2

@@ -58,7 +58,7 @@ pub use dims::{Dim, Dims};
 pub(crate) use losses::METHODS as LOSSES;
 pub use losses::Reduction;
 pub(crate) use matmul::MatMul;
-pub use matmul::{MatmulTuning, Throughput};
+pub use matmul::{Effort, GemmCase, MatmulTuning, Throughput, TunedGemm, compare_tiles};
 pub(crate) use norm_linear::LinearRef;
 pub use norm_linear::NormRef;
 pub use pool::PoolOptions;

@@ -53,7 +53,7 @@ pub use loading::{
 };
 pub use lock::check_unused;
 pub use log::TRAINING_LOG;
-pub use opening::{Opening, choose_of_machine, resolve_matmul_f32};
+pub use opening::{Opening, Tuned, choose_of_machine, resolve_matmul_f32};
 pub use options::TrainOptions;
 pub use plan::{
     Cluster, ClusterPlan, ClusterRow, Footprint, Plan, Rates, RunPlan, Speed, TimePlan, check_size, plan_run,

@@ -3,7 +3,7 @@
 use crate::comm::Launch;
 use crate::config::{DeviceConfig, DeviceKind, MatmulF32, Resolved};
 use crate::gpu::{AdapterChoice, Gpu, adapters};
-use crate::ops::MatmulTuning;
+use crate::ops::{Effort, MatmulTuning};
 use crate::{Device, Error, Result, cpu};
 use std::path::Path;
 
@@ -49,16 +49,32 @@ impl Opening<'_> {
         std::iter::once(Ok(first)).chain(others).collect()
     }
 
-    /// Autotunes the matmul kernels of a GPU and keeps the measurements in the cache folder. The handle is used up: its
-    /// pool now holds memory, and its statistics a peak, that the caller itself never asked for.
+    /// Autotunes the matmul kernels of a GPU, whether they were before or not, and keeps the measurements in the cache
+    /// folder, where all that is opened later finds them. A software adapter is measured too.
     ///
     /// # Errors
-    /// If the driver reported an error.
-    pub(crate) fn autotune(&self, gpu: Gpu, cache: &Path) -> Result<MatmulTuning> {
-        (self.note)(&format!("autotuning the matmul kernels of {}, once: a few seconds", gpu.info().name));
-        let tuning = MatmulTuning::measure(&gpu)?;
-        tuning.store(cache, gpu.info());
-        Ok(tuning)
+    /// If no GPU is asked for or it does not open, there is no cache folder, or the driver reported an error.
+    pub fn tune(&self, config: &DeviceConfig, effort: &Effort) -> Result<Tuned> {
+        let Some(cache) = self.cache else {
+            let message = "there is no folder to keep measurements in: name one in RUSTYFLOW_CACHE_DIR";
+            return Err(invalid(message.into()));
+        };
+        let index = match single(config)? {
+            DeviceKind::Gpu(index) => index,
+            DeviceKind::Auto => None,
+            DeviceKind::Cpu | DeviceKind::AllGpus => {
+                let message = format!("device {}: only a GPU's kernels are tuned; name one, as gpu:0", config.kind);
+                return Err(invalid(message));
+            }
+        };
+        let choice = self.adapter_choice(config, gpu_number(index)?)?;
+        let gpu = Gpu::open(&choice)?;
+        (self.note)(&format!("measuring the matmul kernels of {}", gpu.info().name));
+        let tuning = autotune(gpu, cache, effort)?;
+        let default = Gpu::open(&choice)?;
+        let after = tuned(&default, &tuning).expect("every tile that fits was measured");
+        let [default, tuned] = [default, after].map(|gpu| with_matmul_f32(gpu, config.matmul_f32));
+        Ok(Tuned { default, tuned, tuning })
     }
 
     fn open_kind(&self, config: &DeviceConfig, kind: DeviceKind, tune: bool) -> Result<Device> {
@@ -77,18 +93,8 @@ impl Opening<'_> {
 
     fn choose(&self, config: &DeviceConfig, kind: DeviceKind, tune: bool) -> Result<Device> {
         let open = |index| -> Result<Device> {
-            let choice = AdapterChoice {
-                index,
-                allow_software: config.allow_software,
-                default_limits: default_limits()?,
-                memory_bytes: memory_bytes()?,
-                cache: self.cache.map(Path::to_path_buf),
-            };
-            let gpu = self.open_gpu(&choice, tune)?;
-            Ok(Device::Gpu(match config.matmul_f32 {
-                MatmulF32::Auto => gpu,
-                how => gpu.with_split_fp16(how == MatmulF32::SplitFp16),
-            }))
+            let gpu = self.open_gpu(&self.adapter_choice(config, index)?, tune)?;
+            Ok(Device::Gpu(with_matmul_f32(gpu, config.matmul_f32)))
         };
         match kind {
             DeviceKind::Cpu => Ok(Device::Cpu),
@@ -113,6 +119,16 @@ impl Opening<'_> {
         }
     }
 
+    fn adapter_choice(&self, config: &DeviceConfig, index: Option<usize>) -> Result<AdapterChoice> {
+        Ok(AdapterChoice {
+            index,
+            allow_software: config.allow_software,
+            default_limits: default_limits()?,
+            memory_bytes: memory_bytes()?,
+            cache: self.cache.map(Path::to_path_buf),
+        })
+    }
+
     /// Says what `auto` came to: once, also where a device is opened again.
     fn say_once(&self, text: &str) {
         static SAID: std::sync::Once = std::sync::Once::new();
@@ -130,7 +146,8 @@ impl Opening<'_> {
         if !tune || gpu.info().is_software() {
             return Ok(gpu);
         }
-        let measured = self.autotune(gpu, cache);
+        (self.note)(&format!("autotuning the matmul kernels of {}, once: a few seconds", gpu.info().name));
+        let measured = autotune(gpu, cache, &Effort::FIRST_START);
         let gpu = Gpu::open(choice)?;
         match measured {
             Ok(tuning) => Ok(tuned(&gpu, &tuning).unwrap_or(gpu)),
@@ -150,6 +167,29 @@ impl Opening<'_> {
             }
             result => result,
         }
+    }
+}
+
+/// A GPU whose kernels are chosen without and with what [`Opening::tune`] measured.
+pub struct Tuned {
+    pub default: Gpu,
+    pub tuned: Gpu,
+    pub tuning: MatmulTuning,
+}
+
+/// Measures the matmul kernels of a GPU and keeps the result in the cache folder. The handle is used up: its pool now
+/// holds memory, and its statistics a peak, that the caller itself never asked for.
+fn autotune(gpu: Gpu, cache: &Path, effort: &Effort) -> Result<MatmulTuning> {
+    let tuning = MatmulTuning::measure(&gpu, effort)?;
+    tuning.store(cache, gpu.info());
+    Ok(tuning)
+}
+
+/// With large f32 GEMMs as `device.matmul_f32` says.
+fn with_matmul_f32(gpu: Gpu, how: MatmulF32) -> Gpu {
+    match how {
+        MatmulF32::Auto => gpu,
+        how => gpu.with_split_fp16(how == MatmulF32::SplitFp16),
     }
 }
 

@@ -2,6 +2,8 @@
 
 use crate::sandbox::{Sandbox, has_gpu, json_lines};
 use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 const CPU: [&str; 4] = ["--device", "cpu", "--threads", "1"];
 const GPU: [&str; 3] = ["--device", "gpu", "--allow-software-gpu"];
@@ -195,4 +197,67 @@ fn generate_times_tokens_after_prompts_of_several_lengths() {
 fn a_step_in_mixed_precision_is_for_gpus() {
     let step = ["bench", "step", "--case", "cpu-small", "--precision", "mixed"];
     Sandbox::new().run(&[&step[..], &CPU[..]].concat()).fails_with(&["--precision", "16-bit floats", "on the CPU"]);
+}
+
+#[test]
+fn tune_keeps_what_it_measures_where_training_finds_it() {
+    if !has_gpu() {
+        return;
+    }
+    // Of WebGPU's default limits, so that few kernels are to be compiled.
+    let limits = [("RUSTYFLOW_GPU_LIMITS", "default")];
+    let sandbox = Sandbox::with_own_cache();
+    let tune = [&["bench", "tune", "--seconds", "0", "--json"], &GPU[..]].concat();
+    let told = sandbox.run_with(&tune, &limits).succeeds().json();
+    let tiles = told["tiles"].as_object().expect("tiles");
+    assert!(tiles.len() >= 3 && tiles.values().all(|tile| number(tile, "nn") > 0.0), "{told}");
+    let gemms = told["gemms"].as_array().expect("GEMMs");
+    assert!(gemms.len() > 10, "{told}");
+    for gemm in gemms {
+        assert!(number(gemm, "default_us") > 0.0 && number(gemm, "chosen_us") > 0.0, "{gemm}");
+        let same = gemm["default_tile"] == gemm["chosen_tile"];
+        assert!(!same || gemm["default_us"] == gemm["chosen_us"], "the same tile is timed once: {gemm}");
+    }
+    assert_eq!(told["matmul_f32"], serde_json::json!({ "before": "fma", "after": "fma" }));
+    let kept = sandbox.run(&["devices", "--json"]).succeeds().json()["adapters"][0]["matmul_gflops"].clone();
+    assert_eq!(kept, told["tiles"], "where every later start finds it");
+    sandbox.run(&["bench", "tune", "--device", "cpu"]).fails_with(&["device cpu", "GPU's kernels", "gpu:0"]);
+}
+
+#[test]
+fn report_writes_one_file_that_table_reads() {
+    let sandbox = Sandbox::new();
+    let report = ["bench", "report", "--seconds", "0", "--out", "cpu.json"];
+    let run = sandbox.run(&[&report[..], &CPU].concat()).succeeds();
+    let told: Value = serde_json::from_str(&sandbox.read("cpu.json")).unwrap();
+    assert!(number(&told["peaks"], "tflops") > 0.0 && number(&told["peaks"], "gb_per_s") > 0.0, "{told}");
+    let step = &told["steps"][0];
+    assert_eq!((&step["case"], &step["precision"]), (&"cpu-small".into(), &"f32".into()), "{told}");
+    assert!(number(step, "ms_per_step") > 0.0 && told["adapter"].is_null(), "{told}");
+    let left_out = told["left_out"].as_array().expect("what no time was left for");
+    assert!(left_out.iter().any(|what| what.as_str().unwrap().starts_with("attention")), "{told}");
+    let table = sandbox.run(&["bench", "report", "--table", "cpu.json", "cpu.json"]).succeeds().stdout;
+    let row = format!("cpu-small f32: {:.0} tokens/s", number(step, "tokens_per_s"));
+    assert_eq!(table.matches(&row).count(), 2, "{table}");
+    assert!(run.stdout.contains(&row), "{run:?}");
+    sandbox.run(&["bench", "report", "--table", "corpus.txt"]).fails_with(&["corpus.txt", "bench report"]);
+    sandbox.run(&["bench", "report", "--out", "missing/x.json"]).fails_with(&["cannot create missing/x.json"]);
+}
+
+/// What people with other hardware send in.
+#[test]
+fn the_table_in_the_readme_is_that_of_the_reports() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let entries = fs::read_dir(root.join("docs/hardware")).unwrap().map(|entry| entry.unwrap().path());
+    let mut files: Vec<PathBuf> = entries.filter(|path| path.extension().is_some_and(|name| name == "json")).collect();
+    files.sort();
+    let files = files.iter().map(|path| path.to_str().unwrap());
+    let args: Vec<&str> = ["bench", "report", "--table"].into_iter().chain(files).collect();
+    let table = Sandbox::new().run(&args).succeeds().stdout;
+    assert!(table.lines().count() > 2, "no report");
+    let readme = fs::read_to_string(root.join("README.md")).unwrap();
+    assert!(
+        readme.contains(&table),
+        "README.md lacks what `rustyflow bench report --table docs/hardware/*.json` prints:\n{table}"
+    );
 }

@@ -5,9 +5,11 @@ use super::models::{model, small};
 use super::{Defined, HUGE, Refused, Row};
 use rustyflow::comm::Launch;
 use rustyflow::config::{Layers, Resolved, WeightDtype};
+use rustyflow::ops::Effort;
 use rustyflow::train::{self, Opening, Prompt};
 use rustyflow::{Device, Result};
 use std::path::Path;
+use std::time::Duration;
 
 const OPENING: Opening = Opening { cache: None, note: &|_| () };
 
@@ -30,6 +32,10 @@ fn devices() -> Vec<Row> {
         }),
         ("Opening::open_autotuned", Refused, |_| {
             OPENING.open_autotuned(&resolved("[device]\nkind = \"cpu,cpu\"\n")?.config.device).map(drop)
+        }),
+        ("Opening::tune", Refused, |_| {
+            let config = &resolved("[device]\nkind = \"cpu\"\n")?.config.device;
+            OPENING.tune(config, &Effort::lasting(Duration::MAX)).map(drop)
         }),
         ("Opening::open_for_run", Refused, |_| {
             let mut resolved = resolved("[device]\nkind = \"cpu\"\n")?;

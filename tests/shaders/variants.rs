@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, OnceLock};
 
 /// Kinds of GPU whose limits lead to different kernels.
-fn devices() -> [(&'static str, Limits); 6] {
+fn devices() -> [(&'static str, Limits); 7] {
     const GIB: u64 = 1 << 30;
     let of = |binding_bytes, buffer_bytes, workgroup_kib: u32| Limits {
         binding_bytes,
@@ -31,6 +31,8 @@ fn devices() -> [(&'static str, Limits); 6] {
         ("a GPU with subgroups of 64", with_coop(of(4 * GIB - 4, 4 * GIB, 64), 16, 64)),
         // Subgroups vary between 8 and 32 lanes on Intel: no size is known.
         ("an integrated GPU", of(GIB, 2 * GIB, 32)),
+        // f16 and subgroups, and no more threads and bytes than WebGPU promises.
+        ("a small integrated GPU", Limits { workgroup_threads: 256, subgroup_size: 16, ..of(128 << 20, GIB, 16) }),
         ("a software adapter", Limits { subgroup_size: 8, ..of(128 << 20, 2 * GIB, 32) }),
         ("the floor of WebGPU", Limits::WEBGPU_DEFAULT),
     ]

@@ -6,12 +6,11 @@
 //! begins.
 
 use super::tiles::{MmaKind, PerfModel, Tile};
-use super::{Dims, MatMul, TileConfig};
+use super::timing::{Gemm, uniform};
+use super::{MatMul, TileConfig};
 use crate::cache::{hex, store};
 use crate::gpu::{AdapterInfo, Gpu, INCLUDES, Limits};
-use crate::ops::random::Key;
-use crate::profile::Cost;
-use crate::{DType, Device, Result, Tensor, shader};
+use crate::{DType, Result, shader};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -62,33 +61,45 @@ struct SplitFp16 {
 }
 
 /// What a measurement takes.
-struct Effort {
+#[derive(Debug, Clone, Copy)]
+pub struct Effort {
     /// M, N and K of the GEMM to time: the first that takes `LONG_ENOUGH`.
     sizes: &'static [[usize; 3]],
     /// Work before the clock starts: an idle GPU takes a while to raise its own.
     warm_up: Duration,
     /// M, N and K of the GEMM whose error is computed.
     error_size: [usize; 3],
+    /// All tiles are timed in turn, as often as fits into `time` but no more than so often; the best time counts.
+    rounds: usize,
+    time: Duration,
 }
 
-const EFFORT: Effort = Effort {
-    sizes: &[
-        [1024, 512, 1024],
-        [1024, 1024, 1024],
-        [2048, 1024, 1024],
-        [2048, 2048, 1024],
-        [4096, 2048, 1024],
-        [4096, 4096, 1024],
-        [4096, 4096, 2048],
-    ],
-    warm_up: Duration::from_millis(500),
-    error_size: [128, 128, 2048],
-};
+impl Effort {
+    /// What the first start of a training waits for: a few seconds, most of them for compiling.
+    pub const FIRST_START: Effort = Effort {
+        sizes: &[
+            [1024, 512, 1024],
+            [1024, 1024, 1024],
+            [2048, 1024, 1024],
+            [2048, 2048, 1024],
+            [4096, 2048, 1024],
+            [4096, 4096, 1024],
+            [4096, 4096, 2048],
+        ],
+        warm_up: Duration::from_millis(500),
+        error_size: [128, 128, 2048],
+        rounds: 5,
+        time: Duration::from_millis(1500),
+    };
+
+    /// Timing goes on until so much time has passed, and takes one round at least.
+    pub const fn lasting(time: Duration) -> Effort {
+        Effort { rounds: usize::MAX, time, ..Effort::FIRST_START }
+    }
+}
+
 /// So long that starting a kernel does not count.
 const LONG_ENOUGH: Duration = Duration::from_millis(2);
-/// All tiles are timed in turn, as often as fits into `TIME` but no more than so often; the best time counts.
-const ROUNDS: usize = 5;
-const TIME: Duration = Duration::from_millis(1500);
 /// The throughput of split-fp16, as a multiple of that of FMAs, from which on it is preferred: below, other kernels and
 /// smaller GEMMs decide whether a step gains.
 const MIN_SPEEDUP: f64 = 1.3;
@@ -109,7 +120,7 @@ impl MatmulTuning {
                 None
             }
             Err(why) => {
-                tracing::warn!("{} is {why} and not used: `rustyflow devices --measure` replaces it", path.display());
+                tracing::warn!("{} is {why} and not used: `rustyflow bench tune` replaces it", path.display());
                 None
             }
         }
@@ -121,15 +132,15 @@ impl MatmulTuning {
         store(&path(cache, info), text.as_bytes());
     }
 
-    /// Times every f32 tile that the adapter can run: a few seconds, most of them for compiling.
+    /// Times every f32 tile that the adapter can run.
     ///
     /// # Errors
     /// If the GPU has no 128 MiB to spare or reports an error.
-    pub fn measure(gpu: &Gpu) -> Result<MatmulTuning> {
+    pub fn measure(gpu: &Gpu, effort: &Effort) -> Result<MatmulTuning> {
         let started = Instant::now();
         // None of this is part of what the command itself measures.
         let before = gpu.profiler().take();
-        let measured = measure(gpu, &EFFORT);
+        let measured = measure(gpu, effort);
         gpu.profiler().restore(before);
         let tuning = measured?;
         let elapsed_ms = started.elapsed().as_millis();
@@ -226,6 +237,12 @@ fn layouts() -> [MatMul; 3] {
     [(false, false), (false, true), (true, false)].map(layout)
 }
 
+/// One pass over k; split-fp16 takes b as (K, N) only.
+fn on_tile(kernel: &MatMul, tile: &Tile) -> TileConfig {
+    let transpose_b = kernel.trans_b && tile.mma == MmaKind::SplitFp16;
+    TileConfig { transpose_b, ..TileConfig::new(*tile, 1) }
+}
+
 fn measure(gpu: &Gpu, effort: &Effort) -> Result<MatmulTuning> {
     let fitting = |tiles: &[Tile]| tiles.iter().copied().filter(|tile| tile.fits(gpu.limits())).collect::<Vec<_>>();
     let (fma, split_fp16) = (fitting(&Tile::FMA), fitting(&Tile::SPLIT_FP16));
@@ -251,51 +268,46 @@ fn measure(gpu: &Gpu, effort: &Effort) -> Result<MatmulTuning> {
 /// The GEMM that was timed, and the best time of each tile in every layout.
 fn time_tiles<'a>(gpu: &'a Gpu, tiles: &[Tile], effort: &Effort) -> Result<(Gemm<'a>, Vec<[Duration; 3]>)> {
     let layouts = layouts();
-    let mut gemm = Gemm::new(gpu, effort.sizes[0])?;
+    let first = on_tile(&layouts[0], &tiles[0]);
+    let mut gemm = Gemm::new(gpu, effort.sizes[0], DType::F32)?;
     for (tile, kernel) in tiles.iter().flat_map(|tile| layouts.iter().map(move |kernel| (tile, kernel))) {
-        gemm.record(kernel, tile)?;
+        gemm.record(kernel, on_tile(kernel, tile))?;
     }
     gpu.synchronize()?; // all are compiled together
     let started = Instant::now();
     while started.elapsed() < effort.warm_up {
-        gemm.time(&layouts[0], &tiles[0], 4)?;
+        gemm.time(&layouts[0], first, 4)?;
     }
-    let mut once = gemm.time(&layouts[0], &tiles[0], 4)?;
+    let mut once = gemm.time(&layouts[0], first, 4)?;
     for &size in &effort.sizes[1..] {
         if once >= LONG_ENOUGH {
             break;
         }
-        gemm = Gemm::new(gpu, size)?;
-        once = gemm.time(&layouts[0], &tiles[0], 4)?;
+        gemm = Gemm::new(gpu, size, DType::F32)?;
+        once = gemm.time(&layouts[0], first, 4)?;
     }
     // Waiting for the GPU takes a fraction of a millisecond: on fast ones several launches share it.
     let launches = (5.0 * LONG_ENOUGH.as_secs_f64() / once.as_secs_f64().max(1e-9)).clamp(1.0, 8.0) as u32;
     let mut best = vec![[Duration::MAX; 3]; tiles.len()];
     let started = Instant::now();
-    for _ in 0..ROUNDS {
+    for _ in 0..effort.rounds {
         for (tile, best) in tiles.iter().zip(&mut best) {
             for (kernel, best) in layouts.iter().zip(best) {
-                *best = gemm.time(kernel, tile, launches)?.min(*best);
+                *best = gemm.time(kernel, on_tile(kernel, tile), launches)?.min(*best);
             }
         }
-        if started.elapsed() > TIME {
+        if started.elapsed() > effort.time {
             break;
         }
     }
     Ok((gemm, best))
 }
 
-/// Values in [-1, 1).
-pub(super) fn uniform(len: usize, seed: u64) -> Vec<f32> {
-    let key = Key::new(seed);
-    (0..len as u32).map(|i| key.bits(i) as f32 / (1u64 << 31) as f32 - 1.0).collect()
-}
-
 /// The error of a (M, K) by b (K, N) on this tile, to three digits.
 fn gemm_error(gpu: &Gpu, tile: Tile, [m, n, k]: [usize; 3]) -> Result<f64> {
-    let gemm = Gemm::new(gpu, [m, n, k])?;
-    gemm.record(&MatMul::default(), &tile)?;
-    let error = relative_rms_error(&gemm.y.to_f32()?, &uniform(m * k, 1), &uniform(k * n, 2), [m, n, k]);
+    let gemm = Gemm::new(gpu, [m, n, k], DType::F32)?;
+    gemm.record(&MatMul::default(), on_tile(&MatMul::default(), &tile))?;
+    let error = relative_rms_error(&gemm.result()?, &uniform(m * k, 1), &uniform(k * n, 2), [m, n, k]);
     Ok(format!("{error:.2e}").parse().expect("a number"))
 }
 
@@ -316,57 +328,18 @@ pub(super) fn relative_rms_error(y: &[f32], a: &[f32], b: &[f32], [m, n, k]: [us
     (errors / squares).sqrt()
 }
 
-/// A GEMM to time. Its operands have as many elements whichever of them is transposed.
-struct Gemm<'a> {
-    gpu: &'a Gpu,
-    dims: Dims,
-    a: Tensor,
-    b: Tensor,
-    y: Tensor,
-}
-
-impl Gemm<'_> {
-    fn new(gpu: &Gpu, [m, n, k]: [usize; 3]) -> Result<Gemm<'_>> {
-        let device = Device::Gpu(gpu.clone());
-        // Not zeros: a GPU that adds nothing draws less power, and so may clock higher than it can in training.
-        let random = |len: usize, seed| Tensor::from_f32(&uniform(len, seed), [len], &device);
-        let dims = Dims { batch: 1, m, n, k, stride_a: 0, stride_b: 0 };
-        Ok(Gemm { gpu, dims, a: random(m * k, 1)?, b: random(k * n, 2)?, y: Tensor::full(0.0, [m * n], &device)? })
-    }
-
-    fn flops(&self) -> f64 {
-        2.0 * (self.dims.m * self.dims.n * self.dims.k) as f64
-    }
-
-    fn record(&self, kernel: &MatMul, tile: &Tile) -> Result<()> {
-        let transpose_b = kernel.trans_b && tile.mma == MmaKind::SplitFp16;
-        let config = TileConfig { transpose_b, ..TileConfig::new(*tile, 1) };
-        let plan = kernel.plan(&self.dims, DType::F32, config, self.gpu.limits());
-        let cost = Cost { flops: self.flops(), bytes: 0.0 };
-        let [a, b, y] = [&self.a, &self.b, &self.y].map(|tensor| tensor.storage().gpu());
-        self.gpu.run("matmul", cost, plan, &[a, b], &[y])
-    }
-
-    /// The time of one of so many launches in a row.
-    fn time(&self, kernel: &MatMul, tile: &Tile, launches: u32) -> Result<Duration> {
-        self.gpu.synchronize()?;
-        let started = Instant::now();
-        for _ in 0..launches {
-            self.record(kernel, tile)?;
-        }
-        self.gpu.synchronize()?;
-        Ok(started.elapsed() / launches)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::gpu::{AdapterChoice, gpu_for_tests};
     use crate::ops::matmul::tiles::H200;
 
-    const LITTLE: Effort =
-        Effort { sizes: &[[64, 64, 32], [128, 64, 32]], warm_up: Duration::ZERO, error_size: [64, 64, 512] };
+    const LITTLE: Effort = Effort {
+        sizes: &[[64, 64, 32], [128, 64, 32]],
+        warm_up: Duration::ZERO,
+        error_size: [64, 64, 512],
+        ..Effort::FIRST_START
+    };
 
     #[test]
     fn every_tile_gets_a_throughput_and_the_file_gives_it_back() {

@@ -9,7 +9,7 @@
 //! ```
 //! On the CPU the crate `gemm` computes it (`cpu.rs`), on the GPU `shaders/matmul*.wgsl` (`plan.rs`). `tiles.rs` has
 //! the tile configurations and the performance model, `select.rs` the choice of tile and split-K, `autotune.rs` the
-//! measurements.
+//! measurements (of what `timing.rs` times), `tuned.rs` what they change.
 
 mod autotune;
 mod cpu;
@@ -17,11 +17,14 @@ pub(super) mod matvec;
 mod plan;
 mod select;
 mod tiles;
+mod timing;
+mod tuned;
 
-pub use autotune::{MatmulTuning, Throughput};
+pub use autotune::{Effort, MatmulTuning, Throughput};
 
 use select::TileConfig;
 pub(super) use tiles::H200;
+pub use tuned::{GemmCase, TunedGemm, compare_tiles};
 
 use super::reduce::SumRows;
 use super::*;

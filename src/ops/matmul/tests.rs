@@ -1,7 +1,8 @@
 //! Every tile, layout and split-K against the CPU.
 
-use super::autotune::{relative_rms_error as error, uniform as values};
+use super::autotune::relative_rms_error as error;
 use super::tiles::Tile;
+use super::timing::uniform as values;
 use super::*;
 use crate::Device;
 use crate::gpu::{Gpu, gpu_for_tests};
