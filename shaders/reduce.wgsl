@@ -118,14 +118,24 @@ fn element(x: X, {{ "c: X, " if has_center }}row: u32) -> T {
 }
 
 {% elif mode == "broadcast" %}
-// dx = factor * dy of its output. One thread per element of dx, or four: of as many outputs, or of one (`along_n`).
-{{ for_each(vector) }}
-    {% if along_n %}
-    result[i] = vec4<f32>(params.factor * grad_output[i * 4u / params.n]);
-    {% else %}
-    result[i] = params.factor * grad_output[i / params.inner / params.n * params.inner + i % params.inner];
-    {% endif %}
+// dx = factor * dy of its output. One thread per element of dx, or four of as many outputs; or four times four, each
+// of one output (`along_n`), whose dy are loaded together: they are far from where they were.
+{% if along_n %}
+{{ entry(256) }}
+    let first = workgroup * 1024u + thread;
+    {% for j in range(4) %}
+    let i{{ j }} = first + {{ 256 * j }}u;
+    let dy{{ j }} = params.factor * grad_output[min(i{{ j }} * 4u, params.len - 1u) / params.n];
+    {% endfor %}
+    {% for j in range(4) %}
+    if (i{{ j }} * 4u < params.len) { result[i{{ j }}] = vec4<f32>(dy{{ j }}); }
+    {% endfor %}
 }
+{% else %}
+{{ for_each(vector) }}
+    result[i] = params.factor * grad_output[i / params.inner / params.n * params.inner + i % params.inner];
+}
+{% endif %}
 
 {% elif mode == "backward" %}
 // dx of x, dy and what else belongs to an output: `c` and `d`. Elements to a thread as above.

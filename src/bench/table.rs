@@ -48,7 +48,7 @@ impl Sizes {
         vocab: 50_304,
         square: 4096,
         logit_rows: 2048,
-        stream: 1 << 26,
+        stream: 1 << 27,
     };
     /// For the CPU, and for GPUs that are none.
     pub const SMALL: Sizes = Sizes {

@@ -45,6 +45,7 @@ impl Kernel for BroadcastDim {
             return Plan::default(); // whose dimensions need not fit parameters
         }
         let Vectors { elements, values, of_output, inner } = vectors(self.dims);
+        let of_thread = if self.dims.vector().1 { 4 * elements } else { elements };
         Plan::one(Launch {
             shader: shader!("reduce"),
             values: [vec![("mode", "broadcast".into())], values].concat(),
@@ -53,7 +54,7 @@ impl Kernel for BroadcastDim {
                 buffer("result", DType::F32.wgsl(elements), Operand::Output(0)),
             ],
             params: vec![param("len", len), param("n", n), param("inner", inner), param("factor", self.factor)],
-            workgroups: len.div_ceil(256 * elements),
+            workgroups: len.div_ceil(256 * of_thread),
         })
     }
 }
