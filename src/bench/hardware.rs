@@ -198,20 +198,25 @@ pub fn hardware_table(reports: &[HardwareReport]) -> String {
     let mut text =
         String::from("| device | version | f32 TFLOP/s | f16 TFLOP/s | GB/s | training |\n|---|---|---|---|---|---|\n");
     for report in reports {
-        let rate = |rate: Option<f64>| rate.map_or("-".to_string(), |rate| format!("{rate:.3}"));
+        let digits = |rate: f64| if rate < 10.0 { format!("{rate:.3}") } else { format!("{rate:.1}") };
+        let rate = |rate: Option<f64>| rate.map_or("-".to_string(), digits);
+        let count = |n: f64| if n < 1e4 { format!("{n:.0}") } else { format!("{:.0}k", n / 1e3) };
+        // Without the number that it had there.
+        let name =
+            report.device.split_once(' ').filter(|(id, _)| id.starts_with("gpu")).map_or(&*report.device, |d| d.1);
         let (peaks, build) = (report.peaks.as_ref(), if report.build == "debug" { ", debug build" } else { "" });
-        let step = |s: &StepRate| format!("{} {}: {:.0} tokens/s", s.case, s.precision, s.tokens_per_s);
+        let step = |s: &StepRate| format!("{} {}: {} tokens/s", s.case, s.precision, count(s.tokens_per_s));
         let steps: Vec<String> = report.steps.iter().map(step).collect();
         let _ = writeln!(
             text,
             "| {} ({}) | {}, {}{build} | {} | {} | {} | {} |",
-            report.device.replace('|', "/"),
+            name.replace('|', "/"),
             report.os,
             report.rustyflow,
             report.date,
             rate(peaks.map(|peaks| peaks.tflops)),
             rate(peaks.and_then(|peaks| peaks.f16_tflops)),
-            peaks.map_or("-".to_string(), |peaks| format!("{:.1}", peaks.gb_per_s)),
+            rate(peaks.map(|peaks| peaks.gb_per_s)),
             steps.join("; ")
         );
     }
