@@ -5,8 +5,8 @@
 //!
 //! A sum is that of the processes' sums in the order of the processes, each of which is added in the order of its
 //! ranks: `(r0 + r1) + (r2 + r3)` for two processes of two ranks. These are the same bits on all ranks and in every
-//! run, but others than `((r0 + r1) + r2) + r3`, which as many ranks in one process give. With [`Wire::F16`](super::Wire::F16) the
-//! processes' sums are rounded too.
+//! run, but others than `((r0 + r1) + r2) + r3`, which as many ranks in one process give. With
+//! [`Wire::F16`](super::Wire::F16) the processes' sums are rounded too.
 
 use super::{Communicator, Encoded, Sums, ThreadComm};
 use crate::{Error, Result};
