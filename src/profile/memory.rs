@@ -134,6 +134,7 @@ impl MemoryCount {
     }
 
     /// One that waited went back to the driver.
+    #[cfg(feature = "gpu")]
     pub fn release(&mut self, bytes: usize) {
         self.stats.reserved_bytes -= bytes;
         self.stats.buffers -= 1;
