@@ -1,21 +1,21 @@
 //! What autotuning changed and gained, GEMM by GEMM of a training step.
 
 use super::table::{Sizes, step_gemms};
-use crate::gpu::Limits;
+use crate::gpu::{Gpu, Limits};
 use crate::ops::{GemmCase, TunedGemm, compare_tiles};
-use crate::train::Tuned;
 use crate::{DType, Result};
 use std::time::Duration;
 
-/// Times all GEMMs of a training step of these sizes that the GPU can bind, of every type that it has, in about so much
-/// time.
+/// Times all GEMMs of a training step of these sizes that a GPU can bind, of every type that it has, in about so much
+/// time: by its default choices of tiles, and by others.
 ///
 /// # Errors
-/// If there is no memory for them, or the driver reported an error.
-pub fn compare_tunings(gpu: &Tuned, sizes: &Sizes, time: Duration) -> Result<Vec<TunedGemm>> {
-    let cases = cases(sizes, gpu.default.limits());
+/// If sizes are 0 or cannot be counted, there is no memory for them, or the driver reported an error.
+pub fn compare_tunings([default, tuned]: [&Gpu; 2], sizes: &Sizes, time: Duration) -> Result<Vec<TunedGemm>> {
+    sizes.check()?;
+    let cases = cases(sizes, default.limits());
     let each = time / cases.len().max(1) as u32;
-    cases.iter().map(|case| compare_tiles(&gpu.default, &gpu.tuned, case, each)).collect()
+    cases.iter().map(|case| compare_tiles(default, tuned, case, each)).collect()
 }
 
 fn cases(sizes: &Sizes, limits: &Limits) -> Vec<GemmCase> {

@@ -2,12 +2,13 @@
 
 use super::{Defined, HUGE, LARGE, Refused, Row};
 use rustyflow::bench::{
-    GenerateTiming, Peaks, Sizes, StepCase, StepTiming, gemms, measure_peaks, measure_roofline, plot_generate,
-    plot_steps, random_model, select, step_cases, time_generate, time_row, time_step,
+    GenerateTiming, Peaks, Sizes, StepCase, StepTiming, compare_tunings, gemms, hardware_table, measure_peaks,
+    measure_roofline, plot_generate, plot_steps, random_model, select, step_cases, time_generate, time_row, time_step,
 };
 use rustyflow::models::ModelConfig;
 use rustyflow::profile::{MemoryStats, Profile, Report};
-use rustyflow::{DType, Device, Result};
+use rustyflow::{DType, Device, Error, Result};
+use std::time::Duration;
 
 const PEAKS: Peaks = Peaks { tflops: 0.0, f16_tflops: None, gb_per_s: f64::NAN };
 const HUGE_SIZES: Sizes = Sizes { square: HUGE, ..Sizes::SMALL };
@@ -87,6 +88,18 @@ pub fn rows() -> Vec<Row> {
         ("time_generate", Refused, |_| tokens(1, &[1], 0)),
         ("time_generate", Refused, |_| tokens(HUGE, &[HUGE], 1)),
         ("time_generate", Defined, |_| tokens(1, &[], 1)),
+        ("compare_tunings", Refused, |device| match device {
+            Device::Gpu(gpu) => compare_tunings([gpu, gpu], &NO_SIZES, Duration::ZERO).map(drop),
+            _ => Err(Error::Invalid("no GPU".into())),
+        }),
+        ("compare_tunings", Refused, |device| match device {
+            Device::Gpu(gpu) => compare_tunings([gpu, gpu], &HUGE_SIZES, Duration::MAX).map(drop),
+            _ => Err(Error::Invalid("no GPU".into())),
+        }),
+        ("hardware_table", Defined, |_| {
+            assert_eq!(hardware_table(&[]).lines().count(), 2);
+            Ok(())
+        }),
         ("plot_steps", Refused, |_| plot_steps(&step_timings(f64::NAN)).map(drop)),
         ("plot_steps", Defined, |_| {
             assert!(plot_steps(&[])?.is_none());

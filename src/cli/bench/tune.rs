@@ -26,7 +26,7 @@ pub fn run(args: &Args) -> Result<()> {
     let half = Duration::from_secs(args.seconds.into()) / 2;
     let gpu = device::tune(&args.device.over(&DeviceConfig::default()), &Effort::lasting(half))?;
     let device = Device::Gpu(gpu.tuned.clone());
-    let gemms = compare_tunings(&gpu, &Sizes::for_device(&device), half)?;
+    let gemms = compare_tunings([&gpu.default, &gpu.tuned], &Sizes::for_device(&device), half)?;
     let [before, after] = [&gpu.default, &gpu.tuned].map(|gpu| matmul_f32(&Device::Gpu(gpu.clone())));
     if args.json {
         let tiles = gpu.tuning.tiles();
