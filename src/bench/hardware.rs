@@ -132,7 +132,7 @@ impl Granted {
             f16: limits.f16,
             subgroup_size: limits.subgroup_size,
             coop_matrix: limits.coop_matrix,
-            matmul_f32: if limits.split_fp16 { "split-fp16" } else { "fma" }.into(),
+            matmul_f32: limits.matmul_f32().into(),
             autotuned: limits.matmul_throughput.is_some(),
         }
     }

@@ -3,7 +3,6 @@
 //!
 //! Ops build a [`Plan`]; only the rest of this module turns it into commands.
 
-use crate::{Error, Result};
 use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -192,8 +191,8 @@ impl Plan {
 
     /// # Errors
     /// If the plan of `kernel` binds what is not there.
-    #[cfg_attr(not(feature = "gpu"), allow(dead_code))]
-    pub(super) fn check_operands(&self, kernel: &str, inputs: usize, outputs: usize) -> Result<()> {
+    #[cfg(feature = "gpu")]
+    pub(super) fn check_operands(&self, kernel: &str, inputs: usize, outputs: usize) -> crate::Result<()> {
         let bound = self.launches.iter().flat_map(|launch| &launch.buffers).map(|buffer| buffer.operand);
         for operand in bound {
             let (i, count) = match operand {
@@ -202,7 +201,8 @@ impl Plan {
                 Operand::Scratch(i) | Operand::ReadScratch(i) => (i, self.scratch.len()),
             };
             if i >= count {
-                return Err(Error::Invalid(format!("{kernel}: its plan binds {operand:?}, and there are {count}")));
+                let text = format!("{kernel}: its plan binds {operand:?}, and there are {count}");
+                return Err(crate::Error::Invalid(text));
             }
         }
         Ok(())
@@ -259,6 +259,12 @@ impl Limits {
         workgroup_threads: 0,
         ..Limits::WEBGPU_DEFAULT
     };
+
+    /// How large f32 GEMMs are computed, as `device.matmul_f32` calls it.
+    #[cfg(feature = "cli")]
+    pub fn matmul_f32(&self) -> &'static str {
+        if self.split_fp16 { "split-fp16" } else { "fma" }
+    }
 
     /// The limits every WebGPU implementation grants: the floor that each kernel must run within.
     pub const WEBGPU_DEFAULT: Limits = Limits {

@@ -27,7 +27,7 @@ pub fn run(args: &Args) -> Result<()> {
     let gpu = device::tune(&args.device.over(&DeviceConfig::default()), &Effort::lasting(half))?;
     let device = Device::Gpu(gpu.tuned.clone());
     let gemms = compare_tunings([&gpu.default, &gpu.tuned], &Sizes::for_device(&device), half)?;
-    let [before, after] = [&gpu.default, &gpu.tuned].map(|gpu| matmul_f32(&Device::Gpu(gpu.clone())));
+    let [before, after] = [&gpu.default, &gpu.tuned].map(|gpu| gpu.limits().matmul_f32());
     if args.json {
         let tiles = gpu.tuning.tiles();
         let changed = json!({ "before": before, "after": after });
@@ -41,10 +41,6 @@ pub fn run(args: &Args) -> Result<()> {
     output::line(format_args!("\nlarge f32 GEMMs: {before} by default, {after} now\n"))?;
     output::line(output::table(&rows(&gemms), |column| column > 2))?;
     Ok(output::line(format_args!("\n{}", summary(&gemms)))?)
-}
-
-fn matmul_f32(device: &Device) -> &'static str {
-    if device.split_fp16() { "split-fp16" } else { "fma" }
 }
 
 fn rows(gemms: &[TunedGemm]) -> Vec<Vec<String>> {

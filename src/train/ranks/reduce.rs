@@ -15,7 +15,7 @@ use super::BUCKET;
 use super::writer::Writer;
 use crate::comm::{Background, Encoded, Pending, Wire};
 use crate::optim::{Optimizer, ParameterArena};
-use crate::tensor::{DType, Readback, with_hook};
+use crate::tensor::{Readback, with_hook};
 use crate::train::step_hook::StepHook;
 use crate::{Error, Result, Tensor};
 use std::cell::RefCell;
@@ -30,7 +30,6 @@ const PIECE: usize = 1 << 21;
 /// The gradients of one rank of several.
 pub(super) struct DataParallel {
     comm: Arc<Background>,
-    wire: Wire,
     /// The buckets, in the order in which they are sent; `None` before the first update.
     order: Option<Vec<usize>>,
     state: Rc<RefCell<State>>,
@@ -52,9 +51,8 @@ struct State {
     written: Vec<usize>,
     last: Vec<usize>,
     kernels: usize,
-    /// How many are on their way, and which.
+    /// How many are on their way: the first of the order.
     sent: usize,
-    is_sent: Vec<bool>,
     error: Option<Error>,
 }
 
@@ -63,7 +61,7 @@ impl DataParallel {
     /// If there is no thread to be had.
     pub fn new(comm: Arc<Background>, wire: Wire, waited: Arc<Mutex<Duration>>) -> Result<DataParallel> {
         let writer = Writer::start(comm.clone(), wire)?;
-        Ok(DataParallel { comm, wire, order: None, state: Rc::default(), writer, parts: Vec::new(), waited })
+        Ok(DataParallel { comm, order: None, state: Rc::default(), writer, parts: Vec::new(), waited })
     }
 
     /// Gives this rank's part of the parameters to the others, and takes theirs: piece by piece, one of which is copied
@@ -113,7 +111,6 @@ impl DataParallel {
             let cut = |start: usize| start..(start + BUCKET).min(arena.len());
             let buckets = (0..arena.len()).step_by(BUCKET).map(cut);
             state.buckets = buckets.map(|Range { start, end }| arena.slice_flat(start, [end - start].into())).collect();
-            state.is_sent = vec![false; state.buckets.len()];
         }
         let count = state.buckets.len();
         (state.written, state.last, state.kernels) = (vec![0; count], vec![0; count], 0);
@@ -138,15 +135,16 @@ impl DataParallel {
 
 impl State {
     /// Counts a kernel's outputs; sends what is complete.
-    fn look(&mut self, order: Option<&[usize]>, outputs: &[&Tensor], wire: Wire, writer: &Writer) {
+    fn look(&mut self, order: Option<&[usize]>, outputs: &[&Tensor], writer: &Writer) {
         self.kernels += 1;
+        let sent = order.map_or(&[][..], |order| &order[..self.sent]);
         for (i, bucket) in self.buckets.iter().enumerate() {
             if !outputs.iter().any(|output| output.overlaps(bucket)) {
                 continue;
             }
             self.written[i] += 1;
             self.last[i] = self.kernels;
-            if self.is_sent[i] && self.written[i] > self.expected[i] {
+            if sent.contains(&i) && self.written[i] > self.expected[i] {
                 let text = "a gradient was completed later than in the first update: train.batch_size or the text \
                             changes what backward computes; report this";
                 self.error.get_or_insert(Error::Communication(text.into()));
@@ -156,23 +154,16 @@ impl State {
         let is_complete = |&&bucket: &&usize| self.written[bucket] >= self.expected[bucket];
         let complete = order[self.sent..].iter().take_while(is_complete).count();
         if complete > 0
-            && let Err(error) = self.send(order, complete, wire, writer)
+            && let Err(error) = self.send(order, complete, writer)
         {
             self.error.get_or_insert(error);
         }
     }
 
     /// Lets the next buckets go their way. Never waits.
-    fn send(&mut self, order: &[usize], count: usize, wire: Wire, writer: &Writer) -> Result<()> {
+    fn send(&mut self, order: &[usize], count: usize, writer: &Writer) -> Result<()> {
         for &bucket in &order[self.sent..][..count] {
-            let values = &self.buckets[bucket];
-            // Of a GPU half of the bytes are copied then.
-            let dtype = if wire == Wire::F16 && values.device().has_f16() { DType::F16 } else { DType::F32 };
-            let readback = values.to_dtype(dtype)?.read_later()?;
-            // Now, and not with the next kernels or buckets: it is to be on its way while they are computed and copied.
-            values.device().submit()?;
-            writer.sum(readback, dtype, values.clone());
-            self.is_sent[bucket] = true;
+            writer.sum(&self.buckets[bucket])?;
             self.sent += 1;
         }
         Ok(())
@@ -182,9 +173,9 @@ impl State {
 impl StepHook for DataParallel {
     fn last_backward(&mut self, parameters: &ParameterArena, backward: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         self.prepare(parameters);
-        let (state, wire, order, writer) = (self.state.clone(), self.wire, self.order.clone(), self.writer.clone());
+        let (state, order, writer) = (self.state.clone(), self.order.clone(), self.writer.clone());
         let look = move |_, _: &[&Tensor], outputs: &[&Tensor]| {
-            state.borrow_mut().look(order.as_deref(), outputs, wire, &writer);
+            state.borrow_mut().look(order.as_deref(), outputs, &writer);
         };
         with_hook(Box::new(look), backward)?;
         self.state.borrow_mut().error.take().map_or(Ok(()), Err)
@@ -199,14 +190,13 @@ impl StepHook for DataParallel {
         let order = self.order.as_deref().expect("agreed");
         let mut state = self.state.borrow_mut();
         let rest = order.len() - state.sent;
-        state.send(order, rest, self.wire, &self.writer)?;
+        state.send(order, rest, &self.writer)?;
         let loss_here = loss.read_later()?;
         loss.device().submit()?;
         let loss_sum = self.comm.begin_all_reduce(move || Encoded::of_bytes(loss_here.wait()?, Wire::F32));
         let arrived = self.writer.finish()?;
         let loss = Tensor::from_f32(&loss_sum.wait()?.to_f32(), loss.shape().clone(), &loss.device())?;
         state.sent = 0;
-        state.is_sent.fill(false);
         // What was summed before is hidden behind the computation.
         *self.waited.lock().unwrap_or_else(PoisonError::into_inner) += arrived.elapsed();
         Ok(loss)

@@ -78,16 +78,20 @@ fn weights(run: &Run) -> BTreeMap<String, Vec<f32>> {
 fn largest_difference(a: &Run, b: &Run) -> f32 {
     let (a, b) = (weights(a), weights(b));
     assert!(a.keys().eq(b.keys()));
-    let differences = a.values().flatten().zip(b.values().flatten()).map(|(a, b)| (a - b).abs());
-    differences
-        .fold(0.0, |largest, difference| if difference > largest || difference.is_nan() { difference } else { largest })
+    largest(a.values().flatten().zip(b.values().flatten()).map(|(a, b)| (a - b).abs()))
 }
 
 fn largest_loss_difference(a: &Run, b: &Run) -> f64 {
     assert_eq!(a.losses.len(), b.losses.len());
-    let differences = a.losses.iter().zip(&b.losses).map(|(a, b)| (a - b).abs());
-    differences
-        .fold(0.0, |largest, difference| if difference > largest || difference.is_nan() { difference } else { largest })
+    largest(a.losses.iter().zip(&b.losses).map(|(a, b)| (a - b).abs()))
+}
+
+/// The largest, or a NaN if there is one.
+fn largest<T: PartialOrd + Default>(differences: impl Iterator<Item = T>) -> T {
+    differences.fold(T::default(), |largest, difference| {
+        let is_nan = difference.partial_cmp(&difference).is_none();
+        if is_nan || difference > largest { difference } else { largest }
+    })
 }
 
 /// Devices that take part in one job.
@@ -314,7 +318,8 @@ fn ranks_of_a_recurrent_model_carry_the_states_of_their_rows() {
         let difference = largest_loss_difference(&one, &all);
         assert!(all.losses.len() == 50 && difference < 1e-5, "{team:?}: {difference}");
         assert!(all.losses[49] < all.losses[0] - 0.2, "it learns: {:?}", all.losses);
-        let difference = states(&one).zip(states(&all)).fold(0.0, |most: f32, (a, b)| most.max((a - b).abs()));
+        assert_eq!(states(&one).count(), states(&all).count(), "{team:?}");
+        let difference = largest(states(&one).zip(states(&all)).map(|(a, b)| (a - b).abs()));
         assert!(difference < 1e-5, "{team:?}: {difference}");
     }
 }

@@ -2,7 +2,7 @@
 
 use crate::comm::{Background, Encoded, Pending, Sums, Wire};
 use crate::profile::MemoryKind;
-use crate::tensor::{DType, Readback, Spec};
+use crate::tensor::{DType, Spec};
 use crate::{Error, Result, Tensor};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use std::time::Instant;
 /// Each writes a tensor alone: to wake up others for a part of it takes as long as the part. So many fill the bus.
 const THREADS: usize = 4;
 
-/// Sums over all ranks what is read from a device, and writes it back. Its threads end with the last clone.
+/// Sums tensors over all ranks, by way of the host. Its threads end with the last clone.
 #[derive(Clone)]
 pub(super) struct Writer {
     comm: Arc<Background>,
@@ -63,10 +63,18 @@ impl Writer {
         Ok(Writer { comm, wire, jobs, shared })
     }
 
-    /// Begins to sum what is read, which has this type, and to write it to a tensor of f32. Never waits. All ranks call
-    /// it for the same tensors in the same order.
-    pub fn sum(&self, readback: Readback, dtype: DType, to: Tensor) {
+    /// Begins to replace a tensor of f32 by its sum over all ranks. Never waits. All ranks call it for the same tensors
+    /// in the same order.
+    ///
+    /// # Errors
+    /// If the driver reported an error, or there is no memory to read into.
+    pub fn sum(&self, values: &Tensor) -> Result<()> {
         let (wire, shared) = (self.wire, self.shared.clone());
+        // Of a GPU half of the bytes are copied then.
+        let dtype = if wire == Wire::F16 && values.device().has_f16() { DType::F16 } else { DType::F32 };
+        let readback = values.to_dtype(dtype)?.read_later()?;
+        // Now, and not with the next kernels or tensors: it is to be on its way while they are computed and copied.
+        values.device().submit()?;
         let sums = self.comm.begin_all_reduce(move || {
             let bytes = readback.wait()?;
             shared.lock().arrived = Instant::now();
@@ -76,7 +84,8 @@ impl Writer {
             }
         });
         self.shared.lock().open += 1;
-        self.jobs.send((sums, to)).expect("the threads last as long as this");
+        self.jobs.send((sums, values.clone())).expect("the threads last as long as this");
+        Ok(())
     }
 
     /// Waits until all sums are written, and says when the last values had arrived from the device.
