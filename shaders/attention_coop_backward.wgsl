@@ -20,11 +20,11 @@ enable wgpu_cooperative_matrix;
         {{ "if (row < params.time) " if edge }}{ value = vec4<f32>(result[{{ address }}]); }
         scores[scores_at + l * LINE + d] = value;
     }
-    workgroupBarrier();
+    subgroupBarrier();
     {% for j in range(count) %}
     {{ sum }}{{ i }}_{{ first + j }} = coopLoadT<{{ mat }}<f32, C>>(&scores[scores_at + {{ j * side // 4 }}u], LINE);
     {% endfor %}
-    workgroupBarrier();
+    subgroupBarrier();
     {% endfor %}
     {% endfor %}
 {% endmacro %}
@@ -53,6 +53,7 @@ enable wgpu_cooperative_matrix;
     var delta{{ i }}: f32;
     {% endfor %}
     let first = max(row_base / COLS * COLS, params.query_begin);
+    let last = (query_end - 1u) / COLS * COLS;
     {{ each_query_head("let ") }}
     {{ fetch_tile("first") }}
     for (var col_base = first; col_base < query_end; col_base += COLS) {
@@ -73,16 +74,15 @@ enable wgpu_cooperative_matrix;
         }
         {% endfor %}
         workgroupBarrier();
-        if (col_base + COLS < query_end) {
-            {{ fetch_tile("col_base + COLS") }}
-        }
+        // The last tile again instead of a branch, where a driver would wait for the loads (docs/experiments.md).
+        {{ fetch_tile("min(col_base + COLS, last)") }}
         {{ product("s", "k", "q") }}
         {{ product("dp", "v", "dy") }}
         let diagonal = col_base + 1u < row_base + ROWS;
         {% for i in range(fragments) %}
         let row{{ i }} = subgroup_row + {{ i * side }}u + my_row;
         {{ to_scores("s" ~ i ~ "_", 0, across) }}
-        workgroupBarrier();
+        subgroupBarrier();
         {% for c in range(fours_per_lane) %}
         var weight{{ i }}_{{ c }} = exp(
             scores[my_score + {{ c }}u * LANES] * params.scale - tile_lse[my_four + {{ c }}u * LANES],
@@ -130,12 +130,12 @@ enable wgpu_cooperative_matrix;
         weights[{{ address }}] = vec4<f16>(weight{{ i }}_{{ c }});
         {% endif %}
         {% endfor %}
-        workgroupBarrier();
+        subgroupBarrier();
         {% endfor %}
         {{ accumulate("dv", "dy") }}
         {% for i in range(fragments) %}
         {{ to_scores("dp" ~ i ~ "_", 0, across) }}
-        workgroupBarrier();
+        subgroupBarrier();
         {% for c in range(fours_per_lane) %}
         {
             let dp = scores[my_score + {{ c }}u * LANES];
@@ -143,20 +143,18 @@ enable wgpu_cooperative_matrix;
             let ds = weight{{ i }}_{{ c }}
                 * ({{ kept }}dp - tile_delta[my_four + {{ c }}u * LANES])
                 * params.scale;
-            weights[my_weight + {{ i * side * line }}u + {{ c }}u * LANES] = vec4<f16>(ds);
-        }
-        {% endfor %}
-        workgroupBarrier();
-        {% endfor %}
-        for (var x = lane; x < {{ fragments * side * fours }}u; x += {{ subgroup }}u) {
-            let row = subgroup_row + x / {{ fours }}u;
-            {{ "if (row < params.time) " if edge }}{
+            let stored = vec4<f16>(ds);
+            weights[my_weight + {{ i * side * line }}u + {{ c }}u * LANES] = stored;
+            {{ ("if (row" ~ i ~ " < params.time) ") if edge }}{
                 block_ds[
-                    (batch_head * params.time + row) * (params.query_rows / 4u)
-                        + (col_base - params.query_begin) / 4u + x % {{ fours }}u
-                ] = weights[weights_at + x / {{ fours }}u * LINE + x % {{ fours }}u];
+                    (batch_head * params.time + row{{ i }}) * (params.query_rows / 4u)
+                        + (col_base - params.query_begin) / 4u + my_four + {{ c }}u * LANES
+                ] = stored;
             }
         }
+        {% endfor %}
+        subgroupBarrier();
+        {% endfor %}
         {{ accumulate("dk", "q") }}
     }
     }
@@ -172,14 +170,16 @@ enable wgpu_cooperative_matrix;
     let first = {{ "first_key(row_base, first_row) / COLS * COLS" if limited else "0u" }};
     {{ fetch_tile("first") }}
     let end = min(row_base + ROWS, params.time);
+    let last = (end - 1u) / COLS * COLS;
     for (var col_base = first; col_base < end; col_base += COLS) {
         workgroupBarrier(); // all are done with the tile before
         {{ put("k", cols, groups, "tile_k", "HEAD_LINE") }}
-        {{ put("part", cols, rows // 4, "part", "PART_LINE") }}
+        // Of a key only queries from its own on were written.
+        {% set written = "row_base + d * 4u + 3u >= col_base + l" %}
+        {% set seen = " && first_key(row_base + d * 4u, first_row) <= col_base + l" if limited else "" %}
+        {{ put("part", cols, rows // 4, "part", "PART_LINE", written ~ seen) }}
         workgroupBarrier();
-        if (col_base + COLS < end) {
-            {{ fetch_tile("col_base + COLS") }}
-        }
+        {{ fetch_tile("min(col_base + COLS, last)") }}
         {% for k in range(across) %}
         {
             {% for i in range(fragments) %}

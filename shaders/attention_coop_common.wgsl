@@ -73,8 +73,8 @@ qkv[at_qkv(first_row + {{ row }}, {{ packed_head[what] }}, {{ group }})]
             let x = thread + {{ i * threads }}u;
             let l = x / {{ width }}u;
             let d = x % {{ width }}u;
-            {{ v }}{{ i }} = vec4<f16>();
             {% set partial = (i + 1) * threads > lines * width %}
+            {{ (v ~ i ~ " = vec4<f16>();") if partial or condition }}
             {{ "if (x < " ~ (lines * width) ~ "u) { " if partial }}{{ "if (" ~ condition ~ ") " if condition }}{
                 {{ v }}{{ i }} = {{ value }};
             }{{ " }" if partial }}
@@ -87,14 +87,16 @@ qkv[at_qkv(first_row + {{ row }}, {{ packed_head[what] }}, {{ group }})]
 {% endfor %}
 {% endmacro %}
 {# Writes it to workgroup memory. #}
-{% macro put(v, lines, width, memory, stride) %}
+{% macro put(v, lines, width, memory, stride, kept="") %}
 {% for i in range((lines * width + threads - 1) // threads) %}
         {
             let x = thread + {{ i * threads }}u;
             let l = x / {{ width }}u;
             let d = x % {{ width }}u;
             {{ "if (x < " ~ (lines * width) ~ "u) " if (i + 1) * threads > lines * width }}{
-                {{ memory }}[l * {{ stride }} + d] = {{ v }}{{ i }};
+                {% set value = v ~ i %}
+                {{ memory }}[l * {{ stride }} + d] =
+                    {{ "select(vec4<f16>(), " ~ value ~ ", " ~ kept ~ ")" if kept else value }};
             }
         }
 {% endfor %}
@@ -112,22 +114,18 @@ qkv[at_qkv(first_row + {{ row }}, {{ packed_head[what] }}, {{ group }})]
         // Beyond T, where q and dy are 0 too, 0: such a query adds nothing to any gradient.
         {% for i in range(turns) %}
         {
-            let x = thread + {{ i * threads }}u;
-            lse{{ i }} = 0.0;
-            delta{{ i }} = 0.0;
-            if (x < COLS{{ " && next + x < params.time" if edge }}) {
+            let x = (thread + {{ i * threads }}u) % COLS;
+            {{ ("lse" ~ i ~ " = 0.0;\n            delta" ~ i ~ " = 0.0;") if edge }}
+            {{ "if (next + x < params.time) " if edge }}{
                 lse{{ i }} = lse[batch_head * params.time + next + x];
                 delta{{ i }} = delta[batch_head * params.time + next + x];
             }
         }
         {% endfor %}
         {% elif pass == "queries" %}
-        // Of a key only queries from its own on were written.
         {% set row = "(batch_head * params.time + next + l) * (params.query_rows / 4u)" %}
         {% set value = "block_ds[" ~ row ~ " + (row_base - params.query_begin) / 4u + d]" %}
-        {% set written = "row_base + d * 4u + 3u >= next + l" ~ (" && " ~ in_time if edge else "") %}
-        {% set seen = " && first_key(row_base + d * 4u, first_row) <= next + l" if limited else "" %}
-        {{ fetch("part", cols, rows // 4, value, written ~ seen) }}
+        {{ fetch("part", cols, rows // 4, value, in_time) }}
         {% endif %}
         }
 {% endmacro %}
@@ -147,14 +145,14 @@ qkv[at_qkv(first_row + {{ row }}, {{ packed_head[what] }}, {{ group }})]
         {{ "if (row < params.time) " if edge }}{ value = {{ load(name, "row", first ~ "u + x % " ~ width ~ "u") }}; }
         weights[weights_at + x / {{ width }}u * LINE + x % {{ width }}u] = value;
     }
-    workgroupBarrier();
+    subgroupBarrier();
     {% for i in range(fragments) %}
     {% for d in range(width * 4 // side) %}
     {% set address = "weights_at + " ~ (i * side * line + d * side // 4) ~ "u" %}
     {{ name }}{{ i }}_{{ first * 4 // side + d }} = coopLoadT<{{ mat }}<f16, A>>(&weights[{{ address }}], LINE);
     {% endfor %}
     {% endfor %}
-    workgroupBarrier();
+    subgroupBarrier();
     {% endfor %}
 {% endmacro %}
 
@@ -227,7 +225,7 @@ qkv[at_qkv(first_row + {{ row }}, {{ packed_head[what] }}, {{ group }})]
     {% set count = [across, depth - first] | min %}
     {% set of_row = "of_rows[" ~ i * threads ~ "u + subgroup_index * " ~ subgroup ~ "u + l * LANES]" %}
     {{ to_scores(sum ~ i ~ "_", first, count) }}
-    workgroupBarrier();
+    subgroupBarrier();
     for (var x = lane; x < {{ side * count * side // 4 }}u; x += {{ subgroup }}u) {
         let l = x / {{ count * side // 4 }}u;
         let d = x % {{ count * side // 4 }}u;
@@ -237,7 +235,7 @@ qkv[at_qkv(first_row + {{ row }}, {{ packed_head[what] }}, {{ group }})]
             result[{{ at }}{{ first * side // 4 }}u + d)] = vec4<f16>(scores[scores_at + l * LINE + d]{{ scale }});
         }
     }
-    workgroupBarrier();
+    subgroupBarrier();
     {% endfor %}
     {% endfor %}
 {% endmacro %}

@@ -5,7 +5,9 @@
 // its subgroups {{ fragments }} times {{ side }} of them, and walks over tiles of COLS columns, staged in workgroup
 // memory. The elements of a cooperative matrix cannot be addressed, so a product is stored to `scores`, {{ side }} rows
 // of each subgroup at a time; its threads, LANES to a row, make weights of them, and these are loaded as the left
-// operand of the next product from `weights`.
+// operand of the next product from `weights`. Of such an exchange no other subgroup knows: subgroupBarrier, which gives
+// no word about workgroup memory in Vulkan, is enough because one side of it is a cooperative matrix, whose addresses
+// no compiler can tell from those of the other side.
 enable f16;
 enable wgpu_cooperative_matrix;
 {{ interface }}
@@ -57,9 +59,9 @@ enable wgpu_cooperative_matrix;
         {{ product("s", "q", "k") }}
         let diagonal = col_base + COLS > row_base + 1u;
         {% for i in range(fragments) %}
-        {{ "workgroupBarrier(); // all have read the fragment before" if i > 0 }}
+        {{ "subgroupBarrier(); // all have read the fragment before" if i > 0 }}
         {{ to_scores("s" ~ i ~ "_", 0, across) }}
-        workgroupBarrier();
+        subgroupBarrier();
         let row{{ i }} = subgroup_row + {{ i * side }}u + my_row;
         {% for c in range(fours_per_lane) %}
         var score{{ i }}_{{ c }} = scores[my_score + {{ c }}u * LANES] * params.scale;
@@ -109,16 +111,16 @@ enable wgpu_cooperative_matrix;
                 {% for first in range(0, depth, across) %}
                 {% set count = [across, depth - first] | min %}
                 {{ to_scores("sum" ~ i ~ "_", first, count) }}
-                workgroupBarrier();
+                subgroupBarrier();
                 for (var c = my_four; c < {{ count * side // 4 }}u; c += LANES) {
                     scores[scores_at + my_row * LINE + c] *= correction;
                 }
-                workgroupBarrier();
+                subgroupBarrier();
                 {% for j in range(count) %}
                 {% set address = "scores_at + " ~ j * side // 4 ~ "u" %}
                 sum{{ i }}_{{ first + j }} = coopLoadT<{{ mat }}<f32, C>>(&scores[{{ address }}], LINE);
                 {% endfor %}
-                workgroupBarrier();
+                subgroupBarrier();
                 {% endfor %}
             }
             {% endfor %}
@@ -148,7 +150,7 @@ enable wgpu_cooperative_matrix;
         }
         {% endfor %}
         {% endfor %}
-        workgroupBarrier();
+        subgroupBarrier();
         {{ accumulate("sum", "v") }}
     }
     {% for i in range(fragments) %}

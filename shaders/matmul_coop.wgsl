@@ -268,13 +268,14 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
         let values = c{{ i }}_{{ j }};
         coopStoreT(values, &block[to], line);
     }
-    workgroupBarrier();
+    // The block is the subgroup's own, and one side of the exchange a cooperative matrix: this is enough.
+    subgroupBarrier();
     {% for l in range(turns) %}
     {% set x = place(l) %}
     let v{{ i }}_{{ j }}_{{ l }} =
         block[block_at + {{ x }} / {{ side // 4 }}u * {{ block_stride }}u + {{ x }} % {{ side // 4 }}u];
     {% endfor %}
-    workgroupBarrier();
+    subgroupBarrier();
     {% endfor %}
     {% endfor %}
     {% for i in range(fragments_m) %}

@@ -100,6 +100,7 @@ pub(super) fn open(choice: &AdapterChoice) -> Result<Opened> {
     let (adapter, info) = (&adapters[index], infos[index].clone());
     let wanted = Features::SHADER_F16
         | Features::SUBGROUP
+        | Features::SUBGROUP_BARRIER
         | Features::IMMEDIATES
         | Features::TIMESTAMP_QUERY
         | Features::TIMESTAMP_QUERY_INSIDE_PASSES
@@ -109,6 +110,7 @@ pub(super) fn open(choice: &AdapterChoice) -> Result<Opened> {
         // Not even immediates: WebGPU has none.
         let beyond = Features::SHADER_F16
             | Features::SUBGROUP
+            | Features::SUBGROUP_BARRIER
             | Features::IMMEDIATES
             | Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
         (wanted - beyond, wgpu::Limits::defaults())
