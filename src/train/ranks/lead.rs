@@ -4,6 +4,7 @@ use super::outer::Outer;
 use super::team::Begun;
 use super::{Command, RankTimes, Share, Team, join, moments, state_of, wire};
 use crate::comm::Background;
+use crate::config::DeviceBatch;
 use crate::data::Position;
 use crate::optim::{Moment, SavedMoments};
 use crate::tensor::Bytes;
@@ -52,6 +53,9 @@ struct Job {
 /// 0.
 const ALIGN_EVERY: usize = 50;
 
+const EVENLY_DIVIDED: &str = "the devices differ, and each computes as many sequences of a step as the others: \
+                              train.device_batch = \"auto\" gives each as many as its speed allows";
+
 /// Brings the ranks of a job together, if there are several, of which this replica is the first.
 ///
 /// # Errors
@@ -67,6 +71,9 @@ pub(in crate::train) fn start(team: &Team, replica: &mut Replica) -> Result<Lead
     }
     let Begun { comm, threads, are_alike, device_batch } = team.begin()?;
     let outer = join(replica, &comm, &device_batch, &waited)?;
+    if !are_alike && device_batch == DeviceBatch::default() {
+        replica.notes.push(EVENLY_DIVIDED.into());
+    }
     let has_one_state = !is_apart && !config.train.shard_optimizer;
     // Where each weight is computed by one rank, or by all from the same sums, the bits are the same.
     let are_alike = are_alike || !has_one_state;

@@ -369,6 +369,20 @@ fn sequences_that_cannot_be_divided_are_refused_before_there_is_a_run() {
     assert!(!dir.path().join("a").exists());
 }
 
+#[test]
+fn devices_that_differ_and_share_evenly_are_told_of_a_better_way() {
+    let dir = tempfile::tempdir().unwrap();
+    for (i, team) in teams().iter().enumerate() {
+        for batch in ["[]", "[1,1]", "auto"].into_iter().take(if team.len() == 2 { 3 } else { 1 }) {
+            let settings = ["train.max_steps=1", &format!("train.device_batch={batch}")];
+            let notes = trained(dir.path(), &format!("{i}{batch}"), team, &settings).notes;
+            let is_told = notes.iter().any(|note| note.contains("the devices differ") && note.contains("\"auto\""));
+            let differ = team.iter().any(|device| device.name() != team[0].name());
+            assert_eq!(is_told, differ && batch == "[]", "{team:?} {batch}: {notes:?}");
+        }
+    }
+}
+
 /// An error of one rank is that of the job, which ends.
 #[test]
 fn a_rank_that_fails_ends_the_job_with_its_reason() {
