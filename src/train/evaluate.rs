@@ -1,10 +1,10 @@
 //! The loss over a whole split of a corpus.
 
 use crate::data::{Continued, Coverage, IGNORE_INDEX, Row, Tokens, eval_windows};
-use crate::models::{Documents, LanguageModel, Past};
+use crate::models::{Cache, Documents, LanguageModel, Past};
 use crate::nn::Dropout;
 use crate::ops::Criterion;
-use crate::tensor::no_grad;
+use crate::tensor::{Readback, no_grad};
 use crate::{Error, Result, Tensor};
 use serde::{Deserialize, Serialize};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -63,59 +63,81 @@ pub fn evaluate(
     windows: Windows,
     stop: &AtomicBool,
 ) -> Result<Option<Evaluation>> {
-    let Windows { context, stride, batch_size, max_batches } = windows;
+    let Windows { context, batch_size, max_batches, .. } = windows;
     if batch_size == 0 {
         return Err(Error::Invalid("a batch must have a window: batch_size is 0".into()));
     }
-    let device = model.device();
     let mut rows = rows(model, tokens, &windows)?;
     let mut carried = model.config().is_recurrent().then(|| model.cache(batch_size, context)).transpose()?;
-    let (mut readings, mut predicted) = (Vec::new(), 0);
+    let mut readings = Vec::new();
     let most = if max_batches == 0 { usize::MAX } else { max_batches };
     while readings.len() < most {
         if stop.load(Ordering::Relaxed) {
             return Ok(None);
         }
-        let (mut ids, mut targets, mut starts) = (Vec::new(), Vec::new(), Vec::new());
-        for row in rows.by_ref().take(batch_size) {
-            ids.extend(row.ids);
-            targets.extend(row.targets);
-            starts.extend(row.starts.unwrap_or_default());
-        }
-        if ids.is_empty() {
+        let batch: Vec<Row> = rows.by_ref().take(batch_size).collect();
+        if batch.is_empty() {
             break;
         }
-        let count = targets.iter().filter(|&&t| t != IGNORE_INDEX).count();
-        let batch = ids.len() / context;
-        let loss = no_grad(|| {
-            let shape = [batch, context];
-            let documents = (!starts.is_empty()).then(|| Documents::new(&starts, shape, &device)).transpose()?;
-            let ids = Tensor::from_u32(&ids, shape, &device)?; // (B, T)
-            let targets = Tensor::from_u32(&targets, shape, &device)?; // (B, T)
-            let past = carried.as_mut().map_or(documents.as_ref().into(), Past::Cache);
-            model.loss(&ids, &targets, past, &Dropout::off(), Criterion::default(), None)?.read_later()
-        })?;
-        predicted += count;
-        readings.push((loss, count));
+        readings.push(loss(model, &batch, carried.as_mut())?);
     }
-    let mut total = 0.0;
+    let mut total = Total::default();
     for (loss, count) in readings {
-        let loss: f32 = bytemuck::pod_read_unaligned(&loss.wait()?);
-        total += f64::from(loss) * count as f64;
+        total.add(bytemuck::pod_read_unaligned(&loss.wait()?), count);
     }
-    let loss = total / predicted.max(1) as f64;
-    // Where only a part was evaluated, its share of the bytes is taken to be its share of the tokens.
-    let bytes = coverage.decodable_bytes as f64 * predicted as f64 / tokens.targets().max(1) as f64;
-    Ok(Some(Evaluation {
-        loss,
-        perplexity: loss.exp(),
-        bits_per_byte: total / std::f64::consts::LN_2 / bytes.max(1.0),
-        lossless: coverage.lossless,
-        unknown_share: coverage.unknown_share,
-        tokens: predicted,
-        context,
-        stride,
-    }))
+    Ok(Some(total.evaluation(tokens, coverage, windows)))
+}
+
+/// The mean loss of rows, on its way from the device, and how many tokens they predict.
+///
+/// # Errors
+/// If the device reported an error.
+pub(super) fn loss(model: &dyn LanguageModel, rows: &[Row], carried: Option<&mut Cache>) -> Result<(Readback, usize)> {
+    let of = |part: fn(&Row) -> &[u32]| rows.iter().flat_map(part).copied().collect::<Vec<u32>>();
+    let (ids, targets) = (of(|row| &row.ids), of(|row| &row.targets));
+    let starts = of(|row| row.starts.as_deref().unwrap_or_default());
+    let count = targets.iter().filter(|&&t| t != IGNORE_INDEX).count();
+    let (shape, device) = ([rows.len(), ids.len() / rows.len().max(1)], model.device());
+    let loss = no_grad(|| {
+        let documents = (!starts.is_empty()).then(|| Documents::new(&starts, shape, &device)).transpose()?;
+        let ids = Tensor::from_u32(&ids, shape, &device)?; // (B, T)
+        let targets = Tensor::from_u32(&targets, shape, &device)?; // (B, T)
+        let past = carried.map_or(documents.as_ref().into(), Past::Cache);
+        model.loss(&ids, &targets, past, &Dropout::off(), Criterion::default(), None)?.read_later()
+    })?;
+    Ok((loss, count))
+}
+
+/// What the losses of an evaluation add up to.
+#[derive(Default)]
+pub(super) struct Total {
+    loss: f64,
+    predicted: usize,
+}
+
+impl Total {
+    /// Adds the mean loss of so many predicted tokens.
+    pub fn add(&mut self, loss: f32, count: usize) {
+        self.loss += f64::from(loss) * count as f64;
+        self.predicted += count;
+    }
+
+    /// Of windows of these tokens.
+    pub fn evaluation(&self, tokens: &Tokens, coverage: &Coverage, windows: Windows) -> Evaluation {
+        let loss = self.loss / self.predicted.max(1) as f64;
+        // Where only a part was evaluated, its share of the bytes is taken to be its share of the tokens.
+        let bytes = coverage.decodable_bytes as f64 * self.predicted as f64 / tokens.targets().max(1) as f64;
+        Evaluation {
+            loss,
+            perplexity: loss.exp(),
+            bits_per_byte: self.loss / std::f64::consts::LN_2 / bytes.max(1.0),
+            lossless: coverage.lossless,
+            unknown_share: coverage.unknown_share,
+            tokens: self.predicted,
+            context: windows.context,
+            stride: windows.stride,
+        }
+    }
 }
 
 /// The rows that a model evaluates a text in.

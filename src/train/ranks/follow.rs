@@ -1,5 +1,6 @@
 //! Every rank but 0: it does what rank 0 says.
 
+use super::evaluate::evaluate;
 use super::outer::Outer;
 use super::team::{Make, check_alike};
 use super::{Command, Place, RankTimes, join, moments, take_state};
@@ -14,6 +15,7 @@ use crate::train::init::first_model;
 use crate::train::replica::{Replica, loader};
 use crate::train::update_rules::on_device;
 use crate::{Device, Error, Result};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -27,7 +29,9 @@ pub(super) struct Follower {
     pub config: Arc<Config>,
     pub shape: ModelConfig,
     pub device: Device,
+    /// Of the training split, and of that for validation.
     pub tokens: Tokens,
+    pub validation: Tokens,
 }
 
 /// [`run`] in a thread of a process whose first rank tells of its errors.
@@ -53,6 +57,7 @@ pub(super) fn run(mut follower: Follower) -> Result<()> {
 
 fn obey(follower: Follower, comm: &Arc<Background>, device_batch: &DeviceBatch) -> Result<()> {
     let waited: Arc<Mutex<Duration>> = Arc::default();
+    let validation = follower.validation.clone();
     let mut replica = replica(follower, Place { rank: comm.rank(), ranks: comm.size() })?;
     let mut outer = join(&mut replica, comm, device_batch, &waited)?;
     let mut updating = Duration::ZERO;
@@ -76,6 +81,10 @@ fn obey(follower: Follower, comm: &Arc<Background>, device_batch: &DeviceBatch) 
                 let started = Instant::now();
                 outer.as_mut().map_or(Ok(()), |outer| outer.step(&replica.parameters))?;
                 updating += started.elapsed();
+            }
+            Command::Evaluate => {
+                // What it comes to is for rank 0, which alone may stop it.
+                evaluate(comm, &replica, &validation, &AtomicBool::new(false))?;
             }
             Command::Moments => moments::send(comm, &replica.optimizer)?,
             Command::Carried => {
@@ -121,7 +130,7 @@ fn load(
 /// The model and its optimizer, whose numbers rank 0 is about to send.
 fn replica(follower: Follower, place: Place) -> Result<Replica> {
     let Follower { config, shape, device, tokens, .. } = follower;
-    // Rank 0 alone evaluates, by averages if there are any.
+    // Rank 0 alone has averages, if there are any, and evaluates by them.
     let mut own = Config::clone(&config);
     own.train.ema_decay = 0.0;
     let trained = on_device(first_model(&own, &shape)?, &own, &device, place)?;

@@ -1,18 +1,21 @@
 //! Rank 0: it tells the other ranks what to do, and does the same.
 
+use super::evaluate::evaluate;
 use super::outer::Outer;
 use super::team::Begun;
 use super::{Command, RankTimes, Share, Team, join, moments, state_of, wire};
 use crate::comm::Background;
 use crate::config::DeviceBatch;
-use crate::data::Position;
+use crate::data::{Position, Tokens};
 use crate::optim::{Moment, SavedMoments};
 use crate::tensor::Bytes;
 use crate::train::carried;
 use crate::train::checkpoint::{CARRIED, OPTIMIZER};
+use crate::train::evaluate::Total;
 use crate::train::replica::{Replica, Update};
 use crate::{Error, Result};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -196,6 +199,26 @@ impl Leader {
     /// If the ranks cannot go on together.
     pub fn align(&mut self, replica: &Replica) -> Result<()> {
         self.job.as_mut().map_or(Ok(()), |job| job.align(replica))
+    }
+
+    /// Whether all ranks evaluate, each a part. Rank 0 does it alone where it alone has what is evaluated, averages of
+    /// the weights, or where a part of the text is nothing without what comes before.
+    pub fn evaluates_together(&self, replica: &Replica) -> bool {
+        let averages = replica.config.train.ema_decay > 0.0;
+        self.job.is_some() && !averages && replica.share.continued().is_none()
+    }
+
+    /// The loss over the validation split, of all ranks; `None` if `stop` was set before the end.
+    ///
+    /// # Errors
+    /// If a device reported an error, or the ranks cannot go on together.
+    pub fn evaluate(&mut self, replica: &Replica, validation: &Tokens, stop: &AtomicBool) -> Result<Option<Total>> {
+        let Some(job) = &mut self.job else { return Ok(None) };
+        job.align(replica)?;
+        job.send(&Command::Evaluate)?;
+        let total = evaluate(&job.comm, replica, validation, stop)?;
+        job.comm.end();
+        Ok(total)
     }
 
     /// What a checkpoint is to have and this rank has not.

@@ -4,9 +4,10 @@
 //!
 //! With `train.sync_every` they train apart instead, and meet after so many updates (`outer.rs`).
 //!
-//! Rank 0 leads (`lead.rs`): it has the run's folder, decides, evaluates and saves, and sends the others commands,
+//! Rank 0 leads (`lead.rs`): it has the run's folder, decides and saves, and sends the others commands,
 //! which they follow (`follow.rs`). So no two ranks can decide differently.
 
+mod evaluate;
 mod follow;
 mod lead;
 mod moments;
@@ -49,6 +50,8 @@ enum Command {
         step: usize,
         learning_rates: Vec<f64>,
     },
+    /// Compute your part of the loss over the validation split.
+    Evaluate,
     /// Send what your optimizer remembers.
     Moments,
     /// Send what your model, a recurrent one, knows of the text.

@@ -18,7 +18,9 @@ pub(in crate::train) struct Team<'a> {
     pub config: &'a Arc<Config>,
     pub shape: &'a ModelConfig,
     pub data: &'a DataHash,
+    /// Of the training split, and of that for validation.
     pub tokens: &'a Tokens,
+    pub validation: &'a Tokens,
     /// Of the first rank.
     pub device: &'a Device,
     /// Of the others.
@@ -79,6 +81,7 @@ impl Team<'_> {
             shape: self.shape.clone(),
             device: device.clone(),
             tokens: self.tokens.clone(),
+            validation: self.validation.clone(),
         }
     }
 

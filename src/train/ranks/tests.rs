@@ -2,7 +2,7 @@
 
 use crate::config::{Layers, Resolved};
 use crate::gpu::gpu_for_tests;
-use crate::train::{Event, Summary, TrainOptions, train};
+use crate::train::{Evaluation, Event, Summary, TrainOptions, train};
 use crate::{Device, Error};
 use safetensors::SafeTensors;
 use std::collections::BTreeMap;
@@ -23,16 +23,18 @@ fn configuration(dir: &Path, name: &str, settings: &[&str]) -> Resolved {
     settings.iter().fold(layers, |layers, setting| layers.set(setting).unwrap()).build().unwrap()
 }
 
-/// What a run came to: its summary, and the loss of every step that was logged.
+/// What a run came to: its summary, the loss of every step that was logged, and the evaluations.
 struct Run {
     summary: Summary,
     losses: Vec<f64>,
+    evaluations: Vec<Evaluation>,
     notes: Vec<String>,
 }
 
 /// Trains on these devices, until `stop_at` if that is a step of the run.
 fn run(resolved: &Resolved, devices: &[Device], resume: bool, stop_at: usize) -> Result<Run, Error> {
     let (stop, mut losses, mut notes) = (AtomicBool::new(false), Vec::new(), Vec::new());
+    let mut evaluations = Vec::new();
     let folder = Path::new(&resolved.config.run.dir).join(&resolved.config.run.name);
     let options = TrainOptions {
         device: devices[0].clone(),
@@ -48,13 +50,14 @@ fn run(resolved: &Resolved, devices: &[Device], resume: bool, stop_at: usize) ->
         trace: None,
         on_event: &mut |event| match event {
             Event::Step(step) => losses.push(step.loss),
+            Event::Evaluated { result, .. } => evaluations.push(result.clone()),
             Event::Note(note) => notes.push(note.clone()),
             Event::Progress { step } if *step == stop_at => stop.store(true, Ordering::Relaxed),
             _ => {}
         },
     };
     let summary = train(resolved, options)?;
-    Ok(Run { summary, losses, notes })
+    Ok(Run { summary, losses, evaluations, notes })
 }
 
 fn trained(dir: &Path, name: &str, devices: &[Device], settings: &[&str]) -> Run {
@@ -114,6 +117,8 @@ fn the_gradients_of_a_step_are_those_of_one_rank() {
         "optimizer.kind=sgd",
         "optimizer.momentum=0",
         "train.warmup_steps=0",
+        // The windows of two steps, and some of a third.
+        "train.eval_batches=9",
     ];
     for kind in ["gpt2", "qwen3", "lstm"] {
         let kind_set = format!("model.kind={kind}");
@@ -129,6 +134,9 @@ fn the_gradients_of_a_step_are_those_of_one_rank() {
             let difference = largest_difference(&one, &all);
             assert!(difference < 1e-6, "{kind}, {team:?}: {difference}");
             assert!(largest_loss_difference(&one, &all) < 1e-6, "{kind}, {team:?}");
+            let [one, all] = [&one, &all].map(|run| &run.evaluations[0]);
+            assert!(one.tokens == all.tokens && one.tokens >= 36 * 16 - 1, "{kind}, {team:?}: {one:?} {all:?}");
+            assert!((one.loss - all.loss).abs() < 1e-6, "{kind}, {team:?}: {one:?} {all:?}");
         }
     }
 }
@@ -169,6 +177,7 @@ fn two_runs_of_as_many_ranks_have_the_same_bits() {
         ];
         let [a, b] = ["a", "b"].map(|name| trained(dir.path(), &format!("{i}{name}"), team, &settings));
         assert_eq!(a.losses, b.losses, "{team:?}");
+        assert_eq!(a.evaluations, b.evaluations, "{team:?}");
         assert!(weights(&a) == weights(&b), "{team:?}");
     }
 }
@@ -373,9 +382,10 @@ fn sequences_that_cannot_be_divided_are_refused_before_there_is_a_run() {
 fn devices_that_differ_and_share_evenly_are_told_of_a_better_way() {
     let dir = tempfile::tempdir().unwrap();
     for (i, team) in teams().iter().enumerate() {
-        for batch in ["[]", "[1,1]", "auto"].into_iter().take(if team.len() == 2 { 3 } else { 1 }) {
+        let batches = ["[]", "[1,1]", "auto"].into_iter().take(if team.len() == 2 { 3 } else { 1 });
+        for (j, batch) in batches.enumerate() {
             let settings = ["train.max_steps=1", &format!("train.device_batch={batch}")];
-            let notes = trained(dir.path(), &format!("{i}{batch}"), team, &settings).notes;
+            let notes = trained(dir.path(), &format!("{i}-{j}"), team, &settings).notes;
             let is_told = notes.iter().any(|note| note.contains("the devices differ") && note.contains("\"auto\""));
             let differ = team.iter().any(|device| device.name() != team[0].name());
             assert_eq!(is_told, differ && batch == "[]", "{team:?} {batch}: {notes:?}");

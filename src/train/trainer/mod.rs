@@ -210,9 +210,14 @@ impl Trainer<'_> {
             batch_size: self.config.train.batch_size.div_ceil(self.replica.micro_batches),
             max_batches: self.config.train.eval_batches * self.replica.micro_batches,
         };
-        let result = self.with_averages(|run| {
-            evaluate(&*run.replica.model, &run.validation, &run.coverage, windows, run.options.stop)
-        });
+        let result = if self.leader.evaluates_together(&self.replica) {
+            let total = self.leader.evaluate(&self.replica, &self.validation, self.options.stop);
+            total.map(|total| Some(total?.evaluation(&self.validation, &self.coverage, windows)))
+        } else {
+            self.with_averages(|run| {
+                evaluate(&*run.replica.model, &run.validation, &run.coverage, windows, run.options.stop)
+            })
+        };
         self.options.device.profiler().restore(measured);
         let Some(result) = result? else { return Ok(()) };
         if !result.loss.is_finite() {

@@ -158,7 +158,7 @@ impl<'a> Trainer<'a> {
         let began_at = (state.step, loader.epochs_at(position));
         let trained = (model, parameters, optimizer);
         let mut replica = Replica::new(config.clone(), device, trained, tokens.clone(), loader, place);
-        let team = team(&config, &model_config, &state.data, &tokens, &options);
+        let team = team(&config, &model_config, &state.data, (&tokens, &data.prepared.validation), &options);
         let mut leader = ranks::start(&team, &mut replica)?;
         let config = replica.config.clone();
         if let DeviceBatch::Parts(parts) = &config.train.device_batch
@@ -207,11 +207,11 @@ fn team<'a>(
     config: &'a Arc<Config>,
     shape: &'a ModelConfig,
     data: &'a DataHash,
-    tokens: &'a Tokens,
+    (tokens, validation): (&'a Tokens, &'a Tokens),
     options: &'a TrainOptions,
 ) -> Team<'a> {
     let TrainOptions { device, others, launch, .. } = options;
-    Team { config, shape, data, tokens, device, others, launch: *launch }
+    Team { config, shape, data, tokens, validation, device, others, launch: *launch }
 }
 
 /// Takes part in a job that rank 0, in another process, leads.
@@ -226,7 +226,8 @@ pub(in crate::train) fn follow(resolved: &Resolved, mut options: TrainOptions) -
         check_sizes(&resolved.config, &shape, device)?;
     }
     let config = Arc::new(resolved.config.clone());
-    team(&config, &shape, &data.hash, &data.prepared.train, &options).follow()
+    let Prepared { train, validation, .. } = &data.prepared;
+    team(&config, &shape, &data.hash, (train, validation), &options).follow()
 }
 
 pub(in crate::train) fn check_configured_precision(resolved: &Resolved, device: &Device) -> Result<()> {
