@@ -75,6 +75,31 @@ fn processes_have_the_bits_of_threads_and_the_losses_of_one() {
         let losses = |name: &str| sandbox.losses(&format!("runs/{name}"), "train");
         assert_eq!(losses(&a), losses(&b));
         close(&losses("one"), &losses(&b), 1e-5);
+        let evaluated = |name: &str| sandbox.losses(&format!("runs/{name}"), "eval");
+        assert_eq!(evaluated(&a), evaluated(&b));
+        close(&evaluated("one"), &evaluated(&b), 1e-5);
+    }
+}
+
+/// Each process carries the states of its rows, and rank 0 saves those of all.
+#[test]
+fn processes_of_a_recurrent_model_have_the_bits_of_threads_and_the_losses_of_one() {
+    let sandbox = Sandbox::new();
+    let settings = |name| ["--set", "model.kind=lstm", "--name", name];
+    sandbox.run(&train("cpu", &settings("one"))).succeeds();
+    sandbox.run(&train("cpu,cpu", &settings("threads"))).succeeds();
+    run(&sandbox, 2, &train("cpu", &settings("processes"))).succeeds();
+    let states = |name: &str| {
+        let last = sandbox.read(format!("runs/{name}/last"));
+        fs::read(sandbox.path(format!("runs/{name}/checkpoints/{}/recurrent_state.safetensors", last.trim()))).unwrap()
+    };
+    assert!(outcome(&sandbox, "runs/threads") == outcome(&sandbox, "runs/processes"));
+    assert!(states("threads") == states("processes"));
+    for kind in ["train", "eval"] {
+        let [one, threads, processes] =
+            ["one", "threads", "processes"].map(|name| sandbox.losses(&format!("runs/{name}"), kind));
+        assert!(!one.is_empty() && threads == processes, "{kind}");
+        close(&one, &processes, 1e-5);
     }
 }
 
