@@ -155,7 +155,13 @@ impl TokenFiles {
     ///
     /// # Errors
     /// If it is not known which tokenizer made them, and those of [`splits`](TokenFiles::splits).
-    pub(super) fn prepare(&self, spec: &DataSpec, name: &str, tokenizer: Option<Tokenizer>) -> Result<Prepared> {
+    pub(super) fn prepare(
+        &self,
+        spec: &DataSpec,
+        name: &str,
+        tokenizer: Option<Tokenizer>,
+        on_tokenizer: &mut dyn FnMut(&Tokenizer),
+    ) -> Result<Prepared> {
         let folder = self.train.parent().unwrap_or(Path::new(".")).to_path_buf();
         let beside = folder.join(TOKENIZER);
         let tokenizer = match (tokenizer, TokenizerSpec::parse(spec.tokenizer)?) {
@@ -173,6 +179,7 @@ impl TokenFiles {
                 return Err(Error::Corpus { path: self.train.clone(), message });
             }
         };
+        on_tokenizer(&tokenizer);
         let [train, validation] = self.splits(tokenizer.vocab_size(), spec.packing)?;
         let meta = Meta {
             version: env!("CARGO_PKG_VERSION").to_string(),

@@ -2,7 +2,7 @@
 
 use super::pipeline_cache::PipelineCache;
 use super::pipelines::Pipelines;
-use super::plan::{ChoiceCache, Limits, Operand, Plan};
+use super::plan::{ChoiceCache, Launch, Limits, Operand, Plan};
 use super::pool::{GpuSlice, Pool};
 use super::readback::{PendingReadback, Staging, StagingPool, UploadPool};
 use super::recorder::Recorder;
@@ -12,7 +12,7 @@ use crate::profile::{Cost, MemoryKind, MemoryStats, Profiler, Span};
 use crate::{Error, Result};
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -43,6 +43,7 @@ struct Context {
     device: wgpu::Device,
     profiler: Arc<Profiler>,
     pool: Arc<Pool>,
+    pipelines: Arc<Pipelines>,
     /// Locked before `submissions`, where both are.
     recorder: Mutex<Recorder>,
     /// Submits that may not be done yet.
@@ -109,9 +110,9 @@ impl Gpu {
         });
         let kept = choice.cache.as_deref().zip(pipeline_cache_key);
         let cache = kept.and_then(|(folder, key)| PipelineCache::open(&device, folder, key));
-        let pipelines = Pipelines::new(device.clone(), limits.clone(), cache);
+        let pipelines = Arc::new(Pipelines::new(device.clone(), limits.clone(), cache));
         let profiler = Arc::new(Profiler::new());
-        let recorder = Mutex::new(Recorder::new(device.clone(), queue, pipelines, profiler.clone()));
+        let recorder = Mutex::new(Recorder::new(device.clone(), queue, pipelines.clone(), profiler.clone()));
         let (pool, staging_pool, submissions) = (Arc::default(), StagingPool::default(), Mutex::default());
         let kernels_per_submit = AtomicUsize::new(KERNELS_WHEN_IDLE);
         let memory_bytes = choice.memory_bytes.unwrap_or(usize::MAX);
@@ -120,6 +121,7 @@ impl Gpu {
             device,
             profiler,
             pool,
+            pipelines,
             recorder,
             submissions,
             kernels_per_submit,
@@ -166,6 +168,18 @@ impl Gpu {
     pub fn counts(&self) -> (u64, u64) {
         let [kernels, submits] = self.0.counts.each_ref().map(|count| count.load(Ordering::Relaxed));
         (kernels, submits)
+    }
+
+    /// Variants of shaders that were compiled since it was opened.
+    pub fn compiled(&self) -> usize {
+        self.0.pipelines.compiled()
+    }
+
+    /// Compiles what these launches run, on all cores, and returns when all of it is there, or soon once `stop` is set.
+    /// Meanwhile other threads may record and submit: what they need they compile too, or wait for where it is under
+    /// way.
+    pub fn precompile(&self, launches: &[Launch], stop: &AtomicBool) {
+        self.0.pipelines.compile_all(launches.iter().filter(|launch| launch.workgroups > 0), stop);
     }
 
     /// Where its kernels' times are booked.
@@ -215,17 +229,25 @@ impl Gpu {
     fn retry_after_trim<T>(&self, make: impl Fn() -> Result<T>) -> Result<T> {
         match make() {
             Err(Error::OutOfMemory { .. }) => {
-                // The GPU must be done with it first.
-                self.synchronize()?;
-                self.recorder().pipelines.forget_bind_groups();
-                self.0.pool.release_free();
-                self.0.staging_pool.release();
-                self.0.upload_pool.release();
-                self.0.device.poll(wgpu::PollType::Poll).map_err(|e| Error::Gpu(e.to_string()))?;
+                self.trim()?;
                 make()
             }
             result => result,
         }
+    }
+
+    /// Gives the driver back what the pool keeps for sizes to come. Waits.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub fn trim(&self) -> Result<()> {
+        // The GPU must be done with it first.
+        self.synchronize()?;
+        self.recorder().bind_groups.clear();
+        self.0.pool.release_free();
+        self.0.staging_pool.release();
+        self.0.upload_pool.release();
+        self.0.device.poll(wgpu::PollType::Poll).map(drop).map_err(|e| Error::Gpu(e.to_string()))
     }
 
     fn create_buffer(&self, size: usize) -> Result<wgpu::Buffer> {
@@ -490,7 +512,7 @@ impl fmt::Debug for Gpu {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::{Launch, buffer, param};
+    use crate::gpu::{buffer, param};
 
     #[test]
     fn an_idle_gpu_gets_work_early_and_a_busy_one_more_at_once() {

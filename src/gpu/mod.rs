@@ -12,6 +12,8 @@ mod testing;
 #[cfg(feature = "gpu")]
 mod adapter;
 #[cfg(feature = "gpu")]
+mod bind_groups;
+#[cfg(feature = "gpu")]
 mod clock;
 #[cfg(feature = "gpu")]
 mod context;

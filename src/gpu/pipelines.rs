@@ -1,34 +1,33 @@
-//! Compiles each shader variant once and caches pipelines, layouts and bind groups.
+//! Compiles each shader variant once, whichever thread asks for it, and keeps pipelines and their layouts.
 
 use super::pipeline_cache::PipelineCache;
 use super::plan::{Interface, Launch, Limits, PARAMS_BYTES, Value};
-use super::recorder::BufferRange;
 use super::shader;
-use rayon::prelude::*;
 use rustc_hash::FxHashMap;
-use std::collections::HashMap;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
+use std::time::Instant;
 
 /// A compiled variant of a shader.
 pub(super) struct Pipeline {
     pub raw: wgpu::ComputePipeline,
-    layout: Arc<BindingLayout>,
+    pub layout: Arc<BindingLayout>,
     interface: Interface,
 }
 
 /// Which bindings are read-only; pipelines with the same pattern share the layout.
-struct BindingLayout {
-    id: usize,
-    raw: wgpu::BindGroupLayout,
+pub(super) struct BindingLayout {
+    pub id: usize,
+    pub raw: wgpu::BindGroupLayout,
 }
 
 /// The values that a shader is rendered with.
 type Values = Vec<(&'static str, Value)>;
-/// A bind group: its layout, then (buffer, offset, size) of each binding.
-type Group = (usize, Vec<(u64, u64, u64)>);
+/// Of a variant: empty until it is compiled. Who needs it while another thread compiles it waits for that.
+type Slot = Arc<OnceLock<Arc<Pipeline>>>;
 
-/// Everything that was compiled or bound before.
+/// Everything that was compiled before; threads share it.
 pub(super) struct Pipelines {
     device: wgpu::Device,
     limits: Limits,
@@ -37,46 +36,69 @@ pub(super) struct Pipelines {
     /// What outlasts the process; `None` where nothing is to be kept or nothing can be.
     cache: Option<PipelineCache>,
     /// By the shader's name.
-    variants: FxHashMap<&'static str, FxHashMap<Values, Arc<Pipeline>>>,
-    layouts: HashMap<Vec<bool>, Arc<BindingLayout>>,
-    groups: FxHashMap<Group, wgpu::BindGroup>,
+    variants: RwLock<FxHashMap<&'static str, FxHashMap<Values, Slot>>>,
+    layouts: Mutex<HashMap<Vec<bool>, Arc<BindingLayout>>>,
+    /// Variants compiled so far.
+    compiled: AtomicUsize,
 }
-
-/// Bind groups kept before the cache starts anew: far more than one training step needs.
-const MAX_GROUPS: usize = 1 << 16;
 
 impl Pipelines {
     pub fn new(device: wgpu::Device, limits: Limits, cache: Option<PipelineCache>) -> Pipelines {
         let params_layout = (!limits.immediates).then(|| params_layout(&device));
-        let (variants, layouts, groups) = (HashMap::default(), HashMap::new(), HashMap::default());
-        Pipelines { device, limits, params_layout, cache, variants, layouts, groups }
+        let (variants, layouts, compiled) = Default::default();
+        Pipelines { device, limits, params_layout, cache, variants, layouts, compiled }
     }
 
     /// The variant that `launch` runs, if it is compiled.
-    pub fn compiled(&self, launch: &Launch) -> Option<Arc<Pipeline>> {
-        let pipeline = self.variants.get(launch.shader.name)?.get(launch.values.as_slice())?;
+    pub fn get(&self, launch: &Launch) -> Option<Arc<Pipeline>> {
+        let variants = self.variants.read().unwrap_or_else(PoisonError::into_inner);
+        let pipeline = variants.get(launch.shader.name)?.get(launch.values.as_slice())?.get()?;
         debug_assert_eq!(pipeline.interface, launch.interface(), "{} {:?}", launch.shader.name, launch.values);
         Some(pipeline.clone())
     }
 
-    /// Compiles the variants that these run, on all cores, and says how long it took.
-    pub fn compile(&mut self, launches: &[&Launch]) -> Duration {
-        let started = Instant::now();
-        let missing: HashMap<_, _> = launches.iter().map(|l| ((l.shader.name, &l.values), *l)).collect();
-        let missing: Vec<&Launch> = missing.into_values().collect();
-        let layouts: Vec<_> = missing.iter().map(|launch| self.layout(read_only(launch))).collect();
-        let raw_layouts: Vec<_> = layouts.iter().map(|layout| &layout.raw).collect();
-        let jobs = missing.par_iter().zip(raw_layouts);
-        let compiled: Vec<_> = jobs.map(|(launch, layout)| self.compile_one(launch, layout)).collect();
-        for ((launch, layout), raw) in missing.into_iter().zip(layouts).zip(compiled) {
-            let variants = self.variants.entry(launch.shader.name).or_default();
-            variants.insert(launch.values.clone(), Arc::new(Pipeline { raw, layout, interface: launch.interface() }));
-        }
-        started.elapsed()
+    /// The variant that `launch` runs, which is compiled first if nobody has.
+    fn get_or_compile(&self, launch: &Launch) -> Arc<Pipeline> {
+        self.get(launch).unwrap_or_else(|| {
+            let slot = {
+                let mut variants = self.variants.write().unwrap_or_else(PoisonError::into_inner);
+                let of_shader = variants.entry(launch.shader.name).or_default();
+                of_shader.entry(launch.values.clone()).or_default().clone()
+            };
+            slot.get_or_init(|| Arc::new(self.compile(launch))).clone()
+        })
     }
 
-    fn layout(&mut self, read_only: Vec<bool>) -> Arc<BindingLayout> {
-        if let Some(layout) = self.layouts.get(&read_only) {
+    /// Compiles the variants that these run and that nobody has compiled, on as many threads as the pool has, until
+    /// `stop` is set.
+    pub fn compile_all<'a>(&self, launches: impl Iterator<Item = &'a Launch>, stop: &AtomicBool) {
+        let mut seen = HashSet::new();
+        let is_new =
+            |launch: &&'a Launch| self.get(launch).is_none() && seen.insert((launch.shader.name, &launch.values));
+        let missing: Vec<&Launch> = launches.filter(is_new).collect();
+        let next = AtomicUsize::new(0);
+        // No threads of the pool: those are for what other threads do meanwhile.
+        std::thread::scope(|scope| {
+            for _ in 0..rayon::current_num_threads().min(missing.len()) {
+                scope.spawn(|| {
+                    while !stop.load(Ordering::Relaxed)
+                        && let Some(launch) = missing.get(next.fetch_add(1, Ordering::Relaxed))
+                    {
+                        self.get_or_compile(launch);
+                    }
+                });
+            }
+        });
+    }
+
+    /// How many variants were compiled so far.
+    pub fn compiled(&self) -> usize {
+        self.compiled.load(Ordering::Relaxed)
+    }
+
+    fn layout(&self, read_only: Vec<bool>) -> Arc<BindingLayout> {
+        let mut layouts = self.layouts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(layout) = layouts.get(&read_only) {
             return layout.clone();
         }
         let entries: Vec<wgpu::BindGroupLayoutEntry> = read_only
@@ -95,40 +117,15 @@ impl Pipelines {
             .collect();
         let raw =
             self.device.create_bind_group_layout(&wgpu::BindGroupLayoutDescriptor { label: None, entries: &entries });
-        let layout = Arc::new(BindingLayout { id: self.layouts.len(), raw });
-        self.layouts.insert(read_only, layout.clone());
+        let layout = Arc::new(BindingLayout { id: layouts.len(), raw });
+        layouts.insert(read_only, layout.clone());
         layout
     }
 
-    /// The bind group of these ranges for this pipeline.
-    ///
-    /// Bindings reach to the next multiple of 16 bytes, so that a shader may read a tensor's last elements as a vec4.
-    pub fn bind_group(&mut self, pipeline: &Pipeline, ranges: &[BufferRange]) -> &wgpu::BindGroup {
-        let size = |range: &BufferRange| range.size.max(4).next_multiple_of(16);
-        let key = (pipeline.layout.id, ranges.iter().map(|range| (range.id, range.offset, size(range))).collect());
-        if self.groups.len() >= MAX_GROUPS {
-            self.groups.clear();
-        }
-        self.groups.entry(key).or_insert_with(|| {
-            let bindings = ranges.iter().map(|range| {
-                let (offset, size) = (range.offset, wgpu::BufferSize::new(size(range)));
-                wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer: &range.buffer, offset, size })
-            });
-            let entries: Vec<wgpu::BindGroupEntry> =
-                (0..).zip(bindings).map(|(binding, resource)| wgpu::BindGroupEntry { binding, resource }).collect();
-            let layout = &pipeline.layout.raw;
-            self.device.create_bind_group(&wgpu::BindGroupDescriptor { label: None, layout, entries: &entries })
-        })
-    }
-
-    /// Lets go of the buffers that cached bind groups hold.
-    pub fn forget_bind_groups(&mut self) {
-        self.groups.clear();
-    }
-
     /// What `launch` runs.
-    fn compile_one(&self, launch: &Launch, layout: &wgpu::BindGroupLayout) -> wgpu::ComputePipeline {
+    fn compile(&self, launch: &Launch) -> Pipeline {
         let (started, name) = (Instant::now(), launch.shader.name);
+        let layout = self.layout(launch.buffers.iter().map(|buffer| buffer.operand.is_read_only()).collect());
         let descriptor = wgpu::ShaderModuleDescriptor {
             label: Some(name),
             source: wgpu::ShaderSource::Wgsl(shader::source_of(launch, &self.limits).into()),
@@ -141,14 +138,14 @@ impl Pipelines {
         let module = unsafe { self.device.create_shader_module_trusted(descriptor, checks) };
         let words = 4 * launch.params.len();
         assert!(words <= PARAMS_BYTES, "{name}: {words} bytes of parameters");
-        let groups = [Some(layout), self.params_layout.as_ref()];
+        let groups = [Some(&layout.raw), self.params_layout.as_ref()];
         let uniform = self.params_layout.is_some() && words > 0;
         let pipeline_layout = self.device.create_pipeline_layout(&wgpu::PipelineLayoutDescriptor {
             label: Some(name),
             bind_group_layouts: if uniform { &groups } else { &groups[..1] },
             immediate_size: if self.limits.immediates { words as u32 } else { 0 },
         });
-        let pipeline = self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
+        let raw = self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
             label: Some(name),
             layout: Some(&pipeline_layout),
             module: &module,
@@ -160,12 +157,9 @@ impl Pipelines {
             cache: self.cache.as_ref().map(|cache| &cache.raw),
         });
         tracing::debug!(shader = name, values = ?launch.values, elapsed_ms = started.elapsed().as_millis(), "compiled");
-        pipeline
+        self.compiled.fetch_add(1, Ordering::Relaxed);
+        Pipeline { raw, layout, interface: launch.interface() }
     }
-}
-
-fn read_only(launch: &Launch) -> Vec<bool> {
-    launch.buffers.iter().map(|buffer| buffer.operand.is_read_only()).collect()
 }
 
 /// The layout of group 1: one uniform, at an offset that each dispatch has for its own.
@@ -182,7 +176,7 @@ fn params_layout(device: &wgpu::Device) -> wgpu::BindGroupLayout {
 impl Drop for Pipelines {
     fn drop(&mut self) {
         // At the end of a command: nothing waits for it, and everything that it ran is there.
-        if let Some(cache) = self.cache.as_ref().filter(|_| !self.variants.is_empty()) {
+        if let Some(cache) = self.cache.as_ref().filter(|_| self.compiled() > 0) {
             cache.save();
         }
     }

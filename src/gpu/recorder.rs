@@ -1,8 +1,10 @@
 //! What the GPU is to do: recorded as data, then compiled, encoded and submitted together.
 //!
 //! Shaders that are not compiled yet are compiled when the commands are submitted, all at once and by all threads: a
-//! submit waits for the slowest of them and not for their sum.
+//! submit waits for the slowest of them and not for their sum, and not at all for those that
+//! [`Gpu::precompile`](super::Gpu::precompile) has compiled.
 
+use super::bind_groups::BindGroups;
 use super::params::{Uniforms, words};
 use super::pipelines::{Pipeline, Pipelines};
 use super::plan::{Launch, grid};
@@ -11,6 +13,7 @@ use super::readback::{Staging, UploadPool};
 use super::timestamps::Timestamps;
 use crate::profile::{Cost, Profiler, Span};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 /// A part of a buffer. Unlike a [`GpuSlice`] it lets the pool hand the memory out again meanwhile: to what is recorded
@@ -67,7 +70,8 @@ pub(super) struct Recorder {
     device: wgpu::Device,
     queue: wgpu::Queue,
     profiler: Arc<Profiler>,
-    pub pipelines: Pipelines,
+    pipelines: Arc<Pipelines>,
+    pub bind_groups: BindGroups,
     /// Where parameters are no immediates.
     uniforms: Option<Uniforms>,
     pub timestamps: Option<Timestamps>,
@@ -85,15 +89,22 @@ pub(super) struct Recorder {
 }
 
 impl Recorder {
-    pub fn new(device: wgpu::Device, queue: wgpu::Queue, pipelines: Pipelines, profiler: Arc<Profiler>) -> Recorder {
+    pub fn new(
+        device: wgpu::Device,
+        queue: wgpu::Queue,
+        pipelines: Arc<Pipelines>,
+        profiler: Arc<Profiler>,
+    ) -> Recorder {
         let timestamps = Timestamps::new(&device, &queue, profiler.clone());
         let uniforms = pipelines.params_layout.as_ref().map(|layout| Uniforms::new(&device, layout));
+        let bind_groups = BindGroups::new(device.clone());
         let (commands, to_map, to_map_again) = (Vec::new(), Vec::new(), Vec::new());
         Recorder {
             device,
             queue,
             profiler,
             pipelines,
+            bind_groups,
             uniforms,
             timestamps,
             commands,
@@ -114,7 +125,7 @@ impl Recorder {
         launches: impl Iterator<Item = (Launch, Vec<BufferRange>)>,
     ) {
         let bind = |(launch, ranges)| {
-            let pipeline = self.pipelines.compiled(&launch);
+            let pipeline = self.pipelines.get(&launch);
             RecordedDispatch { launch, ranges, pipeline }
         };
         let launches: Vec<RecordedDispatch> = launches.map(bind).collect();
@@ -183,17 +194,18 @@ impl Recorder {
     }
 
     /// Compiles what is not compiled yet, and says how long that took.
-    fn compile(&mut self) -> Duration {
+    fn compile(&self) -> Duration {
+        if !self.must_compile {
+            return Duration::ZERO;
+        }
+        let started = Instant::now();
         let launches = self.commands.iter().filter_map(|command| match command {
             Command::Kernel { launches, .. } => Some(launches),
             _ => None,
         });
-        let missing: Vec<&Launch> = launches
-            .flatten()
-            .filter(|dispatch| dispatch.pipeline.is_none())
-            .map(|dispatch| &dispatch.launch)
-            .collect();
-        if missing.is_empty() { Duration::ZERO } else { self.pipelines.compile(&missing) }
+        let missing = launches.flatten().filter(|dispatch| dispatch.pipeline.is_none());
+        self.pipelines.compile_all(missing.map(|dispatch| &dispatch.launch), &AtomicBool::new(false));
+        started.elapsed()
     }
 
     fn encode(&mut self) -> wgpu::CommandEncoder {
@@ -229,10 +241,10 @@ impl Recorder {
             let mark = timestamps.map(|timestamps| timestamps.begin_kernel(&mut pass, name, *cost));
             for dispatch in launches {
                 let RecordedDispatch { launch, ranges, pipeline } = dispatch;
-                let pipeline = pipeline.clone().or_else(|| self.pipelines.compiled(launch));
+                let pipeline = pipeline.clone().or_else(|| self.pipelines.get(launch));
                 let pipeline = pipeline.expect("compiled before it is encoded");
                 pass.set_pipeline(&pipeline.raw);
-                pass.set_bind_group(0, self.pipelines.bind_group(&pipeline, ranges), &[]);
+                pass.set_bind_group(0, self.bind_groups.get(&pipeline, ranges), &[]);
                 if !launch.params.is_empty() {
                     let words = words(&launch.params);
                     match &mut self.uniforms {

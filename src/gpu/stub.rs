@@ -5,6 +5,7 @@ use crate::profile::{Cost, MemoryKind, MemoryStats, Profiler};
 use crate::{Error, Result};
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 /// No GPU can be opened in this build.
 #[derive(Debug, Clone)]
@@ -103,6 +104,14 @@ impl Gpu {
         match self.0 {}
     }
 
+    pub fn compiled(&self) -> usize {
+        match self.0 {}
+    }
+
+    pub fn precompile(&self, _launches: &[Launch], _stop: &AtomicBool) {
+        match self.0 {}
+    }
+
     pub fn profiler(&self) -> &Profiler {
         match self.0 {}
     }
@@ -137,6 +146,10 @@ impl Gpu {
     }
 
     pub fn upload(&self, _slice: &GpuSlice, _parts: &[&[u8]]) -> Result<()> {
+        match self.0 {}
+    }
+
+    pub fn trim(&self) -> Result<()> {
         match self.0 {}
     }
 

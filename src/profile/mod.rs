@@ -6,6 +6,7 @@
 mod memory;
 mod report;
 mod roofline;
+mod start_up;
 mod trace;
 mod wall_clock;
 
@@ -13,6 +14,7 @@ pub(crate) use memory::MemoryCount;
 pub use memory::{BytesByKind, MemoryKind, MemoryStats, size_text};
 pub use report::{HostTime, KernelRow, Report};
 pub use roofline::{BesidePeaks, Bound, Roofline};
+pub use start_up::{Ahead, StartUp};
 pub use trace::{Trace, Track};
 pub use wall_clock::{Phase, WallClock, WallTime};
 
@@ -41,6 +43,8 @@ pub struct KernelTotal {
 /// What the host does between kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Span {
+    /// Measuring the matmul kernels of a GPU before anything else runs on it.
+    Autotune,
     /// Waiting for the loader's next batch.
     Data,
     /// Compiling shaders, once per variant.
@@ -54,6 +58,7 @@ pub enum Span {
 impl Span {
     fn name(self) -> &'static str {
         match self {
+            Span::Autotune => "autotune",
             Span::Data => "data",
             Span::Compile => "compile",
             Span::Encode => "encode",

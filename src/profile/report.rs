@@ -1,7 +1,7 @@
 //! Turns a profile into the report that ends a run: kernels against host, then a table by kernel, and of the largest
 //! what they cost.
 
-use super::{BesidePeaks, MemoryKind, MemoryStats, Profile, Roofline, Span, WallTime, roofline, size_text};
+use super::{BesidePeaks, MemoryKind, MemoryStats, Profile, Roofline, Span, StartUp, WallTime, roofline, size_text};
 use serde::Serialize;
 use std::fmt::{self, Write};
 
@@ -54,6 +54,8 @@ pub struct Report {
     pub memory: MemoryStats,
     /// Of the whole run; `None` of a benchmark.
     pub wall: Option<WallTime>,
+    /// Until the first step; `None` of a benchmark, and where no step was made.
+    pub start_up: Option<StartUp>,
     /// Whether the times by kernel are those of sampled steps, scaled to the time of all steps.
     pub sampled: bool,
     /// Whether the GPU has no timestamps, so that its time is what the host waited.
@@ -106,6 +108,7 @@ impl Report {
             host,
             memory,
             wall: None,
+            start_up: None,
             sampled: on_gpu && measured > 0.0 && scale > 1.05,
             estimated,
         }
@@ -172,6 +175,9 @@ impl Report {
         let _ = writeln!(text, "  - {} memory: {}", self.device, memory_text(&self.memory));
         if let Some(wall) = &self.wall {
             let _ = writeln!(text, "  - Run: {}", wall.text());
+        }
+        if let Some(start_up) = &self.start_up {
+            let _ = writeln!(text, "  - Start: {start_up}");
         }
         let _ = writeln!(text, "[AVG_EPOCH_TIME] {:.2} s", self.seconds_per_epoch);
         text

@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
-    /// Opening the device, and autotuning it the first time.
+    /// Opening the device.
     Device,
+    /// Measuring the device's matmul kernels, the first time.
+    Autotuning,
     /// Reading the text, and making tokens of it.
     Text,
     /// Making the model and moving it to the device.
@@ -28,8 +30,9 @@ pub enum Phase {
 }
 
 impl Phase {
-    const ALL: [Phase; 8] = [
+    pub(super) const ALL: [Phase; 9] = [
         Phase::Device,
+        Phase::Autotuning,
         Phase::Text,
         Phase::Model,
         Phase::Training,
@@ -39,9 +42,10 @@ impl Phase {
         Phase::Unaccounted,
     ];
 
-    fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Phase::Device => "device",
+            Phase::Autotuning => "autotuning",
             Phase::Text => "text and tokens",
             Phase::Model => "model",
             Phase::Training => "training",
@@ -78,6 +82,13 @@ impl WallClock {
         }
         self.since = now;
         std::mem::replace(&mut self.phase, phase)
+    }
+
+    /// Books the first part of the phase under way, or all of it if it is shorter, under another phase.
+    pub fn set_apart(&mut self, phase: Phase, part: Duration) {
+        let part = part.min(self.since.elapsed());
+        self.spent[phase as usize] += part;
+        self.since += part;
     }
 
     /// The time that a phase took so far.
@@ -131,6 +142,7 @@ mod tests {
     fn every_moment_counts_once() {
         let started = Instant::now() - Duration::from_millis(500);
         let mut clock = WallClock::new(started, Phase::Device, None);
+        clock.set_apart(Phase::Autotuning, Duration::from_millis(200));
         assert_eq!(clock.enter(Phase::Training), Phase::Device);
         std::thread::sleep(Duration::from_millis(20));
         let before = clock.enter(Phase::Evaluation);
@@ -139,7 +151,8 @@ mod tests {
         std::thread::sleep(Duration::from_millis(20));
         assert!(clock.spent(Phase::Training) >= Duration::from_millis(40));
         assert!(clock.spent(Phase::Evaluation) >= Duration::from_millis(10));
-        assert!(clock.spent(Phase::Device) >= Duration::from_millis(500));
+        assert!(clock.spent(Phase::Device) >= Duration::from_millis(300));
+        assert_eq!(clock.spent(Phase::Autotuning), Duration::from_millis(200));
         clock.enter(Phase::Unaccounted);
         let times = clock.times();
         assert!((times.total - started.elapsed().as_secs_f64()).abs() < 0.005, "{times:?}");
@@ -148,7 +161,7 @@ mod tests {
     #[test]
     fn the_longest_phase_comes_first_and_what_took_no_time_is_left_out() {
         let mut phases = Phase::ALL.map(|phase| (phase, 0.0));
-        (phases[1].1, phases[3].1, phases[7].1) = (2.0, 7.5, 0.5);
+        (phases[2].1, phases[4].1, phases[8].1) = (2.0, 7.5, 0.5);
         let text = WallTime { total: 10.0, phases }.text();
         assert_eq!(text, "10.00 s on the wall: training 7.50 s, text and tokens 2.00 s, unaccounted 0.50 s (5.0%)");
     }

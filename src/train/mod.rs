@@ -26,6 +26,7 @@ mod opening;
 mod options;
 mod plan;
 mod precision;
+mod precompile;
 mod prompt;
 mod ranks;
 #[cfg(test)]

@@ -1,11 +1,13 @@
 //! Opens the devices that a configuration asks for, and says what was chosen and why. Nothing falls back silently.
 
 use crate::comm::Launch;
-use crate::config::{DeviceConfig, DeviceKind, MatmulF32, Resolved};
+use crate::config::{DeviceConfig, DeviceKind, MatmulF32, Precision, Resolved};
 use crate::gpu::{AdapterChoice, Gpu, adapters};
 use crate::ops::{Effort, MatmulTuning};
+use crate::profile::Span;
 use crate::{Device, Error, Result, cpu};
 use std::path::Path;
+use std::time::Instant;
 
 /// How devices are opened.
 #[derive(Clone, Copy)]
@@ -70,10 +72,9 @@ impl Opening<'_> {
         let choice = self.adapter_choice(config, gpu_number(index)?)?;
         let gpu = Gpu::open(&choice)?;
         (self.note)(&format!("measuring the matmul kernels of {}", gpu.info().name));
-        let tuning = autotune(gpu, cache, effort)?;
-        let default = Gpu::open(&choice)?;
-        let after = tuned(&default, &tuning).expect("every tile that fits was measured");
-        let [default, tuned] = [default, after].map(|gpu| with_matmul_f32(gpu, config.matmul_f32));
+        let tuning = autotune(&gpu, cache, effort)?;
+        let after = tuned(&gpu, &tuning).expect("every tile that fits was measured");
+        let [default, tuned] = [gpu, after].map(|gpu| with_matmul_f32(gpu, config.matmul_f32));
         Ok(Tuned { default, tuned, tuning })
     }
 
@@ -93,7 +94,7 @@ impl Opening<'_> {
 
     fn choose(&self, config: &DeviceConfig, kind: DeviceKind, tune: bool) -> Result<Device> {
         let open = |index| -> Result<Device> {
-            let gpu = self.open_gpu(&self.adapter_choice(config, index)?, tune)?;
+            let gpu = self.open_gpu(&self.adapter_choice(config, index)?, config.precision, tune)?;
             Ok(Device::Gpu(with_matmul_f32(gpu, config.matmul_f32)))
         };
         match kind {
@@ -136,7 +137,7 @@ impl Opening<'_> {
     }
 
     /// The opened GPU, with what autotuning measured on it, if it did.
-    fn open_gpu(&self, choice: &AdapterChoice, tune: bool) -> Result<Gpu> {
+    fn open_gpu(&self, choice: &AdapterChoice, precision: Precision, tune: bool) -> Result<Gpu> {
         let gpu = Gpu::open(choice)?;
         let Some(cache) = choice.cache.as_deref() else { return Ok(gpu) };
         if let Some(tuned) = MatmulTuning::load(cache, gpu.info()).and_then(|tuning| tuned(&gpu, &tuning)) {
@@ -146,16 +147,23 @@ impl Opening<'_> {
         if !tune || gpu.info().is_software() {
             return Ok(gpu);
         }
+        // Mixed precision multiplies on tensor cores, for which nothing is measured.
+        if precision == Precision::Mixed && gpu.limits().coop_matrix > 0 {
+            return Ok(gpu);
+        }
+        let started = Instant::now();
         (self.note)(&format!("autotuning the matmul kernels of {}, once: a few seconds", gpu.info().name));
-        let measured = autotune(gpu, cache, &Effort::FIRST_START);
-        let gpu = Gpu::open(choice)?;
-        match measured {
-            Ok(tuning) => Ok(tuned(&gpu, &tuning).unwrap_or(gpu)),
+        let gpu = match autotune(&gpu, cache, &Effort::FIRST_START) {
+            Ok(tuning) => tuned(&gpu, &tuning).unwrap_or(gpu),
             Err(error) => {
                 (self.note)(&format!("warning: the matmul kernels are not autotuned: {error}"));
-                Ok(gpu)
+                // What the driver has reported stays with the old one.
+                drop(gpu);
+                Gpu::open(choice)?
             }
-        }
+        };
+        gpu.profiler().add_span(Span::Autotune, started, started.elapsed());
+        Ok(gpu)
     }
 
     /// The CPU in place of a device that cannot be opened, if that is allowed.
@@ -177,11 +185,13 @@ pub struct Tuned {
     pub tuning: MatmulTuning,
 }
 
-/// Measures the matmul kernels of a GPU and keeps the result in the cache folder. The handle is used up: its pool now
-/// holds memory, and its statistics a peak, that the caller itself never asked for.
-fn autotune(gpu: Gpu, cache: &Path, effort: &Effort) -> Result<MatmulTuning> {
-    let tuning = MatmulTuning::measure(&gpu, effort)?;
+/// Measures the matmul kernels of a GPU and keeps the result in the cache folder. The GPU's pool holds no more
+/// afterwards than before, and its peak begins anew.
+fn autotune(gpu: &Gpu, cache: &Path, effort: &Effort) -> Result<MatmulTuning> {
+    let tuning = MatmulTuning::measure(gpu, effort)?;
     tuning.store(cache, gpu.info());
+    gpu.trim()?;
+    gpu.reset_peak_memory();
     Ok(tuning)
 }
 

@@ -62,6 +62,8 @@ fn the_report_has_its_documented_form() {
     assert!(memory.starts_with("  - CPU memory: ") && memory.ends_with(" buffers"), "{memory}");
     let wall = lines.next().unwrap();
     assert!(wall.starts_with("  - Run: ") && wall.contains(" s on the wall: ") && wall.ends_with("%)"), "{wall}");
+    let start = lines.next().unwrap();
+    assert!(start.starts_with("  - Start: first step after ") && start.contains(" first step "), "{start}");
     let average = lines.next().unwrap();
     let average = average.strip_prefix("[AVG_EPOCH_TIME] ").and_then(|rest| rest.strip_suffix(" s"));
     average.expect("the average").parse::<f64>().expect("seconds");

@@ -6,6 +6,7 @@ use rustyflow::gpu::{
 };
 use rustyflow::profile::{Cost, MemoryKind};
 use rustyflow::{Device, Error, Result, Tensor};
+use std::sync::atomic::AtomicBool;
 
 fn defined(device: &Device, call: fn(&Gpu) -> Result<()>) -> Result<()> {
     if let Device::Gpu(gpu) = device { call(gpu) } else { Ok(()) }
@@ -54,6 +55,18 @@ pub fn rows() -> Vec<Row> {
         ("Gpu::download_later", Defined, |d| {
             defined(d, |gpu| {
                 assert!(gpu.download_later(&gpu.alloc(0, MemoryKind::Other)?)?.wait()?.is_empty());
+                Ok(())
+            })
+        }),
+        ("Gpu::precompile", Defined, |d| {
+            defined(d, |gpu| {
+                let (before, launch) = (gpu.compiled(), copy(COPY));
+                let empty = Launch { workgroups: 0, values: vec![("unused", 1u32.into())], ..launch.clone() };
+                gpu.precompile(&[], &AtomicBool::new(false));
+                gpu.precompile(std::slice::from_ref(&launch), &AtomicBool::new(true));
+                assert_eq!(gpu.compiled(), before, "nothing to do, or stopped");
+                gpu.precompile(&[launch.clone(), launch, empty], &AtomicBool::new(false));
+                assert_eq!(gpu.compiled(), before + 1);
                 Ok(())
             })
         }),

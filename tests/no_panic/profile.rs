@@ -127,6 +127,12 @@ pub fn rows() -> Vec<Row> {
             clock.enter(Phase::Device);
             Ok(())
         }),
+        ("WallClock::set_apart", Defined, |_| {
+            let mut clock = WallClock::new(Instant::now(), Phase::Device, None);
+            clock.set_apart(Phase::Autotuning, Duration::MAX);
+            assert!(clock.times().total < 3600.0);
+            Ok(())
+        }),
         ("WallClock::spent", Defined, |_| {
             let clock = WallClock::new(Instant::now(), Phase::Device, None);
             assert_eq!(clock.spent(Phase::Sampling), Duration::ZERO);

@@ -86,15 +86,15 @@ impl Effort {
             [4096, 4096, 1024],
             [4096, 4096, 2048],
         ],
-        warm_up: Duration::from_millis(500),
+        warm_up: Duration::from_millis(200),
         error_size: [128, 128, 2048],
-        rounds: 5,
-        time: Duration::from_millis(1500),
+        rounds: 3,
+        time: Duration::from_millis(500),
     };
 
     /// Timing goes on until so much time has passed, and takes one round at least.
     pub const fn lasting(time: Duration) -> Effort {
-        Effort { rounds: usize::MAX, time, ..Effort::FIRST_START }
+        Effort { rounds: usize::MAX, time, warm_up: Duration::from_millis(500), ..Effort::FIRST_START }
     }
 }
 
@@ -282,6 +282,11 @@ fn time_tiles<'a>(gpu: &'a Gpu, tiles: &[Tile], effort: &Effort) -> Result<(Gemm
     for &size in &effort.sizes[1..] {
         if once >= LONG_ENOUGH {
             break;
+        }
+        // A larger GEMM is no less efficient, so at the rate of this one it takes so long at most.
+        let at_most = once.mul_f64(size.iter().product::<usize>() as f64 * 2.0 / gemm.flops());
+        if at_most < LONG_ENOUGH && Some(&size) != effort.sizes.last() {
+            continue;
         }
         gemm = Gemm::new(gpu, size, DType::F32)?;
         once = gemm.time(&layouts[0], first, 4)?;

@@ -327,7 +327,7 @@ struct TextSize {
 fn text_size(config: &Config, kind: ModelKind, data_dir: &Path, cache_dir: Option<&Path>) -> Result<TextSize> {
     let spec = data_spec(&config.data, data_dir, cache_dir);
     let corpus = Corpus::open(&spec.corpus, &mut |_| {})?;
-    let prepared = spec.prepare(&corpus, None, &mut |_| {})?;
+    let prepared = spec.prepare(&corpus, None, &mut |_| {}, &mut |_| {})?;
     let train_tokens = prepared.train.len();
     let loader = loader(config, kind, prepared.train, Position::default())?;
     Ok(TextSize {

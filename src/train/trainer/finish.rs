@@ -42,6 +42,7 @@ impl Trainer<'_> {
             self.report(Event::Sample(sample))?;
         }
         report.wall = Some(self.clock.times());
+        report.start_up = self.start_up.take();
         self.folder.write("profile.txt", &(report.text() + &rank_table(&ranks)))?;
         self.folder.write("profile.json", &record::pretty(&report))?;
         let summary = Summary { ranks, ..self.summary(report, interrupted, epochs, seconds) };

@@ -16,6 +16,7 @@ use super::events::Event;
 use super::guard::{self, Anomaly, Monitor};
 use super::in_flight::{Contents, InFlight, PendingSnapshot, PendingStep};
 use super::options::TrainOptions;
+use super::precompile::Precompile;
 use super::ranks::Leader;
 use super::replica::Replica;
 use super::run_folder::RunFolder;
@@ -26,7 +27,7 @@ use crate::config::{self, Config, GenerateConfig};
 use crate::data::{ChatTemplate, Coverage, Position, Tokenizer, Tokens};
 use crate::models::{AdapterWeights, ModelWeights, Weights};
 use crate::optim::LearningRate;
-use crate::profile::{Phase, WallClock};
+use crate::profile::{Phase, StartUp, WallClock};
 use crate::tensor::Bytes;
 use serde_json::{Map, Value, json};
 use std::collections::VecDeque;
@@ -66,6 +67,9 @@ pub(super) struct Trainer<'a> {
     out_of_patience: bool,
     /// What is on its way from the device, in its order.
     in_flight: VecDeque<InFlight>,
+    /// What compiles ahead of the first step, until that is done.
+    precompile: Option<Precompile>,
+    start_up: Option<StartUp>,
     clock: WallClock,
     trace: Option<RunTrace>,
     /// The last logged step that was done, and when: see [`Trainer::busy_time`].
@@ -98,12 +102,24 @@ impl Trainer<'_> {
             }
             let epoch = self.epoch();
             self.timed(Phase::Training, Trainer::train_step)?;
+            if let Some(precompile) = self.precompile.take() {
+                self.timed(Phase::Training, |trainer| trainer.end_start_up(precompile))?;
+            }
             if self.epoch() > epoch {
                 self.end_epoch(self.epoch())?;
             }
             self.take_arrived(false)?;
             (self.options.on_event)(&Event::Progress { step: self.state.step });
         }
+    }
+
+    /// Waits for the first step, to tell how long it took to come so far.
+    fn end_start_up(&mut self, mut precompile: Precompile) -> Result<()> {
+        self.options.device.synchronize()?;
+        let start_up = StartUp { wall: self.clock.times(), ahead: precompile.finish().pop() };
+        tracing::info!("{start_up}");
+        self.start_up = Some(start_up);
+        Ok(())
     }
 
     /// Whole passes over the text so far.

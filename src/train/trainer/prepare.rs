@@ -1,15 +1,16 @@
 //! What happens before the first step. What is to fail should fail here.
 
 use super::Trainer;
+use crate::comm::Launch;
 use crate::config::{self, Config, DeviceBatch, Resolved, TrainLength};
-use crate::data::{ChatSpec, ChatTemplate, Corpus, Prepared, Progress, Tokenizer, Tokens};
+use crate::data::{ChatSpec, ChatTemplate, Corpus, Packing, Prepared, Progress, Tokenizer, Tokens};
 use crate::generate::check_prompt;
 use crate::models::{LanguageModel, ModelConfig};
 use crate::optim::{LearningRate, Optimizer, ParameterArena, Schedule};
-use crate::profile::{Phase, WallClock};
+use crate::profile::{Phase, Span, WallClock};
 use crate::train::adapters::{check_base, lora};
 use crate::train::checkpoint::{CONFIG, Checkpoint, DataHash, TOKENIZER, TrainerState, Writer};
-use crate::train::data_spec::data_spec;
+use crate::train::data_spec::{data_spec, packing};
 use crate::train::events::{Adapters, Event, Start};
 use crate::train::guard::Monitor;
 use crate::train::init::{first_model, model_at};
@@ -18,6 +19,7 @@ use crate::train::model_shape::model_config;
 use crate::train::options::TrainOptions;
 use crate::train::plan::Plan;
 use crate::train::precision::{check_precision, describe_precision, operands};
+use crate::train::precompile::Precompile;
 use crate::train::prompt::prompt_ids;
 use crate::train::ranks::{self, Place, Share, Team, named};
 use crate::train::record;
@@ -42,9 +44,16 @@ struct Data {
 }
 
 impl Data {
+    /// `on_tokenizer` sees the tokenizer before the text becomes tokens.
+    ///
     /// # Errors
     /// If a resumed run has learnt from another text.
-    fn load(resolved: &Resolved, options: &mut TrainOptions, checkpoint: Option<&Checkpoint>) -> Result<Data> {
+    fn load(
+        resolved: &Resolved,
+        options: &mut TrainOptions,
+        checkpoint: Option<&Checkpoint>,
+        on_tokenizer: &mut dyn FnMut(&Tokenizer),
+    ) -> Result<Data> {
         let data = &resolved.config.data;
         let changed = |key: &str, what: &str, checkpoint: &Checkpoint| Error::Config {
             place: resolved.origin(key).to_string(),
@@ -78,7 +87,7 @@ impl Data {
             Some(c) => Some(Tokenizer::from_file(&c.path.join(TOKENIZER))?.with_name(&data.tokenizer)),
             None => None,
         };
-        let prepared = spec.prepare(&corpus, tokenizer, &mut show)?;
+        let prepared = spec.prepare(&corpus, tokenizer, on_tokenizer, &mut show)?;
         let hash = DataHash {
             text_sha256: prepared.meta.text_sha256.clone(),
             tokens_sha256: prepared.meta.tokens_sha256.clone(),
@@ -102,6 +111,8 @@ impl<'a> Trainer<'a> {
         let mut trace = RunTrace::begin(&options)?;
         let mut clock = WallClock::new(options.started, Phase::Device, trace.as_ref().map(RunTrace::recorder));
         let device = options.device.clone();
+        let devices: Vec<&Device> = [&device].into_iter().chain(options.others).collect();
+        clock.set_apart(Phase::Autotuning, autotuning(&devices));
         options.training_log.map_or(Ok(()), log::check)?;
         let names = named(&device, options.others, Device::name);
         let mut resolved = resolved.clone();
@@ -110,7 +121,10 @@ impl<'a> Trainer<'a> {
         let resumed = options.resume.map(|run| Resumed::open(run, &mut resolved, &names, place.ranks)).transpose()?;
         let checkpoint = resumed.as_ref().and_then(|resumed| resumed.checkpoint.as_ref());
         clock.enter(Phase::Text);
-        let data = Data::load(&resolved, &mut options, checkpoint)?;
+        let mut precompile = Precompile::default();
+        let mut on_tokenizer =
+            |tokenizer: &Tokenizer| precompile_for(&mut precompile, &resolved, tokenizer, &devices, place);
+        let data = Data::load(&resolved, &mut options, checkpoint, &mut on_tokenizer)?;
         let prepared = &data.prepared;
         let model_config = model_config(&resolved, prepared.tokenizer.vocab_size())?;
         let t = &resolved.config.train;
@@ -121,11 +135,12 @@ impl<'a> Trainer<'a> {
         resolved.fit_warmup(total_steps)?;
         check_prompt(&model_config, &prompt_ids(&prepared.tokenizer, &resolved.config.generate.prompt)?)?;
         check_validation(&resolved, &prepared.validation)?;
-        for device in [&device].into_iter().chain(options.others) {
-            check_configured_precision(&resolved, device)?;
-            check_sizes(&resolved.config, &model_config, device)?;
-        }
+        devices.iter().try_for_each(|device| check_device(&resolved, &model_config, device))?;
         Share::all(&resolved.config, model_config.kind, place.ranks)?;
+        if loader.is_in_documents() != precompile.is_in_documents() {
+            // Only the text says that it has prompts.
+            precompile.begin(&resolved.config, &model_config, loader.is_in_documents(), &devices, place);
+        }
         let state = initial_state(checkpoint, names, data.hash.clone(), total_steps);
         let saved = checkpoint.map(|checkpoint| checkpoint.state.comparable());
         let checkpoint_path = checkpoint.map(|checkpoint| checkpoint.path.clone());
@@ -192,6 +207,8 @@ impl<'a> Trainer<'a> {
             monitor: Monitor::default(),
             unconfirmed: VecDeque::new(),
             out_of_patience: false,
+            precompile: Some(precompile),
+            start_up: None,
             writer: Writer::default(),
             last_logged: (state.step, clock.spent(Phase::Unaccounted)),
             clock,
@@ -219,12 +236,19 @@ fn team<'a>(
 /// # Errors
 /// What can be known before the first step, and whatever ends the job.
 pub(in crate::train) fn follow(resolved: &Resolved, mut options: TrainOptions) -> Result<()> {
-    let data = Data::load(resolved, &mut options, None)?;
+    let device = options.device.clone();
+    let devices: Vec<&Device> = [&device].into_iter().chain(options.others).collect();
+    let of_job = |processes: usize| processes * devices.len();
+    let place = options.launch.map_or(Place::ALONE, |Launch { process, processes, .. }| Place {
+        rank: of_job(process),
+        ranks: of_job(processes),
+    });
+    let mut precompile = Precompile::default();
+    let mut on_tokenizer =
+        |tokenizer: &Tokenizer| precompile_for(&mut precompile, resolved, tokenizer, &devices, place);
+    let data = Data::load(resolved, &mut options, None, &mut on_tokenizer)?;
     let shape = model_config(resolved, data.prepared.tokenizer.vocab_size())?;
-    for device in [&options.device].into_iter().chain(options.others) {
-        check_configured_precision(resolved, device)?;
-        check_sizes(&resolved.config, &shape, device)?;
-    }
+    devices.iter().try_for_each(|device| check_device(resolved, &shape, device))?;
     let config = Arc::new(resolved.config.clone());
     let Prepared { train, validation, .. } = &data.prepared;
     team(&config, &shape, &data.hash, (train, validation), &options).follow()
@@ -236,6 +260,34 @@ pub(in crate::train) fn check_configured_precision(resolved: &Resolved, device: 
         key: "device.precision".into(),
         message,
     })
+}
+
+/// Checks what can be said of a device and a model of this shape before there is one.
+fn check_device(resolved: &Resolved, shape: &ModelConfig, device: &Device) -> Result<()> {
+    check_configured_precision(resolved, device)?;
+    check_sizes(&resolved.config, shape, device)
+}
+
+/// Begins to compile what the steps of a run with this tokenizer launch, if there can be one: what is wrong with it is
+/// said elsewhere.
+fn precompile_for(
+    precompile: &mut Precompile,
+    resolved: &Resolved,
+    tokenizer: &Tokenizer,
+    devices: &[&Device],
+    place: Place,
+) {
+    let Ok(shape) = model_config(resolved, tokenizer.vocab_size()) else { return };
+    if devices.iter().all(|device| check_device(resolved, &shape, device).is_ok()) {
+        let in_documents = packing(&resolved.config.data).is_some_and(|packing| packing != Packing::Stream);
+        precompile.begin(&resolved.config, &shape, in_documents, devices, place);
+    }
+}
+
+/// How long autotuning these devices took before the run. Their profiles are taken.
+fn autotuning(devices: &[&Device]) -> Duration {
+    let seconds = devices.iter().filter_map(|device| device.profiler().take().spans.get(&Span::Autotune).copied());
+    Duration::from_secs_f64(seconds.sum())
 }
 
 /// Checks that the device can bind what training takes, and that the machine has the memory.

@@ -330,3 +330,28 @@ fn the_hook_runs_once_per_update_after_all_micro_batches_and_before_the_optimize
         }
     }
 }
+
+#[test]
+fn steps_and_evaluations_run_what_was_compiled_ahead_and_no_more() {
+    let f16 = crate::gpu::gpu_for_tests().is_some_and(|gpu| gpu.limits().f16);
+    let llama = ["model.kind=llama", "model.n_kv_head=1", "train.grad_accum_steps=2"];
+    let mixed = ["device.precision=mixed", "model.dropout=0.1", "optimizer.weight_decay=0.1"];
+    let documents = ["data.packing=documents", "model.embd_dropout=0.1", "train.ema_decay=0.9"];
+    for settings in [&["model.dropout=0.1"][..], &mixed, &llama, &documents] {
+        // With nothing compiled yet.
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        if settings.contains(&mixed[0]) && !f16 {
+            continue;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let short = ["train.max_steps=3", "train.eval_every=2", "log.samples=false"];
+        let resolved = configuration(dir.path(), &[settings, &short].concat());
+        let (stop, device) = (AtomicBool::new(false), Device::Gpu(gpu.clone()));
+        let mut on_event = |_: &Event| {};
+        let mut trainer = Trainer::prepare(&resolved, options(&device, &stop, &mut on_event)).unwrap();
+        let ahead = trainer.precompile.as_mut().unwrap().finish();
+        let compiled = gpu.compiled();
+        trainer.run().unwrap();
+        assert_eq!((ahead.len(), gpu.compiled()), (1, compiled), "{settings:?}: {ahead:?}");
+    }
+}

@@ -1,0 +1,49 @@
+//! Caches bind groups: to make one takes longer than to record the launch that uses it.
+
+use super::pipelines::Pipeline;
+use super::recorder::BufferRange;
+use rustc_hash::FxHashMap;
+
+/// A bind group: its layout, then (buffer, offset, size) of each binding.
+type Key = (usize, Vec<(u64, u64, u64)>);
+
+/// Everything that was bound before.
+pub(super) struct BindGroups {
+    device: wgpu::Device,
+    groups: FxHashMap<Key, wgpu::BindGroup>,
+}
+
+/// Bind groups kept before the cache starts anew: far more than one training step needs.
+const MAX_GROUPS: usize = 1 << 16;
+
+impl BindGroups {
+    pub fn new(device: wgpu::Device) -> BindGroups {
+        BindGroups { device, groups: FxHashMap::default() }
+    }
+
+    /// The bind group of these ranges for this pipeline.
+    ///
+    /// Bindings reach to the next multiple of 16 bytes, so that a shader may read a tensor's last elements as a vec4.
+    pub fn get(&mut self, pipeline: &Pipeline, ranges: &[BufferRange]) -> &wgpu::BindGroup {
+        let size = |range: &BufferRange| range.size.max(4).next_multiple_of(16);
+        let key = (pipeline.layout.id, ranges.iter().map(|range| (range.id, range.offset, size(range))).collect());
+        if self.groups.len() >= MAX_GROUPS {
+            self.groups.clear();
+        }
+        self.groups.entry(key).or_insert_with(|| {
+            let bindings = ranges.iter().map(|range| {
+                let (offset, size) = (range.offset, wgpu::BufferSize::new(size(range)));
+                wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer: &range.buffer, offset, size })
+            });
+            let entries: Vec<wgpu::BindGroupEntry> =
+                (0..).zip(bindings).map(|(binding, resource)| wgpu::BindGroupEntry { binding, resource }).collect();
+            let layout = &pipeline.layout.raw;
+            self.device.create_bind_group(&wgpu::BindGroupDescriptor { label: None, layout, entries: &entries })
+        })
+    }
+
+    /// Lets go of the buffers that they hold.
+    pub fn clear(&mut self) {
+        self.groups.clear();
+    }
+}
