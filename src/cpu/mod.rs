@@ -23,15 +23,26 @@ use crate::profile::Profiler;
 pub const CHUNK: usize = 4096;
 
 /// Sets how many threads CPU kernels use; 0 takes one per core. Only the first call has an effect, and only before
-/// anything is computed or a model made. If there is more than one, the calling thread is among them: it starts each
-/// kernel, and would otherwise sleep until the others have done it.
+/// anything is computed or a model made. The calling thread is among them: it starts each kernel, and would otherwise
+/// sleep until the others have done it.
 pub fn set_threads(count: usize) {
     let count = if count == 0 { num_cpus::get() } else { count };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(count);
     // As the only one it would leave kernels that other threads start waiting for ever.
     let pool = if count > 1 { pool.use_current_thread() } else { pool };
-    if pool.build_global().is_err() {
-        tracing::debug!("the thread pool was already running");
+    match pool.build_global() {
+        Ok(()) if count == 1 => compute_here(),
+        Ok(()) => {}
+        Err(_) => tracing::debug!("the thread pool was already running"),
+    }
+}
+
+/// Gives the calling thread a pool of its own in which it is the only one, so that it runs what it starts.
+fn compute_here() {
+    match rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build() {
+        // It lasts as long as the thread.
+        Ok(pool) => std::mem::forget(pool),
+        Err(error) => tracing::debug!("kernels run on another thread: {error}"),
     }
 }
 
@@ -51,4 +62,26 @@ pub fn available_memory_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? << 10)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rayon::prelude::*;
+    use std::thread;
+
+    #[test]
+    fn a_thread_with_a_pool_of_its_own_computes_alone() {
+        let computed_here = || {
+            let here = thread::current().id();
+            (0..100).into_par_iter().map(|_| thread::current().id() == here).collect::<Vec<_>>()
+        };
+        let before_and_after = thread::spawn(move || {
+            let before = computed_here();
+            compute_here();
+            (before, computed_here(), threads())
+        });
+        let (before, after, threads) = before_and_after.join().unwrap();
+        assert_eq!((before, after, threads), (vec![false; 100], vec![true; 100], 1));
+    }
 }

@@ -107,6 +107,17 @@ fn teams() -> Vec<Vec<Device>> {
     teams
 }
 
+/// Runs of one rank, by the name of its device: teams that begin with the same device are compared with the same run.
+#[derive(Default)]
+struct Alone(BTreeMap<String, Run>);
+
+impl Alone {
+    /// That of a team's first device, which `train` makes if there is none yet.
+    fn of(&mut self, team: &[Device], train: impl FnOnce(&[Device]) -> Run) -> &Run {
+        self.0.entry(team[0].name()).or_insert_with(|| train(&team[..1]))
+    }
+}
+
 /// One step of plain SGD at a learning rate of 1: the weights have lost their gradients.
 #[test]
 fn the_gradients_of_a_step_are_those_of_one_rank() {
@@ -125,16 +136,17 @@ fn the_gradients_of_a_step_are_those_of_one_rank() {
         let settings = [&settings[..], &[&kind_set]].concat();
         // A GPU may lead too.
         let led_by_gpu = gpu_for_tests().map(|gpu| vec![Device::Gpu(gpu), Device::Cpu]);
+        let mut alone = Alone::default();
         for (i, team) in teams().into_iter().chain(led_by_gpu).enumerate() {
-            let team = &team;
-            let [one, all] = [&team[..1], team].map(|devices| {
+            let train = |devices: &[Device]| {
                 let name = format!("{kind}-{i}-{}", devices.len());
                 trained(dir.path(), &name, devices, &settings)
-            });
-            let difference = largest_difference(&one, &all);
+            };
+            let (one, all) = (alone.of(&team, train), train(&team));
+            let difference = largest_difference(one, &all);
             assert!(difference < 1e-6, "{kind}, {team:?}: {difference}");
-            assert!(largest_loss_difference(&one, &all) < 1e-6, "{kind}, {team:?}");
-            let [one, all] = [&one, &all].map(|run| &run.evaluations[0]);
+            assert!(largest_loss_difference(one, &all) < 1e-6, "{kind}, {team:?}");
+            let [one, all] = [one, &all].map(|run| &run.evaluations[0]);
             assert!(one.tokens == all.tokens && one.tokens >= 36 * 16 - 1, "{kind}, {team:?}: {one:?} {all:?}");
             assert!((one.loss - all.loss).abs() < 1e-6, "{kind}, {team:?}: {one:?} {all:?}");
         }
@@ -144,21 +156,20 @@ fn the_gradients_of_a_step_are_those_of_one_rank() {
 #[test]
 fn losses_of_adamw_and_weights_of_sgd_stay_those_of_one_rank() {
     let dir = tempfile::tempdir().unwrap();
+    let (mut adamw_alone, mut sgd_alone) = (Alone::default(), Alone::default());
     for (i, team) in teams().iter().enumerate() {
-        let both = |optimizer: &'static str| {
-            [&team[..1], team].map(|devices| {
-                let name = format!("{i}-{optimizer}-{}", devices.len());
-                trained(dir.path(), &name, devices, &[&format!("optimizer.kind={optimizer}")])
-            })
+        let train = |devices: &[Device], optimizer: &str| {
+            let name = format!("{i}-{optimizer}-{}", devices.len());
+            trained(dir.path(), &name, devices, &[&format!("optimizer.kind={optimizer}")])
         };
-        let [one, all] = both("adamw");
+        let (one, all) = (adamw_alone.of(team, |device| train(device, "adamw")), train(team, "adamw"));
         assert_eq!(one.losses.len(), 50);
-        let difference = largest_loss_difference(&one, &all);
+        let difference = largest_loss_difference(one, &all);
         assert!(difference < 1e-5, "{team:?}: {difference}");
         assert_eq!(all.summary.ranks.len(), team.len());
         // Adam amplifies rounding where a gradient is zero.
-        let [one, all] = both("sgd");
-        let difference = largest_difference(&one, &all);
+        let (one, all) = (sgd_alone.of(team, |device| train(device, "sgd")), train(team, "sgd"));
+        let difference = largest_difference(one, &all);
         assert!(difference < 1e-6, "{team:?}: {difference}");
     }
 }
@@ -251,13 +262,15 @@ fn ranks_that_meet_after_each_step_of_sgd_compute_what_one_does() {
     let dir = tempfile::tempdir().unwrap();
     // Few steps: a weight of 0.5 rounds each change by 3e-8, which the outer momentum makes up to seven times larger.
     let settings = ["optimizer.kind=sgd", "optimizer.momentum=0", "train.max_steps=6", "train.sync_every=1"];
+    let (mut alone, mut without_outer_step) = (Alone::default(), Alone::default());
     for (i, team) in teams().iter().enumerate() {
-        let [one, all] =
-            [&team[..1], team].map(|team| trained(dir.path(), &format!("{i}-{}", team.len()), team, &settings));
-        let plain = trained(dir.path(), &format!("{i}-plain"), &team[..1], &settings[..3]);
-        let difference = largest_difference(&one, &all);
+        let train = |team: &[Device]| trained(dir.path(), &format!("{i}-{}", team.len()), team, &settings);
+        let (one, all) = (alone.of(team, train), train(team));
+        let plain = |device: &[Device]| trained(dir.path(), &format!("{i}-plain"), device, &settings[..3]);
+        let difference = largest_difference(one, &all);
         assert!(difference < 1e-6, "{team:?}: {difference}");
-        assert!(largest_difference(&one, &plain) > 1e-4, "the outer step does something");
+        let difference = largest_difference(one, without_outer_step.of(team, plain));
+        assert!(difference > 1e-4, "the outer step does something");
     }
 }
 
@@ -319,16 +332,18 @@ fn recurrent(dir: &Path, name: &str, settings: &[&str]) -> Resolved {
 #[test]
 fn ranks_of_a_recurrent_model_carry_the_states_of_their_rows() {
     let dir = tempfile::tempdir().unwrap();
+    let mut alone = Alone::default();
     for (i, team) in teams().iter().enumerate() {
-        let [one, all] = [&team[..1], team].map(|team| {
+        let train = |team: &[Device]| {
             let settings = ["model.kind=lstm"];
             run(&recurrent(dir.path(), &format!("{i}-{}", team.len()), &settings), team, false, 0).unwrap()
-        });
-        let difference = largest_loss_difference(&one, &all);
+        };
+        let (one, all) = (alone.of(team, train), train(team));
+        let difference = largest_loss_difference(one, &all);
         assert!(all.losses.len() == 50 && difference < 1e-5, "{team:?}: {difference}");
         assert!(all.losses[49] < all.losses[0] - 0.2, "it learns: {:?}", all.losses);
-        assert_eq!(states(&one).count(), states(&all).count(), "{team:?}");
-        let difference = largest(states(&one).zip(states(&all)).map(|(a, b)| (a - b).abs()));
+        assert_eq!(states(one).count(), states(&all).count(), "{team:?}");
+        let difference = largest(states(one).zip(states(&all)).map(|(a, b)| (a - b).abs()));
         assert!(difference < 1e-5, "{team:?}: {difference}");
     }
 }
