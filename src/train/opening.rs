@@ -157,8 +157,7 @@ impl Opening<'_> {
             Ok(tuning) => tuned(&gpu, &tuning).unwrap_or(gpu),
             Err(error) => {
                 (self.note)(&format!("warning: the matmul kernels are not autotuned: {error}"));
-                // What the driver has reported stays with the old one.
-                drop(gpu);
+                // Anew, because what the driver has reported stays with the old one.
                 Gpu::open(choice)?
             }
         };

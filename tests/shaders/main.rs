@@ -4,42 +4,45 @@
 
 mod variants;
 
+use rayon::prelude::*;
 use rustyflow::gpu::{CheckedShader, INCLUDES, Launch, Value, WgslError, source_of};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Mutex;
 use variants::{Planned, planned};
 
 #[test]
 fn every_variant_translates_and_fits_every_kind_of_device() {
-    let mut failures = Vec::new();
-    let mut sources: HashMap<String, &'static str> = HashMap::new();
+    let mut launches = Vec::new();
     for Planned { device, limits, variants } in planned() {
         println!("{device}: {} variants", variants.len());
-        for (kernel, launch) in variants {
-            let source = source_of(launch, limits);
-            let in_line = |WgslError { line, message }| match line {
-                Some(line) => format!("{message}: {}", source.lines().nth(line - 1).unwrap_or_default().trim()),
-                None => message,
-            };
-            let result = CheckedShader::new(launch, &source, limits).map_err(in_line).and_then(|shader| {
-                // DirectX has no cooperative matrices, so such a device never gets these.
-                let for_directx = !source.contains("enable wgpu_cooperative_matrix;");
-                // The translations depend on the text alone.
-                if sources.insert(source.clone(), launch.shader.name).is_some() {
-                    return Ok(());
-                }
-                shader.to_spirv().map_err(|e| format!("SPIR-V: {e}"))?;
-                shader.to_msl().map_err(|e| format!("Metal: {e}"))?;
-                match for_directx {
-                    true => shader.to_hlsl().map(drop).map_err(|e| format!("DirectX: {e}")),
-                    false => Ok(()),
-                }
-            });
-            if let Err(e) = result {
-                failures.push(format!("{kernel} on {device}: {} {:?}: {e}", launch.shader.name, launch.values));
-            }
-        }
+        launches.extend(variants.iter().map(|(kernel, launch)| (device, limits, kernel, launch)));
     }
-    println!("{} different shader texts", sources.len());
+    let translated: Mutex<HashSet<String>> = Mutex::default();
+    let failure = |(device, limits, kernel, launch): (_, _, _, &Launch)| {
+        let source = source_of(launch, limits);
+        let in_line = |WgslError { line, message }| match line {
+            Some(line) => format!("{message}: {}", source.lines().nth(line - 1).unwrap_or_default().trim()),
+            None => message,
+        };
+        let result = CheckedShader::new(launch, &source, limits).map_err(in_line).and_then(|shader| {
+            // DirectX has no cooperative matrices, so such a device never gets these.
+            let for_directx = !source.contains("enable wgpu_cooperative_matrix;");
+            // The translations depend on the text alone.
+            if !translated.lock().unwrap().insert(source.clone()) {
+                return Ok(());
+            }
+            shader.to_spirv().map_err(|e| format!("SPIR-V: {e}"))?;
+            shader.to_msl().map_err(|e| format!("Metal: {e}"))?;
+            match for_directx {
+                true => shader.to_hlsl().map(drop).map_err(|e| format!("DirectX: {e}")),
+                false => Ok(()),
+            }
+        });
+        let failed = |e| format!("{kernel} on {device}: {} {:?}: {e}", launch.shader.name, launch.values);
+        result.err().map(failed)
+    };
+    let failures: Vec<String> = launches.into_par_iter().filter_map(failure).collect();
+    println!("{} different shader texts", translated.lock().unwrap().len());
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
 }
 

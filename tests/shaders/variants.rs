@@ -1,5 +1,6 @@
 //! Every launch that is asked for on several kinds of GPU, found by planning and without running any.
 
+use rayon::prelude::*;
 use rustyflow::gpu::{Launch, Limits, Operand, PARAMS_BYTES, Plan};
 use rustyflow::models::{LlamaConfig, ModelConfig, ModelKind, Past, build};
 use rustyflow::nn::{Dropout, Parameter};
@@ -203,7 +204,7 @@ pub fn planned() -> &'static [Planned] {
     static PLANNED: OnceLock<Vec<Planned>> = OnceLock::new();
     PLANNED.get_or_init(|| {
         let plan = |(device, limits)| Planned { device, variants: variants(&limits), limits };
-        devices().into_iter().map(plan).collect()
+        devices().into_par_iter().map(plan).collect()
     })
 }
 
