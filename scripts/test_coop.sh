@@ -125,11 +125,20 @@ $devices"
 
 # A name that no test has any more would pass unnoticed.
 tests() {
-    on_mesa "$@" | tee "$runtime/output"
-    grep -q '^running [1-9]' "$runtime/output" || fail "no test is called so: cargo test $*"
+    local output
+    output="$(mktemp -p "$runtime")"
+    on_mesa "$@" | tee "$output"
+    grep -q '^running [1-9]' "$output" || fail "no test is called so: cargo test $*"
 }
-tests --test mixed
-# Not --lib, which would build the Python package's too.
-tests --tests split_fp16
-tests --tests a_batch_in_parts_has_the_loss_and_gradients_of_the_whole_with_dropout
+# This driver compiles shaders on one core: the longest test beside the others.
+(
+    tests --test mixed
+    # Not --lib, which would build the Python package's too.
+    tests --tests split_fp16
+    tests --tests a_batch_in_parts_has_the_loss_and_gradients_of_the_whole_with_dropout
+) >"$runtime/others" 2>&1 &
+others=$!
+trap 'kill "$others" 2>/dev/null || true; rm -rf "$runtime"' EXIT
 tests --test ops gpu_agrees_with_cpu_in_f16
+wait "$others" || { cat "$runtime/others"; fail "tests failed"; }
+cat "$runtime/others"
