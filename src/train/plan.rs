@@ -8,7 +8,6 @@ mod run_plan;
 
 pub use cluster::{Cluster, ClusterPlan, ClusterRow, Speed};
 pub use footprint::Footprint;
-pub(super) use footprint::launches;
 pub use run_plan::{Rates, RunPlan, TimePlan, plan_run};
 
 use crate::cpu::available_memory_bytes;

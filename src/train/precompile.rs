@@ -1,7 +1,7 @@
 //! Compiles the kernels of a run's steps while its text becomes tokens and its model is made: a thread takes steps on a
 //! device that computes nothing, and compiles what they launch. What it does not foresee, the first step compiles.
 
-use super::plan::launches;
+use super::plan::Footprint;
 use super::ranks::{Place, Share};
 use crate::config::Config;
 use crate::gpu::Gpu;
@@ -76,10 +76,10 @@ fn compile(
     stop: &AtomicBool,
 ) -> Result<Ahead> {
     let started = Instant::now();
-    let pieces = share.pieces(1);
-    let rows = pieces.iter().map(|piece| piece.rows.len()).max().unwrap_or(1);
+    let (rows, micro_batches) = share.micro_batches();
     // Two micro-batches launch what any number of them do.
-    let launches = launches(config, shape, rows, pieces.len().min(2), in_documents, &Device::Gpu(gpu.clone()))?;
+    let device = Device::Gpu(gpu.clone());
+    let Footprint { launches, .. } = Footprint::new(config, shape, rows, micro_batches.min(2), in_documents, &device)?;
     let (planning, before) = (started.elapsed().as_secs_f64(), gpu.compiled());
     gpu.precompile(&launches, stop);
     let ahead =

@@ -14,7 +14,6 @@ use crate::train::ranks::Place;
 use crate::train::replica::{criterion, pass_dropout};
 use crate::train::update_rules::on_device;
 use crate::{DType, Device, Error, Result, Tensor};
-use std::sync::Arc;
 
 /// What a run takes of its device.
 #[derive(Debug, Clone)]
@@ -25,6 +24,8 @@ pub struct Footprint {
     pub update: Vec<Cost>,
     /// Those of one batch of an evaluation.
     pub evaluation: Vec<Cost>,
+    /// What a GPU launches to make the model ready, in updates and in an evaluation.
+    pub(in crate::train) launches: Vec<Launch>,
 }
 
 impl Footprint {
@@ -41,60 +42,31 @@ impl Footprint {
         in_documents: bool,
         device: &Device,
     ) -> Result<Footprint> {
-        let (footprint, _) = rehearse(config, shape, batch_size, micro_batches, in_documents, device)?;
-        Ok(footprint)
+        let dry_run = if device.is_gpu() { DryRun::new(device.limits().clone()) } else { DryRun::cpu() };
+        let device = Device::DryRun(dry_run.clone());
+        // Initial weights are made on the CPU, whose memory keeps what they took.
+        let weights = if device.is_gpu() { Device::DryRun(DryRun::cpu()) } else { device.clone() };
+        let model = with_weights_on(weights, || {
+            let mut model = build(shape, config.run.seed)?;
+            lora(config).map_or(Ok(()), |lora| lora.adapt(&mut *model, 0))?;
+            Ok(model)
+        })?;
+        let (model, parameters, mut optimizer) = on_device(model, config, &device, Place::ALONE)?;
+        let shape = [batch_size, shape.block_size];
+        let batch = Batch { model: &*model, config, shape, in_documents, device: &device };
+        // From the second update on there is a gradient to be replaced.
+        batch.update(&parameters, &mut optimizer, micro_batches)?;
+        dry_run.take_costs();
+        batch.update(&parameters, &mut optimizer, micro_batches)?;
+        let update = dry_run.take_costs();
+        // Before the batches of an evaluation, and after them.
+        optimizer.swap_averages(&parameters)?;
+        dry_run.take_costs();
+        no_grad(|| batch.loss(&Dropout::off(), Criterion::default(), None, 1.0))?;
+        let evaluation = dry_run.take_costs();
+        let launches = dry_run.take_plans().into_iter().flat_map(|(_, plan)| plan.launches).collect();
+        Ok(Footprint { memory: dry_run.memory(), update, evaluation, launches })
     }
-}
-
-/// What a run launches on this device, a GPU: to make its model ready, in updates and in an evaluation. Parameters as
-/// those of [`Footprint::new`].
-///
-/// # Errors
-/// If there is no such model.
-pub(in crate::train) fn launches(
-    config: &Config,
-    shape: &ModelConfig,
-    batch_size: usize,
-    micro_batches: usize,
-    in_documents: bool,
-    device: &Device,
-) -> Result<Vec<Launch>> {
-    let (_, dry_run) = rehearse(config, shape, batch_size, micro_batches, in_documents, device)?;
-    Ok(dry_run.take_plans().into_iter().flat_map(|(_, plan)| plan.launches).collect())
-}
-
-/// Takes two updates and an evaluation on a device that computes nothing.
-fn rehearse(
-    config: &Config,
-    shape: &ModelConfig,
-    batch_size: usize,
-    micro_batches: usize,
-    in_documents: bool,
-    device: &Device,
-) -> Result<(Footprint, Arc<DryRun>)> {
-    let dry_run = if device.is_gpu() { DryRun::new(device.limits().clone()) } else { DryRun::cpu() };
-    let device = Device::DryRun(dry_run.clone());
-    // Initial weights are made on the CPU, whose memory keeps what they took.
-    let weights = if device.is_gpu() { Device::DryRun(DryRun::cpu()) } else { device.clone() };
-    let model = with_weights_on(weights, || {
-        let mut model = build(shape, config.run.seed)?;
-        lora(config).map_or(Ok(()), |lora| lora.adapt(&mut *model, 0))?;
-        Ok(model)
-    })?;
-    let (model, parameters, mut optimizer) = on_device(model, config, &device, Place::ALONE)?;
-    let shape = [batch_size, shape.block_size];
-    let batch = Batch { model: &*model, config, shape, in_documents, device: &device };
-    // From the second update on there is a gradient to be replaced.
-    batch.update(&parameters, &mut optimizer, micro_batches)?;
-    dry_run.take_costs();
-    batch.update(&parameters, &mut optimizer, micro_batches)?;
-    let update = dry_run.take_costs();
-    // Before the batches of an evaluation, and after them.
-    optimizer.swap_averages(&parameters)?;
-    dry_run.take_costs();
-    no_grad(|| batch.loss(&Dropout::off(), Criterion::default(), None, 1.0))?;
-    let footprint = Footprint { memory: dry_run.memory(), update, evaluation: dry_run.take_costs() };
-    Ok((footprint, dry_run))
 }
 
 /// A batch of no values.

@@ -189,9 +189,8 @@ impl RunPlan {
         device: &Device,
         peaks: &Roofline,
     ) -> Result<f64> {
-        let pieces = share.pieces(1);
-        let rows = pieces.iter().map(|piece| piece.rows.len()).max().unwrap_or(1);
-        let footprint = Footprint::new(config, &self.model, rows, pieces.len(), self.work.in_documents, device)?;
+        let (rows, micro_batches) = share.micro_batches();
+        let footprint = Footprint::new(config, &self.model, rows, micro_batches, self.work.in_documents, device)?;
         Ok(self.work.seconds(peaks, &footprint.update))
     }
 

@@ -24,7 +24,7 @@ pub(super) use lead::{Further, Leader, start};
 pub(super) use share::{Piece, Sequences, Share};
 pub(super) use team::Team;
 
-use crate::comm::{Background, Wire};
+use crate::comm::{Background, Launch, Wire};
 use crate::config::{Config, DeviceBatch, WeightDtype};
 use crate::optim::{Optimizer, ParameterArena};
 use crate::profile::size_text;
@@ -98,6 +98,12 @@ pub(super) struct Place {
 
 impl Place {
     pub const ALONE: Place = Place { rank: 0, ranks: 1 };
+
+    /// Of a process's first rank, where each process of the launch has so many devices.
+    pub fn of_first(launch: Option<Launch>, devices: usize) -> Place {
+        let (process, processes) = launch.map_or((0, 1), |launch| (launch.process, launch.processes));
+        Place { rank: process * devices, ranks: processes * devices }
+    }
 
     /// Whose moments are its own, of those that have moments of their own.
     pub fn of_moments(self, config: &Config) -> Place {

@@ -123,6 +123,12 @@ impl Share {
         self.of.continued.then(|| self.rows.clone())
     }
 
+    /// How many sequences a micro-batch of them has at most, each batch being one, and how many there are.
+    pub fn micro_batches(&self) -> (usize, usize) {
+        let pieces = self.pieces(1);
+        (pieces.iter().map(|piece| piece.rows.len()).max().unwrap_or(1), pieces.len())
+    }
+
     /// Them as parts of batches, each in `splits` passes, or in as many as it has sequences.
     pub fn pieces(&self, splits: usize) -> Vec<Piece> {
         let Sequences { batch_size, batches, continued } = self.of;

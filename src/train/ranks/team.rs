@@ -1,7 +1,7 @@
 //! The ranks of a process, and how they come together: a thread for each further device, and MPI for processes.
 
-use super::Share;
 use super::follow::{Follower, follow, run};
+use super::{Place, Share};
 use crate::comm::{Background, Communicator, Hierarchy, Launch, ThreadComm, threads};
 use crate::config::{Config, DeviceBatch};
 use crate::data::Tokens;
@@ -63,7 +63,7 @@ struct Identity {
 impl Team<'_> {
     /// How many ranks the job has.
     pub fn size(&self) -> usize {
-        self.launch.map_or(1, |launch| launch.processes) * (1 + self.others.len())
+        Place::of_first(self.launch, 1 + self.others.len()).ranks
     }
 
     fn timeout(&self) -> Duration {

@@ -1,7 +1,6 @@
 //! What happens before the first step. What is to fail should fail here.
 
 use super::Trainer;
-use crate::comm::Launch;
 use crate::config::{self, Config, DeviceBatch, Resolved, TrainLength};
 use crate::data::{ChatSpec, ChatTemplate, Corpus, Packing, Prepared, Progress, Tokenizer, Tokens};
 use crate::generate::check_prompt;
@@ -116,8 +115,7 @@ impl<'a> Trainer<'a> {
         options.training_log.map_or(Ok(()), log::check)?;
         let names = named(&device, options.others, Device::name);
         let mut resolved = resolved.clone();
-        let processes = options.launch.map_or(1, |launch| launch.processes);
-        let place = Place { rank: 0, ranks: processes * (1 + options.others.len()) };
+        let place = Place::of_first(options.launch, devices.len());
         let resumed = options.resume.map(|run| Resumed::open(run, &mut resolved, &names, place.ranks)).transpose()?;
         let checkpoint = resumed.as_ref().and_then(|resumed| resumed.checkpoint.as_ref());
         clock.enter(Phase::Text);
@@ -238,11 +236,7 @@ fn team<'a>(
 pub(in crate::train) fn follow(resolved: &Resolved, mut options: TrainOptions) -> Result<()> {
     let device = options.device.clone();
     let devices: Vec<&Device> = [&device].into_iter().chain(options.others).collect();
-    let of_job = |processes: usize| processes * devices.len();
-    let place = options.launch.map_or(Place::ALONE, |Launch { process, processes, .. }| Place {
-        rank: of_job(process),
-        ranks: of_job(processes),
-    });
+    let place = Place::of_first(options.launch, devices.len());
     let mut precompile = Precompile::default();
     let mut on_tokenizer =
         |tokenizer: &Tokenizer| precompile_for(&mut precompile, resolved, tokenizer, &devices, place);
