@@ -1,6 +1,6 @@
-// The gradients of causal attention of f16 on cooperative matrices. attention_coop_forward.wgsl says how the work is
-// cut; formulas: src/ops/attention/mod.rs. For each query block the pass "keys" adds what its queries give to dK and
-// dV, and keeps dS^T, of which the pass "queries" makes dQ.
+// The gradients of causal attention of f16, or of f32 with split_fp16, on cooperative matrices.
+// attention_coop_forward.wgsl says how the work is cut; formulas: src/ops/attention/mod.rs. For each query block the
+// pass "keys" adds what its queries give to dK and dV, and keeps dS^T, of which the pass "queries" makes dQ.
 enable f16;
 enable wgpu_cooperative_matrix;
 {{ interface }}
@@ -29,6 +29,17 @@ enable wgpu_cooperative_matrix;
     {% endfor %}
 {% endmacro %}
 
+{% if split_fp16 %}
+// What the weights P are staged times.
+const WEIGHT_SCALE = 8192.0;
+{% endif %}
+{# dP and D are multiples of 2^28 / (scale_dy scale_v), so that |P (dP - D)| is at most 2 keep_scale head_size: times #}
+{# `ds_scale` it is within f16. `ds_factor` makes dS of it. #}
+{% macro locate_ds() %}
+    let ds_scale = {{ 16384 // head_size }}.0 / params.keep_scale;
+    let ds_factor = params.scale / ds_scale / scale_dy / scale_v * 268435456.0;
+{% endmacro %}
+
 {{ entry("THREADS") }}
     let first_block = {{ "0u" if pass == "keys" else "params.query_begin / ROWS" }};
     let query_end = min(params.query_begin + params.query_rows, params.time);
@@ -55,6 +66,14 @@ enable wgpu_cooperative_matrix;
     let first = max(row_base / COLS * COLS, params.query_begin);
     let last = (query_end - 1u) / COLS * COLS;
     {{ each_query_head("let ") }}
+    {% if split_fp16 %}
+    let scale_q = scales[scales_at + head];
+    let scale_dy = scales[dy_scales_at + head];
+    let scale = params.scale / scale_q / scale_k;
+    {{ locate_ds() }}
+    {% else %}
+    let scale = params.scale;
+    {% endif %}
     {{ fetch_tile("first") }}
     for (var col_base = first; col_base < query_end; col_base += COLS) {
         {% if limited %}
@@ -62,14 +81,14 @@ enable wgpu_cooperative_matrix;
         if (first_key(col_base, first_row) >= row_base + ROWS) { break; }
         {% endif %}
         workgroupBarrier(); // all are done with the tile before
-        {{ put("q", cols, groups, "tile_q", "HEAD_LINE") }}
-        {{ put("dy", cols, groups, "tile_dy", "HEAD_LINE") }}
+        {{ put("q", cols, groups, "tile_q", "HEAD_LINE", "", "scale_q") }}
+        {{ put("dy", cols, groups, "tile_dy", "HEAD_LINE", "", "scale_dy") }}
         {% for i in range(turns) %}
         {
             let x = thread + {{ i * threads }}u;
             if (x < COLS) {
                 tile_lse[x / 4u][x % 4u] = lse{{ i }};
-                tile_delta[x / 4u][x % 4u] = delta{{ i }};
+                tile_delta[x / 4u][x % 4u] = delta{{ i }}{{ " * scale_dy * scale_v / 268435456.0" if split_fp16 }};
             }
         }
         {% endfor %}
@@ -85,7 +104,7 @@ enable wgpu_cooperative_matrix;
         subgroupBarrier();
         {% for c in range(fours_per_lane) %}
         var weight{{ i }}_{{ c }} = exp(
-            scores[my_score + {{ c }}u * LANES] * params.scale - tile_lse[my_four + {{ c }}u * LANES],
+            scores[my_score + {{ c }}u * LANES] * scale - tile_lse[my_four + {{ c }}u * LANES],
         );
         {% endfor %}
         if (diagonal) {
@@ -117,34 +136,34 @@ enable wgpu_cooperative_matrix;
         {% set address = "my_weight + " ~ i * side * line ~ "u + " ~ c ~ "u * LANES" %}
         {% if dropout %}
         {% set query = "col_base + (my_four + " ~ c ~ "u * LANES) * 4u" %}
-        let keep{{ i }}_{{ c }} = select(vec4<f32>(), vec4<f32>(params.keep_scale), kept4(
+        let kept{{ i }}_{{ c }} = kept4(
             vec4<u32>(row{{ i }}),
             mix_bits4(
                 (XYZW + ({{ query }} + params.mask_row + batch_head * params.time)) ^ vec4<u32>(params.key0),
             ),
             params.key1,
             params.drop_threshold,
-        ));
-        weights[{{ address }}] = vec4<f16>(weight{{ i }}_{{ c }} * keep{{ i }}_{{ c }});
-        {% else %}
-        weights[{{ address }}] = vec4<f16>(weight{{ i }}_{{ c }});
+        );
         {% endif %}
+        {% set weight = "weight" ~ i ~ "_" ~ c %}
+        {% set kept = "select(vec4<f32>(), " ~ weight ~ ", kept" ~ i ~ "_" ~ c ~ ")" if dropout else weight %}
+        {% set keep_scale = " * params.keep_scale" if dropout else "" %}
+        {% set staged = kept ~ " * WEIGHT_SCALE" if split_fp16 else "vec4<f16>(" ~ kept ~ keep_scale ~ ")" %}
+        {{ stage("weights", address, staged) }}
         {% endfor %}
         subgroupBarrier();
         {% endfor %}
-        {{ accumulate("dv", "dy") }}
+        {{ accumulate("dv", "dy", "(params.keep_scale / WEIGHT_SCALE / scale_dy)") }}
         {% for i in range(fragments) %}
         {{ to_scores("dp" ~ i ~ "_", 0, across) }}
         subgroupBarrier();
         {% for c in range(fours_per_lane) %}
         {
-            let dp = scores[my_score + {{ c }}u * LANES];
-            {% set kept = "keep" ~ i ~ "_" ~ c ~ " * " if dropout else "" %}
-            let ds = weight{{ i }}_{{ c }}
-                * ({{ kept }}dp - tile_delta[my_four + {{ c }}u * LANES])
-                * params.scale;
-            let stored = vec4<f16>(ds);
-            weights[my_weight + {{ i * side * line }}u + {{ c }}u * LANES] = stored;
+            let dp = scores[my_score + {{ c }}u * LANES]{{ " / 268435456.0" if split_fp16 }};
+            {% set kept = "select(vec4<f32>(), dp * params.keep_scale, kept" ~ i ~ "_" ~ c ~ ")" if dropout else "dp" %}
+            let ds = weight{{ i }}_{{ c }} * ({{ kept }} - tile_delta[my_four + {{ c }}u * LANES]);
+            let stored = vec4<{{ T }}>(ds * {{ "ds_scale" if split_fp16 else "params.scale" }});
+            {{ stage("weights", "my_weight + " ~ i * side * line ~ "u + " ~ c ~ "u * LANES", "stored") }}
             {{ ("if (row" ~ i ~ " < params.time) ") if edge }}{
                 block_ds[
                     (batch_head * params.time + row{{ i }}) * (params.query_rows / 4u)
@@ -155,7 +174,7 @@ enable wgpu_cooperative_matrix;
         {% endfor %}
         subgroupBarrier();
         {% endfor %}
-        {{ accumulate("dk", "q") }}
+        {{ accumulate("dk", "q", "(ds_factor / scale_q)") }}
     }
     }
     workgroupBarrier();
@@ -169,11 +188,15 @@ enable wgpu_cooperative_matrix;
     {{ declare("part", cols, rows // 4) }}
     let first = {{ "first_key(row_base, first_row) / COLS * COLS" if limited else "0u" }};
     {{ fetch_tile("first") }}
+    {% if split_fp16 %}
+    let scale_dy = scales[dy_scales_at + head];
+    {{ locate_ds() }}
+    {% endif %}
     let end = min(row_base + ROWS, params.time);
     let last = (end - 1u) / COLS * COLS;
     for (var col_base = first; col_base < end; col_base += COLS) {
         workgroupBarrier(); // all are done with the tile before
-        {{ put("k", cols, groups, "tile_k", "HEAD_LINE") }}
+        {{ put("k", cols, groups, "tile_k", "HEAD_LINE", "", "scale_k") }}
         // Of a key only queries from its own on were written.
         {% set written = "row_base + d * 4u + 3u >= col_base + l" %}
         {% set seen = " && first_key(row_base + d * 4u, first_row) <= col_base + l" if limited else "" %}
@@ -185,17 +208,11 @@ enable wgpu_cooperative_matrix;
             {% for i in range(fragments) %}
             let from{{ i }} = {{ k * side }}u * PART_LINE
                 + subgroup_index * {{ fragments * side // 4 }}u + {{ i * side // 4 }}u;
-            let left{{ i }} = coopLoad<{{ mat }}<f16, A>>(&part[from{{ i }}], PART_LINE);
+            {% for half in halves %}
+            let {{ half }}left{{ i }} = coopLoad<{{ mat }}<f16, A>>(&{{ half }}part[from{{ i }}], PART_LINE);
             {% endfor %}
-            {% for d in range(depth) %}
-            {
-                {% set address = k * side ~ "u * HEAD_LINE + " ~ d * side // 4 ~ "u" %}
-                let right = coopLoadT<{{ mat }}<f16, B>>(&tile_k[{{ address }}], HEAD_LINE);
-                {% for i in range(fragments) %}
-                dq{{ i }}_{{ d }} = coopMultiplyAdd(left{{ i }}, right, dq{{ i }}_{{ d }});
-                {% endfor %}
-            }
             {% endfor %}
+            {{ add_products("dq", "k", k * side, "(ds_factor / scale_k)") }}
         }
         {% endfor %}
     }

@@ -27,24 +27,31 @@ const XYZW = vec4<u32>(0u, 1u, 2u, 3u);
 
 {% include "attention_blocks" %}
 
+{# With split_fp16 all is f32 and multiplied as high and low halves (matmul_split_fp16.wgsl): of whatever is staged, #}
+{# the lower halves are in an array of that name after "low_". #}
+{% set halves = ["", "low_"] if split_fp16 else [""] %}
+{% set T = "f32" if split_fp16 else "f16" %}
 {% set tiles = {"forward": ["k", "v"], "keys": ["q", "dy"], "queries": ["k"]}[pass] %}
+{% for half in halves %}
 {% for name in tiles %}
-var<workgroup> tile_{{ name }}: array<vec4<f16>, COLS * HEAD_LINE>;
+var<workgroup> {{ half }}tile_{{ name }}: array<vec4<f16>, COLS * HEAD_LINE>;
+{% endfor %}
 {% endfor %}
 var<workgroup> scores: array<vec4<f32>, {{ subgroups * side * line }}>;
 {% if pass == "queries" %}
 // dS^T of a tile: columns by rows.
 const PART_LINE = ROWS / 4u + 2u;
-var<workgroup> part: array<vec4<f16>, COLS * PART_LINE>;
+{% for half in halves %}
+var<workgroup> {{ half }}part: array<vec4<f16>, COLS * PART_LINE>;
+{% endfor %}
 {% else %}
-var<workgroup> weights: array<vec4<f16>, {{ subgroups * fragments * side * line }}>;
+{% for half in halves %}
+var<workgroup> {{ half }}weights: array<vec4<f16>, {{ subgroups * fragments * side * line }}>;
+{% endfor %}
 {% endif %}
 {% if pass == "forward" %}
-// Something of each thread for the others of its row.
+// What each row is multiplied by in the end.
 var<workgroup> of_rows: array<f32, {{ fragments * threads }}>;
-// Whether a score of this tile exceeds its row's running maximum by more than the threshold. As wide as the alignment
-// that loads of cooperative matrices need of the arrays, which may come after it.
-var<workgroup> rescale: vec4<u32>;
 {% elif pass == "keys" %}
 var<workgroup> tile_lse: array<vec4<f32>, COLS / 4u>;
 var<workgroup> tile_delta: array<vec4<f32>, COLS / 4u>;
@@ -66,6 +73,27 @@ qkv[at_qkv(first_row + {{ row }}, {{ packed_head[what] }}, {{ group }})]
 {%- endif %}
 {% endmacro %}
 
+{% if split_fp16 %}
+// What high halves keep: rounded to 11 bits of significand, by operations that no compiler simplifies to x.
+fn upper(x: vec4<f32>) -> vec4<f32> {
+    return bitcast<vec4<f32>>((bitcast<vec4<u32>>(x) + vec4<u32>(0x1000u)) & vec4<u32>(0xffffe000u));
+}
+{% endif %}
+{# Writes a vector of T to an array of workgroup memory. #}
+{% macro stage(memory, at, value) %}
+{% if split_fp16 %}
+                {
+                    let at = {{ at }};
+                    let value = {{ value }};
+                    let high = upper(value);
+                    {{ memory }}[at] = vec4<f16>(high);
+                    low_{{ memory }}[at] = vec4<f16>(value - high);
+                }
+{% else %}
+                {{ memory }}[{{ at }}] = {{ value }};
+{% endif %}
+{% endmacro %}
+
 {# Loads a tile of `width` vectors a line into v0, v1, ..; `value` and `condition` depend on l, the line, and d. #}
 {% macro fetch(v, lines, width, value, condition) %}
 {% for i in range((lines * width + threads - 1) // threads) %}
@@ -74,7 +102,7 @@ qkv[at_qkv(first_row + {{ row }}, {{ packed_head[what] }}, {{ group }})]
             let l = x / {{ width }}u;
             let d = x % {{ width }}u;
             {% set partial = (i + 1) * threads > lines * width %}
-            {{ (v ~ i ~ " = vec4<f16>();") if partial or condition }}
+            {{ (v ~ i ~ " = vec4<" ~ T ~ ">();") if partial or condition }}
             {{ "if (x < " ~ (lines * width) ~ "u) { " if partial }}{{ "if (" ~ condition ~ ") " if condition }}{
                 {{ v }}{{ i }} = {{ value }};
             }{{ " }" if partial }}
@@ -83,20 +111,20 @@ qkv[at_qkv(first_row + {{ row }}, {{ packed_head[what] }}, {{ group }})]
 {% endmacro %}
 {% macro declare(v, lines, width) %}
 {% for i in range((lines * width + threads - 1) // threads) %}
-    var {{ v }}{{ i }}: vec4<f16>;
+    var {{ v }}{{ i }}: vec4<{{ T }}>;
 {% endfor %}
 {% endmacro %}
-{# Writes it to workgroup memory. #}
-{% macro put(v, lines, width, memory, stride, kept="") %}
+{# Writes it to workgroup memory, with split_fp16 times its scale. #}
+{% macro put(v, lines, width, memory, stride, kept="", scale="") %}
 {% for i in range((lines * width + threads - 1) // threads) %}
         {
             let x = thread + {{ i * threads }}u;
             let l = x / {{ width }}u;
             let d = x % {{ width }}u;
             {{ "if (x < " ~ (lines * width) ~ "u) " if (i + 1) * threads > lines * width }}{
-                {% set value = v ~ i %}
-                {{ memory }}[l * {{ stride }} + d] =
-                    {{ "select(vec4<f16>(), " ~ value ~ ", " ~ kept ~ ")" if kept else value }};
+                {% set value = v ~ i ~ (" * " ~ scale if split_fp16 and scale else "") %}
+                {% set value = "select(vec4<" ~ T ~ ">(), " ~ value ~ ", " ~ kept ~ ")" if kept else value %}
+                {{ stage(memory, "l * " ~ stride ~ " + d", value) }}
             }
         }
 {% endfor %}
@@ -134,28 +162,36 @@ qkv[at_qkv(first_row + {{ row }}, {{ packed_head[what] }}, {{ group }})]
 {% macro load_rows(name) %}
     {% for i in range(fragments) %}
     {% for d in range(depth) %}
-    var {{ name }}{{ i }}_{{ d }}: {{ mat }}<f16, A>;
+    {% for half in halves %}
+    var {{ half }}{{ name }}{{ i }}_{{ d }}: {{ mat }}<f16, A>;
+    {% endfor %}
     {% endfor %}
     {% endfor %}
     {% for first in range(0, groups, fours) %}
     {% set width = [fours, groups - first] | min %}
     for (var x = lane; x < {{ fragments * side * width }}u; x += {{ subgroup }}u) {
         let row = subgroup_row + x / {{ width }}u;
-        var value: vec4<f16>;
+        var value: vec4<{{ T }}>;
         {{ "if (row < params.time) " if edge }}{ value = {{ load(name, "row", first ~ "u + x % " ~ width ~ "u") }}; }
-        weights[weights_at + x / {{ width }}u * LINE + x % {{ width }}u] = value;
+        {% set scaled = "value" ~ (" * scale_" ~ name if split_fp16 else "") %}
+        {{ stage("weights", "weights_at + x / " ~ width ~ "u * LINE + x % " ~ width ~ "u", scaled) }}
     }
     subgroupBarrier();
     {% for i in range(fragments) %}
     {% for d in range(width * 4 // side) %}
     {% set address = "weights_at + " ~ (i * side * line + d * side // 4) ~ "u" %}
-    {{ name }}{{ i }}_{{ first * 4 // side + d }} = coopLoadT<{{ mat }}<f16, A>>(&weights[{{ address }}], LINE);
+    {% for half in halves %}
+    {{ half }}{{ name }}{{ i }}_{{ first * 4 // side + d }} =
+        coopLoadT<{{ mat }}<f16, A>>(&{{ half }}weights[{{ address }}], LINE);
+    {% endfor %}
     {% endfor %}
     {% endfor %}
     subgroupBarrier();
     {% endfor %}
 {% endmacro %}
 
+{# Which halves of two operands are multiplied: low times low is below f32's rounding. #}
+{% set pairs = [["low_", ""], ["", "low_"], ["", ""]] if split_fp16 else [["", ""]] %}
 {# {s}{fragment}_{column} = the subgroup's rows `a` times the staged rows `b`, transposed. #}
 {% macro product(s, a, b) %}
         {% for i in range(fragments) %}
@@ -167,32 +203,55 @@ qkv[at_qkv(first_row + {{ row }}, {{ packed_head[what] }}, {{ group }})]
         {% for j in range(across) %}
         {
             {% set address = j * side ~ "u * HEAD_LINE + " ~ d * side // 4 ~ "u" %}
-            let right = coopLoad<{{ mat }}<f16, B>>(&tile_{{ b }}[{{ address }}], HEAD_LINE);
+            {% for half in halves %}
+            let {{ half }}right = coopLoad<{{ mat }}<f16, B>>(&{{ half }}tile_{{ b }}[{{ address }}], HEAD_LINE);
+            {% endfor %}
             {% for i in range(fragments) %}
-            {{ s }}{{ i }}_{{ j }} = coopMultiplyAdd({{ a }}{{ i }}_{{ d }}, right, {{ s }}{{ i }}_{{ j }});
+            {% for left, right in pairs %}
+            {% set product = s ~ i ~ "_" ~ j %}
+            {{ product }} = coopMultiplyAdd({{ left ~ a ~ i }}_{{ d }}, {{ right }}right, {{ product }});
+            {% endfor %}
             {% endfor %}
         }
         {% endfor %}
         {% endfor %}
 {% endmacro %}
 
-{# {sum}{fragment}_{depth} += the subgroup's weights times the staged rows `b`. #}
-{% macro accumulate(sum, b) %}
+{# {sum}{fragment}_{depth} += the left sides {half}left{fragment} times the rows `b` staged from line `k` on. Tensor #}
+{# cores cut off when they accumulate, so that with split_fp16 the products of a tile are added in f32. #}
+{% macro add_products(sum, b, k, factor) %}
+            {% for d in range(depth) %}
+            {
+                {% set address = k ~ "u * HEAD_LINE + " ~ d * side // 4 ~ "u" %}
+                {% for half in halves %}
+                let {{ half }}right = coopLoadT<{{ mat }}<f16, B>>(&{{ half }}tile_{{ b }}[{{ address }}], HEAD_LINE);
+                {% endfor %}
+                {% for i in range(fragments) %}
+                {% if split_fp16 %}
+                var products{{ i }}: {{ mat }}<f32, C>;
+                {% for left, right in pairs %}
+                products{{ i }} = coopMultiplyAdd({{ left }}left{{ i }}, {{ right }}right, products{{ i }});
+                {% endfor %}
+                {{ sum }}{{ i }}_{{ d }} = {{ sum }}{{ i }}_{{ d }} + products{{ i }} * {{ factor }};
+                {% else %}
+                {{ sum }}{{ i }}_{{ d }} = coopMultiplyAdd(left{{ i }}, right, {{ sum }}{{ i }}_{{ d }});
+                {% endif %}
+                {% endfor %}
+            }
+            {% endfor %}
+{% endmacro %}
+
+{# {sum}{fragment}_{depth} += the subgroup's weights times the staged rows `b`, with split_fp16 times a factor. #}
+{% macro accumulate(sum, b, factor) %}
         {% for k in range(across) %}
         {
             {% for i in range(fragments) %}
             {% set address = "weights_at + " ~ (i * side * line + k * side // 4) ~ "u" %}
-            let left{{ i }} = coopLoadT<{{ mat }}<f16, A>>(&weights[{{ address }}], LINE);
+            {% for half in halves %}
+            let {{ half }}left{{ i }} = coopLoadT<{{ mat }}<f16, A>>(&{{ half }}weights[{{ address }}], LINE);
             {% endfor %}
-            {% for d in range(depth) %}
-            {
-                {% set address = k * side ~ "u * HEAD_LINE + " ~ d * side // 4 ~ "u" %}
-                let right = coopLoadT<{{ mat }}<f16, B>>(&tile_{{ b }}[{{ address }}], HEAD_LINE);
-                {% for i in range(fragments) %}
-                {{ sum }}{{ i }}_{{ d }} = coopMultiplyAdd(left{{ i }}, right, {{ sum }}{{ i }}_{{ d }});
-                {% endfor %}
-            }
             {% endfor %}
+            {{ add_products(sum, b, k * side, factor) }}
         }
         {% endfor %}
 {% endmacro %}
@@ -232,7 +291,7 @@ qkv[at_qkv(first_row + {{ row }}, {{ packed_head[what] }}, {{ group }})]
         let row = subgroup_row + {{ i * side }}u + l;
         {{ "if (row < params.time) " if edge }}{
             {% set scale = " * " ~ of_row if factor else "" %}
-            result[{{ at }}{{ first * side // 4 }}u + d)] = vec4<f16>(scores[scores_at + l * LINE + d]{{ scale }});
+            result[{{ at }}{{ first * side // 4 }}u + d)] = vec4<{{ T }}>(scores[scores_at + l * LINE + d]{{ scale }});
         }
     }
     subgroupBarrier();
@@ -243,6 +302,18 @@ qkv[at_qkv(first_row + {{ row }}, {{ packed_head[what] }}, {{ group }})]
 {# Where this thread works. #}
 {% macro locate() %}
     {{ locate_block("let ") }}
+    {% if split_fp16 %}
+    // The powers of two that bring the largest element of a head to at least 2^13 and less than 2^14.
+    let scales_at = batch * (params.n_head + 2u * params.n_kv_head);
+    let scale_k = scales[scales_at + params.n_head + kv_head];
+    let scale_v = scales[scales_at + params.n_head + params.n_kv_head + kv_head];
+    {% if pass == "forward" %}
+    let scale_q = scales[scales_at + head];
+    {% else %}
+    // Those of dy come after those of all of qkv.
+    let dy_scales_at = params.batch * (params.n_head + 2u * params.n_kv_head) + batch * params.n_head;
+    {% endif %}
+    {% endif %}
     let subgroup_index = thread / {{ subgroup }}u;
     let lane = thread % {{ subgroup }}u;
     // The subgroup's first row, and where its parts of the workgroup's memory begin.

@@ -1,5 +1,5 @@
-// Causal attention of f16 on cooperative matrices (tensor cores), accumulated in f32: the forward pass of
-// FlashAttention-2 (Dao 2023). Formulas: src/ops/attention/mod.rs.
+// Causal attention of f16, or of f32 with split_fp16, on cooperative matrices (tensor cores), accumulated in f32: the
+// forward pass of FlashAttention-2 (Dao 2023). Formulas: src/ops/attention/mod.rs.
 //
 // A workgroup owns ROWS rows of one head (queries; in the pass "keys" of attention_coop_backward.wgsl, keys), each of
 // its subgroups {{ fragments }} times {{ side }} of them, and walks over tiles of COLS columns, staged in workgroup
@@ -13,6 +13,12 @@ enable wgpu_cooperative_matrix;
 {{ interface }}
 {% include "attention_coop_common" %}
 
+{# Combines a number of all threads that share a row, LANES neighbours. #}
+{% macro over_lanes(x, begin, between) %}
+    {% for distance in [1, 2, 4, 8] if distance < lanes %}
+    {{ x }} = {{ begin }}{{ x }}{{ between }}subgroupShuffleXor({{ x }}, {{ distance }}u));
+    {% endfor %}
+{% endmacro %}
 {{ entry("THREADS") }}
     let first_block = 0u;
     let blocks = (params.time + ROWS - 1u) / ROWS;
@@ -21,7 +27,14 @@ enable wgpu_cooperative_matrix;
     // A row's weights are exp(S - running_max). The running maximum is that of the first tile, until a score exceeds it
     // by RESCALE_THRESHOLD, so that the accumulators need to be rescaled almost never. exp(RESCALE_THRESHOLD) is well
     // within f16.
-    const RESCALE_THRESHOLD = 10.0;
+    const RESCALE_THRESHOLD = {{ "4.0" if split_fp16 else "10.0" }};
+    {% if split_fp16 %}
+    // What weights are staged times: exp(RESCALE_THRESHOLD) times this is within f16 too.
+    const WEIGHT_SCALE = 1024.0;
+    let scale = params.scale / scale_q / scale_k;
+    {% else %}
+    let scale = params.scale;
+    {% endif %}
     // Less than any score, and not infinite, because WGSL promises nothing about infinities.
     const MASKED = -1e30;
     // Where a row's maximum begins: above what is masked, so that a row of nothing but -infinity has no weights, and
@@ -31,7 +44,6 @@ enable wgpu_cooperative_matrix;
     var running_max{{ i }} = UNSEEN;
     var total{{ i }} = 0.0; // of this thread's columns only, until the end
     {% endfor %}
-    if (thread == 0u) { rescale = vec4<u32>(); }
     {{ load_rows("q") }}
     {{ zeros("sum") }}
     let tiles = (min(row_base + ROWS, params.time) + COLS - 1u) / COLS;
@@ -50,8 +62,8 @@ enable wgpu_cooperative_matrix;
     for (var tile = first_tile; tile < tiles; tile += 1u) {
         let col_base = tile * COLS;
         workgroupBarrier(); // all are done with the tile before
-        {{ put("k", cols, groups, "tile_k", "HEAD_LINE") }}
-        {{ put("v", cols, groups, "tile_v", "HEAD_LINE") }}
+        {{ put("k", cols, groups, "tile_k", "HEAD_LINE", "", "scale_k") }}
+        {{ put("v", cols, groups, "tile_v", "HEAD_LINE", "", "scale_v") }}
         workgroupBarrier();
         if (tile + 1u < tiles) {
             {{ fetch_tile("col_base + COLS") }}
@@ -64,7 +76,7 @@ enable wgpu_cooperative_matrix;
         subgroupBarrier();
         let row{{ i }} = subgroup_row + {{ i * side }}u + my_row;
         {% for c in range(fours_per_lane) %}
-        var score{{ i }}_{{ c }} = scores[my_score + {{ c }}u * LANES] * params.scale;
+        var score{{ i }}_{{ c }} = scores[my_score + {{ c }}u * LANES] * scale;
         {% endfor %}
         if (diagonal) {
             {% for c in range(fours_per_lane) %}
@@ -91,20 +103,18 @@ enable wgpu_cooperative_matrix;
         highest{{ i }} = max(highest{{ i }}, score{{ i }}_{{ c }});
         {% endfor %}
         let high{{ i }} = max(max(highest{{ i }}.x, highest{{ i }}.y), max(highest{{ i }}.z, highest{{ i }}.w));
-        if (high{{ i }} > running_max{{ i }} + RESCALE_THRESHOLD) { rescale = vec4<u32>(1u); }
         {% endfor %}
-        if (workgroupUniformLoad(&rescale).x != 0u) {
-            if (thread == 0u) { rescale = vec4<u32>(); }
+        // Rows are a subgroup's own, so each decides for itself. A loop that ends at once, because naga allows no
+        // cooperative matrices within an `if` whose condition it cannot tell to be the same for all threads.
+        loop {
             {% for i in range(fragments) %}
-            of_rows[{{ i * threads }}u + thread] = high{{ i }};
+            let exceeds{{ i }} = high{{ i }} > running_max{{ i }} + RESCALE_THRESHOLD;
             {% endfor %}
-            workgroupBarrier();
+            if (!subgroupAny({% for i in range(fragments) %}{{ " || " if i > 0 }}exceeds{{ i }}{% endfor %})) { break; }
             {% for i in range(fragments) %}
             {
-                var new_max = running_max{{ i }};
-                for (var l = 0u; l < LANES; l++) {
-                    new_max = max(new_max, of_rows[{{ i * threads }}u + thread - my_four + l]);
-                }
+                var new_max = max(running_max{{ i }}, high{{ i }});
+                {{ over_lanes("new_max", "max(", ", ") }}
                 let correction = exp(running_max{{ i }} - new_max);
                 running_max{{ i }} = new_max;
                 total{{ i }} *= correction;
@@ -124,6 +134,7 @@ enable wgpu_cooperative_matrix;
                 {% endfor %}
             }
             {% endfor %}
+            break;
         }
         {% for i in range(fragments) %}
         {% if dropout %}
@@ -143,33 +154,25 @@ enable wgpu_cooperative_matrix;
                 params.key1,
                 params.drop_threshold,
             );
-            weights[{{ address }}] = vec4<f16>(select(vec4<f32>(), weight, kept));
-            {% else %}
-            weights[{{ address }}] = vec4<f16>(weight);
             {% endif %}
+            {% set kept = "select(vec4<f32>(), weight, kept)" if dropout else "weight" %}
+            {{ stage("weights", address, kept ~ " * WEIGHT_SCALE" if split_fp16 else "vec4<f16>(" ~ kept ~ ")") }}
         }
         {% endfor %}
         {% endfor %}
         subgroupBarrier();
-        {{ accumulate("sum", "v") }}
+        {{ accumulate("sum", "v", "(1.0 / WEIGHT_SCALE / scale_v)") }}
     }
     {% for i in range(fragments) %}
-    of_rows[{{ i * threads }}u + thread] = total{{ i }};
-    {% endfor %}
-    workgroupBarrier();
-    {% for i in range(fragments) %}
-    var all{{ i }} = 0.0;
-    for (var l = 0u; l < LANES; l++) { all{{ i }} += of_rows[{{ i * threads }}u + thread - my_four + l]; }
+    {{ over_lanes("total" ~ i, "(", " + ") }}
     {
         let row = subgroup_row + {{ i * side }}u + my_row;
         if (my_four == 0u && row < params.time) {
-            lse[batch_head * params.time + row] = running_max{{ i }} + log(all{{ i }});
+            lse[batch_head * params.time + row] = running_max{{ i }} + log(total{{ i }});
         }
     }
+    of_rows[{{ i * threads }}u + thread] = {{ "params.keep_scale" if dropout else "1.0" }} / total{{ i }};
     {% endfor %}
     workgroupBarrier();
-    {% for i in range(fragments) %}
-    of_rows[{{ i * threads }}u + thread] = {{ "params.keep_scale" if dropout else "1.0" }} / all{{ i }};
-    {% endfor %}
     {{ store_rows("sum", "at_dy(first_row + row, head, ", "of its row") }}
 }

@@ -1,7 +1,7 @@
-//! Attention of f16 on cooperative matrices (tensor cores): `shaders/attention_coop_*.wgsl`.
+//! Attention of f16, or of f32 as split-fp16, on cooperative matrices (tensor cores): `shaders/attention_coop_*.wgsl`.
 
-use super::{Attention, BACKWARD, Dims, FORWARD, QueryBlock, buffers, launched_heads};
-use crate::gpu::{Launch, Limits, Operand, Plan, Value};
+use super::{Attention, BACKWARD, Dims, FORWARD, QueryBlock, backward_start, buffers, launched_heads, query_blocks};
+use crate::gpu::{Launch, Limits, Operand, Plan, Value, buffer, param};
 use crate::shader;
 use crate::tensor::DType;
 
@@ -16,6 +16,8 @@ pub(super) struct CoopTiling {
     /// Times `side`: the queries of a subgroup. More need fewer loads from workgroup memory for each product, but
     /// registers.
     fragments: u32,
+    /// Whether elements are f32, multiplied as high and low halves.
+    split_fp16: bool,
 }
 
 /// Columns of a tile. More would take more workgroup memory, and so leave fewer workgroups to fill the waits of one
@@ -27,21 +29,28 @@ impl CoopTiling {
     pub fn choose(d: Dims, dtype: DType, limits: &Limits) -> Option<CoopTiling> {
         let (side, subgroup) = (limits.coop_matrix, limits.subgroup_size);
         // Whole rows of scores for each thread or parts of one.
-        let usable = dtype == DType::F16 && side > 0 && subgroup > 0 && subgroup.is_multiple_of(side);
+        let split_fp16 = dtype == DType::F32 && limits.split_fp16;
+        let usable = (dtype == DType::F16 || split_fp16) && side > 0 && subgroup > 0 && subgroup.is_multiple_of(side);
         if !usable || !(COLS / 4).is_multiple_of(subgroup / side) || !d.head_size.is_multiple_of(side as usize) {
             return None;
         }
         let subgroups = if d.time > 64 { 4 } else { 2 };
         // Up to T = 256 half the rows are enough (an H200): beyond the diagonal twice as many would compute much for
         // nothing. Up to 64 there are two subgroups, and so no more than that.
-        let fragments = if d.head_size <= 64 && !(65..=256).contains(&d.time) { 2 } else { 1 };
-        let tiling = CoopTiling { side, subgroup, subgroups, fragments };
-        let smallest_block = 2 * d.heads() * d.time * tiling.block_multiple();
+        // Halves take twice the registers.
+        let fragments = if d.head_size <= 64 && !(65..=256).contains(&d.time) && !split_fp16 { 2 } else { 1 };
+        let tiling = CoopTiling { side, subgroup, subgroups, fragments, split_fp16 };
+        let smallest_block = tiling.dtype().size_bytes() * d.heads() * d.time * tiling.block_multiple();
         let fits =
             ["forward", "keys", "queries"].iter().all(|pass| tiling.workgroup_bytes(pass, d) <= limits.workgroup_bytes)
                 && subgroups * subgroup <= limits.workgroup_threads
                 && smallest_block <= limits.binding_bytes as usize;
         fits.then_some(tiling)
+    }
+
+    /// Of all that is in memory.
+    fn dtype(&self) -> DType {
+        if self.split_fp16 { DType::F32 } else { DType::F16 }
     }
 
     /// Of the pass over keys: it has two results, for as many registers.
@@ -56,13 +65,14 @@ impl CoopTiling {
 
     fn workgroup_bytes(&self, pass: &str, d: Dims) -> u32 {
         let line = COLS / 4 + 2;
-        let staged = 8 * COLS * (d.head_size as u32 / 4 + 2);
+        let vector = 2 * 4 * if self.split_fp16 { 2 } else { 1 };
+        let staged = vector * COLS * (d.head_size as u32 / 4 + 2);
         let scores = 16 * self.subgroups * self.side * line;
-        let weights = 8 * self.rows(pass) as u32 * line;
+        let weights = vector * self.rows(pass) as u32 * line;
         match pass {
-            "forward" => 2 * staged + scores + weights + 4 * self.fragments * self.subgroups * self.subgroup + 16,
+            "forward" => 2 * staged + scores + weights + 4 * self.fragments * self.subgroups * self.subgroup,
             "keys" => 2 * staged + scores + weights + 8 * COLS,
-            _ => staged + scores + 8 * COLS * (self.rows(pass) as u32 / 4 + 2),
+            _ => staged + scores + vector * COLS * (self.rows(pass) as u32 / 4 + 2),
         }
     }
 
@@ -87,6 +97,7 @@ impl CoopTiling {
             ("subgroups", self.subgroups.into()),
             ("fragments", self.fragments(pass).into()),
             ("cols", COLS.into()),
+            ("split_fp16", self.split_fp16.into()),
             ("edge", (!d.time.is_multiple_of(rows) || !d.time.is_multiple_of(COLS as usize)).into()),
         ];
         values.extend(op.values(d));
@@ -96,7 +107,8 @@ impl CoopTiling {
             "keys" => end.div_ceil(rows),
             _ => (end - block.begin).div_ceil(rows),
         };
-        let (buffers, params) = (buffers(operands, "vec4<f16>", "vec4<f16>"), op.params(d, block));
+        let vector = self.dtype().wgsl(4);
+        let (buffers, params) = (buffers(operands, vector, vector), op.params(d, block));
         let shader = match pass {
             "forward" => shader!("attention_coop_forward"),
             _ => shader!("attention_coop_backward"),
@@ -105,13 +117,44 @@ impl CoopTiling {
     }
 
     pub fn forward(&self, op: &Attention, d: Dims) -> Plan {
-        Plan::one(self.launch(op, "forward", d, QueryBlock::default(), &op.with_documents(&FORWARD, 1)))
+        let mut operands = op.with_documents(&FORWARD, 1);
+        let mut plan = Plan { scratch: Vec::new(), launches: Vec::new() };
+        if self.split_fp16 {
+            operands.push(("scales", scales(d, &[(d.packed_heads(), Operand::Input(0))], &mut plan)));
+        }
+        plan.launches.push(self.launch(op, "forward", d, QueryBlock::default(), &operands));
+        plan
     }
 
     /// The passes after the one that finds D, which is `delta`.
     pub fn backward(&self, op: &Attention, d: Dims, delta: Launch, limits: &Limits) -> Plan {
-        let rows = d.query_block_rows(self.block_multiple(), DType::F16.size_bytes(), limits);
-        let operands = op.with_documents(&BACKWARD, 4);
-        op.backward_plan(d, delta, rows, DType::F16, |pass, block| self.launch(op, pass, d, block, &operands))
+        let rows = d.query_block_rows(self.block_multiple(), self.dtype().size_bytes(), limits);
+        let mut operands = op.with_documents(&BACKWARD, 4);
+        let mut plan = backward_start(d, delta, rows, self.dtype());
+        if self.split_fp16 {
+            let of = [(d.packed_heads(), Operand::Input(0)), (d.n_head, Operand::Input(3))];
+            operands.push(("scales", scales(d, &of, &mut plan)));
+        }
+        plan.launches.extend(query_blocks(d, rows, |pass, block| self.launch(op, pass, d, block, &operands)));
+        plan
     }
+}
+
+/// Adds to a plan the search for the scales (B, heads) of tensors (B, T, heads, head_size), which are one after the
+/// other in what is returned.
+fn scales(d: Dims, of: &[(usize, Operand)], plan: &mut Plan) -> Operand {
+    let scratch = plan.scratch.len();
+    let mut first = 0;
+    for &(heads, x) in of {
+        plan.launches.push(Launch {
+            shader: shader!("attention_scales"),
+            values: vec![("head_size", d.head_size.into())],
+            buffers: vec![buffer("x", "vec4<f32>", x), buffer("scales", "f32", Operand::Scratch(scratch))],
+            params: vec![param("batch", d.batch), param("time", d.time), param("heads", heads), param("first", first)],
+            workgroups: d.batch * heads,
+        });
+        first += d.batch * heads;
+    }
+    plan.scratch.push(4 * first);
+    Operand::ReadScratch(scratch)
 }

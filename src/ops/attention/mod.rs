@@ -20,8 +20,9 @@
 //! queries, so nothing is added across workgroups and the result is the same every time. For the second not to compute
 //! dS once more, the GPU keeps it for a block of queries at a time, as many as make it grow with T and not with T x T.
 //!
-//! Of f16, cooperative matrices multiply where the GPU has some (`coop.rs`). Generation keeps keys and values
-//! (`cached.rs`). With masks, or of a sequence to another, attention is made of matmuls (`dot_product.rs`).
+//! Of f16, and of f32 where GEMMs run as split-fp16, cooperative matrices multiply (`coop.rs`). Generation keeps
+//! keys and values (`cached.rs`). With masks, or of a sequence to another, attention is made of matmuls
+//! (`dot_product.rs`).
 
 mod cached;
 mod coop;
@@ -84,6 +85,11 @@ impl Dims {
     /// C.
     fn width(self) -> usize {
         self.n_head * self.head_size
+    }
+
+    /// Heads of queries, keys and values in qkv.
+    fn packed_heads(self) -> usize {
+        self.n_head + 2 * self.n_kv_head
     }
 
     /// Elements of all keys of a token, or of all values.
@@ -210,7 +216,7 @@ const BACKWARD: [(&str, Operand); 6] = [
 /// Statistics are f32, dS^T is of its own type, all else is stored as `element`.
 fn buffers(operands: &[(&'static str, Operand)], element: &'static str, ds: &'static str) -> Vec<Buffer> {
     let element_of = |name| match name {
-        "lse" | "delta" => "f32",
+        "lse" | "delta" | "scales" => "f32",
         DOCUMENTS => "u32",
         "block_ds" => ds,
         _ => element,
@@ -341,27 +347,23 @@ impl Attention {
     fn backward_tiled(&self, dims: Dims, dtype: DType, tiling: Tiling, limits: &Limits) -> Plan {
         let rows = dims.query_block_rows(tiling.rows as usize, DType::F32.size_bytes(), limits);
         let operands = self.with_documents(&BACKWARD, 4);
+        let mut plan = backward_start(dims, self.delta(dims, dtype), rows, DType::F32);
         let launch = |pass, block| self.launch(pass, dims, dtype, tiling, block, &operands);
-        self.backward_plan(dims, self.delta(dims, dtype), rows, DType::F32, launch)
+        plan.launches.extend(query_blocks(dims, rows, launch));
+        plan
     }
+}
 
-    /// D, then query block by query block, of `rows` queries each, the passes over keys and over queries.
-    fn backward_plan(
-        &self,
-        dims: Dims,
-        delta: Launch,
-        rows: usize,
-        dtype: DType,
-        launch: impl Fn(&'static str, QueryBlock) -> Launch,
-    ) -> Plan {
-        let mut launches = vec![delta];
-        for begin in (0..dims.time).step_by(rows) {
-            launches.extend(["keys", "queries"].map(|pass| launch(pass, QueryBlock { begin, rows })));
-        }
-        // D (B, n_head, T) and dS^T of a query block (B, n_head, T, rows).
-        let lines = dims.heads() * dims.time;
-        Plan { scratch: vec![4 * lines, dtype.size_bytes() * lines * rows], launches }
-    }
+/// D (B, n_head, T), found by `delta`, and room for dS^T of a query block (B, n_head, T, rows).
+fn backward_start(dims: Dims, delta: Launch, rows: usize, dtype: DType) -> Plan {
+    let lines = dims.heads() * dims.time;
+    Plan { scratch: vec![4 * lines, dtype.size_bytes() * lines * rows], launches: vec![delta] }
+}
+
+/// Query block by query block, of `rows` queries each, the passes over keys and over queries.
+fn query_blocks(dims: Dims, rows: usize, launch: impl Fn(&'static str, QueryBlock) -> Launch) -> Vec<Launch> {
+    let blocks = (0..dims.time).step_by(rows).map(|begin| QueryBlock { begin, rows });
+    blocks.flat_map(|block| ["keys", "queries"].map(|pass| launch(pass, block))).collect()
 }
 
 /// The heads that a pass has workgroups for: in the pass over keys those of keys.

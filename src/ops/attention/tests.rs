@@ -5,7 +5,7 @@ use crate::gpu::{Gpu, gpu_for_tests};
 use crate::ops::random::splitmix64;
 use crate::profile::MemoryKind;
 use crate::tensor::{Device, run, run_into};
-use crate::testing::assert_close;
+use crate::testing::{assert_close, assert_within};
 
 /// Values in -1..1.
 fn uniform(count: usize, seed: u64) -> Vec<f32> {
@@ -106,9 +106,9 @@ fn cpu_computes_the_definition() {
     }
 }
 
-/// Forward and backward in these tiles.
-fn run_tiled(gpu: &Gpu, tiling: Tiling, op: Attention, [qkv, dy]: [&Tensor; 2], rest: &[&Tensor]) -> [Vec<f32>; 3] {
-    let dims = op.dims(qkv.spec());
+/// Forward and backward by these plans.
+fn run_plans(gpu: &Gpu, op: Attention, plans: [Plan; 2], [qkv, dy]: [&Tensor; 2], rest: &[&Tensor]) -> [Vec<f32>; 3] {
+    let [forward, backward] = plans;
     let launch = |kernel: &dyn Kernel, plan: Plan, inputs: &[&Tensor]| -> Vec<Tensor> {
         let specs: Vec<&Spec> = inputs.iter().map(|t| t.spec()).collect();
         let outputs = kernel.output_specs(&specs).unwrap();
@@ -121,11 +121,75 @@ fn run_tiled(gpu: &Gpu, tiling: Tiling, op: Attention, [qkv, dy]: [&Tensor; 2], 
         gpu.run(kernel.name(), Cost::default(), plan, &read, &write).unwrap();
         outputs
     };
-    let forward = launch(&op, op.forward_plan(dims, DType::F32, tiling), &[&[qkv], rest].concat());
-    let plan = op.backward_tiled(dims, DType::F32, tiling, gpu.limits());
-    let backward = launch(&AttentionBackward(op), plan, &[&[qkv, &forward[0], &forward[1], dy], rest].concat());
+    let forward = launch(&op, forward, &[&[qkv], rest].concat());
+    let backward = launch(&AttentionBackward(op), backward, &[&[qkv, &forward[0], &forward[1], dy], rest].concat());
     [&forward[0], &forward[1], &backward[0]].map(|t| t.to_f32().unwrap())
 }
+
+/// Beyond, within and exactly at the edges of tiles; groups of queries, a band within a tile and beyond one, documents.
+/// Some have two query blocks of 256. Of each B, T and the head size.
+fn cases() -> Vec<(Attention, [usize; 3])> {
+    let multi_head = attention(2, Some((0.2, Key::new(9))));
+    let of = |n_kv_head, window, documents| Attention {
+        heads: Heads { n_head: 4, n_kv_head, window },
+        documents,
+        ..multi_head
+    };
+    vec![
+        (multi_head, [1, 1, 4]),
+        (multi_head, [1, 97, 64]),
+        (multi_head, [2, 33, 5]),
+        (multi_head, [3, 70, 128]),
+        (multi_head, [2, 128, 64]),
+        (multi_head, [2, 512, 16]),
+        (of(2, None, false), [2, 97, 8]),
+        (of(4, Some(20), false), [1, 150, 8]),
+        (of(2, Some(150), true), [2, 300, 16]),
+    ]
+}
+
+/// Forward and backward in these ways, compared with the CPU's. Queries and keys are between -1 and 1 times the first
+/// of `sizes`, values times the second, dy times the third.
+fn assert_agrees(gpu: &Gpu, op: Attention, [batch, time, head_size]: [usize; 3], sizes: [f32; 3], ways: &Ways) {
+    let d = dims(&op, batch, time, head_size);
+    let is_value = |i: usize| i % d.packed_width() >= (d.n_head + d.n_kv_head) * head_size;
+    let [of_keys, of_values, of_dy] = sizes;
+    let mut qkv = uniform(batch * time * d.packed_width(), 1);
+    for (i, x) in qkv.iter_mut().enumerate() {
+        *x *= if is_value(i) { of_values } else { of_keys };
+    }
+    let dy: Vec<f32> = uniform(batch * time * d.width(), 2).iter().map(|x| x * of_dy).collect();
+    let size = |what, i| match what {
+        "y" => of_values,
+        "dqkv" if is_value(i) => of_dy,
+        "dqkv" => of_dy * of_values * of_keys,
+        _ => 1.0,
+    };
+    let tensors = |device: &Device| {
+        let qkv = Tensor::from_f32(&qkv, [batch, time, d.packed_width()], device).unwrap();
+        let dy = Tensor::from_f32(&dy, [batch, time, d.width()], device).unwrap();
+        (qkv, dy, documents(&op, [batch, time], device))
+    };
+    let (qkv_cpu, dy_cpu, rest) = tensors(&Device::Cpu);
+    let rest: Vec<&Tensor> = rest.iter().collect();
+    let forward = run(&op, &[&[&qkv_cpu], &rest[..]].concat()).unwrap();
+    let inputs = [&[&qkv_cpu, &forward[0], &forward[1], &dy_cpu], &rest[..]].concat();
+    let dqkv = run(&AttentionBackward(op), &inputs).unwrap();
+    let want = [&forward[0], &forward[1], &dqkv[0]].map(|t| t.to_f32().unwrap());
+    let (qkv_gpu, dy_gpu, rest) = tensors(&Device::Gpu(gpu.clone()));
+    let rest: Vec<&Tensor> = rest.iter().collect();
+    for (name, plans) in ways(&op, d) {
+        let got = run_plans(gpu, op, plans, [&qkv_gpu, &dy_gpu], &rest);
+        for (what, (got, want)) in ["y", "lse", "dqkv"].into_iter().zip(got.iter().zip(&want)) {
+            let case = format!("B {batch}, T {time}, head {head_size}, {op:?}, sizes {sizes:?}, {name}: {what}");
+            // Sums of up to 128 terms around 1 times their size, in another order.
+            assert_within(case, got, want, |i, _| 1e-5 * f64::from(size(what, i)));
+        }
+    }
+}
+
+/// Names and plans, forward and backward, of the ways to compute a case.
+type Ways<'a> = dyn Fn(&Attention, Dims) -> Vec<(String, [Plan; 2])> + 'a;
 
 #[test]
 fn gpu_agrees_with_every_tiling() {
@@ -133,53 +197,49 @@ fn gpu_agrees_with_every_tiling() {
     // A software adapter promises less memory for workgroups than it has: there it is ordinary memory.
     let fits = |t: &Tiling| gpu.info().is_software() || t.workgroup_bytes() <= gpu.limits().workgroup_bytes;
     let tilings: Vec<Tiling> = [Tiling::SMALL, Tiling::MIDDLE, Tiling::LARGE].into_iter().filter(fits).collect();
-    // Beyond, within and exactly at the edges of tiles; the last has two query blocks of 256.
-    let multi_head = attention(2, Some((0.2, Key::new(9))));
-    let of = |n_kv_head, window, documents| Attention {
-        heads: Heads { n_head: 4, n_kv_head, window },
-        documents,
-        ..multi_head
-    };
-    for (op, [batch, time, head_size]) in [
-        (multi_head, [1, 1, 4]),
-        (multi_head, [1, 97, 64]),
-        (multi_head, [2, 33, 5]),
-        (multi_head, [3, 70, 128]),
-        (multi_head, [2, 128, 64]),
-        (multi_head, [2, 512, 16]),
-        // Groups of queries; a band within a tile and beyond one; documents; all in two query blocks of 256.
-        (of(2, None, false), [2, 97, 8]),
-        (of(4, Some(20), false), [1, 150, 8]),
-        (of(2, Some(150), true), [2, 300, 16]),
-    ] {
-        let d = dims(&op, batch, time, head_size);
-        let (qkv, dy) = (uniform(batch * time * d.packed_width(), 1), uniform(batch * time * d.width(), 2));
-        let tensors = |device: &Device| {
-            let qkv = Tensor::from_f32(&qkv, [batch, time, d.packed_width()], device).unwrap();
-            let dy = Tensor::from_f32(&dy, [batch, time, d.width()], device).unwrap();
-            (qkv, dy, documents(&op, [batch, time], device))
-        };
-        let (qkv_cpu, dy_cpu, rest) = tensors(&Device::Cpu);
-        let rest: Vec<&Tensor> = rest.iter().collect();
-        let forward = run(&op, &[&[&qkv_cpu], &rest[..]].concat()).unwrap();
-        let inputs = [&[&qkv_cpu, &forward[0], &forward[1], &dy_cpu], &rest[..]].concat();
-        let dqkv = run(&AttentionBackward(op), &inputs).unwrap();
-        let want = [&forward[0], &forward[1], &dqkv[0]].map(|t| t.to_f32().unwrap());
-        let (qkv_gpu, dy_gpu, rest) = tensors(&Device::Gpu(gpu.clone()));
-        let rest: Vec<&Tensor> = rest.iter().collect();
-        for &tiling in &tilings {
-            let got = run_tiled(&gpu, tiling, op, [&qkv_gpu, &dy_gpu], &rest);
-            for (what, (got, want)) in ["y", "lse", "dqkv"].iter().zip(got.iter().zip(&want)) {
-                // Sums of up to 128 terms around 1, in another order.
-                assert_close(
-                    format!("B {batch}, T {time}, head {head_size}, {op:?}, {tiling:?}: {what}"),
-                    got,
-                    want,
-                    1e-5,
-                    0.0,
-                );
-            }
-        }
+    for (op, sizes) in cases() {
+        assert_agrees(&gpu, op, sizes, [1.0; 3], &|op, d| {
+            let plans = tilings.iter().map(|&tiling| {
+                let backward = op.backward_tiled(d, DType::F32, tiling, gpu.limits());
+                (format!("{tiling:?}"), [op.forward_plan(d, DType::F32, tiling), backward])
+            });
+            plans.collect()
+        });
+    }
+}
+
+/// On cooperative matrices, where the GPU has some.
+fn split_fp16(gpu: &Gpu, op: &Attention, d: Dims) -> Vec<(String, [Plan; 2])> {
+    let limits = Limits { split_fp16: gpu.limits().coop_matrix > 0, ..gpu.limits().clone() };
+    let tiling = CoopTiling::choose(d, DType::F32, &limits);
+    let plans = tiling.map(|tiling| {
+        let backward = tiling.backward(op, d, op.delta(d, DType::F32), &limits);
+        (format!("{tiling:?}"), [tiling.forward(op, d), backward])
+    });
+    plans.into_iter().collect()
+}
+
+#[test]
+fn split_fp16_attention_agrees_with_the_cpu() {
+    let Some(gpu) = gpu_for_tests() else { return };
+    let computed = std::cell::Cell::new(0);
+    for (op, sizes) in cases() {
+        assert_agrees(&gpu, op, sizes, [1.0; 3], &|op, d| {
+            let plans = split_fp16(&gpu, op, d);
+            computed.set(computed.get() + plans.len());
+            plans
+        });
+    }
+    assert!(computed.get() > 0 || gpu.limits().coop_matrix == 0, "no case suits cooperative matrices");
+}
+
+/// Heads whose queries, keys, values and gradients have scales of their own, far from each other.
+#[test]
+fn split_fp16_is_scaled_by_head_in_attention() {
+    let Some(gpu) = gpu_for_tests() else { return };
+    let op = attention(2, Some((0.2, Key::new(9))));
+    for sizes in [[1.0; 3], [0.3, 1e6, 1e-6], [1e-3, 1e-12, 1e9]] {
+        assert_agrees(&gpu, op, [1, 97, 16], sizes, &|op, d| split_fp16(&gpu, op, d));
     }
 }
 
