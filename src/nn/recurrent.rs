@@ -211,8 +211,8 @@ impl Lstm {
         Stack::new(config, 4, keys).map(Lstm)
     }
 
-    /// x (T, B, I), or ids or their embeddings, to y (T, B, D H) and the states h and c after the last step (L D, B, H),
-    /// begun with zeros if none are given. `dropout` drops elements of what one layer gives to the next.
+    /// x (T, B, I), or ids or their embeddings, to y (T, B, D H) and the states h and c after the last step
+    /// (L D, B, H), begun with zeros if none are given. `dropout` drops elements of what one layer gives to the next.
     ///
     /// # Errors
     /// If a shape does not fit.

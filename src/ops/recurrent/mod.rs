@@ -9,9 +9,9 @@
 //! states of a stack go from layer to layer.
 //!
 //! The products with x of all steps are one GEMM before the recurrence; x may also be ids (T, B), which stand for
-//! vectors of zeros and one 1: then the products are columns of W_ih. A step is the GEMM `h W_hh^T + b_hh` and one
-//! kernel for all gates (`cell.rs`); backward the kernel of their gradients and one GEMM. The gradient of W_hh is one
-//! GEMM of all steps.
+//! vectors of zeros and one 1: then the products are columns of W_ih. To them both biases are added, but for b_hh of a
+//! GRU, whose reset gate multiplies it. A step is the GEMM `h W_hh^T` (`+ b_hh`) and one kernel for all gates
+//! (`cell.rs`); backward the kernel of their gradients and one GEMM. The gradient of W_hh is one GEMM of all steps.
 
 mod cell;
 
@@ -32,12 +32,13 @@ pub struct RecurrentRef<'a> {
     pub bias: Option<[&'a Tensor; 2]>,
 }
 
-/// One layer. Inputs: the states, then of each direction what x contributes to the gates (T, B, G H), W_hh, and b_hh if
-/// there are biases. Outputs: y and the states.
+/// One layer. Inputs: the states, then of each direction what x contributes to the gates (T, B, G H), W_hh, and, if a
+/// GRU has biases, b_hh. Outputs: y and the states.
 struct Recurrence {
     kind: CellKind,
     sizes: Sizes,
     layer: usize,
+    /// Whether b_hh is an input.
     bias: bool,
     /// (L D, B, H)
     states: Shape,
@@ -244,9 +245,14 @@ fn check(kind: CellKind, layer: usize, x: &Tensor, directions: &[RecurrentRef], 
     Ok(Sizes { steps, batch, hidden, directions: directions.len() })
 }
 
-/// What x contributes to the gates of one direction (T, B, G H).
-fn gates_of_x(x: &Tensor, direction: &RecurrentRef) -> Result<Tensor> {
-    let bias = direction.bias.map(|[bias_ih, _]| bias_ih);
+/// What x and the biases beside it contribute to the gates of one direction (T, B, G H).
+fn gates_of_x(kind: CellKind, x: &Tensor, direction: &RecurrentRef) -> Result<Tensor> {
+    let bias = match (kind, direction.bias) {
+        (_, None) => None,
+        (CellKind::Gru, Some([bias_ih, _])) => Some(bias_ih.clone()),
+        (_, Some([bias_ih, bias_hh])) => Some(bias_ih.add(bias_hh)?),
+    };
+    let bias = bias.as_ref();
     if x.dtype() != DType::U32 {
         return x.linear(direction.weight_ih, true, bias);
     }
@@ -254,30 +260,33 @@ fn gates_of_x(x: &Tensor, direction: &RecurrentRef) -> Result<Tensor> {
     bias.map_or(Ok(columns.clone()), |bias| columns.add(bias))?.embedding(x)
 }
 
-fn recurrence(
+fn recurrence<'a>(
     kind: CellKind,
     layer: usize,
     x: &Tensor,
-    directions: &[RecurrentRef],
+    directions: &[RecurrentRef<'a>],
     states: &[&Tensor],
 ) -> Result<Vec<Tensor>> {
     let sizes = check(kind, layer, x, directions, states)?;
     let Sizes { steps, batch, hidden, .. } = sizes;
-    let x_gates = directions.iter().map(|direction| gates_of_x(x, direction)).collect::<Result<Vec<_>>>()?;
+    let x_gates = directions.iter().map(|direction| gates_of_x(kind, x, direction)).collect::<Result<Vec<_>>>()?;
     let spec = Spec::new([steps, batch, sizes.directions * hidden], DType::F32);
     let y = Tensor::empty(spec, &x.device(), MemoryKind::Activations)?;
-    let bias = directions[0].bias.is_some();
+    // The others' are in `x_gates`.
+    let bias_of_h =
+        |direction: &RecurrentRef<'a>| direction.bias.filter(|_| kind == CellKind::Gru).map(|[_, b_hh]| b_hh);
+    let bias = bias_of_h(&directions[0]).is_some();
     let mut op = Recurrence { kind, sizes, layer, bias, states: states[0].shape().clone(), kept: Vec::new() };
     let copy = |state: &&Tensor| Ok(run(&CopyPart::whole(state.shape()), &[state])?.remove(0));
     let finals = states.iter().map(copy).collect::<Result<Vec<Tensor>>>()?;
     let mut inputs = states.to_vec();
     for (direction, x_gates) in directions.iter().zip(&x_gates) {
         inputs.extend([x_gates, direction.weight_hh]);
-        inputs.extend(direction.bias.map(|[_, bias_hh]| bias_hh));
+        inputs.extend(bias_of_h(direction));
     }
     let keep = inputs.iter().any(|input| input.needs_grad());
     for (number, (direction, x_gates)) in directions.iter().zip(&x_gates).enumerate() {
-        let recurrent = (direction.weight_hh, direction.bias.map(|[_, bias_hh]| bias_hh));
+        let recurrent = (direction.weight_hh, bias_of_h(direction));
         op.kept.push(op.forward(number, x_gates, recurrent, &finals, &y, keep)?);
     }
     Ok(record(Box::new(op), &inputs, [y].into_iter().chain(finals).collect()))
