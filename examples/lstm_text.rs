@@ -12,7 +12,9 @@ mod common;
 use common::{COLOURS, Outcome, Svg, arguments, exit, shade};
 use rustyflow::data::{Continued, Tokens};
 use rustyflow::fit::{Trainer, TrainerOptions};
-use rustyflow::nn::{Dropout, Embedding, Linear, Lstm, Module, Parameter, RecurrentConfig, init_keys, join};
+use rustyflow::nn::{
+    Dropout, Embedding, Linear, Lstm, Module, Parameter, RecurrentConfig, RecurrentInput, init_keys, join,
+};
 use rustyflow::ops::Criterion;
 use rustyflow::optim::{Kind, LearningRate};
 use rustyflow::tensor::no_grad;
@@ -48,12 +50,11 @@ impl CharLstm {
         })
     }
 
-    /// ids (B, T) to scores (B T, V), and the state after them.
+    /// ids (T, B) to scores (T B, V), and the state after them.
     fn forward(&self, ids: &Tensor, state: Option<&State>) -> Result<(Tensor, State)> {
         let off = Dropout::off();
-        let x = self.embedding.forward(ids)?.permute(&[1, 0, 2])?; // (T, B, H)
-        let (y, state) = self.lstm.forward(&x, state, &off)?;
-        let y = y.permute(&[1, 0, 2])?; // (B, T, H)
+        let x = RecurrentInput::Embedded(&self.embedding, ids);
+        let (y, state) = self.lstm.forward(x, state, &off)?; // (T, B, H)
         Ok((self.head.forward(&y.reshape([ids.len(), WIDTH])?, &off)?, state))
     }
 }
@@ -90,8 +91,9 @@ pub fn run(folder: &Path, steps: usize, device: &Device) -> Outcome<f64> {
         }
         let rows = (0..PIECES).map(|piece| text.row(batch * PIECES + piece));
         let (x, y): (Vec<_>, Vec<_>) = rows.map(|row| (row.ids, row.targets)).unzip();
-        let x = Tensor::from_u32(&x.concat(), [PIECES, STEPS], device)?;
-        let y = Tensor::from_u32(&y.concat(), [PIECES * STEPS], device)?;
+        let steps_first = |rows: &[u32]| Tensor::from_u32(rows, [PIECES, STEPS], device)?.permute(&[1, 0]);
+        let x = steps_first(&x.concat())?; // (T, B)
+        let y = steps_first(&y.concat())?.reshape([STEPS * PIECES])?;
         let mut after = None;
         let update = trainer.step(|| {
             let (scores, state) = model.forward(&x, state.as_ref())?;
@@ -118,7 +120,7 @@ pub fn run(folder: &Path, steps: usize, device: &Device) -> Outcome<f64> {
 /// -log2 of the probability that the network gave each character but the first.
 fn surprise(model: &CharLstm, ids: &[u32], characters: usize, device: &Device) -> Result<Vec<f64>> {
     let inputs = &ids[..ids.len() - 1];
-    let x = Tensor::from_u32(inputs, [1, inputs.len()], device)?;
+    let x = Tensor::from_u32(inputs, [inputs.len(), 1], device)?;
     let scores = no_grad(|| model.forward(&x, None)?.0.log_softmax())?.to_f32()?; // (T, V)
     let next = scores.chunks(characters).zip(&ids[1..]);
     Ok(next.map(|(row, id)| f64::from(-row[*id as usize]) / std::f64::consts::LN_2).collect())

@@ -20,7 +20,7 @@ pub use dropout::{Dropout2d, DropoutLayer};
 pub use layer::{Activation, Flatten, Layer, Sequential};
 pub use layers::{Dropout, Embedding, LayerNorm, Linear, Norm, RmsNorm, init_keys};
 pub use low_rank::LowRank;
-pub use recurrent::{Gru, Lstm, RecurrentConfig, Rnn};
+pub use recurrent::{Gru, Lstm, RecurrentConfig, RecurrentInput, Rnn};
 pub use residual::ResidualStream;
 pub use rotary::{RopeScaling, Rotary};
 pub use state_dict::StateDict;

@@ -2,7 +2,7 @@
 //! with the sequence first.
 
 use super::init::uniform;
-use super::{Dropout, Module, Parameter, join};
+use super::{Dropout, Embedding, Module, Parameter, join};
 use crate::ops::RecurrentRef;
 use crate::ops::random::Key;
 use crate::{DType, Error, Result, Tensor};
@@ -22,6 +22,31 @@ pub struct RecurrentConfig {
     pub bias: bool,
     /// Whether a second direction begins at the last step: D = 2.
     pub bidirectional: bool,
+}
+
+/// What a stack of recurrent layers reads.
+#[derive(Clone, Copy)]
+pub enum RecurrentInput<'a> {
+    /// x (T, B, I), or ids (T, B) of u32, which stand for vectors of I elements: 1 at place `id`, and else 0.
+    Values(&'a Tensor),
+    /// The embeddings of ids (T, B). Where the table has few rows for so many ids, each row is multiplied with the
+    /// first layer's W_ih once, and not again for each id that names it.
+    Embedded(&'a Embedding, &'a Tensor),
+}
+
+impl<'a> From<&'a Tensor> for RecurrentInput<'a> {
+    fn from(x: &'a Tensor) -> Self {
+        RecurrentInput::Values(x)
+    }
+}
+
+impl<'a> RecurrentInput<'a> {
+    /// (T, B) or (T, B, I)
+    fn steps(self) -> &'a Tensor {
+        match self {
+            RecurrentInput::Values(x) | RecurrentInput::Embedded(_, x) => x,
+        }
+    }
 }
 
 /// One direction of one layer.
@@ -70,7 +95,8 @@ impl Stack {
     }
 
     /// The states given, or `count` of zeros (L D, B, H).
-    fn states(&self, x: &Tensor, given: Option<&[Tensor]>, count: usize) -> Result<Vec<Tensor>> {
+    fn states(&self, x: RecurrentInput, given: Option<&[Tensor]>, count: usize) -> Result<Vec<Tensor>> {
+        let x = x.steps();
         if let Some(states) = given {
             return Ok(states.to_vec());
         }
@@ -80,21 +106,38 @@ impl Stack {
         (0..count).map(|_| Tensor::zeros(shape, DType::F32, &x.device())).collect()
     }
 
+    /// What the first layer reads, and in place of its W_ih, if that reads ids, W_ih of the embedding of each (G H, V).
+    fn first_input(&self, x: RecurrentInput) -> Result<(Tensor, Vec<Tensor>)> {
+        match (x, self.layers.first()) {
+            (RecurrentInput::Embedded(Embedding { weight: table }, ids), Some(directions))
+                if 2 * table.shape().rows() <= ids.len() =>
+            {
+                let of_table = |direction: &Direction| direction.weight_ih.matmul_transposed(table, false, true);
+                Ok((ids.clone(), directions.iter().map(of_table).collect::<Result<_>>()?))
+            }
+            (RecurrentInput::Embedded(embedding, ids), _) => Ok((embedding.forward(ids)?, vec![])),
+            (RecurrentInput::Values(x), _) => Ok((x.clone(), vec![])),
+        }
+    }
+
     /// `layer` computes one layer of x and the states; y of the last one, and the states.
     fn forward(
         &self,
-        x: &Tensor,
+        x: RecurrentInput,
         mut states: Vec<Tensor>,
         dropout: &Dropout,
         layer: impl Fn(&Tensor, usize, &[RecurrentRef], &[Tensor]) -> Result<(Tensor, Vec<Tensor>)>,
     ) -> Result<(Tensor, Vec<Tensor>)> {
-        let mut y = x.clone();
+        let (mut y, of_ids) = self.first_input(x)?;
         for (number, directions) in self.layers.iter().enumerate() {
             if let Some((probability, key)) = if number > 0 { dropout.next() } else { None } {
                 // As (B, T, C), so that rows that are computed apart drop what they drop in their batch.
                 y = y.permute(&[1, 0, 2])?.dropout(probability, key)?.permute(&[1, 0, 2])?;
             }
-            let directions: Vec<RecurrentRef> = directions.iter().map(Direction::as_ref).collect();
+            let mut directions: Vec<RecurrentRef> = directions.iter().map(Direction::as_ref).collect();
+            if number == 0 {
+                directions.iter_mut().zip(&of_ids).for_each(|(direction, weight)| direction.weight_ih = weight);
+            }
             (y, states) = layer(&y, number, &directions, &states)?;
         }
         Ok((y, states))
@@ -129,12 +172,18 @@ impl Rnn {
         Stack::new(config, 1, keys).map(Rnn)
     }
 
-    /// x (T, B, I) to y (T, B, D H) and the state h after the last step (L D, B, H), begun with zeros if none are
-    /// given. `dropout` drops elements of what one layer gives to the next.
+    /// x (T, B, I), or ids or their embeddings, to y (T, B, D H) and the state h after the last step (L D, B, H), begun
+    /// with zeros if none are given. `dropout` drops elements of what one layer gives to the next.
     ///
     /// # Errors
     /// If a shape does not fit.
-    pub fn forward(&self, x: &Tensor, h: Option<&Tensor>, dropout: &Dropout) -> Result<(Tensor, Tensor)> {
+    pub fn forward<'a>(
+        &self,
+        x: impl Into<RecurrentInput<'a>>,
+        h: Option<&Tensor>,
+        dropout: &Dropout,
+    ) -> Result<(Tensor, Tensor)> {
+        let x = x.into();
         let first = self.0.states(x, h.map(std::slice::from_ref), 1)?;
         let (y, mut states) = self.0.forward(x, first, dropout, |x, layer, directions, states| {
             let (y, h) = x.rnn(layer, directions, &states[0])?;
@@ -162,17 +211,18 @@ impl Lstm {
         Stack::new(config, 4, keys).map(Lstm)
     }
 
-    /// x (T, B, I) to y (T, B, D H) and the states h and c after the last step (L D, B, H), begun with zeros if none
-    /// are given. `dropout` drops elements of what one layer gives to the next.
+    /// x (T, B, I), or ids or their embeddings, to y (T, B, D H) and the states h and c after the last step
+    /// (L D, B, H), begun with zeros if none are given. `dropout` drops elements of what one layer gives to the next.
     ///
     /// # Errors
     /// If a shape does not fit.
-    pub fn forward(
+    pub fn forward<'a>(
         &self,
-        x: &Tensor,
+        x: impl Into<RecurrentInput<'a>>,
         states: Option<&[Tensor; 2]>,
         dropout: &Dropout,
     ) -> Result<(Tensor, [Tensor; 2])> {
+        let x = x.into();
         let first = self.0.states(x, states.map(<[Tensor; 2]>::as_slice), 2)?;
         let (y, mut states) = self.0.forward(x, first, dropout, |x, layer, directions, states| {
             let (y, states) = x.lstm(layer, directions, [&states[0], &states[1]])?;
@@ -200,12 +250,18 @@ impl Gru {
         Stack::new(config, 3, keys).map(Gru)
     }
 
-    /// x (T, B, I) to y (T, B, D H) and the state h after the last step (L D, B, H), begun with zeros if none are
-    /// given. `dropout` drops elements of what one layer gives to the next.
+    /// x (T, B, I), or ids or their embeddings, to y (T, B, D H) and the state h after the last step (L D, B, H), begun
+    /// with zeros if none are given. `dropout` drops elements of what one layer gives to the next.
     ///
     /// # Errors
     /// If a shape does not fit.
-    pub fn forward(&self, x: &Tensor, h: Option<&Tensor>, dropout: &Dropout) -> Result<(Tensor, Tensor)> {
+    pub fn forward<'a>(
+        &self,
+        x: impl Into<RecurrentInput<'a>>,
+        h: Option<&Tensor>,
+        dropout: &Dropout,
+    ) -> Result<(Tensor, Tensor)> {
+        let x = x.into();
         let first = self.0.states(x, h.map(std::slice::from_ref), 1)?;
         let (y, mut states) = self.0.forward(x, first, dropout, |x, layer, directions, states| {
             let (y, h) = x.gru(layer, directions, &states[0])?;
@@ -278,6 +334,34 @@ mod tests {
             crate::testing::assert_close("y", &parts, &whole.to_f32().unwrap(), 1e-6, 0.0);
             for (state, last) in states.iter().zip(&finals) {
                 crate::testing::assert_close("state", &state.to_f32().unwrap(), &last.to_f32().unwrap(), 1e-6, 0.0);
+            }
+        }
+    }
+
+    #[test]
+    fn embedded_ids_are_the_embeddings_however_many_there_are() {
+        let table = [0.7, -0.2, 0.4, 0.1, 0.5, -0.6, -0.3, 0.9, 0.2];
+        for ids in [&[0u32, 2, 2, 1][..], &[0, 2, 2, 1, 2, 0, 0, 2]] {
+            let results = [false, true].map(|embedded| {
+                let mut lstm = Lstm::new(CONFIG, init_keys(1)).unwrap();
+                let mut collect = |_: &str, parameter: &mut Parameter| {
+                    *parameter = parameter.requires_grad().unwrap().into();
+                };
+                lstm.visit_parameters("", &mut collect);
+                let table = Tensor::from_f32(&table, [3, 3], &Device::Cpu).unwrap().requires_grad().unwrap();
+                let embedding = Embedding { weight: table.into() };
+                let ids = Tensor::from_u32(ids, [ids.len() / 2, 2], &Device::Cpu).unwrap();
+                let x = embedding.forward(&ids).unwrap();
+                let x = if embedded { RecurrentInput::Embedded(&embedding, &ids) } else { (&x).into() };
+                let (y, _) = lstm.forward(x, None, &Dropout::off()).unwrap();
+                y.reshape([y.len()]).unwrap().sum(0).unwrap().backward().unwrap();
+                let mut values = vec![y.to_f32().unwrap(), embedding.weight.grad().unwrap().to_f32().unwrap()];
+                values.extend(lstm.parameters().iter().map(|(_, value)| value.grad().unwrap().to_f32().unwrap()));
+                values
+            });
+            for (embedded, values) in results[1].iter().zip(&results[0]) {
+                // Sums of at most 16 products below 1, in another order.
+                crate::testing::assert_close("embedded", embedded, values, 2e-6, 1e-5);
             }
         }
     }

@@ -46,6 +46,15 @@ pub(super) fn all(cases: &mut Vec<Case>) {
             }
         }
     }
+    // Of seven ids, some of which come twice.
+    for (cell, gates, states) in CELLS {
+        for bias in [true, false] {
+            let mut inputs = inputs(gates, states, (4, 3, 7, 5), 2, 1, bias);
+            inputs[0] = (vec![4, 3], Values::Ids(7));
+            let apply = move |x: &[Tensor]| Ok(layer_of(cell, x, 0, 2, bias)?.0);
+            cases.push(Case::new(format!("{cell}/ids/{bias}"), inputs, apply).tolerance(2e-5, 1e-5));
+        }
+    }
     // Gates that are 0 or 1 to the last bit, where exp overflows.
     for (cell, gates, states) in CELLS {
         let mut inputs = inputs(gates, states, (2, 3, 4, 5), 1, 1, true);

@@ -320,8 +320,10 @@ impl CellBackward {
     fn lstm(dy: &[f32], gates: &[f32], c_prev: &[f32], [dh, all, step]: [&mut [f32]; 3], dc: &mut [f32]) {
         let n = dh.len();
         let (dy, c_prev, dc) = (&dy[..n], &c_prev[..n], &mut dc[..n]);
-        let [i, f, g, o] = [0, 1, 2, 3].map(|k| part(gates, n, k));
+        let (i, f, g, o) = (part(gates, n, 0), part(gates, n, 1), part(gates, n, 2), part(gates, n, 3));
         let [di, df, dg, d_o] = parts_mut::<4>(step, n);
+        // Known to be as long, or the loop keeps a check for which its last vector is computed by single numbers.
+        let (di, df, dg, d_o) = (&mut di[..n], &mut df[..n], &mut dg[..n], &mut d_o[..n]);
         for j in 0..n {
             let (i, f, g, o, c) = (i[j], f[j], g[j], o[j], c_prev[j]);
             let tanh_c = math::tanh(f * c + i * g);

@@ -8,9 +8,10 @@
 //! One call computes one layer. It reads and replaces the layer's part of the states and passes the others on, so the
 //! states of a stack go from layer to layer.
 //!
-//! The products with x of all steps are one GEMM before the recurrence. A step is the GEMM `h W_hh^T + b_hh` and one
-//! kernel for all gates (`cell.rs`); backward the kernel of their gradients and one GEMM. The gradient of W_hh is one
-//! GEMM of all steps.
+//! The products with x of all steps are one GEMM before the recurrence; x may also be ids (T, B), which stand for
+//! vectors of zeros and one 1: then the products are columns of W_ih. To them both biases are added, but for b_hh of a
+//! GRU, whose reset gate multiplies it. A step is the GEMM `h W_hh^T` (`+ b_hh`) and one kernel for all gates
+//! (`cell.rs`); backward the kernel of their gradients and one GEMM. The gradient of W_hh is one GEMM of all steps.
 
 mod cell;
 
@@ -31,12 +32,13 @@ pub struct RecurrentRef<'a> {
     pub bias: Option<[&'a Tensor; 2]>,
 }
 
-/// One layer. Inputs: the states, then of each direction what x contributes to the gates (T, B, G H), W_hh, and b_hh if
-/// there are biases. Outputs: y and the states.
+/// One layer. Inputs: the states, then of each direction what x contributes to the gates (T, B, G H), W_hh, and, if a
+/// GRU has biases, b_hh. Outputs: y and the states.
 struct Recurrence {
     kind: CellKind,
     sizes: Sizes,
     layer: usize,
+    /// Whether b_hh is an input.
     bias: bool,
     /// (L D, B, H)
     states: Shape,
@@ -206,9 +208,12 @@ fn check(kind: CellKind, layer: usize, x: &Tensor, directions: &[RecurrentRef], 
         directions.iter().flat_map(|d| [d.weight_ih, d.weight_hh].into_iter().chain(d.bias.into_iter().flatten()));
     let all: Vec<&Tensor> = [x].into_iter().chain(states.iter().copied()).chain(parameters).collect();
     common_device(op, &all)?;
-    expect_f32(op, &all.iter().map(|tensor| tensor.spec()).collect::<Vec<_>>())?;
-    let &[steps, batch, inputs] = &x.shape()[..] else {
-        return Err(shape_error(op, "x of shape (T, B, I)", x.shape()));
+    let has_ids = x.dtype() == DType::U32;
+    expect_f32(op, &all.iter().skip(has_ids as usize).map(|tensor| tensor.spec()).collect::<Vec<_>>())?;
+    let (steps, batch, inputs) = match (&x.shape()[..], directions) {
+        (&[steps, batch, inputs], _) if !has_ids => (steps, batch, inputs),
+        (&[steps, batch], [first, ..]) if has_ids => (steps, batch, first.weight_ih.shape().last_dim()),
+        _ => return Err(shape_error(op, "x of shape (T, B, I), or ids (T, B)", x.shape())),
     };
     if steps == 0 || !matches!(directions.len(), 1 | 2) {
         let got = format!("{steps} steps, {} directions", directions.len());
@@ -240,31 +245,48 @@ fn check(kind: CellKind, layer: usize, x: &Tensor, directions: &[RecurrentRef], 
     Ok(Sizes { steps, batch, hidden, directions: directions.len() })
 }
 
-fn recurrence(
+/// What x and the biases beside it contribute to the gates of one direction (T, B, G H).
+fn gates_of_x(kind: CellKind, x: &Tensor, direction: &RecurrentRef) -> Result<Tensor> {
+    let bias = match (kind, direction.bias) {
+        (_, None) => None,
+        (CellKind::Gru, Some([bias_ih, _])) => Some(bias_ih.clone()),
+        (_, Some([bias_ih, bias_hh])) => Some(bias_ih.add(bias_hh)?),
+    };
+    let bias = bias.as_ref();
+    if x.dtype() != DType::U32 {
+        return x.linear(direction.weight_ih, true, bias);
+    }
+    let columns = direction.weight_ih.permute(&[1, 0])?; // (I, G H)
+    bias.map_or(Ok(columns.clone()), |bias| columns.add(bias))?.embedding(x)
+}
+
+fn recurrence<'a>(
     kind: CellKind,
     layer: usize,
     x: &Tensor,
-    directions: &[RecurrentRef],
+    directions: &[RecurrentRef<'a>],
     states: &[&Tensor],
 ) -> Result<Vec<Tensor>> {
     let sizes = check(kind, layer, x, directions, states)?;
     let Sizes { steps, batch, hidden, .. } = sizes;
-    let x_gates = directions.iter().map(|d| x.linear(d.weight_ih, true, d.bias.map(|[bias_ih, _]| bias_ih)));
-    let x_gates = x_gates.collect::<Result<Vec<_>>>()?;
+    let x_gates = directions.iter().map(|direction| gates_of_x(kind, x, direction)).collect::<Result<Vec<_>>>()?;
     let spec = Spec::new([steps, batch, sizes.directions * hidden], DType::F32);
     let y = Tensor::empty(spec, &x.device(), MemoryKind::Activations)?;
-    let bias = directions[0].bias.is_some();
+    // The others' are in `x_gates`.
+    let bias_of_h =
+        |direction: &RecurrentRef<'a>| direction.bias.filter(|_| kind == CellKind::Gru).map(|[_, b_hh]| b_hh);
+    let bias = bias_of_h(&directions[0]).is_some();
     let mut op = Recurrence { kind, sizes, layer, bias, states: states[0].shape().clone(), kept: Vec::new() };
     let copy = |state: &&Tensor| Ok(run(&CopyPart::whole(state.shape()), &[state])?.remove(0));
     let finals = states.iter().map(copy).collect::<Result<Vec<Tensor>>>()?;
     let mut inputs = states.to_vec();
     for (direction, x_gates) in directions.iter().zip(&x_gates) {
         inputs.extend([x_gates, direction.weight_hh]);
-        inputs.extend(direction.bias.map(|[_, bias_hh]| bias_hh));
+        inputs.extend(bias_of_h(direction));
     }
     let keep = inputs.iter().any(|input| input.needs_grad());
     for (number, (direction, x_gates)) in directions.iter().zip(&x_gates).enumerate() {
-        let recurrent = (direction.weight_hh, direction.bias.map(|[_, bias_hh]| bias_hh));
+        let recurrent = (direction.weight_hh, bias_of_h(direction));
         op.kept.push(op.forward(number, x_gates, recurrent, &finals, &y, keep)?);
     }
     Ok(record(Box::new(op), &inputs, [y].into_iter().chain(finals).collect()))
@@ -272,10 +294,11 @@ fn recurrence(
 
 impl Tensor {
     /// Layer `layer` of a tanh RNN, in one or two directions, over x (T, B, I): y (T, B, D H), and the states h
-    /// (L D, B, H), in which those of this layer are replaced: h' = tanh(W_ih x + b_ih + W_hh h + b_hh).
+    /// (L D, B, H), in which those of this layer are replaced: h' = tanh(W_ih x + b_ih + W_hh h + b_hh). Instead of x
+    /// there may be ids (T, B) of u32, for which W_ih x is a column of W_ih: number `id`, NaN if there is none.
     ///
     /// # Errors
-    /// If a tensor is not f32 or its shape does not fit, there are no steps, or neither one nor two directions.
+    /// If another tensor is not f32 or its shape does not fit, there are no steps, or neither one nor two directions.
     pub fn rnn(&self, layer: usize, directions: &[RecurrentRef], h: &Tensor) -> Result<(Tensor, Tensor)> {
         let mut outputs = recurrence(CellKind::Rnn, layer, self, directions, &[h])?;
         Ok((outputs.remove(0), outputs.remove(0)))
