@@ -4,6 +4,7 @@
 
 mod arena;
 mod ema;
+mod layout;
 mod loss_scale;
 mod muon;
 mod newton_schulz;
@@ -15,7 +16,8 @@ mod state;
 pub(crate) mod testing;
 mod update;
 
-pub use arena::{Entry, ParameterArena, Segment};
+pub use arena::ParameterArena;
+pub use layout::{Entry, Segment};
 pub use muon::AdjustLr;
 pub use optimizer::{Group, Kind, Optimizer};
 pub use schedule::{LearningRate, Schedule};

@@ -9,7 +9,7 @@
 //! that the launches of an update do not grow with the number of layers; a batch takes a bounded workspace. Where the
 //! norm of all gradients is not finite nothing changes, as in the other rules (`update.rs`).
 
-use super::arena::{ALIGN, Entry};
+use super::layout::{ALIGN, Entry};
 use super::newton_schulz::{self, Buffers};
 use super::optimizer::{Kind, State, Step, bindable, bindable_ranges, slice};
 use super::update::{Factor, GradientScale};

@@ -1,6 +1,7 @@
 //! An optimizer: what it remembers of every group of parameters, and one update of all of them.
 
-use super::arena::{ALIGN, Entry, ParameterArena, Segment};
+use super::arena::ParameterArena;
+use super::layout::{ALIGN, Entry, Segment};
 use super::ema::Ema;
 use super::loss_scale::LossScale;
 use super::muon::{AdjustLr, Muon, Workspace};

@@ -1,7 +1,8 @@
 //! Which part of the arenas each of several optimizers updates, so that none has to remember all of it
 //! (ZeRO-1, Rajbhandari et al. 2020).
 
-use super::arena::{ALIGN, ParameterArena, Segment};
+use super::arena::ParameterArena;
+use super::layout::{ALIGN, Segment};
 use super::optimizer::{Group, Kind};
 use std::ops::Range;
 
