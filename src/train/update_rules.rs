@@ -1,9 +1,9 @@
 //! From the configuration to the rules that update the parameters, and to what those remember.
 
-use crate::config::{self, Config, GroupConfig, OptimizerKind, Recompute};
-use crate::models::{LanguageModel, ModelConfig};
+use crate::config::{self, Config, GroupConfig, OptimizerKind, Precision, Recompute};
+use crate::models::{LanguageModel, ModelConfig, matmul_weights};
 use crate::nn::Parameter;
-use crate::optim::{AdjustLr, Group, Kind, Optimizer, ParameterArena, shards};
+use crate::optim::{AdjustLr, Division, Group, Kind, Optimizer, ParameterArena, shards};
 use crate::train::adapters::{self, lora};
 use crate::train::plan::Trained;
 use crate::train::precision::operands;
@@ -25,15 +25,26 @@ pub(in crate::train) fn on_device(
     model.set_recompute(config.train.recompute == Recompute::Block);
     let numbers = numbers(config, &mut *model)?;
     let number_of = |name: &str, _: &Parameter| numbers[name];
-    let parameters = ParameterArena::grouped(&mut *model, device, operands(config.device.precision), &number_of)?;
     let group_of = |number| group(config, number);
-    let ranks = if config.train.shard_optimizer { place.ranks } else { 1 };
-    let part = shards(&parameters, &group_of, ranks).swap_remove(place.rank % ranks);
+    let of_matmuls = matmul_weights(&mut *model);
+    let Place { rank, ranks } = if config.train.shard_optimizer { place } else { Place::ALONE };
+    let division = Division { rank, ranks, group_of: &group_of, is_divided: &|name| of_matmuls.contains(name) };
+    let division = divides_weights(config, ranks).then_some(&division);
+    let operands = operands(config.device.precision);
+    let parameters = ParameterArena::divided(&mut *model, device, operands, &number_of, division)?;
+    let part = shards(&parameters, &group_of, ranks).swap_remove(rank);
     let mut optimizer = Optimizer::of_part(&parameters, &group_of, config.train.grad_clip, &part)?;
-    if config.train.ema_decay > 0.0 {
+    if config.train.ema_decay > 0.0 && place.rank == 0 {
         optimizer.keep_averages(&parameters, config.train.ema_decay)?;
     }
     Ok((model, parameters, optimizer))
+}
+
+/// Whether each of so many ranks has the f32 weights of its own part alone, of what f16 copies are computed with.
+/// Averages of the weights follow all of them on one rank.
+pub(in crate::train) fn divides_weights(config: &Config, ranks: usize) -> bool {
+    let mixed = config.device.precision == Precision::Mixed;
+    ranks > 1 && config.train.shard_optimizer && mixed && config.train.ema_decay == 0.0
 }
 
 /// How many numbers of a model of this shape are trained, and remembered by the optimizer, averages of weights

@@ -188,6 +188,7 @@ fn plans() -> Vec<Row> {
                 waiting: 0.0,
                 communication: f64::INFINITY,
                 memory: HUGE,
+                weights: HUGE,
                 moments: 0,
                 notes: vec![],
             };

@@ -27,8 +27,8 @@ use crate::train::resume::{Resumed, restore};
 use crate::train::run_folder::RunFolder;
 use crate::train::sinks::{self, Sink};
 use crate::train::trace::RunTrace;
-use crate::train::update_rules::{on_device, trained};
-use crate::{Device, Error, Result};
+use crate::train::update_rules::{divides_weights, on_device, trained};
+use crate::{Device, Error, Result, Tensor};
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
@@ -165,7 +165,7 @@ impl<'a> Trainer<'a> {
         (options.on_event)(&Event::Started(Box::new(start)));
         device.profiler().take();
         let config = Arc::new(resolved.config.clone());
-        let Opened { folder, sinks, mut config_text, model, parameters, optimizer } = opened;
+        let Opened { folder, sinks, mut config_text, model, parameters, optimizer, undivided } = opened;
         let learning_rate = learning_rate(&config, total_steps);
         let tokens = data.prepared.train;
         let began_at = (state.step, loader.epochs_at(position));
@@ -183,7 +183,8 @@ impl<'a> Trainer<'a> {
             let shares = format!("the devices compute {parts:?} of the sequences of a step, as fast as each is");
             (options.on_event)(&Event::Note(shares));
         }
-        leader.load(&mut replica, position, state.step as u64, checkpoint_path.as_deref())?;
+        leader.load(&mut replica, &undivided, position, state.step as u64, checkpoint_path.as_deref())?;
+        drop(undivided);
         Ok(Trainer {
             config_text,
             folder,
@@ -354,6 +355,8 @@ struct Opened {
     model: Box<dyn LanguageModel>,
     parameters: ParameterArena,
     optimizer: Optimizer,
+    /// Where ranks divide the weights, those that all begin with, on the host.
+    undivided: Vec<(String, Tensor)>,
 }
 
 /// A new run.
@@ -364,18 +367,23 @@ fn create(resolved: &Resolved, shape: &ModelConfig, device: &Device, place: Plac
     let config_text = resolved.to_toml();
     folder.write(CONFIG, &config_text)?;
     let made = sinks::open(&config.log, &mut folder, 0).and_then(|sinks| {
-        let model = first_model(config, shape)?;
-        Ok((sinks, on_device(model, config, device, place)?))
+        let mut model = first_model(config, shape)?;
+        Ok((sinks, undivided(&mut *model, config, place), on_device(model, config, device, place)?))
     });
     match made {
-        Ok((sinks, (model, parameters, optimizer))) => {
-            Ok(Opened { folder, sinks, config_text, model, parameters, optimizer })
+        Ok((sinks, undivided, (model, parameters, optimizer))) => {
+            Ok(Opened { folder, sinks, config_text, model, parameters, optimizer, undivided })
         }
         Err(error) => {
             folder.discard();
             Err(error)
         }
     }
+}
+
+/// The weights of a model on the host, if ranks are to divide them: this one is about to keep its part.
+fn undivided(model: &mut dyn LanguageModel, config: &Config, place: Place) -> Vec<(String, Tensor)> {
+    if divides_weights(config, place.ranks) { model.parameters() } else { Vec::new() }
 }
 
 /// A run that continues from its checkpoint, or from the start if it has none: its folder is put back to that moment.
@@ -391,7 +399,7 @@ fn resume(
     let config = &resolved.config;
     let config_text = resumed.config_text(resolved);
     let Resumed { mut folder, checkpoint, mut notes, .. } = resumed;
-    let model = match &checkpoint {
+    let mut model = match &checkpoint {
         Some(checkpoint) => model_at(&checkpoint.path, config, shape)?,
         None => first_model(config, shape)?,
     };
@@ -399,6 +407,7 @@ fn resume(
         let message = format!("its model is {:?}, the run's configuration implies {shape:?}", model.config());
         return Err(Error::Checkpoint { path: folder.path().to_path_buf(), message });
     }
+    let undivided = undivided(&mut *model, config, place);
     let (model, parameters, mut optimizer) = on_device(model, config, device, place)?;
     if let Some(checkpoint) = &checkpoint {
         let there = restore(&mut optimizer, &parameters, checkpoint, place.of_moments(config))?;
@@ -423,7 +432,7 @@ fn resume(
     }
     let sinks = sinks::open(&config.log, &mut folder, state.step)?;
     notes.into_iter().for_each(|note| on_event(&Event::Note(note)));
-    Ok(Opened { folder, sinks, config_text, model, parameters, optimizer })
+    Ok(Opened { folder, sinks, config_text, model, parameters, optimizer, undivided })
 }
 
 /// Refuses a run that has nothing left to do.
