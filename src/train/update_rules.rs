@@ -47,12 +47,12 @@ pub(in crate::train) fn divides_weights(config: &Config, ranks: usize) -> bool {
     ranks > 1 && config.train.shard_optimizer && mixed && config.train.ema_decay == 0.0
 }
 
-/// How many numbers of a model of this shape are trained, and remembered by the optimizer, averages of weights
-/// included.
+/// How many numbers of a model of this shape are trained on each of so many ranks, and remembered by all of them,
+/// averages of weights included.
 ///
 /// # Errors
 /// If there is no such model, or it cannot be adapted as asked.
-pub(in crate::train) fn trained(config: &Config, model: &ModelConfig) -> Result<Trained> {
+pub(in crate::train) fn trained(config: &Config, model: &ModelConfig, ranks: usize) -> Result<Trained> {
     let lora = lora(config);
     let (parameters, matrices) = match &lora {
         None => (model.parameter_count(), model.block_matrices()),
@@ -60,9 +60,12 @@ pub(in crate::train) fn trained(config: &Config, model: &ModelConfig) -> Result<
     };
     let of = |is_matrix| group(config, number(config, 0, is_matrix)).kind.moments();
     let averages = if config.train.ema_decay > 0.0 { parameters } else { 0 };
+    let divided = if lora.is_none() && divides_weights(config, ranks) { model.matmul_weights() } else { 0 };
     Ok(Trained {
         parameters,
         moments: matrices * of(true) + (parameters - matrices) * of(false) + averages,
+        divided,
+        elsewhere: divided.saturating_sub(parameters.div_ceil(ranks)),
         frozen: lora.map(|lora| lora.base),
     })
 }
@@ -195,16 +198,38 @@ mod tests {
                 entries.map(|entry| entry.shape.elements()).sum::<usize>()
             };
             let remembered: usize = optimizer.moments().iter().map(|(moment, _)| inside(&moment.range)).sum();
-            assert_eq!(trained(&config, model).unwrap().moments, remembered, "{kind}: {model:?}");
+            assert_eq!(trained(&config, model, 1).unwrap().moments, remembered, "{kind}: {model:?}");
             assert!(optimizer.averages().is_none());
             config.train.ema_decay = 0.9;
             let (_, arena, optimizer) = on_device(build(model, 1).unwrap(), &config, &device, Place::ALONE).unwrap();
             assert_eq!(optimizer.averages().unwrap().len(), arena.trainable_len());
             assert_eq!(
-                trained(&config, model).unwrap().moments,
+                trained(&config, model, 1).unwrap().moments,
                 remembered + model.parameter_count(),
                 "{kind}: {model:?}"
             );
+        }
+    }
+
+    /// What a plan says of the f32 values of the rank that has most, where ranks divide them.
+    #[test]
+    fn divided_weights_are_counted_without_a_model() {
+        let untied = ModelConfig { tie_embeddings: false, ..testing::small(65, 16, 2, 24) };
+        let models = [testing::small(65, 16, 4, 24), untied, testing::small_llama("qwen3")];
+        let mut config = Config::default();
+        (config.device.precision, config.train.shard_optimizer) = (Precision::Mixed, true);
+        for (model, ranks) in models.iter().flat_map(|model| [1, 2, 4].map(|ranks| (model, ranks))) {
+            let held = |rank| {
+                let (device, place) = (Device::DryRun(DryRun::cpu()), Place { rank, ranks });
+                let (_, arena, _) = on_device(build(model, 1).unwrap(), &config, &device, place).unwrap();
+                // Each parameter is padded.
+                (arena.values().len(), 128 * arena.entries.len())
+            };
+            let (most, padding) = (0..ranks).map(held).max().unwrap();
+            let trained = trained(&config, model, ranks).unwrap();
+            let told = trained.parameters - trained.elsewhere;
+            assert!(told <= most && most <= told + padding, "{told} and {most} on {ranks}: {model:?}");
+            assert_eq!(trained.elsewhere > 0, ranks > 1, "{model:?}");
         }
     }
 

@@ -133,7 +133,7 @@ impl<'a> Trainer<'a> {
         resolved.fit_warmup(total_steps)?;
         check_prompt(&model_config, &prompt_ids(&prepared.tokenizer, &resolved.config.generate.prompt)?)?;
         check_validation(&resolved, &prepared.validation)?;
-        devices.iter().try_for_each(|device| check_device(&resolved, &model_config, device))?;
+        devices.iter().try_for_each(|device| check_device(&resolved, &model_config, device, place.ranks))?;
         Share::all(&resolved.config, model_config.kind, place.ranks)?;
         if loader.is_in_documents() != precompile.is_in_documents() {
             // Only the text says that it has prompts.
@@ -243,7 +243,7 @@ pub(in crate::train) fn follow(resolved: &Resolved, mut options: TrainOptions) -
         |tokenizer: &Tokenizer| precompile_for(&mut precompile, resolved, tokenizer, &devices, place);
     let data = Data::load(resolved, &mut options, None, &mut on_tokenizer)?;
     let shape = model_config(resolved, data.prepared.tokenizer.vocab_size())?;
-    devices.iter().try_for_each(|device| check_device(resolved, &shape, device))?;
+    devices.iter().try_for_each(|device| check_device(resolved, &shape, device, place.ranks))?;
     let config = Arc::new(resolved.config.clone());
     let Prepared { train, validation, .. } = &data.prepared;
     team(&config, &shape, &data.hash, (train, validation), &options).follow()
@@ -257,10 +257,10 @@ pub(in crate::train) fn check_configured_precision(resolved: &Resolved, device: 
     })
 }
 
-/// Checks what can be said of a device and a model of this shape before there is one.
-fn check_device(resolved: &Resolved, shape: &ModelConfig, device: &Device) -> Result<()> {
+/// Checks what can be said of a device, one of so many ranks, and a model of this shape before there is one.
+fn check_device(resolved: &Resolved, shape: &ModelConfig, device: &Device, ranks: usize) -> Result<()> {
     check_configured_precision(resolved, device)?;
-    check_sizes(&resolved.config, shape, device)
+    check_sizes(&resolved.config, shape, device, ranks)
 }
 
 /// Begins to compile what the steps of a run with this tokenizer launch, if there can be one: what is wrong with it is
@@ -273,7 +273,7 @@ fn precompile_for(
     place: Place,
 ) {
     let Ok(shape) = model_config(resolved, tokenizer.vocab_size()) else { return };
-    if devices.iter().all(|device| check_device(resolved, &shape, device).is_ok()) {
+    if devices.iter().all(|device| check_device(resolved, &shape, device, place.ranks).is_ok()) {
         let in_documents = packing(&resolved.config.data).is_some_and(|packing| packing != Packing::Stream);
         precompile.begin(&resolved.config, &shape, in_documents, devices, place);
     }
@@ -286,10 +286,10 @@ fn autotuning(devices: &[&Device]) -> Duration {
 }
 
 /// Checks that the device can bind what training takes, and that the machine has the memory.
-fn check_sizes(config: &Config, model: &ModelConfig, device: &Device) -> Result<()> {
+fn check_sizes(config: &Config, model: &ModelConfig, device: &Device, ranks: usize) -> Result<()> {
     let tokens = config.train.batch_size * config.model.block_size;
     check_base(config, device)?;
-    let plan = Plan::new(model, tokens, operands(config.device.precision), Some(&trained(config, model)?));
+    let plan = Plan::new(model, tokens, operands(config.device.precision), Some(&trained(config, model, ranks)?));
     plan.check_device(device)?;
     plan.check_memory(device)
 }

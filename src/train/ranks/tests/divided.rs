@@ -2,9 +2,12 @@
 
 use super::{Run, configuration, files, largest_loss_difference, run, trained, weights};
 use crate::Device;
+use crate::config::Resolved;
 use crate::gpu::gpu_for_tests;
-use crate::train::RankTimes;
+use crate::profile::MemoryKind;
+use crate::train::{RankTimes, plan_run};
 use std::fs;
+use std::path::Path;
 
 /// GPUs of one kind that no run has used yet; none without one that stores f16.
 fn new_gpus(count: usize) -> Vec<Device> {
@@ -51,12 +54,19 @@ fn ranks_that_divide_the_weights_of_mixed_precision_have_the_bits_of_whole_ones(
             let samples = |run: &Run| fs::read(run.summary.folder.join("samples.txt")).unwrap();
             assert!(samples(&whole) == samples(&divided));
         }
-        have_their_parts(&whole, &divided, ranks);
+        has_the_planned_memory(&configuration(dir.path(), "plan", &settings), &whole, &divided, &gpus);
     }
 }
 
-/// Of the weights each rank has f16 copies, what is read as f32, and 1/N of the rest.
-fn have_their_parts(whole: &Run, divided: &Run, ranks: usize) {
+/// Of the weights each rank has f16 copies, what is read as f32, and 1/N of the rest; as much as was planned.
+fn has_the_planned_memory(resolved: &Resolved, whole: &Run, divided: &Run, gpus: &[Device]) {
+    let of = |gpu: &Device| {
+        let kinds = gpu.memory().peak_by_kind;
+        [kinds[MemoryKind::Parameters], kinds[MemoryKind::OptimizerState]].map(|bytes| bytes as u64)
+    };
+    let plan = plan_run(resolved, &gpus[0], gpus.len(), Path::new("data"), None).unwrap().memory;
+    let largest = gpus.iter().map(of).max_by_key(|[weights, moments]| weights + moments);
+    assert_eq!(largest, Some([plan.weights + plan.f16_copies, plan.moments]));
     let bytes = |run: &Run| run.summary.ranks.iter().map(|rank| rank.weights).collect::<Vec<_>>();
     let (all, parts) = (bytes(whole), bytes(divided));
     // Of each parameter 4 bytes and 2.
@@ -66,9 +76,9 @@ fn have_their_parts(whole: &Run, divided: &Run, ranks: usize) {
     let matrices: usize = weights(whole).iter().filter(|(name, _)| of_matmuls(name)).map(|(_, w)| w.len()).sum();
     let (shared, in_f32) = (parameters - matrices, parts.iter().map(|bytes| (bytes - f16_copies) / 4));
     // A part may be of what all have anyway; parameters are padded to 128 elements.
-    assert!(in_f32.clone().all(|part| part <= shared + parameters / ranks + 128), "{parts:?} of {all:?}");
+    assert!(in_f32.clone().all(|part| part <= shared + parameters / gpus.len() + 128), "{parts:?} of {all:?}");
     let own: usize = in_f32.map(|part| part.saturating_sub(shared)).sum();
-    assert!(own <= matrices && own + 128 * 2 * ranks >= matrices, "{own} of {matrices}: {parts:?} of {all:?}");
+    assert!(own <= matrices && own + 128 * 2 * gpus.len() >= matrices, "{own} of {matrices}: {parts:?} of {all:?}");
 }
 
 /// It stops, goes on divided among other numbers of ranks, in mixed precision on one, and where nothing is divided.
