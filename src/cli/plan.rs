@@ -56,8 +56,9 @@ pub fn show(
     json: bool,
 ) -> Result<()> {
     // The first of several stands for all.
-    let device = device::open_for_run(resolved, kept, true)?.swap_remove(0);
-    let mut plan = plan_run(resolved, &device, &flags.run.data_dir, cache::folder().as_deref())?;
+    let mut devices = device::open_for_run(resolved, kept, true)?;
+    let (count, device) = (ranks.map_or(devices.len(), |(ranks, _)| ranks), devices.swap_remove(0));
+    let mut plan = plan_run(resolved, &device, count, &flags.run.data_dir, cache::folder().as_deref())?;
     let rates = rates(&plan, resolved, &device);
     if let Some(rates) = &rates {
         plan.estimate(rates);
@@ -114,7 +115,8 @@ fn print(plan: &RunPlan) -> Result<()> {
     let available = memory
         .available
         .map_or("which does not say how much it has".into(), |bytes| format!("which has {}", mib(bytes)));
-    output::line(format_args!("memory     {} at most on the device, {available}", mib(memory.peak)))?;
+    let on = if plan.ranks > 1 { format!("each of {} devices", plan.ranks) } else { "the device".into() };
+    output::line(format_args!("memory     {} at most on {on}, {available}", mib(memory.peak)))?;
     for (name, bytes) in [
         ("weights", memory.weights),
         ("f16 copies", memory.f16_copies),

@@ -200,7 +200,8 @@ pub struct TrainConfig {
     pub device_batch: DeviceBatch,
     /// What gradients are sent as between devices, `f32` or `f16`. Default `f32`.
     pub reduce_dtype: WeightDtype,
-    /// Whether the devices divide what the optimizer remembers among them. Default false.
+    /// Whether the devices divide what the optimizer remembers among them, and in mixed precision the master weights.
+    /// Default false.
     pub shard_optimizer: bool,
     /// Optimizer steps that the devices make apart before they meet. Default 0: they make each step together.
     pub sync_every: usize,

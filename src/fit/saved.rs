@@ -35,7 +35,7 @@ impl Trainer {
         self.expect_trained(module)?;
         let mut state = module.state_dict()?;
         let mut moments = self.optimizer.moments();
-        let weights = self.parameters.trained();
+        let weights = self.parameters.trained()?;
         if let Some(averages) = self.optimizer.averages() {
             let averages = averages.to_f32()?;
             for entry in self.parameters.entries.iter().filter(|entry| entry.trainable) {

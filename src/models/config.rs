@@ -198,6 +198,13 @@ impl ModelConfig {
         self.kind.0.block_matrices(self)
     }
 
+    /// How many numbers only matmuls read: weights of linear layers, and a head that is no embedding too. Layers that
+    /// carry states read theirs otherwise.
+    pub(crate) fn matmul_weights(&self) -> usize {
+        let head = if self.tie_embeddings { 0 } else { self.vocab_size * self.n_embd };
+        head + if self.is_recurrent() { 0 } else { self.block_matrices() }
+    }
+
     /// What the parameter that is called `name` here, of this shape, is called in `model.safetensors`: several names if
     /// it is stored there in parts.
     pub fn tensor_names(&self, name: &str, shape: &Shape) -> Vec<String> {

@@ -5,6 +5,20 @@ use super::LanguageModel;
 use crate::nn::Parameter;
 use crate::{DType, Device, Error, Result};
 use half::f16;
+use std::collections::HashSet;
+
+/// The names of the parameters that only matmuls read: weights of linear layers, and a head that is no embedding too.
+/// Of a model that has not moved into an arena yet.
+pub(crate) fn matmul_weights(model: &mut dyn LanguageModel) -> HashSet<String> {
+    let head = (!model.config().tie_embeddings).then(|| model.head().clone());
+    let mut names = HashSet::new();
+    model.visit_parameters("", &mut |name, parameter| {
+        if parameter.linear.is_some() || head.as_ref().is_some_and(|head| head.same(&parameter.value)) {
+            names.insert(name.to_string());
+        }
+    });
+    names
+}
 
 /// Whether the values of a parameter can be f16; `setting` asked for that.
 ///

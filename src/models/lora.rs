@@ -272,7 +272,7 @@ mod tests {
             let mut model = adapted(config, &lora);
             let arena = ParameterArena::new(&mut *model, &Device::Cpu, DType::F32).unwrap();
             // What no gradient reaches stays zero: those parts of B are not saved.
-            let values = Bytes::owned(arena.trained().to_bytes().unwrap());
+            let values = Bytes::owned(arena.trained().unwrap().to_bytes().unwrap());
             let adapters =
                 AdapterWeights::new(lora.clone(), base.display().to_string(), config, &arena, values).encode().unwrap();
             save(&folder, adapters);

@@ -21,6 +21,7 @@ pub(crate) mod testing;
 pub use cache::{Cache, KvView, Past};
 pub use config::{Family, LargeTensor, LlamaConfig, ModelConfig, ModelKind, build};
 pub use documents::Documents;
+pub(crate) use f16_weights::matmul_weights;
 pub use f16_weights::to_device_as_f16;
 pub use gpt2::{Block, CausalSelfAttention, Gpt2, Mlp};
 pub use hf::{AdapterWeights, ModelWeights, Weights, load, read_adapters};

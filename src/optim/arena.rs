@@ -2,61 +2,25 @@
 //!
 //! ```text
 //! values   | decay | do not | frozen |     f32; of the first two, one after the other for each group of parameters,
-//!                                          the optimizer keeps moments
+//!                                          the optimizer keeps moments; ranks may divide them (`values.rs`)
 //! gradients| decay | do not |              f32
 //! halves   | decay | do not | frozen |     f16 copies, operands of matmuls: in mixed precision
 //! f16_only | frozen |                      f16: all there is of them
 //! ```
 
-use super::optimizer::bindable_ranges;
+use super::layout::{Entry, Layout, Segment, flatten};
+use super::optimizer::{bindable_ranges, slice};
+use super::shard::Division;
+use super::values::{Held, Values};
 use crate::cpu::CHUNK;
-use crate::nn::{LinearLayout, Module, Parameter};
+use crate::nn::{Module, Parameter};
 use crate::profile::MemoryKind;
 use crate::tensor::{Gradient, Spec};
-use crate::{DType, Device, Error, Result, Shape, Tensor};
+use crate::{DType, Device, Error, Result, Tensor};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
-use std::collections::BTreeSet;
 use std::ops::Range;
-
-/// Tensors start on multiples of this many elements: 256 bytes of f16, which every device accepts as a binding's
-/// offset.
-pub(super) const ALIGN: usize = 128;
-
-/// Where one parameter lies.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Entry {
-    pub name: String,
-    pub shape: Shape,
-    /// f32; of a frozen parameter perhaps f16.
-    pub dtype: DType,
-    /// Whether it has a gradient and is updated.
-    pub trainable: bool,
-    /// Elements from the start of the arena of its type.
-    pub offset: usize,
-    /// Of the weight of a linear layer, how it is stored.
-    pub linear: Option<LinearLayout>,
-}
-
-impl Entry {
-    /// Its elements in the arena of its type.
-    pub fn range(&self) -> Range<usize> {
-        self.offset..self.offset.saturating_add(self.shape.elements())
-    }
-}
-
-/// A part of the arenas whose parameters are updated alike.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Segment {
-    /// The number that was given to its parameters.
-    pub group: usize,
-    /// Its elements.
-    pub range: Range<usize>,
-    /// Where in it those end that weight decay applies to: matrices and embeddings, which take part in matmuls; not
-    /// biases and the scales of norms (nanoGPT).
-    pub decay_end: usize,
-}
 
 /// All parameters of a module, and the gradients of those that are trained.
 pub struct ParameterArena {
@@ -65,13 +29,13 @@ pub struct ParameterArena {
     pub entries: Vec<Entry>,
     /// The groups of trained parameters that have any, by their numbers. They follow each other without gaps.
     pub segments: Vec<Segment>,
-    pub(super) values: Tensor,
+    pub(super) values: Values,
     gradients: Tensor,
     /// The same by parameter.
     grads: Vec<Gradient>,
     /// In mixed precision the values as f16, the operands of matmuls.
     pub(super) halves: Option<Tensor>,
-    f16_only: Option<Tensor>,
+    pub(super) f16_only: Option<Tensor>,
 }
 
 impl ParameterArena {
@@ -97,13 +61,36 @@ impl ParameterArena {
         operands: DType,
         group_of: &dyn Fn(&str, &Parameter) -> usize,
     ) -> Result<ParameterArena> {
+        ParameterArena::divided(module, device, operands, group_of, None)
+    }
+
+    /// [`ParameterArena::grouped`] of one of several ranks that divide f32 values, if there are f16 copies.
+    ///
+    /// # Errors
+    /// Those of [`ParameterArena::new`].
+    pub(crate) fn divided(
+        module: &mut dyn Module,
+        device: &Device,
+        operands: DType,
+        group_of: &dyn Fn(&str, &Parameter) -> usize,
+        division: Option<&Division>,
+    ) -> Result<ParameterArena> {
         let Layout { entries, segments, trainable_len, f32_len, f16_len } = Layout::of(module, group_of)?;
         let tensors = module.parameters();
-        let (values, halves) = value_arenas(&entries, f32_len, &tensors, device, operands == DType::F16)?;
-        let f16_only = (f16_len > 0).then(|| f16_arena(&flatten(&entries, DType::F16, f16_len, &tensors)?, device));
-        let f16_only = f16_only.transpose()?;
+        let empty = |len, dtype| Tensor::empty(Spec::new([len], dtype), device, MemoryKind::Parameters);
+        let mixed = operands == DType::F16;
+        let held = match division.filter(|_| mixed) {
+            Some(division) => division.held(&entries, &segments, f32_len),
+            None => Held::whole(f32_len),
+        };
+        let values = Values::new(empty(held.len(), DType::F32)?, held);
+        let halves = mixed.then(|| empty(f32_len, DType::F16)).transpose()?;
+        let f16_only = (f16_len > 0).then(|| empty(f16_len, DType::F16)).transpose()?;
         let gradients = Tensor::zeros_as(MemoryKind::Gradients, [trainable_len], DType::F32, device)?;
         let mut arena = ParameterArena { entries, segments, values, gradients, grads: Vec::new(), halves, f16_only };
+        if device.has_values() {
+            arena.write(&tensors)?;
+        }
         module.visit_parameters("", &mut |name, parameter| arena.take(name, parameter));
         module.buffers_to_device(device)?;
         Ok(arena)
@@ -116,7 +103,10 @@ impl ParameterArena {
         if entry.dtype == DType::F16 {
             return parameter.store(part(self.f16_only.as_ref().expect("the layout has elements for it")), None);
         }
-        let (value, half) = (part(&self.values), self.halves.as_ref().map(part));
+        let mut half = self.halves.as_ref().map(part);
+        let shared = self.values.of_all_ranks(&entry.range()).map(|value| value.slice_flat(0, entry.shape.clone()));
+        // Of what is divided the model has the f16 copy alone, on the rank that updates it too: all compute alike.
+        let value = shared.or_else(|| half.take()).expect("only what has an f16 copy is divided");
         if !entry.trainable {
             return parameter.store(value, half);
         }
@@ -131,17 +121,25 @@ impl ParameterArena {
     /// # Errors
     /// If they cannot be read or written.
     pub fn take_values(&self, module: &mut dyn Module) -> Result<()> {
-        let tensors = module.parameters();
-        let flat = flatten(&self.entries, DType::F32, self.values.len(), &tensors)?;
-        self.values.write_bytes(bytemuck::cast_slice(&flat))?;
-        if let Some(halves) = &self.halves {
-            halves.write_bytes(bytemuck::cast_slice(&rounded(&flat)))?;
-        }
+        self.write(&module.parameters())
+    }
+
+    /// Takes the values of these tensors, by the names of the parameters.
+    fn write(&self, tensors: &[(String, Tensor)]) -> Result<()> {
+        self.write_values(&flatten(&self.entries, DType::F32, self.values.layout(), tensors)?)?;
         if let Some(f16_only) = &self.f16_only {
-            let flat = flatten(&self.entries, DType::F16, f16_only.len(), &tensors)?;
+            let flat = flatten(&self.entries, DType::F16, f16_only.len(), tensors)?;
             f16_only.write_bytes(bytemuck::cast_slice(&rounded(&flat)))?;
         }
         Ok(())
+    }
+
+    /// Writes what this device has of all f32 values, and the f16 copies of all.
+    pub(super) fn write_values(&self, whole: &[f32]) -> Result<()> {
+        for range in self.values.ranges() {
+            self.value(range)?.write_bytes(bytemuck::cast_slice(&whole[range.clone()]))?;
+        }
+        self.halves.as_ref().map_or(Ok(()), |halves| halves.write_bytes(bytemuck::cast_slice(&rounded(whole))))
     }
 
     /// The value of a parameter, its gradient if it is trained, and in mixed precision the value as f16; nothing of an
@@ -149,17 +147,49 @@ impl ParameterArena {
     pub fn of_entry(&self, entry: &Entry) -> Vec<Tensor> {
         let is_own = |own: &&Entry| (own.offset, &own.shape, own.dtype) == (entry.offset, &entry.shape, entry.dtype);
         let Some(entry) = self.entries.iter().find(is_own) else { return Vec::new() };
-        let arenas: Vec<&Tensor> = match (entry.dtype, entry.trainable) {
-            (DType::F16, _) => self.f16_only.iter().collect(),
-            (_, true) => [&self.values, self.gradients()].into_iter().chain(&self.halves).collect(),
-            (_, false) => [&self.values].into_iter().chain(&self.halves).collect(),
-        };
-        arenas.into_iter().map(|arena| arena.slice_flat(entry.offset, entry.shape.clone())).collect()
+        if entry.dtype == DType::F16 {
+            return self.f16_only.iter().map(|arena| arena.slice_flat(entry.offset, entry.shape.clone())).collect();
+        }
+        let value = self.values.get(&entry.range()).map(|value| value.slice_flat(0, entry.shape.clone()));
+        let others = entry.trainable.then(|| self.gradients()).into_iter().chain(&self.halves);
+        value.into_iter().chain(others.map(|arena| arena.slice_flat(entry.offset, entry.shape.clone()))).collect()
     }
 
     /// The f32 values of what is trained, from the start of their arena.
-    pub fn trained(&self) -> Tensor {
-        self.values.slice_flat(0, [self.trainable_len()].into())
+    ///
+    /// # Errors
+    /// If ranks divide them.
+    pub fn trained(&self) -> Result<Tensor> {
+        self.value(&(0..self.trainable_len()))
+    }
+
+    /// These f32 values, of what entries count in.
+    ///
+    /// # Errors
+    /// If another rank has them.
+    pub(super) fn value(&self, range: &Range<usize>) -> Result<Tensor> {
+        let missing = || Error::Invalid(format!("another rank has the values {range:?} of the parameters"));
+        self.values.get(range).ok_or_else(missing)
+    }
+
+    /// The value of an f32 parameter, flat, if this device has all of it; else its f16 copy.
+    pub(crate) fn value_of(&self, entry: &Entry) -> Option<Tensor> {
+        let range = entry.range();
+        self.values.get(&range).or_else(|| Some(slice(self.halves.as_ref()?, &range)))
+    }
+
+    /// Whether this device has the f32 values of all parameters, so that their arena is as entries count in it.
+    pub fn is_whole(&self) -> bool {
+        self.values.are_whole()
+    }
+
+    pub(super) fn device(&self) -> Device {
+        self.gradients.device()
+    }
+
+    /// Bytes of all values, f16 copies included.
+    pub(crate) fn value_bytes(&self) -> usize {
+        self.stored().chain(&self.halves).map(|arena| arena.spec().size_bytes()).sum()
     }
 
     /// Whether some matmuls are of f16, so that gradients are scaled to survive it.
@@ -167,15 +197,16 @@ impl ParameterArena {
         self.halves.is_some() || self.f16_only.is_some()
     }
 
-    /// All f32 values: the arena that the offsets of their entries count in.
+    /// All f32 values that this device has: the arena that the offsets of their entries count in, if it
+    /// [has all](ParameterArena::is_whole).
     pub fn values(&self) -> &Tensor {
-        &self.values
+        &self.values.arena
     }
 
     /// The arenas that hold every parameter once: that of the f32 values, and if there are any that of those in f16
     /// only.
     pub fn stored(&self) -> impl Iterator<Item = &Tensor> {
-        [&self.values].into_iter().chain(&self.f16_only)
+        [&self.values.arena].into_iter().chain(&self.f16_only)
     }
 
     /// Elements of the parameters that are trained, padding included: of each moment, and of the gradients.
@@ -192,109 +223,23 @@ impl ParameterArena {
     /// Writes the f16 copies of the values in this range of the arena, if there are any.
     pub(super) fn copy_to_halves(&self, range: &Range<usize>) -> Result<()> {
         let Some(halves) = &self.halves else { return Ok(()) };
-        let part = |arena: &Tensor| arena.slice_flat(range.start, [range.len()].into());
-        part(&self.values).cast_into(&part(halves))
+        self.value(range)?.cast_into(&slice(halves, range))
     }
 
-    /// Rounds the f16 copies of all values anew, if there are any: for whoever has written values.
+    /// Rounds the f16 copies of all f32 values of this device anew, if there are any: for whoever has written values.
     ///
     /// # Errors
     /// If the driver reported an error.
     pub fn refresh_halves(&self) -> Result<()> {
-        let ranges = bindable_ranges(&(0..self.values.len()), &self.values.device());
-        ranges.iter().try_for_each(|range| self.copy_to_halves(range))
+        let device = self.device();
+        let mut ranges = self.values.ranges().iter().flat_map(|range| bindable_ranges(range, &device));
+        ranges.try_for_each(|range| self.copy_to_halves(&range))
     }
 
     /// Forgets the gradients collected so far.
     pub fn zero_gradients(&self) {
         self.grads.iter().for_each(Gradient::zero_lazily);
     }
-}
-
-/// Where every parameter of a module is to lie, and how long the arenas are, in elements.
-struct Layout {
-    entries: Vec<Entry>,
-    segments: Vec<Segment>,
-    trainable_len: usize,
-    f32_len: usize,
-    f16_len: usize,
-}
-
-impl Layout {
-    fn of(module: &mut dyn Module, group_of: &dyn Fn(&str, &Parameter) -> usize) -> Result<Layout> {
-        let mut parameters: Vec<(String, Parameter, usize)> = Vec::new();
-        module.visit_parameters("", &mut |name, parameter| {
-            parameters.push((name.to_string(), parameter.clone(), group_of(name, parameter)));
-        });
-        let in_f16 = |parameter: &Parameter| parameter.dtype() != DType::F32;
-        if let Some((name, ..)) = parameters.iter().find(|(_, p, _)| in_f16(p) && p.is_trainable()) {
-            return Err(Error::Invalid(format!("{name} is stored as f16 only: it can be used, but not be trained")));
-        }
-        let mut entries = Vec::new();
-        // Appends parameters to an arena that is `end` elements long so far.
-        let mut place = |mut end: usize, belongs: &dyn Fn(&Parameter, usize) -> bool| {
-            for (name, parameter, _) in parameters.iter().filter(|(_, parameter, group)| belongs(parameter, *group)) {
-                let (name, shape, dtype) = (name.clone(), parameter.shape().clone(), parameter.dtype());
-                let (trainable, linear) = (parameter.is_trainable(), parameter.linear.clone());
-                entries.push(Entry { name, shape, dtype, trainable, offset: end, linear });
-                end += parameter.len().next_multiple_of(ALIGN);
-            }
-            end
-        };
-        let groups: BTreeSet<usize> = parameters.iter().map(|(.., group)| *group).collect();
-        let (mut segments, mut trainable_len) = (Vec::new(), 0);
-        for group in groups {
-            let start = trainable_len;
-            let decay_end = place(start, &|p, of| of == group && p.is_trainable() && p.shape().len() > 1);
-            trainable_len = place(decay_end, &|p, of| of == group && p.is_trainable() && p.shape().len() <= 1);
-            segments.push(Segment { group, range: start..trainable_len, decay_end });
-        }
-        segments.retain(|segment| !segment.range.is_empty());
-        if trainable_len == 0 {
-            return Err(Error::Invalid("there is nothing to train: every parameter is frozen".into()));
-        }
-        let f32_len = place(trainable_len, &|p, _| !p.is_trainable() && !in_f16(p));
-        let f16_len = place(0, &|p, _| !p.is_trainable() && in_f16(p));
-        Ok(Layout { entries, segments, trainable_len, f32_len, f16_len })
-    }
-}
-
-/// The values of the parameters that are stored in this type, each where its entry says.
-fn flatten(entries: &[Entry], dtype: DType, len: usize, tensors: &[(String, Tensor)]) -> Result<Vec<f32>> {
-    let mut flat = vec![0.0; len];
-    for entry in entries.iter().filter(|entry| entry.dtype == dtype) {
-        let same = |(name, tensor): &&(String, Tensor)| *name == entry.name && *tensor.shape() == entry.shape;
-        let (_, tensor) = tensors.iter().find(same).ok_or_else(|| {
-            let (name, shape) = (&entry.name, &entry.shape);
-            Error::Invalid(format!("the other module has no parameter {name} of shape {shape}"))
-        })?;
-        flat[entry.offset..][..tensor.len()].copy_from_slice(&tensor.to_f32()?);
-    }
-    Ok(flat)
-}
-
-/// The arena of the f32 values, and if there are to be f16 copies, theirs.
-fn value_arenas(
-    entries: &[Entry],
-    len: usize,
-    tensors: &[(String, Tensor)],
-    device: &Device,
-    with_halves: bool,
-) -> Result<(Tensor, Option<Tensor>)> {
-    if !device.has_values() {
-        let arena = |dtype| Tensor::empty(Spec::new([len], dtype), device, MemoryKind::Parameters);
-        return Ok((arena(DType::F32)?, with_halves.then(|| arena(DType::F16)).transpose()?));
-    }
-    let flat = flatten(entries, DType::F32, len, tensors)?;
-    let (bytes, spec) = (bytemuck::cast_slice(&flat), Spec::new([len], DType::F32));
-    let values = Tensor::from_bytes_as(MemoryKind::Parameters, bytes, spec, device)?;
-    Ok((values, with_halves.then(|| f16_arena(&flat, device)).transpose()?))
-}
-
-/// These values as f16 on a device.
-fn f16_arena(values: &[f32], device: &Device) -> Result<Tensor> {
-    let spec = Spec::new([values.len()], DType::F16);
-    Tensor::from_bytes_as(MemoryKind::Parameters, bytemuck::cast_slice(&rounded(values)), spec, device)
 }
 
 fn rounded(values: &[f32]) -> Vec<f16> {
@@ -306,6 +251,7 @@ fn rounded(values: &[f32]) -> Vec<f16> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::layout::ALIGN;
     use super::*;
     use crate::optim::testing::{ADAMW, Net};
     use crate::optim::{Kind, Optimizer};

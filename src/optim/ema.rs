@@ -30,9 +30,9 @@ impl Ema {
     /// The averages before the first update: the weights themselves.
     ///
     /// # Errors
-    /// If the device has no memory left.
+    /// If the device has no memory left, or ranks divide the weights.
     pub fn new(parameters: &ParameterArena, decay: f64) -> Result<Ema> {
-        let (len, device) = (parameters.trainable_len(), parameters.values.device());
+        let (len, device) = (parameters.trainable_len(), parameters.device());
         let averages = Tensor::zeros_as(MemoryKind::OptimizerState, [len], DType::F32, &device)?;
         let ema = Ema { decay, averages };
         ema.take_values(parameters)?;
@@ -44,7 +44,7 @@ impl Ema {
     /// # Errors
     /// If the driver reported an error.
     pub fn take_values(&self, parameters: &ParameterArena) -> Result<()> {
-        self.ranges().iter().try_for_each(|range| slice(&parameters.values, range).cast_into(&self.part(range)))
+        self.ranges().iter().try_for_each(|range| parameters.value(range)?.cast_into(&self.part(range)))
     }
 
     /// After update number `t`, the first being 1: with the norm of its gradients, which says whether it was skipped.
@@ -55,9 +55,9 @@ impl Ema {
         let t = t as f64;
         let decay = self.decay.min((1.0 + t) / (10.0 + t));
         let kernel = Update { weight: (1.0 - decay) as f32, scale };
-        self.ranges().iter().try_for_each(|range| {
-            run_into(&kernel, &[&slice(&parameters.values, range), squares], &[&self.part(range)])
-        })
+        self.ranges()
+            .iter()
+            .try_for_each(|range| run_into(&kernel, &[&parameters.value(range)?, squares], &[&self.part(range)]))
     }
 
     /// Exchanges weights and averages.
@@ -67,7 +67,7 @@ impl Ema {
     pub fn swap(&self, parameters: &ParameterArena) -> Result<()> {
         self.ranges().iter().try_for_each(|range| {
             let kernel = Swap { len: range.len() };
-            run_into(&kernel, &[], &[&slice(&parameters.values, range), &self.part(range)])?;
+            run_into(&kernel, &[], &[&parameters.value(range)?, &self.part(range)])?;
             parameters.copy_to_halves(range)
         })
     }

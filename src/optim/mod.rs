@@ -4,6 +4,8 @@
 
 mod arena;
 mod ema;
+mod exchange;
+mod layout;
 mod loss_scale;
 mod muon;
 mod newton_schulz;
@@ -14,10 +16,13 @@ mod state;
 #[cfg(test)]
 pub(crate) mod testing;
 mod update;
+mod values;
 
-pub use arena::{Entry, ParameterArena, Segment};
+pub use arena::ParameterArena;
+pub use layout::{Entry, Segment};
 pub use muon::AdjustLr;
 pub use optimizer::{Group, Kind, Optimizer};
 pub use schedule::{LearningRate, Schedule};
+pub(crate) use shard::Division;
 pub use shard::shards;
 pub use state::{Moment, Moments, SavedMoments};

@@ -9,7 +9,7 @@
 //! that the launches of an update do not grow with the number of layers; a batch takes a bounded workspace. Where the
 //! norm of all gradients is not finite nothing changes, as in the other rules (`update.rs`).
 
-use super::arena::{ALIGN, Entry};
+use super::layout::{ALIGN, Entry};
 use super::newton_schulz::{self, Buffers};
 use super::optimizer::{Kind, State, Step, bindable, bindable_ranges, slice};
 use super::update::{Factor, GradientScale};
@@ -132,7 +132,7 @@ impl Muon {
         let (arena, start) = (step.parameters, state.segment.range.start);
         let of_moment = |range: &Range<usize>| slice(&state.moments[0], &(range.start - start..range.end - start));
         let momentum = momentum as f32;
-        let ranges = bindable_ranges(&state.segment.range, &arena.values.device());
+        let ranges = bindable_ranges(&state.segment.range, &arena.device());
         for range in &ranges {
             let counts = step.counts && range.start == start;
             let gradient = slice(arena.gradients(), range);
@@ -149,7 +149,7 @@ impl Muon {
             let kept = 1.0 - step.learning_rate * state.group.weight_decay;
             let rate = step.learning_rate * shape.adjust(adjust_lr);
             let scatter = Scatter { len: window.len(), kept: kept as f32, rate: rate as f32, scale: step.scale };
-            run_into(&scatter, &[&orthogonal, step.squares, table], &[&slice(&arena.values, window)])?;
+            run_into(&scatter, &[&orthogonal, step.squares, table], &[&arena.value(window)?])?;
         }
         ranges.iter().try_for_each(|range| arena.copy_to_halves(range))
     }

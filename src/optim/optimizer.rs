@@ -1,7 +1,8 @@
 //! An optimizer: what it remembers of every group of parameters, and one update of all of them.
 
-use super::arena::{ALIGN, Entry, ParameterArena, Segment};
+use super::arena::ParameterArena;
 use super::ema::Ema;
+use super::layout::{ALIGN, Entry, Segment};
 use super::loss_scale::LossScale;
 use super::muon::{AdjustLr, Muon, Workspace};
 use super::update::{GradientScale, Rule, SumOfSquares, Update};
@@ -164,7 +165,7 @@ impl Optimizer {
     /// only that, by the norm of all gradients.
     ///
     /// # Errors
-    /// Those of [`Optimizer::new`].
+    /// Those of [`Optimizer::new`], or if another rank has the weights of this part.
     pub fn of_part(
         parameters: &ParameterArena,
         group_of: &dyn Fn(usize) -> Group,
@@ -175,7 +176,10 @@ impl Optimizer {
             let all = parameters.trainable_len();
             return Err(Error::Invalid(format!("{part:?} is no part of {all} parameters, as `shards` makes them")));
         }
-        let device = parameters.values.device();
+        if !part.is_empty() {
+            parameters.value(part)?;
+        }
+        let device = parameters.device();
         let segments = parameters.segments.iter().filter_map(|segment| segment.within(part));
         let states = segments.map(|segment| State::new(parameters, segment.clone(), group_of(segment.group)));
         let states = states.collect::<Result<_>>()?;
@@ -198,7 +202,7 @@ impl Optimizer {
     /// From now on keeps an exponential moving average of the weights; `decay` is its largest one.
     ///
     /// # Errors
-    /// If the device has no memory left.
+    /// If the device has no memory left, or ranks divide the weights.
     pub fn keep_averages(&mut self, parameters: &ParameterArena, decay: f64) -> Result<()> {
         self.expect_made_for(parameters)?;
         self.ema = Some(Ema::new(parameters, decay)?);
@@ -245,7 +249,7 @@ impl Optimizer {
         if let Some(scale) = &self.loss_scale {
             squares = scale.step(&squares)?;
         }
-        let device = parameters.values.device();
+        let device = parameters.device();
         let workspace = Workspace::new(self.states.iter().filter_map(|state| state.muon.as_ref()), &device)?;
         // From here on nothing asks for memory: an update is made whole or not at all.
         self.steps += 1;
@@ -287,7 +291,7 @@ impl Optimizer {
     pub(super) fn expect_made_for(&self, parameters: &ParameterArena) -> Result<()> {
         let segments = parameters.segments.iter().filter_map(|segment| segment.within(&self.part));
         let is_same = segments.eq(self.states.iter().map(|state| state.segment.clone()));
-        let (own, theirs) = (self.skipped.device(), parameters.values.device());
+        let (own, theirs) = (self.skipped.device(), parameters.device());
         let has_length = self.trainable_len == parameters.trainable_len();
         if is_same && has_length && own.same(&theirs) && self.loss_scale.is_some() == parameters.has_f16() {
             return Ok(());
@@ -298,7 +302,7 @@ impl Optimizer {
 
 impl State {
     fn new(parameters: &ParameterArena, segment: Segment, group: Group) -> Result<State> {
-        let device = parameters.values.device();
+        let device = parameters.device();
         group.kind.check()?;
         let zeros =
             |_: &&'static str| Tensor::zeros_as(MemoryKind::OptimizerState, [segment.range.len()], DType::F32, &device);
@@ -331,11 +335,11 @@ impl Step<'_> {
     /// One pass over the group.
     fn elementwise(&self, state: &State) -> Result<()> {
         let start = state.segment.range.start;
-        for range in bindable_ranges(&state.segment.range, &self.parameters.values.device()) {
+        for range in bindable_ranges(&state.segment.range, &self.parameters.device()) {
             let kernel = self.kernel(state, &range);
             let in_arena = |arena: &Tensor| slice(arena, &range);
             let of_moment = |moment: &Tensor| slice(moment, &(range.start - start..range.end - start));
-            let (gradient, value) = (in_arena(self.parameters.gradients()), in_arena(&self.parameters.values));
+            let (gradient, value) = (in_arena(self.parameters.gradients()), self.parameters.value(&range)?);
             let moments: Vec<Tensor> = state.moments.iter().map(of_moment).collect();
             let half = self.parameters.halves.as_ref().map(in_arena);
             let mut outputs = vec![&value];

@@ -5,7 +5,6 @@
 //! that train apart (`train.sync_every`) have moments of their own, those of rank 3 as `rank3.exp_avg.<parameter>`, and
 //! together `outer_momentum.<parameter>`.
 
-use super::optimizer::slice;
 use super::{Entry, Optimizer, ParameterArena};
 use crate::tensor::Bytes;
 use crate::{Error, Result, Tensor};
@@ -33,7 +32,11 @@ const OUTER_MOMENTUM: &str = "outer_momentum";
 impl Moment {
     /// The moment of this name, if there is such a one.
     pub fn named(name: &str, range: Range<usize>, rank: usize) -> Option<Moment> {
-        OF_RULES.into_iter().chain([LOSS_SCALE]).find(|known| *known == name).map(|name| Moment { name, range, rank })
+        OF_RULES.into_iter().chain([LOSS_SCALE, TRAINED]).find(|known| *known == name).map(|name| Moment {
+            name,
+            range,
+            rank,
+        })
     }
 
     fn new(name: &'static str, range: Range<usize>) -> Moment {
@@ -43,6 +46,10 @@ impl Moment {
     /// The weights as they are trained, beside averages of them: from the start of the arena of the values.
     pub fn trained(parameters: &ParameterArena) -> Moment {
         Moment::new(TRAINED, 0..parameters.trainable_len())
+    }
+
+    pub fn is_trained(&self) -> bool {
+        self.name == TRAINED
     }
 
     /// What the outer step of ranks that train apart remembers.
@@ -112,11 +119,11 @@ impl Optimizer {
     ) -> Result<()> {
         self.expect_made_for(parameters)?;
         let mut moments = self.moments();
-        let trained = Moment::trained(parameters);
-        let weights = slice(&parameters.values, &trained.range);
+        let weights;
         if let Some(ema) = &self.ema {
             ema.take_values(parameters)?;
-            moments.push((trained, &weights));
+            weights = parameters.trained()?;
+            moments.push((Moment::trained(parameters), &weights));
         }
         saved.check_count(self.tensors + usize::from(self.loss_scale.is_some()), self.ema.is_some())?;
         let sources = match saved.ranks() {
@@ -322,7 +329,7 @@ mod tests {
             (0..3).for_each(|i| step(&mut optimizer, &parameters, i));
             std::fs::write(&path, encode(&parameters, &optimizer)).unwrap();
             let (mut other_model, other_parameters, mut other) = setup(kind);
-            other_parameters.values.write_bytes(&parameters.values.to_bytes().unwrap()).unwrap();
+            other_parameters.values().write_bytes(&parameters.values().to_bytes().unwrap()).unwrap();
             restore(&mut other, &other_parameters, &path).unwrap();
             step(&mut optimizer, &parameters, 3);
             step(&mut other, &other_parameters, 3);
@@ -339,7 +346,7 @@ mod tests {
                 let (parameters, mut optimizer) = testing::optimizer(&mut Net::new(1), &device, kind);
                 step(&mut optimizer, &parameters, 1);
                 let state = |optimizer: &Optimizer| {
-                    let values = parameters.values.to_bytes().unwrap();
+                    let values = parameters.values().to_bytes().unwrap();
                     let moments: Vec<_> = optimizer.moments().iter().map(|(_, m)| m.to_bytes().unwrap()).collect();
                     (values, moments, optimizer.skipped().to_u32().unwrap())
                 };

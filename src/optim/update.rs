@@ -18,7 +18,7 @@
 //! writes the f16 copy of the parameters. A skipped update still advances t, which makes the next few updates a little
 //! smaller.
 //!
-//! Decay applies to the elements before [`Segment::decay_end`](super::arena::Segment) only. The norm stays on the
+//! Decay applies to the elements before [`Segment::decay_end`](super::layout::Segment) only. The norm stays on the
 //! device: the update reads it there.
 
 use crate::cpu::{sum_of, vectorized, with_scratch};

@@ -246,6 +246,11 @@ impl Tensor {
         backward_from(self, gradient.clone(), false)
     }
 
+    /// Whether two handles are of one tensor.
+    pub(crate) fn same(&self, other: &Tensor) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
     /// Whether two tensors share memory.
     pub(crate) fn overlaps(&self, other: &Tensor) -> bool {
         match (&self.0.storage, &other.0.storage) {

@@ -30,13 +30,13 @@ pub(super) fn first_non_finite(
 
 /// "the weight h.0.ln_1.weight has 1 NaN among 16 values, ..." of the first that has.
 fn damaged_weight(parameters: &ParameterArena) -> Result<Option<String>> {
-    let values = parameters.values().to_f32()?;
-    let in_f32 = parameters.entries.iter().filter(|entry| entry.dtype == DType::F32);
-    let message = in_f32.into_iter().find_map(|entry| {
-        let range = describe(&values[entry.offset..][..entry.shape.elements()])?;
-        Some(format!("the weight {} has {range}", entry.name))
-    });
-    Ok(message)
+    for entry in parameters.entries.iter().filter(|entry| entry.dtype == DType::F32) {
+        let Some(value) = parameters.value_of(entry) else { continue };
+        if let Some(range) = describe(&value.to_f32()?) {
+            return Ok(Some(format!("the weight {} has {range}", entry.name)));
+        }
+    }
+    Ok(None)
 }
 
 /// The name of each parameter, and all that belongs to it.

@@ -120,7 +120,7 @@ impl PendingSnapshot {
         let moments = moments.collect::<Result<_>>()?;
         let values = match contents {
             Contents::Model => parameters.stored().map(read_back).collect::<Result<_>>()?,
-            Contents::Adapters => vec![read_back(&parameters.trained())?],
+            Contents::Adapters => vec![read_back(&parameters.trained()?)?],
         };
         let averages = optimizer.averages().map(read_back).transpose()?;
         let states = carried.iter().flat_map(Cache::states);
@@ -140,6 +140,8 @@ impl PendingSnapshot {
         config_text: String,
     ) -> Result<Snapshot> {
         let mut values = self.values.into_iter().map(Readback::wait).collect::<Result<Vec<_>>>()?;
+        let own = values.remove(0);
+        values.insert(0, parameters.joined_values(own, &self.further.values)?);
         let moments = self.moments.into_iter().map(|(moment, bytes)| Ok((moment, bytes.wait()?)));
         let mut moments = moments.collect::<Result<Vec<_>>>()?;
         if let Some(averages) = self.averages {

@@ -18,7 +18,8 @@ use crate::{DType, Device, Error, Result};
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     pub parameters: usize,
-    /// Bytes of the parameters: f32, or f16 of those that are stored so alone.
+    /// Bytes of the parameters: f32, or f16 of those that are stored so alone. Of several ranks that divide them, the
+    /// most that one has.
     pub parameter_bytes: u64,
     /// Bytes of the values in a checkpoint.
     pub saved_bytes: u64,
@@ -28,6 +29,8 @@ pub struct Plan {
     pub gradient_bytes: u64,
     /// Bytes of the optimizer's moments.
     pub moment_bytes: u64,
+    /// Bytes of what is trained as ranks give it to each other that update a part each: f16 copies of what they divide.
+    pub updated_bytes: u64,
     /// The largest tensors of the model and of a pass.
     pub largest: Vec<TensorSize>,
     /// Floating-point operations of training on one token, forward and backward.
@@ -40,6 +43,10 @@ pub struct Trained {
     pub parameters: usize,
     /// How many numbers the optimizer remembers.
     pub moments: usize,
+    /// Of how many of the parameters each of several ranks has f16 copies, and f32 values only of its own part.
+    pub divided: usize,
+    /// How many of those f32 values a rank lacks at least.
+    pub elsewhere: usize,
     /// Where only adapters are trained, what the frozen weights of linear layers are stored as.
     pub frozen: Option<DType>,
 }
@@ -65,13 +72,16 @@ impl Plan {
         };
         let adapters = trained.map_or(0, |trained| if trained.frozen.is_some() { trained.parameters } else { 0 });
         let in_f32 = parameters - f16_only + adapters;
+        let elsewhere = trained.map_or(0, |trained| trained.elsewhere);
         let of_trained = |of: fn(&Trained) -> usize| trained.map_or(0, |trained| bytes(DType::F32, of(trained)));
         Plan {
             parameters,
-            parameter_bytes: bytes(DType::F32, in_f32) + bytes(DType::F16, f16_only),
+            parameter_bytes: bytes(DType::F32, in_f32 - elsewhere) + bytes(DType::F16, f16_only),
             half_bytes: if operands == DType::F16 { bytes(DType::F16, in_f32) } else { 0 },
             gradient_bytes: of_trained(|trained| trained.parameters),
             moment_bytes: of_trained(|trained| trained.moments),
+            updated_bytes: of_trained(|trained| trained.parameters - trained.divided)
+                + trained.map_or(0, |trained| bytes(DType::F16, trained.divided)),
             saved_bytes: match trained {
                 Some(Trained { frozen: Some(_), parameters, .. }) => bytes(DType::F32, *parameters),
                 _ => bytes(DType::F32, parameters),
@@ -203,7 +213,7 @@ mod tests {
     /// All of a model, of each parameter of which so many numbers are remembered.
     fn trained(model: &ModelConfig, moments: usize) -> Trained {
         let parameters = model.parameter_count();
-        Trained { parameters, moments: moments * parameters, frozen: None }
+        Trained { parameters, moments: moments * parameters, divided: 0, elsewhere: 0, frozen: None }
     }
 
     #[test]
@@ -211,7 +221,7 @@ mod tests {
         let model = model(65, 64);
         let (n, linear) = (model.parameter_count() as u64, model.block_matrices() as u64);
         let plan = |operands, frozen| {
-            let trained = Trained { parameters: 100, moments: 200, frozen: Some(frozen) };
+            let trained = Trained { parameters: 100, moments: 200, divided: 0, elsewhere: 0, frozen: Some(frozen) };
             Plan::new(&model, 1024, operands, Some(&trained))
         };
         let of = |plan: Plan| [plan.parameter_bytes, plan.half_bytes, plan.gradient_bytes, plan.moment_bytes];

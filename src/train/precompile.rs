@@ -38,10 +38,11 @@ impl Precompile {
         self.in_documents = in_documents;
         // Whoever takes up the shares says what is wrong with them.
         let Ok(shares) = Share::all(config, shape.kind, place.ranks) else { return };
-        for (device, share) in devices.iter().zip(shares.into_iter().skip(place.rank)) {
+        for ((device, share), rank) in devices.iter().zip(shares.into_iter().skip(place.rank)).zip(place.rank..) {
             let Device::Gpu(gpu) = device else { continue };
             let (gpu, config, shape, stop) = (gpu.clone(), config.clone(), shape.clone(), self.stop.clone());
-            let compile = move || compile(&gpu, &config, &shape, &share, in_documents, &stop).ok();
+            let place = Place { rank, ..place };
+            let compile = move || compile((&gpu, place), &config, &shape, &share, in_documents, &stop).ok();
             // Without a thread the first step compiles, as ever.
             self.threads.extend(std::thread::Builder::new().name("precompile".into()).spawn(compile));
         }
@@ -68,7 +69,7 @@ impl Drop for Precompile {
 
 /// Compiles what a rank with this share launches.
 fn compile(
-    gpu: &Gpu,
+    (gpu, place): (&Gpu, Place),
     config: &Config,
     shape: &ModelConfig,
     share: &Share,
@@ -78,8 +79,8 @@ fn compile(
     let started = Instant::now();
     let (rows, micro_batches) = share.micro_batches();
     // Two micro-batches launch what any number of them do.
-    let device = Device::Gpu(gpu.clone());
-    let Footprint { launches, .. } = Footprint::new(config, shape, rows, micro_batches.min(2), in_documents, &device)?;
+    let on = (&Device::Gpu(gpu.clone()), place);
+    let Footprint { launches, .. } = Footprint::new(config, shape, rows, micro_batches.min(2), in_documents, on)?;
     let (planning, before) = (started.elapsed().as_secs_f64(), gpu.compiled());
     gpu.precompile(&launches, stop);
     let ahead =

@@ -2,6 +2,7 @@
 
 use super::checkpoint::{METRICS, OPTIMIZER};
 use super::plan::Footprint;
+use super::ranks::Place;
 use super::{Event, TrainOptions, train, verify_resume};
 use crate::Device;
 use crate::config::{Layers, Resolved};
@@ -124,7 +125,7 @@ fn a_long_context_takes_a_fifth_of_the_activations_and_the_work_that_was_told() 
             let (recompute, precision) =
                 (format!("train.recompute={recompute}"), format!("device.precision={precision}"));
             let resolved = configuration(dir.path(), &[&recompute, &precision, "model.dropout=0"]);
-            Footprint::new(&resolved.config, &shape, 1, 1, false, &device).unwrap()
+            Footprint::new(&resolved.config, &shape, 1, 1, false, (&device, Place::ALONE)).unwrap()
         };
         let (kept, recomputed) = (of("none"), of("block"));
         let activations = |footprint: &Footprint| footprint.memory.peak_by_kind[MemoryKind::Activations] as f64;

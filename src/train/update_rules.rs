@@ -1,9 +1,9 @@
 //! From the configuration to the rules that update the parameters, and to what those remember.
 
-use crate::config::{self, Config, GroupConfig, OptimizerKind, Recompute};
-use crate::models::{LanguageModel, ModelConfig};
+use crate::config::{self, Config, GroupConfig, OptimizerKind, Precision, Recompute};
+use crate::models::{LanguageModel, ModelConfig, matmul_weights};
 use crate::nn::Parameter;
-use crate::optim::{AdjustLr, Group, Kind, Optimizer, ParameterArena, shards};
+use crate::optim::{AdjustLr, Division, Group, Kind, Optimizer, ParameterArena, shards};
 use crate::train::adapters::{self, lora};
 use crate::train::plan::Trained;
 use crate::train::precision::operands;
@@ -25,23 +25,34 @@ pub(in crate::train) fn on_device(
     model.set_recompute(config.train.recompute == Recompute::Block);
     let numbers = numbers(config, &mut *model)?;
     let number_of = |name: &str, _: &Parameter| numbers[name];
-    let parameters = ParameterArena::grouped(&mut *model, device, operands(config.device.precision), &number_of)?;
     let group_of = |number| group(config, number);
-    let ranks = if config.train.shard_optimizer { place.ranks } else { 1 };
-    let part = shards(&parameters, &group_of, ranks).swap_remove(place.rank % ranks);
+    let of_matmuls = matmul_weights(&mut *model);
+    let Place { rank, ranks } = if config.train.shard_optimizer { place } else { Place::ALONE };
+    let division = Division { rank, ranks, group_of: &group_of, is_divided: &|name| of_matmuls.contains(name) };
+    let division = divides_weights(config, ranks).then_some(&division);
+    let operands = operands(config.device.precision);
+    let parameters = ParameterArena::divided(&mut *model, device, operands, &number_of, division)?;
+    let part = shards(&parameters, &group_of, ranks).swap_remove(rank);
     let mut optimizer = Optimizer::of_part(&parameters, &group_of, config.train.grad_clip, &part)?;
-    if config.train.ema_decay > 0.0 {
+    if config.train.ema_decay > 0.0 && place.rank == 0 {
         optimizer.keep_averages(&parameters, config.train.ema_decay)?;
     }
     Ok((model, parameters, optimizer))
 }
 
-/// How many numbers of a model of this shape are trained, and remembered by the optimizer, averages of weights
-/// included.
+/// Whether each of so many ranks has the f32 weights of its own part alone, of what f16 copies are computed with.
+/// Averages of the weights follow all of them on one rank.
+pub(in crate::train) fn divides_weights(config: &Config, ranks: usize) -> bool {
+    let mixed = config.device.precision == Precision::Mixed;
+    ranks > 1 && config.train.shard_optimizer && mixed && config.train.ema_decay == 0.0
+}
+
+/// How many numbers of a model of this shape are trained on each of so many ranks, and remembered by all of them,
+/// averages of weights included.
 ///
 /// # Errors
 /// If there is no such model, or it cannot be adapted as asked.
-pub(in crate::train) fn trained(config: &Config, model: &ModelConfig) -> Result<Trained> {
+pub(in crate::train) fn trained(config: &Config, model: &ModelConfig, ranks: usize) -> Result<Trained> {
     let lora = lora(config);
     let (parameters, matrices) = match &lora {
         None => (model.parameter_count(), model.block_matrices()),
@@ -49,9 +60,12 @@ pub(in crate::train) fn trained(config: &Config, model: &ModelConfig) -> Result<
     };
     let of = |is_matrix| group(config, number(config, 0, is_matrix)).kind.moments();
     let averages = if config.train.ema_decay > 0.0 { parameters } else { 0 };
+    let divided = if lora.is_none() && divides_weights(config, ranks) { model.matmul_weights() } else { 0 };
     Ok(Trained {
         parameters,
         moments: matrices * of(true) + (parameters - matrices) * of(false) + averages,
+        divided,
+        elsewhere: divided.saturating_sub(parameters.div_ceil(ranks)),
         frozen: lora.map(|lora| lora.base),
     })
 }
@@ -184,16 +198,38 @@ mod tests {
                 entries.map(|entry| entry.shape.elements()).sum::<usize>()
             };
             let remembered: usize = optimizer.moments().iter().map(|(moment, _)| inside(&moment.range)).sum();
-            assert_eq!(trained(&config, model).unwrap().moments, remembered, "{kind}: {model:?}");
+            assert_eq!(trained(&config, model, 1).unwrap().moments, remembered, "{kind}: {model:?}");
             assert!(optimizer.averages().is_none());
             config.train.ema_decay = 0.9;
             let (_, arena, optimizer) = on_device(build(model, 1).unwrap(), &config, &device, Place::ALONE).unwrap();
             assert_eq!(optimizer.averages().unwrap().len(), arena.trainable_len());
             assert_eq!(
-                trained(&config, model).unwrap().moments,
+                trained(&config, model, 1).unwrap().moments,
                 remembered + model.parameter_count(),
                 "{kind}: {model:?}"
             );
+        }
+    }
+
+    /// What a plan says of the f32 values of the rank that has most, where ranks divide them.
+    #[test]
+    fn divided_weights_are_counted_without_a_model() {
+        let untied = ModelConfig { tie_embeddings: false, ..testing::small(65, 16, 2, 24) };
+        let models = [testing::small(65, 16, 4, 24), untied, testing::small_llama("qwen3")];
+        let mut config = Config::default();
+        (config.device.precision, config.train.shard_optimizer) = (Precision::Mixed, true);
+        for (model, ranks) in models.iter().flat_map(|model| [1, 2, 4].map(|ranks| (model, ranks))) {
+            let held = |rank| {
+                let (device, place) = (Device::DryRun(DryRun::cpu()), Place { rank, ranks });
+                let (_, arena, _) = on_device(build(model, 1).unwrap(), &config, &device, place).unwrap();
+                // Each parameter is padded.
+                (arena.values().len(), 128 * arena.entries.len())
+            };
+            let (most, padding) = (0..ranks).map(held).max().unwrap();
+            let trained = trained(&config, model, ranks).unwrap();
+            let told = trained.parameters - trained.elsewhere;
+            assert!(told <= most && most <= told + padding, "{told} and {most} on {ranks}: {model:?}");
+            assert_eq!(trained.elsewhere > 0, ranks > 1, "{model:?}");
         }
     }
 

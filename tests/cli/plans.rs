@@ -87,6 +87,40 @@ fn the_planned_peak_of_the_cpu_is_that_of_the_run() {
     }
 }
 
+/// What each of several ranks takes that divide what the optimizer remembers, and in mixed precision the weights.
+#[test]
+fn a_plan_of_several_ranks_counts_what_they_divide() {
+    let sandbox = Sandbox::new();
+    let divided = ["--set", "train.shard_optimizer=true"];
+    let plan = |command: &[&str]| sandbox.run(&[&["plan", "tiny.toml"], command].concat());
+    let memory = |command: &[&str]| {
+        let memory = plan(&[command, &["--json"]].concat()).succeeds().json()["memory"].clone();
+        ["weights", "moments", "gradients"].map(|kind| memory[kind].as_f64().unwrap())
+    };
+    let close = |part: f64, whole: f64| (part / whole - 1.0).abs() < 0.15; // a GPU's buffers are of few sizes
+    let [weights, moments, gradients] = memory(&["--device", "cpu"]);
+    for of_two in [&["--device", "cpu", "--ranks", "2"][..], &["--device", "cpu,cpu"]] {
+        let [same, half, of_all] = memory(&[of_two, &divided].concat());
+        assert!((same, of_all) == (weights, gradients) && close(2.0 * half, moments), "{half} of {moments}");
+    }
+    plan(&["--device", "cpu", "--ranks", "2"]).succeeds().prints(&["at most on each of 2 devices"]);
+    if !has_gpu() {
+        return;
+    }
+    let mixed = ["--device", "gpu", "--allow-software-gpu", "--precision", "mixed", "--n-embd", "64", "--n-layer", "4"];
+    let run = plan(&mixed);
+    if run.stderr.contains("stores 16-bit floats") {
+        return;
+    }
+    let [weights, moments, gradients] = memory(&mixed);
+    let [part, quarter, of_all] = memory(&[&mixed[..], &["--ranks", "4"], &divided].concat());
+    // Embeddings, norms and biases are whole on each.
+    assert!(of_all == gradients && close(4.0 * quarter, moments) && part < 0.5 * weights, "{part} of {weights}");
+    // Averages of the weights need all of them.
+    let averages = ["--ranks", "4", "--set", "train.ema_decay=0.9"];
+    assert_eq!(memory(&[&mixed[..], &averages, &divided].concat())[0], weights);
+}
+
 /// Of a run that prints events: memory by kind, in its profile for machines and in the one to be read.
 fn reports_memory_by_kind(sandbox: &Sandbox, run: Run, device: &str) {
     let lines = json_lines(&run.succeeds().stdout);

@@ -149,7 +149,7 @@ fn weights() -> Vec<Row> {
             let mut model = models::build(&small(), 1)?;
             lora().adapt(&mut *model, 1)?;
             let arena = ParameterArena::new(&mut *model, d, DType::F32)?;
-            let (values, other) = (arena.trained().read_later()?.wait()?, Lora { rank: HUGE, ..lora() });
+            let (values, other) = (arena.trained()?.read_later()?.wait()?, Lora { rank: HUGE, ..lora() });
             AdapterWeights::new(other, String::new(), &small(), &arena, values).encode().map(drop)
         }),
         ("read_adapters", Refused, |_| {

@@ -29,14 +29,19 @@ fn without_text() -> Result<Resolved> {
 
 /// The run of a small model on a text of its own.
 fn plan(device: &Device) -> Result<(Resolved, RunPlan)> {
+    plan_of(1, device)
+}
+
+/// [`plan`] of so many ranks, which divide what the optimizer remembers.
+fn plan_of(ranks: usize, device: &Device) -> Result<(Resolved, RunPlan)> {
     let folder = tempfile::tempdir().expect("a folder");
     let text = folder.path().join("text.txt");
     std::fs::write(&text, "some words of a text\n".repeat(40)).expect("it can be written");
     let resolved = resolved(&format!(
         "[data]\ncorpus = {text:?}\ntokenizer = \"char\"\n[model]\nn_layer = 1\nn_head = 2\nn_embd = 8\n\
-         block_size = 8\n[train]\nbatch_size = 2\nmax_steps = 3\nwarmup_steps = 0\n"
+         block_size = 8\n[train]\nbatch_size = 2\nmax_steps = 3\nwarmup_steps = 0\nshard_optimizer = true\n"
     ))?;
-    let plan = train::plan_run(&resolved, device, nowhere(), None)?;
+    let plan = train::plan_run(&resolved, device, ranks, nowhere(), None)?;
     Ok((resolved, plan))
 }
 
@@ -155,7 +160,9 @@ fn runs() -> Vec<Row> {
 
 fn plans() -> Vec<Row> {
     vec![
-        ("plan_run", Refused, |d| train::plan_run(&without_text()?, d, nowhere(), None).map(drop)),
+        ("plan_run", Refused, |d| train::plan_run(&without_text()?, d, 1, nowhere(), None).map(drop)),
+        ("plan_run", Refused, |d| plan_of(0, d).map(drop)),
+        ("plan_run", Refused, |d| plan_of(HUGE, d).map(drop)),
         ("Plan::new", Defined, |_| {
             Plan::new(&small(), HUGE, DType::F16, None);
             Ok(())
@@ -188,6 +195,7 @@ fn plans() -> Vec<Row> {
                 waiting: 0.0,
                 communication: f64::INFINITY,
                 memory: HUGE,
+                weights: HUGE,
                 moments: 0,
                 notes: vec![],
             };

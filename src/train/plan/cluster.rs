@@ -97,16 +97,18 @@ impl RunPlan {
             };
             rows.push((ranks, most.len(), compute));
         }
-        Ok(Some(plan(config, cluster, self.trained_bytes(), self.tokens_per_step, &rows, !device.is_gpu())))
+        let bytes = (self.trained_bytes(), self.updated_bytes());
+        Ok(Some(plan(config, cluster, bytes, self.tokens_per_step, &rows, !device.is_gpu())))
     }
 }
 
-/// Of so many bytes of f32 that are trained; `rows` are the numbers of ranks, the sequences and the seconds in which
-/// one computes its part. On a CPU, `on_host`, the host's part of the exchange is not hidden.
+/// Of so many bytes of f32 that are trained, and so many as which ranks give each other what they updated; `rows` are
+/// the numbers of ranks, the sequences and the seconds in which one computes its part. On a CPU, `on_host`, the host's
+/// part of the exchange is not hidden.
 fn plan(
     config: &Config,
     cluster: Cluster,
-    bytes: f64,
+    (bytes, updated): (f64, f64),
     tokens: usize,
     rows: &[(usize, usize, f64)],
     on_host: bool,
@@ -135,7 +137,7 @@ fn plan(
                 waiting += host - host / buckets;
             }
             if train.shard_optimizer {
-                waiting += wire(bytes, 1.0) + LATENCY_SECONDS;
+                waiting += wire(updated, 1.0) + LATENCY_SECONDS;
             }
             meeting = (exchange + host) / sync_every as f64;
         }
@@ -175,7 +177,7 @@ mod tests {
     #[test]
     fn an_exchange_is_hidden_until_ranks_compute_too_little() {
         let config = Config::default();
-        let plan = plan(&config, cluster(Some(25e9 / 8.0)), 496e6, 65536, &halved(64), false);
+        let plan = plan(&config, cluster(Some(25e9 / 8.0)), (496e6, 496e6), 65536, &halved(64), false);
         let [one, two, .., many] = &plan.rows[..] else { panic!() };
         assert_eq!((one.together.ms_per_step, one.together.communication), (640.0, 0.0));
         // Of two ranks half of the bytes pass twice: 159 ms, and 50 on the host, of which backward hides all but the
@@ -192,7 +194,8 @@ mod tests {
     #[test]
     fn a_cpu_hides_the_network_and_not_its_own_work() {
         let config = Config::default();
-        let of = |on_host| plan(&config, cluster(Some(1e10)), 320e6, 65536, &halved(2), on_host).rows[1].clone();
+        let of =
+            |on_host| plan(&config, cluster(Some(1e10)), (320e6, 320e6), 65536, &halved(2), on_host).rows[1].clone();
         let (gpu, cpu) = (of(false).together, of(true).together);
         assert!(cpu.ms_per_step - gpu.ms_per_step > 25.0, "{cpu:?} {gpu:?}");
     }
@@ -200,7 +203,7 @@ mod tests {
     #[test]
     fn half_of_the_bytes_and_divided_moments_change_what_is_sent() {
         let mut config = Config::default();
-        let of = |config: &Config| plan(config, cluster(Some(1e8)), 320e6, 65536, &halved(4), false);
+        let of = |config: &Config| plan(config, cluster(Some(1e8)), (320e6, 320e6), 65536, &halved(4), false);
         let f32 = of(&config);
         config.train.reduce_dtype = WeightDtype::F16;
         let f16 = of(&config);
@@ -209,5 +212,9 @@ mod tests {
         config.train.shard_optimizer = true;
         let more = of(&config).rows[2].together.ms_per_step - f16.rows[2].together.ms_per_step;
         assert!((more - 1e3 * (3.2 * 0.75 + 1e-4)).abs() < 1e-3, "{more}");
+        // As f16, half of it.
+        let as_f16 = plan(&config, cluster(Some(1e8)), (320e6, 160e6), 65536, &halved(4), false);
+        let more = as_f16.rows[2].together.ms_per_step - f16.rows[2].together.ms_per_step;
+        assert!((more - 1e3 * (1.6 * 0.75 + 1e-4)).abs() < 1e-3, "{more}");
     }
 }

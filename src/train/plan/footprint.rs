@@ -14,6 +14,7 @@ use crate::train::ranks::Place;
 use crate::train::replica::{criterion, pass_dropout};
 use crate::train::update_rules::on_device;
 use crate::{DType, Device, Error, Result, Tensor};
+use std::sync::Arc;
 
 /// What a run takes of its device.
 #[derive(Debug, Clone)]
@@ -29,8 +30,8 @@ pub struct Footprint {
 }
 
 impl Footprint {
-    /// Of a run with batches of `batch_size` on this device, or one of the same limits, in updates of so many
-    /// micro-batches; with `in_documents` their rows are not one text each.
+    /// Of the rank at this place of a run, with batches of `batch_size` on this device, or one of the same limits, in
+    /// updates of so many micro-batches; with `in_documents` their rows are not one text each.
     ///
     /// # Errors
     /// If there is no such model.
@@ -40,18 +41,11 @@ impl Footprint {
         batch_size: usize,
         micro_batches: usize,
         in_documents: bool,
-        device: &Device,
+        (device, place): (&Device, Place),
     ) -> Result<Footprint> {
-        let dry_run = if device.is_gpu() { DryRun::new(device.limits().clone()) } else { DryRun::cpu() };
+        let dry_run = dry_run_of(device);
         let device = Device::DryRun(dry_run.clone());
-        // Initial weights are made on the CPU, whose memory keeps what they took.
-        let weights = if device.is_gpu() { Device::DryRun(DryRun::cpu()) } else { device.clone() };
-        let model = with_weights_on(weights, || {
-            let mut model = build(shape, config.run.seed)?;
-            lora(config).map_or(Ok(()), |lora| lora.adapt(&mut *model, 0))?;
-            Ok(model)
-        })?;
-        let (model, parameters, mut optimizer) = on_device(model, config, &device, Place::ALONE)?;
+        let (model, parameters, mut optimizer) = ready(config, shape, &device, place)?;
         let shape = [batch_size, shape.block_size];
         let batch = Batch { model: &*model, config, shape, in_documents, device: &device };
         // From the second update on there is a gradient to be replaced.
@@ -67,6 +61,45 @@ impl Footprint {
         let launches = dry_run.take_plans().into_iter().flat_map(|(_, plan)| plan.launches).collect();
         Ok(Footprint { memory: dry_run.memory(), update, evaluation, launches })
     }
+}
+
+fn dry_run_of(device: &Device) -> Arc<DryRun> {
+    if device.is_gpu() { DryRun::new(device.limits().clone()) } else { DryRun::cpu() }
+}
+
+/// What a rank has on a device of no values before its first step.
+fn ready(
+    config: &Config,
+    shape: &ModelConfig,
+    device: &Device,
+    place: Place,
+) -> Result<(Box<dyn LanguageModel>, ParameterArena, Optimizer)> {
+    // Initial weights are made on the CPU, whose memory keeps what they took.
+    let weights = if device.is_gpu() { Device::DryRun(DryRun::cpu()) } else { device.clone() };
+    let model = with_weights_on(weights, || {
+        let mut model = build(shape, config.run.seed)?;
+        lora(config).map_or(Ok(()), |lora| lora.adapt(&mut *model, 0))?;
+        Ok(model)
+    })?;
+    on_device(model, config, device, place)
+}
+
+/// Of so many ranks the one that has most of weights and moments: they differ where the ranks divide those.
+///
+/// # Errors
+/// If there is no such model.
+pub(super) fn largest_rank(config: &Config, shape: &ModelConfig, ranks: usize, device: &Device) -> Result<Place> {
+    if ranks == 1 || !config.train.shard_optimizer {
+        return Ok(Place::ALONE);
+    }
+    let mut largest = (0, Place::ALONE);
+    for place in (0..ranks).map(|rank| Place { rank, ranks }) {
+        let dry_run = dry_run_of(device);
+        let _kept = ready(config, shape, &Device::DryRun(dry_run.clone()), place)?;
+        let used = dry_run.memory().used_bytes;
+        largest = if used > largest.0 { (used, place) } else { largest };
+    }
+    Ok(largest.1)
 }
 
 /// A batch of no values.

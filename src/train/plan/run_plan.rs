@@ -1,6 +1,6 @@
 //! All that can be said of a run before it begins.
 
-use super::footprint::Footprint;
+use super::footprint::{Footprint, largest_rank};
 use super::{Plan, available_memory_bytes, earlier};
 use crate::config::{Config, Recompute, Resolved};
 use crate::data::{Corpus, Position};
@@ -10,7 +10,7 @@ use crate::train::adapters::lora;
 use crate::train::data_spec::data_spec;
 use crate::train::model_shape::{model_config, model_kind};
 use crate::train::precision::operands;
-use crate::train::ranks::Share;
+use crate::train::ranks::{Place, Share};
 use crate::train::replica::loader;
 use crate::train::trainer::{check_configured_precision, total_steps};
 use crate::train::update_rules::trained;
@@ -22,6 +22,8 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, Clone, Serialize)]
 pub struct RunPlan {
     pub device: String,
+    /// How many devices there are, each a rank.
+    pub ranks: usize,
     pub model: ModelConfig,
     pub parameters: usize,
     /// How many numbers adapters have, where those alone are trained.
@@ -53,7 +55,7 @@ pub struct RunPlan {
     work: Work,
 }
 
-/// The memory of the device, bytes.
+/// The memory of the device, bytes: of several, of the one that has most weights and moments.
 #[derive(Debug, Clone, Serialize)]
 pub struct MemoryPlan {
     pub weights: u64,
@@ -103,6 +105,8 @@ struct Work {
     in_documents: bool,
     /// Of the gradients.
     trained_bytes: u64,
+    /// Of the parameters that each rank updates, as all get them where they are divided.
+    updated_bytes: u64,
 }
 
 impl Work {
@@ -116,12 +120,19 @@ impl Work {
     }
 }
 
-/// Sizes, counts and limits of the run that `resolved` describes. Nothing is written but token
-/// files, to `cache_dir`: a run finds them there.
+/// Sizes, counts and limits of the run that `resolved` describes, on so many devices of this kind. Nothing is written
+/// but token files, to `cache_dir`: a run finds them there.
 ///
 /// # Errors
-/// If there could be no such run on any device: its text, tokenizer or model cannot be made.
-pub fn plan_run(resolved: &Resolved, device: &Device, data_dir: &Path, cache_dir: Option<&Path>) -> Result<RunPlan> {
+/// If there could be no such run on any device: its text, tokenizer or model cannot be made, or its steps cannot be
+/// divided.
+pub fn plan_run(
+    resolved: &Resolved,
+    device: &Device,
+    ranks: usize,
+    data_dir: &Path,
+    cache_dir: Option<&Path>,
+) -> Result<RunPlan> {
     check_configured_precision(resolved, device)?;
     let (config, t) = (&resolved.config, &resolved.config.train);
     let text = text_size(config, model_kind(resolved)?, data_dir, cache_dir)?;
@@ -130,22 +141,30 @@ pub fn plan_run(resolved: &Resolved, device: &Device, data_dir: &Path, cache_dir
     let steps_per_epoch = text.batches_per_epoch / t.grad_accum_steps as f64;
     let steps = total_steps(t.length(), steps_per_epoch);
     resolved.clone().fit_warmup(steps)?;
-    let sizes = sizes(config, &shape, t.batch_size)?;
-    let fits = |batch_size| fits(config, &shape, batch_size, text.in_documents, device);
+    if ranks != 1 {
+        Share::all(config, shape.kind, ranks)?;
+    }
+    let sizes = sizes(config, &shape, t.batch_size, ranks)?;
     // Sizes beyond what a tensor can index have no kernels that could be planned.
     sizes.check_device(&Device::Cpu)?;
-    let footprint = Footprint::new(config, &shape, t.batch_size, t.grad_accum_steps, text.in_documents, device)?;
+    let place = largest_rank(config, &shape, ranks, device)?;
+    let fits = |batch_size| fits(config, &shape, batch_size, text.in_documents, (device, place));
+    let of_rank =
+        |place| Footprint::new(config, &shape, t.batch_size, t.grad_accum_steps, text.in_documents, (device, place));
+    let footprint = of_rank(Place::ALONE)?;
+    let of_largest = if place == Place::ALONE { footprint.clone() } else { of_rank(place)? };
     let flops_per_step = sizes.train_flops_per_token * tokens_per_step as f64;
     let windows = text.validation_tokens.saturating_sub(1).div_ceil(shape.block_size);
     let most = if t.eval_batches == 0 { usize::MAX } else { t.eval_batches };
     Ok(RunPlan {
         device: device.describe(),
+        ranks,
         parameters: sizes.parameters,
         adapters: lora(config).map(|_| sizes.gradient_bytes as usize / 4),
-        host_bytes: host_bytes(&sizes, &footprint, device),
+        host_bytes: host_bytes(&sizes, &of_largest, device),
         host_available_bytes: available_memory_bytes(),
         does_not_fit: fits(t.batch_size)?,
-        memory: MemoryPlan::new(&footprint, &sizes, device),
+        memory: MemoryPlan::new(&of_largest, &sizes, device),
         batch_size: t.batch_size,
         largest_batch_size: device.memory_bytes().map(|_| largest_batch_size(fits)).transpose()?,
         train_tokens: text.train_tokens,
@@ -167,6 +186,7 @@ pub fn plan_run(resolved: &Resolved, device: &Device, data_dir: &Path, cache_dir
             on_hardware_gpu: device.is_hardware_gpu(),
             in_documents: text.in_documents,
             trained_bytes: sizes.gradient_bytes,
+            updated_bytes: sizes.updated_bytes,
         },
         model: shape,
     })
@@ -190,13 +210,19 @@ impl RunPlan {
         peaks: &Roofline,
     ) -> Result<f64> {
         let (rows, micro_batches) = share.micro_batches();
-        let footprint = Footprint::new(config, &self.model, rows, micro_batches, self.work.in_documents, device)?;
+        let on = (device, Place::ALONE);
+        let footprint = Footprint::new(config, &self.model, rows, micro_batches, self.work.in_documents, on)?;
         Ok(self.work.seconds(peaks, &footprint.update))
     }
 
     /// Bytes of the gradients.
     pub(super) fn trained_bytes(&self) -> f64 {
         self.work.trained_bytes as f64
+    }
+
+    /// Bytes of the parameters as ranks that divide what they update give them to each other.
+    pub(super) fn updated_bytes(&self) -> f64 {
+        self.work.updated_bytes as f64
     }
 
     /// Fills in the time.
@@ -252,9 +278,9 @@ impl MemoryPlan {
     }
 }
 
-fn sizes(config: &Config, shape: &ModelConfig, batch_size: usize) -> Result<Plan> {
+fn sizes(config: &Config, shape: &ModelConfig, batch_size: usize, ranks: usize) -> Result<Plan> {
     let operands = operands(config.device.precision);
-    Ok(Plan::new(shape, batch_size * shape.block_size, operands, Some(&trained(config, shape)?)))
+    Ok(Plan::new(shape, batch_size * shape.block_size, operands, Some(&trained(config, shape, ranks)?)))
 }
 
 /// Bytes of the machine's memory that a run takes at most.
@@ -266,22 +292,22 @@ fn host_bytes(sizes: &Plan, footprint: &Footprint, device: &Device) -> u64 {
     run + sizes.checkpoint_bytes(device.is_gpu())
 }
 
-/// Why a run with batches of this size cannot be; `None` if it can.
+/// Why a run with batches of this size cannot be on this device, the rank at this place; `None` if it can.
 fn fits(
     config: &Config,
     shape: &ModelConfig,
     batch_size: usize,
     in_documents: bool,
-    device: &Device,
+    (device, place): (&Device, Place),
 ) -> Result<Option<String>> {
-    let sizes = sizes(config, shape, batch_size)?;
+    let sizes = sizes(config, shape, batch_size, place.ranks)?;
     match sizes.check_device(device) {
         Err(error @ (Error::GpuLimit { .. } | Error::Invalid(_))) => return Ok(Some(error.to_string())),
         result => result?,
     }
     // Two micro-batches take as much as any number of them.
     let micro_batches = config.train.grad_accum_steps.min(2);
-    let footprint = Footprint::new(config, shape, batch_size, micro_batches, in_documents, device)?;
+    let footprint = Footprint::new(config, shape, batch_size, micro_batches, in_documents, (device, place))?;
     let needs = |what: &str, needed: u64, available: Option<u64>| {
         let available = available.filter(|available| needed > *available)?;
         Some(format!("{what} needs {} MiB, of {} MiB to spare", needed.div_ceil(1 << 20), available >> 20))

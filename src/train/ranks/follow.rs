@@ -86,7 +86,7 @@ fn obey(follower: Follower, comm: &Arc<Background>, device_batch: &DeviceBatch) 
                 // What it comes to is for rank 0, which alone may stop it.
                 evaluate(comm, &replica, &validation, &AtomicBool::new(false))?;
             }
-            Command::Moments => moments::send(comm, &replica.optimizer)?,
+            Command::Moments => moments::send(comm, &replica.parameters, &replica.optimizer)?,
             Command::Carried => {
                 let known = replica.carried.as_ref().map_or(Ok(Vec::new()), carried::encode_now)?;
                 comm.gather(known)?;
@@ -110,7 +110,7 @@ fn load(
     mut next: impl FnMut() -> Result<Vec<u8>>,
 ) -> Result<()> {
     let Replica { parameters, optimizer, .. } = replica;
-    parameters.stored().try_for_each(|tensor| tensor.write_bytes(&next()?))?;
+    parameters.take_stored(&mut next)?;
     let (file, known) = (next()?, next()?);
     let saved = (!file.is_empty()).then(|| SavedMoments::new(OPTIMIZER.as_ref(), &file)).transpose()?;
     match &saved {
@@ -130,10 +130,7 @@ fn load(
 /// The model and its optimizer, whose numbers rank 0 is about to send.
 fn replica(follower: Follower, place: Place) -> Result<Replica> {
     let Follower { config, shape, device, tokens, .. } = follower;
-    // Rank 0 alone has averages, if there are any, and evaluates by them.
-    let mut own = Config::clone(&config);
-    own.train.ema_decay = 0.0;
-    let trained = on_device(first_model(&own, &shape)?, &own, &device, place)?;
+    let trained = on_device(first_model(&config, &shape)?, &config, &device, place)?;
     let loader = loader(&config, shape.kind, tokens.clone(), Position::default())?;
     Ok(Replica::new(config, device, trained, tokens, loader, place))
 }

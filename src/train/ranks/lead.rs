@@ -13,7 +13,8 @@ use crate::train::carried;
 use crate::train::checkpoint::{CARRIED, OPTIMIZER};
 use crate::train::evaluate::Total;
 use crate::train::replica::{Replica, Update};
-use crate::{Error, Result};
+use crate::{Error, Result, Tensor};
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,6 +37,8 @@ pub(in crate::train) struct Leader {
 #[derive(Default)]
 pub(in crate::train) struct Further {
     pub moments: Vec<(Moment, Bytes)>,
+    /// Their parts of the weights, where the ranks divide those.
+    pub values: Vec<(Range<usize>, Bytes)>,
     /// Of a recurrent model, what each rank knows of the text, as the file of a checkpoint.
     pub carried: Vec<Vec<u8>>,
 }
@@ -158,13 +161,15 @@ impl Leader {
     }
 
     /// Has all ranks begin as this one, at a place in the text and after so many updates; with the moments of a
-    /// checkpoint if there is one, and with what a recurrent model knew of the text then.
+    /// checkpoint if there is one, and with what a recurrent model knew of the text then. Where the ranks divide the
+    /// weights, `weights` are all that this one began with.
     ///
     /// # Errors
     /// If a file of the checkpoint cannot be read, or the ranks cannot go on together.
     pub fn load(
         &mut self,
         replica: &mut Replica,
+        weights: &[(String, Tensor)],
         position: Position,
         updates: u64,
         checkpoint: Option<&Path>,
@@ -183,8 +188,8 @@ impl Leader {
         }
         let Some(job) = &mut self.job else { return Ok(()) };
         job.send(&Command::Load { position, updates })?;
-        for tensor in replica.parameters.stored() {
-            job.comm.broadcast(tensor.to_bytes()?)?;
+        for bytes in replica.parameters.stored_bytes(weights)? {
+            job.comm.broadcast(bytes)?;
         }
         job.comm.broadcast(file)?;
         job.comm.broadcast(known)?;
@@ -229,7 +234,10 @@ impl Leader {
         let mut further = Further::default();
         if let Some(job) = self.job.as_ref().filter(|job| !job.has_one_state) {
             job.send(&Command::Moments)?;
-            further.moments = moments::receive(&job.comm, self.outer.is_none())?;
+            let received = moments::receive(&job.comm, self.outer.is_none())?;
+            let (values, moments) = received.into_iter().partition(|(moment, _)| moment.is_trained());
+            further.moments = moments;
+            further.values = Vec::into_iter(values).map(|(moment, bytes)| (moment.range, bytes)).collect();
             job.comm.end();
         }
         if let Some(outer) = &self.outer {
@@ -316,6 +324,7 @@ impl RankTimes {
             waiting: waited.as_secs_f64(),
             communication: comm.busy().as_secs_f64(),
             memory: replica.device.memory().peak_bytes,
+            weights: replica.parameters.value_bytes(),
             moments: replica.optimizer.moments().iter().map(|(_, tensor)| tensor.spec().size_bytes()).sum(),
             notes,
         }

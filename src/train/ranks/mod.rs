@@ -79,6 +79,8 @@ pub struct RankTimes {
     pub communication: f64,
     /// The most that the device held, in bytes.
     pub memory: usize,
+    /// Bytes of the weights that it has, f16 copies included.
+    pub weights: usize,
     /// Bytes of what its optimizer remembers.
     pub moments: usize,
     /// What a user should know.
@@ -125,13 +127,15 @@ pub(super) fn named(device: &Device, others: &[Device], name: fn(&Device) -> Str
 pub fn rank_table(ranks: &[RankTimes]) -> String {
     let Some(first) = ranks.first() else { return String::new() };
     let width = ranks.iter().map(|rank| rank.device.len()).fold("device".len(), usize::max);
-    let columns = "sequences  compute s  waiting s  communication s      memory  of it moments";
+    let columns = "sequences  compute s  waiting s  communication s      memory  of it weights  of it moments";
     let mut text = format!("\n  rank  {:<width$}  {columns}\n", "device");
-    for RankTimes { rank, device, sequences, compute, waiting, communication, memory, moments, .. } in ranks {
-        let [memory, moments] = [*memory, *moments].map(|bytes| size_text(bytes as u64));
+    for times in ranks {
+        let RankTimes { rank, device, sequences, compute, waiting, communication, memory, weights, moments, .. } =
+            times;
+        let [memory, weights, moments] = [*memory, *weights, *moments].map(|bytes| size_text(bytes as u64));
         text += &format!(
             "  {rank:>4}  {device:<width$}  {sequences:>9}  {compute:>9.2}  {waiting:>9.2}  {communication:>15.2}  \
-             {memory:>10}  {moments:>13}\n"
+             {memory:>10}  {weights:>13}  {moments:>13}\n"
         );
     }
     let share = 100.0 * first.waiting / (first.compute + first.waiting).max(1e-9);

@@ -1,8 +1,9 @@
 //! The moments that other ranks have and rank 0 does not: those of their parts of the parameters
-//! (`train.shard_optimizer`), or of their own training (`train.sync_every`).
+//! (`train.shard_optimizer`), with the weights of those parts where the ranks divide them; or of their own training
+//! (`train.sync_every`).
 
 use crate::comm::Background;
-use crate::optim::{Moment, Optimizer};
+use crate::optim::{Moment, Optimizer, ParameterArena};
 use crate::tensor::Bytes;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -16,10 +17,13 @@ struct Header {
     bytes: usize,
 }
 
-/// Sends what this rank's optimizer remembers to rank 0.
-pub(super) fn send(comm: &Background, optimizer: &Optimizer) -> Result<()> {
+/// Sends what this rank's optimizer remembers to rank 0, and the weights that it has alone.
+pub(super) fn send(comm: &Background, parameters: &ParameterArena, optimizer: &Optimizer) -> Result<()> {
     let (mut headers, mut all) = (Vec::new(), Vec::new());
-    for (Moment { name, range, .. }, tensor) in optimizer.moments() {
+    let values = parameters.divided_values(optimizer.part())?;
+    let trained = Moment { range: optimizer.part().clone(), ..Moment::trained(parameters) };
+    let own = values.iter().map(|values| (trained.clone(), values));
+    for (Moment { name, range, .. }, tensor) in optimizer.moments().into_iter().chain(own) {
         let bytes = tensor.to_bytes()?;
         headers.push(Header { name: name.into(), range, bytes: bytes.len() });
         all.extend(bytes);
@@ -29,7 +33,7 @@ pub(super) fn send(comm: &Background, optimizer: &Optimizer) -> Result<()> {
     Ok(())
 }
 
-/// What the optimizers of the other ranks remember, on rank 0. Where they are parts of one, `are_parts`, they have one
+/// What the other ranks send, on rank 0. Where they are parts of one, `are_parts`, they have one
 /// scale of the loss, which rank 0 has too.
 pub(super) fn receive(comm: &Background, are_parts: bool) -> Result<Vec<(Moment, Bytes)>> {
     let headers = comm.gather(Vec::new())?;

@@ -48,7 +48,7 @@ impl Outer {
     /// # Errors
     /// If the checkpoint is of others, or the driver reported an error.
     pub fn load(&mut self, parameters: &ParameterArena, saved: Option<&SavedMoments>) -> Result<()> {
-        self.begun = parameters.trained().to_f32()?;
+        self.begun = parameters.trained()?.to_f32()?;
         self.momentum = match saved {
             Some(saved) => saved.outer_momentum(parameters)?,
             None => vec![0.0; self.begun.len()],
@@ -61,7 +61,7 @@ impl Outer {
     /// # Errors
     /// If the driver reported an error, or the ranks cannot go on together.
     pub fn step(&mut self, parameters: &ParameterArena) -> Result<()> {
-        let trained = parameters.trained();
+        let trained = parameters.trained()?;
         let values = trained.to_f32()?;
         let scale = if self.wire == Wire::F16 { F16_SCALE } else { 1.0 };
         let weight = self.weight * scale;
@@ -124,9 +124,9 @@ mod tests {
             let mut outer = Outer::new(Some(Arc::new(comm)), wire, weights[rank], Arc::default());
             outer.load(&arena, None).unwrap();
             for round in 0..2 {
-                let values = arena.trained().to_f32().unwrap();
+                let values = arena.trained().unwrap().to_f32().unwrap();
                 let moved = values.iter().enumerate().map(|(i, value)| value + change(rank, round, i));
-                arena.trained().write_bytes(bytemuck::cast_slice(&moved.collect::<Vec<_>>())).unwrap();
+                arena.trained().unwrap().write_bytes(bytemuck::cast_slice(&moved.collect::<Vec<_>>())).unwrap();
                 outer.step(&arena).unwrap();
                 if saved {
                     // As a checkpoint has it.
@@ -135,7 +135,7 @@ mod tests {
                     outer.load(&arena, Some(&SavedMoments::new("a".as_ref(), &file).unwrap())).unwrap();
                 }
             }
-            (arena.trained().to_f32().unwrap(), bytemuck::pod_collect_to_vec(&outer.momentum()))
+            (arena.trained().unwrap().to_f32().unwrap(), bytemuck::pod_collect_to_vec(&outer.momentum()))
         };
         let results: Vec<(Vec<f32>, Vec<f32>)> = std::thread::scope(|scope| {
             let run = &run;
@@ -159,7 +159,7 @@ mod tests {
             }
             value
         };
-        arena.trained().to_f32().unwrap().into_iter().enumerate().map(one).collect()
+        arena.trained().unwrap().to_f32().unwrap().into_iter().enumerate().map(one).collect()
     }
 
     #[test]

@@ -76,23 +76,19 @@ impl DataParallel {
             };
             self.parts = all.into_iter().map(part).collect::<Result<_>>()?;
         }
-        let piece = |part: &Range<usize>, i: usize| {
-            let at = |i: usize| (part.start + i * PIECE).min(part.end);
-            let Range { start, end } = at(i)..at(i + 1);
-            (start < end).then(|| parameters.values().slice_flat(start, [end - start].into()))
-        };
-        let pieces = self.parts.iter().map(|part| part.len().div_ceil(PIECE)).max().unwrap_or_default();
-        let read = (0..pieces).map(|i| piece(own, i).map(|values| values.read_later()).transpose());
-        let read = read.collect::<Result<Vec<Option<Readback>>>>()?;
+        let pieces = self.parts.iter().map(|part| parameters.exchanged(part, PIECE));
+        let pieces = pieces.collect::<Result<Vec<Vec<Tensor>>>>()?;
+        let rank = self.comm.rank();
+        let mut read = pieces[rank].iter().map(Tensor::read_later).collect::<Result<Vec<Readback>>>()?.into_iter();
         parameters.values().device().submit()?;
-        let (rank, started) = (self.comm.rank(), Instant::now());
+        let started = Instant::now();
         let take = |i: usize, pending: Pending<Vec<Vec<u8>>>| -> Result<()> {
-            let others = self.parts.iter().zip(pending.wait()?).enumerate().filter(|(of, _)| *of != rank);
-            others.filter_map(|(_, (part, bytes))| Some(piece(part, i)?.write_bytes(&bytes))).collect()
+            let others = pieces.iter().zip(pending.wait()?).enumerate().filter(|(of, _)| *of != rank);
+            others.filter_map(|(_, (pieces, bytes))| Some(pieces.get(i)?.write_bytes(&bytes))).collect()
         };
         let mut last = None;
-        for (i, read) in read.into_iter().enumerate() {
-            let bytes = read.map_or(Ok(Vec::new()), |read| Ok::<_, Error>(read.wait()?.to_vec()))?;
+        for i in 0..pieces.iter().map(Vec::len).max().unwrap_or_default() {
+            let bytes = read.next().map_or(Ok(Vec::new()), |read| Ok::<_, Error>(read.wait()?.to_vec()))?;
             let pending = self.comm.begin_all_gather(bytes);
             if let Some((i, before)) = last.replace((i, pending)) {
                 take(i, before)?;

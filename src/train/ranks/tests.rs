@@ -1,5 +1,7 @@
 //! Several ranks compute what one does with accumulation.
 
+mod divided;
+
 use crate::config::{Layers, Resolved};
 use crate::gpu::gpu_for_tests;
 use crate::train::{Evaluation, Event, Summary, TrainOptions, train};

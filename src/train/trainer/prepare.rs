@@ -27,8 +27,8 @@ use crate::train::resume::{Resumed, restore};
 use crate::train::run_folder::RunFolder;
 use crate::train::sinks::{self, Sink};
 use crate::train::trace::RunTrace;
-use crate::train::update_rules::{on_device, trained};
-use crate::{Device, Error, Result};
+use crate::train::update_rules::{divides_weights, on_device, trained};
+use crate::{Device, Error, Result, Tensor};
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
@@ -133,7 +133,7 @@ impl<'a> Trainer<'a> {
         resolved.fit_warmup(total_steps)?;
         check_prompt(&model_config, &prompt_ids(&prepared.tokenizer, &resolved.config.generate.prompt)?)?;
         check_validation(&resolved, &prepared.validation)?;
-        devices.iter().try_for_each(|device| check_device(&resolved, &model_config, device))?;
+        devices.iter().try_for_each(|device| check_device(&resolved, &model_config, device, place.ranks))?;
         Share::all(&resolved.config, model_config.kind, place.ranks)?;
         if loader.is_in_documents() != precompile.is_in_documents() {
             // Only the text says that it has prompts.
@@ -165,7 +165,7 @@ impl<'a> Trainer<'a> {
         (options.on_event)(&Event::Started(Box::new(start)));
         device.profiler().take();
         let config = Arc::new(resolved.config.clone());
-        let Opened { folder, sinks, mut config_text, model, parameters, optimizer } = opened;
+        let Opened { folder, sinks, mut config_text, model, parameters, optimizer, undivided } = opened;
         let learning_rate = learning_rate(&config, total_steps);
         let tokens = data.prepared.train;
         let began_at = (state.step, loader.epochs_at(position));
@@ -183,7 +183,8 @@ impl<'a> Trainer<'a> {
             let shares = format!("the devices compute {parts:?} of the sequences of a step, as fast as each is");
             (options.on_event)(&Event::Note(shares));
         }
-        leader.load(&mut replica, position, state.step as u64, checkpoint_path.as_deref())?;
+        leader.load(&mut replica, &undivided, position, state.step as u64, checkpoint_path.as_deref())?;
+        drop(undivided);
         Ok(Trainer {
             config_text,
             folder,
@@ -242,7 +243,7 @@ pub(in crate::train) fn follow(resolved: &Resolved, mut options: TrainOptions) -
         |tokenizer: &Tokenizer| precompile_for(&mut precompile, resolved, tokenizer, &devices, place);
     let data = Data::load(resolved, &mut options, None, &mut on_tokenizer)?;
     let shape = model_config(resolved, data.prepared.tokenizer.vocab_size())?;
-    devices.iter().try_for_each(|device| check_device(resolved, &shape, device))?;
+    devices.iter().try_for_each(|device| check_device(resolved, &shape, device, place.ranks))?;
     let config = Arc::new(resolved.config.clone());
     let Prepared { train, validation, .. } = &data.prepared;
     team(&config, &shape, &data.hash, (train, validation), &options).follow()
@@ -256,10 +257,10 @@ pub(in crate::train) fn check_configured_precision(resolved: &Resolved, device: 
     })
 }
 
-/// Checks what can be said of a device and a model of this shape before there is one.
-fn check_device(resolved: &Resolved, shape: &ModelConfig, device: &Device) -> Result<()> {
+/// Checks what can be said of a device, one of so many ranks, and a model of this shape before there is one.
+fn check_device(resolved: &Resolved, shape: &ModelConfig, device: &Device, ranks: usize) -> Result<()> {
     check_configured_precision(resolved, device)?;
-    check_sizes(&resolved.config, shape, device)
+    check_sizes(&resolved.config, shape, device, ranks)
 }
 
 /// Begins to compile what the steps of a run with this tokenizer launch, if there can be one: what is wrong with it is
@@ -272,7 +273,7 @@ fn precompile_for(
     place: Place,
 ) {
     let Ok(shape) = model_config(resolved, tokenizer.vocab_size()) else { return };
-    if devices.iter().all(|device| check_device(resolved, &shape, device).is_ok()) {
+    if devices.iter().all(|device| check_device(resolved, &shape, device, place.ranks).is_ok()) {
         let in_documents = packing(&resolved.config.data).is_some_and(|packing| packing != Packing::Stream);
         precompile.begin(&resolved.config, &shape, in_documents, devices, place);
     }
@@ -285,10 +286,10 @@ fn autotuning(devices: &[&Device]) -> Duration {
 }
 
 /// Checks that the device can bind what training takes, and that the machine has the memory.
-fn check_sizes(config: &Config, model: &ModelConfig, device: &Device) -> Result<()> {
+fn check_sizes(config: &Config, model: &ModelConfig, device: &Device, ranks: usize) -> Result<()> {
     let tokens = config.train.batch_size * config.model.block_size;
     check_base(config, device)?;
-    let plan = Plan::new(model, tokens, operands(config.device.precision), Some(&trained(config, model)?));
+    let plan = Plan::new(model, tokens, operands(config.device.precision), Some(&trained(config, model, ranks)?));
     plan.check_device(device)?;
     plan.check_memory(device)
 }
@@ -354,6 +355,8 @@ struct Opened {
     model: Box<dyn LanguageModel>,
     parameters: ParameterArena,
     optimizer: Optimizer,
+    /// Where ranks divide the weights, those that all begin with, on the host.
+    undivided: Vec<(String, Tensor)>,
 }
 
 /// A new run.
@@ -364,18 +367,23 @@ fn create(resolved: &Resolved, shape: &ModelConfig, device: &Device, place: Plac
     let config_text = resolved.to_toml();
     folder.write(CONFIG, &config_text)?;
     let made = sinks::open(&config.log, &mut folder, 0).and_then(|sinks| {
-        let model = first_model(config, shape)?;
-        Ok((sinks, on_device(model, config, device, place)?))
+        let mut model = first_model(config, shape)?;
+        Ok((sinks, undivided(&mut *model, config, place), on_device(model, config, device, place)?))
     });
     match made {
-        Ok((sinks, (model, parameters, optimizer))) => {
-            Ok(Opened { folder, sinks, config_text, model, parameters, optimizer })
+        Ok((sinks, undivided, (model, parameters, optimizer))) => {
+            Ok(Opened { folder, sinks, config_text, model, parameters, optimizer, undivided })
         }
         Err(error) => {
             folder.discard();
             Err(error)
         }
     }
+}
+
+/// The weights of a model on the host, if ranks are to divide them: this one is about to keep its part.
+fn undivided(model: &mut dyn LanguageModel, config: &Config, place: Place) -> Vec<(String, Tensor)> {
+    if divides_weights(config, place.ranks) { model.parameters() } else { Vec::new() }
 }
 
 /// A run that continues from its checkpoint, or from the start if it has none: its folder is put back to that moment.
@@ -391,7 +399,7 @@ fn resume(
     let config = &resolved.config;
     let config_text = resumed.config_text(resolved);
     let Resumed { mut folder, checkpoint, mut notes, .. } = resumed;
-    let model = match &checkpoint {
+    let mut model = match &checkpoint {
         Some(checkpoint) => model_at(&checkpoint.path, config, shape)?,
         None => first_model(config, shape)?,
     };
@@ -399,6 +407,7 @@ fn resume(
         let message = format!("its model is {:?}, the run's configuration implies {shape:?}", model.config());
         return Err(Error::Checkpoint { path: folder.path().to_path_buf(), message });
     }
+    let undivided = undivided(&mut *model, config, place);
     let (model, parameters, mut optimizer) = on_device(model, config, device, place)?;
     if let Some(checkpoint) = &checkpoint {
         let there = restore(&mut optimizer, &parameters, checkpoint, place.of_moments(config))?;
@@ -423,7 +432,7 @@ fn resume(
     }
     let sinks = sinks::open(&config.log, &mut folder, state.step)?;
     notes.into_iter().for_each(|note| on_event(&Event::Note(note)));
-    Ok(Opened { folder, sinks, config_text, model, parameters, optimizer })
+    Ok(Opened { folder, sinks, config_text, model, parameters, optimizer, undivided })
 }
 
 /// Refuses a run that has nothing left to do.

@@ -78,7 +78,8 @@ impl Trainer<'_> {
         self.monitor = Monitor { skipped: self.replica.optimizer.skipped().to_u32()?[0], overflows, skips_in_a_row: 0 };
         self.unconfirmed.clear();
         self.replica.start_loader(state.position)?;
-        self.leader.load(&mut self.replica, state.position, state.step as u64, Some(&checkpoint.path))?;
+        let (updates, path) = (state.step as u64, Some(&*checkpoint.path));
+        self.leader.load(&mut self.replica, &model.parameters(), state.position, updates, path)?;
         self.folder.lines().truncate(&state.appended)?;
         let best = state.best.filter(|_| self.config.checkpoint.keep_best).map(|best| best.step);
         self.folder.checkpoints().roll_back(state.step, best)?;

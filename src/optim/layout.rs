@@ -1,0 +1,112 @@
+//! Where the parameters of a module lie in flat arenas: in groups of those that are updated alike, in each those that
+//! decay before those that do not, and after all groups what is frozen.
+
+use crate::nn::{LinearLayout, Module, Parameter};
+use crate::{DType, Error, Result, Shape, Tensor};
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+/// Tensors start on multiples of this many elements: 256 bytes of f16, which every device accepts as a binding's
+/// offset.
+pub(super) const ALIGN: usize = 128;
+
+/// Where one parameter lies.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Entry {
+    pub name: String,
+    pub shape: Shape,
+    /// f32; of a frozen parameter perhaps f16.
+    pub dtype: DType,
+    /// Whether it has a gradient and is updated.
+    pub trainable: bool,
+    /// Elements from the start of the arena of its type.
+    pub offset: usize,
+    /// Of the weight of a linear layer, how it is stored.
+    pub linear: Option<LinearLayout>,
+}
+
+impl Entry {
+    /// Its elements in the arena of its type.
+    pub fn range(&self) -> Range<usize> {
+        self.offset..self.offset.saturating_add(self.shape.elements())
+    }
+}
+
+/// A part of the arenas whose parameters are updated alike.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Segment {
+    /// The number that was given to its parameters.
+    pub group: usize,
+    /// Its elements.
+    pub range: Range<usize>,
+    /// Where in it those end that weight decay applies to: matrices and embeddings, which take part in matmuls; not
+    /// biases and the scales of norms (nanoGPT).
+    pub decay_end: usize,
+}
+
+/// Where every parameter of a module is to lie, and how long the arenas are, in elements.
+pub(super) struct Layout {
+    pub entries: Vec<Entry>,
+    pub segments: Vec<Segment>,
+    pub trainable_len: usize,
+    pub f32_len: usize,
+    pub f16_len: usize,
+}
+
+impl Layout {
+    /// # Errors
+    /// If there is nothing to train, or a parameter is f16 that is not frozen.
+    pub fn of(module: &mut dyn Module, group_of: &dyn Fn(&str, &Parameter) -> usize) -> Result<Layout> {
+        let mut parameters: Vec<(String, Parameter, usize)> = Vec::new();
+        module.visit_parameters("", &mut |name, parameter| {
+            parameters.push((name.to_string(), parameter.clone(), group_of(name, parameter)));
+        });
+        let in_f16 = |parameter: &Parameter| parameter.dtype() != DType::F32;
+        if let Some((name, ..)) = parameters.iter().find(|(_, p, _)| in_f16(p) && p.is_trainable()) {
+            return Err(Error::Invalid(format!("{name} is stored as f16 only: it can be used, but not be trained")));
+        }
+        let mut entries = Vec::new();
+        // Appends parameters to an arena that is `end` elements long so far.
+        let mut place = |mut end: usize, belongs: &dyn Fn(&Parameter, usize) -> bool| {
+            for (name, parameter, _) in parameters.iter().filter(|(_, parameter, group)| belongs(parameter, *group)) {
+                let (name, shape, dtype) = (name.clone(), parameter.shape().clone(), parameter.dtype());
+                let (trainable, linear) = (parameter.is_trainable(), parameter.linear.clone());
+                entries.push(Entry { name, shape, dtype, trainable, offset: end, linear });
+                end += parameter.len().next_multiple_of(ALIGN);
+            }
+            end
+        };
+        let groups: BTreeSet<usize> = parameters.iter().map(|(.., group)| *group).collect();
+        let (mut segments, mut trainable_len) = (Vec::new(), 0);
+        for group in groups {
+            let start = trainable_len;
+            let decay_end = place(start, &|p, of| of == group && p.is_trainable() && p.shape().len() > 1);
+            trainable_len = place(decay_end, &|p, of| of == group && p.is_trainable() && p.shape().len() <= 1);
+            segments.push(Segment { group, range: start..trainable_len, decay_end });
+        }
+        segments.retain(|segment| !segment.range.is_empty());
+        if trainable_len == 0 {
+            return Err(Error::Invalid("there is nothing to train: every parameter is frozen".into()));
+        }
+        let f32_len = place(trainable_len, &|p, _| !p.is_trainable() && !in_f16(p));
+        let f16_len = place(0, &|p, _| !p.is_trainable() && in_f16(p));
+        Ok(Layout { entries, segments, trainable_len, f32_len, f16_len })
+    }
+}
+
+/// The values of the parameters that are stored in this type, each where its entry says.
+///
+/// # Errors
+/// If one of them is missing, or cannot be read.
+pub(super) fn flatten(entries: &[Entry], dtype: DType, len: usize, tensors: &[(String, Tensor)]) -> Result<Vec<f32>> {
+    let mut flat = vec![0.0; len];
+    for entry in entries.iter().filter(|entry| entry.dtype == dtype) {
+        let same = |(name, tensor): &&(String, Tensor)| *name == entry.name && *tensor.shape() == entry.shape;
+        let (_, tensor) = tensors.iter().find(same).ok_or_else(|| {
+            let (name, shape) = (&entry.name, &entry.shape);
+            Error::Invalid(format!("the other module has no parameter {name} of shape {shape}"))
+        })?;
+        flat[entry.offset..][..tensor.len()].copy_from_slice(&tensor.to_f32()?);
+    }
+    Ok(flat)
+}
