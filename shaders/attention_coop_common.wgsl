@@ -52,6 +52,9 @@ var<workgroup> {{ half }}weights: array<vec4<f16>, {{ subgroups * fragments * si
 {% if pass == "forward" %}
 // What each row is multiplied by in the end.
 var<workgroup> of_rows: array<f32, {{ fragments * threads }}>;
+// Whether a score of this tile exceeds its row's running maximum by more than the threshold. As wide as the alignment
+// that loads of cooperative matrices need of the arrays, which may come after it.
+var<workgroup> rescale: vec4<u32>;
 {% elif pass == "keys" %}
 var<workgroup> tile_lse: array<vec4<f32>, COLS / 4u>;
 var<workgroup> tile_delta: array<vec4<f32>, COLS / 4u>;

@@ -44,6 +44,7 @@ enable wgpu_cooperative_matrix;
     var running_max{{ i }} = UNSEEN;
     var total{{ i }} = 0.0; // of this thread's columns only, until the end
     {% endfor %}
+    if (thread == 0u) { rescale = vec4<u32>(); }
     {{ load_rows("q") }}
     {{ zeros("sum") }}
     let tiles = (min(row_base + ROWS, params.time) + COLS - 1u) / COLS;
@@ -103,14 +104,12 @@ enable wgpu_cooperative_matrix;
         highest{{ i }} = max(highest{{ i }}, score{{ i }}_{{ c }});
         {% endfor %}
         let high{{ i }} = max(max(highest{{ i }}.x, highest{{ i }}.y), max(highest{{ i }}.z, highest{{ i }}.w));
+        if (high{{ i }} > running_max{{ i }} + RESCALE_THRESHOLD) { rescale = vec4<u32>(1u); }
         {% endfor %}
-        // Rows are a subgroup's own, so each decides for itself. A loop that ends at once, because naga allows no
-        // cooperative matrices within an `if` whose condition it cannot tell to be the same for all threads.
-        loop {
-            {% for i in range(fragments) %}
-            let exceeds{{ i }} = high{{ i }} > running_max{{ i }} + RESCALE_THRESHOLD;
-            {% endfor %}
-            if (!subgroupAny({% for i in range(fragments) %}{{ " || " if i > 0 }}exceeds{{ i }}{% endfor %})) { break; }
+        // Rows are a subgroup's own, but all decide together: a software driver takes the barriers of a subgroup for
+        // barriers of all.
+        if (workgroupUniformLoad(&rescale).x != 0u) {
+            if (thread == 0u) { rescale = vec4<u32>(); }
             {% for i in range(fragments) %}
             {
                 var new_max = max(running_max{{ i }}, high{{ i }});
@@ -134,7 +133,6 @@ enable wgpu_cooperative_matrix;
                 {% endfor %}
             }
             {% endfor %}
-            break;
         }
         {% for i in range(fragments) %}
         {% if dropout %}

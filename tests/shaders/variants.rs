@@ -97,6 +97,12 @@ fn attention_of_every_tiling(device: &Device) {
             forward_and_backward(&[qkv], |x| x[0].causal_attention(Heads::multi_head(4), None, dropout));
         }
     }
+    // Groups of queries, a band and documents.
+    let heads = Heads { n_head: 4, n_kv_head: 2, window: Some(100) };
+    for time in [1024, 1030] {
+        let inputs = [zeros(&[5, time, 8 * 64], DType::F32, device), zeros(&[5, time], DType::U32, device)];
+        forward_and_backward(&inputs, |x| x[0].causal_attention(heads, Some(&x[1]), None));
+    }
 }
 
 /// GEMMs large enough for split-fp16, with whole and with partial tiles, and with every epilogue.

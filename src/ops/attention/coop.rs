@@ -25,8 +25,13 @@ pub(super) struct CoopTiling {
 const COLS: u32 = 16;
 
 impl CoopTiling {
-    /// `None` if the device has no cooperative matrices that take such heads.
+    /// `None` if the device has no cooperative matrices that take such heads, or is faster without.
     pub fn choose(d: Dims, dtype: DType, limits: &Limits) -> Option<CoopTiling> {
+        CoopTiling::fitting(d, dtype, limits).filter(|tiling| !tiling.split_fp16 || split_fp16_pays(d))
+    }
+
+    /// `None` if the device has no cooperative matrices that take such heads.
+    pub fn fitting(d: Dims, dtype: DType, limits: &Limits) -> Option<CoopTiling> {
         let (side, subgroup) = (limits.coop_matrix, limits.subgroup_size);
         // Whole rows of scores for each thread or parts of one.
         let split_fp16 = dtype == DType::F32 && limits.split_fp16;
@@ -70,7 +75,7 @@ impl CoopTiling {
         let scores = 16 * self.subgroups * self.side * line;
         let weights = vector * self.rows(pass) as u32 * line;
         match pass {
-            "forward" => 2 * staged + scores + weights + 4 * self.fragments * self.subgroups * self.subgroup,
+            "forward" => 2 * staged + scores + weights + 4 * self.fragments * self.subgroups * self.subgroup + 16,
             "keys" => 2 * staged + scores + weights + 8 * COLS,
             _ => staged + scores + vector * COLS * (self.rows(pass) as u32 / 4 + 2),
         }
@@ -141,6 +146,13 @@ impl CoopTiling {
         plan.launches.extend(query_blocks(d, rows, |pass, block| self.launch(op, pass, d, block, &operands)));
         plan
     }
+}
+
+/// Whether attention of f32 is faster as split-fp16 than by fused multiply-adds, of which fewer come one after another.
+/// An H200's times of a step: 0.92 with 48 heads of T = 1024 and 1.05 with 24 of 512; at 256 1.02, 1.00 and 0.99 with
+/// 96, 192 and 384; at 128 1.04 with 384.
+fn split_fp16_pays(d: Dims) -> bool {
+    d.time >= 256 && d.heads() * d.time * d.time >= 12 << 20
 }
 
 /// The search for the scales (B, heads) of x (B, T, heads, head_size), which are written from element `first` on.
