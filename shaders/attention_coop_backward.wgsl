@@ -68,7 +68,7 @@ const WEIGHT_SCALE = 8192.0;
     {{ each_query_head("let ") }}
     {% if split_fp16 %}
     let scale_q = scales[scales_at + head];
-    let scale_dy = delta[dy_scales_at + head];
+    let scale_dy = scales[dy_scales_at + head];
     let scale = params.scale / scale_q / scale_k;
     {{ locate_ds() }}
     {% else %}
@@ -189,7 +189,7 @@ const WEIGHT_SCALE = 8192.0;
     let first = {{ "first_key(row_base, first_row) / COLS * COLS" if limited else "0u" }};
     {{ fetch_tile("first") }}
     {% if split_fp16 %}
-    let scale_dy = delta[dy_scales_at + head];
+    let scale_dy = scales[dy_scales_at + head];
     {{ locate_ds() }}
     {% endif %}
     let end = min(row_base + ROWS, params.time);

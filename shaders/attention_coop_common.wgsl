@@ -313,8 +313,8 @@ fn upper(x: vec4<f32>) -> vec4<f32> {
     {% if pass == "forward" %}
     let scale_q = scales[scales_at + head];
     {% else %}
-    // Those of dy come after D.
-    let dy_scales_at = (params.batch * params.time + batch) * params.n_head;
+    // Those of dy come after those of all of qkv.
+    let dy_scales_at = params.batch * (params.n_head + 2u * params.n_kv_head) + batch * params.n_head;
     {% endif %}
     {% endif %}
     let subgroup_index = thread / {{ subgroup }}u;

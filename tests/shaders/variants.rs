@@ -224,6 +224,7 @@ fn variants(limits: &Limits) -> Vec<(&'static str, Launch)> {
     plan(limits.clone(), &all_cases);
     plan(limits.clone(), &|device| large_matmuls(DType::F32, device));
     plan(limits.clone(), &attention_of_every_tiling);
+    plan(Limits { split_fp16: false, ..limits.clone() }, &attention_of_every_tiling);
     plan(limits.clone(), &large_f32_matmuls);
     if limits.f16 {
         plan(limits.clone(), &|device| large_matmuls(DType::F16, device));

@@ -123,10 +123,9 @@ impl CoopTiling {
 
     pub fn forward(&self, op: &Attention, d: Dims) -> Plan {
         let mut operands = op.with_documents(&FORWARD, 1);
-        let mut plan = Plan::default();
+        let mut plan = Plan { scratch: Vec::new(), launches: Vec::new() };
         if self.split_fp16 {
-            plan.launches.push(scales(d, d.packed_heads(), Operand::Input(0), Operand::Output(2), 0));
-            operands.push(("scales", Operand::Output(2)));
+            operands.push(("scales", scales(d, &[(d.packed_heads(), Operand::Input(0))], &mut plan)));
         }
         plan.launches.push(self.launch(op, "forward", d, QueryBlock::default(), &operands));
         plan
@@ -135,13 +134,11 @@ impl CoopTiling {
     /// The passes after the one that finds D, which is `delta`.
     pub fn backward(&self, op: &Attention, d: Dims, delta: Launch, limits: &Limits) -> Plan {
         let rows = d.query_block_rows(self.block_multiple(), self.dtype().size_bytes(), limits);
-        let mut operands = op.with_documents(&BACKWARD, 5);
+        let mut operands = op.with_documents(&BACKWARD, 4);
         let mut plan = backward_start(d, delta, rows, self.dtype());
         if self.split_fp16 {
-            operands.push(("scales", Operand::Input(4)));
-            // Those of dy come after D: a shader may bind eight buffers, and with documents this is the eighth.
-            plan.launches.push(scales(d, d.n_head, Operand::Input(3), Operand::Scratch(0), d.heads() * d.time));
-            plan.scratch[0] += 4 * d.heads();
+            let of = [(d.packed_heads(), Operand::Input(0)), (d.n_head, Operand::Input(3))];
+            operands.push(("scales", scales(d, &of, &mut plan)));
         }
         plan.launches.extend(query_blocks(d, rows, |pass, block| self.launch(op, pass, d, block, &operands)));
         plan
@@ -155,13 +152,21 @@ fn split_fp16_pays(d: Dims) -> bool {
     d.time >= 256 && d.heads() * d.time * d.time >= 12 << 20
 }
 
-/// The search for the scales (B, heads) of x (B, T, heads, head_size), which are written from element `first` on.
-fn scales(d: Dims, heads: usize, x: Operand, to: Operand, first: usize) -> Launch {
-    Launch {
-        shader: shader!("attention_scales"),
-        values: vec![("head_size", d.head_size.into())],
-        buffers: vec![buffer("x", "vec4<f32>", x), buffer("scales", "f32", to)],
-        params: vec![param("batch", d.batch), param("time", d.time), param("heads", heads), param("first", first)],
-        workgroups: d.batch * heads,
+/// Adds to a plan the search for the scales (B, heads) of tensors (B, T, heads, head_size), which are one after the
+/// other in what is returned.
+fn scales(d: Dims, of: &[(usize, Operand)], plan: &mut Plan) -> Operand {
+    let scratch = plan.scratch.len();
+    let mut first = 0;
+    for &(heads, x) in of {
+        plan.launches.push(Launch {
+            shader: shader!("attention_scales"),
+            values: vec![("head_size", d.head_size.into())],
+            buffers: vec![buffer("x", "vec4<f32>", x), buffer("scales", "f32", Operand::Scratch(scratch))],
+            params: vec![param("batch", d.batch), param("time", d.time), param("heads", heads), param("first", first)],
+            workgroups: d.batch * heads,
+        });
+        first += d.batch * heads;
     }
+    plan.scratch.push(4 * first);
+    Operand::ReadScratch(scratch)
 }

@@ -43,9 +43,8 @@ use crate::shader;
 use crate::tensor::Grads;
 use coop::CoopTiling;
 
-/// Attention of packed qkv, and if there are `documents` of the first position (B, T), u32, of each token's document.
-/// Two more outputs are for backward: L (B, n_head, T), and what split-fp16 scales each head of qkv by (B, heads), which
-/// nothing else writes.
+/// Attention of packed qkv, and if there are `documents` of the first position (B, T), u32, of each token's document. A
+/// second output is L (B, n_head, T), which backward needs.
 #[derive(Debug, Clone, Copy)]
 pub struct Attention {
     pub heads: Heads,
@@ -203,7 +202,7 @@ impl Tiling {
 const FORWARD: [(&str, Operand); 3] =
     [("qkv", Operand::Input(0)), ("result", Operand::Output(0)), ("lse", Operand::Output(1))];
 
-/// What the passes over keys and over queries bind; documents are input 5.
+/// What the passes over keys and over queries bind.
 const BACKWARD: [(&str, Operand); 6] = [
     ("qkv", Operand::Input(0)),
     ("lse", Operand::Input(2)),
@@ -351,7 +350,7 @@ impl Attention {
 
     fn backward_tiled(&self, dims: Dims, dtype: DType, tiling: Tiling, limits: &Limits) -> Plan {
         let rows = dims.query_block_rows(tiling.rows as usize, DType::F32.size_bytes(), limits);
-        let operands = self.with_documents(&BACKWARD, 5);
+        let operands = self.with_documents(&BACKWARD, 4);
         let mut plan = backward_start(dims, self.delta(dims, dtype), rows, DType::F32);
         let launch = |pass, block| self.launch(pass, dims, dtype, tiling, block, &operands);
         plan.launches.extend(query_blocks(dims, rows, launch));
@@ -414,7 +413,6 @@ impl Kernel for Attention {
         Ok(vec![
             Spec::new([batch, time, n_head * head_size], inputs[0].dtype),
             Spec::new([batch, n_head, time], DType::F32),
-            Spec::new([batch, packed], DType::F32),
         ])
     }
 
@@ -424,7 +422,7 @@ impl Kernel for Attention {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let [y, lse, _] = outputs else { unreachable!("three outputs") };
+        let [y, lse] = outputs else { unreachable!("two outputs") };
         let starts = self.documents.then(|| inputs[1].u32());
         cpu::forward(self, self.dims(inputs[0].spec), inputs[0].f32(), starts, y.f32(), lse.f32());
     }
@@ -440,18 +438,18 @@ impl Kernel for Attention {
 
 impl Op for Attention {
     fn saves(&self) -> Saves {
-        Saves { inputs: if self.documents { &[0, 1] } else { &[0] }, outputs: &[0, 1, 2] }
+        Saves { inputs: if self.documents { &[0, 1] } else { &[0] }, outputs: &[0, 1] }
     }
 
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
-        let mut inputs = vec![saved.input(0), saved.output(0), saved.output(1), dy, saved.output(2)];
+        let mut inputs = vec![saved.input(0), saved.output(0), saved.output(1), dy];
         inputs.extend(self.documents.then(|| saved.input(1)));
         grads.accumulate(0, grads.run_one(&AttentionBackward(*self), &inputs)?)
     }
 }
 
-/// dqkv (B, T, P). Inputs: qkv, y, L, dy, the scales, and if there are documents where they begin.
+/// dqkv (B, T, P). Inputs: qkv, y, L, dy, and if there are documents where they begin.
 struct AttentionBackward(Attention);
 
 impl Kernel for AttentionBackward {
@@ -469,7 +467,7 @@ impl Kernel for AttentionBackward {
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         let [qkv, y, lse, dy] = [0, 1, 2, 3].map(|i| inputs[i].f32());
-        let starts = self.0.documents.then(|| inputs[5].u32());
+        let starts = self.0.documents.then(|| inputs[4].u32());
         cpu::backward(&self.0, self.0.dims(inputs[0].spec), [qkv, y, lse, dy], starts, outputs[0].f32());
     }
 

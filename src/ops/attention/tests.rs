@@ -122,8 +122,7 @@ fn run_plans(gpu: &Gpu, op: Attention, plans: [Plan; 2], [qkv, dy]: [&Tensor; 2]
         outputs
     };
     let forward = launch(&op, forward, &[&[qkv], rest].concat());
-    let inputs = [&[qkv, &forward[0], &forward[1], dy, &forward[2]], rest].concat();
-    let backward = launch(&AttentionBackward(op), backward, &inputs);
+    let backward = launch(&AttentionBackward(op), backward, &[&[qkv, &forward[0], &forward[1], dy], rest].concat());
     [&forward[0], &forward[1], &backward[0]].map(|t| t.to_f32().unwrap())
 }
 
@@ -174,7 +173,7 @@ fn assert_agrees(gpu: &Gpu, op: Attention, [batch, time, head_size]: [usize; 3],
     let (qkv_cpu, dy_cpu, rest) = tensors(&Device::Cpu);
     let rest: Vec<&Tensor> = rest.iter().collect();
     let forward = run(&op, &[&[&qkv_cpu], &rest[..]].concat()).unwrap();
-    let inputs = [&[&qkv_cpu, &forward[0], &forward[1], &dy_cpu, &forward[2]], &rest[..]].concat();
+    let inputs = [&[&qkv_cpu, &forward[0], &forward[1], &dy_cpu], &rest[..]].concat();
     let dqkv = run(&AttentionBackward(op), &inputs).unwrap();
     let want = [&forward[0], &forward[1], &dqkv[0]].map(|t| t.to_f32().unwrap());
     let (qkv_gpu, dy_gpu, rest) = tensors(&Device::Gpu(gpu.clone()));
@@ -289,7 +288,7 @@ fn two_runs_give_the_same_bits() {
             let (qkv, dy) = (tensor(3 * 48, 1), tensor(48, 2));
             let once = || {
                 let forward = run(&op, &[&qkv]).unwrap();
-                let dqkv = run(&AttentionBackward(op), &[&qkv, &forward[0], &forward[1], &dy, &forward[2]]).unwrap();
+                let dqkv = run(&AttentionBackward(op), &[&qkv, &forward[0], &forward[1], &dy]).unwrap();
                 [forward[0].to_bytes().unwrap(), dqkv[0].to_bytes().unwrap()]
             };
             assert!(once() == once(), "{device}, {}", dtype.name());
