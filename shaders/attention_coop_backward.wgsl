@@ -32,12 +32,13 @@ enable wgpu_cooperative_matrix;
 {% if split_fp16 %}
 // What the weights P are staged times.
 const WEIGHT_SCALE = 8192.0;
+const TWO_TO_28 = 268435456.0;
 {% endif %}
 {# dP and D are multiples of 2^28 / (scale_dy scale_v), so that |P (dP - D)| is at most 2 keep_scale head_size: times #}
 {# `ds_scale` it is within f16. `ds_factor` makes dS of it. #}
 {% macro locate_ds() %}
     let ds_scale = {{ 16384 // head_size }}.0 / params.keep_scale;
-    let ds_factor = params.scale / ds_scale / scale_dy / scale_v * 268435456.0;
+    let ds_factor = params.scale / ds_scale / scale_dy / scale_v * TWO_TO_28;
 {% endmacro %}
 
 {{ entry("THREADS") }}
@@ -88,7 +89,7 @@ const WEIGHT_SCALE = 8192.0;
             let x = thread + {{ i * threads }}u;
             if (x < COLS) {
                 tile_lse[x / 4u][x % 4u] = lse{{ i }};
-                tile_delta[x / 4u][x % 4u] = delta{{ i }}{{ " * scale_dy * scale_v / 268435456.0" if split_fp16 }};
+                tile_delta[x / 4u][x % 4u] = delta{{ i }}{{ " * scale_dy * scale_v / TWO_TO_28" if split_fp16 }};
             }
         }
         {% endfor %}
@@ -159,7 +160,7 @@ const WEIGHT_SCALE = 8192.0;
         subgroupBarrier();
         {% for c in range(fours_per_lane) %}
         {
-            let dp = scores[my_score + {{ c }}u * LANES]{{ " / 268435456.0" if split_fp16 }};
+            let dp = scores[my_score + {{ c }}u * LANES]{{ " / TWO_TO_28" if split_fp16 }};
             {% set kept = "select(vec4<f32>(), dp * params.keep_scale, kept" ~ i ~ "_" ~ c ~ ")" if dropout else "dp" %}
             let ds = weight{{ i }}_{{ c }} * ({{ kept }} - tile_delta[my_four + {{ c }}u * LANES]);
             let stored = vec4<{{ T }}>(ds * {{ "ds_scale" if split_fp16 else "params.scale" }});

@@ -76,19 +76,13 @@ qkv[at_qkv(first_row + {{ row }}, {{ packed_head[what] }}, {{ group }})]
 {%- endif %}
 {% endmacro %}
 
-{% if split_fp16 %}
-// What high halves keep: rounded to 11 bits of significand, by operations that no compiler simplifies to x.
-fn upper(x: vec4<f32>) -> vec4<f32> {
-    return bitcast<vec4<f32>>((bitcast<vec4<u32>>(x) + vec4<u32>(0x1000u)) & vec4<u32>(0xffffe000u));
-}
-{% endif %}
 {# Writes a vector of T to an array of workgroup memory. #}
 {% macro stage(memory, at, value) %}
 {% if split_fp16 %}
                 {
                     let at = {{ at }};
                     let value = {{ value }};
-                    let high = upper(value);
+                    let high = high_half(value);
                     {{ memory }}[at] = vec4<f16>(high);
                     low_{{ memory }}[at] = vec4<f16>(value - high);
                 }

@@ -20,8 +20,7 @@
         {% for l in range(loads(wide, length) | int) %}
         {
             let x = {{ name }}{{ l }} * scale_{{ name }};
-            // Rounds by bit operations: a compiler may simplify x - f32(f16(x)) to 0.
-            let high = bitcast<vec4<f32>>((bitcast<vec4<u32>>(x) + vec4<u32>(0x1000u)) & vec4<u32>(0xffffe000u));
+            let high = high_half(x);
             let to = {{ name }}_to + {{ l * rows * (stride(wide, length) | int) }}u;
             tile_{{ name }}[to] = vec4<f16>(high);
             low_{{ name }}[to] = vec4<f16>(x - high);

@@ -24,6 +24,12 @@ const MIXED: [&str; 5] = [
     "train.shard_optimizer=true",
 ];
 
+/// Runs with these settings: one that divides nothing, and one that divides what the optimizer remembers.
+fn whole_and_divided(dir: &Path, gpus: &[Device], settings: &[&str]) -> [Run; 2] {
+    let undivided = [settings, &["train.shard_optimizer=false"]].concat();
+    [("whole", &undivided[..]), ("divided", settings)].map(|(name, settings)| trained(dir, name, gpus, settings))
+}
+
 /// With weights divided among them too: they compute, evaluate, sample and save what whole ones do.
 #[test]
 fn ranks_that_divide_the_weights_of_mixed_precision_have_the_bits_of_whole_ones() {
@@ -114,9 +120,7 @@ fn ranks_that_divide_weights_go_back_together() {
     let diverging = ["train.learning_rate=1", "train.warmup_steps=8", "train.max_steps=20", "checkpoint.every=4"];
     let guard = ["guard.spike_z=4", "guard.spike_window=6", "guard.learning_rate_factor=0.001"];
     let settings = [&MIXED[..], &diverging, &guard].concat();
-    let undivided = [&settings[..], &["train.shard_optimizer=false"]].concat();
-    let runs = [("whole", undivided), ("divided", settings)];
-    let [whole, divided] = runs.map(|(name, settings)| trained(dir.path(), name, &gpus, &settings));
+    let [whole, divided] = whole_and_divided(dir.path(), &gpus, &settings);
     assert!(whole.losses.len() > 20, "it goes back: {:?}", whole.losses);
     assert_eq!(whole.losses, divided.losses);
     assert!(files(&whole) == files(&divided));
@@ -131,9 +135,7 @@ fn averages_of_the_weights_are_kept_beside_divided_moments() {
         return;
     }
     let settings = [&MIXED[..], &["train.ema_decay=0.9", "train.max_steps=6"]].concat();
-    let undivided = [&settings[..], &["train.shard_optimizer=false"]].concat();
-    let [whole, divided] =
-        [("whole", undivided), ("divided", settings)].map(|(name, s)| trained(dir.path(), name, &gpus, &s));
+    let [whole, divided] = whole_and_divided(dir.path(), &gpus, &settings);
     assert!(files(&whole) == files(&divided) && whole.evaluations == divided.evaluations);
     let of = |run: &Run, of: fn(&RankTimes) -> usize| run.summary.ranks.iter().map(of).collect::<Vec<_>>();
     assert_eq!(of(&whole, |rank| rank.weights), of(&divided, |rank| rank.weights));
