@@ -135,6 +135,7 @@ tests() {
     tests --test mixed
     # Not --lib, which would build the Python package's too. Continuous integration has no time to compile for all.
     tests --tests "split_fp16${CI:+_is}"
+    tests --tests f16_on_tensor_cores_agrees
     tests --tests a_batch_in_parts_has_the_loss_and_gradients_of_the_whole_with_dropout
 ) >"$runtime/others" 2>&1 &
 others=$!

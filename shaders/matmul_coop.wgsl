@@ -16,12 +16,19 @@ enable wgpu_cooperative_matrix;
 {# Vectors per row of a staged tile, and its leading dimension in vectors: padded against bank conflicts. #}
 {% macro width(wide, length) %}{{ (length if wide else BK) // 4 }}{% endmacro %}
 {% macro stride(wide, length) %}{{ (length if wide else BK) // 4 + 2 }}{% endmacro %}
-{# Rows of a staged tile that all threads load at once, and the loads of each thread. #}
-{% macro rows_at_once(wide, length) %}{{ threads // (width(wide, length) | int) }}{% endmacro %}
-{% macro loads(wide, length) %}{{ (BK if wide else length) // (rows_at_once(wide, length) | int) }}{% endmacro %}
+{# Loads of all threads at once that make whole rows of a staged tile: three where rows are of 24 vectors. #}
+{% macro period(wide, length) %}{{ 3 if threads % (width(wide, length) | int) else 1 }}{% endmacro %}
+{# The rows that those make, and the loads of each thread. #}
+{% macro rows_at_once(wide, length) -%}
+{{ (period(wide, length) | int) * threads // (width(wide, length) | int) }}
+{%- endmacro %}
+{% macro loads(wide, length) -%}
+{{ (BK if wide else length) * (width(wide, length) | int) // threads }}
+{%- endmacro %}
 {% set block_stride = side // 4 + 1 %}
 {% set block_len = subgroups * side * block_stride %}
-{% set sums_len = threads if sums else 0 %}
+{% set sums_period = period(true, BN) | int %}
+{% set sums_len = threads * sums_period if sums else 0 %}
 
 {% for name, outer, wide, length, origin, edge in operands %}
 var<workgroup> tile_{{ name }}: array<vec4<f16>, {{ (BK if wide else length) * (stride(wide, length) | int) }}>;
@@ -63,27 +70,35 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
     {% endfor %}
     {% endfor %}
 
-    {# A thread's loads: row and column of its first vector, its address, and the address steps by row and by k tile. #}
+    {# A thread's loads: row and column of its first vectors, their addresses, and the address steps by row and k tile. #}
     {% for name, outer, wide, length, origin, edge in operands %}
     {% set w = width(wide, length) | int %}
-    let {{ name }}_row = thread / {{ w }}u;
-    let {{ name }}_col = thread % {{ w }}u;
     {% if wide %}
-    let {{ name }}_from =
-        (base_{{ name }} + (k_begin + {{ name }}_row) * params.{{ outer }} + {{ origin }}) / 4u + {{ name }}_col;
     let {{ name }}_line = params.{{ outer }} / 4u;
     let {{ name }}_step = {{ BK }}u * {{ name }}_line;
     {% else %}
-    let {{ name }}_from =
-        (base_{{ name }} + ({{ origin }} + {{ name }}_row) * params.k + k_begin) / 4u + {{ name }}_col;
     let {{ name }}_line = params.k / 4u;
     let {{ name }}_step = {{ BK // 4 }}u;
     {% endif %}
-    let {{ name }}_to = {{ name }}_row * {{ stride(wide, length) }}u + {{ name }}_col;
+    {% for r in range(period(wide, length) | int) %}
+    {% set x = "(thread + " ~ r * threads ~ "u)" if r else "thread" %}
+    let {{ name }}_row{{ r }} = {{ x }} / {{ w }}u;
+    let {{ name }}_col{{ r }} = {{ x }} % {{ w }}u;
+    {% if wide %}
+    let {{ name }}_from{{ r }} = (base_{{ name }} + (k_begin + {{ name }}_row{{ r }}) * params.{{ outer }} + {{ origin }}) / 4u
+        + {{ name }}_col{{ r }};
+    {% else %}
+    let {{ name }}_from{{ r }} = (base_{{ name }} + ({{ origin }} + {{ name }}_row{{ r }}) * params.k + k_begin) / 4u
+        + {{ name }}_col{{ r }};
+    {% endif %}
+    let {{ name }}_to{{ r }} = {{ name }}_row{{ r }} * {{ stride(wide, length) }}u + {{ name }}_col{{ r }};
+    {% endfor %}
     {% endfor %}
 
     {% if sums %}
-    var column_sum = vec4<f32>(0.0);
+    {% for r in range(sums_period) %}
+    var column_sum{{ r }} = vec4<f32>(0.0);
+    {% endfor %}
     {% endif %}
     // The loop counts steps and derives all addresses from the step: the driver compiles that to the fastest loop.
     let steps = (k_end - k_begin + {{ BK - 1 }}u) / {{ BK }}u;
@@ -102,29 +117,39 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
         {% endif %}
         {% for name, outer, wide, length, origin, edge in operands %}
         {% set rows = rows_at_once(wide, length) | int %}
-        let {{ name }}_at = {{ name }}_from + {{ step }} * {{ name }}_step;
+        {% set repeat = period(wide, length) | int %}
+        {% for r in range(repeat) %}
+        let {{ name }}_at{{ r }} = {{ name }}_from{{ r }} + {{ step }} * {{ name }}_step;
+        {% endfor %}
         {% for l in range(loads(wide, length) | int) %}
-        {% set row = name ~ "_row + " ~ l * rows ~ "u" %}
-        {% set col = name ~ "_col * 4u" %}
+        {% set r = l % repeat %}
+        {% set down = l // repeat * rows ~ "u" %}
+        {% set row = name ~ "_row" ~ r ~ " + " ~ down %}
+        {% set col = name ~ "_col" ~ r ~ " * 4u" %}
         {% set inside_k = "k0 + " ~ (row if wide else col) ~ " < k_end" %}
         {% set inside_outer = origin ~ " + " ~ (col if wide else row) ~ " < params." ~ outer %}
         {% if edge or edge_k %}
         {{ name }}{{ l }} = vec4<{{ T_in }}>();
         if ({{ inside_k if wide else inside_outer }} && {{ inside_outer if wide else inside_k }}) {
-            {{ name }}{{ l }} = {{ name }}[{{ name }}_at + {{ l * rows }}u * {{ name }}_line];
+            {{ name }}{{ l }} = {{ name }}[{{ name }}_at{{ r }} + {{ down }} * {{ name }}_line];
         }
         {% else %}
-        {{ name }}{{ l }} = {{ name }}[{{ name }}_at + {{ l * rows }}u * {{ name }}_line];
+        {{ name }}{{ l }} = {{ name }}[{{ name }}_at{{ r }} + {{ down }} * {{ name }}_line];
         {% endif %}
         {% endfor %}
         {% endfor %}
     {% endmacro %}
+    {# Where a thread's load l goes in the staged tile. #}
+    {% macro to(name, l, wide, length) -%}
+    {% set repeat = period(wide, length) | int %}
+    {{ name }}_to{{ l % repeat }} + {{ l // repeat * (rows_at_once(wide, length) | int) * (stride(wide, length) | int) }}u
+    {%- endmacro %}
     {# Adds the loaded vectors of B to the column sums. #}
     {% macro add_columns() %}
         {% if sums %}
         if (tile_row == 0u) {
             {% for l in range(loads(true, BN) | int) %}
-            column_sum += vec4<f32>(b{{ l }});
+            column_sum{{ l % sums_period }} += vec4<f32>(b{{ l }});
             {% endfor %}
         }
         {% endif %}
@@ -166,9 +191,8 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
         {{ load_tiles("step") }}
         {{ add_columns() }}
         {% for name, outer, wide, length, origin, edge in operands %}
-        {% set rows = rows_at_once(wide, length) | int %}
         {% for l in range(loads(wide, length) | int) %}
-        tile_{{ name }}[{{ name }}_to + {{ l * rows * (stride(wide, length) | int) }}u] = {{ name }}{{ l }};
+        tile_{{ name }}[{{ to(name, l, wide, length) }}] = {{ name }}{{ l }};
         {% endfor %}
         {% endfor %}
         workgroupBarrier();
@@ -196,9 +220,11 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
     {% endif %}
 
     {% if sums %}
-    block[thread] = column_sum;
+    {% for r in range(sums_period) %}
+    block[thread + {{ r * threads }}u] = column_sum{{ r }};
+    {% endfor %}
     workgroupBarrier();
-    {{ finish_sums("block", threads // (BN // 4)) }}
+    {{ finish_sums("block", rows_at_once(true, BN) | int) }}
     workgroupBarrier();
     {% endif %}
     // One fragment at a time goes through workgroup memory, because more memory would lower occupancy. All fragments

@@ -16,12 +16,11 @@
     var unscale = 0.0;
     {% macro stage() %}
         {% for name, outer, wide, length, origin, edge in operands %}
-        {% set rows = rows_at_once(wide, length) | int %}
         {% for l in range(loads(wide, length) | int) %}
         {
             let x = {{ name }}{{ l }} * scale_{{ name }};
             let high = high_half(x);
-            let to = {{ name }}_to + {{ l * rows * (stride(wide, length) | int) }}u;
+            let to = {{ to(name, l, wide, length) }};
             tile_{{ name }}[to] = vec4<f16>(high);
             low_{{ name }}[to] = vec4<f16>(x - high);
         }

@@ -105,18 +105,19 @@ fn attention_of_every_tiling(device: &Device) {
     }
 }
 
-/// GEMMs large enough for split-fp16, with whole and with partial tiles, and with every epilogue.
-fn large_f32_matmuls(device: &Device) {
+/// GEMMs of so many rows that split-fp16 pays, and that 96 columns of f16 do; with whole and with partial tiles, and
+/// with every epilogue.
+fn matmuls_of_many_rows(dtype: DType, device: &Device) {
     for (rows, width) in [(16_384, 384), (16_388, 388)] {
-        let x = zeros(&[rows, width], DType::F32, device);
-        let weights = [zeros(&[width, 1536], DType::F32, device), zeros(&[1536, width], DType::F32, device)];
+        let x = zeros(&[rows, width], dtype, device);
+        let weights = [zeros(&[width, 1536], dtype, device), zeros(&[1536, width], dtype, device)];
         let biases = [zeros(&[1536], DType::F32, device), zeros(&[width], DType::F32, device)];
         let all = [[x].as_slice(), &weights, &biases].concat();
         forward_and_backward(&all, |t| t[0].feed_forward(&t[1], &t[2], Some((&t[3], &t[4]))));
     }
     for (trans_a, trans_b) in [(false, false), (false, true), (true, false), (true, true)] {
-        let a = zeros(&if trans_a { [388, 16_388] } else { [16_388, 388] }, DType::F32, device);
-        let b = zeros(&[388, 388], DType::F32, device);
+        let a = zeros(&if trans_a { [388, 16_388] } else { [16_388, 388] }, dtype, device);
+        let b = zeros(&[388, 388], dtype, device);
         forward_and_backward(&[a, b], |x| x[0].matmul_transposed(&x[1], trans_a, trans_b));
     }
 }
@@ -225,9 +226,10 @@ fn variants(limits: &Limits) -> Vec<(&'static str, Launch)> {
     plan(limits.clone(), &|device| large_matmuls(DType::F32, device));
     plan(limits.clone(), &attention_of_every_tiling);
     plan(Limits { split_fp16: false, ..limits.clone() }, &attention_of_every_tiling);
-    plan(limits.clone(), &large_f32_matmuls);
+    plan(limits.clone(), &|device| matmuls_of_many_rows(DType::F32, device));
     if limits.f16 {
         plan(limits.clone(), &|device| large_matmuls(DType::F16, device));
+        plan(limits.clone(), &|device| matmuls_of_many_rows(DType::F16, device));
     }
     // Where rates were measured any tile that fits may be taken: each in turn is the fastest. There are no more than
     // these.

@@ -1,7 +1,7 @@
 //! Every tile, layout and split-K against the CPU.
 
 use super::autotune::relative_rms_error as error;
-use super::tiles::Tile;
+use super::tiles::{MmaKind, Tile};
 use super::timing::uniform as values;
 use super::*;
 use crate::Device;
@@ -9,10 +9,10 @@ use crate::gpu::{Gpu, gpu_for_tests};
 use crate::tensor::run_into;
 use crate::testing::assert_close;
 
-/// Runs an f32 GEMM with this configuration.
+/// Runs a GEMM with this configuration.
 fn run_as(gpu: &Gpu, config: TileConfig, kernel: MatMul, inputs: &[Tensor], outputs: &[Tensor]) {
     let d = kernel.dims(inputs[0].shape(), inputs[1].shape()).unwrap();
-    let plan = kernel.plan(&d, DType::F32, config, gpu.limits());
+    let plan = kernel.plan(&d, inputs[0].dtype(), config, gpu.limits());
     let [read, written] =
         [inputs, outputs].map(|tensors| tensors.iter().map(|t| t.storage().gpu()).collect::<Vec<_>>());
     gpu.run("matmul", Cost::default(), plan, &read, &written).unwrap();
@@ -20,13 +20,15 @@ fn run_as(gpu: &Gpu, config: TileConfig, kernel: MatMul, inputs: &[Tensor], outp
 
 /// A GEMM with this configuration must agree with the CPU.
 fn assert_computes(gpu: &Gpu, config: TileConfig, kernel: MatMul, [m, n, k]: [usize; 3]) {
+    let operands = if config.tile.mma == MmaKind::Coop { DType::F16 } else { DType::F32 };
     let tensors = |device: &Device| {
         let tensor = |shape: &[usize], seed| {
             let values = values(shape.iter().product(), seed);
             Tensor::from_f32(&values, shape, device).unwrap()
         };
-        let a = tensor(&if kernel.trans_a { [k, m] } else { [m, k] }, 1);
-        let b = tensor(&if kernel.trans_b { [n, k] } else { [k, n] }, 2);
+        let operand = |shape: [usize; 2], seed| tensor(&shape, seed).to_dtype(operands).unwrap();
+        let a = operand(if kernel.trans_a { [k, m] } else { [m, k] }, 1);
+        let b = operand(if kernel.trans_b { [n, k] } else { [k, n] }, 2);
         let bias = kernel.bias.then(|| tensor(&[n], 3));
         let sums = kernel.sums.then(|| tensor(&[n], 5));
         let outputs = [tensor(&[m, n], 4)].into_iter().chain(sums).collect::<Vec<_>>();
@@ -104,8 +106,8 @@ fn every_fma_tile_gives_the_same_bits() {
     }
 }
 
-/// A GPU with split-fp16.
-fn gpu_with_split_fp16() -> Option<Gpu> {
+/// A GPU with cooperative matrices, and so with split-fp16.
+fn gpu_with_coop() -> Option<Gpu> {
     let gpu = gpu_for_tests()?.with_split_fp16(true);
     if !gpu.limits().split_fp16 {
         assert!(std::env::var_os("RUSTYFLOW_REQUIRE_COOP").is_none(), "RUSTYFLOW_REQUIRE_COOP is set");
@@ -118,23 +120,26 @@ fn gpu_with_split_fp16() -> Option<Gpu> {
 /// Those that a shader is compiled for within seconds: all, but on a CPU, where the largest takes a minute for each.
 /// They are one template.
 fn quick_tiles(gpu: &Gpu) -> Vec<Tile> {
-    let all = Tile::SPLIT_FP16.into_iter().filter(|tile| tile.fits(gpu.limits()));
-    let is_quick = |tile: &Tile| !gpu.info().is_software() || tile.bm * tile.bn <= 64 * 64;
-    all.filter(is_quick).collect()
+    Tile::SPLIT_FP16.into_iter().filter(|tile| tile.fits(gpu.limits()) && is_quick(tile, gpu)).collect()
 }
 
-#[test]
-fn split_fp16_agrees_with_the_cpu_in_every_layout() {
-    let Some(gpu) = gpu_with_split_fp16() else { return };
-    let tiles: Vec<Tile> = Tile::SPLIT_FP16.into_iter().filter(|t| t.fits(gpu.limits())).collect();
-    let quick = quick_tiles(&gpu);
-    for tile in tiles {
-        let config =
-            |splits, kernel: MatMul| TileConfig { transpose_b: kernel.trans_b, ..TileConfig::new(tile, splits) };
+fn is_quick(tile: &Tile, gpu: &Gpu) -> bool {
+    !gpu.info().is_software() || tile.bm * tile.bn <= 64 * 64
+}
+
+/// Whole and partial tiles, with split-K and without; of the tiles that are not quick only the GEMM of a weight
+/// gradient.
+fn assert_tiles_agree_in_every_layout(tiles: &[Tile]) {
+    let Some(gpu) = gpu_with_coop() else { return };
+    for &tile in tiles.iter().filter(|tile| tile.fits(gpu.limits())) {
+        let config = |splits, kernel: MatMul| {
+            let transpose_b = kernel.trans_b && tile.mma == MmaKind::SplitFp16;
+            TileConfig { transpose_b, ..TileConfig::new(tile, splits) }
+        };
         let accumulate = MatMul { accumulate: true, ..MatMul::default() };
         let gradient = MatMul { trans_a: true, sums: true, ..accumulate };
-        assert_computes(&gpu, config(5, gradient), gradient, [tile.bm + 4, 8, 1032]);
-        if !quick.contains(&tile) {
+        assert_computes(&gpu, config(5, gradient), gradient, [tile.bm + 4, tile.bn + 8, 1032]);
+        if !is_quick(&tile, &gpu) {
             continue;
         }
         assert_computes(&gpu, config(1, accumulate), accumulate, [tile.bm, tile.bn, 64]);
@@ -146,11 +151,21 @@ fn split_fp16_agrees_with_the_cpu_in_every_layout() {
     }
 }
 
+#[test]
+fn split_fp16_agrees_with_the_cpu_in_every_layout() {
+    assert_tiles_agree_in_every_layout(&Tile::SPLIT_FP16);
+}
+
+#[test]
+fn f16_on_tensor_cores_agrees_with_the_cpu_in_every_layout() {
+    assert_tiles_agree_in_every_layout(&Tile::COOP);
+}
+
 /// Values that exceed their scale at one step after another: every step must be multiplied, and its columns summed,
 /// once.
 #[test]
 fn split_fp16_counts_every_step_once() {
-    let Some(gpu) = gpu_with_split_fp16() else { return };
+    let Some(gpu) = gpu_with_coop() else { return };
     let device = Device::Gpu(gpu.clone());
     for tile in quick_tiles(&gpu) {
         let [m, n, k] = [tile.bm, tile.bn, 5 * tile.bk];
@@ -181,7 +196,7 @@ fn gemm(gpu: &Gpu, tile: Tile, a: &[f32], b: &[f32], [m, n, k]: [usize; 3]) -> V
 
 #[test]
 fn split_fp16_is_as_precise_as_fused_multiply_adds() {
-    let Some(gpu) = gpu_with_split_fp16() else { return };
+    let Some(gpu) = gpu_with_coop() else { return };
     let sizes @ [m, n, k] = [128, 128, 2048];
     let (a, b) = (values(m * k, 1), values(k * n, 2));
     // Larger and larger from one 32 of k to the next, so that the scale must follow; and of every size side by side.
@@ -203,7 +218,7 @@ fn split_fp16_is_as_precise_as_fused_multiply_adds() {
 /// All rows of a tile share one scale: what that costs rows that are far smaller than others.
 #[test]
 fn rows_of_split_fp16_lose_bits_only_where_others_are_ten_thousand_times_larger() {
-    let Some(gpu) = gpu_with_split_fp16() else { return };
+    let Some(gpu) = gpu_with_coop() else { return };
     let sizes @ [m, n, k] = [64, 64, 64];
     let a: Vec<f32> = values(m * k, 1).iter().enumerate().map(|(i, x)| x * 2f32.powi(-((i / k) as i32))).collect();
     let b = values(k * n, 2);
@@ -220,7 +235,7 @@ fn rows_of_split_fp16_lose_bits_only_where_others_are_ten_thousand_times_larger(
 
 #[test]
 fn split_fp16_keeps_what_is_not_finite_and_what_is_zero() {
-    let Some(gpu) = gpu_with_split_fp16() else { return };
+    let Some(gpu) = gpu_with_coop() else { return };
     let sizes @ [m, n, k] = [64, 64, 64];
     for tile in quick_tiles(&gpu) {
         for bad in [f32::NAN, f32::INFINITY] {
