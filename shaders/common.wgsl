@@ -26,8 +26,8 @@ fn kept4(elements: vec4<u32>, row_keys: vec4<u32>, key_y: u32, threshold: u32) -
     return mix_bits4(mix_bits4(elements ^ row_keys) ^ vec4<u32>(key_y)) >= vec4<u32>(threshold);
 }
 
-// Of the two halves of split-fp16 the high one: x rounded to the 11 bits of significand that f16 has. By bit operations:
-// a compiler may simplify x - f32(f16(x)) to 0.
+// Of the two halves of split-fp16 the high one: x rounded to the 11 bits of significand that f16 has. By bit
+// operations: a compiler may simplify x - f32(f16(x)) to 0.
 fn high_half(x: vec4<f32>) -> vec4<f32> {
     return bitcast<vec4<f32>>((bitcast<vec4<u32>>(x) + vec4<u32>(0x1000u)) & vec4<u32>(0xffffe000u));
 }

@@ -70,7 +70,8 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
     {% endfor %}
     {% endfor %}
 
-    {# A thread's loads: row and column of its first vectors, their addresses, and the address steps by row and k tile. #}
+    {# A thread's loads: row and column of its first vectors, their addresses, and the address steps by row and by k #}
+    {# tile. #}
     {% for name, outer, wide, length, origin, edge in operands %}
     {% set w = width(wide, length) | int %}
     {% if wide %}
@@ -85,10 +86,12 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
     let {{ name }}_row{{ r }} = {{ x }} / {{ w }}u;
     let {{ name }}_col{{ r }} = {{ x }} % {{ w }}u;
     {% if wide %}
-    let {{ name }}_from{{ r }} = (base_{{ name }} + (k_begin + {{ name }}_row{{ r }}) * params.{{ outer }} + {{ origin }}) / 4u
+    let {{ name }}_from{{ r }} =
+        (base_{{ name }} + (k_begin + {{ name }}_row{{ r }}) * params.{{ outer }} + {{ origin }}) / 4u
         + {{ name }}_col{{ r }};
     {% else %}
-    let {{ name }}_from{{ r }} = (base_{{ name }} + ({{ origin }} + {{ name }}_row{{ r }}) * params.k + k_begin) / 4u
+    let {{ name }}_from{{ r }} =
+        (base_{{ name }} + ({{ origin }} + {{ name }}_row{{ r }}) * params.k + k_begin) / 4u
         + {{ name }}_col{{ r }};
     {% endif %}
     let {{ name }}_to{{ r }} = {{ name }}_row{{ r }} * {{ stride(wide, length) }}u + {{ name }}_col{{ r }};
@@ -142,7 +145,8 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
     {# Where a thread's load l goes in the staged tile. #}
     {% macro to(name, l, wide, length) -%}
     {% set repeat = period(wide, length) | int %}
-    {{ name }}_to{{ l % repeat }} + {{ l // repeat * (rows_at_once(wide, length) | int) * (stride(wide, length) | int) }}u
+    {% set rows = rows_at_once(wide, length) | int %}
+    {{ name }}_to{{ l % repeat }} + {{ l // repeat * rows * (stride(wide, length) | int) }}u
     {%- endmacro %}
     {# Adds the loaded vectors of B to the column sums. #}
     {% macro add_columns() %}

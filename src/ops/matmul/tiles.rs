@@ -78,8 +78,8 @@ impl Tile {
                 MmaKind::SplitFp16 => 2 * (along_k(self.bm).max(across(self.bm)) + across(self.bn)) + 16 * (blocks + 1),
                 _ => along_k(self.bm).max(across(self.bm)) + along_k(self.bn).max(across(self.bn)),
             };
-            // One fragment of each subgroup on its way to storage, or before that the column sums of b: a vector for each
-            // thread and each column of its loads.
+            // One fragment of each subgroup on its way to storage, or before that the column sums of b: a vector for
+            // each thread and each column of its loads.
             let columns = if threads.is_multiple_of(self.bn / 4) { 1 } else { 3 };
             let out = (blocks * side * (side / 4 + 1)).max(columns * threads) * 16;
             (staged + out, threads)
