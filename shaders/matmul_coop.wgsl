@@ -70,8 +70,7 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
     {% endfor %}
     {% endfor %}
 
-    {# A thread's loads: row and column of its first vectors, their addresses, and the address steps by row and by k #}
-    {# tile. #}
+    {# A thread's loads: row, column and address of its first vectors, and the address steps by row and by k tile. #}
     {% for name, outer, wide, length, origin, edge in operands %}
     {% set w = width(wide, length) | int %}
     {% if wide %}

@@ -127,12 +127,8 @@ fn every_tiling_is_planned_with_whole_and_partial_tiles() {
     let tiles = combinations("matmul", ["BM"]);
     assert_eq!(tiles, [32, 64, 128, 256].map(|size: u32| [size.into()]).into());
     let tiles = combinations("matmul_coop", ["split_fp16", "BN"]);
-    assert_eq!(
-        tiles,
-        [(false, 64), (false, 96), (false, 128), (true, 64), (true, 128)]
-            .map(|(split, n): (bool, u32)| [split.into(), n.into()])
-            .into()
-    );
+    let wanted: [(bool, u32); 5] = [(false, 64), (false, 96), (false, 128), (true, 64), (true, 128)];
+    assert_eq!(tiles, wanted.map(|(split_fp16, n)| [split_fp16.into(), n.into()]).into());
     for (shader, key, sizes) in [
         ("attention_forward", "rows", &[32, 64, 128][..]),
         ("attention_backward", "rows", &[32, 64, 128]),

@@ -117,12 +117,13 @@ fn gpu_with_coop() -> Option<Gpu> {
     Some(gpu)
 }
 
-/// Those that a shader is compiled for within seconds: all, but on a CPU, where the largest takes a minute for each.
-/// They are one template.
+/// The tiles of split-fp16 that are quick.
 fn quick_tiles(gpu: &Gpu) -> Vec<Tile> {
     Tile::SPLIT_FP16.into_iter().filter(|tile| tile.fits(gpu.limits()) && is_quick(tile, gpu)).collect()
 }
 
+/// Whether a shader is compiled for a tile within seconds: for all, but on a CPU, where the largest takes a minute for
+/// each. They are one template.
 fn is_quick(tile: &Tile, gpu: &Gpu) -> bool {
     !gpu.info().is_software() || tile.bm * tile.bn <= 64 * 64
 }
