@@ -89,10 +89,10 @@ fn ready(
 /// # Errors
 /// If there is no such model.
 pub(super) fn largest_rank(config: &Config, shape: &ModelConfig, ranks: usize, device: &Device) -> Result<Place> {
+    let mut largest = (0, Place { rank: 0, ranks });
     if ranks == 1 || !config.train.shard_optimizer {
-        return Ok(Place::ALONE);
+        return Ok(largest.1);
     }
-    let mut largest = (0, Place::ALONE);
     for place in (0..ranks).map(|rank| Place { rank, ranks }) {
         let dry_run = dry_run_of(device);
         let _kept = ready(config, shape, &Device::DryRun(dry_run.clone()), place)?;

@@ -141,18 +141,17 @@ pub fn plan_run(
     let steps_per_epoch = text.batches_per_epoch / t.grad_accum_steps as f64;
     let steps = total_steps(t.length(), steps_per_epoch);
     resolved.clone().fit_warmup(steps)?;
-    if ranks != 1 {
-        Share::all(config, shape.kind, ranks)?;
-    }
-    let sizes = sizes(config, &shape, t.batch_size, ranks)?;
+    let (rows, micro_batches) = passes(config, shape.kind, ranks)?;
+    let sizes = sizes(config, &shape, rows, ranks)?;
     // Sizes beyond what a tensor can index have no kernels that could be planned.
     sizes.check_device(&Device::Cpu)?;
     let place = largest_rank(config, &shape, ranks, device)?;
     let fits = |batch_size| fits(config, &shape, batch_size, text.in_documents, (device, place));
-    let of_rank =
-        |place| Footprint::new(config, &shape, t.batch_size, t.grad_accum_steps, text.in_documents, (device, place));
-    let footprint = of_rank(Place::ALONE)?;
-    let of_largest = if place == Place::ALONE { footprint.clone() } else { of_rank(place)? };
+    let of = |rows, micro_batches, place| {
+        Footprint::new(config, &shape, rows, micro_batches, text.in_documents, (device, place))
+    };
+    let footprint = of(t.batch_size, t.grad_accum_steps, Place::ALONE)?;
+    let of_largest = if place == Place::ALONE { footprint.clone() } else { of(rows, micro_batches, place)? };
     let flops_per_step = sizes.train_flops_per_token * tokens_per_step as f64;
     let windows = text.validation_tokens.saturating_sub(1).div_ceil(shape.block_size);
     let most = if t.eval_batches == 0 { usize::MAX } else { t.eval_batches };
@@ -292,7 +291,22 @@ fn host_bytes(sizes: &Plan, footprint: &Footprint, device: &Device) -> u64 {
     run + sizes.checkpoint_bytes(device.is_gpu())
 }
 
-/// Why a run with batches of this size cannot be on this device, the rank at this place; `None` if it can.
+/// Nobody asks for larger ones.
+const MOST_BATCH_SIZE: usize = 1 << 16;
+
+/// How many sequences the rank with the most computes in a pass, and in how many passes a step.
+///
+/// # Errors
+/// If the sequences of a step cannot be divided among so many ranks.
+fn passes(config: &Config, kind: ModelKind, ranks: usize) -> Result<(usize, usize)> {
+    match ranks {
+        1 => Ok((config.train.batch_size, config.train.grad_accum_steps)),
+        _ => Share::largest(config, kind, ranks),
+    }
+}
+
+/// Why a run with batches of this size cannot be on this device, the rank at this place; `None` if it can. Of a size
+/// that cannot be divided among the ranks, as of the next that can.
 fn fits(
     config: &Config,
     shape: &ModelConfig,
@@ -300,14 +314,21 @@ fn fits(
     in_documents: bool,
     (device, place): (&Device, Place),
 ) -> Result<Option<String>> {
-    let sizes = sizes(config, shape, batch_size, place.ranks)?;
+    let mut config = config.clone();
+    let divided = (batch_size..=MOST_BATCH_SIZE).find_map(|batch_size| {
+        config.train.batch_size = batch_size;
+        passes(&config, shape.kind, place.ranks).ok()
+    });
+    let Some((rows, micro_batches)) = divided else {
+        return Ok(Some(format!("no larger batch can be divided among {} ranks", place.ranks)));
+    };
+    let sizes = sizes(&config, shape, rows, place.ranks)?;
     match sizes.check_device(device) {
         Err(error @ (Error::GpuLimit { .. } | Error::Invalid(_))) => return Ok(Some(error.to_string())),
         result => result?,
     }
     // Two micro-batches take as much as any number of them.
-    let micro_batches = config.train.grad_accum_steps.min(2);
-    let footprint = Footprint::new(config, shape, batch_size, micro_batches, in_documents, (device, place))?;
+    let footprint = Footprint::new(&config, shape, rows, micro_batches.min(2), in_documents, (device, place))?;
     let needs = |what: &str, needed: u64, available: Option<u64>| {
         let available = available.filter(|available| needed > *available)?;
         Some(format!("{what} needs {} MiB, of {} MiB to spare", needed.div_ceil(1 << 20), available >> 20))
@@ -319,14 +340,12 @@ fn fits(
 
 /// The largest that fits; 0 if none does.
 fn largest_batch_size(fits: impl Fn(usize) -> Result<Option<String>>) -> Result<usize> {
-    /// Nobody asks for more.
-    const MOST: usize = 1 << 16;
     let (mut fitting, mut next) = (0, 1);
-    while next <= MOST && fits(next)?.is_none() {
+    while next <= MOST_BATCH_SIZE && fits(next)?.is_none() {
         (fitting, next) = (next, 2 * next);
     }
     let mut too_large = next;
-    while too_large - fitting > 1 && too_large <= MOST {
+    while too_large - fitting > 1 && too_large <= MOST_BATCH_SIZE {
         let middle = fitting.midpoint(too_large);
         if fits(middle)?.is_none() { fitting = middle } else { too_large = middle }
     }
@@ -367,6 +386,7 @@ fn text_size(config: &Config, kind: ModelKind, data_dir: &Path, cache_dir: Optio
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::DeviceBatch;
 
     #[test]
     fn the_largest_batch_is_the_last_that_fits() {
@@ -374,6 +394,20 @@ mod tests {
             let fits = |batch| Ok((batch > most).then(String::new));
             assert_eq!(largest_batch_size(fits).unwrap(), most);
         }
+    }
+
+    /// Its part of a batch, or whole batches.
+    #[test]
+    fn a_plan_is_for_the_passes_of_a_rank() {
+        let mut config = Config::default();
+        (config.train.batch_size, config.train.grad_accum_steps) = (6, 1);
+        let plan = |config: &Config, ranks| passes(config, ModelKind::GPT2, ranks);
+        assert_eq!([1, 2, 6].map(|ranks| plan(&config, ranks).unwrap()), [(6, 1), (3, 1), (1, 1)]);
+        assert!(plan(&config, 4).is_err());
+        config.train.grad_accum_steps = 4;
+        assert_eq!([1, 2, 4, 8].map(|ranks| plan(&config, ranks).unwrap()), [(6, 4), (6, 2), (6, 1), (3, 1)]);
+        config.train.device_batch = DeviceBatch::Parts(vec![5, 1]);
+        assert_eq!(plan(&config, 2).unwrap(), (6, 4));
     }
 
     #[test]

@@ -95,6 +95,15 @@ impl Share {
         (0..ranks).map(|rank| Share::of(rank, &parts, of)).collect()
     }
 
+    /// What the rank with the most sequences computes, as [`Share::micro_batches`] tells it.
+    ///
+    /// # Errors
+    /// If the sequences of a step cannot be divided so.
+    pub fn largest(config: &Config, kind: ModelKind, ranks: usize) -> Result<(usize, usize)> {
+        let shares = Share::all(config, kind, ranks)?;
+        Ok(shares.iter().map(Share::micro_batches).max().unwrap_or((0, 0)))
+    }
+
     /// The sequences of one rank of several, of which each has as many as `parts` says, or all the same.
     ///
     /// # Errors
