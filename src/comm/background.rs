@@ -19,7 +19,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::worker::{Job, Shared, Worker};
-use super::{Communicator, Encoded, Sums};
+use super::{Communicator, Encoded, Memory, Sums};
 use crate::{Error, Result};
 
 /// A communicator in a thread of its own, which makes the calls in the order in which they are asked for.
@@ -116,13 +116,17 @@ impl Background {
     ///
     /// # Errors
     /// As [`Communicator::all_gather`].
-    pub fn all_gather(&self, bytes: Vec<u8>) -> Result<Vec<Vec<u8>>> {
-        self.begin_all_gather(bytes).wait()
+    pub fn all_gather(&self, bytes: Vec<u8>) -> Result<Vec<Memory>> {
+        self.begin_all_gather(|| Ok(Arc::new(bytes))).wait()
     }
 
-    /// Begins an all-gather, as [`Communicator::all_gather`].
-    pub fn begin_all_gather(&self, bytes: Vec<u8>) -> Pending<Vec<Vec<u8>>> {
-        self.submit(move |worker| worker.call(|communicator| communicator.all_gather(&bytes)))
+    /// Begins an all-gather, as [`Communicator::all_gather`], of what `bytes` gives, which the thread calls when it is
+    /// its turn: it may wait, such as for a device.
+    pub fn begin_all_gather(&self, bytes: impl FnOnce() -> Result<Memory> + Send + 'static) -> Pending<Vec<Memory>> {
+        self.submit(move |worker| {
+            let bytes = bytes()?;
+            worker.call(|communicator| communicator.all_gather(bytes))
+        })
     }
 
     /// The bytes of every rank, in the order of the ranks, on rank 0; nothing on the others.
@@ -274,7 +278,8 @@ mod tests {
             let pending = rank.begin_all_reduce(values(vec![1.0; 10], Wire::F16));
             assert_eq!(rank.broadcast(vec![rank.rank() as u8]).unwrap(), [0]);
             let parts = [vec![], vec![1], vec![1, 1]];
-            assert_eq!(rank.all_gather(vec![1; rank.rank()]).unwrap(), parts);
+            let all = rank.all_gather(vec![1; rank.rank()]).unwrap();
+            assert!(all.iter().zip(&parts).all(|(bytes, part)| bytes[..] == part[..]) && all.len() == 3);
             let gathered = rank.gather(vec![1; rank.rank()]).unwrap();
             assert!(if rank.rank() == 0 { gathered == parts } else { gathered.is_empty() });
             rank.barrier().unwrap();

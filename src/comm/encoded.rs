@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::Wire;
 use crate::{Error, Result};
 
-/// Memory that several ranks may read.
-pub(super) type Memory = Arc<dyn Deref<Target = [u8]> + Send + Sync>;
+/// Memory that several ranks may read: between those of one process it is not copied.
+pub type Memory = Arc<dyn Deref<Target = [u8]> + Send + Sync>;
 
 /// The values of one rank, in the type of their wire.
 #[derive(Clone)]

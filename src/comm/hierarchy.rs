@@ -8,8 +8,9 @@
 //! run, but others than `((r0 + r1) + r2) + r3`, which as many ranks in one process give. With
 //! [`Wire::F16`](super::Wire::F16) the processes' sums are rounded too.
 
-use super::{Communicator, Encoded, Sums, ThreadComm};
+use super::{Communicator, Encoded, Memory, Sums, ThreadComm};
 use crate::{Error, Result};
+use std::sync::Arc;
 
 /// One rank of several processes. Its number is `process * ranks per process + number inside`.
 ///
@@ -43,7 +44,7 @@ impl Hierarchy {
         let local = rank.inner.size();
         let mut place = Vec::new();
         rank.across(|outer| {
-            check_equal(&outer.all_gather(&(local as u64).to_le_bytes())?)?;
+            check_equal(&outer.all_gather(Arc::new((local as u64).to_le_bytes().to_vec()))?)?;
             place = encode(&[(outer.rank() as u64).to_le_bytes(), (outer.size() as u64).to_le_bytes()]);
             Ok(())
         })?;
@@ -100,7 +101,7 @@ impl Communicator for Hierarchy {
         self.inside(|inner| inner.broadcast(bytes))
     }
 
-    fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+    fn all_gather(&mut self, bytes: Memory) -> Result<Vec<Memory>> {
         let local = self.inside(|inner| inner.all_gather(bytes))?;
         if self.processes == 1 {
             return Ok(local);
@@ -108,11 +109,13 @@ impl Communicator for Hierarchy {
         let mut all = Vec::new();
         self.across(|outer| {
             // Each process's bytes are parts with their lengths, which stay so when they are joined.
-            all = outer.all_gather(&encode(&local))?.concat();
+            let local: Vec<&[u8]> = local.iter().map(|bytes| &***bytes).collect();
+            let processes = outer.all_gather(Arc::new(encode(&local)))?;
+            all = processes.iter().flat_map(|bytes| bytes.iter().copied()).collect();
             Ok(())
         })?;
         self.inside(|inner| inner.broadcast(&mut all))?;
-        decode(&all)
+        Ok(decode(&all)?.into_iter().map(|bytes| Arc::new(bytes) as Memory).collect())
     }
 
     fn gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
@@ -141,7 +144,7 @@ impl Communicator for Hierarchy {
 }
 
 /// Checks that every process has as many ranks as the first.
-fn check_equal(counts: &[Vec<u8>]) -> Result<()> {
+fn check_equal(counts: &[Memory]) -> Result<()> {
     let counts = counts.iter().map(|bytes| number(bytes)).collect::<Result<Vec<usize>>>()?;
     if counts.iter().all(|count| *count == counts[0]) {
         return Ok(());
@@ -184,7 +187,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::comm::testing::{bits, input, reduced};
+    use crate::comm::testing::{bits, gathered, input, reduced};
     use crate::comm::{Wire, threads};
 
     /// What `run` gives for each rank of processes with these numbers of ranks, in their order.
@@ -246,7 +249,7 @@ mod tests {
             let mut bytes = vec![number as u8; 5 - number];
             rank.broadcast(&mut bytes).unwrap();
             assert_eq!(bytes, [0; 5]);
-            let all = rank.all_gather(&vec![number as u8; number]).unwrap();
+            let all = gathered(&mut rank, &vec![number as u8; number]).unwrap();
             assert_eq!(all, [vec![], vec![1; 1], vec![2; 2], vec![3; 3]]);
             let gathered = rank.gather(&vec![number as u8; number]).unwrap();
             assert!(if number == 0 { gathered == all } else { gathered.is_empty() }, "{gathered:?}");
@@ -261,7 +264,7 @@ mod tests {
                 scope.spawn(move || {
                     let mut rank = Hierarchy::new(inner, None).unwrap();
                     assert_eq!((reduced(&mut rank, vec![1.0], Wire::F32).unwrap(), rank.size()), (vec![2.0], 2));
-                    assert_eq!(rank.all_gather(&[7]).unwrap(), [[7], [7]]);
+                    assert_eq!(gathered(&mut rank, &[7]).unwrap(), [[7], [7]]);
                     assert_eq!(rank.gather(&[7]).unwrap().len(), if rank.rank() == 0 { 2 } else { 0 });
                     rank.barrier().unwrap();
                 });

@@ -20,7 +20,7 @@ mod wire;
 mod worker;
 
 pub use background::{Background, Pending};
-pub use encoded::{Encoded, Sums};
+pub use encoded::{Encoded, Memory, Sums};
 pub use hierarchy::Hierarchy;
 pub use launch::Launch;
 #[cfg(feature = "mpi")]
@@ -58,7 +58,7 @@ pub trait Communicator: Send {
     ///
     /// # Errors
     /// If the ranks did not all make this call.
-    fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>>;
+    fn all_gather(&mut self, bytes: Memory) -> Result<Vec<Memory>>;
 
     /// The bytes of every rank, in the order of the ranks, on rank 0; nothing on the others. Their lengths may differ.
     ///
@@ -94,7 +94,7 @@ impl Communicator for Box<dyn Communicator> {
         (**self).broadcast(bytes)
     }
 
-    fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+    fn all_gather(&mut self, bytes: Memory) -> Result<Vec<Memory>> {
         (**self).all_gather(bytes)
     }
 

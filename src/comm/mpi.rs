@@ -21,7 +21,7 @@ use mpi::traits::{Communicator as _, CommunicatorCollectives, Destination, Root,
 
 use super::call::{Call, Kind};
 use super::encoded::Reused;
-use super::{Communicator, Encoded, Sums, Wire};
+use super::{Communicator, Encoded, Memory, Sums, Wire};
 use crate::{Error, Result};
 
 /// Values that are summed at a time. It bounds the staging memory (two times 16 MiB and a slice) and keeps counts far
@@ -53,7 +53,8 @@ pub struct MpiComm {
     link: Link,
     failure: Option<String>,
     staging: Staging,
-    sums: Reused,
+    /// What calls give.
+    memory: Reused,
 }
 
 /// What all calls need.
@@ -98,7 +99,7 @@ impl MpiComm {
         let local_rank = index(world.split_shared(world.rank()).rank());
         let thread = std::thread::current().id();
         let link = Link { universe, thread, rank, size, local_rank, timeout };
-        Ok(MpiComm { link, failure: None, staging: Staging::default(), sums: Reused::default() })
+        Ok(MpiComm { link, failure: None, staging: Staging::default(), memory: Reused::default() })
     }
 
     /// The number of this rank among those of its host, such as to choose a GPU by.
@@ -149,7 +150,7 @@ impl Communicator for MpiComm {
         let (call, wire, values) = (Call::all_reduce(&values), values.wire(), values.memory());
         self.agree(call)?;
         let chunk = CHUNK * wire.width();
-        let sums = self.sums.filled(values.len(), |sums| {
+        let sums = self.memory.filled(values.len(), |sums| {
             for (values, sums) in values.chunks(chunk).zip(sums.chunks_mut(chunk)) {
                 self.link.all_reduce(values, sums, wire, call.kind, &mut self.staging);
             }
@@ -165,15 +166,18 @@ impl Communicator for MpiComm {
         Ok(())
     }
 
-    fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+    fn all_gather(&mut self, bytes: Memory) -> Result<Vec<Memory>> {
         let kind = Kind::AllGather;
         let lengths = self.agree(Call { kind, length: bytes.len() })?;
-        let mut all: Vec<Vec<u8>> = lengths.iter().map(|length| vec![0; *length]).collect();
-        all[self.link.rank].copy_from_slice(bytes);
-        for (rank, bytes) in all.iter_mut().enumerate() {
-            self.link.share(rank, bytes, kind);
-        }
-        Ok(all)
+        let shared = lengths.into_iter().enumerate().map(|(rank, length)| {
+            self.memory.filled(length, |all| {
+                if rank == self.link.rank {
+                    all.copy_from_slice(&bytes);
+                }
+                self.link.share(rank, all, kind);
+            })
+        });
+        Ok(shared.collect())
     }
 
     fn gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {

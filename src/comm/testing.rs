@@ -1,6 +1,7 @@
 //! What the tests of this module share.
 
 use half::f16;
+use std::sync::Arc;
 
 use super::{Communicator, Encoded, Wire};
 use crate::Result;
@@ -39,6 +40,12 @@ pub fn sums_in_order(size: usize, length: usize, wire: Wire) -> Vec<f32> {
 /// The sums of values over all ranks.
 pub fn reduced(comm: &mut impl Communicator, values: Vec<f32>, wire: Wire) -> Result<Vec<f32>> {
     comm.all_reduce(Encoded::new(values, wire)).map(|sums| sums.to_f32())
+}
+
+/// The bytes of all ranks.
+pub fn gathered(comm: &mut impl Communicator, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+    let all = comm.all_gather(Arc::new(bytes.to_vec()))?;
+    Ok(all.iter().map(|bytes| bytes.to_vec()).collect())
 }
 
 pub fn bits(values: &[f32]) -> Vec<u32> {

@@ -83,6 +83,7 @@ impl ThreadComm {
         self.meet(call)?;
         let result = take(&self.shared.slots);
         self.meet(call)?;
+        hand(&self.shared.slots[self.rank].handed_in, None);
         Ok(result)
     }
 
@@ -125,9 +126,9 @@ impl Communicator for ThreadComm {
         Ok(())
     }
 
-    fn all_gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
-        let all = |slots: &[Slot]| slots.iter().map(|slot| taken(&slot.handed_in).to_vec()).collect();
-        self.exchange(Kind::AllGather, Some(Arc::new(bytes.to_vec())), all)
+    fn all_gather(&mut self, bytes: Memory) -> Result<Vec<Memory>> {
+        let all = |slots: &[Slot]| slots.iter().map(|slot| taken(&slot.handed_in)).collect();
+        self.exchange(Kind::AllGather, Some(bytes), all)
     }
 
     fn gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
@@ -173,7 +174,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::comm::testing::{bits, input, on_all, reduced, sums_in_order};
+    use crate::comm::testing::{bits, gathered, input, on_all, reduced, sums_in_order};
 
     const SHORT: Option<Duration> = Some(Duration::from_millis(200));
 
@@ -277,7 +278,7 @@ mod tests {
     #[test]
     fn bytes_of_different_lengths_are_gathered() {
         let expected = vec![vec![0; 2], vec![], vec![2; 5], vec![3; 1]];
-        let all = on_all(ranks(4), |comm| comm.all_gather(&expected[comm.rank()]).unwrap());
+        let all = on_all(ranks(4), |comm| gathered(comm, &expected[comm.rank()]).unwrap());
         assert!(all.iter().all(|gathered| *gathered == expected), "{all:?}");
         let all = on_all(ranks(4), |comm| comm.gather(&expected[comm.rank()]).unwrap());
         assert!(all[0] == expected && all[1..].iter().all(Vec::is_empty), "{all:?}");

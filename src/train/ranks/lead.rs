@@ -4,7 +4,7 @@ use super::evaluate::evaluate;
 use super::outer::Outer;
 use super::team::Begun;
 use super::{Command, RankTimes, Share, Team, join, moments, state_of, wire};
-use crate::comm::Background;
+use crate::comm::{Background, Memory};
 use crate::config::DeviceBatch;
 use crate::data::{Position, Tokens};
 use crate::optim::{Moment, SavedMoments};
@@ -303,7 +303,7 @@ impl Job {
 
     fn gather(&self, own: &RankTimes) -> Result<Vec<RankTimes>> {
         let all = self.comm.all_gather(serde_json::to_vec(own).expect("plain values"))?;
-        let read = |bytes: Vec<u8>| serde_json::from_slice(&bytes).map_err(|e| Error::Communication(e.to_string()));
+        let read = |bytes: Memory| serde_json::from_slice(&bytes).map_err(|e| Error::Communication(e.to_string()));
         all.into_iter().map(read).collect()
     }
 }

@@ -13,7 +13,7 @@
 
 use super::BUCKET;
 use super::writer::Writer;
-use crate::comm::{Background, Encoded, Pending, Wire};
+use crate::comm::{Background, Encoded, Memory, Wire};
 use crate::optim::{Optimizer, ParameterArena};
 use crate::tensor::{Readback, with_hook};
 use crate::train::step_hook::StepHook;
@@ -65,12 +65,12 @@ impl DataParallel {
     }
 
     /// Gives this rank's part of the parameters to the others, and takes theirs: piece by piece, one of which is copied
-    /// from the device while another is sent.
+    /// from the device while others are sent and written.
     fn gather_parts(&mut self, parameters: &ParameterArena, own: &Range<usize>) -> Result<()> {
         if self.parts.is_empty() {
             let words = [own.start as u64, own.end as u64];
             let all = self.comm.all_gather(bytemuck::cast_slice(&words).into())?;
-            let part = |bytes: Vec<u8>| match bytemuck::pod_collect_to_vec::<u8, u64>(&bytes)[..] {
+            let part = |bytes: Memory| match bytemuck::pod_collect_to_vec::<u8, u64>(&bytes)[..] {
                 [start, end] => Ok(start as usize..end as usize),
                 _ => Err(Error::Communication("a rank sent what is no part of the parameters".into())),
             };
@@ -79,22 +79,20 @@ impl DataParallel {
         let pieces = self.parts.iter().map(|part| parameters.exchanged(part, PIECE));
         let pieces = pieces.collect::<Result<Vec<Vec<Tensor>>>>()?;
         let rank = self.comm.rank();
-        let mut read = pieces[rank].iter().map(Tensor::read_later).collect::<Result<Vec<Readback>>>()?.into_iter();
+        let mut own = pieces[rank].iter().map(Tensor::read_later).collect::<Result<Vec<Readback>>>()?.into_iter();
         parameters.values().device().submit()?;
         let started = Instant::now();
-        let take = |i: usize, pending: Pending<Vec<Vec<u8>>>| -> Result<()> {
-            let others = pieces.iter().zip(pending.wait()?).enumerate().filter(|(of, _)| *of != rank);
-            others.filter_map(|(_, (pieces, bytes))| Some(pieces.get(i)?.write_bytes(&bytes))).collect()
-        };
-        let mut last = None;
         for i in 0..pieces.iter().map(Vec::len).max().unwrap_or_default() {
-            let bytes = read.next().map_or(Ok(Vec::new()), |read| Ok::<_, Error>(read.wait()?.to_vec()))?;
-            let pending = self.comm.begin_all_gather(bytes);
-            if let Some((i, before)) = last.replace((i, pending)) {
-                take(i, before)?;
-            }
+            let read = own.next();
+            let all = self.comm.begin_all_gather(move || match read {
+                Some(read) => Ok(Arc::new(read.wait()?)),
+                None => Ok(Arc::new(Vec::new())),
+            });
+            let others = pieces.iter().enumerate().filter(|(of, _)| *of != rank);
+            let others: Vec<(usize, Tensor)> = others.filter_map(|(of, p)| Some((of, p.get(i)?.clone()))).collect();
+            self.writer.write_later(all, move |all| others.iter().try_for_each(|(of, to)| to.write_bytes(&all[*of])));
         }
-        last.map_or(Ok(()), |(i, pending)| take(i, pending))?;
+        self.writer.finish()?;
         *self.waited.lock().unwrap_or_else(PoisonError::into_inner) += started.elapsed();
         Ok(())
     }

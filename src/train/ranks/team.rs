@@ -170,7 +170,7 @@ fn join(inner: ThreadComm, is_first: bool, has_mpi: bool, timeout: Duration) -> 
 /// If they were not: the same error on all of them.
 pub(super) fn check_alike(comm: &Background, identity: Vec<u8>) -> Result<Alike> {
     let all = comm.all_gather(identity)?;
-    let read = |bytes: &Vec<u8>| serde_json::from_slice::<Identity>(bytes);
+    let read = |bytes: &[u8]| serde_json::from_slice::<Identity>(bytes);
     let other = |rank: usize, what: String| {
         Err(Error::Communication(format!(
             "the ranks were not started alike: {what} on rank {rank}; start all with the same program, configuration \

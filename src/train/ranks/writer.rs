@@ -1,4 +1,5 @@
-//! The threads of a rank that write sums of gradients to its device, while the rank computes others.
+//! The threads of a rank that write to its device what comes from all ranks: sums of gradients, while it computes
+//! others, and what others have updated.
 
 use crate::comm::{Background, Encoded, Pending, Sums, Wire};
 use crate::profile::MemoryKind;
@@ -20,8 +21,8 @@ pub(super) struct Writer {
     shared: Arc<Shared>,
 }
 
-/// Sums on their way, and where they go.
-type Job = (Pending<Sums>, Tensor);
+/// Waits for what is on its way, and writes it.
+type Job = Box<dyn FnOnce() -> Result<()> + Send>;
 
 struct Shared {
     state: Mutex<State>,
@@ -29,7 +30,7 @@ struct Shared {
 }
 
 struct State {
-    /// Tensors that are not written yet.
+    /// Jobs that are not done.
     open: usize,
     /// The first error since [`Writer::finish`].
     result: Result<()>,
@@ -56,7 +57,7 @@ impl Writer {
         for _ in 0..THREADS {
             let (queue, shared) = (queue.clone(), shared.clone());
             let thread = std::thread::Builder::new().name("writer of sums".to_string());
-            let started = thread.spawn(move || write_all(&queue, &shared, wire));
+            let started = thread.spawn(move || write_all(&queue, &shared));
             started
                 .map_err(|error| Error::Communication(format!("cannot start a thread that writes sums: {error}")))?;
         }
@@ -83,15 +84,26 @@ impl Writer {
                 _ => Encoded::of_bytes(bytes, wire),
             }
         });
-        self.shared.lock().open += 1;
-        self.jobs.send((sums, values.clone())).expect("the threads last as long as this");
+        let to = values.clone();
+        self.write_later(sums, move |sums| write(&sums, &to, wire));
         Ok(())
     }
 
-    /// Waits until all sums are written, and says when the last values had arrived from the device.
+    /// Lets a thread write what a call gives, once it is there. Never waits.
+    pub fn write_later<T: Send + 'static>(
+        &self,
+        pending: Pending<T>,
+        write: impl FnOnce(T) -> Result<()> + Send + 'static,
+    ) {
+        self.shared.lock().open += 1;
+        let job = Box::new(move || write(pending.wait()?));
+        self.jobs.send(job).expect("the threads last as long as this");
+    }
+
+    /// Waits until everything is written, and says when the last values of sums had arrived from the device.
     ///
     /// # Errors
-    /// The first that a sum or a write gave.
+    /// The first that a call or a write gave.
     pub fn finish(&self) -> Result<Instant> {
         let is_open = |state: &mut State| state.open > 0;
         let state = self.shared.finished.wait_while(self.shared.lock(), is_open);
@@ -101,12 +113,12 @@ impl Writer {
     }
 }
 
-/// What each thread does: writes the next sums of the queue, until it is closed.
-fn write_all(queue: &Mutex<Receiver<Job>>, shared: &Shared, wire: Wire) {
+/// What each thread does: the next job of the queue, until it is closed.
+fn write_all(queue: &Mutex<Receiver<Job>>, shared: &Shared) {
     loop {
         let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok((sums, to)) = job else { return };
-        let written = sums.wait().and_then(|sums| write(&sums, &to, wire));
+        let Ok(job) = job else { return };
+        let written = job();
         let mut state = shared.lock();
         state.open -= 1;
         if state.result.is_ok() {
