@@ -101,8 +101,8 @@ fn store(line: u32, row: u32, group: u32, value: vec4<f32>) {
 }
 
 {% if dropout %}
-// What dropout multiplies P by: 0, or 1/(1-p). `Key::row(..).bits(..)` of src/ops/random.rs: a key for each query, then
-// a number for each element.
+// What dropout multiplies P by: 0, or 1/(1-p). `Key::row(..).mask_bits(..)` of src/ops/random.rs: a key for each query,
+// then a number for each element.
 fn query_keys(queries: vec4<u32>) -> vec4<u32> {
     return mix_bits4((queries + (params.mask_row + batch_head * params.time)) ^ vec4<u32>(params.key0));
 }
@@ -110,7 +110,7 @@ fn kept(query_keys: vec4<u32>, keys: vec4<u32>) -> vec4<f32> {
     return select(
         vec4<f32>(0.0),
         vec4<f32>(params.keep_scale),
-        kept4(keys, query_keys, params.key1, params.drop_threshold),
+        mask_bits4(keys, query_keys, params.key1) >= vec4<u32>(params.drop_threshold),
     );
 }
 {% endif %}

@@ -90,6 +90,10 @@ const TWO_TO_28 = 268435456.0;
             if (x < COLS) {
                 tile_lse[x / 4u][x % 4u] = lse{{ i }};
                 tile_delta[x / 4u][x % 4u] = delta{{ i }}{{ " * scale_dy * scale_v / TWO_TO_28" if split_fp16 }};
+                {% if dropout %}
+                tile_query_keys[x / 4u][x % 4u] =
+                    mix_bits((col_base + x + params.mask_row + batch_head * params.time) ^ params.key0);
+                {% endif %}
             }
         }
         {% endfor %}
@@ -136,15 +140,9 @@ const TWO_TO_28 = 268435456.0;
         {% for c in range(fours_per_lane) %}
         {% set address = "my_weight + " ~ i * side * line ~ "u + " ~ c ~ "u * LANES" %}
         {% if dropout %}
-        {% set query = "col_base + (my_four + " ~ c ~ "u * LANES) * 4u" %}
-        let kept{{ i }}_{{ c }} = kept4(
-            vec4<u32>(row{{ i }}),
-            mix_bits4(
-                (XYZW + ({{ query }} + params.mask_row + batch_head * params.time)) ^ vec4<u32>(params.key0),
-            ),
-            params.key1,
-            params.drop_threshold,
-        );
+        let query_keys{{ i }}_{{ c }} = tile_query_keys[my_four + {{ c }}u * LANES];
+        let kept{{ i }}_{{ c }} =
+            mask_bits4(vec4<u32>(row{{ i }}), query_keys{{ i }}_{{ c }}, params.key1) >= vec4<u32>(params.drop_threshold);
         {% endif %}
         {% set weight = "weight" ~ i ~ "_" ~ c %}
         {% set kept = "select(vec4<f32>(), " ~ weight ~ ", kept" ~ i ~ "_" ~ c ~ ")" if dropout else weight %}

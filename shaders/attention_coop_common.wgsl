@@ -58,6 +58,10 @@ var<workgroup> rescale: vec4<u32>;
 {% elif pass == "keys" %}
 var<workgroup> tile_lse: array<vec4<f32>, COLS / 4u>;
 var<workgroup> tile_delta: array<vec4<f32>, COLS / 4u>;
+{% if dropout %}
+// The keys of random numbers of the tile's queries.
+var<workgroup> tile_query_keys: array<vec4<u32>, COLS / 4u>;
+{% endif %}
 {% endif %}
 
 // Where a group of four elements of a row lies: of a head of packed queries, keys and values, and of a head of dy.

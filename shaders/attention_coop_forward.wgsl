@@ -146,12 +146,8 @@ enable wgpu_cooperative_matrix;
             let weight = exp(score{{ i }}_{{ c }} - running_max{{ i }});
             total{{ i }} += weight.x + weight.y + weight.z + weight.w;
             {% if dropout %}
-            let kept = kept4(
-                XYZW + (col_base + (my_four + {{ c }}u * LANES) * 4u),
-                query_key{{ i }},
-                params.key1,
-                params.drop_threshold,
-            );
+            let keys = XYZW + (col_base + (my_four + {{ c }}u * LANES) * 4u);
+            let kept = mask_bits4(keys, query_key{{ i }}, params.key1) >= vec4<u32>(params.drop_threshold);
             {% endif %}
             {% set kept = "select(vec4<f32>(), weight, kept)" if dropout else "weight" %}
             {{ stage("weights", address, kept ~ " * WEIGHT_SCALE" if split_fp16 else "vec4<f16>(" ~ kept ~ ")") }}

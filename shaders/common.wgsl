@@ -14,16 +14,15 @@ fn mix_bits4(value: vec4<u32>) -> vec4<u32> {
 fn random_bits(key: vec2<u32>, counter: u32) -> u32 {
     return mix_bits(mix_bits(counter ^ key.x) ^ key.y);
 }
-// Those of four counters in a row.
-fn random_bits4(key: vec2<u32>, first: u32) -> vec4<u32> {
-    return vec4<u32>(random_bits(key, first), random_bits(key, first + 1u),
-                     random_bits(key, first + 2u), random_bits(key, first + 3u));
-}
 
-// Which elements of a row dropout keeps: `Key::row(..).bits(..)` of src/ops/random.rs, where the key of row r is
-// mix_bits(r ^ key.x).
-fn kept4(elements: vec4<u32>, row_keys: vec4<u32>, key_y: u32, threshold: u32) -> vec4<bool> {
-    return mix_bits4(mix_bits4(elements ^ row_keys) ^ vec4<u32>(key_y)) >= vec4<u32>(threshold);
+// What dropout is made of: `Key::mask_bits` of src/ops/random.rs under a key (x, y), where x may differ. That of row r
+// is mix_bits(r ^ x).
+fn mask_bits4(counters: vec4<u32>, x: vec4<u32>, y: u32) -> vec4<u32> {
+    return mix_bits4(counters * (y | 1u) + x);
+}
+// Of four counters in a row.
+fn mask_bits4_from(first: u32, x: u32, y: u32) -> vec4<u32> {
+    return mask_bits4(vec4<u32>(first) + vec4<u32>(0u, 1u, 2u, 3u), vec4<u32>(x), y);
 }
 
 // Of the two halves of split-fp16 the high one: x rounded to the 11 bits of significand that f16 has. By bit

@@ -3,7 +3,7 @@
 {{ interface }}
 
 {{ for_each(4) }}
-    let bits = random_bits4(vec2<u32>(params.key0, params.key1), params.first + 4u * i);
+    let bits = mask_bits4_from(params.first + 4u * i, params.key0, params.key1);
     // A choice, not a product with 0: dropped infinities must not become NaN.
     result[i] = select(vec4<f32>(0.0), x[i] * params.scale, bits >= vec4<u32>(params.threshold));
 }

@@ -47,14 +47,14 @@ fn row_sum(value: {{ S }}, thread: u32, lane: u32) -> {{ S }} {
 {% if dropout %}
 // What dropout makes of the branch's {{ T }} of number i, or of its gradient: shaders/dropout.wgsl.
 fn drop(x: {{ T }}, i: u32) -> {{ T }} {
-    let key = vec2<u32>(params.key0, params.key1);
     {% if T == "f32" %}
-    return select(0.0, x * params.scale, random_bits(key, params.first + i) >= params.threshold);
+    let bits = mask_bits4_from(params.first + i, params.key0, params.key1);
+    return select(0.0, x * params.scale, bits.x >= params.threshold);
     {% else %}
     return select(
         vec4<f32>(0.0),
         x * params.scale,
-        random_bits4(key, params.first + 4u * i) >= vec4<u32>(params.threshold),
+        mask_bits4_from(params.first + 4u * i, params.key0, params.key1) >= vec4<u32>(params.threshold),
     );
     {% endif %}
 }

@@ -42,7 +42,7 @@ impl Mask {
         let Mask { threshold, scale, key, first } = *self;
         let first = first.wrapping_add(begin);
         for (i, (y, x)) in y.iter_mut().zip(x).enumerate() {
-            *y = if key.bits(first.wrapping_add(i as u32)) >= threshold { x * scale } else { 0.0 };
+            *y = if key.mask_bits(first.wrapping_add(i as u32)) >= threshold { x * scale } else { 0.0 };
         }
     }
 

@@ -25,6 +25,14 @@ impl Key {
         mix_bits(mix_bits(counter ^ self.words[0]) ^ self.words[1])
     }
 
+    /// 32 random bits of which dropout is made: those of the generator SplitMix32 after `counter` steps (Steele, Lea,
+    /// Flood 2014; with a step of its own for each key). Half the work of [`Key::bits`]: kernels of attention draw one
+    /// for each weight. `mask_bits4` in `shaders/common.wgsl`.
+    #[inline(always)]
+    pub fn mask_bits(self, counter: u32) -> u32 {
+        mix_bits(counter.wrapping_mul(self.words[1] | 1).wrapping_add(self.words[0]))
+    }
+
     /// The stream of one row, for positions in a matrix that 32 bits could not number.
     pub fn row(self, row: u32) -> Key {
         Key { words: [mix_bits(row ^ self.words[0]), self.words[1]], ..self }
@@ -58,7 +66,44 @@ pub fn mix_bits(value: u32) -> u32 {
     x ^ (x >> 16)
 }
 
-/// What [`Key::bits`] must reach so that an element is kept with probability `1 - p`.
+/// What [`Key::mask_bits`] must reach so that an element is kept with probability `1 - p`.
 pub fn drop_threshold(p: f32) -> u32 {
     (f64::from(p) * 4_294_967_296.0) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Elements are dropped independently: of as many as asked, whatever their neighbours in the row, the same elements
+    /// of the next row and those under another key are. All within four standard deviations.
+    #[test]
+    fn dropped_elements_are_independent() {
+        const COUNT: u32 = 1 << 20;
+        const T: u32 = 256;
+        for (seed, p) in [(1, 0.2), (2, 0.5), (3, 0.05)] {
+            let threshold = drop_threshold(p);
+            let (key, other) = (Key::new(seed), Key::new(seed + 100));
+            // As dropout draws for all elements of a tensor, and for rows of attention's weights.
+            let flat = |key: Key, i: u32| key.mask_bits(i) < threshold;
+            let in_rows = |key: Key, i: u32| key.row(i / T).mask_bits(i % T) < threshold;
+            for dropped in [&flat as &dyn Fn(Key, u32) -> bool, &in_rows] {
+                let of =
+                    |key: Key| (0..COUNT + T).map(|i| f64::from(dropped(key, i)) - f64::from(p)).collect::<Vec<f64>>();
+                let (values, under_other) = (of(key), of(other));
+                let variance = f64::from(p) * f64::from(1.0 - p);
+                let deviations = |sum: f64, variance: f64| (sum / (f64::from(COUNT) * variance).sqrt()).abs();
+                let mean = deviations(values[..COUNT as usize].iter().sum(), variance);
+                assert!(mean < 4.0, "seed {seed}: {mean}");
+                for lag in [1, 2, 3, 4, 7, 8, 16, 64, T as usize] {
+                    let products = values.iter().zip(&values[lag..]).take(COUNT as usize).map(|(a, b)| a * b);
+                    let correlation = deviations(products.sum(), variance * variance);
+                    assert!(correlation < 4.0, "seed {seed}, {lag} apart: {correlation}");
+                }
+                let products = values.iter().zip(&under_other).take(COUNT as usize).map(|(a, b)| a * b);
+                let correlation = deviations(products.sum(), variance * variance);
+                assert!(correlation < 4.0, "seed {seed}, two keys: {correlation}");
+            }
+        }
+    }
 }

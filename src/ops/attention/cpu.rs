@@ -33,7 +33,7 @@ impl Attention {
         let key = key.row(first_row.wrapping_add((batch_head * time + i) as u32));
         let (threshold, scale) = (drop_threshold(p), 1.0 / (1.0 - p));
         for (j, x) in row.iter_mut().enumerate() {
-            *x *= if key.bits((first + j) as u32) >= threshold { scale } else { 0.0 };
+            *x *= if key.mask_bits((first + j) as u32) >= threshold { scale } else { 0.0 };
         }
     }
 

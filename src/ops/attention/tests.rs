@@ -77,7 +77,7 @@ fn definition(op: &Attention, d: Dims, qkv: &[f32]) -> Vec<f64> {
                 let total: f64 = weights.iter().sum();
                 for (j, weight) in weights.iter().enumerate() {
                     let kept = op.dropout.map_or(1.0, |(p, key)| {
-                        let bits = key.row(((b * d.n_head + h) * d.time + i) as u32).bits(j as u32);
+                        let bits = key.row(((b * d.n_head + h) * d.time + i) as u32).mask_bits(j as u32);
                         if bits >= drop_threshold(p) { 1.0 / (1.0 - f64::from(p)) } else { 0.0 }
                     });
                     for c in 0..hs {
