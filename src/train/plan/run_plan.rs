@@ -141,7 +141,7 @@ pub fn plan_run(
     let steps_per_epoch = text.batches_per_epoch / t.grad_accum_steps as f64;
     let steps = total_steps(t.length(), steps_per_epoch);
     resolved.clone().fit_warmup(steps)?;
-    let (rows, micro_batches) = passes(config, shape.kind, ranks)?;
+    let (rows, micro_batches) = Share::largest(config, shape.kind, ranks)?;
     let sizes = sizes(config, &shape, rows, ranks)?;
     // Sizes beyond what a tensor can index have no kernels that could be planned.
     sizes.check_device(&Device::Cpu)?;
@@ -294,17 +294,6 @@ fn host_bytes(sizes: &Plan, footprint: &Footprint, device: &Device) -> u64 {
 /// Nobody asks for larger ones.
 const MOST_BATCH_SIZE: usize = 1 << 16;
 
-/// How many sequences the rank with the most computes in a pass, and in how many passes a step.
-///
-/// # Errors
-/// If the sequences of a step cannot be divided among so many ranks.
-fn passes(config: &Config, kind: ModelKind, ranks: usize) -> Result<(usize, usize)> {
-    match ranks {
-        1 => Ok((config.train.batch_size, config.train.grad_accum_steps)),
-        _ => Share::largest(config, kind, ranks),
-    }
-}
-
 /// Why a run with batches of this size cannot be on this device, the rank at this place; `None` if it can. Of a size
 /// that cannot be divided among the ranks, as of the next that can.
 fn fits(
@@ -317,7 +306,7 @@ fn fits(
     let mut config = config.clone();
     let divided = (batch_size..=MOST_BATCH_SIZE).find_map(|batch_size| {
         config.train.batch_size = batch_size;
-        passes(&config, shape.kind, place.ranks).ok()
+        Share::largest(&config, shape.kind, place.ranks).ok()
     });
     let Some((rows, micro_batches)) = divided else {
         return Ok(Some(format!("no larger batch can be divided among {} ranks", place.ranks)));
@@ -386,7 +375,6 @@ fn text_size(config: &Config, kind: ModelKind, data_dir: &Path, cache_dir: Optio
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::DeviceBatch;
 
     #[test]
     fn the_largest_batch_is_the_last_that_fits() {
@@ -394,20 +382,6 @@ mod tests {
             let fits = |batch| Ok((batch > most).then(String::new));
             assert_eq!(largest_batch_size(fits).unwrap(), most);
         }
-    }
-
-    /// Its part of a batch, or whole batches.
-    #[test]
-    fn a_plan_is_for_the_passes_of_a_rank() {
-        let mut config = Config::default();
-        (config.train.batch_size, config.train.grad_accum_steps) = (6, 1);
-        let plan = |config: &Config, ranks| passes(config, ModelKind::GPT2, ranks);
-        assert_eq!([1, 2, 6].map(|ranks| plan(&config, ranks).unwrap()), [(6, 1), (3, 1), (1, 1)]);
-        assert!(plan(&config, 4).is_err());
-        config.train.grad_accum_steps = 4;
-        assert_eq!([1, 2, 4, 8].map(|ranks| plan(&config, ranks).unwrap()), [(6, 4), (6, 2), (6, 1), (3, 1)]);
-        config.train.device_batch = DeviceBatch::Parts(vec![5, 1]);
-        assert_eq!(plan(&config, 2).unwrap(), (6, 4));
     }
 
     #[test]

@@ -59,13 +59,14 @@ fn obey(follower: Follower, comm: &Arc<Background>, device_batch: &DeviceBatch) 
     let waited: Arc<Mutex<Duration>> = Arc::default();
     let validation = follower.validation.clone();
     let mut replica = replica(follower, Place { rank: comm.rank(), ranks: comm.size() })?;
-    let mut outer = join(&mut replica, comm, device_batch, &waited)?;
+    let mut outer = None;
     let mut updating = Duration::ZERO;
     loop {
         let command = comm.receive()?;
         let wrong = |e: serde_json::Error| Error::Communication(format!("rank 0 sent what is no command: {e}"));
         let next = || comm.broadcast(Vec::new());
         match serde_json::from_slice(&command).map_err(wrong)? {
+            Command::Join => outer = join(&mut replica, comm, device_batch, &waited)?,
             Command::Load { position, updates } => {
                 load(&mut replica, outer.as_mut(), updates, next)?;
                 replica.start_loader(position)?;

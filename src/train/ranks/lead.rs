@@ -53,6 +53,8 @@ struct Job {
     has_one_state: bool,
     /// Updates since all had the same bits.
     since_aligned: usize,
+    /// As rank 0 has it, or as it is to be measured.
+    device_batch: DeviceBatch,
 }
 
 /// Updates after which ranks on different kinds of devices, whose weights drift apart by rounding, take those of rank
@@ -62,32 +64,48 @@ const ALIGN_EVERY: usize = 50;
 const EVENLY_DIVIDED: &str = "the devices differ, and each computes as many sequences of a step as the others: \
                               train.device_batch = \"auto\" gives each as many as its speed allows";
 
-/// Brings the ranks of a job together, if there are several, of which this replica is the first.
-///
-/// # Errors
-/// Those of [`Team::begin`], and of measuring how fast each is.
-pub(in crate::train) fn start(team: &Team, replica: &mut Replica) -> Result<Leader> {
-    let waited: Arc<Mutex<Duration>> = Arc::default();
-    let (config, is_apart) = (team.config, team.config.train.sync_every > 0);
-    let leads = |job, outer| Leader { job, outer, round_end: None, updating: Duration::ZERO, waited: waited.clone() };
-    if team.size() == 1 {
-        let outer = is_apart.then(|| Outer::new(None, wire(config), 1.0, waited.clone()));
-        replica.share = Share::all(config, team.shape.kind, 1)?.remove(0);
-        return Ok(leads(None, outer));
-    }
-    let Begun { comm, threads, are_alike, device_batch } = team.begin()?;
-    let outer = join(replica, &comm, &device_batch, &waited)?;
-    if !are_alike && device_batch == DeviceBatch::default() {
-        replica.notes.push(EVENLY_DIVIDED.into());
-    }
-    let has_one_state = !is_apart && !config.train.shard_optimizer;
-    // Where each weight is computed by one rank, or by all from the same sums, the bits are the same.
-    let are_alike = are_alike || !has_one_state;
-    let job = Job { comm, threads, are_alike, has_one_state, since_aligned: 0 };
-    Ok(leads(Some(job), outer))
-}
-
 impl Leader {
+    /// Brings the ranks of a job together, if there are several: the others make their models while this one makes its
+    /// own, with which it [joins](Leader::join) them.
+    ///
+    /// # Errors
+    /// Those of [`Team::begin`].
+    pub fn begin(team: &Team) -> Result<Leader> {
+        let mut leader =
+            Leader { job: None, outer: None, round_end: None, updating: Duration::ZERO, waited: Arc::default() };
+        if team.size() > 1 {
+            let Begun { comm, threads, are_alike, device_batch } = team.begin()?;
+            // From here on they hear that this one lives.
+            comm.end();
+            let has_one_state = team.config.train.sync_every == 0 && !team.config.train.shard_optimizer;
+            leader.job = Some(Job { comm, threads, are_alike, has_one_state, since_aligned: 0, device_batch });
+        }
+        Ok(leader)
+    }
+
+    /// Makes this replica the first of the job's, and has the others take their shares.
+    ///
+    /// # Errors
+    /// If the sequences cannot be divided, a device cannot be measured, or the ranks cannot go on together.
+    pub fn join(&mut self, replica: &mut Replica) -> Result<()> {
+        let Some(job) = &mut self.job else {
+            let (config, kind) = (&replica.config, replica.model.config().kind);
+            let is_apart = config.train.sync_every > 0;
+            self.outer = is_apart.then(|| Outer::new(None, wire(config), 1.0, self.waited.clone()));
+            replica.share = Share::all(config, kind, 1)?.remove(0);
+            return Ok(());
+        };
+        job.send(&Command::Join)?;
+        self.outer = join(replica, &job.comm, &job.device_batch, &self.waited)?;
+        job.comm.end();
+        if !job.are_alike && job.device_batch == DeviceBatch::default() {
+            replica.notes.push(EVENLY_DIVIDED.into());
+        }
+        // Where each weight is computed by one rank, or by all from the same sums, the bits are the same.
+        job.are_alike |= !job.has_one_state;
+        Ok(())
+    }
+
     /// Update number `step` of `total`, on every rank, at the learning rate that `rate` gives for it. Ranks that train
     /// apart meet after it, if it ends their round.
     ///

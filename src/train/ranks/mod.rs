@@ -20,7 +20,7 @@ mod team;
 mod tests;
 mod writer;
 
-pub(super) use lead::{Further, Leader, start};
+pub(super) use lead::{Further, Leader};
 pub(super) use share::{Piece, Sequences, Share};
 pub(super) use team::Team;
 
@@ -39,6 +39,8 @@ use std::time::Duration;
 /// What rank 0 tells the others to do.
 #[derive(Debug, Serialize, Deserialize)]
 enum Command {
+    /// Take your share of a step, which may have to be measured on all.
+    Join,
     /// Begin with a batch of this place in the text, with the weights and the files of moments and of what is known of
     /// the text that follow, after so many updates.
     Load {

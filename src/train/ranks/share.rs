@@ -196,6 +196,20 @@ mod tests {
         }
     }
 
+    /// Its part of a batch, or whole batches.
+    #[test]
+    fn the_largest_share_is_of_the_rank_with_the_most_sequences() {
+        let mut config = Config::default();
+        (config.train.batch_size, config.train.grad_accum_steps) = (6, 1);
+        let largest = |config: &Config, ranks| Share::largest(config, ModelKind::GPT2, ranks);
+        assert_eq!([1, 2, 6].map(|ranks| largest(&config, ranks).unwrap()), [(6, 1), (3, 1), (1, 1)]);
+        assert!(largest(&config, 4).is_err());
+        config.train.grad_accum_steps = 4;
+        assert_eq!([1, 2, 4, 8].map(|ranks| largest(&config, ranks).unwrap()), [(6, 4), (6, 2), (6, 1), (3, 1)]);
+        config.train.device_batch = DeviceBatch::Parts(vec![5, 1]);
+        assert_eq!(largest(&config, 2).unwrap(), (6, 4));
+    }
+
     fn sequences(batch_size: usize, batches: usize) -> Sequences {
         Sequences { batch_size, batches, continued: false }
     }

@@ -20,7 +20,7 @@ use crate::train::plan::Plan;
 use crate::train::precision::{check_precision, describe_precision, operands};
 use crate::train::precompile::Precompile;
 use crate::train::prompt::prompt_ids;
-use crate::train::ranks::{self, Place, Share, Team, named};
+use crate::train::ranks::{Leader, Place, Share, Team, named};
 use crate::train::record;
 use crate::train::replica::{Replica, loader};
 use crate::train::resume::{Resumed, restore};
@@ -134,7 +134,6 @@ impl<'a> Trainer<'a> {
         check_prompt(&model_config, &prompt_ids(&prepared.tokenizer, &resolved.config.generate.prompt)?)?;
         check_validation(&resolved, &prepared.validation)?;
         devices.iter().try_for_each(|device| check_device(&resolved, &model_config, device, place.ranks))?;
-        Share::all(&resolved.config, model_config.kind, place.ranks)?;
         if loader.is_in_documents() != precompile.is_in_documents() {
             // Only the text says that it has prompts.
             precompile.begin(&resolved.config, &model_config, loader.is_in_documents(), &devices, place);
@@ -145,12 +144,18 @@ impl<'a> Trainer<'a> {
         if let Some(resumed) = &resumed {
             check_length(&resolved, resumed, &state)?;
         }
+        clock.enter(Phase::Ranks);
+        let config = Arc::new(resolved.config.clone());
+        let tokens = (&prepared.train, &prepared.validation);
+        let mut leader = Leader::begin(&team(&config, &model_config, &data.hash, tokens, &options))?;
         clock.enter(Phase::Model);
         let opened = match resumed {
-            Some(resumed) => resume(&resolved, resumed, &model_config, &state, &mut *options.on_event, &device, place)?,
-            None => create(&resolved, &model_config, &device, place)?,
+            Some(resumed) => resume(&resolved, resumed, &model_config, &state, &mut *options.on_event, &device, place),
+            None => create(&resolved, &model_config, &device, place),
         };
-        trace.as_mut().map_or(Ok(()), |trace| trace.open_in(opened.folder.path()))?;
+        let mut opened_in = |opened: &Opened| trace.as_mut().map_or(Ok(()), |t| t.open_in(opened.folder.path()));
+        let opened = opened.and_then(|opened| opened_in(&opened).map(|()| opened));
+        let opened = opened.inspect_err(|error| leader.stop(Some(&error.to_string())))?;
         clock.enter(Phase::Unaccounted);
         let described = named(&device, options.others, Device::describe);
         let start = start(&resolved.config, &data, &opened, &state, steps_per_epoch, (&device, described));
@@ -161,18 +166,18 @@ impl<'a> Trainer<'a> {
         }
         let notes = data.prepared.meta.notes.iter().cloned().chain(loader.note());
         notes.for_each(|note| (options.on_event)(&Event::Note(note)));
-        let record = record::begin(&opened.folder, &start)?;
+        let record = record::begin(&opened.folder, &start);
+        let record = record.inspect_err(|error| leader.stop(Some(&error.to_string())))?;
         (options.on_event)(&Event::Started(Box::new(start)));
         device.profiler().take();
-        let config = Arc::new(resolved.config.clone());
         let Opened { folder, sinks, mut config_text, model, parameters, optimizer, undivided } = opened;
         let learning_rate = learning_rate(&config, total_steps);
         let tokens = data.prepared.train;
         let began_at = (state.step, loader.epochs_at(position));
         let trained = (model, parameters, optimizer);
         let mut replica = Replica::new(config.clone(), device, trained, tokens.clone(), loader, place);
-        let team = team(&config, &model_config, &state.data, (&tokens, &data.prepared.validation), &options);
-        let mut leader = ranks::start(&team, &mut replica)?;
+        clock.enter(Phase::Ranks);
+        leader.join(&mut replica)?;
         let config = replica.config.clone();
         if let DeviceBatch::Parts(parts) = &config.train.device_batch
             && resolved.config.train.device_batch == DeviceBatch::AUTO
@@ -185,6 +190,7 @@ impl<'a> Trainer<'a> {
         }
         leader.load(&mut replica, &undivided, position, state.step as u64, checkpoint_path.as_deref())?;
         drop(undivided);
+        clock.enter(Phase::Unaccounted);
         Ok(Trainer {
             config_text,
             folder,
@@ -287,8 +293,9 @@ fn autotuning(devices: &[&Device]) -> Duration {
 
 /// Checks that the device can bind what training takes, and that the machine has the memory.
 fn check_sizes(config: &Config, model: &ModelConfig, device: &Device, ranks: usize) -> Result<()> {
-    let tokens = config.train.batch_size * config.model.block_size;
     check_base(config, device)?;
+    let (rows, _) = Share::largest(config, model.kind, ranks)?;
+    let tokens = rows * config.model.block_size;
     let plan = Plan::new(model, tokens, operands(config.device.precision), Some(&trained(config, model, ranks)?));
     plan.check_device(device)?;
     plan.check_memory(device)
