@@ -59,10 +59,10 @@ fn drawn(shape: Shape, of_chunk: impl Fn(usize, &mut [f32]) + Sync) -> Result<Te
         return Tensor::empty(Spec::new(shape, DType::F32), &device, MemoryKind::Parameters);
     }
     // What no memory holds is refused here.
-    let tensor = Tensor::empty(Spec::new(shape.clone(), DType::F32), &Device::Cpu, MemoryKind::Other)?;
-    let mut values = vec![0.0; shape.elements()];
-    values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| of_chunk(chunk * CHUNK, values));
-    tensor.write_bytes(bytemuck::cast_slice(&values))?;
+    let tensor = Tensor::empty(Spec::new(shape, DType::F32), &Device::Cpu, MemoryKind::Other)?;
+    tensor.fill_by(&|values: &mut [f32]| {
+        values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| of_chunk(chunk * CHUNK, values));
+    })?;
     Ok(tensor)
 }
 

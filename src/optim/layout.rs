@@ -3,6 +3,7 @@
 
 use crate::nn::{LinearLayout, Module, Parameter};
 use crate::{DType, Error, Result, Shape, Tensor};
+use rayon::prelude::*;
 use std::collections::BTreeSet;
 use std::ops::Range;
 
@@ -100,13 +101,21 @@ impl Layout {
 /// If one of them is missing, or cannot be read.
 pub(super) fn flatten(entries: &[Entry], dtype: DType, len: usize, tensors: &[(String, Tensor)]) -> Result<Vec<f32>> {
     let mut flat = vec![0.0; len];
+    let (mut rest, mut at, mut places) = (&mut flat[..], 0, Vec::new());
     for entry in entries.iter().filter(|entry| entry.dtype == dtype) {
         let same = |(name, tensor): &&(String, Tensor)| *name == entry.name && *tensor.shape() == entry.shape;
         let (_, tensor) = tensors.iter().find(same).ok_or_else(|| {
             let (name, shape) = (&entry.name, &entry.shape);
             Error::Invalid(format!("the other module has no parameter {name} of shape {shape}"))
         })?;
-        flat[entry.offset..][..tensor.len()].copy_from_slice(&tensor.to_f32()?);
+        // Entries of one type are in the order of their places.
+        let place = std::mem::take(&mut rest).split_at_mut(entry.offset - at).1;
+        let (place, others) = place.split_at_mut(tensor.len());
+        (rest, at) = (others, entry.offset + tensor.len());
+        places.push((place, tensor));
     }
+    // By all threads: new memory is slow at first.
+    let copy = |(place, tensor): (&mut [f32], &Tensor)| Ok::<_, Error>(place.copy_from_slice(&tensor.to_f32()?));
+    places.into_par_iter().try_for_each(copy)?;
     Ok(flat)
 }

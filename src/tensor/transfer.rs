@@ -13,6 +13,20 @@ impl Tensor {
         self.write_parts(&[bytes])
     }
 
+    /// Lets `fill` write the elements of an f32 tensor of the CPU, where they are: large memory is slow at first.
+    pub(crate) fn fill_by(&self, fill: &dyn Fn(&mut [f32])) -> Result<()> {
+        match self.storage() {
+            Storage::Cpu(slice) => {
+                CpuSlice::with_slices(&[], &[slice], |_, out| fill(bytemuck::cast_slice_mut(out[0])))
+            }
+            _ => {
+                let mut values = vec![0.0; self.len()];
+                fill(&mut values);
+                self.write_bytes(bytemuck::cast_slice(&values))
+            }
+        }
+    }
+
     /// As [`Tensor::write_bytes`], with bytes that lie in several places.
     pub(crate) fn write_parts(&self, parts: &[&[u8]]) -> Result<()> {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();

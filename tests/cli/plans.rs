@@ -101,7 +101,9 @@ fn a_plan_of_several_ranks_counts_what_they_divide() {
     let [weights, moments, gradients] = memory(&["--device", "cpu"]);
     for of_two in [&["--device", "cpu", "--ranks", "2"][..], &["--device", "cpu,cpu"]] {
         let [same, half, of_all] = memory(&[of_two, &divided].concat());
-        assert!((same, of_all) == (weights, gradients) && close(2.0 * half, moments), "{half} of {moments}");
+        assert!(same == weights && close(2.0 * half, moments), "{half} of {moments}");
+        // Of all parameters, and of activations of a part of the batch.
+        assert!((weights..gradients).contains(&of_all), "{of_all} of {gradients}");
     }
     plan(&["--device", "cpu", "--ranks", "2"]).succeeds().prints(&["at most on each of 2 devices"]);
     if !has_gpu() {
@@ -115,7 +117,8 @@ fn a_plan_of_several_ranks_counts_what_they_divide() {
     let [weights, moments, gradients] = memory(&mixed);
     let [part, quarter, of_all] = memory(&[&mixed[..], &["--ranks", "4"], &divided].concat());
     // Embeddings, norms and biases are whole on each.
-    assert!(of_all == gradients && close(4.0 * quarter, moments) && part < 0.5 * weights, "{part} of {weights}");
+    assert!(close(4.0 * quarter, moments) && part < 0.5 * weights, "{part} of {weights}");
+    assert!((0.85 * weights..gradients).contains(&of_all), "{of_all} of {gradients}");
     // Averages of the weights need all of them.
     let averages = ["--ranks", "4", "--set", "train.ema_decay=0.9"];
     assert_eq!(memory(&[&mixed[..], &averages, &divided].concat())[0], weights);

@@ -144,7 +144,10 @@ impl<'a> Trainer<'a> {
         if let Some(resumed) = &resumed {
             check_length(&resolved, resumed, &state)?;
         }
-        clock.enter(Phase::Ranks);
+        let are_several = place.ranks > 1;
+        if are_several {
+            clock.enter(Phase::Ranks);
+        }
         let config = Arc::new(resolved.config.clone());
         let tokens = (&prepared.train, &prepared.validation);
         let mut leader = Leader::begin(&team(&config, &model_config, &data.hash, tokens, &options))?;
@@ -176,7 +179,9 @@ impl<'a> Trainer<'a> {
         let began_at = (state.step, loader.epochs_at(position));
         let trained = (model, parameters, optimizer);
         let mut replica = Replica::new(config.clone(), device, trained, tokens.clone(), loader, place);
-        clock.enter(Phase::Ranks);
+        if are_several {
+            clock.enter(Phase::Ranks);
+        }
         leader.join(&mut replica)?;
         let config = replica.config.clone();
         if let DeviceBatch::Parts(parts) = &config.train.device_batch
