@@ -115,7 +115,9 @@ pub(super) fn flatten(entries: &[Entry], dtype: DType, len: usize, tensors: &[(S
         places.push((place, tensor));
     }
     // By all threads: new memory is slow at first.
-    let copy = |(place, tensor): (&mut [f32], &Tensor)| Ok::<_, Error>(place.copy_from_slice(&tensor.to_f32()?));
-    places.into_par_iter().try_for_each(copy)?;
+    places.into_par_iter().try_for_each(|(place, tensor)| -> Result<()> {
+        place.copy_from_slice(&tensor.to_f32()?);
+        Ok(())
+    })?;
     Ok(flat)
 }
