@@ -141,8 +141,8 @@ const TWO_TO_28 = 268435456.0;
         {% set address = "my_weight + " ~ i * side * line ~ "u + " ~ c ~ "u * LANES" %}
         {% if dropout %}
         let query_keys{{ i }}_{{ c }} = tile_query_keys[my_four + {{ c }}u * LANES];
-        let kept{{ i }}_{{ c }} =
-            mask_bits4(vec4<u32>(row{{ i }}), query_keys{{ i }}_{{ c }}, params.key1) >= vec4<u32>(params.drop_threshold);
+        let bits{{ i }}_{{ c }} = mask_bits4(vec4<u32>(row{{ i }}), query_keys{{ i }}_{{ c }}, params.key1);
+        let kept{{ i }}_{{ c }} = bits{{ i }}_{{ c }} >= vec4<u32>(params.drop_threshold);
         {% endif %}
         {% set weight = "weight" ~ i ~ "_" ~ c %}
         {% set kept = "select(vec4<f32>(), " ~ weight ~ ", kept" ~ i ~ "_" ~ c ~ ")" if dropout else weight %}
