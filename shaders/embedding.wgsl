@@ -35,8 +35,15 @@ var<workgroup> block: array<vec4<u32>, 256>;
 var<workgroup> counts: array<vec4<u32>, 256>;
 
 fn id_of(position: u32) -> u32 {
-    if (position < params.positions) { return min(ids[position], params.vocabulary); }
-    return params.vocabulary;
+    if (position >= params.positions) { return params.vocabulary; }
+    {% if some_rows %}
+    // The table has the rows of some ids only.
+    let id = ids[position];
+    if (id >= params.ids_in_all) { return params.vocabulary; }
+    return min(row_of[id], params.vocabulary);
+    {% else %}
+    return min(ids[position], params.vocabulary);
+    {% endif %}
 }
 
 {{ entry(256) }}

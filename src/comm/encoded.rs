@@ -1,7 +1,7 @@
 //! Values on their way between ranks, in the memory where somebody has them: handing them over copies nothing.
 
 use std::fmt;
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 use super::Wire;
@@ -53,7 +53,8 @@ impl Encoded {
         self.bytes.len() / self.wire.width()
     }
 
-    pub(super) fn memory(&self) -> Memory {
+    /// Their bytes.
+    pub fn memory(&self) -> Memory {
         self.bytes.clone()
     }
 }
@@ -81,17 +82,22 @@ impl Sums {
         self.parts.iter().map(|part| &***part).collect()
     }
 
+    /// Those of the values in this range.
+    pub fn part(&self, values: Range<usize>) -> Vec<&[u8]> {
+        let (start, end) = (values.start * self.wire.width(), values.end * self.wire.width());
+        let mut next = 0;
+        let of_part = |part: &Memory| {
+            let first = next;
+            next += part.len();
+            start.clamp(first, next) - first..end.clamp(first, next) - first
+        };
+        let ranges: Vec<Range<usize>> = self.parts.iter().map(of_part).collect();
+        self.parts.iter().zip(ranges).map(|(part, range)| &part[range]).collect()
+    }
+
     /// The sums.
     pub fn to_f32(&self) -> Vec<f32> {
-        let bytes: usize = self.parts.iter().map(|part| part.len()).sum();
-        let mut values = vec![0.0; bytes / self.wire.width()];
-        let mut rest = &mut values[..];
-        for part in &self.parts {
-            let (first, others) = rest.split_at_mut(part.len() / self.wire.width());
-            self.wire.decode(part, first);
-            rest = others;
-        }
-        values
+        self.wire.decoded(&self.parts())
     }
 
     /// The sums as one rank's values, such as for another all-reduce.
@@ -141,5 +147,26 @@ impl Reused {
     #[cfg(test)]
     pub fn len(&self) -> usize {
         self.0.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_the_sums_may_begin_and_end_in_any_of_theirs() {
+        let values: Vec<f32> = (0..10).map(|i| i as f32).collect();
+        for wire in [Wire::F32, Wire::F16] {
+            let parts = [&values[..3], &[], &values[3..4], &values[4..]];
+            let parts = parts.map(|part| Encoded::new(part.to_vec(), wire).memory());
+            let sums = Sums::new(wire, parts.to_vec());
+            assert_eq!(sums.to_f32(), values);
+            for start in 0..=10 {
+                for end in start..=10 {
+                    assert_eq!(wire.decoded(&sums.part(start..end)), values[start..end], "{start}..{end}");
+                }
+            }
+        }
     }
 }

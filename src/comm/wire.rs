@@ -21,7 +21,7 @@ const TASK: usize = 1 << 17;
 
 impl Wire {
     /// Bytes of one value.
-    pub(super) fn width(self) -> usize {
+    pub fn width(self) -> usize {
         match self {
             Wire::F32 => size_of::<f32>(),
             Wire::F16 => size_of::<f16>(),
@@ -55,6 +55,19 @@ impl Wire {
         tasks.for_each(|(values, bytes)| self.decode_part(bytes, values));
     }
 
+    /// The values of bytes that lie in several places.
+    pub fn decoded(self, parts: &[&[u8]]) -> Vec<f32> {
+        let bytes: usize = parts.iter().map(|part| part.len()).sum();
+        let mut values = vec![0.0; bytes / self.width()];
+        let mut rest = &mut values[..];
+        for part in parts {
+            let (first, others) = rest.split_at_mut(part.len() / self.width());
+            self.decode(part, first);
+            rest = others;
+        }
+        values
+    }
+
     fn decode_part(self, bytes: &[u8], values: &mut [f32]) {
         match self {
             Wire::F32 => bytemuck::cast_slice_mut(values).copy_from_slice(bytes),
@@ -67,6 +80,13 @@ impl Wire {
                 }
             }
         }
+    }
+
+    /// [`Wire::sum`] into new memory.
+    pub fn sums(self, parts: &[&[u8]]) -> Vec<u8> {
+        let mut sums = vec![0; parts.first().map_or(0, |part| part.len())];
+        self.sum(parts, &mut sums);
+        sums
     }
 
     /// Adds up encoded `parts` of equal lengths, one of each rank, in their order, and encodes the sums.

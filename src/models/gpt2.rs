@@ -95,6 +95,10 @@ impl LanguageModel for Gpt2 {
         self.recompute = recompute;
     }
 
+    fn token_embeddings(&self) -> &Tensor {
+        &self.wte.weight.value
+    }
+
     fn head(&self) -> &Tensor {
         self.lm_head.as_ref().unwrap_or(&self.wte).weight.operand()
     }

@@ -74,6 +74,10 @@ impl LanguageModel for Llama {
         self.recompute = recompute;
     }
 
+    fn token_embeddings(&self) -> &Tensor {
+        &self.embed_tokens.weight.value
+    }
+
     fn head(&self) -> &Tensor {
         self.lm_head.as_ref().unwrap_or(&self.embed_tokens).weight.operand()
     }

@@ -65,6 +65,9 @@ pub trait LanguageModel: Module + Send + Sync {
     /// to the bit; at first they are kept.
     fn set_recompute(&mut self, recompute: bool);
 
+    /// The table of token embeddings, f32 (V, C), whose rows ids name.
+    fn token_embeddings(&self) -> &Tensor;
+
     /// The weight of the classifier, (V, C), as an operand of matmuls.
     fn head(&self) -> &Tensor;
 

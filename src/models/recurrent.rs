@@ -84,6 +84,10 @@ impl LanguageModel for Recurrent {
     /// Its layers keep few activations, and are computed once.
     fn set_recompute(&mut self, _: bool) {}
 
+    fn token_embeddings(&self) -> &Tensor {
+        &self.encoder.weight.value
+    }
+
     fn head(&self) -> &Tensor {
         self.decoder.as_ref().unwrap_or(&self.encoder).weight.operand()
     }

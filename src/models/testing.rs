@@ -68,6 +68,10 @@ impl LanguageModel for MlpModel {
     /// It has no blocks.
     fn set_recompute(&mut self, _: bool) {}
 
+    fn token_embeddings(&self) -> &Tensor {
+        &self.embed.weight.value
+    }
+
     fn head(&self) -> &Tensor {
         self.head.weight.operand()
     }

@@ -15,7 +15,7 @@ use super::*;
 use crate::cpu::with_scratch;
 use crate::gpu::{Buffer, Limits, Operand, Param, Plan, Value, buffer, param};
 use crate::shader;
-use crate::tensor::{Grads, run};
+use crate::tensor::{Gradient, Grads, run};
 use rayon::prelude::*;
 
 /// Inputs: table, ids.
@@ -29,11 +29,16 @@ struct EmbeddingAt {
     start: usize,
 }
 
-/// dtable. Inputs: dy, ids.
+/// dtable. Inputs: dy, ids; of a table that has only some of the rows, which of its rows stands for each id as well.
 pub(super) struct EmbeddingBackward {
     pub vocabulary: usize,
     pub c: usize,
     pub accumulate: bool,
+}
+
+/// The row that a gradient of this id is added to: `row_of[id]` if there are such.
+fn row_of(id: u32, rows: Option<&[u32]>) -> u32 {
+    rows.map_or(id, |rows| rows.get(id as usize).copied().unwrap_or(u32::MAX))
 }
 
 /// Positions that are sorted together, and the workgroups that share them.
@@ -156,8 +161,12 @@ impl Op for Embedding {
 
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
-        let &Embedding { vocabulary, c } = self;
-        grads.accumulate_with(0, &[dy, saved.input(1)], |accumulate| EmbeddingBackward { vocabulary, c, accumulate })
+        let (&Embedding { vocabulary, c }, ids) = (self, saved.input(1));
+        let kernel = |vocabulary| move |accumulate| EmbeddingBackward { vocabulary, c, accumulate };
+        match grads.sparse(0) {
+            Some(sparse) => sparse.add(&[dy, ids, sparse.row_of()], kernel(sparse.rows())),
+            None => grads.accumulate_with(0, &[dy, ids], kernel(vocabulary)),
+        }
     }
 }
 
@@ -176,24 +185,25 @@ impl Kernel for EmbeddingBackward {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let (dy, ids) = (inputs[0].f32(), inputs[1].u32());
+        let (dy, ids, rows_of) = (inputs[0].f32(), inputs[1].u32(), inputs.get(2).map(View::u32));
         let c = self.c;
+        let row = |i: u32| row_of(ids[i as usize], rows_of);
         // Rows of the table per task: some hundred tasks, because ids are not spread evenly.
         let rows = self.vocabulary.div_ceil(256).max(1);
         with_scratch(ids.len(), |order| {
             let order: &mut [u32] = bytemuck::cast_slice_mut(order);
             (0..).zip(&mut *order).for_each(|(i, place)| *place = i);
-            order.sort_unstable_by_key(|&i| (ids[i as usize], i)); // equal ids in the order of their positions
+            order.sort_unstable_by_key(|&i| (row(i), i)); // equal ids in the order of their positions
             let order = &*order;
             outputs[0].f32().par_chunks_mut((rows * c).max(1)).enumerate().for_each(|(task, table)| {
                 if !self.accumulate {
                     table.fill(0.0);
                 }
                 let first = task * rows;
-                let start = order.partition_point(|&i| (ids[i as usize] as usize) < first);
+                let start = order.partition_point(|&i| (row(i) as usize) < first);
                 for &i in &order[start..] {
-                    let row = ids[i as usize] as usize - first;
-                    let Some(sum) = table.get_mut(row * c..(row + 1) * c) else { break };
+                    let place = row(i) as usize - first;
+                    let Some(sum) = table.get_mut(place * c..(place + 1) * c) else { break };
                     sum.iter_mut().zip(&dy[i as usize * c..]).for_each(|(sum, dy)| *sum += dy);
                 }
             });
@@ -239,9 +249,14 @@ impl Kernel for EmbeddingBackward {
             let zero = vec![buffer("result", "f32", Operand::Output(0))];
             launches.push(launch("zero", zero, vec![param("len", len)], len.div_ceil(256)));
         }
-        let buffers = vec![buffer("ids", "u32", Operand::Input(1)), pairs("blocks", Operand::Scratch(0))];
-        let params = vec![param("positions", positions), param("vocabulary", self.vocabulary)];
-        launches.push(with(launch("sort", buffers, params, SORTERS * blocks), &sorting));
+        let mut buffers = vec![buffer("ids", "u32", Operand::Input(1)), pairs("blocks", Operand::Scratch(0))];
+        let mut params = vec![param("positions", positions), param("vocabulary", self.vocabulary)];
+        if let Some(row_of) = inputs.get(2) {
+            buffers.push(buffer("row_of", "u32", Operand::Input(2)));
+            params.push(param("ids_in_all", row_of.shape.elements()));
+        }
+        let sort = launch("sort", buffers, params, SORTERS * blocks);
+        launches.push(with(with(sort, &sorting), &[("some_rows", (inputs.len() > 2).into())]));
         if blocks > 1 {
             let buffers = vec![pairs("blocks", Operand::ReadScratch(0)), pairs("sorted", Operand::Scratch(1))];
             let place = launch("place", buffers, vec![param("count", blocks)], blocks * (BLOCK / 64));
@@ -257,6 +272,16 @@ impl Kernel for EmbeddingBackward {
         let pairs = 8 * BLOCK * blocks;
         Plan { scratch: vec![pairs, if blocks > 1 { pairs } else { 0 }, 4 * chunks * self.c], launches }
     }
+}
+
+/// Adds `rows` (N, C) to those of the gradient of a table (V, C) that `ids` (N) of u32 name. What is not below V names
+/// none.
+///
+/// # Errors
+/// If the shapes do not fit.
+pub(crate) fn add_rows(table: &Gradient, rows: &Tensor, ids: &Tensor) -> Result<()> {
+    let (vocabulary, c) = (table.memory().shape().rows(), table.memory().shape().last_dim());
+    Gradient::add_outputs(&[table], &[rows, ids], |accumulate| EmbeddingBackward { vocabulary, c, accumulate })
 }
 
 impl Tensor {
@@ -283,6 +308,49 @@ impl Tensor {
 mod tests {
     use super::*;
     use crate::Device;
+    use crate::tensor::SparseGradient;
+
+    /// Of rows that collect apart and are added later, what the whole table would have collected.
+    #[test]
+    fn a_sparse_gradient_is_the_rows_of_the_whole_one() {
+        for device in Device::for_tests() {
+            for (vocabulary, c, len) in [(7, 4, 30), (300, 3, 1100), (40, 12, 1)] {
+                let values: Vec<f32> = (0..vocabulary * c).map(|i| (i % 13) as f32 - 6.0).collect();
+                let [dense, table] = [(); 2]
+                    .map(|_| Tensor::from_f32(&values, [vocabulary, c], &device).unwrap().requires_grad().unwrap());
+                // Of the even ids, which all that is read are; the last row is of none.
+                let kept: Vec<u32> = (0..vocabulary as u32).step_by(2).chain([u32::MAX]).collect();
+                let mut row_of = vec![u32::MAX; vocabulary];
+                (0..).zip(&kept[..kept.len() - 1]).for_each(|(row, id)| row_of[*id as usize] = row);
+                let row_of = Tensor::from_u32(&row_of, [vocabulary], &device).unwrap();
+                let sparse = SparseGradient::new(row_of, kept.len());
+                let crate::tensor::Edge::Leaf(gradient) = table.edge() else { unreachable!("a leaf") };
+                let read = |table: &Tensor, step: u32| {
+                    let ids: Vec<u32> = (0..len).map(|i| (i * i + step) % vocabulary as u32 / 2 * 2).collect();
+                    let y = table.embedding(&Tensor::from_u32(&ids, [len as usize], &device).unwrap()).unwrap();
+                    y.mul(&y).unwrap().sum(1).unwrap().sum(0).unwrap().backward().unwrap();
+                };
+                (0..3).for_each(|step| read(&dense, step));
+                // One pass is added to the whole before, as that of a head is.
+                read(&table, 0);
+                gradient.collect_rows(Some(sparse.clone()));
+                (1..3).for_each(|step| read(&table, step));
+                gradient.collect_rows(None);
+                let rows = sparse.take().unwrap();
+                assert_eq!(rows.shape()[..], [kept.len(), c]);
+                assert_eq!(rows.to_f32().unwrap()[(kept.len() - 1) * c..], vec![0.0; c]);
+                assert_ne!(table.grad().unwrap().to_f32().unwrap(), dense.grad().unwrap().to_f32().unwrap());
+                add_rows(gradient, &rows, &Tensor::from_u32(&kept, [kept.len()], &device).unwrap()).unwrap();
+                // Whole numbers, whose sums are exact.
+                assert_eq!(
+                    table.grad().unwrap().to_f32().unwrap(),
+                    dense.grad().unwrap().to_f32().unwrap(),
+                    "{device}"
+                );
+                assert!(sparse.take().is_none());
+            }
+        }
+    }
 
     #[test]
     fn positions_are_added_from_the_start_on_to_every_sequence() {

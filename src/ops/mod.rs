@@ -55,6 +55,7 @@ pub(crate) use compare::COMPARISONS;
 pub use conv::ConvOptions;
 pub use cross_entropy::{Criterion, IGNORED};
 pub use dims::{Dim, Dims};
+pub(crate) use embedding::add_rows;
 pub(crate) use losses::METHODS as LOSSES;
 pub use losses::Reduction;
 pub(crate) use matmul::MatMul;

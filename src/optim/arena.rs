@@ -8,14 +8,14 @@
 //! f16_only | frozen |                      f16: all there is of them
 //! ```
 
-use super::layout::{Entry, Layout, Segment, flatten};
+use super::layout::{ALIGN, Entry, Layout, Segment, flatten};
 use super::optimizer::{bindable_ranges, slice};
 use super::shard::Division;
 use super::values::{Held, Values};
 use crate::cpu::CHUNK;
 use crate::nn::{Module, Parameter};
 use crate::profile::MemoryKind;
-use crate::tensor::{Gradient, Spec};
+use crate::tensor::{Edge, Gradient, Spec};
 use crate::{DType, Device, Error, Result, Tensor};
 use half::f16;
 use half::slice::HalfFloatSliceExt;
@@ -31,8 +31,8 @@ pub struct ParameterArena {
     pub segments: Vec<Segment>,
     pub(super) values: Values,
     gradients: Tensor,
-    /// The same by parameter.
-    grads: Vec<Gradient>,
+    /// The same by parameter, each with its range.
+    grads: Vec<(Range<usize>, Gradient)>,
     /// In mixed precision the values as f16, the operands of matmuls.
     pub(super) halves: Option<Tensor>,
     pub(super) f16_only: Option<Tensor>,
@@ -113,7 +113,7 @@ impl ParameterArena {
         let gradient = Gradient::new(part(&self.gradients));
         let leaf = |tensor: Tensor| tensor.with_gradient(gradient.clone());
         parameter.store(leaf(value), half.map(leaf));
-        self.grads.push(gradient);
+        self.grads.push((entry.range(), gradient));
     }
 
     /// Takes the values of a module that has the same parameters.
@@ -214,10 +214,22 @@ impl ParameterArena {
         self.gradients.len()
     }
 
+    /// The next place in the arenas, from this one on, where a parameter may begin.
+    pub(crate) fn padded(end: usize) -> usize {
+        end.next_multiple_of(ALIGN)
+    }
+
     /// All gradients collected so far, in the arena that they collect in.
     pub fn gradients(&self) -> &Tensor {
-        self.grads.iter().for_each(Gradient::materialize);
+        self.grads.iter().for_each(|(_, gradient)| gradient.materialize());
         &self.gradients
+    }
+
+    /// Where in the arena of gradients that of this tensor collects, and the gradient itself; `None` if it is not one
+    /// of these parameters, or is frozen.
+    pub fn gradient_of(&self, parameter: &Tensor) -> Option<&(Range<usize>, Gradient)> {
+        let Edge::Leaf(own) = parameter.edge() else { return None };
+        self.grads.iter().find(|(_, gradient)| gradient.is(own))
     }
 
     /// Writes the f16 copies of the values in this range of the arena, if there are any.
@@ -238,7 +250,7 @@ impl ParameterArena {
 
     /// Forgets the gradients collected so far.
     pub fn zero_gradients(&self) {
-        self.grads.iter().for_each(Gradient::zero_lazily);
+        self.grads.iter().for_each(|(_, gradient)| gradient.zero_lazily());
     }
 }
 

@@ -7,7 +7,7 @@
 
 use super::accumulate::{AddInto, Sum};
 use super::context::no_grad;
-use super::{DType, Gradient, Kernel, Shape, Tensor, run, run_as, run_into};
+use super::{DType, Gradient, Kernel, Shape, SparseGradient, Tensor, run, run_as, run_into};
 use crate::profile::MemoryKind;
 use crate::{Error, Result};
 use std::collections::BTreeMap;
@@ -230,6 +230,11 @@ impl Grads<'_> {
                 Ok(())
             }
         }
+    }
+
+    /// Where gradients of single rows of input `i`, a table, collect, if not with all others.
+    pub fn sparse(&self, i: usize) -> Option<SparseGradient> {
+        if let Edge::Leaf(sum) = &self.edges[i] { sum.sparse() } else { None }
     }
 
     /// Takes away what the gradient of input `i` has come to so far, if that is kept here: for a kernel that adds it in

@@ -1,10 +1,11 @@
 //! Where the gradient of a leaf collects.
 
 use super::accumulate::AddInto;
-use super::{DType, Kernel, Tensor, run_into};
+use super::{DType, Kernel, Tensor, run_as, run_into};
 use crate::Result;
-use std::sync::Arc;
+use crate::profile::MemoryKind;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// The sum of the gradients that a leaf got; clones share it. Setting it to zero costs nothing: that is put off until
 /// someone reads it, and the next gradient replaces what is there.
@@ -13,12 +14,76 @@ pub struct Gradient {
     memory: Tensor,
     /// Whether the memory stands for zeros whatever it holds.
     stale: Arc<AtomicBool>,
+    /// Where what reads single rows of a table collects their gradients instead, if it does.
+    sparse: Arc<Mutex<Option<SparseGradient>>>,
+}
+
+/// Gradients of some rows of a table, apart from the gradient of the whole: as many as are read in a step. Clones share
+/// them.
+#[derive(Clone)]
+pub struct SparseGradient {
+    row_of: Tensor,
+    rows: usize,
+    sum: Arc<Mutex<Option<Tensor>>>,
+}
+
+impl SparseGradient {
+    /// Of `rows` rows. `row_of`, u32 (V), names for each row of the table the one here; what is not below `rows` has
+    /// none, and its gradients are lost.
+    pub fn new(row_of: Tensor, rows: usize) -> SparseGradient {
+        SparseGradient { row_of, rows, sum: Arc::default() }
+    }
+
+    pub fn row_of(&self) -> &Tensor {
+        &self.row_of
+    }
+
+    pub fn rows(&self) -> usize {
+        self.rows
+    }
+
+    /// Takes away what has come together, (rows, C), if anything has.
+    pub fn take(&self) -> Option<Tensor> {
+        self.sum.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    /// Adds the output of a kernel: `kernel(true)` must add to what it holds, `kernel(false)` must overwrite it.
+    pub fn add<K: Kernel>(&self, inputs: &[&Tensor], kernel: impl Fn(bool) -> K) -> Result<()> {
+        let mut sum = self.sum.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*sum {
+            Some(sum) => run_into(&kernel(true), inputs, &[sum]),
+            None => {
+                *sum = Some(run_as(MemoryKind::Gradients, &kernel(false), inputs)?.remove(0));
+                Ok(())
+            }
+        }
+    }
 }
 
 impl Gradient {
     /// One that begins with the values of this tensor, and has its memory.
     pub fn new(memory: Tensor) -> Gradient {
-        Gradient { memory, stale: Arc::default() }
+        Gradient { memory, stale: Arc::default(), sparse: Arc::default() }
+    }
+
+    /// Whether it is the same sum as another.
+    pub fn is(&self, other: &Gradient) -> bool {
+        Arc::ptr_eq(&self.stale, &other.stale)
+    }
+
+    /// The memory that it collects in, which may be stale.
+    pub fn memory(&self) -> &Tensor {
+        &self.memory
+    }
+
+    /// From here on gradients of single rows of this table collect there; with `None` here again.
+    pub fn collect_rows(&self, sparse: Option<SparseGradient>) {
+        *self.sparse.lock().unwrap_or_else(PoisonError::into_inner) = sparse;
+    }
+
+    /// Where gradients of single rows collect, if not here.
+    pub fn sparse(&self) -> Option<SparseGradient> {
+        self.sparse.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Makes it all zeros, without writing them yet.
@@ -49,7 +114,7 @@ impl Gradient {
 
     /// Adds the outputs of a kernel to these: `kernel(true)` must add to what they hold, `kernel(false)` must overwrite
     /// it.
-    pub(super) fn add_outputs<K: Kernel>(
+    pub(crate) fn add_outputs<K: Kernel>(
         gradients: &[&Gradient],
         inputs: &[&Tensor],
         kernel: impl Fn(bool) -> K,

@@ -1,7 +1,9 @@
 //! Values on their way between the host and devices.
 
-use super::{DType, Device, Grads, Op, Readback, Saved, Saves, Storage, Tensor, record, upcast};
+use super::accumulate::AddInto;
+use super::{DType, Device, Grads, Op, Readback, Saved, Saves, Storage, Tensor, record, run_into, upcast};
 use crate::cpu::CpuSlice;
+use crate::profile::MemoryKind;
 use crate::{Error, Result};
 
 impl Tensor {
@@ -49,6 +51,16 @@ impl Tensor {
             Storage::Gpu(gpu, slice) => gpu.upload(slice, parts),
             Storage::DryRun(_) => Ok(()),
         }
+    }
+
+    /// Adds the elements in these bytes, which are of this tensor's type, where this tensor is.
+    ///
+    /// # Errors
+    /// If there are more or fewer bytes than the tensor has, the device has no memory left, or the driver reported an
+    /// error.
+    pub(crate) fn add_bytes(&self, bytes: &[u8]) -> Result<()> {
+        let other = Tensor::from_bytes_as(MemoryKind::Other, bytes, self.spec().clone(), &self.device())?;
+        run_into(&AddInto { into: self.dtype() }, &[&other], &[self])
     }
 
     /// Sets all elements to zero.

@@ -178,6 +178,7 @@ impl Replica {
     /// This device's part of the loss of a step; its part of the gradients is in the arena.
     fn gradients(&mut self, batches: &[Batch], step: usize, carried: &mut Option<Cache>) -> Result<Tensor> {
         self.parameters.zero_gradients();
+        self.hook.before_backward(batches)?;
         let pieces = self.share.pieces(self.micro_batches);
         let targets = match self.config.train.sync_every {
             0 => predicted(batches),

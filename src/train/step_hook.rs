@@ -1,11 +1,18 @@
-//! What happens between backward and the optimizer, and after it.
+//! What happens around backward, between it and the optimizer, and after that.
 
+use crate::data::Batch;
 use crate::optim::{Optimizer, ParameterArena};
 use crate::{Result, Tensor};
 
 /// Runs around the last backward pass of each update, and before the optimizer uses the gradients: several devices sum
 /// theirs here (`ranks/reduce.rs`).
 pub(super) trait StepHook {
+    /// Prepares for the backward passes of an update, whose batches, those of all devices, are these.
+    ///
+    /// # Errors
+    /// If the device has no memory left.
+    fn before_backward(&mut self, batches: &[Batch]) -> Result<()>;
+
     /// Runs the last backward pass of an update, after which the gradients of all its passes are accumulated. It may
     /// look at them as they are completed.
     ///
@@ -33,6 +40,10 @@ pub(super) trait StepHook {
 pub(super) struct SingleDevice;
 
 impl StepHook for SingleDevice {
+    fn before_backward(&mut self, _: &[Batch]) -> Result<()> {
+        Ok(())
+    }
+
     fn last_backward(&mut self, _: &ParameterArena, backward: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         backward()
     }

@@ -10,7 +10,7 @@ use crate::optim::{Optimizer, ParameterArena};
 use crate::profile::{Cost, MemoryStats};
 use crate::tensor::{DryRun, no_grad, with_weights_on};
 use crate::train::adapters::lora;
-use crate::train::ranks::Place;
+use crate::train::ranks::{Place, TokenRows};
 use crate::train::replica::{criterion, pass_dropout};
 use crate::train::update_rules::on_device;
 use crate::{DType, Device, Error, Result, Tensor};
@@ -46,12 +46,14 @@ impl Footprint {
         let dry_run = dry_run_of(device);
         let device = Device::DryRun(dry_run.clone());
         let (model, parameters, mut optimizer) = ready(config, shape, &device, place)?;
+        let sums = place.ranks > 1 && config.train.sync_every == 0;
+        let mut rows = sums.then(|| TokenRows::of(config, &*model, &parameters)).flatten();
         let shape = [batch_size, shape.block_size];
         let batch = Batch { model: &*model, config, shape, in_documents, device: &device };
         // From the second update on there is a gradient to be replaced.
-        batch.update(&parameters, &mut optimizer, micro_batches)?;
+        batch.update(&parameters, &mut optimizer, rows.as_mut(), micro_batches)?;
         dry_run.take_costs();
-        batch.update(&parameters, &mut optimizer, micro_batches)?;
+        batch.update(&parameters, &mut optimizer, rows.as_mut(), micro_batches)?;
         let update = dry_run.take_costs();
         // Before the batches of an evaluation, and after them.
         optimizer.swap_averages(&parameters)?;
@@ -114,8 +116,15 @@ struct Batch<'a> {
 
 impl Batch<'_> {
     /// As `Trainer::train_step`.
-    fn update(&self, parameters: &ParameterArena, optimizer: &mut Optimizer, micro_batches: usize) -> Result<()> {
+    fn update(
+        &self,
+        parameters: &ParameterArena,
+        optimizer: &mut Optimizer,
+        mut rows: Option<&mut TokenRows>,
+        micro_batches: usize,
+    ) -> Result<()> {
         parameters.zero_gradients();
+        rows.as_mut().map_or(Ok(()), |rows| rows.begin_dry())?;
         let mut total = LossSum::default();
         for pass in 0..micro_batches {
             let weight = 1.0 / micro_batches as f32;
@@ -124,6 +133,8 @@ impl Batch<'_> {
             loss.backward()?;
             total.add(&loss)?;
         }
+        let rows = rows.map_or(Ok(None), TokenRows::end)?;
+        rows.map_or(Ok(()), |rows| rows.add())?;
         let squares = optimizer.step(parameters, 1e-3)?;
         optimizer.average(parameters, &squares)
     }

@@ -18,11 +18,13 @@ mod share;
 mod team;
 #[cfg(test)]
 mod tests;
+mod token_rows;
 mod writer;
 
 pub(super) use lead::{Further, Leader};
 pub(super) use share::{Piece, Sequences, Share};
 pub(super) use team::Team;
+pub(super) use token_rows::TokenRows;
 
 use crate::comm::{Background, Launch, Wire};
 use crate::config::{Config, DeviceBatch, WeightDtype};
@@ -172,7 +174,8 @@ fn join(
     replica.config = Arc::new(config);
     let (config, waited) = (&replica.config, Arc::clone(waited));
     if config.train.sync_every == 0 {
-        replica.hook = Box::new(DataParallel::new(comm.clone(), wire(config), waited)?);
+        let rows = TokenRows::of(config, &*replica.model, &replica.parameters);
+        replica.hook = Box::new(DataParallel::new(comm.clone(), wire(config), rows, waited)?);
         return Ok(None);
     }
     let weight = replica.share.len() as f32 / (config.train.batch_size * config.train.grad_accum_steps) as f32;

@@ -8,12 +8,18 @@
 //! the communicator's        waits for the copy, sums it with those of the other ranks
 //! the writer's              waits for the sums, writes them to the arena
 //! ```
+//! Of two ranks the communicator's hands over what the other has, and the writer's adds it on the device.
+//!
+//! The rows of the token embeddings that a step reads are sent apart, after all buckets (`token_rows.rs`).
+//!
 //! All ranks send their buckets in the order in which rank 0 completed them first, and sums are in the order of the
 //! ranks, so that the result does not depend on timing.
 
 use super::BUCKET;
-use super::writer::Writer;
+use super::token_rows::{StepRows, TokenRows};
+use super::writer::{Turn, Writer};
 use crate::comm::{Background, Encoded, Memory, Wire};
+use crate::data::Batch;
 use crate::optim::{Optimizer, ParameterArena};
 use crate::tensor::{Readback, with_hook};
 use crate::train::step_hook::StepHook;
@@ -34,6 +40,7 @@ pub(super) struct DataParallel {
     order: Option<Vec<usize>>,
     state: Rc<RefCell<State>>,
     writer: Writer,
+    rows: Option<TokenRows>,
     /// The part of the parameters that each rank updates, once that is known.
     parts: Vec<Range<usize>>,
     /// How long the rank has waited for sums.
@@ -59,9 +66,14 @@ struct State {
 impl DataParallel {
     /// # Errors
     /// If there is no thread to be had.
-    pub fn new(comm: Arc<Background>, wire: Wire, waited: Arc<Mutex<Duration>>) -> Result<DataParallel> {
+    pub fn new(
+        comm: Arc<Background>,
+        wire: Wire,
+        rows: Option<TokenRows>,
+        waited: Arc<Mutex<Duration>>,
+    ) -> Result<DataParallel> {
         let writer = Writer::start(comm.clone(), wire)?;
-        Ok(DataParallel { comm, order: None, state: Rc::default(), writer, parts: Vec::new(), waited })
+        Ok(DataParallel { comm, order: None, state: Rc::default(), writer, rows, parts: Vec::new(), waited })
     }
 
     /// Gives this rank's part of the parameters to the others, and takes theirs: piece by piece, one of which is copied
@@ -102,8 +114,12 @@ impl DataParallel {
         let mut state = self.state.borrow_mut();
         if state.buckets.is_empty() {
             let arena = parameters.gradients();
-            let cut = |start: usize| start..(start + BUCKET).min(arena.len());
-            let buckets = (0..arena.len()).step_by(BUCKET).map(cut);
+            let cut = |Range { start, end }: Range<usize>| {
+                (start..end).step_by(BUCKET).map(move |start| start..(start + BUCKET).min(end))
+            };
+            let whole = || std::iter::once(0..arena.len()).collect();
+            let parts = self.rows.as_ref().map_or_else(whole, |rows| rows.others(arena.len()));
+            let buckets = parts.into_iter().flat_map(cut);
             state.buckets = buckets.map(|Range { start, end }| arena.slice_flat(start, [end - start].into())).collect();
         }
         let count = state.buckets.len();
@@ -157,14 +173,20 @@ impl State {
     /// Lets the next buckets go their way. Never waits.
     fn send(&mut self, order: &[usize], count: usize, writer: &Writer) -> Result<()> {
         for &bucket in &order[self.sent..][..count] {
-            writer.sum(&self.buckets[bucket])?;
             self.sent += 1;
+            // Nothing is computed beside the last.
+            let turn = if self.sent == order.len() { Turn::Last } else { Turn::Among };
+            writer.sum(&self.buckets[bucket], turn)?;
         }
         Ok(())
     }
 }
 
 impl StepHook for DataParallel {
+    fn before_backward(&mut self, batches: &[Batch]) -> Result<()> {
+        self.rows.as_mut().map_or(Ok(()), |rows| rows.begin(batches))
+    }
+
     fn last_backward(&mut self, parameters: &ParameterArena, backward: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         self.prepare(parameters);
         let (state, order, writer) = (self.state.clone(), self.order.clone(), self.writer.clone());
@@ -185,10 +207,13 @@ impl StepHook for DataParallel {
         let mut state = self.state.borrow_mut();
         let rest = order.len() - state.sent;
         state.send(order, rest, &self.writer)?;
+        let rows = self.rows.as_mut().map_or(Ok(None), TokenRows::end)?;
+        rows.iter().flat_map(StepRows::pieces).try_for_each(|piece| self.writer.sum(&piece, Turn::Last))?;
         let loss_here = loss.read_later()?;
         loss.device().submit()?;
         let loss_sum = self.comm.begin_all_reduce(move || Encoded::of_bytes(loss_here.wait()?, Wire::F32));
         let arrived = self.writer.finish()?;
+        rows.map_or(Ok(()), |rows| rows.add())?;
         let loss = Tensor::from_f32(&loss_sum.wait()?.to_f32(), loss.shape().clone(), &loss.device())?;
         state.sent = 0;
         // What was summed before is hidden behind the computation.

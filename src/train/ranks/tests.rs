@@ -133,24 +133,31 @@ fn the_gradients_of_a_step_are_those_of_one_rank() {
         // The windows of two steps, and some of a third.
         "train.eval_batches=9",
     ];
-    for kind in ["gpt2", "qwen3", "lstm"] {
-        let kind_set = format!("model.kind={kind}");
-        let settings = [&settings[..], &[&kind_set]].concat();
+    // Of wide ones the rows of the token embeddings are sent apart.
+    let models = [
+        ["model.kind=gpt2", "model.n_embd=16", "model.tie_embeddings=true"],
+        ["model.kind=gpt2", "model.n_embd=64", "model.tie_embeddings=true"],
+        ["model.kind=gpt2", "model.n_embd=64", "model.tie_embeddings=false"],
+        ["model.kind=qwen3", "model.n_embd=16", "model.tie_embeddings=true"],
+        ["model.kind=lstm", "model.n_embd=64", "model.tie_embeddings=false"],
+    ];
+    for (number, kind) in models.iter().enumerate() {
+        let settings = [&settings[..], kind].concat();
         // A GPU may lead too.
         let led_by_gpu = gpu_for_tests().map(|gpu| vec![Device::Gpu(gpu), Device::Cpu]);
         let mut alone = Alone::default();
         for (i, team) in teams().into_iter().chain(led_by_gpu).enumerate() {
             let train = |devices: &[Device]| {
-                let name = format!("{kind}-{i}-{}", devices.len());
+                let name = format!("{number}-{i}-{}", devices.len());
                 trained(dir.path(), &name, devices, &settings)
             };
             let (one, all) = (alone.of(&team, train), train(&team));
             let difference = largest_difference(one, &all);
-            assert!(difference < 1e-6, "{kind}, {team:?}: {difference}");
-            assert!(largest_loss_difference(one, &all) < 1e-6, "{kind}, {team:?}");
+            assert!(difference < 1e-6, "{kind:?}, {team:?}: {difference}");
+            assert!(largest_loss_difference(one, &all) < 1e-6, "{kind:?}, {team:?}");
             let [one, all] = [one, &all].map(|run| &run.evaluations[0]);
-            assert!(one.tokens == all.tokens && one.tokens >= 36 * 16 - 1, "{kind}, {team:?}: {one:?} {all:?}");
-            assert!((one.loss - all.loss).abs() < 1e-6, "{kind}, {team:?}: {one:?} {all:?}");
+            assert!(one.tokens == all.tokens && one.tokens >= 36 * 16 - 1, "{kind:?}, {team:?}: {one:?} {all:?}");
+            assert!((one.loss - all.loss).abs() < 1e-6, "{kind:?}, {team:?}: {one:?} {all:?}");
         }
     }
 }
@@ -187,6 +194,8 @@ fn two_runs_of_as_many_ranks_have_the_same_bits() {
             "train.batch_size=8",
             "train.grad_accum_steps=1",
             "train.reduce_dtype=f16",
+            // Rows of the token embeddings that are sent apart.
+            "model.n_embd=64",
         ];
         let [a, b] = ["a", "b"].map(|name| trained(dir.path(), &format!("{i}{name}"), team, &settings));
         assert_eq!(a.losses, b.losses, "{team:?}");
@@ -200,7 +209,7 @@ fn two_runs_of_as_many_ranks_have_the_same_bits() {
 fn a_run_that_is_resumed_has_the_bits_of_one_that_never_stopped() {
     let dir = tempfile::tempdir().unwrap();
     for (i, team) in teams().iter().enumerate() {
-        let settings = ["train.max_steps=24", "train.ema_decay=0.9", "optimizer.kind=muon"];
+        let settings = ["train.max_steps=24", "train.ema_decay=0.9", "optimizer.kind=muon", "model.n_embd=64"];
         let [whole, halves] =
             ["whole", "halves"].map(|name| configuration(dir.path(), &format!("{i}{name}"), &settings));
         let whole = run(&whole, team, false, 0).unwrap();

@@ -1,16 +1,26 @@
 //! The threads of a rank that write to its device what comes from all ranks: sums of gradients, while it computes
-//! others, and what others have updated.
+//! others, and what others have updated. Of more than two ranks the host makes the sums.
 
-use crate::comm::{Background, Encoded, Pending, Sums, Wire};
+use crate::comm::{Background, Encoded, Memory, Pending, Sums, Wire};
+use crate::optim::ParameterArena;
 use crate::profile::MemoryKind;
 use crate::tensor::{DType, Spec};
 use crate::{Error, Result, Tensor};
+use std::ops::Range;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// Each writes a tensor alone: to wake up others for a part of it takes as long as the part. So many fill the bus.
+/// So many fill the bus.
 const THREADS: usize = 4;
+
+/// When a sum is written: while others are on their way, by a thread alone, for to wake up others takes as long as their
+/// part; or as the last, by all threads that are there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Turn {
+    Among,
+    Last,
+}
 
 /// Sums tensors over all ranks, by way of the host. Its threads end with the last clone.
 #[derive(Clone)]
@@ -69,24 +79,52 @@ impl Writer {
     ///
     /// # Errors
     /// If the driver reported an error, or there is no memory to read into.
-    pub fn sum(&self, values: &Tensor) -> Result<()> {
+    pub fn sum(&self, values: &Tensor, turn: Turn) -> Result<()> {
         let (wire, shared) = (self.wire, self.shared.clone());
         // Of a GPU half of the bytes are copied then.
         let dtype = if wire == Wire::F16 && values.device().has_f16() { DType::F16 } else { DType::F32 };
-        let readback = values.to_dtype(dtype)?.read_later()?;
+        let own = values.to_dtype(dtype)?;
+        let readback = own.read_later()?;
         // Now, and not with the next kernels or tensors: it is to be on its way while they are computed and copied.
         values.device().submit()?;
-        let sums = self.comm.begin_all_reduce(move || {
+        let encoded = move || {
             let bytes = readback.wait()?;
             shared.lock().arrived = Instant::now();
             match (wire, dtype) {
                 (Wire::F16, DType::F32) => Ok(Encoded::new(bytemuck::pod_collect_to_vec(&bytes), wire)),
                 _ => Encoded::of_bytes(bytes, wire),
             }
-        });
+        };
         let to = values.clone();
-        self.write_later(sums, move |sums| write(&sums, &to, wire));
+        if let (2, rank) = (self.comm.size(), self.comm.rank()) {
+            let all = self.comm.begin_all_gather(move || Ok(encoded()?.memory()));
+            self.write_in_parts(all, to.len(), turn, move |all, range| add_other(all, rank, (&own, &to), range, wire));
+        } else {
+            let sums = self.comm.begin_all_reduce(encoded);
+            self.write_in_parts(sums, to.len(), turn, move |sums, range| write(sums, &to, range, wire));
+        }
         Ok(())
+    }
+
+    /// Lets threads write the parts of a tensor of so many elements from what a call gives, once it is there.
+    fn write_in_parts<T: Send + Sync + 'static>(
+        &self,
+        pending: Pending<T>,
+        len: usize,
+        turn: Turn,
+        write: impl Fn(&T, Range<usize>) -> Result<()> + Send + Sync + 'static,
+    ) {
+        let (writer, write) = (self.clone(), Arc::new(write));
+        self.write_later(pending, move |arrived| {
+            let arrived = Arc::new(arrived);
+            let mut ranges = ranges(len, if turn == Turn::Last { THREADS } else { 1 }).into_iter();
+            let own = ranges.next();
+            for range in ranges {
+                let (arrived, write) = (arrived.clone(), write.clone());
+                writer.begin(Box::new(move || write(&arrived, range)));
+            }
+            own.map_or(Ok(()), |range| write(&arrived, range))
+        });
     }
 
     /// Lets a thread write what a call gives, once it is there. Never waits.
@@ -95,8 +133,11 @@ impl Writer {
         pending: Pending<T>,
         write: impl FnOnce(T) -> Result<()> + Send + 'static,
     ) {
+        self.begin(Box::new(move || write(pending.wait()?)));
+    }
+
+    fn begin(&self, job: Job) {
         self.shared.lock().open += 1;
-        let job = Box::new(move || write(pending.wait()?));
         self.jobs.send(job).expect("the threads last as long as this");
     }
 
@@ -130,15 +171,50 @@ fn write_all(queue: &Mutex<Receiver<Job>>, shared: &Shared) {
     }
 }
 
-fn write(sums: &Sums, to: &Tensor, wire: Wire) -> Result<()> {
+/// So many elements in parts, as many as asked for or fewer, each of which begins where a tensor may.
+fn ranges(len: usize, parts: usize) -> Vec<Range<usize>> {
+    let part = ParameterArena::padded(len.div_ceil(parts)).max(1);
+    (0..len).step_by(part).map(|start| start..(start + part).min(len)).collect()
+}
+
+/// Adds to a part of a flat tensor what the other of two ranks has, on the device: a sum of two is the same bits in any
+/// order. `own` are the values as they were sent, and `to` is where the sums go.
+fn add_other(
+    all: &[Memory],
+    rank: usize,
+    (own, to): (&Tensor, &Tensor),
+    range: Range<usize>,
+    wire: Wire,
+) -> Result<()> {
+    if all.len() != 2 || all.iter().any(|values| values.len() != to.len() * wire.width()) {
+        return Err(Error::Communication("the ranks have sent gradients of different lengths".into()));
+    }
+    let bytes = |rank: usize| &all[rank][range.start * wire.width()..range.end * wire.width()];
+    let part = |tensor: &Tensor| tensor.slice_flat(range.start, [range.len()].into());
+    match (wire, own.dtype()) {
+        // Its device has no f16.
+        (Wire::F16, DType::F32) => {
+            part(to).write_bytes(bytemuck::cast_slice(&wire.decoded(&[&wire.sums(&[bytes(0), bytes(1)])])))
+        }
+        (Wire::F16, _) => {
+            part(own).add_bytes(bytes(1 - rank))?;
+            part(own).cast_into(&part(to))
+        }
+        (Wire::F32, _) => part(to).add_bytes(bytes(1 - rank)),
+    }
+}
+
+/// Writes sums to their part of a flat tensor.
+fn write(sums: &Sums, to: &Tensor, range: Range<usize>, wire: Wire) -> Result<()> {
+    let (to, sums) = (to.slice_flat(range.start, [range.len()].into()), sums.part(range));
     match wire {
-        Wire::F32 => to.write_parts(&sums.parts()),
+        Wire::F32 => to.write_parts(&sums),
         Wire::F16 if to.device().has_f16() => {
             let spec = Spec::new(to.shape().clone(), DType::F16);
             let halves = Tensor::empty(spec, &to.device(), MemoryKind::Other)?;
-            halves.write_parts(&sums.parts())?;
-            halves.cast_into(to)
+            halves.write_parts(&sums)?;
+            halves.cast_into(&to)
         }
-        Wire::F16 => to.write_bytes(bytemuck::cast_slice(&sums.to_f32())),
+        Wire::F16 => to.write_bytes(bytemuck::cast_slice(&wire.decoded(&sums))),
     }
 }

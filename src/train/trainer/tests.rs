@@ -277,6 +277,10 @@ fn a_batch_in_parts_has_the_loss_and_gradients_of_the_whole_with_dropout() {
 struct Recorder(Arc<Mutex<Vec<[Vec<f32>; 2]>>>);
 
 impl StepHook for Recorder {
+    fn before_backward(&mut self, _: &[Batch]) -> Result<()> {
+        Ok(())
+    }
+
     fn last_backward(&mut self, _: &ParameterArena, backward: &mut dyn FnMut() -> Result<()>) -> Result<()> {
         backward()
     }
