@@ -15,6 +15,8 @@ mod launch;
 mod meeting;
 #[cfg(feature = "mpi")]
 mod mpi;
+#[cfg(any(feature = "mpi", all(test, target_os = "linux")))]
+mod shared_memory;
 mod threads;
 mod wire;
 mod worker;

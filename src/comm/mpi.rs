@@ -4,6 +4,9 @@
 //! (all-to-all), adds it up in their order, and all ranks gather the slices. That is as many bytes as the reduction of
 //! MPI would send.
 //!
+//! Where all ranks are on one machine, values go through memory that they share (`shared_memory.rs`), and MPI only
+//! brings the ranks together.
+//!
 //! Every call first gathers what each rank calls. So ranks that are out of step hear of it, and know all lengths.
 //!
 //! All operations of MPI are begun without waiting and polled, so that a rank that is frozen ends the job when the
@@ -21,12 +24,17 @@ use mpi::traits::{Communicator as _, CommunicatorCollectives, Destination, Root,
 
 use super::call::{Call, Kind};
 use super::encoded::Reused;
+use super::shared_memory::{NewFile, SharedMemory};
 use super::{Communicator, Encoded, Memory, Sums, Wire};
 use crate::{Error, Result};
 
 /// Values that are summed at a time. It bounds the staging memory (two times 16 MiB and a slice) and keeps counts far
 /// below the `i32` that MPI has for them.
 const CHUNK: usize = 1 << 22;
+
+/// Bytes of each rank in shared memory: at first and at most.
+const SHARED_FROM: usize = 1 << 16;
+const SHARED_MOST: usize = 1 << 24;
 
 /// Bytes that are broadcast at a time, for the same reasons.
 const BYTES: usize = 1 << 26;
@@ -55,6 +63,9 @@ pub struct MpiComm {
     staging: Staging,
     /// What calls give.
     memory: Reused,
+    /// Where all ranks are on one machine, and it has memory for it.
+    shares: bool,
+    shared: Option<SharedMemory>,
 }
 
 /// What all calls need.
@@ -96,10 +107,39 @@ impl MpiComm {
         let world = universe.world();
         let (rank, size) = (index(world.rank()), index(world.size()));
         // Keyed by rank, so that the ranks of a host keep their order.
-        let local_rank = index(world.split_shared(world.rank()).rank());
+        let local = world.split_shared(world.rank());
+        let (local_rank, on_this_machine) = (index(local.rank()), index(local.size()));
         let thread = std::thread::current().id();
         let link = Link { universe, thread, rank, size, local_rank, timeout };
-        Ok(MpiComm { link, failure: None, staging: Staging::default(), memory: Reused::default() })
+        let shares = size > 1 && on_this_machine == size;
+        let (staging, memory) = (Staging::default(), Reused::default());
+        Ok(MpiComm { link, failure: None, staging, memory, shares, shared: None })
+    }
+
+    /// Before a call that may use shared memory.
+    fn wait_for_place(&mut self) -> Result<()> {
+        self.shared.as_mut().map_or(Ok(()), |shared| shared.wait_for_place(self.link.timeout))
+    }
+
+    /// The memory that all ranks share, for a call of at most so many bytes of each; `None` where there is none.
+    fn shared(&mut self, length: usize) -> Option<&mut SharedMemory> {
+        let chunk = length.next_power_of_two().clamp(SHARED_FROM, SHARED_MOST);
+        if self.shares && self.shared.as_ref().is_none_or(|shared| shared.chunk() < chunk) {
+            self.shared = None;
+            match self.link.share_memory(chunk) {
+                Ok(shared) => self.shared = Some(shared),
+                Err(reason) => {
+                    self.shares = false;
+                    if self.link.rank == 0 {
+                        tracing::warn!(
+                            "processes of this machine exchange gradients by messages of MPI, which is slower than \
+                             through memory that they share: {reason}"
+                        );
+                    }
+                }
+            }
+        }
+        self.shared.as_mut()
     }
 
     /// The number of this rank among those of its host, such as to choose a GPU by.
@@ -148,7 +188,13 @@ impl Communicator for MpiComm {
 
     fn all_reduce(&mut self, values: Encoded) -> Result<Sums> {
         let (call, wire, values) = (Call::all_reduce(&values), values.wire(), values.memory());
+        self.wait_for_place()?;
         self.agree(call)?;
+        if self.shared(values.len()).is_some() {
+            let MpiComm { link, shared: Some(shared), .. } = self else { unreachable!("it is there") };
+            let sums = shared.all_reduce(&values, wire, link.timeout, &|| link.meet(call.kind))?;
+            return Ok(Sums::new(wire, vec![sums]));
+        }
         let chunk = CHUNK * wire.width();
         let sums = self.memory.filled(values.len(), |sums| {
             for (values, sums) in values.chunks(chunk).zip(sums.chunks_mut(chunk)) {
@@ -168,7 +214,12 @@ impl Communicator for MpiComm {
 
     fn all_gather(&mut self, bytes: Memory) -> Result<Vec<Memory>> {
         let kind = Kind::AllGather;
+        self.wait_for_place()?;
         let lengths = self.agree(Call { kind, length: bytes.len() })?;
+        if self.shared(lengths.iter().copied().max().unwrap_or_default()).is_some() {
+            let MpiComm { link, shared: Some(shared), .. } = self else { unreachable!("it is there") };
+            return shared.all_gather(&bytes, &lengths, link.timeout, &|| link.meet(kind));
+        }
         let shared = lengths.into_iter().enumerate().map(|(rank, length)| {
             self.memory.filled(length, |all| {
                 if rank == self.link.rank {
@@ -238,6 +289,39 @@ impl Link {
         });
         if !is_even {
             all.copy_from_slice(&whole[..values.len()]);
+        }
+    }
+
+    /// Returns when all ranks have called it.
+    fn meet(&self, kind: Kind) {
+        self.complete(self.universe.world().immediate_barrier(), kind);
+    }
+
+    /// Memory for all ranks, which are on one machine; or on all of them why there is none.
+    fn share_memory(&self, chunk: usize) -> std::result::Result<SharedMemory, String> {
+        let file = (self.rank == 0).then(|| NewFile::new(self.size, chunk));
+        let mut path = [0; 256];
+        if let Some(Ok(file)) = &file {
+            let name = file.path().as_os_str().as_encoded_bytes();
+            path[..name.len().min(256)].copy_from_slice(&name[..name.len().min(256)]);
+        }
+        self.share(0, &mut path, Kind::Broadcast);
+        let path = String::from_utf8_lossy(&path).trim_end_matches('\0').to_string();
+        let opened = match &file {
+            Some(Err(error)) => Err(error.to_string()),
+            _ => SharedMemory::open(path.as_ref(), self.rank, self.size, chunk).map_err(|error| error.to_string()),
+        };
+        let (own, mut all) = ([u64::from(opened.is_ok())], vec![0_u64; self.size]);
+        let world = self.universe.world();
+        mpi::request::scope(|scope| {
+            self.complete(world.immediate_all_gather_into(scope, &own, &mut all[..]), Kind::Broadcast);
+        });
+        if let Some(Ok(Err(error))) = file.map(|file| file.map(NewFile::remove)) {
+            tracing::warn!("the memory that processes share keeps its name, {path}: {error}");
+        }
+        match all.iter().position(|opened| *opened == 0) {
+            Some(rank) => Err(opened.err().unwrap_or_else(|| format!("rank {rank} cannot open it"))),
+            None => opened,
         }
     }
 
