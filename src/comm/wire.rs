@@ -82,7 +82,7 @@ impl Wire {
         }
     }
 
-    /// [`Wire::sum`] into new memory.
+    /// Adds up encoded `parts` of equal lengths, one of each rank, in their order, and encodes the sums in new memory.
     pub fn sums(self, parts: &[&[u8]]) -> Vec<u8> {
         let mut sums = vec![0; parts.first().map_or(0, |part| part.len())];
         self.sum(parts, &mut sums);
