@@ -54,7 +54,7 @@ impl Encoded {
     }
 
     /// Their bytes.
-    pub fn memory(&self) -> Memory {
+    pub(crate) fn memory(&self) -> Memory {
         self.bytes.clone()
     }
 }
@@ -83,7 +83,7 @@ impl Sums {
     }
 
     /// Those of the values in this range.
-    pub fn part(&self, values: Range<usize>) -> Vec<&[u8]> {
+    pub(crate) fn part(&self, values: Range<usize>) -> Vec<&[u8]> {
         let (start, end) = (values.start * self.wire.width(), values.end * self.wire.width());
         let mut next = 0;
         let of_part = |part: &Memory| {

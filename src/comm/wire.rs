@@ -21,7 +21,7 @@ const TASK: usize = 1 << 17;
 
 impl Wire {
     /// Bytes of one value.
-    pub fn width(self) -> usize {
+    pub(crate) fn width(self) -> usize {
         match self {
             Wire::F32 => size_of::<f32>(),
             Wire::F16 => size_of::<f16>(),
@@ -56,7 +56,7 @@ impl Wire {
     }
 
     /// The values of bytes that lie in several places.
-    pub fn decoded(self, parts: &[&[u8]]) -> Vec<f32> {
+    pub(crate) fn decoded(self, parts: &[&[u8]]) -> Vec<f32> {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         let mut values = vec![0.0; bytes / self.width()];
         let mut rest = &mut values[..];
@@ -83,7 +83,7 @@ impl Wire {
     }
 
     /// Adds up encoded `parts` of equal lengths, one of each rank, in their order, and encodes the sums in new memory.
-    pub fn sums(self, parts: &[&[u8]]) -> Vec<u8> {
+    pub(crate) fn sums(self, parts: &[&[u8]]) -> Vec<u8> {
         let mut sums = vec![0; parts.first().map_or(0, |part| part.len())];
         self.sum(parts, &mut sums);
         sums

@@ -227,7 +227,7 @@ impl ParameterArena {
 
     /// Where in the arena of gradients that of this tensor collects, and the gradient itself; `None` if it is not one
     /// of these parameters, or is frozen.
-    pub fn gradient_of(&self, parameter: &Tensor) -> Option<&(Range<usize>, Gradient)> {
+    pub(crate) fn gradient_of(&self, parameter: &Tensor) -> Option<&(Range<usize>, Gradient)> {
         let Edge::Leaf(own) = parameter.edge() else { return None };
         self.grads.iter().find(|(_, gradient)| gradient.is(own))
     }

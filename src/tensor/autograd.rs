@@ -233,7 +233,7 @@ impl Grads<'_> {
     }
 
     /// Where gradients of single rows of input `i`, a table, collect, if not with all others.
-    pub fn sparse(&self, i: usize) -> Option<SparseGradient> {
+    pub(crate) fn sparse(&self, i: usize) -> Option<SparseGradient> {
         if let Edge::Leaf(sum) = &self.edges[i] { sum.sparse() } else { None }
     }
 

@@ -21,7 +21,7 @@ pub struct Gradient {
 /// Gradients of some rows of a table, apart from the gradient of the whole: as many as are read in a step. Clones share
 /// them.
 #[derive(Clone)]
-pub struct SparseGradient {
+pub(crate) struct SparseGradient {
     row_of: Tensor,
     rows: usize,
     sum: Arc<Mutex<Option<Tensor>>>,
@@ -30,25 +30,25 @@ pub struct SparseGradient {
 impl SparseGradient {
     /// Of `rows` rows. `row_of`, u32 (V), names for each row of the table the one here; what is not below `rows` has
     /// none, and its gradients are lost.
-    pub fn new(row_of: Tensor, rows: usize) -> SparseGradient {
+    pub(crate) fn new(row_of: Tensor, rows: usize) -> SparseGradient {
         SparseGradient { row_of, rows, sum: Arc::default() }
     }
 
-    pub fn row_of(&self) -> &Tensor {
+    pub(crate) fn row_of(&self) -> &Tensor {
         &self.row_of
     }
 
-    pub fn rows(&self) -> usize {
+    pub(crate) fn rows(&self) -> usize {
         self.rows
     }
 
     /// Takes away what has come together, (rows, C), if anything has.
-    pub fn take(&self) -> Option<Tensor> {
+    pub(crate) fn take(&self) -> Option<Tensor> {
         self.sum.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Adds the output of a kernel: `kernel(true)` must add to what it holds, `kernel(false)` must overwrite it.
-    pub fn add<K: Kernel>(&self, inputs: &[&Tensor], kernel: impl Fn(bool) -> K) -> Result<()> {
+    pub(crate) fn add<K: Kernel>(&self, inputs: &[&Tensor], kernel: impl Fn(bool) -> K) -> Result<()> {
         let mut sum = self.sum.lock().unwrap_or_else(PoisonError::into_inner);
         match &*sum {
             Some(sum) => run_into(&kernel(true), inputs, &[sum]),
@@ -67,22 +67,22 @@ impl Gradient {
     }
 
     /// Whether it is the same sum as another.
-    pub fn is(&self, other: &Gradient) -> bool {
+    pub(crate) fn is(&self, other: &Gradient) -> bool {
         Arc::ptr_eq(&self.stale, &other.stale)
     }
 
     /// The memory that it collects in, which may be stale.
-    pub fn memory(&self) -> &Tensor {
+    pub(crate) fn memory(&self) -> &Tensor {
         &self.memory
     }
 
     /// From here on gradients of single rows of this table collect there; with `None` here again.
-    pub fn collect_rows(&self, sparse: Option<SparseGradient>) {
+    pub(crate) fn collect_rows(&self, sparse: Option<SparseGradient>) {
         *self.sparse.lock().unwrap_or_else(PoisonError::into_inner) = sparse;
     }
 
     /// Where gradients of single rows collect, if not here.
-    pub fn sparse(&self) -> Option<SparseGradient> {
+    pub(crate) fn sparse(&self) -> Option<SparseGradient> {
         self.sparse.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 

@@ -26,7 +26,8 @@ pub use devices::{DeviceInfo, DeviceStats, Profiling};
 pub(crate) use dry_run::DryRun;
 #[cfg(feature = "testing")]
 pub use dry_run::DryRun;
-pub use gradient::{Gradient, SparseGradient};
+pub use gradient::Gradient;
+pub(crate) use gradient::SparseGradient;
 pub use kernel::{Kernel, View, ViewMut};
 pub(crate) use kernel::{common_device, run, run_as, run_into};
 pub use readback::{Bytes, Readback};
