@@ -65,6 +65,7 @@ fn all_cases(device: &Device) {
     for case in cases::all().into_iter().filter(|case| device.has_f16() || !case.f16) {
         forward_and_backward(&case.draw(device, 7).unwrap(), &case.apply);
     }
+    cases::Case::rows_apart(device).unwrap();
     // Two gradients that share memory, so that neither can be added to in place.
     forward_and_backward(&[zeros(&[5], DType::F32, device)], |x| x[0].add(&x[0]));
 }

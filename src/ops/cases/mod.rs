@@ -62,6 +62,26 @@ impl Case {
     pub fn draw(&self, device: &Device, seed: u64) -> Result<Vec<Tensor>> {
         draw(&self.inputs, device, seed)
     }
+
+    /// What no case launches: the gradients of a table's rows collect apart, and are added to that of the whole.
+    ///
+    /// # Errors
+    /// If the device has no memory left.
+    #[cfg(feature = "testing")]
+    pub fn rows_apart(device: &Device) -> Result<()> {
+        use crate::tensor::{Edge, SparseGradient};
+        let table = Tensor::zeros([9, 4], DType::F32, device)?.requires_grad()?;
+        let ids = |len: usize| Tensor::zeros([len], DType::U32, device);
+        if let Edge::Leaf(gradient) = table.edge() {
+            let sparse = SparseGradient::new(ids(9)?, 2);
+            gradient.collect_rows(Some(sparse.clone()));
+            let y = table.embedding(&ids(3)?)?;
+            y.backward_with(&Tensor::zeros([3, 4], DType::F32, device)?)?;
+            let rows = sparse.take();
+            rows.map_or(Ok(()), |rows| super::add_rows(gradient, &rows, &ids(2)?))?;
+        }
+        Ok(())
+    }
 }
 
 /// Every case.
