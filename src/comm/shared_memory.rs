@@ -5,8 +5,8 @@
 //! | values of rank 0 | rank 1 | .. | sums |     a place: values are written by their rank, of the sums each rank
 //! | values of rank 0 | rank 1 | .. | sums |     writes its slice, and all read
 //! ```
-//! What a call gives is handed out where it lies. Calls take turns with the places. A rank waits until it has itself let
-//! go of a place before it comes to the meeting that a call begins with; so after that all have.
+//! What a call gives is handed out where it lies. Calls take turns with the places. A rank waits until it has itself
+//! let go of a place before it comes to the meeting that a call begins with; so after that all have.
 //!
 //! The memory is a file that has no name any more once all have opened it, so that nothing is left of a job, however it
 //! ends.

@@ -1,11 +1,11 @@
 //! The gradient of the token embeddings, as far as it comes from the tokens of a step: of the few rows of the table
 //! that they read (a sparse gradient).
 //!
-//! Backward computes it last, when nothing is left to hide an exchange behind; and the table is large, 154 MB of f32 for
-//! GPT-2's 50,257 x 768, of which 32,768 tokens of wikitext-2 read 4,400 rows. So these rows collect apart from what the
-//! head, if it is the same table, has added to it at the beginning of backward. Every rank makes the batches of all
-//! ranks and so knows which rows they read: all have the same rows in the same places, whose sums over the ranks are
-//! then added to the gradient of the table.
+//! Backward computes it last, when nothing is left to hide an exchange behind; and the table is large, 154 MB of f32
+//! for GPT-2's 50,257 x 768, of which 32,768 tokens of wikitext-2 read 4,400 rows. So these rows collect apart from
+//! what the head, if it is the same table, has added to it at the beginning of backward. Every rank makes the batches
+//! of all ranks and so knows which rows they read: all have the same rows in the same places, whose sums over the ranks
+//! are then added to the gradient of the table.
 
 use super::BUCKET;
 use crate::config::Config;
@@ -21,8 +21,8 @@ use std::ops::Range;
 /// Elements of the smallest table whose rows are sent apart: below, it is no more than a bucket or two.
 const LEAST: usize = if cfg!(test) { 2048 } else { 2 * BUCKET };
 
-/// Tokens of a step for each row of the table, at most: a text of 8 V tokens reads a third of V rows (wikitext-2, GPT-2's
-/// tokenizer). This depends on the run alone, so that one that is resumed adds up in the same order.
+/// Tokens of a step for each row of the table, at most: a text of 8 V tokens reads a third of V rows (wikitext-2,
+/// GPT-2's tokenizer). This depends on the run alone, so that one that is resumed adds up in the same order.
 const MOST_TOKENS: usize = 8;
 
 /// How many rows there are is a multiple of this, so that the memory of one step fits the next. Further rows have no

@@ -14,8 +14,8 @@ use std::time::Instant;
 /// So many fill the bus.
 const THREADS: usize = 4;
 
-/// When a sum is written: while others are on their way, by a thread alone, for to wake up others takes as long as their
-/// part; or as the last, by all threads that are there.
+/// When a sum is written: while others are on their way, by a thread alone, for to wake up others takes as long as
+/// their part; or as the last, by all threads that are there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Turn {
     Among,
