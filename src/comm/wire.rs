@@ -82,13 +82,6 @@ impl Wire {
         }
     }
 
-    /// Adds up encoded `parts` of equal lengths, one of each rank, in their order, and encodes the sums in new memory.
-    pub(crate) fn sums(self, parts: &[&[u8]]) -> Vec<u8> {
-        let mut sums = vec![0; parts.first().map_or(0, |part| part.len())];
-        self.sum(parts, &mut sums);
-        sums
-    }
-
     /// Adds up encoded `parts` of equal lengths, one of each rank, in their order, and encodes the sums.
     ///
     /// The sum begins with the first part, not with 0, so that one rank's -0 stays -0.

@@ -1,5 +1,6 @@
 //! Finds the adapters, orders them (discrete, integrated, virtual, other, software) and opens one.
 
+use super::copy_queues::{self, CopyQueues};
 use super::{AdapterChoice, AdapterInfo, GpuModel};
 use crate::{Error, Result};
 use wgpu::{DeviceType, Features};
@@ -83,6 +84,7 @@ pub(super) struct Opened {
     pub info: AdapterInfo,
     pub device: wgpu::Device,
     pub queue: wgpu::Queue,
+    pub copy_queues: Option<CopyQueues>,
     /// [`Limits::coop_matrix`](super::Limits::coop_matrix)
     pub coop_matrix: u32,
     /// What its pipeline cache is called, if its backend has them.
@@ -126,16 +128,33 @@ pub(super) fn open(choice: &AdapterChoice) -> Result<Opened> {
         experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
         ..Default::default()
     };
-    let (device, queue) = pollster::block_on(adapter.request_device(&descriptor)).map_err(|e| Error::NoAdapter {
+    let refused = |e: &dyn std::fmt::Display| Error::NoAdapter {
         reason: format!("{} does not open: {e}", info.name),
         hint: "update its driver, or train with --device cpu".into(),
-    })?;
+    };
+    // WebGPU has one queue.
+    let with_copies = if choice.default_limits { None } else { copy_queues::open(adapter, &descriptor) };
+    let (device, queue, copy_queues) = match with_copies {
+        Some(opened) => {
+            let (device, queue, copy_queues) = opened.map_err(|e| refused(&e))?;
+            (device, queue, Some(copy_queues))
+        }
+        None => {
+            let opened = pollster::block_on(adapter.request_device(&descriptor));
+            let (device, queue) = opened.map_err(|e| refused(&e))?;
+            (device, queue, None)
+        }
+    };
+    #[cfg(test)]
+    let copy_queues =
+        copy_queues.or_else(|| if choice.default_limits { None } else { CopyQueues::of_the_only_queue(&device) });
     let has_coop = device.features().contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX | Features::SHADER_F16);
     let coop_matrix = if has_coop { coop_matrix(adapter) } else { 0 };
     Ok(Opened {
         info,
         device,
         queue,
+        copy_queues,
         coop_matrix,
         pipeline_cache_key: wgpu::util::pipeline_cache_key(&adapter.get_info()),
     })

@@ -1,10 +1,11 @@
 //! An opened GPU: allocates, records launches and copies, decides when they are submitted, reads back.
 
+use super::copy_queues::{CopyQueues, Direction, Transit};
 use super::pipeline_cache::PipelineCache;
 use super::pipelines::Pipelines;
 use super::plan::{ChoiceCache, Launch, Limits, Operand, Plan};
 use super::pool::{GpuSlice, Pool};
-use super::readback::{PendingReadback, Staging, StagingPool, UploadPool};
+use super::readback::{PendingReadback, Staging, StagingPool, UploadPool, Way};
 use super::recorder::Recorder;
 use super::timestamps::Timestamps;
 use super::{AdapterChoice, AdapterInfo, adapter};
@@ -54,6 +55,7 @@ struct Context {
     counts: [AtomicU64; 2],
     staging_pool: StagingPool,
     upload_pool: UploadPool,
+    copy_queues: Option<CopyQueues>,
     /// The first error that the driver reported outside a call.
     fault: Arc<Mutex<Option<Fault>>>,
     /// The most memory that is taken, bytes.
@@ -72,7 +74,8 @@ impl Gpu {
     /// # Errors
     /// [`Error::NoAdapter`], which lists what was found and says what to do.
     pub fn open(choice: &AdapterChoice) -> Result<Gpu> {
-        let adapter::Opened { info, device, queue, coop_matrix, pipeline_cache_key } = adapter::open(choice)?;
+        let adapter::Opened { info, device, queue, copy_queues, coop_matrix, pipeline_cache_key } =
+            adapter::open(choice)?;
         let granted = device.limits();
         let subgroup_size = match info.subgroup_size {
             [min, max] if min == max && device.features().contains(wgpu::Features::SUBGROUP) => min,
@@ -112,7 +115,7 @@ impl Gpu {
         let cache = kept.and_then(|(folder, key)| PipelineCache::open(&device, folder, key));
         let pipelines = Arc::new(Pipelines::new(device.clone(), limits.clone(), cache));
         let profiler = Arc::new(Profiler::new());
-        let recorder = Mutex::new(Recorder::new(device.clone(), queue, pipelines.clone(), profiler.clone()));
+        let recorder = Recorder::new(device.clone(), queue, copy_queues.clone(), pipelines.clone(), profiler.clone());
         let (pool, staging_pool, submissions) = (Arc::default(), StagingPool::default(), Mutex::default());
         let kernels_per_submit = AtomicUsize::new(KERNELS_WHEN_IDLE);
         let memory_bytes = choice.memory_bytes.unwrap_or(usize::MAX);
@@ -122,12 +125,13 @@ impl Gpu {
             profiler,
             pool,
             pipelines,
-            recorder,
+            recorder: Mutex::new(recorder),
             submissions,
             kernels_per_submit,
             counts: Default::default(),
             staging_pool,
             upload_pool: UploadPool::default(),
+            copy_queues,
             fault,
             memory_bytes,
         };
@@ -247,6 +251,9 @@ impl Gpu {
         self.0.pool.release_free();
         self.0.staging_pool.release();
         self.0.upload_pool.release();
+        if let Some(copies) = &self.0.copy_queues {
+            copies.release();
+        }
         self.0.device.poll(wgpu::PollType::Poll).map(drop).map_err(|e| Error::Gpu(e.to_string()))
     }
 
@@ -283,6 +290,11 @@ impl Gpu {
     pub fn lose_for_tests(&self) {
         *self.0.fault.lock().unwrap_or_else(|p| p.into_inner()) = Some(Fault::Lost("by a test".into()));
         self.0.device.destroy();
+    }
+
+    #[cfg(test)]
+    pub(super) fn copy_queues(&self) -> Option<&CopyQueues> {
+        self.0.copy_queues.as_ref()
     }
 
     /// Records a kernel's launches. `name` is what the profile calls it, `cost` what it must compute and move.
@@ -368,7 +380,47 @@ impl Gpu {
         let make = || Staging::new(&self.0.device, slice.size, &self.0.staging_pool);
         let staging = self.retry_after_trim(|| self.made(slice.size, make))?;
         self.recorder().read(&slice.into(), &staging);
-        Ok(PendingReadback { gpu: self.clone(), staging, size: slice.size, staging_pool: self.0.staging_pool.clone() })
+        let way = Way::Mapped(staging, self.0.staging_pool.clone());
+        Ok(PendingReadback { gpu: self.clone(), way, size: slice.size })
+    }
+
+    /// Memory that a kernel is to write, and [`Gpu::download_aside`] to read. `None` where the device has no queues for
+    /// copies, or copies have as much memory as they may.
+    ///
+    /// # Errors
+    /// If the driver refuses it.
+    pub(crate) fn alloc_for_host(&self, size: usize) -> Result<Option<GpuSlice>> {
+        let Some(copies) = &self.0.copy_queues else { return Ok(None) };
+        let transit = copies.take(size, Direction::ToHost)?;
+        Ok(transit.map(|transit| GpuSlice::in_transit(Arc::new(transit), size)))
+    }
+
+    /// [`Gpu::download_later`], beside the kernels that follow, if the memory is of [`Gpu::alloc_for_host`]. What is
+    /// recorded later must not write to it.
+    ///
+    /// # Errors
+    /// If there is no memory to read into, or the driver reported an error.
+    pub(crate) fn download_aside(&self, slice: &GpuSlice) -> Result<PendingReadback> {
+        let Some(transit) = slice.transit() else { return self.download_later(slice) };
+        self.recorder().read_aside(transit.clone());
+        Ok(PendingReadback { gpu: self.clone(), way: Way::Aside(transit.clone()), size: slice.size })
+    }
+
+    /// Memory with these bytes, brought there beside the kernels that run; waits for it. It is for kernels to read.
+    /// `None` as for [`Gpu::alloc_for_host`].
+    ///
+    /// # Errors
+    /// If the driver refuses it, or reported an error.
+    pub(crate) fn upload_aside(&self, bytes: &[u8]) -> Result<Option<GpuSlice>> {
+        let Some(copies) = &self.0.copy_queues else { return Ok(None) };
+        let Some(mut transit) = copies.take(bytes.len(), Direction::ToDevice)? else { return Ok(None) };
+        transit.fill(bytes);
+        {
+            let _nobody_else_submits = self.recorder();
+            copies.copy_to_device(&transit);
+        }
+        self.wait_aside(&transit)?;
+        Ok(Some(GpuSlice::in_transit(Arc::new(transit), bytes.len())))
     }
 
     /// The contents of `slice`, after everything recorded so far has run. Waits.
@@ -456,6 +508,20 @@ impl Gpu {
         self.submissions().clear();
         self.0.kernels_per_submit.store(KERNELS_WHEN_IDLE, Ordering::Relaxed);
         self.recorder().timestamps.as_mut().map_or(Ok(()), Timestamps::collect)
+    }
+
+    /// Waits for a copy beside the kernels; submits what is recorded if that is among it.
+    pub(super) fn wait_aside(&self, transit: &Transit) -> Result<()> {
+        if !transit.is_submitted() {
+            self.submit()?;
+        }
+        self.0.profiler.span(Span::Wait, || {
+            // So often it looks whether the device is lost.
+            while !transit.wait(Duration::from_millis(100))? {
+                self.check()?;
+            }
+            Ok(())
+        })
     }
 
     pub(super) fn wait(&self, submission_index: Option<wgpu::SubmissionIndex>) -> Result<()> {

@@ -17,6 +17,11 @@ mod bind_groups;
 mod clock;
 #[cfg(feature = "gpu")]
 mod context;
+#[cfg(all(feature = "gpu", not(target_vendor = "apple")))]
+mod copy_queues;
+#[cfg(all(feature = "gpu", target_vendor = "apple"))]
+#[path = "no_copy_queues.rs"]
+mod copy_queues;
 #[cfg(feature = "gpu")]
 mod params;
 #[cfg(feature = "gpu")]

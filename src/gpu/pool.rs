@@ -3,11 +3,13 @@
 //! Commands run in the order in which they were recorded, so a buffer may be handed out again as soon as it is free,
 //! while the GPU still works on what was recorded before.
 
+use super::copy_queues::Transit;
 use super::size_class::{ALIGN, size_class};
 use crate::Result;
 use crate::profile::{MemoryCount, MemoryKind, MemoryStats};
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// A part of a buffer.
@@ -24,6 +26,22 @@ impl GpuSlice {
         let fits = offset.checked_add(size).is_some_and(|end| end <= self.size);
         assert!(offset.is_multiple_of(ALIGN) && fits, "slice {offset}+{size} of {}", self.size);
         GpuSlice { buffer: self.buffer.clone(), offset: self.offset + offset, size }
+    }
+
+    /// The first `size` bytes of what the queues of copies use too.
+    pub(super) fn in_transit(transit: Arc<Transit>, size: usize) -> GpuSlice {
+        let (raw, id) = transit.shared();
+        let (id, raw) = (id, Some(raw.clone()));
+        let buffer = Arc::new(Pooled { id, raw, home: Home::Transit(transit) });
+        GpuSlice { buffer, offset: 0, size }
+    }
+
+    /// The copy that this memory is of.
+    pub(super) fn transit(&self) -> Option<&Arc<Transit>> {
+        match &self.buffer.home {
+            Home::Transit(transit) => Some(transit),
+            Home::Pool(..) => None,
+        }
     }
 
     /// Whether no other slice shares the buffer.
@@ -47,12 +65,24 @@ impl fmt::Debug for GpuSlice {
 
 /// A buffer that returns to its pool when dropped.
 pub(super) struct Pooled {
-    /// Never used twice: bind groups are cached under it.
+    /// Never given to another buffer: bind groups are cached under it.
     pub id: u64,
     /// Taken only by `drop`.
     raw: Option<wgpu::Buffer>,
-    kind: MemoryKind,
-    pool: Weak<Pool>,
+    home: Home,
+}
+
+/// Where a buffer goes back to.
+enum Home {
+    Pool(Weak<Pool>, MemoryKind),
+    /// To the queues of copies, once nobody has the copy.
+    Transit(Arc<Transit>),
+}
+
+/// The number of a new buffer.
+pub(super) fn next_id() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 impl Pooled {
@@ -63,8 +93,10 @@ impl Pooled {
 
 impl Drop for Pooled {
     fn drop(&mut self) {
-        if let (Some(raw), Some(pool)) = (self.raw.take(), self.pool.upgrade()) {
-            pool.give_back(self.id, raw, self.kind);
+        if let (Some(raw), Home::Pool(pool, kind)) = (self.raw.take(), &self.home)
+            && let Some(pool) = pool.upgrade()
+        {
+            pool.give_back(self.id, raw, *kind);
         }
     }
 }
@@ -77,7 +109,6 @@ pub(super) struct Pool(Mutex<Inner>);
 struct Inner {
     free: HashMap<usize, Vec<(u64, wgpu::Buffer)>>,
     count: MemoryCount,
-    last_id: u64,
 }
 
 impl Pool {
@@ -101,13 +132,10 @@ impl Pool {
         let created = if recycled.is_none() { Some(create(class)?) } else { None };
         let mut inner = self.inner();
         inner.count.take(class, kind, created.is_some());
-        if created.is_some() {
-            inner.last_id += 1;
-        }
-        let last_id = inner.last_id;
-        let (id, raw) = recycled.or(created.map(|raw| (last_id, raw))).expect("recycled or created");
         drop(inner);
-        let buffer = Arc::new(Pooled { id, raw: Some(raw), kind, pool: Arc::downgrade(self) });
+        let (id, raw) = recycled.or(created.map(|raw| (next_id(), raw))).expect("recycled or created");
+        let home = Home::Pool(Arc::downgrade(self), kind);
+        let buffer = Arc::new(Pooled { id, raw: Some(raw), home });
         Ok(GpuSlice { buffer, offset: 0, size })
     }
 

@@ -1,10 +1,12 @@
 //! Reads from the GPU that do not wait: the copy is recorded now, the bytes are taken when they have arrived.
 
 use super::Gpu;
+use super::copy_queues::Transit;
 use crate::{Error, Result};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
+use std::time::Duration;
 
 const WAITING: u8 = 0;
 const READY: u8 = 1;
@@ -136,33 +138,53 @@ impl Staging {
 /// Bytes on their way from the GPU.
 pub struct PendingReadback {
     pub(super) gpu: Gpu,
-    pub(super) staging: Staging,
+    pub(super) way: Way,
     pub(super) size: usize,
-    pub(super) staging_pool: StagingPool,
+}
+
+/// How bytes come from the GPU.
+pub(super) enum Way {
+    /// By wgpu's queue, to a buffer that is mapped then.
+    Mapped(Staging, StagingPool),
+    /// By a queue of copies.
+    Aside(Arc<Transit>),
 }
 
 /// Bytes that have arrived from the GPU, in the memory where they arrived. Another thread may read them.
 pub struct MappedBytes {
-    /// `None` only while it is dropped.
-    view: Option<wgpu::BufferView>,
+    memory: Memory,
     size: usize,
-    buffer: wgpu::Buffer,
-    staging_pool: StagingPool,
+}
+
+enum Memory {
+    Mapped {
+        /// `None` only while it is dropped.
+        view: Option<wgpu::BufferView>,
+        buffer: wgpu::Buffer,
+        staging_pool: StagingPool,
+    },
+    Aside(Arc<Transit>),
 }
 
 impl Deref for MappedBytes {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        &self.view.as_ref().expect("the view is there until drop")[..self.size]
+        let bytes: &[u8] = match &self.memory {
+            Memory::Mapped { view, .. } => view.as_ref().expect("the view is there until drop"),
+            Memory::Aside(transit) => transit.bytes(),
+        };
+        &bytes[..self.size]
     }
 }
 
 impl Drop for MappedBytes {
     fn drop(&mut self) {
-        self.view = None; // before the buffer is unmapped
-        self.buffer.unmap();
-        self.staging_pool.keep(self.buffer.clone());
+        if let Memory::Mapped { view, buffer, staging_pool } = &mut self.memory {
+            *view = None; // before the buffer is unmapped
+            buffer.unmap();
+            staging_pool.keep(buffer.clone());
+        }
     }
 }
 
@@ -173,13 +195,15 @@ impl PendingReadback {
     /// If the GPU reported an error.
     pub fn try_read(&self) -> Result<Option<MappedBytes>> {
         self.gpu.poll()?;
-        let mapped = |view| MappedBytes {
-            view: Some(view),
-            size: self.size,
-            buffer: self.staging.buffer.clone(),
-            staging_pool: self.staging_pool.clone(),
+        let memory = match &self.way {
+            Way::Mapped(staging, staging_pool) => staging.mapped()?.map(|view| Memory::Mapped {
+                view: Some(view),
+                buffer: staging.buffer.clone(),
+                staging_pool: staging_pool.clone(),
+            }),
+            Way::Aside(transit) => transit.wait(Duration::ZERO)?.then(|| Memory::Aside(transit.clone())),
         };
-        Ok(self.staging.mapped()?.map(mapped))
+        Ok(memory.map(|memory| MappedBytes { memory, size: self.size }))
     }
 
     /// Waits for the bytes, and not for what was submitted after them; submits what is recorded if they are of that.
@@ -195,9 +219,12 @@ impl PendingReadback {
     /// # Errors
     /// If the GPU reported an error.
     pub fn wait_mapped(self) -> Result<MappedBytes> {
-        match self.staging.submission.get() {
-            Some(index) => self.gpu.wait(Some(index.clone()))?,
-            None => self.gpu.synchronize()?,
+        match &self.way {
+            Way::Mapped(staging, _) => match staging.submission.get() {
+                Some(index) => self.gpu.wait(Some(index.clone()))?,
+                None => self.gpu.synchronize()?,
+            },
+            Way::Aside(transit) => self.gpu.wait_aside(transit)?,
         }
         loop {
             if let Some(bytes) = self.try_read()? {

@@ -5,6 +5,7 @@
 //! [`Gpu::precompile`](super::Gpu::precompile) has compiled.
 
 use super::bind_groups::BindGroups;
+use super::copy_queues::{CopyQueues, Transit};
 use super::params::{Uniforms, words};
 use super::pipelines::{Pipeline, Pipelines};
 use super::plan::{Launch, grid};
@@ -80,6 +81,9 @@ pub(super) struct Recorder {
     to_map: Vec<Staging>,
     /// Buffers whose copy is recorded, to be written again after it.
     pub to_map_again: Vec<(wgpu::Buffer, UploadPool)>,
+    copy_queues: Option<CopyQueues>,
+    /// What is to be copied to the host after the submit.
+    to_copy: Vec<Arc<Transit>>,
     /// Kernels recorded, their operations, and bytes to be copied to the GPU.
     pub kernels: usize,
     pub flops: f64,
@@ -92,6 +96,7 @@ impl Recorder {
     pub fn new(
         device: wgpu::Device,
         queue: wgpu::Queue,
+        copy_queues: Option<CopyQueues>,
         pipelines: Arc<Pipelines>,
         profiler: Arc<Profiler>,
     ) -> Recorder {
@@ -110,6 +115,8 @@ impl Recorder {
             commands,
             to_map,
             to_map_again,
+            copy_queues,
+            to_copy: Vec::new(),
             kernels: 0,
             flops: 0.0,
             uploaded: 0,
@@ -159,6 +166,11 @@ impl Recorder {
         self.to_map.push(into.clone());
     }
 
+    /// Records a copy to the host of memory that the queues of copies use too.
+    pub fn read_aside(&mut self, transit: Arc<Transit>) {
+        self.to_copy.push(transit);
+    }
+
     /// Hands what is recorded to the GPU, if there is anything.
     pub fn submit(&mut self) -> Option<wgpu::SubmissionIndex> {
         if self.commands.is_empty() {
@@ -174,7 +186,11 @@ impl Recorder {
         if let Some(uniforms) = &mut self.uniforms {
             uniforms.write(&self.queue);
         }
+        let announced = self.copy_queues.as_ref().map(|copies| (copies, copies.announce(&self.queue)));
         let index = self.queue.submit([encoder.finish()]);
+        if let Some((copies, announced)) = announced {
+            copies.copy_to_host(&self.queue, announced, &std::mem::take(&mut self.to_copy));
+        }
         for staging in self.to_map.drain(..) {
             staging.map();
             staging.submitted(index.clone());

@@ -161,6 +161,18 @@ impl Gpu {
         match self.0 {}
     }
 
+    pub(crate) fn alloc_for_host(&self, _size: usize) -> Result<Option<GpuSlice>> {
+        match self.0 {}
+    }
+
+    pub(crate) fn download_aside(&self, _slice: &GpuSlice) -> Result<PendingReadback> {
+        match self.0 {}
+    }
+
+    pub(crate) fn upload_aside(&self, _bytes: &[u8]) -> Result<Option<GpuSlice>> {
+        match self.0 {}
+    }
+
     pub fn download(&self, _slice: &GpuSlice) -> Result<Vec<u8>> {
         match self.0 {}
     }

@@ -16,6 +16,9 @@ pub(crate) struct AddInto {
 /// output = a + b, for shapes that hold equally many elements.
 pub(super) struct Sum;
 
+/// output = a + b in f32, of inputs in f16.
+pub(super) struct SumOfHalves;
+
 fn plan(input: &Spec, into: DType, two_inputs: bool) -> Plan {
     let elements = input.shape.elements();
     let element = input.dtype.wgsl(4);
@@ -91,5 +94,33 @@ impl Kernel for Sum {
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         plan(inputs[0], inputs[0].dtype, true)
+    }
+}
+
+impl Kernel for SumOfHalves {
+    fn name(&self) -> &'static str {
+        "add_gradient"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        if inputs[0] != inputs[1] || inputs[0].dtype != DType::F16 {
+            let (expected, got) = (format!("two of f16, as {}", inputs[0]), inputs[1].to_string());
+            return Err(Error::Shape { op: self.name(), expected, got });
+        }
+        Ok(vec![Spec::new(inputs[0].shape.clone(), DType::F32)])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        let bytes = 2 * inputs[0].size_bytes() + outputs[0].size_bytes();
+        Cost { flops: inputs[0].shape.elements() as f64, bytes: bytes as f64 }
+    }
+
+    /// There is no f16 there.
+    fn cpu(&self, _: &[View], _: &mut [ViewMut]) {
+        unreachable!("tensors of f16 are on GPUs")
+    }
+
+    fn gpu(&self, inputs: &[&Spec], outputs: &[&Spec], _: &Limits) -> Plan {
+        plan(inputs[0], outputs[0].dtype, true)
     }
 }

@@ -79,22 +79,25 @@ mod tests {
     fn what_is_computed_and_read_sees_the_values_of_its_time() {
         for device in Device::for_tests() {
             let x = Tensor::from_f32(&[1.0; 100], [100], &device).unwrap();
-            let (mut readbacks, mut results) = (Vec::new(), Vec::new());
+            let (mut readbacks, mut aside, mut results) = (Vec::new(), Vec::new(), Vec::new());
             // More kernels than one submit holds.
             for turn in 0..200 {
                 x.write_bytes(bytemuck::cast_slice(&[turn as f32; 100])).unwrap();
                 results.push(x.scale(2.0).unwrap().scale(3.0).unwrap());
                 readbacks.push(x.read_later().unwrap());
+                aside.push(x.read_aside(x.dtype()).unwrap().1);
                 x.fill_zero();
                 results.push(x.scale(5.0).unwrap());
             }
             device.synchronize().unwrap();
-            for (turn, (result, mut readback)) in results.chunks(2).zip(readbacks).enumerate() {
+            for (turn, ((result, mut readback), aside)) in results.chunks(2).zip(readbacks).zip(aside).enumerate() {
                 assert_eq!(result[0].to_f32().unwrap(), [6.0 * turn as f32; 100], "{device}");
                 assert_eq!(result[1].to_f32().unwrap(), [0.0; 100], "{device}");
                 assert!(readback.has_arrived().unwrap(), "{device}: everything has been waited for");
-                let bytes = readback.wait().unwrap();
-                assert_eq!(bytemuck::pod_collect_to_vec::<u8, f32>(&bytes), [turn as f32; 100], "{device}");
+                for read in [readback, aside] {
+                    let bytes = read.wait().unwrap();
+                    assert_eq!(bytemuck::pod_collect_to_vec::<u8, f32>(&bytes), [turn as f32; 100], "{device}");
+                }
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Values on their way between the host and devices.
 
-use super::accumulate::AddInto;
-use super::{DType, Device, Grads, Op, Readback, Saved, Saves, Storage, Tensor, record, run_into, upcast};
+use super::accumulate::{AddInto, SumOfHalves};
+use super::{DType, Device, Edge, Grads, Op, Readback, Saved, Saves, Spec, Storage, Tensor, record, run_into, upcast};
 use crate::cpu::CpuSlice;
 use crate::profile::MemoryKind;
 use crate::{Error, Result};
@@ -59,8 +59,27 @@ impl Tensor {
     /// If there are more or fewer bytes than the tensor has, the device has no memory left, or the driver reported an
     /// error.
     pub(crate) fn add_bytes(&self, bytes: &[u8]) -> Result<()> {
-        let other = Tensor::from_bytes_as(MemoryKind::Other, bytes, self.spec().clone(), &self.device())?;
-        run_into(&AddInto { into: self.dtype() }, &[&other], &[self])
+        run_into(&AddInto { into: self.dtype() }, &[&self.beside(bytes)?], &[self])
+    }
+
+    /// Sets `to`, of f32, to the sum of this tensor and the elements in these bytes, which are of f16 as it is.
+    ///
+    /// # Errors
+    /// As [`Tensor::add_bytes`].
+    pub(crate) fn add_halves_into(&self, bytes: &[u8], to: &Tensor) -> Result<()> {
+        run_into(&SumOfHalves, &[self, &self.beside(bytes)?], &[to])
+    }
+
+    /// A tensor of these bytes where this one is, for kernels to read: on a GPU that can copy while it computes,
+    /// brought there so.
+    fn beside(&self, bytes: &[u8]) -> Result<Tensor> {
+        if let Storage::Gpu(gpu, _) = self.storage()
+            && bytes.len() == self.spec().size_bytes()
+            && let Some(slice) = gpu.upload_aside(bytes)?
+        {
+            return Ok(Tensor::from_parts(self.spec().clone(), Storage::Gpu(gpu.clone(), slice), Edge::None));
+        }
+        Tensor::from_bytes_as(MemoryKind::Other, bytes, self.spec().clone(), &self.device())
     }
 
     /// Sets all elements to zero.
@@ -132,6 +151,25 @@ impl Tensor {
         })
     }
 
+    /// The values in elements of this type, on the device and on their way to the host: beside the kernels that follow,
+    /// if a GPU can copy while it computes.
+    ///
+    /// # Errors
+    /// If there is no memory to convert or read into, or the driver reported an error.
+    pub(crate) fn read_aside(&self, dtype: DType) -> Result<(Tensor, Readback)> {
+        if let Storage::Gpu(gpu, _) = self.storage() {
+            let spec = Spec::new(self.shape().clone(), dtype);
+            if let Some(slice) = gpu.alloc_for_host(spec.size_bytes())? {
+                let values = Tensor::from_parts(spec, Storage::Gpu(gpu.clone(), slice.clone()), Edge::None);
+                self.cast_into(&values)?;
+                return Ok((values, Readback::pending(gpu.download_aside(&slice)?)));
+            }
+        }
+        let values = self.to_dtype(dtype)?;
+        let readback = values.read_later()?;
+        Ok((values, readback))
+    }
+
     /// The same values on another device; the same tensor if it is there already. The gradient goes back the same way.
     ///
     /// # Errors
@@ -193,6 +231,26 @@ mod tests {
                 assert!(matches!(x.write_bytes(&vec![0; length]), Err(Error::Shape { op: "write_bytes", .. })));
             }
             assert_eq!(x.to_f32().unwrap(), [1.0, 2.0], "{device}");
+        }
+    }
+
+    #[test]
+    fn halves_of_two_are_added_in_f32() {
+        for device in Device::for_tests().into_iter().filter(Device::has_f16) {
+            let halves = |values: [f32; 5]| {
+                let values = Tensor::from_f32(&values, [5], &device).unwrap();
+                let (halves, read) = values.read_aside(DType::F16).unwrap();
+                (halves, read.wait().unwrap())
+            };
+            let (own, _) = halves([1.0, -0.5, 60000.0, 2048.0, f32::INFINITY]);
+            let (_, other) = halves([2.0, 0.5, 60000.0, 1.0, 1.0]);
+            // Seven more than are to be set.
+            let to = Tensor::from_f32(&[7.0; 12], [12], &device).unwrap();
+            own.add_halves_into(&other, &to.slice_flat(0, [5].into())).unwrap();
+            // In f16 the third were infinite, and the fourth 2048.
+            let expected = [3.0, 0.0, 120_000.0, 2049.0, f32::INFINITY, 7.0, 7.0, 7.0, 7.0, 7.0, 7.0, 7.0];
+            assert_eq!(to.to_f32().unwrap(), expected, "{device}");
+            assert!(own.add_halves_into(&other[2..], &to.slice_flat(0, [5].into())).is_err(), "{device}");
         }
     }
 }

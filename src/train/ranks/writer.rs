@@ -74,8 +74,8 @@ impl Writer {
         Ok(Writer { comm, wire, jobs, shared })
     }
 
-    /// Begins to replace a tensor of f32 by its sum over all ranks. Never waits. All ranks call it for the same tensors
-    /// in the same order.
+    /// Records what replaces a tensor of f32 by its sum over all ranks, which begins when that is submitted. Never waits.
+    /// All ranks call it for the same tensors in the same order.
     ///
     /// # Errors
     /// If the driver reported an error, or there is no memory to read into.
@@ -83,10 +83,7 @@ impl Writer {
         let (wire, shared) = (self.wire, self.shared.clone());
         // Of a GPU half of the bytes are copied then.
         let dtype = if wire == Wire::F16 && values.device().has_f16() { DType::F16 } else { DType::F32 };
-        let own = values.to_dtype(dtype)?;
-        let readback = own.read_later()?;
-        // Now, and not with the next kernels or tensors: it is to be on its way while they are computed and copied.
-        values.device().submit()?;
+        let (own, readback) = values.read_aside(dtype)?;
         let encoded = move || {
             let bytes = readback.wait()?;
             shared.lock().arrived = Instant::now();
@@ -194,12 +191,11 @@ fn add_other(
     match (wire, own.dtype()) {
         // Its device has no f16.
         (Wire::F16, DType::F32) => {
-            part(to).write_bytes(bytemuck::cast_slice(&wire.decoded(&[&wire.sums(&[bytes(0), bytes(1)])])))
+            let [mut sum, other] = [0, 1].map(|rank| wire.decoded(&[bytes(rank)]));
+            sum.iter_mut().zip(&other).for_each(|(sum, other)| *sum += other);
+            part(to).write_bytes(bytemuck::cast_slice(&sum))
         }
-        (Wire::F16, _) => {
-            part(own).add_bytes(bytes(1 - rank))?;
-            part(own).cast_into(&part(to))
-        }
+        (Wire::F16, _) => part(own).add_halves_into(bytes(1 - rank), &part(to)),
         (Wire::F32, _) => part(to).add_bytes(bytes(1 - rank)),
     }
 }
