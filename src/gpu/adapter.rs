@@ -128,20 +128,20 @@ pub(super) fn open(choice: &AdapterChoice) -> Result<Opened> {
         experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
         ..Default::default()
     };
-    let refused = |e: &dyn std::fmt::Display| Error::NoAdapter {
-        reason: format!("{} does not open: {e}", info.name),
-        hint: "update its driver, or train with --device cpu".into(),
-    };
     // WebGPU has one queue.
     let with_copies = if choice.default_limits { None } else { copy_queues::open(adapter, &descriptor) };
+    let with_copies = with_copies.and_then(|opened| {
+        let unopened = |e: &Error| tracing::warn!("{} opens without its queues for copies: {e}", info.name);
+        opened.inspect_err(unopened).ok()
+    });
     let (device, queue, copy_queues) = match with_copies {
-        Some(opened) => {
-            let (device, queue, copy_queues) = opened.map_err(|e| refused(&e))?;
-            (device, queue, Some(copy_queues))
-        }
+        Some((device, queue, copy_queues)) => (device, queue, Some(copy_queues)),
         None => {
             let opened = pollster::block_on(adapter.request_device(&descriptor));
-            let (device, queue) = opened.map_err(|e| refused(&e))?;
+            let (device, queue) = opened.map_err(|e| Error::NoAdapter {
+                reason: format!("{} does not open: {e}", info.name),
+                hint: "update its driver, or train with --device cpu".into(),
+            })?;
             (device, queue, None)
         }
     };

@@ -253,4 +253,20 @@ mod tests {
             assert!(own.add_halves_into(&other[2..], &to.slice_flat(0, [5].into())).is_err(), "{device}");
         }
     }
+
+    /// What the host has written is not written again before the kernel that reads it has run.
+    #[test]
+    fn sums_are_of_what_each_upload_brought() {
+        for device in Device::for_tests() {
+            let len = 10_003;
+            let sum = Tensor::from_f32(&vec![0.0; len], [len], &device).unwrap();
+            for turn in 1..=40 {
+                sum.add_bytes(bytemuck::cast_slice(&vec![turn as f32; len])).unwrap();
+                if turn % 7 == 0 {
+                    device.submit().unwrap();
+                }
+            }
+            assert_eq!(sum.to_f32().unwrap(), vec![820.0; len], "{device}");
+        }
+    }
 }
