@@ -257,6 +257,11 @@ impl CopyQueues {
         self.0.release(&mut self.0.routes());
     }
 
+    /// Whether there is memory for copies: who exchanges nothing announces nothing.
+    pub fn are_in_use(&self) -> bool {
+        self.0.routes().bytes != [0; 2]
+    }
+
     /// Lets the next submit to wgpu's queue tell when it is done, and begin after the copies to the device that are
     /// done.
     pub fn announce(&self, queue: &wgpu::Queue) -> Announced {

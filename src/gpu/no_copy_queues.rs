@@ -38,6 +38,10 @@ impl CopyQueues {
         match self.0 {}
     }
 
+    pub fn are_in_use(&self) -> bool {
+        match self.0 {}
+    }
+
     pub fn announce(&self, _: &wgpu::Queue) -> Announced {
         match self.0 {}
     }

@@ -186,7 +186,8 @@ impl Recorder {
         if let Some(uniforms) = &mut self.uniforms {
             uniforms.write(&self.queue);
         }
-        let announced = self.copy_queues.as_ref().map(|copies| (copies, copies.announce(&self.queue)));
+        let copies = self.copy_queues.as_ref().filter(|copies| copies.are_in_use());
+        let announced = copies.map(|copies| (copies, copies.announce(&self.queue)));
         let index = self.queue.submit([encoder.finish()]);
         if let Some((copies, announced)) = announced {
             copies.copy_to_host(&self.queue, announced, &std::mem::take(&mut self.to_copy));

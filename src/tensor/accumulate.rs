@@ -14,10 +14,10 @@ pub(crate) struct AddInto {
 }
 
 /// output = a + b, for shapes that hold equally many elements.
-pub(super) struct Sum;
-
-/// output = a + b in f32, of inputs in f16.
-pub(super) struct SumOfHalves;
+pub(super) struct Sum {
+    /// The type of the output.
+    pub into: DType,
+}
 
 fn plan(input: &Spec, into: DType, two_inputs: bool) -> Plan {
     let elements = input.shape.elements();
@@ -75,11 +75,12 @@ impl Kernel for Sum {
             let (expected, got) = (inputs[0].to_string(), inputs[1].to_string());
             return Err(Error::Shape { op: self.name(), expected, got });
         }
-        Ok(vec![inputs[0].clone()])
+        Ok(vec![Spec::new(inputs[0].shape.clone(), self.into)])
     }
 
-    fn cost(&self, inputs: &[&Spec], _: &[&Spec]) -> Cost {
-        Cost { flops: inputs[0].shape.elements() as f64, bytes: 3.0 * inputs[0].size_bytes() as f64 }
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        let bytes = 2 * inputs[0].size_bytes() + outputs[0].size_bytes();
+        Cost { flops: inputs[0].shape.elements() as f64, bytes: bytes as f64 }
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
@@ -93,34 +94,6 @@ impl Kernel for Sum {
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        plan(inputs[0], inputs[0].dtype, true)
-    }
-}
-
-impl Kernel for SumOfHalves {
-    fn name(&self) -> &'static str {
-        "add_gradient"
-    }
-
-    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        if inputs[0] != inputs[1] || inputs[0].dtype != DType::F16 {
-            let (expected, got) = (format!("two of f16, as {}", inputs[0]), inputs[1].to_string());
-            return Err(Error::Shape { op: self.name(), expected, got });
-        }
-        Ok(vec![Spec::new(inputs[0].shape.clone(), DType::F32)])
-    }
-
-    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
-        let bytes = 2 * inputs[0].size_bytes() + outputs[0].size_bytes();
-        Cost { flops: inputs[0].shape.elements() as f64, bytes: bytes as f64 }
-    }
-
-    /// There is no f16 there.
-    fn cpu(&self, _: &[View], _: &mut [ViewMut]) {
-        unreachable!("tensors of f16 are on GPUs")
-    }
-
-    fn gpu(&self, inputs: &[&Spec], outputs: &[&Spec], _: &Limits) -> Plan {
-        plan(inputs[0], outputs[0].dtype, true)
+        plan(inputs[0], self.into, true)
     }
 }

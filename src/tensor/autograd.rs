@@ -225,7 +225,9 @@ impl Grads<'_> {
                         run_into(&AddInto { into: gradient.dtype() }, &[&sum], &[&gradient])?;
                         gradient
                     }
-                    Some(sum) => run_as(MemoryKind::Gradients, &Sum, &[&sum, &gradient])?.remove(0),
+                    Some(sum) => {
+                        run_as(MemoryKind::Gradients, &Sum { into: sum.dtype() }, &[&sum, &gradient])?.remove(0)
+                    }
                 });
                 Ok(())
             }

@@ -1,6 +1,6 @@
 //! Values on their way between the host and devices.
 
-use super::accumulate::{AddInto, SumOfHalves};
+use super::accumulate::{AddInto, Sum};
 use super::{DType, Device, Edge, Grads, Op, Readback, Saved, Saves, Spec, Storage, Tensor, record, run_into, upcast};
 use crate::cpu::CpuSlice;
 use crate::profile::MemoryKind;
@@ -62,12 +62,13 @@ impl Tensor {
         run_into(&AddInto { into: self.dtype() }, &[&self.beside(bytes)?], &[self])
     }
 
-    /// Sets `to`, of f32, to the sum of this tensor and the elements in these bytes, which are of f16 as it is.
+    /// Sets `to`, f32 or f16, to the sum of this tensor and the elements in these bytes, which are of this tensor's
+    /// type.
     ///
     /// # Errors
     /// As [`Tensor::add_bytes`].
-    pub(crate) fn add_halves_into(&self, bytes: &[u8], to: &Tensor) -> Result<()> {
-        run_into(&SumOfHalves, &[self, &self.beside(bytes)?], &[to])
+    pub(crate) fn add_bytes_into(&self, bytes: &[u8], to: &Tensor) -> Result<()> {
+        run_into(&Sum { into: to.dtype() }, &[self, &self.beside(bytes)?], &[to])
     }
 
     /// A tensor of these bytes where this one is, for kernels to read: on a GPU that can copy while it computes,
@@ -246,11 +247,11 @@ mod tests {
             let (_, other) = halves([2.0, 0.5, 60000.0, 1.0, 1.0]);
             // Seven more than are to be set.
             let to = Tensor::from_f32(&[7.0; 12], [12], &device).unwrap();
-            own.add_halves_into(&other, &to.slice_flat(0, [5].into())).unwrap();
+            own.add_bytes_into(&other, &to.slice_flat(0, [5].into())).unwrap();
             // In f16 the third were infinite, and the fourth 2048.
             let expected = [3.0, 0.0, 120_000.0, 2049.0, f32::INFINITY, 7.0, 7.0, 7.0, 7.0, 7.0, 7.0, 7.0];
             assert_eq!(to.to_f32().unwrap(), expected, "{device}");
-            assert!(own.add_halves_into(&other[2..], &to.slice_flat(0, [5].into())).is_err(), "{device}");
+            assert!(own.add_bytes_into(&other[2..], &to.slice_flat(0, [5].into())).is_err(), "{device}");
         }
     }
 

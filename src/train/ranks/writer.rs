@@ -74,8 +74,8 @@ impl Writer {
         Ok(Writer { comm, wire, jobs, shared })
     }
 
-    /// Records what replaces a tensor of f32 by its sum over all ranks, which begins when that is submitted. Never waits.
-    /// All ranks call it for the same tensors in the same order.
+    /// Records what replaces a tensor of f32 by its sum over all ranks, which begins when that is submitted. Never
+    /// waits. All ranks call it for the same tensors in the same order.
     ///
     /// # Errors
     /// If the driver reported an error, or there is no memory to read into.
@@ -195,7 +195,7 @@ fn add_other(
             sum.iter_mut().zip(&other).for_each(|(sum, other)| *sum += other);
             part(to).write_bytes(bytemuck::cast_slice(&sum))
         }
-        (Wire::F16, _) => part(own).add_halves_into(bytes(1 - rank), &part(to)),
+        (Wire::F16, _) => part(own).add_bytes_into(bytes(1 - rank), &part(to)),
         (Wire::F32, _) => part(to).add_bytes(bytes(1 - rank)),
     }
 }
