@@ -4,8 +4,8 @@ use super::pipelines::Pipeline;
 use super::recorder::BufferRange;
 use rustc_hash::FxHashMap;
 
-/// A bind group: its layout, then (buffer, offset, size) of each binding.
-type Key = (usize, Vec<(u64, u64, u64)>);
+/// A bind group: its layout, then (memory, which of its buffers, offset, size) of each binding.
+type Key = (usize, Vec<(u64, usize, u64, u64)>);
 
 /// Everything that was bound before.
 pub(super) struct BindGroups {
@@ -26,14 +26,19 @@ impl BindGroups {
     /// Bindings reach to the next multiple of 16 bytes, so that a shader may read a tensor's last elements as a vec4.
     pub fn get(&mut self, pipeline: &Pipeline, ranges: &[BufferRange]) -> &wgpu::BindGroup {
         let size = |range: &BufferRange| range.size.max(4).next_multiple_of(16);
-        let key = (pipeline.layout.id, ranges.iter().map(|range| (range.id, range.offset, size(range))).collect());
+        let binding = |range: &BufferRange| {
+            let alias = *range.allocation.alias.get().expect("decided before it is bound");
+            (range.allocation.memory.id, alias, range.offset, size(range))
+        };
+        let key = (pipeline.layout.id, ranges.iter().map(binding).collect());
         if self.groups.len() >= MAX_GROUPS {
             self.groups.clear();
         }
         self.groups.entry(key).or_insert_with(|| {
-            let bindings = ranges.iter().map(|range| {
+            let buffers: Vec<wgpu::Buffer> = ranges.iter().map(|range| range.allocation.buffer()).collect();
+            let bindings = ranges.iter().zip(&buffers).map(|(range, buffer)| {
                 let (offset, size) = (range.offset, wgpu::BufferSize::new(size(range)));
-                wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer: &range.buffer, offset, size })
+                wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer, offset, size })
             });
             let entries: Vec<wgpu::BindGroupEntry> =
                 (0..).zip(bindings).map(|(binding, resource)| wgpu::BindGroupEntry { binding, resource }).collect();

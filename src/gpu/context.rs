@@ -1,6 +1,7 @@
 //! An opened GPU: allocates, records launches and copies, decides when they are submitted, reads back.
 
 use super::copy_queues::{CopyQueues, Direction, Transit};
+use super::memory::Memory;
 use super::pipeline_cache::PipelineCache;
 use super::pipelines::Pipelines;
 use super::plan::{ChoiceCache, Launch, Limits, Operand, Plan};
@@ -30,6 +31,8 @@ const KERNELS_PER_SUBMIT: usize = 256;
 const KERNELS_WHEN_IDLE: usize = 16;
 // Each has two timestamps at most, and so has its pass.
 const _: () = assert!(4 * KERNELS_PER_SUBMIT <= Timestamps::CAPACITY as usize);
+/// What was submitted has been done by then, or never will be.
+const LONGEST_SUBMIT: Duration = Duration::from_secs(10);
 /// Submits that [`Gpu::flush_if_idle`] sees to it that the GPU has before it.
 const SUBMITS_AHEAD: usize = 2;
 /// Uploads of so many bytes are submitted: until then they are in the host's memory twice.
@@ -60,6 +63,13 @@ struct Context {
     fault: Arc<Mutex<Option<Fault>>>,
     /// The most memory that is taken, bytes.
     memory_bytes: usize,
+}
+
+impl Drop for Context {
+    fn drop(&mut self) {
+        // The pool's memory goes next.
+        let _ = self.device.poll(wgpu::PollType::Wait { submission_index: None, timeout: Some(LONGEST_SUBMIT) });
+    }
 }
 
 /// What a driver reports outside a call.
@@ -226,7 +236,7 @@ impl Gpu {
                 hint: "use a smaller model or batch, or --device cpu".into(),
             });
         }
-        self.retry_after_trim(|| self.0.pool.take(size, kind, |size| self.create_buffer(size)))
+        self.retry_after_trim(|| self.0.pool.take(size, kind, |size| self.create_memory(size)))
     }
 
     /// What `make` makes. If there is no memory for it, once more without what the pool keeps for other sizes.
@@ -247,7 +257,7 @@ impl Gpu {
     pub fn trim(&self) -> Result<()> {
         // The GPU must be done with it first.
         self.synchronize()?;
-        self.recorder().bind_groups.clear();
+        self.recorder().forget();
         self.0.pool.release_free();
         self.0.staging_pool.release();
         self.0.upload_pool.release();
@@ -257,13 +267,14 @@ impl Gpu {
         self.0.device.poll(wgpu::PollType::Poll).map(drop).map_err(|e| Error::Gpu(e.to_string()))
     }
 
-    fn create_buffer(&self, size: usize) -> Result<wgpu::Buffer> {
+    fn create_memory(&self, size: usize) -> Result<Memory> {
         if self.0.pool.stats().reserved_bytes + size > self.0.memory_bytes {
             return Err(self.out_of_memory(size));
         }
         let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
         let descriptor = wgpu::BufferDescriptor { label: None, size: size as u64, usage, mapped_at_creation: false };
-        self.made(size, || self.0.device.create_buffer(&descriptor))
+        let buffer = self.made(size, || self.0.device.create_buffer(&descriptor))?;
+        Ok(Memory::new(&self.0.device, buffer))
     }
 
     fn out_of_memory(&self, needed_bytes: usize) -> Error {
@@ -379,7 +390,7 @@ impl Gpu {
     pub fn download_later(&self, slice: &GpuSlice) -> Result<PendingReadback> {
         let make = || Staging::new(&self.0.device, slice.size, &self.0.staging_pool);
         let staging = self.retry_after_trim(|| self.made(slice.size, make))?;
-        self.recorder().read(&slice.into(), &staging);
+        self.recorder().read(slice.into(), &staging);
         let way = Way::Mapped(staging, self.0.staging_pool.clone());
         Ok(PendingReadback { gpu: self.clone(), way, size: slice.size })
     }

@@ -12,6 +12,8 @@ mod testing;
 #[cfg(feature = "gpu")]
 mod adapter;
 #[cfg(feature = "gpu")]
+mod barriers;
+#[cfg(feature = "gpu")]
 mod bind_groups;
 #[cfg(feature = "gpu")]
 mod clock;
@@ -22,6 +24,8 @@ mod copy_queues;
 #[cfg(all(feature = "gpu", target_vendor = "apple"))]
 #[path = "no_copy_queues.rs"]
 mod copy_queues;
+#[cfg(feature = "gpu")]
+mod memory;
 #[cfg(feature = "gpu")]
 mod params;
 #[cfg(feature = "gpu")]

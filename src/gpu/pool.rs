@@ -4,10 +4,11 @@
 //! while the GPU still works on what was recorded before.
 
 use super::copy_queues::Transit;
+use super::memory::{Allocation, Memory};
 use super::size_class::{ALIGN, size_class};
 use crate::Result;
 use crate::profile::{MemoryCount, MemoryKind, MemoryStats};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -30,9 +31,9 @@ impl GpuSlice {
 
     /// The first `size` bytes of what the queues of copies use too.
     pub(super) fn in_transit(transit: Arc<Transit>, size: usize) -> GpuSlice {
-        let (raw, id) = transit.shared();
-        let (id, raw) = (id, Some(raw.clone()));
-        let buffer = Arc::new(Pooled { id, raw, home: Home::Transit(transit) });
+        let (buffer, id) = transit.shared();
+        let allocation = Arc::new(Allocation::new(Arc::new(Memory::of_one_buffer(id, buffer.clone()))));
+        let buffer = Arc::new(Pooled { allocation, home: Home::Transit(transit) });
         GpuSlice { buffer, offset: 0, size }
     }
 
@@ -59,55 +60,48 @@ impl GpuSlice {
 
 impl fmt::Debug for GpuSlice {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
-        write!(f, "gpu buffer {} [{}..+{}]", self.buffer.id, self.offset, self.size)
+        write!(f, "{:?} [{}..+{}]", self.buffer.allocation, self.offset, self.size)
     }
 }
 
-/// A buffer that returns to its pool when dropped.
+/// Memory that returns to its pool when dropped.
 pub(super) struct Pooled {
-    /// Never given to another buffer: bind groups are cached under it.
-    pub id: u64,
-    /// Taken only by `drop`.
-    raw: Option<wgpu::Buffer>,
+    pub allocation: Arc<Allocation>,
     home: Home,
 }
 
-/// Where a buffer goes back to.
+/// Where memory goes back to.
 enum Home {
     Pool(Weak<Pool>, MemoryKind),
     /// To the queues of copies, once nobody has the copy.
     Transit(Arc<Transit>),
 }
 
-/// The number of a new buffer.
+/// The number of new memory.
 pub(super) fn next_id() -> u64 {
     static LAST: AtomicU64 = AtomicU64::new(0);
     LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
-impl Pooled {
-    pub fn raw(&self) -> &wgpu::Buffer {
-        self.raw.as_ref().expect("the buffer is there until drop")
-    }
-}
-
 impl Drop for Pooled {
     fn drop(&mut self) {
-        if let (Some(raw), Home::Pool(pool, kind)) = (self.raw.take(), &self.home)
+        if let Home::Pool(pool, kind) = &self.home
             && let Some(pool) = pool.upgrade()
         {
-            pool.give_back(self.id, raw, *kind);
+            pool.give_back(self.allocation.memory.clone(), *kind);
         }
     }
 }
 
-/// Free buffers by size.
+/// Free memory by size.
 #[derive(Default)]
 pub(super) struct Pool(Mutex<Inner>);
 
 #[derive(Default)]
 struct Inner {
-    free: HashMap<usize, Vec<(u64, wgpu::Buffer)>>,
+    /// Of each size by number, and the lowest goes first: so a training step gets the memory that the one before had, and
+    /// its bind groups are there already.
+    free: HashMap<usize, BTreeMap<u64, Arc<Memory>>>,
     count: MemoryCount,
 }
 
@@ -116,7 +110,7 @@ impl Pool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A buffer of at least `size` bytes: one that is free, or one that `create` makes.
+    /// At least `size` bytes: free ones, or those that `create` makes.
     ///
     /// # Errors
     /// Those of `create`.
@@ -124,35 +118,35 @@ impl Pool {
         self: &Arc<Pool>,
         size: usize,
         kind: MemoryKind,
-        create: impl FnOnce(usize) -> Result<wgpu::Buffer>,
+        create: impl FnOnce(usize) -> Result<Memory>,
     ) -> Result<GpuSlice> {
         let class = size_class(size);
-        let recycled = self.inner().free.get_mut(&class).and_then(Vec::pop);
+        let recycled = self.inner().free.get_mut(&class).and_then(BTreeMap::pop_first).map(|(_, memory)| memory);
         // Not under the lock: whoever creates asks what is in use.
         let created = if recycled.is_none() { Some(create(class)?) } else { None };
         let mut inner = self.inner();
         inner.count.take(class, kind, created.is_some());
         drop(inner);
-        let (id, raw) = recycled.or(created.map(|raw| (next_id(), raw))).expect("recycled or created");
+        let memory = recycled.or(created.map(Arc::new)).expect("recycled or created");
         let home = Home::Pool(Arc::downgrade(self), kind);
-        let buffer = Arc::new(Pooled { id, raw: Some(raw), home });
+        let buffer = Arc::new(Pooled { allocation: Arc::new(Allocation::new(memory)), home });
         Ok(GpuSlice { buffer, offset: 0, size })
     }
 
-    /// Gives the free buffers back to the driver, once the GPU is done with them.
+    /// Gives the free memory back to the driver, once the GPU is done with it.
     pub fn release_free(&self) {
         let mut inner = self.inner();
         let free = std::mem::take(&mut inner.free);
-        for (_, raw) in free.into_values().flatten() {
-            inner.count.release(raw.size() as usize);
+        for memory in free.into_values().flat_map(BTreeMap::into_values) {
+            inner.count.release(memory.size());
         }
     }
 
-    fn give_back(&self, id: u64, raw: wgpu::Buffer, kind: MemoryKind) {
-        let class = raw.size() as usize;
+    fn give_back(&self, memory: Arc<Memory>, kind: MemoryKind) {
+        let class = memory.size();
         let mut inner = self.inner();
         inner.count.give_back(class, kind);
-        inner.free.entry(class).or_default().push((id, raw));
+        inner.free.entry(class).or_default().insert(memory.id, memory);
     }
 
     pub fn reset_peak(&self) {

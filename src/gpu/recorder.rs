@@ -4,8 +4,10 @@
 //! submit waits for the slowest of them and not for their sum, and not at all for those that
 //! [`Gpu::precompile`](super::Gpu::precompile) has compiled.
 
+use super::barriers::{Access, Barriers, Uses};
 use super::bind_groups::BindGroups;
 use super::copy_queues::{CopyQueues, Transit};
+use super::memory::Allocation;
 use super::params::{Uniforms, words};
 use super::pipelines::{Pipeline, Pipelines};
 use super::plan::{Launch, grid};
@@ -17,20 +19,25 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-/// A part of a buffer. Unlike a [`GpuSlice`] it lets the pool hand the memory out again meanwhile: to what is recorded
-/// later.
+/// A part of some memory. Unlike a [`GpuSlice`] it lets the pool hand the memory out again meanwhile: to what is
+/// recorded later.
 pub(super) struct BufferRange {
-    /// Which buffer: never used twice.
-    pub id: u64,
-    pub buffer: wgpu::Buffer,
+    pub allocation: Arc<Allocation>,
     pub offset: u64,
     pub size: u64,
 }
 
 impl From<&GpuSlice> for BufferRange {
     fn from(slice: &GpuSlice) -> BufferRange {
-        let (buffer, id) = (slice.buffer.raw().clone(), slice.buffer.id);
-        BufferRange { id, buffer, offset: slice.offset as u64, size: slice.size as u64 }
+        let allocation = slice.buffer.allocation.clone();
+        BufferRange { allocation, offset: slice.offset as u64, size: slice.size as u64 }
+    }
+}
+
+impl BufferRange {
+    fn access(&self, writes: bool) -> Access<'_> {
+        let Allocation { memory, alias } = &*self.allocation;
+        Access { memory: memory.id, alias, has_aliases: memory.has_aliases(), writes }
     }
 }
 
@@ -40,6 +47,29 @@ struct RecordedDispatch {
     ranges: Vec<BufferRange>,
     /// `None` if it was not compiled yet when it was recorded.
     pipeline: Option<Arc<Pipeline>>,
+}
+
+impl RecordedDispatch {
+    fn accesses(&self) -> impl Iterator<Item = Access<'_>> {
+        let writes = self.launch.buffers.iter().map(|buffer| !buffer.operand.is_read_only());
+        self.ranges.iter().zip(writes).map(|(range, writes)| range.access(writes))
+    }
+}
+
+/// A launch of a pass.
+struct Step<'a> {
+    dispatch: &'a RecordedDispatch,
+    /// What the timestamps are for that begin before it, and whether they end after it.
+    timed_from: Option<(&'static str, Cost)>,
+    timed_to: bool,
+}
+
+/// What makes wgpu put a buffer into this state.
+fn transition(
+    buffer: &wgpu::Buffer,
+    state: wgpu::BufferUses,
+) -> impl Iterator<Item = wgpu::BufferTransition<&wgpu::Buffer>> {
+    std::iter::once(wgpu::BufferTransition { buffer, state })
 }
 
 enum Command {
@@ -52,8 +82,10 @@ enum Command {
     },
     /// Sets bytes to zero.
     Clear(BufferRange),
-    /// Copies this many bytes from the start of one buffer, or of a part of one, to that of another.
-    Copy { from: (wgpu::Buffer, u64), to: (wgpu::Buffer, u64), size: u64 },
+    /// Copies this many bytes from the start of a buffer that the host has written.
+    Write { from: wgpu::Buffer, to: BufferRange, size: u64 },
+    /// Copies this many bytes to the start of a buffer that the host will read.
+    Read { from: BufferRange, to: wgpu::Buffer, size: u64 },
 }
 
 impl Command {
@@ -72,7 +104,10 @@ pub(super) struct Recorder {
     queue: wgpu::Queue,
     profiler: Arc<Profiler>,
     pipelines: Arc<Pipelines>,
-    pub bind_groups: BindGroups,
+    bind_groups: BindGroups,
+    barriers: Barriers,
+    /// A barrier is one for everything: this has no other use than to be what wgpu adds one for.
+    fence: wgpu::Buffer,
     /// Where parameters are no immediates.
     uniforms: Option<Uniforms>,
     pub timestamps: Option<Timestamps>,
@@ -103,6 +138,9 @@ impl Recorder {
         let timestamps = Timestamps::new(&device, &queue, profiler.clone());
         let uniforms = pipelines.params_layout.as_ref().map(|layout| Uniforms::new(&device, layout));
         let bind_groups = BindGroups::new(device.clone());
+        let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_DST;
+        let fence = wgpu::BufferDescriptor { label: Some("fence"), size: 16, usage, mapped_at_creation: false };
+        let fence = device.create_buffer(&fence);
         let (commands, to_map, to_map_again) = (Vec::new(), Vec::new(), Vec::new());
         Recorder {
             device,
@@ -110,6 +148,8 @@ impl Recorder {
             profiler,
             pipelines,
             bind_groups,
+            barriers: Barriers::default(),
+            fence,
             uniforms,
             timestamps,
             commands,
@@ -148,22 +188,23 @@ impl Recorder {
         self.commands.push(Command::Clear(range));
     }
 
-    fn copy(&mut self, from: (&wgpu::Buffer, u64), to: (&wgpu::Buffer, u64), size: u64) {
-        let whole = |(buffer, offset): (&wgpu::Buffer, u64)| (buffer.clone(), offset);
-        self.commands.push(Command::Copy { from: whole(from), to: whole(to), size });
-    }
-
     /// Records copying from memory of the host.
     pub fn write(&mut self, from: &wgpu::Buffer, to: BufferRange) {
         self.uploaded += to.size as usize;
-        self.copy((from, 0), (&to.buffer, to.offset), from.size());
+        self.commands.push(Command::Write { from: from.clone(), to, size: from.size() });
     }
 
     /// Records copying a part to the host.
-    pub fn read(&mut self, range: &BufferRange, into: &Staging) {
-        let size = range.size.next_multiple_of(4);
-        self.copy((&range.buffer, range.offset), (&into.buffer, 0), size);
+    pub fn read(&mut self, from: BufferRange, into: &Staging) {
+        let size = from.size.next_multiple_of(4);
+        self.commands.push(Command::Read { from, to: into.buffer.clone(), size });
         self.to_map.push(into.clone());
+    }
+
+    /// Lets go of all buffers that were used, once the device is done with them.
+    pub fn forget(&mut self) {
+        self.bind_groups.clear();
+        self.barriers.clear();
     }
 
     /// Records a copy to the host of memory that the queues of copies use too.
@@ -234,13 +275,26 @@ impl Recorder {
         // Kernels that follow each other share a pass.
         let kernels = |a: &Command, b: &Command| matches!((a, b), (Command::Kernel { .. }, Command::Kernel { .. }));
         for group in commands.chunk_by(kernels) {
+            if let Command::Kernel { .. } = &group[0] {
+                self.encode_pass(&mut encoder, group);
+                continue;
+            }
+            // Copies come after all kernels before them, as they do before all after them.
+            encoder.transition_resources(transition(&self.fence, wgpu::BufferUses::COPY_DST), std::iter::empty());
             match &group[0] {
-                Command::Kernel { .. } => self.encode_pass(&mut encoder, group),
-                Command::Clear(BufferRange { buffer, offset, size, .. }) => {
-                    encoder.clear_buffer(buffer, *offset, Some(size.next_multiple_of(4)));
+                Command::Kernel { .. } => unreachable!("as above"),
+                Command::Clear(range) => {
+                    self.barriers.copy(&range.access(true));
+                    let size = range.size.next_multiple_of(4);
+                    encoder.clear_buffer(&range.allocation.buffer(), range.offset, Some(size));
                 }
-                Command::Copy { from, to, size } => {
-                    encoder.copy_buffer_to_buffer(&from.0, from.1, &to.0, to.1, Some(*size));
+                Command::Write { from, to, size } => {
+                    self.barriers.copy(&to.access(true));
+                    encoder.copy_buffer_to_buffer(from, 0, &to.allocation.buffer(), to.offset, Some(*size));
+                }
+                Command::Read { from, to, size } => {
+                    self.barriers.copy(&from.access(false));
+                    encoder.copy_buffer_to_buffer(&from.allocation.buffer(), from.offset, to, 0, Some(*size));
                 }
             }
         }
@@ -250,13 +304,38 @@ impl Recorder {
     fn encode_pass(&mut self, encoder: &mut wgpu::CommandEncoder, kernels: &[Command]) {
         let timestamp_writes = self.timestamps.as_mut().map(Timestamps::pass);
         let mut pass = encoder.begin_compute_pass(&wgpu::ComputePassDescriptor { label: None, timestamp_writes });
+        // The barrier that the pass begins with.
+        pass.transition_resources(transition(&self.fence, wgpu::BufferUses::STORAGE_READ_WRITE), std::iter::empty());
+        let mut steps: Vec<Step> = Vec::new();
+        let (mut accesses, mut uses): (Vec<Access>, Vec<Uses>) = Default::default();
+        let mut after_timed = false;
         for kernel in kernels {
             let Command::Kernel { name, cost, timed, launches } = kernel else {
                 unreachable!("one of a group of kernels")
             };
-            let timestamps = self.timestamps.as_mut().filter(|_| *timed);
-            let mark = timestamps.map(|timestamps| timestamps.begin_kernel(&mut pass, name, *cost));
-            for dispatch in launches {
+            for (i, dispatch) in launches.iter().enumerate() {
+                let timed_from = (*timed && i == 0).then_some((*name, *cost));
+                steps.push(Step { dispatch, timed_from, timed_to: *timed && i + 1 == launches.len() });
+                let first = accesses.len();
+                accesses.extend(dispatch.accesses());
+                // What is timed runs alone.
+                uses.push(Uses { accesses: first..accesses.len(), waits: *timed || after_timed });
+            }
+            after_timed = *timed;
+        }
+        let ranges: Vec<&BufferRange> = steps.iter().flat_map(|step| &step.dispatch.ranges).collect();
+        let mut mark = None;
+        for group in self.barriers.pass(&accesses, &uses) {
+            let reads: Vec<wgpu::Buffer> = group.reads.iter().map(|&i| ranges[i].allocation.buffer()).collect();
+            let reads = reads.iter().flat_map(|buffer| transition(buffer, wgpu::BufferUses::STORAGE_READ_ONLY));
+            let fence = transition(&self.fence, wgpu::BufferUses::STORAGE_READ_WRITE).filter(|_| group.needs_barrier);
+            if group.needs_barrier || !group.reads.is_empty() {
+                pass.transition_resources(reads.chain(fence), std::iter::empty());
+            }
+            for Step { dispatch, timed_from, timed_to } in group.launches.iter().map(|&launch| &steps[launch]) {
+                if let (Some(timestamps), Some((name, cost))) = (&mut self.timestamps, *timed_from) {
+                    mark = Some(timestamps.begin_kernel(&mut pass, name, cost));
+                }
                 let RecordedDispatch { launch, ranges, pipeline } = dispatch;
                 let pipeline = pipeline.clone().or_else(|| self.pipelines.get(launch));
                 let pipeline = pipeline.expect("compiled before it is encoded");
@@ -274,9 +353,9 @@ impl Recorder {
                 }
                 let [x, y] = grid(launch.workgroups);
                 pass.dispatch_workgroups(x, y, 1);
-            }
-            if let (Some(timestamps), Some(mark)) = (&self.timestamps, mark) {
-                timestamps.end_kernel(&mut pass, mark);
+                if let (Some(timestamps), Some(mark)) = (&self.timestamps, mark.take_if(|_| *timed_to)) {
+                    timestamps.end_kernel(&mut pass, mark);
+                }
             }
         }
     }

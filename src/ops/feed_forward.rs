@@ -51,13 +51,13 @@ impl Op for FeedForward {
             }
             None => Ok(()),
         };
-        parameters(grads, 2, self.h.as_ref(), dy)?;
         let product =
             MatMul { trans_b: true, epilogue: Epilogue::Multiply, out: self.derivative.dtype(), ..MatMul::default() };
         let du = &grads.run_one(&product, &[dy, w2, &self.derivative])?;
-        parameters(grads, 1, saved.has_input(0).then(|| saved.input(0)), du)?;
+        parameters(grads, 2, self.h.as_ref(), dy)?;
         let input_gradient = |accumulate| MatMul { trans_b: true, accumulate, out: out[0], ..MatMul::default() };
-        grads.accumulate_with(0, &[du, w1], input_gradient)
+        grads.accumulate_with(0, &[du, w1], input_gradient)?;
+        parameters(grads, 1, saved.has_input(0).then(|| saved.input(0)), du)
     }
 }
 

@@ -1,0 +1,100 @@
+//! Memory of the device, and the buffers by which wgpu knows it.
+//!
+//! wgpu keeps order between launches buffer by buffer: one that writes what an earlier one has read or written waits
+//! for everything before it. The pool hands memory out again and again, so nearly every launch would wait, though
+//! [`Barriers`](super::barriers::Barriers) knows that nobody uses the memory any more. So the same memory has several
+//! buffers, aliases: a launch that writes to one that wgpu has not seen in this pass waits for nothing.
+
+use super::pool::next_id;
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// Some memory.
+pub(super) struct Memory {
+    /// Never given to other memory: bind groups are cached under it.
+    pub id: u64,
+    /// By number. They go before what they are aliases of.
+    aliases: Mutex<Vec<wgpu::Buffer>>,
+    buffer: wgpu::Buffer,
+    /// What makes aliases; `None` where there is one buffer alone.
+    device: Option<wgpu::Device>,
+}
+
+impl Memory {
+    /// The memory of a new buffer. Whoever drops the last reference to it sees to it that the device no longer uses it.
+    pub fn new(device: &wgpu::Device, buffer: wgpu::Buffer) -> Memory {
+        let first = alias(device, &buffer);
+        let device = first.is_some().then(|| device.clone());
+        let aliases = Mutex::new(first.into_iter().collect());
+        Memory { id: next_id(), aliases, buffer, device }
+    }
+
+    /// The memory of a buffer that others keep track of.
+    pub fn of_one_buffer(id: u64, buffer: wgpu::Buffer) -> Memory {
+        Memory { id, aliases: Mutex::default(), buffer, device: None }
+    }
+
+    /// Bytes.
+    pub fn size(&self) -> usize {
+        self.buffer.size() as usize
+    }
+
+    /// Whether it may have more than one buffer.
+    pub fn has_aliases(&self) -> bool {
+        self.device.is_some()
+    }
+
+    /// The buffer of this number, which is made if nobody has asked for it before.
+    fn alias(&self, number: usize) -> wgpu::Buffer {
+        let Some(device) = &self.device else { return self.buffer.clone() };
+        let mut aliases = self.aliases.lock().unwrap_or_else(PoisonError::into_inner);
+        while aliases.len() <= number {
+            aliases.push(alias(device, &self.buffer).expect("there is one already"));
+        }
+        aliases[number].clone()
+    }
+}
+
+/// Memory from when the pool hands it out until it goes back. In between wgpu knows it by one buffer.
+pub(super) struct Allocation {
+    pub memory: Arc<Memory>,
+    /// Which of the memory's buffers it is; decided when its first command is encoded.
+    pub alias: OnceLock<usize>,
+}
+
+impl Allocation {
+    pub fn new(memory: Arc<Memory>) -> Allocation {
+        Allocation { memory, alias: OnceLock::new() }
+    }
+
+    /// Its buffer, once it is decided which.
+    pub fn buffer(&self) -> wgpu::Buffer {
+        self.memory.alias(*self.alias.get().expect("decided before it is used"))
+    }
+}
+
+impl fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "gpu memory {}", self.memory.id)
+    }
+}
+
+/// Another buffer of the same memory; `None` if the device is not Vulkan's.
+#[cfg(not(target_vendor = "apple"))]
+fn alias(device: &wgpu::Device, buffer: &wgpu::Buffer) -> Option<wgpu::Buffer> {
+    use wgpu::hal::{api::Vulkan, vulkan};
+    let (size, usage) = (buffer.size(), buffer.usage());
+    let descriptor = wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false };
+    // SAFETY: the handle is that of a buffer of this device, of this size and usage, which `Memory` keeps as long as
+    // the alias is used. Nobody reads what was not written.
+    unsafe {
+        let raw = buffer.as_hal::<Vulkan>()?.raw_handle();
+        let alias = vulkan::Buffer::from_raw_externally_owned(raw, Box::new(|| ()));
+        Some(device.create_buffer_from_hal::<Vulkan>(alias, &descriptor))
+    }
+}
+
+#[cfg(target_vendor = "apple")]
+fn alias(_: &wgpu::Device, _: &wgpu::Buffer) -> Option<wgpu::Buffer> {
+    None
+}
