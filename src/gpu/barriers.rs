@@ -184,7 +184,7 @@ impl Barriers {
         reads
     }
 
-    /// Decides the buffer of an access if it is the first of its allocation. Returns whether wgpu adds a barrier for it.
+    /// Decides the buffer of an access if it is the first of its allocation. Whether wgpu adds a barrier for it.
     fn choose_buffer(&mut self, access: &Access, place: usize) -> bool {
         let state = &mut self.states[place];
         let alias = *access.alias.get_or_init(|| {
@@ -265,7 +265,7 @@ mod tests {
         groups.iter().map(|group| group.launches.clone()).collect()
     }
 
-    /// The gradients of two linear layers: x, dy and the weight are read, split-K slices are memory that was used before.
+    /// The gradients of two linear layers: x, dy and the weight are read, split-K slices are of memory used before.
     #[test]
     fn gradients_of_inputs_and_weights_run_side_by_side() {
         // dy, weight, dx, x, slices, dw, the weight after, dx after, x after; slices after.
@@ -322,13 +322,13 @@ mod tests {
                 let mut steps: Vec<Vec<Use>> = Vec::new();
                 for _ in 0..1 + random(12) {
                     let mut uses: Vec<Use> = Vec::new();
-                    for slot in 0..current.len() {
+                    for used in &mut current {
                         if random(8) == 0 {
-                            allocations.0.push((allocations.0[current[slot]].0, OnceLock::new()));
-                            current[slot] = allocations.0.len() - 1;
+                            allocations.0.push((allocations.0[*used].0, OnceLock::new()));
+                            *used = allocations.0.len() - 1;
                         }
                         if random(6) == 0 {
-                            uses.push((current[slot], random(3) == 0));
+                            uses.push((*used, random(3) == 0));
                         }
                     }
                     steps.push(uses);

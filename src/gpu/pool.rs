@@ -99,8 +99,8 @@ pub(super) struct Pool(Mutex<Inner>);
 
 #[derive(Default)]
 struct Inner {
-    /// Of each size by number, and the lowest goes first: so a training step gets the memory that the one before had, and
-    /// its bind groups are there already.
+    /// Of each size by number, and the lowest goes first: so a training step gets the memory that the one before had,
+    /// and its bind groups are there already.
     free: HashMap<usize, BTreeMap<u64, Arc<Memory>>>,
     count: MemoryCount,
 }
