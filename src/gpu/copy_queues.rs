@@ -11,7 +11,7 @@
 //! The copy to the host waits for wgpu's queue by a semaphore, and whoever reads or writes on the host for the copy, by
 //! a fence.
 
-use super::pool::next_id;
+use super::memory::next_id;
 use crate::{Error, Result};
 use ash::prelude::VkResult;
 use ash::vk;

@@ -5,9 +5,15 @@
 //! [`Barriers`](super::barriers::Barriers) knows that nobody uses the memory any more. So the same memory has several
 //! buffers, aliases: a launch that writes to one that wgpu has not seen in this pass waits for nothing.
 
-use super::pool::next_id;
 use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+/// The number of new memory.
+pub(super) fn next_id() -> u64 {
+    static LAST: AtomicU64 = AtomicU64::new(0);
+    LAST.fetch_add(1, Ordering::Relaxed) + 1
+}
 
 /// Some memory.
 pub(super) struct Memory {

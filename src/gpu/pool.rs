@@ -10,7 +10,6 @@ use crate::Result;
 use crate::profile::{MemoryCount, MemoryKind, MemoryStats};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// A part of a buffer.
@@ -75,12 +74,6 @@ enum Home {
     Pool(Weak<Pool>, MemoryKind),
     /// To the queues of copies, once nobody has the copy.
     Transit(Arc<Transit>),
-}
-
-/// The number of new memory.
-pub(super) fn next_id() -> u64 {
-    static LAST: AtomicU64 = AtomicU64::new(0);
-    LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
 impl Drop for Pooled {
@@ -162,6 +155,20 @@ impl Pool {
 mod tests {
     use super::*;
     use crate::profile::BytesByKind;
+
+    #[test]
+    fn the_lowest_numbered_memory_goes_first() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        let alloc = || gpu.alloc(5_000, MemoryKind::Other).unwrap();
+        let number = |slice: &GpuSlice| slice.buffer.allocation.memory.id;
+        let (first, second) = (alloc(), alloc());
+        let numbers = [number(&first), number(&second)];
+        // The second comes back last.
+        drop(first);
+        drop(second);
+        let again = [alloc(), alloc()];
+        assert_eq!(again.each_ref().map(number), numbers);
+    }
 
     #[test]
     fn kinds_add_up_to_the_peak() {

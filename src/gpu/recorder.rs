@@ -275,14 +275,12 @@ impl Recorder {
         // Kernels that follow each other share a pass.
         let kernels = |a: &Command, b: &Command| matches!((a, b), (Command::Kernel { .. }, Command::Kernel { .. }));
         for group in commands.chunk_by(kernels) {
-            if let Command::Kernel { .. } = &group[0] {
-                self.encode_pass(&mut encoder, group);
-                continue;
+            if !matches!(&group[0], Command::Kernel { .. }) {
+                // Copies come after all kernels before them, as they do before all after them.
+                encoder.transition_resources(transition(&self.fence, wgpu::BufferUses::COPY_DST), std::iter::empty());
             }
-            // Copies come after all kernels before them, as they do before all after them.
-            encoder.transition_resources(transition(&self.fence, wgpu::BufferUses::COPY_DST), std::iter::empty());
             match &group[0] {
-                Command::Kernel { .. } => unreachable!("as above"),
+                Command::Kernel { .. } => self.encode_pass(&mut encoder, group),
                 Command::Clear(range) => {
                     self.barriers.copy(&range.access(true));
                     let size = range.size.next_multiple_of(4);

@@ -51,6 +51,7 @@ impl Op for FeedForward {
             }
             None => Ok(()),
         };
+        // That of an input before that of the weight, which runs beside it on a GPU.
         let product =
             MatMul { trans_b: true, epilogue: Epilogue::Multiply, out: self.derivative.dtype(), ..MatMul::default() };
         let du = &grads.run_one(&product, &[dy, w2, &self.derivative])?;
