@@ -5,10 +5,13 @@
 //! ```
 //! prints the largest relative error against a GEMM in f64 of sampled elements, milliseconds and TFLOP/s of one GEMM
 //! alone (the median of 15), and milliseconds of each of twenty in a row (the least of five times), as they follow each
-//! other in a training step. Further arguments set template values, such as `T_in=f16 T_out=f16` or `splits=7`. Sizes
-//! must be multiples of 4.
+//! other in a training step, but that they may overlap if they have several `sets` of operands. Further arguments set
+//! template values, such as `T_in=f16 T_out=f16 splits=7`, `bias=true`, `epilogue=gelu` or `epilogue=multiply`,
+//! `sums=true`; and `sets=4`, operands that take turns so that what is read has left the caches, or `k_slice=2432`.
+//! `GEMM_LAB_CACHE` names a folder for the driver's pipeline cache, which holds the machine code (docs/experiments.md).
+//! Sizes must be multiples of 4.
 
-use rustyflow::gpu::{AdapterChoice, Gpu, GpuSlice, Launch, Operand, Plan, Shader, Value, buffer, param};
+use rustyflow::gpu::{AdapterChoice, Buffer, Gpu, GpuSlice, Launch, Operand, Plan, Shader, Value, buffer, param};
 use rustyflow::ops::random::Key;
 use rustyflow::profile::{Cost, MemoryKind};
 use rustyflow::testing::worst_error;
@@ -42,20 +45,44 @@ fn main() {
         tile: numbers(tile).expect("BMxBNxBKxTMxTN"),
         extra: extra.iter().map(|pair| template_value(pair)).collect(),
     };
-    let gpu = Gpu::open(&AdapterChoice { allow_software: true, ..AdapterChoice::default() }).expect("a GPU");
+    let cache = std::env::var_os("GEMM_LAB_CACHE").map(Into::into);
+    let gpu = Gpu::open(&AdapterChoice { allow_software: true, cache, ..AdapterChoice::default() }).expect("a GPU");
 
     let [m, n, k] = gemm.sizes;
     let [of_operands, of_result] = ["T_in", "T_out"].map(|name| gemm.is_f16(name));
     let splits = gemm.int("splits", 1);
     let (a, b) = (uniform(m * k, 1, of_operands), uniform(k * n, 2, of_operands));
-    let [gpu_a, gpu_b] = [&a, &b].map(|values| upload(&gpu, values, of_operands));
-    let gpu_c = upload(&gpu, &vec![f32::NAN; splits * m * n], of_result);
+    // The operands, the result, what the epilogue multiplies by or writes besides, and a bias or column sums.
+    let sets: Vec<[GpuSlice; 5]> = (0..gemm.int("sets", 1))
+        .map(|_| {
+            let [gpu_a, gpu_b] = [&a, &b].map(|values| upload(&gpu, values, of_operands));
+            let gpu_c = upload(&gpu, &vec![f32::NAN; splits * m * n], of_result);
+            [
+                gpu_a,
+                gpu_b,
+                gpu_c,
+                upload(&gpu, &vec![1.0; m * n], of_result),
+                upload(&gpu, &vec![0.0; splits * n], false),
+            ]
+        })
+        .collect();
+    let turn = std::cell::Cell::new(0);
     let flops = 2.0 * (m * n * k) as f64;
     let (plan, cost) = (gemm.plan(), Cost { flops, bytes: 0.0 });
-    let run = || gpu.run("gemm", cost, plan.clone(), &[&gpu_a, &gpu_b], &[&gpu_c]).expect("the GPU works");
+    let run = || {
+        let [gpu_a, gpu_b, gpu_c, matrix, row] = &sets[turn.replace(turn.get() + 1) % sets.len()];
+        let (mut inputs, mut outputs) = (vec![gpu_a, gpu_b], vec![gpu_c]);
+        inputs.extend(gemm.has("bias", "true").then_some(row));
+        inputs.extend(gemm.has("epilogue", "multiply").then_some(matrix));
+        outputs.extend(gemm.has("epilogue", "gelu").then_some(matrix));
+        outputs.extend(gemm.has("sums", "true").then_some(row));
+        gpu.run("gemm", cost, plan.clone(), &inputs, &outputs).expect("the GPU works");
+    };
 
     run();
-    let bytes = gpu.download(&gpu_c).expect("read-back");
+    // With GELU the result is its derivative, and GELU itself the other one.
+    let result = if gemm.has("epilogue", "gelu") { &sets[0][3] } else { &sets[0][2] };
+    let bytes = gpu.download(result).expect("read-back");
     let partial: Vec<f32> = if of_result {
         bytemuck::pod_collect_to_vec::<u8, half::f16>(&bytes).into_iter().map(f32::from).collect()
     } else {
@@ -94,6 +121,11 @@ fn template_value(pair: &str) -> (&'static str, Value) {
     (key.to_string().leak(), value)
 }
 
+/// GELU in the tanh form.
+fn gelu(x: f64) -> f64 {
+    0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+}
+
 /// Values between -1 and 1.
 fn uniform(len: usize, seed: u64, f16: bool) -> Vec<f32> {
     let key = Key::new(seed);
@@ -126,17 +158,13 @@ impl Gemm {
             ("tiles_m", tiles_m),
             ("tiles_n", tiles_n),
             ("splits", splits),
-            ("k_slice", k.div_ceil(splits).next_multiple_of(bk)),
+            ("k_slice", self.int("k_slice", k.div_ceil(splits).next_multiple_of(bk))),
             ("batches", 1),
         ];
         Plan::one(Launch {
             shader: self.shader,
             values: self.values(),
-            buffers: vec![
-                buffer("a", of_operands, Operand::Input(0)),
-                buffer("b", of_operands, Operand::Input(1)),
-                buffer("c", of_result, Operand::Output(0)),
-            ],
+            buffers: self.buffers(of_operands, of_result),
             params: params.map(|(name, value)| param(name, value)).to_vec(),
             workgroups: tiles_m * tiles_n * splits,
         })
@@ -151,9 +179,33 @@ impl Gemm {
         self.extra.iter().find_map(of).unwrap_or(default)
     }
 
+    /// The operands, what the epilogue reads, the result, and what is written besides.
+    fn buffers(&self, of_operands: &'static str, of_result: &'static str) -> Vec<Buffer> {
+        let bias = self.has("bias", "true");
+        let factors = buffer("factors", of_result, Operand::Input(2 + bias as usize));
+        let mut buffers =
+            vec![buffer("a", of_operands, Operand::Input(0)), buffer("b", of_operands, Operand::Input(1))];
+        buffers.extend(bias.then_some(buffer("bias", "f32", Operand::Input(2))));
+        buffers.extend(self.has("epilogue", "multiply").then_some(factors));
+        buffers.push(buffer("c", of_result, Operand::Output(0)));
+        buffers.extend(self.has("epilogue", "gelu").then_some(buffer("activated", of_result, Operand::Output(1))));
+        buffers.extend(self.has("sums", "true").then_some(buffer("sums", "f32", Operand::Output(1))));
+        buffers
+    }
+
+    /// Whether a template value was given as this.
+    fn has(&self, name: &str, value: &str) -> bool {
+        let is = |given: &Value| match given {
+            Value::Str(text) => *text == value,
+            Value::Bool(on) => on.to_string() == value,
+            Value::Int(_) => false,
+        };
+        self.extra.iter().any(|(key, given)| *key == name && is(given))
+    }
+
     /// Whether the operands (`T_in`) or the result (`T_out`) are f16.
     fn is_f16(&self, name: &str) -> bool {
-        self.extra.iter().any(|(key, value)| *key == name && matches!(value, Value::Str("f16")))
+        self.has(name, "f16")
     }
 
     /// What the template is rendered with.
@@ -179,6 +231,8 @@ impl Gemm {
             ("accumulate", false.into()),
             ("sums", false.into()),
             ("epilogue", "".into()),
+            ("split_k", (self.int("splits", 1) > 1).into()),
+            ("batched", false.into()),
         ];
         let replaced = |name: &str| self.extra.iter().any(|(key, _)| *key == name);
         usual.into_iter().filter(|(name, _)| !replaced(name)).chain(self.extra.iter().cloned()).collect()
@@ -196,7 +250,8 @@ impl Gemm {
                 let i = [0, m - 1, sample * 7919 % m][sample % 3];
                 let j = [n - 1, sample * 104_729 % n][sample % 2];
                 let product = |l| at(a, i, l, m, k, self.trans_a) * at(b, l, j, k, n, self.trans_b);
-                (c[i * n + j], (0..k).map(product).sum::<f64>())
+                let sum = (0..k).map(product).sum::<f64>();
+                (c[i * n + j], if self.has("epilogue", "gelu") { gelu(sum) } else { sum })
             })
             .unzip();
         worst_error(&got, &want, |_, _| (k as f64).sqrt())

@@ -111,15 +111,19 @@ export VK_DRIVER_FILES="$driver" XDG_RUNTIME_DIR="$runtime" RUSTYFLOW_REQUIRE_GP
 export MESA_SHADER_CACHE_DIR="$cache/shaders"
 mkdir -p "$MESA_SHADER_CACHE_DIR"
 
-# Cargo starts what it has built by the loader of the newer system, which finds that system's libraries and no others.
+# With MPI, where there is one, as scripts/test.sh builds: so nothing is built anew. Its libraries are this system's.
+source scripts/provide_mpi.sh
+libraries="${loader%/*}"
+! has_mpi || libraries+="$(ldconfig -p | sed -n 's,.* => \(.*\)/libmpi\.so[.0-9]*$,:\1,p' | head -n 1)"
+# Cargo starts what it has built by the loader of the newer system, which finds that system's libraries first.
 # The Python package is there for the features of dependencies: scripts/test.sh.
 on_mesa() {
-    cargo test -p rustyflow -p rustyflow-python \
-        --config "target.'cfg(all())'.runner = ['$loader', '--library-path', '${loader%/*}']" "$@"
+    cargo test -p rustyflow -p rustyflow-python "${mpi_features[@]}" \
+        --config "target.'cfg(all())'.runner = ['$loader', '--library-path', '$libraries']" "$@"
 }
 # With integration tests comes the command.
 on_mesa --quiet --no-run --test mixed
-devices="$("$loader" --library-path "${loader%/*}" "${CARGO_TARGET_DIR:-target}/debug/rustyflow" devices)"
+devices="$("$loader" --library-path "$libraries" "${CARGO_TARGET_DIR:-target}/debug/rustyflow" devices)"
 grep -q cooperative-matrix <<<"$devices" || fail "this Mesa has no cooperative matrices; delete $mesa for a newer one:
 $devices"
 

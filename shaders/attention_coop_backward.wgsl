@@ -6,6 +6,22 @@ enable wgpu_cooperative_matrix;
 {{ interface }}
 {% include "attention_coop_common" %}
 
+{# Reads the subgroup's rows of k or v. Not unrolled: then a driver took registers that a third workgroup on an SM #}
+{# needs (docs/experiments.md). #}
+{% macro load_rows(name) %}
+    {% for first in row_parts %}
+    {% set width = part_width(first) %}
+    for (var x = lane; x < {{ fragments * side * (width | int) }}u; x += {{ subgroup }}u) {
+        let row = subgroup_row + x / {{ width }}u;
+        var value: vec4<{{ T }}>;
+        {{ "if (row < params.time) " if edge }}{ value = {{ load(name, "row", first ~ "u + x % " ~ width ~ "u") }}; }
+        {% set scaled = "value" ~ (" * scale_" ~ name if split_fp16 else "") %}
+        {{ stage("weights", "weights_at + x / " ~ width ~ "u * LINE + x % " ~ width ~ "u", scaled) }}
+    }
+    {{ take_part(name, first) }}
+    {% endfor %}
+{% endmacro %}
+
 {# Reads accumulators back from the packed gradient: those of k or v. #}
 {% macro load_part(sum, part) %}
     {% for i in range(fragments) %}

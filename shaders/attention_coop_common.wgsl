@@ -159,36 +159,22 @@ qkv[at_qkv(first_row + {{ row }}, {{ packed_head[what] }}, {{ group }})]
         }
 {% endmacro %}
 
-{# Reads the subgroup's rows of q, k or v, as left sides {name}{fragment}_{depth}, by way of `weights`. #}
-{% macro load_rows(name) %}
-    {% for i in range(fragments) %}
-    {% for d in range(depth) %}
-    {% for half in halves %}
-    var {{ half }}{{ name }}{{ i }}_{{ d }}: {{ mat }}<f16, A>;
-    {% endfor %}
-    {% endfor %}
-    {% endfor %}
-    {% for first in range(0, groups, fours) %}
-    {% set width = [fours, groups - first] | min %}
-    for (var x = lane; x < {{ fragments * side * width }}u; x += {{ subgroup }}u) {
-        let row = subgroup_row + x / {{ width }}u;
-        var value: vec4<{{ T }}>;
-        {{ "if (row < params.time) " if edge }}{ value = {{ load(name, "row", first ~ "u + x % " ~ width ~ "u") }}; }
-        {% set scaled = "value" ~ (" * scale_" ~ name if split_fp16 else "") %}
-        {{ stage("weights", "weights_at + x / " ~ width ~ "u * LINE + x % " ~ width ~ "u", scaled) }}
-    }
+{# The subgroup's rows of q, k or v become left sides {name}{fragment}_{depth} by way of `weights`, in parts of the #}
+{# head that have room there: this makes them of the part that begins with vector `first`, which is staged. #}
+{% set row_parts = range(0, groups, fours) %}
+{% macro part_width(first) %}{{ [fours, groups - first] | min }}{% endmacro %}
+{% macro take_part(name, first) %}
     subgroupBarrier();
     {% for i in range(fragments) %}
-    {% for d in range(width * 4 // side) %}
+    {% for d in range((part_width(first) | int) * 4 // side) %}
     {% set address = "weights_at + " ~ (i * side * line + d * side // 4) ~ "u" %}
     {% for half in halves %}
-    {{ half }}{{ name }}{{ i }}_{{ first * 4 // side + d }} =
+    let {{ half }}{{ name }}{{ i }}_{{ first * 4 // side + d }} =
         coopLoadT<{{ mat }}<f16, A>>(&{{ half }}weights[{{ address }}], LINE);
     {% endfor %}
     {% endfor %}
     {% endfor %}
     subgroupBarrier();
-    {% endfor %}
 {% endmacro %}
 
 {# Which halves of two operands are multiplied: low times low is below f32's rounding. #}

@@ -13,6 +13,40 @@ enable wgpu_cooperative_matrix;
 {{ interface }}
 {% include "attention_coop_common" %}
 
+{# Starts to load the subgroup's rows of q, all of them at once. #}
+{% macro fetch_rows(name) %}
+    {% for first in row_parts %}
+    {% set width = part_width(first) | int %}
+    {% set vectors = fragments * side * width %}
+    {% for turn in range((vectors + subgroup - 1) // subgroup) %}
+    var {{ name }}_part{{ first }}_{{ turn }}: vec4<{{ T }}>;
+    {
+        let x = lane + {{ turn * subgroup }}u;
+        let row = subgroup_row + x / {{ width }}u;
+        {{ ("if (x < " ~ vectors ~ "u) ") if (turn + 1) * subgroup > vectors }}{{ "if (row < params.time) " if edge }}{
+            {{ name }}_part{{ first }}_{{ turn }} = {{ load(name, "row", first ~ "u + x % " ~ width ~ "u") }};
+        }
+    }
+    {% endfor %}
+    {% endfor %}
+{% endmacro %}
+{% macro take_rows(name) %}
+    {% for first in row_parts %}
+    {% set width = part_width(first) | int %}
+    {% set vectors = fragments * side * width %}
+    {% for turn in range((vectors + subgroup - 1) // subgroup) %}
+    {
+        let x = lane + {{ turn * subgroup }}u;
+        {% set value = name ~ "_part" ~ first ~ "_" ~ turn ~ (" * scale_" ~ name if split_fp16 else "") %}
+        {{ ("if (x < " ~ vectors ~ "u) ") if (turn + 1) * subgroup > vectors }}{
+            {{ stage("weights", "weights_at + x / " ~ width ~ "u * LINE + x % " ~ width ~ "u", value) }}
+        }
+    }
+    {% endfor %}
+    {{ take_part(name, first) }}
+    {% endfor %}
+{% endmacro %}
+
 {# Combines a number of all threads that share a row, LANES neighbours. #}
 {% macro over_lanes(x, begin, between) %}
     {% for distance in [1, 2, 4, 8] if distance < lanes %}
@@ -45,7 +79,7 @@ enable wgpu_cooperative_matrix;
     var total{{ i }} = 0.0; // of this thread's columns only, until the end
     {% endfor %}
     if (thread == 0u) { rescale = vec4<u32>(); }
-    {{ load_rows("q") }}
+    {{ fetch_rows("q") }}
     {{ zeros("sum") }}
     let tiles = (min(row_base + ROWS, params.time) + COLS - 1u) / COLS;
     {{ declare("k", cols, groups) }}
@@ -60,6 +94,7 @@ enable wgpu_cooperative_matrix;
     const first_tile = 0u;
     {% endif %}
     {{ fetch_tile("first_tile * COLS") }}
+    {{ take_rows("q") }}
     for (var tile = first_tile; tile < tiles; tile += 1u) {
         let col_base = tile * COLS;
         workgroupBarrier(); // all are done with the tile before

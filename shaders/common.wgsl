@@ -31,18 +31,19 @@ fn high_half(x: vec4<f32>) -> vec4<f32> {
     return bitcast<vec4<f32>>((bitcast<vec4<u32>>(x) + vec4<u32>(0x1000u)) & vec4<u32>(0xffffe000u));
 }
 
-// GELU in the tanh form and its derivative: src/ops/unary.rs. As 1 + tanh(z) = 2 sigmoid(2 z), with one exp and no
-// cancellation; beyond 80 the sigmoid is 1 or 0 to the last bit, and exp would overflow.
+// GELU in the tanh form and its derivative: src/ops/unary.rs. As 1 + tanh(z) = 2 sigmoid(2 z), with one exponential and
+// no cancellation.
 fn gelu_sigmoid(x: vec4<f32>) -> vec4<f32> {
-    let z = 1.5957691 * (x + 0.044715 * x * x * x);
-    return 1.0 / (1.0 + exp(-clamp(z, vec4<f32>(-80.0), vec4<f32>(80.0))));
+    // e^(-2 z) as a power of two. From 2^120 on the sigmoid is 0 beside any x, and an infinity is not needed for that.
+    let power = x * (-2.3022082 - 0.10294324 * (x * x));
+    return 1.0 / (1.0 + exp2(min(power, vec4<f32>(120.0))));
 }
 fn gelu(x: vec4<f32>) -> vec4<f32> {
     return x * gelu_sigmoid(x);
 }
 fn gelu_derivative(x: vec4<f32>) -> vec4<f32> {
     let s = gelu_sigmoid(x);
-    return s + x * s * (1.0 - s) * 1.5957691 * (1.0 + 3.0 * 0.044715 * x * x);
+    return s * (1.0 + (x - x * s) * (1.5957691 + 0.21406442 * (x * x)));
 }
 
 // a^b as in C: negative a only with whole b; anything to the power of 0 is 1, and so is 1 to any power.

@@ -13,6 +13,8 @@ enable wgpu_cooperative_matrix;
 {% set fragments_n = TN // side %}
 {# Per operand: name, its dimension of C, whether that is contiguous, tile size, tile origin, partial tiles. #}
 {% set operands = [["a", "m", trans_a, BM, "tile_row", edge_m], ["b", "n", not trans_b, BN, "tile_col", edge_n]] %}
+{# An operand's part of a subgroup's block. #}
+{% macro part(name) %}{{ TM if name == "a" else TN }}{% endmacro %}
 {# Vectors per row of a staged tile, and its leading dimension in vectors: padded against bank conflicts. #}
 {% macro width(wide, length) %}{{ (length if wide else BK) // 4 }}{% endmacro %}
 {% macro stride(wide, length) %}{{ (length if wide else BK) // 4 + 2 }}{% endmacro %}
@@ -25,15 +27,25 @@ enable wgpu_cooperative_matrix;
 {% macro loads(wide, length) -%}
 {{ (BK if wide else length) * (width(wide, length) | int) // threads }}
 {%- endmacro %}
-{% set block_stride = side // 4 + 1 %}
+{# Rows of a group. Tiles are staged as arrays of groups, and those of an operand with k contiguous by subgroups too: so
+   most indices are constants, which the driver makes offsets of one address. Sums would each take a register. #}
+{% macro group(wide, length) %}{{ [side, rows_at_once(wide, length) | int] | max }}{% endmacro %}
+{% macro staged(name, wide, length) -%}
+{% set rows = group(wide, length) | int %}
+{% set group_type = "array<vec4<f16>, " ~ rows * (stride(wide, length) | int) ~ ">" %}
+{% set groups = "array<" ~ group_type ~ ", " ~ (BK if wide else part(name) | int) // rows ~ ">" %}
+{{ groups if wide else "array<" ~ groups ~ ", " ~ length // (part(name) | int) ~ ">" }}
+{%- endmacro %}
+{# Not padded: the threads of a subgroup then read whole rows of all banks. #}
+{% set block_stride = side // 4 %}
 {% set block_len = subgroups * side * block_stride %}
 {% set sums_period = period(true, BN) | int %}
 {% set sums_len = threads * sums_period if sums else 0 %}
 
 {% for name, outer, wide, length, origin, edge in operands %}
-var<workgroup> tile_{{ name }}: array<vec4<f16>, {{ (BK if wide else length) * (stride(wide, length) | int) }}>;
+var<workgroup> tile_{{ name }}: {{ staged(name, wide, length) }};
 {% if split_fp16 %}
-var<workgroup> low_{{ name }}: array<vec4<f16>, {{ (BK if wide else length) * (stride(wide, length) | int) }}>;
+var<workgroup> low_{{ name }}: {{ staged(name, wide, length) }};
 {% endif %}
 {% endfor %}
 {% if split_fp16 %}
@@ -45,23 +57,44 @@ var<workgroup> exceeded: vec4<u32>;
 var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else sums_len }}>;
 
 {{ entry(threads) }}
-    let split = workgroup % params.splits;
-    let batch = workgroup / params.splits / (params.tiles_m * params.tiles_n);
+    // Integer divisions take long beside a short loop over k, so there are as few of them as can be.
+    {% if split_k %}
+    let of_splits = workgroup / params.splits;
+    let split = workgroup - of_splits * params.splits;
+    {% else %}
+    let of_splits = workgroup;
+    const split = 0u;
+    {% endif %}
+    let tiles = params.tiles_m * params.tiles_n;
+    {% if batched %}
+    let batch = of_splits / tiles;
+    {% else %}
+    let batch = select(0u, params.batches, of_splits >= tiles);
+    {% endif %}
     // The grid is rounded up; all threads of a surplus workgroup return together.
     if (batch >= params.batches) { return; }
-    // Swizzle for the L2 cache: eight rows of tiles at a time, column by column.
-    let tile = workgroup / params.splits % (params.tiles_m * params.tiles_n);
-    let band = tile / (8u * params.tiles_n);
+    let tile = of_splits - batch * tiles;
+    // Swizzle for the L2 cache: eight rows of tiles at a time, column by column. All bands but the last are whole.
+    let band = tile / 8u / params.tiles_n;
+    let in_band = tile - band * 8u * params.tiles_n;
     let height = min(8u, params.tiles_m - band * 8u);
-    let tile_row = (band * 8u + tile % (8u * params.tiles_n) % height) * {{ BM }}u;
-    let tile_col = tile % (8u * params.tiles_n) / height * {{ BN }}u;
+    var row_in_band = in_band % 8u;
+    var tile_of_row = in_band / 8u;
+    if (height < 8u) {
+        row_in_band = in_band % height;
+        tile_of_row = in_band / height;
+    }
+    let tile_row = (band * 8u + row_in_band) * {{ BM }}u;
+    let tile_col = tile_of_row * {{ BN }}u;
     let base_a = batch * params.stride_a;
     let base_b = batch * params.stride_b;
     let k_begin = split * params.k_slice;
     let k_end = min(params.k, k_begin + params.k_slice);
     let subgroup_index = thread / {{ subgroup }}u;
-    let block_row = subgroup_index / {{ subgroups_n }}u * {{ TM }}u;
-    let block_col = subgroup_index % {{ subgroups_n }}u * {{ TN }}u;
+    let block_a = subgroup_index / {{ subgroups_n }}u;
+    let block_b = subgroup_index % {{ subgroups_n }}u;
+    let block_row = block_a * {{ TM }}u;
+    let block_col = block_b * {{ TN }}u;
     let base_c = batch * params.stride_c + split * params.m * params.n;
 
     {% for i in range(fragments_m) %}
@@ -82,7 +115,14 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
     {% endif %}
     {% for r in range(period(wide, length) | int) %}
     {% set x = "(thread + " ~ r * threads ~ "u)" if r else "thread" %}
+    {% if wide or rows_at_once(wide, length) | int % 8 %}
     let {{ name }}_row{{ r }} = {{ x }} / {{ w }}u;
+    {% else %}
+    // Rows that are stored at once lie four apart, and so in different banks.
+    let {{ name }}_line{{ r }} = {{ x }} / {{ w }}u;
+    let {{ name }}_row{{ r }} =
+        {{ name }}_line{{ r }} / 8u * 8u + {{ name }}_line{{ r }} % 2u * 4u + {{ name }}_line{{ r }} / 2u % 4u;
+    {% endif %}
     let {{ name }}_col{{ r }} = {{ x }} % {{ w }}u;
     {% if wide %}
     let {{ name }}_from{{ r }} =
@@ -144,8 +184,15 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
     {# Where a thread's load l goes in the staged tile. #}
     {% macro to(name, l, wide, length) -%}
     {% set repeat = period(wide, length) | int %}
-    {% set rows = rows_at_once(wide, length) | int %}
-    {{ name }}_to{{ l % repeat }} + {{ l // repeat * rows * (stride(wide, length) | int) }}u
+    {% set row = l // repeat * (rows_at_once(wide, length) | int) %}
+    {% set rows = group(wide, length) | int %}
+    {% set of_part = part(name) | int %}
+    {% set at = row % rows * (stride(wide, length) | int) ~ "u + " ~ name ~ "_to" ~ l % repeat %}
+    {% if wide %}
+    [{{ row // rows }}][{{ at }}]
+    {%- else %}
+    [{{ row // of_part }}][{{ row % of_part // rows }}][{{ at }}]
+    {%- endif %}
     {%- endmacro %}
     {# Adds the loaded vectors of B to the column sums. #}
     {% macro add_columns() %}
@@ -157,31 +204,25 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
         }
         {% endif %}
     {% endmacro %}
-    {# Offset of fragment i of a subgroup's block in the staged tile of A at k; the same for B. #}
-    {% set stride_a = stride(trans_a, BM) | int %}
-    {% set stride_b = stride(not trans_b, BN) | int %}
-    {% macro from_a(k, i) -%}
-    {% if trans_a %}
-    {{ k * stride_a + i * side // 4 }}u + block_row / 4u
+    {# Fragment i of a subgroup's block at k, in the staged tile of an operand. #}
+    {% macro from(name, k, i, wide, length) -%}
+    {% set rows = group(wide, length) | int %}
+    {% set row = k if wide else i * side %}
+    {% set first = row % rows * (stride(wide, length) | int) + (i * side if wide else k) // 4 %}
+    {% if wide %}
+    [{{ row // rows }}][{{ first }}u + block_{{ name }} * {{ (part(name) | int) // 4 }}u]
     {%- else %}
-    (block_row + {{ i * side }}u) * {{ stride_a }}u + {{ k // 4 }}u
+    [block_{{ name }}][{{ row // rows }}][{{ first }}]
     {%- endif %}
     {%- endmacro %}
-    {% macro from_b(k, j) -%}
-    {% if trans_b %}
-    (block_col + {{ j * side }}u) * {{ stride_b }}u + {{ k // 4 }}u
-    {%- else %}
-    {{ k * stride_b + j * side // 4 }}u + block_col / 4u
-    {%- endif %}
+    {% macro coop_load(tile, name, role, k, i, wide, length) -%}
+    {# T: the rows of the matrix lie in rows of the tile. #}
+    {% set load = "coopLoad" if wide == (name == "a") else "coopLoadT" %}
+    {% set at = tile ~ "_" ~ name ~ from(name, k, i, wide, length) %}
+    {{ load }}<coop_mat{{ side }}x{{ side }}<f16, {{ role }}>>(&{{ at }}, {{ stride(wide, length) }}u)
     {%- endmacro %}
-    {% macro coop_load_a(tile, at) -%}
-    {% set load = "coopLoad" if trans_a else "coopLoadT" %}
-    {{ load }}<coop_mat{{ side }}x{{ side }}<f16, A>>(&{{ tile }}_a[{{ at }}], {{ stride_a }}u)
-    {%- endmacro %}
-    {% macro coop_load_b(tile, at) -%}
-    {% set load = "coopLoad" if trans_b else "coopLoadT" %}
-    {{ load }}<coop_mat{{ side }}x{{ side }}<f16, B>>(&{{ tile }}_b[{{ at }}], {{ stride_b }}u)
-    {%- endmacro %}
+    {% macro coop_load_a(tile, k, i) -%}{{ coop_load(tile, "a", "A", k, i, trans_a, BM) }}{%- endmacro %}
+    {% macro coop_load_b(tile, k, j) -%}{{ coop_load(tile, "b", "B", k, j, not trans_b, BN) }}{%- endmacro %}
     {% if split_fp16 %}
     {% include "matmul_split_fp16" %}
     {% else %}
@@ -195,20 +236,18 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
         {{ add_columns() }}
         {% for name, outer, wide, length, origin, edge in operands %}
         {% for l in range(loads(wide, length) | int) %}
-        tile_{{ name }}[{{ to(name, l, wide, length) }}] = {{ name }}{{ l }};
+        tile_{{ name }}{{ to(name, l, wide, length) }} = {{ name }}{{ l }};
         {% endfor %}
         {% endfor %}
         workgroupBarrier();
         {% for k in range(0, BK, side) %}
         {
             {% for i in range(fragments_m) %}
-            let at_a{{ i }} = {{ from_a(k, i) }};
-            let a{{ i }} = {{ coop_load_a("tile", "at_a" ~ i) }};
+            let a{{ i }} = {{ coop_load_a("tile", k, i) }};
             {% endfor %}
             {% for j in range(fragments_n) %}
             {
-                let at_b = {{ from_b(k, j) }};
-                let b = {{ coop_load_b("tile", "at_b") }};
+                let b = {{ coop_load_b("tile", k, j) }};
                 {% for i in range(fragments_m) %}
                 c{{ i }}_{{ j }} = coopMultiplyAdd(a{{ i }}, b, c{{ i }}_{{ j }});
                 {% endfor %}

@@ -20,9 +20,9 @@
         {
             let x = {{ name }}{{ l }} * scale_{{ name }};
             let high = high_half(x);
-            let to = {{ to(name, l, wide, length) }};
-            tile_{{ name }}[to] = vec4<f16>(high);
-            low_{{ name }}[to] = vec4<f16>(x - high);
+            {% set at = to(name, l, wide, length) %}
+            tile_{{ name }}{{ at }} = vec4<f16>(high);
+            low_{{ name }}{{ at }} = vec4<f16>(x - high);
         }
         {% endfor %}
         {% endfor %}
@@ -98,16 +98,14 @@
             {% for k in range(0, BK, side) %}
             {
                 {% for i in range(fragments_m) %}
-                let at_a{{ i }} = {{ from_a(k, i) }};
                 {% for half, tile in [["high", "tile"], ["low", "low"]] %}
-                let {{ half }}_a{{ i }} = {{ coop_load_a(tile, "at_a" ~ i) }};
+                let {{ half }}_a{{ i }} = {{ coop_load_a(tile, k, i) }};
                 {% endfor %}
                 {% endfor %}
                 {% for j in range(fragments_n) %}
                 {
-                    let at_b = {{ from_b(k, j) }};
                     {% for half, tile in [["high", "tile"], ["low", "low"]] %}
-                    let {{ half }}_b = {{ coop_load_b(tile, "at_b") }};
+                    let {{ half }}_b = {{ coop_load_b(tile, k, j) }};
                     {% endfor %}
                     {% for half_a, half_b in [["low", "high"], ["high", "low"], ["high", "high"]] %}
                     {% for i in range(fragments_m) %}

@@ -93,15 +93,6 @@ impl Launches<'_> {
         ]
     }
 
-    /// How many steps of k a turn of the loop over k takes. With f16 operands the H200 gains from four where all turns
-    /// are whole; the loop of split-fp16 is too long for its instruction caches.
-    fn unroll(&self, limits: &Limits) -> usize {
-        let Launches { dims: d, config, k_slice, .. } = *self;
-        let turn = 4 * config.tile.bk;
-        let whole = d.k > 0 && d.k.is_multiple_of(turn) && (self.splits == 1 || k_slice.is_multiple_of(turn));
-        if config.tile.mma == MmaKind::Coop && limits.coop_matrix == 16 && whole { 4 } else { 1 }
-    }
-
     /// What the partial results of split-K, or the results themselves, are stored as.
     fn out(&self) -> DType {
         if self.splits > 1 { DType::F32 } else { self.op.out }
@@ -135,8 +126,10 @@ impl Launches<'_> {
             values.extend([
                 ("side", limits.coop_matrix.into()),
                 ("subgroup", limits.subgroup_size.into()),
+                ("split_k", split.into()),
+                ("batched", (d.batch > 1).into()),
                 ("split_fp16", (mma == MmaKind::SplitFp16).into()),
-                ("unroll", self.unroll(limits).into()),
+                ("unroll", if limits.coop_matrix == 16 { self.config.tile.unroll(d.k) } else { 1 }.into()),
             ]);
         }
         values

@@ -169,11 +169,27 @@ fn so_does_that_of_cooperative_matrices() {
     assert_eq!(best(false, false, 16_384, 3072, 768), (true, 128, 128, 1, false));
     assert_eq!(best(false, true, 16_384, 3072, 768), (true, 128, 128, 1, true));
     assert_eq!(best(false, false, 2048, 128, 128), (true, 64, 64, 1, false));
-    // 1296 workgroups: almost ten for each
-    assert_eq!(best(true, false, 768, 3072, 16_384), (true, 128, 128, 9, false));
+    // 720 workgroups: almost six for each
+    assert_eq!(best(true, false, 768, 3072, 16_384), (true, 128, 128, 5, false));
     assert_eq!(best(true, false, 1536, 384, 16_384), (true, 128, 128, 7, false)); // 252: two, which run at once
     // Rows that are no whole vectors.
     assert!(!best(false, false, 16_384, 65, 384).0);
+}
+
+#[test]
+fn slices_of_k_are_whole_turns_of_the_unrolled_loop() {
+    let slices = |tile: &Tile, k, splits| {
+        let d = Dims { batch: 1, m: 384, n: 1536, k, stride_a: 0, stride_b: 0 };
+        (tile.unroll(k), tile.k_slices(&d, splits))
+    };
+    let [coop, ..] = &Tile::COOP;
+    // Four steps of 32, or two or one where k is no more than that.
+    assert_eq!(slices(coop, 16_384, 7), (4, (2432, 7)));
+    assert_eq!(slices(coop, 16_384 + 64, 7), (2, (2368, 7)));
+    assert_eq!(slices(coop, 16_384 + 32, 7), (1, (2368, 7)));
+    assert_eq!(slices(coop, 0, 1), (1, (32, 1)));
+    // These loops are not unrolled.
+    assert_eq!(slices(&Tile::SPLIT_FP16[0], 16_384, 7), (1, (2368, 7)));
 }
 
 #[test]

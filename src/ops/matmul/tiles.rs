@@ -67,8 +67,13 @@ impl Tile {
                 return false;
             }
             let threads = blocks * limits.subgroup_size as usize;
-            // Threads load whole rows of a staged tile, all of them equally many vectors.
-            if threads < self.bm.max(self.bn) / 4 || !(self.bk * self.bn / 4).is_multiple_of(threads) {
+            // Threads load whole rows of a staged tile, all of them equally many vectors; a subgroup's part of it is
+            // whole groups of the rows of k that they load at once.
+            let group = side.max(threads * 4 / self.bk);
+            if threads < self.bm.max(self.bn) / 4
+                || !(self.bk * self.bn / 4).is_multiple_of(threads)
+                || [self.tm, self.tn].iter().any(|part| !part.is_multiple_of(group))
+            {
                 return false;
             }
             // The staged tiles of both operands in either layout; split-fp16 stages two of each, with b as (K, N) only.
@@ -81,7 +86,7 @@ impl Tile {
             // One fragment of each subgroup on its way to storage, or before that the column sums of b: a vector for
             // each thread and each column of its loads.
             let columns = if threads.is_multiple_of(self.bn / 4) { 1 } else { 3 };
-            let out = (blocks * side * (side / 4 + 1)).max(columns * threads) * 16;
+            let out = (blocks * side * (side / 4)).max(columns * threads) * 16;
             (staged + out, threads)
         };
         bytes <= limits.workgroup_bytes as usize && threads <= limits.workgroup_threads as usize
@@ -99,8 +104,16 @@ impl Tile {
 
     /// Split-K in about `splits` slices: the length of a slice, which is whole steps of `bk`, and how many there are.
     pub fn k_slices(&self, d: &Dims, splits: usize) -> (usize, usize) {
-        let k_slice = d.k.div_ceil(splits).next_multiple_of(self.bk).max(self.bk);
+        let whole = self.bk * self.unroll(d.k);
+        let k_slice = d.k.div_ceil(splits).next_multiple_of(whole).max(self.bk);
         (k_slice, d.k.div_ceil(k_slice).max(1))
+    }
+
+    /// How many steps of k a turn of the loop over k takes, so that all turns are whole. With f16 operands a GPU gains
+    /// from four; the loop of split-fp16 is too long for its instruction caches, and the FMA kernel unrolls its own.
+    pub fn unroll(&self, k: usize) -> usize {
+        let whole = |turn: &usize| k > 0 && k.is_multiple_of(turn * self.bk);
+        if self.mma == MmaKind::Coop { [4, 2].into_iter().find(whole).unwrap_or(1) } else { 1 }
     }
 
     /// "128x256x16 by 8x16": its key in a tuning file.
