@@ -7,7 +7,12 @@
 //! alone (the median of 15), and milliseconds of each of twenty in a row (the least of five times), as they follow each
 //! other in a training step, but that they may overlap if they have several `sets` of operands. Further arguments set
 //! template values, such as `T_in=f16 T_out=f16 splits=7`, `bias=true`, `epilogue=gelu` or `epilogue=multiply`,
-//! `sums=true`; and `sets=4`, operands that take turns so that what is read has left the caches, or `k_slice=2432`.
+//! `sums=true` (sums, the bias, which is 0, and what is multiplied by, which is 1, are timed and not checked); and
+//! `sets=4`, operands that take turns so that what is read has left the caches, or `k_slice=2432`. Tensor cores:
+//! ```text
+//! shaders/matmul_coop.wgsl 16384x1536x384 nn 128x128x32x64x64 T_in=f16 T_out=f16 side=16 subgroup=32 split_fp16=false \
+//!     unroll=4
+//! ```
 //! `GEMM_LAB_CACHE` names a folder for the driver's pipeline cache, which holds the machine code (docs/experiments.md).
 //! Sizes must be multiples of 4.
 
@@ -158,7 +163,7 @@ impl Gemm {
             ("tiles_m", tiles_m),
             ("tiles_n", tiles_n),
             ("splits", splits),
-            ("k_slice", self.int("k_slice", k.div_ceil(splits).next_multiple_of(bk))),
+            ("k_slice", self.int("k_slice", k.div_ceil(splits).next_multiple_of(bk * self.int("unroll", 1)))),
             ("batches", 1),
         ];
         Plan::one(Launch {

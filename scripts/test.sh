@@ -52,7 +52,6 @@ need cargo "install Rust from https://rustup.rs" cargo --version
 need rustfmt "rustup component add rustfmt" cargo fmt --version
 need clippy "rustup component add clippy" cargo clippy --version
 provide_vulkan
-# What is tested has MPI, where there is one: to build it once more for the tests of processes takes minutes.
 source scripts/provide_mpi.sh
 
 # Tests skip what needs a GPU where there is none; here a GPU is there, so that would hide a failure.
@@ -71,13 +70,11 @@ trap 'rm -rf "$XDG_RUNTIME_DIR"' EXIT
 # only the tests need them compiled.
 step "imports point left" bash scripts/check_layers.sh
 step "format" cargo fmt --check
-packages=(-p rustyflow -p rustyflow-python "${mpi_features[@]}")
 step "lints" cargo clippy --quiet "${packages[@]}" --all-targets -- -D warnings
+step "build without MPI" cargo clippy --quiet -p rustyflow -p rustyflow-python -- -D warnings
 step "build without GPU" cargo clippy --quiet --no-default-features --features cli -- -D warnings
 step "build of the library alone" cargo clippy --quiet --lib --no-default-features --features gpu -- -D warnings
 step "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps
-# With the Python package, which has no tests of Cargo's: so its dependencies have the features that they have when it
-# is built below, and are compiled once.
 test=(cargo test "${packages[@]}")
 step "tests" "${test[@]}"
 # The kernels that a GPU runs which grants no more than WebGPU promises.

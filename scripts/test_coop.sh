@@ -114,11 +114,10 @@ mkdir -p "$MESA_SHADER_CACHE_DIR"
 # With MPI, where there is one, as scripts/test.sh builds: so nothing is built anew. Its libraries are this system's.
 source scripts/provide_mpi.sh
 libraries="${loader%/*}"
-! has_mpi || libraries+="$(ldconfig -p | sed -n 's,.* => \(.*\)/libmpi\.so[.0-9]*$,:\1,p' | head -n 1)"
+! has_mpi || libraries+="$(libraries_known | sed -n 's,.* => \(.*\)/libmpi\.so\.[0-9]*$,:\1,p')"
 # Cargo starts what it has built by the loader of the newer system, which finds that system's libraries first.
-# The Python package is there for the features of dependencies: scripts/test.sh.
 on_mesa() {
-    cargo test -p rustyflow -p rustyflow-python "${mpi_features[@]}" \
+    cargo test "${packages[@]}" \
         --config "target.'cfg(all())'.runner = ['$loader', '--library-path', '$libraries']" "$@"
 }
 # With integration tests comes the command.

@@ -14,5 +14,4 @@ if ! has_mpi; then
     [[ -z "${RUSTYFLOW_REQUIRE_MPI:-}" ]]
     exit
 fi
-# The Python package is there for the features of dependencies: scripts/test.sh.
-cargo test -p rustyflow -p rustyflow-python "${mpi_features[@]}" --test mpi
+cargo test "${packages[@]}" --test mpi

@@ -13,37 +13,34 @@ enable wgpu_cooperative_matrix;
 {{ interface }}
 {% include "attention_coop_common" %}
 
-{# Starts to load the subgroup's rows of q, all of them at once. #}
-{% macro fetch_rows(name) %}
-    {% for first in row_parts %}
+{# Loads of each thread for a part of the subgroup's rows of q, and for all of them: at once if they are few. #}
+{% macro q_turns(first) %}{{ (fragments * side * (part_width(first) | int) + subgroup - 1) // subgroup }}{% endmacro %}
+{% set at_once = fragments * side * groups // subgroup <= 16 %}
+{% macro fetch_part(first) %}
     {% set width = part_width(first) | int %}
-    {% set vectors = fragments * side * width %}
-    {% for turn in range((vectors + subgroup - 1) // subgroup) %}
-    var {{ name }}_part{{ first }}_{{ turn }}: vec4<{{ T }}>;
+    {% for turn in range(q_turns(first) | int) %}
+    var q_part{{ first }}_{{ turn }}: vec4<{{ T }}>;
     {
         let x = lane + {{ turn * subgroup }}u;
         let row = subgroup_row + x / {{ width }}u;
-        {{ ("if (x < " ~ vectors ~ "u) ") if (turn + 1) * subgroup > vectors }}{{ "if (row < params.time) " if edge }}{
-            {{ name }}_part{{ first }}_{{ turn }} = {{ load(name, "row", first ~ "u + x % " ~ width ~ "u") }};
-        }
+        {% set partial = (turn + 1) * subgroup > fragments * side * width %}
+        {{ ("if (x < " ~ fragments * side * width ~ "u) { ") if partial }}{{ "if (row < params.time) " if edge }}{
+            q_part{{ first }}_{{ turn }} = {{ load("q", "row", first ~ "u + x % " ~ width ~ "u") }};
+        }{{ " }" if partial }}
     }
     {% endfor %}
-    {% endfor %}
 {% endmacro %}
-{% macro take_rows(name) %}
-    {% for first in row_parts %}
+{% macro stage_part(first) %}
     {% set width = part_width(first) | int %}
-    {% set vectors = fragments * side * width %}
-    {% for turn in range((vectors + subgroup - 1) // subgroup) %}
+    {% for turn in range(q_turns(first) | int) %}
     {
         let x = lane + {{ turn * subgroup }}u;
-        {% set value = name ~ "_part" ~ first ~ "_" ~ turn ~ (" * scale_" ~ name if split_fp16 else "") %}
-        {{ ("if (x < " ~ vectors ~ "u) ") if (turn + 1) * subgroup > vectors }}{
+        {% set value = "q_part" ~ first ~ "_" ~ turn ~ (" * scale_q" if split_fp16 else "") %}
+        {% set partial = (turn + 1) * subgroup > fragments * side * width %}
+        {{ ("if (x < " ~ fragments * side * width ~ "u) ") if partial }}{
             {{ stage("weights", "weights_at + x / " ~ width ~ "u * LINE + x % " ~ width ~ "u", value) }}
         }
     }
-    {% endfor %}
-    {{ take_part(name, first) }}
     {% endfor %}
 {% endmacro %}
 
@@ -79,7 +76,11 @@ enable wgpu_cooperative_matrix;
     var total{{ i }} = 0.0; // of this thread's columns only, until the end
     {% endfor %}
     if (thread == 0u) { rescale = vec4<u32>(); }
-    {{ fetch_rows("q") }}
+    {% if at_once %}
+    {% for first in row_parts %}
+    {{ fetch_part(first) }}
+    {% endfor %}
+    {% endif %}
     {{ zeros("sum") }}
     let tiles = (min(row_base + ROWS, params.time) + COLS - 1u) / COLS;
     {{ declare("k", cols, groups) }}
@@ -94,7 +95,11 @@ enable wgpu_cooperative_matrix;
     const first_tile = 0u;
     {% endif %}
     {{ fetch_tile("first_tile * COLS") }}
-    {{ take_rows("q") }}
+    {% for first in row_parts %}
+    {{ fetch_part(first) if not at_once }}
+    {{ stage_part(first) }}
+    {{ take_part("q", first) }}
+    {% endfor %}
     for (var tile = first_tile; tile < tiles; tile += 1u) {
         let col_base = tile * COLS;
         workgroupBarrier(); // all are done with the tile before

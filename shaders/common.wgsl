@@ -32,18 +32,19 @@ fn high_half(x: vec4<f32>) -> vec4<f32> {
 }
 
 // GELU in the tanh form and its derivative: src/ops/unary.rs. As 1 + tanh(z) = 2 sigmoid(2 z), with one exponential and
-// no cancellation.
-fn gelu_sigmoid(x: vec4<f32>) -> vec4<f32> {
-    // e^(-2 z) as a power of two. From 2^120 on the sigmoid is 0 beside any x, and an infinity is not needed for that.
-    let power = x * (-2.3022082 - 0.10294324 * (x * x));
-    return 1.0 / (1.0 + exp2(min(power, vec4<f32>(120.0))));
+// no cancellation. This is exp(-2 z) as a power of two, cut off where for any x of f16, and those of f32 that matter,
+// the sigmoid is as good as 0.
+fn gelu_exponential(x: vec4<f32>) -> vec4<f32> {
+    return exp2(min(x * (-2.3022082 - 0.10294324 * (x * x)), vec4<f32>(120.0)));
 }
 fn gelu(x: vec4<f32>) -> vec4<f32> {
-    return x * gelu_sigmoid(x);
+    return x * (1.0 / (1.0 + gelu_exponential(x)));
 }
 fn gelu_derivative(x: vec4<f32>) -> vec4<f32> {
-    let s = gelu_sigmoid(x);
-    return s * (1.0 + (x - x * s) * (1.5957691 + 0.21406442 * (x * x)));
+    let e = gelu_exponential(x);
+    let s = 1.0 / (1.0 + e);
+    // 1 - s = s e
+    return s * (1.0 + x * (s * e) * (1.5957691 + 0.21406442 * (x * x)));
 }
 
 // a^b as in C: negative a only with whole b; anything to the power of 0 is 1, and so is 1 to any power.

@@ -11,9 +11,10 @@ enable wgpu_cooperative_matrix;
 {% set threads = subgroups * subgroup %}
 {% set fragments_m = TM // side %}
 {% set fragments_n = TN // side %}
-{# Per operand: name, its dimension of C, whether that is contiguous, tile size, tile origin, partial tiles. #}
+{# Per operand: name, its dimension of C, whether that is contiguous, tile size, tile origin, partial tiles. Where it #}
+{# is (a "wide" operand) the tile is staged as BK rows along it; else k is contiguous, and it has BM or BN rows of k. #}
 {% set operands = [["a", "m", trans_a, BM, "tile_row", edge_m], ["b", "n", not trans_b, BN, "tile_col", edge_n]] %}
-{# An operand's part of a subgroup's block. #}
+{# The rows (of a) or columns (of b) of C that a subgroup computes. #}
 {% macro part(name) %}{{ TM if name == "a" else TN }}{% endmacro %}
 {# Vectors per row of a staged tile, and its leading dimension in vectors: padded against bank conflicts. #}
 {% macro width(wide, length) %}{{ (length if wide else BK) // 4 }}{% endmacro %}
@@ -27,8 +28,9 @@ enable wgpu_cooperative_matrix;
 {% macro loads(wide, length) -%}
 {{ (BK if wide else length) * (width(wide, length) | int) // threads }}
 {%- endmacro %}
-{# Rows of a group. Tiles are staged as arrays of groups, and those of an operand with k contiguous by subgroups too: so
-   most indices are constants, which the driver makes offsets of one address. Sums would each take a register. #}
+{# Tiles are staged in groups of so many rows: [group][vector] of a wide operand, else [part of a subgroup][group] #}
+{# [vector]. The numbers of groups are constants, and so are the vectors of fragments of the latter: they become #}
+{# offsets of one address, where a sum as index would take a register of its own. #}
 {% macro group(wide, length) %}{{ [side, rows_at_once(wide, length) | int] | max }}{% endmacro %}
 {% macro staged(name, wide, length) -%}
 {% set rows = group(wide, length) | int %}
@@ -226,7 +228,8 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
     {% if split_fp16 %}
     {% include "matmul_split_fp16" %}
     {% else %}
-    {# By hand: drivers do not unroll a loop with barriers. The number of steps is a multiple. #}
+    {# By hand: some drivers do not unroll a loop with barriers, another unrolls it further. `steps` is a multiple of #}
+    {# `unroll` (Tile::k_slices). #}
     for (var first = 0u; first < steps; first += {{ unroll }}u) {
         {% for u in range(unroll) %}
         {

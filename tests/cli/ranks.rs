@@ -88,11 +88,9 @@ fn what_does_not_go_with_training_apart_is_refused() {
     assert!(sandbox.read(format!("{TINY_RUN}/config.toml")).contains("sync_every = 2"));
 }
 
+#[cfg(not(feature = "mpi"))]
 #[test]
 fn a_launcher_of_several_processes_needs_mpi() {
-    if cfg!(feature = "mpi") {
-        return;
-    }
     let sandbox = Sandbox::new();
     let variables = [("OMPI_COMM_WORLD_RANK", "0"), ("OMPI_COMM_WORLD_SIZE", "2")];
     let train = [&["train", "--device", "cpu"], &CPUS[..]].concat();

@@ -89,7 +89,7 @@ fn large_matmuls(dtype: DType, device: &Device) {
 
 /// Attention of few heads, of many and of a long T, each of which takes other tiles, with and without overhang.
 fn attention_of_every_tiling(device: &Device) {
-    let few = [(33, 33, 16), (16, 65, 64), (16, 128, 64), (16, 130, 6)];
+    let few = [(33, 33, 16), (16, 65, 64), (16, 128, 64), (16, 130, 6), (16, 97, 8), (16, 97, 72), (16, 97, 128)];
     let many = [(33, 128, 64), (33, 130, 64), (33, 130, 6)];
     let long = [(5, 1024, 64), (5, 1030, 64), (5, 1030, 6)];
     for (batch, time, head_size) in [&few[..], &many, &long].concat() {
@@ -106,8 +106,8 @@ fn attention_of_every_tiling(device: &Device) {
     }
 }
 
-/// GEMMs of so many rows that split-fp16 pays, and that 96 columns of f16 do; with whole and with partial tiles, and
-/// with every epilogue.
+/// GEMMs of so many rows that split-fp16 pays, and that 96 columns of f16 do; with whole and with partial tiles, with
+/// every epilogue, and in batches.
 fn matmuls_of_many_rows(dtype: DType, device: &Device) {
     for (rows, width) in [(16_384, 384), (16_388, 388)] {
         let x = zeros(&[rows, width], dtype, device);
@@ -121,6 +121,8 @@ fn matmuls_of_many_rows(dtype: DType, device: &Device) {
         let b = zeros(&[388, 388], dtype, device);
         forward_and_backward(&[a, b], |x| x[0].matmul_transposed(&x[1], trans_a, trans_b));
     }
+    let batch = [zeros(&[3, 64, 32], dtype, device), zeros(&[3, 32, 64], dtype, device)];
+    forward_and_backward(&batch, |x| x[0].matmul(&x[1]));
 }
 
 /// A training step of models with dropout under each optimizer: a small GPT-2, one without biases and a head of its

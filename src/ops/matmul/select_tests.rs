@@ -169,7 +169,7 @@ fn so_does_that_of_cooperative_matrices() {
     assert_eq!(best(false, false, 16_384, 3072, 768), (true, 128, 128, 1, false));
     assert_eq!(best(false, true, 16_384, 3072, 768), (true, 128, 128, 1, true));
     assert_eq!(best(false, false, 2048, 128, 128), (true, 64, 64, 1, false));
-    // 720 workgroups: almost six for each
+    // 720 workgroups: at most six on each of 132 SMs
     assert_eq!(best(true, false, 768, 3072, 16_384), (true, 128, 128, 5, false));
     assert_eq!(best(true, false, 1536, 384, 16_384), (true, 128, 128, 7, false)); // 252: two, which run at once
     // Rows that are no whole vectors.
@@ -183,7 +183,7 @@ fn slices_of_k_are_whole_turns_of_the_unrolled_loop() {
         (tile.unroll(k), tile.k_slices(&d, splits))
     };
     let [coop, ..] = &Tile::COOP;
-    // Four steps of 32, or two or one where k is no more than that.
+    // Four steps of 32; two or one where k is no multiple of more.
     assert_eq!(slices(coop, 16_384, 7), (4, (2432, 7)));
     assert_eq!(slices(coop, 16_384 + 64, 7), (2, (2368, 7)));
     assert_eq!(slices(coop, 16_384 + 32, 7), (1, (2368, 7)));

@@ -67,12 +67,15 @@ impl Tile {
                 return false;
             }
             let threads = blocks * limits.subgroup_size as usize;
-            // Threads load whole rows of a staged tile, all of them equally many vectors; a subgroup's part of it is
-            // whole groups of the rows of k that they load at once.
+            // Threads load whole rows of a staged tile, all of them equally many vectors. Of an operand with k contiguous
+            // a subgroup's TM or TN rows are whole groups: those that all threads load at once, or those of a matrix.
+            // Split-fp16 has no such b.
             let group = side.max(threads * 4 / self.bk);
+            let columns = if self.mma == MmaKind::Coop { self.tn } else { group };
             if threads < self.bm.max(self.bn) / 4
                 || !(self.bk * self.bn / 4).is_multiple_of(threads)
-                || [self.tm, self.tn].iter().any(|part| !part.is_multiple_of(group))
+                || !self.tm.is_multiple_of(group)
+                || !columns.is_multiple_of(group)
             {
                 return false;
             }
@@ -102,14 +105,15 @@ impl Tile {
         d.m.div_ceil(self.bm) * d.n.div_ceil(self.bn) * d.batch
     }
 
-    /// Split-K in about `splits` slices: the length of a slice, which is whole steps of `bk`, and how many there are.
+    /// Split-K in about `splits` slices: the length of a slice, which is whole turns of the loop over k, and how many
+    /// there are.
     pub fn k_slices(&self, d: &Dims, splits: usize) -> (usize, usize) {
         let whole = self.bk * self.unroll(d.k);
         let k_slice = d.k.div_ceil(splits).next_multiple_of(whole).max(self.bk);
         (k_slice, d.k.div_ceil(k_slice).max(1))
     }
 
-    /// How many steps of k a turn of the loop over k takes, so that all turns are whole. With f16 operands a GPU gains
+    /// How many steps of `bk` a turn of the loop over k takes, of which all are whole. With f16 operands an H200 gains
     /// from four; the loop of split-fp16 is too long for its instruction caches, and the FMA kernel unrolls its own.
     pub fn unroll(&self, k: usize) -> usize {
         let whole = |turn: &usize| k > 0 && k.is_multiple_of(turn * self.bk);
