@@ -10,8 +10,8 @@
 //! `sums=true` (sums, the bias, which is 0, and what is multiplied by, which is 1, are timed and not checked); and
 //! `sets=4`, operands that take turns so that what is read has left the caches, or `k_slice=2432`. Tensor cores:
 //! ```text
-//! shaders/matmul_coop.wgsl 16384x1536x384 nn 128x128x32x64x64 T_in=f16 T_out=f16 side=16 subgroup=32 split_fp16=false \
-//!     unroll=4
+//! shaders/matmul_coop.wgsl 16384x1536x384 nn 128x128x32x64x64 T_in=f16 T_out=f16 side=16 subgroup=32 unroll=4 \
+//!     split_fp16=false
 //! ```
 //! `GEMM_LAB_CACHE` names a folder for the driver's pipeline cache, which holds the machine code (docs/experiments.md).
 //! Sizes must be multiples of 4.

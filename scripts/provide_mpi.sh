@@ -9,7 +9,7 @@ has_mpi() {
 }
 
 # What the loader knows; its command is not in everybody's path.
-libraries_known() { PATH="$PATH:/usr/sbin:/sbin" ldconfig -p; }
+libraries_known() { PATH="$PATH:/usr/sbin:/sbin" ldconfig -p 2>/dev/null; }
 
 if ! has_mpi && [[ "$(id -u)" == 0 ]] && command -v apt-get >/dev/null; then
     echo "== installing openmpi-bin, libopenmpi-dev and libclang-dev"

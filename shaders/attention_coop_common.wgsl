@@ -95,14 +95,15 @@ qkv[at_qkv(first_row + {{ row }}, {{ packed_head[what] }}, {{ group }})]
 {% endif %}
 {% endmacro %}
 
-{# Loads a tile of `width` vectors a line into v0, v1, ..; `value` and `condition` depend on l, the line, and d. #}
-{% macro fetch(v, lines, width, value, condition) %}
-{% for i in range((lines * width + threads - 1) // threads) %}
+{# Loads a tile of `width` vectors a line into v0, v1, ..; `value` and `condition` depend on l, the line, and d. All #}
+{# threads of the workgroup share in that, or those of the subgroup, as `who` of so many. #}
+{% macro fetch(v, lines, width, value, condition, who="thread", many=threads) %}
+{% for i in range((lines * width + many - 1) // many) %}
         {
-            let x = thread + {{ i * threads }}u;
+            let x = {{ who }} + {{ i * many }}u;
             let l = x / {{ width }}u;
             let d = x % {{ width }}u;
-            {% set partial = (i + 1) * threads > lines * width %}
+            {% set partial = (i + 1) * many > lines * width %}
             {{ (v ~ i ~ " = vec4<" ~ T ~ ">();") if partial or condition }}
             {{ "if (x < " ~ (lines * width) ~ "u) { " if partial }}{{ "if (" ~ condition ~ ") " if condition }}{
                 {{ v }}{{ i }} = {{ value }};
@@ -110,22 +111,22 @@ qkv[at_qkv(first_row + {{ row }}, {{ packed_head[what] }}, {{ group }})]
         }
 {% endfor %}
 {% endmacro %}
-{% macro declare(v, lines, width) %}
-{% for i in range((lines * width + threads - 1) // threads) %}
+{% macro declare(v, lines, width, many=threads) %}
+{% for i in range((lines * width + many - 1) // many) %}
     var {{ v }}{{ i }}: vec4<{{ T }}>;
 {% endfor %}
 {% endmacro %}
 {# Writes it to workgroup memory, with split_fp16 times its scale. #}
-{% macro put(v, lines, width, memory, stride, kept="", scale="") %}
-{% for i in range((lines * width + threads - 1) // threads) %}
+{% macro put(v, lines, width, memory, stride, kept="", scale="", begin="0u", who="thread", many=threads) %}
+{% for i in range((lines * width + many - 1) // many) %}
         {
-            let x = thread + {{ i * threads }}u;
+            let x = {{ who }} + {{ i * many }}u;
             let l = x / {{ width }}u;
             let d = x % {{ width }}u;
-            {{ "if (x < " ~ (lines * width) ~ "u) " if (i + 1) * threads > lines * width }}{
+            {{ "if (x < " ~ (lines * width) ~ "u) " if (i + 1) * many > lines * width }}{
                 {% set value = v ~ i ~ (" * " ~ scale if split_fp16 and scale else "") %}
                 {% set value = "select(vec4<" ~ T ~ ">(), " ~ value ~ ", " ~ kept ~ ")" if kept else value %}
-                {{ stage(memory, "l * " ~ stride ~ " + d", value) }}
+                {{ stage(memory, begin ~ " + l * " ~ stride ~ " + d", value) }}
             }
         }
 {% endfor %}

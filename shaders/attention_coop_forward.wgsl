@@ -13,35 +13,21 @@ enable wgpu_cooperative_matrix;
 {{ interface }}
 {% include "attention_coop_common" %}
 
-{# Loads of each thread for a part of the subgroup's rows of q, and for all of them: at once if they are few. #}
-{% macro q_turns(first) %}{{ (fragments * side * (part_width(first) | int) + subgroup - 1) // subgroup }}{% endmacro %}
+{# A part of the subgroup's rows of q; all parts are loaded at once if they are few. #}
 {% set at_once = fragments * side * groups // subgroup <= 16 %}
-{% macro fetch_part(first) %}
+{% macro fetch_q(first) %}
     {% set width = part_width(first) | int %}
-    {% for turn in range(q_turns(first) | int) %}
-    var q_part{{ first }}_{{ turn }}: vec4<{{ T }}>;
-    {
-        let x = lane + {{ turn * subgroup }}u;
-        let row = subgroup_row + x / {{ width }}u;
-        {% set partial = (turn + 1) * subgroup > fragments * side * width %}
-        {{ ("if (x < " ~ fragments * side * width ~ "u) { ") if partial }}{{ "if (row < params.time) " if edge }}{
-            q_part{{ first }}_{{ turn }} = {{ load("q", "row", first ~ "u + x % " ~ width ~ "u") }};
-        }{{ " }" if partial }}
-    }
-    {% endfor %}
+    {% set part = "q_part" ~ first ~ "_" %}
+    {% set value = load("q", "subgroup_row + l", first ~ "u + d") %}
+    {% set in_time = "subgroup_row + l < params.time" if edge else "" %}
+    {{ declare(part, fragments * side, width, subgroup) }}
+    {{ fetch(part, fragments * side, width, value, in_time, "lane", subgroup) }}
 {% endmacro %}
-{% macro stage_part(first) %}
+{% macro take_q(first) %}
     {% set width = part_width(first) | int %}
-    {% for turn in range(q_turns(first) | int) %}
-    {
-        let x = lane + {{ turn * subgroup }}u;
-        {% set value = "q_part" ~ first ~ "_" ~ turn ~ (" * scale_q" if split_fp16 else "") %}
-        {% set partial = (turn + 1) * subgroup > fragments * side * width %}
-        {{ ("if (x < " ~ fragments * side * width ~ "u) ") if partial }}{
-            {{ stage("weights", "weights_at + x / " ~ width ~ "u * LINE + x % " ~ width ~ "u", value) }}
-        }
-    }
-    {% endfor %}
+    {% set part = "q_part" ~ first ~ "_" %}
+    {{ put(part, fragments * side, width, "weights", "LINE", "", "scale_q", "weights_at", "lane", subgroup) }}
+    {{ take_part("q", first) }}
 {% endmacro %}
 
 {# Combines a number of all threads that share a row, LANES neighbours. #}
@@ -76,11 +62,9 @@ enable wgpu_cooperative_matrix;
     var total{{ i }} = 0.0; // of this thread's columns only, until the end
     {% endfor %}
     if (thread == 0u) { rescale = vec4<u32>(); }
-    {% if at_once %}
-    {% for first in row_parts %}
-    {{ fetch_part(first) }}
+    {% for first in row_parts if at_once %}
+    {{ fetch_q(first) }}
     {% endfor %}
-    {% endif %}
     {{ zeros("sum") }}
     let tiles = (min(row_base + ROWS, params.time) + COLS - 1u) / COLS;
     {{ declare("k", cols, groups) }}
@@ -96,9 +80,8 @@ enable wgpu_cooperative_matrix;
     {% endif %}
     {{ fetch_tile("first_tile * COLS") }}
     {% for first in row_parts %}
-    {{ fetch_part(first) if not at_once }}
-    {{ stage_part(first) }}
-    {{ take_part("q", first) }}
+    {{ fetch_q(first) if not at_once }}
+    {{ take_q(first) }}
     {% endfor %}
     for (var tile = first_tile; tile < tiles; tile += 1u) {
         let col_base = tile * COLS;

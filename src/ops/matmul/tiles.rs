@@ -67,15 +67,14 @@ impl Tile {
                 return false;
             }
             let threads = blocks * limits.subgroup_size as usize;
-            // Threads load whole rows of a staged tile, all of them equally many vectors. Of an operand with k contiguous
-            // a subgroup's TM or TN rows are whole groups: those that all threads load at once, or those of a matrix.
-            // Split-fp16 has no such b.
+            // Threads load whole rows of a staged tile, all of them equally many vectors. Of an operand with k
+            // contiguous, as b of split-fp16 never is, a subgroup's TM or TN rows are whole groups: those that all
+            // threads load at once, or those of a matrix.
             let group = side.max(threads * 4 / self.bk);
-            let columns = if self.mma == MmaKind::Coop { self.tn } else { group };
             if threads < self.bm.max(self.bn) / 4
                 || !(self.bk * self.bn / 4).is_multiple_of(threads)
                 || !self.tm.is_multiple_of(group)
-                || !columns.is_multiple_of(group)
+                || self.mma == MmaKind::Coop && !self.tn.is_multiple_of(group)
             {
                 return false;
             }
