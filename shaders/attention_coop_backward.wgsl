@@ -6,22 +6,6 @@ enable wgpu_cooperative_matrix;
 {{ interface }}
 {% include "attention_coop_common" %}
 
-{# Reads the subgroup's rows of k or v. Not unrolled: then a driver took registers that a third workgroup on an SM #}
-{# needs (docs/experiments.md). #}
-{% macro load_rows(name) %}
-    {% for first in row_parts %}
-    {% set width = part_width(first) %}
-    for (var x = lane; x < {{ fragments * side * (width | int) }}u; x += {{ subgroup }}u) {
-        let row = subgroup_row + x / {{ width }}u;
-        var value: vec4<{{ T }}>;
-        {{ "if (row < params.time) " if edge }}{ value = {{ load(name, "row", first ~ "u + x % " ~ width ~ "u") }}; }
-        {% set scaled = "value" ~ (" * scale_" ~ name if split_fp16 else "") %}
-        {{ stage("weights", "weights_at + x / " ~ width ~ "u * LINE + x % " ~ width ~ "u", scaled) }}
-    }
-    {{ take_part(name, first) }}
-    {% endfor %}
-{% endmacro %}
-
 {# Reads accumulators back from the packed gradient: those of k or v. #}
 {% macro load_part(sum, part) %}
     {% for i in range(fragments) %}
@@ -66,8 +50,15 @@ const TWO_TO_28 = 268435456.0;
 {% if pass == "keys" %}
     // Rows are keys, columns are the queries of the block: tiles of S^T. dV = P^T dO, dK = dS^T Q, added to those of
     // the query blocks before.
-    {{ load_rows("k") }}
-    {{ load_rows("v") }}
+    {% for name in ["k", "v"] %}
+    {% for first in row_parts if rows_at_once %}
+    {{ fetch_rows(name, first) }}
+    {% endfor %}
+    {% for first in row_parts %}
+    {{ fetch_rows(name, first) if not rows_at_once }}
+    {{ take_rows(name, first) }}
+    {% endfor %}
+    {% endfor %}
     {{ zeros("dk") }}
     {{ zeros("dv") }}
     if (row_base < params.query_begin) {
@@ -81,15 +72,14 @@ const TWO_TO_28 = 268435456.0;
     var delta{{ i }}: f32;
     {% endfor %}
     let first = max(row_base / COLS * COLS, params.query_begin);
-    let last = (query_end - 1u) / COLS * COLS;
     {{ each_query_head("let ") }}
     {% if split_fp16 %}
     let scale_q = scales[scales_at + head];
     let scale_dy = scales[dy_scales_at + head];
-    let scale = params.scale / scale_q / scale_k;
+    let scale = params.scale / scale_q / scale_k * LOG2_E;
     {{ locate_ds() }}
     {% else %}
-    let scale = params.scale;
+    let scale = params.scale * LOG2_E;
     {% endif %}
     {{ fetch_tile("first") }}
     for (var col_base = first; col_base < query_end; col_base += COLS) {
@@ -104,7 +94,7 @@ const TWO_TO_28 = 268435456.0;
         {
             let x = thread + {{ i * threads }}u;
             if (x < COLS) {
-                tile_lse[x / 4u][x % 4u] = lse{{ i }};
+                tile_lse[x / 4u][x % 4u] = lse{{ i }} * LOG2_E;
                 tile_delta[x / 4u][x % 4u] = delta{{ i }}{{ " * scale_dy * scale_v / TWO_TO_28" if split_fp16 }};
                 {% if dropout %}
                 tile_query_keys[x / 4u][x % 4u] =
@@ -114,8 +104,10 @@ const TWO_TO_28 = 268435456.0;
         }
         {% endfor %}
         workgroupBarrier();
-        // The last tile again instead of a branch, where a driver would wait for the loads (docs/experiments.md).
-        {{ fetch_tile("min(col_base + COLS, last)") }}
+        // Within a branch: from behind one a driver moves the loads to where they are stored (docs/experiments.md).
+        if (col_base + COLS < query_end) {
+            {{ fetch_tile("col_base + COLS") }}
+        }
         {{ product("s", "k", "q") }}
         {{ product("dp", "v", "dy") }}
         let diagonal = col_base + 1u < row_base + ROWS;
@@ -124,7 +116,7 @@ const TWO_TO_28 = 268435456.0;
         {{ to_scores("s" ~ i ~ "_", 0, across) }}
         subgroupBarrier();
         {% for c in range(fours_per_lane) %}
-        var weight{{ i }}_{{ c }} = exp(
+        var weight{{ i }}_{{ c }} = exp2(
             scores[my_score + {{ c }}u * LANES] * scale - tile_lse[my_four + {{ c }}u * LANES],
         );
         {% endfor %}
@@ -208,7 +200,6 @@ const TWO_TO_28 = 268435456.0;
     {{ locate_ds() }}
     {% endif %}
     let end = min(row_base + ROWS, params.time);
-    let last = (end - 1u) / COLS * COLS;
     for (var col_base = first; col_base < end; col_base += COLS) {
         workgroupBarrier(); // all are done with the tile before
         {{ put("k", cols, groups, "tile_k", "HEAD_LINE", "", "scale_k") }}
@@ -217,7 +208,9 @@ const TWO_TO_28 = 268435456.0;
         {% set seen = " && first_key(row_base + d * 4u, first_row) <= col_base + l" if limited else "" %}
         {{ put("part", cols, rows // 4, "part", "PART_LINE", written ~ seen) }}
         workgroupBarrier();
-        {{ fetch_tile("min(col_base + COLS, last)") }}
+        if (col_base + COLS < end) {
+            {{ fetch_tile("col_base + COLS") }}
+        }
         {% for k in range(across) %}
         {
             {% for i in range(fragments) %}

@@ -24,6 +24,7 @@ const LANES = {{ lanes }}u;
 const HEAD_LINE = {{ head_line }}u;
 const LINE = {{ line }}u;
 const XYZW = vec4<u32>(0u, 1u, 2u, 3u);
+const LOG2_E = 1.4426950408889634;
 
 {% include "attention_blocks" %}
 
@@ -31,6 +32,12 @@ const XYZW = vec4<u32>(0u, 1u, 2u, 3u);
 {# the lower halves are in an array of that name after "low_". #}
 {% set halves = ["", "low_"] if split_fp16 else [""] %}
 {% set T = "f32" if split_fp16 else "f16" %}
+{# What a thread loads at once. With `words` four f16 as two u32: of f16 that a branch has loaded a driver merges old #}
+{# and new values half by half behind it, for which it waits (docs/experiments.md). #}
+{% set loaded = "vec2<u32>" if words else "vec4<" ~ T ~ ">" %}
+{% macro elements(x) -%}
+{{ "vec4<f16>(vec4<f32>(unpack2x16float(" ~ x ~ ".x), unpack2x16float(" ~ x ~ ".y)))" if words else x }}
+{%- endmacro %}
 {% set tiles = {"forward": ["k", "v"], "keys": ["q", "dy"], "queries": ["k"]}[pass] %}
 {% for half in halves %}
 {% for name in tiles %}
@@ -104,7 +111,7 @@ qkv[at_qkv(first_row + {{ row }}, {{ packed_head[what] }}, {{ group }})]
             let l = x / {{ width }}u;
             let d = x % {{ width }}u;
             {% set partial = (i + 1) * many > lines * width %}
-            {{ (v ~ i ~ " = vec4<" ~ T ~ ">();") if partial or condition }}
+            {{ (v ~ i ~ " = " ~ loaded ~ "();") if partial or condition }}
             {{ "if (x < " ~ (lines * width) ~ "u) { " if partial }}{{ "if (" ~ condition ~ ") " if condition }}{
                 {{ v }}{{ i }} = {{ value }};
             }{{ " }" if partial }}
@@ -113,7 +120,7 @@ qkv[at_qkv(first_row + {{ row }}, {{ packed_head[what] }}, {{ group }})]
 {% endmacro %}
 {% macro declare(v, lines, width, many=threads) %}
 {% for i in range((lines * width + many - 1) // many) %}
-    var {{ v }}{{ i }}: vec4<{{ T }}>;
+    var {{ v }}{{ i }}: {{ loaded }};
 {% endfor %}
 {% endmacro %}
 {# Writes it to workgroup memory, with split_fp16 times its scale. #}
@@ -124,8 +131,8 @@ qkv[at_qkv(first_row + {{ row }}, {{ packed_head[what] }}, {{ group }})]
             let l = x / {{ width }}u;
             let d = x % {{ width }}u;
             {{ "if (x < " ~ (lines * width) ~ "u) " if (i + 1) * many > lines * width }}{
-                {% set value = v ~ i ~ (" * " ~ scale if split_fp16 and scale else "") %}
-                {% set value = "select(vec4<" ~ T ~ ">(), " ~ value ~ ", " ~ kept ~ ")" if kept else value %}
+                {% set value = "select(" ~ loaded ~ "(), " ~ v ~ i ~ ", " ~ kept ~ ")" if kept else v ~ i %}
+                {% set value = elements(value) ~ (" * " ~ scale if split_fp16 and scale else "") %}
                 {{ stage(memory, begin ~ " + l * " ~ stride ~ " + d", value) }}
             }
         }
@@ -176,6 +183,23 @@ qkv[at_qkv(first_row + {{ row }}, {{ packed_head[what] }}, {{ group }})]
     {% endfor %}
     {% endfor %}
     subgroupBarrier();
+{% endmacro %}
+
+{# A part of the subgroup's rows of q, k or v, on its way there; all parts are loaded at once if they are few. #}
+{% set rows_at_once = fragments * side * groups // subgroup <= 16 %}
+{% macro fetch_rows(name, first) %}
+    {% set width = part_width(first) | int %}
+    {% set part = name ~ "_part" ~ first ~ "_" %}
+    {% set value = load(name, "subgroup_row + l", first ~ "u + d") %}
+    {% set in_time = "subgroup_row + l < params.time" if edge else "" %}
+    {{ declare(part, fragments * side, width, subgroup) }}
+    {{ fetch(part, fragments * side, width, value, in_time, "lane", subgroup) }}
+{% endmacro %}
+{% macro take_rows(name, first) %}
+    {% set width = part_width(first) | int %}
+    {% set part = name ~ "_part" ~ first ~ "_" %}
+    {{ put(part, fragments * side, width, "weights", "LINE", "", "scale_" ~ name, "weights_at", "lane", subgroup) }}
+    {{ take_part(name, first) }}
 {% endmacro %}
 
 {# Which halves of two operands are multiplied: low times low is below f32's rounding. #}

@@ -13,23 +13,6 @@ enable wgpu_cooperative_matrix;
 {{ interface }}
 {% include "attention_coop_common" %}
 
-{# A part of the subgroup's rows of q; all parts are loaded at once if they are few. #}
-{% set at_once = fragments * side * groups // subgroup <= 16 %}
-{% macro fetch_q(first) %}
-    {% set width = part_width(first) | int %}
-    {% set part = "q_part" ~ first ~ "_" %}
-    {% set value = load("q", "subgroup_row + l", first ~ "u + d") %}
-    {% set in_time = "subgroup_row + l < params.time" if edge else "" %}
-    {{ declare(part, fragments * side, width, subgroup) }}
-    {{ fetch(part, fragments * side, width, value, in_time, "lane", subgroup) }}
-{% endmacro %}
-{% macro take_q(first) %}
-    {% set width = part_width(first) | int %}
-    {% set part = "q_part" ~ first ~ "_" %}
-    {{ put(part, fragments * side, width, "weights", "LINE", "", "scale_q", "weights_at", "lane", subgroup) }}
-    {{ take_part("q", first) }}
-{% endmacro %}
-
 {# Combines a number of all threads that share a row, LANES neighbours. #}
 {% macro over_lanes(x, begin, between) %}
     {% for distance in [1, 2, 4, 8] if distance < lanes %}
@@ -62,8 +45,8 @@ enable wgpu_cooperative_matrix;
     var total{{ i }} = 0.0; // of this thread's columns only, until the end
     {% endfor %}
     if (thread == 0u) { rescale = vec4<u32>(); }
-    {% for first in row_parts if at_once %}
-    {{ fetch_q(first) }}
+    {% for first in row_parts if rows_at_once %}
+    {{ fetch_rows("q", first) }}
     {% endfor %}
     {{ zeros("sum") }}
     let tiles = (min(row_base + ROWS, params.time) + COLS - 1u) / COLS;
@@ -80,8 +63,8 @@ enable wgpu_cooperative_matrix;
     {% endif %}
     {{ fetch_tile("first_tile * COLS") }}
     {% for first in row_parts %}
-    {{ fetch_q(first) if not at_once }}
-    {{ take_q(first) }}
+    {{ fetch_rows("q", first) if not rows_at_once }}
+    {{ take_rows("q", first) }}
     {% endfor %}
     for (var tile = first_tile; tile < tiles; tile += 1u) {
         let col_base = tile * COLS;
@@ -166,7 +149,7 @@ enable wgpu_cooperative_matrix;
         {% for c in range(fours_per_lane) %}
         {
             {% set address = "my_weight + " ~ i * side * line ~ "u + " ~ c ~ "u * LANES" %}
-            let weight = exp(score{{ i }}_{{ c }} - running_max{{ i }});
+            let weight = exp2(score{{ i }}_{{ c }} * LOG2_E - running_max{{ i }} * LOG2_E);
             total{{ i }} += weight.x + weight.y + weight.z + weight.w;
             {% if dropout %}
             let keys = XYZW + (col_base + (my_four + {{ c }}u * LANES) * 4u);

@@ -25,9 +25,10 @@ const FLOPS_PER_SUBMIT: f64 = 4e11;
 /// for hung that is busy for a second or two.
 const SECONDS_PER_SUBMIT: f64 = 0.1;
 /// Kernels recorded before a submit happens by itself, so that the GPU starts early on what is there.
-const KERNELS_PER_SUBMIT: usize = 256;
+const KERNELS_PER_SUBMIT: usize = 512;
 /// And as many after the host has waited for all that was submitted, because the GPU has nothing to do then; after each
-/// submit twice as many. Not while there is something to compile, which is faster all at once.
+/// submit a quarter more. With twice as many a GPU is done before the next are recorded, where kernels are short. Not
+/// while there is something to compile, which is faster all at once.
 const KERNELS_WHEN_IDLE: usize = 16;
 // Each has two timestamps at most, and so has its pass.
 const _: () = assert!(4 * KERNELS_PER_SUBMIT <= Timestamps::CAPACITY as usize);
@@ -480,7 +481,8 @@ impl Gpu {
         if submission.is_some() {
             self.0.counts[1].fetch_add(1, Ordering::Relaxed);
             let kernels = &self.0.kernels_per_submit;
-            kernels.store((2 * kernels.load(Ordering::Relaxed)).min(KERNELS_PER_SUBMIT), Ordering::Relaxed);
+            let submitted = kernels.load(Ordering::Relaxed);
+            kernels.store((submitted + submitted / 4).min(KERNELS_PER_SUBMIT), Ordering::Relaxed);
         }
         self.submissions().extend(submission);
         self.check()?;
