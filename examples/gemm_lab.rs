@@ -7,7 +7,8 @@
 //! alone (the median of 15), and milliseconds of each of twenty in a row (the least of five times), as they follow each
 //! other in a training step, but that they may overlap if they have several `sets` of operands. Further arguments set
 //! template values, such as `T_in=f16 T_out=f16 splits=7`, `bias=true`, `epilogue=gelu` or `epilogue=multiply`,
-//! `sums=true` (sums, the bias, which is 0, and what is multiplied by, which is 1, are timed and not checked); and
+//! `sums=true` (sums, the bias, which is 0, and what is multiplied by, which is 1, are timed and not checked);
+//! `eight=true`, f16 results that leave in vectors of eight, as all do in training whose epilogue reads nothing; and
 //! `sets=4`, operands that take turns so that what is read has left the caches, or `k_slice=2432`. Tensor cores:
 //! ```text
 //! shaders/matmul_coop.wgsl 16384x1536x384 nn 128x128x32x64x64 T_in=f16 T_out=f16 side=16 subgroup=32 unroll=4 \
@@ -187,6 +188,7 @@ impl Gemm {
     /// The operands, what the epilogue reads, the result, and what is written besides.
     fn buffers(&self, of_operands: &'static str, of_result: &'static str) -> Vec<Buffer> {
         let bias = self.has("bias", "true");
+        let of_result = if self.has("eight", "true") { "vec4<u32>" } else { of_result };
         let factors = buffer("factors", of_result, Operand::Input(2 + bias as usize));
         let mut buffers =
             vec![buffer("a", of_operands, Operand::Input(0)), buffer("b", of_operands, Operand::Input(1))];
@@ -238,6 +240,7 @@ impl Gemm {
             ("epilogue", "".into()),
             ("split_k", (self.int("splits", 1) > 1).into()),
             ("batched", false.into()),
+            ("eight", false.into()),
         ];
         let replaced = |name: &str| self.extra.iter().any(|(key, _)| *key == name);
         usual.into_iter().filter(|(name, _)| !replaced(name)).chain(self.extra.iter().cloned()).collect()

@@ -5,6 +5,13 @@ enable f16;
 enable wgpu_cooperative_matrix;
 {{ interface }}
 {% include "matmul_epilogue" %}
+{% if eight %}
+fn eight_f16(left: vec4<f32>, right: vec4<f32>) -> vec4<u32> {
+    return vec4<u32>(
+        pack2x16float(left.xy), pack2x16float(left.zw), pack2x16float(right.xy), pack2x16float(right.zw),
+    );
+}
+{% endif %}
 
 {% set subgroups_n = BN // TN %}
 {% set subgroups = (BM // TM) * subgroups_n %}
@@ -38,6 +45,9 @@ enable wgpu_cooperative_matrix;
 {% set groups = "array<" ~ group_type ~ ", " ~ (BK if wide else part(name) | int) // rows ~ ">" %}
 {{ groups if wide else "array<" ~ groups ~ ", " ~ length // (part(name) | int) ~ ">" }}
 {%- endmacro %}
+{# With `eight` a thread stores vectors of eight f16. It has four columns of each of two matrices side by side, whose #}
+{# columns are dealt out in turn, four to the one and four to the other, where b is staged. #}
+{% set pair = 2 * side // 4 %}
 {# Not padded: the threads of a subgroup then read whole rows of all banks. #}
 {% set block_stride = side // 4 %}
 {% set block_len = subgroups * side * block_stride %}
@@ -135,7 +145,12 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
         (base_{{ name }} + ({{ origin }} + {{ name }}_row{{ r }}) * params.k + k_begin) / 4u
         + {{ name }}_col{{ r }};
     {% endif %}
-    let {{ name }}_to{{ r }} = {{ name }}_row{{ r }} * {{ stride(wide, length) }}u + {{ name }}_col{{ r }};
+    {% if eight and name == "b" %}
+    let b_place{{ r }} = b_col{{ r }} / {{ pair }}u * {{ pair }}u + b_col{{ r }} % 2u * {{ side // 4 }}u
+        + b_col{{ r }} % {{ pair }}u / 2u;
+    {% endif %}
+    {% set place = name ~ ("_place" if eight and name == "b" else "_col") ~ r %}
+    let {{ name }}_to{{ r }} = {{ name }}_row{{ r }} * {{ stride(wide, length) }}u + {{ place }};
     {% endfor %}
     {% endfor %}
 
@@ -283,11 +298,19 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
     {% macro place(l) -%}
     {{ "min(lane, " ~ (vectors - 1) ~ "u)" if subgroup > vectors else "(lane + " ~ l * subgroup ~ "u)" }}
     {%- endmacro %}
+    {# The first column of a thread's vector in matrix j. #}
+    {% macro column(j, x) -%}
+    {% if eight %}
+    tile_col + block_col + {{ j // 2 * 2 * side + j % 2 * 4 }}u + {{ x }} % {{ side // 4 }}u * 8u
+    {%- else %}
+    tile_col + block_col + {{ j * side }}u + {{ x }} % {{ side // 4 }}u * 4u
+    {%- endif %}
+    {%- endmacro %}
     {% if bias %}
     {% for j in range(fragments_n) %}
     var bias{{ j }}: vec4<f32>;
     {
-        let n = tile_col + block_col + {{ j * side }}u + lane % {{ side // 4 }}u * 4u;
+        let n = {{ column(j, "lane") }};
         {{ "if (n < params.n) " if edge_n }}{
             bias{{ j }} = vec4<f32>(bias[n], bias[n + 1u], bias[n + 2u], bias[n + 3u]);
         }
@@ -300,7 +323,7 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
         {% set x = place(l) %}
         let m{{ l }} = tile_row + block_row + {{ i * side }}u + {{ x }} / {{ side // 4 }}u;
         {% for j in range(fragments_n) %}
-        let n{{ l }}_{{ j }} = tile_col + block_col + {{ j * side }}u + {{ x }} % {{ side // 4 }}u * 4u;
+        let n{{ l }}_{{ j }} = {{ column(j, x) }};
         let at{{ l }}_{{ j }} = (base_c + m{{ l }} * params.n + n{{ l }}_{{ j }}) / 4u;
         {% endfor %}
         {% endfor %}
@@ -354,12 +377,20 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
         {{ read_row(i) if reads and not early }}
         {{ locate(i) }}
         {% for l in range(turns) %}
-        {% for j in range(fragments_n) %}
+        {% for j in range(0, fragments_n, 2 if eight else 1) %}
         {{ ("if (lane < " ~ vectors ~ "u) ") if subgroup > vectors }}{
         {{ inside(l, l ~ "_" ~ j) }}{
             {% set read = "vec4<f32>(read" ~ i ~ "_" ~ l ~ "_" ~ j ~ ")" %}
             let value = v{{ i }}_{{ j }}_{{ l }}{{ " + bias" ~ j if bias }}{{ " + " ~ read if accumulate }};
-            {% if epilogue == "gelu" %}
+            {% if eight %}
+            let right = v{{ i }}_{{ j + 1 }}_{{ l }}{{ " + bias" ~ (j + 1) if bias }};
+            {% endif %}
+            {% if epilogue == "gelu" and eight %}
+            c[at{{ l }}_{{ j }} / 2u] = eight_f16(gelu_derivative(value), gelu_derivative(right));
+            activated[at{{ l }}_{{ j }} / 2u] = eight_f16(gelu(value), gelu(right));
+            {% elif eight %}
+            c[at{{ l }}_{{ j }} / 2u] = eight_f16(value, right);
+            {% elif epilogue == "gelu" %}
             c[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(gelu_derivative(value));
             activated[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(gelu(value));
             {% else %}

@@ -149,6 +149,8 @@ fn validator(limits: &Limits) -> Validator {
     let mut capabilities = Capabilities::empty();
     capabilities.set(Capabilities::IMMEDIATES, limits.immediates);
     capabilities.set(Capabilities::SHADER_FLOAT16, limits.f16);
+    // `pack2x16float` and `unpack2x16float`: wgpu has them on all but OpenGL.
+    capabilities.set(Capabilities::SHADER_FLOAT16_IN_FLOAT32, limits.f16);
     capabilities.set(Capabilities::SUBGROUP | Capabilities::SUBGROUP_BARRIER, limits.subgroup_size > 0);
     capabilities.set(Capabilities::COOPERATIVE_MATRIX, limits.coop_matrix > 0);
     let mut validator = Validator::new(ValidationFlags::all(), capabilities);

@@ -63,7 +63,7 @@ impl Launches<'_> {
         Launch {
             shader: if coop { shader!("matmul_coop") } else { shader!("matmul") },
             values: self.values_of_tiles(limits),
-            buffers: self.buffers_of_tiles(),
+            buffers: self.buffers_of_tiles(limits),
             params: vec![
                 param("m", d.m),
                 param("n", d.n),
@@ -91,6 +91,19 @@ impl Launches<'_> {
             by_four(if self.trans_b { d.k } else { d.n }, d.stride_b),
             d.n.is_multiple_of(4),
         ]
+    }
+
+    /// Whether the tiles' results leave as vectors of eight f16. Not where the epilogue reads, which has been slower so
+    /// (docs/experiments.md).
+    fn stores_eight(&self, limits: &Limits) -> bool {
+        let Tile { tn, mma, .. } = self.config.tile;
+        let reads = self.op.accumulate || self.op.epilogue == Epilogue::Multiply;
+        mma == MmaKind::Coop
+            && self.out() == DType::F16
+            && self.dims.n.is_multiple_of(8)
+            && tn.is_multiple_of(2 * limits.coop_matrix as usize)
+            && !self.trans_b
+            && !reads
     }
 
     /// What the partial results of split-K, or the results themselves, are stored as.
@@ -130,6 +143,7 @@ impl Launches<'_> {
                 ("batched", (d.batch > 1).into()),
                 ("split_fp16", (mma == MmaKind::SplitFp16).into()),
                 // Where matrices are small there are many in a step already.
+                ("eight", self.stores_eight(limits).into()),
                 ("unroll", if limits.coop_matrix == 16 { self.config.tile.unroll(d.k) } else { 1 }.into()),
             ]);
         }
@@ -137,13 +151,13 @@ impl Launches<'_> {
     }
 
     /// The operands, and the result with what the epilogue needs or the partial results of split-K.
-    fn buffers_of_tiles(&self) -> Vec<Buffer> {
+    fn buffers_of_tiles(&self, limits: &Limits) -> Vec<Buffer> {
         let coop = self.config.tile.mma != MmaKind::Fma;
         let [lanes_a, lanes_b, lanes_c] = self.whole_vectors().map(|whole| if whole || coop { 4 } else { 1 });
         let b = if self.config.transpose_b { Operand::ReadScratch(0) } else { Operand::Input(1) };
         let operands =
             vec![buffer("a", self.dtype.wgsl(lanes_a), Operand::Input(0)), buffer("b", self.dtype.wgsl(lanes_b), b)];
-        let c = self.out().wgsl(lanes_c);
+        let c = if self.stores_eight(limits) { "vec4<u32>" } else { self.out().wgsl(lanes_c) };
         if self.splits > 1 {
             [operands, self.partials(["c", "sums"], c, Operand::Scratch)].concat()
         } else {
