@@ -8,7 +8,7 @@
 //! other in a training step, but that they may overlap if they have several `sets` of operands. Further arguments set
 //! template values, such as `T_in=f16 T_out=f16 splits=7`, `bias=true`, `epilogue=gelu` or `epilogue=multiply`,
 //! `sums=true` (sums, the bias, which is 0, and what is multiplied by, which is 1, are timed and not checked);
-//! `eight=true`, f16 results that leave in vectors of eight, as all do in training whose epilogue reads nothing; and
+//! `eight=true`, f16 results in vectors of eight, as `Launches::stores_eight` says (not with `epilogue=multiply`); and
 //! `sets=4`, operands that take turns so that what is read has left the caches, or `k_slice=2432`. Tensor cores:
 //! ```text
 //! shaders/matmul_coop.wgsl 16384x1536x384 nn 128x128x32x64x64 T_in=f16 T_out=f16 side=16 subgroup=32 unroll=4 \

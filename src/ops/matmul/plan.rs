@@ -142,8 +142,8 @@ impl Launches<'_> {
                 ("split_k", split.into()),
                 ("batched", (d.batch > 1).into()),
                 ("split_fp16", (mma == MmaKind::SplitFp16).into()),
-                // Where matrices are small there are many in a step already.
                 ("eight", self.stores_eight(limits).into()),
+                // Where matrices are small there are many in a step already.
                 ("unroll", if limits.coop_matrix == 16 { self.config.tile.unroll(d.k) } else { 1 }.into()),
             ]);
         }
