@@ -1,6 +1,7 @@
 //! An opened GPU: allocates, records launches and copies, decides when they are submitted, reads back.
 
 use super::copy_queues::{CopyQueues, Direction, Transit};
+use super::encoder::Encoder;
 use super::memory::Memory;
 use super::pipeline_cache::PipelineCache;
 use super::pipelines::Pipelines;
@@ -8,11 +9,11 @@ use super::plan::{ChoiceCache, Launch, Limits, Operand, Plan};
 use super::pool::{GpuSlice, Pool};
 use super::readback::{PendingReadback, Staging, StagingPool, UploadPool, Way};
 use super::recorder::Recorder;
+use super::submitter::Submitter;
 use super::timestamps::Timestamps;
 use super::{AdapterChoice, AdapterInfo, adapter};
 use crate::profile::{Cost, MemoryKind, MemoryStats, Profiler, Span};
 use crate::{Error, Result};
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -49,13 +50,13 @@ struct Context {
     profiler: Arc<Profiler>,
     pool: Arc<Pool>,
     pipelines: Arc<Pipelines>,
-    /// Locked before `submissions`, where both are.
+    /// Locked before what the submitter has, where both are.
     recorder: Mutex<Recorder>,
-    /// Submits that may not be done yet.
-    submissions: Mutex<VecDeque<wgpu::SubmissionIndex>>,
+    submitter: Submitter,
+    has_timestamps: bool,
     /// Kernels recorded before the next submit happens by itself.
     kernels_per_submit: AtomicUsize,
-    /// Kernels recorded and submits made, ever.
+    /// Kernels recorded and batches of them handed over, ever.
     counts: [AtomicU64; 2],
     staging_pool: StagingPool,
     upload_pool: UploadPool,
@@ -69,6 +70,7 @@ struct Context {
 impl Drop for Context {
     fn drop(&mut self) {
         // The pool's memory goes next.
+        self.submitter.finish();
         let _ = self.device.poll(wgpu::PollType::Wait { submission_index: None, timeout: Some(LONGEST_SUBMIT) });
     }
 }
@@ -126,8 +128,10 @@ impl Gpu {
         let cache = kept.and_then(|(folder, key)| PipelineCache::open(&device, folder, key));
         let pipelines = Arc::new(Pipelines::new(device.clone(), limits.clone(), cache));
         let profiler = Arc::new(Profiler::new());
-        let recorder = Recorder::new(device.clone(), queue, copy_queues.clone(), pipelines.clone(), profiler.clone());
-        let (pool, staging_pool, submissions) = (Arc::default(), StagingPool::default(), Mutex::default());
+        let recorder = Recorder::new(pipelines.clone(), profiler.clone());
+        let encoder = Encoder::new(device.clone(), queue, copy_queues.clone(), pipelines.clone(), profiler.clone());
+        let has_timestamps = encoder.has_timestamps();
+        let (pool, staging_pool) = (Arc::default(), StagingPool::default());
         let kernels_per_submit = AtomicUsize::new(KERNELS_WHEN_IDLE);
         let memory_bytes = choice.memory_bytes.unwrap_or(usize::MAX);
         let context = Context {
@@ -137,7 +141,8 @@ impl Gpu {
             pool,
             pipelines,
             recorder: Mutex::new(recorder),
-            submissions,
+            submitter: Submitter::new(encoder),
+            has_timestamps,
             kernels_per_submit,
             counts: Default::default(),
             staging_pool,
@@ -158,8 +163,8 @@ impl Gpu {
         self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn submissions(&self) -> MutexGuard<'_, VecDeque<wgpu::SubmissionIndex>> {
-        self.0.submissions.lock().unwrap_or_else(PoisonError::into_inner)
+    fn submitter(&self) -> &Submitter {
+        &self.0.submitter
     }
 
     /// What kernels may use.
@@ -179,7 +184,7 @@ impl Gpu {
         Gpu(self.0, Arc::new(limits))
     }
 
-    /// Kernels recorded, and submits made, since it was opened.
+    /// Kernels recorded, and batches of them handed over to be submitted, since it was opened.
     pub fn counts(&self) -> (u64, u64) {
         let [kernels, submits] = self.0.counts.each_ref().map(|count| count.load(Ordering::Relaxed));
         (kernels, submits)
@@ -258,7 +263,7 @@ impl Gpu {
     pub fn trim(&self) -> Result<()> {
         // The GPU must be done with it first.
         self.synchronize()?;
-        self.recorder().forget();
+        self.submitter().encoder().forget();
         self.0.pool.release_free();
         self.0.staging_pool.release();
         self.0.upload_pool.release();
@@ -337,11 +342,11 @@ impl Gpu {
         let mut recorder = self.recorder();
         recorder.kernel(name, cost, launches);
         self.0.counts[0].fetch_add(1, Ordering::Relaxed);
-        let rate = recorder.timestamps.as_ref().and_then(|timestamps| timestamps.flops_per_second);
-        let flops = rate.map_or(FLOPS_PER_SUBMIT, |rate| rate * SECONDS_PER_SUBMIT);
+        let batch = &recorder.batch;
+        let flops = self.submitter().flops_per_second().map_or(FLOPS_PER_SUBMIT, |rate| rate * SECONDS_PER_SUBMIT);
         let enough =
-            if recorder.must_compile { KERNELS_PER_SUBMIT } else { self.0.kernels_per_submit.load(Ordering::Relaxed) };
-        let due = recorder.kernels >= enough || recorder.flops >= flops;
+            if batch.must_compile { KERNELS_PER_SUBMIT } else { self.0.kernels_per_submit.load(Ordering::Relaxed) };
+        let due = batch.kernels >= enough || batch.flops >= flops;
         self.0.profiler.add_span(Span::Encode, started, started.elapsed());
         if due { self.submit_recorded(&mut recorder) } else { Ok(()) }
     }
@@ -374,9 +379,9 @@ impl Gpu {
         let mut recorder = self.recorder();
         recorder.write(&from, slice.into());
         if size >= UploadPool::LARGE {
-            recorder.to_map_again.push((from, self.0.upload_pool.clone()));
+            recorder.batch.to_map_again.push((from, self.0.upload_pool.clone()));
         }
-        if recorder.uploaded >= LARGE_UPLOAD { self.submit_recorded(&mut recorder) } else { Ok(()) }
+        if recorder.batch.uploaded >= LARGE_UPLOAD { self.submit_recorded(&mut recorder) } else { Ok(()) }
     }
 
     /// Records setting all bytes of `slice` to zero.
@@ -429,6 +434,7 @@ impl Gpu {
         transit.fill(bytes);
         {
             let _nobody_else_submits = self.recorder();
+            self.submitter().drain();
             copies.copy_to_device(&transit);
         }
         self.wait_aside(&transit)?;
@@ -450,17 +456,7 @@ impl Gpu {
     /// If the driver reported an error.
     pub fn flush_if_idle(&self) -> Result<()> {
         self.check()?;
-        let mut submissions = self.submissions();
-        while let Some(oldest) = submissions.front() {
-            let poll = wgpu::PollType::Wait { submission_index: Some(oldest.clone()), timeout: Some(Duration::ZERO) };
-            match self.0.device.poll(poll) {
-                Ok(_) => submissions.pop_front(),
-                Err(wgpu::PollError::Timeout) => break,
-                Err(e) => return Err(Error::Gpu(e.to_string())),
-            };
-        }
-        let ahead = submissions.len();
-        drop(submissions);
+        let ahead = self.submitter().ahead(|| self.poll())?;
         if ahead == 0 {
             // As after `synchronize`: what is recorded next is waited for.
             self.0.kernels_per_submit.store(KERNELS_WHEN_IDLE, Ordering::Relaxed);
@@ -468,7 +464,7 @@ impl Gpu {
         if ahead < SUBMITS_AHEAD { self.submit() } else { Ok(()) }
     }
 
-    /// Hands what is recorded to the GPU.
+    /// Hands what is recorded to the GPU, by way of a thread: what fails then is an error of a later call.
     ///
     /// # Errors
     /// If the driver reported an error.
@@ -477,16 +473,15 @@ impl Gpu {
     }
 
     fn submit_recorded(&self, recorder: &mut Recorder) -> Result<()> {
-        let submission = recorder.submit();
-        if submission.is_some() {
+        if let Some(mut batch) = recorder.take() {
             self.0.counts[1].fetch_add(1, Ordering::Relaxed);
             let kernels = &self.0.kernels_per_submit;
             let submitted = kernels.load(Ordering::Relaxed);
             kernels.store((submitted + submitted / 4).min(KERNELS_PER_SUBMIT), Ordering::Relaxed);
+            batch.is_announced = self.0.copy_queues.as_ref().is_some_and(CopyQueues::are_in_use);
+            self.submitter().hand_over(batch);
         }
-        self.submissions().extend(submission);
-        self.check()?;
-        recorder.timestamps.as_mut().map_or(Ok(()), Timestamps::collect)
+        self.check()
     }
 
     /// Lets callbacks run. Never waits.
@@ -503,12 +498,7 @@ impl Gpu {
     /// # Errors
     /// If the driver reported an error.
     pub fn throttle(&self, in_flight: usize) -> Result<()> {
-        let mut submissions = self.submissions();
-        let excess = submissions.len().saturating_sub(in_flight);
-        if let Some(index) = submissions.drain(..excess).next_back() {
-            self.wait(Some(index))?;
-        }
-        Ok(())
+        self.submitter().throttle(in_flight, |last| self.wait(Some(last)))
     }
 
     /// Submits what is recorded and waits until all of it is done; timestamps are then in the profile.
@@ -517,10 +507,16 @@ impl Gpu {
     /// If the driver reported an error.
     pub fn synchronize(&self) -> Result<()> {
         self.submit()?;
+        self.finish_submits();
         self.wait(None)?;
-        self.submissions().clear();
+        self.submitter().all_done();
         self.0.kernels_per_submit.store(KERNELS_WHEN_IDLE, Ordering::Relaxed);
-        self.recorder().timestamps.as_mut().map_or(Ok(()), Timestamps::collect)
+        self.submitter().encoder().collect()
+    }
+
+    /// Waits until everything that was handed over is submitted.
+    pub(super) fn finish_submits(&self) {
+        self.submitter().drain();
     }
 
     /// Waits for a copy beside the kernels; submits what is recorded if that is among it.
@@ -538,20 +534,18 @@ impl Gpu {
     }
 
     pub(super) fn wait(&self, submission_index: Option<wgpu::SubmissionIndex>) -> Result<()> {
+        // Of a submit that failed: a poll would panic, or not know it.
+        self.check()?;
         let poll = || self.0.device.poll(wgpu::PollType::Wait { submission_index, timeout: None });
-        self.0.profiler.span(Span::Wait, poll).map_err(|e| Error::Gpu(e.to_string()))?;
-        self.check()
+        let polled = self.0.profiler.span(Span::Wait, poll);
+        self.check()?;
+        polled.map(drop).map_err(|e| Error::Gpu(e.to_string()))
     }
 
     /// Puts timestamps around every kernel from now on (or only around passes). False if the device has none.
     pub fn time_kernels(&self, on: bool) -> bool {
-        match &mut self.recorder().timestamps {
-            Some(timestamps) => {
-                timestamps.kernels = on;
-                true
-            }
-            None => false,
-        }
+        self.recorder().times_kernels = on && self.0.has_timestamps;
+        self.0.has_timestamps
     }
 
     /// The first error that the driver reported, if any.
@@ -609,8 +603,9 @@ mod tests {
             gpu.synchronize().unwrap();
             let mut submits = Vec::new();
             for kernels in 1..=112 {
+                let before = gpu.counts().1;
                 gpu.run("fill", Cost::default(), fill.clone(), &[], &[&out]).unwrap();
-                if gpu.submissions().len() > submits.len() {
+                if gpu.counts().1 > before {
                     submits.push(kernels);
                 }
             }

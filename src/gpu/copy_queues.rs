@@ -600,9 +600,9 @@ mod tests {
         let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
         let Some(queues) = gpu.copy_queues() else { return };
         for _ in 0..3 {
-            let reads: Vec<_> = (1..=3).map(|value| read(&gpu, value as f32)).collect();
-            // One that nobody waits for.
+            // One that nobody waits for, but for those after it.
             drop(read(&gpu, 7.0));
+            let reads: Vec<_> = (1..=3).map(|value| read(&gpu, value as f32)).collect();
             assert!(reads[0].try_read().unwrap().is_none(), "it is not submitted");
             let bytes: Vec<_> = reads.into_iter().map(|read| read.wait_mapped().unwrap()).collect();
             for (bytes, value) in bytes.iter().zip(1..) {

@@ -25,6 +25,8 @@ mod copy_queues;
 #[path = "no_copy_queues.rs"]
 mod copy_queues;
 #[cfg(feature = "gpu")]
+mod encoder;
+#[cfg(feature = "gpu")]
 mod memory;
 #[cfg(feature = "gpu")]
 mod params;
@@ -40,6 +42,8 @@ mod readback;
 mod recorder;
 #[cfg(feature = "gpu")]
 mod shader;
+#[cfg(feature = "gpu")]
+mod submitter;
 #[cfg(feature = "gpu")]
 mod timestamps;
 #[cfg(feature = "gpu")]

@@ -233,7 +233,8 @@ pub struct Limits {
     pub immediates: bool,
     /// Whether `enable f16;` is allowed.
     pub f16: bool,
-    /// Whether subgroup operations are allowed, and the size every subgroup has (0: not known, or it varies).
+    /// Whether subgroup operations are allowed, and the size every subgroup has (0: not known, or it varies). Kernels
+    /// take it that threads come to subgroups in their order.
     pub subgroup_size: u32,
     /// The side of the square cooperative matrices (tensor cores) with f16 operands and f32 accumulators: 16 or 8; 0 if
     /// there are none, or the size of subgroups is not known.

@@ -220,10 +220,15 @@ impl PendingReadback {
     /// If the GPU reported an error.
     pub fn wait_mapped(self) -> Result<MappedBytes> {
         match &self.way {
-            Way::Mapped(staging, _) => match staging.submission.get() {
-                Some(index) => self.gpu.wait(Some(index.clone()))?,
-                None => self.gpu.synchronize()?,
-            },
+            Way::Mapped(staging, _) => {
+                if staging.submission.get().is_none() {
+                    self.gpu.finish_submits();
+                }
+                match staging.submission.get() {
+                    Some(index) => self.gpu.wait(Some(index.clone()))?,
+                    None => self.gpu.synchronize()?,
+                }
+            }
             Way::Aside(transit) => self.gpu.wait_aside(transit)?,
         }
         loop {

@@ -40,8 +40,6 @@ pub(super) struct Timestamps {
     pairs: Vec<(u32, TimedScope)>,
     in_flight: VecDeque<ResolvedQueries>,
     free: Vec<Staging>,
-    /// Whether each kernel gets its own pair.
-    pub kernels: bool,
     /// Operations per second of the last submit that had much to compute.
     pub flops_per_second: Option<f64>,
 }
@@ -78,7 +76,6 @@ impl Timestamps {
             pairs: Vec::new(),
             in_flight: VecDeque::new(),
             free: Vec::new(),
-            kernels: false,
             flops_per_second: None,
         })
     }

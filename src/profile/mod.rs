@@ -49,7 +49,7 @@ pub enum Span {
     Data,
     /// Compiling shaders, once per variant.
     Compile,
-    /// Building and recording GPU commands.
+    /// Recording what a GPU is to do, and encoding it for the driver, which another thread does meanwhile.
     Encode,
     /// Blocked until the GPU has finished something.
     Wait,
@@ -188,8 +188,17 @@ impl Profiler {
 
     /// Books the time after `started` under `span`.
     pub fn add_span(&self, span: Span, started: Instant, elapsed: Duration) {
+        self.add_span_to(Track::Host, span, started, elapsed);
+    }
+
+    /// [`Profiler::add_span`] of the thread that submits, beside what the host does otherwise.
+    pub(crate) fn add_submit(&self, span: Span, started: Instant, elapsed: Duration) {
+        self.add_span_to(Track::Submits, span, started, elapsed);
+    }
+
+    fn add_span_to(&self, track: Track, span: Span, started: Instant, elapsed: Duration) {
         let mut measured = self.measured();
-        measured.trace(Track::Host, span.name(), Some(started), elapsed);
+        measured.trace(track, span.name(), Some(started), elapsed);
         *measured.profile.spans.entry(span).or_default() += elapsed.as_secs_f64();
     }
 }

@@ -27,6 +27,8 @@ pub enum Track {
     Steps,
     /// What the host does between kernels.
     Host,
+    /// What the thread that submits to a GPU does.
+    Submits,
     /// Compute passes of a GPU, each of many kernels.
     Passes,
     /// Kernels of the device; on a GPU those of sampled steps.
@@ -38,7 +40,7 @@ const HOST: u64 = 1;
 const DEVICE: u64 = 2;
 
 impl Track {
-    const ALL: [Track; 5] = [Track::Phases, Track::Steps, Track::Host, Track::Passes, Track::Kernels];
+    const ALL: [Track; 6] = [Track::Phases, Track::Steps, Track::Host, Track::Submits, Track::Passes, Track::Kernels];
 
     /// Apart from the processes, which are tracks too.
     fn uuid(self) -> u64 {
@@ -47,7 +49,7 @@ impl Track {
 
     fn process(self) -> u64 {
         match self {
-            Track::Phases | Track::Steps | Track::Host => HOST,
+            Track::Phases | Track::Steps | Track::Host | Track::Submits => HOST,
             Track::Passes | Track::Kernels => DEVICE,
         }
     }
@@ -57,6 +59,7 @@ impl Track {
             Track::Phases => "phases",
             Track::Steps => "steps",
             Track::Host => "host",
+            Track::Submits => "submits",
             Track::Passes => "passes",
             Track::Kernels => "kernels",
         }
@@ -319,11 +322,12 @@ mod tests {
     const EXPECTED: &str = "\
         0a1550016801e2030e08011a0808013204686f737458030a2050016802e2031908021a130802320f6370752028312074687265616473\
         2958030a1550016802e2030e08031206706861736573280160030a1450016802e2030d080412057374657073280160040a1350016802\
-        e2030c08051204686f7374280160050a1550016802e2030e08061206706173736573280260060a1650016802e2030f080712076b6572\
-        6e656c73280260070a1c400750015a06480150015807620c120a080112066d61746d756c68020a10408694ebdc0350015a0448025807\
-        68020a1d408694ebdc0350015a06480150025807620912070802120361646468020a1040b196ebdc0350015a044802580768020a1240\
-        9097ebdc0350015a0648015001580768020a10409097ebdc0350015a044802580768020a34400050015a1f221718dc0b52126770755f\
-        636c6f636b5f6572726f725f6e73480350035806620b120908031205636c6f636b6802";
+        e2030c08051204686f7374280160050a1650016802e2030f080612077375626d697473280160060a1550016802e2030e080712067061\
+        73736573280260070a1650016802e2030f080812076b65726e656c73280260080a1c400750015a06480150015808620c120a08011206\
+        6d61746d756c68020a10408694ebdc0350015a044802580868020a1d408694ebdc0350015a0648015002580862091207080212036164\
+        6468020a1040b196ebdc0350015a044802580868020a12409097ebdc0350015a0648015001580868020a10409097ebdc0350015a0448\
+        02580868020a34400050015a1f221718dc0b52126770755f636c6f636b5f6572726f725f6e73480350035807620b120908031205636c\
+        6f636b6802";
 
     #[test]
     fn what_is_recorded_is_written_soon_and_in_whole_packets() {
@@ -339,7 +343,7 @@ mod tests {
         }
         trace.finish().unwrap();
         let counts: Vec<usize> = writes.0.lock().unwrap().iter().map(|bytes| packets(bytes).expect("whole")).collect();
-        assert_eq!(counts.iter().sum::<usize>(), 7 + 2 + 2 + 20_000);
+        assert_eq!(counts.iter().sum::<usize>(), 8 + 2 + 2 + 20_000);
     }
 
     #[test]
