@@ -372,6 +372,8 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
     subgroupBarrier();
     {% endfor %}
     {% endfor %}
+    {% set gelus = [["c", "gelu_derivative"], ["activated", "gelu"]] %}
+    {% set outputs = gelus if epilogue == "gelu" else [["c", ""]] %}
     {% for i in range(fragments_m) %}
     {
         {{ read_row(i) if reads and not early }}
@@ -385,17 +387,14 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
             {% if eight %}
             let right = v{{ i }}_{{ j + 1 }}_{{ l }}{{ " + bias" ~ (j + 1) if bias }};
             {% endif %}
-            {% if epilogue == "gelu" and eight %}
-            c[at{{ l }}_{{ j }} / 2u] = eight_f16(gelu_derivative(value), gelu_derivative(right));
-            activated[at{{ l }}_{{ j }} / 2u] = eight_f16(gelu(value), gelu(right));
-            {% elif eight %}
-            c[at{{ l }}_{{ j }} / 2u] = eight_f16(value, right);
-            {% elif epilogue == "gelu" %}
-            c[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(gelu_derivative(value));
-            activated[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(gelu(value));
+            {% for output, function in outputs %}
+            {% if eight %}
+            {{ output }}[at{{ l }}_{{ j }} / 2u] = eight_f16({{ function }}(value), {{ function }}(right));
             {% else %}
-            c[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>(value{{ " * " ~ read if epilogue == "multiply" }});
+            {% set factor = " * " ~ read if epilogue == "multiply" else "" %}
+            {{ output }}[at{{ l }}_{{ j }}] = vec4<{{ T_out }}>({{ function }}(value){{ factor }});
             {% endif %}
+            {% endfor %}
         }
         }
         {% endfor %}
