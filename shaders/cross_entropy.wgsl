@@ -1,6 +1,6 @@
 // Softmax cross-entropy (formulas: src/ops/cross_entropy.rs).
 //
-// Passes over (rows, vocab): LANES threads share a row, and ROWS rows a workgroup; thread `lane` of a row takes
+// Passes over (rows, columns): LANES threads share a row, and ROWS rows a workgroup; thread `lane` of a row takes
 // the elements (or groups of four) lane, lane + LANES, .. Passes over rows: one workgroup of 256 threads, each summing
 // every 256th row, then a tree. All sums run in a fixed order. Logits and their gradient are stored as the type T.
 {{ interface }}
@@ -58,6 +58,17 @@ var<workgroup> counts: array<{{ number }}, 256>;
 
 {% set element = "vec4<f32>" if vector else "f32" %}
 {% set stored = element | replace("f32", T) %}
+{# Where rows are padded to whole vectors they have more columns than there are classes. #}
+{% set columns = "params.columns" if padded else "params.vocab" %}
+{% macro load(i) -%}
+{% set x = element ~ "(logits[first + " ~ i ~ "])" %}
+{{ "of_classes(" ~ x ~ ", " ~ i ~ ", -3.4e38)" if padded else x }}
+{%- endmacro %}
+{# The part of a sum of weight * (the target's logit - element) that x, the i-th of its row, has. #}
+{% macro spread_of(x, i) -%}
+{% set difference = "(target_logit - " ~ x ~ ")" ~ (" * class_weights[" ~ i ~ "]" if weighted else "") %}
+{{ "across(" ~ ("of_classes(" ~ difference ~ ", " ~ i ~ ", 0.0)" if padded else difference) ~ ")" }}
+{%- endmacro %}
 const LANES = {{ lanes }}u;
 const ROWS = {{ threads }}u / LANES;
 
@@ -67,6 +78,13 @@ const ROWS = {{ threads }}u / LANES;
 // losses of each row, and the logits' gradient, times the scale of the loss, in their place.
 {% else %}
 // The logits' gradient, given the maximum and the sum of each row.
+{% endif %}
+
+{% if padded %}
+// x, of the i-th vector of a row, and another value where there is no class.
+fn of_classes(x: vec4<f32>, i: u32, other: f32) -> vec4<f32> {
+    return select(vec4<f32>(other), x, vec4<u32>(0u, 1u, 2u, 3u) + i * 4u < vec4<u32>(params.vocab));
+}
 {% endif %}
 
 {% if not backward %}
@@ -96,7 +114,7 @@ fn across(x: {{ element }}) -> f32 {
 
 fn logit(row: u32, i: u32) -> f32 {
     {% if vector %}
-    return f32(logits[row * (params.vocab / 4u) + i / 4u][i % 4u]);
+    return f32(logits[row * ({{ columns }} / 4u) + i / 4u][i % 4u]);
     {% else %}
     return f32(logits[row * params.vocab + i]);
     {% endif %}
@@ -127,7 +145,7 @@ fn gradient(
     {% if general %}
     {% set spread = " + params.share" ~ (" * class_weights[i]" if weighted else "") if smoothing else "" %}
     let dx = (exp(x - row_max) * inv_sum - (own * onehot{{ spread }})) * factor;
-    return select(dx, {{ element }}(0.0), label == IGNORED);
+    return select({{ "of_classes(dx, i, 0.0)" if padded else "dx" }}, {{ element }}(0.0), label == IGNORED);
     {% else %}
     return select((exp(x - row_max) * inv_sum - onehot) * factor, {{ element }}(0.0), label == IGNORED);
     {% endif %}
@@ -139,8 +157,8 @@ fn gradient(
     let row = workgroup * ROWS + thread / LANES;
     let inside = row < params.rows;
     // Past the last row a thread has no elements, but it must reach the barriers.
-    let steps = select(0u, params.vocab{{ " / 4u" if vector }}, inside);
-    let first = row * (params.vocab{{ " / 4u" if vector }});
+    let steps = select(0u, {{ columns }}{{ " / 4u" if vector }}, inside);
+    let first = row * ({{ columns }}{{ " / 4u" if vector }});
     var label = IGNORED;
     if (inside) { label = targets[row]; }
     let broken = label != IGNORED && label >= params.vocab;
@@ -163,7 +181,7 @@ fn gradient(
     // Four at a time keep four loads in flight.
     for (; next + 3u * LANES < steps; next += 4u * LANES) {
         {% for j in range(4) %}
-        let x{{ j }} = {{ element }}(logits[first + next + {{ j }}u * LANES]);
+        let x{{ j }} = {{ load("next + " ~ j ~ "u * LANES") }};
         {% endfor %}
         let new_max = max(row_max, most(max(max(x0, x1), max(x2, x3))));
         row_sum = row_sum * exp(row_max - new_max)
@@ -171,18 +189,17 @@ fn gradient(
         row_max = new_max;
         {% if smoothing %}
         {% for j in range(4) %}
-        row_spread += across((target_logit - x{{ j }})
-            {{- " * class_weights[next + " ~ j ~ "u * LANES]" if weighted }});
+        row_spread += {{ spread_of("x" ~ j, "next + " ~ j ~ "u * LANES") }};
         {% endfor %}
         {% endif %}
     }
     for (; next < steps; next += LANES) {
-        let x = {{ element }}(logits[first + next]);
+        let x = {{ load("next") }};
         let new_max = max(row_max, most(x));
         row_sum = row_sum * exp(row_max - new_max) + across(exp(x - new_max));
         row_max = new_max;
         {% if smoothing %}
-        row_spread += across((target_logit - x){{ " * class_weights[next]" if weighted }});
+        row_spread += {{ spread_of("x", "next") }};
         {% endif %}
     }
     {% if not smoothing %}
@@ -250,7 +267,7 @@ fn gradient(
     var at = lane;
     for (; at + 3u * LANES < steps; at += 4u * LANES) {
         {% for j in range(4) %}
-        let x{{ j }} = {{ element }}(logits[first + at + {{ j }}u * LANES]);
+        let x{{ j }} = {{ load("at + " ~ j ~ "u * LANES") }};
         {% endfor %}
         {% for j in range(4) %}
         {{ result }}[first + at + {{ j }}u * LANES] = {{ stored }}(
@@ -260,7 +277,7 @@ fn gradient(
     }
     for (; at < steps; at += LANES) {
         {{ result }}[first + at] = {{ stored }}(
-            gradient({{ element }}(logits[first + at]), at, label, row_max, inv_sum, factor{{ ", own" if general }}),
+            gradient({{ load("at") }}, at, label, row_max, inv_sum, factor{{ ", own" if general }}),
         );
     }
     {% endif %}

@@ -30,10 +30,29 @@ var<workgroup> column_totals: array<{{ T }}, {{ 256 * parameters }}>;
 {% endif %}
 {% endif %}
 
-var<workgroup> totals: array<{{ S }}, 256>;
+{# Threads that share a row and a subgroup: they exchange their sums without a barrier. #}
+{% set near = [lanes, subgroup] | min %}
+{% if near < lanes %}
+var<workgroup> totals: array<{{ S }}, {{ 256 // near if subgroup else 256 }}>;
+{% endif %}
 
-// The sum over the threads of one row. The first barrier: the last user of the memory has read it.
+// The sum over the threads of one row.{{ " The first barrier: the last user of the memory has read it." if near < lanes }}
 fn row_sum(value: {{ S }}, thread: u32, lane: u32) -> {{ S }} {
+    {% if subgroup %}
+    var sum = value;
+    {% for apart in [64, 32, 16, 8, 4, 2, 1] if apart < near %}
+    sum += subgroupShuffleXor(sum, {{ apart }}u);
+    {% endfor %}
+    {% if near < lanes %}
+    workgroupBarrier();
+    if (thread % {{ near }}u == 0u) { totals[thread / {{ near }}u] = sum; }
+    workgroupBarrier();
+    let first = (thread - lane) / {{ near }}u;
+    sum = totals[first];
+    for (var i = 1u; i < {{ lanes // near }}u; i++) { sum += totals[first + i]; }
+    {% endif %}
+    return sum;
+    {% else %}
     workgroupBarrier();
     totals[thread] = value;
     for (var apart = {{ lanes }}u / 2u; apart > 0u; apart /= 2u) {
@@ -42,6 +61,7 @@ fn row_sum(value: {{ S }}, thread: u32, lane: u32) -> {{ S }} {
     }
     workgroupBarrier();
     return totals[thread - lane];
+    {% endif %}
 }
 
 {% if dropout %}

@@ -43,6 +43,8 @@ pub fn step_cases() -> Vec<StepCase> {
         case("seed", [33_280, 64, 2, 4, 128, 32], None),
         case("shakespeare-char", [65, 256, 6, 6, 384, 64], None),
         case("gpt2-124m", [50_304, 1024, 12, 12, 768, 16], None),
+        // The vocabulary that GPT-2's weights come with: an odd number.
+        case("gpt2-50257", [50_257, 1024, 12, 12, 768, 16], None),
         case("gpt2-350m", [50_304, 1024, 24, 16, 1024, 8], None),
         case("llama-124m", [50_304, 1024, 12, 12, 768, 16], Some([4, 2048])),
         case("cpu-small", [65, 64, 4, 4, 128, 12], None),

@@ -53,7 +53,8 @@ pub struct OpsArgs {
 #[derive(clap::Args)]
 #[command(after_help = super::examples::BENCH_STEP)]
 pub struct StepArgs {
-    /// seed, shakespeare-char, gpt2-124m, gpt2-350m, llama-124m, cpu-small, cpu-seed or cpu-llama; may be repeated
+    /// seed, shakespeare-char, gpt2-124m, gpt2-50257, gpt2-350m, llama-124m, cpu-small, cpu-seed or cpu-llama; may be
+    /// repeated
     #[arg(long, required = true, value_name = "CASE", value_delimiter = ',')]
     case: Vec<String>,
     /// Steps per round

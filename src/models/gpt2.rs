@@ -6,7 +6,7 @@
 //! In mixed precision (parameters with an f16 copy) the operands and results of matmuls are f16: what leaves a layer
 //! norm, and all that attention and the feed-forward layer compute from it. The residual stream stays f32.
 
-use super::{Documents, Family, KvView, LanguageModel, LargeTensor, ModelConfig, ModelKind, Past, gguf, hf};
+use super::{Family, KvView, LanguageModel, LargeTensor, ModelConfig, ModelKind, Past, gguf, hf};
 use crate::nn::{Dropout, Embedding, LayerNorm, Linear, Module, Parameter, ResidualStream, init_keys, join};
 use crate::ops::Heads;
 use crate::ops::random::Key;
@@ -49,19 +49,6 @@ impl Gpt2 {
         let lm_head = (!c.tie_embeddings).then(|| Embedding::new(c.vocab_size, c.n_embd, STD, keys())).transpose()?;
         Ok(Gpt2 { wte, wpe, h, ln_f, lm_head, recompute: false, config })
     }
-
-    /// The vector of each position, (T, C).
-    fn positions(&self, ids: &Tensor, documents: Option<&Documents>) -> Result<Tensor> {
-        if let Some(documents) = documents {
-            return self.wpe.forward(&documents.positions); // (B, T, C)
-        }
-        let t = ids.shape().last_dim();
-        if t == self.config.block_size {
-            return Ok(self.wpe.weight.value.clone()); // every position
-        }
-        let positions: Vec<u32> = (0..t as u32).collect();
-        self.wpe.forward(&Tensor::from_u32(&positions, [t], &ids.device())?)
-    }
 }
 
 impl LanguageModel for Gpt2 {
@@ -71,9 +58,9 @@ impl LanguageModel for Gpt2 {
 
     fn hidden(&self, ids: &Tensor, past: Past, dropout: &Dropout) -> Result<Tensor> {
         let start = self.config.first_position(ids, &past)?;
-        let x = match past.is_cache() {
-            true => self.wte.weight.embedding_at(ids, &self.wpe.weight, start)?,
-            false => self.wte.forward(ids)?.add(&self.positions(ids, past.documents())?)?,
+        let x = match past.documents() {
+            Some(documents) => self.wte.forward(ids)?.add(&self.wpe.forward(&documents.positions)?)?,
+            None => self.wte.weight.embedding_at(ids, &self.wpe.weight, start)?,
         }; // (B, T, C)
         // A kernel of its own here alone: it follows a sum, of which one term repeats, where the others precede one.
         let x = dropout.apply_to_embeddings(x)?;

@@ -11,11 +11,12 @@
 //! so that the work is the same whether a row has one gradient or all of them, and puts together the sums of runs that
 //! cross chunks.
 
+use super::reduce::SumRows;
 use super::*;
 use crate::cpu::with_scratch;
 use crate::gpu::{Buffer, Limits, Operand, Param, Plan, Value, buffer, param};
 use crate::shader;
-use crate::tensor::{Gradient, Grads, run};
+use crate::tensor::{Gradient, Grads};
 use rayon::prelude::*;
 
 /// Inputs: table, ids.
@@ -26,6 +27,8 @@ struct Embedding {
 
 /// table[ids[b, t]] + positions[start + t], (B, T, C). Inputs: table, ids (B, T), positions (P, C).
 struct EmbeddingAt {
+    table: Embedding,
+    positions: usize,
     start: usize,
 }
 
@@ -116,9 +119,8 @@ impl Kernel for EmbeddingAt {
     }
 
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        let &[table, ids, positions] = inputs else { unreachable!("it has three inputs") };
-        let c = table.shape.last_dim();
-        let one = Embedding { vocabulary: table.shape.rows(), c }.output_specs(&inputs[..2]);
+        let (ids, positions, c) = (inputs[1], inputs[2], self.table.c);
+        let one = self.table.output_specs(&inputs[..2]);
         expect_f32(self.name(), &[positions])?;
         let end = self.start.saturating_add(ids.shape.last_dim());
         if ids.shape.len() != 2 || !matches!(positions.shape[..], [count, its_c] if its_c == c && end <= count) {
@@ -135,17 +137,16 @@ impl Kernel for EmbeddingAt {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let (table, positions) = (inputs[0].spec, inputs[2].f32());
-        let c = table.shape.last_dim();
-        Embedding { vocabulary: table.shape.rows(), c }.cpu(&inputs[..2], outputs);
-        let row = c * inputs[1].spec.shape.last_dim();
-        for y in outputs[0].f32().chunks_mut(row.max(1)) {
-            y.iter_mut().zip(&positions[self.start * c..]).for_each(|(y, position)| *y += position);
-        }
+        self.table.cpu(&inputs[..2], outputs);
+        let positions = &inputs[2].f32()[self.start * self.table.c..];
+        let sequence = self.table.c * inputs[1].spec.shape.last_dim();
+        outputs[0].f32().par_chunks_mut(sequence.max(1)).for_each(|y| {
+            y.iter_mut().zip(positions).for_each(|(y, position)| *y += position);
+        });
     }
 
     fn gpu(&self, inputs: &[&Spec], outputs: &[&Spec], _: &Limits) -> Plan {
-        let mut launch = forward(inputs[0].shape.rows(), outputs[0]);
+        let mut launch = forward(self.table.vocabulary, outputs[0]);
         let type_name = launch.buffers[0].element;
         launch.values = vec![("mode", "forward".into()), ("T", type_name.into()), ("positions", true.into())];
         launch.buffers.push(buffer("positions", type_name, Operand::Input(2)));
@@ -167,6 +168,26 @@ impl Op for Embedding {
             Some(sparse) => sparse.add(&[dy, ids, sparse.row_of()], kernel(sparse.rows())),
             None => grads.accumulate_with(0, &[dy, ids], kernel(vocabulary)),
         }
+    }
+}
+
+impl Op for EmbeddingAt {
+    fn saves(&self) -> Saves {
+        self.table.saves()
+    }
+
+    /// The gradient of the vector of position `start + t` is the sum of `dy[b, t]` over the sequences b.
+    fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        self.table.backward(saved, grad_output, grads)?;
+        let of_tokens = grad_output[0].as_ref().filter(|dy| grads.needs_grad(2) && !dy.is_empty());
+        let Some(dy) = of_tokens else { return Ok(()) };
+        let (start, t) = (self.start, saved.input(1).shape().last_dim());
+        let sums = |accumulate| SumRows { accumulate, len: t * self.table.c, outputs: 1 };
+        if t == self.positions {
+            return grads.accumulate_with(2, &[dy], sums);
+        }
+        let used = grads.run_one(&sums(false), &[dy])?.reshape([t, self.table.c])?;
+        grads.accumulate(2, used.pad(&[(start, self.positions - start - t), (0, 0)], 0.0)?)
     }
 }
 
@@ -295,12 +316,13 @@ impl Tensor {
     }
 
     /// The rows of this table (V, C) that `ids` (B, T) of u32 name, plus those of `positions` (P, C) from `start` on:
-    /// (B, T, C). For inference: nothing is recorded on the tape.
+    /// (B, T, C).
     ///
     /// # Errors
     /// Those of [`Tensor::embedding`], or if there are not so many positions.
     pub(crate) fn embedding_at(&self, ids: &Tensor, positions: &Tensor, start: usize) -> Result<Tensor> {
-        Ok(run(&EmbeddingAt { start }, &[self, ids, positions])?.remove(0))
+        let table = Embedding { vocabulary: self.shape().rows(), c: self.shape().last_dim() };
+        apply_one(EmbeddingAt { table, positions: positions.shape().rows(), start }, &[self, ids, positions])
     }
 }
 
@@ -352,18 +374,27 @@ mod tests {
         }
     }
 
+    /// As by the ops that it is made of, and so are the gradients.
     #[test]
     fn positions_are_added_from_the_start_on_to_every_sequence() {
         for device in Device::for_tests() {
-            for c in [4, 3] {
-                let numbers = |rows: usize, each: f32| (0..rows * c).map(|i| each * i as f32).collect::<Vec<f32>>();
-                let table = Tensor::from_f32(&numbers(5, 1.0), [5, c], &device).unwrap();
-                let positions = Tensor::from_f32(&numbers(6, 100.0), [6, c], &device).unwrap();
+            for (c, start, positions) in [(4, 2, 6), (3, 2, 6), (4, 0, 3), (3, 0, 3), (4, 0, 5)] {
+                let numbers = |rows: usize, each: f32| {
+                    let numbers: Vec<f32> = (0..rows * c).map(|i| each * i as f32).collect();
+                    Tensor::from_f32(&numbers, [rows, c], &device).unwrap().requires_grad().unwrap()
+                };
                 let ids = Tensor::from_u32(&[4, 0, 1, 3, 3, 2], [2, 3], &device).unwrap();
-                let numbered = Tensor::from_u32(&[2, 3, 4], [3], &device).unwrap();
-                let want = table.embedding(&ids).unwrap().add(&positions.embedding(&numbered).unwrap()).unwrap();
-                let got = table.embedding_at(&ids, &positions, 2).unwrap();
-                assert_eq!((got.shape(), got.to_f32().unwrap()), (want.shape(), want.to_f32().unwrap()), "{device}");
+                let numbered = Tensor::from_u32(&[start, start + 1, start + 2], [3], &device).unwrap();
+                let of = |embed: &dyn Fn(&Tensor, &Tensor) -> Result<Tensor>| {
+                    let (table, positions) = (numbers(5, 1.0), numbers(positions, 100.0));
+                    let y = embed(&table, &positions).unwrap();
+                    y.mul(&y).unwrap().sum(..).unwrap().backward().unwrap();
+                    [&y, table.grad().unwrap(), positions.grad().unwrap()]
+                        .map(|t| (t.shape().clone(), t.to_f32().unwrap()))
+                };
+                let want = of(&|table, positions| table.embedding(&ids)?.add(&positions.embedding(&numbered)?));
+                let got = of(&|table, positions| table.embedding_at(&ids, positions, start as usize));
+                assert_eq!(got, want, "{device}: {c} wide, from {start} of {positions}");
             }
         }
     }

@@ -121,10 +121,11 @@ impl Layout {
         buffers: Vec<Buffer>,
         params: &[Param],
         dropout: Option<Mask>,
-        workgroups: usize,
+        (workgroups, limits): (usize, &Limits),
     ) -> Plan {
         let element = DType::F32.wgsl(self.vector);
         values.extend([("T", element.into()), ("T_y", y.name().into()), ("lanes", self.lanes().into())]);
+        values.push(("subgroup", limits.subgroup_size.into()));
         let held = self.width().div_ceil(self.lanes());
         values.push(("held", if held <= VECTORS_PER_THREAD { held } else { 0 }.into()));
         values.extend([("branch", branch.is_some().into()), ("dropout", dropout.is_some().into())]);
@@ -227,7 +228,7 @@ impl Kernel for LayerNorm {
         }
     }
 
-    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
         use Operand::{Input, Output};
         let layout = Layout::of(inputs[0]);
         let mut buffers = vec![
@@ -244,7 +245,7 @@ impl Kernel for LayerNorm {
         let values = vec![("mode", "forward".into()), ("rms", self.rms.into()), ("has_bias", self.has_bias.into())];
         let workgroups = layout.rows.div_ceil(layout.rows_at_once());
         let params = [param("eps", self.eps)];
-        layout.launch(values, (self.out, self.branch), buffers, &params, self.dropout, workgroups)
+        layout.launch(values, (self.out, self.branch), buffers, &params, self.dropout, (workgroups, limits))
     }
 }
 
@@ -392,7 +393,7 @@ impl Kernel for Backward {
         });
     }
 
-    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
         use Operand::{Input, Output};
         let layout = Layout::of(inputs[1]);
         let mut buffers = vec![
@@ -414,7 +415,7 @@ impl Kernel for Backward {
         ];
         let params = [param("chunk", layout.chunk()), param("chunks", layout.chunks())];
         let types = (inputs[0].dtype, self.branch);
-        layout.launch(values, types, buffers, &params, self.dropout, layout.chunks())
+        layout.launch(values, types, buffers, &params, self.dropout, (layout.chunks(), limits))
     }
 }
 

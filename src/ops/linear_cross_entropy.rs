@@ -14,6 +14,10 @@
 //! to. The rest it only hands on, multiplied by the gradient of the loss if that may be other than 1. For V = 50,257
 //! and 16 x 1024 tokens that saves two tensors of 3.3 GB. (The fused classifier of llm.c, and Liger Kernel, Hsu et al.
 //! 2024.)
+//!
+//! The fast GEMMs of a GPU take rows of whole vectors, and are fastest with whole tiles. A weight of another number of
+//! rows, such as the 50,257 of GPT-2, is copied with rows of zeros behind it: the logits then have columns that are no
+//! classes, which the loss leaves out and whose gradient is 0.
 
 use super::cross_entropy::{
     CountValid, Criterion, FusedSoftmaxCrossEntropy, MeanLoss, RowLosses, Weighing, expect_targets,
@@ -24,7 +28,7 @@ use super::*;
 use crate::gpu::{Limits, Operand, Plan, buffer, param};
 use crate::profile::MemoryKind;
 use crate::shader;
-use crate::tensor::{Device, Edge, Grads, common_device, record, run_as, run_into};
+use crate::tensor::{Device, Edge, Grads, common_device, no_grad, record, run_as, run_into};
 use rayon::prelude::*;
 
 /// Logits held at a time. Large enough that the matmuls with the weight run at full speed and that reading and writing
@@ -39,6 +43,8 @@ const CPU_CHUNK_BYTES: usize = 8 << 20;
 const MIN_ROWS: usize = 128;
 /// Rows that the tiles of matmuls divide.
 const WHOLE_TILES: usize = 128;
+/// So many that the columns up to a whole tile are 1.5% of all at most.
+const MANY_CLASSES: usize = 64 * WHOLE_TILES;
 /// Chunks start at as many rows as make this many bytes for every width: GPUs ask it of where bindings start.
 const ALIGN_BYTES: usize = 256;
 
@@ -49,11 +55,13 @@ struct LinearCrossEntropy {
     dbias: Option<Tensor>,
 }
 
-/// dweight = what all chunks but the last come to, if there are others, + dx^T h of the last.
+/// dweight = what all chunks but the last come to, if there are others, + dx^T h of the last; its first V rows, where dx
+/// has more columns.
 struct WeightGradient {
     others: Option<Tensor>,
     dx: Tensor,
     h: Tensor,
+    vocab: usize,
 }
 
 impl WeightGradient {
@@ -94,14 +102,14 @@ impl Op for LinearCrossEntropy {
         if let Some(dbias) = &self.dbias {
             give(grads, 2, dbias)?;
         }
-        let Some(WeightGradient { others, dx, h }) = &self.dweight else { return Ok(()) };
+        let Some(WeightGradient { others, dx, h, vocab }) = &self.dweight else { return Ok(()) };
         let mut others = others.clone();
-        if grads.unit_seed() {
+        if grads.unit_seed() && dx.shape().last_dim() == *vocab {
             grads.accumulate_with(1, &[dx, h], WeightGradient::product)?;
         } else {
             WeightGradient::add(&mut others, dx, h)?;
         }
-        others.map_or(Ok(()), |sum| give(grads, 1, &sum))
+        others.map_or(Ok(()), |sum| give(grads, 1, &sum.rows(0, *vocab)))
     }
 }
 
@@ -171,6 +179,19 @@ fn chunk_rows(rows: usize, vocab: usize, dtype: DType, device: &Device) -> usize
     let align = if rows > whole(align) && most >= WHOLE_TILES { align.max(WHOLE_TILES) } else { align };
     let most = whole(align);
     rows.div_ceil(rows.div_ceil(most)).next_multiple_of(align)
+}
+
+/// How many columns the logits have: V, or on a GPU as many more as make GEMMs fast, where nothing would have to be as
+/// long: no bias and no class weights. Rows are whole vectors then, and long rows whole tiles.
+fn columns(vocab: usize, has_bias: bool, weighing: Weighing, device: &Device) -> usize {
+    if !device.is_gpu() || has_bias || weighing.weighted {
+        return vocab;
+    }
+    match vocab {
+        MANY_CLASSES.. => vocab.next_multiple_of(WHOLE_TILES),
+        _ if vocab.is_multiple_of(4) => vocab,
+        _ => vocab.next_multiple_of(8),
+    }
 }
 
 impl Tensor {
@@ -243,19 +264,21 @@ impl Tensor {
         let (weighing, class_weights) = criterion.prepare(OP, vocab)?;
         let operands = [self, weight, targets].into_iter().chain(bias).chain(loss_scale).chain(&class_weights);
         common_device(OP, &operands.collect::<Vec<_>>())?;
-        let chunk = chunk_rows(rows, vocab, self.dtype(), &self.device());
-        in_chunks(self, (weight, bias), targets, (weighing, &class_weights), loss_scale, chunk)
+        let columns = columns(vocab, bias.is_some(), weighing, &self.device());
+        let chunk = chunk_rows(rows, columns, self.dtype(), &self.device());
+        in_chunks(self, (weight, bias), targets, (weighing, &class_weights), loss_scale, [chunk, columns])
     }
 }
 
-/// The loss, `chunk` rows at a time, with the inputs that follow the others of kernels. The shapes have been checked.
+/// The loss, `chunk` rows at a time, of logits with so many columns, with the inputs that follow the others of kernels.
+/// The shapes have been checked.
 fn in_chunks(
     h: &Tensor,
     (weight, bias): (&Tensor, Option<&Tensor>),
     targets: &Tensor,
     (weighing, class_weights): (Weighing, &[Tensor]),
     loss_scale: Option<&Tensor>,
-    chunk: usize,
+    [chunk, columns]: [usize; 2],
 ) -> Result<Tensor> {
     let (rows, vocab, device) = (h.shape().rows(), weight.shape()[0], h.device());
     let empty = |shape: &Shape, dtype, kind| Tensor::empty(Spec::new(shape.clone(), dtype), &device, kind);
@@ -276,22 +299,26 @@ fn in_chunks(
         None => Tensor::full(1.0, [1], &device)?,
     };
     let valid = scratch(&CountValid, &with(&[&targets], class_weights))?;
+    let padded = match columns > vocab {
+        true => no_grad(|| weight.pad(&[(0, columns - vocab), (0, 0)], 0.0))?, // (columns, C)
+        false => weight.clone(),
+    };
     for start in (0..rows).step_by(chunk) {
         let count = chunk.min(rows - start);
         let (h, targets, losses) = (h_rows.rows(start, count), targets.rows(start, count), losses.rows(start, count));
         let product = MatMul { trans_b: true, bias: bias.is_some(), out: h.dtype(), ..MatMul::default() };
-        let logits = scratch(&product, &[&h, weight].into_iter().chain(bias).collect::<Vec<_>>())?; // (count, V)
+        let logits = scratch(&product, &[&h, &padded].into_iter().chain(bias).collect::<Vec<_>>())?; // (count, columns)
         if dh.is_none() && !weight.needs_grad() && !bias_needs_grad {
             let norms = empty(&Shape::from([count, 2]), DType::F32, MemoryKind::Scratch)?;
-            run_into(&RowLosses { weighing }, &with(&[&logits, &targets], class_weights), &[&losses, &norms])?;
+            run_into(&RowLosses { vocab, weighing }, &with(&[&logits, &targets], class_weights), &[&losses, &norms])?;
             continue;
         }
-        let classifier = FusedSoftmaxCrossEntropy { vocab, logits: logits.dtype(), weighing };
+        let classifier = FusedSoftmaxCrossEntropy { vocab, columns, logits: logits.dtype(), weighing };
         run_into(&classifier, &with(&[&targets, &valid, &loss_scale], class_weights), &[&losses, &logits])?;
         let dx = logits;
         if let Some(dh) = &dh_rows {
             let product = MatMul { out: dh.dtype(), ..MatMul::default() };
-            run_into(&product, &[&dx, weight], &[&dh.rows(start, count)])?;
+            run_into(&product, &[&dx, &padded], &[&dh.rows(start, count)])?;
         }
         if bias_needs_grad {
             let sums = |accumulate| SumRows { accumulate, len: vocab, outputs: 1 };
@@ -303,7 +330,7 @@ fn in_chunks(
         if weight.needs_grad() && start + count < rows {
             WeightGradient::add(&mut others, &dx, &h)?;
         } else if weight.needs_grad() {
-            dweight = Some(WeightGradient { others: others.take(), dx, h });
+            dweight = Some(WeightGradient { others: others.take(), dx, h, vocab });
         }
     }
     let loss = scratch(&MeanLoss, &with(&[&losses, &targets], class_weights))?;
@@ -372,14 +399,18 @@ mod tests {
                 let want = logits.cross_entropy(&targets, criterion).unwrap();
                 backward(&want);
                 let (weighing, more) = criterion.prepare("linear_cross_entropy", 37).unwrap();
-                for chunk in [64, 128, 192, 256] {
+                // Rows of a chunk, and columns of the logits: more than classes where nothing has to be as long.
+                let sizes = [[64, 37], [128, 37], [192, 37], [256, 37], [64, 40], [256, 40]];
+                let whole = is_biased || weighing.weighted;
+                for [chunk, columns] in sizes.into_iter().filter(|[_, columns]| !whole || *columns == 37) {
                     let ([h2, weight2, _], bias2) = (inputs(&device), is_biased.then(bias));
+                    let sizes = [chunk, columns];
                     let loss =
-                        in_chunks(&h2, (&weight2, bias2.as_ref()), &targets, (weighing, &more), None, chunk).unwrap();
-                    let at = format!("{device}, {chunk} rows, {weighing:?}, {factor:?}");
+                        in_chunks(&h2, (&weight2, bias2.as_ref()), &targets, (weighing, &more), None, sizes).unwrap();
+                    let at = format!("{device}, {chunk} rows, {columns} columns, {weighing:?}, {factor:?}");
                     expect_close(&format!("{at}: loss"), &loss, &want);
                     let plain = no_grad(|| {
-                        in_chunks(&h2, (&weight2, bias2.as_ref()), &targets, (weighing, &more), None, chunk)
+                        in_chunks(&h2, (&weight2, bias2.as_ref()), &targets, (weighing, &more), None, sizes)
                     });
                     expect_close(&format!("{at}: loss without gradients"), &plain.unwrap(), &want);
                     backward(&loss);

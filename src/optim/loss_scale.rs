@@ -33,7 +33,7 @@ impl LossScale {
     /// From the sum of the squared gradients times S, (1): that without S, and what gradients are to be multiplied by,
     /// 1/S or, if the step is to be skipped, 0. Both are one tensor of (2).
     pub fn step(&self, squares: &Tensor) -> Result<Tensor> {
-        let numbers = Tensor::zeros([2], DType::F32, &squares.device())?;
+        let numbers = Tensor::empty(Spec::new([2], DType::F32), &squares.device(), MemoryKind::Other)?;
         run_into(&Rescale, &[squares], &[&self.state, &numbers])?;
         Ok(numbers)
     }

@@ -27,7 +27,7 @@ pub fn describe_precision(precision: Precision, device: &Device, model: &ModelCo
 }
 
 fn on_tensor_cores(side: u32, model: &ModelConfig) -> String {
-    let ModelConfig { n_embd, vocab_size, .. } = *model;
+    let ModelConfig { n_embd, vocab_size, bias, .. } = *model;
     if !n_embd.is_multiple_of(4) {
         return format!("mixed: f16 stored, matmuls in f32, as model.n_embd = {n_embd} is no multiple of 4");
     }
@@ -36,10 +36,11 @@ fn on_tensor_cores(side: u32, model: &ModelConfig) -> String {
     if !head_size.is_multiple_of(side as usize) {
         text += &format!("; not attention's, as heads of {head_size} are no multiple of {side}");
     }
-    if !vocab_size.is_multiple_of(4) {
+    // Without a bias the classifier fills up its columns (`ops/linear_cross_entropy.rs`).
+    if model.is_recurrent() && bias && !vocab_size.is_multiple_of(4) {
         text += &format!(
-            "; not those with the vocabulary, as {vocab_size} is no multiple of 4: model.vocab_multiple = 64 makes it \
-             one"
+            "; not those with the vocabulary, which has a bias, as {vocab_size} is no multiple of 4: \
+             model.vocab_multiple = 64 makes it one"
         );
     }
     text
@@ -69,7 +70,12 @@ mod tests {
     fn what_keeps_matmuls_off_the_tensor_cores_is_said() {
         let model = |n_embd, n_head, vocab_size| on_tensor_cores(16, &small(vocab_size, 8, n_head, n_embd));
         assert_eq!(model(64, 4, 64), "mixed: f16 matmuls on tensor cores of 16 x 16, accumulated in f32");
-        assert!(model(64, 4, 65).contains("not those with the vocabulary, as 65"));
+        assert_eq!(model(64, 4, 65), model(64, 4, 64));
+        let recurrent = |bias| ModelConfig { kind: "lstm".parse().unwrap(), bias, ..small(65, 8, 4, 64) };
+        assert!(
+            on_tensor_cores(16, &recurrent(true)).contains("not those with the vocabulary, which has a bias, as 65")
+        );
+        assert_eq!(on_tensor_cores(16, &recurrent(false)), model(64, 4, 64));
         assert!(model(64, 8, 64).contains("not attention's, as heads of 8 are no multiple of 16"));
         assert!(model(30, 2, 64).contains("model.n_embd = 30"));
     }

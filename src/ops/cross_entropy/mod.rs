@@ -50,15 +50,19 @@ struct CrossEntropyBackward {
 /// n (): how many rows have a target, or the sum of the targets' weights. Input: targets.
 pub(super) struct CountValid;
 
-/// Losses (rows) and max_and_sum (rows, 2). Inputs: logits (rows, V), targets (rows).
+/// Losses (rows) and max_and_sum (rows, 2). Inputs: logits (rows, V or more columns), targets (rows).
 pub(super) struct RowLosses {
+    /// V: what logits have beyond so many columns is not looked at.
+    pub vocab: usize,
     pub weighing: Weighing,
 }
 
-/// Losses (rows), and loss_scale * dlogits / dloss in place of the logits (rows, V), which are the second output, read
-/// and overwritten. Inputs: targets (rows), n, and loss_scale (1).
+/// Losses (rows), and loss_scale * dlogits / dloss in place of the logits (rows, columns), which are the second output,
+/// read and overwritten. Inputs: targets (rows), n, and loss_scale (1).
 pub(super) struct FusedSoftmaxCrossEntropy {
     pub vocab: usize,
+    /// V, or more: the others are no classes, and their gradient is 0.
+    pub columns: usize,
     /// The type of the logits.
     pub logits: DType,
     pub weighing: Weighing,
@@ -90,6 +94,8 @@ struct RowPass {
     most: usize,
     rows: usize,
     vocab: usize,
+    /// Of a row of logits: as many as classes, or with some that are none up to a whole vector.
+    columns: usize,
     logits: DType,
     weighing: Weighing,
     weights: usize,
@@ -97,10 +103,11 @@ struct RowPass {
 
 impl RowPass {
     fn launch(self, operands: &[(&'static str, Operand)]) -> Launch {
-        let RowPass { pass, most, rows, vocab, logits, weighing, weights } = self;
+        let RowPass { pass, most, rows, vocab, columns, logits, weighing, weights } = self;
         let Weighing { smoothing, weighted } = weighing;
-        let vector = vocab.is_multiple_of(4);
-        let steps = if vector { vocab / 4 } else { vocab };
+        let (vector, padded) = (columns.is_multiple_of(4), columns > vocab);
+        debug_assert!(!padded || vector && !weighted, "{columns} columns of {vocab} classes");
+        let steps = if vector { columns / 4 } else { columns };
         // About four elements a thread at least: a row of 65 would waste most of a workgroup.
         let lanes = steps.div_ceil(4).next_power_of_two().clamp(8, most);
         let threads = lanes.max(THREADS);
@@ -108,6 +115,7 @@ impl RowPass {
             ("pass", pass.into()),
             ("T", logits.name().into()),
             ("vector", vector.into()),
+            ("padded", padded.into()),
             ("lanes", lanes.into()),
             ("threads", threads.into()),
             ("weighted", weighted.into()),
@@ -130,6 +138,7 @@ impl RowPass {
             // As bits, because a WGSL constant may not be a NaN.
             param("nan", f32::NAN.to_bits()),
         ];
+        params.extend(padded.then(|| param("columns", columns)));
         if !weighing.is_plain() {
             let (kept, share) = weighing.shares(vocab);
             params.extend([param("kept", kept), param("share", share)]);
@@ -191,7 +200,8 @@ impl Kernel for CrossEntropy {
         let targets = inputs[1].u32();
         let mut losses = vec![0.0; targets.len()];
         let classes = classes(self.weighing, &inputs[2..]);
-        row_losses(inputs[0].f32(), targets, &mut losses, max_and_sum.f32(), classes);
+        let vocab = inputs[0].spec.shape.last_dim();
+        row_losses(inputs[0].f32(), vocab, targets, &mut losses, max_and_sum.f32(), classes);
         valid.f32()[0] = count_valid(targets, inputs.get(2).map(View::f32));
         loss.f32()[0] = mean_loss(&losses, valid.f32()[0], self.weighing.weighted);
     }
@@ -203,7 +213,7 @@ impl Kernel for CrossEntropy {
         let rows_of = [logits, targets, ("losses", Scratch(0)), ("max_and_sum", Output(1))];
         let mean_of = [("losses", ReadScratch(0)), targets, ("loss", Output(0)), ("valid", Output(2))];
         let (logits, weighing) = (DType::F32, self.weighing);
-        let pass = RowPass { pass: "rows", most: THREADS, rows, vocab, logits, weighing, weights: 2 };
+        let pass = RowPass { pass: "rows", most: THREADS, rows, vocab, columns: vocab, logits, weighing, weights: 2 };
         Plan {
             scratch: vec![4 * rows], // losses
             launches: vec![pass.launch(&rows_of), over_rows("mean", rows, &mean_of, weights_operand(inputs, 2))],
@@ -293,7 +303,7 @@ impl Kernel for CrossEntropyBackward {
         let operands = [&of_rows[..], &given, &[("dlogits", Output(0))]].concat();
         let (rows, vocab) = (inputs[0].shape.rows(), inputs[0].shape.last_dim());
         let (logits, weighing) = (DType::F32, self.weighing);
-        let pass = RowPass { pass, most: THREADS, rows, vocab, logits, weighing, weights };
+        let pass = RowPass { pass, most: THREADS, rows, vocab, columns: vocab, logits, weighing, weights };
         Plan::one(pass.launch(&operands))
     }
 }
@@ -369,16 +379,16 @@ impl Kernel for RowLosses {
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         let [losses, max_and_sum] = outputs else { unreachable!("two outputs") };
         let classes = classes(self.weighing, &inputs[2..]);
-        row_losses(inputs[0].f32(), inputs[1].u32(), losses.f32(), max_and_sum.f32(), classes);
+        row_losses(inputs[0].f32(), self.vocab, inputs[1].u32(), losses.f32(), max_and_sum.f32(), classes);
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         use Operand::{Input, Output};
         let (logits, targets) = (("logits", Input(0)), ("targets", Input(1)));
         let operands = [logits, targets, ("losses", Output(0)), ("max_and_sum", Output(1))];
-        let (rows, vocab) = (inputs[0].shape.rows(), inputs[0].shape.last_dim());
-        let (logits, weighing) = (inputs[0].dtype, self.weighing);
-        let pass = RowPass { pass: "rows", most: THREADS, rows, vocab, logits, weighing, weights: 2 };
+        let (rows, columns) = (inputs[0].shape.rows(), inputs[0].shape.last_dim());
+        let (logits, &RowLosses { vocab, weighing }) = (inputs[0].dtype, self);
+        let pass = RowPass { pass: "rows", most: THREADS, rows, vocab, columns, logits, weighing, weights: 2 };
         Plan::one(pass.launch(&operands))
     }
 }
@@ -391,7 +401,7 @@ impl Kernel for FusedSoftmaxCrossEntropy {
     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
         let rows = inputs[0].shape.elements();
         expect_targets(self.name(), rows, inputs[0])?;
-        Ok(vec![Spec::new([rows], DType::F32), Spec::new([rows, self.vocab], self.logits)])
+        Ok(vec![Spec::new([rows], DType::F32), Spec::new([rows, self.columns], self.logits)])
     }
 
     fn cost(&self, _: &[&Spec], outputs: &[&Spec]) -> Cost {
@@ -404,7 +414,8 @@ impl Kernel for FusedSoftmaxCrossEntropy {
         let scale = f64::from(inputs[2].f32()[0]);
         let factor = over_valid(scale, inputs[1].f32()[0], self.weighing.weighted) as f32;
         let classes = classes(self.weighing, &inputs[3..]);
-        classify(logits.f32(), inputs[0].u32(), losses.f32(), factor, self.vocab, classes);
+        let shape = [self.vocab, self.columns];
+        classify(logits.f32(), shape, inputs[0].u32(), losses.f32(), factor, classes);
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
@@ -419,9 +430,10 @@ impl Kernel for FusedSoftmaxCrossEntropy {
         // A row is read twice. With as many threads to it as there can be, few rows are in work at once, and the second
         // time it comes from the cache.
         let most = 1 << limits.workgroup_threads.clamp(256, 1024).ilog2();
-        let &FusedSoftmaxCrossEntropy { vocab, logits, weighing } = self;
+        let &FusedSoftmaxCrossEntropy { vocab, columns, logits, weighing } = self;
         let rows = inputs[0].shape.elements();
-        Plan::one(RowPass { pass: "classifier", most, rows, vocab, logits, weighing, weights: 3 }.launch(&operands))
+        let pass = RowPass { pass: "classifier", most, rows, vocab, columns, logits, weighing, weights: 3 };
+        Plan::one(pass.launch(&operands))
     }
 }
 

@@ -172,18 +172,19 @@ pub(super) fn mean_loss(losses: &[f32], valid: f32, weighted: bool) -> f32 {
     over_valid(losses.iter().map(|&x| f64::from(x)).sum(), valid, weighted) as f32
 }
 
-/// The loss of each row, and its m and s.
+/// The loss of each row, and its m and s; of its columns the first `vocab` are classes.
 pub(super) fn row_losses(
     logits: &[f32],
+    vocab: usize,
     targets: &[u32],
     losses: &mut [f32],
     max_and_sum: &mut [f32],
     classes: Option<Classes>,
 ) {
-    let vocab = logits.len() / targets.len().max(1);
+    let columns = logits.len() / targets.len().max(1);
     let rows = losses.par_iter_mut().zip(max_and_sum.par_chunks_mut(2)).zip(targets).enumerate();
     rows.with_min_len(CHUNK.div_ceil(vocab.max(1))).for_each(|(row, ((loss, max_and_sum), &target))| {
-        let x = &logits[row * vocab..][..vocab];
+        let x = &logits[row * columns..][..vocab];
         let of_row = vectorized(
             #[inline(always)]
             || max_and_sum_of(x),
@@ -231,17 +232,19 @@ pub(super) fn gradients(
     });
 }
 
-/// The loss of each row, and the gradient of its logits in their place.
+/// The loss of each row, and the gradient of its logits in their place; 0 in columns that are no classes.
 pub(super) fn classify(
     logits: &mut [f32],
+    [vocab, columns]: [usize; 2],
     targets: &[u32],
     losses: &mut [f32],
     factor: f32,
-    vocab: usize,
     classes: Option<Classes>,
 ) {
-    let rows = logits.par_chunks_mut(vocab).zip(losses).zip(targets);
-    rows.with_min_len(CHUNK.div_ceil(vocab)).for_each(|((x, loss), &target)| {
+    let rows = logits.par_chunks_mut(columns).zip(losses).zip(targets);
+    rows.with_min_len(CHUNK.div_ceil(columns)).for_each(|((x, loss), &target)| {
+        let (x, others) = x.split_at_mut(vocab);
+        others.fill(0.0);
         let target_logit = x.get(target as usize).copied();
         vectorized(
             #[inline(always)]

@@ -173,9 +173,10 @@ impl Tensor {
             return self.cross_entropy(targets, criterion);
         }
         expect_rows(OP, self)?;
-        let (weighing, weights) = criterion.prepare(OP, self.shape().last_dim())?;
+        let vocab = self.shape().last_dim();
+        let (weighing, weights) = criterion.prepare(OP, vocab)?;
         let inputs = [self, targets].into_iter().chain(&weights).collect::<Vec<_>>();
-        let losses = apply_one(RowLosses { weighing }, &inputs)?;
+        let losses = apply_one(RowLosses { vocab, weighing }, &inputs)?;
         if reduction == Reduction::Sum { losses.sum(..) } else { losses.reshape(targets.shape().clone()) }
     }
 }
