@@ -36,7 +36,11 @@ var<workgroup> column_totals: array<{{ T }}, {{ 256 * parameters }}>;
 var<workgroup> totals: array<{{ S }}, {{ 256 // near if subgroup else 256 }}>;
 {% endif %}
 
-// The sum over the threads of one row.{{ " The first barrier: the last user of the memory has read it." if near < lanes }}
+{% if near < lanes %}
+// The sum over the threads of one row. The first barrier: the last user of the memory has read it.
+{% else %}
+// The sum over the threads of one row.
+{% endif %}
 fn row_sum(value: {{ S }}, thread: u32, lane: u32) -> {{ S }} {
     {% if subgroup %}
     var sum = value;

@@ -55,8 +55,8 @@ struct LinearCrossEntropy {
     dbias: Option<Tensor>,
 }
 
-/// dweight = what all chunks but the last come to, if there are others, + dx^T h of the last; its first V rows, where dx
-/// has more columns.
+/// dweight = what all chunks but the last come to, if there are others, + dx^T h of the last; of that the first V rows,
+/// where dx has more columns.
 struct WeightGradient {
     others: Option<Tensor>,
     dx: Tensor,
