@@ -5,6 +5,9 @@
 //! <- bench <- cli`; `config` and `data` import only `error`, the caches and the names of devices, `testing` and
 //! `protobuf` nothing. `docs/design.md` is the map.
 
+// Of rustdoc, which asks whether threads may share each type of wgpu's that lies in ours.
+#![recursion_limit = "256"]
+
 pub mod bench;
 mod cache;
 #[cfg(feature = "cli")]

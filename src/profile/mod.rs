@@ -192,6 +192,7 @@ impl Profiler {
     }
 
     /// [`Profiler::add_span`] of the thread that submits, beside what the host does otherwise.
+    #[cfg(feature = "gpu")]
     pub(crate) fn add_submit(&self, span: Span, started: Instant, elapsed: Duration) {
         self.add_span_to(Track::Submits, span, started, elapsed);
     }
