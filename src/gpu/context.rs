@@ -69,8 +69,8 @@ struct Context {
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // The pool's memory goes next.
         self.submitter.finish();
+        // The pool's memory goes next.
         let _ = self.device.poll(wgpu::PollType::Wait { submission_index: None, timeout: Some(LONGEST_SUBMIT) });
     }
 }
@@ -161,10 +161,6 @@ impl Gpu {
 
     fn recorder(&self) -> MutexGuard<'_, Recorder> {
         self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn submitter(&self) -> &Submitter {
-        &self.0.submitter
     }
 
     /// What kernels may use.
@@ -263,7 +259,7 @@ impl Gpu {
     pub fn trim(&self) -> Result<()> {
         // The GPU must be done with it first.
         self.synchronize()?;
-        self.submitter().encoder().forget();
+        self.0.submitter.encoder().forget();
         self.0.pool.release_free();
         self.0.staging_pool.release();
         self.0.upload_pool.release();
@@ -343,7 +339,7 @@ impl Gpu {
         recorder.kernel(name, cost, launches);
         self.0.counts[0].fetch_add(1, Ordering::Relaxed);
         let batch = &recorder.batch;
-        let flops = self.submitter().flops_per_second().map_or(FLOPS_PER_SUBMIT, |rate| rate * SECONDS_PER_SUBMIT);
+        let flops = self.0.submitter.flops_per_second().map_or(FLOPS_PER_SUBMIT, |rate| rate * SECONDS_PER_SUBMIT);
         let enough =
             if batch.must_compile { KERNELS_PER_SUBMIT } else { self.0.kernels_per_submit.load(Ordering::Relaxed) };
         let due = batch.kernels >= enough || batch.flops >= flops;
@@ -434,7 +430,7 @@ impl Gpu {
         transit.fill(bytes);
         {
             let _nobody_else_submits = self.recorder();
-            self.submitter().drain();
+            self.0.submitter.drain();
             copies.copy_to_device(&transit);
         }
         self.wait_aside(&transit)?;
@@ -456,7 +452,7 @@ impl Gpu {
     /// If the driver reported an error.
     pub fn flush_if_idle(&self) -> Result<()> {
         self.check()?;
-        let ahead = self.submitter().ahead(|| self.poll())?;
+        let ahead = self.0.submitter.ahead(|| self.poll())?;
         if ahead == 0 {
             // As after `synchronize`: what is recorded next is waited for.
             self.0.kernels_per_submit.store(KERNELS_WHEN_IDLE, Ordering::Relaxed);
@@ -479,7 +475,7 @@ impl Gpu {
             let submitted = kernels.load(Ordering::Relaxed);
             kernels.store((submitted + submitted / 4).min(KERNELS_PER_SUBMIT), Ordering::Relaxed);
             batch.is_announced = self.0.copy_queues.as_ref().is_some_and(CopyQueues::are_in_use);
-            self.submitter().hand_over(batch);
+            self.0.submitter.hand_over(batch);
         }
         self.check()
     }
@@ -498,7 +494,7 @@ impl Gpu {
     /// # Errors
     /// If the driver reported an error.
     pub fn throttle(&self, in_flight: usize) -> Result<()> {
-        self.submitter().throttle(in_flight, |last| self.wait(Some(last)))
+        self.0.submitter.throttle(in_flight, |last| self.wait(Some(last)))
     }
 
     /// Submits what is recorded and waits until all of it is done; timestamps are then in the profile.
@@ -509,14 +505,14 @@ impl Gpu {
         self.submit()?;
         self.finish_submits();
         self.wait(None)?;
-        self.submitter().all_done();
+        self.0.submitter.all_done();
         self.0.kernels_per_submit.store(KERNELS_WHEN_IDLE, Ordering::Relaxed);
-        self.submitter().encoder().collect()
+        self.0.submitter.encoder().collect()
     }
 
     /// Waits until everything that was handed over is submitted.
     pub(super) fn finish_submits(&self) {
-        self.submitter().drain();
+        self.0.submitter.drain();
     }
 
     /// Waits for a copy beside the kernels; submits what is recorded if that is among it.

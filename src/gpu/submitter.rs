@@ -36,7 +36,7 @@ struct Shared {
 
 /// What has become of the batches.
 #[derive(Default)]
-pub(super) struct Progress {
+struct Progress {
     /// How many were handed over, and how many of those are submitted.
     handed: u64,
     submitted: u64,
@@ -212,9 +212,7 @@ impl Submitter {
     pub fn flops_per_second(&self) -> Option<f64> {
         Some(f64::from_bits(self.shared.flops_per_second.load(Ordering::Relaxed))).filter(|rate| *rate > 0.0)
     }
-}
 
-impl Submitter {
     /// Lets the thread end, once it has submitted what was handed over. Nothing can be handed over afterwards.
     pub fn finish(&mut self) {
         self.batches = None;

@@ -195,7 +195,7 @@ fn every_epoch_has_a_line() {
     }
     // But not where lines would be all that is seen.
     let run = sandbox.train(&["--epochs", "40", "--name", "plain", "--set", "train.eval_every=0"]).succeeds();
-    let run = run.prints(&["\nepoch     1  "]);
+    let run = run.prints(&["\nepoch     1  0."]);
     assert!(run.stdout.matches("\nepoch ").count() < 20, "{run:?}");
 }
 
