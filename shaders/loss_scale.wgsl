@@ -1,15 +1,26 @@
-// Unscales the squared norm of the gradients, decides whether the step is skipped, and adapts the scale of the loss
-// (src/optim/loss_scale.rs). One thread.
+// Adds up the squared norm of the gradients, unscales it, decides whether the step is skipped, and adapts the scale of the
+// loss (src/optim/loss_scale.rs).
 {{ interface }}
 // The scale, the finite steps since it changed, the steps skipped.
 // The squared norm without the scale, and the factor of the gradients.
 
-{{ entry(1) }}
+var<workgroup> partial: array<f32, 256>;
+
+{{ entry(256) }}
+    var sum = 0.0;
+    for (var i = thread; i < params.parts; i += 256u) { sum += squares[i]; }
+    partial[thread] = sum;
+    for (var half = 128u; half > 0u; half /= 2u) {
+        workgroupBarrier();
+        if (thread < half) { partial[thread] += partial[thread + half]; }
+    }
+    if (thread > 0u) { return; }
+    let total = partial[0];
     let scale = state[0];
     let unscale = 1.0 / scale;
-    numbers[0] = squares[0] * unscale * unscale;
+    numbers[0] = total * unscale * unscale;
     // By its bits: a compiler may take it that comparisons never meet a NaN.
-    if ((bitcast<u32>(squares[0]) & 0x7f800000u) != 0x7f800000u) {
+    if ((bitcast<u32>(total) & 0x7f800000u) != 0x7f800000u) {
         numbers[1] = unscale;
         state[1] += 1.0;
         if (state[1] >= params.growth_interval) {

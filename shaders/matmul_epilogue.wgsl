@@ -10,20 +10,29 @@ if (m{{ r }} < params.m)
 if (n{{ j }} < params.n)
 {% endif %}
 {% endmacro %}
-{# The epilogue of one element: `sum` at index `i`, in column `n`. #}
-{% macro finish(sum, i, n) %}
+{# The epilogue of one element, or of a vector of four: `sum` at index `i`, in column `n`, both counted in such. #}
+{% macro finish(sum, i, n, vector=1) %}
+{% set T = "vec4<f32>" if vector == 4 else "f32" %}
+{% set out = "vec4<" ~ T_out ~ ">" if vector == 4 else T_out %}
+{% set first = "" if vector == 4 else ".x" %}
 {
-    var value = {{ sum }}{{ " + bias[" ~ n ~ "]" if bias }}{{ " + f32(c[" ~ i ~ "])" if accumulate }};
+    {% if bias and vector == 4 %}
+    let column = {{ n }} * 4u;
+    let shift = vec4<f32>(bias[column], bias[column + 1u], bias[column + 2u], bias[column + 3u]);
+    {% elif bias %}
+    let shift = bias[{{ n }}];
+    {% endif %}
+    var value = {{ sum }}{{ " + shift" if bias }}{{ " + " ~ T ~ "(c[" ~ i ~ "])" if accumulate }};
     {% if epilogue == "multiply" %}
-    value *= f32(factors[{{ i }}]);
+    value *= {{ T }}(factors[{{ i }}]);
     {% endif %}
     {% if epilogue == "gelu" %}
-    c[{{ i }}] = {{ T_out }}(gelu_derivative(vec4<f32>(value)).x);
-    activated[{{ i }}] = {{ T_out }}(gelu(vec4<f32>(value)).x);
+    c[{{ i }}] = {{ out }}(gelu_derivative(vec4<f32>(value)){{ first }});
+    activated[{{ i }}] = {{ out }}(gelu(vec4<f32>(value)){{ first }});
     {% elif epilogue == "gelu_only" %}
-    c[{{ i }}] = {{ T_out }}(gelu(vec4<f32>(value)).x);
+    c[{{ i }}] = {{ out }}(gelu(vec4<f32>(value)){{ first }});
     {% else %}
-    c[{{ i }}] = {{ T_out }}(value);
+    c[{{ i }}] = {{ out }}(value);
     {% endif %}
 }
 {% endmacro %}

@@ -25,8 +25,9 @@ var<workgroup> square: array<{{ T_in }}, 1056>; // 32 rows of 33, against bank c
 }
 {% else %}
 {% include "matmul_epilogue" %}
+{% set T = "vec4<f32>" if vector == 4 else "f32" %}
 // C = sum over s of partial[s] [+ C] [+ bias], then the epilogue{{ "; the column sums follow" if sums }}. One thread
-// per element.
+// for each {{ T }}.
 {{ entry(256) }}
     let i = workgroup * 256u + thread;
     {% if sums %}
@@ -41,8 +42,17 @@ var<workgroup> square: array<{{ T_in }}, 1056>; // 32 rows of 33, against bank c
     {% else %}
     if (i >= params.len) { return; }
     {% endif %}
-    var sum = 0.0;
-    for (var s = 0u; s < params.splits; s++) { sum += partial[s * params.len + i]; }
-    {{ finish("sum", "i", "i % params.n") }}
+    var sum = {{ T }}(0.0);
+    var s = 0u;
+    // Four loads at a time are in flight.
+    for (; s + 3u < params.splits; s += 4u) {
+        let at = s * params.len + i;
+        {% for j in range(4) %}
+        let x{{ j }} = partial[at + {{ j }}u * params.len];
+        {% endfor %}
+        sum = (((sum + x0) + x1) + x2) + x3;
+    }
+    for (; s < params.splits; s++) { sum += partial[s * params.len + i]; }
+    {{ finish("sum", "i", "i % (params.n / " ~ vector ~ "u)", vector) }}
 }
 {% endif %}

@@ -56,11 +56,11 @@ struct Backward {
     parameters: usize,
 }
 
-/// Rows of a chunk. Its sums are two more rows, written and read again: a tenth of what the pass moves, or less.
-const CHUNK: usize = 16;
-/// From this many rows on chunks are twice as long, and still enough for the largest GPUs: four workgroups on each of
-/// 128 processors.
-const MANY_ROWS: usize = 2 * CHUNK * 512;
+/// Rows of the shortest and of the longest chunks. A chunk's sums are two more rows, written and read again: of eight
+/// rows an eighth of what the pass moves.
+const CHUNK_ROWS: [usize; 2] = [8, 32];
+/// Chunks enough for the largest GPUs, four workgroups on each of 128 processors: with more rows they are longer.
+const CHUNKS: usize = 512;
 /// Threads of a workgroup.
 const THREADS: usize = 256;
 /// The most vectors of a row that a thread holds in registers, for rows of up to 8192 elements (2048 if they are no
@@ -85,10 +85,10 @@ impl Layout {
         self.c / self.vector
     }
 
-    /// Threads that share a row: each has two to four vectors of it, enough to hide latency, with most threads of the
-    /// last round busy.
+    /// Threads that share a row: each has one or two vectors of it, or more of a long one. A narrow row has 32 if it
+    /// has as many vectors: on a GPU whose subgroups are that large they need no barriers.
     fn lanes(&self) -> usize {
-        self.width().div_ceil(4).next_power_of_two().min(THREADS)
+        self.width().div_ceil(2).max(self.width().min(32)).next_power_of_two().min(THREADS)
     }
 
     /// Rows that a workgroup works on at the same time.
@@ -98,8 +98,9 @@ impl Layout {
 
     /// Rows of a chunk: a multiple of those at once.
     fn chunk(&self) -> usize {
-        let rows = if self.rows < MANY_ROWS { CHUNK } else { 2 * CHUNK };
-        rows.max(self.rows_at_once())
+        let [least, most] = CHUNK_ROWS;
+        let rows = 1 << (self.rows / CHUNKS).max(1).ilog2();
+        rows.clamp(least, most).max(self.rows_at_once())
     }
 
     /// How many chunks: without rows one, which is empty.

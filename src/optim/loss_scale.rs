@@ -30,8 +30,8 @@ impl LossScale {
         Ok(LossScale { state })
     }
 
-    /// From the sum of the squared gradients times S, (1): that without S, and what gradients are to be multiplied by,
-    /// 1/S or, if the step is to be skipped, 0. Both are one tensor of (2).
+    /// From sums that add up to that of the squared gradients times S: that without S, and what gradients are to be
+    /// multiplied by, 1/S or, if the step is to be skipped, 0. Both are one tensor of (2).
     pub fn step(&self, squares: &Tensor) -> Result<Tensor> {
         let numbers = Tensor::empty(Spec::new([2], DType::F32), &squares.device(), MemoryKind::Other)?;
         run_into(&Rescale, &[squares], &[&self.state, &numbers])?;
@@ -39,7 +39,7 @@ impl LossScale {
     }
 }
 
-/// Changes the state (3) in place; a second output (2) as of [`LossScale::step`]. Input: squares (1).
+/// Changes the state (3) in place; a second output (2) as of [`LossScale::step`]. Input: squares (P).
 struct Rescale;
 
 impl Kernel for Rescale {
@@ -51,13 +51,13 @@ impl Kernel for Rescale {
         Ok([3, 2].map(|len| Spec::new([len], DType::F32)).to_vec())
     }
 
-    fn cost(&self, _: &[&Spec], _: &[&Spec]) -> Cost {
-        Cost { flops: 8.0, bytes: 36.0 }
+    fn cost(&self, inputs: &[&Spec], _: &[&Spec]) -> Cost {
+        Cost { flops: 8.0 + inputs[0].shape.elements() as f64, bytes: 32.0 + inputs[0].size_bytes() as f64 }
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
         let [state, numbers] = outputs else { unreachable!("two outputs") };
-        let squares = inputs[0].f32()[0];
+        let squares = inputs[0].f32().iter().map(|&part| f64::from(part)).sum::<f64>() as f32;
         let [scale, good, skipped] = state.f32() else { unreachable!("three numbers") };
         let unscale = 1.0 / *scale;
         numbers.f32()[0] = squares * unscale * unscale;
@@ -75,7 +75,7 @@ impl Kernel for Rescale {
         }
     }
 
-    fn gpu(&self, _: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
         Plan::one(Launch {
             shader: shader!("loss_scale"),
             values: vec![],
@@ -84,7 +84,12 @@ impl Kernel for Rescale {
                 buffer("state", "f32", Operand::Output(0)),
                 buffer("numbers", "f32", Operand::Output(1)),
             ],
-            params: vec![param("growth", GROWTH), param("backoff", BACKOFF), param("growth_interval", GROWTH_INTERVAL)],
+            params: vec![
+                param("parts", inputs[0].shape.elements()),
+                param("growth", GROWTH),
+                param("backoff", BACKOFF),
+                param("growth_interval", GROWTH_INTERVAL),
+            ],
             workgroups: 1,
         })
     }

@@ -5,9 +5,9 @@ use super::ema::Ema;
 use super::layout::{ALIGN, Entry, Segment};
 use super::loss_scale::LossScale;
 use super::muon::{AdjustLr, Muon, Workspace};
-use super::update::{GradientScale, Rule, SumOfSquares, Update};
+use super::update::{GradientScale, Rule, SumsOfSquares, Update};
 use crate::profile::MemoryKind;
-use crate::tensor::{DType, run, run_into};
+use crate::tensor::{DType, Spec, no_grad, run_into};
 use crate::{Device, Error, Result, Tensor};
 use std::ops::Range;
 
@@ -245,10 +245,11 @@ impl Optimizer {
     /// If the device has no memory left for what the update takes, or the driver reported an error.
     pub fn step(&mut self, parameters: &ParameterArena, learning_rate: f64) -> Result<Tensor> {
         self.expect_made_for(parameters)?;
-        let mut squares = sum_of_squares(parameters.gradients())?;
-        if let Some(scale) = &self.loss_scale {
-            squares = scale.step(&squares)?;
-        }
+        let squares = sums_of_squares(parameters.gradients())?;
+        let squares = match &self.loss_scale {
+            Some(scale) => scale.step(&squares)?,
+            None => no_grad(|| squares.sum(..))?,
+        };
         let device = parameters.device();
         let workspace = Workspace::new(self.states.iter().filter_map(|state| state.muon.as_ref()), &device)?;
         // From here on nothing asks for memory: an update is made whole or not at all.
@@ -384,17 +385,16 @@ impl Step<'_> {
     }
 }
 
-/// (1): of all elements.
-fn sum_of_squares(gradients: &Tensor) -> Result<Tensor> {
-    let mut squares: Option<Tensor> = None;
-    for range in bindable_ranges(&(0..gradients.len()), &gradients.device()) {
-        let sum = run(&SumOfSquares, &[&slice(gradients, &range)])?.remove(0);
-        squares = Some(match squares {
-            None => sum,
-            Some(total) => total.add(&sum)?,
-        });
+/// Sums that add up to that of the squares of all elements.
+fn sums_of_squares(gradients: &Tensor) -> Result<Tensor> {
+    let ranges = bindable_ranges(&(0..gradients.len()), &gradients.device());
+    let parts = SumsOfSquares::PARTS;
+    let spec = Spec::new([parts * ranges.len()], DType::F32);
+    let sums = Tensor::empty(spec, &gradients.device(), MemoryKind::Scratch)?;
+    for (i, range) in ranges.iter().enumerate() {
+        run_into(&SumsOfSquares, &[&slice(gradients, range)], &[&slice(&sums, &(i * parts..(i + 1) * parts))])?;
     }
-    Ok(squares.expect("a model has parameters"))
+    Ok(sums)
 }
 
 /// These elements of a one-dimensional tensor.

@@ -21,28 +21,28 @@
 //! Decay applies to the elements before [`Segment::decay_end`](super::layout::Segment) only. The norm stays on the
 //! device: the update reads it there.
 
-use crate::cpu::{sum_of, vectorized, with_scratch};
+use crate::cpu::{sum_of, vectorized};
 use crate::gpu::{Buffer, Launch, Limits, Operand, Param, Plan, buffer, param};
 use crate::profile::Cost;
 use crate::tensor::{DType, Kernel, Spec, View, ViewMut};
 use crate::{Result, shader};
 use rayon::prelude::*;
 
-/// Sum of squares of all elements: (N) -> (1), in two passes with a fixed order.
-pub(super) struct SumOfSquares;
+/// Sums of squares that add up to that of all elements: (N) -> ([`SumsOfSquares::PARTS`]), always of the same elements.
+pub(super) struct SumsOfSquares;
 
-impl SumOfSquares {
-    /// Workgroups of the first pass, and so numbers for the second.
-    const PARTS: usize = 512;
+impl SumsOfSquares {
+    /// Four workgroups on each of 128 processors.
+    pub const PARTS: usize = 512;
 }
 
-impl Kernel for SumOfSquares {
+impl Kernel for SumsOfSquares {
     fn name(&self) -> &'static str {
         "grad_norm"
     }
 
     fn output_specs(&self, _: &[&Spec]) -> Result<Vec<Spec>> {
-        Ok(vec![Spec::new([1], DType::F32)])
+        Ok(vec![Spec::new([SumsOfSquares::PARTS], DType::F32)])
     }
 
     fn cost(&self, inputs: &[&Spec], _: &[&Spec]) -> Cost {
@@ -50,35 +50,23 @@ impl Kernel for SumOfSquares {
     }
 
     fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        // Chunks of fixed length, added in their order: the same bits for any number of threads.
-        const CHUNK: usize = 1 << 16;
-        let x = inputs[0].f32();
-        with_scratch(x.len().div_ceil(CHUNK), |parts| {
-            parts.par_iter_mut().zip(x.par_chunks(CHUNK)).for_each(|(part, x)| {
-                let squares = x.chunks(256).map(|x| f64::from(vectorized(|| sum_of([x], |[x]| x * x))));
-                *part = squares.sum::<f64>() as f32;
-            });
-            outputs[0].f32()[0] = parts.iter().map(|&part| f64::from(part)).sum::<f64>() as f32;
+        let (x, parts) = (inputs[0].f32(), outputs[0].f32());
+        let len = x.len().div_ceil(parts.len()).max(1);
+        parts.par_iter_mut().enumerate().for_each(|(i, part)| {
+            let [start, end] = [i, i + 1].map(|i| (i * len).min(x.len()));
+            let squares = x[start..end].chunks(256).map(|x| f64::from(vectorized(|| sum_of([x], |[x]| x * x))));
+            *part = squares.sum::<f64>() as f32;
         });
     }
 
     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
-        let len = inputs[0].shape.elements();
-        let parts = len.div_ceil(1024).min(SumOfSquares::PARTS);
-        let pass = |first: bool, len: usize, [x, sums]: [Operand; 2], workgroups| Launch {
+        Plan::one(Launch {
             shader: shader!("grad_norm"),
-            values: vec![("first", first.into())],
-            buffers: vec![buffer("x", if first { "vec4<f32>" } else { "f32" }, x), buffer("sums", "f32", sums)],
-            params: vec![param("len", len), param("parts", parts)],
-            workgroups,
-        };
-        Plan {
-            scratch: vec![parts * 4],
-            launches: vec![
-                pass(true, len, [Operand::Input(0), Operand::Scratch(0)], parts),
-                pass(false, parts, [Operand::ReadScratch(0), Operand::Output(0)], 1),
-            ],
-        }
+            values: vec![],
+            buffers: vec![buffer("x", "vec4<f32>", Operand::Input(0)), buffer("sums", "f32", Operand::Output(0))],
+            params: vec![param("len", inputs[0].shape.elements()), param("parts", SumsOfSquares::PARTS)],
+            workgroups: SumsOfSquares::PARTS,
+        })
     }
 }
 

@@ -221,8 +221,11 @@ impl Conv {
     }
 
     fn sum_of_splits(&self, len: usize, splits: usize) -> Launch {
+        // Four elements to a thread.
+        let vector = if len.is_multiple_of(4) { 4 } else { 1 };
+        let (element, len) = (DType::F32.wgsl(vector), len / vector);
         let buffers: Vec<Buffer> =
-            vec![buffer("partial", "f32", Operand::ReadScratch(0)), buffer("c", "f32", Operand::Output(0))];
+            vec![buffer("partial", element, Operand::ReadScratch(0)), buffer("c", element, Operand::Output(0))];
         Launch {
             shader: shader!("split_k_reduce"),
             values: vec![
@@ -233,6 +236,7 @@ impl Conv {
                 ("accumulate", self.accumulate.into()),
                 ("sums", false.into()),
                 ("epilogue", "".into()),
+                ("vector", vector.into()),
             ],
             buffers,
             params: vec![param("len", len), param("n", len), param("splits", splits)],

@@ -168,7 +168,10 @@ impl Launches<'_> {
     /// Adds up the partial results of split-K, and does what the epilogue says.
     fn split_k_reduce(&self) -> Launch {
         let (op, d) = (self.op, self.dims);
-        let partials = self.partials(["partial", "partial_sums"], "f32", Operand::ReadScratch);
+        // Four elements to a thread.
+        let vector = if d.n.is_multiple_of(4) { 4 } else { 1 };
+        let partials = self.partials(["partial", "partial_sums"], DType::F32.wgsl(vector), Operand::ReadScratch);
+        let len = d.m * d.n / vector;
         Launch {
             shader: shader!("split_k_reduce"),
             values: vec![
@@ -179,10 +182,11 @@ impl Launches<'_> {
                 ("accumulate", op.accumulate.into()),
                 ("sums", op.sums.into()),
                 ("epilogue", op.epilogue.name().into()),
+                ("vector", vector.into()),
             ],
-            buffers: with_epilogue(op, partials, op.out.name()),
-            params: vec![param("len", d.m * d.n), param("n", d.n), param("splits", self.splits)],
-            workgroups: (d.m * d.n + if op.sums { d.n } else { 0 }).div_ceil(256),
+            buffers: with_epilogue(op, partials, op.out.wgsl(vector)),
+            params: vec![param("len", len), param("n", d.n), param("splits", self.splits)],
+            workgroups: (len + if op.sums { d.n } else { 0 }).div_ceil(256),
         }
     }
 

@@ -5,7 +5,7 @@
 //! ([`Limits::matmul_throughput`]) chooses between FMA tiles, which all give the same bits.
 
 use super::tiles::{MmaKind, PerfModel, Tile, TilePerf};
-use super::{Dims, MatMul};
+use super::{Dims, Epilogue, MatMul};
 use crate::gpu::Limits;
 use crate::tensor::DType;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -95,7 +95,8 @@ impl TileConfig {
         }
         // Reading in the epilogue delays the next workgroup if no other computes meanwhile.
         let exposed = kernel.accumulate && splits == 1 && tile.mma == MmaKind::Fma && perf.blocks_per_sm == 1;
-        let overhead_us = perf.overhead_us + if exposed { model.accumulate_read_us } else { 0.0 };
+        let moves_more = splits > 1 || kernel.accumulate || kernel.epilogue != Epilogue::None;
+        let overhead_us = perf.overhead_us[moves_more as usize] + if exposed { model.accumulate_read_us } else { 0.0 };
         let flops = 2.0 * (tile.bm * tile.bn * k_slice) as f64;
         let block_us = model.sm_count as f64 * flops / (throughput * 1e6);
         let blocks = (tile.count(d) * splits).div_ceil(model.sm_count);

@@ -135,8 +135,9 @@ pub(super) struct TilePerf {
     pub blocks_per_sm: usize,
     /// The part of the throughput that a single workgroup of an SM reaches; two reach twice as much, up to all of it.
     pub single_block_efficiency: f64,
-    /// Time of each round of workgroups outside the k loop: start and epilogue.
-    pub overhead_us: f64,
+    /// Time of each round of workgroups outside the k loop, start and epilogue: where only results leave; and where
+    /// slices of k do, which are f32, or the epilogue reads or writes another matrix.
+    pub overhead_us: [f64; 2],
 }
 
 /// The cost model of a GPU: [`super::select`] estimates the time of every tile by it.
@@ -163,7 +164,7 @@ pub(in crate::ops) struct PerfModel {
 }
 
 const fn perf(throughput: [f64; 4], blocks_per_sm: usize, single_block_efficiency: f64, overhead_us: f64) -> TilePerf {
-    TilePerf { throughput, blocks_per_sm, single_block_efficiency, overhead_us }
+    TilePerf { throughput, blocks_per_sm, single_block_efficiency, overhead_us: [overhead_us; 2] }
 }
 
 /// NVIDIA H200 (driver 580, Vulkan), fitted to 4700 timed GEMMs: `docs/experiments.md`.
@@ -186,7 +187,8 @@ pub(in crate::ops) const H200: PerfModel = PerfModel {
     // b is never (N, K), so the throughput of those two layouts does not matter.
     split_fp16: [perf([97.0, 86.0, 94.0, 86.0], 1, 1.0, 3.2), perf([52.5, 62.0, 66.0, 62.0], 2, 1.0, 1.7)],
     coop: [
-        perf([250.0, 175.0, 260.0, 145.0], 2, 0.75, 4.5),
+        // Whole results by three GEMMs of shakespeare-char (docs/experiments.md).
+        TilePerf { overhead_us: [2.4, 4.5], ..perf([250.0, 175.0, 260.0, 145.0], 2, 0.75, 4.5) },
         perf([230.0, 160.0, 215.0, 120.0], 2, 0.72, 3.4),
         perf([175.0, 163.0, 200.0, 150.0], 3, 0.7, 3.4),
         perf([163.0, 140.0, 182.0, 118.0], 3, 0.65, 2.4),
