@@ -1,5 +1,5 @@
-// Adds up the squared norm of the gradients, unscales it, decides whether the step is skipped, and adapts the scale of the
-// loss (src/optim/loss_scale.rs).
+// Adds up the squared norm of the gradients, unscales it, decides whether the step is skipped, and adapts the scale of
+// the loss (src/optim/loss_scale.rs).
 {{ interface }}
 // The scale, the finite steps since it changed, the steps skipped.
 // The squared norm without the scale, and the factor of the gradients.

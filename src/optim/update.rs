@@ -28,7 +28,8 @@ use crate::tensor::{DType, Kernel, Spec, View, ViewMut};
 use crate::{Result, shader};
 use rayon::prelude::*;
 
-/// Sums of squares that add up to that of all elements: (N) -> ([`SumsOfSquares::PARTS`]), always of the same elements.
+/// Sums of squares that add up to that of all elements: (N) -> ([`SumsOfSquares::PARTS`]). What each is the sum of, and
+/// in which order, depends on N alone, so the same gradients give the same bits.
 pub(super) struct SumsOfSquares;
 
 impl SumsOfSquares {

@@ -187,7 +187,7 @@ pub(in crate::ops) const H200: PerfModel = PerfModel {
     // b is never (N, K), so the throughput of those two layouts does not matter.
     split_fp16: [perf([97.0, 86.0, 94.0, 86.0], 1, 1.0, 3.2), perf([52.5, 62.0, 66.0, 62.0], 2, 1.0, 1.7)],
     coop: [
-        // Whole results by three GEMMs of shakespeare-char (docs/experiments.md).
+        // The first overhead is by three GEMMs of shakespeare-char within a step (docs/experiments.md).
         TilePerf { overhead_us: [2.4, 4.5], ..perf([250.0, 175.0, 260.0, 145.0], 2, 0.75, 4.5) },
         perf([230.0, 160.0, 215.0, 120.0], 2, 0.72, 3.4),
         perf([175.0, 163.0, 200.0, 150.0], 3, 0.7, 3.4),
