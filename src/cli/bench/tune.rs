@@ -61,10 +61,12 @@ fn summary(gemms: &[TunedGemm]) -> String {
     let total = |us: fn(&TunedGemm) -> f64| gemms.iter().map(us).sum::<f64>();
     let (default, chosen) = (total(|gemm| gemm.default_us), total(|gemm| gemm.chosen_us));
     let saved = 100.0 * (1.0 - chosen / default);
+    let than = if saved < 0.0 { "more" } else { "less" };
     format!(
-        "{changed} of {} GEMMs run on another tile, and all together take {saved:.1}% less time; the measurements are \
-         kept for every later start",
-        gemms.len()
+        "{changed} of {} GEMMs run on another tile, and all together take {:.1}% {than} time; the measurements are kept \
+         for every later start",
+        gemms.len(),
+        saved.abs()
     )
 }
 
@@ -85,7 +87,9 @@ mod tests {
         let rows = rows(&gemms);
         assert_eq!(rows[1], ["nn 4x4x4", "a", "the same", "10.0", "10.0", "-"]);
         assert_eq!(rows[2], ["nn 4x4x4", "a", "b", "10.0", "8.0", "+25.0%"]);
-        let summary = summary(&gemms);
-        assert!(summary.starts_with("1 of 2 GEMMs") && summary.contains("take 10.0% less time"), "{summary}");
+        let shown = summary(&gemms);
+        assert!(shown.starts_with("1 of 2 GEMMs") && shown.contains("take 10.0% less time"), "{shown}");
+        let shown = summary(&[gemm("b", 11.0)]);
+        assert!(shown.contains("take 10.0% more time"), "{shown}");
     }
 }
