@@ -3,7 +3,8 @@
 use super::cpu;
 use super::geometry::{ConvOptions, Geometry};
 use super::*;
-use crate::gpu::{Buffer, Limits, Operand, Param, Plan, Value, buffer, param};
+use crate::gpu::{Limits, Operand, Param, Plan, Value, buffer, param};
+use crate::ops::matmul::{MatMul, split_k_reduce};
 use crate::shader;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -215,32 +216,9 @@ impl Conv {
         let mut plan = Plan::one(Launch { shader: shader!("conv"), values, buffers, params, workgroups });
         if split {
             plan.scratch.push(4 * splits * len);
-            plan.launches.push(self.sum_of_splits(len, splits));
+            let sum = MatMul { accumulate: self.accumulate, ..MatMul::default() };
+            plan.launches.push(split_k_reduce(&sum, [1, len], splits, 0));
         }
         plan
-    }
-
-    fn sum_of_splits(&self, len: usize, splits: usize) -> Launch {
-        // Four elements to a thread.
-        let vector = if len.is_multiple_of(4) { 4 } else { 1 };
-        let (element, len) = (DType::F32.wgsl(vector), len / vector);
-        let buffers: Vec<Buffer> =
-            vec![buffer("partial", element, Operand::ReadScratch(0)), buffer("c", element, Operand::Output(0))];
-        Launch {
-            shader: shader!("split_k_reduce"),
-            values: vec![
-                ("pass", "sum".into()),
-                ("T_in", "f32".into()),
-                ("T_out", "f32".into()),
-                ("bias", false.into()),
-                ("accumulate", self.accumulate.into()),
-                ("sums", false.into()),
-                ("epilogue", "".into()),
-                ("vector", vector.into()),
-            ],
-            buffers,
-            params: vec![param("len", len), param("n", len), param("splits", splits)],
-            workgroups: len.div_ceil(256),
-        }
     }
 }

@@ -22,6 +22,7 @@ mod tuned;
 
 pub use autotune::{Effort, MatmulTuning, Throughput};
 
+pub(super) use plan::split_k_reduce;
 use select::TileConfig;
 pub(super) use tiles::H200;
 pub use tuned::{GemmCase, TunedGemm, compare_tiles};

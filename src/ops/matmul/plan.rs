@@ -48,7 +48,7 @@ impl MatMul {
         if splits > 1 {
             plan.scratch.push(splits * d.m * d.n * 4);
             plan.scratch.extend(self.sums.then_some(splits * d.n * 4));
-            plan.launches.push(launches.split_k_reduce());
+            plan.launches.push(split_k_reduce(self, [d.m, d.n], splits, partial));
         }
         plan
     }
@@ -159,42 +159,50 @@ impl Launches<'_> {
             vec![buffer("a", self.dtype.wgsl(lanes_a), Operand::Input(0)), buffer("b", self.dtype.wgsl(lanes_b), b)];
         let c = if self.stores_eight(limits) { "vec4<u32>" } else { self.out().wgsl(lanes_c) };
         if self.splits > 1 {
-            [operands, self.partials(["c", "sums"], c, Operand::Scratch)].concat()
+            [operands, partials(self.op, self.partial, ["c", "sums"], c, Operand::Scratch)].concat()
         } else {
             with_epilogue(self.op, operands, c)
         }
     }
+}
 
-    /// Adds up the partial results of split-K, and does what the epilogue says.
-    fn split_k_reduce(&self) -> Launch {
-        let (op, d) = (self.op, self.dims);
-        // Four elements to a thread.
-        let vector = if d.n.is_multiple_of(4) { 4 } else { 1 };
-        let partials = self.partials(["partial", "partial_sums"], DType::F32.wgsl(vector), Operand::ReadScratch);
-        let len = d.m * d.n / vector;
-        Launch {
-            shader: shader!("split_k_reduce"),
-            values: vec![
-                ("pass", "sum".into()),
-                ("T_in", "f32".into()),
-                ("T_out", op.out.name().into()),
-                ("bias", op.bias.into()),
-                ("accumulate", op.accumulate.into()),
-                ("sums", op.sums.into()),
-                ("epilogue", op.epilogue.name().into()),
-                ("vector", vector.into()),
-            ],
-            buffers: with_epilogue(op, partials, op.out.wgsl(vector)),
-            params: vec![param("len", len), param("n", d.n), param("splits", self.splits)],
-            workgroups: (len + if op.sums { d.n } else { 0 }).div_ceil(256),
-        }
-    }
+/// The scratch buffers, from this one on, of the partial results of split-K and, if they are wanted, of their column
+/// sums.
+fn partials(
+    op: &MatMul,
+    first: usize,
+    names: [&'static str; 2],
+    element: &'static str,
+    operand: fn(usize) -> Operand,
+) -> Vec<Buffer> {
+    let mut buffers = vec![buffer(names[0], element, operand(first))];
+    buffers.extend(op.sums.then_some(buffer(names[1], "f32", operand(first + 1))));
+    buffers
+}
 
-    /// The scratch buffers of the partial results and, if they are wanted, of their column sums.
-    fn partials(&self, names: [&'static str; 2], element: &'static str, operand: fn(usize) -> Operand) -> Vec<Buffer> {
-        let mut buffers = vec![buffer(names[0], element, operand(self.partial))];
-        buffers.extend(self.op.sums.then_some(buffer(names[1], "f32", operand(self.partial + 1))));
-        buffers
+/// Adds up the partial results (M, N) of so many slices of k, and does what the epilogue says. They are in the scratch
+/// buffer `partial`, their column sums in the next.
+pub(in crate::ops) fn split_k_reduce(op: &MatMul, [m, n]: [usize; 2], splits: usize, partial: usize) -> Launch {
+    // Four elements to a thread.
+    let vector = if n.is_multiple_of(4) { 4 } else { 1 };
+    let element = DType::F32.wgsl(vector);
+    let partials = partials(op, partial, ["partial", "partial_sums"], element, Operand::ReadScratch);
+    let len = m * n / vector;
+    Launch {
+        shader: shader!("split_k_reduce"),
+        values: vec![
+            ("pass", "sum".into()),
+            ("T_in", "f32".into()),
+            ("T_out", op.out.name().into()),
+            ("bias", op.bias.into()),
+            ("accumulate", op.accumulate.into()),
+            ("sums", op.sums.into()),
+            ("epilogue", op.epilogue.name().into()),
+            ("vector", vector.into()),
+        ],
+        buffers: with_epilogue(op, partials, op.out.wgsl(vector)),
+        params: vec![param("len", len), param("n", n), param("splits", splits)],
+        workgroups: (len + if op.sums { n } else { 0 }).div_ceil(256),
     }
 }
 
