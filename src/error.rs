@@ -1,6 +1,7 @@
 //! The one error type of the library: every variant says what was being done, what was expected and what was found,
 //! and, where a person can mend it, how.
 
+use std::any::Any;
 use std::path::{Path, PathBuf};
 
 /// What every fallible function of the library returns.
@@ -55,6 +56,10 @@ pub enum Error {
     /// The device is gone: its driver has ended, or it was removed.
     #[error("the GPU was lost: {0}")]
     DeviceLost(String),
+
+    /// A thread of the program panicked: a fault of the program, not of what it was given.
+    #[error("{thread} panicked: {message}; this is a bug in rustyflow, please report it")]
+    Panicked { thread: &'static str, message: String },
 
     /// The ranks of a job cannot go on together: one of them ended, or did not come in time.
     #[error("{0}")]
@@ -118,6 +123,12 @@ fn attempt(rollbacks: usize) -> String {
 
 fn kept(folder: Option<&Path>) -> String {
     folder.map_or(String::new(), |folder| format!("; {} holds the checkpoints from before", folder.display()))
+}
+
+/// What a panic said, from what `catch_unwind` or a thread's handle gives.
+pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
 }
 
 impl Error {

@@ -1,5 +1,6 @@
 //! Data sets: samples of numbers on the host, by their index.
 
+use crate::error::panic_message;
 use crate::tensor::Spec;
 use crate::{DType, Device, Error, Result, Shape, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -140,11 +141,7 @@ fn get(dataset: &dyn Dataset, index: usize) -> Result<Vec<Array>> {
     let message = match catch_unwind(AssertUnwindSafe(|| dataset.get(index))) {
         Ok(Ok(sample)) => return Ok(sample),
         Ok(Err(error)) => error.to_string(),
-        Err(panic) => {
-            let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
-            let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
-            format!("the data set panicked: {}", text.unwrap_or_default())
-        }
+        Err(panic) => format!("the data set panicked: {}", panic_message(&*panic)),
     };
     Err(Error::Sample { index, message })
 }

@@ -117,11 +117,13 @@ impl Gpu {
             let fault = Fault::Reported { message: e.to_string(), out_of_memory };
             sink.lock().unwrap_or_else(|p| p.into_inner()).get_or_insert(fault);
         }));
+        // It explains whatever else was reported.
         let sink = fault.clone();
+        let lose = move |message| *sink.lock().unwrap_or_else(|p| p.into_inner()) = Some(Fault::Lost(message));
+        let lose_device = lose.clone();
         device.set_device_lost_callback(move |reason, message| {
             if reason != wgpu::DeviceLostReason::Destroyed {
-                // It explains whatever else was reported.
-                *sink.lock().unwrap_or_else(|p| p.into_inner()) = Some(Fault::Lost(message));
+                lose_device(message);
             }
         });
         let kept = choice.cache.as_deref().zip(pipeline_cache_key);
@@ -141,7 +143,7 @@ impl Gpu {
             pool,
             pipelines,
             recorder: Mutex::new(recorder),
-            submitter: Submitter::new(encoder),
+            submitter: Submitter::new(encoder, lose),
             has_timestamps,
             kernels_per_submit,
             counts: Default::default(),
@@ -305,6 +307,12 @@ impl Gpu {
         self.0.device.destroy();
     }
 
+    /// Lets the thread that submits panic over the commands recorded so far.
+    #[cfg(test)]
+    fn panic_in_submit_for_tests(&self) {
+        self.recorder().batch.panics = true;
+    }
+
     #[cfg(test)]
     pub(super) fn copy_queues(&self) -> Option<&CopyQueues> {
         self.0.copy_queues.as_ref()
@@ -430,7 +438,7 @@ impl Gpu {
         transit.fill(bytes);
         {
             let _nobody_else_submits = self.recorder();
-            self.0.submitter.drain();
+            self.0.submitter.drain()?;
             copies.copy_to_device(&transit);
         }
         self.wait_aside(&transit)?;
@@ -475,7 +483,7 @@ impl Gpu {
             let submitted = kernels.load(Ordering::Relaxed);
             kernels.store((submitted + submitted / 4).min(KERNELS_PER_SUBMIT), Ordering::Relaxed);
             batch.is_announced = self.0.copy_queues.as_ref().is_some_and(CopyQueues::are_in_use);
-            self.0.submitter.hand_over(batch);
+            self.0.submitter.hand_over(batch)?;
         }
         self.check()
     }
@@ -485,6 +493,7 @@ impl Gpu {
     /// # Errors
     /// If the driver reported an error.
     pub fn poll(&self) -> Result<()> {
+        self.check()?;
         self.0.device.poll(wgpu::PollType::Poll).map_err(|e| Error::Gpu(e.to_string()))?;
         self.check()
     }
@@ -503,7 +512,7 @@ impl Gpu {
     /// If the driver reported an error.
     pub fn synchronize(&self) -> Result<()> {
         self.submit()?;
-        self.finish_submits();
+        self.finish_submits()?;
         self.wait(None)?;
         self.0.submitter.all_done();
         self.0.kernels_per_submit.store(KERNELS_WHEN_IDLE, Ordering::Relaxed);
@@ -511,8 +520,11 @@ impl Gpu {
     }
 
     /// Waits until everything that was handed over is submitted.
-    pub(super) fn finish_submits(&self) {
-        self.0.submitter.drain();
+    ///
+    /// # Errors
+    /// If the device is lost.
+    pub(super) fn finish_submits(&self) -> Result<()> {
+        self.0.submitter.drain()
     }
 
     /// Waits for a copy beside the kernels; submits what is recorded if that is among it.
@@ -582,6 +594,38 @@ impl fmt::Debug for Gpu {
 mod tests {
     use super::*;
     use crate::gpu::{buffer, param};
+
+    #[test]
+    fn a_panic_of_the_submitting_thread_is_a_lost_device_for_every_caller() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        let slice = gpu.alloc(1024, MemoryKind::Other).unwrap();
+        let reads = [0; 2].map(|_| gpu.download_later(&slice).unwrap());
+        gpu.panic_in_submit_for_tests();
+        let calls: [(&str, &(dyn Fn() -> Result<()> + Sync)); 8] = [
+            ("synchronize", &|| gpu.synchronize()),
+            ("submit", &|| {
+                gpu.fill_zero(&slice);
+                gpu.submit()
+            }),
+            ("throttle", &|| gpu.throttle(0)),
+            ("flush_if_idle", &|| gpu.flush_if_idle()),
+            ("download", &|| gpu.download(&slice).map(drop)),
+            ("trim", &|| gpu.trim()),
+            ("poll", &|| gpu.poll()),
+            ("alloc", &|| gpu.alloc(12_345_678, MemoryKind::Other).map(drop)),
+        ];
+        let check = |name: &str, result: Result<()>| {
+            let is_lost = |error: &Error| matches!(error, Error::DeviceLost(why) if why.contains("out of luck"));
+            assert!(result.as_ref().is_err_and(is_lost), "{name}: {result:?}");
+        };
+        // The first waits for the thread, which panics meanwhile.
+        check("synchronize", gpu.synchronize());
+        std::thread::scope(|scope| {
+            let threads = calls.map(|(name, call)| (name, scope.spawn(call)));
+            threads.into_iter().for_each(|(name, thread)| check(name, thread.join().expect(name)));
+        });
+        reads.into_iter().for_each(|read| check("wait", read.wait().map(drop)));
+    }
 
     #[test]
     fn an_idle_gpu_gets_work_early_and_a_busy_one_more_at_once() {

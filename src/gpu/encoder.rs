@@ -94,6 +94,8 @@ impl Encoder {
 
     /// Hands a batch to the GPU.
     pub fn submit(&mut self, batch: &mut Batch) -> wgpu::SubmissionIndex {
+        #[cfg(test)]
+        assert!(!batch.panics, "out of luck, as this test wants");
         let started = Instant::now();
         let compile_time = self.compile(batch);
         let mut encoder = self.encode(&batch.commands);

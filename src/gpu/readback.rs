@@ -222,7 +222,7 @@ impl PendingReadback {
         match &self.way {
             Way::Mapped(staging, _) => {
                 if staging.submission.get().is_none() {
-                    self.gpu.finish_submits();
+                    self.gpu.finish_submits()?;
                 }
                 match staging.submission.get() {
                     Some(index) => self.gpu.wait(Some(index.clone()))?,

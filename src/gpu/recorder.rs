@@ -91,6 +91,9 @@ pub(super) struct Batch {
     pub uploaded: usize,
     /// Whether there are shaders to compile.
     pub must_compile: bool,
+    /// Whether its submission panics.
+    #[cfg(test)]
+    pub panics: bool,
 }
 
 /// The commands since the last submit.

@@ -8,7 +8,10 @@
 
 use super::encoder::Encoder;
 use super::recorder::Batch;
+use crate::error::panic_message;
+use crate::{Error, Result};
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -45,8 +48,8 @@ struct Progress {
     before: u64,
     /// Batches that are submitted, to be dropped by those who recorded them.
     spent: Vec<Batch>,
-    /// Whether the thread has panicked: nothing more will be submitted.
-    has_failed: bool,
+    /// How the thread has panicked: nothing more will be submitted.
+    failure: Option<String>,
 }
 
 impl Progress {
@@ -76,20 +79,30 @@ impl Shared {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn submit_all(&self, batches: &Receiver<Batch>) {
+    /// Submits batches until there will be no more, or it panics: then `lose` is told how.
+    fn submit_all(&self, batches: &Receiver<Batch>, lose: impl FnOnce(String)) {
         while let Ok(batch) = batches.recv() {
             let mut step = Step { shared: self, batch, index: None };
-            let mut encoder = self.encoder();
-            step.index = Some(encoder.submit(&mut step.batch));
-            let done = self.done.clone();
-            encoder.when_done(move || {
-                done.fetch_add(1, Ordering::Relaxed);
-            });
-            // What fails will fail again for whoever asks for the profile.
-            let _ = encoder.collect();
-            let rate = encoder.flops_per_second().unwrap_or_default();
-            self.flops_per_second.store(rate.to_bits(), Ordering::Relaxed);
+            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.submit(&mut step))) {
+                let message = format!("the thread that submits to it panicked: {}", panic_message(&*panic));
+                lose(message.clone());
+                self.progress().failure = Some(message);
+                return;
+            }
         }
+    }
+
+    fn submit(&self, step: &mut Step) {
+        let mut encoder = self.encoder();
+        step.index = Some(encoder.submit(&mut step.batch));
+        let done = self.done.clone();
+        encoder.when_done(move || {
+            done.fetch_add(1, Ordering::Relaxed);
+        });
+        // What fails will fail again for whoever asks for the profile.
+        let _ = encoder.collect();
+        let rate = encoder.flops_per_second().unwrap_or_default();
+        self.flops_per_second.store(rate.to_bits(), Ordering::Relaxed);
     }
 }
 
@@ -104,7 +117,6 @@ impl Drop for Step<'_> {
     fn drop(&mut self) {
         let mut progress = self.shared.progress();
         progress.submitted += 1;
-        progress.has_failed |= std::thread::panicking();
         progress.submissions.extend(self.index.take());
         progress.spent.push(std::mem::take(&mut self.batch));
         self.shared.changed.notify_all();
@@ -112,24 +124,25 @@ impl Drop for Step<'_> {
 }
 
 impl Submitter {
-    pub fn new(encoder: Encoder) -> Submitter {
+    /// Starts the thread, which calls `lose` with a message should it panic, before anybody else hears of it.
+    pub fn new(encoder: Encoder, lose: impl FnOnce(String) + Send + 'static) -> Submitter {
         let (batches, received) = mpsc::channel();
         let encoder = Mutex::new(encoder);
         let (progress, changed, done, flops_per_second) = Default::default();
         let shared = Arc::new(Shared { encoder, progress, changed, done, flops_per_second });
         let own = shared.clone();
         let thread = std::thread::Builder::new().name("submit".into());
-        let thread = thread.spawn(move || own.submit_all(&received)).expect("the system has a thread left");
+        let thread = thread.spawn(move || own.submit_all(&received, lose)).expect("the system has a thread left");
         Submitter { batches: Some(batches), thread: Some(thread), shared }
     }
 
     /// Lets the thread submit a batch, after those before it; one that is announced is when this returns. Waits while
     /// there are many.
     ///
-    /// # Panics
-    /// If the thread has, whose message says why.
-    pub fn hand_over(&self, batch: Batch) {
-        let mut progress = self.wait_until(|progress| progress.waiting() < MOST_WAITING);
+    /// # Errors
+    /// [`Error::DeviceLost`] if the thread has panicked.
+    pub fn hand_over(&self, batch: Batch) -> Result<()> {
+        let mut progress = self.wait_until(|progress| progress.waiting() < MOST_WAITING)?;
         progress.handed += 1;
         let (number, spent) = (progress.handed, std::mem::take(&mut progress.spent));
         drop(progress);
@@ -137,23 +150,22 @@ impl Submitter {
         let is_announced = batch.is_announced;
         // Whoever waits is told if the thread has failed.
         let _ = self.batches.as_ref().expect("the thread runs").send(batch);
-        if is_announced {
-            self.wait_for(number);
-        }
+        if is_announced { self.wait_for(number) } else { Ok(()) }
     }
 
     /// Waits until everything that was handed over so far is submitted.
     ///
-    /// # Panics
-    /// As [`Submitter::hand_over`].
-    pub fn drain(&self) {
+    /// # Errors
+    /// Those of [`Submitter::hand_over`].
+    pub fn drain(&self) -> Result<()> {
         let handed = self.shared.progress().handed;
-        self.wait_for(handed);
+        self.wait_for(handed)
     }
 
-    fn wait_for(&self, number: u64) {
-        let spent = std::mem::take(&mut self.wait_until(|progress| progress.submitted >= number).spent);
+    fn wait_for(&self, number: u64) -> Result<()> {
+        let spent = std::mem::take(&mut self.wait_until(|progress| progress.submitted >= number)?.spent);
         drop(spent);
+        Ok(())
     }
 
     /// Batches and submits that may not be done yet; `poll` is to look what is done, which the thread does by itself
@@ -161,7 +173,7 @@ impl Submitter {
     ///
     /// # Errors
     /// Those of `poll`.
-    pub fn ahead<E>(&self, poll: impl FnOnce() -> Result<(), E>) -> Result<usize, E> {
+    pub fn ahead(&self, poll: impl FnOnce() -> Result<()>) -> Result<usize> {
         if self.shared.progress().waiting() == 0 {
             poll()?;
         }
@@ -175,13 +187,10 @@ impl Submitter {
     /// Lets go of the oldest batches and submits until so many are ahead, and waits for them by `wait`.
     ///
     /// # Errors
-    /// Those of `wait`.
-    ///
-    /// # Panics
-    /// As [`Submitter::hand_over`].
-    pub fn throttle<E>(&self, most: usize, wait: impl Fn(wgpu::SubmissionIndex) -> Result<(), E>) -> Result<(), E> {
+    /// Those of `wait`, and of [`Submitter::hand_over`].
+    pub fn throttle(&self, most: usize, wait: impl Fn(wgpu::SubmissionIndex) -> Result<()>) -> Result<()> {
         // Once no more than so many batches wait, what is too much are submits.
-        let mut progress = self.wait_until(|progress| progress.waiting() <= most);
+        let mut progress = self.wait_until(|progress| progress.waiting() <= most)?;
         let excess = progress.ahead().saturating_sub(most);
         let last = progress.forget(excess);
         drop(progress);
@@ -195,12 +204,14 @@ impl Submitter {
         progress.forget(all);
     }
 
-    fn wait_until(&self, is_so: impl Fn(&Progress) -> bool) -> MutexGuard<'_, Progress> {
-        let is_awaited = |progress: &mut Progress| !progress.has_failed && !is_so(progress);
+    fn wait_until(&self, is_so: impl Fn(&Progress) -> bool) -> Result<MutexGuard<'_, Progress>> {
+        let is_awaited = |progress: &mut Progress| progress.failure.is_none() && !is_so(progress);
         let progress = self.shared.changed.wait_while(self.shared.progress(), is_awaited);
         let progress = progress.unwrap_or_else(PoisonError::into_inner);
-        assert!(!progress.has_failed, "the thread that submits to the GPU has panicked");
-        progress
+        match &progress.failure {
+            Some(message) => Err(Error::DeviceLost(message.clone())),
+            None => Ok(progress),
+        }
     }
 
     /// Who encodes, once it has time.
