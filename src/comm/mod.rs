@@ -114,4 +114,4 @@ impl Communicator for Box<dyn Communicator> {
 }
 
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;

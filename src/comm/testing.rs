@@ -2,8 +2,14 @@
 
 use half::f16;
 use std::sync::Arc;
+#[cfg(target_os = "linux")]
+use std::{cell::RefCell, time::Duration};
 
+#[cfg(target_os = "linux")]
+use super::shared_memory::{NewFile, SharedMemory};
 use super::{Communicator, Encoded, Wire};
+#[cfg(target_os = "linux")]
+use super::{Memory, Sums, ThreadComm, threads};
 use crate::Result;
 
 /// Values of many magnitudes, so that the order of a sum shows in its bits.
@@ -50,6 +56,84 @@ pub fn gathered(comm: &mut impl Communicator, bytes: &[u8]) -> Result<Vec<Vec<u8
 
 pub fn bits(values: &[f32]) -> Vec<u32> {
     values.iter().map(|value| value.to_bits()).collect()
+}
+
+/// Ranks that are threads, and exchange values as processes of one machine do: through memory that they share.
+#[cfg(target_os = "linux")]
+pub fn over_shared_memory(size: usize, chunk: usize, timeout: Duration) -> Vec<OverSharedMemory> {
+    let file = NewFile::new(size, chunk).unwrap();
+    let open = |rank| SharedMemory::open(file.path(), rank, size, chunk).unwrap();
+    let memories: Vec<SharedMemory> = (0..size).map(open).collect();
+    file.remove().unwrap();
+    let ranks = threads(size, Some(timeout), &[]).unwrap();
+    let pairs = ranks.into_iter().zip(memories);
+    pairs.map(|(ranks, memory)| OverSharedMemory { ranks, memory, timeout: Some(timeout) }).collect()
+}
+
+/// One rank of [`over_shared_memory`].
+#[cfg(target_os = "linux")]
+pub struct OverSharedMemory {
+    ranks: ThreadComm,
+    memory: SharedMemory,
+    timeout: Option<Duration>,
+}
+
+#[cfg(target_os = "linux")]
+impl OverSharedMemory {
+    /// Makes a call of the memory, whose meetings are barriers: a failure of one ends the call.
+    fn call<T>(&mut self, call: impl FnOnce(&mut SharedMemory, &dyn Fn()) -> Result<T>) -> Result<T> {
+        let (ranks, failure) = (RefCell::new(&mut self.ranks), RefCell::new(None));
+        let result = call(&mut self.memory, &|| {
+            let error = ranks.borrow_mut().barrier().err();
+            failure.replace_with(|first| first.take().or(error));
+        });
+        failure.into_inner().map_or(result, Err)
+    }
+}
+
+#[cfg(target_os = "linux")]
+impl Communicator for OverSharedMemory {
+    fn rank(&self) -> usize {
+        self.ranks.rank()
+    }
+
+    fn size(&self) -> usize {
+        self.ranks.size()
+    }
+
+    fn all_reduce(&mut self, values: Encoded) -> Result<Sums> {
+        let (wire, values, timeout) = (values.wire(), values.memory(), self.timeout);
+        self.memory.wait_for_place(timeout)?;
+        self.ranks.barrier()?;
+        let sums = self.call(|memory, meet| memory.all_reduce(&values, wire, timeout, meet))?;
+        Ok(Sums::new(wire, vec![sums]))
+    }
+
+    fn broadcast(&mut self, bytes: &mut Vec<u8>) -> Result<()> {
+        self.ranks.broadcast(bytes)
+    }
+
+    fn all_gather(&mut self, bytes: Memory) -> Result<Vec<Memory>> {
+        self.memory.wait_for_place(self.timeout)?;
+        let length = Arc::new((bytes.len() as u64).to_le_bytes().to_vec());
+        let lengths = self.ranks.all_gather(length)?;
+        let lengths: Vec<usize> =
+            lengths.iter().map(|length| bytemuck::pod_read_unaligned::<u64>(length) as usize).collect();
+        let timeout = self.timeout;
+        self.call(|memory, meet| memory.all_gather(&bytes, &lengths, timeout, meet))
+    }
+
+    fn gather(&mut self, bytes: &[u8]) -> Result<Vec<Vec<u8>>> {
+        self.ranks.gather(bytes)
+    }
+
+    fn barrier(&mut self) -> Result<()> {
+        self.ranks.barrier()
+    }
+
+    fn abort(&mut self, reason: &str) {
+        self.ranks.abort(reason);
+    }
 }
 
 /// What `run` gives for each rank, each in a thread.

@@ -2,12 +2,14 @@
 //! others, and what others have updated. Of more than two ranks the host makes the sums.
 
 use crate::comm::{Background, Encoded, Memory, Pending, Sums, Wire};
+use crate::error::panic_message;
 use crate::optim::ParameterArena;
 use crate::profile::MemoryKind;
 use crate::tensor::{DType, Spec};
 use crate::{Error, Result, Tensor};
+use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::mpsc::{Receiver, Sender, channel};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -27,19 +29,27 @@ pub(super) enum Turn {
 pub(super) struct Writer {
     comm: Arc<Background>,
     wire: Wire,
-    jobs: Sender<Job>,
-    shared: Arc<Shared>,
+    jobs: Arc<Jobs>,
 }
 
 /// Waits for what is on its way, and writes it.
 type Job = Box<dyn FnOnce() -> Result<()> + Send>;
 
+/// The end of the queue that jobs are added at; the threads end when it is gone.
+struct Jobs(Arc<Shared>);
+
 struct Shared {
     state: Mutex<State>,
+    /// Whenever there is a job to take, or there will be none.
+    added: Condvar,
     finished: Condvar,
 }
 
 struct State {
+    /// Parts of what has arrived come before what has not: memory that several ranks share has few places, and what has
+    /// arrived holds one until all of its parts are written.
+    queue: VecDeque<Job>,
+    is_closed: bool,
     /// Jobs that are not done.
     open: usize,
     /// The first error since [`Writer::finish`].
@@ -52,6 +62,38 @@ impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// The next job, once there is one; `None` when the queue is closed and empty.
+    fn next(&self) -> Option<Job> {
+        let is_empty = |state: &mut State| state.queue.is_empty() && !state.is_closed;
+        let state = self.added.wait_while(self.lock(), is_empty);
+        state.unwrap_or_else(PoisonError::into_inner).queue.pop_front()
+    }
+
+    /// What each thread does: job after job, until the queue is closed.
+    fn write_all(&self) {
+        while let Some(job) = self.next() {
+            // A thread that ended here would leave the job open for ever.
+            let written = catch_unwind(AssertUnwindSafe(job)).unwrap_or_else(|panic| {
+                Err(Error::Panicked { thread: "a thread that writes sums", message: panic_message(&*panic) })
+            });
+            let mut state = self.lock();
+            state.open -= 1;
+            if state.result.is_ok() {
+                state.result = written;
+            }
+            if state.open == 0 {
+                self.finished.notify_all();
+            }
+        }
+    }
+}
+
+impl Drop for Jobs {
+    fn drop(&mut self) {
+        self.0.lock().is_closed = true;
+        self.0.added.notify_all();
+    }
 }
 
 impl Writer {
@@ -60,18 +102,19 @@ impl Writer {
     /// # Errors
     /// If there are none to be had.
     pub fn start(comm: Arc<Background>, wire: Wire) -> Result<Writer> {
-        let (jobs, queue) = channel();
-        let queue = Arc::new(Mutex::new(queue));
-        let state = State { open: 0, result: Ok(()), arrived: Instant::now() };
-        let shared = Arc::new(Shared { state: Mutex::new(state), finished: Condvar::new() });
+        let (queue, arrived) = (VecDeque::new(), Instant::now());
+        let state = State { queue, is_closed: false, open: 0, result: Ok(()), arrived };
+        let (added, finished) = Default::default();
+        let shared = Arc::new(Shared { state: Mutex::new(state), added, finished });
+        let jobs = Arc::new(Jobs(shared.clone()));
         for _ in 0..THREADS {
-            let (queue, shared) = (queue.clone(), shared.clone());
+            let shared = shared.clone();
             let thread = std::thread::Builder::new().name("writer of sums".to_string());
-            let started = thread.spawn(move || write_all(&queue, &shared));
+            let started = thread.spawn(move || shared.write_all());
             started
                 .map_err(|error| Error::Communication(format!("cannot start a thread that writes sums: {error}")))?;
         }
-        Ok(Writer { comm, wire, jobs, shared })
+        Ok(Writer { comm, wire, jobs })
     }
 
     /// Records what replaces a tensor of f32 by its sum over all ranks, which begins when that is submitted. Never
@@ -80,7 +123,7 @@ impl Writer {
     /// # Errors
     /// If the driver reported an error, or there is no memory to read into.
     pub fn sum(&self, values: &Tensor, turn: Turn) -> Result<()> {
-        let (wire, shared) = (self.wire, self.shared.clone());
+        let (wire, shared) = (self.wire, self.jobs.0.clone());
         // Of a GPU half of the bytes are copied then.
         let dtype = if wire == Wire::F16 && values.device().has_f16() { DType::F16 } else { DType::F32 };
         let (own, readback) = values.read_aside(dtype)?;
@@ -118,7 +161,7 @@ impl Writer {
             let own = ranges.next();
             for range in ranges {
                 let (arrived, write) = (arrived.clone(), write.clone());
-                writer.begin(Box::new(move || write(&arrived, range)));
+                writer.begin(VecDeque::push_front, Box::new(move || write(&arrived, range)));
             }
             own.map_or(Ok(()), |range| write(&arrived, range))
         });
@@ -130,12 +173,16 @@ impl Writer {
         pending: Pending<T>,
         write: impl FnOnce(T) -> Result<()> + Send + 'static,
     ) {
-        self.begin(Box::new(move || write(pending.wait()?)));
+        self.begin(VecDeque::push_back, Box::new(move || write(pending.wait()?)));
     }
 
-    fn begin(&self, job: Job) {
-        self.shared.lock().open += 1;
-        self.jobs.send(job).expect("the threads last as long as this");
+    fn begin(&self, add: impl FnOnce(&mut VecDeque<Job>, Job), job: Job) {
+        let Jobs(shared) = &*self.jobs;
+        let mut state = shared.lock();
+        state.open += 1;
+        add(&mut state.queue, job);
+        drop(state);
+        shared.added.notify_one();
     }
 
     /// Waits until everything is written, and says when the last values of sums had arrived from the device.
@@ -143,28 +190,11 @@ impl Writer {
     /// # Errors
     /// The first that a call or a write gave.
     pub fn finish(&self) -> Result<Instant> {
-        let is_open = |state: &mut State| state.open > 0;
-        let state = self.shared.finished.wait_while(self.shared.lock(), is_open);
+        let Jobs(shared) = &*self.jobs;
+        let state = shared.finished.wait_while(shared.lock(), |state| state.open > 0);
         let mut state = state.unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut state.result, Ok(()))?;
         Ok(state.arrived)
-    }
-}
-
-/// What each thread does: the next job of the queue, until it is closed.
-fn write_all(queue: &Mutex<Receiver<Job>>, shared: &Shared) {
-    loop {
-        let job = queue.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(job) = job else { return };
-        let written = job();
-        let mut state = shared.lock();
-        state.open -= 1;
-        if state.result.is_ok() {
-            state.result = written;
-        }
-        if state.open == 0 {
-            shared.finished.notify_all();
-        }
     }
 }
 
@@ -212,5 +242,79 @@ fn write(sums: &Sums, to: &Tensor, range: Range<usize>, wire: Wire) -> Result<()
             halves.cast_into(&to)
         }
         Wire::F16 => to.write_bytes(bytemuck::cast_slice(&wire.decoded(&sums))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+    use crate::comm::{Communicator, threads};
+    use std::sync::mpsc::channel;
+    use std::time::Duration;
+
+    fn writer(comm: impl Communicator + 'static) -> Writer {
+        let comm = Arc::new(Background::start(move || Ok(comm), None).unwrap());
+        Writer::start(comm, Wire::F32).unwrap()
+    }
+
+    /// What `finish` gives, or that it did not return in 10 seconds.
+    fn finished(writer: Writer) -> std::result::Result<Instant, String> {
+        let (done, result) = channel();
+        std::thread::spawn(move || done.send(writer.finish()));
+        let result = result.recv_timeout(Duration::from_secs(10)).map_err(|_| "it hangs".to_string())?;
+        result.map_err(|error| error.to_string())
+    }
+
+    /// More than there are places in shared memory and threads that write, of which each is written in parts.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn any_number_of_last_sums_is_written_through_shared_memory() {
+        const LEN: usize = 4096;
+        for (ranks, sums) in [(2, 7), (2, 8), (2, 20), (3, 8), (3, 20)] {
+            let comms = crate::comm::testing::over_shared_memory(ranks, 4 * LEN, Duration::from_secs(3));
+            let results: Vec<std::result::Result<Vec<Tensor>, String>> = std::thread::scope(|scope| {
+                let threads: Vec<_> = (0..)
+                    .zip(comms)
+                    .map(|(rank, comm)| {
+                        scope.spawn(move || {
+                            let writer = writer(comm);
+                            let values = |i: usize| vec![(rank + i) as f32; LEN];
+                            let of_rank = |i: usize| Tensor::from_f32(&values(i), [LEN], &Device::Cpu).unwrap();
+                            let tensors: Vec<Tensor> = (0..sums).map(of_rank).collect();
+                            // All are asked for before the first is made, as where their copies wait for a submit.
+                            let (open, gate) = channel::<()>();
+                            drop(writer.comm.begin_all_gather(move || {
+                                let _ = gate.recv();
+                                Ok(Arc::new(Vec::new()))
+                            }));
+                            tensors.iter().for_each(|tensor| writer.sum(tensor, Turn::Last).unwrap());
+                            drop(open);
+                            finished(writer).map(|_| tensors)
+                        })
+                    })
+                    .collect();
+                threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            for result in results {
+                for (i, tensor) in result.unwrap().iter().enumerate() {
+                    let expected: f32 = (0..ranks).map(|rank| (rank + i) as f32).sum();
+                    assert_eq!(tensor.to_f32().unwrap(), vec![expected; LEN], "{ranks} ranks, sum {i} of {sums}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_panic_in_a_job_is_an_error_and_the_writer_goes_on() {
+        let writer = writer(threads(1, None, &[]).unwrap().remove(0));
+        for _ in 0..2 * THREADS {
+            writer.begin(VecDeque::push_back, Box::new(|| panic!("out of {}", "luck")));
+            let error = finished(writer.clone()).unwrap_err();
+            assert!(error.contains("panicked") && error.contains("out of luck"), "{error}");
+        }
+        let tensor = Tensor::from_f32(&[1.0, 2.0], [2], &Device::Cpu).unwrap();
+        writer.sum(&tensor, Turn::Last).unwrap();
+        finished(writer).unwrap();
     }
 }
