@@ -1,6 +1,9 @@
 //! The one comparison of numbers that tests and `bench ops` use: `torch.testing.assert_close`, but what is not finite
 //! never agrees, not even with the same, because a test that compares NaN with NaN compares nothing.
 
+#[cfg(test)]
+pub(crate) mod faults;
+
 #[cfg(feature = "testing")]
 use std::fmt::Display;
 

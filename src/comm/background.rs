@@ -92,10 +92,11 @@ impl Background {
     }
 
     /// Begins an all-reduce, as [`Communicator::all_reduce`], of what `values` gives, which the thread calls when it is
-    /// its turn: it may wait, such as for a device. The sums come by [`Pending::wait`].
+    /// its turn: it may wait, such as for a device. If it fails, the job is aborted, because the others would take the
+    /// next call of this rank for this one. The sums come by [`Pending::wait`].
     pub fn begin_all_reduce(&self, values: impl FnOnce() -> Result<Encoded> + Send + 'static) -> Pending<Sums> {
         self.submit(move |worker| {
-            let values = values()?;
+            let values = values().inspect_err(|error| worker.abort(error))?;
             worker.call(|communicator| communicator.all_reduce(values))
         })
     }
@@ -121,10 +122,10 @@ impl Background {
     }
 
     /// Begins an all-gather, as [`Communicator::all_gather`], of what `bytes` gives, which the thread calls when it is
-    /// its turn: it may wait, such as for a device.
+    /// its turn: it may wait, such as for a device. If it fails, the job is aborted, as by `begin_all_reduce`.
     pub fn begin_all_gather(&self, bytes: impl FnOnce() -> Result<Memory> + Send + 'static) -> Pending<Vec<Memory>> {
         self.submit(move |worker| {
-            let bytes = bytes()?;
+            let bytes = bytes().inspect_err(|error| worker.abort(error))?;
             worker.call(|communicator| communicator.all_gather(bytes))
         })
     }

@@ -43,6 +43,21 @@ impl Encoded {
         Ok(Encoded { wire, bytes: Arc::new(bytes) })
     }
 
+    /// So many zeros.
+    ///
+    /// # Errors
+    /// If there is no memory for them.
+    pub(crate) fn zeros(values: usize, wire: Wire) -> Result<Encoded> {
+        let size = values * wire.width();
+        let zeros = bytemuck::allocation::try_zeroed_vec::<u8>(size);
+        let bytes = zeros.map_err(|()| Error::OutOfMemory {
+            adapter: "the machine".into(),
+            needed_bytes: size,
+            used_bytes: 0,
+        })?;
+        Encoded::of_bytes(bytes, wire)
+    }
+
     /// The type that they have.
     pub fn wire(&self) -> Wire {
         self.wire

@@ -116,6 +116,12 @@ impl Worker {
         }
     }
 
+    /// Aborts the job, because this rank cannot make a call.
+    pub fn abort(&mut self, error: &Error) {
+        self.heed_abort();
+        self.communicator.abort(&error.to_string());
+    }
+
     /// Aborts the job if that was asked for.
     pub fn heed_abort(&mut self) {
         let reason = self.shared.lock_abort().take();

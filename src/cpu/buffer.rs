@@ -122,11 +122,16 @@ impl CpuSlice {
     /// # Errors
     /// [`Error::OutOfMemory`] if the system has not so much.
     pub fn alloc(size: usize, kind: MemoryKind) -> Result<CpuSlice> {
-        let lines = CpuSlice::take_lines(size.div_ceil(64), kind).ok_or_else(|| Error::OutOfMemory {
+        let out_of_memory = || Error::OutOfMemory {
             adapter: "the machine".into(),
             needed_bytes: size,
             used_bytes: memory().used_bytes,
-        })?;
+        };
+        #[cfg(test)]
+        if crate::testing::faults::fails() {
+            return Err(out_of_memory());
+        }
+        let lines = CpuSlice::take_lines(size.div_ceil(64), kind).ok_or_else(out_of_memory)?;
         let buffer = Buffer { lines: UnsafeCell::new(lines), borrows: AtomicIsize::new(0), kind };
         Ok(CpuSlice { buffer: Arc::new(buffer), offset: 0, size })
     }

@@ -240,7 +240,15 @@ impl Gpu {
                 hint: "use a smaller model or batch, or --device cpu".into(),
             });
         }
+        #[cfg(test)]
+        self.fail_for_tests(size)?;
         self.retry_after_trim(|| self.0.pool.take(size, kind, |size| self.create_memory(size)))
+    }
+
+    /// Fails where a test wants an allocation to fail.
+    #[cfg(test)]
+    fn fail_for_tests(&self, size: usize) -> Result<()> {
+        if crate::testing::faults::fails() { Err(self.out_of_memory(size)) } else { Ok(()) }
     }
 
     /// What `make` makes. If there is no memory for it, once more without what the pool keeps for other sizes.
@@ -369,6 +377,8 @@ impl Gpu {
         if bytes == 0 {
             return Ok(());
         }
+        #[cfg(test)]
+        self.fail_for_tests(bytes)?;
         let size = bytes.next_multiple_of(4) as u64;
         let usage = wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC;
         let descriptor = wgpu::BufferDescriptor { label: Some("upload"), size, usage, mapped_at_creation: true };
@@ -398,6 +408,8 @@ impl Gpu {
     /// # Errors
     /// If there is no memory to read into, or the driver reported an error.
     pub fn download_later(&self, slice: &GpuSlice) -> Result<PendingReadback> {
+        #[cfg(test)]
+        self.fail_for_tests(slice.size)?;
         let make = || Staging::new(&self.0.device, slice.size, &self.0.staging_pool);
         let staging = self.retry_after_trim(|| self.made(slice.size, make))?;
         self.recorder().read(slice.into(), &staging);

@@ -30,12 +30,15 @@ impl LossScale {
         Ok(LossScale { state })
     }
 
-    /// From sums that add up to that of the squared gradients times S: that without S, and what gradients are to be
-    /// multiplied by, 1/S or, if the step is to be skipped, 0. Both are one tensor of (2).
-    pub fn step(&self, squares: &Tensor) -> Result<Tensor> {
-        let numbers = Tensor::empty(Spec::new([2], DType::F32), &squares.device(), MemoryKind::Other)?;
-        run_into(&Rescale, &[squares], &[&self.state, &numbers])?;
-        Ok(numbers)
+    /// Memory for what [`LossScale::step`] writes.
+    pub fn output(device: &Device) -> Result<Tensor> {
+        Tensor::empty(Spec::new([2], DType::F32), device, MemoryKind::Other)
+    }
+
+    /// From sums that add up to that of the squared gradients times S: writes that without S to the first element of
+    /// `numbers` (2), and to the second what gradients are to be multiplied by, 1/S or, if the step is to be skipped, 0.
+    pub fn step(&self, squares: &Tensor, numbers: &Tensor) -> Result<()> {
+        run_into(&Rescale, &[squares], &[&self.state, numbers])
     }
 }
 
@@ -104,7 +107,9 @@ mod tests {
         for device in Device::for_tests() {
             let scale = LossScale::new(&device).unwrap();
             let step = |squares: f32| {
-                scale.step(&Tensor::from_f32(&[squares], [1], &device).unwrap()).unwrap().to_f32().unwrap()
+                let numbers = LossScale::output(&device).unwrap();
+                scale.step(&Tensor::from_f32(&[squares], [1], &device).unwrap(), &numbers).unwrap();
+                numbers.to_f32().unwrap()
             };
             let state = || scale.state.to_f32().unwrap();
             assert_eq!(step(4.0 * FIRST * FIRST), [4.0, 1.0 / FIRST], "{device}");

@@ -21,6 +21,7 @@ mod values;
 pub use arena::ParameterArena;
 pub use layout::{Entry, Segment};
 pub use muon::AdjustLr;
+pub(crate) use optimizer::PreparedUpdate;
 pub use optimizer::{Group, Kind, Optimizer};
 pub use schedule::{LearningRate, Schedule};
 pub(crate) use shard::Division;

@@ -138,6 +138,22 @@ pub struct Optimizer {
     pub(super) tensors: usize,
 }
 
+/// An update of which everything is allocated and nothing is made; see [`Optimizer::prepare`].
+pub(crate) struct PreparedUpdate {
+    norm: Norm,
+    workspace: Option<Workspace>,
+}
+
+/// The sum of the squared gradients.
+enum Norm {
+    Plain(Tensor),
+    /// Partial sums of the gradients times the loss scale, and where [`LossScale::step`] writes their sum.
+    Scaled {
+        sums: Tensor,
+        rescaled: Tensor,
+    },
+}
+
 impl Optimizer {
     /// A fresh optimizer that updates all these parameters alike.
     ///
@@ -244,15 +260,46 @@ impl Optimizer {
     /// # Errors
     /// If the device has no memory left for what the update takes, or the driver reported an error.
     pub fn step(&mut self, parameters: &ParameterArena, learning_rate: f64) -> Result<Tensor> {
+        let prepared = self.prepare(parameters)?;
+        self.apply(parameters, learning_rate, prepared)
+    }
+
+    /// Allocates what an update needs and measures the gradients collected, and changes nothing: the update can still
+    /// be dropped, and the gradients be computed again.
+    ///
+    /// # Errors
+    /// Those of [`Optimizer::step`].
+    pub(crate) fn prepare(&self, parameters: &ParameterArena) -> Result<PreparedUpdate> {
         self.expect_made_for(parameters)?;
-        let squares = sums_of_squares(parameters.gradients())?;
-        let squares = match &self.loss_scale {
-            Some(scale) => scale.step(&squares)?,
-            None => no_grad(|| squares.sum(..))?,
+        let sums = sums_of_squares(parameters.gradients())?;
+        let norm = match &self.loss_scale {
+            Some(_) => Norm::Scaled { sums, rescaled: LossScale::output(&parameters.device())? },
+            None => Norm::Plain(no_grad(|| sums.sum(..))?),
         };
-        let device = parameters.device();
-        let workspace = Workspace::new(self.states.iter().filter_map(|state| state.muon.as_ref()), &device)?;
-        // From here on nothing asks for memory: an update is made whole or not at all.
+        let muon = self.states.iter().filter_map(|state| state.muon.as_ref());
+        Ok(PreparedUpdate { norm, workspace: Workspace::new(muon, &parameters.device())? })
+    }
+
+    /// Makes an update, which [`Optimizer::prepare`] has prepared from the same gradients. It allocates nothing, so that
+    /// it is made whole or, where the device is lost, not at all. Returns what [`Optimizer::step`] does.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub(crate) fn apply(
+        &mut self,
+        parameters: &ParameterArena,
+        learning_rate: f64,
+        prepared: PreparedUpdate,
+    ) -> Result<Tensor> {
+        let PreparedUpdate { norm, workspace } = prepared;
+        let squares = match (norm, &self.loss_scale) {
+            (Norm::Scaled { sums, rescaled }, Some(scale)) => {
+                scale.step(&sums, &rescaled)?;
+                rescaled
+            }
+            (Norm::Plain(squares), _) => squares,
+            (Norm::Scaled { .. }, None) => unreachable!("an optimizer keeps its loss scale"),
+        };
         self.steps += 1;
         for (i, state) in self.states.iter().enumerate() {
             let step = Step {

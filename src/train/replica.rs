@@ -9,7 +9,7 @@ use crate::fit::LossSum;
 use crate::models::{Cache, Documents, LanguageModel, ModelKind, Past};
 use crate::nn::Dropout;
 use crate::ops::Criterion;
-use crate::optim::{Optimizer, ParameterArena};
+use crate::optim::{Optimizer, ParameterArena, PreparedUpdate};
 use crate::profile::Span;
 use crate::{Device, Error, Result, Tensor};
 use std::path::Path;
@@ -143,7 +143,8 @@ impl Replica {
     }
 
     /// Update number `step`, from 0: forward and backward over this device's share of the next batches, then the
-    /// optimizer. On a GPU this only records and submits.
+    /// optimizer. On a GPU this only records and submits. Where a device runs out of memory, all devices compute the
+    /// step again, that one in smaller batches.
     ///
     /// # Errors
     /// If the device reported an error, has no memory for a single sequence, or the ranks cannot go on together.
@@ -152,27 +153,38 @@ impl Replica {
         let batches = self.device.profiler().span(Span::Data, || next_batches(&mut self.loader, accum));
         let position = batches.last().expect("there is at least one").position;
         loop {
-            // What an update takes up is replaced only when it is made: it may have to begin again.
+            // What an update changes is replaced only when it is made: the attempt may fail.
             let mut carried = self.carried.clone();
-            let loss = match self.gradients(&batches, step, &mut carried) {
+            let (loss, prepared) = match self.attempt(&batches, step, &mut carried) {
+                Ok(Some(ready)) if self.hook.commit()? => ready,
+                // Another device has no memory for it.
+                Ok(_) => continue,
                 Err(error @ Error::OutOfMemory { .. }) => {
                     self.split_micro_batches(error)?;
+                    self.hook.abort()?;
                     continue;
                 }
-                loss => self.hook.after_backward(&self.parameters, loss?)?,
+                Err(error) => return Err(error),
             };
-            match self.optimizer.step(&self.parameters, learning_rate) {
-                // Nothing was updated yet. Others have used the sums already.
-                Err(error @ Error::OutOfMemory { .. }) if self.hook.is_alone() => self.split_micro_batches(error)?,
-                squares => {
-                    let squares = squares?;
-                    self.carried = carried;
-                    self.hook.after_update(&self.parameters, &self.optimizer)?;
-                    self.optimizer.average(&self.parameters, &squares)?;
-                    return Ok(Update { loss, squares, position });
-                }
-            }
+            let squares = self.optimizer.apply(&self.parameters, learning_rate, prepared)?;
+            self.carried = carried;
+            self.hook.after_update(&self.parameters, &self.optimizer)?;
+            self.optimizer.average(&self.parameters, &squares)?;
+            return Ok(Update { loss, squares, position });
         }
+    }
+
+    /// Gradients and loss of a step, and all memory that the update needs; `None` where another device aborts the
+    /// attempt.
+    fn attempt(
+        &mut self,
+        batches: &[Batch],
+        step: usize,
+        carried: &mut Option<Cache>,
+    ) -> Result<Option<(Tensor, PreparedUpdate)>> {
+        let loss = self.gradients(batches, step, carried)?;
+        let Some(loss) = self.hook.after_backward(&self.parameters, loss)? else { return Ok(None) };
+        Ok(Some((loss, self.optimizer.prepare(&self.parameters)?)))
     }
 
     /// This device's part of the loss of a step; its part of the gradients is in the arena.

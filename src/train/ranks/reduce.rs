@@ -14,6 +14,15 @@
 //!
 //! All ranks send their buckets in the order in which rank 0 completed them first, and sums are in the order of the
 //! ranks, so that the result does not depend on timing.
+//!
+//! An attempt at an update is the same calls on all ranks, whatever becomes of it:
+//!
+//! ```text
+//! buckets, in their order | rows of the token embeddings | loss | vote
+//! ```
+//! A rank that runs out of memory sends zeros for what is left, waits until everything is written, and votes against
+//! the update. Then no rank makes it: all compute the step again, and overwrite the sums. Before the first update,
+//! while the order is not known, ranks vote where they agree on it, and have sent nothing.
 
 use super::BUCKET;
 use super::token_rows::{StepRows, TokenRows};
@@ -23,8 +32,9 @@ use crate::data::Batch;
 use crate::optim::{Optimizer, ParameterArena};
 use crate::tensor::{Readback, with_hook};
 use crate::train::step_hook::StepHook;
-use crate::{Error, Result, Tensor};
+use crate::{Device, Error, Result, Tensor};
 use std::cell::RefCell;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -45,6 +55,9 @@ pub(super) struct DataParallel {
     state: Rc<RefCell<State>>,
     writer: Writer,
     rows: Option<TokenRows>,
+    /// What is on its way of this attempt beside buckets: pieces of the rows, and the loss.
+    rows_sent: usize,
+    loss_sent: bool,
     /// The part of the parameters that each rank updates, once that is known.
     parts: Vec<Range<usize>>,
     /// How long the rank has waited for sums.
@@ -56,8 +69,9 @@ pub(super) struct DataParallel {
 struct State {
     /// Each bucket's part of the arena.
     buckets: Vec<Tensor>,
-    /// Kernels that write to each bucket in the last backward pass.
-    expected: Vec<usize>,
+    /// Kernels that write to each bucket in the last backward pass; `None` before a pass of that size was counted. Then
+    /// all buckets are sent after it.
+    expected: Option<Vec<usize>>,
     /// Those that have run, and the number of the last.
     written: Vec<usize>,
     last: Vec<usize>,
@@ -77,11 +91,13 @@ impl DataParallel {
         waited: Arc<Mutex<Duration>>,
     ) -> Result<DataParallel> {
         let writer = Writer::start(comm.clone(), wire)?;
-        Ok(DataParallel { comm, order: None, state: Rc::default(), writer, rows, parts: Vec::new(), waited })
+        let (state, parts) = (Rc::default(), Vec::new());
+        Ok(DataParallel { comm, order: None, state, writer, rows, rows_sent: 0, loss_sent: false, parts, waited })
     }
 
     /// Gives this rank's part of the parameters to the others, and takes theirs: piece by piece, one of which is copied
-    /// from the device while others are sent and written.
+    /// from the device while others are sent and written. Where the device has no memory to copy all pieces at once, the
+    /// others wait until some are sent.
     fn gather_parts(&mut self, parameters: &ParameterArena, own: &Range<usize>) -> Result<()> {
         if self.parts.is_empty() {
             let words = [own.start as u64, own.end as u64];
@@ -95,12 +111,16 @@ impl DataParallel {
         let pieces = self.parts.iter().map(|part| parameters.exchanged(part, PIECE));
         let pieces = pieces.collect::<Result<Vec<Vec<Tensor>>>>()?;
         let rank = self.comm.rank();
-        let read = |piece: &Tensor| piece.read_aside(piece.dtype()).map(|(_, read)| read);
-        let mut own = pieces[rank].iter().map(read).collect::<Result<Vec<Readback>>>()?.into_iter();
-        parameters.values().device().submit()?;
+        let (mut unread, device) = (&pieces[rank][..], parameters.values().device());
+        let mut own = begin_reads(&mut unread, &device)?;
         let started = Instant::now();
         for i in 0..pieces.iter().map(Vec::len).max().unwrap_or_default() {
-            let read = own.next();
+            if own.is_empty() && !unread.is_empty() {
+                // What the pieces before were copied to is free then.
+                self.writer.finish()?;
+                own = begin_reads(&mut unread, &device)?;
+            }
+            let read = own.pop_front();
             let all = self.comm.begin_all_gather(move || match read {
                 Some(read) => Ok(Arc::new(read.wait()?)),
                 None => Ok(Arc::new(Vec::new())),
@@ -110,7 +130,7 @@ impl DataParallel {
             self.writer.write_later(all, move |all| others.iter().try_for_each(|(of, to)| to.write_bytes(&all[*of])));
         }
         self.writer.finish()?;
-        *self.waited.lock().unwrap_or_else(PoisonError::into_inner) += started.elapsed();
+        self.add_waited(started);
         Ok(())
     }
 
@@ -131,20 +151,39 @@ impl DataParallel {
         (state.written, state.last, state.kernels) = (vec![0; count], vec![0; count], 0);
     }
 
-    /// After the first backward pass: the order of rank 0, and how many kernels write to each bucket here.
-    fn agree(&mut self) -> Result<()> {
-        let mut state = self.state.borrow_mut();
-        state.expected = state.written.clone();
+    /// After the first backward pass: takes the order in which rank 0 completed its buckets. False, and no order, if
+    /// the pass failed on some rank, such as this one if it `failed`.
+    fn agree(&mut self, failed: bool) -> Result<bool> {
+        let state = self.state.borrow();
         let mut order: Vec<usize> = (0..state.buckets.len()).collect();
         order.sort_by_key(|&bucket| (state.last[bucket], bucket));
-        let words: Vec<u64> = order.iter().map(|&bucket| bucket as u64).collect();
-        let words: Vec<u64> = bytemuck::pod_collect_to_vec(&self.comm.broadcast(bytemuck::cast_slice(&words).into())?);
-        if words.len() != order.len() {
-            let (own, theirs) = (order.len(), words.len());
-            return Err(Error::Communication(format!("{own} buckets of gradients here, {theirs} on rank 0")));
+        let count = order.len() as u64;
+        let own = std::iter::once(count).chain(order.into_iter().map(|bucket| bucket as u64));
+        let own: Vec<u64> = own.filter(|_| !failed).collect();
+        let all = self.comm.all_gather(bytemuck::cast_slice(&own).into())?;
+        let all: Vec<Vec<u64>> = all.iter().map(|words| bytemuck::pod_collect_to_vec(words)).collect();
+        if all.iter().any(Vec::is_empty) {
+            return Ok(false);
         }
-        self.order = Some(words.into_iter().map(|bucket| bucket as usize).collect());
-        Ok(())
+        if let Some(rank) = all.iter().position(|words| words.len() != own.len()) {
+            let (own, theirs) = (count, all[rank].len() - 1);
+            return Err(Error::Communication(format!("{own} buckets of gradients here, {theirs} on rank {rank}")));
+        }
+        self.order = Some(all[0][1..].iter().map(|&bucket| bucket as usize).collect());
+        Ok(true)
+    }
+
+    /// Whether no rank votes against the update, as this one does if it `failed`.
+    fn vote(&self, failed: bool) -> Result<bool> {
+        let started = Instant::now();
+        let own = vec![f32::from(u8::from(failed))];
+        let failures = self.comm.begin_all_reduce(move || Ok(Encoded::new(own, Wire::F32))).wait()?;
+        self.add_waited(started);
+        Ok(failures.to_f32() == [0.0])
+    }
+
+    fn add_waited(&self, since: Instant) {
+        *self.waited.lock().unwrap_or_else(PoisonError::into_inner) += since.elapsed();
     }
 }
 
@@ -159,35 +198,51 @@ impl State {
             }
             self.written[i] += 1;
             self.last[i] = self.kernels;
-            if sent.contains(&i) && self.written[i] > self.expected[i] {
+            if sent.contains(&i) && self.expected.as_ref().is_some_and(|expected| self.written[i] > expected[i]) {
                 let text = "a gradient was completed later than in the first update: train.batch_size or the text \
                             changes what backward computes; report this";
                 self.error.get_or_insert(Error::Communication(text.into()));
             }
         }
-        let Some(order) = order else { return };
-        let is_complete = |&&bucket: &&usize| self.written[bucket] >= self.expected[bucket];
+        let (Some(order), Some(expected), None) = (order, &self.expected, &self.error) else { return };
+        let is_complete = |&&bucket: &&usize| self.written[bucket] >= expected[bucket];
         let complete = order[self.sent..].iter().take_while(is_complete).count();
-        if complete > 0
-            && let Err(error) = self.send(order, complete, writer)
-        {
-            self.error.get_or_insert(error);
+        if complete > 0 {
+            self.error = self.send(order, complete, writer).err();
         }
     }
 
     /// Lets the next buckets go their way. Never waits.
     fn send(&mut self, order: &[usize], count: usize, writer: &Writer) -> Result<()> {
         for &bucket in &order[self.sent..][..count] {
-            self.sent += 1;
             // Nothing is computed beside the last.
-            let turn = if self.sent == order.len() { Turn::Last } else { Turn::Among };
+            let turn = if self.sent + 1 == order.len() { Turn::Last } else { Turn::Among };
             writer.sum(&self.buckets[bucket], turn)?;
+            self.sent += 1;
             if is_due(self.sent, order.len()) {
                 self.buckets[bucket].device().submit()?;
             }
         }
         Ok(())
     }
+}
+
+/// Begins to copy tensors of this device to the host, as many as there is memory for, and leaves the others.
+///
+/// # Errors
+/// If there is no memory for the first, or the driver reported an error.
+fn begin_reads(tensors: &mut &[Tensor], device: &Device) -> Result<VecDeque<Readback>> {
+    let mut reads = VecDeque::new();
+    while let [tensor, rest @ ..] = *tensors {
+        match tensor.read_aside(tensor.dtype()) {
+            Ok((_, read)) => reads.push_back(read),
+            Err(Error::OutOfMemory { .. }) if !reads.is_empty() => break,
+            Err(error) => return Err(error),
+        }
+        *tensors = rest;
+    }
+    device.submit()?;
+    Ok(reads)
 }
 
 /// Whether what is recorded is to be submitted after so many buckets. The last two go alone: for them all wait.
@@ -197,6 +252,9 @@ fn is_due(sent: usize, of: usize) -> bool {
 
 impl StepHook for DataParallel {
     fn before_backward(&mut self, batches: &[Batch]) -> Result<()> {
+        let mut state = self.state.borrow_mut();
+        (state.sent, state.error) = (0, None);
+        (self.rows_sent, self.loss_sent) = (0, false);
         self.rows.as_mut().map_or(Ok(()), |rows| rows.begin(batches))
     }
 
@@ -206,32 +264,67 @@ impl StepHook for DataParallel {
         let look = move |_, _: &[&Tensor], outputs: &[&Tensor]| {
             state.borrow_mut().look(order.as_deref(), outputs, &writer);
         };
-        with_hook(Box::new(look), backward)?;
-        self.state.borrow_mut().error.take().map_or(Ok(()), Err)
+        let computed = with_hook(Box::new(look), backward);
+        match self.state.borrow_mut().error.take() {
+            Some(error @ Error::OutOfMemory { .. }) => computed.and(Err(error)),
+            // Whatever else has happened, this ends the run.
+            Some(error) => Err(error),
+            None => computed,
+        }
     }
 
-    fn after_backward(&mut self, parameters: &ParameterArena, loss: Tensor) -> Result<Tensor> {
-        if self.order.is_none() {
-            self.agree()?;
+    fn after_backward(&mut self, parameters: &ParameterArena, loss: Tensor) -> Result<Option<Tensor>> {
+        if self.order.is_none() && !self.agree(false)? {
+            self.rows.iter_mut().for_each(TokenRows::abort);
+            return Ok(None);
         }
         // What got no gradient is zero.
         parameters.gradients();
         let order = self.order.as_deref().expect("agreed");
         let mut state = self.state.borrow_mut();
+        if state.expected.is_none() {
+            state.expected = Some(state.written.clone());
+        }
         let rest = order.len() - state.sent;
         state.send(order, rest, &self.writer)?;
         let rows = self.rows.as_mut().map_or(Ok(None), TokenRows::end)?;
-        rows.iter().flat_map(StepRows::pieces).try_for_each(|piece| self.writer.sum(&piece, Turn::Last))?;
+        for piece in rows.iter().flat_map(StepRows::pieces) {
+            self.writer.sum(&piece, Turn::Last)?;
+            self.rows_sent += 1;
+        }
         let loss_here = loss.read_later()?;
         loss.device().submit()?;
         let loss_sum = self.comm.begin_all_reduce(move || Encoded::of_bytes(loss_here.wait()?, Wire::F32));
+        self.loss_sent = true;
         let arrived = self.writer.finish()?;
         rows.map_or(Ok(()), |rows| rows.add())?;
         let loss = Tensor::from_f32(&loss_sum.wait()?.to_f32(), loss.shape().clone(), &loss.device())?;
-        state.sent = 0;
         // What was summed before is hidden behind the computation.
-        *self.waited.lock().unwrap_or_else(PoisonError::into_inner) += arrived.elapsed();
-        Ok(loss)
+        self.add_waited(arrived);
+        Ok(Some(loss))
+    }
+
+    fn commit(&mut self) -> Result<bool> {
+        self.vote(false)
+    }
+
+    fn abort(&mut self) -> Result<()> {
+        self.rows.iter_mut().for_each(TokenRows::abort);
+        // The next passes are smaller, and may run other kernels.
+        self.state.borrow_mut().expected = None;
+        let Some(order) = &self.order else { return self.agree(true).map(drop) };
+        let state = self.state.borrow();
+        order[state.sent..].iter().for_each(|&bucket| self.writer.sum_zeros(state.buckets[bucket].len()));
+        let rows = self.rows.iter().flat_map(TokenRows::pieces);
+        rows.skip(self.rows_sent).for_each(|len| self.writer.sum_zeros(len));
+        if !self.loss_sent {
+            drop(self.comm.begin_all_reduce(|| Encoded::zeros(1, Wire::F32)));
+        }
+        match self.writer.finish() {
+            // Nobody uses what could not be written.
+            Ok(_) | Err(Error::OutOfMemory { .. }) => self.vote(true).map(drop),
+            Err(error) => Err(error),
+        }
     }
 
     fn after_update(&mut self, parameters: &ParameterArena, optimizer: &Optimizer) -> Result<()> {
@@ -240,9 +333,5 @@ impl StepHook for DataParallel {
         }
         self.gather_parts(parameters, optimizer.part())?;
         parameters.refresh_halves()
-    }
-
-    fn is_alone(&self) -> bool {
-        false
     }
 }

@@ -1,6 +1,7 @@
 //! Several ranks compute what one does with accumulation.
 
 mod divided;
+mod out_of_memory;
 
 use crate::config::{Layers, Resolved};
 use crate::gpu::gpu_for_tests;

@@ -41,6 +41,8 @@ pub(in crate::train) struct TokenRows {
     is_tied: bool,
     /// Tokens of all ranks in a step.
     tokens: usize,
+    /// How many rows the batches of this step read.
+    rows: usize,
     /// The tokens of this step's rows, and where their gradients collect.
     step: Option<(Tensor, SparseGradient)>,
 }
@@ -54,7 +56,7 @@ impl TokenRows {
         let (range, gradient) = parameters.gradient_of(table)?.clone();
         let is_tied = parameters.gradient_of(model.head()).is_some_and(|(_, head)| head.is(&gradient));
         let pays = table.len() >= LEAST && tokens <= MOST_TOKENS * vocabulary;
-        pays.then_some(TokenRows { gradient, range, vocabulary, device, is_tied, tokens, step: None })
+        pays.then_some(TokenRows { gradient, range, vocabulary, device, is_tied, tokens, rows: 0, step: None })
     }
 
     /// The arena of gradients without what is sent as rows alone, in ranges of which none is part of the table and part
@@ -81,6 +83,7 @@ impl TokenRows {
         let mut row_of = vec![NO_TOKEN; self.vocabulary];
         (0..).zip(&tokens).for_each(|(row, token)| row_of[*token as usize] = row);
         tokens.resize(tokens.len().next_multiple_of(ROWS), NO_TOKEN);
+        self.rows = tokens.len();
         self.collect(&tokens, &row_of)
     }
 
@@ -102,6 +105,21 @@ impl TokenRows {
         Ok(())
     }
 
+    /// The elements of each piece of this step's rows, on every rank: those of [`StepRows::pieces`].
+    pub fn pieces(&self) -> impl Iterator<Item = usize> {
+        pieces(self.rows * self.width()).map(|piece| piece.len())
+    }
+
+    /// Ends a step whose gradients are of no use.
+    pub fn abort(&mut self) {
+        self.gradient.collect_rows(None);
+        self.step = None;
+    }
+
+    fn width(&self) -> usize {
+        self.range.len() / self.vocabulary
+    }
+
     /// What has come together on this rank, in pieces, each of which is to be replaced by its sum over all ranks.
     /// Nothing, if the step has not begun.
     ///
@@ -110,7 +128,7 @@ impl TokenRows {
     pub fn end(&mut self) -> Result<Option<StepRows<'_>>> {
         self.gradient.collect_rows(None);
         let Some((tokens, sparse)) = self.step.take() else { return Ok(None) };
-        let width = self.range.len() / self.vocabulary;
+        let width = self.width();
         let sums = match sparse.take() {
             Some(sums) => sums,
             None => Tensor::zeros_as(MemoryKind::Gradients, [sparse.rows(), width], DType::F32, &self.device)?,
@@ -131,9 +149,8 @@ pub(in crate::train) struct StepRows<'a> {
 impl StepRows<'_> {
     /// Them, as flat tensors of their memory.
     pub fn pieces(&self) -> Vec<Tensor> {
-        let len = self.sums.len();
-        let piece = |start: usize| self.sums.slice_flat(start, [BUCKET.min(len - start)].into());
-        (0..len).step_by(BUCKET).map(piece).collect()
+        let slice = |piece: Range<usize>| self.sums.slice_flat(piece.start, [piece.len()].into());
+        pieces(self.sums.len()).map(slice).collect()
     }
 
     /// Adds them to the gradient of the table.
@@ -143,4 +160,9 @@ impl StepRows<'_> {
     pub fn add(&self) -> Result<()> {
         add_rows(self.gradient, &self.sums, &self.tokens)
     }
+}
+
+/// The parts of so many elements that are sent at a time.
+fn pieces(len: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..len).step_by(BUCKET).map(move |start| start..(start + BUCKET).min(len))
 }

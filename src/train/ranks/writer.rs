@@ -109,8 +109,14 @@ impl Writer {
         let jobs = Arc::new(Jobs(shared.clone()));
         for _ in 0..THREADS {
             let shared = shared.clone();
+            #[cfg(test)]
+            let countdown = crate::testing::faults::Countdown::own();
             let thread = std::thread::Builder::new().name("writer of sums".to_string());
-            let started = thread.spawn(move || shared.write_all());
+            let started = thread.spawn(move || {
+                #[cfg(test)]
+                countdown.share();
+                shared.write_all();
+            });
             started
                 .map_err(|error| Error::Communication(format!("cannot start a thread that writes sums: {error}")))?;
         }
@@ -174,6 +180,18 @@ impl Writer {
         write: impl FnOnce(T) -> Result<()> + Send + 'static,
     ) {
         self.begin(VecDeque::push_back, Box::new(move || write(pending.wait()?)));
+    }
+
+    /// Takes part in a sum of so many elements with zeros, and drops what comes of it: for a rank that has nothing to
+    /// bring, where the others wait for it. Never waits; takes no memory of the device.
+    pub fn sum_zeros(&self, len: usize) {
+        let wire = self.wire;
+        let zeros = move || Encoded::zeros(len, wire);
+        if self.comm.size() == 2 {
+            self.write_later(self.comm.begin_all_gather(move || Ok(zeros()?.memory())), |_| Ok(()));
+        } else {
+            self.write_later(self.comm.begin_all_reduce(zeros), |_| Ok(()));
+        }
     }
 
     fn begin(&self, add: impl FnOnce(&mut VecDeque<Job>, Job), job: Job) {

@@ -285,18 +285,22 @@ impl StepHook for Recorder {
         backward()
     }
 
-    fn after_backward(&mut self, parameters: &ParameterArena, loss: Tensor) -> Result<Tensor> {
+    fn after_backward(&mut self, parameters: &ParameterArena, loss: Tensor) -> Result<Option<Tensor>> {
         let both = [parameters.gradients().to_f32()?, parameters.values().to_f32()?];
         self.0.lock().unwrap().push(both);
-        Ok(loss)
+        Ok(Some(loss))
+    }
+
+    fn commit(&mut self) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn abort(&mut self) -> Result<()> {
+        Ok(())
     }
 
     fn after_update(&mut self, _: &ParameterArena, _: &Optimizer) -> Result<()> {
         Ok(())
-    }
-
-    fn is_alone(&self) -> bool {
-        true
     }
 }
 
