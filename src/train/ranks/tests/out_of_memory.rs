@@ -155,7 +155,7 @@ fn spread(undisturbed: &[Trained], rank: usize, step: usize, count: usize) -> Ve
 const SGD: [&str; 3] = ["optimizer.kind=sgd", "optimizer.momentum=0.5", "train.grad_clip=0"];
 
 /// Faults in each test of the CPU.
-const FAULTS: usize = 12;
+const FAULTS: usize = 6;
 
 #[test]
 fn a_step_that_runs_out_of_memory_on_one_of_two_ranks_is_computed_again_on_both() {
