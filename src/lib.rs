@@ -29,6 +29,7 @@ pub mod models;
 pub mod nn;
 pub mod ops;
 pub mod optim;
+mod pool;
 pub mod profile;
 mod protobuf;
 pub mod report;

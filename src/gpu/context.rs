@@ -2,7 +2,7 @@
 
 use super::copy_queues::{CopyQueues, Direction, Transit};
 use super::encoder::Encoder;
-use super::memory::Memory;
+use super::memory::{Memory, Released};
 use super::pipeline_cache::PipelineCache;
 use super::pipelines::Pipelines;
 use super::plan::{ChoiceCache, Launch, Limits, Operand, Plan};
@@ -33,8 +33,6 @@ const KERNELS_PER_SUBMIT: usize = 512;
 const KERNELS_WHEN_IDLE: usize = 16;
 // Each has two timestamps at most, and so has its pass.
 const _: () = assert!(4 * KERNELS_PER_SUBMIT <= Timestamps::CAPACITY as usize);
-/// What was submitted has been done by then, or never will be.
-const LONGEST_SUBMIT: Duration = Duration::from_secs(10);
 /// Submits that [`Gpu::flush_if_idle`] sees to it that the GPU has before it.
 const SUBMITS_AHEAD: usize = 2;
 /// Uploads of so many bytes are submitted: until then they are in the host's memory twice.
@@ -65,20 +63,21 @@ struct Context {
     fault: Arc<Mutex<Option<Fault>>>,
     /// The most memory that is taken, bytes.
     memory_bytes: usize,
+    /// The last field: wgpu's queue, which the submitter has, waits when it is dropped until the GPU is done, or lost,
+    /// and only then lets go of what submits use.
+    released: Released,
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
         self.submitter.finish();
-        // The pool's memory goes next.
-        let _ = self.device.poll(wgpu::PollType::Wait { submission_index: None, timeout: Some(LONGEST_SUBMIT) });
     }
 }
 
 /// What a driver reports outside a call.
 enum Fault {
     Lost(String),
-    Reported { message: String, out_of_memory: bool },
+    Reported(String),
 }
 
 impl Gpu {
@@ -113,8 +112,7 @@ impl Gpu {
         let fault = Arc::new(Mutex::new(None));
         let sink = fault.clone();
         device.on_uncaptured_error(Arc::new(move |e: wgpu::Error| {
-            let out_of_memory = matches!(e, wgpu::Error::OutOfMemory { .. });
-            let fault = Fault::Reported { message: e.to_string(), out_of_memory };
+            let fault = Fault::Reported(e.to_string());
             sink.lock().unwrap_or_else(|p| p.into_inner()).get_or_insert(fault);
         }));
         // It explains whatever else was reported.
@@ -152,6 +150,7 @@ impl Gpu {
             copy_queues,
             fault,
             memory_bytes,
+            released: Released::default(),
         };
         Ok(Gpu(Arc::new(context), Arc::new(limits)))
     }
@@ -267,16 +266,20 @@ impl Gpu {
     /// # Errors
     /// If the driver reported an error.
     pub fn trim(&self) -> Result<()> {
-        // The GPU must be done with it first.
+        // The GPU must be done with it first. What other threads submit meanwhile keeps its memory.
         self.synchronize()?;
-        self.0.submitter.encoder().forget();
-        self.0.pool.release_free();
+        {
+            // Or another thread's submit would bring back bind groups of what is released.
+            let mut encoder = self.0.submitter.encoder();
+            encoder.forget();
+            self.0.pool.release_free();
+        }
         self.0.staging_pool.release();
         self.0.upload_pool.release();
         if let Some(copies) = &self.0.copy_queues {
             copies.release();
         }
-        self.0.device.poll(wgpu::PollType::Poll).map(drop).map_err(|e| Error::Gpu(e.to_string()))
+        self.poll()
     }
 
     fn create_memory(&self, size: usize) -> Result<Memory> {
@@ -286,7 +289,7 @@ impl Gpu {
         let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
         let descriptor = wgpu::BufferDescriptor { label: None, size: size as u64, usage, mapped_at_creation: false };
         let buffer = self.made(size, || self.0.device.create_buffer(&descriptor))?;
-        Ok(Memory::new(&self.0.device, buffer))
+        Ok(Memory::new(&self.0.device, buffer, &self.0.released))
     }
 
     fn out_of_memory(&self, needed_bytes: usize) -> Error {
@@ -297,11 +300,11 @@ impl Gpu {
     /// The buffer of `size` bytes that `make` asks for. Whether there is memory for it is reported at once.
     fn made<T>(&self, size: usize, make: impl FnOnce() -> T) -> Result<T> {
         self.check()?;
+        // It sees this thread's errors alone. They are over as soon as they are known: a smaller buffer may fit. Memory
+        // that runs out elsewhere is an error like any other.
+        let scope = self.0.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let buffer = make();
-        // Over as soon as it is known: a smaller one may fit. Memory that runs out elsewhere is an error like any
-        // other.
-        let out_of_memory = |fault: &mut Fault| matches!(fault, Fault::Reported { out_of_memory: true, .. });
-        if self.0.fault.lock().unwrap_or_else(|p| p.into_inner()).take_if(out_of_memory).is_some() {
+        if pollster::block_on(scope.pop()).is_some() {
             return Err(self.out_of_memory(size));
         }
         self.check()?;
@@ -319,6 +322,12 @@ impl Gpu {
     #[cfg(test)]
     fn panic_in_submit_for_tests(&self) {
         self.recorder().batch.panics = true;
+    }
+
+    /// What reads and uploads have mapped and do not use now.
+    #[cfg(test)]
+    pub(super) fn host_pools(&self) -> [&super::readback::Buffers; 2] {
+        [&self.0.staging_pool.0, &self.0.upload_pool.0]
     }
 
     #[cfg(test)]
@@ -379,12 +388,9 @@ impl Gpu {
         }
         #[cfg(test)]
         self.fail_for_tests(bytes)?;
-        let size = bytes.next_multiple_of(4) as u64;
-        let usage = wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC;
-        let descriptor = wgpu::BufferDescriptor { label: Some("upload"), size, usage, mapped_at_creation: true };
-        let from = match self.0.upload_pool.take(size) {
+        let from = match self.0.upload_pool.take(bytes) {
             Some(mapped) => mapped,
-            None => self.retry_after_trim(|| self.made(bytes, || self.0.device.create_buffer(&descriptor)))?,
+            None => self.retry_after_trim(|| self.made(bytes, || UploadPool::create(&self.0.device, bytes)))?,
         };
         let mut mapped = from.get_mapped_range_mut(..).map_err(|e| Error::Gpu(e.to_string()))?;
         write(mapped.slice(..bytes), parts);
@@ -392,7 +398,7 @@ impl Gpu {
         from.unmap();
         let mut recorder = self.recorder();
         recorder.write(&from, slice.into());
-        if size >= UploadPool::LARGE {
+        if bytes >= UploadPool::LARGE {
             recorder.batch.to_map_again.push((from, self.0.upload_pool.clone()));
         }
         if recorder.batch.uploaded >= LARGE_UPLOAD { self.submit_recorded(&mut recorder) } else { Ok(()) }
@@ -507,6 +513,7 @@ impl Gpu {
     pub fn poll(&self) -> Result<()> {
         self.check()?;
         self.0.device.poll(wgpu::PollType::Poll).map_err(|e| Error::Gpu(e.to_string()))?;
+        self.0.released.clear();
         self.check()
     }
 
@@ -558,6 +565,7 @@ impl Gpu {
         self.check()?;
         let poll = || self.0.device.poll(wgpu::PollType::Wait { submission_index, timeout: None });
         let polled = self.0.profiler.span(Span::Wait, poll);
+        self.0.released.clear();
         self.check()?;
         polled.map(drop).map_err(|e| Error::Gpu(e.to_string()))
     }
@@ -572,7 +580,7 @@ impl Gpu {
     fn check(&self) -> Result<()> {
         match &*self.0.fault.lock().unwrap_or_else(|p| p.into_inner()) {
             Some(Fault::Lost(message)) => Err(Error::DeviceLost(message.clone())),
-            Some(Fault::Reported { message, .. }) => Err(Error::Gpu(message.clone())),
+            Some(Fault::Reported(message)) => Err(Error::Gpu(message.clone())),
             None => Ok(()),
         }
     }
@@ -604,8 +612,19 @@ impl fmt::Debug for Gpu {
 
 #[cfg(test)]
 mod tests {
+    use super::super::memory::Allocation;
     use super::*;
     use crate::gpu::{buffer, param};
+
+    fn fill(len: usize, value: f32) -> Plan {
+        Plan::one(Launch {
+            shader: crate::shader!("fill"),
+            values: vec![],
+            buffers: vec![buffer("x", "f32", Operand::Output(0))],
+            params: vec![param("len", len), param("value", value)],
+            workgroups: len.div_ceil(256),
+        })
+    }
 
     #[test]
     fn a_panic_of_the_submitting_thread_is_a_lost_device_for_every_caller() {
@@ -643,20 +662,13 @@ mod tests {
     fn an_idle_gpu_gets_work_early_and_a_busy_one_more_at_once() {
         let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
         let out = gpu.alloc(4, MemoryKind::Other).unwrap();
-        let fill = Plan::one(Launch {
-            shader: crate::shader!("fill"),
-            values: vec![],
-            buffers: vec![buffer("x", "f32", Operand::Output(0))],
-            params: vec![param("len", 1usize), param("value", 0.0)],
-            workgroups: 1,
-        });
         // The first time there is a shader to compile.
         for expected in [&[][..], &[16, 36, 61, 92], &[16, 36, 61, 92]] {
             gpu.synchronize().unwrap();
             let mut submits = Vec::new();
             for kernels in 1..=112 {
                 let before = gpu.counts().1;
-                gpu.run("fill", Cost::default(), fill.clone(), &[], &[&out]).unwrap();
+                gpu.run("fill", Cost::default(), fill(1, 0.0), &[], &[&out]).unwrap();
                 if gpu.counts().1 > before {
                     submits.push(kernels);
                 }
@@ -665,27 +677,127 @@ mod tests {
         }
     }
 
+    /// Asks for more memory than any device has.
+    fn run_out(gpu: &Gpu) {
+        let limits = gpu.0.device.limits();
+        let (width, layers) = (limits.max_texture_dimension_2d, limits.max_texture_array_layers);
+        drop(gpu.0.device.create_texture(&wgpu::TextureDescriptor {
+            label: None,
+            size: wgpu::Extent3d { width, height: width, depth_or_array_layers: layers },
+            mip_level_count: 1,
+            sample_count: 1,
+            dimension: wgpu::TextureDimension::D2,
+            format: wgpu::TextureFormat::Rgba32Float,
+            usage: wgpu::TextureUsages::COPY_DST,
+            view_formats: &[],
+        }));
+    }
+
     #[test]
     fn a_buffer_without_memory_is_made_once_the_pool_has_given_its_own_back() {
         let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
         drop(gpu.alloc(1000, MemoryKind::Other).unwrap());
-        let report = |out_of_memory| {
-            let fault = Fault::Reported { message: "a test".into(), out_of_memory };
-            *gpu.0.fault.lock().unwrap() = Some(fault);
-        };
         let made = gpu.retry_after_trim(|| {
             gpu.made(7, || {
                 if gpu.memory().reserved_bytes > 0 {
-                    report(true);
+                    run_out(&gpu);
                 }
             })
         });
         assert!(made.is_ok(), "{made:?}");
-        let made = gpu.retry_after_trim(|| gpu.made(7, || report(true)));
+        let made = gpu.retry_after_trim(|| gpu.made(7, || run_out(&gpu)));
         assert!(matches!(made, Err(Error::OutOfMemory { needed_bytes: 7, .. })), "{made:?}");
         // It is over then.
         gpu.alloc(1000, MemoryKind::Other).unwrap();
-        let made = gpu.retry_after_trim(|| gpu.made(7, || report(false)));
+        let report = || *gpu.0.fault.lock().unwrap() = Some(Fault::Reported("a test".into()));
+        let made = gpu.retry_after_trim(|| gpu.made(7, report));
         assert!(matches!(&made, Err(Error::Gpu(message)) if message == "a test"), "{made:?}");
+    }
+
+    #[test]
+    fn threads_that_allocate_at_once_have_errors_of_their_own() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        let [has_run_out, is_made] = [(); 2].map(|()| std::sync::Barrier::new(2));
+        std::thread::scope(|scope| {
+            let fails = scope.spawn(|| {
+                gpu.made(8, || {
+                    run_out(&gpu);
+                    has_run_out.wait();
+                    is_made.wait();
+                })
+            });
+            has_run_out.wait();
+            let made = gpu.made(7, || ());
+            is_made.wait();
+            assert!(made.is_ok(), "{made:?}");
+            let failed = fails.join().unwrap();
+            assert!(matches!(failed, Err(Error::OutOfMemory { needed_bytes: 8, .. })), "{failed:?}");
+            assert!(failed.unwrap_err().to_string().ends_with("or --device cpu"));
+        });
+    }
+
+    #[test]
+    fn memory_lasts_as_long_as_its_last_alias() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        let released = Released::default();
+        let usage = wgpu::BufferUsages::STORAGE;
+        let descriptor = wgpu::BufferDescriptor { label: None, size: 256, usage, mapped_at_creation: false };
+        let memory = Memory::new(&gpu.0.device, gpu.0.device.create_buffer(&descriptor), &released);
+        if !memory.has_aliases() {
+            return;
+        }
+        let allocation = Allocation { memory: Arc::new(memory), alias: 3.into() };
+        let alias = allocation.buffer();
+        drop(allocation);
+        // Three other aliases are gone; each kept the memory.
+        assert_eq!(released.count(), 3);
+        drop(alias);
+        assert_eq!(released.count(), 4);
+        released.clear();
+    }
+
+    #[test]
+    fn memory_that_another_thread_trims_lasts_until_the_gpu_is_done() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        const LEN: usize = 1 << 16;
+        let end = Instant::now() + Duration::from_millis(800);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while Instant::now() < end {
+                    gpu.trim().unwrap();
+                }
+            });
+            for round in 0.. {
+                let value = round as f32;
+                let slices = [0; 4].map(|_| gpu.alloc(4 * LEN, MemoryKind::Other).unwrap());
+                for slice in &slices {
+                    gpu.run("fill", Cost::default(), fill(LEN, value), &[], &[slice]).unwrap();
+                }
+                let read = gpu.download_later(&slices[3]).unwrap();
+                gpu.submit().unwrap();
+                drop(slices);
+                let words = bytemuck::pod_collect_to_vec::<u8, f32>(&read.wait().unwrap());
+                assert!(words == vec![value; LEN], "round {round}");
+                if Instant::now() > end {
+                    break;
+                }
+            }
+        });
+    }
+
+    #[test]
+    fn a_gpu_that_is_dropped_in_the_middle_of_work_waits_for_it() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        const LEN: usize = 1 << 22;
+        for _ in 0..20 {
+            let out = gpu.alloc(4 * LEN, MemoryKind::Other).unwrap();
+            gpu.run("fill", Cost::default(), fill(LEN, 1.0), &[], &[&out]).unwrap();
+        }
+        gpu.submit().unwrap();
+        // The submit keeps the aliases, and each of those the memory.
+        let released = gpu.0.released.clone();
+        let has_aliases = gpu.alloc(4, MemoryKind::Other).unwrap().buffer.allocation.memory.has_aliases();
+        drop(gpu);
+        assert_eq!(released.count() > 0, has_aliases);
     }
 }

@@ -24,6 +24,10 @@ use wgpu::hal::api::Vulkan;
 /// Bytes that a thread copies at a time.
 const TASK: usize = 1 << 21;
 
+/// A copy of at most 1 GiB that was submitted is done by then: even PCIe 1.0 takes a second for it, after the kernels
+/// that it waits for.
+const LONGEST_COPY: Duration = Duration::from_secs(10);
+
 /// Beside wgpu's queue.
 #[derive(Clone)]
 pub(super) struct CopyQueues(Arc<Inner>);
@@ -222,9 +226,7 @@ impl CopyQueues {
         // Bindings are multiples of it.
         let size = (size.max(1) as u64).next_multiple_of(16);
         let mut routes = self.0.routes();
-        let ready = |route: &Route| {
-            (route.size, route.direction) == (size, direction) && self.0.is_unused(route).is_ok_and(|unused| unused)
-        };
+        let ready = |route: &Route| (route.size, route.direction) == (size, direction) && self.0.is_unused(route);
         let route = match routes.free.iter().position(ready) {
             Some(place) => routes.free.swap_remove(place),
             None => {
@@ -252,9 +254,20 @@ impl CopyQueues {
         Ok(Some(Transit { route: Some(route), submitted, arrived, queues }))
     }
 
-    /// Gives the driver back the memory of what is not in use.
+    /// Gives the driver back the memory of what is not in use; waits for copies that are under way.
     pub fn release(&self) {
-        self.0.release(&mut self.0.routes());
+        // Nobody takes them meanwhile.
+        let free = std::mem::take(&mut self.0.routes().free);
+        let fences: Vec<vk::Fence> = free.iter().map(|route| route.done).collect();
+        if !fences.is_empty() {
+            // What is not done by then stays until it is; so does all of a lost device, whose copies nobody can wait
+            // for.
+            // SAFETY: the fences are this device's.
+            let _ = unsafe { self.0.raw.wait_for_fences(&fences, true, LONGEST_COPY.as_nanos() as u64) };
+        }
+        let mut routes = self.0.routes();
+        routes.free.extend(free);
+        self.0.release(&mut routes);
     }
 
     /// Whether there is memory for copies: who exchanges nothing announces nothing.
@@ -318,15 +331,21 @@ impl Inner {
         self.routes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether no queue will read or write what nobody has.
-    fn is_unused(&self, route: &Route) -> VkResult<bool> {
-        // SAFETY: fence and semaphore are this device's.
-        unsafe {
-            Ok(self.raw.get_fence_status(route.done)?
-                // wgpu's queue, which writes there next, keeps the order by itself.
-                && (route.direction == Direction::ToHost
-                    || self.raw.get_semaphore_counter_value(self.reached)? >= route.after))
-        }
+    /// Whether its last copy is done.
+    fn is_done(&self, route: &Route) -> bool {
+        // SAFETY: the fence is this device's.
+        unsafe { self.raw.get_fence_status(route.done) }.is_ok_and(|done| done)
+    }
+
+    /// Whether no queue will read or write what nobody has, so that it can be written again.
+    fn is_unused(&self, route: &Route) -> bool {
+        // wgpu's queue, which writes there next in the other direction, keeps the order by itself.
+        let has_been_read = || {
+            // SAFETY: the semaphore is this device's.
+            let reached = unsafe { self.raw.get_semaphore_counter_value(self.reached) };
+            reached.is_ok_and(|reached| reached >= route.after)
+        };
+        self.is_done(route) && (route.direction == Direction::ToHost || has_been_read())
     }
 
     fn submit(&self, route: &Route, after: Option<u64>, number: Option<u64>) -> VkResult<()> {
@@ -460,7 +479,8 @@ impl Inner {
 
     fn release(&self, routes: &mut Routes) {
         let Routes { free, bytes, .. } = routes;
-        for route in free.extract_if(.., |route| self.is_unused(route).is_ok_and(|unused| unused)) {
+        // wgpu keeps what it owns of them as long as its queue reads it.
+        for route in free.extract_if(.., |route| self.is_done(route)) {
             bytes[route.direction as usize] -= route.size;
             // SAFETY: its copy is done, and nobody has it.
             unsafe { self.destroy(&route) };
@@ -568,6 +588,15 @@ impl Transit {
 impl Drop for Transit {
     fn drop(&mut self) {
         let Some(mut route) = self.route.take() else { return };
+        let failed = matches!(*self.submitted(), Some(Err(_)));
+        if failed {
+            // Its fence will never be signaled, so that nobody could wait for it or use it again.
+            let mut routes = self.queues.routes();
+            routes.bytes[route.direction as usize] -= route.size;
+            // SAFETY: the copy was not submitted, and nobody has it.
+            unsafe { self.queues.destroy(&route) };
+            return;
+        }
         // What reads it in wgpu's queue is recorded, and at the latest in the next submit.
         route.after = self.queues.announced.load(Ordering::Acquire) + 1;
         self.queues.routes().free.push(route);
@@ -576,6 +605,7 @@ impl Drop for Transit {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
     use crate::gpu::{Gpu, Launch, Operand, PendingReadback, Plan, buffer, param};
     use crate::profile::Cost;
 
@@ -614,6 +644,31 @@ mod tests {
         gpu.trim().unwrap();
         assert_eq!(queues.0.routes().bytes, [0; 2], "their memory is given back");
         assert_eq!(bytemuck::pod_collect_to_vec::<u8, f32>(&read(&gpu, 2.0).wait().unwrap()), vec![2.0; LEN]);
+    }
+
+    #[test]
+    fn memory_is_given_back_once_copies_under_way_are_done() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        let Some(queues) = gpu.copy_queues() else { return };
+        // To the device: nothing is submitted to wgpu's queue after it.
+        drop(gpu.upload_aside(&[1; 1000]).unwrap().expect("there is memory for it"));
+        gpu.trim().unwrap();
+        assert_eq!(queues.0.routes().bytes, [0; 2]);
+        // To the host: a copy that takes until another thread says that it is done.
+        let transit = queues.take(1000, Direction::ToHost).unwrap().expect("there is memory for it");
+        let (raw, done) = (&queues.0.raw, transit.route().done);
+        // SAFETY: nobody uses the fence.
+        unsafe { raw.reset_fences(&[done]) }.unwrap();
+        drop(transit);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                // SAFETY: nobody else submits.
+                unsafe { raw.queue_submit(queues.0.queues[0], &[], done) }.unwrap();
+            });
+            queues.release();
+            assert_eq!(queues.0.routes().bytes, [0; 2]);
+        });
     }
 
     #[test]

@@ -7,7 +7,7 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// The number of new memory.
 pub(super) fn next_id() -> u64 {
@@ -15,29 +15,52 @@ pub(super) fn next_id() -> u64 {
     LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
-/// Some memory.
+/// Buffers whose last alias is gone, and with it the last submit that used them. wgpu drops an alias while it holds
+/// locks that the drop of a buffer takes, so that its buffer waits here.
+#[derive(Clone, Default)]
+pub(super) struct Released(Arc<Mutex<Vec<wgpu::Buffer>>>);
+
+impl Released {
+    fn lock(&self) -> MutexGuard<'_, Vec<wgpu::Buffer>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives the driver back their memory. To be called outside of wgpu.
+    pub fn clear(&self) {
+        let buffers = std::mem::take(&mut *self.lock());
+        drop(buffers);
+    }
+
+    /// Handles that wait.
+    #[cfg(test)]
+    pub fn count(&self) -> usize {
+        self.lock().len()
+    }
+}
+
+/// Some memory. A submit keeps what it uses of it, by wgpu's own count, so that it may be dropped at any time.
 pub(super) struct Memory {
     /// Never given to other memory: bind groups are cached under it.
     pub id: u64,
-    /// By number. They go before what they are aliases of.
+    /// By number.
     aliases: Mutex<Vec<wgpu::Buffer>>,
     buffer: wgpu::Buffer,
-    /// What makes aliases; `None` where there is one buffer alone.
-    device: Option<wgpu::Device>,
+    /// What makes aliases, and where the buffer goes after the last; `None` where there is one buffer alone.
+    maker: Option<(wgpu::Device, Released)>,
 }
 
 impl Memory {
-    /// The memory of a new buffer. Whoever drops the last reference to it sees to it that the device no longer uses it.
-    pub fn new(device: &wgpu::Device, buffer: wgpu::Buffer) -> Memory {
-        let first = alias(device, &buffer);
-        let device = first.is_some().then(|| device.clone());
+    /// The memory of a new buffer.
+    pub fn new(device: &wgpu::Device, buffer: wgpu::Buffer, released: &Released) -> Memory {
+        let first = alias(device, &buffer, released);
+        let maker = first.is_some().then(|| (device.clone(), released.clone()));
         let aliases = Mutex::new(first.into_iter().collect());
-        Memory { id: next_id(), aliases, buffer, device }
+        Memory { id: next_id(), aliases, buffer, maker }
     }
 
     /// The memory of a buffer that others keep track of.
     pub fn of_one_buffer(id: u64, buffer: wgpu::Buffer) -> Memory {
-        Memory { id, aliases: Mutex::default(), buffer, device: None }
+        Memory { id, aliases: Mutex::default(), buffer, maker: None }
     }
 
     /// Bytes.
@@ -47,15 +70,15 @@ impl Memory {
 
     /// Whether it may have more than one buffer.
     pub fn has_aliases(&self) -> bool {
-        self.device.is_some()
+        self.maker.is_some()
     }
 
     /// The buffer of this number, which is made if nobody has asked for it before.
     fn alias(&self, number: usize) -> wgpu::Buffer {
-        let Some(device) = &self.device else { return self.buffer.clone() };
+        let Some((device, released)) = &self.maker else { return self.buffer.clone() };
         let mut aliases = self.aliases.lock().unwrap_or_else(PoisonError::into_inner);
         while aliases.len() <= number {
-            aliases.push(alias(device, &self.buffer).expect("there is one already"));
+            aliases.push(alias(device, &self.buffer, released).expect("there is one already"));
         }
         aliases[number].clone()
     }
@@ -85,22 +108,24 @@ impl fmt::Debug for Allocation {
     }
 }
 
-/// Another buffer of the same memory; `None` if the device is not Vulkan's.
+/// Another buffer of the same memory, which it keeps until it is dropped itself; `None` if the device is not Vulkan's.
 #[cfg(not(target_vendor = "apple"))]
-fn alias(device: &wgpu::Device, buffer: &wgpu::Buffer) -> Option<wgpu::Buffer> {
+fn alias(device: &wgpu::Device, buffer: &wgpu::Buffer, released: &Released) -> Option<wgpu::Buffer> {
     use wgpu::hal::{api::Vulkan, vulkan};
     let (size, usage) = (buffer.size(), buffer.usage());
     let descriptor = wgpu::BufferDescriptor { label: None, size, usage, mapped_at_creation: false };
-    // SAFETY: the handle is that of a buffer of this device, of this size and usage, which `Memory` keeps as long as
-    // the alias is used. Nobody reads what was not written.
+    let (kept, released) = (buffer.clone(), released.clone());
+    let release = Box::new(move || released.lock().push(kept));
+    // SAFETY: the handle is that of a buffer of this device, of this size and usage, which the alias keeps. Nobody
+    // reads what was not written.
     unsafe {
         let raw = buffer.as_hal::<Vulkan>()?.raw_handle();
-        let alias = vulkan::Buffer::from_raw_externally_owned(raw, Box::new(|| ()));
+        let alias = vulkan::Buffer::from_raw_externally_owned(raw, release);
         Some(device.create_buffer_from_hal::<Vulkan>(alias, &descriptor))
     }
 }
 
 #[cfg(target_vendor = "apple")]
-fn alias(_: &wgpu::Device, _: &wgpu::Buffer) -> Option<wgpu::Buffer> {
+fn alias(_: &wgpu::Device, _: &wgpu::Buffer, _: &Released) -> Option<wgpu::Buffer> {
     None
 }

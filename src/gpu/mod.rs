@@ -5,7 +5,6 @@
 //! Without the feature `gpu`, [`Gpu`] is a type without values, so the rest of the library needs no conditions.
 
 mod plan;
-mod size_class;
 #[cfg(feature = "testing")]
 mod testing;
 
@@ -59,7 +58,6 @@ pub use plan::{
     Buffer, ChoiceCache, GpuModel, INCLUDES, Interface, Launch, Limits, Operand, PARAMS_BYTES, Param, ParamValue, Plan,
     Shader, Value, buffer, grid, param,
 };
-pub(crate) use size_class::size_class;
 
 #[cfg(feature = "gpu")]
 pub use {

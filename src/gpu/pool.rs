@@ -5,8 +5,8 @@
 
 use super::copy_queues::Transit;
 use super::memory::{Allocation, Memory};
-use super::size_class::{ALIGN, size_class};
 use crate::Result;
+use crate::pool::{ALIGN, size_class};
 use crate::profile::{MemoryCount, MemoryKind, MemoryStats};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -130,9 +130,9 @@ impl Pool {
     pub fn release_free(&self) {
         let mut inner = self.inner();
         let free = std::mem::take(&mut inner.free);
-        for memory in free.into_values().flat_map(BTreeMap::into_values) {
-            inner.count.release(memory.size());
-        }
+        free.values().flat_map(BTreeMap::values).for_each(|memory| inner.count.release(memory.size()));
+        drop(inner);
+        drop(free);
     }
 
     fn give_back(&self, memory: Arc<Memory>, kind: MemoryKind) {

@@ -2,78 +2,101 @@
 
 use super::Gpu;
 use super::copy_queues::Transit;
+use crate::pool::{FreeList, size_class};
 use crate::{Error, Result};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 const WAITING: u8 = 0;
 const READY: u8 = 1;
 const FAILED: u8 = 2;
 
-/// Buffers that are kept for the next read of that size: to make a small one takes longer than to fill it, and to pin
-/// gigabytes of memory a large part of a second.
+/// The most bytes that each pool of mapped buffers keeps: as much as [`CopyQueues`](super::copy_queues::CopyQueues) take
+/// for a direction. Gradients and moments of a training step fit, and a machine can spare it.
+const MOST_FREE_BYTES: usize = 1 << 30;
+
+/// Free buffers by size class, to read or to write. What is too much goes back to the driver, the buffer that was not used for longest first.
 #[derive(Clone, Default)]
-pub(super) struct StagingPool(Arc<Mutex<Vec<wgpu::Buffer>>>);
+pub(super) struct Buffers(Arc<Mutex<FreeList<wgpu::Buffer>>>);
+
+impl Buffers {
+    fn lock(&self) -> MutexGuard<'_, FreeList<wgpu::Buffer>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, class: usize) -> Option<wgpu::Buffer> {
+        self.lock().take(class)
+    }
+
+    fn keep(&self, buffer: wgpu::Buffer) {
+        let mut list = self.lock();
+        list.insert(buffer.size() as usize, buffer);
+        let removed = list.shrink(MOST_FREE_BYTES);
+        drop(list);
+        drop(removed);
+    }
+
+    fn release(&self) {
+        let removed = self.lock().shrink(0);
+        drop(removed);
+    }
+}
+
+/// Buffers that are kept for the next read of about that size: to make a small one takes longer than to fill it, and to
+/// pin gigabytes of memory a large part of a second.
+#[derive(Clone, Default)]
+pub(super) struct StagingPool(pub Buffers);
 
 impl StagingPool {
-    /// Smaller ones are kept while there are fewer than this, whatever their sizes.
-    const LARGE: u64 = 1 << 20;
-    const MOST: usize = 32;
-
-    fn take(&self, size: u64) -> Option<wgpu::Buffer> {
-        let mut buffers = self.0.lock().unwrap_or_else(|p| p.into_inner());
-        let place = buffers.iter().position(|buffer| buffer.size() == size)?;
-        Some(buffers.swap_remove(place))
-    }
-
     /// Gives back what is kept.
     pub fn release(&self) {
-        self.0.lock().unwrap_or_else(|p| p.into_inner()).clear();
-    }
-
-    /// Keeps a buffer that is not mapped.
-    fn keep(&self, buffer: wgpu::Buffer) {
-        let mut buffers = self.0.lock().unwrap_or_else(|p| p.into_inner());
-        if buffer.size() >= StagingPool::LARGE || buffers.len() < StagingPool::MOST {
-            buffers.push(buffer);
-        }
+        self.0.release();
     }
 }
 
 /// Buffers to write from, which are mapped again once the GPU has read them: the memory of new ones is slow at first.
 #[derive(Clone, Default)]
-pub(super) struct UploadPool(Arc<Mutex<Vec<wgpu::Buffer>>>);
+pub(super) struct UploadPool(pub Buffers);
 
 impl UploadPool {
-    /// Smaller ones are not kept.
-    pub const LARGE: u64 = 1 << 20;
-    /// The most bytes that are kept.
-    const MOST: u64 = 1 << 30;
+    /// Smaller uploads have buffers of their own, which are not kept.
+    pub const LARGE: usize = 1 << 20;
 
-    /// A mapped buffer of this size, if there is one.
-    pub fn take(&self, size: u64) -> Option<wgpu::Buffer> {
-        let mut buffers = self.0.lock().unwrap_or_else(|p| p.into_inner());
-        let place = buffers.iter().position(|buffer| buffer.size() == size)?;
-        Some(buffers.swap_remove(place))
+    /// A buffer for so many bytes has this size.
+    fn size(bytes: usize) -> usize {
+        if bytes >= UploadPool::LARGE { size_class(bytes) } else { bytes.next_multiple_of(4) }
+    }
+
+    /// A new mapped buffer for so many bytes.
+    pub fn create(device: &wgpu::Device, bytes: usize) -> wgpu::Buffer {
+        device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("upload"),
+            size: UploadPool::size(bytes) as u64,
+            usage: wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC,
+            mapped_at_creation: true,
+        })
+    }
+
+    /// A mapped buffer for so many bytes, if one is kept.
+    pub fn take(&self, bytes: usize) -> Option<wgpu::Buffer> {
+        self.0.take(UploadPool::size(bytes))
     }
 
     /// Maps a buffer again, whose copy was submitted, and keeps it then.
     pub fn map_again(&self, buffer: wgpu::Buffer) {
-        let (pool, kept) = (self.clone(), buffer.clone());
+        let (pool, kept) = (self.0.clone(), buffer.clone());
         buffer.map_async(wgpu::MapMode::Write, .., move |result| {
-            let mut buffers = pool.0.lock().unwrap_or_else(|p| p.into_inner());
-            let bytes: u64 = buffers.iter().map(wgpu::Buffer::size).sum();
-            if result.is_ok() && bytes + kept.size() <= UploadPool::MOST {
-                buffers.push(kept);
+            if result.is_ok() {
+                pool.keep(kept);
             }
         });
     }
 
     /// Gives back what is kept.
     pub fn release(&self) {
-        self.0.lock().unwrap_or_else(|p| p.into_inner()).clear();
+        self.0.release();
     }
 }
 
@@ -88,11 +111,11 @@ pub(super) struct Staging {
 
 impl Staging {
     pub fn new(device: &wgpu::Device, size: usize, staging_pool: &StagingPool) -> Staging {
-        let size = size.next_multiple_of(4) as u64;
-        let buffer = staging_pool.take(size).unwrap_or_else(|| {
+        let class = size_class(size);
+        let buffer = staging_pool.0.take(class).unwrap_or_else(|| {
             device.create_buffer(&wgpu::BufferDescriptor {
                 label: Some("staging"),
-                size,
+                size: class as u64,
                 usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
                 mapped_at_creation: false,
             })
@@ -183,7 +206,7 @@ impl Drop for MappedBytes {
         if let Memory::Mapped { view, buffer, staging_pool } = &mut self.memory {
             *view = None; // before the buffer is unmapped
             buffer.unmap();
-            staging_pool.keep(buffer.clone());
+            staging_pool.0.keep(buffer.clone());
         }
     }
 }
@@ -238,5 +261,35 @@ impl PendingReadback {
             // Another thread that waited has been told of it first.
             std::thread::yield_now();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::MemoryKind;
+
+    /// Bytes of the pools of reads and uploads.
+    fn kept(gpu: &Gpu) -> [usize; 2] {
+        gpu.host_pools().map(|pool| pool.lock().bytes())
+    }
+
+    #[test]
+    fn reads_and_uploads_of_any_length_share_buffers() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        let large = UploadPool::LARGE;
+        let slice = gpu.alloc(2 * large, MemoryKind::Other).unwrap();
+        for size in (large..large + 40 * 1_000).step_by(1_000).chain([5, 999_999, 1_000_001]) {
+            let bytes: Vec<u8> = (0..size).map(|i| (i * 7 + size) as u8).collect();
+            let part = slice.slice(0, size);
+            gpu.upload(&part, &[&bytes]).unwrap();
+            assert_eq!(gpu.download(&part).unwrap(), bytes, "{size} bytes");
+        }
+        gpu.synchronize().unwrap();
+        // One buffer of each class; small uploads are not kept.
+        let [small, least, next] = [5, large, large + 1].map(size_class);
+        assert_eq!(kept(&gpu), [small + least + next, least + next]);
+        gpu.trim().unwrap();
+        assert_eq!(kept(&gpu), [0, 0]);
     }
 }

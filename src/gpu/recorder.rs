@@ -137,7 +137,8 @@ impl Recorder {
     /// Records copying from memory of the host.
     pub fn write(&mut self, from: &wgpu::Buffer, to: BufferRange) {
         self.batch.uploaded += to.size as usize;
-        self.batch.commands.push(Command::Write { from: from.clone(), to, size: from.size() });
+        let size = to.size.next_multiple_of(4);
+        self.batch.commands.push(Command::Write { from: from.clone(), to, size });
     }
 
     /// Records copying a part to the host.

@@ -8,8 +8,9 @@
 //! and X <- X P where X has more rows than columns. In f32.
 
 use crate::cpu::{CHUNK, sum_of, vectorized};
-use crate::gpu::{Launch, Limits, Operand, Plan, buffer, param, size_class};
+use crate::gpu::{Launch, Limits, Operand, Plan, buffer, param};
 use crate::ops::MatMul;
+use crate::pool::size_class;
 use crate::profile::{Cost, MemoryKind};
 use crate::tensor::{DType, Kernel, Spec, View, ViewMut, run_into};
 use crate::{Device, Result, Shape, Tensor, shader};

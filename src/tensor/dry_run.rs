@@ -1,7 +1,8 @@
 //! A device that computes nothing. Of a GPU it plans every kernel, so that each launch can be seen without having one;
 //! of any device it counts the memory that the kernels take, and what they must compute and move.
 
-use crate::gpu::{Limits, Plan, size_class};
+use crate::gpu::{Limits, Plan};
+use crate::pool::size_class;
 use crate::profile::{Cost, MemoryCount, MemoryKind, MemoryStats};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
