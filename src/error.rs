@@ -49,9 +49,10 @@ pub enum Error {
     /// The device has no memory left.
     #[error(
         "{adapter} has no memory left for {needed_bytes} bytes more, {used_bytes} are in use\n  use a smaller \
-         train.batch_size (with train.grad_accum_steps to make up for it), model or model.block_size, or --device cpu"
+         train.batch_size (with train.grad_accum_steps to make up for it), model or model.block_size, or {}",
+        if *is_cpu { "end other programs that hold memory" } else { "--device cpu" }
     )]
-    OutOfMemory { adapter: String, needed_bytes: usize, used_bytes: usize },
+    OutOfMemory { adapter: String, needed_bytes: usize, used_bytes: usize, is_cpu: bool },
 
     /// The device is gone: its driver has ended, or it was removed.
     #[error("the GPU was lost: {0}")]

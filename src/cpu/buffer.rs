@@ -3,23 +3,18 @@
 //! Handles are `Send` and `Sync`; the bytes are reached through [`CpuSlice::with_slices`] alone, which borrows whole
 //! buffers the way `RefCell` borrows values: shared by any number of readers, or exclusive.
 
-use crate::profile::{MemoryCount, MemoryKind, MemoryStats};
+use super::pool::{Block, pool};
+use crate::profile::{MemoryKind, MemoryStats};
 use crate::{Error, Result};
-use bytemuck::Zeroable;
-use std::cell::{Cell, UnsafeCell};
-use std::collections::HashMap;
+use std::cell::Cell;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicIsize, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
-
-/// One cache line: rows that start on it load fastest.
-#[derive(Clone, Copy, Zeroable)]
-#[repr(C, align(64))]
-struct Line([u8; 64]);
 
 /// Memory that several slices share.
 struct Buffer {
-    lines: UnsafeCell<Box<[Line]>>,
+    /// Reached only by whoever has borrowed the buffer ([`Borrow`]). `None` only while it is dropped.
+    block: Option<Block>,
     /// How many hold it to read, or [`EXCLUSIVE`].
     borrows: AtomicIsize,
     kind: MemoryKind,
@@ -28,39 +23,21 @@ struct Buffer {
 /// What [`Buffer::borrows`] is while someone may write.
 const EXCLUSIVE: isize = -1;
 
-// SAFETY: `lines` is only reached by whoever has borrowed the buffer (`Borrow`) or owns it (`drop`).
-unsafe impl Sync for Buffer {}
-
-#[derive(Default)]
-struct Pool {
-    /// Freed allocations by their number of lines.
-    free: HashMap<usize, Vec<Box<[Line]>>>,
-    count: MemoryCount,
-}
-
-/// That of the process.
-static POOL: LazyLock<Mutex<Pool>> = LazyLock::new(Mutex::default);
-
-fn pool() -> MutexGuard<'static, Pool> {
-    POOL.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// What the pool holds.
 pub fn memory() -> MemoryStats {
-    pool().count.stats()
+    pool().stats()
 }
 
 /// Lets the peak begin anew, with what is in use now.
 pub fn reset_peak_memory() {
-    pool().count.reset_peak();
+    pool().reset_peak();
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        let lines = std::mem::take(self.lines.get_mut());
-        let mut pool = pool();
-        pool.count.give_back(size_of_val(&*lines), self.kind);
-        pool.free.entry(lines.len()).or_default().push(lines);
+        if let Some(block) = self.block.take() {
+            pool().give_back(block, self.kind);
+        }
     }
 }
 
@@ -126,28 +103,15 @@ impl CpuSlice {
             adapter: "the machine".into(),
             needed_bytes: size,
             used_bytes: memory().used_bytes,
+            is_cpu: true,
         };
         #[cfg(test)]
         if crate::testing::faults::fails() {
             return Err(out_of_memory());
         }
-        let lines = CpuSlice::take_lines(size.div_ceil(64), kind).ok_or_else(out_of_memory)?;
-        let buffer = Buffer { lines: UnsafeCell::new(lines), borrows: AtomicIsize::new(0), kind };
+        let block = pool().take(size, kind).ok_or_else(out_of_memory)?;
+        let buffer = Buffer { block: Some(block), borrows: AtomicIsize::new(0), kind };
         Ok(CpuSlice { buffer: Arc::new(buffer), offset: 0, size })
-    }
-
-    /// From the pool or else from the system; counted.
-    fn take_lines(count: usize, kind: MemoryKind) -> Option<Box<[Line]>> {
-        let bytes = count * size_of::<Line>();
-        let mut pool = pool();
-        if let Some(lines) = pool.free.get_mut(&count).and_then(Vec::pop) {
-            pool.count.take(bytes, kind, false);
-            return Some(lines);
-        }
-        drop(pool);
-        let lines = bytemuck::allocation::try_zeroed_slice_box(count).ok()?;
-        self::pool().count.take(bytes, kind, true);
-        Some(lines)
     }
 
     /// The part that starts at `offset` bytes (a multiple of 64) and has `size` bytes.
@@ -176,7 +140,7 @@ impl CpuSlice {
 
     fn pointer(&self) -> *mut u8 {
         // SAFETY: the offset lies within the buffer (`alloc` and `slice` see to it).
-        unsafe { (*self.buffer.lines.get()).as_mut_ptr().cast::<u8>().add(self.offset) }
+        unsafe { self.buffer.block.as_ref().expect("there until drop").start().add(self.offset) }
     }
 
     /// Runs `body` on the bytes of `inputs`, to read, and of `outputs`, to write. Their buffers are borrowed meanwhile.
@@ -285,6 +249,11 @@ mod tests {
 
     #[test]
     fn more_than_there_can_be_is_an_error() {
-        assert!(matches!(CpuSlice::alloc(usize::MAX / 2, MemoryKind::Other), Err(Error::OutOfMemory { .. })));
+        for size in [usize::MAX / 2, usize::MAX - 1, usize::MAX] {
+            let error = CpuSlice::alloc(size, MemoryKind::Other).unwrap_err();
+            assert!(matches!(error, Error::OutOfMemory { .. }), "{size}: {error}");
+            let advice = error.to_string();
+            assert!(advice.contains("train.batch_size") && !advice.contains("--device cpu"), "{advice}");
+        }
     }
 }

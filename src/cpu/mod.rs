@@ -5,6 +5,7 @@ mod gemm;
 mod lanes;
 pub mod math;
 mod panels;
+mod pool;
 mod scratch;
 mod simd;
 mod transpose;

@@ -294,7 +294,7 @@ impl Gpu {
 
     fn out_of_memory(&self, needed_bytes: usize) -> Error {
         let used_bytes = self.0.pool.stats().used_bytes;
-        Error::OutOfMemory { adapter: self.0.info.name.clone(), needed_bytes, used_bytes }
+        Error::OutOfMemory { adapter: self.0.info.name.clone(), needed_bytes, used_bytes, is_cpu: false }
     }
 
     /// The buffer of `size` bytes that `make` asks for. Whether there is memory for it is reported at once.

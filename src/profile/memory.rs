@@ -90,7 +90,7 @@ pub struct MemoryStats {
     pub peak_bytes: usize,
     /// What it was used for then: these add up to the peak.
     pub peak_by_kind: BytesByKind,
-    /// Obtained from the driver, or the system: in use or waiting in the pool.
+    /// Obtained from the driver, or the system, and not given back: in use or waiting in the pool.
     pub reserved_bytes: usize,
     /// Buffers obtained so.
     pub buffers: usize,
@@ -133,8 +133,7 @@ impl MemoryCount {
         self.stats.used_bytes -= bytes;
     }
 
-    /// One that waited went back to the driver.
-    #[cfg(feature = "gpu")]
+    /// One that waited went back to the driver, or the system.
     pub fn release(&mut self, bytes: usize) {
         self.stats.reserved_bytes -= bytes;
         self.stats.buffers -= 1;

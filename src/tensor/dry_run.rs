@@ -113,8 +113,7 @@ impl Drop for DryBuffer {
 
 impl DrySlice {
     pub(super) fn new(device: &Arc<DryRun>, size: usize, kind: MemoryKind) -> DrySlice {
-        // The CPU rounds up to cache lines alone.
-        let bytes = if device.is_gpu { size_class(size) } else { size.next_multiple_of(64) };
+        let bytes = size_class(size);
         device.seen().take(bytes, kind);
         DrySlice(Arc::new(DryBuffer { device: device.clone(), bytes, kind }))
     }
