@@ -54,6 +54,7 @@ impl Encoded {
             adapter: "the machine".into(),
             needed_bytes: size,
             used_bytes: 0,
+            is_cpu: true,
         })?;
         Encoded::of_bytes(bytes, wire)
     }
