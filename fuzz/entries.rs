@@ -76,7 +76,7 @@ pub fn tokenizer(folder: &Path, bytes: &[u8]) {
             let _ = tokenizer.decode(&ids);
         }
         let _ = tokenizer.decode(&[0, 1, most, u32::MAX]);
-        let _ = tokenizer.pretrained_files(8, &serde_json::Map::new());
+        let _ = tokenizer.pretrained_files(8, "qwen2");
     }
 }
 

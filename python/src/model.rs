@@ -51,6 +51,8 @@ impl PyTokenizer {
 pub struct PyModel {
     model: Box<dyn LanguageModel>,
     tokenizer: Arc<Tokenizer>,
+    /// Tokens that end a text.
+    ends: Vec<u32>,
     folder: PathBuf,
     device: Device,
 }
@@ -70,8 +72,10 @@ impl PyModel {
             let told = std::cell::RefCell::new(&mut notes);
             let folder = find_model(&path, &|text| told.borrow_mut().push(text.to_string()))?;
             let device = open(device)?;
-            let (model, tokenizer) = load_model(dtype, &folder, &device)?;
-            Ok(PyModel { model, tokenizer: Arc::new(tokenizer), folder, device })
+            let (model, text) = load_model(dtype, &folder, &device)?;
+            let ends = text.ends();
+            told.borrow_mut().extend(text.note);
+            Ok(PyModel { model, tokenizer: Arc::new(text.tokenizer), ends, folder, device })
         });
         for note in notes {
             py.import("warnings")?.call_method1("warn", (note,))?;
@@ -155,7 +159,8 @@ impl PyModel {
             let sampling = Sampling::of(&settings, self.tokenizer.vocab_size());
             sampling.check()?;
             let prompt = Prompt::new(prompt, &self.tokenizer, self.model.config())?;
-            let (mut writer, mut whole) = (TextWriter::new(&self.tokenizer, &settings.stop), String::new());
+            let writer = TextWriter::new(&self.tokenizer, &settings.stop).until(&self.ends);
+            let (mut writer, mut whole) = (writer.without_special_tokens(), String::new());
             let mut ends = false;
             for id in prompt.shown() {
                 let piece = writer.push_prompt(*id)?;
@@ -163,7 +168,7 @@ impl PyModel {
             }
             if !ends {
                 generate(&*self.model, &prompt.ids, settings.max_new_tokens, &sampling, &mut |id| {
-                    ends |= show(&writer.push(id)?, &mut whole) || writer.is_stopped();
+                    ends |= show(&writer.push(id)?, &mut whole) || writer.end().is_some();
                     Ok(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
                 })?;
             }

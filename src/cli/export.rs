@@ -2,7 +2,7 @@
 
 use super::{cache, configuration, device, model, output};
 use crate::Error;
-use crate::config::DataConfig;
+use crate::config::{DataConfig, WeightDtype};
 use crate::data::{Split, Tokenizer, Tokens, encode_beginning};
 use crate::models::gguf::GgmlType;
 use crate::models::hf::shards::StoredType;
@@ -122,12 +122,12 @@ pub fn write(model: Option<&Path>, format: Format, args: &Written) -> Result<()>
     let folder = model::find(model)?;
     let config = configuration::of_environment()?;
     let device = device::open(&args.device.over(&config.device))?;
-    let (model, tokenizer) = model::load(&folder, &Device::Cpu)?;
-    let (tokens, text) = text(args, &folder, &tokenizer)?;
+    let (model, conventions) = model::load(WeightDtype::F32, &folder, &Device::Cpu)?;
+    let (tokens, text) = text(args, &folder, &conventions.tokenizer)?;
     // An adapter without a tokenizer has that of its model.
     let source = tokenizer_folder(&folder)?;
     let options = ExportOptions { source: &source, output: &args.output, form, force: args.force, device };
-    let exported = export(model, &tokenizer, &tokens, &options)?;
+    let exported = export(model, &conventions, &tokens, &options)?;
     if args.json {
         return Ok(output::line(json(&folder, &text, &exported))?);
     }

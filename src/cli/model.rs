@@ -2,7 +2,7 @@
 
 use super::output;
 use crate::config::WeightDtype;
-use crate::data::Tokenizer;
+use crate::data::TextConventions;
 use crate::models::LanguageModel;
 use crate::train::{find_model, load_model, newest_run};
 use crate::{Device, Result};
@@ -14,7 +14,9 @@ pub fn find(path: Option<&Path>) -> Result<PathBuf> {
     find_model(&path, &|text| output::note(text))
 }
 
-/// The model in a checkpoint's folder, on `device`.
-pub fn load(folder: &Path, device: &Device) -> Result<(Box<dyn LanguageModel>, Tokenizer)> {
-    load_model(WeightDtype::F32, folder, device)
+/// The model in a checkpoint's folder, on `device`, with its text conventions; a note says what of them is not used.
+pub fn load(dtype: WeightDtype, folder: &Path, device: &Device) -> Result<(Box<dyn LanguageModel>, TextConventions)> {
+    let (model, text) = load_model(dtype, folder, device)?;
+    text.note.iter().for_each(|note| output::note(format_args!("warning: {note}")));
+    Ok((model, text))
 }

@@ -185,6 +185,15 @@ impl ChatTemplate {
         Ok(if without_space.is_empty() { end } else { without_space }.to_string())
     }
 
+    /// The same of a conversation that begins as the template allows: with nothing, or with a message of the system.
+    ///
+    /// # Errors
+    /// Those of [`render`](ChatTemplate::render), if it allows neither.
+    pub fn end_of_answer_of_any(&self) -> Result<String> {
+        let system = [json!({"role": "system", "content": "system"})];
+        self.end_of_answer(&[]).or_else(|error| self.end_of_answer(&system).map_err(|_| error))
+    }
+
     /// The text of a conversation in parts: what the assistant says, and what it only reads. What it says is what the
     /// template marks by `{% generation %}`. Without such marks, it is what follows when an answer is added to the
     /// messages before it.

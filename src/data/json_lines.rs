@@ -120,7 +120,7 @@ fn completion_of(
 
 fn take_conversation(turns: &[Turn], sink: &mut Sink) -> Result<()> {
     for Turn { text, predicted } in turns {
-        sink(if *predicted { Piece::Text(text) } else { Piece::Prompt(text) })?;
+        sink(Piece::Turn(text, *predicted))?;
     }
     sink(Piece::EndOfChat)
 }
@@ -149,6 +149,7 @@ mod tests {
             pieces.push(match piece {
                 Piece::Text(text) => format!("+{text}"),
                 Piece::Prompt(text) => format!("-{text}"),
+                Piece::Turn(text, predicted) => format!("{}{text}", if predicted { "+" } else { "-" }),
                 Piece::End => ".".into(),
                 Piece::EndOfChat => "!".into(),
             });

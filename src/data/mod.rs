@@ -3,6 +3,7 @@
 //! - [`Corpus`]: text of any size, split into training, validation and perhaps test.
 //! - [`ChatTemplate`]: how conversations become text.
 //! - [`Tokenizer`]: text to token ids and back: characters, words, byte-level BPE, GPT-2's, or a `tokenizer.json`.
+//! - [`TextConventions`]: a model's tokenizer, its chat template, and what ends a text or an answer.
 //! - [`DataSpec`]: makes [`Tokens`] of a corpus, in files that are mapped into memory and kept for the next run.
 //! - [`Loader`]: an endless, resumable stream of batches, shuffled or [`Continued`]; [`eval_windows`] goes over a split
 //!   once, in order.
@@ -15,6 +16,7 @@ mod cache;
 mod chat;
 mod choices;
 mod continued;
+mod conventions;
 mod corpus;
 #[cfg(feature = "cli")]
 mod datasets;
@@ -38,6 +40,7 @@ mod tokens;
 pub use chat::{ChatSpec, ChatTemplate, Turn};
 pub use choices::{Question, read_questions};
 pub use continued::Continued;
+pub use conventions::{DeclaredIds, Ending, TextConventions};
 pub use corpus::{Corpus, CorpusSpec, Piece, Split, Summary};
 #[cfg(feature = "cli")]
 pub use datasets::{DATASETS, Dataset};
@@ -51,9 +54,8 @@ pub use loader::{Batch, IGNORE_INDEX, Loader, Order, Position};
 pub use prepare::{DataSpec, Meta, Prepared, Progress, encode_beginning, encode_split};
 pub use rows::Row;
 pub use source::read_text;
-pub use tokenizer::{
-    BPE_SAMPLE_BYTES, Coverage, LlamaCppTokenizer, NamedTokens, TextStream, TokenKind, Tokenizer, TokenizerSpec,
-};
+pub(crate) use tokenizer::OWN_CLASS;
+pub use tokenizer::{BPE_SAMPLE_BYTES, Coverage, LlamaCppTokenizer, TextStream, TokenKind, Tokenizer, TokenizerSpec};
 pub use tokens::{TokenType, Tokens};
 
 /// The program that writes the sample, so that a test can compare what it makes with what ships.

@@ -20,6 +20,9 @@ pub enum Piece<'a> {
     Text(&'a str),
     /// The next part of its text, of which no token is predicted: a question, say. Never empty.
     Prompt(&'a str),
+    /// The next part of a conversation, whose tokens are those of its whole text, and whether it is predicted. Never
+    /// empty.
+    Turn(&'a str, bool),
     /// The end, which the tokenizer's token for it may mark.
     End,
     /// The end of a conversation, whose template marks it.
@@ -30,7 +33,7 @@ impl<'a> Piece<'a> {
     /// Its text, predicted or not.
     pub fn text(self) -> Option<&'a str> {
         match self {
-            Piece::Text(text) | Piece::Prompt(text) => Some(text),
+            Piece::Text(text) | Piece::Prompt(text) | Piece::Turn(text, _) => Some(text),
             Piece::End | Piece::EndOfChat => None,
         }
     }

@@ -116,6 +116,23 @@ impl Tokens {
         }
     }
 
+    /// The tokens before the first that is predicted, of the first document that has such and fewer than `room` of
+    /// them; a question, say.
+    pub fn first_prompt(&self, room: usize) -> Option<Vec<u32>> {
+        let documents = self.documents.as_ref()?;
+        let prompt = |document: Document| {
+            let (mut length, count) = (0, (document.end - document.start) as usize);
+            documents.each_unpredicted(document.start, count, |range| {
+                length += if range.start == length { range.len() } else { 0 };
+            });
+            (1..room.min(count)).contains(&length).then_some((document.start as usize, length))
+        };
+        let (start, length) = documents.iter().filter(|document| document.has_prompt).find_map(prompt)?;
+        let mut ids = vec![0; length];
+        self.copy(start, &mut ids);
+        Some(ids)
+    }
+
     /// Maps a token file. `folder`, if given, is removed when the last clone is dropped.
     ///
     /// # Errors

@@ -7,7 +7,7 @@ mod text;
 
 pub use sampler::Sampling;
 pub use session::Session;
-pub use text::TextWriter;
+pub use text::{End, TextWriter};
 
 use crate::models::{LanguageModel, ModelConfig};
 use crate::{Error, Result};

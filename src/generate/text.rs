@@ -2,25 +2,55 @@
 
 use crate::Result;
 use crate::data::{TextStream, Tokenizer};
+use std::ops::Range;
 
 /// Takes the tokens of a text and gives what can be shown of it.
 pub struct TextWriter<'a> {
+    tokenizer: &'a Tokenizer,
     stream: TextStream<'a>,
     stops: Stops<'a>,
+    /// Ids that end the text.
+    ends: &'a [u32],
+    shows_special: bool,
+    end: Option<End>,
+}
+
+/// What ended a text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum End {
+    /// A token that ends a text or an answer.
+    EndOfText,
+    StopString,
 }
 
 impl<'a> TextWriter<'a> {
     /// Of a text that ends where one of `stops` begins; an empty one stops nothing.
     pub fn new(tokenizer: &'a Tokenizer, stops: &'a [String]) -> TextWriter<'a> {
-        TextWriter { stream: tokenizer.stream(), stops: Stops { stops, held: String::new(), stopped: false } }
+        let stops = Stops { stops, held: String::new(), hidden: vec![], stopped: false };
+        TextWriter { tokenizer, stream: tokenizer.stream(), stops, ends: &[], shows_special: true, end: None }
     }
 
-    /// The text of a token of the prompt, in which stop strings do not count.
+    /// The same of a text that one of these tokens ends too, which is shown only with special tokens.
+    pub fn until(self, ends: &'a [u32]) -> TextWriter<'a> {
+        TextWriter { ends, ..self }
+    }
+
+    /// The same without the tokens that mark something and have no text of their own. Stop strings may have them.
+    pub fn without_special_tokens(self) -> TextWriter<'a> {
+        TextWriter { shows_special: false, ..self }
+    }
+
+    fn hides(&self, id: u32) -> bool {
+        !self.shows_special && self.tokenizer.is_special(id)
+    }
+
+    /// The text of a token of the prompt, in which stop strings and ends do not count.
     ///
     /// # Errors
     /// If it is beyond the vocabulary.
     pub fn push_prompt(&mut self, id: u32) -> Result<String> {
-        self.stream.push(id)
+        if self.hides(id) { Ok(String::new()) } else { self.stream.push(id) }
     }
 
     /// What the next token adds that later ones cannot change.
@@ -28,13 +58,27 @@ impl<'a> TextWriter<'a> {
     /// # Errors
     /// If it is beyond the vocabulary.
     pub fn push(&mut self, id: u32) -> Result<String> {
-        let piece = self.stream.push(id)?;
-        Ok(self.stops.take(&piece))
+        if self.ends.contains(&id) {
+            self.end = Some(End::EndOfText);
+            if !self.shows_special {
+                return Ok(String::new());
+            }
+        }
+        let text = if self.hides(id) {
+            self.stops.take(&self.tokenizer.decode(&[id])?, true)
+        } else {
+            let piece = self.stream.push(id)?;
+            self.stops.take(&piece, false)
+        };
+        if self.stops.stopped {
+            self.end = Some(End::StopString);
+        }
+        Ok(text)
     }
 
-    /// Whether a stop string has come. Nothing comes after it.
-    pub fn is_stopped(&self) -> bool {
-        self.stops.stopped
+    /// What has ended the text. Nothing comes after it.
+    pub fn end(&self) -> Option<End> {
+        self.end
     }
 
     /// What was held back, at the end of the text.
@@ -42,9 +86,9 @@ impl<'a> TextWriter<'a> {
     /// # Errors
     /// If it cannot be decoded.
     pub fn finish(self) -> Result<String> {
-        let TextWriter { stream, mut stops } = self;
-        let text = stops.take(&stream.finish()?);
-        Ok(if stops.stopped { text } else { text + &stops.held })
+        let TextWriter { stream, mut stops, .. } = self;
+        let text = stops.take(&stream.finish()?, false);
+        Ok(text + &stops.release())
     }
 }
 
@@ -53,26 +97,56 @@ struct Stops<'a> {
     stops: &'a [String],
     /// What may be the beginning of one.
     held: String,
+    /// The parts of it that are not shown.
+    hidden: Vec<Range<usize>>,
     stopped: bool,
 }
 
 impl Stops<'_> {
-    fn take(&mut self, piece: &str) -> String {
+    /// Takes a piece of the text, which is shown unless it is `hidden`, and gives what is certain to be before a stop
+    /// string.
+    fn take(&mut self, piece: &str, hidden: bool) -> String {
         if self.stopped {
             return String::new();
+        }
+        if hidden {
+            self.hidden.push(self.held.len()..self.held.len() + piece.len());
         }
         self.held.push_str(piece);
         let stops = || self.stops.iter().filter(|stop| !stop.is_empty());
         if let Some(end) = stops().filter_map(|stop| self.held.find(stop.as_str())).min() {
             self.stopped = true;
-            self.held.truncate(end);
-            return std::mem::take(&mut self.held);
+            let text = self.take_out(end);
+            (self.held, self.hidden) = (String::new(), vec![]);
+            return text;
         }
         // The longest end of it that a stop string begins with.
         let may_begin = |at: &usize| stops().any(|stop| stop.starts_with(&self.held[*at..]));
         let shown = self.held.char_indices().map(|(at, _)| at).find(may_begin).unwrap_or(self.held.len());
-        let rest = self.held.split_off(shown);
-        std::mem::replace(&mut self.held, rest)
+        self.take_out(shown)
+    }
+
+    /// Takes out what is held before a place, and gives what is shown of it.
+    fn take_out(&mut self, end: usize) -> String {
+        let rest = self.held.split_off(end);
+        let taken = std::mem::replace(&mut self.held, rest);
+        let mut text = String::with_capacity(taken.len());
+        let mut from = 0;
+        for range in &self.hidden {
+            text.push_str(&taken[from.min(end)..range.start.min(end)]);
+            from = range.end;
+        }
+        text.push_str(&taken[from.min(end)..]);
+        self.hidden.retain(|range| range.end > end);
+        for range in &mut self.hidden {
+            *range = range.start.saturating_sub(end)..range.end - end;
+        }
+        text
+    }
+
+    /// All that is held.
+    fn release(&mut self) -> String {
+        self.take_out(self.held.len())
     }
 }
 
@@ -85,9 +159,10 @@ mod tests {
     /// What is shown after each piece, joined by `|`, and at the end.
     fn shown(stops: &[&str], pieces: &[&str]) -> String {
         let stops: Vec<String> = stops.iter().map(|stop| stop.to_string()).collect();
-        let mut writer = Stops { stops: &stops, held: String::new(), stopped: false };
-        let mut all: Vec<String> = pieces.iter().map(|piece| writer.take(piece)).collect();
-        all.push(if writer.stopped { "stopped".into() } else { writer.held });
+        let mut writer = Stops { stops: &stops, held: String::new(), hidden: vec![], stopped: false };
+        // Pieces in angle brackets are hidden.
+        let mut all: Vec<String> = pieces.iter().map(|piece| writer.take(piece, piece.starts_with('<'))).collect();
+        all.push(if writer.stopped { "stopped".into() } else { writer.release() });
         all.join("|")
     }
 
@@ -104,6 +179,44 @@ mod tests {
     }
 
     #[test]
+    fn a_stop_string_may_have_hidden_tokens_in_it() {
+        assert_eq!(shown(&[], &["a", "<x>", "b"]), "a||b|");
+        assert_eq!(shown(&["<x>"], &["a", "<x>", "b"]), "a|||stopped");
+        assert_eq!(shown(&["b<x>c"], &["ab", "<x>", "d"]), "a||bd|");
+        assert_eq!(shown(&["b<x>c"], &["ab", "<x>", "cd"]), "a|||stopped");
+        assert_eq!(shown(&["x>b"], &["a", "<x>"]), "a||");
+    }
+
+    #[test]
+    fn a_token_ends_the_text_and_special_ones_are_shown_only_if_wanted() {
+        let corpus = Corpus::of_texts("test", "abc", "", None).unwrap();
+        let tokenizer = Tokenizer::build(&TokenizerSpec::Char, 0, &corpus, Path::new(".")).unwrap();
+        let mut document: serde_json::Value = serde_json::from_str(&tokenizer.to_json().unwrap()).unwrap();
+        document["added_tokens"] = serde_json::json!([{
+            "id": 3, "content": "<s>", "single_word": false, "lstrip": false, "rstrip": false, "normalized": false,
+            "special": true,
+        }]);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("tokenizer.json");
+        std::fs::write(&path, document.to_string()).unwrap();
+        let tokenizer = Tokenizer::from_file(&path).unwrap();
+        let written = |mut writer: TextWriter, ids: &[u32]| {
+            let mut text = writer.push_prompt(3).unwrap();
+            for id in ids {
+                text += &writer.push(*id).unwrap();
+            }
+            (writer.end(), text + &writer.finish().unwrap())
+        };
+        let writer = || TextWriter::new(&tokenizer, &[]).until(&[2]);
+        assert_eq!(written(writer(), &[0, 3, 1, 2]), (Some(End::EndOfText), "<s>a<s>bc".to_string()));
+        assert_eq!(written(writer().without_special_tokens(), &[0, 3, 1, 2]), (Some(End::EndOfText), "ab".to_string()));
+        assert_eq!(written(writer().without_special_tokens(), &[0, 3, 1]), (None, "ab".to_string()));
+        let stops = ["<s>".to_string()];
+        let stopping = TextWriter::new(&tokenizer, &stops).without_special_tokens();
+        assert_eq!(written(stopping, &[0, 3]), (Some(End::StopString), "a".to_string()));
+    }
+
+    #[test]
     fn half_a_character_is_never_shown() {
         let corpus = Corpus::of_texts("test", "abc", "", None).unwrap();
         let tokenizer = Tokenizer::build(&TokenizerSpec::Bpe, 256, &corpus, Path::new(".")).unwrap();
@@ -114,7 +227,7 @@ mod tests {
         let pieces: Vec<String> = ids.iter().map(|id| writer.push(*id).unwrap()).collect();
         assert_eq!(pieces.concat(), "aä€");
         assert!(pieces.iter().all(|piece| !piece.contains('\u{fffd}')), "{pieces:?}");
-        assert!(writer.is_stopped() && writer.finish().unwrap().is_empty());
+        assert!(writer.end() == Some(End::StopString) && writer.finish().unwrap().is_empty());
         let mut writer = TextWriter::new(&tokenizer, &[]);
         ids[..2].iter().for_each(|id| drop(writer.push(*id).unwrap()));
         assert_eq!(writer.finish().unwrap(), "\u{fffd}");

@@ -2,9 +2,9 @@
 
 use super::{FoundCheckpoint, check_size, find_checkpoint};
 use crate::config::{DataConfig, GenerateConfig, Layers, WeightDtype, process_environment};
-use crate::data::{ChatSpec, Corpus, CorpusSpec, Tokenizer};
+use crate::data::{ChatSpec, Corpus, CorpusSpec, TextConventions};
 use crate::hub_cache::folder_of;
-use crate::models::{self, LanguageModel};
+use crate::models::{self, LanguageModel, hf};
 use crate::{DType, Device, Error, Result};
 use std::path::{Path, PathBuf};
 
@@ -55,29 +55,34 @@ pub fn generates_with(folder: &Path) -> Result<Option<GenerateConfig>> {
     Ok(Some(layers.environment(about_this)?.build()?.config.generate))
 }
 
-/// The model in a checkpoint's folder, on `device`, with the operands of its matmuls of this type, and its tokenizer.
+/// The model in a checkpoint's folder, on `device`, with the operands of its matmuls of this type, and its text
+/// conventions.
 ///
 /// # Errors
 /// If a file is missing or damaged, the two do not belong together, or the device cannot hold the model.
-pub fn load_model(dtype: WeightDtype, folder: &Path, device: &Device) -> Result<(Box<dyn LanguageModel>, Tokenizer)> {
+pub fn load_model(
+    dtype: WeightDtype,
+    folder: &Path,
+    device: &Device,
+) -> Result<(Box<dyn LanguageModel>, TextConventions)> {
     if dtype == WeightDtype::F16 {
         check_f16_weights(device)?;
     }
-    let tokenizer = Tokenizer::from_folder(&models::hf::tokenizer_folder(folder)?)?;
+    let text = TextConventions::load(&hf::tokenizer_folder(folder)?, &hf::weights_folder(folder)?)?;
+    let tokens = text.tokenizer.vocab_size();
     let mut model = models::load(folder)?;
-    if tokenizer.vocab_size() > model.config().vocab_size {
+    if tokens > model.config().vocab_size {
         return Err(Error::Checkpoint {
             path: folder.to_path_buf(),
             message: format!(
-                "tokenizer.json has {} tokens, the model {}: they do not belong together",
-                tokenizer.vocab_size(),
+                "tokenizer.json has {tokens} tokens, the model {}: they do not belong together",
                 model.config().vocab_size
             ),
         });
     }
     check_size(model.config(), model.config().block_size, DType::F32, device)?;
     move_model(&mut *model, dtype, device)?;
-    Ok((model, tokenizer))
+    Ok((model, text))
 }
 
 /// Moves a model that is only used to a device.

@@ -98,6 +98,79 @@ fn a_conversation_is_written_by_its_template_which_goes_with_the_model() {
     sandbox.run(&["train", "--resume", "runs/x", "--max-steps", "8", "--device", "cpu", "--threads", "1"]).succeeds();
 }
 
+/// A folder `model` as of a chat model: `<|im_end|>` ends answers and texts, and the model's own files name a token
+/// more. Returns the numbers of `<|endoftext|>` and `<|im_end|>`.
+fn chat_model(sandbox: &Sandbox) -> [u64; 2] {
+    let args = ["--corpus", "chat.jsonl", "--name", "base", "--max-steps", "1", "--set", "model.vocab_multiple=64"];
+    sandbox.train(&[&args[..], &["--set", "data.chat_template=chatml"]].concat()).succeeds();
+    std::fs::rename(sandbox.path("runs/base/checkpoints/step-000001"), sandbox.path("model")).unwrap();
+    std::fs::remove_file(sandbox.path("model/manifest.json")).unwrap();
+    let mut tokenizer: Value = serde_json::from_str(&sandbox.read("model/tokenizer.json")).unwrap();
+    let added = tokenizer["added_tokens"].as_array_mut().unwrap();
+    let end_of_text = added[0]["id"].as_u64().unwrap();
+    for (id, content) in [(end_of_text + 1, "<|im_start|>"), (end_of_text + 2, "<|im_end|>")] {
+        let mut token = added[0].clone();
+        (token["id"], token["content"]) = (id.into(), content.into());
+        added.push(token);
+    }
+    sandbox.write("model/tokenizer.json", tokenizer.to_string());
+    let config = json!({"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"});
+    sandbox.write("model/tokenizer_config.json", config.to_string());
+    let ends = json!({"eos_token_id": [7, end_of_text], "pad_token_id": end_of_text});
+    sandbox.write("model/generation_config.json", ends.to_string());
+    [end_of_text, end_of_text + 2]
+}
+
+#[test]
+fn a_chat_model_keeps_its_special_tokens_and_what_ends_an_answer() {
+    let sandbox = sandbox();
+    let [end_of_text, end_of_answer] = chat_model(&sandbox);
+    let read = |name: &str| -> Value { serde_json::from_str(&sandbox.read(name)).unwrap() };
+    let ends = json!([7, end_of_text, end_of_answer]);
+    let keeps = |folder: &str| {
+        let generation = read(&format!("{folder}/generation_config.json"));
+        assert_eq!(
+            (&generation["eos_token_id"], &generation["pad_token_id"]),
+            (&ends, &end_of_text.into()),
+            "{folder}"
+        );
+        let config = read(&format!("{folder}/tokenizer_config.json"));
+        let tokens = ["bos_token", "eos_token", "pad_token"].map(|key| config[key].as_str().unwrap_or_default());
+        assert_eq!(tokens, ["<|im_start|>", "<|im_end|>", "<|endoftext|>"], "{folder}");
+    };
+    let args = ["train", "--init", "model", "--corpus", "chat.jsonl", "--device", "cpu", "--max-steps", "1"];
+    let train = |name: &str, further: &[&str]| {
+        let name =
+            ["--name", name, "--batch-size", "2", "--set", "train.eval_every=1", "--set", "train.warmup_steps=0"];
+        sandbox.run(&[&args[..], &name, further].concat()).succeeds();
+    };
+    train("whole", &[]);
+    keeps("runs/whole/checkpoints/step-000001");
+    assert_eq!(read("runs/whole/checkpoints/step-000001/config.json")["eos_token_id"], ends);
+    // The sample is a question of the validation text and what the model answers.
+    let sample = sandbox.read("runs/whole/samples.txt");
+    assert!(sample.starts_with("user\nafter ") && sample.contains(" comes \nassistant\n"), "{sample:?}");
+    assert!(!sample.contains("<|im_"), "{sample:?}");
+    train("lora", &["--set", "lora.rank=2"]);
+    keeps("runs/lora/checkpoints/step-000001");
+    sandbox.run(&["merge", "runs/lora", "--output", "merged", "--device", "cpu"]).succeeds();
+    keeps("merged");
+    assert_eq!(read("merged/config.json")["eos_token_id"], ends);
+    // An adapter that has no such files has its model's.
+    let adapter = "runs/lora/checkpoints/step-000001";
+    for name in std::fs::read_dir(sandbox.path(adapter)).unwrap().flatten().map(|entry| entry.file_name()) {
+        if !name.to_string_lossy().starts_with("adapter_") {
+            std::fs::remove_file(sandbox.path(adapter).join(name)).unwrap();
+        }
+    }
+    sandbox.run(&["merge", adapter, "--output", "again", "--device", "cpu"]).succeeds();
+    assert_eq!(read("again/config.json")["eos_token_id"], ends);
+    keeps("again");
+    let export = ["export", "model", "--format", "safetensors", "--output", "copy", "--device", "cpu"];
+    sandbox.run(&export).succeeds();
+    keeps("copy");
+}
+
 #[test]
 fn verify_resume_holds_for_packed_documents() {
     let sandbox = sandbox();

@@ -35,6 +35,36 @@ fn nothing_of_a_stop_string_or_after_it_is_printed() {
 }
 
 #[test]
+fn a_token_that_ends_a_text_ends_it_and_no_special_token_is_printed() {
+    let sandbox = Sandbox::new();
+    sandbox.write("rows.jsonl", "{\"prompt\": \"the\", \"completion\": \" end\"}\n".repeat(40));
+    sandbox.train(&["--corpus", "rows.jsonl", "--name", "rows", "--max-steps", "1"]).succeeds();
+    let args = ["generate", "--model", "runs/rows", "--device", "cpu", "-n", "30", "--prompt", "the"];
+    let run = |further: &[&str]| sandbox.run(&[&args[..], further].concat()).succeeds();
+    let ends = ["--logit-bias", "<|endoftext|>=1000"];
+    assert_eq!(run(&ends).stdout, "the\n");
+    assert_eq!(run(&[&ends[..], &["--special-tokens"]].concat()).stdout, "the<|endoftext|>\n");
+    let json = run(&[&ends[..], &["--json"]].concat()).json();
+    assert_eq!((&json["end"], &json["new_tokens"], &json["stopped"]), (&"end_of_text".into(), &1.into(), &true.into()));
+    let several = json_lines(&run(&[&ends[..], &["--json", "--samples", "2"]].concat()).stdout);
+    assert_eq!((&several[1]["end"], &several[1]["text"]), (&"end_of_text".into(), &"the".into()));
+    let never = run(&["--logit-bias", "<|endoftext|>=-inf", "--json"]).json();
+    assert_eq!(
+        (&never["end"], &never["new_tokens"], &never["stopped"]),
+        (&"max_tokens".into(), &30.into(), &false.into())
+    );
+    // Also what the model's own file says, as for chat: here a letter.
+    let checkpoint = "runs/rows/checkpoints/step-000001";
+    std::fs::remove_file(sandbox.path(format!("{checkpoint}/manifest.json"))).unwrap();
+    let e = " dehnt".find('e').unwrap();
+    sandbox.write(format!("{checkpoint}/generation_config.json"), format!("{{\"eos_token_id\": [{e}]}}"));
+    let of_letter = ["--model", checkpoint, "--logit-bias", "e=1000", "--json"];
+    let json =
+        sandbox.run(&[&["generate", "--device", "cpu", "--prompt", "the"], &of_letter[..]].concat()).succeeds().json();
+    assert_eq!((&json["end"], &json["new_tokens"], &json["text"]), (&"end_of_text".into(), &1.into(), &"the".into()));
+}
+
+#[test]
 fn the_sample_of_a_run_ends_at_its_stop_string() {
     let sandbox = Sandbox::new();
     sandbox.train(&["--set", "generate.stop=[\" \"]", "--set", "generate.max_new_tokens=200"]).succeeds();

@@ -3,8 +3,9 @@
 use super::{Defined, HUGE, LARGE, Refused, Row};
 use rustyflow::Result;
 use rustyflow::data::{
-    ChatSpec, ChatTemplate, Continued, Corpus, CorpusSpec, DataSpec, Loader, NamedTokens, Order, Piece, Position,
-    Split, Tokenizer, TokenizerSpec, Tokens, encode_beginning, encode_split, eval_windows, read_questions, read_text,
+    ChatSpec, ChatTemplate, Continued, Corpus, CorpusSpec, DataSpec, DeclaredIds, Loader, Order, Piece, Position,
+    Split, TextConventions, Tokenizer, TokenizerSpec, Tokens, encode_beginning, encode_split, eval_windows,
+    read_questions, read_text,
 };
 use serde_json::json;
 use std::path::Path;
@@ -86,6 +87,10 @@ fn loading() -> Vec<Row> {
         ("eval_windows", Refused, |_| eval_windows(&tokens(20), HUGE, HUGE).map(drop)),
         ("eval_windows", Refused, |_| eval_windows(&tokens(20), LARGE, 1).map(drop)),
         ("eval_windows", Refused, |_| eval_windows(&tokens(1), 4, 4).map(drop)),
+        ("Tokens::first_prompt", Defined, |_| {
+            assert_eq!(tokens(20).first_prompt(HUGE), None);
+            Ok(())
+        }),
         ("Tokens::each_part", Defined, |_| {
             tokens(0).each_part(|_| ());
             Ok(())
@@ -144,11 +149,21 @@ fn tokenizers() -> Vec<Row> {
         }),
         ("Tokenizer::for_llama_cpp", Refused, |_| {
             let bpe = Tokenizer::build(&TokenizerSpec::Bpe, 260, &corpus()?, Path::new(NOWHERE))?;
-            bpe.for_llama_cpp(HUGE, &NamedTokens::default()).map(drop)
+            bpe.for_llama_cpp(HUGE).map(drop)
         }),
-        ("Tokenizer::pretrained_files", Defined, |_| {
-            tokenizer()?.pretrained_files(HUGE, &Default::default()).map(drop)
+        ("Tokenizer::pretrained_files", Defined, |_| tokenizer()?.pretrained_files(HUGE, "no such type").map(drop)),
+        ("Tokenizer::special_token", Defined, |_| {
+            assert_eq!(tokenizer()?.special_token("no such name"), None);
+            assert!(!tokenizer()?.is_special(u32::MAX));
+            Ok(())
         }),
+        ("Tokenizer::encode_after", Refused, |_| tokenizer()?.encode_after("a", "\u{1f980}").map(drop)),
+        ("DeclaredIds::read", Defined, |_| DeclaredIds::read(&[Path::new(NOWHERE)]).map(drop)),
+        ("TextConventions::new", Defined, |_| {
+            assert!(TextConventions::new(tokenizer()?, None, DeclaredIds::default()).ends().is_empty());
+            Ok(())
+        }),
+        ("TextConventions::load", Refused, |_| TextConventions::load(Path::new(NOWHERE), Path::new(NOWHERE)).map(drop)),
         ("TextStream::push", Refused, |_| tokenizer()?.stream().push(u32::MAX).map(drop)),
     ]
 }
@@ -165,6 +180,15 @@ fn chats() -> Vec<Row> {
         }),
         ("ChatTemplate::turns", Refused, |_| {
             template()?.turns(&[json!(null), json!("text"), json!([])], None).map(drop)
+        }),
+        ("TextConventions::ending", Refused, |_| {
+            let fails = ChatTemplate::new("raises", "{{ raise_exception('no') }}", Default::default())?;
+            TextConventions::new(tokenizer()?, None, DeclaredIds::default()).ending(&fails, &[], vec![]).map(drop)
+        }),
+        ("ChatTemplate::end_of_answer_of_any", Refused, |_| {
+            ChatTemplate::new("raises", "{{ raise_exception('no') }}", Default::default())?
+                .end_of_answer_of_any()
+                .map(drop)
         }),
         ("ChatTemplate::end_of_answer", Defined, |_| {
             let _ = template()?.end_of_answer(&[json!(null), json!(7)]);

@@ -105,12 +105,12 @@ impl<'a> Conversation<'a> {
         let text = self.template.render(&messages, None, true)?;
         let further = text.strip_prefix(&self.seen.text).filter(|_| !self.seen.text.is_empty());
         let ids = match further {
+            None => None,
+            Some(rest) => self.tokenizer.encode_after(&self.seen.text, rest)?,
+        };
+        let ids = match ids {
             None => self.tokenizer.encode(&text)?,
-            Some("") => self.seen.ids.clone(),
-            Some(rest) => {
-                let rest = self.tokenizer.encode_segment(rest, self.seen.text.len() as u64)?;
-                [&self.seen.ids[..], &rest].concat()
-            }
+            Some(rest) => [&self.seen.ids[..], &rest].concat(),
         };
         Ok(Prompt { text, ids, forgets: false })
     }

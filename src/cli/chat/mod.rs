@@ -1,20 +1,17 @@
 //! `rustyflow chat`: a conversation with a model, line by line.
 
 mod conversation;
-mod ending;
 
 use super::interrupt::{Interrupted, Interrupts};
 use super::sampling::{self, SamplingFlags};
 use super::{configuration, device, model, output};
 use crate::Error;
 use crate::config::WeightDtype;
-use crate::data::{ChatSpec, ChatTemplate, Tokenizer};
+use crate::data::{ChatSpec, ChatTemplate, Ending, Tokenizer};
 use crate::generate::{Sampling, Session, TextWriter, printable};
 use crate::models::{LanguageModel, hf};
-use crate::train::load_model;
 use anyhow::{Result, bail};
 use conversation::{Conversation, Prompt};
-use ending::Ending;
 use std::io::{self, IsTerminal};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -56,10 +53,11 @@ pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
     let folder = model::find(args.model.as_deref())?;
     let template = template(&folder, args.chat_template.as_deref().unwrap_or(&config.data.chat_template))?;
     let device = device::open(&args.device.over(&config.device))?;
-    let (model, tokenizer) = load_model(args.dtype, &folder, &device)?;
-    let (settings, sampling) = args.sampling.over_run(&folder, config.generate, &tokenizer)?;
-    let conversation = Conversation::new(&template, &tokenizer, args.system.as_deref());
-    let ending = Ending::new(&folder, &template, conversation.system(), &tokenizer, settings.stop)?;
+    let (model, text) = model::load(args.dtype, &folder, &device)?;
+    let tokenizer = &text.tokenizer;
+    let (settings, sampling) = args.sampling.over_run(&folder, config.generate, tokenizer)?;
+    let conversation = Conversation::new(&template, tokenizer, args.system.as_deref());
+    let ending = text.ending(&template, conversation.system(), settings.stop)?;
     let interactive = !args.json && io::stdin().is_terminal() && io::stdout().is_terminal();
     if interactive {
         let (shape, folder) = (model.config(), folder.display());
@@ -69,7 +67,7 @@ pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
     let mut chat = Chat {
         session: Session::new(&*model, &sampling)?,
         model: &*model,
-        tokenizer: &tokenizer,
+        tokenizer,
         sampling: &sampling,
         conversation,
         ending,
@@ -236,7 +234,7 @@ impl Chat<'_> {
             ids.push(id);
             if !self.ending.ids.contains(&id) {
                 show(&writer.push(id)?, &mut text)?;
-                if !writer.is_stopped() {
+                if writer.end().is_none() {
                     return Ok(ControlFlow::Continue(()));
                 }
             }

@@ -3,8 +3,8 @@
 use super::Args;
 use crate::Error;
 use crate::cli::{model, output};
-use crate::data::{Tokenizer, read_questions};
-use crate::models::LanguageModel;
+use crate::config::WeightDtype;
+use crate::data::read_questions;
 use crate::train::evaluate_choices;
 use anyhow::Result;
 use std::path::Path;
@@ -13,9 +13,9 @@ use std::path::Path;
 pub fn run(args: &Args, path: &Path) -> Result<()> {
     let questions = read_questions(path)?;
     let folder = model::find(args.model.as_deref())?;
-    let (model, tokenizer): (Box<dyn LanguageModel>, Tokenizer) = model::load(&folder, &args.open_device()?)?;
+    let (model, text) = model::load(WeightDtype::F32, &folder, &args.open_device()?)?;
     let context = args.context(model.config().block_size)?;
-    let result = evaluate_choices(&*model, &tokenizer, &questions, context, args.batch_size);
+    let result = evaluate_choices(&*model, &text.tokenizer, &questions, context, args.batch_size);
     let result = result.map_err(|error| match error {
         Error::Invalid(message) => Error::Corpus { path: path.to_path_buf(), message },
         other => other,

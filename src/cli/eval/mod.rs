@@ -3,7 +3,7 @@
 mod choices;
 
 use super::{at_least_one, cache, configuration, device, model, output};
-use crate::config::DataConfig;
+use crate::config::{DataConfig, WeightDtype};
 use crate::data::{Corpus, Packing, Split, encode_split};
 use crate::train::{Windows, corpus_for_model, evaluate, packing, trained_on};
 use crate::{Device, Error};
@@ -79,7 +79,7 @@ fn on_text(args: &Args) -> Result<()> {
     let folder = model::find(args.model.as_deref())?;
     let Text { corpus, split, packing, name: source } = Text::open(args, &folder)?;
     let device = args.open_device()?;
-    let (model, tokenizer) = model::load(&folder, &device)?;
+    let (model, text) = model::load(WeightDtype::F32, &folder, &device)?;
     let context = args.context(model.config().block_size)?;
     let stride = args.stride.unwrap_or(context);
     if stride == 0 || stride > context {
@@ -88,7 +88,7 @@ fn on_text(args: &Args) -> Result<()> {
     let windows = Windows { context, stride, batch_size: args.batch_size, max_batches: 0 };
     // Ctrl-C ends this command as it ends any other: there is nothing to save.
     let never = AtomicBool::new(false);
-    let (tokens, coverage) = encode_split(&corpus, split, &tokenizer, packing)?;
+    let (tokens, coverage) = encode_split(&corpus, split, &text.tokenizer, packing)?;
     let result = evaluate(&*model, &tokens, &coverage, windows, &never)?.expect("nothing sets the flag");
     if args.json {
         let mut json = serde_json::to_value(&result)?;

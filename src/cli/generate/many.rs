@@ -1,10 +1,9 @@
 //! Several texts, in batches of prompts that have as many tokens.
 
-use super::Prompt;
+use super::{Prompt, cause};
 use crate::cli::interrupt::{Interrupted, Interrupts};
 use crate::cli::{output, sampling};
-use crate::data::Tokenizer;
-use crate::generate::{Request, Sampling, TextWriter, generate_batch, printable};
+use crate::generate::{End, Request, Sampling, TextWriter, generate_batch, printable};
 use crate::models::LanguageModel;
 use anyhow::Result;
 use serde_json::json;
@@ -25,13 +24,14 @@ struct Text<'a> {
     writer: Option<TextWriter<'a>>,
     text: String,
     new_tokens: usize,
-    stopped: bool,
+    end: Option<End>,
 }
 
 /// What all texts have in common.
 pub(super) struct Settings<'a> {
     pub sampling: &'a Sampling,
-    pub stops: &'a [String],
+    /// What takes the tokens of a text.
+    pub writer: &'a dyn Fn() -> TextWriter<'a>,
     pub samples: usize,
     pub max_new_tokens: usize,
     pub json: bool,
@@ -39,18 +39,17 @@ pub(super) struct Settings<'a> {
 
 /// Writes `samples` texts for each prompt, the second with the next seed, and so on. They are printed in the order of
 /// the prompts once all are written.
-pub(super) fn write(
+pub(super) fn write<'a>(
     model: &dyn LanguageModel,
-    tokenizer: &Tokenizer,
-    prompts: &[Prompt],
-    settings: &Settings,
+    prompts: &'a [Prompt],
+    settings: &Settings<'a>,
     interrupts: &Interrupts,
 ) -> Result<()> {
     let mut texts = Vec::new();
     for (i, prompt) in prompts.iter().enumerate() {
         for sample in 0..settings.samples {
             let seed = settings.sampling.seed.wrapping_add(sample as u64);
-            texts.push(Text::new(tokenizer, prompt, [i + 1, sample + 1], settings, seed)?);
+            texts.push(Text::new(prompt, [i + 1, sample + 1], settings, seed)?);
         }
     }
     let started = Instant::now();
@@ -71,17 +70,18 @@ pub(super) fn write(
             break;
         }
     }
-    print(&texts, started.elapsed().as_secs_f64(), prompts.len(), settings)?;
+    let interrupted = stop.load(Ordering::Relaxed);
+    print(&texts, started.elapsed().as_secs_f64(), prompts.len(), settings, interrupted)?;
     if stop.load(Ordering::Relaxed) { Err(Interrupted.into()) } else { Ok(()) }
 }
 
-fn print(texts: &[Text], seconds: f64, prompts: usize, settings: &Settings) -> Result<()> {
+fn print(texts: &[Text], seconds: f64, prompts: usize, settings: &Settings, interrupted: bool) -> Result<()> {
     let new_tokens: usize = texts.iter().map(|text| text.new_tokens).sum();
-    for Text { prompt, numbers: [number, sample], text, new_tokens, stopped, .. } in texts {
+    for Text { prompt, numbers: [number, sample], text, new_tokens, end, .. } in texts {
         if settings.json {
             output::line(json!({
                 "kind": "text", "prompt": number, "sample": sample, "text": text, "prompt_tokens": prompt.ids.len(),
-                "new_tokens": new_tokens, "stopped": stopped,
+                "new_tokens": new_tokens, "stopped": end.is_some(), "end": cause(*end, interrupted),
             }))?;
             continue;
         }
@@ -101,20 +101,14 @@ fn print(texts: &[Text], seconds: f64, prompts: usize, settings: &Settings) -> R
 }
 
 impl<'a> Text<'a> {
-    fn new(
-        tokenizer: &'a Tokenizer,
-        prompt: &'a Prompt,
-        numbers: [usize; 2],
-        settings: &Settings<'a>,
-        seed: u64,
-    ) -> Result<Text<'a>> {
-        let mut writer = TextWriter::new(tokenizer, settings.stops);
+    fn new(prompt: &'a Prompt, numbers: [usize; 2], settings: &Settings<'a>, seed: u64) -> Result<Text<'a>> {
+        let mut writer = (settings.writer)();
         let mut text = String::new();
         for id in prompt.shown() {
             text.push_str(&writer.push_prompt(*id)?);
         }
         let sampling = Sampling { seed, ..settings.sampling.clone() };
-        Ok(Text { prompt, numbers, sampling, writer: Some(writer), text, new_tokens: 0, stopped: false })
+        Ok(Text { prompt, numbers, sampling, writer: Some(writer), text, new_tokens: 0, end: None })
     }
 
     /// Adds a token; true if the text ends with it.
@@ -122,8 +116,8 @@ impl<'a> Text<'a> {
         let writer = self.writer.as_mut().expect("it is not finished");
         self.new_tokens += 1;
         self.text.push_str(&writer.push(id)?);
-        self.stopped = writer.is_stopped();
-        Ok(self.stopped)
+        self.end = writer.end();
+        Ok(self.end.is_some())
     }
 
     fn finish(&mut self) -> crate::Result<()> {

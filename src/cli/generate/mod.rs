@@ -9,9 +9,9 @@ use super::{at_least_one, configuration, device, model, output};
 use crate::Error;
 use crate::config::WeightDtype;
 use crate::data::Tokenizer;
-use crate::generate::{Sampling, TextWriter, generate, printable};
+use crate::generate::{End, Sampling, TextWriter, generate, printable};
 use crate::models::{LanguageModel, ModelConfig};
-use crate::train::{Prompt, load_model};
+use crate::train::Prompt;
 use anyhow::Result;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -38,6 +38,9 @@ pub struct Args {
     samples: usize,
     #[command(flatten)]
     sampling: SamplingFlags,
+    /// Print special tokens too, as <|im_end|>
+    #[arg(long)]
+    special_tokens: bool,
     /// Print one JSON object with the text and the speed instead; of several texts one for each, and the speed last
     #[arg(long)]
     pub json: bool,
@@ -52,24 +55,29 @@ pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
     let config = configuration::of_environment()?;
     let device = device::open(&args.device.over(&config.device))?;
     let folder = model::find(args.model.as_deref())?;
-    let (model, tokenizer) = load_model(args.dtype, &folder, &device)?;
+    let (model, conventions) = model::load(args.dtype, &folder, &device)?;
+    let tokenizer = &conventions.tokenizer;
     tracing::info!("model {}", folder.display());
-    let (settings, sampling) = args.sampling.over_run(&folder, config.generate, &tokenizer)?;
+    let (settings, sampling) = args.sampling.over_run(&folder, config.generate, tokenizer)?;
     let given = match &args.prompts {
         Some(path) => prompts::of_file(path)?,
         None => vec![prompts::one(&args.prompt, args.prompt_file.as_deref())?],
     };
     // Before a prompt is shown, so that an error does not follow on half a line.
-    let prompts = given.iter().map(|text| prompt(text, &tokenizer, model.config()));
+    let prompts = given.iter().map(|text| prompt(text, tokenizer, model.config()));
     let prompts = prompts.collect::<crate::Result<Vec<_>>>()?;
     interrupts.stop_after("\nstopping after this token; press Ctrl-C again to stop at once");
     let (max_new_tokens, samples, json) = (settings.max_new_tokens, args.samples, args.json);
+    let ends = conventions.ends();
+    let writer = || {
+        let writer = TextWriter::new(tokenizer, &settings.stop).until(&ends);
+        if args.special_tokens { writer } else { writer.without_special_tokens() }
+    };
     if args.prompts.is_none() && samples == 1 {
-        let writer = TextWriter::new(&tokenizer, &settings.stop);
-        return write_one(&*model, writer, &prompts[0], &sampling, max_new_tokens, json, interrupts);
+        return write_one(&*model, writer(), &prompts[0], &sampling, max_new_tokens, json, interrupts);
     }
-    let settings = many::Settings { sampling: &sampling, stops: &settings.stop, samples, max_new_tokens, json };
-    many::write(&*model, &tokenizer, &prompts, &settings, interrupts)
+    let settings = many::Settings { sampling: &sampling, writer: &writer, samples, max_new_tokens, json };
+    many::write(&*model, &prompts, &settings, interrupts)
 }
 
 /// The prompt, and a note where the model does not see all of it.
@@ -83,6 +91,15 @@ fn prompt(text: &str, tokenizer: &Tokenizer, shape: &ModelConfig) -> crate::Resu
         ));
     }
     Ok(prompt)
+}
+
+/// What ended a text: `end_of_text`, `stop_string`, `interrupt` or `max_tokens`.
+fn cause(end: Option<End>, interrupted: bool) -> serde_json::Value {
+    match end {
+        Some(end) => serde_json::to_value(end).expect("a name serializes"),
+        None if interrupted => "interrupt".into(),
+        None => "max_tokens".into(),
+    }
 }
 
 /// Writes one text as it is drawn.
@@ -111,16 +128,17 @@ fn write_one(
     generate(model, &prompt.ids, max_new_tokens, sampling, &mut |id| {
         tokens += 1;
         show(&writer.push(id)?, &mut text)?;
-        let ends = writer.is_stopped() || stop.load(Ordering::Relaxed);
+        let ends = writer.end().is_some() || stop.load(Ordering::Relaxed);
         Ok(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
     })?;
-    let stopped = writer.is_stopped();
+    let end = writer.end();
     show(&writer.finish()?, &mut text)?;
     let seconds = started.elapsed().as_secs_f64();
     if json {
         let mut object = sampling::speed(prompt.ids.len(), tokens, seconds);
         object["text"] = text.into();
-        object["stopped"] = stopped.into();
+        object["stopped"] = end.is_some().into();
+        object["end"] = cause(end, stop.load(Ordering::Relaxed));
         output::line(object)?;
     } else {
         output::line("")?;

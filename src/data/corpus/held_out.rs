@@ -108,8 +108,11 @@ fn read_part(sources: &[Source], place: u64, side: Side, sink: &mut Sink) -> Res
             offset += text.len() as u64;
             match if side == Side::Kept { kept } else { held_out } {
                 "" => Ok(()),
-                part if matches!(piece, Piece::Prompt(_)) => sink(Piece::Prompt(part)),
-                part => sink(Piece::Text(part)),
+                part => sink(match piece {
+                    Piece::Prompt(_) => Piece::Prompt(part),
+                    Piece::Turn(_, predicted) => Piece::Turn(part, predicted),
+                    _ => Piece::Text(part),
+                }),
             }
         }
         None => sink(piece),

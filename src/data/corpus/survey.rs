@@ -96,7 +96,7 @@ fn read(corpus: &Corpus, spec: &CorpusSpec, on_read: &mut dyn FnMut(u64)) -> Res
                 match piece.text() {
                     Some(text) => {
                         // The same text asked or answered is another corpus.
-                        if let Piece::Prompt(_) = piece {
+                        if let Piece::Prompt(_) | Piece::Turn(_, false) = piece {
                             hash.update([0xfd]);
                         }
                         hash.update(text);

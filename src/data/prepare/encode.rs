@@ -8,7 +8,7 @@ use super::measured::Measured;
 use crate::data::corpus::{Corpus, Piece, Split};
 use crate::data::documents::{Documents, Packing};
 use crate::data::source::Sink;
-use crate::data::tokenizer::{Coverage, Segment, Tokenizer};
+use crate::data::tokenizer::{Coverage, Run, Segment, Tokenizer};
 use crate::data::tokens::Tokens;
 use crate::error::{Error, Result};
 
@@ -94,11 +94,18 @@ pub(super) fn encode(
             let send = |segment, ends_chat| {
                 sender.send(Encoded { segment, ends_chat }).map_err(|_| Error::Invalid("not needed".into()))
             };
-            read(corpus, split, separator == Some(None), &mut |piece| match piece {
-                Piece::Text(text) => segmenter.push(text, true, &mut |segment| send(segment, false)),
-                Piece::Prompt(text) => segmenter.push(text, false, &mut |segment| send(segment, false)),
-                Piece::End => segmenter.end_document(&mut |segment| send(segment, false)),
-                Piece::EndOfChat => segmenter.end_document(&mut |segment| send(segment, true)),
+            read(corpus, split, separator == Some(None), &mut |piece| {
+                // A completion by itself would begin with a space that it does not have.
+                segmenter.joins = matches!(piece, Piece::Turn(..)) || tokenizer.adds_space();
+                match piece {
+                    Piece::Text(text) => segmenter.push(text, true, &mut |segment| send(segment, false)),
+                    Piece::Prompt(text) => segmenter.push(text, false, &mut |segment| send(segment, false)),
+                    Piece::Turn(text, predicted) => {
+                        segmenter.push(text, predicted, &mut |segment| send(segment, false))
+                    }
+                    Piece::End => segmenter.end_document(&mut |segment| send(segment, false)),
+                    Piece::EndOfChat => segmenter.end_document(&mut |segment| send(segment, true)),
+                }
             })?;
             Ok(segmenter.forced)
         });
@@ -114,7 +121,7 @@ fn read(corpus: &Corpus, split: Split, breaks: bool, sink: &mut Sink) -> Result<
     let mut ends_line = true;
     corpus.read(split, &mut |piece| {
         match piece {
-            Piece::Text(text) | Piece::Prompt(text) => ends_line = text.ends_with('\n'),
+            Piece::Text(text) | Piece::Prompt(text) | Piece::Turn(text, _) => ends_line = text.ends_with('\n'),
             Piece::End if breaks && !ends_line => sink(Piece::Text("\n"))?,
             Piece::End | Piece::EndOfChat => {}
         }
@@ -131,15 +138,20 @@ fn take_all(
 ) -> Result<()> {
     while let Ok(first) = segments.recv() {
         let batch: Vec<Encoded> = std::iter::once(first).chain(segments.iter().take(at_once - 1)).collect();
-        let encode = |Encoded { segment, .. }: &Encoded| tokenizer.encode_segment(&segment.text, segment.offset);
-        let ids: Vec<Result<Vec<u32>>> = batch.par_iter().map(encode).collect();
-        for (Encoded { segment, ends_chat }, ids) in batch.iter().zip(ids) {
-            let Segment { text, predicted, ends, .. } = segment;
+        let encode = |Encoded { segment, .. }: &Encoded| tokenizer.encode_runs(segment);
+        let encoded: Vec<Result<(Vec<u32>, Vec<Run>)>> = batch.par_iter().map(encode).collect();
+        for (Encoded { segment, ends_chat }, encoded) in batch.iter().zip(encoded) {
+            let Segment { text, ends, .. } = segment;
+            let (ids, runs) = encoded?;
             let separator = separator.filter(|_| *ends && !ends_chat);
             let ends_here = *ends && separator.is_none();
-            take(Part { text, ids: &ids?, predicted: *predicted, ends: ends_here })?;
+            let last = runs.len() - 1;
+            for (i, run) in runs.iter().enumerate() {
+                let (text, ids) = (&text[run.text.clone()], &ids[run.ids.clone()]);
+                take(Part { text, ids, predicted: run.predicted, ends: ends_here && i == last })?;
+            }
             if let Some(separator) = separator {
-                take(Part { text: "", ids: &[separator], predicted: *predicted, ends: true })?;
+                take(Part { text: "", ids: &[separator], predicted: runs[last].predicted, ends: true })?;
             }
         }
     }

@@ -25,7 +25,7 @@ use measured::Measured;
 pub use encode::{encode_beginning, encode_split};
 
 /// Changes with everything that gives the same text other tokens, or writes them in another way.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 
 /// How long token files are kept that no run uses.
 const KEEP_UNUSED: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -38,6 +38,7 @@ pub(super) const TRAIN_DOCUMENTS: &str = "train.documents";
 pub(super) const VALIDATION_DOCUMENTS: &str = "val.documents";
 pub(super) const META: &str = "meta.json";
 pub(super) const TOKENIZER: &str = "tokenizer.json";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 
 /// Which text, and what makes tokens of it.
 #[derive(Debug, Clone, Copy)]
@@ -169,6 +170,9 @@ impl DataSpec<'_> {
         std::fs::create_dir_all(folder).map_err(failed)?;
         let partial = partial_in(folder).map_err(failed)?;
         write(corpus, &tokenizer, partial.path(), on_progress)?;
+        if let Some(config) = tokenizer.config_json() {
+            std::fs::write(folder.join(TOKENIZER_CONFIG), config).map_err(failed)?;
+        }
         // The training tokens last: without them the folder is no corpus.
         for name in [TOKENIZER, META, VALIDATION_DOCUMENTS, TRAIN_DOCUMENTS, VALIDATION, TRAIN] {
             std::fs::rename(partial.path().join(name), folder.join(name)).map_err(failed)?;
@@ -204,8 +208,12 @@ impl DataSpec<'_> {
         let built = kept.join(self.key(spec, corpus, None)?);
         let Some(tokenizer) = tokenizer else { return Ok(built) };
         let json = tokenizer.to_json()?;
-        let is_same = std::fs::read_to_string(built.join(TOKENIZER)).is_ok_and(|text| text == json) && is_whole(&built);
-        if is_same { Ok(built) } else { Ok(kept.join(self.key(spec, corpus, Some(&json))?)) }
+        // What was built declares no special tokens.
+        let end = tokenizer.end_of_text();
+        let is_same = std::fs::read_to_string(built.join(TOKENIZER)).is_ok_and(|text| text == json)
+            && end == tokenizer.end_of_text_by_name()
+            && is_whole(&built);
+        if is_same { Ok(built) } else { Ok(kept.join(self.key(spec, corpus, Some(&format!("{json}\n{end:?}")))?)) }
     }
 
     /// The name under which the tokens are kept.

@@ -103,6 +103,37 @@ fn documents_end_with_a_token_of_their_own() {
 }
 
 #[test]
+fn documents_end_in_the_declared_eos_token() {
+    let (dir, cache) = (tempdir().unwrap(), tempdir().unwrap());
+    let model = dir.path().join("model");
+    fs::create_dir(&model).unwrap();
+    let plain = Corpus::of_texts("x", "ab\n", "", None).unwrap();
+    let tokenizer = Tokenizer::build(&TokenizerSpec::Char, 0, &plain, Path::new("data")).unwrap();
+    let mut document: serde_json::Value = serde_json::from_str(&tokenizer.to_json().unwrap()).unwrap();
+    let token = |id: usize, content: &str| {
+        serde_json::json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
+            "normalized": false, "special": true})
+    };
+    document["added_tokens"] = serde_json::json!([token(3, "</s>"), token(4, "<eos>")]);
+    fs::write(model.join(TOKENIZER), document.to_string()).unwrap();
+    let rows = r#"{"prompt": "a", "completion": "b"}"#.to_string() + "\n";
+    fs::write(dir.path().join("rows.jsonl"), rows.repeat(4)).unwrap();
+    let first = || {
+        let (prepared, _) =
+            prepare(&dir.path().join("rows.jsonl"), model.to_str().unwrap(), Some(cache.path())).unwrap();
+        (all(&prepared.train)[..3].to_vec(), prepared.train.first_prompt(9))
+    };
+    assert_eq!(first(), (vec![1, 2, 3], Some(vec![1])));
+    // Tokens that are kept are not those of another end.
+    fs::write(model.join("tokenizer_config.json"), r#"{"eos_token": "<eos>"}"#).unwrap();
+    assert_eq!(first(), (vec![1, 2, 4], Some(vec![1])));
+    assert_eq!(
+        prepare(&dir.path().join("rows.jsonl"), model.to_str().unwrap(), None).unwrap().0.train.first_prompt(1),
+        None
+    );
+}
+
+#[test]
 fn what_ends_documents_is_no_part_of_what_is_covered() {
     let dir = tempdir().unwrap();
     for (name, text) in [("a.txt", "one two <|endoftext|> three"), ("b.txt", "two"), ("c.txt", "three")] {

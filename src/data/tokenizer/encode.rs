@@ -3,7 +3,7 @@
 //! Where the pre-tokenizer is known, most pre-tokens have been seen before: their ids are kept, and the library merges
 //! only the others. What holds an added token is left to the library as a whole.
 
-use super::segment::{Boundary, META_SPACE, Segmenter};
+use super::segment::{Boundary, META_SPACE, Segment, Segmenter};
 use super::splitter::Splitter;
 use super::{Kind, Tokenizer, error, recipe};
 use crate::error::Result;
@@ -11,6 +11,7 @@ use rayon::prelude::*;
 use regex_automata::hybrid::dfa::Cache;
 use rustc_hash::FxHashMap;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::PoisonError;
 use tokenizers::{Model as _, NormalizedString, Normalizer as _};
 use unicode_normalization::{IsNormalized, is_nfc_quick};
@@ -28,6 +29,16 @@ pub(super) struct Worker {
     ids: Vec<u32>,
     /// A pre-token as the vocabulary writes it.
     written: String,
+}
+
+/// Tokens of a segment that are all predicted, or none of them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Run {
+    /// The bytes of the segment that they stand for.
+    pub text: Range<usize>,
+    /// Which of its tokens they are.
+    pub ids: Range<usize>,
+    pub predicted: bool,
 }
 
 impl Tokenizer {
@@ -78,10 +89,93 @@ impl Tokenizer {
                 let mut normalized = NormalizedString::from(text);
                 let normalizer = self.inner.get_normalizer().expect("it normalizes");
                 normalizer.normalize(&mut normalized).map_err(|cause| error(&self.name, cause.to_string()))?;
+                // Some added tokens are looked for in this form.
+                if self.added.as_ref().is_some_and(|added| added.is_match(normalized.get())) {
+                    return self.by_the_library(text);
+                }
                 self.encode_bytes(normalized.get(), splitter)
             }
             (Kind::Spaces { prepend, splits }, _) => self.encode_spaces(text, *prepend && offset == 0, *splits),
             _ => self.by_the_library(text),
+        }
+    }
+
+    /// The tokens of a segment, in runs of which all or none are predicted. A token that lies across the end of such a
+    /// stretch is predicted, as transformers' `return_assistant_tokens_mask` has it.
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::encode`].
+    pub(crate) fn encode_runs(&self, segment: &Segment) -> Result<(Vec<u32>, Vec<Run>)> {
+        let Segment { text, offset, stretches, .. } = segment;
+        if let [(_, predicted)] = stretches[..] {
+            let ids = self.encode_segment(text, *offset)?;
+            let run = Run { text: 0..text.len(), ids: 0..ids.len(), predicted };
+            return Ok((ids, vec![run]));
+        }
+        let (ids, ranges) = self.encode_with_ranges(text, *offset)?;
+        let is_predicted = |range: &Range<usize>| {
+            // Some pre-tokenizers report a token of white space as an empty one behind it.
+            let (start, end) = (range.start.min(range.end.saturating_sub(1)), range.end);
+            let mut begins = 0;
+            stretches.iter().any(|&(ends, predicted)| {
+                let begin = std::mem::replace(&mut begins, ends);
+                predicted && start < ends && begin < end
+            })
+        };
+        let mut runs: Vec<Run> = vec![];
+        for (i, range) in ranges.iter().enumerate() {
+            let predicted = is_predicted(range);
+            match runs.last_mut() {
+                Some(last) if last.predicted == predicted => last.ids.end = i + 1,
+                last => {
+                    let from =
+                        last.as_ref().map_or(0, |last| text.floor_char_boundary(range.start).max(last.text.start));
+                    if let Some(last) = last {
+                        last.text.end = from;
+                    }
+                    runs.push(Run { text: from..text.len(), ids: i..i + 1, predicted });
+                }
+            }
+        }
+        if runs.is_empty() {
+            let predicted = stretches.last().is_none_or(|(_, predicted)| *predicted);
+            runs.push(Run { text: 0..text.len(), ids: 0..0, predicted });
+        }
+        Ok((ids, runs))
+    }
+
+    /// The ids of `text` where it follows `before`: those of the whole text. `None` where a token lies across the place
+    /// and a tokenizer that puts a space before every text cannot tell what the rest would be.
+    ///
+    /// # Errors
+    /// Those of [`Tokenizer::encode`].
+    pub fn encode_after(&self, before: &str, text: &str) -> Result<Option<Vec<u32>>> {
+        let (ids, ranges) = self.encode_with_ranges(&format!("{before}{text}"), 0)?;
+        let first = ranges.iter().position(|range| range.end > before.len()).unwrap_or(ids.len());
+        if ranges.get(first).is_none_or(|range| range.start >= before.len()) {
+            return Ok(Some(ids[first..].to_vec()));
+        }
+        if self.adds_space { Ok(None) } else { self.encode_segment(text, before.len() as u64).map(Some) }
+    }
+
+    /// The ids of a segment, and the bytes of it that each stands for.
+    fn encode_with_ranges(&self, text: &str, offset: u64) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
+        let ids = self.encode_segment(text, offset)?;
+        let mut end = 0;
+        let range = |id: &u32| {
+            let piece = self.pieces.get(*id as usize)?;
+            let start = end;
+            end += piece.len();
+            (text.as_bytes().get(start..end) == Some(piece)).then_some(start..end)
+        };
+        let ranges: Option<Vec<_>> = ids.iter().map(range).collect();
+        match ranges.filter(|_| end == text.len()) {
+            Some(ranges) => Ok((ids, ranges)),
+            None => {
+                let encoding = self.guarded(|inner| inner.encode(text, false))?;
+                let ranges = encoding.get_offsets().iter().map(|&(start, end)| start..end).collect();
+                Ok((encoding.get_ids().to_vec(), ranges))
+            }
         }
     }
 

@@ -46,19 +46,12 @@ pub struct LlamaCppTokenizer {
     pub suppressed: Vec<u32>,
 }
 
-/// The tokens that a folder's `tokenizer_config.json` names.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct NamedTokens {
-    pub begin: Option<String>,
-    pub end: Option<String>,
-}
-
 impl Tokenizer {
     /// The same for llama.cpp, of a model with so many rows.
     ///
     /// # Errors
     /// If llama.cpp has no such tokenizer: why.
-    pub fn for_llama_cpp(&self, rows: usize, named: &NamedTokens) -> Result<LlamaCppTokenizer> {
+    pub fn for_llama_cpp(&self, rows: usize) -> Result<LlamaCppTokenizer> {
         let refused = |why: &str| {
             let other = "--format safetensors keeps tokenizer.json as it is";
             error(&self.name, format!("llama.cpp has no such tokenizer: {why}; {other}"))
@@ -71,11 +64,18 @@ impl Tokenizer {
             }
             Kind::Char { .. } => ("llama", "default", vec![]),
             Kind::ByteLevel { .. } => ("gpt2", self.pre_tokenizer().map_err(|why| refused(&why))?, self.merges()),
+            // An added token with white space in it is one there too.
+            Kind::Other if recognise::is_byte_level_with_spaced_tokens(&self.inner) => {
+                ("gpt2", self.pre_tokenizer().map_err(|why| refused(&why))?, self.merges())
+            }
             Kind::Word { .. } => {
                 return Err(refused("it cuts text into words at white space, which words are not part of"));
             }
             Kind::Spaces { .. } => {
                 return Err(refused("it is SentencePiece's, whose scores tokenizer.json does not hold"));
+            }
+            Kind::Other if recognise::looks_around(&self.inner) => {
+                return Err(refused("an added token takes the white space beside it, or is a word of its own"));
             }
             Kind::Other => return Err(refused("its pipeline is neither char, byte-level BPE nor one that is known")),
         };
@@ -87,10 +87,9 @@ impl Tokenizer {
                 before.len()
             )));
         }
-        let id = |token: &str| self.inner.token_to_id(token);
         let mut suppressed: Vec<u32> =
             (0..).zip(&tokens).filter(|(_, (_, kind))| *kind == TokenKind::Unused).map(|(id, _)| id).collect();
-        let end = named.end.as_deref().and_then(id).or(self.end_of_text().map(|(id, _)| id));
+        let end = self.end_of_text().map(|(id, _)| id);
         let end = end.unwrap_or_else(|| {
             let end = self.never_in_text(&suppressed).unwrap_or(tokens.len() as u32);
             tokens.resize(tokens.len().max(end as usize + 1), (String::new(), TokenKind::Unused));
@@ -103,7 +102,7 @@ impl Tokenizer {
             }
             end
         });
-        let begin = before.first().copied().or(named.begin.as_deref().and_then(id)).unwrap_or(end);
+        let begin = before.first().copied().or(self.special_token("bos_token").map(|(id, _)| id)).unwrap_or(end);
         Ok(LlamaCppTokenizer { model, pre, tokens, merges, begin, adds_begin: !before.is_empty(), end, suppressed })
     }
 
@@ -140,11 +139,13 @@ impl Tokenizer {
     }
 
     /// llama.cpp's name for how this byte-level BPE cuts and merges.
-    fn pre_tokenizer(&self) -> std::result::Result<&'static str, String> {
+    pub(super) fn pre_tokenizer(&self) -> std::result::Result<&'static str, String> {
         let pattern = recognise::pattern(&self.inner).ok_or("its pre-tokenizer has no pattern that is known")?;
         let name = splitter::llama_cpp_name(&pattern).ok_or("its pre-tokenizer has no pattern that is known")?;
         let ModelWrapper::BPE(bpe) = self.inner.get_model() else { return Err("it is no BPE".into()) };
-        if bpe.unk_token.is_some() || bpe.continuing_subword_prefix.is_some() || bpe.end_of_word_suffix.is_some() {
+        // transformers writes "" where there is none.
+        let marks = [&bpe.unk_token, &bpe.continuing_subword_prefix, &bpe.end_of_word_suffix];
+        if marks.iter().any(|mark| mark.as_deref().is_some_and(|mark| !mark.is_empty())) {
             return Err("it has an unknown token, or marks at the beginning or end of words".into());
         }
         if bpe.byte_fallback {
@@ -184,13 +185,13 @@ mod tests {
     }
 
     fn refused(tokenizer: &Tokenizer, told: &str) {
-        let error = tokenizer.for_llama_cpp(tokenizer.vocab_size(), &NamedTokens::default()).unwrap_err().to_string();
+        let error = tokenizer.for_llama_cpp(tokenizer.vocab_size()).unwrap_err().to_string();
         assert!(error.contains(told), "{error}");
     }
 
     #[test]
     fn characters_are_tokens_and_the_end_a_row_of_its_own() {
-        let got = chars("b a\n").for_llama_cpp(4, &NamedTokens::default()).unwrap();
+        let got = chars("b a\n").for_llama_cpp(4).unwrap();
         let texts: Vec<&str> = got.tokens.iter().map(|(text, _)| text.as_str()).collect();
         assert_eq!(texts, ["\n", "▁", "a", "b", "<|endoftext|>"]);
         assert_eq!((got.model, got.end, got.begin, got.adds_begin), ("llama", 4, 4, false));
@@ -202,7 +203,7 @@ mod tests {
 
     #[test]
     fn rows_without_a_token_are_unused_and_the_first_ends_a_text() {
-        let got = chars("b a\n").for_llama_cpp(7, &NamedTokens::default()).unwrap();
+        let got = chars("b a\n").for_llama_cpp(7).unwrap();
         let end: Vec<_> = got.tokens[4..].iter().map(|(text, kind)| (text.as_str(), *kind)).collect();
         let unused = TokenKind::Unused;
         assert_eq!(end, [("<|endoftext|>", TokenKind::Control), ("[PAD5]", unused), ("[PAD6]", unused)]);
@@ -213,7 +214,7 @@ mod tests {
     fn bytes_keep_their_symbols_and_merges_their_order() {
         let tokenizer = seed("bpe.json");
         let rows = tokenizer.vocab_size();
-        let got = tokenizer.for_llama_cpp(rows, &NamedTokens::default()).unwrap();
+        let got = tokenizer.for_llama_cpp(rows).unwrap();
         assert_eq!((got.model, got.pre, got.tokens.len()), ("gpt2", "gpt-2", rows));
         assert!(got.merges.iter().all(|merge| merge.split(' ').count() == 2) && !got.merges.is_empty());
         let of_byte = got.tokens.iter().position(|(text, _)| text == "ÿ");
@@ -231,6 +232,31 @@ mod tests {
     }
 
     #[test]
+    fn empty_marks_as_transformers_writes_them_are_none() {
+        let mut document: Value = serde_json::from_str(&seed("bpe.json").to_json().unwrap()).unwrap();
+        document["model"]["continuing_subword_prefix"] = "".into();
+        document["model"]["end_of_word_suffix"] = "".into();
+        let written = Tokenizer::from_document("x", &document).unwrap();
+        let rows = written.vocab_size();
+        assert_eq!(written.for_llama_cpp(rows).unwrap(), seed("bpe.json").for_llama_cpp(rows).unwrap());
+        document["model"]["end_of_word_suffix"] = "</w>".into();
+        refused(&Tokenizer::from_document("x", &document).unwrap(), "marks at the beginning or end of words");
+    }
+
+    #[test]
+    fn an_added_token_of_several_words_goes_along() {
+        let mut document: Value = serde_json::from_str(&seed("bpe.json").to_json().unwrap()).unwrap();
+        let rows = seed("bpe.json").vocab_size();
+        let mut token = recipe::special_token(rows, "two words");
+        (token["normalized"], token["special"]) = (true.into(), false.into());
+        document["added_tokens"] = serde_json::json!([token]);
+        let got = Tokenizer::from_document("x", &document).unwrap().for_llama_cpp(rows + 1).unwrap();
+        assert_eq!((got.pre, &got.tokens[rows]), ("gpt-2", &("two words".to_string(), TokenKind::UserDefined)));
+        document["added_tokens"][0]["lstrip"] = true.into();
+        refused(&Tokenizer::from_document("x", &document).unwrap(), "an added token takes the white space beside it");
+    }
+
+    #[test]
     fn tokens_that_the_folder_names_begin_and_end_a_text() {
         let mut document: Value = serde_json::from_str(&seed("bpe.json").to_json().unwrap()).unwrap();
         let rows = seed("bpe.json").vocab_size();
@@ -243,9 +269,11 @@ mod tests {
             "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
             "special_tokens": {"<s>": {"id": "<s>", "ids": [rows], "tokens": ["<s>"]}},
         });
-        let tokenizer = Tokenizer::from_document("x", &document).unwrap();
-        let named = NamedTokens { begin: None, end: Some("<e>".into()) };
-        let got = tokenizer.for_llama_cpp(rows + 2, &named).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: String| std::fs::write(folder.path().join(name), text).unwrap();
+        write("tokenizer.json", document.to_string());
+        write("tokenizer_config.json", r#"{"eos_token": "<e>"}"#.into());
+        let got = Tokenizer::from_folder(folder.path()).unwrap().for_llama_cpp(rows + 2).unwrap();
         assert_eq!((got.begin, got.adds_begin, got.end), (rows as u32, true, rows as u32 + 1));
         assert_eq!((got.tokens[rows].1, got.suppressed), (TokenKind::Control, vec![]));
     }

@@ -8,6 +8,7 @@ mod coverage;
 mod encode;
 mod llama_cpp;
 mod pretrained;
+mod pretrained_config;
 mod recipe;
 mod recognise;
 mod segment;
@@ -15,7 +16,7 @@ mod splitter;
 mod stream;
 mod vocab_and_merges;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -26,11 +27,14 @@ use serde_json::Value;
 use crate::data::Corpus;
 use crate::error::{Error, Result};
 use encode::Worker;
+use pretrained_config::PretrainedConfig;
 use segment::Boundary;
 use vocab_and_merges::read_vocab_and_merges;
 
 pub use coverage::Coverage;
-pub use llama_cpp::{LlamaCppTokenizer, NamedTokens, TokenKind};
+pub(super) use encode::Run;
+pub use llama_cpp::{LlamaCppTokenizer, TokenKind};
+pub(crate) use pretrained::OWN_CLASS;
 pub(super) use segment::Segment;
 pub use stream::TextStream;
 
@@ -84,6 +88,12 @@ pub struct Tokenizer {
     workers: Mutex<Vec<Worker>>,
     /// Of every byte, the character that stands for it in byte-level vocabularies.
     symbols: [char; 256],
+    /// What lay beside the pipeline when it was loaded; `None` of one that was built.
+    config: Option<PretrainedConfig>,
+    /// Ids of tokens that mark something and have no text to be shown.
+    special: HashSet<u32>,
+    /// Whether a text that does not begin with a space gets one.
+    adds_space: bool,
     /// Of each id, the bytes it stands for; empty for ids without a token. Of [`Kind::Spaces`] and [`Kind::Other`], the
     /// token's own text.
     pieces: Vec<Vec<u8>>,
@@ -174,10 +184,12 @@ impl Tokenizer {
         if file.exists() || !folder.join("vocab.json").exists() {
             return Tokenizer::from_file(&file);
         }
-        Tokenizer::from_document(&folder.display().to_string(), &read_vocab_and_merges(folder)?)
+        let mut tokenizer = Tokenizer::from_document(&folder.display().to_string(), &read_vocab_and_merges(folder)?)?;
+        tokenizer.config = PretrainedConfig::read(folder)?;
+        Ok(tokenizer)
     }
 
-    /// Loads a `tokenizer.json`. Truncation and padding that it asks for are ignored: texts are encoded whole.
+    /// Loads a `tokenizer.json`, with what `tokenizer_config.json` beside it says of special tokens. Truncation and padding that it asks for are ignored: texts are encoded whole.
     pub fn from_file(path: &Path) -> Result<Tokenizer> {
         let bytes = std::fs::read(path).map_err(|error| Error::io("read", path, error))?;
         let mut tokenizer = Tokenizer::from_bytes(&path.display().to_string(), &bytes)?;
@@ -186,6 +198,7 @@ impl Tokenizer {
             Kind::Word { .. } => tokenizer.name = "word".to_string(),
             Kind::ByteLevel { .. } | Kind::Spaces { .. } | Kind::Other => {}
         }
+        tokenizer.config = PretrainedConfig::read(path.parent().unwrap_or(Path::new("")))?;
         Ok(tokenizer)
     }
 
@@ -233,6 +246,12 @@ impl Tokenizer {
         called
             .unwrap_or_else(|_| Err("its parts contradict each other".into()))
             .map_err(|cause| error(&self.name, cause.to_string()))
+    }
+
+    /// Whether a text that does not begin with a space gets one, as SentencePiece's do: then the parts of a text do not
+    /// have its tokens.
+    pub(crate) fn adds_space(&self) -> bool {
+        self.adds_space
     }
 
     fn check_id(&self, id: u32) -> Result<()> {
@@ -285,11 +304,15 @@ impl Tokenizer {
                 _ => token.as_bytes().to_vec(),
             };
         }
-        let added: Vec<String> = inner.get_added_tokens_decoder().into_values().map(|token| token.content).collect();
+        let added = inner.get_added_tokens_decoder();
+        let special = added.iter().filter(|(_, token)| token.special).map(|(id, _)| *id).collect();
+        let added: Vec<String> = added.into_values().map(|token| token.content).collect();
         let added = (!added.is_empty()).then(|| AhoCorasick::new(added)).transpose();
         let added = added.map_err(|cause| error(name, format!("its added tokens: {cause}")))?;
         let (workers, symbols) = (Mutex::default(), encode::symbols());
-        Ok(Tokenizer { name: name.to_string(), inner, kind, boundary, added, workers, symbols, pieces })
+        let (adds_space, config) = (recognise::adds_space(&inner), None);
+        let name = name.to_string();
+        Ok(Tokenizer { name, inner, kind, boundary, added, workers, symbols, config, special, adds_space, pieces })
     }
 }
 

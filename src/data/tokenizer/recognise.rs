@@ -8,17 +8,14 @@ use std::collections::HashMap;
 use tokenizers::models::ModelWrapper;
 use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::metaspace::PrependScheme;
-use tokenizers::{DecoderWrapper, PreTokenizerWrapper, Tokenizer};
+use tokenizers::{AddedToken, DecoderWrapper, PreTokenizerWrapper, Tokenizer};
 
 /// How the pipeline's texts become ids, and where they may be cut.
 pub(super) fn recognise(inner: &Tokenizer, vocab: &HashMap<String, u32>) -> (Kind, Boundary) {
     let other = (Kind::Other, Boundary::Nowhere);
     // Added tokens that look at what is around them could see the end of a segment.
-    let looks_around = inner
-        .get_added_tokens_decoder()
-        .values()
-        .any(|token| token.lstrip || token.rstrip || token.single_word || token.content.contains(char::is_whitespace));
-    if looks_around {
+    let is_spaced = |token: &AddedToken| token.content.contains(char::is_whitespace);
+    if looks_around(inner) || inner.get_added_tokens_decoder().values().any(is_spaced) {
         return other;
     }
     let known = match inner.get_model() {
@@ -31,9 +28,37 @@ pub(super) fn recognise(inner: &Tokenizer, vocab: &HashMap<String, u32>) -> (Kin
     known.unwrap_or(other)
 }
 
+/// Whether what is an added token depends on what is beside it.
+pub(super) fn looks_around(inner: &Tokenizer) -> bool {
+    inner.get_added_tokens_decoder().values().any(|token| token.lstrip || token.rstrip || token.single_word)
+}
+
+/// Whether it is byte-level BPE but for added tokens with white space in them.
+pub(super) fn is_byte_level_with_spaced_tokens(inner: &Tokenizer) -> bool {
+    let ModelWrapper::BPE(model) = inner.get_model() else { return false };
+    !looks_around(inner) && byte_level(inner, &inner.get_vocab(true), model).is_some()
+}
+
 /// A part of a pipeline as it is written; null if it is not there.
 fn part(part: Option<impl serde::Serialize>) -> Value {
     serde_json::to_value(part).unwrap_or(Value::Null)
+}
+
+/// Whether a text that does not begin with a space gets one.
+pub(super) fn adds_space(inner: &Tokenizer) -> bool {
+    fn adds(part: &Value) -> bool {
+        match part {
+            Value::Array(parts) => parts.iter().any(adds),
+            Value::Object(keys) => match keys.get("type").and_then(Value::as_str) {
+                Some("Prepend") => true,
+                Some("Metaspace") => keys.get("prepend_scheme") != Some(&"never".into()),
+                Some("ByteLevel") => keys.get("add_prefix_space") == Some(&true.into()),
+                _ => keys.values().any(adds),
+            },
+            _ => false,
+        }
+    }
+    adds(&part(inner.get_normalizer())) || adds(&part(inner.get_pre_tokenizer()))
 }
 
 fn chars(inner: &Tokenizer, vocab: &HashMap<String, u32>, unknown: &str) -> Option<(Kind, Boundary)> {

@@ -84,8 +84,8 @@ pub(crate) struct Segment {
     pub text: String,
     /// Where it begins in its document, bytes.
     pub offset: u64,
-    /// Whether its tokens are predicted.
-    pub predicted: bool,
+    /// Where each stretch of it ends, bytes from its beginning, and whether that is predicted. One stretch at least.
+    pub stretches: Vec<(usize, bool)>,
     /// Whether the document ends with it.
     pub ends: bool,
 }
@@ -95,8 +95,11 @@ pub(crate) struct Segmenter<'a> {
     boundary: &'a Boundary,
     added: Option<&'a AhoCorasick>,
     pending: String,
-    /// Whether the tokens of that are predicted.
-    predicted: bool,
+    /// As in [`Segment`], of that; the last one goes on.
+    stretches: Vec<(usize, bool)>,
+    /// Whether stretches that are predicted and others have the tokens of the text that they make up, instead of being
+    /// encoded one by one.
+    pub joins: bool,
     offset: u64,
     /// Cuts at places that are not safe, because a text of [`MOST_BYTES`] had none that is.
     pub forced: usize,
@@ -104,11 +107,19 @@ pub(crate) struct Segmenter<'a> {
 
 impl<'a> Segmenter<'a> {
     pub(super) fn new(boundary: &'a Boundary, added: Option<&'a AhoCorasick>) -> Segmenter<'a> {
-        Segmenter { boundary, added, pending: String::new(), predicted: true, offset: 0, forced: 0 }
+        Segmenter {
+            boundary,
+            added,
+            pending: String::new(),
+            stretches: vec![(0, true)],
+            joins: false,
+            offset: 0,
+            forced: 0,
+        }
     }
 
-    /// Takes the next piece of the document. Where pieces that are predicted meet others there is always a cut: what
-    /// is generated follows a prompt that is encoded by itself.
+    /// Takes the next piece of the document. Where pieces that are predicted meet others there is a cut, unless the
+    /// segmenter [`joins`](Segmenter::joins) them: what is generated follows a prompt that is encoded by itself.
     ///
     /// # Errors
     /// Those of `emit`.
@@ -118,10 +129,15 @@ impl<'a> Segmenter<'a> {
         predicted: bool,
         emit: &mut dyn FnMut(Segment) -> Result<()>,
     ) -> Result<()> {
-        if predicted != self.predicted && !self.pending.is_empty() {
+        let (_, before) = self.stretches[self.stretches.len() - 1];
+        if predicted != before && !self.pending.is_empty() && !self.joins {
             self.emit(self.pending.len(), false, emit)?;
         }
-        self.predicted = predicted;
+        match self.stretches.last_mut() {
+            Some(last) if self.pending.is_empty() => *last = (0, predicted),
+            _ if predicted != before => self.stretches.push((self.pending.len(), predicted)),
+            _ => {}
+        }
         let mut rest = piece;
         while !rest.is_empty() {
             let (part, after) = rest.split_at(rest.floor_char_boundary(PIECE_BYTES));
@@ -133,6 +149,9 @@ impl<'a> Segmenter<'a> {
 
     fn add(&mut self, piece: &str, emit: &mut dyn FnMut(Segment) -> Result<()>) -> Result<()> {
         self.pending.push_str(piece);
+        if let Some((end, _)) = self.stretches.last_mut() {
+            *end = self.pending.len();
+        }
         // Twice the size, so that no last segment is tiny.
         while self.pending.len() >= 2 * SEGMENT_BYTES {
             let near = self.boundary.cut(&self.pending, SEGMENT_BYTES, self.added);
@@ -158,7 +177,16 @@ impl<'a> Segmenter<'a> {
         let text = std::mem::replace(&mut self.pending, rest);
         let offset = self.offset;
         self.offset += cut as u64;
-        emit(Segment { text, offset, predicted: self.predicted, ends })
+        // The stretch that is cut is in both parts.
+        let first = self.stretches.iter().position(|(end, _)| *end >= cut).unwrap_or(0);
+        let mut stretches = self.stretches[..=first].to_vec();
+        stretches[first].0 = cut;
+        self.stretches.drain(..first);
+        if self.stretches.len() > 1 && self.stretches[0].0 == cut {
+            self.stretches.remove(0);
+        }
+        self.stretches.iter_mut().for_each(|(end, _)| *end -= cut);
+        emit(Segment { text, offset, stretches, ends })
     }
 
     /// Of a text that has become long and has no usual place to cut: languages without spaces, or data.

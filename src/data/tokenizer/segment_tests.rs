@@ -166,3 +166,106 @@ fn texts_are_cut_only_where_no_pre_token_runs_across() {
         assert_eq!(tokenizer.boundary.cut(text, limit, None), expected, "{text:?} before {limit}");
     }
 }
+
+/// As `spaces`, in the way of older Llamas: a normalizer puts the space before every text, also after an added token.
+fn prepending(text: &str) -> Tokenizer {
+    let mut document = serde_json::to_value(&spaces(text, "first", false).inner).unwrap();
+    let replace = json!({"type": "Replace", "pattern": {"String": " "}, "content": "▁"});
+    let prepend = json!({"type": "Prepend", "prepend": "▁"});
+    document["normalizer"] = json!({"type": "Sequence", "normalizers": [prepend, replace]});
+    document["pre_tokenizer"] = Value::Null;
+    let next = document["model"]["vocab"].as_object().unwrap().len();
+    document["added_tokens"] = json!([recipe::special_token(next, "</s>")]);
+    load(&document).unwrap()
+}
+
+/// The runs of a document that is handed over in these pieces, as texts of tokens: "+" before what is predicted.
+fn runs(tokenizer: &Tokenizer, joins: bool, pieces: &[(&str, bool)]) -> (Vec<u32>, Vec<String>) {
+    let mut segmenter = tokenizer.segmenter();
+    segmenter.joins = joins;
+    let (mut all, mut runs) = (vec![], vec![]);
+    let mut take = |segment: Segment| {
+        let (ids, found) = tokenizer.encode_runs(&segment)?;
+        let texts: String = found.iter().map(|run| &segment.text[run.text.clone()]).collect();
+        assert_eq!(texts, segment.text);
+        runs.extend(found.iter().filter(|run| !run.ids.is_empty()).map(|run| {
+            let tokens = ids[run.ids.clone()].iter().map(|id| tokenizer.inner.id_to_token(*id).unwrap());
+            format!("{}{}", if run.predicted { "+" } else { "-" }, tokens.collect::<Vec<_>>().join("|"))
+        }));
+        all.extend(ids);
+        Ok(())
+    };
+    for (piece, predicted) in pieces {
+        segmenter.push(piece, *predicted, &mut take).unwrap();
+    }
+    segmenter.end_document(&mut take).unwrap();
+    (all, runs)
+}
+
+#[test]
+fn a_conversation_has_the_tokens_of_its_whole_text() {
+    let turns =
+        [("user: the and", false), (" an the</s>", true), ("\nuser: a", false), ("the</s>", true), ("\n", false)];
+    let whole: String = turns.map(|(text, _)| text).concat();
+    let mut byte_level = byte_level(Some(QWEN), json!({"type": "NFC"}));
+    byte_level.name = "qwen".into();
+    for tokenizer in [prepending(&whole), spaces(&whole, "first", false), spaces(&whole, "always", true), byte_level] {
+        let (ids, runs) = runs(&tokenizer, true, &turns);
+        assert_eq!(ids, by_the_library(&tokenizer, &whole), "{}", tokenizer.name());
+        assert_eq!(runs.iter().map(|run| &run[..1]).collect::<String>(), "-+-+-", "{runs:?}");
+    }
+    // The space before an answer is the answer's, and one is put only where the normalizer puts it in the whole text.
+    let (_, runs) = runs(&prepending(&whole), true, &turns);
+    assert_eq!(runs, ["-▁|u|s|e|r|:|▁the|▁|and", "+▁|an|▁the|</s>", "-▁|\n|u|s|e|r|:|▁|a", "+t|he|</s>", "-▁|\n"]);
+}
+
+#[test]
+fn a_token_across_the_end_of_a_prompt_is_predicted() {
+    let tokenizer = prepending("the and x:");
+    assert!(tokenizer.adds_space());
+    let (ids, runs) = runs(&tokenizer, tokenizer.adds_space(), &[("x: t", false), ("he a", true)]);
+    assert_eq!((ids, runs), (by_the_library(&tokenizer, "x: the a"), vec!["-▁|x|:".to_string(), "+▁the|▁|a".into()]));
+    // One that puts no space has a prompt and a completion by themselves, as they are when it is continued.
+    let tokenizer = spaces("the and x:", "never", false);
+    assert!(!tokenizer.adds_space());
+    let (_, runs) = self::runs(&tokenizer, false, &[("x: t", false), ("he a", true)]);
+    assert_eq!(runs, ["-x|:|▁t", "+he|▁|a"]);
+}
+
+#[test]
+fn a_long_conversation_is_cut_within_its_stretches() {
+    let turn = "the cat and the dog ".repeat(3000);
+    let tokenizer = byte_level(None, Value::Null);
+    let turns: Vec<(&str, bool)> = (0..40).map(|i| (turn.as_str(), i % 2 == 1)).collect();
+    let (ids, runs) = runs(&tokenizer, true, &turns);
+    assert_eq!(ids, by_the_library(&tokenizer, &turn.repeat(40)));
+    let predicted: usize = runs.iter().filter(|run| run.starts_with('+')).map(|run| run.matches("|").count() + 1).sum();
+    assert!(predicted.abs_diff(ids.len() / 2) <= 20, "{predicted} of {}", ids.len());
+}
+
+#[test]
+fn what_follows_a_text_has_the_tokens_of_the_whole() {
+    let tokenizer = prepending("the and x:\n");
+    let (before, text) = ("x: the</s>", "\nx: and");
+    let whole = by_the_library(&tokenizer, &format!("{before}{text}"));
+    let after = tokenizer.encode_after(before, text).unwrap().unwrap();
+    assert_eq!([by_the_library(&tokenizer, before), after].concat(), whole);
+    assert_eq!(tokenizer.encode_after("x: t", "he").unwrap(), None);
+    assert_eq!(tokenizer.encode_after(before, "").unwrap(), Some(vec![]));
+    let plain = spaces("the and x:", "never", false);
+    assert_eq!(plain.encode_after("x: t", "he").unwrap(), Some(by_the_library(&plain, "he")));
+}
+
+#[test]
+fn a_normalized_added_token_is_found_in_normalized_text() {
+    let mut document = serde_json::to_value(&byte_level(Some(QWEN), json!({"type": "NFC"})).inner).unwrap();
+    let mut token = recipe::special_token(601, "caf\u{e9}");
+    (token["normalized"], token["special"]) = (true.into(), false.into());
+    document["added_tokens"].as_array_mut().unwrap().push(token);
+    let tokenizer = load(&document).unwrap();
+    assert!(matches!(tokenizer.kind, Kind::ByteLevel { normalizes: true, .. }));
+    for text in ["a caf\u{e9} b", "a cafe\u{301} b", "cafe\u{301}"] {
+        agrees(&tokenizer, text);
+        assert!(tokenizer.encode(text).unwrap().contains(&601), "{text}");
+    }
+}

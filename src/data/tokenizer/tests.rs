@@ -22,7 +22,7 @@ pub(super) fn sample() -> String {
 fn reload(tokenizer: &Tokenizer) -> Tokenizer {
     let dir = tempdir().unwrap();
     let path = dir.path().join("tokenizer.json");
-    std::fs::write(&path, &tokenizer.pretrained_files(8, &serde_json::Map::new()).unwrap()[0].1).unwrap();
+    std::fs::write(&path, &tokenizer.pretrained_files(8, "gpt2").unwrap()[0].1).unwrap();
     Tokenizer::from_file(&path).unwrap()
 }
 
@@ -188,8 +188,8 @@ fn a_folder_with_vocab_and_merges_is_a_tokenizer() {
 #[test]
 fn a_folder_with_a_tokenizer_json_is_a_tokenizer() {
     let dir = tempdir().unwrap();
-    let [(_, json), ..] = build(TokenizerSpec::Char, "abc").pretrained_files(8, &serde_json::Map::new()).unwrap();
-    std::fs::write(dir.path().join("tokenizer.json"), json).unwrap();
+    let files = build(TokenizerSpec::Char, "abc").pretrained_files(8, "gpt2").unwrap();
+    std::fs::write(dir.path().join("tokenizer.json"), &files[0].1).unwrap();
     let spec = TokenizerSpec::Path(dir.path().to_path_buf());
     assert_eq!(Tokenizer::build(&spec, 0, &corpus("x"), Path::new("data")).unwrap().name(), "char");
 }
@@ -368,32 +368,76 @@ fn what_the_tokens_keep_of_a_text_is_told() {
     assert!(words.coverage(plain, &words.encode(plain).unwrap()).unwrap().lossless);
 }
 
+/// What transformers reads of a tokenizer: names of files, and their contents.
+fn pretrained(tokenizer: &Tokenizer, model_type: &str) -> HashMap<&'static str, Value> {
+    let json = |text: &str| serde_json::from_str(text).unwrap_or_else(|_| Value::from(text));
+    tokenizer.pretrained_files(32, model_type).unwrap().iter().map(|(name, text)| (*name, json(text))).collect()
+}
+
 #[test]
 fn transformers_is_told_to_keep_to_the_pipeline() {
-    let files = |tokenizer: &Tokenizer| {
-        let files = tokenizer.pretrained_files(32, &serde_json::Map::new()).unwrap();
-        assert_eq!(
-            files.each_ref().map(|f| f.0),
-            ["tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"]
-        );
-        files.map(|(_, text)| serde_json::from_str::<Value>(&text).unwrap())
-    };
     // A token that the pipeline has not as an added token would get an id of its own.
     for spec in [TokenizerSpec::Char, TokenizerSpec::Word, TokenizerSpec::Bpe] {
         let tokenizer = build(spec, TRICKY);
-        let [_, config, special] = files(&tokenizer);
-        assert_eq!(
-            (&config["tokenizer_class"], &config["model_max_length"]),
-            (&"PreTrainedTokenizerFast".into(), &32.into())
-        );
-        assert_eq!((special, tokenizer.end_of_text()), (serde_json::json!({}), None));
-        assert!(config.as_object().unwrap().keys().all(|key| !key.ends_with("_token")), "{config}");
+        for model_type in ["gpt2", "llama", "mistral", "qwen3"] {
+            let files = pretrained(&tokenizer, model_type);
+            let config = &files["tokenizer_config.json"];
+            assert_eq!(
+                (&config["tokenizer_class"], &config["model_max_length"]),
+                (&"PreTrainedTokenizerFast".into(), &32.into())
+            );
+            assert_eq!((files.len(), &files["special_tokens_map.json"]), (3, &serde_json::json!({})));
+            assert!(config.as_object().unwrap().keys().all(|key| !key.ends_with("_token")), "{config}");
+            assert!(config.get("auto_map").is_none(), "{config}");
+        }
+        assert_eq!(tokenizer.end_of_text(), None);
+        // For a qwen2 it would take Qwen's tokenizer.
+        let files = pretrained(&tokenizer, "qwen2");
+        let class = serde_json::json!({"AutoTokenizer": [null, "pipeline_tokenizer.PipelineTokenizer"]});
+        assert_eq!(files["tokenizer_config.json"]["auto_map"], class);
+        let source = files["pipeline_tokenizer.py"].as_str().unwrap();
+        assert!(source.contains("class PipelineTokenizer(PreTrainedTokenizerFast)"), "{source}");
     }
     let gpt2 = load(&with_added_token(5, "<|endoftext|>")).unwrap();
-    let [_, config, special] = files(&gpt2);
+    let files = pretrained(&gpt2, "gpt2");
     let tokens = serde_json::json!({"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"});
-    assert_eq!((special, config["eos_token"].as_str()), (tokens, Some("<|endoftext|>")));
+    assert_eq!(
+        (&files["special_tokens_map.json"], &files["tokenizer_config.json"]["eos_token"]),
+        (&tokens, &tokens["eos_token"])
+    );
     assert_eq!(gpt2.end_of_text(), Some((5, "<|endoftext|>")));
+}
+
+#[test]
+fn special_tokens_are_those_that_the_tokenizer_was_loaded_with() {
+    let folder = tempdir().unwrap();
+    let write = |name: &str, value: &Value| std::fs::write(folder.path().join(name), value.to_string()).unwrap();
+    let mut document = with_added_token(5, "<eos>");
+    document["added_tokens"].as_array_mut().unwrap().push(recipe::special_token(6, "</s>"));
+    write("tokenizer.json", &document);
+    let config = serde_json::json!({
+        "tokenizer_class": "LlamaTokenizer", "bos_token": null, "eos_token": {"content": "<eos>", "lstrip": false},
+        "unk_token": "a", "pad_token": "<pad>", "additional_special_tokens": ["</s>", "<none>"],
+        "padding_side": "left", "model_max_length": 7, "chat_template": "x",
+    });
+    write("tokenizer_config.json", &config);
+    let tokenizer = Tokenizer::from_folder(folder.path()).unwrap();
+    // Declared, where by its name it would be another.
+    assert_eq!((tokenizer.end_of_text(), tokenizer.end_of_text_by_name()), (Some((5, "<eos>")), Some((6, "</s>"))));
+    assert_eq!((tokenizer.special_token("pad_token"), tokenizer.special_token("bos_token")), (None, None));
+    assert!(tokenizer.is_special(5) && !tokenizer.is_special(0));
+    let expected = serde_json::json!({
+        "tokenizer_class": "PreTrainedTokenizerFast", "bos_token": null,
+        "eos_token": {"content": "<eos>", "lstrip": false}, "unk_token": "a", "additional_special_tokens": ["</s>"],
+        "padding_side": "left", "model_max_length": 32, "clean_up_tokenization_spaces": false,
+    });
+    let files = pretrained(&tokenizer, "llama");
+    assert_eq!(files["tokenizer_config.json"], expected);
+    // What is written is read as the same.
+    for (name, value) in &files {
+        write(name, value);
+    }
+    assert_eq!(pretrained(&Tokenizer::from_folder(folder.path()).unwrap(), "llama"), files);
 }
 
 #[test]

@@ -91,12 +91,18 @@ pub struct ModelWeights {
     entries: Vec<Entry>,
     /// Of the entries that are f32, and if there are any of those that are f16.
     arenas: Vec<Bytes>,
+    special_ids: Map<String, Value>,
 }
 
 impl ModelWeights {
     /// Those of a model of this shape, from the contents of the arenas that [`ParameterArena::stored`] names.
     pub fn new(config: ModelConfig, parameters: &ParameterArena, arenas: Vec<Bytes>) -> ModelWeights {
-        ModelWeights { config, entries: parameters.entries.clone(), arenas }
+        ModelWeights { config, entries: parameters.entries.clone(), arenas, special_ids: Map::new() }
+    }
+
+    /// The same, whose `config.json` has these keys too: `eos_token_id` and its like.
+    pub fn with_special_ids(self, special_ids: Map<String, Value>) -> ModelWeights {
+        ModelWeights { special_ids, ..self }
     }
 
     /// The names and contents of the files that [`load`] reads.
@@ -141,8 +147,26 @@ impl ModelWeights {
         let metadata = HashMap::from([("format".to_string(), "pt".to_string())]);
         let weights = safetensors::serialize(views, Some(metadata))
             .map_err(|e| Error::Invalid(format!("{WEIGHTS} cannot be made: {e}")))?;
-        Ok([(CONFIG, hf.write_config(config).into_bytes()), (WEIGHTS, weights)])
+        let config = text_of(&config_keys(config, &self.special_ids));
+        Ok([(CONFIG, config.into_bytes()), (WEIGHTS, weights)])
     }
+}
+
+/// The keys of a model's `config.json`, with those of its special tokens.
+fn config_keys(config: &ModelConfig, special_ids: &Map<String, Value>) -> Map<String, Value> {
+    let written = config.kind.hf().write_config(config);
+    let mut keys: Map<String, Value> = serde_json::from_str(&written).expect("it was written as an object");
+    keys.extend(special_ids.clone());
+    keys
+}
+
+fn text_of(keys: &Map<String, Value>) -> String {
+    serde_json::to_string_pretty(keys).expect("plain values serialize")
+}
+
+/// The `model_type` that a model of this shape is written with.
+pub fn model_type(config: &ModelConfig) -> String {
+    config_keys(config, &Map::new()).get("model_type").and_then(Value::as_str).unwrap_or_default().to_string()
 }
 
 /// Loads what [`ModelWeights`] or Hugging Face wrote, on the CPU: a model of whichever family it is. The files are

@@ -2,7 +2,7 @@
 //! at most.
 
 use super::weight_files::{INDEX, WEIGHTS};
-use super::{CONFIG, Mapping};
+use super::{CONFIG, Mapping, config_keys, text_of};
 use crate::models::{LanguageModel, ModelConfig};
 use crate::{Error, Result, Shape, Tensor};
 use half::{bf16, f16};
@@ -12,9 +12,6 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::path::Path;
-
-/// What of a folder's `config.json` is no shape, and yet needed by whoever runs the model.
-const SPECIAL_IDS: [&str; 3] = ["bos_token_id", "eos_token_id", "pad_token_id"];
 
 /// How the numbers in safetensors are stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -153,23 +150,15 @@ fn split(tensors: Vec<Stored>, max_bytes: usize) -> Vec<Vec<Stored>> {
     shards
 }
 
-/// `config.json` of a model, with what of the `config.json` of `source` is no shape.
-fn config_text(config: &ModelConfig, dtype: StoredType, source: &Path) -> String {
-    let written = config.kind.hf().write_config(config);
-    let mut json: Map<String, Value> = serde_json::from_str(&written).expect("it was written as an object");
-    json.insert("torch_dtype".into(), dtype.torch_name().into());
-    let theirs = fs::read_to_string(source.join(CONFIG)).unwrap_or_default();
-    let theirs: Map<String, Value> = serde_json::from_str(&theirs).unwrap_or_default();
-    for key in SPECIAL_IDS {
-        if let Some(id) = theirs.get(key).filter(|id| !id.is_null()) {
-            json.insert(key.into(), id.clone());
-        }
-    }
-    serde_json::to_string_pretty(&json).expect("plain values serialize")
+/// `config.json` of a model, with the keys of its special tokens.
+fn config_text(config: &ModelConfig, dtype: StoredType, special_ids: &Map<String, Value>) -> String {
+    let mut keys = config_keys(config, special_ids);
+    keys.insert("torch_dtype".into(), dtype.torch_name().into());
+    text_of(&keys)
 }
 
-/// Writes a model on the CPU, which was loaded from `source`, into a folder; the names of the files. One with more than
-/// `max_bytes` of tensors is written in several files and an index.
+/// Writes a model on the CPU, whose special tokens have these keys in `config.json`, into a folder; the names of the
+/// files. One with more than `max_bytes` of tensors is written in several files and an index.
 ///
 /// # Errors
 /// If a number has no place in the type, or a file cannot be written.
@@ -177,14 +166,14 @@ pub fn write(
     model: &mut dyn LanguageModel,
     dtype: StoredType,
     max_bytes: usize,
-    source: &Path,
+    special_ids: &Map<String, Value>,
     folder: &Path,
 ) -> Result<Vec<String>> {
     let put = |name: &str, text: &str| {
         let path = folder.join(name);
         fs::write(&path, text).map_err(|e| Error::io("write", path, e))
     };
-    put(CONFIG, &config_text(model.config(), dtype, source))?;
+    put(CONFIG, &config_text(model.config(), dtype, special_ids))?;
     let all = tensors(model, dtype);
     all.iter().try_for_each(Stored::check)?;
     let total: usize = all.iter().map(|tensor| tensor.data_len()).sum();
@@ -263,7 +252,7 @@ mod tests {
             {
                 let dir = tempfile::tempdir().unwrap();
                 let mut model = build(&config, 3).unwrap();
-                let names = write(&mut *model, dtype, max_bytes, dir.path(), dir.path()).unwrap();
+                let names = write(&mut *model, dtype, max_bytes, &Map::new(), dir.path()).unwrap();
                 let whole = names.contains(&WEIGHTS.to_string());
                 assert_eq!((whole, names.contains(&INDEX.to_string())), (max_bytes == 1 << 30, max_bytes < 1 << 30));
                 let mut read = load(dir.path()).unwrap();
@@ -278,10 +267,8 @@ mod tests {
 
     #[test]
     fn config_json_names_the_type_and_keeps_the_ids_of_special_tokens() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join(CONFIG), r#"{"eos_token_id": [3, 4], "bos_token_id": null, "vocab_size": 1}"#)
-            .unwrap();
-        let text = config_text(&small_llama("llama"), StoredType::Bf16, dir.path());
+        let ids = Map::from_iter([("eos_token_id".to_string(), json!([3, 4]))]);
+        let text = config_text(&small_llama("llama"), StoredType::Bf16, &ids);
         let json: Value = serde_json::from_str(&text).unwrap();
         assert_eq!((&json["torch_dtype"], &json["eos_token_id"]), (&json!("bfloat16"), &json!([3, 4])));
         assert_eq!((&json["bos_token_id"], &json["vocab_size"]), (&Value::Null, &json!(50)));
@@ -295,7 +282,7 @@ mod tests {
         changed[3] = 7e4;
         tensor.write_bytes(bytemuck::cast_slice(&changed)).unwrap();
         let dir = tempfile::tempdir().unwrap();
-        let error = write(&mut *model, StoredType::F16, 1 << 30, dir.path(), dir.path()).unwrap_err().to_string();
+        let error = write(&mut *model, StoredType::F16, 1 << 30, &Map::new(), dir.path()).unwrap_err().to_string();
         assert!(error.contains("transformer.wte.weight holds 70000, which f16 cannot"), "{error}");
     }
 }

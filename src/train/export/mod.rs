@@ -6,31 +6,34 @@ mod gguf;
 
 pub use check::{Comparison, compare};
 
-use super::checkpoint::{Files, beside, put_in_place};
-use crate::data::{Tokenizer, Tokens};
+use super::checkpoint::{Files, GENERATION, beside, put_in_place};
+use crate::data::{OWN_CLASS, TextConventions, Tokens};
 use crate::models::gguf::GgmlType;
 use crate::models::hf::shards::{self, StoredType};
-use crate::models::{self, LanguageModel};
+use crate::models::{self, LanguageModel, hf};
 use crate::{Device, Error, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Files of a model's folder that are no weights, and that whoever runs the model reads.
-const BESIDE_WEIGHTS: [&str; 9] = [
+const BESIDE_WEIGHTS: [&str; 10] = [
     "tokenizer.json",
-    "tokenizer_config.json",
+    TOKENIZER_CONFIG,
+    OWN_CLASS,
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.json",
     "merges.txt",
-    "generation_config.json",
+    GENERATION,
     "chat_template.jinja",
     "chat_template.json",
 ];
 
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+
 /// What is exported, and how.
 pub struct ExportOptions<'a> {
-    /// The model's folder, which it was loaded from.
+    /// The folder of its tokenizer.
     pub source: &'a Path,
     pub output: &'a Path,
     pub form: Form,
@@ -99,41 +102,48 @@ fn foreign_file(folder: &Path) -> Result<Option<String>> {
     Ok({ names }.find(|name| !ours(name)))
 }
 
-/// Writes `model` (on the CPU, with its tokenizer) and compares what was written with it on `tokens`.
+/// Writes `model` (on the CPU, with its text conventions) and compares what was written with it on `tokens`.
 ///
 /// # Errors
 /// If the form cannot hold this model, the output cannot be written, or what was written does not give the model's
 /// logits back. Then nothing is left of it.
 pub fn export(
     model: Box<dyn LanguageModel>,
-    tokenizer: &Tokenizer,
+    text: &TextConventions,
     tokens: &Tokens,
     options: &ExportOptions,
 ) -> Result<Exported> {
     check_output(options.output, options.form, options.force)?;
     match options.form {
-        Form::Gguf(dtype) => gguf::export(model, tokenizer, tokens, options, dtype),
-        Form::Safetensors(dtype, max_bytes) => export_folder(model, tokens, options, dtype, max_bytes),
+        Form::Gguf(dtype) => gguf::export(model, text, tokens, options, dtype),
+        Form::Safetensors(dtype, max_bytes) => export_folder(model, text, tokens, options, (dtype, max_bytes)),
     }
 }
 
 fn export_folder(
     mut model: Box<dyn LanguageModel>,
+    text: &TextConventions,
     tokens: &Tokens,
     options: &ExportOptions,
-    dtype: StoredType,
-    max_bytes: usize,
+    (dtype, max_bytes): (StoredType, usize),
 ) -> Result<Exported> {
     let (files, output) = (Files::default(), options.output);
     let unfinished = beside(output, "unfinished");
     let _ = fs::remove_dir_all(&unfinished);
     let write = || {
         files.create_folder(&unfinished)?;
-        let mut names = shards::write(&mut *model, dtype, max_bytes, options.source, &unfinished)?;
+        let mut names = shards::write(&mut *model, dtype, max_bytes, &text.ids(), &unfinished)?;
         for name in BESIDE_WEIGHTS {
             let from = options.source.join(name);
             if from.is_file() {
                 fs::copy(&from, unfinished.join(name)).map_err(|e| Error::io("copy", &from, e))?;
+                names.push(name.to_string());
+            }
+        }
+        for (name, text) in changed_files(text, options.source, &hf::model_type(model.config()))? {
+            let path = unfinished.join(name);
+            fs::write(&path, text).map_err(|e| Error::io("write", &path, e))?;
+            if !names.iter().any(|there| there == name) {
                 names.push(name.to_string());
             }
         }
@@ -150,6 +160,21 @@ fn export_folder(
         // A full disk needs the space; what cannot be removed does no harm.
         let _ = fs::remove_dir_all(&unfinished);
     })
+}
+
+/// Files beside the weights that are not those of the source: all that ends a text is in `generation_config.json`, and
+/// transformers takes the class that keeps to the pipeline.
+fn changed_files(text: &TextConventions, source: &Path, model_type: &str) -> Result<Vec<(&'static str, String)>> {
+    let mut files: Vec<_> = text.generation_config().map(|text| (GENERATION, text)).into_iter().collect();
+    let path = source.join(TOKENIZER_CONFIG);
+    let Ok(config) = fs::read_to_string(&path) else { return Ok(files) };
+    let mut config: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&config)
+        .map_err(|e| Error::Checkpoint { path, message: format!("is no JSON object: {e}") })?;
+    if let Some(class) = text.tokenizer.name_class(&mut config, model_type) {
+        let config = serde_json::to_string_pretty(&config).expect("plain values serialize");
+        files.extend([class, (TOKENIZER_CONFIG, config)]);
+    }
+    Ok(files)
 }
 
 #[cfg(test)]

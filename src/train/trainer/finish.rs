@@ -138,12 +138,16 @@ impl Trainer<'_> {
         }
     }
 
-    /// What the model writes, from the configured prompt or the start of a line.
+    /// What the model writes, from the configured prompt, or else the first question of the validation text, or the start
+    /// of a line; with what it continues, without special tokens, up to the end of a text or an answer.
     fn sample(&self, most_tokens: usize, stop: impl Fn() -> bool) -> Result<String> {
         let g = &self.config.generate;
-        let prompt = prompt_ids(&self.tokenizer, &g.prompt)?;
-        let sampling = Sampling::of(g, self.tokenizer.vocab_size());
-        let mut writer = TextWriter::new(&self.tokenizer, &g.stop);
+        let tokenizer = &self.text.tokenizer;
+        let question = self.question.clone().filter(|_| g.prompt.is_empty());
+        let prompt = question.map_or_else(|| prompt_ids(tokenizer, &g.prompt), Ok)?;
+        let sampling = Sampling::of(g, tokenizer.vocab_size());
+        let ends = self.text.ends();
+        let mut writer = TextWriter::new(tokenizer, &g.stop).until(&ends).without_special_tokens();
         let mut text = String::new();
         for id in &prompt {
             text.push_str(&writer.push_prompt(*id)?);
@@ -151,7 +155,7 @@ impl Trainer<'_> {
         self.with_averages(|run| {
             generate(&*run.replica.model, &prompt, most_tokens, &sampling, &mut |id| {
                 text.push_str(&writer.push(id)?);
-                let ends = writer.is_stopped() || stop();
+                let ends = writer.end().is_some() || stop();
                 Ok(if ends { ControlFlow::Break(()) } else { ControlFlow::Continue(()) })
             })
         })?;

@@ -24,12 +24,12 @@ use super::sinks::{Record, Sink};
 use super::trace::RunTrace;
 use crate::Result;
 use crate::config::{self, Config, GenerateConfig};
-use crate::data::{ChatTemplate, Coverage, Position, Tokenizer, Tokens};
-use crate::models::{AdapterWeights, ModelWeights, Weights};
+use crate::data::{Coverage, Position, TextConventions, Tokens};
+use crate::models::{AdapterWeights, ModelWeights, Weights, hf};
 use crate::optim::LearningRate;
 use crate::profile::{Phase, StartUp, WallClock};
 use crate::tensor::Bytes;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
@@ -48,8 +48,9 @@ pub(super) struct Trainer<'a> {
     sinks: Vec<Box<dyn Sink>>,
     /// `run.json`
     record: Value,
-    tokenizer: Tokenizer,
-    chat_template: Option<ChatTemplate>,
+    text: TextConventions,
+    /// What a sample continues if the configuration names nothing: the first question of the validation text.
+    question: Option<Vec<u32>>,
     validation: Tokens,
     /// Bytes of the validation text.
     coverage: Coverage,
@@ -345,7 +346,10 @@ impl Trainer<'_> {
     fn weights(&self, mut values: Vec<Bytes>) -> Weights {
         let shape = self.replica.model.config();
         match lora(&self.config) {
-            None => Weights::Model(ModelWeights::new(shape.clone(), &self.replica.parameters, values)),
+            None => {
+                let weights = ModelWeights::new(shape.clone(), &self.replica.parameters, values);
+                Weights::Model(weights.with_special_ids(self.text.ids()))
+            }
             Some(lora) => {
                 // So that it is found from everywhere.
                 let init = Path::new(&self.config.model.init);
@@ -360,10 +364,10 @@ impl Trainer<'_> {
     fn pretrained_files(&self) -> Result<Vec<(&'static str, String)>> {
         let &GenerateConfig { temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens, .. } =
             &self.config.generate;
-        let (context, none) = (self.config.model.block_size, Map::new());
-        let named = self.chat_template.as_ref().map_or(&none, ChatTemplate::tokens);
-        let mut files = Vec::from(self.tokenizer.pretrained_files(context, named)?);
-        files.extend(self.chat_template.as_ref().map(|template| (CHAT_TEMPLATE, template.source().to_string())));
+        let context = self.config.model.block_size;
+        let model_type = hf::model_type(self.replica.model.config());
+        let mut files = self.text.tokenizer.pretrained_files(context, &model_type)?;
+        files.extend(self.text.template.as_ref().map(|template| (CHAT_TEMPLATE, template.source().to_string())));
         // A temperature of 0 takes the likeliest token.
         let mut generation = json!({ "max_new_tokens": max_new_tokens, "do_sample": temperature > 0.0 });
         if temperature > 0.0 {
@@ -377,9 +381,7 @@ impl Trainer<'_> {
         if repetition_penalty != 1.0 {
             generation["repetition_penalty"] = repetition_penalty.into();
         }
-        if let Some((id, _)) = self.tokenizer.end_of_text() {
-            generation["eos_token_id"] = id.into();
-        }
+        generation.as_object_mut().expect("it is an object").extend(self.text.ids());
         files.push((GENERATION, serde_json::to_string_pretty(&generation).expect("plain values serialize")));
         Ok(files)
     }

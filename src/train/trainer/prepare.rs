@@ -2,14 +2,16 @@
 
 use super::Trainer;
 use crate::config::{self, Config, DeviceBatch, Resolved, TrainLength};
-use crate::data::{ChatSpec, ChatTemplate, Corpus, Packing, Prepared, Progress, Tokenizer, Tokens};
+use crate::data::{
+    ChatSpec, ChatTemplate, Corpus, DeclaredIds, Packing, Prepared, Progress, TextConventions, Tokenizer, Tokens,
+};
 use crate::generate::check_prompt;
-use crate::models::{LanguageModel, ModelConfig};
+use crate::models::{LanguageModel, ModelConfig, hf};
 use crate::optim::{LearningRate, Optimizer, ParameterArena, Schedule};
 use crate::profile::{Phase, Span, WallClock};
 use crate::train::adapters::{check_base, lora};
 use crate::train::checkpoint::{CONFIG, Checkpoint, DataHash, TOKENIZER, TrainerState, Writer};
-use crate::train::data_spec::{data_spec, packing};
+use crate::train::data_spec::{chat_spec, data_spec, packing};
 use crate::train::events::{Adapters, Event, Start};
 use crate::train::guard::Monitor;
 use crate::train::init::{first_model, model_at};
@@ -39,6 +41,7 @@ struct Data {
     corpus: Corpus,
     prepared: Prepared,
     chat_template: Option<ChatTemplate>,
+    ids: DeclaredIds,
     hash: DataHash,
 }
 
@@ -96,7 +99,11 @@ impl Data {
         {
             return Err(changed("data.tokenizer", "the tokens that it makes of the text are", checkpoint));
         }
-        Ok(Data { corpus, prepared, chat_template: ChatTemplate::find(&spec.corpus.chat)?, hash })
+        let ids = match checkpoint {
+            Some(checkpoint) => DeclaredIds::read(&[&checkpoint.path])?,
+            None => declared_ids(&resolved.config)?,
+        };
+        Ok(Data { corpus, prepared, chat_template: ChatTemplate::find(&spec.corpus.chat)?, ids, hash })
     }
 }
 
@@ -167,7 +174,8 @@ impl<'a> Trainer<'a> {
                 format!("the validation split has {tokens} token(s): nothing is evaluated, and no checkpoint is best");
             (options.on_event)(&Event::Note(text));
         }
-        let notes = data.prepared.meta.notes.iter().cloned().chain(loader.note());
+        let text = TextConventions::new(data.prepared.tokenizer, data.chat_template, data.ids);
+        let notes = data.prepared.meta.notes.iter().cloned().chain(loader.note()).chain(text.note.clone());
         notes.for_each(|note| (options.on_event)(&Event::Note(note)));
         let record = record::begin(&opened.folder, &start);
         let record = record.inspect_err(|error| leader.stop(Some(&error.to_string())))?;
@@ -176,6 +184,8 @@ impl<'a> Trainer<'a> {
         let Opened { folder, sinks, mut config_text, model, parameters, optimizer, undivided } = opened;
         let learning_rate = learning_rate(&config, total_steps);
         let tokens = data.prepared.train;
+        let room = resolved.config.model.block_size;
+        let question = data.prepared.validation.first_prompt(room).or_else(|| tokens.first_prompt(room));
         let began_at = (state.step, loader.epochs_at(position));
         let trained = (model, parameters, optimizer);
         let mut replica = Replica::new(config.clone(), device, trained, tokens.clone(), loader, place);
@@ -201,8 +211,8 @@ impl<'a> Trainer<'a> {
             folder,
             sinks,
             record,
-            tokenizer: data.prepared.tokenizer,
-            chat_template: data.chat_template,
+            text,
+            question,
             validation: data.prepared.validation,
             coverage: data.prepared.meta.coverage,
             replica,
@@ -227,6 +237,17 @@ impl<'a> Trainer<'a> {
             options,
         })
     }
+}
+
+/// What the model that a run begins with says of its special tokens, if it begins with that model's tokenizer.
+fn declared_ids(config: &Config) -> Result<DeclaredIds> {
+    let Some(folder) = chat_spec(&config.data).folder else { return Ok(DeclaredIds::default()) };
+    let init = Path::new(&config.model.init);
+    let base = match config.model.init.is_empty() || hf::tokenizer_folder(init)? != folder {
+        true => folder.to_path_buf(),
+        false => hf::weights_folder(init)?,
+    };
+    DeclaredIds::read(&[folder, &base])
 }
 
 /// The ranks of this process.
