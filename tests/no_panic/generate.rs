@@ -60,6 +60,11 @@ pub fn rows() -> Vec<Row> {
             let (tokenizer, stops) = (tokenizer()?, [String::new()]);
             TextWriter::new(&tokenizer, &stops).finish().map(drop)
         }),
+        ("TextWriter::until", Defined, |_| {
+            let tokenizer = tokenizer()?;
+            let mut writer = TextWriter::new(&tokenizer, &[]).until(&[u32::MAX, 0]).without_special_tokens();
+            writer.push(0).map(drop)
+        }),
         ("TextWriter::push", Refused, |_| TextWriter::new(&tokenizer()?, &[]).push(u32::MAX).map(drop)),
         ("TextWriter::push_prompt", Refused, |_| TextWriter::new(&tokenizer()?, &[]).push_prompt(u32::MAX).map(drop)),
         ("printable", Defined, |_| {

@@ -127,6 +127,10 @@ fn weights() -> Vec<Row> {
             });
             to_device_as_f16(&mut *model, "a setting", d)
         }),
+        ("ModelWeights::with_special_ids", Refused, |d| {
+            let arena = ParameterArena::new(&mut *models::build(&small(), 1)?, d, DType::F32)?;
+            ModelWeights::new(small(), &arena, vec![]).with_special_ids(Default::default()).encode().map(drop)
+        }),
         ("ModelWeights::new", Refused, |d| {
             let arena = ParameterArena::new(&mut *models::build(&small(), 1)?, d, DType::F32)?;
             ModelWeights::new(small(), &arena, vec![]).encode().map(drop)

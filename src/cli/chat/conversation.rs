@@ -99,7 +99,7 @@ impl<'a> Conversation<'a> {
     }
 
     /// What the model sees now. Tokens of the text that it has seen stay as they are, also where the tokenizer would
-    /// now choose others: the model has drawn them, and learns answers apart from what surrounds them.
+    /// now choose others, because the model has drawn them. What follows has the tokens that it has in the whole text.
     fn prompt(&self) -> crate::Result<Prompt> {
         let messages = [self.system(), &self.messages[self.system + self.forgotten..]].concat();
         let text = self.template.render(&messages, None, true)?;

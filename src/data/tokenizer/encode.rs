@@ -160,23 +160,24 @@ impl Tokenizer {
 
     /// The ids of a segment, and the bytes of it that each stands for.
     fn encode_with_ranges(&self, text: &str, offset: u64) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
-        let ids = self.encode_segment(text, offset)?;
-        let mut end = 0;
-        let range = |id: &u32| {
-            let piece = self.pieces.get(*id as usize)?;
-            let start = end;
-            end += piece.len();
-            (text.as_bytes().get(start..end) == Some(piece)).then_some(start..end)
-        };
-        let ranges: Option<Vec<_>> = ids.iter().map(range).collect();
-        match ranges.filter(|_| end == text.len()) {
-            Some(ranges) => Ok((ids, ranges)),
-            None => {
-                let encoding = self.guarded(|inner| inner.encode(text, false))?;
-                let ranges = encoding.get_offsets().iter().map(|&(start, end)| start..end).collect();
-                Ok((encoding.get_ids().to_vec(), ranges))
+        // Of other kinds, tokens do not have the bytes of the text.
+        if let Kind::Char { .. } | Kind::ByteLevel { .. } = self.kind {
+            let ids = self.encode_segment(text, offset)?;
+            let mut end = 0;
+            let range = |id: &u32| {
+                let piece = self.pieces.get(*id as usize)?;
+                let start = end;
+                end += piece.len();
+                (text.as_bytes().get(start..end) == Some(piece)).then_some(start..end)
+            };
+            let ranges: Option<Vec<_>> = ids.iter().map(range).collect();
+            if let Some(ranges) = ranges.filter(|_| end == text.len()) {
+                return Ok((ids, ranges));
             }
         }
+        let encoding = self.guarded(|inner| inner.encode(text, false))?;
+        let ranges = encoding.get_offsets().iter().map(|&(start, end)| start..end).collect();
+        Ok((encoding.get_ids().to_vec(), ranges))
     }
 
     fn by_the_library(&self, text: &str) -> Result<Vec<u32>> {

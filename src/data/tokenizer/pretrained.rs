@@ -46,8 +46,9 @@ impl Tokenizer {
             .filter(|(_, token)| text_of(token).is_some() || token.is_array())
             .map(|(key, token)| (key.clone(), token.clone()))
             .collect();
-        config.insert("model_max_length".into(), context.into());
+        // In the order in which it is read back, so that a resumed run writes the same bytes.
         config.entry("clean_up_tokenization_spaces").or_insert(false.into());
+        config.insert("model_max_length".into(), context.into());
         let mut files = vec![("tokenizer.json", self.to_json()?)];
         files.extend(self.name_class(&mut config, model_type));
         files.push(("tokenizer_config.json", text(&Value::Object(config))));
