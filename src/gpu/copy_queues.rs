@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use wgpu::hal::api::Vulkan;
+use wgpu::hal::vulkan::CreateDeviceCallback;
 
 /// Bytes that a thread copies at a time.
 const TASK: usize = 1 << 21;
@@ -157,9 +158,19 @@ fn open_with_family(
     let (device, queue) = unsafe {
         let vulkan = adapter.as_hal::<Vulkan>().expect("asked before");
         let (features, limits) = (descriptor.required_features, &descriptor.required_limits);
-        let also = Box::new(move |args: wgpu::hal::vulkan::CreateDeviceCallbackArgs| {
+        // The barriers that wgpu adds for a buffer of both families name family 0 as source and destination: valid only
+        // with this feature (VUID-VkBufferMemoryBarrier-None-09050). Whoever has the extension has the feature.
+        let synchronization2 = ash::khr::synchronization2::NAME;
+        let has_it = vulkan.physical_device_capabilities().supports_extension(synchronization2);
+        let mut with_it = vk::PhysicalDeviceSynchronization2Features::default().synchronization2(true);
+        let with_it = &mut with_it;
+        let also: Box<CreateDeviceCallback> = Box::new(move |args| {
             let info = vk::DeviceQueueCreateInfo::default().queue_family_index(family);
             args.queue_create_infos.push(info.queue_priorities(&[1.0; 2][..count as usize]));
+            if has_it {
+                args.extensions.push(synchronization2);
+                *args.create_info = std::mem::take(args.create_info).push_next(with_it);
+            }
         });
         let opened = vulkan.open_with_callback(features, limits, &descriptor.memory_hints, Some(also));
         let opened = opened.map_err(|e| failed(&e))?;
