@@ -5,9 +5,8 @@
 // its subgroups {{ fragments }} times {{ side }} of them, and walks over tiles of COLS columns, staged in workgroup
 // memory. The elements of a cooperative matrix cannot be addressed, so a product is stored to `scores`, {{ side }} rows
 // of each subgroup at a time; its threads, LANES to a row, make weights of them, and these are loaded as the left
-// operand of the next product from `weights`. Of such an exchange no other subgroup knows: subgroupBarrier, which gives
-// no word about workgroup memory in Vulkan, is enough because one side of it is a cooperative matrix, whose addresses
-// no compiler can tell from those of the other side.
+// operand of the next product from `weights`. Of such an exchange no other subgroup knows: subgroupBarrier is enough,
+// which orders workgroup memory on every backend (src/gpu/subgroup_barriers.rs).
 enable f16;
 enable wgpu_cooperative_matrix;
 {{ interface }}

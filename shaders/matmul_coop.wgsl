@@ -362,7 +362,7 @@ var<workgroup> block: array<vec4<f32>, {{ block_len if block_len > sums_len else
         let values = c{{ i }}_{{ j }};
         coopStoreT(values, &block[to], line);
     }
-    // The block is the subgroup's own, and one side of the exchange a cooperative matrix: this is enough.
+    // The block is the subgroup's own. This orders workgroup memory: src/gpu/subgroup_barriers.rs.
     subgroupBarrier();
     {% for l in range(turns) %}
     {% set x = place(l) %}

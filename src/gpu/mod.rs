@@ -42,6 +42,8 @@ mod recorder;
 #[cfg(feature = "gpu")]
 mod shader;
 #[cfg(feature = "gpu")]
+mod subgroup_barriers;
+#[cfg(feature = "gpu")]
 mod submitter;
 #[cfg(feature = "gpu")]
 mod timestamps;

@@ -3,7 +3,9 @@
 use super::pipeline_cache::PipelineCache;
 use super::plan::{Interface, Launch, Limits, PARAMS_BYTES, Value};
 use super::shader;
+use super::subgroup_barriers::{self, SUBGROUP_BARRIER};
 use rustc_hash::FxHashMap;
+use std::borrow::Cow;
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock};
@@ -126,10 +128,8 @@ impl Pipelines {
     fn compile(&self, launch: &Launch) -> Pipeline {
         let (started, name) = (Instant::now(), launch.shader.name);
         let layout = self.layout(launch.buffers.iter().map(|buffer| buffer.operand.is_read_only()).collect());
-        let descriptor = wgpu::ShaderModuleDescriptor {
-            label: Some(name),
-            source: wgpu::ShaderSource::Wgsl(shader::source_of(launch, &self.limits).into()),
-        };
+        let source = shader_source(shader::source_of(launch, &self.limits));
+        let descriptor = wgpu::ShaderModuleDescriptor { label: Some(name), source };
         let checks = match cfg!(debug_assertions) || launch.shader.checked {
             true => wgpu::ShaderRuntimeChecks::checked(),
             false => wgpu::ShaderRuntimeChecks::unchecked(),
@@ -159,6 +159,16 @@ impl Pipelines {
         tracing::debug!(shader = name, values = ?launch.values, elapsed_ms = started.elapsed().as_millis(), "compiled");
         self.compiled.fetch_add(1, Ordering::Relaxed);
         Pipeline { raw, layout, interface: launch.interface() }
+    }
+}
+
+/// WGSL as wgpu takes it.
+fn shader_source(wgsl: String) -> wgpu::ShaderSource<'static> {
+    let for_vulkan = cfg!(not(target_vendor = "apple")) && wgsl.contains(SUBGROUP_BARRIER);
+    // What does not parse goes to wgpu as well, which reports it.
+    match for_vulkan.then(|| subgroup_barriers::parse(&wgsl)) {
+        Some(Ok(module)) => wgpu::ShaderSource::Naga(Cow::Owned(module)),
+        _ => wgpu::ShaderSource::Wgsl(wgsl.into()),
     }
 }
 

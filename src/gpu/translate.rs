@@ -4,6 +4,7 @@
 use super::WgslError;
 use super::plan::{Launch, Limits, Operand};
 use super::shader::source_of;
+use super::subgroup_barriers::order_workgroup_memory;
 use naga::back::{hlsl, msl, spv};
 use naga::valid::{Capabilities, ModuleInfo, ShaderStages, SubgroupOperationSet, ValidationFlags, Validator};
 use naga::{AddressSpace, Module, ResourceBinding, ShaderStage, StorageAccess};
@@ -60,7 +61,9 @@ impl CheckedShader {
     /// naga's.
     pub fn to_spirv(&self) -> Result<Vec<u32>, String> {
         let options = spv::Options { lang_version: (1, 3), ..spv::Options::default() };
-        let words = spv::write_vec(&self.module, &self.info, &options, None).map_err(|e| e.to_string())?;
+        let mut module = self.module.clone();
+        order_workgroup_memory(&mut module);
+        let words = spv::write_vec(&module, &self.info, &options, None).map_err(|e| e.to_string())?;
         if words.is_empty() { Err("no SPIR-V came out".into()) } else { Ok(words) }
     }
 

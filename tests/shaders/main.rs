@@ -6,7 +6,7 @@ mod variants;
 
 use rayon::prelude::*;
 use rustyflow::gpu::{CheckedShader, INCLUDES, Launch, Value, WgslError, source_of};
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Mutex;
 use variants::{Planned, planned};
 
@@ -31,7 +31,7 @@ fn every_variant_translates_and_fits_every_kind_of_device() {
             if !translated.lock().unwrap().insert(source.clone()) {
                 return Ok(());
             }
-            shader.to_spirv().map_err(|e| format!("SPIR-V: {e}"))?;
+            shader.to_spirv().and_then(|words| barriers_order_memory(&words)).map_err(|e| format!("SPIR-V: {e}"))?;
             shader.to_msl().map_err(|e| format!("Metal: {e}"))?;
             match for_directx {
                 true => shader.to_hlsl().map(drop).map_err(|e| format!("DirectX: {e}")),
@@ -44,6 +44,29 @@ fn every_variant_translates_and_fits_every_kind_of_device() {
     let failures: Vec<String> = launches.into_par_iter().filter_map(failure).collect();
     println!("{} different shader texts", translated.lock().unwrap().len());
     assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// Whether every control barrier orders memory of a storage class that Vulkan has: else it is not valid there
+/// (VUID-StandaloneSpirv-MemorySemantics-10870), and orders nothing.
+fn barriers_order_memory(words: &[u32]) -> Result<(), String> {
+    const OP_CONSTANT: u32 = 43;
+    const OP_CONTROL_BARRIER: u32 = 224;
+    // UniformMemory, WorkgroupMemory and ImageMemory.
+    const STORAGE_CLASSES: u32 = 0x40 | 0x100 | 0x800;
+    let mut constants: HashMap<u32, u32> = HashMap::new();
+    let mut rest = &words[5..];
+    while let [first, ..] = rest {
+        let (instruction, after) = rest.split_at((first >> 16) as usize);
+        match (first & 0xffff, instruction) {
+            (OP_CONSTANT, [_, _, id, value]) => drop(constants.insert(*id, *value)),
+            (OP_CONTROL_BARRIER, [_, _, _, semantics]) if constants[semantics] & STORAGE_CLASSES == 0 => {
+                return Err(format!("a barrier with the memory semantics {:#x}", constants[semantics]));
+            }
+            _ => {}
+        }
+        rest = after;
+    }
+    Ok(())
 }
 
 /// The parts of a template line that do not depend on the values: "a[{{ i }}u]" -> ["a[", "u]"].
