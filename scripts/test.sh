@@ -87,6 +87,8 @@ within_default_limits() (
 step "tests within WebGPU's default limits" within_default_limits
 # The kernels of the GPUs that have cooperative matrices, which the software driver of most systems has not.
 step "cooperative matrices" bash scripts/test_coop.sh
+# Whether Vulkan's validation layer finds every access ordered.
+step "synchronization" bash scripts/test_sync.sh
 # Several processes, which `mpirun` starts.
 step "processes" bash scripts/test_mpi.sh
 step "the Python package" bash scripts/test_python.sh
