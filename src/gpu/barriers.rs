@@ -8,12 +8,16 @@
 //!
 //! - what a group reads is made known to it at the beginning, for all launches at once;
 //! - what a group writes for the first time since it was allocated goes by a buffer that the pass has not used.
+//!
+//! The second only if all that was written before was read since: those who read waited for it, and the write waits for
+//! them. A write after a write needs a memory dependency, which wgpu adds where both go by the same buffer.
 
 use rustc_hash::FxHashMap;
 use std::ops::Range;
 use std::sync::OnceLock;
 
-/// What a launch does with memory, or some part of it: wgpu knows no parts.
+/// What a launch does with memory, or some part of it: wgpu knows no parts, so that launches wait for those of other
+/// parts too.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Access<'a> {
     pub memory: u64,
@@ -22,6 +26,8 @@ pub(super) struct Access<'a> {
     /// Whether the memory has more than one.
     pub has_aliases: bool,
     pub writes: bool,
+    /// The first byte of the part, and that behind it.
+    pub bytes: [u64; 2],
 }
 
 /// A launch of a pass.
@@ -56,8 +62,10 @@ struct State {
     /// The last group that writes to it, and the last before which it was made known; counted over all passes.
     written_by: u64,
     known_by: u64,
-    /// The buffer used last, and whether it was written.
-    last: (usize, bool),
+    /// The buffer used last.
+    last: usize,
+    /// The part that was written, from its first byte to that behind it, until all of it was read.
+    unread: Option<[u64; 2]>,
 }
 
 impl State {
@@ -72,6 +80,18 @@ impl State {
     /// Whether wgpu has this buffer as one that is written; `None` if the pass has not used it.
     fn tracked(&self, alias: usize) -> Option<bool> {
         self.in_pass.iter().find(|(other, _)| *other == alias).map(|(_, written)| *written)
+    }
+
+    /// It is used by this buffer, after all uses so far.
+    fn use_last(&mut self, alias: usize, access: &Access) {
+        let [start, end] = access.bytes;
+        self.last = alias;
+        match self.unread {
+            Some([first, behind]) if access.writes => self.unread = Some([first.min(start), behind.max(end)]),
+            None if access.writes => self.unread = Some([start, end]),
+            Some([first, behind]) if start <= first && behind <= end => self.unread = None,
+            _ => {}
+        }
     }
 
     fn track(&mut self, alias: usize, written: bool) {
@@ -111,8 +131,8 @@ impl Barriers {
     pub fn copy(&mut self, access: &Access) {
         let place = self.place(access.memory);
         let state = &mut self.states[place];
-        let alias = *access.alias.get_or_init(|| state.last.0);
-        state.last = (alias, access.writes);
+        let alias = *access.alias.get_or_init(|| state.last);
+        state.use_last(alias, access);
     }
 
     /// Plans a pass, which begins with a barrier.
@@ -188,14 +208,13 @@ impl Barriers {
     fn choose_buffer(&mut self, access: &Access, place: usize) -> bool {
         let state = &mut self.states[place];
         let alias = *access.alias.get_or_init(|| {
-            // What was written last and is written again is for wgpu to order.
-            let fresh = access.has_aliases && access.writes && !state.last.1;
+            let fresh = access.has_aliases && access.writes && state.unread.is_none();
             let unused = |alias: &usize| state.tracked(*alias).is_none();
-            if fresh { (0..).find(unused).expect("there is no last number") } else { state.last.0 }
+            if fresh { (0..).find(unused).expect("there is no last number") } else { state.last }
         });
         let adds_barrier = state.tracked(alias).is_some_and(|written| written || access.writes);
         state.track(alias, access.writes);
-        state.last = (alias, access.writes);
+        state.use_last(alias, access);
         adds_barrier
     }
 }
@@ -205,8 +224,23 @@ mod tests {
     use super::*;
     use std::collections::{HashMap, HashSet};
 
-    /// What a launch uses: an allocation, by its number, and whether it writes.
-    type Use = (usize, bool);
+    /// What a launch uses: an allocation, by its number, and the part that it reads or writes.
+    #[derive(Debug, Clone, Copy)]
+    struct Use {
+        allocation: usize,
+        writes: bool,
+        bytes: [u64; 2],
+    }
+
+    const ALL: [u64; 2] = [0, 80];
+
+    fn read(allocation: usize) -> Use {
+        Use { allocation, writes: false, bytes: ALL }
+    }
+
+    fn write(allocation: usize) -> Use {
+        Use { allocation, writes: true, bytes: ALL }
+    }
 
     /// Allocations by number: the memory that each is of, and its buffer.
     struct Allocations(Vec<(u64, OnceLock<usize>)>);
@@ -216,9 +250,10 @@ mod tests {
             Allocations(memories.iter().map(|memory| (*memory, OnceLock::new())).collect())
         }
 
-        fn access(&self, (allocation, writes): &Use) -> Access<'_> {
-            let (memory, alias) = &self.0[*allocation];
-            Access { memory: *memory, alias, has_aliases: *memory < 100, writes: *writes }
+        fn access(&self, used: &Use) -> Access<'_> {
+            let Use { allocation, writes, bytes } = *used;
+            let (memory, alias) = &self.0[allocation];
+            Access { memory: *memory, alias, has_aliases: *memory < 100, writes, bytes }
         }
 
         fn pass(&self, barriers: &mut Barriers, launches: &[Vec<Use>], waits: bool) -> Vec<Group> {
@@ -235,7 +270,10 @@ mod tests {
         fn added(&self, groups: &[Group], launches: &[Vec<Use>]) -> Vec<(usize, Vec<(u64, usize)>)> {
             let mut tracked: HashMap<(u64, usize), bool> = HashMap::new();
             let mut added = Vec::new();
-            let buffer = |used: &Use| (self.0[used.0].0, *self.0[used.0].1.get().unwrap());
+            let buffer = |used: &Use| {
+                let (memory, alias) = &self.0[used.allocation];
+                (*memory, *alias.get().unwrap())
+            };
             for group in groups {
                 let mut put = |launch: usize, buffers: Vec<((u64, usize), bool)>| {
                     let waits = |&&(buffer, writes): &&((u64, usize), bool)| {
@@ -251,7 +289,7 @@ mod tests {
                 let reads = group.reads.iter().map(|&i| (buffer(all[i]), false)).collect();
                 put(group.launches[0], reads);
                 for &launch in &group.launches {
-                    put(launch, launches[launch].iter().map(|used| (buffer(used), used.1)).collect());
+                    put(launch, launches[launch].iter().map(|used| (buffer(used), used.writes)).collect());
                 }
                 if group.needs_barrier {
                     added.push((group.launches[0], Vec::new()));
@@ -271,12 +309,12 @@ mod tests {
         // dy, weight, dx, x, slices, dw, the weight after, dx after, x after; slices after.
         let allocations = Allocations::of(&[0, 1, 2, 3, 4, 5, 6, 0, 8, 4]);
         let steps: Vec<Vec<Use>> = vec![
-            vec![(0, true)],
-            vec![(0, false), (1, false), (2, true)],
-            vec![(3, false), (0, false), (4, true)],
-            vec![(4, false), (5, true)],
-            vec![(2, false), (6, false), (7, true)],
-            vec![(8, false), (2, false), (9, true)],
+            vec![write(0)],
+            vec![read(0), read(1), write(2)],
+            vec![read(3), read(0), write(4)],
+            vec![read(4), write(5)],
+            vec![read(2), read(6), write(7)],
+            vec![read(8), read(2), write(9)],
         ];
         let mut barriers = Barriers::default();
         let groups = allocations.pass(&mut barriers, &steps, false);
@@ -292,10 +330,37 @@ mod tests {
         assert_eq!(allocations.added(&groups, &steps).len(), steps.len() - 1);
     }
 
+    /// A read of 16 of 80 bytes that were written, then a write of all of them in an allocation of its own.
+    #[test]
+    fn a_write_after_a_read_of_a_part_is_for_wgpu_to_order() {
+        for (bytes, buffer) in [([0, 16], 0), ([64, 80], 0), (ALL, 1)] {
+            let allocations = Allocations::of(&[0, 1, 0]);
+            let part = Use { bytes, ..read(0) };
+            let steps: Vec<Vec<Use>> = vec![vec![write(0)], vec![part, write(1)], vec![write(2)]];
+            let groups = allocations.pass(&mut Barriers::default(), &steps, false);
+            assert_eq!(launches(&groups), [vec![0], vec![1], vec![2]]);
+            assert_eq!(allocations.0[2].1.get(), Some(&buffer), "after a read of {bytes:?}");
+        }
+    }
+
+    #[test]
+    fn a_copy_of_a_part_leaves_the_rest_unread() {
+        for (bytes, buffer) in [([0, 16], 0), (ALL, 1)] {
+            let allocations = Allocations::of(&[0, 0]);
+            let mut barriers = Barriers::default();
+            let steps: Vec<Vec<Use>> = vec![vec![write(0)]];
+            allocations.pass(&mut barriers, &steps, false);
+            barriers.copy(&allocations.access(&Use { bytes, ..read(0) }));
+            let part = Use { bytes: [0, 16], ..read(0) };
+            allocations.pass(&mut barriers, &[vec![part], vec![write(1)]], false);
+            assert_eq!(allocations.0[1].1.get(), Some(&buffer), "after a copy of {bytes:?}");
+        }
+    }
+
     #[test]
     fn memory_with_one_buffer_is_for_wgpu_to_order() {
         let allocations = Allocations::of(&[100, 100, 1]);
-        let steps: Vec<Vec<Use>> = vec![vec![(0, true)], vec![(0, false), (2, true)], vec![(1, true)]];
+        let steps: Vec<Vec<Use>> = vec![vec![write(0)], vec![read(0), write(2)], vec![write(1)]];
         let groups = allocations.pass(&mut Barriers::default(), &steps, false);
         let expected = [(1, vec![(100, 0)]), (2, vec![(100, 0)])];
         assert_eq!(allocations.added(&groups, &steps), expected);
@@ -328,12 +393,14 @@ mod tests {
                             *used = allocations.0.len() - 1;
                         }
                         if random(6) == 0 {
-                            uses.push((*used, random(3) == 0));
+                            let bytes = if random(4) == 0 { [0, 16] } else { ALL };
+                            uses.push(Use { allocation: *used, writes: random(3) == 0, bytes });
                         }
                     }
                     steps.push(uses);
                 }
-                passes.push((steps, (current[random(13) as usize], random(2) == 0)));
+                let allocation = current[random(13) as usize];
+                passes.push((steps, Use { allocation, writes: random(2) == 0, bytes: ALL }));
             }
             for (steps, copied) in &passes {
                 let groups = allocations.pass(&mut barriers, steps, false);
@@ -348,20 +415,24 @@ mod tests {
                 for (j, later) in steps.iter().enumerate() {
                     for (i, earlier) in steps[..j].iter().enumerate() {
                         for (a, b) in earlier.iter().flat_map(|a| later.iter().map(move |b| (a, b))) {
-                            let (of_a, of_b) = (&allocations.0[a.0], &allocations.0[b.0]);
-                            if of_a.0 != of_b.0 || !(a.1 || b.1) {
+                            let (of_a, of_b) = (&allocations.0[a.allocation], &allocations.0[b.allocation]);
+                            if of_a.0 != of_b.0 || !(a.writes || b.writes) {
                                 continue;
                             }
                             let (i, j) = (place(i), place(j));
                             let between = || added.iter().filter(|(at, _)| i < place(*at) && place(*at) <= j);
                             assert!(between().next().is_some(), "{i} {a:?} and {j} {b:?} in {steps:?}: {groups:?}");
-                            let used_between = order[i + 1..j]
+                            let mut used_between = order[i + 1..j]
                                 .iter()
                                 .flat_map(|&launch| &steps[launch])
-                                .any(|c| allocations.0[c.0].0 == of_a.0);
-                            if a.1 && !used_between {
+                                .filter(|c| allocations.0[c.allocation].0 == of_a.0);
+                            // Reads of a part leave a write after a write.
+                            let covers = |c: &Use| c.writes || c.bytes[1] >= a.bytes[1];
+                            let follows =
+                                if b.writes { !used_between.any(covers) } else { used_between.next().is_none() };
+                            if a.writes && follows {
                                 let buffer = (of_a.0, *of_a.1.get().unwrap());
-                                let same = a.0 == b.0 || of_a.1 == of_b.1;
+                                let same = a.allocation == b.allocation || of_a.1 == of_b.1;
                                 let known = between().any(|(_, buffers)| buffers.contains(&buffer));
                                 assert!(same && known, "{i} {a:?} and {j} {b:?} in {steps:?}: {groups:?}");
                             }
@@ -378,7 +449,7 @@ mod tests {
         let mut tracked: HashMap<u64, bool> = HashMap::new();
         let mut count = 0;
         for uses in steps {
-            let uses = uses.iter().map(|used| (allocations.0[used.0].0, used.1));
+            let uses = uses.iter().map(|used| (allocations.0[used.allocation].0, used.writes));
             let waits = uses.clone().any(|(memory, writes)| tracked.get(&memory).is_some_and(|old| *old || writes));
             count += waits as usize;
             tracked.extend(uses);

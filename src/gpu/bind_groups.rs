@@ -22,13 +22,10 @@ impl BindGroups {
     }
 
     /// The bind group of these ranges for this pipeline.
-    ///
-    /// Bindings reach to the next multiple of 16 bytes, so that a shader may read a tensor's last elements as a vec4.
     pub fn get(&mut self, pipeline: &Pipeline, ranges: &[BufferRange]) -> &wgpu::BindGroup {
-        let size = |range: &BufferRange| range.size.max(4).next_multiple_of(16);
         let binding = |range: &BufferRange| {
             let alias = *range.allocation.alias.get().expect("decided before it is bound");
-            (range.allocation.memory.id, alias, range.offset, size(range))
+            (range.allocation.memory.id, alias, range.offset, range.bound_bytes())
         };
         let key = (pipeline.layout.id, ranges.iter().map(binding).collect());
         if self.groups.len() >= MAX_GROUPS {
@@ -37,7 +34,7 @@ impl BindGroups {
         self.groups.entry(key).or_insert_with(|| {
             let buffers: Vec<wgpu::Buffer> = ranges.iter().map(|range| range.allocation.buffer()).collect();
             let bindings = ranges.iter().zip(&buffers).map(|(range, buffer)| {
-                let (offset, size) = (range.offset, wgpu::BufferSize::new(size(range)));
+                let (offset, size) = (range.offset, wgpu::BufferSize::new(range.bound_bytes()));
                 wgpu::BindingResource::Buffer(wgpu::BufferBinding { buffer, offset, size })
             });
             let entries: Vec<wgpu::BindGroupEntry> =

@@ -164,16 +164,16 @@ impl Encoder {
             match &group[0] {
                 Command::Kernel { .. } => self.encode_pass(&mut encoder, group),
                 Command::Clear(range) => {
-                    self.barriers.copy(&range.access(true));
                     let size = range.size.next_multiple_of(4);
+                    self.barriers.copy(&range.access(size, true));
                     encoder.clear_buffer(&range.allocation.buffer(), range.offset, Some(size));
                 }
                 Command::Write { from, to, size } => {
-                    self.barriers.copy(&to.access(true));
+                    self.barriers.copy(&to.access(*size, true));
                     encoder.copy_buffer_to_buffer(from, 0, &to.allocation.buffer(), to.offset, Some(*size));
                 }
                 Command::Read { from, to, size } => {
-                    self.barriers.copy(&from.access(false));
+                    self.barriers.copy(&from.access(*size, false));
                     encoder.copy_buffer_to_buffer(&from.allocation.buffer(), from.offset, to, 0, Some(*size));
                 }
             }

@@ -26,9 +26,17 @@ impl From<&GpuSlice> for BufferRange {
 }
 
 impl BufferRange {
-    pub fn access(&self, writes: bool) -> Access<'_> {
+    /// The bytes that it is bound as: up to the next multiple of 16, so that a shader may read a tensor's last elements
+    /// as a vec4.
+    pub fn bound_bytes(&self) -> u64 {
+        self.size.max(4).next_multiple_of(16)
+    }
+
+    /// The use of so many bytes from its start.
+    pub fn access(&self, bytes: u64, writes: bool) -> Access<'_> {
         let Allocation { memory, alias } = &*self.allocation;
-        Access { memory: memory.id, alias, has_aliases: memory.has_aliases(), writes }
+        let bytes = [self.offset, self.offset + bytes];
+        Access { memory: memory.id, alias, has_aliases: memory.has_aliases(), writes, bytes }
     }
 }
 
@@ -43,7 +51,7 @@ pub(super) struct RecordedDispatch {
 impl RecordedDispatch {
     pub fn accesses(&self) -> impl Iterator<Item = Access<'_>> {
         let writes = self.launch.buffers.iter().map(|buffer| !buffer.operand.is_read_only());
-        self.ranges.iter().zip(writes).map(|(range, writes)| range.access(writes))
+        self.ranges.iter().zip(writes).map(|(range, writes)| range.access(range.bound_bytes(), writes))
     }
 }
 
