@@ -9,11 +9,11 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly root="${1:-src}"
 
 # Module = level. Modules of one level may use each other.
-readonly levels="error=0 device_kind=0 testing=0 cache=0 hub_cache=0 protobuf=0 pool=0 profile=1 report=1 comm=1 gpu=2 cpu=2 tensor=3 ops=4
+readonly levels="error=0 device_kind=0 units=0 testing=0 cache=0 hub_cache=0 protobuf=0 pool=0 profile=1 report=1 comm=1 gpu=2 cpu=2 tensor=3 ops=4
 custom=5 nn=5 optim=5 models=6 fit=6 generate=7 train=8 bench=9 cli=10 main=11"
 # What lib.rs re-exports, and the macro it exports, by the module that it comes from.
 readonly homes="Error=error Result=error DType=tensor Device=tensor Shape=tensor Tensor=tensor shader=gpu"
-# These stand beside the order: they use errors and the caches alone, and only what assembles a run uses them.
+# These stand beside the order: they use errors, the caches and units alone, and only what assembles a run uses them.
 readonly beside="config data"
 readonly assemblers="train generate cli main"
 
@@ -75,14 +75,14 @@ complain() {
 # Whether `from` may use `to`; prints why not.
 allowed() {
     local from="$1" to="$2" level_from level_to
-    [[ "$from" == "$to" || "$to" == error || "$to" == cache || "$to" == hub_cache || "$to" == device_kind ]] && return
+    [[ "$from" == "$to" || "$to" == error || "$to" == cache || "$to" == hub_cache || "$to" == device_kind || "$to" == units ]] && return
     if contains "$beside" "$to"; then
         contains "$assemblers" "$from" && return
         echo "only $assemblers may use $to"
         return
     fi
     if contains "$beside" "$from"; then
-        echo "$from may use nothing but error and the caches"
+        echo "$from may use nothing but error, units and the caches"
         return
     fi
     level_to="$(lookup "$levels" "$to")" || { echo "$to has no place in the order of scripts/check_layers.sh"; return; }

@@ -30,6 +30,7 @@ SCALARS = [
     ("train", "loss", "train/loss", "train_loss"),
     ("train", "learning_rate", "train/learning_rate", "learning_rate"),
     ("train", "grad_norm", "train/grad_norm", "grad_norm"),
+    ("train", "tokens", "train/tokens", "tokens"),
     ("train", "tokens_per_s", "train/tokens_per_s", "tokens_per_s"),
     ("train", "loss_scale", "train/loss_scale", "loss_scale"),
     ("train", "overflows", "train/overflows", "overflows"),
@@ -45,6 +46,10 @@ def main():
     run = parser.parse_args().run
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     lines = [line for line in lines if line["kind"] in ("train", "eval")]
+    for line in lines:
+        # A speed that is not known is no scalar.
+        if line.get("tokens_per_s", 0) is None:
+            del line["tokens_per_s"]
     files = sorted((run / "tensorboard").iterdir())
     records = sum(check_framing(file) for file in files)
     scalars = check_scalars(run / "tensorboard", lines)

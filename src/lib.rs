@@ -39,6 +39,7 @@ mod testing;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod train;
+mod units;
 
 pub use cache::user_folder as user_cache_folder;
 pub use cpu::set_threads;

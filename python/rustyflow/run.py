@@ -47,7 +47,9 @@ def _show(event: Event) -> None:
     elif kind == "start":
         print(f"{event['folder']}: {event['parameters']} parameters on {event['device']}, {event['total_steps']} steps")
     elif kind == "train":
-        print(f"step {event['step']}  loss {event['loss']:.4f}  {event['tokens_per_s']:.0f} tokens/s")
+        # Unknown before the second step is finished.
+        speed = "-" if event["tokens_per_s"] is None else f"{event['tokens_per_s']:.0f}"
+        print(f"step {event['step']}  loss {event['loss']:.4f}  {speed} tokens/s")
     elif kind == "eval":
         print(f"step {event['step']}  {event['split']} loss {event['loss']:.4f}")
     elif kind == "sample":

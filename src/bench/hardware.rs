@@ -5,6 +5,7 @@ use super::ops::{Peaks, measure_peaks, select, time_unchecked};
 use super::step::{StepCase, StepTiming, step_cases, time_step};
 use super::table::{Row, Sizes};
 use crate::gpu::Limits;
+use crate::units;
 use crate::{DType, Device, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -200,12 +201,11 @@ pub fn hardware_table(reports: &[HardwareReport]) -> String {
     for report in reports {
         let digits = |rate: f64| if rate < 10.0 { format!("{rate:.3}") } else { format!("{rate:.1}") };
         let rate = |rate: Option<f64>| rate.map_or("-".to_string(), digits);
-        let count = |n: f64| if n < 1e4 { format!("{n:.0}") } else { format!("{:.0}k", n / 1e3) };
         // Without the number that it had there.
         let name =
             report.device.split_once(' ').filter(|(id, _)| id.starts_with("gpu")).map_or(&*report.device, |d| d.1);
         let (peaks, build) = (report.peaks.as_ref(), if report.build == "debug" { ", debug build" } else { "" });
-        let step = |s: &StepRate| format!("{} {}: {} tokens/s", s.case, s.precision, count(s.tokens_per_s));
+        let step = |s: &StepRate| format!("{} {}: {}", s.case, s.precision, units::tokens_per_s(Some(s.tokens_per_s)));
         let steps: Vec<String> = report.steps.iter().map(step).collect();
         let _ = writeln!(
             text,

@@ -11,6 +11,7 @@ use crate::bench::{
 use crate::config::{DeviceConfig, Precision, WeightDtype};
 use crate::profile::Roofline;
 use crate::train::{check_f16_weights, check_precision, move_model, operands};
+use crate::units;
 use crate::{DType, Device, Error};
 use anyhow::{Result, bail};
 use std::fs::File;
@@ -326,16 +327,15 @@ fn peaks_or_note(device: &Device, operands: DType) -> Option<Roofline> {
 
 fn step_line(t: &StepTiming, precision: &str) -> String {
     format!(
-        "rustyflow {} {precision} B={} T={}: {:.3} ms/step, {:.0} tok/s, {:.2} us/token, {:.2} GiB, loss {:.4}, \
-         host {:.1}%",
+        "rustyflow {} {precision} B={} T={}: {:.3} ms/step, {}, {:.2} us/token, {}, loss {}, host {:.1}%",
         t.case,
         t.batch_size,
         t.context,
         t.ms_per_step,
-        t.tokens_per_s,
+        units::tokens_per_s(Some(t.tokens_per_s)),
         1e6 / t.tokens_per_s,
-        t.gib,
-        t.loss,
+        units::bytes((t.gib * f64::from(1 << 30)) as u64),
+        units::loss(t.loss.into()),
         100.0 * t.host_share
     )
 }
@@ -385,15 +385,15 @@ fn generate(args: &GenerateArgs) -> Result<()> {
 
 fn generate_line(t: &GenerateTiming, dtype: WeightDtype) -> String {
     format!(
-        "rustyflow {} {dtype} B={}, prompt of {} tokens and {} new: {:.3} ms to the first, then {:.3} ms/token, {:.1} \
-         tok/s, {:.0} GB/s, host {:.1}%",
+        "rustyflow {} {dtype} B={}, prompt of {} tokens and {} new: {:.3} ms to the first, then {:.3} ms/token, {}, \
+         {:.0} GB/s, host {:.1}%",
         t.case,
         t.batch_size,
         t.prompt_tokens,
         t.new_tokens,
         t.first_token_ms,
         t.ms_per_token,
-        t.tokens_per_s,
+        units::tokens_per_s(Some(t.tokens_per_s)),
         1e-6 * t.bytes_read / t.ms_per_token,
         100.0 * t.host_share
     )

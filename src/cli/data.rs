@@ -1,10 +1,11 @@
 //! `rustyflow data`: brings data sets into the data folder, makes token files of texts, and says what is in them.
 
-use super::output::{self, short};
+use super::output;
 use super::{cache, configuration, examples};
 use crate::config::Layers;
 use crate::data::{Corpus, DATASETS, Prepared, Progress, Tokens, fetch};
 use crate::train::data_spec;
+use crate::units;
 use anyhow::Result;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::io::IsTerminal;
@@ -172,8 +173,8 @@ fn say(corpus: &Corpus, prepared: &Prepared, counts: Option<Counts>) -> Result<(
     output::line(format_args!("tokenizer      {}, {} tokens", meta.tokenizer, meta.vocab_size))?;
     let tokens = meta.train_tokens + meta.validation_tokens;
     let share = 100.0 * meta.validation_tokens as f64 / tokens.max(1) as f64;
-    output::line(format_args!("training       {} tokens", short(meta.train_tokens as f64)))?;
-    let validation = short(meta.validation_tokens as f64);
+    output::line(format_args!("training       {} tokens", units::count(meta.train_tokens as f64)))?;
+    let validation = units::count(meta.validation_tokens as f64);
     output::line(format_args!("validation     {validation} tokens, {share:.1}% of all"))?;
     let each = corpus.bytes() as f64 / tokens.max(1) as f64;
     output::line(format_args!("bytes a token  {each:.2}"))?;

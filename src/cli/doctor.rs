@@ -3,7 +3,7 @@
 use super::{cache, configuration, device, devices, examples, output};
 use crate::bench::{OpCheck, Peaks, Sizes, measure_copies, measure_peaks, verify_ops};
 use crate::gpu::{AdapterInfo, adapters};
-use crate::profile::size_text;
+use crate::units;
 use crate::{Device, cpu};
 use anyhow::{Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -48,10 +48,10 @@ pub fn run(args: &Args) -> Result<()> {
         say(format_args!("rates    {name}: {}", rates_text(peaks)))?;
     }
     let memory = cpu::available_memory_bytes();
-    say(format_args!("memory   {} to spare", memory.map_or("not known".into(), size_text)))?;
+    say(format_args!("memory   {} to spare", memory.map_or("not known".into(), units::bytes)))?;
     let folders = folders(&config.run.dir);
     for (what, path, free) in &folders {
-        let free = free.map_or("not known".into(), |free| format!("{} free", size_text(free)));
+        let free = free.map_or("not known".into(), |free| format!("{} free", units::bytes(free)));
         say(format_args!("disk     {what} {}: {free}", path.display()))?;
     }
     let problems = problems(&check, &folders);
@@ -138,7 +138,7 @@ fn problems(check: &OpCheck, folders: &[(&'static str, PathBuf, Option<u64>)]) -
         .map(|first| format!("{} results are not what the CPU computes, the first {first}", check.differences.len()));
     let full = folders.iter().filter(|(_, _, free)| free.is_some_and(|free| free < LEAST_FREE_BYTES));
     let full = full.map(|(what, path, free)| {
-        format!("{what} {} there are {} free", path.display(), size_text(free.unwrap_or_default()))
+        format!("{what} {} there are {} free", path.display(), units::bytes(free.unwrap_or_default()))
     });
     wrong.into_iter().chain(full).collect()
 }

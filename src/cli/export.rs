@@ -10,6 +10,7 @@ use crate::models::hf::tokenizer_folder;
 use crate::tensor::Device;
 use crate::train::export::{ExportOptions, Exported, Form, check_output, export};
 use crate::train::{corpus_for_model, trained_on};
+use crate::units;
 use anyhow::Result;
 use clap::ValueEnum;
 use std::path::{Path, PathBuf};
@@ -176,7 +177,7 @@ fn print(folder: &Path, text: &str, exported: &Exported) -> Result<()> {
     for (i, file) in files.iter().enumerate() {
         output::line(format_args!("{}{}", if i == 0 { "written        " } else { "               " }, file.display()))?;
     }
-    output::line(format_args!("size           {} bytes", output::short(*size_bytes as f64)))?;
+    output::line(format_args!("size           {}", units::bytes(*size_bytes)))?;
     if let Some(first) = unquantized.first() {
         output::line(format_args!(
             "kept as f16    {} matrices whose rows are no multiple of 32, as {first}",
@@ -190,7 +191,7 @@ fn print(folder: &Path, text: &str, exported: &Exported) -> Result<()> {
     }
     output::line(format_args!("compared on    {text}, {} tokens predicted", c.tokens))?;
     output::line(format_args!("loss           {:.4} before, {:.4} after", c.loss_before, c.loss_after))?;
-    output::line(format_args!("logits         differ by {:.2e} at most", c.largest_difference))?;
+    output::line(format_args!("logits         differ by {} at most", units::number(c.largest_difference.into())))?;
     output::line(format_args!("likeliest      the same token at {:.2}% of positions", 100.0 * c.same_top_token))?;
     Ok(())
 }

@@ -3,6 +3,7 @@
 use super::{data, hub, output};
 use crate::data::{Fetched, Selection};
 use crate::hub_cache::ModelName;
+use crate::units;
 use anyhow::Result;
 
 #[derive(clap::Args)]
@@ -38,8 +39,8 @@ pub fn run(args: Args) -> Result<()> {
             "model": model.to_string(), "commit": commit, "folder": folder, "files": files, "bytes": size_bytes,
         }))?;
     } else {
-        let size = output::short(size_bytes as f64);
-        output::line(format_args!("{model} ({files} files, {size}B) is in {}", folder.display()))?;
+        let size = units::bytes(size_bytes);
+        output::line(format_args!("{model} ({files} files, {size}) is in {}", folder.display()))?;
     }
     if pickled {
         output::note(

@@ -102,29 +102,6 @@ pub fn table(rows: &[Vec<String>], is_number: impl Fn(usize) -> bool) -> String 
     rows.iter().map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// "59.1 s", "2 min 5 s", "3 h 20 min".
-pub fn duration(seconds: f64) -> String {
-    let whole = seconds as u64;
-    match whole {
-        0..60 => format!("{seconds:.1} s"),
-        60..3600 => format!("{} min {} s", whole / 60, whole % 60),
-        _ => format!("{} h {} min", whole / 3600, whole / 60 % 60),
-    }
-}
-
-/// 1234567 as "1.23M".
-pub fn short(count: f64) -> String {
-    match count {
-        c if c >= 1e15 => format!("{:.2}P", c / 1e15),
-        c if c >= 1e12 => format!("{:.2}T", c / 1e12),
-        c if c >= 1e9 => format!("{:.2}G", c / 1e9),
-        c if c >= 1e6 => format!("{:.2}M", c / 1e6),
-        c if c >= 1e4 => format!("{:.1}k", c / 1e3),
-        c if c >= 1e3 => format!("{:.2}k", c / 1e3),
-        c => format!("{c:.0}"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -133,16 +110,5 @@ mod tests {
     fn columns_are_as_wide_as_their_widest_cell() {
         let rows = [["a", "1", "x"], ["bcd", "234", ""]].map(|row| row.map(str::to_string).to_vec());
         assert_eq!(table(&rows, |column| column == 1), "a      1  x\nbcd  234");
-    }
-
-    #[test]
-    fn durations_are_told_in_two_units() {
-        assert_eq!([59.12, 125.0, 12_000.0].map(duration), ["59.1 s", "2 min 5 s", "3 h 20 min"]);
-    }
-
-    #[test]
-    fn counts_are_shortened_to_three_digits() {
-        let shown: Vec<String> = [7.0, 1234.0, 51_000.0, 124_439_808.0].map(short).to_vec();
-        assert_eq!(shown, ["7", "1.23k", "51.0k", "124.44M"]);
     }
 }

@@ -1,14 +1,14 @@
 //! `rustyflow plan`, and `train --dry-run`: what a run would take.
 
 use super::configuration::{self, TrainFlags};
-use super::output::{self, short};
+use super::output;
 use super::progress::shape_words;
 use super::{cache, device, examples};
 use crate::Device;
 use crate::bench::{Sizes, measure_exchange, measure_roofline};
 use crate::config::{MatmulF32, Resolved};
-use crate::profile::size_text;
 use crate::train::{Cluster, ClusterPlan, Rates, RunPlan, Speed, operands, plan_run};
+use crate::units;
 use anyhow::Result;
 use std::time::Duration;
 
@@ -98,25 +98,24 @@ fn rates(plan: &RunPlan, resolved: &Resolved, device: &Device) -> Option<Rates> 
 
 fn print(plan: &RunPlan) -> Result<()> {
     let (m, memory) = (&plan.model, &plan.memory);
-    let mib = |bytes: u64| size_text(bytes);
     output::line(format_args!("device     {}", plan.device))?;
     output::line(format_args!(
         "model      {} parameters: {}, vocabulary {}",
-        short(plan.parameters as f64),
+        units::count(plan.parameters as f64),
         shape_words(m),
         m.vocab_size
     ))?;
     if let Some(adapters) = plan.adapters {
         output::line(format_args!(
             "adapters   {} parameters are trained, the model is frozen",
-            short(adapters as f64)
+            units::count(adapters as f64)
         ))?;
     }
     let available = memory
         .available
-        .map_or("which does not say how much it has".into(), |bytes| format!("which has {}", mib(bytes)));
+        .map_or("which does not say how much it has".into(), |bytes| format!("which has {}", units::bytes(bytes)));
     let on = if plan.ranks > 1 { format!("each of {} devices", plan.ranks) } else { "the device".into() };
-    output::line(format_args!("memory     {} at most on {on}, {available}", mib(memory.peak)))?;
+    output::line(format_args!("memory     {} at most on {on}, {available}", units::bytes(memory.peak)))?;
     for (name, bytes) in [
         ("weights", memory.weights),
         ("f16 copies", memory.f16_copies),
@@ -127,11 +126,11 @@ fn print(plan: &RunPlan) -> Result<()> {
         ("other", memory.other),
     ] {
         if bytes > 0 {
-            output::line(format_args!("             {name:<12}{:>12}", mib(bytes)))?;
+            output::line(format_args!("             {name:<12}{:>12}", units::bytes(bytes)))?;
         }
     }
-    let host = plan.host_available_bytes.map_or(String::new(), |bytes| format!(" of {} to spare", mib(bytes)));
-    output::line(format_args!("machine    {}{host}, while a checkpoint is written", mib(plan.host_bytes)))?;
+    let host = plan.host_available_bytes.map_or(String::new(), |bytes| format!(" of {} to spare", units::bytes(bytes)));
+    output::line(format_args!("machine    {}{host}, while a checkpoint is written", units::bytes(plan.host_bytes)))?;
     match (&plan.does_not_fit, plan.largest_batch_size) {
         (Some(why), _) => output::line(format_args!("fits       no: {why}"))?,
         (None, _) => output::line("fits       yes")?,
@@ -144,24 +143,24 @@ fn print(plan: &RunPlan) -> Result<()> {
     output::line(format_args!("batch      {}{largest}", plan.batch_size))?;
     let recomputed = match plan.recompute_flops_per_step {
         0.0 => String::new(),
-        flops => format!(", and {} more that recomputes blocks", short(flops)),
+        flops => format!(", and {} more that recomputes blocks", units::count(flops)),
     };
-    let flops = short(plan.flops_per_step);
+    let flops = units::count(plan.flops_per_step);
     output::line(format_args!("step       {} tokens, {flops} FLOP{recomputed}", plan.tokens_per_step))?;
     output::line(format_args!(
         "run        {} steps, {:.2} epochs of {} tokens, {} FLOP",
         plan.steps,
         plan.epochs,
-        short(plan.train_tokens as f64),
-        short(plan.flops)
+        units::count(plan.train_tokens as f64),
+        units::count(plan.flops)
     ))?;
     if let Some(time) = &plan.time {
         let span = Duration::from_secs_f64(time.seconds.clamp(1.0, 1e12));
         let rest = indicatif::HumanDuration(span);
         output::line(format_args!(
-            "time       {:.1} ms a step, {} tokens/s: {rest} in all{}",
-            time.ms_per_step,
-            short(time.tokens_per_s),
+            "time       {} a step, {}: {rest} in all{}",
+            units::si(1e-3 * time.ms_per_step, "s"),
+            units::tokens_per_s(Some(time.tokens_per_s)),
             ends(span)
         ))?;
         output::line(format_args!("           from {}", time.source))?;
@@ -171,9 +170,10 @@ fn print(plan: &RunPlan) -> Result<()> {
 
 fn print_cluster(plan: &ClusterPlan) -> Result<()> {
     let Cluster { network_bytes_per_s, host_seconds_per_byte, .. } = plan.cluster;
-    let network = network_bytes_per_s
-        .map_or("ranks in one machine".into(), |rate| format!("a network of {}bit/s to each rank", short(rate * 8.0)));
-    let sent = size_text(plan.exchanged_bytes as u64);
+    let network = network_bytes_per_s.map_or("ranks in one machine".into(), |rate| {
+        format!("a network of {} to each rank", units::si(rate * 8.0, "bit/s"))
+    });
+    let sent = units::bytes(plan.exchanged_bytes as u64);
     output::line(format_args!(
         "\nranks      {network}; an exchange is of {sent} each way, {:.1} GB/s of it on the host",
         1e-9 / host_seconds_per_byte

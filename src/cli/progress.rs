@@ -1,11 +1,11 @@
 //! Shows a run: a bar with loss, speed and remaining time on a terminal, plain lines elsewhere.
 
 use super::data::Bar;
-use super::output::{self, short};
+use super::output;
 use crate::generate::printable;
 use crate::models::ModelConfig;
-use crate::profile::size_text;
 use crate::train::{Evaluation, Event, Start, Step, Summary, rank_table};
+use crate::units;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressState, ProgressStyle};
 use std::fmt;
 use std::io::{self, IsTerminal};
@@ -107,13 +107,13 @@ impl View {
         output::line(format_args!(
             "corpus     {}, {} tokens to learn from, {} to validate on; tokenizer {} with {} tokens",
             s.corpus,
-            short(s.train_tokens as f64),
-            short(s.validation_tokens as f64),
+            units::count(s.train_tokens as f64),
+            units::count(s.validation_tokens as f64),
             s.tokenizer,
             s.tokens
         ))?;
         output::line(format_args!("text       {}", s.text))?;
-        output::line(format_args!("model      {} parameters: {}", short(s.parameters as f64), shape_words(m)))?;
+        output::line(format_args!("model      {} parameters: {}", units::count(s.parameters as f64), shape_words(m)))?;
         if let Some(adapters) = &s.adapters {
             output::line(format_args!("adapters   {adapters}"))?;
         }
@@ -142,20 +142,24 @@ impl View {
     }
 
     fn step(&mut self, s: &Step) -> io::Result<()> {
-        let validation = self.validation.map_or(String::new(), |loss| format!("  val {loss:.4}"));
-        self.bar.set_message(format!("loss {:.4}{validation}  {} tok/s", s.loss, short(s.tokens_per_s)));
+        let validation = self.validation.map_or(String::new(), |loss| format!("  val {}", units::loss(loss)));
+        self.bar.set_message(format!(
+            "loss {}{validation}  {}",
+            units::loss(s.loss),
+            units::tokens_per_s(s.tokens_per_s)
+        ));
         let every = if self.bar.is_hidden() { LINE_EVERY } else { LINE_ABOVE_BAR_EVERY };
         if self.last_line.is_none_or(|at| at.elapsed() >= every) || s.step == self.total_steps {
             self.last_line = Some(Instant::now());
             return self.line(format!(
-                "step {:>6}/{}  epoch {:.2}  loss {:.4}  lr {:.2e}  norm {:.2}  {} tok/s{}",
+                "step {:>6}/{}  epoch {:.2}  loss {}  lr {}  norm {}  {}{}",
                 s.step,
                 self.total_steps,
                 s.epoch,
-                s.loss,
-                s.learning_rate,
-                s.grad_norm,
-                short(s.tokens_per_s),
+                units::loss(s.loss),
+                units::number(s.learning_rate),
+                units::number(s.grad_norm),
+                units::tokens_per_s(s.tokens_per_s),
                 self.remaining(s)
             ));
         }
@@ -202,15 +206,19 @@ fn finish(s: &Summary, profile: bool) -> io::Result<()> {
     if !s.ranks.is_empty() {
         output::line(rank_table(&s.ranks))?;
     }
-    let number = |loss: Option<f64>| loss.map_or("-".to_string(), |l| format!("{l:.4}"));
+    let number = |loss: Option<f64>| loss.map_or("-".to_string(), units::loss);
     let validation = s.validation.as_ref().map(|v| v.loss);
     let stopped = if s.interrupted { format!(", interrupted before {}", s.total_steps) } else { String::new() };
     output::line(format_args!(
-        "trained       {}{stopped}, {:.2} epochs, {} tokens/s",
+        "trained       {}{stopped}, {:.2} epochs, {}",
         counted(s.steps, "step"),
         s.epochs,
-        short(s.tokens_per_s)
+        units::tokens_per_s(s.tokens_per_s)
     ))?;
+    if let Some(all) = s.seconds_in_all {
+        let [since, all] = [s.report.training_seconds, all].map(units::duration);
+        output::line(format_args!("time          {since} of training since it was resumed, {all} in all"))?;
+    }
     output::line(format_args!(
         "final loss    train {}, validation {} (best {})",
         number(s.train_loss),
@@ -222,21 +230,21 @@ fn finish(s: &Summary, profile: bool) -> io::Result<()> {
         output::line(format_args!("best          step {best}: what `generate` and `eval` take{sample}"))?;
     }
     let memory = format!("{} memory", s.report.device);
-    output::line(format_args!("{memory:<14}{} at most", size_text(s.peak_memory_bytes as u64)))
+    output::line(format_args!("{memory:<14}{} at most", units::bytes(s.peak_memory_bytes as u64)))
 }
 
 pub fn evaluation_line(step: usize, result: &Evaluation, best: bool) -> String {
     let mark = if best { "  (best)" } else { "" };
     format!(
-        "step {step:>6}  validation loss {:.4}  perplexity {:.2}  {}{mark}",
-        result.loss,
-        result.perplexity,
+        "step {step:>6}  validation loss {}  perplexity {}  {}{mark}",
+        units::loss(result.loss),
+        units::perplexity(result.perplexity),
         bits_per_byte(result)
     )
 }
 
 pub fn epoch_line(epoch: usize, seconds: f64) -> String {
-    format!("epoch {epoch:>5}  {seconds:.2} s")
+    format!("epoch {epoch:>5}  {}", units::duration(seconds))
 }
 
 /// "bits per byte 1.234", or of a tokenizer that does not keep the text, what it is per.

@@ -13,6 +13,7 @@ use super::origin::Origin;
 use super::schema::{Config, ModelConfig};
 use super::{env_file, toml_file, validate, wrong};
 use crate::error::{Error, Result};
+use crate::units;
 
 const MAX_STEPS: &str = "train.max_steps";
 const EPOCHS: &str = "train.epochs";
@@ -305,7 +306,7 @@ impl Resolved {
         let (min_learning_rate, how) = match train.schedule {
             Schedule::Wsd => (0.0, "none, for train.schedule is wsd"),
             Schedule::Plateau => (0.0, "none, for train.schedule is plateau"),
-            _ => (train.learning_rate / 10.0, "a tenth of learning_rate"),
+            _ => (units::decimal(train.learning_rate / 10.0), "a tenth of learning_rate"),
         };
         if derive("train.min_learning_rate", how) {
             train.min_learning_rate = min_learning_rate;

@@ -3,6 +3,7 @@
 use crate::optim::Optimizer;
 use crate::tensor::Readback;
 use crate::{Error, Result, Tensor};
+use std::time::Instant;
 
 /// The sum of what the passes of an update contribute to its loss.
 #[derive(Default)]
@@ -73,6 +74,12 @@ impl PendingNumbers {
     pub fn has_arrived(&mut self) -> Result<bool> {
         let mut numbers = self.words.iter_mut().chain(&mut self.loss_scale);
         numbers.try_fold(true, |all, number| Ok(all & number.has_arrived()?))
+    }
+
+    /// When the last of them arrived; `None` until [`PendingNumbers::has_arrived`] says so.
+    pub(crate) fn arrived_at(&self) -> Option<Instant> {
+        let mut numbers = self.words.iter().chain(&self.loss_scale).map(Readback::arrived_at);
+        numbers.try_fold(None, |latest, at| at.map(|at| latest.max(Some(at)))).flatten()
     }
 
     /// The numbers, waiting for them if they have not arrived.

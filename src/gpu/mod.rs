@@ -74,7 +74,7 @@ pub use {
 #[cfg(not(feature = "gpu"))]
 pub use stub::{Gpu, GpuSlice, MappedBytes, PendingReadback, adapters, check_wgsl, translate};
 
-use crate::profile::size_text;
+use crate::units;
 use serde::Serialize;
 use std::fmt;
 use std::path::PathBuf;
@@ -129,16 +129,16 @@ impl fmt::Display for AdapterInfo {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let [low, high] = self.subgroup_size;
         let subgroups = if low == high { low.to_string() } else { format!("{low} to {high}") };
-        let memory = self.memory_bytes.map_or("memory not known".into(), |m| format!("{} of memory", size_text(m)));
+        let memory = self.memory_bytes.map_or("memory not known".into(), |m| format!("{} of memory", units::bytes(m)));
         writeln!(f, "gpu:{}    {} ({}, {}, driver {})", self.index, self.name, self.kind, self.backend, self.driver)?;
         writeln!(
             f,
             "         {memory}; largest buffer {}, binding {}; workgroups of {} threads with {}; subgroups of \
             {subgroups}",
-            size_text(self.max_buffer_bytes),
-            size_text(self.max_binding_bytes),
+            units::bytes(self.max_buffer_bytes),
+            units::bytes(self.max_binding_bytes),
             self.max_workgroup_threads,
-            size_text(u64::from(self.workgroup_memory_bytes)),
+            units::bytes(u64::from(self.workgroup_memory_bytes)),
         )?;
         write!(f, "         {}", self.features.join(", "))
     }

@@ -7,7 +7,7 @@ use crate::{Error, Result};
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const WAITING: u8 = 0;
 const READY: u8 = 1;
@@ -107,6 +107,8 @@ pub(super) struct Staging {
     state: Arc<AtomicU8>,
     /// What the copy into it was submitted with.
     submission: Arc<OnceLock<wgpu::SubmissionIndex>>,
+    /// When the first mapping arrived.
+    arrived: Arc<OnceLock<Instant>>,
 }
 
 impl Staging {
@@ -120,14 +122,16 @@ impl Staging {
                 mapped_at_creation: false,
             })
         });
-        Staging { buffer, state: Arc::new(AtomicU8::new(WAITING)), submission: Arc::default() }
+        let state = Arc::new(AtomicU8::new(WAITING));
+        Staging { buffer, state, submission: Arc::default(), arrived: Arc::default() }
     }
 
     /// Asks for the mapping; call after the copy into the buffer was submitted.
     pub fn map(&self) {
-        let state = self.state.clone();
+        let (state, arrived) = (self.state.clone(), self.arrived.clone());
         state.store(WAITING, Ordering::Release);
         self.buffer.map_async(wgpu::MapMode::Read, .., move |result| {
+            arrived.get_or_init(Instant::now);
             state.store(if result.is_ok() { READY } else { FAILED }, Ordering::Release);
         });
     }
@@ -227,6 +231,14 @@ impl PendingReadback {
             Way::Aside(transit) => transit.wait(Duration::ZERO)?.then(|| Memory::Aside(transit.clone())),
         };
         Ok(memory.map(|memory| MappedBytes { memory, size: self.size }))
+    }
+
+    /// When the bytes arrived, as far as it is known: a look at them may come later.
+    pub fn arrived_at(&self) -> Option<Instant> {
+        match &self.way {
+            Way::Mapped(staging, _) => staging.arrived.get().copied(),
+            Way::Aside(_) => None,
+        }
     }
 
     /// Waits for the bytes, and not for what was submitted after them; submits what is recorded if they are of that.

@@ -66,6 +66,10 @@ impl PendingReadback {
         match self.0 {}
     }
 
+    pub fn arrived_at(&self) -> Option<std::time::Instant> {
+        match self.0 {}
+    }
+
     pub fn wait_mapped(self) -> Result<MappedBytes> {
         match self.0 {}
     }

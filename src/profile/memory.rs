@@ -150,18 +150,6 @@ impl MemoryCount {
     }
 }
 
-/// Bytes with a binary unit.
-pub fn size_text(bytes: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -192,10 +180,5 @@ mod tests {
         assert_eq!((stats.used_bytes, stats.reserved_bytes, stats.cached_bytes()), (300, 1200, 900));
         assert_eq!((stats.used_by_kind[MemoryKind::Scratch], stats.used_by_kind.total()), (200, 300));
         assert_eq!(stats.allocations, 3);
-    }
-
-    #[test]
-    fn sizes_have_binary_units() {
-        assert_eq!([0, 1023, 1024, 128 << 20].map(size_text), ["0 B", "1023 B", "1.0 KiB", "128.0 MiB"]);
     }
 }

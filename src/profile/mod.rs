@@ -11,7 +11,7 @@ mod trace;
 mod wall_clock;
 
 pub(crate) use memory::MemoryCount;
-pub use memory::{BytesByKind, MemoryKind, MemoryStats, size_text};
+pub use memory::{BytesByKind, MemoryKind, MemoryStats};
 pub use report::{HostTime, KernelRow, Report};
 pub use roofline::{BesidePeaks, Bound, Roofline};
 pub use start_up::{Ahead, StartUp};

@@ -1,7 +1,8 @@
 //! Turns a profile into the report that ends a run: kernels against host, then a table by kernel, and of the largest
 //! what they cost.
 
-use super::{BesidePeaks, MemoryKind, MemoryStats, Profile, Roofline, Span, StartUp, WallTime, roofline, size_text};
+use super::{BesidePeaks, MemoryKind, MemoryStats, Profile, Roofline, Span, StartUp, WallTime, roofline};
+use crate::units;
 use serde::Serialize;
 use std::fmt::{self, Write};
 
@@ -43,7 +44,10 @@ pub struct Report {
     pub device: &'static str,
     /// Without evaluation, sampling and saving.
     pub training_seconds: f64,
-    pub seconds_per_epoch: f64,
+    /// Passes over the text; a fraction may have been trained on.
+    pub epochs: f64,
+    /// `None` where no whole epoch was trained on.
+    pub seconds_per_epoch: Option<f64>,
     pub kernel_seconds: f64,
     /// The slowest first.
     pub kernels: Vec<KernelRow>,
@@ -101,7 +105,8 @@ impl Report {
         Report {
             device: if on_gpu { "GPU" } else { "CPU" },
             training_seconds,
-            seconds_per_epoch: if epochs > 0.0 { training_seconds / epochs } else { 0.0 },
+            epochs,
+            seconds_per_epoch: (epochs >= 1.0).then(|| training_seconds / epochs),
             kernel_seconds,
             kernels,
             peaks: None,
@@ -179,7 +184,15 @@ impl Report {
         if let Some(start_up) = &self.start_up {
             let _ = writeln!(text, "  - Start: {start_up}");
         }
-        let _ = writeln!(text, "[AVG_EPOCH_TIME] {:.2} s", self.seconds_per_epoch);
+        let _ = match self.seconds_per_epoch {
+            Some(seconds) => writeln!(text, "[AVG_EPOCH_TIME] {seconds:.2} s"),
+            None => writeln!(
+                text,
+                "[AVG_EPOCH_TIME] - (no whole epoch: {} in {})",
+                units::number(self.epochs),
+                units::duration(self.training_seconds)
+            ),
+        };
         text
     }
 
@@ -229,7 +242,7 @@ impl fmt::Display for Report {
 fn memory_text(memory: &MemoryStats) -> String {
     let mut kinds = MemoryKind::ALL.map(|kind| (memory.peak_by_kind[kind], kind.name().replace('_', " ")));
     kinds.sort_by_key(|&(bytes, _)| std::cmp::Reverse(bytes));
-    let size = |bytes: usize| size_text(bytes as u64);
+    let size = |bytes: usize| units::bytes(bytes as u64);
     let parts: Vec<String> = kinds.into_iter().map(|(bytes, name)| format!("{name} {}", size(bytes))).collect();
     format!(
         "{} at most ({}), {} obtained in {} buffers",
@@ -320,6 +333,14 @@ mod tests {
     }
 
     #[test]
+    fn less_than_an_epoch_has_no_time_per_epoch() {
+        let report = Report::new(&profile(), true, 11.0, 0.25, MemoryStats::default());
+        assert_eq!(report.seconds_per_epoch, None);
+        let text = report.text();
+        assert!(text.contains("[AVG_EPOCH_TIME] - (no whole epoch: 0.25 in 11.0 s)"), "{text}");
+    }
+
+    #[test]
     fn the_largest_kernels_end_the_text_with_peaks_or_without() {
         let mut report = Report::new(&profile(), false, 11.0, 2.0, MemoryStats::default());
         let end = "\n  Largest kernels:\n  - matmul, 80.0%: 1.00 TFLOP/s, 500 MB/s; 200 ms per call\n";
@@ -338,9 +359,9 @@ mod tests {
         memory.peak_by_kind[MemoryKind::Scratch] = 1 << 20;
         for (on_gpu, device) in [(true, "GPU"), (false, "CPU")] {
             let text = Report::new(&profile(), on_gpu, 11.0, 2.0, memory).text();
-            let line = " memory: 5.0 MiB at most (optimizer state 4.0 MiB, scratch 1.0 MiB, parameters 0 B, ";
+            let line = " memory: 5.00 MiB at most (optimizer state 4.00 MiB, scratch 1.00 MiB, parameters 0 B, ";
             assert!(text.contains(&format!("  - {device}{line}")), "{text}");
-            assert!(text.contains("), 6.0 MiB obtained in 3 buffers\n"), "{text}");
+            assert!(text.contains("), 6.00 MiB obtained in 3 buffers\n"), "{text}");
         }
     }
 }

@@ -2,6 +2,7 @@
 //! Waterman and Patterson 2009, <https://doi.org/10.1145/1498765.1498785>), and that in a sentence.
 
 use super::KernelRow;
+use crate::units;
 use serde::Serialize;
 use std::fmt::Write;
 
@@ -72,7 +73,7 @@ pub(super) fn largest_text(kernels: &[KernelRow], peaks: Option<&Roofline>) -> S
     }
     text.push_str("\n  Largest kernels");
     if let Some(peaks) = peaks {
-        let (gemms, bandwidth) = (si(1e12 * peaks.tflops, "FLOP/s"), si(1e9 * peaks.gb_per_s, "B/s"));
+        let (gemms, bandwidth) = (units::si(1e12 * peaks.tflops, "FLOP/s"), units::si(1e9 * peaks.gb_per_s, "B/s"));
         let _ = write!(text, " (the device's peaks just now: {gemms} in {} GEMMs, {bandwidth})", peaks.dtype);
     }
     text.push_str(":\n");
@@ -84,15 +85,15 @@ pub(super) fn largest_text(kernels: &[KernelRow], peaks: Option<&Roofline>) -> S
 
 /// "matmul, 83.1%: 47.1 TFLOP/s, 210 GB/s; mostly arithmetic, 94% of the GEMM peak".
 fn sentence(k: &KernelRow) -> String {
-    let rates = format!("{}, {}", si(1e12 * k.tflops, "FLOP/s"), si(1e9 * k.gb_per_s, "B/s"));
+    let rates = format!("{}, {}", units::si(1e12 * k.tflops, "FLOP/s"), units::si(1e9 * k.gb_per_s, "B/s"));
     format!("{}, {:.1}%: {rates}; {}", k.name, 100.0 * k.share, why(k))
 }
 
 fn why(k: &KernelRow) -> String {
     let seconds = 1e-3 * k.ms_per_call;
-    let call = si(seconds, "s");
+    let call = units::si(seconds, "s");
     let Some(BesidePeaks { compute, memory, bound }) = k.beside_peaks else { return format!("{call} per call") };
-    let explained = si(seconds * compute.max(memory), "s");
+    let explained = units::si(seconds * compute.max(memory), "s");
     let (compute, memory) = (100.0 * compute, 100.0 * memory);
     match bound {
         Bound::Compute => format!("mostly arithmetic, {compute:.0}% of the GEMM peak"),
@@ -100,7 +101,8 @@ fn why(k: &KernelRow) -> String {
         Bound::Memory if memory < 110.0 => format!("mostly memory, {memory:.0}% of the bandwidth"),
         Bound::Memory => format!("mostly memory, {memory:.0}% of the bandwidth, as only a cache allows"),
         Bound::SmallCalls => {
-            let (flop, bytes) = (si(1e12 * k.tflops * seconds, "FLOP"), si(1e9 * k.gb_per_s * seconds, "B"));
+            let (flop, bytes) =
+                (units::si(1e12 * k.tflops * seconds, "FLOP"), units::si(1e9 * k.gb_per_s * seconds, "B"));
             format!("it waits: small calls of {call}, each {flop} and {bytes}, of which the peaks explain {explained}")
         }
         Bound::Neither => format!(
@@ -108,21 +110,6 @@ fn why(k: &KernelRow) -> String {
              {explained}; the rest is waiting, or work that no peak counts"
         ),
     }
-}
-
-/// Three significant digits and the prefix of the unit.
-fn si(value: f64, unit: &str) -> String {
-    const PREFIXES: [(f64, &str); 7] =
-        [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "u")];
-    if value < 1e-9 {
-        return format!("0 {unit}");
-    }
-    // 999.5 would be rounded to the 1000 of the next prefix.
-    let fits = PREFIXES.iter().find(|(size, _)| value >= 0.9995 * size);
-    let (size, prefix) = fits.unwrap_or(&(1e-9, "n"));
-    let scaled = value / size;
-    let decimals = if scaled < 9.995 { 2 } else { usize::from(scaled < 99.95) };
-    format!("{scaled:.decimals$} {prefix}{unit}")
 }
 
 #[cfg(test)]
@@ -210,6 +197,6 @@ mod tests {
     fn units_have_prefixes_and_three_digits() {
         let values = [0.0, 2.5e-8, 9.996e-6, 0.0123, 1.0, 999.7, 123_456.0, 4.5e13];
         let want = ["0 s", "25.0 ns", "10.0 us", "12.3 ms", "1.00 s", "1.00 ks", "123 ks", "45.0 Ts"];
-        assert_eq!(values.map(|value| si(value, "s")), want);
+        assert_eq!(values.map(|value| units::si(value, "s")), want);
     }
 }

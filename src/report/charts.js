@@ -17,26 +17,30 @@ function dress(element, attributes, children) {
 const isNumber = (x) => typeof x === "number" && Number.isFinite(x);
 const colour = (i) => `var(--c${i % 8})`;
 
-// Seven digits, without zeros at the end.
-function exact(x) {
-  return isNumber(x) ? String(Number(x.toPrecision(7))) : "no number";
-}
 function fixed(x, digits) {
   return isNumber(x) ? x.toFixed(digits) : "-";
 }
-// 1234567 as 1.23M.
-function short(x) {
+// Three significant digits; numbers are written as by units.rs.
+function digits(x) {
+  const size = Math.abs(x);
+  return x.toFixed(size < 9.995 ? 2 : size < 99.95 ? 1 : 0);
+}
+// 0.0004, 1.46, 3e-5.
+function number(x) {
   if (!isNumber(x)) return "-";
   const size = Math.abs(x);
-  for (const [limit, letter] of [
-    [1e12, "T"],
-    [1e9, "G"],
-    [1e6, "M"],
-    [1e3, "k"],
-  ]) {
-    if (size >= limit) return Number((x / limit).toPrecision(3)) + letter;
-  }
-  return String(Number(x.toPrecision(3)));
+  if (size === 0 || (size >= 1e-4 && size < 1e6)) return String(size < 1000 ? Number(x.toPrecision(3)) : Math.round(x));
+  return x.toExponential(2).replace(/\.?0+e/, "e").replace("e+", "e");
+}
+function scaled(x, base, units) {
+  let unit = 0;
+  for (; Math.abs(x) >= base - (base === 1000 ? 0.5 : 0) && unit + 1 < units.length; unit++) x /= base;
+  if (unit === 0 && !Number.isInteger(x)) return `${number(x)} ${units[unit]}`.trimEnd();
+  return `${unit === 0 ? x : digits(x)} ${units[unit]}`.trimEnd();
+}
+// 1234567 as 1.23 M.
+function short(x) {
+  return isNumber(x) ? scaled(x, 1000, ["", "k", "M", "G", "T", "P"]) : "-";
 }
 function duration(seconds) {
   if (!isNumber(seconds)) return "-";
@@ -46,15 +50,7 @@ function duration(seconds) {
   return h > 0 ? `${h} h ${m} min` : `${m} min ${s} s`;
 }
 function size(bytes) {
-  if (!isNumber(bytes)) return "-";
-  for (const [limit, unit] of [
-    [2 ** 30, "GiB"],
-    [2 ** 20, "MiB"],
-    [2 ** 10, "KiB"],
-  ]) {
-    if (bytes >= limit) return `${(bytes / limit).toFixed(1)} ${unit}`;
-  }
-  return `${bytes} B`;
+  return isNumber(bytes) ? scaled(bytes, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]) : "-";
 }
 
 // Round numbers between two, about `count` of them.
@@ -133,7 +129,7 @@ function chart(spec) {
         entries.push(entry(s, "-"));
         continue;
       }
-      entries.push(entry(s, (now.yFormat || exact)(s.y[i])));
+      entries.push(entry(s, (now.yFormat || number)(s.y[i])));
       if (x !== null)
         now.cursor.append(draw("circle", { cx: now.atX(s.x[i]), cy: now.atY(s.y[i]), r: 3.5, fill: s.colour }));
     }
@@ -185,7 +181,7 @@ function layout(given, width) {
   const cursorXs = longest ? longest.x.filter((x, i) => atX.holds(x) && atY.holds(longest.y[i])) : [];
   return {
     marks: [],
-    xFormat: exact,
+    xFormat: String,
     ...given,
     series,
     width,
@@ -284,13 +280,13 @@ function nearest(s, x, c) {
 function describe(c) {
   const each = c.series
     .filter((s) => !s.raw && lastOf(s) >= 0)
-    .map((s) => `${s.name} ends at ${exact(s.y[lastOf(s)])}`);
+    .map((s) => `${s.name} ends at ${(c.yFormat || number)(s.y[lastOf(s)])}`);
   return `${c.title || "Chart"} over ${c.xName}: ${each.join(", ")}`;
 }
 
 // What a chart's horizontal axis can be; of what a run does not know there is no choice.
 const AXES = {
-  step: { name: "step", of: (series) => series.steps, format: exact, tick: short },
+  step: { name: "step", of: (series) => series.steps, format: String, tick: short },
   tokens: {
     name: "tokens",
     of: (series, perStep) => series.steps.map((step) => step * perStep),

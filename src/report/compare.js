@@ -8,9 +8,9 @@ function name(i) {
   return make("span", {}, make("span", { class: "swatch", style: `background:${colour(i)}` }), names[i]);
 }
 
-// A row of a number of each run; the lowest loss stands out.
+// A row of a number of each run; the lowest loss stands out, where losses can be compared.
 function row(label, values, format, lowest) {
-  const least = lowest ? Math.min(...values.filter(isNumber)) : NaN;
+  const least = lowest && data.same_data ? Math.min(...values.filter(isNumber)) : NaN;
   return [
     label,
     ...values.map((value) =>
@@ -38,6 +38,7 @@ const SUMS = [
   ["tokens per second", (s) => s.tokens_per_s, short],
   ["training time", (s) => s.training_seconds, duration],
   ["parameters", (s) => s.parameters, short],
+  ["trained parameters", (s) => s.trained_parameters, short],
   ["device", (s) => s.device, String],
   ["precision", (s) => s.precision, String],
 ];
@@ -45,7 +46,12 @@ const SUMS = [
 function heading() {
   const of = (get) => runs.map((run) => get(run.summary));
   const rows = SUMS.map(([label, get, format, lowest]) => row(label, of(get), format, lowest));
-  return [make("h1", {}, `${runs.length} runs compared`), table(head(), rows, (i) => i > 0)];
+  const note = "The runs learned from different text or with different tokenizers: their losses cannot be compared.";
+  return [
+    make("h1", {}, `${runs.length} runs compared`),
+    data.same_data ? null : make("p", { class: "alert" }, note),
+    table(head(), rows, (i) => i > 0),
+  ].filter(Boolean);
 }
 
 function charts() {
@@ -63,7 +69,7 @@ function charts() {
   const axis = () => AXES[values.axis];
   const add = (title, pick, { dots, isLoss = true, yFormat } = {}) => {
     const added = chart(() => ({
-      title,
+      title: typeof title === "function" ? title() : title,
       height: 300,
       xName: axis().name,
       xFormat: axis().format,
@@ -77,7 +83,8 @@ function charts() {
         dots,
       })),
       yLog: values.yLog && isLoss,
-      yFormat,
+      yFormat: yFormat || (isLoss ? four : number),
+      yTick: yFormat || number,
     }));
     all.push(added);
     return added.figure;
@@ -87,7 +94,10 @@ function charts() {
     make("h2", {}, "Validation loss"),
     add("", (s) => s.validation, { dots: true }),
     make("h2", {}, "Training loss"),
-    add("", (s) => (values.smooth ? s.smoothed : s.train)),
+    add(
+      () => (values.smooth ? "smoothed" : ""),
+      (s) => (values.smooth ? s.smoothed : s.train),
+    ),
     make("h2", {}, "Learning rate and speed"),
     make(
       "div",
@@ -107,12 +117,12 @@ function equal() {
     seconds: (x) => `after ${duration(x)} of training`,
   };
   const rows = data.equal.map((e) =>
-    row(`${e.loss === "train" ? "training" : e.loss} loss ${shown[e.axis](e.at)}`, e.losses, four, true),
+    row(`${e.loss === "train" ? "smoothed training" : e.loss} loss ${shown[e.axis](e.at)}`, e.losses, four, true),
   );
   return [
     make("h2", {}, "Where all have come equally far"),
     table(head(), rows, (i) => i > 0),
-    make("p", { class: "note" }, "Training losses are smoothed, validation losses interpolated between evaluations."),
+    make("p", { class: "note" }, "Validation losses are interpolated between evaluations."),
   ];
 }
 

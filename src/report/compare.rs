@@ -4,6 +4,7 @@ use super::record::RunRecord;
 use super::series::{Curves, Series, interpolate};
 use super::summary::RunSummary;
 use serde::Serialize;
+use serde_json::Value;
 
 /// The losses of runs where they have come equally far.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -30,6 +31,8 @@ pub struct Comparison {
     pub runs: Vec<RunSummary>,
     pub config: Vec<Difference>,
     pub equal: Vec<Equal>,
+    /// Whether all learned from the same text with the same tokenizer: only then can their losses be compared.
+    pub same_data: bool,
 }
 
 impl Comparison {
@@ -43,7 +46,12 @@ impl Comparison {
             equal.extend(at_equal("train", axis, &train.iter().collect::<Vec<_>>(), &tokens));
             equal.extend(at_equal("validation", axis, &validation, &tokens));
         }
-        Comparison { runs: runs.iter().map(RunSummary::new).collect(), config: differences(runs), equal }
+        Comparison {
+            runs: runs.iter().map(RunSummary::new).collect(),
+            config: differences(runs),
+            equal,
+            same_data: same_data(runs),
+        }
     }
 }
 
@@ -63,6 +71,19 @@ fn at_equal(loss: &'static str, axis: &'static str, series: &[&Series], tokens: 
     }
     let losses = along.iter().zip(series).map(|(x, series)| interpolate(x, &series.values, at)).collect();
     Some(Equal { loss, axis, at, losses })
+}
+
+/// What a folder does not say is taken to be the same.
+fn same_data(runs: &[RunRecord]) -> bool {
+    let of_start = |run: &RunRecord, key: &str| run.start.pointer(&format!("/start/{key}")).cloned();
+    let of_config = |run: &RunRecord, key: &str| run.config.get("data")?.get(key)?.as_str().map(Value::from);
+    let is_same = |value: &dyn Fn(&RunRecord) -> Option<Value>| {
+        let mut known = runs.iter().filter_map(|run| value(run)).filter(|value| !value.is_null());
+        known.next().is_none_or(|first| known.all(|other| other == first))
+    };
+    let recorded = ["text/bytes", "text/documents", "text/held_out", "validation_tokens", "model/vocab_size"];
+    recorded.iter().all(|key| is_same(&|run| of_start(run, key)))
+        && ["corpus", "tokenizer"].iter().all(|key| is_same(&|run| of_config(run, key)))
 }
 
 /// Keys that are not the same in all runs, in the order of the first run that has them.

@@ -12,6 +12,8 @@ pub struct StepPoint {
     pub loss: f64,
     pub learning_rate: f64,
     pub grad_norm: f64,
+    /// Learned from since the run began.
+    pub tokens: f64,
     pub tokens_per_s: f64,
 }
 
@@ -78,6 +80,7 @@ impl Metrics {
                     loss: number("loss"),
                     learning_rate: number("learning_rate"),
                     grad_norm: number("grad_norm"),
+                    tokens: number("tokens"),
                     tokens_per_s: number("tokens_per_s"),
                 });
             }
@@ -125,16 +128,39 @@ impl Metrics {
         self.steps.iter().rev().map(|point| point.loss).find(|loss| loss.is_finite())
     }
 
+    /// The tokens that were learned from when each of `steps` was done; `tokens_per_step` is for lines of an earlier
+    /// version, which do not say.
+    pub fn tokens(&self, tokens_per_step: f64) -> Vec<f64> {
+        let of =
+            |point: &StepPoint| if point.tokens.is_nan() { point.step as f64 * tokens_per_step } else { point.tokens };
+        self.steps.iter().map(of).collect()
+    }
+
+    /// Tokens a second over all steps whose speed is known.
+    pub fn average_speed(&self, tokens_per_step: f64) -> Option<f64> {
+        let (tokens, seconds) = (self.tokens(tokens_per_step), self.training_seconds(tokens_per_step));
+        let unknown = self.steps.iter().zip(&tokens).scan(0.0, |before, (point, tokens)| {
+            let more = tokens - std::mem::replace(before, *tokens);
+            Some(if point.tokens_per_s > 0.0 { 0.0 } else { more })
+        });
+        let known = tokens.last()? - unknown.sum::<f64>();
+        seconds
+            .last()
+            .filter(|seconds| **seconds > 0.0)
+            .map(|seconds| known / seconds)
+            .filter(|speed| speed.is_finite())
+    }
+
     /// The seconds that were spent in training when each of `steps` was done, by the speeds that were logged: pauses
     /// and evaluations do not count.
     pub fn training_seconds(&self, tokens_per_step: f64) -> Vec<f64> {
-        let (mut seconds, mut before) = (0.0, 0);
-        let spent = |point: &StepPoint| {
-            let tokens = (point.step - std::mem::replace(&mut before, point.step)) as f64 * tokens_per_step;
-            let more = tokens / point.tokens_per_s;
+        let (mut seconds, mut before) = (0.0, 0.0);
+        let tokens = self.tokens(tokens_per_step);
+        let spent = |(point, tokens): (&StepPoint, &f64)| {
+            let more = (tokens - std::mem::replace(&mut before, *tokens)) / point.tokens_per_s;
             seconds += if more.is_finite() && more > 0.0 { more } else { 0.0 };
             seconds
         };
-        self.steps.iter().map(spent).collect()
+        self.steps.iter().zip(&tokens).map(spent).collect()
     }
 }

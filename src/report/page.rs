@@ -37,7 +37,7 @@ pub fn compare_page(runs: &[RunRecord]) -> String {
     let names: Vec<&str> = runs.iter().map(|run| run.name.as_str()).collect();
     let data = json!({
         "runs": runs.iter().map(run_json).collect::<Vec<_>>(),
-        "config": comparison.config, "equal": comparison.equal,
+        "config": comparison.config, "equal": comparison.equal, "same_data": comparison.same_data,
     });
     fill(&names.join(", "), COMPARE, &data)
 }

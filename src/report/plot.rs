@@ -1,5 +1,6 @@
 //! Curves in characters, for a terminal: braille patterns, each of two by four dots.
 
+use crate::units;
 use std::fmt::Write;
 
 /// A curve, its points ascending in x.
@@ -118,12 +119,12 @@ fn draw(cells: &mut [Vec<Cell>], from: (usize, usize), to: (usize, usize), curve
     }
 }
 
-/// Four digits, at most nine characters.
+/// Four digits, by which curves are told apart, at most nine characters.
 fn short(value: f64) -> String {
     let size = value.abs();
     if value == 0.0 || (0.001..1e7).contains(&size) {
         let decimals = if size >= 1000.0 || value.fract() == 0.0 { 0 } else { 3 - size.log10().max(0.0) as usize };
         return format!("{value:.decimals$}");
     }
-    format!("{value:.2e}")
+    units::number(value)
 }

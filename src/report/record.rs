@@ -1,6 +1,7 @@
 //! A run's folder, read into memory.
 
 use super::metrics::Metrics;
+use crate::units;
 use crate::{Error, Result};
 use serde::Serialize;
 use serde_json::Value;
@@ -131,8 +132,11 @@ impl RunRecord {
         })
     }
 
-    /// Tokens that an update learns from; NaN if the folder does not say.
+    /// Tokens that an update learns from, on average; NaN if the folder does not say.
     pub fn tokens_per_step(&self) -> f64 {
+        if let Some(last) = self.metrics.steps.iter().rev().find(|point| point.tokens > 0.0 && point.step > 0) {
+            return last.tokens / last.step as f64;
+        }
         let of_config = |section: &str, key: &str| self.config.get(section)?.get(key)?.as_integer();
         let product = || {
             let factors = [("train", "batch_size"), ("train", "grad_accum_steps"), ("model", "block_size")];
@@ -143,9 +147,8 @@ impl RunRecord {
 }
 
 /// 0.0003 rather than the 0.00030000000000000003 that a division may give.
-fn written(value: &toml::Value) -> String {
-    let rounded = |x: f64| format!("{x:.8e}").parse().ok().map(toml::Value::Float);
-    value.as_float().and_then(rounded).unwrap_or_else(|| value.clone()).to_string()
+pub(crate) fn written(value: &toml::Value) -> String {
+    value.as_float().map_or_else(|| value.to_string(), |x| toml::Value::Float(units::decimal(x)).to_string())
 }
 
 /// The last part of a folder's path, also of `.`.

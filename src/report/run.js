@@ -39,9 +39,17 @@ function figures() {
     summary.training_seconds !== null && [
       "training time",
       duration(summary.training_seconds),
-      wall ? `${duration(wall)} on the wall${start.first_step > 0 ? " since resumed" : ""}` : "",
+      [start.first_step > 0 && "in all processes", wall && `${duration(wall)} on the wall${start.first_step > 0 ? " since resumed" : ""}`]
+        .filter(Boolean)
+        .join(", "),
     ],
-    summary.parameters !== null && ["parameters", short(summary.parameters), start.precision || ""],
+    summary.parameters !== null && [
+      "parameters",
+      short(summary.parameters),
+      [summary.trained_parameters < summary.parameters && `${short(summary.trained_parameters)} trained`, start.precision]
+        .filter(Boolean)
+        .join(", "),
+    ],
   ];
   const figure = ([name, value, more]) =>
     make("div", {}, make("dt", {}, name), make("dd", {}, make("b", {}, value), make("small", {}, more)));
@@ -77,6 +85,8 @@ function charts() {
   const losses = chart(() => ({
     ...common(),
     yLog: values.yLog,
+    yFormat: (x) => fixed(x, 4),
+    yTick: number,
     height: 340,
     series: values.smooth
       ? [
@@ -107,8 +117,8 @@ function charts() {
     chart(() => ({ ...common(), title, height: 190, series: [line("", from, 0)], ...more }));
   all.push(
     losses,
-    small("learning rate", series.learning_rate),
-    small("gradient norm", series.grad_norm, { yLog: true }),
+    small("learning rate", series.learning_rate, { yFormat: number }),
+    small("gradient norm", series.grad_norm, { yLog: true, yFormat: number }),
     small("tokens per second", series.tokens_per_s, { yFormat: short }),
   );
   const causes = data.rollbacks.map((r) =>
@@ -203,8 +213,8 @@ function kernelTable(kernels) {
     `${(100 * k.share).toFixed(1)}%`,
     make("td", { class: "share" }, make("i", { style: `width:${(100 * k.share) / most}%` })),
     short(k.calls),
-    short(k.tflops),
-    short(k.gb_per_s),
+    number(k.tflops),
+    number(k.gb_per_s),
   ];
   const part = (some) =>
     table(["kernel", "time", "share", "", "calls", "TFLOP/s", "GB/s"], some.map(row), (i) => i > 0 && i !== 3);
@@ -273,7 +283,7 @@ function setting() {
           .join(", "),
       ],
       ["tokenizer", summary.tokenizer],
-      ["batch", data.tokens_per_step && `${short(data.tokens_per_step)} tokens a step`],
+      ["batch", data.tokens_per_step && `${short(data.tokens_per_step)} tokens learned from a step`],
       ["device", summary.device],
       ["precision", summary.precision],
       ["machine", machine.os && `${machine.os}, ${machine.arch}${cores}`],

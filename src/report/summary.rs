@@ -35,9 +35,11 @@ pub struct RunSummary {
     pub train_loss: Option<f64>,
     pub tokens: Option<f64>,
     pub tokens_per_s: Option<f64>,
-    /// Without evaluations and pauses.
+    /// Without evaluations and pauses; in all processes of a run that was resumed.
     pub training_seconds: Option<f64>,
     pub parameters: Option<u64>,
+    /// Those that are trained: of adapters fewer.
+    pub trained_parameters: Option<u64>,
     pub device: Option<String>,
     pub precision: Option<String>,
     pub corpus: Option<String>,
@@ -78,9 +80,10 @@ impl RunSummary {
             validation_loss: metrics.evaluations.last().and_then(|point| finite(point.loss)),
             train_loss: metrics.last_loss(),
             tokens: tokens(steps),
-            tokens_per_s: tokens(logged).zip(training_seconds).map(|(tokens, seconds)| tokens / seconds),
+            tokens_per_s: metrics.average_speed(run.tokens_per_step()),
             training_seconds,
             parameters: start["parameters"].as_u64(),
+            trained_parameters: start["adapters"]["parameters"].as_u64().or_else(|| start["parameters"].as_u64()),
             device: text(&start["device"], "device", "kind"),
             precision: text(&start["precision"], "device", "precision"),
             corpus: text(&start["corpus"], "data", "corpus"),

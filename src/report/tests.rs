@@ -172,6 +172,30 @@ fn time_is_that_of_training_by_the_speeds_that_were_logged() {
 }
 
 #[test]
+fn tokens_are_those_that_were_learned_from() {
+    let line = |step: u64, tokens: u64, speed: Value| {
+        let line = json!({ "kind": "train", "step": step, "loss": 3.0, "tokens": tokens, "tokens_per_s": speed });
+        format!("{line}\n")
+    };
+    // Of 64 positions a step, most are padding. The time of the first step is not known.
+    let run = read(&folder(&(line(1, 10, Value::Null) + &line(2, 30, 10.0.into()) + &line(4, 40, 5.0.into()))));
+    let summary = RunSummary::new(&run);
+    assert_eq!((summary.tokens, summary.training_seconds), (Some(40.0), Some(4.0)));
+    assert_eq!(summary.tokens_per_s, Some(7.5));
+}
+
+#[test]
+fn losses_of_different_text_have_no_winner() {
+    let of = |corpus: &str| {
+        let dir = folder(&line(1, 3.0));
+        fs::write(dir.path().join("config.toml"), format!("{CONFIG}[data]\ncorpus = {corpus:?}\n")).unwrap();
+        read(&dir)
+    };
+    let compared = |b: &str| Comparison::new(&[of("a.txt"), of(b)]).same_data;
+    assert!(compared("a.txt") && !compared("b.txt"));
+}
+
+#[test]
 fn runs_are_compared_where_the_shorter_ends() {
     let short: String = (1..=10).map(|step| line(step, 3.0)).chain([evaluation(10, 2.5)]).collect();
     let long: String = (1..=30).map(|step| line(step, 4.0)).collect();

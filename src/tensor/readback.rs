@@ -3,9 +3,14 @@
 use crate::Result;
 use crate::gpu::{MappedBytes, PendingReadback};
 use std::ops::Deref;
+use std::time::Instant;
 
 /// The elements of a tensor as they were when it was made, which may still be on their way from a GPU.
-pub struct Readback(State);
+pub struct Readback {
+    state: State,
+    /// Once they have arrived.
+    arrived_at: Option<Instant>,
+}
 
 enum State {
     Ready(Bytes),
@@ -14,11 +19,11 @@ enum State {
 
 impl Readback {
     pub(super) fn ready(bytes: Vec<u8>) -> Readback {
-        Readback(State::Ready(Bytes::owned(bytes)))
+        Readback { state: State::Ready(Bytes::owned(bytes)), arrived_at: Some(Instant::now()) }
     }
 
     pub(super) fn pending(readback: PendingReadback) -> Readback {
-        Readback(State::Pending(readback))
+        Readback { state: State::Pending(readback), arrived_at: None }
     }
 
     /// Whether the elements have arrived. Never waits, never copies; it has to be called for them to arrive.
@@ -26,11 +31,17 @@ impl Readback {
     /// # Errors
     /// If the driver reported an error.
     pub fn has_arrived(&mut self) -> Result<bool> {
-        if let State::Pending(readback) = &self.0 {
+        if let State::Pending(readback) = &self.state {
             let Some(bytes) = readback.try_read()? else { return Ok(false) };
-            self.0 = State::Ready(Bytes(Memory::Mapped(bytes)));
+            self.arrived_at = readback.arrived_at().or_else(|| Some(Instant::now()));
+            self.state = State::Ready(Bytes(Memory::Mapped(bytes)));
         }
         Ok(true)
+    }
+
+    /// When the elements arrived; `None` until [`Readback::has_arrived`] says so.
+    pub(crate) fn arrived_at(&self) -> Option<Instant> {
+        self.arrived_at
     }
 
     /// The bytes of the elements, waiting for them if they have not arrived.
@@ -38,7 +49,7 @@ impl Readback {
     /// # Errors
     /// If the driver reported an error.
     pub fn wait(self) -> Result<Bytes> {
-        match self.0 {
+        match self.state {
             State::Ready(bytes) => Ok(bytes),
             State::Pending(readback) => readback.wait_mapped().map(|bytes| Bytes(Memory::Mapped(bytes))),
         }

@@ -3,6 +3,7 @@
 
 use crate::optim::ParameterArena;
 use crate::tensor::{DType, with_hook};
+use crate::units;
 use crate::{Result, Tensor};
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -95,6 +96,10 @@ fn describe(values: &[f32]) -> Option<String> {
     }
     let finite = values.iter().copied().filter(|x| x.is_finite());
     let (low, high) = finite.fold((f32::INFINITY, f32::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)));
-    let others = if low <= high { format!(", the others from {low:e} to {high:e}") } else { String::new() };
+    let others = if low <= high {
+        format!(", the others from {} to {}", units::number(low.into()), units::number(high.into()))
+    } else {
+        String::new()
+    };
     Some(format!("{nan} NaN and {infinite} infinite among {} values{others}", values.len()))
 }

@@ -6,6 +6,7 @@ use crate::data::{Progress, Summary as Text};
 pub use crate::fit::LossScale;
 use crate::models::ModelConfig;
 use crate::profile::Report;
+use crate::units;
 use serde::Serialize;
 use serde_json::{Value, json};
 use std::fmt;
@@ -111,8 +112,11 @@ pub struct Step {
     pub learning_rate: f64,
     /// Before clipping.
     pub grad_norm: f64,
-    /// Since the step logged before.
-    pub tokens_per_s: f64,
+    /// Learned from since the run began: targets, without prompts and padding. `None` of a run of an earlier version.
+    pub tokens: Option<u64>,
+    /// Tokens learned from since the step logged before, by the time between the two being finished, without
+    /// evaluations, samples and waits for checkpoints. `None` of the first step of a process.
+    pub tokens_per_s: Option<f64>,
     /// In mixed precision.
     pub loss_scale: Option<LossScale>,
 }
@@ -138,7 +142,10 @@ pub struct Summary {
     pub best_loss: Option<f64>,
     /// Where the checkpoint named `best` is of; `None` if there is none.
     pub best_step: Option<usize>,
-    pub tokens_per_s: f64,
+    /// As of a [`Step`], over all steps of this process.
+    pub tokens_per_s: Option<f64>,
+    /// Of a run that was resumed: of training in all its processes.
+    pub seconds_in_all: Option<f64>,
     /// The most memory that tensors took on the device, bytes.
     pub peak_memory_bytes: usize,
     /// Seconds of training of every epoch that began and ended in this run, by its number.
@@ -151,7 +158,8 @@ pub struct Summary {
 impl fmt::Display for Adapters {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Adapters { parameters, rank, targets, base } = self;
-        write!(f, "{parameters} parameters of rank {rank} ({}); the model is frozen, in {base}", targets.join(", "))
+        let (count, targets) = (units::count(*parameters as f64), targets.join(", "));
+        write!(f, "{count} parameters of rank {rank} ({targets}); the model is frozen, in {base}")
     }
 }
 
@@ -173,8 +181,8 @@ impl Event {
             Event::Step(s) => {
                 let mut line = json!({
                     "kind": "train", "step": s.step, "epoch": round(s.epoch, 4), "loss": s.loss,
-                    "learning_rate": s.learning_rate, "grad_norm": s.grad_norm,
-                    "tokens_per_s": s.tokens_per_s.round(),
+                    "learning_rate": s.learning_rate, "grad_norm": s.grad_norm, "tokens": s.tokens,
+                    "tokens_per_s": s.tokens_per_s,
                 });
                 if let Some(LossScale { scale, overflows }) = s.loss_scale {
                     line["loss_scale"] = scale.into();
@@ -200,7 +208,8 @@ impl Event {
                 "kind": "end", "folder": s.folder, "precision": s.precision, "steps": s.steps,
                 "interrupted": s.interrupted, "train_loss": s.train_loss, "validation": s.validation,
                 "best_loss": s.best_loss, "best_step": s.best_step,
-                "tokens_per_s": s.tokens_per_s.round(), "peak_memory_bytes": s.peak_memory_bytes,
+                "tokens_per_s": s.tokens_per_s, "training_seconds": s.report.training_seconds,
+                "training_seconds_in_all": s.seconds_in_all.unwrap_or(s.report.training_seconds), "peak_memory_bytes": s.peak_memory_bytes,
                 "profile": s.report, "ranks": s.ranks,
             }),
         })

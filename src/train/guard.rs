@@ -8,6 +8,7 @@
 use super::checkpoint::GuardState;
 use super::events::Step;
 use crate::config::{GuardConfig, NonFinite};
+use crate::units;
 
 /// What the guard remembers besides [`GuardState`]: a resumed run starts with the default.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -54,9 +55,10 @@ impl Anomaly {
         match self {
             Anomaly::NotFinite { what, value, step } => format!("the {what} is {value} at step {step}"),
             Anomaly::Spike { loss, mean, deviation, step } => format!(
-                "the loss is {loss:.4} at step {step}, {:.1} standard deviations above the mean of those before, \
-                 {mean:.4}",
-                (loss - mean) / deviation
+                "the loss is {} at step {step}, {} standard deviations above the mean of those before, {}",
+                units::loss(*loss),
+                units::number((loss - mean) / deviation),
+                units::loss(*mean)
             ),
         }
     }
@@ -146,8 +148,8 @@ mod tests {
 
     /// The third logged step, with this loss and norm.
     fn step(loss: f64, grad_norm: f64) -> Step {
-        let (epoch, learning_rate, tokens_per_s) = (0.0, 0.0, 0.0);
-        Step { step: 30, epoch, loss, learning_rate, grad_norm, tokens_per_s, loss_scale: None }
+        let (epoch, learning_rate, tokens, tokens_per_s) = (0.0, 0.0, None, None);
+        Step { step: 30, epoch, loss, learning_rate, grad_norm, tokens, tokens_per_s, loss_scale: None }
     }
 
     fn overflowed(overflows: u64, step: Step) -> Step {

@@ -12,6 +12,7 @@ use crate::models::{Cache, Weights};
 use crate::optim::{Moment, Moments, Optimizer, ParameterArena};
 use crate::tensor::{Bytes, Readback};
 use crate::{Error, Result, Shape, Tensor};
+use std::time::Instant;
 
 /// Something on its way from the device.
 pub(super) enum InFlight {
@@ -20,10 +21,10 @@ pub(super) enum InFlight {
 }
 
 impl InFlight {
-    /// Which step's numbers it is, if it is that.
-    pub(super) fn step(&self) -> Option<usize> {
+    /// The logged step that it is, if it is one.
+    pub(super) fn step(&self) -> Option<&PendingStep> {
         match self {
-            InFlight::Step(pending) => Some(pending.step.step),
+            InFlight::Step(pending) => Some(pending),
             InFlight::Snapshot(_) => None,
         }
     }
@@ -62,12 +63,26 @@ fn unless_no_memory<T>(read: Result<T>) -> Result<T> {
 /// A logged step without the numbers that are still being computed.
 pub(super) struct PendingStep {
     step: Step,
+    /// Tokens that this process has learned from, this step included.
+    pub(super) tokens: u64,
     numbers: PendingNumbers,
 }
 
 impl PendingStep {
-    pub(super) fn new(step: Step, loss: &Tensor, squares: &Tensor, optimizer: &Optimizer) -> Result<PendingStep> {
-        Ok(PendingStep { step, numbers: unless_no_memory(PendingNumbers::new(loss, squares, optimizer))? })
+    pub(super) fn new(
+        step: Step,
+        tokens: u64,
+        loss: &Tensor,
+        squares: &Tensor,
+        optimizer: &Optimizer,
+    ) -> Result<PendingStep> {
+        let numbers = unless_no_memory(PendingNumbers::new(loss, squares, optimizer))?;
+        Ok(PendingStep { step, tokens, numbers })
+    }
+
+    /// When its numbers arrived; `None` until they are seen to have.
+    pub(super) fn arrived_at(&self) -> Option<Instant> {
+        self.numbers.arrived_at()
     }
 
     /// The step with its loss and norm, and the count of skipped updates, once they have arrived.

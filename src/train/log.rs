@@ -1,6 +1,7 @@
 //! `training_log.txt`: one block per run, appended, in the working folder.
 
 use super::events::Summary;
+use crate::units;
 use crate::{Error, Result};
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -37,6 +38,13 @@ pub fn append(path: &Path, summary: &Summary) -> Result<()> {
     file.write_all(block(summary).as_bytes()).map_err(|e| Error::io("write", path, e))
 }
 
+/// "12.3 s", or of a run that was resumed "12.3 s since it was resumed, 45.1 s in all".
+fn training_time(s: &Summary) -> String {
+    let since = units::duration(s.report.training_seconds);
+    s.seconds_in_all
+        .map_or(since.clone(), |all| format!("{since} since it was resumed, {} in all", units::duration(all)))
+}
+
 fn block(s: &Summary) -> String {
     let mut text = String::new();
     let now = jiff::Timestamp::now().strftime("%Y-%m-%d %H:%M:%S UTC");
@@ -53,21 +61,23 @@ fn block(s: &Summary) -> String {
         m.n_embd,
         m.block_size,
         m.vocab_size,
-        s.parameters
+        units::count(s.parameters as f64)
     );
     if let Some(adapters) = &s.adapters {
         let _ = writeln!(text, "adapters          {adapters}");
     }
     let stopped = if s.interrupted { ", interrupted" } else { "" };
     let _ = writeln!(text, "steps             {} of {} ({:.2} epochs{stopped})", s.steps, s.total_steps, s.epochs);
-    let _ = writeln!(text, "seconds per epoch {:.2}", s.report.seconds_per_epoch);
+    let _ = writeln!(text, "training time     {}", training_time(s));
+    let per_epoch = s.report.seconds_per_epoch.map_or("- (no whole epoch)".into(), |s| format!("{s:.2}"));
+    let _ = writeln!(text, "seconds per epoch {per_epoch}");
     for (epoch, seconds) in s.epoch_seconds.iter().take(MOST_EPOCHS) {
         let _ = writeln!(text, "  epoch {epoch:<10}{seconds:.2}");
     }
     if s.epoch_seconds.len() > MOST_EPOCHS {
         let _ = writeln!(text, "  and {} more", s.epoch_seconds.len() - MOST_EPOCHS);
     }
-    let _ = writeln!(text, "tokens per second {:.0}", s.tokens_per_s);
+    let _ = writeln!(text, "speed             {}", units::tokens_per_s(s.tokens_per_s));
     let share = 100.0 * s.report.host_share();
     let _ = writeln!(
         text,
@@ -76,7 +86,7 @@ fn block(s: &Summary) -> String {
         100.0 - share,
         s.report.host.total
     );
-    let number = |loss: Option<f64>| loss.map_or("-".to_string(), |l| format!("{l:.4}"));
+    let number = |loss: Option<f64>| loss.map_or("-".to_string(), units::loss);
     let validation = s.validation.as_ref().map(|v| v.loss);
     let _ = writeln!(
         text,

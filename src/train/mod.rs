@@ -38,6 +38,7 @@ mod run;
 mod run_folder;
 mod sinks;
 mod step_hook;
+mod throughput;
 mod trace;
 mod trainer;
 mod update_rules;

@@ -12,6 +12,7 @@ pub use run_plan::{Rates, RunPlan, TimePlan, plan_run};
 
 use crate::cpu::available_memory_bytes;
 use crate::models::{LargeTensor, ModelConfig};
+use crate::units;
 use crate::{DType, Device, Error, Result};
 
 /// What a model takes on a device and, for its checkpoints, of the machine's memory.
@@ -180,12 +181,11 @@ fn check_limit(what: String, needed: u64, limit: u64, adapter: &str, hint: &str)
     if needed <= limit {
         return Ok(());
     }
-    let mib = |bytes: u64| format!("{} MiB", bytes.div_ceil(1 << 20));
     Err(Error::GpuLimit {
         what,
-        needed: mib(needed),
+        needed: units::bytes(needed),
         adapter: adapter.to_string(),
-        limit: mib(limit),
+        limit: units::bytes(limit),
         hint: format!("{hint}, or --device cpu"),
     })
 }
@@ -193,10 +193,11 @@ fn check_limit(what: String, needed: u64, limit: u64, adapter: &str, hint: &str)
 fn compare_memory(parameters: usize, needed: u64, available: Option<u64>) -> Result<()> {
     match available {
         Some(available) if needed > available => Err(Error::Invalid(format!(
-            "a model of {parameters} parameters needs at least {} MiB of memory, this machine has {} MiB to spare; use \
-             a smaller model.n_embd, model.n_layer or vocabulary",
-            needed >> 20,
-            available >> 20
+            "a model of {} parameters needs at least {} of memory, this machine has {} to spare; use a smaller \
+             model.n_embd, model.n_layer or vocabulary",
+            units::count(parameters as f64),
+            units::bytes(needed),
+            units::bytes(available)
         ))),
         _ => Ok(()),
     }
@@ -248,7 +249,7 @@ mod tests {
     #[test]
     fn a_model_beyond_the_memory_says_how_much_there_is() {
         let error = compare_memory(1 << 30, 16 << 30, Some(8 << 30)).unwrap_err().to_string();
-        assert!(error.contains("16384 MiB") && error.contains("8192 MiB"), "{error}");
+        assert!(error.contains("1.07 G parameters needs at least 16.0 GiB") && error.contains("8.00 GiB"), "{error}");
         compare_memory(1 << 30, 16 << 30, Some(16 << 30)).unwrap();
         compare_memory(1 << 30, 16 << 30, None).unwrap();
     }

@@ -81,6 +81,8 @@ pub(super) struct Update {
     pub squares: Tensor,
     /// Where the loader stands after it.
     pub position: Position,
+    /// Tokens that it learned from, on all devices.
+    pub tokens: u64,
 }
 
 impl Replica {
@@ -152,6 +154,7 @@ impl Replica {
         let accum = self.config.train.grad_accum_steps;
         let batches = self.device.profiler().span(Span::Data, || next_batches(&mut self.loader, accum));
         let position = batches.last().expect("there is at least one").position;
+        let tokens = predicted(&batches) as u64;
         loop {
             // What an update changes is replaced only when it is made: the attempt may fail.
             let mut carried = self.carried.clone();
@@ -170,7 +173,7 @@ impl Replica {
             self.carried = carried;
             self.hook.after_update(&self.parameters, &self.optimizer)?;
             self.optimizer.average(&self.parameters, &squares)?;
-            return Ok(Update { loss, squares, position });
+            return Ok(Update { loss, squares, position, tokens });
         }
     }
 

@@ -12,7 +12,7 @@ fn a_folder_of_notes_trains_and_says_what_it_is_made_of() {
     sandbox.write("notes/c.jsonl", "{\"text\": \"the duck said the day\"}\n{\"text\": \"the duck sat\"}\n");
     sandbox.write("notes/d.png", "no text");
     let run = sandbox.train(&["--corpus", "notes", "--max-steps", "1", "--name", "x"]).succeeds();
-    run.prints(&["text       3 files, 7.2 kB, 4 documents (2 for validation); skipped 1: 1 .png"]);
+    run.prints(&["text       3 files, 7.03 KiB, 4 documents (2 for validation); skipped 1: 1 .png"]);
     let stats = sandbox.run(&["data", "stats", "--corpus", "notes", "--tokenizer", "char", "--json"]).succeeds().json();
     let counts = ["files", "documents", "held_out"].map(|key| stats[key].as_u64().unwrap());
     assert_eq!((counts, &stats["skipped"][".png"]), ([3, 4, 2], &1.into()), "{stats}");
@@ -73,7 +73,7 @@ fn data_files_chooses_among_files() {
 fn a_second_start_tokenizes_nothing() {
     let sandbox = Sandbox::with_own_cache();
     let prepare = || sandbox.run(&["data", "prepare", "--corpus", "corpus.txt", "--tokenizer", "char"]).succeeds();
-    prepare().prints(&["1 file, 3.6 kB", "MB/s"]);
+    prepare().prints(&["1 file, 3.5", "MB/s"]);
     prepare().prints(&["none: all was there already"]);
     sandbox.train(&["--max-steps", "1"]).succeeds();
     assert_eq!(sandbox.names_in("cache/tokens").len(), 1, "train uses what prepare has made");

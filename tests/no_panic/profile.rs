@@ -3,7 +3,7 @@
 use super::{Defined, HUGE, Refused, Row};
 use rustyflow::profile::{
     Cost, KernelRow, KernelTotal, MemoryStats, Phase, Profile, Profiler, Report, Roofline, Span, Trace, Track,
-    WallClock, size_text,
+    WallClock,
 };
 use rustyflow::{Error, Result};
 use std::io::{self, Write};
@@ -136,10 +136,6 @@ pub fn rows() -> Vec<Row> {
         ("WallClock::spent", Defined, |_| {
             let clock = WallClock::new(Instant::now(), Phase::Device, None);
             assert_eq!(clock.spent(Phase::Sampling), Duration::ZERO);
-            Ok(())
-        }),
-        ("size_text", Defined, |_| {
-            assert_eq!(size_text(u64::MAX), "16777216.0 TiB");
             Ok(())
         }),
     ]

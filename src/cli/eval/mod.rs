@@ -6,6 +6,7 @@ use super::{at_least_one, cache, configuration, device, model, output};
 use crate::config::{DataConfig, WeightDtype};
 use crate::data::{Corpus, Packing, Split, encode_split};
 use crate::train::{Windows, corpus_for_model, evaluate, packing, trained_on};
+use crate::units;
 use crate::{Device, Error};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
@@ -100,8 +101,8 @@ fn on_text(args: &Args) -> Result<()> {
     output::line(format_args!("model          {}", folder.display()))?;
     output::line(format_args!("text           {source}, {} tokens predicted", result.tokens))?;
     output::line(format_args!("windows        context {context}, stride {stride}"))?;
-    output::line(format_args!("loss           {:.4} nats per token", result.loss))?;
-    output::line(format_args!("perplexity     {:.2} per token", result.perplexity))?;
+    output::line(format_args!("loss           {} nats per token", units::loss(result.loss)))?;
+    output::line(format_args!("perplexity     {} per token", units::perplexity(result.perplexity)))?;
     output::line(format_args!("bits per byte  {:.4}", result.bits_per_byte))?;
     if !result.lossless {
         output::line(format_args!(

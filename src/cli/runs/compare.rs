@@ -1,9 +1,10 @@
 //! `rustyflow runs compare`.
 
-use super::{Folder, or_dash, write_page};
+use super::{Folder, or_dash, parameters, write_page};
 use crate::Error;
-use crate::cli::output::{self, duration, short};
+use crate::cli::output;
 use crate::report::{Comparison, Curve, Equal, RunRecord, RunSummary, compare_page, loss_curves, plot};
+use crate::units;
 use anyhow::Result;
 use std::path::PathBuf;
 
@@ -48,6 +49,10 @@ pub fn run(args: Args) -> Result<()> {
     }
     output::line("")?;
     output::line(output::table(&rows(&comparison), |column| column > 0))?;
+    if !comparison.same_data {
+        let text = "the runs learned from different text or with different tokenizers: their losses cannot be compared";
+        output::line(format_args!("\n{text}"))?;
+    }
     let curve = |run: &RunRecord| {
         let [train, validation] = loss_curves(run);
         let what = if validation.len() > 1 { "validation loss" } else { "training loss, smoothed" };
@@ -73,7 +78,7 @@ fn rows(comparison: &Comparison) -> Vec<Vec<String>> {
     let row = |name: &str, show: &dyn Fn(&RunSummary) -> String| {
         std::iter::once(name.to_string()).chain(runs.iter().map(show)).collect::<Vec<_>>()
     };
-    let four = |loss: f64| format!("{loss:.4}");
+    let four = units::loss;
     let mut rows = vec![
         head.collect(),
         row("state", &|s| s.state.to_string()),
@@ -81,10 +86,10 @@ fn rows(comparison: &Comparison) -> Vec<Vec<String>> {
         row("  at step", &|s| or_dash(s.best.as_ref(), |best| best.step.to_string())),
         row("last training loss", &|s| or_dash(s.train_loss, four)),
         row("steps", &|s| s.steps.to_string()),
-        row("tokens", &|s| or_dash(s.tokens, short)),
-        row("tokens/s", &|s| or_dash(s.tokens_per_s, short)),
-        row("training time", &|s| or_dash(s.training_seconds, duration)),
-        row("parameters", &|s| or_dash(s.parameters, |count| short(count as f64))),
+        row("tokens", &|s| or_dash(s.tokens, units::count)),
+        row("tokens/s", &|s| or_dash(s.tokens_per_s, units::count)),
+        row("training time", &|s| or_dash(s.training_seconds, units::duration)),
+        row("parameters", &parameters),
     ];
     rows.push(Vec::new());
     for equal in &comparison.equal {
@@ -101,10 +106,10 @@ fn rows(comparison: &Comparison) -> Vec<Vec<String>> {
 
 /// "validation loss at step 250"
 fn where_equal(equal: &Equal) -> String {
-    let loss = if equal.loss == "train" { "training" } else { equal.loss };
+    let loss = if equal.loss == "train" { "smoothed training" } else { equal.loss };
     match equal.axis {
         "step" => format!("{loss} loss at step {:.0}", equal.at),
-        "tokens" => format!("{loss} loss at {} tokens", short(equal.at)),
-        _ => format!("{loss} loss after {} of training", duration(equal.at)),
+        "tokens" => format!("{loss} loss at {} tokens", units::count(equal.at)),
+        _ => format!("{loss} loss after {} of training", units::duration(equal.at)),
     }
 }

@@ -1,8 +1,9 @@
 //! `rustyflow runs list`.
 
-use super::{Folder, folders, or_dash, read};
-use crate::cli::output::{self, short};
+use super::{Folder, folders, or_dash, parameters, read};
+use crate::cli::output;
 use crate::report::RunSummary;
+use crate::units;
 use anyhow::Result;
 use jiff::tz::TimeZone;
 
@@ -43,7 +44,7 @@ pub fn run(args: Args) -> Result<()> {
 fn table(runs: &[RunSummary], width: usize) -> String {
     const NAME: usize = 0;
     const DEVICE: usize = 7;
-    let head = ["run", "began", "state", "steps", "val loss", "tok/s", "params", "device"];
+    let head = ["run", "began", "state", "steps", "val loss", "tokens/s", "params", "device"];
     let mut rows: Vec<Vec<String>> =
         std::iter::once(head.map(str::to_string).to_vec()).chain(runs.iter().map(row)).collect();
     let widest =
@@ -71,9 +72,9 @@ fn row(run: &RunSummary) -> Vec<String> {
         or_dash(run.began, began),
         run.state.to_string(),
         steps,
-        or_dash(run.best.as_ref(), |best| format!("{:.4}", best.loss)),
-        or_dash(run.tokens_per_s, short),
-        or_dash(run.parameters, |count| short(count as f64)),
+        or_dash(run.best.as_ref(), |best| units::loss(best.loss)),
+        or_dash(run.tokens_per_s, units::count),
+        parameters(run),
         or_dash(run.device.clone(), |device| device),
     ]
 }

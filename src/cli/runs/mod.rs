@@ -9,8 +9,9 @@ use super::configuration;
 use super::examples;
 use crate::Error;
 use crate::config::nearest;
-use crate::report::{RunRecord, State, is_run};
+use crate::report::{RunRecord, RunSummary, State, is_run};
 use crate::train::check_unused;
+use crate::units;
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 
@@ -112,6 +113,15 @@ fn last_part(path: &Path) -> String {
 /// Writes a page, and says where it is.
 fn write_page(path: &Path, page: &str) -> crate::Result<()> {
     std::fs::write(path, page).map_err(|e| Error::io("write", path, e))
+}
+
+/// "135 M", or of adapters "2.44 M of 135 M".
+fn parameters(run: &RunSummary) -> String {
+    let shown = |count: Option<u64>| or_dash(count, |count| units::count(count as f64));
+    match run.trained_parameters.filter(|trained| Some(*trained) != run.parameters) {
+        Some(trained) => format!("{} of {}", shown(Some(trained)), shown(run.parameters)),
+        None => shown(run.parameters),
+    }
 }
 
 /// A number if it is known, else a dash.

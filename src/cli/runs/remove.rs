@@ -3,8 +3,8 @@
 use super::Folder;
 use crate::Error;
 use crate::cli::output;
-use crate::profile::size_text;
 use crate::train::{check_unused, remove_run};
+use crate::units;
 use anyhow::Result;
 use std::io::{IsTerminal, stdin};
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ pub fn run(args: Args) -> Result<()> {
     }
     for run in &runs {
         let bytes = remove_run(run)?;
-        output::line(format_args!("removed {}, {} freed", run.display(), size_text(bytes)))?;
+        output::line(format_args!("removed {}, {} freed", run.display(), units::bytes(bytes)))?;
     }
     Ok(())
 }

@@ -1,9 +1,10 @@
 //! `rustyflow runs show`.
 
-use super::{Folder, or_dash, write_page};
-use crate::cli::output::{self, duration, short};
+use super::{Folder, or_dash, parameters, write_page};
+use crate::cli::output;
 use crate::config::Config;
-use crate::report::{Best, Curve, RunRecord, RunSummary, loss_curves, plot, run_page};
+use crate::report::{Best, Curve, RunRecord, RunSummary, loss_curves, plot, run_page, written};
+use crate::units;
 use anyhow::Result;
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -67,11 +68,13 @@ fn text(run: &RunRecord, s: &RunSummary, page: &str) -> String {
     let best = |best: &Best| {
         let bits = or_dash(best.bits_per_byte, |bits| format!("{bits:.3}"));
         let byte = if best.lossless { "byte" } else { "decodable byte" };
-        let perplexity = or_dash(best.perplexity, |perplexity| format!("{perplexity:.2}"));
-        format!("{:.4} at step {}, perplexity {perplexity}, bits per {byte} {bits}", best.loss, best.step)
+        let perplexity = or_dash(best.perplexity, units::perplexity);
+        format!("{} at step {}, perplexity {perplexity}, bits per {byte} {bits}", units::loss(best.loss), best.step)
     };
-    let four = |loss: f64| format!("{loss:.4}");
+    let four = units::loss;
     let total = s.total_steps.filter(|total| *total != s.steps).map_or(String::new(), |total| format!(" of {total}"));
+    let is_part = s.trained_parameters != s.parameters;
+    let resumed = if run.start["start"]["first_step"].as_u64() > Some(0) { ", in all processes" } else { "" };
     let lines = [
         ("best", or_dash(s.best.as_ref(), best)),
         (
@@ -82,12 +85,12 @@ fn text(run: &RunRecord, s: &RunSummary, page: &str) -> String {
         (
             "speed",
             format!(
-                "{} tokens/s, {} of training",
-                or_dash(s.tokens_per_s, short),
-                or_dash(s.training_seconds, duration)
+                "{}, {} of training{resumed}",
+                units::tokens_per_s(s.tokens_per_s),
+                or_dash(s.training_seconds, units::duration)
             ),
         ),
-        ("model", format!("{} parameters", or_dash(s.parameters, |count| short(count as f64)))),
+        ("model", format!("{} parameters{}", parameters(s), if is_part { " trained" } else { "" })),
         ("data", [&s.corpus, &s.tokenizer].map(|word| or_dash(word.as_deref(), str::to_string)).join(", tokenizer ")),
         ("device", [&s.device, &s.precision].map(|word| or_dash(word.as_deref(), str::to_string)).join(", ")),
         ("folder", run.folder.display().to_string()),
@@ -112,7 +115,7 @@ fn settings(run: &RunRecord) -> Vec<Setting> {
     let setting = |(key, value): (String, String)| {
         let (section, name) = key.split_once('.')?;
         let default = defaults.get(section).and_then(|section| section.get(name));
-        let default = default.map_or("unset".to_string(), toml::Value::to_string);
+        let default = default.map_or("unset".to_string(), written);
         (default != value && !run.is_default(&key)).then_some(Setting { key, value, default })
     };
     run.config_values().filter_map(setting).collect()

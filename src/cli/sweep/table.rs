@@ -1,7 +1,8 @@
 //! What the runs of a sweep came to: rows, a table with bars, and `sweep.json`.
 
 use crate::cache::replace;
-use crate::cli::output::{self, short};
+use crate::cli::output;
+use crate::units;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -69,7 +70,9 @@ impl Row {
     /// "validation loss 1.2345 at step 200", or why there is none.
     pub fn outcome(&self) -> String {
         match (&self.status, self.validation_loss, self.best_step) {
-            (Status::Finished, Some(loss), Some(step)) => format!("validation loss {loss:.4} at step {step}"),
+            (Status::Finished, Some(loss), Some(step)) => {
+                format!("validation loss {} at step {step}", units::loss(loss))
+            }
             (Status::Finished, ..) => "finished, without a validation loss".into(),
             (Status::Diverged, ..) => format!("diverged after step {}", self.steps),
             (Status::Failed, ..) => format!("failed: {}", self.message.as_deref().unwrap_or_default()),
@@ -77,8 +80,18 @@ impl Row {
     }
 }
 
-/// The best first; those without a loss, or that did not finish, at the end.
+/// Whether the runs learned from different text: their losses cannot be compared.
+fn differ_in_data(rows: &[Row]) -> bool {
+    const KEYS: [&str; 4] = ["data.corpus", "data.tokenizer", "data.vocab_size", "data.validation_fraction"];
+    rows.windows(2).any(|pair| KEYS.iter().any(|key| pair[0].set.get(*key) != pair[1].set.get(*key)))
+}
+
+/// The best first; those without a loss, or that did not finish, at the end. Runs whose losses cannot be compared are
+/// in the order of their names.
 pub fn sort(rows: &mut [Row]) {
+    if differ_in_data(rows) {
+        return rows.sort_by(|a, b| a.name.cmp(&b.name));
+    }
     let key = |row: &Row| row.validation_loss.filter(|_| row.status == Status::Finished).unwrap_or(f64::INFINITY);
     rows.sort_by(|a, b| key(a).total_cmp(&key(b)).then(a.name.cmp(&b.name)));
 }
@@ -121,8 +134,9 @@ pub fn print(rows: &[Row]) -> std::io::Result<()> {
     ))?;
     let worst = rows.iter().filter_map(|row| row.validation_loss).fold(0.0, f64::max);
     for row in rows {
-        let number = |loss: Option<f64>| loss.map_or("-".to_string(), |loss| format!("{loss:.4}"));
+        let number = |loss: Option<f64>| loss.map_or("-".to_string(), units::loss);
         let end = match (&row.status, row.validation_loss) {
+            (Status::Finished, Some(_)) if differ_in_data(rows) => String::new(),
             (Status::Finished, Some(loss)) => "█".repeat((BAR * loss / worst.max(1e-9)).round().max(1.0) as usize),
             _ => row.outcome(),
         };
@@ -132,8 +146,12 @@ pub fn print(rows: &[Row]) -> std::io::Result<()> {
             number(row.validation_loss),
             row.best_step.map_or("-".to_string(), |step| step.to_string()),
             number(row.train_loss),
-            row.tokens_per_s.map_or("-".to_string(), short),
+            row.tokens_per_s.map_or("-".to_string(), units::count),
         ))?;
+    }
+    if differ_in_data(rows) {
+        let text = "the runs learned from different text or with different tokenizers: their losses cannot be compared";
+        output::line(format_args!("\n{text}"))?;
     }
     Ok(())
 }

@@ -1,7 +1,7 @@
 //! Draws a [`State`].
 //!
 //! ```text
-//! runs/a                                          sample · 3.2M parameters, 4 layers · cpu
+//! runs/a                                          sample · 3.2 M parameters, 4 layers · cpu
 //! +- loss -----------------------------------------+- now --------------------------------+
 //! | train and validation                            | numbers                              |
 //! |                                                 +- tokens/s ---------------------------+
@@ -15,7 +15,7 @@
 use super::series::Series;
 use super::state::State;
 use super::terminal::SMALLEST;
-use crate::cli::output::short;
+use crate::units;
 use ratatui::Frame;
 use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Color, Style, Stylize};
@@ -132,15 +132,16 @@ fn draw_right(frame: &mut Frame, area: Rect, state: &State) {
 /// The names and values beside the curve.
 fn numbers(state: &State) -> Vec<(&'static str, Span<'static>)> {
     let text = |text: Option<String>| Span::from(text.unwrap_or("-".into()));
-    let at = |loss: Option<(usize, f64)>| text(loss.map(|(step, loss)| format!("{loss:.4} at step {step}")));
+    let at =
+        |loss: Option<(usize, f64)>| text(loss.map(|(step, loss)| format!("{} at step {step}", units::loss(loss))));
     let last = state.last;
     let mut rows = vec![
-        ("loss", text(last.map(|s| format!("{:.4}", s.loss))).fg(TRAIN)),
+        ("loss", text(last.map(|s| units::loss(s.loss))).fg(TRAIN)),
         ("validation", at(state.validation).fg(VALIDATION)),
         ("best", at(state.best)),
-        ("tokens/s", text(last.map(|s| short(s.tokens_per_s)))),
-        ("learning rate", text(last.map(|s| format!("{:.2e}", s.learning_rate)))),
-        ("gradient norm", text(last.map(|s| format!("{:.3}", s.grad_norm)))),
+        ("tokens/s", text(last.and_then(|s| s.tokens_per_s).map(units::count))),
+        ("learning rate", text(last.map(|s| units::number(s.learning_rate)))),
+        ("gradient norm", text(last.map(|s| units::number(s.grad_norm)))),
         ("epoch", text(last.map(|s| format!("{:.2} of {:.2}", s.epoch, state.total_epochs)))),
     ];
     if let Some(scale) = last.and_then(|s| s.loss_scale) {
@@ -248,7 +249,8 @@ mod tests {
                 loss,
                 learning_rate: 1e-3,
                 grad_norm: 0.5,
-                tokens_per_s: 12_345.0,
+                tokens: Some(64 * step as u64),
+                tokens_per_s: Some(12_345.0),
                 loss_scale: None,
             };
             state.event(&Event::Step(numbers));
@@ -289,7 +291,7 @@ mod tests {
         let lines = drawn(&state, 100, 30);
         assert!(
             lines[0].starts_with(" runs/a ")
-                && lines[0].ends_with("sample · 3.94k parameters, 1 layer · cpu (1 threads) ")
+                && lines[0].ends_with("sample · 3.94 k parameters, 1 layer · cpu (1 threads) ")
         );
         assert_shows(
             &lines,
@@ -300,8 +302,8 @@ mod tests {
                 "│ 4.020│",
                 "││ loss          1.5000 ",
                 "││ validation    2.5000 at step 200 ",
-                "││ tokens/s      12.3k ",
-                "││ learning rate 1.00e-3 ",
+                "││ tokens/s      12.3 k ",
+                "││ learning rate 0.001 ",
                 "││ epoch         0.50 of 2.00 ",
                 "│ step    200  validation loss 2.5000  perplexity 12.18  bits per byte 3.600  (best) ",
                 "  25% ━━━━━━",
@@ -333,7 +335,7 @@ mod tests {
                 assert_eq!(lines.iter().any(|line| line.contains("q stop after")), !is_small, "{width} by {height}");
             }
         }
-        assert!(drawn(&full, 60, 16)[0].starts_with(" runs/a  sample · 3.94k parameters, 1 layer · cpu"));
+        assert!(drawn(&full, 60, 16)[0].starts_with(" runs/a  sample · 3.94 k parameters, 1 layer · cpu"));
         assert_shows(&drawn(&full, 40, 10), &["This window is smaller than 60 by 16."]);
     }
 

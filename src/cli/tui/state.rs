@@ -2,11 +2,11 @@
 
 use super::series::Series;
 use crate::Device;
-use crate::cli::output::{self, short};
+use crate::cli::output;
 use crate::cli::progress::{counted, epoch_line, evaluation_line};
 use crate::generate::printable;
-use crate::profile::size_text;
 use crate::train::{Event, Start, Step};
+use crate::units;
 use std::time::{Duration, Instant};
 
 /// Lines of the log that are kept: more than any terminal shows.
@@ -107,7 +107,7 @@ impl State {
     /// Also of a run that goes on after its device was lost.
     fn start(&mut self, s: &Start) {
         self.title = s.folder.display().to_string();
-        let (parameters, layers) = (short(s.parameters as f64), counted(s.model.n_layer, "layer"));
+        let (parameters, layers) = (units::count(s.parameters as f64), counted(s.model.n_layer, "layer"));
         self.about = format!("{} · {parameters} parameters, {layers} · {}", s.corpus, s.device);
         self.began = Instant::now();
         (self.first_step, self.step, self.total_steps) = (s.first_step, s.first_step, s.total_steps);
@@ -133,7 +133,7 @@ impl State {
         let x = step.step as f64;
         self.train_loss.push(x, step.loss);
         self.learning_rate.push(x, step.learning_rate);
-        self.tokens_per_s.push(x, step.tokens_per_s);
+        self.tokens_per_s.push(x, step.tokens_per_s.unwrap_or(f64::NAN));
         self.last = Some(*step);
     }
 
@@ -151,7 +151,7 @@ impl State {
         if self.memory_at.is_none_or(|at| at.elapsed() >= SECOND) {
             self.memory_at = Some(Instant::now());
             let memory = self.device.memory();
-            let [used, peak] = [memory.used_bytes, memory.peak_bytes].map(|bytes| size_text(bytes as u64));
+            let [used, peak] = [memory.used_bytes, memory.peak_bytes].map(|bytes| units::bytes(bytes as u64));
             self.memory = Some(format!("{used}, {peak} at most"));
         }
     }

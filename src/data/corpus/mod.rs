@@ -17,6 +17,7 @@ use super::folder::{Files, find_files, split_files};
 use super::source::{Sink, Source, extension};
 use super::token_files::TokenFiles;
 use crate::error::{Error, Result};
+use crate::units;
 use held_out::{HeldOut, Side};
 
 pub use super::source::Piece;
@@ -88,7 +89,7 @@ pub struct Summary {
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let plural = |count: u64| if count == 1 { "" } else { "s" };
-        write!(f, "{} file{}, {}", self.files, plural(self.files as u64), size_text(self.bytes))?;
+        write!(f, "{} file{}, {}", self.files, plural(self.files as u64), units::bytes(self.bytes))?;
         if let Some(held_out) = self.held_out {
             write!(f, ", {} document{} ({held_out} for validation)", self.documents, plural(self.documents))?;
         }
@@ -99,17 +100,6 @@ impl fmt::Display for Summary {
             self.because.map_or(Ok(()), |because| write!(f, " ({because})"))?;
         }
         Ok(())
-    }
-}
-
-/// Decimal units, as files are measured in.
-fn size_text(bytes: u64) -> String {
-    let scaled = |divisor: f64, unit: &str| format!("{:.1} {unit}", bytes as f64 / divisor);
-    match bytes {
-        0..1_000 => format!("{bytes} bytes"),
-        1_000..1_000_000 => scaled(1e3, "kB"),
-        1_000_000..1_000_000_000 => scaled(1e6, "MB"),
-        _ => scaled(1e9, "GB"),
     }
 }
 

@@ -148,7 +148,7 @@ fn a_folder_of_texts_is_its_documents_in_order_of_path() {
     let corpus = load(dir.path(), 0.0).unwrap();
     assert_eq!(corpus.train, "first\n|second|third\n|");
     assert_eq!(corpus.corpus.name, dir.path().file_name().unwrap().to_str().unwrap());
-    assert_eq!(corpus.corpus.summary.to_string(), "3 files, 18 bytes; skipped 1: 1 .png");
+    assert_eq!(corpus.corpus.summary.to_string(), "3 files, 18 B; skipped 1: 1 .png");
 }
 
 #[test]

@@ -19,6 +19,7 @@ use super::tokenizer::{BPE_SAMPLE_BYTES, Coverage, Tokenizer, TokenizerSpec};
 use super::tokens::{TokenType, TokenWriter, Tokens};
 use crate::cache::hex;
 use crate::error::{Error, Result};
+use crate::units;
 use encode::encode;
 use measured::Measured;
 
@@ -353,11 +354,11 @@ fn notes(corpus: &Corpus, tokenizer: &Tokenizer, forced: usize) -> Vec<String> {
             .push(format!("the tokenizer {name} has no token for the end of a text: a line break separates documents"));
     }
     if tokenizer.name() == "bpe" && corpus.bytes() > BPE_SAMPLE_BYTES {
-        let [sample, all] = [BPE_SAMPLE_BYTES, corpus.bytes()].map(|bytes| bytes as f64 / 1e6);
-        notes.push(format!("bpe was trained on {sample:.0} MB, evenly spread over the {all:.0} MB of the text"));
+        let [sample, all] = [BPE_SAMPLE_BYTES, corpus.bytes()].map(units::bytes);
+        notes.push(format!("bpe was trained on {sample}, evenly spread over the {all} of the text"));
     }
     if forced > 0 {
-        notes.push(format!("{forced} stretches of more than 4 MB without a place to cut were cut within a word"));
+        notes.push(format!("{forced} stretches of more than 4 MiB without a place to cut were cut within a word"));
     }
     notes
 }

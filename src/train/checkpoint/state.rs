@@ -22,6 +22,9 @@ pub struct TrainerState {
     pub step: usize,
     /// Updates that the run is to have.
     pub total_steps: usize,
+    /// Tokens learned from: targets, without prompts and padding. `None` of a checkpoint of an earlier version.
+    #[serde(default)]
+    pub tokens: Option<u64>,
     /// Where the loader stands.
     pub position: Position,
     /// Of the last logged step.
@@ -119,6 +122,7 @@ impl TrainerState {
             data,
             step: 0,
             total_steps,
+            tokens: Some(0),
             position: Position::default(),
             train_loss: None,
             evaluated: None,

@@ -26,6 +26,11 @@ impl Writer {
         Ok(())
     }
 
+    /// Whether a checkpoint is still being written.
+    pub fn is_busy(&self) -> bool {
+        self.under_way.as_ref().is_some_and(|(_, thread)| !thread.is_finished())
+    }
+
     /// Step and folder of the checkpoint that was written, once; `None` while it is under way, unless `wait` is set.
     ///
     /// # Errors

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 /// The speed of the newest finished run in `run.dir` that had this model, this batch and this device. What cannot be
 /// read is passed over.
-pub(super) fn rates(config: &Config, device: &Device) -> Option<Rates> {
+pub(super) fn rates(config: &Config, positions_per_step: usize, device: &Device) -> Option<Rates> {
     let entries = fs::read_dir(&config.run.dir).ok()?.flatten().map(|entry| entry.path());
     let finished = |run: &Path| fs::metadata(run.join(FINISHED)).and_then(|file| file.modified()).ok();
     let mut runs: Vec<(_, PathBuf)> = entries.filter_map(|run| Some((finished(&run)?, run))).collect();
@@ -25,7 +25,7 @@ pub(super) fn rates(config: &Config, device: &Device) -> Option<Rates> {
         of(&earlier.config) == of(config) && computed_on(run).is_some_and(|name| name == device.name())
     };
     let (_, run) = runs.into_iter().rev().find(|(_, run)| same(run))?;
-    Some(Rates::Earlier { tokens_per_s: tokens_per_s(&run)?, run })
+    Some(Rates::Earlier { tokens_per_s: positions_per_s(&run, positions_per_step)?, run })
 }
 
 /// The name of the device that a run was computed on.
@@ -34,12 +34,18 @@ fn computed_on(run: &Path) -> Option<String> {
     Some(serde_json::from_slice::<TrainerState>(&state).ok()?.device)
 }
 
-/// The median over the logged steps.
-fn tokens_per_s(run: &Path) -> Option<f64> {
+/// The median over the logged steps, of so many positions each: with padding and prompts, which take as long as what
+/// is learned from.
+fn positions_per_s(run: &Path, positions_per_step: usize) -> Option<f64> {
     let text = fs::read_to_string(run.join(METRICS)).ok()?;
     let lines = text.lines().filter_map(|line| serde_json::from_str::<serde_json::Value>(line).ok());
-    let mut speeds: Vec<f64> =
-        lines.filter(|line| line["kind"] == "train").filter_map(|line| line["tokens_per_s"].as_f64()).collect();
+    let of_step = |line: serde_json::Value| {
+        let (speed, step) = (line["tokens_per_s"].as_f64()?, line["step"].as_f64()?);
+        // A run of an earlier version counted positions.
+        let learned = line["tokens"].as_f64().map(|tokens| tokens / step / positions_per_step as f64);
+        Some(speed / learned.unwrap_or(1.0))
+    };
+    let mut speeds: Vec<f64> = lines.filter(|line| line["kind"] == "train").filter_map(of_step).collect();
     speeds.sort_by(f64::total_cmp);
     speeds.get(speeds.len() / 2).copied().filter(|speed| *speed > 0.0)
 }

@@ -14,6 +14,7 @@ use crate::train::ranks::{Place, Share};
 use crate::train::replica::loader;
 use crate::train::trainer::{check_configured_precision, total_steps};
 use crate::train::update_rules::trained;
+use crate::units;
 use crate::{Device, Error, Result};
 use serde::Serialize;
 use std::path::{Path, PathBuf};
@@ -194,7 +195,7 @@ pub fn plan_run(
 impl RunPlan {
     /// A finished run in `run.dir` that says how fast this one will be, if there is one.
     pub fn earlier_rates(&self, config: &Config, device: &Device) -> Option<Rates> {
-        earlier::rates(config, device)
+        earlier::rates(config, self.tokens_per_step, device)
     }
 
     /// What the part of a step that is `share` takes at the device's peaks.
@@ -320,7 +321,7 @@ fn fits(
     let footprint = Footprint::new(&config, shape, rows, micro_batches.min(2), in_documents, (device, place))?;
     let needs = |what: &str, needed: u64, available: Option<u64>| {
         let available = available.filter(|available| needed > *available)?;
-        Some(format!("{what} needs {} MiB, of {} MiB to spare", needed.div_ceil(1 << 20), available >> 20))
+        Some(format!("{what} needs {}, of {} to spare", units::bytes(needed), units::bytes(available)))
     };
     let on_device = || needs("the device", footprint.memory.peak_bytes as u64, device.memory_bytes());
     let on_host = needs("the machine", host_bytes(&sizes, &footprint, device), available_memory_bytes());

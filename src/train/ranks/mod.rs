@@ -29,8 +29,8 @@ pub(super) use token_rows::TokenRows;
 use crate::comm::{Background, Launch, Wire};
 use crate::config::{Config, DeviceBatch, WeightDtype};
 use crate::optim::{Optimizer, ParameterArena};
-use crate::profile::size_text;
 use crate::train::replica::Replica;
+use crate::units;
 use crate::{Device, Result, Tensor};
 use outer::Outer;
 use reduce::DataParallel;
@@ -136,7 +136,7 @@ pub fn rank_table(ranks: &[RankTimes]) -> String {
     for times in ranks {
         let RankTimes { rank, device, sequences, compute, waiting, communication, memory, weights, moments, .. } =
             times;
-        let [memory, weights, moments] = [*memory, *weights, *moments].map(|bytes| size_text(bytes as u64));
+        let [memory, weights, moments] = [*memory, *weights, *moments].map(|bytes| units::bytes(bytes as u64));
         text += &format!(
             "  {rank:>4}  {device:<width$}  {sequences:>9}  {compute:>9.2}  {waiting:>9.2}  {communication:>15.2}  \
              {memory:>10}  {weights:>13}  {moments:>13}\n"

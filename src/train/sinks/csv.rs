@@ -54,9 +54,9 @@ mod tests {
     fn a_row_has_a_cell_for_each_column_and_says_what_is_no_number() {
         let mut record = Record::new(&step_without_loss(3)).unwrap();
         record.line["time"] = "now".into();
-        let expected = "time,step,epoch,train_loss,learning_rate,grad_norm,tokens_per_s,loss_scale,overflows,\
+        let expected = "time,step,epoch,train_loss,learning_rate,grad_norm,tokens,tokens_per_s,loss_scale,overflows,\
                         validation_loss,perplexity,bits_per_byte";
         assert_eq!(header(), expected);
-        assert_eq!(row(&record), "now,3,0.5,nan,0.1,0.25,1234.0,65536.0,2,,,");
+        assert_eq!(row(&record), "now,3,0.5,nan,0.1,0.25,4096,1234.5,65536.0,2,,,");
     }
 }

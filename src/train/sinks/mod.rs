@@ -63,11 +63,12 @@ const fn scalar(kind: &'static str, key: &'static str, tag: &'static str, column
 }
 
 /// All of them, in the order of the CSV file's columns.
-const SCALARS: [Scalar; 10] = [
+const SCALARS: [Scalar; 11] = [
     scalar("train", "epoch", "train/epoch", "epoch"),
     scalar("train", "loss", "train/loss", "train_loss"),
     scalar("train", "learning_rate", "train/learning_rate", "learning_rate"),
     scalar("train", "grad_norm", "train/grad_norm", "grad_norm"),
+    scalar("train", "tokens", "train/tokens", "tokens"),
     scalar("train", "tokens_per_s", "train/tokens_per_s", "tokens_per_s"),
     scalar("train", "loss_scale", "train/loss_scale", "loss_scale"),
     scalar("train", "overflows", "train/overflows", "overflows"),
@@ -90,10 +91,11 @@ impl Record {
         Some(Record { time, step, went_back, line })
     }
 
-    /// Its numbers, as they are in `metrics.jsonl`: null is one that is not finite.
+    /// Its numbers, as they are in `metrics.jsonl`: null is one that is not finite, but a speed that is not known.
     fn scalars(&self) -> impl Iterator<Item = (&'static Scalar, &Value)> {
         let of_kind = SCALARS.iter().filter(|scalar| self.line["kind"] == scalar.kind);
-        of_kind.filter_map(|scalar| Some((scalar, self.line.get(scalar.key)?)))
+        let numbers = of_kind.filter_map(|scalar| Some((scalar, self.line.get(scalar.key)?)));
+        numbers.filter(|(scalar, number)| scalar.key != "tokens_per_s" || !number.is_null())
     }
 }
 
@@ -114,8 +116,9 @@ mod tests {
     /// A step of a run in mixed precision whose loss is no number.
     pub(super) fn step_without_loss(step: usize) -> Event {
         let loss_scale = Some(LossScale { scale: 65536.0, overflows: 2 });
-        let (learning_rate, grad_norm, tokens_per_s) = (0.1, 0.25, 1234.4);
-        Event::Step(Step { step, epoch: 0.5, loss: f64::NAN, learning_rate, grad_norm, tokens_per_s, loss_scale })
+        let (tokens, tokens_per_s) = (Some(4096), Some(1234.5));
+        let (epoch, loss, learning_rate, grad_norm) = (0.5, f64::NAN, 0.1, 0.25);
+        Event::Step(Step { step, epoch, loss, learning_rate, grad_norm, tokens, tokens_per_s, loss_scale })
     }
 
     #[test]

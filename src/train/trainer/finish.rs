@@ -4,7 +4,7 @@ use super::Trainer;
 use super::prepare::adapters;
 use crate::generate::{Sampling, TextWriter, generate, printable};
 use crate::profile::{Phase, Report};
-use crate::report::{RunRecord, run_page};
+use crate::report::{RunRecord, RunSummary, run_page};
 use crate::train::checkpoint::SAMPLES;
 use crate::train::events::{Event, Summary};
 use crate::train::log;
@@ -45,7 +45,7 @@ impl Trainer<'_> {
         report.start_up = self.start_up.take();
         self.folder.write("profile.txt", &(report.text() + &rank_table(&ranks)))?;
         self.folder.write("profile.json", &record::pretty(&report))?;
-        let summary = Summary { ranks, ..self.summary(report, interrupted, epochs, seconds) };
+        let summary = Summary { ranks, ..self.summary(report, interrupted, epochs) };
         let finished = Event::Finished(Box::new(summary.clone()));
         record::end(&self.folder, &mut self.record, &finished)?;
         self.folder.mark_finished(!interrupted)?;
@@ -72,8 +72,7 @@ impl Trainer<'_> {
         Ok(ranks)
     }
 
-    fn summary(&mut self, report: Report, interrupted: bool, epochs: f64, seconds: f64) -> Summary {
-        let (first_step, _) = self.began_at;
+    fn summary(&mut self, report: Report, interrupted: bool, epochs: f64) -> Summary {
         let device = &self.options.device;
         Summary {
             folder: self.folder.path().to_path_buf(),
@@ -90,12 +89,19 @@ impl Trainer<'_> {
             validation: self.state.evaluated.as_ref().map(|e| e.result.clone()),
             best_loss: self.state.best.map(|best| best.loss),
             best_step: self.state.best.filter(|_| self.config.checkpoint.keep_best).map(|best| best.step),
-            tokens_per_s: ((self.state.step - first_step) * self.tokens_per_step()) as f64 / seconds.max(1e-9),
+            tokens_per_s: self.throughput.average(),
+            seconds_in_all: self.seconds_in_all(),
             peak_memory_bytes: device.memory().peak_bytes,
             epoch_seconds: std::mem::take(&mut self.epoch_seconds),
             ranks: Vec::new(),
             report,
         }
+    }
+
+    /// Of training, over all processes of a run that was resumed.
+    fn seconds_in_all(&self) -> Option<f64> {
+        let run = (self.began_at.0 > 0).then(|| RunRecord::read(self.folder.path()).ok()).flatten();
+        RunSummary::new(&run?).training_seconds
     }
 
     /// Notes what ended the run, and shows what led to it.

@@ -21,6 +21,7 @@ use super::ranks::Leader;
 use super::replica::Replica;
 use super::run_folder::RunFolder;
 use super::sinks::{Record, Sink};
+use super::throughput::{Completion, Throughput};
 use super::trace::RunTrace;
 use crate::Result;
 use crate::config::{self, Config, GenerateConfig};
@@ -29,12 +30,13 @@ use crate::models::{AdapterWeights, ModelWeights, Weights, hf};
 use crate::optim::LearningRate;
 use crate::profile::{Phase, StartUp, WallClock};
 use crate::tensor::Bytes;
+use crate::units;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A run under way.
 pub(super) struct Trainer<'a> {
@@ -73,8 +75,13 @@ pub(super) struct Trainer<'a> {
     start_up: Option<StartUp>,
     clock: WallClock,
     trace: Option<RunTrace>,
-    /// The last logged step that was done, and when: see [`Trainer::busy_time`].
-    last_logged: (usize, Duration),
+    throughput: Throughput,
+    /// Tokens that this process has learned from, in steps that were undone as well.
+    tokens: u64,
+    /// When the next logged step was last seen unfinished: see [`Trainer::busy_time`].
+    unfinished_at: Duration,
+    /// How long a device that had nothing left to do waited for the writer.
+    stalled: Duration,
     /// The seconds of training of every epoch that began and ended in this process, by its number.
     epoch_seconds: Vec<(usize, f64)>,
     /// The time spent in training when the epoch began that is under way; `None` of one that began in another process.
@@ -159,22 +166,19 @@ impl Trainer<'_> {
         if wait {
             self.timed(Phase::Training, |trainer| trainer.options.device.synchronize())?;
         }
-        let (mut arrived, mut newest, mut tokens_per_s) = (0, None, 0.0);
+        let (mut arrived, mut finished) = (0, Vec::new());
+        let mut unfinished = None;
         for in_flight in &mut self.in_flight {
+            let now = Instant::now();
             if !in_flight.has_arrived()? {
+                unfinished = in_flight.step().map(|_| now);
                 break;
             }
             arrived += 1;
-            newest = in_flight.step().or(newest);
+            finished.extend(in_flight.step().and_then(|step| Some((step.tokens, step.arrived_at()?))));
         }
-        if let Some(newest) = newest {
-            // Steps that arrive together share a speed.
-            let (before, at) = self.last_logged;
-            let tokens = (newest - before) * self.tokens_per_step();
-            let now = self.busy_time();
-            tokens_per_s = tokens as f64 / (now - at).as_secs_f64().max(1e-9);
-            self.last_logged = (newest, now);
-        }
+        let tokens_per_s = self.speed(&finished);
+        self.unfinished_at = unfinished.map_or(self.unfinished_at, |at| self.busy_time_at(at));
         for _ in 0..arrived {
             match self.in_flight.pop_front().expect("front was there") {
                 InFlight::Step(pending) => {
@@ -191,7 +195,7 @@ impl Trainer<'_> {
     }
 
     /// Reports a logged step. True if the run was rolled back.
-    fn take_step(&mut self, pending: PendingStep, tokens_per_s: f64) -> Result<bool> {
+    fn take_step(&mut self, pending: PendingStep, tokens_per_s: Option<f64>) -> Result<bool> {
         let (mut step, skipped) = pending.numbers()?;
         step.tokens_per_s = tokens_per_s;
         self.state.train_loss = Some(step.loss).filter(|loss| loss.is_finite());
@@ -199,8 +203,14 @@ impl Trainer<'_> {
         self.check(&step, skipped)
     }
 
-    fn tokens_per_step(&self) -> usize {
-        self.config.train.batch_size * self.config.train.grad_accum_steps * self.config.model.block_size
+    /// The speed of steps that were finished after so many tokens, at these moments.
+    fn speed(&mut self, finished: &[(u64, Instant)]) -> Option<f64> {
+        let completion = |&(tokens, at): &(u64, Instant)| {
+            let at = self.busy_time_at(at);
+            Completion { tokens, at, unfinished_at: at.min(self.unfinished_at) }
+        };
+        let completions: Vec<Completion> = finished.iter().map(completion).collect();
+        self.throughput.add(&completions)
     }
 
     /// Passes an event to the observer, and to `metrics.jsonl` and its like if it belongs there.
@@ -256,7 +266,10 @@ impl Trainer<'_> {
             guard::is_out_of_patience(&self.config.guard, &self.state.guard, best);
         if self.out_of_patience {
             let Best { step, loss } = self.state.best.expect("there was an evaluation");
-            let text = format!("the validation loss has not fallen since {loss:.4} at step {step}: the run ends here");
+            let text = format!(
+                "the validation loss has not fallen since {} at step {step}: the run ends here",
+                units::loss(loss)
+            );
             self.report(Event::Note(text))?;
         }
         self.divide_on_plateau(best)?;
@@ -285,7 +298,8 @@ impl Trainer<'_> {
         if self.learning_rate.at(self.state.step, before.factor) == learning_rate || self.is_done() {
             return Ok(());
         }
-        let text = format!("the validation loss has not fallen: the learning rate does, to {learning_rate:.3e}");
+        let rate = units::number(learning_rate);
+        let text = format!("the validation loss has not fallen: the learning rate does, to {rate}");
         self.report(Event::Note(text))
     }
 
@@ -297,10 +311,19 @@ impl Trainer<'_> {
         value
     }
 
-    /// How long the device has had steps to do: while a checkpoint is written it computes on, in an evaluation it does
-    /// not.
+    /// How long the device has had steps to do. A GPU computes on while a checkpoint is made, the CPU does not; neither
+    /// does in an evaluation.
     fn busy_time(&self) -> Duration {
-        self.clock.spent(Phase::Training) + self.clock.spent(Phase::Checkpoints) + self.clock.spent(Phase::Unaccounted)
+        let steps = self.clock.spent(Phase::Training) + self.clock.spent(Phase::Unaccounted);
+        match self.options.device.is_gpu() {
+            true => steps + self.clock.spent(Phase::Checkpoints) - self.stalled,
+            false => steps,
+        }
+    }
+
+    /// [`Trainer::busy_time`] at a moment since which the device has had steps to do.
+    fn busy_time_at(&self, at: Instant) -> Duration {
+        self.busy_time().saturating_sub(at.elapsed())
     }
 
     /// Saves a checkpoint, unless the last one holds the same state. Training continues meanwhile; it waits only if the
@@ -389,8 +412,11 @@ impl Trainer<'_> {
     /// Waits until every checkpoint that was requested is on the disk. True if the run was rolled back instead.
     fn finish_saving(&mut self) -> Result<bool> {
         let is_pending = self.in_flight.iter().any(|pending| matches!(pending, InFlight::Snapshot(_)));
-        let rolled_back = is_pending && self.take_arrived(true)?;
+        // What waits for the writer has no steps left to do, so that none is finished while it waits.
+        let rolled_back = (is_pending || self.writer.is_busy()) && self.take_arrived(true)?;
+        let started = Instant::now();
         self.take_written(true)?;
+        self.stalled += started.elapsed();
         Ok(rolled_back)
     }
 

@@ -28,6 +28,7 @@ use crate::train::replica::{Replica, loader};
 use crate::train::resume::{Resumed, restore};
 use crate::train::run_folder::RunFolder;
 use crate::train::sinks::{self, Sink};
+use crate::train::throughput::Throughput;
 use crate::train::trace::RunTrace;
 use crate::train::update_rules::{divides_weights, on_device, trained};
 use crate::{Device, Error, Result, Tensor};
@@ -230,7 +231,10 @@ impl<'a> Trainer<'a> {
             precompile: Some(precompile),
             start_up: None,
             writer: Writer::default(),
-            last_logged: (state.step, clock.spent(Phase::Unaccounted)),
+            throughput: Throughput::default(),
+            tokens: 0,
+            unfinished_at: Duration::ZERO,
+            stalled: Duration::ZERO,
             clock,
             trace,
             state,

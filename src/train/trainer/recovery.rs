@@ -84,7 +84,7 @@ impl Trainer<'_> {
         let best = state.best.filter(|_| self.config.checkpoint.keep_best).map(|best| best.step);
         self.folder.checkpoints().roll_back(state.step, best)?;
         self.saved = Some(state.comparable());
-        self.last_logged = (state.step, self.busy_time());
+        self.throughput.restart(self.tokens, self.busy_time());
         // Its epoch is trained on twice.
         self.epoch_began = None;
         let total_steps = self.state.total_steps;

@@ -20,9 +20,12 @@ impl Trainer<'_> {
         let TrainerState { plateau, guard, step, total_steps, .. } = &self.state;
         let rate = |step| self.learning_rate.at(step, plateau.factor) * guard.learning_rate_factor;
         let learning_rate = rate(*step);
-        let Update { loss, squares, position } = self.leader.update(&mut self.replica, *step, *total_steps, &rate)?;
+        let Update { loss, squares, position, tokens } =
+            self.leader.update(&mut self.replica, *step, *total_steps, &rate)?;
         self.state.position = position;
         self.state.step += 1;
+        self.state.tokens = self.state.tokens.map(|before| before + tokens);
+        self.tokens += tokens;
         for note in std::mem::take(&mut self.replica.notes) {
             self.report(Event::Note(note))?;
         }
@@ -33,10 +36,11 @@ impl Trainer<'_> {
                 loss: f64::NAN,
                 learning_rate,
                 grad_norm: f64::NAN,
-                tokens_per_s: 0.0,
+                tokens: self.state.tokens,
+                tokens_per_s: None,
                 loss_scale: None,
             };
-            let pending = PendingStep::new(step, &loss, &squares, &self.replica.optimizer)?;
+            let pending = PendingStep::new(step, self.tokens, &loss, &squares, &self.replica.optimizer)?;
             self.in_flight.push_back(InFlight::Step(Box::new(pending)));
         }
         let ended = device.end_step();

@@ -363,3 +363,41 @@ fn steps_and_evaluations_run_what_was_compiled_ahead_and_no_more() {
         assert_eq!((ahead.len(), gpu.compiled()), (1, compiled), "{settings:?}: {ahead:?}");
     }
 }
+
+fn steps(events: &[Event]) -> Vec<super::super::events::Step> {
+    events.iter().filter_map(|event| if let Event::Step(step) = event { Some(*step) } else { None }).collect()
+}
+
+/// Checkpoints, evaluations and samples of this run come between steps that a GPU has not finished.
+#[test]
+fn speeds_are_those_of_steps_whatever_comes_between_them() {
+    for device in Device::for_tests() {
+        let dir = tempfile::tempdir().unwrap();
+        let settings = ["train.eval_every=4", "log.samples=true", "checkpoint.every=3", "train.eval_batches=20"];
+        let (events, loss) = train_with_damage(&configuration(dir.path(), &settings), &device, &[]);
+        loss.unwrap();
+        let steps = steps(&events);
+        assert_eq!(steps[0].tokens_per_s, None, "{device}: nothing was finished before");
+        let mut speeds: Vec<f64> = steps[1..].iter().map(|step| step.tokens_per_s.expect("a speed")).collect();
+        speeds.sort_by(f64::total_cmp);
+        let (median, most) = (speeds[speeds.len() / 2], speeds[speeds.len() - 1]);
+        assert!(most < 20.0 * median, "{device}: {speeds:?}");
+        let average = events.iter().find_map(|e| if let Event::Finished(s) = e { s.tokens_per_s } else { None });
+        let average = average.expect("the run's speed");
+        assert!(speeds[0] <= average && average <= most, "{device}: {average} of {speeds:?}");
+    }
+}
+
+#[test]
+fn padding_is_not_learned_from() {
+    let dir = tempfile::tempdir().unwrap();
+    let corpus = dir.path().join("short.jsonl");
+    std::fs::write(&corpus, "{\"text\": \"abcd\"}\n".repeat(40)).unwrap();
+    let setting = format!("data.corpus={}", corpus.display());
+    let settings = [&*setting, "data.packing=off", "train.max_steps=3", "train.eval_every=0"];
+    let (events, loss) = train_with_damage(&configuration(dir.path(), &settings), &Device::Cpu, &[]);
+    loss.unwrap();
+    let tokens: Vec<_> = steps(&events).iter().map(|step| step.tokens.unwrap()).collect();
+    // Four documents of four characters and their end, in rows of 16.
+    assert_eq!(tokens, [16, 32, 48]);
+}
