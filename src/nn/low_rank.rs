@@ -16,10 +16,12 @@ use std::ops::Range;
 pub struct LowRank {
     /// (n r, inputs): the A of each of n matrices, one after the other.
     pub a: Parameter,
-    /// (outputs, n r): the B of each matrix, in the rows of its outputs and the columns of its A. Elsewhere zero.
+    /// (adapted outputs, r): the B of each matrix, one after the other.
     pub b: Parameter,
-    /// (outputs, n r): s in the B of a matrix, 0 elsewhere, where that keeps gradients away. Never learned.
+    /// (outputs, n r): s in the rows of a matrix's outputs and the columns of its A, 0 elsewhere. Never learned.
     pub scales: Parameter,
+    /// The outputs of each matrix.
+    adapted: Vec<Range<usize>>,
 }
 
 impl LowRank {
@@ -39,11 +41,37 @@ impl LowRank {
         let columns = adapted.len().saturating_mul(rank);
         let bound = 1.0 / (inputs as f32).sqrt();
         let a = made([columns, inputs], |i| bound * (key.bits(i as u32) as f32 / 2_147_483_648.0 - 1.0))?;
-        let b = made([outputs, columns], |_| 0.0)?;
+        let b = made([adapted.iter().map(Range::len).sum(), rank], |_| 0.0)?;
         let scale_at = |i: usize| if adapted[i % columns / rank].contains(&(i / columns)) { scale } else { 0.0 };
         let mut scales = Parameter::from(made([outputs, columns], scale_at)?);
         scales.freeze();
-        Ok(LowRank { a: a.into(), b: b.into(), scales })
+        Ok(LowRank { a: a.into(), b: b.into(), scales, adapted: adapted.to_vec() })
+    }
+
+    /// (outputs, n r): B in the columns of every A, for one GEMM of all matrices. `scales` is 0 where it is that of
+    /// another matrix.
+    pub(crate) fn wide_b(&self) -> Result<Tensor> {
+        let (outputs, rank) = (self.scales.shape()[0], self.b.shape().last_dim());
+        let rows = if self.b.shape()[0] == outputs { (*self.b).clone() } else { self.rows_of_all(outputs, rank)? };
+        match self.adapted.len() {
+            1 => Ok(rows),
+            matrices => Tensor::cat(&vec![&rows; matrices], 1),
+        }
+    }
+
+    /// (outputs, r): B with zeros in the rows of outputs that are not adapted.
+    fn rows_of_all(&self, outputs: usize, rank: usize) -> Result<Tensor> {
+        let (mut parts, mut row, mut from) = (Vec::new(), 0, 0);
+        for matrix in self.adapted.iter().cloned().chain([outputs..outputs]) {
+            if row < matrix.start {
+                parts.push(Tensor::full(0.0, [matrix.start - row, rank], &self.b.device())?);
+            }
+            if !matrix.is_empty() {
+                parts.push(self.b.narrow(0, from, matrix.len())?);
+            }
+            (row, from) = (matrix.end, from + matrix.len());
+        }
+        Tensor::cat(&parts.iter().collect::<Vec<_>>(), 0)
     }
 
     /// y (..., outputs), with what x (..., inputs) gives added to it. Both are of one type.
@@ -52,7 +80,7 @@ impl LowRank {
     /// If the shapes do not fit.
     pub fn add_to(&self, y: Tensor, x: &Tensor, dropout: &Dropout) -> Result<Tensor> {
         let x = dropout.apply_to_adapter(x)?;
-        y.add_low_rank(&x, &self.a.operand().to_dtype(x.dtype())?, &self.b, &self.scales)
+        y.add_low_rank(&x, &self.a.operand().to_dtype(x.dtype())?, &self.wide_b()?, &self.scales)
     }
 }
 
@@ -94,9 +122,10 @@ mod tests {
         assert_eq!(low_rank.scales.to_f32().unwrap(), [0.5, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.5]);
         assert!(low_rank.a.is_trainable() && low_rank.b.is_trainable() && !low_rank.scales.is_trainable());
         low_rank.a.write_bytes(bytemuck::cast_slice(&[1.0f32, 10.0])).unwrap();
-        low_rank.b.write_bytes(bytemuck::cast_slice(&[1.0f32; 8])).unwrap();
+        assert_eq!(low_rank.b.len(), 3, "zeros of the wide B are no parameters");
+        low_rank.b.write_bytes(bytemuck::cast_slice(&[1.0f32, 1.0, 2.0])).unwrap();
         let (x, y) =
             (Tensor::full(2.0, [1, 1], &Device::Cpu).unwrap(), Tensor::full(0.0, [1, 4], &Device::Cpu).unwrap());
-        assert_eq!(low_rank.add_to(y, &x, &Dropout::off()).unwrap().to_f32().unwrap(), [1.0, 1.0, 0.0, 10.0]);
+        assert_eq!(low_rank.add_to(y, &x, &Dropout::off()).unwrap().to_f32().unwrap(), [1.0, 1.0, 0.0, 20.0]);
     }
 }

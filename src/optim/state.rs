@@ -233,7 +233,13 @@ impl<'a> SavedMoments<'a> {
         let view = self.file.tensor(name).map_err(|_| self.wrong(format!("has no tensor {name}")))?;
         if view.shape() != shape || view.dtype() != Dtype::F32 {
             let (dtype, there) = (view.dtype(), view.shape());
-            return Err(self.wrong(format!("{name} is {dtype:?} {there:?}, the model implies F32 {shape:?}")));
+            // Up to 0.1.0 fused matrices had blocks of zeros in B.
+            let what_to_do = match name.ends_with("lora_B.weight") {
+                true => "; this is an adapter of an earlier version: `rustyflow merge` it and train a new one",
+                false => "",
+            };
+            let message = format!("{name} is {dtype:?} {there:?}, the model implies F32 {shape:?}{what_to_do}");
+            return Err(self.wrong(message));
         }
         Ok(view.data())
     }

@@ -50,3 +50,24 @@ pub fn check_base(config: &Config, device: &Device) -> Result<()> {
         _ => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::models::testing::small_llama;
+
+    /// `model.print_trainable_parameters()` of PEFT 0.19 for SmolLM2-135M, rank 8, all linear layers.
+    #[test]
+    fn adapters_have_the_parameters_that_peft_counts() {
+        let mut shape = ModelConfig { n_layer: 30, n_head: 9, n_embd: 576, ..small_llama("llama") };
+        let llama = shape.llama.as_mut().unwrap();
+        (llama.n_kv_head, llama.head_dim, llama.intermediate_size) = (3, 64, 1536);
+        let lora = |targets: &[&str]| {
+            let targets = targets.iter().map(|target| target.to_string()).collect();
+            Lora { rank: 8, alpha: 16.0, dropout: 0.0, targets, base: DType::F32 }
+        };
+        assert_eq!(count(&lora(&["all-linear"]), &shape).unwrap(), 2_442_240);
+        // 30 x 8 x (576 + 576) and 30 x 8 x (576 + 192).
+        assert_eq!(count(&lora(&["q_proj", "v_proj"]), &shape).unwrap(), 460_800);
+    }
+}

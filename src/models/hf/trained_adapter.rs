@@ -58,23 +58,24 @@ impl AdapterWeights {
         let values: &[f32] = &bytemuck::pod_collect_to_vec::<u8, f32>(&self.values);
         let rank = self.lora.rank;
         let fits = |OfWeight { a, b, matrices }: &OfWeight| {
-            let rows = Some(matrices.len().saturating_mul(rank));
+            let rows = matrices.len().saturating_mul(rank);
+            let outputs = matrices.iter().map(|matrix| matrix.outputs.len()).sum::<usize>();
             let is_there = a.range().end.max(b.range().end) <= values.len();
-            is_there && a.shape.first().copied() == rows && b.shape.get(1).copied() == rows
+            is_there && a.shape.first() == Some(&rows) && b.shape[..] == [outputs, rank]
         };
         if let Some(OfWeight { a, .. }) = self.weights.iter().find(|weight| !fits(weight)) {
             return Err(Error::Invalid(format!("the values are not those of the adapter {}", a.name)));
         }
         let mut tensors: Vec<(String, [usize; 2], Vec<f32>)> = Vec::new();
         for OfWeight { a, b, matrices } in &self.weights {
-            let (inputs, columns) = (a.shape.last_dim(), b.shape.last_dim());
-            let (a, b) = (&values[a.range()], &values[b.range()]);
+            let inputs = a.shape.last_dim();
+            let (a, mut b) = (&values[a.range()], &values[b.range()]);
             for (i, Adapted { module, outputs }) in matrices.iter().enumerate() {
                 let own_a = a[i * rank * inputs..(i + 1) * rank * inputs].to_vec();
-                let row = |output: usize| &b[output * columns + i * rank..][..rank];
-                let own_b = outputs.clone().flat_map(row).copied().collect();
+                let own_b;
+                (own_b, b) = b.split_at(outputs.len() * rank);
                 tensors.push((name(module, "A"), [rank, inputs], own_a));
-                tensors.push((name(module, "B"), [outputs.len(), rank], own_b));
+                tensors.push((name(module, "B"), [outputs.len(), rank], own_b.to_vec()));
             }
         }
         let views = tensors.iter().map(|(name, shape, values)| {
@@ -121,15 +122,11 @@ pub fn read_adapters(folder: &Path, lora: &Lora, model: &mut dyn LanguageModel) 
         };
         let matrices = lora.adapted(&config, weight, parameter.shape(), *outputs_first);
         count += 2 * matrices.len();
-        let (mut a, mut b) = (Vec::new(), vec![0.0; low_rank.b.len()]);
-        let columns = low_rank.b.shape().last_dim();
+        let (mut a, mut b) = (Vec::new(), Vec::new());
         let mut read = || {
-            for (i, Adapted { module, outputs }) in matrices.iter().enumerate() {
+            for Adapted { module, outputs } in &matrices {
                 a.extend(values(&files, &name(module, "A"), [lora.rank, low_rank.a.shape().last_dim()])?);
-                let own = values(&files, &name(module, "B"), [outputs.len(), lora.rank])?;
-                for (output, own) in outputs.clone().zip(own.chunks(lora.rank)) {
-                    b[output * columns + i * lora.rank..][..lora.rank].copy_from_slice(own);
-                }
+                b.extend(values(&files, &name(module, "B"), [outputs.len(), lora.rank])?);
             }
             low_rank.a.write_bytes(bytemuck::cast_slice(&a))?;
             low_rank.b.write_bytes(bytemuck::cast_slice(&b))
