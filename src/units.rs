@@ -14,6 +14,12 @@ pub(crate) fn bytes(bytes: u64) -> String {
     scaled(bytes as f64, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB"])
 }
 
+/// Two sizes of which one is larger, which the digits show: exact bytes where rounding would hide it.
+pub(crate) fn unequal_bytes(sizes: [u64; 2]) -> [String; 2] {
+    let [a, b] = sizes.map(bytes);
+    if a == b && sizes[0] != sizes[1] { sizes.map(|size| format!("{size} B")) } else { [a, b] }
+}
+
 /// "15.3 k tokens/s"; "- tokens/s" where it is not known.
 pub(crate) fn tokens_per_s(rate: Option<f64>) -> String {
     format!("{} tokens/s", rate.map_or("-".into(), count))
@@ -118,6 +124,8 @@ mod tests {
     fn bytes_have_binary_units() {
         let shown = [0, 1023, 1024, 128 << 20, 5_309_207 << 20, 137_116_000_000].map(bytes);
         assert_eq!(shown, ["0 B", "1023 B", "1.00 KiB", "128 MiB", "5.06 TiB", "128 GiB"]);
+        assert_eq!(unequal_bytes([2049 << 10, 2 << 20]), ["2098176 B", "2097152 B"]);
+        assert_eq!(unequal_bytes([3 << 20, 2 << 20]), ["3.00 MiB", "2.00 MiB"]);
     }
 
     #[test]

@@ -163,7 +163,7 @@ mod tests {
         let check = OpCheck { cases: 1, ..OpCheck::default() };
         assert_eq!(problems(&check, &disk(Some(2 << 30))), [""; 0]);
         assert_eq!(problems(&check, &disk(None)), [""; 0]);
-        assert!(problems(&check, &disk(Some(5 << 20)))[0].contains("runs in runs there are 5.0 MiB free"));
+        assert!(problems(&check, &disk(Some(5 << 20)))[0].contains("runs in runs there are 5.00 MiB free"));
         let wrong = OpCheck { differences: vec!["matmul: the output is off".into()], ..check };
         assert!(problems(&wrong, &[])[0].contains("the first matmul"));
     }

@@ -181,26 +181,18 @@ fn check_limit(what: String, needed: u64, limit: u64, adapter: &str, hint: &str)
     if needed <= limit {
         return Ok(());
     }
-    Err(Error::GpuLimit {
-        what,
-        needed: units::bytes(needed),
-        adapter: adapter.to_string(),
-        limit: units::bytes(limit),
-        hint: format!("{hint}, or --device cpu"),
-    })
+    let [needed, limit] = units::unequal_bytes([needed, limit]);
+    Err(Error::GpuLimit { what, needed, adapter: adapter.to_string(), limit, hint: format!("{hint}, or --device cpu") })
 }
 
 fn compare_memory(parameters: usize, needed: u64, available: Option<u64>) -> Result<()> {
-    match available {
-        Some(available) if needed > available => Err(Error::Invalid(format!(
-            "a model of {} parameters needs at least {} of memory, this machine has {} to spare; use a smaller \
-             model.n_embd, model.n_layer or vocabulary",
-            units::count(parameters as f64),
-            units::bytes(needed),
-            units::bytes(available)
-        ))),
-        _ => Ok(()),
-    }
+    let Some(available) = available.filter(|available| needed > *available) else { return Ok(()) };
+    let (parameters, [needed, available]) =
+        (units::count(parameters as f64), units::unequal_bytes([needed, available]));
+    Err(Error::Invalid(format!(
+        "a model of {parameters} parameters needs at least {needed} of memory, this machine has {available} to spare; \
+         use a smaller model.n_embd, model.n_layer or vocabulary"
+    )))
 }
 
 #[cfg(test)]

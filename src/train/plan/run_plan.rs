@@ -321,7 +321,8 @@ fn fits(
     let footprint = Footprint::new(&config, shape, rows, micro_batches.min(2), in_documents, (device, place))?;
     let needs = |what: &str, needed: u64, available: Option<u64>| {
         let available = available.filter(|available| needed > *available)?;
-        Some(format!("{what} needs {}, of {} to spare", units::bytes(needed), units::bytes(available)))
+        let [needed, available] = units::unequal_bytes([needed, available]);
+        Some(format!("{what} needs {needed}, of {available} to spare"))
     };
     let on_device = || needs("the device", footprint.memory.peak_bytes as u64, device.memory_bytes());
     let on_host = needs("the machine", host_bytes(&sizes, &footprint, device), available_memory_bytes());

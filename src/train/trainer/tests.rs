@@ -364,7 +364,7 @@ fn steps_and_evaluations_run_what_was_compiled_ahead_and_no_more() {
     }
 }
 
-fn steps(events: &[Event]) -> Vec<super::super::events::Step> {
+fn steps(events: &[Event]) -> Vec<crate::train::Step> {
     events.iter().filter_map(|event| if let Event::Step(step) = event { Some(*step) } else { None }).collect()
 }
 
@@ -384,7 +384,7 @@ fn speeds_are_those_of_steps_whatever_comes_between_them() {
         assert!(most < 20.0 * median, "{device}: {speeds:?}");
         let average = events.iter().find_map(|e| if let Event::Finished(s) = e { s.tokens_per_s } else { None });
         let average = average.expect("the run's speed");
-        assert!(speeds[0] <= average && average <= most, "{device}: {average} of {speeds:?}");
+        assert!(0.99 * speeds[0] <= average && average <= 1.01 * most, "{device}: {average} of {speeds:?}");
     }
 }
 
