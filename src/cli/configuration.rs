@@ -31,6 +31,10 @@ pub struct RunFlags {
     /// (model.init)
     #[arg(long, value_name = "DIR")]
     init: Option<String>,
+    /// Train the model of --init with another tokenizer: tokens that both have keep their rows of the embedding, all
+    /// other rows start at random (model.new_tokenizer)
+    #[arg(long)]
+    new_tokenizer: bool,
     /// Layers (model.n_layer)
     #[arg(long, value_name = "N")]
     n_layer: Option<String>,
@@ -40,10 +44,10 @@ pub struct RunFlags {
     /// Channels (model.n_embd)
     #[arg(long, value_name = "N")]
     n_embd: Option<String>,
-    /// Tokens that the model looks at, at most (model.block_size)
+    /// Tokens of a training row; with --init, by default what the text needs (model.block_size)
     #[arg(long, value_name = "N")]
     block_size: Option<String>,
-    /// Sequences per batch (train.batch_size)
+    /// Sequences per batch; with --init, by default what fits the memory, 16 at most (train.batch_size)
     #[arg(long, value_name = "N")]
     batch_size: Option<String>,
     /// The largest learning rate (train.learning_rate)
@@ -122,6 +126,7 @@ impl RunFlags {
             ("--tokenizer", "data.tokenizer", self.tokenizer.clone()),
             ("--no-pack", "data.packing", self.no_pack.then(|| "off".to_string())),
             ("--init", "model.init", self.init.clone()),
+            ("--new-tokenizer", "model.new_tokenizer", self.new_tokenizer.then(|| "true".to_string())),
             ("--n-layer", "model.n_layer", self.n_layer.clone()),
             ("--n-head", "model.n_head", self.n_head.clone()),
             ("--n-embd", "model.n_embd", self.n_embd.clone()),

@@ -133,7 +133,7 @@ fn prepare(args: &Prepare, with_counts: bool) -> Result<()> {
     let corpus = Corpus::open(&spec.corpus, &mut |done| bar.show(Progress { task: "reading", done, total: None }))?;
     let prepared = match &args.out {
         Some(folder) => spec.write_to(&corpus, folder, &mut |progress| bar.show(progress))?,
-        None => spec.prepare(&corpus, None, &mut |_| {}, &mut |progress| bar.show(progress))?,
+        None => spec.prepare(&corpus, None, &mut |_| Ok(()), &mut |progress| bar.show(progress))?,
     };
     bar.clear();
     let seconds = started.elapsed().as_secs_f64();

@@ -160,7 +160,7 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if output::is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) if error.is::<Interrupted>() => interrupts.exit_code(),
-        Err(error) if error.is::<train::ToldByRank0>() => ExitCode::FAILURE,
+        Err(error) if error.is::<train::ToldByRank0>() || error.is::<plan::DoesNotFit>() => ExitCode::FAILURE,
         Err(error) => {
             // Without the causes: every message of the library includes its own.
             output::note(format_args!("error: {error}"));

@@ -29,6 +29,18 @@ pub struct Args {
     pub json: bool,
 }
 
+/// A run that cannot be, which the plan has said.
+#[derive(Debug)]
+pub struct DoesNotFit;
+
+impl std::fmt::Display for DoesNotFit {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.write_str("the run does not fit")
+    }
+}
+
+impl std::error::Error for DoesNotFit {}
+
 /// Bytes a second of a rate such as "25Gbps".
 fn bytes_per_s(text: &str) -> Result<f64, String> {
     let lower = text.to_ascii_lowercase();
@@ -59,6 +71,7 @@ pub fn show(
     let mut devices = device::open_for_run(resolved, kept, true)?;
     let (count, device) = (ranks.map_or(devices.len(), |(ranks, _)| ranks), devices.swap_remove(0));
     let mut plan = plan_run(resolved, &device, count, &flags.run.data_dir, cache::folder().as_deref())?;
+    *resolved = plan.resolved.clone();
     let rates = rates(&plan, resolved, &device);
     if let Some(rates) = &rates {
         plan.estimate(rates);
@@ -80,10 +93,12 @@ pub fn show(
         if let Some(cluster) = &cluster {
             value["cluster"] = serde_json::to_value(cluster)?;
         }
-        return Ok(output::line(value)?);
+        output::line(value)?;
+    } else {
+        print(&plan)?;
+        cluster.map_or(Ok(()), |cluster| print_cluster(&cluster))?;
     }
-    print(&plan)?;
-    cluster.map_or(Ok(()), |cluster| print_cluster(&cluster))
+    if plan.does_not_fit.is_some() { Err(DoesNotFit.into()) } else { Ok(()) }
 }
 
 /// What the device does, from an earlier run or else measured.
@@ -98,6 +113,7 @@ fn rates(plan: &RunPlan, resolved: &Resolved, device: &Device) -> Option<Rates> 
 
 fn print(plan: &RunPlan) -> Result<()> {
     let (m, memory) = (&plan.model, &plan.memory);
+    plan.notes.iter().for_each(|note| output::note(format_args!("note: {note}")));
     output::line(format_args!("device     {}", plan.device))?;
     output::line(format_args!(
         "model      {} parameters: {}, vocabulary {}",
@@ -131,16 +147,17 @@ fn print(plan: &RunPlan) -> Result<()> {
     }
     let host = plan.host_available_bytes.map_or(String::new(), |bytes| format!(" of {} to spare", units::bytes(bytes)));
     output::line(format_args!("machine    {}{host}, while a checkpoint is written", units::bytes(plan.host_bytes)))?;
-    match (&plan.does_not_fit, plan.largest_batch_size) {
+    match (&plan.does_not_fit, plan.passes) {
         (Some(why), _) => output::line(format_args!("fits       no: {why}"))?,
-        (None, _) => output::line("fits       yes")?,
+        (None, 1) => output::line("fits       yes")?,
+        (None, passes) => output::line(format_args!("fits       each batch in {passes} passes"))?,
     }
     let largest = match plan.largest_batch_size {
         Some(0) => "; none fits".into(),
-        Some(largest) => format!("; at most {largest} fits"),
+        Some(largest) => format!("; at most {largest} fits in one pass"),
         None => String::new(),
     };
-    output::line(format_args!("batch      {}{largest}", plan.batch_size))?;
+    output::line(format_args!("batch      {} x {} tokens{largest}", plan.batch_size, plan.block_size))?;
     let recomputed = match plan.recompute_flops_per_step {
         0.0 => String::new(),
         flops => format!(", and {} more that recomputes blocks", units::count(flops)),

@@ -26,6 +26,7 @@ pub(super) fn validate(resolved: &Resolved) -> Result<()> {
     texts(&c)?;
     heads(&c)?;
     vocabulary(&c)?;
+    context(&c)?;
     scale(&c)?;
     groups(&c)?;
     lora(&c)?;
@@ -258,6 +259,28 @@ fn vocabulary(c: &Checker) -> Result<()> {
     Err(c.fail(&["data.vocab_size", "data.tokenizer"], message))
 }
 
+/// A model reads at least the rows that it is trained on.
+fn context(c: &Checker) -> Result<()> {
+    let model = &c.config().model;
+    if model.context > 0 && model.context < model.block_size {
+        let message = format!(
+            "is {}, fewer tokens than the training rows of model.block_size = {}; set it to at least that, or to 0",
+            model.context, model.block_size
+        );
+        return Err(c.fail(&["model.context"], message));
+    }
+    if model.new_tokenizer && model.init.is_empty() {
+        let message = "is for a model that has a tokenizer already; set model.init (--init) too, or leave it out";
+        return Err(c.fail(&["model.new_tokenizer"], message));
+    }
+    if model.new_tokenizer && c.config().lora.rank > 0 {
+        let message = "gives the model a new embedding, which adapters do not train: set lora.rank = 0 to train all \
+                       weights, or keep the model's tokenizer";
+        return Err(c.fail(&["model.new_tokenizer", "lora.rank"], message));
+    }
+    Ok(())
+}
+
 /// Products of sizes that later code computes without a thought of overflow.
 fn scale(c: &Checker) -> Result<()> {
     let Config { model, train, data, .. } = c.config();
@@ -271,7 +294,8 @@ fn scale(c: &Checker) -> Result<()> {
     let vocab_size = if data.tokenizer == "bpe" { data.vocab_size } else { 0 };
     let feed_forward = 3 * wide(model.intermediate_size).max(4 * wide(model.n_embd));
     let attention = 4 * wide(model.n_embd).max(wide(model.n_head) * wide(model.head_dim));
-    let rows = wide(model.n_layer) * (attention + feed_forward) + wide(model.block_size) + wide(vocab_size);
+    let positions = model.block_size.max(model.context);
+    let rows = wide(model.n_layer) * (attention + feed_forward) + wide(positions) + wide(vocab_size);
     let parameters = rows.saturating_mul(wide(model.n_embd));
     if parameters > MAX_PARAMETERS {
         let message = format!("the model would have {parameters} parameters; make n_layer or n_embd smaller");

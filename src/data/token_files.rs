@@ -160,7 +160,7 @@ impl TokenFiles {
         spec: &DataSpec,
         name: &str,
         tokenizer: Option<Tokenizer>,
-        on_tokenizer: &mut dyn FnMut(&Tokenizer),
+        on_tokenizer: &mut dyn FnMut(&Tokenizer) -> Result<()>,
     ) -> Result<Prepared> {
         let folder = self.train.parent().unwrap_or(Path::new(".")).to_path_buf();
         let beside = folder.join(TOKENIZER);
@@ -179,7 +179,7 @@ impl TokenFiles {
                 return Err(Error::Corpus { path: self.train.clone(), message });
             }
         };
-        on_tokenizer(&tokenizer);
+        on_tokenizer(&tokenizer)?;
         let [train, validation] = self.splits(tokenizer.vocab_size(), spec.packing)?;
         let meta = Meta {
             version: env!("CARGO_PKG_VERSION").to_string(),

@@ -88,6 +88,16 @@ impl Tokens {
     }
 
     /// How its documents become rows.
+    /// Whether training rows hold whole documents, and none sees another.
+    pub fn is_in_documents(&self) -> bool {
+        self.packing != Packing::Stream
+    }
+
+    /// How many tokens the longest document has.
+    pub fn longest_document(&self) -> usize {
+        self.documents().map(|document| (document.end - document.start) as usize).max().unwrap_or(0)
+    }
+
     pub(super) fn packing(&self) -> Packing {
         self.packing
     }

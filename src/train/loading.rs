@@ -35,6 +35,15 @@ pub fn trained_with(folder: &Path) -> Result<Option<Layers>> {
     path.exists().then(|| Layers::new().file(&path)).transpose()
 }
 
+/// The tokens of a row in the training of the run that left this checkpoint, if it says so: at most the model's context.
+///
+/// # Errors
+/// If its config.toml cannot be read.
+pub fn trained_rows(folder: &Path) -> Result<Option<usize>> {
+    let Some(layers) = trained_with(folder)? else { return Ok(None) };
+    Ok(Some(layers.build()?.config.model.block_size))
+}
+
 /// The data of the run that left this checkpoint, if it says so.
 ///
 /// # Errors
@@ -80,7 +89,9 @@ pub fn load_model(
             ),
         });
     }
-    check_size(model.config(), model.config().block_size, DType::F32, device)?;
+    // What follows computes no more at once than training did, unless it is asked to.
+    let rows = trained_rows(folder)?.unwrap_or(usize::MAX).min(model.config().block_size);
+    check_size(model.config(), rows, DType::F32, device)?;
     move_model(&mut *model, dtype, device)?;
     Ok((model, text))
 }

@@ -17,6 +17,7 @@ mod families;
 mod guard;
 mod in_flight;
 mod init;
+mod init_sizes;
 mod line_files;
 mod loading;
 mod lock;
@@ -43,6 +44,7 @@ mod trace;
 mod trainer;
 mod update_rules;
 mod verify;
+mod vocabulary;
 
 pub use checkpoint::{Best, DataHash, Evaluated, FoundCheckpoint, GuardState, Plateau, TrainerState, find_checkpoint};
 pub use choices::{ChoiceEvaluation, evaluate_choices};
@@ -51,14 +53,16 @@ pub use evaluate::{Evaluation, Windows, evaluate};
 pub use events::{Event, LossScale, Start, Step, Summary};
 pub use init::{find_init, take_shape_of_init};
 pub use loading::{
-    check_f16_weights, corpus_for_model, find_model, generates_with, load_model, move_model, trained_on, trained_with,
+    check_f16_weights, corpus_for_model, find_model, generates_with, load_model, move_model, trained_on, trained_rows,
+    trained_with,
 };
 pub use lock::check_unused;
 pub use log::TRAINING_LOG;
 pub use opening::{Opening, Tuned, choose_of_machine, resolve_matmul_f32};
 pub use options::TrainOptions;
 pub use plan::{
-    Cluster, ClusterPlan, ClusterRow, Footprint, Plan, Rates, RunPlan, Speed, TimePlan, check_size, plan_run,
+    Cluster, ClusterPlan, ClusterRow, Footprint, Memory, Passes, Plan, Rates, RunPlan, Speed, TimePlan, check_size,
+    plan_run,
 };
 pub use precision::{check_precision, describe_precision, operands};
 pub use prompt::{Prompt, prompt_ids};

@@ -27,6 +27,10 @@ pub(super) fn model_config(resolved: &Resolved, tokens: usize) -> Result<ModelCo
         let message = format!("model.kind is {:?}, whose layers are not computed again; leave it out", model.kind);
         return Err(wrong("train.recompute", message));
     }
+    if kind.is_recurrent() && model.context > 0 {
+        let message = format!("model.kind is {:?}, whose state has no limit of context; leave it out", model.kind);
+        return Err(wrong("model.context", message));
+    }
     let vocab_size = match model.vocab_size {
         0 => tokens.next_multiple_of(model.vocab_multiple),
         size if size >= tokens => size,
@@ -45,7 +49,7 @@ pub(super) fn model_config(resolved: &Resolved, tokens: usize) -> Result<ModelCo
     Ok(ModelConfig {
         kind,
         vocab_size,
-        block_size: model.block_size,
+        block_size: if model.context > 0 { model.context } else { model.block_size },
         n_layer: model.n_layer,
         // Layers without attention have no heads.
         n_head: if kind.is_recurrent() { 1 } else { model.n_head },

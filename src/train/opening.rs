@@ -1,5 +1,6 @@
 //! Opens the devices that a configuration asks for, and says what was chosen and why. Nothing falls back silently.
 
+use super::plan::memory_limit;
 use crate::comm::Launch;
 use crate::config::{DeviceConfig, DeviceKind, MatmulF32, Precision, Resolved};
 use crate::gpu::{AdapterChoice, Gpu, adapters};
@@ -294,19 +295,9 @@ fn default_limits() -> Result<bool> {
     }
 }
 
-/// The most memory of a GPU that the environment allows, which is given in MiB.
+/// The most memory of a GPU that the environment allows.
 fn memory_bytes() -> Result<Option<usize>> {
-    const VARIABLE: &str = "RUSTYFLOW_GPU_MEMORY";
-    let text = std::env::var(VARIABLE).unwrap_or_default();
-    if text.is_empty() {
-        return Ok(None);
-    }
-    match text.parse::<u32>() {
-        Ok(mib) if mib > 0 => Ok(Some((mib as usize) << 20)),
-        _ => Err(invalid(format!(
-            "{VARIABLE}={text}: expected a whole number of MiB above 0, or nothing for all of the GPU's memory"
-        ))),
-    }
+    Ok(memory_limit("RUSTYFLOW_GPU_MEMORY")?.map(|bytes| bytes as usize))
 }
 
 /// Names an adapter, for every command, by its number or a part of its name.

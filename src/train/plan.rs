@@ -1,13 +1,17 @@
 //! The sizes of a model in training, computed before memory for it is requested: bytes, the largest tensors, FLOPs. Of
-//! a whole run: what its steps take (`footprint.rs`), how long they are and how long it is (`run_plan.rs`).
+//! a whole run: what its steps take (`footprint.rs`), whether that fits (`fit.rs`), how long they are and how long it is (`run_plan.rs`).
 
 mod cluster;
 mod earlier;
+mod fit;
 mod footprint;
 mod run_plan;
 
 pub use cluster::{Cluster, ClusterPlan, ClusterRow, Speed};
+pub use fit::{Memory, Passes};
+pub(super) use fit::{fits_comfortably, memory_limit};
 pub use footprint::Footprint;
+pub(super) use footprint::largest_rank;
 pub use run_plan::{Rates, RunPlan, TimePlan, plan_run};
 
 use crate::cpu::available_memory_bytes;
@@ -123,14 +127,6 @@ impl Plan {
         Ok(())
     }
 
-    /// Checks whether the machine has the memory to train the model: on Linux alone, elsewhere everything passes.
-    ///
-    /// # Errors
-    /// If it has not.
-    pub fn check_memory(&self, device: &Device) -> Result<()> {
-        compare_memory(self.parameters, self.host_bytes(device.is_gpu()), available_memory_bytes())
-    }
-
     /// Bytes of the machine's memory while a checkpoint is written, which every run does.
     fn host_bytes(&self, on_gpu: bool) -> u64 {
         let resident = if on_gpu { 0 } else { self.parameter_bytes + self.gradient_bytes + self.moment_bytes };
@@ -185,16 +181,6 @@ fn check_limit(what: String, needed: u64, limit: u64, adapter: &str, hint: &str)
     Err(Error::GpuLimit { what, needed, adapter: adapter.to_string(), limit, hint: format!("{hint}, or --device cpu") })
 }
 
-fn compare_memory(parameters: usize, needed: u64, available: Option<u64>) -> Result<()> {
-    let Some(available) = available.filter(|available| needed > *available) else { return Ok(()) };
-    let (parameters, [needed, available]) =
-        (units::count(parameters as f64), units::unequal_bytes([needed, available]));
-    Err(Error::Invalid(format!(
-        "a model of {parameters} parameters needs at least {needed} of memory, this machine has {available} to spare; \
-         use a smaller model.n_embd, model.n_layer or vocabulary"
-    )))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -236,14 +222,6 @@ mod tests {
         assert!(error.contains("c_attn") && error.contains("model.n_embd"), "{error}");
         let error = check_size(&model(65, 64), 1 << 25, DType::F32, &Device::Cpu).unwrap_err().to_string();
         assert!(error.contains("activation") && error.contains("train.batch_size"), "{error}");
-    }
-
-    #[test]
-    fn a_model_beyond_the_memory_says_how_much_there_is() {
-        let error = compare_memory(1 << 30, 16 << 30, Some(8 << 30)).unwrap_err().to_string();
-        assert!(error.contains("1.07 G parameters needs at least 16.0 GiB") && error.contains("8.00 GiB"), "{error}");
-        compare_memory(1 << 30, 16 << 30, Some(16 << 30)).unwrap();
-        compare_memory(1 << 30, 16 << 30, None).unwrap();
     }
 
     #[test]

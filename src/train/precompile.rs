@@ -20,6 +20,7 @@ pub(in crate::train) struct Precompile {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<Option<Ahead>>>,
     in_documents: bool,
+    has_begun: bool,
 }
 
 impl Precompile {
@@ -35,7 +36,7 @@ impl Precompile {
     ) {
         self.stop.store(true, Ordering::Relaxed);
         self.stop = Arc::default();
-        self.in_documents = in_documents;
+        (self.in_documents, self.has_begun) = (in_documents, true);
         // Whoever takes up the shares says what is wrong with them.
         let Ok(shares) = Share::all(config, shape.kind, place.ranks) else { return };
         for ((device, share), rank) in devices.iter().zip(shares.into_iter().skip(place.rank)).zip(place.rank..) {
@@ -46,6 +47,11 @@ impl Precompile {
             // Without a thread the first step compiles, as ever.
             self.threads.extend(std::thread::Builder::new().name("precompile".into()).spawn(compile));
         }
+    }
+
+    /// Whether there was anything to begin for.
+    pub fn has_begun(&self) -> bool {
+        self.has_begun
     }
 
     /// Whether it compiles for rows of documents, as it was told.

@@ -64,7 +64,7 @@ pub(super) struct Replica {
     pub place: Place,
     /// The sequences of each step that this device computes.
     pub share: Share,
-    /// Passes that its part of a batch is computed in: more than one where the device's memory does not suffice.
+    /// Passes that its part of a batch is computed in: more than one where the memory does not suffice.
     pub micro_batches: usize,
     /// What a recurrent model knows of the text after the last batch, for each of this device's sequences.
     pub carried: Option<Cache>,
@@ -124,6 +124,7 @@ impl Replica {
         let mut loader = loader(config, kind, tokens, Position::default())?;
         let batches = next_batches(&mut loader, config.train.grad_accum_steps);
         let own = std::mem::replace(&mut self.share, Share::first(sequences, Sequences::new(config, kind)));
+        let splits = self.micro_batches;
         let (mut least, mut times, began) = (f64::INFINITY, 0, Instant::now());
         while times < 2 || (times < 4 && began.elapsed() < Duration::from_secs(4)) {
             let started = Instant::now();
@@ -138,7 +139,7 @@ impl Replica {
             }
         }
         self.share = own;
-        (self.micro_batches, self.notes) = (1, Vec::new());
+        (self.micro_batches, self.notes) = (splits, Vec::new());
         self.device.reset_peak_memory();
         self.device.profiler().take();
         Ok(least)

@@ -102,10 +102,12 @@ fn a_run_begins_with_the_weights_the_shape_and_the_tokenizer_of_a_folder() {
         let of_section = config.lines().skip_while(|line| *line != format!("[{section}]"));
         of_section.skip(1).find(|line| line.split(' ').next() == Some(key)).expect(key).to_string()
     };
-    for (key, told) in [("n_layer", "= 1 "), ("n_embd", "= 16 "), ("block_size", "= 16 "), ("vocab_size", "= ")] {
+    for (key, told) in [("n_layer", "= 1 "), ("n_embd", "= 16 "), ("context", "= 16 "), ("vocab_size", "= ")] {
         let line = line("model", key);
         assert!(line.contains(told) && line.contains("in model.init"), "{line}");
     }
+    let rows = line("model", "block_size");
+    assert!(rows.contains("= 16 ") && rows.contains("# default: 1024, or the text or the model's context"), "{rows}");
     let line = line("data", "tokenizer");
     assert!(line.contains("\"there/\"") && line.contains("that of model.init"), "{line}");
 
@@ -116,7 +118,7 @@ fn a_run_begins_with_the_weights_the_shape_and_the_tokenizer_of_a_folder() {
 }
 
 #[test]
-fn a_shorter_context_is_taken_and_anything_else_that_differs_is_refused() {
+fn shorter_rows_leave_the_context_and_anything_else_that_differs_is_refused() {
     let sandbox = in_parts();
     let train = |further: &[&str]| {
         let args = ["train", "--init", "there", "--corpus", "corpus.txt", "--device", "cpu", "--max-steps", "1"];
@@ -124,12 +126,26 @@ fn a_shorter_context_is_taken_and_anything_else_that_differs_is_refused() {
     };
     train(&["--block-size", "8", "--name", "short"]).succeeds();
     let config = sandbox.read("runs/short/checkpoints/step-000001/config.json");
-    assert!(config.contains("\"n_positions\": 8"), "{config}");
+    assert!(config.contains("\"n_positions\": 16"), "{config}");
+    let read = |name: &str| -> serde_json::Value { serde_json::from_str(&sandbox.read(name)).unwrap() };
+    let tokenizer = read("runs/short/checkpoints/step-000001/tokenizer_config.json");
+    assert_eq!(tokenizer["model_max_length"], 16);
+    // In windows of its rows, or of all that the model can read.
+    let eval = |more: &[&str]| {
+        let args = ["eval", "--model", "runs/short", "--corpus", "corpus.txt", "--device", "cpu"];
+        sandbox.run(&[&args[..], more].concat())
+    };
+    eval(&[]).succeeds().prints(&["context 8, stride 8"]);
+    eval(&["--context", "16"]).succeeds().prints(&["context 16, stride 16"]);
+    eval(&["--context", "17"]).fails_with(&["--context is 17", "1 to 16"]);
     train(&["--block-size", "17"]).fails_with(&["--block-size: model.block_size", "is 17", "there", "16"]);
     train(&["--n-layer", "2"]).fails_with(&["--n-layer: model.n_layer", "is 2, but 1 in model.init"]);
     train(&["--set", "model.kind=llama"]).fails_with(&["model.kind", "\"gpt2\" in model.init"]);
-    train(&["--tokenizer", "bpe", "--set", "data.vocab_size=300"])
-        .fails_with(&["model.vocab_size", "tokenizer has 300"]);
+    train(&["--tokenizer", "bpe", "--set", "data.vocab_size=300"]).fails_with(&[
+        "--tokenizer: data.tokenizer: is not the tokenizer of the model in there",
+        "it has no token ",
+        "--new-tokenizer",
+    ]);
     sandbox.run(&["train", "--init", "nowhere"]).fails_with(&["--init: model.init", "nowhere", "rustyflow fetch"]);
     sandbox.run(&["train", "--init", "./nowhere"]).fails_with(&["--init: model.init", "nowhere/config.json"]);
     assert_eq!(sandbox.names_in("runs"), ["corpus-L1-H2-E16-cpu", "short"], "nothing else was begun");

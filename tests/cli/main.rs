@@ -17,6 +17,7 @@ mod elsewhere;
 mod exporting;
 mod fetching;
 mod finetuning;
+mod fitting;
 mod generating;
 #[cfg(unix)]
 mod guards;

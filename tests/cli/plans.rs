@@ -158,7 +158,11 @@ fn a_run_that_does_not_fit_is_told_so_before_it_begins() {
     let sandbox = Sandbox::new();
     let run =
         sandbox.run(&["plan", "tiny.toml", "--device", "cpu", "--n-layer", "4000", "--n-embd", "512", "--n-head", "8"]);
-    run.succeeds().prints(&["fits       no: the machine needs ", "batch      4; none fits"]);
+    run.ends_with(1).prints(&[
+        "fits       no: training does not fit the memory: with one sequence of 16 tokens per pass, a model of",
+        "use a smaller model.n_embd",
+        "batch      4 x 16 tokens; none fits",
+    ]);
 }
 
 #[test]

@@ -116,7 +116,9 @@ fn texts() -> Vec<Row> {
         ("Corpus::read", Refused, |_| {
             corpus()?.read(Split::Train, &mut |_: Piece| Err(rustyflow::Error::Invalid("enough".into())))
         }),
-        ("DataSpec::prepare", Refused, |_| data_spec().prepare(&corpus()?, None, &mut |_| (), &mut |_| ()).map(drop)),
+        ("DataSpec::prepare", Refused, |_| {
+            data_spec().prepare(&corpus()?, None, &mut |_| Ok(()), &mut |_| ()).map(drop)
+        }),
         ("DataSpec::write_to", Refused, |_| {
             data_spec().write_to(&corpus()?, Path::new("Cargo.toml"), &mut |_| ()).map(drop)
         }),

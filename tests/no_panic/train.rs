@@ -168,7 +168,6 @@ fn plans() -> Vec<Row> {
             Ok(())
         }),
         ("Plan::check_device", Refused, |d| Plan::new(&small(), HUGE, DType::F32, None).check_device(d)),
-        ("Plan::check_memory", Defined, |d| Plan::new(&small(), 1, DType::F32, None).check_memory(d)),
         ("check_size", Refused, |d| train::check_size(&small(), HUGE, DType::F32, d)),
         ("RunPlan::earlier_rates", Defined, |d| {
             let (resolved, plan) = plan(d)?;

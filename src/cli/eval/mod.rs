@@ -5,7 +5,7 @@ mod choices;
 use super::{at_least_one, cache, configuration, device, model, output};
 use crate::config::{DataConfig, WeightDtype};
 use crate::data::{Corpus, Packing, Split, encode_split};
-use crate::train::{Windows, corpus_for_model, evaluate, packing, trained_on};
+use crate::train::{Windows, corpus_for_model, evaluate, packing, trained_on, trained_rows};
 use crate::units;
 use crate::{Device, Error};
 use anyhow::Result;
@@ -34,7 +34,7 @@ pub struct Args {
     /// 0.1]
     #[arg(long, value_name = "F")]
     validation_fraction: Option<f64>,
-    /// Tokens that the model looks at, at most [default: the model's]
+    /// Tokens of a window, up to the model's context [default: the rows that a run was trained on, or that context]
     #[arg(long, value_name = "N")]
     context: Option<usize>,
     /// Tokens from one window to the next; less than the context lets every token see more before it [default: context]
@@ -66,9 +66,12 @@ impl Args {
         Ok(device::open(&self.device.over(&config.device))?)
     }
 
-    /// The tokens that the model looks at, of so many that it can.
-    fn context(&self, block_size: usize) -> crate::Result<usize> {
-        let context = self.context.unwrap_or(block_size);
+    /// The tokens of a window, of so many that the model in this folder can read.
+    fn context(&self, folder: &Path, block_size: usize) -> crate::Result<usize> {
+        let context = match self.context {
+            Some(context) => context,
+            None => trained_rows(folder)?.unwrap_or(block_size).min(block_size),
+        };
         if context == 0 || context > block_size {
             return Err(Error::Invalid(format!("--context is {context}; the model's is 1 to {block_size}")));
         }
@@ -81,7 +84,7 @@ fn on_text(args: &Args) -> Result<()> {
     let Text { corpus, split, packing, name: source } = Text::open(args, &folder)?;
     let device = args.open_device()?;
     let (model, text) = model::load(WeightDtype::F32, &folder, &device)?;
-    let context = args.context(model.config().block_size)?;
+    let context = args.context(&folder, model.config().block_size)?;
     let stride = args.stride.unwrap_or(context);
     if stride == 0 || stride > context {
         return Err(Error::Invalid(format!("--stride is {stride}; expected 1 to the context, {context}")).into());

@@ -10,6 +10,9 @@ pub struct ModelConfig {
     /// A folder with a model in Hugging Face's layout: the run begins with its weights, and takes its shape and, where
     /// `data.tokenizer` is not set, its tokenizer. Default empty: random weights.
     pub init: String,
+    /// Whether a run may give the model of `init` another tokenizer: tokens that both tokenizers have keep their rows
+    /// of the embedding and the head, other rows start at random. Default false: another tokenizer is refused.
+    pub new_tokenizer: bool,
     /// The family: `gpt2`, `llama` (Qwen2 and Mistral too), `qwen3`, or recurrent, `lstm`, `gru` or `rnn`. Default
     /// `gpt2`.
     pub kind: String,
@@ -19,9 +22,12 @@ pub struct ModelConfig {
     pub n_head: usize,
     /// Channels of the residual stream, or of a recurrent layer's state. Default 128.
     pub n_embd: usize,
-    /// Tokens of context; of a recurrent model those that gradients go back through (truncated backpropagation through
-    /// time), while its state goes on from batch to batch. Default 128.
+    /// Tokens of a training row; of a recurrent model those that gradients go back through (truncated backpropagation
+    /// through time), while its state goes on from batch to batch. Default 128; with `init`, what the documents need.
     pub block_size: usize,
+    /// The context of the model, in tokens: the longest sequence it can read, at least `block_size`. Default 0:
+    /// `block_size`; with `init`, that of the model.
+    pub context: usize,
     /// Tokens that the model can tell apart. Default 0: those of the tokenizer, filled up as `vocab_multiple` says.
     pub vocab_size: usize,
     /// The vocabulary is filled up to a multiple of this with tokens that never occur and are never drawn. Tensor cores
@@ -65,11 +71,13 @@ impl Default for ModelConfig {
     fn default() -> Self {
         ModelConfig {
             init: String::new(),
+            new_tokenizer: false,
             kind: "gpt2".into(),
             n_layer: 4,
             n_head: 4,
             n_embd: 128,
             block_size: 128,
+            context: 0,
             vocab_size: 0,
             vocab_multiple: 1,
             dropout: 0.0,

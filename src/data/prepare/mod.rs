@@ -99,7 +99,8 @@ pub struct Meta {
 
 impl DataSpec<'_> {
     /// The tokens of `corpus`. With `tokenizer`, one that a run already has, it is used instead of building the one
-    /// that is configured. `on_tokenizer` sees it before the text becomes tokens, which may take long.
+    /// that is configured. `on_tokenizer` sees it before the text becomes tokens, which may take long,
+    /// and may refuse it.
     ///
     /// # Errors
     /// If the text cannot be read, the tokenizer cannot be built or lacks what the text holds, or the disk is full.
@@ -107,7 +108,7 @@ impl DataSpec<'_> {
         &self,
         corpus: &Corpus,
         tokenizer: Option<Tokenizer>,
-        on_tokenizer: &mut dyn FnMut(&Tokenizer),
+        on_tokenizer: &mut dyn FnMut(&Tokenizer) -> Result<()>,
         on_progress: &mut dyn FnMut(Progress),
     ) -> Result<Prepared> {
         if let Some(files) = &corpus.tokens {
@@ -129,14 +130,14 @@ impl DataSpec<'_> {
                 Some(tokenizer) => tokenizer,
                 None => Tokenizer::from_file(&folder.join(TOKENIZER))?.with_name(self.tokenizer),
             };
-            on_tokenizer(&tokenizer);
+            on_tokenizer(&tokenizer)?;
             return self.open(folder, tokenizer, None);
         }
         let tokenizer = match known {
             Some(tokenizer) => tokenizer,
             None => Tokenizer::build(&spec, self.vocab_size, corpus, self.corpus.data_dir)?,
         };
-        on_tokenizer(&tokenizer);
+        on_tokenizer(&tokenizer)?;
         let (partial, is_kept) = partial_folder(kept.as_deref())?;
         write(corpus, &tokenizer, partial.path(), on_progress)?;
         let path = partial.path().to_path_buf();

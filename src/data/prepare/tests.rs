@@ -8,7 +8,7 @@ fn prepare(corpus: &Path, tokenizer: &str, cache: Option<&Path>) -> Result<(Prep
     let mut done = [0; 2];
     let spec = spec(corpus.to_str().unwrap(), tokenizer, cache);
     let corpus = Corpus::open(&spec.corpus, &mut |read| done[0] = read)?;
-    let prepared = spec.prepare(&corpus, None, &mut |_| {}, &mut |progress| done[1] = progress.done)?;
+    let prepared = spec.prepare(&corpus, None, &mut |_| Ok(()), &mut |progress| done[1] = progress.done)?;
     Ok((prepared, done))
 }
 
@@ -153,7 +153,7 @@ fn a_text_that_changes_while_it_is_read_leaves_nothing_behind() {
     let spec = spec(path.to_str().unwrap(), "char", Some(cache.path()));
     let corpus = Corpus::open(&spec.corpus, &mut |_| {}).unwrap();
     fs::write(&path, "some other words\n".repeat(100)).unwrap();
-    let error = spec.prepare(&corpus, None, &mut |_| {}, &mut |_| {}).err().unwrap().to_string();
+    let error = spec.prepare(&corpus, None, &mut |_| Ok(()), &mut |_| {}).err().unwrap().to_string();
     assert!(error.contains("a.txt: has changed while it was read"), "{error}");
     assert_eq!(fs::read_dir(cache.path().join("tokens")).unwrap().count(), 0);
 }
@@ -188,7 +188,7 @@ fn without_such_a_token_documents_end_in_a_line_break() {
     let tokenizer = Tokenizer::build(&TokenizerSpec::Char, 0, &plain, Path::new("data")).unwrap();
     let spec = spec(dir.path().to_str().unwrap(), "char", None);
     let corpus = Corpus::open(&spec.corpus, &mut |_| {}).unwrap();
-    let prepared = spec.prepare(&corpus, Some(tokenizer), &mut |_| {}, &mut |_| {}).unwrap();
+    let prepared = spec.prepare(&corpus, Some(tokenizer), &mut |_| Ok(()), &mut |_| {}).unwrap();
     let mut texts = [&prepared.train, &prepared.validation].map(|t| prepared.tokenizer.decode(&all(t)).unwrap());
     texts.sort();
     assert!(texts.concat().matches('\n').count() == 3, "{texts:?}");

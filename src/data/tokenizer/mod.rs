@@ -218,6 +218,30 @@ impl Tokenizer {
         self.pieces.len()
     }
 
+    /// Where the ids of `other` stand for other tokens than here; `None` if all ids are those of the same tokens.
+    pub fn difference(&self, other: &Tokenizer) -> Option<String> {
+        let (here, there) = (self.inner.get_vocab(true), other.inner.get_vocab(true));
+        let mut tokens: Vec<(&String, &u32)> = here.iter().collect();
+        tokens.sort_by_key(|(_, id)| **id);
+        for (token, id) in tokens {
+            match there.get(token) {
+                Some(its) if its == id => {}
+                Some(its) => return Some(format!("the token {token:?} has the id {id} there and {its} here")),
+                None => return Some(format!("it has no token {token:?}, which has the id {id} there")),
+            }
+        }
+        let more = there.len() - here.len();
+        (more > 0).then(|| format!("it has {more} tokens that the model's has not"))
+    }
+
+    /// For each id of `other` the id here of the same text, if there is one.
+    pub fn shared_ids(&self, other: &Tokenizer) -> Vec<Option<u32>> {
+        let here: HashMap<&[u8], u32> =
+            self.pieces.iter().enumerate().rev().map(|(id, piece)| (&piece[..], id as u32)).collect();
+        let id_of = |piece: &Vec<u8>| here.get(&piece[..]).copied().filter(|_| !piece.is_empty());
+        other.pieces.iter().map(id_of).collect()
+    }
+
     /// The text of `ids`. Bytes that are no UTF-8 become U+FFFD. Words are joined by spaces, lines by line breaks.
     ///
     /// Fails on an id outside the vocabulary.

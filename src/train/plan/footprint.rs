@@ -48,7 +48,7 @@ impl Footprint {
         let (model, parameters, mut optimizer) = ready(config, shape, &device, place)?;
         let sums = place.ranks > 1 && config.train.sync_every == 0;
         let mut rows = sums.then(|| TokenRows::of(config, &*model, &parameters)).flatten();
-        let shape = [batch_size, shape.block_size];
+        let shape = [batch_size, config.model.block_size];
         let batch = Batch { model: &*model, config, shape, in_documents, device: &device };
         // From the second update on there is a gradient to be replaced.
         batch.update(&parameters, &mut optimizer, rows.as_mut(), micro_batches)?;
@@ -90,7 +90,12 @@ fn ready(
 ///
 /// # Errors
 /// If there is no such model.
-pub(super) fn largest_rank(config: &Config, shape: &ModelConfig, ranks: usize, device: &Device) -> Result<Place> {
+pub(in crate::train) fn largest_rank(
+    config: &Config,
+    shape: &ModelConfig,
+    ranks: usize,
+    device: &Device,
+) -> Result<Place> {
     let mut largest = (0, Place { rank: 0, ranks });
     if ranks == 1 || !config.train.shard_optimizer {
         return Ok(largest.1);

@@ -1,19 +1,20 @@
 //! All that can be said of a run before it begins.
 
+use super::fit::{Memory, Need, Passes, sizes};
 use super::footprint::{Footprint, largest_rank};
-use super::{Plan, available_memory_bytes, earlier};
+use super::{Plan, earlier};
 use crate::config::{Config, Recompute, Resolved};
-use crate::data::{Corpus, Position};
-use crate::models::{ModelConfig, ModelKind};
+use crate::data::{Corpus, Position, Prepared};
+use crate::models::ModelConfig;
 use crate::profile::{Cost, MemoryKind, Roofline};
 use crate::train::adapters::lora;
 use crate::train::data_spec::data_spec;
-use crate::train::model_shape::{model_config, model_kind};
-use crate::train::precision::operands;
+use crate::train::init::check_tokenizer;
+use crate::train::init_sizes;
+use crate::train::model_shape::model_config;
 use crate::train::ranks::{Place, Share};
 use crate::train::replica::loader;
 use crate::train::trainer::{check_configured_precision, total_steps};
-use crate::train::update_rules::trained;
 use crate::units;
 use crate::{Device, Error, Result};
 use serde::Serialize;
@@ -33,11 +34,17 @@ pub struct RunPlan {
     /// Of the machine, bytes: what a checkpoint takes; on the CPU the run too.
     pub host_bytes: u64,
     pub host_available_bytes: Option<u64>,
-    /// Why the run cannot be; `None` if it can.
+    /// Why the run cannot be, and what to change; `None` if it can.
     pub does_not_fit: Option<String>,
     pub batch_size: usize,
-    /// The largest that fits; `None` if the device does not say how much memory it has.
+    /// In how many passes a batch is computed: more than one where the memory does not suffice for all of it.
+    pub passes: usize,
+    /// The largest batch that fits in one pass; `None` if the device does not say how much memory it has.
     pub largest_batch_size: Option<usize>,
+    /// Tokens of a training row.
+    pub block_size: usize,
+    /// What the plan fills in or changes that the configuration leaves open.
+    pub notes: Vec<String>,
     pub train_tokens: usize,
     pub validation_tokens: usize,
     pub tokens_per_step: usize,
@@ -51,6 +58,9 @@ pub struct RunPlan {
     pub flops: f64,
     /// `None` until [`RunPlan::estimate`].
     pub time: Option<TimePlan>,
+    /// The configuration with all that it leaves open.
+    #[serde(skip)]
+    pub resolved: Resolved,
     /// What the estimate is made of.
     #[serde(skip)]
     work: Work,
@@ -101,6 +111,8 @@ struct Work {
     evaluations: usize,
     /// Of each evaluation.
     batches: usize,
+    /// Sequences of each of those.
+    batch_rows: usize,
     on_hardware_gpu: bool,
     /// Whether rows hold documents apart from each other.
     in_documents: bool,
@@ -135,60 +147,99 @@ pub fn plan_run(
     cache_dir: Option<&Path>,
 ) -> Result<RunPlan> {
     check_configured_precision(resolved, device)?;
-    let (config, t) = (&resolved.config, &resolved.config.train);
-    let text = text_size(config, model_kind(resolved)?, data_dir, cache_dir)?;
-    let shape = model_config(resolved, text.vocab_size)?;
-    let tokens_per_step = t.batch_size * t.grad_accum_steps * shape.block_size;
-    let steps_per_epoch = text.batches_per_epoch / t.grad_accum_steps as f64;
-    let steps = total_steps(t.length(), steps_per_epoch);
-    resolved.clone().fit_warmup(steps)?;
-    let (rows, micro_batches) = Share::largest(config, shape.kind, ranks)?;
-    let sizes = sizes(config, &shape, rows, ranks)?;
-    // Sizes beyond what a tensor can index have no kernels that could be planned.
-    sizes.check_device(&Device::Cpu)?;
-    let place = largest_rank(config, &shape, ranks, device)?;
-    let fits = |batch_size| fits(config, &shape, batch_size, text.in_documents, (device, place));
-    let of = |rows, micro_batches, place| {
-        Footprint::new(config, &shape, rows, micro_batches, text.in_documents, (device, place))
+    let prepared = prepare(resolved, data_dir, cache_dir)?;
+    let (mut resolved, asked, mut notes) = (resolved.clone(), resolved, Vec::new());
+    let memory = Memory::available(device, 1)?;
+    init_sizes::settle_rows(&mut resolved, [&prepared.train, &prepared.validation]);
+    let shape = model_config(&resolved, prepared.tokenizer.vocab_size())?;
+    let in_documents = prepared.train.is_in_documents() && !shape.is_recurrent();
+    init_sizes::settle_batch(&mut resolved, &shape, in_documents, device, &memory)?;
+    notes.extend(init_sizes::note(asked, &resolved, &memory, device));
+    let steps_per_epoch = {
+        let loader = loader(&resolved.config, shape.kind, prepared.train.clone(), Position::default())?;
+        loader.batches_per_epoch() / resolved.config.train.grad_accum_steps as f64
     };
-    let footprint = of(t.batch_size, t.grad_accum_steps, Place::ALONE)?;
-    let of_largest = if place == Place::ALONE { footprint.clone() } else { of(rows, micro_batches, place)? };
-    let flops_per_step = sizes.train_flops_per_token * tokens_per_step as f64;
-    let windows = text.validation_tokens.saturating_sub(1).div_ceil(shape.block_size);
-    let most = if t.eval_batches == 0 { usize::MAX } else { t.eval_batches };
+    let steps = total_steps(resolved.config.train.length(), steps_per_epoch);
+    resolved.fit_warmup(steps)?;
+    let (config, t) = (&resolved.config, &resolved.config.train);
+    let block_size = config.model.block_size;
+    let tokens_per_step = t.batch_size * t.grad_accum_steps * block_size;
+    let (rows, micro_batches) = Share::largest(config, shape.kind, ranks)?;
+    let place = largest_rank(config, &shape, ranks, device)?;
+    let (passes, does_not_fit) = match Passes::of(config, &shape, in_documents, (device, place), &memory, true) {
+        Ok(passes) => (passes, None),
+        Err(error @ (Error::GpuLimit { .. } | Error::Invalid(_))) => {
+            (Passes { splits: rows, rows: 1, note: None }, Some(error.to_string()))
+        }
+        Err(error) => return Err(error),
+    };
+    notes.extend(passes.note.clone());
+    let sizes_of_pass = sizes(config, &shape, passes.rows, ranks)?;
+    // Sizes beyond what a tensor can index have no kernels that could be planned.
+    sizes_of_pass.check_device(&Device::Cpu)?;
+    let fits = |batch_size| fits(config, &shape, batch_size, in_documents, (device, place), &memory);
+    let of =
+        |rows, micro_batches, place| Footprint::new(config, &shape, rows, micro_batches, in_documents, (device, place));
+    // In passes, a batch is as much work as in one.
+    let mut batch_rows = t.batch_size;
+    while batch_rows > 1 && sizes(config, &shape, batch_rows, 1)?.check_device(&Device::Cpu).is_err() {
+        batch_rows = batch_rows.div_ceil(2);
+    }
+    let batches_per_update = t.grad_accum_steps * t.batch_size.div_ceil(batch_rows);
+    let footprint = of(batch_rows, batches_per_update, Place::ALONE)?;
+    let is_whole = place == Place::ALONE && passes.rows == batch_rows;
+    let of_largest = match is_whole {
+        true => footprint.clone(),
+        // Two passes take as much as any number of them.
+        false => of(passes.rows, if passes.splits > 1 { 2 } else { micro_batches }, place)?,
+    };
+    let in_rows = ModelConfig { block_size, ..shape.clone() };
+    let flops_per_step = sizes(config, &in_rows, 1, ranks)?.train_flops_per_token * tokens_per_step as f64;
+    let validation_tokens = prepared.validation.len();
+    let windows = validation_tokens.saturating_sub(1).div_ceil(block_size);
+    let most =
+        if t.eval_batches == 0 { usize::MAX } else { t.eval_batches.saturating_mul(t.batch_size.div_ceil(batch_rows)) };
     Ok(RunPlan {
         device: device.describe(),
         ranks,
-        parameters: sizes.parameters,
-        adapters: lora(config).map(|_| sizes.gradient_bytes as usize / 4),
-        host_bytes: host_bytes(&sizes, &of_largest, device),
-        host_available_bytes: available_memory_bytes(),
-        does_not_fit: fits(t.batch_size)?,
-        memory: MemoryPlan::new(&of_largest, &sizes, device),
+        parameters: sizes_of_pass.parameters,
+        adapters: lora(config).map(|_| sizes_of_pass.gradient_bytes as usize / 4),
+        host_bytes: Need::new(&sizes_of_pass, &of_largest, device).host,
+        host_available_bytes: memory.host,
+        memory: MemoryPlan::new(&of_largest, &sizes_of_pass, device),
         batch_size: t.batch_size,
-        largest_batch_size: device.memory_bytes().map(|_| largest_batch_size(fits)).transpose()?,
-        train_tokens: text.train_tokens,
-        validation_tokens: text.validation_tokens,
+        passes: passes.splits,
+        largest_batch_size: match does_not_fit {
+            Some(_) => Some(0),
+            None => device.memory_bytes().map(|_| largest_batch_size(fits)).transpose()?,
+        },
+        does_not_fit,
+        block_size,
+        notes,
+        train_tokens: prepared.train.len(),
+        validation_tokens,
         tokens_per_step,
         steps,
         epochs: steps as f64 / steps_per_epoch,
         flops_per_step,
         recompute_flops_per_step: match t.recompute {
             Recompute::None => 0.0,
-            Recompute::Block => shape.recompute_flops_per_token() * tokens_per_step as f64,
+            Recompute::Block => in_rows.recompute_flops_per_token() * tokens_per_step as f64,
         },
         flops: flops_per_step * steps as f64,
         time: None,
         work: Work {
             footprint,
             evaluations: evaluations(steps, t.eval_every),
-            batches: windows.div_ceil(t.batch_size).min(most),
+            batches: windows.div_ceil(batch_rows).min(most),
+            batch_rows,
             on_hardware_gpu: device.is_hardware_gpu(),
-            in_documents: text.in_documents,
-            trained_bytes: sizes.gradient_bytes,
-            updated_bytes: sizes.updated_bytes,
+            in_documents,
+            trained_bytes: sizes_of_pass.gradient_bytes,
+            updated_bytes: sizes_of_pass.updated_bytes,
         },
         model: shape,
+        resolved,
     })
 }
 
@@ -227,7 +278,7 @@ impl RunPlan {
 
     /// Fills in the time.
     pub fn estimate(&mut self, rates: &Rates) {
-        let Work { footprint, evaluations, batches, .. } = &self.work;
+        let Work { footprint, evaluations, batches, batch_rows, .. } = &self.work;
         let (step, evaluation, source) = match rates {
             Rates::Peaks(peaks) => {
                 let [step, evaluation] =
@@ -243,7 +294,7 @@ impl RunPlan {
                 let step = self.tokens_per_step as f64 / tokens_per_s;
                 // Forward is a third of the work of the model.
                 let share = self.flops_per_step / (self.flops_per_step + self.recompute_flops_per_step) / 3.0;
-                let evaluation = (self.batch_size * self.model.block_size) as f64 / tokens_per_s * share;
+                let evaluation = (batch_rows * self.block_size) as f64 / tokens_per_s * share;
                 let run = run.display();
                 (step, evaluation, format!("{run}, a finished run of the same model and batch on this device"))
             }
@@ -278,31 +329,18 @@ impl MemoryPlan {
     }
 }
 
-fn sizes(config: &Config, shape: &ModelConfig, batch_size: usize, ranks: usize) -> Result<Plan> {
-    let operands = operands(config.device.precision);
-    Ok(Plan::new(shape, batch_size * shape.block_size, operands, Some(&trained(config, shape, ranks)?)))
-}
-
-/// Bytes of the machine's memory that a run takes at most.
-fn host_bytes(sizes: &Plan, footprint: &Footprint, device: &Device) -> u64 {
-    /// What the CPU's kernels keep beside tensors, packed operands of GEMMs above all: 8 to 12 MiB on x86-64.
-    const SCRATCH_BYTES: u64 = 8 << 20;
-    // The CPU's memory keeps what waits for tensors of its size.
-    let run = if device.is_gpu() { 0 } else { footprint.memory.reserved_bytes as u64 + SCRATCH_BYTES };
-    run + sizes.checkpoint_bytes(device.is_gpu())
-}
-
 /// Nobody asks for larger ones.
 const MOST_BATCH_SIZE: usize = 1 << 16;
 
-/// Why a run with batches of this size cannot be on this device, the rank at this place; `None` if it can. Of a size
-/// that cannot be divided among the ranks, as of the next that can.
+/// Why a run with batches of this size, each in one pass, cannot be on this device, the rank at this place; `None` if
+/// it can. Of a size that cannot be divided among the ranks, as of the next that can.
 fn fits(
     config: &Config,
     shape: &ModelConfig,
     batch_size: usize,
     in_documents: bool,
     (device, place): (&Device, Place),
+    memory: &Memory,
 ) -> Result<Option<String>> {
     let mut config = config.clone();
     let divided = (batch_size..=MOST_BATCH_SIZE).find_map(|batch_size| {
@@ -319,14 +357,13 @@ fn fits(
     }
     // Two micro-batches take as much as any number of them.
     let footprint = Footprint::new(&config, shape, rows, micro_batches.min(2), in_documents, (device, place))?;
-    let needs = |what: &str, needed: u64, available: Option<u64>| {
+    let need = Need::new(&sizes, &footprint, device);
+    let short = |what: &str, needed: u64, available: Option<u64>| {
         let available = available.filter(|available| needed > *available)?;
         let [needed, available] = units::unequal_bytes([needed, available]);
         Some(format!("{what} needs {needed}, of {available} to spare"))
     };
-    let on_device = || needs("the device", footprint.memory.peak_bytes as u64, device.memory_bytes());
-    let on_host = needs("the machine", host_bytes(&sizes, &footprint, device), available_memory_bytes());
-    Ok(on_host.or_else(|| if device.is_gpu() { on_device() } else { None }))
+    Ok(short("the machine", need.host, memory.host).or_else(|| short("the device", need.device, memory.device)))
 }
 
 /// The largest that fits; 0 if none does.
@@ -348,30 +385,11 @@ fn evaluations(steps: usize, every: usize) -> usize {
     if every == 0 { 1 } else { steps.div_ceil(every) }
 }
 
-/// What a plan must know of the text.
-struct TextSize {
-    vocab_size: usize,
-    train_tokens: usize,
-    validation_tokens: usize,
-    batches_per_epoch: f64,
-    /// Whether rows hold documents apart from each other.
-    in_documents: bool,
-}
-
-/// Counts the tokens as a run does: by making them.
-fn text_size(config: &Config, kind: ModelKind, data_dir: &Path, cache_dir: Option<&Path>) -> Result<TextSize> {
-    let spec = data_spec(&config.data, data_dir, cache_dir);
+/// The tokens of the text, counted as a run does: by making them.
+fn prepare(resolved: &Resolved, data_dir: &Path, cache_dir: Option<&Path>) -> Result<Prepared> {
+    let spec = data_spec(&resolved.config.data, data_dir, cache_dir);
     let corpus = Corpus::open(&spec.corpus, &mut |_| {})?;
-    let prepared = spec.prepare(&corpus, None, &mut |_| {}, &mut |_| {})?;
-    let train_tokens = prepared.train.len();
-    let loader = loader(config, kind, prepared.train, Position::default())?;
-    Ok(TextSize {
-        vocab_size: prepared.tokenizer.vocab_size(),
-        train_tokens,
-        validation_tokens: prepared.validation.len(),
-        batches_per_epoch: loader.batches_per_epoch(),
-        in_documents: loader.is_in_documents(),
-    })
+    spec.prepare(&corpus, None, &mut |tokenizer| check_tokenizer(resolved, tokenizer), &mut |_| {})
 }
 
 #[cfg(test)]

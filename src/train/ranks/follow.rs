@@ -28,6 +28,8 @@ pub(super) struct Follower {
     pub identity: Vec<u8>,
     pub config: Arc<Config>,
     pub shape: ModelConfig,
+    /// In how many passes it computes a batch at first.
+    pub splits: usize,
     pub device: Device,
     /// Of the training split, and of that for validation.
     pub tokens: Tokens,
@@ -130,8 +132,10 @@ fn load(
 
 /// The model and its optimizer, whose numbers rank 0 is about to send.
 fn replica(follower: Follower, place: Place) -> Result<Replica> {
-    let Follower { config, shape, device, tokens, .. } = follower;
-    let trained = on_device(first_model(&config, &shape)?, &config, &device, place)?;
+    let Follower { config, shape, splits, device, tokens, .. } = follower;
+    let trained = on_device(first_model(&config, &shape, None)?, &config, &device, place)?;
     let loader = loader(&config, shape.kind, tokens.clone(), Position::default())?;
-    Ok(Replica::new(config, device, trained, tokens, loader, place))
+    let mut replica = Replica::new(config, device, trained, tokens, loader, place);
+    replica.micro_batches = splits;
+    Ok(replica)
 }

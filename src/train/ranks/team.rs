@@ -21,6 +21,8 @@ pub(in crate::train) struct Team<'a> {
     /// Of the training split, and of that for validation.
     pub tokens: &'a Tokens,
     pub validation: &'a Tokens,
+    /// In how many passes each rank computes a batch at first.
+    pub splits: usize,
     /// Of the first rank.
     pub device: &'a Device,
     /// Of the others.
@@ -79,6 +81,7 @@ impl Team<'_> {
             identity: self.identity(device),
             config: self.config.clone(),
             shape: self.shape.clone(),
+            splits: self.splits,
             device: device.clone(),
             tokens: self.tokens.clone(),
             validation: self.validation.clone(),

@@ -3,11 +3,13 @@
 mod finish;
 mod prepare;
 mod recovery;
+mod sizes;
 mod step;
 #[cfg(test)]
 mod tests;
 
-pub(super) use prepare::{check_configured_precision, follow, total_steps};
+pub(super) use prepare::{follow, total_steps};
+pub(super) use sizes::check_configured_precision;
 
 use super::adapters::lora;
 use super::checkpoint::{Best, CHAT_TEMPLATE, Evaluated, GENERATION, Request, TrainerState, Writer};
@@ -387,7 +389,7 @@ impl Trainer<'_> {
     fn pretrained_files(&self) -> Result<Vec<(&'static str, String)>> {
         let &GenerateConfig { temperature, top_k, top_p, min_p, repetition_penalty, max_new_tokens, .. } =
             &self.config.generate;
-        let context = self.config.model.block_size;
+        let context = self.replica.model.config().block_size;
         let model_type = hf::model_type(self.replica.model.config());
         let mut files = self.text.tokenizer.pretrained_files(context, &model_type)?;
         files.extend(self.text.template.as_ref().map(|template| (CHAT_TEMPLATE, template.source().to_string())));

@@ -1,6 +1,7 @@
 //! What happens before the first step. What is to fail should fail here.
 
 use super::Trainer;
+use super::sizes::{check_device, memory_of, passes, settle};
 use crate::config::{self, Config, DeviceBatch, Resolved, TrainLength};
 use crate::data::{
     ChatSpec, ChatTemplate, Corpus, DeclaredIds, Packing, Prepared, Progress, TextConventions, Tokenizer, Tokens,
@@ -9,20 +10,20 @@ use crate::generate::check_prompt;
 use crate::models::{LanguageModel, ModelConfig, hf};
 use crate::optim::{LearningRate, Optimizer, ParameterArena, Schedule};
 use crate::profile::{Phase, Span, WallClock};
-use crate::train::adapters::{check_base, lora};
+use crate::train::adapters::lora;
 use crate::train::checkpoint::{CONFIG, Checkpoint, DataHash, TOKENIZER, TrainerState, Writer};
 use crate::train::data_spec::{chat_spec, data_spec, packing};
 use crate::train::events::{Adapters, Event, Start};
 use crate::train::guard::Monitor;
-use crate::train::init::{first_model, model_at};
+use crate::train::init::{check_tokenizer, first_model, model_at, vocabulary_note};
+use crate::train::init_sizes;
 use crate::train::log;
 use crate::train::model_shape::model_config;
 use crate::train::options::TrainOptions;
-use crate::train::plan::Plan;
-use crate::train::precision::{check_precision, describe_precision, operands};
+use crate::train::precision::describe_precision;
 use crate::train::precompile::Precompile;
 use crate::train::prompt::prompt_ids;
-use crate::train::ranks::{Leader, Place, Share, Team, named};
+use crate::train::ranks::{Leader, Place, Team, named};
 use crate::train::record;
 use crate::train::replica::{Replica, loader};
 use crate::train::resume::{Resumed, restore};
@@ -30,7 +31,7 @@ use crate::train::run_folder::RunFolder;
 use crate::train::sinks::{self, Sink};
 use crate::train::throughput::Throughput;
 use crate::train::trace::RunTrace;
-use crate::train::update_rules::{divides_weights, on_device, trained};
+use crate::train::update_rules::{divides_weights, on_device};
 use crate::{Device, Error, Result, Tensor};
 use std::collections::VecDeque;
 use std::path::Path;
@@ -47,7 +48,7 @@ struct Data {
 }
 
 impl Data {
-    /// `on_tokenizer` sees the tokenizer before the text becomes tokens.
+    /// `on_tokenizer` sees the tokenizer before the text becomes tokens, and may refuse it.
     ///
     /// # Errors
     /// If a resumed run has learnt from another text.
@@ -55,7 +56,7 @@ impl Data {
         resolved: &Resolved,
         options: &mut TrainOptions,
         checkpoint: Option<&Checkpoint>,
-        on_tokenizer: &mut dyn FnMut(&Tokenizer),
+        on_tokenizer: &mut dyn FnMut(&Tokenizer) -> Result<()>,
     ) -> Result<Data> {
         let data = &resolved.config.data;
         let changed = |key: &str, what: &str, checkpoint: &Checkpoint| Error::Config {
@@ -128,11 +129,19 @@ impl<'a> Trainer<'a> {
         let checkpoint = resumed.as_ref().and_then(|resumed| resumed.checkpoint.as_ref());
         clock.enter(Phase::Text);
         let mut precompile = Precompile::default();
-        let mut on_tokenizer =
-            |tokenizer: &Tokenizer| precompile_for(&mut precompile, &resolved, tokenizer, &devices, place);
+        let mut on_tokenizer = |tokenizer: &Tokenizer| {
+            if checkpoint.is_none() {
+                check_tokenizer(&resolved, tokenizer)?;
+            }
+            precompile_for(&mut precompile, &resolved, tokenizer, &devices, place);
+            Ok(())
+        };
         let data = Data::load(&resolved, &mut options, checkpoint, &mut on_tokenizer)?;
         let prepared = &data.prepared;
-        let model_config = model_config(&resolved, prepared.tokenizer.vocab_size())?;
+        let memory = memory_of(&devices)?;
+        let (model_config, sizes_note) = settle(&mut resolved, prepared, &device, options.launch.is_some(), &memory)?;
+        let is_new = resumed.is_none() && resolved.config.model.new_tokenizer;
+        let tokenizer_note = is_new.then(|| vocabulary_note(&resolved.config, &prepared.tokenizer)).transpose()?;
         let t = &resolved.config.train;
         let position = checkpoint.map(|c| c.state.position).unwrap_or_default();
         let loader = loader(&resolved.config, model_config.kind, prepared.train.clone(), position)?;
@@ -141,10 +150,11 @@ impl<'a> Trainer<'a> {
         resolved.fit_warmup(total_steps)?;
         check_prompt(&model_config, &prompt_ids(&prepared.tokenizer, &resolved.config.generate.prompt)?)?;
         check_validation(&resolved, &prepared.validation)?;
-        devices.iter().try_for_each(|device| check_device(&resolved, &model_config, device, place.ranks))?;
-        if loader.is_in_documents() != precompile.is_in_documents() {
-            // Only the text says that it has prompts.
-            precompile.begin(&resolved.config, &model_config, loader.is_in_documents(), &devices, place);
+        let in_documents = loader.is_in_documents();
+        let passes = passes(&resolved, &model_config, in_documents, &devices, place, &memory)?;
+        if in_documents != precompile.is_in_documents() || !precompile.has_begun() {
+            // Only the text says that it has prompts, and how long they are.
+            precompile.begin(&resolved.config, &model_config, in_documents, &devices, place);
         }
         let state = initial_state(checkpoint, names, data.hash.clone(), total_steps);
         let saved = checkpoint.map(|checkpoint| checkpoint.state.comparable());
@@ -158,11 +168,15 @@ impl<'a> Trainer<'a> {
         }
         let config = Arc::new(resolved.config.clone());
         let tokens = (&prepared.train, &prepared.validation);
-        let mut leader = Leader::begin(&team(&config, &model_config, &data.hash, tokens, &options))?;
+        let mut leader = Leader::begin(&team(&config, &model_config, &data.hash, tokens, passes.splits, &options))?;
         clock.enter(Phase::Model);
         let opened = match resumed {
-            Some(resumed) => resume(&resolved, resumed, &model_config, &state, &mut *options.on_event, &device, place),
-            None => create(&resolved, &model_config, &device, place),
+            Some(resumed) => {
+                let tokenizer = &data.prepared.tokenizer;
+                let on = (&device, place);
+                resume(&resolved, resumed, (&model_config, tokenizer), &state, &mut *options.on_event, on)
+            }
+            None => create(&resolved, &model_config, &data.prepared.tokenizer, &device, place),
         };
         let mut opened_in = |opened: &Opened| trace.as_mut().map_or(Ok(()), |t| t.open_in(opened.folder.path()));
         let opened = opened.and_then(|opened| opened_in(&opened).map(|()| opened));
@@ -176,7 +190,17 @@ impl<'a> Trainer<'a> {
             (options.on_event)(&Event::Note(text));
         }
         let text = TextConventions::new(data.prepared.tokenizer, data.chat_template, data.ids);
-        let notes = data.prepared.meta.notes.iter().cloned().chain(loader.note()).chain(text.note.clone());
+        let notes = data
+            .prepared
+            .meta
+            .notes
+            .iter()
+            .cloned()
+            .chain(sizes_note)
+            .chain(tokenizer_note)
+            .chain(loader.note())
+            .chain(passes.note)
+            .chain(text.note.clone());
         notes.for_each(|note| (options.on_event)(&Event::Note(note)));
         let record = record::begin(&opened.folder, &start);
         let record = record.inspect_err(|error| leader.stop(Some(&error.to_string())))?;
@@ -190,6 +214,7 @@ impl<'a> Trainer<'a> {
         let began_at = (state.step, loader.epochs_at(position));
         let trained = (model, parameters, optimizer);
         let mut replica = Replica::new(config.clone(), device, trained, tokens.clone(), loader, place);
+        replica.micro_batches = passes.splits;
         if are_several {
             clock.enter(Phase::Ranks);
         }
@@ -260,10 +285,11 @@ fn team<'a>(
     shape: &'a ModelConfig,
     data: &'a DataHash,
     (tokens, validation): (&'a Tokens, &'a Tokens),
+    splits: usize,
     options: &'a TrainOptions,
 ) -> Team<'a> {
     let TrainOptions { device, others, launch, .. } = options;
-    Team { config, shape, data, tokens, validation, device, others, launch: *launch }
+    Team { config, shape, data, tokens, validation, splits, device, others, launch: *launch }
 }
 
 /// Takes part in a job that rank 0, in another process, leads.
@@ -275,28 +301,19 @@ pub(in crate::train) fn follow(resolved: &Resolved, mut options: TrainOptions) -
     let devices: Vec<&Device> = [&device].into_iter().chain(options.others).collect();
     let place = Place::of_first(options.launch, devices.len());
     let mut precompile = Precompile::default();
-    let mut on_tokenizer =
-        |tokenizer: &Tokenizer| precompile_for(&mut precompile, resolved, tokenizer, &devices, place);
+    let mut on_tokenizer = |tokenizer: &Tokenizer| {
+        check_tokenizer(resolved, tokenizer)?;
+        precompile_for(&mut precompile, resolved, tokenizer, &devices, place);
+        Ok(())
+    };
     let data = Data::load(resolved, &mut options, None, &mut on_tokenizer)?;
-    let shape = model_config(resolved, data.prepared.tokenizer.vocab_size())?;
-    devices.iter().try_for_each(|device| check_device(resolved, &shape, device, place.ranks))?;
+    let (mut resolved, memory) = (resolved.clone(), memory_of(&devices)?);
+    let (shape, _) = settle(&mut resolved, &data.prepared, &device, true, &memory)?;
+    let in_documents = data.prepared.train.is_in_documents() && !shape.is_recurrent();
+    let passes = passes(&resolved, &shape, in_documents, &devices, place, &memory)?;
     let config = Arc::new(resolved.config.clone());
     let Prepared { train, validation, .. } = &data.prepared;
-    team(&config, &shape, &data.hash, (train, validation), &options).follow()
-}
-
-pub(in crate::train) fn check_configured_precision(resolved: &Resolved, device: &Device) -> Result<()> {
-    check_precision(resolved.config.device.precision, device).map_err(|message| Error::Config {
-        place: resolved.origin("device.precision").to_string(),
-        key: "device.precision".into(),
-        message,
-    })
-}
-
-/// Checks what can be said of a device, one of so many ranks, and a model of this shape before there is one.
-fn check_device(resolved: &Resolved, shape: &ModelConfig, device: &Device, ranks: usize) -> Result<()> {
-    check_configured_precision(resolved, device)?;
-    check_sizes(&resolved.config, shape, device, ranks)
+    team(&config, &shape, &data.hash, (train, validation), passes.splits, &options).follow()
 }
 
 /// Begins to compile what the steps of a run with this tokenizer launch, if there can be one: what is wrong with it is
@@ -308,6 +325,9 @@ fn precompile_for(
     devices: &[&Device],
     place: Place,
 ) {
+    if init_sizes::depend_on_text(resolved) {
+        return;
+    }
     let Ok(shape) = model_config(resolved, tokenizer.vocab_size()) else { return };
     if devices.iter().all(|device| check_device(resolved, &shape, device, place.ranks).is_ok()) {
         let in_documents = packing(&resolved.config.data).is_some_and(|packing| packing != Packing::Stream);
@@ -319,16 +339,6 @@ fn precompile_for(
 fn autotuning(devices: &[&Device]) -> Duration {
     let seconds = devices.iter().filter_map(|device| device.profiler().take().spans.get(&Span::Autotune).copied());
     Duration::from_secs_f64(seconds.sum())
-}
-
-/// Checks that the device can bind what training takes, and that the machine has the memory.
-fn check_sizes(config: &Config, model: &ModelConfig, device: &Device, ranks: usize) -> Result<()> {
-    check_base(config, device)?;
-    let (rows, _) = Share::largest(config, model.kind, ranks)?;
-    let tokens = rows * config.model.block_size;
-    let plan = Plan::new(model, tokens, operands(config.device.precision), Some(&trained(config, model, ranks)?));
-    plan.check_device(device)?;
-    plan.check_memory(device)
 }
 
 /// The state of the checkpoint, but of this version and this device; or that of a new run.
@@ -397,14 +407,20 @@ struct Opened {
 }
 
 /// A new run.
-fn create(resolved: &Resolved, shape: &ModelConfig, device: &Device, place: Place) -> Result<Opened> {
+fn create(
+    resolved: &Resolved,
+    shape: &ModelConfig,
+    tokenizer: &Tokenizer,
+    device: &Device,
+    place: Place,
+) -> Result<Opened> {
     let config = &resolved.config;
     let kind = if device.is_gpu() { "gpu" } else { "cpu" };
     let mut folder = RunFolder::create(Path::new(&config.run.dir), &config.run_name(kind))?;
     let config_text = resolved.to_toml();
     folder.write(CONFIG, &config_text)?;
     let made = sinks::open(&config.log, &mut folder, 0).and_then(|sinks| {
-        let mut model = first_model(config, shape)?;
+        let mut model = first_model(config, shape, Some(tokenizer))?;
         Ok((sinks, undivided(&mut *model, config, place), on_device(model, config, device, place)?))
     });
     match made {
@@ -427,18 +443,17 @@ fn undivided(model: &mut dyn LanguageModel, config: &Config, place: Place) -> Ve
 fn resume(
     resolved: &Resolved,
     resumed: Resumed,
-    shape: &ModelConfig,
+    (shape, tokenizer): (&ModelConfig, &Tokenizer),
     state: &TrainerState,
     on_event: &mut dyn FnMut(&Event),
-    device: &Device,
-    place: Place,
+    (device, place): (&Device, Place),
 ) -> Result<Opened> {
     let config = &resolved.config;
     let config_text = resumed.config_text(resolved);
     let Resumed { mut folder, checkpoint, mut notes, .. } = resumed;
     let mut model = match &checkpoint {
         Some(checkpoint) => model_at(&checkpoint.path, config, shape)?,
-        None => first_model(config, shape)?,
+        None => first_model(config, shape, Some(tokenizer))?,
     };
     if model.config() != shape {
         let message = format!("its model is {:?}, the run's configuration implies {shape:?}", model.config());

@@ -1,0 +1,332 @@
+//! Whether a run fits the memory of its device and of the machine: in how many passes the batch of a step is computed,
+//! or what to change where a pass of one sequence is too much.
+
+use super::{Footprint, Plan, available_memory_bytes};
+use crate::config::{Config, Recompute};
+use crate::models::ModelConfig;
+use crate::train::precision::operands;
+use crate::train::ranks::{Place, Share};
+use crate::train::update_rules::trained;
+use crate::{Device, Error, Result, units};
+
+/// The memory that a rank may use, in bytes; `None` where it is unknown, and everything fits.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Memory {
+    /// Of its GPU, if it has one.
+    pub device: Option<u64>,
+    /// Of the machine.
+    pub host: Option<u64>,
+}
+
+impl Memory {
+    /// What there is for one of so many ranks that compute on this machine's CPU.
+    ///
+    /// # Errors
+    /// If the environment limits the machine's memory by what is no number.
+    pub fn available(device: &Device, cpu_ranks: usize) -> Result<Memory> {
+        let host = [available_memory_bytes(), memory_limit(HOST_MEMORY)?].into_iter().flatten().min();
+        Ok(Memory {
+            device: if device.is_gpu() { device.memory_bytes() } else { None },
+            host: host.map(|bytes| bytes / cpu_ranks.max(1) as u64),
+        })
+    }
+
+    /// What there is for the tensors of a step.
+    pub(in crate::train) fn of(&self, device: &Device) -> Option<u64> {
+        if device.is_gpu() { self.device } else { self.host }
+    }
+}
+
+/// Limits the machine's memory that runs may use.
+const HOST_MEMORY: &str = "RUSTYFLOW_HOST_MEMORY";
+
+/// The bytes of a memory that the environment allows, which is given in MiB.
+///
+/// # Errors
+/// If it is no number.
+pub(in crate::train) fn memory_limit(variable: &str) -> Result<Option<u64>> {
+    let text = std::env::var(variable).unwrap_or_default();
+    if text.is_empty() {
+        return Ok(None);
+    }
+    match text.parse::<u32>() {
+        Ok(mib) if mib > 0 => Ok(Some(u64::from(mib) << 20)),
+        _ => Err(Error::Invalid(format!(
+            "{variable}={text}: expected a whole number of MiB above 0, or nothing for all of the memory"
+        ))),
+    }
+}
+
+/// The part of the memory that sizes chosen by default may take: the footprint of a step is exact for tensors, and
+/// knows neither the allocator nor other programs.
+const COMFORTABLE: f64 = 0.9;
+
+/// What the CPU's kernels keep beside tensors, packed operands of GEMMs above all: 8 to 12 MiB on x86-64.
+const SCRATCH_BYTES: u64 = 8 << 20;
+
+/// Bytes that a run takes at most.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Need {
+    /// Of a GPU's memory: tensors in use at once. 0 on a CPU.
+    pub device: u64,
+    /// Of the machine's memory, while a checkpoint is written; on a CPU with the tensors in use at once.
+    pub host_least: u64,
+    /// The same with what the CPU's pool keeps for further tensors.
+    pub host: u64,
+}
+
+impl Need {
+    pub fn new(sizes: &Plan, footprint: &Footprint, device: &Device) -> Need {
+        let (stats, checkpoint) = (&footprint.memory, sizes.checkpoint_bytes(device.is_gpu()));
+        let (peak, reserved) = (stats.peak_bytes as u64, stats.reserved_bytes as u64);
+        match device.is_gpu() {
+            true => Need { device: peak, host_least: checkpoint, host: checkpoint },
+            false => Need { device: 0, host_least: peak + checkpoint, host: reserved + SCRATCH_BYTES + checkpoint },
+        }
+    }
+}
+
+/// Why passes of a size cannot be.
+#[derive(Debug)]
+enum Shortage {
+    /// A tensor is larger than the device can bind or index.
+    Limit(Error),
+    Memory {
+        needed: u64,
+        available: u64,
+        on_device: bool,
+    },
+}
+
+/// A run, and where it is to be computed.
+#[derive(Clone, Copy)]
+struct Run<'a> {
+    config: &'a Config,
+    shape: &'a ModelConfig,
+    in_documents: bool,
+    device: &'a Device,
+    place: Place,
+}
+
+impl Run<'_> {
+    fn sizes(&self, rows: usize) -> Result<Plan> {
+        sizes(self.config, self.shape, rows, self.place.ranks)
+    }
+
+    fn need(&self, rows: usize, passes: usize) -> Result<Need> {
+        let on = (self.device, self.place);
+        // Two passes take as much as any number of them.
+        let footprint = Footprint::new(self.config, self.shape, rows, passes.min(2), self.in_documents, on)?;
+        Ok(Need::new(&self.sizes(rows)?, &footprint, self.device))
+    }
+
+    fn limit(&self, rows: usize) -> Result<Option<Shortage>> {
+        match self.sizes(rows)?.check_device(self.device) {
+            Err(error @ (Error::GpuLimit { .. } | Error::Invalid(_))) => Ok(Some(Shortage::Limit(error))),
+            result => result.map(|()| None),
+        }
+    }
+
+    /// What keeps a run from the least that it can take, passes of one sequence.
+    fn shortage_of_one(&self, passes: usize, memory: &Memory) -> Result<Option<Shortage>> {
+        if let Some(limit) = self.limit(1)? {
+            return Ok(Some(limit));
+        }
+        // Weights, gradients, moments and a checkpoint: known without taking a step.
+        let resident = self.sizes(1)?.host_bytes(self.device.is_gpu());
+        let short = |needed: u64, available: Option<u64>, on_device| {
+            let available = available.filter(|available| needed > *available)?;
+            Some(Shortage::Memory { needed, available, on_device })
+        };
+        if let Some(shortage) = short(resident, memory.host, false) {
+            return Ok(Some(shortage));
+        }
+        if memory.of(self.device).is_none() {
+            return Ok(None);
+        }
+        let need = self.need(1, passes)?;
+        Ok(short(need.host_least, memory.host, false).or_else(|| short(need.device, memory.device, true)))
+    }
+
+    /// The changes of the configuration with which it fits, in words.
+    fn remedies(&self, memory: &Memory) -> Result<String> {
+        const SMALLER: &str = "a smaller model.n_embd, model.n_layer or vocabulary";
+        let fits = |config: &Config| -> Result<bool> {
+            let context = if config.model.context > 0 { self.shape.block_size } else { config.model.block_size };
+            let shape = ModelConfig { block_size: context, ..self.shape.clone() };
+            Ok(Run { config, shape: &shape, ..*self }.shortage_of_one(2, memory)?.is_none())
+        };
+        let shorter = |config: &Config| -> Result<Option<usize>> {
+            let mut config = config.clone();
+            while config.model.block_size > 32 {
+                config.model.block_size /= 2;
+                if fits(&config)? {
+                    return Ok(Some(config.model.block_size));
+                }
+            }
+            Ok(None)
+        };
+        let (mut alone, mut all, mut names) = (Vec::new(), self.config.clone(), Vec::new());
+        if self.config.train.recompute == Recompute::None && !self.shape.is_recurrent() {
+            let mut config = self.config.clone();
+            config.train.recompute = Recompute::Block;
+            all.train.recompute = Recompute::Block;
+            names.push("train.recompute = \"block\"");
+            if fits(&config)? {
+                alone.push(names[0].to_string());
+            }
+        }
+        if !self.config.model.init.is_empty() && self.config.lora.rank == 0 && !self.config.model.new_tokenizer {
+            let mut config = self.config.clone();
+            config.lora.rank = 16;
+            all.lora.rank = 16;
+            names.push("lora.rank = 16");
+            if fits(&config)? {
+                alone.push("lora.rank = 16".to_string());
+            }
+        }
+        if let Some(rows) = shorter(self.config)? {
+            alone.insert(0, format!("model.block_size = {rows}"));
+        }
+        if !alone.is_empty() {
+            return Ok(alone.join(" or "));
+        }
+        if names.is_empty() {
+            return Ok(SMALLER.into());
+        }
+        Ok(match (fits(&all)?, shorter(&all)?) {
+            (true, _) => names.join(" with "),
+            (false, Some(rows)) => format!("model.block_size = {rows} with {}", names.join(" with ")),
+            (false, None) => SMALLER.into(),
+        })
+    }
+
+    /// The error of a run that does not fit.
+    fn refusal(&self, shortage: Shortage, memory: &Memory) -> Result<Error> {
+        let Shortage::Memory { needed, available, on_device } = shortage else {
+            let Shortage::Limit(error) = shortage else { unreachable!("there are two kinds") };
+            return Ok(error);
+        };
+        let [needed, available] = units::unequal_bytes([needed, available]);
+        let whose = if on_device { self.device.name() } else { "this machine".into() };
+        Ok(Error::Invalid(format!(
+            "training does not fit the memory: with one sequence of {} tokens per pass, a model of {} parameters needs \
+             at least {}, {whose} has {} available; use {}",
+            self.config.model.block_size,
+            units::count(self.shape.parameter_count() as f64),
+            needed,
+            available,
+            self.remedies(memory)?
+        )))
+    }
+}
+
+/// How the batches of a run are computed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Passes {
+    /// In how many parts each rank computes its sequences of a batch: the next power of two.
+    pub splits: usize,
+    /// The most sequences of a part.
+    pub rows: usize,
+    /// What a user should know of it.
+    pub note: Option<String>,
+}
+
+impl Passes {
+    /// The fewest passes in which the batches of a run fit, for the rank at this place. The memory of a GPU counts with
+    /// `counts_gpu_memory`; without, a step that finds too little halves its passes.
+    ///
+    /// # Errors
+    /// If not even passes of one sequence fit, with what to change; or if the sequences of a step cannot be divided.
+    pub(in crate::train) fn of(
+        config: &Config,
+        shape: &ModelConfig,
+        in_documents: bool,
+        (device, place): (&Device, Place),
+        memory: &Memory,
+        counts_gpu_memory: bool,
+    ) -> Result<Passes> {
+        let run = Run { config, shape, in_documents, device, place };
+        let shares = Share::all(config, shape.kind, place.ranks)?;
+        let share = shares.iter().max_by_key(|share| share.micro_batches()).expect("there is a rank");
+        let size = |splits: usize| {
+            let pieces = share.pieces(splits);
+            (pieces.iter().map(|piece| piece.rows.len()).max().unwrap_or(1), pieces.len())
+        };
+        let (whole, passes) = size(1);
+        if let Some(Shortage::Limit(error)) = run.limit(whole)? {
+            return Err(error);
+        }
+        if let Some(shortage) = run.shortage_of_one(passes.max(if whole > 1 { 2 } else { 1 }), memory)? {
+            return Err(run.refusal(shortage, memory)?);
+        }
+        let (mut splits, mut first) = (1, None);
+        loop {
+            let (rows, passes) = size(splits);
+            let counts = counts_gpu_memory || !device.is_gpu();
+            let why = if counts { run.shortage(rows, passes, memory)? } else { None };
+            let Some(why) = why.filter(|_| rows > 1) else {
+                let note = first.map(|why| run.note(&why, whole, size(splits)));
+                return Ok(Passes { splits, rows, note });
+            };
+            first.get_or_insert(why);
+            splits *= 2;
+        }
+    }
+}
+
+impl Run<'_> {
+    /// Why passes of so many sequences should not be.
+    fn shortage(&self, rows: usize, passes: usize, memory: &Memory) -> Result<Option<Shortage>> {
+        let Some(available) = memory.of(self.device) else { return Ok(None) };
+        let (need, on_device) = (self.need(rows, passes)?, self.device.is_gpu());
+        let (needed, most) = match on_device {
+            true => (need.device, available),
+            false => (need.host, comfortable(available)),
+        };
+        Ok((needed > most).then_some(Shortage::Memory { needed, available, on_device }))
+    }
+
+    fn note(&self, why: &Shortage, whole: usize, (rows, passes): (usize, usize)) -> String {
+        let tokens = self.config.model.block_size;
+        let why = match why {
+            Shortage::Limit(error) => error.to_string().split(';').next().unwrap_or_default().to_string(),
+            Shortage::Memory { needed, available, on_device } => {
+                let whose = if *on_device { "the device" } else { "this machine" };
+                let [needed, available] = units::unequal_bytes([*needed, *available]);
+                format!("batches of {whole} x {tokens} tokens need {needed}, {whose} has {available} available")
+            }
+        };
+        format!("{why}: a step is computed in {passes} passes of {rows} x {tokens} tokens, with the same result")
+    }
+}
+
+fn comfortable(available: u64) -> u64 {
+    (COMFORTABLE * available as f64) as u64
+}
+
+/// Whether a batch of this size fits in one pass, with some memory to spare.
+///
+/// # Errors
+/// If there is no such model.
+pub(in crate::train) fn fits_comfortably(
+    config: &Config,
+    shape: &ModelConfig,
+    batch_size: usize,
+    in_documents: bool,
+    device: &Device,
+    memory: &Memory,
+) -> Result<bool> {
+    let run = Run { config, shape, in_documents, device, place: Place::ALONE };
+    if run.limit(batch_size)?.is_some() {
+        return Ok(false);
+    }
+    let spare = Memory { device: memory.device.map(comfortable), ..*memory };
+    Ok(run.shortage(batch_size, 2, &spare)?.is_none())
+}
+
+/// What a model and a pass over so many rows of it take.
+pub(super) fn sizes(config: &Config, shape: &ModelConfig, rows: usize, ranks: usize) -> Result<Plan> {
+    let (operands, tokens) = (operands(config.device.precision), rows.saturating_mul(config.model.block_size));
+    Ok(Plan::new(shape, tokens, operands, Some(&trained(config, shape, ranks)?)))
+}

@@ -1,0 +1,97 @@
+//! The sizes of a run, settled once its text is read, and whether the devices and the memory suffice for them.
+
+use crate::config::{Config, Resolved};
+use crate::data::Prepared;
+use crate::models::ModelConfig;
+use crate::train::adapters::check_base;
+use crate::train::init_sizes;
+use crate::train::model_shape::model_config;
+use crate::train::plan::{Memory, Passes, Plan, largest_rank};
+use crate::train::precision::{check_precision, operands};
+use crate::train::ranks::{Place, Share};
+use crate::train::update_rules::trained;
+use crate::{Device, Error, Result};
+
+/// Fills in the sizes that depend on the text and on the memory, and tells the shape of the model; with what a user
+/// should know. `in_processes` each computes with the same sizes, whatever memory it has.
+pub(super) fn settle(
+    resolved: &mut Resolved,
+    prepared: &Prepared,
+    device: &Device,
+    in_processes: bool,
+    memory: &Memory,
+) -> Result<(ModelConfig, Option<String>)> {
+    let before = resolved.clone();
+    init_sizes::settle_rows(resolved, [&prepared.train, &prepared.validation]);
+    let shape = model_config(resolved, prepared.tokenizer.vocab_size())?;
+    if resolved.config.model.new_tokenizer {
+        let how = "the tokens of data.tokenizer";
+        resolved.derive("model.vocab_size", how, |config| config.model.vocab_size = shape.vocab_size);
+    }
+    if !in_processes {
+        let in_documents = prepared.train.is_in_documents();
+        init_sizes::settle_batch(resolved, &shape, in_documents, device, memory)?;
+    }
+    let note = init_sizes::note(&before, resolved, memory, device);
+    Ok((shape, note))
+}
+
+/// The memory of the first device, and its part of the machine's.
+///
+/// # Errors
+/// If the environment limits it by what is no number.
+pub(super) fn memory_of(devices: &[&Device]) -> Result<Memory> {
+    Memory::available(devices[0], devices.iter().filter(|device| !device.is_gpu()).count())
+}
+
+/// In how many passes the ranks of these devices compute a batch.
+///
+/// # Errors
+/// If a device or the machine has too little memory for the run, or a device cannot compute it at all.
+pub(super) fn passes(
+    resolved: &Resolved,
+    shape: &ModelConfig,
+    in_documents: bool,
+    devices: &[&Device],
+    place: Place,
+    memory: &Memory,
+) -> Result<Passes> {
+    let config = &resolved.config;
+    for device in devices {
+        check_configured_precision(resolved, device)?;
+        check_base(config, device)?;
+    }
+    let largest = largest_rank(config, shape, place.ranks, devices[0])?;
+    let mut most: Option<Passes> = None;
+    for device in devices {
+        let memory = Memory { device: Memory::available(device, 1)?.device, ..*memory };
+        let passes = Passes::of(config, shape, in_documents, (device, largest), &memory, false)?;
+        if most.as_ref().is_none_or(|most| passes.splits > most.splits) {
+            most = Some(passes);
+        }
+    }
+    Ok(most.expect("there is a device"))
+}
+
+pub(in crate::train) fn check_configured_precision(resolved: &Resolved, device: &Device) -> Result<()> {
+    check_precision(resolved.config.device.precision, device).map_err(|message| Error::Config {
+        place: resolved.origin("device.precision").to_string(),
+        key: "device.precision".into(),
+        message,
+    })
+}
+
+/// Checks what can be said of a device, one of so many ranks, and a model of this shape before there is one.
+pub(super) fn check_device(resolved: &Resolved, shape: &ModelConfig, device: &Device, ranks: usize) -> Result<()> {
+    check_configured_precision(resolved, device)?;
+    check_sizes(&resolved.config, shape, device, ranks)
+}
+
+/// Checks that the device can bind what training takes in passes of whole batches.
+fn check_sizes(config: &Config, model: &ModelConfig, device: &Device, ranks: usize) -> Result<()> {
+    check_base(config, device)?;
+    let (rows, _) = Share::largest(config, model.kind, ranks)?;
+    let tokens = rows * config.model.block_size;
+    let plan = Plan::new(model, tokens, operands(config.device.precision), Some(&trained(config, model, ranks)?));
+    plan.check_device(device)
+}

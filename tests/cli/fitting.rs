@@ -1,0 +1,184 @@
+//! Runs and the memory that there is: what fits, what is computed in passes, and what is refused; the sizes that a run
+//! that begins with a model chooses for itself.
+
+use crate::sandbox::{Run, Sandbox, TINY, TINY_RUN, json_lines};
+use serde_json::{Value, json};
+
+const ON_CPU: [&str; 4] = ["--device", "cpu", "--max-steps", "2"];
+
+/// A run of this name on so many MiB of memory.
+fn train_within(sandbox: &Sandbox, mib: &str, further: &[&str]) -> Run {
+    let args = [&["train", "--config", "tiny.toml", "--json"], &ON_CPU[..], further].concat();
+    sandbox.run_with(&args, &[("RUSTYFLOW_HOST_MEMORY", mib)])
+}
+
+fn notes(run: &Run) -> String {
+    let lines = json_lines(&run.stdout);
+    lines.iter().filter_map(|line| line["text"].as_str().map(str::to_string)).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn a_batch_beyond_the_memory_of_the_machine_is_computed_in_passes_with_the_same_losses() {
+    let sandbox = Sandbox::new();
+    let wide = ["--batch-size", "256", "--set", "model.block_size=32", "--set", "log.samples=false"];
+    let whole = train_within(&sandbox, "4000", &[&wide[..], &["--name", "whole"]].concat()).succeeds();
+    assert!(!notes(&whole).contains("passes"), "{}", notes(&whole));
+    let plan = |mib: &str| {
+        let args = [&["plan", "tiny.toml", "--json"], &ON_CPU[..], &wide].concat();
+        sandbox.run_with(&args, &[("RUSTYFLOW_HOST_MEMORY", mib)])
+    };
+    let all = plan("4000").succeeds().json();
+    assert_eq!(all["passes"], 1);
+    // What is there beside the batch is about 8 MiB.
+    let mib = (all["host_bytes"].as_u64().unwrap() >> 20) / 2 + 4;
+    let parts = train_within(&sandbox, &mib.to_string(), &[&wide[..], &["--name", "parts"]].concat()).succeeds();
+    let told = notes(&parts);
+    for part in ["batches of 256 x 32 tokens need ", "this machine has ", "passes of "] {
+        assert!(told.contains(part), "{part:?} is missing in {told}");
+    }
+    for kind in ["train", "eval"] {
+        let (whole, parts) = (sandbox.losses("runs/whole", kind), sandbox.losses("runs/parts", kind));
+        assert!(whole.iter().zip(&parts).all(|(a, b)| (a - b).abs() < 1e-5), "{kind}: {whole:?} {parts:?}");
+    }
+    let planned = plan(&mib.to_string()).succeeds().json();
+    assert!(planned["passes"].as_u64() > Some(1) && planned["does_not_fit"].is_null(), "{planned}");
+}
+
+#[test]
+fn a_run_beyond_the_memory_is_refused_before_it_begins_with_values_that_fit() {
+    let sandbox = Sandbox::new();
+    let long = ["--set", "model.block_size=2048"];
+    let told = ["training does not fit the memory", "one sequence of 2048 tokens", "model.block_size = ", "1.0 MiB"];
+    let refused = train_within(&sandbox, "1", &long).fails_with(&told);
+    assert!(sandbox.runs().is_empty());
+    // What is advised is taken.
+    let rows = refused.stderr.split("model.block_size = ").nth(1).unwrap();
+    let rows: String = rows.chars().take_while(char::is_ascii_digit).collect();
+    train_within(&sandbox, "1", &["--set", &format!("model.block_size={rows}"), "--batch-size", "1"]).succeeds();
+    let plan = [&["plan", "tiny.toml"], &ON_CPU[..], &long].concat();
+    let plan = sandbox.run_with(&plan, &[("RUSTYFLOW_HOST_MEMORY", "1")]);
+    plan.ends_with(1).prints(&["fits       no: training does not fit the memory", "none fits"]);
+    let wrong = train_within(&sandbox, "lots", &[]);
+    wrong.fails_with(&["RUSTYFLOW_HOST_MEMORY=lots", "MiB"]);
+}
+
+/// A model with a context of 256 in [`TINY_RUN`], and questions in `chat.jsonl`, the longest of 70 letters.
+fn with_a_model() -> Sandbox {
+    let sandbox = Sandbox::new();
+    sandbox.write("tiny.toml", TINY.replace("block_size = 16", "block_size = 256"));
+    sandbox.train(&["--max-steps", "1", "--batch-size", "2"]).succeeds();
+    let line = |i: usize| json!({ "prompt": "the fox ".repeat(1 + i % 8), "completion": " sees" }).to_string();
+    sandbox.write("chat.jsonl", (0..40).map(line).collect::<Vec<_>>().join("\n"));
+    sandbox
+}
+
+fn fine_tune(sandbox: &Sandbox, further: &[&str]) -> Run {
+    let args = ["train", "--init", TINY_RUN, "--corpus", "chat.jsonl", "--name", "on", "--json"];
+    sandbox.run(&[&args[..], &ON_CPU, further].concat())
+}
+
+fn line_of(sandbox: &Sandbox, key: &str) -> String {
+    let config = sandbox.read("runs/on/config.toml");
+    config.lines().find(|line| line.split(' ').next() == Some(key)).expect(key).to_string()
+}
+
+#[test]
+fn rows_of_a_fine_tuned_model_are_as_long_as_its_documents_and_its_context_stays() {
+    let sandbox = with_a_model();
+    let told = notes(&fine_tune(&sandbox, &[]).succeeds());
+    let row = "batches: model.block_size = 128 (what the longest document needs), train.batch_size = 16";
+    assert!(told.contains(row) && told.contains("rows of 128 tokens"), "{told}");
+    assert!(line_of(&sandbox, "block_size").ends_with("# default: what the longest document needs"));
+    assert!(line_of(&sandbox, "batch_size").ends_with("# default: 16 fit the memory"));
+    assert!(line_of(&sandbox, "context").contains("= 256 "));
+    let checkpoint = "runs/on/checkpoints/step-000002";
+    let read = |name: &str| -> Value { serde_json::from_str(&sandbox.read(format!("{checkpoint}/{name}"))).unwrap() };
+    assert_eq!(
+        (&read("config.json")["n_positions"], &read("tokenizer_config.json")["model_max_length"]),
+        (&256.into(), &256.into())
+    );
+    let eval = |more: &[&str]| {
+        let args = ["eval", "--model", "runs/on", "--text", "corpus.txt", "--device", "cpu"];
+        sandbox.run(&[&args[..], more].concat()).succeeds()
+    };
+    eval(&[]).prints(&["context 128, stride 128"]);
+    eval(&["--context", "256"]).prints(&["context 256, stride 256"]);
+    // A resumed run keeps its sizes.
+    let resume = ["train", "--resume", "runs/on", "--max-steps", "3", "--device", "cpu", "--json"];
+    let told = notes(&sandbox.run(&resume).succeeds());
+    assert!(!told.contains("batches: ") && line_of(&sandbox, "block_size").contains("= 128 "), "{told}");
+}
+
+#[test]
+fn a_fine_tuned_model_gets_the_batch_that_fits_and_as_many_sequences_a_step() {
+    let sandbox = with_a_model();
+    let memory = |mib: &str| {
+        let args = ["plan", "--init", TINY_RUN, "--corpus", "chat.jsonl", "--json", "--device", "cpu"];
+        sandbox.run_with(&args, &[("RUSTYFLOW_HOST_MEMORY", mib)]).succeeds().json()
+    };
+    let all = memory("4000");
+    assert_eq!(
+        (&all["batch_size"], &all["block_size"], &all["tokens_per_step"]),
+        (&16.into(), &128.into(), &2048.into())
+    );
+    let mib = (all["host_bytes"].as_u64().unwrap() >> 20).to_string();
+    let less = memory(&mib);
+    assert!(less["batch_size"].as_u64() < Some(16) && less["tokens_per_step"] == 2048, "{less}");
+    assert_eq!(less["passes"], 1);
+    let note = less["notes"][0].as_str().unwrap();
+    assert!(note.contains("train.grad_accum_steps = ") && note.contains("fits "), "{note}");
+    // What is set is taken.
+    let set = ["--batch-size", "3", "--block-size", "64"];
+    let told = notes(&fine_tune(&sandbox, &set).succeeds());
+    assert!(!told.contains("batches: ") && line_of(&sandbox, "batch_size").contains("= 3 "), "{told}");
+}
+
+#[test]
+fn adapters_leave_the_context_of_the_model_that_they_are_merged_with() {
+    let sandbox = with_a_model();
+    fine_tune(&sandbox, &["--set", "lora.rank=2"]).succeeds();
+    assert!(line_of(&sandbox, "block_size").contains("= 128 "));
+    sandbox.run(&["merge", "runs/on", "--output", "merged", "--device", "cpu"]).succeeds();
+    let config: Value = serde_json::from_str(&sandbox.read("merged/config.json")).unwrap();
+    assert_eq!(config["n_positions"], 256);
+    let tokenizer: Value = serde_json::from_str(&sandbox.read("merged/tokenizer_config.json")).unwrap();
+    assert_eq!(tokenizer["model_max_length"], 256);
+}
+
+#[test]
+fn another_tokenizer_is_refused_unless_it_is_asked_for() {
+    let sandbox = with_a_model();
+    let bpe = ["--tokenizer", "bpe", "--set", "data.vocab_size=300"];
+    fine_tune(&sandbox, &bpe).fails_with(&[
+        "--tokenizer: data.tokenizer: is not the tokenizer of the model",
+        "--new-tokenizer",
+        "start at random",
+    ]);
+    // One of fewer tokens, which the embedding would have rows for.
+    let told = ["--tokenizer: data.tokenizer: is not the tokenizer of the model", " has the id "];
+    fine_tune(&sandbox, &["--tokenizer", "char"]).fails_with(&told);
+    let refused = ["plan", "--init", TINY_RUN, "--corpus", "chat.jsonl", "--device", "cpu"];
+    sandbox.run(&[&refused[..], &bpe].concat()).fails_with(&["data.tokenizer", "--new-tokenizer"]);
+    // The same under another path.
+    let own = sandbox.read(format!("{TINY_RUN}/checkpoints/step-000001/tokenizer.json"));
+    sandbox.write("elsewhere/tokenizer.json", own);
+    fine_tune(&sandbox, &["--tokenizer", "elsewhere/tokenizer.json"]).succeeds();
+    let asked = [&bpe[..], &["--new-tokenizer"]].concat();
+    let adapters = [&asked[..], &["--set", "lora.rank=2"]].concat();
+    fine_tune(&sandbox, &adapters).fails_with(&["model.new_tokenizer", "lora.rank"]);
+}
+
+#[test]
+fn a_run_with_a_new_tokenizer_has_a_row_for_each_of_its_tokens_and_is_resumed_without_the_model() {
+    let sandbox = with_a_model();
+    let asked = ["--tokenizer", "bpe", "--set", "data.vocab_size=300", "--new-tokenizer"];
+    let run = fine_tune(&sandbox, &asked).succeeds();
+    assert!(notes(&run).contains("new tokenizer"), "{}", notes(&run));
+    assert!(line_of(&sandbox, "new_tokenizer").contains("= true "));
+    let config: Value = serde_json::from_str(&sandbox.read("runs/on/checkpoints/step-000002/config.json")).unwrap();
+    let rows = config["vocab_size"].as_u64().unwrap();
+    assert!((257..=300).contains(&rows), "{rows}");
+    std::fs::remove_dir_all(sandbox.path(TINY_RUN)).unwrap();
+    let resume = ["train", "--resume", "runs/on", "--max-steps", "3", "--device", "cpu"];
+    sandbox.run(&resume).succeeds().prints(&["resumed    after step 2"]);
+}
