@@ -85,7 +85,7 @@ impl Setup {
     fn updates(&self, comm: &Arc<Background>, fault: Option<Fault>) -> Result<Trained> {
         let (config, place) = (&self.config, Place { rank: comm.rank(), ranks: comm.size() });
         let (device, tokens) = (&self.devices[place.rank], self.tokens.clone());
-        let trained = on_device(first_model(config, &self.shape)?, config, device, place)?;
+        let trained = on_device(first_model(config, &self.shape, None)?, config, device, place)?;
         let loader = loader(config, self.shape.kind, tokens.clone(), Position::default())?;
         let mut replica = Replica::new(config.clone(), device.clone(), trained, tokens, loader, place);
         let apart = join(&mut replica, comm, &config.train.device_batch, &Arc::default())?;
