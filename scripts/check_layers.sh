@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 readonly root="${1:-src}"
 
 # Module = level. Modules of one level may use each other.
-readonly levels="error=0 device_kind=0 units=0 testing=0 cache=0 hub_cache=0 protobuf=0 pool=0 profile=1 report=1 comm=1 gpu=2 cpu=2 tensor=3 ops=4
+readonly levels="error=0 device_kind=0 units=0 testing=0 cache=0 hub_cache=0 protobuf=0 shell_words=0 pool=0 profile=1 report=1 comm=1 gpu=2 cpu=2 tensor=3 ops=4
 custom=5 nn=5 optim=5 models=6 fit=6 generate=7 train=8 bench=9 cli=10 main=11"
 # What lib.rs re-exports, and the macro it exports, by the module that it comes from.
 readonly homes="Error=error Result=error DType=tensor Device=tensor Shape=tensor Tensor=tensor shader=gpu"

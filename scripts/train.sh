@@ -22,10 +22,10 @@ esac
 
 # Ctrl-C is for the command, which then saves and reports.
 trap : INT
-# The command names the run's folder at its end; with --json, the line with the kind "end" does.
+# The command names the run at its end; with --json, the line with the kind "end" does.
 # shellcheck disable=SC2086 # split on purpose
 rustyflow train $device_flags "$@"
 case " $* " in
     *" --json "*) ;;
-    *) printf 'log           %s\n' "$(pwd -P)/training_log.txt" ;;
+    *) if [ -w training_log.txt ]; then printf 'log     %s\n' "$(pwd -P)/training_log.txt"; fi ;;
 esac

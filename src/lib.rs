@@ -33,6 +33,7 @@ mod pool;
 pub mod profile;
 mod protobuf;
 pub mod report;
+mod shell_words;
 pub mod tensor;
 #[cfg(not(feature = "testing"))]
 mod testing;

@@ -3,6 +3,7 @@
 use super::{configuration, examples, output};
 use crate::Error;
 use crate::config::{json_schema, template};
+use crate::shell_words::quoted;
 use anyhow::Result;
 use std::fs::File;
 use std::io::Write;
@@ -73,7 +74,8 @@ fn init(path: &Path) -> Result<()> {
         _ => Error::io("create", path, error),
     })?;
     file.write_all(template().as_bytes()).map_err(|e| Error::io("write", path, e))?;
+    let command = quoted(path);
     let path = path.display();
     output::line(format_args!("{path} shows every key behind #; take the # away to set one, then"))?;
-    Ok(output::line(format_args!("rustyflow train {path}"))?)
+    Ok(output::line(format_args!("rustyflow train {command}"))?)
 }

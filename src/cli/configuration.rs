@@ -1,6 +1,7 @@
 //! The flags that say what to train, and the configuration they make with the layers below them.
 
-use super::{cache, device, output};
+use super::argument::{self, Argument};
+use super::{cache, complete, device, named, output};
 use crate::Error;
 use crate::config::{Config, Layers, Precision, QUICKSTART, Resolved, process_environment};
 use crate::train::find_init;
@@ -9,27 +10,28 @@ use std::path::{Path, PathBuf};
 
 #[derive(Clone, clap::Args)]
 pub struct RunFlags {
-    /// A TOML file, or a flat .env file; without it, a small model on the sample corpus
-    #[arg(value_name = "CONFIG", conflicts_with = "config")]
-    file: Option<PathBuf>,
-    /// The same as CONFIG
-    #[arg(long, short, value_name = "FILE")]
+    /// A configuration (TOML, or a flat .env file), or a text to train on: a file or folder [default: a small model on
+    /// the sample corpus]
+    #[arg(value_name = "CONFIG|CORPUS", add = complete::configs_and_corpora())]
+    given: Option<PathBuf>,
+    /// A configuration, as CONFIG
+    #[arg(long, short, value_name = "FILE", add = complete::configs())]
     config: Option<PathBuf>,
     /// Set any key, as in --set train.learning_rate=3e-4; may be repeated
-    #[arg(long, short, value_name = "KEY=VALUE")]
+    #[arg(long, short, value_name = "KEY=VALUE", add = complete::assignments())]
     pub set: Vec<String>,
     /// What to learn from: sample, wikitext-2, tinyshakespeare, a file or folder, or - for standard input (data.corpus)
-    #[arg(long)]
+    #[arg(long, add = complete::corpora())]
     corpus: Option<String>,
     /// char, word, bpe, gpt2, or the path of a tokenizer.json (data.tokenizer)
-    #[arg(long)]
+    #[arg(long, add = complete::tokenizers())]
     tokenizer: Option<String>,
     /// One document in each row of a batch, instead of as many as there is room for (data.packing = "off")
     #[arg(long)]
     no_pack: bool,
-    /// Begin with the weights, shape and tokenizer of the model in this folder or run, or fetched by this name
-    /// (model.init)
-    #[arg(long, value_name = "DIR")]
+    /// Begin with the weights, shape and tokenizer of a model: a run (its folder or name), a model's folder, or the name
+    /// of a fetched one (model.init)
+    #[arg(long, value_name = "DIR", add = complete::runs())]
     init: Option<String>,
     /// Train the model of --init with another tokenizer: tokens that both have keep their rows of the embedding, all
     /// other rows start at random (model.new_tokenizer)
@@ -60,7 +62,7 @@ pub struct RunFlags {
     #[arg(long, default_value = "data", value_name = "DIR")]
     pub data_dir: PathBuf,
     /// f32, or mixed: matmuls of 16-bit floats, which a GPU computes faster
-    #[arg(long, value_name = "PRECISION")]
+    #[arg(long, value_name = "PRECISION", help_heading = device::HEADING, add = complete::precisions())]
     precision: Option<Precision>,
     #[command(flatten)]
     device: device::Flags,
@@ -98,20 +100,39 @@ impl TrainFlags {
 pub type Flag = (&'static str, &'static str, Option<String>);
 
 impl RunFlags {
-    /// The file that was named.
-    pub fn config(&self) -> Option<&Path> {
-        self.file.as_deref().or(self.config.as_deref())
+    /// The argument without a name.
+    fn argument(&self) -> Result<Option<Argument>> {
+        self.given.as_deref().map(Argument::read).transpose()
     }
 
     /// Whether nothing was named that another shape comes from.
-    pub fn is_quickstart(&self) -> bool {
-        self.config().is_none() && self.init.is_none()
+    pub fn is_quickstart(&self) -> Result<bool> {
+        let names_config = self.config.is_some() || matches!(self.argument()?, Some(Argument::Config(_)));
+        Ok(!names_config && self.init.is_none())
+    }
+
+    /// The folder of runs, before anything else is known.
+    pub fn run_dir(&self) -> Result<PathBuf> {
+        Ok(self.layers(None, &[])?.run_dir().into())
     }
 
     /// The configuration in force: defaults < file < environment < --set < flags. Where no file was named it is
     /// `otherwise`, or else the built-in quickstart. `more` are flags that one command alone has.
     pub fn resolve(&self, otherwise: Option<&Path>, more: &[Flag]) -> Result<Resolved> {
-        let mut layers = match self.config().or(otherwise) {
+        build(self.layers(otherwise, more)?)
+    }
+
+    fn layers(&self, otherwise: Option<&Path>, more: &[Flag]) -> Result<Layers> {
+        let given = self.argument()?;
+        let config = match (&given, &self.config) {
+            (Some(Argument::Config(path)), Some(flag)) => {
+                let (path, flag) = (path.display(), flag.display());
+                anyhow::bail!("--config {flag} cannot be used with {path}: give one configuration");
+            }
+            (Some(Argument::Config(path)), None) => Some(path.as_path()),
+            (_, flag) => flag.as_deref(),
+        };
+        let mut layers = match config.or(otherwise) {
             Some(path) => Layers::new().file(path)?,
             // The quickstart has a shape of its own.
             None if self.init.is_some() => Layers::new(),
@@ -122,7 +143,7 @@ impl RunFlags {
             layers = layers.set(assignment)?;
         }
         let flags = [
-            ("--corpus", "data.corpus", self.corpus.clone()),
+            argument::corpus(given.as_ref(), self.corpus.as_ref())?,
             ("--tokenizer", "data.tokenizer", self.tokenizer.clone()),
             ("--no-pack", "data.packing", self.no_pack.then(|| "off".to_string())),
             ("--init", "model.init", self.init.clone()),
@@ -136,13 +157,18 @@ impl RunFlags {
             ("--seed", "run.seed", text(self.seed)),
             ("--precision", "device.precision", text(self.precision)),
         ];
-        build(with_flags(with_device(layers, &self.device)?, flags.iter().chain(more))?)
+        Ok(with_flags(with_device(layers, &self.device)?, flags.iter().chain(more))?)
     }
 }
 
 /// The configuration of these layers. If the corpus is standard input, its text is kept in a file.
 pub fn build(layers: Layers) -> Result<Resolved> {
     let mut resolved = layers.build()?;
+    let Config { model, run, .. } = &mut resolved.config;
+    // A run that has begun needs it no more, and has a vocabulary.
+    if !model.init.is_empty() && model.vocab_size == 0 {
+        model.init = named::model_or_run(Path::new(&model.init), Path::new(&run.dir)).display().to_string();
+    }
     find_init(&mut resolved)?;
     if resolved.config.data.corpus == "-" {
         resolved.config.data.corpus = kept_standard_input()?;
@@ -190,6 +216,11 @@ pub fn of_environment() -> Result<Config> {
     let resolved = Layers::new().environment(process_environment())?.build()?;
     warn(&resolved);
     Ok(resolved.config)
+}
+
+/// The folder of runs that the environment means.
+pub fn run_dir() -> Result<PathBuf> {
+    Ok(Layers::new().environment(process_environment())?.run_dir().into())
 }
 
 /// Says what should be written in another way.

@@ -1,7 +1,8 @@
 //! `rustyflow data`: brings data sets into the data folder, makes token files of texts, and says what is in them.
 
+use super::argument::{self, Argument};
 use super::output;
-use super::{cache, configuration, examples};
+use super::{cache, complete, configuration, examples};
 use crate::config::Layers;
 use crate::data::{Corpus, DATASETS, Prepared, Progress, Tokens, fetch};
 use crate::train::data_spec;
@@ -18,6 +19,7 @@ pub enum Command {
     #[command(after_help = examples::DATA_FETCH)]
     Fetch {
         /// wikitext-2, tinyshakespeare or gpt2 (GPT-2's tokenizer)
+        #[arg(add = complete::data_sets())]
         name: String,
         /// Where data sets are kept
         #[arg(long, default_value = "data", value_name = "DIR")]
@@ -39,17 +41,17 @@ pub enum Command {
 
 #[derive(clap::Args)]
 pub struct Prepare {
-    /// A configuration; without it, the flags below say all
-    #[arg(value_name = "CONFIG")]
-    config: Option<PathBuf>,
+    /// A configuration, or the text itself: a file or a folder; without it, the flags below say all
+    #[arg(value_name = "CONFIG|CORPUS", add = complete::configs_and_corpora())]
+    given: Option<PathBuf>,
     /// sample, wikitext-2, tinyshakespeare, or a file or folder (data.corpus)
-    #[arg(long)]
+    #[arg(long, add = complete::corpora())]
     corpus: Option<String>,
     /// Which files of a folder, as in --files "*.md,!drafts/**" (data.files)
     #[arg(long, value_name = "PATTERNS")]
     files: Option<String>,
     /// char, word, bpe, gpt2, or the path of a tokenizer.json (data.tokenizer)
-    #[arg(long)]
+    #[arg(long, add = complete::tokenizers())]
     tokenizer: Option<String>,
     /// Tokens that bpe is trained to (data.vocab_size)
     #[arg(long, value_name = "N")]
@@ -102,7 +104,8 @@ pub fn run(command: Command) -> Result<()> {
 
 /// How far a download is, on a terminal.
 pub fn download_bar(name: &str) -> ProgressBar {
-    let bar = ProgressBar::no_length().with_style(
+    let bar = if output::is_quiet() { ProgressBar::hidden() } else { ProgressBar::no_length() };
+    let bar = bar.with_style(
         ProgressStyle::with_template("{msg} {wide_bar} {bytes}/{total_bytes} {bytes_per_sec} ETA {eta}")
             .expect("the template is valid"),
     );
@@ -111,13 +114,15 @@ pub fn download_bar(name: &str) -> ProgressBar {
 }
 
 fn prepare(args: &Prepare, with_counts: bool) -> Result<()> {
-    let mut layers = match &args.config {
-        Some(path) => Layers::new().file(path)?,
-        None => Layers::new(),
+    let given = args.given.as_deref().map(Argument::read).transpose()?;
+    let mut layers = match &given {
+        Some(Argument::Config(path)) => Layers::new().file(path)?,
+        _ => Layers::new(),
     };
     layers = layers.environment(crate::config::process_environment())?;
+    let corpus = argument::corpus(given.as_ref(), args.corpus.as_ref())?;
     let flags = [
-        ("--corpus", "data.corpus", args.corpus.clone()),
+        corpus,
         ("--files", "data.files", args.files.clone()),
         ("--tokenizer", "data.tokenizer", args.tokenizer.clone()),
         ("--vocab-size", "data.vocab_size", args.vocab_size.clone()),
@@ -220,7 +225,7 @@ pub struct Bar {
 
 impl Bar {
     pub fn new() -> Bar {
-        let is_seen = std::io::stderr().is_terminal();
+        let is_seen = std::io::stderr().is_terminal() && !output::is_quiet();
         Bar { bar: if is_seen { ProgressBar::no_length() } else { ProgressBar::hidden() }, shown: false }
     }
 

@@ -1,30 +1,34 @@
 //! The flags about the device, and opening what was asked for, with notes for the user.
 
-use super::{cache, output};
+use super::{cache, complete, output};
 use crate::config::{DeviceConfig, Devices, MatmulF32, Resolved, current_word};
 use crate::ops::Effort;
-use crate::train::{Opening, Tuned};
+use crate::train::{AUTO, Opening, Tuned};
 use crate::{Device, Result};
+use std::cell::RefCell;
 use std::path::Path;
+
+/// Where the help of a command shows them.
+pub const HEADING: &str = "Device options";
 
 /// The flags that every command which computes has.
 #[derive(Clone, clap::Args)]
 pub struct Flags {
     /// Where to compute: auto, cpu, gpu, or gpu:N as `rustyflow devices` numbers them; `train` takes several: gpu:all,
     /// gpu:0,1, gpu:0,cpu
-    #[arg(long, value_name = "DEVICE")]
+    #[arg(long, value_name = "DEVICE", help_heading = HEADING, add = complete::devices())]
     pub device: Option<Devices>,
 
     /// Use the CPU if the GPU asked for cannot be opened
-    #[arg(long)]
+    #[arg(long, help_heading = HEADING)]
     pub allow_fallback: bool,
 
     /// Accept an adapter that computes on the CPU (lavapipe, llvmpipe, WARP)
-    #[arg(long)]
+    #[arg(long, help_heading = HEADING)]
     pub allow_software_gpu: bool,
 
     /// How a GPU multiplies matrices in f32: fma; split-fp16, on tensor cores; or auto, the faster if it is as precise
-    #[arg(long, value_name = "HOW", value_parser = matmul_f32)]
+    #[arg(long, value_name = "HOW", value_parser = matmul_f32, help_heading = HEADING, add = complete::matmul_f32())]
     matmul_f32: Option<MatmulF32>,
 
     /// The former name of --matmul-f32
@@ -32,7 +36,7 @@ pub struct Flags {
     f32_products: Option<MatmulF32>,
 
     /// CPU threads; 0 takes one per physical core
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help_heading = HEADING)]
     pub threads: Option<usize>,
 }
 
@@ -83,6 +87,17 @@ pub fn open_autotuned(config: &DeviceConfig) -> Result<Device> {
 /// As [`Opening::open_for_run`].
 pub fn open_for_run(resolved: &mut Resolved, kept: Option<MatmulF32>, tune: bool) -> Result<Vec<Device>> {
     opening(cache::folder().as_deref()).open_for_run(resolved, kept, tune)
+}
+
+/// As [`open_for_run`]. What `auto` came to is not noted: it is the second value, for whoever names the device anyway.
+pub fn open_for_shown_run(resolved: &mut Resolved, kept: Option<MatmulF32>) -> Result<(Vec<Device>, Option<String>)> {
+    let chosen = RefCell::new(None);
+    let note = |text: &str| match text.strip_prefix(AUTO) {
+        Some(device) => drop(chosen.borrow_mut().replace(device.to_string())),
+        None => output::note(text),
+    };
+    let devices = Opening { cache: cache::folder().as_deref(), note: &note }.open_for_run(resolved, kept, true)?;
+    Ok((devices, chosen.into_inner()))
 }
 
 /// As [`Opening::tune`].

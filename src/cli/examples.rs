@@ -3,11 +3,12 @@
 pub const TRAIN: &str = "Examples:
   rustyflow train                                           a small model on the sample corpus
   rustyflow train my.toml --device gpu                      as a file says, on the GPU
-  rustyflow train --corpus notes/ --epochs 5                on your own text: a file or a folder
+  rustyflow train notes/ --epochs 5                         on your own text: a file or a folder
   rustyflow train my.toml --set train.learning_rate=3e-4    with another value of any key
   rustyflow train my.toml --tui                             with curves on the whole terminal
   rustyflow train my.toml --dry-run                         what it would take, before it does
-  rustyflow train --resume auto                             goes on with the newest unfinished run";
+  rustyflow train --resume auto                             goes on with the newest unfinished run
+  rustyflow train --init my-run --corpus more.txt           a new run, from the weights of another";
 
 pub const PLAN: &str = "Examples:
   rustyflow plan configs/gpt2-124m.toml --device gpu        memory, time and the largest batch
@@ -36,7 +37,7 @@ pub const EVAL: &str = "Examples:
 
 pub const GENERATE: &str = "Examples:
   rustyflow generate --prompt \"One morning\"
-  rustyflow generate --model runs/my-run --prompt \"To be\" --temperature 0.7 --min-p 0.05
+  rustyflow generate --model my-run --prompt \"To be\" --temperature 0.7 --min-p 0.05
   rustyflow generate --prompt \"1.\" --stop \"2.\" --samples 4       four texts at once, each up to the stop string
   rustyflow generate --prompts prompts.txt --json             a text for each line, in batches
   rustyflow generate --logit-bias \" the=-2\" --repetition-penalty 1.2";
@@ -117,7 +118,7 @@ pub const DATA_PREPARE: &str = "Examples:
   rustyflow data prepare --corpus notes/ --tokenizer gpt2 --out tokens/";
 
 pub const DATA_STATS: &str = "Examples:
-  rustyflow data stats --corpus notes/
+  rustyflow data stats notes/
   rustyflow data stats --corpus code/ --files \"*.rs,*.toml,!target/**\" --json";
 
 pub const RUNS_LIST: &str = "Examples:

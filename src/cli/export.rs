@@ -1,6 +1,6 @@
 //! `rustyflow export`: writes a model as other programs read it, and checks what it wrote.
 
-use super::{cache, configuration, device, model, output};
+use super::{cache, complete, configuration, device, model, output};
 use crate::Error;
 use crate::config::{DataConfig, WeightDtype};
 use crate::data::{Split, Tokenizer, Tokens, encode_beginning};
@@ -21,8 +21,9 @@ const CHECKED_TOKENS: usize = 2049;
 #[derive(clap::Args)]
 #[command(after_help = super::examples::EXPORT)]
 pub struct Args {
-    /// A run's folder, a checkpoint's, one of Hugging Face, or the name of a fetched model; without it, the newest run
-    #[arg(value_name = "DIR")]
+    /// A run (its folder, or its name in run.dir), a checkpoint's folder, one of Hugging Face, or the name of a fetched
+    /// model [default: the newest run]
+    #[arg(value_name = "DIR", add = complete::runs())]
     model: Option<PathBuf>,
     /// gguf, one file for llama.cpp, or safetensors, a folder for transformers
     #[arg(long, value_name = "FORMAT")]

@@ -74,7 +74,7 @@ impl Interrupts {
                 }
                 return;
             }
-            Reaction::EndAtPrompt => output::note(""),
+            Reaction::EndAtPrompt => output::error(""),
             Reaction::End | Reaction::Ask(_) => {}
         }
         tui::terminal::leave();

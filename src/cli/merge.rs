@@ -1,7 +1,7 @@
 //! `rustyflow merge`: adds an adapter to the weights of the model that it is for, and writes a model like any other.
 
 use super::export::{self, Format, Written};
-use super::model;
+use super::{complete, model};
 use crate::Error;
 use crate::models::hf;
 use anyhow::Result;
@@ -11,7 +11,7 @@ use std::path::PathBuf;
 #[command(after_help = super::examples::MERGE)]
 pub struct Args {
     /// A run that trained adapters, or the folder of an adapter as PEFT saves it, which names that of the model
-    #[arg(value_name = "DIR")]
+    #[arg(value_name = "DIR", add = complete::runs())]
     adapter: PathBuf,
     #[command(flatten)]
     pub written: Written,

@@ -1,8 +1,10 @@
 //! The command line: one file per subcommand. The only place that knows clap and anyhow.
 
+mod argument;
 mod bench;
 mod cache;
 mod chat;
+mod complete;
 mod config;
 mod configuration;
 mod data;
@@ -18,6 +20,7 @@ mod hub;
 mod interrupt;
 mod merge;
 mod model;
+mod named;
 mod output;
 mod plan;
 mod progress;
@@ -37,12 +40,12 @@ use std::process::ExitCode;
 /// Train a GPT on the GPU you own, whoever made it, or on the CPU.
 #[derive(Parser)]
 #[command(name = "rustyflow", version, max_term_width = 100, arg_required_else_help = true)]
-#[command(
-    after_help = "First run:  rustyflow train            trains a small model on the sample corpus, then writes a story
-            rustyflow generate --prompt \"One morning\"
+#[command(after_help = "Examples:
+  rustyflow train                              a small model on the sample corpus, which then writes a story
+  rustyflow train notes/                       your own text: a folder or a file
+  rustyflow generate --prompt \"One morning\"   the newest run's model continues a text
 
-Exit codes: 0 done, 1 failed, 2 called wrongly, 130 or 143 stopped by Ctrl-C or SIGTERM"
-)]
+Exit codes: 0 done, 1 failed, 2 called wrongly, 130 or 143 stopped by Ctrl-C or SIGTERM")]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -51,7 +54,7 @@ struct Cli {
     #[arg(short, long, action = clap::ArgAction::Count, global = true)]
     verbose: u8,
 
-    /// Say nothing but warnings, errors, and where the results are
+    /// Print results and errors alone: no notes, warnings or progress
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
 }
@@ -96,7 +99,7 @@ enum Command {
     /// Show, write and describe configurations
     #[command(subcommand)]
     Config(config::Command),
-    /// Print a script that completes commands and flags in a shell
+    /// Print a script that completes commands, flags, values and runs in a shell
     Completions(shell::CompletionsArgs),
     /// Write manual pages
     Man(shell::ManArgs),
@@ -130,8 +133,12 @@ impl Command {
 
 /// Runs the command that the process was called with.
 pub fn main() -> ExitCode {
+    shell::answer();
     quiet_drivers();
     let cli = Cli::parse();
+    if cli.quiet {
+        output::be_quiet();
+    }
     start_logging(cli.verbose);
     let interrupts = Interrupts::watch();
     let for_machines = cli.command.is_for_machines();
@@ -163,14 +170,19 @@ pub fn main() -> ExitCode {
         Err(error) if error.is::<train::ToldByRank0>() || error.is::<plan::DoesNotFit>() => ExitCode::FAILURE,
         Err(error) => {
             // Without the causes: every message of the library includes its own.
-            output::note(format_args!("error: {error}"));
+            output::error(format_args!("error: {error}"));
             // Whoever reads lines of JSON gets this one too; that it cannot be written is said by the exit code.
             if for_machines {
                 let _ = output::line(serde_json::json!({ "kind": "error", "message": error.to_string() }));
             }
-            ExitCode::FAILURE
+            if is_called_wrongly(&error) { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
+}
+
+/// Whether what is wrong stands on the command line: the message of such an error begins with the flag.
+fn is_called_wrongly(error: &anyhow::Error) -> bool {
+    error.to_string().starts_with("--")
 }
 
 fn at_least_one(text: &str) -> Result<usize, String> {
@@ -188,7 +200,8 @@ fn quiet_drivers() {
 
 /// Logs go to standard error: warnings always, more with -v or RUST_LOG.
 fn start_logging(verbose: u8) {
-    let level = ["warn", "rustyflow=info,warn", "rustyflow=debug,warn"][usize::from(verbose.min(2))];
+    let levels = ["warn", "rustyflow=info,warn", "rustyflow=debug,warn"];
+    let level = if output::is_quiet() { "error" } else { levels[usize::from(verbose.min(2))] };
     let filter = tracing_subscriber::EnvFilter::try_from_default_env()
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new(level));
     let logs = tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| output::Notes);

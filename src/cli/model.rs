@@ -1,17 +1,27 @@
 //! Finds and loads a trained model for a command.
 
-use super::output;
+use super::{configuration, named, output};
 use crate::config::WeightDtype;
 use crate::data::TextConventions;
 use crate::models::LanguageModel;
 use crate::train::{find_model, load_model, newest_run};
-use crate::{Device, Result};
+use crate::{Device, Error, Result};
 use std::path::{Path, PathBuf};
 
-/// As [`find_model`]; without a path that of the newest run.
-pub fn find(path: Option<&Path>) -> Result<PathBuf> {
-    let path = path.map_or_else(|| newest_run(Path::new("runs")), |path| Ok(path.to_path_buf()))?;
-    find_model(&path, &|text| output::note(text))
+/// As [`find_model`], of a run by its name too; without a name that of the newest run.
+pub fn find(name: Option<&Path>) -> anyhow::Result<PathBuf> {
+    let dir = configuration::run_dir()?;
+    let path = name.map_or_else(|| newest_run(&dir), |name| Ok(named::model_or_run(name, &dir)))?;
+    find_model(&path, &|text| output::note(text)).map_err(|error| {
+        let near = name.filter(|name| !name.exists()).and_then(|name| named::nearest_run(name, &dir));
+        match (error, near) {
+            (Error::Checkpoint { path, message }, Some(near)) => {
+                let message = format!("{message}; did you mean the run {near}?");
+                Error::Checkpoint { path, message }.into()
+            }
+            (error, _) => error.into(),
+        }
+    })
 }
 
 /// The model in a checkpoint's folder, on `device`, with its text conventions; a note says what of them is not used.

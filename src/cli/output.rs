@@ -1,10 +1,14 @@
 //! Output that may be closed early, as by `rustyflow ... | head`.
 
 use std::io::{self, IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What was written to standard error while something else has the terminal; `None` if nothing has.
 static HELD: Mutex<Option<Vec<String>>> = Mutex::new(None);
+
+/// Whether the command was called with --quiet.
+static QUIET: AtomicBool = AtomicBool::new(false);
 
 /// Writes a line; a closed pipe is an error, not a panic.
 pub fn line(text: impl std::fmt::Display) -> io::Result<()> {
@@ -18,9 +22,25 @@ pub fn now(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-/// Writes a line to standard error. Nobody is left to tell if that fails, so unlike `eprintln` it does not panic.
+/// Writes a line to standard error, unless the command was told to be quiet.
 pub fn note(text: impl std::fmt::Display) {
+    if !is_quiet() {
+        error(text);
+    }
+}
+
+/// Writes a line to standard error. Nobody is left to tell if that fails, so unlike `eprintln` it does not panic.
+pub fn error(text: impl std::fmt::Display) {
     let _ = writeln!(Notes, "{text}");
+}
+
+/// From here on standard error gets errors alone.
+pub fn be_quiet() {
+    QUIET.store(true, Ordering::Relaxed);
+}
+
+pub fn is_quiet() -> bool {
+    QUIET.load(Ordering::Relaxed)
 }
 
 /// Standard error, unless what is written there is held back.

@@ -26,17 +26,21 @@ pub struct View {
     last_line: Option<Instant>,
     last_epoch: Option<Instant>,
     validation: Option<f64>,
-    /// Whether the report at the end has the table by kernel.
+    /// Whether the profiling report is printed at the end.
     profile: bool,
+    /// What the device `auto` came to, and why.
+    auto: Option<String>,
+    /// What the model writes at the end.
+    sample: Option<String>,
 }
 
 impl View {
-    pub fn new(profile: bool) -> View {
-        View { has_bar: io::stderr().is_terminal(), ..View::without_bar(profile) }
+    pub fn new(profile: bool, auto: Option<String>) -> View {
+        View { has_bar: io::stderr().is_terminal(), ..View::without_bar(profile, auto) }
     }
 
     /// Lines alone.
-    pub fn without_bar(profile: bool) -> View {
+    pub fn without_bar(profile: bool, auto: Option<String>) -> View {
         let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::hidden());
         View {
             preparation: Bar::new(),
@@ -48,6 +52,8 @@ impl View {
             last_epoch: None,
             validation: None,
             profile,
+            auto,
+            sample: None,
         }
     }
 
@@ -87,13 +93,12 @@ impl View {
             // The page and the terminal's full view have room for them.
             Event::EarlySample { .. } => Ok(()),
             Event::Sample(text) => {
-                self.bar.finish_and_clear();
-                let text = printable(text);
-                output::line(format_args!("\n--- sample ---\n{}\n--------------\n", text.trim_end()))
+                self.sample = Some(printable(text));
+                Ok(())
             }
             Event::Finished(summary) => {
                 self.bar.finish_and_clear();
-                finish(summary, self.profile)
+                finish(summary, self.profile, self.sample.as_deref())
             }
         }
     }
@@ -101,7 +106,8 @@ impl View {
     fn start(&mut self, s: &Start) -> io::Result<()> {
         self.preparation.clear();
         let m = &s.model;
-        output::line(format_args!("device     {}", s.device))?;
+        let why = self.auto.as_deref().map_or(String::new(), |auto| format!("; auto: {}", reason(auto)));
+        output::line(format_args!("device     {}{why}", s.device))?;
         if s.precision != "f32" {
             output::line(format_args!("precision  {}", s.precision))?;
         }
@@ -202,36 +208,51 @@ fn write_remaining(state: &ProgressState, out: &mut dyn fmt::Write) {
     }
 }
 
-fn finish(s: &Summary, profile: bool) -> io::Result<()> {
-    output::line(if profile { s.report.text() } else { s.report.summary() })?;
-    if !s.ranks.is_empty() {
-        output::line(rank_table(&s.ranks))?;
+/// "no hardware GPU" of "cpu (no hardware GPU)", or the first hardware GPU.
+fn reason(auto: &str) -> &str {
+    match auto.strip_prefix("cpu (").and_then(|rest| rest.strip_suffix(')')) {
+        Some(why) => why,
+        None => "the first hardware GPU",
+    }
+}
+
+/// The losses and the sample, a line each, behind the profiling report if that is wanted.
+fn finish(s: &Summary, profile: bool, sample: Option<&str>) -> io::Result<()> {
+    output::line("")?;
+    if profile {
+        output::line(s.report.text())?;
+        if !s.ranks.is_empty() {
+            output::line(rank_table(&s.ranks))?;
+        }
     }
     let number = |loss: Option<f64>| loss.map_or("-".to_string(), units::loss);
     let validation = s.validation.as_ref().map(|v| v.loss);
     let stopped = if s.interrupted { format!(", interrupted before {}", s.total_steps) } else { String::new() };
-    output::line(format_args!(
-        "trained       {}{stopped}, {:.2} epochs, {}",
-        counted(s.steps, "step"),
-        s.epochs,
-        units::tokens_per_s(s.tokens_per_s)
-    ))?;
-    if let Some(all) = s.seconds_in_all {
+    let best = match s.best_step.filter(|best| *best != s.steps) {
+        Some(step) => format!(" (best {} at step {step})", number(s.best_loss)),
+        None => String::new(),
+    };
+    let time = s.seconds_in_all.map_or(String::new(), |all| {
         let [since, all] = [s.report.training_seconds, all].map(units::duration);
-        output::line(format_args!("time          {since} of training since it was resumed, {all} in all"))?;
-    }
+        format!(", {since} of training since it was resumed, {all} in all")
+    });
     output::line(format_args!(
-        "final loss    train {}, validation {} (best {})",
+        "loss    train {}, validation {}{best} after {}{stopped}{time}, {}",
         number(s.train_loss),
         number(validation),
-        number(s.best_loss)
+        counted(s.steps, "step"),
+        units::tokens_per_s(s.tokens_per_s)
     ))?;
-    if let Some(best) = s.best_step.filter(|best| *best != s.steps) {
-        let sample = if s.interrupted { "" } else { "; the sample is of the last" };
-        output::line(format_args!("best          step {best}: what `generate` and `eval` take{sample}"))?;
+    sample.map_or(Ok(()), |sample| output::line(format_args!("sample  {}", one_line(sample, output::width() - 8))))
+}
+
+/// The text in one line of at most so many characters.
+fn one_line(text: &str, width: usize) -> String {
+    let words: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match words.char_indices().nth(width) {
+        None => words,
+        Some(_) => words.chars().take(width - 1).chain(['…']).collect(),
     }
-    let memory = format!("{} memory", s.report.device);
-    output::line(format_args!("{memory:<14}{} at most", units::bytes(s.peak_memory_bytes as u64)))
 }
 
 pub fn evaluation_line(step: usize, result: &Evaluation, best: bool) -> String {
@@ -271,4 +292,16 @@ pub fn shape_words(m: &ModelConfig) -> String {
 /// "1 step", "2 steps".
 pub fn counted(count: usize, noun: &str) -> String {
     format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sample_of_many_lines_becomes_one() {
+        assert_eq!(one_line("One\n\nmorning  a fox", 40), "One morning a fox");
+        assert_eq!(one_line("One morning a fox", 8), "One mor…");
+        assert_eq!(one_line("äöüß", 4), "äöüß");
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::interrupt::{Interrupted, Interrupts};
 use super::train::{Context, show_json, show_progress, train_and_show};
-use super::{configuration, device, examples, output};
+use super::{complete, configuration, device, examples, output};
 use crate::config::{Layers, RECIPES, Recipe, Resolved};
 use crate::train::Summary;
 use anyhow::{Result, bail};
@@ -14,7 +14,7 @@ use std::time::Instant;
 #[command(after_help = examples::REPRODUCE)]
 pub struct Args {
     /// The name of a recipe that ships, or a configuration file with a table [recipe]
-    #[arg(value_name = "RECIPE", required_unless_present = "list")]
+    #[arg(value_name = "RECIPE", required_unless_present = "list", add = complete::recipes())]
     recipe: Option<String>,
     /// List the recipes that ship
     #[arg(long, conflicts_with = "recipe")]
@@ -35,7 +35,7 @@ pub fn run(args: &Args, interrupts: &Interrupts) -> Result<()> {
     let (recipe, layers) = read(name)?;
     let mut resolved = configuration::with_device(layers, &args.device)?.build()?;
     let devices = device::open_for_run(&mut resolved, None, true)?;
-    let show = if args.json { show_json() } else { show_progress(false) };
+    let show = if args.json { show_json() } else { show_progress(false, None) };
     let context = Context {
         devices: &devices,
         data_dir: &args.data_dir,

@@ -2,11 +2,18 @@
 
 use super::{Cli, examples, output};
 use crate::Error;
-use anyhow::Result;
+use crate::shell_words::quoted;
+use anyhow::{Result, anyhow};
 use clap::CommandFactory;
 use clap_complete::Shell;
-use std::fs;
-use std::path::PathBuf;
+use clap_complete::env::{CompleteEnv, Shells};
+use clap_mangen::Man;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
+
+const NAME: &str = "rustyflow";
+/// The environment variable by which a shell asks.
+const VARIABLE: &str = "COMPLETE";
 
 #[derive(clap::Args)]
 #[command(after_help = examples::COMPLETIONS)]
@@ -23,22 +30,44 @@ pub struct ManArgs {
     folder: PathBuf,
 }
 
-/// Prints the script that completes commands and flags.
+/// Prints the script that completes commands, flags and values: it asks this program, which knows the runs.
 pub fn completions(args: &CompletionsArgs) -> Result<()> {
-    // The generator panics where it cannot write, as into a closed pipe.
+    let shell = args.shell.to_string();
+    let completer = Shells::builtins();
+    let completer = completer.completer(&shell).ok_or_else(|| anyhow!("{shell} has no completions"))?;
     let mut script = Vec::new();
-    clap_complete::generate(args.shell, &mut Cli::command(), "rustyflow", &mut script);
+    completer.write_registration(VARIABLE, NAME, NAME, NAME, &mut script)?;
     Ok(output::now(&String::from_utf8(script)?)?)
+}
+
+/// Answers a shell that asks what can follow, and ends the process; returns where none does.
+pub fn answer() {
+    CompleteEnv::with_factory(Cli::command).var(VARIABLE).complete();
 }
 
 /// Writes a page for each command.
 pub fn man(args: &ManArgs) -> Result<()> {
     let folder = &args.folder;
     fs::create_dir_all(folder).map_err(|e| Error::io("create", folder, e))?;
-    clap_mangen::generate_to(Cli::command(), folder).map_err(|e| Error::io("write to", folder, e))?;
-    Ok(output::line(format_args!(
-        "the pages are in {}: man -l {}",
-        folder.display(),
-        folder.join("rustyflow.1").display()
-    ))?)
+    let mut command = Cli::command().disable_help_subcommand(true);
+    command.build();
+    write_pages(command, folder).map_err(|e| Error::io("write to", folder, e))?;
+    let page = folder.join("rustyflow.1");
+    Ok(output::line(format_args!("the pages are in {}: man -l {}", folder.display(), quoted(&page)))?)
+}
+
+/// The page of a command, and those of the commands below it.
+fn write_pages(command: clap::Command, folder: &Path) -> io::Result<()> {
+    for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()).cloned() {
+        write_pages(inner, folder)?;
+    }
+    let man = Man::new(command);
+    let mut page = Vec::new();
+    man.render(&mut page)?;
+    fs::write(folder.join(man.get_filename()), with_headings(&String::from_utf8_lossy(&page)))
+}
+
+/// The text behind the options, which clap calls EXTRA, under the headings that man pages have.
+fn with_headings(page: &str) -> String {
+    page.replace(".SH EXTRA\nExamples:\n", ".SH EXAMPLES\n").replace("\nExit codes: ", "\n.SH \"EXIT STATUS\"\n")
 }

@@ -1,11 +1,12 @@
 //! `rustyflow train`.
 
 use super::interrupt::{Interrupted, Interrupts};
-use super::{cache, configuration, device, output, plan, progress, tui};
+use super::{cache, complete, configuration, device, named, output, plan, progress, tui};
 use crate::comm::Launch;
 use crate::config::{Layers, Resolved};
+use crate::shell_words::quoted;
 use crate::train::{
-    Event, Summary, TRAINING_LOG, TrainOptions, choose_of_machine, follow, newest_unfinished_run, run_config, train,
+    AUTO, Event, Summary, TrainOptions, choose_of_machine, follow, newest_unfinished_run, run_config, train,
 };
 use crate::{Device, Error};
 use anyhow::Result;
@@ -18,13 +19,13 @@ use std::time::Instant;
 pub struct Args {
     #[command(flatten)]
     flags: configuration::TrainFlags,
-    /// Go on with a run from its newest checkpoint: its folder, or `auto` for the newest unfinished run in run.dir
-    #[arg(long, value_name = "RUN")]
+    /// Continue a run from its newest checkpoint: its folder, its name in run.dir, or `auto` for the newest unfinished one
+    #[arg(long, value_name = "RUN", add = complete::runs_to_resume())]
     resume: Option<PathBuf>,
     /// Say what the run would take, as `rustyflow plan` does, and end there
     #[arg(long)]
     dry_run: bool,
-    /// End with a table of every kernel's time, which is always in the run's profile.txt
+    /// Print the profiling report at the end, which is always in the run's profile.txt
     #[arg(long)]
     profile: bool,
     /// Print one JSON object per event instead
@@ -79,7 +80,7 @@ pub fn train_and_show(
         cache_dir: cache.as_deref(),
         resume: context.resume,
         stop: context.interrupts.stop(),
-        training_log: Some(Path::new(TRAINING_LOG)),
+        training_log: Some(Path::new(&resolved.config.log.file)).filter(|path| path.as_os_str() != ""),
         trace: context.trace,
         on_event: &mut |event| {
             // From here on there is something to save.
@@ -101,9 +102,10 @@ pub fn show_json() -> Show {
     Box::new(|event| event.json().map_or(Ok(()), output::line))
 }
 
-/// Shows a run as it goes, with the table by kernel at its end or without.
-pub fn show_progress(profile: bool) -> Show {
-    let mut view = progress::View::new(profile);
+/// Shows a run as it goes, with the profiling report at its end or without; `auto` is what the device of that name came
+/// to.
+pub fn show_progress(profile: bool, auto: Option<String>) -> Show {
+    let mut view = progress::View::new(profile, auto);
     Box::new(move |event| view.show(event))
 }
 
@@ -112,10 +114,9 @@ pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
     anyhow::ensure!(!(args.tui && quiet), "--tui cannot be used with --quiet");
     let flags = &args.flags;
     let run = match &args.resume {
-        Some(word) if word.as_os_str() == "auto" => {
-            Some(newest_unfinished_run(Path::new(&flags.resolve(None)?.config.run.dir))?)
-        }
-        run => run.clone(),
+        None => None,
+        Some(word) if word.as_os_str() == "auto" => Some(newest_unfinished_run(&flags.run.run_dir()?)?),
+        Some(name) => Some(named::run_to_resume(name, &flags.run.run_dir()?)?),
     };
     // A run goes on with the values that it has.
     let run_config = run.as_deref().map(run_config).transpose()?;
@@ -128,7 +129,11 @@ pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
     }
     let launch = Launch::of_process()?;
     choose_of_machine(&mut resolved.config.device, launch);
-    let devices = device::open_for_run(&mut resolved, kept, true)?;
+    let is_shown = !args.json && !quiet;
+    let (devices, auto) = device::open_for_shown_run(&mut resolved, kept)?;
+    if let Some(device) = auto.as_ref().filter(|_| !is_shown) {
+        output::note(format_args!("{AUTO}{device}"));
+    }
     if let Some(launch) = launch.filter(|launch| launch.process > 0) {
         return take_part(&resolved, &devices, &flags.run.data_dir, launch, interrupts);
     }
@@ -136,8 +141,8 @@ pub fn run(args: Args, quiet: bool, interrupts: &Interrupts) -> Result<()> {
         (true, _) => show_json(),
         (false, true) => Box::new(|_| Ok(())),
         (false, false) => {
-            let is_built_in = flags.run.is_quickstart() && run.is_none();
-            let mut show = view(&args, &devices[0]);
+            let is_built_in = flags.run.is_quickstart()? && run.is_none();
+            let mut show = view(&args, &devices[0], auto);
             Box::new(move |event| {
                 if is_built_in && matches!(event, Event::Started(_)) {
                     output::line("config     the built-in quickstart")?;
@@ -201,29 +206,27 @@ fn take_part(
 }
 
 /// What shows the run to a person.
-fn view(args: &Args, device: &Device) -> Show {
+fn view(args: &Args, device: &Device, auto: Option<String>) -> Show {
     match args.tui.then(tui::terminal::obstacle) {
         Some(None) => {
-            let mut view = tui::View::new(device, args.profile);
+            let mut view = tui::View::new(device, args.profile, auto);
             return Box::new(move |event| view.show(event));
         }
         Some(Some(why)) => output::note(format_args!("note: --tui {why}: going on without")),
         None => {}
     }
-    show_progress(args.profile)
+    show_progress(args.profile, auto)
 }
 
-/// Where the run is, and what to do with it.
+/// What to do with the run; of a quiet one, where it is.
 fn say_where(summary: &Summary, quiet: bool) -> std::io::Result<()> {
-    let folder = summary.folder.display();
     if quiet {
-        return output::line(folder);
+        return output::line(summary.folder.display());
     }
-    output::line(format_args!("\nrun folder    {folder}"))?;
-    output::line(format_args!("report        {folder}/report.html"))?;
-    output::line(format_args!("timings       appended to {TRAINING_LOG}"))?;
-    if summary.interrupted {
-        output::line(format_args!("go on with    rustyflow train --resume {folder}"))?;
-    }
-    output::line(format_args!("next          rustyflow generate --model {folder} --prompt \"...\""))
+    let folder = quoted(&summary.folder);
+    let next = match summary.interrupted {
+        true => format!("train --resume {folder}"),
+        false => format!("generate --model {folder} --prompt \"...\""),
+    };
+    output::line(format_args!("next    rustyflow {next}"))
 }

@@ -10,7 +10,7 @@ use std::path::Path;
 use super::keys::{self, KEYS, Key, Named};
 use super::layers::Layer;
 use super::origin::Origin;
-use super::wrong;
+use super::{synonyms, wrong};
 use crate::error::Result;
 
 /// The short names, and the keys that they set. `MODEL_PATH` is none of them: see [`model_path`].
@@ -78,7 +78,9 @@ fn unknown(name: &str) -> String {
     }
     let short_names = || SHORT_NAMES.iter().map(|(short, _)| *short).chain([MODEL_PATH]);
     // A key without its section (`DROPOUT`, `weight_decay`) is better answered with the key than with a short name.
-    if KEYS.iter().any(|key| key.parts().1 == name.to_lowercase()) {
+    if KEYS.iter().any(|key| key.parts().1 == name.to_lowercase())
+        || (synonyms::key_of(name).is_some() && keys::nearest(name, short_names()).is_none())
+    {
         return keys::unknown_key(&name.to_lowercase(), |key| key.name.into());
     }
     match keys::nearest(name, short_names()) {

@@ -31,6 +31,21 @@ impl Resolved {
     }
 }
 
+/// The keys of a run's `config.toml`, as [`Resolved::to_toml`] writes it, that follow from other values.
+pub(super) fn derived_keys(text: &str) -> Vec<String> {
+    let mut section = "";
+    let mut keys = Vec::new();
+    for line in text.lines() {
+        section = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(section);
+        if let (Some((key, _)), Some((_, origin))) = (line.split_once(" = "), line.rsplit_once("  # "))
+            && origin.starts_with("default: ")
+        {
+            keys.push(format!("{section}.{key}"));
+        }
+    }
+    keys
+}
+
 /// The value as TOML; `1e-8` rather than the 0.00000001 that the writer would make of it.
 fn written(value: &Value) -> String {
     match value {

@@ -7,6 +7,7 @@ use super::choice::{
 };
 use super::device_batch;
 use super::devices::{self, Devices};
+use super::synonyms;
 
 /// What a key takes.
 #[derive(Clone, Copy, Debug)]
@@ -143,6 +144,7 @@ pub(super) const KEYS: &[Key] = &[
     key("log.samples", Kind::Flag),
     key("log.tensorboard", Kind::Flag),
     key("log.csv", Kind::Flag),
+    key("log.file", Kind::Text),
     key("generate.prompt", Kind::Text),
     key("generate.max_new_tokens", Kind::Count),
     key("generate.temperature", Kind::Real),
@@ -153,6 +155,17 @@ pub(super) const KEYS: &[Key] = &[
     key("generate.stop", Kind::Texts),
     key("generate.seed", Kind::Seed),
 ];
+
+/// What `--set` can begin with: `section.key=`, with the words that a key takes.
+#[cfg(feature = "cli")]
+pub(crate) fn completions_of_set() -> Vec<String> {
+    let words = |key: &Key| match key.kind {
+        Kind::Choice(words) => words.to_vec(),
+        Kind::Flag => vec!["true", "false"],
+        _ => vec![""],
+    };
+    KEYS.iter().flat_map(|key| words(key).into_iter().map(|word| format!("{}={word}", key.name))).collect()
+}
 
 /// The sections, in the order of the schema.
 pub(super) const SECTIONS: &[&str] =
@@ -351,6 +364,9 @@ pub(super) fn unknown_key(name: &str, spell: impl Fn(&Key) -> String) -> String 
     let same: Vec<String> = KEYS.iter().filter(|key| key.parts().1 == last).map(&spell).collect();
     if is_section && same.len() > 1 {
         return format!("unknown key, did you mean `{}`?", same.join("` or `"));
+    }
+    if let Some(key) = synonyms::key_of(last).and_then(|name| KEYS.iter().find(|key| key.name == name)) {
+        return format!("unknown key, did you mean `{}`?", spell(key));
     }
     let scored = KEYS.iter().filter_map(|key| closeness(&key).map(|score| (score, key)));
     // The first of equals, so that the answer does not depend on how a maximum breaks ties.

@@ -11,13 +11,18 @@ use super::device_batch::DeviceBatch;
 use super::keys::{self, KEYS, Key, Named};
 use super::origin::Origin;
 use super::schema::{Config, ModelConfig};
-use super::{env_file, toml_file, validate, wrong};
+use super::{env_file, explain, toml_file, validate, wrong};
 use crate::error::{Error, Result};
 use crate::units;
 
 const MAX_STEPS: &str = "train.max_steps";
 const EPOCHS: &str = "train.epochs";
 const WARMUP: &str = "train.warmup_steps";
+const MIN_LEARNING_RATE: &str = "train.min_learning_rate";
+const EVAL_EVERY: &str = "train.eval_every";
+
+/// Evaluations that a run makes at least, where nobody says how often.
+const LEAST_EVALUATIONS: usize = 5;
 
 /// What a warning about a former name ends in.
 const FORMER: &str = "the next version will not read the former name";
@@ -105,7 +110,10 @@ impl Layers {
         })?;
         // Editors on Windows put a byte order mark first.
         let text = text.trim_start_matches('\u{feff}');
-        let layer = if is_env_file(path) { env_file::read(&place, text)? } else { toml_file::read(&place, text)? };
+        let layer = match is_env_file(path) {
+            true => env_file::read(&place, text)?,
+            false => release_derived(toml_file::read(&place, text)?, text),
+        };
         self.layers.push(layer);
         Ok(self)
     }
@@ -175,6 +183,14 @@ impl Layers {
         &mut self.layers[index]
     }
 
+    /// `run.dir`, where a run is looked for before its configuration is known.
+    #[cfg(feature = "cli")]
+    pub(crate) fn run_dir(&self) -> String {
+        let given = self.layers.iter().filter_map(|layer| Some((layer.rank, layer.values.get("run.dir")?)));
+        let highest = given.max_by_key(|(rank, _)| *rank).and_then(|(_, given)| given.value.as_str());
+        highest.map_or_else(|| Config::default().run.dir, str::to_string)
+    }
+
     /// The configuration in force, checked.
     pub fn build(mut self) -> Result<Resolved> {
         self.layers.sort_by_key(|layer| layer.rank);
@@ -197,6 +213,25 @@ impl Layers {
         validate::validate(&resolved)?;
         Ok(resolved)
     }
+}
+
+/// Lets the values of a run's `config.toml` that nobody set follow again from the others, as a minimum of a tenth of
+/// the learning rate does. The comment behind a value says that it follows, and one that was edited since does not.
+fn release_derived(mut layer: Layer, text: &str) -> Layer {
+    let follows = explain::derived_keys(text);
+    for key in [MIN_LEARNING_RATE, EVAL_EVERY].into_iter().filter(|key| follows.iter().any(|name| name == key)) {
+        let mut without = layer.values.clone();
+        without.remove(key);
+        let same = |(with, without): (Resolved, Resolved)| with.config == without.config;
+        if assemble(layer.values.clone()).ok().zip(assemble(without.clone()).ok()).is_some_and(same) {
+            layer.values = without;
+        }
+    }
+    if let Some(warmup) = layer.values.get_mut(WARMUP).filter(|_| follows.iter().any(|name| name == WARMUP)) {
+        // It stays as it is, and may become shorter with the run.
+        warmup.origin = Origin::Derived("as the run began");
+    }
+    layer
 }
 
 /// The defaults with these values over them.
@@ -308,7 +343,7 @@ impl Resolved {
             Schedule::Plateau => (0.0, "none, for train.schedule is plateau"),
             _ => (units::decimal(train.learning_rate / 10.0), "a tenth of learning_rate"),
         };
-        if derive("train.min_learning_rate", how) {
+        if derive(MIN_LEARNING_RATE, how) {
             train.min_learning_rate = min_learning_rate;
         }
         let optimizer = &mut self.config.optimizer;
@@ -322,19 +357,40 @@ impl Resolved {
             optimizer.beta2 = 0.99;
         }
         if let Some(max_steps) = train.max_steps {
-            self.shorten_default_warmup(max_steps);
+            self.derive_from_length(max_steps);
         }
     }
 
-    /// Fits the warm-up to the number of steps of the run: a warm-up that nobody set is at most a tenth of it.
-    /// [`build`](Layers::build) does so for `max_steps`; how many steps `epochs` makes is known once the text is
-    /// loaded.
+    /// Fits to the number of steps of the run what nobody set: the warm-up is at most a tenth of it, and there are five
+    /// evaluations at least. [`build`](Layers::build) does so for `max_steps`; how many steps `epochs` makes is known
+    /// once the text is loaded.
     ///
     /// # Errors
     /// If the warm-up was set, and the run ends before it does.
-    pub fn fit_warmup(&mut self, steps: usize) -> Result<()> {
-        self.shorten_default_warmup(steps);
+    pub fn fit_length(&mut self, steps: usize) -> Result<()> {
+        self.derive_from_length(steps);
         validate::warmup(self, steps)
+    }
+
+    fn derive_from_length(&mut self, steps: usize) {
+        self.shorten_default_warmup(steps);
+        self.evaluate_at_least_five_times(steps);
+    }
+
+    /// A run shorter than the default interval would be evaluated at its end alone.
+    fn evaluate_at_least_five_times(&mut self, steps: usize) {
+        let train = &mut self.config.train;
+        let mut every = (steps / LEAST_EVALUATIONS).max(1);
+        if train.sync_every > 0 {
+            // Devices that train apart are the same only where they meet.
+            every = (every / train.sync_every).max(1) * train.sync_every;
+        }
+        let is_default = self.origins.get(EVAL_EVERY).is_none_or(Origin::is_default);
+        if is_default && every < train.eval_every {
+            train.eval_every = every;
+            let how = if train.epochs.is_some() { "a fifth of the steps of epochs" } else { "a fifth of max_steps" };
+            self.origins.insert(EVAL_EVERY.into(), Origin::Derived(how));
+        }
     }
 
     /// A short trial run should not have to shorten its warm-up by hand.
@@ -354,6 +410,21 @@ impl Resolved {
 pub fn process_environment() -> impl Iterator<Item = (String, String)> {
     let text = |part: std::ffi::OsString| part.to_string_lossy().into_owned();
     std::env::vars_os().map(move |(name, value)| (text(name), text(value))).filter(|(n, _)| n.starts_with("RUSTYFLOW_"))
+}
+
+/// Whether a file is a configuration: by its name (`.toml`, `.env`), or, whatever it is called, by the sections that it
+/// has.
+#[cfg(feature = "cli")]
+pub(crate) fn is_configuration(path: &Path) -> bool {
+    /// A configuration is never larger.
+    const MOST_BYTES: u64 = 1 << 20;
+    if path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("toml")) || is_env_file(path) {
+        return true;
+    }
+    let is_short = path.metadata().is_ok_and(|data| data.is_file() && data.len() <= MOST_BYTES);
+    let table = || std::fs::read_to_string(path).ok()?.parse::<Table>().ok();
+    is_short
+        && table().is_some_and(|table| keys::SECTIONS.iter().any(|name| table.get(*name).is_some_and(Value::is_table)))
 }
 
 /// Whether a file is in the flat `NAME=value` format, by its name.

@@ -31,6 +31,7 @@ mod origin;
 mod recipe;
 mod reference;
 mod schema;
+mod synonyms;
 mod toml_file;
 mod validate;
 
@@ -49,7 +50,9 @@ pub use device_batch::DeviceBatch;
 pub use devices::{DeviceKind, Devices};
 pub use keys::current_word;
 #[cfg(feature = "cli")]
-pub(crate) use keys::nearest;
+pub(crate) use keys::{completions_of_set, nearest};
+#[cfg(feature = "cli")]
+pub(crate) use layers::is_configuration;
 pub use layers::{Layers, Resolved, process_environment};
 pub use origin::Origin;
 pub use recipe::{RECIPES, Recipe, RecipeTime};

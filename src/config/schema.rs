@@ -183,7 +183,8 @@ pub struct TrainConfig {
     pub plateau_factor: f64,
     /// Of `plateau`: evaluations without a new best validation loss before that. Default 1.
     pub plateau_patience: usize,
-    /// Optimizer steps between evaluations. Default 250; 0 evaluates only at the end.
+    /// Optimizer steps between evaluations. Default 200, or a fifth of the run's if that is less; 0 evaluates only at
+    /// the end.
     pub eval_every: usize,
     /// Batches per evaluation. Default 0: the whole validation split.
     pub eval_batches: usize,
@@ -223,7 +224,7 @@ impl Default for TrainConfig {
             decay_steps: 0,
             plateau_factor: 0.25,
             plateau_patience: 1,
-            eval_every: 250,
+            eval_every: 200,
             eval_batches: 0,
             grad_clip: 1.0,
             label_smoothing: 0.0,
@@ -381,11 +382,13 @@ pub struct LogConfig {
     pub tensorboard: bool,
     /// Whether to write `metrics.csv` besides `metrics.jsonl`. Default false.
     pub csv: bool,
+    /// The file that gets a block with the timings of each run. Default `training_log.txt`; empty is none.
+    pub file: String,
 }
 
 impl Default for LogConfig {
     fn default() -> Self {
-        LogConfig { every: 10, samples: true, tensorboard: false, csv: false }
+        LogConfig { every: 10, samples: true, tensorboard: false, csv: false, file: "training_log.txt".into() }
     }
 }
 

@@ -60,7 +60,8 @@ pub(super) fn find_files(folder: &Path, patterns: &[String]) -> Result<Files> {
     Ok(files)
 }
 
-fn is_text(path: &Path) -> bool {
+/// Whether a file is a text, by the ending of its name.
+pub fn is_text(path: &Path) -> bool {
     TEXTS.contains(&kind_of(path).as_str())
 }
 

@@ -49,6 +49,8 @@ pub use documents::Packing;
 pub use download::fetch;
 pub use eval_windows::{EvalWindows, eval_windows};
 #[cfg(feature = "cli")]
+pub(crate) use folder::is_text;
+#[cfg(feature = "cli")]
 pub use hub::{Fetched, Hub, Selection};
 pub use loader::{Batch, IGNORE_INDEX, Loader, Order, Position};
 pub use prepare::{DataSpec, Meta, Prepared, Progress, encode_beginning, encode_split};

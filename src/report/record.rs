@@ -68,7 +68,7 @@ pub struct RunRecord {
     pub samples: Vec<Sample>,
     /// `samples.txt`
     pub last_sample: Option<String>,
-    /// What of all this could not be read.
+    /// What of all this could not be read, and what the run itself says is wrong with it.
     pub notes: Vec<String>,
 }
 
@@ -89,6 +89,7 @@ impl RunRecord {
         let metrics = File::open(&path).and_then(Metrics::read).map_err(|e| Error::io("read", &path, e))?;
         files.damaged_lines(METRICS, metrics.damaged_lines);
         let start = files.json("run.json");
+        files.notes.extend(start["end"]["overfitting"].as_str().map(str::to_string));
         let state = match folder.join("finished").exists() {
             true => State::Finished,
             false if start["error"].is_string() => State::Failed,

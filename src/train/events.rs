@@ -142,6 +142,8 @@ pub struct Summary {
     pub best_loss: Option<f64>,
     /// Where the checkpoint named `best` is of; `None` if there is none.
     pub best_step: Option<usize>,
+    /// What to do about it, of a run whose validation loss lies far above the training loss, or rises.
+    pub overfitting: Option<String>,
     /// As of a [`Step`], over all steps of this process.
     pub tokens_per_s: Option<f64>,
     /// Of a run that was resumed: of training in all its processes.
@@ -207,7 +209,7 @@ impl Event {
             Event::Finished(s) => json!({
                 "kind": "end", "folder": s.folder, "precision": s.precision, "steps": s.steps,
                 "interrupted": s.interrupted, "train_loss": s.train_loss, "validation": s.validation,
-                "best_loss": s.best_loss, "best_step": s.best_step,
+                "best_loss": s.best_loss, "best_step": s.best_step, "overfitting": s.overfitting,
                 "tokens_per_s": s.tokens_per_s, "training_seconds": s.report.training_seconds,
                 "training_seconds_in_all": s.seconds_in_all.unwrap_or(s.report.training_seconds), "peak_memory_bytes": s.peak_memory_bytes,
                 "profile": s.report, "ranks": s.ranks,

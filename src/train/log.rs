@@ -1,23 +1,38 @@
-//! `training_log.txt`: one block per run, appended, in the working folder.
+//! `training_log.txt`: one block per run, appended, where `log.file` says.
 
 use super::events::Summary;
+use crate::config::LogConfig;
 use crate::units;
 use crate::{Error, Result};
 use std::fmt::Write as _;
 use std::io::Write as _;
-use std::path::Path;
-
-/// Where the log is kept.
-pub const TRAINING_LOG: &str = "training_log.txt";
+use std::path::{Path, PathBuf};
 
 /// Epochs that get a line each: a run of more has so short ones that nobody looks at them all.
 const MOST_EPOCHS: usize = 100;
 
-/// Fails unless a run's block can be appended at its end, so that a run is not begun in vain.
+/// The file that gets a run's block at its end, and a note where that is not `wanted`: a default that cannot be written
+/// to, as in a folder of somebody else, gives way to the file of that name in `runs`, the folder of runs.
 ///
 /// # Errors
-/// If the file cannot be opened to write.
-pub fn check(path: &Path) -> Result<()> {
+/// If `wanted` was set to a file that cannot be written to, or neither can be: so a run is not begun in vain.
+pub fn place(wanted: &Path, runs: &Path) -> Result<(PathBuf, Option<String>)> {
+    let error = match check(wanted) {
+        Ok(()) => return Ok((wanted.to_path_buf(), None)),
+        Err(error) => error,
+    };
+    if wanted != Path::new(&LogConfig::default().file) {
+        return Err(error);
+    }
+    let instead = runs.join(wanted);
+    std::fs::create_dir_all(runs).map_err(|e| Error::io("create", runs, e))?;
+    check(&instead)?;
+    let note = format!("{error}; the timings of this run go to {} (log.file)", instead.display());
+    Ok((instead, Some(note)))
+}
+
+/// Fails unless a block can be appended.
+fn check(path: &Path) -> Result<()> {
     let is_new = !path.exists();
     open(path)?;
     if is_new { std::fs::remove_file(path).map_err(|e| Error::io("remove", path, e)) } else { Ok(()) }
@@ -96,4 +111,21 @@ fn block(s: &Summary) -> String {
         number(s.best_loss)
     );
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_that_was_set_and_cannot_be_written_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let runs = dir.path().join("runs");
+        let writable = dir.path().join("log.txt");
+        assert_eq!(place(&writable, &runs).unwrap(), (writable.clone(), None));
+        assert!(!writable.exists() && !runs.exists(), "nothing is left of the check");
+        std::fs::create_dir(&writable).unwrap();
+        let error = place(&writable, &runs).unwrap_err().to_string();
+        assert!(error.contains("cannot open") && error.contains("log.txt"), "{error}");
+    }
 }

@@ -25,6 +25,7 @@ mod log;
 mod model_shape;
 mod opening;
 mod options;
+mod overfitting;
 mod plan;
 mod precision;
 mod precompile;
@@ -57,8 +58,7 @@ pub use loading::{
     trained_with,
 };
 pub use lock::check_unused;
-pub use log::TRAINING_LOG;
-pub use opening::{Opening, Tuned, choose_of_machine, resolve_matmul_f32};
+pub use opening::{AUTO, Opening, Tuned, choose_of_machine, resolve_matmul_f32};
 pub use options::TrainOptions;
 pub use plan::{
     Cluster, ClusterPlan, ClusterRow, Footprint, Memory, Passes, Plan, Rates, RunPlan, Speed, TimePlan, check_size,

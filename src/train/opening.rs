@@ -10,6 +10,9 @@ use crate::{Device, Error, Result, cpu};
 use std::path::Path;
 use std::time::Instant;
 
+/// What the note begins with that says which device `auto` came to.
+pub const AUTO: &str = "device auto: ";
+
 /// How devices are opened.
 #[derive(Clone, Copy)]
 pub struct Opening<'a> {
@@ -107,14 +110,16 @@ impl Opening<'_> {
             DeviceKind::Auto => match open(None) {
                 Ok(device) => {
                     if let Some(adapter) = device.adapter() {
-                        self.say_once(&format!("device auto: gpu:{}, {}", adapter.index, adapter.name));
+                        self.say_once(&format!("{AUTO}gpu:{} ({})", adapter.index, adapter.name));
                     }
                     Ok(device)
                 }
                 Err(error) => {
-                    let reason = error.to_string();
-                    let reason = reason.lines().next().unwrap_or_default().trim_start_matches("no usable GPU: ");
-                    self.say_once(&format!("device auto: cpu, because there is no usable GPU ({reason})"));
+                    let told = error.to_string();
+                    let told = told.lines().next().unwrap_or_default().trim_start_matches("no usable GPU: ");
+                    let has_gpu = adapters().iter().any(|adapter| config.allow_software || !adapter.is_software());
+                    let reason = if has_gpu { told } else { "no hardware GPU" };
+                    self.say_once(&format!("{AUTO}cpu ({reason})"));
                     Ok(Device::Cpu)
                 }
             },
@@ -230,7 +235,7 @@ fn expand(config: &DeviceConfig) -> Result<Vec<DeviceKind>> {
         let usable = adapters().into_iter().filter(|adapter| config.allow_software || !adapter.is_software());
         kinds.extend(usable.map(|adapter| DeviceKind::Gpu(Some(adapter.index))));
         if kinds.len() == before {
-            let message = "--device gpu:all: this machine has no GPU; `rustyflow devices` lists what it has";
+            let message = "device gpu:all: this machine has no GPU; `rustyflow devices` lists what it has";
             return Err(invalid(message.to_string()));
         }
     }

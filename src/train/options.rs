@@ -26,7 +26,7 @@ pub struct TrainOptions<'a> {
     pub resume: Option<&'a Path>,
     /// Set to end the run after the step under way, saved and reported as usual.
     pub stop: &'a AtomicBool,
-    /// The file that gets a block with the run's timings at its end.
+    /// The file that gets a block with the run's timings at its end: see `log.file`.
     pub training_log: Option<&'a Path>,
     /// Writes a trace of the run to this file, or to `trace.pftrace` in its folder.
     pub trace: Option<Option<&'a Path>>,

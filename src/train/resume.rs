@@ -107,8 +107,9 @@ pub(super) fn restore(
 /// Messages about values that are not those of the checkpoint at `path`.
 fn changes(before: &Config, resolved: &Resolved, path: &Path) -> Result<Vec<String>> {
     let mut changes = before.changes(&resolved.config)?;
-    // A warm-up that nobody set follows from the number of steps, which is not known yet.
-    changes.retain(|change| change.key != "train.warmup_steps" || !resolved.origin(change.key).is_default());
+    // What nobody set and follows from the number of steps, which is not known yet.
+    let follows = ["train.warmup_steps", "train.eval_every"];
+    changes.retain(|change| !follows.contains(&change.key) || !resolved.origin(change.key).is_default());
     // Nor is one told that only follows from another.
     if changes.iter().any(|change| change.key == "model.dropout") {
         changes.retain(|change| change.key != "model.embd_dropout" || !resolved.origin(change.key).is_default());

@@ -129,7 +129,7 @@ fn shortened(resolved: &Resolved, steps: usize, folder: &Path, name: &str) -> Re
     config.train.eval_batches = 1;
     config.log.every = 1;
     config.generate.max_new_tokens = 1;
-    resolved.fit_warmup(2 * steps)?;
+    resolved.fit_length(2 * steps)?;
     Ok(resolved)
 }
 

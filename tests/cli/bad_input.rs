@@ -119,9 +119,11 @@ fn without_an_adapter_the_gpu_cannot_be_had() {
 fn without_an_adapter_auto_says_that_it_takes_the_cpu() {
     let sandbox = Sandbox::new();
     let run = sandbox.run_with(&["train", "--config", "tiny.toml"], &NO_ADAPTER).succeeds();
-    assert!(run.stderr.contains("device auto: cpu, because there is no usable GPU ("), "{run:?}");
-    assert!(run.stderr.contains(REASON), "{run:?}");
-    run.prints(&["device     cpu ("]);
+    assert_eq!(run.stderr, "", "{run:?}");
+    assert_eq!(run.stdout.matches("no hardware GPU").count(), 1, "{run:?}");
+    run.prints(&["device     cpu (", "; auto: no hardware GPU\n"]);
+    let run = sandbox.run_with(&["eval"], &NO_ADAPTER).succeeds();
+    assert_eq!(run.stderr, "device auto: cpu (no hardware GPU)\n", "{run:?}");
 }
 
 #[test]

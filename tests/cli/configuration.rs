@@ -99,6 +99,7 @@ const EVERY_KEY: &[(&str, &str)] = &[
     ("log.samples", "false"),
     ("log.tensorboard", "true"),
     ("log.csv", "true"),
+    ("log.file", "timings.txt"),
     ("generate.prompt", "the"),
     ("generate.max_new_tokens", "3"),
     ("generate.temperature", "0.7"),
@@ -129,6 +130,7 @@ fn assert_all_in_force(sandbox: &Sandbox, source: impl Fn(&str) -> String) {
         seen += 1;
     }
     assert_eq!(seen, EVERY_KEY.len());
+    assert!(sandbox.read("timings.txt").contains("out/named") && !sandbox.exists("training_log.txt"));
 }
 
 #[test]
@@ -310,4 +312,47 @@ fn the_schema_is_json() {
     let schema = Sandbox::new().run(&["config", "schema"]).succeeds().stdout;
     let schema: serde_json::Value = serde_json::from_str(&schema).unwrap();
     assert_eq!(schema["properties"]["train"]["properties"]["schedule"]["enum"][0], "cosine");
+}
+
+#[test]
+fn what_is_wrong_on_the_command_line_exits_with_2_and_in_a_file_with_1() {
+    let sandbox = Sandbox::new();
+    let wrong = |set: &str| sandbox.train(&["--set", set]);
+    for set in ["train.lr=3e-4", "lr=3e-4", "train.learning_rate=-1", "train.learning_rate", "train.batch_size=many"] {
+        let run = wrong(set);
+        assert_eq!(run.code, Some(2), "{set}: {run:?}");
+    }
+    wrong("train.lr=3e-4").fails_with(&["--set: train.lr: unknown key, did you mean `train.learning_rate`?"]);
+    sandbox.write("tiny.toml", "[train]\nlearning_rate = -1\n");
+    let run = sandbox.train(&[]).fails_with(&["tiny.toml:2"]);
+    assert_eq!(run.code, Some(1), "{run:?}");
+}
+
+#[test]
+fn a_folder_or_a_text_in_the_place_of_a_configuration_is_trained_on() {
+    let sandbox = Sandbox::new();
+    sandbox.write("notes/a.md", corpus());
+    sandbox.write("notes/b.md", corpus());
+    let small = "data.tokenizer=char model.n_layer=1 model.n_head=2 model.n_embd=16 model.block_size=16 \
+                 train.batch_size=2 train.max_steps=2 generate.max_new_tokens=4";
+    let small: Vec<&str> = small.split_whitespace().flat_map(|s| ["--set", s]).collect();
+    let train = |args: &[&str]| sandbox.run(&[&["train", "--device", "cpu", "--threads", "1"], args, &small].concat());
+    train(&["notes"]).succeeds().prints(&["corpus     notes, ", "text       2 files", "the built-in quickstart"]);
+    train(&["corpus.txt"]).succeeds().prints(&["corpus     corpus, "]);
+    train(&["notes", "--config", "tiny.toml"]).succeeds().prints(&["corpus     notes, "]);
+    sandbox.write("journal", corpus());
+    let run = train(&["journal"]).succeeds();
+    assert!(
+        run.stderr.contains("note: journal is read as a text to train on; a configuration ends in .toml"),
+        "{run:?}"
+    );
+    sandbox.write("settings", "[data]\ncorpus = \"corpus.txt\"\n");
+    train(&["settings"]).succeeds().prints(&["corpus     corpus, "]);
+    let run = train(&["notes", "--corpus", "corpus.txt"]).fails_with(&["both name the text"]);
+    assert_eq!(run.code, Some(2), "{run:?}");
+    train(&["notse"]).fails_with(&["notse: no such file or folder", "a configuration (.toml) or a text"]);
+    let run = sandbox.runs()[0].clone();
+    train(&[&format!("runs/{run}")]).fails_with(&["is the folder of a run", "--resume"]);
+    train(&[&format!("runs/{run}/checkpoints/step-000002")]).fails_with(&["is the folder of a model", "--init"]);
+    sandbox.run(&["data", "stats", "notes"]).succeeds().prints(&["corpus         notes: 2 files"]);
 }

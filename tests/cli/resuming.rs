@@ -204,7 +204,9 @@ fn what_may_not_change_is_refused_by_its_key() {
     let run = sandbox.run(&[&["train", "--resume", TINY_RUN, "--config", "tiny.toml"], &CPU[..]].concat());
     run.fails_with(&["model.dropout", "nor may train.grad_accum_steps"]);
     sandbox.write("corpus.txt", sandbox.read("corpus.txt").replace("owl", "cow"));
-    resume(&sandbox, &[]).fails_with(&["data.corpus", "the text is not what the run", "has learnt from"]);
+    let told = ["the text is not what the run", &format!("rustyflow train --init {TINY_RUN} --corpus corpus.txt")];
+    resume(&sandbox, &[]).fails_with(&[&["data.corpus"][..], &told].concat());
+    sandbox.run(&["train", "--init", TINY_RUN, "--corpus", "corpus.txt", "--max-steps", "1"]).succeeds();
     resume(&sandbox, &["--set", "data.corpus=sample"]).fails_with(&["--set: data.corpus"]);
 }
 
@@ -214,7 +216,7 @@ fn what_may_change_is_told_by_its_key() {
     kill_after(&sandbox, TINY_RUN, 6);
     fs::rename(sandbox.path("corpus.txt"), sandbox.path("moved.txt")).unwrap();
     let settings = flags("data.corpus=moved.txt train.max_steps=8 log.every=3 checkpoint.every=0", &[]);
-    let run = resume(&sandbox, &settings).succeeds().prints(&["trained       8 steps, "]);
+    let run = resume(&sandbox, &settings).succeeds().prints(&[" after 8 steps, "]);
     for note in [
         "note: train.max_steps changes from 12 to 8 (--set)",
         "note: log.every changes from 1 to 3 (--set)",
@@ -235,7 +237,7 @@ fn a_finished_run_goes_on_only_if_it_is_made_longer() {
     resume(&sandbox, &[]).fails_with(&["train.max_steps: makes 12 steps", "has done 12", "set it higher"]);
     resume(&sandbox, &["--set", "train.max_steps=11"]).fails_with(&["--set: train.max_steps: makes 11 steps"]);
     let run = resume(&sandbox, &["--set", "train.max_steps=14"]).succeeds();
-    run.prints(&["resumed    after step 12\n", "trained       14 steps, "]);
+    run.prints(&["resumed    after step 12\n", " after 14 steps, "]);
     assert_eq!(sandbox.losses(TINY_RUN, "train").len(), 14);
 }
 
@@ -260,7 +262,9 @@ fn auto_takes_the_newest_unfinished_run() {
 #[test]
 fn what_is_no_run_is_refused() {
     let sandbox = finished();
-    sandbox.run(&["train", "--resume", "nowhere"]).fails_with(&["nowhere: is no run's folder", "runs/<name>"]);
+    sandbox
+        .run(&["train", "--resume", "nowhere"])
+        .fails_with(&["there is no run nowhere in runs", "`rustyflow runs list`"]);
     let checkpoint = format!("{TINY_RUN}/checkpoints/step-000012");
     sandbox.run(&["train", "--resume", &checkpoint]).fails_with(&["is a checkpoint; --resume takes the folder"]);
 }
@@ -338,4 +342,55 @@ fn a_run_writes_down_what_matmul_f32_came_to_and_keeps_it() {
     }
     let run = resume(&sandbox, &["--set", "train.max_steps=18", "--matmul-f32", "fma"]).succeeds();
     assert!(run.stderr.contains("device.matmul_f32 changes from \"split-fp16\" to \"fma\""), "{run:?}");
+}
+
+#[test]
+fn a_derived_minimum_follows_a_lower_learning_rate() {
+    let sandbox = finished();
+    let run = resume(&sandbox, &["--max-steps", "14", "--learning-rate", "5e-4"]).succeeds();
+    let told = "train.min_learning_rate changes from 0.001 to 0.00005";
+    assert!(run.stderr.contains("train.learning_rate changes from 0.01 to 0.0005 (--learning-rate)"), "{run:?}");
+    assert!(run.stderr.contains(&told[..40]) && run.stderr.contains("a tenth of learning_rate"), "{run:?}");
+    let config = sandbox.read(format!("{TINY_RUN}/config.toml"));
+    let line = config.lines().find(|line| line.starts_with("min_learning_rate")).unwrap();
+    assert!(
+        line.starts_with("min_learning_rate = 5e-5") && line.ends_with("# default: a tenth of learning_rate"),
+        "{line}"
+    );
+    // What was set does not follow.
+    let sandbox = Sandbox::new();
+    sandbox.train(&flags(SETTINGS, &["train.min_learning_rate=0.001"])).succeeds();
+    let refused = resume(&sandbox, &["--max-steps", "14", "--learning-rate", "5e-4"]);
+    refused.fails_with(&["--learning-rate: train.learning_rate", "min_learning_rate is 0.001"]);
+}
+
+#[test]
+fn a_run_is_found_by_its_name_wherever_one_is_named() {
+    let sandbox = Sandbox::new();
+    sandbox.train(&["--name", "mine", "--set", "run.dir=my runs"]).succeeds();
+    let there = [("RUSTYFLOW_RUN__DIR", "my runs")];
+    let run = |args: &[&str]| sandbox.run_with(args, &there);
+    run(&["runs", "show", "mine"]).succeeds();
+    run(&["generate", "--device", "cpu", "--model", "mine", "-n", "2"]).succeeds();
+    run(&["generate", "--device", "cpu", "-n", "2"]).succeeds();
+    run(&["eval", "--device", "cpu", "--model", "mine"]).succeeds();
+    run(&["train", "--resume", "mine", "--max-steps", "7"]).succeeds();
+    sandbox.run(&["train", "--resume", "mine", "--set", "run.dir=my runs", "--max-steps", "8"]).succeeds();
+    let init = ["train", "--init", "mine", "--corpus", "corpus.txt", "--device", "cpu", "--max-steps", "1"];
+    run(&init).succeeds();
+    // A folder of that name that holds no model does not hide the run.
+    sandbox.write("mine/notes.txt", "a text");
+    run(&["generate", "--device", "cpu", "--model", "mine", "-n", "2"]).succeeds();
+    run(&["generate", "--model", "mien"]).fails_with(&["mien", "did you mean the run mine?"]);
+    run(&["train", "--resume", "mien"]).fails_with(&["no run mien in my runs", "did you mean mine?"]);
+}
+
+#[test]
+fn the_commands_at_the_end_of_a_run_can_be_pasted() {
+    let sandbox = Sandbox::new();
+    let run = sandbox.train(&["--set", "run.dir=my runs", "--name", "it's"]).succeeds();
+    let command = run.stdout.lines().find_map(|line| line.strip_prefix("next    ")).expect("the next command");
+    assert_eq!(command, "rustyflow generate --model \"my runs/it's\" --prompt \"...\"");
+    let refused = sandbox.run(&["train", "--resume", "my runs/it's", "--corpus", "tiny.toml"]);
+    refused.fails_with(&["rustyflow train --init \"my runs/it's\" --corpus tiny.toml"]);
 }

@@ -25,7 +25,7 @@ fn the_built_in_quickstart_trains_on_the_sample() {
 #[test]
 fn a_run_says_what_it_does() {
     let run = Sandbox::new().train(&[]).succeeds();
-    run.prints(&[
+    let run = run.prints(&[
         "device     cpu (1 threads)",
         "corpus     corpus, ",
         "tokenizer char with ",
@@ -34,13 +34,13 @@ fn a_run_says_what_it_does() {
         " epochs, 0 steps of warm-up\n",
         &format!("folder     {TINY_RUN}\n"),
         "step      3  validation loss ",
-        "--- sample ---\n",
-        "trained       6 steps, ",
-        "final loss    train ",
-        &format!("run folder    {TINY_RUN}\n"),
-        "appended to training_log.txt",
-        &format!("rustyflow generate --model {TINY_RUN} --prompt"),
     ]);
+    let end: Vec<&str> = run.stdout.lines().rev().take(4).collect();
+    assert!(
+        end[2].starts_with("loss    train ") && end[2].contains(", validation ") && end[2].contains("after 6 steps")
+    );
+    assert!(end[1].starts_with("sample  ") && end[3].is_empty(), "{end:?}");
+    assert_eq!(end[0], format!("next    rustyflow generate --model {TINY_RUN} --prompt \"...\""));
 }
 
 #[test]
@@ -84,13 +84,50 @@ fn the_report_has_its_documented_form() {
 }
 
 #[test]
-fn a_run_ends_in_a_short_summary_unless_the_profile_is_asked_for() {
+fn the_report_is_printed_only_where_it_is_asked_for_and_is_in_the_folder() {
     let sandbox = Sandbox::new();
     let run = sandbox.train(&[]).succeeds();
-    let (_, summary) = run.stdout.split_once("[Profiling report]\n").expect("a summary");
-    assert!(summary.contains("[AVG_EPOCH_TIME] ") && !summary.contains("Largest kernels"), "{summary}");
-    assert!(summary.lines().count() < 16 && !summary.contains("TFLOP/s"), "{summary}");
+    assert!(!run.stdout.contains("[Profiling report]") && !run.stdout.contains("[AVG_EPOCH_TIME]"), "{run:?}");
     assert!(sandbox.read(format!("{TINY_RUN}/profile.txt")).contains("Largest kernels"));
+}
+
+#[test]
+fn a_run_that_overfits_says_so_at_its_end_and_in_its_report() {
+    let sandbox = Sandbox::new();
+    // Few words to learn by heart, and others to validate on.
+    sandbox.write("train.txt", "the fox sees the dog by the river.\n".repeat(20));
+    sandbox.write("valid.txt", "red hens wade home to bed; five birds hid.\n".repeat(4));
+    let settings = "data.corpus=train=train.txt,validation=valid.txt train.max_steps=60 train.learning_rate=0.02";
+    let settings: Vec<&str> = settings.split(' ').flat_map(|s| ["--set", s]).collect();
+    let run = sandbox.train(&[&settings[..], &["--name", "heart", "--set", "data.tokenizer=bpe"]].concat()).succeeds();
+    let told = "this run overfits: training loss ";
+    assert!(run.stderr.contains(told) && run.stderr.contains(", validation loss "), "{run:?}");
+    assert!(run.stderr.contains("`generate` and `eval` take that checkpoint"), "{run:?}");
+    assert!(sandbox.read("runs/heart/report.html").contains(told));
+    sandbox.run(&["runs", "show", "heart"]).succeeds().prints(&[told]);
+    let record: Value = serde_json::from_str(&sandbox.read("runs/heart/run.json")).unwrap();
+    assert!(record["end"]["overfitting"].is_string(), "{record}");
+    let run = sandbox.train(&["--name", "learns"]).succeeds();
+    assert!(!run.stderr.contains("overfits"), "{run:?}");
+}
+
+#[test]
+fn a_small_run_is_evaluated_five_times() {
+    let sandbox = Sandbox::new();
+    sandbox.write("tiny.toml", crate::sandbox::TINY.replace("eval_every = 3\n", ""));
+    let evaluations = |run: &str| sandbox.losses(&format!("runs/{run}"), "eval").len();
+    let origin = |run: &str| {
+        let config = sandbox.read(format!("runs/{run}/config.toml"));
+        config.lines().find(|line| line.starts_with("eval_every")).expect("the key").to_string()
+    };
+    sandbox.train(&["--max-steps", "20", "--name", "steps"]).succeeds();
+    assert_eq!(evaluations("steps"), 5);
+    assert!(origin("steps").starts_with("eval_every = 4 ") && origin("steps").ends_with("a fifth of max_steps"));
+    sandbox.train(&["--epochs", "1", "--name", "epochs"]).succeeds();
+    assert!((5..=6).contains(&evaluations("epochs")), "{}", evaluations("epochs"));
+    assert!(origin("epochs").ends_with("# default: a fifth of the steps of epochs"), "{}", origin("epochs"));
+    sandbox.run(&["train", "--resume", "steps", "--max-steps", "40"]).succeeds();
+    assert!(origin("steps").starts_with("eval_every = 8 "), "{}", origin("steps"));
 }
 
 #[test]
@@ -181,8 +218,11 @@ fn every_run_appends_a_block_to_the_training_log() {
 #[test]
 fn a_quiet_run_says_where_it_is_and_no_more() {
     let sandbox = Sandbox::new();
+    // Something to warn of, and something to note.
+    sandbox.write("tiny.toml", crate::sandbox::TINY.to_string() + "[device]\nf32_products = \"fma\"\n");
+    sandbox.write("corpus.txt", corpus().split_at(60).0);
     let run = sandbox.train(&["--quiet"]).succeeds();
-    assert_eq!(run.stdout, format!("{TINY_RUN}\n"));
+    assert_eq!((&*run.stdout, &*run.stderr), (&*format!("{TINY_RUN}\n"), ""));
     assert!(sandbox.exists(format!("{TINY_RUN}/finished")), "{run:?}");
 }
 
@@ -243,11 +283,23 @@ fn the_report_adds_up_to_the_time_on_the_wall() {
 }
 
 #[test]
-fn a_training_log_that_cannot_be_written_is_refused_before_the_first_step() {
+fn a_training_log_goes_where_it_can_be_written() {
     let sandbox = Sandbox::new();
     std::fs::create_dir(sandbox.path("training_log.txt")).unwrap();
-    sandbox.train(&[]).fails_with(&["cannot open training_log.txt", "directory"]);
-    assert!(!sandbox.exists("runs"), "nothing was begun");
+    let run = sandbox.train(&[]).succeeds();
+    let told = "the timings of this run go to runs/training_log.txt (log.file)";
+    assert!(run.stderr.contains("cannot open training_log.txt") && run.stderr.contains(told), "{run:?}");
+    assert!(sandbox.read("runs/training_log.txt").contains(TINY_RUN));
+    // Also of a run that is resumed from elsewhere.
+    sandbox.run(&["train", "--resume", TINY_RUN, "--max-steps", "7"]).succeeds();
+    assert_eq!(sandbox.read("runs/training_log.txt").matches("== ").count(), 2);
+    sandbox.train(&["--set", "log.file=elsewhere.txt"]).succeeds();
+    assert!(sandbox.read("elsewhere.txt").contains(TINY_RUN));
+    sandbox.train(&["--set", "log.file="]).succeeds();
+    assert_eq!(sandbox.read("runs/training_log.txt").matches("== ").count(), 2, "none is wanted");
+    let before = sandbox.runs();
+    sandbox.train(&["--set", "log.file=missing/log.txt"]).fails_with(&["cannot open missing/log.txt"]);
+    assert_eq!(sandbox.runs(), before, "nothing was begun");
 }
 
 #[test]

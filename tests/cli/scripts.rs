@@ -20,10 +20,10 @@ fn script(sandbox: &Sandbox, name: &str, args: &[&str]) -> Run {
 fn train_cpu_takes_a_configuration_and_further_arguments() {
     let sandbox = Sandbox::new();
     let run = script(&sandbox, "train_cpu.sh", &["tiny.toml", "--threads", "1", "--seed", "2"]).succeeds();
-    run.prints(&["device     cpu (1 threads)", &format!("run folder    {TINY_RUN}\n")]);
+    run.prints(&["device     cpu (1 threads)", &format!("next    rustyflow generate --model {TINY_RUN} ")]);
     let log = sandbox.path("training_log.txt").canonicalize().unwrap();
     let run = script(&sandbox, "train_cpu.sh", &["tiny.toml"]).succeeds();
-    assert!(run.stdout.ends_with(&format!("log           {}\n", log.display())), "{}", run.stdout);
+    assert!(run.stdout.ends_with(&format!("log     {}\n", log.display())), "{}", run.stdout);
     assert!(sandbox.read(format!("{TINY_RUN}/config.toml")).contains("# from --seed"));
 }
 
@@ -32,7 +32,7 @@ fn train_gpu_falls_back_to_the_cpu_with_a_warning() {
     let sandbox = Sandbox::new();
     let run = script(&sandbox, "train_gpu.sh", &["tiny.toml"]).succeeds();
     assert!(run.stderr.contains("warning: computing on the CPU instead of gpu"), "{run:?}");
-    run.prints(&["device     cpu", "run folder    ", "log           "]);
+    run.prints(&["device     cpu", "next    ", "log     "]);
 }
 
 #[test]

@@ -181,12 +181,13 @@ impl Run {
         self
     }
 
-    /// It exited with 1 and an `error:` that holds all of `parts`, and without a panic.
+    /// It exited with an `error:` that holds all of `parts`, and without a panic: with 2 where the error begins with a
+    /// flag, for then the command was called wrongly, else with 1.
     #[track_caller]
     pub fn fails_with(self, parts: &[&str]) -> Run {
-        assert_eq!(self.code, Some(1), "{self:#?}");
         assert!(!self.stderr.contains("panicked"), "{self:#?}");
         let (_, message) = self.stderr.rsplit_once("error: ").unwrap_or_else(|| panic!("no error: {self:#?}"));
+        assert_eq!(self.code, Some(if message.starts_with("--") { 2 } else { 1 }), "{self:#?}");
         for part in parts {
             assert!(message.contains(part), "{part:?} is missing in: {message}");
         }

@@ -53,8 +53,8 @@ pub fn rows() -> Vec<Row> {
             let other = Config::default().model;
             resolved.follow_model(other, "there")
         }),
-        ("Resolved::fit_warmup", Defined, |_| defaults()?.fit_warmup(HUGE)),
-        ("Resolved::fit_warmup", Refused, |_| Layers::new().set("train.warmup_steps=9")?.build()?.fit_warmup(0)),
+        ("Resolved::fit_length", Defined, |_| defaults()?.fit_length(HUGE)),
+        ("Resolved::fit_length", Refused, |_| Layers::new().set("train.warmup_steps=9")?.build()?.fit_length(0)),
         ("Config::run_name", Defined, |_| {
             let mut config = Config::default();
             config.data.corpus = "..".into();

@@ -4,7 +4,7 @@ mod conversation;
 
 use super::interrupt::{Interrupted, Interrupts};
 use super::sampling::{self, SamplingFlags};
-use super::{configuration, device, model, output};
+use super::{complete, configuration, device, model, output};
 use crate::Error;
 use crate::config::WeightDtype;
 use crate::data::{ChatSpec, ChatTemplate, Ending, Tokenizer};
@@ -27,8 +27,9 @@ Ctrl-C ends the answer under way; where there is none, it ends the program."#;
 #[derive(clap::Args)]
 #[command(after_help = super::examples::CHAT)]
 pub struct Args {
-    /// A run's folder, a checkpoint's, or the name of a fetched model; without it, the newest run in runs/
-    #[arg(long, value_name = "DIR")]
+    /// A run (its folder, or its name in run.dir), a checkpoint's folder, or the name of a fetched model [default: the
+    /// newest run]
+    #[arg(long, value_name = "DIR", add = complete::runs())]
     model: Option<PathBuf>,
     /// What the model is told before everything else
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
@@ -42,7 +43,7 @@ pub struct Args {
     #[arg(long)]
     pub json: bool,
     /// What matmuls read: f32; or, on a GPU, f16, which is half the memory and rounded to 11 bits
-    #[arg(long, value_name = "DTYPE", default_value_t = WeightDtype::F32)]
+    #[arg(long, value_name = "DTYPE", default_value_t = WeightDtype::F32, add = complete::dtypes())]
     dtype: WeightDtype,
     #[command(flatten)]
     device: device::Flags,
@@ -145,7 +146,7 @@ impl Chat<'_> {
                 Ok(ControlFlow::Break(())) => return Ok(()),
                 Ok(ControlFlow::Continue(())) => {}
                 // A person can mend it; whoever wrote a file has to be told.
-                Err(error) if self.interactive && !is_final(&error) => output::note(format_args!("error: {error}")),
+                Err(error) if self.interactive && !is_final(&error) => output::error(format_args!("error: {error}")),
                 Err(error) => return Err(error),
             }
         }
@@ -157,7 +158,7 @@ impl Chat<'_> {
         match word {
             _ if line.trim().is_empty() => {}
             "/quit" => return Ok(ControlFlow::Break(())),
-            "/help" => output::note(HELP),
+            "/help" => output::error(HELP),
             "/reset" => self.reset()?,
             "/save" => self.save(rest.trim())?,
             _ if line.starts_with("//") => self.answer(&line[1..])?,
@@ -180,7 +181,7 @@ impl Chat<'_> {
             bail!("/save: name the file, as in /save chat.jsonl");
         }
         let messages = self.conversation.save(Path::new(path))?;
-        output::note(format_args!("{messages} messages are in {path}"));
+        output::error(format_args!("{messages} messages are in {path}"));
         Ok(())
     }
 

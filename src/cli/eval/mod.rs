@@ -2,7 +2,7 @@
 
 mod choices;
 
-use super::{at_least_one, cache, configuration, device, model, output};
+use super::{at_least_one, cache, complete, configuration, device, model, output};
 use crate::config::{DataConfig, WeightDtype};
 use crate::data::{Corpus, Packing, Split, encode_split};
 use crate::train::{Windows, corpus_for_model, evaluate, packing, trained_on, trained_rows};
@@ -15,8 +15,9 @@ use std::sync::atomic::AtomicBool;
 #[derive(clap::Args)]
 #[command(after_help = super::examples::EVAL)]
 pub struct Args {
-    /// A run's folder, a checkpoint's, or the name of a fetched model; without it, the newest run in runs/
-    #[arg(long, value_name = "DIR")]
+    /// A run (its folder, or its name in run.dir), a checkpoint's folder, or the name of a fetched model [default: the
+    /// newest run]
+    #[arg(long, value_name = "DIR", add = complete::runs())]
     model: Option<PathBuf>,
     /// A text to evaluate on: a file, or a folder of them
     #[arg(long, value_name = "PATH", conflicts_with = "corpus")]
@@ -25,7 +26,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["text", "corpus", "split", "validation_fraction", "stride"])]
     choices: Option<PathBuf>,
     /// Or a corpus, as in the configuration [default: the one that the model was trained on]
-    #[arg(long)]
+    #[arg(long, add = complete::corpora())]
     corpus: Option<String>,
     /// Which part of the corpus: train, validation or test
     #[arg(long, default_value = "validation", value_name = "SPLIT")]

@@ -5,7 +5,7 @@ mod prompts;
 
 use super::interrupt::{Interrupted, Interrupts};
 use super::sampling::{self, SamplingFlags};
-use super::{at_least_one, configuration, device, model, output};
+use super::{at_least_one, complete, configuration, device, model, output};
 use crate::Error;
 use crate::config::WeightDtype;
 use crate::data::Tokenizer;
@@ -21,8 +21,9 @@ use std::time::Instant;
 #[derive(clap::Args)]
 #[command(after_help = super::examples::GENERATE)]
 pub struct Args {
-    /// A run's folder, a checkpoint's, or the name of a fetched model; without it, the newest run in runs/
-    #[arg(long, value_name = "DIR")]
+    /// A run (its folder, or its name in run.dir), a checkpoint's folder, or the name of a fetched model [default: the
+    /// newest run]
+    #[arg(long, value_name = "DIR", add = complete::runs())]
     model: Option<PathBuf>,
     /// The text to continue; - reads it from standard input
     #[arg(long, short, default_value = "", allow_hyphen_values = true)]
@@ -45,7 +46,7 @@ pub struct Args {
     #[arg(long)]
     pub json: bool,
     /// What matmuls read: f32; or, on a GPU, f16, which is half the memory and rounded to 11 bits
-    #[arg(long, value_name = "DTYPE", default_value_t = WeightDtype::F32)]
+    #[arg(long, value_name = "DTYPE", default_value_t = WeightDtype::F32, add = complete::dtypes())]
     dtype: WeightDtype,
     #[command(flatten)]
     device: device::Flags,

@@ -2,7 +2,7 @@
 
 use super::{Folder, or_dash, parameters, write_page};
 use crate::Error;
-use crate::cli::output;
+use crate::cli::{complete, output};
 use crate::report::{Comparison, Curve, Equal, RunRecord, RunSummary, compare_page, loss_curves, plot};
 use crate::units;
 use anyhow::Result;
@@ -16,7 +16,7 @@ const MOST: usize = 8;
 #[derive(clap::Args)]
 pub struct Args {
     /// The runs: their folders, or their names in the folder of runs
-    #[arg(value_name = "RUN", num_args = 2.., required = true)]
+    #[arg(value_name = "RUN", num_args = 2.., required = true, add = complete::runs())]
     runs: Vec<PathBuf>,
     #[command(flatten)]
     folder: Folder,

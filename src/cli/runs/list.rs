@@ -1,6 +1,7 @@
 //! `rustyflow runs list`.
 
-use super::{Folder, folders, or_dash, parameters, read};
+use super::{Folder, or_dash, parameters, read};
+use crate::cli::named::runs_in;
 use crate::cli::output;
 use crate::report::RunSummary;
 use crate::units;
@@ -19,7 +20,7 @@ pub struct Args {
 pub fn run(args: Args) -> Result<()> {
     let dir = args.folder.path()?;
     let mut runs = Vec::new();
-    for folder in folders(&dir) {
+    for folder in runs_in(&dir) {
         match read(&folder) {
             Ok(run) => runs.push(RunSummary::new(&run)),
             Err(error) => output::note(format_args!("warning: {error}")),

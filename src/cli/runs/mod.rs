@@ -5,11 +5,9 @@ mod list;
 mod remove;
 mod show;
 
-use super::configuration;
-use super::examples;
+use super::{configuration, examples, named};
 use crate::Error;
-use crate::config::nearest;
-use crate::report::{RunRecord, RunSummary, State, is_run};
+use crate::report::{RunRecord, RunSummary, State};
 use crate::train::check_unused;
 use crate::units;
 use anyhow::Result;
@@ -64,27 +62,13 @@ impl Folder {
     fn path(&self) -> Result<PathBuf> {
         match &self.dir {
             Some(dir) => Ok(dir.clone()),
-            None => Ok(configuration::of_environment()?.run.dir.into()),
+            None => configuration::run_dir(),
         }
     }
 
     /// The folder of the run that a path or a name in this folder means.
     fn find(&self, name: &Path) -> Result<PathBuf> {
-        let dir = self.path()?;
-        let meant = [name.to_path_buf(), dir.join(name)];
-        if let Some(folder) = meant.iter().find(|path| is_run(path)) {
-            return Ok(folder.clone());
-        }
-        if let Some(folder) = meant.into_iter().find(|path| path.exists()) {
-            let message = "is no run's folder: a run has config.toml and metrics.jsonl".into();
-            return Err(Error::Checkpoint { path: folder, message }.into());
-        }
-        let names: Vec<String> = folders(&dir).iter().map(|path| last_part(path)).collect();
-        let hint = match nearest(&name.to_string_lossy(), names.iter().map(String::as_str)) {
-            Some(near) => format!("did you mean {near}?"),
-            None => "`rustyflow runs list` shows those that there are".into(),
-        };
-        Err(Error::Invalid(format!("there is no run {} in {}; {hint}", name.display(), dir.display())).into())
+        named::find_run(name, &self.path()?)
     }
 
     fn read(&self, name: &Path) -> Result<RunRecord> {
@@ -98,16 +82,6 @@ fn read(folder: &Path) -> crate::Result<RunRecord> {
     let is_running = check_unused(folder).is_err();
     let run = RunRecord::read(folder)?;
     Ok(if is_running { RunRecord { state: State::Running, ..run } } else { run })
-}
-
-/// The folders of runs in a folder.
-fn folders(dir: &Path) -> Vec<PathBuf> {
-    let entries = std::fs::read_dir(dir).into_iter().flatten().flatten();
-    entries.map(|entry| entry.path()).filter(|path| is_run(path)).collect()
-}
-
-fn last_part(path: &Path) -> String {
-    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
 /// Writes a page, and says where it is.

@@ -2,7 +2,7 @@
 
 use super::Folder;
 use crate::Error;
-use crate::cli::output;
+use crate::cli::{complete, output};
 use crate::train::{check_unused, remove_run};
 use crate::units;
 use anyhow::Result;
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 #[derive(clap::Args)]
 pub struct Args {
     /// The runs: their folders, or their names in the folder of runs
-    #[arg(value_name = "RUN", required = true)]
+    #[arg(value_name = "RUN", required = true, add = complete::runs())]
     runs: Vec<PathBuf>,
     #[command(flatten)]
     folder: Folder,

@@ -1,7 +1,7 @@
 //! `rustyflow runs show`.
 
 use super::{Folder, or_dash, parameters, write_page};
-use crate::cli::output;
+use crate::cli::{complete, output};
 use crate::config::Config;
 use crate::report::{Best, Curve, RunRecord, RunSummary, loss_curves, plot, run_page, written};
 use crate::units;
@@ -15,7 +15,7 @@ const HEIGHT: usize = 16;
 #[derive(clap::Args)]
 pub struct Args {
     /// The run: its folder, or its name in the folder of runs
-    #[arg(value_name = "RUN")]
+    #[arg(value_name = "RUN", add = complete::runs())]
     run: PathBuf,
     #[command(flatten)]
     folder: Folder,

@@ -115,8 +115,10 @@ fn kept(run: &Planned, rows: &[Row]) -> Result<Option<Row>> {
     }
     let before = Layers::new().file(&config)?.build()?.config;
     let changes = before.changes(&run.resolved.config)?;
-    // How many steps `epochs` makes, and so the warm-up, is written down once the text is loaded.
-    if let Some(change) = changes.iter().find(|change| change.key != "train.warmup_steps") {
+    // What follows from the number of steps that `epochs` makes is written down once the text is loaded.
+    let follows =
+        |key: &str| ["train.warmup_steps", "train.eval_every"].contains(&key) && run.resolved.origin(key).is_default();
+    if let Some(change) = changes.iter().find(|change| !follows(change.key)) {
         bail!(
             "{} is a run with {} = {}, this sweep has {}; name another --dir",
             run.folder.display(),
@@ -138,7 +140,7 @@ fn kept(run: &Planned, rows: &[Row]) -> Result<Option<Row>> {
 
 /// Trains one run, or goes on with it.
 fn train(run: &Planned, devices: &[Device], args: &Args, interrupts: &Interrupts) -> Result<Row> {
-    let bar = ProgressBar::no_length();
+    let bar = if output::is_quiet() { ProgressBar::hidden() } else { ProgressBar::no_length() };
     let style = ProgressStyle::with_template("{msg}  {wide_bar:.cyan/238} {pos}/{len} ETA {eta}");
     bar.set_style(style.expect("the template is valid"));
     bar.set_message(run.name.clone());

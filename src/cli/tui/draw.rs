@@ -21,7 +21,7 @@ use ratatui::layout::{Alignment, Constraint, Layout, Rect};
 use ratatui::style::{Color, Style, Stylize};
 use ratatui::symbols::Marker;
 use ratatui::text::{Line, Span, Text};
-use ratatui::widgets::{Axis, Block, BorderType, Chart, Dataset, GraphType, LegendPosition, LineGauge, Paragraph};
+use ratatui::widgets::{Axis, Block, BorderType, Chart, Dataset, GraphType, LineGauge, Paragraph};
 use ratatui::widgets::{Padding, Sparkline, SparklineBar, Wrap};
 use std::time::Duration;
 
@@ -78,27 +78,31 @@ fn draw_losses(frame: &mut Frame, area: Rect, state: &State) {
     if train.is_empty() && validation.is_empty() {
         return frame.render_widget(Paragraph::new(" The first steps are under way.").block(block(title)), area);
     }
-    let curve = |name: &'static str, points, colour| {
-        let line = Dataset::default().name(name).marker(Marker::Braille).graph_type(GraphType::Line);
+    let curve = |points, colour| {
+        let line = Dataset::default().marker(Marker::Braille).graph_type(GraphType::Line);
         line.style(Style::new().fg(colour)).data(points)
     };
-    let mut curves = vec![curve("train", &train, TRAIN)];
+    let mut curves = vec![curve(&train, TRAIN)];
+    let mut legend = vec![" ● train ".fg(TRAIN)];
     if !validation.is_empty() {
-        curves.push(curve("validation", &validation, VALIDATION));
+        curves.push(curve(&validation, VALIDATION));
+        legend.push(" ● validation ".fg(VALIDATION));
     }
     let [bottom, top] = bounds(train.iter().chain(&validation).map(|point| point.1));
-    let (first, last) = (state.first_step as f64, (state.step.max(state.first_step + 1)) as f64);
+    // Of a resumed run the curve begins before its first step.
+    let first = train.iter().chain(&validation).map(|point| point.0).fold(state.first_step as f64, f64::min);
+    let last = (state.step.max(state.first_step + 1)) as f64;
     let steps = [first, last].map(|step| Line::from(format!("{step:.0}")));
     let losses = [bottom, (bottom + top) / 2.0, top].map(|y| Line::from(format!("{:.3}", unscale(y))));
     let axis = |bounds, labels: Vec<Line<'static>>| {
         Axis::default().bounds(bounds).labels(labels).style(Style::new().fg(Color::DarkGray))
     };
     let chart = Chart::new(curves)
-        .block(block(title).padding(Padding::left(1)))
+        .block(block(title).title_top(Line::from(legend).right_aligned()).padding(Padding::left(1)))
         .x_axis(axis([first, last], steps.to_vec()))
         .y_axis(axis([bottom, top], losses.to_vec()))
-        .legend_position(Some(LegendPosition::TopRight))
-        .hidden_legend_constraints((Constraint::Ratio(1, 2), Constraint::Ratio(1, 2)));
+        // It would cover the curves: it is in the border.
+        .legend_position(None);
     frame.render_widget(chart, area);
 }
 
@@ -147,8 +151,9 @@ fn numbers(state: &State) -> Vec<(&'static str, Span<'static>)> {
     if let Some(scale) = last.and_then(|s| s.loss_scale) {
         rows.push(("loss scale", Span::from(format!("{}, {} overflows", scale.scale, scale.overflows))));
     }
-    if let Some(memory) = &state.memory {
-        rows.push(("memory", Span::from(memory.clone())));
+    if let Some([used, peak]) = &state.memory {
+        rows.push((state.memory_name(), Span::from(used.clone())));
+        rows.push(("peak memory", Span::from(peak.clone())));
     }
     rows
 }
@@ -219,10 +224,8 @@ mod tests {
     use ratatui::Terminal;
     use ratatui::backend::TestBackend;
 
-    /// A run of 1000 steps that has done 250, of which each tenth is logged, and was evaluated at 200.
-    fn state() -> State {
-        let mut state = State::new(Device::Cpu);
-        state.event(&Event::Started(Box::new(Start {
+    fn start() -> Start {
+        Start {
             folder: "runs/a".into(),
             device: "cpu (1 threads)".into(),
             precision: "f32".into(),
@@ -240,7 +243,13 @@ mod tests {
             total_steps: 1000,
             epochs: 2.0,
             warmup_steps: 0,
-        })));
+        }
+    }
+
+    /// A run of 1000 steps that has done 250, of which each tenth is logged, and was evaluated at 200.
+    fn state() -> State {
+        let mut state = State::new(Device::Cpu);
+        state.event(&Event::Started(Box::new(start())));
         for step in (10..=250).step_by(10) {
             let (epoch, loss) = (step as f64 / 500.0, 4.0 - step as f64 / 100.0);
             let numbers = Step {
@@ -297,8 +306,7 @@ mod tests {
             &lines,
             &[
                 "╭ loss ─",
-                "│train     │",
-                "│validation│",
+                " ● train  ● validation ╮",
                 "│ 4.020│",
                 "││ loss          1.5000 ",
                 "││ validation    2.5000 at step 200 ",
@@ -313,6 +321,30 @@ mod tests {
         assert!(lines.iter().any(|line| line.contains(char::is_alphabetic) && line.contains("⠉")), "a curve of dots");
         state.toggle_log_scale();
         assert_shows(&drawn(&state, 100, 30), &["╭ loss, logarithmic ─", "l linear loss"]);
+    }
+
+    #[test]
+    fn a_resumed_run_is_shown_with_its_earlier_curve() {
+        let dir = tempfile::tempdir().unwrap();
+        let line = |step| format!("{{\"kind\": \"train\", \"step\": {step}, \"loss\": 3.5}}\n");
+        let evaluation = "{\"kind\": \"eval\", \"step\": 20, \"loss\": 3.4}\n".to_string();
+        let lines: String = (1..=20).map(line).chain([evaluation]).collect();
+        std::fs::write(dir.path().join("metrics.jsonl"), lines).unwrap();
+        let mut resumed = State::new(Device::Cpu);
+        resumed.event(&Event::Started(Box::new(Start { folder: dir.path().into(), first_step: 20, ..start() })));
+        assert_eq!((resumed.train_loss.points().len(), resumed.validation), (20, Some((20, 3.4))));
+        let lines = drawn(&resumed, 100, 30);
+        assert!(
+            lines.iter().any(|line| line.contains("╰") || line.trim_start_matches('│').trim_start().starts_with("1 "))
+        );
+        assert_shows(&lines, &["││ validation    3.4000 at step 20 ", "││ best          3.4000 at step 20 "]);
+    }
+
+    #[test]
+    fn memory_is_named_by_its_place() {
+        let mut state = state();
+        state.memory = Some(["12.3 MiB".into(), "14.5 MiB".into()]);
+        assert_shows(&drawn(&state, 100, 30), &["││ CPU memory    12.3 MiB ", "││ peak memory   14.5 MiB "]);
     }
 
     #[test]

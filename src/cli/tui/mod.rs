@@ -42,9 +42,9 @@ struct Screen {
 
 impl View {
     /// The view of a run on this device. It takes the terminal when the run has started.
-    pub fn new(device: &Device, profile: bool) -> View {
+    pub fn new(device: &Device, profile: bool, auto: Option<String>) -> View {
         View {
-            lines: progress::View::without_bar(profile),
+            lines: progress::View::without_bar(profile, auto),
             device: device.clone(),
             screen: None,
             afterwards: Vec::new(),

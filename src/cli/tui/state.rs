@@ -5,8 +5,11 @@ use crate::Device;
 use crate::cli::output;
 use crate::cli::progress::{counted, epoch_line, evaluation_line};
 use crate::generate::printable;
+use crate::report::Metrics;
 use crate::train::{Event, Start, Step};
 use crate::units;
+use std::fs::File;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Lines of the log that are kept: more than any terminal shows.
@@ -33,7 +36,8 @@ pub struct State {
     pub validation_loss: Series,
     pub tokens_per_s: Series,
     pub learning_rate: Series,
-    pub memory: Option<String>,
+    /// In use, and the most so far.
+    pub memory: Option<[String; 2]>,
     memory_at: Option<Instant>,
     epoch_at: Option<Instant>,
     pub log: Vec<String>,
@@ -113,9 +117,34 @@ impl State {
         (self.first_step, self.step, self.total_steps) = (s.first_step, s.first_step, s.total_steps);
         self.total_epochs = s.epochs;
         self.go_back(s.first_step);
+        if s.first_step > 0 && self.train_loss.points().is_empty() {
+            self.earlier(&s.folder);
+        }
         if s.first_step > 0 {
             self.add_line(format!("step {:>6}  resumed", s.first_step));
         }
+    }
+
+    /// Takes in what the run had logged before it was resumed. The folder's files are those of the step it resumes from.
+    fn earlier(&mut self, folder: &Path) {
+        // Without them the curves begin here, and the run goes on.
+        let Ok(metrics) = File::open(folder.join("metrics.jsonl")).and_then(Metrics::read) else { return };
+        for point in &metrics.steps {
+            let x = point.step as f64;
+            self.train_loss.push(x, point.loss);
+            self.learning_rate.push(x, point.learning_rate);
+            self.tokens_per_s.push(x, point.tokens_per_s);
+        }
+        for point in &metrics.evaluations {
+            self.validation = Some((point.step as usize, point.loss));
+            self.validation_loss.push(point.step as f64, point.loss);
+        }
+        self.best = metrics.best().map(|best| (best.step as usize, best.loss));
+    }
+
+    /// Where the memory is.
+    pub fn memory_name(&self) -> &'static str {
+        if self.device.is_gpu() { "GPU memory" } else { "CPU memory" }
     }
 
     /// What came after this step is void.
@@ -151,8 +180,7 @@ impl State {
         if self.memory_at.is_none_or(|at| at.elapsed() >= SECOND) {
             self.memory_at = Some(Instant::now());
             let memory = self.device.memory();
-            let [used, peak] = [memory.used_bytes, memory.peak_bytes].map(|bytes| units::bytes(bytes as u64));
-            self.memory = Some(format!("{used}, {peak} at most"));
+            self.memory = Some([memory.used_bytes, memory.peak_bytes].map(|bytes| units::bytes(bytes as u64)));
         }
     }
 

@@ -33,7 +33,7 @@ fn every_value_has_its_origin_beside_it() {
     assert_has(
         &text,
         &[
-            "every = 5            # from a.toml:2",
+            "every = 5                  # from a.toml:2",
             "seed = 1      # from --set",
             "eps = 1e-8                     # default",
             "bias = true                      # default",

@@ -115,16 +115,57 @@ fn a_short_run_shortens_the_default_warm_up() {
 }
 
 #[test]
+fn a_short_run_is_evaluated_five_times() {
+    let of = |text: &str| load(text).unwrap();
+    let resolved = of("[train]\nmax_steps = 100");
+    assert_eq!(resolved.config.train.eval_every, 20);
+    assert_eq!(resolved.origin("train.eval_every").to_string(), "default: a fifth of max_steps");
+    assert_eq!(of("[train]\nmax_steps = 3").config.train.eval_every, 1);
+    assert_eq!(of("[train]\nmax_steps = 5000").config.train.eval_every, 200);
+    assert_eq!(of("[train]\nmax_steps = 100\neval_every = 0").config.train.eval_every, 0, "what was set stays");
+    let apart = of("[train]\nmax_steps = 100\nsync_every = 8\n[checkpoint]\nevery = 8");
+    assert_eq!(apart.config.train.eval_every, 16, "a multiple of sync_every");
+    let mut epochs = of("[train]\nepochs = 2");
+    epochs.fit_length(50).unwrap();
+    assert_eq!(epochs.config.train.eval_every, 10);
+    assert_eq!(epochs.origin("train.eval_every").to_string(), "default: a fifth of the steps of epochs");
+}
+
+#[test]
+fn values_of_a_run_that_nobody_set_follow_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("config.toml");
+    let run = load("[train]\nmax_steps = 100\nlearning_rate = 0.01").unwrap();
+    let again = |text: &str, set: &str| {
+        std::fs::write(&path, text).unwrap();
+        Layers::new().file(&path).unwrap().set(set).unwrap().build()
+    };
+    let text = run.to_toml();
+    assert_eq!(again(&text, "log.every=10").unwrap().config, run.config);
+    let lower = again(&text, "train.learning_rate=1e-4").unwrap();
+    assert_eq!(lower.config.train.min_learning_rate, 1e-4 / 10.0);
+    let longer = again(&text, "train.max_steps=200").unwrap().config.train;
+    assert_eq!((longer.eval_every, longer.warmup_steps), (40, 10));
+    assert_eq!(again(&text, "train.max_steps=8").unwrap().config.train.warmup_steps, 0, "it would never end");
+    // A value that was edited since is one that somebody set.
+    let edited = text.replace("min_learning_rate = 0.001 ", "min_learning_rate = 0.002 ");
+    assert_ne!(edited, text);
+    assert_eq!(again(&edited, "log.every=10").unwrap().config.train.min_learning_rate, 0.002);
+    let message = error_of(again(&edited, "train.learning_rate=1e-4"));
+    assert_has(&message, &["--set", "min_learning_rate is 0.002"]);
+}
+
+#[test]
 fn few_steps_of_epochs_shorten_the_default_warm_up() {
     let mut resolved = load("[train]\nepochs = 2").unwrap();
-    resolved.fit_warmup(2000).unwrap();
+    resolved.fit_length(2000).unwrap();
     assert_eq!(resolved.config.train.warmup_steps, 100);
     assert_eq!(resolved.origin("train.warmup_steps").to_string(), "default");
-    resolved.fit_warmup(103).unwrap();
+    resolved.fit_length(103).unwrap();
     assert_eq!(resolved.config.train.warmup_steps, 10);
     assert_eq!(resolved.origin("train.warmup_steps").to_string(), "default: a tenth of the steps of epochs");
     let mut set = load("[train]\nepochs = 2\nwarmup_steps = 50").unwrap();
-    set.fit_warmup(51).unwrap();
+    set.fit_length(51).unwrap();
     assert_eq!(set.config.train.warmup_steps, 50, "what was set stays");
 }
 

@@ -213,7 +213,7 @@ fn a_warm_up_that_never_ends() {
     assert_has(&message, &["a.toml:3", "eval_every is 0", "schedule is plateau (a.toml:2)", "follows the validation"]);
     let layers = Layers::new().toml_str("a.toml", "[train]\nwarmup_steps = 50").unwrap();
     let mut resolved = layers.flag("--epochs", "train.epochs", 2).unwrap().build().unwrap();
-    let message = resolved.fit_warmup(50).unwrap_err().to_string();
+    let message = resolved.fit_length(50).unwrap_err().to_string();
     let parts = ["--epochs: train.epochs:", "warmup_steps is 50 (a.toml:2)", "is 2 (--epochs), which makes 50 steps"];
     assert_has(&message, &[&parts[..], &["make warmup_steps 5"]].concat());
 }

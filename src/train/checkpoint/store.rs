@@ -3,6 +3,7 @@
 use super::files::Files;
 use super::layout::{checkpoint_folder, checkpoint_name, checkpoints, resolve_ref};
 use super::snapshot::Snapshot;
+use crate::shell_words::quoted;
 use crate::{Error, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -66,7 +67,7 @@ impl Checkpoints {
     }
 
     fn failed(&self, what: &str, advice: &str) -> Error {
-        let message = format!("{what}. {advice}, then go on with `rustyflow train --resume {}`", self.run.display());
+        let message = format!("{what}. {advice}, then go on with `rustyflow train --resume {}`", quoted(&self.run));
         Error::Checkpoint { path: self.run.clone(), message }
     }
 

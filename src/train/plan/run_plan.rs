@@ -160,7 +160,7 @@ pub fn plan_run(
         loader.batches_per_epoch() / resolved.config.train.grad_accum_steps as f64
     };
     let steps = total_steps(resolved.config.train.length(), steps_per_epoch);
-    resolved.fit_warmup(steps)?;
+    resolved.fit_length(steps)?;
     let (config, t) = (&resolved.config, &resolved.config.train);
     let block_size = config.model.block_size;
     let tokens_per_step = t.batch_size * t.grad_accum_steps * block_size;

@@ -8,6 +8,7 @@ use crate::report::{RunRecord, RunSummary, run_page};
 use crate::train::checkpoint::SAMPLES;
 use crate::train::events::{Event, Summary};
 use crate::train::log;
+use crate::train::overfitting::overfitting;
 use crate::train::precision::describe_precision;
 use crate::train::prompt::prompt_ids;
 use crate::train::ranks::{RankTimes, named, rank_table};
@@ -49,8 +50,11 @@ impl Trainer<'_> {
         let finished = Event::Finished(Box::new(summary.clone()));
         record::end(&self.folder, &mut self.record, &finished)?;
         self.folder.mark_finished(!interrupted)?;
+        if let Some(overfitting) = &summary.overfitting {
+            self.report(Event::Note(overfitting.clone()))?;
+        }
         // The run is whole without it.
-        if let Some(Err(error)) = self.options.training_log.map(|path| log::append(path, &summary)) {
+        if let Some(Err(error)) = self.training_log.as_deref().map(|path| log::append(path, &summary)) {
             self.report(Event::Note(format!("the run's timings are in its folder alone: {error}")))?;
         }
         if let Some(trace) = &self.trace {
@@ -74,7 +78,9 @@ impl Trainer<'_> {
 
     fn summary(&mut self, report: Report, interrupted: bool, epochs: f64) -> Summary {
         let device = &self.options.device;
+        let validation = self.state.evaluated.as_ref().map(|e| e.result.clone());
         Summary {
+            overfitting: overfitting(self.state.train_loss, validation.as_ref(), self.state.best, self.state.step),
             folder: self.folder.path().to_path_buf(),
             device: named(device, self.options.others, Device::describe),
             precision: describe_precision(self.config.device.precision, device, self.replica.model.config()),
@@ -86,7 +92,7 @@ impl Trainer<'_> {
             epochs,
             interrupted,
             train_loss: self.state.train_loss,
-            validation: self.state.evaluated.as_ref().map(|e| e.result.clone()),
+            validation,
             best_loss: self.state.best.map(|best| best.loss),
             best_step: self.state.best.filter(|_| self.config.checkpoint.keep_best).map(|best| best.step),
             tokens_per_s: self.throughput.average(),

@@ -35,7 +35,7 @@ use crate::tensor::Bytes;
 use crate::units;
 use serde_json::{Value, json};
 use std::collections::VecDeque;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -46,6 +46,8 @@ pub(super) struct Trainer<'a> {
     /// `config.toml`
     config_text: String,
     options: TrainOptions<'a>,
+    /// The file that gets a block with the run's timings.
+    training_log: Option<PathBuf>,
     // Before the folder, whose lock it needs: fields are dropped in their order.
     writer: Writer,
     folder: RunFolder,

@@ -10,6 +10,7 @@ use crate::generate::check_prompt;
 use crate::models::{LanguageModel, ModelConfig, hf};
 use crate::optim::{LearningRate, Optimizer, ParameterArena, Schedule};
 use crate::profile::{Phase, Span, WallClock};
+use crate::shell_words::quoted;
 use crate::train::adapters::lora;
 use crate::train::checkpoint::{CONFIG, Checkpoint, DataHash, TOKENIZER, TrainerState, Writer};
 use crate::train::data_spec::{chat_spec, data_spec, packing};
@@ -34,7 +35,7 @@ use crate::train::trace::RunTrace;
 use crate::train::update_rules::{divides_weights, on_device};
 use crate::{Device, Error, Result, Tensor};
 use std::collections::VecDeque;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -63,8 +64,10 @@ impl Data {
             place: resolved.origin(key).to_string(),
             key: key.into(),
             message: format!(
-                "{what} not what the run in {} has learnt from; restore that, or begin a new run without --resume",
-                checkpoint.path.display()
+                "{what} not what the run in {} has learnt from; restore that, or train a new run on from its weights: \
+                 {}",
+                checkpoint.path.display(),
+                continuation(options.resume, &data.corpus)
             ),
         };
         let mut spec = data_spec(data, options.data_dir, options.cache_dir);
@@ -121,7 +124,7 @@ impl<'a> Trainer<'a> {
         let device = options.device.clone();
         let devices: Vec<&Device> = [&device].into_iter().chain(options.others).collect();
         clock.set_apart(Phase::Autotuning, autotuning(&devices));
-        options.training_log.map_or(Ok(()), log::check)?;
+        let training_log = training_log(&resolved.config, &mut options)?;
         let names = named(&device, options.others, Device::name);
         let mut resolved = resolved.clone();
         let place = Place::of_first(options.launch, devices.len());
@@ -147,7 +150,7 @@ impl<'a> Trainer<'a> {
         let loader = loader(&resolved.config, model_config.kind, prepared.train.clone(), position)?;
         let steps_per_epoch = loader.batches_per_epoch() / t.grad_accum_steps as f64;
         let total_steps = total_steps(t.length(), steps_per_epoch);
-        resolved.fit_warmup(total_steps)?;
+        resolved.fit_length(total_steps)?;
         check_prompt(&model_config, &prompt_ids(&prepared.tokenizer, &resolved.config.generate.prompt)?)?;
         check_validation(&resolved, &prepared.validation)?;
         let in_documents = loader.is_in_documents();
@@ -252,6 +255,7 @@ impl<'a> Trainer<'a> {
             in_flight: VecDeque::new(),
             monitor: Monitor::default(),
             unconfirmed: VecDeque::new(),
+            training_log,
             out_of_patience: false,
             precompile: Some(precompile),
             start_up: None,
@@ -277,6 +281,22 @@ fn declared_ids(config: &Config) -> Result<DeclaredIds> {
         false => hf::weights_folder(init)?,
     };
     DeclaredIds::read(&[folder, &base])
+}
+
+/// The file that gets the run's block: see [`log::place`].
+fn training_log(config: &Config, options: &mut TrainOptions) -> Result<Option<PathBuf>> {
+    let Some(wanted) = options.training_log else { return Ok(None) };
+    let run = options.resume.map(|run| std::path::absolute(run).unwrap_or_else(|_| run.to_path_buf()));
+    let runs = run.as_deref().and_then(Path::parent).unwrap_or(Path::new(&config.run.dir));
+    let (path, note) = log::place(wanted, runs)?;
+    note.into_iter().for_each(|note| (options.on_event)(&Event::Note(note)));
+    Ok(Some(path))
+}
+
+/// The command that trains a new run on this text, from the weights of this one.
+fn continuation(run: Option<&Path>, corpus: &str) -> String {
+    let [run, corpus] = [run.unwrap_or(Path::new("RUN")), Path::new(corpus)].map(quoted);
+    format!("rustyflow train --init {run} --corpus {corpus}")
 }
 
 /// The ranks of this process.
