@@ -152,6 +152,7 @@ fn prepare(args: &Prepare, with_counts: bool) -> Result<()> {
         json["documents"] = text.documents.into();
         json["held_out"] = text.held_out.into();
         json["skipped"] = serde_json::json!(text.skipped);
+        json["undecodable"] = serde_json::json!(text.undecodable);
         json["seconds"] = seconds.into();
         if let Some(counts) = counts {
             json["used_tokens"] = counts.used.into();

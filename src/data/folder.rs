@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 const TEXTS: [&str; 10] = ["txt", "text", "md", "markdown", "rst", "tokens", "raw", "jsonl", "ndjson", "parquet"];
 
 /// The endings of files that splits may come in.
-const SPLITS: [&str; 6] = ["txt", "tokens", "raw", "jsonl", "ndjson", "parquet"];
+const SPLITS: [&str; 7] = ["txt", "tokens", "raw", "jsonl", "ndjson", "json", "parquet"];
 
 /// The files of a folder and below.
 #[derive(Debug, Default)]
@@ -65,6 +65,11 @@ pub fn is_text(path: &Path) -> bool {
     TEXTS.contains(&kind_of(path).as_str())
 }
 
+/// Files that end in `.json` mostly hold settings: without `data.files`, only those that are splits are read.
+fn is_taken(path: &Path) -> bool {
+    is_text(path) || (kind_of(path) == "json" && path.components().count() == 1 && split_of(path).is_some())
+}
+
 /// `data.files`: patterns as in a `.gitignore`; those that begin with `!` leave out what others take, or
 /// else of all texts.
 struct Patterns {
@@ -90,7 +95,7 @@ impl Patterns {
     }
 
     fn takes(&self, path: &Path) -> bool {
-        let takes = if self.takes.is_empty() { is_text(path) } else { self.takes.is_match(path) };
+        let takes = if self.takes.is_empty() { is_taken(path) } else { self.takes.is_match(path) };
         takes && !self.leaves.is_match(path)
     }
 }
@@ -111,15 +116,21 @@ pub(super) fn split_files(files: &Files, folder: &Path) -> [Vec<Source>; 3] {
     let mut splits = [vec![], vec![], vec![]];
     let candidates = files.taken.iter().filter(|path| path.parent() == Some(folder));
     for path in candidates.filter(|path| SPLITS.contains(&kind_of(path).as_str())) {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
-        let name = name.strip_prefix("wiki.").unwrap_or(&name);
-        let place = match name.split(['.', '-', '_']).next() {
-            Some("train") => 0,
-            Some("valid" | "validation" | "val") => 1,
-            Some("test") => 2,
-            _ => continue,
-        };
-        splits[place].push(Source::file(path));
+        if let Some(place) = split_of(path) {
+            splits[place].push(Source::file(path));
+        }
     }
     splits
+}
+
+/// Which split a file is called after.
+fn split_of(path: &Path) -> Option<usize> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+    let name = name.strip_prefix("wiki.").unwrap_or(&name);
+    match name.split(['.', '-', '_']).next() {
+        Some("train") => Some(0),
+        Some("valid" | "validation" | "val") => Some(1),
+        Some("test") => Some(2),
+        _ => None,
+    }
 }

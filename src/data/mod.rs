@@ -28,6 +28,7 @@ mod folder;
 #[cfg(feature = "cli")]
 mod hub;
 mod json_lines;
+mod json_rows;
 mod loader;
 mod prepare;
 mod random;
@@ -36,6 +37,7 @@ mod source;
 mod token_files;
 mod tokenizer;
 mod tokens;
+mod utf16;
 
 pub use chat::{ChatSpec, ChatTemplate, Turn};
 pub use choices::{Question, read_questions};

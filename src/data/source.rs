@@ -10,7 +10,9 @@ use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
 use super::chat::ChatTemplate;
-use super::json_lines::read_json_lines;
+use super::json_lines::read_json;
+use super::json_rows::Mapped;
+use super::utf16::as_utf8;
 use crate::error::{Error, Result};
 
 /// A part of a document, or its end.
@@ -57,8 +59,8 @@ pub(super) enum Source {
 pub(super) enum Format {
     /// One document: the text.
     Text,
-    /// A document per line, an object: see `json_lines.rs`.
-    JsonLines,
+    /// A document per object, one in each line or all in a list: see `json_lines.rs`.
+    Json,
     /// A document per row, whose column `text` it is.
     Parquet,
 }
@@ -75,7 +77,7 @@ impl Source {
     pub(super) fn file(path: &Path) -> Source {
         let (name, compression) = without_compression(path);
         let format = match extension(&name).as_str() {
-            "jsonl" | "ndjson" => Format::JsonLines,
+            "jsonl" | "ndjson" | "json" => Format::Json,
             "parquet" => Format::Parquet,
             _ => Format::Text,
         };
@@ -84,7 +86,7 @@ impl Source {
 
     /// The same, whose conversations are written like this.
     pub(super) fn with_chat(mut self, template: &Arc<ChatTemplate>) -> Source {
-        if let Source::File { format: Format::JsonLines, chat, .. } = &mut self {
+        if let Source::File { format: Format::Json, chat, .. } = &mut self {
             *chat = Some(template.clone());
         }
         self
@@ -108,29 +110,52 @@ impl Source {
 
     /// Whether it may hold more than one document.
     pub(super) fn has_documents(&self) -> bool {
-        matches!(self, Source::File { format: Format::JsonLines | Format::Parquet, .. })
+        matches!(self, Source::File { format: Format::Json | Format::Parquet, .. })
     }
 
-    /// Hands over all documents; empty ones are left out.
-    ///
-    /// # Errors
-    /// If the file cannot be read or is not what its name says, and those of `sink`.
-    pub(super) fn read(&self, sink: &mut Sink) -> Result<()> {
-        match self {
-            Source::Memory(text) if text.is_empty() => Ok(()),
-            Source::Memory(text) => {
-                sink(Piece::Text(text))?;
-                sink(Piece::End)
-            }
-            Source::File { path, format: Format::Parquet, .. } => read_parquet(path, sink),
-            Source::File { path, format, compression, chat } => {
-                let reader = open(path, *compression)?;
-                match format {
-                    Format::JsonLines => read_json_lines(path, reader, chat.as_deref(), sink),
-                    _ => read_document(path, reader, sink),
+    /// Whether it is a text that cannot be read as one: not UTF-8, nor UTF-16 with a mark.
+    pub(super) fn is_undecodable(&self) -> bool {
+        let Source::File { path, format: Format::Text, compression, .. } = self else { return false };
+        let Ok(mut reader) = open(path, *compression) else { return false };
+        let (mut buffer, mut kept) = (vec![0; READ_BYTES], 0);
+        loop {
+            match reader.read(&mut buffer[kept..]) {
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return error.kind() == ErrorKind::InvalidData,
+                Ok(read) => {
+                    let Ok(text) = text_of(&buffer[..kept + read]) else { return true };
+                    let (used, end) = (text.len(), kept + read);
+                    if read == 0 {
+                        return used < end;
+                    }
+                    buffer.copy_within(used..end, 0);
+                    kept = end - used;
                 }
             }
         }
+    }
+
+    /// Hands over all documents; empty ones are left out. Returns how many were mapped from other keys.
+    ///
+    /// # Errors
+    /// If the file cannot be read or is not what its name says, and those of `sink`.
+    pub(super) fn read(&self, sink: &mut Sink) -> Result<Mapped> {
+        match self {
+            Source::Memory(text) if text.is_empty() => {}
+            Source::Memory(text) => {
+                sink(Piece::Text(text))?;
+                sink(Piece::End)?;
+            }
+            Source::File { path, format: Format::Parquet, .. } => read_parquet(path, sink)?,
+            Source::File { path, format, compression, chat } => {
+                let reader = open(path, *compression)?;
+                match format {
+                    Format::Json => return read_json(path, reader, chat.as_deref(), sink),
+                    _ => read_document(path, reader, sink)?,
+                }
+            }
+        }
+        Ok(Mapped::default())
     }
 }
 
@@ -169,14 +194,15 @@ pub(super) fn kind_of(path: &Path) -> String {
 
 fn open(path: &Path, compression: Compression) -> Result<Box<dyn Read>> {
     let file = File::open(path).map_err(|error| Error::io("read", path, error))?;
-    Ok(match compression {
+    let bytes: Box<dyn Read> = match compression {
         Compression::None => Box::new(file),
         Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(BufReader::with_capacity(READ_BYTES, file))),
         Compression::Zstandard => {
             let source = BufReader::with_capacity(READ_BYTES, file);
             Box::new(Frames { source, frame: FrameDecoder::new(), is_open: false })
         }
-    })
+    };
+    as_utf8(bytes).map_err(|error| Error::io("read", path, error))
 }
 
 /// The frames of a `.zst` file, one after the other: there may be several, and some that hold no data.
@@ -229,7 +255,26 @@ pub(super) fn bad(path: &Path, message: String) -> Error {
 }
 
 fn not_utf8(path: &Path, at: u64) -> Error {
-    bad(path, format!("not UTF-8 at byte {at}: convert it first, for example with `iconv -t UTF-8`"))
+    let shown = quoted(path);
+    let mut beginning = [0; 5];
+    let is_pdf =
+        File::open(path).and_then(|mut file| file.read_exact(&mut beginning)).is_ok() && beginning == *b"%PDF-";
+    let advice = match is_pdf {
+        true => format!("it is a PDF, and `pdftotext {shown}` writes its text into a .txt file"),
+        // What most such texts are in; every byte stands for a character there.
+        false => format!("`iconv -f LATIN1 -t UTF-8 {shown} > utf8.txt` converts it, if it is in Latin 1"),
+    };
+    bad(path, format!("not UTF-8 at byte {at}: {advice}"))
+}
+
+/// A path as a shell takes it.
+fn quoted(path: &Path) -> String {
+    let text = path.display().to_string();
+    let is_plain = |char: char| char.is_alphanumeric() || "/._-+:@".contains(char);
+    match text.chars().all(is_plain) && !text.starts_with('-') {
+        true => text,
+        false => format!("'{}'", text.replace('\'', "'\\''")),
+    }
 }
 
 /// The longest start of `bytes` that is text; what follows may be the start of a character.

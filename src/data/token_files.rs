@@ -1,5 +1,7 @@
 //! Corpora that are tokens already: nanoGPT's `train.bin` and `val.bin`, and what `rustyflow data prepare` writes.
 
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -33,7 +35,12 @@ pub(super) struct TokenFiles {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 struct Survey {
     sha256: String,
+    /// The highest id, of 2 bytes each if nothing says otherwise.
     most: u32,
+    /// The same of 4 bytes each, where nothing says how many and the files can be such.
+    most_of_4: Option<u32>,
+    /// Whether every second one of those is 0, as in files of 8 bytes a token.
+    is_of_8: bool,
 }
 
 impl TokenFiles {
@@ -61,14 +68,27 @@ impl TokenFiles {
             self.survey = known;
             return Ok(self);
         }
-        let (mut hash, mut most) = (Sha256::new(), 0);
+        let (mut hash, mut most, mut most_of_4, mut is_of_8) = (Sha256::new(), 0, Some(0), true);
         for path in self.paths() {
-            self.map(path)?.each_part(|ids| {
+            refuse_numpy(path)?;
+            let (mut high, mut at) = (0, 0);
+            Tokens::map(path, self.written_type(), None)?.each_part(|ids| {
                 most = ids.iter().copied().max().unwrap_or(0).max(most);
                 hash.update(bytemuck::cast_slice(ids));
+                // Parts are of even lengths, but for the last.
+                for pair in ids.chunks_exact(2) {
+                    let id = pair[0] | pair[1] << 16;
+                    most_of_4 = most_of_4.map(|most: u32| most.max(id));
+                    is_of_8 &= at % 2 == 0 || id == 0;
+                    at += 1;
+                }
+                high += ids.len();
             });
+            most_of_4 = most_of_4.filter(|_| high % 2 == 0);
         }
-        self.survey = Survey { sha256: hex(&hash.finalize()), most };
+        most_of_4 = most_of_4.filter(|_| self.meta.is_none());
+        is_of_8 &= most_of_4.is_some_and(|most| most > 0);
+        self.survey = Survey { sha256: hex(&hash.finalize()), most, most_of_4, is_of_8 };
         remembered.inspect(|path| cache::store(path, &self.survey));
         Ok(self)
     }
@@ -92,9 +112,38 @@ impl TokenFiles {
         path.with_extension("documents")
     }
 
-    fn map(&self, path: &Path) -> Result<Tokens> {
-        // nanoGPT's are of 2 bytes.
-        Tokens::map(path, self.meta.as_ref().map_or(TokenType::U16, |meta| meta.token_type), None)
+    /// What ids are written as, where that is known; nanoGPT's are of 2 bytes.
+    fn written_type(&self) -> TokenType {
+        self.meta.as_ref().map_or(TokenType::U16, |meta| meta.token_type)
+    }
+
+    /// What ids of a vocabulary of so many tokens are written as: of 4 bytes if they make sense as such, because ids of
+    /// 2 bytes do not, two by two.
+    ///
+    /// # Errors
+    /// If the files hold ids beyond the vocabulary however they are read.
+    fn token_type(&self, vocab_size: usize) -> Result<TokenType> {
+        let wrong = |message: String| Err(Error::Corpus { path: self.train.clone(), message });
+        let Survey { most, most_of_4, is_of_8, .. } = self.survey;
+        if self.meta.is_none() && most_of_4.is_some_and(|most| (most as usize) < vocab_size) {
+            if is_of_8 {
+                return wrong("holds tokens of 8 bytes: write them as 4 (NumPy's astype(\"uint32\"))".to_string());
+            }
+            return Ok(TokenType::U32);
+        }
+        let is_too_small = self.meta.is_none() && TokenType::for_vocabulary(vocab_size) == TokenType::U32;
+        if is_too_small || most as usize >= vocab_size {
+            let read = match (self.meta.is_none(), most_of_4) {
+                (true, Some(most_of_4)) => format!(" as 2 bytes a token, and {most_of_4} as 4 bytes"),
+                (true, None) => " as 2 bytes a token, and is no file of 4 bytes a token".to_string(),
+                (false, _) => String::new(),
+            };
+            return wrong(format!(
+                "holds the token {most}{read}, but the tokenizer has {vocab_size}: it is not the one that made them \
+                 (data.tokenizer)"
+            ));
+        }
+        Ok(self.written_type())
     }
 
     /// Training and validation, packed as [`DataSpec`] says. Where there is no file for validation, the last ones are.
@@ -103,17 +152,10 @@ impl TokenFiles {
     /// If a file cannot be read, or an id is not of a vocabulary of so many tokens; or documents are to be packed that
     /// are not known.
     pub(super) fn splits(&self, vocab_size: usize, packing: Option<Packing>) -> Result<[Tokens; 2]> {
-        if self.survey.most as usize >= vocab_size {
-            let message = format!(
-                "holds the token {}, but the tokenizer has {vocab_size}: it is not the one that made them \
-                 (data.tokenizer)",
-                self.survey.most
-            );
-            return Err(Error::Corpus { path: self.train.clone(), message });
-        }
+        let token_type = self.token_type(vocab_size)?;
         let has_prompts = self.meta.as_ref().is_some_and(|meta| meta.has_prompts);
         let packing = Packing::or_default(packing, has_prompts);
-        let train = self.map(&self.train)?;
+        let train = Tokens::map(&self.train, token_type, None)?;
         let is_whole = self.validation.is_some() && self.documents_of(&self.train).is_file();
         if !is_whole && (has_prompts || packing != Packing::Stream) {
             let message = "holds tokens of which is not known where documents end and what is predicted: leave \
@@ -128,7 +170,7 @@ impl TokenFiles {
                 }
                 false => Ok(tokens),
             };
-            return Ok([in_documents(&self.train, train)?, in_documents(path, self.map(path)?)?]);
+            return Ok([in_documents(&self.train, train)?, in_documents(path, Tokens::map(path, token_type, None)?)?]);
         }
         let kept = train.len() - (train.len() as f64 * self.validation_fraction).round() as usize;
         Ok([train.slice(0..kept), train.slice(kept..train.len())])
@@ -185,7 +227,7 @@ impl TokenFiles {
             version: env!("CARGO_PKG_VERSION").to_string(),
             corpus: name.to_string(),
             tokenizer: tokenizer.name().to_string(),
-            token_type: self.meta.as_ref().map_or(TokenType::U16, |meta| meta.token_type),
+            token_type: self.token_type(tokenizer.vocab_size())?,
             vocab_size: tokenizer.vocab_size(),
             train_tokens: train.len() as u64,
             validation_tokens: validation.len() as u64,
@@ -202,6 +244,19 @@ impl TokenFiles {
     }
 }
 
+/// # Errors
+/// If the file is an array with a header, which would be read as tokens.
+fn refuse_numpy(path: &Path) -> Result<()> {
+    let failed = |error| Error::io("read", path, error);
+    let mut beginning = vec![];
+    File::open(path).map_err(failed)?.take(6).read_to_end(&mut beginning).map_err(failed)?;
+    if beginning == b"\x93NUMPY" {
+        let message = "is an array that NumPy's `save` wrote: write the tokens alone by its `tofile`".to_string();
+        return Err(Error::Corpus { path: path.to_path_buf(), message });
+    }
+    Ok(())
+}
+
 /// The bytes that tokens stand for, whose text is not there to compare with.
 fn coverage(tokens: &Tokens, tokenizer: &Tokenizer) -> Result<Coverage> {
     let mut ids = vec![0; tokens.len().min(MEASURED_TOKENS)];
@@ -210,4 +265,36 @@ fn coverage(tokens: &Tokens, tokenizer: &Tokenizer) -> Result<Coverage> {
     let scale = tokens.len() as f64 / ids.len().max(1) as f64;
     let measured = tokenizer.coverage(&text, &ids)?;
     Ok(Coverage { decodable_bytes: (measured.decodable_bytes as f64 * scale).round() as usize, ..measured })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn type_of(bytes: &[u8], vocab_size: usize) -> std::result::Result<TokenType, String> {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.bin");
+        std::fs::write(&path, bytes).unwrap();
+        let files = TokenFiles::find(&path, 0.1).unwrap().survey(None).map_err(|error| error.to_string())?;
+        files.token_type(vocab_size).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn the_bytes_of_a_token_follow_from_the_ids_and_the_vocabulary() {
+        let of_2 = |ids: &[u16]| ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>();
+        let of_4 = |ids: &[u32]| ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>();
+        assert_eq!(type_of(&of_2(&[5, 64, 7, 1]), 65), Ok(TokenType::U16));
+        assert_eq!(type_of(&of_2(&[5, 64, 7]), 65), Ok(TokenType::U16));
+        assert_eq!(type_of(&of_4(&[66_000, 69_999]), 70_000), Ok(TokenType::U32));
+        assert_eq!(type_of(&of_4(&[5, 50_256]), 50_257), Ok(TokenType::U32));
+        for (bytes, vocab_size, told) in [
+            (of_2(&[5, 65]), 65, "holds the token 65 as 2 bytes a token, and 4259845 as 4 bytes"),
+            (of_2(&[5, 300, 7, 300]), 70_000, "as 2 bytes a token"),
+            (of_4(&[5, 0, 7, 0, 9, 0]), 65, "8 bytes"),
+            (b"\x93NUMPY\x01\x00ab".to_vec(), 65, "tofile"),
+        ] {
+            let error = type_of(&bytes, vocab_size).unwrap_err();
+            assert!(error.contains(told), "{error}");
+        }
+    }
 }

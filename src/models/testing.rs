@@ -185,6 +185,10 @@ impl hf::Mapping for MlpMapping {
         None
     }
 
+    fn embedding_and_head(&self) -> [&'static str; 2] {
+        ["embedding", "head"]
+    }
+
     fn positions(&self) -> Option<&'static str> {
         None
     }

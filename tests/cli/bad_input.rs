@@ -74,7 +74,10 @@ fn a_corpus_shorter_than_the_context_says_what_would_fit() {
 
 #[test]
 fn a_corpus_that_is_not_utf8_says_where() {
-    refuses_corpus(b"caf\xe9", &["corpus.txt", "not UTF-8 at byte 3", "iconv -t UTF-8"]);
+    refuses_corpus(
+        b"caf\xe9",
+        &["corpus.txt", "not UTF-8 at byte 3", "iconv -f LATIN1 -t UTF-8 corpus.txt > utf8.txt"],
+    );
 }
 
 #[test]

@@ -93,7 +93,7 @@ impl HeldOut {
             document += u64::from(piece.text().is_none());
             Ok(())
         };
-        sources.iter().try_for_each(|source| source.read(&mut take))
+        sources.iter().try_for_each(|source| source.read(&mut take).map(drop))
     }
 }
 
@@ -117,5 +117,5 @@ fn read_part(sources: &[Source], place: u64, side: Side, sink: &mut Sink) -> Res
         }
         None => sink(piece),
     };
-    sources.iter().try_for_each(|source| source.read(&mut take))
+    sources.iter().try_for_each(|source| source.read(&mut take).map(drop))
 }

@@ -14,6 +14,7 @@ use std::time::SystemTime;
 
 use super::chat::{ChatSpec, ChatTemplate};
 use super::folder::{Files, find_files, split_files};
+use super::json_rows::Mapped;
 use super::source::{Sink, Source, extension};
 use super::token_files::TokenFiles;
 use crate::error::{Error, Result};
@@ -67,6 +68,8 @@ pub struct Corpus {
     held_out: HeldOut,
     /// Sizes and times of its files when it was opened.
     stamps: Vec<Stamp>,
+    /// Whether it is a folder of texts, of which those that cannot be read are left out.
+    is_folder: bool,
     /// Instead of text.
     pub(super) tokens: Option<TokenFiles>,
 }
@@ -84,6 +87,10 @@ pub struct Summary {
     pub skipped: BTreeMap<String, usize>,
     /// Why they were, if not for their endings.
     pub because: Option<&'static str>,
+    /// Objects of JSON whose keys were mapped.
+    pub mapped: Mapped,
+    /// Files of a folder that were left out because they are no text.
+    pub undecodable: Vec<PathBuf>,
 }
 
 impl fmt::Display for Summary {
@@ -98,6 +105,10 @@ impl fmt::Display for Summary {
             let kinds: Vec<String> = self.skipped.iter().map(|(kind, count)| format!("{count} {kind}")).collect();
             write!(f, "; skipped {skipped}: {}", kinds.join(", "))?;
             self.because.map_or(Ok(()), |because| write!(f, " ({because})"))?;
+        }
+        if !self.undecodable.is_empty() {
+            let names: Vec<String> = self.undecodable.iter().map(|path| path.display().to_string()).collect();
+            write!(f, "; skipped {} that are not UTF-8: {}", names.len(), names.join(", "))?;
         }
         Ok(())
     }
@@ -131,7 +142,7 @@ impl Corpus {
         if let Some(files) = TokenFiles::find(Path::new(spec.corpus), fraction) {
             return survey::survey_tokens(&name_of(Path::new(spec.corpus)), files, spec);
         }
-        let Found { name, mut sources, files } = find(spec)?;
+        let Found { name, mut sources, files, is_folder } = find(spec)?;
         if let Some(template) = ChatTemplate::find(&spec.chat)?.map(Arc::new) {
             sources = sources.map(|all| all.into_iter().map(|source| source.with_chat(&template)).collect());
         }
@@ -143,7 +154,7 @@ impl Corpus {
         };
         let stamps = stamps(&sources);
         let (sha256, held_out) = (String::new(), HeldOut::Nothing);
-        let corpus = Corpus { name, sha256, summary, sources, held_out, stamps, tokens: None };
+        let corpus = Corpus { name, sha256, summary, sources, held_out, stamps, is_folder, tokens: None };
         survey::survey(corpus, spec, on_read)
     }
 
@@ -169,6 +180,7 @@ impl Corpus {
             sources,
             held_out: HeldOut::Nothing,
             stamps: vec![],
+            is_folder: false,
             tokens: None,
         };
         survey::survey(corpus, &spec, &mut |_| {})
@@ -177,6 +189,23 @@ impl Corpus {
     /// Whether it has several documents, which are kept apart. Splits that are one text each have not.
     pub fn has_documents(&self) -> bool {
         self.sources.iter().any(|sources| sources.len() > 1 || sources.iter().any(Source::has_documents))
+    }
+
+    /// Leaves out the training files with these numbers, which are no text.
+    fn leave_out(&mut self, undecodable: &[usize]) {
+        for place in undecodable.iter().rev().copied() {
+            let source = self.sources[0].remove(place);
+            self.summary.undecodable.insert(0, source.path().map(Path::to_path_buf).unwrap_or_default());
+            self.summary.files -= 1;
+        }
+        if !undecodable.is_empty() {
+            self.stamps = stamps(&self.sources);
+        }
+    }
+
+    /// Whether a chat template writes its conversations.
+    pub(super) fn has_template(&self) -> bool {
+        self.sources.iter().flatten().any(|source| source.template().is_some())
     }
 
     /// Bytes of all its text.
@@ -224,7 +253,7 @@ fn stamps(sources: &[Vec<Source>; 3]) -> Vec<Stamp> {
 }
 
 fn read_all(sources: &[Source], sink: &mut Sink) -> Result<()> {
-    sources.iter().try_for_each(|source| source.read(sink))
+    sources.iter().try_for_each(|source| source.read(sink).map(drop))
 }
 
 /// What a corpus's name leads to.
@@ -232,6 +261,8 @@ struct Found {
     name: String,
     sources: [Vec<Source>; 3],
     files: LeftOut,
+    /// Whether these are all texts of a folder.
+    is_folder: bool,
 }
 
 #[derive(Default)]
@@ -245,6 +276,7 @@ fn find(spec: &CorpusSpec) -> Result<Found> {
         name: name.to_string(),
         sources: [vec![source], vec![], vec![]],
         files: LeftOut::default(),
+        is_folder: false,
     };
     match spec.corpus {
         "sample" => Ok(alone("sample", Source::Memory(Cow::Borrowed(SAMPLE)))),
@@ -305,7 +337,12 @@ fn find_in_folder(name: &str, folder: &Path, patterns: &[String]) -> Result<Foun
             *files.skipped.entry("other texts".to_string()).or_default() += files.taken.len() - used;
         }
         let because = Some("files called train make a folder one of splits; data.files chooses others");
-        return Ok(Found { name: name.to_string(), sources, files: LeftOut { skipped: files.skipped, because } });
+        return Ok(Found {
+            name: name.to_string(),
+            sources,
+            files: LeftOut { skipped: files.skipped, because },
+            is_folder: false,
+        });
     }
     if let (Some(Source::File { path, .. }), true) =
         (validation.first().or(test.first()), files.taken.len() == validation.len() + test.len())
@@ -324,7 +361,7 @@ fn find_in_folder(name: &str, folder: &Path, patterns: &[String]) -> Result<Foun
     }
     let all = files.taken.iter().map(|path| Source::file(path)).collect();
     let left_out = LeftOut { skipped: files.skipped, because: None };
-    Ok(Found { name: name.to_string(), sources: [all, vec![], vec![]], files: left_out })
+    Ok(Found { name: name.to_string(), sources: [all, vec![], vec![]], files: left_out, is_folder: true })
 }
 
 fn nothing_in(folder: &Path, files: &Files) -> Error {
@@ -358,5 +395,5 @@ fn find_named_splits(spec: &str) -> Result<Found> {
     // Split files are mostly called after their split, so the folder's name says more.
     let named = train.parent().filter(|folder| folder.file_name().is_some()).unwrap_or(train);
     let sources = paths.map(|path| path.map_or(vec![], |path| vec![Source::file(path)]));
-    Ok(Found { name: name_of(named), sources, files: LeftOut::default() })
+    Ok(Found { name: name_of(named), sources, files: LeftOut::default(), is_folder: false })
 }

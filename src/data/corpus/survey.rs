@@ -12,6 +12,7 @@ use super::held_out::{HeldOut, MOST_WEIGHED};
 use super::{Corpus, CorpusSpec, Split, Summary, bad};
 use crate::cache::hex;
 use crate::data::cache;
+use crate::data::json_rows::Mapped;
 use crate::error::Result;
 
 /// What reading it once told.
@@ -23,6 +24,9 @@ struct Survey {
     /// Documents of the training text that are held out, where documents are.
     held_out_documents: Option<u64>,
     held_out: HeldOut,
+    mapped: Mapped,
+    /// Numbers of the files of a folder that are no text.
+    undecodable: Vec<usize>,
 }
 
 /// Completes a corpus of which only the sources are known. `on_read` is told how many bytes were read.
@@ -48,6 +52,8 @@ pub(super) fn survey(mut corpus: Corpus, spec: &CorpusSpec, on_read: &mut dyn Fn
     corpus.summary.bytes = survey.bytes;
     corpus.summary.documents = survey.documents;
     corpus.summary.held_out = survey.held_out_documents;
+    corpus.summary.mapped = survey.mapped;
+    corpus.leave_out(&survey.undecodable);
     Ok(corpus)
 }
 
@@ -64,6 +70,7 @@ pub(super) fn survey_tokens(name: &str, files: TokenFiles, spec: &CorpusSpec) ->
         sources: Default::default(),
         held_out: HeldOut::Nothing,
         stamps: vec![],
+        is_folder: false,
         tokens: Some(files),
     })
 }
@@ -86,13 +93,15 @@ fn memo(spec: &CorpusSpec, template: Option<&str>, files: &[(usize, PathBuf)]) -
 fn read(corpus: &Corpus, spec: &CorpusSpec, on_read: &mut dyn FnMut(u64)) -> Result<Survey> {
     let mut hash = Sha256::new();
     let (mut bytes, mut documents) = (0, 0);
-    let mut sizes = vec![];
+    let (mut sizes, mut mapped) = (vec![], Mapped::default());
     let mut training = (0, 0);
+    let mut undecodable = vec![];
     for (number, sources) in corpus.sources.iter().enumerate() {
-        for source in sources {
+        for (place, source) in sources.iter().enumerate() {
             let before = bytes;
             let mut size = 0;
-            source.read(&mut |piece| {
+            let state = (hash.clone(), bytes, documents, sizes.len());
+            let read = source.read(&mut |piece| {
                 match piece.text() {
                     Some(text) => {
                         // The same text asked or answered is another corpus.
@@ -115,7 +124,18 @@ fn read(corpus: &Corpus, spec: &CorpusSpec, on_read: &mut dyn FnMut(u64)) -> Res
                     }
                 }
                 Ok(())
-            })?;
+            });
+            match read {
+                Ok(its) => mapped += its,
+                Err(_) if corpus.is_folder && source.is_undecodable() => {
+                    let weighed;
+                    (hash, bytes, documents, weighed) = state;
+                    sizes.truncate(weighed);
+                    undecodable.push(place);
+                    continue;
+                }
+                Err(error) => return Err(error),
+            }
             if let (true, Source::File { path, .. }) = (bytes == before && sources.len() == 1, source) {
                 return Err(bad(path, "the file is empty"));
             }
@@ -128,13 +148,19 @@ fn read(corpus: &Corpus, spec: &CorpusSpec, on_read: &mut dyn FnMut(u64)) -> Res
     let (training_bytes, training_documents) = training;
     let place = place_of(corpus, spec);
     if training_bytes == 0 {
-        return Err(bad(&place, "all its files are empty"));
+        let message = match undecodable.is_empty() {
+            true => "all its files are empty",
+            false => "none of its files is a text in UTF-8, or in UTF-16 with a byte order mark",
+        };
+        return Err(bad(&place, message));
     }
+    let mut whole = corpus.clone();
+    whole.leave_out(&undecodable);
     let has_own = !corpus.sources[1].is_empty();
     let held_out = match spec.validation_fraction {
         fraction if has_own || fraction == 0.0 => HeldOut::Nothing,
         fraction if training_documents == 1 => {
-            HeldOut::From(line_before(corpus, training_bytes, exact_point(training_bytes, fraction))?)
+            HeldOut::From(line_before(&whole, training_bytes, exact_point(training_bytes, fraction))?)
         }
         fraction => HeldOut::choose(&sizes, fraction),
     };
@@ -143,7 +169,7 @@ fn read(corpus: &Corpus, spec: &CorpusSpec, on_read: &mut dyn FnMut(u64)) -> Res
     }
     hash.update(serde_json::to_vec(&held_out).expect("plain values serialize"));
     let held_out_documents = held_out.count(training_documents);
-    Ok(Survey { sha256: hex(&hash.finalize()), bytes, documents, held_out_documents, held_out })
+    Ok(Survey { sha256: hex(&hash.finalize()), bytes, documents, held_out_documents, held_out, mapped, undecodable })
 }
 
 /// What errors about the whole text name.

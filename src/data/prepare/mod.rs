@@ -15,6 +15,7 @@ use tempfile::TempDir;
 use super::cache;
 use super::corpus::{Corpus, CorpusSpec, Split};
 use super::documents::{Documents, Packing};
+use super::json_rows::Mapped;
 use super::tokenizer::{BPE_SAMPLE_BYTES, Coverage, Tokenizer, TokenizerSpec};
 use super::tokens::{TokenType, TokenWriter, Tokens};
 use crate::cache::hex;
@@ -357,6 +358,14 @@ fn notes(corpus: &Corpus, tokenizer: &Tokenizer, forced: usize) -> Vec<String> {
     if tokenizer.name() == "bpe" && corpus.bytes() > BPE_SAMPLE_BYTES {
         let [sample, all] = [BPE_SAMPLE_BYTES, corpus.bytes()].map(units::bytes);
         notes.push(format!("bpe was trained on {sample}, evenly spread over the {all} of the text"));
+    }
+    let Mapped { share_gpt, alpaca } = corpus.summary.mapped;
+    if share_gpt > 0 {
+        notes.push(format!("{share_gpt} rows in ShareGPT's format (conversations: from, value) were read as messages"));
+    }
+    if alpaca > 0 {
+        let form = if corpus.has_template() { "messages" } else { "Alpaca's prompt and its completion" };
+        notes.push(format!("{alpaca} rows in Alpaca's format (instruction, input, output) were read as {form}"));
     }
     if forced > 0 {
         notes.push(format!("{forced} stretches of more than 4 MiB without a place to cut were cut within a word"));

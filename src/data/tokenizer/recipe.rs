@@ -181,6 +181,10 @@ pub(super) fn byte_level_document(vocab: Value, merges: Value) -> Value {
     document(Value::Null, byte_level.clone(), byte_level, model)
 }
 
+/// Bytes of the longest pre-token that bpe is trained on; of a longer one, each part of so many counts as one. The
+/// library's training takes time that grows with the square of it, and a pair is as frequent in the parts.
+const LONGEST_TRAINED: usize = 512;
+
 /// Far more than any tokenizer has: memory for so many is asked for before training.
 const MAX_BPE_VOCAB: usize = 1 << 24;
 
@@ -210,7 +214,8 @@ pub(super) fn train_bpe(corpus: &Corpus, vocab_size: usize) -> Result<Value> {
     let words = |text: &str| {
         let mut words = vec![];
         splitter.split(&mut splitter.cache(), text, |token| {
-            words.push(token.bytes().map(|byte| symbols[usize::from(byte)]).collect());
+            let parts = token.as_bytes().chunks(LONGEST_TRAINED);
+            words.extend(parts.map(|part| part.iter().map(|byte| symbols[usize::from(*byte)]).collect()));
         });
         Ok(words)
     };

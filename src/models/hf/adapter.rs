@@ -14,7 +14,7 @@ use crate::models::{LanguageModel, ModelConfig};
 use crate::nn::Parameter;
 use crate::{Device, Error, Result, Shape, Tensor};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 
@@ -61,7 +61,8 @@ struct AdapterConfig {
     lora_alpha: Option<f64>,
     use_rslora: Option<bool>,
     bias: Option<String>,
-    alpha_pattern: Option<BTreeMap<String, f64>>,
+    /// In the order of the file: of several that fit a module, PEFT takes the first.
+    alpha_pattern: Option<Map<String, Value>>,
     init_lora_weights: Option<Value>,
     /// The other keys.
     #[serde(flatten)]
@@ -165,8 +166,9 @@ impl AdapterConfig {
             return refuse(key, value.to_string());
         }
         let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.');
-        match self.alpha_pattern.iter().flatten().find(|(key, _)| !key.chars().all(is_plain)) {
-            Some((key, _)) => refuse("alpha_pattern", format!("{key:?}")),
+        let is_odd = |(key, alpha): &(&String, &Value)| !key.chars().all(is_plain) || !alpha.is_number();
+        match self.alpha_pattern.iter().flatten().find(is_odd) {
+            Some((key, alpha)) => refuse("alpha_pattern", format!("{key:?}: {alpha}")),
             None => Ok(()),
         }
     }
@@ -174,7 +176,8 @@ impl AdapterConfig {
     /// What B A of this rank is multiplied by in a module.
     fn scale(&self, module: &str, rank: usize) -> f64 {
         let is_meant = |key: &str| module == key || module.ends_with(&format!(".{key}"));
-        let own = self.alpha_pattern.iter().flatten().find(|(key, _)| is_meant(key)).map(|(_, alpha)| *alpha);
+        let own = self.alpha_pattern.iter().flatten().find(|(key, _)| is_meant(key));
+        let own = own.and_then(|(_, alpha)| alpha.as_f64());
         let alpha = own.or(self.lora_alpha).unwrap_or(8.0);
         if self.use_rslora == Some(true) { alpha / (rank as f64).sqrt() } else { alpha / rank as f64 }
     }
@@ -299,6 +302,7 @@ mod tests {
             ("target_parameters", json!(["a.weight"])),
             ("layer_replication", json!([[0, 2]])),
             ("alpha_pattern", json!({"^h\\.0": 3})),
+            ("alpha_pattern", json!({"h.0": "3"})),
             ("use_of_tomorrow", json!({"a": 1})),
         ] {
             let error = parsed(json!({key: value})).unwrap_err();
@@ -315,5 +319,10 @@ mod tests {
         assert_eq!(scale(own.clone(), "h.0.attn.c_proj"), 5.0);
         assert_eq!(scale(own.clone(), "h.0.mlp.c_proj"), 1.5);
         assert_eq!(scale(own, "h.0.xattn.c_proj"), 1.5);
+        for (first, second, expected) in [("self_attn.q_proj", "q_proj", 5.0), ("q_proj", "self_attn.q_proj", 2.0)] {
+            let alpha = |name: &str| if name == "q_proj" { 8 } else { 20 };
+            let both = json!({"alpha_pattern": {first: alpha(first), second: alpha(second)}});
+            assert_eq!(scale(both, "layers.0.self_attn.q_proj"), expected, "the first in the file counts");
+        }
     }
 }

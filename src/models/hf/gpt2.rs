@@ -136,6 +136,10 @@ impl Mapping for Gpt2Mapping {
         (has_bias && !config.bias).then(|| (name.replace(".weight", ".bias"), shape.last_dim()))
     }
 
+    fn embedding_and_head(&self) -> [&'static str; 2] {
+        ["wte.weight", "lm_head.weight"]
+    }
+
     fn positions(&self) -> Option<&'static str> {
         Some("wpe.weight")
     }

@@ -225,6 +225,10 @@ impl Mapping for LlamaMapping {
         None
     }
 
+    fn embedding_and_head(&self) -> [&'static str; 2] {
+        ["embed_tokens.weight", "lm_head.weight"]
+    }
+
     fn positions(&self) -> Option<&'static str> {
         None
     }

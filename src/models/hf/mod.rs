@@ -58,6 +58,9 @@ pub trait Mapping {
     /// one does without.
     fn zeros_beside(&self, config: &ModelConfig, name: &str, shape: &Shape) -> Option<(String, usize)>;
 
+    /// The parameters that are one where the head is tied: the embedding and the head.
+    fn embedding_and_head(&self) -> [&'static str; 2];
+
     /// The parameter with a row for each position, if positions are learned.
     fn positions(&self) -> Option<&'static str>;
 
@@ -238,14 +241,43 @@ pub fn tokenizer_folder(folder: &Path) -> Result<PathBuf> {
     if has_own { Ok(folder.to_path_buf()) } else { weights_folder(folder) }
 }
 
-/// The shape that the `config.json` of a folder describes, or of the model that its adapter is for.
+/// The shape that the `config.json` of a folder describes, or of the model that its adapter is for. As in transformers
+/// 5, a head beside the embedding that differs from it counts, whatever `tie_word_embeddings` says.
 ///
 /// # Errors
 /// If it is missing, describes no model, or one that is not computed here.
 pub fn read_shape(folder: &Path) -> Result<ModelConfig> {
-    let path = weights_folder(folder)?.join(CONFIG);
+    let folder = weights_folder(folder)?;
+    let path = folder.join(CONFIG);
     let text = read_limited(&path, MOST_CONFIG_BYTES)?;
-    read_config(&text).map_err(|message| Error::Checkpoint { path, message })
+    let mut config = read_config(&text).map_err(|message| Error::Checkpoint { path, message })?;
+    // A folder without weights has a shape too, and whoever loads damaged ones learns of it there.
+    if config.tie_embeddings
+        && let Ok(files) = WeightFiles::open(&folder)
+    {
+        config.tie_embeddings = !has_own_head(&files, &config);
+    }
+    Ok(config)
+}
+
+/// Whether the files of a model hold a head that is not its embedding.
+fn has_own_head(files: &WeightFiles, config: &ModelConfig) -> bool {
+    let hf = config.kind.hf();
+    let shape = Shape::from([config.vocab_size, config.n_embd]);
+    let [embedding, head] = hf.embedding_and_head().map(|name| {
+        let (name, _) = hf.tensors(config, name, &shape).swap_remove(0);
+        files.tensor(&name).or_else(|| files.tensor(name.strip_prefix(hf.prefix())?))
+    });
+    let (Some(embedding), Some(head)) = (embedding, head) else { return false };
+    let [mut ours, mut its] = [vec![], vec![]];
+    embedding.shape != head.shape
+        || match embedding.dtype == head.dtype {
+            true => embedding.bytes != head.bytes,
+            false => {
+                let are_read = add_values(&embedding, &mut ours).and(add_values(&head, &mut its)).is_ok();
+                !are_read || ours != its
+            }
+        }
 }
 
 /// A text of a folder that others may have written: what is longer than any such file is not read.

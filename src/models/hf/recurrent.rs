@@ -84,6 +84,10 @@ impl Mapping for RecurrentMapping {
         None
     }
 
+    fn embedding_and_head(&self) -> [&'static str; 2] {
+        ["encoder.weight", "decoder.weight"]
+    }
+
     fn positions(&self) -> Option<&'static str> {
         None
     }
