@@ -551,7 +551,7 @@ e
 {% if true %}{% generation %}a{% endgeneration %}{% endif %}{% generation %}{% if false %}b{% else %}{% set k = 4 %}c{{ k }}{% endif %}{% endgeneration %}{{ k }}
 {{ raise_exception('no') }}
 {{ strftime_now('%Y')|length }} {{ strftime_now('%d %B %Y')|length > 5 }}
-{{ dict(a=1, b=2) }} {{ dict({'a': 1}, b=2) }} {{ dict([('a', 1)]) }} {{ range(5)|list }} {{ range(1, 5)|list }} {{ range(0, 10, 3)|list }} {{ range(5, 0, -2)|list }} {{ range(3)[1] }} {{ range(3)|length }} {% set j = joiner(', ') %}{% for i in range(3) %}{{ j() }}{{ i }}{% endfor %} {% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ c.next() }}{{ c.current }}
+{{ dict(a=1, b=2) }} {{ dict({'a': 1}, b=2) }} {{ dict([('a', 1)]) }} {{ range(5)|list }} {{ range(1, 5)|list }} {{ range(0, 10, 3)|list }} {{ range(5, 0, -2)|list }} {{ range(3)[1] }} {{ range(3)|length }} {% set j = joiner(', ') %}{% for i in range(3) %}{{ j() }}{{ i }}{% endfor %} {% set c = cycler('a', 'b') %}{{ c.next() }}{{ c.next() }}{{ c.next() }}
 {{ 'a'|e }} {{ '<a>'|e }} {{ '<a>'|escape }} {{ '<a>'|safe }} {{ '<b>x</b>'|striptags }} {{ ['<a>', 'b']|join('&') }}
 {{ '<a>'|safe ~ '<b>' }} {{ ('<a>'|safe)|tojson }} {{ '<a>'|e ~ '<b>' }}
 {{ '<a>'|safe|upper }} {{ '<a>'|safe|replace('a', '<') }}

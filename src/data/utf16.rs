@@ -8,13 +8,14 @@ const PART_BYTES: usize = 1 << 16;
 /// The same text in UTF-8, if it begins with a mark of UTF-16; otherwise the bytes as they are.
 pub(super) fn as_utf8(mut reader: Box<dyn Read>) -> Result<Box<dyn Read>> {
     let mut beginning = vec![];
-    reader.by_ref().take(2).read_to_end(&mut beginning)?;
+    // A whole mark of UTF-8 too, so that whoever looks for one finds it in the first part.
+    reader.by_ref().take(3).read_to_end(&mut beginning)?;
     let is_big_endian = match beginning[..] {
-        [0xff, 0xfe] => false,
-        [0xfe, 0xff] => true,
+        [0xff, 0xfe, ..] => false,
+        [0xfe, 0xff, ..] => true,
         _ => return Ok(Box::new(std::io::Cursor::new(beginning).chain(reader))),
     };
-    Ok(Box::new(Utf16 { reader, is_big_endian, kept: vec![], offset: 2, text: vec![], at: 0 }))
+    Ok(Box::new(Utf16 { reader, is_big_endian, kept: beginning.split_off(2), offset: 2, text: vec![], at: 0 }))
 }
 
 struct Utf16 {

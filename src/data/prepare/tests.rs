@@ -224,7 +224,7 @@ fn nanogpts_token_files_need_their_tokenizer() {
         fs::write(&path, tokenizer.to_json().unwrap()).unwrap();
         path.display().to_string()
     };
-    assert!(error(&made("abc")).contains("holds the token 3, but the tokenizer has 3"));
+    assert!(error(&made("abc")).contains("holds the token 3 as 2 bytes a token"));
     let (prepared, _) = prepare(dir.path(), &made("abcd"), None).unwrap();
     assert_eq!((prepared.train.len(), prepared.validation.len()), (150, 50));
     assert_eq!(prepared.meta.coverage.decodable_bytes, 50);
