@@ -359,6 +359,20 @@ fn models_of_hugging_face_train_as_in_transformers_on_the_gpu() {
     HF_MODELS.iter().for_each(|name| check_hf_model(name, &gpu));
 }
 
+/// As transformers 5 does: such a file says more than its `tie_word_embeddings`.
+#[test]
+fn a_head_that_differs_from_the_embedding_counts_where_the_configuration_ties_them() {
+    let (given, tied) = (folder().join("models/qwen3-untied"), tempfile::tempdir().unwrap());
+    std::fs::copy(given.join("model.safetensors"), tied.path().join("model.safetensors")).unwrap();
+    let mut config: Value = serde_json::from_slice(&std::fs::read(given.join("config.json")).unwrap()).unwrap();
+    assert_eq!(config["tie_word_embeddings"], false);
+    config["tie_word_embeddings"] = true.into();
+    std::fs::write(tied.path().join("config.json"), config.to_string()).unwrap();
+    let ids = Tensor::from_u32(&[1, 5, 2, 7], [1, 4], &Device::Cpu).unwrap();
+    let logits = |folder: &Path| models::load(folder).unwrap().logits(&ids).unwrap().to_f32().unwrap();
+    assert_eq!(logits(tied.path()), logits(&given));
+}
+
 #[test]
 fn recurrent_models_compute_as_in_pytorch() {
     [Device::Cpu].iter().chain(&common::gpu()).for_each(golden_recurrent::check);

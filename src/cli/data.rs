@@ -4,7 +4,7 @@ use super::argument::{self, Argument};
 use super::output;
 use super::{cache, complete, configuration, examples};
 use crate::config::Layers;
-use crate::data::{Corpus, DATASETS, Prepared, Progress, Tokens, fetch};
+use crate::data::{Corpus, DATASETS, Prepared, Progress, Tokens, fetch, holds_prepared};
 use crate::train::data_spec;
 use crate::units;
 use anyhow::Result;
@@ -59,6 +59,9 @@ pub struct Prepare {
     /// How much is held out (data.validation_fraction)
     #[arg(long, value_name = "F")]
     validation_fraction: Option<String>,
+    /// Length of a training row in tokens, for the documents that it truncates [default: that of the configuration]
+    #[arg(long, value_name = "N")]
+    block_size: Option<String>,
     /// Put train.bin, val.bin, meta.json and tokenizer.json here [default: the cache, where `train` finds them]
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
@@ -127,22 +130,26 @@ fn prepare(args: &Prepare, with_counts: bool) -> Result<()> {
         ("--tokenizer", "data.tokenizer", args.tokenizer.clone()),
         ("--vocab-size", "data.vocab_size", args.vocab_size.clone()),
         ("--validation-fraction", "data.validation_fraction", args.validation_fraction.clone()),
+        ("--block-size", "model.block_size", args.block_size.clone()),
     ];
     let resolved = configuration::build(configuration::with_flags(layers, flags.iter())?)?;
     configuration::warn(&resolved);
-    let data = resolved.config.data;
+    let (data, block_size) = (resolved.config.data, resolved.config.model.block_size);
     let cache = cache::folder();
     let spec = data_spec(&data, &args.data_dir, cache.as_deref());
     let started = Instant::now();
     let mut bar = Bar::new();
     let corpus = Corpus::open(&spec.corpus, &mut |done| bar.show(Progress { task: "reading", done, total: None }))?;
+    if let Some(folder) = args.out.as_deref().filter(|folder| holds_prepared(folder)) {
+        output::note(format_args!("note: the tokens in {} are replaced", folder.display()));
+    }
     let prepared = match &args.out {
         Some(folder) => spec.write_to(&corpus, folder, &mut |progress| bar.show(progress))?,
         None => spec.prepare(&corpus, None, &mut |_| Ok(()), &mut |progress| bar.show(progress))?,
     };
     bar.clear();
     let seconds = started.elapsed().as_secs_f64();
-    let counts = with_counts.then(|| Counts::of(&prepared));
+    let counts = with_counts.then(|| Counts::of(&prepared, block_size));
     if args.json {
         let mut json = serde_json::to_value(&prepared.meta)?;
         let text = &corpus.summary;
@@ -156,6 +163,12 @@ fn prepare(args: &Prepare, with_counts: bool) -> Result<()> {
         json["seconds"] = seconds.into();
         if let Some(counts) = counts {
             json["used_tokens"] = counts.used.into();
+            json["learned_tokens"] = counts.learned.into();
+            json["block_size"] = counts.block_size.into();
+            json["longest_document"] = counts.longest_document.into();
+            let [cut, left_out] = counts.truncations.map_or([None; 2], |(cut, left_out)| [Some(cut), Some(left_out)]);
+            json["truncated_documents"] = cut.into();
+            json["left_out_documents"] = left_out.into();
             json["most_frequent"] = serde_json::json!(counts.most_frequent);
         }
         output::line(json)?;
@@ -188,7 +201,18 @@ fn say(corpus: &Corpus, prepared: &Prepared, counts: Option<Counts>) -> Result<(
         let unknown = 100.0 * meta.coverage.unknown_share;
         output::line(format_args!("lossy          tokens do not keep the whole text; {unknown:.2}% are unknown"))?;
     }
-    if let Some(Counts { used, most_frequent }) = counts {
+    if let Some(Counts { learned, used, block_size, longest_document, truncations, most_frequent }) = counts {
+        if let Some((cut, left_out)) = truncations {
+            let share = 100.0 * learned as f64 / meta.train_tokens.max(1) as f64;
+            let learned = units::count(learned as f64);
+            output::line(format_args!(
+                "learned        {learned} of the training tokens, {share:.1}%; prompts are only read"
+            ))?;
+            output::line(format_args!("longest        {longest_document} tokens in a document"))?;
+            output::line(format_args!(
+                "truncated      {cut} documents lose their end at model.block_size = {block_size}, {left_out} are left out"
+            ))?;
+        }
         output::line(format_args!("in use         {used} of {} tokens occur in training", meta.vocab_size))?;
         let list: Vec<String> = most_frequent.iter().map(|(text, count)| format!("{text:?} {count}")).collect();
         output::line(format_args!("most frequent  {}", list.join(", ")))?;
@@ -199,13 +223,20 @@ fn say(corpus: &Corpus, prepared: &Prepared, counts: Option<Counts>) -> Result<(
 
 /// How often tokens occur in training.
 struct Counts {
+    /// Tokens of training that are learned from.
+    learned: usize,
+    /// Length of a training row.
+    block_size: usize,
+    longest_document: usize,
+    /// Documents that lose their end in such a row, and that are left out; `None` of a continuous text.
+    truncations: Option<(usize, usize)>,
     /// Tokens that occur at all.
     used: usize,
     most_frequent: Vec<(String, u64)>,
 }
 
 impl Counts {
-    fn of(prepared: &Prepared) -> Counts {
+    fn of(prepared: &Prepared, block_size: usize) -> Counts {
         let mut counts = vec![0_u64; prepared.tokenizer.vocab_size()];
         let train: &Tokens = &prepared.train;
         train.each_part(|ids| ids.iter().for_each(|&id| counts[id as usize] += 1));
@@ -213,7 +244,14 @@ impl Counts {
         order.sort_by_key(|&id| std::cmp::Reverse(counts[id]));
         let text = |id: usize| prepared.tokenizer.decode(&[id as u32]).unwrap_or_default();
         let most_frequent = order.iter().take(8).map(|&id| (text(id), counts[id])).collect();
-        Counts { used: order.len(), most_frequent }
+        Counts {
+            learned: train.targets(),
+            block_size,
+            longest_document: train.longest_document(),
+            truncations: train.is_in_documents().then(|| train.truncations(block_size)),
+            used: order.len(),
+            most_frequent,
+        }
     }
 }
 

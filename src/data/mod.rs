@@ -55,7 +55,7 @@ pub(crate) use folder::is_text;
 #[cfg(feature = "cli")]
 pub use hub::{Fetched, Hub, Selection};
 pub use loader::{Batch, IGNORE_INDEX, Loader, Order, Position};
-pub use prepare::{DataSpec, Meta, Prepared, Progress, encode_beginning, encode_split};
+pub use prepare::{DataSpec, Meta, Prepared, Progress, encode_beginning, encode_split, holds_prepared};
 pub use rows::Row;
 pub use source::read_text;
 pub(crate) use tokenizer::OWN_CLASS;

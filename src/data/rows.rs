@@ -143,6 +143,12 @@ fn pieces(tokens: &Tokens, block_size: usize) -> (Vec<Piece>, LeftOut) {
     (pieces, left_out)
 }
 
+/// How many documents lose their end in rows of so many tokens, and how many are left out whole.
+pub(super) fn left_out(tokens: &Tokens, block_size: usize) -> (usize, usize) {
+    let (_, LeftOut { cut, whole }) = pieces(tokens, block_size);
+    (cut, whole)
+}
+
 /// Which pieces are in each row.
 fn pack(pieces: &[Piece], block_size: usize) -> Vec<Vec<u32>> {
     let mut order: Vec<u32> = (0..pieces.len() as u32).collect();

@@ -17,6 +17,7 @@ use tempfile::TempDir;
 
 use super::documents::{Document, Documents, Packing};
 use super::loader::IGNORE_INDEX;
+use super::rows;
 use crate::error::{Error, Result};
 
 /// Token ids that may be more than fit in memory. A clone shares them.
@@ -87,7 +88,6 @@ impl Tokens {
         Ok(Tokens { documents: Some(Arc::new(documents)), packing, ..self })
     }
 
-    /// How its documents become rows.
     /// Whether training rows hold whole documents, and none sees another.
     pub fn is_in_documents(&self) -> bool {
         self.packing != Packing::Stream
@@ -98,6 +98,13 @@ impl Tokens {
         self.documents().map(|document| (document.end - document.start) as usize).max().unwrap_or(0)
     }
 
+    /// How many of its documents lose their end in rows of so many tokens, and how many are left out whole, because no
+    /// token that is learned from fits: see `rows.rs`.
+    pub fn truncations(&self, block_size: usize) -> (usize, usize) {
+        if self.is_in_documents() { rows::left_out(self, block_size) } else { (0, 0) }
+    }
+
+    /// How its documents become rows.
     pub(super) fn packing(&self) -> Packing {
         self.packing
     }

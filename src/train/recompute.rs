@@ -124,7 +124,8 @@ fn a_long_context_takes_a_fifth_of_the_activations_and_the_work_that_was_told() 
         let of = |recompute: &str| {
             let (recompute, precision) =
                 (format!("train.recompute={recompute}"), format!("device.precision={precision}"));
-            let resolved = configuration(dir.path(), &[&recompute, &precision, "model.dropout=0"]);
+            let resolved =
+                configuration(dir.path(), &[&recompute, &precision, "model.dropout=0", "model.block_size=8192"]);
             Footprint::new(&resolved.config, &shape, 1, 1, false, (&device, Place::ALONE)).unwrap()
         };
         let (kept, recomputed) = (of("none"), of("block"));

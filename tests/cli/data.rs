@@ -142,3 +142,58 @@ fn a_long_text_takes_little_memory() {
     assert!(status.success());
     assert!((1_000..MOST_KB).contains(&peak), "{peak} kB");
 }
+
+#[test]
+fn stats_count_the_tokens_that_are_learned_and_the_documents_that_are_truncated() {
+    let sandbox = Sandbox::new();
+    // Characters, and the end of the text: 7, 10 and 11 tokens, of which 3, 2 and 9 are learned.
+    let rows = [("abcd", "ef"), ("abcdefgh", "a"), ("ab", "abcdefgh")];
+    let rows =
+        rows.map(|(prompt, completion)| format!("{{\"prompt\": \"{prompt}\", \"completion\": \"{completion}\"}}\n"));
+    sandbox.write("train.jsonl", rows.concat());
+    sandbox.write("valid.jsonl", &rows[0]);
+    let corpus = "train=train.jsonl,validation=valid.jsonl";
+    let stats = |block_size: &str, json: &[&str]| {
+        let arguments = ["data", "stats", "--corpus", corpus, "--tokenizer", "char", "--block-size", block_size];
+        sandbox.run(&[&arguments[..], json].concat()).succeeds()
+    };
+    let counts = |block_size| {
+        let stats = stats(block_size, &["--json"]).json();
+        ["learned_tokens", "longest_document", "truncated_documents", "left_out_documents"]
+            .map(|key| stats[key].as_u64().unwrap())
+    };
+    // Of the second only the prompt fits 4 places.
+    assert_eq!(counts("4"), [14, 11, 2, 1]);
+    assert_eq!(counts("16"), [14, 11, 0, 0]);
+    stats("4", &[]).prints(&["learned        14 of the training tokens, 50.0%", "truncated      2 documents"]);
+}
+
+#[test]
+fn a_megabyte_without_a_blank_is_tokenized_in_seconds() {
+    let sandbox = Sandbox::new();
+    let mut state = 1_u32;
+    let base = |_| {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        char::from(b"ACGT"[(state >> 24) as usize % 4])
+    };
+    sandbox.write("dna.txt", (0..1_000_000).map(base).collect::<String>());
+    let started = std::time::Instant::now();
+    sandbox.run(&["data", "stats", "--corpus", "dna.txt", "--vocab-size", "300"]).succeeds();
+    // One second; by the square of the length it would be minutes.
+    assert!(started.elapsed().as_secs() < 30, "{:?}", started.elapsed());
+}
+
+#[test]
+fn files_of_a_folder_that_are_no_text_are_skipped_and_all_named() {
+    let sandbox = Sandbox::new();
+    sandbox.write("notes/a.md", corpus());
+    let utf16: Vec<u8> = [0xFEFF].into_iter().chain("the duck".encode_utf16()).flat_map(u16::to_le_bytes).collect();
+    std::fs::write(sandbox.path("notes/b.txt"), utf16).unwrap();
+    for name in ["c.txt", "d.txt"] {
+        std::fs::write(sandbox.path(&format!("notes/{name}")), b"%PDF-1.4 \xe2\xe3\xcf\xd3 \xff\xfe\x00").unwrap();
+    }
+    let run = sandbox.run(&["data", "stats", "--corpus", "notes", "--tokenizer", "char", "--json"]).succeeds();
+    let stats = run.json();
+    let named = stats["undecodable"].to_string();
+    assert!(stats["files"] == 2 && named.contains("c.txt") && named.contains("d.txt"), "{stats}");
+}

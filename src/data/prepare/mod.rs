@@ -98,6 +98,11 @@ pub struct Meta {
     pub notes: Vec<String>,
 }
 
+/// Whether a folder holds what [`DataSpec::write_to`] wrote.
+pub fn holds_prepared(folder: &Path) -> bool {
+    cache::load::<Meta>(&folder.join(META)).is_some()
+}
+
 impl DataSpec<'_> {
     /// The tokens of `corpus`. With `tokenizer`, one that a run already has, it is used instead of building the one
     /// that is configured. `on_tokenizer` sees it before the text becomes tokens, which may take long,
@@ -152,15 +157,18 @@ impl DataSpec<'_> {
         if taken { self.open(&folder, tokenizer, None) } else { self.open(&path, tokenizer, Some(Arc::new(partial))) }
     }
 
-    /// Writes the token files of `corpus` into a folder that holds none yet, with the tokenizer and `meta.json`.
+    /// Writes the token files of `corpus` into a folder, with the tokenizer and `meta.json`. What an earlier call wrote
+    /// there is replaced.
     ///
     /// # Errors
-    /// Those of [`DataSpec::prepare`], or if there are such files.
+    /// Those of [`DataSpec::prepare`], or if the folder holds token files of another program.
     pub fn write_to(&self, corpus: &Corpus, folder: &Path, on_progress: &mut dyn FnMut(Progress)) -> Result<Prepared> {
-        for name in [TRAIN, VALIDATION, TRAIN_DOCUMENTS, VALIDATION_DOCUMENTS, META] {
-            if folder.join(name).exists() {
-                let message = format!("holds {name} already: name another folder, or remove it");
-                return Err(Error::Corpus { path: folder.to_path_buf(), message });
+        if !holds_prepared(folder) {
+            for name in [TRAIN, VALIDATION, TRAIN_DOCUMENTS, VALIDATION_DOCUMENTS, META] {
+                if folder.join(name).exists() {
+                    let message = format!("holds a {name} that `data prepare` did not write: name another folder");
+                    return Err(Error::Corpus { path: folder.to_path_buf(), message });
+                }
             }
         }
         if corpus.tokens.is_some() {
@@ -176,7 +184,10 @@ impl DataSpec<'_> {
         if let Some(config) = tokenizer.config_json() {
             std::fs::write(folder.join(TOKENIZER_CONFIG), config).map_err(failed)?;
         }
-        // The training tokens last: without them the folder is no corpus.
+        // The training tokens go first and come last: without them the folder is no corpus.
+        if folder.join(TRAIN).exists() {
+            std::fs::remove_file(folder.join(TRAIN)).map_err(failed)?;
+        }
         for name in [TOKENIZER, META, VALIDATION_DOCUMENTS, TRAIN_DOCUMENTS, VALIDATION, TRAIN] {
             std::fs::rename(partial.path().join(name), folder.join(name)).map_err(failed)?;
         }

@@ -207,7 +207,15 @@ fn token_folders_are_corpora() {
     assert_eq!(all(&written.train), all(&read.train));
     assert_eq!(all(&written.validation), all(&read.validation));
     assert_eq!(read.meta.coverage, written.meta.coverage);
-    assert!(spec.write_to(&corpus, &out, &mut |_| {}).err().unwrap().to_string().contains("holds train.bin already"));
+    fs::write(&text, "other words\n".repeat(100)).unwrap();
+    let corpus = Corpus::open(&spec.corpus, &mut |_| {}).unwrap();
+    let again = spec.write_to(&corpus, &out, &mut |_| {}).unwrap();
+    assert_ne!(again.meta.text_sha256, written.meta.text_sha256);
+    let (read, _) = prepare(&out, "bpe", None).unwrap();
+    assert_eq!(read.meta.tokens_sha256, again.meta.tokens_sha256, "the earlier tokens are replaced");
+    fs::remove_file(out.join("meta.json")).unwrap();
+    let error = spec.write_to(&corpus, &out, &mut |_| {}).err().unwrap().to_string();
+    assert!(error.contains("holds a train.bin that `data prepare` did not write"), "{error}");
 }
 
 #[test]

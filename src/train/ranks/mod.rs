@@ -93,7 +93,10 @@ pub struct RankTimes {
 
 /// Numbers that are exchanged at a time: so many that a sum is no matter of latency, so few that the first gradients
 /// are on their way early.
-pub(super) const BUCKET: usize = if cfg!(test) { 1 << 11 } else { 1 << 22 };
+pub(super) const BUCKET: usize = 1 << 22;
+
+/// Numbers that ranks exchange at a time: [`BUCKET`]; in tests so few that the gradients of small models have several.
+const EXCHANGED: usize = if cfg!(test) { 1 << 11 } else { BUCKET };
 
 /// Which rank of how many.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,7 +8,7 @@
 //! ```
 //! The mean is weighted by the sequences of each rank. Only this communicates: for slow networks.
 
-use super::BUCKET;
+use super::EXCHANGED;
 use crate::Result;
 use crate::comm::{Background, Encoded, Wire};
 use crate::optim::{ParameterArena, SavedMoments};
@@ -65,7 +65,7 @@ impl Outer {
         let values = trained.to_f32()?;
         let scale = if self.wire == Wire::F16 { F16_SCALE } else { 1.0 };
         let weight = self.weight * scale;
-        let changes = self.begun.chunks(BUCKET).zip(values.chunks(BUCKET));
+        let changes = self.begun.chunks(EXCHANGED).zip(values.chunks(EXCHANGED));
         let changes = changes.map(|(begun, values)| {
             let pairs = begun.par_iter().zip(values);
             pairs.map(|(begun, value)| (begun - value) * weight).collect::<Vec<f32>>()
@@ -82,7 +82,7 @@ impl Outer {
                 means
             }
         };
-        let state = self.begun.chunks_mut(BUCKET).zip(self.momentum.chunks_mut(BUCKET));
+        let state = self.begun.chunks_mut(EXCHANGED).zip(self.momentum.chunks_mut(EXCHANGED));
         for (mean, (begun, momentum)) in means.iter().zip(state) {
             let elements = begun.par_iter_mut().zip(momentum).zip(mean);
             elements.for_each(|((value, momentum), mean)| {

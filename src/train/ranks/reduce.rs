@@ -24,7 +24,7 @@
 //! the update. Then no rank makes it: all compute the step again, and overwrite the sums. Before the first update,
 //! while the order is not known, ranks vote where they agree on it, and have sent nothing.
 
-use super::BUCKET;
+use super::EXCHANGED;
 use super::token_rows::{StepRows, TokenRows};
 use super::writer::{Turn, Writer};
 use crate::comm::{Background, Encoded, Memory, Wire};
@@ -140,7 +140,7 @@ impl DataParallel {
         if state.buckets.is_empty() {
             let arena = parameters.gradients();
             let cut = |Range { start, end }: Range<usize>| {
-                (start..end).step_by(BUCKET).map(move |start| start..(start + BUCKET).min(end))
+                (start..end).step_by(EXCHANGED).map(move |start| start..(start + EXCHANGED).min(end))
             };
             let whole = || std::iter::once(0..arena.len()).collect();
             let parts = self.rows.as_ref().map_or_else(whole, |rows| rows.others(arena.len()));

@@ -7,7 +7,7 @@
 //! of all ranks and so knows which rows they read: all have the same rows in the same places, whose sums over the ranks
 //! are then added to the gradient of the table.
 
-use super::BUCKET;
+use super::EXCHANGED;
 use crate::config::Config;
 use crate::data::Batch;
 use crate::models::LanguageModel;
@@ -19,7 +19,7 @@ use crate::{DType, Device, Result, Tensor};
 use std::ops::Range;
 
 /// Elements of the smallest table whose rows are sent apart: below, it is no more than a bucket or two.
-const LEAST: usize = if cfg!(test) { 2048 } else { 2 * BUCKET };
+const LEAST: usize = if cfg!(test) { 2048 } else { 2 * EXCHANGED };
 
 /// Tokens of a step for each row of the table, at most: a text of 8 V tokens reads a third of V rows (wikitext-2,
 /// GPT-2's tokenizer). This depends on the run alone, so that one that is resumed adds up in the same order.
@@ -164,5 +164,5 @@ impl StepRows<'_> {
 
 /// The parts of so many elements that are sent at a time.
 fn pieces(len: usize) -> impl Iterator<Item = Range<usize>> {
-    (0..len).step_by(BUCKET).map(move |start| start..(start + BUCKET).min(len))
+    (0..len).step_by(EXCHANGED).map(move |start| start..(start + EXCHANGED).min(len))
 }
