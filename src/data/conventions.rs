@@ -182,7 +182,7 @@ fn read_object(path: &Path) -> Result<Option<Map<String, Value>>> {
         return Ok(None);
     }
     let text = std::fs::read_to_string(path).map_err(|error| Error::io("read", path, error))?;
-    serde_json::from_str(&text).map(Some).map_err(|error| damaged(path, format!("is damaged: {error}")))
+    serde_json::from_str(&text).map(Some).map_err(|error| damaged(path, format!("is not JSON: {error}")))
 }
 
 #[cfg(test)]

@@ -48,7 +48,12 @@ fn a_batch_beyond_the_memory_of_the_machine_is_computed_in_passes_with_the_same_
 fn a_run_beyond_the_memory_is_refused_before_it_begins_with_values_that_fit() {
     let sandbox = Sandbox::new();
     let long = ["--set", "model.block_size=2048"];
-    let told = ["training does not fit the memory", "one sequence of 2048 tokens", "model.block_size = ", "1.0 MiB"];
+    let told = [
+        "training does not fit the memory",
+        "one sequence of 2048 tokens",
+        "model.block_size = ",
+        "1.00 MiB available",
+    ];
     let refused = train_within(&sandbox, "1", &long).fails_with(&told);
     assert!(sandbox.runs().is_empty());
     // What is advised is taken.

@@ -109,7 +109,7 @@ fn on_a_gpu_with_too_little_memory_batches_are_halved_and_the_losses_stay() {
     }
     let wide = [&args[..], &["--set", "model.n_embd=256"]].concat();
     let run = sandbox.run_with(&wide, &[("RUSTYFLOW_GPU_MEMORY", "1")]);
-    run.fails_with(&["training does not fit the memory", "has 1.0 MiB available", "use a smaller model.n_embd"]);
+    run.fails_with(&["training does not fit the memory", "has 1.00 MiB available", "use a smaller model.n_embd"]);
     let run = sandbox.run_with(&args, &[("RUSTYFLOW_GPU_MEMORY", "all")]);
     run.fails_with(&["RUSTYFLOW_GPU_MEMORY=all", "MiB"]);
 }

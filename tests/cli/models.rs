@@ -255,7 +255,7 @@ fn a_prompt_comes_from_a_flag_a_file_or_standard_input() {
     std::io::Write::write_all(&mut child.stdin.take().unwrap(), prompt.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!((output.status.code(), String::from_utf8(output.stdout).unwrap()), (Some(0), expected));
-    sandbox.write("prompt.txt", [0xff, 0xfe]);
+    sandbox.write("prompt.txt", [0xff, 0xff]);
     let args = ["generate", "--device", "cpu", "--model", TINY_RUN, "--prompt-file", "prompt.txt"];
     sandbox.run(&args).fails_with(&["prompt.txt: not UTF-8 at byte 0"]);
 }

@@ -9,7 +9,7 @@ fn a_plan_names_memory_steps_and_time_and_writes_nothing() {
     for args in [&["plan", "tiny.toml", "--device", "cpu"][..], &["train", "tiny.toml", "--device", "cpu", "--dry-run"]]
     {
         let run = sandbox.run(args).succeeds();
-        run.prints(&["weights ", "gradients ", "moments ", "activations ", "fits       yes", "6 steps", " ms a step"]);
+        run.prints(&["weights ", "gradients ", "moments ", "activations ", "fits       yes", "6 steps", "s a step, "]);
     }
     assert!(!sandbox.exists("runs") && !sandbox.exists("training_log.txt"));
 }
@@ -142,7 +142,7 @@ fn reports_memory_by_kind(sandbox: &Sandbox, run: Run, device: &str) {
 fn a_run_on_the_cpu_reports_its_memory_by_kind() {
     let sandbox = Sandbox::new();
     reports_memory_by_kind(&sandbox, sandbox.train(&["--json"]), "CPU");
-    sandbox.train(&[]).succeeds().prints(&["CPU memory    ", "  - CPU memory: "]);
+    sandbox.train(&["--profile"]).succeeds().prints(&["  - CPU memory: "]);
 }
 
 #[test]
