@@ -1,17 +1,17 @@
-//! How numbers are written for people: three significant digits, a space before the unit, binary units of bytes. JSON
+//! How numbers are written for people: three significant digits, one space before the unit, binary units of bytes. JSON
 //! and files for machines keep the exact numbers.
 
 /// Significant digits.
 const DIGITS: i32 = 3;
 
-/// 1234567 as "1.23 M", 999 as "999", 0.5 as "0.5".
+/// 1234567 as "1.23M", 999 as "999", 0.5 as "0.5".
 pub(crate) fn count(number: f64) -> String {
     scaled(number, 1000.0, &["", "k", "M", "G", "T", "P"])
 }
 
 /// 136000000 as "130 MiB".
 pub(crate) fn bytes(bytes: u64) -> String {
-    scaled(bytes as f64, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB"])
+    scaled(bytes as f64, 1024.0, &[" B", " KiB", " MiB", " GiB", " TiB", " PiB"])
 }
 
 /// Two sizes of which one is larger, which the digits show: exact bytes where rounding would hide it.
@@ -20,7 +20,7 @@ pub(crate) fn unequal_bytes(sizes: [u64; 2]) -> [String; 2] {
     if a == b && sizes[0] != sizes[1] { sizes.map(|size| format!("{size} B")) } else { [a, b] }
 }
 
-/// "15.3 k tokens/s"; "- tokens/s" where it is not known.
+/// "15.3k tokens/s"; "- tokens/s" where it is not known.
 pub(crate) fn tokens_per_s(rate: Option<f64>) -> String {
     format!("{} tokens/s", rate.map_or("-".into(), count))
 }
@@ -40,7 +40,7 @@ pub(crate) fn loss(loss: f64) -> String {
     format!("{loss:.4}")
 }
 
-/// "4.35", "12.2 k"; of a loss that is too large for it "above 1e300".
+/// "4.35", "12.2k"; of a loss that is too large for it "above 1e300".
 pub(crate) fn perplexity(perplexity: f64) -> String {
     match perplexity {
         p if p.is_nan() => "NaN".into(),
@@ -89,7 +89,7 @@ fn scaled(number: f64, base: f64, units: &[&str]) -> String {
         unit += 1;
     }
     let digits = if unit == 0 && value.fract() == 0.0 { format!("{value:.0}") } else { scaled_digits(value) };
-    format!("{digits} {}", units[unit]).trim_end().into()
+    format!("{digits}{}", units[unit])
 }
 
 /// Three digits: "1.20", "12.3", "1023".
@@ -111,12 +111,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_have_three_digits_and_a_space_before_their_unit() {
+    fn counts_have_three_digits_and_a_space_before_what_is_counted() {
         let shown =
             [0.0, 7.0, 0.53, 999.0, 999.6, 1234.0, 15_342.0, 51_000.0, 2_442_240.0, 134_515_008.0, 2e15].map(count);
-        let expected = ["0", "7", "0.53", "999", "1.00 k", "1.23 k", "15.3 k", "51.0 k", "2.44 M", "135 M", "2.00 P"];
+        let expected = ["0", "7", "0.53", "999", "1.00k", "1.23k", "15.3k", "51.0k", "2.44M", "135M", "2.00P"];
         assert_eq!(shown, expected);
-        assert_eq!(tokens_per_s(Some(15_342.0)), "15.3 k tokens/s");
+        assert_eq!(tokens_per_s(Some(15_342.0)), "15.3k tokens/s");
         assert_eq!(tokens_per_s(None), "- tokens/s");
     }
 
@@ -139,7 +139,7 @@ mod tests {
     #[test]
     fn perplexities_are_never_inf() {
         let shown = [1.0, 4.349, 12_200.0, 1e40, f64::INFINITY].map(perplexity);
-        assert_eq!(shown, ["1.00", "4.35", "12.2 k", "1e40", "above 1e300"]);
+        assert_eq!(shown, ["1.00", "4.35", "12.2k", "1e40", "above 1e300"]);
     }
 
     #[test]

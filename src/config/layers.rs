@@ -381,9 +381,9 @@ impl Resolved {
     fn evaluate_at_least_five_times(&mut self, steps: usize) {
         let train = &mut self.config.train;
         let mut every = (steps / LEAST_EVALUATIONS).max(1);
-        if train.sync_every > 0 {
-            // Devices that train apart are the same only where they meet.
-            every = (every / train.sync_every).max(1) * train.sync_every;
+        // Devices that train apart are the same only where they meet.
+        if let Some(rounds) = every.checked_div(train.sync_every) {
+            every = rounds.max(1) * train.sync_every;
         }
         let is_default = self.origins.get(EVAL_EVERY).is_none_or(Origin::is_default);
         if is_default && every < train.eval_every {

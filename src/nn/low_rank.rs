@@ -62,7 +62,8 @@ impl LowRank {
     /// (outputs, r): B with zeros in the rows of outputs that are not adapted.
     fn rows_of_all(&self, outputs: usize, rank: usize) -> Result<Tensor> {
         let (mut parts, mut row, mut from) = (Vec::new(), 0, 0);
-        for matrix in self.adapted.iter().cloned().chain([outputs..outputs]) {
+        let end = std::iter::once(outputs..outputs);
+        for matrix in self.adapted.iter().cloned().chain(end) {
             if row < matrix.start {
                 parts.push(Tensor::full(0.0, [matrix.start - row, rank], &self.b.device())?);
             }

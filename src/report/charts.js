@@ -35,10 +35,10 @@ function number(x) {
 function scaled(x, base, units) {
   let unit = 0;
   for (; Math.abs(x) >= base - (base === 1000 ? 0.5 : 0) && unit + 1 < units.length; unit++) x /= base;
-  if (unit === 0 && !Number.isInteger(x)) return `${number(x)} ${units[unit]}`.trimEnd();
-  return `${unit === 0 ? x : digits(x)} ${units[unit]}`.trimEnd();
+  if (unit === 0 && !Number.isInteger(x)) return `${number(x)}${units[unit]}`;
+  return `${unit === 0 ? x : digits(x)}${units[unit]}`;
 }
-// 1234567 as 1.23 M.
+// 1234567 as 1.23M.
 function short(x) {
   return isNumber(x) ? scaled(x, 1000, ["", "k", "M", "G", "T", "P"]) : "-";
 }
@@ -50,7 +50,7 @@ function duration(seconds) {
   return h > 0 ? `${h} h ${m} min` : `${m} min ${s} s`;
 }
 function size(bytes) {
-  return isNumber(bytes) ? scaled(bytes, 1024, ["B", "KiB", "MiB", "GiB", "TiB", "PiB"]) : "-";
+  return isNumber(bytes) ? scaled(bytes, 1024, [" B", " KiB", " MiB", " GiB", " TiB", " PiB"]) : "-";
 }
 
 // Round numbers between two, about `count` of them.

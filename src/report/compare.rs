@@ -78,7 +78,7 @@ fn same_data(runs: &[RunRecord]) -> bool {
     let of_start = |run: &RunRecord, key: &str| run.start.pointer(&format!("/start/{key}")).cloned();
     let of_config = |run: &RunRecord, key: &str| run.config.get("data")?.get(key)?.as_str().map(Value::from);
     let is_same = |value: &dyn Fn(&RunRecord) -> Option<Value>| {
-        let mut known = runs.iter().filter_map(|run| value(run)).filter(|value| !value.is_null());
+        let mut known = runs.iter().filter_map(value).filter(|value| !value.is_null());
         known.next().is_none_or(|first| known.all(|other| other == first))
     };
     let recorded = ["text/bytes", "text/documents", "text/held_out", "validation_tokens", "model/vocab_size"];

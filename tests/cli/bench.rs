@@ -240,11 +240,11 @@ fn report_writes_one_file_that_table_reads() {
     assert!(left_out.iter().any(|what| what.as_str().unwrap().starts_with("attention")), "{told}");
     let table = sandbox.run(&["bench", "report", "--table", "cpu.json", "cpu.json"]).succeeds().stdout;
     let tokens_per_s = number(step, "tokens_per_s");
-    // Three digits, as "15.3 k".
+    // Three digits, as "15.3k".
     let digits = |value: f64| format!("{value:.*}", if value < 9.995 { 2 } else { usize::from(value < 99.95) });
     let rate = match tokens_per_s {
         rate if rate < 999.5 => digits(rate),
-        rate => format!("{} k", digits(rate / 1e3)),
+        rate => format!("{}k", digits(rate / 1e3)),
     };
     let row = format!("cpu-small f32: {rate} tokens/s");
     assert_eq!(table.matches(&row).count(), 2, "{table}");

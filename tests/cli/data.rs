@@ -190,7 +190,7 @@ fn files_of_a_folder_that_are_no_text_are_skipped_and_all_named() {
     let utf16: Vec<u8> = [0xFEFF].into_iter().chain("the duck".encode_utf16()).flat_map(u16::to_le_bytes).collect();
     std::fs::write(sandbox.path("notes/b.txt"), utf16).unwrap();
     for name in ["c.txt", "d.txt"] {
-        std::fs::write(sandbox.path(&format!("notes/{name}")), b"%PDF-1.4 \xe2\xe3\xcf\xd3 \xff\xfe\x00").unwrap();
+        std::fs::write(sandbox.path(format!("notes/{name}")), b"%PDF-1.4 \xe2\xe3\xcf\xd3 \xff\xfe\x00").unwrap();
     }
     let run = sandbox.run(&["data", "stats", "--corpus", "notes", "--tokenizer", "char", "--json"]).succeeds();
     let stats = run.json();

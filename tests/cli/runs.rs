@@ -29,7 +29,7 @@ fn a_run_says_what_it_does() {
         "device     cpu (1 threads)",
         "corpus     corpus, ",
         "tokenizer char with ",
-        "model      3.94 k parameters: 1 layer, 2 heads, width 16, context 16",
+        "model      3.94k parameters: 1 layer, 2 heads, width 16, context 16",
         "training   6 steps of 64 tokens, ",
         " epochs, 0 steps of warm-up\n",
         &format!("folder     {TINY_RUN}\n"),

@@ -69,7 +69,9 @@ fn processes_have_the_bits_of_threads_and_the_losses_of_one() {
     for (processes, threads) in [(2, "cpu,cpu"), (4, "cpu,cpu,cpu,cpu")] {
         let (a, b) = (format!("threads{processes}"), format!("processes{processes}"));
         sandbox.run(&train(threads, &["--name", &a])).succeeds();
-        run(&sandbox, processes, &train("cpu", &["--name", &b])).succeeds().prints(&["rank  device", "trained"]);
+        run(&sandbox, processes, &train("cpu", &["--name", &b, "--profile"]))
+            .succeeds()
+            .prints(&["rank  device", "loss    train"]);
         let [of_threads, of_processes] = [&a, &b].map(|name| outcome(&sandbox, &format!("runs/{name}")));
         assert!(of_threads == of_processes, "{processes}");
         let losses = |name: &str| sandbox.losses(&format!("runs/{name}"), "train");

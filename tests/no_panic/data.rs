@@ -5,7 +5,7 @@ use rustyflow::Result;
 use rustyflow::data::{
     ChatSpec, ChatTemplate, Continued, Corpus, CorpusSpec, DataSpec, DeclaredIds, Loader, Order, Piece, Position,
     Split, TextConventions, Tokenizer, TokenizerSpec, Tokens, encode_beginning, encode_split, eval_windows,
-    read_questions, read_text,
+    holds_prepared, read_questions, read_text,
 };
 use serde_json::json;
 use std::path::Path;
@@ -91,6 +91,14 @@ fn loading() -> Vec<Row> {
             assert_eq!(tokens(20).first_prompt(HUGE), None);
             Ok(())
         }),
+        ("Tokens::truncations", Defined, |_| {
+            assert_eq!(tokens(20).truncations(0), (0, 0));
+            Ok(())
+        }),
+        ("holds_prepared", Defined, |_| {
+            assert!(!holds_prepared(Path::new(NOWHERE)));
+            Ok(())
+        }),
         ("Tokens::each_part", Defined, |_| {
             tokens(0).each_part(|_| ());
             Ok(())
@@ -144,6 +152,16 @@ fn tokenizers() -> Vec<Row> {
         ("Tokenizer::coverage", Refused, |_| {
             let word = Tokenizer::build(&TokenizerSpec::Word, 0, &corpus()?, Path::new(NOWHERE))?;
             word.coverage("a", &[u32::MAX]).map(drop)
+        }),
+        ("Tokenizer::difference", Defined, |_| {
+            let bpe = Tokenizer::build(&TokenizerSpec::Bpe, 260, &corpus()?, Path::new(NOWHERE))?;
+            assert!(tokenizer()?.difference(&bpe).is_some() && bpe.difference(&tokenizer()?).is_some());
+            Ok(())
+        }),
+        ("Tokenizer::shared_ids", Defined, |_| {
+            let bpe = Tokenizer::build(&TokenizerSpec::Bpe, 260, &corpus()?, Path::new(NOWHERE))?;
+            assert_eq!(tokenizer()?.shared_ids(&bpe).len(), bpe.vocab_size());
+            Ok(())
         }),
         ("Tokenizer::with_name", Defined, |_| {
             assert_eq!(tokenizer()?.with_name("").name(), "");

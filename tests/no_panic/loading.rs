@@ -61,6 +61,7 @@ fn models() -> Vec<Row> {
         ("find_model", Refused, |_| train::find_model(nowhere(), &|_| ()).map(drop)),
         ("trained_with", Defined, |_| train::trained_with(nowhere()).map(drop)),
         ("trained_on", Defined, |_| train::trained_on(nowhere()).map(drop)),
+        ("trained_rows", Defined, |_| train::trained_rows(nowhere()).map(drop)),
         ("generates_with", Defined, |_| train::generates_with(nowhere()).map(drop)),
         ("load_model", Refused, |d| train::load_model(WeightDtype::F32, nowhere(), d).map(drop)),
         ("move_model", Defined, |d| train::move_model(&mut *model(&small(), &Device::Cpu)?, WeightDtype::F32, d)),

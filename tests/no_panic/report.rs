@@ -63,6 +63,14 @@ pub fn rows() -> Vec<Row> {
             damaged()?.metrics.training_seconds(0.0);
             Ok(())
         }),
+        ("Metrics::tokens", Defined, |_| {
+            damaged()?.metrics.tokens(f64::NAN);
+            Ok(())
+        }),
+        ("Metrics::average_speed", Defined, |_| {
+            damaged()?.metrics.average_speed(f64::NAN);
+            Ok(())
+        }),
         ("thin", Defined, |_| {
             assert!(!thin(&[1.0; 20], &[f64::NAN; 20], 0).is_empty());
             assert_eq!(thin(&[1.0], &[], HUGE), [0; 0]);

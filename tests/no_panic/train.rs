@@ -160,6 +160,7 @@ fn runs() -> Vec<Row> {
 
 fn plans() -> Vec<Row> {
     vec![
+        ("Memory::available", Defined, |d| train::Memory::available(d, 0).map(drop)),
         ("plan_run", Refused, |d| train::plan_run(&without_text()?, d, 1, nowhere(), None).map(drop)),
         ("plan_run", Refused, |d| plan_of(0, d).map(drop)),
         ("plan_run", Refused, |d| plan_of(HUGE, d).map(drop)),

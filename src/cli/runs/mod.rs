@@ -89,7 +89,7 @@ fn write_page(path: &Path, page: &str) -> crate::Result<()> {
     std::fs::write(path, page).map_err(|e| Error::io("write", path, e))
 }
 
-/// "135 M", or of adapters "2.44 M of 135 M".
+/// "135M", or of adapters "2.44M of 135M".
 fn parameters(run: &RunSummary) -> String {
     let shown = |count: Option<u64>| or_dash(count, |count| units::count(count as f64));
     match run.trained_parameters.filter(|trained| Some(*trained) != run.parameters) {

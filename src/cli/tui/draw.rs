@@ -1,7 +1,7 @@
 //! Draws a [`State`].
 //!
 //! ```text
-//! runs/a                                          sample · 3.2 M parameters, 4 layers · cpu
+//! runs/a                                          sample · 3.2M parameters, 4 layers · cpu
 //! +- loss -----------------------------------------+- now --------------------------------+
 //! | train and validation                            | numbers                              |
 //! |                                                 +- tokens/s ---------------------------+
@@ -300,7 +300,7 @@ mod tests {
         let lines = drawn(&state, 100, 30);
         assert!(
             lines[0].starts_with(" runs/a ")
-                && lines[0].ends_with("sample · 3.94 k parameters, 1 layer · cpu (1 threads) ")
+                && lines[0].ends_with("sample · 3.94k parameters, 1 layer · cpu (1 threads) ")
         );
         assert_shows(
             &lines,
@@ -310,7 +310,7 @@ mod tests {
                 "│ 4.020│",
                 "││ loss          1.5000 ",
                 "││ validation    2.5000 at step 200 ",
-                "││ tokens/s      12.3 k ",
+                "││ tokens/s      12.3k ",
                 "││ learning rate 0.001 ",
                 "││ epoch         0.50 of 2.00 ",
                 "│ step    200  validation loss 2.5000  perplexity 12.18  bits per byte 3.600  (best) ",
@@ -367,7 +367,7 @@ mod tests {
                 assert_eq!(lines.iter().any(|line| line.contains("q stop after")), !is_small, "{width} by {height}");
             }
         }
-        assert!(drawn(&full, 60, 16)[0].starts_with(" runs/a  sample · 3.94 k parameters, 1 layer · cpu"));
+        assert!(drawn(&full, 60, 16)[0].starts_with(" runs/a  sample · 3.94k parameters, 1 layer · cpu"));
         assert_shows(&drawn(&full, 40, 10), &["This window is smaller than 60 by 16."]);
     }
 
