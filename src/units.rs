@@ -41,6 +41,7 @@ pub(crate) fn loss(loss: f64) -> String {
 }
 
 /// "4.35", "12.2k"; of a loss that is too large for it "above 1e300".
+#[cfg(any(test, feature = "cli"))]
 pub(crate) fn perplexity(perplexity: f64) -> String {
     match perplexity {
         p if p.is_nan() => "NaN".into(),

@@ -18,6 +18,7 @@ pub use compare::{Comparison, Difference, Equal};
 pub use metrics::{EvaluationPoint, Metrics, Rollback, StepPoint};
 pub use page::{compare_page, run_page};
 pub use plot::{Curve, plot};
+#[cfg(feature = "cli")]
 pub(crate) use record::written;
 pub use record::{RunRecord, Sample, State, is_run};
 pub use series::{loss_curves, thin};
