@@ -91,7 +91,7 @@ fn a_gpu_run_reports_kernels_host_and_memory() {
     if !has_gpu() {
         return;
     }
-    let run = Sandbox::new().train_on_gpu(&["--set", "train.max_steps=8"]).succeeds();
+    let run = Sandbox::new().train_on_gpu(&["--profile", "--set", "train.max_steps=8"]).succeeds();
     let run = run.prints(&[
         "[Profiling report]\n  - GPU kernels: ",
         "  - Host: data ",

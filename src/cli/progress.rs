@@ -243,7 +243,9 @@ fn finish(s: &Summary, profile: bool, sample: Option<&str>) -> io::Result<()> {
         counted(s.steps, "step"),
         units::tokens_per_s(s.tokens_per_s)
     ))?;
-    sample.map_or(Ok(()), |sample| output::line(format_args!("sample  {}", one_line(sample, output::width() - 8))))
+    // The answer ends a chat's sample, behind a question that may be long.
+    let line = if s.is_chat { end_of_line } else { one_line };
+    sample.map_or(Ok(()), |sample| output::line(format_args!("sample  {}", line(sample, output::width() - 8))))
 }
 
 /// The text in one line of at most so many characters.
@@ -252,6 +254,15 @@ fn one_line(text: &str, width: usize) -> String {
     match words.char_indices().nth(width) {
         None => words,
         Some(_) => words.chars().take(width - 1).chain(['…']).collect(),
+    }
+}
+
+/// The end of the text in one line of at most so many characters.
+fn end_of_line(text: &str, width: usize) -> String {
+    let words: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match words.chars().count().checked_sub(width) {
+        None | Some(0) => words,
+        Some(more) => ['…'].into_iter().chain(words.chars().skip(more + 1)).collect(),
     }
 }
 
@@ -303,5 +314,7 @@ mod tests {
         assert_eq!(one_line("One\n\nmorning  a fox", 40), "One morning a fox");
         assert_eq!(one_line("One morning a fox", 8), "One mor…");
         assert_eq!(one_line("äöüß", 4), "äöüß");
+        assert_eq!(end_of_line("What is it?\nA fox.", 40), "What is it? A fox.");
+        assert_eq!(end_of_line("What is it?\nA fox.", 8), "… A fox.");
     }
 }

@@ -226,6 +226,7 @@ fn say_where(summary: &Summary, quiet: bool) -> std::io::Result<()> {
     let folder = quoted(&summary.folder);
     let next = match summary.interrupted {
         true => format!("train --resume {folder}"),
+        false if summary.is_chat => format!("chat --model {folder}"),
         false => format!("generate --model {folder} --prompt \"...\""),
     };
     output::line(format_args!("next    rustyflow {next}"))

@@ -148,6 +148,8 @@ pub struct Summary {
     pub tokens_per_s: Option<f64>,
     /// Of a run that was resumed: of training in all its processes.
     pub seconds_in_all: Option<f64>,
+    /// Whether the model has a chat template, so that its sample is an answer.
+    pub is_chat: bool,
     /// The most memory that tensors took on the device, bytes.
     pub peak_memory_bytes: usize,
     /// Seconds of training of every epoch that began and ended in this run, by its number.

@@ -140,9 +140,10 @@ fn a_chat_model_keeps_its_special_tokens_and_what_ends_an_answer() {
     };
     let args = ["train", "--init", "model", "--corpus", "chat.jsonl", "--device", "cpu", "--max-steps", "1"];
     let train = |name: &str, further: &[&str]| {
+        let next = format!("next    rustyflow chat --model runs/{name}");
         let name =
             ["--name", name, "--batch-size", "2", "--set", "train.eval_every=1", "--set", "train.warmup_steps=0"];
-        sandbox.run(&[&args[..], &name, further].concat()).succeeds();
+        sandbox.run(&[&args[..], &name, further].concat()).succeeds().prints(&[&next]);
     };
     train("whole", &[]);
     keeps("runs/whole/checkpoints/step-000001");

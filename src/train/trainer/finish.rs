@@ -97,6 +97,7 @@ impl Trainer<'_> {
             best_step: self.state.best.filter(|_| self.config.checkpoint.keep_best).map(|best| best.step),
             tokens_per_s: self.throughput.average(),
             seconds_in_all: self.seconds_in_all(),
+            is_chat: self.text.template.is_some(),
             peak_memory_bytes: device.memory().peak_bytes,
             epoch_seconds: std::mem::take(&mut self.epoch_seconds),
             ranks: Vec::new(),
