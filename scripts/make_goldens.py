@@ -2,7 +2,7 @@
 """Write the golden files that the tests compare rustyflow with.
 
     pip install torch transformers safetensors
-    python scripts/make_goldens.py --out tests/goldens
+    python scripts/make_goldens.py
 
 PyTorch and Hugging Face transformers are the reference. The results are committed, so nobody needs
 Python to run the tests; the versions that made them are recorded in each .json (`versions`).
@@ -56,13 +56,15 @@ IGNORE = -100
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write the golden files of the tests.")
-    parser.add_argument("--out", type=Path, default=Path("tests/goldens"), help="folder to write to")
-    out: Path = parser.parse_args().out
+    parser.add_argument("--ops", type=Path, default=Path("crates/tensor/tests/goldens"), help="folder for single ops")
+    parser.add_argument("--models", type=Path, default=Path("tests/goldens"), help="folder for the model")
+    args = parser.parse_args()
 
     torch.set_num_threads(1)  # one order of summation, whatever the machine
-    out.mkdir(parents=True, exist_ok=True)
-    write(out / "ops", *ops_golden())
-    write(out / "gpt2_tiny", *gpt2_golden())
+    for folder in (args.ops, args.models):
+        folder.mkdir(parents=True, exist_ok=True)
+    write(args.ops / "ops", *ops_golden())
+    write(args.models / "gpt2_tiny", *gpt2_golden())
 
 
 # ---------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 """Write what optimizers of PyTorch make of weights in ten steps, for the tests to compare rustyflow with.
 
     pip install torch transformers safetensors
-    python scripts/make_optimizer_goldens.py --out tests/goldens
+    python scripts/make_optimizer_goldens.py --out crates/tensor/tests/goldens
 
 `optimizers.safetensors` has parameters of odd shapes, `weight.<name>`, the gradients of ten steps,
 `grad.<step>.<name>`, and the weights after them by case, `after10.<case>.<name>`. `optimizers.json` says which
@@ -75,7 +75,7 @@ SCHEDULES = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write the golden files of the optimizers.")
-    parser.add_argument("--out", type=Path, default=Path("tests/goldens"), help="folder to write to")
+    parser.add_argument("--out", type=Path, default=Path("crates/tensor/tests/goldens"), help="folder to write to")
     out: Path = parser.parse_args().out
     torch.set_num_threads(1)  # one order of summation, whatever the machine
 

@@ -1,7 +1,6 @@
 # For other scripts, which source it: `has_mpi`, and Open MPI with its headers and libclang on Debian and Ubuntu, as
-# root, where they are missing. `packages` are the arguments of Cargo that what is tested is built with: with the
-# feature `mpi` where there is one, so that nothing is built once more for the tests of processes, and with the Python
-# package, which has no tests of Cargo's, for the features of dependencies.
+# root, where they are missing. `packages` are the arguments of Cargo that what is tested is built with: the whole
+# workspace, with the feature `mpi` where there is one, so that nothing is built once more for the tests of processes.
 
 has_mpi() {
     command -v mpirun >/dev/null && command -v mpicc >/dev/null &&
@@ -19,5 +18,5 @@ if ! has_mpi && [[ "$(id -u)" == 0 ]] && command -v apt-get >/dev/null; then
         apt-get -qq install --no-install-recommends openmpi-bin libopenmpi-dev libclang-dev >/dev/null
     ) || echo "they could not be installed" >&2
 fi
-packages=(-p rustyflow -p rustyflow-python)
+packages=(--workspace)
 ! has_mpi || packages+=(--features rustyflow/mpi)

@@ -25,7 +25,7 @@ export RUSTC_BOOTSTRAP=1 RUSTFLAGS="-Zsanitizer=address" ASAN_OPTIONS="detect_le
 # This build has no GPU that a test could ask for.
 unset RUSTYFLOW_REQUIRE_GPU
 asan() {
-    cargo test --quiet --target "$host" --target-dir target/asan --no-default-features \
+    cargo test --quiet -p rustyflow-tensor --target "$host" --target-dir target/asan --no-default-features \
         --config 'profile.dev.package."*".opt-level=1' "$@"
 }
 asan --lib -- ops:: tensor:: cpu::

@@ -1,51 +1,31 @@
 //! Train GPT-style language models on any GPU through wgpu, or on the CPU.
 //!
-//! Modules import only from those to their left:
-//! `error, profile, report, comm <- gpu, cpu <- tensor <- ops <- custom, nn, optim <- models, fit <- generate <- train
-//! <- bench <- cli`; `config` and `data` import only `error`, the caches and the names of devices, `testing` and
-//! `protobuf` nothing. `docs/design.md` is the map.
-
-// Of rustdoc, which asks whether threads may share each type of wgpu's that lies in ours.
-#![recursion_limit = "256"]
+//! The floors of the house are crates: `rustyflow-base` <- `rustyflow-tensor`, `rustyflow-data`, `rustyflow-comm` <- this
+//! one, which assembles them: models, generation, runs and the command. Modules of this crate import only from those to
+//! their left: `config, report <- models <- generate <- train <- bench <- cli`. `docs/design.md` is the map.
 
 pub mod bench;
-mod cache;
 #[cfg(feature = "cli")]
 pub mod cli;
-pub mod comm;
 pub mod config;
-mod cpu;
-pub mod custom;
-pub mod data;
-mod device_kind;
-pub mod error;
-pub mod fit;
 pub mod generate;
-pub mod gpu;
-// The command writes it too.
-#[cfg_attr(not(feature = "cli"), allow(dead_code))]
-pub mod hub_cache;
 pub mod models;
-pub mod nn;
-pub mod ops;
-pub mod optim;
-mod pool;
-pub mod profile;
-mod protobuf;
 pub mod report;
-mod shell_words;
-pub mod tensor;
-#[cfg(not(feature = "testing"))]
-mod testing;
-#[cfg(feature = "testing")]
-pub mod testing;
 pub mod train;
-mod units;
 
-pub use cache::user_folder as user_cache_folder;
-pub use cpu::set_threads;
-pub use error::{Error, Result};
-pub use tensor::{DType, Device, Shape, Tensor};
+pub use rustyflow_base::cache::user_folder as user_cache_folder;
+pub use rustyflow_base::{Error, Result, error, hub_cache};
+pub use rustyflow_comm as comm;
+pub use rustyflow_data as data;
+#[cfg(feature = "testing")]
+pub use rustyflow_tensor::testing;
+pub use rustyflow_tensor::{DType, Device, Shape, Tensor, set_threads};
+pub use rustyflow_tensor::{custom, fit, gpu, nn, ops, optim, profile, tensor};
+
+use rustyflow_base::{cache, device_kind, protobuf, shell_words, units};
+use rustyflow_tensor::cpu;
+#[cfg(not(feature = "testing"))]
+use rustyflow_tensor::testing;
 
 /// The examples of README.md, which run as tests.
 #[cfg(doctest)]

@@ -2,6 +2,7 @@
 
 #![allow(clippy::duplicate_mod)] // Each example takes along what they share.
 
+#[path = "../crates/tensor/tests/common/mod.rs"]
 mod common;
 
 #[path = "../examples/autograd_scalar.rs"]

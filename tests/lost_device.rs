@@ -1,5 +1,6 @@
 //! A GPU that is lost in the middle of a run.
 
+#[path = "../crates/tensor/tests/common/mod.rs"]
 mod common;
 
 use rustyflow::Device;

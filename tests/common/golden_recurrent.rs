@@ -1,7 +1,7 @@
 //! Recurrent language models over two batches that go on from each other, as PyTorch computes them
 //! (`scripts/make_recurrent_goldens.py`).
 
-use super::{Comparison, Golden, folder};
+use super::golden::{Comparison, Golden, folder};
 use rustyflow::models::{self, Past};
 use rustyflow::nn::Dropout;
 use rustyflow::ops::Criterion;

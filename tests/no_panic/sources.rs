@@ -5,20 +5,20 @@ use std::path::Path;
 
 /// Where the public types of the library are defined that are not ops of tensors, which `src/ops/boundary.rs` tests.
 const FOLDERS: [&str; 15] = [
-    "src/nn",
-    "src/optim",
-    "src/data",
-    "src/tensor",
-    "src/fit",
+    "crates/tensor/src/nn",
+    "crates/tensor/src/optim",
+    "crates/data/src",
+    "crates/tensor/src/tensor",
+    "crates/tensor/src/fit",
     "src/models",
     "src/generate",
-    "src/comm",
+    "crates/comm/src",
     "src/train",
     "src/config",
     "src/report",
-    "src/gpu",
-    "src/profile",
-    "src/custom",
+    "crates/tensor/src/gpu",
+    "crates/tensor/src/profile",
+    "crates/tensor/src/custom",
     "src/bench",
 ];
 
@@ -46,8 +46,9 @@ pub fn functions() -> BTreeSet<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut functions = BTreeSet::new();
     for folder in FOLDERS {
-        let exported = exported(&root.join(folder).join("mod.rs"));
-        visit(&root.join(folder), &exported, &mut functions);
+        let folder = root.join(folder);
+        let top = ["lib.rs", "mod.rs"].map(|name| folder.join(name)).into_iter().find(|file| file.exists());
+        visit(&folder, &exported(&top.expect("a top module")), &mut functions);
     }
     functions.remove("fetch");
     functions.retain(|name| !EXEMPT.iter().any(|exempt| name.starts_with(exempt)));

@@ -8,10 +8,10 @@
 
 mod picture;
 
-use rustyflow::custom::{self, CustomOp};
-use rustyflow::nn::{Dropout, Linear, Module, Parameter, init_keys};
-use rustyflow::optim::{Kind, Optimizer, ParameterArena};
-use rustyflow::{DType, Device, Result, Tensor};
+use rustyflow_tensor::custom::{self, CustomOp};
+use rustyflow_tensor::nn::{Dropout, Linear, Module, Parameter, init_keys};
+use rustyflow_tensor::optim::{Kind, Optimizer, ParameterArena};
+use rustyflow_tensor::{DType, Device, Result, Tensor};
 
 const A: f32 = 2.0;
 
@@ -108,7 +108,7 @@ fn main() -> Result<()> {
     println!("mean square error on {}: snake {of_snake:.2e}, relu {of_relu:.2e}", device.describe());
     let sine: Vec<f32> = xs.iter().map(|x| (2.0 * x).sin()).collect();
     let curves = [("sin(2 x)", "#888", &sine), ("snake", "#c33", &snake_ys), ("relu", "#36c", &relu_ys)];
-    std::fs::write(&file, picture::svg(&xs, &curves)).map_err(|e| rustyflow::Error::io("write", &file, e))?;
+    std::fs::write(&file, picture::svg(&xs, &curves)).map_err(|e| rustyflow_tensor::Error::io("write", &file, e))?;
     println!("drawn in {file}");
-    if of_snake < 1e-2 { Ok(()) } else { Err(rustyflow::Error::Invalid("snake did not learn the sine".into())) }
+    if of_snake < 1e-2 { Ok(()) } else { Err(rustyflow_tensor::Error::Invalid("snake did not learn the sine".into())) }
 }

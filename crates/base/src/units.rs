@@ -1,0 +1,150 @@
+//! How numbers are written for people: three significant digits, one space before the unit, binary units of bytes. JSON
+//! and files for machines keep the exact numbers.
+
+/// Significant digits.
+const DIGITS: i32 = 3;
+
+/// 1234567 as "1.23M", 999 as "999", 0.5 as "0.5".
+pub fn count(number: f64) -> String {
+    scaled(number, 1000.0, &["", "k", "M", "G", "T", "P"])
+}
+
+/// 136000000 as "130 MiB".
+pub fn bytes(bytes: u64) -> String {
+    scaled(bytes as f64, 1024.0, &[" B", " KiB", " MiB", " GiB", " TiB", " PiB"])
+}
+
+/// Two sizes of which one is larger, which the digits show: exact bytes where rounding would hide it.
+pub fn unequal_bytes(sizes: [u64; 2]) -> [String; 2] {
+    let [a, b] = sizes.map(bytes);
+    if a == b && sizes[0] != sizes[1] { sizes.map(|size| format!("{size} B")) } else { [a, b] }
+}
+
+/// "15.3k tokens/s"; "- tokens/s" where it is not known.
+pub fn tokens_per_s(rate: Option<f64>) -> String {
+    format!("{} tokens/s", rate.map_or("-".into(), count))
+}
+
+/// A real number, such as a learning rate: "0.0004", "1.46", "3e-5".
+pub fn number(x: f64) -> String {
+    let rounded = format!("{x:.*e}", DIGITS as usize - 1);
+    let Some((mantissa, exponent)) = rounded.split_once('e') else { return rounded };
+    match exponent.parse::<i32>() {
+        Ok(exponent @ -4..6) => without_zeros(&format!("{:.*}", (DIGITS - 1 - exponent).max(0) as usize, x)),
+        _ => format!("{}e{exponent}", without_zeros(mantissa)),
+    }
+}
+
+/// Nats per token, to compare runs by: "1.4700".
+pub fn loss(loss: f64) -> String {
+    format!("{loss:.4}")
+}
+
+/// "4.35", "12.2k"; of a loss that is too large for it "above 1e300".
+pub fn perplexity(perplexity: f64) -> String {
+    match perplexity {
+        p if p.is_nan() => "NaN".into(),
+        p if p > 1e300 => "above 1e300".into(),
+        p if p < 1000.0 => format!("{p:.2}"),
+        p if p < 1e18 => count(p),
+        p => number(p),
+    }
+}
+
+/// "59.1 s", "2 min 5 s", "3 h 20 min".
+pub fn duration(seconds: f64) -> String {
+    // Rounded first: 59.97 s are a minute.
+    match seconds {
+        s if s < 59.95 => format!("{} s", scaled_digits(s)),
+        s if s < 3599.5 => format!("{} min {} s", s.round() as u64 / 60, s.round() as u64 % 60),
+        s => format!("{} h {} min", s.round() as u64 / 3600, s.round() as u64 / 60 % 60),
+    }
+}
+
+/// Three digits and the prefix of the unit: "47.1 TFLOP/s", "8.00 us".
+pub fn si(value: f64, unit: &str) -> String {
+    const PREFIXES: [(f64, &str); 7] =
+        [(1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "u")];
+    if value < 1e-9 {
+        return format!("0 {unit}");
+    }
+    // 999.5 would be rounded to the 1000 of the next prefix.
+    let fits = PREFIXES.iter().find(|(size, _)| value >= 0.9995 * size);
+    let (size, prefix) = fits.unwrap_or(&(1e-9, "n"));
+    format!("{} {prefix}{unit}", scaled_digits(value / size))
+}
+
+/// The decimal that a real number was meant to be: 3e-5 rather than the 2.9999999999999997e-5 of a product.
+pub fn decimal(x: f64) -> f64 {
+    format!("{x:.12e}").parse().unwrap_or(x)
+}
+
+/// In the largest unit that leaves at least one.
+fn scaled(number: f64, base: f64, units: &[&str]) -> String {
+    // What rounds to the base is one of the next unit.
+    let rounds_up = |value: f64| value >= base - if base == 1000.0 { 0.5 } else { 0.0 };
+    let (mut value, mut unit) = (number, 0);
+    while rounds_up(value.abs()) && unit + 1 < units.len() {
+        value /= base;
+        unit += 1;
+    }
+    let digits = if unit == 0 && value.fract() == 0.0 { format!("{value:.0}") } else { scaled_digits(value) };
+    format!("{digits}{}", units[unit])
+}
+
+/// Three digits: "1.20", "12.3", "1023".
+fn scaled_digits(value: f64) -> String {
+    match value.abs() {
+        v if v < 0.0095 => number(value),
+        v if v < 9.995 => format!("{value:.2}"),
+        v if v < 99.95 => format!("{value:.1}"),
+        _ => format!("{value:.0}"),
+    }
+}
+
+fn without_zeros(digits: &str) -> String {
+    if digits.contains('.') { digits.trim_end_matches('0').trim_end_matches('.').into() } else { digits.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_have_three_digits_and_a_space_before_what_is_counted() {
+        let shown =
+            [0.0, 7.0, 0.53, 999.0, 999.6, 1234.0, 15_342.0, 51_000.0, 2_442_240.0, 134_515_008.0, 2e15].map(count);
+        let expected = ["0", "7", "0.53", "999", "1.00k", "1.23k", "15.3k", "51.0k", "2.44M", "135M", "2.00P"];
+        assert_eq!(shown, expected);
+        assert_eq!(tokens_per_s(Some(15_342.0)), "15.3k tokens/s");
+        assert_eq!(tokens_per_s(None), "- tokens/s");
+    }
+
+    #[test]
+    fn bytes_have_binary_units() {
+        let shown = [0, 1023, 1024, 128 << 20, 5_309_207 << 20, 137_116_000_000].map(bytes);
+        assert_eq!(shown, ["0 B", "1023 B", "1.00 KiB", "128 MiB", "5.06 TiB", "128 GiB"]);
+        assert_eq!(unequal_bytes([2049 << 10, 2 << 20]), ["2098176 B", "2097152 B"]);
+        assert_eq!(unequal_bytes([3 << 20, 2 << 20]), ["3.00 MiB", "2.00 MiB"]);
+    }
+
+    #[test]
+    fn real_numbers_have_three_digits_without_zeros_at_their_end() {
+        let shown = [0.0, 1.46, 2.9999999999999997e-5, 0.0004000045, 1e-3, 12.0, 1234.5, 1e9, -0.25].map(number);
+        assert_eq!(shown, ["0", "1.46", "3e-5", "0.0004", "0.001", "12", "1234", "1e9", "-0.25"]);
+        assert_eq!([f64::NAN, f64::INFINITY].map(number), ["NaN", "inf"]);
+        assert_eq!(decimal(2.9999999999999997e-5), 3e-5);
+    }
+
+    #[test]
+    fn perplexities_are_never_inf() {
+        let shown = [1.0, 4.349, 12_200.0, 1e40, f64::INFINITY].map(perplexity);
+        assert_eq!(shown, ["1.00", "4.35", "12.2k", "1e40", "above 1e300"]);
+    }
+
+    #[test]
+    fn durations_are_told_in_two_units() {
+        let shown = [0.0, 0.25, 59.12, 59.97, 125.0, 3599.6, 12_000.0].map(duration);
+        assert_eq!(shown, ["0 s", "0.25 s", "59.1 s", "1 min 0 s", "2 min 5 s", "1 h 0 min", "3 h 20 min"]);
+    }
+}

@@ -1,0 +1,271 @@
+//! One object of a corpus in JSON: a text, an answer to a prompt, or a conversation.
+//!
+//! Its keys are those of Hugging Face's TRL and of OpenAI (`text`; `prompt` and `completion`; `messages`). ShareGPT's
+//! (`conversations` of `from` and `value`) and Alpaca's (`instruction`, `input` and `output`) are mapped to them.
+
+use serde_json::{Map, Value, json};
+
+use super::chat::{ChatTemplate, Turn};
+use super::source::{Piece, Sink};
+use rustyflow_base::error::Result;
+
+/// Objects whose keys were mapped.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct Mapped {
+    pub share_gpt: u64,
+    pub alpaca: u64,
+}
+
+impl std::ops::AddAssign for Mapped {
+    fn add_assign(&mut self, other: Mapped) {
+        self.share_gpt += other.share_gpt;
+        self.alpaca += other.alpaca;
+    }
+}
+
+/// What an object holds.
+enum Row {
+    Text(String),
+    Answer { prompt: String, completion: String },
+    Chat { messages: Vec<Value> },
+    Completion { prompt: Vec<Value>, completion: Vec<Value> },
+}
+
+/// Why an object is no row: what is wrong with it, or an error of the sink.
+pub(super) enum Failure {
+    Row(String),
+    Sink(rustyflow_base::error::Error),
+}
+
+type Parsed<T> = std::result::Result<T, String>;
+
+/// Hands over what an object holds.
+///
+/// # Errors
+/// If it holds none of what is read, there is no chat template where one is needed, or of `sink`.
+pub(super) fn take_row(
+    value: Value,
+    chat: Option<&ChatTemplate>,
+    sink: &mut Sink,
+) -> std::result::Result<Mapped, Failure> {
+    let Value::Object(mut row) = value else {
+        let message = format!("is {}, expected an object such as {{\"text\": \"...\"}}", kind_of(&value));
+        return Err(Failure::Row(message));
+    };
+    let mut mapped = Mapped::default();
+    let (row, tools) =
+        tools_of(&mut row).and_then(|tools| Ok((row_of(row, chat, &mut mapped)?, tools))).map_err(Failure::Row)?;
+    let with_template = |turns: &dyn Fn(&ChatTemplate) -> Parsed<Vec<Turn>>| {
+        chat.ok_or_else(no_template).and_then(turns).map_err(Failure::Row)
+    };
+    let taken = match row {
+        Row::Text(text) => super::source::take_document(&text, sink),
+        Row::Answer { prompt, completion } => take_answer(&prompt, &completion, sink),
+        Row::Chat { messages } => {
+            let turns = with_template(&|template| text_of(template.turns(&messages, tools.as_ref())))?;
+            take_conversation(&turns, sink)
+        }
+        Row::Completion { prompt, completion } => {
+            let turns = with_template(&|template| completion_of(template, &prompt, &completion, tools.as_ref()))?;
+            take_conversation(&turns, sink)
+        }
+    };
+    taken.map(|()| mapped).map_err(Failure::Sink)
+}
+
+/// The keys of which a row needs one.
+const EXPECTED: &str = "\"text\", \"prompt\" with \"completion\", \"messages\", \"conversations\" or \"instruction\" \
+                        with \"output\"";
+
+fn row_of(mut row: Map<String, Value>, chat: Option<&ChatTemplate>, mapped: &mut Mapped) -> Parsed<Row> {
+    let has = |key: &str| row.get(key).is_some_and(|value| !value.is_null());
+    if has("messages") {
+        return Ok(Row::Chat { messages: messages_of(list(&mut row, "messages")?)? });
+    }
+    if has("prompt") && has("completion") {
+        return match (row.remove("prompt"), row.remove("completion")) {
+            (Some(Value::String(prompt)), Some(Value::String(completion))) => Ok(Row::Answer { prompt, completion }),
+            (Some(Value::Array(prompt)), Some(Value::Array(completion))) => {
+                Ok(Row::Completion { prompt: messages_of(prompt)?, completion: messages_of(completion)? })
+            }
+            _ => Err("\"prompt\" and \"completion\" must be two texts or two lists of messages".to_string()),
+        };
+    }
+    if has("text") {
+        return Ok(Row::Text(text(&mut row, "text")?));
+    }
+    if has("conversations") {
+        mapped.share_gpt = 1;
+        return share_gpt(row);
+    }
+    if has("instruction") && has("output") {
+        mapped.alpaca = 1;
+        return alpaca(row, chat);
+    }
+    let null: Vec<String> =
+        row.iter().filter(|(_, value)| value.is_null()).map(|(key, _)| format!("{key:?}")).collect();
+    let keys: Vec<&str> = row.keys().map(String::as_str).collect();
+    Err(match (null.is_empty(), keys.is_empty()) {
+        (_, true) => format!("is an empty object, expected {EXPECTED}"),
+        (true, _) => format!("has no {EXPECTED}; its keys are {}", keys.join(", ")),
+        (false, _) => format!("{} is null, expected {EXPECTED}", null.join(" and ")),
+    })
+}
+
+/// ShareGPT's: who speaks is called `from`, and what is said `value`.
+fn share_gpt(mut row: Map<String, Value>) -> Parsed<Row> {
+    let turns = list(&mut row, "conversations")?;
+    let mut messages = system_of(&mut row)?;
+    if turns.iter().all(|turn| turn["role"].is_string()) {
+        messages.extend(turns);
+        return Ok(Row::Chat { messages: messages_of(messages)? });
+    }
+    for (number, turn) in turns.iter().enumerate() {
+        let number = number + 1;
+        let role = match turn["from"].as_str() {
+            Some("human" | "user") => "user",
+            Some("gpt" | "assistant" | "chatgpt" | "model" | "bing" | "bard") => "assistant",
+            Some("system") => "system",
+            Some("tool" | "observation" | "function_response") => "tool",
+            Some(other) => {
+                return Err(format!("turn {number} is from {other:?}, expected human, gpt, system or tool"));
+            }
+            None => return Err(format!("turn {number} is no object with \"from\" and \"value\"")),
+        };
+        let value = turn["value"].as_str();
+        let content = value.ok_or_else(|| format!("the \"value\" of turn {number} is {}", kind_of(&turn["value"])))?;
+        messages.push(json!({"role": role, "content": content}));
+    }
+    Ok(Row::Chat { messages })
+}
+
+/// Alpaca's: a conversation where a template can write one, and otherwise the prompt of Stanford's.
+fn alpaca(mut row: Map<String, Value>, chat: Option<&ChatTemplate>) -> Parsed<Row> {
+    let instruction = text(&mut row, "instruction")?;
+    let output = text(&mut row, "output")?;
+    let has_input = row.get("input").is_some_and(|input| !input.is_null());
+    let input = if has_input { text(&mut row, "input")? } else { String::new() };
+    if chat.is_some() {
+        let question = if input.is_empty() { instruction } else { format!("{instruction}\n{input}") };
+        let mut messages = system_of(&mut row)?;
+        if let Some(history) = row.remove("history").filter(|history| !history.is_null()) {
+            for pair in history.as_array().ok_or("\"history\" must be a list of pairs of texts")? {
+                let (Some(asked), Some(answered)) = (pair[0].as_str(), pair[1].as_str()) else {
+                    return Err("\"history\" must be a list of pairs of texts".to_string());
+                };
+                messages.push(json!({"role": "user", "content": asked}));
+                messages.push(json!({"role": "assistant", "content": answered}));
+            }
+        }
+        messages.push(json!({"role": "user", "content": question}));
+        messages.push(json!({"role": "assistant", "content": output}));
+        return Ok(Row::Chat { messages });
+    }
+    let (context, input) = match input.is_empty() {
+        true => ("", String::new()),
+        false => (", paired with an input that provides further context", format!("### Input:\n{input}\n\n")),
+    };
+    let prompt = format!(
+        "Below is an instruction that describes a task{context}. Write a response that appropriately completes the \
+         request.\n\n### Instruction:\n{instruction}\n\n{input}### Response:\n"
+    );
+    Ok(Row::Answer { prompt, completion: output })
+}
+
+/// The message of a system prompt beside the turns.
+fn system_of(row: &mut Map<String, Value>) -> Parsed<Vec<Value>> {
+    match row.remove("system") {
+        Some(Value::String(system)) if !system.is_empty() => Ok(vec![json!({"role": "system", "content": system})]),
+        None | Some(Value::Null | Value::String(_)) => Ok(vec![]),
+        Some(other) => Err(format!("\"system\" is {}, expected a text", kind_of(&other))),
+    }
+}
+
+/// JSON schemas; ShareGPT's are a text that holds them.
+fn tools_of(row: &mut Map<String, Value>) -> Parsed<Option<Value>> {
+    match row.remove("tools") {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(text)) if text.trim().is_empty() => Ok(None),
+        Some(Value::String(text)) => serde_json::from_str(&text)
+            .map(Some)
+            .map_err(|error| format!("\"tools\" is a text that is not JSON: {error}")),
+        Some(tools) => Ok(Some(tools)),
+    }
+}
+
+fn text(row: &mut Map<String, Value>, key: &str) -> Parsed<String> {
+    match row.remove(key) {
+        Some(Value::String(text)) => Ok(text),
+        other => Err(format!("{key:?} is {}, expected a text", kind_of(&other.unwrap_or_default()))),
+    }
+}
+
+fn list(row: &mut Map<String, Value>, key: &str) -> Parsed<Vec<Value>> {
+    match row.remove(key) {
+        Some(Value::Array(all)) if all.is_empty() => Err(format!("{key:?} is an empty list")),
+        Some(Value::Array(all)) => Ok(all),
+        other => Err(format!("{key:?} is {}, expected a list", kind_of(&other.unwrap_or_default()))),
+    }
+}
+
+fn kind_of(value: &Value) -> String {
+    match value {
+        Value::Null => "null".to_string(),
+        Value::Bool(value) => value.to_string(),
+        Value::Number(number) => format!("the number {number}"),
+        Value::String(_) => "a text".to_string(),
+        Value::Array(_) => "a list".to_string(),
+        Value::Object(_) => "an object".to_string(),
+    }
+}
+
+fn no_template() -> String {
+    "a conversation needs a chat template, and the tokenizer's folder has none: set data.chat_template to \"chatml\" \
+     or to the path of a template"
+        .to_string()
+}
+
+/// The message of an error that concerns no file: the place is told by whoever reads it.
+fn text_of<T>(result: Result<T>) -> Parsed<T> {
+    result.map_err(|error| error.to_string())
+}
+
+fn messages_of(messages: Vec<Value>) -> Parsed<Vec<Value>> {
+    match messages.iter().position(|message| !message["role"].is_string()) {
+        Some(number) => Err(format!("message {} is no object with a \"role\"", number + 1)),
+        None => Ok(messages),
+    }
+}
+
+/// The last messages alone are predicted.
+fn completion_of(
+    template: &ChatTemplate,
+    prompt: &[Value],
+    completion: &[Value],
+    tools: Option<&Value>,
+) -> Parsed<Vec<Turn>> {
+    let messages = [prompt, completion].concat();
+    let before = text_of(template.render(prompt, tools, true))?;
+    let all = text_of(template.render(&messages, tools, false))?;
+    let answer =
+        all.strip_prefix(before.as_str()).ok_or("its template writes the prompt otherwise when an answer follows")?;
+    let turn = |text: &str, predicted| Turn { text: text.to_string(), predicted };
+    Ok([turn(&before, false), turn(answer, true)].into_iter().filter(|turn| !turn.text.is_empty()).collect())
+}
+
+fn take_conversation(turns: &[Turn], sink: &mut Sink) -> Result<()> {
+    for Turn { text, predicted } in turns {
+        sink(Piece::Turn(text, *predicted))?;
+    }
+    sink(Piece::EndOfChat)
+}
+
+fn take_answer(prompt: &str, completion: &str, sink: &mut Sink) -> Result<()> {
+    if !prompt.is_empty() {
+        sink(Piece::Prompt(prompt))?;
+    }
+    if !completion.is_empty() {
+        sink(Piece::Text(completion))?;
+    }
+    if prompt.is_empty() && completion.is_empty() { Ok(()) } else { sink(Piece::End) }
+}

@@ -1,0 +1,67 @@
+//! From text to batches: corpora and how they are split, tokenizers, downloads, and the loader.
+//!
+//! - [`Corpus`]: text of any size, split into training, validation and perhaps test.
+//! - [`ChatTemplate`]: how conversations become text.
+//! - [`Tokenizer`]: text to token ids and back: characters, words, byte-level BPE, GPT-2's, or a `tokenizer.json`.
+//! - [`TextConventions`]: a model's tokenizer, its chat template, and what ends a text or an answer.
+//! - [`DataSpec`]: makes [`Tokens`] of a corpus, in files that are mapped into memory and kept for the next run.
+//! - [`Loader`]: an endless, resumable stream of batches, shuffled or [`Continued`]; [`eval_windows`] goes over a split
+//!   once, in order.
+//! - `fetch`, with the feature `download`: brings a data set into the data folder, checked by its hash; `Hub`: a model into
+//!   the cache of Hugging Face's programs.
+//!
+//! Nothing here knows of tensors or devices: ids leave as `u32`.
+
+mod cache;
+mod chat;
+mod choices;
+mod continued;
+mod conventions;
+mod corpus;
+#[cfg(feature = "download")]
+mod datasets;
+mod documents;
+#[cfg(feature = "download")]
+mod download;
+mod eval_windows;
+mod folder;
+#[cfg(feature = "download")]
+mod hub;
+mod json_lines;
+mod json_rows;
+mod loader;
+mod prepare;
+mod random;
+mod rows;
+mod source;
+mod token_files;
+mod tokenizer;
+mod tokens;
+mod utf16;
+
+pub use chat::{ChatSpec, ChatTemplate, Turn};
+pub use choices::{Question, read_questions};
+pub use continued::Continued;
+pub use conventions::{DeclaredIds, Ending, TextConventions};
+pub use corpus::{Corpus, CorpusSpec, Piece, Split, Summary};
+#[cfg(feature = "download")]
+pub use datasets::{DATASETS, Dataset};
+pub use documents::Packing;
+#[cfg(feature = "download")]
+pub use download::fetch;
+pub use eval_windows::{EvalWindows, eval_windows};
+#[cfg(feature = "download")]
+#[doc(hidden)]
+pub use folder::is_text;
+#[cfg(feature = "download")]
+pub use hub::{Fetched, Hub, Selection};
+pub use loader::{Batch, IGNORE_INDEX, Loader, Order, Position};
+pub use prepare::{DataSpec, Meta, Prepared, Progress, encode_beginning, encode_split, holds_prepared};
+pub use rows::Row;
+pub use source::read_text;
+#[doc(hidden)]
+pub use tokenizer::OWN_CLASS;
+pub use tokenizer::{BPE_SAMPLE_BYTES, Coverage, LlamaCppTokenizer, TextStream, TokenKind, Tokenizer, TokenizerSpec};
+pub use tokens::{TokenType, Tokens};
+
+pub use rustyflow_base::{Error, Result};

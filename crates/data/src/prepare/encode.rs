@@ -1,0 +1,159 @@
+//! From the text of a split to its tokens: read by one thread, encoded on all cores, handed over in order.
+
+use std::sync::mpsc::{Receiver, sync_channel};
+
+use rayon::prelude::*;
+
+use super::measured::Measured;
+use crate::corpus::{Corpus, Piece, Split};
+use crate::documents::{Documents, Packing};
+use crate::source::Sink;
+use crate::tokenizer::{Coverage, Run, Segment, Tokenizer};
+use crate::tokens::Tokens;
+use rustyflow_base::error::{Error, Result};
+
+/// A part of a text, and its tokens.
+pub(super) struct Part<'a> {
+    /// Empty of a token that the text does not have: that between documents.
+    pub text: &'a str,
+    pub ids: &'a [u32],
+    /// Whether the tokens are predicted, or only read.
+    pub predicted: bool,
+    /// Whether a document ends with it.
+    pub ends: bool,
+}
+
+/// The tokens of a split in memory, and what they keep of its text; `packing` as in [`DataSpec`](super::DataSpec).
+///
+/// # Errors
+/// Those of [`DataSpec::prepare`](super::DataSpec::prepare).
+pub fn encode_split(
+    corpus: &Corpus,
+    split: Split,
+    tokenizer: &Tokenizer,
+    packing: Option<Packing>,
+) -> Result<(Tokens, Coverage)> {
+    if let Some(files) = &corpus.tokens {
+        return files.split(split, tokenizer, packing);
+    }
+    let (mut all, mut documents, mut measured) = (vec![], Documents::default(), Measured::new());
+    encode(corpus, split, tokenizer, &mut |part| {
+        measured.add(tokenizer, &part)?;
+        documents.add(part.ids.len(), part.predicted, part.ends);
+        all.extend(part.ids);
+        Ok(())
+    })?;
+    let packing = Packing::or_default(packing, documents.has_prompts());
+    Ok((Tokens::from(all).in_documents(documents, packing)?, measured.coverage(tokenizer)?))
+}
+
+/// The first tokens of a split, so many at most: no more of the text is read than they take.
+///
+/// # Errors
+/// If the text cannot be read, or holds what the tokenizer lacks.
+pub fn encode_beginning(corpus: &Corpus, split: Split, tokenizer: &Tokenizer, most: usize) -> Result<Tokens> {
+    if let Some(files) = &corpus.tokens {
+        let (tokens, _) = files.split(split, tokenizer, None)?;
+        return Ok(tokens.slice(0..most.min(tokens.len())));
+    }
+    let mut all = vec![];
+    let result = encode(corpus, split, tokenizer, &mut |part| {
+        all.extend(part.ids);
+        if all.len() < most { Ok(()) } else { Err(Error::Invalid("not needed".into())) }
+    });
+    if all.len() < most {
+        result?;
+    }
+    all.truncate(most);
+    Ok(all.into())
+}
+
+/// What is encoded at once, and what comes after it.
+struct Encoded {
+    segment: Segment,
+    /// The end of a conversation, which has its own mark.
+    ends_chat: bool,
+}
+
+/// Hands over the text of a split and its tokens, in order, part by part. Returns how often it was cut where that may
+/// have changed tokens.
+pub(super) fn encode(
+    corpus: &Corpus,
+    split: Split,
+    tokenizer: &Tokenizer,
+    take: &mut dyn FnMut(Part) -> Result<()>,
+) -> Result<usize> {
+    let separator = corpus.has_documents().then(|| tokenizer.end_of_text().map(|(id, _)| id));
+    // So many segments at once that no core waits for the slowest for long.
+    let at_once = 4 * rayon::current_num_threads();
+    let (sender, segments) = sync_channel::<Encoded>(at_once);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(move || {
+            let mut segmenter = tokenizer.segmenter();
+            // It fails if nobody takes segments any more: then there is an error already.
+            let send = |segment, ends_chat| {
+                sender.send(Encoded { segment, ends_chat }).map_err(|_| Error::Invalid("not needed".into()))
+            };
+            read(corpus, split, separator == Some(None), &mut |piece| {
+                // A completion by itself would begin with a space that it does not have.
+                segmenter.joins = matches!(piece, Piece::Turn(..)) || tokenizer.adds_space();
+                match piece {
+                    Piece::Text(text) => segmenter.push(text, true, &mut |segment| send(segment, false)),
+                    Piece::Prompt(text) => segmenter.push(text, false, &mut |segment| send(segment, false)),
+                    Piece::Turn(text, predicted) => {
+                        segmenter.push(text, predicted, &mut |segment| send(segment, false))
+                    }
+                    Piece::End => segmenter.end_document(&mut |segment| send(segment, false)),
+                    Piece::EndOfChat => segmenter.end_document(&mut |segment| send(segment, true)),
+                }
+            })?;
+            Ok(segmenter.forced)
+        });
+        let result = take_all(segments, at_once, tokenizer, separator.flatten(), take);
+        let panicked = || Error::Invalid(format!("{}: reading it failed: a file is damaged", corpus.name));
+        let read = reader.join().unwrap_or_else(|_| Err(panicked()));
+        result.and(read)
+    })
+}
+
+/// Reads a split; with `breaks`, every document ends in a line break.
+fn read(corpus: &Corpus, split: Split, breaks: bool, sink: &mut Sink) -> Result<()> {
+    let mut ends_line = true;
+    corpus.read(split, &mut |piece| {
+        match piece {
+            Piece::Text(text) | Piece::Prompt(text) | Piece::Turn(text, _) => ends_line = text.ends_with('\n'),
+            Piece::End if breaks && !ends_line => sink(Piece::Text("\n"))?,
+            Piece::End | Piece::EndOfChat => {}
+        }
+        sink(piece)
+    })
+}
+
+fn take_all(
+    segments: Receiver<Encoded>,
+    at_once: usize,
+    tokenizer: &Tokenizer,
+    separator: Option<u32>,
+    take: &mut dyn FnMut(Part) -> Result<()>,
+) -> Result<()> {
+    while let Ok(first) = segments.recv() {
+        let batch: Vec<Encoded> = std::iter::once(first).chain(segments.iter().take(at_once - 1)).collect();
+        let encode = |Encoded { segment, .. }: &Encoded| tokenizer.encode_runs(segment);
+        let encoded: Vec<Result<(Vec<u32>, Vec<Run>)>> = batch.par_iter().map(encode).collect();
+        for (Encoded { segment, ends_chat }, encoded) in batch.iter().zip(encoded) {
+            let Segment { text, ends, .. } = segment;
+            let (ids, runs) = encoded?;
+            let separator = separator.filter(|_| *ends && !ends_chat);
+            let ends_here = *ends && separator.is_none();
+            let last = runs.len() - 1;
+            for (i, run) in runs.iter().enumerate() {
+                let (text, ids) = (&text[run.text.clone()], &ids[run.ids.clone()]);
+                take(Part { text, ids, predicted: run.predicted, ends: ends_here && i == last })?;
+            }
+            if let Some(separator) = separator {
+                take(Part { text: "", ids: &[separator], predicted: runs[last].predicted, ends: true })?;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,259 @@
+//! Rows of whole documents: in each as many as it has room for, or one.
+//!
+//! A document of n tokens takes n - 1 places, its inputs: the last token is predicted and not read. One that is
+//! longer than a row is cut into several, each a document of its own, so that every token is predicted but the first;
+//! if it has a prompt, without which its rest would say little, what is beyond the row is left out.
+//!
+//! Packing is best-fit decreasing: the longest first, each into the fullest row that has room (Johnson et al. 1974; for
+//! training, Ding et al. 2024, "Fewer Truncations Improve Language Modeling"). No document sees another, so that it
+//! does not matter which share a row.
+
+use std::collections::BTreeMap;
+
+use super::documents::Packing;
+use super::loader::IGNORE_INDEX;
+use super::tokens::Tokens;
+use rustyflow_base::error::{Error, Result};
+
+/// A text, cut into rows of `block_size` places.
+pub(super) struct Rows {
+    tokens: Tokens,
+    /// Sorted by row.
+    pieces: Vec<Piece>,
+    /// Where in `pieces` each row ends.
+    ends: Vec<u32>,
+    block_size: usize,
+    left_out: LeftOut,
+}
+
+/// A document, or as much of it as a row takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Piece {
+    start: u64,
+    inputs: u32,
+}
+
+/// What rows have no room for.
+#[derive(Debug, Clone, Copy, Default)]
+struct LeftOut {
+    /// Documents whose end is missing.
+    cut: usize,
+    /// Documents that are missing, because nothing of what is to be predicted would fit.
+    whole: usize,
+}
+
+/// One row of a batch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Row {
+    /// Inputs, (T).
+    pub ids: Vec<u32>,
+    /// The token that follows each input, (T); [`IGNORE_INDEX`] where there is none, or it is not predicted.
+    pub targets: Vec<u32>,
+    /// Where in the row the document of each input begins, (T); `None` if the row is one text.
+    pub starts: Option<Vec<u32>>,
+}
+
+impl Rows {
+    /// # Errors
+    /// If there is nothing to predict, or more rows than can be counted.
+    pub(super) fn new(tokens: Tokens, block_size: usize) -> Result<Rows> {
+        let (mut pieces, left_out) = pieces(&tokens, block_size);
+        let order = match tokens.packing() {
+            Packing::Documents => pack(&pieces, block_size),
+            _ => (0..pieces.len()).map(|piece| vec![piece as u32]).collect(),
+        };
+        if pieces.is_empty() || pieces.len() > u32::MAX as usize {
+            let count = pieces.len();
+            return Err(Error::Invalid(format!(
+                "the text has {count} documents of which something is predicted within model.block_size = {block_size} \
+                 tokens: between 1 and {} are needed",
+                u32::MAX
+            )));
+        }
+        let mut ends = Vec::with_capacity(order.len());
+        let all = std::mem::take(&mut pieces);
+        for row in order {
+            pieces.extend(row.into_iter().map(|piece| all[piece as usize]));
+            ends.push(pieces.len() as u32);
+        }
+        Ok(Rows { tokens, pieces, ends, block_size, left_out })
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// What a user should know of how documents became rows.
+    pub(super) fn note(&self) -> String {
+        let places = self.len() * self.block_size;
+        let used: u64 = self.pieces.iter().map(|piece| u64::from(piece.inputs)).sum();
+        let share = 100.0 * used as f64 / places as f64;
+        let (documents, rows, t) = (self.pieces.len(), self.len(), self.block_size);
+        let mut note =
+            format!("{documents} documents are in {rows} rows of {t} tokens, of which {share:.1}% are in use");
+        let LeftOut { cut, whole } = self.left_out;
+        if cut + whole > 0 {
+            note +=
+                &format!("; {cut} are longer and lack their end, {whole} are left out: all of their {t} are prompt");
+        }
+        note
+    }
+
+    pub(super) fn row(&self, number: usize) -> Row {
+        let t = self.block_size;
+        let (mut ids, mut targets) = (vec![0; t], vec![IGNORE_INDEX; t]);
+        let mut starts = vec![0; t];
+        let first = number.checked_sub(1).map_or(0, |before| self.ends[before] as usize);
+        let mut at = 0;
+        for piece in &self.pieces[first..self.ends[number] as usize] {
+            let (start, end) = (piece.start as usize, at + piece.inputs as usize);
+            self.tokens.copy(start, &mut ids[at..end]);
+            self.tokens.copy_targets(start + 1, &mut targets[at..end]);
+            starts[at..end].fill(at as u32);
+            at = end;
+        }
+        // What is left over sees itself alone.
+        starts[at..].fill(at as u32);
+        Row { ids, targets, starts: Some(starts) }
+    }
+}
+
+/// The documents of a text, those that are longer than a row cut.
+fn pieces(tokens: &Tokens, block_size: usize) -> (Vec<Piece>, LeftOut) {
+    let (mut pieces, mut left_out) = (vec![], LeftOut::default());
+    for document in tokens.documents() {
+        let inputs = (document.end - document.start).saturating_sub(1) as usize;
+        if !document.has_prompt {
+            let starts = (0..inputs).step_by(block_size);
+            let piece =
+                |at: usize| Piece { start: document.start + at as u64, inputs: (inputs - at).min(block_size) as u32 };
+            pieces.extend(starts.map(piece));
+            continue;
+        }
+        let kept = inputs.min(block_size);
+        let mut targets = vec![0; kept];
+        tokens.copy_targets(document.start as usize + 1, &mut targets);
+        if targets.iter().all(|&target| target == IGNORE_INDEX) {
+            left_out.whole += 1;
+        } else {
+            left_out.cut += usize::from(kept < inputs);
+            pieces.push(Piece { start: document.start, inputs: kept as u32 });
+        }
+    }
+    (pieces, left_out)
+}
+
+/// How many documents lose their end in rows of so many tokens, and how many are left out whole.
+pub(super) fn left_out(tokens: &Tokens, block_size: usize) -> (usize, usize) {
+    let (_, LeftOut { cut, whole }) = pieces(tokens, block_size);
+    (cut, whole)
+}
+
+/// Which pieces are in each row.
+fn pack(pieces: &[Piece], block_size: usize) -> Vec<Vec<u32>> {
+    let mut order: Vec<u32> = (0..pieces.len() as u32).collect();
+    order.sort_by_key(|&piece| std::cmp::Reverse(pieces[piece as usize].inputs));
+    let mut rows: Vec<Vec<u32>> = vec![];
+    // Rows by how much room they have.
+    let mut room: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for piece in order {
+        let inputs = pieces[piece as usize].inputs as usize;
+        let fullest = room.range(inputs..).next().map(|(&left, _)| left);
+        let (row, left) = match fullest {
+            Some(left) => {
+                let of_size = room.get_mut(&left).expect("it was found");
+                let row = of_size.pop().expect("no list is empty");
+                if of_size.is_empty() {
+                    room.remove(&left);
+                }
+                (row, left)
+            }
+            None => {
+                rows.push(vec![]);
+                (rows.len() - 1, block_size)
+            }
+        };
+        rows[row].push(piece);
+        if left > inputs {
+            room.entry(left - inputs).or_default().push(row);
+        }
+    }
+    rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::documents::Documents;
+    use super::*;
+
+    /// Tokens 100, 101, ... in documents of these lengths, of which so many at the beginning are prompt.
+    fn text(documents: &[(usize, usize)], packing: Packing) -> Tokens {
+        let mut layout = Documents::default();
+        for (prompt, answer) in documents {
+            layout.add(*prompt, false, false);
+            layout.add(*answer, true, true);
+        }
+        let ids: Vec<u32> = (100..100 + layout.tokens() as u32).collect();
+        Tokens::from(ids).in_documents(layout, packing).unwrap()
+    }
+
+    fn pairs(rows: &Rows) -> Vec<(u32, u32)> {
+        let pairs = |row: Row| row.ids.into_iter().zip(row.targets).filter(|(_, target)| *target != IGNORE_INDEX);
+        let mut all: Vec<_> = (0..rows.len()).flat_map(|row| pairs(rows.row(row))).collect();
+        all.sort_unstable();
+        all
+    }
+
+    #[test]
+    fn every_token_that_is_predicted_comes_once_and_none_follows_another_document() {
+        for packing in [Packing::Documents, Packing::Off] {
+            let rows = Rows::new(text(&[(3, 4), (0, 5), (2, 1), (0, 1), (0, 30)], packing), 8).unwrap();
+            // 100-106 | 107-111 | 112-114 | 115 | 116-145
+            let expected: Vec<_> = [102..106, 107..111, 113..114, 116..145].concat_pairs();
+            assert_eq!(pairs(&rows), expected, "{packing:?}");
+        }
+    }
+
+    trait ConcatPairs {
+        fn concat_pairs(self) -> Vec<(u32, u32)>;
+    }
+
+    impl<const N: usize> ConcatPairs for [std::ops::Range<u32>; N] {
+        fn concat_pairs(self) -> Vec<(u32, u32)> {
+            self.into_iter().flatten().map(|token| (token, token + 1)).collect()
+        }
+    }
+
+    #[test]
+    fn documents_in_a_row_know_where_they_begin() {
+        let rows = Rows::new(text(&[(0, 6), (0, 3)], Packing::Documents), 8).unwrap();
+        assert_eq!(rows.len(), 1);
+        let row = rows.row(0);
+        assert_eq!(row.ids, [100, 101, 102, 103, 104, 106, 107, 0]);
+        assert_eq!(row.targets, [101, 102, 103, 104, 105, 107, 108, IGNORE_INDEX]);
+        assert_eq!(row.starts.unwrap(), [0, 0, 0, 0, 0, 5, 5, 7]);
+    }
+
+    #[test]
+    fn packing_leaves_little_room() {
+        let mut random = super::super::random::SplitMix64(1);
+        let lengths: Vec<(usize, usize)> = (0..2000).map(|_| (0, 2 + random.below(60) as usize)).collect();
+        let inputs: usize = lengths.iter().map(|(_, length)| length - 1).sum();
+        let packed = Rows::new(text(&lengths, Packing::Documents), 64).unwrap();
+        assert!(packed.len() * 64 < inputs + inputs / 50, "{} rows for {inputs} inputs", packed.len());
+        assert_eq!(Rows::new(text(&lengths, Packing::Off), 64).unwrap().len(), 2000);
+    }
+
+    #[test]
+    fn a_prompt_that_fills_the_row_is_left_out_and_said_to_be() {
+        let rows = Rows::new(text(&[(9, 3), (4, 9), (2, 2)], Packing::Documents), 8).unwrap();
+        assert!(rows.note().contains("1 are longer and lack their end, 1 are left out"), "{}", rows.note());
+        assert_eq!(pairs(&rows).len(), 5 + 2);
+    }
+
+    #[test]
+    fn a_text_of_which_nothing_is_predicted_is_refused() {
+        let error = Rows::new(text(&[(9, 3)], Packing::Off), 8).err().unwrap().to_string();
+        assert!(error.contains("0 documents"), "{error}");
+    }
+}

@@ -1,0 +1,271 @@
+//! Token ids in memory, or in a file that is mapped into memory: then only what is read takes memory, and the system
+//! drops it when there is need.
+//!
+//! A token file is nothing but ids, little-endian, of 2 bytes where the vocabulary allows it and otherwise of 4: what
+//! nanoGPT writes as `train.bin`.
+
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use memmap2::Mmap;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use tempfile::TempDir;
+
+use super::documents::{Document, Documents, Packing};
+use super::loader::IGNORE_INDEX;
+use super::rows;
+use rustyflow_base::error::{Error, Result};
+
+/// Token ids that may be more than fit in memory. A clone shares them.
+#[derive(Clone)]
+pub struct Tokens {
+    storage: Arc<Storage>,
+    /// Those of them that are meant.
+    range: Range<usize>,
+    /// What is known of its documents.
+    documents: Option<Arc<Documents>>,
+    packing: Packing,
+}
+
+enum Storage {
+    Memory(Vec<u32>),
+    Mapped {
+        /// `None` of an empty file, which cannot be mapped.
+        map: Option<Mmap>,
+        id: TokenType,
+        /// Removed when the map is gone.
+        _folder: Option<Arc<TempDir>>,
+    },
+}
+
+/// What ids are written as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum TokenType {
+    U16,
+    U32,
+}
+
+impl TokenType {
+    /// The smallest for a vocabulary.
+    pub(super) fn for_vocabulary(tokens: usize) -> TokenType {
+        if tokens <= 1 << 16 { TokenType::U16 } else { TokenType::U32 }
+    }
+
+    pub(super) fn bytes(self) -> usize {
+        match self {
+            TokenType::U16 => 2,
+            TokenType::U32 => 4,
+        }
+    }
+}
+
+impl From<Vec<u32>> for Tokens {
+    fn from(ids: Vec<u32>) -> Tokens {
+        let range = 0..ids.len();
+        Tokens::of(Storage::Memory(ids), range)
+    }
+}
+
+impl Tokens {
+    fn of(storage: Storage, range: Range<usize>) -> Tokens {
+        Tokens { storage: Arc::new(storage), range, documents: None, packing: Packing::Stream }
+    }
+
+    /// The same as documents, to be packed like this.
+    ///
+    /// # Errors
+    /// If they are not of so many tokens.
+    pub(super) fn in_documents(self, documents: Documents, packing: Packing) -> Result<Tokens> {
+        let (own, its) = (self.len(), documents.tokens());
+        if own as u64 != its {
+            return Err(Error::Invalid(format!("documents of {its} tokens cannot be those of {own}")));
+        }
+        Ok(Tokens { documents: Some(Arc::new(documents)), packing, ..self })
+    }
+
+    /// Whether training rows hold whole documents, and none sees another.
+    pub fn is_in_documents(&self) -> bool {
+        self.packing != Packing::Stream
+    }
+
+    /// How many tokens the longest document has.
+    pub fn longest_document(&self) -> usize {
+        self.documents().map(|document| (document.end - document.start) as usize).max().unwrap_or(0)
+    }
+
+    /// How many of its documents lose their end in rows of so many tokens, and how many are left out whole, because no
+    /// token that is learned from fits: see `rows.rs`.
+    pub fn truncations(&self, block_size: usize) -> (usize, usize) {
+        if self.is_in_documents() { rows::left_out(self, block_size) } else { (0, 0) }
+    }
+
+    /// How its documents become rows.
+    pub(super) fn packing(&self) -> Packing {
+        self.packing
+    }
+
+    /// Its documents, in order: all of it, if none are known.
+    pub(super) fn documents(&self) -> impl Iterator<Item = Document> {
+        let all = Document { start: 0, end: self.len() as u64, has_prompt: false };
+        let known = self.documents.as_deref();
+        known.map(Documents::iter).into_iter().flatten().chain(known.is_none().then_some(all))
+    }
+
+    /// How many of its tokens are predicted when all are read once.
+    pub fn targets(&self) -> usize {
+        let of_document = |document: Document| {
+            // The first has none before it to be predicted from.
+            let count = (document.end - document.start).saturating_sub(1) as usize;
+            let mut predicted = count;
+            if let Some(documents) = &self.documents {
+                documents.each_unpredicted(document.start + 1, count, |range| predicted -= range.len());
+            }
+            predicted
+        };
+        match self.packing {
+            Packing::Stream => of_document(Document { start: 0, end: self.len() as u64, has_prompt: false }),
+            _ => self.documents().map(of_document).sum(),
+        }
+    }
+
+    /// The tokens before the first that is predicted, of the first document that has such and fewer than `room` of
+    /// them; a question, say.
+    pub fn first_prompt(&self, room: usize) -> Option<Vec<u32>> {
+        let documents = self.documents.as_ref()?;
+        let prompt = |document: Document| {
+            let (mut length, count) = (0, (document.end - document.start) as usize);
+            documents.each_unpredicted(document.start, count, |range| {
+                length += if range.start == length { range.len() } else { 0 };
+            });
+            (1..room.min(count)).contains(&length).then_some((document.start as usize, length))
+        };
+        let (start, length) = documents.iter().filter(|document| document.has_prompt).find_map(prompt)?;
+        let mut ids = vec![0; length];
+        self.copy(start, &mut ids);
+        Some(ids)
+    }
+
+    /// Maps a token file. `folder`, if given, is removed when the last clone is dropped.
+    ///
+    /// # Errors
+    /// If it cannot be read, or its length is no multiple of an id's.
+    pub(super) fn map(path: &Path, id: TokenType, folder: Option<Arc<TempDir>>) -> Result<Tokens> {
+        let failed = |error| Error::io("read", path, error);
+        let file = File::open(path).map_err(failed)?;
+        let length = file.metadata().map_err(failed)?.len();
+        if !length.is_multiple_of(id.bytes() as u64) {
+            let message = format!("is no file of tokens: its {length} bytes are no multiple of {}", id.bytes());
+            return Err(Error::Corpus { path: path.to_path_buf(), message });
+        }
+        // SAFETY: nobody writes to a token file: it is written elsewhere, and gets its name when it is complete.
+        let map = if length == 0 { None } else { Some(unsafe { Mmap::map(&file) }.map_err(failed)?) };
+        let range = 0..length as usize / id.bytes();
+        Ok(Tokens::of(Storage::Mapped { map, id, _folder: folder }, range))
+    }
+
+    /// The same from number `range.start` up to `range.end`, as one document.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub(super) fn slice(&self, range: Range<usize>) -> Tokens {
+        assert!(range.end <= self.len(), "{range:?} of {} tokens", self.len());
+        let range = self.range.start + range.start..self.range.start + range.end;
+        Tokens { storage: self.storage.clone(), range, documents: None, packing: Packing::Stream }
+    }
+
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies the ids from number `start` on into `ids`.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub fn copy(&self, start: usize, ids: &mut [u32]) {
+        assert!(start + ids.len() <= self.len(), "{} ids from {start} on, of {}", ids.len(), self.len());
+        let start = self.range.start + start;
+        let range = start..start + ids.len();
+        match &*self.storage {
+            Storage::Memory(all) => ids.copy_from_slice(&all[range]),
+            Storage::Mapped { map: None, .. } => {}
+            Storage::Mapped { map: Some(map), id: TokenType::U16, .. } => {
+                let all: &[u16] = bytemuck::cast_slice(map);
+                ids.iter_mut().zip(&all[range]).for_each(|(id, from)| *id = u32::from(u16::from_le(*from)));
+            }
+            Storage::Mapped { map: Some(map), id: TokenType::U32, .. } => {
+                let all: &[u32] = bytemuck::cast_slice(map);
+                ids.iter_mut().zip(&all[range]).for_each(|(id, from)| *id = u32::from_le(*from));
+            }
+        }
+    }
+
+    /// Copies the ids from number `start` on into `targets`, with [`IGNORE_INDEX`] for those that are not predicted.
+    ///
+    /// # Panics
+    /// If there are fewer.
+    pub(super) fn copy_targets(&self, start: usize, targets: &mut [u32]) {
+        self.copy(start, targets);
+        if let Some(documents) = &self.documents {
+            documents.each_unpredicted(start as u64, targets.len(), |range| targets[range].fill(IGNORE_INDEX));
+        }
+    }
+
+    /// Hands over all ids in order, a part at a time.
+    pub fn each_part(&self, mut take: impl FnMut(&[u32])) {
+        let mut part = vec![0; 1 << 16];
+        for start in (0..self.len()).step_by(part.len()) {
+            let count = part.len().min(self.len() - start);
+            self.copy(start, &mut part[..count]);
+            take(&part[..count]);
+        }
+    }
+}
+
+/// Writes a token file.
+pub(super) struct TokenWriter {
+    path: PathBuf,
+    file: BufWriter<File>,
+    id: TokenType,
+    hash: Sha256,
+    pub tokens: u64,
+}
+
+impl TokenWriter {
+    /// # Errors
+    /// If the file cannot be created.
+    pub(super) fn create(path: &Path, id: TokenType) -> Result<TokenWriter> {
+        let file = File::create(path).map_err(|error| Error::io("create", path, error))?;
+        let file = BufWriter::with_capacity(1 << 20, file);
+        Ok(TokenWriter { path: path.to_path_buf(), file, id, hash: Sha256::new(), tokens: 0 })
+    }
+
+    /// # Errors
+    /// If the disk is full, say.
+    pub(super) fn write(&mut self, ids: &[u32]) -> Result<()> {
+        let bytes: Vec<u8> = match self.id {
+            TokenType::U16 => ids.iter().flat_map(|id| (*id as u16).to_le_bytes()).collect(),
+            TokenType::U32 => ids.iter().flat_map(|id| id.to_le_bytes()).collect(),
+        };
+        self.hash.update(&bytes);
+        self.tokens += ids.len() as u64;
+        self.file.write_all(&bytes).map_err(|error| Error::io("write", &self.path, error))
+    }
+
+    /// The SHA-256 of the file, which is complete.
+    ///
+    /// # Errors
+    /// If the disk is full, say.
+    pub(super) fn finish(mut self) -> Result<[u8; 32]> {
+        self.file.flush().map_err(|error| Error::io("write", &self.path, error))?;
+        Ok(self.hash.finalize().into())
+    }
+}

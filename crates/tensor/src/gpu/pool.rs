@@ -1,0 +1,192 @@
+//! GPU memory: slices of buffers that go back to a pool when the last tensor lets go of them.
+//!
+//! Commands run in the order in which they were recorded, so a buffer may be handed out again as soon as it is free,
+//! while the GPU still works on what was recorded before.
+
+use super::copy_queues::Transit;
+use super::memory::{Allocation, Memory};
+use crate::Result;
+use crate::pool::{ALIGN, size_class};
+use crate::profile::{MemoryCount, MemoryKind, MemoryStats};
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// A part of a buffer.
+#[derive(Clone)]
+pub struct GpuSlice {
+    pub(super) buffer: Arc<Pooled>,
+    pub(super) offset: usize,
+    pub(super) size: usize,
+}
+
+impl GpuSlice {
+    /// The part that starts at `offset` bytes (a multiple of 256) and has `size` bytes.
+    pub(crate) fn slice(&self, offset: usize, size: usize) -> GpuSlice {
+        let fits = offset.checked_add(size).is_some_and(|end| end <= self.size);
+        assert!(offset.is_multiple_of(ALIGN) && fits, "slice {offset}+{size} of {}", self.size);
+        GpuSlice { buffer: self.buffer.clone(), offset: self.offset + offset, size }
+    }
+
+    /// The first `size` bytes of what the queues of copies use too.
+    pub(crate) fn in_transit(transit: Arc<Transit>, size: usize) -> GpuSlice {
+        let (buffer, id) = transit.shared();
+        let allocation = Arc::new(Allocation::new(Arc::new(Memory::of_one_buffer(id, buffer.clone()))));
+        let buffer = Arc::new(Pooled { allocation, home: Home::Transit(transit) });
+        GpuSlice { buffer, offset: 0, size }
+    }
+
+    /// The copy that this memory is of.
+    pub(crate) fn transit(&self) -> Option<&Arc<Transit>> {
+        match &self.buffer.home {
+            Home::Transit(transit) => Some(transit),
+            Home::Pool(..) => None,
+        }
+    }
+
+    /// Whether no other slice shares the buffer.
+    pub fn is_unique(&self) -> bool {
+        Arc::strong_count(&self.buffer) == 1
+    }
+
+    /// Whether two slices share memory.
+    pub fn overlaps(&self, other: &GpuSlice) -> bool {
+        Arc::ptr_eq(&self.buffer, &other.buffer)
+            && self.offset < other.offset + other.size
+            && other.offset < self.offset + self.size
+    }
+}
+
+impl fmt::Debug for GpuSlice {
+    fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
+        write!(f, "{:?} [{}..+{}]", self.buffer.allocation, self.offset, self.size)
+    }
+}
+
+/// Memory that returns to its pool when dropped.
+pub(super) struct Pooled {
+    pub allocation: Arc<Allocation>,
+    home: Home,
+}
+
+/// Where memory goes back to.
+enum Home {
+    Pool(Weak<Pool>, MemoryKind),
+    /// To the queues of copies, once nobody has the copy.
+    Transit(Arc<Transit>),
+}
+
+impl Drop for Pooled {
+    fn drop(&mut self) {
+        if let Home::Pool(pool, kind) = &self.home
+            && let Some(pool) = pool.upgrade()
+        {
+            pool.give_back(self.allocation.memory.clone(), *kind);
+        }
+    }
+}
+
+/// Free memory by size.
+#[derive(Default)]
+pub(super) struct Pool(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    /// Of each size by number, and the lowest goes first: so a training step gets the memory that the one before had,
+    /// and its bind groups are there already.
+    free: HashMap<usize, BTreeMap<u64, Arc<Memory>>>,
+    count: MemoryCount,
+}
+
+impl Pool {
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// At least `size` bytes: free ones, or those that `create` makes.
+    ///
+    /// # Errors
+    /// Those of `create`.
+    pub fn take(
+        self: &Arc<Pool>,
+        size: usize,
+        kind: MemoryKind,
+        create: impl FnOnce(usize) -> Result<Memory>,
+    ) -> Result<GpuSlice> {
+        let class = size_class(size);
+        let recycled = self.inner().free.get_mut(&class).and_then(BTreeMap::pop_first).map(|(_, memory)| memory);
+        // Not under the lock: whoever creates asks what is in use.
+        let created = if recycled.is_none() { Some(create(class)?) } else { None };
+        let mut inner = self.inner();
+        inner.count.take(class, kind, created.is_some());
+        drop(inner);
+        let memory = recycled.or(created.map(Arc::new)).expect("recycled or created");
+        let home = Home::Pool(Arc::downgrade(self), kind);
+        let buffer = Arc::new(Pooled { allocation: Arc::new(Allocation::new(memory)), home });
+        Ok(GpuSlice { buffer, offset: 0, size })
+    }
+
+    /// Gives the free memory back to the driver, once the GPU is done with it.
+    pub fn release_free(&self) {
+        let mut inner = self.inner();
+        let free = std::mem::take(&mut inner.free);
+        free.values().flat_map(BTreeMap::values).for_each(|memory| inner.count.release(memory.size()));
+        drop(inner);
+        drop(free);
+    }
+
+    fn give_back(&self, memory: Arc<Memory>, kind: MemoryKind) {
+        let class = memory.size();
+        let mut inner = self.inner();
+        inner.count.give_back(class, kind);
+        inner.free.entry(class).or_default().insert(memory.id, memory);
+    }
+
+    pub fn reset_peak(&self) {
+        self.inner().count.reset_peak();
+    }
+
+    pub fn stats(&self) -> MemoryStats {
+        self.inner().count.stats()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::BytesByKind;
+
+    #[test]
+    fn the_lowest_numbered_memory_goes_first() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        let alloc = || gpu.alloc(5_000, MemoryKind::Other).unwrap();
+        let number = |slice: &GpuSlice| slice.buffer.allocation.memory.id;
+        let (first, second) = (alloc(), alloc());
+        let numbers = [number(&first), number(&second)];
+        // The second comes back last.
+        drop(first);
+        drop(second);
+        let again = [alloc(), alloc()];
+        assert_eq!(again.each_ref().map(number), numbers);
+    }
+
+    #[test]
+    fn kinds_add_up_to_the_peak() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        let alloc = |kind, size| gpu.alloc(size, kind).unwrap();
+        let _parameters = alloc(MemoryKind::Parameters, 1_000);
+        let activation = alloc(MemoryKind::Activations, 5_000);
+        drop(activation);
+        // The same buffer as before, for something else.
+        let _scratch = alloc(MemoryKind::Scratch, 5_000);
+        let _other = alloc(MemoryKind::Other, 1);
+        let stats = gpu.memory();
+        let mut expected = BytesByKind::default();
+        for (kind, size) in [(MemoryKind::Parameters, 1_000), (MemoryKind::Scratch, 5_000), (MemoryKind::Other, 1)] {
+            expected[kind] = size_class(size);
+        }
+        assert_eq!(stats.peak_by_kind, expected);
+        assert_eq!((stats.peak_bytes, stats.used_bytes), (expected.total(), expected.total()));
+        assert_eq!((stats.reserved_bytes, stats.buffers), (expected.total(), 3));
+    }
+}

@@ -1,0 +1,307 @@
+//! Reads from the GPU that do not wait: the copy is recorded now, the bytes are taken when they have arrived.
+
+use super::Gpu;
+use super::copy_queues::Transit;
+use crate::pool::{FreeList, size_class};
+use crate::{Error, Result};
+use std::ops::Deref;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
+
+const WAITING: u8 = 0;
+const READY: u8 = 1;
+const FAILED: u8 = 2;
+
+/// The most bytes that each pool of mapped buffers keeps: as much as [`CopyQueues`](super::copy_queues::CopyQueues) take
+/// for a direction. Gradients and moments of a training step fit, and a machine can spare it.
+const MOST_FREE_BYTES: usize = 1 << 30;
+
+/// Free buffers by size class, to read or to write. What is too much goes back to the driver, the buffer that was not used for longest first.
+#[derive(Clone, Default)]
+pub(super) struct Buffers(Arc<Mutex<FreeList<wgpu::Buffer>>>);
+
+impl Buffers {
+    fn lock(&self) -> MutexGuard<'_, FreeList<wgpu::Buffer>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn take(&self, class: usize) -> Option<wgpu::Buffer> {
+        self.lock().take(class)
+    }
+
+    fn keep(&self, buffer: wgpu::Buffer) {
+        let mut list = self.lock();
+        list.insert(buffer.size() as usize, buffer);
+        let removed = list.shrink(MOST_FREE_BYTES);
+        drop(list);
+        drop(removed);
+    }
+
+    fn release(&self) {
+        let removed = self.lock().shrink(0);
+        drop(removed);
+    }
+}
+
+/// Buffers that are kept for the next read of about that size: to make a small one takes longer than to fill it, and to
+/// pin gigabytes of memory a large part of a second.
+#[derive(Clone, Default)]
+pub(super) struct StagingPool(pub Buffers);
+
+impl StagingPool {
+    /// Gives back what is kept.
+    pub fn release(&self) {
+        self.0.release();
+    }
+}
+
+/// Buffers to write from, which are mapped again once the GPU has read them: the memory of new ones is slow at first.
+#[derive(Clone, Default)]
+pub(super) struct UploadPool(pub Buffers);
+
+impl UploadPool {
+    /// Smaller uploads have buffers of their own, which are not kept.
+    pub const LARGE: usize = 1 << 20;
+
+    /// A buffer for so many bytes has this size.
+    fn size(bytes: usize) -> usize {
+        if bytes >= UploadPool::LARGE { size_class(bytes) } else { bytes.next_multiple_of(4) }
+    }
+
+    /// A new mapped buffer for so many bytes.
+    pub fn create(device: &wgpu::Device, bytes: usize) -> wgpu::Buffer {
+        device.create_buffer(&wgpu::BufferDescriptor {
+            label: Some("upload"),
+            size: UploadPool::size(bytes) as u64,
+            usage: wgpu::BufferUsages::MAP_WRITE | wgpu::BufferUsages::COPY_SRC,
+            mapped_at_creation: true,
+        })
+    }
+
+    /// A mapped buffer for so many bytes, if one is kept.
+    pub fn take(&self, bytes: usize) -> Option<wgpu::Buffer> {
+        self.0.take(UploadPool::size(bytes))
+    }
+
+    /// Maps a buffer again, whose copy was submitted, and keeps it then.
+    pub fn map_again(&self, buffer: wgpu::Buffer) {
+        let (pool, kept) = (self.0.clone(), buffer.clone());
+        buffer.map_async(wgpu::MapMode::Write, .., move |result| {
+            if result.is_ok() {
+                pool.keep(kept);
+            }
+        });
+    }
+
+    /// Gives back what is kept.
+    pub fn release(&self) {
+        self.0.release();
+    }
+}
+
+/// A mappable buffer and whether its mapping has arrived.
+#[derive(Clone)]
+pub(super) struct Staging {
+    pub buffer: wgpu::Buffer,
+    state: Arc<AtomicU8>,
+    /// What the copy into it was submitted with.
+    submission: Arc<OnceLock<wgpu::SubmissionIndex>>,
+    /// When the first mapping arrived.
+    arrived: Arc<OnceLock<Instant>>,
+}
+
+impl Staging {
+    pub fn new(device: &wgpu::Device, size: usize, staging_pool: &StagingPool) -> Staging {
+        let class = size_class(size);
+        let buffer = staging_pool.0.take(class).unwrap_or_else(|| {
+            device.create_buffer(&wgpu::BufferDescriptor {
+                label: Some("staging"),
+                size: class as u64,
+                usage: wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_DST,
+                mapped_at_creation: false,
+            })
+        });
+        let state = Arc::new(AtomicU8::new(WAITING));
+        Staging { buffer, state, submission: Arc::default(), arrived: Arc::default() }
+    }
+
+    /// Asks for the mapping; call after the copy into the buffer was submitted.
+    pub fn map(&self) {
+        let (state, arrived) = (self.state.clone(), self.arrived.clone());
+        state.store(WAITING, Ordering::Release);
+        self.buffer.map_async(wgpu::MapMode::Read, .., move |result| {
+            arrived.get_or_init(Instant::now);
+            state.store(if result.is_ok() { READY } else { FAILED }, Ordering::Release);
+        });
+    }
+
+    /// Tells what the copy into it was submitted with.
+    pub fn submitted(&self, index: wgpu::SubmissionIndex) {
+        // One that is used again, as those of timestamps, is not waited for by itself.
+        let _ = self.submission.set(index);
+    }
+
+    /// The first `size` bytes if they have arrived; unmaps the buffer, so it can be used again.
+    pub fn take(&self, size: usize) -> Result<Option<Vec<u8>>> {
+        let Some(range) = self.mapped()? else { return Ok(None) };
+        let bytes = range[..size].to_vec();
+        drop(range);
+        self.buffer.unmap();
+        self.state.store(WAITING, Ordering::Release);
+        Ok(Some(bytes))
+    }
+
+    /// The mapped memory, if the bytes are there.
+    fn mapped(&self) -> Result<Option<wgpu::BufferView>> {
+        match self.state.load(Ordering::Acquire) {
+            WAITING => Ok(None),
+            READY => self.buffer.get_mapped_range(..).map(Some).map_err(|e| Error::Gpu(e.to_string())),
+            _ => Err(Error::Gpu("a buffer could not be read back; the device may be lost".into())),
+        }
+    }
+}
+
+/// Bytes on their way from the GPU.
+pub struct PendingReadback {
+    pub(super) gpu: Gpu,
+    pub(super) way: Way,
+    pub(super) size: usize,
+}
+
+/// How bytes come from the GPU.
+pub enum Way {
+    /// By wgpu's queue, to a buffer that is mapped then.
+    Mapped(Staging, StagingPool),
+    /// By a queue of copies.
+    Aside(Arc<Transit>),
+}
+
+/// Bytes that have arrived from the GPU, in the memory where they arrived. Another thread may read them.
+pub struct MappedBytes {
+    memory: Memory,
+    size: usize,
+}
+
+enum Memory {
+    Mapped {
+        /// `None` only while it is dropped.
+        view: Option<wgpu::BufferView>,
+        buffer: wgpu::Buffer,
+        staging_pool: StagingPool,
+    },
+    Aside(Arc<Transit>),
+}
+
+impl Deref for MappedBytes {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        let bytes: &[u8] = match &self.memory {
+            Memory::Mapped { view, .. } => view.as_ref().expect("the view is there until drop"),
+            Memory::Aside(transit) => transit.bytes(),
+        };
+        &bytes[..self.size]
+    }
+}
+
+impl Drop for MappedBytes {
+    fn drop(&mut self) {
+        if let Memory::Mapped { view, buffer, staging_pool } = &mut self.memory {
+            *view = None; // before the buffer is unmapped
+            buffer.unmap();
+            staging_pool.0.keep(buffer.clone());
+        }
+    }
+}
+
+impl PendingReadback {
+    /// The bytes where they arrived, once they have. Never waits, never copies; to be called until it gives them.
+    ///
+    /// # Errors
+    /// If the GPU reported an error.
+    pub fn try_read(&self) -> Result<Option<MappedBytes>> {
+        self.gpu.poll()?;
+        let memory = match &self.way {
+            Way::Mapped(staging, staging_pool) => staging.mapped()?.map(|view| Memory::Mapped {
+                view: Some(view),
+                buffer: staging.buffer.clone(),
+                staging_pool: staging_pool.clone(),
+            }),
+            Way::Aside(transit) => transit.wait(Duration::ZERO)?.then(|| Memory::Aside(transit.clone())),
+        };
+        Ok(memory.map(|memory| MappedBytes { memory, size: self.size }))
+    }
+
+    /// When the bytes arrived, as far as it is known: a look at them may come later.
+    pub fn arrived_at(&self) -> Option<Instant> {
+        match &self.way {
+            Way::Mapped(staging, _) => staging.arrived.get().copied(),
+            Way::Aside(_) => None,
+        }
+    }
+
+    /// Waits for the bytes, and not for what was submitted after them; submits what is recorded if they are of that.
+    ///
+    /// # Errors
+    /// If the GPU reported an error.
+    pub fn wait(self) -> Result<Vec<u8>> {
+        self.wait_mapped().map(|bytes| bytes.to_vec())
+    }
+
+    /// [`PendingReadback::wait`], with the bytes where they arrived.
+    ///
+    /// # Errors
+    /// If the GPU reported an error.
+    pub fn wait_mapped(self) -> Result<MappedBytes> {
+        match &self.way {
+            Way::Mapped(staging, _) => {
+                if staging.submission.get().is_none() {
+                    self.gpu.finish_submits()?;
+                }
+                match staging.submission.get() {
+                    Some(index) => self.gpu.wait(Some(index.clone()))?,
+                    None => self.gpu.synchronize()?,
+                }
+            }
+            Way::Aside(transit) => self.gpu.wait_aside(transit)?,
+        }
+        loop {
+            if let Some(bytes) = self.try_read()? {
+                return Ok(bytes);
+            }
+            // Another thread that waited has been told of it first.
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::MemoryKind;
+
+    /// Bytes of the pools of reads and uploads.
+    fn kept(gpu: &Gpu) -> [usize; 2] {
+        gpu.host_pools().map(|pool| pool.lock().bytes())
+    }
+
+    #[test]
+    fn reads_and_uploads_of_any_length_share_buffers() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        let large = UploadPool::LARGE;
+        let slice = gpu.alloc(2 * large, MemoryKind::Other).unwrap();
+        for size in (large..large + 40 * 1_000).step_by(1_000).chain([5, 999_999, 1_000_001]) {
+            let bytes: Vec<u8> = (0..size).map(|i| (i * 7 + size) as u8).collect();
+            let part = slice.slice(0, size);
+            gpu.upload(&part, &[&bytes]).unwrap();
+            assert_eq!(gpu.download(&part).unwrap(), bytes, "{size} bytes");
+        }
+        gpu.synchronize().unwrap();
+        // One buffer of each class; small uploads are not kept.
+        let [small, least, next] = [5, large, large + 1].map(size_class);
+        assert_eq!(kept(&gpu), [small + least + next, least + next]);
+        gpu.trim().unwrap();
+        assert_eq!(kept(&gpu), [0, 0]);
+    }
+}

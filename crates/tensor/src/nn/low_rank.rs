@@ -1,0 +1,132 @@
+//! Adapters of low rank (LoRA, Hu et al. 2021): a linear layer whose weight stays as it is, and beside it two thin
+//! matrices that are learned.
+
+use super::{Dropout, Parameter};
+use crate::cpu::CHUNK;
+use crate::ops::random::Key;
+use crate::profile::MemoryKind;
+use crate::tensor::{Spec, weights_device};
+use crate::{DType, Device, Result, Tensor};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// What is added to what a linear layer makes of x: `s B A x`, for the weight of which all or some outputs are adapted.
+/// Of several matrices that are stored as one, each has an A and a B of its own.
+#[derive(Clone)]
+pub struct LowRank {
+    /// (n r, inputs): the A of each of n matrices, one after the other.
+    pub a: Parameter,
+    /// (adapted outputs, r): the B of each matrix, one after the other.
+    pub b: Parameter,
+    /// (outputs, n r): s in the rows of a matrix's outputs and the columns of its A, 0 elsewhere. Never learned.
+    pub scales: Parameter,
+    /// The outputs of each matrix.
+    adapted: Vec<Range<usize>>,
+}
+
+impl LowRank {
+    /// Of this rank for these outputs of a weight: A uniform within 1 / sqrt(inputs), B zero, as in PEFT, so that at
+    /// first nothing is added. On the CPU.
+    ///
+    /// # Errors
+    /// If memory is used up.
+    pub fn new(
+        inputs: usize,
+        outputs: usize,
+        adapted: &[Range<usize>],
+        rank: usize,
+        scale: f32,
+        key: Key,
+    ) -> Result<LowRank> {
+        let columns = adapted.len().saturating_mul(rank);
+        let bound = 1.0 / (inputs as f32).sqrt();
+        let a = made([columns, inputs], |i| bound * (key.bits(i as u32) as f32 / 2_147_483_648.0 - 1.0))?;
+        let b = made([adapted.iter().map(Range::len).sum(), rank], |_| 0.0)?;
+        let scale_at = |i: usize| if adapted[i % columns / rank].contains(&(i / columns)) { scale } else { 0.0 };
+        let mut scales = Parameter::from(made([outputs, columns], scale_at)?);
+        scales.freeze();
+        Ok(LowRank { a: a.into(), b: b.into(), scales, adapted: adapted.to_vec() })
+    }
+
+    /// (outputs, n r): B in the columns of every A, for one GEMM of all matrices. `scales` is 0 where it is that of
+    /// another matrix.
+    pub fn wide_b(&self) -> Result<Tensor> {
+        let (outputs, rank) = (self.scales.shape()[0], self.b.shape().last_dim());
+        let rows = if self.b.shape()[0] == outputs { (*self.b).clone() } else { self.rows_of_all(outputs, rank)? };
+        match self.adapted.len() {
+            1 => Ok(rows),
+            matrices => Tensor::cat(&vec![&rows; matrices], 1),
+        }
+    }
+
+    /// (outputs, r): B with zeros in the rows of outputs that are not adapted.
+    fn rows_of_all(&self, outputs: usize, rank: usize) -> Result<Tensor> {
+        let (mut parts, mut row, mut from) = (Vec::new(), 0, 0);
+        let end = std::iter::once(outputs..outputs);
+        for matrix in self.adapted.iter().cloned().chain(end) {
+            if row < matrix.start {
+                parts.push(Tensor::full(0.0, [matrix.start - row, rank], &self.b.device())?);
+            }
+            if !matrix.is_empty() {
+                parts.push(self.b.narrow(0, from, matrix.len())?);
+            }
+            (row, from) = (matrix.end, from + matrix.len());
+        }
+        Tensor::cat(&parts.iter().collect::<Vec<_>>(), 0)
+    }
+
+    /// y (..., outputs), with what x (..., inputs) gives added to it. Both are of one type.
+    ///
+    /// # Errors
+    /// If the shapes do not fit.
+    pub fn add_to(&self, y: Tensor, x: &Tensor, dropout: &Dropout) -> Result<Tensor> {
+        let x = dropout.apply_to_adapter(x)?;
+        y.add_low_rank(&x, &self.a.operand().to_dtype(x.dtype())?, &self.wide_b()?, &self.scales)
+    }
+}
+
+/// A matrix on the CPU, by the index of its elements.
+fn made(shape: [usize; 2], value: impl Fn(usize) -> f32 + Sync) -> Result<Tensor> {
+    if let Some(device) = weights_device() {
+        return Tensor::empty(Spec::new(shape, DType::F32), &device, MemoryKind::Parameters);
+    }
+    let tensor = Tensor::empty(Spec::new(shape, DType::F32), &Device::Cpu, MemoryKind::Other)?;
+    let mut values = vec![0.0; tensor.len()];
+    values.par_chunks_mut(CHUNK).enumerate().for_each(|(chunk, values)| {
+        values.iter_mut().enumerate().for_each(|(i, v)| *v = value(chunk * CHUNK + i));
+    });
+    tensor.write_bytes(bytemuck::cast_slice(&values))?;
+    Ok(tensor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn at_first_a_is_uniform_and_nothing_is_added() {
+        let outputs = 0..6;
+        let low_rank = LowRank::new(400, 6, &[outputs], 100, 2.0, Key::new(5)).unwrap();
+        let a = low_rank.a.to_f32().unwrap();
+        let square: f64 = a.iter().map(|a| f64::from(a * a)).sum::<f64>() / a.len() as f64;
+        // Of a uniform distribution within 1/20, a third of its square; the standard error is 0.5%.
+        assert!((square * 1200.0 - 1.0).abs() < 0.02 && a.iter().all(|a| a.abs() <= 0.05), "{square}");
+        let x = Tensor::full(1.0, [3, 400], &Device::Cpu).unwrap();
+        let y = Tensor::full(7.0, [3, 6], &Device::Cpu).unwrap();
+        assert_eq!(low_rank.add_to(y, &x, &Dropout::off()).unwrap().to_f32().unwrap(), [7.0; 18]);
+    }
+
+    #[test]
+    fn matrices_that_are_stored_as_one_have_columns_of_their_own() {
+        // Outputs 0 and 1 by the first column, 3 by the second; 2 is not adapted.
+        let low_rank = LowRank::new(1, 4, &[0..2, 3..4], 1, 0.5, Key::new(5)).unwrap();
+        assert_eq!(low_rank.scales.to_f32().unwrap(), [0.5, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0, 0.5]);
+        assert!(low_rank.a.is_trainable() && low_rank.b.is_trainable() && !low_rank.scales.is_trainable());
+        low_rank.a.write_bytes(bytemuck::cast_slice(&[1.0f32, 10.0])).unwrap();
+        assert_eq!(low_rank.b.len(), 3, "zeros of the wide B are no parameters");
+        low_rank.b.write_bytes(bytemuck::cast_slice(&[1.0f32, 1.0, 2.0])).unwrap();
+        let (x, y) =
+            (Tensor::full(2.0, [1, 1], &Device::Cpu).unwrap(), Tensor::full(0.0, [1, 4], &Device::Cpu).unwrap());
+        assert_eq!(low_rank.add_to(y, &x, &Dropout::off()).unwrap().to_f32().unwrap(), [1.0, 1.0, 0.0, 20.0]);
+    }
+}

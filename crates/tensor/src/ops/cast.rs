@@ -1,0 +1,80 @@
+//! Conversion between f32 and f16. Shapes: any -> the same.
+//!
+//! f16 keeps 11 bits between 6e-5 and 65504, fewer down to 6e-8, and turns what is larger into infinity. The gradient
+//! is converted back to the type of the input.
+
+use super::*;
+use crate::gpu::{Limits, Operand, Plan, buffer, param};
+use crate::shader;
+use crate::tensor::{Grads, run_into};
+
+struct Cast {
+    from: DType,
+    to: DType,
+}
+
+impl Kernel for Cast {
+    fn name(&self) -> &'static str {
+        "cast"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        expect_dtype(self.name(), self.from, inputs)?;
+        Ok(vec![Spec::new(inputs[0].shape.clone(), self.to)])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        streaming_cost(0, inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        // Both are f32 here, and rounded to f16 afterwards where they are not.
+        outputs[0].f32().copy_from_slice(inputs[0].f32());
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        let len = inputs[0].shape.elements();
+        Plan::one(Launch {
+            shader: shader!(cast),
+            values: vec![("from", self.from.name().into()), ("to", self.to.name().into())],
+            buffers: vec![
+                buffer("x", self.from.wgsl(4), Operand::Input(0)),
+                buffer("result", self.to.wgsl(4), Operand::Output(0)),
+            ],
+            params: vec![param("len", len)],
+            workgroups: len.div_ceil(1024),
+        })
+    }
+}
+
+impl Op for Cast {
+    fn saves(&self) -> Saves {
+        Saves::default()
+    }
+
+    fn backward(&self, _: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &grad_output[0] else { return Ok(()) };
+        grads.accumulate(0, dy.to_dtype(self.from)?)
+    }
+}
+
+impl Tensor {
+    /// The elements as f32 or f16; the same tensor if they are that already.
+    ///
+    /// # Errors
+    /// If token ids would be converted, or the GPU cannot store f16.
+    pub fn to_dtype(&self, dtype: DType) -> Result<Tensor> {
+        if dtype == self.dtype() {
+            return Ok(self.clone());
+        }
+        if self.dtype() == DType::U32 || dtype == DType::U32 {
+            return Err(Error::DType { op: "cast", expected: "f32 or f16", got: DType::U32.name() });
+        }
+        apply_one(Cast { from: self.dtype(), to: dtype }, &[self])
+    }
+
+    /// Overwrites `out`, f32 or f16 and as long, with these elements, which are f32 or f16.
+    pub fn cast_into(&self, out: &Tensor) -> Result<()> {
+        run_into(&Cast { from: self.dtype(), to: out.dtype() }, &[self], &[out])
+    }
+}

@@ -1,0 +1,495 @@
+//! The classifier of a language model and its loss in one: cross-entropy of `h weight^T [+ bias]`, without ever holding
+//! all logits. Shapes: h (..., C), weight (V, C), bias (V), targets (...) -> loss ().
+//!
+//! Rows are taken in chunks. Of each chunk the logits are computed, then replaced by their gradient
+//! ([`FusedSoftmaxCrossEntropy`]), then multiplied into the gradients of h and of the weight, in forward:
+//! ```text
+//! x = h weight^T    dx = (softmax(x) - onehot) / n    dh = dx weight    dweight = sum over chunks of dx^T h
+//!       [+ bias]                                                      dbias = sum of the rows of dx
+//! ```
+//! In mixed precision h and weight are f16, and so are logits, dx and dh. dx is below 1 / n, too small for f16: it is
+//! multiplied by a loss scale (Micikevicius et al. 2018), and all gradients that follow from it are that much larger.
+//!
+//! The last chunk's part of dweight is left to backward, which adds it straight to what the weight's gradient has come
+//! to. The rest it only hands on, multiplied by the gradient of the loss if that may be other than 1. For V = 50,257
+//! and 16 x 1024 tokens that saves two tensors of 3.3 GB. (The fused classifier of llm.c, and Liger Kernel, Hsu et al.
+//! 2024.)
+//!
+//! The fast GEMMs of a GPU take rows of whole vectors, and are fastest with whole tiles. A weight of another number of
+//! rows, such as the 50,257 of GPT-2, is copied with rows of zeros behind it: the logits then have columns that are no
+//! classes, which the loss leaves out and whose gradient is 0.
+
+use super::cross_entropy::{
+    CountValid, Criterion, FusedSoftmaxCrossEntropy, MeanLoss, RowLosses, Weighing, expect_targets,
+};
+use super::matmul::MatMul;
+use super::reduce::SumRows;
+use super::*;
+use crate::gpu::{Limits, Operand, Plan, buffer, param};
+use crate::profile::MemoryKind;
+use crate::shader;
+use crate::tensor::{Device, Edge, Grads, common_device, no_grad, record, run_as, run_into};
+use rayon::prelude::*;
+
+/// Logits held at a time. Large enough that the matmuls with the weight run at full speed and that reading and writing
+/// dweight once a chunk costs little beside them.
+const CHUNK_BYTES: usize = 64 << 20;
+/// The same where a device binds 2 GiB at once, and so is large and fast: each chunk costs it less than its launches.
+const LARGE_CHUNK_BYTES: usize = 512 << 20;
+/// The same on the CPU: they pass from one kernel to the next through the cache that all cores share, and leave most of
+/// it to the weight and its gradient.
+const CPU_CHUNK_BYTES: usize = 8 << 20;
+/// Rows of a chunk even if the vocabulary is huge: with fewer the matmuls become slow.
+const MIN_ROWS: usize = 128;
+/// Rows that the tiles of matmuls divide.
+const WHOLE_TILES: usize = 128;
+/// So many that the columns up to a whole tile are 1.5% of all at most.
+const MANY_CLASSES: usize = 64 * WHOLE_TILES;
+/// Chunks start at as many rows as make this many bytes for every width: GPUs ask it of where bindings start.
+const ALIGN_BYTES: usize = 256;
+
+/// The gradients of h, weight and bias for a loss gradient of 1, as far as forward has computed them.
+struct LinearCrossEntropy {
+    dh: Option<Tensor>,
+    dweight: Option<WeightGradient>,
+    dbias: Option<Tensor>,
+}
+
+/// dweight = what all chunks but the last come to, if there are others, + dx^T h of the last; of that the first V rows,
+/// where dx has more columns.
+struct WeightGradient {
+    others: Option<Tensor>,
+    dx: Tensor,
+    h: Tensor,
+    vocab: usize,
+}
+
+impl WeightGradient {
+    fn product(accumulate: bool) -> MatMul {
+        MatMul { trans_a: true, accumulate, ..MatMul::default() }
+    }
+
+    /// Adds the gradient of a chunk to the others'.
+    fn add(others: &mut Option<Tensor>, dx: &Tensor, h: &Tensor) -> Result<()> {
+        match others {
+            Some(sum) => run_into(&WeightGradient::product(true), &[dx, h], &[&*sum]),
+            None => {
+                let product = WeightGradient::product(false);
+                *others = Some(run_as(MemoryKind::Gradients, &product, &[dx, h])?.remove(0));
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Op for LinearCrossEntropy {
+    fn saves(&self) -> Saves {
+        Saves::default()
+    }
+
+    fn backward(&self, _: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dloss) = &grad_output[0] else { return Ok(()) };
+        let give = |grads: &mut Grads, i: usize, gradient: &Tensor| {
+            if grads.unit_seed() {
+                return grads.accumulate(i, gradient.clone());
+            }
+            let out = grads.dtype(i, gradient);
+            grads.accumulate_with(i, &[dloss, gradient], |accumulate| ScaleBy { accumulate, out })
+        };
+        if let Some(dh) = &self.dh {
+            give(grads, 0, dh)?;
+        }
+        if let Some(dbias) = &self.dbias {
+            give(grads, 2, dbias)?;
+        }
+        let Some(WeightGradient { others, dx, h, vocab }) = &self.dweight else { return Ok(()) };
+        let mut others = others.clone();
+        if grads.unit_seed() && dx.shape().last_dim() == *vocab {
+            grads.accumulate_with(1, &[dx, h], WeightGradient::product)?;
+        } else {
+            WeightGradient::add(&mut others, dx, h)?;
+        }
+        others.map_or(Ok(()), |sum| give(grads, 1, &sum.rows(0, *vocab)))
+    }
+}
+
+/// y = factor * x, or y += factor * x. Inputs: factor (), x.
+pub(super) struct ScaleBy {
+    pub accumulate: bool,
+    /// The type of y.
+    pub out: DType,
+}
+
+impl Kernel for ScaleBy {
+    fn name(&self) -> &'static str {
+        "scale_by"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        Ok(vec![Spec::new(inputs[1].shape.clone(), self.out)])
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        let cost = streaming_cost(outputs[0].shape.elements(), inputs, outputs);
+        let read = if self.accumulate { outputs[0].size_bytes() as f64 } else { 0.0 };
+        Cost { flops: cost.flops, bytes: cost.bytes + read }
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let (factor, x) = (inputs[0].f32()[0], inputs[1].f32());
+        outputs[0].f32().par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).for_each(|(y, x)| {
+            for (y, x) in y.iter_mut().zip(x) {
+                *y = if self.accumulate { *y + factor * x } else { factor * x };
+            }
+        });
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
+        let elements = inputs[1].shape.elements();
+        Plan::one(Launch {
+            shader: shader!(linear_cross_entropy),
+            values: vec![
+                ("accumulate", self.accumulate.into()),
+                ("T_in", inputs[1].dtype.name().into()),
+                ("T_out", self.out.name().into()),
+            ],
+            buffers: vec![
+                buffer("factor", "f32", Operand::Input(0)),
+                buffer("x", inputs[1].dtype.wgsl(4), Operand::Input(1)),
+                buffer("y", self.out.wgsl(4), Operand::Output(0)),
+            ],
+            params: vec![param("len", elements)],
+            workgroups: elements.div_ceil(1024),
+        })
+    }
+}
+
+/// How many of `rows` rows make a chunk: as large as allowed, all nearly equal.
+fn chunk_rows(rows: usize, vocab: usize, dtype: DType, device: &Device) -> usize {
+    let align = ALIGN_BYTES / dtype.size_bytes();
+    let row_bytes = dtype.size_bytes() * vocab;
+    let bound = device.limits().binding_bytes as usize;
+    let bytes = match device.is_gpu() {
+        true => (bound / 4).next_multiple_of(1 << 20).clamp(CHUNK_BYTES, LARGE_CHUNK_BYTES),
+        false => CPU_CHUNK_BYTES,
+    };
+    let most = (bytes / row_bytes).max(MIN_ROWS).min(bound / row_bytes);
+    let whole = |align: usize| (most / align * align).max(align);
+    // Several chunks are whole tiles of the matmuls: those that overhang take a tenth longer.
+    let align = if rows > whole(align) && most >= WHOLE_TILES { align.max(WHOLE_TILES) } else { align };
+    let most = whole(align);
+    rows.div_ceil(rows.div_ceil(most)).next_multiple_of(align)
+}
+
+/// How many columns the logits have: V, or on a GPU as many more as make GEMMs fast, where nothing would have to be as
+/// long: no bias and no class weights. Rows are whole vectors then, and long rows whole tiles.
+fn columns(vocab: usize, has_bias: bool, weighing: Weighing, device: &Device) -> usize {
+    if !device.is_gpu() || has_bias || weighing.weighted {
+        return vocab;
+    }
+    match vocab {
+        MANY_CLASSES.. => vocab.next_multiple_of(WHOLE_TILES),
+        _ if vocab.is_multiple_of(4) => vocab,
+        _ => vocab.next_multiple_of(8),
+    }
+}
+
+impl Tensor {
+    /// `count` rows of the first dimension from `start` on, as a view without history.
+    ///
+    /// # Panics
+    /// If `start` is not at a multiple of 256 bytes, or the rows do not lie within the tensor.
+    pub fn rows(&self, start: usize, count: usize) -> Tensor {
+        let row: usize = self.shape()[1..].iter().product();
+        let shape = [&[count], &self.shape()[1..]].concat();
+        let spec = Spec::new(shape, self.dtype());
+        let storage = self.storage().slice(start * row * spec.dtype.size_bytes(), spec.size_bytes());
+        Tensor::from_parts(spec, storage, Edge::None)
+    }
+
+    /// The mean cross-entropy () of the logits `h weight^T`, h (..., C) being this tensor and `weight` (V, C), against
+    /// u32 `targets` (...): [`Tensor::cross_entropy`] without a tensor of all logits. Gradients, but not the loss, are
+    /// multiplied by the first element of `loss_scale`, of f32, if there is one.
+    ///
+    /// # Errors
+    /// If shapes, types or the criterion do not fit, or there is no row at all.
+    pub fn linear_cross_entropy(
+        &self,
+        weight: &Tensor,
+        targets: &Tensor,
+        criterion: Criterion,
+        loss_scale: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        self.linear_cross_entropy_with_bias(weight, None, targets, criterion, loss_scale)
+    }
+
+    /// [`Tensor::linear_cross_entropy`] of `h weight^T + bias`, with the f32 bias (V) if there is one.
+    ///
+    /// # Errors
+    /// Those of [`Tensor::linear_cross_entropy`], and if the bias is not f32 (V).
+    pub fn linear_cross_entropy_with_bias(
+        &self,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        targets: &Tensor,
+        criterion: Criterion,
+        loss_scale: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        const OP: &str = "linear_cross_entropy";
+        expect_dtype(OP, self.dtype(), &[weight.spec()])?;
+        if self.dtype() == DType::U32 {
+            expect_f32(OP, &[self.spec()])?;
+        }
+        let (rows, width) = (self.shape().rows(), self.shape().last_dim());
+        let vocab = match weight.shape()[..] {
+            [vocab, c] if c == width && vocab > 0 && rows > 0 && !self.shape().is_empty() => vocab,
+            _ => {
+                let got = format!("{} and {}", self.spec(), weight.spec());
+                return Err(shape_error(OP, "h (..., C) with at least one row and weight (V, C)", got));
+            }
+        };
+        expect_targets(OP, rows, targets.spec())?;
+        if let Some(bias) = bias {
+            expect_f32(OP, &[bias.spec()])?;
+            if bias.shape()[..] != [vocab] {
+                return Err(shape_error(OP, format!("a bias ({vocab})"), bias.shape()));
+            }
+        }
+        if let Some(scale) = loss_scale {
+            expect_f32(OP, &[scale.spec()])?;
+            if scale.is_empty() {
+                return Err(shape_error(OP, "a loss scale", scale.spec()));
+            }
+        }
+        let (weighing, class_weights) = criterion.prepare(OP, vocab)?;
+        let operands = [self, weight, targets].into_iter().chain(bias).chain(loss_scale).chain(&class_weights);
+        common_device(OP, &operands.collect::<Vec<_>>())?;
+        let columns = columns(vocab, bias.is_some(), weighing, &self.device());
+        let chunk = chunk_rows(rows, columns, self.dtype(), &self.device());
+        in_chunks(self, (weight, bias), targets, (weighing, &class_weights), loss_scale, [chunk, columns])
+    }
+}
+
+/// The loss, `chunk` rows at a time, of logits with so many columns, with the inputs that follow the others of kernels.
+/// The shapes have been checked.
+fn in_chunks(
+    h: &Tensor,
+    (weight, bias): (&Tensor, Option<&Tensor>),
+    targets: &Tensor,
+    (weighing, class_weights): (Weighing, &[Tensor]),
+    loss_scale: Option<&Tensor>,
+    [chunk, columns]: [usize; 2],
+) -> Result<Tensor> {
+    let (rows, vocab, device) = (h.shape().rows(), weight.shape()[0], h.device());
+    let empty = |shape: &Shape, dtype, kind| Tensor::empty(Spec::new(shape.clone(), dtype), &device, kind);
+    let scratch = |kernel: &dyn Kernel, inputs: &[&Tensor]| -> Result<Tensor> {
+        Ok(run_as(MemoryKind::Scratch, kernel, inputs)?.remove(0))
+    };
+    let dh = || empty(h.shape(), h.dtype(), MemoryKind::Gradients);
+    let dh = h.needs_grad().then(dh).transpose()?;
+    let bias_needs_grad = bias.is_some_and(Tensor::needs_grad);
+    let (mut others, mut dweight, mut dbias) = (None, None, None);
+
+    let flat = |t: &Tensor| t.view(Shape::from([rows, t.len() / rows]), Edge::None);
+    let (h_rows, dh_rows) = (flat(h), dh.as_ref().map(flat)); // (R, C)
+    let targets = targets.view(Shape::from([rows]), Edge::None); // (R)
+    let losses = empty(&Shape::from([rows]), DType::F32, MemoryKind::Scratch)?;
+    let loss_scale = match loss_scale {
+        Some(scale) => scale.clone(),
+        None => Tensor::full(1.0, [1], &device)?,
+    };
+    let valid = scratch(&CountValid, &with(&[&targets], class_weights))?;
+    let padded = match columns > vocab {
+        true => no_grad(|| weight.pad(&[(0, columns - vocab), (0, 0)], 0.0))?, // (columns, C)
+        false => weight.clone(),
+    };
+    for start in (0..rows).step_by(chunk) {
+        let count = chunk.min(rows - start);
+        let (h, targets, losses) = (h_rows.rows(start, count), targets.rows(start, count), losses.rows(start, count));
+        let product = MatMul { trans_b: true, bias: bias.is_some(), out: h.dtype(), ..MatMul::default() };
+        let logits = scratch(&product, &[&h, &padded].into_iter().chain(bias).collect::<Vec<_>>())?; // (count, columns)
+        if dh.is_none() && !weight.needs_grad() && !bias_needs_grad {
+            let norms = empty(&Shape::from([count, 2]), DType::F32, MemoryKind::Scratch)?;
+            run_into(&RowLosses { vocab, weighing }, &with(&[&logits, &targets], class_weights), &[&losses, &norms])?;
+            continue;
+        }
+        let classifier = FusedSoftmaxCrossEntropy { vocab, columns, logits: logits.dtype(), weighing };
+        run_into(&classifier, &with(&[&targets, &valid, &loss_scale], class_weights), &[&losses, &logits])?;
+        let dx = logits;
+        if let Some(dh) = &dh_rows {
+            let product = MatMul { out: dh.dtype(), ..MatMul::default() };
+            run_into(&product, &[&dx, &padded], &[&dh.rows(start, count)])?;
+        }
+        if bias_needs_grad {
+            let sums = |accumulate| SumRows { accumulate, len: vocab, outputs: 1 };
+            match &dbias {
+                Some(sum) => run_into(&sums(true), &[&dx], &[sum])?,
+                None => dbias = Some(run_as(MemoryKind::Gradients, &sums(false), &[&dx])?.remove(0)),
+            }
+        }
+        if weight.needs_grad() && start + count < rows {
+            WeightGradient::add(&mut others, &dx, &h)?;
+        } else if weight.needs_grad() {
+            dweight = Some(WeightGradient { others: others.take(), dx, h, vocab });
+        }
+    }
+    let loss = scratch(&MeanLoss, &with(&[&losses, &targets], class_weights))?;
+    let inputs: Vec<&Tensor> = [h, weight].into_iter().chain(bias).collect();
+    Ok(record(Box::new(LinearCrossEntropy { dh, dweight, dbias }), &inputs, vec![loss]).remove(0))
+}
+
+/// The inputs of a kernel, and those that follow them.
+fn with<'a>(inputs: &[&'a Tensor], more: &'a [Tensor]) -> Vec<&'a Tensor> {
+    inputs.iter().copied().chain(more).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gpu::gpu_for_tests;
+    use crate::tensor::no_grad;
+    use crate::testing::assert_close;
+
+    /// h (2, 100, 12), weight (37, 12), targets (2, 100).
+    fn inputs(device: &Device) -> [Tensor; 3] {
+        let wave = |n: usize, step: f32| (0..n).map(|i| (i as f32 * step).sin()).collect::<Vec<f32>>();
+        let targets: Vec<u32> = (0..200).map(|i| if i % 7 == 3 { IGNORED } else { i * 11 % 37 }).collect();
+        [
+            Tensor::from_f32(&wave(2400, 0.7), [2, 100, 12], device).unwrap().requires_grad().unwrap(),
+            Tensor::from_f32(&wave(444, 1.3), [37, 12], device).unwrap().requires_grad().unwrap(),
+            Tensor::from_u32(&targets, [2, 100], device).unwrap(),
+        ]
+    }
+
+    #[track_caller]
+    fn expect_close(what: &str, got: &Tensor, want: &Tensor) {
+        // Gradients below 0.1, sums of up to 200 terms.
+        assert_close(what, &got.to_f32().unwrap(), &want.to_f32().unwrap(), 1e-6, 1e-6);
+    }
+
+    /// The plain loss, and all that can be asked for.
+    fn criteria(class_weights: &Tensor) -> [Criterion<'_>; 4] {
+        let criterion = |label_smoothing, class_weights| Criterion { label_smoothing, class_weights };
+        let weights = Some(class_weights);
+        [criterion(0.0, None), criterion(0.2, None), criterion(0.0, weights), criterion(0.2, weights)]
+    }
+
+    fn class_weights(vocab: usize, device: &Device) -> Tensor {
+        let values: Vec<f32> = (0..vocab).map(|i| (i % 5) as f32 / 2.0).collect();
+        Tensor::from_f32(&values, [vocab], device).unwrap()
+    }
+
+    #[test]
+    fn any_chunking_gives_the_loss_and_gradients_of_the_separate_ops() {
+        for device in Device::for_tests() {
+            let weights = class_weights(37, &device);
+            let bias = || {
+                let bias: Vec<f32> = (0..37).map(|i| (i as f32).cos()).collect();
+                Tensor::from_f32(&bias, [37], &device).unwrap().requires_grad().unwrap()
+            };
+            let cases = criteria(&weights).into_iter().flat_map(|c| [(c, None, false), (c, Some(-2.5), true)]);
+            for (criterion, factor, is_biased) in cases {
+                let backward = |loss: &Tensor| match factor {
+                    None => loss.backward().unwrap(),
+                    Some(factor) => loss.scale(factor).unwrap().backward().unwrap(),
+                };
+                let [h, weight, targets] = inputs(&device);
+                let bias1 = is_biased.then(bias);
+                let logits = h.linear(&weight, true, bias1.as_ref()).unwrap();
+                let want = logits.cross_entropy(&targets, criterion).unwrap();
+                backward(&want);
+                let (weighing, more) = criterion.prepare("linear_cross_entropy", 37).unwrap();
+                // Rows of a chunk, and columns of the logits: more than classes where nothing has to be as long.
+                let sizes = [[64, 37], [128, 37], [192, 37], [256, 37], [64, 40], [256, 40]];
+                let whole = is_biased || weighing.weighted;
+                for [chunk, columns] in sizes.into_iter().filter(|[_, columns]| !whole || *columns == 37) {
+                    let ([h2, weight2, _], bias2) = (inputs(&device), is_biased.then(bias));
+                    let sizes = [chunk, columns];
+                    let loss =
+                        in_chunks(&h2, (&weight2, bias2.as_ref()), &targets, (weighing, &more), None, sizes).unwrap();
+                    let at = format!("{device}, {chunk} rows, {columns} columns, {weighing:?}, {factor:?}");
+                    expect_close(&format!("{at}: loss"), &loss, &want);
+                    let plain = no_grad(|| {
+                        in_chunks(&h2, (&weight2, bias2.as_ref()), &targets, (weighing, &more), None, sizes)
+                    });
+                    expect_close(&format!("{at}: loss without gradients"), &plain.unwrap(), &want);
+                    backward(&loss);
+                    expect_close(&format!("{at}: dh"), h2.grad().unwrap(), h.grad().unwrap());
+                    expect_close(&format!("{at}: dweight"), weight2.grad().unwrap(), weight.grad().unwrap());
+                    for (bias2, bias1) in bias2.iter().zip(&bias1) {
+                        expect_close(&format!("{at}: dbias"), bias2.grad().unwrap(), bias1.grad().unwrap());
+                    }
+                }
+            }
+        }
+    }
+
+    /// As many threads to a row as a workgroup may have, with rows of vectors and not.
+    #[test]
+    fn long_rows_have_the_loss_and_gradients_of_the_cpu() {
+        let Some(gpu) = gpu_for_tests().map(Device::Gpu) else { return };
+        for (vocab, which) in [(8200, 0), (8200, 3), (2051, 0), (2051, 3)] {
+            let [cpu, gpu] = [&Device::Cpu, &gpu].map(|device| {
+                let wave = |n: usize, step: f32| (0..n).map(|i| 3.0 * (i as f32 * step).sin()).collect::<Vec<f32>>();
+                let tensor = |shape: [usize; 2], step| {
+                    let t = Tensor::from_f32(&wave(shape[0] * shape[1], step), shape, device).unwrap();
+                    t.requires_grad().unwrap()
+                };
+                let (h, weight) = (tensor([5, 4], 0.7), tensor([vocab, 4], 1.3));
+                let targets = Tensor::from_u32(&[0, 7, vocab as u32 - 1, IGNORED, 1025], [5], device).unwrap();
+                let class_weights = class_weights(vocab, device);
+                let criterion = criteria(&class_weights)[which];
+                let loss = h.linear_cross_entropy(&weight, &targets, criterion, None).unwrap();
+                loss.backward().unwrap();
+                [loss.clone(), h.grad().unwrap().clone(), weight.grad().unwrap().clone()]
+            });
+            for (i, (gpu, cpu)) in gpu.iter().zip(&cpu).enumerate() {
+                expect_close(&format!("{vocab}, criterion {which}: {i}"), gpu, cpu);
+            }
+        }
+    }
+
+    #[test]
+    fn gradients_of_two_losses_add_up() {
+        for device in Device::for_tests() {
+            let [h, weight, targets] = inputs(&device);
+            h.linear_cross_entropy(&weight, &targets, Criterion::default(), None).unwrap().backward().unwrap();
+            let [once_h, once_weight] = [&h, &weight].map(|t| t.grad().unwrap().scale(2.0).unwrap());
+            h.linear_cross_entropy(&weight, &targets, Criterion::default(), None).unwrap().backward().unwrap();
+            expect_close(&format!("{device}: dh"), h.grad().unwrap(), &once_h);
+            expect_close(&format!("{device}: dweight"), weight.grad().unwrap(), &once_weight);
+        }
+    }
+
+    #[test]
+    fn without_gradients_the_loss_is_the_same_and_nothing_is_recorded() {
+        for device in Device::for_tests() {
+            let [h, weight, targets] = inputs(&device);
+            let want = h.linear_cross_entropy(&weight, &targets, Criterion::default(), None).unwrap();
+            let loss = no_grad(|| h.linear_cross_entropy(&weight, &targets, Criterion::default(), None)).unwrap();
+            expect_close(&format!("{device}"), &loss, &want);
+            assert!(loss.backward().is_err(), "{device}");
+        }
+    }
+
+    #[test]
+    fn chunks_are_aligned_and_within_what_can_be_bound() {
+        for (rows, vocab) in [(1, 17), (2048, 8192), (16_384, 50_304), (300, 1_000_000), (340, 6000)] {
+            let chunk = chunk_rows(rows, vocab, DType::F32, &Device::Cpu);
+            assert!(chunk.is_multiple_of(64), "{rows} x {vocab}: {chunk}");
+            assert!(chunk >= rows || chunk.is_multiple_of(WHOLE_TILES), "{rows} x {vocab}: {chunk}");
+            assert!(chunk * vocab * 4 <= CPU_CHUNK_BYTES.max(MIN_ROWS * vocab * 4), "{rows} x {vocab}: {chunk}");
+        }
+    }
+
+    #[test]
+    fn refuses_shapes_that_do_not_fit() {
+        let [h, weight, targets] = inputs(&Device::Cpu);
+        for (weight, targets) in [(&h, &targets), (&weight, &weight), (&weight, &targets.rows(0, 1))] {
+            assert!(
+                h.linear_cross_entropy(weight, targets, Criterion::default(), None).is_err(),
+                "{weight:?} {targets:?}"
+            );
+        }
+    }
+}

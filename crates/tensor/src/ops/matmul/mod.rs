@@ -1,0 +1,316 @@
+//! Matrix multiplication (GEMM), with every combination of transposed operands.
+//!
+//! ```text
+//! y = op(a) op(b) [+ bias]            op(x) = x or its transpose
+//!   (M, K) (K, N)       -> (M, N)
+//!   (..., K) (K, N)     -> (..., N)   b shared by all leading dimensions (a linear layer)
+//!   (B, M, K) (B, K, N) -> (B, M, N)
+//! dL/da = dy op(b)^T,  dL/db = op(a)^T dy,  dL/dbias = sum of the rows of dy
+//! ```
+//! On the CPU the crate `gemm` computes it (`cpu.rs`), on the GPU `shaders/matmul*.wgsl` (`plan.rs`). `tiles.rs` has
+//! the tile configurations and the performance model, `select.rs` the choice of tile and split-K, `autotune.rs` the
+//! measurements (of what `timing.rs` times), `tuned.rs` what they change.
+
+mod autotune;
+mod cpu;
+pub(super) mod matvec;
+mod plan;
+mod select;
+mod tiles;
+mod timing;
+mod tuned;
+
+pub use autotune::{Effort, MatmulTuning, Throughput};
+
+pub(super) use plan::split_k_reduce;
+use select::TileConfig;
+pub(super) use tiles::H200;
+pub use tuned::{GemmCase, TunedGemm, compare_tiles};
+
+use super::reduce::SumRows;
+use super::*;
+use crate::gpu::{Limits, Plan};
+use crate::tensor::{Edge, Grads, run};
+
+/// What a GEMM does with its result before storing it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) enum Epilogue {
+    #[default]
+    None,
+    /// A second output is gelu(y), and the first the derivative of GELU at y, which is what backward needs.
+    Gelu,
+    /// y is multiplied, element by element, by one more input, which has the shape of y.
+    Multiply,
+}
+
+impl Epilogue {
+    /// Its name in the shaders.
+    fn name(self) -> &'static str {
+        match self {
+            Epilogue::None => "",
+            Epilogue::Gelu => "gelu",
+            Epilogue::Multiply => "multiply",
+        }
+    }
+}
+
+/// `y = op(a) op(b) [+ bias]`, or `y += op(a) op(b)` with `accumulate`, then the epilogue. Inputs: a, b, with `bias` a
+/// vector (N), and what the epilogue needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub(crate) struct MatMul {
+    pub trans_a: bool,
+    pub trans_b: bool,
+    pub bias: bool,
+    pub accumulate: bool,
+    pub epilogue: Epilogue,
+    /// Whether a second output (N) gets the column sums of b, added to it with `accumulate`: in the GEMM of a weight's
+    /// gradient that is the gradient of the bias, for which dy need not be read again. Only for a (K, M) and b (K, N).
+    pub sums: bool,
+    /// What the result is stored as. The operands are both f32 or both f16; accumulation is in f32.
+    pub out: DType,
+}
+
+/// The sizes of a (batched) GEMM, and the elements between the matrices of a batch; 0 broadcasts one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Dims {
+    batch: usize,
+    m: usize,
+    n: usize,
+    k: usize,
+    stride_a: usize,
+    stride_b: usize,
+}
+
+impl MatMul {
+    fn dims(&self, a: &Shape, b: &Shape) -> Option<Dims> {
+        let (k_b, n) = match (&b[..], self.trans_b) {
+            ([.., k, n], false) | ([.., n, k], true) => (*k, *n),
+            _ => return None,
+        };
+        let (batch, m, k, stride_a, stride_b) = match (&a[..], &b[..], self.trans_a) {
+            (&[k, m], [_, _], true) => (1, m, k, 0, 0),
+            (&[batch, k, m], [_, _], true) => (batch, m, k, k * m, 0),
+            (&[.., k], [_, _], false) if a.len() >= 2 => (1, a.rows(), k, 0, 0),
+            // Only backward uses a shared a: `Tensor::matmul` refuses it.
+            (&[k, m], &[batch, ..], true) => (batch, m, k, 0, k_b * n),
+            (&[m, k], &[batch, ..], false) => (batch, m, k, 0, k_b * n),
+            (&[batch, k, m], &[batch_b, ..], true) if batch == batch_b => (batch, m, k, k * m, k_b * n),
+            (&[batch, m, k], &[batch_b, ..], false) if batch == batch_b => (batch, m, k, m * k, k_b * n),
+            _ => return None,
+        };
+        (k == k_b).then_some(Dims { batch, m, n, k, stride_a, stride_b })
+    }
+
+    fn checked_dims(&self, inputs: &[&Spec]) -> Dims {
+        self.dims(&inputs[0].shape, &inputs[1].shape).expect("output_specs checked the shapes")
+    }
+}
+
+impl Kernel for MatMul {
+    fn name(&self) -> &'static str {
+        "matmul"
+    }
+
+    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
+        expect_dtype("matmul", inputs[0].dtype, &inputs[1..2])?;
+        if inputs[0].dtype == DType::U32 {
+            expect_f32("matmul", inputs)?;
+        }
+        let (a, b) = (&inputs[0].shape, &inputs[1].shape);
+        let Some(Dims { m, n, .. }) = self.dims(a, b) else {
+            let t = |transposed| if transposed { "^T" } else { "" };
+            return Err(shape_error(
+                "matmul",
+                "shapes (..., M, K) and (K, N), or two batches of equal length",
+                format!("{a}{} and {b}{}", t(self.trans_a), t(self.trans_b)),
+            ));
+        };
+        if self.bias {
+            expect_f32("matmul", &inputs[2..3])?;
+            if inputs[2].shape[..] != [n] {
+                return Err(shape_error("matmul", format!("a bias of shape ({n})"), &inputs[2].shape));
+            }
+        }
+        let shape = match (&a[..], &b[..], self.trans_a) {
+            (_, &[batch, _, _], _) | (&[batch, _, _], _, true) => Shape::from([batch, m, n]),
+            (_, _, true) => Shape::from([m, n]),
+            _ => a.with_last_dim(n),
+        };
+        let outputs = if self.epilogue == Epilogue::Gelu { 2 } else { 1 };
+        let sums = self.sums.then(|| Spec::new([n], DType::F32));
+        Ok(vec![Spec::new(shape, self.out); outputs].into_iter().chain(sums).collect())
+    }
+
+    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
+        let Dims { batch, m, n, k, .. } = self.checked_dims(inputs);
+        streaming_cost(2 * batch * m * n * k, inputs, outputs)
+    }
+
+    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
+        let d = self.checked_dims(&inputs.iter().map(|v| v.spec).collect::<Vec<_>>());
+        let (y, more) = outputs.split_first_mut().expect("a result");
+        let (activated, sums) = more.split_at_mut((self.epilogue == Epilogue::Gelu) as usize);
+        if self.sums {
+            SumRows { accumulate: self.accumulate, len: d.n, outputs: 1 }.cpu(&inputs[1..2], sums);
+        }
+        let empty: &[f32] = &[];
+        let operands = cpu::Operands {
+            a: inputs[0].f32(),
+            b: inputs[1].f32(),
+            bias: if self.bias { inputs[2].f32() } else { empty },
+            factors: if self.epilogue == Epilogue::Multiply { inputs[2 + self.bias as usize].f32() } else { empty },
+        };
+        cpu::compute(self, &d, operands, y.f32(), activated.first_mut().map_or(&mut [], |output| output.f32()));
+    }
+
+    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
+        let d = self.checked_dims(inputs);
+        let dtype = inputs[0].dtype;
+        if matvec::is_for(self, &d) {
+            return matvec::plan(self, &d, dtype);
+        }
+        self.plan(&d, dtype, TileConfig::cached(self, &d, dtype, limits), limits)
+    }
+}
+
+impl Op for MatMul {
+    fn saves(&self) -> Saves {
+        Saves { inputs: &[0, 1], outputs: &[] }
+    }
+
+    /// Activations that a frozen weight was multiplied with are not needed.
+    fn saves_for(&self, wanted: &dyn Fn(usize) -> bool) -> Saves {
+        if wanted(1) { self.saves() } else { Saves { inputs: &[1], outputs: &[] } }
+    }
+
+    fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
+        let Some(dy) = &grad_output[0] else { return Ok(()) };
+        let product =
+            |out, trans_a, trans_b| move |accumulate| MatMul { trans_a, trans_b, accumulate, out, ..MatMul::default() };
+        if grads.needs_grad(0) {
+            // da = dy op(b)^T, itself transposed if a is stored so. Both operands are of one type.
+            let b = saved.input(1);
+            let out = grads.dtype(0, b);
+            if self.trans_a {
+                grads.accumulate_with(0, &[b, dy], product(out, self.trans_b, true))?;
+            } else {
+                grads.accumulate_with(0, &[dy, b], product(out, false, !self.trans_b))?;
+            }
+        }
+        if self.bias {
+            // `linear` alone has a bias, and transposes no x.
+            if !self.trans_b && grads.needs_grad(1) {
+                let a = saved.input(0);
+                return linear_gradients(grads, [1, 2], &a.as_rows(), &dy.as_rows(), grads.dtype(1, a));
+            }
+            let len = dy.shape().last_dim();
+            grads.accumulate_with(2, &[dy], |accumulate| SumRows { accumulate, len, outputs: 1 })?;
+        }
+        if !grads.needs_grad(1) {
+            return Ok(());
+        }
+        let (a, b) = (saved.input(0), saved.input(1));
+        let out = grads.dtype(1, b);
+        // db = op(a)^T dy, itself transposed if b is stored so. A shared b sums over the whole batch: as one long
+        // GEMM where the rows of a follow each other, else matrix by matrix.
+        let shared = b.shape().len() == 2 && a.shape().len() > 2;
+        let (flat_a, flat_dy);
+        let (a, dy) = if shared && !self.trans_a {
+            (flat_a, flat_dy) = (a.as_rows(), dy.as_rows());
+            (&flat_a, &flat_dy)
+        } else {
+            (a, dy)
+        };
+        let (left, right, kernel) = if self.trans_b {
+            (dy, a, product(out, true, self.trans_a))
+        } else {
+            (a, dy, product(out, !self.trans_a, false))
+        };
+        if shared && self.trans_a {
+            let per_batch = grads.run_one(&kernel(false), &[left, right])?;
+            return grads.accumulate(1, per_batch.sum(0)?);
+        }
+        grads.accumulate_with(1, &[left, right], kernel)
+    }
+}
+
+/// Computes the gradients of inputs number `weight` (K, N) and `bias` (N) from x (R, K) and dy (R, N), in one GEMM if
+/// both are wanted. That of the weight is of type `out`.
+pub(super) fn linear_gradients(
+    grads: &mut Grads,
+    [weight, bias]: [usize; 2],
+    x: &Tensor,
+    dy: &Tensor,
+    out: DType,
+) -> Result<()> {
+    let product = |accumulate| MatMul { trans_a: true, accumulate, out, ..MatMul::default() };
+    // An empty weight has no tile that could sum the columns of dy.
+    let empty = x.shape().last_dim() == 0;
+    if grads.needs_grad(weight) && grads.needs_grad(bias) && !empty {
+        return grads
+            .accumulate_all_with(&[weight, bias], &[x, dy], |accumulate| MatMul { sums: true, ..product(accumulate) });
+    }
+    let len = dy.shape().last_dim();
+    grads.accumulate_with(bias, &[dy], |accumulate| SumRows { accumulate, len, outputs: 1 })?;
+    grads.accumulate_with(weight, &[x, dy], product)
+}
+
+impl Tensor {
+    /// This tensor as a matrix (R, C) of its rows, without history.
+    pub(super) fn as_rows(&self) -> Tensor {
+        self.view([self.shape().rows(), self.shape().last_dim()].into(), Edge::None)
+    }
+
+    /// The matrix product `self other`: (..., M, K) by (K, N), or (B, M, K) by (B, K, N).
+    ///
+    /// # Errors
+    /// If the shapes do not fit or the tensors are not both f32 or both f16.
+    pub fn matmul(&self, other: &Tensor) -> Result<Tensor> {
+        self.matmul_transposed(other, false, false)
+    }
+
+    /// The product of `self` and `other`, each transposed (in its last two dimensions) if so asked.
+    ///
+    /// # Errors
+    /// If the shapes do not fit or the tensors are not both f32 or both f16.
+    pub fn matmul_transposed(&self, other: &Tensor, trans_a: bool, trans_b: bool) -> Result<Tensor> {
+        let (a, b) = (self.shape(), other.shape());
+        if b.len() > 2 && a.len() != b.len() {
+            return Err(shape_error("matmul", "a batch on the left too", format!("{a} and {b}")));
+        }
+        apply_one(MatMul { trans_a, trans_b, out: self.dtype(), ..MatMul::default() }, &[self, other])
+    }
+
+    /// `self weight^T [+ bias]` in f32, (..., K) by (N, K), both f32 or both f16, plus an f32 (N) in every row. For
+    /// inference: nothing is recorded on the tape.
+    ///
+    /// # Errors
+    /// If the shapes do not fit or the tensors are not both f32 or both f16.
+    pub fn linear_to_f32(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        if weight.shape().len() != 2 {
+            return Err(shape_error("linear_to_f32", "a weight of two dimensions", weight.shape()));
+        }
+        let op = MatMul { trans_b: true, bias: bias.is_some(), ..MatMul::default() };
+        let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).collect();
+        Ok(run(&op, &inputs)?.remove(0))
+    }
+
+    /// `self weight + bias`: (..., K) by (K, N), plus (N) in every row, the layout of GPT-2's `Conv1D`; or with
+    /// `outputs_first` `self weight^T + bias`, by (N, K), the layout of `torch.nn.Linear`.
+    ///
+    /// # Errors
+    /// If the shapes do not fit, `self` and `weight` are not both f32 or both f16, or the bias is not f32.
+    pub fn linear(&self, weight: &Tensor, outputs_first: bool, bias: Option<&Tensor>) -> Result<Tensor> {
+        if weight.shape().len() != 2 {
+            return Err(shape_error("linear", "a weight of two dimensions", weight.shape()));
+        }
+        let op = MatMul { trans_b: outputs_first, bias: bias.is_some(), out: self.dtype(), ..MatMul::default() };
+        let inputs: Vec<&Tensor> = [self, weight].into_iter().chain(bias).collect();
+        apply_one(op, &inputs)
+    }
+}
+
+#[cfg(test)]
+mod select_tests;
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,444 @@
+//! The flat buffers that hold all parameters and all gradients of a model.
+//!
+//! ```text
+//! values   | decay | do not | frozen |     f32; of the first two, one after the other for each group of parameters,
+//!                                          the optimizer keeps moments; ranks may divide them (`values.rs`)
+//! gradients| decay | do not |              f32
+//! halves   | decay | do not | frozen |     f16 copies, operands of matmuls: in mixed precision
+//! f16_only | frozen |                      f16: all there is of them
+//! ```
+
+use super::layout::{ALIGN, Entry, Layout, Segment, flatten};
+use super::optimizer::{bindable_ranges, slice};
+use super::shard::Division;
+use super::values::{Held, Values};
+use crate::cpu::CHUNK;
+use crate::nn::{Module, Parameter};
+use crate::profile::MemoryKind;
+use crate::tensor::{Edge, Gradient, Spec};
+use crate::{DType, Device, Error, Result, Tensor};
+use half::f16;
+use half::slice::HalfFloatSliceExt;
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// All parameters of a module, and the gradients of those that are trained.
+pub struct ParameterArena {
+    /// In the order of the arenas: for each group those that decay and those that are trained without, then frozen
+    /// ones, and those that are f16 only.
+    pub entries: Vec<Entry>,
+    /// The groups of trained parameters that have any, by their numbers. They follow each other without gaps.
+    pub segments: Vec<Segment>,
+    pub(super) values: Values,
+    gradients: Tensor,
+    /// The same by parameter, each with its range.
+    grads: Vec<(Range<usize>, Gradient)>,
+    /// In mixed precision the values as f16, the operands of matmuls.
+    pub(super) halves: Option<Tensor>,
+    pub(super) f16_only: Option<Tensor>,
+}
+
+impl ParameterArena {
+    /// Moves a module's parameters into arenas on `device`, and its buffers there; the module then uses them there, and
+    /// the gradients of those that are trained collect in an arena beside them. If `operands` of matmuls are to be f16,
+    /// a further one holds copies of the values for them.
+    ///
+    /// # Errors
+    /// If there is nothing to train, a parameter is f16 that is not frozen, or the device cannot hold them.
+    /// `train::check_size` says that earlier, and what is to be smaller.
+    pub fn new(module: &mut dyn Module, device: &Device, operands: DType) -> Result<ParameterArena> {
+        ParameterArena::grouped(module, device, operands, &|_, _| 0)
+    }
+
+    /// [`ParameterArena::new`] with the parameters that `group_of` gives the same number next to each other, so that
+    /// they can be updated apart from the others.
+    ///
+    /// # Errors
+    /// Those of [`ParameterArena::new`].
+    pub fn grouped(
+        module: &mut dyn Module,
+        device: &Device,
+        operands: DType,
+        group_of: &dyn Fn(&str, &Parameter) -> usize,
+    ) -> Result<ParameterArena> {
+        ParameterArena::divided(module, device, operands, group_of, None)
+    }
+
+    /// [`ParameterArena::grouped`] of one of several ranks that divide f32 values, if there are f16 copies.
+    ///
+    /// # Errors
+    /// Those of [`ParameterArena::new`].
+    pub fn divided(
+        module: &mut dyn Module,
+        device: &Device,
+        operands: DType,
+        group_of: &dyn Fn(&str, &Parameter) -> usize,
+        division: Option<&Division>,
+    ) -> Result<ParameterArena> {
+        let Layout { entries, segments, trainable_len, f32_len, f16_len } = Layout::of(module, group_of)?;
+        let tensors = module.parameters();
+        let empty = |len, dtype| Tensor::empty(Spec::new([len], dtype), device, MemoryKind::Parameters);
+        let mixed = operands == DType::F16;
+        let held = match division.filter(|_| mixed) {
+            Some(division) => division.held(&entries, &segments, f32_len),
+            None => Held::whole(f32_len),
+        };
+        let values = Values::new(empty(held.len(), DType::F32)?, held);
+        let halves = mixed.then(|| empty(f32_len, DType::F16)).transpose()?;
+        let f16_only = (f16_len > 0).then(|| empty(f16_len, DType::F16)).transpose()?;
+        let gradients = Tensor::zeros_as(MemoryKind::Gradients, [trainable_len], DType::F32, device)?;
+        let mut arena = ParameterArena { entries, segments, values, gradients, grads: Vec::new(), halves, f16_only };
+        if device.has_values() {
+            arena.write(&tensors)?;
+        }
+        module.visit_parameters("", &mut |name, parameter| arena.take(name, parameter));
+        module.buffers_to_device(device)?;
+        Ok(arena)
+    }
+
+    /// Lets a parameter use its part of the arenas.
+    fn take(&mut self, name: &str, parameter: &mut Parameter) {
+        let entry = self.entries.iter().find(|e| e.name == name).expect("the layout has every parameter");
+        let part = |arena: &Tensor| arena.slice_flat(entry.offset, entry.shape.clone());
+        if entry.dtype == DType::F16 {
+            return parameter.store(part(self.f16_only.as_ref().expect("the layout has elements for it")), None);
+        }
+        let mut half = self.halves.as_ref().map(part);
+        let shared = self.values.of_all_ranks(&entry.range()).map(|value| value.slice_flat(0, entry.shape.clone()));
+        // Of what is divided the model has the f16 copy alone, on the rank that updates it too: all compute alike.
+        let value = shared.or_else(|| half.take()).expect("only what has an f16 copy is divided");
+        if !entry.trainable {
+            return parameter.store(value, half);
+        }
+        let gradient = Gradient::new(part(&self.gradients));
+        let leaf = |tensor: Tensor| tensor.with_gradient(gradient.clone());
+        parameter.store(leaf(value), half.map(leaf));
+        self.grads.push((entry.range(), gradient));
+    }
+
+    /// Takes the values of a module that has the same parameters.
+    ///
+    /// # Errors
+    /// If they cannot be read or written.
+    pub fn take_values(&self, module: &mut dyn Module) -> Result<()> {
+        self.write(&module.parameters())
+    }
+
+    /// Takes the values of these tensors, by the names of the parameters.
+    fn write(&self, tensors: &[(String, Tensor)]) -> Result<()> {
+        self.write_values(&flatten(&self.entries, DType::F32, self.values.layout(), tensors)?)?;
+        if let Some(f16_only) = &self.f16_only {
+            let flat = flatten(&self.entries, DType::F16, f16_only.len(), tensors)?;
+            f16_only.write_bytes(bytemuck::cast_slice(&rounded(&flat)))?;
+        }
+        Ok(())
+    }
+
+    /// Writes what this device has of all f32 values, and the f16 copies of all.
+    pub(super) fn write_values(&self, whole: &[f32]) -> Result<()> {
+        for range in self.values.ranges() {
+            self.value(range)?.write_bytes(bytemuck::cast_slice(&whole[range.clone()]))?;
+        }
+        self.halves.as_ref().map_or(Ok(()), |halves| halves.write_bytes(bytemuck::cast_slice(&rounded(whole))))
+    }
+
+    /// The value of a parameter, its gradient if it is trained, and in mixed precision the value as f16; nothing of an
+    /// entry that is none of these arenas.
+    pub fn of_entry(&self, entry: &Entry) -> Vec<Tensor> {
+        let is_own = |own: &&Entry| (own.offset, &own.shape, own.dtype) == (entry.offset, &entry.shape, entry.dtype);
+        let Some(entry) = self.entries.iter().find(is_own) else { return Vec::new() };
+        if entry.dtype == DType::F16 {
+            return self.f16_only.iter().map(|arena| arena.slice_flat(entry.offset, entry.shape.clone())).collect();
+        }
+        let value = self.values.get(&entry.range()).map(|value| value.slice_flat(0, entry.shape.clone()));
+        let others = entry.trainable.then(|| self.gradients()).into_iter().chain(&self.halves);
+        value.into_iter().chain(others.map(|arena| arena.slice_flat(entry.offset, entry.shape.clone()))).collect()
+    }
+
+    /// The f32 values of what is trained, from the start of their arena.
+    ///
+    /// # Errors
+    /// If ranks divide them.
+    pub fn trained(&self) -> Result<Tensor> {
+        self.value(&(0..self.trainable_len()))
+    }
+
+    /// These f32 values, of what entries count in.
+    ///
+    /// # Errors
+    /// If another rank has them.
+    pub(super) fn value(&self, range: &Range<usize>) -> Result<Tensor> {
+        let missing = || Error::Invalid(format!("another rank has the values {range:?} of the parameters"));
+        self.values.get(range).ok_or_else(missing)
+    }
+
+    /// The value of an f32 parameter, flat, if this device has all of it; else its f16 copy.
+    pub fn value_of(&self, entry: &Entry) -> Option<Tensor> {
+        let range = entry.range();
+        self.values.get(&range).or_else(|| Some(slice(self.halves.as_ref()?, &range)))
+    }
+
+    /// Whether this device has the f32 values of all parameters, so that their arena is as entries count in it.
+    pub fn is_whole(&self) -> bool {
+        self.values.are_whole()
+    }
+
+    pub(super) fn device(&self) -> Device {
+        self.gradients.device()
+    }
+
+    /// Bytes of all values, f16 copies included.
+    pub fn value_bytes(&self) -> usize {
+        self.stored().chain(&self.halves).map(|arena| arena.spec().size_bytes()).sum()
+    }
+
+    /// Whether some matmuls are of f16, so that gradients are scaled to survive it.
+    pub(super) fn has_f16(&self) -> bool {
+        self.halves.is_some() || self.f16_only.is_some()
+    }
+
+    /// All f32 values that this device has: the arena that the offsets of their entries count in, if it
+    /// [has all](ParameterArena::is_whole).
+    pub fn values(&self) -> &Tensor {
+        &self.values.arena
+    }
+
+    /// The arenas that hold every parameter once: that of the f32 values, and if there are any that of those in f16
+    /// only.
+    pub fn stored(&self) -> impl Iterator<Item = &Tensor> {
+        [&self.values.arena].into_iter().chain(&self.f16_only)
+    }
+
+    /// Elements of the parameters that are trained, padding included: of each moment, and of the gradients.
+    pub fn trainable_len(&self) -> usize {
+        self.gradients.len()
+    }
+
+    /// The next place in the arenas, from this one on, where a parameter may begin.
+    pub fn padded(end: usize) -> usize {
+        end.next_multiple_of(ALIGN)
+    }
+
+    /// All gradients collected so far, in the arena that they collect in.
+    pub fn gradients(&self) -> &Tensor {
+        self.grads.iter().for_each(|(_, gradient)| gradient.materialize());
+        &self.gradients
+    }
+
+    /// Where in the arena of gradients that of this tensor collects, and the gradient itself; `None` if it is not one
+    /// of these parameters, or is frozen.
+    pub fn gradient_of(&self, parameter: &Tensor) -> Option<&(Range<usize>, Gradient)> {
+        let Edge::Leaf(own) = parameter.edge() else { return None };
+        self.grads.iter().find(|(_, gradient)| gradient.is(own))
+    }
+
+    /// Writes the f16 copies of the values in this range of the arena, if there are any.
+    pub(super) fn copy_to_halves(&self, range: &Range<usize>) -> Result<()> {
+        let Some(halves) = &self.halves else { return Ok(()) };
+        self.value(range)?.cast_into(&slice(halves, range))
+    }
+
+    /// Rounds the f16 copies of all f32 values of this device anew, if there are any: for whoever has written values.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub fn refresh_halves(&self) -> Result<()> {
+        let device = self.device();
+        let mut ranges = self.values.ranges().iter().flat_map(|range| bindable_ranges(range, &device));
+        ranges.try_for_each(|range| self.copy_to_halves(&range))
+    }
+
+    /// Forgets the gradients collected so far.
+    pub fn zero_gradients(&self) {
+        self.grads.iter().for_each(|(_, gradient)| gradient.zero_lazily());
+    }
+}
+
+fn rounded(values: &[f32]) -> Vec<f16> {
+    let mut halves = vec![f16::ZERO; values.len()];
+    let chunks = halves.par_chunks_mut(CHUNK).zip(values.par_chunks(CHUNK));
+    chunks.for_each(|(halves, values)| halves.convert_from_f32_slice(values));
+    halves
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::layout::ALIGN;
+    use super::*;
+    use crate::optim::testing::{ADAMW, Net};
+    use crate::optim::{Kind, Optimizer};
+
+    #[test]
+    fn parameters_keep_their_values_and_decaying_ones_come_first() {
+        let mut model = Net::new(1);
+        let before: Vec<_> = model.parameters().iter().map(|(n, t)| (n.clone(), t.to_f32().unwrap())).collect();
+        let parameters = ParameterArena::new(&mut model, &Device::Cpu, DType::F32).unwrap();
+        let after: Vec<_> = model.parameters().iter().map(|(n, t)| (n.clone(), t.to_f32().unwrap())).collect();
+        assert_eq!(before, after);
+        for entry in &parameters.entries {
+            assert_eq!(entry.offset < parameters.segments[0].decay_end, entry.shape.len() > 1, "{}", entry.name);
+        }
+        let count: usize = parameters.entries.iter().map(|e| e.shape.elements()).sum();
+        assert_eq!(count, Net::ELEMENTS);
+    }
+
+    #[test]
+    fn forgotten_gradients_are_zeros_and_what_got_none_is_not_updated() {
+        for device in Device::for_tests() {
+            let mut model = Net::new(1);
+            let parameters = ParameterArena::new(&mut model, &device, DType::F32).unwrap();
+            let ids = Tensor::from_u32(&[3; 34], [34], &device).unwrap();
+            let backward = || model.loss(&ids, None).unwrap().backward().unwrap();
+            backward();
+            let once = parameters.gradients().to_f32().unwrap();
+            assert!(once.iter().any(|g| *g != 0.0));
+            parameters.zero_gradients();
+            for entry in &parameters.entries {
+                assert!(parameters.of_entry(entry)[1].to_f32().unwrap().iter().all(|g| *g == 0.0), "{}", entry.name);
+            }
+            parameters.zero_gradients();
+            backward();
+            assert_eq!(parameters.gradients().to_f32().unwrap(), once, "{device}");
+            // No gradient at all: nothing changes.
+            parameters.zero_gradients();
+            let before = parameters.values().to_f32().unwrap();
+            let mut optimizer =
+                Optimizer::new(&parameters, Kind::Sgd { momentum: 0.9, nesterov: false }, 0.0, 1.0).unwrap();
+            optimizer.step(&parameters, 0.1).unwrap();
+            assert_eq!(parameters.values().to_f32().unwrap(), before, "{device}");
+        }
+    }
+
+    /// Devices, and the type of operands in each precision they have.
+    fn precisions() -> impl Iterator<Item = (Device, DType)> {
+        let all = Device::for_tests().into_iter();
+        all.flat_map(|device| [(device.clone(), DType::F32), (device, DType::F16)])
+            .filter(|(device, operands)| *operands == DType::F32 || device.has_f16() || !device.is_gpu())
+    }
+
+    /// Three steps, with `mend` after each backward and `restore` after each update; the bits of all parameters then.
+    fn train(
+        net: &mut Net,
+        arena: &ParameterArena,
+        optimizer: &mut Optimizer,
+        mend: impl Fn(),
+        restore: impl Fn(),
+    ) -> Vec<(String, Vec<u8>)> {
+        let device = arena.values().device();
+        let ids = Tensor::from_u32(&(0..40).map(|i| i * 7 % 31).collect::<Vec<_>>(), [40], &device).unwrap();
+        for _ in 0..3 {
+            arena.zero_gradients();
+            net.loss(&ids, optimizer.loss_scale()).unwrap().backward().unwrap();
+            mend();
+            optimizer.step(arena, 0.01).unwrap();
+            restore();
+        }
+        net.parameters().iter().map(|(name, tensor)| (name.clone(), tensor.to_bytes().unwrap())).collect()
+    }
+
+    /// Of every kind of parameter in turn. Gradients are not clipped: their norm is one of fewer numbers, which are
+    /// added up in another order. For the same reason a weight is frozen with its bias, whose gradient comes from the
+    /// weight's matmul.
+    #[test]
+    fn frozen_parameters_keep_their_bits_and_the_others_learn_as_if_their_gradients_were_ignored() {
+        let alone = ["embed.weight", "norm.weight", "norm.bias", "linear.bias", "head.weight"].map(|name| vec![name]);
+        for (device, operands) in precisions() {
+            for frozen in alone.iter().chain([&vec!["linear.weight", "linear.bias"]]) {
+                let case = format!("{device} {operands:?}, {frozen:?} frozen");
+                let initial = Net::new(1).parameters().into_iter().map(|(_, tensor)| tensor.to_bytes().unwrap());
+                let mut net = Net::new(1);
+                net.visit_parameters("", &mut |name, parameter| {
+                    if frozen.contains(&name) {
+                        parameter.freeze();
+                    }
+                });
+                let arena = ParameterArena::new(&mut net, &device, operands).unwrap();
+                let mut optimizer = Optimizer::new(&arena, ADAMW, 0.1, 0.0).unwrap();
+                let got = train(&mut net, &arena, &mut optimizer, || (), || ());
+
+                let mut net = Net::new(1);
+                let whole = ParameterArena::new(&mut net, &device, operands).unwrap();
+                let entries = whole.entries.iter().filter(|entry| frozen.contains(&&*entry.name));
+                let ignored: Vec<&Entry> = entries.collect();
+                let parts: Vec<Tensor> = ignored.iter().flat_map(|entry| whole.of_entry(entry)).collect();
+                let before: Vec<_> = parts.iter().map(|part| part.to_bytes().unwrap()).collect();
+                let mut ignoring = Optimizer::new(&whole, ADAMW, 0.1, 0.0).unwrap();
+                let mend = || ignored.iter().for_each(|entry| whole.of_entry(entry)[1].fill_zero());
+                let restore = || parts.iter().zip(&before).for_each(|(part, bytes)| part.write_bytes(bytes).unwrap());
+                let want = train(&mut net, &whole, &mut ignoring, mend, restore);
+
+                for (((name, got), (_, want)), initial) in got.into_iter().zip(want).zip(initial) {
+                    assert!(got == want, "{case}: {name}");
+                    assert_eq!(got == initial, frozen.contains(&&*name), "{case}: {name}");
+                }
+                let sizes = ignored.iter().map(|entry| entry.shape.elements().next_multiple_of(ALIGN));
+                assert_eq!(arena.trainable_len() + sizes.sum::<usize>(), whole.trainable_len(), "{case}");
+                assert_eq!(arena.values().len(), whole.values().len(), "{case}");
+                for (moment, tensor) in optimizer.moments().into_iter().filter(|(m, _)| m.name != "loss_scale") {
+                    assert_eq!(tensor.len(), arena.trainable_len(), "{case}: {moment:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_weight_that_is_f16_only_computes_the_same_and_takes_two_bytes_an_element() {
+        for (device, operands) in precisions().filter(|(device, _)| device.has_f16() || !device.is_gpu()) {
+            let mixed = operands == DType::F16;
+            let mut taken = Vec::new();
+            for freezes in [false, true] {
+                // Nothing else on this device's pool.
+                let device = match crate::gpu::gpu_for_tests() {
+                    Some(gpu) if device.is_gpu() => Device::Gpu(gpu),
+                    _ => device.clone(),
+                };
+                let ids = Tensor::from_u32(&[3, 5, 8, 13], [4], &device).unwrap();
+                let mut net = Net::of_width(1, 512);
+                if freezes {
+                    net.linear.weight.freeze_as_f16().unwrap();
+                }
+                let arena = ParameterArena::new(&mut net, &device, operands).unwrap();
+                let mut optimizer = Optimizer::new(&arena, ADAMW, 0.1, 0.0).unwrap();
+                let used_bytes = device.memory().used_bytes;
+                let loss = net.loss(&ids, optimizer.loss_scale()).unwrap();
+                loss.backward().unwrap();
+                let before = net.linear.weight.to_bytes().unwrap();
+                optimizer.step(&arena, 0.01).unwrap();
+                assert_eq!(net.linear.weight.to_bytes().unwrap() == before, freezes, "{device}");
+                assert_eq!(net.linear.weight.grad().is_none(), freezes, "{device}");
+                let bytes: usize = arena.stored().map(|tensor| tensor.spec().size_bytes()).sum();
+                let halves = arena.halves.as_ref().map_or(0, |halves| halves.spec().size_bytes());
+                taken.push((loss.item().unwrap(), bytes + halves, arena.trainable_len(), used_bytes));
+            }
+            let [(loss, bytes, len, used), (f16_loss, f16_bytes, f16_len, f16_used)] = taken[..] else {
+                unreachable!()
+            };
+            let elements = 512 * 512;
+            // Mixed, the operand of the matmul is the same; in f32 it is rounded to 11 bits.
+            let tolerance = if mixed { 0.0 } else { 0.01 };
+            assert!((f16_loss - loss).abs() <= tolerance, "{device} {operands:?}: {f16_loss}, else {loss}");
+            // Two bytes instead of four, or mixed instead of four and two; no gradient, no moments.
+            let spared = if mixed { 4 } else { 2 };
+            assert_eq!((f16_bytes + spared * elements, f16_len + elements), (bytes, len), "{device} {operands:?}");
+            if device.is_gpu() {
+                // With gradient and two moments. The pool rounds sizes up by an eighth at most.
+                let spared = (used - f16_used) as f64 / ((spared + 12) * elements) as f64;
+                assert!((0.8..1.2).contains(&spared), "{used} and {f16_used} bytes in use");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_trained_is_refused() {
+        let refused = |net: &mut Net| match ParameterArena::new(net, &Device::Cpu, DType::F32) {
+            Err(error) => error.to_string(),
+            Ok(_) => panic!("it was taken"),
+        };
+        let mut net = Net::new(1);
+        net.visit_parameters("", &mut |_, parameter| parameter.freeze());
+        assert!(refused(&mut net).contains("every parameter is frozen"));
+        let mut net = Net::new(1);
+        net.head.weight = net.head.weight.to_dtype(DType::F16).unwrap().into();
+        assert!(refused(&mut net).contains("head.weight is stored as f16 only"));
+    }
+}
