@@ -234,7 +234,7 @@ impl State {
 fn begin_reads(tensors: &mut &[Tensor], device: &Device) -> Result<VecDeque<Readback>> {
     let mut reads = VecDeque::new();
     while let [tensor, rest @ ..] = *tensors {
-        match tensor.read_aside(tensor.dtype()) {
+        match tensor.read_by_copy_queue(tensor.dtype()) {
             Ok((_, read)) => reads.push_back(read),
             Err(Error::OutOfMemory { .. }) if !reads.is_empty() => break,
             Err(error) => return Err(error),

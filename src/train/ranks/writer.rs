@@ -132,7 +132,7 @@ impl Writer {
         let (wire, shared) = (self.wire, self.jobs.0.clone());
         // Of a GPU half of the bytes are copied then.
         let dtype = if wire == Wire::F16 && values.device().has_f16() { DType::F16 } else { DType::F32 };
-        let (own, readback) = values.read_aside(dtype)?;
+        let (own, readback) = values.read_by_copy_queue(dtype)?;
         let encoded = move || {
             let bytes = readback.wait()?;
             shared.lock().arrived = Instant::now();

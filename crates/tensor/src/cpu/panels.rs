@@ -74,10 +74,6 @@ impl Places {
     pub fn list(&self) -> &[usize] {
         &self.list
     }
-
-    pub fn len(&self) -> usize {
-        self.list.len()
-    }
 }
 
 /// Multiplies each eight of `rows` with a panel (places, width), and hands their number and results (8, [`PANEL`]) to
@@ -92,7 +88,7 @@ pub fn panel_product(
     panel: &[f32],
     store: impl FnMut(usize, &[[f32; PANEL]; ROWS]),
 ) {
-    let len = places.len();
+    let len = places.list.len();
     let width = panel.len().checked_div(len).unwrap_or(PANEL);
     assert!(matches!(width, HALF | PANEL) && panel.len() == len * width, "panel_product: a panel");
     Arch::new().dispatch(Product { source, rows, places, panel, width, store });

@@ -11,6 +11,8 @@ mod testing;
 #[cfg(feature = "gpu")]
 mod adapter;
 #[cfg(feature = "gpu")]
+mod alloc;
+#[cfg(feature = "gpu")]
 mod barriers;
 #[cfg(feature = "gpu")]
 mod bind_groups;
@@ -44,9 +46,13 @@ mod shader;
 #[cfg(feature = "gpu")]
 mod subgroup_barriers;
 #[cfg(feature = "gpu")]
+mod submit;
+#[cfg(feature = "gpu")]
 mod submitter;
 #[cfg(feature = "gpu")]
 mod timestamps;
+#[cfg(feature = "gpu")]
+mod transfer;
 #[cfg(feature = "gpu")]
 mod translate;
 

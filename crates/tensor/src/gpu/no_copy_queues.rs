@@ -13,7 +13,7 @@ pub(super) enum Direction {
     ToDevice,
 }
 
-pub(super) struct Transit(Infallible);
+pub(super) struct PendingCopy(Infallible);
 
 pub(super) struct Announced(Infallible);
 
@@ -30,7 +30,7 @@ impl CopyQueues {
         None
     }
 
-    pub fn take(&self, _: usize, _: Direction) -> Result<Option<Transit>> {
+    pub fn take(&self, _: usize, _: Direction) -> Result<Option<PendingCopy>> {
         match self.0 {}
     }
 
@@ -46,16 +46,16 @@ impl CopyQueues {
         match self.0 {}
     }
 
-    pub fn copy_to_host(&self, _: &wgpu::Queue, _: Announced, _: &[Arc<Transit>]) {
+    pub fn copy_to_host(&self, _: &wgpu::Queue, _: Announced, _: &[Arc<PendingCopy>]) {
         match self.0 {}
     }
 
-    pub fn copy_to_device(&self, _: &Transit) {
+    pub fn copy_to_device(&self, _: &PendingCopy) {
         match self.0 {}
     }
 }
 
-impl Transit {
+impl PendingCopy {
     pub fn shared(&self) -> (&wgpu::Buffer, u64) {
         match self.0 {}
     }

@@ -3,7 +3,7 @@
 //! Commands run in the order in which they were recorded, so a buffer may be handed out again as soon as it is free,
 //! while the GPU still works on what was recorded before.
 
-use super::copy_queues::Transit;
+use super::copy_queues::PendingCopy;
 use super::memory::{Allocation, Memory};
 use crate::Result;
 use crate::pool::{ALIGN, size_class};
@@ -29,17 +29,17 @@ impl GpuSlice {
     }
 
     /// The first `size` bytes of what the queues of copies use too.
-    pub(crate) fn in_transit(transit: Arc<Transit>, size: usize) -> GpuSlice {
-        let (buffer, id) = transit.shared();
+    pub(super) fn of_copy(copy: Arc<PendingCopy>, size: usize) -> GpuSlice {
+        let (buffer, id) = copy.shared();
         let allocation = Arc::new(Allocation::new(Arc::new(Memory::of_one_buffer(id, buffer.clone()))));
-        let buffer = Arc::new(Pooled { allocation, home: Home::Transit(transit) });
+        let buffer = Arc::new(Pooled { allocation, home: Home::PendingCopy(copy) });
         GpuSlice { buffer, offset: 0, size }
     }
 
     /// The copy that this memory is of.
-    pub(crate) fn transit(&self) -> Option<&Arc<Transit>> {
+    pub(super) fn copy(&self) -> Option<&Arc<PendingCopy>> {
         match &self.buffer.home {
-            Home::Transit(transit) => Some(transit),
+            Home::PendingCopy(copy) => Some(copy),
             Home::Pool(..) => None,
         }
     }
@@ -73,7 +73,7 @@ pub(super) struct Pooled {
 enum Home {
     Pool(Weak<Pool>, MemoryKind),
     /// To the queues of copies, once nobody has the copy.
-    Transit(Arc<Transit>),
+    PendingCopy(Arc<PendingCopy>),
 }
 
 impl Drop for Pooled {

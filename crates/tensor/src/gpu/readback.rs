@@ -1,7 +1,7 @@
 //! Reads from the GPU that do not wait: the copy is recorded now, the bytes are taken when they have arrived.
 
 use super::Gpu;
-use super::copy_queues::Transit;
+use super::copy_queues::PendingCopy;
 use crate::pool::{FreeList, size_class};
 use crate::{Error, Result};
 use std::ops::Deref;
@@ -174,7 +174,7 @@ pub enum Way {
     /// By wgpu's queue, to a buffer that is mapped then.
     Mapped(Staging, StagingPool),
     /// By a queue of copies.
-    Aside(Arc<Transit>),
+    CopyQueue(Arc<PendingCopy>),
 }
 
 /// Bytes that have arrived from the GPU, in the memory where they arrived. Another thread may read them.
@@ -190,7 +190,7 @@ enum Memory {
         buffer: wgpu::Buffer,
         staging_pool: StagingPool,
     },
-    Aside(Arc<Transit>),
+    CopyQueue(Arc<PendingCopy>),
 }
 
 impl Deref for MappedBytes {
@@ -199,7 +199,7 @@ impl Deref for MappedBytes {
     fn deref(&self) -> &[u8] {
         let bytes: &[u8] = match &self.memory {
             Memory::Mapped { view, .. } => view.as_ref().expect("the view is there until drop"),
-            Memory::Aside(transit) => transit.bytes(),
+            Memory::CopyQueue(copy) => copy.bytes(),
         };
         &bytes[..self.size]
     }
@@ -228,7 +228,7 @@ impl PendingReadback {
                 buffer: staging.buffer.clone(),
                 staging_pool: staging_pool.clone(),
             }),
-            Way::Aside(transit) => transit.wait(Duration::ZERO)?.then(|| Memory::Aside(transit.clone())),
+            Way::CopyQueue(copy) => copy.wait(Duration::ZERO)?.then(|| Memory::CopyQueue(copy.clone())),
         };
         Ok(memory.map(|memory| MappedBytes { memory, size: self.size }))
     }
@@ -237,7 +237,7 @@ impl PendingReadback {
     pub fn arrived_at(&self) -> Option<Instant> {
         match &self.way {
             Way::Mapped(staging, _) => staging.arrived.get().copied(),
-            Way::Aside(_) => None,
+            Way::CopyQueue(_) => None,
         }
     }
 
@@ -264,7 +264,7 @@ impl PendingReadback {
                     None => self.gpu.synchronize()?,
                 }
             }
-            Way::Aside(transit) => self.gpu.wait_aside(transit)?,
+            Way::CopyQueue(copy) => self.gpu.wait_for_copy(copy)?,
         }
         loop {
             if let Some(bytes) = self.try_read()? {

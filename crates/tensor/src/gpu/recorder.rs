@@ -1,7 +1,7 @@
 //! What the GPU is to do, recorded as data.
 
 use super::barriers::Access;
-use super::copy_queues::Transit;
+use super::copy_queues::PendingCopy;
 use super::memory::Allocation;
 use super::pipelines::{Pipeline, Pipelines};
 use super::plan::Launch;
@@ -90,7 +90,7 @@ pub(super) struct Batch {
     /// Buffers whose copy is recorded, to be written again after it.
     pub to_map_again: Vec<(wgpu::Buffer, UploadPool)>,
     /// What is to be copied to the host after the submit.
-    pub to_copy: Vec<Arc<Transit>>,
+    pub to_copy: Vec<Arc<PendingCopy>>,
     /// Whether queues of copies are to know when the submit is done.
     pub is_announced: bool,
     /// Kernels recorded, their operations, and bytes to be copied to the GPU.
@@ -157,8 +157,8 @@ impl Recorder {
     }
 
     /// Records a copy to the host of memory that the queues of copies use too.
-    pub fn read_aside(&mut self, transit: Arc<Transit>) {
-        self.batch.to_copy.push(transit);
+    pub fn read_by_copy_queue(&mut self, copy: Arc<PendingCopy>) {
+        self.batch.to_copy.push(copy);
     }
 
     /// What is recorded, if there is anything.

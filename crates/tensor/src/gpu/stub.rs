@@ -169,11 +169,11 @@ impl Gpu {
         match self.0 {}
     }
 
-    pub(crate) fn download_aside(&self, _slice: &GpuSlice) -> Result<PendingReadback> {
+    pub(crate) fn download_by_copy_queue(&self, _slice: &GpuSlice) -> Result<PendingReadback> {
         match self.0 {}
     }
 
-    pub(crate) fn upload_aside(&self, _bytes: &[u8]) -> Result<Option<GpuSlice>> {
+    pub(crate) fn upload_by_copy_queue(&self, _bytes: &[u8]) -> Result<Option<GpuSlice>> {
         match self.0 {}
     }
 

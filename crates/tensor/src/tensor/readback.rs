@@ -96,7 +96,7 @@ mod tests {
                 x.write_bytes(bytemuck::cast_slice(&[turn as f32; 100])).unwrap();
                 results.push(x.scale(2.0).unwrap().scale(3.0).unwrap());
                 readbacks.push(x.read_later().unwrap());
-                aside.push(x.read_aside(x.dtype()).unwrap().1);
+                aside.push(x.read_by_copy_queue(x.dtype()).unwrap().1);
                 x.fill_zero();
                 results.push(x.scale(5.0).unwrap());
             }

@@ -76,7 +76,7 @@ impl Tensor {
     fn beside(&self, bytes: &[u8]) -> Result<Tensor> {
         if let Storage::Gpu(gpu, _) = self.storage()
             && bytes.len() == self.spec().size_bytes()
-            && let Some(slice) = gpu.upload_aside(bytes)?
+            && let Some(slice) = gpu.upload_by_copy_queue(bytes)?
         {
             return Ok(Tensor::from_parts(self.spec().clone(), Storage::Gpu(gpu.clone(), slice), Edge::None));
         }
@@ -157,13 +157,13 @@ impl Tensor {
     ///
     /// # Errors
     /// If there is no memory to convert or read into, or the driver reported an error.
-    pub fn read_aside(&self, dtype: DType) -> Result<(Tensor, Readback)> {
+    pub fn read_by_copy_queue(&self, dtype: DType) -> Result<(Tensor, Readback)> {
         if let Storage::Gpu(gpu, _) = self.storage() {
             let spec = Spec::new(self.shape().clone(), dtype);
             if let Some(slice) = gpu.alloc_for_host(spec.size_bytes())? {
                 let values = Tensor::from_parts(spec, Storage::Gpu(gpu.clone(), slice.clone()), Edge::None);
                 self.cast_into(&values)?;
-                return Ok((values, Readback::pending(gpu.download_aside(&slice)?)));
+                return Ok((values, Readback::pending(gpu.download_by_copy_queue(&slice)?)));
             }
         }
         let values = self.to_dtype(dtype)?;
@@ -240,7 +240,7 @@ mod tests {
         for device in Device::for_tests().into_iter().filter(Device::has_f16) {
             let halves = |values: [f32; 5]| {
                 let values = Tensor::from_f32(&values, [5], &device).unwrap();
-                let (halves, read) = values.read_aside(DType::F16).unwrap();
+                let (halves, read) = values.read_by_copy_queue(DType::F16).unwrap();
                 (halves, read.wait().unwrap())
             };
             let (own, _) = halves([1.0, -0.5, 60000.0, 2048.0, f32::INFINITY]);

@@ -343,7 +343,7 @@ impl WeightGradient<'_> {
         sums: &mut [f32],
     ) {
         let &WeightGradient { g, window, ref layout, image, grad_result } = self;
-        let (m, count, plane, width) = (g.c_out, places.len(), window.pixels(), window.axes[1].count);
+        let (m, count, plane, width) = (g.c_out, places.list().len(), window.pixels(), window.axes[1].count);
         let of_block = lines.len() * width;
         let part = |i: usize| (images.start + i) * g.groups() + group;
         with_scratch(packed_len(count, m) + images.len() * layout.copied, |scratch| {

@@ -1,0 +1,230 @@
+//! Memory of a GPU: from the pool or from the driver, and given back to the driver when there is no more.
+
+use super::Gpu;
+use super::memory::Memory;
+use super::pool::GpuSlice;
+use crate::profile::{MemoryKind, MemoryStats};
+use crate::{Error, Result};
+
+impl Gpu {
+    /// What the pool holds.
+    pub fn memory(&self) -> MemoryStats {
+        self.0.pool.stats()
+    }
+
+    /// Lets the peak of [`Gpu::memory`] begin anew.
+    pub fn reset_peak_memory(&self) {
+        self.0.pool.reset_peak();
+    }
+
+    /// The most memory that there is, or that may be taken, bytes; `None` where neither is known.
+    pub fn memory_bytes(&self) -> Option<u64> {
+        let allowed = Some(self.0.memory_bytes as u64).filter(|&bytes| bytes < usize::MAX as u64);
+        self.0.info.memory_bytes.into_iter().chain(allowed).min()
+    }
+
+    /// Memory of `size` bytes with unspecified contents, which counts as of this kind.
+    ///
+    /// # Errors
+    /// [`Error::GpuLimit`] if no buffer can be so large, [`Error::OutOfMemory`] if the memory is used up.
+    pub fn alloc(&self, size: usize, kind: MemoryKind) -> Result<GpuSlice> {
+        if size as u64 > self.1.buffer_bytes {
+            return Err(Error::GpuLimit {
+                what: "one buffer".into(),
+                needed: format!("{size} bytes"),
+                adapter: self.0.info.name.clone(),
+                limit: format!("{} bytes", self.1.buffer_bytes),
+                hint: "use a smaller model or batch, or --device cpu".into(),
+            });
+        }
+        #[cfg(feature = "testing")]
+        self.fail_for_tests(size)?;
+        self.retry_after_trim(|| self.0.pool.take(size, kind, |size| self.create_memory(size)))
+    }
+
+    /// Fails where a test wants an allocation to fail.
+    #[cfg(feature = "testing")]
+    pub(super) fn fail_for_tests(&self, size: usize) -> Result<()> {
+        if crate::testing::faults::fails() { Err(self.out_of_memory(size)) } else { Ok(()) }
+    }
+
+    /// What `make` makes. If there is no memory for it, once more without what the pool keeps for other sizes.
+    pub(super) fn retry_after_trim<T>(&self, make: impl Fn() -> Result<T>) -> Result<T> {
+        match make() {
+            Err(Error::OutOfMemory { .. }) => {
+                self.trim()?;
+                make()
+            }
+            result => result,
+        }
+    }
+
+    /// Gives the driver back what the pool keeps for sizes to come. Waits.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub fn trim(&self) -> Result<()> {
+        // The GPU must be done with it first. What other threads submit meanwhile keeps its memory.
+        self.synchronize()?;
+        {
+            // Or another thread's submit would bring back bind groups of what is released.
+            let mut encoder = self.0.submitter.encoder();
+            encoder.forget();
+            self.0.pool.release_free();
+        }
+        self.0.staging_pool.release();
+        self.0.upload_pool.release();
+        if let Some(copies) = &self.0.copy_queues {
+            copies.release();
+        }
+        self.poll()
+    }
+
+    pub(super) fn create_memory(&self, size: usize) -> Result<Memory> {
+        if self.0.pool.stats().reserved_bytes + size > self.0.memory_bytes {
+            return Err(self.out_of_memory(size));
+        }
+        let usage = wgpu::BufferUsages::STORAGE | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
+        let descriptor = wgpu::BufferDescriptor { label: None, size: size as u64, usage, mapped_at_creation: false };
+        let buffer = self.made(size, || self.0.device.create_buffer(&descriptor))?;
+        Ok(Memory::new(&self.0.device, buffer, &self.0.released))
+    }
+
+    pub(super) fn out_of_memory(&self, needed_bytes: usize) -> Error {
+        let used_bytes = self.0.pool.stats().used_bytes;
+        Error::OutOfMemory { adapter: self.0.info.name.clone(), needed_bytes, used_bytes, is_cpu: false }
+    }
+
+    /// The buffer of `size` bytes that `make` asks for. Whether there is memory for it is reported at once.
+    pub(super) fn made<T>(&self, size: usize, make: impl FnOnce() -> T) -> Result<T> {
+        self.check()?;
+        // It sees this thread's errors alone. They are over as soon as they are known: a smaller buffer may fit. Memory
+        // that runs out elsewhere is an error like any other.
+        let scope = self.0.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
+        let buffer = make();
+        if pollster::block_on(scope.pop()).is_some() {
+            return Err(self.out_of_memory(size));
+        }
+        self.check()?;
+        Ok(buffer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::context::Fault;
+    use super::super::memory::{Allocation, Released};
+    use super::super::submit::tests::fill;
+    use super::*;
+    use crate::profile::Cost;
+    use std::sync::Arc;
+    use std::time::{Duration, Instant};
+
+    /// Asks for more memory than any device has.
+    fn run_out(gpu: &Gpu) {
+        let limits = gpu.0.device.limits();
+        let (width, layers) = (limits.max_texture_dimension_2d, limits.max_texture_array_layers);
+        drop(gpu.0.device.create_texture(&wgpu::TextureDescriptor {
+            label: None,
+            size: wgpu::Extent3d { width, height: width, depth_or_array_layers: layers },
+            mip_level_count: 1,
+            sample_count: 1,
+            dimension: wgpu::TextureDimension::D2,
+            format: wgpu::TextureFormat::Rgba32Float,
+            usage: wgpu::TextureUsages::COPY_DST,
+            view_formats: &[],
+        }));
+    }
+
+    #[test]
+    fn a_buffer_without_memory_is_made_once_the_pool_has_given_its_own_back() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        drop(gpu.alloc(1000, MemoryKind::Other).unwrap());
+        let made = gpu.retry_after_trim(|| {
+            gpu.made(7, || {
+                if gpu.memory().reserved_bytes > 0 {
+                    run_out(&gpu);
+                }
+            })
+        });
+        assert!(made.is_ok(), "{made:?}");
+        let made = gpu.retry_after_trim(|| gpu.made(7, || run_out(&gpu)));
+        assert!(matches!(made, Err(Error::OutOfMemory { needed_bytes: 7, .. })), "{made:?}");
+        // It is over then.
+        gpu.alloc(1000, MemoryKind::Other).unwrap();
+        let report = || *gpu.0.fault.lock().unwrap() = Some(Fault::Reported("a test".into()));
+        let made = gpu.retry_after_trim(|| gpu.made(7, report));
+        assert!(matches!(&made, Err(Error::Gpu(message)) if message == "a test"), "{made:?}");
+    }
+
+    #[test]
+    fn threads_that_allocate_at_once_have_errors_of_their_own() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        let [has_run_out, is_made] = [(); 2].map(|()| std::sync::Barrier::new(2));
+        std::thread::scope(|scope| {
+            let fails = scope.spawn(|| {
+                gpu.made(8, || {
+                    run_out(&gpu);
+                    has_run_out.wait();
+                    is_made.wait();
+                })
+            });
+            has_run_out.wait();
+            let made = gpu.made(7, || ());
+            is_made.wait();
+            assert!(made.is_ok(), "{made:?}");
+            let failed = fails.join().unwrap();
+            assert!(matches!(failed, Err(Error::OutOfMemory { needed_bytes: 8, .. })), "{failed:?}");
+            assert!(failed.unwrap_err().to_string().ends_with("or --device cpu"));
+        });
+    }
+
+    #[test]
+    fn memory_lasts_as_long_as_its_last_alias() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        let released = Released::default();
+        let usage = wgpu::BufferUsages::STORAGE;
+        let descriptor = wgpu::BufferDescriptor { label: None, size: 256, usage, mapped_at_creation: false };
+        let memory = Memory::new(&gpu.0.device, gpu.0.device.create_buffer(&descriptor), &released);
+        if !memory.has_aliases() {
+            return;
+        }
+        let allocation = Allocation { memory: Arc::new(memory), alias: 3.into() };
+        let alias = allocation.buffer();
+        drop(allocation);
+        // Three other aliases are gone; each kept the memory.
+        assert_eq!(released.count(), 3);
+        drop(alias);
+        assert_eq!(released.count(), 4);
+        released.clear();
+    }
+
+    #[test]
+    fn memory_that_another_thread_trims_lasts_until_the_gpu_is_done() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        const LEN: usize = 1 << 16;
+        let end = Instant::now() + Duration::from_millis(800);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while Instant::now() < end {
+                    gpu.trim().unwrap();
+                }
+            });
+            for round in 0.. {
+                let value = round as f32;
+                let slices = [0; 4].map(|_| gpu.alloc(4 * LEN, MemoryKind::Other).unwrap());
+                for slice in &slices {
+                    gpu.run("fill", Cost::default(), fill(LEN, value), &[], &[slice]).unwrap();
+                }
+                let read = gpu.download_later(&slices[3]).unwrap();
+                gpu.submit().unwrap();
+                drop(slices);
+                let words = bytemuck::pod_collect_to_vec::<u8, f32>(&read.wait().unwrap());
+                assert!(words == vec![value; LEN], "round {round}");
+                if Instant::now() > end {
+                    break;
+                }
+            }
+        });
+    }
+}

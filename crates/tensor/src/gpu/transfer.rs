@@ -1,0 +1,159 @@
+//! Bytes from the host to a GPU and back, on wgpu's queue or on the copy queues.
+
+use super::Gpu;
+#[cfg(test)]
+use super::copy_queues::CopyQueues;
+use super::copy_queues::{Direction, PendingCopy};
+use super::pool::GpuSlice;
+use super::readback::{PendingReadback, Staging, UploadPool, Way};
+use crate::profile::Span;
+use crate::{Error, Result};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Uploads of so many bytes are submitted: until then they are in the host's memory twice.
+const LARGE_UPLOAD: usize = 16 << 20;
+
+impl Gpu {
+    /// What reads and uploads have mapped and do not use now.
+    #[cfg(test)]
+    pub(super) fn host_pools(&self) -> [&super::readback::Buffers; 2] {
+        [&self.0.staging_pool.0, &self.0.upload_pool.0]
+    }
+
+    #[cfg(test)]
+    pub(super) fn copy_queues(&self) -> Option<&CopyQueues> {
+        self.0.copy_queues.as_ref()
+    }
+
+    /// Records replacing the contents of `slice` by the bytes of all parts: what was recorded before still sees the old
+    /// ones.
+    ///
+    /// # Errors
+    /// If they are not as many bytes, there is no memory to write from, or the driver reported an error.
+    pub fn upload(&self, slice: &GpuSlice, parts: &[&[u8]]) -> Result<()> {
+        let bytes: usize = parts.iter().map(|part| part.len()).sum();
+        if bytes != slice.size {
+            let size = slice.size;
+            return Err(Error::Invalid(format!("upload: a slice of {size} bytes takes as many, not {bytes}")));
+        }
+        if bytes == 0 {
+            return Ok(());
+        }
+        #[cfg(feature = "testing")]
+        self.fail_for_tests(bytes)?;
+        let from = match self.0.upload_pool.take(bytes) {
+            Some(mapped) => mapped,
+            None => self.retry_after_trim(|| self.made(bytes, || UploadPool::create(&self.0.device, bytes)))?,
+        };
+        let mut mapped = from.get_mapped_range_mut(..).map_err(|e| Error::Gpu(e.to_string()))?;
+        write(mapped.slice(..bytes), parts);
+        drop(mapped);
+        from.unmap();
+        let mut recorder = self.recorder();
+        recorder.write(&from, slice.into());
+        if bytes >= UploadPool::LARGE {
+            recorder.batch.to_map_again.push((from, self.0.upload_pool.clone()));
+        }
+        if recorder.batch.uploaded >= LARGE_UPLOAD { self.submit_recorded(&mut recorder) } else { Ok(()) }
+    }
+
+    /// Records setting all bytes of `slice` to zero.
+    pub fn fill_zero(&self, slice: &GpuSlice) {
+        self.recorder().clear(slice.into());
+    }
+
+    /// Records a read-back of `slice` whose bytes are taken later.
+    ///
+    /// # Errors
+    /// If there is no memory to read into, or the driver reported an error.
+    pub fn download_later(&self, slice: &GpuSlice) -> Result<PendingReadback> {
+        #[cfg(feature = "testing")]
+        self.fail_for_tests(slice.size)?;
+        let make = || Staging::new(&self.0.device, slice.size, &self.0.staging_pool);
+        let staging = self.retry_after_trim(|| self.made(slice.size, make))?;
+        self.recorder().read(slice.into(), &staging);
+        let way = Way::Mapped(staging, self.0.staging_pool.clone());
+        Ok(PendingReadback { gpu: self.clone(), way, size: slice.size })
+    }
+
+    /// Memory that a kernel is to write, and [`Gpu::download_by_copy_queue`] to read. `None` where the device has no queues for
+    /// copies, or copies have as much memory as they may.
+    ///
+    /// # Errors
+    /// If the driver refuses it.
+    pub fn alloc_for_host(&self, size: usize) -> Result<Option<GpuSlice>> {
+        let Some(copies) = &self.0.copy_queues else { return Ok(None) };
+        let copy = copies.take(size, Direction::ToHost)?;
+        Ok(copy.map(|copy| GpuSlice::of_copy(Arc::new(copy), size)))
+    }
+
+    /// [`Gpu::download_later`], beside the kernels that follow, if the memory is of [`Gpu::alloc_for_host`]. What is
+    /// recorded later must not write to it.
+    ///
+    /// # Errors
+    /// If there is no memory to read into, or the driver reported an error.
+    pub fn download_by_copy_queue(&self, slice: &GpuSlice) -> Result<PendingReadback> {
+        let Some(copy) = slice.copy() else { return self.download_later(slice) };
+        self.recorder().read_by_copy_queue(copy.clone());
+        Ok(PendingReadback { gpu: self.clone(), way: Way::CopyQueue(copy.clone()), size: slice.size })
+    }
+
+    /// Memory with these bytes, brought there beside the kernels that run; waits for it. It is for kernels to read.
+    /// `None` as for [`Gpu::alloc_for_host`].
+    ///
+    /// # Errors
+    /// If the driver refuses it, or reported an error.
+    pub fn upload_by_copy_queue(&self, bytes: &[u8]) -> Result<Option<GpuSlice>> {
+        let Some(copies) = &self.0.copy_queues else { return Ok(None) };
+        let Some(mut copy) = copies.take(bytes.len(), Direction::ToDevice)? else { return Ok(None) };
+        copy.fill(bytes);
+        {
+            let _nobody_else_submits = self.recorder();
+            self.0.submitter.drain()?;
+            copies.copy_to_device(&copy);
+        }
+        self.wait_for_copy(&copy)?;
+        Ok(Some(GpuSlice::of_copy(Arc::new(copy), bytes.len())))
+    }
+
+    /// The contents of `slice`, after everything recorded so far has run. Waits.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub fn download(&self, slice: &GpuSlice) -> Result<Vec<u8>> {
+        self.download_later(slice)?.wait()
+    }
+
+    /// Waits for a copy beside the kernels; submits what is recorded if that is among it.
+    pub(super) fn wait_for_copy(&self, copy: &PendingCopy) -> Result<()> {
+        if !copy.is_submitted() {
+            self.submit()?;
+        }
+        self.0.profiler.span(Span::Wait, || {
+            // So often it looks whether the device is lost.
+            while !copy.wait(Duration::from_millis(100))? {
+                self.check()?;
+            }
+            Ok(())
+        })
+    }
+}
+
+/// Copies the bytes of all parts to mapped memory, which may be a card's, seen through the bus: four threads fill that,
+/// once they are awake.
+fn write(mut to: wgpu::WriteOnly<[u8]>, parts: &[&[u8]]) {
+    const TASK: usize = 1 << 24;
+    rayon::in_place_scope(|scope| {
+        for part in parts {
+            let (whole, rest) = std::mem::take(&mut to).split_at(part.len());
+            to = rest;
+            let (tasks, mut last) = whole.into_chunks::<TASK>();
+            let own = part.chunks_exact(TASK);
+            for (to, own) in tasks.into_iter().zip(own.clone()) {
+                scope.spawn(move |_| wgpu::WriteOnly::<[u8]>::from(to).copy_from_slice(own));
+            }
+            last.copy_from_slice(own.remainder());
+        }
+    });
+}
