@@ -14,6 +14,7 @@ mod events;
 pub mod export;
 #[cfg(test)]
 mod families;
+mod forward;
 mod guard;
 mod in_flight;
 mod init;
@@ -39,7 +40,6 @@ mod resume;
 mod run;
 mod run_folder;
 mod sinks;
-mod step_hook;
 mod throughput;
 mod trace;
 mod trainer;

@@ -1,32 +1,18 @@
 //! What each device has of a run: the whole model, its optimizer, and a share of the sequences of every step.
 
 use super::carried;
+use super::forward::{Forward, predicted};
 use super::ranks::{Piece, Place, Sequences, Share};
-use super::step_hook::{SingleDevice, StepHook};
 use crate::config::Config;
-use crate::data::{Batch, IGNORE_INDEX, Loader, Order, Position, Tokens};
-use crate::fit::LossSum;
-use crate::models::{Cache, Documents, LanguageModel, ModelKind, Past};
-use crate::nn::Dropout;
-use crate::ops::Criterion;
-use crate::optim::{Optimizer, ParameterArena, PreparedUpdate};
+use crate::data::{Batch, Loader, Order, Position, Tokens};
+use crate::models::{Cache, LanguageModel, ModelKind};
+use crate::optim::{Optimizer, ParameterArena};
 use crate::profile::Span;
+use crate::step::{GradientSync, SingleDevice, Stepped, gradients, step};
 use crate::{Device, Error, Result, Tensor};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// What a run minimizes. Evaluations measure the plain loss instead.
-pub(in crate::train) fn criterion(config: &Config) -> Criterion<'static> {
-    Criterion { label_smoothing: config.train.label_smoothing as f32, class_weights: None }
-}
-
-/// What pass number `pass` of a run drops.
-pub(in crate::train) fn pass_dropout(config: &Config, pass: u64) -> Dropout {
-    let (model, adapters) = (&config.model, config.lora.dropout as f32);
-    let dropout = Dropout::new(model.dropout as f32, config.run.seed, pass);
-    dropout.of_embeddings(model.embd_dropout as f32).of_adapters(adapters)
-}
 
 /// The loader of a run, from a position on.
 ///
@@ -42,13 +28,14 @@ pub(super) fn next_batches(loader: &mut Loader, accum: usize) -> Vec<Batch> {
     (0..accum).map(|_| loader.next_batch()).collect()
 }
 
-/// How many tokens batches have to predict.
-pub(super) fn predicted(batches: &[Batch]) -> usize {
-    batches.iter().map(|batch| count_predicted(&batch.targets)).sum()
+/// How the gradients of a replica become those of a step.
+pub(super) trait ReplicaSync: GradientSync {
+    /// The batches of the next step, of all devices; every attempt at it is made with these.
+    fn read(&mut self, batches: &[Batch]);
 }
 
-fn count_predicted(targets: &[u32]) -> usize {
-    targets.iter().filter(|&&target| target != IGNORE_INDEX).count()
+impl ReplicaSync for SingleDevice {
+    fn read(&mut self, _: &[Batch]) {}
 }
 
 /// What one device has of a run.
@@ -68,7 +55,7 @@ pub(super) struct Replica {
     pub micro_batches: usize,
     /// What a recurrent model knows of the text after the last batch, for each of this device's sequences.
     pub carried: Option<Cache>,
-    pub hook: Box<dyn StepHook>,
+    pub sync: Box<dyn ReplicaSync>,
     /// What a user should know and has not been told.
     pub notes: Vec<String>,
 }
@@ -109,7 +96,7 @@ impl Replica {
             share,
             micro_batches: 1,
             carried: None,
-            hook: Box::new(SingleDevice),
+            sync: Box::new(SingleDevice),
             notes: Vec::new(),
         }
     }
@@ -128,7 +115,7 @@ impl Replica {
         let (mut least, mut times, began) = (f64::INFINITY, 0, Instant::now());
         while times < 2 || (times < 4 && began.elapsed() < Duration::from_secs(4)) {
             let started = Instant::now();
-            match self.gradients(&batches, 0, &mut None) {
+            match self.time_gradients(&batches) {
                 Err(error @ Error::OutOfMemory { .. }) => self.split_micro_batches(error)?,
                 loss => {
                     loss?.to_bytes()?;
@@ -145,131 +132,67 @@ impl Replica {
         Ok(least)
     }
 
-    /// Update number `step`, from 0: forward and backward over this device's share of the next batches, then the
+    /// Update number `number`, from 0: forward and backward over this device's share of the next batches, then the
     /// optimizer. On a GPU this only records and submits. Where a device runs out of memory, all devices compute the
     /// step again, that one in smaller batches.
     ///
     /// # Errors
     /// If the device reported an error, has no memory for a single sequence, or the ranks cannot go on together.
-    pub fn update(&mut self, step: usize, learning_rate: f64) -> Result<Update> {
+    pub fn update(&mut self, number: usize, learning_rate: f64) -> Result<Update> {
         let accum = self.config.train.grad_accum_steps;
         let batches = self.device.profiler().span(Span::Data, || next_batches(&mut self.loader, accum));
         let position = batches.last().expect("there is at least one").position;
         let tokens = predicted(&batches) as u64;
+        self.sync.read(&batches);
         loop {
-            // What an update changes is replaced only when it is made: the attempt may fail.
+            // What a step changes is replaced only when it is made: the attempt may fail.
             let mut carried = self.carried.clone();
-            let (loss, prepared) = match self.attempt(&batches, step, &mut carried) {
-                Ok(Some(ready)) if self.hook.commit()? => ready,
-                // Another device has no memory for it.
-                Ok(_) => continue,
-                Err(error @ Error::OutOfMemory { .. }) => {
-                    self.split_micro_batches(error)?;
-                    self.hook.abort()?;
-                    continue;
+            match self.attempt(&batches, number, learning_rate, &mut carried) {
+                Ok(Some(Stepped { loss, squares })) => {
+                    self.carried = carried;
+                    return Ok(Update { loss, squares, position, tokens });
                 }
+                // Another device has no memory for it.
+                Ok(None) => {}
+                Err(error @ Error::OutOfMemory { .. }) => self.split_micro_batches(error)?,
                 Err(error) => return Err(error),
-            };
-            let squares = self.optimizer.apply(&self.parameters, learning_rate, prepared)?;
-            self.carried = carried;
-            self.hook.after_update(&self.parameters, &self.optimizer)?;
-            self.optimizer.average(&self.parameters, &squares)?;
-            return Ok(Update { loss, squares, position, tokens });
+            }
         }
     }
 
-    /// Gradients and loss of a step, and all memory that the update needs; `None` where another device aborts the
-    /// attempt.
+    /// One attempt at a step over this device's share of the batches.
     fn attempt(
         &mut self,
         batches: &[Batch],
-        step: usize,
+        number: usize,
+        learning_rate: f64,
         carried: &mut Option<Cache>,
-    ) -> Result<Option<(Tensor, PreparedUpdate)>> {
-        let loss = self.gradients(batches, step, carried)?;
-        let Some(loss) = self.hook.after_backward(&self.parameters, loss)? else { return Ok(None) };
-        Ok(Some((loss, self.optimizer.prepare(&self.parameters)?)))
-    }
-
-    /// This device's part of the loss of a step; its part of the gradients is in the arena.
-    fn gradients(&mut self, batches: &[Batch], step: usize, carried: &mut Option<Cache>) -> Result<Tensor> {
-        self.parameters.zero_gradients();
-        self.hook.before_backward(batches)?;
-        let pieces = self.share.pieces(self.micro_batches);
-        let targets = match self.config.train.sync_every {
-            0 => predicted(batches),
-            _ => pieces.iter().map(|piece| count_predicted(self.targets(&batches[piece.batch], piece))).sum(),
+    ) -> Result<Option<Stepped>> {
+        let Replica { config, device, model, share, parameters, optimizer, sync, .. } = self;
+        let (loss_scale, accum) = (optimizer.loss_scale().cloned(), config.train.grad_accum_steps);
+        let forward = Forward { config, device, model: &**model, share, loss_scale: loss_scale.as_ref() };
+        let pieces = share.pieces(self.micro_batches);
+        let predicted = forward.predicted(batches, &pieces);
+        let loss = |piece: &Piece| {
+            let pass = (number * accum + piece.batch) as u64;
+            forward.carried_loss(carried, &batches[piece.batch], piece, pass, predicted).map(Into::into)
         };
-        let mut total = LossSum::default();
-        for (i, piece) in pieces.iter().enumerate() {
-            let pass = (step * self.config.train.grad_accum_steps + piece.batch) as u64;
-            let loss = self.carrying_on(carried, &batches[piece.batch], piece, |past| {
-                self.loss(&batches[piece.batch], piece, past, pass, targets)
-            })?;
-            if i + 1 < pieces.len() {
-                loss.backward()?;
-            } else {
-                self.hook.last_backward(&self.parameters, &mut || loss.backward())?;
-            }
-            total.add(&loss)?;
-        }
-        Ok(total.total().expect("every device has a sequence"))
+        step(parameters, optimizer, &mut **sync, learning_rate, &pieces, loss)
     }
 
-    fn targets<'a>(&self, batch: &'a Batch, piece: &Piece) -> &'a [u32] {
-        let t = self.config.model.block_size;
-        &batch.targets[piece.rows.start * t..piece.rows.end * t]
+    /// Forward and backward of a step, without its update.
+    fn time_gradients(&self, batches: &[Batch]) -> Result<Tensor> {
+        let forward = self.forward();
+        let pieces = self.share.pieces(self.micro_batches);
+        let predicted = forward.predicted(batches, &pieces);
+        let loss = |piece: &Piece| forward.loss(&batches[piece.batch], piece, None, 0, predicted).map(Into::into);
+        gradients(&self.parameters, &mut SingleDevice, &pieces, loss)
     }
 
-    /// Does something with a part of a batch and what a recurrent model knows of the text before it; afterwards it
-    /// knows of that part too. Of any other model nothing is known.
-    fn carrying_on<T>(
-        &self,
-        carried: &mut Option<Cache>,
-        batch: &Batch,
-        piece: &Piece,
-        compute: impl FnOnce(Option<&mut Cache>) -> Result<T>,
-    ) -> Result<T> {
-        let (Some(own), Some(rows)) = (carried, self.share.continued()) else { return compute(None) };
-        if batch.begins && piece.rows.start == rows.start {
-            *own = self.model.cache(rows.len(), 0)?;
-        }
-        if piece.rows == rows {
-            return compute(Some(own));
-        }
-        let start = piece.rows.start - rows.start;
-        let mut part = own.rows(start..start + piece.rows.len())?;
-        let value = compute(Some(&mut part))?;
-        *own = own.with_rows(start, &part)?;
-        Ok(value)
-    }
-
-    /// What a part of a batch contributes to the mean loss over the `predicted` tokens of a step, with the dropout
-    /// masks that its sequences have in the whole batch.
-    pub fn loss(
-        &self,
-        batch: &Batch,
-        piece: &Piece,
-        carried: Option<&mut Cache>,
-        pass: u64,
-        predicted: usize,
-    ) -> Result<Tensor> {
-        let (c, device, t) = (&self.config, &self.device, self.config.model.block_size);
-        let (tokens, shape) = (piece.rows.start * t..piece.rows.end * t, [piece.rows.len(), t]);
-        let ids = Tensor::from_u32(&batch.ids[tokens.clone()], shape, device)?; // (B, T)
-        let targets = self.targets(batch, piece);
-        let count = count_predicted(targets);
-        let targets = Tensor::from_u32(targets, shape, device)?; // (B, T)
-        let documents =
-            batch.starts.as_ref().map(|starts| Documents::new(&starts[tokens], shape, device)).transpose()?;
-        let past = carried.map_or(documents.as_ref().into(), Past::Cache);
-        let dropout = pass_dropout(c, pass).from_sequence(piece.rows.start);
-        let loss_scale = self.optimizer.loss_scale();
-        let loss = self.model.loss(&ids, &targets, past, &dropout, criterion(c), loss_scale)?;
-        // The mean over a part counts by the number of its tokens, of which short documents and prompts leave more or
-        // fewer.
-        let weight = count as f32 / predicted.max(1) as f32;
-        if weight == 1.0 { Ok(loss) } else { loss.scale(weight) }
+    /// The forward pass of this replica.
+    pub fn forward(&self) -> Forward<'_> {
+        let Replica { config, device, model, share, optimizer, .. } = self;
+        Forward { config, device, model: &**model, share, loss_scale: optimizer.loss_scale() }
     }
 
     /// After a step that found too little memory: from now on each part of a batch in twice as many passes.

@@ -1,6 +1,6 @@
 //! Tensors with autograd on any GPU through wgpu, or on the CPU: kernels, layers, optimizers, and one training step.
 //!
-//! Modules import only from those to their left: `profile <- gpu, cpu <- tensor <- ops <- custom, nn, optim <- fit`.
+//! Modules import only from those to their left: `profile <- gpu, cpu <- tensor <- ops <- custom, nn, optim <- step <- fit`.
 
 // Of rustdoc, which asks whether threads may share each type of wgpu's that lies in ours.
 #![recursion_limit = "256"]
@@ -15,6 +15,7 @@ pub mod ops;
 pub mod optim;
 mod pool;
 pub mod profile;
+pub mod step;
 pub mod tensor;
 #[doc(hidden)]
 pub mod testing;

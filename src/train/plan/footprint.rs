@@ -1,17 +1,17 @@
 //! What the steps of a run take, found by taking some on a device that computes nothing.
 
 use crate::config::Config;
-use crate::fit::LossSum;
 use crate::gpu::Launch;
 use crate::models::{Documents, LanguageModel, ModelConfig, build};
 use crate::nn::Dropout;
 use crate::ops::Criterion;
 use crate::optim::{Optimizer, ParameterArena};
 use crate::profile::{Cost, MemoryStats};
+use crate::step::{GradientSync, step};
 use crate::tensor::{DryRun, no_grad, with_weights_on};
 use crate::train::adapters::lora;
+use crate::train::forward::{criterion, pass_dropout};
 use crate::train::ranks::{Place, TokenRows};
-use crate::train::replica::{criterion, pass_dropout};
 use crate::train::update_rules::on_device;
 use crate::{DType, Device, Error, Result, Tensor};
 use std::sync::Arc;
@@ -47,13 +47,13 @@ impl Footprint {
         let device = Device::DryRun(dry_run.clone());
         let (model, parameters, mut optimizer) = ready(config, shape, &device, place)?;
         let sums = place.ranks > 1 && config.train.sync_every == 0;
-        let mut rows = sums.then(|| TokenRows::of(config, &*model, &parameters)).flatten();
+        let mut sync = DrySync(sums.then(|| TokenRows::of(config, &*model, &parameters)).flatten());
         let shape = [batch_size, config.model.block_size];
         let batch = Batch { model: &*model, config, shape, in_documents, device: &device };
         // From the second update on there is a gradient to be replaced.
-        batch.update(&parameters, &mut optimizer, rows.as_mut(), micro_batches)?;
+        batch.update(&parameters, &mut optimizer, &mut sync, micro_batches)?;
         dry_run.take_costs();
-        batch.update(&parameters, &mut optimizer, rows.as_mut(), micro_batches)?;
+        batch.update(&parameters, &mut optimizer, &mut sync, micro_batches)?;
         let update = dry_run.take_costs();
         // Before the batches of an evaluation, and after them.
         optimizer.swap_averages(&parameters)?;
@@ -109,6 +109,37 @@ pub(in crate::train) fn largest_rank(
     Ok(largest.1)
 }
 
+/// The memory that a rank takes to sum gradients with others: that of the rows which its tokens read.
+struct DrySync(Option<TokenRows>);
+
+impl GradientSync for DrySync {
+    fn begin(&mut self) -> Result<()> {
+        self.0.as_mut().map_or(Ok(()), TokenRows::begin_dry)
+    }
+
+    fn last_backward(&mut self, _: &ParameterArena, backward: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        backward()
+    }
+
+    fn reduce(&mut self, _: &ParameterArena, loss: Tensor) -> Result<Option<Tensor>> {
+        let rows = self.0.as_mut().map_or(Ok(None), TokenRows::end)?;
+        rows.map_or(Ok(()), |rows| rows.add())?;
+        Ok(Some(loss))
+    }
+
+    fn commit(&mut self) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn abort(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn gather(&mut self, _: &ParameterArena, _: &Optimizer) -> Result<()> {
+        Ok(())
+    }
+}
+
 /// A batch of no values.
 struct Batch<'a> {
     model: &'a dyn LanguageModel,
@@ -120,31 +151,23 @@ struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// As `Trainer::train_step`.
+    /// A step as a run makes it.
     fn update(
         &self,
         parameters: &ParameterArena,
         optimizer: &mut Optimizer,
-        mut rows: Option<&mut TokenRows>,
+        sync: &mut dyn GradientSync,
         micro_batches: usize,
     ) -> Result<()> {
-        parameters.zero_gradients();
-        rows.as_mut().map_or(Ok(()), |rows| rows.begin_dry())?;
-        let mut total = LossSum::default();
-        for pass in 0..micro_batches {
-            let weight = 1.0 / micro_batches as f32;
+        let (weight, loss_scale) = (1.0 / micro_batches as f32, optimizer.loss_scale().cloned());
+        let loss = |pass| {
             let dropout = pass_dropout(self.config, pass as u64);
-            let loss = self.loss(&dropout, criterion(self.config), optimizer.loss_scale(), weight)?;
-            loss.backward()?;
-            total.add(&loss)?;
-        }
-        let rows = rows.map_or(Ok(None), TokenRows::end)?;
-        rows.map_or(Ok(()), |rows| rows.add())?;
-        let squares = optimizer.step(parameters, 1e-3)?;
-        optimizer.average(parameters, &squares)
+            self.loss(&dropout, criterion(self.config), loss_scale.as_ref(), weight).map(Into::into)
+        };
+        step(parameters, optimizer, sync, 1e-3, 0..micro_batches, loss).map(drop)
     }
 
-    /// As `Trainer::loss`: only what is returned is held while backward runs.
+    /// As `Forward::loss`: only what is returned is held while backward runs.
     fn loss(
         &self,
         dropout: &Dropout,

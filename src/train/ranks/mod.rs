@@ -178,7 +178,7 @@ fn join(
     let (config, waited) = (&replica.config, Arc::clone(waited));
     if config.train.sync_every == 0 {
         let rows = TokenRows::of(config, &*replica.model, &replica.parameters);
-        replica.hook = Box::new(DataParallel::new(comm.clone(), wire(config), rows, waited)?);
+        replica.sync = Box::new(DataParallel::new(comm.clone(), wire(config), rows, waited)?);
         return Ok(None);
     }
     let weight = replica.share.len() as f32 / (config.train.batch_size * config.train.grad_accum_steps) as f32;

@@ -30,8 +30,9 @@ use super::writer::{Turn, Writer};
 use crate::comm::{Background, Encoded, Memory, Wire};
 use crate::data::Batch;
 use crate::optim::{Optimizer, ParameterArena};
+use crate::step::GradientSync;
 use crate::tensor::{Readback, with_hook};
-use crate::train::step_hook::StepHook;
+use crate::train::replica::ReplicaSync;
 use crate::{Device, Error, Result, Tensor};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -250,12 +251,18 @@ fn is_due(sent: usize, of: usize) -> bool {
     sent + 2 > of || sent.is_multiple_of(GROUP)
 }
 
-impl StepHook for DataParallel {
-    fn before_backward(&mut self, batches: &[Batch]) -> Result<()> {
+impl ReplicaSync for DataParallel {
+    fn read(&mut self, batches: &[Batch]) {
+        self.rows.iter_mut().for_each(|rows| rows.read(batches));
+    }
+}
+
+impl GradientSync for DataParallel {
+    fn begin(&mut self) -> Result<()> {
         let mut state = self.state.borrow_mut();
         (state.sent, state.error) = (0, None);
         (self.rows_sent, self.loss_sent) = (0, false);
-        self.rows.as_mut().map_or(Ok(()), |rows| rows.begin(batches))
+        self.rows.as_mut().map_or(Ok(()), TokenRows::begin)
     }
 
     fn last_backward(&mut self, parameters: &ParameterArena, backward: &mut dyn FnMut() -> Result<()>) -> Result<()> {
@@ -273,7 +280,7 @@ impl StepHook for DataParallel {
         }
     }
 
-    fn after_backward(&mut self, parameters: &ParameterArena, loss: Tensor) -> Result<Option<Tensor>> {
+    fn reduce(&mut self, parameters: &ParameterArena, loss: Tensor) -> Result<Option<Tensor>> {
         if self.order.is_none() && !self.agree(false)? {
             self.rows.iter_mut().for_each(TokenRows::abort);
             return Ok(None);
@@ -327,7 +334,7 @@ impl StepHook for DataParallel {
         }
     }
 
-    fn after_update(&mut self, parameters: &ParameterArena, optimizer: &Optimizer) -> Result<()> {
+    fn gather(&mut self, parameters: &ParameterArena, optimizer: &Optimizer) -> Result<()> {
         if optimizer.part().len() == parameters.trainable_len() {
             return Ok(());
         }

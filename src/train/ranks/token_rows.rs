@@ -41,7 +41,8 @@ pub(in crate::train) struct TokenRows {
     is_tied: bool,
     /// Tokens of all ranks in a step.
     tokens: usize,
-    /// How many rows the batches of this step read.
+    /// The tokens whose rows the batches of this step read, and how many rows that are, padding included.
+    tokens_read: Vec<u32>,
     rows: usize,
     /// The tokens of this step's rows, and where their gradients collect.
     step: Option<(Tensor, SparseGradient)>,
@@ -56,7 +57,8 @@ impl TokenRows {
         let (range, gradient) = parameters.gradient_of(table)?.clone();
         let is_tied = parameters.gradient_of(model.head()).is_some_and(|(_, head)| head.is(&gradient));
         let pays = table.len() >= LEAST && tokens <= MOST_TOKENS * vocabulary;
-        pays.then_some(TokenRows { gradient, range, vocabulary, device, is_tied, tokens, rows: 0, step: None })
+        let (tokens_read, rows, step) = (Vec::new(), 0, None);
+        pays.then_some(TokenRows { gradient, range, vocabulary, device, is_tied, tokens, tokens_read, rows, step })
     }
 
     /// The arena of gradients without what is sent as rows alone, in ranges of which none is part of the table and part
@@ -68,22 +70,27 @@ impl TokenRows {
         [0..start, table, end..arena].into_iter().filter(|range| !range.is_empty()).collect()
     }
 
-    /// From here on the gradients of the rows that these batches read collect apart.
-    ///
-    /// # Errors
-    /// If the device has no memory left.
-    pub fn begin(&mut self, batches: &[Batch]) -> Result<()> {
+    /// Notes the rows that the batches of a step read.
+    pub fn read(&mut self, batches: &[Batch]) {
         let mut is_read = vec![false; self.vocabulary];
         for id in batches.iter().flat_map(|batch| &batch.ids) {
             if let Some(is_read) = is_read.get_mut(*id as usize) {
                 *is_read = true;
             }
         }
-        let mut tokens: Vec<u32> = (0..).zip(is_read).filter_map(|(id, is_read)| is_read.then_some(id)).collect();
+        self.tokens_read = (0..).zip(is_read).filter_map(|(id, is_read)| is_read.then_some(id)).collect();
+        self.rows = self.tokens_read.len().next_multiple_of(ROWS);
+    }
+
+    /// From here on the gradients of the rows that the step reads collect apart.
+    ///
+    /// # Errors
+    /// If the device has no memory left.
+    pub fn begin(&mut self) -> Result<()> {
         let mut row_of = vec![NO_TOKEN; self.vocabulary];
-        (0..).zip(&tokens).for_each(|(row, token)| row_of[*token as usize] = row);
-        tokens.resize(tokens.len().next_multiple_of(ROWS), NO_TOKEN);
-        self.rows = tokens.len();
+        (0..).zip(&self.tokens_read).for_each(|(row, token)| row_of[*token as usize] = row);
+        let mut tokens = self.tokens_read.clone();
+        tokens.resize(self.rows, NO_TOKEN);
         self.collect(&tokens, &row_of)
     }
 

@@ -4,8 +4,9 @@ use super::*;
 use crate::config::{Layers, Resolved};
 use crate::data::Batch;
 use crate::optim::{Optimizer, ParameterArena};
-use crate::train::replica::{next_batches, predicted};
-use crate::train::step_hook::StepHook;
+use crate::step::GradientSync;
+use crate::train::forward::predicted;
+use crate::train::replica::{ReplicaSync, next_batches};
 use crate::{Device, Tensor};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -238,7 +239,8 @@ fn loss_and_gradients(trainer: &mut Trainer, batch: &Batch, parts: usize) -> (f3
     trainer.replica.parameters.zero_gradients();
     let mut total = 0.0;
     for piece in trainer.replica.share.pieces(parts) {
-        let loss = trainer.replica.loss(batch, &piece, None, 7, predicted(std::slice::from_ref(batch))).unwrap();
+        let loss =
+            trainer.replica.forward().loss(batch, &piece, None, 7, predicted(std::slice::from_ref(batch))).unwrap();
         loss.backward().unwrap();
         total += loss.to_f32().unwrap()[0];
     }
@@ -276,8 +278,12 @@ fn a_batch_in_parts_has_the_loss_and_gradients_of_the_whole_with_dropout() {
 /// Notes gradients, weights and how many batches the loader has given at each call.
 struct Recorder(Arc<Mutex<Vec<[Vec<f32>; 2]>>>);
 
-impl StepHook for Recorder {
-    fn before_backward(&mut self, _: &[Batch]) -> Result<()> {
+impl ReplicaSync for Recorder {
+    fn read(&mut self, _: &[Batch]) {}
+}
+
+impl GradientSync for Recorder {
+    fn begin(&mut self) -> Result<()> {
         Ok(())
     }
 
@@ -285,7 +291,7 @@ impl StepHook for Recorder {
         backward()
     }
 
-    fn after_backward(&mut self, parameters: &ParameterArena, loss: Tensor) -> Result<Option<Tensor>> {
+    fn reduce(&mut self, parameters: &ParameterArena, loss: Tensor) -> Result<Option<Tensor>> {
         let both = [parameters.gradients().to_f32()?, parameters.values().to_f32()?];
         self.0.lock().unwrap().push(both);
         Ok(Some(loss))
@@ -299,20 +305,20 @@ impl StepHook for Recorder {
         Ok(())
     }
 
-    fn after_update(&mut self, _: &ParameterArena, _: &Optimizer) -> Result<()> {
+    fn gather(&mut self, _: &ParameterArena, _: &Optimizer) -> Result<()> {
         Ok(())
     }
 }
 
 #[test]
-fn the_hook_runs_once_per_update_after_all_micro_batches_and_before_the_optimizer() {
+fn gradients_are_reduced_once_per_update_after_all_micro_batches_and_before_the_optimizer() {
     for device in Device::for_tests() {
         let dir = tempfile::tempdir().unwrap();
         let resolved = configuration(dir.path(), &["train.grad_accum_steps=3", "train.max_steps=2"]);
         let (stop, on_event) = (AtomicBool::new(false), &mut |_: &Event| {});
         let mut trainer = Trainer::prepare(&resolved, options(&device, &stop, on_event)).unwrap();
         let calls = Arc::new(Mutex::new(Vec::new()));
-        trainer.replica.hook = Box::new(Recorder(calls.clone()));
+        trainer.replica.sync = Box::new(Recorder(calls.clone()));
         for step in 0..2 {
             let weights = trainer.replica.parameters.values().to_f32().unwrap();
             // What the step should find: the sum over its batches.
@@ -321,7 +327,13 @@ fn the_hook_runs_once_per_update_after_all_micro_batches_and_before_the_optimize
             let batches = next_batches(&mut trainer.replica.loader, 3);
             for piece in trainer.replica.share.pieces(1) {
                 let (batch, pass) = (&batches[piece.batch], (3 * step + piece.batch) as u64);
-                trainer.replica.loss(batch, &piece, None, pass, predicted(&batches)).unwrap().backward().unwrap();
+                trainer
+                    .replica
+                    .forward()
+                    .loss(batch, &piece, None, pass, predicted(&batches))
+                    .unwrap()
+                    .backward()
+                    .unwrap();
             }
             let gradients = trainer.replica.parameters.gradients().to_f32().unwrap();
             assert!(gradients.iter().any(|g| *g != 0.0));

@@ -42,6 +42,5 @@ mod worker;
 
 pub use dataset::{Array, Arrays, Dataset};
 pub use loader::{Batch, Batches, DataLoader, LoaderOptions};
-pub use numbers::LossSum;
 pub use numbers::{LossScale, Numbers, PendingNumbers};
 pub use trainer::{Trainer, TrainerOptions, Update};

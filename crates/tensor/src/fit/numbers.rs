@@ -5,26 +5,6 @@ use crate::tensor::Readback;
 use crate::{Error, Result, Tensor};
 use std::time::Instant;
 
-/// The sum of what the passes of an update contribute to its loss.
-#[derive(Default)]
-pub struct LossSum(Option<Tensor>);
-
-impl LossSum {
-    /// Adds the value of a loss that was differentiated.
-    pub fn add(&mut self, loss: &Tensor) -> Result<()> {
-        self.0 = Some(match self.0.take() {
-            None => loss.detach(),
-            Some(total) => total.add(&loss.detach())?,
-        });
-        Ok(())
-    }
-
-    /// The sum, if anything was added.
-    pub fn total(self) -> Option<Tensor> {
-        self.0
-    }
-}
-
 /// What an update reports.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Numbers {

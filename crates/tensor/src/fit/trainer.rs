@@ -1,8 +1,9 @@
 //! Updates of any module from the loss that a closure computes.
 
-use super::numbers::{LossSum, Numbers, PendingNumbers};
+use super::numbers::{Numbers, PendingNumbers};
 use crate::nn::Module;
 use crate::optim::{Kind, LearningRate, Optimizer, ParameterArena};
+use crate::step::{Loss, SingleDevice, Stepped, step};
 use crate::{DType, Device, Error, Result, Tensor};
 
 /// How a module is trained.
@@ -142,40 +143,17 @@ impl Trainer {
         self.device.begin_step(false);
         let micro_batches = micro_batches.into_iter();
         let weight = 1.0 / micro_batches.len().max(1) as f32;
-        self.parameters.zero_gradients();
-        let mut sum = LossSum::default();
-        for micro_batch in micro_batches {
-            let loss = loss(micro_batch)?;
-            self.backward(&loss, weight)?;
-            sum.add(&loss)?;
-        }
-        let Some(loss) = sum.total() else {
-            return Err(Error::Invalid("an update needs at least one micro-batch".into()));
-        };
-        let loss = if weight == 1.0 { loss } else { loss.scale(weight)? };
+        let scale = self.optimizer.loss_scale().cloned();
         let learning_rate = self.learning_rate.of_step(self.updates);
-        let squares = self.optimizer.step(&self.parameters, learning_rate)?;
+        let forward = |micro_batch| seeded(loss(micro_batch)?, weight, scale.as_ref());
+        let sync = &mut SingleDevice;
+        let stepped = step(&self.parameters, &mut self.optimizer, sync, learning_rate, micro_batches, forward)?;
+        let Stepped { loss, squares } = stepped.expect("no other rank aborts");
+        let loss = if weight == 1.0 { loss } else { loss.scale(weight)? };
         self.updates += 1;
-        self.optimizer.average(&self.parameters, &squares)?;
         self.device.end_step()?;
         let (skipped, loss_scale) = (self.optimizer.skipped().clone(), self.optimizer.loss_scale().cloned());
         Ok(Update { loss, learning_rate, squares, skipped, loss_scale })
-    }
-
-    /// Adds the gradients of `weight` times this loss, times the scale of the loss if there is one.
-    fn backward(&self, loss: &Tensor, weight: f32) -> Result<()> {
-        if loss.dtype() != DType::F32 {
-            return Err(Error::DType { op: "loss", expected: "f32", got: loss.dtype().name() });
-        }
-        if loss.len() != 1 {
-            return Err(Error::Shape { op: "loss", expected: "one element".into(), got: loss.spec().to_string() });
-        }
-        let seed = match self.optimizer.loss_scale() {
-            None if weight == 1.0 => return loss.backward(),
-            None => Tensor::full(weight, loss.shape().clone(), &loss.device())?,
-            Some(state) => state.slice_flat(0, loss.shape().clone()).scale(weight)?.to_device(&loss.device())?,
-        };
-        loss.backward_with(&seed)
     }
 
     /// The parameters and their gradients.
@@ -217,6 +195,22 @@ impl Trainer {
     pub fn swap_averages(&self) -> Result<()> {
         self.optimizer.swap_averages(&self.parameters)
     }
+}
+
+/// A loss whose gradient counts by `weight`, times the scale of the loss if there is one.
+fn seeded(loss: Tensor, weight: f32, scale: Option<&Tensor>) -> Result<Loss> {
+    if loss.dtype() != DType::F32 {
+        return Err(Error::DType { op: "loss", expected: "f32", got: loss.dtype().name() });
+    }
+    if loss.len() != 1 {
+        return Err(Error::Shape { op: "loss", expected: "one element".into(), got: loss.spec().to_string() });
+    }
+    let seed = match scale {
+        None if weight == 1.0 => None,
+        None => Some(Tensor::full(weight, loss.shape().clone(), &loss.device())?),
+        Some(state) => Some(state.slice_flat(0, loss.shape().clone()).scale(weight)?.to_device(&loss.device())?),
+    };
+    Ok(Loss { value: loss, seed })
 }
 
 #[cfg(test)]

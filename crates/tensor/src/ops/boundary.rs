@@ -197,7 +197,8 @@ fn a_gradient_from_another_device_is_refused() {
     }
 }
 
-/// Methods of tensors in these sources that can fail, but for what rows of `functions!` make.
+/// Methods of tensors in these sources that can fail, but for what rows of `functions!` make, and for what only the
+/// other crates of this workspace use.
 fn fallible_methods(folder: &std::path::Path, prefixes: &[&str], names: &mut BTreeSet<String>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -205,13 +206,14 @@ fn fallible_methods(folder: &std::path::Path, prefixes: &[&str], names: &mut BTr
             fallible_methods(&path, prefixes, names);
             continue;
         }
-        let mut within = false;
+        let (mut within, mut hidden) = (false, false);
         let text = std::fs::read_to_string(&path).unwrap();
         let mut lines = text.lines();
         while let Some(line) = lines.next() {
             within = line == "impl Tensor {" || within && line != "}";
             let method = prefixes.iter().find_map(|prefix| line.trim().strip_prefix(prefix));
-            if let Some(method) = method.filter(|_| within) {
+            let is_hidden = std::mem::replace(&mut hidden, line.trim() == "#[doc(hidden)]");
+            if let Some(method) = method.filter(|_| within && !is_hidden) {
                 let mut signature = method.to_string();
                 while !signature.ends_with('{') {
                     signature += lines.next().expect("a body");

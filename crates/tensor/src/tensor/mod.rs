@@ -64,6 +64,7 @@ impl Tensor {
     }
 
     /// Memory for `spec` with unspecified contents, of this kind.
+    #[doc(hidden)]
     pub fn empty(spec: Spec, device: &Device, kind: MemoryKind) -> Result<Tensor> {
         let size = spec.size_bytes();
         if size > isize::MAX as usize {
@@ -124,6 +125,7 @@ impl Tensor {
     }
 
     /// [`Tensor::zeros`] in memory of this kind.
+    #[doc(hidden)]
     pub fn zeros_as(kind: MemoryKind, shape: impl Into<Shape>, dtype: DType, device: &Device) -> Result<Tensor> {
         let tensor = Tensor::empty(Spec::new(shape, dtype), device, kind)?;
         tensor.fill_zero();

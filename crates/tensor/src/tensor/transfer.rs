@@ -30,6 +30,7 @@ impl Tensor {
     }
 
     /// As [`Tensor::write_bytes`], with bytes that lie in several places.
+    #[doc(hidden)]
     pub fn write_parts(&self, parts: &[&[u8]]) -> Result<()> {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         if bytes != self.spec().size_bytes() {
@@ -58,6 +59,7 @@ impl Tensor {
     /// # Errors
     /// If there are more or fewer bytes than the tensor has, the device has no memory left, or the driver reported an
     /// error.
+    #[doc(hidden)]
     pub fn add_bytes(&self, bytes: &[u8]) -> Result<()> {
         run_into(&AddInto { into: self.dtype() }, &[&self.beside(bytes)?], &[self])
     }
@@ -67,6 +69,7 @@ impl Tensor {
     ///
     /// # Errors
     /// As [`Tensor::add_bytes`].
+    #[doc(hidden)]
     pub fn add_bytes_into(&self, bytes: &[u8], to: &Tensor) -> Result<()> {
         run_into(&Sum { into: to.dtype() }, &[self, &self.beside(bytes)?], &[to])
     }
@@ -157,6 +160,7 @@ impl Tensor {
     ///
     /// # Errors
     /// If there is no memory to convert or read into, or the driver reported an error.
+    #[doc(hidden)]
     pub fn read_by_copy_queue(&self, dtype: DType) -> Result<(Tensor, Readback)> {
         if let Storage::Gpu(gpu, _) = self.storage() {
             let spec = Spec::new(self.shape().clone(), dtype);

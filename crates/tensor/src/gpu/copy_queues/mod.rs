@@ -11,7 +11,6 @@
 //! The copy to the host waits for wgpu's queue by a semaphore, and whoever reads or writes on the host for the copy, by
 //! a fence.
 
-
 mod open;
 mod pending;
 mod staging;
@@ -108,7 +107,8 @@ impl CopyQueues {
                 gpu_error(error)
             })?;
             let (announced, staging, device) = (AtomicU64::new(0), Mutex::default(), device.clone());
-            let inner = Inner { raw, queues, families, memory, commands, reached, uploaded, announced, staging, device };
+            let inner =
+                Inner { raw, queues, families, memory, commands, reached, uploaded, announced, staging, device };
             Ok(CopyQueues(Arc::new(inner)))
         }
     }
@@ -121,7 +121,8 @@ impl CopyQueues {
         // Bindings are multiples of it.
         let size = (size.max(1) as u64).next_multiple_of(16);
         let mut staging = self.0.staging();
-        let ready = |buffer: &StagingBuffer| (buffer.size, buffer.direction) == (size, direction) && self.0.is_unused(buffer);
+        let ready =
+            |buffer: &StagingBuffer| (buffer.size, buffer.direction) == (size, direction) && self.0.is_unused(buffer);
         let buffer = match staging.free.iter().position(ready) {
             Some(place) => staging.free.swap_remove(place),
             None => {
