@@ -14,8 +14,8 @@
 //! shaders/matmul_coop.wgsl 16384x1536x384 nn 128x128x32x64x64 T_in=f16 T_out=f16 side=16 subgroup=32 unroll=4 \
 //!     split_fp16=false
 //! ```
-//! `GEMM_LAB_CACHE` names a folder for the driver's pipeline cache, which holds the machine code (docs/experiments.md).
-//! Sizes must be multiples of 4.
+//! `GEMM_LAB_CACHE` names a folder for the driver's pipeline cache, which holds the machine code
+//! (docs/lab/experiments.md). Sizes must be multiples of 4.
 
 use rustyflow::gpu::{AdapterChoice, Buffer, Gpu, GpuSlice, Launch, Operand, Plan, Shader, Value, buffer, param};
 use rustyflow::ops::random::Key;

@@ -104,7 +104,7 @@ const TWO_TO_28 = 268435456.0;
         }
         {% endfor %}
         workgroupBarrier();
-        // Within a branch: from behind one a driver moves the loads to where they are stored (docs/experiments.md).
+        // Within a branch: from behind one a driver moves the loads to where they are stored (docs/lab/experiments.md).
         if (col_base + COLS < query_end) {
             {{ fetch_tile("col_base + COLS") }}
         }

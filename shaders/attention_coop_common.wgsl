@@ -33,7 +33,7 @@ const LOG2_E = 1.4426950408889634;
 {% set halves = ["", "low_"] if split_fp16 else [""] %}
 {% set T = "f32" if split_fp16 else "f16" %}
 {# What a thread loads at once. With `words` four f16 as two u32: of f16 that a branch has loaded a driver merges old #}
-{# and new values half by half behind it, for which it waits (docs/experiments.md). #}
+{# and new values half by half behind it, for which it waits (docs/lab/experiments.md). #}
 {% set loaded = "vec2<u32>" if words else "vec4<" ~ T ~ ">" %}
 {% macro elements(x) -%}
 {{ "vec4<f16>(vec4<f32>(unpack2x16float(" ~ x ~ ".x), unpack2x16float(" ~ x ~ ".y)))" if words else x }}

@@ -28,7 +28,7 @@
         {% endfor %}
     {% endmacro %}
     // The next step's loads are in flight during the multiplications. The rare rescale stays out of the inner loop:
-    // drivers would unroll it too, and instruction caches are small (docs/experiments.md).
+    // drivers would unroll it too, and instruction caches are small (docs/lab/experiments.md).
     {{ declare_loads() }}
     {{ load_tiles("0u") }}
     var step = 0u;

@@ -145,9 +145,9 @@ impl Tiling {
     /// Within WebGPU's default limits.
     const SMALL: Tiling = Tiling { rows: 32, cols: 32, rows_per_thread: 4, span: 8, stage: 512 }; // 12 KiB
 
-    /// The fastest on an H200 (`docs/experiments.md`) that the device can run. Of a short T large tiles compute much
-    /// for nothing, on the diagonal: there many small ones are faster, as they are for a long T if the large ones do
-    /// not fit. Those in the middle have four times the threads of small ones for twice their rows: faster where a
+    /// The fastest on an H200 (`docs/lab/experiments.md`) that the device can run. Of a short T large tiles compute
+    /// much for nothing, on the diagonal: there many small ones are faster, as they are for a long T if the large ones
+    /// do not fit. Those in the middle have four times the threads of small ones for twice their rows: faster where a
     /// large GPU has room for all at once.
     fn choose(d: Dims, limits: &Limits) -> Tiling {
         let fits = |t: &Tiling| {

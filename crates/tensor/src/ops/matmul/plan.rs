@@ -94,7 +94,7 @@ impl Launches<'_> {
     }
 
     /// Whether the tiles' results leave as vectors of eight f16. Not where the epilogue reads, which has been slower so
-    /// (docs/experiments.md).
+    /// (docs/lab/experiments.md).
     fn stores_eight(&self, limits: &Limits) -> bool {
         let Tile { tn, mma, .. } = self.config.tile;
         let reads = self.op.accumulate || self.op.epilogue == Epilogue::Multiply;

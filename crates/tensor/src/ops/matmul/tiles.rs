@@ -167,7 +167,7 @@ const fn perf(throughput: [f64; 4], blocks_per_sm: usize, single_block_efficienc
     TilePerf { throughput, blocks_per_sm, single_block_efficiency, overhead_us: [overhead_us; 2] }
 }
 
-/// NVIDIA H200 (driver 580, Vulkan), fitted to 4700 timed GEMMs: `docs/experiments.md`.
+/// NVIDIA H200 (driver 580, Vulkan), fitted to 4700 timed GEMMs: `docs/lab/experiments.md`.
 pub(in crate::ops) const H200: PerfModel = PerfModel {
     fitted: true,
     sm_count: 132,
@@ -187,7 +187,7 @@ pub(in crate::ops) const H200: PerfModel = PerfModel {
     // b is never (N, K), so the throughput of those two layouts does not matter.
     split_fp16: [perf([97.0, 86.0, 94.0, 86.0], 1, 1.0, 3.2), perf([52.5, 62.0, 66.0, 62.0], 2, 1.0, 1.7)],
     coop: [
-        // The first overhead is by three GEMMs of shakespeare-char within a step (docs/experiments.md).
+        // The first overhead is by three GEMMs of shakespeare-char within a step (docs/lab/experiments.md).
         TilePerf { overhead_us: [2.4, 4.5], ..perf([250.0, 175.0, 260.0, 145.0], 2, 0.75, 4.5) },
         perf([230.0, 160.0, 215.0, 120.0], 2, 0.72, 3.4),
         perf([175.0, 163.0, 200.0, 150.0], 3, 0.7, 3.4),
