@@ -6,6 +6,7 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use rustyflow::nn::{LinearLayout, Module, Parameter};
 use rustyflow::optim::{AdjustLr, Entry, Group, Kind, Moment, Optimizer, ParameterArena};
+use rustyflow::step::apply_gradients;
 use rustyflow::{DType, Device, Error, Result, Tensor};
 use std::collections::HashMap;
 use std::ops::Range;
@@ -141,7 +142,7 @@ impl PyOptimizer {
         }
         compute(py, || {
             let State { arena, optimizer } = &mut *self.state();
-            let squares = optimizer.step(arena, lr)?;
+            let squares = apply_gradients(arena, optimizer, lr)?;
             arena.gradients().device().end_step()?;
             Ok(squares)
         })

@@ -6,7 +6,7 @@ use crate::ops::Criterion;
 use crate::ops::random::Key;
 use crate::optim::{Kind, Optimizer, ParameterArena};
 use crate::profile::Report;
-use crate::step::{SingleDevice, step};
+use crate::step::{Losses, step_alone};
 use crate::train::check_size;
 use crate::{DType, Device, Error, Result, Tensor};
 use serde::Serialize;
@@ -95,25 +95,22 @@ pub fn time_step(case: &StepCase, device: &Device, operands: DType, steps: usize
     let kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
     let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0)?;
     let (ids, targets) = (random_tokens(case, 1, device)?, random_tokens(case, 2, device)?);
-    let scale = optimizer.loss_scale().cloned();
-    let mut one_step = || -> Result<Tensor> {
-        let forward = |()| {
-            let criterion = Criterion::default();
-            let loss = model.loss(&ids, &targets, Past::Nothing, &Dropout::off(), criterion, scale.as_ref())?;
-            Ok(loss.into())
+    let mut step = || -> Result<Tensor> {
+        let loss = |(), loss_scale: Option<&Tensor>| {
+            model.loss(&ids, &targets, Past::Nothing, &Dropout::off(), Criterion::default(), loss_scale)
         };
-        let stepped = step(&parameters, &mut optimizer, &mut SingleDevice, 6e-4, [()], forward)?;
+        let update = step_alone((&parameters, &mut optimizer), Losses::Parts, [()].into_iter(), loss, 6e-4)?;
         device.end_step()?;
-        Ok(stepped.expect("no other rank aborts").loss)
+        Ok(update.loss)
     };
     // As many steps before the device is waited for as keep it busy.
-    warm_up(device, &mut || (0..3).try_for_each(|_| one_step().map(drop)))?;
+    warm_up(device, &mut || (0..3).try_for_each(|_| step().map(drop)))?;
     device.profiler().take();
     let (mut seconds, mut total, mut loss) = (Vec::new(), 0.0, None);
     for _ in 0..rounds {
         let started = Instant::now();
         for _ in 0..steps {
-            loss = Some(one_step()?);
+            loss = Some(step()?);
         }
         device.synchronize()?;
         let elapsed = started.elapsed().as_secs_f64();
@@ -124,8 +121,8 @@ pub fn time_step(case: &StepCase, device: &Device, operands: DType, steps: usize
     if device.is_gpu() {
         // Timestamps around every kernel slow a step a little: these steps are not in the figures above.
         device.begin_step(true);
-        one_step()?;
-        one_step()?;
+        step()?;
+        step()?;
         device.synchronize()?;
         device.begin_step(false);
         measured.kernels = device.profiler().take().kernels;

@@ -14,7 +14,6 @@ mod events;
 pub mod export;
 #[cfg(test)]
 mod families;
-mod forward;
 mod guard;
 mod in_flight;
 mod init;
@@ -23,6 +22,7 @@ mod line_files;
 mod loading;
 mod lock;
 mod log;
+mod micro_batch;
 mod model_shape;
 mod opening;
 mod options;

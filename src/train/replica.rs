@@ -1,18 +1,32 @@
 //! What each device has of a run: the whole model, its optimizer, and a share of the sequences of every step.
 
 use super::carried;
-use super::forward::{Forward, predicted};
+use super::micro_batch::Forward;
 use super::ranks::{Piece, Place, Sequences, Share};
 use crate::config::Config;
-use crate::data::{Batch, Loader, Order, Position, Tokens};
+use crate::data::{Batch, IGNORE_INDEX, Loader, Order, Position, Tokens};
 use crate::models::{Cache, LanguageModel, ModelKind};
+use crate::nn::Dropout;
+use crate::ops::Criterion;
 use crate::optim::{Optimizer, ParameterArena};
 use crate::profile::Span;
-use crate::step::{GradientSync, SingleDevice, Stepped, gradients, step};
+use crate::step::{self, GradientSync, Losses, Outcome, Rehearsal, SingleDevice, Training};
 use crate::{Device, Error, Result, Tensor};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+/// What a run minimizes. Evaluations measure the plain loss instead.
+pub(in crate::train) fn criterion(config: &Config) -> Criterion<'static> {
+    Criterion { label_smoothing: config.train.label_smoothing as f32, class_weights: None }
+}
+
+/// What pass number `pass` of a run drops.
+pub(in crate::train) fn pass_dropout(config: &Config, pass: u64) -> Dropout {
+    let (model, adapters) = (&config.model, config.lora.dropout as f32);
+    let dropout = Dropout::new(model.dropout as f32, config.run.seed, pass);
+    dropout.of_embeddings(model.embd_dropout as f32).of_adapters(adapters)
+}
 
 /// The loader of a run, from a position on.
 ///
@@ -28,14 +42,13 @@ pub(super) fn next_batches(loader: &mut Loader, accum: usize) -> Vec<Batch> {
     (0..accum).map(|_| loader.next_batch()).collect()
 }
 
-/// How the gradients of a replica become those of a step.
-pub(super) trait ReplicaSync: GradientSync {
-    /// The batches of the next step, of all devices; every attempt at it is made with these.
-    fn read(&mut self, batches: &[Batch]);
+/// How many tokens batches have to predict.
+pub(super) fn predicted(batches: &[Batch]) -> usize {
+    batches.iter().map(|batch| count_predicted(&batch.targets)).sum()
 }
 
-impl ReplicaSync for SingleDevice {
-    fn read(&mut self, _: &[Batch]) {}
+pub(super) fn count_predicted(targets: &[u32]) -> usize {
+    targets.iter().filter(|&&target| target != IGNORE_INDEX).count()
 }
 
 /// What one device has of a run.
@@ -55,7 +68,7 @@ pub(super) struct Replica {
     pub micro_batches: usize,
     /// What a recurrent model knows of the text after the last batch, for each of this device's sequences.
     pub carried: Option<Cache>,
-    pub sync: Box<dyn ReplicaSync>,
+    pub sync: Box<dyn GradientSync>,
     /// What a user should know and has not been told.
     pub notes: Vec<String>,
 }
@@ -115,7 +128,7 @@ impl Replica {
         let (mut least, mut times, began) = (f64::INFINITY, 0, Instant::now());
         while times < 2 || (times < 4 && began.elapsed() < Duration::from_secs(4)) {
             let started = Instant::now();
-            match self.time_gradients(&batches) {
+            match self.rehearse(&batches) {
                 Err(error @ Error::OutOfMemory { .. }) => self.split_micro_batches(error)?,
                 loss => {
                     loss?.to_bytes()?;
@@ -132,67 +145,84 @@ impl Replica {
         Ok(least)
     }
 
-    /// Update number `number`, from 0: forward and backward over this device's share of the next batches, then the
+    /// The loss of a step that is aborted once there are its gradients.
+    fn rehearse(&mut self, batches: &[Batch]) -> Result<Tensor> {
+        let (pieces, mut rehearsal, carried) = (self.share.pieces(self.micro_batches), Rehearsal::default(), &mut None);
+        let forward = Forward { config: &self.config, device: &self.device, model: &*self.model };
+        let loss = forward.losses(&self.share, (batches, &pieces), 0, carried);
+        let (parameters, optimizer, sync) = (&self.parameters, &mut self.optimizer, &mut rehearsal);
+        step::step(Training { parameters, optimizer, sync }, &[], Losses::Parts, pieces.iter(), loss, 0.0)?;
+        Ok(rehearsal.loss.expect("every device has a sequence"))
+    }
+
+    /// Update number `step`, from 0: forward and backward over this device's share of the next batches, then the
     /// optimizer. On a GPU this only records and submits. Where a device runs out of memory, all devices compute the
     /// step again, that one in smaller batches.
     ///
     /// # Errors
-    /// If the device reported an error, has no memory for a single sequence, or the ranks cannot go on together.
-    pub fn update(&mut self, number: usize, learning_rate: f64) -> Result<Update> {
-        let accum = self.config.train.grad_accum_steps;
+    /// If the device reported an error, has no memory for a single sequence, or the ranks cannot go on together. The
+    /// loader then stands where it stood.
+    pub fn update(&mut self, step: usize, learning_rate: f64) -> Result<Update> {
+        let (accum, before) = (self.config.train.grad_accum_steps, self.loader.position());
         let batches = self.device.profiler().span(Span::Data, || next_batches(&mut self.loader, accum));
-        let position = batches.last().expect("there is at least one").position;
-        let tokens = predicted(&batches) as u64;
-        self.sync.read(&batches);
+        match self.update_from(&batches, step, learning_rate) {
+            Ok(step::Update { loss, squares }) => {
+                let tokens = predicted(&batches) as u64;
+                Ok(Update { loss, squares, position: self.loader.position(), tokens })
+            }
+            Err(error) => {
+                self.start_loader(before)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Attempts at an update until one is made, or fails for good.
+    fn update_from(&mut self, batches: &[Batch], step: usize, learning_rate: f64) -> Result<step::Update> {
         loop {
-            // What a step changes is replaced only when it is made: the attempt may fail.
+            // What an update changes is replaced only when it is made: the attempt may fail.
             let mut carried = self.carried.clone();
-            match self.attempt(&batches, number, learning_rate, &mut carried) {
-                Ok(Some(Stepped { loss, squares })) => {
+            match self.attempt(batches, step, &mut carried, learning_rate) {
+                Ok(Outcome::Committed(update)) => {
                     self.carried = carried;
-                    return Ok(Update { loss, squares, position, tokens });
+                    return Ok(update);
                 }
                 // Another device has no memory for it.
-                Ok(None) => {}
+                Ok(Outcome::Aborted) => {}
                 Err(error @ Error::OutOfMemory { .. }) => self.split_micro_batches(error)?,
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// One attempt at a step over this device's share of the batches.
+    /// One attempt: forward and backward over this device's share of the batches, and what the step makes of it.
     fn attempt(
         &mut self,
         batches: &[Batch],
-        number: usize,
-        learning_rate: f64,
+        step: usize,
         carried: &mut Option<Cache>,
-    ) -> Result<Option<Stepped>> {
-        let Replica { config, device, model, share, parameters, optimizer, sync, .. } = self;
-        let (loss_scale, accum) = (optimizer.loss_scale().cloned(), config.train.grad_accum_steps);
-        let forward = Forward { config, device, model: &**model, share, loss_scale: loss_scale.as_ref() };
-        let pieces = share.pieces(self.micro_batches);
-        let predicted = forward.predicted(batches, &pieces);
-        let loss = |piece: &Piece| {
-            let pass = (number * accum + piece.batch) as u64;
-            forward.carried_loss(carried, &batches[piece.batch], piece, pass, predicted).map(Into::into)
-        };
-        step(parameters, optimizer, &mut **sync, learning_rate, &pieces, loss)
-    }
-
-    /// Forward and backward of a step, without its update.
-    fn time_gradients(&self, batches: &[Batch]) -> Result<Tensor> {
-        let forward = self.forward();
+        learning_rate: f64,
+    ) -> Result<Outcome> {
         let pieces = self.share.pieces(self.micro_batches);
-        let predicted = forward.predicted(batches, &pieces);
-        let loss = |piece: &Piece| forward.loss(&batches[piece.batch], piece, None, 0, predicted).map(Into::into);
-        gradients(&self.parameters, &mut SingleDevice, &pieces, loss)
+        let ids: Vec<&[u32]> = batches.iter().map(|batch| &*batch.ids).collect();
+        let forward = Forward { config: &self.config, device: &self.device, model: &*self.model };
+        let loss = forward.losses(&self.share, (batches, &pieces), step, carried);
+        let (parameters, optimizer, sync) = (&self.parameters, &mut self.optimizer, &mut *self.sync);
+        let training = Training { parameters, optimizer, sync };
+        step::step(training, &ids, Losses::Parts, pieces.iter(), loss, learning_rate)
     }
 
-    /// The forward pass of this replica.
-    pub fn forward(&self) -> Forward<'_> {
-        let Replica { config, device, model, share, optimizer, .. } = self;
-        Forward { config, device, model: &**model, share, loss_scale: optimizer.loss_scale() }
+    /// See [`Forward::loss`].
+    pub fn loss(
+        &self,
+        batch: &Batch,
+        piece: &Piece,
+        carried: Option<&mut Cache>,
+        pass: u64,
+        predicted: usize,
+    ) -> Result<Tensor> {
+        let forward = Forward { config: &self.config, device: &self.device, model: &*self.model };
+        forward.loss(batch, piece, carried, (pass, predicted), self.optimizer.loss_scale())
     }
 
     /// After a step that found too little memory: from now on each part of a batch in twice as many passes.

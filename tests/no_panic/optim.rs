@@ -7,6 +7,7 @@ use rustyflow::optim::{
     AdjustLr, Entry, Group, Kind, LearningRate, Moment, Moments, Optimizer, ParameterArena, SavedMoments, Schedule,
     shards,
 };
+use rustyflow::step::apply_gradients;
 use rustyflow::{DType, Device, Result, Shape};
 use std::path::Path;
 
@@ -139,6 +140,11 @@ fn optimizers() -> Vec<Row> {
         }),
         ("Optimizer::step", Refused, |d| sgd(&arena(400, d)?)?.step(&arena(2, d)?, 0.1).map(drop)),
         ("Optimizer::step", Refused, |d| sgd(&arena(2, d)?)?.step(&arena(400, d)?, 0.1).map(drop)),
+        ("apply_gradients", Defined, |d| {
+            let parameters = arena(2, d)?;
+            apply_gradients(&parameters, &mut sgd(&parameters)?, f64::NAN)?.to_f32().map(drop)
+        }),
+        ("apply_gradients", Refused, |d| apply_gradients(&arena(2, d)?, &mut sgd(&arena(400, d)?)?, 0.1).map(drop)),
         ("Optimizer::keep_averages", Refused, |d| sgd(&arena(2, d)?)?.keep_averages(&arena(400, d)?, 0.9)),
         ("Optimizer::keep_averages", Defined, |d| {
             let parameters = arena(2, d)?;

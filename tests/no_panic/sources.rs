@@ -3,10 +3,12 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// Where the public types of the library are defined that are not ops of tensors, which `src/ops/boundary.rs` tests.
-const FOLDERS: [&str; 15] = [
+/// Where the public types of the library are defined that are not ops of tensors, which
+/// `crates/tensor/src/ops/boundary.rs` tests.
+const FOLDERS: [&str; 16] = [
     "crates/tensor/src/nn",
     "crates/tensor/src/optim",
+    "crates/tensor/src/step",
     "crates/data/src",
     "crates/tensor/src/tensor",
     "crates/tensor/src/fit",

@@ -66,6 +66,7 @@ pub enum Order {
 /// An endless source of batches, made by a thread of its own that ends when the loader is dropped.
 pub struct Loader {
     plan: Arc<Plan>,
+    position: Position,
     /// `None` only while dropping: the thread ends when this end of the channel is gone.
     batches: Option<Receiver<Batch>>,
     thread: Option<JoinHandle<()>>,
@@ -135,13 +136,20 @@ impl Loader {
                 move || produce(&plan, start, &sender)
             })
             .map_err(|error| Error::Invalid(format!("cannot start the loader's thread: {error}")))?;
-        Ok(Loader { plan, batches: Some(batches), thread: Some(thread) })
+        Ok(Loader { plan, position: start, batches: Some(batches), thread: Some(thread) })
     }
 
     /// The next batch; waits only if the thread has fallen behind.
     pub fn next_batch(&mut self) -> Batch {
         let batches = self.batches.as_ref().expect("the channel is taken away only by drop");
-        batches.recv().expect("the thread ends only when the loader is dropped")
+        let batch = batches.recv().expect("the thread ends only when the loader is dropped");
+        self.position = batch.position;
+        batch
+    }
+
+    /// Where it stands: the next batch is that of this position.
+    pub fn position(&self) -> Position {
+        self.position
     }
 
     /// How many windows epoch number `epoch` has; it varies by one with the epoch's offset.

@@ -7,11 +7,11 @@ use crate::nn::Dropout;
 use crate::ops::Criterion;
 use crate::optim::{Optimizer, ParameterArena};
 use crate::profile::{Cost, MemoryStats};
-use crate::step::{GradientSync, step};
+use crate::step::{GradientSync, Losses, SingleDevice, Training, step};
 use crate::tensor::{DryRun, no_grad, with_weights_on};
 use crate::train::adapters::lora;
-use crate::train::forward::{criterion, pass_dropout};
-use crate::train::ranks::{Place, TokenRows};
+use crate::train::ranks::{DryRanks, Place, TokenRows};
+use crate::train::replica::{criterion, pass_dropout};
 use crate::train::update_rules::on_device;
 use crate::{DType, Device, Error, Result, Tensor};
 use std::sync::Arc;
@@ -47,13 +47,15 @@ impl Footprint {
         let device = Device::DryRun(dry_run.clone());
         let (model, parameters, mut optimizer) = ready(config, shape, &device, place)?;
         let sums = place.ranks > 1 && config.train.sync_every == 0;
-        let mut sync = DrySync(sums.then(|| TokenRows::of(config, &*model, &parameters)).flatten());
+        let rows = sums.then(|| TokenRows::of(config, &*model, &parameters)).flatten();
+        let (mut alone, mut ranks) = (SingleDevice, rows.map(DryRanks));
+        let sync: &mut dyn GradientSync = ranks.as_mut().map_or(&mut alone, |ranks| ranks);
         let shape = [batch_size, config.model.block_size];
         let batch = Batch { model: &*model, config, shape, in_documents, device: &device };
         // From the second update on there is a gradient to be replaced.
-        batch.update(&parameters, &mut optimizer, &mut sync, micro_batches)?;
+        batch.update((&parameters, &mut optimizer, &mut *sync), micro_batches)?;
         dry_run.take_costs();
-        batch.update(&parameters, &mut optimizer, &mut sync, micro_batches)?;
+        batch.update((&parameters, &mut optimizer, &mut *sync), micro_batches)?;
         let update = dry_run.take_costs();
         // Before the batches of an evaluation, and after them.
         optimizer.swap_averages(&parameters)?;
@@ -109,37 +111,6 @@ pub(in crate::train) fn largest_rank(
     Ok(largest.1)
 }
 
-/// The memory that a rank takes to sum gradients with others: that of the rows which its tokens read.
-struct DrySync(Option<TokenRows>);
-
-impl GradientSync for DrySync {
-    fn begin(&mut self) -> Result<()> {
-        self.0.as_mut().map_or(Ok(()), TokenRows::begin_dry)
-    }
-
-    fn last_backward(&mut self, _: &ParameterArena, backward: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        backward()
-    }
-
-    fn reduce(&mut self, _: &ParameterArena, loss: Tensor) -> Result<Option<Tensor>> {
-        let rows = self.0.as_mut().map_or(Ok(None), TokenRows::end)?;
-        rows.map_or(Ok(()), |rows| rows.add())?;
-        Ok(Some(loss))
-    }
-
-    fn commit(&mut self) -> Result<bool> {
-        Ok(true)
-    }
-
-    fn abort(&mut self) -> Result<()> {
-        Ok(())
-    }
-
-    fn gather(&mut self, _: &ParameterArena, _: &Optimizer) -> Result<()> {
-        Ok(())
-    }
-}
-
 /// A batch of no values.
 struct Batch<'a> {
     model: &'a dyn LanguageModel,
@@ -151,23 +122,21 @@ struct Batch<'a> {
 }
 
 impl Batch<'_> {
-    /// A step as a run makes it.
+    /// An update as that of a replica.
     fn update(
         &self,
-        parameters: &ParameterArena,
-        optimizer: &mut Optimizer,
-        sync: &mut dyn GradientSync,
+        (parameters, optimizer, sync): (&ParameterArena, &mut Optimizer, &mut dyn GradientSync),
         micro_batches: usize,
     ) -> Result<()> {
-        let (weight, loss_scale) = (1.0 / micro_batches as f32, optimizer.loss_scale().cloned());
-        let loss = |pass| {
+        let loss = |pass, loss_scale: Option<&Tensor>| {
             let dropout = pass_dropout(self.config, pass as u64);
-            self.loss(&dropout, criterion(self.config), loss_scale.as_ref(), weight).map(Into::into)
+            self.loss(&dropout, criterion(self.config), loss_scale, 1.0 / micro_batches as f32)
         };
-        step(parameters, optimizer, sync, 1e-3, 0..micro_batches, loss).map(drop)
+        let training = Training { parameters, optimizer, sync };
+        step(training, &[], Losses::Parts, 0..micro_batches, loss, 1e-3).map(drop)
     }
 
-    /// As `Forward::loss`: only what is returned is held while backward runs.
+    /// As `Trainer::loss`: only what is returned is held while backward runs.
     fn loss(
         &self,
         dropout: &Dropout,

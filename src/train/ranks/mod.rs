@@ -24,7 +24,7 @@ mod writer;
 pub(super) use lead::{Further, Leader};
 pub(super) use share::{Piece, Sequences, Share};
 pub(super) use team::Team;
-pub(super) use token_rows::TokenRows;
+pub(super) use token_rows::{DryRanks, TokenRows};
 
 use crate::comm::{Background, Launch, Wire};
 use crate::config::{Config, DeviceBatch, WeightDtype};

@@ -28,11 +28,9 @@ use super::EXCHANGED;
 use super::token_rows::{StepRows, TokenRows};
 use super::writer::{Turn, Writer};
 use crate::comm::{Background, Encoded, Memory, Wire};
-use crate::data::Batch;
 use crate::optim::{Optimizer, ParameterArena};
 use crate::step::GradientSync;
 use crate::tensor::{Readback, with_hook};
-use crate::train::replica::ReplicaSync;
 use crate::{Device, Error, Result, Tensor};
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -175,7 +173,7 @@ impl DataParallel {
     }
 
     /// Whether no rank votes against the update, as this one does if it `failed`.
-    fn vote(&self, failed: bool) -> Result<bool> {
+    fn count_votes(&self, failed: bool) -> Result<bool> {
         let started = Instant::now();
         let own = vec![f32::from(u8::from(failed))];
         let failures = self.comm.begin_all_reduce(move || Ok(Encoded::new(own, Wire::F32))).wait()?;
@@ -251,18 +249,12 @@ fn is_due(sent: usize, of: usize) -> bool {
     sent + 2 > of || sent.is_multiple_of(GROUP)
 }
 
-impl ReplicaSync for DataParallel {
-    fn read(&mut self, batches: &[Batch]) {
-        self.rows.iter_mut().for_each(|rows| rows.read(batches));
-    }
-}
-
 impl GradientSync for DataParallel {
-    fn begin(&mut self) -> Result<()> {
+    fn begin(&mut self, ids: &[&[u32]]) -> Result<()> {
         let mut state = self.state.borrow_mut();
         (state.sent, state.error) = (0, None);
         (self.rows_sent, self.loss_sent) = (0, false);
-        self.rows.as_mut().map_or(Ok(()), TokenRows::begin)
+        self.rows.as_mut().map_or(Ok(()), |rows| rows.begin(ids))
     }
 
     fn last_backward(&mut self, parameters: &ParameterArena, backward: &mut dyn FnMut() -> Result<()>) -> Result<()> {
@@ -280,7 +272,7 @@ impl GradientSync for DataParallel {
         }
     }
 
-    fn reduce(&mut self, parameters: &ParameterArena, loss: Tensor) -> Result<Option<Tensor>> {
+    fn synchronize(&mut self, parameters: &ParameterArena, loss: Tensor) -> Result<Option<Tensor>> {
         if self.order.is_none() && !self.agree(false)? {
             self.rows.iter_mut().for_each(TokenRows::abort);
             return Ok(None);
@@ -311,8 +303,8 @@ impl GradientSync for DataParallel {
         Ok(Some(loss))
     }
 
-    fn commit(&mut self) -> Result<bool> {
-        self.vote(false)
+    fn vote(&mut self) -> Result<bool> {
+        self.count_votes(false)
     }
 
     fn abort(&mut self) -> Result<()> {
@@ -329,7 +321,7 @@ impl GradientSync for DataParallel {
         }
         match self.writer.finish() {
             // Nobody uses what could not be written.
-            Ok(_) | Err(Error::OutOfMemory { .. }) => self.vote(true).map(drop),
+            Ok(_) | Err(Error::OutOfMemory { .. }) => self.count_votes(true).map(drop),
             Err(error) => Err(error),
         }
     }

@@ -9,11 +9,11 @@
 
 use super::EXCHANGED;
 use crate::config::Config;
-use crate::data::Batch;
 use crate::models::LanguageModel;
 use crate::ops::add_rows;
-use crate::optim::ParameterArena;
+use crate::optim::{Optimizer, ParameterArena};
 use crate::profile::MemoryKind;
+use crate::step::GradientSync;
 use crate::tensor::{Gradient, SparseGradient};
 use crate::{DType, Device, Result, Tensor};
 use std::ops::Range;
@@ -41,8 +41,7 @@ pub(in crate::train) struct TokenRows {
     is_tied: bool,
     /// Tokens of all ranks in a step.
     tokens: usize,
-    /// The tokens whose rows the batches of this step read, and how many rows that are, padding included.
-    tokens_read: Vec<u32>,
+    /// How many rows the batches of this step read.
     rows: usize,
     /// The tokens of this step's rows, and where their gradients collect.
     step: Option<(Tensor, SparseGradient)>,
@@ -57,8 +56,7 @@ impl TokenRows {
         let (range, gradient) = parameters.gradient_of(table)?.clone();
         let is_tied = parameters.gradient_of(model.head()).is_some_and(|(_, head)| head.is(&gradient));
         let pays = table.len() >= LEAST && tokens <= MOST_TOKENS * vocabulary;
-        let (tokens_read, rows, step) = (Vec::new(), 0, None);
-        pays.then_some(TokenRows { gradient, range, vocabulary, device, is_tied, tokens, tokens_read, rows, step })
+        pays.then_some(TokenRows { gradient, range, vocabulary, device, is_tied, tokens, rows: 0, step: None })
     }
 
     /// The arena of gradients without what is sent as rows alone, in ranges of which none is part of the table and part
@@ -70,27 +68,22 @@ impl TokenRows {
         [0..start, table, end..arena].into_iter().filter(|range| !range.is_empty()).collect()
     }
 
-    /// Notes the rows that the batches of a step read.
-    pub fn read(&mut self, batches: &[Batch]) {
+    /// From here on the gradients of the rows that the batches with these ids read collect apart.
+    ///
+    /// # Errors
+    /// If the device has no memory left.
+    pub fn begin(&mut self, ids: &[&[u32]]) -> Result<()> {
         let mut is_read = vec![false; self.vocabulary];
-        for id in batches.iter().flat_map(|batch| &batch.ids) {
+        for id in ids.iter().copied().flatten() {
             if let Some(is_read) = is_read.get_mut(*id as usize) {
                 *is_read = true;
             }
         }
-        self.tokens_read = (0..).zip(is_read).filter_map(|(id, is_read)| is_read.then_some(id)).collect();
-        self.rows = self.tokens_read.len().next_multiple_of(ROWS);
-    }
-
-    /// From here on the gradients of the rows that the step reads collect apart.
-    ///
-    /// # Errors
-    /// If the device has no memory left.
-    pub fn begin(&mut self) -> Result<()> {
+        let mut tokens: Vec<u32> = (0..).zip(is_read).filter_map(|(id, is_read)| is_read.then_some(id)).collect();
         let mut row_of = vec![NO_TOKEN; self.vocabulary];
-        (0..).zip(&self.tokens_read).for_each(|(row, token)| row_of[*token as usize] = row);
-        let mut tokens = self.tokens_read.clone();
-        tokens.resize(self.rows, NO_TOKEN);
+        (0..).zip(&tokens).for_each(|(row, token)| row_of[*token as usize] = row);
+        tokens.resize(tokens.len().next_multiple_of(ROWS), NO_TOKEN);
+        self.rows = tokens.len();
         self.collect(&tokens, &row_of)
     }
 
@@ -98,7 +91,7 @@ impl TokenRows {
     ///
     /// # Errors
     /// If the device has no memory left.
-    pub fn begin_dry(&mut self) -> Result<()> {
+    fn begin_dry(&mut self) -> Result<()> {
         let rows = self.tokens.min(self.vocabulary).next_multiple_of(ROWS);
         self.collect(&vec![NO_TOKEN; rows], &vec![NO_TOKEN; self.vocabulary])
     }
@@ -172,4 +165,35 @@ impl StepRows<'_> {
 /// The parts of so many elements that are sent at a time.
 fn pieces(len: usize) -> impl Iterator<Item = Range<usize>> {
     (0..len).step_by(EXCHANGED).map(move |start| start..(start + EXCHANGED).min(len))
+}
+
+/// Ranks of a run on a device of no values, as far as they take its memory and launch kernels.
+pub(in crate::train) struct DryRanks(pub TokenRows);
+
+impl GradientSync for DryRanks {
+    fn begin(&mut self, _: &[&[u32]]) -> Result<()> {
+        self.0.begin_dry()
+    }
+
+    fn last_backward(&mut self, _: &ParameterArena, backward: &mut dyn FnMut() -> Result<()>) -> Result<()> {
+        backward()
+    }
+
+    fn synchronize(&mut self, _: &ParameterArena, loss: Tensor) -> Result<Option<Tensor>> {
+        self.0.end()?.map_or(Ok(()), |rows| rows.add())?;
+        Ok(Some(loss))
+    }
+
+    fn vote(&mut self) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn abort(&mut self) -> Result<()> {
+        self.0.abort();
+        Ok(())
+    }
+
+    fn gather(&mut self, _: &ParameterArena, _: &Optimizer) -> Result<()> {
+        Ok(())
+    }
 }

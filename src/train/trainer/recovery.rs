@@ -6,11 +6,10 @@ use crate::data::Position;
 use crate::train::checkpoint::{Checkpoint, GuardState, TrainerState, newest_good};
 use crate::train::diagnosis::first_non_finite;
 use crate::train::events::{Event, Step};
-use crate::train::forward::predicted;
 use crate::train::guard::{self, Anomaly, Monitor, Verdict};
 use crate::train::init::model_at;
 use crate::train::ranks::{Sequences, Share};
-use crate::train::replica::{Replica, loader, next_batches};
+use crate::train::replica::{Replica, loader, next_batches, predicted};
 use crate::train::resume::restore;
 use crate::{Error, Result, Tensor};
 
@@ -127,7 +126,7 @@ impl Trainer<'_> {
                 let pass = ((at - 1) * accum + micro) as u64;
                 let found = first_non_finite(&self.replica.parameters, |before_backward| {
                     let own = pieces.iter().filter(|piece| piece.batch == micro);
-                    let losses = own.map(|piece| self.replica.forward().loss(batch, piece, None, pass, targets));
+                    let losses = own.map(|piece| self.replica.loss(batch, piece, None, pass, targets));
                     let losses = losses.collect::<Result<Vec<_>>>()?;
                     before_backward();
                     losses.iter().try_for_each(Tensor::backward)

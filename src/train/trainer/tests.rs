@@ -1,12 +1,13 @@
 //! Runs that go bad, and steps that are computed in parts.
 
+mod same_step;
+
 use super::*;
 use crate::config::{Layers, Resolved};
 use crate::data::Batch;
 use crate::optim::{Optimizer, ParameterArena};
 use crate::step::GradientSync;
-use crate::train::forward::predicted;
-use crate::train::replica::{ReplicaSync, next_batches};
+use crate::train::replica::{next_batches, predicted};
 use crate::{Device, Tensor};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;
@@ -239,8 +240,7 @@ fn loss_and_gradients(trainer: &mut Trainer, batch: &Batch, parts: usize) -> (f3
     trainer.replica.parameters.zero_gradients();
     let mut total = 0.0;
     for piece in trainer.replica.share.pieces(parts) {
-        let loss =
-            trainer.replica.forward().loss(batch, &piece, None, 7, predicted(std::slice::from_ref(batch))).unwrap();
+        let loss = trainer.replica.loss(batch, &piece, None, 7, predicted(std::slice::from_ref(batch))).unwrap();
         loss.backward().unwrap();
         total += loss.to_f32().unwrap()[0];
     }
@@ -278,12 +278,8 @@ fn a_batch_in_parts_has_the_loss_and_gradients_of_the_whole_with_dropout() {
 /// Notes gradients, weights and how many batches the loader has given at each call.
 struct Recorder(Arc<Mutex<Vec<[Vec<f32>; 2]>>>);
 
-impl ReplicaSync for Recorder {
-    fn read(&mut self, _: &[Batch]) {}
-}
-
 impl GradientSync for Recorder {
-    fn begin(&mut self) -> Result<()> {
+    fn begin(&mut self, _: &[&[u32]]) -> Result<()> {
         Ok(())
     }
 
@@ -291,13 +287,13 @@ impl GradientSync for Recorder {
         backward()
     }
 
-    fn reduce(&mut self, parameters: &ParameterArena, loss: Tensor) -> Result<Option<Tensor>> {
+    fn synchronize(&mut self, parameters: &ParameterArena, loss: Tensor) -> Result<Option<Tensor>> {
         let both = [parameters.gradients().to_f32()?, parameters.values().to_f32()?];
         self.0.lock().unwrap().push(both);
         Ok(Some(loss))
     }
 
-    fn commit(&mut self) -> Result<bool> {
+    fn vote(&mut self) -> Result<bool> {
         Ok(true)
     }
 
@@ -311,7 +307,7 @@ impl GradientSync for Recorder {
 }
 
 #[test]
-fn gradients_are_reduced_once_per_update_after_all_micro_batches_and_before_the_optimizer() {
+fn gradients_are_synchronized_once_per_update_after_all_micro_batches_and_before_the_optimizer() {
     for device in Device::for_tests() {
         let dir = tempfile::tempdir().unwrap();
         let resolved = configuration(dir.path(), &["train.grad_accum_steps=3", "train.max_steps=2"]);
@@ -327,13 +323,7 @@ fn gradients_are_reduced_once_per_update_after_all_micro_batches_and_before_the_
             let batches = next_batches(&mut trainer.replica.loader, 3);
             for piece in trainer.replica.share.pieces(1) {
                 let (batch, pass) = (&batches[piece.batch], (3 * step + piece.batch) as u64);
-                trainer
-                    .replica
-                    .forward()
-                    .loss(batch, &piece, None, pass, predicted(&batches))
-                    .unwrap()
-                    .backward()
-                    .unwrap();
+                trainer.replica.loss(batch, &piece, None, pass, predicted(&batches)).unwrap().backward().unwrap();
             }
             let gradients = trainer.replica.parameters.gradients().to_f32().unwrap();
             assert!(gradients.iter().any(|g| *g != 0.0));

@@ -3,7 +3,7 @@
 use super::numbers::{Numbers, PendingNumbers};
 use crate::nn::Module;
 use crate::optim::{Kind, LearningRate, Optimizer, ParameterArena};
-use crate::step::{Loss, SingleDevice, Stepped, step};
+use crate::step::{self, Losses};
 use crate::{DType, Device, Error, Result, Tensor};
 
 /// How a module is trained.
@@ -141,15 +141,11 @@ impl Trainer {
         I: IntoIterator<Item = B, IntoIter: ExactSizeIterator>,
     {
         self.device.begin_step(false);
-        let micro_batches = micro_batches.into_iter();
-        let weight = 1.0 / micro_batches.len().max(1) as f32;
-        let scale = self.optimizer.loss_scale().cloned();
         let learning_rate = self.learning_rate.of_step(self.updates);
-        let forward = |micro_batch| seeded(loss(micro_batch)?, weight, scale.as_ref());
-        let sync = &mut SingleDevice;
-        let stepped = step(&self.parameters, &mut self.optimizer, sync, learning_rate, micro_batches, forward)?;
-        let Stepped { loss, squares } = stepped.expect("no other rank aborts");
-        let loss = if weight == 1.0 { loss } else { loss.scale(weight)? };
+        let trained = (&self.parameters, &mut self.optimizer);
+        let loss = |micro_batch, _: Option<&Tensor>| loss(micro_batch);
+        let step::Update { loss, squares } =
+            step::step_alone(trained, Losses::Means, micro_batches.into_iter(), loss, learning_rate)?;
         self.updates += 1;
         self.device.end_step()?;
         let (skipped, loss_scale) = (self.optimizer.skipped().clone(), self.optimizer.loss_scale().cloned());
@@ -195,22 +191,6 @@ impl Trainer {
     pub fn swap_averages(&self) -> Result<()> {
         self.optimizer.swap_averages(&self.parameters)
     }
-}
-
-/// A loss whose gradient counts by `weight`, times the scale of the loss if there is one.
-fn seeded(loss: Tensor, weight: f32, scale: Option<&Tensor>) -> Result<Loss> {
-    if loss.dtype() != DType::F32 {
-        return Err(Error::DType { op: "loss", expected: "f32", got: loss.dtype().name() });
-    }
-    if loss.len() != 1 {
-        return Err(Error::Shape { op: "loss", expected: "one element".into(), got: loss.spec().to_string() });
-    }
-    let seed = match scale {
-        None if weight == 1.0 => None,
-        None => Some(Tensor::full(weight, loss.shape().clone(), &loss.device())?),
-        Some(state) => Some(state.slice_flat(0, loss.shape().clone()).scale(weight)?.to_device(&loss.device())?),
-    };
-    Ok(Loss { value: loss, seed })
 }
 
 #[cfg(test)]

@@ -1,138 +1,143 @@
 use super::*;
-use crate::optim::Kind;
-use crate::optim::testing::{ADAMW, Net};
+use crate::nn::{Linear, Module, Parameter, init_keys, join};
+use crate::optim::{Kind, Optimizer, ParameterArena};
 use crate::testing::faults::Countdown;
 use crate::{DType, Device};
 
-/// A net that is trained on two micro-batches of ids, with averages, in mixed precision where the device has it.
-struct Training {
-    net: Net,
-    parameters: ParameterArena,
-    optimizer: Optimizer,
-    micro_batches: [Tensor; 2],
+/// Two layers, on a device with AdamW and averages.
+struct Trained {
+    layers: [Linear; 2],
+    parameters: Option<ParameterArena>,
+    optimizer: Option<Optimizer>,
 }
 
-impl Training {
-    fn new(device: &Device, kind: Kind) -> Training {
-        let mut net = Net::new(3);
-        let operands = if device.has_f16() { DType::F16 } else { DType::F32 };
-        let parameters = ParameterArena::new(&mut net, device, operands).unwrap();
+impl Module for Trained {
+    fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter)) {
+        let [first, second] = &mut self.layers;
+        first.visit_parameters(&join(prefix, "first"), visit);
+        second.visit_parameters(&join(prefix, "second"), visit);
+    }
+}
+
+impl Trained {
+    fn new(device: &Device, operands: DType) -> Trained {
+        let mut keys = init_keys(3);
+        let layers = [(16, 32), (32, 16)].map(|(i, o)| Linear::new(i, o, true, 0.5, keys()).unwrap());
+        let mut trained = Trained { layers, parameters: None, optimizer: None };
+        let parameters = ParameterArena::new(&mut trained, device, operands).unwrap();
+        let kind = Kind::AdamW { beta1: 0.9, beta2: 0.95, eps: 1e-8 };
         let mut optimizer = Optimizer::new(&parameters, kind, 0.1, 1.0).unwrap();
         optimizer.keep_averages(&parameters, 0.9).unwrap();
-        let ids = |seed: u32| (0..40).map(|i| (i * i + seed) % Net::VOCAB as u32).collect::<Vec<_>>();
-        let micro_batches = [1, 2].map(|seed| Tensor::from_u32(&ids(seed), [40], device).unwrap());
-        Training { net, parameters, optimizer, micro_batches }
+        (trained.parameters, trained.optimizer) = (Some(parameters), Some(optimizer));
+        trained
     }
 
-    fn step(&mut self, sync: &mut dyn GradientSync) -> Result<Option<Stepped>> {
-        let scale = self.optimizer.loss_scale().cloned();
-        let (net, half) = (&self.net, 0.5);
-        let forward = |ids: &Tensor| Ok(net.loss(ids, scale.as_ref())?.scale(half)?.into());
-        step(&self.parameters, &mut self.optimizer, sync, 0.01, &self.micro_batches, forward)
+    /// Step number `number`, of three micro-batches.
+    fn step(&mut self, number: usize, sync: &mut dyn GradientSync) -> Result<Outcome> {
+        let (Some(parameters), Some(optimizer)) = (&self.parameters, &mut self.optimizer) else { panic!("new") };
+        let (device, layers) = (parameters.values().device(), &self.layers);
+        let loss = |micro: usize, _: Option<&Tensor>| {
+            let x = (0..4 * 16).map(|i| ((7 * i + 5 * micro + 11 * number) % 19) as f32 / 10.0 - 0.9);
+            let x = Tensor::from_f32(&x.collect::<Vec<_>>(), [4, 16], &device)?;
+            let y = layers[0].forward(&x, &crate::nn::Dropout::off())?.tanh()?;
+            let y = layers[1].forward(&y, &crate::nn::Dropout::new(0.2, 5, (3 * number + micro) as u64))?;
+            y.mul(&y)?.mean([0, 1])
+        };
+        step(Training { parameters, optimizer, sync }, &[], Losses::Means, 0..3, loss, 0.01)
     }
 
-    /// All that a step may change.
+    /// All that a step changes: weights, moments with the loss scale, averages, and counts, as bits.
     fn state(&self) -> Vec<Vec<u8>> {
-        let moments = self.optimizer.moments().into_iter().map(|(_, tensor)| tensor.clone());
-        let scale = self.optimizer.loss_scale().cloned().into_iter();
-        let others = [self.parameters.values(), self.optimizer.averages().unwrap(), self.optimizer.skipped()];
-        let all = others.into_iter().cloned().chain(moments).chain(scale);
-        all.map(|tensor| tensor.to_bytes().unwrap().to_vec()).collect()
+        let (Some(parameters), Some(optimizer)) = (&self.parameters, &self.optimizer) else { panic!("new") };
+        let moments = optimizer.moments().into_iter().map(|(_, tensor)| tensor);
+        let other = optimizer.averages().into_iter().chain(optimizer.loss_scale()).chain([optimizer.skipped()]);
+        let tensors = parameters.stored().chain(moments).chain(other);
+        let counts = optimizer.updates().to_le_bytes().to_vec();
+        tensors.map(|tensor| tensor.to_bytes().unwrap()).chain([counts]).collect()
     }
 }
 
-/// Notes the calls; each fails, or another rank aborts, where a test wants it.
+/// One device, whose calls are counted as those of ranks are matched.
 #[derive(Default)]
-struct Calls {
-    made: Vec<&'static str>,
-    aborted_at: &'static str,
+struct Counted {
+    begun: usize,
+    ended: usize,
 }
 
-impl GradientSync for Calls {
-    fn begin(&mut self) -> Result<()> {
-        self.made.push("begin");
+impl GradientSync for Counted {
+    fn begin(&mut self, _: &[&[u32]]) -> Result<()> {
+        assert_eq!(self.begun, self.ended, "an attempt begins while another is open");
+        self.begun += 1;
         Ok(())
     }
 
     fn last_backward(&mut self, _: &ParameterArena, backward: &mut dyn FnMut() -> Result<()>) -> Result<()> {
-        self.made.push("last_backward");
         backward()
     }
 
-    fn reduce(&mut self, _: &ParameterArena, loss: Tensor) -> Result<Option<Tensor>> {
-        self.made.push("reduce");
-        Ok((self.aborted_at != "reduce").then_some(loss))
+    fn synchronize(&mut self, _: &ParameterArena, loss: Tensor) -> Result<Option<Tensor>> {
+        Ok(Some(loss))
     }
 
-    fn commit(&mut self) -> Result<bool> {
-        self.made.push("commit");
-        Ok(self.aborted_at != "commit")
+    fn vote(&mut self) -> Result<bool> {
+        self.ended += 1;
+        Ok(true)
     }
 
     fn abort(&mut self) -> Result<()> {
-        self.made.push("abort");
+        self.ended += 1;
         Ok(())
     }
 
     fn gather(&mut self, _: &ParameterArena, _: &Optimizer) -> Result<()> {
-        self.made.push("gather");
         Ok(())
     }
 }
 
+fn precisions() -> impl Iterator<Item = (Device, DType)> {
+    let both = |device: Device| {
+        let mixed = device.has_f16().then(|| (device.clone(), DType::F16));
+        [(device, DType::F32)].into_iter().chain(mixed)
+    };
+    Device::for_tests().into_iter().flat_map(both)
+}
+
 #[test]
-fn a_step_that_runs_out_of_memory_anywhere_changes_nothing_and_is_made_again_with_the_same_bits() {
-    for device in Device::for_tests() {
-        let mut undisturbed = Training::new(&device, ADAMW);
-        for _ in 0..2 {
-            undisturbed.step(&mut SingleDevice).unwrap();
-        }
-        let want = undisturbed.state();
-        let mut training = Training::new(&device, ADAMW);
-        training.step(&mut SingleDevice).unwrap();
-        let before = training.state();
-        let countdown = Countdown::own();
-        // The second step, with every allocation failing in turn, until one has no more.
-        for number in 0.. {
-            let mut calls = Calls::default();
-            countdown.start(number);
-            let result = training.step(&mut calls);
-            if countdown.stop().is_some() {
-                assert!(result.unwrap().is_some(), "{device}");
-                assert_eq!(calls.made, ["begin", "last_backward", "reduce", "commit", "gather"]);
-                assert!(number > 20, "{device}: {number} allocations");
-                break;
+fn a_step_aborted_at_any_allocation_changes_nothing_and_the_next_has_the_same_bits() {
+    for (device, operands) in precisions() {
+        let mut undisturbed = Trained::new(&device, operands);
+        let mut trained = Trained::new(&device, operands);
+        for number in 0..2 {
+            undisturbed.step(number, &mut SingleDevice).unwrap();
+            let (before, mut sync, countdown) = (trained.state(), Counted::default(), Countdown::own());
+            let mut aborted = 0;
+            loop {
+                countdown.start(aborted);
+                let outcome = trained.step(number, &mut sync);
+                if countdown.stop().is_some() {
+                    assert!(matches!(outcome, Ok(Outcome::Committed(_))), "{device}: nothing failed");
+                    break;
+                }
+                let what = format!("{device} {operands:?}, step {number}, allocation {aborted}");
+                assert!(matches!(outcome, Err(Error::OutOfMemory { .. })), "{what} fails");
+                assert_eq!(sync.begun, sync.ended, "{what}: the ranks are left waiting");
+                assert!(trained.state() == before, "{what}: the step has changed what it must leave");
+                aborted += 1;
             }
-            assert!(matches!(result, Err(Error::OutOfMemory { .. })), "{device}, allocation {number}");
-            assert_eq!(calls.made.last(), Some(&"abort"), "{device}, allocation {number}: {:?}", calls.made);
-            assert!(!calls.made.contains(&"commit"), "{device}, allocation {number}: {:?}", calls.made);
-            assert!(training.state() == before, "{device}, allocation {number}");
+            assert!(aborted > 20, "{device}: {aborted} allocations");
+            assert_eq!(sync.ended, aborted + 1, "{device}");
+            assert!(trained.state() == undisturbed.state(), "{device} {operands:?}, step {number}: other bits");
         }
-        assert!(training.state() == want, "{device}");
     }
 }
 
 #[test]
-fn a_step_that_another_rank_aborts_changes_nothing() {
-    for device in Device::for_tests() {
-        let mut training = Training::new(&device, ADAMW);
-        let before = training.state();
-        for aborted_at in ["reduce", "commit"] {
-            let mut calls = Calls { aborted_at, ..Calls::default() };
-            assert!(training.step(&mut calls).unwrap().is_none());
-            assert_eq!(calls.made.last(), Some(&aborted_at));
-            assert!(training.state() == before, "{device}: aborted at {aborted_at}");
-        }
-        training.step(&mut Calls::default()).unwrap().unwrap();
-        assert!(training.state() != before, "{device}");
-    }
-}
-
-#[test]
-fn a_step_of_no_micro_batches_is_an_error() {
-    let Training { net, parameters, mut optimizer, .. } = Training::new(&Device::Cpu, ADAMW);
-    let none: [Tensor; 0] = [];
-    let forward = |ids: &Tensor| Ok(net.loss(ids, None)?.into());
-    let result = step(&parameters, &mut optimizer, &mut SingleDevice, 0.01, &none, forward);
-    assert!(matches!(result, Err(Error::Invalid(_))));
+fn an_attempt_that_is_dropped_is_aborted_once() {
+    let trained = Trained::new(&Device::Cpu, DType::F32);
+    let (parameters, mut optimizer) = (trained.parameters.unwrap(), trained.optimizer.unwrap());
+    let mut sync = Counted::default();
+    let mut attempt = Attempt::new(Training { parameters: &parameters, optimizer: &mut optimizer, sync: &mut sync });
+    attempt.begin(&[]).unwrap();
+    drop(attempt);
+    assert_eq!((sync.begun, sync.ended), (1, 1));
 }

@@ -198,3 +198,42 @@ fn a_gpu_of_two_may_run_out_of_memory() {
         spread(0, 2).into_iter().chain(spread(2, 6)).collect()
     });
 }
+
+/// A pass of one sequence cannot be made smaller: the error is the caller's, who may free memory and try again.
+#[test]
+fn a_step_that_cannot_be_computed_in_parts_leaves_the_replica_as_it_was() {
+    let setup = Setup::new(vec![Device::Cpu], &["model.kind=gru", "train.batch_size=1", "model.dropout=0.1"]);
+    let replica = || {
+        let (config, tokens) = (&setup.config, setup.tokens.clone());
+        let model = first_model(config, &setup.shape, None).unwrap();
+        let trained = on_device(model, config, &Device::Cpu, Place::ALONE).unwrap();
+        let loader = loader(config, setup.shape.kind, tokens.clone(), Position::default()).unwrap();
+        let mut replica = Replica::new(config.clone(), Device::Cpu, trained, tokens, loader, Place::ALONE);
+        replica.carry_on_from(Path::new(""), &[]).unwrap();
+        replica
+    };
+    let state = |replica: &Replica| {
+        let moments = replica.optimizer.moments().into_iter().map(|(_, tensor)| tensor);
+        let carried = replica.carried.iter().flat_map(|carried| carried.states().iter());
+        let tensors = replica.parameters.stored().chain(moments).chain(carried);
+        (tensors.map(|tensor| tensor.to_bytes().unwrap()).collect::<Vec<_>>(), replica.loader.position())
+    };
+    let (mut undisturbed, mut tried, countdown) = (replica(), replica(), Countdown::own());
+    for step in 0..2 {
+        undisturbed.update(step, 0.01).unwrap();
+        let (before, mut failures) = (state(&tried), 0);
+        loop {
+            countdown.start(failures);
+            let update = tried.update(step, 0.01);
+            if countdown.stop().is_some() {
+                update.map(drop).unwrap();
+                break;
+            }
+            assert!(matches!(update, Err(crate::Error::OutOfMemory { .. })), "allocation {failures} fails");
+            assert!(state(&tried) == before, "step {step}, allocation {failures}: the replica has changed");
+            failures += 1;
+        }
+        assert!(failures > 20, "{failures} allocations");
+        assert!(state(&tried) == state(&undisturbed), "step {step}: other bits");
+    }
+}

@@ -1,0 +1,119 @@
+//! An attempt at a step, which is ended once: by `commit` or `abort`, or, if it is dropped, by an abort.
+
+use super::{GradientSync, Losses, Training, empty};
+use crate::optim::{Optimizer, ParameterArena, PreparedUpdate};
+use crate::{DType, Error, Result, Tensor};
+
+/// An attempt at a step, from its first gradient to the vote.
+#[must_use = "an attempt that is dropped is aborted"]
+pub(super) struct Attempt<'a> {
+    parameters: &'a ParameterArena,
+    optimizer: &'a mut Optimizer,
+    sync: &'a mut dyn GradientSync,
+    /// The sum of the losses so far.
+    loss: Option<Tensor>,
+    /// Whether the synchronization has begun and not ended.
+    is_open: bool,
+}
+
+impl<'a> Attempt<'a> {
+    pub fn new(Training { parameters, optimizer, sync }: Training<'a>) -> Attempt<'a> {
+        Attempt { parameters, optimizer, sync, loss: None, is_open: false }
+    }
+
+    /// Zeroes the gradients, which costs nothing, and begins to synchronize.
+    pub fn begin(&mut self, ids: &[&[u32]]) -> Result<()> {
+        self.parameters.zero_gradients();
+        self.is_open = true;
+        self.sync.begin(ids)
+    }
+
+    pub fn loss_scale(&self) -> Option<&Tensor> {
+        self.optimizer.loss_scale()
+    }
+
+    /// The gradient of a loss, unless it is 1: for one of `count` means, S / count.
+    pub fn seed(&self, loss: &Tensor, losses: Losses, count: usize) -> Result<Option<Tensor>> {
+        if loss.dtype() != DType::F32 {
+            return Err(Error::DType { op: "loss", expected: "f32", got: loss.dtype().name() });
+        }
+        if loss.len() != 1 {
+            return Err(Error::Shape { op: "loss", expected: "one element".into(), got: loss.spec().to_string() });
+        }
+        let (weight, shape) = (1.0 / count as f32, loss.shape().clone());
+        Ok(match self.optimizer.loss_scale().filter(|_| losses == Losses::Means) {
+            Some(state) => Some(state.slice_flat(0, shape).scale(weight)?.to_device(&loss.device())?),
+            None if losses == Losses::Parts || weight == 1.0 => None,
+            None => Some(Tensor::full(weight, shape, &loss.device())?),
+        })
+    }
+
+    /// Adds the gradients of a micro-batch to those of the step, and its loss.
+    pub fn backward(&mut self, loss: &Tensor, seed: Option<&Tensor>, is_last: bool) -> Result<()> {
+        let mut backward = || seed.map_or_else(|| loss.backward(), |seed| loss.backward_with(seed));
+        if is_last {
+            self.sync.last_backward(self.parameters, &mut backward)?
+        } else {
+            backward()?
+        }
+        self.loss = Some(match self.loss.take() {
+            None => loss.detach(),
+            Some(sum) => sum.add(&loss.detach())?,
+        });
+        Ok(())
+    }
+
+    /// The loss of the step on all ranks, whose gradients are summed; `None` where another rank aborts the attempt.
+    pub fn synchronize(&mut self, losses: Losses, count: usize) -> Result<Option<Tensor>> {
+        let sum = self.loss.take().ok_or_else(empty)?;
+        let loss = if losses == Losses::Parts || count == 1 { sum } else { sum.scale(1.0 / count as f32)? };
+        let loss = self.sync.synchronize(self.parameters, loss)?;
+        self.is_open = loss.is_some();
+        Ok(loss)
+    }
+
+    /// Allocates what the update needs and measures the gradients.
+    pub fn prepare(&self) -> Result<PreparedUpdate> {
+        self.optimizer.prepare(self.parameters)
+    }
+
+    /// Makes the update if every rank votes for it; returns the sum of the squared gradients, or `None` if another
+    /// rank aborts it.
+    pub fn commit(mut self, prepared: PreparedUpdate, learning_rate: f64) -> Result<Option<Tensor>> {
+        // Whatever the vote says, it ends what the ranks have to do together.
+        self.is_open = false;
+        if !self.sync.vote()? {
+            return Ok(None);
+        }
+        let squares = self.optimizer.apply(self.parameters, learning_rate, prepared)?;
+        self.sync.gather(self.parameters, self.optimizer)?;
+        self.optimizer.average(self.parameters, &squares)?;
+        Ok(Some(squares))
+    }
+
+    /// Drains what was sent. The error to report: this one, or where the step could be computed again that of the
+    /// abort, which ends the run.
+    pub fn abort(mut self, error: Error) -> Error {
+        match &error {
+            // There is nobody to drain with.
+            Error::Communication(_) | Error::DeviceLost(_) => self.is_open = false,
+            Error::OutOfMemory { .. } => return self.close().err().unwrap_or(error),
+            _ => drop(self.close()),
+        }
+        error
+    }
+
+    fn close(&mut self) -> Result<()> {
+        if std::mem::take(&mut self.is_open) { self.sync.abort() } else { Ok(()) }
+    }
+}
+
+impl Drop for Attempt<'_> {
+    fn drop(&mut self) {
+        // A rank that panics is gone, and its communicator says so to the others.
+        if !std::thread::panicking() {
+            // A communicator that failed fails the next step too.
+            let _ = self.close();
+        }
+    }
+}
