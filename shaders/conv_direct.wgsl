@@ -2,8 +2,8 @@
 // as those of an RGB image or of a depthwise convolution. Most of a tile of the GEMM (shaders/conv.wgsl) would be
 // beyond the last row.
 //
-// A thread computes all rows of {{ TN }} pixels: whatever it reads is multiplied with the weights of each row, which lie
-// side by side in workgroup memory. The order of the sum is that of the GEMM.
+// A thread computes all rows of {{ TN }} pixels: whatever it reads is multiplied with the weights of each row, which
+// lie side by side in workgroup memory. The order of the sum is that of the GEMM.
 {{ interface }}
 
 {% set taps = KH * KW %}

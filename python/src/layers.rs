@@ -92,7 +92,9 @@ fn dropout(py: Python, x: &PyTensor, p: f32, training: bool) -> PyResult<PyTenso
 /// Images (B, C, H, W) convolved with `weight` (C', C / groups, KH, KW), plus `bias` (C'): (B, C', H', W'). Stride,
 /// padding and dilation are a number or a pair.
 #[pyfunction]
-#[pyo3(signature = (x, weight, bias = None, stride = Pair::ONE, padding = Pair::ZERO, dilation = Pair::ONE, groups = 1))]
+#[pyo3(signature = (
+    x, weight, bias = None, stride = Pair::ONE, padding = Pair::ZERO, dilation = Pair::ONE, groups = 1
+))]
 #[allow(clippy::too_many_arguments)] // PyTorch's.
 fn conv2d(
     py: Python,

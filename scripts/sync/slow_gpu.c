@@ -1,6 +1,6 @@
-// A Vulkan layer between rustyflow and the validation layer. It makes a slow GPU of lavapipe, which is done when a submit
-// returns, so that a missing wait for another queue would never be seen: the values of timeline semaphores stay what they
-// were for 20 ms after each submit, unless somebody waits.
+// A Vulkan layer between rustyflow and the validation layer. It makes a slow GPU of lavapipe, which is done when a
+// submit returns, so that a missing wait for another queue would never be seen: the values of timeline semaphores stay
+// what they were for 20 ms after each submit, unless somebody waits.
 //
 // And it leaves out what the validation layer must then miss, and says on stderr what it was:
 //
@@ -76,7 +76,8 @@ static VKAPI_ATTR VkResult VKAPI_CALL wait(VkDevice device, const VkSemaphoreWai
     return result;
 }
 
-static VKAPI_ATTR void VKAPI_CALL destroy(VkDevice device, VkSemaphore semaphore, const VkAllocationCallbacks *allocator) {
+static VKAPI_ATTR void VKAPI_CALL destroy(VkDevice device, VkSemaphore semaphore,
+                                          const VkAllocationCallbacks *allocator) {
     pthread_mutex_lock(&lock);
     known_of(semaphore)->value = 0; // the handle may come again
     pthread_mutex_unlock(&lock);

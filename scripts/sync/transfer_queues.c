@@ -92,7 +92,8 @@ static VKAPI_ATTR void VKAPI_CALL families(VkPhysicalDevice physical, uint32_t *
     *count = TRANSFER_FAMILY + 1;
 }
 
-static VKAPI_ATTR void VKAPI_CALL families2(VkPhysicalDevice physical, uint32_t *count, VkQueueFamilyProperties2 *list) {
+static VKAPI_ATTR void VKAPI_CALL families2(VkPhysicalDevice physical, uint32_t *count,
+                                            VkQueueFamilyProperties2 *list) {
     if (list && *count > TRANSFER_FAMILY) {
         list[TRANSFER_FAMILY].queueFamilyProperties = transfer_family;
         uint32_t real = TRANSFER_FAMILY;
@@ -169,5 +170,6 @@ static PFN_vkVoidFunction own(const char *name) {
 }
 
 __attribute__((destructor)) static void report(void) {
-    if (submits[0]) fprintf(stderr, "transfer_queues: %ld submits to transfer queues, %ld others\n", submits[1], submits[0]);
+    if (submits[0])
+        fprintf(stderr, "transfer_queues: %ld submits to transfer queues, %ld others\n", submits[1], submits[0]);
 }

@@ -29,8 +29,8 @@ pub struct RunFlags {
     /// One document in each row of a batch, instead of as many as there is room for (data.packing = "off")
     #[arg(long)]
     no_pack: bool,
-    /// Begin with the weights, shape and tokenizer of a model: a run (its folder or name), a model's folder, or the name
-    /// of a fetched one (model.init)
+    /// Begin with the weights, shape and tokenizer of a model: a run (its folder or name), a model's folder, or the
+    /// name of a fetched one (model.init)
     #[arg(long, value_name = "DIR", add = complete::runs())]
     init: Option<String>,
     /// Train the model of --init with another tokenizer: tokens that both have keep their rows of the embedding, all

@@ -210,7 +210,8 @@ fn say(corpus: &Corpus, prepared: &Prepared, counts: Option<Counts>) -> Result<(
             ))?;
             output::line(format_args!("longest        {longest_document} tokens in a document"))?;
             output::line(format_args!(
-                "truncated      {cut} documents lose their end at model.block_size = {block_size}, {left_out} are left out"
+                "truncated      {cut} documents lose their end at model.block_size = {block_size}, {left_out} are left \
+                 out"
             ))?;
         }
         output::line(format_args!("in use         {used} of {} tokens occur in training", meta.vocab_size))?;

@@ -48,8 +48,8 @@ pub fn run_to_resume(name: &Path, dir: &Path) -> Result<PathBuf> {
     }
 }
 
-/// A model's folder as it was given; the folder of a run by its path or its name in `dir`; else the name as it is, which
-/// may be that of a fetched model.
+/// A model's folder as it was given; the folder of a run by its path or its name in `dir`; else the name as it is,
+/// which may be that of a fetched model.
 pub fn model_or_run(name: &Path, dir: &Path) -> PathBuf {
     // A folder of that name which holds something else, such as a text, does not hide a run.
     let holds_model = name.is_file()

@@ -244,25 +244,25 @@ fn finish(s: &Summary, profile: bool, sample: Option<&str>) -> io::Result<()> {
         units::tokens_per_s(s.tokens_per_s)
     ))?;
     // The answer ends a chat's sample, behind a question that may be long.
-    let line = if s.is_chat { end_of_line } else { one_line };
-    sample.map_or(Ok(()), |sample| output::line(format_args!("sample  {}", line(sample, output::width() - 8))))
+    let cut = if s.is_chat { Cut::Start } else { Cut::End };
+    sample.map_or(Ok(()), |sample| output::line(format_args!("sample  {}", one_line(sample, output::width() - 8, cut))))
 }
 
-/// The text in one line of at most so many characters.
-fn one_line(text: &str, width: usize) -> String {
-    let words: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    match words.char_indices().nth(width) {
-        None => words,
-        Some(_) => words.chars().take(width - 1).chain(['…']).collect(),
-    }
+/// The side of a text that is left out where there is no room for all of it.
+#[derive(Clone, Copy)]
+enum Cut {
+    Start,
+    End,
 }
 
-/// The end of the text in one line of at most so many characters.
-fn end_of_line(text: &str, width: usize) -> String {
+/// The text in one line of at most so many characters, an ellipsis in place of what is cut.
+fn one_line(text: &str, width: usize, cut: Cut) -> String {
     let words: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    match words.chars().count().checked_sub(width) {
-        None | Some(0) => words,
-        Some(more) => ['…'].into_iter().chain(words.chars().skip(more + 1)).collect(),
+    let kept = width.saturating_sub(1);
+    match (words.chars().count(), cut) {
+        (length, _) if length <= width => words,
+        (length, Cut::Start) => ['…'].into_iter().chain(words.chars().skip(length - kept)).collect(),
+        (_, Cut::End) => words.chars().take(kept).chain(['…']).collect(),
     }
 }
 
@@ -311,10 +311,13 @@ mod tests {
 
     #[test]
     fn a_sample_of_many_lines_becomes_one() {
-        assert_eq!(one_line("One\n\nmorning  a fox", 40), "One morning a fox");
-        assert_eq!(one_line("One morning a fox", 8), "One mor…");
-        assert_eq!(one_line("äöüß", 4), "äöüß");
-        assert_eq!(end_of_line("What is it?\nA fox.", 40), "What is it? A fox.");
-        assert_eq!(end_of_line("What is it?\nA fox.", 8), "… A fox.");
+        assert_eq!(one_line("One\n\nmorning  a fox", 40, Cut::End), "One morning a fox");
+        assert_eq!(one_line("One morning a fox", 8, Cut::End), "One mor…");
+        assert_eq!(one_line("What is it?\nA fox.", 40, Cut::Start), "What is it? A fox.");
+        assert_eq!(one_line("What is it?\nA fox.", 8, Cut::Start), "… A fox.");
+        for cut in [Cut::Start, Cut::End] {
+            assert_eq!(one_line("äöüß", 4, cut), "äöüß");
+            assert_eq!(one_line("äöüß", 1, cut), "…");
+        }
     }
 }

@@ -19,7 +19,8 @@ use std::time::Instant;
 pub struct Args {
     #[command(flatten)]
     flags: configuration::TrainFlags,
-    /// Continue a run from its newest checkpoint: its folder, its name in run.dir, or `auto` for the newest unfinished one
+    /// Continue a run from its newest checkpoint: its folder, its name in run.dir, or `auto` for the newest unfinished
+    /// one
     #[arg(long, value_name = "RUN", add = complete::runs_to_resume())]
     resume: Option<PathBuf>,
     /// Say what the run would take, as `rustyflow plan` does, and end there

@@ -1,5 +1,6 @@
 //! What differs between two configurations, and what of it a run may take over when it is resumed.
 
+use super::explain::written;
 use super::keys::KEYS;
 use super::schema::Config;
 use crate::error::{Error, Result};
@@ -69,7 +70,7 @@ impl Config {
             Table::try_from(config).map_err(|e| Error::Invalid(format!("a configuration cannot be compared: {e}")))
         };
         let [before, after] = [table(self)?, table(after)?];
-        let text = |value: Option<&Value>| value.map_or("unset".into(), Value::to_string);
+        let text = |value: Option<&Value>| value.map_or("unset".into(), written);
         let mut changes = Vec::new();
         for key in KEYS {
             let (section, name) = key.parts();

@@ -6,6 +6,7 @@ use toml::{Table, Value};
 
 use super::layers::Resolved;
 use super::origin::Origin;
+use crate::units;
 
 impl Resolved {
     /// Every value in force, each with a trailing comment that says where it came from (`# from quick.toml:4`, or
@@ -46,12 +47,9 @@ pub(super) fn derived_keys(text: &str) -> Vec<String> {
     keys
 }
 
-/// The value as TOML; `1e-8` rather than the 0.00000001 that the writer would make of it.
-fn written(value: &Value) -> String {
-    match value {
-        Value::Float(x) if *x != 0.0 && x.abs() < 1e-3 => format!("{x:e}"),
-        _ => value.to_string(),
-    }
+/// The value as TOML, which gives the same number again.
+pub(super) fn written(value: &Value) -> String {
+    value.as_float().map_or_else(|| value.to_string(), units::toml_float)
 }
 
 /// The comment about an origin. A file name may hold what a TOML comment may not, such as the end of a line.

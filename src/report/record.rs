@@ -147,9 +147,9 @@ impl RunRecord {
     }
 }
 
-/// 0.0003 rather than the 0.00030000000000000003 that a division may give.
+/// The value as TOML; 3e-4 rather than the 3.0000000000000003e-4 that a division may give.
 pub(crate) fn written(value: &toml::Value) -> String {
-    value.as_float().map_or_else(|| value.to_string(), |x| toml::Value::Float(units::decimal(x)).to_string())
+    value.as_float().map_or_else(|| value.to_string(), |x| units::toml_float(units::decimal(x)))
 }
 
 /// The last part of a folder's path, also of `.`.

@@ -213,7 +213,8 @@ impl Event {
                 "interrupted": s.interrupted, "train_loss": s.train_loss, "validation": s.validation,
                 "best_loss": s.best_loss, "best_step": s.best_step, "overfitting": s.overfitting,
                 "tokens_per_s": s.tokens_per_s, "training_seconds": s.report.training_seconds,
-                "training_seconds_in_all": s.seconds_in_all.unwrap_or(s.report.training_seconds), "peak_memory_bytes": s.peak_memory_bytes,
+                "training_seconds_in_all": s.seconds_in_all.unwrap_or(s.report.training_seconds),
+                "peak_memory_bytes": s.peak_memory_bytes,
                 "profile": s.report, "ranks": s.ranks,
             }),
         })

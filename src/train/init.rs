@@ -118,8 +118,8 @@ fn keys_of(shape: &ModelConfig, its: &config::ModelConfig) -> config::ModelConfi
     keys
 }
 
-/// Refuses a tokenizer that is not the one of `model.init`, unless the run is to have a new one: its ids would stand for
-/// other tokens. A model without a tokenizer takes any.
+/// Refuses a tokenizer that is not the one of `model.init`, unless the run is to have a new one: its ids would stand
+/// for other tokens. A model without a tokenizer takes any.
 ///
 /// # Errors
 /// If it is another, or that of the model cannot be read.

@@ -35,7 +35,8 @@ pub fn trained_with(folder: &Path) -> Result<Option<Layers>> {
     path.exists().then(|| Layers::new().file(&path)).transpose()
 }
 
-/// The tokens of a row in the training of the run that left this checkpoint, if it says so: at most the model's context.
+/// The tokens of a row in the training of the run that left this checkpoint, if it says so: at most the model's
+/// context.
 ///
 /// # Errors
 /// If its config.toml cannot be read.

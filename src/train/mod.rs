@@ -40,6 +40,8 @@ mod resume;
 mod run;
 mod run_folder;
 mod sinks;
+#[cfg(test)]
+mod steady_memory;
 mod throughput;
 mod trace;
 mod trainer;

@@ -24,8 +24,8 @@ pub(super) fn overfitting(
     let less = "more text, a smaller model or model.dropout helps";
     match (has_risen, is_apart) {
         (true, _) => Some(format!(
-            "this run overfits: {losses}, which was {:.4} at step {}; `generate` and `eval` take that checkpoint. Train \
-             for about {} steps; {less}",
+            "this run overfits: {losses}, which was {:.4} at step {}; `generate` and `eval` take that checkpoint. \
+             Train for about {} steps; {less}",
             best.loss, best.step, best.step
         )),
         (false, true) => Some(format!("this run overfits: {losses}; train for fewer steps; {less}")),

@@ -1,5 +1,6 @@
 //! The sizes of a model in training, computed before memory for it is requested: bytes, the largest tensors, FLOPs. Of
-//! a whole run: what its steps take (`footprint.rs`), whether that fits (`fit.rs`), how long they are and how long it is (`run_plan.rs`).
+//! a whole run: what its steps take (`footprint.rs`), whether that fits (`fit.rs`), how long they are and how long it
+//! is (`run_plan.rs`).
 
 mod cluster;
 mod earlier;

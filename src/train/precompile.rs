@@ -24,8 +24,8 @@ pub(in crate::train) struct Precompile {
 }
 
 impl Precompile {
-    /// Begins for every GPU of `devices`, the ranks from `place` on; with `in_documents` the rows of batches are not one
-    /// text each. What was begun before ends early.
+    /// Begins for every GPU of `devices`, the ranks from `place` on; with `in_documents` the rows of batches are not
+    /// one text each. What was begun before ends early.
     pub fn begin(
         &mut self,
         config: &Config,

@@ -348,8 +348,8 @@ fn a_run_writes_down_what_matmul_f32_came_to_and_keeps_it() {
 fn a_derived_minimum_follows_a_lower_learning_rate() {
     let sandbox = finished();
     let run = resume(&sandbox, &["--max-steps", "14", "--learning-rate", "5e-4"]).succeeds();
-    let told = "train.min_learning_rate changes from 0.001 to 0.00005";
-    assert!(run.stderr.contains("train.learning_rate changes from 0.01 to 0.0005 (--learning-rate)"), "{run:?}");
+    let told = "train.min_learning_rate changes from 0.001 to 5e-5";
+    assert!(run.stderr.contains("train.learning_rate changes from 0.01 to 5e-4 (--learning-rate)"), "{run:?}");
     assert!(run.stderr.contains(&told[..40]) && run.stderr.contains("a tenth of learning_rate"), "{run:?}");
     let config = sandbox.read(format!("{TINY_RUN}/config.toml"));
     let line = config.lines().find(|line| line.starts_with("min_learning_rate")).unwrap();

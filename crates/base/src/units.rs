@@ -79,6 +79,17 @@ pub fn decimal(x: f64) -> f64 {
     format!("{x:.12e}").parse().unwrap_or(x)
 }
 
+/// The shortest TOML that gives the same number again: "0.1", "3e-4", "1e-8", "100.0". From 0.001 on there are zeros to
+/// read, below it an exponent.
+pub fn toml_float(x: f64) -> String {
+    match x.abs() {
+        _ if x.is_nan() => "nan".into(),
+        size if size > 0.0 && size < 1e-3 => format!("{x:e}"),
+        // With the `.0` without which it would be an integer of TOML.
+        _ => format!("{x:?}"),
+    }
+}
+
 /// In the largest unit that leaves at least one.
 fn scaled(number: f64, base: f64, units: &[&str]) -> String {
     // What rounds to the base is one of the next unit.
@@ -134,6 +145,24 @@ mod tests {
         assert_eq!(shown, ["0", "1.46", "3e-5", "0.0004", "0.001", "12", "1234", "1e9", "-0.25"]);
         assert_eq!([f64::NAN, f64::INFINITY].map(number), ["NaN", "inf"]);
         assert_eq!(decimal(2.9999999999999997e-5), 3e-5);
+    }
+
+    #[test]
+    fn floats_of_toml_are_short_and_read_back_to_the_bit() {
+        let shown = [0.1, 3e-4, 1e-8, 1e-3, 0.0, -2.5e-5, 100.0, 1e300, f64::NAN, f64::INFINITY].map(toml_float);
+        assert_eq!(shown, ["0.1", "3e-4", "1e-8", "0.001", "0.0", "-2.5e-5", "100.0", "1e300", "nan", "inf"]);
+        // All magnitudes, from subnormal ones on: the bits of a linear congruential generator.
+        let mut bits = 1_u64;
+        let random = std::iter::repeat_with(|| {
+            bits = bits.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            f64::from_bits(bits)
+        });
+        let edges = [f64::MIN_POSITIVE, 5e-324, f64::MAX, f64::EPSILON, -0.0, 1e16, 1e15, 9.999_999e-4];
+        for x in edges.into_iter().chain(random.take(100_000)).filter(|x| x.is_finite()) {
+            let text = toml_float(x);
+            let read: toml::Value = text.parse().unwrap_or_else(|error| panic!("{text}: {error}"));
+            assert_eq!(read.as_float().map(f64::to_bits), Some(x.to_bits()), "{text}");
+        }
     }
 
     #[test]

@@ -63,8 +63,8 @@ fn summary(gemms: &[TunedGemm]) -> String {
     let saved = 100.0 * (1.0 - chosen / default);
     let than = if saved < 0.0 { "more" } else { "less" };
     format!(
-        "{changed} of {} GEMMs run on another tile, and all together take {:.1}% {than} time; the measurements are kept \
-         for every later start",
+        "{changed} of {} GEMMs run on another tile, and all together take {:.1}% {than} time; the measurements are \
+         kept for every later start",
         gemms.len(),
         saved.abs()
     )

@@ -125,7 +125,8 @@ impl State {
         }
     }
 
-    /// Takes in what the run had logged before it was resumed. The folder's files are those of the step it resumes from.
+    /// Takes in what the run had logged before it was resumed. The folder's files are those of the step it resumes
+    /// from.
     fn earlier(&mut self, folder: &Path) {
         // Without them the curves begin here, and the run goes on.
         let Ok(metrics) = File::open(folder.join("metrics.jsonl")).and_then(Metrics::read) else { return };

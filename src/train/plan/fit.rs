@@ -86,16 +86,13 @@ impl Need {
     }
 }
 
-/// Why passes of a size cannot be.
+/// Too little memory for passes of a size, in bytes.
 #[derive(Debug)]
-enum Shortage {
-    /// A tensor is larger than the device can bind or index.
-    Limit(Error),
-    Memory {
-        needed: u64,
-        available: u64,
-        on_device: bool,
-    },
+struct Shortage {
+    needed: u64,
+    available: u64,
+    /// Of a GPU's memory, not of the machine's.
+    on_device: bool,
 }
 
 /// A run, and where it is to be computed.
@@ -120,23 +117,21 @@ impl Run<'_> {
         Ok(Need::new(&self.sizes(rows)?, &footprint, self.device))
     }
 
-    fn limit(&self, rows: usize) -> Result<Option<Shortage>> {
+    /// The error of passes with a tensor that is larger than the device can bind or index.
+    fn limit(&self, rows: usize) -> Result<Option<Error>> {
         match self.sizes(rows)?.check_device(self.device) {
-            Err(error @ (Error::GpuLimit { .. } | Error::Invalid(_))) => Ok(Some(Shortage::Limit(error))),
+            Err(error @ (Error::GpuLimit { .. } | Error::Invalid(_))) => Ok(Some(error)),
             result => result.map(|()| None),
         }
     }
 
-    /// What keeps a run from the least that it can take, passes of one sequence.
+    /// The memory that the smallest passes lack, those of one sequence.
     fn shortage_of_one(&self, passes: usize, memory: &Memory) -> Result<Option<Shortage>> {
-        if let Some(limit) = self.limit(1)? {
-            return Ok(Some(limit));
-        }
         // Weights, gradients, moments and a checkpoint: known without taking a step.
         let resident = self.sizes(1)?.host_bytes(self.device.is_gpu());
         let short = |needed: u64, available: Option<u64>, on_device| {
             let available = available.filter(|available| needed > *available)?;
-            Some(Shortage::Memory { needed, available, on_device })
+            Some(Shortage { needed, available, on_device })
         };
         if let Some(shortage) = short(resident, memory.host, false) {
             return Ok(Some(shortage));
@@ -154,7 +149,8 @@ impl Run<'_> {
         let fits = |config: &Config| -> Result<bool> {
             let context = if config.model.context > 0 { self.shape.block_size } else { config.model.block_size };
             let shape = ModelConfig { block_size: context, ..self.shape.clone() };
-            Ok(Run { config, shape: &shape, ..*self }.shortage_of_one(2, memory)?.is_none())
+            let run = Run { config, shape: &shape, ..*self };
+            Ok(run.limit(1)?.is_none() && run.shortage_of_one(2, memory)?.is_none())
         };
         let shorter = |config: &Config| -> Result<Option<usize>> {
             let mut config = config.clone();
@@ -203,10 +199,7 @@ impl Run<'_> {
 
     /// The error of a run that does not fit.
     fn refusal(&self, shortage: Shortage, memory: &Memory) -> Result<Error> {
-        let Shortage::Memory { needed, available, on_device } = shortage else {
-            let Shortage::Limit(error) = shortage else { unreachable!("there are two kinds") };
-            return Ok(error);
-        };
+        let Shortage { needed, available, on_device } = shortage;
         let [needed, available] = units::unequal_bytes([needed, available]);
         let whose = if on_device { self.device.name() } else { "this machine".into() };
         Ok(Error::Invalid(format!(
@@ -254,7 +247,8 @@ impl Passes {
             (pieces.iter().map(|piece| piece.rows.len()).max().unwrap_or(1), pieces.len())
         };
         let (whole, passes) = size(1);
-        if let Some(Shortage::Limit(error)) = run.limit(whole)? {
+        // Passes of one sequence have no larger tensors.
+        if let Some(error) = run.limit(whole)? {
             return Err(error);
         }
         if let Some(shortage) = run.shortage_of_one(passes.max(if whole > 1 { 2 } else { 1 }), memory)? {
@@ -284,20 +278,17 @@ impl Run<'_> {
             true => (need.device, available),
             false => (need.host, comfortable(available)),
         };
-        Ok((needed > most).then_some(Shortage::Memory { needed, available, on_device }))
+        Ok((needed > most).then_some(Shortage { needed, available, on_device }))
     }
 
     fn note(&self, why: &Shortage, whole: usize, (rows, passes): (usize, usize)) -> String {
         let tokens = self.config.model.block_size;
-        let why = match why {
-            Shortage::Limit(error) => error.to_string().split(';').next().unwrap_or_default().to_string(),
-            Shortage::Memory { needed, available, on_device } => {
-                let whose = if *on_device { "the device" } else { "this machine" };
-                let [needed, available] = units::unequal_bytes([*needed, *available]);
-                format!("batches of {whole} x {tokens} tokens need {needed}, {whose} has {available} available")
-            }
-        };
-        format!("{why}: a step is computed in {passes} passes of {rows} x {tokens} tokens, with the same result")
+        let whose = if why.on_device { "the device" } else { "this machine" };
+        let [needed, available] = units::unequal_bytes([why.needed, why.available]);
+        format!(
+            "batches of {whole} x {tokens} tokens need {needed}, {whose} has {available} available: a step is computed \
+             in {passes} passes of {rows} x {tokens} tokens, with the same result"
+        )
     }
 }
 

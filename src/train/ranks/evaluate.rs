@@ -1,5 +1,5 @@
-//! The loss over the validation split, by all ranks: each computes of so many windows as a step has sequences those that
-//! its share of a step would be, so that none takes more memory or waits longer than in training.
+//! The loss over the validation split, by all ranks: each computes of so many windows as a step has sequences those
+//! that its share of a step would be, so that none takes more memory or waits longer than in training.
 
 use crate::comm::Background;
 use crate::data::{Row, Tokens, eval_windows};

@@ -95,8 +95,8 @@ impl DataParallel {
     }
 
     /// Gives this rank's part of the parameters to the others, and takes theirs: piece by piece, one of which is copied
-    /// from the device while others are sent and written. Where the device has no memory to copy all pieces at once, the
-    /// others wait until some are sent.
+    /// from the device while others are sent and written. Where the device has no memory to copy all pieces at once,
+    /// the others wait until some are sent.
     fn gather_parts(&mut self, parameters: &ParameterArena, own: &Range<usize>) -> Result<()> {
         if self.parts.is_empty() {
             let words = [own.start as u64, own.end as u64];

@@ -151,8 +151,8 @@ impl Trainer<'_> {
         }
     }
 
-    /// What the model writes, from the configured prompt, or else the first question of the validation text, or the start
-    /// of a line; with what it continues, without special tokens, up to the end of a text or an answer.
+    /// What the model writes, from the configured prompt, or else the first question of the validation text, or the
+    /// start of a line; with what it continues, without special tokens, up to the end of a text or an answer.
     fn sample(&self, most_tokens: usize, stop: impl Fn() -> bool) -> Result<String> {
         let g = &self.config.generate;
         let tokenizer = &self.text.tokenizer;

@@ -1,8 +1,9 @@
 //! The templates of a tokenizer's folder: one, or several by name.
 //!
-//! `chat_template.jinja` is the one called `default`, `additional_chat_templates/NAME.jinja` are others. Where there are
-//! no such files, `tokenizer_config.json` has one text, or a list of names and texts. transformers takes `tool_use`, if
-//! there is one, where a conversation has tools, and `default` where it has none: so both become one template.
+//! `chat_template.jinja` is the one called `default`, `additional_chat_templates/NAME.jinja` are others. Where there
+//! are no such files, `tokenizer_config.json` has one text, or a list of names and texts. transformers takes
+//! `tool_use`, if there is one, where a conversation has tools, and `default` where it has none: so both become one
+//! template.
 
 use std::collections::BTreeMap;
 use std::path::Path;

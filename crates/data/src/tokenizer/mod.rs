@@ -189,7 +189,8 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// Loads a `tokenizer.json`, with what `tokenizer_config.json` beside it says of special tokens. Truncation and padding that it asks for are ignored: texts are encoded whole.
+    /// Loads a `tokenizer.json`, with what `tokenizer_config.json` beside it says of special tokens. Truncation and
+    /// padding that it asks for are ignored: texts are encoded whole.
     pub fn from_file(path: &Path) -> Result<Tokenizer> {
         let bytes = std::fs::read(path).map_err(|error| Error::io("read", path, error))?;
         let mut tokenizer = Tokenizer::from_bytes(&path.display().to_string(), &bytes)?;

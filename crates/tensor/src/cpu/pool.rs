@@ -1,15 +1,10 @@
 //! The CPU's memory pool: zeroed, 64-byte aligned blocks by size class, within a bound.
 
-use crate::pool::{FreeList, size_class};
-use crate::profile::{MemoryCount, MemoryKind, MemoryStats};
+use crate::pool::{Blocks, size_class};
+use crate::profile::{MemoryKind, MemoryStats};
 use bytemuck::Zeroable;
 use memmap2::{MmapMut, MmapRaw};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
-
-/// All blocks, in use and free, are at most this many times the largest sum of those in use. A training step takes
-/// blocks of the same sizes as the step before, which add up to 1.05 to 1.2 times its peak, because not all sizes are in
-/// use when the peak is; prompts of ever new lengths leave blocks that nobody takes again.
-const MOST_OF_PEAK: f64 = 1.5;
 
 /// So many free bytes are kept in any case.
 const LEAST_FREE_BYTES: usize = 16 << 20;
@@ -69,29 +64,11 @@ impl Drop for Block {
     }
 }
 
-#[derive(Default)]
-pub(super) struct Pool(Mutex<Inner>);
+pub(super) struct Pool(Mutex<Blocks<Block>>);
 
-#[derive(Default)]
-struct Inner {
-    free: FreeList<Block>,
-    count: MemoryCount,
-}
-
-impl Inner {
-    /// Removes free blocks until at most `bytes` are left.
-    fn shrink(&mut self, bytes: usize) -> Vec<Block> {
-        let removed = self.free.shrink(bytes);
-        removed.iter().for_each(|block| self.count.release(block.size()));
-        removed
-    }
-
-    /// Removes what is too much, once `added` bytes more are in use.
-    fn shrink_to_bound(&mut self, added: usize) -> Vec<Block> {
-        let stats = self.count.stats();
-        let used = stats.used_bytes.saturating_add(added);
-        let most = (stats.peak_bytes.max(used) as f64 * MOST_OF_PEAK) as usize;
-        self.shrink(most.saturating_sub(used).max(LEAST_FREE_BYTES))
+impl Default for Pool {
+    fn default() -> Pool {
+        Pool(Mutex::new(Blocks::new(LEAST_FREE_BYTES, Block::size)))
     }
 }
 
@@ -102,7 +79,7 @@ pub(super) fn pool() -> &'static Pool {
 }
 
 impl Pool {
-    fn inner(&self) -> MutexGuard<'_, Inner> {
+    fn blocks(&self) -> MutexGuard<'_, Blocks<Block>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -114,46 +91,39 @@ impl Pool {
 
     fn take_from(&self, size: usize, kind: MemoryKind, system: impl Fn(usize) -> Option<Block>) -> Option<Block> {
         let class = size_class(size);
-        let mut inner = self.inner();
-        if let Some(block) = inner.free.take(class) {
-            inner.count.take(class, kind, false);
+        let mut blocks = self.blocks();
+        if let Some(block) = blocks.take(class, kind) {
             return Some(block);
         }
-        // First, so that the sum stays within the bound.
-        let removed = inner.shrink_to_bound(class);
-        drop(inner);
+        let removed = blocks.make_room(class);
+        drop(blocks);
         drop(removed);
         let block = system(class).or_else(|| {
             self.trim();
             system(class)
         })?;
-        self.inner().count.take(class, kind, true);
+        self.blocks().created(class, kind);
         Some(block)
     }
 
     /// Keeps a block that is no longer in use, and gives the system back what is then too much.
     pub fn give_back(&self, block: Block, kind: MemoryKind) {
-        let mut inner = self.inner();
-        let size = block.size();
-        inner.count.give_back(size, kind);
-        inner.free.insert(size, block);
-        let removed = inner.shrink_to_bound(0);
-        drop(inner);
+        let removed = self.blocks().give_back(block, kind);
         drop(removed);
     }
 
     /// Gives the system back all free blocks.
     fn trim(&self) {
-        let removed = self.inner().shrink(0);
+        let removed = self.blocks().remove_free();
         drop(removed);
     }
 
     pub fn reset_peak(&self) {
-        self.inner().count.reset_peak();
+        self.blocks().reset_peak();
     }
 
     pub fn stats(&self) -> MemoryStats {
-        self.inner().count.stats()
+        self.blocks().stats()
     }
 }
 

@@ -108,6 +108,18 @@ impl Gpu {
         self.check()?;
         Ok(buffer)
     }
+
+    /// Buffers that the pool has ever made.
+    #[cfg(feature = "testing")]
+    pub fn created_buffers(&self) -> usize {
+        self.0.pool.created()
+    }
+
+    /// Lets the pool keep so many free bytes in any case.
+    #[cfg(feature = "testing")]
+    pub fn keep_least_free_bytes(&self, bytes: usize) {
+        self.0.pool.keep_least(bytes);
+    }
 }
 
 #[cfg(test)]
@@ -197,6 +209,32 @@ mod tests {
         drop(alias);
         assert_eq!(released.count(), 4);
         released.clear();
+    }
+
+    #[test]
+    fn memory_of_ever_new_sizes_stays_within_the_bound() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        const LEAST: usize = 8 << 20;
+        gpu.keep_least_free_bytes(LEAST);
+        let fill_new = |size: usize| {
+            let slice = gpu.alloc(size, MemoryKind::Activations).unwrap();
+            gpu.run("fill", Cost::default(), fill(64, 1.0), &[], &[&slice]).unwrap();
+            gpu.submit().unwrap();
+        };
+        // No size comes twice.
+        for i in 0..40 {
+            fill_new((1 << 20) + i * (256 << 10));
+            let stats = gpu.memory();
+            let most = LEAST.max(stats.peak_bytes * 3 / 2);
+            assert!(stats.cached_bytes() <= most, "{stats:?}");
+        }
+        // The submit after the last use lets bind groups go of what the pool gave back; then the driver has it.
+        gpu.synchronize().unwrap();
+        fill_new(256);
+        gpu.synchronize().unwrap();
+        let bound = gpu.0.submitter.encoder().bound_memories();
+        assert!(bound <= gpu.memory().buffers, "{bound} of {:?}", gpu.memory());
+        assert_eq!(gpu.0.released.count(), 0);
     }
 
     #[test]

@@ -107,6 +107,8 @@ impl State {
 pub(super) struct Barriers {
     places: FxHashMap<u64, usize>,
     states: Vec<State>,
+    /// Places of memory that is gone.
+    vacant: Vec<usize>,
     /// The number of the last pass, and of the last group of all passes.
     pass: u64,
     group: u64,
@@ -117,13 +119,24 @@ impl Barriers {
     pub fn clear(&mut self) {
         self.places.clear();
         self.states.clear();
+        self.vacant.clear();
+    }
+
+    /// Forgets memory that is gone: nothing will be recorded that uses it.
+    pub fn forget(&mut self, memory: u64) {
+        if let Some(place) = self.places.remove(&memory) {
+            self.states[place] = State::default();
+            self.vacant.push(place);
+        }
     }
 
     /// Where the state of some memory is.
     fn place(&mut self, memory: u64) -> usize {
         *self.places.entry(memory).or_insert_with(|| {
-            self.states.push(State::default());
-            self.states.len() - 1
+            self.vacant.pop().unwrap_or_else(|| {
+                self.states.push(State::default());
+                self.states.len() - 1
+            })
         })
     }
 

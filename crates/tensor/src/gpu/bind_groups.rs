@@ -2,7 +2,7 @@
 
 use super::pipelines::Pipeline;
 use super::recorder::BufferRange;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 
 /// A bind group: its layout, then (memory, which of its buffers, offset, size) of each binding.
 type Key = (usize, Vec<(u64, usize, u64, u64)>);
@@ -42,6 +42,18 @@ impl BindGroups {
             let layout = &pipeline.layout.raw;
             self.device.create_bind_group(&wgpu::BindGroupDescriptor { label: None, layout, entries: &entries })
         })
+    }
+
+    /// Lets go of those that hold memory of these numbers.
+    pub fn forget(&mut self, memories: &FxHashSet<u64>) {
+        self.groups.retain(|(_, bindings), _| !bindings.iter().any(|(memory, ..)| memories.contains(memory)));
+    }
+
+    /// Of how much memory there are some.
+    #[cfg(test)]
+    pub fn memories(&self) -> usize {
+        let bound = self.groups.keys().flat_map(|(_, bindings)| bindings.iter().map(|(memory, ..)| *memory));
+        bound.collect::<FxHashSet<u64>>().len()
     }
 
     /// Lets go of the buffers that they hold.

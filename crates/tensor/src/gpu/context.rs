@@ -109,7 +109,8 @@ impl Gpu {
         let pipelines = Arc::new(Pipelines::new(device.clone(), limits.clone(), cache));
         let profiler = Arc::new(Profiler::new());
         let recorder = Recorder::new(pipelines.clone(), profiler.clone());
-        let encoder = Encoder::new(device.clone(), queue, copy_queues.clone(), pipelines.clone(), profiler.clone());
+        let (pipes, profile, released) = (pipelines.clone(), profiler.clone(), Released::default());
+        let encoder = Encoder::new(device.clone(), queue, copy_queues.clone(), pipes, profile, released.clone());
         let has_timestamps = encoder.has_timestamps();
         let (pool, staging_pool) = (Arc::default(), StagingPool::default());
         let kernels_per_submit = AtomicUsize::new(KERNELS_WHEN_IDLE);
@@ -130,7 +131,7 @@ impl Gpu {
             copy_queues,
             fault,
             memory_bytes,
-            released: Released::default(),
+            released,
         };
         Ok(Gpu(Arc::new(context), Arc::new(limits)))
     }

@@ -7,6 +7,7 @@
 use super::barriers::{Access, Barriers, Uses};
 use super::bind_groups::BindGroups;
 use super::copy_queues::CopyQueues;
+use super::memory::Released;
 use super::params::{Uniforms, words};
 use super::pipelines::Pipelines;
 use super::plan::grid;
@@ -41,6 +42,7 @@ pub(super) struct Encoder {
     profiler: Arc<Profiler>,
     pipelines: Arc<Pipelines>,
     bind_groups: BindGroups,
+    released: Released,
     barriers: Barriers,
     /// A barrier is one for everything: this has no other use than to be what wgpu adds one for.
     fence: wgpu::Buffer,
@@ -57,6 +59,7 @@ impl Encoder {
         copy_queues: Option<CopyQueues>,
         pipelines: Arc<Pipelines>,
         profiler: Arc<Profiler>,
+        released: Released,
     ) -> Encoder {
         let timestamps = Timestamps::new(&device, &queue, profiler.clone());
         let uniforms = pipelines.params_layout.as_ref().map(|layout| Uniforms::new(&device, layout));
@@ -65,7 +68,19 @@ impl Encoder {
         let fence = wgpu::BufferDescriptor { label: Some("fence"), size: 16, usage, mapped_at_creation: false };
         let fence = device.create_buffer(&fence);
         let barriers = Barriers::default();
-        Encoder { device, queue, profiler, pipelines, bind_groups, barriers, fence, uniforms, timestamps, copy_queues }
+        Encoder {
+            device,
+            queue,
+            profiler,
+            pipelines,
+            bind_groups,
+            released,
+            barriers,
+            fence,
+            uniforms,
+            timestamps,
+            copy_queues,
+        }
     }
 
     /// Whether the device has timestamps.
@@ -92,11 +107,27 @@ impl Encoder {
         self.barriers.clear();
     }
 
+    /// Lets go of memory that the pool has given back, which bind groups would keep.
+    fn forget_released(&mut self) {
+        let numbers = self.released.take_numbers();
+        if !numbers.is_empty() {
+            numbers.iter().for_each(|memory| self.barriers.forget(*memory));
+            self.bind_groups.forget(&numbers.into_iter().collect());
+        }
+    }
+
+    /// Of how much memory there are bind groups.
+    #[cfg(test)]
+    pub fn bound_memories(&self) -> usize {
+        self.bind_groups.memories()
+    }
+
     /// Hands a batch to the GPU.
     pub fn submit(&mut self, batch: &mut Batch) -> wgpu::SubmissionIndex {
         #[cfg(test)]
         assert!(!batch.panics, "out of luck, as this test wants");
         let started = Instant::now();
+        self.forget_released();
         let compile_time = self.compile(batch);
         let mut encoder = self.encode(&batch.commands);
         let timed = self.timestamps.as_ref().is_some_and(Timestamps::any);

@@ -15,14 +15,24 @@ pub(super) fn next_id() -> u64 {
     LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
-/// Buffers whose last alias is gone, and with it the last submit that used them. wgpu drops an alias while it holds
-/// locks that the drop of a buffer takes, so that its buffer waits here.
+/// What is left of memory that the pool has given back.
 #[derive(Clone, Default)]
-pub(super) struct Released(Arc<Mutex<Vec<wgpu::Buffer>>>);
+pub(super) struct Released {
+    /// Buffers whose last alias is gone, and with it the last submit that used them. wgpu drops an alias while it holds
+    /// locks that the drop of a buffer takes, so that its buffer waits here.
+    buffers: Arc<Mutex<Vec<wgpu::Buffer>>>,
+    /// The numbers of memory that no command uses any more, and no bind group need keep.
+    numbers: Arc<Mutex<Vec<u64>>>,
+}
 
 impl Released {
     fn lock(&self) -> MutexGuard<'_, Vec<wgpu::Buffer>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The numbers of memory that went since this was last asked.
+    pub fn take_numbers(&self) -> Vec<u64> {
+        std::mem::take(&mut *self.numbers.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Gives the driver back their memory. To be called outside of wgpu.
@@ -47,6 +57,16 @@ pub(super) struct Memory {
     buffer: wgpu::Buffer,
     /// What makes aliases, and where the buffer goes after the last; `None` where there is one buffer alone.
     maker: Option<(wgpu::Device, Released)>,
+    /// Where its number goes; `None` of memory that is no pool's.
+    released: Option<Released>,
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        if let Some(released) = &self.released {
+            released.numbers.lock().unwrap_or_else(PoisonError::into_inner).push(self.id);
+        }
+    }
 }
 
 impl Memory {
@@ -55,12 +75,12 @@ impl Memory {
         let first = alias(device, &buffer, released);
         let maker = first.is_some().then(|| (device.clone(), released.clone()));
         let aliases = Mutex::new(first.into_iter().collect());
-        Memory { id: next_id(), aliases, buffer, maker }
+        Memory { id: next_id(), aliases, buffer, maker, released: Some(released.clone()) }
     }
 
     /// The memory of a buffer that others keep track of.
     pub fn of_one_buffer(id: u64, buffer: wgpu::Buffer) -> Memory {
-        Memory { id, aliases: Mutex::default(), buffer, maker: None }
+        Memory { id, aliases: Mutex::default(), buffer, maker: None, released: None }
     }
 
     /// Bytes.

@@ -6,9 +6,8 @@
 use super::copy_queues::PendingCopy;
 use super::memory::{Allocation, Memory};
 use crate::Result;
-use crate::pool::{ALIGN, size_class};
-use crate::profile::{MemoryCount, MemoryKind, MemoryStats};
-use std::collections::{BTreeMap, HashMap};
+use crate::pool::{ALIGN, Blocks, size_class};
+use crate::profile::{MemoryKind, MemoryStats};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -86,20 +85,25 @@ impl Drop for Pooled {
     }
 }
 
-/// Free memory by size.
-#[derive(Default)]
-pub(super) struct Pool(Mutex<Inner>);
+/// So many free bytes are kept in any case. A driver takes longer to make a buffer than the CPU's allocator, so they
+/// are more than there: trainings of small models that alternate between shapes keep the buffers of all of them.
+const LEAST_FREE_BYTES: usize = 256 << 20;
 
-#[derive(Default)]
-struct Inner {
-    /// Of each size by number, and the lowest goes first: so a training step gets the memory that the one before had,
-    /// and its bind groups are there already.
-    free: HashMap<usize, BTreeMap<u64, Arc<Memory>>>,
-    count: MemoryCount,
+/// Memory that waits, by number: the lowest goes first, so that a training step gets the memory that the one before
+/// had, and its bind groups are there already.
+type Free = (u64, Arc<Memory>);
+
+/// The memory of a device, within the bound of [`Blocks`].
+pub(super) struct Pool(Mutex<Blocks<Free>>);
+
+impl Default for Pool {
+    fn default() -> Pool {
+        Pool(Mutex::new(Blocks::new(LEAST_FREE_BYTES, |(_, memory)| memory.size())))
+    }
 }
 
 impl Pool {
-    fn inner(&self) -> MutexGuard<'_, Inner> {
+    fn blocks(&self) -> MutexGuard<'_, Blocks<Free>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -114,13 +118,18 @@ impl Pool {
         create: impl FnOnce(usize) -> Result<Memory>,
     ) -> Result<GpuSlice> {
         let class = size_class(size);
-        let recycled = self.inner().free.get_mut(&class).and_then(BTreeMap::pop_first).map(|(_, memory)| memory);
-        // Not under the lock: whoever creates asks what is in use.
-        let created = if recycled.is_none() { Some(create(class)?) } else { None };
-        let mut inner = self.inner();
-        inner.count.take(class, kind, created.is_some());
-        drop(inner);
-        let memory = recycled.or(created.map(Arc::new)).expect("recycled or created");
+        let recycled = self.blocks().take_lowest(class, kind, |(number, _)| *number);
+        let memory = match recycled {
+            Some((_, memory)) => memory,
+            None => {
+                let removed = self.blocks().make_room(class);
+                drop(removed);
+                // Not under the lock: whoever creates asks what is in use.
+                let created = create(class)?;
+                self.blocks().created(class, kind);
+                Arc::new(created)
+            }
+        };
         let home = Home::Pool(Arc::downgrade(self), kind);
         let buffer = Arc::new(Pooled { allocation: Arc::new(Allocation::new(memory)), home });
         Ok(GpuSlice { buffer, offset: 0, size })
@@ -128,26 +137,32 @@ impl Pool {
 
     /// Gives the free memory back to the driver, once the GPU is done with it.
     pub fn release_free(&self) {
-        let mut inner = self.inner();
-        let free = std::mem::take(&mut inner.free);
-        free.values().flat_map(BTreeMap::values).for_each(|memory| inner.count.release(memory.size()));
-        drop(inner);
-        drop(free);
+        let removed = self.blocks().remove_free();
+        drop(removed);
     }
 
+    /// Keeps memory that is no longer in use, and gives the driver back what is then too much.
     fn give_back(&self, memory: Arc<Memory>, kind: MemoryKind) {
-        let class = memory.size();
-        let mut inner = self.inner();
-        inner.count.give_back(class, kind);
-        inner.free.entry(class).or_default().insert(memory.id, memory);
+        let removed = self.blocks().give_back((memory.id, memory), kind);
+        drop(removed);
+    }
+
+    #[cfg(feature = "testing")]
+    pub fn created(&self) -> usize {
+        self.blocks().all_created()
+    }
+
+    #[cfg(feature = "testing")]
+    pub fn keep_least(&self, bytes: usize) {
+        self.blocks().keep_least(bytes);
     }
 
     pub fn reset_peak(&self) {
-        self.inner().count.reset_peak();
+        self.blocks().reset_peak();
     }
 
     pub fn stats(&self) -> MemoryStats {
-        self.inner().count.stats()
+        self.blocks().stats()
     }
 }
 

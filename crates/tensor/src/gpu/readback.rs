@@ -13,11 +13,12 @@ const WAITING: u8 = 0;
 const READY: u8 = 1;
 const FAILED: u8 = 2;
 
-/// The most bytes that each pool of mapped buffers keeps: as much as [`CopyQueues`](super::copy_queues::CopyQueues) take
-/// for a direction. Gradients and moments of a training step fit, and a machine can spare it.
+/// The most bytes that each pool of mapped buffers keeps: as much as [`CopyQueues`](super::copy_queues::CopyQueues)
+/// take for a direction. Gradients and moments of a training step fit, and a machine can spare it.
 const MOST_FREE_BYTES: usize = 1 << 30;
 
-/// Free buffers by size class, to read or to write. What is too much goes back to the driver, the buffer that was not used for longest first.
+/// Free buffers by size class, to read or to write. What is too much goes back to the driver, the buffer that was not
+/// used for longest first.
 #[derive(Clone, Default)]
 pub(super) struct Buffers(Arc<Mutex<FreeList<wgpu::Buffer>>>);
 

@@ -1,8 +1,8 @@
 //! A thread that encodes and submits what is recorded, batch after batch, while more is recorded: each of the two takes
 //! a few microseconds for a kernel, which is as long as the GPU has for a small one.
 //!
-//! - wgpu (30.0) panics if another thread polls or submits between the two looks that a poll with a timeout takes at the
-//!   queue. So what is done is counted by callbacks, and polls are those without a timeout.
+//! - wgpu (30.0) panics if another thread polls or submits between the two looks that a poll with a timeout takes at
+//!   the queue. So what is done is counted by callbacks, and polls are those without a timeout.
 //! - glibc's allocator makes two threads wait for each other if one frees what the other has allocated. So batches go
 //!   back to where they were recorded.
 

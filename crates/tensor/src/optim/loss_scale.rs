@@ -36,7 +36,8 @@ impl LossScale {
     }
 
     /// From sums that add up to that of the squared gradients times S: writes that without S to the first element of
-    /// `numbers` (2), and to the second what gradients are to be multiplied by, 1/S or, if the step is to be skipped, 0.
+    /// `numbers` (2), and to the second what gradients are to be multiplied by, 1/S or, if the step is to be skipped,
+    /// 0.
     pub fn step(&self, squares: &Tensor, numbers: &Tensor) -> Result<()> {
         run_into(&Rescale, &[squares], &[&self.state, numbers])
     }

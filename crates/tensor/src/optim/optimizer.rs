@@ -280,8 +280,8 @@ impl Optimizer {
         Ok(PreparedUpdate { norm, workspace: Workspace::new(muon, &parameters.device())? })
     }
 
-    /// Makes an update, which [`Optimizer::prepare`] has prepared from the same gradients. It allocates nothing, so that
-    /// it is made whole or, where the device is lost, not at all. Returns what [`Optimizer::step`] does.
+    /// Makes an update, which [`Optimizer::prepare`] has prepared from the same gradients. It allocates nothing, so
+    /// that it is made whole or, where the device is lost, not at all. Returns what [`Optimizer::step`] does.
     ///
     /// # Errors
     /// If the driver reported an error.

@@ -3,8 +3,7 @@
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 
-/// Free blocks by size. The last block that came back is the first to be taken, because the caches still hold it. Of
-/// what is more than a bound, the blocks that nobody has needed for longest leave first.
+/// Free blocks by size. Of what is more than a bound, the blocks that nobody has needed for longest leave first.
 #[derive(Debug)]
 pub(crate) struct FreeList<T> {
     /// By size in bytes: blocks and when they came back, the earliest in front.
@@ -27,9 +26,19 @@ impl<T> FreeList<T> {
         self.bytes
     }
 
-    /// A free block of this size.
+    /// The free block of this size that came back last.
     pub fn take(&mut self, size: usize) -> Option<T> {
         let (_, block) = self.by_size.get_mut(&size)?.pop_back()?;
+        self.bytes -= size;
+        Some(block)
+    }
+
+    /// The free block of this size with the lowest number.
+    #[cfg(feature = "gpu")]
+    pub fn take_lowest(&mut self, size: usize, number: impl Fn(&T) -> u64) -> Option<T> {
+        let blocks = self.by_size.get_mut(&size)?;
+        let (index, _) = blocks.iter().enumerate().min_by_key(|(_, (_, block))| number(block))?;
+        let (_, block) = blocks.remove(index)?;
         self.bytes -= size;
         Some(block)
     }
@@ -69,5 +78,15 @@ mod tests {
         list.insert(8, 'a');
         assert_eq!(list.shrink(9), ['b', 'c']);
         assert_eq!((list.shrink(0), list.take(8)), (vec!['a'], None));
+    }
+
+    #[test]
+    #[cfg(feature = "gpu")]
+    fn the_lowest_block_is_taken_and_the_earliest_removed() {
+        let mut list = FreeList::default();
+        [(8, 3), (8, 1), (8, 2), (4, 0)].into_iter().for_each(|(size, block)| list.insert(size, block));
+        assert_eq!((list.take_lowest(8, |block| *block), list.take_lowest(16, |block| *block)), (Some(1), None));
+        assert_eq!((list.bytes(), list.shrink(12)), (20, vec![3]));
+        assert_eq!((list.take_lowest(8, |block| *block), list.bytes()), (Some(2), 4));
     }
 }
