@@ -1,13 +1,23 @@
 #!/usr/bin/env bash
-# Runs every check of the project: imports, format, lints, all tests with a GPU (a software one if there is no other),
-# and the documentation. Ends with the time that each took; the exit status says whether all passed.
+# Checks the project: imports, format, lints, the tests with a GPU (a software one if there is no other), and the Python
+# package. Ends with the time that each step took; the exit status says whether all passed.
 #
-#     bash scripts/test.sh
+#     bash scripts/test.sh           # every op on the CPU and the GPU, training, resume, ranks, the command, Python
+#     bash scripts/test.sh --full    # all tests, every build, and what other GPUs need; continuous integration runs it
 #
 # Needs Rust with rustfmt and clippy, and a Vulkan driver. On Debian and Ubuntu, as root, it installs Mesa's software
 # driver where there is no Vulkan at all, and Open MPI.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+case "${1:-}" in
+    "") full=false ;;
+    --full) full=true ;;
+    *)
+        echo "usage: scripts/test.sh [--full]" >&2
+        exit 2
+        ;;
+esac
 
 need() {
     local what="$1" how="$2"
@@ -66,17 +76,37 @@ XDG_RUNTIME_DIR="$(mktemp -d)"
 export XDG_RUNTIME_DIR
 trap 'rm -rf "$XDG_RUNTIME_DIR"' EXIT
 
-# What fails fast comes first. Clippy, the build without GPU and the documentation share the checked dependencies;
-# only the tests need them compiled.
+# Clippy checks what the tests are built from while it is compiled: nothing is compiled twice. Whoever calls Cargo from
+# here on does the same, so that nothing is compiled anew.
+RUSTC_WORKSPACE_WRAPPER="$(rustc --print sysroot)/bin/clippy-driver"
+export RUSTC_WORKSPACE_WRAPPER CLIPPY_ARGS="-Dwarnings__CLIPPY_HACKERY__"
+test=(cargo test "${packages[@]}")
+
+# What fails fast comes first.
 step "imports point left" bash scripts/check_layers.sh
 step "format" cargo fmt --check
-step "lints" cargo clippy --quiet "${packages[@]}" --all-targets -- -D warnings
-step "build without MPI" cargo clippy --quiet -p rustyflow -p rustyflow-python -- -D warnings
-step "build without GPU" cargo clippy --quiet --no-default-features --features cli -- -D warnings
-step "build of the library alone" cargo clippy --quiet --lib --no-default-features --features gpu -- -D warnings
-step "documentation" env RUSTDOCFLAGS="-D warnings" cargo doc --quiet --no-deps
-test=(cargo test "${packages[@]}")
+step "build and lints" "${test[@]}" --quiet --no-run
+if ! "$full"; then
+    # Sweeps, of whose kinds other tests have one: all shader variants for all kinds of GPU, and long trainings.
+    sweeps=(
+        every_variant_translates_and_fits_every_kind_of_device every_shader_and_every_line_of_it_is_reached
+        every_tiling_is_planned_with_whole_and_partial_tiles learning_is_that_of_f32
+        an_overflow_changes_nothing_but_the_scale_and_is_recovered_from gradients_are_those_of_f32_to_within_a_hundredth
+    )
+    step "tests" "${test[@]}" -- "${sweeps[@]/#/--skip=}"
+    step "the Python package" bash scripts/test_python.sh
+    printf '\nall passed; --full runs the rest\n'
+    printf '%s\n' "${times[@]}"
+    exit
+fi
 step "tests" "${test[@]}"
+
+# The other builds, and the documentation, are checked without being compiled.
+unwrapped() { env -u RUSTC_WORKSPACE_WRAPPER -u CLIPPY_ARGS "$@"; }
+step "build without MPI" unwrapped cargo clippy --quiet --workspace -- -D warnings
+step "build without GPU" unwrapped cargo clippy --quiet --no-default-features --features cli -- -D warnings
+step "build of the library alone" unwrapped cargo clippy --quiet --lib --no-default-features --features gpu -- -D warnings
+step "documentation" unwrapped env RUSTDOCFLAGS="-D warnings" cargo doc --quiet --workspace --no-deps
 # The kernels that a GPU runs which grants no more than WebGPU promises.
 within_default_limits() (
     export RUSTYFLOW_GPU_LIMITS=default
@@ -89,18 +119,16 @@ step "tests within WebGPU's default limits" within_default_limits
 step "cooperative matrices" bash scripts/test_coop.sh
 # Whether Vulkan's validation layer finds every access ordered.
 step "synchronization" bash scripts/test_sync.sh
-# Several processes, which `mpirun` starts.
-step "processes" bash scripts/test_mpi.sh
 step "the Python package" bash scripts/test_python.sh
 # Reads and writes outside of an allocation, which no result need show. Everything is compiled anew for them: where
 # there is no time for that, RUSTYFLOW_ASAN=0 leaves it out.
-[[ "${RUSTYFLOW_ASAN:-1}" == 0 ]] || step "memory errors on the CPU" bash scripts/test_asan.sh
+[[ "${RUSTYFLOW_ASAN:-1}" == 0 ]] || step "memory errors on the CPU" unwrapped bash scripts/test_asan.sh
 # Examples compile with the tests; this one must also keep up with the template that it renders.
 examples="${CARGO_TARGET_DIR:-target}/debug/examples"
 step "an example" "$examples/gemm_lab" shaders/matmul.wgsl 68x72x36 tn 32x32x16x4x4
 step "an op of an application" "$examples/custom_kernel" cpu "$examples/snake.svg"
 # The same as the crate of its own that it is; the folder shares what the library alone was checked with.
-step "an application" env CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}" cargo check --quiet --locked \
+step "an application" unwrapped env CARGO_TARGET_DIR="${CARGO_TARGET_DIR:-target}" cargo check --quiet --locked \
     --manifest-path examples/custom_kernel/Cargo.toml
 
 printf '\nall passed\n'

@@ -7,8 +7,8 @@ use rustyflow::optim::{
     AdjustLr, Entry, Group, Kind, LearningRate, Moment, Moments, Optimizer, ParameterArena, SavedMoments, Schedule,
     shards,
 };
-use rustyflow::step::apply_gradients;
-use rustyflow::{DType, Device, Result, Shape};
+use rustyflow::step::{Losses, SingleDevice, Training, apply_gradients, step, step_alone};
+use rustyflow::{DType, Device, Result, Shape, Tensor};
 use std::path::Path;
 
 const ADAMW: Kind = Kind::AdamW { beta1: 0.9, beta2: 0.999, eps: 1e-8 };
@@ -140,6 +140,20 @@ fn optimizers() -> Vec<Row> {
         }),
         ("Optimizer::step", Refused, |d| sgd(&arena(400, d)?)?.step(&arena(2, d)?, 0.1).map(drop)),
         ("Optimizer::step", Refused, |d| sgd(&arena(2, d)?)?.step(&arena(400, d)?, 0.1).map(drop)),
+        ("step_alone", Refused, |d| {
+            let parameters = arena(2, d)?;
+            let (mut optimizer, none) = (sgd(&parameters)?, std::iter::empty::<()>());
+            let loss = |(), _: Option<&Tensor>| Tensor::from_f32(&[1.0], [1], d);
+            step_alone((&parameters, &mut optimizer), Losses::Means, none, loss, 0.1).map(drop)
+        }),
+        ("step", Refused, |d| {
+            let parameters = arena(2, d)?;
+            let (mut optimizer, mut sync) = (sgd(&parameters)?, SingleDevice);
+            let training = Training { parameters: &parameters, optimizer: &mut optimizer, sync: &mut sync };
+            // No f32, and not computed from the parameters.
+            let loss = |(), _: Option<&Tensor>| Tensor::from_u32(&[1], [1], d);
+            step(training, &[&[u32::MAX]], Losses::Parts, [()].into_iter(), loss, f64::NAN).map(drop)
+        }),
         ("apply_gradients", Defined, |d| {
             let parameters = arena(2, d)?;
             apply_gradients(&parameters, &mut sgd(&parameters)?, f64::NAN)?.to_f32().map(drop)

@@ -91,7 +91,7 @@ fn visit(folder: &Path, exported: &BTreeSet<String>, functions: &mut BTreeSet<St
 }
 
 fn in_file(text: &str, exported: &BTreeSet<String>, functions: &mut BTreeSet<String>) {
-    let mut of_type: Option<String> = None;
+    let (mut of_type, mut hidden) = (None::<String>, false);
     let mut lines = text.lines();
     while let Some(line) = lines.next() {
         if line.starts_with("mod ") && line.ends_with("tests {") {
@@ -104,6 +104,7 @@ fn in_file(text: &str, exported: &BTreeSet<String>, functions: &mut BTreeSet<Str
         } else if line == "}" {
             of_type = None;
         }
+        let is_hidden = std::mem::replace(&mut hidden, line.trim() == "#[doc(hidden)]");
         let Some(function) = line.trim_start().strip_prefix("pub fn ") else { continue };
         let mut signature = function.to_string();
         while !signature.contains('{') {
@@ -116,6 +117,8 @@ fn in_file(text: &str, exported: &BTreeSet<String>, functions: &mut BTreeSet<Str
             continue;
         }
         match &of_type {
+            // For the other crates of this workspace alone.
+            _ if is_hidden => {}
             Some(of_type) if exported.contains(of_type) => functions.extend([format!("{of_type}::{name}")]),
             None if exported.contains(&name) => functions.extend([name]),
             _ => {}

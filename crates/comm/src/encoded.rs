@@ -47,6 +47,7 @@ impl Encoded {
     ///
     /// # Errors
     /// If there is no memory for them.
+    #[doc(hidden)]
     pub fn zeros(values: usize, wire: Wire) -> Result<Encoded> {
         let size = values * wire.width();
         let zeros = bytemuck::allocation::try_zeroed_vec::<u8>(size);
@@ -99,6 +100,7 @@ impl Sums {
     }
 
     /// Those of the values in this range.
+    #[doc(hidden)]
     pub fn part(&self, values: Range<usize>) -> Vec<&[u8]> {
         let (start, end) = (values.start * self.wire.width(), values.end * self.wire.width());
         let mut next = 0;

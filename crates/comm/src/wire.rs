@@ -56,6 +56,7 @@ impl Wire {
     }
 
     /// The values of bytes that lie in several places.
+    #[doc(hidden)]
     pub fn decoded(self, parts: &[&[u8]]) -> Vec<f32> {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         let mut values = vec![0.0; bytes / self.width()];

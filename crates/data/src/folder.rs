@@ -61,6 +61,7 @@ pub(super) fn find_files(folder: &Path, patterns: &[String]) -> Result<Files> {
 }
 
 /// Whether a file is a text, by the ending of its name.
+#[doc(hidden)]
 pub fn is_text(path: &Path) -> bool {
     TEXTS.contains(&kind_of(path).as_str())
 }

@@ -190,6 +190,7 @@ impl Tokens {
     ///
     /// # Panics
     /// If there are fewer.
+    #[doc(hidden)]
     pub fn copy(&self, start: usize, ids: &mut [u32]) {
         assert!(start + ids.len() <= self.len(), "{} ids from {start} on, of {}", ids.len(), self.len());
         let start = self.range.start + start;

@@ -58,6 +58,7 @@ impl Tokenizer {
 
     /// Names the class in a `tokenizer_config.json`, for a model of this type, that keeps to the pipeline. Gives the
     /// file that this takes beside it, if it takes one.
+    #[doc(hidden)]
     pub fn name_class(&self, config: &mut Map<String, Value>, model_type: &str) -> Option<(&'static str, String)> {
         let is_forced = model_type == "qwen2";
         let is_theirs = is_forced && self.is_rebuilt_as_qwen2();

@@ -37,6 +37,7 @@ impl PendingNumbers {
     ///
     /// # Errors
     /// If there is no memory to read into, or the driver reported an error.
+    #[doc(hidden)]
     pub fn new(loss: &Tensor, squares: &Tensor, optimizer: &Optimizer) -> Result<PendingNumbers> {
         PendingNumbers::of([loss, squares, optimizer.skipped()], optimizer.loss_scale())
     }

@@ -117,6 +117,7 @@ impl Gpu {
 
     /// Lets the pool keep so many free bytes in any case.
     #[cfg(feature = "testing")]
+    #[doc(hidden)]
     pub fn keep_least_free_bytes(&self, bytes: usize) {
         self.0.pool.keep_least(bytes);
     }

@@ -82,6 +82,7 @@ impl Gpu {
     ///
     /// # Errors
     /// If the driver refuses it.
+    #[doc(hidden)]
     pub fn alloc_for_host(&self, size: usize) -> Result<Option<GpuSlice>> {
         let Some(copies) = &self.0.copy_queues else { return Ok(None) };
         let copy = copies.take(size, Direction::ToHost)?;
@@ -93,6 +94,7 @@ impl Gpu {
     ///
     /// # Errors
     /// If there is no memory to read into, or the driver reported an error.
+    #[doc(hidden)]
     pub fn download_by_copy_queue(&self, slice: &GpuSlice) -> Result<PendingReadback> {
         let Some(copy) = slice.copy() else { return self.download_later(slice) };
         self.recorder().read_by_copy_queue(copy.clone());
@@ -104,6 +106,7 @@ impl Gpu {
     ///
     /// # Errors
     /// If the driver refuses it, or reported an error.
+    #[doc(hidden)]
     pub fn upload_by_copy_queue(&self, bytes: &[u8]) -> Result<Option<GpuSlice>> {
         let Some(copies) = &self.0.copy_queues else { return Ok(None) };
         let Some(mut copy) = copies.take(bytes.len(), Direction::ToDevice)? else { return Ok(None) };

@@ -68,6 +68,7 @@ impl ParameterArena {
     ///
     /// # Errors
     /// Those of [`ParameterArena::new`].
+    #[doc(hidden)]
     pub fn divided(
         module: &mut dyn Module,
         device: &Device,
@@ -173,6 +174,7 @@ impl ParameterArena {
     }
 
     /// The value of an f32 parameter, flat, if this device has all of it; else its f16 copy.
+    #[doc(hidden)]
     pub fn value_of(&self, entry: &Entry) -> Option<Tensor> {
         let range = entry.range();
         self.values.get(&range).or_else(|| Some(slice(self.halves.as_ref()?, &range)))
@@ -215,6 +217,7 @@ impl ParameterArena {
     }
 
     /// The next place in the arenas, from this one on, where a parameter may begin.
+    #[doc(hidden)]
     pub fn padded(end: usize) -> usize {
         end.next_multiple_of(ALIGN)
     }
@@ -227,6 +230,7 @@ impl ParameterArena {
 
     /// Where in the arena of gradients that of this tensor collects, and the gradient itself; `None` if it is not one
     /// of these parameters, or is frozen.
+    #[doc(hidden)]
     pub fn gradient_of(&self, parameter: &Tensor) -> Option<&(Range<usize>, Gradient)> {
         let Edge::Leaf(own) = parameter.edge() else { return None };
         self.grads.iter().find(|(_, gradient)| gradient.is(own))

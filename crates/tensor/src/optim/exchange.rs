@@ -14,6 +14,7 @@ impl ParameterArena {
     ///
     /// # Errors
     /// If they are of other parameters, or the driver reported an error.
+    #[doc(hidden)]
     pub fn stored_bytes(&self, tensors: &[(String, Tensor)]) -> Result<Vec<Vec<u8>>> {
         let values = if self.is_whole() {
             self.values().to_bytes()?
@@ -28,6 +29,7 @@ impl ParameterArena {
     ///
     /// # Errors
     /// If they are of other parameters, or the driver reported an error.
+    #[doc(hidden)]
     pub fn take_stored(&self, mut next: impl FnMut() -> Result<Vec<u8>>) -> Result<()> {
         let values: Vec<f32> = bytemuck::pod_collect_to_vec(&next()?);
         if values.len() != self.values.layout() {
@@ -42,6 +44,7 @@ impl ParameterArena {
     ///
     /// # Errors
     /// If another rank has them.
+    #[doc(hidden)]
     pub fn divided_values(&self, part: &Range<usize>) -> Result<Option<Tensor>> {
         if self.values.are_divided() && !part.is_empty() { self.value(part).map(Some) } else { Ok(None) }
     }
@@ -50,12 +53,14 @@ impl ParameterArena {
     ///
     /// # Errors
     /// If together they are not all.
+    #[doc(hidden)]
     pub fn joined_values(&self, own: Bytes, others: &[(Range<usize>, Bytes)]) -> Result<Bytes> {
         self.values.joined(own, others)
     }
 
     /// What ranks give each other of a part that one of them has updated, where each has it, in pieces of at most so
     /// many elements: the f32 values that all have, and the f16 copies of the others.
+    #[doc(hidden)]
     pub fn exchanged(&self, part: &Range<usize>, most: usize) -> Result<Vec<Tensor>> {
         let mut pieces = Vec::new();
         for (range, is_shared) in self.values.cut(part) {

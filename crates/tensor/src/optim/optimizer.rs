@@ -269,6 +269,7 @@ impl Optimizer {
     ///
     /// # Errors
     /// Those of [`Optimizer::step`].
+    #[doc(hidden)]
     pub fn prepare(&self, parameters: &ParameterArena) -> Result<PreparedUpdate> {
         self.expect_made_for(parameters)?;
         let sums = sums_of_squares(parameters.gradients())?;
@@ -285,6 +286,7 @@ impl Optimizer {
     ///
     /// # Errors
     /// If the driver reported an error.
+    #[doc(hidden)]
     pub fn apply(
         &mut self,
         parameters: &ParameterArena,

@@ -106,12 +106,14 @@ struct Record {
 }
 
 /// Runs an op and records it if an input needs a gradient.
+#[doc(hidden)]
 pub fn apply(op: impl Kernel + Op + 'static, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
     let outputs = run(&op, inputs)?;
     Ok(record(Box::new(op), inputs, outputs))
 }
 
 /// Puts outputs that were computed from `inputs` on the tape.
+#[doc(hidden)]
 pub fn record(op: Box<dyn Op>, inputs: &[&Tensor], outputs: Vec<Tensor>) -> Vec<Tensor> {
     if !inputs.iter().any(|t| t.needs_grad()) {
         return outputs;
@@ -302,6 +304,7 @@ fn slot<'a>(pending: &'a mut PendingGrads, node: &Arc<Node>, output: usize) -> &
 
 /// Adds the gradient of `sum(root * seed)` to every leaf that `root` was computed from; `seed` may be known to be
 /// `ones`.
+#[doc(hidden)]
 pub fn backward_from(root: &Tensor, seed: Tensor, ones: bool) -> Result<()> {
     let Edge::Node(node, output) = root.edge() else {
         return Err(Error::Autograd("this tensor was not computed from anything that needs a gradient".into()));

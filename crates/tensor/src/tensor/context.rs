@@ -50,6 +50,7 @@ pub fn grad_enabled() -> bool {
 
 /// Runs `body`, in which layers make their initial weights on `device`, a dry run: they have shapes and no values, so a
 /// model of any size is built at once.
+#[doc(hidden)]
 pub fn with_weights_on<T>(device: Device, body: impl FnOnce() -> T) -> T {
     let _restore = Restore(Some(WEIGHTS.replace(Some(device))), |before| WEIGHTS.set(before));
     body()
@@ -61,6 +62,7 @@ pub fn weights_device() -> Option<Device> {
 }
 
 /// Runs `body` and shows each of its kernels to `hook`, which may read tensors but runs no kernels itself.
+#[doc(hidden)]
 pub fn with_hook<T>(hook: Hook, body: impl FnOnce() -> T) -> T {
     let _restore = Restore(Some(HOOK.replace(Some(hook))), |before| HOOK.set(before));
     body()

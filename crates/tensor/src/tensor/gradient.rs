@@ -30,6 +30,7 @@ pub struct SparseGradient {
 impl SparseGradient {
     /// Of `rows` rows. `row_of`, u32 (V), names for each row of the table the one here; what is not below `rows` has
     /// none, and its gradients are lost.
+    #[doc(hidden)]
     pub fn new(row_of: Tensor, rows: usize) -> SparseGradient {
         SparseGradient { row_of, rows, sum: Arc::default() }
     }
@@ -67,6 +68,7 @@ impl Gradient {
     }
 
     /// Whether it is the same sum as another.
+    #[doc(hidden)]
     pub fn is(&self, other: &Gradient) -> bool {
         Arc::ptr_eq(&self.stale, &other.stale)
     }
@@ -77,6 +79,7 @@ impl Gradient {
     }
 
     /// From here on gradients of single rows of this table collect there; with `None` here again.
+    #[doc(hidden)]
     pub fn collect_rows(&self, sparse: Option<SparseGradient>) {
         *self.sparse.lock().unwrap_or_else(PoisonError::into_inner) = sparse;
     }

@@ -65,6 +65,7 @@ enum Memory {
 }
 
 impl Bytes {
+    #[doc(hidden)]
     pub fn owned(bytes: Vec<u8>) -> Bytes {
         Bytes(Memory::Owned(bytes))
     }
