@@ -2,12 +2,14 @@
 """Compare conversations in rustyflow with transformers: what is learnt of them, and the loss over it.
 
     pip install torch transformers safetensors
-    python scripts/check_chat.py --rustyflow target/release/rustyflow
+    python scripts/check_chat.py --rustyflow target/release/rustyflow [--gguf SmolLM2-135M-Instruct.Q4_1.gguf]
 
-Makes small models of two families with a tokenizer and a chat template each, of which one marks what the assistant
-says by {% generation %}, and one does not; and conversations of one to four turns. Every conversation is written by
-apply_chat_template and computed alone, with all labels masked but those of the assistant's tokens: those of
-return_assistant_tokens_mask, or without marks those after the prompt. `rustyflow eval` packs them into rows.
+Makes small models of three families with a tokenizer and a chat template each, of which one marks what the assistant
+says by {% generation %}, and two do not; and conversations of one to four turns. Every conversation is written by
+apply_chat_template, tokenized as one text and computed alone, with all labels masked but those of the assistant's
+tokens: those of return_assistant_tokens_mask, or without marks those with a character that the answer adds to the
+text. `rustyflow eval` packs them into rows. --gguf checks a model with a chat template in llama.cpp's form too, as
+transformers reads it.
 """
 
 import argparse
@@ -38,12 +40,16 @@ PLAIN = """{{- bos_token }}
     {{- '<|im_start|>assistant\\n\\n' }}
 {%- endif %}
 """
+# Without special tokens: a word of the answer and the space before it are one token.
+LINES = """{% for m in messages %}{{ m.role }}: {{ m.content }}
+{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"""
 WORDS = "the a cat dog sat ran on under mat tree and then it said: hello, world! 42 why? because.".split()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rustyflow", type=Path, required=True)
+    parser.add_argument("--gguf", type=Path)
     args = parser.parse_args()
     torch.manual_seed(1)
     random.seed(1)
@@ -51,31 +57,43 @@ def main() -> None:
                  max_position_embeddings=128, bos_token_id=0, eos_token_id=2)
     cases = {
         "qwen3, marked": (transformers.Qwen3Config(**sizes, num_key_value_heads=2, head_dim=8), CHATML),
+        "llama, tokens across the beginning of answers": (
+            transformers.LlamaConfig(**sizes, num_key_value_heads=2), LINES),
         "llama, unmarked": (transformers.LlamaConfig(**sizes, num_key_value_heads=1), PLAIN),
         "gpt2, unmarked": (transformers.GPT2Config(n_layer=2, n_embd=32, n_head=4, n_positions=128, bos_token_id=0,
                                                    eos_token_id=2), PLAIN),
     }
     for name, (config, template) in cases.items():
-        with tempfile.TemporaryDirectory() as folder:
-            check(name, config, template, Path(folder), args.rustyflow.resolve())
+        conversations = [conversation() for _ in range(40)]
+        tokenizer = make_tokenizer(conversations, template)
+        config.vocab_size = len(tokenizer)
+        model = transformers.AutoModelForCausalLM.from_config(config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.1 * torch.randn_like(parameter))
+        check(name, model, tokenizer, conversations, args.rustyflow.resolve())
+    if args.gguf:
+        folder, file = args.gguf.resolve().parent, args.gguf.name
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file)
+        check(file, model, tokenizer, [conversation() for _ in range(6)], args.rustyflow.resolve())
 
 
-def check(name: str, config, template: str, folder: Path, rustyflow: Path) -> None:
-    conversations = [conversation() for _ in range(40)]
-    tokenizer = make_tokenizer(conversations, template)
-    config.vocab_size = len(tokenizer)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.1 * torch.randn_like(parameter))
+def check(name: str, model, tokenizer, conversations: list, rustyflow: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        compare(name, model.eval(), tokenizer, conversations, Path(folder), rustyflow)
+
+
+def compare(name: str, model, tokenizer, conversations: list, folder: Path, rustyflow: Path) -> None:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    model.double()
     total, count = 0.0, 0
     for messages in conversations:
-        ids, mask = labelled(tokenizer, messages, template)
+        ids, mask = labelled(tokenizer, messages)
         labels = [token if counts else -100 for token, counts in zip(ids, mask)]
         with torch.no_grad():
-            logits = model.double()(torch.tensor([ids])).logits[0, :-1]
+            logits = model(torch.tensor([ids])).logits[0, :-1]
         targets = torch.tensor(labels[1:])
         loss = torch.nn.functional.cross_entropy(logits, targets, ignore_index=-100, reduction="sum")
         total, count = total + loss.item(), count + int((targets != -100).sum())
@@ -89,23 +107,18 @@ def check(name: str, config, template: str, folder: Path, rustyflow: Path) -> No
     assert got["tokens"] == count and error < 1e-5
 
 
-def labelled(tokenizer, messages: list[dict], template: str) -> tuple[list[int], list[int]]:
-    if "generation %}" in template:
+def labelled(tokenizer, messages: list[dict]) -> tuple[list[int], list[int]]:
+    if "generation %}" in tokenizer.chat_template:
         both = tokenizer.apply_chat_template(messages, return_dict=True, return_assistant_tokens_mask=True)
         return both["input_ids"], both["assistant_masks"]
     write = lambda messages, answer: tokenizer.apply_chat_template(messages, tokenize=False,
                                                                    add_generation_prompt=answer)
-    encode = lambda text: tokenizer(text, add_special_tokens=False)["input_ids"]
-    ids, mask, done = [], [], ""
-    for number, message in enumerate(messages):
-        if message["role"] == "assistant":
-            before, after = write(messages[:number], True), write(messages[:number + 1], False)
-            for text, counts in [(before[len(done):], 0), (after[len(before):], 1)]:
-                ids += encode(text)
-                mask += [counts] * len(encode(text))
-            done = after
-    rest = encode(write(messages, False)[len(done):])
-    return ids + rest, mask + [0] * len(rest)
+    answers = [(len(write(messages[:number], True)), len(write(messages[:number + 1], False)))
+               for number, message in enumerate(messages) if message["role"] == "assistant"]
+    whole = tokenizer(write(messages, False), add_special_tokens=False, return_offsets_mapping=True)
+    mask = [int(any(start < ends and begins < end for begins, ends in answers))
+            for start, end in whole["offset_mapping"]]
+    return whole["input_ids"], mask
 
 
 def conversation() -> list[dict]:

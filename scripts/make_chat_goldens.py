@@ -588,6 +588,30 @@ a\\nb{{ "c\\nd" }}
 {{ tools[0].function.parameters.properties.keys()|list|join(',') }} {{ tools[0].function.parameters.properties.items()|list|length }} {% for name, p in tools[0].function.parameters.properties.items() %}{{ name }}:{{ p.type }}{% if not loop.last %},{% endif %}{% endfor %} {{ tools[0]['function']['parameters']['properties']['days'] }}
 {{ tools|map(attribute='function')|map(attribute='name')|list }} {{ tools|map(attribute='function.name')|join(' or ') }} {{ tools|selectattr('function.name', 'equalto', 'now')|list|length }} {{ tools | string }}
 {{ messages|list|tojson|length }} {{ messages|first|tojson }} {{ (messages|first).role|tojson }} {{ messages[0]|dictsort }} {{ messages[0].items()|list }} {{ messages[0]|items|list }} {{ messages[0]|string }}
+{{ '%s-%d' % ('a', 3) }} {{ '%s' % 'x' }} {{ '%5.2f|%-5s|%05d|%+d|%x|%X|%o|%e|%%' % (1.234, 'a', 42, 7, 255, 255, 8, 12345.678) }} {{ '%(a)s' % {'a': 1} }} {{ '%s' % [1, 'a'] }} {{ '%s %s' % ('a',) }} {{ '%d' % 'a' }} {{ 'a' % 1 }} {{ '%s' % (1.0,) }} {{ '%s' % none }} {{ '%s' % true }} {{ '%.2s' % 'abc' }} {{ '%s' % messages[0].role|upper + '!' }} {{ 'a' ~ '%s' % messages|length }} {{ '%s' % {'a': 1} }} {{ '%s|' % missing }} {{ 7 % 3 }} {{ '%g' % 0.0001 }}
+{{ +1 }} {{ 2 + +3 }} {{ [1, +2] }} {{ +'a' }} {{ - -1 }} {{ 1 - +1 }} {{ 'a' + 'b' if +1 else 'c' }}
+{% set x = +1 %}{{ x }}{% if +x == 1 %}y{% endif %}
+{% macro f(a) %}{{ a }}{{ varargs }}{% endmacro %}x
+{% macro f(kwargs) %}{{ kwargs }}{% endmacro %}{{ f(1) }}{% set varargs = 2 %}{{ varargs }}
+{{ (messages[0]).self }}| {{ {'kwargs': 1}.kwargs }} {{ kwargs }}|
+{{ "\\/" }} {{ 'a\\/b' }} {{ '\\\\/' }} {{ '<\\/think>' in '</think>' }} {{ 'x'.replace('x', '\\/') }}
+{% set c = cycler('a', 'b') %}{{ c.current }}{{ c.next() }}{{ c.current }}{% set x = c.reset() %}{{ c.current }}{% for i in range(3) %}{{ c.next() }}{% endfor %}
+{{ {'a': 1}.items() }} {{ {'a': 1}.keys() }} {{ {'a': 'x', 'b': 2.0}.values() }} {{ 'a' ~ {'a': 1}.keys() }} {{ {'a': 1}.keys()|length }} {{ 'a' in {'a': 1}.keys() }} {{ {'a': 1}.items()|list }} {{ {'b': 1}.keys()|first }} {{ {'b': 1, 'a': 2}.keys()|sort }} {{ {'a': 1, 'b': 2}.keys()|join(',') }} {{ {'a': 1}.items()|tojson }} {{ {'a': 1}.keys() is iterable }} {{ {'a': 1}.keys() is sequence }} {{ {'a': 1}.keys() is mapping }} {{ 'y' if {}.items() else 'n' }} {{ {'a': 1}.items()|map('first')|list }} {{ messages[0].items()|string }}
+{% for k in {'a': 1, 'b': 2}.keys() %}{{ k }}{{ loop.last }}{% endfor %}{% for v in {'a': 1}.values() if v > 0 %}{{ v }}/{{ loop.length }}{% endfor %}
+{{ 'a' ~ 1e20 }} {{ 'a' ~ 1e16 }} {{ 1e-7 ~ 'a' }} {{ 2 * 1e20 ~ '' }} {{ [1e20] ~ 'x' }} {{ 'a' ~ ['b', none, true] ~ {'c': "d'"} }} {{ 'x' ~ messages[0] }} {{ ('a' ~ 1.5) ~ (2 ~ [3.0]) }} {{ 'a' ~ 2 + 1 }} {{ -1 ~ 'a' }} {{ 1 - 1 ~ 'x' }} {{ missing ~ none ~ 'a' }} {{ ('<a>'|safe) ~ ['b'] }}
+{% for x in none %}a{% endfor %}
+{% for x in none %}a{% else %}b{% endfor %}
+{% for x in messages[0].missing %}a{% else %}b{% endfor %}
+{% for x in messages[0].content and none %}a{% endfor %}
+{% for x in [3, 1]|sort if x < 3 %}{{ x }}{% endfor %}{% for a, b in [(1, 2)] %}{{ a }}{{ b }}{% endfor %}{% for x in 'a' ~ 'b' %}{{ x }}.{% endfor %}{% for x in (1, 2) %}{{ x }}{% endfor %}
+{% for x in [[1, [2]], 3] recursive %}{% if x is iterable %}({{ loop(x) }}){% else %}{{ x }}{% endif %}{% endfor %}
+{{ 1 < 'a' }} {{ none < 1 }} {{ missing < 1 }} {{ 1 > missing }} {{ 'a' >= none }} {{ [1] < [2] }} {{ (1, 2) < (1, 3) }} {{ true < 2 }} {{ {'a': 1} < {'b': 1} }} {{ 1 <= 1.0 }} {{ 'a' < 'b' and 2 > 1 }} {{ not 1 > 2 }} {{ 1 if 2 >= 3 else 4 }} {{ [1 < 2, 3 > 4] }} {{ {'k': 1 < 2} }} {{ (1 < 2) == true }} {{ 'abc'|length > 2 }} {{ 1 + 1 < 3 - 0 }} {{ messages|length<5 }} {{ [1] < (1,) }} {{ range(3)|length <= 3 }} {{ 1 < 2 < 3 > 2 }}
+{% set a = 1 < 2 %}{{ a }}{% if messages|length > 1 and not messages|length < 1 %}y{% elif 1 > 2 %}n{% endif %}{% for m in messages if loop is not defined or 1 < 2 %}{{ m.role[0] }}{% endfor %}
+{{ range(3)|tojson }} {{ [range(3)]|tojson }} {{ range(3) }} {{ range(1, 9, 2) }} {{ range(5, 0, -1) }} {{ range(4)[-1] }} {{ range(3) is sequence }} {{ range(5)[1:3]|list }} {{ range(3)|first }} {{ range(2) ~ 'a' }} {{ 2 in range(3) }} {{ range(0)|length }} {{ range(3)|last }} {{ range(200000)|length }} {{ messages[1:]|tojson }} {{ messages[::-1]|tojson }} {{ 'a b'.split()|tojson }} {{ {'b': 1}|dictsort|tojson }} {{ [2, 1]|sort|tojson }} {{ range(3)|list|tojson }} {{ messages|map(attribute='role')|list|tojson }} {{ ['a']|batch(1)|list|tojson }} {{ messages|selectattr('role', 'eq', 'user')|list|tojson }} {{ 'a\\nb'.splitlines()|tojson }} {{ {'a': 1}.copy()|tojson }} {{ ([1] + [2])|tojson }} {{ ([1] * 2)|tojson }} {{ messages[1:] }} {{ messages[::2] }} {{ 'a,b'.split(',') ~ '' }}
+{% include 'x' ignore missing %}
+{% include 'x' ignore missing with context %}
+{{ {'a': 1}|attr('a') }}| {{ {'a': 1}|attr('b')|default('c') }} {{ messages[0]|attr('role') is defined }}
+{% set ns = namespace(a=1) %}{{ ns|attr('a') }}{% for i in [1] %}{{ loop|attr('index') }}{% endfor %}
 {{ 3 is gt 2 }} {{ 3 is ge(3) }} {{ 'a' is ne 'b' }} {{ 3 is lessthan 4 }} {{ [1, 2, 3]|select('greaterthan', 1)|list }} {{ ['a', 1]|select('string')|list }}
 {{ 'a b'|wordcount }} {{ 'x'|default(y)|length }} {{ [3, 1]|sort|first }} {{ 'b,a'.split(',')|sort|join('-') }} {{ 'A'|lower }}{{ 'abc'|upper|lower }}
 {{ not missing is defined }} {{ not (missing is defined) }} {{ missing is not defined }} {{ 2 + 3 * 4 }} {{ (2 + 3) * 4 }} {{ 2 ** 3 ** 2 }} {{ -2 ** 2 }} {{ - 3 }} {{ 'a' ~ 'b' == 'ab' }} {{ 1 + 1 ~ 'x' }} {{ 'a' ~ 1 + 1 }} {{ not true == false }} {{ 'a' in 'abc' and not 'z' in 'abc' }} {{ 1 if 1 else 2 if 2 else 3 }} {{ 'x'|upper ~ 'y' }} {{ 'a' + 'b'|upper }} {{ -1|abs }}

@@ -130,6 +130,7 @@ pub fn write(model: Option<&Path>, format: Format, args: &Written) -> Result<()>
     let source = tokenizer_folder(&folder)?;
     let options = ExportOptions { source: &source, output: &args.output, form, force: args.force, device };
     let exported = export(model, &conventions, &tokens, &options)?;
+    conventions.warning_of_end().iter().for_each(|text| output::note(format_args!("warning: {text}")));
     if args.json {
         return Ok(output::line(json(&folder, &text, &exported))?);
     }

@@ -76,7 +76,7 @@ fn a_corpus_shorter_than_the_context_says_what_would_fit() {
 fn a_corpus_that_is_not_utf8_says_where() {
     refuses_corpus(
         b"caf\xe9",
-        &["corpus.txt", "not UTF-8 at byte 3", "iconv -f LATIN1 -t UTF-8 corpus.txt > utf8.txt"],
+        &["corpus.txt", "not UTF-8 at byte 3", "iconv -f LATIN1 -t UTF-8 corpus.txt > corpus.utf8.txt"],
     );
 }
 

@@ -159,6 +159,38 @@ fn a_template_is_taken_from_the_model_or_named() {
     chat(&sandbox, &named, "b\n").fails_with(&["generation_config.json", "eos_token_id is \"c\""]);
 }
 
+#[test]
+fn a_run_warns_of_an_end_of_an_answer_that_is_no_special_token() {
+    let sandbox = Sandbox::new();
+    sandbox.write("mine.jinja", TEMPLATE);
+    let message = |role: &str| json!({"role": role, "content": "abcd"});
+    let line = format!("{}\n", json!({"messages": [message("user"), message("assistant")]}));
+    sandbox.write("chat.jsonl", line.repeat(20));
+    let args = ["--corpus", "chat.jsonl", "--max-steps", "1", "--set", "model.block_size=64"];
+    let run = sandbox.train(&[&args[..], &["--set", "data.chat_template=mine.jinja"]].concat()).succeeds();
+    let told = "the chat template ends an answer with \"\\n\", for which the tokenizer has no special token";
+    assert_eq!(run.stderr.matches(told).count(), 1, "{run:?}");
+}
+
+#[test]
+fn special_tokens_are_no_part_of_an_answer_unless_asked_for() {
+    let sandbox = sandbox();
+    let checkpoint = "runs/chat/checkpoints/step-000300";
+    // As a folder from elsewhere, whose letter c is a special token.
+    std::fs::remove_file(sandbox.path(format!("{checkpoint}/manifest.json"))).unwrap();
+    let path = format!("{checkpoint}/tokenizer.json");
+    let mut pipeline: Value = serde_json::from_str(&sandbox.read(&path)).unwrap();
+    let token = json!({"id": pipeline["model"]["vocab"]["c"], "content": "c", "single_word": false, "lstrip": false,
+        "rstrip": false, "normalized": false, "special": true});
+    pipeline["added_tokens"].as_array_mut().unwrap().push(token);
+    sandbox.write(&path, pipeline.to_string());
+    let talk = |further: &[&str]| chat(&sandbox, &[&["--model", checkpoint], further].concat(), "a\nb\n").succeeds();
+    assert_eq!(talk(&[]).stdout, "b\n\n");
+    assert_eq!(talk(&["--special-tokens"]).stdout, "b\nc\n");
+    assert_eq!(json_lines(&talk(&["--json"]).stdout)[1]["text"], "");
+    assert_eq!(json_lines(&talk(&["--json", "--special-tokens"]).stdout)[1]["text"], "c");
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn a_person_sees_a_prompt_and_may_mend_a_mistake() {

@@ -346,6 +346,9 @@ fn a_folder_or_a_text_in_the_place_of_a_configuration_is_trained_on() {
         run.stderr.contains("note: journal is read as a text to train on; a configuration ends in .toml"),
         "{run:?}"
     );
+    sandbox.write("rows.json", format!("[{}]", serde_json::json!({"text": corpus()})));
+    let run = train(&["rows.json"]).succeeds();
+    assert!(!run.stderr.contains("is read as a text"), "{run:?}");
     sandbox.write("settings", "[data]\ncorpus = \"corpus.txt\"\n");
     train(&["settings"]).succeeds().prints(&["corpus     corpus, "]);
     let run = train(&["notes", "--corpus", "corpus.txt"]).fails_with(&["both name the text"]);

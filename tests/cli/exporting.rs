@@ -54,7 +54,9 @@ fn a_chat_template_goes_along() {
     let sandbox = Sandbox::trained();
     let checkpoint = format!("{TINY_RUN}/checkpoints/step-000006");
     sandbox.write(format!("{checkpoint}/chat_template.jinja"), "{{ messages }}");
-    export(&sandbox, &["-o", "a.gguf", "--format", "gguf"]).succeeds();
+    let run = export(&sandbox, &["-o", "a.gguf", "--format", "gguf"]).succeeds();
+    // It writes the messages as a list, and no special token after an answer.
+    assert_eq!(run.stderr.matches("warning: the chat template ends an answer with \"'}]\"").count(), 1, "{run:?}");
     let file = GgufFile::open(&sandbox.path("a.gguf")).unwrap();
     assert_eq!(file.value("tokenizer.chat_template"), Some(&Value::Text("{{ messages }}".into())));
     export(&sandbox, &["-o", "there", "--format", "safetensors"]).succeeds();

@@ -60,6 +60,8 @@ pub struct TextConventions {
     declared: DeclaredIds,
     /// The token that the template writes after an answer.
     answer_end: Option<u32>,
+    /// What it writes there where no token stands for that, so that `eos_token_id` cannot name it.
+    unwritten_end: Option<String>,
     /// What a user should know.
     pub note: Option<String>,
 }
@@ -80,8 +82,9 @@ impl TextConventions {
             Ok(end) => (end, None),
             Err(error) => (None, Some(format!("which token ends an answer is not known: {error}"))),
         };
-        let answer_end = end.and_then(|end| tokenizer.first_added(&end));
-        TextConventions { tokenizer, template, declared, answer_end, note }
+        let answer_end = end.as_ref().and_then(|end| tokenizer.first_added(end));
+        let unwritten_end = end.filter(|end| answer_end.is_none() && !end.is_empty());
+        TextConventions { tokenizer, template, declared, answer_end, unwritten_end, note }
     }
 
     /// Those of the model whose tokenizer is in `folder` and whose weights are in `base`. A template that is none is
@@ -117,6 +120,17 @@ impl TextConventions {
     /// The token that ends an answer and not a text.
     pub fn answer_end(&self) -> Option<u32> {
         self.answer_end.filter(|end| self.tokenizer.end_of_text().is_none_or(|(id, _)| id != *end))
+    }
+
+    /// What to warn of where the model is written: an end of an answer that its files cannot name.
+    pub fn warning_of_end(&self) -> Option<String> {
+        self.unwritten_end.as_ref().map(|end| {
+            format!(
+                "the chat template ends an answer with {end:?}, for which the tokenizer has no special token, so \
+                 eos_token_id cannot name it: transformers' pipeline will not stop there; set data.chat_template to \
+                 a template that ends an answer with one special token of the tokenizer"
+            )
+        })
     }
 
     /// What ends an answer to a conversation that begins with `system`: what `template` writes after one, what ends a
@@ -241,6 +255,17 @@ mod tests {
         assert_eq!((text.ids()["bos_token_id"].clone(), text.answer_end()), (3.into(), Some(4)));
         let none = load(&folder(&[]));
         assert_eq!((none.ends(), none.ids(), none.generation_config()), (vec![], Map::new(), None));
+    }
+
+    #[test]
+    fn an_end_of_several_tokens_is_warned_of() {
+        let warning = |template: &str| load(&folder(&[("chat_template.jinja", template.into())])).warning_of_end();
+        let several = warning("{% for m in messages %}{{ m.content }}abc\n{% endfor %}").unwrap();
+        assert!(several.contains("ends an answer with \"abc\"") && several.contains("eos_token_id"), "{several}");
+        assert!(several.contains("transformers' pipeline will not stop") && several.contains("data.chat_template"));
+        assert_eq!(warning(CHATML), None);
+        assert_eq!(warning("{% for m in messages %}{{ m.content }}{% endfor %}"), None);
+        assert_eq!(load(&folder(&[])).warning_of_end(), None);
     }
 
     #[test]

@@ -11,8 +11,11 @@ use rustyflow_base::error::{Error, Result};
 /// The endings of files that are read if nothing else is said: `data.files` says otherwise.
 const TEXTS: [&str; 10] = ["txt", "text", "md", "markdown", "rst", "tokens", "raw", "jsonl", "ndjson", "parquet"];
 
+/// The ending of a file whose array of objects is read as rows.
+const JSON: &str = "json";
+
 /// The endings of files that splits may come in.
-const SPLITS: [&str; 7] = ["txt", "tokens", "raw", "jsonl", "ndjson", "json", "parquet"];
+const SPLITS: [&str; 7] = ["txt", "tokens", "raw", "jsonl", "ndjson", JSON, "parquet"];
 
 /// The files of a folder and below.
 #[derive(Debug, Default)]
@@ -60,15 +63,17 @@ pub(super) fn find_files(folder: &Path, patterns: &[String]) -> Result<Files> {
     Ok(files)
 }
 
-/// Whether a file is a text, by the ending of its name.
+/// Whether a file that is named is a text, by the ending of its name.
 #[doc(hidden)]
 pub fn is_text(path: &Path) -> bool {
-    TEXTS.contains(&kind_of(path).as_str())
+    let kind = kind_of(path);
+    kind == JSON || TEXTS.contains(&kind.as_str())
 }
 
-/// Files that end in `.json` mostly hold settings: without `data.files`, only those that are splits are read.
+/// The texts of a folder that are read without `data.files`. Nobody named them, and files that end in `.json` mostly
+/// hold settings: of these, only splits are read.
 fn is_taken(path: &Path) -> bool {
-    is_text(path) || (kind_of(path) == "json" && path.components().count() == 1 && split_of(path).is_some())
+    is_text(path) && (kind_of(path) != JSON || (path.components().count() == 1 && split_of(path).is_some()))
 }
 
 /// `data.files`: patterns as in a `.gitignore`; those that begin with `!` leave out what others take, or

@@ -17,6 +17,7 @@ mod chat;
 mod choices;
 mod continued;
 mod conventions;
+mod conversion;
 mod corpus;
 #[cfg(feature = "download")]
 mod datasets;

@@ -10,6 +10,7 @@ use ruzstd::decoding::errors::{FrameDecoderError, ReadFrameHeaderError};
 use ruzstd::decoding::{BlockDecodingStrategy, FrameDecoder};
 
 use super::chat::ChatTemplate;
+use super::conversion::advice;
 use super::json_lines::read_json;
 use super::json_rows::Mapped;
 use super::utf16::as_utf8;
@@ -175,7 +176,7 @@ pub fn read_text(path: &Path) -> Result<String> {
 }
 
 /// A file's name in small letters without `.gz` or `.zst`, and what that says.
-fn without_compression(path: &Path) -> (String, Compression) {
+pub(super) fn without_compression(path: &Path) -> (String, Compression) {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let endings = [(".gz", Compression::Gzip), (".zst", Compression::Zstandard)];
     let ending = endings.into_iter().find_map(|(ending, how)| Some((name.strip_suffix(ending)?.to_string(), how)));
@@ -255,26 +256,10 @@ pub(super) fn bad(path: &Path, message: String) -> Error {
 }
 
 fn not_utf8(path: &Path, at: u64) -> Error {
-    let shown = quoted(path);
     let mut beginning = [0; 5];
-    let is_pdf =
-        File::open(path).and_then(|mut file| file.read_exact(&mut beginning)).is_ok() && beginning == *b"%PDF-";
-    let advice = match is_pdf {
-        true => format!("it is a PDF, and `pdftotext {shown}` writes its text into a .txt file"),
-        // What most such texts are in; every byte stands for a character there.
-        false => format!("`iconv -f LATIN1 -t UTF-8 {shown} > utf8.txt` converts it, if it is in Latin 1"),
-    };
-    bad(path, format!("not UTF-8 at byte {at}: {advice}"))
-}
-
-/// A path as a shell takes it.
-fn quoted(path: &Path) -> String {
-    let text = path.display().to_string();
-    let is_plain = |char: char| char.is_alphanumeric() || "/._-+:@".contains(char);
-    match text.chars().all(is_plain) && !text.starts_with('-') {
-        true => text,
-        false => format!("'{}'", text.replace('\'', "'\\''")),
-    }
+    let opened = open(path, without_compression(path).1);
+    let is_pdf = opened.is_ok_and(|mut file| file.read_exact(&mut beginning).is_ok()) && beginning == *b"%PDF-";
+    bad(path, format!("not UTF-8 at byte {at}: {}", advice(path, is_pdf)))
 }
 
 /// The longest start of `bytes` that is text; what follows may be the start of a character.

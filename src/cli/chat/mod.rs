@@ -39,6 +39,9 @@ pub struct Args {
     chat_template: Option<String>,
     #[command(flatten)]
     sampling: SamplingFlags,
+    /// Keep special tokens in answers, as <|tool_call|>; the one that ends an answer is never shown
+    #[arg(long)]
+    special_tokens: bool,
     /// Print one JSON object for each answer instead, with the speed
     #[arg(long)]
     pub json: bool,
@@ -72,6 +75,7 @@ pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
         sampling: &sampling,
         conversation,
         ending,
+        shows_special: args.special_tokens,
         max_new_tokens: settings.max_new_tokens,
         interactive,
         json: args.json,
@@ -100,6 +104,8 @@ struct Chat<'a> {
     session: Session<'a>,
     conversation: Conversation<'a>,
     ending: Ending,
+    /// Whether special tokens are part of an answer.
+    shows_special: bool,
     max_new_tokens: usize,
     /// Whether a person sits at a terminal.
     interactive: bool,
@@ -211,7 +217,8 @@ impl Chat<'_> {
     /// Draws an answer and shows it as it comes.
     fn generate(&mut self, prompt: &Prompt) -> Result<Answer> {
         let started = Instant::now();
-        let mut writer = TextWriter::new(self.tokenizer, &self.ending.texts);
+        let writer = TextWriter::new(self.tokenizer, &self.ending.texts);
+        let mut writer = if self.shows_special { writer } else { writer.without_special_tokens() };
         // Not shown, but what a token means may depend on those before it.
         prompt.ids.iter().try_for_each(|id| writer.push_prompt(*id).map(drop))?;
         let room = self.model.config().block_size - prompt.ids.len();

@@ -203,7 +203,8 @@ impl<'a> Trainer<'a> {
             .chain(tokenizer_note)
             .chain(loader.note())
             .chain(passes.note)
-            .chain(text.note.clone());
+            .chain(text.note.clone())
+            .chain(text.warning_of_end());
         notes.for_each(|note| (options.on_event)(&Event::Note(note)));
         let record = record::begin(&opened.folder, &start);
         let record = record.inspect_err(|error| leader.stop(Some(&error.to_string())))?;

@@ -5,8 +5,9 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 
+use super::objects::{Cycler, Range};
 use super::python::{JsonStyle, json, prints_alike, split_lines, str};
-use super::{FUEL, methods};
+use super::{FUEL, methods, operators};
 
 type Result<T> = std::result::Result<T, Error>;
 
@@ -23,6 +24,7 @@ pub(super) fn environment() -> Environment<'static> {
     environment.remove_global("debug");
     add_globals(&mut environment);
     add_filters(&mut environment);
+    operators::add(&mut environment);
     environment.add_test("iterable", |value: &Value| {
         let kinds = [ValueKind::String, ValueKind::Seq, ValueKind::Map, ValueKind::Iterable, ValueKind::Undefined];
         kinds.contains(&value.kind())
@@ -44,7 +46,8 @@ fn add_globals(environment: &mut Environment) {
         let now = jiff::fmt::strtime::BrokenDownTime::from(&jiff::Zoned::now());
         now.to_string_with_config(&config, format).map_err(|error| wrong(format!("strftime_now: {error}")))
     });
-    environment.add_function("cycler", |items: Rest<Value>| minijinja_contrib::globals::cycler(items.0));
+    environment.add_function("range", Range::new);
+    environment.add_function("cycler", |items: Rest<Value>| Cycler::new(items.0));
     environment.add_function("joiner", minijinja_contrib::globals::joiner);
     environment.add_function("dict", dict);
 }
@@ -69,6 +72,9 @@ fn dict(args: Rest<ValueOrKwargs>) -> Result<Value> {
 }
 
 fn add_filters(environment: &mut Environment) {
+    // Python's layout is another.
+    environment.remove_filter("pprint");
+    environment.add_filter("attr", attr);
     environment.add_filter("tojson", to_json);
     environment.add_filter("indent", indent);
     environment.add_filter("int", int);
@@ -125,6 +131,17 @@ fn add_filters(environment: &mut Environment) {
         let args = named(["slices", "fill_with"], args)?;
         filters::slice(state, value, args.get("slices")?, args.get("fill_with")?)
     });
+}
+
+/// An attribute, which the items of a dict are not.
+fn attr(value: &Value, name: &str) -> Result<Value> {
+    let of_engine = value.as_object().map_or("", |object| object.type_name());
+    let has_attributes = ["Namespace", "Loop", "Cycler"].iter().any(|known| of_engine.ends_with(known));
+    match value.kind() {
+        _ if has_attributes => value.get_attr(name),
+        ValueKind::Map if !methods::OF_DICTS.contains(&name) => Ok(Value::UNDEFINED),
+        kind => Err(wrong(format!("the filter attr is not supported for {name:?} of a {kind}"))),
+    }
 }
 
 /// White space as Python's `str.strip` takes it.

@@ -1,7 +1,10 @@
-//! transformers' block `{% generation %}`, which encloses what the assistant says.
+//! Templates in the engine's own language: transformers' block `{% generation %}`, which encloses what the assistant
+//! says, and the expressions of [`rewrite`].
 //!
 //! Its body has a scope of its own, as that of a `with` block: what is set in it is gone after it. So the block becomes
 //! one, and where the answers are to be found, a mark stands at either end of it.
+
+use super::rewrite::rewrite;
 
 /// Enclose what a template marks by `{% generation %}`. Private to this program, by Unicode's rules.
 pub(super) const MARKS: [char; 2] = ['\u{f5a01}', '\u{f5a02}'];
@@ -11,6 +14,8 @@ pub(super) fn without_generation(source: &str, marks: bool) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
     let mut is_raw = false;
+    // The words of the macro around.
+    let mut parameters: Option<String> = None;
     while let Some((at, kind)) = next_tag(rest, is_raw) {
         out.push_str(&rest[..at]);
         rest = &rest[at..];
@@ -35,15 +40,33 @@ pub(super) fn without_generation(source: &str, marks: bool) -> String {
             }
             ('%', "generation") => out.push_str(&format!("{{%{left} with {right}%}}")),
             ('%', "endgeneration") => out.push_str(&format!("{{%{left} endwith {right}%}}")),
-            _ => {
+            ('#', _) => out.push_str(tag),
+            (_, word) => {
                 is_raw = kind == '%' && word == "raw";
-                out.push_str(tag);
+                match word.split_whitespace().next() {
+                    Some("macro") if kind == '%' => parameters = Some(word.to_string()),
+                    Some("endmacro") if kind == '%' => parameters = None,
+                    _ => {}
+                }
+                out.push_str(&rewritten(tag, kind == '%', parameters.as_deref()));
             }
         }
         rest = &rest[tag.len()..];
     }
     out.push_str(rest);
     out
+}
+
+/// A tag with its delimiters and signs, and what is between them as the engine computes it.
+fn rewritten(tag: &str, is_block: bool, parameters: Option<&str>) -> String {
+    let is_sign = |char: Option<char>| matches!(char, Some('-' | '+'));
+    let start = 2 + usize::from(is_sign(tag[2..].chars().next()));
+    let end = tag.len().saturating_sub(2);
+    let end = end - usize::from(end > start && is_sign(tag[..end].chars().next_back()));
+    if start >= end || !tag.ends_with('}') {
+        return tag.to_string();
+    }
+    format!("{}{}{}", &tag[..start], rewrite(&tag[start..end], is_block, parameters), &tag[end..])
 }
 
 /// Where the next tag begins, and its kind: `%`, `{` or `#`. Within `raw`, only blocks are looked at.

@@ -4,9 +4,14 @@ use minijinja::value::{Tuple, ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 
+use super::objects::DictView;
 use super::python::split_lines;
 
 type Result<T> = std::result::Result<T, Error>;
+
+/// The methods of Python's dicts.
+pub(super) const OF_DICTS: [&str; 11] =
+    ["clear", "copy", "fromkeys", "get", "items", "keys", "pop", "popitem", "setdefault", "update", "values"];
 
 /// A method by its name.
 pub(super) fn call(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value> {
@@ -14,9 +19,29 @@ pub(super) fn call(state: &mut State, value: &Value, method: &str, args: &[Value
         ValueKind::String => of_text(state, value.as_str().unwrap_or_default(), method, args)?,
         ValueKind::Seq => of_list(value, method, args)?,
         ValueKind::Map if method == "copy" && args.is_empty() => Some(value.clone()),
+        ValueKind::Map if args.is_empty() => view_of(value, method)?,
         _ => None,
     };
     own.map_or_else(|| pycompat::unknown_method_callback(state, value, method, args), Ok)
+}
+
+/// `keys()`, `values()` or `items()` of a dict.
+fn view_of(value: &Value, method: &str) -> Result<Option<Value>> {
+    let Some(name) = [("keys", "dict_keys"), ("values", "dict_values"), ("items", "dict_items")]
+        .into_iter()
+        .find_map(|(known, name)| (known == method).then_some(name))
+    else {
+        return Ok(None);
+    };
+    let mut items = vec![];
+    for key in value.try_iter()? {
+        items.push(match method {
+            "keys" => key,
+            "values" => value.get_item(&key)?,
+            _ => Value::from(Tuple::from([key.clone(), value.get_item(&key)?])),
+        });
+    }
+    Ok(Some(Value::from_object(DictView { name, items })))
 }
 
 fn of_list(value: &Value, method: &str, args: &[Value]) -> Result<Option<Value>> {

@@ -7,7 +7,10 @@ mod environment;
 mod generation;
 mod methods;
 mod named;
+mod objects;
+mod operators;
 mod python;
+mod rewrite;
 #[cfg(test)]
 mod tests;
 

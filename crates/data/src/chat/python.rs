@@ -3,6 +3,8 @@
 use minijinja::value::ValueKind;
 use minijinja::{Error, ErrorKind, State, Value};
 
+use super::objects::{DictView, Range};
+
 /// Deeper values are refused: a namespace may hold itself.
 const MOST_DEPTH: usize = 100;
 
@@ -38,6 +40,15 @@ fn repr(state: &State, value: &Value, depth: usize, out: &mut String) -> Result<
         ValueKind::Number if !value.is_integer() => out.push_str(&float(value.clone().try_into()?)),
         ValueKind::Seq | ValueKind::Iterable => {
             let is_tuple = value.is_tuple();
+            if let Some(range) = value.downcast_object_ref::<Range>() {
+                out.push_str(&range.to_string());
+                return Ok(());
+            }
+            let view = value.downcast_object_ref::<DictView>();
+            if let Some(view) = view {
+                out.push_str(view.name);
+                out.push('(');
+            }
             out.push(if is_tuple { '(' } else { '[' });
             let mut count = 0;
             for item in value.try_iter()? {
@@ -52,6 +63,9 @@ fn repr(state: &State, value: &Value, depth: usize, out: &mut String) -> Result<
                 (true, _) => ")",
                 (false, _) => "]",
             });
+            if view.is_some() {
+                out.push(')');
+            }
         }
         ValueKind::Map => {
             out.push('{');
@@ -168,6 +182,12 @@ impl JsonWriter<'_> {
             }
             ValueKind::String => self.text(value.as_str().unwrap_or_default()),
             ValueKind::Seq | ValueKind::Iterable => {
+                if value.downcast_object_ref::<Range>().is_some() {
+                    return Err(refused("an object of type range"));
+                }
+                if let Some(view) = value.downcast_object_ref::<DictView>() {
+                    return Err(refused(&format!("an object of type {}", view.name)));
+                }
                 let items: Vec<Value> = value.try_iter()?.collect();
                 self.container(['[', ']'], items, depth, |writer, item| writer.write(&item, depth + 1))?;
             }

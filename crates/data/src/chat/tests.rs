@@ -216,3 +216,29 @@ fn a_value_that_holds_itself_and_a_date_that_is_none_are_errors() {
     let error = template("{{ tools }}").render(&messages(), Some(&json!("[]")), false).unwrap_err().to_string();
     assert!(error.contains("\"tools\""), "{error}");
 }
+
+/// What transformers renders and this does not: never another text, and the error says what and where.
+#[test]
+fn what_is_not_supported_is_refused_by_name_and_line() {
+    for (source, what) in [
+        ("{% macro f(a) %}\n{{ varargs }}{% endmacro %}{{ f(1) }}", "`varargs`"),
+        ("{% macro f(a) %}\n{% for k in kwargs %}{{ k }}{% endfor %}{% endmacro %}{{ f(1) }}", "`kwargs`"),
+        ("\n{{ self }}", "`self`"),
+        ("\n{{ messages | pprint }}", "pprint"),
+        ("\n{{ 'a' | wordwrap(5) }}", "wordwrap"),
+        ("\n{{ 'a' | urlencode }}", "urlencode"),
+        ("\n{{ 'a' | forceescape }}", "forceescape"),
+        ("\n{{ {'a': 1} | xmlattr }}", "xmlattr"),
+        ("\n{{ 1 | filesizeformat }}", "filesizeformat"),
+        ("\n{{ [1] | random }}", "random"),
+        ("\n{{ 'a' | attr('upper') }}", "attr"),
+        ("\n{{ {'a': 1} | attr('items') }}", "attr"),
+        ("\n{{ 'a'.join(['%s']) % 1 }}", "%"),
+        ("\n{% for x in none %}{% endfor %}", "not iterable"),
+        ("\n{{ 1 < 'a' }}", "'<' not supported between instances of 'int' and 'str'"),
+        ("\n{{ missing > 1 }}", "left of '>' is undefined"),
+    ] {
+        let error = template(source).render(&messages(), None, false).unwrap_err().to_string();
+        assert!(error.contains(what) && error.contains("line 2"), "{source}: {error}");
+    }
+}
