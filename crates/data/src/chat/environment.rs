@@ -46,8 +46,8 @@ fn add_globals(environment: &mut Environment) {
         let now = jiff::fmt::strtime::BrokenDownTime::from(&jiff::Zoned::now());
         now.to_string_with_config(&config, format).map_err(|error| wrong(format!("strftime_now: {error}")))
     });
-    environment.add_function("range", Range::new);
-    environment.add_function("cycler", |items: Rest<Value>| Cycler::new(items.0));
+    environment.add_function("range", Range::value);
+    environment.add_function("cycler", |items: Rest<Value>| Cycler::value(items.0));
     environment.add_function("joiner", minijinja_contrib::globals::joiner);
     environment.add_function("dict", dict);
 }

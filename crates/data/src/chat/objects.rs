@@ -47,7 +47,7 @@ impl Range {
 
     /// # Errors
     /// If the step is 0, or there are too many numbers.
-    pub fn new(first: i64, stop: Option<i64>, step: Option<i64>) -> Result<Value, Error> {
+    pub fn value(first: i64, stop: Option<i64>, step: Option<i64>) -> Result<Value, Error> {
         let wrong = |message: &str| Error::new(ErrorKind::InvalidOperation, message.to_string());
         let (start, stop) = stop.map_or((0, first), |stop| (first, stop));
         let range = Range { start, stop, step: step.unwrap_or(1) };
@@ -102,7 +102,7 @@ pub(super) struct Cycler {
 impl Cycler {
     /// # Errors
     /// If there are no items.
-    pub fn new(items: Vec<Value>) -> Result<Value, Error> {
+    pub fn value(items: Vec<Value>) -> Result<Value, Error> {
         if items.is_empty() {
             return Err(Error::new(ErrorKind::InvalidOperation, "cycler: at least one item has to be provided"));
         }
