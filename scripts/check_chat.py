@@ -2,14 +2,13 @@
 """Compare conversations in rustyflow with transformers: what is learnt of them, and the loss over it.
 
     pip install torch transformers safetensors
-    python scripts/check_chat.py --rustyflow target/release/rustyflow [--gguf SmolLM2-135M-Instruct.Q4_1.gguf]
+    python scripts/check_chat.py --rustyflow target/release/rustyflow
 
 Makes small models of three families with a tokenizer and a chat template each, of which one marks what the assistant
 says by {% generation %}, and two do not; and conversations of one to four turns. Every conversation is written by
 apply_chat_template, tokenized as one text and computed alone, with all labels masked but those of the assistant's
 tokens: those of return_assistant_tokens_mask, or without marks those with a character that the answer adds to the
-text. `rustyflow eval` packs them into rows. --gguf checks a model with a chat template in llama.cpp's form too, as
-transformers reads it.
+text. `rustyflow eval` packs them into rows.
 """
 
 import argparse
@@ -49,7 +48,6 @@ WORDS = "the a cat dog sat ran on under mat tree and then it said: hello, world!
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rustyflow", type=Path, required=True)
-    parser.add_argument("--gguf", type=Path)
     args = parser.parse_args()
     torch.manual_seed(1)
     random.seed(1)
@@ -72,11 +70,6 @@ def main() -> None:
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))
         check(name, model, tokenizer, conversations, args.rustyflow.resolve())
-    if args.gguf:
-        folder, file = args.gguf.resolve().parent, args.gguf.name
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, gguf_file=file, dtype=torch.float32)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=file)
-        check(file, model, tokenizer, [conversation() for _ in range(6)], args.rustyflow.resolve())
 
 
 def check(name: str, model, tokenizer, conversations: list, rustyflow: Path) -> None:

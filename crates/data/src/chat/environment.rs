@@ -2,10 +2,11 @@
 //! globals, with the arguments that Jinja2's have, by place or by name.
 
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Kwargs, Rest, ValueKind, ValueOrKwargs, from_args};
+use minijinja::value::{Kwargs, Rest, StringInput, ValueKind, ValueOrKwargs, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value, filters};
 
 use super::objects::{Cycler, Range};
+use super::operators::{comparable, iterable};
 use super::python::{JsonStyle, json, prints_alike, split_lines, str};
 use super::{FUEL, methods, operators};
 
@@ -75,6 +76,9 @@ fn add_filters(environment: &mut Environment) {
     // Python's layout is another.
     environment.remove_filter("pprint");
     environment.add_filter("attr", attr);
+    environment.add_filter("list", |state: &State, value: Value| filters::list(state, iterable(value)?));
+    environment.add_filter("join", join);
+    environment.add_filter("sum", sum);
     environment.add_filter("tojson", to_json);
     environment.add_filter("indent", indent);
     environment.add_filter("int", int);
@@ -106,31 +110,49 @@ fn add_filters(environment: &mut Environment) {
     });
     // Those of the engine take these by name alone.
     environment.add_filter("sort", |state: &mut State, value: Value, args: Rest<ValueOrKwargs>| {
+        comparable(&value)?;
         filters::sort(state, value, named(["reverse", "case_sensitive", "attribute"], args)?)
     });
     environment.add_filter("dictsort", |value: &Value, args: Rest<ValueOrKwargs>| {
         filters::dictsort(value, named(["case_sensitive", "by", "reverse"], args)?)
     });
     environment.add_filter("unique", |state: &mut State, value: Value, args: Rest<ValueOrKwargs>| {
+        iterable(value.clone())?;
         filters::unique(state, value, named(["case_sensitive", "attribute"], args)?)
     });
     environment.add_filter("min", |state: &mut State, value: Value, args: Rest<ValueOrKwargs>| {
+        comparable(&value)?;
         filters::min(state, value, named(["case_sensitive", "attribute"], args)?)
     });
     environment.add_filter("max", |state: &mut State, value: Value, args: Rest<ValueOrKwargs>| {
+        comparable(&value)?;
         filters::max(state, value, named(["case_sensitive", "attribute"], args)?)
     });
     environment.add_filter("truncate", |state: &mut State, value: &Value, args: Rest<ValueOrKwargs>| {
         minijinja_contrib::filters::truncate(state, value, named(["length", "killwords", "end", "leeway"], args)?)
     });
     environment.add_filter("batch", |state: &mut State, value: Value, args: Rest<ValueOrKwargs>| {
-        let args = named(["linecount", "fill_with"], args)?;
+        let (value, args) = (iterable(value)?, named(["linecount", "fill_with"], args)?);
         filters::batch(state, value, args.get("linecount")?, args.get("fill_with")?)
     });
     environment.add_filter("slice", |state: &mut State, value: Value, args: Rest<ValueOrKwargs>| {
-        let args = named(["slices", "fill_with"], args)?;
+        let (value, args) = (iterable(value)?, named(["slices", "fill_with"], args)?);
         filters::slice(state, value, args.get("slices")?, args.get("fill_with")?)
     });
+}
+
+fn join(
+    state: &mut State,
+    items: &Value,
+    joiner: Option<StringInput<'_>>,
+    attribute: Option<&str>,
+    named: Kwargs,
+) -> Result<Value> {
+    filters::join(state, &iterable(items.clone())?, joiner, attribute, named)
+}
+
+fn sum(state: &State, items: Value, attribute: Option<&str>, start: Option<Value>, named: Kwargs) -> Result<Value> {
+    filters::sum(state, iterable(items)?, attribute, start, named)
 }
 
 /// An attribute, which the items of a dict are not.

@@ -74,6 +74,18 @@ fn of_text(state: &State, text: &str, method: &str, args: &[Value]) -> Result<Op
             let all = parts.unwrap_or(if first { [text, "", ""] } else { ["", "", text] });
             Value::from(Tuple::from(all.map(Value::from)))
         }
+        "join" => {
+            let (items,): (Value,) = from_args(args)?;
+            if items.is_none() {
+                return Err(wrong("can only join an iterable, not none"));
+            }
+            for (place, item) in items.try_iter()?.enumerate() {
+                if item.kind() != ValueKind::String {
+                    return Err(wrong(&format!("join: item {place} is of type {}, expected str", item.kind())));
+                }
+            }
+            return Ok(None);
+        }
         "rsplit" => {
             let (separator, most): (Option<&str>, Option<i64>) = from_args(args)?;
             Value::from_iter(rsplit(text, separator, most))

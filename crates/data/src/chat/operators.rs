@@ -17,12 +17,24 @@ pub(super) fn add(environment: &mut Environment) {
     environment.add_filter("__printf", printf);
 }
 
-/// What a loop goes over: the engine takes none for an empty list.
-fn iterable(value: Value) -> Result<Value> {
+/// What a loop or a filter goes over: the engine takes none for an empty list.
+pub(super) fn iterable(value: Value) -> Result<Value> {
     match value.kind() {
-        ValueKind::None => Err(wrong("'NoneType' object is not iterable: what the loop goes over is none".into())),
+        ValueKind::None => Err(wrong("'NoneType' object is not iterable: a loop or a filter of items has none".into())),
         _ => Ok(value),
     }
+}
+
+/// Refuses to order items of different types, which the engine does.
+pub(super) fn comparable(items: &Value) -> Result<()> {
+    let mut before: Option<Value> = None;
+    for item in iterable(items.clone())?.try_iter()? {
+        if let Some(before) = before.filter(|before| before.kind() != ValueKind::Map) {
+            compare(before, "<", item.clone())?;
+        }
+        before = Some(item);
+    }
+    Ok(())
 }
 
 /// An operand of `~`.
@@ -39,8 +51,8 @@ fn compare(left: Value, operator: &str, right: Value) -> Result<bool> {
     let (first, second) = (number(&left), number(&right));
     let is_ordered = matches!(first.kind(), ValueKind::Number | ValueKind::String | ValueKind::Seq);
     if !is_ordered || first.kind() != second.kind() || first.is_tuple() != second.is_tuple() {
-        if let Some(undefined) = [&left, &right].into_iter().find(|value| value.is_undefined()) {
-            let side = if undefined.is_undefined() && left.is_undefined() { "left" } else { "right" };
+        if left.is_undefined() || right.is_undefined() {
+            let side = if left.is_undefined() { "left" } else { "right" };
             return Err(wrong(format!("the value on the {side} of '{operator}' is undefined")));
         }
         let [left, right] = [type_name(&left), type_name(&right)];
