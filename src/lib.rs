@@ -4,6 +4,9 @@
 //! one, which assembles them: models, generation, runs and the command. Modules of this crate import only from those to
 //! their left: `config, report <- models <- generate <- train <- bench <- cli`. `docs/design.md` is the map.
 
+// Of rustdoc, which asks whether threads may share each type of wgpu's that lies in ours.
+#![recursion_limit = "256"]
+
 pub mod bench;
 #[cfg(feature = "cli")]
 pub mod cli;
