@@ -4,8 +4,8 @@
 //! stands in the profile under its name. [`check`] puts it to the tests that the library's own ops go through.
 //!
 //! ```
-//! use rustyflow::custom::{self, CustomOp};
-//! use rustyflow::{Device, Result, Tensor};
+//! use rustyflow_tensor::custom::{self, CustomOp};
+//! use rustyflow_tensor::{Device, Result, Tensor};
 //!
 //! /// y = x + sin(a x)^2 / a, dy/dx = 1 + sin(2 a x).
 //! fn snake(a: f32) -> Result<CustomOp> {

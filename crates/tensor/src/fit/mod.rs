@@ -3,10 +3,10 @@
 //! (`crate::train`) updates with the same arenas, optimizers and schedules.
 //!
 //! ```
-//! use rustyflow::fit::{Array, Arrays, DataLoader, LoaderOptions, Trainer, TrainerOptions};
-//! use rustyflow::nn::{Dropout, Linear, init_keys};
-//! use rustyflow::optim::{Kind, LearningRate};
-//! use rustyflow::{Device, Result};
+//! use rustyflow_tensor::fit::{Array, Arrays, DataLoader, LoaderOptions, Trainer, TrainerOptions};
+//! use rustyflow_tensor::nn::{Dropout, Linear, init_keys};
+//! use rustyflow_tensor::optim::{Kind, LearningRate};
+//! use rustyflow_tensor::{Device, Result};
 //!
 //! # fn main() -> Result<()> {
 //! // y = 2 x0 - x1

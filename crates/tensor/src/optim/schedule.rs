@@ -1,7 +1,7 @@
 //! The learning rate over a run: a function of the step alone, so that nothing has to be saved to go on with it.
 //!
 //! ```
-//! use rustyflow::optim::LearningRate;
+//! use rustyflow_tensor::optim::LearningRate;
 //!
 //! let rate = LearningRate::cosine(3e-4, 3e-5, 1000).warm_up(100);
 //! assert!(rate.of_step(0) < rate.of_step(50) && rate.of_step(999) < rate.of_step(100));
