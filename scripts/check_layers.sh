@@ -29,7 +29,7 @@ order() {
     done
 }
 
-order crates/tensor/src "profile pool" "gpu cpu" "tensor" "ops" "custom nn optim" "step" "fit"
+order crates/tensor/src "profile pool" "gpu cpu" "tensor" "ops" "opcheck nn optim" "step" "fit"
 order src "config report" "models" "generate" "train" "bench" "cli"
 # What assembles a run knows the configuration and the data; a model and a benchmark do not.
 for module in models bench; do forbid "src/$module" "config data"; done

@@ -23,9 +23,9 @@ pub use rustyflow_data as data;
 #[cfg(feature = "testing")]
 pub use rustyflow_tensor::testing;
 pub use rustyflow_tensor::{DType, Device, Shape, Tensor, set_threads};
-pub use rustyflow_tensor::{custom, fit, gpu, nn, ops, optim, profile, step, tensor};
+pub use rustyflow_tensor::{fit, gpu, nn, opcheck, ops, optim, profile, step, tensor};
 
-use rustyflow_base::{cache, device_kind, protobuf, shell_words, units};
+use rustyflow_base::{cache, device_kind, shell_words, units};
 use rustyflow_tensor::cpu;
 #[cfg(not(feature = "testing"))]
 use rustyflow_tensor::testing;

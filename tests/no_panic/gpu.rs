@@ -2,7 +2,7 @@
 
 use super::{Defined, HUGE, LARGE, Refused, Row};
 use rustyflow::gpu::{
-    AdapterChoice, Gpu, Launch, Limits, Operand, Plan, Shader, buffer, check_wgsl, grid, param, source_of, translate,
+    AdapterChoice, Gpu, Launch, Limits, Operand, Plan, Shader, buffer, check_launch, grid, param, source_of, translate,
 };
 use rustyflow::profile::{Cost, MemoryKind};
 use rustyflow::{Device, Error, Result, Tensor};
@@ -18,7 +18,7 @@ fn refused(device: &Device, call: fn(&Gpu) -> Result<()>) -> Result<()> {
 
 /// y = x.
 fn copy(source: &'static str) -> Launch {
-    let shader = Shader { name: "copy_of_no_panic", source, checked: true };
+    let shader = Shader::checked("copy_of_no_panic", source);
     let buffers = vec![buffer("x", "f32", Operand::Input(0)), buffer("y", "f32", Operand::Output(0))];
     Launch { shader, values: Vec::new(), buffers, params: vec![param("len", 1u32)], workgroups: 1 }
 }
@@ -132,12 +132,12 @@ pub fn rows() -> Vec<Row> {
             Ok(())
         }),
         ("source_of", Defined, |_| {
-            assert!(source_of(&copy(COPY), &Limits::WEBGPU_DEFAULT).contains("y[i] = x[i]"));
+            assert!(source_of(&copy(COPY), &Limits::WEBGPU_DEFAULT).is_ok_and(|wgsl| wgsl.contains("y[i] = x[i]")));
+            assert!(source_of(&copy("{% nonsense %}"), &Limits::WEBGPU_DEFAULT).is_err());
             Ok(())
         }),
-        ("check_wgsl", Refused, |_| {
-            let checked = check_wgsl(&copy("{{ interface }} what is no WGSL"), &Limits::WEBGPU_DEFAULT);
-            checked.map_err(|(error, _)| Error::Invalid(error.message))
+        ("check_launch", Refused, |_| {
+            check_launch("copy", &copy("{{ interface }} what is no WGSL"), &Limits::WEBGPU_DEFAULT)
         }),
         ("translate", Refused, |_| {
             let other_name = Launch { buffers: Vec::new(), ..copy(COPY) };

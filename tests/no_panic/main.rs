@@ -5,7 +5,6 @@
 mod bench;
 mod comm;
 mod config;
-mod custom;
 mod data;
 mod device;
 mod fit;
@@ -14,6 +13,7 @@ mod gpu;
 mod loading;
 mod models;
 mod nn;
+mod opcheck;
 mod optim;
 mod profile;
 mod report;
@@ -52,7 +52,7 @@ fn rows() -> Vec<Row> {
         report::rows(),
         gpu::rows(),
         profile::rows(),
-        custom::rows(),
+        opcheck::rows(),
         bench::rows(),
     ]
     .concat()

@@ -20,7 +20,7 @@ const FOLDERS: [&str; 16] = [
     "src/report",
     "crates/tensor/src/gpu",
     "crates/tensor/src/profile",
-    "crates/tensor/src/custom",
+    "crates/tensor/src/opcheck",
     "src/bench",
 ];
 

@@ -19,7 +19,7 @@ fn every_variant_translates_and_fits_every_kind_of_device() {
     }
     let translated: Mutex<HashSet<String>> = Mutex::default();
     let failure = |(device, limits, kernel, launch): (_, _, _, &Launch)| {
-        let source = source_of(launch, limits);
+        let source = source_of(launch, limits).unwrap();
         let in_line = |WgslError { line, message }| match line {
             Some(line) => format!("{message}: {}", source.lines().nth(line - 1).unwrap_or_default().trim()),
             None => message,
@@ -110,7 +110,7 @@ fn rendered_lines() -> BTreeMap<&'static str, (String, BTreeSet<String>)> {
         for (_, launch) in variants {
             let (name, source) = (launch.shader.name, launch.shader.source);
             let (_, lines) = rendered.entry(name).or_insert_with(|| (source.to_string(), BTreeSet::new()));
-            lines.extend(source_of(launch, limits).lines().map(|line| line.trim().to_string()));
+            lines.extend(source_of(launch, limits).unwrap().lines().map(|line| line.trim().to_string()));
         }
     }
     let all: BTreeSet<String> = rendered.values().flat_map(|(_, lines)| lines.clone()).collect();

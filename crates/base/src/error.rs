@@ -26,7 +26,7 @@ pub enum Error {
     #[error("two operands share memory: {0}")]
     Aliasing(String),
 
-    /// The WGSL of a custom op does not compile: `place` says in which line of which text.
+    /// The WGSL of an application's op does not compile: `place` says in which line of which text.
     #[error("{op}: {place}: {message}")]
     Wgsl { op: &'static str, place: String, message: String },
 

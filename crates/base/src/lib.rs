@@ -4,7 +4,6 @@ pub mod cache;
 pub mod device_kind;
 pub mod error;
 pub mod hub_cache;
-pub mod protobuf;
 pub mod shell_words;
 pub mod units;
 

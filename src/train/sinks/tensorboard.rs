@@ -15,11 +15,11 @@
 //! Formats: tensorflow/core/lib/io/record_writer.h, tensorboard/compat/proto/event.proto and summary.proto.
 
 use super::{Record, Sink};
-use crate::protobuf::Message;
 use crate::train::run_folder::RunFolder;
 use crate::{Error, Result};
 use crc::{CRC_32_ISCSI, Crc};
 use jiff::Timestamp;
+use prost::Message;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -46,19 +46,19 @@ impl TensorBoard {
         let file = OpenOptions::new().append(true).create_new(true).open(&path);
         let file = file.map_err(|e| Error::io("create", &path, e))?;
         let mut board = TensorBoard { path, file };
-        board.write(&Event { time: now, step: 0, what: What::Version })?;
+        board.write(&Event::version(now))?;
         board.go_back(now, step)?;
         Ok(board)
     }
 
     /// What comes after this step is void.
     fn go_back(&mut self, time: Timestamp, step: usize) -> Result<()> {
-        self.write(&Event { time, step: step + 1, what: What::Start })
+        self.write(&Event::start(time, step + 1))
     }
 
     fn write(&mut self, event: &Event) -> Result<()> {
         // One write: whoever reads meanwhile sees whole records.
-        self.file.write_all(&framed(event.message().encoded())).map_err(|e| Error::io("write", &self.path, e))
+        self.file.write_all(&framed(&event.encode_to_vec())).map_err(|e| Error::io("write", &self.path, e))
     }
 }
 
@@ -69,7 +69,7 @@ impl Sink for TensorBoard {
             return self.go_back(time, step);
         }
         let scalars = record.scalars().map(|(scalar, value)| (scalar.tag, value.as_f64().unwrap_or(f64::NAN) as f32));
-        self.write(&Event { time, step, what: What::Scalars(scalars.collect()) })
+        self.write(&Event::scalars(time, step, scalars))
     }
 }
 
@@ -83,42 +83,69 @@ fn next_name(folder: &Path, now: Timestamp) -> Result<String> {
     Ok(format!("{PREFIX}{:010}.rustyflow", now.as_second().max(after)))
 }
 
+/// tensorboard.Event, with the fields that are used here.
+#[derive(prost::Message)]
 struct Event {
-    time: Timestamp,
-    step: usize,
-    what: What,
+    /// Seconds since 1970.
+    #[prost(double, tag = "1")]
+    wall_time: f64,
+    #[prost(int64, tag = "2")]
+    step: i64,
+    #[prost(oneof = "What", tags = "3, 5, 7")]
+    what: Option<What>,
 }
 
+#[derive(prost::Oneof)]
 enum What {
-    /// The first event of a file.
-    Version,
-    /// Of a session that begins here.
-    Start,
-    /// By tag.
-    Scalars(Vec<(&'static str, f32)>),
+    /// Of the first event of a file.
+    #[prost(string, tag = "3")]
+    FileVersion(String),
+    #[prost(message, tag = "5")]
+    Summary(Summary),
+    #[prost(message, tag = "7")]
+    SessionLog(SessionLog),
+}
+
+#[derive(prost::Message)]
+struct Summary {
+    #[prost(message, repeated, tag = "1")]
+    value: Vec<Scalar>,
+}
+
+/// Summary.Value
+#[derive(prost::Message)]
+struct Scalar {
+    #[prost(string, tag = "1")]
+    tag: String,
+    #[prost(float, optional, tag = "2")]
+    simple_value: Option<f32>,
+}
+
+#[derive(prost::Message)]
+struct SessionLog {
+    /// SessionLog.SessionStatus
+    #[prost(uint32, tag = "1")]
+    status: u32,
 }
 
 impl Event {
-    fn message(&self) -> Message {
-        let mut event = Message::default().double(1, self.time.as_microsecond() as f64 / 1e6); // wall_time
-        // Zero is what a missing field means.
-        if self.step > 0 {
-            event = event.varint(2, self.step as u64);
-        }
-        match &self.what {
-            What::Version => event.bytes(3, b"brain.Event:2"),
-            What::Start => {
-                const START: u64 = 1;
-                event.message(7, &Message::default().varint(1, START))
-            }
-            What::Scalars(scalars) => {
-                let summary = scalars.iter().fold(Message::default(), |summary, (name, value)| {
-                    // tag, simple_value
-                    summary.message(1, &Message::default().bytes(1, name.as_bytes()).float(2, *value))
-                });
-                event.message(5, &summary)
-            }
-        }
+    fn new(time: Timestamp, step: usize, what: What) -> Event {
+        Event { wall_time: time.as_microsecond() as f64 / 1e6, step: step as i64, what: Some(what) }
+    }
+
+    /// A session begins: what the file has of this step and later ones is void.
+    fn start(time: Timestamp, step: usize) -> Event {
+        const START: u32 = 1;
+        Event::new(time, step, What::SessionLog(SessionLog { status: START }))
+    }
+
+    fn version(time: Timestamp) -> Event {
+        Event::new(time, 0, What::FileVersion("brain.Event:2".into()))
+    }
+
+    fn scalars<'a>(time: Timestamp, step: usize, scalars: impl Iterator<Item = (&'a str, f32)>) -> Event {
+        let value = scalars.map(|(tag, value)| Scalar { tag: tag.into(), simple_value: Some(value) }).collect();
+        Event::new(time, step, What::Summary(Summary { value }))
     }
 }
 
@@ -142,12 +169,14 @@ mod tests {
     #[test]
     fn records_are_those_that_tensorboard_writes() {
         // Of `RecordWriter` and `Event` in tensorboard 2.21.
-        let scalars = vec![("train/loss", 1.5), ("train/grad_norm", 0.1)];
-        for (step, what, expected) in
-            [(0, What::Version, VERSION), (301, What::Start, START), (300, What::Scalars(scalars), SCALARS)]
-        {
-            let time = Timestamp::from_microsecond(1_700_000_000_250_000).unwrap();
-            let written = framed(Event { time, step, what }.message().encoded());
+        let scalars = [("train/loss", 1.5), ("train/grad_norm", 0.1)].into_iter();
+        let time = Timestamp::from_microsecond(1_700_000_000_250_000).unwrap();
+        for (event, expected) in [
+            (Event::version(time), VERSION),
+            (Event::start(time, 301), START),
+            (Event::scalars(time, 300, scalars), SCALARS),
+        ] {
+            let written = framed(&event.encode_to_vec());
             let hex: String = written.iter().map(|byte| format!("{byte:02x}")).collect();
             assert_eq!(hex, expected);
         }
@@ -168,8 +197,8 @@ mod tests {
         let event = crate::train::Event::RolledBack { from_step: 350, step: 300, cause, learning_rate_factor };
         let record = Record::new(&event).unwrap();
         board.add(&record, &mut folder).unwrap();
-        let start = Event { time: record.time, step: 301, what: What::Start };
-        assert_eq!(fs::read(&board.path).unwrap()[before..], framed(start.message().encoded()));
+        let start = Event::start(record.time, 301);
+        assert_eq!(fs::read(&board.path).unwrap()[before..], framed(&start.encode_to_vec()));
     }
 
     #[test]

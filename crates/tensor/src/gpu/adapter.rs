@@ -100,34 +100,7 @@ pub(super) fn open(choice: &AdapterChoice) -> Result<Opened> {
     let infos: Vec<AdapterInfo> = adapters.iter().enumerate().map(|(i, a)| describe(i, a)).collect();
     let index = choose(&infos, choice)?;
     let (adapter, info) = (&adapters[index], infos[index].clone());
-    let wanted = Features::SHADER_F16
-        | Features::SUBGROUP
-        | Features::SUBGROUP_BARRIER
-        | Features::IMMEDIATES
-        | Features::TIMESTAMP_QUERY
-        | Features::TIMESTAMP_QUERY_INSIDE_PASSES
-        | Features::PIPELINE_CACHE
-        | Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
-    let (wanted, required_limits) = if choice.default_limits {
-        // Not even immediates: WebGPU has none.
-        let beyond = Features::SHADER_F16
-            | Features::SUBGROUP
-            | Features::SUBGROUP_BARRIER
-            | Features::IMMEDIATES
-            | Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
-        (wanted - beyond, wgpu::Limits::defaults())
-    } else {
-        (wanted, adapter.limits())
-    };
-    let descriptor = wgpu::DeviceDescriptor {
-        label: Some("rustyflow"),
-        required_features: wanted & adapter.features(),
-        required_limits,
-        // SAFETY: of the experimental features only cooperative matrices are asked for. What may go wrong with them is
-        // a wrong product, which the tests compare with the CPU's.
-        experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
-        ..Default::default()
-    };
+    let descriptor = descriptor(adapter, choice);
     // WebGPU has one queue.
     let with_copies = if choice.default_limits { None } else { copy_queues::open(adapter, &descriptor) };
     let with_copies = with_copies.and_then(|opened| {
@@ -158,6 +131,38 @@ pub(super) fn open(choice: &AdapterChoice) -> Result<Opened> {
         coop_matrix,
         pipeline_cache_key: wgpu::util::pipeline_cache_key(&adapter.get_info()),
     })
+}
+
+/// What a device of this adapter is to have.
+fn descriptor(adapter: &wgpu::Adapter, choice: &AdapterChoice) -> wgpu::DeviceDescriptor<'static> {
+    let wanted = Features::SHADER_F16
+        | Features::SUBGROUP
+        | Features::SUBGROUP_BARRIER
+        | Features::IMMEDIATES
+        | Features::TIMESTAMP_QUERY
+        | Features::TIMESTAMP_QUERY_INSIDE_PASSES
+        | Features::PIPELINE_CACHE
+        | Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
+    let (wanted, required_limits) = if choice.default_limits {
+        // Not even immediates: WebGPU has none.
+        let beyond = Features::SHADER_F16
+            | Features::SUBGROUP
+            | Features::SUBGROUP_BARRIER
+            | Features::IMMEDIATES
+            | Features::EXPERIMENTAL_COOPERATIVE_MATRIX;
+        (wanted - beyond, wgpu::Limits::defaults())
+    } else {
+        (wanted, adapter.limits())
+    };
+    wgpu::DeviceDescriptor {
+        label: Some("rustyflow"),
+        required_features: wanted & adapter.features(),
+        required_limits,
+        // SAFETY: of the experimental features only cooperative matrices are asked for. What may go wrong with them is
+        // a wrong product, which the tests compare with the CPU's.
+        experimental_features: unsafe { wgpu::ExperimentalFeatures::enabled() },
+        ..Default::default()
+    }
 }
 
 /// The side of the largest square cooperative matrices of f16 that are added up in f32; 0 if there are none.

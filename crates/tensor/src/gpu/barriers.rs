@@ -280,7 +280,7 @@ mod tests {
         }
 
         /// The barriers that wgpu adds to a pass: before which launch, and of which buffers, if not of the fence.
-        fn added(&self, groups: &[Group], launches: &[Vec<Use>]) -> Vec<(usize, Vec<(u64, usize)>)> {
+        fn added(&self, groups: &[Group], launches: &[Vec<Use>]) -> Vec<Added> {
             let mut tracked: HashMap<(u64, usize), bool> = HashMap::new();
             let mut added = Vec::new();
             let buffer = |used: &Use| {
@@ -382,7 +382,7 @@ mod tests {
     /// Random launches: between any two that must follow each other there is a barrier, and where the second reads or
     /// overwrites what the first wrote it is one of that buffer.
     #[test]
-    fn what_must_wait_waits() {
+    fn hazards_are_separated_by_a_barrier() {
         let mut seed = 1_u64;
         let mut random = move |n: u64| {
             seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -391,30 +391,7 @@ mod tests {
         let (mut planned, mut alone) = (0, 0);
         for _ in 0..2000 {
             let mut barriers = Barriers::default();
-            // The last is memory of one buffer.
-            let memories: Vec<u64> = (0..12).chain([100]).collect();
-            let mut allocations = Allocations::of(&memories);
-            let mut current: Vec<usize> = (0..memories.len()).collect();
-            let mut passes = Vec::new();
-            for _ in 0..3 {
-                let mut steps: Vec<Vec<Use>> = Vec::new();
-                for _ in 0..1 + random(12) {
-                    let mut uses: Vec<Use> = Vec::new();
-                    for used in &mut current {
-                        if random(8) == 0 {
-                            allocations.0.push((allocations.0[*used].0, OnceLock::new()));
-                            *used = allocations.0.len() - 1;
-                        }
-                        if random(6) == 0 {
-                            let bytes = if random(4) == 0 { [0, 16] } else { ALL };
-                            uses.push(Use { allocation: *used, writes: random(3) == 0, bytes });
-                        }
-                    }
-                    steps.push(uses);
-                }
-                let allocation = current[random(13) as usize];
-                passes.push((steps, Use { allocation, writes: random(2) == 0, bytes: ALL }));
-            }
+            let (allocations, passes) = random_passes(&mut random);
             for (steps, copied) in &passes {
                 let groups = allocations.pass(&mut barriers, steps, false);
                 assert_eq!(groups.iter().map(|group| group.launches.len()).sum::<usize>(), steps.len());
@@ -424,37 +401,83 @@ mod tests {
                 planned += at.len();
                 alone += by_wgpu_alone(&allocations, steps);
                 let order: Vec<usize> = groups.iter().flat_map(|group| group.launches.clone()).collect();
-                let place = |launch: usize| order.iter().position(|&other| other == launch).unwrap();
                 for (j, later) in steps.iter().enumerate() {
                     for (i, earlier) in steps[..j].iter().enumerate() {
                         for (a, b) in earlier.iter().flat_map(|a| later.iter().map(move |b| (a, b))) {
-                            let (of_a, of_b) = (&allocations.0[a.allocation], &allocations.0[b.allocation]);
-                            if of_a.0 != of_b.0 || !(a.writes || b.writes) {
-                                continue;
-                            }
-                            let (i, j) = (place(i), place(j));
-                            let between = || added.iter().filter(|(at, _)| i < place(*at) && place(*at) <= j);
-                            assert!(between().next().is_some(), "{i} {a:?} and {j} {b:?} in {steps:?}: {groups:?}");
-                            let mut used_between = order[i + 1..j]
-                                .iter()
-                                .flat_map(|&launch| &steps[launch])
-                                .filter(|c| allocations.0[c.allocation].0 == of_a.0);
-                            // Reads of a part leave a write after a write.
-                            let covers = |c: &Use| c.writes || c.bytes[1] >= a.bytes[1];
-                            let follows =
-                                if b.writes { !used_between.any(covers) } else { used_between.next().is_none() };
-                            if a.writes && follows {
-                                let buffer = (of_a.0, *of_a.1.get().unwrap());
-                                let same = a.allocation == b.allocation || of_a.1 == of_b.1;
-                                let known = between().any(|(_, buffers)| buffers.contains(&buffer));
-                                assert!(same && known, "{i} {a:?} and {j} {b:?} in {steps:?}: {groups:?}");
-                            }
+                            assert_separated(&allocations, steps, (&order, &added), (i, a), (j, b));
                         }
                     }
                 }
             }
         }
         assert!(planned < alone, "{planned} barriers, {alone} without a plan");
+    }
+
+    /// What each launch uses, and what is copied after all.
+    type Pass = (Vec<Vec<Use>>, Use);
+    /// A barrier: the launch that it stands before, and the buffers that it is known to wait for.
+    type Added = (usize, Vec<(u64, usize)>);
+
+    /// Three passes of launches, each with what is copied after it, and the memory that they use, which changes its
+    /// buffers meanwhile.
+    fn random_passes(random: &mut impl FnMut(u64) -> u64) -> (Allocations, Vec<Pass>) {
+        // The last is memory of one buffer.
+        let memories: Vec<u64> = (0..12).chain([100]).collect();
+        let mut allocations = Allocations::of(&memories);
+        let mut current: Vec<usize> = (0..memories.len()).collect();
+        let mut passes = Vec::new();
+        for _ in 0..3 {
+            let mut steps: Vec<Vec<Use>> = Vec::new();
+            for _ in 0..1 + random(12) {
+                let mut uses: Vec<Use> = Vec::new();
+                for used in &mut current {
+                    if random(8) == 0 {
+                        allocations.0.push((allocations.0[*used].0, OnceLock::new()));
+                        *used = allocations.0.len() - 1;
+                    }
+                    if random(6) == 0 {
+                        let bytes = if random(4) == 0 { [0, 16] } else { ALL };
+                        uses.push(Use { allocation: *used, writes: random(3) == 0, bytes });
+                    }
+                }
+                steps.push(uses);
+            }
+            let allocation = current[random(13) as usize];
+            passes.push((steps, Use { allocation, writes: random(2) == 0, bytes: ALL }));
+        }
+        (allocations, passes)
+    }
+
+    /// Fails if launch j's use b must follow launch i's use a, and no barrier that is `added` stands between them in
+    /// `order`.
+    fn assert_separated(
+        allocations: &Allocations,
+        steps: &[Vec<Use>],
+        (order, added): (&[usize], &[Added]),
+        (i, a): (usize, &Use),
+        (j, b): (usize, &Use),
+    ) {
+        let (of_a, of_b) = (&allocations.0[a.allocation], &allocations.0[b.allocation]);
+        if of_a.0 != of_b.0 || !(a.writes || b.writes) {
+            return;
+        }
+        let place = |launch: usize| order.iter().position(|&other| other == launch).unwrap();
+        let (i, j) = (place(i), place(j));
+        let between = || added.iter().filter(|(at, _)| i < place(*at) && place(*at) <= j);
+        assert!(between().next().is_some(), "{i} {a:?} and {j} {b:?} in {steps:?}: {order:?}");
+        let mut used_between = order[i + 1..j]
+            .iter()
+            .flat_map(|&launch| &steps[launch])
+            .filter(|c| allocations.0[c.allocation].0 == of_a.0);
+        // Reads of a part leave a write after a write.
+        let covers = |c: &Use| c.writes || c.bytes[1] >= a.bytes[1];
+        let follows = if b.writes { !used_between.any(covers) } else { used_between.next().is_none() };
+        if a.writes && follows {
+            let buffer = (of_a.0, *of_a.1.get().unwrap());
+            let same = a.allocation == b.allocation || of_a.1 == of_b.1;
+            let known = between().any(|(_, buffers)| buffers.contains(&buffer));
+            assert!(same && known, "{i} {a:?} and {j} {b:?} in {steps:?}: {order:?}");
+        }
     }
 
     /// The barriers that wgpu adds if memory has one buffer each and nothing is made known to it.

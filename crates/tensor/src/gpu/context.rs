@@ -68,27 +68,7 @@ impl Gpu {
     pub fn open(choice: &AdapterChoice) -> Result<Gpu> {
         let adapter::Opened { info, device, queue, copy_queues, coop_matrix, pipeline_cache_key } =
             adapter::open(choice)?;
-        let granted = device.limits();
-        let subgroup_size = match info.subgroup_size {
-            [min, max] if min == max && device.features().contains(wgpu::Features::SUBGROUP) => min,
-            _ => 0,
-        };
-        // Their kernels must know how many threads hold a matrix together.
-        let coop_matrix = if subgroup_size > 0 { coop_matrix } else { 0 };
-        let limits = Limits {
-            binding_bytes: granted.max_storage_buffer_binding_size,
-            buffer_bytes: granted.max_buffer_size,
-            workgroup_bytes: granted.max_compute_workgroup_storage_size,
-            workgroup_threads: granted.max_compute_invocations_per_workgroup,
-            immediates: device.features().contains(wgpu::Features::IMMEDIATES),
-            f16: device.features().contains(wgpu::Features::SHADER_F16),
-            subgroup_size,
-            coop_matrix,
-            split_fp16: coop_matrix > 0 && adapter::known_for_fast_tensor_cores(&info.name),
-            gpu_model: adapter::gpu_model(&info.name),
-            matmul_throughput: None,
-            choices: ChoiceCache::new(),
-        };
+        let limits = limits(&info, &device, coop_matrix);
         let fault = Arc::new(Mutex::new(None));
         let sink = fault.clone();
         device.on_uncaptured_error(Arc::new(move |e: wgpu::Error| {
@@ -171,7 +151,10 @@ impl Gpu {
     /// Meanwhile other threads may record and submit: what they need they compile too, or wait for where it is under
     /// way.
     pub fn precompile(&self, launches: &[Launch], stop: &AtomicBool) {
-        self.0.pipelines.compile_all(launches.iter().filter(|launch| launch.workgroups > 0), stop);
+        let pipelines = &self.0.pipelines;
+        // One that is refused is refused again, with an error, when it is to run.
+        let runs = |launch: &&Launch| launch.workgroups > 0 && pipelines.checked.expect("", launch, &self.1).is_ok();
+        pipelines.compile_all(launches.iter().filter(runs), stop);
     }
 
     /// Where its kernels' times are booked.
@@ -198,6 +181,31 @@ impl Gpu {
             Some(Fault::Reported(message)) => Err(Error::Gpu(message.clone())),
             None => Ok(()),
         }
+    }
+}
+
+/// What kernels may use of an opened device with cooperative matrices of this side.
+fn limits(info: &AdapterInfo, device: &wgpu::Device, coop_matrix: u32) -> Limits {
+    let granted = device.limits();
+    let subgroup_size = match info.subgroup_size {
+        [min, max] if min == max && device.features().contains(wgpu::Features::SUBGROUP) => min,
+        _ => 0,
+    };
+    // Their kernels must know how many threads hold a matrix together.
+    let coop_matrix = if subgroup_size > 0 { coop_matrix } else { 0 };
+    Limits {
+        binding_bytes: granted.max_storage_buffer_binding_size,
+        buffer_bytes: granted.max_buffer_size,
+        workgroup_bytes: granted.max_compute_workgroup_storage_size,
+        workgroup_threads: granted.max_compute_invocations_per_workgroup,
+        immediates: device.features().contains(wgpu::Features::IMMEDIATES),
+        f16: device.features().contains(wgpu::Features::SHADER_F16),
+        subgroup_size,
+        coop_matrix,
+        split_fp16: coop_matrix > 0 && adapter::known_for_fast_tensor_cores(&info.name),
+        gpu_model: adapter::gpu_model(&info.name),
+        matmul_throughput: None,
+        choices: ChoiceCache::new(),
     }
 }
 

@@ -17,6 +17,8 @@ mod barriers;
 #[cfg(feature = "gpu")]
 mod bind_groups;
 #[cfg(feature = "gpu")]
+mod checked;
+#[cfg(feature = "gpu")]
 mod clock;
 #[cfg(feature = "gpu")]
 mod context;
@@ -70,15 +72,16 @@ pub use plan::{
 #[cfg(feature = "gpu")]
 pub use {
     adapter::adapters,
+    checked::check_launch,
     context::Gpu,
     pool::GpuSlice,
     readback::{MappedBytes, PendingReadback},
     shader::{render, source_of},
-    translate::{CheckedShader, check_wgsl, translate},
+    translate::{CheckedShader, translate},
 };
 
 #[cfg(not(feature = "gpu"))]
-pub use stub::{Gpu, GpuSlice, MappedBytes, PendingReadback, adapters, check_wgsl, translate};
+pub use stub::{Gpu, GpuSlice, MappedBytes, PendingReadback, adapters, check_launch, translate};
 
 use crate::units;
 use serde::Serialize;

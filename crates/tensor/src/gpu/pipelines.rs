@@ -1,5 +1,6 @@
 //! Compiles each shader variant once, whichever thread asks for it, and keeps pipelines and their layouts.
 
+use super::checked::CheckedVariants;
 use super::pipeline_cache::PipelineCache;
 use super::plan::{Interface, Launch, Limits, PARAMS_BYTES, Value};
 use super::shader;
@@ -26,6 +27,8 @@ pub(super) struct BindingLayout {
 
 /// The values that a shader is rendered with.
 type Values = Vec<(&'static str, Value)>;
+/// [`Shader::id`](super::Shader::id).
+type ShaderId = (&'static str, usize);
 /// Of a variant: empty until it is compiled. Who needs it while another thread compiles it waits for that.
 type Slot = Arc<OnceLock<Arc<Pipeline>>>;
 
@@ -37,9 +40,10 @@ pub(super) struct Pipelines {
     pub params_layout: Option<wgpu::BindGroupLayout>,
     /// What outlasts the process; `None` where nothing is to be kept or nothing can be.
     cache: Option<PipelineCache>,
-    /// By the shader's name.
-    variants: RwLock<FxHashMap<&'static str, FxHashMap<Values, Slot>>>,
+    variants: RwLock<FxHashMap<ShaderId, FxHashMap<Values, Slot>>>,
     layouts: Mutex<HashMap<Vec<bool>, Arc<BindingLayout>>>,
+    /// Of shaders that are checked before they run.
+    pub checked: CheckedVariants,
     /// Variants compiled so far.
     compiled: AtomicUsize,
 }
@@ -47,14 +51,14 @@ pub(super) struct Pipelines {
 impl Pipelines {
     pub fn new(device: wgpu::Device, limits: Limits, cache: Option<PipelineCache>) -> Pipelines {
         let params_layout = (!limits.immediates).then(|| params_layout(&device));
-        let (variants, layouts, compiled) = Default::default();
-        Pipelines { device, limits, params_layout, cache, variants, layouts, compiled }
+        let (variants, layouts, checked, compiled) = Default::default();
+        Pipelines { device, limits, params_layout, cache, variants, layouts, checked, compiled }
     }
 
     /// The variant that `launch` runs, if it is compiled.
     pub fn get(&self, launch: &Launch) -> Option<Arc<Pipeline>> {
         let variants = self.variants.read().unwrap_or_else(PoisonError::into_inner);
-        let pipeline = variants.get(launch.shader.name)?.get(launch.values.as_slice())?.get()?;
+        let pipeline = variants.get(&launch.shader.id())?.get(launch.values.as_slice())?.get()?;
         debug_assert_eq!(pipeline.interface, launch.interface(), "{} {:?}", launch.shader.name, launch.values);
         Some(pipeline.clone())
     }
@@ -64,7 +68,7 @@ impl Pipelines {
         self.get(launch).unwrap_or_else(|| {
             let slot = {
                 let mut variants = self.variants.write().unwrap_or_else(PoisonError::into_inner);
-                let of_shader = variants.entry(launch.shader.name).or_default();
+                let of_shader = variants.entry(launch.shader.id()).or_default();
                 of_shader.entry(launch.values.clone()).or_default().clone()
             };
             slot.get_or_init(|| Arc::new(self.compile(launch))).clone()
@@ -76,7 +80,7 @@ impl Pipelines {
     pub fn compile_all<'a>(&self, launches: impl Iterator<Item = &'a Launch>, stop: &AtomicBool) {
         let mut seen = HashSet::new();
         let is_new =
-            |launch: &&'a Launch| self.get(launch).is_none() && seen.insert((launch.shader.name, &launch.values));
+            |launch: &&'a Launch| self.get(launch).is_none() && seen.insert((launch.shader.id(), &launch.values));
         let missing: Vec<&Launch> = launches.filter(is_new).collect();
         let next = AtomicUsize::new(0);
         // No threads of the pool: those are for what other threads do meanwhile.
@@ -128,7 +132,9 @@ impl Pipelines {
     fn compile(&self, launch: &Launch) -> Pipeline {
         let (started, name) = (Instant::now(), launch.shader.name);
         let layout = self.layout(launch.buffers.iter().map(|buffer| buffer.operand.is_read_only()).collect());
-        let source = shader_source(shader::source_of(launch, &self.limits));
+        // Ours ship with the binary, and `tests/shaders` renders every variant; others were checked before.
+        let wgsl = shader::source_of(launch, &self.limits).unwrap_or_else(|e| panic!("{name}: {}", e.message));
+        let source = shader_source(wgsl);
         let descriptor = wgpu::ShaderModuleDescriptor { label: Some(name), source };
         let checks = match cfg!(debug_assertions) || launch.shader.checked {
             true => wgpu::ShaderRuntimeChecks::checked(),

@@ -12,8 +12,28 @@ use std::sync::{Arc, OnceLock};
 pub struct Shader {
     pub name: &'static str,
     pub source: &'static str,
-    /// Whether every index is checked, in release builds too: of text that is not tested here (`custom`).
+    /// Whether text and launch are checked before they run, and every index while they do, in release builds too.
     pub checked: bool,
+}
+
+impl Shader {
+    /// A template of an application, `source`, that the profile and error messages call `name`. It is written as those
+    /// in `shaders/`: `{{ interface }}` first, then its own functions and workgroup variables, then the body of an entry
+    /// point, which `{{ for_each(1) }}` (one thread for each `i` below `params.len`) or `{{ entry(256) }}` (workgroups
+    /// of so many threads; `workgroup` is the number of one, `thread` that of a thread in it) opens and `}` closes.
+    /// There may be a few workgroups more than a [`Launch`] names: a body after `entry` returns if its number is too
+    /// large.
+    ///
+    /// Whatever the text depends on besides `source` belongs into [`Launch::values`]: launches of one text with the same
+    /// values are compiled once.
+    pub const fn checked(name: &'static str, source: &'static str) -> Shader {
+        Shader { name, source, checked: true }
+    }
+
+    /// Tells it from others, which may have the same name.
+    pub(super) fn id(&self) -> (&'static str, usize) {
+        (self.name, self.source.as_ptr().addr())
+    }
 }
 
 /// `shader!(softmax)` embeds `shaders/softmax.wgsl`.

@@ -8,21 +8,30 @@
 //! - `{{ for_each(4) }}`: 256 threads, each with one `i` of the launch's `params.len` elements divided into groups of
 //!   four.
 
+use super::WgslError;
 use super::plan::{INCLUDES, Interface, Launch, Limits, Shader, Value};
 use minijinja::Environment;
 use std::fmt::Write;
 
 /// The WGSL text of one variant.
 ///
-/// # Panics
-/// If the template is malformed: templates ship with the binary and `tests/shaders.rs` renders every variant.
-pub fn render(shader: &Shader, values: &[(&'static str, Value)], interface: &Interface, immediates: bool) -> String {
+/// # Errors
+/// If the template is malformed, with its line.
+pub fn render(
+    shader: &Shader,
+    values: &[(&'static str, Value)],
+    interface: &Interface,
+    immediates: bool,
+) -> Result<String, WgslError> {
+    let malformed = |e: minijinja::Error| WgslError { line: e.line(), message: format!("its template: {e:#}") };
     let mut env = Environment::new();
+    // By default a name may ask for text that is escaped.
+    env.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
     env.set_undefined_behavior(minijinja::UndefinedBehavior::Strict);
     let syntax = minijinja::syntax::SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
     env.set_syntax(syntax.expect("the standard delimiters are valid"));
     for (name, source) in INCLUDES.into_iter().chain([(shader.name, shader.source)]) {
-        env.add_template(name, source).unwrap_or_else(|e| panic!("shaders/{name}.wgsl: {e:#}"));
+        env.add_template(name, source).map_err(malformed)?;
     }
     env.add_function("entry", entry);
     env.add_function("for_each", for_each);
@@ -38,12 +47,14 @@ pub fn render(shader: &Shader, values: &[(&'static str, Value)], interface: &Int
             (*name, value)
         })
         .collect();
-    let template = env.get_template(shader.name).expect("added above");
-    template.render(context).unwrap_or_else(|e| panic!("shaders/{}.wgsl: {e:#}", shader.name))
+    env.get_template(shader.name).and_then(|template| template.render(context)).map_err(malformed)
 }
 
 /// The WGSL text that a launch runs on a device with these limits.
-pub fn source_of(launch: &Launch, limits: &Limits) -> String {
+///
+/// # Errors
+/// If its template is malformed, with its line.
+pub fn source_of(launch: &Launch, limits: &Limits) -> Result<String, WgslError> {
     render(&launch.shader, &launch.values, &launch.interface(), limits.immediates)
 }
 

@@ -1,6 +1,6 @@
 //! Stands in for the GPU in builds without the feature `gpu`: types that no value can have.
 
-use super::{AdapterChoice, AdapterInfo, Launch, Limits, Plan, WgslError};
+use super::{AdapterChoice, AdapterInfo, Launch, Limits, Plan};
 use crate::profile::{Cost, MemoryKind, MemoryStats, Profiler};
 use crate::{Error, Result};
 use std::convert::Infallible;
@@ -37,7 +37,7 @@ pub fn adapters() -> Vec<AdapterInfo> {
 }
 
 /// Always right: this build cannot read WGSL, and has no GPU that would run it.
-pub fn check_wgsl(_launch: &Launch, _limits: &Limits) -> std::result::Result<(), (WgslError, String)> {
+pub fn check_launch(_kernel: &'static str, _launch: &Launch, _limits: &Limits) -> Result<()> {
     Ok(())
 }
 

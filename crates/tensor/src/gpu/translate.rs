@@ -127,21 +127,13 @@ impl CheckedShader {
     }
 }
 
-/// Whether the shader of a launch would compile on a device with these limits.
-///
-/// # Errors
-/// What is wrong with it, and its text.
-pub fn check_wgsl(launch: &Launch, limits: &Limits) -> Result<(), (WgslError, String)> {
-    let source = source_of(launch, limits);
-    CheckedShader::new(launch, &source, limits).map(drop).map_err(|error| (error, source))
-}
-
 /// Translates the shader of a launch, as a device with these limits would run it, to every language.
 ///
 /// # Errors
 /// Which translation fails, and why.
 pub fn translate(launch: &Launch, limits: &Limits) -> Result<(), String> {
-    let shader = CheckedShader::new(launch, &source_of(launch, limits), limits).map_err(|e| e.message)?;
+    let source = source_of(launch, limits).map_err(|e| e.message)?;
+    let shader = CheckedShader::new(launch, &source, limits).map_err(|e| e.message)?;
     shader.to_spirv().map_err(|e| format!("SPIR-V: {e}"))?;
     shader.to_msl().map_err(|e| format!("Metal: {e}"))?;
     shader.to_hlsl().map_err(|e| format!("DirectX: {e}"))?;

@@ -210,7 +210,8 @@ impl Op for Binary {
 
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
-        let [a, b] = [0, 1].map(|i| if saved.has_input(i) { saved.input(i) } else { dy });
+        let kept = |i| if saved.has_input(i) { saved.input(i) } else { Ok(dy) };
+        let (a, b) = (kept(0)?, kept(1)?);
         let gradient = |grads: &Grads, part: Part| match self.function.wgsl[part as usize] {
             "dy" => Ok(dy.detach()), // Nothing to launch.
             _ => {

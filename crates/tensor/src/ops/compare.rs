@@ -178,7 +178,7 @@ impl Op for Where {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
         for (i, inverted) in [(1, false), (2, true)] {
             if grads.needs_grad(i) {
-                let gradient = grads.run_one(&Masked { inverted }, &[saved.input(0), dy])?;
+                let gradient = grads.run_one(&Masked { inverted }, &[saved.input(0)?, dy])?;
                 grads.accumulate(i, sum_to(gradient, &self.shapes[i - 1])?)?;
             }
         }

@@ -162,7 +162,7 @@ impl Op for Embedding {
 
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
-        let (&Embedding { vocabulary, c }, ids) = (self, saved.input(1));
+        let (&Embedding { vocabulary, c }, ids) = (self, saved.input(1)?);
         let kernel = |vocabulary| move |accumulate| EmbeddingBackward { vocabulary, c, accumulate };
         match grads.sparse(0) {
             Some(sparse) => sparse.add(&[dy, ids, sparse.row_of()], kernel(sparse.rows())),
@@ -181,7 +181,7 @@ impl Op for EmbeddingAt {
         self.table.backward(saved, grad_output, grads)?;
         let of_tokens = grad_output[0].as_ref().filter(|dy| grads.needs_grad(2) && !dy.is_empty());
         let Some(dy) = of_tokens else { return Ok(()) };
-        let (start, t) = (self.start, saved.input(1).shape().last_dim());
+        let (start, t) = (self.start, saved.input(1)?.shape().last_dim());
         let sums = |accumulate| SumRows { accumulate, len: t * self.table.c, outputs: 1 };
         if t == self.positions {
             return grads.accumulate_with(2, &[dy], sums);
@@ -241,13 +241,6 @@ impl Kernel for EmbeddingBackward {
         let chunk = if positions * width >= 1 << 20 { 32 } else { 8 };
         let chunks = positions.div_ceil(chunk);
         let len = self.vocabulary * self.c;
-        let launch = |mode: &'static str, buffers: Vec<Buffer>, params: Vec<Param>, workgroups| Launch {
-            shader: shader!(embedding),
-            values: vec![("mode", mode.into())],
-            buffers,
-            params,
-            workgroups,
-        };
         let with = |mut launch: Launch, values: &[(&'static str, Value)]| {
             launch.values.extend_from_slice(values);
             launch
@@ -293,6 +286,11 @@ impl Kernel for EmbeddingBackward {
         let pairs = 8 * BLOCK * blocks;
         Plan { scratch: vec![pairs, if blocks > 1 { pairs } else { 0 }, 4 * chunks * self.c], launches }
     }
+}
+
+/// A launch of the backward's mode.
+fn launch(mode: &'static str, buffers: Vec<Buffer>, params: Vec<Param>, workgroups: usize) -> Launch {
+    Launch { shader: shader!(embedding), values: vec![("mode", mode.into())], buffers, params, workgroups }
 }
 
 /// Adds `rows` (N, C) to those of the gradient of a table (V, C) that `ids` (N) of u32 name. What is not below V names

@@ -35,7 +35,7 @@ impl Op for FeedForward {
 
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
-        let (w1, w2, dy) = (saved.input(1), saved.input(2), &dy.as_rows());
+        let (w1, w2, dy) = (saved.input(1)?, saved.input(2)?, &dy.as_rows());
         // All operands are of one type.
         let out = [0, 1, 2].map(|i| grads.dtype(i, w1));
         // Input `weight + 2` is the bias of input `weight`, if there are biases. Without x the weight is frozen.
@@ -58,7 +58,7 @@ impl Op for FeedForward {
         parameters(grads, 2, self.h.as_ref(), dy)?;
         let input_gradient = |accumulate| MatMul { trans_b: true, accumulate, out: out[0], ..MatMul::default() };
         grads.accumulate_with(0, &[du, w1], input_gradient)?;
-        parameters(grads, 1, saved.has_input(0).then(|| saved.input(0)), du)
+        parameters(grads, 1, saved.has_input(0).then(|| saved.input(0)).transpose()?, du)
     }
 }
 

@@ -130,7 +130,7 @@ impl Op for ScatterAdd {
 
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
-        grads.accumulate(0, dy.reshape([dy.len(), 1])?.embedding(saved.input(1))?)
+        grads.accumulate(0, dy.reshape([dy.len(), 1])?.embedding(saved.input(1)?)?)
     }
 }
 

@@ -321,11 +321,7 @@ fn in_chunks(
             run_into(&product, &[&dx, &padded], &[&dh.rows(start, count)])?;
         }
         if bias_needs_grad {
-            let sums = |accumulate| SumRows { accumulate, len: vocab, outputs: 1 };
-            match &dbias {
-                Some(sum) => run_into(&sums(true), &[&dx], &[sum])?,
-                None => dbias = Some(run_as(MemoryKind::Gradients, &sums(false), &[&dx])?.remove(0)),
-            }
+            add_rows(&mut dbias, &dx, vocab)?;
         }
         if weight.needs_grad() && start + count < rows {
             WeightGradient::add(&mut others, &dx, &h)?;
@@ -336,6 +332,16 @@ fn in_chunks(
     let loss = scratch(&MeanLoss, &with(&[&losses, &targets], class_weights))?;
     let inputs: Vec<&Tensor> = [h, weight].into_iter().chain(bias).collect();
     Ok(record(Box::new(LinearCrossEntropy { dh, dweight, dbias }), &inputs, vec![loss]).remove(0))
+}
+
+/// Adds the rows of dx (rows, columns), as far as the first `len` columns, to `sum` (len).
+fn add_rows(sum: &mut Option<Tensor>, dx: &Tensor, len: usize) -> Result<()> {
+    let sums = |accumulate| SumRows { accumulate, len, outputs: 1 };
+    match sum {
+        Some(sum) => run_into(&sums(true), &[dx], &[sum])?,
+        None => *sum = Some(run_as(MemoryKind::Gradients, &sums(false), &[dx])?.remove(0)),
+    }
+    Ok(())
 }
 
 /// The inputs of a kernel, and those that follow them.

@@ -28,7 +28,7 @@ impl Op for AddLowRank {
 
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
-        let (x, a) = (saved.input(1), saved.input(2));
+        let (x, a) = (saved.input(1)?, saved.input(2)?);
         if grads.needs_grad(3) {
             let product = MatMul { trans_a: true, ..MatMul::default() };
             let db = grads.run_one(&product, &[&dy.as_rows(), &self.z.as_rows()])?;

@@ -267,7 +267,7 @@ impl Op for Pool {
 
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
-        let inputs = if self.kind == Max { vec![dy, saved.output(1)] } else { vec![dy] };
+        let inputs = if self.kind == Max { vec![dy, saved.output(1)?] } else { vec![dy] };
         grads.accumulate(0, grads.run_one(&PoolBackward(*self), &inputs)?)
     }
 }

@@ -239,9 +239,10 @@ impl Op for Rope {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
         if self.eps.is_none() {
             let back = Rope { inverse: true, ..self.clone() };
-            return grads.accumulate(0, grads.run_one(&back, &[dy, saved.input(1)])?);
+            return grads.accumulate(0, grads.run_one(&back, &[dy, saved.input(1)?])?);
         }
-        let [qkv, table, q_weight, k_weight] = [0, 1, 2, 3].map(|i| saved.input(i));
+        let [qkv, table] = [saved.input(0)?, saved.input(1)?];
+        let [q_weight, k_weight] = [saved.input(2)?, saved.input(3)?];
         let mut gradients = grads.run(&Backward(self.clone()), &[dy, qkv, table, q_weight, k_weight])?;
         let partials = gradients.remove(1);
         let sums = |accumulate| SumRows { accumulate, len: q_weight.len(), outputs: 2 };

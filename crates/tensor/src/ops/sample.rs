@@ -122,17 +122,7 @@ impl Draw {
         }
         if self.top_p < 1.0 {
             ranks.sort_unstable();
-            let weight = |rank: &u64| f64::from(weights[*rank as u32 as usize]);
-            let goal = f64::from(self.top_p) * ranks.iter().map(weight).sum::<f64>();
-            let mut sum = 0.0;
-            let kept = ranks.iter().take_while(|rank| {
-                let before = sum;
-                sum += weight(rank);
-                before < goal
-            });
-            for &rank in &ranks[kept.count()..] {
-                weights[rank as u32 as usize] = 0.0;
-            }
+            keep_top_p(self.top_p, &ranks, &mut weights);
         }
         for weight in &mut weights {
             if *weight < self.min_p {
@@ -155,6 +145,21 @@ impl Draw {
         };
         let last = || weights.iter().rposition(|weight| *weight > 0.0); // rounding
         weights.iter().position(passes).or_else(last).map_or(NO_TOKEN, |id| id as u32)
+    }
+}
+
+/// Sets to 0 all weights but those of the first tokens, by `ranks`, that have `top_p` of the sum together.
+fn keep_top_p(top_p: f32, ranks: &[u64], weights: &mut [f32]) {
+    let weight = |rank: &u64| f64::from(weights[*rank as u32 as usize]);
+    let goal = f64::from(top_p) * ranks.iter().map(weight).sum::<f64>();
+    let mut sum = 0.0;
+    let kept = ranks.iter().take_while(|rank| {
+        let before = sum;
+        sum += weight(rank);
+        before < goal
+    });
+    for &rank in &ranks[kept.count()..] {
+        weights[rank as u32 as usize] = 0.0;
     }
 }
 

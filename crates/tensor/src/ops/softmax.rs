@@ -100,7 +100,7 @@ impl Op for Softmax {
 
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
-        grads.accumulate(0, grads.run_one(&SoftmaxBackward { log: self.log }, &[saved.output(0), dy])?)
+        grads.accumulate(0, grads.run_one(&SoftmaxBackward { log: self.log }, &[saved.output(0)?, dy])?)
     }
 }
 

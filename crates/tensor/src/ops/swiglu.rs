@@ -81,7 +81,7 @@ impl Op for Swiglu {
 
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dh) = &grad_output[0] else { return Ok(()) };
-        grads.accumulate(0, grads.run_one(&SwigluBackward, &[saved.input(0), dh])?)
+        grads.accumulate(0, grads.run_one(&SwigluBackward, &[saved.input(0)?, dh])?)
     }
 }
 

@@ -289,8 +289,8 @@ impl Op for Unary {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
         let kept = match self.function.keeps {
             Keeps::Nothing => dy,
-            Keeps::Input => saved.input(0),
-            Keeps::Output => saved.output(0),
+            Keeps::Input => saved.input(0)?,
+            Keeps::Output => saved.output(0)?,
         };
         grads.accumulate(0, grads.run_one(&Derivative(*self), &[kept, dy])?)
     }

@@ -4,6 +4,7 @@
 //! later (`gpu::timestamps`). What is booked there also goes to a [`Trace`], if there is one.
 
 mod memory;
+mod perfetto;
 mod report;
 mod roofline;
 mod start_up;

@@ -5,9 +5,10 @@
 //! names of events are interned. Packets are written while the run goes on, so a trace takes little memory, and a run
 //! that is killed leaves one that ends with a whole packet.
 //!
-//! Format: <https://perfetto.dev/docs/reference/trace-packet-proto>; the constants below are its field numbers.
+//! The messages are those of [`perfetto`](super::perfetto).
 
-use crate::protobuf::Message;
+use super::perfetto::*;
+use prost::Message;
 use std::collections::HashMap;
 use std::io::{self, Write};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -65,15 +66,6 @@ impl Track {
         }
     }
 }
-
-// TrackEvent.Type
-const SLICE_BEGIN: u64 = 1;
-const SLICE_END: u64 = 2;
-const INSTANT: u64 = 3;
-
-// TracePacket.SequenceFlags
-const INCREMENTAL_STATE_CLEARED: u64 = 1;
-const NEEDS_INCREMENTAL_STATE: u64 = 2;
 
 /// A record that is being made. Several threads may add to it.
 pub struct Trace {
@@ -194,49 +186,55 @@ fn nanoseconds(time: Duration) -> u64 {
 impl Recording {
     /// Names the processes and the tracks.
     fn describe(&mut self, device: &str) {
-        /// TrackDescriptor.ChildTracksOrdering: by the rank of each track.
-        const EXPLICIT: u64 = 3;
-        let descriptor = |uuid: u64| Message::default().varint(1, uuid);
-        let mut flags = INCREMENTAL_STATE_CLEARED;
+        let mut sequence_flags = INCREMENTAL_STATE_CLEARED;
         for (uuid, name) in [(HOST, "host"), (DEVICE, device)] {
-            let process = Message::default().varint(1, uuid).bytes(6, name.as_bytes()); // pid, process_name
-            let track = descriptor(uuid).message(3, &process).varint(11, EXPLICIT);
-            self.append(&on_sequence(Message::default()).varint(13, flags).message(60, &track));
-            flags = NEEDS_INCREMENTAL_STATE;
+            let process = Some(ProcessDescriptor { pid: uuid, process_name: name.into() });
+            let track = TrackDescriptor { uuid, process, child_ordering: EXPLICIT, ..TrackDescriptor::default() };
+            self.append(TracePacket { sequence_flags, track_descriptor: Some(track), ..TracePacket::default() });
+            sequence_flags = NEEDS_INCREMENTAL_STATE;
         }
         for track in Track::ALL {
-            let uuid = track.uuid();
-            // name, parent_uuid, sibling_order_rank
-            let track = descriptor(uuid).bytes(2, track.name().as_bytes()).varint(5, track.process()).varint(12, uuid);
-            self.append(&on_sequence(Message::default()).varint(13, flags).message(60, &track));
+            let track = TrackDescriptor {
+                uuid: track.uuid(),
+                name: track.name().into(),
+                parent_uuid: track.process(),
+                sibling_order_rank: track.uuid(),
+                ..TrackDescriptor::default()
+            };
+            self.append(TracePacket { sequence_flags, track_descriptor: Some(track), ..TracePacket::default() });
         }
     }
 
     /// The begin of an event, or an instant, with a number to be shown beside it.
-    fn begin(&mut self, track: Track, kind: u64, name: &'static str, at: u64, note: Option<(&'static str, u64)>) {
+    fn begin(&mut self, track: Track, kind: u32, name: &'static str, at: u64, note: Option<(&'static str, u64)>) {
         let next = self.names.len() as u64 + 1;
         let iid = *self.names.entry(name).or_insert(next);
-        let mut event = Message::default();
-        if let Some((name, value)) = note {
-            event = event.message(4, &Message::default().varint(3, value).bytes(10, name.as_bytes()));
-        }
-        let event = event.varint(9, kind).varint(10, iid).varint(11, track.uuid());
-        let mut packet = on_sequence(Message::default().varint(8, at)).message(11, &event);
-        if iid == next {
-            let name = Message::default().varint(1, iid).bytes(2, name.as_bytes());
-            packet = packet.message(12, &Message::default().message(2, &name));
-        }
-        self.append(&packet.varint(13, NEEDS_INCREMENTAL_STATE));
+        let debug_annotation = note.map(|(name, value)| DebugAnnotation { uint_value: Some(value), name: name.into() });
+        let is_new = iid == next;
+        let event_name = is_new.then(|| EventName { iid, name: name.into() });
+        self.append(TracePacket {
+            timestamp: Some(at),
+            track_event: Some(TrackEvent { debug_annotation, kind, name_iid: iid, track_uuid: track.uuid() }),
+            interned_data: is_new.then_some(InternedData { event_name }),
+            sequence_flags: NEEDS_INCREMENTAL_STATE,
+            ..TracePacket::default()
+        });
     }
 
     fn end(&mut self, track: Track, at: u64) {
-        let event = Message::default().varint(9, SLICE_END).varint(11, track.uuid());
-        let packet = on_sequence(Message::default().varint(8, at)).message(11, &event);
-        self.append(&packet.varint(13, NEEDS_INCREMENTAL_STATE));
+        self.append(TracePacket {
+            timestamp: Some(at),
+            track_event: Some(TrackEvent { kind: SLICE_END, track_uuid: track.uuid(), ..TrackEvent::default() }),
+            sequence_flags: NEEDS_INCREMENTAL_STATE,
+            ..TracePacket::default()
+        });
     }
 
-    fn append(&mut self, packet: &Message) {
-        self.packets.extend(Message::default().message(1, packet).encoded());
+    /// Adds a packet of the one sequence that a trace has.
+    fn append(&mut self, packet: TracePacket) {
+        const SEQUENCE: u32 = 1;
+        let packet = Some(TracePacket { trusted_packet_sequence_id: SEQUENCE, ..packet });
+        OnePacket { packet }.encode_raw(&mut self.packets);
     }
 
     /// Writes the packets so far, all at once: whoever reads meanwhile, or after a kill, sees whole ones.
@@ -247,12 +245,6 @@ impl Recording {
         }
         self.packets.clear();
     }
-}
-
-/// A packet of the one sequence that a trace has.
-fn on_sequence(packet: Message) -> Message {
-    const SEQUENCE: u64 = 1;
-    packet.varint(10, SEQUENCE)
 }
 
 impl std::fmt::Debug for Trace {

@@ -46,20 +46,31 @@ pub struct Saved {
 }
 
 impl Saved {
-    /// Input `i`, which [`Op::saves_for`] must have named.
-    pub fn input(&self, i: usize) -> &Tensor {
-        self.inputs[i].as_ref().expect("backward uses an input that `saves` does not name")
+    /// Input `i`.
+    ///
+    /// # Errors
+    /// [`Error::Autograd`] if [`Op::saves_for`] does not name it.
+    pub fn input(&self, i: usize) -> Result<&Tensor> {
+        kept(&self.inputs, "input", i)
     }
 
     /// Whether input `i` was saved.
     pub fn has_input(&self, i: usize) -> bool {
-        self.inputs[i].is_some()
+        self.inputs.get(i).is_some_and(Option::is_some)
     }
 
-    /// Output `i`, which [`Op::saves`] must have named.
-    pub fn output(&self, i: usize) -> &Tensor {
-        self.outputs[i].as_ref().expect("backward uses an output that `saves` does not name")
+    /// Output `i`.
+    ///
+    /// # Errors
+    /// [`Error::Autograd`] if [`Op::saves_for`] does not name it.
+    pub fn output(&self, i: usize) -> Result<&Tensor> {
+        kept(&self.outputs, "output", i)
     }
+}
+
+fn kept<'a>(tensors: &'a [Option<Tensor>], what: &str, i: usize) -> Result<&'a Tensor> {
+    let missing = || Error::Autograd(format!("an op's backward reads {what} {i}, which its `saves` does not name"));
+    tensors.get(i).and_then(Option::as_ref).ok_or_else(missing)
 }
 
 /// Where a tensor came from.
@@ -105,8 +116,13 @@ struct Record {
     edges: Vec<Edge>,
 }
 
-/// Runs an op and records it if an input needs a gradient.
-#[doc(hidden)]
+/// Runs an op on tensors of one device, and records it on the tape if an input needs a gradient: one tensor for each
+/// spec of [`Kernel::output_specs`]. Every op of [`crate::ops`] is run by it, and so is one of an application.
+///
+/// # Errors
+/// What [`Kernel::output_specs`] says of the inputs; [`Error::Shape`] of no inputs or no outputs;
+/// [`Error::DeviceMismatch`]; of a [`Shader::checked`](crate::gpu::Shader::checked), [`Error::Wgsl`] if it does not
+/// compile and [`Error::GpuLimit`] if the GPU cannot bind so much.
 pub fn apply(op: impl Kernel + Op + 'static, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
     let outputs = run(&op, inputs)?;
     Ok(record(Box::new(op), inputs, outputs))
@@ -157,7 +173,7 @@ impl Grads<'_> {
     ///
     /// # Errors
     /// Those of the kernel.
-    pub(crate) fn run(&self, kernel: &dyn Kernel, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+    pub fn run(&self, kernel: &dyn Kernel, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
         run_as(MemoryKind::Gradients, kernel, inputs)
     }
 
@@ -165,7 +181,7 @@ impl Grads<'_> {
     ///
     /// # Errors
     /// Those of the kernel.
-    pub(crate) fn run_one(&self, kernel: &dyn Kernel, inputs: &[&Tensor]) -> Result<Tensor> {
+    pub fn run_one(&self, kernel: &dyn Kernel, inputs: &[&Tensor]) -> Result<Tensor> {
         Ok(self.run(kernel, inputs)?.remove(0))
     }
 
@@ -176,7 +192,7 @@ impl Grads<'_> {
 
     /// Whether anybody needs the gradient of input `i`.
     pub fn needs_grad(&self, i: usize) -> bool {
-        !matches!(self.edges[i], Edge::None)
+        !matches!(self.edges.get(i), None | Some(Edge::None))
     }
 
     /// The type that the gradient of input `i`, this tensor, is collected in: that of the tensor, unless it is an f16
@@ -191,10 +207,18 @@ impl Grads<'_> {
     /// Adds `gradient` to the gradient of input `i`.
     ///
     /// # Errors
-    /// Those of the addition.
+    /// [`Error::Autograd`] if there is no such input, or the gradient is of integers; those of the addition.
     pub fn accumulate(&mut self, i: usize, gradient: Tensor) -> Result<()> {
         let edges = self.edges;
-        self.accumulate_at(&edges[i], gradient)
+        let Some(edge) = edges.get(i) else {
+            let count = edges.len();
+            return Err(Error::Autograd(format!("an op's backward gives a gradient of input {i}, and it has {count}")));
+        };
+        if gradient.dtype() == DType::U32 {
+            let got = gradient.spec();
+            return Err(Error::Autograd(format!("an op's backward gives {got} as the gradient of input {i}")));
+        }
+        self.accumulate_at(edge, gradient)
     }
 
     /// This tensor as input `i` stands on the tape: the gradient of what is computed from it goes where that of the

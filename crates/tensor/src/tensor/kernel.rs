@@ -99,6 +99,9 @@ pub(crate) fn run_as(kind: MemoryKind, kernel: &dyn Kernel, inputs: &[&Tensor]) 
     let specs: Vec<&Spec> = inputs.iter().map(|t| t.spec()).collect();
     let device = common_device(kernel.name(), inputs)?;
     let output_specs = kernel.output_specs(&specs)?;
+    if output_specs.is_empty() {
+        return Err(Error::Shape { op: kernel.name(), expected: "an output or more".into(), got: "none".into() });
+    }
     let outputs = output_specs.into_iter().map(|spec| Tensor::empty(spec, &device, kind));
     let outputs = outputs.collect::<Result<Vec<_>>>()?;
     let written: Vec<&Tensor> = outputs.iter().collect();
@@ -164,8 +167,12 @@ fn launch(kernel: &dyn Kernel, inputs: &[&Tensor], outputs: &[&Tensor]) -> Resul
 
 /// The device that all tensors live on.
 pub(crate) fn common_device(op: &'static str, tensors: &[&Tensor]) -> Result<Device> {
-    let device = tensors[0].device();
-    for other in &tensors[1..] {
+    let Some((first, others)) = tensors.split_first() else {
+        let expected = "an input or more, which say on which device it runs".into();
+        return Err(Error::Shape { op, expected, got: "none".into() });
+    };
+    let device = first.device();
+    for other in others {
         if !other.device().same(&device) {
             let (left, right) = (device.to_string(), other.device().to_string());
             return Err(Error::DeviceMismatch { op, left, right });

@@ -4,7 +4,7 @@
 //! | values, K = n_kv_head head_size -> y (B, n, C).
 
 use super::{Attention, Dims, Heads, cpu};
-use crate::gpu::{Buffer, Launch, Limits, Operand, Plan, Value, buffer, param};
+use crate::gpu::{Buffer, Launch, Limits, Operand, Param, Plan, Value, buffer, param};
 use crate::ops::*;
 use crate::profile::MemoryKind;
 use crate::shader;
@@ -103,6 +103,22 @@ impl CachedAttention {
     fn cache<'a>(&'a self, inputs: &[&'a Spec]) -> &'a Spec {
         self.append.as_ref().unwrap_or_else(|| inputs[1])
     }
+
+    /// Of a cache with room for so many tokens, whose keys are split so often.
+    fn params(&self, d: Dims, room: usize, splits: usize) -> Vec<Param> {
+        vec![
+            param("queries", d.time),
+            param("rows", d.batch * d.time),
+            param("room", room),
+            param("n_head", d.n_head),
+            param("n_kv_head", d.n_kv_head),
+            param("window", self.op.heads.window.unwrap_or(usize::MAX).min(self.start + d.time)),
+            param("head_size", d.head_size),
+            param("start", self.start),
+            param("scale", Attention::scale(d)),
+            param("splits", splits),
+        ]
+    }
 }
 
 impl Kernel for CachedAttention {
@@ -155,18 +171,7 @@ impl Kernel for CachedAttention {
             shader: shader!(kv_cache),
             values,
             buffers,
-            params: vec![
-                param("queries", d.time),
-                param("rows", d.batch * d.time),
-                param("room", room),
-                param("n_head", d.n_head),
-                param("n_kv_head", d.n_kv_head),
-                param("window", self.op.heads.window.unwrap_or(usize::MAX).min(self.start + d.time)),
-                param("head_size", d.head_size),
-                param("start", self.start),
-                param("scale", Attention::scale(d)),
-                param("splits", splits),
-            ],
+            params: self.params(d, room, splits),
             workgroups,
         };
         let split_keys = ("split_keys", SPLIT_KEYS.into());

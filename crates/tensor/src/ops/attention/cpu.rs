@@ -11,6 +11,7 @@ use crate::cpu::{
 };
 use crate::ops::random::drop_threshold;
 use rayon::prelude::*;
+use std::ops::Range;
 
 /// Query rows at a time: enough for `gemm` to be fast, few enough that a block of S stays in the second-level cache.
 const BLOCK: usize = 64;
@@ -158,6 +159,34 @@ pub(super) fn backward(op: &Attention, d: Dims, inputs: [&[f32]; 4], starts: Opt
     });
 }
 
+/// Of a query that sees the keys `seen`: turns its scores, `p`, into P, and dy v^T, `ds`, into dS. With dropout P * Z is
+/// `kept`, of which `drop` drops out.
+#[inline(always)]
+fn score_gradients(
+    [p, ds, kept]: [&mut [f32]; 3],
+    seen: Range<usize>,
+    [scale, lse, delta]: [f32; 3],
+    drop: Option<impl FnOnce(&mut [f32])>,
+) {
+    p[..seen.start].fill(f32::NEG_INFINITY);
+    p[seen.end..].fill(f32::NEG_INFINITY);
+    exponentials(p, scale, lse);
+    if let Some(drop) = drop {
+        kept.copy_from_slice(p);
+        drop(&mut kept[..seen.end]);
+        for ((ds, p), kept) in ds.iter_mut().zip(&*p).zip(&*kept) {
+            *ds = (kept * *ds - p * delta) * scale;
+        }
+    } else {
+        for (ds, p) in ds.iter_mut().zip(&*p) {
+            *ds = p * (*ds - delta) * scale;
+        }
+    }
+    // 0 times what should not be seen is NaN if that is.
+    ds[..seen.start].fill(0.0);
+    ds[seen.end..].fill(0.0);
+}
+
 /// dq of the heads of queries that read one head of keys, and its dk and dv (T, head_size).
 fn backward_kv_head(
     op: &Attention,
@@ -199,27 +228,12 @@ fn backward_kv_head(
                 || {
                     for r in 0..rows {
                         let i = start + r;
-                        let (p, ds, kept) =
-                            (&mut p[r * keys..][..keys], &mut ds[r * keys..][..keys], &mut kept[r * keys..][..keys]);
-                        let (hidden, end) = (first_key(i) - first, i + 1 - first);
-                        p[..hidden].fill(f32::NEG_INFINITY);
-                        p[end..].fill(f32::NEG_INFINITY);
-                        exponentials(p, scale, lse[i]);
+                        let row = r * keys..(r + 1) * keys;
+                        let tiles = [&mut p[row.clone()], &mut ds[row.clone()], &mut kept[row]];
                         let delta = sum_of([&y[r * y_step..][..hs], &dy[r * y_step..]], |[y, dy]| y * dy);
-                        if op.dropout.is_some() {
-                            kept.copy_from_slice(p);
-                            op.drop_out(batch_head, d.time, i, first, &mut kept[..end]);
-                            for ((ds, p), kept) in ds.iter_mut().zip(&*p).zip(&*kept) {
-                                *ds = (kept * *ds - p * delta) * scale;
-                            }
-                        } else {
-                            for (ds, p) in ds.iter_mut().zip(&*p) {
-                                *ds = p * (*ds - delta) * scale;
-                            }
-                        }
-                        // 0 times what should not be seen is NaN if that is.
-                        ds[..hidden].fill(0.0);
-                        ds[end..].fill(0.0);
+                        let drop = |kept: &mut [f32]| op.drop_out(batch_head, d.time, i, first, kept);
+                        let drop = op.dropout.is_some().then_some(drop);
+                        score_gradients(tiles, first_key(i) - first..i + 1 - first, [scale, lse[i], delta], drop);
                     }
                 },
             );

@@ -177,7 +177,7 @@ impl Op for MaskedSoftmax {
 
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
-        let dx = grads.run_one(&SoftmaxBackward { log: false }, &[saved.output(0), dy])?;
+        let dx = grads.run_one(&SoftmaxBackward { log: false }, &[saved.output(0)?, dy])?;
         if self.mask != MaskKind::None && grads.needs_grad(1) {
             grads.accumulate(1, sum_to(dx.clone(), &self.mask_shape)?)?;
         }

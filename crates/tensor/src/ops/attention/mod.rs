@@ -30,18 +30,19 @@ mod cpu;
 mod dot_product;
 mod heads;
 mod masked_softmax;
+mod tiling;
 
 pub(super) use cached::copy_kv;
 pub use dot_product::{AttentionMask, AttentionOptions};
 pub use heads::Heads;
 
-use super::matmul::H200;
 use super::random::{Key, drop_threshold};
 use super::*;
 use crate::gpu::{Buffer, Limits, Operand, Param, Plan, Value, buffer, param};
 use crate::shader;
 use crate::tensor::Grads;
 use coop::CoopTiling;
+use tiling::{Dims, QueryBlock, Tiling};
 
 /// Attention of packed qkv, and if there are `documents` of the first position (B, T), u32, of each token's document. A
 /// second output is L (B, n_head, T), which backward needs.
@@ -55,148 +56,6 @@ pub struct Attention {
 
 /// Largest head: beyond it the accumulators of a thread would not stay in registers.
 pub(crate) const MAX_HEAD_SIZE: usize = 128;
-
-/// The sizes that all loops are made of.
-#[derive(Debug, Clone, Copy)]
-struct Dims {
-    batch: usize,
-    time: usize,
-    n_head: usize,
-    n_kv_head: usize,
-    head_size: usize,
-}
-
-impl Dims {
-    /// B * n_head: the attentions that do not depend on each other.
-    fn heads(self) -> usize {
-        self.batch * self.n_head
-    }
-
-    /// B * n_kv_head: heads of keys.
-    fn kv_heads(self) -> usize {
-        self.batch * self.n_kv_head
-    }
-
-    /// Query heads that share a head of keys and values.
-    fn group(self) -> usize {
-        self.n_head / self.n_kv_head
-    }
-
-    /// C.
-    fn width(self) -> usize {
-        self.n_head * self.head_size
-    }
-
-    /// Heads of queries, keys and values in qkv.
-    fn packed_heads(self) -> usize {
-        self.n_head + 2 * self.n_kv_head
-    }
-
-    /// Elements of all keys of a token, or of all values.
-    fn kv_width(self) -> usize {
-        self.n_kv_head * self.head_size
-    }
-
-    /// P.
-    fn packed_width(self) -> usize {
-        self.width() + 2 * self.kv_width()
-    }
-
-    /// Elements of a head that a shader loads at a time: four if that comes out even.
-    fn lanes(self) -> usize {
-        if self.head_size.is_multiple_of(4) { 4 } else { 1 }
-    }
-
-    /// Queries of a query block, a multiple of `row`: what the pass over keys finds for them, as `bytes` for each
-    /// element, the pass over queries need not compute again. As many as take no more than about five times the memory
-    /// of qkv, whatever T, and can be bound: each block reads and writes dk and dv.
-    fn query_block_rows(self, row: usize, bytes: usize, limits: &Limits) -> usize {
-        let bound = limits.binding_bytes as usize / (bytes * self.heads() * self.time).max(1);
-        let most = (16 * self.head_size).min(bound).min(self.time.next_multiple_of(row)) / row * row;
-        most.max(row)
-    }
-}
-
-/// How the GPU cuts S into tiles.
-#[derive(Debug, Clone, Copy)]
-struct Tiling {
-    /// Rows of a workgroup and columns of a tile.
-    rows: u32,
-    cols: u32,
-    /// Rows of a tile that one thread computes, four columns of each.
-    rows_per_thread: u32,
-    /// Vectors of four elements of a head that are staged at a time: 4 or 8.
-    span: u32,
-    /// Vectors that the stage holds.
-    stage: u32,
-}
-
-/// The queries whose part of dS backward holds in memory at a time; none for the other passes.
-#[derive(Debug, Clone, Copy, Default)]
-struct QueryBlock {
-    begin: usize,
-    rows: usize,
-}
-
-impl Tiling {
-    /// The larger the tiles, the fewer loads for each product, and the more workgroup memory.
-    const LARGE: Tiling = Tiling { rows: 128, cols: 64, rows_per_thread: 8, span: 4, stage: 1024 }; // 48 KiB
-    const MIDDLE: Tiling = Tiling { rows: 64, cols: 64, rows_per_thread: 4, span: 8, stage: 1024 }; // 32 KiB
-    /// Within WebGPU's default limits.
-    const SMALL: Tiling = Tiling { rows: 32, cols: 32, rows_per_thread: 4, span: 8, stage: 512 }; // 12 KiB
-
-    /// The fastest on an H200 (`docs/lab/experiments.md`) that the device can run. Of a short T large tiles compute
-    /// much for nothing, on the diagonal: there many small ones are faster, as they are for a long T if the large ones
-    /// do not fit. Those in the middle have four times the threads of small ones for twice their rows: faster where a
-    /// large GPU has room for all at once.
-    fn choose(d: Dims, limits: &Limits) -> Tiling {
-        let fits = |t: &Tiling| {
-            t.workgroup_bytes() <= limits.workgroup_bytes
-                && t.threads() <= limits.workgroup_threads
-                && d.heads() * d.time * t.rows as usize * 4 <= limits.binding_bytes as usize // the smallest query block
-        };
-        let few = d.heads() * Tiling::MIDDLE.blocks(d.time) < 2 * H200.sm_count;
-        let best = if few && d.time > Tiling::SMALL.rows as usize {
-            Tiling::MIDDLE
-        } else if d.time >= 1024 {
-            Tiling::LARGE
-        } else {
-            Tiling::SMALL
-        };
-        Some(best).filter(fits).unwrap_or(Tiling::SMALL)
-    }
-
-    /// Workgroups that so many rows of a head take.
-    fn blocks(&self, rows: usize) -> usize {
-        rows.div_ceil(self.rows as usize)
-    }
-
-    fn threads(&self) -> u32 {
-        self.rows / self.rows_per_thread * (self.cols / 4)
-    }
-
-    fn workgroup_bytes(&self) -> u32 {
-        16 * (self.rows * self.cols / 4 + self.stage)
-    }
-
-    /// Whether tiles reach beyond T, or staged chunks or the threads of a row beyond the head.
-    fn overhangs(&self, d: Dims) -> bool {
-        let whole = d.time.is_multiple_of(self.rows as usize) && d.time.is_multiple_of(self.cols as usize);
-        let groups = (d.head_size as u32).div_ceil(4);
-        let chunks = groups.div_ceil(self.span);
-        !whole
-            || !groups.is_multiple_of(chunks)
-            || !groups.is_multiple_of(self.cols / 4)
-            || !d.head_size.is_multiple_of(4)
-    }
-
-    /// Groups of four columns whose values, `groups` vectors each, the stage holds: a power of two, so that they divide
-    /// a tile.
-    fn staged(&self, groups: u32) -> u32 {
-        let most = (self.stage / (4 * groups)).clamp(1, self.cols / 4);
-        1 << most.ilog2()
-    }
-}
 
 /// What the forward pass binds.
 const FORWARD: [(&str, Operand); 3] =
@@ -443,8 +302,8 @@ impl Op for Attention {
 
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
-        let mut inputs = vec![saved.input(0), saved.output(0), saved.output(1), dy];
-        inputs.extend(self.documents.then(|| saved.input(1)));
+        let mut inputs = vec![saved.input(0)?, saved.output(0)?, saved.output(1)?, dy];
+        inputs.extend(self.documents.then(|| saved.input(1)).transpose()?);
         grads.accumulate(0, grads.run_one(&AttentionBackward(*self), &inputs)?)
     }
 }

@@ -37,7 +37,7 @@ impl Op for ChannelNorm {
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
         let &ChannelNorm { planes, eps, of_x, .. } = self;
-        let ([mean, variance], x) = (&self.statistics, saved.input(0));
+        let ([mean, variance], x) = (&self.statistics, saved.input(0)?);
         // (N, 2 C): what each plane adds to the gradients of the weight and of the bias.
         let sums = grads.run_one(&PlaneSums { planes, eps }, &[dy, x, mean, variance])?;
         let parameters = |accumulate| SumRows { accumulate, len: planes.channels, outputs: 2 };
@@ -46,7 +46,7 @@ impl Op for ChannelNorm {
             return Ok(());
         }
         let kernel = InputGradient { planes, eps, of_x };
-        let dx = grads.run_one(&kernel, &[dy, x, mean, variance, saved.input(1), &sums])?;
+        let dx = grads.run_one(&kernel, &[dy, x, mean, variance, saved.input(1)?, &sums])?;
         grads.accumulate(0, dx)
     }
 }

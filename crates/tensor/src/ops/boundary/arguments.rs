@@ -7,7 +7,7 @@ pub(super) type Attempt = fn(&Device) -> Result<()>;
 
 /// Arguments other than tensors, and what is no op, each with the method that must refuse it.
 pub(super) fn other_arguments() -> Vec<(&'static str, Attempt)> {
-    [arguments_of_ops(), arguments_of_tensors()].concat()
+    [dimensions(), movement(), norms_and_losses(), attention(), images(), recurrent(), tensors()].concat()
 }
 
 /// A shape whose number of elements wraps around to 0.
@@ -27,7 +27,8 @@ fn smoothed_by(label_smoothing: f32, device: &Device) -> Result<()> {
     x(&[2, 3], device).cross_entropy(&targets, criterion).map(drop)
 }
 
-fn arguments_of_ops() -> Vec<(&'static str, Attempt)> {
+/// Of reductions, and those counted from the last.
+fn dimensions() -> Vec<(&'static str, Attempt)> {
     vec![
         ("sum", |d| x(&[2, 3], d).sum(2).map(drop)),
         ("mean", |d| x(&[2, 3], d).mean(usize::MAX).map(drop)),
@@ -55,6 +56,11 @@ fn arguments_of_ops() -> Vec<(&'static str, Attempt)> {
         ("gather", |d| x(&[2, 3], d).gather(-3, &ids(d)).map(drop)),
         ("index_select", |d| x(&[2, 3], d).index_select(-3, &ids(d).reshape([6])?).map(drop)),
         ("scatter_add", |d| x(&[2, 3], d).scatter_add(i64::MIN, &ids(d), &x(&[2, 3], d)).map(drop)),
+    ]
+}
+
+fn movement() -> Vec<(&'static str, Attempt)> {
+    vec![
         ("permute", |d| x(&[2, 3], d).permute(&[0]).map(drop)),
         ("permute", |d| x(&[2, 3], d).permute(&[0, 0]).map(drop)),
         ("permute", |d| x(&[2, 3], d).permute(&[1, 2]).map(drop)),
@@ -94,6 +100,11 @@ fn arguments_of_ops() -> Vec<(&'static str, Attempt)> {
         ("to_dtype", |d| x(&[2, 3], d).to_dtype(DType::U32).map(drop)),
         ("to_dtype", |d| ids(d).to_dtype(DType::F32).map(drop)),
         ("cast_into", |d| x(&[2, 3], d).cast_into(&x(&[7], d))),
+    ]
+}
+
+fn norms_and_losses() -> Vec<(&'static str, Attempt)> {
+    vec![
         ("dropout", |d| x(&[2, 3], d).dropout(1.0, KEY).map(drop)),
         ("dropout", |d| x(&[2, 3], d).dropout(-0.1, KEY).map(drop)),
         ("dropout", |d| x(&[2, 3], d).dropout(f32::NAN, KEY).map(drop)),
@@ -135,6 +146,11 @@ fn arguments_of_ops() -> Vec<(&'static str, Attempt)> {
             let dropout = Some((1.0, KEY));
             x(&[2, 3], d).add_rms_norm(&x(&[2, 3], d), dropout, DType::F32, &x(&[3], d), 1e-5).map(drop)
         }),
+    ]
+}
+
+fn attention() -> Vec<(&'static str, Attempt)> {
+    vec![
         ("rope", |d| x(&[1, 2, 12], d).rope(GROUPED, &x(&[2, 3], d), None).map(drop)),
         ("rope", |d| x(&[1, 2, 16], d).rope(GROUPED, &x(&[1, 4], d), None).map(drop)),
         ("rope", |d| x(&[2, 16], d).rope(GROUPED, &x(&[2, 4], d), None).map(drop)),
@@ -177,6 +193,11 @@ fn arguments_of_ops() -> Vec<(&'static str, Attempt)> {
         ("cached_attention", |d| {
             x(&[1, 2, 12], d).cached_attention(Heads::multi_head(2), &x(&[1, 5, 8], d), usize::MAX).map(drop)
         }),
+    ]
+}
+
+fn images() -> Vec<(&'static str, Attempt)> {
+    vec![
         ("conv2d", |d| convolved(ConvOptions { stride: [0, 1], ..CONV }, d)),
         ("conv2d", |d| convolved(ConvOptions { stride: [usize::MAX; 2], ..CONV }, d)),
         ("conv2d", |d| convolved(ConvOptions { padding: [usize::MAX; 2], ..CONV }, d)),
@@ -223,6 +244,11 @@ fn arguments_of_ops() -> Vec<(&'static str, Attempt)> {
         ("group_norm", |d| x(&[2, 4], d).group_norm(0, &x(&[4], d), &x(&[4], d), 1e-5).map(drop)),
         ("group_norm", |d| x(&[2, 4], d).group_norm(3, &x(&[4], d), &x(&[4], d), 1e-5).map(drop)),
         ("conv1d", |d| x(&[2, 4, 6], d).conv1d(&x(&[6, 2, 2], d), None, CONV).map(drop)),
+    ]
+}
+
+fn recurrent() -> Vec<(&'static str, Attempt)> {
+    vec![
         ("rnn", |d| x(&[2, 3, 4], d).rnn(0, &[], &x(&[1, 3, 5], d)).map(drop)),
         ("rnn", |d| recurrent_layer(usize::MAX, 1, d)),
         ("rnn", |d| recurrent_layer(1, 1, d)),
@@ -250,7 +276,7 @@ fn recurrent_layer(layer: usize, directions: usize, device: &Device) -> Result<(
     x(&[2, 3, 4], device).rnn(layer, &directions, &x(&[directions.len(), 3, 5], device)).map(drop)
 }
 
-fn arguments_of_tensors() -> Vec<(&'static str, Attempt)> {
+fn tensors() -> Vec<(&'static str, Attempt)> {
     vec![
         ("from_f32", |d| Tensor::from_f32(&[0.0; 5], [2, 3], d).map(drop)),
         ("from_f32", |d| Tensor::from_f32(&[], WRAPS, d).map(drop)),

@@ -7,7 +7,10 @@ const ANY: &str = "0 f16, 0 rank+1, 0 rank-1, 0 scalar, 0 dim0+1, 0 dim1+1";
 const DROPOUT: Option<(f32, Key)> = Some((0.5, KEY));
 
 pub(super) fn rows() -> Vec<Row> {
-    [elementwise(), shapes(), matmuls(), layers(), recurrent(), images(), losses()].into_iter().flatten().collect()
+    [elementwise(), shapes(), matmuls(), layers(), attention(), recurrent(), images(), losses()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
 fn elementwise() -> Vec<Row> {
@@ -112,41 +115,14 @@ fn layers() -> Vec<Row> {
     let norm = [f32(&[2, 3]), f32(&[3]), f32(&[3])];
     let rows = "0 f16, 0 rank+1, 0 rank-1, 0 dim0+1";
     let sum = [&norm[..], &[f32(&[2, 3])]].concat();
-    let attention = [f32(&[2, 3, 4]), f32(&[2, 5, 4]), f32(&[2, 5, 7])];
-    let any_width = "0 dim1+1, 2 dim2+1";
-    let [repeated, mask] = ["2 dim2+1, 3 rank+1, 3 rank-1, 3 scalar", "2 dim2+1, 3 rank-1, 3 scalar"];
-    let rope = [f32(&[2, 3, 16]), f32(&[3, 4]), f32(&[4]), f32(&[4])];
     vec![
         row("layer_norm", &norm, rows, |x| x[0].layer_norm(&x[1], Some(&x[2]), 1e-5)),
         row("layer_norm_to", &norm, rows, |x| x[0].layer_norm_to(DType::F16, &x[1], Some(&x[2]), 1e-5)),
         row("add_layer_norm", &sum, "3 f16", |x| {
             Ok(x[0].add_layer_norm(&x[3], DROPOUT, DType::F32, &x[1], Some(&x[2]), 1e-5)?.1)
         }),
-        row("causal_attention", &[f32(&[2, 4, 12])], "0 f16, 0 dim0+1, 0 dim1+1", |x| {
-            x[0].causal_attention(Heads::multi_head(2), None, DROPOUT)
-        }),
-        row("scaled_dot_product_attention", &attention, any_width, |x| {
-            x[0].scaled_dot_product_attention(&x[1], &x[2], AttentionOptions::default())
-        }),
-        row("scaled_dot_product_attention", &[&attention[..], &[f32(&[3, 5])]].concat(), repeated, |x| {
-            let mask = Some(AttentionMask::Additive(&x[3]));
-            x[0].scaled_dot_product_attention(&x[1], &x[2], AttentionOptions { mask, ..AttentionOptions::default() })
-        }),
-        row("scaled_dot_product_attention", &[&attention[..], &[f32(&[2, 3, 5])]].concat(), mask, |x| {
-            let (mask, causal) = (Some(AttentionMask::Keep(&x[3])), true);
-            let options = AttentionOptions { mask, causal, dropout: DROPOUT, ..AttentionOptions::default() };
-            x[0].scaled_dot_product_attention(&x[1], &x[2], options)
-        }),
-        row("scaled_dot_product_attention", &[f32(&[2, 3, 4]), f32(&[2, 3, 4]), f32(&[2, 3, 4])], any_width, |x| {
-            let options = AttentionOptions { causal: true, ..AttentionOptions::default() };
-            x[0].scaled_dot_product_attention(&x[1], &x[2], options)
-        }),
         row("embedding_at", &[f32(&[5, 4]), u32(&[2, 3]), f32(&[4, 4])], "0 dim0+1, 1 dim0+1, 2 dim0+1", |x| {
             x[0].embedding_at(&x[1], &x[2], 1)
-        }),
-        // For inference: nothing is recorded.
-        row("append_and_attend", &[f32(&[2, 2, 12]), f32(&[2, 5, 8])], "0 f16, 1 f16, 0 dim1+1, 1 dim1+1", |x| {
-            no_grad(|| x[0].append_and_attend(Heads::multi_head(2), &x[1], 1))
         }),
         row("sample", &[f32(&[2, 5]), u32(&[2, 8]), f32(&[2, 5]), u32(&[2, 5])], "", |x| {
             x[0].sample(&x[1], Some(&x[2]), Some(&x[3]), 0)
@@ -161,13 +137,45 @@ fn layers() -> Vec<Row> {
                 no_grad(|| x[0].norm_linear(Some(&x[3]), norm, linear, DType::F32)).map(|(_, y)| y)
             },
         ),
-        row("cached_attention", &[f32(&[2, 2, 12]), f32(&[2, 5, 8])], "0 f16, 1 f16, 0 dim1+1, 1 dim1+1", |x| {
-            no_grad(|| x[0].cached_attention(Heads::multi_head(2), &x[1], 1))
-        }),
         row("swiglu", &[f32(&[2, 3, 6])], "0 f16, 0 rank+1, 0 rank-1, 0 dim0+1, 0 dim1+1", |x| x[0].swiglu()),
         row("rms_norm_to", &norm[..2], rows, |x| x[0].rms_norm_to(DType::F16, &x[1], 1e-5)),
         row("add_rms_norm", &[f32(&[2, 3]), f32(&[3]), f32(&[2, 3])], "2 f16", |x| {
             Ok(x[0].add_rms_norm(&x[2], DROPOUT, DType::F32, &x[1], 1e-5)?.1)
+        }),
+    ]
+}
+
+fn attention() -> Vec<Row> {
+    let operands = [f32(&[2, 3, 4]), f32(&[2, 5, 4]), f32(&[2, 5, 7])];
+    let any_width = "0 dim1+1, 2 dim2+1";
+    let [repeated, mask] = ["2 dim2+1, 3 rank+1, 3 rank-1, 3 scalar", "2 dim2+1, 3 rank-1, 3 scalar"];
+    let rope = [f32(&[2, 3, 16]), f32(&[3, 4]), f32(&[4]), f32(&[4])];
+    vec![
+        row("causal_attention", &[f32(&[2, 4, 12])], "0 f16, 0 dim0+1, 0 dim1+1", |x| {
+            x[0].causal_attention(Heads::multi_head(2), None, DROPOUT)
+        }),
+        row("scaled_dot_product_attention", &operands, any_width, |x| {
+            x[0].scaled_dot_product_attention(&x[1], &x[2], AttentionOptions::default())
+        }),
+        row("scaled_dot_product_attention", &[&operands[..], &[f32(&[3, 5])]].concat(), repeated, |x| {
+            let mask = Some(AttentionMask::Additive(&x[3]));
+            x[0].scaled_dot_product_attention(&x[1], &x[2], AttentionOptions { mask, ..AttentionOptions::default() })
+        }),
+        row("scaled_dot_product_attention", &[&operands[..], &[f32(&[2, 3, 5])]].concat(), mask, |x| {
+            let (mask, causal) = (Some(AttentionMask::Keep(&x[3])), true);
+            let options = AttentionOptions { mask, causal, dropout: DROPOUT, ..AttentionOptions::default() };
+            x[0].scaled_dot_product_attention(&x[1], &x[2], options)
+        }),
+        row("scaled_dot_product_attention", &[f32(&[2, 3, 4]), f32(&[2, 3, 4]), f32(&[2, 3, 4])], any_width, |x| {
+            let options = AttentionOptions { causal: true, ..AttentionOptions::default() };
+            x[0].scaled_dot_product_attention(&x[1], &x[2], options)
+        }),
+        // For inference: nothing is recorded.
+        row("append_and_attend", &[f32(&[2, 2, 12]), f32(&[2, 5, 8])], "0 f16, 1 f16, 0 dim1+1, 1 dim1+1", |x| {
+            no_grad(|| x[0].append_and_attend(Heads::multi_head(2), &x[1], 1))
+        }),
+        row("cached_attention", &[f32(&[2, 2, 12]), f32(&[2, 5, 8])], "0 f16, 1 f16, 0 dim1+1, 1 dim1+1", |x| {
+            no_grad(|| x[0].cached_attention(Heads::multi_head(2), &x[1], 1))
         }),
         row("rope", &rope[..2], "0 f16, 0 dim0+1, 1 dim0+1", |x| x[0].rope(GROUPED, &x[1], None)),
         row("rope", &rope, "0 f16, 0 dim0+1, 1 dim0+1", |x| x[0].rope(GROUPED, &x[1], Some((1e-6, [&x[2], &x[3]])))),

@@ -15,6 +15,8 @@ pub(super) fn all(cases: &mut Vec<Case>) {
     binary(cases);
     layer_norm(cases);
     attention(cases);
+    grouped_attention(cases);
+    rope_and_swiglu(cases);
     losses(cases);
 }
 
@@ -178,6 +180,19 @@ fn attention(cases: &mut Vec<Case>) {
             }),
         );
     }
+    // Scores that go far beyond those of the tiles before. All that matters of a row is a few keys.
+    for time in [200, 270] {
+        push(
+            format!("attention/f16/large scores/{time}"),
+            vec![(vec![2, time, 3 * 2 * 16], Values::Uniform(-6.0, 6.0))],
+            2e-2,
+            Box::new(|x| single(&half(&x[0])?.causal_attention(Heads::multi_head(2), None, None)?)),
+        );
+    }
+}
+
+fn grouped_attention(cases: &mut Vec<Case>) {
+    let mut push = |name, inputs, atol, apply| cases.push(case(name, inputs, atol, apply));
     // Groups of queries, bands within a tile and beyond one, documents that begin at tokens 3 and 150.
     for (n_head, n_kv_head, window, documents, time, head_size) in [
         (4, 2, None, false, 97, 16),
@@ -204,6 +219,10 @@ fn attention(cases: &mut Vec<Case>) {
             }),
         );
     }
+}
+
+fn rope_and_swiglu(cases: &mut Vec<Case>) {
+    let mut push = |name, inputs, atol, apply| cases.push(case(name, inputs, atol, apply));
     for (head_size, norm) in [(16, false), (16, true), (6, true)] {
         let heads = Heads { n_head: 4, n_kv_head: 2, window: None };
         let weight = || (vec![head_size], AROUND_ZERO);
@@ -223,15 +242,6 @@ fn attention(cases: &mut Vec<Case>) {
             vec![(vec![3, 5, width], AROUND_ZERO)],
             3e-3,
             Box::new(|x| single(&half(&x[0])?.swiglu()?)),
-        );
-    }
-    // Scores that go far beyond those of the tiles before. All that matters of a row is a few keys.
-    for time in [200, 270] {
-        push(
-            format!("attention/f16/large scores/{time}"),
-            vec![(vec![2, time, 3 * 2 * 16], Values::Uniform(-6.0, 6.0))],
-            2e-2,
-            Box::new(|x| single(&half(&x[0])?.causal_attention(Heads::multi_head(2), None, None)?)),
         );
     }
 }

@@ -59,6 +59,11 @@ pub(super) fn all(cases: &mut Vec<Case>) {
             cases.push(if kinks || steep { case.not_smooth() } else { case });
         }
     }
+    special_values(cases);
+}
+
+/// Numbers that are large, far from 0, or 0.
+fn special_values(cases: &mut Vec<Case>) {
     type Method = fn(&Tensor) -> Result<Tensor>;
     let large: [(&str, Method); 3] = [("max", |x| x.max(0)), ("min", |x| x.min(0)), ("logsumexp", |x| x.logsumexp(0))];
     for (name, op) in large {

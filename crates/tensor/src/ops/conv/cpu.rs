@@ -149,6 +149,11 @@ impl Cut {
             lines_of_block: lines.min(lines_of_task),
         }
     }
+
+    /// The first image of a task, and its first line.
+    fn first(&self, task: usize) -> (usize, usize) {
+        (task / self.tasks_of_image * self.images, task % self.tasks_of_image * self.lines_of_task)
+    }
 }
 
 /// target (B, groups m, pixels) = weight (groups, m, channels taps) times what the window reads of the source (B,
@@ -175,9 +180,8 @@ fn convolve(
     let of_source = channels * window.source[0] * window.source[1];
     let apart = layout.apart(groups * of_source);
     tiles(target, plane, cut.images * groups * m, columns).enumerate().for_each(|(task, mut tile)| {
-        let first_image = task / cut.tasks_of_image * cut.images;
+        let (first_image, top) = cut.first(task);
         let images = cut.images.min(g.batch - first_image);
-        let top = task % cut.tasks_of_image * cut.lines_of_task;
         let bottom = (top + cut.lines_of_task).min(vertical.count);
         let before = if dense { top * width } else { 0 };
         with_scratch(images * layout.copied, |copy| {

@@ -58,11 +58,11 @@ impl Op for Convolution {
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dy) = &grad_output[0] else { return Ok(()) };
         if grads.needs_grad(0) {
-            let dx = grads.run_one(&self.kernel(self.passes()[1], false), &[dy, saved.input(1)])?;
+            let dx = grads.run_one(&self.kernel(self.passes()[1], false), &[dy, saved.input(1)?])?;
             grads.accumulate(0, dx)?;
         }
         if grads.needs_grad(1) {
-            let x = saved.input(0);
+            let x = saved.input(0)?;
             let operands = if self.transposed { [dy, x] } else { [x, dy] };
             grads.accumulate_with(1, &operands, |accumulate| self.kernel(Pass::Weight, accumulate))?;
         }

@@ -228,9 +228,9 @@ impl Op for CrossEntropy {
 
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dloss) = &grad_output[0] else { return Ok(()) };
-        let mut inputs = vec![saved.input(0), saved.input(1), saved.output(1), saved.output(2), dloss];
+        let mut inputs = vec![saved.input(0)?, saved.input(1)?, saved.output(1)?, saved.output(2)?, dloss];
         if self.weighing.weighted {
-            inputs.extend([saved.input(2), saved.input(3)]);
+            inputs.extend([saved.input(2)?, saved.input(3)?]);
         }
         let kernel = CrossEntropyBackward { weighing: self.weighing, rows: false };
         grads.accumulate(0, grads.run_one(&kernel, &inputs)?)
@@ -244,9 +244,9 @@ impl Op for RowLosses {
 
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dlosses) = &grad_output[0] else { return Ok(()) };
-        let mut inputs = vec![saved.input(0), saved.input(1), saved.output(1), dlosses];
+        let mut inputs = vec![saved.input(0)?, saved.input(1)?, saved.output(1)?, dlosses];
         if self.weighing.weighted {
-            inputs.extend([saved.input(2), saved.input(3)]);
+            inputs.extend([saved.input(2)?, saved.input(3)?]);
         }
         let kernel = CrossEntropyBackward { weighing: self.weighing, rows: true };
         grads.accumulate(0, grads.run_one(&kernel, &inputs)?)
@@ -261,10 +261,10 @@ impl Op for MeanLoss {
     /// dloss / n for every row, 0 if n is.
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dloss) = &grad_output[0] else { return Ok(()) };
-        let valid = saved.output(1);
+        let valid = saved.output(1)?;
         let zero = Tensor::zeros(Shape::default(), DType::F32, &dloss.device())?;
         let each = valid.ne(&zero)?.where_cond(&dloss.div(valid)?, &zero)?;
-        grads.accumulate(0, each.expand(saved.input(0).shape().clone())?)
+        grads.accumulate(0, each.expand(saved.input(0)?.shape().clone())?)
     }
 }
 

@@ -89,8 +89,8 @@ impl Op for NllLoss {
 
     fn backward(&self, saved: &Saved, grad_output: &[Option<Tensor>], grads: &mut Grads) -> Result<()> {
         let Some(dlosses) = &grad_output[0] else { return Ok(()) };
-        let weights = self.weighted.then(|| saved.input(2));
-        let inputs: Vec<&Tensor> = [dlosses, saved.input(1)].into_iter().chain(weights).collect();
+        let weights = self.weighted.then(|| saved.input(2)).transpose()?;
+        let inputs: Vec<&Tensor> = [dlosses, saved.input(1)?].into_iter().chain(weights).collect();
         grads.accumulate(0, grads.run_one(&NllLossBackward { shape: self.shape.clone() }, &inputs)?)
     }
 }

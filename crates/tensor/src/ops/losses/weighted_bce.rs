@@ -131,7 +131,7 @@ impl Op for WeightedBce {
         for (i, part) in [(0, Part::GradA), (1, Part::GradB)] {
             if grads.needs_grad(i) {
                 let kernel = WeightedBce { name: self.name, part };
-                let inputs = [saved.input(0), saved.input(1), saved.input(2), dy];
+                let inputs = [saved.input(0)?, saved.input(1)?, saved.input(2)?, dy];
                 grads.accumulate(i, grads.run_one(&kernel, &inputs)?)?;
             }
         }

@@ -189,7 +189,7 @@ impl Op for MatMul {
             |out, trans_a, trans_b| move |accumulate| MatMul { trans_a, trans_b, accumulate, out, ..MatMul::default() };
         if grads.needs_grad(0) {
             // da = dy op(b)^T, itself transposed if a is stored so. Both operands are of one type.
-            let b = saved.input(1);
+            let b = saved.input(1)?;
             let out = grads.dtype(0, b);
             if self.trans_a {
                 grads.accumulate_with(0, &[b, dy], product(out, self.trans_b, true))?;
@@ -200,7 +200,7 @@ impl Op for MatMul {
         if self.bias {
             // `linear` alone has a bias, and transposes no x.
             if !self.trans_b && grads.needs_grad(1) {
-                let a = saved.input(0);
+                let a = saved.input(0)?;
                 return linear_gradients(grads, [1, 2], &a.as_rows(), &dy.as_rows(), grads.dtype(1, a));
             }
             let len = dy.shape().last_dim();
@@ -209,7 +209,7 @@ impl Op for MatMul {
         if !grads.needs_grad(1) {
             return Ok(());
         }
-        let (a, b) = (saved.input(0), saved.input(1));
+        let (a, b) = (saved.input(0)?, saved.input(1)?);
         let out = grads.dtype(1, b);
         // db = op(a)^T dy, itself transposed if b is stored so. A shared b sums over the whole batch: as one long
         // GEMM where the rows of a follow each other, else matrix by matrix.

@@ -56,11 +56,11 @@ impl Op for Reduce {
             let (from, to) = (from.clone(), to.clone());
             grads.run_one(&Reduce { name, kind, dims, factor: 1.0, from, to }, inputs)
         };
-        let x = saved.input(0);
+        let x = saved.input(0)?;
         let kernel = ReduceBackward { name, derivative, dims };
         let dx = match derivative {
             Derivative::Extreme => {
-                let y = saved.output(0);
+                let y = saved.output(0)?;
                 grads.run_one(&kernel, &[x, y, &reduced(ReduceKind::CountEqual, &[x, y])?, dy])?
             }
             Derivative::Prod => {
@@ -68,8 +68,8 @@ impl Op for Reduce {
                     (reduced(ReduceKind::ProdOfOthers, &[x])?, reduced(ReduceKind::CountZeros, &[x])?);
                 grads.run_one(&kernel, &[x, &others, &zeros, dy])?
             }
-            Derivative::LogSumExp => grads.run_one(&kernel, &[x, saved.output(0), dy])?,
-            Derivative::Deviation(_) => grads.run_one(&kernel, &[x, saved.input(1), dy])?,
+            Derivative::LogSumExp => grads.run_one(&kernel, &[x, saved.output(0)?, dy])?,
+            Derivative::Deviation(_) => grads.run_one(&kernel, &[x, saved.input(1)?, dy])?,
         };
         grads.accumulate(0, dx)
     }

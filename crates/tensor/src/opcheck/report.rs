@@ -1,4 +1,4 @@
-//! What the tests of a custom op came to.
+//! What the checks of an op came to.
 
 use crate::{Error, Result};
 use std::fmt;
@@ -45,7 +45,7 @@ impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let devices = [String::from("cpu")].into_iter().chain(self.gpus.iter().cloned()).collect::<Vec<_>>().join(", ");
         let (checks, problems) = (self.checks.len(), self.problems().count());
-        write!(f, "custom op {}: {checks} checks on {devices}, {problems} problems", self.op)?;
+        write!(f, "op {}: {checks} checks on {devices}, {problems} problems", self.op)?;
         for Check { what, problem } in &self.checks {
             if let Some(problem) = problem {
                 write!(f, "\n  {what}: {problem}")?;

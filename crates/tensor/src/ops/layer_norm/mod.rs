@@ -17,6 +17,8 @@
 //! Forward keeps the statistics (2, rows): all means, then all rstds. In mixed precision y, an operand of matmuls, and
 //! the branch, a result of them, may be f16, each with its gradient. All else is f32, and so are the sums.
 
+mod backward;
+
 use super::dropout::{self, Mask};
 use super::random::Key;
 use super::reduce::SumRows;
@@ -25,7 +27,7 @@ use crate::cpu::{sum_of, vectorized};
 use crate::gpu::{Buffer, Limits, Operand, Param, Plan, Value, buffer, param};
 use crate::shader;
 use crate::tensor::{Grads, apply};
-use rayon::iter::Either;
+use backward::Backward;
 use rayon::prelude::*;
 
 /// Inputs: x, weight, bias if there is one, and the branch if there is one. Outputs: y, the statistics (2, rows), and
@@ -41,19 +43,6 @@ pub(super) struct LayerNorm {
     pub dropout: Option<Mask>,
     /// The type of y.
     pub out: DType,
-}
-
-/// Outputs: dx, the branch's gradient if `branch` gives a type for it, and if there are `parameters` their partial sums
-/// (chunks, parameters, C). Inputs: dy, x, weight, the statistics, and if `extra_grad` one more gradient of x, which is
-/// added.
-struct Backward {
-    rms: bool,
-    extra_grad: bool,
-    branch: Option<DType>,
-    /// Of the branch.
-    dropout: Option<Mask>,
-    /// Those whose gradients are wanted: 2 are the weight and the bias, 1 is the weight alone.
-    parameters: usize,
 }
 
 /// Rows of the shortest and of the longest chunks. A chunk's sums are two more rows, written and read again: of eight
@@ -271,7 +260,7 @@ impl Op for LayerNorm {
             };
             return grads.accumulate(branch, dbranch.to_dtype(dtype)?);
         };
-        let x = if self.branch.is_some() { saved.output(2) } else { saved.input(0) };
+        let x = if self.branch.is_some() { saved.output(2)? } else { saved.input(0)? };
         // What is added in passing: the gradient of the sum, else what other uses of x have given.
         let extra_grad = if self.branch.is_some() { dsum.cloned() } else { grads.take_partial(0) };
         // Without dropout the sum passes the same gradient on to both of its terms: one tensor, if they are of one
@@ -282,7 +271,7 @@ impl Op for LayerNorm {
         let &LayerNorm { rms, dropout, .. } = self;
         let kernel = Backward { rms, extra_grad: extra_grad.is_some(), branch: apart, dropout, parameters };
         let inputs: Vec<&Tensor> =
-            [dy, x, saved.input(1), saved.output(1)].into_iter().chain(extra_grad.as_ref()).collect();
+            [dy, x, saved.input(1)?, saved.output(1)?].into_iter().chain(extra_grad.as_ref()).collect();
         let mut gradients = grads.run(&kernel, &inputs)?;
         if parameters > 0 {
             let partials = gradients.pop().expect("the last output is the partial sums");
@@ -294,129 +283,6 @@ impl Op for LayerNorm {
             grads.accumulate(branch, gradients.pop().unwrap_or_else(|| dx.clone()))?;
         }
         grads.accumulate(0, dx)
-    }
-}
-
-/// dx of a row, with `extra_grad` added.
-#[inline(always)]
-fn input_gradient(
-    rms: bool,
-    [dy, x, weight]: [&[f32]; 3],
-    [mean, rstd]: [f32; 2],
-    extra_grad: Option<&[f32]>,
-    dx: &mut [f32],
-) {
-    let c = weight.len();
-    let mean_g = if rms { 0.0 } else { sum_of([dy, weight], |[dy, weight]| dy * weight) / c as f32 };
-    let mean_gx = sum_of([dy, weight, x], |[dy, weight, x]| dy * weight * ((x - mean) * rstd)) / c as f32;
-    for (((dx, x), dy), weight) in dx.iter_mut().zip(x).zip(dy).zip(weight) {
-        *dx = rstd * (dy * weight - mean_g - (x - mean) * rstd * mean_gx);
-    }
-    if let Some(extra_grad) = extra_grad {
-        dx.iter_mut().zip(extra_grad).for_each(|(dx, extra_grad)| *dx += extra_grad);
-    }
-}
-
-/// Slices of `len` elements of `x`, or `count` empty ones if there is no x.
-fn slices(x: Option<&mut [f32]>, len: usize, count: usize) -> impl IndexedParallelIterator<Item = &mut [f32]> {
-    match x {
-        Some(x) => Either::Left(x.par_chunks_mut(len)),
-        None => Either::Right((0..count).into_par_iter().map(|_| -> &mut [f32] { &mut [] })),
-    }
-}
-
-impl Kernel for Backward {
-    fn name(&self) -> &'static str {
-        if self.rms { "rms_norm_backward" } else { "layer_norm_backward" }
-    }
-
-    fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-        let x = inputs[1];
-        let layout = Layout::of(x);
-        let partials = Spec::new([layout.chunks(), self.parameters, layout.c], DType::F32);
-        let gradients = [x.dtype].into_iter().chain(self.branch).map(|dtype| Spec::new(x.shape.clone(), dtype));
-        Ok(gradients.chain((self.parameters > 0).then_some(partials)).collect())
-    }
-
-    fn cost(&self, inputs: &[&Spec], outputs: &[&Spec]) -> Cost {
-        // For dx, then a product and a sum for the weight, a sum for the bias.
-        let per_element = 11 + [0, 2, 3][self.parameters];
-        streaming_cost(per_element * outputs[0].shape.elements(), inputs, outputs)
-    }
-
-    fn cpu(&self, inputs: &[View], outputs: &mut [ViewMut]) {
-        let [dy, x, weight, statistics] = [0, 1, 2, 3].map(|i| inputs[i].f32());
-        let extra_grad = self.extra_grad.then(|| inputs[4].f32());
-        let layout = Layout::of(inputs[1].spec);
-        let (c, chunk) = (layout.c, layout.chunk());
-        let (mean, rstd) = statistics.split_at(layout.rows);
-        let count = layout.rows.div_ceil(chunk);
-        let mut outputs = outputs.iter_mut().map(ViewMut::f32);
-        let dx = outputs.next().expect("the first output is dx").par_chunks_mut(chunk * c);
-        let dbranch = slices(self.branch.and_then(|_| outputs.next()), chunk * c, count);
-        let mut partials = outputs.next();
-        if let (Some(partials), 0) = (&mut partials, count) {
-            partials.fill(0.0);
-        }
-        let sums = slices(partials, self.parameters * c, count);
-        dx.zip(dbranch).zip(sums).enumerate().for_each(|(number, ((dx, dbranch), sums))| {
-            vectorized(
-                #[inline(always)]
-                || {
-                    sums.fill(0.0);
-                    let (dweight, dbias) = sums.split_at_mut(c.min(sums.len()));
-                    for (i, dx) in dx.chunks_exact_mut(c).enumerate() {
-                        let row = number * chunk + i;
-                        let elements = row * c..(row + 1) * c;
-                        let (dy, x) = (&dy[elements.clone()], &x[elements.clone()]);
-                        let [mean, rstd] = [mean[row], rstd[row]];
-                        input_gradient(
-                            self.rms,
-                            [dy, x, weight],
-                            [mean, rstd],
-                            extra_grad.map(|extra_grad| &extra_grad[elements]),
-                            dx,
-                        );
-                        if self.branch.is_some() {
-                            let dbranch = &mut dbranch[i * c..(i + 1) * c];
-                            match &self.dropout {
-                                Some(mask) => mask.apply_to((row * c) as u32, dx, dbranch),
-                                None => dbranch.copy_from_slice(dx),
-                            }
-                        }
-                        for ((sum, x), dy) in dweight.iter_mut().zip(x).zip(dy) {
-                            *sum += dy * ((x - mean) * rstd);
-                        }
-                        dbias.iter_mut().zip(dy).for_each(|(sum, dy)| *sum += dy);
-                    }
-                },
-            );
-        });
-    }
-
-    fn gpu(&self, inputs: &[&Spec], _: &[&Spec], limits: &Limits) -> Plan {
-        use Operand::{Input, Output};
-        let layout = Layout::of(inputs[1]);
-        let mut buffers = vec![
-            layout.buffer("grad_output", inputs[0].dtype, Input(0)),
-            layout.buffer("x", DType::F32, Input(1)),
-            layout.buffer("weight", DType::F32, Input(2)),
-            buffer("statistics", "f32", Input(3)),
-            layout.buffer("result", DType::F32, Output(0)),
-        ];
-        buffers.extend(self.extra_grad.then_some(layout.buffer("extra_grad", DType::F32, Input(4))));
-        buffers.extend(self.branch.map(|dtype| layout.buffer("branch_grad", dtype, Output(1))));
-        let sums = Output(1 + self.branch.is_some() as usize);
-        buffers.extend((self.parameters > 0).then_some(layout.buffer("sums", DType::F32, sums)));
-        let values = vec![
-            ("mode", "backward".into()),
-            ("rms", self.rms.into()),
-            ("extra_grad", self.extra_grad.into()),
-            ("parameters", self.parameters.into()),
-        ];
-        let params = [param("chunk", layout.chunk()), param("chunks", layout.chunks())];
-        let types = (inputs[0].dtype, self.branch);
-        layout.launch(values, types, buffers, &params, self.dropout, (layout.chunks(), limits))
     }
 }
 

@@ -1,9 +1,9 @@
-//! The numbers that a custom op computes on one device, for comparisons.
+//! The numbers that an op computes on one device, for comparisons.
 
-use super::CustomOp;
+use super::Subject;
 use crate::ops::random::splitmix64;
 use crate::profile::MemoryKind;
-use crate::tensor::{DType, Kernel, Spec, Tensor, no_grad, run_into};
+use crate::tensor::{DType, Spec, Tensor, no_grad, run_into};
 use crate::{Device, Error, Result};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -12,14 +12,14 @@ pub(super) fn moved(inputs: &[Tensor], device: &Device) -> Result<Vec<Tensor>> {
     inputs.iter().map(|x| x.detach().to_device(device)).collect()
 }
 
-/// What `body` gives: a panic, which is that of a closure of the op's author, is an error.
+/// What `body` gives: a panic, which is that of the op under test, is an error.
 pub(super) fn caught<T>(body: impl FnOnce() -> Result<T>) -> std::result::Result<T, String> {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(result) => result.map_err(|e| e.to_string()),
         Err(panic) => {
             let text = panic.downcast_ref::<String>().map(String::as_str);
             let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without words");
-            Err(format!("a closure of the op panics: {text}"))
+            Err(format!("the op panics: {text}"))
         }
     }
 }
@@ -33,23 +33,23 @@ pub(super) fn numbers(tensor: &Tensor) -> Result<Vec<f64>> {
 }
 
 /// The numbers of every output.
-pub(super) fn outputs(op: &CustomOp, inputs: &[Tensor]) -> Result<Vec<Vec<f64>>> {
+pub(super) fn outputs(op: &Subject, inputs: &[Tensor]) -> Result<Vec<Vec<f64>>> {
     let inputs: Vec<&Tensor> = inputs.iter().collect();
-    no_grad(|| op.apply(&inputs))?.iter().map(numbers).collect()
+    no_grad(|| (op.apply)(&inputs))?.iter().map(numbers).collect()
 }
 
 /// Whether every element of every output is written, and the same in every run: what memory held before must not show.
-pub(super) fn expect_written(op: &CustomOp, inputs: &[Tensor]) -> Result<()> {
+pub(super) fn expect_written(op: &Subject, inputs: &[Tensor]) -> Result<()> {
     let read: Vec<&Tensor> = inputs.iter().collect();
     let specs: Vec<&Spec> = read.iter().map(|x| x.spec()).collect();
-    let wanted = op.output_specs(&specs)?;
+    let wanted = op.kernel.output_specs(&specs)?;
     let over = |byte: u8| {
         let filled = |spec: &Spec| {
             let bytes = vec![byte; spec.size_bytes()];
             Tensor::from_bytes_as(MemoryKind::Other, &bytes, spec.clone(), &read[0].device())
         };
         let outputs = wanted.iter().map(filled).collect::<Result<Vec<_>>>()?;
-        run_into(op, &read, &outputs.iter().collect::<Vec<_>>())?;
+        run_into(op.kernel, &read, &outputs.iter().collect::<Vec<_>>())?;
         outputs.iter().map(Tensor::to_bytes).collect::<Result<Vec<_>>>()
     };
     // As f32, 0.0 and 0.75; finite as f16 too.
@@ -74,11 +74,14 @@ fn factors(i: usize, len: usize) -> Vec<f32> {
     uniform(len, 11 + i as u64)
 }
 
-/// The gradients of the loss with respect to the f32 inputs; `None` of another.
-pub(super) fn gradients(op: &CustomOp, inputs: &[Tensor]) -> Result<Vec<Option<Vec<f64>>>> {
+/// Of each input, if it is f32.
+pub(super) type Gradients = Vec<Option<Vec<f64>>>;
+
+/// The gradients of the loss with respect to the f32 inputs, `None` of another; `None` if no output is f32.
+pub(super) fn gradients(op: &Subject, inputs: &[Tensor]) -> Result<Option<Gradients>> {
     let leaf = |x: &Tensor| if x.dtype() == DType::F32 { x.requires_grad() } else { Ok(x.clone()) };
     let leaves = inputs.iter().map(leaf).collect::<Result<Vec<_>>>()?;
-    let outputs = op.apply(&leaves.iter().collect::<Vec<_>>())?;
+    let outputs = (op.apply)(&leaves.iter().collect::<Vec<_>>())?;
     let mut loss: Option<Tensor> = None;
     for (i, y) in outputs.iter().enumerate().filter(|(_, y)| y.dtype() == DType::F32) {
         let factors = Tensor::from_f32(&factors(i, y.len()), y.shape().clone(), &y.device())?;
@@ -88,15 +91,15 @@ pub(super) fn gradients(op: &CustomOp, inputs: &[Tensor]) -> Result<Vec<Option<V
             None => part,
         });
     }
-    let Some(loss) = loss else { return Err(Error::Invalid("no output is f32, so there is no gradient".into())) };
+    let Some(loss) = loss.filter(Tensor::needs_grad) else { return Ok(None) };
     loss.backward()?;
-    leaves.iter().map(|x| x.grad().map(numbers).transpose()).collect()
+    leaves.iter().map(|x| x.grad().map(numbers).transpose()).collect::<Result<_>>().map(Some)
 }
 
 /// The loss that [`gradients`] differentiates, in f64.
-pub(super) fn loss(op: &CustomOp, inputs: &[Tensor]) -> Result<f64> {
+pub(super) fn loss(op: &Subject, inputs: &[Tensor]) -> Result<f64> {
     let read: Vec<&Tensor> = inputs.iter().collect();
-    let outputs = no_grad(|| op.apply(&read))?;
+    let outputs = no_grad(|| (op.apply)(&read))?;
     let mut sum = 0.0;
     for (i, y) in outputs.iter().enumerate().filter(|(_, y)| y.dtype() == DType::F32) {
         sum += numbers(y)?.iter().zip(factors(i, y.len())).map(|(y, u)| y * f64::from(u)).sum::<f64>();

@@ -1,29 +1,38 @@
-//! The tests that the library's own ops go through, for a custom op: one call.
+//! The tests that the library's own ops go through, for any op: one call.
 
 use super::compare::{caught, expect_written, gradients, loss, moved, numbers, outputs, uniform};
-use super::{CustomOp, Report};
-use crate::gpu::{AdapterChoice, Gpu, Limits, adapters, translate};
-use crate::tensor::{DType, Kernel, Spec, Tensor};
+use super::{Report, Subject};
+use crate::gpu::{AdapterChoice, Gpu, Limits, adapters, check_launch, translate};
+use crate::tensor::{DType, Kernel, Op, Spec, Tensor, apply};
 use crate::testing::difference;
-use crate::{Device, Result};
+use crate::{Device, Error, Result};
 
 /// Tests `op` on each of these sets of inputs (give odd sizes, more than 256 elements, and values away from kinks):
 ///
 /// - its WGSL compiles within WebGPU's default limits, and translates to SPIR-V, Metal and HLSL, also for GPUs with
 ///   immediates;
-/// - the CPU and every GPU of this machine, software ones included, compute the same within
-///   [`tolerance`](super::Builder::tolerance), finite, and write every element;
-/// - the gradients of f32 inputs agree with finite differences (of steps around 0.02), and those of GPUs with the
-///   CPU's;
-/// - operands of other types, ranks and lengths are refused with an error, or, if its `specs` accepts them, computed
-///   alike everywhere, and never end in a panic.
+/// - the CPU and every GPU of this machine, software ones included, compute the same within `atol + rtol |value|`
+///   (`tolerance` is both: 1e-5 each suits an elementwise op, sums of many terms need more), finite, and write every
+///   element;
+/// - the gradients of f32 inputs through f32 outputs, if there are any, agree with finite differences (of steps around
+///   0.02), and those of GPUs with the CPU's;
+/// - operands of other types, ranks and lengths are refused with an error, or, if its `output_specs` accepts them,
+///   computed alike everywhere, and never end in a panic.
 ///
 /// What is wrong stands in the report, which [`Report::into_result`] turns into an error.
 ///
 /// # Errors
-/// If the inputs cannot be read.
-pub fn check<S: AsRef<[Tensor]>>(op: &CustomOp, sets: &[S]) -> Result<Report> {
+/// [`Error::Invalid`] of a tolerance that is negative or not finite; those of reading the inputs.
+pub fn check<O, S>(op: &O, sets: &[S], tolerance: [f64; 2]) -> Result<Report>
+where
+    O: Kernel + Op + Clone + 'static,
+    S: AsRef<[Tensor]>,
+{
+    if !tolerance.iter().all(|t| t.is_finite() && *t >= 0.0) {
+        return Err(Error::Invalid(format!("{}: a tolerance of {tolerance:?}; use numbers from 0", op.name())));
+    }
     let mut report = Report { op: op.name(), checks: Vec::new(), gpus: Vec::new() };
+    let op = &Subject { kernel: op, apply: &|inputs| apply(op.clone(), inputs), tolerance };
     let gpus = open_gpus(&mut report);
     let sets = sets.iter().map(|set| moved(set.as_ref(), &Device::Cpu)).collect::<Result<Vec<_>>>()?;
     if sets.is_empty() {
@@ -56,17 +65,17 @@ fn open_gpus(report: &mut Report) -> Vec<Device> {
 }
 
 /// What is wrong with the numbers that an op computed from these inputs.
-fn within(op: &CustomOp, inputs: &[Tensor], got: &[f64], want: &[f64]) -> Option<String> {
+fn within(op: &Subject, inputs: &[Tensor], got: &[f64], want: &[f64]) -> Option<String> {
     // f16 has 11 bits, and drivers may round to either neighbour.
     let f16 = if inputs.iter().any(|x| x.dtype() == DType::F16) { 2e-3 } else { 0.0 };
-    let [atol, rtol] = op.definition().tolerance.map(|t| t.max(f16));
+    let [atol, rtol] = op.tolerance.map(|t| t.max(f16));
     difference(got, want, |_, want: f64| atol + rtol * want.abs())
 }
 
 /// Translations, and the values on every device. Whether the CPU could compute it.
-fn check_values(op: &CustomOp, set: &[Tensor], gpus: &[Device], place: &str, report: &mut Report) -> bool {
+fn check_values(op: &Subject, set: &[Tensor], gpus: &[Device], place: &str, report: &mut Report) -> bool {
     let specs: Vec<&Spec> = set.iter().map(Tensor::spec).collect();
-    let wanted = match caught(|| op.output_specs(&specs)) {
+    let wanted = match caught(|| op.kernel.output_specs(&specs)) {
         Ok(wanted) => wanted,
         Err(problem) => {
             report.add(format!("{place}: shapes"), Some(problem));
@@ -97,7 +106,7 @@ fn check_values(op: &CustomOp, set: &[Tensor], gpus: &[Device], place: &str, rep
     true
 }
 
-fn compare(op: &CustomOp, set: &[Tensor], device: &Device, want: &[Vec<f64>], what: String, report: &mut Report) {
+fn compare(op: &Subject, set: &[Tensor], device: &Device, want: &[Vec<f64>], what: String, report: &mut Report) {
     let problem = match caught(|| outputs(op, &moved(set, device)?)) {
         Ok(got) => (0..).zip(got.iter().zip(want)).find_map(|(i, (got, want))| {
             within(op, set, got, want).map(|difference| format!("output {i}: {difference}"))
@@ -107,7 +116,7 @@ fn compare(op: &CustomOp, set: &[Tensor], device: &Device, want: &[Vec<f64>], wh
     report.add(what, problem);
 }
 
-fn check_translations(op: &CustomOp, inputs: &[&Spec], outputs: &[&Spec], place: &str, report: &mut Report) {
+fn check_translations(op: &Subject, inputs: &[&Spec], outputs: &[&Spec], place: &str, report: &mut Report) {
     // Without the feature there is nothing that could translate.
     if cfg!(not(feature = "gpu")) {
         return;
@@ -117,18 +126,20 @@ fn check_translations(op: &CustomOp, inputs: &[&Spec], outputs: &[&Spec], place:
     for (limits, of) in
         [(floor.clone(), "within WebGPU's default limits"), (Limits { immediates: true, ..floor }, "with immediates")]
     {
-        let translated = caught(|| op.expect_fits(inputs, outputs, &limits, of));
-        let translated = translated.and_then(|()| translate(&op.launch(inputs, outputs), &limits));
+        let translated = caught(|| Ok(op.kernel.gpu(inputs, outputs, &limits))).and_then(|plan| {
+            plan.launches.iter().try_for_each(|launch| {
+                check_launch(op.kernel.name(), launch, &limits).map_err(|error| error.to_string())?;
+                translate(launch, &limits)
+            })
+        });
         report.add(format!("{place}: WGSL {of}"), translated.err());
     }
 }
 
-fn check_gradients(op: &CustomOp, set: &[Tensor], gpus: &[Device], place: &str, report: &mut Report) {
-    if op.definition().backward.is_none() {
-        return;
-    }
+fn check_gradients(op: &Subject, set: &[Tensor], gpus: &[Device], place: &str, report: &mut Report) {
     let analytic = match caught(|| gradients(op, set)) {
-        Ok(analytic) => analytic,
+        Ok(Some(analytic)) => analytic,
+        Ok(None) => return,
         Err(problem) => return report.add(format!("{place}: backward on the CPU"), Some(problem)),
     };
     for (i, gradient) in analytic.iter().enumerate() {
@@ -142,7 +153,7 @@ fn check_gradients(op: &CustomOp, set: &[Tensor], gpus: &[Device], place: &str, 
     }
     for device in gpus {
         let problem = match caught(|| gradients(op, &moved(set, device)?)) {
-            Ok(got) => (0..).zip(got.iter().zip(&analytic)).find_map(|(i, (got, want))| {
+            Ok(got) => (0..).zip(got.iter().flatten().zip(&analytic)).find_map(|(i, (got, want))| {
                 let difference = within(op, set, got.as_ref()?, want.as_ref()?)?;
                 Some(format!("of input {i}: {difference}"))
             }),
@@ -155,7 +166,7 @@ fn check_gradients(op: &CustomOp, set: &[Tensor], gpus: &[Device], place: &str, 
 /// What is wrong with the gradient of input `i`: along a random direction v the slope of the loss must be g . v, which
 /// is (F(x + hv) - F(x - hv)) / 2h but for a term of h^2. Richardson extrapolation of two steps removes that, so h can
 /// stay large against f32 rounding. A gradient that is right in three directions is right.
-fn slopes(op: &CustomOp, set: &[Tensor], i: usize, gradient: &[f64]) -> Result<Option<String>> {
+fn slopes(op: &Subject, set: &[Tensor], i: usize, gradient: &[f64]) -> Result<Option<String>> {
     if gradient.iter().any(|g| !g.is_finite()) {
         return Ok(Some("it is not finite".into()));
     }
@@ -184,7 +195,7 @@ fn slopes(op: &CustomOp, set: &[Tensor], i: usize, gradient: &[f64]) -> Result<O
 }
 
 /// Each operand of every other type, of another rank, longer or empty in each dimension.
-fn check_other_operands(op: &CustomOp, set: &[Tensor], gpus: &[Device], report: &mut Report) {
+fn check_other_operands(op: &Subject, set: &[Tensor], gpus: &[Device], report: &mut Report) {
     for (i, x) in set.iter().enumerate() {
         let (dims, dtype) = (x.shape().to_vec(), x.dtype());
         let mut others: Vec<Spec> = [DType::F32, DType::F16, DType::U32]
@@ -211,7 +222,7 @@ fn check_other_operands(op: &CustomOp, set: &[Tensor], gpus: &[Device], report: 
                 }
             }
             let specs: Vec<&Spec> = other.iter().map(Tensor::spec).collect();
-            let accepted = caught(|| Ok(op.output_specs(&specs).is_ok()));
+            let accepted = caught(|| Ok(op.kernel.output_specs(&specs).is_ok()));
             match accepted {
                 Ok(false) => report.add(format!("{what} is refused"), None),
                 Err(problem) => report.add(what, Some(problem)),
