@@ -1,8 +1,9 @@
 //! The flags that say what to train, and the configuration they make with the layers below them.
 
 use super::argument::{self, Argument};
-use super::{cache, complete, device, named, output};
+use super::{complete, device, named, output};
 use crate::Error;
+use crate::cache;
 use crate::config::{Config, Layers, Precision, QUICKSTART, Resolved, process_environment};
 use crate::train::find_init;
 use anyhow::Result;
@@ -178,7 +179,7 @@ pub fn build(layers: Layers) -> Result<Resolved> {
 
 /// Keeps the text of standard input, which can be read only once, in a file, and says where.
 fn kept_standard_input() -> Result<String> {
-    let folder = cache::folder().unwrap_or_else(std::env::temp_dir).join("texts");
+    let folder = cache::user_folder().unwrap_or_else(std::env::temp_dir).join("texts");
     std::fs::create_dir_all(&folder).map_err(|error| Error::io("create", &folder, error))?;
     let failed = |error| Error::io("write", &folder, error);
     let mut file = tempfile::Builder::new().prefix("stdin-").suffix(".txt").tempfile_in(&folder).map_err(failed)?;

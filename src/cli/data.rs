@@ -2,7 +2,8 @@
 
 use super::argument::{self, Argument};
 use super::output;
-use super::{cache, complete, configuration, examples};
+use super::{complete, configuration, examples};
+use crate::cache;
 use crate::config::Layers;
 use crate::data::{Corpus, DATASETS, Prepared, Progress, Tokens, fetch, holds_prepared};
 use crate::train::data_spec;
@@ -135,7 +136,7 @@ fn prepare(args: &Prepare, with_counts: bool) -> Result<()> {
     let resolved = configuration::build(configuration::with_flags(layers, flags.iter())?)?;
     configuration::warn(&resolved);
     let (data, block_size) = (resolved.config.data, resolved.config.model.block_size);
-    let cache = cache::folder();
+    let cache = cache::user_folder();
     let spec = data_spec(&data, &args.data_dir, cache.as_deref());
     let started = Instant::now();
     let mut bar = Bar::new();

@@ -1,6 +1,7 @@
 //! The flags about the device, and opening what was asked for, with notes for the user.
 
-use super::{cache, complete, output};
+use super::{complete, output};
+use crate::cache;
 use crate::config::{DeviceConfig, Devices, MatmulF32, Resolved, current_word};
 use crate::ops::Effort;
 use crate::train::{AUTO, Opening, Tuned};
@@ -76,17 +77,17 @@ const FORMER: &str = "the next version will not read the former name";
 
 /// As [`Opening::open`].
 pub fn open(config: &DeviceConfig) -> Result<Device> {
-    opening(cache::folder().as_deref()).open(config)
+    opening(cache::user_folder().as_deref()).open(config)
 }
 
 /// As [`Opening::open_autotuned`].
 pub fn open_autotuned(config: &DeviceConfig) -> Result<Device> {
-    opening(cache::folder().as_deref()).open_autotuned(config)
+    opening(cache::user_folder().as_deref()).open_autotuned(config)
 }
 
 /// As [`Opening::open_for_run`].
 pub fn open_for_run(resolved: &mut Resolved, kept: Option<MatmulF32>, tune: bool) -> Result<Vec<Device>> {
-    opening(cache::folder().as_deref()).open_for_run(resolved, kept, tune)
+    opening(cache::user_folder().as_deref()).open_for_run(resolved, kept, tune)
 }
 
 /// As [`open_for_run`]. What `auto` came to is not noted: it is the second value, for whoever names the device anyway.
@@ -96,13 +97,13 @@ pub fn open_for_shown_run(resolved: &mut Resolved, kept: Option<MatmulF32>) -> R
         Some(device) => drop(chosen.borrow_mut().replace(device.to_string())),
         None => output::note(text),
     };
-    let devices = Opening { cache: cache::folder().as_deref(), note: &note }.open_for_run(resolved, kept, true)?;
+    let devices = Opening { cache: cache::user_folder().as_deref(), note: &note }.open_for_run(resolved, kept, true)?;
     Ok((devices, chosen.into_inner()))
 }
 
 /// As [`Opening::tune`].
 pub fn tune(config: &DeviceConfig, effort: &Effort) -> Result<Tuned> {
-    opening(cache::folder().as_deref()).tune(config, effort)
+    opening(cache::user_folder().as_deref()).tune(config, effort)
 }
 
 /// What was chosen and why is told on standard error.

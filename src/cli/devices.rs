@@ -1,7 +1,8 @@
 //! `rustyflow devices`: every adapter with its limits, features and memory.
 
-use super::{cache, output};
+use super::output;
 use crate::Device;
+use crate::cache;
 use crate::gpu::AdapterInfo;
 use crate::ops::MatmulTuning;
 use anyhow::Result;
@@ -19,7 +20,7 @@ pub fn run(args: Args) -> Result<()> {
     let cpu = devices.remove(0);
     let adapters: Vec<AdapterInfo> = devices.into_iter().filter_map(|device| device.adapter).collect();
     if args.json {
-        let cache = cache::folder();
+        let cache = cache::user_folder();
         let tuning = |info: &AdapterInfo| cache.as_ref().and_then(|cache| MatmulTuning::load(cache, info));
         let [cores, threads] = cpu.cores.unwrap_or_default();
         let cpu = serde_json::json!({ "physical_cores": cores, "logical_cores": threads });
@@ -38,7 +39,7 @@ pub fn run(args: Args) -> Result<()> {
 
 /// A few lines about each adapter.
 pub fn print(adapters: &[AdapterInfo]) -> Result<()> {
-    let cache = cache::folder();
+    let cache = cache::user_folder();
     for a in adapters {
         output::line(a)?;
         if a.is_software() {

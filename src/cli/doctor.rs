@@ -1,7 +1,8 @@
 //! `rustyflow doctor`: whether this machine can be trusted to train.
 
-use super::{cache, configuration, device, devices, examples, output};
+use super::{configuration, device, devices, examples, output};
 use crate::bench::{OpCheck, Peaks, Sizes, measure_copies, measure_peaks, verify_ops};
+use crate::cache;
 use crate::gpu::{AdapterInfo, adapters};
 use crate::units;
 use crate::{Device, cpu};
@@ -115,7 +116,7 @@ fn rate_json((name, peaks): &(String, crate::Result<Peaks>)) -> Value {
 
 /// Where runs and caches are written, and the bytes that are free there.
 fn folders(run_dir: &str) -> Vec<(&'static str, PathBuf, Option<u64>)> {
-    let folders = [("runs in", Some(PathBuf::from(run_dir))), ("caches in", cache::folder())];
+    let folders = [("runs in", Some(PathBuf::from(run_dir))), ("caches in", cache::user_folder())];
     let with_space = |(what, path): (&'static str, Option<PathBuf>)| {
         let path = path?;
         let free = free_bytes(&path);

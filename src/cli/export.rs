@@ -1,7 +1,8 @@
 //! `rustyflow export`: writes a model as other programs read it, and checks what it wrote.
 
-use super::{cache, complete, configuration, device, model, output};
+use super::{complete, configuration, device, model, output};
 use crate::Error;
+use crate::cache;
 use crate::config::{DataConfig, WeightDtype};
 use crate::data::{Split, Tokenizer, Tokens, encode_beginning};
 use crate::models::gguf::GgmlType;
@@ -141,7 +142,7 @@ pub fn write(model: Option<&Path>, format: Format, args: &Written) -> Result<()>
 fn text(args: &Written, folder: &Path, tokenizer: &Tokenizer) -> Result<(Tokens, String)> {
     let open = |data: &DataConfig, fraction: f64, split: Split| {
         encode_beginning(
-            &corpus_for_model(data, fraction, &args.data_dir, cache::folder().as_deref(), folder)?,
+            &corpus_for_model(data, fraction, &args.data_dir, cache::user_folder().as_deref(), folder)?,
             split,
             tokenizer,
             CHECKED_TOKENS,

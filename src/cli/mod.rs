@@ -2,7 +2,6 @@
 
 mod argument;
 mod bench;
-mod cache;
 mod chat;
 mod complete;
 mod config;

@@ -3,9 +3,10 @@
 use super::configuration::{self, TrainFlags};
 use super::output;
 use super::progress::shape_words;
-use super::{cache, device, examples};
+use super::{device, examples};
 use crate::Device;
 use crate::bench::{Sizes, measure_exchange, measure_roofline};
+use crate::cache;
 use crate::config::{MatmulF32, Resolved};
 use crate::train::{Cluster, ClusterPlan, Rates, RunPlan, Speed, operands, plan_run};
 use crate::units;
@@ -70,7 +71,7 @@ pub fn show(
     // The first of several stands for all.
     let mut devices = device::open_for_run(resolved, kept, true)?;
     let (count, device) = (ranks.map_or(devices.len(), |(ranks, _)| ranks), devices.swap_remove(0));
-    let mut plan = plan_run(resolved, &device, count, &flags.run.data_dir, cache::folder().as_deref())?;
+    let mut plan = plan_run(resolved, &device, count, &flags.run.data_dir, cache::user_folder().as_deref())?;
     *resolved = plan.resolved.clone();
     let rates = rates(&plan, resolved, &device);
     if let Some(rates) = &rates {

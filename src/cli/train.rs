@@ -1,7 +1,8 @@
 //! `rustyflow train`.
 
 use super::interrupt::{Interrupted, Interrupts};
-use super::{cache, complete, configuration, device, named, output, plan, progress, tui};
+use super::{complete, configuration, device, named, output, plan, progress, tui};
+use crate::cache;
 use crate::comm::Launch;
 use crate::config::{Layers, Resolved};
 use crate::shell_words::quoted;
@@ -67,7 +68,7 @@ pub fn train_and_show(
     mut show: Show,
 ) -> Result<(Summary, io::Result<()>), Error> {
     let mut shown = Ok(());
-    let cache = cache::folder();
+    let cache = cache::user_folder();
     let (first, others) = context.devices.split_first().expect("one device at least");
     let reopen = || device::open(&resolved.config.device).map_err(|e| Error::DeviceLost(e.to_string()));
     let options = TrainOptions {
@@ -182,7 +183,7 @@ fn take_part(
     launch: Launch,
     interrupts: &Interrupts,
 ) -> Result<()> {
-    let cache = cache::folder();
+    let cache = cache::user_folder();
     // A signal is for rank 0, which saves and then ends all.
     interrupts.stop_after("stopping once rank 0 has saved");
     let options = TrainOptions {

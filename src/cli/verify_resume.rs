@@ -1,8 +1,9 @@
 //! `rustyflow verify-resume`: shows that a run which is interrupted and resumed is the same to the bit.
 
 use super::interrupt::Interrupts;
-use super::{cache, configuration, device, output};
+use super::{configuration, device, output};
 use crate::Device;
+use crate::cache;
 use crate::train::verify_resume;
 use anyhow::{Result, bail};
 
@@ -25,7 +26,7 @@ pub fn run(args: Args, interrupts: &Interrupts) -> Result<()> {
     let mut resolved = args.configuration.resolve(None, &[])?;
     configuration::warn(&resolved);
     let devices = device::open_for_run(&mut resolved, None, false)?;
-    let (data_dir, cache) = (&args.configuration.data_dir, cache::folder());
+    let (data_dir, cache) = (&args.configuration.data_dir, cache::user_folder());
     let steps = args.steps as usize;
     let verified = verify_resume(&resolved, steps, &devices, data_dir, cache.as_deref(), interrupts.stop())?;
     let steps = verified.steps;

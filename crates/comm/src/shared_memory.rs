@@ -14,7 +14,7 @@
 use super::{Memory, Wire};
 use crate::{Error, Result};
 use memmap2::{MmapOptions, MmapRaw};
-use rayon::prelude::*;
+use rustyflow_base::copy::copy;
 use std::fs::File;
 use std::io::{Read, Write};
 use std::ops::{Deref, Range};
@@ -28,9 +28,6 @@ const FOLDER: &str = "/dev/shm";
 
 /// Calls whose results may be in use at the same time.
 const PLACES: usize = 4;
-
-/// Bytes that a thread copies at a time: below that one is as fast as several.
-const TASK: usize = 1 << 20;
 
 /// What a rank has of the memory.
 pub(super) struct SharedMemory {
@@ -236,14 +233,6 @@ impl SharedMemory {
 /// Those of all places.
 fn bytes(size: usize, chunk: usize) -> usize {
     PLACES * (size + 1) * chunk
-}
-
-/// Copies bytes on several threads, if they are many.
-fn copy(from: &[u8], to: &mut [u8]) {
-    if from.len() <= TASK {
-        return to.copy_from_slice(from);
-    }
-    to.par_chunks_mut(TASK).zip(from.par_chunks(TASK)).for_each(|(to, from)| to.copy_from_slice(from));
 }
 
 #[cfg(test)]

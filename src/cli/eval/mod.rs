@@ -2,7 +2,8 @@
 
 mod choices;
 
-use super::{at_least_one, cache, complete, configuration, device, model, output};
+use super::{at_least_one, complete, configuration, device, model, output};
+use crate::cache;
 use crate::config::{DataConfig, WeightDtype};
 use crate::data::{Corpus, Packing, Split, encode_split};
 use crate::train::{Windows, corpus_for_model, evaluate, packing, trained_on, trained_rows};
@@ -130,7 +131,7 @@ struct Text {
 impl Text {
     /// The text to evaluate the checkpoint in this folder on.
     fn open(args: &Args, folder: &Path) -> Result<Text> {
-        let cache = cache::folder();
+        let cache = cache::user_folder();
         let open = |data: &DataConfig, fraction: f64| {
             corpus_for_model(data, fraction, &args.data_dir, cache.as_deref(), folder)
         };

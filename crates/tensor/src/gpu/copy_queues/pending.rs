@@ -5,13 +5,10 @@ use super::{Inner, gpu_error};
 use crate::Result;
 use ash::prelude::VkResult;
 use ash::vk;
-use rayon::prelude::*;
+use rustyflow_base::copy::copy;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
-
-/// Bytes that a thread copies at a time.
-const TASK: usize = 1 << 21;
 
 /// One copy, from being recorded until what it copies is no longer needed.
 pub struct PendingCopy {
@@ -87,7 +84,7 @@ impl PendingCopy {
         // them, because the copy of whoever had the buffer is done.
         let to = unsafe { std::slice::from_raw_parts_mut(buffer.mapped, bytes.len()) };
         // One thread takes several times as long as the copy to the device.
-        to.par_chunks_mut(TASK).zip(bytes.par_chunks(TASK)).for_each(|(to, bytes)| to.copy_from_slice(bytes));
+        copy(bytes, to);
     }
 }
 
