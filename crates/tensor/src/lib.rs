@@ -1,6 +1,7 @@
 //! Tensors with autograd on any GPU through wgpu, or on the CPU: kernels, layers, optimizers, and one training step.
 //!
-//! Modules import only from those to their left: `profile <- gpu, cpu <- tensor <- ops <- opcheck, nn, optim <- step <- fit`.
+//! Modules import only from those to their left:
+//! `profile <- gpu, cpu <- tensor <- ops <- opcheck, nn, optim <- step <- fit`.
 
 // Of rustdoc, which asks whether threads may share each type of wgpu's that lies in ours.
 #![recursion_limit = "256"]

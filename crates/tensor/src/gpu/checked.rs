@@ -1,5 +1,5 @@
-//! Shaders of applications ([`Shader::checked`](super::Shader::checked)): nothing here has tested them, so that text and
-//! launch are checked before they are recorded. What wgpu refuses later would end the device for everybody.
+//! Shaders of applications ([`Shader::checked`](super::Shader::checked)). Nothing here has tested them, so text and
+//! launch are checked before they are recorded: an error that wgpu reports later would fail every call on the device.
 
 use super::plan::{Interface, Launch, Limits, PARAMS_BYTES, Value};
 use super::shader::source_of;

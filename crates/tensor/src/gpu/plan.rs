@@ -17,15 +17,16 @@ pub struct Shader {
 }
 
 impl Shader {
-    /// A template of an application, `source`, that the profile and error messages call `name`. It is written as those
-    /// in `shaders/`: `{{ interface }}` first, then its own functions and workgroup variables, then the body of an entry
-    /// point, which `{{ for_each(1) }}` (one thread for each `i` below `params.len`) or `{{ entry(256) }}` (workgroups
-    /// of so many threads; `workgroup` is the number of one, `thread` that of a thread in it) opens and `}` closes.
-    /// There may be a few workgroups more than a [`Launch`] names: a body after `entry` returns if its number is too
-    /// large.
+    /// An application's WGSL template; the profile and error messages call it `name`. It is written like those in
+    /// `shaders/`: `{{ interface }}`, which declares the launch's buffers and parameters, then functions and workgroup
+    /// variables, then one entry point, which ends with `}` and begins with one of
     ///
-    /// Whatever the text depends on besides `source` belongs into [`Launch::values`]: launches of one text with the same
-    /// values are compiled once.
+    /// - `{{ for_each(1) }}`: one thread for each `i` below the parameter `len`;
+    /// - `{{ entry(256) }}`: workgroups of 256 threads; `workgroup` and `thread` are their numbers. More workgroups may
+    ///   run than [`Launch::workgroups`]: return early if `workgroup` is too large.
+    ///
+    /// What else the text depends on goes into [`Launch::values`]: launches of one text with equal values are compiled
+    /// once.
     pub fn checked(name: &'static str, source: &'static str) -> Shader {
         Shader { name, source, checked: true }
     }

@@ -9,6 +9,8 @@
 //! use rustyflow_tensor::tensor::{Grads, Kernel, Op, Saved, Saves, Spec, View, ViewMut, apply};
 //! use rustyflow_tensor::{DType, Device, Error, Result, Tensor, opcheck};
 //!
+//! const WGSL: &str = "{{ interface }}\n{{ for_each(1) }}\ny[i] = params.a * x[i] * x[i];\n}";
+//!
 //! /// y = a x^2, dx = 2 a x dy. Of f32 of any shape.
 //! #[derive(Clone)]
 //! struct Parabola {
@@ -21,11 +23,8 @@
 //!     }
 //!
 //!     fn output_specs(&self, inputs: &[&Spec]) -> Result<Vec<Spec>> {
-//!         let &[x] = inputs else {
-//!             return Err(Error::Shape { op: "parabola", expected: "x".into(), got: format!("{} inputs", inputs.len()) });
-//!         };
-//!         match x.dtype {
-//!             DType::F32 => Ok(vec![x.clone()]),
+//!         match inputs[0].dtype {
+//!             DType::F32 => Ok(vec![inputs[0].clone()]),
 //!             other => Err(Error::DType { op: "parabola", expected: "f32", got: other.name() }),
 //!         }
 //!     }
@@ -41,7 +40,7 @@
 //!     fn gpu(&self, inputs: &[&Spec], _: &[&Spec], _: &Limits) -> Plan {
 //!         let len = inputs[0].shape.elements();
 //!         Plan::one(Launch {
-//!             shader: Shader::checked("parabola", "{{ interface }}\n{{ for_each(1) }}\ny[i] = params.a * x[i] * x[i];\n}"),
+//!             shader: Shader::checked("parabola", WGSL),
 //!             values: Vec::new(),
 //!             buffers: vec![buffer("x", "f32", Operand::Input(0)), buffer("y", "f32", Operand::Output(0))],
 //!             params: vec![param("len", len), param("a", self.a)],

@@ -159,8 +159,8 @@ pub(super) fn backward(op: &Attention, d: Dims, inputs: [&[f32]; 4], starts: Opt
     });
 }
 
-/// Of a query that sees the keys `seen`: turns its scores, `p`, into P, and dy v^T, `ds`, into dS. With dropout P * Z is
-/// `kept`, of which `drop` drops out.
+/// Turns the scores of a query, `p`, into P, and its dy v^T, `ds`, into dS: of the keys `seen`, and 0 of others. With
+/// dropout, `drop` makes P * Z of P in `kept`.
 #[inline(always)]
 fn score_gradients(
     [p, ds, kept]: [&mut [f32]; 3],
