@@ -32,6 +32,7 @@ impl Shader {
     }
 
     /// Tells it from others, which may have the same name.
+    #[cfg(feature = "gpu")]
     pub(super) fn id(&self) -> (&'static str, usize) {
         (self.name, self.source.as_ptr().addr())
     }
