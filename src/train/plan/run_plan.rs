@@ -2,19 +2,19 @@
 
 use super::fit::{Memory, Need, Passes, sizes};
 use super::footprint::{Footprint, largest_rank};
-use super::{Plan, earlier};
+use super::{Plan, earlier, init_sizes};
 use crate::config::{Config, Recompute, Resolved};
 use crate::data::{Corpus, Position, Prepared};
 use crate::models::ModelConfig;
 use crate::profile::{Cost, MemoryKind, Roofline};
-use crate::train::adapters::lora;
-use crate::train::data_spec::data_spec;
-use crate::train::init::check_tokenizer;
-use crate::train::init_sizes;
-use crate::train::model_shape::model_config;
-use crate::train::ranks::{Place, Share};
-use crate::train::replica::loader;
-use crate::train::trainer::{check_configured_precision, total_steps};
+use crate::train::setup::adapters::lora;
+use crate::train::setup::data_spec::data_spec;
+use crate::train::setup::init::check_tokenizer;
+use crate::train::setup::model_shape::model_config;
+use crate::train::setup::precision::check_configured_precision;
+use crate::train::setup::schedule::total_steps;
+use crate::train::step::ranks::{Place, Share};
+use crate::train::step::replica::loader;
 use crate::units;
 use crate::{Device, Error, Result};
 use serde::Serialize;

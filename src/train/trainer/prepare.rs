@@ -1,38 +1,39 @@
 //! What happens before the first step. What is to fail should fail here.
 
 use super::Trainer;
+use super::guard::Monitor;
+use super::resume::{Resumed, restore};
 use super::sizes::{check_device, memory_of, passes, settle};
-use crate::config::{self, Config, DeviceBatch, Resolved, TrainLength};
+use crate::config::{self, Config, DeviceBatch, Resolved};
 use crate::data::{
     ChatSpec, ChatTemplate, Corpus, DeclaredIds, Packing, Prepared, Progress, TextConventions, Tokenizer, Tokens,
 };
 use crate::generate::check_prompt;
 use crate::models::{LanguageModel, ModelConfig, hf};
-use crate::optim::{LearningRate, Optimizer, ParameterArena, Schedule};
+use crate::optim::{Optimizer, ParameterArena};
 use crate::profile::{Phase, Span, WallClock};
 use crate::shell_words::quoted;
-use crate::train::adapters::lora;
 use crate::train::checkpoint::{CONFIG, Checkpoint, DataHash, TOKENIZER, TrainerState, Writer};
-use crate::train::data_spec::{chat_spec, data_spec, packing};
-use crate::train::events::{Adapters, Event, Start};
-use crate::train::guard::Monitor;
-use crate::train::init::{check_tokenizer, first_model, model_at, vocabulary_note};
-use crate::train::init_sizes;
-use crate::train::log;
-use crate::train::model_shape::model_config;
-use crate::train::options::TrainOptions;
-use crate::train::precision::describe_precision;
-use crate::train::precompile::Precompile;
-use crate::train::prompt::prompt_ids;
-use crate::train::ranks::{Leader, Place, Team, named};
-use crate::train::record;
-use crate::train::replica::{Replica, loader};
-use crate::train::resume::{Resumed, restore};
-use crate::train::run_folder::RunFolder;
-use crate::train::sinks::{self, Sink};
-use crate::train::throughput::Throughput;
-use crate::train::trace::RunTrace;
-use crate::train::update_rules::{divides_weights, on_device};
+use crate::train::evaluation::prompt::prompt_ids;
+use crate::train::plan::init_sizes;
+use crate::train::plan::precompile::Precompile;
+use crate::train::run::events::{Adapters, Event, Start};
+use crate::train::run::folder::RunFolder;
+use crate::train::run::log;
+use crate::train::run::options::TrainOptions;
+use crate::train::run::record;
+use crate::train::run::sinks::{self, Sink};
+use crate::train::run::throughput::Throughput;
+use crate::train::run::trace::RunTrace;
+use crate::train::setup::adapters::lora;
+use crate::train::setup::data_spec::{chat_spec, data_spec, packing};
+use crate::train::setup::init::{check_tokenizer, first_model, model_at, vocabulary_note};
+use crate::train::setup::model_shape::model_config;
+use crate::train::setup::precision::describe_precision;
+use crate::train::setup::schedule::{learning_rate, total_steps};
+use crate::train::step::ranks::{Leader, Place, Team, named};
+use crate::train::step::replica::{Replica, loader};
+use crate::train::step::update_rules::{divides_weights, on_device};
 use crate::{Device, Error, Result, Tensor};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -533,29 +534,4 @@ fn check_validation(resolved: &Resolved, validation: &Tokens) -> Result<()> {
     let message = "plateau follows the validation loss, and there is no validation split: set data.validation_fraction";
     let place = resolved.origin("train.schedule").to_string();
     Err(Error::Config { place, key: "train.schedule".into(), message: message.into() })
-}
-
-fn learning_rate(config: &Config, total_steps: usize) -> LearningRate {
-    let t = &config.train;
-    LearningRate {
-        schedule: match t.schedule {
-            config::Schedule::Cosine => Schedule::Cosine,
-            config::Schedule::Linear => Schedule::Linear,
-            config::Schedule::Constant => Schedule::Constant,
-            config::Schedule::Wsd if t.decay_steps == 0 => Schedule::Wsd { decay_steps: (total_steps / 5).max(1) },
-            config::Schedule::Wsd => Schedule::Wsd { decay_steps: t.decay_steps },
-            config::Schedule::Plateau => Schedule::Plateau,
-        },
-        peak: t.learning_rate,
-        minimum: t.min_learning_rate,
-        warmup_steps: t.warmup_steps,
-        total_steps,
-    }
-}
-
-pub(in crate::train) fn total_steps(length: TrainLength, steps_per_epoch: f64) -> usize {
-    match length {
-        TrainLength::Steps(steps) => steps,
-        TrainLength::Epochs(epochs) => ((epochs * steps_per_epoch).round() as usize).max(1),
-    }
 }
