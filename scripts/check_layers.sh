@@ -7,23 +7,25 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 failures=0
 
-# forbid <module> <names>: no path `crate::name`, alone or in braces, in the files of the module.
+# forbid <module> <names> [<parent>]: no path `crate::[parent::]name`, alone or in braces, in the files of the module;
+# of a parent, those of tests excepted, which take whole runs.
 forbid() {
-    local module="$1" names="${2// /|}" file found
+    local module="$1" names="${2// /|}" parent="${3:+$3::}" file found
     while IFS= read -r file; do
-        found="$(sed -E 's,(^|[[:space:]])//.*,,' "$file" | grep -Pzo "\bcrate::(\{[^;]*?\b)?($names)\b" | tr '\0\n' '  ')" || continue
+        found="$(sed -E 's,(^|[[:space:]])//.*,,' "$file" | grep -Pzo "\bcrate::$parent(\{[^;]*?\b)?($names)\b" | tr '\0\n' '  ')" || continue
         echo "$file: $found" >&2
         failures=$((failures + 1))
-    done < <(find "$module" "$module.rs" -name '*.rs' 2>/dev/null)
+    done < <(find "$module" "$module.rs" -name '*.rs' 2>/dev/null | grep -vE "${3:+/tests(/|\.rs$)|}^$")
 }
 
-# order <folder> <group>...: modules of a group may use those of their own group and of the groups before.
+# order <folder> [in=<parent>] <group>...: modules of a group may use those of their own group and of the groups before.
 order() {
-    local folder="$1" module
+    local folder="$1" parent="" module
     shift
+    case "$1" in in=*) parent="${1#in=}" && shift ;; esac
     while (($# > 1)); do
         for module in $1; do
-            forbid "$folder/$module" "${*:2}"
+            forbid "$folder/$module" "${*:2}" "$parent"
         done
         shift
     done
@@ -31,6 +33,7 @@ order() {
 
 order crates/tensor/src "profile pool" "gpu cpu" "tensor" "ops" "opcheck nn optim" "step" "fit"
 order src "config report" "models" "generate" "train" "bench" "cli"
+order src/train in=train "evaluation" "checkpoint" "setup" "step" "plan" "run" "trainer" "loading export"
 # What assembles a run knows the configuration and the data; a model and a benchmark do not.
 for module in models bench; do forbid "src/$module" "config data"; done
 forbid src/config data

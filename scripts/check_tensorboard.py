@@ -24,7 +24,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.compat.proto.event_pb2 import Event
 from tensorboard.compat.tensorflow_stub.pywrap_tensorflow import masked_crc32c
 
-# As in src/train/sinks/mod.rs: kind and key in metrics.jsonl, tag, column.
+# As in src/train/run/sinks/mod.rs: kind and key in metrics.jsonl, tag, column.
 SCALARS = [
     ("train", "epoch", "train/epoch", "epoch"),
     ("train", "loss", "train/loss", "train_loss"),

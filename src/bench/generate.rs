@@ -76,7 +76,7 @@ pub fn time_generate(
         is_warm = true;
         device.profiler().take();
         let started = Instant::now();
-        let mut ms = time_tokens(model, &prompts, new_tokens)?;
+        let ms = time_tokens(model, &prompts, new_tokens)?;
         device.synchronize()?;
         let elapsed = started.elapsed().as_secs_f64();
         let mut measured = device.profiler().take();
@@ -90,11 +90,7 @@ pub fn time_generate(
         }
         let report = Report::new(&measured, device.is_gpu(), elapsed, 1.0, device.memory());
         let first_token_ms = ms[0];
-        if ms.len() > 1 {
-            ms.remove(0);
-        }
-        ms.sort_by(f64::total_cmp);
-        let ms_per_token = ms[ms.len() / 2];
+        let ms_per_token = median_after_first(ms);
         on_timing(GenerateTiming {
             case: case.name,
             batch_size,
@@ -109,6 +105,15 @@ pub fn time_generate(
         })?;
     }
     Ok(())
+}
+
+/// The median of the times per token, without the first token's, which reads the prompt, if there are others.
+fn median_after_first(mut ms: Vec<f64>) -> f64 {
+    if ms.len() > 1 {
+        ms.remove(0);
+    }
+    ms.sort_by(f64::total_cmp);
+    ms[ms.len() / 2]
 }
 
 /// What a step reads of a model and of the keys and values of so many texts of this length.

@@ -82,12 +82,7 @@ fn case(
 /// If there is nothing to time, the model does not fit the device, or the device reported an error.
 pub fn time_step(case: &StepCase, device: &Device, operands: DType, steps: usize, rounds: usize) -> Result<StepTiming> {
     let config = &case.config;
-    if steps == 0 || rounds == 0 || case.batch_size == 0 {
-        let batch = case.batch_size;
-        return Err(Error::Invalid(format!(
-            "{rounds} rounds of {steps} steps of {batch} sequences take no time: give at least 1 of each"
-        )));
-    }
+    check_counts(case, steps, rounds)?;
     device.reset_peak_memory();
     check_size(config, case.batch_size.saturating_mul(config.block_size), operands, device)?;
     let mut model = build(config, 0)?;
@@ -143,6 +138,17 @@ pub fn time_step(case: &StepCase, device: &Device, operands: DType, steps: usize
         host_share: report.host_share(),
         report,
     })
+}
+
+/// Refuses to time nothing.
+fn check_counts(case: &StepCase, steps: usize, rounds: usize) -> Result<()> {
+    let batch = case.batch_size;
+    if steps > 0 && rounds > 0 && batch > 0 {
+        return Ok(());
+    }
+    Err(Error::Invalid(format!(
+        "{rounds} rounds of {steps} steps of {batch} sequences take no time: give at least 1 of each"
+    )))
 }
 
 /// A batch (B, T) of token ids.

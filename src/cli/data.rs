@@ -152,28 +152,7 @@ fn prepare(args: &Prepare, with_counts: bool) -> Result<()> {
     let seconds = started.elapsed().as_secs_f64();
     let counts = with_counts.then(|| Counts::of(&prepared, block_size));
     if args.json {
-        let mut json = serde_json::to_value(&prepared.meta)?;
-        let text = &corpus.summary;
-        json["folder"] = serde_json::json!(prepared.folder);
-        json["files"] = text.files.into();
-        json["bytes"] = text.bytes.into();
-        json["documents"] = text.documents.into();
-        json["held_out"] = text.held_out.into();
-        json["skipped"] = serde_json::json!(text.skipped);
-        json["undecodable"] = serde_json::json!(text.undecodable);
-        json["seconds"] = seconds.into();
-        if let Some(counts) = counts {
-            json["used_tokens"] = counts.used.into();
-            json["learned_tokens"] = counts.learned.into();
-            json["block_size"] = counts.block_size.into();
-            json["longest_document"] = counts.longest_document.into();
-            let [cut, left_out] = counts.truncations.map_or([None; 2], |(cut, left_out)| [Some(cut), Some(left_out)]);
-            json["truncated_documents"] = cut.into();
-            json["left_out_documents"] = left_out.into();
-            json["most_frequent"] = serde_json::json!(counts.most_frequent);
-        }
-        output::line(json)?;
-        return Ok(());
+        return Ok(output::line(in_json(&corpus, &prepared, counts, seconds)?)?);
     }
     say(&corpus, &prepared, counts)?;
     if !with_counts {
@@ -185,6 +164,30 @@ fn prepare(args: &Prepare, with_counts: bool) -> Result<()> {
         output::line(format_args!("folder         {}", prepared.folder.display()))?;
     }
     Ok(())
+}
+
+fn in_json(corpus: &Corpus, prepared: &Prepared, counts: Option<Counts>, seconds: f64) -> Result<serde_json::Value> {
+    let mut json = serde_json::to_value(&prepared.meta)?;
+    let text = &corpus.summary;
+    json["folder"] = serde_json::json!(prepared.folder);
+    json["files"] = text.files.into();
+    json["bytes"] = text.bytes.into();
+    json["documents"] = text.documents.into();
+    json["held_out"] = text.held_out.into();
+    json["skipped"] = serde_json::json!(text.skipped);
+    json["undecodable"] = serde_json::json!(text.undecodable);
+    json["seconds"] = seconds.into();
+    if let Some(counts) = counts {
+        json["used_tokens"] = counts.used.into();
+        json["learned_tokens"] = counts.learned.into();
+        json["block_size"] = counts.block_size.into();
+        json["longest_document"] = counts.longest_document.into();
+        let [cut, left_out] = counts.truncations.map_or([None; 2], |(cut, left_out)| [Some(cut), Some(left_out)]);
+        json["truncated_documents"] = cut.into();
+        json["left_out_documents"] = left_out.into();
+        json["most_frequent"] = serde_json::json!(counts.most_frequent);
+    }
+    Ok(json)
 }
 
 fn say(corpus: &Corpus, prepared: &Prepared, counts: Option<Counts>) -> Result<()> {

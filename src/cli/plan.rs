@@ -113,7 +113,7 @@ fn rates(plan: &RunPlan, resolved: &Resolved, device: &Device) -> Option<Rates> 
 }
 
 fn print(plan: &RunPlan) -> Result<()> {
-    let (m, memory) = (&plan.model, &plan.memory);
+    let m = &plan.model;
     plan.notes.iter().for_each(|note| output::note(format_args!("note: {note}")));
     output::line(format_args!("device     {}", plan.device))?;
     output::line(format_args!(
@@ -128,26 +128,7 @@ fn print(plan: &RunPlan) -> Result<()> {
             units::count(adapters as f64)
         ))?;
     }
-    let available = memory
-        .available
-        .map_or("which does not say how much it has".into(), |bytes| format!("which has {}", units::bytes(bytes)));
-    let on = if plan.ranks > 1 { format!("each of {} devices", plan.ranks) } else { "the device".into() };
-    output::line(format_args!("memory     {} at most on {on}, {available}", units::bytes(memory.peak)))?;
-    for (name, bytes) in [
-        ("weights", memory.weights),
-        ("f16 copies", memory.f16_copies),
-        ("gradients", memory.gradients),
-        ("moments", memory.moments),
-        ("activations", memory.activations),
-        ("workspace", memory.workspace),
-        ("other", memory.other),
-    ] {
-        if bytes > 0 {
-            output::line(format_args!("             {name:<12}{:>12}", units::bytes(bytes)))?;
-        }
-    }
-    let host = plan.host_available_bytes.map_or(String::new(), |bytes| format!(" of {} to spare", units::bytes(bytes)));
-    output::line(format_args!("machine    {}{host}, while a checkpoint is written", units::bytes(plan.host_bytes)))?;
+    print_memory(plan)?;
     match (&plan.does_not_fit, plan.passes) {
         (Some(why), _) => output::line(format_args!("fits       no: {why}"))?,
         (None, 1) => output::line("fits       yes")?,
@@ -183,6 +164,32 @@ fn print(plan: &RunPlan) -> Result<()> {
         ))?;
         output::line(format_args!("           from {}", time.source))?;
     }
+    Ok(())
+}
+
+/// The most memory of a device, by what it holds, and that of the machine.
+fn print_memory(plan: &RunPlan) -> Result<()> {
+    let memory = &plan.memory;
+    let available = memory
+        .available
+        .map_or("which does not say how much it has".into(), |bytes| format!("which has {}", units::bytes(bytes)));
+    let on = if plan.ranks > 1 { format!("each of {} devices", plan.ranks) } else { "the device".into() };
+    output::line(format_args!("memory     {} at most on {on}, {available}", units::bytes(memory.peak)))?;
+    for (name, bytes) in [
+        ("weights", memory.weights),
+        ("f16 copies", memory.f16_copies),
+        ("gradients", memory.gradients),
+        ("moments", memory.moments),
+        ("activations", memory.activations),
+        ("workspace", memory.workspace),
+        ("other", memory.other),
+    ] {
+        if bytes > 0 {
+            output::line(format_args!("             {name:<12}{:>12}", units::bytes(bytes)))?;
+        }
+    }
+    let host = plan.host_available_bytes.map_or(String::new(), |bytes| format!(" of {} to spare", units::bytes(bytes)));
+    output::line(format_args!("machine    {}{host}, while a checkpoint is written", units::bytes(plan.host_bytes)))?;
     Ok(())
 }
 

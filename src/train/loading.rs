@@ -1,6 +1,7 @@
 //! A trained model with its tokenizer, from a run's folder, a checkpoint's, or the name of a fetched model.
 
-use super::{FoundCheckpoint, check_size, find_checkpoint};
+use super::checkpoint::{FoundCheckpoint, find_checkpoint};
+use super::plan::check_size;
 use crate::config::{DataConfig, GenerateConfig, Layers, WeightDtype, process_environment};
 use crate::data::{ChatSpec, Corpus, CorpusSpec, TextConventions};
 use crate::hub_cache::folder_of;

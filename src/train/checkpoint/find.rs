@@ -1,6 +1,6 @@
 //! Finds the checkpoint that a path means, and the one that a run resumes from.
 
-use super::layout::{ADAPTER_CONFIG, ADAPTERS, MANIFEST, MODEL, STATE, TOKENIZER, checkpoints, resolve_ref};
+use super::layout::{ADAPTER_CONFIG, ADAPTERS, CONFIG, MANIFEST, MODEL, STATE, TOKENIZER, checkpoints, resolve_ref};
 use super::manifest::Manifest;
 use super::state::TrainerState;
 use crate::{Error, Result};
@@ -125,6 +125,22 @@ fn read_state(folder: &Path) -> Result<TrainerState> {
     let path = folder.join(STATE);
     let bytes = fs::read(&path).map_err(|e| Error::io("read", &path, e))?;
     serde_json::from_slice(&bytes).map_err(|e| wrong(format!("{STATE} is of another version of rustyflow: {e}")))
+}
+
+/// The configuration file in a run's folder.
+///
+/// # Errors
+/// If `run` is no run's folder.
+pub fn run_config(run: &Path) -> Result<PathBuf> {
+    let wrong = |message: &str| Error::Checkpoint { path: run.to_path_buf(), message: message.into() };
+    if run.join(STATE).exists() {
+        return Err(wrong("is a checkpoint; --resume takes the folder of its run"));
+    }
+    let config = run.join(CONFIG);
+    if !config.is_file() {
+        return Err(wrong("is no run's folder (it has no config.toml); give one, as in --resume runs/<name>, or auto"));
+    }
+    Ok(config)
 }
 
 #[cfg(test)]

@@ -55,3 +55,6 @@ pub(in crate::train) fn resolve_ref(run: &Path, name: &str) -> Option<PathBuf> {
     let is_name = target.starts_with("step-") && !target.contains(['/', '\\']);
     Some(checkpoints_folder(run).join(target)).filter(|path| is_name && path.is_dir())
 }
+
+/// Written when the run completes.
+pub(in crate::train) const FINISHED: &str = "finished";

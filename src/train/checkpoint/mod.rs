@@ -26,14 +26,14 @@ mod state;
 mod store;
 mod writer;
 
-pub use find::{FoundCheckpoint, find_checkpoint};
+pub use find::{FoundCheckpoint, find_checkpoint, run_config};
 pub use state::{Best, DataHash, Evaluated, GuardState, Plateau, TrainerState};
 
 pub(super) use files::Files;
 pub(super) use find::{Checkpoint, models, newest_good};
 pub(super) use layout::{
-    ADAPTERS, CARRIED, CHAT_TEMPLATE, CONFIG, CSV, GENERATION, MANIFEST, METRICS, MODEL, OPTIMIZER, SAMPLES, STATE,
-    TOKENIZER, checkpoints, resolve_ref,
+    ADAPTERS, CARRIED, CHAT_TEMPLATE, CONFIG, CSV, FINISHED, GENERATION, MANIFEST, METRICS, MODEL, OPTIMIZER, SAMPLES,
+    STATE, TOKENIZER, checkpoints, resolve_ref,
 };
 pub(super) use snapshot::{Snapshot, beside, put_in_place, recover};
 pub(super) use store::{Checkpoints, Request};

@@ -2,7 +2,7 @@
 
 use crate::config::TrainConfig;
 use crate::data::Position;
-use crate::train::evaluate::Evaluation;
+use crate::train::evaluation::evaluate::Evaluation;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

@@ -14,7 +14,7 @@
 use super::run_plan::RunPlan;
 use crate::config::{Config, WeightDtype};
 use crate::profile::Roofline;
-use crate::train::ranks::{BUCKET, Share};
+use crate::train::step::ranks::{BUCKET, Share};
 use crate::{Device, Result};
 use serde::Serialize;
 

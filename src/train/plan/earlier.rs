@@ -3,8 +3,7 @@
 use super::run_plan::Rates;
 use crate::Device;
 use crate::config::{Config, Layers};
-use crate::train::checkpoint::{CONFIG, METRICS, STATE, TrainerState, resolve_ref};
-use crate::train::run_folder::FINISHED;
+use crate::train::checkpoint::{CONFIG, FINISHED, METRICS, STATE, TrainerState, resolve_ref};
 use std::fs;
 use std::path::{Path, PathBuf};
 

@@ -4,9 +4,10 @@
 use super::{Footprint, Plan, available_memory_bytes};
 use crate::config::{Config, Recompute};
 use crate::models::ModelConfig;
-use crate::train::precision::operands;
-use crate::train::ranks::{Place, Share};
-use crate::train::update_rules::trained;
+use crate::train::setup::memory_limit::memory_limit;
+use crate::train::setup::precision::operands;
+use crate::train::step::ranks::{Place, Share};
+use crate::train::step::update_rules::trained;
 use crate::{Device, Error, Result, units};
 
 /// The memory that a rank may use, in bytes; `None` where it is unknown, and everything fits.
@@ -39,23 +40,6 @@ impl Memory {
 
 /// Limits the machine's memory that runs may use.
 const HOST_MEMORY: &str = "RUSTYFLOW_HOST_MEMORY";
-
-/// The bytes of a memory that the environment allows, which is given in MiB.
-///
-/// # Errors
-/// If it is no number.
-pub(in crate::train) fn memory_limit(variable: &str) -> Result<Option<u64>> {
-    let text = std::env::var(variable).unwrap_or_default();
-    if text.is_empty() {
-        return Ok(None);
-    }
-    match text.parse::<u32>() {
-        Ok(mib) if mib > 0 => Ok(Some(u64::from(mib) << 20)),
-        _ => Err(Error::Invalid(format!(
-            "{variable}={text}: expected a whole number of MiB above 0, or nothing for all of the memory"
-        ))),
-    }
-}
 
 /// The part of the memory that sizes chosen by default may take: the footprint of a step is exact for tensors, and
 /// knows neither the allocator nor other programs.

@@ -9,10 +9,10 @@ use crate::optim::{Optimizer, ParameterArena};
 use crate::profile::{Cost, MemoryStats};
 use crate::step::{GradientSync, Losses, SingleDevice, Training, step};
 use crate::tensor::{DryRun, no_grad, with_weights_on};
-use crate::train::adapters::lora;
-use crate::train::ranks::{DryRanks, Place, TokenRows};
-use crate::train::replica::{criterion, pass_dropout};
-use crate::train::update_rules::on_device;
+use crate::train::setup::adapters::lora;
+use crate::train::step::ranks::{DryRanks, Place, TokenRows};
+use crate::train::step::replica::{criterion, pass_dropout};
+use crate::train::step::update_rules::on_device;
 use crate::{DType, Device, Error, Result, Tensor};
 use std::sync::Arc;
 

@@ -2,19 +2,19 @@
 
 use super::fit::{Memory, Need, Passes, sizes};
 use super::footprint::{Footprint, largest_rank};
-use super::{Plan, earlier};
+use super::{Plan, earlier, init_sizes};
 use crate::config::{Config, Recompute, Resolved};
 use crate::data::{Corpus, Position, Prepared};
 use crate::models::ModelConfig;
 use crate::profile::{Cost, MemoryKind, Roofline};
-use crate::train::adapters::lora;
-use crate::train::data_spec::data_spec;
-use crate::train::init::check_tokenizer;
-use crate::train::init_sizes;
-use crate::train::model_shape::model_config;
-use crate::train::ranks::{Place, Share};
-use crate::train::replica::loader;
-use crate::train::trainer::{check_configured_precision, total_steps};
+use crate::train::setup::adapters::lora;
+use crate::train::setup::data_spec::data_spec;
+use crate::train::setup::init::check_tokenizer;
+use crate::train::setup::model_shape::model_config;
+use crate::train::setup::precision::check_configured_precision;
+use crate::train::setup::schedule::total_steps;
+use crate::train::step::ranks::{Place, Share};
+use crate::train::step::replica::loader;
 use crate::units;
 use crate::{Device, Error, Result};
 use serde::Serialize;
@@ -123,6 +123,33 @@ struct Work {
 }
 
 impl Work {
+    fn new(
+        config: &Config,
+        footprint: Footprint,
+        batch_rows: usize,
+        (steps, validation_tokens): (usize, usize),
+        device: &Device,
+        in_documents: bool,
+        sizes_of_pass: &Plan,
+    ) -> Work {
+        let t = &config.train;
+        let windows = validation_tokens.saturating_sub(1).div_ceil(config.model.block_size);
+        let most = match t.eval_batches {
+            0 => usize::MAX,
+            batches => batches.saturating_mul(t.batch_size.div_ceil(batch_rows)),
+        };
+        Work {
+            footprint,
+            evaluations: evaluations(steps, t.eval_every),
+            batches: windows.div_ceil(batch_rows).min(most),
+            batch_rows,
+            on_hardware_gpu: device.is_hardware_gpu(),
+            in_documents,
+            trained_bytes: sizes_of_pass.gradient_bytes,
+            updated_bytes: sizes_of_pass.updated_bytes,
+        }
+    }
+
     /// How long these kernels take at the device's peaks.
     fn seconds(&self, peaks: &Roofline, costs: &[Cost]) -> f64 {
         /// What starting a kernel and filling a GPU takes: launches that do almost nothing take 5 to 20 us on an H200.
@@ -148,57 +175,24 @@ pub fn plan_run(
 ) -> Result<RunPlan> {
     check_configured_precision(resolved, device)?;
     let prepared = prepare(resolved, data_dir, cache_dir)?;
-    let (mut resolved, asked, mut notes) = (resolved.clone(), resolved, Vec::new());
     let memory = Memory::available(device, 1)?;
-    init_sizes::settle_rows(&mut resolved, [&prepared.train, &prepared.validation]);
-    let shape = model_config(&resolved, prepared.tokenizer.vocab_size())?;
-    let in_documents = prepared.train.is_in_documents() && !shape.is_recurrent();
-    init_sizes::settle_batch(&mut resolved, &shape, in_documents, device, &memory)?;
-    notes.extend(init_sizes::note(asked, &resolved, &memory, device));
-    let steps_per_epoch = {
-        let loader = loader(&resolved.config, shape.kind, prepared.train.clone(), Position::default())?;
-        loader.batches_per_epoch() / resolved.config.train.grad_accum_steps as f64
-    };
-    let steps = total_steps(resolved.config.train.length(), steps_per_epoch);
-    resolved.fit_length(steps)?;
+    let Settled { resolved, shape, in_documents, steps_per_epoch, steps, mut notes } =
+        settle(resolved, &prepared, device, &memory)?;
     let (config, t) = (&resolved.config, &resolved.config.train);
     let block_size = config.model.block_size;
     let tokens_per_step = t.batch_size * t.grad_accum_steps * block_size;
-    let (rows, micro_batches) = Share::largest(config, shape.kind, ranks)?;
     let place = largest_rank(config, &shape, ranks, device)?;
-    let (passes, does_not_fit) = match Passes::of(config, &shape, in_documents, (device, place), &memory, true) {
-        Ok(passes) => (passes, None),
-        Err(error @ (Error::GpuLimit { .. } | Error::Invalid(_))) => {
-            (Passes { splits: rows, rows: 1, note: None }, Some(error.to_string()))
-        }
-        Err(error) => return Err(error),
-    };
+    let (passes, does_not_fit) = passes(config, &shape, in_documents, (device, place), &memory)?;
     notes.extend(passes.note.clone());
     let sizes_of_pass = sizes(config, &shape, passes.rows, ranks)?;
     // Sizes beyond what a tensor can index have no kernels that could be planned.
     sizes_of_pass.check_device(&Device::Cpu)?;
     let fits = |batch_size| fits(config, &shape, batch_size, in_documents, (device, place), &memory);
-    let of =
-        |rows, micro_batches, place| Footprint::new(config, &shape, rows, micro_batches, in_documents, (device, place));
-    // In passes, a batch is as much work as in one.
-    let mut batch_rows = t.batch_size;
-    while batch_rows > 1 && sizes(config, &shape, batch_rows, 1)?.check_device(&Device::Cpu).is_err() {
-        batch_rows = batch_rows.div_ceil(2);
-    }
-    let batches_per_update = t.grad_accum_steps * t.batch_size.div_ceil(batch_rows);
-    let footprint = of(batch_rows, batches_per_update, Place::ALONE)?;
-    let is_whole = place == Place::ALONE && passes.rows == batch_rows;
-    let of_largest = match is_whole {
-        true => footprint.clone(),
-        // Two passes take as much as any number of them.
-        false => of(passes.rows, if passes.splits > 1 { 2 } else { micro_batches }, place)?,
-    };
+    let batch_rows = indexable_rows(config, &shape)?;
+    let (footprint, of_largest) = footprints(config, &shape, in_documents, (device, place), &passes, batch_rows)?;
     let in_rows = ModelConfig { block_size, ..shape.clone() };
     let flops_per_step = sizes(config, &in_rows, 1, ranks)?.train_flops_per_token * tokens_per_step as f64;
     let validation_tokens = prepared.validation.len();
-    let windows = validation_tokens.saturating_sub(1).div_ceil(block_size);
-    let most =
-        if t.eval_batches == 0 { usize::MAX } else { t.eval_batches.saturating_mul(t.batch_size.div_ceil(batch_rows)) };
     Ok(RunPlan {
         device: device.describe(),
         ranks,
@@ -228,19 +222,92 @@ pub fn plan_run(
         },
         flops: flops_per_step * steps as f64,
         time: None,
-        work: Work {
+        work: Work::new(
+            config,
             footprint,
-            evaluations: evaluations(steps, t.eval_every),
-            batches: windows.div_ceil(batch_rows).min(most),
             batch_rows,
-            on_hardware_gpu: device.is_hardware_gpu(),
+            (steps, validation_tokens),
+            device,
             in_documents,
-            trained_bytes: sizes_of_pass.gradient_bytes,
-            updated_bytes: sizes_of_pass.updated_bytes,
-        },
+            &sizes_of_pass,
+        ),
         model: shape,
         resolved,
     })
+}
+
+/// A configuration with the sizes that follow from the text.
+struct Settled {
+    resolved: Resolved,
+    shape: ModelConfig,
+    in_documents: bool,
+    steps_per_epoch: f64,
+    steps: usize,
+    /// What a user should know of it.
+    notes: Vec<String>,
+}
+
+fn settle(asked: &Resolved, prepared: &Prepared, device: &Device, memory: &Memory) -> Result<Settled> {
+    let mut resolved = asked.clone();
+    init_sizes::settle_rows(&mut resolved, [&prepared.train, &prepared.validation]);
+    let shape = model_config(&resolved, prepared.tokenizer.vocab_size())?;
+    let in_documents = prepared.train.is_in_documents() && !shape.is_recurrent();
+    init_sizes::settle_batch(&mut resolved, &shape, in_documents, device, memory)?;
+    let notes = init_sizes::note(asked, &resolved, memory, device).into_iter().collect();
+    let loader = loader(&resolved.config, shape.kind, prepared.train.clone(), Position::default())?;
+    let steps_per_epoch = loader.batches_per_epoch() / resolved.config.train.grad_accum_steps as f64;
+    let steps = total_steps(resolved.config.train.length(), steps_per_epoch);
+    resolved.fit_length(steps)?;
+    Ok(Settled { resolved, shape, in_documents, steps_per_epoch, steps, notes })
+}
+
+/// In how many passes a batch is computed; of a run that does not fit, passes of one sequence and why.
+fn passes(
+    config: &Config,
+    shape: &ModelConfig,
+    in_documents: bool,
+    on: (&Device, Place),
+    memory: &Memory,
+) -> Result<(Passes, Option<String>)> {
+    match Passes::of(config, shape, in_documents, on, memory, true) {
+        Ok(passes) => Ok((passes, None)),
+        Err(error @ (Error::GpuLimit { .. } | Error::Invalid(_))) => {
+            let (splits, _) = Share::largest(config, shape.kind, on.1.ranks)?;
+            Ok((Passes { splits, rows: 1, note: None }, Some(error.to_string())))
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// The most rows of a batch, halved, whose tensors can be indexed. In passes, a batch is as much work as in one.
+fn indexable_rows(config: &Config, shape: &ModelConfig) -> Result<usize> {
+    let mut rows = config.train.batch_size;
+    while rows > 1 && sizes(config, shape, rows, 1)?.check_device(&Device::Cpu).is_err() {
+        rows = rows.div_ceil(2);
+    }
+    Ok(rows)
+}
+
+/// What a whole step takes, and what the largest rank's part of it takes in its passes.
+fn footprints(
+    config: &Config,
+    shape: &ModelConfig,
+    in_documents: bool,
+    (device, place): (&Device, Place),
+    passes: &Passes,
+    batch_rows: usize,
+) -> Result<(Footprint, Footprint)> {
+    let of =
+        |rows, micro_batches, place| Footprint::new(config, shape, rows, micro_batches, in_documents, (device, place));
+    let t = &config.train;
+    let whole = of(batch_rows, t.grad_accum_steps * t.batch_size.div_ceil(batch_rows), Place::ALONE)?;
+    let of_largest = match place == Place::ALONE && passes.rows == batch_rows {
+        true => whole.clone(),
+        // Two passes take as much as any number of them.
+        false if passes.splits > 1 => of(passes.rows, 2, place)?,
+        false => of(passes.rows, Share::largest(config, shape.kind, place.ranks)?.1, place)?,
+    };
+    Ok((whole, of_largest))
 }
 
 impl RunPlan {

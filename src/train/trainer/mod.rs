@@ -1,30 +1,18 @@
 //! A run under way: steps, evaluations, checkpoints, and the end.
 
 mod finish;
+mod guard;
+mod in_flight;
 mod prepare;
 mod recovery;
+mod resume;
+pub(super) mod run;
 mod sizes;
 mod step;
 #[cfg(test)]
 mod tests;
+pub(super) mod verify;
 
-pub(super) use prepare::{follow, total_steps};
-pub(super) use sizes::check_configured_precision;
-
-use super::adapters::lora;
-use super::checkpoint::{Best, CHAT_TEMPLATE, Evaluated, GENERATION, Request, TrainerState, Writer};
-use super::evaluate::{Windows, evaluate};
-use super::events::Event;
-use super::guard::{self, Anomaly, Monitor};
-use super::in_flight::{Contents, InFlight, PendingSnapshot, PendingStep};
-use super::options::TrainOptions;
-use super::precompile::Precompile;
-use super::ranks::Leader;
-use super::replica::Replica;
-use super::run_folder::RunFolder;
-use super::sinks::{Record, Sink};
-use super::throughput::{Completion, Throughput};
-use super::trace::RunTrace;
 use crate::Result;
 use crate::config::{self, Config, GenerateConfig};
 use crate::data::{Coverage, Position, TextConventions, Tokens};
@@ -32,7 +20,21 @@ use crate::models::{AdapterWeights, ModelWeights, Weights, hf};
 use crate::optim::LearningRate;
 use crate::profile::{Phase, StartUp, WallClock};
 use crate::tensor::Bytes;
+use crate::train::checkpoint::{Best, CHAT_TEMPLATE, Evaluated, GENERATION, Request, TrainerState, Writer};
+use crate::train::evaluation::evaluate::{Windows, evaluate};
+use crate::train::plan::precompile::Precompile;
+use crate::train::run::events::Event;
+use crate::train::run::folder::RunFolder;
+use crate::train::run::options::TrainOptions;
+use crate::train::run::sinks::{Record, Sink};
+use crate::train::run::throughput::{Completion, Throughput};
+use crate::train::run::trace::RunTrace;
+use crate::train::setup::adapters::lora;
+use crate::train::step::ranks::Leader;
+use crate::train::step::replica::Replica;
 use crate::units;
+use guard::{Anomaly, Monitor};
+use in_flight::{Contents, InFlight, PendingSnapshot, PendingStep};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};

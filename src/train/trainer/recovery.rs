@@ -2,15 +2,15 @@
 
 use super::Trainer;
 
+use super::guard::{self, Anomaly, Monitor, Verdict};
+use super::resume::restore;
 use crate::data::Position;
 use crate::train::checkpoint::{Checkpoint, GuardState, TrainerState, newest_good};
-use crate::train::diagnosis::first_non_finite;
-use crate::train::events::{Event, Step};
-use crate::train::guard::{self, Anomaly, Monitor, Verdict};
-use crate::train::init::model_at;
-use crate::train::ranks::{Sequences, Share};
-use crate::train::replica::{Replica, loader, next_batches, predicted};
-use crate::train::resume::restore;
+use crate::train::evaluation::diagnosis::first_non_finite;
+use crate::train::run::events::{Event, Step};
+use crate::train::setup::init::model_at;
+use crate::train::step::ranks::{Sequences, Share};
+use crate::train::step::replica::{Replica, loader, next_batches, predicted};
 use crate::{Error, Result, Tensor};
 
 impl Trainer<'_> {

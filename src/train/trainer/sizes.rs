@@ -3,14 +3,14 @@
 use crate::config::{Config, Resolved};
 use crate::data::Prepared;
 use crate::models::ModelConfig;
-use crate::train::adapters::check_base;
-use crate::train::init_sizes;
-use crate::train::model_shape::model_config;
+use crate::train::plan::init_sizes;
 use crate::train::plan::{Memory, Passes, Plan, largest_rank};
-use crate::train::precision::{check_precision, operands};
-use crate::train::ranks::{Place, Share};
-use crate::train::update_rules::trained;
-use crate::{Device, Error, Result};
+use crate::train::setup::adapters::check_base;
+use crate::train::setup::model_shape::model_config;
+use crate::train::setup::precision::{check_configured_precision, operands};
+use crate::train::step::ranks::{Place, Share};
+use crate::train::step::update_rules::trained;
+use crate::{Device, Result};
 
 /// Fills in the sizes that depend on the text and on the memory, and tells the shape of the model; with what a user
 /// should know. `in_processes` each computes with the same sizes, whatever memory it has.
@@ -71,14 +71,6 @@ pub(super) fn passes(
         }
     }
     Ok(most.expect("there is a device"))
-}
-
-pub(in crate::train) fn check_configured_precision(resolved: &Resolved, device: &Device) -> Result<()> {
-    check_precision(resolved.config.device.precision, device).map_err(|message| Error::Config {
-        place: resolved.origin("device.precision").to_string(),
-        key: "device.precision".into(),
-        message,
-    })
 }
 
 /// Checks what can be said of a device, one of so many ranks, and a model of this shape before there is one.

@@ -1,11 +1,11 @@
 //! One update, and what is reported of it.
 
 use super::Trainer;
+use super::in_flight::{InFlight, PendingStep};
 use crate::Result;
 use crate::train::checkpoint::TrainerState;
-use crate::train::events::{Event, Step};
-use crate::train::in_flight::{InFlight, PendingStep};
-use crate::train::replica::Update;
+use crate::train::run::events::{Event, Step};
+use crate::train::step::replica::Update;
 use std::time::Instant;
 
 /// Of so many steps one gets a timestamp around every kernel.

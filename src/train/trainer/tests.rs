@@ -7,7 +7,7 @@ use crate::config::{Layers, Resolved};
 use crate::data::Batch;
 use crate::optim::{Optimizer, ParameterArena};
 use crate::step::GradientSync;
-use crate::train::replica::{next_batches, predicted};
+use crate::train::step::replica::{next_batches, predicted};
 use crate::{Device, Tensor};
 use std::path::Path;
 use std::sync::atomic::AtomicBool;

@@ -25,6 +25,7 @@ pub(super) fn environment() -> Environment<'static> {
     environment.remove_global("debug");
     add_globals(&mut environment);
     add_filters(&mut environment);
+    add_filters_by_place(&mut environment);
     operators::add(&mut environment);
     environment.add_test("iterable", |value: &Value| {
         let kinds = [ValueKind::String, ValueKind::Seq, ValueKind::Map, ValueKind::Iterable, ValueKind::Undefined];
@@ -108,7 +109,10 @@ fn add_filters(environment: &mut Environment) {
             None => text.trim_matches(is_space).to_string(),
         })
     });
-    // Those of the engine take these by name alone.
+}
+
+/// Filters of the engine, which take these arguments by name alone; Jinja2's by place, too.
+fn add_filters_by_place(environment: &mut Environment) {
     environment.add_filter("sort", |state: &mut State, value: Value, args: Rest<ValueOrKwargs>| {
         comparable(&value)?;
         filters::sort(state, value, named(["reverse", "case_sensitive", "attribute"], args)?)

@@ -75,22 +75,13 @@ fn of_text(state: &State, text: &str, method: &str, args: &[Value]) -> Result<Op
             Value::from(Tuple::from(all.map(Value::from)))
         }
         "join" => {
-            let (items,): (Value,) = from_args(args)?;
-            if items.is_none() {
-                return Err(wrong("can only join an iterable, not none"));
-            }
-            for (place, item) in items.try_iter()?.enumerate() {
-                if item.kind() != ValueKind::String {
-                    return Err(wrong(&format!("join: item {place} is of type {}, expected str", item.kind())));
-                }
-            }
+            check_joined(args)?;
             return Ok(None);
         }
         "rsplit" => {
             let (separator, most): (Option<&str>, Option<i64>) = from_args(args)?;
             Value::from_iter(rsplit(text, separator, most))
         }
-        "splitlines" if args.is_empty() => Value::from_iter(split_lines(text)),
         "index" => {
             let (what,): (&str,) = from_args(args)?;
             let at = text.find(what).ok_or_else(|| wrong("substring not found"))?;
@@ -106,22 +97,6 @@ fn of_text(state: &State, text: &str, method: &str, args: &[Value]) -> Result<Op
             };
             Value::from(any)
         }
-        "title" if args.is_empty() => Value::from(title(text)),
-        "istitle" if args.is_empty() => Value::from(text.chars().any(char::is_alphabetic) && text == title(text)),
-        "swapcase" if args.is_empty() => {
-            let swap = |char: char| match char.is_uppercase() {
-                true => char.to_lowercase().collect::<String>(),
-                false => char.to_uppercase().collect(),
-            };
-            Value::from(text.chars().map(swap).collect::<String>())
-        }
-        // Of what folds to more than its small letters, the one that texts have.
-        "casefold" if args.is_empty() => Value::from(text.to_lowercase().replace('ß', "ss")),
-        "isdecimal" if args.is_empty() => Value::from(!text.is_empty() && text.chars().all(|c| c.is_ascii_digit())),
-        "isidentifier" if args.is_empty() => {
-            let starts = text.starts_with(|c: char| c.is_alphabetic() || c == '_');
-            Value::from(starts && text.chars().all(|c| c.is_alphanumeric() || c == '_'))
-        }
         "center" | "ljust" | "rjust" | "zfill" => {
             let (width, fill): (usize, Option<&str>) = from_args(args)?;
             Value::from(pad(state, text, method, width, fill.unwrap_or(" "))?)
@@ -130,9 +105,48 @@ fn of_text(state: &State, text: &str, method: &str, args: &[Value]) -> Result<Op
             let (size,): (Option<usize>,) = from_args(args)?;
             Value::from(expand_tabs(state, text, size.unwrap_or(8))?)
         }
+        _ if args.is_empty() => return Ok(of_text_alone(text, method)),
         _ => return Ok(None),
     };
     Ok(Some(value))
+}
+
+/// Methods that take no arguments.
+fn of_text_alone(text: &str, method: &str) -> Option<Value> {
+    Some(match method {
+        "splitlines" => Value::from_iter(split_lines(text)),
+        "title" => Value::from(title(text)),
+        "istitle" => Value::from(text.chars().any(char::is_alphabetic) && text == title(text)),
+        "swapcase" => {
+            let swap = |char: char| match char.is_uppercase() {
+                true => char.to_lowercase().collect::<String>(),
+                false => char.to_uppercase().collect(),
+            };
+            Value::from(text.chars().map(swap).collect::<String>())
+        }
+        // Of what folds to more than its small letters, the one that texts have.
+        "casefold" => Value::from(text.to_lowercase().replace('ß', "ss")),
+        "isdecimal" => Value::from(!text.is_empty() && text.chars().all(|c| c.is_ascii_digit())),
+        "isidentifier" => {
+            let starts = text.starts_with(|c: char| c.is_alphabetic() || c == '_');
+            Value::from(starts && text.chars().all(|c| c.is_alphanumeric() || c == '_'))
+        }
+        _ => return None,
+    })
+}
+
+/// Refuses what Python's `join` does not take and the engine's does.
+fn check_joined(args: &[Value]) -> Result<()> {
+    let (items,): (Value,) = from_args(args)?;
+    if items.is_none() {
+        return Err(wrong("can only join an iterable, not none"));
+    }
+    for (place, item) in items.try_iter()?.enumerate() {
+        if item.kind() != ValueKind::String {
+            return Err(wrong(&format!("join: item {place} is of type {}, expected str", item.kind())));
+        }
+    }
+    Ok(())
 }
 
 /// Of characters from `start` to `end`, which count from the end where they are negative.

@@ -145,9 +145,8 @@ fn read(corpus: &Corpus, spec: &CorpusSpec, on_read: &mut dyn FnMut(u64)) -> Res
             training = (bytes, documents);
         }
     }
-    let (training_bytes, training_documents) = training;
     let place = place_of(corpus, spec);
-    if training_bytes == 0 {
+    if training.0 == 0 {
         let message = match undecodable.is_empty() {
             true => "all its files are empty",
             false => "none of its files is a text in UTF-8, or in UTF-16 with a byte order mark",
@@ -156,20 +155,23 @@ fn read(corpus: &Corpus, spec: &CorpusSpec, on_read: &mut dyn FnMut(u64)) -> Res
     }
     let mut whole = corpus.clone();
     whole.leave_out(&undecodable);
-    let has_own = !corpus.sources[1].is_empty();
-    let held_out = match spec.validation_fraction {
-        fraction if has_own || fraction == 0.0 => HeldOut::Nothing,
-        fraction if training_documents == 1 => {
-            HeldOut::From(line_before(&whole, training_bytes, exact_point(training_bytes, fraction))?)
-        }
-        fraction => HeldOut::choose(&sizes, fraction),
-    };
+    let held_out = held_out(&whole, spec, training, &sizes)?;
     if held_out == HeldOut::From(0) {
         return Err(bad(&place, "the text is too short to be split into training and validation"));
     }
     hash.update(serde_json::to_vec(&held_out).expect("plain values serialize"));
-    let held_out_documents = held_out.count(training_documents);
+    let held_out_documents = held_out.count(training.1);
     Ok(Survey { sha256: hex(&hash.finalize()), bytes, documents, held_out_documents, held_out, mapped, undecodable })
+}
+
+/// What validation gets of a training text of so many bytes and documents; `sizes` are those of its documents.
+fn held_out(whole: &Corpus, spec: &CorpusSpec, (bytes, documents): (u64, u64), sizes: &[u64]) -> Result<HeldOut> {
+    let has_own = !whole.sources[1].is_empty();
+    Ok(match spec.validation_fraction {
+        fraction if has_own || fraction == 0.0 => HeldOut::Nothing,
+        fraction if documents == 1 => HeldOut::From(line_before(whole, bytes, exact_point(bytes, fraction))?),
+        fraction => HeldOut::choose(sizes, fraction),
+    })
 }
 
 /// What errors about the whole text name.

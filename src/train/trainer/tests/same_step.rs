@@ -7,9 +7,9 @@ use crate::nn::Dropout;
 use crate::ops::Criterion;
 use crate::optim::LearningRate;
 use crate::step::{Losses, apply_gradients, step_alone};
-use crate::train::init::first_model;
-use crate::train::ranks::Place;
-use crate::train::update_rules::on_device;
+use crate::train::setup::init::first_model;
+use crate::train::step::ranks::Place;
+use crate::train::step::update_rules::on_device;
 
 const RATE: f64 = 0.01;
 

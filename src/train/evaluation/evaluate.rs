@@ -1,0 +1,165 @@
+//! The loss over a whole split of a corpus.
+
+use crate::data::{Continued, Coverage, IGNORE_INDEX, Row, Tokens, eval_windows};
+use crate::models::{Cache, Documents, LanguageModel, Past};
+use crate::nn::Dropout;
+use crate::ops::Criterion;
+use crate::tensor::{Readback, no_grad};
+use crate::{Error, Result, Tensor};
+use serde::{Deserialize, Serialize};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// How well a model predicts a text.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Evaluation {
+    /// Mean cross-entropy per token, nats.
+    pub loss: f64,
+    /// e^loss: per token of this model's tokenizer.
+    pub perplexity: f64,
+    /// The loss in bits per byte that can be decoded, which does not depend on a tokenizer that keeps all of the text.
+    pub bits_per_byte: f64,
+    /// Whether the tokens keep all of the text; if not, models with other tokenizers had more to predict.
+    #[serde(default = "yes")]
+    pub lossless: bool,
+    /// Tokens that stand for what the vocabulary lacks, as a share of all.
+    #[serde(default)]
+    pub unknown_share: f64,
+    /// Tokens predicted.
+    pub tokens: usize,
+    /// Tokens the model looks at, at most.
+    pub context: usize,
+    /// Tokens from the start of one window to the next; below `context`, every token but the first sees at least
+    /// `context - stride` before it.
+    pub stride: usize,
+}
+
+/// Of evaluations from before this was told.
+fn yes() -> bool {
+    true
+}
+
+/// How a text is cut into windows.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Windows {
+    pub context: usize,
+    pub stride: usize,
+    /// Windows computed at once.
+    pub batch_size: usize,
+    /// At most so many batches; 0 takes the whole text.
+    pub max_batches: usize,
+}
+
+/// Evaluates `model` on `tokens`, which keep so much of their text. Every token but the first is predicted once, or of
+/// documents that have prompts every token of an answer. A recurrent model reads `batch_size` pieces of the text side
+/// by side, each from its beginning to its end. `None` if `stop` was set before the end.
+///
+/// # Errors
+/// If there are fewer than two tokens or no windows, those of a recurrent model overlap, or the device reported an
+/// error.
+pub fn evaluate(
+    model: &dyn LanguageModel,
+    tokens: &Tokens,
+    coverage: &Coverage,
+    windows: Windows,
+    stop: &AtomicBool,
+) -> Result<Option<Evaluation>> {
+    let Windows { context, batch_size, max_batches, .. } = windows;
+    if batch_size == 0 {
+        return Err(Error::Invalid("a batch must have a window: batch_size is 0".into()));
+    }
+    let mut rows = rows(model, tokens, &windows)?;
+    let mut carried = model.config().is_recurrent().then(|| model.cache(batch_size, context)).transpose()?;
+    let mut readings = Vec::new();
+    let most = if max_batches == 0 { usize::MAX } else { max_batches };
+    while readings.len() < most {
+        if stop.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let batch: Vec<Row> = rows.by_ref().take(batch_size).collect();
+        if batch.is_empty() {
+            break;
+        }
+        readings.push(loss(model, &batch, carried.as_mut())?);
+    }
+    let mut total = Total::default();
+    for (loss, count) in readings {
+        total.add(bytemuck::pod_read_unaligned(&loss.wait()?), count);
+    }
+    Ok(Some(total.evaluation(tokens, coverage, windows)))
+}
+
+/// The mean loss of rows, on its way from the device, and how many tokens they predict.
+///
+/// # Errors
+/// If the device reported an error.
+pub(in crate::train) fn loss(
+    model: &dyn LanguageModel,
+    rows: &[Row],
+    carried: Option<&mut Cache>,
+) -> Result<(Readback, usize)> {
+    let of = |part: fn(&Row) -> &[u32]| rows.iter().flat_map(part).copied().collect::<Vec<u32>>();
+    let (ids, targets) = (of(|row| &row.ids), of(|row| &row.targets));
+    let starts = of(|row| row.starts.as_deref().unwrap_or_default());
+    let count = targets.iter().filter(|&&t| t != IGNORE_INDEX).count();
+    let (shape, device) = ([rows.len(), ids.len() / rows.len().max(1)], model.device());
+    let loss = no_grad(|| {
+        let documents = (!starts.is_empty()).then(|| Documents::new(&starts, shape, &device)).transpose()?;
+        let ids = Tensor::from_u32(&ids, shape, &device)?; // (B, T)
+        let targets = Tensor::from_u32(&targets, shape, &device)?; // (B, T)
+        let past = carried.map_or(documents.as_ref().into(), Past::Cache);
+        model.loss(&ids, &targets, past, &Dropout::off(), Criterion::default(), None)?.read_later()
+    })?;
+    Ok((loss, count))
+}
+
+/// What the losses of an evaluation add up to.
+#[derive(Default)]
+pub(in crate::train) struct Total {
+    loss: f64,
+    predicted: usize,
+}
+
+impl Total {
+    /// Adds the mean loss of so many predicted tokens.
+    pub fn add(&mut self, loss: f32, count: usize) {
+        self.loss += f64::from(loss) * count as f64;
+        self.predicted += count;
+    }
+
+    /// Of windows of these tokens.
+    pub fn evaluation(&self, tokens: &Tokens, coverage: &Coverage, windows: Windows) -> Evaluation {
+        let loss = self.loss / self.predicted.max(1) as f64;
+        // Where only a part was evaluated, its share of the bytes is taken to be its share of the tokens.
+        let bytes = coverage.decodable_bytes as f64 * self.predicted as f64 / tokens.targets().max(1) as f64;
+        Evaluation {
+            loss,
+            perplexity: loss.exp(),
+            bits_per_byte: self.loss / std::f64::consts::LN_2 / bytes.max(1.0),
+            lossless: coverage.lossless,
+            unknown_share: coverage.unknown_share,
+            tokens: self.predicted,
+            context: windows.context,
+            stride: windows.stride,
+        }
+    }
+}
+
+/// The rows that a model evaluates a text in.
+fn rows<'a>(
+    model: &dyn LanguageModel,
+    tokens: &'a Tokens,
+    &Windows { context, stride, batch_size, .. }: &Windows,
+) -> Result<Box<dyn Iterator<Item = Row> + 'a>> {
+    if !model.config().is_recurrent() {
+        return Ok(Box::new(eval_windows(tokens, context, stride)?));
+    }
+    if stride != context {
+        let kind = model.config().kind.as_str();
+        return Err(Error::Invalid(format!(
+            "a model of kind {kind:?} goes on from where it was: it takes no stride of {stride} other than its \
+             {context} tokens"
+        )));
+    }
+    let text = Continued::new(tokens.clone(), batch_size, context)?;
+    Ok(Box::new((0..text.rows()).map(move |place| text.row(place))))
+}

@@ -1,0 +1,268 @@
+//! The sizes of a model in training, computed before memory for it is requested: bytes, the largest tensors, FLOPs. Of
+//! a whole run: what its steps take (`footprint.rs`), whether that fits (`fit.rs`), how long they are and how long it
+//! is (`run_plan.rs`).
+
+mod cluster;
+mod earlier;
+mod fit;
+mod footprint;
+pub(super) mod init_sizes;
+pub(super) mod precompile;
+mod run_plan;
+
+pub use cluster::{Cluster, ClusterPlan, ClusterRow, Speed};
+pub(super) use fit::fits_comfortably;
+pub use fit::{Memory, Passes};
+pub use footprint::Footprint;
+pub(super) use footprint::largest_rank;
+pub use run_plan::{Rates, RunPlan, TimePlan, plan_run};
+
+use crate::cpu::available_memory_bytes;
+use crate::models::{LargeTensor, ModelConfig};
+use crate::train::step::update_rules::Trained;
+use crate::units;
+use crate::{DType, Device, Error, Result};
+
+/// What a model takes on a device and, for its checkpoints, of the machine's memory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    pub parameters: usize,
+    /// Bytes of the parameters: f32, or f16 of those that are stored so alone. Of several ranks that divide them, the
+    /// most that one has.
+    pub parameter_bytes: u64,
+    /// Bytes of the values in a checkpoint.
+    pub saved_bytes: u64,
+    /// Bytes of their f16 copies in mixed precision.
+    pub half_bytes: u64,
+    /// Bytes of their gradients, 0 without an optimizer.
+    pub gradient_bytes: u64,
+    /// Bytes of the optimizer's moments.
+    pub moment_bytes: u64,
+    /// Bytes of what is trained as ranks give it to each other that update a part each: f16 copies of what they divide.
+    pub updated_bytes: u64,
+    /// The largest tensors of the model and of a pass.
+    pub largest: Vec<TensorSize>,
+    /// Floating-point operations of training on one token, forward and backward.
+    pub train_flops_per_token: f64,
+}
+
+/// A tensor that may be too large.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TensorSize {
+    pub name: &'static str,
+    pub elements: u64,
+    pub bytes: u64,
+    /// How to make it smaller.
+    hint: &'static str,
+}
+
+impl Plan {
+    /// Of a model, a pass over `tokens` tokens with matrix operands of type `operands`, and what is trained of it.
+    pub fn new(model: &ModelConfig, tokens: usize, operands: DType, trained: Option<&Trained>) -> Plan {
+        let parameters = model.parameter_count();
+        let bytes = |dtype: DType, count: usize| (dtype.size_bytes() * count) as u64;
+        let f16_only = match trained.and_then(|trained| trained.frozen) {
+            Some(DType::F16) => model.block_matrices(),
+            _ => 0,
+        };
+        let adapters = trained.map_or(0, |trained| if trained.frozen.is_some() { trained.parameters } else { 0 });
+        let in_f32 = parameters - f16_only + adapters;
+        let elsewhere = trained.map_or(0, |trained| trained.elsewhere);
+        let of_trained = |of: fn(&Trained) -> usize| trained.map_or(0, |trained| bytes(DType::F32, of(trained)));
+        Plan {
+            parameters,
+            parameter_bytes: bytes(DType::F32, in_f32 - elsewhere) + bytes(DType::F16, f16_only),
+            half_bytes: if operands == DType::F16 { bytes(DType::F16, in_f32) } else { 0 },
+            gradient_bytes: of_trained(|trained| trained.parameters),
+            moment_bytes: of_trained(|trained| trained.moments),
+            updated_bytes: of_trained(|trained| trained.parameters - trained.divided)
+                + trained.map_or(0, |trained| bytes(DType::F16, trained.divided)),
+            saved_bytes: match trained {
+                Some(Trained { frozen: Some(_), parameters, .. }) => bytes(DType::F32, *parameters),
+                _ => bytes(DType::F32, parameters),
+            },
+            largest: largest_tensors(model, tokens, operands),
+            train_flops_per_token: match trained {
+                // What would be the gradients of weights.
+                Some(Trained { frozen: Some(_), .. }) => {
+                    model.train_flops_per_token()
+                        - 2.0 * (model.block_matrices() + model.vocab_size * model.n_embd) as f64
+                }
+                _ => model.train_flops_per_token(),
+            },
+        }
+    }
+
+    /// Checks the largest tensors, and the arena of all parameters, against what `device` can bind.
+    ///
+    /// # Errors
+    /// [`Error::GpuLimit`] or [`Error::Invalid`], which name what does not fit.
+    pub fn check_device(&self, device: &Device) -> Result<()> {
+        for TensorSize { name, elements, bytes, hint } in &self.largest {
+            if *elements > u64::from(u32::MAX) {
+                return Err(Error::Invalid(format!(
+                    "{name} would have {elements} elements, a tensor holds at most {}; {hint}",
+                    u32::MAX
+                )));
+            }
+            if let Some(adapter) = device.adapter() {
+                check_limit(name.to_string(), *bytes, device.limits().binding_bytes, &adapter.name, hint)?;
+            }
+        }
+        if let Some(adapter) = device.adapter() {
+            let hint = "use a smaller model.n_embd, model.n_layer or vocabulary";
+            let what = format!("the buffer of all {} parameters", self.parameters);
+            check_limit(what, self.parameter_bytes, device.limits().buffer_bytes, &adapter.name, hint)?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of the machine's memory while a checkpoint is written, which every run does.
+    fn host_bytes(&self, on_gpu: bool) -> u64 {
+        let resident = if on_gpu { 0 } else { self.parameter_bytes + self.gradient_bytes + self.moment_bytes };
+        resident + self.checkpoint_bytes(on_gpu)
+    }
+
+    /// Bytes of the machine's memory that writing a checkpoint takes.
+    fn checkpoint_bytes(&self, on_gpu: bool) -> u64 {
+        // What is saved, off the device, and the longer of the two files that are encoded from it one after the other.
+        let (values, moments) = (self.saved_bytes, self.moment_bytes);
+        let staged = values + moments;
+        if on_gpu {
+            // The buffers are kept for the next snapshot.
+            staged + values.max(moments)
+        } else {
+            // The copy of the values is dropped before the second file is encoded.
+            (staged + values).max(moments + moments)
+        }
+    }
+}
+
+/// Checks that `device` can bind what a pass of a model over `tokens` tokens takes: [`Plan::check_device`].
+///
+/// # Errors
+/// Those of [`Plan::check_device`].
+pub fn check_size(model: &ModelConfig, tokens: usize, operands: DType, device: &Device) -> Result<()> {
+    Plan::new(model, tokens, operands, None).check_device(device)
+}
+
+fn largest_tensors(model: &ModelConfig, tokens: usize, operands: DType) -> Vec<TensorSize> {
+    let activation = LargeTensor {
+        name: "the widest activation of a pass",
+        elements: model.widest_activation().saturating_mul(tokens) as u64,
+        remedy: "use a smaller batch (train.batch_size, with train.grad_accum_steps to make up for it) or \
+                 model.block_size",
+    };
+    let weights = model.largest_tensors().into_iter().map(|tensor| (tensor, DType::F32));
+    let sized = |(LargeTensor { name, elements, remedy }, dtype): (LargeTensor, DType)| TensorSize {
+        name,
+        elements,
+        bytes: elements.saturating_mul(dtype.size_bytes() as u64),
+        hint: remedy,
+    };
+    weights.chain([(activation, operands)]).map(sized).collect()
+}
+
+fn check_limit(what: String, needed: u64, limit: u64, adapter: &str, hint: &str) -> Result<()> {
+    if needed <= limit {
+        return Ok(());
+    }
+    let [needed, limit] = units::unequal_bytes([needed, limit]);
+    Err(Error::GpuLimit { what, needed, adapter: adapter.to_string(), limit, hint: format!("{hint}, or --device cpu") })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn model(vocab_size: usize, n_embd: usize) -> ModelConfig {
+        crate::models::testing::small(vocab_size, 64, 1, n_embd)
+    }
+
+    /// All of a model, of each parameter of which so many numbers are remembered.
+    fn trained(model: &ModelConfig, moments: usize) -> Trained {
+        let parameters = model.parameter_count();
+        Trained { parameters, moments: moments * parameters, divided: 0, elsewhere: 0, frozen: None }
+    }
+
+    #[test]
+    fn of_a_frozen_model_only_adapters_have_gradients_and_are_saved() {
+        let model = model(65, 64);
+        let (n, linear) = (model.parameter_count() as u64, model.block_matrices() as u64);
+        let plan = |operands, frozen| {
+            let trained = Trained { parameters: 100, moments: 200, divided: 0, elsewhere: 0, frozen: Some(frozen) };
+            Plan::new(&model, 1024, operands, Some(&trained))
+        };
+        let of = |plan: Plan| [plan.parameter_bytes, plan.half_bytes, plan.gradient_bytes, plan.moment_bytes];
+        assert_eq!(of(plan(DType::F32, DType::F32)), [4 * (n + 100), 0, 400, 800]);
+        assert_eq!(of(plan(DType::F16, DType::F32)), [4 * (n + 100), 2 * (n + 100), 400, 800]);
+        let in_f32 = n - linear + 100;
+        assert_eq!(of(plan(DType::F16, DType::F16)), [4 * in_f32 + 2 * linear, 2 * in_f32, 400, 800]);
+        assert_eq!(plan(DType::F32, DType::F32).saved_bytes, 400);
+    }
+
+    #[test]
+    fn a_small_model_fits() {
+        check_size(&model(65, 64), 1024, DType::F32, &Device::Cpu).unwrap();
+    }
+
+    #[test]
+    fn a_tensor_with_too_many_elements_is_named() {
+        let error = check_size(&model(65, 1 << 16), 1024, DType::F32, &Device::Cpu).unwrap_err().to_string();
+        assert!(error.contains("c_attn") && error.contains("model.n_embd"), "{error}");
+        let error = check_size(&model(65, 64), 1 << 25, DType::F32, &Device::Cpu).unwrap_err().to_string();
+        assert!(error.contains("activation") && error.contains("train.batch_size"), "{error}");
+    }
+
+    #[test]
+    fn parameters_gradients_and_moments_are_counted_in_bytes() {
+        let model = model(65, 64);
+        let trained = |moments: usize| trained(&model, moments);
+        let plan = Plan::new(&model, 1024, DType::F16, Some(&trained(2)));
+        let n = model.parameter_count() as u64;
+        let bytes = [plan.parameter_bytes, plan.half_bytes, plan.gradient_bytes, plan.moment_bytes];
+        assert_eq!(bytes, [4 * n, 2 * n, 4 * n, 8 * n]);
+        assert_eq!(plan.train_flops_per_token, model.train_flops_per_token());
+        let inference = Plan::new(&model, 1024, DType::F32, None);
+        assert_eq!([inference.half_bytes, inference.gradient_bytes, inference.moment_bytes], [0; 3]);
+    }
+
+    #[test]
+    fn a_checkpoint_counts_as_what_is_copied_and_encoded_for_it() {
+        let (adamw, sgd) = (2, 1);
+        let model = model(65, 64);
+        let bytes_per_parameter = |moments: usize, on_gpu| {
+            let trained = trained(&model, moments);
+            let bytes = Plan::new(&model, 1024, DType::F32, Some(&trained)).host_bytes(on_gpu);
+            bytes / model.parameter_count() as u64
+        };
+        // Value, gradient, moments; their copies without the gradient; model.safetensors.
+        assert_eq!(bytes_per_parameter(adamw, false), (4 + 4 + 8) + (4 + 8) + 4);
+        assert_eq!(bytes_per_parameter(sgd, false), (4 + 4 + 4) + (4 + 4) + 4);
+        // Staged values and moments, optimizer.safetensors.
+        assert_eq!(bytes_per_parameter(adamw, true), (4 + 8) + 8);
+        assert_eq!(bytes_per_parameter(sgd, true), (4 + 4) + 4);
+    }
+
+    #[test]
+    fn an_activation_of_mixed_precision_counts_two_bytes_per_element() {
+        let Some(gpu) = crate::gpu::gpu_for_tests() else { return };
+        let limit = gpu.limits().binding_bytes;
+        let gpu = Device::Gpu(gpu);
+        let c = 1 << 8;
+        // As many tokens as fill a binding with the widest activation in f16.
+        let tokens = (limit / (2 * 4 * c)) as usize;
+        check_size(&model(65, c as usize), tokens, DType::F16, &gpu).unwrap();
+        for (tokens, operands) in [(tokens + 1, DType::F16), (tokens / 2 + 1, DType::F32)] {
+            let error = check_size(&model(65, c as usize), tokens, operands, &gpu).unwrap_err().to_string();
+            assert!(error.contains("widest activation"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_binding_beyond_the_limit_says_what_to_do() {
+        let error = check_limit("wte.weight".into(), 129 << 20, 128 << 20, "an adapter", "shrink").unwrap_err();
+        assert!(error.to_string().contains("wte.weight needs 129 MiB, but an adapter allows 128 MiB"), "{error}");
+        check_limit("wte.weight".into(), 128 << 20, 128 << 20, "an adapter", "shrink").unwrap();
+    }
+}

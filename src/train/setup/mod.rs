@@ -1,0 +1,11 @@
+//! What a configuration decides before the first step: devices, precision, data, the shape of the model and its start.
+
+pub(super) mod adapters;
+pub(super) mod data_spec;
+pub(super) mod init;
+pub(super) mod memory_limit;
+pub(super) mod model_shape;
+pub(super) mod opening;
+pub(super) mod precision;
+pub(super) mod schedule;
+pub(super) mod vocabulary;

@@ -1,0 +1,80 @@
+//! The loss over the validation split, by all ranks: each computes of so many windows as a step has sequences those
+//! that its share of a step would be, so that none takes more memory or waits longer than in training.
+
+use crate::comm::Background;
+use crate::data::{Row, Tokens, eval_windows};
+use crate::tensor::Readback;
+use crate::train::evaluation::evaluate::{Total, loss};
+use crate::train::step::replica::Replica;
+use crate::{Error, Result};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Mean losses on their way from the device, and how many tokens each is of.
+type Losses = Vec<(Readback, usize)>;
+
+/// Bytes of a mean loss, an f32, and a count.
+const ENTRY: usize = 4 + 8;
+
+/// What all ranks, which call it together, add up in the order of the ranks; `None` if `stop` of rank 0 was set before
+/// the end.
+///
+/// # Errors
+/// If the split has fewer than two tokens, a device reported an error, or the ranks cannot go on together.
+pub(super) fn evaluate(
+    comm: &Background,
+    replica: &Replica,
+    validation: &Tokens,
+    stop: &AtomicBool,
+) -> Result<Option<Total>> {
+    let (train, context) = (&replica.config.train, replica.config.model.block_size);
+    let most = if train.eval_batches == 0 { usize::MAX } else { train.eval_batches.saturating_mul(train.batch_size) };
+    let mut rows = eval_windows(validation, context, context)?.take(most);
+    let (mut total, mut before) = (Total::default(), None);
+    loop {
+        let step: Vec<Row> = rows.by_ref().take(train.batch_size * train.grad_accum_steps).collect();
+        // Others are computed while these are on their way.
+        if let Some(before) = before.replace(losses(replica, &step)?)
+            && !exchange(comm, before, stop, &mut total)?
+        {
+            return Ok(None);
+        }
+        if step.is_empty() {
+            return Ok(Some(total));
+        }
+    }
+}
+
+/// This rank's part of the losses of a step's windows, of which there may be too few for all.
+fn losses(replica: &Replica, step: &[Row]) -> Result<Losses> {
+    let mut losses = Losses::new();
+    for piece in replica.share.pieces(replica.micro_batches) {
+        let first = piece.batch * replica.config.train.batch_size;
+        let [start, end] = [piece.rows.start, piece.rows.end].map(|row| (first + row).min(step.len()));
+        if start < end {
+            losses.push(loss(&*replica.model, &step[start..end], None)?);
+        }
+    }
+    Ok(losses)
+}
+
+/// Adds the losses of all ranks. False if rank 0 stops.
+fn exchange(comm: &Background, own: Losses, stop: &AtomicBool, total: &mut Total) -> Result<bool> {
+    let mut bytes = vec![u8::from(stop.load(Ordering::Relaxed))];
+    for (loss, count) in own {
+        bytes.extend_from_slice(&loss.wait()?);
+        bytes.extend_from_slice(&(count as u64).to_le_bytes());
+    }
+    let all = comm.all_gather(bytes)?;
+    for (rank, bytes) in all.iter().enumerate() {
+        let wrong = || Error::Communication(format!("rank {rank} sent what are no losses"));
+        let (_, entries) = bytes.split_first().ok_or_else(wrong)?;
+        if !entries.len().is_multiple_of(ENTRY) {
+            return Err(wrong());
+        }
+        for entry in entries.chunks_exact(ENTRY) {
+            let (loss, count) = entry.split_at(size_of::<f32>());
+            total.add(bytemuck::pod_read_unaligned(loss), bytemuck::pod_read_unaligned::<u64>(count) as usize);
+        }
+    }
+    Ok(all[0].starts_with(&[0]))
+}

@@ -1,0 +1,29 @@
+//! How many sequences of a step each rank computes, where that follows from how fast it is:
+//! `train.device_batch = "auto"`.
+
+use super::share::{Sequences, divided};
+use crate::Result;
+use crate::comm::Background;
+use crate::train::step::replica::Replica;
+
+/// Rounds of measuring: a GPU takes as long for few sequences as for one, so its speed depends on how many it has.
+const ROUNDS: usize = 3;
+
+/// All ranks compute their parts of a step at once and tell how long it took, first of about as many sequences on each,
+/// then as the round before suggests. Gives the sequences of each rank, the same on all of them.
+///
+/// # Errors
+/// If a device has no memory for a single sequence, or the ranks cannot go on together.
+pub(super) fn measured(comm: &Background, replica: &mut Replica) -> Result<Vec<usize>> {
+    let all = Sequences::new(&replica.config, replica.model.config().kind).divided();
+    let mut parts = divided(&vec![1.0; comm.size()], all);
+    for _ in 0..ROUNDS {
+        let seconds = replica.seconds_of(parts[comm.rank()])?;
+        let of_ranks = comm.all_gather(seconds.to_le_bytes().to_vec())?;
+        let seconds = of_ranks.iter().map(|bytes| f64::from_le_bytes(bytes[..].try_into().unwrap_or([0; 8])));
+        let speeds: Vec<f64> =
+            parts.iter().zip(seconds).map(|(&part, seconds)| part as f64 / seconds.max(1e-6)).collect();
+        parts = divided(&speeds, all);
+    }
+    Ok(parts)
+}

@@ -1,0 +1,275 @@
+//! What each device has of a run: the whole model, its optimizer, and a share of the sequences of every step.
+
+use super::carried;
+use super::micro_batch::Forward;
+use super::ranks::{Piece, Place, Sequences, Share};
+use crate::config::Config;
+use crate::data::{Batch, IGNORE_INDEX, Loader, Order, Position, Tokens};
+use crate::models::{Cache, LanguageModel, ModelKind};
+use crate::nn::Dropout;
+use crate::ops::Criterion;
+use crate::optim::{Optimizer, ParameterArena};
+use crate::profile::Span;
+use crate::step::{self, GradientSync, Losses, Outcome, Rehearsal, SingleDevice, Training};
+use crate::{Device, Error, Result, Tensor};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What a run minimizes. Evaluations measure the plain loss instead.
+pub(in crate::train) fn criterion(config: &Config) -> Criterion<'static> {
+    Criterion { label_smoothing: config.train.label_smoothing as f32, class_weights: None }
+}
+
+/// What pass number `pass` of a run drops.
+pub(in crate::train) fn pass_dropout(config: &Config, pass: u64) -> Dropout {
+    let (model, adapters) = (&config.model, config.lora.dropout as f32);
+    let dropout = Dropout::new(model.dropout as f32, config.run.seed, pass);
+    dropout.of_embeddings(model.embd_dropout as f32).of_adapters(adapters)
+}
+
+/// The loader of a run, from a position on.
+///
+/// # Errors
+/// If the text is too short or has no such place, or a recurrent model cannot read it.
+pub(in crate::train) fn loader(config: &Config, kind: ModelKind, tokens: Tokens, from: Position) -> Result<Loader> {
+    let order = if kind.is_recurrent() { Order::Continued } else { Order::Shuffled };
+    Loader::new(tokens, order, config.train.batch_size, config.model.block_size, config.run.seed, from)
+}
+
+/// The batches of one step.
+pub(in crate::train) fn next_batches(loader: &mut Loader, accum: usize) -> Vec<Batch> {
+    (0..accum).map(|_| loader.next_batch()).collect()
+}
+
+/// How many tokens batches have to predict.
+pub(in crate::train) fn predicted(batches: &[Batch]) -> usize {
+    batches.iter().map(|batch| count_predicted(&batch.targets)).sum()
+}
+
+pub(in crate::train) fn count_predicted(targets: &[u32]) -> usize {
+    targets.iter().filter(|&&target| target != IGNORE_INDEX).count()
+}
+
+/// What one device has of a run.
+pub(in crate::train) struct Replica {
+    pub config: Arc<Config>,
+    pub device: Device,
+    pub model: Box<dyn LanguageModel>,
+    pub parameters: ParameterArena,
+    pub optimizer: Optimizer,
+    /// Of the training split.
+    pub tokens: Tokens,
+    pub loader: Loader,
+    pub place: Place,
+    /// The sequences of each step that this device computes.
+    pub share: Share,
+    /// Passes that its part of a batch is computed in: more than one where the memory does not suffice.
+    pub micro_batches: usize,
+    /// What a recurrent model knows of the text after the last batch, for each of this device's sequences.
+    pub carried: Option<Cache>,
+    pub sync: Box<dyn GradientSync>,
+    /// What a user should know and has not been told.
+    pub notes: Vec<String>,
+}
+
+/// An update, whose numbers are still being computed.
+pub(in crate::train) struct Update {
+    /// The mean over all tokens of the step that are predicted: on all devices, or where they train apart on this one.
+    pub loss: Tensor,
+    /// The first element is the sum of the squared gradients.
+    pub squares: Tensor,
+    /// Where the loader stands after it.
+    pub position: Position,
+    /// Tokens that it learned from, on all devices.
+    pub tokens: u64,
+}
+
+impl Replica {
+    /// One that computes all of a step, as a device alone does.
+    pub fn new(
+        config: Arc<Config>,
+        device: Device,
+        trained: (Box<dyn LanguageModel>, ParameterArena, Optimizer),
+        tokens: Tokens,
+        loader: Loader,
+        place: Place,
+    ) -> Replica {
+        let share = Share::whole(Sequences::new(&config, trained.0.config().kind));
+        let (model, parameters, optimizer) = trained;
+        Replica {
+            config,
+            device,
+            model,
+            parameters,
+            optimizer,
+            tokens,
+            loader,
+            place,
+            share,
+            micro_batches: 1,
+            carried: None,
+            sync: Box::new(SingleDevice),
+            notes: Vec::new(),
+        }
+    }
+
+    /// How long forward and backward of so many sequences take: the least of a few times, the first of which prepares
+    /// the device. Updates nothing.
+    ///
+    /// # Errors
+    /// If the device reported an error, or has no memory for a single sequence.
+    pub fn seconds_of(&mut self, sequences: usize) -> Result<f64> {
+        let (config, kind, tokens) = (&self.config, self.model.config().kind, self.tokens.clone());
+        let mut loader = loader(config, kind, tokens, Position::default())?;
+        let batches = next_batches(&mut loader, config.train.grad_accum_steps);
+        let own = std::mem::replace(&mut self.share, Share::first(sequences, Sequences::new(config, kind)));
+        let splits = self.micro_batches;
+        let (mut least, mut times, began) = (f64::INFINITY, 0, Instant::now());
+        while times < 2 || (times < 4 && began.elapsed() < Duration::from_secs(4)) {
+            let started = Instant::now();
+            match self.rehearse(&batches) {
+                Err(error @ Error::OutOfMemory { .. }) => self.split_micro_batches(error)?,
+                loss => {
+                    loss?.to_bytes()?;
+                    self.device.synchronize()?;
+                    least = least.min(started.elapsed().as_secs_f64());
+                    times += 1;
+                }
+            }
+        }
+        self.share = own;
+        (self.micro_batches, self.notes) = (splits, Vec::new());
+        self.device.reset_peak_memory();
+        self.device.profiler().take();
+        Ok(least)
+    }
+
+    /// The loss of a step that is aborted once there are its gradients.
+    fn rehearse(&mut self, batches: &[Batch]) -> Result<Tensor> {
+        let (pieces, mut rehearsal, carried) = (self.share.pieces(self.micro_batches), Rehearsal::default(), &mut None);
+        let forward = Forward { config: &self.config, device: &self.device, model: &*self.model };
+        let loss = forward.losses(&self.share, (batches, &pieces), 0, carried);
+        let (parameters, optimizer, sync) = (&self.parameters, &mut self.optimizer, &mut rehearsal);
+        step::step(Training { parameters, optimizer, sync }, &[], Losses::Parts, pieces.iter(), loss, 0.0)?;
+        Ok(rehearsal.loss.expect("every device has a sequence"))
+    }
+
+    /// Update number `step`, from 0: forward and backward over this device's share of the next batches, then the
+    /// optimizer. On a GPU this only records and submits. Where a device runs out of memory, all devices compute the
+    /// step again, that one in smaller batches.
+    ///
+    /// # Errors
+    /// If the device reported an error, has no memory for a single sequence, or the ranks cannot go on together. The
+    /// loader then stands where it stood.
+    pub fn update(&mut self, step: usize, learning_rate: f64) -> Result<Update> {
+        let (accum, before) = (self.config.train.grad_accum_steps, self.loader.position());
+        let batches = self.device.profiler().span(Span::Data, || next_batches(&mut self.loader, accum));
+        match self.update_from(&batches, step, learning_rate) {
+            Ok(step::Update { loss, squares }) => {
+                let tokens = predicted(&batches) as u64;
+                Ok(Update { loss, squares, position: self.loader.position(), tokens })
+            }
+            Err(error) => {
+                self.start_loader(before)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Attempts at an update until one is made, or fails for good.
+    fn update_from(&mut self, batches: &[Batch], step: usize, learning_rate: f64) -> Result<step::Update> {
+        loop {
+            // What an update changes is replaced only when it is made: the attempt may fail.
+            let mut carried = self.carried.clone();
+            match self.attempt(batches, step, &mut carried, learning_rate) {
+                Ok(Outcome::Committed(update)) => {
+                    self.carried = carried;
+                    return Ok(update);
+                }
+                // Another device has no memory for it.
+                Ok(Outcome::Aborted) => {}
+                Err(error @ Error::OutOfMemory { .. }) => self.split_micro_batches(error)?,
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// One attempt: forward and backward over this device's share of the batches, and what the step makes of it.
+    fn attempt(
+        &mut self,
+        batches: &[Batch],
+        step: usize,
+        carried: &mut Option<Cache>,
+        learning_rate: f64,
+    ) -> Result<Outcome> {
+        let pieces = self.share.pieces(self.micro_batches);
+        let ids: Vec<&[u32]> = batches.iter().map(|batch| &*batch.ids).collect();
+        let forward = Forward { config: &self.config, device: &self.device, model: &*self.model };
+        let loss = forward.losses(&self.share, (batches, &pieces), step, carried);
+        let (parameters, optimizer, sync) = (&self.parameters, &mut self.optimizer, &mut *self.sync);
+        let training = Training { parameters, optimizer, sync };
+        step::step(training, &ids, Losses::Parts, pieces.iter(), loss, learning_rate)
+    }
+
+    /// See [`Forward::loss`].
+    pub fn loss(
+        &self,
+        batch: &Batch,
+        piece: &Piece,
+        carried: Option<&mut Cache>,
+        pass: u64,
+        predicted: usize,
+    ) -> Result<Tensor> {
+        let forward = Forward { config: &self.config, device: &self.device, model: &*self.model };
+        forward.loss(batch, piece, carried, (pass, predicted), self.optimizer.loss_scale())
+    }
+
+    /// After a step that found too little memory: from now on each part of a batch in twice as many passes.
+    ///
+    /// # Errors
+    /// That of the step, if a pass is one sequence already.
+    fn split_micro_batches(&mut self, error: Error) -> Result<()> {
+        let passes = |splits| self.share.pieces(splits).len();
+        let (before, splits) = (passes(self.micro_batches), (2 * self.micro_batches).min(self.config.train.batch_size));
+        if passes(splits) == before {
+            return Err(error);
+        }
+        self.micro_batches = splits;
+        let pieces = self.share.pieces(splits);
+        let (rows, passes) = (pieces.iter().map(|piece| piece.rows.len()).max().unwrap_or(1), pieces.len());
+        let first = error.to_string();
+        let first = first.lines().next().unwrap_or_default();
+        self.notes.push(format!(
+            "{first}: going on with batches of {rows}, accumulated over {passes} passes; a step is of as many tokens \
+             as before"
+        ));
+        Ok(())
+    }
+
+    /// Lets a recurrent model know what a checkpoint's file at `path` says of the text before this device's sequences:
+    /// nothing if it is empty.
+    ///
+    /// # Errors
+    /// If it is of another model, or the device has no memory left.
+    pub fn carry_on_from(&mut self, path: &Path, file: &[u8]) -> Result<()> {
+        let Some(rows) = self.share.continued() else { return Ok(()) };
+        self.carried = Some(match file {
+            [] => self.model.cache(rows.len(), 0)?,
+            file => {
+                let all = self.config.train.batch_size;
+                carried::decode(path, file, self.model.config(), all, &self.device)?.rows(rows)?
+            }
+        });
+        Ok(())
+    }
+
+    /// Lets batches start at this position.
+    ///
+    /// # Errors
+    /// If the text has no such place.
+    pub fn start_loader(&mut self, position: Position) -> Result<()> {
+        self.loader = loader(&self.config, self.model.config().kind, self.tokens.clone(), position)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,5 @@
+//! Whole runs within the crate, which see what an application does not.
+
+mod families;
+mod recompute;
+mod steady_memory;

@@ -1,0 +1,189 @@
+//! Reads from the device that are in flight: the numbers of logged steps, and snapshots for checkpoints. The device
+//! copies both in the order of its queue, so they do not contain later steps. The host takes them once they have
+//! arrived and never waits.
+
+use crate::fit::{Numbers, PendingNumbers};
+use crate::models::{Cache, Weights};
+use crate::optim::{Moment, Moments, Optimizer, ParameterArena};
+use crate::tensor::{Bytes, Readback};
+use crate::train::checkpoint::{Snapshot, TrainerState};
+use crate::train::run::events::Step;
+use crate::train::step::carried;
+use crate::train::step::ranks::Further;
+use crate::train::step::replica::Replica;
+use crate::{Error, Result, Shape, Tensor};
+use std::time::Instant;
+
+/// Something on its way from the device.
+pub(in crate::train) enum InFlight {
+    Step(Box<PendingStep>),
+    Snapshot(Box<PendingSnapshot>),
+}
+
+impl InFlight {
+    /// The logged step that it is, if it is one.
+    pub(in crate::train) fn step(&self) -> Option<&PendingStep> {
+        match self {
+            InFlight::Step(pending) => Some(pending),
+            InFlight::Snapshot(_) => None,
+        }
+    }
+
+    /// Whether all of it is there. Never waits.
+    pub(in crate::train) fn has_arrived(&mut self) -> Result<bool> {
+        match self {
+            InFlight::Step(step) => step.numbers.has_arrived(),
+            InFlight::Snapshot(snapshot) => {
+                let moments = snapshot.moments.iter_mut().map(|(_, arena)| arena);
+                let states = snapshot.carried.iter_mut().map(|(_, state)| state);
+                let mut arenas = snapshot.values.iter_mut().chain(moments).chain(states).chain(&mut snapshot.averages);
+                arenas.try_fold(true, |all, arena| Ok(all & arena.has_arrived()?))
+            }
+        }
+    }
+}
+
+/// Begins to read a tensor. That there is no memory for it is no reason to compute the step again in smaller batches:
+/// the update is made, and its memory is free again.
+fn read_back(tensor: &Tensor) -> Result<Readback> {
+    unless_no_memory(tensor.read_later())
+}
+
+fn unless_no_memory<T>(read: Result<T>) -> Result<T> {
+    read.map_err(|error| match error {
+        Error::OutOfMemory { .. } => {
+            let text = error.to_string();
+            let why = text.lines().next().unwrap_or_default();
+            Error::Gpu(format!("the numbers of a step or a checkpoint could not be read from it: {why}"))
+        }
+        error => error,
+    })
+}
+
+/// A logged step without the numbers that are still being computed.
+pub(in crate::train) struct PendingStep {
+    step: Step,
+    /// Tokens that this process has learned from, this step included.
+    pub(in crate::train) tokens: u64,
+    numbers: PendingNumbers,
+}
+
+impl PendingStep {
+    pub(in crate::train) fn new(
+        step: Step,
+        tokens: u64,
+        loss: &Tensor,
+        squares: &Tensor,
+        optimizer: &Optimizer,
+    ) -> Result<PendingStep> {
+        let numbers = unless_no_memory(PendingNumbers::new(loss, squares, optimizer))?;
+        Ok(PendingStep { step, tokens, numbers })
+    }
+
+    /// When its numbers arrived; `None` until they are seen to have.
+    pub(in crate::train) fn arrived_at(&self) -> Option<Instant> {
+        self.numbers.arrived_at()
+    }
+
+    /// The step with its loss and norm, and the count of skipped updates, once they have arrived.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub(in crate::train) fn numbers(self) -> Result<(Step, u32)> {
+        let Numbers { loss, grad_norm, skipped, loss_scale } = self.numbers.wait()?;
+        Ok((Step { loss, grad_norm, loss_scale, ..self.step }, skipped))
+    }
+}
+
+/// What of a model a checkpoint holds.
+#[derive(Clone, Copy)]
+pub(in crate::train) enum Contents {
+    Model,
+    /// Of one that is frozen.
+    Adapters,
+}
+
+/// A snapshot whose weights and moments are on their way.
+pub(in crate::train) struct PendingSnapshot {
+    /// Without the values that follow from the numbers of steps in flight.
+    state: TrainerState,
+    values: Vec<Readback>,
+    moments: Vec<(Moment, Readback)>,
+    /// Of other ranks, and of their outer step.
+    further: Further,
+    /// The averages of the weights, if the run keeps any: they are the model's weights then.
+    averages: Option<Readback>,
+    /// What a recurrent model knows of the text so far, of this rank's sequences.
+    carried: Vec<(Shape, Readback)>,
+    /// Whether it is to be the `best`.
+    pub(in crate::train) best: bool,
+}
+
+impl PendingSnapshot {
+    /// Asks the device for weights, moments and states as they are now, beside which those are saved that others have.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub(in crate::train) fn new(
+        state: TrainerState,
+        Replica { parameters, optimizer, carried, .. }: &Replica,
+        further: Further,
+        contents: Contents,
+        best: bool,
+    ) -> Result<PendingSnapshot> {
+        let moments = optimizer.moments().into_iter().map(|(moment, tensor)| Ok((moment, read_back(tensor)?)));
+        let moments = moments.collect::<Result<_>>()?;
+        let values = match contents {
+            Contents::Model => parameters.stored().map(read_back).collect::<Result<_>>()?,
+            Contents::Adapters => vec![read_back(&parameters.trained()?)?],
+        };
+        let averages = optimizer.averages().map(read_back).transpose()?;
+        let states = carried.iter().flat_map(Cache::states);
+        let carried = states.map(|state| Ok((state.shape().clone(), read_back(state)?))).collect::<Result<_>>()?;
+        Ok(PendingSnapshot { state, values, moments, further, averages, carried, best })
+    }
+
+    /// The snapshot, once all has arrived: `weights` makes what is saved of the arenas' bytes.
+    ///
+    /// # Errors
+    /// If the driver reported an error.
+    pub(in crate::train) fn snapshot(
+        self,
+        parameters: &ParameterArena,
+        weights: impl FnOnce(Vec<Bytes>) -> Weights,
+        pretrained: Vec<(&'static str, String)>,
+        config_text: String,
+    ) -> Result<Snapshot> {
+        let mut values = self.values.into_iter().map(Readback::wait).collect::<Result<Vec<_>>>()?;
+        let own = values.remove(0);
+        values.insert(0, parameters.joined_values(own, &self.further.values)?);
+        let moments = self.moments.into_iter().map(|(moment, bytes)| Ok((moment, bytes.wait()?)));
+        let mut moments = moments.collect::<Result<Vec<_>>>()?;
+        if let Some(averages) = self.averages {
+            let averages = with_frozen(averages.wait()?, &values[0]);
+            moments.push((Moment::trained(parameters), std::mem::replace(&mut values[0], averages)));
+        }
+        let carried = self.carried.into_iter().map(|(shape, state)| Ok((shape, state.wait()?)));
+        let carried = carried.collect::<Result<Vec<_>>>()?;
+        let of_all = |own: Vec<u8>| carried::join(&[vec![own], self.further.carried].concat());
+        Ok(Snapshot {
+            carried: (!carried.is_empty()).then(|| carried::encode(&carried).and_then(of_all)).transpose()?,
+            weights: weights(values),
+            moments: match self.further.moments {
+                further if further.is_empty() => Moments::new(parameters, moments),
+                further => Moments::new(parameters, moments.into_iter().chain(further).collect()).joined(),
+            },
+            pretrained,
+            state: self.state,
+            config: config_text,
+        })
+    }
+}
+
+/// Averages of what is trained, with what is frozen after them as it is in the arena of the values.
+fn with_frozen(averages: Bytes, values: &Bytes) -> Bytes {
+    match &values[averages.len()..] {
+        [] => averages,
+        frozen => Bytes::owned([&averages[..], frozen].concat()),
+    }
+}

@@ -1,0 +1,29 @@
+//! Takes part in a run that another process leads.
+
+use super::devices;
+use super::load::tokenize;
+use crate::Result;
+use crate::config::Resolved;
+use crate::train::run::options::TrainOptions;
+use crate::train::step::ranks::{Place, Team};
+use crate::train::trainer::sizes::{memory_of, passes, settle};
+use std::sync::Arc;
+
+/// Takes part in a job that rank 0, in another process, leads.
+///
+/// # Errors
+/// What can be known before the first step, and whatever ends the job.
+pub(in crate::train::trainer) fn follow(resolved: &Resolved, mut options: TrainOptions) -> Result<()> {
+    let place = Place::of_first(options.launch, 1 + options.others.len());
+    let (data, _precompile) = tokenize(resolved, &mut options, None, place)?;
+    let TrainOptions { device, others, launch, .. } = &options;
+    let devices = devices(device, others);
+    let (mut resolved, memory) = (resolved.clone(), memory_of(&devices)?);
+    let (shape, _) = settle(&mut resolved, &data.prepared, device, true, &memory)?;
+    let (tokens, validation) = (&data.prepared.train, &data.prepared.validation);
+    let in_documents = tokens.is_in_documents() && !shape.is_recurrent();
+    let splits = passes(&resolved, &shape, in_documents, &devices, place, &memory)?.splits;
+    let config = &Arc::new(resolved.config);
+    let (shape, data) = (&shape, &data.hash);
+    Team { config, shape, data, tokens, validation, splits, device, others, launch: *launch }.follow()
+}
