@@ -133,8 +133,8 @@ impl Work {
     }
 }
 
-/// Sizes, counts and limits of the run that `resolved` describes, on so many devices of this kind. Nothing is written
-/// but token files, to `cache_dir`: a run finds them there.
+/// Sizes, counts and limits of the run that `resolved` describes, on so many devices of this kind, `on_machine` of them
+/// in one machine. Nothing is written but token files, to `cache_dir`: a run finds them there.
 ///
 /// # Errors
 /// If there could be no such run on any device: its text, tokenizer or model cannot be made, or its steps cannot be
@@ -142,14 +142,14 @@ impl Work {
 pub fn plan_run(
     resolved: &Resolved,
     device: &Device,
-    ranks: usize,
+    (ranks, on_machine): (usize, usize),
     data_dir: &Path,
     cache_dir: Option<&Path>,
 ) -> Result<RunPlan> {
     check_configured_precision(resolved, device)?;
     let prepared = prepare(resolved, data_dir, cache_dir)?;
     let (mut resolved, asked, mut notes) = (resolved.clone(), resolved, Vec::new());
-    let memory = Memory::available(device, 1)?;
+    let memory = Memory::available(device, if device.is_gpu() { 1 } else { on_machine })?;
     init_sizes::settle_rows(&mut resolved, [&prepared.train, &prepared.validation]);
     let shape = model_config(&resolved, prepared.tokenizer.vocab_size())?;
     let in_documents = prepared.train.is_in_documents() && !shape.is_recurrent();

@@ -141,7 +141,7 @@ impl<'a> Trainer<'a> {
         };
         let data = Data::load(&resolved, &mut options, checkpoint, &mut on_tokenizer)?;
         let prepared = &data.prepared;
-        let memory = memory_of(&devices)?;
+        let memory = memory_of(&devices, options.launch)?;
         let (model_config, sizes_note) = settle(&mut resolved, prepared, &device, options.launch.is_some(), &memory)?;
         let is_new = resumed.is_none() && resolved.config.model.new_tokenizer;
         let tokenizer_note = is_new.then(|| vocabulary_note(&resolved.config, &prepared.tokenizer)).transpose()?;
@@ -328,7 +328,7 @@ pub(in crate::train) fn follow(resolved: &Resolved, mut options: TrainOptions) -
         Ok(())
     };
     let data = Data::load(resolved, &mut options, None, &mut on_tokenizer)?;
-    let (mut resolved, memory) = (resolved.clone(), memory_of(&devices)?);
+    let (mut resolved, memory) = (resolved.clone(), memory_of(&devices, options.launch)?);
     let (shape, _) = settle(&mut resolved, &data.prepared, &device, true, &memory)?;
     let in_documents = data.prepared.train.is_in_documents() && !shape.is_recurrent();
     let passes = passes(&resolved, &shape, in_documents, &devices, place, &memory)?;
