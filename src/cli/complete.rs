@@ -3,10 +3,13 @@
 use super::{configuration, named};
 use crate::config::{MatmulF32, Precision, RECIPES, WeightDtype, completions_of_set};
 use crate::data::DATASETS;
+use crate::models::FAMILIES;
 use clap_complete::engine::{ArgValueCompleter, CompletionCandidate, PathCompleter, ValueCompleter};
 use std::ffi::OsStr;
 
 const CORPORA: [&str; 3] = ["sample", "wikitext-2", "tinyshakespeare"];
+const DEVICES: [&str; 5] = ["auto", "cpu", "gpu", "gpu:0", "gpu:all"];
+const TOKENIZERS: [&str; 4] = ["bpe", "char", "word", "gpt2"];
 
 /// Those of these words that begin as what was typed, then files and folders if the value may be one.
 fn offer(words: impl Fn() -> Vec<String> + Send + Sync + 'static, files: bool) -> ArgValueCompleter {
@@ -44,7 +47,7 @@ fn presets() -> Vec<String> {
 }
 
 pub fn devices() -> ArgValueCompleter {
-    offer(|| owned(&["auto", "cpu", "gpu", "gpu:0", "gpu:all"]), false)
+    offer(|| owned(&DEVICES), false)
 }
 
 pub fn matmul_f32() -> ArgValueCompleter {
@@ -60,7 +63,7 @@ pub fn dtypes() -> ArgValueCompleter {
 }
 
 pub fn tokenizers() -> ArgValueCompleter {
-    offer(|| owned(&["bpe", "char", "word", "gpt2"]), true)
+    offer(|| owned(&TOKENIZERS), true)
 }
 
 pub fn corpora() -> ArgValueCompleter {
@@ -94,5 +97,15 @@ pub fn data_sets() -> ArgValueCompleter {
 
 /// `section.key=` of `--set`, and its words where it takes some.
 pub fn assignments() -> ArgValueCompleter {
-    offer(completions_of_set, false)
+    let with_words = |assignment: String| {
+        let words = match assignment.as_str() {
+            "model.kind=" => FAMILIES.iter().map(|family| family.kind()).collect(),
+            "device.kind=" => DEVICES.to_vec(),
+            "data.corpus=" => CORPORA.to_vec(),
+            "data.tokenizer=" => TOKENIZERS.to_vec(),
+            _ => vec![""],
+        };
+        words.into_iter().map(move |word| format!("{assignment}{word}"))
+    };
+    offer(move || completions_of_set().into_iter().flat_map(with_words).collect(), false)
 }

@@ -30,6 +30,7 @@ mod shell;
 mod sweep;
 mod train;
 mod tui;
+mod unknown_flag;
 mod verify_resume;
 
 use clap::{Parser, Subcommand};
@@ -134,7 +135,11 @@ impl Command {
 pub fn main() -> ExitCode {
     shell::answer();
     quiet_drivers();
-    let cli = Cli::parse();
+    let args: Vec<_> = std::env::args_os().collect();
+    let cli = match Cli::try_parse_from(&args) {
+        Ok(cli) => cli,
+        Err(error) => return unknown_flag::report(&error, &args),
+    };
     if cli.quiet {
         output::be_quiet();
     }

@@ -70,8 +70,13 @@ pub fn show(
 ) -> Result<()> {
     // The first of several stands for all.
     let mut devices = device::open_for_run(resolved, kept, true)?;
-    let (count, device) = (ranks.map_or(devices.len(), |(ranks, _)| ranks), devices.swap_remove(0));
-    let mut plan = plan_run(resolved, &device, count, &flags.run.data_dir, cache::user_folder().as_deref())?;
+    let (count, on_machine) = match ranks {
+        None => (devices.len(), devices.iter().filter(|device| !device.is_gpu()).count()),
+        Some((ranks, network)) => (ranks, if network.is_some() { 1 } else { ranks }),
+    };
+    let device = devices.swap_remove(0);
+    let counts = (count, on_machine);
+    let mut plan = plan_run(resolved, &device, counts, &flags.run.data_dir, cache::user_folder().as_deref())?;
     *resolved = plan.resolved.clone();
     let rates = rates(&plan, resolved, &device);
     if let Some(rates) = &rates {

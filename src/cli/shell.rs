@@ -6,14 +6,53 @@ use crate::shell_words::quoted;
 use anyhow::{Result, anyhow};
 use clap::CommandFactory;
 use clap_complete::Shell;
-use clap_complete::env::{CompleteEnv, Shells};
+use clap_complete::env::{self, CompleteEnv, Elvish, EnvCompleter, Fish, Powershell, Shells, Zsh};
 use clap_mangen::Man;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 const NAME: &str = "rustyflow";
 /// The environment variable by which a shell asks.
 const VARIABLE: &str = "COMPLETE";
+
+const SHELLS: Shells = Shells(&[&Bash, &Elvish, &Fish, &Powershell, &Zsh]);
+
+/// Bash, whose script joins the words that it splits at `=` and `:`.
+struct Bash;
+
+impl EnvCompleter for Bash {
+    fn name(&self) -> &'static str {
+        env::Bash.name()
+    }
+
+    fn is(&self, name: &str) -> bool {
+        env::Bash.is(name)
+    }
+
+    fn write_registration(
+        &self,
+        variable: &str,
+        name: &str,
+        bin: &str,
+        completer: &str,
+        out: &mut dyn io::Write,
+    ) -> io::Result<()> {
+        let script = include_str!("completions.bash").replace("NAME", &name.replace('-', "_"));
+        let script = script.replace("BIN", bin).replace("COMPLETER", &quoted(Path::new(completer)));
+        out.write_all(script.replace("VARIABLE", variable).as_bytes())
+    }
+
+    fn write_complete(
+        &self,
+        command: &mut clap::Command,
+        args: Vec<OsString>,
+        folder: Option<&Path>,
+        out: &mut dyn io::Write,
+    ) -> io::Result<()> {
+        env::Bash.write_complete(command, args, folder, out)
+    }
+}
 
 #[derive(clap::Args)]
 #[command(after_help = examples::COMPLETIONS)]
@@ -33,8 +72,7 @@ pub struct ManArgs {
 /// Prints the script that completes commands, flags and values: it asks this program, which knows the runs.
 pub fn completions(args: &CompletionsArgs) -> Result<()> {
     let shell = args.shell.to_string();
-    let completer = Shells::builtins();
-    let completer = completer.completer(&shell).ok_or_else(|| anyhow!("{shell} has no completions"))?;
+    let completer = SHELLS.completer(&shell).ok_or_else(|| anyhow!("{shell} has no completions"))?;
     let mut script = Vec::new();
     completer.write_registration(VARIABLE, NAME, NAME, NAME, &mut script)?;
     Ok(output::now(&String::from_utf8(script)?)?)
@@ -42,7 +80,7 @@ pub fn completions(args: &CompletionsArgs) -> Result<()> {
 
 /// Answers a shell that asks what can follow, and ends the process; returns where none does.
 pub fn answer() {
-    CompleteEnv::with_factory(Cli::command).var(VARIABLE).complete();
+    CompleteEnv::with_factory(Cli::command).var(VARIABLE).shells(SHELLS).complete();
 }
 
 /// Writes a page for each command.

@@ -167,6 +167,23 @@ pub(crate) fn completions_of_set() -> Vec<String> {
     KEYS.iter().flat_map(|key| words(key).into_iter().map(|word| format!("{}={word}", key.name))).collect()
 }
 
+/// The key that a flag of this name sets in other tools, or the only one that is called so, and what stands for a value.
+#[cfg(feature = "cli")]
+pub(crate) fn key_for_flag(name: &str) -> Option<(&'static str, String)> {
+    let last = name.replace('-', "_");
+    let mut called_so = KEYS.iter().filter(|key| key.parts().1 == last);
+    let name = match (called_so.next(), called_so.next()) {
+        (Some(key), None) => key.name,
+        _ => synonyms::key_of(&last)?,
+    };
+    let value = match KEYS.iter().find(|key| key.name == name)?.kind {
+        Kind::Choice(words) => format!("<{}>", words.join("|")),
+        Kind::Flag => "true".into(),
+        _ => "<VALUE>".into(),
+    };
+    Some((name, value))
+}
+
 /// The sections, in the order of the schema.
 pub(super) const SECTIONS: &[&str] =
     &["run", "device", "data", "model", "lora", "train", "optimizer", "checkpoint", "guard", "log", "generate"];

@@ -50,7 +50,7 @@ pub use device_batch::DeviceBatch;
 pub use devices::{DeviceKind, Devices};
 pub use keys::current_word;
 #[cfg(feature = "cli")]
-pub(crate) use keys::{completions_of_set, nearest};
+pub(crate) use keys::{completions_of_set, key_for_flag, nearest};
 #[cfg(feature = "cli")]
 pub(crate) use layers::is_configuration;
 pub use layers::{Layers, Resolved, process_environment};

@@ -18,6 +18,7 @@ mod exporting;
 mod fetching;
 mod finetuning;
 mod fitting;
+mod flags;
 mod generating;
 #[cfg(unix)]
 mod guards;

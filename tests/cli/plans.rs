@@ -14,6 +14,20 @@ fn a_plan_names_memory_steps_and_time_and_writes_nothing() {
     assert!(!sandbox.exists("runs") && !sandbox.exists("training_log.txt"));
 }
 
+#[test]
+fn ranks_of_one_machine_share_its_memory() {
+    let sandbox = Sandbox::new();
+    let available = |further: &[&str]| {
+        let args = [&["plan", "tiny.toml", "--json"], further].concat();
+        let plan = sandbox.run_with(&args, &[("RUSTYFLOW_HOST_MEMORY", "400")]).succeeds().json();
+        plan["host_available_bytes"].as_u64().unwrap() >> 20
+    };
+    assert_eq!(available(&["--device", "cpu"]), 400);
+    assert_eq!(available(&["--device", "cpu,cpu"]), 200);
+    assert_eq!(available(&["--device", "cpu", "--ranks", "4"]), 100);
+    assert_eq!(available(&["--device", "cpu", "--ranks", "4", "--network", "1Gbps"]), 400);
+}
+
 /// Every op of a step, in both precisions where the GPU has them, with all that changes what is kept.
 #[test]
 fn the_planned_peak_of_a_gpu_is_that_of_the_run() {

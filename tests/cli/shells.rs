@@ -1,6 +1,9 @@
 //! Completions and manual pages.
 
 use crate::sandbox::Sandbox;
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 #[test]
 fn every_shell_has_a_script_that_asks_the_command() {
@@ -40,21 +43,45 @@ fn a_shell_is_offered_commands_values_and_runs() {
     }
 }
 
-#[test]
-fn bash_takes_the_completions() {
-    let sandbox = Sandbox::new();
-    let folder = sandbox.command::<&str>(&[]).get_program().to_owned();
-    let folder = std::path::Path::new(&folder).parent().unwrap().to_path_buf();
+/// What bash makes of these lines when the tab key is pressed at their ends; `None` where there is no terminal to be had.
+fn completed_by_bash(sandbox: &Sandbox, lines: &[&str]) -> Option<Vec<String>> {
+    let program = sandbox.command::<&str>(&[]).get_program().to_owned();
+    let folder = Path::new(&program).parent().unwrap().to_path_buf();
     sandbox.write("rustyflow.bash", sandbox.run(&["completions", "bash"]).succeeds().stdout);
-    let script = "source rustyflow.bash; COMP_WORDS=(rustyflow tr); COMP_CWORD=1; \
-                  _clap_complete_rustyflow rustyflow tr rustyflow; echo ${COMPREPLY[@]}";
-    let path =
-        std::env::join_paths([folder].into_iter().chain(std::env::split_paths(&std::env::var_os("PATH").unwrap())));
-    let mut bash = std::process::Command::new("bash");
-    let output = bash.args(["-c", script]).current_dir(sandbox.path("")).env("PATH", path.unwrap()).output();
-    // Where there is no bash, there is nothing to see.
-    let Ok(output) = output else { return };
-    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "train", "{output:?}");
+    let inherited = std::env::var_os("PATH").unwrap();
+    let path = [folder].into_iter().chain(std::env::split_paths(&inherited));
+    let mut terminal = Command::new("script");
+    terminal.args(["-q", "-c", "bash --norc --noprofile -i", "/dev/null"]).current_dir(sandbox.path(""));
+    terminal.env("PATH", std::env::join_paths(path).unwrap()).env("TERM", "dumb").env("INPUTRC", "/dev/null");
+    let Ok(mut bash) = terminal.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn() else {
+        eprintln!("SKIPPED, no `script` of util-linux");
+        return None;
+    };
+    let shown = lines.iter().map(|line| format!("shown {line}\t\n")).collect::<String>();
+    let typed = format!(
+        "source rustyflow.bash; shown() {{ echo \"<$*>\"; }}; complete -F _clap_complete_rustyflow shown\n{shown}exit\n"
+    );
+    bash.stdin.take().unwrap().write_all(typed.as_bytes()).unwrap();
+    let output = String::from_utf8(bash.wait_with_output().unwrap().stdout).unwrap();
+    let lines = output.lines().map(|line| line.trim_end_matches('\r'));
+    Some(lines.filter_map(|line| Some(line.strip_prefix('<')?.strip_suffix('>')?.to_string())).collect())
+}
+
+#[test]
+fn bash_completes_words_with_colons_and_equals_signs() {
+    let lines = [
+        ("tr", "train"),
+        ("train --device gpu:a", "train --device gpu:all"),
+        ("train --device=gpu:a", "train --device=gpu:all"),
+        ("train --set train.sched", "train --set train.schedule="),
+        ("train --set train.schedule=cos", "train --set train.schedule=cosine"),
+        ("train --set \"train.schedule=cos", "train --set train.schedule=cosine"),
+        ("train --set model.kind=qw", "train --set model.kind=qwen3"),
+        ("train --set train.epochs=", "train --set train.epochs="),
+        ("train --set train.epochs=1 --precision m", "train --set train.epochs=1 --precision mixed"),
+    ];
+    let Some(completed) = completed_by_bash(&Sandbox::new(), &lines.map(|(typed, _)| typed)) else { return };
+    assert_eq!(completed, lines.map(|(_, completed)| completed));
 }
 
 #[test]

@@ -176,6 +176,15 @@ fn sequences_that_cannot_be_divided_are_refused() {
     assert!(!sandbox.exists(TINY_RUN));
 }
 
+#[test]
+fn processes_of_one_machine_share_its_memory() {
+    let sandbox = Sandbox::new();
+    let mut job = mpirun(&sandbox, 2, &train("cpu", &["--set", "model.block_size=2048"]));
+    let run = Run::new(job.env("RUSTYFLOW_HOST_MEMORY", "6").output().unwrap());
+    assert!(run.stderr.contains("this machine has 3.00 MiB available"), "{run:#?}");
+    assert_ne!(run.code, Some(0));
+}
+
 /// The processes of rank 0 and 1 of this sandbox.
 fn pids(sandbox: &Sandbox) -> Vec<i32> {
     let folder = fs::canonicalize(sandbox.path("")).unwrap();

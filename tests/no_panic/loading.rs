@@ -43,7 +43,7 @@ fn devices() -> Vec<Row> {
             OPENING.open_for_run(&mut resolved, None, true).map(drop)
         }),
         ("choose_of_machine", Defined, |_| {
-            for launch in [None, Some(Launch { process: HUGE, processes: 0, local: HUGE })] {
+            for launch in [None, Some(Launch { process: HUGE, processes: 0, local: HUGE, on_machine: HUGE })] {
                 train::choose_of_machine(&mut resolved("")?.config.device, launch);
             }
             Ok(())

@@ -160,8 +160,8 @@ impl Work {
     }
 }
 
-/// Sizes, counts and limits of the run that `resolved` describes, on so many devices of this kind. Nothing is written
-/// but token files, to `cache_dir`: a run finds them there.
+/// Sizes, counts and limits of the run that `resolved` describes, on so many devices of this kind, `on_machine` of them
+/// in one machine. Nothing is written but token files, to `cache_dir`: a run finds them there.
 ///
 /// # Errors
 /// If there could be no such run on any device: its text, tokenizer or model cannot be made, or its steps cannot be
@@ -169,13 +169,13 @@ impl Work {
 pub fn plan_run(
     resolved: &Resolved,
     device: &Device,
-    ranks: usize,
+    (ranks, on_machine): (usize, usize),
     data_dir: &Path,
     cache_dir: Option<&Path>,
 ) -> Result<RunPlan> {
     check_configured_precision(resolved, device)?;
     let prepared = prepare(resolved, data_dir, cache_dir)?;
-    let memory = Memory::available(device, 1)?;
+    let memory = Memory::available(device, if device.is_gpu() { 1 } else { on_machine })?;
     let Settled { resolved, shape, in_documents, steps_per_epoch, steps, mut notes } =
         settle(resolved, &prepared, device, &memory)?;
     let (config, t) = (&resolved.config, &resolved.config.train);

@@ -1,5 +1,6 @@
 //! The sizes of a run, settled once its text is read, and whether the devices and the memory suffice for them.
 
+use crate::comm::Launch;
 use crate::config::{Config, Resolved};
 use crate::data::Prepared;
 use crate::models::ModelConfig;
@@ -36,12 +37,13 @@ pub(super) fn settle(
     Ok((shape, note))
 }
 
-/// The memory of the first device, and its part of the machine's.
+/// The memory of the first device, and its part of the machine's: processes of one machine share that.
 ///
 /// # Errors
 /// If the environment limits it by what is no number.
-pub(super) fn memory_of(devices: &[&Device]) -> Result<Memory> {
-    Memory::available(devices[0], devices.iter().filter(|device| !device.is_gpu()).count())
+pub(super) fn memory_of(devices: &[&Device], launch: Option<Launch>) -> Result<Memory> {
+    let on_cpu = devices.iter().filter(|device| !device.is_gpu()).count();
+    Memory::available(devices[0], launch.map_or(1, |launch| launch.on_machine).saturating_mul(on_cpu))
 }
 
 /// In how many passes the ranks of these devices compute a batch.

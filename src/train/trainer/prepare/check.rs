@@ -60,7 +60,7 @@ pub(super) fn check(loaded: Loaded, process: &Process) -> Result<(Checked, Optio
     let Data { corpus, prepared, chat_template, ids, hash } = data;
     let TrainOptions { device, others, launch, .. } = &process.options;
     let (devices, place) = (devices(device, others), process.place);
-    let memory = memory_of(&devices)?;
+    let memory = memory_of(&devices, *launch)?;
     let (shape, sizes_note) = settle(&mut resolved, &prepared, device, launch.is_some(), &memory)?;
     let is_new = resumed.is_none() && resolved.config.model.new_tokenizer;
     let tokenizer_note = is_new.then(|| vocabulary_note(&resolved.config, &prepared.tokenizer)).transpose()?;

@@ -18,7 +18,7 @@ pub(in crate::train::trainer) fn follow(resolved: &Resolved, mut options: TrainO
     let (data, _precompile) = tokenize(resolved, &mut options, None, place)?;
     let TrainOptions { device, others, launch, .. } = &options;
     let devices = devices(device, others);
-    let (mut resolved, memory) = (resolved.clone(), memory_of(&devices)?);
+    let (mut resolved, memory) = (resolved.clone(), memory_of(&devices, *launch)?);
     let (shape, _) = settle(&mut resolved, &data.prepared, device, true, &memory)?;
     let (tokens, validation) = (&data.prepared.train, &data.prepared.validation);
     let in_documents = tokens.is_in_documents() && !shape.is_recurrent();
