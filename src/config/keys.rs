@@ -2,11 +2,10 @@
 
 use toml::Value;
 
-use super::choice::{
-    AdjustLr, MatmulF32, NonFinite, OptimizerKind, Packing, Precision, Recompute, RopeScaling, Schedule, WeightDtype,
-};
 use super::device_batch;
 use super::devices::{self, Devices};
+pub(super) use super::key_table::KEYS;
+use super::range::Range;
 use super::synonyms;
 
 /// What a key takes.
@@ -40,121 +39,11 @@ pub(super) struct Key {
     /// `section.key`.
     pub name: &'static str,
     pub kind: Kind,
+    /// Numbers outside of it are refused.
+    pub range: Range,
+    /// What the key sets, a line of Markdown.
+    pub help: &'static str,
 }
-
-const fn key(name: &'static str, kind: Kind) -> Key {
-    Key { name, kind }
-}
-
-/// Every key, in the order of the schema.
-pub(super) const KEYS: &[Key] = &[
-    key("run.dir", Kind::Text),
-    key("run.name", Kind::Text),
-    key("run.seed", Kind::Seed),
-    key("device.kind", Kind::Device),
-    key("device.precision", Kind::Choice(Precision::CHOICES)),
-    key("device.matmul_f32", Kind::Choice(MatmulF32::CHOICES)),
-    key("device.threads", Kind::Count),
-    key("device.allow_fallback", Kind::Flag),
-    key("device.allow_software", Kind::Flag),
-    key("data.corpus", Kind::Text),
-    key("data.files", Kind::Texts),
-    key("data.tokenizer", Kind::Text),
-    key("data.vocab_size", Kind::Count),
-    key("data.validation_fraction", Kind::Real),
-    key("data.chat_template", Kind::Text),
-    key("data.packing", Kind::Choice(Packing::CHOICES)),
-    key("model.init", Kind::Text),
-    key("model.new_tokenizer", Kind::Flag),
-    key("model.kind", Kind::Text),
-    key("model.n_layer", Kind::Count),
-    key("model.n_head", Kind::Count),
-    key("model.n_embd", Kind::Count),
-    key("model.block_size", Kind::Count),
-    key("model.context", Kind::Count),
-    key("model.vocab_size", Kind::Count),
-    key("model.vocab_multiple", Kind::Count),
-    key("model.dropout", Kind::Real),
-    key("model.embd_dropout", Kind::Real),
-    key("model.bias", Kind::Flag),
-    key("model.tie_embeddings", Kind::Flag),
-    key("model.n_kv_head", Kind::Count),
-    key("model.head_dim", Kind::Count),
-    key("model.intermediate_size", Kind::Count),
-    key("model.qkv_bias", Kind::Flag),
-    key("model.sliding_window", Kind::Count),
-    key("model.norm_eps", Kind::Real),
-    key("model.rope_theta", Kind::Real),
-    key("model.rope_scaling", Kind::Choice(RopeScaling::CHOICES)),
-    key("model.rope_factor", Kind::Real),
-    key("model.rope_low_freq_factor", Kind::Real),
-    key("model.rope_high_freq_factor", Kind::Real),
-    key("model.rope_original_block_size", Kind::Count),
-    key("lora.rank", Kind::Count),
-    key("lora.alpha", Kind::Real),
-    key("lora.dropout", Kind::Real),
-    key("lora.targets", Kind::Texts),
-    key("lora.base_dtype", Kind::Choice(WeightDtype::CHOICES)),
-    key("train.batch_size", Kind::Count),
-    key("train.grad_accum_steps", Kind::Count),
-    key("train.max_steps", Kind::Count),
-    key("train.epochs", Kind::Real),
-    key("train.learning_rate", Kind::Real),
-    key("train.min_learning_rate", Kind::Real),
-    key("train.warmup_steps", Kind::Count),
-    key("train.schedule", Kind::Choice(Schedule::CHOICES)),
-    key("train.decay_steps", Kind::Count),
-    key("train.plateau_factor", Kind::Real),
-    key("train.plateau_patience", Kind::Count),
-    key("train.eval_every", Kind::Count),
-    key("train.eval_batches", Kind::Count),
-    key("train.grad_clip", Kind::Real),
-    key("train.label_smoothing", Kind::Real),
-    key("train.ema_decay", Kind::Real),
-    key("train.recompute", Kind::Choice(Recompute::CHOICES)),
-    key("train.device_batch", Kind::DeviceBatch),
-    key("train.reduce_dtype", Kind::Choice(WeightDtype::CHOICES)),
-    key("train.shard_optimizer", Kind::Flag),
-    key("train.sync_every", Kind::Count),
-    key("train.comm_timeout", Kind::Real),
-    key("optimizer.kind", Kind::Choice(OptimizerKind::CHOICES)),
-    key("optimizer.beta1", Kind::Real),
-    key("optimizer.beta2", Kind::Real),
-    key("optimizer.eps", Kind::Real),
-    key("optimizer.weight_decay", Kind::Real),
-    key("optimizer.momentum", Kind::Real),
-    key("optimizer.alpha", Kind::Real),
-    key("optimizer.centered", Kind::Flag),
-    key("optimizer.nesterov", Kind::Flag),
-    key("optimizer.ns_steps", Kind::Count),
-    key("optimizer.adjust_lr", Kind::Choice(AdjustLr::CHOICES)),
-    key("optimizer.muon_learning_rate", Kind::Real),
-    key("optimizer.group", Kind::Groups),
-    key("checkpoint.every", Kind::Count),
-    key("checkpoint.keep_last", Kind::Count),
-    key("checkpoint.keep_best", Kind::Flag),
-    key("guard.non_finite", Kind::Choice(NonFinite::CHOICES)),
-    key("guard.max_skips", Kind::Count),
-    key("guard.spike_z", Kind::Real),
-    key("guard.spike_window", Kind::Count),
-    key("guard.max_rollbacks", Kind::Count),
-    key("guard.learning_rate_factor", Kind::Real),
-    key("guard.patience", Kind::Count),
-    key("log.every", Kind::Count),
-    key("log.samples", Kind::Flag),
-    key("log.tensorboard", Kind::Flag),
-    key("log.csv", Kind::Flag),
-    key("log.file", Kind::Text),
-    key("generate.prompt", Kind::Text),
-    key("generate.max_new_tokens", Kind::Count),
-    key("generate.temperature", Kind::Real),
-    key("generate.top_k", Kind::Count),
-    key("generate.top_p", Kind::Real),
-    key("generate.min_p", Kind::Real),
-    key("generate.repetition_penalty", Kind::Real),
-    key("generate.stop", Kind::Texts),
-    key("generate.seed", Kind::Seed),
-];
 
 /// What `--set` can begin with: `section.key=`, with the words that a key takes.
 #[cfg(feature = "cli")]
@@ -338,7 +227,7 @@ fn check_group(value: Value) -> Result<Value, String> {
     }
     group.entry("lr_scale").or_insert(Value::Float(1.0));
     for name in ["lr_scale", "weight_decay"] {
-        let number = Key { name, kind: Kind::Real };
+        let number = Key { name, kind: Kind::Real, range: Range::ANY, help: "" };
         if let Some(value) = group.remove(name) {
             let value = number.check(value).map_err(|message| format!("{name}: {message}"))?;
             group.insert(name.into(), value);

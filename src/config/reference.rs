@@ -1,5 +1,5 @@
-//! What is written about every key: a configuration file to begin with, and a JSON Schema for editors. Both are made
-//! from `docs/configuration.md`, whose tables have a row for each key.
+//! What is written about every key: a configuration file to begin with, a JSON Schema for editors, and the tables of
+//! `docs/configuration.md`.
 
 use std::fmt::Write;
 
@@ -7,30 +7,49 @@ use serde_json::{Value, json};
 
 use super::keys::{KEYS, Key, Kind, SECTIONS};
 use super::recipe::RECIPE;
+use super::schema::Config;
 
-const PAGE: &str = include_str!("../../docs/configuration.md");
+/// Keys whose default follows from another one.
+const DERIVED: [(&str, &str); 2] =
+    [("train.min_learning_rate", "learning_rate / 10"), ("model.embd_dropout", "model.dropout")];
 
-/// A row of the page.
+/// What is written about a key.
 struct Row {
-    /// What the key takes, in words.
+    /// What the key takes, in Markdown.
     takes: String,
-    /// As in TOML; `None` where the page says what the default follows from.
-    default: Option<String>,
-    about: String,
+    /// As in TOML; `None` where there is none, or it follows from another key.
+    default: Option<toml::Value>,
+}
+
+/// A default as people write it: `1e-8`, where TOML's writer has `0.00000001`.
+fn written(value: &toml::Value) -> String {
+    value.as_float().map_or_else(|| value.to_string(), |x| format!("{x:?}"))
 }
 
 impl Row {
     fn of(key: &Key) -> Row {
-        let start = format!("| `{}` |", key.name);
-        let row = PAGE.lines().find(|line| line.starts_with(&start)).expect("the page has a row for every key");
-        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
-        let quoted = |cell: &str| cell.split('`').nth(1).map(String::from);
-        Row {
-            takes: cells[2].replace('`', ""),
-            default: quoted(cells[3]).filter(|default| default.parse::<toml::Value>().is_ok()),
-            // What follows the table stays on the page.
-            about: cells[4].replace(", see below", "").replace('`', ""),
-        }
+        let table = toml::Table::try_from(Config::default()).expect("the defaults are numbers, texts and booleans");
+        let (section, name) = key.parts();
+        let is_derived = DERIVED.iter().any(|(derived, _)| *derived == key.name);
+        let default = table[section].get(name).filter(|_| !is_derived).cloned();
+        Row { takes: key.kind.describe() + &key.range.in_table(), default }
+    }
+}
+
+impl Key {
+    /// Its help as plain text, without what only the page has.
+    fn about(&self) -> String {
+        self.help.replace(", see below", "").replace('`', "")
+    }
+
+    /// Its row of the page.
+    #[cfg(test)]
+    pub(super) fn markdown(&self) -> String {
+        let Row { takes, default } = Row::of(self);
+        let derived =
+            DERIVED.iter().find(|(derived, _)| *derived == self.name).map(|(_, source)| format!("`{source}`"));
+        let default = default.map(|default| format!("`{}`", written(&default))).or(derived).unwrap_or("unset".into());
+        format!("| `{}` | {takes} | {default} | {} |", self.name, self.help)
     }
 }
 
@@ -44,9 +63,9 @@ pub fn template() -> String {
     for section in SECTIONS {
         let _ = writeln!(text, "\n[{section}]");
         for key in KEYS.iter().filter(|key| key.parts().0 == *section) {
-            let Row { takes, default, about } = Row::of(key);
-            let name = key.parts().1;
-            let _ = match default {
+            let Row { takes, default } = Row::of(key);
+            let (takes, about, name) = (takes.replace('`', ""), key.about(), key.parts().1);
+            let _ = match default.as_ref().map(written) {
                 Some(default) => writeln!(text, "# {about} ({takes})\n#{name} = {default}"),
                 None => writeln!(text, "# {about} ({takes}; not set)\n#{name} ="),
             };
@@ -61,11 +80,11 @@ pub fn json_schema() -> Value {
     for section in SECTIONS {
         let mut keys = serde_json::Map::new();
         for key in KEYS.iter().filter(|key| key.parts().0 == *section) {
-            let Row { takes, default, about } = Row::of(key);
+            let Row { takes, default } = Row::of(key);
             let mut schema = values(key.kind);
-            schema["description"] = format!("{about} ({takes})").into();
-            let default = default.and_then(|text| serde_json::to_value(text.parse::<toml::Value>().ok()?).ok());
-            if let Some(default) = default {
+            key.range.add_to(&mut schema);
+            schema["description"] = format!("{} ({})", key.about(), takes.replace('`', "")).into();
+            if let Some(default) = default.and_then(|value| serde_json::to_value(value).ok()) {
                 schema["default"] = default;
             }
             keys.insert(key.parts().1.into(), schema);
@@ -83,7 +102,25 @@ pub fn json_schema() -> Value {
     })
 }
 
-/// What a key of this kind takes. Ranges are checked when a run begins.
+impl Kind {
+    /// What it takes, in Markdown.
+    fn describe(self) -> String {
+        match self {
+            Kind::Text => "text".into(),
+            Kind::Texts => "list of texts".into(),
+            Kind::Flag => "flag".into(),
+            Kind::Count => "count".into(),
+            Kind::DeviceBatch => "list of counts, `auto`".into(),
+            Kind::Seed => "whole number below 2^63".into(),
+            Kind::Real => "number".into(),
+            Kind::Choice(words) => format!("`{}`", words.join("`, `")),
+            Kind::Device => "`auto`, `cpu`, `gpu`, `gpu:N`, or several".into(),
+            Kind::Groups => "list of tables".into(),
+        }
+    }
+}
+
+/// What a key of this kind takes, as a JSON Schema.
 fn values(kind: Kind) -> Value {
     match kind {
         Kind::Text => json!({ "type": "string" }),

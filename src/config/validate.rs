@@ -2,7 +2,10 @@
 //!
 //! An error is placed at the value that was set last (in the highest layer), for that is the one to mend.
 
+use toml::Table;
+
 use super::choice::{OptimizerKind, Schedule};
+use super::keys::KEYS;
 use super::layers::Resolved;
 use super::origin::Origin;
 use super::schema::{Config, LoraConfig, TrainLength};
@@ -12,16 +15,12 @@ use crate::error::{Error, Result};
 /// Tokens that any byte-level BPE has: the 256 bytes and the end-of-text token.
 const BPE_MINIMUM: usize = 257;
 
-/// Above this training a tokenizer asks for more memory than machines have, and no text fills it.
-const MAX_VOCABULARY: usize = 1 << 20;
-
 /// Above this a model is a slip of the keyboard: its weights alone are 4 TB.
 const MAX_PARAMETERS: u128 = 1_000_000_000_000;
 
 /// The first thing that is wrong with the configuration, if anything is.
 pub(super) fn validate(resolved: &Resolved) -> Result<()> {
     let c = Checker { resolved };
-    sizes(&c)?;
     ranges(&c)?;
     texts(&c)?;
     heads(&c)?;
@@ -67,112 +66,21 @@ impl Checker<'_> {
     }
 }
 
-/// Counts that make no sense at zero.
-fn sizes(c: &Checker) -> Result<()> {
-    let Config { data, model, train, optimizer, checkpoint, guard, log, generate, device, .. } = c.config();
-    for (key, size) in [
-        ("data.vocab_size", data.vocab_size),
-        ("model.n_layer", model.n_layer),
-        ("model.n_head", model.n_head),
-        ("model.n_embd", model.n_embd),
-        ("model.block_size", model.block_size),
-        ("model.rope_original_block_size", model.rope_original_block_size),
-        ("train.batch_size", train.batch_size),
-        ("train.grad_accum_steps", train.grad_accum_steps),
-        ("train.max_steps", train.max_steps.unwrap_or(1)),
-        ("train.plateau_patience", train.plateau_patience),
-        ("checkpoint.keep_last", checkpoint.keep_last),
-        ("log.every", log.every),
-        ("generate.max_new_tokens", generate.max_new_tokens),
-    ] {
-        c.ensure(size >= 1, key, "at least 1", size)?;
-    }
-    let vocab_size = data.vocab_size;
-    c.ensure(
-        vocab_size <= MAX_VOCABULARY,
-        "data.vocab_size",
-        "at most 1048576 tokens, four times the largest in use",
-        vocab_size,
-    )?;
-    c.ensure(guard.spike_window >= 2, "guard.spike_window", "at least 2", guard.spike_window)?;
-    c.ensure((1..100).contains(&optimizer.ns_steps), "optimizer.ns_steps", "1 to 99", optimizer.ns_steps)?;
-    // No machine has more, and starting millions of threads brings one down.
-    c.ensure(device.threads <= 4096, "device.threads", "at most 4096", device.threads)
-}
-
-/// Real numbers, each in its interval.
+/// Every number in the range of its key.
 fn ranges(c: &Checker) -> Result<()> {
-    let Config { data, model, lora, train, optimizer, guard, generate, .. } = c.config();
-    let in_unit = |x: f64| (0.0..1.0).contains(&x);
-    for (key, x, holds, expected) in [
-        (
-            "data.validation_fraction",
-            data.validation_fraction,
-            is_inside_unit(data.validation_fraction),
-            "between 0 and 1",
-        ),
-        ("model.dropout", model.dropout, in_unit(model.dropout), "at least 0 and below 1"),
-        ("model.embd_dropout", model.embd_dropout, in_unit(model.embd_dropout), "at least 0 and below 1"),
-        ("model.norm_eps", model.norm_eps, is_inside_unit(model.norm_eps), "between 0 and 1"),
-        ("model.rope_theta", model.rope_theta, model.rope_theta > 0.0, "above 0"),
-        ("model.rope_factor", model.rope_factor, model.rope_factor > 0.0, "above 0"),
-        ("model.rope_low_freq_factor", model.rope_low_freq_factor, model.rope_low_freq_factor > 0.0, "above 0"),
-        (
-            "model.rope_high_freq_factor",
-            model.rope_high_freq_factor,
-            model.rope_high_freq_factor > model.rope_low_freq_factor,
-            "above model.rope_low_freq_factor",
-        ),
-        ("lora.alpha", lora.alpha, lora.alpha >= 0.0, "at least 0 (0 is twice the rank)"),
-        ("lora.dropout", lora.dropout, in_unit(lora.dropout), "at least 0 and below 1"),
-        ("train.learning_rate", train.learning_rate, train.learning_rate > 0.0, "above 0"),
-        ("train.min_learning_rate", train.min_learning_rate, train.min_learning_rate >= 0.0, "at least 0"),
-        ("train.plateau_factor", train.plateau_factor, is_inside_unit(train.plateau_factor), "between 0 and 1"),
-        ("train.grad_clip", train.grad_clip, train.grad_clip >= 0.0, "at least 0 (0 turns clipping off)"),
-        ("train.label_smoothing", train.label_smoothing, in_unit(train.label_smoothing), "at least 0 and below 1"),
-        ("train.ema_decay", train.ema_decay, in_unit(train.ema_decay), "at least 0 and below 1 (0 keeps no average)"),
-        (
-            "train.comm_timeout",
-            train.comm_timeout,
-            (1.0..=86_400.0).contains(&train.comm_timeout),
-            "1 to 86400 seconds",
-        ),
-        ("optimizer.beta1", optimizer.beta1, in_unit(optimizer.beta1), "at least 0 and below 1"),
-        ("optimizer.beta2", optimizer.beta2, in_unit(optimizer.beta2), "at least 0 and below 1"),
-        // As the f32 that it becomes: 1e-60 would be the zero that it is there to prevent.
-        ("optimizer.eps", optimizer.eps, optimizer.eps as f32 > 0.0, "above 0 as a 32-bit number"),
-        ("optimizer.weight_decay", optimizer.weight_decay, optimizer.weight_decay >= 0.0, "at least 0"),
-        ("optimizer.momentum", optimizer.momentum, in_unit(optimizer.momentum), "at least 0 and below 1"),
-        ("optimizer.alpha", optimizer.alpha, in_unit(optimizer.alpha), "at least 0 and below 1"),
-        (
-            "optimizer.muon_learning_rate",
-            optimizer.muon_learning_rate,
-            optimizer.muon_learning_rate >= 0.0,
-            "at least 0 (0 is train.learning_rate)",
-        ),
-        ("guard.spike_z", guard.spike_z, guard.spike_z >= 0.0, "at least 0 (0 looks for no spikes)"),
-        (
-            "guard.learning_rate_factor",
-            guard.learning_rate_factor,
-            guard.learning_rate_factor > 0.0 && guard.learning_rate_factor <= 1.0,
-            "above 0 and at most 1",
-        ),
-        ("generate.temperature", generate.temperature, generate.temperature >= 0.0, "at least 0"),
-        ("generate.min_p", generate.min_p, (0.0..=1.0).contains(&generate.min_p), "0 to 1 (0 is off)"),
-        (
-            "generate.repetition_penalty",
-            generate.repetition_penalty,
-            generate.repetition_penalty > 0.0,
-            "above 0 (1 is off)",
-        ),
-        ("generate.top_p", generate.top_p, generate.top_p > 0.0 && generate.top_p <= 1.0, "above 0 and at most 1"),
-    ] {
-        c.ensure(holds, key, expected, x)?;
+    let table = Table::try_from(c.config()).expect("a configuration is numbers, texts and booleans");
+    for key in KEYS {
+        let (section, name) = key.parts();
+        let Some(value) = table[section].get(name) else { continue };
+        if let Some(x) = value.as_float().or_else(|| value.as_integer().map(|n| n as f64)) {
+            c.ensure(key.range.contains(x), key.name, &key.range.to_string(), format_args!("{value}"))?;
+        }
     }
-    let multiple = model.vocab_multiple;
-    c.ensure((1..=65_536).contains(&multiple), "model.vocab_multiple", "1 to 65536", multiple)?;
-    let epochs = train.epochs.unwrap_or(1.0);
-    c.ensure(epochs > 0.0 && epochs <= 1e6, "train.epochs", "above 0 and at most a million", epochs)
+    let Config { model, optimizer, .. } = c.config();
+    let (low, high) = (model.rope_low_freq_factor, model.rope_high_freq_factor);
+    c.ensure(high > low, "model.rope_high_freq_factor", "above model.rope_low_freq_factor", high)?;
+    // As the f32 that it becomes: 1e-60 would be the zero that it is there to prevent.
+    c.ensure(optimizer.eps as f32 > 0.0, "optimizer.eps", "above 0 as a 32-bit number", optimizer.eps)
 }
 
 /// Devices that train apart are the same only where they meet.
@@ -199,10 +107,6 @@ fn ranks(c: &Checker) -> Result<()> {
         return apart("train.ema_decay", "the weights of a device are nobody's between two meetings");
     }
     Ok(())
-}
-
-fn is_inside_unit(x: f64) -> bool {
-    x > 0.0 && x < 1.0
 }
 
 /// Names and paths.
@@ -339,7 +243,6 @@ fn lora(c: &Checker) -> Result<()> {
             }
         };
     }
-    c.ensure(lora.rank <= 1024, "lora.rank", "at most 1024", lora.rank)?;
     c.ensure(!lora.targets.is_empty(), "lora.targets", "names of layers, or all-linear", &lora.targets)?;
     if model.init.is_empty() {
         let message = format!(

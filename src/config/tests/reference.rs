@@ -36,6 +36,10 @@ fn the_schema_has_every_key_with_its_default() {
             assert_eq!(of_key["default"], defaults[section][name], "{}", key.name);
         }
     }
+    let of_train = |name: &str| &schema["properties"]["train"]["properties"][name];
+    assert_eq!(of_train("batch_size")["minimum"], 1);
+    assert_eq!(of_train("ema_decay")["exclusiveMaximum"], 1);
+    assert_eq!(of_train("plateau_factor")["exclusiveMinimum"], 0);
     // What no key has is an error, for editors too.
     let sections = keys::SECTIONS.iter().map(|section| &schema["properties"][section]);
     assert!([&schema].into_iter().chain(sections).all(|object| object["additionalProperties"] == false), "{schema}");

@@ -108,7 +108,6 @@ fn values_that_do_not_fit_together_at_the_one_set_last() {
 #[test]
 fn sizes_of_zero() {
     for key in [
-        "data.vocab_size",
         "model.n_layer",
         "model.n_head",
         "model.n_embd",
@@ -244,7 +243,8 @@ fn empty_names() {
 #[test]
 fn too_many_threads() {
     assert_has(&error_of(load("[device]\nthreads = 100000")), &["at most 4096", "got 100000"]);
-    assert_has(&error_of(load("[data]\nvocab_size = 4000000000")), &["a.toml:2", "at most 1048576", "got 4000000000"]);
+    assert_has(&error_of(load("[data]\nvocab_size = 0")), &["a.toml:2", "1 to 1048576", "got 0"]);
+    assert_has(&error_of(load("[data]\nvocab_size = 4000000000")), &["a.toml:2", "1 to 1048576", "got 4000000000"]);
 }
 
 #[test]
