@@ -245,8 +245,8 @@ fn every_epoch_has_a_line() {
     }
     // But not where lines would be all that is seen.
     let run = sandbox.train(&["--epochs", "40", "--name", "plain", "--set", "train.eval_every=0"]).succeeds();
-    let run = run.prints(&["\nepoch     1  0."]);
-    assert!(run.stdout.matches("\nepoch ").count() < 20, "{run:?}");
+    let run = run.prints(&["\nepoch     1  "]);
+    assert!(run.stdout.matches("\nepoch ").count() < 40, "{run:?}");
 }
 
 #[test]
