@@ -181,6 +181,8 @@ pub fn plan_run(
     let (config, t) = (&resolved.config, &resolved.config.train);
     let block_size = config.model.block_size;
     let tokens_per_step = t.batch_size * t.grad_accum_steps * block_size;
+    // More ranks than sequences are refused before each is made.
+    Share::largest(config, shape.kind, ranks)?;
     let place = largest_rank(config, &shape, ranks, device)?;
     let (passes, does_not_fit) = passes(config, &shape, in_documents, (device, place), &memory)?;
     notes.extend(passes.note.clone());
