@@ -1,6 +1,7 @@
 //! Shaders of applications ([`Shader::checked`](super::Shader::checked)). Nothing here has tested them, so text and
 //! launch are checked before they are recorded: an error that wgpu reports later would fail every call on the device.
 
+use super::Gpu;
 use super::plan::{Interface, Launch, Limits, PARAMS_BYTES, Value};
 use super::shader::source_of;
 use super::translate::CheckedShader;
@@ -79,16 +80,13 @@ pub(super) fn expect_fits(
     kernel: &'static str,
     launch: &Launch,
     bytes: impl Iterator<Item = usize>,
-    limits: &Limits,
-    gpu: &str,
+    gpu: &Gpu,
 ) -> Result<()> {
-    if !launch.shader.checked {
-        return Ok(());
-    }
+    let limits = gpu.limits();
     let fail = |what: &str, needed: usize, unit: &str, limit: u64| {
         let (needed, limit) = (format!("{needed}{unit}"), format!("{limit}{unit}"));
         let hint = "use smaller tensors, or the CPU".to_string();
-        Err(Error::GpuLimit { what: format!("{kernel}: {what}"), needed, adapter: gpu.into(), limit, hint })
+        Err(Error::GpuLimit { what: format!("{kernel}: {what}"), needed, adapter: format!("{gpu:?}"), limit, hint })
     };
     if launch.workgroups > MAX_WORKGROUPS {
         return fail("a launch", launch.workgroups, " workgroups", MAX_WORKGROUPS as u64);

@@ -56,14 +56,14 @@ impl Gpu {
     ) -> Result<()> {
         let started = Instant::now();
         plan.check_operands(name, inputs.len(), outputs.len())?;
-        for launch in plan.launches.iter().filter(|launch| launch.workgroups > 0) {
+        for launch in plan.launches.iter().filter(|launch| launch.shader.checked && launch.workgroups > 0) {
             self.0.pipelines.checked.expect(name, launch, &self.1)?;
             let bytes = launch.buffers.iter().map(|buffer| match buffer.operand {
                 Operand::Input(i) => inputs[i].size,
                 Operand::Output(i) => outputs[i].size,
                 Operand::Scratch(i) | Operand::ReadScratch(i) => plan.scratch[i],
             });
-            expect_fits(name, launch, bytes, &self.1, &format!("{self:?}"))?;
+            expect_fits(name, launch, bytes, self)?;
         }
         let scratch = plan.scratch.iter().map(|&size| self.alloc(size, MemoryKind::Scratch));
         let scratch = scratch.collect::<Result<Vec<_>>>()?;
