@@ -182,16 +182,17 @@ pub fn plan_run(
     let block_size = config.model.block_size;
     let tokens_per_step = t.batch_size * t.grad_accum_steps * block_size;
     // More ranks than sequences are refused before each is made.
-    Share::largest(config, shape.kind, ranks)?;
+    let share = Share::largest(config, shape.kind, ranks)?;
     let place = largest_rank(config, &shape, ranks, device)?;
-    let (passes, does_not_fit) = passes(config, &shape, in_documents, (device, place), &memory)?;
+    let (passes, does_not_fit) = passes(config, &shape, in_documents, (device, place), &memory, share)?;
     notes.extend(passes.note.clone());
     let sizes_of_pass = sizes(config, &shape, passes.rows, ranks)?;
     // Sizes beyond what a tensor can index have no kernels that could be planned.
     sizes_of_pass.check_device(&Device::Cpu)?;
     let fits = |batch_size| fits(config, &shape, batch_size, in_documents, (device, place), &memory);
     let batch_rows = indexable_rows(config, &shape)?;
-    let (footprint, of_largest) = footprints(config, &shape, in_documents, (device, place), &passes, batch_rows)?;
+    let (footprint, of_largest) =
+        footprints(config, &shape, in_documents, (device, place), &passes, (batch_rows, share))?;
     let in_rows = ModelConfig { block_size, ..shape.clone() };
     let flops_per_step = sizes(config, &in_rows, 1, ranks)?.train_flops_per_token * tokens_per_step as f64;
     let validation_tokens = prepared.validation.len();
@@ -263,19 +264,20 @@ fn settle(asked: &Resolved, prepared: &Prepared, device: &Device, memory: &Memor
     Ok(Settled { resolved, shape, in_documents, steps_per_epoch, steps, notes })
 }
 
-/// In how many passes a batch is computed; of a run that does not fit, passes of one sequence and why.
+/// In how many passes the largest share of a batch is computed; of a run that does not fit, passes of one sequence and
+/// why.
 fn passes(
     config: &Config,
     shape: &ModelConfig,
     in_documents: bool,
     on: (&Device, Place),
     memory: &Memory,
+    (rows, _): (usize, usize),
 ) -> Result<(Passes, Option<String>)> {
     match Passes::of(config, shape, in_documents, on, memory, true) {
         Ok(passes) => Ok((passes, None)),
         Err(error @ (Error::GpuLimit { .. } | Error::Invalid(_))) => {
-            let (splits, _) = Share::largest(config, shape.kind, on.1.ranks)?;
-            Ok((Passes { splits, rows: 1, note: None }, Some(error.to_string())))
+            Ok((Passes { splits: rows, rows: 1, note: None }, Some(error.to_string())))
         }
         Err(error) => Err(error),
     }
@@ -297,7 +299,7 @@ fn footprints(
     in_documents: bool,
     (device, place): (&Device, Place),
     passes: &Passes,
-    batch_rows: usize,
+    (batch_rows, (_, micro_batches)): (usize, (usize, usize)),
 ) -> Result<(Footprint, Footprint)> {
     let of =
         |rows, micro_batches, place| Footprint::new(config, shape, rows, micro_batches, in_documents, (device, place));
@@ -306,8 +308,7 @@ fn footprints(
     let of_largest = match place == Place::ALONE && passes.rows == batch_rows {
         true => whole.clone(),
         // Two passes take as much as any number of them.
-        false if passes.splits > 1 => of(passes.rows, 2, place)?,
-        false => of(passes.rows, Share::largest(config, shape.kind, place.ranks)?.1, place)?,
+        false => of(passes.rows, if passes.splits > 1 { 2 } else { micro_batches }, place)?,
     };
     Ok((whole, of_largest))
 }
