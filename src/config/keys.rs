@@ -56,7 +56,8 @@ pub(crate) fn completions_of_set() -> Vec<String> {
     KEYS.iter().flat_map(|key| words(key).into_iter().map(|word| format!("{}={word}", key.name))).collect()
 }
 
-/// The key that a flag of this name sets in other tools, or the only one that is called so, and what stands for a value.
+/// The key that a flag of this name sets in other tools, or the only one that is called so, and what stands for a
+/// value.
 #[cfg(feature = "cli")]
 pub(crate) fn key_for_flag(name: &str) -> Option<(&'static str, String)> {
     let last = name.replace('-', "_");
@@ -169,11 +170,13 @@ impl Key {
         }
         self.value_of_text(text)
     }
+}
 
+impl Kind {
     /// The value in the type that the schema has for it, or what was expected and what was got.
-    pub(super) fn check(&self, value: Value) -> Result<Value, String> {
+    pub(super) fn check(self, value: Value) -> Result<Value, String> {
         let refuse = |expected: &str, value: &Value| Err(format!("expected {expected}, got {}", describe(value)));
-        match (self.kind, value) {
+        match (self, value) {
             (Kind::Text, value @ Value::String(_)) => Ok(value),
             (Kind::Text, value) => refuse("a text in quotes", &value),
             (Kind::Texts, Value::Array(texts)) if texts.iter().all(Value::is_str) => Ok(Value::Array(texts)),
@@ -227,9 +230,8 @@ fn check_group(value: Value) -> Result<Value, String> {
     }
     group.entry("lr_scale").or_insert(Value::Float(1.0));
     for name in ["lr_scale", "weight_decay"] {
-        let number = Key { name, kind: Kind::Real, range: Range::ANY, help: "" };
         if let Some(value) = group.remove(name) {
-            let value = number.check(value).map_err(|message| format!("{name}: {message}"))?;
+            let value = Kind::Real.check(value).map_err(|message| format!("{name}: {message}"))?;
             group.insert(name.into(), value);
         }
     }

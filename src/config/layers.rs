@@ -67,7 +67,7 @@ impl Layer {
             }
             None => value,
         };
-        let value = key.check(value).map_err(|message| wrong(&origin, key.name, message))?;
+        let value = key.kind.check(value).map_err(|message| wrong(&origin, key.name, message))?;
         self.rank = origin.rank();
         self.values.insert(key.name, Given { value, origin });
         Ok(())

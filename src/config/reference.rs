@@ -2,6 +2,7 @@
 //! `docs/configuration.md`.
 
 use std::fmt::Write;
+use std::sync::LazyLock;
 
 use serde_json::{Value, json};
 
@@ -12,6 +13,9 @@ use super::schema::Config;
 /// Keys whose default follows from another one.
 const DERIVED: [(&str, &str); 2] =
     [("train.min_learning_rate", "learning_rate / 10"), ("model.embd_dropout", "model.dropout")];
+
+static DEFAULTS: LazyLock<toml::Table> =
+    LazyLock::new(|| toml::Table::try_from(Config::default()).expect("the defaults are numbers, texts and booleans"));
 
 /// What is written about a key.
 struct Row {
@@ -28,10 +32,9 @@ fn written(value: &toml::Value) -> String {
 
 impl Row {
     fn of(key: &Key) -> Row {
-        let table = toml::Table::try_from(Config::default()).expect("the defaults are numbers, texts and booleans");
         let (section, name) = key.parts();
         let is_derived = DERIVED.iter().any(|(derived, _)| *derived == key.name);
-        let default = table[section].get(name).filter(|_| !is_derived).cloned();
+        let default = DEFAULTS[section].get(name).filter(|_| !is_derived).cloned();
         Row { takes: key.kind.describe() + &key.range.in_table(), default }
     }
 }
