@@ -43,7 +43,8 @@ fn a_shell_is_offered_commands_values_and_runs() {
     }
 }
 
-/// What bash makes of these lines when the tab key is pressed at their ends; `None` where there is no terminal to be had.
+/// What bash makes of these lines when the tab key is pressed at their ends; `None` where there is no terminal to be
+/// had.
 fn completed_by_bash(sandbox: &Sandbox, lines: &[&str]) -> Option<Vec<String>> {
     let program = sandbox.command::<&str>(&[]).get_program().to_owned();
     let folder = Path::new(&program).parent().unwrap().to_path_buf();
