@@ -1,10 +1,10 @@
-//! Train GPT-style language models on any GPU through wgpu, or on the CPU.
+//! Train GPT, Llama, Qwen and recurrent language models on a GPU (Vulkan, Metal or DirectX 12, through wgpu) or the CPU.
 //!
-//! The floors of the house are crates: `rustyflow-base` <- `rustyflow-tensor`, `rustyflow-data`, `rustyflow-comm` <- this
-//! one, which assembles them: models, generation, runs and the command. Modules of this crate import only from those to
-//! their left: `config, report <- models <- generate <- train <- bench <- cli`. `docs/design.md` is the map.
+//! The crate order is `rustyflow-base` <- `rustyflow-tensor`, `rustyflow-data`, `rustyflow-comm` <- `rustyflow`. This
+//! crate adds models, generation, training runs and the command. Its modules import only from modules to their left:
+//! `config, report <- models <- generate <- train <- bench <- cli`. `docs/design.md` is the map.
 
-// Of rustdoc, which asks whether threads may share each type of wgpu's that lies in ours.
+// rustdoc needs this depth to decide whether wgpu's nested types are `Send` and `Sync`.
 #![recursion_limit = "256"]
 
 pub mod bench;
@@ -30,12 +30,12 @@ use rustyflow_tensor::cpu;
 #[cfg(not(feature = "testing"))]
 use rustyflow_tensor::testing;
 
-/// The examples of README.md, which run as tests.
+/// Runs the examples of README.md as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;
 
-/// Those of docs/library.md.
+/// Runs the examples of docs/library.md as tests.
 #[cfg(doctest)]
 #[doc = include_str!("../docs/library.md")]
 struct Library;

@@ -1,4 +1,4 @@
-"""Tensors, autograd and Transformer training on any GPU (through wgpu) and on the CPU.
+"""Tensors, autograd and Transformer training on a GPU (through wgpu) or the CPU.
 
 >>> import rustyflow as rf
 >>> w = rf.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)

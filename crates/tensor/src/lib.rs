@@ -1,9 +1,10 @@
-//! Tensors with autograd on any GPU through wgpu, or on the CPU: kernels, layers, optimizers, and one training step.
+//! Tensors with autograd on a GPU (Vulkan, Metal or DirectX 12, through wgpu) or the CPU: kernels, layers, optimizers,
+//! and the training step.
 //!
-//! Modules import only from those to their left:
+//! Modules import only from modules to their left:
 //! `profile <- gpu, cpu <- tensor <- ops <- opcheck, nn, optim <- step <- fit`.
 
-// Of rustdoc, which asks whether threads may share each type of wgpu's that lies in ours.
+// rustdoc needs this depth to decide whether wgpu's nested types are `Send` and `Sync`.
 #![recursion_limit = "256"]
 
 #[doc(hidden)]
