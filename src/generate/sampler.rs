@@ -132,7 +132,7 @@ impl Sampler {
     /// Of these texts, whose tokens are below `vocabulary`. The draws are numbered from `number` on.
     ///
     /// # Errors
-    /// If a number of a sampling lies outside its range, or the device has no memory left.
+    /// If a number of a sampling lies outside its range, or the device runs out of memory.
     pub fn new(requests: &[Request], vocabulary: usize, device: &Device, number: u32) -> Result<Sampler> {
         requests.iter().try_for_each(|request| request.sampling.check())?;
         let draws: Vec<Draw> = requests.iter().map(|request| request.sampling.draw()).collect();

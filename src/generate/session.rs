@@ -26,7 +26,7 @@ impl<'a> Session<'a> {
     /// One without a text. All turns draw from one stream of random numbers.
     ///
     /// # Errors
-    /// If a number of `sampling` lies outside its range, or the device has no memory left.
+    /// If a number of `sampling` lies outside its range, or the device runs out of memory.
     pub fn new(model: &'a dyn LanguageModel, sampling: &Sampling) -> Result<Session<'a>> {
         let room = ROOM.min(model.config().context());
         let cache = model.cache(1, room)?;

@@ -81,7 +81,7 @@ impl Cache {
     /// An empty one for this many layers, which keep `width` numbers of each of `room` tokens of each sequence.
     ///
     /// # Errors
-    /// If the device has no memory left.
+    /// If the device runs out of memory.
     pub(super) fn keys_and_values(
         layers: usize,
         [sequences, room, width]: [usize; 3],
@@ -145,7 +145,7 @@ impl Cache {
     /// forgets all.
     ///
     /// # Errors
-    /// If the device has no memory left.
+    /// If the device runs out of memory.
     pub fn truncate(&mut self, tokens: usize) -> Result<()> {
         if tokens >= self.tokens {
             return Ok(());
@@ -165,7 +165,7 @@ impl Cache {
     /// That of some of the sequences, for recurrent models.
     ///
     /// # Errors
-    /// If the device has no memory left.
+    /// If the device runs out of memory.
     pub(crate) fn rows(&self, rows: Range<usize>) -> Result<Cache> {
         let states = self.states().iter().map(|state| state.narrow(1, rows.start, rows.len()));
         Ok(Cache { tokens: self.tokens, ..Cache::of_states(states.collect::<Result<_>>()?) })
@@ -174,7 +174,7 @@ impl Cache {
     /// This one, with what is known of the sequences from `start` on in place of what it knew, for recurrent models.
     ///
     /// # Errors
-    /// If the device has no memory left.
+    /// If the device runs out of memory.
     pub(crate) fn with_rows(&self, start: usize, part: &Cache) -> Result<Cache> {
         let (end, all) = (start + part.sequences, self.sequences);
         let states = self.states().iter().zip(part.states()).map(|(whole, part)| {

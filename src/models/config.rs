@@ -18,7 +18,7 @@ pub trait Family: Sync {
     /// A model with random weights on the CPU, the same for the same seed.
     ///
     /// # Errors
-    /// If the family has no model of this shape, or memory is used up.
+    /// If the family has no model of this shape, or memory runs out.
     fn build(&self, config: &ModelConfig, seed: u64) -> Result<Box<dyn LanguageModel>>;
 
     /// How many numbers the model learns.
@@ -284,7 +284,7 @@ impl ModelConfig {
 /// A model of this shape with random weights on the CPU, the same for the same seed.
 ///
 /// # Errors
-/// If the family has no model of this shape, or memory is used up.
+/// If the family has no model of this shape, or memory runs out.
 pub fn build(config: &ModelConfig, seed: u64) -> Result<Box<dyn LanguageModel>> {
     config.kind.0.build(config, seed)
 }

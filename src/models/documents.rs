@@ -16,7 +16,7 @@ impl Documents {
     /// Of rows (B, T) whose tokens belong to documents that begin at `starts`, each in its row.
     ///
     /// # Errors
-    /// If they are not as many as the tokens, one begins behind its token, or the device has no memory left.
+    /// If they are not as many as the tokens, one begins behind its token, or the device runs out of memory.
     pub fn new(starts: &[u32], shape: [usize; 2], device: &Device) -> Result<Documents> {
         let position = |(i, start): (usize, &u32)| ((i % shape[1].max(1)) as u32).checked_sub(*start);
         let Some(positions) = starts.iter().enumerate().map(position).collect::<Option<Vec<u32>>>() else {

@@ -31,7 +31,7 @@ impl Gpt2 {
     /// A model with random weights on the CPU, the same for the same seed.
     ///
     /// # Errors
-    /// If the heads do not divide the width, a size is 0 or larger than any model's, or memory is used up.
+    /// If the heads do not divide the width, a size is 0 or larger than any model's, or memory runs out.
     pub fn new(config: ModelConfig, seed: u64) -> Result<Gpt2> {
         let c = &config;
         c.check_sizes()?;

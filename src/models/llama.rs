@@ -32,7 +32,7 @@ impl Llama {
     /// queries and keys.
     ///
     /// # Errors
-    /// If there is no model of these sizes, or memory is used up.
+    /// If there is no model of these sizes, or memory runs out.
     pub fn new(config: ModelConfig, qk_norm: bool, seed: u64) -> Result<Llama> {
         config.check_llama()?;
         let (c, l) = (&config, config.llama());

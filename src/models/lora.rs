@@ -49,7 +49,7 @@ impl Lora {
     /// Freezes a model on the CPU and puts adapters beside its linear layers, the same for the same seed.
     ///
     /// # Errors
-    /// If the rank is 0, a target is no layer of the model, a weight cannot be stored as asked, or memory is used up.
+    /// If the rank is 0, a target is no layer of the model, a weight cannot be stored as asked, or memory runs out.
     pub fn adapt(&self, model: &mut dyn LanguageModel, seed: u64) -> Result<()> {
         if self.rank == 0 {
             return Err(Error::Invalid("adapters of rank 0 learn nothing".into()));

@@ -114,7 +114,7 @@ pub trait LanguageModel: Module + Send + Sync {
     /// as many as the context has if that is fewer. Its numbers are of the type of what matmuls read.
     ///
     /// # Errors
-    /// If the device has no memory left.
+    /// If the device runs out of memory.
     fn cache(&self, sequences: usize, tokens: usize) -> Result<Cache> {
         let (config, device) = (self.config(), self.device());
         if config.is_recurrent() {

@@ -101,7 +101,7 @@ pub fn load_model(
 /// Moves a model that is only used to a device.
 ///
 /// # Errors
-/// If the device has no memory left.
+/// If the device runs out of memory.
 pub fn move_model(model: &mut dyn LanguageModel, dtype: WeightDtype, device: &Device) -> Result<()> {
     match dtype {
         WeightDtype::F32 => model.to_device(device),

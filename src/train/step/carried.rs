@@ -77,7 +77,7 @@ pub(in crate::train) fn read(checkpoint: Option<&Path>, shape: &ModelConfig) -> 
 /// What a model of this shape knew of so many sequences, by the contents of the file at `path`.
 ///
 /// # Errors
-/// If it is damaged or of another model, or the device has no memory left.
+/// If it is damaged or of another model, or the device runs out of memory.
 pub(in crate::train) fn decode(
     path: &Path,
     bytes: &[u8],

@@ -251,7 +251,7 @@ impl Replica {
     /// nothing if it is empty.
     ///
     /// # Errors
-    /// If it is of another model, or the device has no memory left.
+    /// If it is of another model, or the device runs out of memory.
     pub fn carry_on_from(&mut self, path: &Path, file: &[u8]) -> Result<()> {
         let Some(rows) = self.share.continued() else { return Ok(()) };
         self.carried = Some(match file {

@@ -28,7 +28,7 @@ pub struct Trained {
 /// The model as it is trained, with its parameters on the device, and the optimizer that the rank at this place has.
 ///
 /// # Errors
-/// If a group has no parameters, or the device has no memory left.
+/// If a group has no parameters, or the device runs out of memory.
 pub(in crate::train) fn on_device(
     mut model: Box<dyn LanguageModel>,
     config: &Config,

@@ -46,7 +46,7 @@ impl Array {
     /// The same on a device.
     ///
     /// # Errors
-    /// If the device has no memory left.
+    /// If the device runs out of memory.
     pub fn to_tensor(&self, device: &Device) -> Result<Tensor> {
         Tensor::from_bytes(&self.bytes, self.spec.clone(), device)
     }

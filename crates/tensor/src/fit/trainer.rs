@@ -175,7 +175,7 @@ impl Trainer {
     /// From now on keeps an exponential moving average of the weights; `decay` is its largest one.
     ///
     /// # Errors
-    /// If the decay is not in [0, 1), or the device has no memory left.
+    /// If the decay is not in [0, 1), or the device runs out of memory.
     pub fn keep_averages(&mut self, decay: f64) -> Result<()> {
         if !(0.0..1.0).contains(&decay) {
             return Err(Error::Invalid(format!("the decay of averages must be at least 0 and below 1, got {decay}")));

@@ -26,7 +26,7 @@ impl Gpu {
     /// Memory of `size` bytes with unspecified contents, which counts as of this kind.
     ///
     /// # Errors
-    /// [`Error::GpuLimit`] if no buffer can be so large, [`Error::OutOfMemory`] if the memory is used up.
+    /// [`Error::GpuLimit`] if no buffer can be so large, [`Error::OutOfMemory`] if the memory runs out.
     pub fn alloc(&self, size: usize, kind: MemoryKind) -> Result<GpuSlice> {
         if size as u64 > self.1.buffer_bytes {
             return Err(Error::GpuLimit {

@@ -5,11 +5,10 @@ use crate::ops::random::Key;
 use crate::ops::{AttentionMask, AttentionOptions, Heads, MAX_HEAD_SIZE};
 use crate::{Error, Result, Tensor};
 
-/// `torch.nn.MultiheadAttention` with `batch_first`: every head is the attention of a part of the projected queries to
-/// one of the projected keys, and what all heads find is projected once more. Dropout, in training, is that of the
-/// probabilities.
+/// `torch.nn.MultiheadAttention` with `batch_first`: queries, keys and values are projected and split into heads, and
+/// the concatenated heads are projected to the output. In training, dropout applies to the attention probabilities.
 pub struct MultiHeadAttention {
-    /// `in_proj_weight` (3 E, E) and `in_proj_bias` (3 E): of queries, keys and values.
+    /// `in_proj_weight` (3 E, E) and `in_proj_bias` (3 E): the projections of queries, keys and values.
     pub in_proj: Linear,
     /// `out_proj.weight` (E, E) and `out_proj.bias` (E)
     pub out_proj: Linear,
@@ -18,11 +17,11 @@ pub struct MultiHeadAttention {
 }
 
 impl MultiHeadAttention {
-    /// Of vectors of E = `width` elements, which the number of heads divides. Weights are uniform as in PyTorch,
-    /// biases zero.
+    /// Attention over vectors of E = `width` elements, a multiple of the number of heads. Weights are uniform as in
+    /// PyTorch, biases zero.
     ///
     /// # Errors
-    /// If the number of heads does not divide the width, or memory is used up.
+    /// If the width is not a multiple of the number of heads, or memory runs out.
     pub fn new(
         width: usize,
         n_head: usize,
@@ -43,8 +42,8 @@ impl MultiHeadAttention {
         Ok(MultiHeadAttention { in_proj, out_proj, dropout, n_head })
     }
 
-    /// The attention of each element of a sequence to the others, x (B, T, E) -> (B, T, E). The mask is broadcast to
-    /// (B, n_head, T, T); `causal` hides what comes later.
+    /// Self-attention, x (B, T, E) -> (B, T, E). The mask is broadcast to (B, n_head, T, T); `causal` masks later
+    /// positions.
     ///
     /// # Errors
     /// If a shape does not fit, or x is not f32.
@@ -62,8 +61,8 @@ impl MultiHeadAttention {
         self.attend([part(0)?, part(1)?, part(2)?], mask, causal, [batch, time, width])
     }
 
-    /// The attention of a sequence of queries (B, Tq, E) to another of keys and values (B, Tk, E) -> (B, Tq, E). The
-    /// mask is broadcast to (B, n_head, Tq, Tk).
+    /// Cross-attention of queries (B, Tq, E) to keys and values (B, Tk, E) -> (B, Tq, E). The mask is broadcast to (B,
+    /// n_head, Tq, Tk).
     ///
     /// # Errors
     /// If a shape does not fit, a tensor is not f32, or the projection has adapters.
@@ -91,7 +90,7 @@ impl MultiHeadAttention {
         self.attend(qkv, mask, causal, [queries.shape()[0], queries.shape()[1], width])
     }
 
-    /// Of q, k and v (B, n_head, T, head_size), and projected.
+    /// Attention of q, k and v (B, n_head, T, head_size), then the output projection.
     fn attend(
         &self,
         [q, k, v]: [Tensor; 3],
@@ -138,7 +137,7 @@ impl Module for MultiHeadAttention {
     }
 }
 
-/// Of a sequence to itself, in both directions.
+/// Self-attention without a mask.
 impl Layer for MultiHeadAttention {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         MultiHeadAttention::forward(self, x, None, false)

@@ -4,17 +4,17 @@ use super::init::constant;
 use super::{Module, Parameter, join};
 use crate::{Result, Tensor};
 
-/// `torch.nn.BatchNorm1d` of (N, C) or (N, C, L), and `BatchNorm2d` of (N, C, H, W): in training by the statistics of
-/// the batch, in evaluation by their running averages ([`Module::set_training`]).
+/// `torch.nn.BatchNorm1d` of (N, C) or (N, C, L), and `BatchNorm2d` of (N, C, H, W): normalizes by batch statistics in
+/// training, by running averages in evaluation ([`Module::set_training`]).
 pub struct BatchNorm {
     /// (C)
     pub weight: Parameter,
     /// (C)
     pub bias: Parameter,
-    /// (C), buffers.
+    /// (C), a buffer, like `running_var`.
     pub running_mean: Tensor,
     pub running_var: Tensor,
-    /// What a batch replaces of the running averages.
+    /// Weight of the new batch in the running averages, as in PyTorch.
     pub momentum: f32,
     training: bool,
 }
@@ -26,17 +26,17 @@ impl BatchNorm {
     /// Weight one, bias zero, running mean zero and variance one, momentum 0.1; in training.
     ///
     /// # Errors
-    /// If memory is used up.
+    /// If memory runs out.
     pub fn new(channels: usize) -> Result<BatchNorm> {
         let [ones, zeros] = [1.0, 0.0].map(|value| move || constant([channels], value));
         let (weight, bias) = (ones()?.into(), zeros()?.into());
         Ok(BatchNorm { weight, bias, running_mean: zeros()?, running_var: ones()?, momentum: 0.1, training: true })
     }
 
-    /// (N, C, ...) to the same. In training the running averages follow the batch.
+    /// (N, C, ...) -> (N, C, ...). In training, updates the running averages.
     ///
     /// # Errors
-    /// If the shape does not fit, or in training there are no two elements of each channel.
+    /// If the shape does not fit, or, in training, a channel has fewer than two elements.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let running = [&self.running_mean, &self.running_var];
         x.batch_norm(running, &self.weight, &self.bias, self.training.then_some(self.momentum), BatchNorm::EPS)
@@ -75,13 +75,13 @@ impl GroupNorm {
     /// Weight one, bias zero.
     ///
     /// # Errors
-    /// If memory is used up.
+    /// If memory runs out.
     pub fn new(groups: usize, channels: usize) -> Result<GroupNorm> {
         let (weight, bias) = (constant([channels], 1.0)?.into(), constant([channels], 0.0)?.into());
         Ok(GroupNorm { groups, weight, bias })
     }
 
-    /// (N, C, ...) to the same.
+    /// (N, C, ...) -> (N, C, ...).
     ///
     /// # Errors
     /// If the shape does not fit.

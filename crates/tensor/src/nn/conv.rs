@@ -6,8 +6,8 @@ use crate::ops::random::Key;
 use crate::ops::{ConvOptions, PoolOptions};
 use crate::{Result, Tensor};
 
-/// A weight, and a bias of so many channels: both uniform within 1 / sqrt(fan-in), which is what PyTorch's
-/// `kaiming_uniform_` with a = sqrt(5) gives. The fan-in is that of an output: all but the weight's first dimension.
+/// A weight and a bias, both uniform within 1 / sqrt(fan_in), like PyTorch's `kaiming_uniform_` with a = sqrt(5).
+/// fan_in is the product of all dimensions of the weight but the first.
 struct Parameters {
     weight: Parameter,
     bias: Option<Parameter>,
@@ -40,10 +40,10 @@ pub struct Conv2d {
 }
 
 impl Conv2d {
-    /// From so many channels to so many, with a kernel (height, width).
+    /// A kernel of (height, width). Weights and bias are uniform as in PyTorch.
     ///
     /// # Errors
-    /// If memory is used up.
+    /// If memory runs out.
     pub fn new(
         [inputs, outputs]: [usize; 2],
         kernel: [usize; 2],
@@ -76,10 +76,10 @@ pub struct Conv1d {
 }
 
 impl Conv1d {
-    /// From so many channels to so many; of the options the second of each.
+    /// Uses the second (width) value of each option. Weights and bias are uniform as in PyTorch.
     ///
     /// # Errors
-    /// If memory is used up.
+    /// If memory runs out.
     pub fn new(
         [inputs, outputs]: [usize; 2],
         kernel: usize,
@@ -113,10 +113,10 @@ pub struct ConvTranspose2d {
 }
 
 impl ConvTranspose2d {
-    /// From so many channels to so many, with a kernel (height, width).
+    /// A kernel of (height, width). Weights and bias are uniform as in PyTorch.
     ///
     /// # Errors
-    /// If memory is used up.
+    /// If memory runs out.
     pub fn new(
         [inputs, outputs]: [usize; 2],
         kernel: [usize; 2],

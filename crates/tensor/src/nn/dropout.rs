@@ -1,11 +1,11 @@
-//! Dropout as layers, which count their passes themselves. [`Dropout`] is what models are given for each pass.
+//! Dropout layers, which count their own passes. Language models receive a [`Dropout`] per pass instead.
 
 use super::{Dropout, Module, Parameter, join};
 use crate::ops::random::Key;
 use crate::{Error, Result, Tensor};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A stream for each pass in training, and none in evaluation.
+/// The random stream of each training pass; none in evaluation.
 #[derive(Debug)]
 struct Passes {
     probability: f32,
@@ -28,25 +28,25 @@ impl Passes {
     }
 }
 
-/// `torch.nn.Dropout`: in training each element is 0 with a probability, else divided by one less that (Srivastava et
-/// al. 2014); in evaluation nothing changes. Which elements follows from the seed and the number of passes so far, so
-/// layers need seeds of their own.
+/// `torch.nn.Dropout`: in training, zeroes each element with probability p and divides the others by 1 - p (Srivastava
+/// et al. 2014); the identity in evaluation. The mask depends only on the seed and the number of passes so far, so each
+/// layer needs its own seed.
 #[derive(Debug)]
 pub struct DropoutLayer(Passes);
 
 impl DropoutLayer {
-    /// In training. The probability, in 0..1, is checked when it is used.
+    /// A layer in training mode. The probability, in 0..1, is checked in `forward`.
     pub fn new(probability: f32, seed: u64) -> DropoutLayer {
         DropoutLayer(Passes::new(probability, seed))
     }
 
-    /// The probability and the stream of the next pass, `None` if nothing is dropped: for what drops by itself, such as
-    /// attention.
+    /// The probability and the stream of the next pass, `None` if nothing is dropped. For ops with built-in dropout,
+    /// such as attention.
     pub fn next(&self) -> Option<(f32, Key)> {
         self.0.next()
     }
 
-    /// Any shape to the same.
+    /// (...) -> (...).
     ///
     /// # Errors
     /// If x is not f32, or the probability not in 0..1.
@@ -73,15 +73,15 @@ impl Module for DropoutLayer {
 pub struct Dropout2d(Passes);
 
 impl Dropout2d {
-    /// In training. The probability, in 0..1, is checked when it is used.
+    /// A layer in training mode. The probability, in 0..1, is checked in `forward`.
     pub fn new(probability: f32, seed: u64) -> Dropout2d {
         Dropout2d(Passes::new(probability, seed))
     }
 
-    /// (N, C, ...) to the same.
+    /// (N, C, ...) -> (N, C, ...).
     ///
     /// # Errors
-    /// If x is not f32 or has no channels, or the probability is not in 0..1.
+    /// If x is not f32 or has no channel dimension, or the probability is not in 0..1.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let &[images, channels, ..] = &x.shape()[..] else {
             let got = x.shape().to_string();

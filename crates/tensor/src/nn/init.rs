@@ -1,5 +1,5 @@
-//! Initial values with PyTorch's names, formulas and defaults: tensors on the CPU, drawn from a key. A parameter is
-//! given them by [`Parameter::assign`](super::Parameter::assign), or made of them by `Parameter::from`.
+//! Initial values with PyTorch's names, formulas and defaults: f32 tensors on the CPU, drawn from a random key.
+//! [`Parameter::assign`](super::Parameter::assign) copies them into a parameter; `Parameter::from` makes one.
 //!
 //! ```text
 //! xavier_uniform   within gain sqrt(6 / (fan_in + fan_out)) of 0      (Glorot and Bengio 2010)
@@ -7,8 +7,8 @@
 //! kaiming_uniform  within gain sqrt(3 / fan) of 0                     (He et al. 2015)
 //! kaiming_normal   std    gain / sqrt(fan)
 //! ```
-//! The fans are those of a weight (outputs, inputs, ...), as `torch.nn.Linear` and convolutions have it: fan_in is the
-//! inputs times the elements of a kernel, fan_out outputs times these. Of a weight (inputs, outputs) they swap.
+//! Fans assume a weight (outputs, inputs, ...), the layout of `torch.nn.Linear` and convolutions: fan_in = inputs x
+//! kernel elements, fan_out = outputs x kernel elements. For a weight (inputs, outputs), swap them.
 
 use crate::cpu::CHUNK;
 use crate::ops::random::Key;
@@ -17,31 +17,31 @@ use crate::tensor::{Spec, weights_device};
 use crate::{DType, Device, Error, Result, Shape, Tensor};
 use rayon::prelude::*;
 
-/// Which connections of a weight (outputs, inputs, ...) keep their variance.
+/// The fan of a weight (outputs, inputs, ...) that scales its initial values, PyTorch's `mode`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Fan {
-    /// Those into an output: of the values in forward.
+    /// fan_in: keeps the variance of activations in forward.
     #[default]
     In,
-    /// Those out of an input: of the gradients in backward.
+    /// fan_out: keeps the variance of gradients in backward.
     Out,
 }
 
-/// What follows a layer, for [`Nonlinearity::gain`].
+/// The activation after a layer, for [`Nonlinearity::gain`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Nonlinearity {
-    /// Nothing.
+    /// No activation.
     Linear,
     Sigmoid,
     Tanh,
     Relu,
-    /// With this slope where x is negative.
+    /// With this negative slope.
     LeakyRelu(f32),
     Selu,
 }
 
 impl Nonlinearity {
-    /// PyTorch's `calculate_gain`.
+    /// The factor by which initial values grow to keep the variance, PyTorch's `calculate_gain`.
     pub fn gain(self) -> f32 {
         match self {
             Nonlinearity::Linear | Nonlinearity::Sigmoid => 1.0,
@@ -53,7 +53,7 @@ impl Nonlinearity {
     }
 }
 
-/// Values that `of_chunk` makes of the number of a chunk's first element.
+/// A tensor filled in chunks: `of_chunk` receives the index of a chunk's first element, and the chunk.
 fn drawn(shape: Shape, of_chunk: impl Fn(usize, &mut [f32]) + Sync) -> Result<Tensor> {
     if let Some(device) = weights_device() {
         return Tensor::empty(Spec::new(shape, DType::F32), &device, MemoryKind::Parameters);
@@ -66,18 +66,18 @@ fn drawn(shape: Shape, of_chunk: impl Fn(usize, &mut [f32]) + Sync) -> Result<Te
     Ok(tensor)
 }
 
-/// The same value everywhere.
+/// A tensor filled with one value.
 ///
 /// # Errors
-/// If memory is used up.
+/// If memory runs out.
 pub fn constant(shape: impl Into<Shape>, value: f32) -> Result<Tensor> {
     Tensor::full(value, shape, &Device::Cpu)
 }
 
-/// From a normal distribution (Box and Muller 1958).
+/// Normally distributed values (Box and Muller 1958).
 ///
 /// # Errors
-/// If memory is used up.
+/// If memory runs out.
 pub fn normal(shape: impl Into<Shape>, mean: f32, std: f32, key: Key) -> Result<Tensor> {
     let unit = |counter: usize| (key.bits(counter as u32) as f32 + 0.5) / 4_294_967_296.0;
     drawn(shape.into(), |begin, values| {
@@ -93,10 +93,10 @@ pub fn normal(shape: impl Into<Shape>, mean: f32, std: f32, key: Key) -> Result<
     })
 }
 
-/// From a uniform distribution between two bounds.
+/// Uniform values between `low` and `high`.
 ///
 /// # Errors
-/// If memory is used up.
+/// If memory runs out.
 pub fn uniform(shape: impl Into<Shape>, low: f32, high: f32, key: Key) -> Result<Tensor> {
     let (middle, bound) = ((low + high) / 2.0, (high - low) / 2.0);
     drawn(shape.into(), |begin, values| {
@@ -121,10 +121,10 @@ fn fan_of(shape: &Shape, fan: Fan) -> Result<f32> {
     Ok(if fan == Fan::In { fan_in } else { fan_out })
 }
 
-/// Uniform, so that values and gradients keep their variance.
+/// Glorot initialization, uniform: keeps the variance of activations and gradients.
 ///
 /// # Errors
-/// If the shape has fewer than two dimensions, or memory is used up.
+/// If the shape has fewer than two dimensions, or memory runs out.
 pub fn xavier_uniform(shape: impl Into<Shape>, gain: f32, key: Key) -> Result<Tensor> {
     let shape = shape.into();
     let [fan_in, fan_out] = fans(&shape)?;
@@ -132,41 +132,43 @@ pub fn xavier_uniform(shape: impl Into<Shape>, gain: f32, key: Key) -> Result<Te
     uniform(shape, -bound, bound, key)
 }
 
-/// Normal, so that values and gradients keep their variance.
+/// Glorot initialization, normal: keeps the variance of activations and gradients.
 ///
 /// # Errors
-/// If the shape has fewer than two dimensions, or memory is used up.
+/// If the shape has fewer than two dimensions, or memory runs out.
 pub fn xavier_normal(shape: impl Into<Shape>, gain: f32, key: Key) -> Result<Tensor> {
     let shape = shape.into();
     let [fan_in, fan_out] = fans(&shape)?;
     normal(shape, 0.0, gain * (2.0 / (fan_in + fan_out)).sqrt(), key)
 }
 
-/// Uniform, so that values keep their variance, or gradients theirs, through a nonlinearity of this gain.
+/// He initialization, uniform: keeps the variance of activations ([`Fan::In`]) or gradients ([`Fan::Out`]) through a
+/// nonlinearity with this gain.
 ///
 /// # Errors
-/// If the shape has fewer than two dimensions, or memory is used up.
+/// If the shape has fewer than two dimensions, or memory runs out.
 pub fn kaiming_uniform(shape: impl Into<Shape>, fan: Fan, gain: f32, key: Key) -> Result<Tensor> {
     let shape = shape.into();
     let bound = gain * (3.0 / fan_of(&shape, fan)?).sqrt();
     uniform(shape, -bound, bound, key)
 }
 
-/// Normal, so that values keep their variance, or gradients theirs, through a nonlinearity of this gain.
+/// He initialization, normal: keeps the variance of activations ([`Fan::In`]) or gradients ([`Fan::Out`]) through a
+/// nonlinearity with this gain.
 ///
 /// # Errors
-/// If the shape has fewer than two dimensions, or memory is used up.
+/// If the shape has fewer than two dimensions, or memory runs out.
 pub fn kaiming_normal(shape: impl Into<Shape>, fan: Fan, gain: f32, key: Key) -> Result<Tensor> {
     let shape = shape.into();
     let std = gain / fan_of(&shape, fan)?.sqrt();
     normal(shape, 0.0, std, key)
 }
 
-/// As a matrix of its first dimension by all others, one whose rows, or columns if there are fewer, are orthogonal and
-/// of length `gain` (Saxe et al. 2013).
+/// Orthogonal initialization (Saxe et al. 2013): reshaped to (first dimension, rest), the rows (or the columns, if
+/// there are fewer) are orthogonal with norm `gain`.
 ///
 /// # Errors
-/// If the shape has fewer than two dimensions, or memory is used up.
+/// If the shape has fewer than two dimensions, or memory runs out.
 pub fn orthogonal(shape: impl Into<Shape>, gain: f32, key: Key) -> Result<Tensor> {
     let shape = shape.into();
     fans(&shape)?;

@@ -1,4 +1,4 @@
-//! Layers that make one tensor of one tensor, and sequences of them.
+//! Layers that map one tensor to one tensor, and sequences of layers.
 
 use super::{
     AdaptiveAvgPool2d, AvgPool2d, BatchNorm, Conv1d, Conv2d, ConvTranspose2d, Dropout, Dropout2d, DropoutLayer,
@@ -6,14 +6,14 @@ use super::{
 };
 use crate::{DType, Error, Result, Tensor};
 
-/// A module that computes one tensor of one tensor.
+/// A module that maps one tensor to one tensor.
 pub trait Layer: Module + Send + Sync {
     /// # Errors
     /// If the shape or the type does not fit.
     fn forward(&self, x: &Tensor) -> Result<Tensor>;
 }
 
-/// Layers whose own `forward` needs no more than x.
+/// Implements [`Layer`] for types whose own `forward` takes only x.
 macro_rules! layers {
     ($($layer:ident)*) => {
         $(impl Layer for $layer {
@@ -29,7 +29,7 @@ layers! {
     MaxPool2d
 }
 
-/// Its adapters drop nothing.
+/// Without dropout in its LoRA adapters.
 impl Layer for Linear {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         Linear::forward(self, x, &Dropout::off())
@@ -48,16 +48,16 @@ impl Layer for RmsNorm {
     }
 }
 
-/// A function of each element, or of each row, as a layer.
+/// An activation function as a layer, elementwise unless noted.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Activation {
     Relu,
-    /// The tanh form.
+    /// The tanh approximation.
     Gelu,
     Silu,
     Sigmoid,
     Tanh,
-    /// With this slope where x is negative.
+    /// With this negative slope.
     LeakyRelu(f32),
     /// With this alpha.
     Elu(f32),
@@ -91,7 +91,7 @@ impl Layer for Activation {
     }
 }
 
-/// `torch.nn.Flatten`: joins the dimensions from this one on. Of (N, C, H, W), `Flatten(1)` makes (N, C H W).
+/// `torch.nn.Flatten`: flattens all dimensions from this one on: `Flatten(1)` maps (N, C, H, W) to (N, C H W).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Flatten(pub usize);
 
@@ -111,7 +111,7 @@ impl Layer for Flatten {
     }
 }
 
-/// `torch.nn.Sequential`: layers one after the other, whose names are their numbers: "0.weight".
+/// `torch.nn.Sequential`: applies layers in order. Parameter names start with the layer's index: "0.weight".
 #[derive(Default)]
 pub struct Sequential {
     pub layers: Vec<Box<dyn Layer>>,
@@ -122,7 +122,7 @@ impl Sequential {
         Sequential { layers }
     }
 
-    /// This with one more layer at its end.
+    /// Appends a layer.
     #[must_use]
     pub fn then(mut self, layer: impl Layer + 'static) -> Sequential {
         self.layers.push(Box::new(layer));

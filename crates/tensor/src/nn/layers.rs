@@ -7,7 +7,7 @@ use crate::ops::{LinearRef, NormRef};
 use crate::{DType, Device, Result, Tensor};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The streams that initial weights are drawn from, one for each tensor in the order in which they are asked for.
+/// Random keys for initial weights: each call returns the next key of this seed.
 pub fn init_keys(seed: u64) -> impl FnMut() -> Key {
     let mut drawn = 0;
     move || {
@@ -16,13 +16,13 @@ pub fn init_keys(seed: u64) -> impl FnMut() -> Key {
     }
 }
 
-/// All outputs; more than can be counted are refused where they would be allocated.
+/// The total number of outputs. A sum that overflows saturates, so that the allocation fails.
 fn total(outputs: &[usize]) -> usize {
     outputs.iter().fold(0, |sum: usize, outputs| sum.saturating_add(*outputs))
 }
 
 /// y = x W + b, with W of shape (inputs, outputs) as in GPT-2's `Conv1D`, or y = x W^T + b, with (outputs, inputs) as
-/// in `torch.nn.Linear`: its parameter's [`LinearLayout`] says which.
+/// in `torch.nn.Linear`: the parameter's [`LinearLayout`] records which.
 #[derive(Clone)]
 pub struct Linear {
     pub weight: Parameter,
@@ -33,16 +33,16 @@ impl Linear {
     /// Weights from a normal distribution with this standard deviation, bias zero.
     ///
     /// # Errors
-    /// If memory is used up.
+    /// If memory runs out.
     pub fn new(inputs: usize, outputs: usize, bias: bool, std: f32, key: Key) -> Result<Linear> {
         Linear::fused(inputs, &[outputs], bias, std, key)
     }
 
-    /// Several layers of the same inputs in one, whose outputs follow each other: as GPT-2 stores queries, keys and
-    /// values. Else as [`Linear::new`].
+    /// A fused layer: several matrices with the same input, whose outputs are concatenated, as GPT-2 stores queries,
+    /// keys and values. Otherwise like [`Linear::new`].
     ///
     /// # Errors
-    /// If memory is used up.
+    /// If memory runs out.
     pub fn fused(inputs: usize, outputs: &[usize], bias: bool, std: f32, key: Key) -> Result<Linear> {
         let weight = normal([inputs, total(outputs)], 0.0, std, key)?;
         Linear::of(weight, LinearLayout { outputs_first: false, outputs: outputs.into() }, bias)
@@ -51,13 +51,13 @@ impl Linear {
     /// [`Linear::fused`] with a weight of shape (outputs, inputs).
     ///
     /// # Errors
-    /// If memory is used up.
+    /// If memory runs out.
     pub fn outputs_first(inputs: usize, outputs: &[usize], bias: bool, std: f32, key: Key) -> Result<Linear> {
         let weight = normal([total(outputs), inputs], 0.0, std, key)?;
         Linear::of(weight, LinearLayout { outputs_first: true, outputs: outputs.into() }, bias)
     }
 
-    /// A layer of this weight, with a bias of zeros or without one.
+    /// A layer with this weight, and a zero bias or none.
     pub(super) fn of(weight: Tensor, layout: LinearLayout, bias: bool) -> Result<Linear> {
         let outputs = total(&layout.outputs);
         let bias = bias.then(|| Tensor::zeros([outputs], DType::F32, &Device::Cpu)).transpose()?;
@@ -65,8 +65,7 @@ impl Linear {
         Ok(Linear { weight, bias: bias.map(Parameter::from) })
     }
 
-    /// (..., inputs) -> (..., outputs), of x's type. Where x is f32 and the weight is f16 only, the matmul is one of
-    /// f16.
+    /// (..., inputs) -> (..., outputs), of x's type. If x is f32 and the weight exists in f16 only, the GEMM is f16.
     ///
     /// # Errors
     /// If the shape does not fit.
@@ -80,14 +79,14 @@ impl Linear {
         }
     }
 
-    /// What it computes with, if it has no adapters.
+    /// Weight, bias and layout, if it has no LoRA adapters.
     pub(super) fn parts(&self, gelu: bool) -> Option<LinearRef<'_>> {
         let outputs_first = self.weight.linear.as_ref().is_some_and(|layout| layout.outputs_first);
         let (weight, bias) = (self.weight.operand(), self.bias.as_deref());
         self.weight.low_rank.is_none().then_some(LinearRef { weight, outputs_first, bias, gelu })
     }
 
-    /// Whether all that it computes of an x of this type is one GEMM, so that others may take its place.
+    /// Whether `forward` of an x of this type is a single GEMM, so that a fused kernel may replace it.
     pub fn is_plain(&self, dtype: DType) -> bool {
         self.weight.low_rank.is_none() && self.weight.operand().dtype() == dtype
     }
@@ -107,7 +106,7 @@ impl Module for Linear {
     }
 }
 
-/// One learned row per id.
+/// One trained row per id, `torch.nn.Embedding`.
 pub struct Embedding {
     /// (ids, width)
     pub weight: Parameter,
@@ -117,12 +116,12 @@ impl Embedding {
     /// Rows from a normal distribution with this standard deviation.
     ///
     /// # Errors
-    /// If memory is used up.
+    /// If memory runs out.
     pub fn new(ids: usize, width: usize, std: f32, key: Key) -> Result<Embedding> {
         Ok(Embedding { weight: normal([ids, width], 0.0, std, key)?.into() })
     }
 
-    /// u32 (...) -> (..., width)
+    /// ids u32 (...) -> (..., width)
     ///
     /// # Errors
     /// If `ids` is not u32.
@@ -145,8 +144,7 @@ pub trait Norm {
     /// If the shape does not fit.
     fn forward(&self, x: &Tensor, out: DType) -> Result<Tensor>;
 
-    /// The residual stream x + dropout(branch), and that sum normalized, of type `out`: twice (..., width), in one
-    /// kernel.
+    /// The residual stream x + dropout(branch), and its norm of type `out`, each (..., width), in one kernel.
     ///
     /// # Errors
     /// If a shape does not fit.
@@ -158,7 +156,7 @@ pub trait Norm {
         out: DType,
     ) -> Result<(Tensor, Tensor)>;
 
-    /// What it computes with.
+    /// Weight, bias and epsilon.
     fn parts(&self) -> NormRef<'_>;
 }
 
@@ -176,7 +174,7 @@ impl LayerNorm {
     /// Weight one, bias zero.
     ///
     /// # Errors
-    /// If memory is used up.
+    /// If memory runs out.
     pub fn new(width: usize, bias: bool) -> Result<LayerNorm> {
         let bias = bias.then(|| constant([width], 0.0)).transpose()?;
         Ok(LayerNorm { weight: constant([width], 1.0)?.into(), bias: bias.map(Parameter::from) })
@@ -215,7 +213,7 @@ impl RmsNorm {
     /// Weight one.
     ///
     /// # Errors
-    /// If memory is used up.
+    /// If memory runs out.
     pub fn new(width: usize, eps: f32) -> Result<RmsNorm> {
         Ok(RmsNorm { weight: constant([width], 1.0)?.into(), eps })
     }
@@ -256,7 +254,7 @@ impl Module for LayerNorm {
     }
 }
 
-/// The randomness of one forward pass: which elements are dropped, reproducibly from a seed.
+/// The dropout of one forward pass, reproducible from (seed, pass).
 #[derive(Debug)]
 pub struct Dropout {
     probability: f32,
@@ -273,7 +271,7 @@ impl Dropout {
         Dropout::new(0.0, 0, 0)
     }
 
-    /// Drops each element with this probability. Every forward pass needs a `pass` of its own.
+    /// Drops each element with this probability. Each forward pass needs a different `pass`.
     pub fn new(probability: f32, seed: u64, pass: u64) -> Dropout {
         // Odd multiplier: different passes keep different seeds.
         let seed = seed ^ pass.wrapping_mul(0xd1b5_4a32_d192_ed03);
@@ -281,27 +279,27 @@ impl Dropout {
         Dropout { probability, of_embeddings, of_adapters: 0.0, seed, first_sequence: 0, drawn }
     }
 
-    /// The same with a probability of their own for embeddings.
+    /// With a separate probability for embeddings.
     pub fn of_embeddings(self, probability: f32) -> Dropout {
         Dropout { of_embeddings: probability, ..self }
     }
 
-    /// The same with a probability for what adapters are given.
+    /// With a separate probability for inputs of LoRA adapters.
     pub fn of_adapters(self, probability: f32) -> Dropout {
         Dropout { of_adapters: probability, ..self }
     }
 
-    /// The same for a slice of the batch that begins with this sequence: it drops what it would in the whole batch.
+    /// For a slice of the batch that starts at this sequence: the mask equals that of the whole batch.
     pub fn from_sequence(self, first_sequence: usize) -> Dropout {
         Dropout { first_sequence, ..self }
     }
 
-    /// Goes on where `other`, which began as a clone of this, has come to.
+    /// Advances to the position of `other`, a clone of this.
     pub(super) fn go_on_from(&self, other: &Dropout) {
         self.drawn.store(other.drawn.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// The stream of the next place that drops, `None` if nothing is dropped.
+    /// Probability and random key of the next dropout in this pass, `None` if nothing is dropped.
     pub fn next(&self) -> Option<(f32, Key)> {
         self.next_with(self.probability)
     }
@@ -326,7 +324,7 @@ impl Dropout {
         }
     }
 
-    /// What an adapter is given of x, f32 or f16: the same, with a probability of its own.
+    /// Input dropout of a LoRA adapter; x is f32 or f16.
     pub(super) fn apply_to_adapter(&self, x: &Tensor) -> Result<Tensor> {
         match self.next_with(self.of_adapters) {
             Some((probability, key)) => x.to_dtype(DType::F32)?.dropout(probability, key)?.to_dtype(x.dtype()),
@@ -335,7 +333,7 @@ impl Dropout {
     }
 }
 
-/// Drops what this one will drop.
+/// The clone repeats the same masks.
 impl Clone for Dropout {
     fn clone(&self) -> Dropout {
         Dropout { drawn: AtomicU64::new(self.drawn.load(Ordering::Relaxed)), ..*self }

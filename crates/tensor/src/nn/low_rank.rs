@@ -1,5 +1,5 @@
-//! Adapters of low rank (LoRA, Hu et al. 2021): a linear layer whose weight stays as it is, and beside it two thin
-//! matrices that are learned.
+//! LoRA adapters (Hu et al. 2021): the weight of a linear layer is frozen, and two low-rank matrices beside it are
+//! trained.
 
 use super::{Dropout, Parameter};
 use crate::cpu::CHUNK;
@@ -10,26 +10,26 @@ use crate::{DType, Device, Result, Tensor};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// What is added to what a linear layer makes of x: `s B A x`, for the weight of which all or some outputs are adapted.
-/// Of several matrices that are stored as one, each has an A and a B of its own.
+/// Adds `s B A x` to the output of a linear layer, for all of its outputs or some. Each matrix of a fused weight has
+/// its own A and B.
 #[derive(Clone)]
 pub struct LowRank {
-    /// (n r, inputs): the A of each of n matrices, one after the other.
+    /// (n r, inputs): the A of n matrices, concatenated.
     pub a: Parameter,
-    /// (adapted outputs, r): the B of each matrix, one after the other.
+    /// (adapted outputs, r): the B of all matrices, concatenated.
     pub b: Parameter,
-    /// (outputs, n r): s in the rows of a matrix's outputs and the columns of its A, 0 elsewhere. Never learned.
+    /// (outputs, n r): s in the rows of a matrix's outputs and the columns of its A, 0 elsewhere. Not trained.
     pub scales: Parameter,
-    /// The outputs of each matrix.
+    /// Output range of each adapted matrix.
     adapted: Vec<Range<usize>>,
 }
 
 impl LowRank {
-    /// Of this rank for these outputs of a weight: A uniform within 1 / sqrt(inputs), B zero, as in PEFT, so that at
-    /// first nothing is added. On the CPU.
+    /// An adapter of this rank for these output ranges, on the CPU. As in PEFT, A is uniform within 1 / sqrt(inputs)
+    /// and B is zero, so it initially adds nothing.
     ///
     /// # Errors
-    /// If memory is used up.
+    /// If memory runs out.
     pub fn new(
         inputs: usize,
         outputs: usize,
@@ -48,8 +48,8 @@ impl LowRank {
         Ok(LowRank { a: a.into(), b: b.into(), scales, adapted: adapted.to_vec() })
     }
 
-    /// (outputs, n r): B in the columns of every A, for one GEMM of all matrices. `scales` is 0 where it is that of
-    /// another matrix.
+    /// (outputs, n r): B repeated for every A, so that one GEMM serves all matrices. `scales` is 0 in the blocks of
+    /// other matrices.
     pub fn wide_b(&self) -> Result<Tensor> {
         let (outputs, rank) = (self.scales.shape()[0], self.b.shape().last_dim());
         let rows = if self.b.shape()[0] == outputs { (*self.b).clone() } else { self.rows_of_all(outputs, rank)? };
@@ -75,7 +75,7 @@ impl LowRank {
         Tensor::cat(&parts.iter().collect::<Vec<_>>(), 0)
     }
 
-    /// y (..., outputs), with what x (..., inputs) gives added to it. Both are of one type.
+    /// Adds the adapter's output for x (..., inputs) to y (..., outputs). Both have one type.
     ///
     /// # Errors
     /// If the shapes do not fit.
@@ -85,7 +85,7 @@ impl LowRank {
     }
 }
 
-/// A matrix on the CPU, by the index of its elements.
+/// A matrix on the CPU whose elements are computed from their index.
 fn made(shape: [usize; 2], value: impl Fn(usize) -> f32 + Sync) -> Result<Tensor> {
     if let Some(device) = weights_device() {
         return Tensor::empty(Spec::new(shape, DType::F32), &device, MemoryKind::Parameters);

@@ -1,4 +1,4 @@
-//! The layers that models are built from. A module owns its parameters as tensors and knows their names.
+//! Layers with PyTorch's names. A [`Module`] owns its parameters and names them.
 
 mod attention;
 mod batch_norm;
@@ -33,58 +33,58 @@ use std::ops::Deref;
 pub struct LinearLayout {
     /// (outputs, inputs) as in `torch.nn.Linear`; else (inputs, outputs) as in GPT-2's `Conv1D`.
     pub outputs_first: bool,
-    /// The outputs of each matrix that is stored in this one, in their order.
+    /// Output count of each fused matrix, in order.
     pub outputs: Vec<usize>,
 }
 
-/// A tensor that is learned, or was: a frozen one is used as it is. Reads as its value.
+/// A trained or frozen tensor. Dereferences to its value.
 #[derive(Clone)]
 pub struct Parameter {
-    /// f32; of a frozen parameter perhaps f16, and then there is no f32 value anywhere.
+    /// f32. A frozen parameter may be f16 instead, without an f32 copy.
     pub value: Tensor,
-    /// In mixed precision the same values as f16, the operand of matmuls. Both collect one and the same f32 gradient.
+    /// In mixed precision, the f16 copy that GEMMs read. Value and copy share one f32 gradient.
     pub half: Option<Tensor>,
-    /// Of the weights of linear layers: what else is a matrix, such as an embedding, has none.
+    /// Layout of a linear layer's weight; `None` for other matrices, such as embeddings.
     pub linear: Option<LinearLayout>,
-    /// Of the weight of a linear layer, what is learned beside it.
+    /// The LoRA adapter of a linear layer's weight.
     pub low_rank: Option<Box<LowRank>>,
     trainable: bool,
 }
 
 impl Parameter {
-    /// What matmuls are computed with.
+    /// The operand of GEMMs: the f16 copy if there is one, else the value.
     pub fn operand(&self) -> &Tensor {
         self.half.as_ref().unwrap_or(&self.value)
     }
 
-    /// Whether it is learned: has a gradient, moments, and is updated.
+    /// Whether it is trained: has a gradient and moments, and is updated.
     pub fn is_trainable(&self) -> bool {
         self.trainable
     }
 
-    /// From here on its values stay: gradients stop here. What is to be trained is decided before the parameters move
-    /// into an arena, which keeps neither gradients nor moments of frozen ones.
+    /// Freezes the values: they get no gradient. Freeze before the parameters move into an arena, which allocates no
+    /// gradients and moments for frozen ones.
     pub fn freeze(&mut self) {
         (self.value, self.half) = (self.value.detach(), self.half.as_ref().map(Tensor::detach));
         self.trainable = false;
     }
 
-    /// Freezes it and keeps f16 values alone. Only operands of matmuls may be f16: weights of [`Linear`], and a head
-    /// that is not tied to an embedding.
+    /// Freezes it and keeps only f16 values. Valid for GEMM operands only: weights of [`Linear`], and a head that is
+    /// not tied to an embedding.
     ///
     /// # Errors
-    /// If the device cannot store f16 or has no memory left.
+    /// If the device does not support f16 or runs out of memory.
     pub fn freeze_as_f16(&mut self) -> Result<()> {
         self.freeze();
         (self.value, self.half) = (self.value.to_dtype(DType::F16)?, None);
         Ok(())
     }
 
-    /// Gives it other values, where its own are: what shares their memory, such as an arena, has them too. A gradient
-    /// stays as it is. What was computed from it before must not be differentiated after.
+    /// Overwrites its values in place, so that an arena that shares the memory sees them. The gradient is unchanged. Do
+    /// not differentiate results that were computed from the previous values.
     ///
     /// # Errors
-    /// If they are not f32 or f16 of its shape.
+    /// If `values` are not f32 or f16 of its shape.
     pub fn assign(&self, values: &Tensor) -> Result<()> {
         const OP: &str = "assign";
         if values.shape() != self.value.shape() {
@@ -101,7 +101,7 @@ impl Parameter {
         Ok(())
     }
 
-    /// Uses these tensors, which hold its values, from here on.
+    /// Replaces the storage by tensors that hold the same values.
     pub(crate) fn store(&mut self, value: Tensor, half: Option<Tensor>) {
         (self.value, self.half) = (value, half);
     }
@@ -121,27 +121,26 @@ impl Deref for Parameter {
     }
 }
 
-/// Something with parameters.
+/// A layer or model with named parameters and buffers.
 pub trait Module {
-    /// Calls `visit` with the name and the place of every parameter, always in the same order. Names start with
+    /// Calls `visit` with the name of every parameter and the parameter, always in the same order. Names start with
     /// `prefix`, as in "h.0.attn.c_attn.weight".
     fn visit_parameters(&mut self, prefix: &str, visit: &mut dyn FnMut(&str, &mut Parameter));
 
-    /// Calls `visit` with the name and the place of every buffer: f32 tensors that belong to the module's state and are
-    /// not learned, such as the running averages of a batch norm. A module made of others that have some passes this
-    /// on.
+    /// Calls `visit` with the name of every buffer and the buffer: f32 state that is not trained, such as the running
+    /// averages of a batch norm. A container forwards this to its modules.
     fn visit_buffers(&mut self, _prefix: &str, _visit: &mut dyn FnMut(&str, &mut Tensor)) {}
 
-    /// Calls `visit` with the name and the place of every count that belongs to the module's state, such as the passes
-    /// that a dropout has made: which elements it drops follows from that. A module made of others that have some
-    /// passes this on. They are no part of a [`StateDict`], but of what `fit::Trainer` saves.
+    /// Calls `visit` with the name of every counter and the counter, such as the number of passes of a dropout, which
+    /// selects its mask. A container forwards this to its modules. `fit::Trainer` saves counters; a [`StateDict`] does
+    /// not hold them.
     fn visit_counts(&mut self, _prefix: &str, _visit: &mut dyn FnMut(&str, &mut u64)) {}
 
-    /// Says whether what follows is training, as for a module that is new, or evaluation: of the layers here, batch
-    /// norms and dropouts then compute something else. A module made of others passes this on.
+    /// Switches to training mode, the default, or to evaluation mode. Affects batch norms and dropout. A container
+    /// forwards this to its modules.
     fn set_training(&mut self, _training: bool) {}
 
-    /// Copies of all parameters and buffers, by their names.
+    /// Copies all parameters and buffers to the CPU, by name.
     ///
     /// # Errors
     /// If the device reported an error.
@@ -149,11 +148,11 @@ pub trait Module {
         StateDict::of(self)
     }
 
-    /// Gives every parameter and buffer the values that `state` has under its name, where its own are.
+    /// Overwrites every parameter and buffer in place with the tensor of that name in `state`.
     ///
     /// # Errors
-    /// If a tensor is missing, one is there that the module does not have, or one has another shape: nothing is changed
-    /// then, and the message names them all.
+    /// If a tensor is missing, unexpected, or of another shape. The message names all such tensors, and nothing is
+    /// changed.
     fn load_state_dict(&mut self, state: &StateDict) -> Result<()> {
         state.load_into(self)
     }
@@ -165,11 +164,11 @@ pub trait Module {
         all
     }
 
-    /// Moves every parameter to a device, as plain values without gradients: f32, or f16 of those that are f16 only;
-    /// and every buffer.
+    /// Moves every parameter and buffer to a device, without gradients. Parameters stay f16 where they have no f32
+    /// value, and are f32 otherwise.
     ///
     /// # Errors
-    /// If the device has no memory left.
+    /// If the device runs out of memory.
     fn to_device(&mut self, device: &Device) -> Result<()> {
         let mut result = Ok(());
         self.visit_parameters("", &mut |_, parameter| {
@@ -183,7 +182,7 @@ pub trait Module {
     /// Moves every buffer to a device.
     ///
     /// # Errors
-    /// If the device has no memory left.
+    /// If the device runs out of memory.
     fn buffers_to_device(&mut self, device: &Device) -> Result<()> {
         let mut result = Ok(());
         self.visit_buffers("", &mut |_, buffer| {
@@ -195,7 +194,7 @@ pub trait Module {
     }
 }
 
-/// "h.0" and "ln_1" make "h.0.ln_1"; an empty prefix adds nothing.
+/// Joins name parts with a dot: "h.0" and "ln_1" to "h.0.ln_1". An empty prefix adds nothing.
 pub fn join(prefix: &str, name: &str) -> String {
     if prefix.is_empty() { name.to_string() } else { format!("{prefix}.{name}") }
 }

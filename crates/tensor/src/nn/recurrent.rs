@@ -7,7 +7,7 @@ use crate::ops::RecurrentRef;
 use crate::ops::random::Key;
 use crate::{DType, Error, Result, Tensor};
 
-/// As many as a model's `config.json` may name.
+/// The largest layer count that a model's `config.json` may have.
 const MOST_LAYERS: usize = 1 << 12;
 
 /// The sizes of a stack of recurrent layers.
@@ -20,17 +20,17 @@ pub struct RecurrentConfig {
     /// L
     pub num_layers: usize,
     pub bias: bool,
-    /// Whether a second direction begins at the last step: D = 2.
+    /// Adds a direction that starts at the last step: D = 2, else 1.
     pub bidirectional: bool,
 }
 
-/// What a stack of recurrent layers reads.
+/// The input of a stack of recurrent layers.
 #[derive(Clone, Copy)]
 pub enum RecurrentInput<'a> {
-    /// x (T, B, I), or ids (T, B) of u32, which stand for vectors of I elements: 1 at place `id`, and else 0.
+    /// x (T, B, I), or u32 ids (T, B) that stand for one-hot vectors of I elements.
     Values(&'a Tensor),
-    /// The embeddings of ids (T, B). Where the table has few rows for so many ids, each row is multiplied with the
-    /// first layer's W_ih once, and not again for each id that names it.
+    /// The embeddings of ids (T, B). If the table is small compared with the number of ids, the first layer's W_ih is
+    /// applied once per row of the table, not once per id.
     Embedded(&'a Embedding, &'a Tensor),
 }
 
@@ -66,10 +66,10 @@ impl Direction {
     }
 }
 
-/// Layers whose cells have G gates.
+/// A stack of layers with G gates per cell.
 struct Stack {
     config: RecurrentConfig,
-    /// Of each layer its directions.
+    /// Directions by layer.
     layers: Vec<Vec<Direction>>,
 }
 
@@ -94,7 +94,7 @@ impl Stack {
         Ok(Stack { config, layers: layers.collect::<Result<_>>()? })
     }
 
-    /// The states given, or `count` of zeros (L D, B, H).
+    /// The given states, or `count` zero states (L D, B, H).
     fn states(&self, x: RecurrentInput, given: Option<&[Tensor]>, count: usize) -> Result<Vec<Tensor>> {
         let x = x.steps();
         if let Some(states) = given {
@@ -106,7 +106,7 @@ impl Stack {
         (0..count).map(|_| Tensor::zeros(shape, DType::F32, &x.device())).collect()
     }
 
-    /// What the first layer reads, and in place of its W_ih, if that reads ids, W_ih of the embedding of each (G H, V).
+    /// The input of the first layer and, if that is ids, W_ih applied to all embeddings (G H, V), which replaces W_ih.
     fn first_input(&self, x: RecurrentInput) -> Result<(Tensor, Vec<Tensor>)> {
         match (x, self.layers.first()) {
             (RecurrentInput::Embedded(Embedding { weight: table }, ids), Some(directions))
@@ -120,7 +120,7 @@ impl Stack {
         }
     }
 
-    /// `layer` computes one layer of x and the states; y of the last one, and the states.
+    /// Applies `layer` to each layer's input and states; returns y of the last layer and all states.
     fn forward(
         &self,
         x: RecurrentInput,
@@ -164,16 +164,16 @@ impl Module for Stack {
 pub struct Rnn(Stack);
 
 impl Rnn {
-    /// Parameters uniform within 1 / sqrt(H), each drawn with a key of its own.
+    /// Parameters uniform within 1 / sqrt(H), each drawn with its own key.
     ///
     /// # Errors
-    /// If there are more than 4,096 layers, or memory is used up.
+    /// If there are more than 4,096 layers, or memory runs out.
     pub fn new(config: RecurrentConfig, keys: impl FnMut() -> Key) -> Result<Rnn> {
         Stack::new(config, 1, keys).map(Rnn)
     }
 
-    /// x (T, B, I), or ids or their embeddings, to y (T, B, D H) and the state h after the last step (L D, B, H), begun
-    /// with zeros if none are given. `dropout` drops elements of what one layer gives to the next.
+    /// x (T, B, I), or ids or their embeddings, -> y (T, B, D H) and the state h after the last step (L D, B, H).
+    /// Initial states default to zero. `dropout` applies between layers.
     ///
     /// # Errors
     /// If a shape does not fit.
@@ -203,16 +203,16 @@ impl Module for Rnn {
 pub struct Lstm(Stack);
 
 impl Lstm {
-    /// Parameters uniform within 1 / sqrt(H), each drawn with a key of its own.
+    /// Parameters uniform within 1 / sqrt(H), each drawn with its own key.
     ///
     /// # Errors
-    /// If there are more than 4,096 layers, or memory is used up.
+    /// If there are more than 4,096 layers, or memory runs out.
     pub fn new(config: RecurrentConfig, keys: impl FnMut() -> Key) -> Result<Lstm> {
         Stack::new(config, 4, keys).map(Lstm)
     }
 
-    /// x (T, B, I), or ids or their embeddings, to y (T, B, D H) and the states h and c after the last step
-    /// (L D, B, H), begun with zeros if none are given. `dropout` drops elements of what one layer gives to the next.
+    /// x (T, B, I), or ids or their embeddings, -> y (T, B, D H) and the states h and c after the last step (L D, B,
+    /// H). Initial states default to zero. `dropout` applies between layers.
     ///
     /// # Errors
     /// If a shape does not fit.
@@ -242,16 +242,16 @@ impl Module for Lstm {
 pub struct Gru(Stack);
 
 impl Gru {
-    /// Parameters uniform within 1 / sqrt(H), each drawn with a key of its own.
+    /// Parameters uniform within 1 / sqrt(H), each drawn with its own key.
     ///
     /// # Errors
-    /// If there are more than 4,096 layers, or memory is used up.
+    /// If there are more than 4,096 layers, or memory runs out.
     pub fn new(config: RecurrentConfig, keys: impl FnMut() -> Key) -> Result<Gru> {
         Stack::new(config, 3, keys).map(Gru)
     }
 
-    /// x (T, B, I), or ids or their embeddings, to y (T, B, D H) and the state h after the last step (L D, B, H), begun
-    /// with zeros if none are given. `dropout` drops elements of what one layer gives to the next.
+    /// x (T, B, I), or ids or their embeddings, -> y (T, B, D H) and the state h after the last step (L D, B, H).
+    /// Initial states default to zero. `dropout` applies between layers.
     ///
     /// # Errors
     /// If a shape does not fit.

@@ -1,8 +1,8 @@
-//! The residual stream of a Transformer (Vaswani et al. 2017, with the norm first): what every layer reads, normalized,
-//! and adds its branch to.
+//! The residual stream of a Transformer (Vaswani et al. 2017, pre-norm): every layer reads its norm and adds a branch
+//! to it.
 //!
-//! x + dropout(branch), and the norm of that sum, are one kernel ([`Norm::forward_add`]). So `add` only
-//! notes the branch, and the `norm` that comes next adds it: a layer need not know which norm that is.
+//! x + dropout(branch) and the norm of that sum are one kernel ([`Norm::forward_add`]). `add` therefore defers the
+//! branch, and the next `norm` adds it, whichever layer calls it.
 //!
 //! Shapes: all tensors are (..., C).
 
@@ -11,38 +11,38 @@ use crate::ops::random::Key;
 use crate::tensor::recompute;
 use crate::{DType, Result, Tensor};
 
-/// x, and the branch that is not added to it yet.
+/// x and a pending branch.
 pub struct ResidualStream {
     /// f32
     x: Tensor,
     pending: Option<Branch>,
-    /// The type of what norms give: that of the operands of matmuls.
+    /// Output type of norms, which is the type of GEMM operands.
     operand: DType,
 }
 
-/// What a layer computed, and the probability and key of its dropout.
+/// A layer's output, and the probability and key of its dropout.
 struct Branch {
     value: Tensor,
     dropout: Option<(f32, Key)>,
 }
 
 impl ResidualStream {
-    /// A stream that begins with x, of f32, and whose norms are of type `operand`.
+    /// A stream that starts with x (f32). Its norms return type `operand`.
     pub fn new(x: Tensor, operand: DType) -> ResidualStream {
         ResidualStream { x, pending: None, operand }
     }
 
-    /// Adds a branch, of f32 or f16, after dropout. Costs nothing until the next norm.
+    /// Adds dropout(branch), f32 or f16. The sum is deferred to the next norm.
     ///
     /// # Errors
-    /// If there is a branch that no norm has added yet, those of adding it.
+    /// If adding a branch that is still pending fails.
     pub fn add(&mut self, branch: Tensor, dropout: &Dropout) -> Result<()> {
         self.materialize()?;
         self.pending = Some(Branch { value: branch, dropout: dropout.next() });
         Ok(())
     }
 
-    /// The stream, normalized: of the type that matmuls have.
+    /// The normalized stream, of the type of GEMM operands.
     ///
     /// # Errors
     /// If the shapes of stream, branch and norm differ.
@@ -53,7 +53,7 @@ impl ResidualStream {
         Ok(normal)
     }
 
-    /// What a linear layer makes of the stream, normalized.
+    /// `linear(norm(stream))`.
     ///
     /// # Errors
     /// If the shapes of stream, branch, norm and layer differ.
@@ -64,7 +64,7 @@ impl ResidualStream {
         }
     }
 
-    /// GELU of [`ResidualStream::norm_linear`], if that is one launch: in a step of generation.
+    /// GELU of [`ResidualStream::norm_linear`] if one kernel computes both, as in a generation step; else `None`.
     ///
     /// # Errors
     /// Those of [`ResidualStream::norm_linear`].
@@ -72,7 +72,7 @@ impl ResidualStream {
         self.fused(norm, linear, true)
     }
 
-    /// Norm and layer as one launch, where that is better.
+    /// Norm and layer as one launch, where that is faster.
     fn fused(&mut self, norm: &impl Norm, linear: &Linear, gelu: bool) -> Result<Option<Tensor>> {
         let drops = self.pending.as_ref().is_some_and(|branch| branch.dropout.is_some());
         let Some(parts) = linear.parts(gelu).filter(|_| !drops && self.x.prefers_norm_linear()) else {
@@ -84,8 +84,8 @@ impl ResidualStream {
         Ok(Some(y))
     }
 
-    /// The stream after a block, of whose activations only the stream before it is kept: backward computes the others
-    /// again (`tensor::recompute`).
+    /// The stream after a block with activation recomputation: only the stream before the block is kept, and backward
+    /// recomputes the block's activations (`tensor::recompute`).
     ///
     /// # Errors
     /// Those of the block.
@@ -112,7 +112,7 @@ impl ResidualStream {
         Ok(ResidualStream { x: outputs.remove(0), pending, operand })
     }
 
-    /// Adds the branch that is pending without a norm.
+    /// Adds the pending branch without a norm.
     fn materialize(&mut self) -> Result<()> {
         let Some(Branch { value, dropout }) = self.pending.take() else { return Ok(()) };
         let branch = value.to_dtype(DType::F32)?;

@@ -1,22 +1,22 @@
-//! The angles of rotary position embeddings (Su et al. 2021), and how they are stretched for longer contexts.
+//! Angles of rotary position embeddings (RoPE, Su et al. 2021), and their scaling for longer contexts.
 
 use crate::{DType, Device, Result, Tensor};
 use serde::Serialize;
 use std::sync::{Mutex, PoisonError};
 
-/// How angles are made smaller, so that a model which was trained on short sequences takes longer ones.
+/// RoPE scaling, which extends the context of a model that was trained on shorter sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(tag = "rope_type", rename_all = "lowercase")]
 pub enum RopeScaling {
-    /// All by this factor (Chen et al. 2023).
+    /// Divides all frequencies by this factor (Chen et al. 2023).
     Linear { factor: f64 },
-    /// Slow frequencies by this factor, fast ones not, those between in part (Llama 3, Grattafiori et al. 2024): slow
-    /// are those with fewer than `low_freq_factor` periods in `original_block_size` tokens, fast those with more than
+    /// Divides low frequencies by this factor, keeps high ones, and interpolates between (Llama 3, Grattafiori et al.
+    /// 2024). Low: fewer than `low_freq_factor` periods in `original_block_size` tokens; high: more than
     /// `high_freq_factor`.
     Llama3 { factor: f64, low_freq_factor: f64, high_freq_factor: f64, original_block_size: usize },
 }
 
-/// The cosines and sines of every position, computed once for the device that needs them.
+/// Cosines and sines of every position, computed once per device.
 pub struct Rotary {
     positions: usize,
     head_size: usize,
@@ -26,7 +26,7 @@ pub struct Rotary {
 }
 
 impl Rotary {
-    /// Of so many positions, for heads of D elements: frequency i is theta^(-2i/D).
+    /// For this number of positions and heads of D elements: frequency i is theta^(-2i/D).
     pub fn new(positions: usize, head_size: usize, theta: f64, scaling: Option<RopeScaling>) -> Rotary {
         Rotary { positions, head_size, theta, scaling, table: Mutex::default() }
     }
@@ -38,10 +38,10 @@ impl Rotary {
         (0..self.head_size / 2).map(|i| scaled(frequency(i))).collect()
     }
 
-    /// (positions, D): of each position the cosines of all angles, then their sines.
+    /// (positions, D): each row has the cosines of all angles, then their sines.
     ///
     /// # Errors
-    /// If the device has no memory left.
+    /// If the device runs out of memory.
     pub fn table(&self, device: &Device) -> Result<Tensor> {
         let mut table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(table) = table.as_ref().filter(|table| table.device().same(device)) {
@@ -64,7 +64,7 @@ impl Rotary {
 }
 
 impl RopeScaling {
-    /// The frequency, in radians per token, that takes the place of this one.
+    /// The scaled frequency, in radians per token.
     pub fn apply(self, frequency: f64) -> f64 {
         match self {
             RopeScaling::Linear { factor } => frequency / factor,

@@ -1,4 +1,4 @@
-//! What a module knows, by name, in memory and as a file of safetensors that PyTorch reads.
+//! A module's parameters and buffers by name, in memory and as a safetensors file that PyTorch loads.
 
 use super::Module;
 use crate::tensor::Spec;
@@ -8,14 +8,14 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-/// The values of a module's parameters and buffers, by their names: f32, or f16 of parameters that are f16 alone.
+/// A module's parameters and buffers by name: f32, or f16 for parameters without an f32 value.
 #[derive(Debug, Clone, Default)]
 pub struct StateDict {
     /// On the CPU.
     pub tensors: BTreeMap<String, Tensor>,
 }
 
-/// Batch norms of PyTorch count batches; nothing here needs that number.
+/// PyTorch's batch norms store a batch count, which is ignored.
 const NOT_NEEDED: &str = "num_batches_tracked";
 
 impl StateDict {
@@ -67,16 +67,16 @@ impl StateDict {
         result
     }
 
-    /// Writes it as a file of safetensors, in place of one that may be there: whole or not at all.
+    /// Writes a safetensors file atomically, replacing an existing one.
     ///
     /// # Errors
-    /// If a tensor cannot be read, or the file not written.
+    /// If a tensor cannot be read or the file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let metadata = [("format".to_string(), "pt".to_string())].into();
         write(path.as_ref(), self.parts("")?, Some(metadata))
     }
 
-    /// Its tensors as parts of a file, with `prefix` before their names.
+    /// Its tensors as entries of a file, with `prefix` before their names.
     pub(crate) fn parts(&self, prefix: &str) -> Result<Vec<Part>> {
         let part = |(name, tensor): (&String, &Tensor)| {
             let dtype = match tensor.dtype() {
@@ -94,7 +94,7 @@ impl StateDict {
         self.tensors.iter().map(part).collect()
     }
 
-    /// Reads a file of safetensors with tensors of f32, f16 or bf16, the last of which become f32.
+    /// Reads a safetensors file of f32, f16 or bf16 tensors. bf16 is converted to f32.
     ///
     /// # Errors
     /// If the file cannot be read, is damaged, or has a tensor of another type.
@@ -104,7 +104,7 @@ impl StateDict {
         StateDict::of_file(path, &parse(path, &bytes)?, "")
     }
 
-    /// The tensors of a file whose names start with `prefix`, without it.
+    /// The tensors whose names start with `prefix`, with it removed.
     pub(crate) fn of_file(path: &Path, file: &SafeTensors, prefix: &str) -> Result<StateDict> {
         let mut tensors = BTreeMap::new();
         for (name, view) in file.iter().filter(|(name, _)| !name.ends_with(NOT_NEEDED)) {
@@ -132,7 +132,7 @@ impl StateDict {
     }
 }
 
-/// A tensor that is to be written.
+/// A tensor to write.
 pub(crate) struct Part {
     pub name: String,
     pub dtype: Dtype,
@@ -140,7 +140,7 @@ pub(crate) struct Part {
     pub bytes: Vec<u8>,
 }
 
-/// Writes a file of safetensors in place of one that may be there: whole or not at all.
+/// Writes a safetensors file atomically, replacing an existing one.
 pub(crate) fn write(path: &Path, parts: Vec<Part>, metadata: Option<HashMap<String, String>>) -> Result<()> {
     let damaged = |error: safetensors::SafeTensorError| checkpoint_error(path, format!("cannot be made: {error}"));
     let views = parts.iter().map(|Part { name, dtype, shape, bytes }| {
@@ -151,7 +151,7 @@ pub(crate) fn write(path: &Path, parts: Vec<Part>, metadata: Option<HashMap<Stri
     cache::replace(path, &file).map_err(|error| Error::io("write", path, error))
 }
 
-/// What is in the bytes of a file.
+/// Parses the bytes of a safetensors file.
 pub(crate) fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<SafeTensors<'a>> {
     SafeTensors::deserialize(bytes).map_err(|error| checkpoint_error(path, format!("is damaged: {error}")))
 }

@@ -26,7 +26,7 @@ pub fn domain(function: &str) -> Values {
 /// Tensors of these shapes and values, the same for every device: drawn from `seed`.
 ///
 /// # Errors
-/// If the host or the device has no memory left.
+/// If the host or the device runs out of memory.
 pub fn draw(inputs: &[(Vec<usize>, Values)], device: &Device, seed: u64) -> Result<Vec<Tensor>> {
     let mut state = seed;
     let mut uniform = move || (splitmix64(&mut state) >> 40) as f32 / (1u64 << 24) as f32;

@@ -71,7 +71,7 @@ impl Draw {
     /// The settings of texts, (B, 8) of u32, for [`Tensor::sample`].
     ///
     /// # Errors
-    /// If the device has no memory left.
+    /// If the device runs out of memory.
     pub fn to_tensor(draws: &[Draw], device: &Device) -> Result<Tensor> {
         let words: Vec<u32> = draws.iter().flat_map(Draw::words).collect();
         Tensor::from_u32(&words, [draws.len(), Draw::WORDS], device)

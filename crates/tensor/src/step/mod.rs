@@ -116,7 +116,7 @@ pub fn step_alone<B>(
 /// clipping.
 ///
 /// # Errors
-/// If the optimizer was made for other parameters, the device has no memory left, or the driver reported an error.
+/// If the optimizer was made for other parameters, the device runs out of memory, or the driver reported an error.
 pub fn apply_gradients(parameters: &ParameterArena, optimizer: &mut Optimizer, learning_rate: f64) -> Result<Tensor> {
     let mut sync = SingleDevice;
     let attempt = Attempt::new(Training { parameters, optimizer, sync: &mut sync });

@@ -15,7 +15,7 @@ pub trait GradientSync {
     /// Begins an attempt; `ids` are the tokens of the batches of all devices, if the step reads tokens.
     ///
     /// # Errors
-    /// If the device has no memory left.
+    /// If the device runs out of memory.
     fn begin(&mut self, ids: &[&[u32]]) -> Result<()>;
 
     /// Runs the last backward pass of a step, after which the gradients of all its passes are accumulated. It may send
@@ -29,7 +29,7 @@ pub trait GradientSync {
     /// another device has aborted the attempt, which begins again.
     ///
     /// # Errors
-    /// If the device has no memory left, and whatever ends the run.
+    /// If the device runs out of memory, and whatever ends the run.
     fn synchronize(&mut self, parameters: &ParameterArena, loss: Tensor) -> Result<Option<Tensor>>;
 
     /// Votes for an update for which all memory is allocated. False where another device has aborted it.

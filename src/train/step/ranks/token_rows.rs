@@ -71,7 +71,7 @@ impl TokenRows {
     /// From here on the gradients of the rows that the batches with these ids read collect apart.
     ///
     /// # Errors
-    /// If the device has no memory left.
+    /// If the device runs out of memory.
     pub fn begin(&mut self, ids: &[&[u32]]) -> Result<()> {
         let mut is_read = vec![false; self.vocabulary];
         for id in ids.iter().copied().flatten() {
@@ -90,7 +90,7 @@ impl TokenRows {
     /// As [`begin`](TokenRows::begin), on a device of no values: the tokens of a step read as many rows as they can.
     ///
     /// # Errors
-    /// If the device has no memory left.
+    /// If the device runs out of memory.
     fn begin_dry(&mut self) -> Result<()> {
         let rows = self.tokens.min(self.vocabulary).next_multiple_of(ROWS);
         self.collect(&vec![NO_TOKEN; rows], &vec![NO_TOKEN; self.vocabulary])
@@ -124,7 +124,7 @@ impl TokenRows {
     /// Nothing, if the step has not begun.
     ///
     /// # Errors
-    /// If the device has no memory left.
+    /// If the device runs out of memory.
     pub fn end(&mut self) -> Result<Option<StepRows<'_>>> {
         self.gradient.collect_rows(None);
         let Some((tokens, sparse)) = self.step.take() else { return Ok(None) };

@@ -66,7 +66,7 @@ impl Case {
     /// What no case launches: the gradients of a table's rows collect apart, and are added to that of the whole.
     ///
     /// # Errors
-    /// If the device has no memory left.
+    /// If the device runs out of memory.
     #[cfg(feature = "testing")]
     pub fn rows_apart(device: &Device) -> Result<()> {
         use crate::tensor::{Edge, SparseGradient};
