@@ -14,8 +14,8 @@ fn values(count: usize, seed: u32) -> Vec<f32> {
     (0..count as u32).map(|i| random::mix_bits(i ^ seed) as f32 / (1u32 << 31) as f32 - 1.0).collect()
 }
 
-/// What `kernel(true)` adds inside an arena of 5.0s must be what `kernel(false)` computes and writes there, and the
-/// rest must stay.
+/// `kernel(true)` must add to an arena of 5.0s exactly the values that `kernel(false)` writes, and leave the rest
+/// unchanged.
 fn assert_accumulates<K: Kernel>(kernel: impl Fn(bool) -> K, inputs: &[&Tensor]) -> Vec<f32> {
     let device = inputs[0].device();
     let plain = run(&kernel(false), inputs).unwrap().remove(0);
@@ -64,8 +64,7 @@ fn sum_rows_adds_up_every_row_once() {
     }
 }
 
-/// The kernel's gradient of a table, adding and not, must be the sums that these ids ask for, and the same bits each
-/// time.
+/// The table gradient, accumulated and not, must be the sums over these ids, with the same bits each time.
 fn assert_table_gradient(ids: &[u32], vocabulary: usize, c: usize) {
     let positions = ids.len();
     let dy = values(positions * c, 1);
@@ -121,7 +120,7 @@ fn embedding_gradients_of_one_id_of_all_ids_and_of_none() {
     }
 }
 
-/// Rows so long and so many that chunks are long too.
+/// Enough and long enough rows for long chunks.
 #[test]
 fn embedding_gradients_of_a_large_batch() {
     let ids: Vec<u32> = (0..2500).map(|i| random::mix_bits(i) % 8).collect();

@@ -1,21 +1,19 @@
-//! The dimensions that a kernel walks: how many elements each has, and how far apart these are in every operand.
+//! The loop dimensions of a strided kernel: length, and stride in every operand.
 
 use crate::gpu::{Param, param};
 
-/// The most dimensions that stay when neighbours are joined: so many strides of three operands fit the parameters of a
-/// launch.
+/// The most dimensions after neighbours are merged: the strides of three operands then fit the parameters of a launch.
 pub(super) const MAX_RANK: usize = 6;
 
-/// A dimension of what is computed, and its strides in N operands: 0 where one is repeated, negative where it is read
-/// backwards.
+/// A dimension of the output, and its strides in N operands: 0 if the operand is broadcast, negative if it is reversed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Axis<const N: usize> {
     pub size: usize,
     pub strides: [isize; N],
 }
 
-/// As few dimensions as describe the same: those of length 1 are left out, and those that follow each other in every
-/// operand are joined. Never empty. Lengths beside one that is 0 may wrap.
+/// Merges dimensions: removes those of length 1 and joins those that are contiguous in every operand. Never empty.
+/// Lengths beside one of 0 may wrap.
 pub(super) fn collapse<const N: usize>(axes: impl IntoIterator<Item = Axis<N>>) -> Vec<Axis<N>> {
     let mut joined: Vec<Axis<N>> = Vec::new();
     for axis in axes.into_iter().filter(|axis| axis.size != 1) {
@@ -32,14 +30,14 @@ pub(super) fn collapse<const N: usize>(axes: impl IntoIterator<Item = Axis<N>>) 
     joined
 }
 
-/// How far apart the elements of each dimension are in memory. Only of a tensor without elements may they wrap.
+/// Row-major strides, in elements. They may wrap only for an empty tensor.
 pub(super) fn strides(shape: &[usize]) -> Vec<isize> {
     let product = |dims: &[usize]| dims.iter().fold(1, |product: usize, dim| product.wrapping_mul(*dim));
     (0..shape.len()).map(|dim| product(&shape[dim + 1..]) as isize).collect()
 }
 
-/// Walks the elements of `y`, of which the first is number `start`, by runs along the innermost dimension. `body` gets
-/// the place of a run's first element in each operand, and the run.
+/// Iterates over `y`, whose first element has index `start`, by runs along the innermost dimension. `body` receives the
+/// offset of a run's first element in each operand, and the run.
 #[inline(always)]
 pub(super) fn for_each_run<const N: usize, T>(
     axes: &[Axis<N>],
@@ -64,8 +62,8 @@ pub(super) fn for_each_run<const N: usize, T>(
     }
 }
 
-/// Sizes and strides as a shader knows them: `size0`, `a0`, `b0` ... of the outermost dimension. Strides are modulo
-/// 2^32, in which shaders compute places.
+/// Sizes and strides as shader parameters: `size0`, `a0`, `b0` ... for the outermost dimension. Strides are modulo
+/// 2^32, as shaders compute offsets.
 pub(super) fn axis_params<const N: usize>(axes: &[Axis<N>]) -> Vec<Param> {
     const NAMES: [[&str; 4]; MAX_RANK] = [
         ["size0", "a0", "b0", "c0"],

@@ -1,9 +1,9 @@
-//! Elementwise functions of two tensors, which are repeated to one shape as in NumPy (`broadcast.rs`).
+//! Elementwise functions of two tensors, broadcast as in NumPy (`broadcast.rs`).
 //!
 //! An op is one row of [`functions!`]: its name, then y, da and db as WGSL and as Rust.
 //!
-//! The gradient of a repeated operand is the sum over its repetitions, in two passes without races ([`SumRows`],
-//! [`sum_to`]).
+//! The gradient of a broadcast operand is the sum over the broadcast dimensions, in two passes without races
+//! ([`SumRows`], [`sum_to`]).
 
 use super::broadcast::{broadcast_shape, only_b_repeats, plan, zip};
 use super::reduce::{SumRows, sum_to};
@@ -12,24 +12,24 @@ use crate::cpu::vectorized;
 use crate::gpu::{Limits, Param, Plan, param};
 use crate::tensor::Grads;
 
-/// What is computed from a, b and, for gradients, dy: an index into the arrays of a [`Function`].
+/// The output to compute: an index into the arrays of a [`Function`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Part {
     Value,
-    /// Per element of y, like db: the sum over repetitions comes after.
+    /// Per element of y, as for `GradB`; the sum over broadcast dimensions follows.
     GradA,
     GradB,
 }
 
-/// (a, b, dy, constant, result), all of one length; dy may be empty where the function does not look at it.
+/// (a, b, dy, constant, result), all of one length; dy may be empty if the function does not use it.
 type ZipWith = fn(&[f32], &[f32], &[f32], f32, &mut [f32]);
 
 /// An elementwise function of two tensors, written for both devices.
 pub(super) struct Function {
     pub name: &'static str,
-    /// The name of its constant; without one that is 0.
+    /// The name of its constant parameter; without one, the constant is 0.
     pub constant: Option<&'static str>,
-    /// Whether the gradients do without a and b.
+    /// Whether the gradients do not depend on a and b.
     pub linear: bool,
     /// y, da and db in terms of `a`, `b`, `dy` and a constant such as `params.delta`: vec4<f32>.
     pub wgsl: [&'static str; 3],
@@ -68,7 +68,7 @@ macro_rules! functions {
     ($($(#[$doc:meta])* $name:ident, linear: $linear:literal:
         $y_wgsl:literal, $da_wgsl:literal, $db_wgsl:literal,
         |$a:ident, $b:ident, $dy:ident| $y:expr, $da:expr, $db:expr;)*) => {
-        /// The rows, by the names of their methods.
+        /// The rows, named like their methods.
         #[allow(non_upper_case_globals)] // They are named as the methods are.
         mod rows {
             use super::*;
@@ -77,7 +77,7 @@ macro_rules! functions {
                 $y_wgsl, $da_wgsl, $db_wgsl, |$a, $b, $dy| $y, $da, $db);)*
         }
 
-        /// Every row's name and method: what is tested and timed of one is tested and timed of all.
+        /// Every row's name and method, for tests and benchmarks.
         #[allow(clippy::type_complexity)] // A name for the type would be said here alone.
         pub const METHODS: &[(&str, fn(&Tensor, &Tensor) -> Result<Tensor>)] =
             &[$((stringify!($name), Tensor::$name),)*];
@@ -88,7 +88,7 @@ macro_rules! functions {
             /// Shapes are broadcast as in NumPy.
             ///
             /// # Errors
-            /// If they differ in a dimension in which neither is 1, or are not both f32 or both f16.
+            /// If the shapes cannot be broadcast, or the tensors are not both f32 or both f16.
             pub fn $name(&self, other: &Tensor) -> Result<Tensor> {
                 Binary::apply(&rows::$name, 0.0, [self, other])
             })*
@@ -105,18 +105,19 @@ functions! {
     mul, linear: false: "a * b", "dy * b", "dy * a", |a, b, dy| a * b, dy * b, dy * a;
     /// `self / other`, elementwise.
     div, linear: false: "a / b", "dy / b", "-dy * a / (b * b)", |a, b, dy| a / b, dy / b, -dy * a / (b * b);
-    /// The larger of both, elementwise. Between equals each gets half the gradient, as in PyTorch.
+    /// The elementwise maximum. On ties, each operand gets half the gradient, as in PyTorch.
     maximum, linear: false: "select(b, a, a > b)", "dy * wins(a, b)", "dy * wins(b, a)",
         |a, b, dy| if a > b { a } else { b }, dy * wins(a, b), dy * wins(b, a);
-    /// The smaller of both, elementwise. Between equals each gets half the gradient, as in PyTorch.
+    /// The elementwise minimum. On ties, each operand gets half the gradient, as in PyTorch.
     minimum, linear: false: "select(b, a, a < b)", "dy * wins(b, a)", "dy * wins(a, b)",
         |a, b, dy| if a < b { a } else { b }, dy * wins(b, a), dy * wins(a, b);
-    /// `self ^ other`, elementwise. A negative base has a power if the exponent is whole, and no gradient of that.
+    /// `self ^ other`, elementwise. A negative base requires an integer exponent, and then the exponent's gradient is
+    /// NaN.
     pow, linear: false: "power(a, b)", "dy * power_by_base(a, b)", "dy * power_by_exponent(a, b)",
         |a, b, dy| a.powf(b), dy * power_by_base(a, b), dy * power_by_exponent(a, b);
 }
 
-/// How much of the gradient of a maximum goes to the first of two.
+/// The share of a maximum's gradient that goes to the first operand.
 #[inline(always)]
 fn wins(a: f32, b: f32) -> f32 {
     if a > b {
@@ -128,19 +129,19 @@ fn wins(a: f32, b: f32) -> f32 {
     }
 }
 
-/// The derivative of a^b with respect to a: 0 where b is.
+/// The derivative of a^b with respect to a: 0 where b is 0.
 #[inline(always)]
 pub(super) fn power_by_base(a: f32, b: f32) -> f32 {
     if b == 0.0 { 0.0 } else { b * a.powf(b - 1.0) }
 }
 
-/// The derivative of a^b with respect to b: 0 where a is, unless a^b is infinite there.
+/// The derivative of a^b with respect to b: 0 where a is 0, unless a^b is infinite there.
 #[inline(always)]
 fn power_by_exponent(a: f32, b: f32) -> f32 {
     if a == 0.0 && b >= 0.0 { 0.0 } else { a.powf(b) * a.ln() }
 }
 
-/// y[i] = f(a[i], b[i], dy[i]); `dy` may be empty where f does not look at it.
+/// y[i] = f(a[i], b[i], dy[i]); `dy` may be empty if f does not use it.
 pub(super) fn map(a: &[f32], b: &[f32], dy: &[f32], y: &mut [f32], f: impl Fn(f32, f32, f32) -> f32) {
     vectorized(
         #[inline(always)]
@@ -160,7 +161,7 @@ pub(super) struct Binary {
 
 impl Binary {
     /// # Errors
-    /// If the shapes do not fit each other, or the tensors are not both f32 or both f16.
+    /// If the shapes cannot be broadcast, or the tensors are not both f32 or both f16.
     pub fn apply(function: &'static Function, constant: f32, operands: [&Tensor; 2]) -> Result<Tensor> {
         let shapes = operands.map(|x| x.shape().clone());
         apply_one(Binary { function, constant, shapes }, &operands)
@@ -238,7 +239,7 @@ impl Op for Binary {
     }
 }
 
-/// The gradient with respect to a or b, before summing repetitions. Inputs: a, b, dy.
+/// The gradient with respect to a or b, before the sum over broadcast dimensions. Inputs: a, b, dy.
 struct Gradient {
     function: &'static Function,
     constant: f32,

@@ -1,6 +1,6 @@
-//! What every public op does with operands that do not fit: it says so, and never panics. A row of the table has
-//! operands that fit, from which all others follow: each operand of every other type, of another rank, longer or empty
-//! in each dimension, and on another device. What an op accepts of these by design stands in its row.
+//! Invalid operands: every public op returns an error and never panics. A row of the table has valid operands, from
+//! which invalid ones are derived: each operand with every other type, with another rank, longer or empty in each
+//! dimension, and on another device. Variants that an op accepts by design are listed in its row.
 
 mod arguments;
 mod operands;
@@ -20,7 +20,7 @@ type Apply = dyn Fn(&[Tensor]) -> Result<Tensor>;
 struct Row {
     op: &'static str,
     operands: Vec<Spec>,
-    /// Variants that it accepts, separated by commas.
+    /// Accepted variants, separated by commas.
     valid: &'static str,
     apply: Box<Apply>,
 }
@@ -50,11 +50,11 @@ const KEY: Key = Key { words: [1, 2], slice_start: 0 };
 const GROUPED: Heads = Heads { n_head: 2, n_kv_head: 1, window: None };
 const CONV: ConvOptions = ConvOptions { stride: [2, 1], padding: [1, 0], dilation: [1, 2], groups: 2 };
 
-/// Operands of which one differs from the row's.
+/// Operands, one of which differs from the row's.
 struct Variant {
     name: String,
     operands: Vec<Spec>,
-    /// The operand that is on another device.
+    /// The operand to move to another device.
     moved: Option<usize>,
 }
 
@@ -87,7 +87,7 @@ fn variants(row: &Row) -> Vec<Variant> {
     all
 }
 
-/// What the op makes of them: its error, or whether the result could be computed, read and differentiated.
+/// The op's error, or whether the result could be computed, read and differentiated.
 type Outcome = std::thread::Result<std::result::Result<Result<()>, Error>>;
 
 fn outcome(row: &Row, variant: &Variant, device: &Device, other: &Device) -> Outcome {
@@ -110,12 +110,12 @@ fn outcome(row: &Row, variant: &Variant, device: &Device, other: &Device) -> Out
     catch_unwind(AssertUnwindSafe(|| apply().map(|(y, operands)| differentiate(&y, &operands))))
 }
 
-/// Whether an error says what is wrong with operands, and not that something broke.
+/// Whether an error reports invalid operands rather than an internal failure.
 fn refuses(error: &Error) -> bool {
     matches!(error, Error::Shape { .. } | Error::DType { .. } | Error::DeviceMismatch { .. } | Error::Invalid(_))
 }
 
-/// Those for tests, and as another device one more GPU, with what every WebGPU grants: it has no f16.
+/// The test devices, and a second GPU with WebGPU's default limits, so without f16.
 fn devices() -> Vec<Device> {
     let mut devices = Device::for_tests();
     if devices.iter().any(Device::is_gpu) {
@@ -125,7 +125,7 @@ fn devices() -> Vec<Device> {
     devices
 }
 
-/// What is wrong with the outcome, of a variant that must be accepted or refused, or may be either.
+/// The failure message, if any, for a variant that must be accepted, must be refused, or may be either (`None`).
 fn complaint(outcome: &Outcome, accept: Option<bool>, f16: bool) -> Option<String> {
     match outcome {
         Err(_) => Some("panics".into()),
@@ -197,8 +197,8 @@ fn a_gradient_from_another_device_is_refused() {
     }
 }
 
-/// Methods of tensors in these sources that can fail, but for what rows of `functions!` make, and for what only the
-/// other crates of this workspace use.
+/// Fallible `Tensor` methods in these sources, except those that `functions!` defines and those used only by other
+/// crates of this workspace.
 fn fallible_methods(folder: &std::path::Path, prefixes: &[&str], names: &mut BTreeSet<String>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();

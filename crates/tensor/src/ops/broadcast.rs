@@ -1,8 +1,7 @@
-//! Elementwise functions of operands whose shapes differ. As in NumPy: shapes are lined up at their last dimensions,
-//! and an operand is repeated along those that it lacks or in which it has length 1.
+//! Elementwise functions with NumPy broadcasting: shapes are aligned at their last dimension, and an operand is
+//! repeated along dimensions that it lacks or in which it has length 1.
 //!
-//! Where b alone is repeated, and as a whole, the index of its element is one modulo of that of a. All other shapes
-//! are walked by strides.
+//! If only b is repeated, and as a whole, its index is a modulo of the index of a. All other shapes use strides.
 
 use super::axes::{Axis, MAX_RANK, axis_params, collapse, for_each_run, strides};
 use super::*;
@@ -12,10 +11,10 @@ use crate::shader;
 use bytemuck::Pod;
 use rayon::prelude::*;
 
-/// (a, b, dy, result), all of one length; dy may be empty where the function does not look at it.
+/// (a, b, dy, result), all of one length; dy may be empty if the function does not use it.
 pub(super) type Zip<T> = fn(&[T], &[T], &[f32], &mut [f32]);
 
-/// The shape that all are repeated to.
+/// The broadcast shape.
 pub(super) fn broadcast_shape<const N: usize>(op: &'static str, shapes: [&Shape; N]) -> Result<Shape> {
     let rank = shapes.iter().map(|shape| shape.len()).max().unwrap_or(0);
     let mut to = vec![1; rank];
@@ -36,7 +35,7 @@ pub(super) fn broadcast_shape<const N: usize>(op: &'static str, shapes: [&Shape;
     Ok(to)
 }
 
-/// The dimensions of `to`, with the strides of operands that are repeated to it.
+/// The dimensions of `to`, with the strides of operands broadcast to it.
 pub(super) fn broadcast_axes<const N: usize>(to: &Shape, operands: [&Shape; N]) -> Vec<Axis<N>> {
     let of_operands = operands.map(|shape| strides(shape));
     collapse((0..to.len()).map(|dim| {
@@ -54,7 +53,7 @@ pub(super) fn only_b_repeats(to: &Shape, a: &Shape, b: &Shape) -> bool {
     a.elements() == to.elements() && a.ends_with(dims)
 }
 
-/// y[i] = f(a[i], b[i], dy[i]) with a and b of these shapes repeated to `to`.
+/// y[i] = f(a[i], b[i], dy[i]), with a and b broadcast to `to`.
 pub(super) fn zip<T: Pod + Send + Sync>(
     to: &Shape,
     [(a_shape, a), (b_shape, b)]: [(&Shape, &[T]); 2],
@@ -96,7 +95,7 @@ pub(super) fn zip<T: Pod + Send + Sync>(
     });
 }
 
-/// A run of an operand: where it stands, or in `scratch` if one element is repeated.
+/// A run of an operand: in place, or in `scratch` if one element is repeated.
 pub(super) fn operand_run<'a, T: Pod, const N: usize>(
     x: &'a [T],
     place: usize,
@@ -158,7 +157,7 @@ pub(super) fn plan(
     })
 }
 
-/// The type that elements of this one are computed in.
+/// The compute type of this element type.
 fn computed(dtype: DType) -> &'static str {
     if dtype == DType::U32 { "u32" } else { "f32" }
 }

@@ -1,7 +1,7 @@
-//! Conversion between f32 and f16. Shapes: any -> the same.
+//! Conversion between f32 and f16. Shapes: (...) -> (...).
 //!
-//! f16 keeps 11 bits between 6e-5 and 65504, fewer down to 6e-8, and turns what is larger into infinity. The gradient
-//! is converted back to the type of the input.
+//! f16 has 11 significant bits between 6e-5 and 65504, fewer down to 6e-8; larger values become infinity. The gradient
+//! is converted back to the input's type.
 
 use super::*;
 use crate::gpu::{Limits, Operand, Plan, buffer, param};
@@ -59,10 +59,10 @@ impl Op for Cast {
 }
 
 impl Tensor {
-    /// The elements as f32 or f16; the same tensor if they are that already.
+    /// Converts to f32 or f16; returns the same tensor if it already has the type.
     ///
     /// # Errors
-    /// If token ids would be converted, or the GPU cannot store f16.
+    /// If a type is u32, or the GPU does not support f16.
     pub fn to_dtype(&self, dtype: DType) -> Result<Tensor> {
         if dtype == self.dtype() {
             return Ok(self.clone());
@@ -73,7 +73,7 @@ impl Tensor {
         apply_one(Cast { from: self.dtype(), to: dtype }, &[self])
     }
 
-    /// Overwrites `out`, f32 or f16 and as long, with these elements, which are f32 or f16.
+    /// Overwrites `out` (f32 or f16, of equal length) with these f32 or f16 elements.
     pub fn cast_into(&self, out: &Tensor) -> Result<()> {
         run_into(&Cast { from: self.dtype(), to: out.dtype() }, &[self], &[out])
     }

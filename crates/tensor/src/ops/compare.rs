@@ -1,4 +1,4 @@
-//! Comparisons of two tensors, whose results are masks, and the choice between two by a mask. Shapes are broadcast.
+//! Comparisons, which return masks, and selection by a mask. Shapes are broadcast.
 //!
 //! | op | y | derivative |
 //! |---|---|---|
@@ -28,7 +28,7 @@ struct Compare(&'static Comparison);
 /// Each row defines a `Tensor` method: its operator in WGSL, which is Rust's.
 macro_rules! comparisons {
     ($($(#[$doc:meta])* $name:ident $operator:tt;)*) => {
-        /// Every row's name and method: what is tested and timed of one is tested and timed of all.
+        /// Every row's name and method, for tests and benchmarks.
         #[allow(clippy::type_complexity)] // A name for the type would be said here alone.
         pub const COMPARISONS: &[(&str, fn(&Tensor, &Tensor) -> Result<Tensor>)] =
             &[$((stringify!($name), Tensor::$name),)*];
@@ -36,8 +36,7 @@ macro_rules! comparisons {
         impl Tensor {
             $($(#[$doc])*
             ///
-            /// A mask of f32, 1 where it holds and 0 where not, through which no gradient flows. Shapes are broadcast
-            /// as in NumPy.
+            /// An f32 mask: 1 where true, 0 where false, without a gradient. Shapes are broadcast as in NumPy.
             ///
             /// # Errors
             /// If the shapes do not fit, or the tensors are not of one type.
@@ -110,7 +109,7 @@ struct Where {
     shapes: [Shape; 2],
 }
 
-/// dy where the mask is not 0, or where it is. Inputs: mask, dy.
+/// dy where the mask is not 0, or where it is 0; else 0. Inputs: mask, dy.
 struct Masked {
     inverted: bool,
 }

@@ -1,10 +1,10 @@
-//! Dimensions as arguments of ops: counted from the first, or, if negative, from the last, as in PyTorch.
+//! Dimension arguments of ops; negative ones count from the last, as in PyTorch.
 
 use super::*;
 use std::fmt;
 use std::ops::RangeFull;
 
-/// A dimension of a tensor: 0 is the first, -1 the last. Any integer is one: `x.sum(-1)`.
+/// A dimension of a tensor: 0 is the first, -1 the last. Converts from any integer: `x.sum(-1)`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Dim(i128);
 
@@ -20,7 +20,7 @@ impl Dim {
         })
     }
 
-    /// Its number where there are so many dimensions, if it is one of them.
+    /// Its index in a tensor of this rank, if valid.
     pub(super) fn of_rank(self, rank: usize) -> Option<usize> {
         let from_first = if self.0 < 0 { self.0 + rank as i128 } else { self.0 };
         usize::try_from(from_first).ok().filter(|dim| *dim < rank)
@@ -81,7 +81,7 @@ impl Dims for RangeFull {
     }
 }
 
-/// The numbers of dimensions of a tensor of this shape, none of which may be named twice.
+/// The indices of these dimensions in a tensor of this shape; an error for duplicates.
 pub(super) fn distinct(op: &'static str, dims: &[Dim], shape: &Shape) -> Result<Vec<usize>> {
     let numbers = dims.iter().map(|dim| dim.number(op, shape)).collect::<Result<Vec<usize>>>()?;
     match (1..numbers.len()).any(|i| numbers[..i].contains(&numbers[i])) {

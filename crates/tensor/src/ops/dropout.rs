@@ -1,8 +1,8 @@
-//! Dropout (Srivastava et al. 2014, in the inverted form that leaves evaluation untouched). Shapes: any -> the same.
+//! Dropout (Srivastava et al. 2014; inverted, so evaluation is the identity). Shapes: (...) -> (...).
 //!
-//! y_i = x_i / (1 - p) with probability 1 - p, else 0; dx_i is the same function of dy_i. Whether element i is kept is
-//! a function of the key and i alone, so backward draws again instead of keeping a mask, and so may kernels that drop
-//! in passing ([`Mask`]). Of a slice, i counts from its place in the whole tensor ([`Key::slice`]).
+//! y_i = x_i / (1 - p) with probability 1 - p, else 0; dx_i is the same function of dy_i. Whether element i is kept
+//! depends only on the key and i, so backward and fused kernels ([`Mask`]) draw again instead of storing a mask. In a
+//! slice, i counts from its position in the whole tensor ([`Key::slice`]).
 
 use super::random::{Key, drop_threshold};
 use super::*;
@@ -12,10 +12,10 @@ use crate::shader;
 use crate::tensor::Grads;
 use rayon::prelude::*;
 
-/// Which elements of a tensor are dropped, and what the others are multiplied by.
+/// The dropout mask of a tensor, and the scale of kept elements.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Mask {
-    /// What the random number of an element must reach for it to be kept.
+    /// An element is kept if its random number is at least this.
     threshold: u32,
     scale: f32,
     key: Key,
@@ -24,7 +24,7 @@ pub(super) struct Mask {
 }
 
 impl Mask {
-    /// The mask that `key` stands for, for a tensor of this shape in `op`.
+    /// The mask of `key` for a tensor of this shape in `op`.
     ///
     /// # Errors
     /// If `p` is not in 0..1.
@@ -46,7 +46,7 @@ impl Mask {
         }
     }
 
-    /// What shaders need to know.
+    /// Shader parameters.
     pub fn params(&self) -> [Param; 5] {
         let [key0, key1] = self.key.words;
         let (threshold, scale) = (param("threshold", self.threshold), param("scale", self.scale));
@@ -119,8 +119,8 @@ impl Op for Dropout {
 }
 
 impl Tensor {
-    /// Sets each element to 0 with probability `p` and divides the others by `1 - p`. The same key drops the same
-    /// elements, on every device. With `p` = 0 it is the tensor itself.
+    /// Zeroes each element with probability `p` and divides the others by `1 - p`. The same key drops the same elements
+    /// on every device. `p` = 0 is the identity.
     ///
     /// # Errors
     /// If `p` is not in 0..1 or the tensor is neither f32 nor f16.

@@ -1,15 +1,14 @@
-//! Rows of a table by their number. Shapes: table (V, C), ids (...) of u32 -> y (..., C).
+//! Embedding lookup: rows of a table by id. Shapes: table (V, C), ids (...) of u32 -> y (..., C).
 //!
 //! y[i] = table[ids[i]]; dtable[v] = sum of dy[i] over the i with ids[i] = v.
 //!
-//! An id that is not below V gives a row of NaN, on every device, and contributes nothing to the gradient: a launch
-//! cannot fail, and NaN is noticed by whatever watches the loss.
+//! An id that is not below V returns a row of NaN on every device and contributes nothing to the gradient: a launch
+//! cannot fail, and NaN shows in the loss.
 //!
-//! Backward sorts the positions by id, stably, so that the gradients of a row of the table lie in one run and are added
-//! up in a fixed order: the same bits every time, without atomics. A GPU sorts blocks of positions by counting what
-//! comes before each, and merges them by binary search; then it cuts the sorted positions into chunks of equal length,
-//! so that the work is the same whether a row has one gradient or all of them, and puts together the sums of runs that
-//! cross chunks.
+//! Backward sorts the positions by id (stable), so each table row's gradients are one run that is summed in a fixed
+//! order: deterministic, without atomics. The GPU sorts blocks of positions by rank counting and merges them by binary
+//! search. It then cuts the sorted positions into chunks of equal length, which balances the work when one row has most
+//! gradients, and combines the sums of runs that cross chunks.
 
 use super::reduce::SumRows;
 use super::*;
@@ -32,7 +31,7 @@ struct EmbeddingAt {
     start: usize,
 }
 
-/// dtable. Inputs: dy, ids; of a table that has only some of the rows, which of its rows stands for each id as well.
+/// dtable. Inputs: dy, ids; for a table of selected rows, also the row of each id.
 pub(super) struct EmbeddingBackward {
     pub vocabulary: usize,
     pub c: usize,
@@ -293,8 +292,7 @@ fn launch(mode: &'static str, buffers: Vec<Buffer>, params: Vec<Param>, workgrou
     Launch { shader: shader!(embedding), values: vec![("mode", mode.into())], buffers, params, workgroups }
 }
 
-/// Adds `rows` (N, C) to those of the gradient of a table (V, C) that `ids` (N) of u32 name. What is not below V names
-/// none.
+/// Adds `rows` (N, C) to the rows `ids` (N, u32) of the gradient of a table (V, C). Skips ids that are not below V.
 ///
 /// # Errors
 /// If the shapes do not fit.
@@ -304,20 +302,20 @@ pub fn add_rows(table: &Gradient, rows: &Tensor, ids: &Tensor) -> Result<()> {
 }
 
 impl Tensor {
-    /// The rows of this table (V, C) that `ids` (...) of u32 name: (..., C). An id that is not below V gives NaN.
+    /// The rows `ids` (..., u32) of this table (V, C) -> (..., C). A row is NaN if its id is not below V.
     ///
     /// # Errors
-    /// If this is not a table of f32 or the ids are not u32.
+    /// If this tensor is not f32 (V, C) or the ids are not u32.
     pub fn embedding(&self, ids: &Tensor) -> Result<Tensor> {
         let (vocabulary, c) = (self.shape().rows(), self.shape().last_dim());
         apply_one(Embedding { vocabulary, c }, &[self, ids])
     }
 
-    /// The rows of this table (V, C) that `ids` (B, T) of u32 name, plus those of `positions` (P, C) from `start` on:
-    /// (B, T, C).
+    /// The rows `ids` (B, T, u32) of this table (V, C), plus the rows `start..start + T` of `positions` (P, C) -> (B,
+    /// T, C).
     ///
     /// # Errors
-    /// Those of [`Tensor::embedding`], or if there are not so many positions.
+    /// Those of [`Tensor::embedding`], or if `start + T` exceeds P.
     pub fn embedding_at(&self, ids: &Tensor, positions: &Tensor, start: usize) -> Result<Tensor> {
         let table = Embedding { vocabulary: self.shape().rows(), c: self.shape().last_dim() };
         apply_one(EmbeddingAt { table, positions: positions.shape().rows(), start }, &[self, ids, positions])

@@ -7,8 +7,8 @@
 //! ```
 //! With x, w1 and w2 in f16, so are h, gelu'(u), y and the gradients.
 //!
-//! One op, because then h and gelu'(u) leave the product that computes u, which is not kept itself, and du the one that
-//! computes dy w2^T: two passes over tensors of the widest layer fewer in each direction.
+//! Fusion saves two passes over the widest tensors in each direction: the GEMM of u stores h and gelu'(u) instead of u,
+//! and the GEMM of dy w2^T stores du.
 
 use super::matmul::{Epilogue, MatMul, linear_gradients};
 use super::reduce::SumRows;
@@ -63,7 +63,7 @@ impl Op for FeedForward {
 }
 
 impl Tensor {
-    /// `gelu(self w1 + b1) w2 + b2`: (..., C) -> (..., D) by w1 (C, F) and w2 (F, D); `biases` are b1 (F) and b2 (D).
+    /// `gelu(self w1 + b1) w2 + b2`: (..., C) -> (..., D), with w1 (C, F), w2 (F, D), and `biases` b1 (F) and b2 (D).
     ///
     /// # Errors
     /// If the shapes do not fit, or x, w1 and w2 are not all f32 or all f16, or a bias is not f32.

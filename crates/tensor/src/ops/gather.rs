@@ -1,4 +1,4 @@
-//! Elements and rows by their number in a dimension, and sums into them. Shapes: x (outer, V, inner), and
+//! Lookups along a dimension by index, and scattered sums. Shapes: x (outer, V, inner), and
 //!
 //! | op | index | y | derivative |
 //! |---|---|---|---|
@@ -6,9 +6,9 @@
 //! | index_select | (n) | y[o, j, i] = x[o, index[j], i] | dx: sums of rows of dy |
 //! | scatter_add | (outer, n, inner) | y = x; y[o, index[o, j, i], i] += source[o, j, i] | dx = dy; dsource: gather |
 //!
-//! All are lookups in a table: of single elements, or of rows of `inner`. [`RowNumbers`] computes their numbers, the
-//! rest is [`Tensor::embedding`] with its sorted, deterministic gradient. So an index that is not below V gives NaN,
-//! adds nothing, and gets no gradient.
+//! All are table lookups of single elements or of rows of `inner`. [`RowNumbers`] computes the row ids;
+//! [`Tensor::embedding`] does the rest, with its sorted, deterministic gradient. An index that is not below V therefore
+//! returns NaN, adds nothing, and gets no gradient.
 
 use super::embedding::EmbeddingBackward;
 use super::*;
@@ -145,9 +145,8 @@ impl Tensor {
         Ok((0..shape.len()).map(reached).collect::<Vec<_>>().into())
     }
 
-    /// The elements of dimension `dim` that `index` of u32 names: as `torch.gather`. The index has as many dimensions,
-    /// and may be shorter in those that are not gathered. Where it is not below this dimension's length, the result
-    /// is NaN.
+    /// `torch.gather`: the elements of dimension `dim` at `index` (u32). The index has the same rank, and may be
+    /// shorter in other dimensions. The result is NaN where the index is out of range.
     ///
     /// # Errors
     /// If the shapes do not fit, this tensor is neither f32 nor f16, or the index is not u32.
@@ -165,12 +164,11 @@ impl Tensor {
         x.reshape([x.len(), 1])?.embedding(&numbers)?.reshape(index.shape().clone())
     }
 
-    /// The rows of dimension `dim` that `index` (n) of u32 names: (B, T, C).index_select(1, index) is (B, n, C). Where
-    /// the index is not below this dimension's length, the result is NaN.
+    /// `torch.index_select`: the slices of dimension `dim` at `index` (n, u32): (B, T, C).index_select(1, index) is (B,
+    /// n, C). The result is NaN where the index is out of range.
     ///
     /// # Errors
-    /// If there is no such dimension, the index has not one, this tensor is neither f32 nor f16, or the index is not
-    /// u32.
+    /// If there is no such dimension, the index is not one-dimensional u32, or this tensor is neither f32 nor f16.
     pub fn index_select(&self, dim: impl Into<Dim>, index: &Tensor) -> Result<Tensor> {
         let dim = dim.into();
         if self.dtype() == DType::F16 {
@@ -193,9 +191,9 @@ impl Tensor {
         self.reshape([outer * shape[dim], inner])?.embedding(&numbers)?.reshape(selected)
     }
 
-    /// These elements plus those of `source`, each at the place of dimension `dim` that `index` of u32 names for it: as
-    /// `torch.scatter_add`. Index and source have one shape, with as many dimensions as this tensor, in all but `dim`
-    /// at most as long. What is not below this dimension's length is not added.
+    /// `torch.scatter_add`: adds each element of `source` at the position of dimension `dim` given by `index` (u32).
+    /// Index and source have one shape, of this tensor's rank, and at most its length in dimensions other than `dim`.
+    /// Elements with an index out of range are not added.
     ///
     /// # Errors
     /// If the shapes do not fit, a tensor is not f32 or the index not u32.

@@ -1,16 +1,16 @@
-//! Inputs of ops for tests and benchmarks, drawn alike on every device.
+//! Random inputs of ops for tests and benchmarks, equal on every device.
 
 use super::random::splitmix64;
 use crate::{Device, Error, Result, Shape, Tensor};
 
-/// How the values of an input are drawn.
+/// The distribution of an input.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Values {
     /// Uniform in `low..high`.
     Uniform(f32, f32),
     /// Token ids below a bound.
     Ids(u32),
-    /// Token ids below a bound, of which every fifth is the ignored label.
+    /// Token ids below a bound; every fifth is the ignored target.
     Targets(u32),
 }
 
@@ -18,12 +18,12 @@ pub const AROUND_ZERO: Values = Values::Uniform(-2.0, 2.0);
 pub const AROUND_ONE: Values = Values::Uniform(0.9, 1.1);
 pub const POSITIVE: Values = Values::Uniform(0.3, 3.0);
 
-/// Values for which an elementwise function is defined, of its first tensor if it has two.
+/// Values in the domain of an elementwise function (of its first operand).
 pub fn domain(function: &str) -> Values {
     if matches!(function, "log" | "sqrt" | "recip" | "pow" | "powf") { POSITIVE } else { AROUND_ZERO }
 }
 
-/// Tensors of these shapes and values, the same for every device: drawn from `seed`.
+/// Tensors of these shapes and distributions, drawn from `seed` and equal on every device.
 ///
 /// # Errors
 /// If the host or the device runs out of memory.

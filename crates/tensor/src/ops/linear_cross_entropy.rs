@@ -1,23 +1,22 @@
-//! The classifier of a language model and its loss in one: cross-entropy of `h weight^T [+ bias]`, without ever holding
-//! all logits. Shapes: h (..., C), weight (V, C), bias (V), targets (...) -> loss ().
+//! Fused linear, softmax and cross-entropy of a language model's head: the loss of `h weight^T [+ bias]`, without the
+//! tensor of all logits. Shapes: h (..., C), weight (V, C), bias (V), targets (...) -> loss ().
 //!
-//! Rows are taken in chunks. Of each chunk the logits are computed, then replaced by their gradient
-//! ([`FusedSoftmaxCrossEntropy`]), then multiplied into the gradients of h and of the weight, in forward:
+//! Rows are processed in chunks. For each chunk, forward computes the logits, replaces them by their gradient
+//! ([`FusedSoftmaxCrossEntropy`]), and multiplies that into the gradients of h and of the weight:
 //! ```text
 //! x = h weight^T    dx = (softmax(x) - onehot) / n    dh = dx weight    dweight = sum over chunks of dx^T h
 //!       [+ bias]                                                      dbias = sum of the rows of dx
 //! ```
-//! In mixed precision h and weight are f16, and so are logits, dx and dh. dx is below 1 / n, too small for f16: it is
-//! multiplied by a loss scale (Micikevicius et al. 2018), and all gradients that follow from it are that much larger.
+//! In mixed precision h and weight are f16, and so are logits, dx and dh. dx is below 1 / n, too small for f16, so it
+//! is multiplied by a loss scale (Micikevicius et al. 2018), which scales all gradients computed from it.
 //!
-//! The last chunk's part of dweight is left to backward, which adds it straight to what the weight's gradient has come
-//! to. The rest it only hands on, multiplied by the gradient of the loss if that may be other than 1. For V = 50,257
-//! and 16 x 1024 tokens that saves two tensors of 3.3 GB. (The fused classifier of llm.c, and Liger Kernel, Hsu et al.
-//! 2024.)
+//! Backward computes the last chunk's part of dweight and adds it directly to the accumulated gradient. The other
+//! gradients are only multiplied by the loss gradient, and only if that may differ from 1. For V = 50,257 and 16 x 1024
+//! tokens that saves two tensors of 3.3 GB. (The fused classifier of llm.c, and Liger Kernel, Hsu et al. 2024.)
 //!
-//! The fast GEMMs of a GPU take rows of whole vectors, and are fastest with whole tiles. A weight of another number of
-//! rows, such as the 50,257 of GPT-2, is copied with rows of zeros behind it: the logits then have columns that are no
-//! classes, which the loss leaves out and whose gradient is 0.
+//! The fast GEMMs of a GPU require rows of whole vectors and prefer whole tiles. A weight with another number of rows,
+//! such as GPT-2's 50,257, is copied with padding rows of zeros. The loss ignores the padding columns of the logits,
+//! and their gradient is 0.
 
 use super::cross_entropy::{
     CountValid, Criterion, FusedSoftmaxCrossEntropy, MeanLoss, RowLosses, Weighing, expect_targets,
@@ -55,8 +54,8 @@ struct LinearCrossEntropy {
     dbias: Option<Tensor>,
 }
 
-/// dweight = what all chunks but the last come to, if there are others, + dx^T h of the last; of that the first V rows,
-/// where dx has more columns.
+/// dweight = the sum of all chunks but the last, if there are others, + dx^T h of the last chunk; only its first V rows
+/// if dx has padding columns.
 struct WeightGradient {
     others: Option<Tensor>,
     dx: Tensor,
@@ -198,7 +197,7 @@ impl Tensor {
     /// `count` rows of the first dimension from `start` on, as a view without history.
     ///
     /// # Panics
-    /// If `start` is not at a multiple of 256 bytes, or the rows do not lie within the tensor.
+    /// If `start` is not at a multiple of 256 bytes, or the rows are out of range.
     pub fn rows(&self, start: usize, count: usize) -> Tensor {
         let row: usize = self.shape()[1..].iter().product();
         let shape = [&[count], &self.shape()[1..]].concat();
@@ -207,12 +206,12 @@ impl Tensor {
         Tensor::from_parts(spec, storage, Edge::None)
     }
 
-    /// The mean cross-entropy () of the logits `h weight^T`, h (..., C) being this tensor and `weight` (V, C), against
-    /// u32 `targets` (...): [`Tensor::cross_entropy`] without a tensor of all logits. Gradients, but not the loss, are
-    /// multiplied by the first element of `loss_scale`, of f32, if there is one.
+    /// The mean cross-entropy () of the logits `self weight^T` against u32 `targets` (...), for this tensor (..., C)
+    /// and `weight` (V, C): [`Tensor::cross_entropy`] without a tensor of all logits. Gradients, but not the loss, are
+    /// multiplied by the first element of `loss_scale` (f32), if given.
     ///
     /// # Errors
-    /// If shapes, types or the criterion do not fit, or there is no row at all.
+    /// If shapes, types or the criterion do not fit, or there are no rows.
     pub fn linear_cross_entropy(
         &self,
         weight: &Tensor,

@@ -1,12 +1,12 @@
-//! What an adapter of low rank adds to a linear layer (LoRA, Hu et al. 2021). Shapes: y (..., N), x (..., K), a (R, K),
+//! The output of a LoRA adapter (Hu et al. 2021), added to a linear layer's. Shapes: y (..., N), x (..., K), a (R, K),
 //! b (N, R), scales (N, R) -> (..., N).
 //!
 //! ```text
 //! z = x a^T    b' = scales * b    result = y + z b'^T
 //! dy = dresult    dz = dresult b'    dx = dz a    da = dz^T x    db = scales * (dresult^T z)
 //! ```
-//! y, x and a are all f32 or all f16, and so is b'; b, scales and the gradients of a and b are f32. R is small beside K
-//! and N: what costs time is reading and writing y, so the sum is written over it where nobody else needs it.
+//! y, x and a are all f32 or all f16, and so is b'; b, scales and the gradients of a and b are f32. R is much smaller
+//! than K and N, so reading and writing y dominates; the sum overwrites y if no other tensor shares it.
 
 use super::matmul::MatMul;
 use super::*;
@@ -45,8 +45,8 @@ impl Op for AddLowRank {
 }
 
 impl Tensor {
-    /// `self + x a^T (scales * b)^T`: y (..., N) plus what x (..., K) becomes by a (R, K) and b (N, R), whose elements
-    /// are multiplied by those of `scales` (N, R), which get no gradient.
+    /// `self + x a^T (scales * b)^T` for this tensor (..., N), x (..., K), a (R, K), b (N, R) and `scales` (N, R). The
+    /// scales get no gradient.
     ///
     /// # Errors
     /// If the shapes do not fit, y, x and a are not all f32 or all f16, or b or the scales are not f32.

@@ -1,6 +1,6 @@
-//! A norm of the residual stream and the linear layer that reads it, as one launch: in a step of generation a launch
-//! costs more than a row's norm. For inference alone. Shapes: x and branch (M, K), norm weight and bias (K), weight
-//! (K, N) or (N, K), bias (N) -> y (M, N), and the stream x + branch (M, K).
+//! Residual sum, norm and linear layer as one launch: in a generation step, a launch costs more than a row's norm. For
+//! inference only. Shapes: x and branch (M, K), norm weight and bias (K), weight (K, N) or (N, K), bias (N) -> y (M,
+//! N), and the stream x + branch (M, K).
 //!
 //! ```text
 //! s = x + branch    y = norm(s) W + bias    or gelu of that
@@ -14,7 +14,7 @@ use super::*;
 use crate::gpu::{Limits, Plan};
 use crate::tensor::{grad_enabled, run};
 
-/// A norm's parameters, (K), and what it adds to the variance or, without a mean, to the mean square.
+/// A norm's parameters (K), and its epsilon.
 #[derive(Clone, Copy)]
 pub struct NormRef<'a> {
     pub weight: &'a Tensor,
@@ -23,7 +23,7 @@ pub struct NormRef<'a> {
     pub rms: bool,
 }
 
-/// A linear layer's parameters, and what follows it.
+/// A linear layer's parameters, and whether GELU follows.
 #[derive(Clone, Copy)]
 pub(crate) struct LinearRef<'a> {
     pub weight: &'a Tensor,
@@ -95,8 +95,8 @@ impl Kernel for NormLinear {
 }
 
 impl Tensor {
-    /// Whether [`Tensor::norm_linear`] of this stream is better than a norm and a linear layer: in a step of generation
-    /// on a GPU, which waits for launches.
+    /// Whether [`Tensor::norm_linear`] is faster than norm and linear layer for this stream: in a generation step on a
+    /// GPU, which is bound by launches.
     pub(crate) fn prefers_norm_linear(&self) -> bool {
         let (rows, k, device) = (self.shape().rows(), self.shape().last_dim(), self.device());
         let [of_element, of_any] = NormPrologue::WORKGROUP_BYTES;
@@ -104,8 +104,8 @@ impl Tensor {
         !grad_enabled() && device.is_gpu() && (1..=MOST_ROWS).contains(&rows) && k > 0 && fits
     }
 
-    /// The stream x + branch, f32, and what a linear layer makes of its norm, of type `out`: (..., K) and (..., N).
-    /// For inference: nothing is recorded on the tape.
+    /// The stream x + branch (..., K), f32, and the linear layer of its norm (..., N), of type `out`. For inference:
+    /// nothing is recorded on the tape.
     ///
     /// # Errors
     /// If the shapes do not fit, or a tensor but the branch and the linear layer's weight is not f32.

@@ -1,4 +1,4 @@
-//! Pooling of images: the largest or the average of each window. Shapes: x (B, C, H, W) -> y (B, C, H', W').
+//! Max and average pooling of images. Shapes: x (B, C, H, W) -> y (B, C, H', W').
 //!
 //! ```text
 //! max_pool2d           y = largest x of the window, the first of equal ones; dx = dy where that came from
@@ -6,11 +6,11 @@
 //! adaptive_avg_pool2d  the same, with window i of rows floor(i H / H') to ceil((i + 1) H / H')
 //! H' = (H + 2 p - d (K - 1) - 1) / s + 1              stride s, padding p, dilation d
 //! ```
-//! H' is rounded down, or up in ceil mode, where windows that would begin behind the pixels are left out. What a window
-//! reaches beyond the padding is not there: it is no candidate and does not count.
+//! H' is rounded down, or up in ceil mode, which omits windows that would start beyond the image and its left padding.
+//! Elements beyond the padding are neither candidates nor counted.
 //!
-//! Forward keeps where each largest element lies in its plane. Backward gathers: each pixel looks at the windows that
-//! may hold it, in a fixed order.
+//! Forward stores the index of each maximum in its plane. Backward gathers: each pixel reads the windows that may
+//! contain it, in a fixed order.
 
 use super::conv::positions;
 use super::*;
@@ -20,24 +20,24 @@ use crate::tensor::{Grads, apply};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// The windows of a pooling layer, (height, width) each.
+/// Options of a pooling layer, (height, width) each, as in PyTorch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PoolOptions {
     pub kernel: [usize; 2],
-    /// Pixels between neighbouring windows.
+    /// Step between windows, in pixels.
     pub stride: [usize; 2],
-    /// Pixels on each side that are no candidates for the largest, and zeros for the average: at most half the kernel.
+    /// Padding on each side, in pixels, at most half the kernel: ignored by the maximum, zeros in the average.
     pub padding: [usize; 2],
-    /// Pixels between neighbouring elements of a window; 1 for averages.
+    /// Step between elements of a window, in pixels; 1 for averages.
     pub dilation: [usize; 2],
     /// Whether the average counts the padding.
     pub count_include_pad: bool,
-    /// Whether there is a window for the pixels that remain where not all windows fit whole.
+    /// Whether the output size is rounded up, with partial windows at the end.
     pub ceil_mode: bool,
 }
 
 impl PoolOptions {
-    /// Windows of this size side by side, as is PyTorch's default.
+    /// Non-overlapping windows of this size, PyTorch's default.
     pub fn new(kernel: [usize; 2]) -> PoolOptions {
         let (padding, dilation) = ([0; 2], [1; 2]);
         PoolOptions { kernel, stride: kernel, padding, dilation, count_include_pad: true, ceil_mode: false }
@@ -87,7 +87,7 @@ impl Pool {
         }
     }
 
-    /// Calls `visit` with every output of a plane, its window, and by how much the sum of that is divided.
+    /// Calls `visit` with every output of a plane, its window, and the divisor of the average.
     fn windows(&self, mut visit: impl FnMut(usize, [Range<usize>; 2], f32)) {
         for i in 0..self.to[0] {
             for j in 0..self.to[1] {
@@ -170,7 +170,7 @@ impl Pool {
     }
 }
 
-/// Takes an element for the largest so far if it is larger; what is not a number stays, as in PyTorch.
+/// Updates the running maximum with an element; NaN propagates, as in PyTorch.
 fn larger((largest, place): (&mut f32, &mut u32), x: f32, at: u32) {
     if x > *largest || x.is_nan() {
         (*largest, *place) = (x, at);
@@ -319,7 +319,7 @@ impl Kernel for PoolBackward {
     }
 }
 
-/// Pools x, whose outputs have the size that `to` finds for each dimension.
+/// Pools x; `to` computes the output size of each dimension.
 fn pool(
     op: &'static str,
     x: &Tensor,
@@ -367,7 +367,7 @@ fn of_sequence(op: &'static str, x: &Tensor, pool: impl Fn(&Tensor) -> Result<Te
 }
 
 impl Tensor {
-    /// The largest element of each window of (B, C, H, W), whose gradient goes to the first of equal ones.
+    /// The maximum of each window: (B, C, H, W) -> (B, C, H', W'). On ties, the first element gets the gradient.
     ///
     /// # Errors
     /// If the tensor is not f32 or f16 of four dimensions, no window fits, or the padding is more than half the kernel.
@@ -375,7 +375,7 @@ impl Tensor {
         pool("max_pool2d", self, Max, options, |dim, size| pooled(options, dim, size))
     }
 
-    /// The average of each window of (B, C, H, W).
+    /// The average of each window: (B, C, H, W) -> (B, C, H', W').
     ///
     /// # Errors
     /// Those of [`Tensor::max_pool2d`], or if the windows are dilated.
@@ -384,7 +384,7 @@ impl Tensor {
         pool("avg_pool2d", self, Average, options, to)
     }
 
-    /// The averages of `to` windows (height, width) that cover (B, C, H, W) evenly.
+    /// The averages of `to` = (H', W') windows that cover the image evenly: (B, C, H, W) -> (B, C, H', W').
     ///
     /// # Errors
     /// If the tensor is not f32 or f16 of four dimensions, or there are no windows or too many.
@@ -395,8 +395,8 @@ impl Tensor {
         pool("adaptive_avg_pool2d", self, AdaptiveAverage, PoolOptions::new([1; 2]), to)
     }
 
-    /// [`Tensor::max_pool2d`] of sequences (B, C, L), with the second of each of the options; the first are those of a
-    /// height of 1.
+    /// [`Tensor::max_pool2d`] of sequences (B, C, L), with the second (width) value of each option; the first values
+    /// must suit a height of 1.
     ///
     /// # Errors
     /// Those of [`Tensor::max_pool2d`].
@@ -412,7 +412,7 @@ impl Tensor {
         of_sequence("avg_pool1d", self, |x| x.avg_pool2d(options))
     }
 
-    /// The averages of `to` windows that cover sequences (B, C, L) evenly.
+    /// The averages of `to` windows that cover the sequences evenly: (B, C, L) -> (B, C, to).
     ///
     /// # Errors
     /// Those of [`Tensor::adaptive_avg_pool2d`].

@@ -1,18 +1,17 @@
-//! Counter-based random numbers: a pure function of a key and a position, so every device draws the same,
-//! in any order, and backward can draw again instead of remembering.
+//! Counter-based random numbers: a pure function of a key and a position, so every device draws the same numbers in any
+//! order, and backward draws again instead of storing them.
 
 /// A stream of random numbers, for a tensor or a slice of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Key {
     pub words: [u32; 2],
-    /// The index along the first dimension of the whole tensor where the slice begins. Ops that draw a number for each
-    /// element of a tensor count positions from there, so that a batch computed in slices draws the numbers of the
-    /// whole.
+    /// Start of the slice along the first dimension of the whole tensor. Ops that draw a number per element count
+    /// positions from there, so a batch computed in slices draws the numbers of the whole batch.
     pub slice_start: u32,
 }
 
 impl Key {
-    /// The stream that `seed` stands for; nearby seeds give unrelated streams.
+    /// The stream of `seed`; nearby seeds have unrelated streams.
     pub fn new(seed: u64) -> Key {
         let mut state = seed;
         let z = splitmix64(&mut state);
@@ -25,32 +24,32 @@ impl Key {
         mix_bits(mix_bits(counter ^ self.words[0]) ^ self.words[1])
     }
 
-    /// 32 random bits of which dropout is made: those of the generator SplitMix32 after `counter` steps (Steele, Lea,
-    /// Flood 2014; with a step of its own for each key). Half the work of [`Key::bits`]: kernels of attention draw one
-    /// for each weight. `mask_bits4` in `shaders/common.wgsl`.
+    /// 32 random bits for dropout: SplitMix32 after `counter` steps (Steele, Lea, Flood 2014; each key has its own
+    /// step). Half the cost of [`Key::bits`], because attention kernels draw one per attention weight. `mask_bits4` in
+    /// `shaders/common.wgsl`.
     #[inline(always)]
     pub fn mask_bits(self, counter: u32) -> u32 {
         mix_bits(counter.wrapping_mul(self.words[1] | 1).wrapping_add(self.words[0]))
     }
 
-    /// The stream of one row, for positions in a matrix that 32 bits could not number.
+    /// The stream of one row, for matrices with more elements than 32 bits can index.
     pub fn row(self, row: u32) -> Key {
         Key { words: [mix_bits(row ^ self.words[0]), self.words[1]], ..self }
     }
 
-    /// The same stream for a slice that begins at index `start` of the first dimension.
+    /// The same stream for a slice from index `start` of the first dimension on.
     pub fn slice(self, start: usize) -> Key {
         Key { slice_start: start as u32, ..self }
     }
 
-    /// The position of the slice's first element, where each index of the first dimension has `each` of them. Positions
-    /// count modulo 2^32, as they do in kernels.
+    /// The position of the slice's first element, with `each` elements per index of the first dimension. Positions are
+    /// modulo 2^32, as in kernels.
     pub fn first_position(self, each: usize) -> u32 {
         self.slice_start.wrapping_mul(each as u32)
     }
 }
 
-/// The next number of a generator whose state may be anything (Steele, Lea, Flood 2014).
+/// The next number of SplitMix64 (Steele, Lea, Flood 2014); any state is valid.
 pub fn splitmix64(state: &mut u64) -> u64 {
     *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
     let z = (*state ^ (*state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -66,7 +65,7 @@ pub fn mix_bits(value: u32) -> u32 {
     x ^ (x >> 16)
 }
 
-/// What [`Key::mask_bits`] must reach so that an element is kept with probability `1 - p`.
+/// The threshold of [`Key::mask_bits`] at which an element is kept with probability `1 - p`.
 pub fn drop_threshold(p: f32) -> u32 {
     (f64::from(p) * 4_294_967_296.0) as u32
 }

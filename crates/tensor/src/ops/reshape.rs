@@ -1,5 +1,5 @@
-//! The same elements under another shape. Shapes: any -> any of as many elements. Nothing is copied: tensors are always
-//! contiguous, so y is a view of x's memory, and the gradient of x is a view of y's.
+//! Reshape. Shapes: any -> any with the same number of elements. Nothing is copied: tensors are always contiguous, so y
+//! is a view of x's memory, and the gradient of x is a view of y's.
 
 use super::*;
 use crate::tensor::{Edge, Grads, Shape};
@@ -20,10 +20,10 @@ impl Op for Reshape {
 }
 
 impl Tensor {
-    /// The same elements in the same order under another shape. Shares the memory.
+    /// The same elements in row-major order with another shape. Shares the memory.
     ///
     /// # Errors
-    /// If the shape does not hold as many elements.
+    /// If the number of elements differs.
     pub fn reshape(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         let (from, to) = (self.shape().clone(), shape.into());
         if to.elements() != from.elements() {

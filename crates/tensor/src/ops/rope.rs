@@ -1,18 +1,17 @@
-//! Rotary position embedding (Su et al. 2021) of packed queries and keys, after RMS normalization of each head if there
-//! are weights for it (QK-norm, Henry et al. 2020). Values pass unchanged. Shapes: packed qkv (B, T, P) of n_head
-//! query, n_kv_head key and n_kv_head value heads of D elements each; table (positions, D), cosines and then sines of
-//! D/2 angles; weights (D) of queries and of keys -> (B, T, P).
+//! Rotary position embedding (Su et al. 2021) of packed queries and keys, after an optional RMS normalization of each
+//! head (QK-norm, Henry et al. 2020). Values are unchanged. Shapes: packed qkv (B, T, P) of n_head query, n_kv_head key
+//! and n_kv_head value heads of D elements each; table (positions, D), cosines and then sines of D/2 angles; weights
+//! (D) of queries and of keys -> (B, T, P).
 //!
-//! Of each head x of token t, with i < D/2 and c_i, s_i from row start + t of the table, in the pairing of Hugging
-//! Face:
+//! For each head x of token t, with i < D/2 and c_i, s_i from row start + t of the table, in Hugging Face's pairing:
 //! ```text
 //! n = x / sqrt(average(x^2) + eps)    z = n weight                                  (z = x without weights)
 //! y_i = z_i c_i - z_(i+D/2) s_i       y_(i+D/2) = z_(i+D/2) c_i + z_i s_i
 //! ```
-//! Backward turns dy back by the same angles, which gives dz; with weights dn = dz weight, dx = (dn - n average(dn n))
+//! Backward rotates dy by the negative angles, which gives dz; with weights dn = dz weight, dx = (dn - n average(dn n))
 //! / sqrt(..), and dweight sums dz n over all tokens and heads of a kind, in chunks of tokens that [`SumRows`] adds up.
 //!
-//! In generation the same pass writes keys and values to the rows of the cache that begin at `start`.
+//! In generation, the same kernel writes keys and values to the KV cache from row `start` on.
 
 use super::attention::copy_kv;
 use super::reduce::SumRows;
@@ -65,7 +64,7 @@ impl Dims {
         if self.head_size.is_multiple_of(8) { 4 } else { 1 }
     }
 
-    /// Vectors of half a head, each of which a thread has.
+    /// Vectors per half head, one per thread.
     fn half(&self) -> usize {
         self.head_size / 2 / self.vector()
     }
@@ -321,23 +320,23 @@ impl Kernel for Backward {
 }
 
 impl Tensor {
-    /// Turns the queries and keys of packed qkv (B, T, P) by the angles of their positions, whose cosines and sines are
-    /// the rows of `table` (positions, head size); `norm` has an epsilon and the weights (head size) of queries and of
-    /// keys, with which each head is RMS-normalized before.
+    /// Rotates queries and keys of packed qkv (B, T, P) by the angles of their positions; `table` (positions, head
+    /// size) has the cosines and sines. `norm` has the epsilon and the weights (head size) of an RMS norm of each query
+    /// and key head, applied before.
     ///
     /// # Errors
-    /// If qkv is not of such heads of an even size up to 128, in f32 or f16, or the table or a weight does not fit.
+    /// If qkv is not f32 or f16, the head size is odd or above 128, or qkv, the table or a weight does not fit the
+    /// heads.
     pub fn rope(&self, heads: Heads, table: &Tensor, norm: Option<(f32, [&Tensor; 2])>) -> Result<Tensor> {
         let op = self.rope_op(heads, norm.map(|(eps, _)| eps), 0)?;
         Ok(apply(op, &rope_inputs(self, table, norm))?.remove(0))
     }
 
-    /// [`Tensor::rope`] of (B, n, P) tokens that follow `start` others in each sequence; their keys and values are
-    /// written to the rows of `cache` (B, T, 2 n_kv_head head size), f32 or f16, from `start` on. For inference:
-    /// nothing is recorded on the tape.
+    /// [`Tensor::rope`] of n new tokens (B, n, P) after `start` cached ones. Writes their keys and values to `cache`
+    /// (B, T, 2 n_kv_head head size), f32 or f16, from row `start` on. For inference: nothing is recorded on the tape.
     ///
     /// # Errors
-    /// Those of [`Tensor::rope`], or if the cache is of other heads or full.
+    /// Those of [`Tensor::rope`], or if the cache has other heads or is full.
     pub fn rope_append(
         &self,
         heads: Heads,

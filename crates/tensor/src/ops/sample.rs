@@ -1,7 +1,6 @@
-//! Draws the next token of each text from its logits, where the logits are. Shapes: logits (B, V) of f32 -> ids (B) of
-//! u32.
+//! Samples the next token of each text on the device of the logits. Shapes: logits (B, V) of f32 -> ids (B) of u32.
 //!
-//! Of the logits l of a text, in the order of transformers' processors:
+//! Applied to the logits l of a text, in the order of transformers' processors:
 //!
 //! ```text
 //! l_i = l_i + bias_i
@@ -12,9 +11,8 @@
 //! only those with w_i >= min_p                                                          (Nguyen et al. 2024)
 //! id = the first i with w_0 + .. + w_i > u (w_0 + w_1 + ..), u uniform in (0, 1)
 //! ```
-//! The temperature 0 takes the largest. Of equal logits that of the smaller id counts as the larger. u is a function of
-//! the text's key and the number of the draw, so it is the same on every device; ids differ only where u lies within
-//! the rounding of a sum.
+//! Temperature 0 selects the largest logit. Ties go to the smaller id. u depends on the text's key and the draw's
+//! index, so it is the same on every device; ids differ only if u is within the rounding error of a sum.
 
 use super::random::Key;
 use super::*;
@@ -24,15 +22,15 @@ use crate::profile::MemoryKind;
 use crate::shader;
 use crate::tensor::run_into;
 
-/// The id that a row gets whose model computes NaN or infinity.
+/// The id returned for a row with NaN or infinite logits.
 pub const NOT_FINITE: u32 = u32::MAX;
-/// The id that a row gets of which biases leave no token.
+/// The id returned for a row whose biases exclude every token.
 pub const NO_TOKEN: u32 = u32::MAX - 1;
 
-/// How the tokens of one text are drawn.
+/// Sampling settings of one text.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Draw {
-    /// How many ids there are to draw; what fills up the vocabulary beyond them is never drawn.
+    /// Number of valid ids; padding of the vocabulary beyond them is never drawn.
     pub tokens: u32,
     pub temperature: f32,
     /// At least 1.
@@ -45,7 +43,7 @@ pub struct Draw {
 }
 
 impl Draw {
-    /// Words of a row of settings.
+    /// u32 words per row of settings.
     pub const WORDS: usize = 8;
 
     fn words(&self) -> [u32; Draw::WORDS] {
@@ -77,8 +75,8 @@ impl Draw {
         Tensor::from_u32(&words, [draws.len(), Draw::WORDS], device)
     }
 
-    /// Of each token a number in proportion to its probability, and at a temperature of 0 that of the largest alone;
-    /// or the id that says why there are none. `seen` is not 0 for tokens in the text.
+    /// Unnormalized probability of each token (at temperature 0, of the largest alone), or the id that reports why
+    /// there are none. `seen` is nonzero for tokens in the text.
     pub fn weights(
         &self,
         logits: &[f32],
@@ -163,14 +161,14 @@ fn keep_top_p(top_p: f32, ranks: &[u64], weights: &mut [f32]) {
     }
 }
 
-/// The bits of a number, turned so that larger numbers have larger ones: the order of `f32::total_cmp`.
+/// Bits that order like the number (`f32::total_cmp`).
 fn ordered(x: f32) -> u32 {
     let bits = x.to_bits();
     if x.is_sign_negative() { !bits } else { bits | 1 << 31 }
 }
 
-/// ids (B), and which tokens are in the texts (B, V) if that counts: the token that is drawn is added. Inputs: logits
-/// (B, V), settings (B, 8), and a bias for each logit if there are any.
+/// ids (B), and with a penalty the tokens in the texts (B, V), updated by the drawn token. Inputs: logits (B, V),
+/// settings (B, 8), and optional biases (B, V).
 struct Sample {
     number: u32,
     has_bias: bool,
@@ -255,10 +253,10 @@ impl Kernel for Sample {
 }
 
 impl Tensor {
-    /// The next token of each text, (B) of u32, drawn from logits (B, V) by the settings of [`Draw::to_tensor`];
-    /// [`NOT_FINITE`] or [`NO_TOKEN`] where there is none. `bias` (B, V) is added to the logits. `seen` (B, V), u32, is
-    /// not 0 where a token is in the text, and is told of the one that is drawn; without it no penalty is counted.
-    /// `number` is that of the draw, from which its random numbers follow.
+    /// Samples the next token of each text (B), u32, from logits (B, V) with the settings of [`Draw::to_tensor`];
+    /// [`NOT_FINITE`] or [`NO_TOKEN`] where that is impossible. `bias` (B, V) is added to the logits. `seen` (B, V),
+    /// u32, is nonzero for tokens in the text, and is updated with the drawn token; without it, there is no repetition
+    /// penalty. `number` is the index of the draw, which selects its random numbers.
     ///
     /// # Errors
     /// If the shapes or types do not fit.

@@ -1,9 +1,9 @@
 //! Softmax over the last dimension, and its logarithm. Shapes: (..., n) -> (..., n).
 //!
-//! y = e^(x - m) / sum e^(x - m) with m the largest x of the row: no exponent is above 0, so nothing overflows.
-//! dx = y (dy - sum(dy y)).
+//! y = e^(x - m) / sum e^(x - m) with m the row maximum, so exponents are at most 0 and nothing overflows. dx = y (dy -
+//! sum(dy y)).
 //!
-//! The logarithm: y = x - m - log sum e^(x - m), dx = dy - e^y sum(dy). Of f16 all is computed in f32.
+//! The logarithm: y = x - m - log sum e^(x - m), dx = dy - e^y sum(dy). f16 is computed in f32.
 
 use super::*;
 use crate::cpu::{map_and_sum, math, maximum, sum_of, vectorized};
@@ -146,7 +146,7 @@ impl Kernel for SoftmaxBackward {
 }
 
 impl Tensor {
-    /// Softmax over the last dimension: every row becomes positive and sums to 1.
+    /// Softmax over the last dimension.
     ///
     /// # Errors
     /// If the tensor is neither f32 nor f16.
@@ -154,7 +154,7 @@ impl Tensor {
         apply_one(Softmax { log: false }, &[self])
     }
 
-    /// The logarithm of the softmax over the last dimension, precise where that is near 0.
+    /// Log-softmax over the last dimension, precise for small probabilities.
     ///
     /// # Errors
     /// If the tensor is neither f32 nor f16.

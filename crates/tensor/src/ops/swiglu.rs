@@ -1,5 +1,5 @@
-//! SwiGLU (Shazeer 2020): what a gated feed-forward layer computes between its matmuls. Shapes: u (..., 2F), the gates
-//! and then what they let through -> h (..., F). Of f32 or f16.
+//! SwiGLU (Shazeer 2020): the activation of a gated feed-forward layer. Shapes: u (..., 2F), gates then values -> h
+//! (..., F). f32 or f16.
 //!
 //! ```text
 //! h_i = silu(u_i) u_(F+i)      silu(x) = x s(x), s(x) = 1 / (1 + e^-x)

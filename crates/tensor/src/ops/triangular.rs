@@ -1,5 +1,5 @@
-//! The part of matrices on one side of a diagonal, 0 on the other. Shapes: (.., rows, columns) -> the same. The
-//! gradient is the same part of dy.
+//! Triangular parts of matrices. Shapes: (.., rows, columns) -> (.., rows, columns). The gradient is the same part of
+//! dy.
 
 use super::*;
 use crate::gpu::{Limits, Operand, Plan, buffer, param};
@@ -93,20 +93,20 @@ impl Tensor {
         apply_one(Triangular { upper, diagonal }, &[self])
     }
 
-    /// The elements of matrices (.., rows, columns) on and below a diagonal, 0 above: 0 is the main diagonal, 1 the one
-    /// above it.
+    /// The lower triangle of matrices (.., rows, columns), with zeros above a diagonal: 0 is the main diagonal, 1 the
+    /// one above it.
     ///
     /// # Errors
-    /// If there are less than two dimensions, or the elements are token ids.
+    /// If there are fewer than two dimensions, or the tensor is u32.
     pub fn tril(&self, diagonal: i64) -> Result<Tensor> {
         self.triangular(false, diagonal)
     }
 
-    /// The elements of matrices (.., rows, columns) on and above a diagonal, 0 below: 0 is the main diagonal, 1 the one
-    /// above it.
+    /// The upper triangle of matrices (.., rows, columns), with zeros below a diagonal: 0 is the main diagonal, 1 the
+    /// one above it.
     ///
     /// # Errors
-    /// If there are less than two dimensions, or the elements are token ids.
+    /// If there are fewer than two dimensions, or the tensor is u32.
     pub fn triu(&self, diagonal: i64) -> Result<Tensor> {
         self.triangular(true, diagonal)
     }

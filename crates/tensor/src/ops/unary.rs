@@ -1,6 +1,6 @@
-//! Elementwise functions of one tensor, of f32 or f16; computed in f32. Shapes: any -> the same.
+//! Elementwise functions of one tensor, f32 or f16, computed in f32. Shapes: (...) -> (...).
 //!
-//! An op is one row of [`functions!`]: its name, what backward keeps, y and dx as WGSL and as Rust.
+//! An op is one row of [`functions!`]: its name, the tensor saved for backward, y and dx as WGSL and as Rust.
 
 use super::binary::power_by_base;
 use super::*;
@@ -10,7 +10,7 @@ use crate::shader;
 use crate::tensor::Grads;
 use rayon::prelude::*;
 
-/// What of a function the derivative is written in terms of, and so what the tape keeps.
+/// The tensor in terms of which the derivative is written, which the tape saves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Keeps {
     Nothing,
@@ -29,11 +29,11 @@ struct Function {
     keeps: Keeps,
     /// y, in terms of `x` and of constants such as `params.factor`: vec4<f32>.
     wgsl: &'static str,
-    /// dx, in terms of `dy`, the constants, and of what is kept: `x` or `y`.
+    /// dx, in terms of `dy`, the constants, and the saved tensor, `x` or `y`.
     wgsl_derivative: &'static str,
     /// y of x.
     cpu: fn(&[f32], Constants, &mut [f32]),
-    /// dx of what is kept, and dy.
+    /// dx from the saved tensor and dy.
     cpu_derivative: fn(&[f32], &[f32], Constants, &mut [f32]),
 }
 
@@ -67,7 +67,7 @@ macro_rules! functions {
             };)*
         }
 
-        /// Every row's name and method: what is tested and timed of one is tested and timed of all.
+        /// Every row's name and method, for tests and benchmarks.
         pub const METHODS: &[(&str, fn(&Tensor) -> Result<Tensor>)] =
             &[$((stringify!($name), |x| x.$name($($sample),*)),)*];
 
@@ -118,7 +118,7 @@ functions! {
     abs() keeps Input: "abs(x)", "dy * sign(x)", |x| x.abs(), |x, dy| dy * sign_of(x);
     /// -1, 0 or 1. The gradient is 0.
     sign() keeps Nothing: "sign(x)", "vec4<f32>(0.0)", |x| sign_of(x), |_kept, _dy| 0.0;
-    /// The largest whole number that is not larger. The gradient is 0.
+    /// The largest integer not above x. The gradient is 0.
     floor() keeps Nothing: "floor(x)", "vec4<f32>(0.0)", |x| x.floor(), |_kept, _dy| 0.0;
     /// x, but at least `min`, and at most `max`; infinities leave a side open. No gradient flows where x is outside.
     clamp(min = -0.5, max = 1.0) keeps Input: "min(max(x, vec4<f32>(params.min)), vec4<f32>(params.max))",
@@ -164,13 +164,13 @@ fn sign_of(x: f32) -> f32 {
     }
 }
 
-/// The larger of both; NaN stays what it is.
+/// The larger of both; NaN propagates.
 #[inline(always)]
 fn at_least(x: f32, bound: f32) -> f32 {
     if x < bound { bound } else { x }
 }
 
-/// The smaller of both; NaN stays what it is.
+/// The smaller of both; NaN propagates.
 #[inline(always)]
 fn at_most(x: f32, bound: f32) -> f32 {
     if x > bound { bound } else { x }
@@ -220,7 +220,7 @@ struct Unary {
     constants: Constants,
 }
 
-/// dx. Inputs: what was kept (dy where nothing was), dy.
+/// dx. Inputs: the saved tensor (dy if there is none), dy.
 struct Derivative(Unary);
 
 impl Unary {

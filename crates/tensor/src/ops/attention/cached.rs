@@ -1,6 +1,6 @@
-//! Attention of new tokens to themselves and to all before them, whose keys and values are kept: each costs time that
-//! grows with the tokens before it, where attention of the whole context would grow with their square.
-//! Shapes: packed qkv (B, n, P) of the tokens number `start` to `start + n` of each sequence, cache (B, T, 2 K) of keys
+//! Attention with a KV cache: new tokens attend to themselves and to cached keys and values, so the cost of a token is
+//! linear in the context. Shapes: packed qkv (B, n, P) of the tokens number `start` to `start + n` of each sequence,
+//! cache (B, T, 2 K) of keys
 //! | values, K = n_kv_head head_size -> y (B, n, C).
 
 use super::{Attention, Dims, Heads, cpu};
@@ -10,18 +10,17 @@ use crate::profile::MemoryKind;
 use crate::shader;
 use crate::tensor::{run, run_into};
 
-/// Keys of a split, which one workgroup looks at (split-KV).
+/// Keys per split, which one workgroup processes (split-KV).
 const SPLIT_KEYS: usize = 128;
 
-/// Writes k | v of qkv to the rows of the cache, the output, that begin at `start`. The others keep what they hold.
+/// Writes k | v of qkv to the rows of the cache (the output) from `start` on. Other rows are unchanged.
 struct AppendKv {
     start: usize,
     /// (B, T, 2 K)
     cache: Spec,
 }
 
-/// y. Inputs: qkv, and the cache with its keys and values. Where those are to be appended, the cache is the second
-/// output instead.
+/// y. Inputs: qkv and the cache. When it also appends, the cache is the second output instead.
 struct CachedAttention {
     op: Attention,
     start: usize,
@@ -78,7 +77,7 @@ fn append(qkv: &Spec, cache: &Spec, start: usize, written: Operand) -> Launch {
     }
 }
 
-/// The sizes of a tensor of three dimensions, which `check_cache` has made sure of.
+/// The sizes of a three-dimensional tensor; `check_cache` has checked its rank.
 fn sizes(spec: &Spec) -> [usize; 3] {
     spec.shape[..].try_into().expect("three dimensions")
 }
@@ -94,17 +93,17 @@ pub(in crate::ops) fn copy_kv(of: &Spec, x: &[f32], cache: &mut ViewMut, start: 
 }
 
 impl CachedAttention {
-    /// Of the new tokens.
+    /// Sizes of the new tokens.
     fn dims(&self, qkv: &Spec) -> Dims {
         self.op.dims(qkv)
     }
 
-    /// Of what is kept.
+    /// The cache.
     fn cache<'a>(&'a self, inputs: &[&'a Spec]) -> &'a Spec {
         self.append.as_ref().unwrap_or_else(|| inputs[1])
     }
 
-    /// Of a cache with room for so many tokens, whose keys are split so often.
+    /// Parameters for a cache with `room` tokens and this number of key splits.
     fn params(&self, d: Dims, room: usize, splits: usize) -> Vec<Param> {
         vec![
             param("queries", d.time),
@@ -226,8 +225,8 @@ impl Heads {
 }
 
 impl Tensor {
-    /// [`Tensor::cached_attention`], which itself writes the keys and values of the n tokens to the rows of `cache`
-    /// (B, T, 2 K), f32 or f16, from `start` on: (B, n, C).
+    /// [`Tensor::cached_attention`] that first appends the keys and values of the n tokens to `cache` (B, T, 2 K), f32
+    /// or f16, from row `start` on -> (B, n, C).
     ///
     /// # Errors
     /// If the shapes do not fit, or the cache is full.
@@ -245,10 +244,9 @@ impl Tensor {
         Ok(y)
     }
 
-    /// Causal attention of packed (B, n, P) queries, keys and values, those of [`Tensor::causal_attention`], of n
-    /// tokens that follow `start` others in each sequence: (B, n, C). The keys and values of all are in the first rows
-    /// of each sequence in `cache` (B, T, 2 K), where [`Tensor::rope_append`] wrote them. For
-    /// inference: nothing is recorded on the tape.
+    /// Causal attention of n new tokens after `start` cached ones: packed queries, keys and values (B, n, P), as in
+    /// [`Tensor::causal_attention`] -> (B, n, C). `cache` (B, T, 2 K) already holds the keys and values of all `start +
+    /// n` tokens, written by [`Tensor::rope_append`]. For inference: nothing is recorded on the tape.
     ///
     /// # Errors
     /// If the shapes do not fit.

@@ -5,32 +5,31 @@ use crate::gpu::{Launch, Limits, Operand, Plan, Value, buffer, param};
 use crate::shader;
 use crate::tensor::DType;
 
-/// How the work is cut. A row of a workgroup is a query, in the pass over keys a key.
+/// Tile sizes. A row of a workgroup is a query, or a key in the pass over keys.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct CoopTiling {
-    /// The side of a cooperative matrix, and the threads that hold one.
+    /// Side length of a cooperative matrix, and threads per subgroup.
     side: u32,
     subgroup: u32,
-    /// Of a workgroup.
+    /// Subgroups per workgroup.
     subgroups: u32,
-    /// Times `side`: the queries of a subgroup. More need fewer loads from workgroup memory for each product, but
+    /// Queries per subgroup, in units of `side`. More mean fewer loads from workgroup memory per MMA, but more
     /// registers.
     fragments: u32,
-    /// Whether elements are f32, multiplied as high and low halves.
+    /// Whether elements are f32, multiplied as split-fp16.
     split_fp16: bool,
 }
 
-/// Columns of a tile. More would take more workgroup memory, and so leave fewer workgroups to fill the waits of one
-/// another.
+/// Columns per tile. More would use more workgroup memory and so lower the occupancy.
 const COLS: u32 = 16;
 
 impl CoopTiling {
-    /// `None` if the device has no cooperative matrices that take such heads, or is faster without.
+    /// The fastest tiling; `None` if the device has no cooperative matrices for such heads, or is faster without.
     pub fn choose(d: Dims, dtype: DType, limits: &Limits) -> Option<CoopTiling> {
         CoopTiling::fitting(d, dtype, limits).filter(|tiling| !tiling.split_fp16 || split_fp16_pays(d))
     }
 
-    /// `None` if the device has no cooperative matrices that take such heads.
+    /// A valid tiling; `None` if the device has no cooperative matrices for such heads.
     pub fn fitting(d: Dims, dtype: DType, limits: &Limits) -> Option<CoopTiling> {
         let (side, subgroup) = (limits.coop_matrix, limits.subgroup_size);
         // Whole rows of scores for each thread or parts of one.
@@ -53,17 +52,17 @@ impl CoopTiling {
         fits.then_some(tiling)
     }
 
-    /// Of all that is in memory.
+    /// Element type in memory.
     fn dtype(&self) -> DType {
         if self.split_fp16 { DType::F32 } else { DType::F16 }
     }
 
-    /// Of the pass over keys: it has two results, for as many registers.
+    /// Fragments in a pass: one in the pass over keys, whose two results need twice the registers.
     fn fragments(&self, pass: &str) -> u32 {
         if pass == "keys" { 1 } else { self.fragments }
     }
 
-    /// Rows of a workgroup.
+    /// Rows per workgroup.
     fn rows(&self, pass: &str) -> usize {
         (self.subgroups * self.fragments(pass) * self.side) as usize
     }
@@ -86,7 +85,7 @@ impl CoopTiling {
         }
     }
 
-    /// What the queries of a query block are a multiple of.
+    /// The number of queries in a query block is a multiple of this.
     fn block_multiple(&self) -> usize {
         self.rows("queries").max(COLS as usize)
     }
@@ -141,7 +140,7 @@ impl CoopTiling {
         plan
     }
 
-    /// The passes after the one that finds D, which is `delta`.
+    /// The backward passes after `delta`, which computes D.
     pub fn backward(&self, op: &Attention, d: Dims, delta: Launch, limits: &Limits) -> Plan {
         let rows = d.query_block_rows(self.block_multiple(), self.dtype().size_bytes(), limits);
         let mut operands = op.with_documents(&BACKWARD, 4);
@@ -155,15 +154,15 @@ impl CoopTiling {
     }
 }
 
-/// Whether attention of f32 is faster as split-fp16 than by fused multiply-adds, of which fewer come one after another.
-/// An H200's times of a step: 0.92 with 48 heads of T = 1024 and 1.05 with 24 of 512; at 256 1.02, 1.00 and 0.99 with
-/// 96, 192 and 384; at 128 1.04 with 384.
+/// Whether f32 attention is faster as split-fp16 than with FMA, which has shorter dependency chains. Relative step time
+/// on an H200: 0.92 with 48 heads of T = 1024 and 1.05 with 24 of 512; at 256 1.02, 1.00 and 0.99 with 96, 192 and 384;
+/// at 128 1.04 with 384.
 fn split_fp16_pays(d: Dims) -> bool {
     d.time >= 256 && d.heads() * d.time * d.time >= 12 << 20
 }
 
-/// Adds to a plan the search for the scales (B, heads) of tensors (B, T, heads, head_size), which are one after the
-/// other in what is returned.
+/// Adds to a plan the computation of the scales (B, heads) of tensors (B, T, heads, head_size). The returned operand
+/// holds them in order.
 fn scales(d: Dims, of: &[(usize, Operand)], plan: &mut Plan) -> Operand {
     let scratch = plan.scratch.len();
     let mut first = 0;

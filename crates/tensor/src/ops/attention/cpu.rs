@@ -1,9 +1,9 @@
-//! Attention on the CPU: one task per batch item and head, in backward a head of keys; blocks of query rows within it,
-//! matmuls by `gemm`.
+//! Attention on the CPU: one task per batch item and query head (in backward: key/value head), processed in blocks of
+//! query rows with `gemm`.
 //!
-//! A task holds a block of S, `BLOCK` rows by the keys that one of them sees, never all of it. It adds everything up in
-//! one order, so the number of threads changes nothing. Rows of a block are computed whole, with -inf where a query
-//! must not look: e^-inf is 0, and whole vectors cost less than the odd elements at the end of a row.
+//! A task holds one block of S, `BLOCK` rows by the keys that any of them sees. Its summation order is fixed, so the
+//! number of threads does not change the result. Rows of a block are computed in full, with -inf at masked keys:
+//! exp(-inf) is 0, and full vectors cost less than a remainder at the end of a row.
 
 use super::{Attention, Dims};
 use crate::cpu::{
@@ -16,7 +16,7 @@ use std::ops::Range;
 /// Query rows at a time: enough for `gemm` to be fast, few enough that a block of S stays in the second-level cache.
 const BLOCK: usize = 64;
 
-/// x = exp(scale * x - shift); the sum of the new values.
+/// x = exp(scale * x - shift), in place; returns the sum.
 #[inline(always)]
 fn exponentials(x: &mut [f32], scale: f32, shift: f32) -> f32 {
     map_and_sum(
@@ -27,7 +27,7 @@ fn exponentials(x: &mut [f32], scale: f32, shift: f32) -> f32 {
 }
 
 impl Attention {
-    /// Multiplies a row of P, from key `first` on, by what dropout keeps of it.
+    /// Applies dropout to a row of P, from key `first` on.
     fn drop_out(&self, batch_head: usize, time: usize, i: usize, first: usize, row: &mut [f32]) {
         let Some((p, key)) = self.dropout else { return };
         let first_row = key.first_position(self.heads.n_head * time);
@@ -38,14 +38,14 @@ impl Attention {
         }
     }
 
-    /// The first key that query `i` sees, of all that came before.
+    /// The first key that query `i` sees.
     fn first_key(&self, i: usize, document_start: Option<u32>) -> usize {
         let of_window = self.heads.window.map_or(0, |window| (i + 1).saturating_sub(window));
         of_window.max(document_start.map_or(0, |start| start as usize)).min(i)
     }
 }
 
-/// Where a head begins in the rows of a batch item of packed (B, T, P), which are P apart.
+/// Offsets of a head's q, k and v in a row of packed (B, T, P).
 #[derive(Clone, Copy)]
 struct PackedHeads {
     q: usize,
@@ -54,7 +54,7 @@ struct PackedHeads {
 }
 
 impl PackedHeads {
-    /// Of a head of queries, and that of the keys which it reads.
+    /// For a query head and its key/value head.
     fn of(d: Dims, head: usize) -> PackedHeads {
         let kv = d.width() + head / d.group() * d.head_size;
         PackedHeads { q: head * d.head_size, k: kv, v: kv + d.kv_width() }
@@ -66,7 +66,7 @@ impl PackedHeads {
     }
 }
 
-/// Where in their rows the documents of a batch item's tokens begin.
+/// The document starts of a batch item's tokens.
 fn of_item(starts: Option<&[u32]>, d: Dims, batch: usize) -> Option<&[u32]> {
     starts.map(|starts| &starts[batch * d.time..][..d.time])
 }
@@ -100,7 +100,7 @@ pub fn cached(op: &Attention, d: Dims, before: usize, qkv: &[f32], cache: &[f32]
     });
 }
 
-/// y (T, head_size) and L (T) of the T queries of one head, whose first has `before` keys before its own.
+/// y (T, head_size) and L (T) of one head's T queries, which follow `before` cached keys.
 fn forward_head(
     op: &Attention,
     d: Dims,
@@ -159,8 +159,8 @@ pub(super) fn backward(op: &Attention, d: Dims, inputs: [&[f32]; 4], starts: Opt
     });
 }
 
-/// Turns the scores of a query, `p`, into P, and its dy v^T, `ds`, into dS: of the keys `seen`, and 0 of others. With
-/// dropout, `drop` makes P * Z of P in `kept`.
+/// Turns a query's scores `p` into P, and its dy v^T in `ds` into dS, for the keys `seen`; other elements become 0.
+/// With dropout, `drop` computes P * Z in `kept`.
 #[inline(always)]
 fn score_gradients(
     [p, ds, kept]: [&mut [f32]; 3],
@@ -187,7 +187,7 @@ fn score_gradients(
     ds[seen.end..].fill(0.0);
 }
 
-/// dq of the heads of queries that read one head of keys, and its dk and dv (T, head_size).
+/// dq of the query heads that share one key/value head, and its dk and dv (T, head_size).
 fn backward_kv_head(
     op: &Attention,
     d: Dims,

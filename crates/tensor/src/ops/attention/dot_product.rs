@@ -1,34 +1,34 @@
-//! Scaled dot-product attention of queries, keys and values that are tensors of their own, with any mask: of a sequence
-//! to itself or to another (Tq != Tk). Shapes: q (..., Tq, D), k (..., Tk, D), v (..., Tk, E) -> (..., Tq, E).
+//! Scaled dot-product attention of separate query, key and value tensors, with any mask: self-attention or
+//! cross-attention (Tq != Tk). Shapes: q (..., Tq, D), k (..., Tk, D), v (..., Tk, E) -> (..., Tq, E).
 //!
 //! ```text
 //! S = scale q k^T [+ mask]    P = softmax(S)    y = dropout(P) v
 //! ```
-//! Causal attention of a sequence to itself without a mask is the fused kernel of [`Attention`], whose memory is linear
-//! in T. All else is two batched matmuls and a softmax between them, and keeps P.
+//! Causal self-attention without a mask runs the fused kernel of [`Attention`], whose memory is linear in T. All other
+//! cases are two batched GEMMs with a softmax between them, and store P.
 
 use super::masked_softmax::masked_softmax;
 use super::*;
 
-/// Which keys a query sees, of a shape that is broadcast to the scores (..., Tq, Tk).
+/// The mask of the scores, broadcast to (..., Tq, Tk).
 #[derive(Debug, Clone, Copy)]
 pub enum AttentionMask<'a> {
-    /// f32, added to the scores: -infinity hides a key, other values are a bias, which may be learned.
+    /// f32, added to the scores: -infinity masks a key, other values are a bias, which may be trained.
     Additive(&'a Tensor),
-    /// f32, as comparisons make it: a query sees the keys where it is not 0. PyTorch's mask of booleans.
+    /// f32, as comparisons return it: a query sees the keys where it is not 0. Like PyTorch's boolean mask.
     Keep(&'a Tensor),
 }
 
-/// The arguments of PyTorch's `scaled_dot_product_attention` that may be left out.
+/// Optional arguments of PyTorch's `scaled_dot_product_attention`.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AttentionOptions<'a> {
-    /// A query that sees no key gets zeros.
+    /// The mask. A query without visible keys gets zeros.
     pub mask: Option<AttentionMask<'a>>,
-    /// Query i sees the keys up to number i, and of these what the mask leaves.
+    /// Query i sees only keys 0 to i, in addition to the mask.
     pub causal: bool,
-    /// What scores are multiplied by; 1 / sqrt(D) if it is not given.
+    /// Factor of the scores; default 1 / sqrt(D).
     pub scale: Option<f32>,
-    /// The probability with which an element of P is dropped, and the stream that decides.
+    /// Dropout probability of the elements of P, and the random key.
     pub dropout: Option<(f32, Key)>,
 }
 
@@ -43,8 +43,8 @@ fn sizes(shapes: [&Shape; 3]) -> Option<[usize; 5]> {
 }
 
 impl Tensor {
-    /// The attention of these queries (..., Tq, D) to `keys` (..., Tk, D), as the mean of `values` (..., Tk, E), all
-    /// f32 and of the same leading dimensions -> (..., Tq, E).
+    /// Attention of these queries (..., Tq, D) to `keys` (..., Tk, D) and `values` (..., Tk, E) -> (..., Tq, E), all
+    /// f32 with equal leading dimensions.
     ///
     /// # Errors
     /// If the shapes do not fit, a tensor is not f32, the mask is not broadcast to (..., Tq, Tk), or the probability of

@@ -1,23 +1,23 @@
 //! The heads of attention.
 
-/// Which heads there are, and how far back they look.
+/// Head counts and the attention window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Heads {
-    /// Heads of queries.
+    /// Query heads.
     pub n_head: usize,
-    /// Heads of keys and of values; divides `n_head`.
+    /// Key/value heads; `n_head` is a multiple of it.
     pub n_kv_head: usize,
-    /// The most keys that a query sees, its own included; `None` for all before it.
+    /// Sliding window: the most keys that a query sees, its own included. `None`: all preceding keys.
     pub window: Option<usize>,
 }
 
 impl Heads {
-    /// As many heads of keys and values as of queries, which see all that came before (Vaswani et al. 2017).
+    /// Multi-head attention without a window (Vaswani et al. 2017).
     pub fn multi_head(n_head: usize) -> Heads {
         Heads { n_head, n_kv_head: n_head, window: None }
     }
 
-    /// Heads of queries, keys and values together, which a row of packed qkv is made of.
+    /// Number of heads in a row of packed qkv: query, key and value heads.
     pub(crate) fn packed(self) -> Option<usize> {
         self.n_kv_head.checked_mul(2)?.checked_add(self.n_head)
     }

@@ -50,18 +50,18 @@ use tiling::{Dims, QueryBlock, Tiling};
 pub struct Attention {
     pub heads: Heads,
     pub documents: bool,
-    /// The probability with which an element of P is dropped, and the stream that decides.
+    /// Dropout probability of the elements of P, and the random key.
     pub dropout: Option<(f32, Key)>,
 }
 
-/// Largest head: beyond it the accumulators of a thread would not stay in registers.
+/// Largest head size: beyond it, a thread's accumulators would not fit in registers.
 pub(crate) const MAX_HEAD_SIZE: usize = 128;
 
-/// What the forward pass binds.
+/// Bindings of the forward pass.
 const FORWARD: [(&str, Operand); 3] =
     [("qkv", Operand::Input(0)), ("result", Operand::Output(0)), ("lse", Operand::Output(1))];
 
-/// What the passes over keys and over queries bind.
+/// Bindings of the backward passes over keys and over queries.
 const BACKWARD: [(&str, Operand); 6] = [
     ("qkv", Operand::Input(0)),
     ("lse", Operand::Input(2)),
@@ -72,7 +72,7 @@ const BACKWARD: [(&str, Operand); 6] = [
     ("block_ds", Operand::Scratch(1)),
 ];
 
-/// Statistics are f32, dS^T is of its own type, all else is stored as `element`.
+/// Buffer types: statistics are f32, dS^T is `ds`, all others are `element`.
 fn buffers(operands: &[(&'static str, Operand)], element: &'static str, ds: &'static str) -> Vec<Buffer> {
     let element_of = |name| match name {
         "lse" | "delta" | "scales" => "f32",
@@ -83,7 +83,7 @@ fn buffers(operands: &[(&'static str, Operand)], element: &'static str, ds: &'st
     operands.iter().map(|&(name, operand)| buffer(name, element_of(name), operand)).collect()
 }
 
-/// The buffer with the position where each token's document begins.
+/// The buffer of document starts.
 const DOCUMENTS: &str = "document_starts";
 
 impl Attention {
@@ -93,7 +93,7 @@ impl Attention {
         Dims { batch, time, n_head, n_kv_head, head_size: width / (n_head + 2 * n_kv_head) }
     }
 
-    /// What all shaders need to know of who sees what.
+    /// Template values for the mask, shared by all shaders.
     fn values(&self, dims: Dims) -> [(&'static str, Value); 5] {
         [
             ("head_size", dims.head_size.into()),
@@ -104,7 +104,7 @@ impl Attention {
         ]
     }
 
-    /// These operands, and with documents where they begin: input number `at`.
+    /// These operands, and with documents their starts, which are input `at`.
     fn with_documents(&self, operands: &[(&'static str, Operand)], at: usize) -> Vec<(&'static str, Operand)> {
         let documents = self.documents.then_some((DOCUMENTS, Operand::Input(at)));
         operands.iter().copied().chain(documents).collect()
@@ -114,8 +114,8 @@ impl Attention {
         1.0 / (dims.head_size as f32).sqrt()
     }
 
-    /// FLOPs of `count` matmuls over the part of S that is seen: its lower half, or a band of it; where documents begin
-    /// is not known.
+    /// FLOPs of `count` GEMMs over the visible part of S, its lower half or a band of it. Ignores documents, whose
+    /// starts are not known here.
     fn flops(&self, qkv: &Spec, count: usize) -> usize {
         let d = self.dims(qkv);
         let window = self.heads.window.unwrap_or(d.time).min(d.time);
@@ -217,19 +217,19 @@ impl Attention {
     }
 }
 
-/// D (B, n_head, T), found by `delta`, and room for dS^T of a query block (B, n_head, T, rows).
+/// D (B, n_head, T), computed by `delta`, and scratch memory for dS^T of a query block (B, n_head, T, rows).
 fn backward_start(dims: Dims, delta: Launch, rows: usize, dtype: DType) -> Plan {
     let lines = dims.heads() * dims.time;
     Plan { scratch: vec![4 * lines, dtype.size_bytes() * lines * rows], launches: vec![delta] }
 }
 
-/// Query block by query block, of `rows` queries each, the passes over keys and over queries.
+/// The passes over keys and over queries, for each block of `rows` queries.
 fn query_blocks(dims: Dims, rows: usize, launch: impl Fn(&'static str, QueryBlock) -> Launch) -> Vec<Launch> {
     let blocks = (0..dims.time).step_by(rows).map(|begin| QueryBlock { begin, rows });
     blocks.flat_map(|block| ["keys", "queries"].map(|pass| launch(pass, block))).collect()
 }
 
-/// The heads that a pass has workgroups for: in the pass over keys those of keys.
+/// Heads with workgroups in a pass: key/value heads in the pass over keys, else query heads.
 fn launched_heads(pass: &str, dims: Dims) -> usize {
     if pass == "keys" { dims.kv_heads() } else { dims.heads() }
 }
@@ -308,7 +308,7 @@ impl Op for Attention {
     }
 }
 
-/// dqkv (B, T, P). Inputs: qkv, y, L, dy, and if there are documents where they begin.
+/// dqkv (B, T, P). Inputs: qkv, y, L, dy, and document starts, if any.
 struct AttentionBackward(Attention);
 
 impl Kernel for AttentionBackward {
@@ -341,8 +341,8 @@ impl Kernel for AttentionBackward {
 
 impl Tensor {
     /// Causal attention of packed (B, T, P) queries, keys and values (in this order along the last dimension, the heads
-    /// of each after one another) -> (B, T, C). `documents` (B, T), u32, has for each token the position in its row
-    /// where its document begins, which never decreases along a row: it sees nothing before. `dropout` drops attention
+    /// of each after one another) -> (B, T, C). `documents` (B, T), u32, has the position in the row where each token's
+    /// document starts, nondecreasing along a row; a token attends only to its own document. `dropout` drops attention
     /// probabilities, not outputs.
     ///
     /// # Errors

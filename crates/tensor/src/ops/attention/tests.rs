@@ -1,4 +1,4 @@
-//! Attention against the definition in f64, and in every way that a GPU may run it.
+//! Every GPU variant of attention against the definition in f64.
 
 use super::*;
 use crate::gpu::{Gpu, gpu_for_tests};

@@ -1,9 +1,9 @@
-//! The sizes of attention, and how the GPU cuts S into tiles.
+//! The sizes of attention, and its tiling on the GPU.
 
 use crate::gpu::Limits;
 use crate::ops::matmul::H200;
 
-/// The sizes that all loops are made of.
+/// Problem sizes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Dims {
     pub(super) batch: usize,
@@ -14,17 +14,17 @@ pub(super) struct Dims {
 }
 
 impl Dims {
-    /// B * n_head: the attentions that do not depend on each other.
+    /// B * n_head: independent attention problems.
     pub(super) fn heads(self) -> usize {
         self.batch * self.n_head
     }
 
-    /// B * n_kv_head: heads of keys.
+    /// B * n_kv_head: key/value heads.
     pub(super) fn kv_heads(self) -> usize {
         self.batch * self.n_kv_head
     }
 
-    /// Query heads that share a head of keys and values.
+    /// Query heads per key/value head.
     pub(super) fn group(self) -> usize {
         self.n_head / self.n_kv_head
     }
@@ -34,12 +34,12 @@ impl Dims {
         self.n_head * self.head_size
     }
 
-    /// Heads of queries, keys and values in qkv.
+    /// Query, key and value heads in qkv.
     pub(super) fn packed_heads(self) -> usize {
         self.n_head + 2 * self.n_kv_head
     }
 
-    /// Elements of all keys of a token, or of all values.
+    /// Elements of a token's keys, or of its values.
     pub(super) fn kv_width(self) -> usize {
         self.n_kv_head * self.head_size
     }
@@ -49,14 +49,14 @@ impl Dims {
         self.width() + 2 * self.kv_width()
     }
 
-    /// Elements of a head that a shader loads at a time: four if that comes out even.
+    /// Elements of a head per load: four if the head size is a multiple of four, else one.
     pub(super) fn lanes(self) -> usize {
         if self.head_size.is_multiple_of(4) { 4 } else { 1 }
     }
 
-    /// Queries of a query block, a multiple of `row`: what the pass over keys finds for them, as `bytes` for each
-    /// element, the pass over queries need not compute again. As many as take no more than about five times the memory
-    /// of qkv, whatever T, and can be bound: each block reads and writes dk and dv.
+    /// Queries per query block, a multiple of `row`. The pass over keys stores dS of the block, `bytes` per element, so
+    /// that the pass over queries need not recompute it. Limited to about five times the memory of qkv and to the
+    /// binding size; larger blocks read and write dk and dv less often.
     pub(super) fn query_block_rows(self, row: usize, bytes: usize, limits: &Limits) -> usize {
         let bound = limits.binding_bytes as usize / (bytes * self.heads() * self.time).max(1);
         let most = (16 * self.head_size).min(bound).min(self.time.next_multiple_of(row)) / row * row;
@@ -64,21 +64,21 @@ impl Dims {
     }
 }
 
-/// How the GPU cuts S into tiles.
+/// Tile sizes of S.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tiling {
-    /// Rows of a workgroup and columns of a tile.
+    /// Rows per workgroup and columns per tile.
     pub(super) rows: u32,
     pub(super) cols: u32,
-    /// Rows of a tile that one thread computes, four columns of each.
+    /// Rows per thread, with four columns of each.
     pub(super) rows_per_thread: u32,
-    /// Vectors of four elements of a head that are staged at a time: 4 or 8.
+    /// Vectors of four head elements staged at a time: 4 or 8.
     pub(super) span: u32,
-    /// Vectors that the stage holds.
+    /// Vectors in the stage.
     pub(super) stage: u32,
 }
 
-/// The queries whose part of dS backward holds in memory at a time; none for the other passes.
+/// The queries whose dS backward holds in memory at a time; empty for other passes.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct QueryBlock {
     pub(super) begin: usize,
@@ -86,16 +86,16 @@ pub(super) struct QueryBlock {
 }
 
 impl Tiling {
-    /// The larger the tiles, the fewer loads for each product, and the more workgroup memory.
+    /// Large tiles: fewer loads per FMA, more workgroup memory.
     pub(super) const LARGE: Tiling = Tiling { rows: 128, cols: 64, rows_per_thread: 8, span: 4, stage: 1024 }; // 48 KiB
     pub(super) const MIDDLE: Tiling = Tiling { rows: 64, cols: 64, rows_per_thread: 4, span: 8, stage: 1024 }; // 32 KiB
-    /// Within WebGPU's default limits.
+    /// Small tiles, within WebGPU's default limits.
     pub(super) const SMALL: Tiling = Tiling { rows: 32, cols: 32, rows_per_thread: 4, span: 8, stage: 512 }; // 12 KiB
 
-    /// The fastest on an H200 (`docs/lab/experiments.md`) that the device can run. Of a short T large tiles compute
-    /// much for nothing, on the diagonal: there many small ones are faster, as they are for a long T if the large ones
-    /// do not fit. Those in the middle have four times the threads of small ones for twice their rows: faster where a
-    /// large GPU has room for all at once.
+    /// The tiling that is fastest on an H200 (`docs/lab/experiments.md`) among those that the device supports. For a
+    /// short T, large tiles waste work on the diagonal, so small ones are faster; they also serve a long T if large
+    /// ones exceed the limits. Medium tiles have four times the threads of small ones for twice the rows: faster where
+    /// a large GPU can hold all workgroups at once.
     pub(super) fn choose(d: Dims, limits: &Limits) -> Tiling {
         let fits = |t: &Tiling| {
             t.workgroup_bytes() <= limits.workgroup_bytes
@@ -113,7 +113,7 @@ impl Tiling {
         Some(best).filter(fits).unwrap_or(Tiling::SMALL)
     }
 
-    /// Workgroups that so many rows of a head take.
+    /// Workgroups for this number of rows of a head.
     pub(super) fn blocks(&self, rows: usize) -> usize {
         rows.div_ceil(self.rows as usize)
     }
@@ -126,7 +126,7 @@ impl Tiling {
         16 * (self.rows * self.cols / 4 + self.stage)
     }
 
-    /// Whether tiles reach beyond T, or staged chunks or the threads of a row beyond the head.
+    /// Whether there are partial tiles: beyond T, or staged chunks or threads of a row beyond the head size.
     pub(super) fn overhangs(&self, d: Dims) -> bool {
         let whole = d.time.is_multiple_of(self.rows as usize) && d.time.is_multiple_of(self.cols as usize);
         let groups = (d.head_size as u32).div_ceil(4);

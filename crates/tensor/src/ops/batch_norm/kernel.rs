@@ -1,5 +1,5 @@
-//! The kernels of batch and group norms: a plane is what x holds for one N and one C, a set what is normalized
-//! together.
+//! The kernels of batch and group norms: a plane is the elements of one N and one C, a set the planes that are
+//! normalized together.
 
 use super::*;
 use crate::cpu::{sum_of, vectorized, with_scratch};
@@ -13,7 +13,7 @@ pub(super) struct Planes {
     pub batch: usize,
     pub channels: usize,
     pub size: usize,
-    /// Of a group norm; without, a set is a channel.
+    /// Groups of a group norm; `None` for a batch norm, where a set is a channel.
     pub groups: Option<usize>,
 }
 
@@ -53,12 +53,12 @@ impl Planes {
         1.0 / (self.of_set().0 * self.size) as f32
     }
 
-    /// Elements at a time of a pass over single elements.
+    /// Elements per thread of an elementwise pass.
     fn vector(&self) -> usize {
         if self.size.is_multiple_of(4) { 4 } else { 1 }
     }
 
-    /// The sizes that every launch knows.
+    /// The sizes, as parameters of every launch.
     fn params(&self) -> Vec<Param> {
         let (of_set, apart) = self.of_set();
         vec![
@@ -72,7 +72,7 @@ impl Planes {
         ]
     }
 
-    /// A launch in which threads share each of `rows` reductions of `n` elements, four or so for each of them.
+    /// A launch of `rows` reductions over `n` elements each, about four elements per thread.
     fn reduction(&self, pass: &'static str, rows: usize, n: usize, buffers: Vec<Buffer>, more: &[Param]) -> Launch {
         let lanes = n.div_ceil(4).next_power_of_two().min(256);
         Launch {
@@ -225,7 +225,7 @@ impl Kernel for Normalize {
     }
 }
 
-/// Replaces part of the running mean and variance, the outputs, by those of a batch, the inputs.
+/// Moves the running mean and variance (outputs) towards those of the batch (inputs).
 pub(super) struct UpdateRunning {
     pub channels: usize,
     pub momentum: f32,
@@ -283,7 +283,7 @@ impl Kernel for UpdateRunning {
 }
 
 impl UpdateRunning {
-    /// What the new mean and variance are multiplied by.
+    /// Weights of the new mean and variance.
     fn factors(&self) -> [f32; 2] {
         [self.momentum, self.momentum * self.count as f32 / (self.count - 1) as f32]
     }

@@ -1,16 +1,16 @@
-//! Batch normalization (Ioffe and Szegedy 2015) and group normalization (Wu and He 2018). Shapes: x (N, C, ...) -> the
-//! same; weight and bias (C).
+//! Batch normalization (Ioffe and Szegedy 2015) and group normalization (Wu and He 2018). Shapes: x (N, C, ...) -> (N,
+//! C, ...); weight and bias (C).
 //!
 //! ```text
 //! n = (x - mean) rstd, rstd = 1 / sqrt(variance + eps), y = n weight + bias
 //! dx = rstd (g - average(g) - n average(g n)), g = dy weight;  dweight = sum dy n;  dbias = sum dy
 //! ```
-//! Mean, variance and averages are of a set of planes, what x holds for one N and one C: in a batch norm those of a
-//! channel, in a group norm those of a group of channels for one N. Each plane is reduced by itself, its squares around
-//! its own mean, then the planes of a set (Chan, Golub, LeVeque 1983): nothing cancels, and the order is that of the
-//! shape.
+//! A plane is the elements of one N and one C. Mean, variance and averages are over a set of planes: all of a channel
+//! in a batch norm, a group of channels of one N in a group norm. Each plane is reduced alone, its squares around its
+//! own mean, and then combined (Chan, Golub, LeVeque 1983): no cancellation, and an order that depends on the shape
+//! alone.
 //!
-//! In evaluation the statistics of a batch norm are running averages, given to it; dx = rstd g.
+//! In evaluation, a batch norm uses running averages; dx = rstd g.
 
 mod kernel;
 
@@ -25,7 +25,7 @@ struct ChannelNorm {
     eps: f32,
     /// Mean and variance of each set.
     statistics: [Tensor; 2],
-    /// Whether the statistics are those of x, so that they depend on it.
+    /// Whether the statistics are computed from x and so depend on it.
     of_x: bool,
 }
 
@@ -51,7 +51,7 @@ impl Op for ChannelNorm {
     }
 }
 
-/// The planes of x, of so many sets; fails unless weight and bias fit.
+/// The planes and sets of x; an error if weight or bias has another shape.
 fn planes(op: &'static str, x: &Tensor, parameters: &[&Tensor], groups: Option<usize>) -> Result<Planes> {
     let all: Vec<&Spec> = [x].iter().chain(parameters).map(|tensor| tensor.spec()).collect();
     expect_f32(op, &all)?;
@@ -82,13 +82,13 @@ fn moments(planes: Planes, x: &Tensor) -> Result<[Tensor; 2]> {
 }
 
 impl Tensor {
-    /// Batch normalization of (N, C, ...) with a weight and a bias (C). In training, which gives the `momentum`, by the
-    /// mean and the variance of each channel, which then take that part of the running ones (C), the variance as n / (n
-    /// - 1) of itself; in evaluation by the running ones.
+    /// Batch normalization of (N, C, ...) with a weight and a bias (C). With a `momentum` (training), normalizes by each
+    /// channel's mean and variance, and updates the running ones (C) with that weight; their variance has Bessel's
+    /// correction. Without (evaluation), normalizes by the running ones.
     ///
     /// # Errors
-    /// If this tensor is neither f32 nor f16, another not f32, or a shape does not fit, there are no channels, or in
-    /// training not two elements for each.
+    /// If this tensor is neither f32 nor f16, another is not f32, a shape does not fit, there are no channels, or, in
+    /// training, a channel has fewer than two elements.
     pub fn batch_norm(
         &self,
         running: [&Tensor; 2],
@@ -133,12 +133,12 @@ impl Tensor {
         normalize(op, [self, weight, bias])
     }
 
-    /// Group normalization of (N, C, ...): by the mean and the variance of each of `groups` parts of the channels for
-    /// each N, then with a weight and a bias (C).
+    /// Group normalization of (N, C, ...): normalizes each of `groups` equal channel groups of each N by its mean and
+    /// variance, then applies a weight and a bias (C).
     ///
     /// # Errors
-    /// If this tensor is neither f32 nor f16, another not f32, or a shape does not fit, there are no channels, or the
-    /// groups do not divide them.
+    /// If this tensor is neither f32 nor f16, another is not f32, a shape does not fit, or the channels are not a
+    /// positive multiple of `groups`.
     pub fn group_norm(&self, groups: usize, weight: &Tensor, bias: &Tensor, eps: f32) -> Result<Tensor> {
         in_f32(self, |x| x.group_norm_f32(groups, weight, bias, eps))
     }

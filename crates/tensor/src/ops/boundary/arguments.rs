@@ -1,11 +1,11 @@
-//! Arguments that make no sense, by family: numbers that ops are given beside tensors, and what is no op.
+//! Invalid arguments other than tensors, by op family, and methods that are no ops.
 
 use super::*;
 use std::ops::Range;
 
 pub(super) type Attempt = fn(&Device) -> Result<()>;
 
-/// Arguments other than tensors, and what is no op, each with the method that must refuse it.
+/// Invalid arguments, each with the method that must refuse it.
 pub(super) fn other_arguments() -> Vec<(&'static str, Attempt)> {
     [dimensions(), movement(), norms_and_losses(), attention(), images(), recurrent(), tensors()].concat()
 }

@@ -1,8 +1,8 @@
-//! For each op operands that fit, and what it accepts beside them, by family.
+//! Valid operands of each op, and the variants it accepts, by op family.
 
 use super::*;
 
-/// Of an op that takes any shape, of f32 or f16.
+/// Accepted variants of an op on any shape, f32 or f16.
 const ANY: &str = "0 f16, 0 rank+1, 0 rank-1, 0 scalar, 0 dim0+1, 0 dim1+1";
 const DROPOUT: Option<(f32, Key)> = Some((0.5, KEY));
 

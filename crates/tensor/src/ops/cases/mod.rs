@@ -1,6 +1,6 @@
-//! One row per op and shape worth checking. Everything that is tested for all ops walks this table: gradients against
-//! numerical ones, the GPU against the CPU (by `doctor` too), every shader variant. `bench/table.rs` has a row for each
-//! of these ops as well.
+//! Test cases: one row per op and shape. All tests that cover every op use this table: gradients against finite
+//! differences, the GPU against the CPU (also by `doctor`), every shader variant. `src/bench/table.rs` has a row for
+//! each of these ops too.
 
 mod attention;
 mod batch_norm;
@@ -23,19 +23,19 @@ use crate::{Device, Result};
 /// Computes a case's output from its inputs.
 pub type Apply = Box<dyn Fn(&[Tensor]) -> Result<Tensor>>;
 
-/// An op applied to inputs of certain shapes.
+/// An op with inputs of given shapes.
 pub struct Case {
     /// "op/variant/shape".
     pub name: String,
     pub inputs: Vec<(Vec<usize>, Values)>,
     pub apply: Apply,
-    /// Largest difference that rounding explains, between devices and against f64: `atol + rtol * |reference|`.
+    /// Tolerance for rounding, between devices and against f64: `atol + rtol * |reference|`.
     pub atol: f32,
     pub rtol: f32,
-    /// Whether finite differences make sense: false where a kink or huge values make them meaningless. For tests.
+    /// Whether finite differences are meaningful: false near a kink or for huge values. For tests.
     #[cfg_attr(not(feature = "testing"), allow(dead_code))]
     pub smooth: bool,
-    /// Whether it stores f16, which not every GPU can.
+    /// Whether it stores f16, which not every GPU supports.
     pub f16: bool,
 }
 
@@ -49,7 +49,7 @@ impl Case {
         Case { name: name.into(), inputs, apply: Box::new(apply), atol: 2e-6, rtol: 2e-6, smooth: true, f16: false }
     }
 
-    /// For ops that sum: the error grows with the number of terms.
+    /// Sets the tolerance, for ops whose error grows with the number of summed terms.
     fn tolerance(self, atol: f32, rtol: f32) -> Case {
         Case { atol, rtol, ..self }
     }
@@ -58,12 +58,13 @@ impl Case {
         Case { smooth: false, ..self }
     }
 
-    /// The inputs' values, the same for every device: drawn from `seed`.
+    /// The inputs, drawn from `seed` and equal on every device.
     pub fn draw(&self, device: &Device, seed: u64) -> Result<Vec<Tensor>> {
         draw(&self.inputs, device, seed)
     }
 
-    /// What no case launches: the gradients of a table's rows collect apart, and are added to that of the whole.
+    /// Exercises kernels without a case: embedding gradients that are collected as rows and then added to the whole
+    /// table's gradient.
     ///
     /// # Errors
     /// If the device runs out of memory.
@@ -180,7 +181,7 @@ fn binary(cases: &mut Vec<Case>) {
     cases.push(Case::new("pow/negative", inputs, apply).tolerance(2e-5, 2e-5).not_smooth());
 }
 
-/// What a mask keeps, so that there is something to differentiate.
+/// Comparisons, applied as masks so that there is a gradient to check.
 fn compare(cases: &mut Vec<Case>) {
     for (a, b) in PAIRS {
         for &(name, op) in COMPARISONS {

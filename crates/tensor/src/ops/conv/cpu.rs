@@ -11,10 +11,9 @@ use crate::cpu::{
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Elements that a block copies of the source: a quarter of a megabyte leaves room for weights in the second-level
-/// cache.
+/// Elements of the source per block: a quarter of a megabyte leaves room for weights in the L2 cache.
 const BLOCK: usize = 1 << 16;
-/// Pixels of a block.
+/// Pixels per block.
 const MOST_PIXELS: usize = 4096;
 
 /// result = the convolution of the image with the weight, plus the bias of each channel if there is one.
@@ -73,7 +72,7 @@ pub(super) fn input_gradient(
     }
 }
 
-/// How many images and lines a block has, so that it copies about [`BLOCK`] elements.
+/// Images and lines per block, for about [`BLOCK`] elements.
 fn block(window: &Window, channels: usize) -> [usize; 2] {
     let [vertical, horizontal] = window.axes;
     let of_line = channels * horizontal.count.max(window.source[1]) * vertical.stride as usize;

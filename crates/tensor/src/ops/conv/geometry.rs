@@ -1,22 +1,22 @@
-//! Which elements of an image a convolution reads, in one dimension, and the sizes of the GEMMs that it is.
+//! Index arithmetic of a convolution in one dimension, and the sizes of its GEMMs.
 //!
-//! The input gradient reads the gradient of the result: pixel y of the image gets, of each kernel element k, that of
-//! the result at (y + padding - k dilation) / stride, where that comes out even. For pixels of one residue modulo the
-//! stride the same kernel elements do, and they are at even distances. So the pixels of each residue are a convolution
-//! of stride 1 with these elements alone, and no product is with a zero that only the stride put there.
+//! The input gradient gathers from the result's gradient: for each kernel element k, pixel y of the image reads the
+//! result at (y + padding - k dilation) / stride if that is an integer. Pixels with the same residue modulo the stride
+//! use the same, evenly spaced kernel elements. So each residue is a convolution of stride 1 with these elements alone,
+//! without multiplications by inserted zeros.
 
 use super::*;
 
-/// How a kernel moves over an image, (height, width) each, and what it connects.
+/// Options of a convolution, with (height, width) each, as in PyTorch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConvOptions {
-    /// Pixels between neighbouring positions of the kernel.
+    /// Step between kernel positions, in pixels.
     pub stride: [usize; 2],
-    /// Zeros on each side of the image.
+    /// Zero padding on each side of the image, in pixels.
     pub padding: [usize; 2],
-    /// Pixels between neighbouring elements of the kernel.
+    /// Step between kernel elements, in pixels.
     pub dilation: [usize; 2],
-    /// Equal parts of the channels, of which each is convolved by itself.
+    /// Channel groups that are convolved independently.
     pub groups: usize,
 }
 
@@ -56,11 +56,10 @@ pub(super) struct Axis {
     pub apart: usize,
 }
 
-/// No size or offset may exceed this: kernels compute with 32-bit integers.
+/// Largest size or offset: kernels use 32-bit integers.
 const LARGEST: usize = 1 << 30;
 
-/// How many positions a kernel has in one dimension: pooling and convolution alike. `None` if it has none, or a number
-/// is too large.
+/// Output length in one dimension, for convolution and pooling. `None` if it is zero, or a number is too large.
 pub(in crate::ops) fn positions(
     size: usize,
     kernel: usize,
@@ -109,7 +108,7 @@ impl Geometry {
         Spec::new([self.groups() * self.c_out, self.c_in, height, width], DType::F32)
     }
 
-    /// Multiplications and additions of any of the three passes.
+    /// FLOPs of any of the three passes.
     pub fn flops(&self) -> usize {
         2 * self.batch * self.groups() * self.c_out * self.result_pixels() * self.c_in * self.kernel_size()
     }
@@ -147,7 +146,7 @@ impl Geometry {
         Axis { count, stride: 1, start, step, taps, first, every, at: residue, apart: stride }
     }
 
-    /// How many residues there are: those that no pixel has are left out.
+    /// Number of residues that occur.
     pub fn residues(&self, dim: usize) -> usize {
         self.options.stride[dim].min(self.image[dim])
     }

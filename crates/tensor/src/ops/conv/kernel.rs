@@ -9,12 +9,12 @@ use crate::shader;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Pass {
-    /// Image, weight and perhaps a bias to the result.
+    /// Image, weight and optional bias to result.
     Forward,
-    /// The result's gradient, weight and perhaps a bias to that of the image: the forward pass of the transposed
+    /// The result's gradient, weight and optional bias to the image's gradient: the forward pass of the transposed
     /// convolution.
     Input,
-    /// Image and the result's gradient to that of the weight.
+    /// Image and the result's gradient to the weight's gradient.
     Weight,
 }
 
@@ -22,7 +22,7 @@ pub(super) struct Conv {
     pub geometry: Geometry,
     pub pass: Pass,
     pub bias: bool,
-    /// Whether it adds to the gradient of the weight.
+    /// Whether it accumulates into the weight's gradient.
     pub accumulate: bool,
 }
 
@@ -36,7 +36,7 @@ struct Tile {
     tn: usize,
 }
 
-/// The largest has the most products for each element that it gathers. All fit 16 KiB of workgroup memory.
+/// The largest has the most FMAs per gathered element. All fit in 16 KiB of workgroup memory.
 const TILES: [Tile; 3] = [
     Tile { bm: 128, bn: 128, bk: 8, tm: 8, tn: 8 },
     Tile { bm: 64, bn: 128, bk: 16, tm: 4, tn: 8 },
@@ -46,7 +46,7 @@ const TILES: [Tile; 3] = [
 const FLAT: Tile = Tile { bm: 32, bn: 128, bk: 16, tm: 4, tn: 4 };
 /// With so few rows a thread computes all of them (`shaders/conv_direct.wgsl`), of up to four pixels.
 const DIRECT_ROWS: usize = 4;
-/// Two workgroups on each of the 132 processors of the largest GPUs.
+/// Two workgroups for each of the 132 SMs of the largest GPUs.
 const ENOUGH: usize = 264;
 
 impl Tile {
@@ -54,7 +54,7 @@ impl Tile {
         [m.div_ceil(self.bm), n.div_ceil(self.bn)]
     }
 
-    /// The largest that is not mostly beyond the last row and makes enough workgroups of m x n elements, `times` over.
+    /// The largest tile that is not mostly padding and gives enough workgroups for `times` matrices of m x n elements.
     fn select(m: usize, n: usize, times: usize) -> Tile {
         if m <= FLAT.bm {
             return FLAT;
@@ -173,7 +173,7 @@ impl Conv {
         Plan::one(Launch { shader, values, buffers, params, workgroups })
     }
 
-    /// Each element of the weight, in so many parts of all pixels that there are enough workgroups; then their sum.
+    /// The weight's gradient: split-K over the pixels for enough workgroups, then their sum.
     fn weight_plan(&self, limits: &Limits) -> Plan {
         let g = &self.geometry;
         let (m, n, k) = (g.c_out, g.c_in * g.kernel_size(), g.batch * g.result_pixels());

@@ -1,5 +1,5 @@
-//! Convolution of images (LeCun et al. 1989), transposed convolution, and convolution of sequences, with PyTorch's
-//! layouts.
+//! Two-dimensional convolution (LeCun et al. 1989), transposed convolution, and one-dimensional convolution, with
+//! PyTorch's layouts.
 //!
 //! ```text
 //! x (B, C, H, W), weight (C', C / groups, KH, KW), bias (C') -> y (B, C', H', W')
@@ -7,11 +7,11 @@
 //! H' = (H + 2 p - d (KH - 1) - 1) / s + 1             stride s, padding p, dilation d
 //! dx: what each pixel was multiplied with;  dweight: sum over b, i, j of dy x;  dbias: sum over b, i, j of dy
 //! ```
-//! The transposed convolution is the map from dy to dx as a layer: its weight is (C, C' / groups, KH, KW), its size
+//! The transposed convolution uses the map from dy to dx as a layer: its weight is (C, C' / groups, KH, KW), its size
 //! H' = (H - 1) s - 2 p + d (KH - 1) + output_padding + 1.
 //!
 //! All passes are GEMMs. The GPU gathers their operands while it stages tiles (`kernel.rs`), the CPU block by block in
-//! scratch memory (`cpu.rs`). `geometry.rs` says which elements meet.
+//! scratch memory (`cpu.rs`). `geometry.rs` has the index arithmetic.
 
 mod cpu;
 mod geometry;
@@ -30,7 +30,7 @@ use kernel::{Conv, Pass};
 struct Convolution {
     geometry: Geometry,
     bias: bool,
-    /// Whether x is the result, and y the image.
+    /// Transposed: x is the result, and y the image.
     transposed: bool,
 }
 
@@ -50,7 +50,7 @@ impl Op for Convolution {
         Saves { inputs: &[0, 1], outputs: &[] }
     }
 
-    /// Images that a frozen weight was multiplied with are not needed.
+    /// The input of a frozen weight is not saved.
     fn saves_for(&self, wanted: &dyn Fn(usize) -> bool) -> Saves {
         if wanted(1) { self.saves() } else { Saves { inputs: &[1], outputs: &[] } }
     }
@@ -101,7 +101,7 @@ fn geometry(op: &'static str, image: &Shape, weight: &Shape, options: ConvOption
     Ok(Geometry { batch, c_in, c_out, image: image_size, result: [result_h, result_w], kernel, options })
 }
 
-/// Applies one pass to x as an op. What is f16 is computed in f32; the result is of x's type.
+/// Applies one pass to x as an op. f16 is computed in f32; the result has x's type.
 fn convolve(
     op: &'static str,
     x: &Tensor,
@@ -127,22 +127,21 @@ fn convolve(
 }
 
 impl Tensor {
-    /// The convolution of images (B, C, H, W) with a weight (C', C / groups, KH, KW), plus a bias (C'):
-    /// (B, C', H', W'), of the type of the images.
+    /// Convolution of (B, C, H, W) with a weight (C', C / groups, KH, KW), plus a bias (C') -> (B, C', H', W'), of x's
+    /// type.
     ///
     /// # Errors
-    /// If a tensor is neither f32 nor f16, a shape does not fit, or the kernel has no position.
+    /// If a tensor is neither f32 nor f16, a shape does not fit, or the kernel is larger than the padded image.
     pub fn conv2d(&self, weight: &Tensor, bias: Option<&Tensor>, options: ConvOptions) -> Result<Tensor> {
         let geometry = geometry("conv2d", self.shape(), weight.shape(), options)?;
         convolve("conv2d", self, weight, bias, geometry, false)
     }
 
-    /// The transpose of the convolution with this weight (C, C' / groups, KH, KW), plus a bias (C'): (B, C, H, W) to
-    /// (B, C', H', W'). Of the sizes that a convolution makes of the same one, `output_padding` chooses another than
-    /// the smallest.
+    /// Transposed convolution of (B, C, H, W) with a weight (C, C' / groups, KH, KW), plus a bias (C') -> (B, C', H',
+    /// W'). `output_padding` enlarges the output: several sizes convolve to the same one.
     ///
     /// # Errors
-    /// Those of [`Tensor::conv2d`], or if `output_padding` is neither below the stride nor below the dilation.
+    /// Those of [`Tensor::conv2d`], or if `output_padding` is not less than the stride or the dilation.
     pub fn conv_transpose2d(
         &self,
         weight: &Tensor,
@@ -175,11 +174,11 @@ impl Tensor {
         convolve(op, self, weight, bias, geometry, true)
     }
 
-    /// [`Tensor::conv2d`] of sequences (B, C, L), with a weight (C', C / groups, K) and the second of each of the
-    /// options: (B, C', L').
+    /// One-dimensional convolution of (B, C, L) with a weight (C', C / groups, K) -> (B, C', L'). Uses the second
+    /// (width) value of each option.
     ///
     /// # Errors
-    /// Those of [`Tensor::conv2d`], or if the first of an option is not its default.
+    /// Those of [`Tensor::conv2d`], or if the first value of an option is not its default.
     pub fn conv1d(&self, weight: &Tensor, bias: Option<&Tensor>, options: ConvOptions) -> Result<Tensor> {
         let (&[batch, channels, length], &[outputs, c_in, kernel]) = (&self.shape()[..], &weight.shape()[..]) else {
             let got = format!("{} and {}", self.shape(), weight.shape());

@@ -1,11 +1,11 @@
-//! How the CPU reads what a convolution multiplies: where it lies if the kernel stays within the image, else from a
-//! copy with zeros around it, in which every element of the kernel is a fixed distance from its pixel.
+//! How the CPU reads the source of a convolution: in place if the kernel stays within the image, else from a
+//! zero-padded copy, in which every kernel element is at a fixed offset from its pixel.
 
 use super::geometry::Axis;
 use crate::cpu::Places;
 use std::ops::Range;
 
-/// What a kernel reads, in both dimensions, and the size of its source.
+/// The elements that a kernel reads in both dimensions, and the size of its source.
 #[derive(Clone, Copy)]
 pub(super) struct Window {
     pub axes: [Axis; 2],
@@ -17,9 +17,9 @@ pub(super) struct Window {
 #[derive(Clone, Copy, PartialEq)]
 enum Form {
     InPlace,
-    /// The source with zeros around it, or a part of it.
+    /// The zero-padded source, or a part of it.
     Padded,
-    /// A row (lines, width) for each element of the kernel: of kernels that reach far beyond the image.
+    /// A row (lines, width) per kernel element (im2col), for kernels that reach far beyond the image.
     Gathered,
 }
 
@@ -29,7 +29,7 @@ pub(super) struct Layout {
     window: Window,
     channels: usize,
     form: Form,
-    /// Where what is read begins in the source, and its size, (height, width) each.
+    /// Start and size of the region to read in the source, (height, width) each.
     first: [isize; 2],
     size: [usize; 2],
     /// The elements of an image's copy, 0 if there is none.

@@ -1,22 +1,20 @@
-//! What a cross-entropy may be asked for besides the target's probability: label smoothing (Szegedy et al. 2016) and
-//! class weights.
+//! Options of cross-entropy: label smoothing (Szegedy et al. 2016) and class weights.
 
 use crate::ops::{expect_dtype, shape_error};
 use crate::tensor::{DType, Edge, no_grad};
 use crate::{Error, Result, Tensor};
 
-/// How a cross-entropy weighs classes: the arguments `label_smoothing` and `weight` of PyTorch's `cross_entropy` with
-/// `reduction="mean"`. The default is the plain loss.
+/// The arguments `label_smoothing` and `weight` of PyTorch's `cross_entropy` with `reduction="mean"`. The default is
+/// the plain loss.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Criterion<'a> {
-    /// In 0..=1: so much of each target's probability of 1 is spread evenly over all V classes.
+    /// In 0..=1: the share of each target's probability that is spread evenly over all V classes.
     pub label_smoothing: f32,
-    /// (V), f32, at least 0: what each class counts. The mean is taken over the sum of the targets' weights.
+    /// (V), f32, nonnegative: the weight of each class. The mean divides by the sum of the targets' weights.
     pub class_weights: Option<&'a Tensor>,
 }
 
-/// A criterion as kernels know it. If it is `weighted`, two inputs follow their others: the class weights (V), and the
-/// sum of these ().
+/// A criterion as kernel parameters. If `weighted`, two more inputs follow: the class weights (V) and their sum ().
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(in crate::ops) struct Weighing {
     pub smoothing: f32,
@@ -24,7 +22,7 @@ pub(in crate::ops) struct Weighing {
 }
 
 impl Criterion<'_> {
-    /// What kernels must know, and the inputs that follow their others.
+    /// Kernel parameters, and the additional inputs.
     ///
     /// # Errors
     /// If the smoothing is not in 0..=1, or the weights are not (V) of f32, or are to be differentiated.
@@ -53,7 +51,7 @@ impl Weighing {
         self == Weighing::default()
     }
 
-    /// What the target's class keeps of a weight of 1, and what every class gets of it.
+    /// The share of the target's class, and the share of every class.
     pub fn shares(self, vocab: usize) -> (f32, f32) {
         (1.0 - self.smoothing, self.smoothing / vocab as f32)
     }

@@ -6,17 +6,18 @@
 //! loss = 1/n sum_r (m_r - x_r[t_r] + log s_r)    dx_rj = (exp(x_rj - m_r) / s_r - [j = t_r]) / n * dloss
 //! ```
 //! (m and s stay apart, because m + log s would drown log s in the rounding of a large m,) over the n rows whose target
-//! is not [`IGNORED`]; with n = 0 the loss and the gradient are 0. A target that is neither below V nor `IGNORED` makes
-//! the loss and its row of the gradient NaN: nothing is read out of bounds, and the mistake shows in the first step.
+//! is not [`IGNORED`]; with n = 0 the loss and the gradient are 0. An invalid target (not below V and not `IGNORED`)
+//! makes the loss and its row of the gradient NaN: nothing is read out of bounds, and the mistake shows in the first
+//! step.
 //!
-//! A [`Criterion`] with label smoothing e or class weights w (V; ones if there are none), of sum S, asks for more:
+//! With label smoothing e or class weights w (V; default ones) of sum S ([`Criterion`]):
 //! ```text
 //! own_r = (1 - e) w[t_r]    share = e / V    total_r = own_r + share S    n = sum_r w[t_r]
 //! loss = 1/n sum_r (total_r (m_r - x_r[t_r] + log s_r) + share sum_j w_j (x_r[t_r] - x_rj))
 //! dx_rj = (total_r exp(x_rj - m_r) / s_r - own_r [j = t_r] - share w_j) / n * dloss
 //! ```
-//! which is PyTorch's `label_smoothing` and `weight`. The differences from the target's logit keep logits that are all
-//! far from 0 from drowning the sum. Where all targets have the weight 0, the loss and the gradient are 0.
+//! which is PyTorch's `label_smoothing` and `weight`. Differences from the target's logit keep precision when all
+//! logits are far from 0. If all targets have weight 0, loss and gradient are 0.
 
 mod criterion;
 mod rows;
@@ -30,7 +31,7 @@ use crate::shader;
 use crate::tensor::{Grads, Shape};
 use rows::{Classes, classify, count_valid, gradients, mean_loss, over_valid, row_losses};
 
-/// The target of a row that has none.
+/// The target id of a row that is left out of the loss, like PyTorch's `ignore_index`.
 pub const IGNORED: u32 = u32::MAX;
 
 // If classes are weighted, the inputs of all these kernels end in the class weights (V) and their sum ().
@@ -52,7 +53,7 @@ pub(super) struct CountValid;
 
 /// Losses (rows) and max_and_sum (rows, 2). Inputs: logits (rows, V or more columns), targets (rows).
 pub(super) struct RowLosses {
-    /// V: what logits have beyond so many columns is not looked at.
+    /// V: further columns of the logits are padding.
     pub vocab: usize,
     pub weighing: Weighing,
 }
@@ -61,7 +62,7 @@ pub(super) struct RowLosses {
 /// read and overwritten. Inputs: targets (rows), n, and loss_scale (1).
 pub(super) struct FusedSoftmaxCrossEntropy {
     pub vocab: usize,
-    /// V, or more: the others are no classes, and their gradient is 0.
+    /// V plus padding columns, whose gradient is 0.
     pub columns: usize,
     /// The type of the logits.
     pub logits: DType,
@@ -84,7 +85,7 @@ pub(super) fn expect_targets(op: &'static str, rows: usize, targets: &Spec) -> R
     Ok(())
 }
 
-/// Threads of a workgroup, of which some or all share a row.
+/// Threads per workgroup, some or all of which share a row.
 const THREADS: usize = 256;
 
 /// A pass of the shader over rows of logits, with up to `most` threads for a row; `weights` says which input the class
@@ -439,7 +440,7 @@ impl Kernel for FusedSoftmaxCrossEntropy {
 
 impl Tensor {
     /// The mean cross-entropy () of logits (..., V) against u32 `targets` (...), over the rows whose target is not
-    /// [`IGNORED`]; 0 if there is none, NaN if a target is neither below V nor `IGNORED`.
+    /// [`IGNORED`]; 0 without such rows, NaN if a target is neither below V nor `IGNORED`.
     ///
     /// # Errors
     /// If the logits are not f32, the targets not u32, there are not as many targets as rows of logits, or the

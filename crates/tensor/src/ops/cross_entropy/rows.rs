@@ -39,7 +39,7 @@ impl<'a> Classes<'a> {
         }
     }
 
-    /// What the loss of a row is multiplied by and what is added to it, given the logit of its target.
+    /// Factor and offset of a row's loss, given the logit of its target.
     #[inline(always)]
     fn of_loss(&self, x: &[f32], target: u32, target_logit: f32) -> (f32, f32) {
         let Factors { total, share, .. } = self.factors(target, x.len());
@@ -159,7 +159,7 @@ pub(super) fn count_valid(targets: &[u32], class_weights: Option<&[f32]>) -> f32
     }
 }
 
-/// x / n. With n = 0 there is nothing: x of no row is 0, and what rows without weight come to does not count.
+/// x / n; 0 if n = 0.
 pub(super) fn over_valid(x: f64, valid: f32, weighted: bool) -> f64 {
     match (weighted, valid) {
         (false, _) => x / f64::from(valid.max(1.0)),

@@ -3,16 +3,16 @@
 use super::*;
 use rayon::iter::Either;
 
-/// Outputs: dx, the branch's gradient if `branch` gives a type for it, and if there are `parameters` their partial sums
-/// (chunks, parameters, C). Inputs: dy, x, weight, the statistics, and if `extra_grad` one more gradient of x, which is
-/// added.
+/// Outputs: dx; the branch's gradient, if `branch` is its type; and the partial sums of the `parameters`' gradients
+/// (chunks, parameters, C), if any. Inputs: dy, x, weight, the statistics, and if `extra_grad` one more gradient of x,
+/// which is added.
 pub(super) struct Backward {
     pub rms: bool,
     pub extra_grad: bool,
     pub branch: Option<DType>,
     /// Of the branch.
     pub dropout: Option<Mask>,
-    /// Those whose gradients are wanted: 2 are the weight and the bias, 1 is the weight alone.
+    /// Number of parameter gradients: 2 for weight and bias, 1 for the weight alone.
     pub parameters: usize,
 }
 

@@ -1,6 +1,6 @@
 //! Layer normalization (Ba, Kiros, Hinton 2016) and RMS normalization (Zhang and Sennrich 2019). Shapes: x (..., C),
-//! weight (C), bias (C) or none -> y (..., C); or, of the sum of the residual stream and what a layer adds to it, x and
-//! branch (..., C) -> their sum and y (..., C).
+//! weight (C), bias (C) or none -> y (..., C); or, fused with the residual sum, x and branch (..., C) -> x + branch and
+//! y (..., C).
 //!
 //! With n = (x - mean) rstd and rstd = 1 / sqrt(variance + eps), over the C elements of a row: y = n weight + bias.
 //!
@@ -8,14 +8,14 @@
 //! and no average(g) below.
 //!
 //! With g = dy weight, and averages over the row: dx = rstd (g - average(g) - n average(g n)). Over all rows: dweight =
-//! sum dy n, dbias = sum dy. One pass over dy and x computes all three, the latter as a sum for each chunk of rows,
-//! which [`SumRows`] then adds up.
+//! sum dy n, dbias = sum dy. One pass over dy and x computes all three, the latter two as partial sums of row chunks,
+//! which [`SumRows`] then adds.
 //!
-//! The branch may be dropped out in passing, under the mask of the stand-alone op: the sum is x + drop(branch), and the
-//! branch's gradient drop(dx), of which nothing is stored but a key.
+//! Dropout of the branch is fused, with the mask of the separate op: the sum is x + drop(branch), the branch's gradient
+//! drop(dx). Only the key is stored.
 //!
-//! Forward keeps the statistics (2, rows): all means, then all rstds. In mixed precision y, an operand of matmuls, and
-//! the branch, a result of them, may be f16, each with its gradient. All else is f32, and so are the sums.
+//! Forward keeps the statistics (2, rows): all means, then all rstds. In mixed precision, y (a GEMM operand) and the
+//! branch (a GEMM result) may be f16, with f16 gradients. All else is f32, including sums.
 
 mod backward;
 
@@ -34,7 +34,7 @@ use rayon::prelude::*;
 /// with a branch the sum.
 pub(super) struct LayerNorm {
     pub eps: f32,
-    /// Whether the mean is left out.
+    /// Whether this is RMS normalization.
     pub rms: bool,
     pub has_bias: bool,
     /// The type of the branch, if there is one.
@@ -45,8 +45,8 @@ pub(super) struct LayerNorm {
     pub out: DType,
 }
 
-/// Rows of the shortest and of the longest chunks. A chunk's sums are two more rows, written and read again: of eight
-/// rows an eighth of what the pass moves.
+/// Smallest and largest number of rows per chunk. A chunk's sums are two more rows to write and read: with eight rows,
+/// an eighth of the pass's memory traffic.
 const CHUNK_ROWS: [usize; 2] = [8, 32];
 /// Chunks enough for the largest GPUs, four workgroups on each of 128 processors: with more rows they are longer.
 const CHUNKS: usize = 512;
@@ -74,8 +74,8 @@ impl Layout {
         self.c / self.vector
     }
 
-    /// Threads that share a row: each has one or two vectors of it, or more of a long one. A narrow row has 32 if it
-    /// has as many vectors: on a GPU whose subgroups are that large they need no barriers.
+    /// Threads per row: each processes one or two vectors, or more of a long row. A narrow row with at least 32 vectors
+    /// has 32 threads, which need no barriers on a GPU with subgroups of 32.
     fn lanes(&self) -> usize {
         self.width().div_ceil(2).max(self.width().min(32)).next_power_of_two().min(THREADS)
     }
@@ -322,9 +322,8 @@ impl Tensor {
         Ok(apply(op, &[&self.f16_as_f32()?, weight])?.remove(0))
     }
 
-    /// The sum of this tensor, the residual stream, and `branch`, what a layer adds to it; and that sum normalized as
-    /// by [`Tensor::layer_norm_to`]: both (..., C). `dropout` drops elements of the branch, those that
-    /// [`Tensor::dropout`] would.
+    /// Residual sum and norm in one kernel: returns `self + dropout(branch)` and its [`Tensor::layer_norm_to`], both
+    /// (..., C). The mask of `dropout` is that of [`Tensor::dropout`].
     ///
     /// # Errors
     /// If `branch` or `out` is neither f32 nor f16 or another tensor not f32, `branch` has another shape, the weight or
@@ -345,9 +344,8 @@ impl Tensor {
         Ok((outputs.remove(2), outputs.remove(0)))
     }
 
-    /// The sum of this tensor, the residual stream, and `branch`, what a layer adds to it; and that sum normalized as
-    /// by [`Tensor::rms_norm_to`]: both (..., C). `dropout` drops elements of the branch, those that
-    /// [`Tensor::dropout`] would.
+    /// Residual sum and norm in one kernel: returns `self + dropout(branch)` and its [`Tensor::rms_norm_to`], both
+    /// (..., C). The mask of `dropout` is that of [`Tensor::dropout`].
     ///
     /// # Errors
     /// Those of [`Tensor::add_layer_norm`].

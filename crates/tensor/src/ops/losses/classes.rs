@@ -1,12 +1,12 @@
-//! Losses of rows of classes (..., C) against targets (...), u32, that number them or are [`IGNORED`]: of
-//! log-probabilities, and of logits. Class weights w (C) are 1 if there are none.
+//! Classification losses of log-probabilities or logits (..., C) against targets (..., u32), which are class ids or
+//! [`IGNORED`]. Class weights w (C) default to 1.
 //!
 //! ```text
 //! nll_loss: loss_r = -w[t_r] x_r[t_r]    dx_rj = -w[t_r] dloss_r [j = t_r]
 //! ```
-//! The mean is the sum over that of the targets' weights, 0 if this is 0. Ignored rows have no loss and no gradient; a
-//! target that is neither below C nor ignored makes the loss and its row of the gradient NaN. Cross-entropy is
-//! `ops/cross_entropy`, of which rows are summed or kept here.
+//! The mean divides by the sum of the targets' weights; it is 0 if that is 0. Ignored rows have no loss and no
+//! gradient; an invalid target makes the loss and its row of the gradient NaN. The mean cross-entropy is in
+//! `ops/cross_entropy`; its sum and its losses by row are here.
 
 use super::*;
 use crate::gpu::{Limits, Operand, Plan, buffer, param};
@@ -27,7 +27,7 @@ struct NllLossBackward {
     shape: Shape,
 }
 
-/// What a target's log-probability is multiplied by; `None` if it is ignored.
+/// Weight of a target's log-probability; `None` if it is ignored.
 fn factor(target: u32, classes: usize, weights: Option<&[f32]>) -> Option<f32> {
     match weights.and_then(|weights| weights.get(target as usize)) {
         _ if target == IGNORED => None,
@@ -139,12 +139,12 @@ fn expect_rows(op: &'static str, x: &Tensor) -> Result<()> {
 }
 
 impl Tensor {
-    /// The negative log-likelihood of `targets` (...), u32, each the number of a class or [`IGNORED`], by these
-    /// log-probabilities (..., C): losses of the shape of the targets, their sum, or their mean over the weights of the
-    /// targets' classes. `class_weights` (C) are f32 and have no gradient.
+    /// Negative log-likelihood of these log-probabilities (..., C) against `targets` (..., u32), which are class ids or
+    /// [`IGNORED`]: the losses (...), their sum, or their mean weighted by class. `class_weights` (C) are f32 and get
+    /// no gradient.
     ///
     /// # Errors
-    /// If the shapes do not fit, a type is another, or the class weights are to be differentiated.
+    /// If a shape or type does not fit, or the class weights require a gradient.
     pub fn nll_loss(&self, targets: &Tensor, class_weights: Option<&Tensor>, reduction: Reduction) -> Result<Tensor> {
         const OP: &str = "nll_loss";
         expect_rows(OP, self)?;
@@ -160,9 +160,8 @@ impl Tensor {
         }
     }
 
-    /// The cross-entropy of these logits (..., C) against `targets` (...), u32, each the number of a class or
-    /// [`IGNORED`]: the losses of rows, of the shape of the targets, or their sum. Their mean is
-    /// [`Tensor::cross_entropy`].
+    /// Cross-entropy of these logits (..., C) against `targets` (..., u32), which are class ids or [`IGNORED`]: the
+    /// losses (...) or their sum. For the mean use [`Tensor::cross_entropy`].
     ///
     /// # Errors
     /// If the logits are not f32, the targets not u32, there are not as many targets as rows of logits, or the

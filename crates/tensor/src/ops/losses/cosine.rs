@@ -1,8 +1,8 @@
-//! Cosine embedding loss: of pairs of vectors that should point the same way, or not. Shapes: a and b (..., C), target
+//! Cosine embedding loss of pairs of vectors that should be similar or dissimilar. Shapes: a and b (..., C), target
 //! (...) of 1 and -1 -> (...).
 //!
-//! cos = a . b / sqrt((|a|^2 + eps) (|b|^2 + eps)), and the loss is 1 - cos where the target is 1, and
-//! max(0, cos - margin) where it is -1. Made of other ops: no more than a few of their passes are over (..., C).
+//! cos = a . b / sqrt((|a|^2 + eps) (|b|^2 + eps)), and the loss is 1 - cos where the target is 1, and max(0, cos -
+//! margin) where it is -1. Composed of other ops; only a few of their passes are over (..., C).
 
 use super::pointwise::expect_same_shape;
 use super::*;
@@ -11,9 +11,8 @@ use super::*;
 const EPS: f32 = 1e-12;
 
 impl Tensor {
-    /// The cosine embedding loss of the rows of this tensor (..., C) and of `other`, of the same shape, by `target`
-    /// (...), f32: where it is 1, one less their cosine; where it is -1, by how much the cosine is above `margin`; else
-    /// 0.
+    /// Cosine embedding loss of the rows of this tensor (..., C) and of `other` (..., C), by `target` (..., f32): 1 -
+    /// cos where it is 1, max(0, cos - margin) where it is -1, else 0.
     ///
     /// # Errors
     /// If the shapes do not fit, or a tensor is not f32.

@@ -1,5 +1,5 @@
-//! Losses with PyTorch's names and meanings: of x (the prediction) and a target, element by element or row by row, then
-//! their mean, their sum, or as they are ([`Reduction`]).
+//! Losses with PyTorch's names and definitions, elementwise or by row, then reduced to their mean, to their sum, or not
+//! at all ([`Reduction`]). x is the prediction, t the target.
 //!
 //! | op | loss of an element |
 //! |---|---|
@@ -10,8 +10,8 @@
 //! | binary_cross_entropy_with_logits | (1 - t) x + (1 + (w - 1) t) log(1 + e^-x) with the weight w of positives |
 //! | kl_div | t (log t - x), or e^t (t - x) of log t: x is a log-probability |
 //!
-//! Those are rows of a table (`pointwise.rs`), differentiated with respect to x and t. `classes.rs` has the losses of
-//! log-probabilities or logits against targets that are numbers of classes, `cosine.rs` that of directions.
+//! These are rows of a table (`pointwise.rs`), differentiable with respect to x and t. `classes.rs` has classification
+//! losses, `cosine.rs` the cosine embedding loss.
 
 mod classes;
 mod cosine;
@@ -22,15 +22,15 @@ pub use pointwise::METHODS;
 
 use super::*;
 
-/// What becomes of the losses of elements or rows.
+/// The reduction of losses, as in PyTorch.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Reduction {
-    /// Their mean (), NaN if there are none; of classes with weights the mean by these.
+    /// Mean (), NaN of no elements; weighted if there are class weights.
     #[default]
     Mean,
-    /// Their sum ().
+    /// Sum ().
     Sum,
-    /// All of them.
+    /// No reduction.
     None,
 }
 

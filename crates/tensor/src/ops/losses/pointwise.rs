@@ -1,5 +1,5 @@
-//! Losses of two tensors of one shape, element by element: rows of a table of functions as in `ops/binary.rs`, where a
-//! is the prediction and b the target.
+//! Elementwise losses of two tensors of one shape: rows of a table of functions as in `ops/binary.rs`, where a is the
+//! prediction and b the target.
 
 use super::*;
 use crate::cpu::math;
@@ -64,7 +64,7 @@ fn sign_of(x: f32) -> f32 {
     (x > 0.0) as u8 as f32 - (x < 0.0) as u8 as f32
 }
 
-/// x, but at most `bound` from 0; NaN stays what it is.
+/// x clamped to -bound..bound; NaN stays NaN.
 #[inline(always)]
 fn within(x: f32, bound: f32) -> f32 {
     if x > bound {
@@ -76,7 +76,7 @@ fn within(x: f32, bound: f32) -> f32 {
     }
 }
 
-/// What is tested and timed of each row, with a target that fits.
+/// Every row's name and method, for tests and benchmarks.
 #[allow(clippy::type_complexity)] // A name for the type would be said here alone.
 pub const METHODS: &[(&str, fn(&Tensor, &Tensor, Reduction) -> Result<Tensor>)] = &[
     ("mse_loss", Tensor::mse_loss),
@@ -89,7 +89,7 @@ pub const METHODS: &[(&str, fn(&Tensor, &Tensor, Reduction) -> Result<Tensor>)] 
 ];
 
 impl Tensor {
-    /// The squared differences from `target`, of the same shape.
+    /// Squared error against `target` of the same shape.
     ///
     /// # Errors
     /// If the shapes differ, or a tensor is not f32.
@@ -97,7 +97,7 @@ impl Tensor {
         apply(&MSE, 0.0, [self, target], reduction)
     }
 
-    /// The absolute differences from `target`, of the same shape. The gradient where there is none is 0.
+    /// Absolute error against `target` of the same shape. The gradient is 0 where the error is.
     ///
     /// # Errors
     /// If the shapes differ, or a tensor is not f32.
@@ -105,11 +105,11 @@ impl Tensor {
         apply(&L1, 0.0, [self, target], reduction)
     }
 
-    /// Half the squared differences from `target`, of the same shape; of those beyond `delta` grows
-    /// `delta (|difference| - delta / 2)` (Huber 1964).
+    /// Huber loss against `target` of the same shape (Huber 1964): half the squared difference up to `delta`, beyond it
+    /// `delta (|difference| - delta / 2)`.
     ///
     /// # Errors
-    /// If the shapes differ, a tensor is not f32, or `delta` is not above 0.
+    /// If the shapes differ, a tensor is not f32, or `delta` is not positive.
     pub fn huber_loss(&self, target: &Tensor, delta: f32, reduction: Reduction) -> Result<Tensor> {
         if delta.is_nan() || delta <= 0.0 {
             return Err(Error::Invalid(format!("huber_loss: delta must be above 0, not {delta}")));
@@ -117,11 +117,11 @@ impl Tensor {
         apply(&HUBER, delta, [self, target], reduction)
     }
 
-    /// `difference^2 / (2 beta)` of differences from `target`, of the same shape, below `beta`, and else
-    /// `|difference| - beta / 2` (Girshick 2015). With 0 it is [`Tensor::l1_loss`].
+    /// Smooth L1 loss against `target` of the same shape (Girshick 2015): `difference^2 / (2 beta)` below `beta`, else
+    /// `|difference| - beta / 2`. `beta` = 0 is [`Tensor::l1_loss`].
     ///
     /// # Errors
-    /// If the shapes differ, a tensor is not f32, or `beta` is below 0.
+    /// If the shapes differ, a tensor is not f32, or `beta` is negative.
     pub fn smooth_l1_loss(&self, target: &Tensor, beta: f32, reduction: Reduction) -> Result<Tensor> {
         if beta.is_nan() || beta < 0.0 {
             return Err(Error::Invalid(format!("smooth_l1_loss: beta must be at least 0, not {beta}")));
@@ -130,12 +130,12 @@ impl Tensor {
         apply(function, beta, [self, target], reduction)
     }
 
-    /// The cross-entropy of probabilities that are the sigmoid of these logits, against `target` probabilities of the
-    /// same shape. `positive_weight`, of any shape that is broadcast to that, is what a positive counts, as PyTorch's
-    /// `pos_weight`: one for each class of the last dimension, say. It has no gradient.
+    /// Binary cross-entropy of these logits against `target` probabilities of the same shape. `positive_weight` is
+    /// PyTorch's `pos_weight`, broadcast to that shape, for example one weight per class of the last dimension. It gets
+    /// no gradient.
     ///
     /// # Errors
-    /// If the shapes do not fit, a tensor is not f32, or the weight is to be differentiated.
+    /// If the shapes do not fit, a tensor is not f32, or the weight requires a gradient.
     pub fn binary_cross_entropy_with_logits(
         &self,
         target: &Tensor,
@@ -148,9 +148,9 @@ impl Tensor {
         }
     }
 
-    /// The Kullback-Leibler divergence of these log-probabilities from `target` probabilities, or with `log_target`
-    /// log-probabilities, of the same shape, element by element. PyTorch's reduction "batchmean", the divergence as it
-    /// is defined, is the sum over the number of rows.
+    /// Elementwise Kullback-Leibler divergence of these log-probabilities from `target` probabilities
+    /// (log-probabilities with `log_target`) of the same shape. For PyTorch's reduction "batchmean", divide the sum by
+    /// the number of rows.
     ///
     /// # Errors
     /// If the shapes differ, or a tensor is not f32.

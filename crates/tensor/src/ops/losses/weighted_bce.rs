@@ -1,5 +1,5 @@
-//! Binary cross-entropy of logits a against probabilities b, with weights c of positives that are broadcast. Shapes: a
-//! and b equal, c any that is repeated to theirs -> theirs.
+//! Binary cross-entropy of logits a against probabilities b, with weights c of positives. Shapes: a and b (...), c
+//! broadcast to (...) -> (...).
 //!
 //! y = (1 - b) a + (1 + (c - 1) b) log(1 + e^-a)
 //! da = dy ((1 - b) - (1 + (c - 1) b) sigmoid(-a))    db = dy ((c - 1) log(1 + e^-a) - a)
@@ -13,7 +13,7 @@ use crate::ops::broadcast::{broadcast_axes, broadcast_shape, operand_run, stride
 use crate::tensor::{Edge, Grads};
 use rayon::prelude::*;
 
-/// What is computed of a, b, c and, for gradients, dy.
+/// The output to compute from a, b, c and, for gradients, dy.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Part {
     Value,

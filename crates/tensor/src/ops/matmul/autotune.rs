@@ -2,8 +2,7 @@
 //! `<cache folder>/kernels/<adapter>.json`.
 //!
 //! FMA tiles all give the same bits, so their throughput may choose between them at any time ([`super::select`]).
-//! Split-fp16 gives other bits: what is measured of it only answers what `device.matmul_f32 = "auto"` means when a run
-//! begins.
+//! Split-fp16 gives other bits: its measurements only resolve `device.matmul_f32 = "auto"` at the start of a run.
 
 use super::tiles::{MmaKind, PerfModel, Tile};
 use super::timing::{Gemm, uniform};
@@ -19,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What was measured of an adapter's GEMM kernels.
+/// Measured throughput of an adapter's GEMM kernels.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MatmulTuning {
     source: Source,
@@ -30,7 +29,7 @@ pub struct MatmulTuning {
     split_fp16: Option<SplitFp16>,
 }
 
-/// What was measured, and on what; measurements of anything else are not used.
+/// Adapter, driver and version that the measurements belong to; others are not used.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Source {
     rustyflow: String,
@@ -60,7 +59,7 @@ struct SplitFp16 {
     fma_error: f64,
 }
 
-/// What a measurement takes.
+/// Size and duration of the measurements.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
     /// M, N and K of the GEMM to time: the first that takes `LONG_ENOUGH`.
@@ -75,7 +74,7 @@ pub struct Effort {
 }
 
 impl Effort {
-    /// What the first start of a training waits for: a few seconds, most of them for compiling.
+    /// The measurements of a first training start: a few seconds, mostly compilation.
     pub const FIRST_START: Effort = Effort {
         sizes: &[
             [1024, 512, 1024],
@@ -92,7 +91,7 @@ impl Effort {
         time: Duration::from_millis(500),
     };
 
-    /// Timing goes on until so much time has passed, and takes one round at least.
+    /// Times rounds for this duration, at least one round.
     pub const fn lasting(time: Duration) -> Effort {
         Effort { rounds: usize::MAX, time, warm_up: Duration::from_millis(500), ..Effort::FIRST_START }
     }
@@ -105,7 +104,7 @@ const LONG_ENOUGH: Duration = Duration::from_millis(2);
 const MIN_SPEEDUP: f64 = 1.3;
 
 impl MatmulTuning {
-    /// What was kept for this adapter, driver and version of rustyflow in the cache folder.
+    /// Loads cached measurements for this adapter, driver and version of rustyflow.
     pub fn load(cache: &Path, info: &AdapterInfo) -> Option<MatmulTuning> {
         let path = path(cache, info);
         let read = match std::fs::read(&path) {
@@ -126,16 +125,16 @@ impl MatmulTuning {
         }
     }
 
-    /// Keeps the measurements in the cache folder, where [`load`](Self::load) finds them.
+    /// Caches the measurements for [`load`](Self::load).
     pub fn store(&self, cache: &Path, info: &AdapterInfo) {
         let text = serde_json::to_string_pretty(self).expect("text and numbers alone");
         store(&path(cache, info), text.as_bytes());
     }
 
-    /// Times every f32 tile that the adapter can run.
+    /// Times every f32 tile that the adapter supports.
     ///
     /// # Errors
-    /// If the GPU has no 128 MiB to spare or reports an error.
+    /// If 128 MiB of GPU memory are not available, or the GPU reports an error.
     pub fn measure(gpu: &Gpu, effort: &Effort) -> Result<MatmulTuning> {
         let started = Instant::now();
         // None of this is part of what the command itself measures.
@@ -149,8 +148,7 @@ impl MatmulTuning {
         Ok(tuning)
     }
 
-    /// The throughput as [`Limits::matmul_throughput`] has it; `None` if it is missing for a tile that such a device
-    /// can run.
+    /// The throughput for [`Limits::matmul_throughput`]; `None` if a supported tile is missing.
     pub fn table(&self, limits: &Limits) -> Option<Arc<[[u32; 4]]>> {
         let row = |tile: &Tile| match self.tiles.get(&tile.name()) {
             // Nothing in training has both transposed.
@@ -161,8 +159,8 @@ impl MatmulTuning {
         Some(without_noise(measured, PerfModel::of(limits)).into())
     }
 
-    /// Whether f32 GEMMs should run as split-fp16: it is clearly faster in every layout, and its error is no larger
-    /// than that of fused multiply-adds. `None` if it was not measured.
+    /// Whether f32 GEMMs should run as split-fp16: clearly faster in every layout, with an error no larger than FMA's.
+    /// `None` if it was not measured.
     pub fn prefers_split_fp16(&self) -> Option<bool> {
         let SplitFp16 { tiles, error, fma_error } = self.split_fp16.as_ref()?;
         let layouts: [fn(&Throughput) -> u32; 3] = [|t| t.nn, |t| t.nt, |t| t.tn];
@@ -173,7 +171,7 @@ impl MatmulTuning {
         Some(fast && error <= fma_error)
     }
 
-    /// Measurements by which split-fp16 is preferred, or not.
+    /// Measurements that prefer split-fp16, or do not.
     #[cfg(feature = "testing")]
     pub fn for_tests(gpu: &Gpu, prefers_split_fp16: bool) -> MatmulTuning {
         let uniform = |gflops| Throughput { nn: gflops, nt: gflops, tn: gflops };
@@ -183,7 +181,7 @@ impl MatmulTuning {
         MatmulTuning { source: Source::new(gpu.info()), tiles: all(&Tile::FMA, 1000), split_fp16 }
     }
 
-    /// Of each FMA tile, by its sizes.
+    /// Throughput by FMA tile name.
     pub fn tiles(&self) -> &BTreeMap<String, Throughput> {
         &self.tiles
     }
@@ -195,8 +193,8 @@ impl MatmulTuning {
     }
 }
 
-/// The throughput, but where it lies within a tenth of what the model predicts for a GPU of that speed, the prediction:
-/// one measurement at one size is no better than that, and between two close tiles chance would choose.
+/// Replaces measurements within a tenth of the model's prediction for a GPU of that speed by the prediction: one
+/// measurement at one size is no more precise, and noise would choose between close tiles.
 fn without_noise(mut measured: Vec<[u32; 4]>, model: &PerfModel) -> Vec<[u32; 4]> {
     const NOISE: f64 = 0.1;
     let Some(speed) = model.relative_speed(&measured) else { return measured };

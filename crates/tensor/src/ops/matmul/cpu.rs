@@ -8,7 +8,7 @@ use super::{Dims, Epilogue, MatMul, unary};
 use crate::cpu::{Matrix, product, threads, tiles, transpose, vectorized, with_scratch};
 use rayon::prelude::*;
 
-/// Tasks for each thread: two, so that one that is held up costs the others less.
+/// Tasks per thread: two, to balance threads that are delayed.
 const TASKS_PER_THREAD: usize = 2;
 
 /// Elements between columns of a transposed b from which on it pays to transpose it first: with 512 the 768x128
@@ -48,9 +48,9 @@ pub(super) fn compute(kernel: &MatMul, d: &Dims, operands: Operands, y: &mut [f3
     }
 }
 
-/// Rows of each task's block, of which the last has what is left. `gemm` adds up each element in the same order
-/// whatever the block, unless it is very small or has at most 64 rows and columns: as none is that the whole is not,
-/// the number of threads does not show in the result.
+/// Rows per task; the last task has the remainder. `gemm` sums each element in the same order for any block, unless it
+/// is very small or has at most 64 rows and columns. A block is that small only if the whole matrix is, so the number
+/// of threads does not change the result.
 fn block_rows(m: usize, n: usize, threads: usize) -> usize {
     let (typical, least) = if n > 64 { (64, 32) } else { (80, 65) };
     let most = m / typical;
@@ -83,7 +83,7 @@ fn in_columns(kernel: &MatMul, d: &Dims, operands: Operands, y: &mut [f32]) {
     });
 }
 
-/// A matrix of so many rows and columns, which the slice holds as it is or transposed.
+/// A view of a matrix with these rows and columns, stored as it is or transposed.
 fn stored(data: &[f32], transposed: bool, rows: usize, columns: usize) -> Matrix<'_> {
     if transposed { Matrix::rows(data, rows).transposed() } else { Matrix::rows(data, columns) }
 }

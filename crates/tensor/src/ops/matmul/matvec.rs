@@ -1,12 +1,12 @@
-//! GEMMs of a few rows, as of a step of generation: all that takes time is to read b, once. Tiles would leave most of
-//! their threads without a row, and split-K, which gives them work, is a launch of its own.
+//! GEMMs with few rows, as in a generation step, which are bound by reading b once. Tiles would leave most threads
+//! idle, and split-K would need a second launch.
 
 use super::plan::with_epilogue;
 use super::{DType, Dims, MatMul};
 use crate::gpu::{Buffer, Launch, Operand, Plan, Value, buffer, param};
 use crate::shader;
 
-/// Rows of a that a thread multiplies with what it reads of b.
+/// Largest number of rows of a.
 pub(in crate::ops) const MOST_ROWS: usize = 4;
 /// Threads of a workgroup.
 const THREADS: usize = 256;
@@ -18,17 +18,17 @@ pub(super) fn is_for(op: &MatMul, d: &Dims) -> bool {
     d.m <= MOST_ROWS && d.k > 0 && d.batch == 1 && !op.trans_a && !op.sums
 }
 
-/// What is done to rows before they are multiplied: a norm of the residual stream.
+/// A norm of the residual stream, applied to rows before the GEMM.
 pub(in crate::ops) struct NormPrologue {
     pub rms: bool,
     pub eps: f32,
     pub has_bias: bool,
-    /// The type of what is added to the stream, if anything is.
+    /// The type of the branch to add, if any.
     pub branch: Option<DType>,
 }
 
 impl NormPrologue {
-    /// Bytes of a workgroup's memory that a row of so many elements takes, and those that any number of rows takes.
+    /// Workgroup memory in bytes: per row element, and fixed.
     pub const WORKGROUP_BYTES: [usize; 2] = [4, 5 * 1024];
 
     /// Inputs: x, the weight and the bias of the norm, the branch, then b and the bias of the product. Outputs: the

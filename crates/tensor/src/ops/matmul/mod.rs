@@ -7,9 +7,9 @@
 //!   (B, M, K) (B, K, N) -> (B, M, N)
 //! dL/da = dy op(b)^T,  dL/db = op(a)^T dy,  dL/dbias = sum of the rows of dy
 //! ```
-//! On the CPU the crate `gemm` computes it (`cpu.rs`), on the GPU `shaders/matmul*.wgsl` (`plan.rs`). `tiles.rs` has
-//! the tile configurations and the performance model, `select.rs` the choice of tile and split-K, `autotune.rs` the
-//! measurements (of what `timing.rs` times), `tuned.rs` what they change.
+//! The CPU uses the crate `gemm` (`cpu.rs`), the GPU `shaders/matmul*.wgsl` (`plan.rs`). `tiles.rs` has the tile
+//! configurations and the performance model, `select.rs` the choice of tile and split-K, `autotune.rs` the measurements
+//! (timed by `timing.rs`), `tuned.rs` the resulting speedups.
 
 mod autotune;
 mod cpu;
@@ -32,14 +32,14 @@ use super::*;
 use crate::gpu::{Limits, Plan};
 use crate::tensor::{Edge, Grads, run};
 
-/// What a GEMM does with its result before storing it.
+/// Fused computation on the result before it is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) enum Epilogue {
     #[default]
     None,
-    /// A second output is gelu(y), and the first the derivative of GELU at y, which is what backward needs.
+    /// The first output is GELU's derivative at y, for backward, and the second gelu(y).
     Gelu,
-    /// y is multiplied, element by element, by one more input, which has the shape of y.
+    /// y is multiplied elementwise by one more input of its shape.
     Multiply,
 }
 
@@ -54,8 +54,8 @@ impl Epilogue {
     }
 }
 
-/// `y = op(a) op(b) [+ bias]`, or `y += op(a) op(b)` with `accumulate`, then the epilogue. Inputs: a, b, with `bias` a
-/// vector (N), and what the epilogue needs.
+/// `y = op(a) op(b) [+ bias]`, or `y += op(a) op(b)` with `accumulate`, then the epilogue. Inputs: a, b, a vector (N)
+/// with `bias`, and the epilogue's operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub(crate) struct MatMul {
     pub trans_a: bool,
@@ -63,10 +63,10 @@ pub(crate) struct MatMul {
     pub bias: bool,
     pub accumulate: bool,
     pub epilogue: Epilogue,
-    /// Whether a second output (N) gets the column sums of b, added to it with `accumulate`: in the GEMM of a weight's
-    /// gradient that is the gradient of the bias, for which dy need not be read again. Only for a (K, M) and b (K, N).
+    /// Whether a second output (N) gets the column sums of b (added with `accumulate`). In the GEMM of a weight
+    /// gradient they are the bias gradient, so dy is not read again. Only for a (K, M) and b (K, N).
     pub sums: bool,
-    /// What the result is stored as. The operands are both f32 or both f16; accumulation is in f32.
+    /// Type of the result. The operands are both f32 or both f16; accumulation is in f32.
     pub out: DType,
 }
 
@@ -261,7 +261,7 @@ impl Tensor {
         self.view([self.shape().rows(), self.shape().last_dim()].into(), Edge::None)
     }
 
-    /// The matrix product `self other`: (..., M, K) by (K, N), or (B, M, K) by (B, K, N).
+    /// The matrix product `self other`: (..., M, K) (K, N) -> (..., M, N), or (B, M, K) (B, K, N) -> (B, M, N).
     ///
     /// # Errors
     /// If the shapes do not fit or the tensors are not both f32 or both f16.
@@ -269,7 +269,7 @@ impl Tensor {
         self.matmul_transposed(other, false, false)
     }
 
-    /// The product of `self` and `other`, each transposed (in its last two dimensions) if so asked.
+    /// The matrix product of `self` and `other`, with the last two dimensions of each optionally transposed.
     ///
     /// # Errors
     /// If the shapes do not fit or the tensors are not both f32 or both f16.
@@ -281,7 +281,7 @@ impl Tensor {
         apply_one(MatMul { trans_a, trans_b, out: self.dtype(), ..MatMul::default() }, &[self, other])
     }
 
-    /// `self weight^T [+ bias]` in f32, (..., K) by (N, K), both f32 or both f16, plus an f32 (N) in every row. For
+    /// `self weight^T [+ bias]` as f32: (..., K) and (N, K), both f32 or both f16, and an f32 bias (N) -> (..., N). For
     /// inference: nothing is recorded on the tape.
     ///
     /// # Errors
@@ -295,8 +295,8 @@ impl Tensor {
         Ok(run(&op, &inputs)?.remove(0))
     }
 
-    /// `self weight + bias`: (..., K) by (K, N), plus (N) in every row, the layout of GPT-2's `Conv1D`; or with
-    /// `outputs_first` `self weight^T + bias`, by (N, K), the layout of `torch.nn.Linear`.
+    /// `self weight + bias`: (..., K) -> (..., N) with a weight (K, N), the layout of GPT-2's `Conv1D`; or, with
+    /// `outputs_first`, `self weight^T + bias` with a weight (N, K), the layout of `torch.nn.Linear`. The bias is (N).
     ///
     /// # Errors
     /// If the shapes do not fit, `self` and `weight` are not both f32 or both f16, or the bias is not f32.

@@ -1,5 +1,4 @@
-//! The launches of a GEMM on the GPU: b is transposed first where that pays, then come the tiles, then the reduction of
-//! split-K.
+//! The launches of a GEMM on the GPU: an optional transpose of b, the tiles, and the split-K reduction.
 
 use super::select::TileConfig;
 use super::tiles::{MmaKind, Tile};
@@ -7,7 +6,7 @@ use super::{DType, Dims, Epilogue, MatMul};
 use crate::gpu::{Buffer, Launch, Limits, Operand, Plan, Value, buffer, param};
 use crate::shader;
 
-/// A GEMM whose tile, split-K and scratch buffers are settled.
+/// A GEMM with its tile, split-K and scratch buffers.
 struct Launches<'a> {
     op: &'a MatMul,
     dims: &'a Dims,
@@ -106,7 +105,7 @@ impl Launches<'_> {
             && !reads
     }
 
-    /// What the partial results of split-K, or the results themselves, are stored as.
+    /// Type of the split-K partial results, or of the result.
     fn out(&self) -> DType {
         if self.splits > 1 { DType::F32 } else { self.op.out }
     }
@@ -150,7 +149,7 @@ impl Launches<'_> {
         values
     }
 
-    /// The operands, and the result with what the epilogue needs or the partial results of split-K.
+    /// The operands, and the result with the epilogue's buffers or the split-K partial results.
     fn buffers_of_tiles(&self, limits: &Limits) -> Vec<Buffer> {
         let coop = self.config.tile.mma != MmaKind::Fma;
         let [lanes_a, lanes_b, lanes_c] = self.whole_vectors().map(|whole| if whole || coop { 4 } else { 1 });
@@ -180,8 +179,8 @@ fn partials(
     buffers
 }
 
-/// Adds up the partial results (M, N) of so many slices of k, and does what the epilogue says. They are in the scratch
-/// buffer `partial`, their column sums in the next.
+/// Adds the partial results (M, N) of all slices of k and applies the epilogue. They are in the scratch buffer
+/// `partial`, their column sums in the next.
 pub(in crate::ops) fn split_k_reduce(op: &MatMul, [m, n]: [usize; 2], splits: usize, partial: usize) -> Launch {
     // Four elements to a thread.
     let vector = if n.is_multiple_of(4) { 4 } else { 1 };
@@ -206,7 +205,7 @@ pub(in crate::ops) fn split_k_reduce(op: &MatMul, [m, n]: [usize; 2], splits: us
     }
 }
 
-/// `buffers`, then what the epilogue reads and writes.
+/// `buffers`, then those of the epilogue.
 pub(super) fn with_epilogue(op: &MatMul, mut buffers: Vec<Buffer>, element: &'static str) -> Vec<Buffer> {
     let factors = buffer("factors", element, Operand::Input(2 + op.bias as usize));
     let activated = buffer("activated", element, Operand::Output(1));

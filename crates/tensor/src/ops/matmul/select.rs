@@ -1,7 +1,7 @@
-//! Which tile computes a GEMM, and in how many slices of k: the configuration with the shortest estimated time.
+//! Selects the tile and split-K of a GEMM by the shortest estimated time.
 //!
-//! [`TileConfig::select`] is a pure function of the GEMM and the [`Limits`]. The instruction and the split-K decide the
-//! bits of the result, so they follow from the shape, the limits and the built-in model alone; measured throughput
+//! [`TileConfig::select`] is a pure function of the GEMM and the [`Limits`]. The MMA instruction and split-K affect the
+//! bits of the result, so they depend only on the shape, the limits and the built-in model; measured throughput
 //! ([`Limits::matmul_throughput`]) chooses between FMA tiles, which all give the same bits.
 
 use super::tiles::{MmaKind, PerfModel, Tile, TilePerf};
@@ -22,11 +22,11 @@ pub(super) struct TileConfig {
     /// Split-K: slices of k that different workgroups compute. More than one where the output has few tiles and k is
     /// long, as for weight gradients.
     pub splits: usize,
-    /// Whether b (N, K) is first written as (K, N): that layout loads faster, which pays if many rows of a use it.
+    /// Whether to transpose b (N, K) to (K, N) first: it loads faster, which pays off for many rows of a.
     pub transpose_b: bool,
 }
 
-/// A tile that a device can run, and what it reaches there.
+/// A supported tile, and its performance on the device.
 type Candidate = (Tile, TilePerf);
 
 impl TileConfig {
@@ -35,7 +35,7 @@ impl TileConfig {
         TileConfig { tile, splits, transpose_b: false }
     }
 
-    /// [`TileConfig::select`], or what it returned for these limits before.
+    /// [`TileConfig::select`], cached per device.
     pub fn cached(kernel: &MatMul, d: &Dims, operands: DType, limits: &Limits) -> TileConfig {
         let select = || TileConfig::select(kernel, d, operands, limits);
         match limits.choices.get::<TileCache>() {
@@ -44,8 +44,8 @@ impl TileConfig {
         }
     }
 
-    /// The fastest configuration that the device can run: on cooperative matrices for f16, and for f32 with
-    /// [`Limits::split_fp16`] where that pays, if the device has them and all rows are whole vectors.
+    /// The fastest supported configuration. Cooperative matrices require rows of whole vectors; they serve f16, and f32
+    /// with [`Limits::split_fp16`] where that is faster.
     pub fn select(kernel: &MatMul, d: &Dims, operands: DType, limits: &Limits) -> TileConfig {
         let model = PerfModel::of(limits);
         let rows = [if kernel.trans_a { d.m } else { d.k }, if kernel.trans_b { d.k } else { d.n }, d.n];
@@ -161,7 +161,7 @@ fn split_candidates((tile, perf): &Candidate, d: &Dims, limits: &Limits, sm_coun
     splits
 }
 
-/// What identifies a choice under fixed limits.
+/// Cache key of a choice under fixed limits.
 type Key = (MatMul, Dims, DType);
 
 /// The choices made under one device's limits. A training step asks for the same few dozen GEMMs each time, and to

@@ -1,4 +1,4 @@
-//! Which tile computes a GEMM.
+//! Tests of the tile selection.
 
 use super::tiles::{GENERIC, MmaKind, PerfModel, Tile};
 use super::*;

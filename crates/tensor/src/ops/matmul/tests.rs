@@ -296,7 +296,7 @@ fn an_empty_gemm_has_a_configuration_and_its_bias_a_gradient() {
     }
 }
 
-/// Whichever of the others is frozen: what is computed together must also come alone.
+/// Gradients that are computed together must equal those computed alone, when the other parameters are frozen.
 #[test]
 fn each_parameter_gets_the_same_gradient_alone() {
     for device in Device::for_tests() {

@@ -27,8 +27,8 @@ pub(super) struct Tile {
 }
 
 impl Tile {
-    /// A larger block per thread needs fewer loads for each multiplication; a smaller tile spreads a small output over
-    /// more SMs. The last three fit WebGPU's default limits.
+    /// Larger blocks per thread need fewer loads per FMA; smaller tiles spread a small output over more SMs. The last
+    /// three fit WebGPU's default limits.
     pub const FMA: [Tile; 6] = [
         Tile::new(MmaKind::Fma, [128, 256, 16], [8, 16]),
         Tile::new(MmaKind::Fma, [256, 128, 16], [8, 16]),
@@ -44,7 +44,7 @@ impl Tile {
         Tile::new(MmaKind::SplitFp16, [64, 64, 32], [32, 32]),
     ];
 
-    /// For f16 operands. 96 columns cut a result of 384, for one, into tiles that come out even on more GPUs.
+    /// For f16 operands. Tiles of 96 columns divide, for example, 384 columns evenly among the SMs of more GPUs.
     pub const COOP: [Tile; 4] = [
         Tile::new(MmaKind::Coop, [128, 128, 32], [64, 64]),
         Tile::new(MmaKind::Coop, [128, 96, 32], [64, 48]),
@@ -56,7 +56,7 @@ impl Tile {
         Tile { bm, bn, bk, tm, tn, mma }
     }
 
-    /// Whether the device has the instructions, the workgroup memory and the threads for it.
+    /// Whether the device has the instructions, workgroup memory and threads for it.
     pub fn fits(&self, limits: &Limits) -> bool {
         let blocks = self.bm / self.tm * (self.bn / self.tn);
         let (bytes, threads) = if self.mma == MmaKind::Fma {
@@ -99,21 +99,20 @@ impl Tile {
         if self.mma == MmaKind::Coop { 2 } else { 4 }
     }
 
-    /// Workgroups of one slice of k.
+    /// Workgroups per slice of k.
     pub fn count(&self, d: &Dims) -> usize {
         d.m.div_ceil(self.bm) * d.n.div_ceil(self.bn) * d.batch
     }
 
-    /// Split-K in about `splits` slices: the length of a slice, which is whole turns of the loop over k, and how many
-    /// there are.
+    /// Split-K in about `splits` slices: length of a slice, a multiple of the k loop's step, and number of slices.
     pub fn k_slices(&self, d: &Dims, splits: usize) -> (usize, usize) {
         let whole = self.bk * self.unroll(d.k);
         let k_slice = d.k.div_ceil(splits).next_multiple_of(whole).max(self.bk);
         (k_slice, d.k.div_ceil(k_slice).max(1))
     }
 
-    /// How many steps of `bk` a turn of the loop over k takes, of which all are whole. With f16 operands an H200 gains
-    /// from four; the loop of split-fp16 is too long for its instruction caches, and the FMA kernel unrolls its own.
+    /// Unroll factor of the k loop, in steps of `bk` that divide k evenly. With f16 operands, four is faster on an
+    /// H200; the split-fp16 loop is too long for the instruction caches, and the FMA kernel unrolls itself.
     pub fn unroll(&self, k: usize) -> usize {
         let whole = |turn: &usize| k > 0 && k.is_multiple_of(turn * self.bk);
         if self.mma == MmaKind::Coop { [4, 2].into_iter().find(whole).unwrap_or(1) } else { 1 }
@@ -126,17 +125,17 @@ impl Tile {
     }
 }
 
-/// What a GPU reaches with one tile.
+/// Performance of one tile on a GPU.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct TilePerf {
     /// TFLOP/s of a large GEMM by layout: neither operand transposed, b, a, both.
     pub throughput: [f64; 4],
     /// Workgroups that an SM holds at once (occupancy).
     pub blocks_per_sm: usize,
-    /// The part of the throughput that a single workgroup of an SM reaches; two reach twice as much, up to all of it.
+    /// The fraction of the throughput that one workgroup per SM reaches; two reach twice that, up to 1.
     pub single_block_efficiency: f64,
-    /// Time of each round of workgroups outside the k loop, start and epilogue: where only results leave; and where
-    /// slices of k do, which are f32, or the epilogue reads or writes another matrix.
+    /// Time per wave of workgroups outside the k loop (start and epilogue): if only results are stored; and if f32
+    /// slices of k are, or the epilogue accesses another matrix.
     pub overhead_us: [f64; 2],
 }
 
@@ -149,7 +148,7 @@ pub(in crate::ops) struct PerfModel {
     /// Bytes per microsecond.
     pub(super) bandwidth: f64,
     pub(super) launch_us: f64,
-    /// The part of the throughput that is left where a tile is partial and so checks bounds.
+    /// Throughput factor of partial tiles, which check bounds.
     pub(super) partial_tile_efficiency: f64,
     /// Multiplications that cost as much as one addition to a column sum.
     pub(super) column_sum_cost: f64,
@@ -202,7 +201,7 @@ pub(in crate::ops) const H200: PerfModel = PerfModel {
 pub(in crate::ops) const GENERIC: PerfModel = PerfModel { fitted: false, ..H200 };
 
 impl PerfModel {
-    /// The model that choices on a device start from.
+    /// The built-in performance model for a device.
     pub fn of(limits: &Limits) -> &'static PerfModel {
         match limits.gpu_model {
             GpuModel::H200 => &H200,

@@ -50,7 +50,7 @@ impl Gemm<'_> {
         2.0 * (self.dims.m * self.dims.n * self.dims.k) as f64
     }
 
-    /// What was computed last, (M, N).
+    /// The last result (M, N).
     pub fn result(&self) -> Result<Vec<f32>> {
         self.y.to_f32()
     }
@@ -63,7 +63,7 @@ impl Gemm<'_> {
         self.gpu.run("matmul", cost, plan, &[a, b], &[y])
     }
 
-    /// The time of one of so many launches in a row.
+    /// Time per launch, over this number of consecutive launches.
     pub fn time(&self, kernel: &MatMul, config: TileConfig, launches: u32) -> Result<Duration> {
         self.gpu.synchronize()?;
         let started = Instant::now();

@@ -1,5 +1,4 @@
-//! What autotuning changed and gained: each GEMM on the tile that is chosen without measurements and on the one that is
-//! chosen by them, timed in turn.
+//! Speedups by autotuning: each GEMM timed alternately on its default tile and on its autotuned tile.
 
 use super::MatMul;
 use super::select::TileConfig;
@@ -44,7 +43,7 @@ pub struct TunedGemm {
 }
 
 impl TunedGemm {
-    /// How many times as fast it is now; 1 where the tile is the same.
+    /// The speedup; 1 if the tile did not change.
     pub fn gain(&self) -> f64 {
         self.default_us / self.chosen_us
     }
@@ -65,8 +64,7 @@ impl fmt::Display for TileConfig {
     }
 }
 
-/// Times a GEMM on what `default` chooses for it and on what `tuned` does, two handles to one GPU, until so much time
-/// has passed.
+/// Times a GEMM on the tiles that `default` and `tuned` select, two handles to one GPU, for the given duration.
 ///
 /// # Errors
 /// If there is no memory for it, or the driver reported an error.

@@ -1,4 +1,4 @@
-//! Tensors one after the other along a dimension. Shapes: (outer, n_i, inner) -> (outer, sum of n_i, inner).
+//! Concatenation along a dimension. Shapes: (outer, n_i, inner) -> (outer, sum of n_i, inner).
 
 use super::*;
 use crate::gpu::{Limits, Operand, Plan, buffer, param};
@@ -14,7 +14,7 @@ struct Cat {
 }
 
 impl Cat {
-    /// Elements of each input that stand together in the result.
+    /// Contiguous elements of each input in the result.
     fn widths(&self) -> Vec<usize> {
         self.shapes.iter().map(|shape| shape[self.dim..].iter().product()).collect()
     }
@@ -143,18 +143,20 @@ fn cat(name: &'static str, tensors: &[&Tensor], dim: Dim) -> Result<Tensor> {
 }
 
 impl Tensor {
-    /// Tensors one after the other along dimension `dim`: (2, C) and (3, C) are (5, C). Copies.
+    /// Concatenates tensors along dimension `dim`: (2, C) and (3, C) to (5, C). Copies.
     ///
     /// # Errors
-    /// If there is none, they have no such dimension or more than six, or they differ in type or in another dimension.
+    /// If the list is empty, the dimension does not exist, there are more than six, or the tensors differ in type or in
+    /// another dimension.
     pub fn cat(tensors: &[&Tensor], dim: impl Into<Dim>) -> Result<Tensor> {
         cat("cat", tensors, dim.into())
     }
 
-    /// Tensors of one shape along a new dimension `dim`: three of (B, C) are (B, 3, C) for dimension 1. Copies.
+    /// Stacks tensors of one shape along a new dimension `dim`: three of (B, C) to (B, 3, C) for dimension 1. Copies.
     ///
     /// # Errors
-    /// If there is none, they differ in shape or type, there would be no dimension `dim`, or more than six.
+    /// If the list is empty, the tensors differ in shape or type, or the result would have no dimension `dim` or more
+    /// than six.
     pub fn stack(tensors: &[&Tensor], dim: impl Into<Dim>) -> Result<Tensor> {
         let Some(first) = tensors.first() else { return Err(shape_error("stack", "at least one tensor", "none")) };
         let (dim, rank) = (dim.into(), first.shape().len());

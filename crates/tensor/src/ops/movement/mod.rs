@@ -1,4 +1,4 @@
-//! Ops that only move elements, of any type. Copies: tensors stay contiguous.
+//! Ops that only move elements, of any type. Results are copies, so tensors stay contiguous.
 //!
 //! | op | y | dx |
 //! |---|---|---|
@@ -9,8 +9,8 @@
 //! | pad | x within a border of one value | the part of dy that is x |
 //! | cat, stack | tensors one after the other | the parts of dy |
 //!
-//! Two kernels do all but cat: [`StridedCopy`] reads x at strides, [`Window`] puts x into a larger tensor. Each is the
-//! derivative of the other, or of itself.
+//! Two kernels implement all but cat: [`StridedCopy`] reads x at strides, [`Window`] writes x into a larger tensor.
+//! Each is the derivative of the other, or of itself.
 
 mod cat;
 mod strided;
@@ -71,10 +71,10 @@ impl Tensor {
         dim.number(op, self.shape())
     }
 
-    /// The dimensions in another order: (B, T, H, D).permute(&[0, 2, 1, 3]) is (B, H, T, D). Copies.
+    /// Permutes the dimensions: (B, T, H, D).permute(&[0, 2, 1, 3]) is (B, H, T, D). Copies.
     ///
     /// # Errors
-    /// If `dims` does not name each dimension once, or there are more than six.
+    /// If `dims` does not contain each dimension once, or there are more than six.
     pub fn permute(&self, dims: &[impl Into<Dim> + Copy]) -> Result<Tensor> {
         self.permuted(&dims.dims(self.shape().len()))
     }
@@ -101,7 +101,7 @@ impl Tensor {
     /// `len` elements of dimension `dim` from `start` on: (B, T, C).narrow(1, 2, 3) is (B, 3, C). Copies.
     ///
     /// # Errors
-    /// If there is no such dimension or it has not so many elements, or there are more than six dimensions.
+    /// If there is no such dimension, it has too few elements, or there are more than six dimensions.
     pub fn narrow(&self, dim: impl Into<Dim>, start: usize, len: usize) -> Result<Tensor> {
         self.slice_as("narrow", dim.into(), start..start.saturating_add(len), 1)
     }
@@ -127,7 +127,7 @@ impl Tensor {
         self.moved(&kernel, Back::Window(Window::at_dim("slice_backward", shape, dim, span)))
     }
 
-    /// Parts of `size` elements along dimension `dim`, one after the other; the last may be shorter. Copies.
+    /// Splits dimension `dim` into parts of `size` elements; the last may be shorter. Copies.
     ///
     /// # Errors
     /// If there is no such dimension, `size` is 0, or there are more than six dimensions.
@@ -142,7 +142,7 @@ impl Tensor {
         starts.map(|start| self.slice_as("split", dim, start..len.min(start.saturating_add(size)), 1)).collect()
     }
 
-    /// The elements of each of these dimensions backwards. Copies.
+    /// Reverses the order of elements along these dimensions. Copies.
     ///
     /// # Errors
     /// If there is no such dimension, one is named twice, or there are more than six.
@@ -162,11 +162,10 @@ impl Tensor {
         self.moved(&kernel, Back::Copy(kernel.clone()))
     }
 
-    /// Repeated to this shape as operands are in arithmetic: (3, 1).expand([2, 3, 4]) has every element eight times.
-    /// Copies.
+    /// Broadcasts to this shape: (3, 1).expand([2, 3, 4]) has every element eight times. Copies.
     ///
     /// # Errors
-    /// If a dimension is neither 1 nor as wanted, or more than six are wanted.
+    /// If a dimension is neither 1 nor that of `shape`, or `shape` has more than six.
     pub fn expand(&self, shape: impl Into<Shape>) -> Result<Tensor> {
         self.expand_to(shape.into())
     }
@@ -187,11 +186,11 @@ impl Tensor {
         self.moved(&kernel, Back::Sum(from.clone()))
     }
 
-    /// A border of `value` around the elements: so many before and after those of each dimension. Token ids are
-    /// padded by the whole number of `value`.
+    /// Pads each dimension with `value`: `padding` has the elements (before, after) of each dimension. For u32, `value`
+    /// is converted to an integer.
     ///
     /// # Errors
-    /// If there are not as many pairs as dimensions, or more than six.
+    /// If `padding` does not have one pair per dimension, or there are more than six dimensions.
     pub fn pad(&self, padding: &[(usize, usize)], value: f32) -> Result<Tensor> {
         self.expect_few_dims("pad")?;
         let shape = self.shape();
@@ -210,7 +209,7 @@ impl Tensor {
     }
 }
 
-/// Fails if no tensor has so many elements.
+/// An error if the number of elements overflows.
 fn expect_countable(op: &'static str, shape: &Shape) -> Result<()> {
     match shape.elements() > isize::MAX as usize {
         true => Err(shape_error(op, format!("at most {} elements", isize::MAX), shape)),

@@ -1,5 +1,5 @@
-//! Puts x into a larger tensor: y[i0, ..] = x[(i0 - start0) / step0, ..] where that is an element, else a value. Or
-//! adds it there: y[i0, ..] += x[..].
+//! Writes x into a larger tensor: y[i0, ..] = x[(i0 - start0) / step0, ..] where that is an integer in range, else a
+//! fill value. Or accumulates: y[i0, ..] += x[..].
 
 use super::*;
 use crate::gpu::{Limits, Operand, Param, Plan, buffer, param};
@@ -31,7 +31,7 @@ impl Span {
         self.count == self.size && self.start == 0
     }
 
-    /// The number of x's element that is element `i`, if one is.
+    /// The index of x's element at element `i`, if any.
     fn index(&self, i: usize) -> Option<usize> {
         let from_start = i.checked_sub(self.start)?;
         (from_start.is_multiple_of(self.step) && from_start / self.step < self.count).then_some(from_start / self.step)
@@ -43,9 +43,9 @@ impl Span {
 pub(super) struct Window {
     pub name: &'static str,
     pub spans: Vec<Span>,
-    /// Of what is not x's.
+    /// The fill value.
     pub value: f32,
-    /// Adds to y, which holds a gradient.
+    /// Adds to the gradient y.
     pub accumulate: bool,
 }
 
@@ -56,7 +56,7 @@ impl Window {
         Window { name, spans: shape.iter().enumerate().map(whole).collect(), value: 0.0, accumulate: false }
     }
 
-    /// The way back: x from y.
+    /// The inverse: x from y.
     pub fn copy(&self, name: &'static str) -> StridedCopy {
         let sizes: Vec<usize> = self.spans.iter().map(|span| span.size).collect();
         let strides = strides(&sizes);
@@ -112,7 +112,7 @@ impl Window {
     }
 }
 
-/// The number of x's row that is row `row` of y, if one is.
+/// The index of x's row at row `row` of y, if any.
 fn row_of(outer: &[Span], mut row: usize) -> Option<usize> {
     let (mut number, mut scale) = (0, 1);
     for span in outer.iter().rev() {

@@ -1,7 +1,7 @@
 //! One step of a recurrent layer: all gates of all rows in one kernel, and their gradients in another.
 //!
-//! With a = W_ih x + b_ih, u = W_hh h + b_hh, s the logistic function, and dh the sum of dy and what comes from the
-//! step after:
+//! With a = W_ih x + b_ih, u = W_hh h + b_hh, s the logistic function, and dh the sum of dy and the next step's
+//! gradient:
 //!
 //! ```text
 //! RNN   h' = tanh(a + u)
@@ -27,7 +27,7 @@ pub(super) enum CellKind {
 }
 
 impl CellKind {
-    /// What the layer is called.
+    /// Name of the op.
     pub fn op(self) -> &'static str {
         match self {
             CellKind::Rnn => "rnn",
@@ -36,7 +36,7 @@ impl CellKind {
         }
     }
 
-    /// G: what W_ih and W_hh make for each element of h.
+    /// G: gates per element of h.
     pub fn gates(self) -> usize {
         match self {
             CellKind::Rnn => 1,
@@ -45,7 +45,7 @@ impl CellKind {
         }
     }
 
-    /// S: what backward needs for each element of h: the gates, of a GRU u_n too.
+    /// S: saved values per element of h: the gates, and u_n of a GRU.
     pub fn saved(self) -> usize {
         match self {
             CellKind::Rnn => 1,

@@ -5,13 +5,13 @@
 //! x (T, B, I), h and for an LSTM c (L D, B, H) -> y (T, B, D H), and the states after the last step
 //! W_ih (G H, I), W_hh (G H, H), b_ih and b_hh (G H)       G gates, L layers, D directions
 //! ```
-//! One call computes one layer. It reads and replaces the layer's part of the states and passes the others on, so the
-//! states of a stack go from layer to layer.
+//! One call computes one layer. It replaces the layer's part of the states and returns the others unchanged, so a stack
+//! passes its states from layer to layer.
 //!
-//! The products with x of all steps are one GEMM before the recurrence; x may also be ids (T, B), which stand for
-//! vectors of zeros and one 1: then the products are columns of W_ih. To them both biases are added, but for b_hh of a
-//! GRU, whose reset gate multiplies it. A step is the GEMM `h W_hh^T` (`+ b_hh`) and one kernel for all gates
-//! (`cell.rs`); backward the kernel of their gradients and one GEMM. The gradient of W_hh is one GEMM of all steps.
+//! W_ih x of all steps is one GEMM before the recurrence. For ids (T, B), which stand for one-hot vectors, it is a
+//! lookup of columns of W_ih. Both biases are added there, except b_hh of a GRU, which the reset gate multiplies. A
+//! step is the GEMM `h W_hh^T` (`+ b_hh`) and one kernel for all gates (`cell.rs`); a backward step is the kernel of
+//! the gate gradients and one GEMM. The gradient of W_hh is one GEMM over all steps.
 
 mod cell;
 
@@ -45,7 +45,7 @@ struct Recurrence {
     kept: Vec<Kept>,
 }
 
-/// What backward needs of one direction.
+/// Saved tensors of one direction for backward.
 struct Kept {
     weight_hh: Tensor,
     /// (T, B, S H): see [`CellKind::saved`].
@@ -65,7 +65,7 @@ impl Recurrence {
         [self.sizes.batch, self.sizes.hidden].into()
     }
 
-    /// A direction's part of one of the states, in memory of its own.
+    /// A copy of a direction's part of one of the states.
     fn take(&self, states: &Tensor, direction: usize, kind: MemoryKind) -> Result<Tensor> {
         let part = Tensor::empty(Spec::new(self.state_shape(), DType::F32), &states.device(), kind)?;
         let copy = CopyPart { from: self.part(direction), to: 0, len: part.len(), of: part.shape().clone() };
@@ -245,7 +245,7 @@ fn check(kind: CellKind, layer: usize, x: &Tensor, directions: &[RecurrentRef], 
     Ok(Sizes { steps, batch, hidden, directions: directions.len() })
 }
 
-/// What x and the biases beside it contribute to the gates of one direction (T, B, G H).
+/// The part of one direction's gates that comes from x and the biases (T, B, G H).
 fn gates_of_x(kind: CellKind, x: &Tensor, direction: &RecurrentRef) -> Result<Tensor> {
     let bias = match (kind, direction.bias) {
         (_, None) => None,
@@ -293,12 +293,12 @@ fn recurrence<'a>(
 }
 
 impl Tensor {
-    /// Layer `layer` of a tanh RNN, in one or two directions, over x (T, B, I): y (T, B, D H), and the states h
-    /// (L D, B, H), in which those of this layer are replaced: h' = tanh(W_ih x + b_ih + W_hh h + b_hh). Instead of x
-    /// there may be ids (T, B) of u32, for which W_ih x is a column of W_ih: number `id`, NaN if there is none.
+    /// Layer `layer` of a tanh RNN, in one or two directions: x (T, B, I) and states h (L D, B, H) -> y (T, B, D H),
+    /// and the states with this layer's replaced. h' = tanh(W_ih x + b_ih + W_hh h + b_hh). x may be u32 ids (T, B),
+    /// for which W_ih x is column `id` of W_ih, or NaN if out of range.
     ///
     /// # Errors
-    /// If another tensor is not f32 or its shape does not fit, there are no steps, or neither one nor two directions.
+    /// If another tensor is not f32 or its shape does not fit, T is 0, or there are not one or two directions.
     pub fn rnn(&self, layer: usize, directions: &[RecurrentRef], h: &Tensor) -> Result<(Tensor, Tensor)> {
         let mut outputs = recurrence(CellKind::Rnn, layer, self, directions, &[h])?;
         Ok((outputs.remove(0), outputs.remove(0)))

@@ -1,4 +1,4 @@
-//! Gradients of reductions: dx (outer, n, inner) from what belongs to the outputs (outer, inner).
+//! Gradients of reductions: dx (outer, n, inner) from operands of the output's shape (outer, inner).
 
 use super::kernel::ReduceDims;
 use super::*;
@@ -79,16 +79,16 @@ fn vectors(dims: ReduceDims) -> Vectors {
     Vectors { elements, values, of_output: DType::F32.wgsl(width), inner: dims.inner / width }
 }
 
-/// What a gradient is in terms of x, dy and what else belongs to an output, `c` and `d`.
+/// Formula of a gradient in terms of x, dy and two operands by output, `c` and `d`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Derivative {
-    /// Of a maximum or minimum c that d elements share.
+    /// Maximum or minimum c, shared by d elements.
     Extreme,
-    /// Of a product: c is that of the elements that are not 0, d how many are.
+    /// Product: c is that of the nonzero elements, d the number of zeros.
     Prod,
-    /// Of log sum exp, which is c.
+    /// Logsumexp, whose value is c.
     LogSumExp,
-    /// factor * dy * (x - c): of a variance about c.
+    /// factor * dy * (x - c): variance about c.
     Deviation(f32),
 }
 
@@ -114,7 +114,7 @@ impl ReduceBackward {
         matches!(self.derivative, Derivative::Extreme | Derivative::Prod)
     }
 
-    /// dx of elements side by side, each with an output of its own, or all with the same one.
+    /// dx of contiguous elements, each with its own output or all with the same one.
     #[inline(always)]
     fn row(&self, x: &[f32], c: &[f32], d: &[f32], dy: &[f32], dx: &mut [f32]) {
         match self.derivative {

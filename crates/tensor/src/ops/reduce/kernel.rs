@@ -20,18 +20,18 @@ pub(super) enum ReduceKind {
     SquaresAbout,
     /// c + log of the sum of e^(x - c).
     LogSumExpAbout,
-    /// How many are c.
+    /// The number of elements equal to c.
     CountEqual,
-    /// How many are 0.
+    /// The number of zeros.
     CountZeros,
-    /// The product of those that are not 0.
+    /// The product of nonzero elements.
     ProdOfOthers,
-    /// The number of the first that is c, in u32; the last number if none is.
+    /// The index (u32) of the first element equal to c; the last index if there is none.
     FirstEqual,
 }
 use ReduceKind::*;
 
-/// What is reduced: x is (outer, n, inner), y is (outer, inner).
+/// Dimensions of a reduction: x is (outer, n, inner), y is (outer, inner).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct ReduceDims {
     pub outer: usize,
@@ -44,8 +44,7 @@ impl ReduceDims {
         self.outer * self.n * self.inner
     }
 
-    /// Elements of x that a thread of the GPU computes, and whether they have one output: four where they are whole
-    /// vectors of it.
+    /// Elements of x per GPU thread, and whether they share one output: four if rows are whole vectors.
     pub fn vector(self) -> (usize, bool) {
         let along_n = self.inner == 1 && self.n.is_multiple_of(4);
         (if along_n || self.inner.is_multiple_of(4) { 4 } else { 1 }, along_n)
@@ -53,8 +52,8 @@ impl ReduceDims {
 }
 
 impl ReduceKind {
-    /// What the shader computes: what it begins with ("first": an element), what an element `x` counts as, how two are
-    /// joined, and what becomes of the total.
+    /// Shader expressions: initial value ("first": an element), map of an element `x`, combination of two values, and
+    /// finish.
     fn wgsl(self) -> [&'static str; 4] {
         const SUM: &str = "a + b";
         let total = "params.factor * total";
@@ -133,13 +132,13 @@ const WORKGROUPS: usize = 1024;
 /// So few outputs leave many processors idle: more threads share each.
 const FEW_WORKGROUPS: usize = 128;
 
-/// What a launch of a reduction reads, and where it writes.
+/// Operands of a reduction launch.
 struct Pass {
     x: (Operand, DType),
     results: Vec<Operand>,
     accumulate: bool,
     has_center: bool,
-    /// What the last step needs.
+    /// Parameter of the finish.
     number: Param,
 }
 
@@ -179,8 +178,8 @@ pub(super) fn reduce_plan(
     plan
 }
 
-/// The dims in units of what the shader calls an element: four where each output's part of inner is a multiple of four,
-/// and inner wide enough for it.
+/// The dimensions in shader elements: vectors of four if each output's part of inner is a multiple of four and inner is
+/// wide enough.
 fn in_vectors(dims: ReduceDims, outputs: usize) -> (ReduceDims, usize) {
     if (dims.inner / outputs).is_multiple_of(4) && dims.inner >= 128 {
         (ReduceDims { inner: dims.inner / 4, ..dims }, 4)
@@ -390,7 +389,7 @@ fn sum_about(rows: &[f32], center: &[f32], y: &mut [f32], term: impl Fn(f32, f32
     }
 }
 
-/// y = the number of the first row of x in which c stands.
+/// y = the index of the first row of x that equals c.
 fn first_equal(dims: ReduceDims, x: &[f32], center: &[f32], y: &mut [u32]) {
     let ReduceDims { n, inner, .. } = dims;
     let last = n.saturating_sub(1) as u32;

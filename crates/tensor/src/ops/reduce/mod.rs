@@ -1,5 +1,6 @@
 //! Reductions over any dimensions. Shapes: (outer, n, inner) -> (outer, inner), where n is the product of the reduced
-//! dimensions, outer and inner those of the others before and after them. If others lie between them, x is permuted.
+//! dimensions, outer and inner those of the others before and after them. If reduced dimensions are not adjacent, x is
+//! permuted.
 //!
 //! | op | y | dx |
 //! |---|---|---|
@@ -11,9 +12,9 @@
 //! | logsumexp | log of the sum of e^x | dy e^(x - y) |
 //! | argmax, argmin | number of the first largest, smallest x, u32 | none |
 //!
-//! Sums run in chunks whose partial sums are then added, in an order that depends on the shape alone: the same input
-//! gives the same bits, and the rounding error grows with the logarithm of n rather than with n. Variances and log sum
-//! exp take two sweeps: the first finds the mean, or the maximum, that the second subtracts.
+//! Sums are computed in chunks whose partial sums are then added, in an order that depends on the shape alone: the same
+//! input gives the same bits, and the rounding error grows with log n instead of n. Variance and logsumexp take two
+//! passes: the first computes the mean or maximum that the second subtracts.
 
 mod backward;
 mod kernel;
@@ -75,7 +76,7 @@ impl Op for Reduce {
     }
 }
 
-/// The sum of `x` over what was repeated to its shape from this one.
+/// Sums `x` over the dimensions that were broadcast from `shape`.
 pub(super) fn sum_to(x: Tensor, shape: &Shape) -> Result<Tensor> {
     if x.shape() == shape {
         return Ok(x);
@@ -103,7 +104,7 @@ pub(super) fn sum_to(x: Tensor, shape: &Shape) -> Result<Tensor> {
     x.view(shape.clone(), Edge::None).to_dtype(dtype)
 }
 
-/// A tensor whose reduced dimensions lie side by side, and what is left of them.
+/// A tensor with adjacent reduced dimensions, and the output's shapes.
 struct Sides {
     x: Tensor,
     dims: ReduceDims,
@@ -168,7 +169,7 @@ impl Tensor {
     }
 }
 
-/// What the methods compute.
+/// The reductions.
 #[derive(Debug, Clone, Copy)]
 enum Reduction {
     Sum,
@@ -198,10 +199,10 @@ impl Reduction {
     }
 }
 
-/// Each row defines two `Tensor` methods, of which the second keeps the reduced dimensions as 1.
+/// Each row defines two `Tensor` methods; the second keeps the reduced dimensions with length 1.
 macro_rules! reductions {
     ($($(#[$doc:meta])* $name:ident $keepdim:ident ($($arg:ident: $type:ty = $sample:literal)?) $op:expr;)*) => {
-        /// Every row's name and methods: what is tested and timed of one is tested and timed of all.
+        /// Every row's name and methods, for tests and benchmarks.
         #[allow(clippy::type_complexity)] // A name for the type would be said here alone.
         pub const METHODS: &[(&str, fn(&Tensor, &[usize]) -> Result<Tensor>)] = &[$(
             (stringify!($name), |x, dims| x.$name(dims $(, { let $arg: $type = $sample; $arg })?)),
@@ -212,7 +213,7 @@ macro_rules! reductions {
             $($(#[$doc])*
             ///
             /// # Errors
-            /// If the tensor is neither f32 nor f16, has no such dimension, or it is named twice.
+            /// If the tensor is neither f32 nor f16, has no such dimension, or a dimension is repeated.
             pub fn $name(&self, dims: impl Dims $(, $arg: $type)?) -> Result<Tensor> {
                 self.reduce($op, &dims.dims(self.shape().len()), false)
             }
@@ -220,7 +221,7 @@ macro_rules! reductions {
             #[doc = concat!("[`Tensor::", stringify!($name), "`], but the dimensions stay, with length 1.")]
             ///
             /// # Errors
-            /// The same.
+            /// As without `keepdim`.
             pub fn $keepdim(&self, dims: impl Dims $(, $arg: $type)?) -> Result<Tensor> {
                 self.reduce($op, &dims.dims(self.shape().len()), true)
             })*

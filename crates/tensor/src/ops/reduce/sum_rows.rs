@@ -1,5 +1,4 @@
-//! Sums over the rows of (R, len): the gradient of anything that was broadcast over rows, or of two such things at
-//! once.
+//! Sums over the rows of (R, len): the gradient of one or two operands that were broadcast over rows.
 
 use super::kernel::{ReduceDims, ReduceKind, reduce_cpu, reduce_plan};
 use super::*;
