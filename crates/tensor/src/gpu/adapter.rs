@@ -5,7 +5,7 @@ use super::{AdapterChoice, AdapterInfo, GpuModel};
 use crate::{Error, Result};
 use wgpu::{DeviceType, Features};
 
-/// Every adapter of the machine in the order of their numbers: discrete first, software last.
+/// Every adapter of the machine in index order: discrete first, software last.
 pub fn adapters() -> Vec<AdapterInfo> {
     enumerate().iter().enumerate().map(|(index, adapter)| describe(index, adapter)).collect()
 }
@@ -58,7 +58,7 @@ fn describe(index: usize, adapter: &wgpu::Adapter) -> AdapterInfo {
     }
 }
 
-/// The memory that is nearest to the adapter; wgpu itself does not tell.
+/// The adapter's local memory, bytes; wgpu does not report it.
 #[cfg(not(target_vendor = "apple"))]
 fn memory_bytes(adapter: &wgpu::Adapter) -> Option<u64> {
     /// VK_MEMORY_HEAP_DEVICE_LOCAL_BIT
@@ -79,7 +79,7 @@ fn memory_bytes(_: &wgpu::Adapter) -> Option<u64> {
     None
 }
 
-/// What an opened adapter consists of.
+/// An opened adapter.
 pub(super) struct Opened {
     pub info: AdapterInfo,
     pub device: wgpu::Device,
@@ -87,7 +87,7 @@ pub(super) struct Opened {
     pub copy_queues: Option<CopyQueues>,
     /// [`Limits::coop_matrix`](super::Limits::coop_matrix)
     pub coop_matrix: u32,
-    /// What its pipeline cache is called, if its backend has them.
+    /// Key of its pipeline cache, if the backend supports them.
     pub pipeline_cache_key: Option<String>,
 }
 
@@ -133,7 +133,7 @@ pub(super) fn open(choice: &AdapterChoice) -> Result<Opened> {
     })
 }
 
-/// What a device of this adapter is to have.
+/// Features and limits to request from this adapter.
 fn descriptor(adapter: &wgpu::Adapter, choice: &AdapterChoice) -> wgpu::DeviceDescriptor<'static> {
     let wanted = Features::SHADER_F16
         | Features::SUBGROUP
@@ -174,16 +174,16 @@ fn coop_matrix(adapter: &wgpu::Adapter) -> u32 {
     usable.map(|p| p.m_size).max().unwrap_or(0)
 }
 
-/// Whether this is a data-centre GPU of NVIDIA, whose tensor cores have about eight times the f16 throughput of its f32
-/// FMAs, or more, by the maker's tables (an H200: 989 and 67 TFLOP/s): there split-fp16, three f16 GEMMs for one, is
-/// faster than FMAs. On others it is not (an RTX 4090: 165 and 83). Decides only where autotuning measured nothing.
+/// Whether this is an NVIDIA data-centre GPU with at least about eight times the f32 FMA throughput on f16 tensor cores
+/// by data sheet (H200: 989 and 67 TFLOP/s), where split-fp16, three f16 GEMMs for one, is faster than FMA. On others
+/// it is not (RTX 4090: 165 and 83). Used only without autotuning results.
 pub(super) fn known_for_fast_tensor_cores(name: &str) -> bool {
     const MODELS: [&str; 13] =
         ["V100", "T4", "A30", "A100", "A800", "H100", "H200", "H800", "GH200", "B100", "B200", "B300", "GB200"];
     is_nvidia_model(name, &MODELS)
 }
 
-/// The model whose kernel timings apply.
+/// The GPU model whose kernel timings apply.
 pub(super) fn gpu_model(name: &str) -> GpuModel {
     if is_nvidia_model(name, &["H200"]) { GpuModel::H200 } else { GpuModel::Unknown }
 }

@@ -1,4 +1,4 @@
-//! Memory of a GPU: from the pool or from the driver, and given back to the driver when there is no more.
+//! GPU memory allocation: from the pool or the driver. Cached memory is returned to the driver when memory runs out.
 
 use super::Gpu;
 use super::memory::Memory;
@@ -7,26 +7,26 @@ use crate::profile::{MemoryKind, MemoryStats};
 use crate::{Error, Result};
 
 impl Gpu {
-    /// What the pool holds.
+    /// Memory statistics of the pool.
     pub fn memory(&self) -> MemoryStats {
         self.0.pool.stats()
     }
 
-    /// Lets the peak of [`Gpu::memory`] begin anew.
+    /// Resets the peaks of [`Gpu::memory`].
     pub fn reset_peak_memory(&self) {
         self.0.pool.reset_peak();
     }
 
-    /// The most memory that there is, or that may be taken, bytes; `None` where neither is known.
+    /// Available memory or its configured limit, bytes; `None` if neither is known.
     pub fn memory_bytes(&self) -> Option<u64> {
         let allowed = Some(self.0.memory_bytes as u64).filter(|&bytes| bytes < usize::MAX as u64);
         self.0.info.memory_bytes.into_iter().chain(allowed).min()
     }
 
-    /// Memory of `size` bytes with unspecified contents, which counts as of this kind.
+    /// Allocates `size` bytes with unspecified contents, accounted under `kind`.
     ///
     /// # Errors
-    /// [`Error::GpuLimit`] if no buffer can be so large, [`Error::OutOfMemory`] if the memory runs out.
+    /// [`Error::GpuLimit`] if a buffer cannot be that large, [`Error::OutOfMemory`] if the memory runs out.
     pub fn alloc(&self, size: usize, kind: MemoryKind) -> Result<GpuSlice> {
         if size as u64 > self.1.buffer_bytes {
             return Err(Error::GpuLimit {
@@ -48,7 +48,7 @@ impl Gpu {
         if crate::testing::faults::fails() { Err(self.out_of_memory(size)) } else { Ok(()) }
     }
 
-    /// What `make` makes. If there is no memory for it, once more without what the pool keeps for other sizes.
+    /// Calls `make`; if memory runs out, frees the pool's cached memory and retries once.
     pub(super) fn retry_after_trim<T>(&self, make: impl Fn() -> Result<T>) -> Result<T> {
         match make() {
             Err(Error::OutOfMemory { .. }) => {
@@ -59,7 +59,7 @@ impl Gpu {
         }
     }
 
-    /// Gives the driver back what the pool keeps for sizes to come. Waits.
+    /// Returns the pool's cached memory to the driver. Waits for the GPU.
     ///
     /// # Errors
     /// If the driver reported an error.
@@ -109,13 +109,13 @@ impl Gpu {
         Ok(buffer)
     }
 
-    /// Buffers that the pool has ever made.
+    /// Number of buffers created so far.
     #[cfg(feature = "testing")]
     pub fn created_buffers(&self) -> usize {
         self.0.pool.created()
     }
 
-    /// Lets the pool keep so many free bytes in any case.
+    /// Sets the floor of free bytes that the pool may keep.
     #[cfg(feature = "testing")]
     #[doc(hidden)]
     pub fn keep_least_free_bytes(&self, bytes: usize) {

@@ -1,41 +1,39 @@
-//! Which launches of a pass must wait for those before, and which may run beside them.
+//! Barrier planning: groups the launches of a pass so that independent ones run concurrently.
 //!
-//! A launch must wait for one before it that writes what it reads, or that reads or writes what it writes. A barrier is
-//! for everything before it, so launches run in groups with a barrier between two: each in the first group that comes
-//! after all those it must wait for. wgpu adds barriers by itself, from the last use of each buffer in the pass (as
-//! reading or as writing; two uses need none if both only read), however long ago that was. So that it adds one at the
-//! beginning of a group and none within:
+//! A launch depends on an earlier one that writes its inputs, or that reads or writes its outputs. A barrier waits for
+//! everything before it, so launches run in groups separated by barriers; each launch is in the first group after all
+//! its dependencies. wgpu adds barriers itself, by the last use of each buffer in the pass, however long ago (two reads
+//! need none). To make it add one at the start of a group and none within:
 //!
-//! - what a group reads is made known to it at the beginning, for all launches at once;
-//! - what a group writes for the first time since it was allocated goes by a buffer that the pass has not used.
+//! - all reads of a group are declared at its start;
+//! - the first write to an allocation goes through an alias that the pass has not used.
 //!
-//! The second only if all that was written before was read since: those who read waited for it, and the write waits for
-//! them. A write after a write needs a memory dependency, which wgpu adds where both go by the same buffer.
+//! The alias requires that all earlier writes have been read: the readers waited for them, and the new write waits for
+//! the readers. A write after an unread write needs a memory dependency, which wgpu adds if both use the same buffer.
 
 use rustc_hash::FxHashMap;
 use std::ops::Range;
 use std::sync::OnceLock;
 
-/// What a launch does with memory, or some part of it: wgpu knows no parts, so that launches wait for those of other
-/// parts too.
+/// A launch's access to memory. wgpu tracks whole buffers, so accesses to different parts are also ordered.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Access<'a> {
     pub memory: u64,
-    /// Which of the memory's buffers is used, if it is decided; of each allocation its own.
+    /// The alias to use, once decided; each allocation has its own.
     pub alias: &'a OnceLock<usize>,
-    /// Whether the memory has more than one.
+    /// Whether the memory has several aliases.
     pub has_aliases: bool,
     pub writes: bool,
-    /// The first byte of the part, and that behind it.
+    /// Byte range: start and end.
     pub bytes: [u64; 2],
 }
 
 /// A launch of a pass.
 #[derive(Debug, Clone)]
 pub(super) struct Uses {
-    /// Which of the pass's accesses are its own.
+    /// Its range of the pass's accesses.
     pub accesses: Range<usize>,
-    /// Whether it and all after it wait for all before it, whatever they use.
+    /// Whether a full barrier precedes it.
     pub waits: bool,
 }
 
@@ -43,13 +41,13 @@ pub(super) struct Uses {
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Group {
     pub launches: Vec<usize>,
-    /// Accesses that are to be made known to wgpu, as reading, before the first launch.
+    /// Reads to declare to wgpu before the first launch.
     pub reads: Vec<usize>,
     /// Whether wgpu would add no barrier before the first launch.
     pub needs_barrier: bool,
 }
 
-/// What has become of memory so far.
+/// State of a memory so far.
 #[derive(Debug, Default)]
 struct State {
     /// The last pass that uses it.
@@ -115,14 +113,14 @@ pub(super) struct Barriers {
 }
 
 impl Barriers {
-    /// Forgets all that was used, once the device is done with it.
+    /// Clears all state once the device has finished.
     pub fn clear(&mut self) {
         self.places.clear();
         self.states.clear();
         self.vacant.clear();
     }
 
-    /// Forgets memory that is gone: nothing will be recorded that uses it.
+    /// Removes freed memory, which no later command uses.
     pub fn forget(&mut self, memory: u64) {
         if let Some(place) = self.places.remove(&memory) {
             self.states[place] = State::default();
@@ -140,7 +138,7 @@ impl Barriers {
         })
     }
 
-    /// A copy, outside of a pass: there wgpu adds barriers for every command.
+    /// Records a copy outside a pass, where wgpu adds barriers for every command.
     pub fn copy(&mut self, access: &Access) {
         let place = self.place(access.memory);
         let state = &mut self.states[place];
@@ -148,7 +146,7 @@ impl Barriers {
         state.use_last(alias, access);
     }
 
-    /// Plans a pass, which begins with a barrier.
+    /// Plans a pass, which starts with a barrier.
     pub fn pass(&mut self, accesses: &[Access], launches: &[Uses]) -> Vec<Group> {
         self.pass += 1;
         let places: Vec<usize> = accesses.iter().map(|access| self.place(access.memory)).collect();

@@ -1,4 +1,4 @@
-//! Caches bind groups: to make one takes longer than to record the launch that uses it.
+//! Caches bind groups: creating one takes longer than recording the launch that uses it.
 
 use super::pipelines::Pipeline;
 use super::recorder::BufferRange;
@@ -44,19 +44,19 @@ impl BindGroups {
         })
     }
 
-    /// Lets go of those that hold memory of these numbers.
+    /// Drops the bind groups of these memories.
     pub fn forget(&mut self, memories: &FxHashSet<u64>) {
         self.groups.retain(|(_, bindings), _| !bindings.iter().any(|(memory, ..)| memories.contains(memory)));
     }
 
-    /// Of how much memory there are some.
+    /// Number of memories with bind groups.
     #[cfg(test)]
     pub fn memories(&self) -> usize {
         let bound = self.groups.keys().flat_map(|(_, bindings)| bindings.iter().map(|(memory, ..)| *memory));
         bound.collect::<FxHashSet<u64>>().len()
     }
 
-    /// Lets go of the buffers that they hold.
+    /// Drops all bind groups.
     pub fn clear(&mut self) {
         self.groups.clear();
     }

@@ -1,5 +1,5 @@
-//! Shaders of applications ([`Shader::checked`](super::Shader::checked)). Nothing here has tested them, so text and
-//! launch are checked before they are recorded: an error that wgpu reports later would fail every call on the device.
+//! Validates shaders of applications ([`Shader::checked`](super::Shader::checked)) before they are recorded: an error
+//! that wgpu reports later would fail every call on the device.
 
 use super::Gpu;
 use super::plan::{Interface, Launch, Limits, PARAMS_BYTES, Value};
@@ -22,7 +22,7 @@ type Variant = ((&'static str, usize), Vec<(&'static str, Value)>);
 pub(super) struct CheckedVariants(Mutex<HashMap<Variant, Interface>>);
 
 impl CheckedVariants {
-    /// Fails unless the shader of `launch` compiles, if it is one that is to be checked.
+    /// Checks that the shader of `launch` compiles, if it is a checked one.
     pub fn expect(&self, kernel: &'static str, launch: &Launch, limits: &Limits) -> Result<()> {
         if !launch.shader.checked {
             return Ok(());
@@ -46,10 +46,10 @@ impl CheckedVariants {
     }
 }
 
-/// Fails unless the shader of `launch` compiles on every GPU of these limits.
+/// Checks that the shader of `launch` compiles for these limits on every backend.
 ///
 /// # Errors
-/// [`Error::Wgsl`] with the line; [`Error::Invalid`] of more buffers or parameters than every GPU takes.
+/// [`Error::Wgsl`] with the line; [`Error::Invalid`] for more buffers or parameters than every GPU supports.
 pub fn check_launch(kernel: &'static str, launch: &Launch, limits: &Limits) -> Result<()> {
     let (buffers, params) = (launch.buffers.len(), launch.params.len());
     if buffers > MAX_BUFFERS || 4 * params > PARAMS_BYTES {
@@ -75,7 +75,7 @@ fn in_line(launch: &Launch, line: Option<usize>) -> String {
     line.map_or_else(|| format!("WGSL of {name}"), |line| format!("WGSL of {name}, line {line}"))
 }
 
-/// Fails unless a checked launch can be counted, and what it binds, of so many bytes each, be bound.
+/// Checks the workgroup count of a checked launch, and the sizes in bytes of its bindings.
 pub(super) fn expect_fits(
     kernel: &'static str,
     launch: &Launch,

@@ -1,10 +1,10 @@
-//! Places a GPU's timestamps on the host's clock, for traces.
+//! Maps GPU timestamps to the host's clock, for traces.
 //!
-//! Nothing reads both clocks at one moment, so the difference between them is taken from what must hold: a submit
-//! begins on the GPU after the host hands it over, and is over before its timestamps arrive. Each submit bounds the
-//! difference from both sides. It stays as it is while it is within the bounds, so that the gaps between submits are
-//! true, and begins at the lower one: a GPU with nothing to do begins some 10 us after the submit. Once the host has
-//! waited for the GPU, the bounds are as close as the time that takes, 10 to 100 us on most systems.
+//! The two clocks cannot be read at the same moment, so their offset is estimated from causality: a submit starts on
+//! the GPU after the host submits it, and ends before its timestamps arrive. Each submit bounds the offset from both
+//! sides. The offset stays unchanged while it is within the bounds, so that gaps between submits are exact. It starts
+//! at the lower bound, because an idle GPU starts about 10 us after the submit. After the host has waited for the GPU,
+//! the bounds are 10 to 100 us apart on most systems.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,7 @@ pub(super) struct Clock {
     ns_per_tick: f64,
     origin: Instant,
     first_tick: Option<u64>,
-    /// What is added to times of the GPU, and its bounds.
+    /// Offset added to GPU times, and its bounds.
     offset: f64,
     bounds: [f64; 2],
     /// When they were found.
@@ -43,7 +43,7 @@ impl Clock {
         tick.wrapping_sub(self.first_tick.unwrap_or(tick)) as i64 as f64 * self.ns_per_tick
     }
 
-    /// Takes in a submit of which these are the first and the last tick. Submits must come in their order.
+    /// Updates the bounds with a submit's first and last tick. Submits must come in order.
     pub fn align(&mut self, [first, last]: [u64; 2], submitted: Instant, arrived: Instant) {
         self.first_tick.get_or_insert(first);
         let (begin, end) = (self.gpu_ns(first), self.gpu_ns(last));
@@ -59,12 +59,12 @@ impl Clock {
         self.ended = end + self.offset;
     }
 
-    /// When a tick of the submit that was last taken in was, for the host.
+    /// The host time of a tick of the last submit.
     pub fn instant(&self, tick: u64) -> Instant {
         self.origin + Duration::from_nanos((self.gpu_ns(tick) + self.offset).max(0.0) as u64)
     }
 
-    /// By how much it may be off.
+    /// The largest error of the offset.
     pub fn error(&self) -> Duration {
         let [low, high] = self.bounds;
         Duration::from_nanos((high - low).max(0.0) as u64)

@@ -1,4 +1,4 @@
-//! An opened GPU: what it has, and the first error that its driver reported.
+//! An opened GPU: device, pools, recorder, and the first error that its driver reported.
 
 use super::copy_queues::CopyQueues;
 use super::encoder::Encoder;
@@ -18,7 +18,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A handle to an opened GPU, and what kernels that are run through it may use; clones share both.
+/// A handle to an opened GPU, with the limits for kernels run through it; clones share both.
 #[derive(Clone)]
 pub struct Gpu(pub(super) Arc<Context>, pub(super) Arc<Limits>);
 
@@ -28,7 +28,7 @@ pub(super) struct Context {
     pub(super) profiler: Arc<Profiler>,
     pub(super) pool: Arc<Pool>,
     pub(super) pipelines: Arc<Pipelines>,
-    /// Locked before what the submitter has, where both are.
+    /// Locked before the submitter's encoder.
     pub(super) recorder: Mutex<Recorder>,
     pub(super) submitter: Submitter,
     pub(super) has_timestamps: bool,
@@ -41,7 +41,7 @@ pub(super) struct Context {
     pub(super) copy_queues: Option<CopyQueues>,
     /// The first error that the driver reported outside a call.
     pub(super) fault: Arc<Mutex<Option<Fault>>>,
-    /// The most memory that is taken, bytes.
+    /// Memory limit, bytes.
     pub(super) memory_bytes: usize,
     /// The last field: wgpu's queue, which the submitter has, waits when it is dropped until the GPU is done, or lost,
     /// and only then lets go of what submits use.
@@ -54,17 +54,17 @@ impl Drop for Context {
     }
 }
 
-/// What a driver reports outside a call.
+/// An error that the driver reports asynchronously.
 pub(super) enum Fault {
     Lost(String),
     Reported(String),
 }
 
 impl Gpu {
-    /// Opens the adapter that `choice` asks for.
+    /// Opens the chosen adapter.
     ///
     /// # Errors
-    /// [`Error::NoAdapter`], which lists what was found and says what to do.
+    /// [`Error::NoAdapter`], which lists the adapters found and a remedy.
     pub fn open(choice: &AdapterChoice) -> Result<Gpu> {
         let adapter::Opened { info, device, queue, copy_queues, coop_matrix, pipeline_cache_key } =
             adapter::open(choice)?;
@@ -116,7 +116,7 @@ impl Gpu {
         Ok(Gpu(Arc::new(context), Arc::new(limits)))
     }
 
-    /// The adapter that was opened.
+    /// The opened adapter.
     pub fn info(&self) -> &AdapterInfo {
         &self.0.info
     }
@@ -125,31 +125,31 @@ impl Gpu {
         self.0.recorder.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What kernels may use.
+    /// The device's limits and features, as kernels use them.
     pub fn limits(&self) -> &Limits {
         &self.1
     }
 
-    /// The same GPU, for kernels that are chosen by this throughput: [`Limits::matmul_throughput`].
+    /// The same GPU with autotuned tile throughput ([`Limits::matmul_throughput`]).
     pub fn with_matmul_throughput(self, gflops: Arc<[[u32; 4]]>) -> Gpu {
         let limits = Limits { matmul_throughput: Some(gflops), ..Limits::clone(&self.1) };
         Gpu(self.0, Arc::new(limits))
     }
 
-    /// The same GPU, with f32 GEMMs as split-fp16 or not, if it has cooperative matrices: [`Limits::split_fp16`].
+    /// The same GPU with [`Limits::split_fp16`] on or off; off without cooperative matrices.
     pub fn with_split_fp16(self, on: bool) -> Gpu {
         let limits = Limits { split_fp16: on && self.1.coop_matrix > 0, ..Limits::clone(&self.1) };
         Gpu(self.0, Arc::new(limits))
     }
 
-    /// Variants of shaders that were compiled since it was opened.
+    /// Number of shader variants compiled since it was opened.
     pub fn compiled(&self) -> usize {
         self.0.pipelines.compiled()
     }
 
-    /// Compiles what these launches run, on all cores, and returns when all of it is there, or soon once `stop` is set.
-    /// Meanwhile other threads may record and submit: what they need they compile too, or wait for where it is under
-    /// way.
+    /// Compiles the shaders of these launches on all cores; returns when all are compiled, or soon after `stop` is set.
+    /// Other threads may record and submit meanwhile: they compile the shaders they need, or wait for those being
+    /// compiled.
     pub fn precompile(&self, launches: &[Launch], stop: &AtomicBool) {
         let pipelines = &self.0.pipelines;
         // One that is refused is refused again, with an error, when it is to run.
@@ -157,17 +157,17 @@ impl Gpu {
         pipelines.compile_all(launches.iter().filter(runs), stop);
     }
 
-    /// Where its kernels' times are booked.
+    /// The profiler of its kernels.
     pub fn profiler(&self) -> &Profiler {
         &self.0.profiler
     }
 
-    /// Whether two handles mean the same opened GPU.
+    /// Whether two handles refer to the same opened GPU.
     pub fn same(&self, other: &Gpu) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Makes the device one that is lost, as if its driver had ended.
+    /// Simulates a lost device.
     #[cfg(feature = "testing")]
     pub fn lose_for_tests(&self) {
         *self.0.fault.lock().unwrap_or_else(|p| p.into_inner()) = Some(Fault::Lost("by a test".into()));
@@ -184,7 +184,7 @@ impl Gpu {
     }
 }
 
-/// What kernels may use of an opened device with cooperative matrices of this side.
+/// Limits of an opened device with cooperative matrices of this size.
 fn limits(info: &AdapterInfo, device: &wgpu::Device, coop_matrix: u32) -> Limits {
     let granted = device.limits();
     let subgroup_size = match info.subgroup_size {

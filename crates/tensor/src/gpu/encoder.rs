@@ -1,8 +1,7 @@
-//! Compiles, encodes and submits what is recorded, a batch at a time.
+//! Compiles, encodes and submits recorded batches.
 //!
-//! Shaders that are not compiled yet are compiled when the commands are submitted, all at once and by all threads: a
-//! submit waits for the slowest of them and not for their sum, and not at all for those that
-//! [`Gpu::precompile`](super::Gpu::precompile) has compiled.
+//! Missing shaders are compiled together at submission, on all threads, so a submit waits for the slowest and not for
+//! their sum. Shaders compiled by [`Gpu::precompile`](super::Gpu::precompile) cost nothing here.
 
 use super::barriers::{Access, Barriers, Uses};
 use super::bind_groups::BindGroups;
@@ -22,7 +21,7 @@ use std::time::{Duration, Instant};
 /// A launch of a pass.
 struct Step<'a> {
     dispatch: &'a RecordedDispatch,
-    /// What the timestamps are for that begin before it, and whether they end after it.
+    /// The scope of the timestamps that start before it, and whether they end after it.
     timed_from: Option<(&'static str, Cost)>,
     timed_to: bool,
 }
@@ -88,12 +87,12 @@ impl Encoder {
         self.timestamps.is_some()
     }
 
-    /// Operations per second of the last submit that had much to compute, as far as timestamps have arrived.
+    /// FLOP/s of the last large submit whose timestamps have arrived.
     pub fn flops_per_second(&self) -> Option<f64> {
         self.timestamps.as_ref().and_then(|timestamps| timestamps.flops_per_second)
     }
 
-    /// Books the timestamps that have arrived in the profile.
+    /// Adds arrived timestamps to the profile.
     ///
     /// # Errors
     /// If they could not be read back.
@@ -101,7 +100,7 @@ impl Encoder {
         self.timestamps.as_mut().map_or(Ok(()), Timestamps::collect)
     }
 
-    /// Lets go of all buffers that were used, once the device is done with them.
+    /// Drops all used buffers once the device has finished.
     pub fn forget(&mut self) {
         self.bind_groups.clear();
         self.barriers.clear();
@@ -116,13 +115,13 @@ impl Encoder {
         }
     }
 
-    /// Of how much memory there are bind groups.
+    /// Number of memories with bind groups.
     #[cfg(test)]
     pub fn bound_memories(&self) -> usize {
         self.bind_groups.memories()
     }
 
-    /// Hands a batch to the GPU.
+    /// Encodes and submits a batch.
     pub fn submit(&mut self, batch: &mut Batch) -> wgpu::SubmissionIndex {
         #[cfg(test)]
         assert!(!batch.panics, "out of luck, as this test wants");
@@ -160,12 +159,12 @@ impl Encoder {
         index
     }
 
-    /// Calls this once all that was submitted so far is done.
+    /// Calls `callback` when everything submitted so far is done.
     pub fn when_done(&self, callback: impl FnOnce() + Send + 'static) {
         self.queue.on_submitted_work_done(callback);
     }
 
-    /// Compiles what is not compiled yet, and says how long that took.
+    /// Compiles missing shaders; returns the time it took.
     fn compile(&self, batch: &Batch) -> Duration {
         if !batch.must_compile {
             return Duration::ZERO;

@@ -1,9 +1,9 @@
-//! Memory of the device, and the buffers by which wgpu knows it.
+//! Device memory, and its wgpu buffers.
 //!
-//! wgpu keeps order between launches buffer by buffer: one that writes what an earlier one has read or written waits
-//! for everything before it. The pool hands memory out again and again, so nearly every launch would wait, though
-//! [`Barriers`](super::barriers::Barriers) knows that nobody uses the memory any more. So the same memory has several
-//! buffers, aliases: a launch that writes to one that wgpu has not seen in this pass waits for nothing.
+//! wgpu tracks hazards per buffer: a launch that writes a buffer which an earlier one has read or written waits for
+//! everything before it. The pool reuses memory constantly, so nearly every launch would wait, although
+//! [`Barriers`](super::barriers::Barriers) knows that the memory is no longer used. Therefore the same memory has
+//! several aliases: a launch that writes to an alias that wgpu has not seen in this pass does not wait.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,11 +15,11 @@ pub(super) fn next_id() -> u64 {
     LAST.fetch_add(1, Ordering::Relaxed) + 1
 }
 
-/// What is left of memory that the pool has given back.
+/// Memory that the pool has released.
 #[derive(Clone, Default)]
 pub(super) struct Released {
-    /// Buffers whose last alias is gone, and with it the last submit that used them. wgpu drops an alias while it holds
-    /// locks that the drop of a buffer takes, so that its buffer waits here.
+    /// Buffers whose last alias was dropped, after the last submit that used them. wgpu drops an alias while holding
+    /// locks that dropping a buffer takes, so the buffer waits here.
     buffers: Arc<Mutex<Vec<wgpu::Buffer>>>,
     /// The numbers of memory that no command uses any more, and no bind group need keep.
     numbers: Arc<Mutex<Vec<u64>>>,
@@ -30,12 +30,12 @@ impl Released {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The numbers of memory that went since this was last asked.
+    /// Ids of memory released since the last call.
     pub fn take_numbers(&self) -> Vec<u64> {
         std::mem::take(&mut *self.numbers.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Gives the driver back their memory. To be called outside of wgpu.
+    /// Returns their memory to the driver. Must not be called from within wgpu.
     pub fn clear(&self) {
         let buffers = std::mem::take(&mut *self.lock());
         drop(buffers);
@@ -48,14 +48,14 @@ impl Released {
     }
 }
 
-/// Some memory. A submit keeps what it uses of it, by wgpu's own count, so that it may be dropped at any time.
+/// A memory allocation. wgpu keeps it alive for submits that use it, so it may be dropped at any time.
 pub(super) struct Memory {
     /// Never given to other memory: bind groups are cached under it.
     pub id: u64,
     /// By number.
     aliases: Mutex<Vec<wgpu::Buffer>>,
     buffer: wgpu::Buffer,
-    /// What makes aliases, and where the buffer goes after the last; `None` where there is one buffer alone.
+    /// Creates aliases and receives the buffer after the last one; `None` for a single buffer.
     maker: Option<(wgpu::Device, Released)>,
     /// Where its number goes; `None` of memory that is no pool's.
     released: Option<Released>,

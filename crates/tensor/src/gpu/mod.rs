@@ -1,8 +1,8 @@
-//! The only place that speaks to wgpu: adapters, buffers, pipelines, command recording, timestamps.
+//! The only module that uses wgpu: adapters, buffers, pipelines, command recording, timestamps.
 //!
-//! Ops describe their work as a [`Plan`]; [`Gpu::run`] records it. Nothing waits for the GPU except
-//! [`Gpu::download`], [`PendingReadback::wait`] and [`Gpu::synchronize`].
-//! Without the feature `gpu`, [`Gpu`] is a type without values, so the rest of the library needs no conditions.
+//! Ops describe their work as a [`Plan`]; [`Gpu::run`] records it. Nothing waits for the GPU except [`Gpu::download`],
+//! [`PendingReadback::wait`] and [`Gpu::synchronize`]. Without the feature `gpu`, [`Gpu`] is an uninhabited type, so
+//! the rest of the library needs no conditional compilation.
 
 mod plan;
 #[cfg(feature = "testing")]
@@ -88,10 +88,10 @@ use serde::Serialize;
 use std::fmt;
 use std::path::PathBuf;
 
-/// What is wrong with a shader.
+/// A shader error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WgslError {
-    /// The line of the WGSL text, the first is 1, if it is one line's fault.
+    /// Line in the WGSL text, counted from 1, if known.
     pub line: Option<usize>,
     pub message: String,
 }
@@ -101,20 +101,20 @@ pub struct WgslError {
 pub struct AdapterChoice {
     /// Position in [`adapters`]' order; `None` takes the first hardware adapter.
     pub index: Option<usize>,
-    /// Whether an adapter that computes on the CPU may be taken.
+    /// Whether a software adapter is allowed.
     pub allow_software: bool,
-    /// Whether only what every WebGPU implementation grants is used, to see that it suffices.
+    /// Whether to use only WebGPU's default limits, for tests.
     pub default_limits: bool,
-    /// The most memory taken, bytes; `None` takes as much as there is.
+    /// Memory limit, bytes; `None` for all of it.
     pub memory_bytes: Option<usize>,
-    /// The folder that keeps compiled shaders for the next process; `None` keeps nothing. Losing it costs time alone.
+    /// Folder of the shader cache; `None` disables it. It can be deleted at any time.
     pub cache: Option<PathBuf>,
 }
 
 /// One adapter, as `rustyflow devices` shows it.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct AdapterInfo {
-    /// What `--device gpu:N` takes.
+    /// N of `--device gpu:N`.
     pub index: usize,
     pub name: String,
     /// "discrete", "integrated", "virtual", "software" or "other".
@@ -122,14 +122,14 @@ pub struct AdapterInfo {
     /// "vulkan", "metal" or "dx12".
     pub backend: String,
     pub driver: String,
-    /// Its own memory, bytes; `None` where the system does not say (it is only asked through Vulkan).
+    /// Dedicated memory, bytes; `None` if unknown (only Vulkan reports it).
     pub memory_bytes: Option<u64>,
     pub max_buffer_bytes: u64,
     pub max_binding_bytes: u64,
     pub workgroup_memory_bytes: u32,
     pub max_workgroup_threads: u32,
     pub subgroup_size: [u32; 2],
-    /// Those that rustyflow has a use for, of "f16", "subgroups", "timestamps", "cooperative-matrix", "pipeline-cache".
+    /// Supported features among "f16", "subgroups", "timestamps", "cooperative-matrix", "pipeline-cache".
     pub features: Vec<&'static str>,
 }
 
@@ -154,7 +154,7 @@ impl fmt::Display for AdapterInfo {
 }
 
 impl AdapterInfo {
-    /// Whether its "GPU" is the processor.
+    /// Whether it computes on the CPU.
     pub fn is_software(&self) -> bool {
         self.kind == "software"
     }

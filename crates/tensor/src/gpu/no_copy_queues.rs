@@ -1,4 +1,4 @@
-//! What `copy_queues.rs` is where there is no Vulkan: no device has such queues.
+//! Replaces `copy_queues` on systems without Vulkan, where no device has transfer queues.
 
 use crate::Result;
 use std::convert::Infallible;

@@ -1,5 +1,4 @@
-//! The parameters of a submit's launches, where they are uniforms and no immediates: one buffer for all, in which each
-//! dispatch has an offset.
+//! Launch parameters as uniforms, for devices without immediates: one buffer per submit, with an offset per dispatch.
 
 use super::plan::{PARAMS_BYTES, Param};
 
@@ -11,7 +10,7 @@ pub(super) fn words(params: &[Param]) -> Vec<u32> {
     params.iter().map(|param| param.bits).collect()
 }
 
-/// The uniform buffer, and what the submit being recorded has in it.
+/// The uniform buffer, and the parameters of the submit being recorded.
 pub(super) struct Uniforms {
     device: wgpu::Device,
     layout: wgpu::BindGroupLayout,
@@ -26,7 +25,7 @@ impl Uniforms {
         Uniforms { device: device.clone(), layout: layout.clone(), buffer, group, bytes: Vec::new() }
     }
 
-    /// Makes room for so many launches; before the first of a submit.
+    /// Reserves space for this number of launches; call before the first of a submit.
     pub fn reserve(&mut self, launches: usize) {
         let needed = (launches * ALIGN) as u64;
         if self.buffer.size() < needed {
@@ -42,7 +41,7 @@ impl Uniforms {
         offset as u32
     }
 
-    /// Hands them to the GPU: they are there for the next submit, and those of the submits before are left alone.
+    /// Uploads them for the next submit; earlier submits keep theirs.
     pub fn write(&mut self, queue: &wgpu::Queue) {
         if !self.bytes.is_empty() {
             queue.write_buffer(&self.buffer, 0, &self.bytes);

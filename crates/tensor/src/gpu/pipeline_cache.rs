@@ -1,11 +1,11 @@
-//! What the driver made of the shaders, kept between runs in `<cache folder>/pipelines/<key>`; wgpu makes the key.
+//! The driver's compiled pipelines, cached between runs in `<cache folder>/pipelines/<key>`; wgpu provides the key.
 //!
 //! ```text
 //! rustyflow 0.1.0 wgpu_pipeline_cache_vulkan_4318_9013 123456 <SHA-256>\n
 //! <123456 bytes from wgpu>
 //! ```
-//! A driver may crash on bytes that are not its own. So nothing is used of a file whose first line is not exactly the
-//! one that would be written for the rest of it.
+//! A driver may crash on bytes that it did not write, so a file is used only if its first line matches the rest
+//! exactly.
 
 use crate::cache::{hex, store};
 use sha2::{Digest, Sha256};

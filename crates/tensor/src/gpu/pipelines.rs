@@ -1,4 +1,4 @@
-//! Compiles each shader variant once, whichever thread asks for it, and keeps pipelines and their layouts.
+//! Compiles each shader variant once across all threads, and caches pipelines and their layouts.
 
 use super::checked::CheckedVariants;
 use super::pipeline_cache::PipelineCache;
@@ -36,13 +36,13 @@ type Slot = Arc<OnceLock<Arc<Pipeline>>>;
 pub(super) struct Pipelines {
     device: wgpu::Device,
     limits: Limits,
-    /// Of the uniform that holds a launch's parameters, where they are no immediates.
+    /// Layout of the parameter uniform, on devices without immediates.
     pub params_layout: Option<wgpu::BindGroupLayout>,
-    /// What outlasts the process; `None` where nothing is to be kept or nothing can be.
+    /// The on-disk cache; `None` if disabled or unsupported.
     cache: Option<PipelineCache>,
     variants: RwLock<FxHashMap<ShaderId, FxHashMap<Values, Slot>>>,
     layouts: Mutex<HashMap<Vec<bool>, Arc<BindingLayout>>>,
-    /// Of shaders that are checked before they run.
+    /// Variants of checked shaders.
     pub checked: CheckedVariants,
     /// Variants compiled so far.
     compiled: AtomicUsize,
@@ -55,7 +55,7 @@ impl Pipelines {
         Pipelines { device, limits, params_layout, cache, variants, layouts, checked, compiled }
     }
 
-    /// The variant that `launch` runs, if it is compiled.
+    /// The pipeline of `launch`, if compiled.
     pub fn get(&self, launch: &Launch) -> Option<Arc<Pipeline>> {
         let variants = self.variants.read().unwrap_or_else(PoisonError::into_inner);
         let pipeline = variants.get(&launch.shader.id())?.get(launch.values.as_slice())?.get()?;
@@ -75,8 +75,7 @@ impl Pipelines {
         })
     }
 
-    /// Compiles the variants that these run and that nobody has compiled, on as many threads as the pool has, until
-    /// `stop` is set.
+    /// Compiles the missing variants of these launches on all threads of the pool, until `stop` is set.
     pub fn compile_all<'a>(&self, launches: impl Iterator<Item = &'a Launch>, stop: &AtomicBool) {
         let mut seen = HashSet::new();
         let is_new =
@@ -97,7 +96,7 @@ impl Pipelines {
         });
     }
 
-    /// How many variants were compiled so far.
+    /// Number of variants compiled so far.
     pub fn compiled(&self) -> usize {
         self.compiled.load(Ordering::Relaxed)
     }
@@ -128,7 +127,7 @@ impl Pipelines {
         layout
     }
 
-    /// What `launch` runs.
+    /// Compiles the pipeline of `launch`.
     fn compile(&self, launch: &Launch) -> Pipeline {
         let (started, name) = (Instant::now(), launch.shader.name);
         let layout = self.layout(launch.buffers.iter().map(|buffer| buffer.operand.is_read_only()).collect());

@@ -1,7 +1,6 @@
-//! What an op asks of a GPU, as plain data: which shader, with which template values, bound to what, on how many
-//! workgroups.
+//! The GPU work of an op as plain data: shaders, template values, bindings and workgroup counts.
 //!
-//! Ops build a [`Plan`]; only the rest of this module turns it into commands.
+//! Ops build a [`Plan`]; the rest of this module turns it into commands.
 
 use std::any::Any;
 use std::fmt;
@@ -12,20 +11,21 @@ use std::sync::{Arc, OnceLock};
 pub struct Shader {
     pub name: &'static str,
     pub source: &'static str,
-    /// Whether text and launch are checked before they run, and every index while they do, in release builds too.
+    /// Whether the text and the launch are validated before they run, and indices are bounds-checked in the shader,
+    /// also in release builds.
     pub checked: bool,
 }
 
 impl Shader {
-    /// An application's WGSL template; the profile and error messages call it `name`. It is written like those in
-    /// `shaders/`: `{{ interface }}`, which declares the launch's buffers and parameters, then functions and workgroup
-    /// variables, then one entry point, which ends with `}` and begins with one of
+    /// An application's WGSL template, named `name` in profiles and error messages. Like the templates in `shaders/`,
+    /// it has `{{ interface }}`, which declares the launch's buffers and parameters, then functions and workgroup
+    /// variables, then one entry point, which ends with `}` and starts with one of
     ///
     /// - `{{ for_each(1) }}`: one thread for each `i` below the parameter `len`;
     /// - `{{ entry(256) }}`: workgroups of 256 threads; `workgroup` and `thread` are their numbers. More workgroups may
     ///   run than [`Launch::workgroups`]: return early if `workgroup` is too large.
     ///
-    /// What else the text depends on goes into [`Launch::values`]: launches of one text with equal values are compiled
+    /// All other template variables are in [`Launch::values`]; launches of one text with equal values are compiled
     /// once.
     pub fn checked(name: &'static str, source: &'static str) -> Shader {
         Shader { name, source, checked: true }
@@ -47,7 +47,7 @@ macro_rules! shader {
     };
 }
 
-/// A value that a shader template is rendered with.
+/// A value of a template variable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Value {
     Int(u32),
@@ -79,7 +79,7 @@ impl From<&'static str> for Value {
     }
 }
 
-/// What a binding of a launch refers to.
+/// The memory that a binding of a launch refers to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operand {
     /// The kernel's i-th input, bound read-only.
@@ -102,11 +102,11 @@ impl Operand {
 /// A storage buffer of a launch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Buffer {
-    /// What the shader calls it.
+    /// Its name in the shader.
     pub name: &'static str,
     /// The WGSL type of its elements.
     pub element: &'static str,
-    /// What is bound there.
+    /// The bound memory.
     pub operand: Operand,
 }
 
@@ -115,7 +115,7 @@ pub fn buffer(name: &'static str, element: &'static str, operand: Operand) -> Bu
     Buffer { name, element, operand }
 }
 
-/// A number that a launch passes to its shader, which knows it as `params.<name>`.
+/// A number that a launch passes to its shader as `params.<name>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Param {
     pub name: &'static str,
@@ -124,8 +124,8 @@ pub struct Param {
     pub bits: u32,
 }
 
-/// `param("len", len)` is a u32 in the shader, `param("scale", scale)` with a float an f32. A size beyond 32 bits,
-/// which no kernel that runs on a GPU has, becomes the largest u32.
+/// `param("len", len)` is a u32 in the shader, `param("scale", scale)` with a float an f32. A size above 32 bits
+/// becomes the largest u32; no kernel that runs on a GPU has one.
 pub fn param(name: &'static str, value: impl Into<ParamValue>) -> Param {
     match value.into() {
         ParamValue::U32(bits) => Param { name, kind: "u32", bits },
@@ -139,7 +139,7 @@ pub fn param(name: &'static str, value: impl Into<ParamValue>) -> Param {
 pub enum ParamValue {
     U32(u32),
     F32(f32),
-    /// A size that 32 bits do not hold.
+    /// A size above 32 bits.
     TooLarge(usize),
 }
 
@@ -162,10 +162,11 @@ impl From<usize> for ParamValue {
     }
 }
 
-/// One dispatch. Buffers and parameters are declared in the shader by what stands here (`gpu::shader`), in this order.
+/// One dispatch. The shader's declarations of buffers and parameters are generated from these fields, in this order
+/// (`gpu::shader`).
 ///
-/// Workgroups are numbered along one line; a shader's `entry` recovers the number, because no dimension of a dispatch
-/// may exceed 65,535.
+/// Workgroups have a linear index, which a shader's `entry` reconstructs: each dimension of a dispatch is limited to
+/// 65,535.
 #[derive(Debug, Clone)]
 pub struct Launch {
     pub shader: Shader,
@@ -175,11 +176,10 @@ pub struct Launch {
     pub workgroups: usize,
 }
 
-/// What a shader declares for a launch. It follows from the shader's name and values: launches that have these in
-/// common share a pipeline.
+/// A launch's declarations in the shader. Launches with equal shader names and values share them and a pipeline.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Interface {
-    /// Name, type of the elements, and whether it is only read.
+    /// Name, element type, and whether it is read-only.
     pub buffers: Vec<(&'static str, &'static str, bool)>,
     /// Name and type.
     pub params: Vec<(&'static str, &'static str)>,
@@ -194,7 +194,7 @@ impl Launch {
     }
 }
 
-/// What one kernel runs: launches in order, and the sizes in bytes of the scratch buffers that they share.
+/// The launches of one kernel in order, and the sizes in bytes of the scratch buffers that they share.
 #[derive(Debug, Clone, Default)]
 pub struct Plan {
     pub scratch: Vec<usize>,
@@ -208,7 +208,7 @@ impl Plan {
     }
 
     /// # Errors
-    /// If the plan of `kernel` binds what is not there.
+    /// If the plan of `kernel` binds an operand that does not exist.
     #[cfg(feature = "gpu")]
     pub(super) fn check_operands(&self, kernel: &str, inputs: usize, outputs: usize) -> crate::Result<()> {
         let bound = self.launches.iter().flat_map(|launch| &launch.buffers).map(|buffer| buffer.operand);
@@ -227,7 +227,7 @@ impl Plan {
     }
 }
 
-/// GPU models whose kernels were timed one by one (`ops/matmul/tiles.rs`).
+/// GPU models with individual kernel timings (`crates/tensor/src/ops/matmul/tiles.rs`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum GpuModel {
     H200,
@@ -235,7 +235,7 @@ pub enum GpuModel {
     Unknown,
 }
 
-/// What a device can do, as far as the choice of a kernel depends on it.
+/// Limits and features of a device that affect the choice of kernels.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// Largest single binding, bytes.
@@ -246,31 +246,31 @@ pub struct Limits {
     pub workgroup_bytes: u32,
     /// Threads per workgroup.
     pub workgroup_threads: u32,
-    /// Whether parameters are immediates (push constants), which cost least; else they are uniforms, which every
-    /// WebGPU implementation has.
+    /// Whether parameters are immediates (push constants), the cheapest; else they are uniforms, which every WebGPU
+    /// implementation supports.
     pub immediates: bool,
     /// Whether `enable f16;` is allowed.
     pub f16: bool,
-    /// Whether subgroup operations are allowed, and the size every subgroup has (0: not known, or it varies). Kernels
-    /// take it that threads come to subgroups in their order.
+    /// The size of every subgroup; 0 if unknown, variable, or without subgroup operations. Kernels assume that threads
+    /// are assigned to subgroups in order.
     pub subgroup_size: u32,
-    /// The side of the square cooperative matrices (tensor cores) with f16 operands and f32 accumulators: 16 or 8; 0 if
-    /// there are none, or the size of subgroups is not known.
+    /// Size of the square cooperative matrices (tensor cores) with f16 operands and f32 accumulators: 16 or 8; 0 if
+    /// unsupported, or if the subgroup size is unknown.
     pub coop_matrix: u32,
-    /// Whether large f32 GEMMs run as split-fp16 (3xFP16) on cooperative matrices. As precise as fused multiply-adds,
-    /// but not the same bits.
+    /// Whether large f32 GEMMs run as split-fp16 (3xFP16) on cooperative matrices. As precise as FMA, but not
+    /// bit-identical.
     pub split_fp16: bool,
-    /// Whose timings the choice of tiles starts from.
+    /// The GPU model whose timings the tile selection uses.
     pub gpu_model: GpuModel,
     /// Autotuned throughput of this device's FMA tiles: GFLOP/s with neither operand transposed, b, a, both. It may
     /// only choose between kernels that give the same bits.
     pub matmul_throughput: Option<Arc<[[u32; 4]]>>,
-    /// What was chosen under these limits.
+    /// Cached kernel choices under these limits.
     pub choices: ChoiceCache,
 }
 
 impl Limits {
-    /// Those of the CPU, which binds whatever fits its memory and has none of a GPU's tensor cores.
+    /// The CPU's limits: unlimited bindings, no tensor cores.
     pub const CPU: Limits = Limits {
         binding_bytes: u64::MAX,
         buffer_bytes: u64::MAX,
@@ -279,12 +279,12 @@ impl Limits {
         ..Limits::WEBGPU_DEFAULT
     };
 
-    /// How large f32 GEMMs are computed, as `device.matmul_f32` calls it.
+    /// The value of `device.matmul_f32`: how large f32 GEMMs are computed.
     pub fn matmul_f32(&self) -> &'static str {
         if self.split_fp16 { "split-fp16" } else { "fma" }
     }
 
-    /// The limits every WebGPU implementation grants: the floor that each kernel must run within.
+    /// WebGPU's default limits, within which every kernel must have a variant.
     pub const WEBGPU_DEFAULT: Limits = Limits {
         binding_bytes: 128 << 20,
         buffer_bytes: 256 << 20,
@@ -301,12 +301,12 @@ impl Limits {
     };
 }
 
-/// A place for the choices that kernels make under one [`Limits`]. It is no part of the limits' value: all caches are
-/// equal, and a copy, which may be altered, starts empty. Kernels choose the same with and without one.
+/// A cache of kernel choices under one [`Limits`]. It does not affect equality of limits, and a clone starts empty,
+/// because the clone may be modified. Choices are the same with and without a cache.
 pub struct ChoiceCache(Option<Box<OnceLock<Box<dyn Any + Send + Sync>>>>);
 
 impl ChoiceCache {
-    /// Keeps nothing.
+    /// No cache.
     pub const NONE: ChoiceCache = ChoiceCache(None);
 
     /// An empty cache.
@@ -314,7 +314,7 @@ impl ChoiceCache {
         ChoiceCache(Some(Box::default()))
     }
 
-    /// The table of choices, which the first call creates; `None` if nothing is kept, or the table is of another type.
+    /// The table of choices, created by the first call; `None` without a cache, or if the table has another type.
     pub fn get<T: Default + Send + Sync + 'static>(&self) -> Option<&T> {
         self.0.as_ref()?.get_or_init(|| Box::new(T::default())).downcast_ref()
     }
@@ -346,10 +346,10 @@ impl fmt::Debug for ChoiceCache {
     }
 }
 
-/// The most bytes of parameters: what every Vulkan driver takes as immediates.
+/// Largest size of parameters, bytes: every Vulkan driver supports that many as immediates.
 pub const PARAMS_BYTES: usize = 128;
 
-/// Names and texts of what templates may include: `{% include "matmul_epilogue" %}`.
+/// Names and texts of templates for `{% include "matmul_epilogue" %}`.
 pub const INCLUDES: [(&str, &str); 9] = [
     ("attention_blocks", rustyflow_shaders::attention_blocks),
     ("attention_common", rustyflow_shaders::attention_common),
@@ -362,7 +362,7 @@ pub const INCLUDES: [(&str, &str); 9] = [
     ("common", rustyflow_shaders::common),
 ];
 
-/// Splits a line of workgroups into a grid whose dimensions stay within 65,535.
+/// Splits a linear workgroup count into a grid with dimensions up to 65,535.
 pub fn grid(workgroups: usize) -> [u32; 2] {
     const MAX: usize = 65_535;
     let rows = workgroups.div_ceil(MAX).max(1);

@@ -1,7 +1,6 @@
-//! GPU memory: slices of buffers that go back to a pool when the last tensor lets go of them.
+//! GPU memory pool: slices of buffers that return to the pool when their last tensor is dropped.
 //!
-//! Commands run in the order in which they were recorded, so a buffer may be handed out again as soon as it is free,
-//! while the GPU still works on what was recorded before.
+//! Commands run in recorded order, so a free buffer can be reused at once, while the GPU still runs earlier commands.
 
 use super::copy_queues::PendingCopy;
 use super::memory::{Allocation, Memory};
@@ -27,7 +26,7 @@ impl GpuSlice {
         GpuSlice { buffer: self.buffer.clone(), offset: self.offset + offset, size }
     }
 
-    /// The first `size` bytes of what the queues of copies use too.
+    /// The first `size` bytes of a transfer-queue buffer.
     pub(super) fn of_copy(copy: Arc<PendingCopy>, size: usize) -> GpuSlice {
         let (buffer, id) = copy.shared();
         let allocation = Arc::new(Allocation::new(Arc::new(Memory::of_one_buffer(id, buffer.clone()))));
@@ -71,7 +70,7 @@ pub(super) struct Pooled {
 /// Where memory goes back to.
 enum Home {
     Pool(Weak<Pool>, MemoryKind),
-    /// To the queues of copies, once nobody has the copy.
+    /// Returns to the transfer queues when the copy is dropped.
     PendingCopy(Arc<PendingCopy>),
 }
 
@@ -89,8 +88,8 @@ impl Drop for Pooled {
 /// are more than there: trainings of small models that alternate between shapes keep the buffers of all of them.
 const LEAST_FREE_BYTES: usize = 256 << 20;
 
-/// Memory that waits, by number: the lowest goes first, so that a training step gets the memory that the one before
-/// had, and its bind groups are there already.
+/// Free memory by id. The lowest is reused first, so that a training step gets the memory of the previous one, whose
+/// bind groups are cached.
 type Free = (u64, Arc<Memory>);
 
 /// The memory of a device, within the bound of [`Blocks`].
@@ -107,7 +106,7 @@ impl Pool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// At least `size` bytes: free ones, or those that `create` makes.
+    /// At least `size` bytes: free memory, or new memory from `create`.
     ///
     /// # Errors
     /// Those of `create`.
@@ -135,13 +134,13 @@ impl Pool {
         Ok(GpuSlice { buffer, offset: 0, size })
     }
 
-    /// Gives the free memory back to the driver, once the GPU is done with it.
+    /// Returns free memory to the driver, once the GPU has finished with it.
     pub fn release_free(&self) {
         let removed = self.blocks().remove_free();
         drop(removed);
     }
 
-    /// Keeps memory that is no longer in use, and gives the driver back what is then too much.
+    /// Caches memory that is no longer in use, and returns any excess to the driver.
     fn give_back(&self, memory: Arc<Memory>, kind: MemoryKind) {
         let removed = self.blocks().give_back((memory.id, memory), kind);
         drop(removed);

@@ -1,4 +1,4 @@
-//! Reads from the GPU that do not wait: the copy is recorded now, the bytes are taken when they have arrived.
+//! Asynchronous reads from the GPU: the copy is recorded now, and the bytes are available when they have arrived.
 
 use super::Gpu;
 use super::copy_queues::PendingCopy;
@@ -17,8 +17,7 @@ const FAILED: u8 = 2;
 /// take for a direction. Gradients and moments of a training step fit, and a machine can spare it.
 const MOST_FREE_BYTES: usize = 1 << 30;
 
-/// Free buffers by size class, to read or to write. What is too much goes back to the driver, the buffer that was not
-/// used for longest first.
+/// Free mapped buffers by size class, for reads or writes. Excess returns to the driver, least recently used first.
 #[derive(Clone, Default)]
 pub(super) struct Buffers(Arc<Mutex<FreeList<wgpu::Buffer>>>);
 
@@ -51,7 +50,7 @@ impl Buffers {
 pub(super) struct StagingPool(pub Buffers);
 
 impl StagingPool {
-    /// Gives back what is kept.
+    /// Releases all cached buffers.
     pub fn release(&self) {
         self.0.release();
     }
@@ -62,15 +61,15 @@ impl StagingPool {
 pub(super) struct UploadPool(pub Buffers);
 
 impl UploadPool {
-    /// Smaller uploads have buffers of their own, which are not kept.
+    /// Smaller uploads use buffers that are not cached.
     pub const LARGE: usize = 1 << 20;
 
-    /// A buffer for so many bytes has this size.
+    /// The buffer size for this number of bytes.
     fn size(bytes: usize) -> usize {
         if bytes >= UploadPool::LARGE { size_class(bytes) } else { bytes.next_multiple_of(4) }
     }
 
-    /// A new mapped buffer for so many bytes.
+    /// A new mapped buffer for this number of bytes.
     pub fn create(device: &wgpu::Device, bytes: usize) -> wgpu::Buffer {
         device.create_buffer(&wgpu::BufferDescriptor {
             label: Some("upload"),
@@ -80,12 +79,12 @@ impl UploadPool {
         })
     }
 
-    /// A mapped buffer for so many bytes, if one is kept.
+    /// A cached mapped buffer for this number of bytes, if any.
     pub fn take(&self, bytes: usize) -> Option<wgpu::Buffer> {
         self.0.take(UploadPool::size(bytes))
     }
 
-    /// Maps a buffer again, whose copy was submitted, and keeps it then.
+    /// Maps a buffer again after its copy was submitted, and caches it.
     pub fn map_again(&self, buffer: wgpu::Buffer) {
         let (pool, kept) = (self.0.clone(), buffer.clone());
         buffer.map_async(wgpu::MapMode::Write, .., move |result| {
@@ -95,7 +94,7 @@ impl UploadPool {
         });
     }
 
-    /// Gives back what is kept.
+    /// Releases all cached buffers.
     pub fn release(&self) {
         self.0.release();
     }
@@ -106,7 +105,7 @@ impl UploadPool {
 pub(super) struct Staging {
     pub buffer: wgpu::Buffer,
     state: Arc<AtomicU8>,
-    /// What the copy into it was submitted with.
+    /// The submission of the copy into it.
     submission: Arc<OnceLock<wgpu::SubmissionIndex>>,
     /// When the first mapping arrived.
     arrived: Arc<OnceLock<Instant>>,
@@ -127,7 +126,7 @@ impl Staging {
         Staging { buffer, state, submission: Arc::default(), arrived: Arc::default() }
     }
 
-    /// Asks for the mapping; call after the copy into the buffer was submitted.
+    /// Requests the mapping; call after the copy into the buffer was submitted.
     pub fn map(&self) {
         let (state, arrived) = (self.state.clone(), self.arrived.clone());
         state.store(WAITING, Ordering::Release);
@@ -137,7 +136,7 @@ impl Staging {
         });
     }
 
-    /// Tells what the copy into it was submitted with.
+    /// Sets the submission of the copy into it.
     pub fn submitted(&self, index: wgpu::SubmissionIndex) {
         // One that is used again, as those of timestamps, is not waited for by itself.
         let _ = self.submission.set(index);
@@ -163,22 +162,22 @@ impl Staging {
     }
 }
 
-/// Bytes on their way from the GPU.
+/// A pending read from the GPU.
 pub struct PendingReadback {
     pub(super) gpu: Gpu,
     pub(super) way: Way,
     pub(super) size: usize,
 }
 
-/// How bytes come from the GPU.
+/// The path of a read.
 pub enum Way {
-    /// By wgpu's queue, to a buffer that is mapped then.
+    /// wgpu's queue, into a mapped buffer.
     Mapped(Staging, StagingPool),
-    /// By a queue of copies.
+    /// A transfer queue.
     CopyQueue(Arc<PendingCopy>),
 }
 
-/// Bytes that have arrived from the GPU, in the memory where they arrived. Another thread may read them.
+/// Bytes read from the GPU, without a copy from the mapped memory. Another thread may read them.
 pub struct MappedBytes {
     memory: Memory,
     size: usize,
@@ -217,7 +216,7 @@ impl Drop for MappedBytes {
 }
 
 impl PendingReadback {
-    /// The bytes where they arrived, once they have. Never waits, never copies; to be called until it gives them.
+    /// The bytes if they have arrived, without waiting or copying. Call it until it returns `Some`.
     ///
     /// # Errors
     /// If the GPU reported an error.
@@ -234,7 +233,7 @@ impl PendingReadback {
         Ok(memory.map(|memory| MappedBytes { memory, size: self.size }))
     }
 
-    /// When the bytes arrived, as far as it is known: a look at them may come later.
+    /// When the bytes arrived, if known; they may be read later.
     pub fn arrived_at(&self) -> Option<Instant> {
         match &self.way {
             Way::Mapped(staging, _) => staging.arrived.get().copied(),
@@ -242,7 +241,7 @@ impl PendingReadback {
         }
     }
 
-    /// Waits for the bytes, and not for what was submitted after them; submits what is recorded if they are of that.
+    /// Waits for the bytes, but not for later submits. Submits recorded commands if the read is among them.
     ///
     /// # Errors
     /// If the GPU reported an error.
@@ -250,7 +249,7 @@ impl PendingReadback {
         self.wait_mapped().map(|bytes| bytes.to_vec())
     }
 
-    /// [`PendingReadback::wait`], with the bytes where they arrived.
+    /// [`PendingReadback::wait`] without a copy from the mapped memory.
     ///
     /// # Errors
     /// If the GPU reported an error.

@@ -1,4 +1,4 @@
-//! What the GPU is to do, recorded as data.
+//! Commands for the GPU, recorded as data.
 
 use super::barriers::Access;
 use super::copy_queues::PendingCopy;
@@ -10,8 +10,7 @@ use super::readback::{Staging, UploadPool};
 use crate::profile::{Cost, Profiler};
 use std::sync::Arc;
 
-/// A part of some memory. Unlike a [`GpuSlice`] it lets the pool hand the memory out again meanwhile: to what is
-/// recorded later.
+/// A part of a memory. Unlike a [`GpuSlice`], it lets the pool reuse the memory for commands that are recorded later.
 pub(super) struct BufferRange {
     pub allocation: Arc<Allocation>,
     pub offset: u64,
@@ -26,13 +25,13 @@ impl From<&GpuSlice> for BufferRange {
 }
 
 impl BufferRange {
-    /// The bytes that it is bound as: up to the next multiple of 16, so that a shader may read a tensor's last elements
-    /// as a vec4.
+    /// The size of its binding: rounded up to a multiple of 16, so that a shader can read a tensor's last elements as a
+    /// vec4.
     pub fn bound_bytes(&self) -> u64 {
         self.size.max(4).next_multiple_of(16)
     }
 
-    /// The use of so many bytes from its start.
+    /// An access to this number of bytes from its start.
     pub fn access(&self, bytes: u64, writes: bool) -> Access<'_> {
         let Allocation { memory, alias } = &*self.allocation;
         let bytes = [self.offset, self.offset + bytes];
@@ -59,20 +58,20 @@ pub(super) enum Command {
     Kernel {
         name: &'static str,
         cost: Cost,
-        /// Whether it gets timestamps of its own.
+        /// Whether it has its own timestamps.
         timed: bool,
         launches: Vec<RecordedDispatch>,
     },
     /// Sets bytes to zero.
     Clear(BufferRange),
-    /// Copies this many bytes from the start of a buffer that the host has written.
+    /// Copies `size` bytes from the start of a buffer that the host has written.
     Write { from: wgpu::Buffer, to: BufferRange, size: u64 },
-    /// Copies this many bytes to the start of a buffer that the host will read.
+    /// Copies `size` bytes to the start of a buffer that the host will read.
     Read { from: BufferRange, to: wgpu::Buffer, size: u64 },
 }
 
 impl Command {
-    /// How many launches it has.
+    /// Number of launches.
     pub fn launches(&self) -> usize {
         match self {
             Command::Kernel { launches, .. } => launches.len(),
@@ -89,11 +88,11 @@ pub(super) struct Batch {
     pub to_map: Vec<Staging>,
     /// Buffers whose copy is recorded, to be written again after it.
     pub to_map_again: Vec<(wgpu::Buffer, UploadPool)>,
-    /// What is to be copied to the host after the submit.
+    /// Copies to the host that follow the submit.
     pub to_copy: Vec<Arc<PendingCopy>>,
-    /// Whether queues of copies are to know when the submit is done.
+    /// Whether the transfer queues wait for this submit.
     pub is_announced: bool,
-    /// Kernels recorded, their operations, and bytes to be copied to the GPU.
+    /// Recorded kernels, their FLOPs, and bytes to upload.
     pub kernels: usize,
     pub flops: f64,
     pub uploaded: usize,
@@ -108,7 +107,7 @@ pub(super) struct Batch {
 pub(super) struct Recorder {
     profiler: Arc<Profiler>,
     pipelines: Arc<Pipelines>,
-    /// Whether kernels that are recorded get timestamps of their own.
+    /// Whether recorded kernels get their own timestamps.
     pub times_kernels: bool,
     pub batch: Batch,
 }
@@ -118,7 +117,7 @@ impl Recorder {
         Recorder { profiler, pipelines, times_kernels: false, batch: Batch::default() }
     }
 
-    /// Records a kernel: its launches and what each binds.
+    /// Records a kernel: its launches and their bindings.
     pub fn kernel(
         &mut self,
         name: &'static str,
@@ -142,26 +141,26 @@ impl Recorder {
         self.batch.commands.push(Command::Clear(range));
     }
 
-    /// Records copying from memory of the host.
+    /// Records an upload from host memory.
     pub fn write(&mut self, from: &wgpu::Buffer, to: BufferRange) {
         self.batch.uploaded += to.size as usize;
         let size = to.size.next_multiple_of(4);
         self.batch.commands.push(Command::Write { from: from.clone(), to, size });
     }
 
-    /// Records copying a part to the host.
+    /// Records a read into host memory.
     pub fn read(&mut self, from: BufferRange, into: &Staging) {
         let size = from.size.next_multiple_of(4);
         self.batch.commands.push(Command::Read { from, to: into.buffer.clone(), size });
         self.batch.to_map.push(into.clone());
     }
 
-    /// Records a copy to the host of memory that the queues of copies use too.
+    /// Records a copy to the host by a transfer queue.
     pub fn read_by_copy_queue(&mut self, copy: Arc<PendingCopy>) {
         self.batch.to_copy.push(copy);
     }
 
-    /// What is recorded, if there is anything.
+    /// Takes the recorded commands, if any.
     pub fn take(&mut self) -> Option<Batch> {
         let is_empty = self.batch.commands.is_empty() && self.batch.to_copy.is_empty();
         (!is_empty).then(|| std::mem::take(&mut self.batch))

@@ -1,10 +1,9 @@
 //! Renders shader templates (Jinja syntax) to WGSL.
 //!
-//! A template begins with `{{ interface }}`: `enable f16;` where a buffer needs it, the declarations of the launch's
-//! buffers and parameters, and the functions of `common.wgsl`. Its entry point begins with one of
+//! A template starts with `{{ interface }}`: `enable f16;` if a buffer needs it, the declarations of the launch's
+//! buffers and parameters, and the functions of `common.wgsl`. Its entry point starts with one of
 //!
-//! - `{{ entry(256) }}`: a workgroup of so many threads, which knows its number `workgroup` along the line of all, and
-//!   `thread` within it;
+//! - `{{ entry(256) }}`: a workgroup of 256 threads, with its linear index `workgroup`, and `thread` within it;
 //! - `{{ for_each(4) }}`: 256 threads, each with one `i` of the launch's `params.len` elements divided into groups of
 //!   four.
 

@@ -1,4 +1,4 @@
-//! Stands in for the GPU in builds without the feature `gpu`: types that no value can have.
+//! Replaces the GPU in builds without the feature `gpu` by uninhabited types.
 
 use super::{AdapterChoice, AdapterInfo, Launch, Limits, Plan};
 use crate::profile::{Cost, MemoryKind, MemoryStats, Profiler};
@@ -7,19 +7,19 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// No GPU can be opened in this build.
+/// Uninhabited: this build cannot open a GPU.
 #[derive(Debug, Clone)]
 pub struct Gpu(Infallible);
 
-/// A part of a buffer that cannot exist.
+/// Uninhabited.
 #[derive(Debug, Clone)]
 pub struct GpuSlice(Infallible);
 
-/// A read-back that cannot be under way.
+/// Uninhabited.
 #[derive(Debug, Clone)]
 pub struct PendingReadback(Infallible);
 
-/// Bytes that cannot have arrived.
+/// Uninhabited.
 #[derive(Debug, Clone)]
 pub struct MappedBytes(Infallible);
 
@@ -31,12 +31,12 @@ impl std::ops::Deref for MappedBytes {
     }
 }
 
-/// None: this build cannot see adapters.
+/// Empty: this build has no GPU support.
 pub fn adapters() -> Vec<AdapterInfo> {
     Vec::new()
 }
 
-/// Always right: this build cannot read WGSL, and has no GPU that would run it.
+/// Always succeeds: this build cannot parse WGSL.
 pub fn check_launch(_kernel: &'static str, _launch: &Launch, _limits: &Limits) -> Result<()> {
     Ok(())
 }

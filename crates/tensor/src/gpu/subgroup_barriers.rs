@@ -1,4 +1,4 @@
-//! Subgroup barriers for Vulkan, where they must order workgroup memory.
+//! Makes subgroup barriers order workgroup memory on Vulkan.
 //!
 //! The kernels on cooperative matrices exchange values through workgroup memory within a subgroup. naga translates
 //! their `subgroupBarrier()` to a barrier of "subgroup memory", a storage class that Vulkan does not have: it orders
@@ -10,7 +10,7 @@
 use naga::front::wgsl::{ParseError, parse_str};
 use naga::{Barrier, Block, Module, Statement};
 
-/// What WGSL text calls them.
+/// Their name in WGSL.
 pub(super) const SUBGROUP_BARRIER: &str = "subgroupBarrier";
 
 /// Parses WGSL whose subgroup barriers order workgroup memory.

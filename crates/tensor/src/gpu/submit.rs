@@ -1,4 +1,4 @@
-//! Records kernels, and decides when what is recorded goes to the GPU.
+//! Records kernels, and decides when to submit them.
 
 use super::Gpu;
 use super::checked::expect_fits;
@@ -15,10 +15,10 @@ use std::time::Instant;
 /// Operations recorded before a submit happens by itself, as long as the device's speed is not known: a few tens of
 /// milliseconds of a mid-range GPU.
 const FLOPS_PER_SUBMIT: f64 = 4e11;
-/// Then as many as it does in this time: between submits a GPU pauses for some 50 us, and Windows and macOS take one
-/// for hung that is busy for a second or two.
+/// GPU time per submit, seconds: between submits a GPU idles for about 50 us, and Windows and macOS reset a GPU that is
+/// busy for a second or two.
 const SECONDS_PER_SUBMIT: f64 = 0.1;
-/// Kernels recorded before a submit happens by itself, so that the GPU starts early on what is there.
+/// Most kernels per submit, so that the GPU starts early.
 const KERNELS_PER_SUBMIT: usize = 512;
 /// And as many after the host has waited for all that was submitted, because the GPU has nothing to do then; after each
 /// submit a quarter more. With twice as many a GPU is done before the next are recorded, where kernels are short. Not
@@ -30,7 +30,7 @@ const _: () = assert!(4 * KERNELS_PER_SUBMIT <= Timestamps::CAPACITY as usize);
 const SUBMITS_AHEAD: usize = 2;
 
 impl Gpu {
-    /// Kernels recorded, and batches of them handed over to be submitted, since it was opened.
+    /// Kernels recorded and batches submitted since it was opened.
     pub fn counts(&self) -> (u64, u64) {
         let [kernels, submits] = self.0.counts.each_ref().map(|count| count.load(Ordering::Relaxed));
         (kernels, submits)
@@ -42,10 +42,11 @@ impl Gpu {
         self.recorder().batch.panics = true;
     }
 
-    /// Records a kernel's launches. `name` is what the profile calls it, `cost` what it must compute and move.
+    /// Records a kernel's launches. `name` and `cost`, its FLOPs and bytes, are for the profile.
     ///
     /// # Errors
-    /// If the plan binds what is not there, scratch memory is not to be had, or the driver reported an error.
+    /// If the plan binds an operand that does not exist, memory for scratch buffers runs out, or the driver reported an
+    /// error.
     pub fn run(
         &self,
         name: &'static str,
@@ -88,8 +89,8 @@ impl Gpu {
         if due { self.submit_recorded(&mut recorder) } else { Ok(()) }
     }
 
-    /// Hands what is recorded to the GPU if it will soon have nothing left to do, as at the end of a training step. If
-    /// it has enough, more is recorded first: between submits it pauses.
+    /// Submits the recorded commands if the GPU would otherwise become idle, as at the end of a training step.
+    /// Otherwise recording continues, because each submit costs idle time.
     ///
     /// # Errors
     /// If the driver reported an error.
@@ -103,7 +104,7 @@ impl Gpu {
         if ahead < SUBMITS_AHEAD { self.submit() } else { Ok(()) }
     }
 
-    /// Hands what is recorded to the GPU, by way of a thread: what fails then is an error of a later call.
+    /// Submits the recorded commands on a thread. A failure there is reported by a later call.
     ///
     /// # Errors
     /// If the driver reported an error.
@@ -173,7 +174,7 @@ impl Gpu {
         polled.map(drop).map_err(|e| Error::Gpu(e.to_string()))
     }
 
-    /// Puts timestamps around every kernel from now on (or only around passes). False if the device has none.
+    /// Sets whether every kernel gets timestamps, or only passes. Returns false if the device has no timestamps.
     pub fn time_kernels(&self, on: bool) -> bool {
         self.recorder().times_kernels = on && self.0.has_timestamps;
         self.0.has_timestamps

@@ -1,5 +1,5 @@
-//! A thread that encodes and submits what is recorded, batch after batch, while more is recorded: each of the two takes
-//! a few microseconds for a kernel, which is as long as the GPU has for a small one.
+//! A thread that encodes and submits recorded batches while more is recorded. Recording and encoding each take a few
+//! microseconds per kernel, as long as the GPU runs a small one.
 //!
 //! - wgpu (30.0) panics if another thread polls or submits between the two looks that a poll with a timeout takes at
 //!   the queue. So what is done is counted by callbacks, and polls are those without a timeout.
@@ -17,7 +17,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
-/// Batches that may wait: more would keep the memory of large uploads until the thread comes to them.
+/// Most queued batches; more would hold the memory of large uploads.
 const MOST_WAITING: usize = 8;
 
 pub(super) struct Submitter {
@@ -37,7 +37,7 @@ struct Shared {
     flops_per_second: AtomicU64,
 }
 
-/// What has become of the batches.
+/// Progress of the batches.
 #[derive(Default)]
 struct Progress {
     /// How many were handed over, and how many of those are submitted.
@@ -153,7 +153,7 @@ impl Submitter {
         if is_announced { self.wait_for(number) } else { Ok(()) }
     }
 
-    /// Waits until everything that was handed over so far is submitted.
+    /// Waits until all queued batches are submitted.
     ///
     /// # Errors
     /// Those of [`Submitter::hand_over`].
@@ -219,7 +219,7 @@ impl Submitter {
         self.shared.encoder()
     }
 
-    /// Operations per second of the last submit that had much to compute.
+    /// FLOP/s of the last large submit.
     pub fn flops_per_second(&self) -> Option<f64> {
         Some(f64::from_bits(self.shared.flops_per_second.load(Ordering::Relaxed))).filter(|rate| *rate > 0.0)
     }

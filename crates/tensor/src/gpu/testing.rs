@@ -2,12 +2,12 @@
 
 use super::{AdapterChoice, Gpu};
 
-/// Any adapter, software or not. A missing one is a failure where `RUSTYFLOW_REQUIRE_GPU` is set; else the test is
-/// told, and says, that there is none. `RUSTYFLOW_GPU_LIMITS=default` holds it to what every WebGPU implementation
-/// grants.
+/// Any adapter, software or not. `None` if there is none; the test then reports that it was skipped.
+/// `RUSTYFLOW_REQUIRE_GPU` makes a missing GPU a failure. `RUSTYFLOW_GPU_LIMITS=default` restricts it to WebGPU's
+/// default limits.
 ///
 /// # Panics
-/// If there is none though one is required.
+/// If there is none and one is required.
 pub fn gpu_for_tests() -> Option<Gpu> {
     let default_limits = std::env::var("RUSTYFLOW_GPU_LIMITS").is_ok_and(|limits| limits == "default");
     match Gpu::open(&AdapterChoice { allow_software: true, default_limits, ..AdapterChoice::default() }) {

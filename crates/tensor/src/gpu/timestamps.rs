@@ -1,4 +1,4 @@
-//! Measures GPU time with timestamp queries: around every compute pass always, around every kernel when asked.
+//! Measures GPU time with timestamp queries: around every compute pass, and on request around every kernel.
 //!
 //! Queries of a submit are resolved at its end and arrive in the profile some submits later; nothing waits for them.
 
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 /// Operations beyond which the time of a submit says how fast the device is.
 const MUCH: f64 = 1e11;
 
-/// What a pair of queries encloses.
+/// The scope of a pair of queries.
 enum TimedScope {
     Pass,
     Kernel(&'static str, Cost),
@@ -36,11 +36,11 @@ pub(super) struct Timestamps {
     ns_per_tick: f64,
     clock: Clock,
     next: u32,
-    /// (index of the first query of a pair, what it encloses), of the submit being recorded.
+    /// (index of a pair's first query, scope), for the submit being recorded.
     pairs: Vec<(u32, TimedScope)>,
     in_flight: VecDeque<ResolvedQueries>,
     free: Vec<Staging>,
-    /// Operations per second of the last submit that had much to compute.
+    /// FLOP/s of the last large submit.
     pub flops_per_second: Option<f64>,
 }
 
@@ -126,7 +126,7 @@ impl Timestamps {
         self.next = 0;
     }
 
-    /// Asks for the copy that [`Timestamps::resolve`] recorded.
+    /// Requests the copy that [`Timestamps::resolve`] recorded.
     pub fn submitted(&mut self, resolved: bool) {
         if resolved && let Some(last) = self.in_flight.back() {
             last.staging.map();
@@ -138,7 +138,7 @@ impl Timestamps {
         self.next > 0
     }
 
-    /// Books what has arrived in the profile.
+    /// Adds arrived timestamps to the profile.
     pub fn collect(&mut self) -> Result<()> {
         while let Some(front) = self.in_flight.front() {
             let Some(bytes) = front.staging.take(Timestamps::CAPACITY as usize * 8)? else { break };

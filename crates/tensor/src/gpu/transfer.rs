@@ -1,4 +1,4 @@
-//! Bytes from the host to a GPU and back, on wgpu's queue or on the copy queues.
+//! Uploads and reads, on wgpu's queue or on transfer queues.
 
 use super::Gpu;
 #[cfg(test)]
@@ -11,11 +11,11 @@ use crate::{Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Uploads of so many bytes are submitted: until then they are in the host's memory twice.
+/// Uploads of at least this size are submitted at once: until then they are in host memory twice.
 const LARGE_UPLOAD: usize = 16 << 20;
 
 impl Gpu {
-    /// What reads and uploads have mapped and do not use now.
+    /// The pools of unused mapped buffers, for reads and uploads.
     #[cfg(test)]
     pub(super) fn host_pools(&self) -> [&super::readback::Buffers; 2] {
         [&self.0.staging_pool.0, &self.0.upload_pool.0]
@@ -26,11 +26,11 @@ impl Gpu {
         self.0.copy_queues.as_ref()
     }
 
-    /// Records replacing the contents of `slice` by the bytes of all parts: what was recorded before still sees the old
-    /// ones.
+    /// Records an upload of the concatenated `parts` to `slice`. Commands recorded before it still read the old
+    /// contents.
     ///
     /// # Errors
-    /// If they are not as many bytes, there is no memory to write from, or the driver reported an error.
+    /// If the number of bytes differs from the slice's, host memory runs out, or the driver reported an error.
     pub fn upload(&self, slice: &GpuSlice, parts: &[&[u8]]) -> Result<()> {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         if bytes != slice.size {
@@ -58,15 +58,15 @@ impl Gpu {
         if recorder.batch.uploaded >= LARGE_UPLOAD { self.submit_recorded(&mut recorder) } else { Ok(()) }
     }
 
-    /// Records setting all bytes of `slice` to zero.
+    /// Records a fill of `slice` with zeros.
     pub fn fill_zero(&self, slice: &GpuSlice) {
         self.recorder().clear(slice.into());
     }
 
-    /// Records a read-back of `slice` whose bytes are taken later.
+    /// Records an asynchronous read of `slice`.
     ///
     /// # Errors
-    /// If there is no memory to read into, or the driver reported an error.
+    /// If host memory runs out, or the driver reported an error.
     pub fn download_later(&self, slice: &GpuSlice) -> Result<PendingReadback> {
         #[cfg(feature = "testing")]
         self.fail_for_tests(slice.size)?;
@@ -77,8 +77,8 @@ impl Gpu {
         Ok(PendingReadback { gpu: self.clone(), way, size: slice.size })
     }
 
-    /// Memory that a kernel is to write, and [`Gpu::download_by_copy_queue`] to read. `None` where the device has no queues for
-    /// copies, or copies have as much memory as they may.
+    /// Memory that a kernel writes and [`Gpu::download_by_copy_queue`] reads. `None` if the device has no transfer
+    /// queues, or their memory limit is reached.
     ///
     /// # Errors
     /// If the driver refuses it.
@@ -89,11 +89,11 @@ impl Gpu {
         Ok(copy.map(|copy| GpuSlice::of_copy(Arc::new(copy), size)))
     }
 
-    /// [`Gpu::download_later`], beside the kernels that follow, if the memory is of [`Gpu::alloc_for_host`]. What is
-    /// recorded later must not write to it.
+    /// [`Gpu::download_later`] that runs concurrently with later kernels, if the memory is from
+    /// [`Gpu::alloc_for_host`]. Commands recorded later must not write to it.
     ///
     /// # Errors
-    /// If there is no memory to read into, or the driver reported an error.
+    /// If host memory runs out, or the driver reported an error.
     #[doc(hidden)]
     pub fn download_by_copy_queue(&self, slice: &GpuSlice) -> Result<PendingReadback> {
         let Some(copy) = slice.copy() else { return self.download_later(slice) };
@@ -101,8 +101,8 @@ impl Gpu {
         Ok(PendingReadback { gpu: self.clone(), way: Way::CopyQueue(copy.clone()), size: slice.size })
     }
 
-    /// Memory with these bytes, brought there beside the kernels that run; waits for it. It is for kernels to read.
-    /// `None` as for [`Gpu::alloc_for_host`].
+    /// Uploads these bytes on a transfer queue, concurrently with kernels, and waits. The returned memory is for
+    /// kernels to read. `None` as for [`Gpu::alloc_for_host`].
     ///
     /// # Errors
     /// If the driver refuses it, or reported an error.
@@ -128,7 +128,7 @@ impl Gpu {
         self.download_later(slice)?.wait()
     }
 
-    /// Waits for a copy beside the kernels; submits what is recorded if that is among it.
+    /// Waits for a transfer-queue copy; submits recorded commands if the copy is among them.
     pub(super) fn wait_for_copy(&self, copy: &PendingCopy) -> Result<()> {
         if !copy.is_submitted() {
             self.submit()?;

@@ -1,5 +1,5 @@
-//! WGSL checked as wgpu will check it on a device of given limits, and translated for Vulkan, Metal and DirectX 12
-//! without any of them: what would not compile on a machine that nobody here owns is known before.
+//! Validates WGSL as wgpu does on a device with given limits, and translates it to SPIR-V, MSL and HLSL without a GPU,
+//! so that errors on untested hardware are found early.
 
 use super::WgslError;
 use super::plan::{Launch, Limits, Operand};
@@ -26,11 +26,11 @@ pub struct CheckedShader {
 }
 
 impl CheckedShader {
-    /// Parses and validates `source` as wgpu does on a device with these limits, and holds it to them and to its
+    /// Parses and validates `source` as wgpu does on a device with these limits, and checks it against them and the
     /// launch.
     ///
     /// # Errors
-    /// What is wrong, and in which line if that is known.
+    /// The error, with its line if known.
     pub fn new(launch: &Launch, source: &str, limits: &Limits) -> Result<CheckedShader, WgslError> {
         let module = naga::front::wgsl::parse_str(source).map_err(|e| {
             // What is said beside the places is often the better half.
@@ -55,7 +55,7 @@ impl CheckedShader {
         Ok(CheckedShader { module, info, read_only })
     }
 
-    /// SPIR-V as wgpu asks for it on Vulkan.
+    /// SPIR-V with wgpu's options for Vulkan.
     ///
     /// # Errors
     /// naga's.
@@ -67,7 +67,7 @@ impl CheckedShader {
         if words.is_empty() { Err("no SPIR-V came out".into()) } else { Ok(words) }
     }
 
-    /// The Metal shading language, with buffers numbered as wgpu does.
+    /// Metal Shading Language with wgpu's buffer indices.
     ///
     /// # Errors
     /// naga's.
@@ -98,7 +98,7 @@ impl CheckedShader {
         Ok(text)
     }
 
-    /// HLSL for DirectX 12, with registers numbered as wgpu does.
+    /// HLSL for DirectX 12 with wgpu's registers.
     ///
     /// # Errors
     /// naga's.
@@ -127,10 +127,10 @@ impl CheckedShader {
     }
 }
 
-/// Translates the shader of a launch, as a device with these limits would run it, to every language.
+/// Translates a launch's shader to all three languages, for a device with these limits.
 ///
 /// # Errors
-/// Which translation fails, and why.
+/// The language that fails, and the reason.
 pub fn translate(launch: &Launch, limits: &Limits) -> Result<(), String> {
     let source = source_of(launch, limits).map_err(|e| e.message)?;
     let shader = CheckedShader::new(launch, &source, limits).map_err(|e| e.message)?;
@@ -153,7 +153,7 @@ fn validator(limits: &Limits) -> Validator {
     validator
 }
 
-/// One compute shader, within the limits of a workgroup, that declares what the launch binds and passes.
+/// Checks for one compute shader, within the workgroup limits, whose declarations match the launch.
 fn hold_to_limits(module: &Module, launch: &Launch, limits: &Limits) -> Result<(), String> {
     let [entry] = &module.entry_points[..] else { return Err("it needs exactly one entry point".into()) };
     if entry.name != "main" || entry.stage != ShaderStage::Compute {

@@ -1,23 +1,22 @@
-//! What device memory is used for: every allocation belongs to a kind, which whoever asks for it
-//! names.
+//! Device memory by kind; every allocation names its kind.
 
 use serde::Serialize;
 use serde::ser::{SerializeMap, Serializer};
 use std::ops::{Index, IndexMut};
 
-/// What an allocation is for.
+/// The purpose of an allocation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryKind {
     Parameters,
-    /// Of the parameters, and during backward of the activations.
+    /// Gradients of parameters and, during backward, of activations.
     Gradients,
-    /// Moments.
+    /// Moments of the optimizer.
     OptimizerState,
-    /// Outputs of ops: what forward keeps for backward, and what it is about to let go of.
+    /// Outputs of ops, saved for backward or about to be freed.
     Activations,
-    /// What one kernel, or one op of several kernels, needs while it runs.
+    /// Temporary memory of a running kernel or op.
     Scratch,
-    /// Batches, and whatever else comes from the host.
+    /// Batches and other data from the host.
     Other,
 }
 
@@ -31,7 +30,7 @@ impl MemoryKind {
         MemoryKind::Other,
     ];
 
-    /// As reports name it.
+    /// Its name in reports.
     pub fn name(self) -> &'static str {
         match self {
             MemoryKind::Parameters => "parameters",
@@ -44,7 +43,7 @@ impl MemoryKind {
     }
 }
 
-/// Bytes of each kind. In JSON an object with a key for each.
+/// Bytes by kind; in JSON, an object with a key per kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BytesByKind([usize; MemoryKind::ALL.len()]);
 
@@ -84,35 +83,35 @@ impl Serialize for BytesByKind {
 pub struct MemoryStats {
     /// In use by tensors now.
     pub used_bytes: usize,
-    /// What for: these add up to it.
+    /// `used_bytes` by kind.
     pub used_by_kind: BytesByKind,
-    /// The most that was in use since the peak was reset, or ever.
+    /// Peak of `used_bytes` since the last reset.
     pub peak_bytes: usize,
-    /// What it was used for then: these add up to the peak.
+    /// `peak_bytes` by kind.
     pub peak_by_kind: BytesByKind,
-    /// Obtained from the driver, or the system, and not given back: in use or waiting in the pool.
+    /// Allocated from the driver or the system: in use or cached in the pool.
     pub reserved_bytes: usize,
-    /// Buffers obtained so.
+    /// Number of buffers allocated from the driver or the system.
     pub buffers: usize,
-    /// Allocations ever: of them, those that found no buffer waiting in the pool obtained one.
+    /// Number of allocations so far, served from the pool or the driver.
     pub allocations: u64,
 }
 
 impl MemoryStats {
-    /// What waits in the pool for tensors to come.
+    /// Bytes cached in the pool.
     pub fn cached_bytes(&self) -> usize {
         self.reserved_bytes.saturating_sub(self.used_bytes)
     }
 }
 
-/// Counts what a pool hands out and gets back.
+/// Memory accounting of a pool.
 #[derive(Debug, Default)]
 pub struct MemoryCount {
     stats: MemoryStats,
 }
 
 impl MemoryCount {
-    /// A buffer of so many bytes is in use from here on. `is_new` says that it was not in the pool.
+    /// Counts a buffer as in use. `is_new`: it did not come from the pool.
     pub fn take(&mut self, bytes: usize, kind: MemoryKind, is_new: bool) {
         if is_new {
             self.stats.reserved_bytes += bytes;
@@ -127,19 +126,19 @@ impl MemoryCount {
         }
     }
 
-    /// It waits in the pool.
+    /// Counts a buffer as cached.
     pub fn give_back(&mut self, bytes: usize, kind: MemoryKind) {
         self.stats.used_by_kind[kind] -= bytes;
         self.stats.used_bytes -= bytes;
     }
 
-    /// One that waited went back to the driver, or the system.
+    /// Counts a cached buffer as returned to the driver or the system.
     pub fn release(&mut self, bytes: usize) {
         self.stats.reserved_bytes -= bytes;
         self.stats.buffers -= 1;
     }
 
-    /// From here on the peak is the most that is in use after this.
+    /// Resets the peak to the memory in use.
     pub fn reset_peak(&mut self) {
         self.stats.peak_bytes = self.stats.used_bytes;
         self.stats.peak_by_kind = self.stats.used_by_kind;

@@ -1,7 +1,7 @@
-//! Where the time goes: every kernel's time, work and traffic, and the host's spans between them; and the memory.
+//! Profiling: time, FLOPs and memory traffic by kernel, host spans between kernels, and memory by kind.
 //!
 //! Each device has a [`Profiler`]. CPU kernels are timed as they run; GPU kernels by timestamp queries that arrive
-//! later (`gpu::timestamps`). What is booked there also goes to a [`Trace`], if there is one.
+//! later (`gpu::timestamps`). Measurements also go to a [`Trace`], if there is one.
 
 mod memory;
 mod perfetto;
@@ -23,16 +23,16 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// The arithmetic and the memory traffic that a kernel cannot do without.
+/// The minimum FLOPs and memory traffic of a kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Cost {
-    /// Floating-point operations; a fused multiply-add counts as two.
+    /// Floating-point operations; an FMA counts as two.
     pub flops: f64,
     /// Bytes read and written once each.
     pub bytes: f64,
 }
 
-/// What the runs of one kernel add up to.
+/// Totals of one kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct KernelTotal {
     pub calls: u64,
@@ -41,18 +41,18 @@ pub struct KernelTotal {
     pub bytes: f64,
 }
 
-/// What the host does between kernels.
+/// Host work between kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Span {
-    /// Measuring the matmul kernels of a GPU before anything else runs on it.
+    /// Autotuning the GEMMs of a GPU at its first use.
     Autotune,
     /// Waiting for the loader's next batch.
     Data,
     /// Compiling shaders, once per variant.
     Compile,
-    /// Recording what a GPU is to do, and encoding it for the driver, which another thread does meanwhile.
+    /// Recording kernels, and encoding them on another thread.
     Encode,
-    /// Blocked until the GPU has finished something.
+    /// Waiting for the GPU.
     Wait,
 }
 
@@ -68,20 +68,20 @@ impl Span {
     }
 }
 
-/// What was measured on one device.
+/// Measurements of one device.
 #[derive(Debug, Clone, Default)]
 pub struct Profile {
-    /// Per kernel; on a GPU only of the steps that were sampled with a timestamp around each kernel.
+    /// By kernel; on a GPU, only for sampled steps, in which each kernel has timestamps.
     pub kernels: BTreeMap<&'static str, KernelTotal>,
-    /// How often each kernel was recorded for a GPU, all steps.
+    /// Number of times each kernel was recorded for a GPU, in all steps.
     pub recorded: BTreeMap<&'static str, u64>,
-    /// Time the GPU spent inside compute passes, all steps.
+    /// Time in compute passes of the GPU, in all steps.
     pub gpu_busy_seconds: f64,
     pub spans: BTreeMap<Span, f64>,
 }
 
 impl Profile {
-    /// Both together.
+    /// The sum of both.
     pub fn joined(mut self, other: Profile) -> Profile {
         for (name, more) in other.kernels {
             let total = self.kernels.entry(name).or_default();
@@ -102,7 +102,7 @@ impl Profile {
     }
 }
 
-/// The measurements of one device since they were last taken. Several threads may book there.
+/// Measurements of one device since the last [`Profiler::take`]. Threads may share it.
 #[derive(Debug, Default)]
 pub struct Profiler(Mutex<Measured>);
 
@@ -136,27 +136,27 @@ impl Profiler {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the measurements and starts from nothing: what follows can be left out of them. A trace goes on.
+    /// Returns the measurements and resets them, so that later work can be excluded. A trace continues.
     pub fn take(&self) -> Profile {
         std::mem::take(&mut self.measured().profile)
     }
 
-    /// Puts back what [`Profiler::take`] took; what was measured in between is dropped.
+    /// Restores the measurements of [`Profiler::take`] and drops those made since.
     pub fn restore(&self, profile: Profile) {
         self.measured().profile = profile;
     }
 
-    /// From here on what is booked goes to this trace too, or to none.
+    /// Sets the trace that also receives the measurements, or none.
     pub fn set_trace(&self, trace: Option<Arc<Trace>>) {
         self.measured().trace = trace;
     }
 
-    /// Where what is booked goes too.
+    /// The trace, if there is one.
     pub fn trace(&self) -> Option<Arc<Trace>> {
         self.measured().trace.clone()
     }
 
-    /// Adds one run of a kernel. When it started is for the trace.
+    /// Adds one run of a kernel. `started` is for the trace.
     pub fn add_kernel(&self, name: &'static str, started: Option<Instant>, elapsed: Duration, cost: Cost) {
         let mut measured = self.measured();
         measured.trace(Track::Kernels, name, started, elapsed);
@@ -167,19 +167,19 @@ impl Profiler {
         total.bytes += cost.bytes;
     }
 
-    /// Counts a kernel that a GPU is to run.
+    /// Counts a kernel recorded for a GPU.
     pub fn count_kernel(&self, name: &'static str) {
         *self.measured().profile.recorded.entry(name).or_default() += 1;
     }
 
-    /// Adds a compute pass, in which the GPU was busy. When it started is for the trace.
+    /// Adds the GPU time of a compute pass. `started` is for the trace.
     pub fn add_pass(&self, started: Option<Instant>, elapsed: Duration) {
         let mut measured = self.measured();
         measured.trace(Track::Passes, "pass", started, elapsed);
         measured.profile.gpu_busy_seconds += elapsed.as_secs_f64();
     }
 
-    /// Runs `body` and books its time under `span`.
+    /// Runs `body` and adds its time to `span`.
     pub fn span<T>(&self, span: Span, body: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let value = body();
@@ -187,12 +187,12 @@ impl Profiler {
         value
     }
 
-    /// Books the time after `started` under `span`.
+    /// Adds `elapsed` to `span`.
     pub fn add_span(&self, span: Span, started: Instant, elapsed: Duration) {
         self.add_span_to(Track::Host, span, started, elapsed);
     }
 
-    /// [`Profiler::add_span`] of the thread that submits, beside what the host does otherwise.
+    /// [`Profiler::add_span`] for the submitting thread, which runs concurrently with the host.
     #[cfg(feature = "gpu")]
     pub(crate) fn add_submit(&self, span: Span, started: Instant, elapsed: Duration) {
         self.add_span_to(Track::Submits, span, started, elapsed);

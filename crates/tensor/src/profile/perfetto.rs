@@ -1,4 +1,4 @@
-//! The messages of Perfetto's traces that [`Trace`](super::Trace) writes, each with those of its fields that it uses.
+//! The messages of Perfetto's traces that [`Trace`](super::Trace) writes, with the fields that are used.
 //!
 //! Format: <https://perfetto.dev/docs/reference/trace-packet-proto>
 
@@ -14,7 +14,7 @@ pub const NEEDS_INCREMENTAL_STATE: u32 = 2;
 /// TrackDescriptor.ChildTracksOrdering: by the rank of each track.
 pub const EXPLICIT: u32 = 3;
 
-/// A trace of one packet: traces that follow each other in a file are one of all their packets.
+/// A trace of one packet; concatenated traces form one trace.
 #[derive(prost::Message)]
 pub struct OnePacket {
     #[prost(message, optional, tag = "1")]

@@ -1,12 +1,12 @@
-//! Turns a profile into the report that ends a run: kernels against host, then a table by kernel, and of the largest
-//! what they cost.
+//! The profiling report at the end of a run: kernel and host time, a table by kernel, and the bound of the slowest
+//! kernels.
 
 use super::{BesidePeaks, MemoryKind, MemoryStats, Profile, Roofline, Span, StartUp, WallTime, roofline};
 use crate::units;
 use serde::Serialize;
 use std::fmt::{self, Write};
 
-/// One line of the table by kernel.
+/// A row of the table by kernel.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct KernelRow {
     pub name: &'static str,
@@ -14,17 +14,17 @@ pub struct KernelRow {
     pub seconds: f64,
     /// The mean.
     pub ms_per_call: f64,
-    /// Of all kernels' time, 0 to 1.
+    /// Fraction of all kernels' time, 0 to 1.
     pub share: f64,
-    /// 10^12 floating-point operations per second.
+    /// Achieved TFLOP/s.
     pub tflops: f64,
-    /// 10^9 bytes per second, counting what must be read and written once.
+    /// Achieved GB/s, with each byte read or written counted once.
     pub gb_per_s: f64,
-    /// `None` where the peaks were not measured.
+    /// Fractions of the device's peaks; `None` if they were not measured.
     pub beside_peaks: Option<BesidePeaks>,
 }
 
-/// Where the time outside kernels went, seconds. On a GPU only time in which it stood idle counts.
+/// Time outside kernels, seconds. On a GPU, only its idle time counts.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct HostTime {
     pub data: f64,
@@ -33,36 +33,36 @@ pub struct HostTime {
     pub wait: f64,
     pub other: f64,
     pub total: f64,
-    /// Host work that ran while the GPU computed, and so cost nothing.
+    /// Host work that overlapped with GPU work.
     pub hidden: f64,
 }
 
-/// What a training run's time was spent on.
+/// The time of a training run by kernel and host activity.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     /// "GPU" or "CPU".
     pub device: &'static str,
     /// Without evaluation, sampling and saving.
     pub training_seconds: f64,
-    /// Passes over the text; a fraction may have been trained on.
+    /// Passes over the text, possibly fractional.
     pub epochs: f64,
-    /// `None` where no whole epoch was trained on.
+    /// `None` without a complete epoch.
     pub seconds_per_epoch: Option<f64>,
     pub kernel_seconds: f64,
-    /// The slowest first.
+    /// Sorted by time, slowest first.
     pub kernels: Vec<KernelRow>,
-    /// What the device does at best; `None` if that was not measured.
+    /// Measured peaks of the device; `None` if not measured.
     pub peaks: Option<Roofline>,
     pub host: HostTime,
-    /// Of the device's tensors.
+    /// Memory of the device's tensors.
     pub memory: MemoryStats,
-    /// Of the whole run; `None` of a benchmark.
+    /// Time of the whole run by phase; `None` for a benchmark.
     pub wall: Option<WallTime>,
-    /// Until the first step; `None` of a benchmark, and where no step was made.
+    /// Time to the first step; `None` for a benchmark, or without a step.
     pub start_up: Option<StartUp>,
-    /// Whether the times by kernel are those of sampled steps, scaled to the time of all steps.
+    /// Whether kernel times are from sampled steps, scaled to all steps.
     pub sampled: bool,
-    /// Whether the GPU has no timestamps, so that its time is what the host waited.
+    /// Whether GPU time is estimated by the host's waiting time, because the GPU has no timestamps.
     pub estimated: bool,
 }
 
@@ -119,7 +119,7 @@ impl Report {
         }
     }
 
-    /// Puts every kernel beside what the device does at best.
+    /// Sets the device's peaks, and each kernel's fractions of them.
     pub fn set_peaks(&mut self, peaks: Roofline) {
         self.peaks = Some(peaks);
         for k in &mut self.kernels {
@@ -127,12 +127,12 @@ impl Report {
         }
     }
 
-    /// Of the training time, 0 to 1.
+    /// Host share of the training time, 0 to 1.
     pub fn host_share(&self) -> f64 {
         if self.training_seconds > 0.0 { self.host.total / self.training_seconds } else { 0.0 }
     }
 
-    /// As kept in `profile.txt`: what [`Report::summary`] says, then the table by kernel.
+    /// The text of `profile.txt`: [`Report::summary`], then the table by kernel.
     pub fn text(&self) -> String {
         let mut text = self.summary();
         self.write_kernels(&mut text);
@@ -140,7 +140,7 @@ impl Report {
         text
     }
 
-    /// As printed at the end of a run: kernels against host, memory, and the time of the whole run.
+    /// The text printed at the end of a run: kernel and host time, memory, and the time of the whole run.
     pub fn summary(&self) -> String {
         /// Kernels named in the first line.
         const NAMED: usize = 4;
@@ -255,8 +255,8 @@ fn memory_text(memory: &MemoryStats) -> String {
 
 /// Splits the time outside kernels. `spans`: data, compile, encode, wait.
 ///
-/// A GPU computes while the host works, so of the host's work only what was not hidden behind the GPU counts, each part
-/// in proportion; of its waiting, only what the GPU's work does not explain.
+/// Host work that overlaps with the GPU is hidden; only the rest counts, split in proportion. Waiting counts only
+/// beyond the GPU's busy time.
 fn host_time(training: f64, kernels: f64, spans: [f64; 4], on_gpu: bool) -> HostTime {
     let [data, compile, encode, wait] = spans;
     let total = (training - kernels).max(0.0);

@@ -1,55 +1,54 @@
-//! What bounds a kernel: its two rates beside what the device does at best, after the roofline model (Williams,
-//! Waterman and Patterson 2009, <https://doi.org/10.1145/1498765.1498785>), and that in a sentence.
+//! The bound of a kernel by the roofline model (Williams, Waterman and Patterson 2009,
+//! <https://doi.org/10.1145/1498765.1498785>): its throughput and bandwidth compared with the device's peaks.
 
 use super::KernelRow;
 use crate::units;
 use serde::Serialize;
 use std::fmt::Write;
 
-/// What the device does at best.
+/// Measured peaks of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Roofline {
-    /// Type of the elements that were multiplied: "f32" or "f16".
+    /// Element type of the GEMMs: "f32" or "f16".
     pub dtype: &'static str,
-    /// 10^12 operations per second in large GEMMs.
+    /// TFLOP/s of large GEMMs.
     pub tflops: f64,
-    /// 10^9 bytes per second, reading and writing tensors larger than any cache.
+    /// GB/s of reading and writing tensors larger than any cache.
     pub gb_per_s: f64,
 }
 
-/// What explains most of a kernel's time.
+/// The bound of a kernel's time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Bound {
-    /// Its operations, at the rate of GEMMs.
+    /// Compute-bound: FLOPs at the GEMM peak.
     Compute,
-    /// What it reads and writes, at the bandwidth.
+    /// Memory-bound: bytes at the peak bandwidth.
     Memory,
-    /// Neither, and there is so little work in a call that most of the time is its start and end.
+    /// Launch-bound: calls are so small that start and end dominate.
     SmallCalls,
-    /// None of these.
+    /// None of these bounds.
     Neither,
 }
 
-/// A kernel's rates as parts of the device's peaks.
+/// A kernel's rates as fractions of the device's peaks.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct BesidePeaks {
-    /// Of the GEMMs' peak.
+    /// Fraction of the GEMM peak.
     pub compute: f64,
-    /// Of the bandwidth. Above 1 if what the kernel reads is in a cache.
+    /// Fraction of the bandwidth peak; above 1 for data in a cache.
     pub memory: f64,
     pub bound: Bound,
 }
 
 impl Roofline {
-    /// Where a kernel lies under this roofline.
+    /// A kernel's fractions of these peaks.
     pub fn over(&self, kernel: &KernelRow) -> BesidePeaks {
         /// Of a peak, from which on it bounds a kernel: more than half of the time is then explained, with room for
         /// what measured peaks vary by. On one core the classifier's rows, held up by their exponentials, reach half of
         /// the bandwidth.
         const BOUND: f64 = 0.6;
-        /// What starting a kernel and filling the device takes: launches that do almost nothing take 5 to 20 us on an
-        /// H200.
+        /// Time to start a kernel and fill the device: nearly empty launches take 5 to 20 us on an H200.
         const START_MS: f64 = 0.01;
         let (compute, memory) = (kernel.tflops / self.tflops, kernel.gb_per_s / self.gb_per_s);
         let explained = compute.max(memory);

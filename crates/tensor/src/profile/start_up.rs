@@ -1,26 +1,26 @@
-//! What passes from the start of a command until its first step is done.
+//! Start-up time: from the start of a command to its first completed step.
 
 use super::{Phase, WallTime};
 use serde::Serialize;
 use std::fmt;
 
-/// The time until the first step was done.
+/// The time to the first completed step.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StartUp {
-    /// By phase, one after another; that of training is the first step.
+    /// By phase; the training phase is the first step.
     pub wall: WallTime,
-    /// What threads did for the GPU beside that; `None` on the CPU.
+    /// Concurrent precompilation for the GPU; `None` on the CPU.
     pub ahead: Option<Ahead>,
 }
 
-/// What was compiled before the first step asked for it.
+/// Precompilation before the first step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Ahead {
-    /// Seconds to find the kernels of a step.
+    /// Seconds to record the kernels of a step.
     pub planning: f64,
     /// Seconds to compile them, on all cores.
     pub compiling: f64,
-    /// Variants of shaders that were compiled meanwhile.
+    /// Number of shader variants compiled.
     pub variants: usize,
 }
 

@@ -1,9 +1,8 @@
-//! When everything happened: an optional record of each kernel, each thing the host did, and each phase of a run, in
-//! Perfetto's form.
+//! An optional timeline of kernels, host activities and phases of a run, in Perfetto's format.
 //!
-//! A trace is a sequence of packets. Every event is two, its begin and its end, in nanoseconds since the run began; the
-//! names of events are interned. Packets are written while the run goes on, so a trace takes little memory, and a run
-//! that is killed leaves one that ends with a whole packet.
+//! A trace is a sequence of packets. Every event has two, its begin and its end, in nanoseconds since the start of the
+//! run; event names are interned. Packets are written during the run, so a trace needs little memory, and a killed run
+//! leaves a trace that ends with a complete packet.
 //!
 //! The messages are those of [`perfetto`](super::perfetto).
 
@@ -16,19 +15,19 @@ use std::time::{Duration, Instant};
 
 /// Events that are kept at most: a file of some 40 MB, which viewers still open.
 const MOST_EVENTS: usize = 1_000_000;
-/// Packets are written once there are so many bytes of them, and after each step.
+/// Packets are written after this many bytes, and after each step.
 const WRITE_BYTES: usize = 64 << 10;
 
-/// A row of the picture. What is on one neither overlaps nor nests.
+/// A row of the timeline. Events of a track neither overlap nor nest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Track {
     /// The phases of the wall clock.
     Phases,
     /// Training steps, while the host records or computes them.
     Steps,
-    /// What the host does between kernels.
+    /// Host work between kernels.
     Host,
-    /// What the thread that submits to a GPU does.
+    /// The submitting thread.
     Submits,
     /// Compute passes of a GPU, each of many kernels.
     Passes,
@@ -67,7 +66,7 @@ impl Track {
     }
 }
 
-/// A record that is being made. Several threads may add to it.
+/// A trace being recorded. Threads may share it.
 pub struct Trace {
     began: Instant,
     recording: Mutex<Recording>,
@@ -92,7 +91,7 @@ struct Recording {
 }
 
 impl Trace {
-    /// One whose time begins at `began`; `device` is what runs the kernels.
+    /// A trace that starts at `began`; `device` is the name of the device.
     pub fn new(began: Instant, device: &str) -> Trace {
         let mut recording = Recording::default();
         recording.describe(device);
@@ -103,19 +102,19 @@ impl Trace {
         self.recording.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From here on it is written there, with all that was recorded before.
+    /// Sets the output, which also receives everything recorded before.
     pub fn write_to(&self, out: Box<dyn Write + Send>) {
         let mut recording = self.recording();
         recording.out = Some(out);
         recording.flush();
     }
 
-    /// Adds what took so long from `start` on, unless the trace is full.
+    /// Adds an event, unless the trace is full.
     pub fn add(&self, track: Track, name: &'static str, start: Instant, elapsed: Duration) {
         self.add_event(track, name, start, elapsed, None);
     }
 
-    /// Adds a training step, which ends now.
+    /// Adds a training step that ends now.
     pub fn add_step(&self, step: usize, start: Instant) {
         self.add_event(Track::Steps, "step", start, start.elapsed(), Some(("step", step as u64)));
         self.recording().flush();
@@ -152,20 +151,20 @@ impl Trace {
         }
     }
 
-    /// Says by how much the times of a GPU may be off from those of the host.
+    /// Sets the largest error of GPU times on the host's clock.
     pub fn set_clock_error(&self, most: Duration) {
         self.recording().clock_error = Some(most);
     }
 
-    /// When the trace was full, if it was, and how many events it then had.
+    /// When the trace became full, if it did, and its number of events.
     pub fn full(&self) -> Option<(Duration, usize)> {
         self.recording().full_at.map(|at| (Duration::from_nanos(at), MOST_EVENTS))
     }
 
-    /// Writes what is not written yet.
+    /// Writes the remaining packets.
     ///
     /// # Errors
-    /// What kept any of it from being written.
+    /// If any of it could not be written.
     pub fn finish(&self) -> io::Result<()> {
         let mut recording = self.recording();
         if let Some(error) = recording.clock_error.take() {

@@ -1,4 +1,4 @@
-//! Where the time of a whole run went, as a clock on the wall shows it: every second counts once.
+//! Wall-clock time of a run by phase; every second counts once.
 
 use super::{Trace, Track};
 use serde::Serialize;
@@ -6,28 +6,28 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// What a run does at a time.
+/// A phase of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Phase {
     /// Opening the device.
     Device,
-    /// Measuring the device's matmul kernels, the first time.
+    /// Autotuning the GEMMs, at the device's first use.
     Autotuning,
-    /// Reading the text, and making tokens of it.
+    /// Reading and tokenizing the text.
     Text,
-    /// Making the model and moving it to the device.
+    /// Creating the model and moving it to the device.
     Model,
-    /// Bringing the ranks of several devices together, and giving them the weights.
+    /// Connecting the ranks and distributing the weights.
     Ranks,
-    /// Steps, with waiting for their results.
+    /// Training steps, with waiting for their results.
     Training,
     Evaluation,
-    /// What training waits for checkpoints.
+    /// Time that training waits for checkpoints.
     Checkpoints,
-    /// Writing what the model continues a prompt with.
+    /// Sampling texts.
     Sampling,
-    /// All else.
+    /// Everything else.
     Unaccounted,
 }
 
@@ -61,7 +61,7 @@ impl Phase {
     }
 }
 
-/// Books every moment of a run under one phase.
+/// Assigns every moment of a run to one phase.
 #[derive(Debug, Clone)]
 pub struct WallClock {
     phase: Phase,
@@ -71,13 +71,12 @@ pub struct WallClock {
 }
 
 impl WallClock {
-    /// A clock that began at `started`; what has passed since then belongs to `phase`, which goes on. Phases that are
-    /// over go to the trace.
+    /// A clock that started at `started` in the phase `phase`, which continues. Completed phases go to the trace.
     pub fn new(started: Instant, phase: Phase, trace: Option<Arc<Trace>>) -> WallClock {
         WallClock { phase, since: started, spent: Default::default(), trace }
     }
 
-    /// Begins a phase; returns the one before, to go back to.
+    /// Enters a phase; returns the previous one.
     pub fn enter(&mut self, phase: Phase) -> Phase {
         let now = Instant::now();
         self.spent[self.phase as usize] += now - self.since;
@@ -88,27 +87,27 @@ impl WallClock {
         std::mem::replace(&mut self.phase, phase)
     }
 
-    /// Books the first part of the phase under way, or all of it if it is shorter, under another phase.
+    /// Moves the first `part` of the current phase (at most all of it) to another phase.
     pub fn set_apart(&mut self, phase: Phase, part: Duration) {
         let part = part.min(self.since.elapsed());
         self.spent[phase as usize] += part;
         self.since += part;
     }
 
-    /// The time that a phase took so far.
+    /// Time of a phase so far.
     pub fn spent(&self, phase: Phase) -> Duration {
         let running = if phase == self.phase { self.since.elapsed() } else { Duration::ZERO };
         self.spent[phase as usize] + running
     }
 
-    /// What all phases took so far.
+    /// Time of all phases so far.
     pub fn times(&self) -> WallTime {
         let phases = Phase::ALL.map(|phase| (phase, self.spent(phase).as_secs_f64()));
         WallTime { total: phases.iter().map(|(_, seconds)| seconds).sum(), phases }
     }
 }
 
-/// What a run's phases took, seconds.
+/// Time by phase, seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct WallTime {
     pub total: f64,

@@ -1,15 +1,13 @@
-//! Queues for copies alone: bytes go between a GPU and the host while the GPU computes.
+//! Transfer queues: copies between GPU and host that run concurrently with kernels.
 //!
-//! wgpu has one queue, in which a copy and the kernels after it take turns. Many Vulkan drivers offer queues that only
-//! copy (the DMA engines of NVIDIA's and AMD's GPUs); a device that does is opened with two of them, of which wgpu does
-//! not know:
+//! wgpu has one queue, in which copies and kernels alternate. Many Vulkan drivers offer transfer queues (the DMA
+//! engines of NVIDIA's and AMD's GPUs). On such a device, two are opened besides wgpu's queue:
 //!
 //! ```text
 //! a kernel -> memory for both kinds of queues -> a copy -> the host reads
 //! the host writes -> a copy -> memory for both kinds of queues -> a kernel
 //! ```
-//! The copy to the host waits for wgpu's queue by a semaphore, and whoever reads or writes on the host for the copy, by
-//! a fence.
+//! The copy to the host waits for wgpu's queue by a semaphore; the host waits for copies by a fence.
 
 mod open;
 mod pending;

@@ -1,4 +1,4 @@
-//! Opens an adapter with queues that wgpu does not know of.
+//! Opens an adapter with transfer queues.
 
 use super::CopyQueues;
 use crate::{Error, Result};
@@ -6,7 +6,7 @@ use ash::vk;
 use wgpu::hal::api::Vulkan;
 use wgpu::hal::vulkan::CreateDeviceCallback;
 
-/// Opens an adapter with queues for copies. `None` if it has none, or is not Vulkan's.
+/// Opens an adapter with transfer queues. `None` if it has none, or is not a Vulkan adapter.
 pub fn open(
     adapter: &wgpu::Adapter,
     descriptor: &wgpu::DeviceDescriptor,

@@ -1,4 +1,4 @@
-//! One copy, from being recorded until its bytes are no longer needed.
+//! A recorded or submitted copy, and its buffers.
 
 use super::staging::StagingBuffer;
 use super::{Inner, gpu_error};
@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// One copy, from being recorded until what it copies is no longer needed.
+/// A recorded or submitted copy, which owns its buffers.
 pub struct PendingCopy {
     /// `None` only while it is dropped.
     pub(super) buffer: Option<StagingBuffer>,
@@ -30,7 +30,7 @@ impl PendingCopy {
         self.submitted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The memory on the device, and its number.
+    /// The device buffer, and its memory id.
     pub fn shared(&self) -> (&wgpu::Buffer, u64) {
         (&self.buffer().shared, self.buffer().id)
     }
@@ -40,10 +40,10 @@ impl PendingCopy {
         self.submitted().is_some()
     }
 
-    /// Whether the copy is done; waits so long for it at most, if it is submitted.
+    /// Whether the copy is done; waits for a submitted copy up to `at_most`.
     ///
     /// # Errors
-    /// If it could not be made.
+    /// If the copy failed.
     pub fn wait(&self, at_most: Duration) -> Result<bool> {
         match *self.submitted() {
             None => return Ok(false),
@@ -60,10 +60,10 @@ impl PendingCopy {
         }
     }
 
-    /// What was copied to the host.
+    /// The copied bytes.
     ///
     /// # Panics
-    /// If nobody has waited for it.
+    /// If `wait` has not returned true.
     pub fn bytes(&self) -> &[u8] {
         assert!(self.arrived.load(Ordering::Acquire), "bytes are read before they are there");
         let buffer = self.buffer();
@@ -72,10 +72,10 @@ impl PendingCopy {
         unsafe { std::slice::from_raw_parts(buffer.mapped, buffer.size as usize) }
     }
 
-    /// Sets what will be copied to the device: so many bytes as were asked for, or fewer.
+    /// Sets the bytes to copy to the device, at most the allocated size.
     ///
     /// # Panics
-    /// If there are more, or the copy was submitted.
+    /// If there are more bytes, or the copy was submitted.
     pub fn fill(&mut self, bytes: &[u8]) {
         assert!(!self.is_submitted(), "bytes are written after they were copied");
         let buffer = self.buffer.as_mut().expect("the buffer is there until drop");

@@ -1,4 +1,4 @@
-//! The memory that copies go through: a buffer on the device, one on the host.
+//! Staging buffers of copies: one on the device, one on the host.
 
 use super::{Direction, Inner};
 use crate::gpu::memory::next_id;
@@ -8,11 +8,11 @@ use wgpu::hal::api::Vulkan;
 
 #[derive(Default)]
 pub(super) struct StagingBuffers {
-    /// What nobody has; the last copy may not be done.
+    /// Unused buffers, whose last copy may still be running.
     pub(super) free: Vec<StagingBuffer>,
     /// The memory of all of them, by direction.
     pub(super) bytes: [u64; 2],
-    /// Copies to the device that were submitted, and those of them that wgpu's queue knows to be done.
+    /// Submitted uploads, and those that wgpu's queue has waited for.
     pub(super) uploads: u64,
     pub(super) known: u64,
 }
@@ -21,7 +21,7 @@ pub(super) struct StagingBuffers {
 pub(super) struct StagingBuffer {
     pub(super) size: u64,
     pub(super) direction: Direction,
-    /// What both kinds of queues use. wgpu owns it.
+    /// The buffer that both kinds of queues use, owned by wgpu.
     pub(super) shared: wgpu::Buffer,
     pub(super) id: u64,
     pub(super) host: vk::Buffer,
@@ -30,7 +30,7 @@ pub(super) struct StagingBuffer {
     pub(super) commands: vk::CommandBuffer,
     /// Signaled unless the copy is submitted and not done.
     pub(super) done: vk::Fence,
-    /// What wgpu's queue must have come to before it has no more use for it.
+    /// The submit of wgpu's queue after which the buffer is unused.
     pub(super) after: u64,
 }
 
@@ -113,7 +113,7 @@ impl Inner {
         }
     }
 
-    /// Records the copy from one buffer to the other, whose memory the host may read then.
+    /// Records the copy from one buffer to the other, with a barrier for host reads.
     pub(super) unsafe fn record(
         &self,
         commands: vk::CommandBuffer,
@@ -156,7 +156,7 @@ impl Inner {
         }
     }
 
-    /// Destroys what is not wgpu's.
+    /// Destroys the Vulkan objects that wgpu does not own.
     pub(super) unsafe fn destroy(&self, buffer: &StagingBuffer) {
         // SAFETY: the caller knows that it is not in use.
         unsafe {

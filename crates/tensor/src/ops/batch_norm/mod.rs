@@ -82,9 +82,9 @@ fn moments(planes: Planes, x: &Tensor) -> Result<[Tensor; 2]> {
 }
 
 impl Tensor {
-    /// Batch normalization of (N, C, ...) with a weight and a bias (C). With a `momentum` (training), normalizes by each
-    /// channel's mean and variance, and updates the running ones (C) with that weight; their variance has Bessel's
-    /// correction. Without (evaluation), normalizes by the running ones.
+    /// Batch normalization of (N, C, ...) with a weight and a bias (C). With a `momentum` (training), normalizes by
+    /// each channel's mean and variance, and updates the running ones (C) with that weight; the running variance has
+    /// Bessel's correction. Without (evaluation), normalizes by the running ones.
     ///
     /// # Errors
     /// If this tensor is neither f32 nor f16, another is not f32, a shape does not fit, there are no channels, or, in
