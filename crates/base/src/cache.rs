@@ -1,4 +1,4 @@
-//! Files that outlast the process, in the folder of caches: losing one costs time, never a result.
+//! Cache files on disk: losing one costs time, never a result.
 
 use etcetera::base_strategy::{BaseStrategy, choose_native_strategy};
 use std::env;
@@ -7,16 +7,16 @@ use std::io::{Error, Result, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
-/// Writes a file whole or not at all, so that nobody reads half of it.
+/// Writes a file atomically.
 ///
-/// A file that cannot be written is work for the next run, not an error of this one: see [`warn`].
+/// A file that cannot be written is recomputed by the next run and is no error: see [`warn`].
 pub fn store(path: &Path, bytes: &[u8]) {
     if let Err(error) = replace(path, bytes) {
         warn(path, &error);
     }
 }
 
-/// Says that something cannot be kept: the first time in a process, for the others fail for the same reason.
+/// Warns that a cache file cannot be written, once per process, because later failures usually have the same cause.
 pub fn warn(path: &Path, error: &Error) {
     static WARNED: Once = Once::new();
     WARNED.call_once(|| {
@@ -28,7 +28,7 @@ pub fn warn(path: &Path, error: &Error) {
     });
 }
 
-/// The same for a file that matters.
+/// Writes a file atomically; a failure is an error.
 ///
 /// # Errors
 /// If it cannot be written.
@@ -45,12 +45,12 @@ pub fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// Bytes in hexadecimal digits, as hashes are written.
+/// Hexadecimal digits of bytes.
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// `RUSTYFLOW_CACHE_DIR`, or `rustyflow` in the user's folder of caches. It need not exist.
+/// `RUSTYFLOW_CACHE_DIR`, or `rustyflow` in the user's cache folder. It may not exist.
 pub fn user_folder() -> Option<PathBuf> {
     let set = env::var_os("RUSTYFLOW_CACHE_DIR").filter(|value| !value.is_empty()).map(PathBuf::from);
     let folder = set.or_else(|| Some(choose_native_strategy().ok()?.cache_dir().join("rustyflow")));

@@ -1,11 +1,11 @@
-//! Copies of many bytes in memory.
+//! Multi-threaded memory copies.
 
 use rayon::prelude::*;
 
 /// Bytes that a thread copies at a time: below that one is as fast as several.
 const TASK: usize = 1 << 20;
 
-/// Copies `from` to `to`, on the threads of rayon's pool if there are more bytes than one copies as fast.
+/// Copies `from` to `to`; large copies use rayon's threads.
 ///
 /// # Panics
 /// If they differ in length.

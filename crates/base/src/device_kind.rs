@@ -1,9 +1,9 @@
-//! What a device is called, by users of the command and of the library: `auto`, `cpu`, `gpu`, `gpu:1`, `gpu:all`.
+//! Device names, as in `--device` and `Device::open`: `auto`, `cpu`, `gpu`, `gpu:1`, `gpu:all`.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// One device that is asked for.
+/// A requested device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum DeviceKind {
     /// The best GPU if there is one, else the CPU.
@@ -11,7 +11,7 @@ pub enum DeviceKind {
     Auto,
     /// The CPU.
     Cpu,
-    /// A GPU: the one with this index in the list of adapters, or the best one.
+    /// A GPU: the adapter with this index, or the best one.
     Gpu(Option<usize>),
     /// Every hardware GPU.
     AllGpus,

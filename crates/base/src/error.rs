@@ -1,44 +1,44 @@
-//! The one error type of the library: every variant says what was being done, what was expected and what was found,
-//! and, where a person can mend it, how.
+//! The error type of the library: every variant has the operation, the expected and the actual value, and a remedy
+//! where the user has one.
 
 use std::any::Any;
 use std::path::{Path, PathBuf};
 
-/// What every fallible function of the library returns.
+/// The result type of the library.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// Everything that can go wrong in the library.
+/// All errors of the library.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// An op was given tensors whose shapes do not fit together.
+    /// Operands with incompatible shapes.
     #[error("{op}: expected {expected}, got {got}")]
     Shape { op: &'static str, expected: String, got: String },
 
-    /// An op was given a tensor of a type it does not compute with.
+    /// An operand with an unsupported type.
     #[error("{op}: expected a tensor of type {expected}, got {got}")]
     DType { op: &'static str, expected: &'static str, got: &'static str },
 
-    /// An op was given tensors that live on different devices.
+    /// Operands on different devices.
     #[error("{op}: all tensors must be on one device, got {left} and {right}; move one with `to_device`")]
     DeviceMismatch { op: &'static str, left: String, right: String },
 
-    /// A kernel would read what it writes, or memory is reached while something excludes that.
+    /// A kernel's output overlaps another operand, or memory is accessed while it is borrowed.
     #[error("two operands share memory: {0}")]
     Aliasing(String),
 
-    /// The WGSL of an application's op does not compile: `place` says in which line of which text.
+    /// The WGSL of an application's op does not compile; `place` names the text and the line.
     #[error("{op}: {place}: {message}")]
     Wgsl { op: &'static str, place: String, message: String },
 
-    /// `backward` was called on something that has no gradient.
+    /// `backward` on a tensor without a gradient.
     #[error("backward: {0}")]
     Autograd(String),
 
-    /// No adapter fits what was asked for.
+    /// No adapter matches the request.
     #[error("no usable GPU: {reason}\n  {hint}")]
     NoAdapter { reason: String, hint: String },
 
-    /// The adapter cannot hold or bind what the model needs.
+    /// The model exceeds a limit of the adapter.
     #[error("{what} needs {needed}, but {adapter} allows {limit}\n  {hint}")]
     GpuLimit { what: String, needed: String, adapter: String, limit: String, hint: String },
 
@@ -54,31 +54,31 @@ pub enum Error {
     )]
     OutOfMemory { adapter: String, needed_bytes: usize, used_bytes: usize, is_cpu: bool },
 
-    /// The device is gone: its driver has ended, or it was removed.
+    /// The device was lost: its driver ended, or it was removed.
     #[error("the GPU was lost: {0}")]
     DeviceLost(String),
 
-    /// A thread of the program panicked: a fault of the program, not of what it was given.
+    /// A thread of the program panicked: a bug in the program, not in its input.
     #[error("{thread} panicked: {message}; this is a bug in rustyflow, please report it")]
     Panicked { thread: &'static str, message: String },
 
-    /// The ranks of a job cannot go on together: one of them ended, or did not come in time.
+    /// Ranks cannot continue: one ended or timed out.
     #[error("{0}")]
     Communication(String),
 
-    /// A value of the configuration is wrong: `place` names the file, variable or flag, `key` the key in it.
+    /// An invalid configuration value; `place` names the file, variable or flag, `key` the key.
     #[error("{place}: {key}: {message}")]
     Config { place: String, key: String, message: String },
 
-    /// The operating system refused something with a file.
+    /// A file operation failed.
     #[error("cannot {action} {}: {source}", path.display())]
     Io { action: &'static str, path: PathBuf, source: std::io::Error },
 
-    /// A corpus cannot be used as it is.
+    /// An invalid corpus.
     #[error("{}: {message}", path.display())]
     Corpus { path: PathBuf, message: String },
 
-    /// A data set could not hand over a sample.
+    /// A data set failed to return a sample.
     #[error("sample {index} of the data set: {message}")]
     Sample { index: usize, message: String },
 
@@ -86,11 +86,11 @@ pub enum Error {
     #[error("tokenizer {name}: {message}")]
     Tokenizer { name: String, message: String },
 
-    /// A download failed or brought the wrong bytes.
+    /// A download failed or has the wrong hash.
     #[error("download of {url}: {message}")]
     Download { url: String, message: String },
 
-    /// A saved model is damaged, incomplete or not one of ours.
+    /// A model folder is damaged, incomplete or unsupported.
     #[error("{}: {message}", path.display())]
     Checkpoint { path: PathBuf, message: String },
 
@@ -102,11 +102,11 @@ pub enum Error {
     )]
     Diverged { cause: String, rollbacks: usize, checkpoints: Option<PathBuf> },
 
-    /// Two processes would write into one run.
+    /// Another process writes into this run.
     #[error("{} is in use by {process}, which trains there; wait for its end, or end it", path.display())]
     InUse { path: PathBuf, process: String },
 
-    /// An argument that makes no sense (a temperature below zero, a prompt that is too long).
+    /// An invalid argument (a negative temperature, a prompt that exceeds the context).
     #[error("{0}")]
     Invalid(String),
 }
@@ -126,14 +126,14 @@ fn kept(folder: Option<&Path>) -> String {
     folder.map_or(String::new(), |folder| format!("; {} holds the checkpoints from before", folder.display()))
 }
 
-/// What a panic said, from what `catch_unwind` or a thread's handle gives.
+/// The message of a panic, from the payload of `catch_unwind` or `JoinHandle::join`.
 pub fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
 }
 
 impl Error {
-    /// An I/O error that names the file and what was being done with it ("read", "write", "create").
+    /// An I/O error with the file and the action ("read", "write", "create").
     pub fn io(action: &'static str, path: impl AsRef<Path>, source: std::io::Error) -> Error {
         Error::Io { action, path: path.as_ref().to_path_buf(), source }
     }

@@ -1,4 +1,4 @@
-//! Where Hugging Face's programs keep what they fetched of its hub, and so do we:
+//! Hugging Face's cache of files from its Hub, which we share with its programs:
 //!
 //! ```text
 //! models--org--name/
@@ -49,19 +49,19 @@ pub struct HubCache {
     folder: PathBuf,
 }
 
-/// A variable that is set to something.
+/// A non-empty environment variable.
 pub fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.trim().is_empty())
 }
 
-/// A variable that names a folder or file; `~` stands for the user's own folder.
+/// An environment variable with a path; `~` is the user's home folder.
 pub fn path_in(name: &str) -> Option<PathBuf> {
     let value = variable(name)?;
     let below = value.strip_prefix("~/").and_then(|rest| Some(etcetera::home_dir().ok()?.join(rest)));
     Some(below.unwrap_or(value.into()))
 }
 
-/// Where the hub's programs keep what they need: `HF_HOME`, or their place among the user's caches.
+/// Hugging Face's home folder: `HF_HOME`, or its default in the user's cache folder.
 pub fn home() -> Result<PathBuf> {
     let caches = || path_in("XDG_CACHE_HOME").or_else(|| Some(etcetera::home_dir().ok()?.join(".cache")));
     let home = path_in("HF_HOME").or_else(|| Some(caches()?.join("huggingface")));
@@ -73,16 +73,16 @@ impl HubCache {
         HubCache { folder }
     }
 
-    /// That of this user: `HF_HUB_CACHE`, or the folder `hub` where the hub's programs keep what they need.
+    /// The user's Hub cache: `HF_HUB_CACHE`, or `hub` in Hugging Face's home folder.
     ///
     /// # Errors
-    /// If the user has no folder for caches.
+    /// If the user has no cache folder.
     pub fn of_user() -> Result<HubCache> {
         let set = path_in("HF_HUB_CACHE").or_else(|| path_in("HUGGINGFACE_HUB_CACHE"));
         Ok(HubCache::new(set.map_or_else(|| Ok(home()?.join("hub")), Ok::<_, Error>)?))
     }
 
-    /// The files of a model's revision, if it was fetched.
+    /// The snapshot folder of a fetched revision, if any.
     pub fn find(&self, model: &ModelName, revision: &str) -> Option<PathBuf> {
         let place = self.place(model);
         let commit = fs::read_to_string(place.reference(revision)?).ok()?;
@@ -90,7 +90,7 @@ impl HubCache {
         folder.join("config.json").is_file().then_some(folder)
     }
 
-    /// Where this model has its files.
+    /// The folders of this model.
     pub fn place(&self, model: &ModelName) -> Place {
         let name = format!("models--{}", model.0.replace('/', "--"));
         Place { locks: self.folder.join(".locks").join(&name), folder: self.folder.join(name) }
@@ -126,8 +126,8 @@ impl Place {
             .try_for_each(|folder| fs::create_dir_all(folder).map_err(|error| Error::io("create", folder, error)))
     }
 
-    /// Waits until no other process fetches this file; the lock ends with the handle. The hub's own programs lock the
-    /// same file in the same way.
+    /// Locks a file's download, waiting for other processes; dropping the handle unlocks. Compatible with Hugging
+    /// Face's own locks.
     pub fn lock(&self, etag: &str) -> Result<File> {
         let path = self.locks.join(format!("{etag}.lock"));
         let file = File::create(&path).map_err(|error| Error::io("create", &path, error))?;
@@ -135,7 +135,7 @@ impl Place {
         Ok(file)
     }
 
-    /// Gives a blob its name in the files of a commit.
+    /// Links a blob under its name in a snapshot.
     pub fn link(&self, snapshot: &Path, name: &str, etag: &str) -> Result<()> {
         let path = snapshot.join(name);
         let folder = path.parent().expect("it is below the snapshot");
@@ -156,29 +156,28 @@ impl Place {
         linked.map_err(|error| Error::io("link", &path, error))
     }
 
-    /// Notes which commit a revision is.
+    /// Stores the commit of a revision.
     pub fn set_reference(&self, revision: &str, commit: &str) -> Result<()> {
         let Some(path) = self.reference(revision).filter(|_| revision != commit) else { return Ok(()) };
         crate::cache::replace(&path, commit.as_bytes()).map_err(|error| Error::io("write", &path, error))
     }
 }
 
-/// Whether a path leads to somewhere below the folder that it is relative to.
+/// Whether a relative path stays within its folder.
 pub fn is_inside(path: &str) -> bool {
     let mut parts = Path::new(path).components();
     !path.is_empty() && !path.contains(['\\', ':']) && parts.all(|part| matches!(part, Component::Normal(_)))
 }
 
-/// Whether this is a hash of so many hexadecimal digits.
+/// Whether the text is a hash with this number of hexadecimal digits.
 pub fn is_hash(text: &str, digits: usize) -> bool {
     text.len() == digits && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// The folder that is meant: this one, or that of a model of this name that was fetched. `Err` holds what to do where
-/// there is neither; `None` there is nothing to advise.
+/// The folder `given`, or the snapshot of a fetched model of that name. `Err` has a remedy, if there is one.
 ///
 /// # Errors
-/// What to do.
+/// The remedy, if neither exists.
 pub fn folder_of(given: &Path) -> std::result::Result<PathBuf, Option<String>> {
     let name = || given.to_str()?.parse::<ModelName>().ok();
     match name() {

@@ -1,4 +1,4 @@
-//! What every crate of rustyflow stands on: the error type, units for people, and files that outlast a process.
+//! The base of all rustyflow crates: the error type, readable units, device names, and caches on disk.
 
 pub mod cache;
 pub mod copy;

@@ -1,8 +1,8 @@
-//! Paths as a shell reads them, for commands that a user is to copy.
+//! Quotes paths for shells, in commands that a user copies.
 
 use std::path::Path;
 
-/// The path as one word of a shell: in quotes if it has blanks or other characters that a shell interprets.
+/// The path as one shell word, quoted if it has whitespace or characters that a shell interprets.
 pub fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     if cfg!(windows) {

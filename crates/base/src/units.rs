@@ -1,5 +1,5 @@
-//! How numbers are written for people: three significant digits, one space before the unit, binary units of bytes. JSON
-//! and files for machines keep the exact numbers.
+//! Readable numbers: three significant digits, a space before the unit, binary units of bytes. JSON and other
+//! machine-readable files have exact numbers.
 
 /// Significant digits.
 const DIGITS: i32 = 3;
@@ -14,13 +14,13 @@ pub fn bytes(bytes: u64) -> String {
     scaled(bytes as f64, 1024.0, &[" B", " KiB", " MiB", " GiB", " TiB", " PiB"])
 }
 
-/// Two sizes of which one is larger, which the digits show: exact bytes where rounding would hide it.
+/// Two unequal sizes with enough digits to tell them apart: exact bytes if rounding would hide the difference.
 pub fn unequal_bytes(sizes: [u64; 2]) -> [String; 2] {
     let [a, b] = sizes.map(bytes);
     if a == b && sizes[0] != sizes[1] { sizes.map(|size| format!("{size} B")) } else { [a, b] }
 }
 
-/// "15.3k tokens/s"; "- tokens/s" where it is not known.
+/// "15.3k tokens/s"; "- tokens/s" if unknown.
 pub fn tokens_per_s(rate: Option<f64>) -> String {
     format!("{} tokens/s", rate.map_or("-".into(), count))
 }
@@ -35,12 +35,12 @@ pub fn number(x: f64) -> String {
     }
 }
 
-/// Nats per token, to compare runs by: "1.4700".
+/// A loss in nats per token: "1.4700".
 pub fn loss(loss: f64) -> String {
     format!("{loss:.4}")
 }
 
-/// "4.35", "12.2k"; of a loss that is too large for it "above 1e300".
+/// "4.35", "12.2k"; "above 1e300" if the loss is too large.
 pub fn perplexity(perplexity: f64) -> String {
     match perplexity {
         p if p.is_nan() => "NaN".into(),
@@ -74,13 +74,13 @@ pub fn si(value: f64, unit: &str) -> String {
     format!("{} {prefix}{unit}", scaled_digits(value / size))
 }
 
-/// The decimal that a real number was meant to be: 3e-5 rather than the 2.9999999999999997e-5 of a product.
+/// The nearest short decimal: 3e-5 instead of the product 2.9999999999999997e-5.
 pub fn decimal(x: f64) -> f64 {
     format!("{x:.12e}").parse().unwrap_or(x)
 }
 
-/// The shortest TOML that gives the same number again: "0.1", "3e-4", "1e-8", "100.0". From 0.001 on there are zeros to
-/// read, below it an exponent.
+/// The shortest TOML float that parses to the same number: "0.1", "3e-4", "1e-8", "100.0"; with an exponent below
+/// 0.001.
 pub fn toml_float(x: f64) -> String {
     match x.abs() {
         _ if x.is_nan() => "nan".into(),

@@ -1,7 +1,7 @@
 //! CPU memory: slices of shared, 64-byte aligned buffers, recycled by size so that training steps do not allocate.
 //!
-//! Handles are `Send` and `Sync`; the bytes are reached through [`CpuSlice::with_slices`] alone, which borrows whole
-//! buffers the way `RefCell` borrows values: shared by any number of readers, or exclusive.
+//! Handles are `Send` and `Sync`. Only [`CpuSlice::with_slices`] accesses the bytes; it borrows whole buffers like a
+//! `RefCell`: any number of readers, or one writer.
 
 use super::pool::{Block, pool};
 use crate::profile::{MemoryKind, MemoryStats};
@@ -20,15 +20,15 @@ struct Buffer {
     kind: MemoryKind,
 }
 
-/// What [`Buffer::borrows`] is while someone may write.
+/// [`Buffer::borrows`] during an exclusive borrow.
 const EXCLUSIVE: isize = -1;
 
-/// What the pool holds.
+/// Memory statistics of the pool.
 pub fn memory() -> MemoryStats {
     pool().stats()
 }
 
-/// Lets the peak begin anew, with what is in use now.
+/// Resets the peak to the memory in use.
 pub fn reset_peak_memory() {
     pool().reset_peak();
 }
@@ -94,10 +94,10 @@ pub struct CpuSlice {
 }
 
 impl CpuSlice {
-    /// Memory of `size` bytes with unspecified (but initialised) contents, for what `kind` says.
+    /// Allocates `size` bytes with unspecified (but initialized) contents, accounted under `kind`.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] if the system has not so much.
+    /// [`Error::OutOfMemory`] if memory runs out.
     pub fn alloc(size: usize, kind: MemoryKind) -> Result<CpuSlice> {
         let out_of_memory = || Error::OutOfMemory {
             adapter: "the machine".into(),
@@ -117,7 +117,7 @@ impl CpuSlice {
     /// The part that starts at `offset` bytes (a multiple of 64) and has `size` bytes.
     ///
     /// # Panics
-    /// If it does not lie within this slice.
+    /// If it is out of range.
     pub fn slice(&self, offset: usize, size: usize) -> CpuSlice {
         let fits = offset.checked_add(size).is_some_and(|end| end <= self.size);
         assert!(offset.is_multiple_of(64) && fits, "slice {offset}+{size} of {}", self.size);
@@ -143,11 +143,11 @@ impl CpuSlice {
         unsafe { self.buffer.block.as_ref().expect("there until drop").start().add(self.offset) }
     }
 
-    /// Runs `body` on the bytes of `inputs`, to read, and of `outputs`, to write. Their buffers are borrowed meanwhile.
+    /// Runs `body` on the bytes of `inputs` (read) and `outputs` (write), and borrows their buffers for its duration.
     ///
     /// # Errors
-    /// [`Error::Aliasing`] if an output overlaps another operand, because a kernel must not read what it writes under
-    /// another name; or if this is called within another `body` that holds one of the buffers.
+    /// [`Error::Aliasing`] if an output overlaps another operand, or an enclosing `body` has borrowed one of the
+    /// buffers.
     pub fn with_slices<T>(
         inputs: &[&CpuSlice],
         outputs: &[&CpuSlice],

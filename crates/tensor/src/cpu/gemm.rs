@@ -1,11 +1,11 @@
-//! GEMMs by the crate `gemm`, and matrices of which several threads write different parts: the one place
-//! that deals in pointers to elements.
+//! GEMMs by the crate `gemm`, and matrices whose disjoint tiles are written by several threads: the only place with
+//! pointers to elements.
 
 use rayon::prelude::*;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// A matrix somewhere in a slice: element (r, c) is `data[r * row_stride + c * column_stride]`.
+/// A strided matrix in a slice: element (r, c) is `data[r * row_stride + c * column_stride]`.
 #[derive(Clone, Copy)]
 pub struct Matrix<'a> {
     pub data: &'a [f32],
@@ -14,12 +14,12 @@ pub struct Matrix<'a> {
 }
 
 impl Matrix<'_> {
-    /// Rows of neighbouring elements, `row_stride` apart.
+    /// A row-major matrix with this row stride.
     pub fn rows(data: &[f32], row_stride: usize) -> Matrix<'_> {
         Matrix { data, row_stride, column_stride: 1 }
     }
 
-    /// The same elements with rows and columns exchanged.
+    /// The transposed view.
     pub fn transposed(self) -> Self {
         Matrix { row_stride: self.column_stride, column_stride: self.row_stride, ..self }
     }
@@ -43,7 +43,7 @@ impl Matrix<'_> {
     }
 }
 
-/// Some rows and columns of a matrix of which other threads may hold the rest.
+/// A disjoint tile of a matrix; other threads may hold the other tiles.
 pub struct Tile<'a> {
     first: *mut f32,
     /// Elements from one row to the next (the leading dimension).
@@ -149,7 +149,7 @@ impl Tile<'_> {
         Tile { first, columns: columns.len(), matrix: PhantomData, ..*self }
     }
 
-    /// These rows become a (rows, k) b (k, columns), or, with `add`, that is added to them, on this thread.
+    /// Computes these rows as a (rows, k) b (k, columns), or adds it with `add`, on this thread.
     ///
     /// # Panics
     /// If there are no such rows, or a or b reaches beyond its slice.
@@ -162,7 +162,7 @@ impl Tile<'_> {
     }
 }
 
-/// out (m, n) = a (m, k) b (k, n), or, with `add`, added to it, on this thread. Rows of `out` are `ld` apart.
+/// out (m, n) = a (m, k) b (k, n), or += with `add`, on this thread. `ld` is the row stride of `out`.
 ///
 /// # Panics
 /// If a matrix reaches beyond its slice.

@@ -1,5 +1,5 @@
-//! Reductions of slices in sixteen lanes, each lane every sixteenth element: floating-point addition has an order, and
-//! the compiler keeps it, so one running sum would be one addition at a time. The order depends on the length alone.
+//! Reductions of slices in sixteen lanes, each over every sixteenth element: the compiler keeps the order of
+//! floating-point additions, so a single running sum would not vectorize. The order depends on the length alone.
 //!
 //! They are made for [`vectorized`](super::vectorized) and vectorize because the lanes end in memory: a function that
 //! is not inlined adds them up. (Inlined, the compiler cuts the lanes into pairs for the sake of that last sum.)

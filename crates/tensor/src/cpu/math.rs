@@ -3,7 +3,7 @@
 /// e^x, relative error below 3e-7. 0 below -86.99, infinity above 88.72.
 ///
 /// x = k ln 2 + r with |r| <= ln 2 / 2; a polynomial for e^r (Cephes, `expf`); 2^k by its exponent bits. Without
-/// comparisons: NaN goes through all of it, and the limits are those of the exponent.
+/// comparisons: NaN propagates, and the limits are those of the exponent.
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     const LN2_HIGH: f32 = 0.693_359_4; // its last bits are zero, so k * LN2_HIGH is exact

@@ -1,4 +1,4 @@
-//! The CPU's memory and threads. Kernels compute on plain slices and split their work with rayon.
+//! CPU memory and threads. Kernels work on slices and split their work with rayon.
 
 mod buffer;
 mod gemm;
@@ -20,12 +20,12 @@ pub use transpose::transpose;
 
 use crate::profile::Profiler;
 
-/// Elements per task: long enough to be worth a task, short enough to stay in the first-level cache.
+/// Elements per task: enough to amortize a task, few enough for the L1 cache.
 pub const CHUNK: usize = 4096;
 
-/// Sets how many threads CPU kernels use; 0 takes one per core. Only the first call has an effect, and only before
-/// anything is computed or a model made. The calling thread is among them: it starts each kernel, and would otherwise
-/// sleep until the others have done it.
+/// Sets the number of CPU kernel threads; 0 for one per core. Only the first call has an effect, and only before
+/// anything is computed or a model is created. The calling thread is one of them, because it would otherwise idle
+/// during kernels.
 pub fn set_threads(count: usize) {
     let count = if count == 0 { num_cpus::get() } else { count };
     let pool = rayon::ThreadPoolBuilder::new().num_threads(count);
@@ -38,7 +38,7 @@ pub fn set_threads(count: usize) {
     }
 }
 
-/// Gives the calling thread a pool of its own in which it is the only one, so that it runs what it starts.
+/// Runs the calling thread's kernels on that thread alone.
 fn compute_here() {
     match rayon::ThreadPoolBuilder::new().num_threads(1).use_current_thread().build() {
         // It lasts as long as the thread.
@@ -47,18 +47,18 @@ fn compute_here() {
     }
 }
 
-/// Where CPU kernels book their times: one profile for the process, as there is one CPU.
+/// The profiler of CPU kernels, one per process.
 pub fn profiler() -> &'static Profiler {
     static PROFILER: Profiler = Profiler::new();
     &PROFILER
 }
 
-/// How many threads CPU kernels use.
+/// Number of CPU kernel threads.
 pub fn threads() -> usize {
     rayon::current_num_threads()
 }
 
-/// Memory that can be had without swapping, where the system says so in the way of Linux.
+/// Memory available without swapping, bytes; `None` where the system does not report it (only Linux does).
 pub fn available_memory_bytes() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;

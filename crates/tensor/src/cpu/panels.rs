@@ -1,11 +1,11 @@
-//! Products of a matrix whose elements stand anywhere in a slice with one that is packed in panels of columns: a
-//! convolution reads its image so, and copies no pixel once for each element of its kernel.
+//! GEMM of an indirectly addressed matrix with one packed in panels of columns: a convolution reads its image this way,
+//! without im2col copies.
 //!
 //! ```text
 //! out[r, c] = sum over i of source[rows[r] + places[i]] panel[i, c]
 //! ```
-//! Eight rows by one panel are summed up in registers, i after i: how the rows are shared out does not show in the
-//! result.
+//! Eight rows by one panel are accumulated in registers in the order of i, so the split among threads does not change
+//! the result.
 
 use super::vectorized;
 use pulp::{Arch, Simd, WithSimd};

@@ -9,8 +9,8 @@ use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 /// So many free bytes are kept in any case.
 const LEAST_FREE_BYTES: usize = 16 << 20;
 
-/// Larger blocks are mapped, so that the system has them back as soon as they are dropped: malloc would keep them for
-/// itself. Their pages take no memory before something is written to them.
+/// Blocks from this size on are mapped, so that the system gets them back when they are dropped; malloc would keep
+/// them. Their pages use no memory until they are written.
 const MAPPED_BYTES: usize = 1 << 20;
 
 /// One cache line: rows that start on it load fastest.
@@ -83,8 +83,8 @@ impl Pool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A block of at least `size` bytes: a free one, or one from the system. If the system has no more, all free blocks
-    /// go back to it first. `None` if that does not help.
+    /// A block of at least `size` bytes: a free one, or one from the system. If that fails, returns all free blocks to
+    /// the system and retries. `None` if memory runs out.
     pub fn take(&self, size: usize, kind: MemoryKind) -> Option<Block> {
         self.take_from(size, kind, Block::new)
     }
@@ -106,7 +106,7 @@ impl Pool {
         Some(block)
     }
 
-    /// Keeps a block that is no longer in use, and gives the system back what is then too much.
+    /// Caches a block that is no longer in use, and returns any excess to the system.
     pub fn give_back(&self, block: Block, kind: MemoryKind) {
         let removed = self.blocks().give_back(block, kind);
         drop(removed);

@@ -1,13 +1,13 @@
-//! Working memory of a kernel, kept by each thread from one call to the next, so that training steps do not allocate.
+//! Per-thread scratch memory of kernels, reused between calls so that training steps do not allocate.
 
 use std::cell::RefCell;
 
 thread_local! {
-    /// What is not lent. Whoever is within a call finds the next one below.
+    /// Free scratch buffers, as a stack for nested calls.
     static FREE: RefCell<Vec<Vec<f32>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Lends `len` numbers of unspecified value. A call within `body` gets other memory.
+/// Runs `body` with `len` numbers of unspecified value. Nested calls get other memory.
 pub fn with_scratch<T>(len: usize, body: impl FnOnce(&mut [f32]) -> T) -> T {
     let mut memory = FREE.with_borrow_mut(Vec::pop).unwrap_or_default();
     if memory.len() < len {

@@ -1,8 +1,8 @@
-//! The transpose of a matrix.
+//! Matrix transpose.
 
 use rayon::prelude::*;
 
-/// The side of a square that is held in registers and lines of the first-level cache.
+/// Side of a tile that fits in registers and L1 cache lines.
 const SIDE: usize = 16;
 /// Columns of x that a task copies: several neighbouring lines of the cache for each row, which may be a page away from
 /// the next.

@@ -1,11 +1,11 @@
-//! Data sets: samples of numbers on the host, by their index.
+//! Data sets: indexed samples on the host.
 
 use crate::error::panic_message;
 use crate::tensor::Spec;
 use crate::{DType, Device, Error, Result, Shape, Tensor};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Numbers on the host, with their shape: one of the tensors that a sample or a batch is made of.
+/// An array on the host: one of the tensors of a sample or a batch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Array {
     spec: Spec,
@@ -14,18 +14,18 @@ pub struct Array {
 }
 
 impl Array {
-    /// Numbers in row-major order.
+    /// An f32 array from values in row-major order.
     ///
     /// # Errors
-    /// If there are not as many as `shape` holds.
+    /// If the number of values differs from that of `shape`.
     pub fn f32(values: &[f32], shape: impl Into<Shape>) -> Result<Array> {
         Array::new(bytemuck::cast_slice(values), Spec::new(shape, DType::F32))
     }
 
-    /// Ids or classes in row-major order.
+    /// A u32 array (ids or classes) from values in row-major order.
     ///
     /// # Errors
-    /// If there are not as many as `shape` holds.
+    /// If the number of values differs from that of `shape`.
     pub fn u32(values: &[u32], shape: impl Into<Shape>) -> Result<Array> {
         Array::new(bytemuck::cast_slice(values), Spec::new(shape, DType::U32))
     }
@@ -43,7 +43,7 @@ impl Array {
         &self.spec
     }
 
-    /// The same on a device.
+    /// Copies the array to a device.
     ///
     /// # Errors
     /// If the device runs out of memory.
@@ -59,7 +59,7 @@ impl Array {
     }
 }
 
-/// Samples by their index, which several threads may ask for at once.
+/// Indexed samples, which several threads may read at the same time.
 pub trait Dataset: Send + Sync {
     /// How many samples there are.
     fn len(&self) -> usize;
@@ -76,15 +76,15 @@ pub trait Dataset: Send + Sync {
     fn get(&self, index: usize) -> Result<Vec<Array>>;
 }
 
-/// A data set that lies in memory.
+/// A data set in memory.
 pub struct Arrays(Vec<Array>);
 
 impl Arrays {
-    /// Sample i is part i of each array along its first dimension: of images (N, C, H, W) and classes (N) an image
-    /// (C, H, W) and its class ().
+    /// Sample i is index i of each array's first dimension: images (N, C, H, W) and classes (N) give an image (C, H, W)
+    /// and its class ().
     ///
     /// # Errors
-    /// If there are none, or their first dimensions differ.
+    /// If there are no arrays, or their first dimensions differ.
     pub fn new(arrays: Vec<Array>) -> Result<Arrays> {
         let lengths: Vec<Option<usize>> = arrays.iter().map(|array| array.spec.shape.first().copied()).collect();
         match lengths.first() {

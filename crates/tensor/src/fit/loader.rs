@@ -1,8 +1,7 @@
-//! Batches of a data set, made ahead of time by threads.
+//! Batches of a data set, prefetched by threads.
 //!
-//! Batch number k of a run through some epochs is made by thread k modulo their number, each of which has its own
-//! queue: the order of the batches depends on nothing but the seed and the epoch. A thread also uploads its batches, so
-//! that a GPU gets the next one while it computes with this one.
+//! Batch k is prepared by thread k modulo the number of threads, and each thread has its own queue, so the order of
+//! batches depends on seed and epoch alone. Threads also upload their batches, concurrently with the GPU's work.
 
 use super::dataset::{Array, Dataset, collate};
 use super::worker::Worker;
@@ -11,38 +10,38 @@ use crate::{Device, Error, Result, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// How batches are made.
+/// Options of a [`DataLoader`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoaderOptions {
-    /// Samples of a batch.
+    /// Samples per batch.
     pub batch_size: usize,
-    /// Whether samples come in an order that is drawn anew for each epoch, from this seed and the epoch's number.
+    /// Seed for shuffling, drawn anew for each epoch; `None` keeps the order of the data set.
     pub shuffle: Option<u64>,
-    /// Whether the last batch of an epoch is left out if it has fewer samples than the others.
+    /// Whether to drop an incomplete last batch of each epoch.
     pub drop_last: bool,
-    /// Threads that make batches. With none they are made by whoever asks for one.
+    /// Worker threads; 0 prepares batches on the calling thread.
     pub workers: usize,
-    /// Batches that each thread makes ahead, beside the one that it is making.
+    /// Finished batches that each thread queues.
     pub prefetch: usize,
 }
 
 impl LoaderOptions {
-    /// Batches of so many samples in their own order, the last perhaps smaller, made by one thread.
+    /// Batches of this size in the order of the data set, prepared by one thread; the last may be smaller.
     pub fn of(batch_size: usize) -> LoaderOptions {
         LoaderOptions { batch_size, shuffle: None, drop_last: false, workers: 1, prefetch: 2 }
     }
 
-    /// The same in random order.
+    /// Shuffles the samples of each epoch.
     pub fn shuffled(self, seed: u64) -> LoaderOptions {
         LoaderOptions { shuffle: Some(seed), ..self }
     }
 
-    /// The same without smaller batches.
+    /// Drops an incomplete last batch.
     pub fn drop_last(self) -> LoaderOptions {
         LoaderOptions { drop_last: true, ..self }
     }
 
-    /// The same with so many threads.
+    /// Sets the number of worker threads.
     pub fn workers(self, workers: usize) -> LoaderOptions {
         LoaderOptions { workers, ..self }
     }
@@ -51,20 +50,20 @@ impl LoaderOptions {
 /// A batch on the device.
 #[derive(Debug, Clone)]
 pub struct Batch {
-    /// Those of the samples along a new first dimension.
+    /// The samples' tensors, stacked along a new first dimension.
     pub tensors: Vec<Tensor>,
-    /// The samples that it is made of.
+    /// Indices of its samples.
     pub indices: Vec<usize>,
     pub epoch: u64,
-    /// From 0 in each epoch.
+    /// Its index in the epoch.
     pub number: usize,
 }
 
 impl Batch {
-    /// Its tensors, of which there are so many.
+    /// The tensors as an array of N.
     ///
     /// # Errors
-    /// If a sample has more or fewer arrays.
+    /// If samples have another number of arrays.
     pub fn take<const N: usize>(self) -> Result<[Tensor; N]> {
         let count = self.tensors.len();
         let got = format!("{count} of a sample");
@@ -72,13 +71,13 @@ impl Batch {
     }
 }
 
-/// Makes batches of a data set.
+/// Loads batches of a data set.
 pub struct DataLoader {
     plan: Arc<Plan>,
 }
 
 impl DataLoader {
-    /// Batches of this data set on this device.
+    /// A loader of this data set to this device.
     ///
     /// # Errors
     /// If the batch size is 0, the data set is empty, or an epoch has no batch.
@@ -100,7 +99,7 @@ impl DataLoader {
         &*self.plan.dataset
     }
 
-    /// Batches of an epoch.
+    /// Number of batches per epoch.
     pub fn batches_per_epoch(&self) -> usize {
         self.plan.batches()
     }
@@ -113,7 +112,7 @@ impl DataLoader {
         self.epochs(epoch..epoch.saturating_add(1))
     }
 
-    /// The batches of several epochs, one after the other without a pause.
+    /// The batches of several epochs, prefetched across epochs.
     ///
     /// # Errors
     /// If no thread could be started.
@@ -121,7 +120,7 @@ impl DataLoader {
         self.epochs_from(epochs, 0)
     }
 
-    /// [`DataLoader::epochs`] without so many of its first batches, which are not made: to go on where a run was.
+    /// [`DataLoader::epochs`] that skips the first `done` batches without preparing them, to resume a run.
     ///
     /// # Errors
     /// If no thread could be started.
@@ -138,8 +137,8 @@ impl DataLoader {
     }
 }
 
-/// Batches in their order. It ends after an error. Dropped, it ends its threads, for which it waits until each has made
-/// the batch that it is making.
+/// An iterator over batches, which ends after an error. Dropping it stops its threads and waits for their current
+/// batch.
 pub struct Batches {
     plan: Arc<Plan>,
     todo: Todo,
@@ -196,7 +195,7 @@ pub(super) struct Order {
     indices: Vec<usize>,
 }
 
-/// What all threads know.
+/// The loader's data shared by all threads.
 pub(super) struct Plan {
     dataset: Box<dyn Dataset>,
     samples: usize,
@@ -210,7 +209,7 @@ impl Plan {
         if drop_last { self.samples / batch_size } else { self.samples.div_ceil(batch_size) }
     }
 
-    /// The next batch of `todo`; `order` is what the last call left.
+    /// Prepares the next batch of `todo`; `order` is cached between calls.
     pub fn make(&self, todo: &Todo, order: &mut Option<Order>) -> Result<Batch> {
         let batches = self.batches() as u64;
         let (epoch, number) = (todo.first_epoch + todo.next / batches, (todo.next % batches) as usize);

@@ -1,6 +1,6 @@
-//! Training of any [`Module`](crate::nn::Module) on any data: a [`Trainer`] makes updates from the loss that a closure
-//! computes, a [`DataLoader`] makes batches of a [`Dataset`] ahead of time. The trainer of language models
-//! (`crate::train`) updates with the same arenas, optimizers and schedules.
+//! Training of any [`Module`](crate::nn::Module) on any data: a [`Trainer`] updates parameters from the loss of a
+//! closure, a [`DataLoader`] prefetches batches of a [`Dataset`]. The trainer of language models uses the same arenas,
+//! optimizers and schedules.
 //!
 //! ```
 //! use rustyflow_tensor::fit::{Array, Arrays, DataLoader, LoaderOptions, Trainer, TrainerOptions};

@@ -1,31 +1,31 @@
-//! The numbers of an update: its loss and the norm of its gradients, which the device may still be computing.
+//! Loss and gradient norm of an update, read asynchronously.
 
 use crate::optim::Optimizer;
 use crate::tensor::Readback;
 use crate::{Error, Result, Tensor};
 use std::time::Instant;
 
-/// What an update reports.
+/// Metrics of an update.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Numbers {
     pub loss: f64,
-    /// The global norm of the gradients before clipping. Not finite if the update was skipped.
+    /// Global gradient norm before clipping; not finite if the update was skipped.
     pub grad_norm: f64,
-    /// How many updates the optimizer has skipped so far, because the norm was not finite.
+    /// Updates skipped so far because the norm was not finite.
     pub skipped: u32,
-    /// In mixed precision the scale of the loss.
+    /// The loss scale in mixed precision.
     pub loss_scale: Option<LossScale>,
 }
 
-/// The scale of the loss in mixed precision, and how many updates were skipped so far because it was too large. These
-/// are not among [`Numbers::skipped`].
+/// The loss scale in mixed precision, and the updates skipped so far because it overflowed, which [`Numbers::skipped`]
+/// does not count.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LossScale {
     pub scale: f64,
     pub overflows: u64,
 }
 
-/// [`Numbers`] on their way from the device.
+/// A pending read of [`Numbers`].
 pub struct PendingNumbers {
     /// The loss, the sum of the squared gradients, and the count of skipped updates: the first element of each.
     words: [Readback; 3],
@@ -33,10 +33,10 @@ pub struct PendingNumbers {
 }
 
 impl PendingNumbers {
-    /// Begins to read the numbers of an update: `squares` is what [`Optimizer::step`] returned.
+    /// Starts reading the numbers of an update; `squares` is the result of [`Optimizer::step`].
     ///
     /// # Errors
-    /// If there is no memory to read into, or the driver reported an error.
+    /// If host memory runs out, or the driver reported an error.
     #[doc(hidden)]
     pub fn new(loss: &Tensor, squares: &Tensor, optimizer: &Optimizer) -> Result<PendingNumbers> {
         PendingNumbers::of([loss, squares, optimizer.skipped()], optimizer.loss_scale())
@@ -48,7 +48,7 @@ impl PendingNumbers {
         Ok(PendingNumbers { words, loss_scale: loss_scale.map(Tensor::read_later).transpose()? })
     }
 
-    /// Whether all numbers are there. Never waits; it has to be called for them to arrive.
+    /// Whether all numbers have arrived. Does not wait; call it repeatedly to make progress.
     ///
     /// # Errors
     /// If the driver reported an error.
@@ -57,13 +57,13 @@ impl PendingNumbers {
         numbers.try_fold(true, |all, number| Ok(all & number.has_arrived()?))
     }
 
-    /// When the last of them arrived; `None` until [`PendingNumbers::has_arrived`] says so.
+    /// When the last of them arrived; `None` until [`PendingNumbers::has_arrived`] returns true.
     pub fn arrived_at(&self) -> Option<Instant> {
         let mut numbers = self.words.iter().chain(&self.loss_scale).map(Readback::arrived_at);
         numbers.try_fold(None, |latest, at| at.map(|at| latest.max(Some(at)))).flatten()
     }
 
-    /// The numbers, waiting for them if they have not arrived.
+    /// Waits for the numbers.
     ///
     /// # Errors
     /// If the driver reported an error.

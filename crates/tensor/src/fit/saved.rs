@@ -1,4 +1,4 @@
-//! A training that stops and goes on to the bit: all that a trainer and its module know, in one file of safetensors.
+//! Saves and resumes a training bit for bit: the state of a trainer and its module in one safetensors file.
 //!
 //! | tensor | what it is |
 //! |---|---|
@@ -24,13 +24,12 @@ const COUNT: &str = "count.";
 const UPDATES: &str = "updates";
 
 impl Trainer {
-    /// Writes what [`Trainer::load`] goes on from, in place of a file that may be there: whole or not at all. Not in it
-    /// are the options, which whoever goes on gives again, and where the data stands
-    /// ([`DataLoader::epochs_from`](super::DataLoader::epochs_from)). Weights must be in their place, not averages of
-    /// them ([`Trainer::swap_averages`]).
+    /// Writes the state for [`Trainer::load`] atomically, replacing an existing file. The options and the position in
+    /// the data ([`DataLoader::epochs_from`](super::DataLoader::epochs_from)) are not saved. The module must hold the
+    /// weights, not their averages ([`Trainer::swap_averages`]).
     ///
     /// # Errors
-    /// If the module is not the one that is trained, the device reported an error, or the file cannot be written.
+    /// If the module is not the trained one, the device reported an error, or the file cannot be written.
     pub fn save(&self, module: &mut dyn Module, path: impl AsRef<Path>) -> Result<()> {
         self.expect_trained(module)?;
         let mut state = module.state_dict()?;
@@ -59,13 +58,13 @@ impl Trainer {
         write(path, parts, None)
     }
 
-    /// Takes up what a trainer of the same module with the same options has saved: the next updates are those that
-    /// would have followed there, to the bit on the same device. A trainer that keeps averages is to be told so before
-    /// ([`Trainer::keep_averages`]).
+    /// Restores the state saved by a trainer of the same module with the same options: the next updates are
+    /// bit-identical to an uninterrupted training on the same device. If it kept averages, call
+    /// [`Trainer::keep_averages`] first.
     ///
     /// # Errors
-    /// If the module is not the one that is trained, or the file cannot be read, is damaged, or is not of such a
-    /// training. What has failed may have changed both: make them anew.
+    /// If the module is not the trained one, or the file cannot be read, is damaged, or is from another training. After
+    /// an error, module and trainer may be partly changed: create both again.
     pub fn load(&mut self, module: &mut dyn Module, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
         self.expect_trained(module)?;

@@ -1,4 +1,4 @@
-//! Updates of any module from the loss that a closure computes.
+//! Updates any module from the loss of a closure.
 
 use super::numbers::{Numbers, PendingNumbers};
 use crate::nn::Module;
@@ -6,37 +6,37 @@ use crate::optim::{Kind, LearningRate, Optimizer, ParameterArena};
 use crate::step::{self, Losses};
 use crate::{DType, Device, Error, Result, Tensor};
 
-/// How a module is trained.
+/// Options of a [`Trainer`].
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TrainerOptions {
     pub kind: Kind,
     pub learning_rate: LearningRate,
-    /// Of parameters with two or more dimensions.
+    /// Weight decay of parameters with two or more dimensions.
     pub weight_decay: f64,
-    /// The largest global norm of all gradients; 0 does not clip.
+    /// Largest global gradient norm; 0 disables clipping.
     pub grad_clip: f64,
-    /// The type of matmul operands: f16 is mixed precision, in which the loss is scaled (Micikevicius et al. 2018) and
-    /// an update whose gradients overflow is skipped.
+    /// Type of GEMM operands. f16 is mixed precision, with loss scaling (Micikevicius et al. 2018); updates with
+    /// overflowing gradients are skipped.
     pub operands: DType,
 }
 
 impl TrainerOptions {
-    /// In f32, without decay and clipping.
+    /// f32, without weight decay and clipping.
     pub fn new(kind: Kind, learning_rate: LearningRate) -> TrainerOptions {
         TrainerOptions { kind, learning_rate, weight_decay: 0.0, grad_clip: 0.0, operands: DType::F32 }
     }
 
-    /// The same with this decay.
+    /// Sets the weight decay.
     pub fn weight_decay(self, weight_decay: f64) -> TrainerOptions {
         TrainerOptions { weight_decay, ..self }
     }
 
-    /// The same with gradients clipped to this norm.
+    /// Clips gradients to this norm.
     pub fn grad_clip(self, grad_clip: f64) -> TrainerOptions {
         TrainerOptions { grad_clip, ..self }
     }
 
-    /// The same in mixed precision.
+    /// Enables mixed precision.
     pub fn mixed(self) -> TrainerOptions {
         TrainerOptions { operands: DType::F16, ..self }
     }
@@ -57,8 +57,7 @@ impl TrainerOptions {
     }
 }
 
-/// The parameters of a module on a device, and their optimizer. The module itself stays with the caller, who computes
-/// losses with it.
+/// The parameters of a module on a device, and their optimizer. The caller keeps the module to compute losses.
 pub struct Trainer {
     pub(super) parameters: ParameterArena,
     pub(super) optimizer: Optimizer,
@@ -67,11 +66,11 @@ pub struct Trainer {
     pub(super) updates: usize,
 }
 
-/// An update, whose numbers may still be being computed.
+/// A recorded update, which the device may still be computing.
 pub struct Update {
-    /// The mean over the micro-batches, ().
+    /// Mean loss over the micro-batches, ().
     pub loss: Tensor,
-    /// What the parameters were updated with.
+    /// Learning rate of the update.
     pub learning_rate: f64,
     squares: Tensor,
     skipped: Tensor,
@@ -79,7 +78,7 @@ pub struct Update {
 }
 
 impl Update {
-    /// Begins to read loss and norm, without waiting. To be called before the next update, which counts on.
+    /// Starts reading loss and norm without waiting. Call it before the next update, which advances the counters.
     ///
     /// # Errors
     /// If there is no memory to read into, or the driver reported an error.
@@ -87,7 +86,7 @@ impl Update {
         PendingNumbers::of([&self.loss, &self.squares, &self.skipped], self.loss_scale.as_ref())
     }
 
-    /// Loss and norm, which waits for the device.
+    /// Waits for loss and norm.
     ///
     /// # Errors
     /// Those of [`Update::read_later`].
@@ -97,11 +96,10 @@ impl Update {
 }
 
 impl Trainer {
-    /// Moves the parameters and buffers of a module to a device, where it uses them from now on, and updates all
-    /// parameters alike.
+    /// Moves a module's parameters and buffers to a device. All parameters have the same options.
     ///
     /// # Errors
-    /// If an option is out of its range, and those of [`ParameterArena::new`] and [`Optimizer::new`].
+    /// If an option is out of range; those of [`ParameterArena::new`] and [`Optimizer::new`].
     pub fn new(module: &mut dyn Module, device: &Device, options: TrainerOptions) -> Result<Trainer> {
         options.check()?;
         let parameters = ParameterArena::new(module, device, options.operands)?;
@@ -109,26 +107,26 @@ impl Trainer {
         Ok(Trainer::from_parts(parameters, optimizer, options.learning_rate))
     }
 
-    /// Of parameters whose groups are updated differently, such as matrices by Muon and the rest by AdamW.
+    /// A trainer with parameter groups, such as matrices updated by Muon and the rest by AdamW.
     pub fn from_parts(parameters: ParameterArena, optimizer: Optimizer, learning_rate: LearningRate) -> Trainer {
         let device = parameters.values().device();
         Trainer { parameters, optimizer, learning_rate, device, updates: 0 }
     }
 
-    /// One update from the loss of one batch, an f32 tensor of one element. On a GPU this only records and submits.
+    /// One update from the loss of one batch, an f32 tensor with one element. On a GPU, this only records and submits.
     ///
-    /// In mixed precision its gradient is scaled here. A loss that scales its own, such as `linear_cross_entropy`, is
-    /// to be given no scale.
+    /// In mixed precision, the gradient is scaled here; pass no scale to a loss that has its own, such as
+    /// `linear_cross_entropy`.
     ///
     /// # Errors
-    /// Those of the loss, if it is no f32 tensor of one element or was not computed from the parameters, and those of
-    /// the device. The parameters are then as they were.
+    /// Errors of the loss; if it is not an f32 tensor with one element or does not depend on the parameters; errors of
+    /// the device. The parameters are then unchanged.
     pub fn step(&mut self, mut loss: impl FnMut() -> Result<Tensor>) -> Result<Update> {
         self.step_accumulated([()], |()| loss())
     }
 
-    /// One update from the mean of the losses of several micro-batches, whose gradients add up: that of a batch as
-    /// large as all of them, if they are of one size. See [`Trainer::step`].
+    /// One update with gradient accumulation: from the mean loss of several micro-batches, equivalent to one large
+    /// batch if they have equal sizes. See [`Trainer::step`].
     ///
     /// # Errors
     /// Those of [`Trainer::step`], and if there are no micro-batches.
@@ -157,22 +155,22 @@ impl Trainer {
         &self.parameters
     }
 
-    /// What updates them.
+    /// The optimizer.
     pub fn optimizer(&self) -> &Optimizer {
         &self.optimizer
     }
 
-    /// Updates so far, skipped ones included: the next is of this number in the schedule.
+    /// Number of updates so far, including skipped ones: the schedule's index of the next update.
     pub fn updates(&self) -> usize {
         self.updates
     }
 
-    /// The learning rates from here on, counted from the first update of all.
+    /// Replaces the learning-rate schedule, which counts from the first update.
     pub fn set_learning_rate(&mut self, learning_rate: LearningRate) {
         self.learning_rate = learning_rate;
     }
 
-    /// From now on keeps an exponential moving average of the weights; `decay` is its largest one.
+    /// Starts an exponential moving average (EMA) of the weights; `decay` is its largest decay.
     ///
     /// # Errors
     /// If the decay is not in [0, 1), or the device runs out of memory.
@@ -183,8 +181,7 @@ impl Trainer {
         self.optimizer.keep_averages(&self.parameters, decay)
     }
 
-    /// Lets weights and averages change places, if it keeps averages: the module then computes with those, until this
-    /// is called again.
+    /// Swaps weights and averages, if it keeps averages: the module computes with the averages until the next call.
     ///
     /// # Errors
     /// If the driver reported an error.

@@ -1,4 +1,4 @@
-//! A thread that makes every so many batches.
+//! A worker thread, which prepares every n-th batch.
 
 use super::loader::{Batch, Plan, Todo};
 use crate::{Error, Result};
@@ -14,7 +14,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Makes the next batch of `todo`, and from there on each `every`th.
+    /// Starts a thread that prepares the next batch of `todo` and then every `every`-th one.
     ///
     /// # Errors
     /// If the thread could not be started.
@@ -27,7 +27,7 @@ impl Worker {
         Ok(Worker { batches: Some(batches), thread: Some(thread) })
     }
 
-    /// The next batch that it makes.
+    /// Waits for its next batch.
     pub fn next_batch(&mut self) -> Result<Batch> {
         let next = self.batches.as_ref().and_then(|batches| batches.recv().ok());
         next.unwrap_or_else(|| Err(Error::Invalid("the thread that makes batches has ended".into())))
@@ -47,7 +47,7 @@ fn produce(plan: &Plan, mut todo: Todo, every: u64, batches: &SyncSender<Result<
 }
 
 impl Worker {
-    /// Ends the thread once it has made its batch, without waiting for it.
+    /// Stops the thread after its current batch, without waiting for it.
     pub fn close(&mut self) {
         self.batches = None;
     }

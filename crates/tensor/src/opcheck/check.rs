@@ -1,4 +1,4 @@
-//! The tests that the library's own ops go through, for any op: one call.
+//! One call that runs the library's own op tests on any op.
 
 use super::compare::{caught, expect_written, gradients, loss, moved, numbers, outputs, uniform};
 use super::{Report, Subject};
@@ -7,7 +7,7 @@ use crate::tensor::{DType, Kernel, Op, Spec, Tensor, apply};
 use crate::testing::difference;
 use crate::{Device, Error, Result};
 
-/// Tests `op` on each of these sets of inputs (give odd sizes, more than 256 elements, and values away from kinks):
+/// Tests `op` on each of these input sets (use odd sizes, more than 256 elements, and values away from kinks):
 ///
 /// - its WGSL compiles within WebGPU's default limits, and translates to SPIR-V, Metal and HLSL, also for GPUs with
 ///   immediates;
@@ -19,10 +19,10 @@ use crate::{Device, Error, Result};
 /// - operands of other types, ranks and lengths are refused with an error, or, if its `output_specs` accepts them,
 ///   computed alike everywhere, and never end in a panic.
 ///
-/// What is wrong stands in the report, which [`Report::into_result`] turns into an error.
+/// Failures are in the report, which [`Report::into_result`] turns into an error.
 ///
 /// # Errors
-/// [`Error::Invalid`] of a tolerance that is negative or not finite; those of reading the inputs.
+/// [`Error::Invalid`] if a tolerance is negative or not finite; errors of reading the inputs.
 pub fn check<O, S>(op: &O, sets: &[S], tolerance: [f64; 2]) -> Result<Report>
 where
     O: Kernel + Op + Clone + 'static,
@@ -64,7 +64,7 @@ fn open_gpus(report: &mut Report) -> Vec<Device> {
     gpus
 }
 
-/// What is wrong with the numbers that an op computed from these inputs.
+/// The deviation of an op's results, if any.
 fn within(op: &Subject, inputs: &[Tensor], got: &[f64], want: &[f64]) -> Option<String> {
     // f16 has 11 bits, and drivers may round to either neighbour.
     let f16 = if inputs.iter().any(|x| x.dtype() == DType::F16) { 2e-3 } else { 0.0 };
@@ -163,9 +163,9 @@ fn check_gradients(op: &Subject, set: &[Tensor], gpus: &[Device], place: &str, r
     }
 }
 
-/// What is wrong with the gradient of input `i`: along a random direction v the slope of the loss must be g . v, which
-/// is (F(x + hv) - F(x - hv)) / 2h but for a term of h^2. Richardson extrapolation of two steps removes that, so h can
-/// stay large against f32 rounding. A gradient that is right in three directions is right.
+/// The deviation of input `i`'s gradient g, if any: along a random direction v, the slope of the loss must be g . v =
+/// (F(x + hv) - F(x - hv)) / 2h + O(h^2). Richardson extrapolation of two steps removes the h^2 term, so h can be large
+/// compared with f32 rounding. Three directions are tested.
 fn slopes(op: &Subject, set: &[Tensor], i: usize, gradient: &[f64]) -> Result<Option<String>> {
     if gradient.iter().any(|g| !g.is_finite()) {
         return Ok(Some("it is not finite".into()));

@@ -1,4 +1,4 @@
-//! The numbers that an op computes on one device, for comparisons.
+//! An op's results on one device, for comparisons.
 
 use super::Subject;
 use crate::ops::random::splitmix64;
@@ -12,7 +12,7 @@ pub(super) fn moved(inputs: &[Tensor], device: &Device) -> Result<Vec<Tensor>> {
     inputs.iter().map(|x| x.detach().to_device(device)).collect()
 }
 
-/// What `body` gives: a panic, which is that of the op under test, is an error.
+/// Runs `body`, and turns a panic of the op under test into an error.
 pub(super) fn caught<T>(body: impl FnOnce() -> Result<T>) -> std::result::Result<T, String> {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(result) => result.map_err(|e| e.to_string()),
@@ -69,7 +69,7 @@ pub(super) fn uniform(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|_| (splitmix64(&mut state) >> 40) as f32 / (1u64 << 23) as f32 - 1.0).collect()
 }
 
-/// What output `i` is multiplied by, so that the sum of all is a loss.
+/// Factors of output `i` in the loss, the sum of all outputs.
 fn factors(i: usize, len: usize) -> Vec<f32> {
     uniform(len, 11 + i as u64)
 }

@@ -1,7 +1,7 @@
-//! Checks of an op that an application defines, as the library's own pass them.
+//! Checks for custom ops, as the library's own ops pass them.
 //!
-//! Such an op is written as ours are: a [`Kernel`] computes it on the CPU and plans its launches on a GPU, an
-//! [`Op`](crate::tensor::Op) is its derivative, and [`apply`](crate::tensor::apply) runs and records it.
+//! A custom op is written like the library's: a [`Kernel`] computes it on the CPU and plans its GPU launches, an
+//! [`Op`](crate::tensor::Op) defines its derivative, and [`apply`](crate::tensor::apply) runs and records it.
 //!
 //! ```
 //! use rustyflow_tensor::gpu::{Launch, Limits, Operand, Plan, Shader, buffer, param};

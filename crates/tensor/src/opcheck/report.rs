@@ -1,33 +1,33 @@
-//! What the checks of an op came to.
+//! Results of the checks of an op.
 
 use crate::{Error, Result};
 use std::fmt;
 
-/// One thing that was tested.
+/// One check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Check {
     /// "set 0: gpu:0 agrees with the CPU".
     pub what: String,
-    /// `None` if it is as it should be.
+    /// The failure; `None` if it passed.
     pub problem: Option<String>,
 }
 
-/// What [`check`](super::check) found.
+/// The result of [`check`](super::check).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Report {
     pub op: &'static str,
     pub checks: Vec<Check>,
-    /// The GPUs that it ran on: none means that only the CPU and the translations were tested.
+    /// The tested GPUs; without any, only the CPU and the translations were tested.
     pub gpus: Vec<String>,
 }
 
 impl Report {
-    /// What is wrong.
+    /// The failed checks.
     pub fn problems(&self) -> impl Iterator<Item = &Check> {
         self.checks.iter().filter(|check| check.problem.is_some())
     }
 
-    /// The report, if nothing is wrong.
+    /// The report, if all checks passed.
     ///
     /// # Errors
     /// [`Error::Invalid`] with every problem.

@@ -8,7 +8,7 @@ use crate::profile::{MemoryCount, MemoryKind, MemoryStats};
 /// in use when the peak is; prompts of ever new lengths leave blocks that nobody takes again.
 const MOST_OF_PEAK: f64 = 1.5;
 
-/// What a pool knows of its blocks. Those that it removes are returned, to be dropped outside the pool's lock.
+/// Accounting of a pool's blocks. Removed blocks are returned, to be dropped outside the pool's lock.
 #[derive(Debug)]
 pub(crate) struct Blocks<T> {
     free: FreeList<T>,
@@ -21,7 +21,7 @@ pub(crate) struct Blocks<T> {
 }
 
 impl<T> Blocks<T> {
-    /// None yet, of a pool that keeps so many free bytes in any case; `size` gives the bytes of a block.
+    /// An empty pool with this floor of free bytes; `size` returns the bytes of a block.
     pub fn new(least_free_bytes: usize, size: fn(&T) -> usize) -> Blocks<T> {
         Blocks {
             free: FreeList::default(),
@@ -33,7 +33,7 @@ impl<T> Blocks<T> {
         }
     }
 
-    /// The free block of this size that came back last: the caches may still hold it.
+    /// The most recently freed block of this size, which may still be in the CPU's caches.
     pub fn take(&mut self, size: usize, kind: MemoryKind) -> Option<T> {
         let block = self.free.take(size)?;
         self.count.take(size, kind, false);
@@ -62,7 +62,7 @@ impl<T> Blocks<T> {
         }
     }
 
-    /// How many blocks there ever were.
+    /// Number of blocks created so far.
     #[cfg(all(feature = "testing", feature = "gpu"))]
     pub fn all_created(&self) -> usize {
         self.created
@@ -73,7 +73,7 @@ impl<T> Blocks<T> {
         self.least_free_bytes = bytes;
     }
 
-    /// Keeps a block that is no longer in use, and removes what is then too much.
+    /// Caches a block that is no longer in use, and removes any excess.
     pub fn give_back(&mut self, block: T, kind: MemoryKind) -> Vec<T> {
         let size = (self.size)(&block);
         self.count.give_back(size, kind);
@@ -101,7 +101,7 @@ impl<T> Blocks<T> {
         removed
     }
 
-    /// Removes what is too much, once `added` bytes more are in use.
+    /// Removes the excess when `added` more bytes are in use.
     fn shrink_to_bound(&mut self, added: usize) -> Vec<T> {
         let stats = self.count.stats();
         let used = stats.used_bytes.saturating_add(added);

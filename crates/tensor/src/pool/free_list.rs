@@ -3,7 +3,7 @@
 use rustc_hash::FxHashMap;
 use std::collections::VecDeque;
 
-/// Free blocks by size. Of what is more than a bound, the blocks that nobody has needed for longest leave first.
+/// Free blocks by size, bounded in bytes, with LRU eviction.
 #[derive(Debug)]
 pub(crate) struct FreeList<T> {
     /// By size in bytes: blocks and when they came back, the earliest in front.
@@ -26,7 +26,7 @@ impl<T> FreeList<T> {
         self.bytes
     }
 
-    /// The free block of this size that came back last.
+    /// The most recently freed block of this size.
     pub fn take(&mut self, size: usize) -> Option<T> {
         let (_, block) = self.by_size.get_mut(&size)?.pop_back()?;
         self.bytes -= size;
@@ -43,14 +43,14 @@ impl<T> FreeList<T> {
         Some(block)
     }
 
-    /// Keeps a block that is no longer in use.
+    /// Caches a block that is no longer in use.
     pub fn insert(&mut self, size: usize, block: T) {
         self.bytes += size;
         self.returned += 1;
         self.by_size.entry(size).or_default().push_back((self.returned, block));
     }
 
-    /// Removes blocks until at most `bytes` are left. To be dropped outside the pool's lock: that may take long.
+    /// Removes blocks until at most `bytes` are left. Drop them outside the pool's lock, because that may be slow.
     pub fn shrink(&mut self, bytes: usize) -> Vec<T> {
         let mut removed = Vec::new();
         while self.bytes > bytes {

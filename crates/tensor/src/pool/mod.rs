@@ -1,4 +1,4 @@
-//! What every memory pool of the library shares: its sizes, the list of its free blocks, and their bound.
+//! Shared by all memory pools of the library: size classes, free lists, and their bounds.
 
 mod blocks;
 mod free_list;

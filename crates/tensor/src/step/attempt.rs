@@ -1,4 +1,4 @@
-//! An attempt at a step, which is ended once: by `commit` or `abort`, or, if it is dropped, by an abort.
+//! An attempt at a step, which ends exactly once: by `commit`, by `abort`, or by an abort when it is dropped.
 
 use super::{GradientSync, Losses, Training, empty};
 use crate::optim::{Optimizer, ParameterArena, PreparedUpdate};
@@ -21,7 +21,7 @@ impl<'a> Attempt<'a> {
         Attempt { parameters, optimizer, sync, loss: None, is_open: false }
     }
 
-    /// Zeroes the gradients, which costs nothing, and begins to synchronize.
+    /// Marks the gradients as stale and starts the synchronization.
     pub fn begin(&mut self, ids: &[&[u32]]) -> Result<()> {
         self.parameters.zero_gradients();
         self.is_open = true;
@@ -48,7 +48,7 @@ impl<'a> Attempt<'a> {
         })
     }
 
-    /// Adds the gradients of a micro-batch to those of the step, and its loss.
+    /// Accumulates the gradients and the loss of a micro-batch.
     pub fn backward(&mut self, loss: &Tensor, seed: Option<&Tensor>, is_last: bool) -> Result<()> {
         let mut backward = || seed.map_or_else(|| loss.backward(), |seed| loss.backward_with(seed));
         if is_last {
@@ -63,7 +63,7 @@ impl<'a> Attempt<'a> {
         Ok(())
     }
 
-    /// The loss of the step on all ranks, whose gradients are summed; `None` where another rank aborts the attempt.
+    /// Sums gradients and loss over all ranks; returns the loss, or `None` if another rank aborts the attempt.
     pub fn synchronize(&mut self, losses: Losses, count: usize) -> Result<Option<Tensor>> {
         let sum = self.loss.take().ok_or_else(empty)?;
         let loss = if losses == Losses::Parts || count == 1 { sum } else { sum.scale(1.0 / count as f32)? };
@@ -72,13 +72,13 @@ impl<'a> Attempt<'a> {
         Ok(loss)
     }
 
-    /// Allocates what the update needs and measures the gradients.
+    /// Allocates the memory of the update and computes the gradient norm.
     pub fn prepare(&self) -> Result<PreparedUpdate> {
         self.optimizer.prepare(self.parameters)
     }
 
-    /// Makes the update if every rank votes for it; returns the sum of the squared gradients, or `None` if another
-    /// rank aborts it.
+    /// Updates the parameters if every rank votes for it; returns the sum of the squared gradients, or `None` if
+    /// another rank aborts it.
     pub fn commit(mut self, prepared: PreparedUpdate, learning_rate: f64) -> Result<Option<Tensor>> {
         // Whatever the vote says, it ends what the ranks have to do together.
         self.is_open = false;
@@ -91,8 +91,8 @@ impl<'a> Attempt<'a> {
         Ok(Some(squares))
     }
 
-    /// Drains what was sent. The error to report: this one, or where the step could be computed again that of the
-    /// abort, which ends the run.
+    /// Drains pending transfers. Returns the error to report: `error`, or, if the step could have been retried, the
+    /// error of the abort, which ends the run.
     pub fn abort(mut self, error: Error) -> Error {
         match &error {
             // There is nobody to drain with.

@@ -11,13 +11,13 @@
 //!               gather the parts that other ranks updated; EMA <- EMA + (1 - d)(θ - EMA)
 //! ```
 //!
-//! A step is a transaction. Before `commit` nothing is changed but gradients, which the next step begins by zeroing;
-//! from the vote on nothing is allocated. A step that fails before the vote is aborted before the error reaches the
-//! caller: what was sent to other ranks is drained, and parameters, moments, averages and the loss scale are as they
-//! were. The attempt's borrow of the synchronization ends with it, so that no next one begins beside it.
+//! A step is a transaction. Before `commit`, only gradients change, which the next step zeroes; after the vote, nothing
+//! is allocated. A step that fails before the vote is aborted before the error reaches the caller: pending transfers to
+//! other ranks are drained, and parameters, moments, averages and the loss scale are unchanged. An attempt borrows the
+//! synchronization, so attempts cannot overlap.
 //!
-//! Pacing ([`Device::begin_step`](crate::Device::begin_step), `end_step`) stays with the caller, who may have
-//! readbacks to record first.
+//! The caller does the pacing ([`Device::begin_step`](crate::Device::begin_step), `end_step`), because it may have
+//! reads to record first.
 
 mod attempt;
 mod sync;

@@ -1,10 +1,10 @@
-//! Gradient synchronization: what a step does so that several devices make the same update.
+//! Gradient synchronization, which makes several devices compute the same update.
 
 use crate::optim::{Optimizer, ParameterArena};
 use crate::{Result, Tensor};
 
-/// How a step's gradients become those of all devices. [`step`](super::step) alone calls it, and ends each attempt that
-/// began with `begin` once: by `vote`, by `abort`, or by a `synchronize` that returns `None`.
+/// Synchronizes a step's gradients among devices. Only [`step`](super::step) calls it, and ends each attempt started by
+/// `begin` exactly once: by `vote`, by `abort`, or by a `synchronize` that returns `None`.
 ///
 /// ```text
 /// begin -> last_backward -> synchronize -> vote: true  -> (optimizer) -> gather
@@ -25,34 +25,33 @@ pub trait GradientSync {
     /// Those of `backward`, and whatever ends the run.
     fn last_backward(&mut self, parameters: &ParameterArena, backward: &mut dyn FnMut() -> Result<()>) -> Result<()>;
 
-    /// Completes the gradients, and the loss of the step, of which this device has computed a part; `None` where
-    /// another device has aborted the attempt, which begins again.
+    /// Sums gradients and loss over all devices; `None` if another device aborted the attempt, which is then retried.
     ///
     /// # Errors
-    /// If the device runs out of memory, and whatever ends the run.
+    /// If the device runs out of memory, or on a failure that ends the run.
     fn synchronize(&mut self, parameters: &ParameterArena, loss: Tensor) -> Result<Option<Tensor>>;
 
     /// Votes for an update for which all memory is allocated. False where another device has aborted it.
     ///
     /// # Errors
-    /// Whatever ends the run.
+    /// On a failure that ends the run.
     fn vote(&mut self) -> Result<bool>;
 
-    /// Ends an attempt that this device cannot complete, whichever call it failed in: completes what the others wait
-    /// for, votes against the update, and discards what has been exchanged.
+    /// Aborts an attempt that failed in any call on this device: completes the calls that the others wait for, votes
+    /// against the update, and discards exchanged data.
     ///
     /// # Errors
-    /// Whatever ends the run.
+    /// On a failure that ends the run.
     fn abort(&mut self) -> Result<()>;
 
-    /// Completes the parameters, of which the optimizer of this device may have updated a part.
+    /// Gathers the parameters, of which this device's optimizer may have updated only a part.
     ///
     /// # Errors
-    /// Whatever ends the run.
+    /// On a failure that ends the run.
     fn gather(&mut self, parameters: &ParameterArena, optimizer: &Optimizer) -> Result<()>;
 }
 
-/// One device, or one that trains apart from others: its gradients are those of the step.
+/// A single device, or one that trains independently: its gradients are those of the step.
 pub struct SingleDevice;
 
 impl GradientSync for SingleDevice {
@@ -81,10 +80,10 @@ impl GradientSync for SingleDevice {
     }
 }
 
-/// Takes a step as far as its gradients, and aborts it: a measurement that updates nothing.
+/// Computes the gradients of a step and aborts it: for measurements without an update.
 #[derive(Default)]
 pub struct Rehearsal {
-    /// That of the step.
+    /// Loss of the step.
     pub loss: Option<Tensor>,
 }
 
