@@ -1,4 +1,4 @@
-//! A thread that makes the calls of a rank while the rank computes.
+//! A background thread that runs a rank's communication while the rank computes.
 //!
 //! Rank 0 leads: it sends commands, and the others rest in [`Background::receive`] until one comes. A command begins a
 //! conversation, in which all ranks make the calls that belong to it, and which [`Background::end`] ends for rank 0:
@@ -22,10 +22,10 @@ use super::worker::{Job, Shared, Worker};
 use super::{Communicator, Encoded, Memory, Sums};
 use crate::{Error, Result};
 
-/// A communicator in a thread of its own, which makes the calls in the order in which they are asked for.
+/// A communicator on its own thread, which runs calls in the order of the requests.
 ///
-/// Dropping it makes the calls that are still to do and ends the thread, whose communicator is then dropped there. If
-/// it is dropped by a panic, it aborts the job instead.
+/// Dropping it runs the pending calls and ends the thread, which drops the communicator. During a panic, dropping it
+/// aborts the job instead.
 pub struct Background {
     rank: usize,
     size: usize,
@@ -35,12 +35,12 @@ pub struct Background {
     shared: Arc<Shared>,
 }
 
-/// A call that the thread has not made yet, or whose result has not been taken.
+/// The pending result of a call.
 #[must_use = "the result of a call comes by `wait`"]
 pub struct Pending<T>(Receiver<Result<T>>);
 
 impl<T> Pending<T> {
-    /// Waits for the call to be made.
+    /// Waits for the call's result.
     ///
     /// # Errors
     /// If the call failed.
@@ -50,9 +50,9 @@ impl<T> Pending<T> {
 }
 
 impl Background {
-    /// Starts the thread, makes the communicator in it and waits for that. On rank 0 the thread sends a heartbeat each
-    /// time that it had nothing to do for `idle`, outside of conversations. `idle` is to be well below the time after
-    /// which the others give up; `None` sends none.
+    /// Starts the thread, creates the communicator in it and waits for that. On rank 0, the thread sends a heartbeat
+    /// whenever it was idle for `idle` outside of conversations. `idle` must be well below the timeout of the other
+    /// ranks; `None` sends no heartbeats.
     ///
     /// # Errors
     /// If the thread cannot be started or `make` fails.
@@ -91,9 +91,9 @@ impl Background {
         self.size
     }
 
-    /// Begins an all-reduce, as [`Communicator::all_reduce`], of what `values` gives, which the thread calls when it is
-    /// its turn: it may wait, such as for a device. If it fails, the job is aborted, because the others would take the
-    /// next call of this rank for this one. The sums come by [`Pending::wait`].
+    /// Starts an all-reduce ([`Communicator::all_reduce`]) of the result of `values`, which runs on the thread in order
+    /// and may block, for example on a device. If it fails, the job is aborted, because the others would mistake this
+    /// rank's next call for this one. [`Pending::wait`] returns the sums.
     pub fn begin_all_reduce(&self, values: impl FnOnce() -> Result<Encoded> + Send + 'static) -> Pending<Sums> {
         self.submit(move |worker| {
             let values = values().inspect_err(|error| worker.abort(error))?;
@@ -101,7 +101,7 @@ impl Background {
         })
     }
 
-    /// The bytes of rank 0; those of the others are ignored.
+    /// Broadcasts the bytes of rank 0; those of the others are ignored.
     ///
     /// # Errors
     /// As [`Communicator::broadcast`].
@@ -113,7 +113,7 @@ impl Background {
         .wait()
     }
 
-    /// The bytes of every rank, in the order of the ranks.
+    /// Gathers the bytes of every rank on all ranks, in rank order.
     ///
     /// # Errors
     /// As [`Communicator::all_gather`].
@@ -121,8 +121,8 @@ impl Background {
         self.begin_all_gather(|| Ok(Arc::new(bytes))).wait()
     }
 
-    /// Begins an all-gather, as [`Communicator::all_gather`], of what `bytes` gives, which the thread calls when it is
-    /// its turn: it may wait, such as for a device. If it fails, the job is aborted, as by `begin_all_reduce`.
+    /// Starts an all-gather ([`Communicator::all_gather`]) of the result of `bytes`, which runs on the thread in order
+    /// and may block. If it fails, the job is aborted, as by `begin_all_reduce`.
     pub fn begin_all_gather(&self, bytes: impl FnOnce() -> Result<Memory> + Send + 'static) -> Pending<Vec<Memory>> {
         self.submit(move |worker| {
             let bytes = bytes().inspect_err(|error| worker.abort(error))?;
@@ -130,7 +130,7 @@ impl Background {
         })
     }
 
-    /// The bytes of every rank, in the order of the ranks, on rank 0; nothing on the others.
+    /// Gathers the bytes of every rank on rank 0, in rank order; empty on the others.
     ///
     /// # Errors
     /// As [`Communicator::gather`].
@@ -138,7 +138,7 @@ impl Background {
         self.submit(move |worker| worker.call(|communicator| communicator.gather(&bytes))).wait()
     }
 
-    /// Returns when every rank has called it, after all calls that were begun before.
+    /// Waits until every rank has called it, after all calls started before.
     ///
     /// # Errors
     /// As [`Communicator::barrier`].
@@ -146,8 +146,8 @@ impl Background {
         self.submit(|worker| worker.call(|communicator| communicator.barrier())).wait()
     }
 
-    /// Ends the job for all ranks, for this reason. Calls that were begun but not made fail. Returns when the others
-    /// can know it: at once, unless a call is being made, which is waited for.
+    /// Aborts the job on all ranks with this reason. Pending calls fail. Returns when the other ranks can see it:
+    /// immediately, or after the running call.
     pub fn abort(&self, reason: &str) {
         self.shared.ask_abort(reason);
         // Any job will do: the thread looks at the reason before each. If it has ended, so has its rank.
@@ -159,18 +159,18 @@ impl Background {
             .wait();
     }
 
-    /// Sends a command of rank 0 to all others, which wait for it in [`receive`](Background::receive), and begins a
+    /// Sends a command from rank 0 to all others, which wait in [`receive`](Background::receive), and starts a
     /// conversation.
     ///
     /// # Errors
-    /// If this is not rank 0, or one of the others does not receive it.
+    /// If this is not rank 0, or another rank does not receive it.
     pub fn send(&self, command: Vec<u8>) -> Result<()> {
         self.check_leads(true, "send a command")?;
         self.submit(move |worker| worker.send(command)).wait()
     }
 
-    /// Ends the conversation of rank 0, once the calls are made that were begun. The others call
-    /// [`receive`](Background::receive) next. It does not communicate and does not wait; on the others it does nothing.
+    /// Ends rank 0's conversation after its pending calls. The others call [`receive`](Background::receive) next. Does
+    /// not communicate or wait, and has no effect on other ranks.
     pub fn end(&self) {
         // Nothing comes of it that is worth waiting for.
         drop(self.submit(|worker| {
@@ -179,17 +179,17 @@ impl Background {
         }));
     }
 
-    /// Waits for the next command of rank 0: for as long as rank 0 lives, if it sends heartbeats.
+    /// Waits for the next command of rank 0, without a time limit as long as rank 0 sends heartbeats.
     ///
     /// # Errors
-    /// If this is rank 0, or neither a command nor a heartbeat comes in time, or rank 0 makes another call.
+    /// If this is rank 0, neither a command nor a heartbeat arrives in time, or rank 0 makes another call.
     pub fn receive(&self) -> Result<Vec<u8>> {
         self.check_leads(false, "receive a command")?;
         self.submit(Worker::receive).wait()
     }
 
-    /// How long the thread has been in calls, which includes waiting for the other ranks in them. Waiting for a
-    /// command and heartbeats do not count.
+    /// Time that the thread has spent in calls, including waits for other ranks, but not in waits for commands or in
+    /// heartbeats.
     pub fn busy(&self) -> Duration {
         self.shared.busy()
     }

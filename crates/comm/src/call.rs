@@ -1,4 +1,4 @@
-//! What a rank says it calls, so that ranks that are out of step hear of it instead of mixing up their data.
+//! The call that a rank announces, so that diverging ranks get an error instead of mixing up data.
 
 use std::fmt;
 
@@ -8,7 +8,7 @@ use super::{Encoded, Wire};
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Call {
     pub kind: Kind,
-    /// How many values or bytes this rank brings.
+    /// Number of values or bytes of this rank.
     pub length: usize,
 }
 
@@ -33,7 +33,7 @@ impl Call {
         Call { kind, length: values.values() }
     }
 
-    /// What is wrong if these are the calls of the ranks, which `name` names; `None` if they belong together.
+    /// The mismatch among the ranks' calls, with names by `name`; `None` if they match.
     pub fn disagreement(calls: &[Call], name: impl Fn(usize) -> String) -> Option<String> {
         let first = *calls.first()?;
         let other = calls.iter().position(|call| !call.belongs_to(first))?;

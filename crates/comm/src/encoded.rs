@@ -1,4 +1,4 @@
-//! Values on their way between ranks, in the memory where somebody has them: handing them over copies nothing.
+//! Encoded values in shared memory, which ranks exchange without copies.
 
 use std::fmt;
 use std::ops::{Deref, Range};
@@ -7,10 +7,10 @@ use std::sync::Arc;
 use super::Wire;
 use crate::{Error, Result};
 
-/// Memory that several ranks may read: between those of one process it is not copied.
+/// Memory that several ranks may read; ranks of one process share it without copies.
 pub type Memory = Arc<dyn Deref<Target = [u8]> + Send + Sync>;
 
-/// The values of one rank, in the type of their wire.
+/// The values of one rank, in the wire's type.
 #[derive(Clone)]
 pub struct Encoded {
     wire: Wire,
@@ -18,7 +18,7 @@ pub struct Encoded {
 }
 
 impl Encoded {
-    /// Values, for this wire.
+    /// Encodes values for this wire.
     pub fn new(values: Vec<f32>, wire: Wire) -> Encoded {
         let bytes: Memory = match wire {
             Wire::F32 => Arc::new(Floats(values)),
@@ -31,10 +31,10 @@ impl Encoded {
         Encoded { wire, bytes }
     }
 
-    /// Values that are in the type of this wire already, as where a device has copied them to.
+    /// Values already in the type of this wire, such as bytes read from a device.
     ///
     /// # Errors
-    /// If the bytes are no whole number of values.
+    /// If the bytes are not a whole number of values.
     pub fn of_bytes(bytes: impl Deref<Target = [u8]> + Send + Sync + 'static, wire: Wire) -> Result<Encoded> {
         if !bytes.len().is_multiple_of(wire.width()) {
             let (bytes, width) = (bytes.len(), wire.width());
@@ -43,10 +43,10 @@ impl Encoded {
         Ok(Encoded { wire, bytes: Arc::new(bytes) })
     }
 
-    /// So many zeros.
+    /// Zeros.
     ///
     /// # Errors
-    /// If there is no memory for them.
+    /// If memory runs out.
     #[doc(hidden)]
     pub fn zeros(values: usize, wire: Wire) -> Result<Encoded> {
         let size = values * wire.width();
@@ -82,7 +82,7 @@ impl fmt::Debug for Encoded {
     }
 }
 
-/// What an all-reduce gives: the sums, in the type of the wire and in the parts in which the ranks added them up.
+/// The result of an all-reduce: sums in the wire's type, in one part per rank.
 #[derive(Clone)]
 pub struct Sums {
     wire: Wire,
@@ -94,12 +94,12 @@ impl Sums {
         Sums { wire, parts }
     }
 
-    /// The bytes of the sums, part after part. A part may be empty.
+    /// The bytes of the sums by part. A part may be empty.
     pub fn parts(&self) -> Vec<&[u8]> {
         self.parts.iter().map(|part| &***part).collect()
     }
 
-    /// Those of the values in this range.
+    /// The bytes of this range of values.
     #[doc(hidden)]
     pub fn part(&self, values: Range<usize>) -> Vec<&[u8]> {
         let (start, end) = (values.start * self.wire.width(), values.end * self.wire.width());
@@ -150,7 +150,7 @@ impl Deref for Floats {
 pub(super) struct Reused(Vec<Arc<Vec<u8>>>);
 
 impl Reused {
-    /// Memory of so many bytes, filled by `fill`, which must not rely on what it holds.
+    /// Reusable memory of `length` bytes, filled by `fill`; its previous contents are unspecified.
     pub fn filled(&mut self, length: usize, fill: impl FnOnce(&mut [u8])) -> Memory {
         let free = self.0.iter().position(|memory| Arc::strong_count(memory) == 1);
         let mut memory = free.map(|i| self.0.swap_remove(i)).unwrap_or_default();

@@ -1,7 +1,7 @@
-//! Several processes with several ranks each, which are threads.
+//! Multiple processes, each with several ranks as threads.
 //!
-//! The ranks of a process communicate inside it, and its first one also with those of the other processes. So a
-//! process appears among the others as one, and one thread per process makes the calls between them.
+//! The ranks of a process communicate within it; its first rank also communicates with the other processes. One thread
+//! per process makes the calls between processes.
 //!
 //! A sum is that of the processes' sums in the order of the processes, each of which is added in the order of its
 //! ranks: `(r0 + r1) + (r2 + r3)` for two processes of two ranks. These are the same bits on all ranks and in every
@@ -12,10 +12,10 @@ use super::{Communicator, Encoded, Memory, Sums, ThreadComm};
 use crate::{Error, Result};
 use std::sync::Arc;
 
-/// One rank of several processes. Its number is `process * ranks per process + number inside`.
+/// One rank of a multi-process job. Its number is `process * ranks per process + rank in the process`.
 ///
-/// Who fails inside makes its process fail and by that the others, as soon as the first rank of the process takes part
-/// in a call: it passes on what it hears on one side to the other.
+/// A failing rank makes its process fail, and then the others, as soon as the first rank of the process joins a call:
+/// it forwards failures in both directions.
 pub struct Hierarchy {
     inner: ThreadComm,
     /// The first rank's alone; `None` there too if there is but one process.
@@ -25,11 +25,11 @@ pub struct Hierarchy {
 }
 
 impl Hierarchy {
-    /// A rank that communicates inside its process by `inner` and, if it is the first of it, among the processes by
-    /// `outer`. It waits for all ranks to be made, so each has to be made in its thread.
+    /// A rank that communicates within its process by `inner` and, if it is the first, between processes by `outer`. It
+    /// waits until all ranks are created, so create each on its own thread.
     ///
-    /// The timeout of `inner` is to be longer than that of `outer`, so that ranks that wait for the first one of their
-    /// process hear from it which process did not come.
+    /// The timeout of `inner` must be longer than that of `outer`, so that the first rank can report to its process
+    /// which other process timed out.
     ///
     /// # Errors
     /// If the processes have different numbers of ranks, if another than the first rank brings `outer`, or if a call

@@ -1,16 +1,16 @@
-//! What a launcher such as `mpirun` or `srun` tells the processes that it starts.
+//! Process placement as set by a launcher such as `mpirun` or `srun`.
 
 use crate::{Error, Result};
 
-/// The place of a process in a job of several.
+/// The placement of a process in a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Launch {
     /// The number of this process, below `processes`.
     pub process: usize,
     pub processes: usize,
-    /// Its number among those of its machine.
+    /// Its index among the processes of its machine.
     pub local: usize,
-    /// How many processes its machine has, of several machines the most that one has.
+    /// Processes per machine; the largest, if machines differ.
     pub on_machine: usize,
 }
 
@@ -28,10 +28,10 @@ const ON_MACHINE: [&str; 4] =
     ["OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"];
 
 impl Launch {
-    /// Of this process; `None` if it was started alone.
+    /// The placement of this process; `None` without a launcher.
     ///
     /// # Errors
-    /// If a launcher has started several, and this program was built without MPI.
+    /// If a launcher has started several processes, and this program was built without MPI.
     pub fn of_process() -> Result<Option<Launch>> {
         Launch::of(&|name| std::env::var(name).ok(), cfg!(feature = "mpi"))
     }

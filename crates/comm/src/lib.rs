@@ -1,11 +1,11 @@
 //! Communication between the ranks of a job, whether they are threads, processes or both.
 //!
-//! A [`Communicator`] makes the calls of one rank: [`threads`] makes those of one process, `MpiComm` (feature `mpi`)
-//! is for one rank per process, and [`Hierarchy`] for processes of several ranks each. [`Background`] makes the calls
-//! in a thread of its own, so that the rank goes on computing meanwhile.
+//! A [`Communicator`] makes the calls of one rank: [`threads`] makes those of one process, `MpiComm` (feature `mpi`) is
+//! for one rank per process, and [`Hierarchy`] for processes of several ranks each. [`Background`] makes the calls in a
+//! thread of its own, so that the rank continues to compute.
 //!
-//! Sums are the same bits on every rank and in every run: each element is added in f32, beginning with the value of
-//! rank 0, in the order of the ranks. So [`ThreadComm`] and `MpiComm` agree too for as many ranks.
+//! Sums are the same bits on every rank and in every run: each element is summed in f32, in rank order starting with
+//! rank 0. [`ThreadComm`] and `MpiComm` therefore agree for the same number of ranks.
 
 mod background;
 mod call;
@@ -32,10 +32,10 @@ pub use wire::Wire;
 
 pub use rustyflow_base::{Error, Result};
 
-/// What the ranks of a job do together. Every rank must make the same calls in the same order.
+/// Collective calls of the ranks of a job. Every rank must make the same calls in the same order.
 ///
-/// Each call waits for the other ranks and fails if one of them ended, aborted, made another call or did not come in
-/// time. After a failure every later call fails for the same reason.
+/// Each call waits for the other ranks and fails if one ended, aborted, made another call or timed out. After a
+/// failure, every later call fails with the same reason.
 pub trait Communicator: Send {
     /// The number of this rank, below [`size`](Communicator::size).
     fn rank(&self) -> usize;

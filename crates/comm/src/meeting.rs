@@ -1,4 +1,4 @@
-//! Where the threads of a process wait for each other.
+//! The barrier between the threads of a process.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::call::Call;
 use crate::{Error, Result};
 
-/// A barrier that tells its ranks apart and fails for all of them, for one reason, when one of them does not come.
+/// A barrier that identifies its ranks, and fails for all of them with one reason if one does not arrive.
 pub(super) struct Meeting {
     names: Vec<String>,
     /// The number of the first rank, which errors count from.
@@ -21,7 +21,7 @@ pub(super) struct Meeting {
 struct State {
     /// Grows when all ranks have met.
     round: u64,
-    /// What each rank called that has come to this round.
+    /// The call of each rank that has arrived in this round.
     arrived: Vec<Option<Call>>,
     /// How each rank went that will not come again.
     gone: Vec<Option<&'static str>>,
@@ -55,10 +55,10 @@ impl Meeting {
         }
     }
 
-    /// Waits until every rank has come with a call that belongs to this one.
+    /// Waits until every rank has arrived with a matching call.
     ///
     /// # Errors
-    /// If a rank ended, aborted, made another call or did not come in time, now or at any time before.
+    /// If a rank ended, aborted, made another call or timed out, now or earlier.
     pub fn meet(&self, rank: usize, call: Call) -> Result<()> {
         let mut state = self.lock();
         state.check()?;
@@ -78,12 +78,12 @@ impl Meeting {
         self.wait(state, call)
     }
 
-    /// Ends the meeting for all ranks, for this reason, unless it has failed before.
+    /// Fails the barrier for all ranks with this reason, unless it has failed before.
     pub fn end(&self, reason: String) {
         let _ = self.fail::<()>(&mut self.lock(), reason);
     }
 
-    /// Says that `rank` will not come again, and how it went. That is an error only once others need it.
+    /// Marks `rank` as gone, with the reason. It becomes an error only when the others need it.
     pub fn leave(&self, rank: usize, how: &'static str) {
         let mut state = self.lock();
         state.gone[rank] = Some(how);

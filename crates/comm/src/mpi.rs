@@ -1,16 +1,16 @@
 //! Ranks that are processes of an MPI job.
 //!
-//! `MPI_SUM` adds in an order of its own, so sums are made here: each rank gets its slice of the values from all ranks
-//! (all-to-all), adds it up in their order, and all ranks gather the slices. That is as many bytes as the reduction of
-//! MPI would send.
+//! `MPI_SUM` has an unspecified order, so sums are computed here: each rank receives its slice of the values from all
+//! ranks (all-to-all), adds it in rank order, and all ranks gather the slices. This transfers as many bytes as MPI's
+//! reduction.
 //!
-//! Where all ranks are on one machine, values go through memory that they share (`shared_memory.rs`), and MPI only
-//! brings the ranks together.
+//! If all ranks are on one machine, values go through shared memory (`shared_memory.rs`), and MPI only synchronizes the
+//! ranks.
 //!
-//! Every call first gathers what each rank calls. So ranks that are out of step hear of it, and know all lengths.
+//! Every call first gathers the announced calls of all ranks, which detects diverging ranks and exchanges lengths.
 //!
-//! All operations of MPI are begun without waiting and polled, so that a rank that is frozen ends the job when the
-//! timeout is over. MPI itself cannot go on after the loss of a rank: then the job can only be aborted.
+//! All MPI operations are nonblocking and polled, so that a frozen rank ends the job after the timeout. MPI cannot
+//! continue after the loss of a rank, so the job is then aborted.
 
 use std::fmt::Display;
 use std::io::Write;
@@ -46,29 +46,29 @@ const SPINS: u32 = 64;
 const YIELDS_FOR: Duration = Duration::from_millis(2);
 const SLEEP: Duration = Duration::from_micros(50);
 
-/// What calls are on their way, by their place.
+/// Calls by code.
 const KINDS: [Kind; 6] =
     [Kind::AllReduceF32, Kind::AllReduceF16, Kind::Broadcast, Kind::AllGather, Kind::Gather, Kind::Barrier];
 
 /// The rank of this process in the MPI job.
 ///
-/// It belongs to the thread that made it, which is the only one that MPI allows to make calls: calls from others fail,
-/// and it has to be dropped there too. (`Background::start` makes it in its thread.)
+/// It belongs to the thread that created it, the only one from which MPI allows calls: calls from other threads fail,
+/// and it must be dropped there too. (`Background::start` creates it on its thread.)
 ///
-/// Dropping it finalizes MPI, which waits for all ranks to do so. So a rank that cannot go on has to
-/// [`abort`](Communicator::abort); dropping it in a panic does that.
+/// Dropping it finalizes MPI, which waits for all ranks. A rank that cannot continue must therefore
+/// [`abort`](Communicator::abort); dropping it during a panic does that.
 pub struct MpiComm {
     link: Link,
     failure: Option<String>,
     staging: Staging,
-    /// What calls give.
+    /// Memory of results.
     memory: Reused,
     /// Where all ranks are on one machine, and it has memory for it.
     shares: bool,
     shared: Option<SharedMemory>,
 }
 
-/// What all calls need.
+/// The MPI world and timeout.
 struct Link {
     /// Communicators hold raw handles and cannot change threads, but this can, and gives the world whenever asked.
     universe: Universe,
@@ -91,13 +91,13 @@ struct Staging {
 }
 
 impl MpiComm {
-    /// Joins the job that `mpirun` or the like started; without a launcher it is a job of one rank. MPI can be
+    /// Joins the job started by a launcher such as `mpirun`; without one, it is a job of one rank. MPI can be
     /// initialized once per process.
     ///
-    /// A rank that lets this one wait for longer than `timeout` ends the job; `None` waits without end.
+    /// If this rank waits for another for longer than `timeout`, the job ends; `None` waits without a limit.
     ///
     /// # Errors
-    /// If MPI was initialized before, or does not allow other threads beside the one that calls it.
+    /// If MPI was initialized before, or does not support other threads beside the calling one.
     pub fn init(timeout: Option<Duration>) -> Result<MpiComm> {
         let (universe, threading) = mpi::initialize_with_threading(Threading::Funneled)
             .ok_or_else(|| Error::Communication("MPI can be initialized only once per process".to_string()))?;
@@ -121,7 +121,7 @@ impl MpiComm {
         self.shared.as_mut().map_or(Ok(()), |shared| shared.wait_for_place(self.link.timeout))
     }
 
-    /// The memory that all ranks share, for a call of at most so many bytes of each; `None` where there is none.
+    /// The shared memory, for a call with at most `length` bytes per rank; `None` if there is none.
     fn shared(&mut self, length: usize) -> Option<&mut SharedMemory> {
         let chunk = length.next_power_of_two().clamp(SHARED_FROM, SHARED_MOST);
         if self.shares && self.shared.as_ref().is_none_or(|shared| shared.chunk() < chunk) {
@@ -142,12 +142,12 @@ impl MpiComm {
         self.shared.as_mut()
     }
 
-    /// The number of this rank among those of its host, such as to choose a GPU by.
+    /// The index of this rank on its host, for example to choose a GPU.
     pub fn local_rank(&self) -> usize {
         self.link.local_rank
     }
 
-    /// Tells all ranks of this call and gives the lengths of theirs.
+    /// Announces this call to all ranks and returns their lengths.
     fn agree(&mut self, call: Call) -> Result<Vec<usize>> {
         if let Some(reason) = &self.failure {
             return Err(Error::Communication(reason.clone()));

@@ -1,15 +1,14 @@
-//! Memory that the processes of one machine share, for what they exchange most: by messages of MPI every byte is copied
-//! several times, by one thread.
+//! Shared memory between the processes of one machine: MPI messages would copy every byte several times, on one thread.
 //!
 //! ```text
 //! | values of rank 0 | rank 1 | .. | sums |     a place: values are written by their rank, of the sums each rank
 //! | values of rank 0 | rank 1 | .. | sums |     writes its slice, and all read
 //! ```
-//! What a call gives is handed out where it lies. Calls take turns with the places. A rank waits until it has itself
-//! let go of a place before it comes to the meeting that a call begins with; so after that all have.
+//! Results are returned in place, and calls use the slots in turn. Before the barrier at the start of a call, each rank
+//! waits until it has released the slot, so after the barrier all ranks have.
 //!
-//! The memory is a file that has no name any more once all have opened it, so that nothing is left of a job, however it
-//! ends.
+//! The memory is a file that is unlinked once all ranks have opened it, so that nothing remains after the job, however
+//! it ends.
 
 use super::{Memory, Wire};
 use crate::{Error, Result};
@@ -29,14 +28,14 @@ const FOLDER: &str = "/dev/shm";
 /// Calls whose results may be in use at the same time.
 const PLACES: usize = 4;
 
-/// What a rank has of the memory.
+/// A rank's handle to the memory.
 pub(super) struct SharedMemory {
     region: Arc<Region>,
     rank: usize,
     size: usize,
     /// Bytes of each part of the memory.
     chunk: usize,
-    /// What was handed out, by its place.
+    /// Results in use, by slot.
     handed_out: Vec<Vec<Arc<Part>>>,
     /// The place of the next call.
     next: usize,
@@ -81,7 +80,7 @@ impl Region {
 pub(super) struct NewFile(tempfile::NamedTempFile);
 
 impl NewFile {
-    /// One for so many ranks, which exchange at most `chunk` bytes at a time. All of it is reserved.
+    /// Creates and reserves memory for `size` ranks, which exchange at most `chunk` bytes at a time.
     pub fn new(size: usize, chunk: usize) -> std::io::Result<NewFile> {
         let mut file = tempfile::Builder::new().prefix("rustyflow-").tempfile_in(FOLDER)?;
         // Written, for where there is too little memory that fails; a use of memory that is not there ends a process.
@@ -94,14 +93,14 @@ impl NewFile {
         self.0.path()
     }
 
-    /// Takes its name away, once all have opened it.
+    /// Unlinks the file, once all ranks have opened it.
     pub fn remove(self) -> std::io::Result<()> {
         self.0.close()
     }
 }
 
 impl SharedMemory {
-    /// The memory of a file that was made for so many ranks and as large a chunk.
+    /// Opens the memory of a file created with the same `size` and `chunk`.
     pub fn open(path: &Path, rank: usize, size: usize, chunk: usize) -> std::io::Result<SharedMemory> {
         let file = File::options().read(true).write(true).open(path)?;
         let map = MmapOptions::new().len(bytes(size, chunk)).map_raw(&file)?;
@@ -109,16 +108,16 @@ impl SharedMemory {
         Ok(SharedMemory { region: Arc::new(Region(map)), rank, size, chunk, handed_out, next: 0 })
     }
 
-    /// The most bytes that are exchanged at a time.
+    /// The most bytes exchanged at a time.
     pub fn chunk(&self) -> usize {
         self.chunk
     }
 
-    /// Waits until this rank has let go of the place of the next call. Each call is to begin with this, and a meeting
-    /// after it.
+    /// Waits until this rank has released the slot of the next call. Each call must start with this, followed by a
+    /// barrier.
     ///
     /// # Errors
-    /// If what earlier calls gave is kept for longer than `timeout`.
+    /// If results of earlier calls are in use for longer than `timeout`.
     pub fn wait_for_place(&mut self, timeout: Option<Duration>) -> Result<()> {
         let started = Instant::now();
         let handed_out = &mut self.handed_out[self.next];
@@ -133,7 +132,7 @@ impl SharedMemory {
         Ok(())
     }
 
-    /// The sums of encoded values over all ranks, which have as many. `meet` returns when all ranks have called it.
+    /// Sums encoded values of equal length over all ranks. `meet` is the barrier.
     ///
     /// # Errors
     /// Those of [`SharedMemory::wait_for_place`].
@@ -166,7 +165,7 @@ impl SharedMemory {
         Ok(Arc::new(all))
     }
 
-    /// The bytes of every rank, of which there are as many as `lengths` says.
+    /// Gathers the bytes of every rank, with these lengths.
     ///
     /// # Errors
     /// Those of [`SharedMemory::wait_for_place`].
@@ -222,7 +221,7 @@ impl SharedMemory {
         start..start + length
     }
 
-    /// What any rank has written before is there for all after it.
+    /// A barrier, after which earlier writes of any rank are visible to all.
     fn meet(&self, meet: &dyn Fn()) {
         fence(Ordering::SeqCst);
         meet();

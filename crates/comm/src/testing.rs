@@ -1,4 +1,4 @@
-//! What the tests of this module share.
+//! Helpers of the communicator tests.
 
 use half::f16;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub fn input(rank: usize, length: usize, seed: u64) -> Vec<f32> {
         .collect()
 }
 
-/// What an all-reduce of the inputs has to give, with seed 0.
+/// The expected all-reduce of the inputs with seed 0.
 pub fn sums_in_order(size: usize, length: usize, wire: Wire) -> Vec<f32> {
     let round = |value: f32| match wire {
         Wire::F32 => value,

@@ -1,7 +1,7 @@
 //! Ranks that are threads of one process.
 //!
-//! In an all-reduce each rank hands in its values, adds up its own slice of them over all ranks, and takes the slices
-//! of the others, all in the memory where they are: between threads nothing is copied.
+//! In an all-reduce, each rank publishes its values, sums its own slice over all ranks, and reads the slices of the
+//! others, all in place: nothing is copied between threads.
 
 use std::ops::Range;
 use std::sync::{Arc, PoisonError, RwLock};
@@ -18,7 +18,7 @@ const MOST_RANKS: usize = 1 << 16;
 
 /// One rank of several in a process; see [`threads`].
 ///
-/// Dropping it says that its rank has ended. That is an error for the others only if they need it again.
+/// Dropping it marks the rank as ended, which is an error for the others only if they need it again.
 pub struct ThreadComm {
     rank: usize,
     shared: Arc<Shared>,
@@ -30,8 +30,8 @@ struct Shared {
     slots: Vec<Slot>,
 }
 
-/// What one rank shows to the others. Locks are never waited for: between two meetings a rank either writes to its own
-/// slot or reads those of all.
+/// Data that one rank publishes to the others. Locks are uncontended: between two barriers, a rank either writes to its
+/// own slot or reads all slots.
 #[derive(Default)]
 struct Slot {
     handed_in: RwLock<Option<Memory>>,
@@ -39,10 +39,10 @@ struct Slot {
     sums: RwLock<Option<Memory>>,
 }
 
-/// Makes `size` ranks that communicate with each other, one for each of as many threads.
+/// Creates `size` connected ranks, one per thread.
 ///
-/// A rank that lets the others wait for longer than `timeout` makes them fail; `None` waits without end. Errors call
-/// the ranks by their number and by `names`, such as `gpu:1`.
+/// Ranks that wait for another for longer than `timeout` fail; `None` waits without a limit. Errors name ranks by
+/// number and by `names`, such as `gpu:1`.
 ///
 /// # Errors
 /// If there are more than 65,536.
@@ -163,7 +163,7 @@ fn hand(place: &RwLock<Option<Memory>>, memory: Option<Memory>) {
     *place.write().unwrap_or_else(PoisonError::into_inner) = memory;
 }
 
-/// What a rank has handed in, without a copy.
+/// A rank's published data, without a copy.
 fn taken(place: &RwLock<Option<Memory>>) -> Memory {
     let memory = place.read().unwrap_or_else(PoisonError::into_inner).clone();
     memory.unwrap_or_else(|| Arc::new(Vec::new()))

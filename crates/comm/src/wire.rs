@@ -1,15 +1,15 @@
-//! How values travel between ranks, and how they are summed.
+//! Encoding of values between ranks, and their sums.
 
 use half::f16;
 use half::slice::HalfFloatSliceExt;
 use rayon::prelude::*;
 
-/// The type that values have on their way between ranks. They are summed in f32 in any case.
+/// The type of transferred values. Sums are always in f32.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wire {
     F32,
-    /// Half the bytes, with 11 bits of precision. Every rank's values are rounded (its own as well), then the sums.
-    /// What exceeds 65504 becomes infinite and what is far below 6e-8 becomes 0, so scale the values first.
+    /// Half the bytes, with 11 bits of precision. Every rank's values are rounded, including its own, then the sums.
+    /// Values above 65504 become infinite and values far below 6e-8 become 0, so scale them first.
     F16,
 }
 
@@ -55,7 +55,7 @@ impl Wire {
         tasks.for_each(|(values, bytes)| self.decode_part(bytes, values));
     }
 
-    /// The values of bytes that lie in several places.
+    /// Decodes the values of several parts.
     #[doc(hidden)]
     pub fn decoded(self, parts: &[&[u8]]) -> Vec<f32> {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
@@ -83,9 +83,9 @@ impl Wire {
         }
     }
 
-    /// Adds up encoded `parts` of equal lengths, one of each rank, in their order, and encodes the sums.
+    /// Adds encoded `parts` of equal length, one per rank, in rank order, and encodes the sums.
     ///
-    /// The sum begins with the first part, not with 0, so that one rank's -0 stays -0.
+    /// The sum starts with the first part, not with 0, so that a single rank's -0 stays -0.
     pub(super) fn sum(self, parts: &[&[u8]], sums: &mut [u8]) {
         let bytes = TASK * self.width();
         sums.par_chunks_mut(bytes).enumerate().for_each(|(task, sums)| {

@@ -1,4 +1,4 @@
-//! What the thread of a `Background` does; `background.rs` says what conversations are.
+//! The thread of a `Background`; `background.rs` explains conversations.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -8,13 +8,13 @@ use std::time::{Duration, Instant};
 use super::Communicator;
 use crate::{Error, Result};
 
-/// What a message of rank 0 begins with.
+/// First byte of a message of rank 0.
 const HEARTBEAT: u8 = 0;
 const COMMAND: u8 = 1;
 
 pub(super) type Job = Box<dyn FnOnce(&mut Worker) + Send>;
 
-/// What the thread and its rank both see.
+/// State shared by the thread and its rank.
 #[derive(Default)]
 pub(super) struct Shared {
     busy_nanoseconds: AtomicU64,
@@ -27,7 +27,7 @@ impl Shared {
         Duration::from_nanos(self.busy_nanoseconds.load(Ordering::Relaxed))
     }
 
-    /// Makes the thread abort before it does anything else; the first reason counts.
+    /// Makes the thread abort before any other job; the first reason is kept.
     pub fn ask_abort(&self, reason: &str) {
         self.lock_abort().get_or_insert_with(|| reason.to_string());
     }
@@ -37,7 +37,7 @@ impl Shared {
     }
 }
 
-/// What the thread holds.
+/// State of the thread.
 pub(super) struct Worker {
     communicator: Box<dyn Communicator>,
     shared: Arc<Shared>,
@@ -46,7 +46,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// A thread that begins in a conversation; for `idle` see `Background::start`.
+    /// A worker that starts in a conversation; for `idle` see `Background::start`.
     pub fn new(communicator: Box<dyn Communicator>, shared: Arc<Shared>, idle: Option<Duration>) -> Worker {
         Worker { communicator, shared, in_conversation: true, idle }
     }
@@ -102,7 +102,7 @@ impl Worker {
         }
     }
 
-    /// Waits for a command and gives it.
+    /// Waits for a command.
     pub fn receive(&mut self) -> Result<Vec<u8>> {
         let mut message = Vec::new();
         loop {

@@ -1,4 +1,4 @@
-//! Multiple-choice questions, a JSON object on each line: `{"question": "..", "choices": ["..", ".."], "answer": 1}`.
+//! Multiple-choice questions, one JSON object per line: `{"question": "..", "choices": ["..", ".."], "answer": 1}`.
 
 use crate::read_text;
 use rustyflow_base::error::{Error, Result};
@@ -6,14 +6,14 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::path::Path;
 
-/// A question, its choices, and which of them is right.
+/// A question, its choices, and the correct one.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Question {
     pub question: String,
     pub choices: Vec<String>,
-    /// The place of the right one, from 0.
+    /// Index of the correct choice.
     pub answer: usize,
-    /// Where it stands in its file, from 1.
+    /// Its line in the file, from 1.
     pub line: usize,
 }
 
@@ -28,7 +28,7 @@ struct Line {
 /// Reads all questions of a file.
 ///
 /// # Errors
-/// If it cannot be read, has none, or a line is no question: which, and why.
+/// If it cannot be read, has no questions, or a line is invalid; the message names the line and the reason.
 pub fn read_questions(path: &Path) -> Result<Vec<Question>> {
     let wrong = |message: String| Error::Corpus { path: path.to_path_buf(), message };
     let mut questions = vec![];
@@ -62,7 +62,7 @@ fn parse(text: &str, line: usize) -> std::result::Result<Question, String> {
     Ok(Question { question, choices, answer, line })
 }
 
-/// The choice that is meant: by its place, its text, or a letter.
+/// The index of the correct choice, given by index, text, or letter.
 fn place_of(answer: &Value, choices: &[String]) -> std::result::Result<usize, String> {
     let expected = || {
         let last = choices.len() - 1;

@@ -1,5 +1,5 @@
-//! Rows that go on from batch to batch, for models that carry a state from one to the next (truncated backpropagation
-//! through time): a text is cut into B pieces of one length, and row b of batch i is window i of piece b.
+//! Rows that continue from batch to batch, for models with a recurrent state (truncated backpropagation through time):
+//! a text is cut into B pieces of one length, and row b of batch i is window i of piece b.
 
 use super::documents::Packing;
 use super::loader::{IGNORE_INDEX, check_length, check_memory};
@@ -7,8 +7,8 @@ use super::rows::Row;
 use super::tokens::Tokens;
 use rustyflow_base::error::{Error, Result};
 
-/// A text in pieces side by side. The windows of all of them together hold every input once; a piece that is shorter,
-/// the last, ends in windows of padding, which come after all that it has.
+/// A text in parallel pieces. Their windows contain every input once; the last, shorter piece ends in windows of
+/// padding.
 #[derive(Clone)]
 pub struct Continued {
     tokens: Tokens,
@@ -24,8 +24,7 @@ impl Continued {
     /// Cuts a text into `pieces` of windows of `block_size` tokens.
     ///
     /// # Errors
-    /// If there are fewer than two tokens, a size is 0 or beyond any memory, or the text is one of documents that stay
-    /// apart.
+    /// If there are fewer than two tokens, a size is 0 or too large, or the text consists of separate documents.
     pub fn new(tokens: Tokens, pieces: usize, block_size: usize) -> Result<Continued> {
         check_length(tokens.len())?;
         if pieces == 0 || block_size == 0 {
@@ -43,7 +42,7 @@ impl Continued {
         Ok(Continued { tokens, block_size, pieces, windows })
     }
 
-    /// How many rows there are: a multiple of the number of pieces.
+    /// Number of rows, a multiple of the number of pieces.
     pub fn rows(&self) -> usize {
         self.windows * self.pieces
     }
@@ -53,7 +52,7 @@ impl Continued {
         self.windows
     }
 
-    /// Row number `place`: that of piece `place % B`. From [`Continued::rows`] on all is padding.
+    /// Row `place`, which belongs to piece `place % B`. From [`Continued::rows`] on, rows are padding.
     pub fn row(&self, place: usize) -> Row {
         let (batch, piece) = (place / self.pieces, place % self.pieces);
         let inputs = self.tokens.len() - 1;

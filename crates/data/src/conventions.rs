@@ -15,7 +15,7 @@ const ENDS: &str = "eos_token_id";
 /// Ids of special tokens in both files, by the special token that each is of.
 const IDS: [(&str, &str); 3] = [(ENDS, "eos_token"), ("bos_token_id", "bos_token"), ("pad_token_id", "pad_token")];
 
-/// What the files of a model say of its special tokens by their ids.
+/// Special-token ids declared in a model's configuration files.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct DeclaredIds {
     /// `generation_config.json`, if there is one.
@@ -27,8 +27,8 @@ pub struct DeclaredIds {
 }
 
 impl DeclaredIds {
-    /// Those of the first folder whose file names each, the `generation_config.json` before the `config.json`: an
-    /// adapter's folder, say, then that of its model.
+    /// Reads each id from the first folder that declares it (an adapter's folder before its model's), and there from
+    /// `generation_config.json` before `config.json`.
     ///
     /// # Errors
     /// If a file cannot be read or is damaged.
@@ -55,18 +55,18 @@ impl DeclaredIds {
 /// A model's tokenizer, chat template and special tokens.
 pub struct TextConventions {
     pub tokenizer: Tokenizer,
-    /// How conversations are written, if that is known.
+    /// The chat template, if there is one.
     pub template: Option<ChatTemplate>,
     declared: DeclaredIds,
     /// The token that the template writes after an answer.
     answer_end: Option<u32>,
-    /// What it writes there where no token stands for that, so that `eos_token_id` cannot name it.
+    /// The text that ends an answer if it is not a single token, so that `eos_token_id` cannot hold it.
     unwritten_end: Option<String>,
-    /// What a user should know.
+    /// A note for the user.
     pub note: Option<String>,
 }
 
-/// What ends an answer, and is no part of it.
+/// Ends of an answer, which are not part of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ending {
     /// Tokens.
@@ -87,8 +87,8 @@ impl TextConventions {
         TextConventions { tokenizer, template, declared, answer_end, unwritten_end, note }
     }
 
-    /// Those of the model whose tokenizer is in `folder` and whose weights are in `base`. A template that is none is
-    /// left out, and the note says so.
+    /// Loads the conventions of the model with its tokenizer in `folder` and its weights in `base`. An invalid template
+    /// is omitted, with a note.
     ///
     /// # Errors
     /// If a file is missing or damaged.
@@ -104,8 +104,8 @@ impl TextConventions {
         }
     }
 
-    /// Ids that end a text, each once: those of `eos_token_id`, the tokenizer's end of a text, and what ends an answer
-    /// of the template.
+    /// Distinct ids that end a text: `eos_token_id`, the tokenizer's end-of-text token, and the template's end of an
+    /// answer.
     pub fn ends(&self) -> Vec<u32> {
         let further = [self.tokenizer.end_of_text().map(|(id, _)| id), self.answer_end];
         let mut ends = vec![];
@@ -117,12 +117,12 @@ impl TextConventions {
         ends
     }
 
-    /// The token that ends an answer and not a text.
+    /// The token that ends an answer, if it is not the end of a text.
     pub fn answer_end(&self) -> Option<u32> {
         self.answer_end.filter(|end| self.tokenizer.end_of_text().is_none_or(|(id, _)| id != *end))
     }
 
-    /// What to warn of where the model is written: an end of an answer that its files cannot name.
+    /// A warning for a written model whose files cannot hold the end of an answer.
     pub fn warning_of_end(&self) -> Option<String> {
         self.unwritten_end.as_ref().map(|end| {
             format!(
@@ -133,11 +133,11 @@ impl TextConventions {
         })
     }
 
-    /// What ends an answer to a conversation that begins with `system`: what `template` writes after one, what ends a
-    /// text, and `stops`.
+    /// The ends of an answer in a conversation that starts with `system`: the template's end of an answer, the ends of
+    /// a text, and `stops`.
     ///
     /// # Errors
-    /// If the template writes no such conversation.
+    /// If the template cannot render such a conversation.
     pub fn ending(&self, template: &ChatTemplate, system: &[Value], stops: Vec<String>) -> Result<Ending> {
         let end = template.end_of_answer(system)?;
         let (mut ids, mut texts) = (self.ends(), stops);
@@ -146,7 +146,7 @@ impl TextConventions {
         Ok(Ending { ids, texts })
     }
 
-    /// `eos_token_id`, `bos_token_id` and `pad_token_id`, where there are such tokens: for `config.json` and
+    /// `eos_token_id`, `bos_token_id` and `pad_token_id`, if there are such tokens, for `config.json` and
     /// `generation_config.json`.
     pub fn ids(&self) -> Map<String, Value> {
         let mut ids = self.declared.ids.clone();
@@ -165,7 +165,7 @@ impl TextConventions {
         ids
     }
 
-    /// The model's own `generation_config.json` with all that ends a text; `None` if it has none.
+    /// The model's `generation_config.json` with all ids that end a text; `None` if it has none.
     pub fn generation_config(&self) -> Option<String> {
         let mut keys = self.declared.generation.clone()?;
         if let Some(ends) = self.ids().remove(ENDS) {

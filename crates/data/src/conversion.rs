@@ -1,12 +1,12 @@
-//! The shell command that makes a text in UTF-8 of a file that is none, for a user to paste.
+//! Shell commands that convert a file to UTF-8, for error messages.
 
 use std::path::Path;
 
 use super::source::{Compression, without_compression};
 use rustyflow_base::shell_words::quoted;
 
-/// What to do about a file that is not UTF-8. The command writes beside the file, under a name of its own, so that
-/// converting several files keeps each; in a folder that is trained on, the new file is read in place of the old one.
+/// The remedy for a file that is not UTF-8. The command writes a new file beside it, with its own name so that several
+/// conversions do not collide; in a corpus folder, the new file is read instead of the old one.
 pub(super) fn advice(path: &Path, is_pdf: bool) -> String {
     // A name that begins with a dash would be an option.
     let path = &if path.to_string_lossy().starts_with('-') { Path::new(".").join(path) } else { path.to_path_buf() };

@@ -1,4 +1,4 @@
-//! The public data sets that can be fetched, with the hashes that their files must have.
+//! Public data sets for download, with the hashes of their files.
 
 use std::fs::File;
 use std::io::{BufReader, Read};
@@ -10,12 +10,12 @@ use sha2::{Digest, Sha256};
 use rustyflow_base::cache::hex;
 use rustyflow_base::error::{Error, Result};
 
-/// A data set that can be fetched.
+/// A data set for download.
 #[derive(Debug)]
 pub struct Dataset {
-    /// What users call it; also its folder inside the data folder.
+    /// Its name; also its folder in the data folder.
     pub name: &'static str,
-    /// One line for people: what it is, by whom, under which licence.
+    /// One line: contents, author, licence.
     pub about: &'static str,
     pub(super) base_url: &'static str,
     pub(super) files: &'static [RemoteFile],
@@ -35,11 +35,11 @@ pub(super) struct RemoteFile {
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Hash<'a> {
     Sha256(&'a str),
-    /// The id that git gives the file's contents: SHA-1 of `blob <length>\0` and the bytes.
+    /// The git blob id: SHA-1 of `blob <length>\0` and the bytes.
     GitBlob(&'a str),
 }
 
-/// Every data set that [`fetch`](super::fetch) knows.
+/// All data sets of [`fetch`](super::fetch).
 pub const DATASETS: &[Dataset] = &[
     Dataset {
         name: "wikitext-2",

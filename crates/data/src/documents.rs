@@ -1,8 +1,7 @@
-//! Where documents end in a stream of tokens, and which tokens are predicted.
+//! Document boundaries in a token stream, and the loss mask.
 //!
-//! A file of them, beside a token file, is a list of u64, little-endian: one for each stretch of tokens that are
-//! alike, the number of the token after its last, times 4, plus 2 if a document ends there, plus 1 if its tokens are
-//! predicted.
+//! The file beside a token file is a list of little-endian u64, one per run of tokens with the same mask: its end
+//! position times 4, plus 2 if a document ends there, plus 1 if its tokens are predicted.
 
 use std::path::Path;
 
@@ -10,21 +9,21 @@ use serde::{Deserialize, Serialize};
 
 use rustyflow_base::error::{Error, Result};
 
-/// How documents become rows of a batch.
+/// Packing of documents into rows of a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Packing {
-    /// One text after the other, cut into windows wherever they end; a token sees all of its window before it.
+    /// Documents are concatenated and cut into windows; a token attends to all previous tokens of its window.
     #[default]
     Stream,
-    /// As many whole documents in a row as it has room for; none sees another.
+    /// Several whole documents per row, without attention between them.
     Documents,
-    /// One document in each row.
+    /// One document per row.
     Off,
 }
 
 impl Packing {
-    /// What was asked for; or else documents where they have prompts, and otherwise a stream.
+    /// The requested packing; by default `Documents` if they have prompts, else `Stream`.
     pub(super) fn or_default(asked: Option<Packing>, has_prompts: bool) -> Packing {
         asked.unwrap_or(if has_prompts { Packing::Documents } else { Packing::Stream })
     }
@@ -77,7 +76,7 @@ impl Documents {
         self.stretches.iter().any(|stretch| !stretch.predicted)
     }
 
-    /// All documents, in order. What follows the last end is one too.
+    /// All documents in order, including tokens after the last end.
     pub(super) fn iter(&self) -> impl Iterator<Item = Document> {
         let (mut start, mut at) = (0, 0);
         std::iter::from_fn(move || {
@@ -124,10 +123,10 @@ impl Documents {
         std::fs::write(path, self.bytes()).map_err(|error| Error::io("write", path, error))
     }
 
-    /// Those of a file, of so many tokens.
+    /// Reads a file for this number of tokens.
     ///
     /// # Errors
-    /// If it cannot be read or is no such file.
+    /// If it cannot be read or is invalid.
     pub(super) fn read(path: &Path, tokens: usize) -> Result<Documents> {
         let bytes = std::fs::read(path).map_err(|error| Error::io("read", path, error))?;
         let damaged = || Error::Corpus {

@@ -1,7 +1,7 @@
-//! Brings public data sets into the data folder, and downloads files for `hub` too.
+//! Downloads public data sets into the data folder, and files for `hub`.
 //!
-//! A file is written under another name, of data sets `<file>.part`, checked against its published hash, and only then
-//! given its own: a file that is there is complete. What was cut off is continued with a `Range` request, in the same
+//! A file is downloaded under a temporary name (`<file>.part` for data sets), checked against its published hash and
+//! then renamed, so an existing file is complete. An interrupted download resumes with a `Range` request, in the same
 //! call or a later one.
 
 use std::fs::OpenOptions;
@@ -19,13 +19,12 @@ use rustyflow_base::error::{Error, Result};
 /// Attempts per file before giving up on a connection that keeps failing.
 const ATTEMPTS: u32 = 4;
 
-/// Fetches the data set called `dataset` into its folder in `data_dir` and returns that folder.
+/// Downloads the data set `dataset` into its folder in `data_dir` and returns that folder.
 ///
-/// Files that are there and correct are not fetched again; files that are there and wrong are replaced.
-/// `base_url_override` names a mirror that holds the files under their names at the source. `on_progress` is told the
-/// bytes done and the bytes in all, over all files of the data set.
+/// Existing files with the right hash are kept, others are replaced. `base_url_override` is a mirror with the source's
+/// file names. `on_progress` receives the bytes done and the total bytes of all files.
 ///
-/// Errors: no data set of that name, no connection, a refusal by the server, or wrong bytes.
+/// Errors: an unknown data set, no connection, an HTTP error, or a wrong hash.
 pub fn fetch(
     dataset: &str,
     data_dir: &Path,
@@ -66,12 +65,12 @@ fn fetch_dataset(
     Ok(folder)
 }
 
-/// What all files of one server have in common.
+/// Settings of a server, shared by its files.
 #[derive(Default)]
 pub(super) struct Site<'a> {
     /// Says who asks.
     pub(super) token: Option<&'a str>,
-    /// What to do about a refusal with this status.
+    /// The remedy for an HTTP status.
     pub(super) advice: Option<fn(u16) -> String>,
 }
 
@@ -88,9 +87,9 @@ pub(super) struct Download<'a> {
 
 /// How one attempt ended short of success.
 pub(super) enum Failure {
-    /// Trying again may help: the connection failed or was cut off, or the server is overloaded.
+    /// A transient error: the connection failed or was interrupted, or the server is overloaded.
     Passing(String),
-    /// Trying again will not help.
+    /// A permanent error.
     Lasting(Error),
 }
 
@@ -130,7 +129,7 @@ impl Site<'_> {
         request.call().map_err(|error| Failure::Passing(error.to_string()))
     }
 
-    /// What an answer that brings nothing means.
+    /// The error for a response without the file.
     pub(super) fn refusal(&self, url: &str, response: &Response<Body>) -> Failure {
         let status = response.status();
         if matches!(status.as_u16(), 408 | 429 | 500..) {
@@ -145,7 +144,7 @@ impl Site<'_> {
 }
 
 impl Download<'_> {
-    /// Brings the file to its place. What `part` holds is continued.
+    /// Downloads the file, resuming from `part`.
     pub(super) fn fetch(&self, on_progress: &mut dyn FnMut(u64)) -> Result<()> {
         let Download { url, part, target, .. } = self;
         let advice = format!("run the command again to continue, or put the file at {} yourself", target.display());

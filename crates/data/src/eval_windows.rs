@@ -6,14 +6,14 @@ use super::rows::{Row, Rows};
 use super::tokens::Tokens;
 use rustyflow_base::error::{Error, Result};
 
-/// Windows over a whole split, in order, such that every target counts exactly once.
+/// Windows over a whole split in order, in which every target counts exactly once.
 ///
-/// Windows start `stride` tokens apart. Each window but the first has read its first `context - stride` tokens before:
-/// their targets are [`IGNORE_INDEX`], and they only give later ones more context. `stride == context` is the quick
-/// way, a smaller stride gives every target at least `context - stride` tokens of context.
+/// Windows start `stride` tokens apart. The first `context - stride` targets of each window but the first are
+/// [`IGNORE_INDEX`]: these tokens are only context. `stride == context` is the fastest; a smaller stride gives every
+/// target at least `context - stride` tokens of context.
 ///
-/// The last window is padded with id 0 and [`IGNORE_INDEX`]. Of documents that are not one stream, the windows are rows
-/// of whole ones instead, and `stride` does not matter. What is not to be predicted has [`IGNORE_INDEX`] as well.
+/// The last window is padded with id 0 and [`IGNORE_INDEX`]. For packed documents, the windows are rows of whole
+/// documents, and `stride` has no effect. Masked tokens have [`IGNORE_INDEX`] too.
 ///
 /// # Errors
 /// Fewer than 2 tokens, or a stride that is 0 or above `context`.
@@ -72,7 +72,7 @@ struct Stream<'a> {
     context: usize,
     stride: usize,
     start: usize,
-    /// Inputs whose targets have been handed out.
+    /// Inputs whose targets have been returned.
     counted: usize,
 }
 

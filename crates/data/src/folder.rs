@@ -1,4 +1,4 @@
-//! Which files of a folder make a corpus.
+//! Selects the files of a folder that form a corpus.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,7 @@ const SPLITS: [&str; 7] = ["txt", "tokens", "raw", "jsonl", "ndjson", JSON, "par
 pub(super) struct Files {
     /// In order of path.
     pub taken: Vec<PathBuf>,
-    /// How many were left out, by the ending of their name.
+    /// Number of skipped files by extension.
     pub skipped: BTreeMap<String, usize>,
 }
 
@@ -63,7 +63,7 @@ pub(super) fn find_files(folder: &Path, patterns: &[String]) -> Result<Files> {
     Ok(files)
 }
 
-/// Whether a file that is named is a text, by the ending of its name.
+/// Whether a file is a text, by its extension.
 #[doc(hidden)]
 pub fn is_text(path: &Path) -> bool {
     let kind = kind_of(path);

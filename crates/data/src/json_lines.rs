@@ -1,4 +1,4 @@
-//! Documents in JSON: an object in each line of a file, or a list of objects. `json_rows.rs` says what an object holds.
+//! Documents in JSON: one object per line, or a list of objects. `json_rows.rs` describes the objects.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -69,7 +69,7 @@ fn read_lines(
     Ok(mapped)
 }
 
-/// What is wrong with a line, without the number that the library gives it: it knows of one line only.
+/// The parser's message for a line, without its line number, which refers to a single line.
 fn not_json(line: &[u8], error: &serde_json::Error) -> String {
     let text = error.to_string();
     let cause = text.split(" at line ").next().unwrap_or(&text);
@@ -85,7 +85,7 @@ fn not_json(line: &[u8], error: &serde_json::Error) -> String {
     }
 }
 
-/// A list, of which one object at a time is in memory.
+/// Reads a list with one object in memory at a time.
 fn read_list(
     path: &Path,
     reader: impl Read,

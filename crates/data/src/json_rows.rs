@@ -23,7 +23,7 @@ impl std::ops::AddAssign for Mapped {
     }
 }
 
-/// What an object holds.
+/// The contents of an object.
 enum Row {
     Text(String),
     Answer { prompt: String, completion: String },
@@ -39,10 +39,10 @@ pub(super) enum Failure {
 
 type Parsed<T> = std::result::Result<T, String>;
 
-/// Hands over what an object holds.
+/// Passes an object's contents to the sink.
 ///
 /// # Errors
-/// If it holds none of what is read, there is no chat template where one is needed, or of `sink`.
+/// If it has none of the known keys, a conversation has no chat template, or `sink` fails.
 pub(super) fn take_row(
     value: Value,
     chat: Option<&ChatTemplate>,

@@ -1,16 +1,16 @@
-//! From text to batches: corpora and how they are split, tokenizers, downloads, and the loader.
+//! From text to batches: corpora and splits, tokenizers, downloads, and the loader.
 //!
-//! - [`Corpus`]: text of any size, split into training, validation and perhaps test.
-//! - [`ChatTemplate`]: how conversations become text.
+//! - [`Corpus`]: text of any size, with a training, a validation and optionally a test split.
+//! - [`ChatTemplate`]: renders conversations as text.
 //! - [`Tokenizer`]: text to token ids and back: characters, words, byte-level BPE, GPT-2's, or a `tokenizer.json`.
-//! - [`TextConventions`]: a model's tokenizer, its chat template, and what ends a text or an answer.
-//! - [`DataSpec`]: makes [`Tokens`] of a corpus, in files that are mapped into memory and kept for the next run.
-//! - [`Loader`]: an endless, resumable stream of batches, shuffled or [`Continued`]; [`eval_windows`] goes over a split
-//!   once, in order.
-//! - `fetch`, with the feature `download`: brings a data set into the data folder, checked by its hash; `Hub`: a model into
-//!   the cache of Hugging Face's programs.
+//! - [`TextConventions`]: a model's tokenizer, chat template, and ends of a text or an answer.
+//! - [`DataSpec`]: tokenizes a corpus to [`Tokens`], in memory-mapped files that are cached for the next run.
+//! - [`Loader`]: an endless, resumable stream of batches, shuffled or [`Continued`]; [`eval_windows`] iterates once
+//!   over a split.
+//! - with the feature `download`, `fetch` downloads a data set into the data folder and checks its hash; `Hub`
+//!   downloads a model into Hugging Face's cache.
 //!
-//! Nothing here knows of tensors or devices: ids leave as `u32`.
+//! This crate does not depend on tensors or devices: ids are `u32`.
 
 mod cache;
 mod chat;

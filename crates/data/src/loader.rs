@@ -1,16 +1,15 @@
 //! Batches of token windows for training.
 //!
-//! An epoch cuts the token stream into windows of `T = block_size` inputs, beginning at an offset drawn for that epoch,
-//! so that windows do not start at the same places every time. The pieces before the offset and after the last whole
-//! window are windows too, only shorter: they are padded with id 0 and [`IGNORE_INDEX`] targets. So every token that
-//! has a successor is an input exactly once per epoch. The windows are shuffled, and batches run on across the end of
-//! an epoch: no window is dropped. Of documents that are not one stream, the windows are rows of whole ones
-//! (`rows.rs`), the same in every epoch.
+//! An epoch cuts the token stream into windows of `T = block_size` inputs, starting at a random offset per epoch, so
+//! that windows vary. The parts before the offset and after the last full window are shorter windows, padded with id 0
+//! and [`IGNORE_INDEX`] targets. Every token with a successor is therefore an input exactly once per epoch. Windows are
+//! shuffled, and batches continue across epochs: no window is dropped. For packed documents, windows are rows of whole
+//! documents (`rows.rs`), the same in every epoch.
 //!
-//! For models that carry a state from batch to batch, windows are not shuffled ([`Order::Continued`]).
+//! For recurrent models, windows are not shuffled ([`Order::Continued`]).
 //!
-//! Offset and order depend on nothing but `(seed, epoch)`, so a loader started at any [`Position`] gives what an
-//! uninterrupted one gives from there on.
+//! Offset and order depend only on `(seed, epoch)`, so a loader started at any [`Position`] returns the same batches as
+//! an uninterrupted one.
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -25,14 +24,14 @@ use super::rows::{Row, Rows};
 use super::tokens::Tokens;
 use rustyflow_base::error::{Error, Result};
 
-/// The target of a position that takes no part in the loss.
+/// The target of a position that is masked in the loss.
 pub const IGNORE_INDEX: u32 = u32::MAX;
 
 /// Batches made ahead of time. Making one copies `B * T` ids, which is far quicker than a training step, so a few
 /// suffice to hide it.
 const BATCHES_AHEAD: usize = 3;
 
-/// Where a loader stands: the next window to hand out is number `window` of epoch `epoch`, both counted from 0.
+/// Position of a loader: its next window is `window` of epoch `epoch`, both counted from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Position {
     pub epoch: u64,
@@ -44,26 +43,26 @@ pub struct Position {
 pub struct Batch {
     /// Inputs, (B, T), row-major.
     pub ids: Vec<u32>,
-    /// The token that follows each input, (B, T), row-major; [`IGNORE_INDEX`] where there is none.
+    /// The next token of each input, (B, T), row-major; [`IGNORE_INDEX`] if there is none.
     pub targets: Vec<u32>,
-    /// Where in its row the document of each input begins, (B, T), row-major; `None` if rows are one text each.
+    /// Start of each input's document in its row, (B, T), row-major; `None` if a row is one text.
     pub starts: Option<Vec<u32>>,
-    /// Whether its rows do not go on where those of the batch before ended.
+    /// Whether its rows do not continue those of the previous batch.
     pub begins: bool,
-    /// Where the loader stands after this batch: start there to continue.
+    /// Position after this batch: start there to resume.
     pub position: Position,
 }
 
-/// In which order a text is handed out.
+/// Order of the windows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
-    /// Windows at random.
+    /// Shuffled windows.
     Shuffled,
-    /// Each row goes on where that of the batch before ended, until the epoch does ([`Continued`]).
+    /// Each row continues that of the previous batch, until the end of the epoch ([`Continued`]).
     Continued,
 }
 
-/// An endless source of batches, made by a thread of its own that ends when the loader is dropped.
+/// An endless source of batches, prepared by a thread that ends when the loader is dropped.
 pub struct Loader {
     plan: Arc<Plan>,
     position: Position,
@@ -73,11 +72,11 @@ pub struct Loader {
 }
 
 impl Loader {
-    /// A loader over `tokens` that begins at `start` (the default position for a new run).
+    /// A loader over `tokens` that starts at `start` (the default position for a new run).
     ///
     /// # Errors
-    /// If there are fewer than 2 tokens, if a stream is shorter than one window and its target, if nothing of
-    /// documents is to be predicted, or if a size is 0.
+    /// If there are fewer than 2 tokens, a stream is shorter than one window and its target, all document tokens are
+    /// masked, or a size is 0.
     pub fn new(
         tokens: Tokens,
         order: Order,
@@ -147,12 +146,12 @@ impl Loader {
         batch
     }
 
-    /// Where it stands: the next batch is that of this position.
+    /// The position of the next batch.
     pub fn position(&self) -> Position {
         self.position
     }
 
-    /// How many windows epoch number `epoch` has; it varies by one with the epoch's offset.
+    /// Number of windows of epoch `epoch`; it varies by one with the epoch's offset.
     pub fn windows_in_epoch(&self, epoch: u64) -> usize {
         self.plan.windows_in_epoch(epoch)
     }
@@ -169,12 +168,12 @@ impl Loader {
         windows / *batch_size as f64
     }
 
-    /// Whether rows hold documents apart from each other.
+    /// Whether rows hold separate documents.
     pub fn is_in_documents(&self) -> bool {
         matches!(self.plan.cut, Cut::Rows(_))
     }
 
-    /// What a user should know of how documents became rows.
+    /// A note for the user on the packing of documents.
     pub fn note(&self) -> Option<String> {
         match &self.plan.cut {
             Cut::Stream { .. } | Cut::Continued(_) => None,
@@ -182,7 +181,7 @@ impl Loader {
         }
     }
 
-    /// Epochs done at `position`, with the fraction of the current one.
+    /// Epochs completed at `position`, with the fraction of the current one.
     pub fn epochs_at(&self, position: Position) -> f64 {
         position.epoch as f64 + position.window as f64 / self.windows_in_epoch(position.epoch) as f64
     }
@@ -199,7 +198,7 @@ impl Drop for Loader {
     }
 }
 
-/// What fixes how epochs are cut.
+/// Parameters of the windows of an epoch.
 struct Plan {
     cut: Cut,
     block_size: usize,
@@ -207,7 +206,7 @@ struct Plan {
     seed: u64,
 }
 
-/// What windows are cut from.
+/// Source of the windows.
 enum Cut {
     Stream {
         tokens: Tokens,
@@ -260,12 +259,12 @@ impl Plan {
 struct Epoch<'a> {
     plan: &'a Plan,
     offset: usize,
-    /// The numbers of windows, counted from the start of the text; none where each goes on from another.
+    /// Window indices in order; empty if rows continue.
     order: Vec<u32>,
 }
 
 impl Epoch<'_> {
-    /// The window that is handed out as number `place`; `None` at the epoch's end.
+    /// The `place`-th window; `None` at the end of the epoch.
     fn window(&self, place: u64) -> Option<Row> {
         let place = usize::try_from(place).ok()?;
         let number = || self.order.get(place).map(|number| *number as usize);
@@ -317,7 +316,7 @@ fn produce(plan: &Plan, start: Position, sender: &SyncSender<Batch>) {
     }
 }
 
-/// Fails if no memory holds so many times the tokens of a batch.
+/// An error if a batch cannot fit in memory.
 pub(super) fn check_memory(batch_size: usize, block_size: usize, times: usize) -> Result<()> {
     let ids = batch_size.checked_mul(block_size).and_then(|ids| ids.checked_mul(times));
     if ids.is_none_or(|ids| Vec::<u32>::new().try_reserve_exact(ids).is_err()) {

@@ -1,5 +1,5 @@
 //! The environment in which transformers renders chat templates (`_compile_jinja_template`): its filters, tests and
-//! globals, with the arguments that Jinja2's have, by place or by name.
+//! globals, with Jinja2's positional and keyword arguments.
 
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Rest, StringInput, ValueKind, ValueOrKwargs, from_args};

@@ -1,7 +1,7 @@
-//! Chat templates: how the messages of a conversation are written as one text, in the Jinja of Hugging Face's models.
+//! Chat templates: render the messages of a conversation as one text, with the Jinja templates of Hugging Face models.
 //!
-//! A template is rendered as transformers' `apply_chat_template` renders it, of which `tests/goldens/chat.json` holds
-//! examples. It may come from a stranger, so what it may compute is bounded.
+//! Rendering agrees with transformers' `apply_chat_template` (`tests/goldens/chat.json`). A template may be untrusted,
+//! so its computation is bounded.
 
 mod environment;
 mod generation;

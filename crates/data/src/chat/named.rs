@@ -18,7 +18,7 @@ const OTHERS: &str = "additional_chat_templates";
 const DEFAULT: &str = "default";
 const TOOL_USE: &str = "tool_use";
 
-/// What errors call the template of a folder, and its source; `None` if there is none. `config` is the folder's
+/// The name in error messages and the source of a folder's template; `None` if there is none. `config` is the folder's
 /// `tokenizer_config.json`.
 pub(super) fn find(folder: &Path, config: &Map<String, Value>) -> Result<Option<(String, String)>> {
     let mut all = in_files(folder)?;

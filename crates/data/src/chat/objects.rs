@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use minijinja::value::{Enumerator, Object, ObjectRepr, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
-/// What `keys()`, `values()` and `items()` of a dict return.
+/// The result of a dict's `keys()`, `values()` and `items()`.
 #[derive(Debug)]
 pub(super) struct DictView {
     /// `dict_keys` and so on, as it is printed.

@@ -17,7 +17,7 @@ pub(super) fn add(environment: &mut Environment) {
     environment.add_filter("__printf", printf);
 }
 
-/// What a loop or a filter goes over: the engine takes none for an empty list.
+/// The iterable of a loop or a filter; `none` is an error here, but an empty list for the engine.
 pub(super) fn iterable(value: Value) -> Result<Value> {
     match value.kind() {
         ValueKind::None => Err(wrong("'NoneType' object is not iterable: a loop or a filter of items has none".into())),
@@ -112,7 +112,7 @@ fn printf(state: &mut State, format: Value, value: Value) -> Result<Value> {
     state.apply_filter("format", &args)
 }
 
-/// How many values a format takes: one for each conversion, and for each width or precision that is a star.
+/// The number of values of a format: one per conversion, and per width or precision `*`.
 fn conversions(format: &str) -> usize {
     let (mut count, mut chars) = (0, format.chars());
     while chars.by_ref().any(|char| char == '%') {

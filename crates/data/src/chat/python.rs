@@ -84,7 +84,7 @@ fn repr(state: &State, value: &Value, depth: usize, out: &mut String) -> Result<
     Ok(())
 }
 
-/// Charges for a value, so that what refers to itself ends.
+/// Counts a value against the budget, so that cyclic values end.
 fn enter(state: &State, depth: usize, out: &str) -> Result<()> {
     if depth > MOST_DEPTH {
         let message = format!("a value is nested more than {MOST_DEPTH} deep");
@@ -146,7 +146,7 @@ fn is_printable(char: char) -> bool {
 #[derive(Default)]
 pub(super) struct JsonStyle {
     pub ensure_ascii: bool,
-    /// What each level is indented by; `None` writes one line.
+    /// Indentation per level; `None` writes one line.
     pub indent: Option<String>,
     /// Between items, and between a key and its value.
     pub separators: Option<(String, String)>,

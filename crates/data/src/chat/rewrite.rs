@@ -1,4 +1,4 @@
-//! Expressions that the engine reads or computes otherwise than Jinja2, written so that it does as Jinja2.
+//! Rewrites expressions that the engine parses or computes differently from Jinja2.
 //!
 //! | in a template | for the engine | because |
 //! |---|---|---|
@@ -59,8 +59,8 @@ struct Rewriter<'a> {
     edits: Vec<Edit>,
 }
 
-/// What stands within a tag, without its delimiters and signs. `parameters` are those of the macro around it, if it is
-/// within one.
+/// Rewrites the inside of a tag, without its delimiters and signs. `parameters` are those of the enclosing macro, if
+/// any.
 pub(super) fn rewrite(inside: &str, is_block: bool, parameters: Option<&str>) -> String {
     let mut rewriter = Rewriter { tokens: tokens(inside), is_block, edits: vec![] };
     rewriter.texts();

@@ -1,4 +1,4 @@
-//! What of a training text is held out for validation.
+//! Selects the validation split of a training text.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,13 +6,13 @@ use super::super::source::{Piece, Sink, Source};
 use crate::random::SplitMix64;
 use rustyflow_base::error::Result;
 
-/// What is held out.
+/// The held-out part.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) enum HeldOut {
     Nothing,
-    /// Of one text, all from this byte on.
+    /// Everything from this byte on, for a single text.
     From(u64),
-    /// The documents with these numbers, rising.
+    /// The documents with these indices, in ascending order.
     Documents(Vec<u64>),
     /// Every document with this probability.
     Share(f64),
@@ -25,10 +25,10 @@ pub(super) enum Side {
     HeldOut,
 }
 
-/// Documents whose sizes are weighed one against another; of more, a random share is near enough to what was asked for.
+/// Most documents that are selected by size; with more, a random share is close enough to the requested size.
 pub(super) const MOST_WEIGHED: usize = 1 << 16;
 
-/// What the order of documents is drawn with. It is not the run's seed: runs that differ in it are judged alike.
+/// Seed of the document order. It is not the run's seed, so that runs with different seeds share the validation split.
 const SEED: u64 = 0;
 
 impl HeldOut {
@@ -60,7 +60,7 @@ impl HeldOut {
         HeldOut::Documents(chosen)
     }
 
-    /// How many of so many documents; `None` where no document is held out as a whole.
+    /// Number of held-out documents; `None` if no whole document is held out.
     pub(super) fn count(&self, documents: u64) -> Option<u64> {
         match self {
             HeldOut::Nothing | HeldOut::From(_) => None,
@@ -97,7 +97,7 @@ impl HeldOut {
     }
 }
 
-/// What lies before `place`, or from it on.
+/// Reads the text before `place`, or from it on.
 fn read_part(sources: &[Source], place: u64, side: Side, sink: &mut Sink) -> Result<()> {
     let mut offset = 0;
     let mut take = |piece: Piece| match piece.text() {

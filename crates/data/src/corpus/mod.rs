@@ -1,4 +1,4 @@
-//! Texts to train on, and how they are split into training, validation and test.
+//! Training corpora, and their training, validation and test splits.
 
 mod held_out;
 mod survey;
@@ -58,11 +58,11 @@ impl Split {
 /// A text and its splits. It is read when it is needed and never held whole.
 #[derive(Debug, Clone)]
 pub struct Corpus {
-    /// What runs are named after: the data set, or the file's or folder's name without its extension.
+    /// Name for runs: the data set, or the file's or folder's name without its extension.
     pub name: String,
     /// Of the documents and of how they are split: changes with every byte of the text.
     pub sha256: String,
-    /// What was read and what was not.
+    /// Files read and skipped.
     pub summary: Summary,
     sources: [Vec<Source>; 3],
     held_out: HeldOut,
@@ -74,7 +74,7 @@ pub struct Corpus {
     pub(super) tokens: Option<TokenFiles>,
 }
 
-/// What a corpus is made of.
+/// The contents of a corpus.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Summary {
     pub files: usize,
@@ -256,7 +256,7 @@ fn read_all(sources: &[Source], sink: &mut Sink) -> Result<()> {
     sources.iter().try_for_each(|source| source.read(sink).map(drop))
 }
 
-/// What a corpus's name leads to.
+/// The corpus that a name refers to.
 struct Found {
     name: String,
     sources: [Vec<Source>; 3],

@@ -1,4 +1,4 @@
-//! Reads a corpus once to know its size, its hash, and what is held out.
+//! Reads a corpus once for its size, its hash, and its validation split.
 
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
@@ -15,7 +15,7 @@ use crate::json_rows::Mapped;
 use rustyflow_base::cache::hex;
 use rustyflow_base::error::Result;
 
-/// What reading it once told.
+/// Size, hash and split of a corpus.
 #[derive(Serialize, Deserialize)]
 struct Survey {
     sha256: String,
@@ -29,7 +29,7 @@ struct Survey {
     undecodable: Vec<usize>,
 }
 
-/// Completes a corpus of which only the sources are known. `on_read` is told how many bytes were read.
+/// Completes a corpus of which only the sources are known. `on_read` receives the number of bytes read.
 pub(super) fn survey(mut corpus: Corpus, spec: &CorpusSpec, on_read: &mut dyn FnMut(u64)) -> Result<Corpus> {
     let of_split = |(number, sources): (usize, &Vec<Source>)| {
         let of_source = |source: &Source| source.path().map(|path| (number, path.to_path_buf()));
@@ -75,8 +75,8 @@ pub(super) fn survey_tokens(name: &str, files: TokenFiles, spec: &CorpusSpec) ->
     })
 }
 
-/// Where what reading these files told is kept: named after their names, sizes and times, and the numbers of their
-/// splits, and the chat template. `None` if there is no such place, or a file tells no time.
+/// Path of the cached survey of these files, a hash of their names, sizes, times, splits and the chat template. `None`
+/// without a cache folder, or if a file has no modification time.
 fn memo(spec: &CorpusSpec, template: Option<&str>, files: &[(usize, PathBuf)]) -> Option<PathBuf> {
     let mut hash = Sha256::new();
     hash.update(format!("{} {:?} {template:?}\n", env!("CARGO_PKG_VERSION"), spec.validation_fraction));
@@ -164,7 +164,7 @@ fn read(corpus: &Corpus, spec: &CorpusSpec, on_read: &mut dyn FnMut(u64)) -> Res
     Ok(Survey { sha256: hex(&hash.finalize()), bytes, documents, held_out_documents, held_out, mapped, undecodable })
 }
 
-/// What validation gets of a training text of so many bytes and documents; `sizes` are those of its documents.
+/// The validation split of a training text with these bytes and documents; `sizes` are those of its documents.
 fn held_out(whole: &Corpus, spec: &CorpusSpec, (bytes, documents): (u64, u64), sizes: &[u64]) -> Result<HeldOut> {
     let has_own = !whole.sources[1].is_empty();
     Ok(match spec.validation_fraction {
@@ -174,7 +174,7 @@ fn held_out(whole: &Corpus, spec: &CorpusSpec, (bytes, documents): (u64, u64), s
     })
 }
 
-/// What errors about the whole text name.
+/// The path that errors about the whole text name.
 fn place_of(corpus: &Corpus, spec: &CorpusSpec) -> PathBuf {
     match corpus.sources[0].as_slice() {
         [Source::File { path, .. }] => path.clone(),

@@ -8,7 +8,7 @@ use rustyflow_base::error::{Error, Result};
 use rustyflow_base::hub_cache::{HubCache, ModelName, Place};
 use std::path::PathBuf;
 
-/// What using a model takes, at the top of its folder.
+/// Files needed to use a model, at the top of its folder.
 const NEEDED: [&str; 10] = [
     "config.json",
     "generation_config.json",
@@ -28,36 +28,36 @@ const WEIGHTS: [&[&str]; 3] = [
     &["pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model-*.bin"],
 ];
 
-/// A server, and where what it has is kept.
+/// A Hub server and its cache.
 pub struct Hub {
-    /// Without a slash at its end.
+    /// URL without a trailing slash.
     pub endpoint: String,
     pub token: Option<String>,
     pub cache: HubCache,
 }
 
-/// Which files of a model.
+/// Selection of a model's files.
 #[derive(Default)]
 pub struct Selection {
-    /// Patterns of names; without one, what using the model takes.
+    /// Patterns of file names; if empty, the files needed to use the model.
     pub include: Vec<String>,
     pub exclude: Vec<String>,
 }
 
-/// What was fetched.
+/// A fetched model.
 pub struct Fetched {
-    /// The files under their names.
+    /// The snapshot folder.
     pub folder: PathBuf,
     pub commit: String,
     pub files: usize,
     pub size_bytes: u64,
-    /// Whether the weights are a pickle alone, which rustyflow does not read.
+    /// Whether the weights are only a pickle, which rustyflow does not read.
     pub pickled: bool,
 }
 
 impl Hub {
-    /// Fetches the files of a revision that are not in the cache. `on_progress` is told the bytes done and the bytes
-    /// in all.
+    /// Downloads the files of a revision that are not in the cache. `on_progress` receives the bytes done and the total
+    /// bytes.
     ///
     /// # Errors
     /// If there is no such model, it may not be read, no file is chosen, or a download failed.
@@ -163,7 +163,7 @@ fn names(files: &[RemoteFile]) -> String {
     if names.is_empty() { "no files".into() } else { names.join(", ") }
 }
 
-/// What to do about a refusal.
+/// The remedy for an HTTP status.
 fn advice(status: u16) -> String {
     match status {
         401 => {

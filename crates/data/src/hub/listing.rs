@@ -1,4 +1,4 @@
-//! What the hub has of a model: the commit of a revision, and its files with sizes and hashes.
+//! Lists a model on the Hub: the commit of a revision, and its files with sizes and hashes.
 
 use super::escaped;
 use crate::datasets::Hash;
@@ -22,12 +22,12 @@ pub struct Listing {
 pub struct RemoteFile {
     pub name: String,
     pub size_bytes: u64,
-    /// What its blob is called: its hash.
+    /// Name of its blob, which is its hash.
     pub etag: String,
 }
 
 impl RemoteFile {
-    /// Of a large file SHA-256, of others what git calls it.
+    /// SHA-256 of a large file, the git blob id of others.
     pub fn hash(&self) -> Hash<'_> {
         if self.etag.len() == 64 { Hash::Sha256(&self.etag) } else { Hash::GitBlob(&self.etag) }
     }
@@ -56,7 +56,7 @@ struct Large {
     size: u64,
 }
 
-/// Asks for the files of a revision.
+/// Requests the file list of a revision.
 ///
 /// # Errors
 /// If there is no such model or revision, it may not be read, or the server cannot be reached.

@@ -1,5 +1,5 @@
-//! Models of Hugging Face's hub, in the cache that its own programs use and read (`hub_cache.rs`): what one of them has
-//! fetched no other fetches again.
+//! Downloads models from the Hugging Face Hub into the cache that its own programs use
+//! (`crates/base/src/hub_cache.rs`), so no program downloads a file again.
 
 mod fetch;
 mod listing;
