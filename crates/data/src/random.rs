@@ -1,7 +1,7 @@
-//! Random numbers that are the same everywhere.
+//! Random numbers that are equal on all platforms.
 
 /// SplitMix64 (Steele, Lea and Flood 2014, "Fast Splittable Pseudorandom Number Generators"): 64 bits of state, passes
-/// BigCrush, and any two states give unrelated streams.
+/// BigCrush, unrelated streams for any two states.
 pub(super) struct SplitMix64(pub(super) u64);
 
 impl SplitMix64 {

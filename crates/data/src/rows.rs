@@ -1,12 +1,12 @@
-//! Rows of whole documents: in each as many as it has room for, or one.
+//! Rows of whole documents, packed or one per row.
 //!
-//! A document of n tokens takes n - 1 places, its inputs: the last token is predicted and not read. One that is
-//! longer than a row is cut into several, each a document of its own, so that every token is predicted but the first;
-//! if it has a prompt, without which its rest would say little, what is beyond the row is left out.
+//! A document of n tokens has n - 1 inputs: its last token is only a target. A document longer than a row is split into
+//! several documents, so that all tokens but the first of each are targets. With a prompt, the rest beyond the row is
+//! dropped instead, because it means little without the prompt.
 //!
 //! Packing is best-fit decreasing: the longest first, each into the fullest row that has room (Johnson et al. 1974; for
-//! training, Ding et al. 2024, "Fewer Truncations Improve Language Modeling"). No document sees another, so that it
-//! does not matter which share a row.
+//! training, Ding et al. 2024, "Fewer Truncations Improve Language Modeling"). Documents do not attend to each other,
+//! so it does not matter which share a row.
 
 use std::collections::BTreeMap;
 
@@ -33,12 +33,12 @@ struct Piece {
     inputs: u32,
 }
 
-/// What rows have no room for.
+/// Documents that do not fit in rows.
 #[derive(Debug, Clone, Copy, Default)]
 struct LeftOut {
-    /// Documents whose end is missing.
+    /// Number of truncated documents.
     cut: usize,
-    /// Documents that are missing, because nothing of what is to be predicted would fit.
+    /// Number of dropped documents, whose predicted tokens are all beyond the row.
     whole: usize,
 }
 
@@ -47,9 +47,9 @@ struct LeftOut {
 pub struct Row {
     /// Inputs, (T).
     pub ids: Vec<u32>,
-    /// The token that follows each input, (T); [`IGNORE_INDEX`] where there is none, or it is not predicted.
+    /// The next token of each input, (T); [`IGNORE_INDEX`] if there is none or it is masked.
     pub targets: Vec<u32>,
-    /// Where in the row the document of each input begins, (T); `None` if the row is one text.
+    /// Start of each input's document in the row, (T); `None` if the row is one text.
     pub starts: Option<Vec<u32>>,
 }
 
@@ -83,7 +83,7 @@ impl Rows {
         self.ends.len()
     }
 
-    /// What a user should know of how documents became rows.
+    /// A note for the user on truncated and dropped documents.
     pub(super) fn note(&self) -> String {
         let places = self.len() * self.block_size;
         let used: u64 = self.pieces.iter().map(|piece| u64::from(piece.inputs)).sum();
@@ -143,7 +143,7 @@ fn pieces(tokens: &Tokens, block_size: usize) -> (Vec<Piece>, LeftOut) {
     (pieces, left_out)
 }
 
-/// How many documents lose their end in rows of so many tokens, and how many are left out whole.
+/// Counts documents that are truncated or dropped in rows of `block_size` tokens.
 pub(super) fn left_out(tokens: &Tokens, block_size: usize) -> (usize, usize) {
     let (_, LeftOut { cut, whole }) = pieces(tokens, block_size);
     (cut, whole)

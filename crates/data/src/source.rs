@@ -1,4 +1,4 @@
-//! Where documents come from, and how they are read: piece by piece, so that a text of any size takes little memory.
+//! Sources of documents, read piece by piece, so that a text of any size needs little memory.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -21,14 +21,13 @@ use rustyflow_base::error::{Error, Result};
 pub enum Piece<'a> {
     /// The next part of its text; never empty.
     Text(&'a str),
-    /// The next part of its text, of which no token is predicted: a question, say. Never empty.
+    /// The next part of its text, masked in the loss, such as a question. Never empty.
     Prompt(&'a str),
-    /// The next part of a conversation, whose tokens are those of its whole text, and whether it is predicted. Never
-    /// empty.
+    /// The next part of a conversation, which is tokenized as a whole, and whether the part is predicted. Never empty.
     Turn(&'a str, bool),
-    /// The end, which the tokenizer's token for it may mark.
+    /// The end of a document, which an end-of-text token may mark.
     End,
-    /// The end of a conversation, whose template marks it.
+    /// The end of a conversation, marked by its template.
     EndOfChat,
 }
 
@@ -42,7 +41,7 @@ impl<'a> Piece<'a> {
     }
 }
 
-/// What takes the pieces.
+/// The consumer of pieces.
 pub type Sink<'a> = dyn FnMut(Piece) -> Result<()> + 'a;
 
 /// Bytes that are read at once.
@@ -60,9 +59,9 @@ pub(super) enum Source {
 pub(super) enum Format {
     /// One document: the text.
     Text,
-    /// A document per object, one in each line or all in a list: see `json_lines.rs`.
+    /// One document per JSON object, in lines or in a list: see `json_lines.rs`.
     Json,
-    /// A document per row, whose column `text` it is.
+    /// One document per row, in the column `text`.
     Parquet,
 }
 
@@ -74,7 +73,7 @@ pub(super) enum Compression {
 }
 
 impl Source {
-    /// The file, with the format that its name tells.
+    /// A file, with the format of its extension.
     pub(super) fn file(path: &Path) -> Source {
         let (name, compression) = without_compression(path);
         let format = match extension(&name).as_str() {
@@ -85,7 +84,7 @@ impl Source {
         Source::File { path: path.to_path_buf(), format, compression, chat: None }
     }
 
-    /// The same, whose conversations are written like this.
+    /// Sets the chat template of conversations.
     pub(super) fn with_chat(mut self, template: &Arc<ChatTemplate>) -> Source {
         if let Source::File { format: Format::Json, chat, .. } = &mut self {
             *chat = Some(template.clone());
@@ -188,7 +187,7 @@ pub(super) fn extension(name: &str) -> String {
     Path::new(name).extension().map_or_else(String::new, |extension| extension.to_string_lossy().to_lowercase())
 }
 
-/// The ending of a file's name that says what it holds, whether it is compressed or not.
+/// The extension that names the format, without that of the compression.
 pub(super) fn kind_of(path: &Path) -> String {
     extension(&without_compression(path).0)
 }
@@ -262,7 +261,7 @@ fn not_utf8(path: &Path, at: u64) -> Error {
     bad(path, format!("not UTF-8 at byte {at}: {}", advice(path, is_pdf)))
 }
 
-/// The longest start of `bytes` that is text; what follows may be the start of a character.
+/// The longest valid UTF-8 prefix of `bytes`; the rest may be an incomplete character.
 fn text_of(bytes: &[u8]) -> std::result::Result<&str, usize> {
     match std::str::from_utf8(bytes) {
         Ok(text) => Ok(text),

@@ -1,4 +1,4 @@
-//! Corpora that are tokens already: nanoGPT's `train.bin` and `val.bin`, and what `rustyflow data prepare` writes.
+//! Tokenized corpora: nanoGPT's `train.bin` and `val.bin`, and folders of `rustyflow data prepare`.
 
 use std::fs::File;
 use std::io::Read;
@@ -16,7 +16,7 @@ use super::tokens::{TokenType, Tokens};
 use rustyflow_base::cache::hex;
 use rustyflow_base::error::{Error, Result};
 
-/// Tokens of the validation split that are decoded to know how many bytes they stand for.
+/// Tokens of the validation split that are decoded to measure bytes per token.
 const MEASURED_TOKENS: usize = 1 << 20;
 
 /// Files of tokens.
@@ -26,9 +26,9 @@ pub(super) struct TokenFiles {
     validation: Option<PathBuf>,
     /// How much of the tokens is held out if there is no such file.
     validation_fraction: f64,
-    /// What is known of them, if we wrote them.
+    /// Metadata, if rustyflow wrote them.
     meta: Option<Meta>,
-    /// What reading them once told.
+    /// Sizes and hash of the files.
     survey: Survey,
 }
 
@@ -59,7 +59,7 @@ impl TokenFiles {
         is_tokens.then_some(TokenFiles { train, validation: None, validation_fraction, meta: None, survey })
     }
 
-    /// Reads them once, unless `remembered` holds what that told.
+    /// Surveys the files, unless the cached survey `remembered` exists.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -112,13 +112,13 @@ impl TokenFiles {
         path.with_extension("documents")
     }
 
-    /// What ids are written as, where that is known; nanoGPT's are of 2 bytes.
+    /// The type of the ids, if known; nanoGPT's have 2 bytes.
     fn written_type(&self) -> TokenType {
         self.meta.as_ref().map_or(TokenType::U16, |meta| meta.token_type)
     }
 
-    /// What ids of a vocabulary of so many tokens are written as: of 4 bytes if they make sense as such, because ids of
-    /// 2 bytes do not, two by two.
+    /// The type of the ids for this vocabulary size: 4 bytes if all ids are then valid, because pairs of 2-byte ids are
+    /// not.
     ///
     /// # Errors
     /// If the files hold ids beyond the vocabulary however they are read.
@@ -146,11 +146,11 @@ impl TokenFiles {
         Ok(self.written_type())
     }
 
-    /// Training and validation, packed as [`DataSpec`] says. Where there is no file for validation, the last ones are.
+    /// The training and validation splits, packed as in [`DataSpec`]. Without a validation file, the last tokens are
+    /// held out.
     ///
     /// # Errors
-    /// If a file cannot be read, or an id is not of a vocabulary of so many tokens; or documents are to be packed that
-    /// are not known.
+    /// If a file cannot be read, an id is not below `vocab_size`, or packing is requested without document boundaries.
     pub(super) fn splits(&self, vocab_size: usize, packing: Option<Packing>) -> Result<[Tokens; 2]> {
         let token_type = self.token_type(vocab_size)?;
         let has_prompts = self.meta.as_ref().is_some_and(|meta| meta.has_prompts);
@@ -176,7 +176,7 @@ impl TokenFiles {
         Ok([train.slice(0..kept), train.slice(kept..train.len())])
     }
 
-    /// One split of them as it is, and the bytes that it stands for.
+    /// One split, and the bytes that it decodes to.
     ///
     /// # Errors
     /// Those of [`splits`](TokenFiles::splits).
@@ -192,11 +192,10 @@ impl TokenFiles {
         Ok((tokens, coverage))
     }
 
-    /// The tokens with the tokenizer that made them: the one of a run that goes on, the configured one, or the one that
-    /// lies beside them.
+    /// The tokens with their tokenizer: that of a resumed run, the configured one, or the one in their folder.
     ///
     /// # Errors
-    /// If it is not known which tokenizer made them, and those of [`splits`](TokenFiles::splits).
+    /// If their tokenizer is unknown; those of [`splits`](TokenFiles::splits).
     pub(super) fn prepare(
         &self,
         spec: &DataSpec,
@@ -257,7 +256,7 @@ fn refuse_numpy(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The bytes that tokens stand for, whose text is not there to compare with.
+/// The coverage of tokens whose text is not available.
 fn coverage(tokens: &Tokens, tokenizer: &Tokenizer) -> Result<Coverage> {
     let mut ids = vec![0; tokens.len().min(MEASURED_TOKENS)];
     tokens.copy(0, &mut ids);

@@ -1,8 +1,7 @@
-//! Token ids in memory, or in a file that is mapped into memory: then only what is read takes memory, and the system
-//! drops it when there is need.
+//! Token ids in memory or in a memory-mapped file, whose pages the system loads and evicts as needed.
 //!
-//! A token file is nothing but ids, little-endian, of 2 bytes where the vocabulary allows it and otherwise of 4: what
-//! nanoGPT writes as `train.bin`.
+//! A token file consists of little-endian ids, of 2 bytes if the vocabulary allows it, else of 4: the format of
+//! nanoGPT's `train.bin`.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -20,13 +19,13 @@ use super::loader::IGNORE_INDEX;
 use super::rows;
 use rustyflow_base::error::{Error, Result};
 
-/// Token ids that may be more than fit in memory. A clone shares them.
+/// Token ids, possibly larger than memory. A clone shares them.
 #[derive(Clone)]
 pub struct Tokens {
     storage: Arc<Storage>,
     /// Those of them that are meant.
     range: Range<usize>,
-    /// What is known of its documents.
+    /// Document boundaries and masks, if known.
     documents: Option<Arc<Documents>>,
     packing: Packing,
 }
@@ -42,7 +41,7 @@ enum Storage {
     },
 }
 
-/// What ids are written as.
+/// Type of the ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TokenType {
@@ -76,10 +75,10 @@ impl Tokens {
         Tokens { storage: Arc::new(storage), range, documents: None, packing: Packing::Stream }
     }
 
-    /// The same as documents, to be packed like this.
+    /// Adds document boundaries and their packing.
     ///
     /// # Errors
-    /// If they are not of so many tokens.
+    /// If they have another number of tokens.
     pub(super) fn in_documents(self, documents: Documents, packing: Packing) -> Result<Tokens> {
         let (own, its) = (self.len(), documents.tokens());
         if own as u64 != its {
@@ -88,18 +87,17 @@ impl Tokens {
         Ok(Tokens { documents: Some(Arc::new(documents)), packing, ..self })
     }
 
-    /// Whether training rows hold whole documents, and none sees another.
+    /// Whether training rows hold whole documents without attention between them.
     pub fn is_in_documents(&self) -> bool {
         self.packing != Packing::Stream
     }
 
-    /// How many tokens the longest document has.
+    /// Length of the longest document, tokens.
     pub fn longest_document(&self) -> usize {
         self.documents().map(|document| (document.end - document.start) as usize).max().unwrap_or(0)
     }
 
-    /// How many of its documents lose their end in rows of so many tokens, and how many are left out whole, because no
-    /// token that is learned from fits: see `rows.rs`.
+    /// Number of documents that are truncated, and dropped, in rows of `block_size` tokens: see `rows.rs`.
     pub fn truncations(&self, block_size: usize) -> (usize, usize) {
         if self.is_in_documents() { rows::left_out(self, block_size) } else { (0, 0) }
     }
@@ -116,7 +114,7 @@ impl Tokens {
         known.map(Documents::iter).into_iter().flatten().chain(known.is_none().then_some(all))
     }
 
-    /// How many of its tokens are predicted when all are read once.
+    /// Number of predicted tokens.
     pub fn targets(&self) -> usize {
         let of_document = |document: Document| {
             // The first has none before it to be predicted from.
@@ -133,8 +131,7 @@ impl Tokens {
         }
     }
 
-    /// The tokens before the first that is predicted, of the first document that has such and fewer than `room` of
-    /// them; a question, say.
+    /// The prompt of the first document with a prompt of fewer than `room` tokens, such as a question.
     pub fn first_prompt(&self, room: usize) -> Option<Vec<u32>> {
         let documents = self.documents.as_ref()?;
         let prompt = |document: Document| {
@@ -186,7 +183,7 @@ impl Tokens {
         self.len() == 0
     }
 
-    /// Copies the ids from number `start` on into `ids`.
+    /// Copies the ids from index `start` on into `ids`.
     ///
     /// # Panics
     /// If there are fewer.
@@ -220,7 +217,7 @@ impl Tokens {
         }
     }
 
-    /// Hands over all ids in order, a part at a time.
+    /// Passes all ids in order to `take`, in parts.
     pub fn each_part(&self, mut take: impl FnMut(&[u32])) {
         let mut part = vec![0; 1 << 16];
         for start in (0..self.len()).step_by(part.len()) {

@@ -1,4 +1,4 @@
-//! UTF-16 with a byte order mark, which Windows writes, read as UTF-8.
+//! Reads UTF-16 with a byte order mark, which Windows writes, as UTF-8.
 
 use std::io::{Error, ErrorKind, Read, Result};
 
@@ -21,11 +21,11 @@ pub(super) fn as_utf8(mut reader: Box<dyn Read>) -> Result<Box<dyn Read>> {
 struct Utf16 {
     reader: Box<dyn Read>,
     is_big_endian: bool,
-    /// Bytes of a character whose rest is still to come.
+    /// Bytes of an incomplete character.
     kept: Vec<u8>,
     /// Where in the file they are.
     offset: u64,
-    /// UTF-8, of which `at` bytes have been handed over.
+    /// UTF-8 text, of which `at` bytes have been returned.
     text: Vec<u8>,
     at: usize,
 }

@@ -1,4 +1,4 @@
-//! From the text of a split to its tokens: read by one thread, encoded on all cores, handed over in order.
+//! Tokenizes the text of a split: read by one thread, encoded on all cores, returned in order.
 
 use std::sync::mpsc::{Receiver, sync_channel};
 
@@ -14,7 +14,7 @@ use rustyflow_base::error::{Error, Result};
 
 /// A part of a text, and its tokens.
 pub(super) struct Part<'a> {
-    /// Empty of a token that the text does not have: that between documents.
+    /// Text of the token; empty for the separator between documents.
     pub text: &'a str,
     pub ids: &'a [u32],
     /// Whether the tokens are predicted, or only read.
@@ -23,7 +23,7 @@ pub(super) struct Part<'a> {
     pub ends: bool,
 }
 
-/// The tokens of a split in memory, and what they keep of its text; `packing` as in [`DataSpec`](super::DataSpec).
+/// Tokenizes a split in memory, and measures the coverage of its text; `packing` as in [`DataSpec`](super::DataSpec).
 ///
 /// # Errors
 /// Those of [`DataSpec::prepare`](super::DataSpec::prepare).
@@ -47,10 +47,10 @@ pub fn encode_split(
     Ok((Tokens::from(all).in_documents(documents, packing)?, measured.coverage(tokenizer)?))
 }
 
-/// The first tokens of a split, so many at most: no more of the text is read than they take.
+/// The first tokens of a split, at most `most`; reads no more text than needed.
 ///
 /// # Errors
-/// If the text cannot be read, or holds what the tokenizer lacks.
+/// If the text cannot be read, or has characters that the tokenizer lacks.
 pub fn encode_beginning(corpus: &Corpus, split: Split, tokenizer: &Tokenizer, most: usize) -> Result<Tokens> {
     if let Some(files) = &corpus.tokens {
         let (tokens, _) = files.split(split, tokenizer, None)?;
@@ -68,7 +68,7 @@ pub fn encode_beginning(corpus: &Corpus, split: Split, tokenizer: &Tokenizer, mo
     Ok(all.into())
 }
 
-/// What is encoded at once, and what comes after it.
+/// An encoded segment, and the separator after it.
 struct Encoded {
     segment: Segment,
     /// The end of a conversation, which has its own mark.

@@ -1,4 +1,4 @@
-//! What tokens keep of a text, measured on its beginning.
+//! Measures how much of a text its tokens preserve, on the beginning of the text.
 
 use super::encode::Part;
 use crate::tokenizer::{Coverage, Tokenizer};
@@ -9,7 +9,7 @@ const COVERAGE_BYTES: usize = 1 << 22;
 
 /// Measures what tokens keep of the beginning of a text, document by document.
 pub(super) struct Measured {
-    /// Of the document that is read.
+    /// Text of the current document.
     text: String,
     ids: Vec<u32>,
     /// Of those before.
@@ -26,7 +26,7 @@ impl Measured {
         Measured { text: String::new(), ids: vec![], bytes: 0, tokens: 0, kept, all_bytes: 0 }
     }
 
-    /// Takes the next part of a text and its tokens. A loss per byte is one over what is predicted: only that counts.
+    /// Adds the next part of a text and its tokens. Only predicted text counts, because the loss per byte is over that.
     pub(super) fn add(&mut self, tokenizer: &Tokenizer, part: &Part) -> Result<()> {
         if part.predicted {
             self.all_bytes += part.text.len();

@@ -1,5 +1,4 @@
-//! From a corpus to token files: on all cores, in memory that does not grow with the text, and once: the files are kept
-//! for the next run.
+//! Tokenizes a corpus to token files: on all cores, in constant memory, and cached for the next run.
 
 mod encode;
 mod measured;
@@ -26,7 +25,7 @@ use rustyflow_base::units;
 
 pub use encode::{encode_beginning, encode_split};
 
-/// Changes with everything that gives the same text other tokens, or writes them in another way.
+/// Version of the token files. Increment it when the same text gets other tokens, or the format changes.
 const FORMAT: u32 = 3;
 
 /// How long token files are kept that no run uses.
@@ -42,7 +41,7 @@ pub(super) const META: &str = "meta.json";
 pub(super) const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 
-/// Which text, and what makes tokens of it.
+/// A corpus and its tokenizer settings.
 #[derive(Debug, Clone, Copy)]
 pub struct DataSpec<'a> {
     pub corpus: CorpusSpec<'a>,
@@ -50,24 +49,24 @@ pub struct DataSpec<'a> {
     pub tokenizer: &'a str,
     /// See [`Tokenizer::build`].
     pub vocab_size: usize,
-    /// How documents become rows; `None` is rows of documents where they have prompts, and otherwise a stream.
+    /// Packing of documents; `None`: `Documents` if they have prompts, else `Stream`.
     pub packing: Option<Packing>,
 }
 
-/// How far the preparation is.
+/// Progress of the preparation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
     /// "reading" or "tokenizing".
     pub task: &'static str,
-    /// Bytes of text.
+    /// Bytes of text done.
     pub done: u64,
-    /// `None` while that is not known.
+    /// Total bytes; `None` while unknown.
     pub total: Option<u64>,
 }
 
-/// A text as tokens.
+/// A tokenized corpus.
 pub struct Prepared {
-    /// Where the files are.
+    /// Folder of the files.
     pub folder: PathBuf,
     pub tokenizer: Tokenizer,
     pub train: Tokens,
@@ -75,7 +74,7 @@ pub struct Prepared {
     pub meta: Meta,
 }
 
-/// What goes with token files.
+/// Metadata of token files.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Meta {
     pub version: String,
@@ -87,29 +86,28 @@ pub struct Meta {
     pub validation_tokens: u64,
     /// [`Corpus::sha256`](Corpus)
     pub text_sha256: String,
-    /// Of both files.
+    /// SHA-256 of both files.
     pub tokens_sha256: String,
-    /// What of the validation text its tokens keep, measured on its first 4 MiB.
+    /// Coverage of the validation text, measured on its first 4 MiB.
     pub coverage: Coverage,
-    /// Whether some of it is read and not predicted.
+    /// Whether some tokens are masked in the loss.
     #[serde(default)]
     pub has_prompts: bool,
-    /// What a user should know.
+    /// Notes for the user.
     pub notes: Vec<String>,
 }
 
-/// Whether a folder holds what [`DataSpec::write_to`] wrote.
+/// Whether a folder has token files of [`DataSpec::write_to`].
 pub fn holds_prepared(folder: &Path) -> bool {
     cache::load::<Meta>(&folder.join(META)).is_some()
 }
 
 impl DataSpec<'_> {
-    /// The tokens of `corpus`. With `tokenizer`, one that a run already has, it is used instead of building the one
-    /// that is configured. `on_tokenizer` sees it before the text becomes tokens, which may take long,
-    /// and may refuse it.
+    /// Tokenizes `corpus`. `tokenizer`, if given, is used instead of building the configured one. `on_tokenizer` is
+    /// called before the text is tokenized, which may take long, and may return an error.
     ///
     /// # Errors
-    /// If the text cannot be read, the tokenizer cannot be built or lacks what the text holds, or the disk is full.
+    /// If the text cannot be read, the tokenizer cannot be built or lacks characters of the text, or the disk is full.
     pub fn prepare(
         &self,
         corpus: &Corpus,
@@ -157,8 +155,8 @@ impl DataSpec<'_> {
         if taken { self.open(&folder, tokenizer, None) } else { self.open(&path, tokenizer, Some(Arc::new(partial))) }
     }
 
-    /// Writes the token files of `corpus` into a folder, with the tokenizer and `meta.json`. What an earlier call wrote
-    /// there is replaced.
+    /// Writes the token files of `corpus` into a folder, with the tokenizer and `meta.json`, replacing those of an
+    /// earlier call.
     ///
     /// # Errors
     /// Those of [`DataSpec::prepare`], or if the folder holds token files of another program.
@@ -210,8 +208,8 @@ impl DataSpec<'_> {
         Ok(Prepared { folder: folder.to_path_buf(), tokenizer, train, validation, meta })
     }
 
-    /// Where the tokens are kept. What a run of another version has built need not be what this one builds: its tokens
-    /// have a place of their own then.
+    /// Cache folder of the tokens. A tokenizer built by another version may differ, so its tokens have a separate
+    /// folder.
     fn folder(
         &self,
         kept: &Path,
@@ -243,13 +241,13 @@ impl DataSpec<'_> {
     }
 }
 
-/// Gives a complete folder its name, without what it was replaced for.
+/// Renames a complete folder to its final name, replacing the old one.
 fn publish(partial: &Path, folder: &Path) -> bool {
     let _ = std::fs::remove_dir_all(partial.join("damaged"));
     std::fs::rename(partial, folder).is_ok()
 }
 
-/// A folder for what is not complete yet. Several users may share the folder that it is in.
+/// A temporary folder. Several users may share its parent.
 fn partial_in(folder: &Path) -> std::io::Result<TempDir> {
     let mut builder = tempfile::Builder::new();
     #[cfg(unix)]
@@ -268,8 +266,8 @@ fn is_whole(folder: &Path) -> bool {
         && [TRAIN_DOCUMENTS, VALIDATION_DOCUMENTS, TOKENIZER].iter().all(|name| folder.join(name).is_file())
 }
 
-/// A folder that is no result yet, and whether it is in the cache. Where that cannot be written it is among temporary
-/// files.
+/// A temporary folder, and whether it is in the cache. If the cache is not writable, it is in the system's temporary
+/// folder.
 fn partial_folder(kept: Option<&Path>) -> Result<(TempDir, bool)> {
     if let Some(kept) = kept {
         match std::fs::create_dir_all(kept).and_then(|()| partial_in(kept)) {

@@ -1,23 +1,23 @@
-//! What of a text its tokens keep.
+//! How much of a text its tokens preserve.
 
 use super::{Kind, Tokenizer};
 use rustyflow_base::error::Result;
 use tokenizers::models::ModelWrapper;
 
-/// What of a text can be had back from its tokens. A loss per byte is one only over these bytes: a tokenizer that drops
-/// white space, or has one token for all words that it does not know, leaves less to predict.
+/// The part of a text that can be decoded from its tokens. The loss per byte is over these bytes only: a tokenizer that
+/// drops white space, or maps all unknown words to one token, leaves less to predict.
 #[derive(Debug, Clone, Copy, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Coverage {
-    /// Bytes that decoding gives back, unknown tokens apart.
+    /// Bytes that decoding restores, without unknown tokens.
     pub decodable_bytes: usize,
-    /// Tokens that stand for what the vocabulary lacks, as a share of all.
+    /// Fraction of unknown tokens.
     pub unknown_share: f64,
-    /// Whether decoding gives back the text as it was.
+    /// Whether decoding restores the text exactly.
     pub lossless: bool,
 }
 
 impl Tokenizer {
-    /// What `ids`, the tokens of `text`, keep of it.
+    /// The coverage of `text` by its tokens `ids`.
     ///
     /// # Errors
     /// On an id outside the vocabulary.
@@ -35,7 +35,7 @@ impl Tokenizer {
         })
     }
 
-    /// The id that stands for what the vocabulary lacks.
+    /// The id of the unknown token.
     fn unknown_id(&self) -> Option<u32> {
         let token = match self.inner.get_model() {
             ModelWrapper::BPE(model) => model.unk_token.clone(),

@@ -1,7 +1,7 @@
 //! Text to ids: segment by segment on all cores.
 //!
-//! Where the pre-tokenizer is known, most pre-tokens have been seen before: their ids are kept, and the library merges
-//! only the others. What holds an added token is left to the library as a whole.
+//! For a known pre-tokenizer, ids of pre-tokens are cached, and the library merges only new ones. Segments with added
+//! tokens are encoded by the library.
 
 use super::segment::{Boundary, META_SPACE, Segment, Segmenter};
 use super::splitter::Splitter;
@@ -16,11 +16,11 @@ use std::sync::PoisonError;
 use tokenizers::{Model as _, NormalizedString, Normalizer as _};
 use unicode_normalization::{IsNormalized, is_nfc_quick};
 
-/// Pre-tokens whose ids a thread keeps, at most, and the longest of them, bytes.
+/// Most cached pre-tokens per thread, and the longest of them, bytes.
 const MOST_WORDS: usize = 1 << 17;
 const LONGEST_WORD: usize = 48;
 
-/// What a thread that encodes keeps from one segment to the next.
+/// State of an encoding thread, kept between segments.
 #[derive(Default)]
 pub(super) struct Worker {
     automaton: Option<Cache>,
@@ -31,18 +31,18 @@ pub(super) struct Worker {
     written: String,
 }
 
-/// Tokens of a segment that are all predicted, or none of them.
+/// A run of a segment's tokens that are all predicted or all masked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Run {
-    /// The bytes of the segment that they stand for.
+    /// Their bytes in the segment.
     pub text: Range<usize>,
-    /// Which of its tokens they are.
+    /// Their range of the segment's tokens.
     pub ids: Range<usize>,
     pub predicted: bool,
 }
 
 impl Tokenizer {
-    /// The ids of `text`, on all cores. Adds no tokens of its own (no beginning, no end).
+    /// Encodes `text` on all cores, without adding tokens for its beginning or end.
     ///
     /// Fails on a character that the vocabulary lacks, unless it has `<unk>`.
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
@@ -59,12 +59,12 @@ impl Tokenizer {
         Ok(ids.concat())
     }
 
-    /// Cuts documents into what [`encode_segment`](Tokenizer::encode_segment) takes.
+    /// A segmenter of documents for [`encode_segment`](Tokenizer::encode_segment).
     pub(crate) fn segmenter(&self) -> Segmenter<'_> {
         Segmenter::new(&self.boundary, self.added.as_ref())
     }
 
-    /// The ids of a segment that begins at byte `offset` of its document.
+    /// Encodes a segment that starts at byte `offset` of its document.
     ///
     /// # Errors
     /// Those of [`Tokenizer::encode`].
@@ -100,8 +100,8 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens of a segment, in runs of which all or none are predicted. A token that lies across the end of such a
-    /// stretch is predicted, as transformers' `return_assistant_tokens_mask` has it.
+    /// Encodes a segment, in runs that are predicted or masked as a whole. A token across a boundary is predicted, as
+    /// in transformers' `return_assistant_tokens_mask`.
     ///
     /// # Errors
     /// Those of [`Tokenizer::encode`].
@@ -144,8 +144,8 @@ impl Tokenizer {
         Ok((ids, runs))
     }
 
-    /// The ids of `text` where it follows `before`: those of the whole text. `None` where a token lies across the place
-    /// and a tokenizer that puts a space before every text cannot tell what the rest would be.
+    /// The ids of `text` after `before`, as in the whole text. `None` if a token spans the boundary and the tokenizer
+    /// adds a space before every text, so the rest is ambiguous.
     ///
     /// # Errors
     /// Those of [`Tokenizer::encode`].
@@ -158,7 +158,7 @@ impl Tokenizer {
         if self.adds_space { Ok(None) } else { self.encode_segment(text, before.len() as u64).map(Some) }
     }
 
-    /// The ids of a segment, and the bytes of it that each stands for.
+    /// The ids of a segment, and the byte range of each.
     fn encode_with_ranges(&self, text: &str, offset: u64) -> Result<(Vec<u32>, Vec<Range<usize>>)> {
         // Of other kinds, tokens do not have the bytes of the text.
         if let Kind::Char { .. } | Kind::ByteLevel { .. } = self.kind {
@@ -306,7 +306,7 @@ fn encode_words(text: &str, ids: &HashMap<String, u32>, eos: u32, unknown: u32) 
     result
 }
 
-/// Of every byte, the character that stands for it.
+/// The character of every byte in byte-level vocabularies.
 pub(super) fn symbols() -> [char; 256] {
     std::array::from_fn(|byte| recipe::symbol_of(byte as u8))
 }

@@ -1,12 +1,11 @@
-//! A tokenizer as llama.cpp has it: a vocabulary, and the name of an algorithm that is built into llama.cpp.
+//! Converts a tokenizer for llama.cpp: a vocabulary, and the name of an algorithm that is built into llama.cpp.
 //!
 //! - Byte-level BPE is its model `gpt2`, with the merges and the name of the pattern that cuts pre-tokens.
 //! - Characters are its model `llama` (SentencePiece), which merges what the vocabulary holds: nothing, here. Spaces
 //!   are `▁` there.
 //!
-//! llama.cpp takes a token of its own choice for the end of a text (id 2 or 11) where a file names none, and then stops
-//! at a character that happens to have that id. So there is always one here: the tokenizer's, or else an id that no
-//! text has.
+//! If a file declares no end of text, llama.cpp assumes id 2 or 11, and would stop at a character with that id. So one
+//! is always declared: the tokenizer's, or an id that no text has.
 
 use super::segment::META_SPACE;
 use super::{Kind, Tokenizer, error, recipe, recognise, splitter};
@@ -14,43 +13,43 @@ use rustyflow_base::error::Result;
 use serde_json::Value;
 use tokenizers::models::ModelWrapper;
 
-/// What kind of token an id stands for (`llama_token_type`).
+/// Type of a token (`llama_token_type`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TokenKind {
     Normal = 1,
-    /// Begins or ends something, and has no text.
+    /// A control token, without text.
     Control = 3,
-    /// An added token that has a text.
+    /// An added token with a text.
     UserDefined = 4,
     /// A row without a token.
     Unused = 5,
 }
 
-/// A tokenizer as llama.cpp has it.
+/// A tokenizer in llama.cpp's terms.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LlamaCppTokenizer {
     /// `gpt2` or `llama` (`tokenizer.ggml.model`).
     pub model: &'static str,
     /// The pattern that cuts pre-tokens (`tokenizer.ggml.pre`).
     pub pre: &'static str,
-    /// Of each row of the model, and perhaps of one more, which ends a text.
+    /// Text and type of each row of the model, and perhaps of an additional end-of-text token.
     pub tokens: Vec<(String, TokenKind)>,
-    /// Pairs of tokens with a space between them, the first to be merged first.
+    /// Merges in order of priority, as pairs separated by a space.
     pub merges: Vec<String>,
-    /// What stands before a text, and whether it is added to every one.
+    /// The beginning-of-text token, and whether it is added to every text.
     pub begin: u32,
     pub adds_begin: bool,
-    /// What ends a text.
+    /// The end-of-text token.
     pub end: u32,
-    /// Ids that no text has and that are never to be drawn: rows without a token, and an end that was not learned.
+    /// Ids that must never be sampled: rows without a token, and an untrained end of text.
     pub suppressed: Vec<u32>,
 }
 
 impl Tokenizer {
-    /// The same for llama.cpp, of a model with so many rows.
+    /// Converts the tokenizer for llama.cpp, for a model with this number of rows.
     ///
     /// # Errors
-    /// If llama.cpp has no such tokenizer: why.
+    /// If llama.cpp has no such tokenizer, with the reason.
     pub fn for_llama_cpp(&self, rows: usize) -> Result<LlamaCppTokenizer> {
         let refused = |why: &str| {
             let other = "--format safetensors keeps tokenizer.json as it is";
@@ -106,7 +105,7 @@ impl Tokenizer {
         Ok(LlamaCppTokenizer { model, pre, tokens, merges, begin, adds_begin: !before.is_empty(), end, suppressed })
     }
 
-    /// The tokens of so many rows, each under a text of its own.
+    /// The tokens of all rows, with distinct texts.
     fn tokens(&self, rows: usize, is_sentence_piece: bool) -> std::result::Result<Vec<(String, TokenKind)>, String> {
         // Each becomes a text.
         if rows > 1 << 24 {
@@ -129,7 +128,7 @@ impl Tokenizer {
         }
     }
 
-    /// An id that no text has: a row without a token, or a byte that is no part of UTF-8.
+    /// An id that no text has: a row without a token, or a byte that is invalid in UTF-8.
     fn never_in_text(&self, unused: &[u32]) -> Option<u32> {
         let byte = || {
             let id = |byte: u8| self.inner.token_to_id(&recipe::symbol_of(byte).to_string());

@@ -1,8 +1,8 @@
 //! Text to token ids and back.
 //!
-//! Every tokenizer is a Hugging Face `tokenizer.json` pipeline, so that what is saved beside a model can be read by any
-//! tool. Four kinds are recognised, whether built here or loaded, and given quicker ways that yield the same ids:
-//! characters, words, byte-level BPE with the pattern of GPT-2, Llama 3 or Qwen 2, and SentencePiece's Metaspace.
+//! Every tokenizer is a Hugging Face `tokenizer.json` pipeline, so any tool can read the file beside a model. Four
+//! kinds, built or loaded, have faster encoders with the same ids: characters, words, byte-level BPE with the pattern
+//! of GPT-2, Llama 3 or Qwen 2, and SentencePiece's Metaspace.
 
 mod coverage;
 mod encode;
@@ -38,24 +38,25 @@ pub use pretrained::OWN_CLASS;
 pub(super) use segment::Segment;
 pub use stream::TextStream;
 
-/// Which tokenizer to build or load.
+/// The tokenizer to build or load.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum TokenizerSpec {
     /// Every character of the corpus is a token.
     Char,
-    /// Every word of the corpus is a token, as in WikiText: words are what white space separates, each line break is
-    /// `<eos>`, and words that the corpus lacks are `<unk>`.
+    /// Every word of the corpus is a token, as in WikiText: words are separated by white space, each line break is
+    /// `<eos>`, and unknown words are `<unk>`.
     Word,
     /// Byte-level BPE trained on the corpus's training text.
     Bpe,
     /// GPT-2's own tokenizer, from the data folder.
     Gpt2,
-    /// A `tokenizer.json`, or a folder that holds one or holds `vocab.json` and `merges.txt`.
+    /// A `tokenizer.json`, or a folder with one or with `vocab.json` and `merges.txt`.
     Path(PathBuf),
 }
 
 impl TokenizerSpec {
-    /// Reads `char`, `word`, `bpe`, `gpt2` or a path. What exists, has a slash or ends in `.json` is a path.
+    /// Parses `char`, `word`, `bpe`, `gpt2` or a path. A text that exists as a file, has a slash or ends in `.json` is
+    /// a path.
     pub fn parse(text: &str) -> Result<TokenizerSpec> {
         match text {
             "char" => Ok(TokenizerSpec::Char),
@@ -84,18 +85,17 @@ pub struct Tokenizer {
     boundary: Boundary,
     /// Finds added tokens; `None` if there are none.
     added: Option<AhoCorasick>,
-    /// What threads that encode have learnt, for the next to use.
+    /// Worker states of encoding threads, for reuse.
     workers: Mutex<Vec<Worker>>,
-    /// Of every byte, the character that stands for it in byte-level vocabularies.
+    /// The character of every byte in byte-level vocabularies.
     symbols: [char; 256],
-    /// What lay beside the pipeline when it was loaded; `None` of one that was built.
+    /// The configuration loaded with the pipeline; `None` for a built tokenizer.
     config: Option<PretrainedConfig>,
     /// Ids of tokens that mark something and have no text to be shown.
     special: HashSet<u32>,
     /// Whether a text that does not begin with a space gets one.
     adds_space: bool,
-    /// Of each id, the bytes it stands for; empty for ids without a token. Of [`Kind::Spaces`] and [`Kind::Other`], the
-    /// token's own text.
+    /// Bytes of each id; empty for ids without a token. For [`Kind::Spaces`] and [`Kind::Other`], the token's text.
     pieces: Vec<Vec<u8>>,
 }
 
@@ -111,34 +111,33 @@ enum Kind {
         unknown: u32,
     },
     ByteLevel {
-        /// Bytes that no token stands for: the library would drop them without a word.
+        /// Bytes without a token, which the library would drop silently.
         missing: Vec<u8>,
         /// Whether text is brought into Unicode's form NFC first.
         normalizes: bool,
     },
-    /// SentencePiece's: spaces are `▁`.
+    /// SentencePiece: spaces are `▁`.
     Spaces {
         /// Whether a text that does not begin with a space gets one.
         prepend: bool,
         /// Whether every space begins a pre-token.
         splits: bool,
     },
-    /// Any other pipeline: left to the library.
+    /// Any other pipeline, encoded by the library.
     Other,
 }
 
-/// How much text BPE is trained on at most, bytes: more changes few merges and takes minutes.
+/// Largest BPE training text, bytes: more changes few merges and takes minutes.
 pub const BPE_SAMPLE_BYTES: u64 = 1 << 26;
 
 impl Tokenizer {
-    /// Builds or loads the tokenizer that `spec` names.
+    /// Builds or loads a tokenizer.
     ///
-    /// `vocab_size` is the size that BPE is trained to (at least 256, one token per byte; fewer tokens result if the
-    /// text has no more pairs to merge); other kinds have the size that they have. Characters and words are those of
-    /// all splits of `corpus`, so that none of them holds an unknown one; BPE learns from the training text alone, of a
-    /// long one from [`BPE_SAMPLE_BYTES`] evenly spread over it. Where documents are to be separated, all three get the
-    /// token `<|endoftext|>`.
-    /// `data_dir` is where `rustyflow data fetch gpt2` puts GPT-2's files.
+    /// `vocab_size` is the size of a trained BPE vocabulary (at least 256, one token per byte; smaller if the text has
+    /// no more pairs to merge); other kinds ignore it. Character and word vocabularies cover all splits of `corpus`, so
+    /// that none has unknown tokens. BPE is trained on the training split, on [`BPE_SAMPLE_BYTES`] evenly spread over a
+    /// long one. If there are several documents, all three add the token `<|endoftext|>`. `data_dir` is the folder of
+    /// `rustyflow data fetch gpt2`.
     pub fn build(spec: &TokenizerSpec, vocab_size: usize, corpus: &Corpus, data_dir: &Path) -> Result<Tokenizer> {
         match spec {
             TokenizerSpec::Char => Tokenizer::from_document("char", &recipe::char_document(corpus)?),
@@ -148,10 +147,10 @@ impl Tokenizer {
         }
     }
 
-    /// Loads a tokenizer that no text is needed for.
+    /// Loads a tokenizer that does not depend on a text.
     ///
     /// # Errors
-    /// If its files are missing or damaged, or it is one that is built from a text.
+    /// If its files are missing or damaged, or it must be built from a text.
     pub(super) fn load(spec: &TokenizerSpec, data_dir: &Path) -> Result<Tokenizer> {
         match spec {
             TokenizerSpec::Gpt2 => {
@@ -189,8 +188,8 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// Loads a `tokenizer.json`, with what `tokenizer_config.json` beside it says of special tokens. Truncation and
-    /// padding that it asks for are ignored: texts are encoded whole.
+    /// Loads a `tokenizer.json`, with the special tokens of `tokenizer_config.json` beside it. Its truncation and
+    /// padding are ignored: texts are encoded as a whole.
     pub fn from_file(path: &Path) -> Result<Tokenizer> {
         let bytes = std::fs::read(path).map_err(|error| Error::io("read", path, error))?;
         let mut tokenizer = Tokenizer::from_bytes(&path.display().to_string(), &bytes)?;
@@ -203,7 +202,7 @@ impl Tokenizer {
         Ok(tokenizer)
     }
 
-    /// The same under the name that it was first built with: one that is loaded has that of its file.
+    /// Sets the name: a loaded tokenizer is named after its file, not as it was built.
     pub fn with_name(mut self, name: &str) -> Tokenizer {
         self.name = name.to_string();
         self
@@ -214,12 +213,12 @@ impl Tokenizer {
         &self.name
     }
 
-    /// One more than the highest id: the number of rows that an embedding needs.
+    /// The highest id plus one, which is the number of embedding rows.
     pub fn vocab_size(&self) -> usize {
         self.pieces.len()
     }
 
-    /// Where the ids of `other` stand for other tokens than here; `None` if all ids are those of the same tokens.
+    /// The first difference in ids from `other`; `None` if all ids have the same tokens.
     pub fn difference(&self, other: &Tokenizer) -> Option<String> {
         let (here, there) = (self.inner.get_vocab(true), other.inner.get_vocab(true));
         let mut tokens: Vec<(&String, &u32)> = here.iter().collect();
@@ -235,7 +234,7 @@ impl Tokenizer {
         (more > 0).then(|| format!("it has {more} tokens that the model's has not"))
     }
 
-    /// For each id of `other` the id here of the same text, if there is one.
+    /// For each id of `other`, the id of the same text here, if any.
     pub fn shared_ids(&self, other: &Tokenizer) -> Vec<Option<u32>> {
         let here: HashMap<&[u8], u32> =
             self.pieces.iter().enumerate().rev().map(|(id, piece)| (&piece[..], id as u32)).collect();
@@ -243,7 +242,7 @@ impl Tokenizer {
         other.pieces.iter().map(id_of).collect()
     }
 
-    /// The text of `ids`. Bytes that are no UTF-8 become U+FFFD. Words are joined by spaces, lines by line breaks.
+    /// Decodes `ids`. Invalid UTF-8 becomes U+FFFD. Words are joined by spaces, lines by line breaks.
     ///
     /// Fails on an id outside the vocabulary.
     pub fn decode(&self, ids: &[u32]) -> Result<String> {
@@ -260,7 +259,7 @@ impl Tokenizer {
         Ok(text)
     }
 
-    /// A decoder that takes one id at a time and gives text as soon as it is certain.
+    /// A streaming decoder, which returns text as soon as it is final.
     pub fn stream(&self) -> TextStream<'_> {
         TextStream::new(self)
     }
@@ -273,8 +272,8 @@ impl Tokenizer {
             .map_err(|cause| error(&self.name, cause.to_string()))
     }
 
-    /// Whether a text that does not begin with a space gets one, as SentencePiece's do: then the parts of a text do not
-    /// have its tokens.
+    /// Whether a text without a leading space gets one, as with SentencePiece: then the tokens of parts are not those
+    /// of the text.
     pub(crate) fn adds_space(&self) -> bool {
         self.adds_space
     }
@@ -345,7 +344,7 @@ fn error(name: &str, message: String) -> Error {
     Error::Tokenizer { name: name.to_string(), message }
 }
 
-/// What is read from a `tokenizer.json` before the library sees it.
+/// The parts of a `tokenizer.json` that are read before the library loads it.
 #[derive(serde::Deserialize)]
 struct Document {
     #[serde(default)]

@@ -1,4 +1,4 @@
-//! What Hugging Face's transformers reads of a tokenizer: the pipeline, and beside it what class makes of it.
+//! A tokenizer's files for Hugging Face's transformers: the pipeline, and the configuration of its class.
 //!
 //! Without `tokenizer_config.json`, `AutoTokenizer` takes the class of the model's family and drops the pipeline's own
 //! rules. `PreTrainedTokenizerFast` keeps to the pipeline. For a model of type `qwen2`, transformers 5 takes
@@ -13,13 +13,13 @@ use super::{Kind, Tokenizer, error};
 use rustyflow_base::error::Result;
 use serde_json::{Map, Value, json};
 
-/// What vocabularies call the token that ends a document where nothing declares it: GPT-2's, Llama 3's and Llama 2's.
+/// Names of the end-of-text token, if none is declared: GPT-2's, Llama 3's and Llama 2's.
 const END_OF_TEXT: [&str; 3] = ["<|endoftext|>", "<|end_of_text|>", "</s>"];
 
 /// Special tokens by what transformers calls them, in the lists of `tokenizer_config.json`.
 const LISTS: [&str; 2] = ["additional_special_tokens", "extra_special_tokens"];
 
-/// The file, and the text, of the class that an `auto_map` names.
+/// The file of the class in an `auto_map`.
 pub const OWN_CLASS: &str = "pipeline_tokenizer.py";
 const OWN_CLASS_TEXT: &str = r#""""A tokenizer that keeps to tokenizer.json, for a model whose family has a tokenizer of its own."""
 
@@ -78,7 +78,7 @@ impl Tokenizer {
         is_theirs && is_normalized && self.pre_tokenizer() == Ok("qwen2")
     }
 
-    /// What is kept of the `tokenizer_config.json` that it was loaded with, less special tokens that it does not have.
+    /// The preserved keys of its `tokenizer_config.json`, without special tokens that it does not have.
     fn pretrained_keys(&self) -> Map<String, Value> {
         let Some(config) = &self.config else {
             let end = self.end_of_text();
@@ -98,7 +98,7 @@ impl Tokenizer {
         keys
     }
 
-    /// The `tokenizer_config.json` that it was loaded with, for a folder that holds no model.
+    /// Its `tokenizer_config.json`, for a folder without a model.
     pub(crate) fn config_json(&self) -> Option<String> {
         let class = self.config.as_ref()?.class.as_str();
         let mut keys = self.pretrained_keys();
@@ -106,19 +106,19 @@ impl Tokenizer {
         Some(text(&Value::Object(keys)))
     }
 
-    /// Id and text of a special token, by what transformers calls it: `bos_token`, `eos_token` and so on. `None` if it
-    /// is not declared, or the tokenizer does not have it.
+    /// Id and text of a special token by transformers' name: `bos_token`, `eos_token` and so on. `None` if it is not
+    /// declared or does not exist.
     pub fn special_token(&self, name: &str) -> Option<(u32, &str)> {
         let token = self.config.as_ref()?.token(name)?;
         Some((self.inner.token_to_id(token)?, token))
     }
 
-    /// Whether an id is that of a token which marks something and has no text to be shown.
+    /// Whether an id is a special token, which is not displayed.
     pub fn is_special(&self, id: u32) -> bool {
         self.special.contains(&id)
     }
 
-    /// The first added token in the ids of `text`: what marks the end of an answer, say.
+    /// The first added token in the ids of `text`, such as the end of an answer.
     pub(crate) fn first_added(&self, text: &str) -> Option<u32> {
         let added = self.inner.get_added_tokens_decoder();
         self.encode(text).ok()?.into_iter().find(|id| added.contains_key(id))
@@ -127,13 +127,13 @@ impl Tokenizer {
     /// The pipeline as a `tokenizer.json`.
     ///
     /// # Errors
-    /// If it cannot be written, which one that was read can.
+    /// If serialization fails, which does not happen for a loaded pipeline.
     pub fn to_json(&self) -> Result<String> {
         self.inner.to_string(true).map_err(|cause| error(&self.name, cause.to_string()))
     }
 
-    /// What the pipeline puts before every text: `<s>` of Llama's and Mistral's tokenizers, nothing of most others.
-    /// Texts are encoded without it, because they may be parts of others.
+    /// Tokens that the pipeline adds before every text: `<s>` for Llama and Mistral, none for most others.
+    /// [`Tokenizer::encode`] does not add them, because a text may be a part of another.
     ///
     /// # Errors
     /// If the parts of the pipeline contradict each other.
@@ -147,13 +147,13 @@ impl Tokenizer {
         Ok(whole[..at].to_vec())
     }
 
-    /// Id and text of the token that ends a document: the declared `eos_token`, or else one of a name that vocabularies
-    /// have for it. `None` if there is none.
+    /// Id and text of the end-of-text token: the declared `eos_token`, or a token with a usual name. `None` if there is
+    /// none.
     pub fn end_of_text(&self) -> Option<(u32, &str)> {
         self.special_token("eos_token").or_else(|| self.end_of_text_by_name())
     }
 
-    /// The token that ends a document where none is declared.
+    /// The end-of-text token by its usual names, if none is declared.
     pub(crate) fn end_of_text_by_name(&self) -> Option<(u32, &'static str)> {
         END_OF_TEXT.into_iter().find_map(|token| {
             let id = self.inner.token_to_id(token)?;

@@ -1,4 +1,4 @@
-//! What lies beside a `tokenizer.json`: `tokenizer_config.json` and `special_tokens_map.json`, with the special tokens.
+//! Files beside a `tokenizer.json`: `tokenizer_config.json` and `special_tokens_map.json`, with the special tokens.
 
 use std::path::Path;
 
@@ -31,14 +31,14 @@ const NOT_KEPT: [&str; 12] = [
 /// The `tokenizer_config.json` that a tokenizer was loaded with.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct PretrainedConfig {
-    /// `tokenizer_class`, without the `Fast` that it may end in.
+    /// `tokenizer_class`, without a trailing `Fast`.
     pub class: String,
-    /// All that is kept, with the special tokens that only other files name.
+    /// All preserved keys, with special tokens that only other files declare.
     pub keys: Map<String, Value>,
 }
 
 impl PretrainedConfig {
-    /// That of a folder; `None` if there is none.
+    /// Reads a folder's configuration; `None` if there is none.
     ///
     /// # Errors
     /// If a file cannot be read or is not an object in JSON.
@@ -58,7 +58,7 @@ impl PretrainedConfig {
         Ok(Some(PretrainedConfig { class, keys }))
     }
 
-    /// The text of a special token, by what transformers calls it: `eos_token`.
+    /// The text of a special token by transformers' name, such as `eos_token`.
     pub fn token(&self, key: &str) -> Option<&str> {
         self.keys.get(key).and_then(text_of)
     }

@@ -181,15 +181,14 @@ pub(super) fn byte_level_document(vocab: Value, merges: Value) -> Value {
     document(Value::Null, byte_level.clone(), byte_level, model)
 }
 
-/// Bytes of the longest pre-token that bpe is trained on; of a longer one, each part of so many counts as one. The
-/// library's training takes time that grows with the square of it, and a pair is as frequent in the parts.
+/// Longest pre-token in BPE training, bytes; longer ones are split into parts of this size. The library's training is
+/// quadratic in the length, and pairs are as frequent in the parts.
 const LONGEST_TRAINED: usize = 512;
 
-/// Far more than any tokenizer has: memory for so many is asked for before training.
+/// Largest BPE vocabulary, far above any tokenizer's: training allocates memory for it in advance.
 const MAX_BPE_VOCAB: usize = 1 << 24;
 
-/// Trains byte-level BPE, on a sample of a long text. The same text and size give the same tokenizer: equal counts are
-/// decided by the lower ids.
+/// Trains byte-level BPE, on a sample of a long text. Deterministic: ties go to the lower ids.
 pub(super) fn train_bpe(corpus: &Corpus, vocab_size: usize) -> Result<Value> {
     let failed = |cause: tokenizers::Error| error("bpe", cause.to_string());
     let separators = usize::from(corpus.has_documents());
@@ -266,8 +265,8 @@ impl Sample {
     }
 }
 
-/// The character that stands for a byte in byte-level vocabularies: itself if it is printable, otherwise the next of
-/// those from U+0100 on (`bytes_to_unicode` in OpenAI's encoder.py).
+/// The character of a byte in byte-level vocabularies: itself if it is printable, otherwise the next of those from
+/// U+0100 on (`bytes_to_unicode` in OpenAI's encoder.py).
 pub(super) fn symbol_of(byte: u8) -> char {
     let printable = |byte: u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     if printable(byte) {
@@ -277,7 +276,7 @@ pub(super) fn symbol_of(byte: u8) -> char {
     char::from_u32(0x100 + before).expect("U+0100 to U+01FF are characters")
 }
 
-/// The bytes that a token of a byte-level vocabulary stands for; `None` if it is not made of byte symbols.
+/// The bytes of a token in a byte-level vocabulary; `None` if it has other characters than byte symbols.
 pub(super) fn bytes_of(token: &str) -> Option<Vec<u8>> {
     static BYTES: std::sync::LazyLock<HashMap<char, u8>> =
         std::sync::LazyLock::new(|| (0..=255).map(|byte| (symbol_of(byte), byte)).collect());

@@ -1,4 +1,4 @@
-//! Finds out whether a pipeline is one of those that have a quicker way here.
+//! Detects pipelines that have a faster encoder here.
 
 use super::segment::{Boundary, META_SPACE};
 use super::splitter::{self, Splitter};
@@ -28,7 +28,7 @@ pub(super) fn recognise(inner: &Tokenizer, vocab: &HashMap<String, u32>) -> (Kin
     known.unwrap_or(other)
 }
 
-/// Whether what is an added token depends on what is beside it.
+/// Whether matching an added token depends on its neighbours.
 pub(super) fn looks_around(inner: &Tokenizer) -> bool {
     inner.get_added_tokens_decoder().values().any(|token| token.lstrip || token.rstrip || token.single_word)
 }

@@ -8,10 +8,10 @@ use rustyflow_base::error::Result;
 /// The size of a segment, bytes: large enough that the overhead vanishes, small enough that 1 MB keeps every core busy.
 pub(super) const SEGMENT_BYTES: usize = 1 << 18;
 
-/// How much is added at once, bytes: every cut moves what is left.
+/// Bytes added at once: every cut moves the rest.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// The longest text that is held while a place to cut it is looked for, bytes.
+/// Longest buffered text without a cut, bytes.
 const MOST_BYTES: usize = 1 << 23;
 
 /// Where a text may be cut, which the pre-tokenizer decides.
@@ -82,26 +82,25 @@ fn is_inside(text: &str, place: usize, added: Option<&AhoCorasick>) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Segment {
     pub text: String,
-    /// Where it begins in its document, bytes.
+    /// Its start in the document, bytes.
     pub offset: u64,
-    /// Where each stretch of it ends, bytes from its beginning, and whether that is predicted. One stretch at least.
+    /// End of each stretch, bytes from the segment's start, and whether it is predicted. At least one stretch.
     pub stretches: Vec<(usize, bool)>,
     /// Whether the document ends with it.
     pub ends: bool,
 }
 
-/// Takes documents piece by piece and gives segments.
+/// Cuts documents, given piece by piece, into segments.
 pub(crate) struct Segmenter<'a> {
     boundary: &'a Boundary,
     added: Option<&'a AhoCorasick>,
     pending: String,
     /// As in [`Segment`], of that; the last one goes on.
     stretches: Vec<(usize, bool)>,
-    /// Whether stretches that are predicted and others have the tokens of the text that they make up, instead of being
-    /// encoded one by one.
+    /// Whether predicted and masked stretches are tokenized as one text instead of separately.
     pub joins: bool,
     offset: u64,
-    /// Cuts at places that are not safe, because a text of [`MOST_BYTES`] had none that is.
+    /// Number of unsafe cuts, because [`MOST_BYTES`] of text had no safe one.
     pub forced: usize,
 }
 
@@ -118,8 +117,8 @@ impl<'a> Segmenter<'a> {
         }
     }
 
-    /// Takes the next piece of the document. Where pieces that are predicted meet others there is a cut, unless the
-    /// segmenter [`joins`](Segmenter::joins) them: what is generated follows a prompt that is encoded by itself.
+    /// Adds the next piece of the document. There is a cut between predicted and masked pieces, as in generation, where
+    /// a prompt is encoded alone, unless the segmenter [`joins`](Segmenter::joins) them.
     ///
     /// # Errors
     /// Those of `emit`.

@@ -22,7 +22,7 @@ const PATTERNS: [&str; 3] = [
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
 
-/// What llama.cpp calls one of the known patterns.
+/// llama.cpp's name of a known pattern.
 pub(super) fn llama_cpp_name(pattern: &str) -> Option<&'static str> {
     let names = ["gpt-2", "llama-bpe", "qwen2"];
     PATTERNS.iter().zip(names).find(|(known, _)| **known == pattern).map(|(_, name)| name)
@@ -44,7 +44,7 @@ impl Splitter {
         Some(Splitter(DFA::new_many(&[words, r"\s+"]).expect("the known patterns are valid")))
     }
 
-    /// What a thread needs to run it.
+    /// Per-thread state of the automaton.
     pub(super) fn cache(&self) -> Cache {
         self.0.create_cache()
     }

@@ -1,22 +1,22 @@
-//! Decoding one token at a time, for text that is shown while it is generated.
+//! Streaming decoding, for text that is displayed while it is generated.
 
 use super::{Kind, Tokenizer};
 use rustyflow_base::error::Result;
 
-/// Takes ids one by one and gives text that later ids cannot change: half a character is held back until the rest of
-/// it arrives. All that is given, joined, is what [`Tokenizer::decode`] gives for all ids.
+/// Decodes ids one by one to text that later ids cannot change: an incomplete character is held back. The concatenated
+/// result equals [`Tokenizer::decode`] of all ids.
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     state: State,
 }
 
 enum State {
-    /// Bytes that do not make a character yet.
+    /// Bytes of an incomplete character.
     Bytes(Vec<u8>),
     /// Whether the next word needs a space before it.
     Words { space: bool },
-    /// The last ids whose text has been given, `read` of them, as context for decoders that look at a token's
-    /// neighbours; then those whose text has not.
+    /// `read` ids whose text was returned, as context for decoders that depend on a token's neighbours; then those
+    /// whose text was not.
     Window { ids: Vec<u32>, read: usize },
 }
 
@@ -30,7 +30,7 @@ impl<'a> TextStream<'a> {
         TextStream { tokenizer, state }
     }
 
-    /// The text that is certain now that `id` has come; often empty in the middle of a character.
+    /// Adds `id` and returns the text that is now final; empty within a character.
     ///
     /// Fails on an id outside the vocabulary.
     pub fn push(&mut self, id: u32) -> Result<String> {
@@ -71,7 +71,7 @@ impl<'a> TextStream<'a> {
         Ok(())
     }
 
-    /// What was held back: U+FFFD for half a character at the end.
+    /// The remaining text: U+FFFD for an incomplete character.
     pub fn finish(self) -> Result<String> {
         match self.state {
             State::Bytes(pending) if !pending.is_empty() => Ok('\u{fffd}'.to_string()),

@@ -1,4 +1,4 @@
-//! GPT-2's own format: `vocab.json` and `merges.txt`, and what transformers writes beside them.
+//! GPT-2's format: `vocab.json` and `merges.txt`, and the files that transformers writes beside them.
 
 use super::error;
 use super::recipe::{END_OF_TEXT, byte_level_document, special_token};
@@ -35,10 +35,10 @@ struct ModelConfig {
     model_type: Option<String>,
 }
 
-/// The `tokenizer.json` of a folder that has none.
+/// Builds the `tokenizer.json` of a folder that has none.
 ///
 /// # Errors
-/// If a file is damaged, or the tokenizer is one that these files do not tell all of.
+/// If a file is damaged, or these files do not define the tokenizer completely.
 pub(super) fn read_vocab_and_merges(folder: &Path) -> Result<Value> {
     let config: TokenizerConfig = read_if_there(folder, "tokenizer_config.json")?.unwrap_or_default();
     let model: ModelConfig = read_if_there(folder, "config.json")?.unwrap_or_default();
